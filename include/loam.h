@@ -1,0 +1,337 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * loam.h - attention as local regression: softmax, Parallax and Local Linear Attention.
+ *
+ * Every mechanism of the local family is softmax attention with a probe (Zuo et al. 2025, eq. 8, in
+ * the centred form that docs/mathematics.md derives):
+ *
+ *     o_i = sum_j p_ij (1 - u_ij) v_j,   u_ij = rho_i . (k_j - kbar_i),   kbar_i = sum_j p_ij k_j
+ *
+ * with p_ij the softmax over the keys j that query i sees. The probe rho_i is 0 (softmax), given
+ * (Parallax) or solved for (LLA): (Cov_i + Lambda_i) rho_i = kbar_i - q_i.
+ *
+ * Plan, then run. All checks, choices and sizes are made once; a run allocates nothing:
+ *
+ *     loam_problem problem = loam_problem_default(LOAM_LLA, LOAM_FORWARD);
+ *     problem.batch = 1, problem.heads_q = problem.heads_kv = 8;
+ *     problem.len_q = problem.len_kv = 4096, problem.dim_qk = problem.dim_v = 64;
+ *
+ *     loam_error error;
+ *     loam_plan *plan;
+ *     if (loam_plan_create(&plan, &problem, &error)) return fprintf(stderr, "%s\n", error.text), 1;
+ *     loam_args args = {
+ *         .q = loam_dense(q, 8, 4096, 64), .k = loam_dense(k, 8, 4096, 64),
+ *         .v = loam_dense(v, 8, 4096, 64), .o = loam_dense(o, 8, 4096, 64),
+ *         .work = aligned_alloc(LOAM_ALIGN, loam_plan_work_bytes(plan)),
+ *     };
+ *     if (loam_run(plan, &args, &error)) ...
+ *     loam_plan_destroy(plan);
+ *
+ * Axes. Arrays are [batch, head, token, channel] with a stride for each of the first three; the last
+ * axis is contiguous. Both (B,H,T,D) and (B,T,H,D) fit without a copy, and a stride of 0 broadcasts an
+ * input. Type `real` below is float, or double where problem.dtype is LOAM_F64.
+ *
+ * Threads. A plan is read-only once made: any number of threads may run it at the same time, each with
+ * its own args and work. The library keeps no global state, prints nothing and never exits.
+ *
+ * Results are deterministic: the same inputs give the same bits for any number of threads, and a
+ * sequence gives the same bits at any place of a batch.
+ */
+#ifndef LOAM_H
+#define LOAM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined _WIN32
+#define LOAM_API
+#else
+#define LOAM_API __attribute__((visibility("default")))
+#endif
+
+#define LOAM_VERSION_MAJOR 0
+#define LOAM_VERSION_MINOR 1
+#define LOAM_VERSION_PATCH 0
+
+/* Alignment in bytes of `work`; loam_plan_work_bytes is a multiple of it. */
+#define LOAM_ALIGN 64
+
+/* Largest dim_qk and dim_v. */
+#define LOAM_MAX_DIM 512
+
+/* ---------------------------------------------------------------- errors */
+
+typedef enum loam_status {
+    LOAM_OK = 0,
+    LOAM_EARG = -1,         /* a null pointer, an unknown enumerator, options that contradict */
+    LOAM_ESHAPE = -2,       /* a size or stride out of range, shapes that do not fit together */
+    LOAM_EVALUE = -3,       /* a number out of range: NaN or negative ridge, scale, window, ... */
+    LOAM_EUNSUPPORTED = -4, /* no kernel of this build and machine does what is asked */
+    LOAM_EMEMORY = -5       /* an allocation failed, or a size overflows */
+} loam_status;
+
+/* Filled by a call that fails (text names the argument, the value and what was expected) and by one
+ * that succeeds (LOAM_OK, ""). Every `error` parameter may be NULL. */
+typedef struct loam_error {
+    loam_status status;
+    char text[256];
+} loam_error;
+
+LOAM_API const char *loam_status_text(loam_status status);
+
+/* The version of the linked library, "0.1.0". */
+LOAM_API const char *loam_version(void);
+
+/* ---------------------------------------------------------------- the problem */
+
+typedef enum loam_mechanism {
+    LOAM_SOFTMAX,  /* rho = 0: fits a constant around each query (Nadaraya-Watson) */
+    LOAM_PARALLAX, /* rho given, args.probe */
+    LOAM_LLA       /* rho solved: fits an affine function around each query */
+} loam_mechanism;
+
+typedef enum loam_pass {
+    LOAM_FORWARD,
+    LOAM_BACKWARD, /* all gradients, from args.saved of a forward of the same problem */
+    LOAM_DECODE    /* few queries, many keys: split over keys, partial states merged */
+} loam_pass;
+
+typedef enum loam_dtype { LOAM_F32, LOAM_BF16, LOAM_F16, LOAM_F64 } loam_dtype;
+
+typedef enum loam_score {
+    LOAM_DOT, /* scale * q.k */
+    LOAM_RBF  /* -scale/2 |q - k|^2: a Gaussian kernel of bandwidth 1/sqrt(scale) */
+} loam_score;
+
+/* Which axes the ridge varies over. */
+typedef enum loam_ridge_axes {
+    LOAM_RIDGE_NUMBER,   /* one number: problem.ridge, or args.ridge [1] where that is given */
+    LOAM_RIDGE_HEAD,     /* args.ridge [heads_q]; its stride is .head */
+    LOAM_RIDGE_TOKEN,    /* args.ridge [batch, heads_q, len_q] */
+    LOAM_RIDGE_CHANNEL   /* args.ridge [batch, heads_q, len_q, dim_qk] */
+} loam_ridge_axes;
+
+/* What the ridge is relative to: Lambda_i = ridge * unit_i, added to the covariance of the keys under
+ * the normalised weights p. */
+typedef enum loam_ridge_unit {
+    LOAM_RIDGE_NORMALISED, /* unit = 1 */
+    LOAM_RIDGE_MAX,        /* unit = max_j p_ij: what Zuo et al. 2025, Algorithm 1 computes */
+    LOAM_RIDGE_TRACE       /* unit = trace(Cov_i) / dim_qk + 1e-3: dimensionless */
+} loam_ridge_unit;
+
+typedef enum loam_backend {
+    LOAM_BACKEND_AUTO,
+    LOAM_BACKEND_REFERENCE, /* float64, scalar, from the equations */
+    LOAM_BACKEND_CPU        /* float32 inside, vectorised, threaded */
+} loam_backend;
+
+typedef struct loam_problem {
+    loam_mechanism mechanism;
+    loam_pass pass;
+    loam_dtype dtype; /* of q, k, v, probe, o and their gradients */
+
+    int64_t batch;    /* >= 0; the number of sequences where they are packed */
+    int64_t heads_q;  /* >= 1, a multiple of heads_kv: query head h reads */
+    int64_t heads_kv; /* key-value head h / (heads_q / heads_kv) */
+    int64_t len_q;    /* >= 0; the longest where sequences are packed */
+    int64_t len_kv;   /* >= 0; likewise */
+    int64_t dim_qk;   /* 1 .. LOAM_MAX_DIM */
+    int64_t dim_v;    /* 1 .. LOAM_MAX_DIM */
+
+    /* Packed sequences of different lengths: q is [total_q, heads, dim], k and v [total_kv, heads, dim]
+     * and args.cu_q, args.cu_kv say where each begins. Both -1 (default): not packed. The batch axis
+     * and its strides are then unused: row `cu_q[b] + i` of the token axis is token i of sequence b. */
+    int64_t total_q, total_kv;
+
+    loam_score score;  /* default LOAM_DOT */
+    double scale;      /* default 0: 1/sqrt(dim_qk), for both scores. LOAM_RBF: > 0 */
+    double soft_cap;   /* default 0: none. c > 0: scaled scores become c tanh(s / c) */
+    int causal;        /* default 1: query i sees keys j <= i + len_kv - len_q. 0: all keys */
+    int64_t window;    /* default 0: none. w >= 1: only keys with |i + len_kv - len_q - j| < w */
+
+    int slope;    /* 1: args.slope, adds -slope_h |i + len_kv - len_q - j| to the scores (ALiBi) */
+    int key_bias; /* 1: args.key_bias, adds bias_hj to the scores */
+    int sink;     /* 1: args.sink, a logit per head that takes mass but has no value; LOAM_SOFTMAX only */
+
+    double ridge; /* default 0.1, >= 0. LOAM_LLA only, as are the next two */
+    loam_ridge_axes ridge_axes;
+    loam_ridge_unit ridge_unit;
+
+    loam_backend backend; /* default LOAM_BACKEND_AUTO: the last row of the registry that fits */
+    const char *kernel;   /* default NULL. A name from loam_kernel_at: that row and no other */
+    int threads;          /* default 0: all that OpenMP offers */
+} loam_problem;
+
+/* Defaults as said at each member; shapes are 0 and must be set (batch, heads_q and heads_kv are 1). */
+LOAM_API loam_problem loam_problem_default(loam_mechanism mechanism, loam_pass pass);
+
+/* ---------------------------------------------------------------- the plan */
+
+typedef struct loam_plan loam_plan;
+
+/* Checks the problem, chooses the kernel and fixes the sizes. On failure *plan is NULL. */
+LOAM_API loam_status loam_plan_create(loam_plan **plan, const loam_problem *problem,
+                                      loam_error *error);
+LOAM_API void loam_plan_destroy(loam_plan *plan); /* NULL is allowed */
+
+/* "lla forward f32 local_forward_avx512 b1 h8/8 q4096 k4096 d64/64 causal"; lives as long as the plan. */
+LOAM_API const char *loam_plan_name(const loam_plan *plan);
+/* The checked problem with every default filled in, `kernel` the chosen row. */
+LOAM_API const loam_problem *loam_plan_problem(const loam_plan *plan);
+/* Bytes of args.work: O(tokens * dim + threads * tile); never tokens^2. May be 0. */
+LOAM_API size_t loam_plan_work_bytes(const loam_plan *plan);
+/* Bytes of args.saved: lse, mean key, mean value and probe of each query, as real. */
+LOAM_API size_t loam_plan_saved_bytes(const loam_plan *plan);
+
+/* ---------------------------------------------------------------- running */
+
+/* Strides count elements. The channel axis is contiguous. data == NULL: not given, or not wanted. */
+typedef struct loam_const_view {
+    const void *data;
+    int64_t batch, head, token;
+} loam_const_view;
+
+typedef struct loam_view {
+    void *data;
+    int64_t batch, head, token;
+} loam_view;
+
+/* How one row of the solve ended. Softmax and Parallax rows say LOAM_ROW_SOLVED or LOAM_ROW_EMPTY. */
+typedef enum loam_row_code {
+    LOAM_ROW_SOLVED = 0,
+    LOAM_ROW_EMPTY = 1,   /* no visible key: o = 0, rho = 0, lse = -inf, all gradients 0 */
+    LOAM_ROW_SINGULAR = 2 /* Cov + Lambda is singular (ridge 0 or too small for float64): rho = 0, the
+                             softmax row, here and in the gradients */
+} loam_row_code;
+
+typedef enum loam_solver {
+    LOAM_SOLVER_NONE, /* nothing to solve */
+    LOAM_SOLVER_CG,   /* conjugate gradients, float32 */
+    LOAM_SOLVER_DUAL, /* Cholesky of the keys' Gram matrix (fewer keys than channels), float64 */
+    LOAM_SOLVER_GRAM  /* Cholesky of Cov + Lambda, float64 */
+} loam_solver;
+
+typedef struct loam_row_info {
+    int32_t code;       /* loam_row_code */
+    int32_t solver;     /* loam_solver that gave the result */
+    int32_t iterations; /* of conjugate gradients, also where another solver then took over */
+    float residual;     /* |(Cov + Lambda) rho - (kbar - q)| / |kbar - q| */
+} loam_row_info;
+
+/* No output may overlap an input or another output. */
+typedef struct loam_args {
+    /* Read by every pass. */
+    loam_const_view q;        /* [batch, heads_q,  len_q,  dim_qk] dtype */
+    loam_const_view k;        /* [batch, heads_kv, len_kv, dim_qk] dtype */
+    loam_const_view v;        /* [batch, heads_kv, len_kv, dim_v]  dtype */
+    loam_const_view probe;    /* [batch, heads_q,  len_q,  dim_qk] dtype; LOAM_PARALLAX */
+    loam_const_view ridge;    /* real, see loam_ridge_axes; LOAM_LLA */
+    const void *slope;        /* [heads_q] real, >= 0 for the usual meaning; problem.slope */
+    loam_const_view key_bias; /* [batch, heads_q, len_kv] real; .token is the stride of keys */
+    const void *sink;         /* [heads_q] real; problem.sink */
+    const int64_t *cu_q;      /* [batch + 1] from 0, ascending, to total_q; packed sequences */
+    const int64_t *cu_kv;     /* [batch + 1] likewise */
+    const int64_t *lens_kv;   /* [batch] keys in use, 0 .. len_kv, or NULL: len_kv; not where packed.
+                                 The mask is aligned at the end of the keys in use */
+
+    /* Written by forward and decode. */
+    loam_view o;       /* [batch, heads_q, len_q, dim_v] dtype */
+    loam_view lse;     /* [batch, heads_q, len_q] real, or not wanted: log sum_j exp(score), sink too */
+    loam_view rho;     /* [batch, heads_q, len_q, dim_qk] real, or not wanted: the probe used */
+    loam_view weights; /* [batch, heads_q, len_q, len_kv] real, or not wanted: p_ij (1 - u_ij), 0 for
+                          unseen keys. For small inputs: it is n^2. Forward only */
+    loam_view info;    /* [batch, heads_q, len_q] loam_row_info, or not wanted */
+
+    void *saved;       /* written by forward (or NULL), read by backward; private layout */
+
+    /* Backward: grad_o is read, the others are written (not added to); each may be unwanted. */
+    loam_const_view grad_o;  /* [batch, heads_q,  len_q,  dim_v]  dtype */
+    loam_view grad_q;        /* [batch, heads_q,  len_q,  dim_qk] dtype */
+    loam_view grad_k;        /* [batch, heads_kv, len_kv, dim_qk] dtype */
+    loam_view grad_v;        /* [batch, heads_kv, len_kv, dim_v]  dtype */
+    loam_view grad_probe;    /* [batch, heads_q,  len_q,  dim_qk] dtype; LOAM_PARALLAX */
+    loam_view grad_ridge;    /* real, axes of the ridge; LOAM_LLA */
+    void *grad_scale;        /* [1] real */
+    void *grad_slope;        /* [heads_q] real */
+    loam_view grad_key_bias; /* [batch, heads_q, len_kv] real */
+    void *grad_sink;         /* [heads_q] real */
+
+    void *work; /* loam_plan_work_bytes, aligned to LOAM_ALIGN; contents need no care */
+} loam_args;
+
+/* Views of a dense (batch, heads, tokens, channels) array, and of a (batch, tokens, heads, channels)
+ * one; with channels = 1 also of [batch, heads, tokens]. */
+static inline loam_const_view loam_dense(const void *data, int64_t heads, int64_t tokens,
+                                         int64_t channels)
+{
+    loam_const_view view = { data, heads * tokens * channels, tokens * channels, channels };
+    return view;
+}
+static inline loam_view loam_dense_out(void *data, int64_t heads, int64_t tokens, int64_t channels)
+{
+    loam_view view = { data, heads * tokens * channels, tokens * channels, channels };
+    return view;
+}
+
+/* Runs the pass that the plan is for. Checks the arguments first: on failure nothing is written. */
+LOAM_API loam_status loam_run(const loam_plan *plan, const loam_args *args, loam_error *error);
+
+/* ---------------------------------------------------------------- partial states (plans for LOAM_DECODE)
+ *
+ * A set of keys, as one query sees it, reduces to a state; states of disjoint sets merge, in any order,
+ * into the state of the union; the state of all keys gives the output. So keys may live on several
+ * devices or in several pages. A state is an array of doubles, w_j = exp(s_j - m), x' centred at its
+ * own w-mean:
+ *
+ *     softmax   m, omega = sum w, vbar[dim_v]
+ *     parallax  m, omega, tbar = mean of t_j = probe.k_j, vbar[dim_v], sum w t'_j v'_j [dim_v]
+ *     lla       m, omega, kbar[dim_qk], vbar[dim_v], sum w k' k'^T [dim_qk (dim_qk + 1) / 2: rows of the
+ *               lower triangle], sum w v' k'^T [dim_v, dim_qk]
+ *
+ * States are dense, [batch, heads_q, len_q]; an empty set is m = -inf, all else 0. The sink joins in
+ * loam_state_finish. For context parallelism each rank calls loam_state_partial on its keys. */
+
+/* Doubles of one state, and of all states of the plan. */
+LOAM_API size_t loam_state_doubles(const loam_plan *plan);
+LOAM_API size_t loam_states_doubles(const loam_plan *plan);
+
+/* The states of keys first .. first + count - 1 of each sequence. args.k, args.v and args.key_bias hold
+ * just these keys (row 0 is key `first`); masks and biases use their place in the whole sequence of
+ * len_kv (or lens_kv) keys. Reads q, k, v, probe, slope, key_bias, lens_kv, work. Not for packed plans. */
+LOAM_API loam_status loam_state_partial(const loam_plan *plan, const loam_args *args, int64_t first,
+                                        int64_t count, double *states, loam_error *error);
+/* into = into + from. */
+LOAM_API loam_status loam_state_merge(const loam_plan *plan, double *into, const double *from,
+                                      loam_error *error);
+/* Outputs o, lse, rho and info from states; reads q, probe, ridge, sink, work. */
+LOAM_API loam_status loam_state_finish(const loam_plan *plan, const loam_args *args,
+                                       const double *states, loam_error *error);
+
+/* ---------------------------------------------------------------- what there is */
+
+typedef struct loam_kernel_info {
+    const char *name;       /* "local_forward_avx2" */
+    const char *mechanisms; /* "softmax parallax lla" */
+    const char *pass;       /* "forward" */
+    const char *dtypes;     /* "f32 bf16 f16" */
+    const char *backend;    /* "reference", "cpu" */
+    const char *isa;        /* "portable", "avx2", "avx512" */
+    int available;          /* 1: this machine can run it (and LOAM_ISA allows it) */
+} loam_kernel_info;
+
+/* Row `index` of the registry, slowest first within each pass; LOAM_EARG beyond the last. */
+LOAM_API loam_status loam_kernel_at(int index, loam_kernel_info *info);
+
+/* "avx2 avx512": the instruction sets of this CPU that Loam has kernels for. The environment variable
+ * LOAM_ISA=portable|avx2|avx512, read when a plan is made, allows no more than the one it names. */
+LOAM_API const char *loam_cpu_features(void);
+LOAM_API int loam_max_threads(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
