@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: MIT
+ * The checks of a call's arguments. They cost O(batch + ridge), never O(tokens * dim). */
+#include "src/core/plan.h"
+
+#include <math.h>
+
+static loam_status need(const void *data, const char *name, const char *why, loam_error *error)
+{
+    REQUIRE(data, error, LOAM_EARG, "%s: NULL, but %s", name, why);
+    return LOAM_OK;
+}
+
+/* A stride that lets two rows of an output overlap would be a race. */
+static loam_status check_output(const loam_view *view, const char *name, int64_t batch, int64_t heads,
+                                int64_t tokens, int64_t channels, loam_error *error)
+{
+    if (!view->data) {
+        return LOAM_OK;
+    }
+    const int64_t counts[] = { tokens, heads, batch }, strides[] = { view->token, view->head, view->batch };
+    static const char *const axes[] = { "token", "head", "batch" };
+    for (int axis = 0; axis < 3; axis++) {
+        const int64_t size = strides[axis] < 0 ? -strides[axis] : strides[axis];
+        REQUIRE(counts[axis] <= 1 || size >= channels, error, LOAM_ESHAPE,
+                "%s: %s stride %lld, expected at least %lld so that rows do not overlap", name, axes[axis],
+                (long long)strides[axis], (long long)channels);
+    }
+    return LOAM_OK;
+}
+
+static loam_status check_ascending(const int64_t *cu, const char *name, int64_t batch, int64_t longest,
+                                   int64_t total, loam_error *error)
+{
+    TRY(need(cu, name, "the problem is packed", error));
+    REQUIRE(cu[0] == 0, error, LOAM_ESHAPE, "%s[0]: %lld, expected 0", name, (long long)cu[0]);
+    for (int64_t b = 0; b < batch; b++) {
+        /* Compared before subtracting: hostile values must not overflow. */
+        REQUIRE(cu[b + 1] >= cu[b] && cu[b + 1] <= total && cu[b + 1] - cu[b] <= longest, error, LOAM_ESHAPE,
+                "%s[%lld]: %lld after %lld, expected a length of 0 to %lld and no more than %lld in all", name,
+                (long long)(b + 1), (long long)cu[b + 1], (long long)cu[b], (long long)longest, (long long)total);
+    }
+    REQUIRE(cu[batch] == total, error, LOAM_ESHAPE, "%s[%lld]: %lld, expected the total %lld", name,
+            (long long)batch, (long long)cu[batch], (long long)total);
+    return LOAM_OK;
+}
+
+static loam_status check_lengths(const loam_problem *p, const loam_args *a, loam_error *error)
+{
+    if (local_packed(p)) {
+        REQUIRE(!a->lens_kv, error, LOAM_EARG, "lens_kv: given, but the problem is packed; use cu_kv");
+        TRY(check_ascending(a->cu_q, "cu_q", p->batch, p->len_q, p->total_q, error));
+        return check_ascending(a->cu_kv, "cu_kv", p->batch, p->len_kv, p->total_kv, error);
+    }
+    REQUIRE(!a->cu_q && !a->cu_kv, error, LOAM_EARG, "%s: given, but the problem is not packed (total_q is -1)",
+            a->cu_q ? "cu_q" : "cu_kv");
+    for (int64_t b = 0; a->lens_kv && b < p->batch; b++) {
+        REQUIRE(a->lens_kv[b] >= 0 && a->lens_kv[b] <= p->len_kv, error, LOAM_ESHAPE,
+                "lens_kv[%lld]: %lld, expected 0 to %lld", (long long)b, (long long)a->lens_kv[b],
+                (long long)p->len_kv);
+    }
+    return LOAM_OK;
+}
+
+static loam_status check_ridge_row(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
+                                   int64_t i, int64_t channels, loam_error *error)
+{
+    for (int64_t c = 0; c < channels; c++) {
+        const double ridge = local_ridge(p, a, s, h, i, c);
+        REQUIRE(isfinite(ridge) && ridge >= 0, error, LOAM_EVALUE,
+                "ridge: %g at head %lld, token %lld, channel %lld, expected a finite number >= 0", ridge,
+                (long long)h, (long long)(s->q0 + i), (long long)c);
+    }
+    return LOAM_OK;
+}
+
+static loam_status check_ridge(const loam_problem *p, const loam_args *a, loam_error *error)
+{
+    if (p->ridge_axes != LOAM_RIDGE_NUMBER) {
+        TRY(need(a->ridge.data, "ridge", "ridge_axes says that it is an array", error));
+    }
+    const bool tokens = p->ridge_axes >= LOAM_RIDGE_TOKEN;
+    const int64_t channels = p->ridge_axes == LOAM_RIDGE_CHANNEL ? p->dim_qk : 1;
+    const int64_t heads = p->ridge_axes == LOAM_RIDGE_NUMBER ? 1 : p->heads_q;
+    for (int64_t b = 0; b < (tokens ? p->batch : 1); b++) {
+        const local_seq s = tokens ? local_seq_at(p, a, b) : (local_seq){ 0, 0, 1, 0, 0 };
+        for (int64_t h = 0; h < heads; h++) {
+            for (int64_t i = 0; i < (tokens ? s.nq : 1); i++) {
+                TRY(check_ridge_row(p, a, &s, h, i, channels, error));
+            }
+        }
+    }
+    return LOAM_OK;
+}
+
+static loam_status check_numbers(const loam_problem *p, const void *values, const char *name, loam_error *error)
+{
+    TRY(need(values, name, "the problem says that it is given", error));
+    for (int64_t h = 0; h < p->heads_q; h++) {
+        const double x = element_load(values, dtype_real(p->dtype), h);
+        REQUIRE(isfinite(x), error, LOAM_EVALUE, "%s[%lld]: %g, expected a finite number", name, (long long)h, x);
+    }
+    return LOAM_OK;
+}
+
+static loam_status check_inputs(const loam_problem *p, const loam_args *a, args_use use, loam_error *error)
+{
+    const bool queries = p->batch > 0 && local_tokens(p) > 0;
+    const bool keys = p->batch > 0 && (local_packed(p) ? p->total_kv : p->len_kv) > 0;
+    if (queries) {
+        TRY(need(a->q.data, "q", "every pass reads it", error));
+        if (p->mechanism == LOAM_PARALLAX) {
+            TRY(need(a->probe.data, "probe", "Parallax reads it", error));
+        }
+    }
+    if (keys && use != ARGS_FINISH) {
+        TRY(need(a->k.data, "k", "every pass reads it", error));
+        TRY(need(a->v.data, "v", "every pass reads it", error));
+        if (p->key_bias) {
+            TRY(need(a->key_bias.data, "key_bias", "the problem says that it is given", error));
+        }
+    }
+    if (p->slope && use != ARGS_FINISH) {
+        TRY(check_numbers(p, a->slope, "slope", error));
+    }
+    if (p->sink && use != ARGS_PARTIAL) {
+        TRY(check_numbers(p, a->sink, "sink", error));
+    }
+    return p->mechanism == LOAM_LLA && use != ARGS_PARTIAL ? check_ridge(p, a, error) : LOAM_OK;
+}
+
+static loam_status check_forward(const loam_problem *p, const loam_args *a, args_use use, loam_error *error)
+{
+    const int64_t batch = local_packed(p) ? 1 : p->batch, heads = p->heads_q;
+    const int64_t tokens = local_packed(p) ? p->total_q : p->len_q;
+    if (batch * tokens > 0) {
+        TRY(need(a->o.data, "o", "forward and decode write it", error));
+    }
+    REQUIRE(!a->weights.data || (p->pass == LOAM_FORWARD && use == ARGS_RUN), error, LOAM_EUNSUPPORTED,
+            "weights: only the forward pass gives them");
+    REQUIRE(!a->saved || p->pass == LOAM_FORWARD, error, LOAM_EUNSUPPORTED, "saved: only the forward pass writes it");
+    TRY(check_output(&a->o, "o", batch, heads, tokens, p->dim_v, error));
+    TRY(check_output(&a->lse, "lse", batch, heads, tokens, 1, error));
+    TRY(check_output(&a->rho, "rho", batch, heads, tokens, p->dim_qk, error));
+    TRY(check_output(&a->weights, "weights", batch, heads, tokens, p->len_kv, error));
+    return check_output(&a->info, "info", batch, heads, tokens, 1, error);
+}
+
+static loam_status check_backward(const loam_problem *p, const loam_args *a, loam_error *error)
+{
+    const int64_t batch = local_packed(p) ? 1 : p->batch;
+    const int64_t tokens = local_packed(p) ? p->total_q : p->len_q, keys = local_packed(p) ? p->total_kv : p->len_kv;
+    if (batch * tokens > 0) {
+        TRY(need(a->grad_o.data, "grad_o", "backward reads it", error));
+        TRY(need(a->saved, "saved", "backward reads what forward left there", error));
+    }
+    TRY(check_output(&a->grad_q, "grad_q", batch, p->heads_q, tokens, p->dim_qk, error));
+    TRY(check_output(&a->grad_k, "grad_k", batch, p->heads_kv, keys, p->dim_qk, error));
+    TRY(check_output(&a->grad_v, "grad_v", batch, p->heads_kv, keys, p->dim_v, error));
+    TRY(check_output(&a->grad_key_bias, "grad_key_bias", batch, p->heads_q, keys, 1, error));
+    REQUIRE(!a->grad_probe.data || p->mechanism == LOAM_PARALLAX, error, LOAM_EARG,
+            "grad_probe: only Parallax has a probe to give");
+    REQUIRE(!a->grad_ridge.data || p->mechanism == LOAM_LLA, error, LOAM_EARG, "grad_ridge: only LLA has a ridge");
+    REQUIRE(!a->grad_slope || p->slope, error, LOAM_EARG, "grad_slope: the problem has no slope");
+    REQUIRE(!a->grad_key_bias.data || p->key_bias, error, LOAM_EARG, "grad_key_bias: the problem has no key bias");
+    REQUIRE(!a->grad_sink || p->sink, error, LOAM_EARG, "grad_sink: the problem has no sink");
+    TRY(check_output(&a->grad_probe, "grad_probe", batch, p->heads_q, tokens, p->dim_qk, error));
+    if (p->ridge_axes == LOAM_RIDGE_HEAD) {
+        return check_output(&a->grad_ridge, "grad_ridge", 1, p->heads_q, 1, 1, error);
+    }
+    return p->ridge_axes == LOAM_RIDGE_NUMBER
+               ? LOAM_OK
+               : check_output(&a->grad_ridge, "grad_ridge", batch, p->heads_q, tokens,
+                              p->ridge_axes == LOAM_RIDGE_CHANNEL ? p->dim_qk : 1, error);
+}
+
+loam_status args_check(const loam_plan *plan, const loam_args *a, args_use use, loam_error *error)
+{
+    const loam_problem *p = &plan->problem;
+    REQUIRE(a, error, LOAM_EARG, "args: NULL");
+    REQUIRE(a->work || plan->work_bytes == 0, error, LOAM_EARG, "work: NULL, expected %zu bytes", plan->work_bytes);
+    REQUIRE((uintptr_t)a->work % LOAM_ALIGN == 0, error, LOAM_EARG, "work: %p, expected a multiple of %d", a->work,
+            LOAM_ALIGN);
+    REQUIRE((uintptr_t)a->saved % LOAM_ALIGN == 0, error, LOAM_EARG, "saved: %p, expected a multiple of %d", a->saved,
+            LOAM_ALIGN);
+    TRY(check_lengths(p, a, error));
+    TRY(check_inputs(p, a, use, error));
+    if (use == ARGS_PARTIAL) {
+        return LOAM_OK;
+    }
+    return p->pass == LOAM_BACKWARD ? check_backward(p, a, error) : check_forward(p, a, use, error);
+}

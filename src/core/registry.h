@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: MIT
+ * The table of kernels and the choice among them. */
+#ifndef LOAM_CORE_REGISTRY_H
+#define LOAM_CORE_REGISTRY_H
+
+#include "src/base/cpu.h"
+#include "src/local/local.h"
+
+typedef struct kernel {
+    const char *name;
+    unsigned mechanisms; /* bit 1 << loam_mechanism */
+    loam_pass pass;
+    unsigned dtypes;     /* bit 1 << loam_dtype */
+    loam_backend backend;
+    cpu_isa isa;
+    local_run_fn *run;
+    local_work_fn *work;
+    local_partial_fn *partial; /* decode rows */
+} kernel;
+
+/* NULL beyond the last row. */
+const kernel *registry_at(int index);
+
+/* The kernel for a checked problem; NULL with a message where there is none. */
+const kernel *registry_choose(const loam_problem *problem, loam_error *error);
+
+const char *mechanism_name(loam_mechanism mechanism);
+const char *pass_name(loam_pass pass);
+const char *dtype_name(loam_dtype dtype);
+const char *backend_name(loam_backend backend);
+
+#endif

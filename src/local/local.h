@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The local family: what its kernels share. A kernel gets a checked problem with all defaults filled in and
+ * checked arguments; it sees no plan.
+ *
+ * Names: b batch, h head, i query, j key, c channel; lo .. hi the keys that a query sees; a "row" is one
+ * query of one head.
+ */
+#ifndef LOAM_LOCAL_LOCAL_H
+#define LOAM_LOCAL_LOCAL_H
+
+#include "src/base/dtype.h"
+#include "src/base/error.h"
+#include "src/base/size.h"
+
+#include <stdbool.h>
+
+/* One kernel is these four functions; `partial` is for decode kernels only. */
+typedef loam_status local_run_fn(const loam_problem *problem, const loam_args *args, loam_error *error);
+typedef size_t local_work_fn(const loam_problem *problem);
+typedef bool local_fits_fn(const loam_problem *problem);
+typedef loam_status local_partial_fn(const loam_problem *problem, const loam_args *args, int64_t first,
+                                     int64_t count, double *states, loam_error *error);
+
+local_run_fn local_forward_ref, local_backward_ref, local_decode_ref;
+local_work_fn local_forward_ref_work, local_backward_ref_work, local_decode_ref_work;
+local_partial_fn local_partial_ref;
+
+#define LOCAL_DECLARE_ISA(isa)                                                               \
+    local_run_fn local_forward_##isa, local_backward_##isa, local_decode_##isa;              \
+    local_work_fn local_forward_##isa##_work, local_backward_##isa##_work, local_decode_##isa##_work; \
+    local_partial_fn local_partial_##isa;
+
+LOCAL_DECLARE_ISA(portable)
+#ifdef LOAM_HAVE_AVX2
+LOCAL_DECLARE_ISA(avx2)
+#endif
+#ifdef LOAM_HAVE_AVX512
+LOCAL_DECLARE_ISA(avx512)
+#endif
+
+/* The trace unit of the ridge is trace / dim + this, so that Lambda > 0 where one key has all the weight. */
+#define LOCAL_TRACE_FLOOR 1e-3
+
+/* ------------------------------------------------------------------ sequences and rows */
+
+/* Where one sequence lies: token t of it is row `q0 + t` (`k0 + t`) of the token axis at batch index b. */
+typedef struct local_seq {
+    int64_t b, q0, nq, k0, nk;
+} local_seq;
+
+static inline bool local_packed(const loam_problem *p) { return p->total_q >= 0; }
+
+static inline local_seq local_seq_at(const loam_problem *p, const loam_args *a, int64_t b)
+{
+    if (local_packed(p)) {
+        return (local_seq){ 0, a->cu_q[b], a->cu_q[b + 1] - a->cu_q[b], a->cu_kv[b],
+                            a->cu_kv[b + 1] - a->cu_kv[b] };
+    }
+    return (local_seq){ b, 0, p->len_q, 0, a->lens_kv ? a->lens_kv[b] : p->len_kv };
+}
+
+/* Query tokens of one head over the whole batch, and rows in all: the index space of `saved` and of row
+ * arrays in the workspace. */
+static inline int64_t local_tokens(const loam_problem *p)
+{
+    return local_packed(p) ? p->total_q : p->batch * p->len_q;
+}
+static inline int64_t local_rows(const loam_problem *p) { return local_tokens(p) * p->heads_q; }
+
+static inline int64_t local_row(const loam_problem *p, const local_seq *s, int64_t h, int64_t i)
+{
+    return local_packed(p) ? h * p->total_q + s->q0 + i : (s->b * p->heads_q + h) * p->len_q + i;
+}
+
+static inline int64_t local_kv_head(const loam_problem *p, int64_t h) { return h / (p->heads_q / p->heads_kv); }
+
+/* Keys lo .. hi - 1 that query i of a sequence sees (lo >= hi: none). */
+static inline void local_visible(const loam_problem *p, const local_seq *s, int64_t i, int64_t *lo, int64_t *hi)
+{
+    const int64_t at = i + s->nk - s->nq;
+    int64_t first = 0, last = s->nk - 1;
+    if (p->causal && last > at) {
+        last = at;
+    }
+    if (p->window > 0) {
+        /* The comparison before the addition keeps huge windows from overflowing. */
+        last = p->window - 1 < last - at ? at + p->window - 1 : last;
+        first = p->window - 1 < at ? at - p->window + 1 : 0;
+    }
+    *lo = first;
+    *hi = last + 1 > first ? last + 1 : first;
+}
+
+/* Element offset of token t of head h in a view. */
+#define LOCAL_AT(view, seq_b, h, t) ((seq_b) * (view).batch + (h) * (view).head + (t) * (view).token)
+
+/* ------------------------------------------------------------------ the ridge */
+
+/* Lambda of channel c of a row, before its unit. */
+static inline double local_ridge(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
+                                 int64_t i, int64_t c)
+{
+    const loam_dtype real = dtype_real(p->dtype);
+    switch (p->ridge_axes) {
+    case LOAM_RIDGE_NUMBER: return a->ridge.data ? element_load(a->ridge.data, real, 0) : p->ridge;
+    case LOAM_RIDGE_HEAD: return element_load(a->ridge.data, real, h * a->ridge.head);
+    case LOAM_RIDGE_TOKEN: return element_load(a->ridge.data, real, LOCAL_AT(a->ridge, s->b, h, s->q0 + i));
+    case LOAM_RIDGE_CHANNEL:
+        return element_load(a->ridge.data, real, LOCAL_AT(a->ridge, s->b, h, s->q0 + i) + c);
+    }
+    return 0;
+}
+
+/* A pivot of Cov + Lambda at or below this is zero: `largest` is the largest diagonal entry, `mean2` the
+ * largest squared coordinate of the mean key (whose rounding is the floor of Cov). Every solver uses it, so
+ * that all agree on which rows are singular. */
+static inline double local_least_pivot(double largest, double mean2) { return 1e-13 * largest + 1e-29 * mean2; }
+
+/* ------------------------------------------------------------------ saved for backward */
+
+/* Per row: lse, mean key, mean value, probe; each a dense array over rows, of type real. */
+typedef struct local_saved {
+    void *lse, *kbar, *vbar, *rho;
+} local_saved;
+
+static inline local_saved local_saved_carve(const loam_problem *p, void *saved, size_t *bytes)
+{
+    arena pool = { saved, 0 };
+    const size_t rows = (size_t)local_rows(p), real = dtype_bytes(dtype_real(p->dtype));
+    const bool probed = p->mechanism != LOAM_SOFTMAX, solved = p->mechanism == LOAM_LLA;
+    local_saved s;
+    s.lse = arena_take(&pool, rows, real);
+    s.vbar = arena_take(&pool, size_mul(rows, (size_t)p->dim_v), real);
+    s.kbar = arena_take(&pool, probed ? size_mul(rows, (size_t)p->dim_qk) : 0, real);
+    s.rho = arena_take(&pool, solved ? size_mul(rows, (size_t)p->dim_qk) : 0, real);
+    if (bytes) {
+        *bytes = pool.used;
+    }
+    return s;
+}
+
+/* ------------------------------------------------------------------ partial states, src/local/local_state.c */
+
+size_t local_state_doubles(const loam_problem *problem);
+void local_state_clear(const loam_problem *problem, double *state);
+/* into += from; see loam.h for the layout. */
+void local_state_merge(const loam_problem *problem, double *restrict into, const double *restrict from);
+/* Writes o, lse, rho and info of one row; scratch has local_state_scratch(problem) doubles. */
+void local_state_finish(const loam_problem *problem, const loam_args *args, const local_seq *seq, int64_t h,
+                        int64_t i, const double *state, double *scratch);
+size_t local_state_scratch(const loam_problem *problem);
+
+/* ------------------------------------------------------------------ gradients of shared parameters */
+
+/* Each row's part of the gradients that are sums over rows, float64, indexed by local_row. */
+typedef struct local_row_sums {
+    double *scale, *slope, *sink, *ridge;
+} local_row_sums;
+
+local_row_sums local_row_sums_carve(const loam_problem *problem, arena *pool);
+/* Writes grad_scale, grad_slope, grad_sink and, for axes without channels, grad_ridge; sums in row order. */
+void local_row_sums_reduce(const loam_problem *problem, const loam_args *args, const local_row_sums *sums);
+
+/* Writes info where it is wanted. */
+void local_put_info(const loam_args *args, const local_seq *seq, int64_t h, int64_t i, loam_row_info info);
+
+#endif

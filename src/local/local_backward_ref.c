@@ -1,0 +1,316 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The reference backward. It fits every row anew in float64 and needs nothing of `saved`. With g_ij = do_i . v_j
+ * and gbar_i = sum_j p_ij g_ij:
+ *
+ *     drho_i = -sum_j p (g - gbar) k,        y_i = (Cov_i + Lambda_i)^-1 drho_i (solved probe; else 0)
+ *     t_ij = y_i . kappa_ij,                 E_ij = g_ij - gbar_i + t_ij
+ *     e_i = -rho_i . drho_i (given probe),   -y_i . Lambda_i rho_i (solved)
+ *     ds_ij = p [(1 - u) E + e]              (the unit of the ridge adds the terms in pair_gradient)
+ *     dq_i = sum_j ds x'_q - y_i,            dk_j = sum_i ds x'_k - p E rho_i + p (1 - u) y_i
+ *     dv_j = sum_i p (1 - u) do_i,           dridge_ic = -unit y_ic rho_ic
+ *
+ * First all rows, which leave lse, kbar, rho, y and a few scalars; then all keys, which sum over rows.
+ */
+#include "src/local/local_row_ref.h"
+
+#include "src/base/cholesky.h"
+
+#include <math.h>
+#include <omp.h>
+
+/* What a key needs of a row: this head, then kbar, rho, y. */
+typedef struct row_record {
+    double lse, gbar, e;
+    double spread, trace; /* ridge relative to the trace: d loss / d unit, and trace / dim */
+    int64_t peak;
+    double *kbar, *rho, *y;
+} row_record;
+
+typedef struct records {
+    row_record *row;
+    double *vectors;
+} records;
+
+static records records_carve(const loam_problem *p, arena *pool)
+{
+    const size_t rows = (size_t)local_rows(p);
+    records r;
+    r.row = arena_take(pool, rows, sizeof(row_record));
+    r.vectors = arena_take(pool, size_mul(rows, 3 * (size_t)p->dim_qk), sizeof(double));
+    return r;
+}
+
+typedef struct pair {
+    double weight, kept; /* p E and p (1 - u) */
+    double ds, spread;   /* d loss / d s_ij; 2/dim x p, times kappa: the direct part of the trace in dk */
+    ref_score score;
+} pair;
+
+static pair pair_gradient(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
+                          int64_t j, const row_record *r)
+{
+    const int64_t d = p->dim_qk;
+    pair out = { .score = ref_row_score(p, a, s, h, i, j, j) };
+    const double w = exp(out.score.s - r->lse);
+    double u = 0, t = 0, g = 0, distance2 = 0;
+    for (int64_t c = 0; p->mechanism != LOAM_SOFTMAX && c < d; c++) {
+        const double kappa = ref_k(p, a, s, h, j, c) - r->kbar[c];
+        u += r->rho[c] * kappa;
+        t += r->y[c] * kappa;
+        distance2 += kappa * kappa;
+    }
+    for (int64_t c = 0; c < p->dim_v; c++) {
+        g += ref_grad_o(p, a, s, h, i, c) * ref_v(p, a, s, h, j, c);
+    }
+    const double miss = g - r->gbar + t;
+    out.weight = w * miss;
+    out.kept = w * (1 - u);
+    out.ds = out.kept * miss;
+    if (p->mechanism == LOAM_LLA && p->ridge_unit == LOAM_RIDGE_MAX) {
+        out.ds += j == r->peak ? r->e : 0; /* unit = p of the peak: its derivative takes e p away again */
+    } else {
+        out.ds += w * r->e;
+    }
+    if (p->mechanism == LOAM_LLA && p->ridge_unit == LOAM_RIDGE_TRACE) {
+        out.ds += w * r->spread * (distance2 / (double)d - r->trace);
+        out.spread = 2 / (double)d * w * r->spread;
+    }
+    return out;
+}
+
+/* drho into r->y */
+static void probe_gradient(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
+                           const ref_row *row, const double *g, row_record *r)
+{
+    for (int64_t c = 0; c < p->dim_qk; c++) {
+        double sum = 0;
+        for (int64_t j = row->lo; j < row->hi; j++) {
+            sum -= row->p[j - row->lo] * (g[j - row->lo] - r->gbar) * (ref_k(p, a, s, h, j, c) - row->kbar[c]);
+        }
+        r->y[c] = sum;
+    }
+}
+
+/* y, e and the ridge's gradient of a solved row, from drho in r->y. */
+static double adjoint(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
+                      const ref_row *row, row_record *r)
+{
+    const int64_t d = p->dim_qk;
+    const bool singular = row->info.code != LOAM_ROW_SOLVED;
+    double sum = 0;
+    if (!singular) {
+        cholesky_solve(row->matrix, d, r->y);
+    }
+    for (int64_t c = 0; c < d; c++) {
+        r->y[c] = singular ? 0 : r->y[c];
+        r->e -= r->y[c] * row->lambda[c] * row->rho[c];
+        const double part = -row->unit * r->y[c] * row->rho[c];
+        sum += part;
+        if (p->ridge_axes == LOAM_RIDGE_CHANNEL && a->grad_ridge.data) {
+            element_store(a->grad_ridge.data, dtype_real(p->dtype),
+                          LOCAL_AT(a->grad_ridge, s->b, h, s->q0 + i) + c, part);
+        }
+    }
+    r->spread = r->e / row->unit;
+    r->trace = row->unit - LOCAL_TRACE_FLOOR;
+    return sum;
+}
+
+/* Everything of a row that needs no other row. g: scratch over keys. */
+static void row_backward(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
+                         ref_row *row, double *g, row_record *r, local_row_sums *sums)
+{
+    const int64_t d = p->dim_qk, token = s->q0 + i, at = local_row(p, s, h, i);
+    ref_row_fit(p, a, s, h, i, row);
+    *r = (row_record){ .lse = row->lse, .peak = row->peak, .kbar = r->kbar, .rho = r->rho, .y = r->y };
+    for (int64_t j = row->lo; j < row->hi; j++) {
+        g[j - row->lo] = 0;
+        for (int64_t c = 0; c < p->dim_v; c++) {
+            g[j - row->lo] += ref_grad_o(p, a, s, h, i, c) * ref_v(p, a, s, h, j, c);
+        }
+        r->gbar += row->p[j - row->lo] * g[j - row->lo];
+    }
+    for (int64_t c = 0; c < d; c++) {
+        r->kbar[c] = row->kbar[c];
+        r->rho[c] = row->rho[c];
+        r->y[c] = 0;
+    }
+    double ridge = 0;
+    if (p->mechanism != LOAM_SOFTMAX) {
+        probe_gradient(p, a, s, h, row, g, r);
+    }
+    if (p->mechanism == LOAM_LLA) {
+        ridge = adjoint(p, a, s, h, i, row, r);
+        sums->ridge[at] = ridge;
+    } else if (p->mechanism == LOAM_PARALLAX) {
+        for (int64_t c = 0; c < d; c++) {
+            r->e -= r->rho[c] * r->y[c];
+            if (a->grad_probe.data) {
+                element_store(a->grad_probe.data, p->dtype, LOCAL_AT(a->grad_probe, s->b, h, token) + c, r->y[c]);
+            }
+            r->y[c] = 0;
+        }
+    }
+    if (p->sink) {
+        sums->sink[at] = -exp(element_load(a->sink, dtype_real(p->dtype), h) - r->lse) * r->gbar;
+    }
+}
+
+static void row_query(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
+                      ref_row *row, const row_record *r, local_row_sums *sums)
+{
+    const int64_t d = p->dim_qk, at = local_row(p, s, h, i);
+    double *dq = row->key, scale = 0, slope = 0;
+    for (int64_t c = 0; c < d; c++) {
+        dq[c] = -r->y[c];
+    }
+    for (int64_t j = row->lo; j < row->hi; j++) {
+        const pair x = pair_gradient(p, a, s, h, i, j, r);
+        const double inner = x.ds * x.score.slope;
+        for (int64_t c = 0; c < d; c++) {
+            const double k = ref_k(p, a, s, h, j, c);
+            dq[c] += p->scale * inner * (p->score == LOAM_DOT ? k : k - row->q[c]);
+        }
+        scale += inner * x.score.x;
+        slope -= x.ds * fabs((double)(i + s->nk - s->nq - j));
+    }
+    sums->scale[at] = scale;
+    if (p->slope) {
+        sums->slope[at] = slope;
+    }
+    for (int64_t c = 0; a->grad_q.data && c < d; c++) {
+        element_store(a->grad_q.data, p->dtype, LOCAL_AT(a->grad_q, s->b, h, s->q0 + i) + c, dq[c]);
+    }
+}
+
+/* Adds to dk, dv what the rows of one query head say of key j. */
+static void key_from_head(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t j,
+                          const records *rec, double *dk, double *dv)
+{
+    double bias = 0;
+    for (int64_t i = 0; i < s->nq; i++) {
+        int64_t lo, hi;
+        local_visible(p, s, i, &lo, &hi);
+        if (j < lo || j >= hi) {
+            continue;
+        }
+        const row_record *r = &rec->row[local_row(p, s, h, i)];
+        const pair x = pair_gradient(p, a, s, h, i, j, r);
+        for (int64_t c = 0; c < p->dim_qk; c++) {
+            const double k = ref_k(p, a, s, h, j, c), q = ref_q(p, a, s, h, i, c);
+            dk[c] += p->scale * x.ds * x.score.slope * (p->score == LOAM_DOT ? q : q - k) - x.weight * r->rho[c] +
+                     x.kept * r->y[c] + x.spread * (k - r->kbar[c]);
+        }
+        for (int64_t c = 0; c < p->dim_v; c++) {
+            dv[c] += x.kept * ref_grad_o(p, a, s, h, i, c);
+        }
+        bias += x.ds;
+    }
+    if (p->key_bias && a->grad_key_bias.data) {
+        element_store(a->grad_key_bias.data, dtype_real(p->dtype), LOCAL_AT(a->grad_key_bias, s->b, h, s->k0 + j),
+                      bias);
+    }
+}
+
+static void key_backward(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h_kv, int64_t j,
+                         const records *rec, double *dk, double *dv)
+{
+    const int64_t group = p->heads_q / p->heads_kv;
+    for (int64_t c = 0; c < p->dim_qk; c++) {
+        dk[c] = 0;
+    }
+    for (int64_t c = 0; c < p->dim_v; c++) {
+        dv[c] = 0;
+    }
+    for (int64_t h = h_kv * group; j < s->nk && h < (h_kv + 1) * group; h++) {
+        key_from_head(p, a, s, h, j, rec, dk, dv);
+    }
+    for (int64_t c = 0; a->grad_k.data && c < p->dim_qk; c++) {
+        element_store(a->grad_k.data, p->dtype, LOCAL_AT(a->grad_k, s->b, h_kv, s->k0 + j) + c, dk[c]);
+    }
+    for (int64_t c = 0; a->grad_v.data && c < p->dim_v; c++) {
+        element_store(a->grad_v.data, p->dtype, LOCAL_AT(a->grad_v, s->b, h_kv, s->k0 + j) + c, dv[c]);
+    }
+}
+
+/* Keys beyond lens_kv belong to no sequence; their gradients are 0. */
+static int64_t stored_keys(const loam_problem *p, const local_seq *s)
+{
+    return local_packed(p) ? s->nk : p->len_kv;
+}
+
+static void clear_bias_tail(const loam_problem *p, const loam_args *a, const local_seq *s)
+{
+    for (int64_t h = 0; p->key_bias && a->grad_key_bias.data && h < p->heads_q; h++) {
+        for (int64_t j = s->nk; j < stored_keys(p, s); j++) {
+            element_store(a->grad_key_bias.data, dtype_real(p->dtype),
+                          LOCAL_AT(a->grad_key_bias, s->b, h, s->k0 + j), 0);
+        }
+    }
+}
+
+typedef struct scratch {
+    ref_row row;
+    double *g, *dk, *dv;
+} scratch;
+
+static scratch scratch_carve(const loam_problem *p, arena *pool)
+{
+    scratch x = { .row = ref_row_carve(p, pool) };
+    x.g = arena_take(pool, (size_t)p->len_kv, sizeof(double));
+    x.dk = arena_take(pool, (size_t)p->dim_qk, sizeof(double));
+    x.dv = arena_take(pool, (size_t)p->dim_v, sizeof(double));
+    return x;
+}
+
+static size_t scratch_bytes(const loam_problem *p)
+{
+    arena pool = { 0 };
+    scratch_carve(p, &pool);
+    return pool.used;
+}
+
+size_t local_backward_ref_work(const loam_problem *p)
+{
+    arena pool = { 0 };
+    records_carve(p, &pool);
+    local_row_sums_carve(p, &pool);
+    return size_add(pool.used, size_mul(scratch_bytes(p), (size_t)p->threads));
+}
+
+loam_status local_backward_ref(const loam_problem *p, const loam_args *a, loam_error *error)
+{
+    arena shared = { a->work, 0 };
+    const records rec = records_carve(p, &shared);
+    local_row_sums sums = local_row_sums_carve(p, &shared);
+    for (int64_t b = 0; b < p->batch; b++) {
+        const local_seq s = local_seq_at(p, a, b);
+#pragma omp parallel num_threads(p->threads)
+        {
+            arena pool = { (char *)a->work + shared.used + scratch_bytes(p) * (size_t)omp_get_thread_num(), 0 };
+            scratch x = scratch_carve(p, &pool);
+#pragma omp for collapse(2) schedule(dynamic, 8)
+            for (int64_t h = 0; h < p->heads_q; h++) {
+                for (int64_t i = 0; i < s.nq; i++) {
+                    const int64_t at = local_row(p, &s, h, i);
+                    row_record *r = &rec.row[at];
+                    r->kbar = rec.vectors + 3 * p->dim_qk * at;
+                    r->rho = r->kbar + p->dim_qk;
+                    r->y = r->rho + p->dim_qk;
+                    row_backward(p, a, &s, h, i, &x.row, x.g, r, &sums);
+                    row_query(p, a, &s, h, i, &x.row, r, &sums);
+                }
+            }
+#pragma omp for collapse(2) schedule(dynamic, 8)
+            for (int64_t h = 0; h < p->heads_kv; h++) {
+                for (int64_t j = 0; j < stored_keys(p, &s); j++) {
+                    key_backward(p, a, &s, h, j, &rec, x.dk, x.dv);
+                }
+            }
+        }
+        clear_bias_tail(p, a, &s);
+    }
+    local_row_sums_reduce(p, a, &sums);
+    return loam_succeed(error);
+}
