@@ -32,12 +32,8 @@ local_partial_fn local_partial_ref;
     local_partial_fn local_partial_##isa;
 
 LOCAL_DECLARE_ISA(portable)
-#ifdef LOAM_HAVE_AVX2
 LOCAL_DECLARE_ISA(avx2)
-#endif
-#ifdef LOAM_HAVE_AVX512
 LOCAL_DECLARE_ISA(avx512)
-#endif
 
 /* The trace unit of the ridge is trace / dim + this, so that Lambda > 0 where one key has all the weight. */
 #define LOCAL_TRACE_FLOOR 1e-3
@@ -119,21 +115,25 @@ static inline double local_least_pivot(double largest, double mean2) { return 1e
 
 /* ------------------------------------------------------------------ saved for backward */
 
-/* Per row: lse, mean key, mean value, probe; each a dense array over rows, of type real. */
+/* Dense arrays over rows, of type real. Keys are taken relative to the first key of the row's sequence, as the
+ * kernels do: a common shift of all keys then costs no precision. */
 typedef struct local_saved {
-    void *lse, *kbar, *vbar, *rho;
+    void *lse, *vbar; /* [rows], [rows, dim_v] */
+    void *tbar;       /* Parallax: probe . kbar, [rows] */
+    void *kbar, *rho; /* LLA: [rows, dim_qk] */
 } local_saved;
 
 static inline local_saved local_saved_carve(const loam_problem *p, void *saved, size_t *bytes)
 {
     arena pool = { saved, 0 };
     const size_t rows = (size_t)local_rows(p), real = dtype_bytes(dtype_real(p->dtype));
-    const bool probed = p->mechanism != LOAM_SOFTMAX, solved = p->mechanism == LOAM_LLA;
+    const size_t solved = p->mechanism == LOAM_LLA ? size_mul(rows, (size_t)p->dim_qk) : 0;
     local_saved s;
     s.lse = arena_take(&pool, rows, real);
     s.vbar = arena_take(&pool, size_mul(rows, (size_t)p->dim_v), real);
-    s.kbar = arena_take(&pool, probed ? size_mul(rows, (size_t)p->dim_qk) : 0, real);
-    s.rho = arena_take(&pool, solved ? size_mul(rows, (size_t)p->dim_qk) : 0, real);
+    s.tbar = arena_take(&pool, p->mechanism == LOAM_PARALLAX ? rows : 0, real);
+    s.kbar = arena_take(&pool, solved, real);
+    s.rho = arena_take(&pool, solved, real);
     if (bytes) {
         *bytes = pool.used;
     }

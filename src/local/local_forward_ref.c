@@ -5,19 +5,27 @@
 #include <math.h>
 #include <omp.h>
 
-static void put_saved(const loam_problem *p, const loam_args *a, int64_t at, const ref_row *row)
+static void put_saved(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
+                      const ref_row *row)
 {
     const loam_dtype real = dtype_real(p->dtype);
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
+    const int64_t at = local_row(p, s, h, i);
+    double tbar = 0;
     element_store(saved.lse, real, at, row->lse);
     for (int64_t c = 0; c < p->dim_v; c++) {
         element_store(saved.vbar, real, at * p->dim_v + c, row->vbar[c]);
     }
     for (int64_t c = 0; p->mechanism != LOAM_SOFTMAX && c < p->dim_qk; c++) {
-        element_store(saved.kbar, real, at * p->dim_qk + c, row->kbar[c]);
+        const double kbar = row->lo < row->hi ? row->kbar[c] - ref_k(p, a, s, h, 0, c) : 0;
+        tbar += row->rho[c] * kbar;
+        if (p->mechanism == LOAM_LLA) {
+            element_store(saved.kbar, real, at * p->dim_qk + c, kbar);
+            element_store(saved.rho, real, at * p->dim_qk + c, row->rho[c]);
+        }
     }
-    for (int64_t c = 0; p->mechanism == LOAM_LLA && c < p->dim_qk; c++) {
-        element_store(saved.rho, real, at * p->dim_qk + c, row->rho[c]);
+    if (p->mechanism == LOAM_PARALLAX) {
+        element_store(saved.tbar, real, at, tbar);
     }
 }
 
@@ -53,7 +61,7 @@ static void put_row(const loam_problem *p, const loam_args *a, const local_seq *
         put_weights(p, a, s, h, i, row);
     }
     if (a->saved) {
-        put_saved(p, a, local_row(p, s, h, i), row);
+        put_saved(p, a, s, h, i, row);
     }
     local_put_info(a, s, h, i, row->info);
 }

@@ -1,0 +1,477 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Forward on CPUs, LANES queries of one head at a time, compiled once per instruction set.
+ *
+ * A given probe (0 or args.probe) takes one sweep over the keys with the running maximum m of online softmax:
+ *     omega = sum w,  T = sum w t,  A = sum w v,  B = sum w t v,   w = exp(s - m),  t = rho . k'
+ *     o = (A (1 + T / omega) - B) / omega                          (all rescaled by exp(m_old - m_new))
+ *
+ * The solved probe takes: scores, kept for the block; weights and means; the solver; o = vbar - sum p u v.
+ * Rows that the block solver leaves are done again, whole, in float64 (local_row64.h).
+ */
+#include "src/local/local_row64.h"
+#include "src/local/local_solve.h"
+
+#include <omp.h>
+
+typedef struct block {
+    head x;
+    scoring sc;
+    lanes l;
+    key_tile tile;
+    float m[LANES], omega[LANES], inverse[LANES], lse[LANES], tbar[LANES];
+    float *values;                 /* [TILE][dim_v] */
+    float *s, *t;                  /* [TILE][LANES] */
+    float *query, *probe;          /* [dim_qk][LANES] */
+    float *o, *vbar;               /* [dim_v][LANES] */
+    float *kbar, *lambda, *work[3]; /* [dim_qk][LANES], LLA */
+    float *weights;                /* [len_kv][LANES], LLA */
+    row64 row;                     /* LLA */
+    loam_row_info info[LANES];
+    bool accepted[LANES];
+} block;
+
+static void block_carve(block *k, const loam_problem *p, arena *pool)
+{
+    const size_t d = (size_t)p->dim_qk, dv = (size_t)p->dim_v, wide = d > dv ? d : dv, f = sizeof(float);
+    const bool solved = p->mechanism == LOAM_LLA;
+    k->tile.keys = arena_take(pool, TILE * wide, f); /* also holds a tile of queries or probes */
+    k->values = arena_take(pool, TILE * dv, f);
+    k->s = arena_take(pool, TILE * LANES, f);
+    k->t = arena_take(pool, TILE * LANES, f);
+    k->query = arena_take(pool, d * LANES, f);
+    k->probe = arena_take(pool, d * LANES, f);
+    k->o = arena_take(pool, dv * LANES, f);
+    k->vbar = arena_take(pool, dv * LANES, f);
+    k->kbar = arena_take(pool, solved ? d * LANES : 0, f);
+    k->lambda = arena_take(pool, solved ? d * LANES : 0, f);
+    for (int n = 0; n < 3; n++) {
+        k->work[n] = arena_take(pool, solved ? d * LANES : 0, f);
+    }
+    k->weights = arena_take(pool, solved ? size_mul((size_t)p->len_kv, LANES) : 0, f);
+    if (solved) {
+        k->row = row64_carve(p, pool);
+    }
+}
+
+static size_t block_bytes(const loam_problem *p)
+{
+    block k;
+    arena pool = { 0 };
+    block_carve(&k, p, &pool);
+    return pool.used;
+}
+
+/* ------------------------------------------------------------------ a given probe */
+
+static void rescale(block *k, const float *best, float *restrict keep)
+{
+    FOR_LANES(lane)
+    {
+        const vec m = v_load(best + lane);
+        const vec ratio = v_exp(v_load(k->m + lane) - finite_or_zero(m));
+        v_store(keep + lane, ratio);
+        v_store(k->m + lane, m);
+        v_store(k->omega + lane, v_load(k->omega + lane) * ratio);
+        v_store(k->tbar + lane, v_load(k->tbar + lane) * ratio);
+    }
+    panel_scale(k->o, k->x.p->dim_v, keep);
+}
+
+/* s: scores become w; t: products become w t. */
+static void weigh_tile(block *k, bool probed)
+{
+    FOR_LANES(lane)
+    {
+        const vec m = finite_or_zero(v_load(k->m + lane));
+        vec omega = v_load(k->omega + lane), tsum = v_load(k->tbar + lane);
+        for (int64_t r = 0; r < k->tile.n; r++) {
+            const int64_t at = r * LANES + lane;
+            const vec w = v_exp(v_load(k->s + at) - m);
+            omega += w;
+            v_store(k->s + at, w);
+            if (probed) {
+                const vec wt = w * v_load(k->t + at);
+                tsum += wt;
+                v_store(k->t + at, wt);
+            }
+        }
+        v_store(k->omega + lane, omega);
+        v_store(k->tbar + lane, tsum);
+    }
+}
+
+static void load_probe(block *k)
+{
+    const loam_problem *p = k->x.p;
+    load_rows(k->tile.keys, &k->x.a->probe, p->dtype, k->x.s.b, k->x.h, k->x.s.q0 + k->l.i0, k->l.count, p->dim_qk);
+    transpose(k->probe, k->tile.keys, k->l.count, p->dim_qk);
+}
+
+/* The B sum lies in vbar until the end. */
+static void sweep_given(block *k, bool probed)
+{
+    const int64_t d = k->x.p->dim_qk, dv = k->x.p->dim_v;
+    for (int64_t j = k->l.first; j < k->l.last; j += TILE) {
+        float best[LANES], keep[LANES];
+        key_tile_load(&k->tile, &k->x, j, k->l.last);
+        load_values(k->values, &k->x, j, k->tile.n);
+        panel_product(k->s, k->tile.n, k->tile.keys, d, 1, k->query, d, false);
+        memcpy(best, k->m, sizeof best);
+        scores_in_place(k->s, &k->sc, &k->l, &k->tile, best);
+        if (probed) {
+            panel_product(k->t, k->tile.n, k->tile.keys, d, 1, k->probe, d, false);
+        }
+        rescale(k, best, keep);
+        weigh_tile(k, probed);
+        panel_product(k->o, dv, k->values, 1, dv, k->s, k->tile.n, true);
+        if (probed) {
+            panel_scale(k->vbar, dv, keep);
+            panel_product(k->vbar, dv, k->values, 1, dv, k->t, k->tile.n, true);
+        }
+    }
+}
+
+static void finish_given(block *k, bool probed)
+{
+    FOR_LANES(lane)
+    {
+        const vec inverse = v_load(k->inverse + lane), tbar = v_load(k->tbar + lane) * inverse;
+        v_store(k->tbar + lane, tbar);
+        for (int64_t c = 0; c < k->x.p->dim_v; c++) {
+            const int64_t at = c * LANES + lane;
+            const vec mean = v_load(k->o + at) * inverse;
+            v_store(k->o + at, probed ? mean * (1.0f + tbar) - v_load(k->vbar + at) * inverse : mean);
+            v_store(k->vbar + at, mean);
+        }
+    }
+}
+
+/* lse and 1 / omega (0 for a row that sees nothing). */
+static void finish_weights(block *k)
+{
+    for (int lane = 0; lane < LANES; lane++) {
+        const bool some = k->omega[lane] > 0;
+        k->inverse[lane] = some ? 1 / k->omega[lane] : 0;
+        k->lse[lane] = some ? k->m[lane] + logf(k->omega[lane]) : -INFINITY;
+    }
+}
+
+static void forward_given(block *k)
+{
+    const loam_problem *p = k->x.p;
+    const bool probed = p->mechanism == LOAM_PARALLAX;
+    panel_fill(k->probe, p->dim_qk, 0);
+    panel_fill(k->vbar, p->dim_v, 0);
+    panel_fill(k->tbar, 1, 0);
+    if (p->sink) {
+        panel_fill(k->m, 1, ((const float *)k->x.a->sink)[k->x.h]);
+        panel_fill(k->omega, 1, 1);
+    }
+    if (probed) {
+        load_probe(k);
+    }
+    sweep_given(k, probed);
+    finish_weights(k);
+    finish_given(k, probed);
+}
+
+/* ------------------------------------------------------------------ the solved probe */
+
+static void sweep_scores(block *k)
+{
+    for (int64_t j = k->l.first; j < k->l.last; j += TILE) {
+        float *s = k->weights + (j - k->l.first) * LANES;
+        key_tile_load(&k->tile, &k->x, j, k->l.last);
+        panel_product(s, k->tile.n, k->tile.keys, k->x.p->dim_qk, 1, k->query, k->x.p->dim_qk, false);
+        scores_in_place(s, &k->sc, &k->l, &k->tile, k->m);
+    }
+}
+
+/* Scores become weights; also sum w |k'|^2 into square. */
+static void sweep_means(block *k, float *restrict square)
+{
+    const int64_t d = k->x.p->dim_qk, dv = k->x.p->dim_v;
+    for (int64_t j = k->l.first; j < k->l.last; j += TILE) {
+        float *w = k->weights + (j - k->l.first) * LANES;
+        key_tile_load(&k->tile, &k->x, j, k->l.last);
+        load_values(k->values, &k->x, j, k->tile.n);
+        FOR_LANES(lane)
+        {
+            const vec m = finite_or_zero(v_load(k->m + lane));
+            vec omega = v_load(k->omega + lane), sum = v_load(square + lane);
+            for (int64_t r = 0; r < k->tile.n; r++) {
+                const vec x = v_exp(v_load(w + r * LANES + lane) - m);
+                omega += x;
+                sum += x * k->tile.norm[r];
+                v_store(w + r * LANES + lane, x);
+            }
+            v_store(k->omega + lane, omega);
+            v_store(square + lane, sum);
+        }
+        panel_product(k->kbar, d, k->tile.keys, 1, d, w, k->tile.n, true);
+        panel_product(k->vbar, dv, k->values, 1, dv, w, k->tile.n, true);
+    }
+}
+
+/* lambda of every lane and channel; `wanted` lanes go to the block solver: those that see a key and whose ridge
+ * is not so small, against the spread of the keys, that only float64 can tell what is singular. */
+static void set_ridge(block *k, const float *square, bool *wanted)
+{
+    const loam_problem *p = k->x.p;
+    const int64_t d = p->dim_qk;
+    float centre2[LANES];
+    panel_dot(centre2, k->kbar, k->kbar, d);
+    for (int64_t lane = 0; lane < LANES; lane++) {
+        const float spread = fmaxf(square[lane] * k->inverse[lane] - centre2[lane], 0) / (float)d;
+        const double unit = p->ridge_unit == LOAM_RIDGE_MAX     ? (double)k->inverse[lane]
+                            : p->ridge_unit == LOAM_RIDGE_TRACE ? (double)spread + LOCAL_TRACE_FLOOR
+                                                                : 1;
+        double least = INFINITY;
+        for (int64_t c = 0; c < d; c++) {
+            const double ridge =
+                lane < k->l.count ? unit * local_ridge(p, k->x.a, &k->x.s, k->x.h, k->l.i0 + lane, c) : 0;
+            k->lambda[c * LANES + lane] = (float)ridge;
+            least = fmin(least, ridge);
+        }
+        wanted[lane] = k->omega[lane] > 0 && least > (double)(BLOCK_LEAST_RIDGE * spread);
+    }
+}
+
+/* o <- vbar - sum p u v, u = rho . kappa */
+static void sweep_lines(block *k)
+{
+    const int64_t d = k->x.p->dim_qk, dv = k->x.p->dim_v;
+    const block_system sys = { .x = &k->x, .l = &k->l, .tile = &k->tile, .product = k->s, .weights = k->weights };
+    float rho_kbar[LANES], total[LANES] = { 0 };
+    panel_dot(rho_kbar, k->probe, k->kbar, d);
+    panel_fill(k->o, dv, 0);
+    for (int64_t j = k->l.first; j < k->l.last; j += TILE) {
+        key_tile_load(&k->tile, &k->x, j, k->l.last);
+        load_values(k->values, &k->x, j, k->tile.n);
+        panel_product(k->s, k->tile.n, k->tile.keys, d, 1, k->probe, d, false);
+        centred_weights(&sys, rho_kbar, total);
+        panel_product(k->o, dv, k->values, 1, dv, k->s, k->tile.n, true);
+    }
+    for (int64_t c = 0; c < dv; c++) {
+        FOR_LANES(lane)
+        {
+            const int64_t at = c * LANES + lane;
+            const vec mean = v_load(k->vbar + at);
+            v_store(k->o + at, mean - (v_load(k->o + at) - v_load(total + lane) * mean) * v_load(k->inverse + lane));
+        }
+    }
+}
+
+static void solve_block(block *k, const bool *wanted)
+{
+    const int64_t d = k->x.p->dim_qk;
+    const block_system sys = { .x = &k->x, .l = &k->l, .tile = &k->tile, .product = k->s, .weights = k->weights,
+                               .inverse = k->inverse, .kbar = k->kbar, .lambda = k->lambda, .r = k->work[0],
+                               .direction = k->work[1], .image = k->work[2] };
+    block_result result;
+    float *rhs = k->query; /* the scores are done with it */
+    for (int64_t c = 0; c < d; c++) {
+        FOR_LANES(lane)
+        {
+            const int64_t at = c * LANES + lane;
+            const vec shift = v_set(k->sc.rbf ? 0 : k->x.origin[c]);
+            v_store(rhs + at, v_load(k->kbar + at) + shift - v_load(k->query + at));
+        }
+    }
+    block_solve(&sys, rhs, wanted, k->probe, &result);
+    for (int lane = 0; lane < LANES; lane++) {
+        k->accepted[lane] = result.accepted[lane];
+        k->info[lane] = (loam_row_info){ LOAM_ROW_SOLVED, LOAM_SOLVER_CG, result.iterations[lane],
+                                         result.residual[lane] };
+    }
+}
+
+static void forward_solved(block *k)
+{
+    const loam_problem *p = k->x.p;
+    float square[LANES] = { 0 };
+    bool wanted[LANES];
+    panel_fill(k->kbar, p->dim_qk, 0);
+    panel_fill(k->vbar, p->dim_v, 0);
+    sweep_scores(k);
+    sweep_means(k, square);
+    finish_weights(k);
+    panel_scale(k->kbar, p->dim_qk, k->inverse);
+    panel_scale(k->vbar, p->dim_v, k->inverse);
+    set_ridge(k, square, wanted);
+    solve_block(k, wanted);
+    sweep_lines(k);
+}
+
+/* A row in float64, put into its lane. */
+static void redo_lane(block *k, int64_t lane)
+{
+    row64 *r = &k->row;
+    const int32_t iterations = k->info[lane].iterations;
+    row64_forward(r, &k->x, &k->sc, k->l.i0 + lane);
+    k->info[lane] = r->info;
+    k->info[lane].iterations = iterations;
+    k->lse[lane] = (float)r->lse;
+    for (int64_t c = 0; c < k->x.p->dim_qk; c++) {
+        k->kbar[c * LANES + lane] = (float)r->kbar[c];
+        k->probe[c * LANES + lane] = (float)r->rho[c];
+    }
+    for (int64_t c = 0; c < k->x.p->dim_v; c++) {
+        k->vbar[c * LANES + lane] = (float)r->vbar[c];
+        k->o[c * LANES + lane] = (float)r->o[c];
+    }
+}
+
+/* ------------------------------------------------------------------ results */
+
+static void put_saved(const block *k, int64_t lane)
+{
+    const loam_problem *p = k->x.p;
+    const local_saved saved = local_saved_carve(p, k->x.a->saved, NULL);
+    const int64_t at = local_row(p, &k->x.s, k->x.h, k->l.i0 + lane);
+    ((float *)saved.lse)[at] = k->lse[lane];
+    for (int64_t c = 0; c < p->dim_v; c++) {
+        ((float *)saved.vbar)[at * p->dim_v + c] = k->vbar[c * LANES + lane];
+    }
+    if (p->mechanism == LOAM_PARALLAX) {
+        ((float *)saved.tbar)[at] = k->tbar[lane];
+    }
+    for (int64_t c = 0; p->mechanism == LOAM_LLA && c < p->dim_qk; c++) {
+        ((float *)saved.kbar)[at * p->dim_qk + c] = k->kbar[c * LANES + lane];
+        ((float *)saved.rho)[at * p->dim_qk + c] = k->probe[c * LANES + lane];
+    }
+}
+
+static void put_lane(block *k, int64_t lane)
+{
+    const loam_problem *p = k->x.p;
+    const loam_args *a = k->x.a;
+    const int64_t b = k->x.s.b, h = k->x.h, token = k->x.s.q0 + k->l.i0 + lane;
+    store_lane(&a->o, p->dtype, b, h, token, k->o, lane, p->dim_v);
+    if (a->lse.data) {
+        ((float *)a->lse.data)[LOCAL_AT(a->lse, b, h, token)] = k->lse[lane];
+    }
+    if (a->rho.data) {
+        store_lane(&a->rho, LOAM_F32, b, h, token, k->probe, lane, p->dim_qk);
+    }
+    if (a->saved) {
+        put_saved(k, lane);
+    }
+    local_put_info(a, &k->x.s, h, k->l.i0 + lane, k->info[lane]);
+}
+
+static float *weights_row(const block *k, int64_t lane)
+{
+    const loam_view *view = &k->x.a->weights;
+    return (float *)view->data + LOCAL_AT(*view, k->x.s.b, k->x.h, k->x.s.q0 + k->l.i0 + lane);
+}
+
+/* Effective weights p (1 - u) of the block, in a sweep of their own: small inputs only. */
+static void put_weights(block *k)
+{
+    const loam_problem *p = k->x.p;
+    const int64_t d = p->dim_qk;
+    float centre[LANES];
+    if (p->mechanism == LOAM_LLA) {
+        panel_dot(centre, k->probe, k->kbar, d);
+        load_queries(k->tile.keys, &k->x, k->l.i0, k->l.count);
+        transpose(k->query, k->tile.keys, k->l.count, d);
+    } else {
+        memcpy(centre, k->tbar, sizeof centre);
+    }
+    for (int64_t lane = 0; lane < k->l.count; lane++) {
+        memset(weights_row(k, lane), 0, (size_t)p->len_kv * sizeof(float));
+    }
+    for (int64_t j = k->l.first; j < k->l.last; j += TILE) {
+        float best[LANES] = { 0 };
+        key_tile_load(&k->tile, &k->x, j, k->l.last);
+        panel_product(k->s, k->tile.n, k->tile.keys, d, 1, k->query, d, false);
+        panel_product(k->t, k->tile.n, k->tile.keys, d, 1, k->probe, d, false);
+        scores_in_place(k->s, &k->sc, &k->l, &k->tile, best);
+        for (int64_t r = 0; r < k->tile.n; r++) {
+            FOR_LANES(lane)
+            {
+                float *s = k->s + r * LANES + lane;
+                const vec u = v_load(k->t + r * LANES + lane) - v_load(centre + lane);
+                v_store(s, v_exp(v_load(s) - finite_or_zero(v_load(k->lse + lane))) * (1.0f - u));
+            }
+            for (int64_t lane = 0; lane < k->l.count; lane++) {
+                if (k->l.lo[lane] <= j + r && j + r < k->l.hi[lane]) {
+                    weights_row(k, lane)[j + r] = k->s[r * LANES + lane];
+                }
+            }
+        }
+    }
+}
+
+static void put_weights_row64(const block *k, int64_t lane)
+{
+    const row64 *r = &k->row;
+    for (int64_t j = r->lo; j < r->hi; j++) {
+        weights_row(k, lane)[j] = (float)(r->p[j - r->lo] * (1 - r->u[j - r->lo]));
+    }
+}
+
+static void forward_block(block *k, int64_t i0)
+{
+    const loam_problem *p = k->x.p;
+    const bool solved = p->mechanism == LOAM_LLA;
+    lanes_begin(&k->l, &k->x, i0, k->query, k->tile.keys);
+    panel_fill(k->o, p->dim_v, 0);
+    panel_fill(k->m, 1, -INFINITY);
+    panel_fill(k->omega, 1, 0);
+    if (solved) {
+        forward_solved(k);
+    } else {
+        forward_given(k);
+    }
+    if (k->x.a->weights.data) {
+        put_weights(k);
+    }
+    for (int64_t lane = 0; lane < k->l.count; lane++) {
+        const bool empty = k->l.lo[lane] >= k->l.hi[lane];
+        if (empty || !solved) {
+            k->info[lane] = (loam_row_info){ empty ? LOAM_ROW_EMPTY : LOAM_ROW_SOLVED, LOAM_SOLVER_NONE, 0, 0 };
+        } else if (!k->accepted[lane]) {
+            redo_lane(k, lane);
+            if (k->x.a->weights.data) {
+                put_weights_row64(k, lane);
+            }
+        }
+        put_lane(k, lane);
+    }
+}
+
+size_t LOCAL_JOIN(ISA(local_forward), work)(const loam_problem *p)
+{
+    return size_mul(block_bytes(p), (size_t)p->threads);
+}
+
+loam_status ISA(local_forward)(const loam_problem *p, const loam_args *a, loam_error *error)
+{
+    const int64_t blocks = (p->len_q + LANES - 1) / LANES;
+    const size_t each = block_bytes(p);
+#pragma omp parallel num_threads(p->threads)
+    {
+        arena pool = { (char *)a->work + each * (size_t)omp_get_thread_num(), 0 };
+        block k;
+        block_carve(&k, p, &pool);
+        /* Late blocks see the most keys: they go first, so that the threads end together. */
+#pragma omp for collapse(3) schedule(dynamic, 1)
+        for (int64_t back = 0; back < blocks; back++) {
+            for (int64_t b = 0; b < p->batch; b++) {
+                for (int64_t h = 0; h < p->heads_q; h++) {
+                    const local_seq s = local_seq_at(p, a, b);
+                    const int64_t i0 = (blocks - 1 - back) * LANES;
+                    if (i0 < s.nq) {
+                        head_begin(&k.x, p, a, &s, h);
+                        k.sc = scoring_of(&k.x);
+                        forward_block(&k, i0);
+                    }
+                }
+            }
+        }
+    }
+    return loam_succeed(error);
+}

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Conjugate gradients for a block of rows at once: (Cov_i + Lambda_i) x_i = b_i, one row per lane, the weights
+ * of the block cached. Cov x = sum_j p_j kappa_j (kappa_j . x) costs two panel products per iteration; the sum
+ * of the centred weights, 0 but for rounding, is taken out again ("compensated centring").
+ *
+ * A lane stops by its own residual only, so that a row's bits do not depend on its neighbours. At the end the
+ * true residual b - A x decides: rows that miss the tolerance are left to the direct solvers.
+ */
+#ifndef LOAM_LOCAL_LOCAL_SOLVE_H
+#define LOAM_LOCAL_LOCAL_SOLVE_H
+
+#include "src/local/local_tile.h"
+
+enum { CG_MOST = 96 };
+/* Rows whose least ridge is below this part of the mean variance of the keys go straight to float64. */
+#define BLOCK_LEAST_RIDGE 1e-6f
+#define CG_TOLERANCE 3e-7f /* of the recursive residual, relative to b */
+#define CG_ACCEPT 2e-6f    /* of the true one, times the square root of the estimated condition */
+
+typedef struct block_system {
+    const head *x;
+    const lanes *l;
+    key_tile *tile;
+    float *product;         /* scratch [TILE][LANES] */
+    const float *weights;   /* [last - first][LANES], not normalised */
+    const float *inverse;   /* 1 / omega [LANES] */
+    const float *kbar;      /* [dim_qk][LANES] relative to the origin */
+    const float *lambda;    /* [dim_qk][LANES] */
+    float *r, *direction, *image; /* scratch [dim_qk][LANES] */
+} block_system;
+
+typedef struct block_result {
+    float residual[LANES]; /* |b - A x| / |b| */
+    int32_t iterations[LANES];
+    bool accepted[LANES];
+} block_result;
+
+/* product <- w (kappa . v) for one tile; adds its column sums to total */
+static inline void centred_weights(const block_system *sys, const float *restrict v_kbar, float *restrict total)
+{
+    const float *w = sys->weights + (sys->tile->j - sys->l->first) * LANES;
+    FOR_LANES(lane)
+    {
+        const vec centre = v_load(v_kbar + lane);
+        vec sum = v_load(total + lane);
+        for (int64_t r = 0; r < sys->tile->n; r++) {
+            float *at = sys->product + r * LANES + lane;
+            const vec f = v_load(w + r * LANES + lane) * (v_load(at) - centre);
+            sum += f;
+            v_store(at, f);
+        }
+        v_store(total + lane, sum);
+    }
+}
+
+/* image <- (Cov + Lambda) v */
+static inline void block_apply(const block_system *sys, const float *restrict v, float *restrict image)
+{
+    const int64_t d = sys->x->p->dim_qk;
+    float v_kbar[LANES], total[LANES] = { 0 };
+    panel_dot(v_kbar, v, sys->kbar, d);
+    panel_fill(image, d, 0);
+    for (int64_t j = sys->l->first; j < sys->l->last; j += TILE) {
+        key_tile_load(sys->tile, sys->x, j, sys->l->last);
+        panel_product(sys->product, sys->tile->n, sys->tile->keys, d, 1, v, d, false);
+        centred_weights(sys, v_kbar, total);
+        panel_product(image, d, sys->tile->keys, 1, d, sys->product, sys->tile->n, true);
+    }
+    for (int64_t c = 0; c < d; c++) {
+        FOR_LANES(lane)
+        {
+            const int64_t at = c * LANES + lane;
+            const vec cov = (v_load(image + at) - v_load(total + lane) * v_load(sys->kbar + at)) *
+                            v_load(sys->inverse + lane);
+            v_store(image + at, cov + v_load(sys->lambda + at) * v_load(v + at));
+        }
+    }
+}
+
+/* One step; active lanes are those with live[lane] != 0. least: smallest Rayleigh quotient met. */
+static inline void cg_step(const block_system *sys, float *restrict x, float *restrict rr, float *restrict live,
+                           const float *restrict stop, float *restrict least)
+{
+    const int64_t d = sys->x->p->dim_qk;
+    float curvature[LANES], size[LANES], step[LANES], back[LANES], next[LANES], turn[LANES];
+    block_apply(sys, sys->direction, sys->image);
+    panel_dot(curvature, sys->direction, sys->image, d);
+    panel_dot(size, sys->direction, sys->direction, d);
+    for (int lane = 0; lane < LANES; lane++) {
+        const bool go = live[lane] != 0 && curvature[lane] > 0;
+        step[lane] = go ? rr[lane] / curvature[lane] : 0;
+        back[lane] = -step[lane];
+        live[lane] = go;
+        if (go && curvature[lane] < least[lane] * size[lane]) {
+            least[lane] = curvature[lane] / size[lane];
+        }
+    }
+    panel_axpy(x, d, step, sys->direction);
+    panel_axpy(sys->r, d, back, sys->image);
+    panel_dot(next, sys->r, sys->r, d);
+    for (int lane = 0; lane < LANES; lane++) {
+        turn[lane] = live[lane] != 0 ? next[lane] / rr[lane] : 0;
+        rr[lane] = live[lane] != 0 ? next[lane] : rr[lane];
+        live[lane] = live[lane] != 0 && next[lane] > stop[lane];
+    }
+    panel_scale(sys->direction, d, turn);
+    panel_fill(turn, 1, 1);
+    panel_axpy(sys->direction, d, turn, sys->r);
+}
+
+static inline bool any_live(const float *live)
+{
+    for (int lane = 0; lane < LANES; lane++) {
+        if (live[lane] != 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The power of two at or below the largest |b| of each lane: dividing by it is exact and keeps the squares of
+ * small and large right-hand sides within range. */
+static inline void lane_magnitudes(float *restrict out, const float *restrict b, int64_t d)
+{
+    for (int lane = 0; lane < LANES; lane++) {
+        float most = 0;
+        for (int64_t c = 0; c < d; c++) {
+            most = fmaxf(most, fabsf(b[c * LANES + lane]));
+        }
+        const float power = float_from_bits(bits_from_float(most) & 0x7f800000u);
+        out[lane] = power >= 0x1p-120f && power < 0x1p120f ? power : 1;
+    }
+}
+
+/* x <- (Cov + Lambda)^-1 b for the lanes in `wanted`; other lanes are 0 and not accepted. */
+static inline void block_solve(const block_system *sys, const float *restrict b, const bool *restrict wanted,
+                               float *restrict x, block_result *result)
+{
+    const int64_t d = sys->x->p->dim_qk;
+    float bb[LANES], rr[LANES], live[LANES], stop[LANES], least[LANES], unit[LANES], per_unit[LANES];
+    lane_magnitudes(unit, b, d);
+    for (int lane = 0; lane < LANES; lane++) {
+        per_unit[lane] = 1 / unit[lane];
+    }
+    panel_fill(x, d, 0);
+    panel_copy(sys->r, b, d);
+    panel_scale(sys->r, d, per_unit);
+    panel_copy(sys->direction, sys->r, d);
+    panel_dot(bb, sys->r, sys->r, d);
+    for (int lane = 0; lane < LANES; lane++) {
+        rr[lane] = bb[lane];
+        stop[lane] = CG_TOLERANCE * CG_TOLERANCE * bb[lane];
+        live[lane] = wanted[lane] && bb[lane] > 0 && bb[lane] < INFINITY;
+        least[lane] = INFINITY;
+        result->iterations[lane] = 0;
+    }
+    for (int step = 0; step < CG_MOST && any_live(live); step++) {
+        for (int lane = 0; lane < LANES; lane++) {
+            result->iterations[lane] += live[lane] != 0;
+        }
+        cg_step(sys, x, rr, live, stop, least);
+    }
+    block_apply(sys, x, sys->image);
+    for (int lane = 0; lane < LANES; lane++) {
+        double error2 = 0;
+        for (int64_t c = 0; c < d; c++) {
+            const double e = (double)(b[c * LANES + lane] * per_unit[lane]) - (double)sys->image[c * LANES + lane];
+            error2 += e * e;
+        }
+        const float ratio = bb[lane] > 0 ? (float)sqrt(error2 / (double)bb[lane]) : 0;
+        result->residual[lane] = ratio;
+        result->accepted[lane] = wanted[lane] && ratio <= CG_ACCEPT;
+    }
+    panel_scale(x, d, unit);
+}
+
+#endif

@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the CPU kernels of the local family share: the head at hand, tiles of keys and queries as float, the
+ * lanes of a block and the score.
+ *
+ * Keys are held relative to the first key of the sequence ("origin"), so that neither scores nor covariances
+ * lose precision when all keys lie far from zero. The origin is a key that every later query may see, so causal
+ * results stay independent of the future.
+ */
+#ifndef LOAM_LOCAL_LOCAL_TILE_H
+#define LOAM_LOCAL_LOCAL_TILE_H
+
+#include "src/local/local.h"
+#include "src/simd/convert.h"
+#include "src/simd/panel.h"
+
+#define LOCAL_JOIN2(a, b) a##_##b
+#define LOCAL_JOIN(a, b) LOCAL_JOIN2(a, b)
+/* The name of a kernel in this instruction set: ISA(local_forward) is local_forward_avx2. */
+#define ISA(name) LOCAL_JOIN(name, LOAM_ISA_SUFFIX)
+
+enum { TILE = 64 }; /* keys of a tile, or queries where lanes are keys */
+
+typedef struct head {
+    const loam_problem *p;
+    const loam_args *a;
+    local_seq s;
+    int64_t h, h_kv;
+    float origin[LOAM_MAX_DIM]; /* the first key; 0 where there is none */
+} head;
+
+static inline void head_begin(head *x, const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h)
+{
+    x->p = p, x->a = a, x->s = *s, x->h = h, x->h_kv = local_kv_head(p, h);
+    memset(x->origin, 0, sizeof x->origin);
+    if (s->nk > 0) {
+        load_floats(x->origin, a->k.data, p->dtype, LOCAL_AT(a->k, s->b, x->h_kv, s->k0), p->dim_qk);
+    }
+}
+
+/* ------------------------------------------------------------------ tiles: [tokens][channels] floats */
+
+static inline void load_rows(float *restrict tile, const loam_const_view *view, loam_dtype dtype, int64_t b,
+                             int64_t h, int64_t token, int64_t tokens, int64_t channels)
+{
+    for (int64_t r = 0; r < tokens; r++) {
+        load_floats(tile + r * channels, view->data, dtype, LOCAL_AT(*view, b, h, token + r), channels);
+    }
+}
+
+static inline void subtract_origin(float *restrict tile, const head *x, int64_t tokens)
+{
+    const int64_t d = x->p->dim_qk;
+    for (int64_t r = 0; r < tokens; r++) {
+        for (int64_t c = 0; c < d; c++) {
+            tile[r * d + c] -= x->origin[c];
+        }
+    }
+}
+
+/* Keys j .. j + n - 1 relative to the origin. */
+static inline void load_keys(float *restrict tile, const head *x, int64_t j, int64_t n)
+{
+    load_rows(tile, &x->a->k, x->p->dtype, x->s.b, x->h_kv, x->s.k0 + j, n, x->p->dim_qk);
+    subtract_origin(tile, x, n);
+}
+
+static inline void load_values(float *restrict tile, const head *x, int64_t j, int64_t n)
+{
+    load_rows(tile, &x->a->v, x->p->dtype, x->s.b, x->h_kv, x->s.k0 + j, n, x->p->dim_v);
+}
+
+/* Queries as the score wants them: relative to the origin for RBF. */
+static inline void load_queries(float *restrict tile, const head *x, int64_t i, int64_t n)
+{
+    load_rows(tile, &x->a->q, x->p->dtype, x->s.b, x->h, x->s.q0 + i, n, x->p->dim_qk);
+    if (x->p->score == LOAM_RBF) {
+        subtract_origin(tile, x, n);
+    }
+}
+
+static inline float dot(const float *restrict x, const float *restrict y, int64_t n)
+{
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t c = 0; c < n; c++) {
+        sum += x[c] * y[c];
+    }
+    return sum;
+}
+
+/* The part of x_ij that depends on the query alone: q . origin, or -|q'|^2 / 2. */
+static inline float query_constant(const head *x, const float *query)
+{
+    return x->p->score == LOAM_DOT ? dot(query, x->origin, x->p->dim_qk)
+                                   : -0.5f * dot(query, query, x->p->dim_qk);
+}
+
+/* out[r] = |k'_r|^2 */
+static inline void key_norms(float *restrict out, const float *restrict keys, int64_t n, int64_t d)
+{
+    for (int64_t r = 0; r < n; r++) {
+        out[r] = dot(keys + r * d, keys + r * d, d);
+    }
+}
+
+/* ------------------------------------------------------------------ panels: [channels][LANES] */
+
+/* panel[c][r] = tile[r][c]; lanes beyond n are 0 */
+static inline void transpose(float *restrict panel, const float *restrict tile, int64_t n, int64_t channels)
+{
+    for (int64_t c = 0; c < channels; c++) {
+        for (int64_t r = 0; r < LANES; r++) {
+            panel[c * LANES + r] = r < n ? tile[r * channels + c] : 0;
+        }
+    }
+}
+
+/* One lane of a panel as a run of elements. */
+static inline void store_lane(const loam_view *view, loam_dtype dtype, int64_t b, int64_t h, int64_t token,
+                              const float *panel, int64_t lane, int64_t channels)
+{
+    float row[LOAM_MAX_DIM];
+    for (int64_t c = 0; c < channels; c++) {
+        row[c] = panel[c * LANES + lane];
+    }
+    store_floats(view->data, dtype, LOCAL_AT(*view, b, h, token), row, channels);
+}
+
+/* ------------------------------------------------------------------ lanes that are queries */
+
+typedef struct lanes {
+    int64_t i0, count;         /* queries i0 .. i0 + count - 1 */
+    int64_t first, last;       /* keys first .. last - 1: all that any of them sees */
+    int32_t lo[LANES], hi[LANES]; /* each lane's; lo = hi = 0 beyond count */
+    float at[LANES];           /* the position i + n_kv - n_q */
+    float x0[LANES];           /* query_constant */
+} lanes;
+
+/* Fills l and the query panel, using tile (TILE rows) as scratch. */
+static inline void lanes_begin(lanes *l, const head *x, int64_t i0, float *restrict query, float *restrict tile)
+{
+    const int64_t left = x->s.nq - i0;
+    l->i0 = i0, l->count = left < LANES ? left : LANES, l->first = INT64_MAX, l->last = 0;
+    load_queries(tile, x, i0, l->count);
+    transpose(query, tile, l->count, x->p->dim_qk);
+    for (int64_t r = 0; r < LANES; r++) {
+        int64_t lo = 0, hi = 0;
+        if (r < l->count) {
+            local_visible(x->p, &x->s, i0 + r, &lo, &hi);
+        }
+        if (lo < hi) {
+            l->first = lo < l->first ? lo : l->first;
+            l->last = hi > l->last ? hi : l->last;
+        }
+        l->lo[r] = (int32_t)lo, l->hi[r] = (int32_t)hi;
+        l->at[r] = (float)(i0 + r + x->s.nk - x->s.nq);
+        l->x0[r] = r < l->count ? query_constant(x, tile + r * x->p->dim_qk) : 0;
+    }
+    if (l->first > l->last) {
+        l->first = l->last;
+    }
+}
+
+/* ------------------------------------------------------------------ the score */
+
+typedef struct scoring {
+    bool rbf, capped, sloped, biased;
+    float scale, cap, slope;
+} scoring;
+
+static inline scoring scoring_of(const head *x)
+{
+    const loam_problem *p = x->p;
+    return (scoring){ .rbf = p->score == LOAM_RBF,
+                      .capped = p->soft_cap > 0,
+                      .sloped = p->slope != 0,
+                      .biased = p->key_bias != 0,
+                      .scale = (float)p->scale,
+                      .cap = (float)p->soft_cap,
+                      .slope = p->slope ? ((const float *)x->a->slope)[x->h] : 0 };
+}
+
+/* Scores are kept within +-SCORE_LIMIT, so that products that overflow give large weights and not NaN. */
+#define SCORE_LIMIT 1e37f
+
+/* s from x = q.k or -|q - k|^2 / 2; *factor is d s / d (scale x). */
+VEC_INLINE vec score_of(const scoring *sc, vec x, vec distance, vec bias, vec *factor)
+{
+    vec s = v_max(x * sc->scale, v_set(-SCORE_LIMIT));
+    s = v_select(s < SCORE_LIMIT, s, v_set(SCORE_LIMIT));
+    *factor = v_set(1);
+    if (sc->capped) {
+        const vec t = v_tanh(s * (1 / sc->cap));
+        *factor = 1.0f - t * t;
+        s = sc->cap * t;
+    }
+    if (sc->sloped) {
+        s -= sc->slope * distance;
+    }
+    return sc->biased ? s + bias : s;
+}
+
+static inline void load_bias(float *restrict out, const head *x, int64_t j, int64_t n)
+{
+    const loam_const_view *view = &x->a->key_bias;
+    for (int64_t r = 0; r < n; r++) {
+        out[r] = x->p->key_bias ? ((const float *)view->data)[LOCAL_AT(*view, x->s.b, x->h, x->s.k0 + j + r)] : 0;
+    }
+}
+
+/* A tile of keys with what the score needs of them. */
+typedef struct key_tile {
+    int64_t j, n;
+    float *keys;           /* [TILE][dim_qk] */
+    float norm[TILE];      /* |k'|^2 */
+    float bias[TILE];
+} key_tile;
+
+static inline void key_tile_load(key_tile *t, const head *x, int64_t j, int64_t last)
+{
+    t->j = j, t->n = last - j < TILE ? last - j : TILE;
+    load_keys(t->keys, x, j, t->n);
+    key_norms(t->norm, t->keys, t->n, x->p->dim_qk);
+    load_bias(t->bias, x, j, t->n);
+}
+
+/* x_ij of key r of a tile for the lanes at `lane`, from the product q . k'. */
+VEC_INLINE vec score_argument(const scoring *sc, const lanes *l, const key_tile *t, int64_t r, int lane, vec product)
+{
+    const vec x = product + v_load(l->x0 + lane);
+    return sc->rbf ? x - 0.5f * t->norm[r] : x;
+}
+
+VEC_INLINE vec score_distance(const lanes *l, int64_t j, int lane)
+{
+    return v_abs(v_load(l->at + lane) - (float)j);
+}
+
+/* s_ij, or -inf where the lane does not see the key. */
+VEC_INLINE vec score_masked(const scoring *sc, const lanes *l, const key_tile *t, int64_t r, int lane, vec x,
+                            vec *factor)
+{
+    const int32_t j = (int32_t)(t->j + r);
+    const vmask seen = (v_load_int(l->lo + lane) <= j) & (v_load_int(l->hi + lane) > j);
+    const vec s = score_of(sc, x, score_distance(l, t->j + r, lane), v_set(t->bias[r]), factor);
+    return v_select(seen, s, v_set(-INFINITY));
+}
+
+/* tile [n][LANES]: products q . k' become scores; best[lane] = max over the tile and what it was. */
+static inline void scores_in_place(float *restrict tile, const scoring *sc, const lanes *l, const key_tile *t,
+                                   float *restrict best)
+{
+    FOR_LANES(lane)
+    {
+        vec top = v_load(best + lane);
+        for (int64_t r = 0; r < t->n; r++) {
+            float *at = tile + r * LANES + lane;
+            vec factor;
+            const vec s = score_masked(sc, l, t, r, lane, score_argument(sc, l, t, r, lane, v_load(at)), &factor);
+            top = v_max(s, top);
+            v_store(at, s);
+        }
+        v_store(best + lane, top);
+    }
+}
+
+/* -inf stands for "nothing seen yet"; subtracting it would make NaN. */
+VEC_INLINE vec finite_or_zero(vec m) { return v_select(m > -INFINITY, m, v_set(0)); }
+
+#endif
