@@ -332,10 +332,13 @@ VEC_INLINE pair_terms pair_of(bool by_max, bool by_trace, vec p, vec u, vec g, v
     return out;
 }
 
-/* Sums over the keys of a row that only its own parameters need. */
+/* Sums over the keys of a row that only its own parameters need. Without a soft cap and a sink the ds of a row sum
+ * to 0: then what x has in common for all keys drops out, and keys far from the origin cost no precision. */
 typedef struct row_totals {
     float inner[LANES], scale[LANES], slope[LANES]; /* of ds factor, ds factor x, -ds distance */
 } row_totals;
+
+static bool sums_to_zero(const block *k) { return !k->sc.capped && !k->x.p->sink; }
 
 /* s (x on entry) becomes ds factor. */
 static void tile_row_gradient(block *k, row_totals *sum)
@@ -362,12 +365,13 @@ static void tile_row_gradient(block *k, row_totals *sum)
                         v_load_int(k->peak + lane) == j, v_load(k->spread + lane), excess);
             const vec ds = pair.ds * factor;
             inner += ds;
-            scale += ds * x;
+            scale += ds * (x - v_load(k->l.x0 + lane));
             slope -= pair.ds * score_distance(&k->l, j, lane);
             v_store(k->s + at, ds);
         }
+        inner = sums_to_zero(k) ? v_set(0) : inner;
         v_store(sum->inner + lane, inner);
-        v_store(sum->scale + lane, scale);
+        v_store(sum->scale + lane, scale + inner * v_load(k->l.x0 + lane));
         v_store(sum->slope + lane, slope);
     }
 }

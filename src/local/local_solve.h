@@ -13,10 +13,21 @@
 #include "src/local/local_tile.h"
 
 enum { CG_MOST = 96 };
+
 /* Rows whose least ridge is below this part of the mean variance of the keys go straight to float64. */
 #define BLOCK_LEAST_RIDGE 1e-6f
-#define CG_TOLERANCE 3e-7f /* of the recursive residual, relative to b */
-#define CG_ACCEPT 2e-6f    /* of the true one, times the square root of the estimated condition */
+
+/* A lane stops where its recursive residual, relative to b, is below `stop`. Its result is accepted where the true
+ * one, times the square root of the estimated condition, is below `accept`: that bounds the relative error of x in
+ * the norm of the system, which is the error that the output sees. Results of 16 bits need less. */
+typedef struct cg_tolerance {
+    float stop, accept;
+} cg_tolerance;
+
+static inline cg_tolerance cg_tolerance_of(loam_dtype dtype)
+{
+    return dtype == LOAM_F32 ? (cg_tolerance){ 3e-7f, 2e-5f } : (cg_tolerance){ 1e-5f, 5e-4f };
+}
 
 typedef struct block_system {
     const head *x;
@@ -78,9 +89,13 @@ static inline void block_apply(const block_system *sys, const float *restrict v,
     }
 }
 
-/* One step; active lanes are those with live[lane] != 0. least: smallest Rayleigh quotient met. */
-static inline void cg_step(const block_system *sys, float *restrict x, float *restrict rr, float *restrict live,
-                           const float *restrict stop, float *restrict least)
+/* What the steps of a lane have in common: |r|^2, whether it goes on, the |r|^2 to stop at, and the smallest and
+ * largest Rayleigh quotients met, which estimate the condition. */
+typedef struct cg_lanes {
+    float rr[LANES], live[LANES], stop[LANES], least[LANES], most[LANES];
+} cg_lanes;
+
+static inline void cg_step(const block_system *sys, float *restrict x, cg_lanes *k)
 {
     const int64_t d = sys->x->p->dim_qk;
     float curvature[LANES], size[LANES], step[LANES], back[LANES], next[LANES], turn[LANES];
@@ -88,21 +103,22 @@ static inline void cg_step(const block_system *sys, float *restrict x, float *re
     panel_dot(curvature, sys->direction, sys->image, d);
     panel_dot(size, sys->direction, sys->direction, d);
     for (int lane = 0; lane < LANES; lane++) {
-        const bool go = live[lane] != 0 && curvature[lane] > 0;
-        step[lane] = go ? rr[lane] / curvature[lane] : 0;
+        const bool go = k->live[lane] != 0 && curvature[lane] > 0;
+        const float quotient = go ? curvature[lane] / size[lane] : k->least[lane];
+        step[lane] = go ? k->rr[lane] / curvature[lane] : 0;
         back[lane] = -step[lane];
-        live[lane] = go;
-        if (go && curvature[lane] < least[lane] * size[lane]) {
-            least[lane] = curvature[lane] / size[lane];
-        }
+        k->live[lane] = go;
+        k->least[lane] = fminf(k->least[lane], quotient);
+        k->most[lane] = fmaxf(k->most[lane], quotient);
     }
     panel_axpy(x, d, step, sys->direction);
     panel_axpy(sys->r, d, back, sys->image);
     panel_dot(next, sys->r, sys->r, d);
     for (int lane = 0; lane < LANES; lane++) {
-        turn[lane] = live[lane] != 0 ? next[lane] / rr[lane] : 0;
-        rr[lane] = live[lane] != 0 ? next[lane] : rr[lane];
-        live[lane] = live[lane] != 0 && next[lane] > stop[lane];
+        const bool go = k->live[lane] != 0;
+        turn[lane] = go ? next[lane] / k->rr[lane] : 0;
+        k->rr[lane] = go ? next[lane] : k->rr[lane];
+        k->live[lane] = go && next[lane] > k->stop[lane];
     }
     panel_scale(sys->direction, d, turn);
     panel_fill(turn, 1, 1);
@@ -138,7 +154,9 @@ static inline void block_solve(const block_system *sys, const float *restrict b,
                                float *restrict x, block_result *result)
 {
     const int64_t d = sys->x->p->dim_qk;
-    float bb[LANES], rr[LANES], live[LANES], stop[LANES], least[LANES], unit[LANES], per_unit[LANES];
+    const cg_tolerance tolerance = cg_tolerance_of(sys->x->p->dtype);
+    float bb[LANES], unit[LANES], per_unit[LANES];
+    cg_lanes k;
     lane_magnitudes(unit, b, d);
     for (int lane = 0; lane < LANES; lane++) {
         per_unit[lane] = 1 / unit[lane];
@@ -149,17 +167,18 @@ static inline void block_solve(const block_system *sys, const float *restrict b,
     panel_copy(sys->direction, sys->r, d);
     panel_dot(bb, sys->r, sys->r, d);
     for (int lane = 0; lane < LANES; lane++) {
-        rr[lane] = bb[lane];
-        stop[lane] = CG_TOLERANCE * CG_TOLERANCE * bb[lane];
-        live[lane] = wanted[lane] && bb[lane] > 0 && bb[lane] < INFINITY;
-        least[lane] = INFINITY;
+        k.rr[lane] = bb[lane];
+        k.stop[lane] = tolerance.stop * tolerance.stop * bb[lane];
+        k.live[lane] = wanted[lane] && bb[lane] > 0 && bb[lane] < INFINITY;
+        k.least[lane] = INFINITY;
+        k.most[lane] = 0;
         result->iterations[lane] = 0;
     }
-    for (int step = 0; step < CG_MOST && any_live(live); step++) {
+    for (int step = 0; step < CG_MOST && any_live(k.live); step++) {
         for (int lane = 0; lane < LANES; lane++) {
-            result->iterations[lane] += live[lane] != 0;
+            result->iterations[lane] += k.live[lane] != 0;
         }
-        cg_step(sys, x, rr, live, stop, least);
+        cg_step(sys, x, &k);
     }
     block_apply(sys, x, sys->image);
     for (int lane = 0; lane < LANES; lane++) {
@@ -170,7 +189,8 @@ static inline void block_solve(const block_system *sys, const float *restrict b,
         }
         const float ratio = bb[lane] > 0 ? (float)sqrt(error2 / (double)bb[lane]) : 0;
         result->residual[lane] = ratio;
-        result->accepted[lane] = wanted[lane] && ratio <= CG_ACCEPT;
+        result->accepted[lane] =
+            wanted[lane] && (ratio == 0 || ratio * sqrtf(k.most[lane] / k.least[lane]) <= tolerance.accept);
     }
     panel_scale(x, d, unit);
 }
