@@ -109,10 +109,10 @@ typedef enum loam_score {
 
 /* Which axes the ridge varies over. */
 typedef enum loam_ridge_axes {
-    LOAM_RIDGE_NUMBER,   /* one number: problem.ridge, or args.ridge [1] where that is given */
-    LOAM_RIDGE_HEAD,     /* args.ridge [heads_q]; its stride is .head */
-    LOAM_RIDGE_TOKEN,    /* args.ridge [batch, heads_q, len_q] */
-    LOAM_RIDGE_CHANNEL   /* args.ridge [batch, heads_q, len_q, dim_qk] */
+    LOAM_RIDGE_NUMBER, /* one number: problem.ridge, or args.ridge [1] where that is given */
+    LOAM_RIDGE_HEAD,   /* args.ridge [heads_q]; its stride is .head */
+    LOAM_RIDGE_TOKEN,  /* args.ridge [batch, heads_q, len_q] */
+    LOAM_RIDGE_CHANNEL /* args.ridge [batch, heads_q, len_q, dim_qk] */
 } loam_ridge_axes;
 
 /* What the ridge is relative to: Lambda_i = ridge * unit_i, added to the covariance of the keys under
@@ -147,11 +147,11 @@ typedef struct loam_problem {
      * and its strides are then unused: row `cu_q[b] + i` of the token axis is token i of sequence b. */
     int64_t total_q, total_kv;
 
-    loam_score score;  /* default LOAM_DOT */
-    double scale;      /* default 0: 1/sqrt(dim_qk), for both scores. LOAM_RBF: > 0 */
-    double soft_cap;   /* default 0: none. c > 0: scaled scores become c tanh(s / c) */
-    int causal;        /* default 1: query i sees keys j <= i + len_kv - len_q. 0: all keys */
-    int64_t window;    /* default 0: none. w >= 1: only keys with |i + len_kv - len_q - j| < w */
+    loam_score score; /* default LOAM_DOT */
+    double scale;     /* default 0: 1/sqrt(dim_qk), for both scores. LOAM_RBF: > 0 */
+    double soft_cap;  /* default 0: none. c > 0: scaled scores become c tanh(s / c) */
+    int causal;       /* default 1: query i sees keys j <= i + len_kv - len_q. 0: all keys */
+    int64_t window;   /* default 0: none. w >= 1: only keys with |i + len_kv - len_q - j| < w */
 
     int slope;    /* 1: args.slope, adds -slope_h |i + len_kv - len_q - j| to the scores (ALiBi) */
     int key_bias; /* 1: args.key_bias, adds bias_hj to the scores */
@@ -174,8 +174,7 @@ LOAM_API loam_problem loam_problem_default(loam_mechanism mechanism, loam_pass p
 typedef struct loam_plan loam_plan;
 
 /* Checks the problem, chooses the kernel and fixes the sizes. On failure *plan is NULL. */
-LOAM_API loam_status loam_plan_create(loam_plan **plan, const loam_problem *problem,
-                                      loam_error *error);
+LOAM_API loam_status loam_plan_create(loam_plan **plan, const loam_problem *problem, loam_error *error);
 LOAM_API void loam_plan_destroy(loam_plan *plan); /* NULL is allowed */
 
 /* "lla forward f32 local_forward_avx512 b1 h8/8 q4096 k4096 d64/64 causal"; lives as long as the plan. */
@@ -246,7 +245,7 @@ typedef struct loam_args {
                           unseen keys. For small inputs: it is n^2. Forward only */
     loam_view info;    /* [batch, heads_q, len_q] loam_row_info, or not wanted */
 
-    void *saved;       /* written by forward (or NULL), read by backward; private layout */
+    void *saved; /* written by forward (or NULL), read by backward; private layout */
 
     /* Backward: grad_o is read, the others are written (not added to); each may be unwanted. */
     loam_const_view grad_o;  /* [batch, heads_q,  len_q,  dim_v]  dtype */
@@ -265,8 +264,7 @@ typedef struct loam_args {
 
 /* Views of a dense (batch, heads, tokens, channels) array, and of a (batch, tokens, heads, channels)
  * one; with channels = 1 also of [batch, heads, tokens]. */
-static inline loam_const_view loam_dense(const void *data, int64_t heads, int64_t tokens,
-                                         int64_t channels)
+static inline loam_const_view loam_dense(const void *data, int64_t heads, int64_t tokens, int64_t channels)
 {
     loam_const_view view = { data, heads * tokens * channels, tokens * channels, channels };
     return view;
@@ -308,8 +306,8 @@ LOAM_API loam_status loam_state_partial(const loam_plan *plan, const loam_args *
 LOAM_API loam_status loam_state_merge(const loam_plan *plan, double *into, const double *from,
                                       loam_error *error);
 /* Outputs o, lse, rho and info from states; reads q, probe, ridge, sink, work. */
-LOAM_API loam_status loam_state_finish(const loam_plan *plan, const loam_args *args,
-                                       const double *states, loam_error *error);
+LOAM_API loam_status loam_state_finish(const loam_plan *plan, const loam_args *args, const double *states,
+                                       loam_error *error);
 
 /* ---------------------------------------------------------------- what there is */
 

@@ -11,19 +11,19 @@ loam_status loam_fail(loam_error *error, loam_status status, const char *format,
 /* Clears *error, which may be NULL, and returns LOAM_OK. */
 loam_status loam_succeed(loam_error *error);
 
-#define TRY(call)                              \
-    do {                                       \
+#define TRY(call) \
+    do { \
         const loam_status try_status = (call); \
-        if (try_status != LOAM_OK) {           \
-            return try_status;                 \
-        }                                      \
+        if (try_status != LOAM_OK) { \
+            return try_status; \
+        } \
     } while (0)
 
-#define REQUIRE(condition, error, status, ...)            \
-    do {                                                  \
-        if (!(condition)) {                               \
+#define REQUIRE(condition, error, status, ...) \
+    do { \
+        if (!(condition)) { \
             return loam_fail(error, status, __VA_ARGS__); \
-        }                                                 \
+        } \
     } while (0)
 
 #endif

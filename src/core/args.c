@@ -36,8 +36,9 @@ static loam_status check_ascending(const int64_t *cu, const char *name, int64_t 
     for (int64_t b = 0; b < batch; b++) {
         /* Compared before subtracting: hostile values must not overflow. */
         REQUIRE(cu[b + 1] >= cu[b] && cu[b + 1] <= total && cu[b + 1] - cu[b] <= longest, error, LOAM_ESHAPE,
-                "%s[%lld]: %lld after %lld, expected a length of 0 to %lld and no more than %lld in all", name,
-                (long long)(b + 1), (long long)cu[b + 1], (long long)cu[b], (long long)longest, (long long)total);
+                "%s[%lld]: %lld after %lld, expected a length of 0 to %lld and no more than %lld in all",
+                name, (long long)(b + 1), (long long)cu[b + 1], (long long)cu[b], (long long)longest,
+                (long long)total);
     }
     REQUIRE(cu[batch] == total, error, LOAM_ESHAPE, "%s[%lld]: %lld, expected the total %lld", name,
             (long long)batch, (long long)cu[batch], (long long)total);
@@ -51,8 +52,8 @@ static loam_status check_lengths(const loam_problem *p, const loam_args *a, loam
         TRY(check_ascending(a->cu_q, "cu_q", p->batch, p->len_q, p->total_q, error));
         return check_ascending(a->cu_kv, "cu_kv", p->batch, p->len_kv, p->total_kv, error);
     }
-    REQUIRE(!a->cu_q && !a->cu_kv, error, LOAM_EARG, "%s: given, but the problem is not packed (total_q is -1)",
-            a->cu_q ? "cu_q" : "cu_kv");
+    REQUIRE(!a->cu_q && !a->cu_kv, error, LOAM_EARG,
+            "%s: given, but the problem is not packed (total_q is -1)", a->cu_q ? "cu_q" : "cu_kv");
     for (int64_t b = 0; a->lens_kv && b < p->batch; b++) {
         REQUIRE(a->lens_kv[b] >= 0 && a->lens_kv[b] <= p->len_kv, error, LOAM_ESHAPE,
                 "lens_kv[%lld]: %lld, expected 0 to %lld", (long long)b, (long long)a->lens_kv[b],
@@ -92,12 +93,14 @@ static loam_status check_ridge(const loam_problem *p, const loam_args *a, loam_e
     return LOAM_OK;
 }
 
-static loam_status check_numbers(const loam_problem *p, const void *values, const char *name, loam_error *error)
+static loam_status check_numbers(const loam_problem *p, const void *values, const char *name,
+                                 loam_error *error)
 {
     TRY(need(values, name, "the problem says that it is given", error));
     for (int64_t h = 0; h < p->heads_q; h++) {
         const double x = element_load(values, dtype_real(p->dtype), h);
-        REQUIRE(isfinite(x), error, LOAM_EVALUE, "%s[%lld]: %g, expected a finite number", name, (long long)h, x);
+        REQUIRE(isfinite(x), error, LOAM_EVALUE, "%s[%lld]: %g, expected a finite number", name, (long long)h,
+                x);
     }
     return LOAM_OK;
 }
@@ -137,7 +140,8 @@ static loam_status check_forward(const loam_problem *p, const loam_args *a, args
     }
     REQUIRE(!a->weights.data || (p->pass == LOAM_FORWARD && use == ARGS_RUN), error, LOAM_EUNSUPPORTED,
             "weights: only the forward pass gives them");
-    REQUIRE(!a->saved || p->pass == LOAM_FORWARD, error, LOAM_EUNSUPPORTED, "saved: only the forward pass writes it");
+    REQUIRE(!a->saved || p->pass == LOAM_FORWARD, error, LOAM_EUNSUPPORTED,
+            "saved: only the forward pass writes it");
     TRY(check_output(&a->o, "o", batch, heads, tokens, p->dim_v, error));
     TRY(check_output(&a->lse, "lse", batch, heads, tokens, 1, error));
     TRY(check_output(&a->rho, "rho", batch, heads, tokens, p->dim_qk, error));
@@ -148,7 +152,8 @@ static loam_status check_forward(const loam_problem *p, const loam_args *a, args
 static loam_status check_backward(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     const int64_t batch = local_packed(p) ? 1 : p->batch;
-    const int64_t tokens = local_packed(p) ? p->total_q : p->len_q, keys = local_packed(p) ? p->total_kv : p->len_kv;
+    const int64_t tokens = local_packed(p) ? p->total_q : p->len_q,
+                  keys = local_packed(p) ? p->total_kv : p->len_kv;
     if (batch * tokens > 0) {
         TRY(need(a->grad_o.data, "grad_o", "backward reads it", error));
         TRY(need(a->saved, "saved", "backward reads what forward left there", error));
@@ -159,9 +164,11 @@ static loam_status check_backward(const loam_problem *p, const loam_args *a, loa
     TRY(check_output(&a->grad_key_bias, "grad_key_bias", batch, p->heads_q, keys, 1, error));
     REQUIRE(!a->grad_probe.data || p->mechanism == LOAM_PARALLAX, error, LOAM_EARG,
             "grad_probe: only Parallax has a probe to give");
-    REQUIRE(!a->grad_ridge.data || p->mechanism == LOAM_LLA, error, LOAM_EARG, "grad_ridge: only LLA has a ridge");
+    REQUIRE(!a->grad_ridge.data || p->mechanism == LOAM_LLA, error, LOAM_EARG,
+            "grad_ridge: only LLA has a ridge");
     REQUIRE(!a->grad_slope || p->slope, error, LOAM_EARG, "grad_slope: the problem has no slope");
-    REQUIRE(!a->grad_key_bias.data || p->key_bias, error, LOAM_EARG, "grad_key_bias: the problem has no key bias");
+    REQUIRE(!a->grad_key_bias.data || p->key_bias, error, LOAM_EARG,
+            "grad_key_bias: the problem has no key bias");
     REQUIRE(!a->grad_sink || p->sink, error, LOAM_EARG, "grad_sink: the problem has no sink");
     TRY(check_output(&a->grad_probe, "grad_probe", batch, p->heads_q, tokens, p->dim_qk, error));
     if (p->ridge_axes == LOAM_RIDGE_HEAD) {
@@ -177,11 +184,12 @@ loam_status args_check(const loam_plan *plan, const loam_args *a, args_use use, 
 {
     const loam_problem *p = &plan->problem;
     REQUIRE(a, error, LOAM_EARG, "args: NULL");
-    REQUIRE(a->work || plan->work_bytes == 0, error, LOAM_EARG, "work: NULL, expected %zu bytes", plan->work_bytes);
-    REQUIRE((uintptr_t)a->work % LOAM_ALIGN == 0, error, LOAM_EARG, "work: %p, expected a multiple of %d", a->work,
-            LOAM_ALIGN);
-    REQUIRE((uintptr_t)a->saved % LOAM_ALIGN == 0, error, LOAM_EARG, "saved: %p, expected a multiple of %d", a->saved,
-            LOAM_ALIGN);
+    REQUIRE(a->work || plan->work_bytes == 0, error, LOAM_EARG, "work: NULL, expected %zu bytes",
+            plan->work_bytes);
+    REQUIRE((uintptr_t)a->work % LOAM_ALIGN == 0, error, LOAM_EARG, "work: %p, expected a multiple of %d",
+            a->work, LOAM_ALIGN);
+    REQUIRE((uintptr_t)a->saved % LOAM_ALIGN == 0, error, LOAM_EARG, "saved: %p, expected a multiple of %d",
+            a->saved, LOAM_ALIGN);
     TRY(check_lengths(p, a, error));
     TRY(check_inputs(p, a, use, error));
     if (use == ARGS_PARTIAL) {

@@ -14,9 +14,9 @@ static void write_name(loam_plan *plan)
 {
     const loam_problem *p = &plan->problem;
     int n = snprintf(plan->name, sizeof plan->name, "%s %s %s %s b%lld h%lld/%lld q%lld k%lld d%lld/%lld %s",
-                     mechanism_name(p->mechanism), pass_name(p->pass), dtype_name(p->dtype), plan->kernel->name,
-                     (long long)p->batch, (long long)p->heads_q, (long long)p->heads_kv, (long long)p->len_q,
-                     (long long)p->len_kv, (long long)p->dim_qk, (long long)p->dim_v,
+                     mechanism_name(p->mechanism), pass_name(p->pass), dtype_name(p->dtype),
+                     plan->kernel->name, (long long)p->batch, (long long)p->heads_q, (long long)p->heads_kv,
+                     (long long)p->len_q, (long long)p->len_kv, (long long)p->dim_qk, (long long)p->dim_v,
                      p->causal ? "causal" : "full");
     if (p->window > 0 && n > 0 && (size_t)n < sizeof plan->name) {
         snprintf(plan->name + n, sizeof plan->name - (size_t)n, " window %lld", (long long)p->window);
@@ -28,9 +28,9 @@ static size_t work_bytes(const loam_plan *plan)
 {
     const loam_problem *p = &plan->problem;
     const size_t own = plan->kernel->work(p);
-    const size_t finish = p->pass == LOAM_DECODE ? size_mul(size_of(local_state_scratch(p), sizeof(double)),
-                                                            (size_t)p->threads)
-                                                 : 0;
+    const size_t finish = p->pass == LOAM_DECODE
+                              ? size_mul(size_of(local_state_scratch(p), sizeof(double)), (size_t)p->threads)
+                              : 0;
     return own > finish ? own : finish;
 }
 

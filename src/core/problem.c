@@ -24,7 +24,8 @@ loam_problem loam_problem_default(loam_mechanism mechanism, loam_pass pass)
 
 static loam_status check_enum(const char *name, int value, int count, loam_error *error)
 {
-    REQUIRE(value >= 0 && value < count, error, LOAM_EARG, "%s: %d is none of its %d values", name, value, count);
+    REQUIRE(value >= 0 && value < count, error, LOAM_EARG, "%s: %d is none of its %d values", name, value,
+            count);
     return LOAM_OK;
 }
 
@@ -75,8 +76,9 @@ static loam_status check_shape(const loam_problem *p, loam_error *error)
     TRY(check_size("batch", p->batch, 0, INT32_MAX, error));
     TRY(check_size("heads_q", p->heads_q, 1, INT32_MAX, error));
     TRY(check_size("heads_kv", p->heads_kv, 1, INT32_MAX, error));
-    REQUIRE(p->heads_q % p->heads_kv == 0, error, LOAM_ESHAPE, "heads_q: %lld, expected a multiple of heads_kv %lld",
-            (long long)p->heads_q, (long long)p->heads_kv);
+    REQUIRE(p->heads_q % p->heads_kv == 0, error, LOAM_ESHAPE,
+            "heads_q: %lld, expected a multiple of heads_kv %lld", (long long)p->heads_q,
+            (long long)p->heads_kv);
     /* Positions and their differences must fit an int32 lane. */
     TRY(check_size("len_q", p->len_q, 0, INT32_MAX / 4, error));
     TRY(check_size("len_kv", p->len_kv, 0, INT32_MAX / 4, error));
@@ -95,15 +97,16 @@ static loam_status check_values(const loam_problem *p, loam_error *error)
             "scale: %g, expected > 0 for the RBF score (or 0 for the default)", p->scale);
     REQUIRE(isfinite(p->soft_cap) && p->soft_cap >= 0, error, LOAM_EVALUE,
             "soft_cap: %g, expected >= 0 (0: none)", p->soft_cap);
-    REQUIRE(p->window >= 0, error, LOAM_EVALUE, "window: %lld, expected >= 0 (0: none)", (long long)p->window);
+    REQUIRE(p->window >= 0, error, LOAM_EVALUE, "window: %lld, expected >= 0 (0: none)",
+            (long long)p->window);
     REQUIRE(p->threads >= 0 && p->threads <= MAX_THREADS, error, LOAM_EVALUE, "threads: %d, expected 0 to %d",
             p->threads, MAX_THREADS);
     REQUIRE(!p->sink || p->mechanism == LOAM_SOFTMAX, error, LOAM_EUNSUPPORTED,
             "sink: only softmax has one, not %s: the mass that leaves has no key to fit a line through",
             mechanism_name(p->mechanism));
     if (p->mechanism == LOAM_LLA) {
-        REQUIRE(isfinite(p->ridge) && p->ridge >= 0, error, LOAM_EVALUE, "ridge: %g, expected a finite number >= 0",
-                p->ridge);
+        REQUIRE(isfinite(p->ridge) && p->ridge >= 0, error, LOAM_EVALUE,
+                "ridge: %g, expected a finite number >= 0", p->ridge);
     }
     return LOAM_OK;
 }

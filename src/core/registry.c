@@ -102,14 +102,18 @@ const kernel *registry_choose(const loam_problem *p, loam_error *error)
         }
     }
     if (!best) {
-        loam_fail(error, LOAM_EUNSUPPORTED, "backend: %s has no kernel for %s %s in %s", backend_name(p->backend),
-                  mechanism_name(p->mechanism), pass_name(p->pass), dtype_name(p->dtype));
+        loam_fail(error, LOAM_EUNSUPPORTED, "backend: %s has no kernel for %s %s in %s",
+                  backend_name(p->backend), mechanism_name(p->mechanism), pass_name(p->pass),
+                  dtype_name(p->dtype));
     }
     return best;
 }
 
 /* The rows in words: the distinct sets are few, so constant texts serve. */
-static const char *types_text(unsigned dtypes) { return dtypes == TYPES_ALL ? "f32 bf16 f16 f64" : "f32 bf16 f16"; }
+static const char *types_text(unsigned dtypes)
+{
+    return dtypes == TYPES_ALL ? "f32 bf16 f16 f64" : "f32 bf16 f16";
+}
 
 loam_status loam_kernel_at(int index, loam_kernel_info *info)
 {

@@ -10,7 +10,7 @@ typedef struct kernel {
     const char *name;
     unsigned mechanisms; /* bit 1 << loam_mechanism */
     loam_pass pass;
-    unsigned dtypes;     /* bit 1 << loam_dtype */
+    unsigned dtypes; /* bit 1 << loam_dtype */
     loam_backend backend;
     cpu_isa isa;
     local_run_fn *run;

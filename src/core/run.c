@@ -30,9 +30,10 @@ loam_status loam_state_partial(const loam_plan *plan, const loam_args *args, int
                                double *states, loam_error *error)
 {
     TRY(check_decode(plan, error));
-    REQUIRE(first >= 0 && count >= 0 && first <= plan->problem.len_kv && count <= plan->problem.len_kv - first, error,
-            LOAM_ESHAPE, "first, count: keys %lld to %lld + %lld, expected within 0 to %lld", (long long)first,
-            (long long)first, (long long)count, (long long)plan->problem.len_kv);
+    REQUIRE(first >= 0 && count >= 0 && first <= plan->problem.len_kv &&
+                count <= plan->problem.len_kv - first,
+            error, LOAM_ESHAPE, "first, count: keys %lld to %lld + %lld, expected within 0 to %lld",
+            (long long)first, (long long)first, (long long)count, (long long)plan->problem.len_kv);
     TRY(args_check(plan, args, ARGS_PARTIAL, error));
     REQUIRE(states || local_rows(&plan->problem) == 0, error, LOAM_EARG, "states: NULL");
     return plan->kernel->partial(&plan->problem, args, first, count, states, error);

@@ -26,8 +26,8 @@ local_run_fn local_forward_ref, local_backward_ref, local_decode_ref;
 local_work_fn local_forward_ref_work, local_backward_ref_work, local_decode_ref_work;
 local_partial_fn local_partial_ref;
 
-#define LOCAL_DECLARE_ISA(isa)                                                               \
-    local_run_fn local_forward_##isa, local_backward_##isa, local_decode_##isa;              \
+#define LOCAL_DECLARE_ISA(isa) \
+    local_run_fn local_forward_##isa, local_backward_##isa, local_decode_##isa; \
     local_work_fn local_forward_##isa##_work, local_backward_##isa##_work, local_decode_##isa##_work; \
     local_partial_fn local_partial_##isa;
 
@@ -69,10 +69,14 @@ static inline int64_t local_row(const loam_problem *p, const local_seq *s, int64
     return local_packed(p) ? h * p->total_q + s->q0 + i : (s->b * p->heads_q + h) * p->len_q + i;
 }
 
-static inline int64_t local_kv_head(const loam_problem *p, int64_t h) { return h / (p->heads_q / p->heads_kv); }
+static inline int64_t local_kv_head(const loam_problem *p, int64_t h)
+{
+    return h / (p->heads_q / p->heads_kv);
+}
 
 /* Keys lo .. hi - 1 that query i of a sequence sees (lo >= hi: none). */
-static inline void local_visible(const loam_problem *p, const local_seq *s, int64_t i, int64_t *lo, int64_t *hi)
+static inline void local_visible(const loam_problem *p, const local_seq *s, int64_t i, int64_t *lo,
+                                 int64_t *hi)
 {
     const int64_t at = i + s->nk - s->nq;
     int64_t first = 0, last = s->nk - 1;
@@ -111,7 +115,10 @@ static inline double local_ridge(const loam_problem *p, const loam_args *a, cons
 /* A pivot of Cov + Lambda at or below this is zero: `largest` is the largest diagonal entry, `mean2` the
  * largest squared coordinate of the mean key (whose rounding is the floor of Cov). Every solver uses it, so
  * that all agree on which rows are singular. */
-static inline double local_least_pivot(double largest, double mean2) { return 1e-13 * largest + 1e-29 * mean2; }
+static inline double local_least_pivot(double largest, double mean2)
+{
+    return 1e-13 * largest + 1e-29 * mean2;
+}
 
 /* ------------------------------------------------------------------ saved for backward */
 

@@ -14,12 +14,12 @@
 #include <omp.h>
 
 typedef struct row_record {
-    float lse, gbar;      /* gbar = do . vbar */
+    float lse, gbar; /* gbar = do . vbar */
     float rho_kbar, y_kbar;
-    float e;              /* the constant of ds = p ((1 - u) E + e) */
-    float spread, trace;  /* ridge relative to the trace: e / unit, and trace / dim */
-    float kbar2;          /* |kbar|^2 */
-    int32_t peak;         /* ridge relative to the largest weight: its key; else -1 */
+    float e;             /* the constant of ds = p ((1 - u) E + e) */
+    float spread, trace; /* ridge relative to the trace: e / unit, and trace / dim */
+    float kbar2;         /* |kbar|^2 */
+    int32_t peak;        /* ridge relative to the largest weight: its key; else -1 */
     int32_t lo, hi;
 } row_record;
 
@@ -50,14 +50,14 @@ typedef struct block {
     float lse[LANES], gbar[LANES], rho_kbar[LANES], y_kbar[LANES], e[LANES], spread[LANES], trace[LANES],
         kbar2[LANES], inverse[LANES], unit[LANES];
     int32_t peak[LANES];
-    float *values;                    /* [TILE][dim_v] */
-    float *s, *t, *u, *g, *w;         /* [TILE][LANES] */
-    float *query, *probe, *y, *grad;  /* [dim_qk][LANES]; grad: of q or k */
-    float *grad_o, *grad_v;           /* [dim_v][LANES]; grad_v with lanes as keys */
-    float *kbar, *lambda, *work[3];   /* [dim_qk][LANES], LLA */
-    float *weights;                   /* [len_kv][LANES], LLA */
+    float *values;                                 /* [TILE][dim_v] */
+    float *s, *t, *u, *g, *w;                      /* [TILE][LANES] */
+    float *query, *probe, *y, *grad;               /* [dim_qk][LANES]; grad: of q or k */
+    float *grad_o, *grad_v;                        /* [dim_v][LANES]; grad_v with lanes as keys */
+    float *kbar, *lambda, *work[3];                /* [dim_qk][LANES], LLA */
+    float *weights;                                /* [len_kv][LANES], LLA */
     float *rows_q, *rows_rho, *rows_y, *rows_kbar; /* [TILE][dim_qk]: queries that stream by the keys */
-    float *rows_do;                   /* [TILE][dim_v] */
+    float *rows_do;                                /* [TILE][dim_v] */
     row64 row;
 } block;
 
@@ -233,7 +233,8 @@ static void set_ridge(block *k, const float *square, bool *wanted)
             k->unit[lane] = variance + (float)LOCAL_TRACE_FLOOR;
         }
         for (int64_t c = 0; c < d; c++) {
-            const double ridge = some ? (double)k->unit[lane] * local_ridge(p, k->x.a, &k->x.s, k->x.h, k->l.i0 + lane, c)
+            const double ridge = some ? (double)k->unit[lane] *
+                                            local_ridge(p, k->x.a, &k->x.s, k->x.h, k->l.i0 + lane, c)
                                       : 0;
             k->lambda[c * LANES + lane] = (float)ridge;
             least = fmin(least, ridge);
@@ -256,9 +257,17 @@ static void set_max_unit(block *k)
 static void solve_adjoint(block *k, const float *square)
 {
     const int64_t d = k->x.p->dim_qk;
-    const block_system sys = { .x = &k->x, .l = &k->l, .tile = &k->tile, .product = k->s, .weights = k->weights,
-                               .inverse = k->inverse, .kbar = k->kbar, .lambda = k->lambda, .r = k->work[0],
-                               .direction = k->work[1], .image = k->work[2] };
+    const block_system sys = { .x = &k->x,
+                               .l = &k->l,
+                               .tile = &k->tile,
+                               .product = k->s,
+                               .weights = k->weights,
+                               .inverse = k->inverse,
+                               .kbar = k->kbar,
+                               .lambda = k->lambda,
+                               .r = k->work[0],
+                               .direction = k->work[1],
+                               .image = k->work[2] };
     block_result result;
     bool wanted[LANES];
     if (k->by_max) {
@@ -309,8 +318,8 @@ static void given_gradient(block *k)
     for (int64_t lane = 0; lane < k->l.count; lane++) {
         k->e[lane] = -part[lane];
         if (k->x.a->grad_probe.data) {
-            store_lane(&k->x.a->grad_probe, p->dtype, k->x.s.b, k->x.h, k->x.s.q0 + k->l.i0 + lane, k->grad, lane,
-                       p->dim_qk);
+            store_lane(&k->x.a->grad_probe, p->dtype, k->x.s.b, k->x.h, k->x.s.q0 + k->l.i0 + lane, k->grad,
+                       lane, p->dim_qk);
         }
     }
 }
@@ -320,8 +329,8 @@ typedef struct pair_terms {
     vec ds, error, kept, spread; /* spread: p x of the trace unit */
 } pair_terms;
 
-VEC_INLINE pair_terms pair_of(bool by_max, bool by_trace, vec p, vec u, vec g, vec t, vec e, vmask at_peak, vec spread,
-                              vec excess)
+VEC_INLINE pair_terms pair_of(bool by_max, bool by_trace, vec p, vec u, vec g, vec t, vec e, vmask at_peak,
+                              vec spread, vec excess)
 {
     const vec error = g + t, kept = p * (1.0f - u);
     pair_terms out = { kept * error, p * error, kept, p * spread };
@@ -346,9 +355,11 @@ static void tile_row_gradient(block *k, row_totals *sum)
     const float inverse_d = 1 / (float)k->x.p->dim_qk;
     FOR_LANES(lane)
     {
-        const vec lse = finite_or_zero(v_load(k->lse + lane)), gbar = v_load(k->gbar + lane), e = v_load(k->e + lane);
+        const vec lse = finite_or_zero(v_load(k->lse + lane)), gbar = v_load(k->gbar + lane),
+                  e = v_load(k->e + lane);
         const vec rho_kbar = v_load(k->rho_kbar + lane), y_kbar = v_load(k->y_kbar + lane);
-        vec inner = v_load(sum->inner + lane), scale = v_load(sum->scale + lane), slope = v_load(sum->slope + lane);
+        vec inner = v_load(sum->inner + lane), scale = v_load(sum->scale + lane),
+            slope = v_load(sum->slope + lane);
         for (int64_t r = 0; r < k->tile.n; r++) {
             const int64_t at = r * LANES + lane;
             const int32_t j = (int32_t)(k->tile.j + r);
@@ -359,10 +370,10 @@ static void tile_row_gradient(block *k, row_totals *sum)
                 excess = (k->tile.norm[r] - 2.0f * v_load(k->w + at) + v_load(k->kbar2 + lane)) * inverse_d -
                          v_load(k->trace + lane);
             }
-            const pair_terms pair =
-                pair_of(k->by_max, k->by_trace, p, k->probed ? v_load(k->u + at) - rho_kbar : v_set(0),
-                        v_load(k->g + at) - gbar, k->solved ? v_load(k->t + at) - y_kbar : v_set(0), e,
-                        v_load_int(k->peak + lane) == j, v_load(k->spread + lane), excess);
+            const pair_terms pair = pair_of(
+                k->by_max, k->by_trace, p, k->probed ? v_load(k->u + at) - rho_kbar : v_set(0),
+                v_load(k->g + at) - gbar, k->solved ? v_load(k->t + at) - y_kbar : v_set(0), e,
+                v_load_int(k->peak + lane) == j, v_load(k->spread + lane), excess);
             const vec ds = pair.ds * factor;
             inner += ds;
             scale += ds * (x - v_load(k->l.x0 + lane));
@@ -414,7 +425,8 @@ static void put_query_gradient(block *k, const row_totals *sum)
         }
     }
     for (int64_t lane = 0; k->x.a->grad_q.data && lane < k->l.count; lane++) {
-        store_lane(&k->x.a->grad_q, p->dtype, k->x.s.b, k->x.h, k->x.s.q0 + k->l.i0 + lane, k->grad, lane, p->dim_qk);
+        store_lane(&k->x.a->grad_q, p->dtype, k->x.s.b, k->x.h, k->x.s.q0 + k->l.i0 + lane, k->grad, lane,
+                   p->dim_qk);
     }
 }
 
@@ -423,10 +435,16 @@ static void put_rows(const block *k, const row_arrays *rows, const row_totals *s
     const loam_problem *p = k->x.p;
     for (int64_t lane = 0; lane < k->l.count; lane++) {
         const int64_t at = local_row(p, &k->x.s, k->x.h, k->l.i0 + lane);
-        rows->record[at] = (row_record){ .lse = k->lse[lane], .gbar = k->gbar[lane], .rho_kbar = k->rho_kbar[lane],
-                                         .y_kbar = k->y_kbar[lane], .e = k->e[lane], .spread = k->spread[lane],
-                                         .trace = k->trace[lane], .kbar2 = k->kbar2[lane],
-                                         .peak = k->by_max ? k->peak[lane] : -1, .lo = k->l.lo[lane],
+        rows->record[at] = (row_record){ .lse = k->lse[lane],
+                                         .gbar = k->gbar[lane],
+                                         .rho_kbar = k->rho_kbar[lane],
+                                         .y_kbar = k->y_kbar[lane],
+                                         .e = k->e[lane],
+                                         .spread = k->spread[lane],
+                                         .trace = k->trace[lane],
+                                         .kbar2 = k->kbar2[lane],
+                                         .peak = k->by_max ? k->peak[lane] : -1,
+                                         .lo = k->l.lo[lane],
                                          .hi = k->l.hi[lane] };
         for (int64_t c = 0; k->solved && c < p->dim_qk; c++) {
             rows->y[at * p->dim_qk + c] = k->y[c * LANES + lane];
@@ -532,15 +550,17 @@ static void tile_key_gradient(block *k, key_lanes *l, const query_tile *q)
             if (k->sc.rbf) {
                 x -= 0.5f * v_load(l->norm + lane);
             }
-            const vec s = score_of(&k->sc, x, v_abs(v_load(l->at + lane) - q->at[r]), v_load(l->bias + lane), &factor);
+            const vec s = score_of(&k->sc, x, v_abs(v_load(l->at + lane) - q->at[r]), v_load(l->bias + lane),
+                                   &factor);
             const vec p = v_exp(v_select(seen, s - lse, v_set(-INFINITY)));
             if (k->by_trace) {
-                excess = (v_load(l->norm + lane) - 2.0f * v_load(k->w + at) + row->kbar2) * inverse_d - row->trace;
+                excess = (v_load(l->norm + lane) - 2.0f * v_load(k->w + at) + row->kbar2) * inverse_d -
+                         row->trace;
             }
-            const pair_terms pair =
-                pair_of(k->by_max, k->by_trace, p, k->probed ? v_load(k->u + at) - row->rho_kbar : v_set(0),
-                        v_load(k->g + at) - row->gbar, k->solved ? v_load(k->t + at) - row->y_kbar : v_set(0),
-                        v_set(row->e), j == row->peak, v_set(row->spread), excess);
+            const pair_terms pair = pair_of(
+                k->by_max, k->by_trace, p, k->probed ? v_load(k->u + at) - row->rho_kbar : v_set(0),
+                v_load(k->g + at) - row->gbar, k->solved ? v_load(k->t + at) - row->y_kbar : v_set(0),
+                v_set(row->e), j == row->peak, v_set(row->spread), excess);
             const vec ds = pair.ds * factor;
             v_store(l->grad_bias + lane, v_load(l->grad_bias + lane) + pair.ds);
             v_store(l->inner + lane, v_load(l->inner + lane) + ds);
@@ -592,7 +612,8 @@ static void put_bias_gradient(const block *k, const key_lanes *l)
 }
 
 /* All queries of one head, tile by tile; what a query sees moves right with it, so most tiles are left out. */
-static void keys_from_head(block *k, key_lanes *l, const row_arrays *rows, const float *keys, const float *values)
+static void keys_from_head(block *k, key_lanes *l, const row_arrays *rows, const float *keys,
+                           const float *values)
 {
     float grad_bias[LANES] = { 0 };
     l->grad_bias = grad_bias;

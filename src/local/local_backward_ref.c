@@ -86,7 +86,8 @@ static void probe_gradient(const loam_problem *p, const loam_args *a, const loca
     for (int64_t c = 0; c < p->dim_qk; c++) {
         double sum = 0;
         for (int64_t j = row->lo; j < row->hi; j++) {
-            sum -= row->p[j - row->lo] * (g[j - row->lo] - r->gbar) * (ref_k(p, a, s, h, j, c) - row->kbar[c]);
+            sum -= row->p[j - row->lo] * (g[j - row->lo] - r->gbar) *
+                   (ref_k(p, a, s, h, j, c) - row->kbar[c]);
         }
         r->y[c] = sum;
     }
@@ -147,7 +148,8 @@ static void row_backward(const loam_problem *p, const loam_args *a, const local_
         for (int64_t c = 0; c < d; c++) {
             r->e -= r->rho[c] * r->y[c];
             if (a->grad_probe.data) {
-                element_store(a->grad_probe.data, p->dtype, LOCAL_AT(a->grad_probe, s->b, h, token) + c, r->y[c]);
+                element_store(a->grad_probe.data, p->dtype, LOCAL_AT(a->grad_probe, s->b, h, token) + c,
+                              r->y[c]);
             }
             r->y[c] = 0;
         }
@@ -199,8 +201,8 @@ static void key_from_head(const loam_problem *p, const loam_args *a, const local
         const pair x = pair_gradient(p, a, s, h, i, j, r);
         for (int64_t c = 0; c < p->dim_qk; c++) {
             const double k = ref_k(p, a, s, h, j, c), q = ref_q(p, a, s, h, i, c);
-            dk[c] += p->scale * x.ds * x.score.slope * (p->score == LOAM_DOT ? q : q - k) - x.weight * r->rho[c] +
-                     x.kept * r->y[c] + x.spread * (k - r->kbar[c]);
+            dk[c] += p->scale * x.ds * x.score.slope * (p->score == LOAM_DOT ? q : q - k) -
+                     x.weight * r->rho[c] + x.kept * r->y[c] + x.spread * (k - r->kbar[c]);
         }
         for (int64_t c = 0; c < p->dim_v; c++) {
             dv[c] += x.kept * ref_grad_o(p, a, s, h, i, c);
@@ -208,13 +210,13 @@ static void key_from_head(const loam_problem *p, const loam_args *a, const local
         bias += x.ds;
     }
     if (p->key_bias && a->grad_key_bias.data) {
-        element_store(a->grad_key_bias.data, dtype_real(p->dtype), LOCAL_AT(a->grad_key_bias, s->b, h, s->k0 + j),
-                      bias);
+        element_store(a->grad_key_bias.data, dtype_real(p->dtype),
+                      LOCAL_AT(a->grad_key_bias, s->b, h, s->k0 + j), bias);
     }
 }
 
-static void key_backward(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h_kv, int64_t j,
-                         const records *rec, double *dk, double *dv)
+static void key_backward(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h_kv,
+                         int64_t j, const records *rec, double *dk, double *dv)
 {
     const int64_t group = p->heads_q / p->heads_kv;
     for (int64_t c = 0; c < p->dim_qk; c++) {
@@ -288,7 +290,8 @@ loam_status local_backward_ref(const loam_problem *p, const loam_args *a, loam_e
         const local_seq s = local_seq_at(p, a, b);
 #pragma omp parallel num_threads(p->threads)
         {
-            arena pool = { (char *)a->work + shared.used + scratch_bytes(p) * (size_t)omp_get_thread_num(), 0 };
+            arena pool = { (char *)a->work + shared.used + scratch_bytes(p) * (size_t)omp_get_thread_num(),
+                           0 };
             scratch x = scratch_carve(p, &pool);
 #pragma omp for collapse(2) schedule(dynamic, 8)
             for (int64_t h = 0; h < p->heads_q; h++) {

@@ -21,15 +21,18 @@ static int64_t split_keys(int64_t keys)
     return (size + TILE - 1) / TILE * TILE;
 }
 
-static int64_t split_count(int64_t keys) { return keys > 0 ? (keys + split_keys(keys) - 1) / split_keys(keys) : 0; }
+static int64_t split_count(int64_t keys)
+{
+    return keys > 0 ? (keys + split_keys(keys) - 1) / split_keys(keys) : 0;
+}
 
 typedef struct block {
-    head x; /* of the first query head of the group; its origin is not used */
-    float *keys, *values;  /* [TILE][dim_qk], [TILE][dim_v] */
-    float *query, *probe;  /* [dim_qk] of one row */
-    double *kd, *vd;       /* [TILE][dim_qk], [TILE][dim_v]: centred, LLA */
-    double *tile_state;    /* of one row */
-    double *scratch;       /* of local_state_finish */
+    head x;               /* of the first query head of the group; its origin is not used */
+    float *keys, *values; /* [TILE][dim_qk], [TILE][dim_v] */
+    float *query, *probe; /* [dim_qk] of one row */
+    double *kd, *vd;      /* [TILE][dim_qk], [TILE][dim_v]: centred, LLA */
+    double *tile_state;   /* of one row */
+    double *scratch;      /* of local_state_finish */
 } block;
 
 static void block_carve(block *k, const loam_problem *p, arena *pool)
@@ -144,7 +147,8 @@ static double dot64(const float *restrict x, const float *restrict y, int64_t n)
 }
 
 /* Softmax and Parallax: vbar, and with a probe also tbar and sum w t' v'. */
-static void tile_given(const block *k, const float *restrict w, int64_t n, double omega, double *restrict state)
+static void tile_given(const block *k, const float *restrict w, int64_t n, double omega,
+                       double *restrict state)
 {
     const loam_problem *p = k->x.p;
     const int64_t dv = p->dim_v;
@@ -172,8 +176,8 @@ static void tile_given(const block *k, const float *restrict w, int64_t n, doubl
 }
 
 /* out[c] = weighted mean of the tile in float64; rows <- tile - mean */
-static void centre(double *restrict rows, double *restrict mean, const float *restrict w, const float *restrict tile,
-                   int64_t n, int64_t channels, double omega)
+static void centre(double *restrict rows, double *restrict mean, const float *restrict w,
+                   const float *restrict tile, int64_t n, int64_t channels, double omega)
 {
     for (int64_t c = 0; c < channels; c++) {
         mean[c] = 0;
@@ -194,7 +198,8 @@ static void centre(double *restrict rows, double *restrict mean, const float *re
 }
 
 /* out[c] += sum over four rows of x[e] rows[e][c] */
-static void add_four(double *restrict out, const double x[4], const double *restrict rows, int64_t stride, int64_t n)
+static void add_four(double *restrict out, const double x[4], const double *restrict rows, int64_t stride,
+                     int64_t n)
 {
     const double *r0 = rows, *r1 = rows + stride, *r2 = rows + 2 * stride, *r3 = rows + 3 * stride;
     for (int64_t c = 0; c < n; c++) {
@@ -203,7 +208,8 @@ static void add_four(double *restrict out, const double x[4], const double *rest
 }
 
 /* LLA: means and centred second moments, in float64. */
-static void tile_solved(const block *k, const float *restrict w, int64_t n, double omega, double *restrict state)
+static void tile_solved(const block *k, const float *restrict w, int64_t n, double omega,
+                        double *restrict state)
 {
     const int64_t d = k->x.p->dim_qk, dv = k->x.p->dim_v;
     double *kbar = state + 2, *vbar = kbar + d, *kk = vbar + dv, *vk = kk + d * (d + 1) / 2;
@@ -268,7 +274,8 @@ static void block_begin(block *k, const loam_problem *p, const loam_args *a, con
 static void split_states(block *k, int64_t first, int64_t begin, int64_t end, double *states)
 {
     const loam_problem *p = k->x.p;
-    const int64_t group = p->heads_q / p->heads_kv, size = (int64_t)local_state_doubles(p), token = k->x.s.k0 - first;
+    const int64_t group = p->heads_q / p->heads_kv, size = (int64_t)local_state_doubles(p),
+                  token = k->x.s.k0 - first;
     for (int64_t row = 0; row < group_rows(p); row++) {
         local_state_clear(p, states + row * size);
     }
@@ -377,7 +384,8 @@ static void states_by_splits(const loam_problem *p, const loam_args *a, const de
 #pragma omp for schedule(dynamic, 1)
             for (int64_t split = 0; split < splits; split++) {
                 const int64_t j = r.begin + split * step;
-                split_states(&k, first, j, j + step < r.end ? j + step : r.end, w->parts + split * w->part_doubles);
+                split_states(&k, first, j, j + step < r.end ? j + step : r.end,
+                             w->parts + split * w->part_doubles);
             }
         }
         for (int64_t row = 0; row < group_rows(p); row++) {
@@ -390,8 +398,8 @@ static void states_by_splits(const loam_problem *p, const loam_args *a, const de
 }
 
 /* Row n * group_rows + r of the states is row r of the n-th key-value head, which is row local_row. */
-static void all_states(const loam_problem *p, const loam_args *a, const decode_work *w, int64_t first, int64_t count,
-                       double *states)
+static void all_states(const loam_problem *p, const loam_args *a, const decode_work *w, int64_t first,
+                       int64_t count, double *states)
 {
     if (p->batch * p->heads_kv >= p->threads) {
         states_by_heads(p, a, w, first, count, states);

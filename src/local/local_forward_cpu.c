@@ -20,13 +20,13 @@ typedef struct block {
     lanes l;
     key_tile tile;
     float m[LANES], omega[LANES], inverse[LANES], lse[LANES], tbar[LANES];
-    float *values;                 /* [TILE][dim_v] */
-    float *s, *t;                  /* [TILE][LANES] */
-    float *query, *probe;          /* [dim_qk][LANES] */
-    float *o, *vbar;               /* [dim_v][LANES] */
+    float *values;                  /* [TILE][dim_v] */
+    float *s, *t;                   /* [TILE][LANES] */
+    float *query, *probe;           /* [dim_qk][LANES] */
+    float *o, *vbar;                /* [dim_v][LANES] */
     float *kbar, *lambda, *work[3]; /* [dim_qk][LANES], LLA */
-    float *weights;                /* [len_kv][LANES], LLA */
-    row64 row;                     /* LLA */
+    float *weights;                 /* [len_kv][LANES], LLA */
+    row64 row;                      /* LLA */
     loam_row_info info[LANES];
     bool accepted[LANES];
 } block;
@@ -104,7 +104,8 @@ static void weigh_tile(block *k, bool probed)
 static void load_probe(block *k)
 {
     const loam_problem *p = k->x.p;
-    load_rows(k->tile.keys, &k->x.a->probe, p->dtype, k->x.s.b, k->x.h, k->x.s.q0 + k->l.i0, k->l.count, p->dim_qk);
+    load_rows(k->tile.keys, &k->x.a->probe, p->dtype, k->x.s.b, k->x.h, k->x.s.q0 + k->l.i0, k->l.count,
+              p->dim_qk);
     transpose(k->probe, k->tile.keys, k->l.count, p->dim_qk);
 }
 
@@ -229,8 +230,9 @@ static void set_ridge(block *k, const float *square, bool *wanted)
                                                                 : 1;
         double least = INFINITY;
         for (int64_t c = 0; c < d; c++) {
-            const double ridge =
-                lane < k->l.count ? unit * local_ridge(p, k->x.a, &k->x.s, k->x.h, k->l.i0 + lane, c) : 0;
+            const double ridge = lane < k->l.count
+                                     ? unit * local_ridge(p, k->x.a, &k->x.s, k->x.h, k->l.i0 + lane, c)
+                                     : 0;
             k->lambda[c * LANES + lane] = (float)ridge;
             least = fmin(least, ridge);
         }
@@ -242,7 +244,9 @@ static void set_ridge(block *k, const float *square, bool *wanted)
 static void sweep_lines(block *k)
 {
     const int64_t d = k->x.p->dim_qk, dv = k->x.p->dim_v;
-    const block_system sys = { .x = &k->x, .l = &k->l, .tile = &k->tile, .product = k->s, .weights = k->weights };
+    const block_system sys = {
+        .x = &k->x, .l = &k->l, .tile = &k->tile, .product = k->s, .weights = k->weights
+    };
     float rho_kbar[LANES], total[LANES] = { 0 };
     panel_dot(rho_kbar, k->probe, k->kbar, d);
     panel_fill(k->o, dv, 0);
@@ -258,7 +262,8 @@ static void sweep_lines(block *k)
         {
             const int64_t at = c * LANES + lane;
             const vec mean = v_load(k->vbar + at);
-            v_store(k->o + at, mean - (v_load(k->o + at) - v_load(total + lane) * mean) * v_load(k->inverse + lane));
+            v_store(k->o + at,
+                    mean - (v_load(k->o + at) - v_load(total + lane) * mean) * v_load(k->inverse + lane));
         }
     }
 }
@@ -266,9 +271,17 @@ static void sweep_lines(block *k)
 static void solve_block(block *k, const bool *wanted)
 {
     const int64_t d = k->x.p->dim_qk;
-    const block_system sys = { .x = &k->x, .l = &k->l, .tile = &k->tile, .product = k->s, .weights = k->weights,
-                               .inverse = k->inverse, .kbar = k->kbar, .lambda = k->lambda, .r = k->work[0],
-                               .direction = k->work[1], .image = k->work[2] };
+    const block_system sys = { .x = &k->x,
+                               .l = &k->l,
+                               .tile = &k->tile,
+                               .product = k->s,
+                               .weights = k->weights,
+                               .inverse = k->inverse,
+                               .kbar = k->kbar,
+                               .lambda = k->lambda,
+                               .r = k->work[0],
+                               .direction = k->work[1],
+                               .image = k->work[2] };
     block_result result;
     float *rhs = k->query; /* the scores are done with it */
     for (int64_t c = 0; c < d; c++) {
@@ -432,7 +445,8 @@ static void forward_block(block *k, int64_t i0)
     for (int64_t lane = 0; lane < k->l.count; lane++) {
         const bool empty = k->l.lo[lane] >= k->l.hi[lane];
         if (empty || !solved) {
-            k->info[lane] = (loam_row_info){ empty ? LOAM_ROW_EMPTY : LOAM_ROW_SOLVED, LOAM_SOLVER_NONE, 0, 0 };
+            k->info[lane] = (loam_row_info){ empty ? LOAM_ROW_EMPTY : LOAM_ROW_SOLVED, LOAM_SOLVER_NONE, 0,
+                                             0 };
         } else if (!k->accepted[lane]) {
             redo_lane(k, lane);
             if (k->x.a->weights.data) {

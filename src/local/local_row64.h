@@ -51,7 +51,8 @@ static inline row64 row64_carve(const loam_problem *p, arena *pool)
 
 static inline void row64_key(const row64 *r, const head *x, int64_t j, double *restrict key)
 {
-    load_floats(r->row, x->a->k.data, x->p->dtype, LOCAL_AT(x->a->k, x->s.b, x->h_kv, x->s.k0 + j), x->p->dim_qk);
+    load_floats(r->row, x->a->k.data, x->p->dtype, LOCAL_AT(x->a->k, x->s.b, x->h_kv, x->s.k0 + j),
+                x->p->dim_qk);
     for (int64_t c = 0; c < x->p->dim_qk; c++) {
         key[c] = (double)r->row[c] - (double)x->origin[c];
     }
@@ -140,7 +141,8 @@ static inline void row64_update(double *restrict matrix, int64_t d, const double
 {
     const double *k0 = k, *k1 = k + d, *k2 = k + 2 * d, *k3 = k + 3 * d;
     for (int64_t r = 0; r < d; r++) {
-        const double x0 = weight[0] * k0[r], x1 = weight[1] * k1[r], x2 = weight[2] * k2[r], x3 = weight[3] * k3[r];
+        const double x0 = weight[0] * k0[r], x1 = weight[1] * k1[r], x2 = weight[2] * k2[r],
+                     x3 = weight[3] * k3[r];
         double *row = matrix + r * d;
         for (int64_t c = 0; c <= r; c++) {
             row[c] += x0 * k0[c] + x1 * k1[c] + x2 * k2[c] + x3 * k3[c];
@@ -247,7 +249,8 @@ static inline bool row64_factor(row64 *r, const head *x, int64_t i)
     return regular;
 }
 
-static inline void row64_solve_dual(row64 *r, int64_t d, int64_t n, const double *restrict b, double *restrict out)
+static inline void row64_solve_dual(row64 *r, int64_t d, int64_t n, const double *restrict b,
+                                    double *restrict out)
 {
     for (int64_t c = 0; c < d; c++) {
         out[c] = b[c] / r->lambda[c];

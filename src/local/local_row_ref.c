@@ -90,7 +90,8 @@ static void fit_means(const loam_problem *p, const loam_args *a, const local_seq
 }
 
 /* matrix <- lower triangle of Cov */
-static void fit_covariance(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, ref_row *row)
+static void fit_covariance(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
+                           ref_row *row)
 {
     const int64_t d = p->dim_qk;
     for (int64_t e = 0; e < d * d; e++) {

@@ -31,18 +31,18 @@ ref_score ref_row_score(const loam_problem *p, const loam_args *a, const local_s
 void ref_row_fit(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
                  ref_row *row);
 
-static inline double ref_q(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
-                           int64_t c)
+static inline double ref_q(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
+                           int64_t i, int64_t c)
 {
     return element_load(a->q.data, p->dtype, LOCAL_AT(a->q, s->b, h, s->q0 + i) + c);
 }
-static inline double ref_k(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t j,
-                           int64_t c)
+static inline double ref_k(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
+                           int64_t j, int64_t c)
 {
     return element_load(a->k.data, p->dtype, LOCAL_AT(a->k, s->b, local_kv_head(p, h), s->k0 + j) + c);
 }
-static inline double ref_v(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t j,
-                           int64_t c)
+static inline double ref_v(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
+                           int64_t j, int64_t c)
 {
     return element_load(a->v.data, p->dtype, LOCAL_AT(a->v, s->b, local_kv_head(p, h), s->k0 + j) + c);
 }

@@ -33,11 +33,11 @@ typedef struct block_system {
     const head *x;
     const lanes *l;
     key_tile *tile;
-    float *product;         /* scratch [TILE][LANES] */
-    const float *weights;   /* [last - first][LANES], not normalised */
-    const float *inverse;   /* 1 / omega [LANES] */
-    const float *kbar;      /* [dim_qk][LANES] relative to the origin */
-    const float *lambda;    /* [dim_qk][LANES] */
+    float *product;               /* scratch [TILE][LANES] */
+    const float *weights;         /* [last - first][LANES], not normalised */
+    const float *inverse;         /* 1 / omega [LANES] */
+    const float *kbar;            /* [dim_qk][LANES] relative to the origin */
+    const float *lambda;          /* [dim_qk][LANES] */
     float *r, *direction, *image; /* scratch [dim_qk][LANES] */
 } block_system;
 
@@ -48,7 +48,8 @@ typedef struct block_result {
 } block_result;
 
 /* product <- w (kappa . v) for one tile; adds its column sums to total */
-static inline void centred_weights(const block_system *sys, const float *restrict v_kbar, float *restrict total)
+static inline void centred_weights(const block_system *sys, const float *restrict v_kbar,
+                                   float *restrict total)
 {
     const float *w = sys->weights + (sys->tile->j - sys->l->first) * LANES;
     FOR_LANES(lane)
@@ -184,13 +185,14 @@ static inline void block_solve(const block_system *sys, const float *restrict b,
     for (int lane = 0; lane < LANES; lane++) {
         double error2 = 0;
         for (int64_t c = 0; c < d; c++) {
-            const double e = (double)(b[c * LANES + lane] * per_unit[lane]) - (double)sys->image[c * LANES + lane];
+            const double e = (double)(b[c * LANES + lane] * per_unit[lane]) -
+                             (double)sys->image[c * LANES + lane];
             error2 += e * e;
         }
         const float ratio = bb[lane] > 0 ? (float)sqrt(error2 / (double)bb[lane]) : 0;
         result->residual[lane] = ratio;
-        result->accepted[lane] =
-            wanted[lane] && (ratio == 0 || ratio * sqrtf(k.most[lane] / k.least[lane]) <= tolerance.accept);
+        result->accepted[lane] = wanted[lane] && (ratio == 0 || ratio * sqrtf(k.most[lane] / k.least[lane]) <=
+                                                                    tolerance.accept);
     }
     panel_scale(x, d, unit);
 }

@@ -13,11 +13,11 @@
 
 typedef struct state {
     double *m, *omega;
-    double *tbar;       /* parallax */
-    double *kbar;       /* lla */
+    double *tbar; /* parallax */
+    double *kbar; /* lla */
     double *vbar;
-    double *tv;         /* parallax: sum w t' v' */
-    double *kk, *vk;    /* lla: sum w k' k'^T (rows of the lower triangle), sum w v' k'^T */
+    double *tv;      /* parallax: sum w t' v' */
+    double *kk, *vk; /* lla: sum w k' k'^T (rows of the lower triangle), sum w v' k'^T */
 } state;
 
 static int64_t triangle(int64_t d) { return d * (d + 1) / 2; }
@@ -186,7 +186,8 @@ void local_state_finish(const loam_problem *p, const loam_args *args, const loca
     const int64_t d = p->dim_qk, dv = p->dim_v, token = seq->q0 + i;
     const loam_dtype real = dtype_real(p->dtype);
     const bool empty = !(*s.omega > 0);
-    double *rho = scratch + local_state_scratch(p) - d, kept = 1, lse = empty ? -INFINITY : *s.m + log(*s.omega);
+    double *rho = scratch + local_state_scratch(p) - d, kept = 1,
+           lse = empty ? -INFINITY : *s.m + log(*s.omega);
     loam_row_info info = { empty ? LOAM_ROW_EMPTY : LOAM_ROW_SOLVED, LOAM_SOLVER_NONE, 0, 0 };
     for (int64_t c = 0; c < d; c++) {
         rho[c] = p->mechanism == LOAM_PARALLAX && !empty

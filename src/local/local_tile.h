@@ -29,7 +29,8 @@ typedef struct head {
     float origin[LOAM_MAX_DIM]; /* the first key; 0 where there is none */
 } head;
 
-static inline void head_begin(head *x, const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h)
+static inline void head_begin(head *x, const loam_problem *p, const loam_args *a, const local_seq *s,
+                              int64_t h)
 {
     x->p = p, x->a = a, x->s = *s, x->h = h, x->h_kv = local_kv_head(p, h);
     memset(x->origin, 0, sizeof x->origin);
@@ -130,15 +131,16 @@ static inline void store_lane(const loam_view *view, loam_dtype dtype, int64_t b
 /* ------------------------------------------------------------------ lanes that are queries */
 
 typedef struct lanes {
-    int64_t i0, count;         /* queries i0 .. i0 + count - 1 */
-    int64_t first, last;       /* keys first .. last - 1: all that any of them sees */
+    int64_t i0, count;            /* queries i0 .. i0 + count - 1 */
+    int64_t first, last;          /* keys first .. last - 1: all that any of them sees */
     int32_t lo[LANES], hi[LANES]; /* each lane's; lo = hi = 0 beyond count */
-    float at[LANES];           /* the position i + n_kv - n_q */
-    float x0[LANES];           /* query_constant */
+    float at[LANES];              /* the position i + n_kv - n_q */
+    float x0[LANES];              /* query_constant */
 } lanes;
 
 /* Fills l and the query panel, using tile (TILE rows) as scratch. */
-static inline void lanes_begin(lanes *l, const head *x, int64_t i0, float *restrict query, float *restrict tile)
+static inline void lanes_begin(lanes *l, const head *x, int64_t i0, float *restrict query,
+                               float *restrict tile)
 {
     const int64_t left = x->s.nq - i0;
     l->i0 = i0, l->count = left < LANES ? left : LANES, l->first = INT64_MAX, l->last = 0;
@@ -205,15 +207,16 @@ static inline void load_bias(float *restrict out, const head *x, int64_t j, int6
 {
     const loam_const_view *view = &x->a->key_bias;
     for (int64_t r = 0; r < n; r++) {
-        out[r] = x->p->key_bias ? ((const float *)view->data)[LOCAL_AT(*view, x->s.b, x->h, x->s.k0 + j + r)] : 0;
+        out[r] = x->p->key_bias ? ((const float *)view->data)[LOCAL_AT(*view, x->s.b, x->h, x->s.k0 + j + r)]
+                                : 0;
     }
 }
 
 /* A tile of keys with what the score needs of them. */
 typedef struct key_tile {
     int64_t j, n;
-    float *keys;           /* [TILE][dim_qk] */
-    float norm[TILE];      /* |k'|^2 */
+    float *keys;      /* [TILE][dim_qk] */
+    float norm[TILE]; /* |k'|^2 */
     float bias[TILE];
 } key_tile;
 
@@ -226,7 +229,8 @@ static inline void key_tile_load(key_tile *t, const head *x, int64_t j, int64_t 
 }
 
 /* x_ij of key r of a tile for the lanes at `lane`, from the product q . k'. */
-VEC_INLINE vec score_argument(const scoring *sc, const lanes *l, const key_tile *t, int64_t r, int lane, vec product)
+VEC_INLINE vec score_argument(const scoring *sc, const lanes *l, const key_tile *t, int64_t r, int lane,
+                              vec product)
 {
     const vec x = product + v_load(l->x0 + lane);
     return sc->rbf ? x - 0.5f * t->norm[r] : x;
@@ -257,7 +261,8 @@ static inline void scores_in_place(float *restrict tile, const scoring *sc, cons
         for (int64_t r = 0; r < t->n; r++) {
             float *at = tile + r * LANES + lane;
             vec factor;
-            const vec s = score_masked(sc, l, t, r, lane, score_argument(sc, l, t, r, lane, v_load(at)), &factor);
+            const vec s = score_masked(sc, l, t, r, lane, score_argument(sc, l, t, r, lane, v_load(at)),
+                                       &factor);
             top = v_max(s, top);
             v_store(at, s);
         }

@@ -23,7 +23,8 @@ static inline void load_f16(float *restrict to, const uint16_t *restrict from, i
 }
 
 /* to[0 .. n) = elements at .. at + n of data */
-static inline void load_floats(float *restrict to, const void *restrict data, loam_dtype dtype, int64_t at, int64_t n)
+static inline void load_floats(float *restrict to, const void *restrict data, loam_dtype dtype, int64_t at,
+                               int64_t n)
 {
     if (dtype == LOAM_F32) {
         memcpy(to, (const float *)data + at, (size_t)n * sizeof(float));
@@ -37,7 +38,8 @@ static inline void load_floats(float *restrict to, const void *restrict data, lo
     }
 }
 
-static inline void store_floats(void *restrict data, loam_dtype dtype, int64_t at, const float *restrict from, int64_t n)
+static inline void store_floats(void *restrict data, loam_dtype dtype, int64_t at, const float *restrict from,
+                                int64_t n)
 {
     if (dtype == LOAM_F32) {
         memcpy((float *)data + at, from, (size_t)n * sizeof(float));

@@ -27,8 +27,9 @@ enum { PANEL_ROWS = 6, PANEL_VECS = 2 };
 enum { PANEL_WIDTH = PANEL_VECS * VL };
 
 /* `rows` is a constant at each call, which unrolls everything. */
-VEC_INLINE void panel_product_rows(const int rows, float *restrict c, const float *restrict a, int64_t row_stride,
-                                   int64_t t_stride, const float *restrict b, int64_t t_count, bool add)
+VEC_INLINE void panel_product_rows(const int rows, float *restrict c, const float *restrict a,
+                                   int64_t row_stride, int64_t t_stride, const float *restrict b,
+                                   int64_t t_count, bool add)
 {
     for (int lane = 0; lane < LANES; lane += PANEL_WIDTH) {
         vec sum[PANEL_ROWS][PANEL_VECS];
@@ -70,14 +71,25 @@ static inline void panel_product(float *restrict c, int64_t rows, const float *r
 {
     int64_t r = 0;
     for (; r + PANEL_ROWS <= rows; r += PANEL_ROWS) {
-        panel_product_rows(PANEL_ROWS, c + r * LANES, a + r * row_stride, row_stride, t_stride, b, t_count, add);
+        panel_product_rows(PANEL_ROWS, c + r * LANES, a + r * row_stride, row_stride, t_stride, b, t_count,
+                           add);
     }
     switch (rows - r) {
-    case 5: panel_product_rows(5, c + r * LANES, a + r * row_stride, row_stride, t_stride, b, t_count, add); break;
-    case 4: panel_product_rows(4, c + r * LANES, a + r * row_stride, row_stride, t_stride, b, t_count, add); break;
-    case 3: panel_product_rows(3, c + r * LANES, a + r * row_stride, row_stride, t_stride, b, t_count, add); break;
-    case 2: panel_product_rows(2, c + r * LANES, a + r * row_stride, row_stride, t_stride, b, t_count, add); break;
-    case 1: panel_product_rows(1, c + r * LANES, a + r * row_stride, row_stride, t_stride, b, t_count, add); break;
+    case 5:
+        panel_product_rows(5, c + r * LANES, a + r * row_stride, row_stride, t_stride, b, t_count, add);
+        break;
+    case 4:
+        panel_product_rows(4, c + r * LANES, a + r * row_stride, row_stride, t_stride, b, t_count, add);
+        break;
+    case 3:
+        panel_product_rows(3, c + r * LANES, a + r * row_stride, row_stride, t_stride, b, t_count, add);
+        break;
+    case 2:
+        panel_product_rows(2, c + r * LANES, a + r * row_stride, row_stride, t_stride, b, t_count, add);
+        break;
+    case 1:
+        panel_product_rows(1, c + r * LANES, a + r * row_stride, row_stride, t_stride, b, t_count, add);
+        break;
     default: break;
     }
 }
@@ -119,7 +131,8 @@ static inline void panel_scale(float *restrict x, int64_t rows, const float *res
 }
 
 /* y[r] += s[lane] x[r] */
-static inline void panel_axpy(float *restrict y, int64_t rows, const float *restrict s, const float *restrict x)
+static inline void panel_axpy(float *restrict y, int64_t rows, const float *restrict s,
+                              const float *restrict x)
 {
     for (int64_t r = 0; r < rows; r++) {
         FOR_LANES(lane)

@@ -88,7 +88,9 @@ VEC_INLINE vec v_tanh(vec x)
 {
     const vec a = v_abs(x), e = v_exp(a * -2.0f), x2 = x * x;
     const vec far = (1.0f - e) / (1.0f + e);
-    const vec series = x + x * x2 * ((-1.0f / 3) + x2 * ((2.0f / 15) + x2 * ((-17.0f / 315) + x2 * (62.0f / 2835))));
+    const vec series = x +
+                       x * x2 *
+                           ((-1.0f / 3) + x2 * ((2.0f / 15) + x2 * ((-17.0f / 315) + x2 * (62.0f / 2835))));
     const vec sign = (vec)((vmask)x & INT32_MIN);
     return v_select(a < 0.3f, series, (vec)((vmask)far | (vmask)sign));
 }
