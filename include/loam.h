@@ -202,7 +202,7 @@ typedef struct loam_view {
 /* How one row of the solve ended. Softmax and Parallax rows say LOAM_ROW_SOLVED or LOAM_ROW_EMPTY. */
 typedef enum loam_row_code {
     LOAM_ROW_SOLVED = 0,
-    LOAM_ROW_EMPTY = 1,   /* no visible key: o = 0, rho = 0, lse = -inf, all gradients 0 */
+    LOAM_ROW_EMPTY = 1,   /* no visible key: o = 0, rho = 0, lse = -inf (or the sink), all gradients 0 */
     LOAM_ROW_SINGULAR = 2 /* Cov + Lambda is singular (ridge 0 or too small for float64): rho = 0, the
                              softmax row, here and in the gradients */
 } loam_row_code;
@@ -262,8 +262,8 @@ typedef struct loam_args {
     void *work; /* loam_plan_work_bytes, aligned to LOAM_ALIGN; contents need no care */
 } loam_args;
 
-/* Views of a dense (batch, heads, tokens, channels) array, and of a (batch, tokens, heads, channels)
- * one; with channels = 1 also of [batch, heads, tokens]. */
+/* Views of a dense (batch, heads, tokens, channels) array; with channels = 1 also of [batch, heads, tokens].
+ * A (batch, tokens, heads, channels) array is { data, tokens * heads * channels, channels, heads * channels }. */
 static inline loam_const_view loam_dense(const void *data, int64_t heads, int64_t tokens, int64_t channels)
 {
     loam_const_view view = { data, heads * tokens * channels, tokens * channels, channels };
