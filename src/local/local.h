@@ -117,16 +117,17 @@ static inline double local_ridge(const loam_problem *p, const loam_args *a, cons
  * that all agree on which rows are singular. */
 static inline double local_least_pivot(double largest, double mean2)
 {
-    return 1e-13 * largest + 1e-29 * mean2;
+    return 1e-11 * largest + 1e-29 * mean2;
 }
 
 /* ------------------------------------------------------------------ saved for backward */
 
 /* Dense arrays over rows, of type real. Keys are taken relative to the first key of the row's sequence, as the
- * kernels do: a common shift of all keys then costs no precision. */
+ * kernels do: a common shift of all keys then costs no precision. Likewise lse is without scale x_i0, the score of that
+ * key before biases, but where there is a soft cap. */
 typedef struct local_saved {
     void *lse, *vbar; /* [rows], [rows, dim_v] */
-    void *tbar;       /* Parallax: probe . kbar, [rows] */
+    void *tbar;       /* Parallax: probe . kbar as the sum of two, a centre and the rest, [rows, 2] */
     void *kbar, *rho; /* LLA: [rows, dim_qk] */
 } local_saved;
 
@@ -138,7 +139,7 @@ static inline local_saved local_saved_carve(const loam_problem *p, void *saved, 
     local_saved s;
     s.lse = arena_take(&pool, rows, real);
     s.vbar = arena_take(&pool, size_mul(rows, (size_t)p->dim_v), real);
-    s.tbar = arena_take(&pool, p->mechanism == LOAM_PARALLAX ? rows : 0, real);
+    s.tbar = arena_take(&pool, p->mechanism == LOAM_PARALLAX ? size_mul(rows, 2) : 0, real);
     s.kbar = arena_take(&pool, solved, real);
     s.rho = arena_take(&pool, solved, real);
     if (bytes) {

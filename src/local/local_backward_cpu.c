@@ -14,8 +14,10 @@
 #include <omp.h>
 
 typedef struct row_record {
-    float lse, gbar; /* gbar = do . vbar */
-    float rho_kbar, y_kbar;
+    float lse;
+    float gbar, gbar_rest;    /* do . vbar, and what the weighted mean of the g_ij adds to it */
+    float rho_kbar, rho_rest; /* rho . kbar = rho_kbar + rho_rest: see sweep_centres */
+    float y_kbar, y_rest;
     float e;             /* the constant of ds = p ((1 - u) E + e) */
     float spread, trace; /* ridge relative to the trace: e / unit, and trace / dim */
     float kbar2;         /* |kbar|^2 */
@@ -47,8 +49,8 @@ typedef struct block {
     lanes l;
     key_tile tile;
     row_record lane[LANES];
-    float lse[LANES], gbar[LANES], rho_kbar[LANES], y_kbar[LANES], e[LANES], spread[LANES], trace[LANES],
-        kbar2[LANES], inverse[LANES], unit[LANES];
+    float lse[LANES], gbar[LANES], gbar_rest[LANES], rho_kbar[LANES], rho_rest[LANES], y_kbar[LANES],
+        y_rest[LANES], e[LANES], spread[LANES], trace[LANES], kbar2[LANES], inverse[LANES], unit[LANES];
     int32_t peak[LANES];
     float *values;                                 /* [TILE][dim_v] */
     float *s, *t, *u, *g, *w;                      /* [TILE][LANES] */
@@ -131,22 +133,25 @@ static void load_lanes(block *k, int64_t i0)
     load_saved(k, k->grad_v, saved.vbar, dv);
     panel_dot(k->gbar, k->grad_o, k->grad_v, dv);
     panel_fill(k->y, d, 0);
-    memset(k->rho_kbar, 0, sizeof k->rho_kbar);
     memset(k->kbar2, 0, sizeof k->kbar2);
     if (k->solved) {
         load_saved(k, k->kbar, saved.kbar, d);
         load_saved(k, k->probe, saved.rho, d);
-        panel_dot(k->rho_kbar, k->probe, k->kbar, d);
         panel_dot(k->kbar2, k->kbar, k->kbar, d);
     } else if (k->probed) {
         load_rows(k->rows_rho, &a->probe, p->dtype, k->x.s.b, k->x.h, k->x.s.q0 + i0, k->l.count, d);
         transpose(k->probe, k->rows_rho, k->l.count, d);
-        load_saved(k, k->rho_kbar, saved.tbar, 1);
     }
     for (int lane = 0; lane < LANES; lane++) {
+        k->gbar_rest[lane] = k->rho_kbar[lane] = k->rho_rest[lane] = k->y_rest[lane] = 0;
         k->e[lane] = k->spread[lane] = k->trace[lane] = k->y_kbar[lane] = 0;
         k->inverse[lane] = k->unit[lane] = 1;
         k->peak[lane] = -1;
+    }
+    const int64_t at = local_row(p, &k->x.s, k->x.h, i0);
+    for (int64_t lane = 0; p->mechanism == LOAM_PARALLAX && lane < k->l.count; lane++) {
+        k->rho_kbar[lane] = ((const float *)saved.tbar)[2 * (at + lane)];
+        k->rho_rest[lane] = ((const float *)saved.tbar)[2 * (at + lane) + 1];
     }
 }
 
@@ -166,7 +171,7 @@ static void tile_weights(block *k, float *restrict w, float *restrict best)
             const vmask higher = s > top;
             top = v_select(higher, s, top);
             peak = (higher & (int32_t)(k->tile.j + r)) | (~higher & peak);
-            v_store(at, v_exp(s - lse));
+            v_store(at, weight_of(s, lse));
         }
         v_store(best + lane, top);
         memcpy(k->peak + lane, &peak, sizeof peak);
@@ -211,6 +216,7 @@ static void sweep_probe(block *k, float *restrict square)
         panel_product(k->grad, d, k->tile.keys, 1, d, k->g, k->tile.n, true);
     }
     panel_fill(minus, 1, -1);
+    memcpy(k->gbar_rest, total, sizeof total);
     if (k->solved) {
         for (int lane = 0; lane < LANES; lane++) {
             total[lane] = -total[lane];
@@ -239,7 +245,7 @@ static void set_ridge(block *k, const float *square, bool *wanted)
             k->lambda[c * LANES + lane] = (float)ridge;
             least = fmin(least, ridge);
         }
-        wanted[lane] = some && least > (double)(BLOCK_LEAST_RIDGE * variance);
+        wanted[lane] = some && square[lane] < INFINITY && least > (double)(BLOCK_LEAST_RIDGE * variance);
     }
 }
 
@@ -283,7 +289,52 @@ static void solve_adjoint(block *k, const float *square)
             }
         }
     }
-    panel_dot(k->y_kbar, k->y, k->kbar, d);
+}
+
+/* sum += w (product - centre) */
+static void centre_products(const float *restrict w, const float *restrict product,
+                            const float *restrict centre, float *restrict sum, int64_t rows)
+{
+    FOR_LANES(lane)
+    {
+        vec total = v_load(sum + lane);
+        for (int64_t r = 0; r < rows; r++) {
+            total += v_load(w + r * LANES + lane) *
+                     (v_load(product + r * LANES + lane) - v_load(centre + lane));
+        }
+        v_store(sum + lane, total);
+    }
+}
+
+/* rho . kbar and y . kbar as the product with the peak key plus a rest, the weighted mean of the products that u and
+ * t are taken from relative to that one. Where a key has nearly all the weight and rho is large, u_j is then small
+ * to its own precision, not to that of rho . k. */
+static void sweep_centres(block *k)
+{
+    const int64_t d = k->x.p->dim_qk;
+    float omega[LANES] = { 0 };
+    for (int64_t lane = 0; lane < k->l.count; lane++) {
+        if (k->peak[lane] >= 0) {
+            load_keys(k->tile.keys, &k->x, k->peak[lane], 1);
+            for (int64_t c = 0; c < d; c++) {
+                k->rho_kbar[lane] += k->probe[c * LANES + lane] * k->tile.keys[c];
+                k->y_kbar[lane] += k->y[c * LANES + lane] * k->tile.keys[c];
+            }
+        }
+    }
+    for (int64_t j = k->l.first; j < k->l.last; j += TILE) {
+        const float *w = k->weights + (j - k->l.first) * LANES;
+        key_tile_load(&k->tile, &k->x, j, k->l.last);
+        panel_product(k->u, k->tile.n, k->tile.keys, d, 1, k->probe, d, false);
+        panel_product(k->t, k->tile.n, k->tile.keys, d, 1, k->y, d, false);
+        panel_sum(omega, w, k->tile.n);
+        centre_products(w, k->u, k->rho_kbar, k->rho_rest, k->tile.n);
+        centre_products(w, k->t, k->y_kbar, k->y_rest, k->tile.n);
+    }
+    for (int lane = 0; lane < LANES; lane++) {
+        k->rho_rest[lane] = omega[lane] > 0 ? k->rho_rest[lane] / omega[lane] : 0;
+        k->y_rest[lane] = omega[lane] > 0 ? k->y_rest[lane] / omega[lane] : 0;
+    }
 }
 
 /* e = -y . Lambda rho and the ridge's gradient, -unit y rho. */
@@ -358,6 +409,8 @@ static void tile_row_gradient(block *k, row_totals *sum)
         const vec lse = finite_or_zero(v_load(k->lse + lane)), gbar = v_load(k->gbar + lane),
                   e = v_load(k->e + lane);
         const vec rho_kbar = v_load(k->rho_kbar + lane), y_kbar = v_load(k->y_kbar + lane);
+        const vec gbar_rest = v_load(k->gbar_rest + lane), rho_rest = v_load(k->rho_rest + lane),
+                  y_rest = v_load(k->y_rest + lane);
         vec inner = v_load(sum->inner + lane), scale = v_load(sum->scale + lane),
             slope = v_load(sum->slope + lane);
         for (int64_t r = 0; r < k->tile.n; r++) {
@@ -365,24 +418,25 @@ static void tile_row_gradient(block *k, row_totals *sum)
             const int32_t j = (int32_t)(k->tile.j + r);
             const vec x = score_argument(&k->sc, &k->l, &k->tile, r, lane, v_load(k->s + at));
             vec factor, excess = v_set(0);
-            const vec p = v_exp(score_masked(&k->sc, &k->l, &k->tile, r, lane, x, &factor) - lse);
+            const vec p = weight_of(score_masked(&k->sc, &k->l, &k->tile, r, lane, x, &factor), lse);
             if (k->by_trace) {
                 excess = (k->tile.norm[r] - 2.0f * v_load(k->w + at) + v_load(k->kbar2 + lane)) * inverse_d -
                          v_load(k->trace + lane);
             }
             const pair_terms pair = pair_of(
-                k->by_max, k->by_trace, p, k->probed ? v_load(k->u + at) - rho_kbar : v_set(0),
-                v_load(k->g + at) - gbar, k->solved ? v_load(k->t + at) - y_kbar : v_set(0), e,
+                k->by_max, k->by_trace, p, k->probed ? v_load(k->u + at) - rho_kbar - rho_rest : v_set(0),
+                v_load(k->g + at) - gbar - gbar_rest,
+                k->solved ? v_load(k->t + at) - y_kbar - y_rest : v_set(0), e,
                 v_load_int(k->peak + lane) == j, v_load(k->spread + lane), excess);
             const vec ds = pair.ds * factor;
             inner += ds;
-            scale += ds * (x - v_load(k->l.x0 + lane));
+            scale += ds * x;
             slope -= pair.ds * score_distance(&k->l, j, lane);
             v_store(k->s + at, ds);
         }
         inner = sums_to_zero(k) ? v_set(0) : inner;
         v_store(sum->inner + lane, inner);
-        v_store(sum->scale + lane, scale + inner * v_load(k->l.x0 + lane));
+        v_store(sum->scale + lane, k->sc.capped ? scale : scale + inner * v_load(k->l.constant + lane));
         v_store(sum->slope + lane, slope);
     }
 }
@@ -437,7 +491,10 @@ static void put_rows(const block *k, const row_arrays *rows, const row_totals *s
         const int64_t at = local_row(p, &k->x.s, k->x.h, k->l.i0 + lane);
         rows->record[at] = (row_record){ .lse = k->lse[lane],
                                          .gbar = k->gbar[lane],
+                                         .gbar_rest = k->gbar_rest[lane],
                                          .rho_kbar = k->rho_kbar[lane],
+                                         .rho_rest = k->rho_rest[lane],
+                                         .y_rest = k->y_rest[lane],
                                          .y_kbar = k->y_kbar[lane],
                                          .e = k->e[lane],
                                          .spread = k->spread[lane],
@@ -455,7 +512,8 @@ static void put_rows(const block *k, const row_arrays *rows, const row_totals *s
         }
         if (p->sink) {
             const double sink = (double)((const float *)k->x.a->sink)[k->x.h];
-            rows->sums.sink[at] = -exp(sink - (double)k->lse[lane]) * (double)k->gbar[lane];
+            rows->sums.sink[at] = -exp(sink - (double)k->l.dropped[lane] - (double)k->lse[lane]) *
+                                  (double)k->gbar[lane];
         }
     }
 }
@@ -470,6 +528,7 @@ static void backward_rows(block *k, const row_arrays *rows, int64_t i0)
     }
     if (k->solved) {
         solve_adjoint(k, square);
+        sweep_centres(k);
         ridge_gradient(k, rows);
     } else if (k->probed) {
         given_gradient(k);
@@ -530,7 +589,7 @@ static void load_query_tile(block *k, query_tile *t, const row_arrays *rows)
         load_rows(k->rows_rho, &a->probe, p->dtype, k->x.s.b, k->x.h, token, t->n, d);
     }
     for (int64_t r = 0; r < t->n; r++) {
-        t->x0[r] = query_constant(&k->x, k->rows_q + r * d);
+        t->x0[r] = k->sc.capped ? query_constant(&k->x, k->rows_q + r * d) : 0;
         t->at[r] = (float)(t->i + r + k->x.s.nk - k->x.s.nq);
     }
 }
@@ -550,17 +609,20 @@ static void tile_key_gradient(block *k, key_lanes *l, const query_tile *q)
             if (k->sc.rbf) {
                 x -= 0.5f * v_load(l->norm + lane);
             }
+            x = v_clamp(x, SCORE_LIMIT);
             const vec s = score_of(&k->sc, x, v_abs(v_load(l->at + lane) - q->at[r]), v_load(l->bias + lane),
                                    &factor);
-            const vec p = v_exp(v_select(seen, s - lse, v_set(-INFINITY)));
+            const vec p = weight_of(v_select(seen, s, v_set(-INFINITY)), v_set(lse));
             if (k->by_trace) {
                 excess = (v_load(l->norm + lane) - 2.0f * v_load(k->w + at) + row->kbar2) * inverse_d -
                          row->trace;
             }
             const pair_terms pair = pair_of(
-                k->by_max, k->by_trace, p, k->probed ? v_load(k->u + at) - row->rho_kbar : v_set(0),
-                v_load(k->g + at) - row->gbar, k->solved ? v_load(k->t + at) - row->y_kbar : v_set(0),
-                v_set(row->e), j == row->peak, v_set(row->spread), excess);
+                k->by_max, k->by_trace, p,
+                k->probed ? v_load(k->u + at) - row->rho_kbar - row->rho_rest : v_set(0),
+                v_load(k->g + at) - row->gbar - row->gbar_rest,
+                k->solved ? v_load(k->t + at) - row->y_kbar - row->y_rest : v_set(0), v_set(row->e),
+                j == row->peak, v_set(row->spread), excess);
             const vec ds = pair.ds * factor;
             v_store(l->grad_bias + lane, v_load(l->grad_bias + lane) + pair.ds);
             v_store(l->inner + lane, v_load(l->inner + lane) + ds);

@@ -2,9 +2,10 @@
  *
  * Forward on CPUs, LANES queries of one head at a time, compiled once per instruction set.
  *
- * A given probe (0 or args.probe) takes one sweep over the keys with the running maximum m of online softmax:
- *     omega = sum w,  T = sum w t,  A = sum w v,  B = sum w t v,   w = exp(s - m),  t = rho . k'
- *     o = (A (1 + T / omega) - B) / omega                          (all rescaled by exp(m_old - m_new))
+ * A given probe (0 or args.probe) takes one sweep over the keys with the running maximum m of online softmax, and t
+ * relative to a running centre c, near its mean, so that large probes on peaked weights do not cancel:
+ *     omega = sum w,  T = sum w (t - c),  A = sum w v,  B = sum w (t - c) v,   w = exp(s - m),  t = rho . k'
+ *     o = (A (1 + T / omega) - B) / omega;  all rescaled by exp(m_old - m_new); c + z makes T - z omega, B - z A
  *
  * The solved probe takes: scores, kept for the block; weights and means; the solver; o = vbar - sum p u v.
  * Rows that the block solver leaves are done again, whole, in float64 (local_row64.h).
@@ -19,14 +20,15 @@ typedef struct block {
     scoring sc;
     lanes l;
     key_tile tile;
-    float m[LANES], omega[LANES], inverse[LANES], lse[LANES], tbar[LANES];
-    float *values;                  /* [TILE][dim_v] */
-    float *s, *t;                   /* [TILE][LANES] */
-    float *query, *probe;           /* [dim_qk][LANES] */
-    float *o, *vbar;                /* [dim_v][LANES] */
-    float *kbar, *lambda, *work[3]; /* [dim_qk][LANES], LLA */
-    float *weights;                 /* [len_kv][LANES], LLA */
-    row64 row;                      /* LLA */
+    float m[LANES], omega[LANES], inverse[LANES], lse[LANES];
+    float centre[LANES], tsum[LANES]; /* c and T of a given probe; tsum ends as T / omega */
+    float *values;                    /* [TILE][dim_v] */
+    float *s, *t;                     /* [TILE][LANES] */
+    float *query, *probe;             /* [dim_qk][LANES] */
+    float *o, *vbar;                  /* [dim_v][LANES] */
+    float *kbar, *lambda, *work[3];   /* [dim_qk][LANES], LLA */
+    float *weights;                   /* [len_kv][LANES], LLA */
+    row64 row;                        /* LLA */
     loam_row_info info[LANES];
     bool accepted[LANES];
 } block;
@@ -64,8 +66,10 @@ static size_t block_bytes(const loam_problem *p)
 
 /* ------------------------------------------------------------------ a given probe */
 
-static void rescale(block *k, const float *best, float *restrict keep)
+/* Everything gathered so far, from the maximum m to the one in best. */
+static void rescale(block *k, const float *best)
 {
+    float keep[LANES];
     FOR_LANES(lane)
     {
         const vec m = v_load(best + lane);
@@ -73,32 +77,56 @@ static void rescale(block *k, const float *best, float *restrict keep)
         v_store(keep + lane, ratio);
         v_store(k->m + lane, m);
         v_store(k->omega + lane, v_load(k->omega + lane) * ratio);
-        v_store(k->tbar + lane, v_load(k->tbar + lane) * ratio);
+        v_store(k->tsum + lane, v_load(k->tsum + lane) * ratio);
     }
     panel_scale(k->o, k->x.p->dim_v, keep);
+    if (k->x.p->mechanism == LOAM_PARALLAX) {
+        panel_scale(k->vbar, k->x.p->dim_v, keep);
+    }
 }
 
-/* s: scores become w; t: products become w t. */
-static void weigh_tile(block *k, bool probed)
+/* s: scores become w. omega takes their sum. */
+static void weigh_tile(block *k)
 {
     FOR_LANES(lane)
     {
         const vec m = finite_or_zero(v_load(k->m + lane));
-        vec omega = v_load(k->omega + lane), tsum = v_load(k->tbar + lane);
+        vec omega = v_load(k->omega + lane);
         for (int64_t r = 0; r < k->tile.n; r++) {
-            const int64_t at = r * LANES + lane;
-            const vec w = v_exp(v_load(k->s + at) - m);
+            float *at = k->s + r * LANES + lane;
+            const vec w = v_exp(v_load(at) - m);
             omega += w;
-            v_store(k->s + at, w);
-            if (probed) {
-                const vec wt = w * v_load(k->t + at);
-                tsum += wt;
-                v_store(k->t + at, wt);
-            }
+            v_store(at, w);
         }
         v_store(k->omega + lane, omega);
-        v_store(k->tbar + lane, tsum);
     }
+}
+
+/* Moves the centre to the mean of t over this tile and all before, then t becomes w (t - c). before: omega without
+ * the tile. */
+static void centre_probe(block *k, const float *before)
+{
+    float minus[LANES];
+    FOR_LANES(lane)
+    {
+        const vec c = v_load(k->centre + lane), omega = v_load(k->omega + lane);
+        vec sum = v_set(0), tsum = v_load(k->tsum + lane);
+        for (int64_t r = 0; r < k->tile.n; r++) {
+            sum += v_load(k->s + r * LANES + lane) * (v_load(k->t + r * LANES + lane) - c);
+        }
+        const vec shift = v_select(omega > 0, (tsum + sum) / omega, v_set(0));
+        tsum -= shift * v_load(before + lane);
+        for (int64_t r = 0; r < k->tile.n; r++) {
+            float *at = k->t + r * LANES + lane;
+            const vec wt = v_load(k->s + r * LANES + lane) * (v_load(at) - (c + shift));
+            tsum += wt;
+            v_store(at, wt);
+        }
+        v_store(minus + lane, -shift);
+        v_store(k->centre + lane, c + shift);
+        v_store(k->tsum + lane, tsum);
+    }
+    panel_axpy(k->vbar, k->x.p->dim_v, minus, k->o);
 }
 
 static void load_probe(block *k)
@@ -114,22 +142,21 @@ static void sweep_given(block *k, bool probed)
 {
     const int64_t d = k->x.p->dim_qk, dv = k->x.p->dim_v;
     for (int64_t j = k->l.first; j < k->l.last; j += TILE) {
-        float best[LANES], keep[LANES];
+        float best[LANES], before[LANES];
         key_tile_load(&k->tile, &k->x, j, k->l.last);
         load_values(k->values, &k->x, j, k->tile.n);
         panel_product(k->s, k->tile.n, k->tile.keys, d, 1, k->query, d, false);
         memcpy(best, k->m, sizeof best);
         scores_in_place(k->s, &k->sc, &k->l, &k->tile, best);
+        rescale(k, best);
+        memcpy(before, k->omega, sizeof before);
+        weigh_tile(k);
         if (probed) {
             panel_product(k->t, k->tile.n, k->tile.keys, d, 1, k->probe, d, false);
-        }
-        rescale(k, best, keep);
-        weigh_tile(k, probed);
-        panel_product(k->o, dv, k->values, 1, dv, k->s, k->tile.n, true);
-        if (probed) {
-            panel_scale(k->vbar, dv, keep);
+            centre_probe(k, before);
             panel_product(k->vbar, dv, k->values, 1, dv, k->t, k->tile.n, true);
         }
+        panel_product(k->o, dv, k->values, 1, dv, k->s, k->tile.n, true);
     }
 }
 
@@ -137,12 +164,12 @@ static void finish_given(block *k, bool probed)
 {
     FOR_LANES(lane)
     {
-        const vec inverse = v_load(k->inverse + lane), tbar = v_load(k->tbar + lane) * inverse;
-        v_store(k->tbar + lane, tbar);
+        const vec inverse = v_load(k->inverse + lane), rest = v_load(k->tsum + lane) * inverse;
+        v_store(k->tsum + lane, rest);
         for (int64_t c = 0; c < k->x.p->dim_v; c++) {
             const int64_t at = c * LANES + lane;
             const vec mean = v_load(k->o + at) * inverse;
-            v_store(k->o + at, probed ? mean * (1.0f + tbar) - v_load(k->vbar + at) * inverse : mean);
+            v_store(k->o + at, probed ? mean * (1.0f + rest) - v_load(k->vbar + at) * inverse : mean);
             v_store(k->vbar + at, mean);
         }
     }
@@ -164,10 +191,13 @@ static void forward_given(block *k)
     const bool probed = p->mechanism == LOAM_PARALLAX;
     panel_fill(k->probe, p->dim_qk, 0);
     panel_fill(k->vbar, p->dim_v, 0);
-    panel_fill(k->tbar, 1, 0);
+    panel_fill(k->centre, 1, 0);
+    panel_fill(k->tsum, 1, 0);
     if (p->sink) {
-        panel_fill(k->m, 1, ((const float *)k->x.a->sink)[k->x.h]);
         panel_fill(k->omega, 1, 1);
+        for (int lane = 0; lane < LANES; lane++) {
+            k->m[lane] = ((const float *)k->x.a->sink)[k->x.h] - k->l.dropped[lane];
+        }
     }
     if (probed) {
         load_probe(k);
@@ -236,7 +266,8 @@ static void set_ridge(block *k, const float *square, bool *wanted)
             k->lambda[c * LANES + lane] = (float)ridge;
             least = fmin(least, ridge);
         }
-        wanted[lane] = k->omega[lane] > 0 && least > (double)(BLOCK_LEAST_RIDGE * spread);
+        wanted[lane] = k->omega[lane] > 0 && square[lane] < INFINITY &&
+                       least > (double)(BLOCK_LEAST_RIDGE * spread);
     }
 }
 
@@ -317,6 +348,16 @@ static void forward_solved(block *k)
     sweep_lines(k);
 }
 
+/* Keys so large that the block overflowed: float64 has the range. */
+static bool lane_is_finite(const block *k, int64_t lane)
+{
+    float sum = 0;
+    for (int64_t c = 0; c < k->x.p->dim_v; c++) {
+        sum += k->o[c * LANES + lane] * 0;
+    }
+    return sum == 0;
+}
+
 /* A row in float64, put into its lane. */
 static void redo_lane(block *k, int64_t lane)
 {
@@ -325,7 +366,7 @@ static void redo_lane(block *k, int64_t lane)
     row64_forward(r, &k->x, &k->sc, k->l.i0 + lane);
     k->info[lane] = r->info;
     k->info[lane].iterations = iterations;
-    k->lse[lane] = (float)r->lse;
+    k->lse[lane] = (float)(r->lse - r->dropped);
     for (int64_t c = 0; c < k->x.p->dim_qk; c++) {
         k->kbar[c * LANES + lane] = (float)r->kbar[c];
         k->probe[c * LANES + lane] = (float)r->rho[c];
@@ -348,7 +389,8 @@ static void put_saved(const block *k, int64_t lane)
         ((float *)saved.vbar)[at * p->dim_v + c] = k->vbar[c * LANES + lane];
     }
     if (p->mechanism == LOAM_PARALLAX) {
-        ((float *)saved.tbar)[at] = k->tbar[lane];
+        ((float *)saved.tbar)[2 * at] = k->centre[lane];
+        ((float *)saved.tbar)[2 * at + 1] = k->tsum[lane];
     }
     for (int64_t c = 0; p->mechanism == LOAM_LLA && c < p->dim_qk; c++) {
         ((float *)saved.kbar)[at * p->dim_qk + c] = k->kbar[c * LANES + lane];
@@ -363,7 +405,7 @@ static void put_lane(block *k, int64_t lane)
     const int64_t b = k->x.s.b, h = k->x.h, token = k->x.s.q0 + k->l.i0 + lane;
     store_lane(&a->o, p->dtype, b, h, token, k->o, lane, p->dim_v);
     if (a->lse.data) {
-        ((float *)a->lse.data)[LOCAL_AT(a->lse, b, h, token)] = k->lse[lane];
+        ((float *)a->lse.data)[LOCAL_AT(a->lse, b, h, token)] = k->lse[lane] + k->l.dropped[lane];
     }
     if (a->rho.data) {
         store_lane(&a->rho, LOAM_F32, b, h, token, k->probe, lane, p->dim_qk);
@@ -385,13 +427,14 @@ static void put_weights(block *k)
 {
     const loam_problem *p = k->x.p;
     const int64_t d = p->dim_qk;
-    float centre[LANES];
+    float centre[LANES], rest[LANES] = { 0 };
     if (p->mechanism == LOAM_LLA) {
         panel_dot(centre, k->probe, k->kbar, d);
         load_queries(k->tile.keys, &k->x, k->l.i0, k->l.count);
         transpose(k->query, k->tile.keys, k->l.count, d);
     } else {
-        memcpy(centre, k->tbar, sizeof centre);
+        memcpy(centre, k->centre, sizeof centre);
+        memcpy(rest, k->tsum, sizeof rest);
     }
     for (int64_t lane = 0; lane < k->l.count; lane++) {
         memset(weights_row(k, lane), 0, (size_t)p->len_kv * sizeof(float));
@@ -406,8 +449,8 @@ static void put_weights(block *k)
             FOR_LANES(lane)
             {
                 float *s = k->s + r * LANES + lane;
-                const vec u = v_load(k->t + r * LANES + lane) - v_load(centre + lane);
-                v_store(s, v_exp(v_load(s) - finite_or_zero(v_load(k->lse + lane))) * (1.0f - u));
+                const vec u = v_load(k->t + r * LANES + lane) - v_load(centre + lane) - v_load(rest + lane);
+                v_store(s, weight_of(v_load(s), finite_or_zero(v_load(k->lse + lane))) * (1.0f - u));
             }
             for (int64_t lane = 0; lane < k->l.count; lane++) {
                 if (k->l.lo[lane] <= j + r && j + r < k->l.hi[lane]) {
@@ -447,7 +490,7 @@ static void forward_block(block *k, int64_t i0)
         if (empty || !solved) {
             k->info[lane] = (loam_row_info){ empty ? LOAM_ROW_EMPTY : LOAM_ROW_SOLVED, LOAM_SOLVER_NONE, 0,
                                              0 };
-        } else if (!k->accepted[lane]) {
+        } else if (!k->accepted[lane] || !lane_is_finite(k, lane)) {
             redo_lane(k, lane);
             if (k->x.a->weights.data) {
                 put_weights_row64(k, lane);

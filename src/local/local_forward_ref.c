@@ -11,13 +11,18 @@ static void put_saved(const loam_problem *p, const loam_args *a, const local_seq
     const loam_dtype real = dtype_real(p->dtype);
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
     const int64_t at = local_row(p, s, h, i);
-    double tbar = 0;
-    element_store(saved.lse, real, at, row->lse);
+    const bool empty = row->lo >= row->hi;
+    double tbar = 0, constant = 0;
+    for (int64_t c = 0; !empty && p->soft_cap == 0 && c < p->dim_qk; c++) {
+        const double first = ref_k(p, a, s, h, 0, c), q = row->q[c];
+        constant += p->score == LOAM_DOT ? q * first : -0.5 * (q - first) * (q - first);
+    }
+    element_store(saved.lse, real, at, row->lse - p->scale * constant);
     for (int64_t c = 0; c < p->dim_v; c++) {
         element_store(saved.vbar, real, at * p->dim_v + c, row->vbar[c]);
     }
     for (int64_t c = 0; p->mechanism != LOAM_SOFTMAX && c < p->dim_qk; c++) {
-        const double kbar = row->lo < row->hi ? row->kbar[c] - ref_k(p, a, s, h, 0, c) : 0;
+        const double kbar = empty ? 0 : row->kbar[c] - ref_k(p, a, s, h, 0, c);
         tbar += row->rho[c] * kbar;
         if (p->mechanism == LOAM_LLA) {
             element_store(saved.kbar, real, at * p->dim_qk + c, kbar);
@@ -25,7 +30,8 @@ static void put_saved(const loam_problem *p, const loam_args *a, const local_seq
         }
     }
     if (p->mechanism == LOAM_PARALLAX) {
-        element_store(saved.tbar, real, at, tbar);
+        element_store(saved.tbar, real, 2 * at, tbar);
+        element_store(saved.tbar, real, 2 * at + 1, tbar - element_load(saved.tbar, real, 2 * at));
     }
 }
 

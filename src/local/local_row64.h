@@ -18,7 +18,7 @@
 
 typedef struct row64 {
     int64_t lo, hi, peak;
-    double lse, unit;
+    double lse, dropped, unit; /* dropped: as in lanes */
     loam_row_info info;
     bool dual;
     double *kbar, *lambda, *rho, *rhs; /* [dim_qk]; kbar relative to the origin */
@@ -101,7 +101,7 @@ static inline double row64_score(const row64 *r, const head *x, const scoring *s
 static inline void row64_weights(row64 *r, const head *x, const scoring *sc, int64_t i)
 {
     const int64_t d = x->p->dim_qk, dv = x->p->dim_v;
-    double m = -INFINITY, omega = 0, *key = r->key;
+    double m = -INFINITY, omega = 0, constant = 0, *key = r->key;
     for (int64_t c = 0; c < d; c++) {
         r->rhs[c] = row64_query(x, i, c) - (sc->rbf ? (double)x->origin[c] : 0);
         r->kbar[c] = 0;
@@ -121,7 +121,11 @@ static inline void row64_weights(row64 *r, const head *x, const scoring *sc, int
         r->p[j - r->lo] = exp(r->p[j - r->lo] - m);
         omega += r->p[j - r->lo];
     }
+    for (int64_t c = 0; c < d; c++) {
+        constant += sc->rbf ? -0.5 * r->rhs[c] * r->rhs[c] : r->rhs[c] * (double)x->origin[c];
+    }
     r->lse = m + log(omega);
+    r->dropped = sc->capped ? 0 : x->p->scale * constant;
     for (int64_t j = r->lo; j < r->hi; j++) {
         const double w = r->p[j - r->lo] /= omega;
         row64_key(r, x, j, key);

@@ -172,6 +172,7 @@ void ref_row_fit(const loam_problem *p, const loam_args *a, const local_seq *s, 
                  ref_row *row)
 {
     const int64_t d = p->dim_qk;
+    double mean = 0;
     local_visible(p, s, i, &row->lo, &row->hi);
     row->info = (loam_row_info){ LOAM_ROW_SOLVED, LOAM_SOLVER_NONE, 0, 0 };
     row->unit = 1;
@@ -196,6 +197,11 @@ void ref_row_fit(const loam_problem *p, const loam_args *a, const local_seq *s, 
             u += row->rho[c] * (ref_k(p, a, s, h, j, c) - row->kbar[c]);
         }
         row->u[j - row->lo] = u;
+        mean += row->p[j - row->lo] * u;
+    }
+    /* sum_j p_j u_j is 0; its rounding error matters where rho is huge. */
+    for (int64_t j = row->lo; j < row->hi; j++) {
+        row->u[j - row->lo] -= mean;
     }
     if (row->info.solver == LOAM_SOLVER_GRAM && row->info.code == LOAM_ROW_SOLVED && a->info.data) {
         row->info.residual = probe_residual(p, a, s, h, row);

@@ -135,7 +135,9 @@ typedef struct lanes {
     int64_t first, last;          /* keys first .. last - 1: all that any of them sees */
     int32_t lo[LANES], hi[LANES]; /* each lane's; lo = hi = 0 beyond count */
     float at[LANES];              /* the position i + n_kv - n_q */
-    float x0[LANES];              /* query_constant */
+    float constant[LANES]; /* query_constant, which adds the same to all x of a row. Scores leave it out: */
+    float dropped[LANES];  /* they are too low by this (scale constant), and so is lse; but a soft cap */
+    float x0[LANES];       /* must see all of x: then dropped is 0 and x0 is the constant, else x0 is 0 */
 } lanes;
 
 /* Fills l and the query panel, using tile (TILE rows) as scratch. */
@@ -157,7 +159,10 @@ static inline void lanes_begin(lanes *l, const head *x, int64_t i0, float *restr
         }
         l->lo[r] = (int32_t)lo, l->hi[r] = (int32_t)hi;
         l->at[r] = (float)(i0 + r + x->s.nk - x->s.nq);
-        l->x0[r] = r < l->count ? query_constant(x, tile + r * x->p->dim_qk) : 0;
+        const bool capped = x->p->soft_cap > 0;
+        l->constant[r] = r < l->count ? query_constant(x, tile + r * x->p->dim_qk) : 0;
+        l->x0[r] = capped ? l->constant[r] : 0;
+        l->dropped[r] = capped ? 0 : (float)x->p->scale * l->constant[r];
     }
     if (l->first > l->last) {
         l->first = l->last;
@@ -183,14 +188,13 @@ static inline scoring scoring_of(const head *x)
                       .slope = p->slope ? ((const float *)x->a->slope)[x->h] : 0 };
 }
 
-/* Scores are kept within +-SCORE_LIMIT, so that products that overflow give large weights and not NaN. */
+/* x and scores are kept within +-SCORE_LIMIT, so that products that overflow give large weights and not NaN. */
 #define SCORE_LIMIT 1e37f
 
 /* s from x = q.k or -|q - k|^2 / 2; *factor is d s / d (scale x). */
 VEC_INLINE vec score_of(const scoring *sc, vec x, vec distance, vec bias, vec *factor)
 {
-    vec s = v_max(x * sc->scale, v_set(-SCORE_LIMIT));
-    s = v_select(s < SCORE_LIMIT, s, v_set(SCORE_LIMIT));
+    vec s = v_clamp(x * sc->scale, SCORE_LIMIT);
     *factor = v_set(1);
     if (sc->capped) {
         const vec t = v_tanh(s * (1 / sc->cap));
@@ -228,12 +232,12 @@ static inline void key_tile_load(key_tile *t, const head *x, int64_t j, int64_t 
     load_bias(t->bias, x, j, t->n);
 }
 
-/* x_ij of key r of a tile for the lanes at `lane`, from the product q . k'. */
+/* x_ij (but for what is dropped) of key r of a tile for the lanes at `lane`, from the product q . k'. */
 VEC_INLINE vec score_argument(const scoring *sc, const lanes *l, const key_tile *t, int64_t r, int lane,
                               vec product)
 {
     const vec x = product + v_load(l->x0 + lane);
-    return sc->rbf ? x - 0.5f * t->norm[r] : x;
+    return v_clamp(sc->rbf ? x - 0.5f * t->norm[r] : x, SCORE_LIMIT);
 }
 
 VEC_INLINE vec score_distance(const lanes *l, int64_t j, int lane)
@@ -268,6 +272,13 @@ static inline void scores_in_place(float *restrict tile, const scoring *sc, cons
         }
         v_store(best + lane, top);
     }
+}
+
+/* p = exp(s - lse). Where s and lse are large their rounding errors are too: p must not exceed 1 for it. */
+VEC_INLINE vec weight_of(vec s, vec lse)
+{
+    const vec z = s - lse;
+    return v_exp(v_select(z > 0, v_set(0), z));
 }
 
 /* -inf stands for "nothing seen yet"; subtracting it would make NaN. */

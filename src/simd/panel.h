@@ -122,6 +122,19 @@ static inline void panel_dot(float *restrict out, const float *x, const float *y
     }
 }
 
+/* out[lane] += sum over rows of x */
+static inline void panel_sum(float *restrict out, const float *restrict x, int64_t rows)
+{
+    FOR_LANES(lane)
+    {
+        vec sum = v_load(out + lane);
+        for (int64_t r = 0; r < rows; r++) {
+            sum += v_load(x + r * LANES + lane);
+        }
+        v_store(out + lane, sum);
+    }
+}
+
 /* x[r] *= s[lane] */
 static inline void panel_scale(float *restrict x, int64_t rows, const float *restrict s)
 {

@@ -63,6 +63,13 @@ VEC_INLINE vec v_max(vec yes, vec no)
 #endif
 }
 
+/* x within +-limit; -limit for NaN. */
+VEC_INLINE vec v_clamp(vec x, float limit)
+{
+    const vec above = v_max(x, v_set(-limit));
+    return v_select(above < limit, above, v_set(limit));
+}
+
 VEC_INLINE vec v_abs(vec x) { return (vec)((vmask)x & 0x7fffffff); }
 
 /* e^x for x <= 88, to 1.5 ulp; 0 below -87.3 (where float is about to underflow) and for NaN. */
