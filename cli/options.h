@@ -10,14 +10,14 @@
 #include <stdint.h>
 
 typedef enum option_kind {
-    OPTION_FLAG,   /* bool *: set to true */
-    OPTION_TEXT,   /* const char **: points into argv */
-    OPTION_INT,    /* int64_t *: min .. max */
-    OPTION_REAL    /* double *: finite, min .. max */
+    OPTION_FLAG, /* bool *: set to true */
+    OPTION_TEXT, /* const char **: points into argv */
+    OPTION_INT,  /* int64_t *: min .. max; bounds of 1e18 and more are none */
+    OPTION_REAL  /* double *: finite, min .. max; likewise */
 } option_kind;
 
 typedef struct option_row {
-    const char *name;     /* without the dashes; NULL ends the table */
+    const char *name; /* without the dashes; NULL ends the table */
     option_kind kind;
     void *value;          /* keeps its default where the option is absent */
     double min, max;      /* of numbers, inclusive */
@@ -31,7 +31,7 @@ typedef struct option_row {
 int options_parse(int *argc, char **argv, const option_row *rows, const char *usage, const char *about,
                   bool *help, io_error *error);
 
-/* The entry of `names` (NULL-terminated) nearest to `word`, or NULL where none is near. */
+/* io/nearest.h: the entry of `names` (NULL-terminated) nearest to `word`, or NULL where none is near. */
 const char *options_nearest(const char *word, const char *const *names);
 
 /* Index of word in names (NULL-terminated), or -1. */

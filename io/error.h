@@ -18,7 +18,6 @@ typedef struct io_error {
 } io_error;
 
 /* Fills *error (may be NULL) and returns exit_status, so that callers can write `return io_fail(...)`. */
-int io_fail(io_error *error, int exit_status, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+int io_fail(io_error *error, int exit_status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 #endif

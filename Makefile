@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: MIT
+# What a person types. CMake does the work; CMakePresets.json names the builds.
+
+PREFIX ?= /usr/local
+JOBS ?= $(shell nproc)
+FUZZ_SECONDS ?= 60
+configure = cmake --preset $(1) $(if $(WERROR),-DLOAM_WERROR=ON) $(2) >$(log) || { cat $(log); exit 1; }
+log = build/configure.log
+compile = cmake --build --preset $(1) --parallel $(JOBS)
+sources = $(shell git ls-files '*.c' '*.h' '*.inc')
+
+.DEFAULT_GOAL := help
+.PHONY: help deps build demo test install format lint clang sanitize tsan coverage fuzz clean
+
+help: ## say what there is to type
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+deps:
+	@tools/install-deps.sh build
+
+build: deps ## build the program, build/loam, and the libraries
+	@mkdir -p build
+	@$(call configure,release)
+	@$(call compile,release)
+
+demo: ## build, run the demo and leave its pictures in out/
+	@tools/install-deps.sh demo
+	@$(MAKE) --no-print-directory build
+	@tools/demo.sh
+
+test: ## build and run all tests
+	@tools/install-deps.sh test
+	@$(MAKE) --no-print-directory build
+	@ctest --preset release
+
+install: build ## install under PREFIX=/usr/local (and DESTDIR)
+	@cmake --install build --prefix $(PREFIX)
+
+format: ## give all sources the look of .clang-format
+	@tools/install-deps.sh lint
+	@clang-format -i $(sources)
+
+lint: ## check the look and the layers, and run clang-tidy
+	@tools/install-deps.sh lint
+	@clang-format --dry-run --Werror $(sources)
+	@tools/layers.sh
+	@mkdir -p build
+	@$(call configure,clang)
+	@git ls-files 'src/*.c' 'io/*.c' 'cli/*.c' | xargs -P $(JOBS) -n 4 clang-tidy --quiet -p build/clang
+
+clang: ## build everything with clang too
+	@tools/install-deps.sh lint
+	@mkdir -p build
+	@$(call configure,clang)
+	@$(call compile,clang)
+
+sanitize: ## run the fast tests under AddressSanitizer and UBSan
+	@tools/install-deps.sh lint
+	@mkdir -p build
+	@$(call configure,asan)
+	@$(call compile,asan)
+	@ctest --preset asan
+
+tsan: ## run the threaded tests under ThreadSanitizer (clang)
+	@tools/install-deps.sh lint
+	@mkdir -p build
+	@$(call configure,tsan)
+	@$(call compile,tsan)
+	@ctest --preset tsan
+
+coverage: ## run the tests and count covered lines and branches
+	@tools/install-deps.sh lint
+	@mkdir -p build
+	@$(call configure,coverage)
+	@$(call compile,coverage)
+	@tools/coverage.sh build/coverage
+
+fuzz: ## fuzz the readers for FUZZ_SECONDS=60 each (clang)
+	@tools/install-deps.sh lint
+	@mkdir -p build
+	@$(call configure,fuzz)
+	@$(call compile,fuzz)
+	@tools/fuzz.sh build/fuzz $(FUZZ_SECONDS)
+
+clean: ## remove everything that was built
+	@cmake -E rm -rf build out

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: MIT
+ * The parts of `loam attend`: options -> inputs -> run -> outputs. */
+#ifndef LOAM_CLI_ATTEND_H
+#define LOAM_CLI_ATTEND_H
+
+#include "io/array.h"
+#include "io/error.h"
+#include "loam.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum attend_input {
+    IN_Q,
+    IN_K,
+    IN_V,
+    IN_PROBE,
+    IN_RIDGE,
+    IN_SLOPE,
+    IN_KEY_BIAS,
+    IN_SINK,
+    IN_GRAD_OUT,
+    IN_COUNT
+};
+
+enum attend_output {
+    OUT_O,
+    OUT_LSE,
+    OUT_RHO,
+    OUT_WEIGHTS,
+    OUT_INFO,
+    OUT_DQ,
+    OUT_DK,
+    OUT_DV,
+    OUT_DPROBE,
+    OUT_DRIDGE,
+    OUT_DSCALE,
+    OUT_DSLOPE,
+    OUT_DKEY_BIAS,
+    OUT_DSINK,
+    OUT_COUNT
+};
+
+typedef struct attend_options {
+    bool help;
+    loam_mechanism mechanism;
+    const char *in[IN_COUNT]; /* paths, NULL where not given; of IN_RIDGE also where it is a number */
+    const char *out[OUT_DQ];  /* likewise; gradients go into grad_dir */
+    const char *grad_dir;
+    const char *ridge, *ridge_unit, *score, *layout, *backend, *kernel, *grad_kernel, *dtype;
+    double ridge_number, scale, soft_cap;
+    int64_t window, threads;
+    bool full, verbose;
+} attend_options;
+
+typedef struct attend_run {
+    const attend_options *options;
+    bool tokens_first; /* layout (B,T,H,D) */
+    int rank;          /* of q: 2, 3 or 4 */
+    loam_problem problem;
+    loam_dtype real; /* of ridge, lse, ...: f32, or f64 where the problem is f64 */
+    array in[IN_COUNT];
+    array out[OUT_COUNT]; /* OUT_INFO: data is loam_row_info, `dtype` means nothing */
+} attend_run;
+
+/* The option that names an input: "--q". */
+const char *attend_input_option(enum attend_input which);
+
+/* Sizes of a (B,H,T,D) array by its rank and layout; absent axes are 1. */
+typedef struct attend_sizes {
+    int64_t batch, heads, tokens, channels;
+} attend_sizes;
+attend_sizes attend_sizes_of(const attend_run *run, const array *a);
+/* Strides of such an array for the library. */
+loam_view attend_view(const attend_run *run, array *a);
+loam_const_view attend_const_view(const attend_run *run, array *a);
+
+/* Parses argv; sets options->help where only the help was asked for. */
+int attend_parse(attend_options *options, int argc, char **argv, io_error *error);
+
+/* Reads every file, checks that the shapes fit together, converts, and fills run->problem. */
+int attend_read(attend_run *run, io_error *error);
+
+/* Makes run->out for all that was asked for, with the shapes that the help tells. */
+int attend_prepare(attend_run *run, io_error *error);
+
+/* Runs forward, and backward where gradients were asked for. */
+int attend_compute(attend_run *run, io_error *error);
+
+/* Writes every output; none appears before all are complete. */
+int attend_write(const attend_run *run, io_error *error);
+
+void attend_free(attend_run *run);
+
+#endif

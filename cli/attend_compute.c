@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: MIT */
+#include "cli/attend.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static int report(const loam_error *from, int exit_status, io_error *error)
+{
+    if (from->status == LOAM_EMEMORY)
+        exit_status = EXIT_INTERNAL;
+    else if (from->status == LOAM_ESHAPE)
+        exit_status = EXIT_INPUT;
+    return io_fail(error, exit_status, "%s", from->text);
+}
+
+/* ---------------------------------------------------------------- outputs */
+
+/* [batch, heads_q, len_q] with the axes that the rank of q has, and `last` after them where it is >= 0. */
+static int make_rows(attend_run *run, enum attend_output which, int64_t last, const char *what,
+                     io_error *error)
+{
+    const loam_problem *p = &run->problem;
+    const int64_t all[] = { p->batch, p->heads_q, p->len_q, last };
+    int skipped = 4 - run->rank;
+    return array_create(&run->out[which], run->real, (last < 0 ? 3 : 4) - skipped, all + skipped, what,
+                        error);
+}
+
+static int make_like(attend_run *run, enum attend_output which, enum attend_input like, const char *what,
+                     io_error *error)
+{
+    const array *a = &run->in[like];
+    if (!a->data) return 0;
+    return array_create(&run->out[which], a->dtype, a->rank, a->shape, what, error);
+}
+
+static int make_info(attend_run *run, io_error *error)
+{
+    const loam_problem *p = &run->problem;
+    int64_t shape[] = { p->batch, p->heads_q, p->len_q, sizeof(loam_row_info) / sizeof(float) };
+    return array_create(&run->out[OUT_INFO], LOAM_F32, 4, shape, "the info of the rows", error);
+}
+
+static int prepare_forward(attend_run *run, io_error *error)
+{
+    const attend_options *o = run->options;
+    int64_t o_shape[ARRAY_MAX_RANK];
+    for (int axis = 0; axis < run->rank; axis++)
+        o_shape[axis] = run->in[IN_Q].shape[axis];
+    o_shape[run->rank - 1] = run->problem.dim_v;
+    int status = array_create(&run->out[OUT_O], run->problem.dtype, run->rank, o_shape, "the result", error);
+    if (!status && o->out[OUT_LSE]) status = make_rows(run, OUT_LSE, -1, "lse", error);
+    if (!status && o->out[OUT_RHO])
+        status = array_create(&run->out[OUT_RHO], run->real, run->rank, run->in[IN_Q].shape, "rho", error);
+    if (!status && o->out[OUT_WEIGHTS])
+        status = make_rows(run, OUT_WEIGHTS, run->problem.len_kv, "the weights", error);
+    if (!status && o->out[OUT_INFO]) status = make_info(run, error);
+    return status;
+}
+
+static int prepare_backward(attend_run *run, io_error *error)
+{
+    static const struct {
+        enum attend_output out;
+        enum attend_input in;
+    } pairs[] = { { OUT_DQ, IN_Q },
+                  { OUT_DK, IN_K },
+                  { OUT_DV, IN_V },
+                  { OUT_DPROBE, IN_PROBE },
+                  { OUT_DRIDGE, IN_RIDGE },
+                  { OUT_DSLOPE, IN_SLOPE },
+                  { OUT_DKEY_BIAS, IN_KEY_BIAS },
+                  { OUT_DSINK, IN_SINK } };
+    int status = array_create(&run->out[OUT_DSCALE], run->real, 0, NULL, "dscale", error);
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs && !status; i++)
+        status = make_like(run, pairs[i].out, pairs[i].in, "a gradient", error);
+    if (!status && run->problem.mechanism == LOAM_LLA && !run->out[OUT_DRIDGE].data)
+        status = array_create(&run->out[OUT_DRIDGE], run->real, 0, NULL, "dridge", error);
+    return status;
+}
+
+int attend_prepare(attend_run *run, io_error *error)
+{
+    int status = prepare_forward(run, error);
+    return status || !run->options->grad_dir ? status : prepare_backward(run, error);
+}
+
+/* ---------------------------------------------------------------- running */
+
+static loam_view ridge_view(const attend_run *run, array *a)
+{
+    const loam_problem *p = &run->problem;
+    switch (p->ridge_axes) {
+    case LOAM_RIDGE_CHANNEL: return loam_dense_out(a->data, p->heads_q, p->len_q, p->dim_qk);
+    case LOAM_RIDGE_TOKEN: return loam_dense_out(a->data, p->heads_q, p->len_q, 1);
+    case LOAM_RIDGE_HEAD: return (loam_view){ a->data, 0, 1, 0 };
+    case LOAM_RIDGE_NUMBER: break;
+    }
+    return (loam_view){ a->data, 0, 0, 0 };
+}
+
+static loam_const_view as_const(loam_view view)
+{
+    return (loam_const_view){ view.data, view.batch, view.head, view.token };
+}
+
+static loam_view rows_view(const attend_run *run, array *a, int64_t last)
+{
+    return loam_dense_out(a->data, run->problem.heads_q, run->problem.len_q, last);
+}
+
+static loam_args make_args(attend_run *run)
+{
+    const loam_problem *p = &run->problem;
+    array *in = run->in, *out = run->out;
+    return (loam_args){ .q = attend_const_view(run, &in[IN_Q]),
+                        .k = attend_const_view(run, &in[IN_K]),
+                        .v = attend_const_view(run, &in[IN_V]),
+                        .probe = attend_const_view(run, &in[IN_PROBE]),
+                        .ridge = as_const(ridge_view(run, &in[IN_RIDGE])),
+                        .slope = in[IN_SLOPE].data,
+                        .key_bias = as_const(loam_dense_out(in[IN_KEY_BIAS].data, p->heads_q, p->len_kv, 1)),
+                        .sink = in[IN_SINK].data,
+                        .o = attend_view(run, &out[OUT_O]),
+                        .lse = rows_view(run, &out[OUT_LSE], 1),
+                        .rho = attend_view(run, &out[OUT_RHO]),
+                        .weights = rows_view(run, &out[OUT_WEIGHTS], p->len_kv),
+                        .info = rows_view(run, &out[OUT_INFO], 1),
+                        .grad_o = attend_const_view(run, &in[IN_GRAD_OUT]),
+                        .grad_q = attend_view(run, &out[OUT_DQ]),
+                        .grad_k = attend_view(run, &out[OUT_DK]),
+                        .grad_v = attend_view(run, &out[OUT_DV]),
+                        .grad_probe = attend_view(run, &out[OUT_DPROBE]),
+                        .grad_ridge = ridge_view(run, &out[OUT_DRIDGE]),
+                        .grad_scale = out[OUT_DSCALE].data,
+                        .grad_slope = out[OUT_DSLOPE].data,
+                        .grad_key_bias = loam_dense_out(out[OUT_DKEY_BIAS].data, p->heads_q, p->len_kv, 1),
+                        .grad_sink = out[OUT_DSINK].data };
+}
+
+static void *workspace(size_t bytes)
+{
+    size_t lines = bytes / LOAM_ALIGN + 1;
+    return aligned_alloc(LOAM_ALIGN, lines * LOAM_ALIGN);
+}
+
+static int run_plan(const attend_run *run, const loam_plan *plan, loam_args *args, io_error *error)
+{
+    size_t bytes = loam_plan_work_bytes(plan);
+    if (run->options->verbose)
+        fprintf(stderr, "loam attend: %s, %zu bytes of workspace\n", loam_plan_name(plan), bytes);
+    args->work = workspace(bytes);
+    if (!args->work)
+        return io_fail(error, EXIT_INTERNAL, "out of memory for a workspace of %zu bytes", bytes);
+    loam_error reason;
+    int status = loam_run(plan, args, &reason) ? report(&reason, EXIT_INPUT, error) : 0;
+    free(args->work);
+    args->work = NULL;
+    return status;
+}
+
+static int run_pass(attend_run *run, loam_pass pass, loam_args *args, void **saved, io_error *error)
+{
+    loam_problem problem = run->problem;
+    problem.pass = pass;
+    if (pass == LOAM_BACKWARD) problem.kernel = run->options->grad_kernel;
+    loam_plan *plan;
+    loam_error reason;
+    if (loam_plan_create(&plan, &problem, &reason)) return report(&reason, EXIT_USAGE, error);
+    int status = 0;
+    if (run->options->grad_dir && !*saved) {
+        *saved = workspace(loam_plan_saved_bytes(plan));
+        if (!*saved) status = io_fail(error, EXIT_INTERNAL, "out of memory for what the gradients need");
+    }
+    args->saved = *saved;
+    if (!status) status = run_plan(run, plan, args, error);
+    loam_plan_destroy(plan);
+    return status;
+}
+
+int attend_compute(attend_run *run, io_error *error)
+{
+    loam_args args = make_args(run);
+    void *saved = NULL;
+    int status = run_pass(run, LOAM_FORWARD, &args, &saved, error);
+    if (!status && run->options->grad_dir) status = run_pass(run, LOAM_BACKWARD, &args, &saved, error);
+    free(saved);
+    return status;
+}

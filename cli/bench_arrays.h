@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: MIT
+ * The arrays of a shape, filled with N(0, 1) numbers that depend on the seed alone, and what the library is to be
+ * called with. */
+#ifndef LOAM_CLI_BENCH_ARRAYS_H
+#define LOAM_CLI_BENCH_ARRAYS_H
+
+#include "cli/bench_shape.h"
+
+enum bench_array {
+    BENCH_Q,
+    BENCH_K,
+    BENCH_V,
+    BENCH_PROBE,
+    BENCH_GRAD_O,
+    BENCH_O,
+    BENCH_GRAD_Q,
+    BENCH_GRAD_K,
+    BENCH_GRAD_V,
+    BENCH_GRAD_PROBE,
+    BENCH_SLOPE,
+    BENCH_SINK,
+    BENCH_GRAD_RIDGE,
+    BENCH_INFO,
+    BENCH_ARRAYS
+};
+
+typedef struct bench_arrays {
+    const bench_shape *shape;
+    void *at[BENCH_ARRAYS]; /* NULL where the problem has none */
+    void *saved;            /* of the forward, for backward */
+    loam_args args;         /* all but work and info */
+} bench_arrays;
+
+/* Bytes of all arrays but workspaces; a double, since it may be absurd. */
+double bench_arrays_bytes(const bench_shape *shape);
+/* Allocates and fills; for backward also runs the forward. bench_arrays_free frees whatever happened. */
+int bench_arrays_make(bench_arrays *arrays, const bench_shape *shape, uint64_t seed, int threads, io_error *error);
+void bench_arrays_free(bench_arrays *arrays);
+
+/* Channel 0 of a row of an array with heads and tokens. */
+int64_t bench_row(const bench_arrays *arrays, enum bench_array which, int64_t b, int64_t h, int64_t token);
+double bench_element(const void *data, loam_dtype dtype, int64_t index);
+
+/* aligned_alloc(LOAM_ALIGN), also of 0 bytes. */
+void *bench_alloc(size_t bytes);
+/* What the library said about a shape, as an error of the program. */
+int bench_fail(const bench_shape *shape, const loam_error *reason, io_error *error);
+
+#endif

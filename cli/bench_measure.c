@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: MIT */
+#include "cli/bench_measure.h"
+
+#include "cli/bench_count.h"
+#include "cli/bench_roof.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LEAST_RUNS = 3, MOST_RUNS = 1000 };
+/* A row so slow that three runs would take this many times the budget is believed after one. */
+static const double PATIENCE = 10;
+
+static int compare_times(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double quantile(const double *sorted, int64_t count, double q)
+{
+    const double at = q * (double)(count - 1);
+    const int64_t below = (int64_t)at, above = below + 1 < count ? below + 1 : below;
+    return sorted[below] + (at - (double)below) * (sorted[above] - sorted[below]);
+}
+
+void bench_statistics(double *times, int64_t runs, bench_result *r)
+{
+    qsort(times, (size_t)runs, sizeof *times, compare_times);
+    r->runs = runs;
+    r->least = times[0];
+    r->low = quantile(times, runs, 0.25);
+    r->median = quantile(times, runs, 0.5);
+    r->high = quantile(times, runs, 0.75);
+    r->most = times[runs - 1];
+}
+
+static bool enough(const bench_protocol *protocol, int64_t runs, double spent)
+{
+    if (protocol->repeat > 0)
+        return runs >= protocol->repeat;
+    if (runs >= MOST_RUNS || (runs >= 1 && spent > PATIENCE * protocol->seconds))
+        return true;
+    return runs >= LEAST_RUNS && spent >= protocol->seconds;
+}
+
+static int run_once(const loam_plan *plan, const bench_arrays *a, const loam_args *args, io_error *error)
+{
+    loam_error reason;
+    return loam_run(plan, args, &reason) ? bench_fail(a->shape, &reason, error) : 0;
+}
+
+static int time_runs(const loam_plan *plan, const bench_arrays *a, const loam_args *args,
+                     const bench_protocol *protocol, bench_result *result, io_error *error)
+{
+    const int64_t room = protocol->repeat > 0 ? protocol->repeat : MOST_RUNS;
+    double *times = calloc((size_t)room, sizeof *times), spent = 0;
+    if (!times)
+        return io_fail(error, EXIT_INTERNAL, "out of memory for %lld times", (long long)room);
+    int64_t runs = 0;
+    int status = 0;
+    while (!status && !enough(protocol, runs, spent)) {
+        const double begun = bench_now();
+        status = run_once(plan, a, args, error);
+        times[runs] = bench_now() - begun;
+        spent += times[runs++];
+    }
+    if (!status)
+        bench_statistics(times, runs, result);
+    free(times);
+    return status;
+}
+
+static void count(const bench_arrays *a, bench_result *r)
+{
+    const loam_problem *p = &a->shape->problem;
+    const loam_row_info *info = a->at[BENCH_INFO];
+    r->pairs = bench_pairs(p);
+    r->flop = bench_flop(p, info);
+    r->bytes = bench_bytes(p);
+    r->iterations = info && p->pass != LOAM_DECODE ? bench_iterations(p, info) : NAN;
+}
+
+static int measure_plan(const loam_plan *plan, bench_arrays *a, const bench_protocol *protocol, bench_result *result,
+                        io_error *error)
+{
+    const loam_problem *p = &a->shape->problem;
+    void *work = bench_alloc(loam_plan_work_bytes(plan));
+    if (!work)
+        return io_fail(error, EXIT_INTERNAL, "%s: out of memory for a workspace of %zu bytes", a->shape->name,
+                       loam_plan_work_bytes(plan));
+    loam_args args = a->args;
+    args.work = work;
+    if (p->pass != LOAM_BACKWARD)
+        args.info = loam_dense_out(a->at[BENCH_INFO], p->heads_q, p->len_q, 1);
+    int status = run_once(plan, a, &args, error);
+    if (!status) {
+        count(a, result);
+        args.info.data = NULL;
+        status = time_runs(plan, a, &args, protocol, result, error);
+    }
+    free(work);
+    return status;
+}
+
+int bench_measure(bench_arrays *a, const char *kernel, const bench_protocol *protocol, bench_result *result,
+                  io_error *error)
+{
+    loam_problem problem = a->shape->problem;
+    problem.kernel = kernel;
+    problem.threads = protocol->threads;
+    *result = (bench_result){ .shape = a->shape, .error = NAN };
+    loam_plan *plan;
+    loam_error reason;
+    if (loam_plan_create(&plan, &problem, &reason))
+        return bench_fail(a->shape, &reason, error);
+    snprintf(result->kernel, sizeof result->kernel, "%s", loam_plan_problem(plan)->kernel);
+    result->work_bytes = loam_plan_work_bytes(plan);
+    const int status = measure_plan(plan, a, protocol, result, error);
+    loam_plan_destroy(plan);
+    return status;
+}

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: MIT
+ * Shape files: the problems that loam bench measures, one a line.
+ *
+ *     # name mechanism pass dtype B Hq Hkv Lq Lkv Dqk Dv flags...
+ *     softmax-d64 softmax forward f32 1 8 8 4096 4096 64 64 causal
+ *
+ * Fields are separated by blanks, and # begins a comment. Flags, each at most once:
+ *     causal | full            default causal
+ *     window=N ridge=X unit=normalised|max|trace score=dot|rbf scale=X soft_cap=X slope sink
+ *     layout=bhtd|bthd         (B,H,T,D) arrays, the default, or (B,T,H,D)
+ *     kernel=GLOB              every row of the registry with such a name, not just the one a plan chooses */
+#ifndef LOAM_CLI_BENCH_SHAPE_H
+#define LOAM_CLI_BENCH_SHAPE_H
+
+#include "io/error.h"
+#include "loam.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+
+enum { BENCH_NAME_BYTES = 48, BENCH_FLAGS_BYTES = 192 };
+
+typedef struct bench_shape {
+    char name[BENCH_NAME_BYTES];
+    char flags[BENCH_FLAGS_BYTES];  /* as in the file, blanks between them */
+    char kernel[BENCH_NAME_BYTES];  /* a glob, or "" */
+    bool tokens_first;              /* layout=bthd */
+    loam_problem problem;
+    const char *source; /* of the line, for messages; the caller's string */
+    int line;
+} bench_shape;
+
+typedef struct bench_shapes {
+    bench_shape *at;
+    size_t count, room;
+} bench_shapes;
+
+/* Appends the shapes of a stream, a file, or the set built into the program. Errors name source, line and field;
+ * a name may be used once. What was there before stays. */
+int bench_shapes_read(bench_shapes *shapes, FILE *stream, const char *source, io_error *error);
+int bench_shapes_load(bench_shapes *shapes, const char *path, io_error *error);
+int bench_shapes_default(bench_shapes *shapes, io_error *error);
+void bench_shapes_free(bench_shapes *shapes);
+
+/* The line of a shape file that reads back as this shape. */
+void bench_shape_print(const bench_shape *shape, FILE *stream);
+
+/* The words of mechanisms, passes and element types, NULL-terminated and in the order of their enumerations. */
+extern const char *const bench_mechanisms[], *const bench_passes[], *const bench_dtypes[];
+
+#endif

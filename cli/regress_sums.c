@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: MIT */
+#include "cli/regress_sums.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* Sums of a tile are added to the totals at its end: shorter chains of rounding errors, and a tile of rows
+ * stays in the nearest cache for all lanes. */
+enum { TILE_ROWS = 512 };
+
+#define NAME(x) x##_portable
+#define TARGET
+#define LANES 2
+#define FMA(a, b, c) ((a) * (b) + (c))
+#include "cli/regress_sums.inc"
+
+#if defined __x86_64__
+#include <immintrin.h>
+
+#define NAME(x) x##_avx2
+#define TARGET __attribute__((target("avx2,fma")))
+#define LANES 4
+#define FMA(a, b, c) ((vec_avx2)_mm256_fmadd_pd((__m256d)(a), (__m256d)(b), (__m256d)(c)))
+#include "cli/regress_sums.inc"
+
+#define NAME(x) x##_avx512
+#define TARGET __attribute__((target("avx512f,avx512dq,fma")))
+#define LANES 8
+#define FMA(a, b, c) ((vec_avx512)_mm512_fmadd_pd((__m512d)(a), (__m512d)(b), (__m512d)(c)))
+#include "cli/regress_sums.inc"
+#endif
+
+regress_sums_fn *regress_sums_choose(void)
+{
+#if defined __x86_64__
+    const char *limit = getenv("LOAM_ISA");
+    if (limit && !strcmp(limit, "portable")) return sums_portable;
+    if ((!limit || strcmp(limit, "avx2") != 0) && __builtin_cpu_supports("avx512f") &&
+        __builtin_cpu_supports("avx512dq"))
+        return sums_avx512;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return sums_avx2;
+#endif
+    return sums_portable;
+}

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: MIT
+# Compiler flags of everything in the tree. -ffast-math is never among them: masks are -inf.
+set(CMAKE_C_STANDARD 17)
+set(CMAKE_C_STANDARD_REQUIRED ON)
+set(CMAKE_C_EXTENSIONS OFF)
+set(CMAKE_C_VISIBILITY_PRESET hidden)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+
+if(NOT CMAKE_BUILD_TYPE)
+    set(CMAKE_BUILD_TYPE Release CACHE STRING "Release, or Debug (asserts, -O1)" FORCE)
+endif()
+set(CMAKE_C_FLAGS_DEBUG "-O1 -g -fno-omit-frame-pointer")
+
+add_compile_options(
+    -fno-math-errno
+    -Wall -Wextra -Wshadow -Wundef -Wvla -Wstrict-prototypes -Wmissing-prototypes
+    -Wpointer-arith -Wcast-qual)
+if(LOAM_WERROR)
+    add_compile_options(-Werror)
+endif()
+
+if(LOAM_SANITIZE)
+    add_compile_options(-fsanitize=${LOAM_SANITIZE} -fno-sanitize-recover=all)
+    add_link_options(-fsanitize=${LOAM_SANITIZE})
+endif()
+if(LOAM_COVERAGE)
+    add_compile_options(--coverage -fprofile-update=atomic)
+    add_link_options(--coverage)
+endif()
+if(LOAM_FUZZ)
+    if(NOT CMAKE_C_COMPILER_ID MATCHES Clang)
+        message(FATAL_ERROR "LOAM_FUZZ needs clang (libFuzzer); the compiler is ${CMAKE_C_COMPILER_ID}")
+    endif()
+    # The targets in tests/fuzz add -fsanitize=fuzzer when they link.
+    add_compile_options(-fsanitize=fuzzer-no-link)
+endif()

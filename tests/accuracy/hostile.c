@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Each line: the error of float32 against float64, and the floor (floor.h), the error of the best that a kernel with
+ * float32 numbers can do. Where a bound is near the floor or below it, a multiple of the floor takes its place.
+ */
+#include "tests/accuracy/hostile.h"
+
+#include "tests/accuracy/condition.h"
+#include "tests/accuracy/floor.h"
+#include "tests/accuracy/measure.h"
+#include "tests/accuracy/table.h"
+#include "tests/support/memory.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { TOKENS = 200, DIM = 64, SEED = 23 };
+
+/* So many floors may lie between float32 and float64: sums round too, not only what they are made of. */
+#define FLOORS 10.0
+
+typedef struct hostile_line {
+    distance o, gradients, floor_o, floor_gradients;
+    part which; /* the worst gradient */
+    double condition;
+    int solver[4], singular;
+    bool finite, same_codes;
+} hostile_line;
+
+static int by_size(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median_condition(const sample *s, double ridge)
+{
+    double *all = memory_zeroed((size_t)s->len_q, sizeof *all);
+    condition_rows(s, ridge, all);
+    qsort(all, (size_t)s->len_q, sizeof *all, by_size);
+    const double median = all[s->len_q / 2];
+    free(all);
+    return median;
+}
+
+static distance worse(distance a, distance b)
+{
+    return (distance){ !(b.whole <= a.whole) ? b.whole : a.whole, !(b.row <= a.row) ? b.row : a.row,
+                       !(b.row <= a.row) ? b.at : a.at };
+}
+
+static void count_rows(hostile_line *line, const sample *s, const answer *want, const answer *got)
+{
+    for (int64_t i = 0; i < s->len_q; i++) {
+        line->solver[got->info[i].solver]++;
+        line->singular += got->info[i].code == LOAM_ROW_SINGULAR;
+        line->same_codes &= got->info[i].code == want->info[i].code;
+        line->finite &= isfinite(got->info[i].residual);
+    }
+}
+
+static hostile_line measure_line(const sample *s, question ask)
+{
+    hostile_line line = { .finite = true, .same_codes = true };
+    ask.dtype = LOAM_F64, ask.gradients = true;
+    answer want = answer_make(s, &ask), floor = floor_answer(s, &ask, &want, true);
+    part ignored;
+    line.floor_o = measure(s, &want, &floor, PART_O);
+    line.floor_gradients = measure_gradients(s, &want, &floor, &ignored);
+    ask.dtype = LOAM_F32;
+    for (int isa = 0; answer_isa(isa); isa++) {
+        ask.isa = answer_isa(isa);
+        answer got = answer_make(s, &ask);
+        part which;
+        const double before = line.gradients.whole;
+        line.finite &= answer_finite(s, &got);
+        line.o = worse(line.o, measure(s, &want, &got, PART_O));
+        line.gradients = worse(line.gradients, measure_gradients(s, &want, &got, &which));
+        line.which = line.gradients.whole > before ? which : line.which;
+        line.solver[0] = line.solver[1] = line.solver[2] = line.solver[3] = line.singular = 0;
+        count_rows(&line, s, &want, &got);
+        answer_free(&got);
+    }
+    answer_free(&want);
+    answer_free(&floor);
+    return line;
+}
+
+/* What the issue of float32 allows, or what its rounding does where that is more. */
+static double allowed(double bound, double floor) { return fmax(bound, FLOORS * floor); }
+
+static bool within(distance d, distance floor, double bound)
+{
+    return d.whole <= allowed(bound, floor.whole) && d.row <= allowed(ROW_FACTOR * bound, floor.row);
+}
+
+static const char *const mechanism_names[] = { "softmax", "Parallax", "LLA" };
+
+static int one_line(table *t, sample_kind kind, loam_mechanism mechanism, double ridge)
+{
+    sample s = sample_make(kind, GRID_F32, TOKENS, TOKENS, DIM, 1 / sqrt(DIM), SEED);
+    const question ask = { .mechanism = mechanism, .dtype = LOAM_F32, .ridge = ridge };
+    hostile_line line = measure_line(&s, ask);
+    const double o = bound_of(&ask, false), g = bound_of(&ask, true);
+    const bool good = line.finite && line.same_codes && within(line.o, line.floor_o, o) &&
+                      within(line.gradients, line.floor_gradients, g);
+    table_cell(t, "%s", sample_kind_name(kind));
+    if (mechanism == LOAM_LLA) {
+        table_cell(t, "LLA, %g", ridge);
+        table_cell(t, "%.0e", median_condition(&s, ridge));
+        table_cell(t, "%d / %d / %d / %d", line.solver[LOAM_SOLVER_CG], line.solver[LOAM_SOLVER_DUAL],
+                   line.solver[LOAM_SOLVER_GRAM], line.singular);
+    } else {
+        table_cell(t, "%s", mechanism_names[mechanism]);
+        table_cell(t, " ");
+        table_cell(t, " ");
+    }
+    table_cell(t, "%.0e, %.0e", line.o.whole, line.o.row);
+    table_cell(t, "%.0e", o);
+    table_cell(t, "%.0e, %.0e", line.floor_o.whole, line.floor_o.row);
+    table_cell(t, "%.0e, %.0e (%s)", line.gradients.whole, line.gradients.row, part_names[line.which]);
+    table_cell(t, "%.0e", g);
+    table_cell(t, "%.0e, %.0e", line.floor_gradients.whole, line.floor_gradients.row);
+    table_cell(t, "%s", !line.finite       ? "NOT FINITE"
+                        : !line.same_codes ? "OTHER CODES"
+                        : !good            ? "BEYOND"
+                        : line.o.whole <= o && line.o.row <= ROW_FACTOR * o && line.gradients.whole <= g &&
+                                line.gradients.row <= ROW_FACTOR * g
+                            ? "in bound"
+                            : "in floor");
+    sample_free(&s);
+    return !good;
+}
+
+int hostile_run(void)
+{
+    static const double ridges[] = { 1, 0.1, 0.01, 1e-3, 1e-6, 0 };
+    table *t = table_begin("data|mechanism|condition|cg / dual / gram / singular|o, worst row|bound|floor|"
+                           "gradients, worst row|bound|floor|verdict");
+    int beyond = 0;
+    printf("%d tokens, causal, d = %d, float32, the worst of all instruction sets; seed %d\n\n", TOKENS, DIM,
+           SEED);
+    for (int kind = 0; kind < SAMPLE_KINDS; kind++) {
+        for (int mechanism = LOAM_SOFTMAX; mechanism < LOAM_LLA; mechanism++) {
+            beyond += one_line(t, (sample_kind)kind, (loam_mechanism)mechanism, 0);
+        }
+        for (int r = 0; r < 6; r++) {
+            beyond += one_line(t, (sample_kind)kind, LOAM_LLA, ridges[r]);
+        }
+    }
+    table_end(t);
+    printf("%d lines beyond their bounds\n", beyond);
+    return beyond;
+}

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: MIT
+ * Singular systems, data at the edge of what numbers can hold, and gradients of very small and large losses. */
+#include "tests/algebra/engine.h"
+#include "tests/support/compare.h"
+#include "tests/support/expect.h"
+
+#include <math.h>
+#include <string.h>
+
+static values like_softmax(const values *from)
+{
+    spec s = from->spec;
+    s.mechanism = LOAM_SOFTMAX;
+    s.ridge_axes = LOAM_RIDGE_NUMBER;
+    return values_like(&s, from);
+}
+
+/* Ridge 0 with equal keys, or with fewer keys than channels: the softmax row, in the gradients too. */
+static void check_singular(const engine *e, loam_pass pass, data_kind data)
+{
+    spec s = engine_spec(e, LOAM_LLA, pass);
+    s.len_q = s.len_kv = data == DATA_EQUAL ? 21 : e->dim; /* the last row sees dim keys: rank dim - 1 */
+    s.data = data;
+    s.ridge = 0;
+    values lla = values_make(&s), softmax = like_softmax(&lla);
+    expect_run(&lla);
+    expect_run(&softmax);
+    expect_no_nan(&lla);
+    static const slot shared[] = { SLOT_O, SLOT_LSE, SLOT_GRAD_Q, SLOT_GRAD_K, SLOT_GRAD_V };
+    for (int i = 0; i < 5; i++) {
+        if (lla.x[shared[i]]) {
+            expect_near("singular rows", &lla, shared[i], softmax.x[shared[i]],
+                        engine_tolerance(e, LOAM_LLA, pass), 0.1);
+        }
+    }
+    for (int64_t row = 0; lla.info && row < slot_size(&lla, SLOT_INFO); row++) {
+        assert_int_equal(lla.info[row].code, LOAM_ROW_SINGULAR);
+        assert_true(compare_norm(lla.x[SLOT_RHO] + row * s.dim_qk, s.dim_qk) == 0);
+    }
+    assert_true(pass != LOAM_BACKWARD || lla.x[SLOT_GRAD_RIDGE][0] == 0);
+    values_free(&lla);
+    values_free(&softmax);
+}
+
+static void singular_rows_are_softmax_rows(void **state)
+{
+    (void)state;
+    for (int index = 0; index < ENGINES; index++) {
+        for (int pass = LOAM_FORWARD; pass <= LOAM_DECODE; pass++) {
+            const engine e = engine_at(index, (loam_pass)pass);
+            check_singular(&e, (loam_pass)pass, DATA_EQUAL);
+            check_singular(&e, (loam_pass)pass, DATA_NORMAL);
+        }
+    }
+}
+
+/* Magnitudes of q, k and v that float32 can still square and add up. */
+static void nothing_is_nan_on_finite_inputs(void **state)
+{
+    (void)state;
+    static const double sizes[][3] = {
+        { 1, 1, 1 },      { 1e4, 1e4, 1 },    { 1e8, 1e8, 1e8 }, { 1e18, 1e18, 1e18 }, { 1e-18, 1e18, 1 },
+        { 1e18, 1e-18, 1 }, { 1e-30, 1e-30, 1 }, { 0, 0, 0 },    { 1, 1, 1e30 },        { 1, 1, 1e-38 },
+        { 1e-44, 1e-44, 1e-44 }, { 0, 1e18, 1 }, { 1, 0, 1 },
+    };
+    for (int index = 0; index < ENGINES; index++) {
+        for (int number = 0; number < 13 * 6; number++) {
+            const double *size = sizes[number / 6];
+            for (int pass = LOAM_FORWARD; pass <= LOAM_DECODE; pass++) {
+                const engine e = engine_at(index, (loam_pass)pass);
+                spec s = engine_spec(&e, (loam_mechanism)(number % 3), (loam_pass)pass);
+                s.len_q = s.len_kv = 70;
+                s.dim_qk = s.dim_v = 9;
+                s.score = number / 3 % 2;
+                s.ridge = number % 4 ? 1e-3 : 0;
+                s.ridge_unit = number % 5 % 3;
+                s.seed = 1 + number;
+                values v = values_make(&s);
+                for (int which = SLOT_Q; which <= SLOT_V; which++) {
+                    for (int64_t i = 0; i < slot_size(&v, (slot)which); i++) {
+                        v.x[which][i] *= size[which];
+                    }
+                }
+                expect_run(&v);
+                expect_no_nan(&v);
+                values_free(&v);
+            }
+        }
+    }
+}
+
+static void gradients_scale_with_the_loss(void **state)
+{
+    (void)state;
+    static const double factors[] = { 1e-6, 1e-3, 1e3, 1e6 };
+    static const slot gradients[] = { SLOT_GRAD_Q, SLOT_GRAD_K, SLOT_GRAD_V, SLOT_GRAD_PROBE, SLOT_GRAD_RIDGE,
+                                      SLOT_GRAD_SCALE };
+    for (int index = 0; index < ENGINES; index++) {
+        const engine e = engine_at(index, LOAM_BACKWARD);
+        for (int mechanism = LOAM_SOFTMAX; mechanism <= LOAM_LLA; mechanism++) {
+            spec s = engine_spec(&e, (loam_mechanism)mechanism, LOAM_BACKWARD);
+            values v = values_make(&s);
+            expect_run(&v);
+            for (int f = 0; f < 4; f++) {
+                values scaled = values_like(&s, &v);
+                for (int64_t i = 0; i < slot_size(&v, SLOT_GRAD_O); i++) {
+                    scaled.x[SLOT_GRAD_O][i] *= factors[f];
+                }
+                expect_run(&scaled);
+                for (int g = 0; g < 6; g++) {
+                    const slot which = gradients[g];
+                    for (int64_t i = 0; scaled.x[which] && i < slot_size(&v, which); i++) {
+                        scaled.x[which][i] /= factors[f];
+                    }
+                    if (scaled.x[which]) {
+                        expect_near("scaled loss", &scaled, which, v.x[which],
+                                    engine_tolerance(&e, (loam_mechanism)mechanism, LOAM_BACKWARD), 0);
+                    }
+                }
+                values_free(&scaled);
+            }
+            values_free(&v);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(singular_rows_are_softmax_rows),
+        cmocka_unit_test(nothing_is_nan_on_finite_inputs),
+        cmocka_unit_test(gradients_scale_with_the_loss),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

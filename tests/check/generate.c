@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: MIT */
+#include "tests/check/generate.h"
+
+#include "tests/support/kernels.h"
+#include "tests/support/random.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define PICK(r, array) (array)[rng_int(r, 0, (int64_t)(sizeof(array) / sizeof((array)[0])) - 1)]
+
+static const int64_t short_lengths[] = { 0, 1, 2, 3, 4, 5, 7, 8, 9, 13, 15, 16, 17, 23, 31, 32, 33 };
+static const int64_t long_lengths[] = { 47, 63, 64, 65, 97, 127, 128, 129, 191, 193, 257, 509, 1021 };
+static const int64_t small_dims[] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 15, 16, 17, 19, 24, 31, 32, 33 };
+static const int64_t large_dims[] = { 40, 48, 63, 64, 65, 80, 96, 127, 128, 129, 160, 192, 255, 256, 257, 384, 511, 512 };
+static const double ridges[] = { 1e-3, 1e-2, 0.1, 1, 10 };
+static const int64_t windows[] = { 1, 2, 3, 7, 16, 33, 64, 100, 100000 };
+
+static int64_t draw_length(rng *r)
+{
+    return rng_one_in(r, 3) ? PICK(r, long_lengths) : PICK(r, short_lengths);
+}
+
+static int64_t draw_dim(rng *r) { return rng_one_in(r, 4) ? PICK(r, large_dims) : PICK(r, small_dims); }
+
+static int64_t draw_word(rng *r, const char *offered, const char *const *words, int64_t count)
+{
+    int64_t which;
+    do {
+        which = rng_int(r, 0, count - 1);
+    } while (!kernel_lists(offered, words[which]));
+    return which;
+}
+
+static void draw_kind(spec *s, rng *r, const loam_kernel_info *row)
+{
+    static const char *const mechanisms[] = { "softmax", "parallax", "lla" };
+    static const char *const dtypes[] = { "f32", "bf16", "f16", "f64" };
+    s->mechanism = draw_word(r, row->mechanisms, mechanisms, 3);
+    s->dtype = draw_word(r, row->dtypes, dtypes, 4);
+    s->pass = strcmp(row->pass, "forward") == 0    ? LOAM_FORWARD
+              : strcmp(row->pass, "backward") == 0 ? LOAM_BACKWARD
+                                                   : LOAM_DECODE;
+    snprintf(s->kernel, sizeof s->kernel, "%s", row->name);
+}
+
+static void draw_shape(spec *s, rng *r)
+{
+    s->batch = rng_one_in(r, 20) ? 0 : rng_int(r, 1, 3);
+    s->heads_kv = rng_int(r, 1, 3);
+    s->heads_q = s->heads_kv * (rng_one_in(r, 2) ? 1 : rng_int(r, 2, 4));
+    s->len_q = draw_length(r);
+    s->len_kv = rng_one_in(r, 3) ? s->len_q : draw_length(r);
+    if (s->pass == LOAM_DECODE && !rng_one_in(r, 4)) {
+        s->len_q = rng_int(r, 1, 4);
+    }
+    s->dim_qk = draw_dim(r);
+    s->dim_v = rng_one_in(r, 2) ? s->dim_qk : draw_dim(r);
+    s->packed = s->pass != LOAM_DECODE && rng_one_in(r, 5);
+    s->lens = !s->packed && rng_one_in(r, 5);
+    if (s->packed) {
+        s->batch = rng_int(r, 0, 5);
+    }
+}
+
+static void draw_options(spec *s, rng *r)
+{
+    s->score = rng_one_in(r, 3) ? LOAM_RBF : LOAM_DOT;
+    s->scale = rng_one_in(r, 3) ? 0.05 + rng_uniform(r) : 0;
+    if (s->score == LOAM_DOT && rng_one_in(r, 12)) {
+        s->scale = -0.3;
+    }
+    s->soft_cap = rng_one_in(r, 5) ? (rng_one_in(r, 2) ? 5 : 30) : 0;
+    s->causal = !rng_one_in(r, 3);
+    s->window = rng_one_in(r, 4) ? PICK(r, windows) : 0;
+    s->slope = rng_one_in(r, 4);
+    s->key_bias = rng_one_in(r, 4);
+    s->sink = s->mechanism == LOAM_SOFTMAX && rng_one_in(r, 3);
+    s->threads = rng_int(r, 0, 3);
+    s->data = rng_one_in(r, 2) ? DATA_NORMAL : rng_int(r, 0, DATA_KINDS - 1);
+    s->layout = rng_one_in(r, 3) ? 0 : rng_int(r, 1, 1 << 30);
+    if (s->mechanism == LOAM_LLA) {
+        s->ridge = rng_one_in(r, 16) ? 0 : PICK(r, ridges);
+        s->ridge_axes = rng_int(r, 0, LOAM_RIDGE_CHANNEL);
+        s->ridge_unit = rng_one_in(r, 2) ? LOAM_RIDGE_NORMALISED : rng_int(r, 1, LOAM_RIDGE_TRACE);
+        s->ridge_array = s->ridge_axes == LOAM_RIDGE_NUMBER && rng_one_in(r, 3);
+    }
+}
+
+static void draw_omissions(spec *s, rng *r)
+{
+    if (rng_one_in(r, 3)) {
+        for (int output = SLOT_FIRST_OUTPUT + 1; output <= SLOT_COUNT; output++) {
+            s->omit |= rng_one_in(r, 2) ? (int64_t)1 << output : 0;
+        }
+    }
+    if (!rng_one_in(r, 3)) {
+        s->omit |= spec_omit(SLOT_WEIGHTS);
+    }
+}
+
+/* About the multiplications of the reference. */
+static double cost(const spec *s)
+{
+    const double rows = (double)(s->batch * s->heads_q * s->len_q), d = (double)s->dim_qk;
+    const double pairs = rows * (double)s->len_kv;
+    const double solve = s->mechanism == LOAM_LLA ? pairs * d * d / 2 + rows * d * d * d / 6 : 0;
+    return solve + pairs * (d + (double)s->dim_v) * (s->pass == LOAM_BACKWARD ? 12 : 4);
+}
+
+/* Halves one thing after another until the reference is quick. */
+static void shrink(spec *s, rng *r, double budget)
+{
+    while (cost(s) > budget) {
+        int64_t *const sizes[] = { &s->len_q, &s->len_kv, &s->dim_qk, &s->dim_v, &s->batch };
+        int64_t *size = PICK(r, sizes);
+        if (*size > 1) {
+            *size = (*size + 1) / 2;
+        } else if (s->heads_kv > 1) {
+            s->heads_q /= s->heads_kv;
+            s->heads_kv = 1;
+        }
+    }
+}
+
+spec generate_spec(const loam_kernel_info *row, uint64_t seed, uint64_t number)
+{
+    rng r = rng_make(seed, number);
+    spec s;
+    memset(&s, 0, sizeof s);
+    draw_kind(&s, &r, row);
+    draw_shape(&s, &r);
+    draw_options(&s, &r);
+    draw_omissions(&s, &r);
+    shrink(&s, &r, rng_one_in(&r, 10) ? 6e7 : 4e6);
+    s.seed = (int64_t)(rng_bits(&r) >> 33);
+    return s;
+}

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Tolerances. A row of an output may be wrong by 20 a, all rows together by |a|, where
+ *
+ *     a = base * factor * max(|row|, floor) + memory * |row| + grain
+ *
+ * base: relative error of float32 on N(0, 1) data; factor: how much harder the row is (condition.h); floor:
+ * part of what is added up to make the row, below which cancellation decides; memory: rounding to 16 bits;
+ * grain: the smallest float16. */
+#include "tests/check/judge.h"
+
+#include "tests/check/condition.h"
+#include "tests/support/compare.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#define ROW_ALLOWANCE 20.0
+#define SAID 0.1     /* floor: this part of the terms' absolute sum */
+#define ROUNDED 0.005 /* likewise of what is added up before, whose rounding counts */
+#define MEAN_KEY 0.01
+#define GRADED 0.002 /* floor of gradients: this part of a bound on them */
+
+typedef struct allowance {
+    double base, memory, grain;
+} allowance;
+
+static allowance allowance_of(const spec *s, slot which)
+{
+    const int lla = s->mechanism == LOAM_LLA, gradient = which >= SLOT_GRAD_Q;
+    const int stored = slot_dtype(s, which) == (loam_dtype)s->dtype;
+    allowance a = { gradient ? (lla ? 1e-4 : 2e-5) : lla ? 2e-5 : 5e-6, 0, 1e-30 };
+    if (s->dtype == LOAM_F64) {
+        a.base = 1e-13;
+    } else if (lla && !stored && which < SLOT_GRAD_Q && which != SLOT_LSE && s->dtype != LOAM_F32) {
+        a.base = s->dtype == LOAM_BF16 ? 4e-3 : 1e-3; /* the solver stops where o is good enough */
+    } else if (stored && s->dtype == LOAM_BF16) {
+        a.memory = gradient ? 8e-3 : 4e-3;
+    } else if (stored && s->dtype == LOAM_F16) {
+        a.memory = gradient ? 2e-3 : 1e-3;
+        a.grain = 6e-8 * sqrt((double)s->dim_qk + (double)s->dim_v);
+    }
+    return a;
+}
+
+/* A bound on one row (or number) of a gradient, from the largest norms of the case. */
+static double gradient_bound(const spec *s, const condition *x, slot which, double rows)
+{
+    const double keys = x->key + x->raw_key, spread = x->value + x->raw_value;
+    const double scale = s->scale != 0 ? fabs(s->scale) : 1 / sqrt((double)s->dim_qk);
+    const double rbf = s->score == LOAM_RBF, lla = s->mechanism == LOAM_LLA;
+    const double fit = lla * x->grad_o * spread * x->slope_of_fit;
+    const double kept = 1 + x->probe * x->key, miss = x->grad_o * spread + fit * x->key;
+    const double ds = kept * miss;
+    switch (which) {
+    case SLOT_GRAD_Q: return scale * ds * (keys + rbf * x->query) + fit;
+    case SLOT_GRAD_K: return scale * ds * x->query + miss * x->probe + kept * fit;
+    case SLOT_GRAD_V: return kept * x->grad_o;
+    case SLOT_GRAD_PROBE: return x->grad_o * spread * keys;
+    case SLOT_GRAD_RIDGE: return fit * x->probe * (s->ridge_axes >= LOAM_RIDGE_TOKEN ? 1 : sqrt(rows));
+    case SLOT_GRAD_SCALE: return ds * (keys + rbf * x->query) * x->query * sqrt(rows);
+    case SLOT_GRAD_SLOPE: return ds * x->distance * sqrt(rows);
+    case SLOT_GRAD_SINK: return ds * sqrt(rows);
+    default: return ds;
+    }
+}
+
+/* factor and floor of a row of an output. */
+static void row_terms(const values *want, const condition *x, slot which, int64_t row, double size, double mean,
+                      double *factor, double *floor)
+{
+    const spec *s = &want->spec;
+    const row_condition *c = which < SLOT_GRAD_Q ? &x->row[row] : NULL;
+    switch (which) {
+    case SLOT_O:
+        *factor = c->factor;
+        *floor = fmax(size, SAID * c->mass + ROUNDED * c->terms);
+        break;
+    case SLOT_LSE:
+        *factor = 1;
+        *floor = 0.3 * (1 + (isfinite(want->x[SLOT_LSE][row]) ? size : 0) + c->score);
+        break;
+    case SLOT_RHO: /* the mean key is rounded, and its error divided by the ridge */
+        *factor = c->factor;
+        *floor = fmax(size, SAID * mean) + MEAN_KEY * x->raw_key * c->root * c->root / c->factor;
+        break;
+    case SLOT_WEIGHTS:
+        *factor = c->factor;
+        *floor = fmax(size, SAID * mean);
+        break;
+    default:
+        *factor = x->worst;
+        *floor = fmax(fmax(size, mean),
+                      GRADED * gradient_bound(s, x, which, (double)slot_size(want, SLOT_LSE)));
+    }
+}
+
+static void place(const values *v, slot which, int64_t row, verdict *out)
+{
+    const shape a = slot_shape(v, which);
+    out->worst = which;
+    out->at[0] = row / a.tokens / a.heads;
+    out->at[1] = row / a.tokens % a.heads;
+    out->at[2] = row % a.tokens;
+}
+
+/* Beyond the largest float16 both are as good as infinite. */
+static double forgiven(const spec *s, slot which, double want, double got)
+{
+    const double most = 65504;
+    const int overflows = slot_dtype(s, which) == LOAM_F16 && fabs(want) > 0.99 * most;
+    return overflows && got * want > 0 && fabs(got) > 0.98 * most ? want : got;
+}
+
+static void judge_slot(const values *got, const values *want, const condition *x, slot which, verdict *out)
+{
+    const shape a = slot_shape(want, which);
+    const int64_t rows = a.batch * a.heads * a.tokens, n = a.channels;
+    const allowance tolerance = allowance_of(&got->spec, which);
+    const double mean = rows ? compare_norm(want->x[which], rows * n) / sqrt((double)rows) : 0;
+    double allowed2 = 0, wrong2 = 0, worst = 0;
+    int64_t worst_row = 0;
+    for (int64_t r = 0; r < rows; r++) {
+        const double *w = want->x[which] + r * n, size = compare_norm(w, n);
+        double *g = got->x[which] + r * n, factor, floor;
+        for (int64_t c = 0; c < n; c++) {
+            g[c] = forgiven(&got->spec, which, w[c], g[c]);
+        }
+        row_terms(want, x, which, r, size, mean, &factor, &floor);
+        const double allowed = tolerance.base * factor * floor + tolerance.memory * size + tolerance.grain;
+        const double wrong = compare_distance(w, g, n);
+        allowed2 += allowed * allowed;
+        wrong2 += wrong * wrong;
+        if (wrong / (ROW_ALLOWANCE * allowed) > worst) {
+            worst = wrong / (ROW_ALLOWANCE * allowed);
+            worst_row = r;
+        }
+    }
+    const double fraction = fmax(worst, allowed2 > 0 ? sqrt(wrong2 / allowed2) : 0);
+    if (fraction > out->fraction) {
+        out->fraction = fraction;
+        place(want, which, worst_row, out);
+    }
+}
+
+static void judge_info(const values *got, const values *want, verdict *out)
+{
+    for (int64_t r = 0; r < slot_size(got, SLOT_INFO); r++) {
+        const loam_row_info *g = &got->info[r], *w = &want->info[r];
+        const int none = got->spec.mechanism != LOAM_LLA || w->code == LOAM_ROW_EMPTY;
+        const int solver = none ? g->solver == LOAM_SOLVER_NONE
+                                : g->solver > LOAM_SOLVER_NONE && g->solver <= LOAM_SOLVER_GRAM;
+        if (!out->text[0] && (g->code != w->code || !solver || g->iterations < 0 || !(g->residual >= 0) ||
+                              !(g->residual < 1e-2f))) {
+            snprintf(out->text, sizeof out->text, "info of row %lld: code %d solver %d iterations %d residual %g, "
+                     "reference code %d", (long long)r, (int)g->code, (int)g->solver, (int)g->iterations,
+                     (double)g->residual, (int)w->code);
+        }
+    }
+}
+
+/* With ridge 0 rows may be singular, or so nearly that only their being finite can be asked. */
+static void judge_finite(const values *got, verdict *out)
+{
+    for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++) {
+        if (!got->x[which]) {
+            continue;
+        }
+        for (int64_t i = 0; i < slot_size(got, (slot)which); i++) {
+            const double x = got->x[which][i];
+            const int fine = isfinite(x) || (which == SLOT_LSE && x < 0) ||
+                             (slot_dtype(&got->spec, (slot)which) == LOAM_F16 && isinf(x));
+            if (!fine && !out->text[0]) {
+                snprintf(out->text, sizeof out->text, "%s[%lld] is %g", slot_names[which], (long long)i, x);
+            }
+        }
+    }
+}
+
+verdict judge(const values *got, const values *want, const double *rho)
+{
+    verdict out = { 0, SLOT_O, { 0, 0, 0 }, "" };
+    judge_finite(got, &out);
+    if (got->spec.mechanism == LOAM_LLA && got->spec.ridge == 0) {
+        return out;
+    }
+    condition x = condition_of(want, rho);
+    for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++) {
+        if (got->x[which] && spec_wants(&got->spec, (slot)which)) {
+            judge_slot(got, want, &x, (slot)which, &out);
+        }
+    }
+    if (got->info && spec_wants(&got->spec, SLOT_INFO)) {
+        judge_info(got, want, &out);
+    }
+    condition_free(&x);
+    return out;
+}

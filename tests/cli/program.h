@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: MIT
+ * Runs the loam program as a user does, from a shell, in a directory of its own. */
+#ifndef LOAM_TESTS_CLI_PROGRAM_H
+#define LOAM_TESTS_CLI_PROGRAM_H
+
+#include "io/array.h"
+
+#include <stdbool.h>
+
+typedef struct outcome {
+    int status;
+    char out[1 << 15], err[1 << 12];
+} outcome;
+
+/* cmocka group fixtures: make a fresh directory and go there; leave and remove it. */
+int program_setup(void **state);
+int program_teardown(void **state);
+
+/* `loam ARGUMENTS` by sh. $LOAM is the program, $DATA the directory of fixtures, $IN inputs.safetensors. */
+outcome run_loam(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* Any shell command with the same variables. */
+outcome run_shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* Fails the test with everything that the program said where the status is another. */
+void expect_status(const outcome *result, int status);
+/* One line on stderr which holds `part`. */
+void expect_complaint(const outcome *result, int status, const char *part);
+
+bool file_exists(const char *path);
+/* Files in the present directory whose names begin so. */
+int count_files(const char *prefix);
+
+/* A tensor of $DATA/FILE.safetensors as float64. */
+array fixture(const char *file, const char *tensor);
+array read_array(const char *path); /* of any file, in its own type */
+
+/* Same shape, and every element within tolerance * (1 + the largest expected). */
+void expect_arrays_near(const char *what, const array *got, const array *expected, double tolerance);
+
+#endif

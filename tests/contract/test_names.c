@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: MIT
+ * Defaults, names, versions, the registry and LOAM_ISA. */
+#define _POSIX_C_SOURCE 200809L
+#include "tests/support/kernels.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static loam_problem small(loam_mechanism mechanism, loam_pass pass)
+{
+    loam_problem p = loam_problem_default(mechanism, pass);
+    p.heads_q = p.heads_kv = 8;
+    p.len_q = p.len_kv = 40;
+    p.dim_qk = p.dim_v = 16;
+    return p;
+}
+
+static void defaults(void **state)
+{
+    (void)state;
+    const loam_problem p = loam_problem_default(LOAM_PARALLAX, LOAM_DECODE);
+    assert_int_equal(p.mechanism, LOAM_PARALLAX);
+    assert_int_equal(p.pass, LOAM_DECODE);
+    assert_int_equal(p.dtype, LOAM_F32);
+    assert_true(p.batch == 1 && p.heads_q == 1 && p.heads_kv == 1);
+    assert_true(p.len_q == 0 && p.len_kv == 0 && p.dim_qk == 0 && p.dim_v == 0);
+    assert_true(p.total_q == -1 && p.total_kv == -1);
+    assert_true(p.score == LOAM_DOT && p.scale == 0 && p.soft_cap == 0 && p.causal == 1 && p.window == 0);
+    assert_true(p.slope == 0 && p.key_bias == 0 && p.sink == 0 && p.ridge == 0.1);
+    assert_true(p.ridge_axes == LOAM_RIDGE_NUMBER && p.ridge_unit == LOAM_RIDGE_NORMALISED);
+    assert_true(p.backend == LOAM_BACKEND_AUTO && p.kernel == NULL && p.threads == 0);
+}
+
+static void plan_tells_what_was_chosen(void **state)
+{
+    (void)state;
+    loam_problem p = small(LOAM_LLA, LOAM_FORWARD);
+    p.heads_kv = 2;
+    loam_plan *plan;
+    assert_int_equal(loam_plan_create(&plan, &p, NULL), LOAM_OK);
+    const loam_problem *checked = loam_plan_problem(plan);
+    assert_true(fabs(checked->scale - 0.25) < 1e-15);
+    assert_int_equal(checked->threads, loam_max_threads());
+    assert_non_null(checked->kernel);
+    assert_true(kernel_find(checked->kernel) >= 0);
+    assert_true(checked->backend != LOAM_BACKEND_AUTO);
+    assert_int_equal(checked->window, 0);
+    char name[128];
+    snprintf(name, sizeof name, "lla forward f32 %s b1 h8/2 q40 k40 d16/16 causal", checked->kernel);
+    assert_string_equal(loam_plan_name(plan), name);
+    loam_plan_destroy(plan);
+    p.causal = 0;
+    p.window = 5;
+    p.threads = 3;
+    p.scale = 2;
+    assert_int_equal(loam_plan_create(&plan, &p, NULL), LOAM_OK);
+    assert_non_null(strstr(loam_plan_name(plan), "full"));
+    assert_non_null(strstr(loam_plan_name(plan), "window 5"));
+    assert_true(loam_plan_problem(plan)->threads == 3 && loam_plan_problem(plan)->scale == 2);
+    loam_plan_destroy(plan);
+}
+
+static void versions_and_statuses(void **state)
+{
+    (void)state;
+    char version[32];
+    snprintf(version, sizeof version, "%d.%d.%d", LOAM_VERSION_MAJOR, LOAM_VERSION_MINOR, LOAM_VERSION_PATCH);
+    assert_string_equal(loam_version(), version);
+    for (int status = LOAM_OK; status >= LOAM_EMEMORY; status--) {
+        assert_true(strlen(loam_status_text((loam_status)status)) > 3);
+        for (int other = LOAM_OK; other > status; other--) {
+            assert_string_not_equal(loam_status_text((loam_status)status), loam_status_text((loam_status)other));
+        }
+    }
+    assert_non_null(strstr(loam_status_text((loam_status)-99), "unknown"));
+    assert_true(loam_max_threads() >= 1);
+}
+
+static void registry(void **state)
+{
+    (void)state;
+    static const char *const passes[] = { "forward", "backward", "decode" };
+    loam_kernel_info info, other;
+    int count = 0, references = 0;
+    for (; loam_kernel_at(count, &info) == LOAM_OK; count++) {
+        assert_int_equal(kernel_find(info.name), count); /* names are unique */
+        assert_true(kernel_lists("forward backward decode", info.pass));
+        assert_true(kernel_lists("reference cpu", info.backend));
+        assert_true(kernel_lists("portable avx2 avx512", info.isa));
+        assert_true(kernel_lists(info.dtypes, "f32") && strlen(info.mechanisms) > 0);
+        references += strcmp(info.backend, "reference") == 0 && kernel_lists(info.dtypes, "f64") && info.available;
+    }
+    assert_int_equal(references, 3);
+    assert_int_equal(loam_kernel_at(count, &other), LOAM_EARG);
+    assert_int_equal(loam_kernel_at(-1, &other), LOAM_EARG);
+    assert_int_equal(loam_kernel_at(0, NULL), LOAM_EARG);
+    for (int pass = LOAM_FORWARD; pass <= LOAM_DECODE; pass++) { /* the last row that fits wins */
+        const loam_problem p = small(LOAM_SOFTMAX, (loam_pass)pass);
+        const char *last = NULL;
+        for (int i = 0; loam_kernel_at(i, &info) == LOAM_OK; i++) {
+            last = strcmp(info.pass, passes[pass]) == 0 && info.available ? info.name : last;
+        }
+        loam_plan *plan;
+        assert_int_equal(loam_plan_create(&plan, &p, NULL), LOAM_OK);
+        assert_string_equal(loam_plan_problem(plan)->kernel, last);
+        loam_plan_destroy(plan);
+    }
+}
+
+static int isa_rank(const char *isa)
+{
+    return strcmp(isa, "avx512") == 0 ? 2 : strcmp(isa, "avx2") == 0 ? 1 : 0;
+}
+
+/* Nothing above the named set is available, listed as a feature or chosen, by rule or by name. */
+static void check_mask(const char *isa, int rank)
+{
+    loam_kernel_info info;
+    loam_plan *plan;
+    loam_error error;
+    assert_int_equal(setenv("LOAM_ISA", isa, 1), 0);
+    const char *features = loam_cpu_features();
+    assert_true(rank >= 2 || !kernel_lists(features, "avx512"));
+    assert_true(rank >= 1 || !kernel_lists(features, "avx2"));
+    for (int i = 0; loam_kernel_at(i, &info) == LOAM_OK; i++) {
+        assert_true(!info.available || isa_rank(info.isa) <= rank);
+        if (!info.available && strcmp(info.pass, "forward") == 0) {
+            loam_problem p = small(LOAM_LLA, LOAM_FORWARD);
+            p.kernel = info.name;
+            assert_int_equal(loam_plan_create(&plan, &p, &error), LOAM_EUNSUPPORTED);
+            assert_non_null(strstr(error.text, info.name));
+        }
+    }
+    const loam_problem p = small(LOAM_LLA, LOAM_FORWARD);
+    assert_int_equal(loam_plan_create(&plan, &p, &error), LOAM_OK);
+    const int chosen = kernel_find(loam_plan_problem(plan)->kernel);
+    assert_int_equal(loam_kernel_at(chosen, &info), LOAM_OK);
+    assert_true(isa_rank(info.isa) <= rank);
+    loam_plan_destroy(plan);
+    unsetenv("LOAM_ISA");
+}
+
+static void environment_masks_instruction_sets(void **state)
+{
+    (void)state;
+    check_mask("portable", 0);
+    check_mask("avx2", 1);
+    check_mask("avx512", 2);
+    check_mask("", 2);
+    check_mask("no-such-set", 0);
+}
+
+int main(void)
+{
+    unsetenv("LOAM_ISA");
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(defaults),
+        cmocka_unit_test(plan_tells_what_was_chosen),
+        cmocka_unit_test(versions_and_statuses),
+        cmocka_unit_test(registry),
+        cmocka_unit_test(environment_masks_instruction_sets),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,358 @@
+/* SPDX-License-Identifier: MIT
+ * Every call that loam_run and the state functions refuse: the status, a text that names the argument and the
+ * value, and nothing written. */
+#include "tests/support/element.h"
+#include "tests/support/expect.h"
+#include "tests/support/memory.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef enum call { CALL_RUN, CALL_PARTIAL, CALL_MERGE, CALL_FINISH } call;
+
+/* A call that would succeed. */
+typedef struct scene {
+    spec spec;
+    values v;
+    arrays m;
+    loam_plan *plan;
+    double *states;
+    guard written; /* the states that a call would write */
+} scene;
+
+static scene scene_make(const spec *s)
+{
+    scene x = { .spec = *s };
+    loam_error error;
+    x.v = values_make(s);
+    arrays_make(&x.m, &x.v);
+    const loam_problem problem = values_problem(&x.v);
+    if (loam_plan_create(&x.plan, &problem, &error)) {
+        fail_msg("%s", error.text);
+    }
+    arrays_work(&x.m, x.plan);
+    if (s->pass != LOAM_DECODE) {
+        arrays_saved(&x.m, x.plan);
+    }
+    if (s->pass == LOAM_DECODE) {
+        const size_t doubles = loam_states_doubles(x.plan);
+        x.states = memory_zeroed(doubles, sizeof *x.states);
+        x.written = guard_make(doubles * sizeof *x.states, 1);
+    }
+    return x;
+}
+
+static void scene_free(scene *x)
+{
+    loam_plan_destroy(x->plan);
+    arrays_free(&x->m);
+    values_free(&x->v);
+    guard_free(&x->written);
+    free(x->states);
+}
+
+/* One past the arguments, for the calls on states. */
+typedef struct extra {
+    int64_t first, count;
+    int null_states;
+} extra;
+
+static loam_status perform(scene *x, call which, const loam_args *args, extra e, loam_error *error)
+{
+    double *written = e.null_states ? NULL : (double *)(void *)x->written.data;
+    switch (which) {
+    case CALL_RUN: return loam_run(x->plan, args, error);
+    case CALL_PARTIAL: return loam_state_partial(x->plan, args, e.first, e.count, written, error);
+    case CALL_MERGE: return loam_state_merge(x->plan, written, x->states, error);
+    case CALL_FINISH: return loam_state_finish(x->plan, args, e.null_states ? NULL : x->states, error);
+    }
+    return LOAM_OK;
+}
+
+static void refuse_call(scene *x, call which, const loam_args *args, extra e, loam_status status,
+                        const char *name, const char *more)
+{
+    loam_error error;
+    memset(&error, 0x55, sizeof error);
+    const loam_status got = perform(x, which, args, e, &error);
+    if (got != status || error.status != status || !strstr(error.text, name) || !strstr(error.text, more)) {
+        fail_msg("%s (%s): status %d (%d in error), text '%.255s'", name, more, (int)got, (int)error.status,
+                 error.text);
+    }
+    assert_int_equal(perform(x, which, args, e, NULL), status);
+    for (int a = SLOT_FIRST_OUTPUT; a < SLOT_COUNT; a++) {
+        assert_true(guard_untouched(&x->m.array[a]) && guard_intact(&x->m.array[a]));
+    }
+    assert_true(guard_untouched(&x->m.work));
+    assert_true(guard_untouched(&x->m.saved));
+    assert_true(x->written.map == NULL || guard_untouched(&x->written));
+}
+
+/* Runs the scene once with `change` made to its arguments, which must be refused. */
+#define REFUSE(s, change, status, name, more)                                          \
+    do {                                                                               \
+        scene scene_ = scene_make(s);                                                  \
+        loam_args args = scene_.m.args;                                                \
+        change;                                                                        \
+        refuse_call(&scene_, CALL_RUN, &args, (extra){ 0, 0, 0 }, status, name, more); \
+        scene_free(&scene_);                                                           \
+    } while (0)
+
+static spec basic(loam_mechanism mechanism, loam_pass pass)
+{
+    spec s = spec_default(mechanism, pass, 7, 5, 6);
+    s.batch = 2;
+    s.heads_q = 4;
+    s.heads_kv = 2;
+    s.omit = 0;
+    return s;
+}
+
+static void missing_inputs(void **state)
+{
+    (void)state;
+    for (int pass = LOAM_FORWARD; pass <= LOAM_DECODE; pass++) {
+        spec s = basic(LOAM_SOFTMAX, (loam_pass)pass);
+        s.slope = s.key_bias = s.sink = 1;
+        REFUSE(&s, args.q.data = NULL, LOAM_EARG, "q", "NULL");
+        REFUSE(&s, args.k.data = NULL, LOAM_EARG, "k", "NULL");
+        REFUSE(&s, args.v.data = NULL, LOAM_EARG, "v", "NULL");
+        REFUSE(&s, args.slope = NULL, LOAM_EARG, "slope", "NULL");
+        REFUSE(&s, args.key_bias.data = NULL, LOAM_EARG, "key_bias", "NULL");
+        REFUSE(&s, args.sink = NULL, LOAM_EARG, "sink", "NULL");
+        s = basic(LOAM_PARALLAX, (loam_pass)pass);
+        REFUSE(&s, args.probe.data = NULL, LOAM_EARG, "probe", "NULL");
+        s = basic(LOAM_LLA, (loam_pass)pass);
+        for (s.ridge_axes = LOAM_RIDGE_HEAD; s.ridge_axes <= LOAM_RIDGE_CHANNEL; s.ridge_axes++) {
+            REFUSE(&s, args.ridge.data = NULL, LOAM_EARG, "ridge", "NULL");
+        }
+    }
+    spec s = basic(LOAM_LLA, LOAM_BACKWARD);
+    REFUSE(&s, args.grad_o.data = NULL, LOAM_EARG, "grad_o", "NULL");
+    REFUSE(&s, args.saved = NULL, LOAM_EARG, "saved", "NULL");
+    s = basic(LOAM_LLA, LOAM_FORWARD);
+    REFUSE(&s, args.o.data = NULL, LOAM_EARG, "o", "NULL");
+}
+
+static void workspace(void **state)
+{
+    (void)state;
+    for (int pass = LOAM_FORWARD; pass <= LOAM_DECODE; pass++) {
+        spec s = basic(LOAM_LLA, (loam_pass)pass);
+        REFUSE(&s, args.work = NULL, LOAM_EARG, "work", "NULL");
+        REFUSE(&s, args.work = (char *)args.work + 8, LOAM_EARG, "work", "64");
+        scene x = scene_make(&s);
+        loam_error error;
+        assert_int_equal(loam_run(x.plan, NULL, &error), LOAM_EARG);
+        assert_non_null(strstr(error.text, "args"));
+        assert_int_equal(loam_run(NULL, &x.m.args, &error), LOAM_EARG);
+        assert_non_null(strstr(error.text, "plan"));
+        assert_int_equal(loam_plan_work_bytes(x.plan) % LOAM_ALIGN, 0);
+        scene_free(&x);
+    }
+}
+
+static void outputs_that_overlap(void **state)
+{
+    (void)state;
+    spec s = basic(LOAM_LLA, LOAM_FORWARD);
+    REFUSE(&s, args.o.token = 5, LOAM_ESHAPE, "o", "5");
+    REFUSE(&s, args.o.head = 0, LOAM_ESHAPE, "o", "head");
+    REFUSE(&s, args.o.batch = 0, LOAM_ESHAPE, "o", "batch");
+    REFUSE(&s, args.lse.token = 0, LOAM_ESHAPE, "lse", "token");
+    REFUSE(&s, args.rho.token = 4, LOAM_ESHAPE, "rho", "4");
+    REFUSE(&s, args.info.token = 0, LOAM_ESHAPE, "info", "token");
+    REFUSE(&s, args.weights.token = 6, LOAM_ESHAPE, "weights", "6");
+    s = basic(LOAM_LLA, LOAM_BACKWARD);
+    s.key_bias = 1;
+    s.ridge_axes = LOAM_RIDGE_CHANNEL;
+    REFUSE(&s, args.grad_q.token = 1, LOAM_ESHAPE, "grad_q", "token");
+    REFUSE(&s, args.grad_k.head = 2, LOAM_ESHAPE, "grad_k", "head");
+    REFUSE(&s, args.grad_v.batch = 3, LOAM_ESHAPE, "grad_v", "batch");
+    REFUSE(&s, args.grad_key_bias.token = 0, LOAM_ESHAPE, "grad_key_bias", "token");
+    REFUSE(&s, args.grad_ridge.token = 4, LOAM_ESHAPE, "grad_ridge", "4");
+    s.ridge_axes = LOAM_RIDGE_HEAD;
+    REFUSE(&s, args.grad_ridge.head = 0, LOAM_ESHAPE, "grad_ridge", "head");
+    s = basic(LOAM_PARALLAX, LOAM_BACKWARD);
+    REFUSE(&s, args.grad_probe.token = 0, LOAM_ESHAPE, "grad_probe", "token");
+}
+
+static void outputs_that_the_problem_does_not_have(void **state)
+{
+    (void)state;
+    double x[4];
+    const loam_view view = { x, 1, 1, 1 };
+    spec s = basic(LOAM_SOFTMAX, LOAM_BACKWARD);
+    REFUSE(&s, args.grad_probe = view, LOAM_EARG, "grad_probe", "Parallax");
+    REFUSE(&s, args.grad_ridge = view, LOAM_EARG, "grad_ridge", "LLA");
+    REFUSE(&s, args.grad_slope = x, LOAM_EARG, "grad_slope", "slope");
+    REFUSE(&s, args.grad_key_bias = view, LOAM_EARG, "grad_key_bias", "key bias");
+    REFUSE(&s, args.grad_sink = x, LOAM_EARG, "grad_sink", "sink");
+    s = basic(LOAM_SOFTMAX, LOAM_DECODE);
+    REFUSE(&s, args.weights = view, LOAM_EUNSUPPORTED, "weights", "forward");
+    REFUSE(&s, args.saved = args.work, LOAM_EUNSUPPORTED, "saved", "forward");
+}
+
+static void set(arrays *m, slot which, int64_t at, double to)
+{
+    element_set(m->array[which].data, slot_dtype(&m->values->spec, which), at, to);
+}
+
+static void numbers(void **state)
+{
+    (void)state;
+    for (int dtype = LOAM_F32; dtype <= LOAM_F64; dtype++) {
+        spec s = basic(LOAM_LLA, LOAM_FORWARD);
+        s.dtype = dtype;
+        for (s.ridge_axes = LOAM_RIDGE_NUMBER; s.ridge_axes <= LOAM_RIDGE_CHANNEL; s.ridge_axes++) {
+            s.ridge_array = s.ridge_axes == LOAM_RIDGE_NUMBER;
+            values v = values_make(&s);
+            const int64_t last = slot_size(&v, SLOT_RIDGE) - 1;
+            values_free(&v);
+            REFUSE(&s, set(&scene_.m, SLOT_RIDGE, last, (double)NAN), LOAM_EVALUE, "ridge", "nan");
+            REFUSE(&s, set(&scene_.m, SLOT_RIDGE, 0, -0.5), LOAM_EVALUE, "ridge", "-0.5");
+            REFUSE(&s, set(&scene_.m, SLOT_RIDGE, last / 2, HUGE_VAL), LOAM_EVALUE, "ridge", "inf");
+        }
+        s = basic(LOAM_SOFTMAX, LOAM_FORWARD);
+        s.dtype = dtype;
+        s.slope = s.sink = 1;
+        REFUSE(&s, set(&scene_.m, SLOT_SLOPE, 3, (double)NAN), LOAM_EVALUE, "slope", "nan");
+        REFUSE(&s, set(&scene_.m, SLOT_SINK, 1, HUGE_VAL), LOAM_EVALUE, "sink", "inf");
+    }
+}
+
+static void lengths(void **state)
+{
+    (void)state;
+    int64_t lens[3] = { 0, 0, 0 };
+    spec s = basic(LOAM_SOFTMAX, LOAM_FORWARD);
+    REFUSE(&s, (args.lens_kv = lens, lens[1] = 8), LOAM_ESHAPE, "lens_kv", "8");
+    REFUSE(&s, (args.lens_kv = lens, lens[1] = -1), LOAM_ESHAPE, "lens_kv", "-1");
+    REFUSE(&s, args.cu_q = lens, LOAM_EARG, "cu_q", "packed");
+    REFUSE(&s, args.cu_kv = lens, LOAM_EARG, "cu_kv", "packed");
+    s.packed = 1;
+    REFUSE(&s, args.lens_kv = lens, LOAM_EARG, "lens_kv", "packed");
+    REFUSE(&s, args.cu_q = NULL, LOAM_EARG, "cu_q", "NULL");
+    REFUSE(&s, args.cu_kv = NULL, LOAM_EARG, "cu_kv", "NULL");
+    const int64_t shifted[3] = { 1, 2, 3 }, falling[3] = { 0, 5, 4 }, hostile[3] = { 0, INT64_MIN, INT64_MAX };
+    const int64_t other_total[3] = { 0, 0, 1 };
+    REFUSE(&s, args.cu_q = shifted, LOAM_ESHAPE, "cu_q[0]", "1");
+    REFUSE(&s, args.cu_kv = shifted, LOAM_ESHAPE, "cu_kv[0]", "1");
+    REFUSE(&s, args.cu_q = falling, LOAM_ESHAPE, "cu_q", "expected");
+    REFUSE(&s, args.cu_kv = hostile, LOAM_ESHAPE, "cu_kv[1]", "expected");
+    REFUSE(&s, args.cu_q = other_total, LOAM_ESHAPE, "cu_q", "expected");
+}
+
+/* More tokens than the longest sequence may have. */
+static void packed_sequence_too_long(void **state)
+{
+    (void)state;
+    spec s = basic(LOAM_SOFTMAX, LOAM_FORWARD);
+    loam_problem p = spec_problem(&s);
+    p.total_q = p.total_kv = 14;
+    const int64_t uneven[3] = { 0, 3, 14 };
+    loam_plan *plan;
+    loam_error error;
+    assert_int_equal(loam_plan_create(&plan, &p, &error), LOAM_OK);
+    scene x = scene_make(&s);
+    loam_args args = x.m.args;
+    args.cu_q = args.cu_kv = uneven;
+    loam_plan_destroy(x.plan);
+    x.plan = plan;
+    refuse_call(&x, CALL_RUN, &args, (extra){ 0, 0, 0 }, LOAM_ESHAPE, "cu_q[2]", "14 after 3");
+    scene_free(&x);
+}
+
+#define REFUSE_STATE(which, change, status, name, more)             \
+    do {                                                            \
+        scene scene_ = scene_make(&s);                              \
+        loam_args args = scene_.m.args;                             \
+        extra e = { 0, 7, 0 };                                      \
+        change;                                                     \
+        refuse_call(&scene_, which, &args, e, status, name, more);  \
+        scene_free(&scene_);                                        \
+    } while (0)
+
+static void states(void **state)
+{
+    (void)state;
+    spec s = basic(LOAM_LLA, LOAM_DECODE);
+    s.omit = 0;
+    REFUSE_STATE(CALL_PARTIAL, e.first = -1, LOAM_ESHAPE, "first", "-1");
+    REFUSE_STATE(CALL_PARTIAL, e.count = 8, LOAM_ESHAPE, "count", "8");
+    REFUSE_STATE(CALL_PARTIAL, (e.first = 8, e.count = 0), LOAM_ESHAPE, "first", "8");
+    REFUSE_STATE(CALL_PARTIAL, e.count = -1, LOAM_ESHAPE, "count", "-1");
+    REFUSE_STATE(CALL_PARTIAL, (e.first = INT64_MAX, e.count = INT64_MAX), LOAM_ESHAPE, "first", "expected");
+    REFUSE_STATE(CALL_PARTIAL, e.null_states = 1, LOAM_EARG, "states", "NULL");
+    REFUSE_STATE(CALL_PARTIAL, args.k.data = NULL, LOAM_EARG, "k", "NULL");
+    REFUSE_STATE(CALL_PARTIAL, args.work = NULL, LOAM_EARG, "work", "NULL");
+    REFUSE_STATE(CALL_MERGE, e.null_states = 1, LOAM_EARG, "into", "NULL");
+    REFUSE_STATE(CALL_FINISH, e.null_states = 1, LOAM_EARG, "states", "NULL");
+    REFUSE_STATE(CALL_FINISH, args.o.data = NULL, LOAM_EARG, "o", "NULL");
+    REFUSE_STATE(CALL_FINISH, args.q.data = NULL, LOAM_EARG, "q", "NULL");
+    REFUSE_STATE(CALL_FINISH, args.o.token = 1, LOAM_ESHAPE, "o", "token");
+    scene x = scene_make(&s);
+    double *mine = (double *)(void *)x.written.data;
+    loam_error error;
+    assert_int_equal(loam_state_merge(x.plan, mine, NULL, &error), LOAM_EARG);
+    assert_non_null(strstr(error.text, "from"));
+    assert_int_equal(loam_state_merge(x.plan, mine, mine, &error), LOAM_EARG);
+    assert_non_null(strstr(error.text, "into"));
+    scene_free(&x);
+}
+
+static void states_need_a_decode_plan(void **state)
+{
+    (void)state;
+    for (int pass = LOAM_FORWARD; pass <= LOAM_BACKWARD; pass++) {
+        spec s = basic(LOAM_LLA, (loam_pass)pass);
+        scene x = scene_make(&s);
+        double a[2000], b[2000];
+        loam_error error;
+        assert_int_equal(loam_state_partial(x.plan, &x.m.args, 0, 1, a, &error), LOAM_EARG);
+        assert_non_null(strstr(error.text, "decode"));
+        assert_int_equal(loam_state_merge(x.plan, a, b, &error), LOAM_EARG);
+        assert_int_equal(loam_state_finish(x.plan, &x.m.args, a, &error), LOAM_EARG);
+        scene_free(&x);
+    }
+    loam_error error;
+    assert_int_equal(loam_state_partial(NULL, NULL, 0, 1, NULL, &error), LOAM_EARG);
+    assert_non_null(strstr(error.text, "plan"));
+    assert_int_equal(loam_state_merge(NULL, NULL, NULL, &error), LOAM_EARG);
+    assert_int_equal(loam_state_finish(NULL, NULL, NULL, &error), LOAM_EARG);
+}
+
+/* A size of 0 needs no arrays at all. */
+static void nothing_to_do(void **state)
+{
+    (void)state;
+    for (int pass = LOAM_FORWARD; pass <= LOAM_DECODE; pass++) {
+        spec s = basic(LOAM_LLA, (loam_pass)pass);
+        s.batch = 0;
+        scene x = scene_make(&s);
+        loam_args args = { .work = x.m.args.work };
+        loam_error error;
+        assert_int_equal(loam_run(x.plan, &args, &error), LOAM_OK);
+        assert_string_equal(error.text, "");
+        scene_free(&x);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(missing_inputs),
+        cmocka_unit_test(workspace),
+        cmocka_unit_test(outputs_that_overlap),
+        cmocka_unit_test(outputs_that_the_problem_does_not_have),
+        cmocka_unit_test(numbers),
+        cmocka_unit_test(lengths),
+        cmocka_unit_test(packed_sequence_too_long),
+        cmocka_unit_test(states),
+        cmocka_unit_test(states_need_a_decode_plan),
+        cmocka_unit_test(nothing_to_do),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

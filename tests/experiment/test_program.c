@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: MIT
+ * `loam experiment regression` as a user runs it: what it writes, killed runs, wrong options, no room. */
+#define _XOPEN_SOURCE 700
+#include "tests/cli/program.h"
+
+#include "io/error.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+/* Half a second of work in eight cells. */
+#define SMALL "experiment regression --backend reference --d 4,8 --segment 64,128 --length 256 --seed 5 --sequences 24"
+
+static void expect_same(const char *a, const char *b)
+{
+    outcome result = run_shell("for f in %s/*; do cmp $f %s/${f##*/} || exit 1; done; ls -A %s; ls -A %s", b, a, a, b);
+    expect_status(&result, 0);
+    assert_null(strstr(result.out, "state"));
+}
+
+/* Whether the shell condition holds. */
+static bool holds(const char *condition)
+{
+    return system(condition) == 0;
+}
+
+/* Starts SMALL into `killed`, and kills it when the condition holds; false where it ended before. */
+static bool kill_when(const char *condition)
+{
+    fflush(NULL);
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        execl("/bin/sh", "sh", "-c", "exec \"$LOAM\" " SMALL " --out killed >.out 2>.err", (char *)NULL);
+        _exit(127);
+    }
+    int ended = 0, status;
+    while (!holds(condition) && !ended)
+        ended = waitpid(child, &status, WNOHANG) == child;
+    if (ended)
+        return false;
+    kill(child, SIGKILL);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return WIFSIGNALED(status);
+}
+
+/* A killed run leaves results whole or absent; the next one ends as if nothing had been. */
+static void killed_runs_continue(void **state)
+{
+    (void)state;
+    static const char *const moments[] = {
+        "test -d killed/state",
+        "test -e killed/state/d4-S64-visible",
+        "test -e killed/state/d8-S64-visible",
+        "test -e killed/state/d4-S64-hidden",
+        "test -e killed/state/d8-S64-hidden",
+        "test -e killed/state/d8-S128-hidden",
+        "test -e killed/regression.csv",
+        "test -e killed/figure3.svg",
+        "test -e killed/figure4.svg",
+    };
+    outcome result = run_loam(SMALL " --out whole");
+    expect_status(&result, EXIT_OK);
+    for (size_t i = 0; i < sizeof moments / sizeof *moments; i++) {
+        const bool killed = kill_when(moments[i]);
+        if (!killed)
+            fail_msg("the run ended before: %s", moments[i]);
+        result = run_shell("for f in $(ls killed); do test $f = state || cmp killed/$f whole/$f || exit 1; done");
+        expect_status(&result, 0);
+        const bool something = holds("ls killed/state/d* >/dev/null 2>&1");
+        result = run_loam(SMALL " --out killed %s", something ? "--resume" : "");
+        expect_status(&result, EXIT_OK);
+        expect_same("whole", "killed");
+        expect_status(&(outcome){ .status = system("rm -rf killed") }, 0);
+    }
+}
+
+/* Killed again and again, each time a bit later. */
+static void many_kills(void **state)
+{
+    (void)state;
+    outcome result = run_loam(SMALL " --out once");
+    expect_status(&result, EXIT_OK);
+    for (int kill = 1; kill <= 15; kill++)
+        result = run_shell("timeout -s KILL %.2f \"$LOAM\" " SMALL " --out often", 0.04 * kill);
+    result = run_loam(SMALL " --out often");
+    expect_status(&result, EXIT_OK);
+    result = run_shell("rm -f often/.loam-*");
+    expect_same("once", "often");
+}
+
+static void threads_do_not_matter(void **state)
+{
+    (void)state;
+    for (int threads = 1; threads <= 3; threads++) {
+        outcome result = run_loam(SMALL " --sequences 5 --threads %d --out threads%d", threads, threads);
+        expect_status(&result, EXIT_OK);
+    }
+    expect_same("threads1", "threads2");
+    expect_same("threads1", "threads3");
+}
+
+static void table_and_files(void **state)
+{
+    (void)state;
+    outcome result = run_loam(SMALL " --sequences 3 --own hidden --out a/b/c");
+    expect_status(&result, EXIT_OK);
+    assert_non_null(strstr(result.out, "own pair hidden; 3 sequences of 256"));
+    assert_null(strstr(result.out, "visible"));
+    assert_string_equal(result.err, "");
+    result = run_shell("cd a/b/c && ls -A && wc -l < regression.csv && wc -l < summary.csv");
+    assert_string_equal(result.out, "figure3.png\nfigure3.svg\nfigure4.png\nfigure4.svg\nfigure7.png\nfigure7.svg\n"
+                                    "regression.csv\nsummary.csv\n5121\n21\n");
+    result = run_shell("awk -F, 'NR > 1 && ($9 < $6 || $8 > $6 || $8 < 0 || $7 < 0)' a/b/c/regression.csv | wc -l");
+    assert_string_equal(result.out, "0\n");
+    /* The mean over positions is what the summary says. */
+    result = run_shell("awk -F, 'NR == FNR { if (FNR > 1) m[$1 $2 $3 $4] += $6 / 256; next }"
+                       " FNR > 1 { x = m[$1 $2 $3 $4] / $6 - 1; if (x * x > 1e-14) print }'"
+                       " a/b/c/regression.csv a/b/c/summary.csv");
+    assert_string_equal(result.out, "");
+    expect_status(&result, 0);
+}
+
+static void wrong_options(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *options, *part;
+    } cases[] = {
+        { "", "no experiment named" },
+        { "regresion", "unknown argument regresion" },
+        { "regression more", "unknown argument more" },
+        { "regression --segmnt 8", "did you mean --segment" },
+        { "regression --d 8,8", "ascending" },
+        { "regression --d 16,8", "ascending" },
+        { "regression --d 0", "from 1 to 512" },
+        { "regression --d 513", "from 1 to 512" },
+        { "regression --d 8,", "--d 8,:" },
+        { "regression --d 8x", "--d 8x" },
+        { "regression --segment 100", "segment 100 and length 1024" },
+        { "regression --segment 2048", "from 1 to 1024" },
+        { "regression --d 4 --segment 8", "at least 7 dimensions" },
+        { "regression --sequences 1", "--sequences 1" },
+        { "regression --length 0", "--length 0" },
+        { "regression --noise -1", "--noise -1" },
+        { "regression --ridge nan", "--ridge nan" },
+        { "regression --ridge -0.5", "--ridge -0.5" },
+        { "regression --bandwidth 0", "--bandwidth 0" },
+        { "regression --mesa-ridge 0", "--mesa-ridge 0" },
+        { "regression --own maybe", "visible, hidden, both" },
+        { "regression --score cosine", "dot, rbf" },
+        { "regression --ridge-unit mean", "normalised, max, trace" },
+        { "regression --backend gpu", "reference, cpu" },
+        { "regression --resume --restart", "contradict" },
+        { "regression --out ''", "--out" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const outcome result = run_loam("experiment %s", cases[i].options);
+        expect_complaint(&result, EXIT_USAGE, cases[i].part);
+        assert_false(file_exists("out"));
+    }
+}
+
+static void nowhere_to_write(void **state)
+{
+    (void)state;
+    outcome result = run_shell(": > plain; \"$LOAM\" " SMALL " --out plain");
+    expect_complaint(&result, EXIT_OUTPUT, "plain");
+    result = run_shell("PATH=/nowhere \"$LOAM\" " SMALL " --out unseen");
+    expect_complaint(&result, EXIT_OUTPUT, "gnuplot");
+    assert_false(file_exists("unseen"));
+    result = run_loam(SMALL " --out unseen --resume");
+    expect_complaint(&result, EXIT_INPUT, "holds no run to continue");
+    assert_false(file_exists("unseen"));
+    result = run_shell("\"$LOAM\" " SMALL " --sequences 2 --out closed >/dev/full");
+    expect_complaint(&result, EXIT_OUTPUT, "standard output");
+}
+
+/* A file size limit stands for the full disk: what fits is whole, the rest absent, and no work is lost. */
+static void no_room(void **state)
+{
+    (void)state;
+    outcome result = run_shell("(trap '' XFSZ; ulimit -f 200; exec \"$LOAM\" " SMALL " --out room)");
+    expect_complaint(&result, EXIT_OUTPUT, "cannot write room/regression.csv");
+    assert_false(file_exists("room/regression.csv"));
+    assert_true(holds("test -z \"$(ls -A room | grep -v state)\""));
+    result = run_loam(SMALL " --out room --resume");
+    expect_status(&result, EXIT_OK);
+    result = run_loam(SMALL " --out roomy");
+    expect_status(&result, EXIT_OK);
+    expect_same("roomy", "room");
+}
+
+static void other_options_are_refused(void **state)
+{
+    (void)state;
+    assert_true(kill_when("test -e killed/state/d4-S64-visible"));
+    outcome result = run_loam(SMALL " --out killed --noise 0.1");
+    expect_complaint(&result, EXIT_INPUT, "--restart discards it");
+    result = run_loam(SMALL " --out killed --noise 0.1 --restart");
+    expect_status(&result, EXIT_OK);
+    result = run_shell("ls -A killed | grep -c state; rm -r killed");
+    assert_string_equal(result.out, "0\n");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(killed_runs_continue),  cmocka_unit_test(many_kills),
+        cmocka_unit_test(threads_do_not_matter), cmocka_unit_test(table_and_files),
+        cmocka_unit_test(wrong_options),         cmocka_unit_test(nowhere_to_write),
+        cmocka_unit_test(no_room),               cmocka_unit_test(other_options_are_refused),
+    };
+    return cmocka_run_group_tests(tests, program_setup, program_teardown);
+}

@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""The seeds of the fuzzers: small files of every kind that the readers take, and of the kinds that they must
+refuse. What fuzzing finds is added beside them by hand. Writes corpus/{npy,safetensors,csv} beside itself."""
+import json
+import pathlib
+import struct
+
+HERE = pathlib.Path(__file__).resolve().parent / "corpus"
+
+
+def save(kind, name, content):
+    (HERE / kind).mkdir(parents=True, exist_ok=True)
+    (HERE / kind / name).write_bytes(content)
+
+
+def npy(descr, shape, data, order=False, version=1):
+    text = f"{{'descr': {descr!r}, 'fortran_order': {order}, 'shape': {shape}, }}"
+    length = struct.pack("<H" if version == 1 else "<I", len(text))
+    return b"\x93NUMPY" + bytes([version, 0]) + length + text.encode() + data
+
+
+def safetensors(header, data, told=None):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if told is None else told) + text + data
+
+
+def tensor(dtype, shape, begin, end):
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def main():
+    floats = struct.pack("<6f", *range(6))
+    for version in (1, 2, 3):
+        save("npy", f"version_{version}", npy("<f4", (2, 3), floats, version=version))
+    save("npy", "double", npy("<f8", (3,), floats))
+    save("npy", "half", npy("<f2", (12,), floats))
+    save("npy", "scalar", npy("=f4", (), floats[:4]))
+    save("npy", "empty", npy("<f4", (0, 5), b""))
+    save("npy", "rank_8", npy("<f4", (1, 1, 1, 1, 1, 1, 2, 3), floats))
+    save("npy", "fortran", npy("<f4", (2, 3), floats, order=True))
+    save("npy", "big_endian", npy(">f4", (2, 3), floats))
+    save("npy", "object", npy("|O", (3,), floats))
+    save("npy", "records", npy([("a", "<f4")], (6,), floats))
+    save("npy", "truncated", npy("<f4", (2, 3), floats)[:-5])
+    save("npy", "trailing", npy("<f4", (2, 3), floats + b"x"))
+    save("npy", "huge", npy("<f4", (4294967296, 4294967296), floats))
+    save("npy", "negative", npy("<f4", (-2, 3), floats))
+    a, b = tensor("F32", [2, 2], 0, 16), tensor("F64", [], 16, 24)
+    save("safetensors", "two", safetensors({"a": a, "b": b}, floats))
+    save("safetensors", "metadata", safetensors({"__metadata__": {"k": "v"}, "a": a, "b": b}, floats))
+    save("safetensors", "bf16", safetensors({"a": tensor("BF16", [4], 0, 8), "b": tensor("F16", [8], 8, 24)}, floats))
+    save("safetensors", "gap", safetensors({"a": a}, floats))
+    save("safetensors", "overlap", safetensors({"a": a, "b": tensor("F64", [2], 8, 24)}, floats))
+    save("safetensors", "beyond", safetensors({"a": tensor("F32", [6], 0, 28)}, floats))
+    save("safetensors", "huge", safetensors({"a": tensor("F32", [2**40, 2**40], 0, 24)}, floats))
+    save("safetensors", "negative", safetensors({"a": tensor("F32", [-6], 0, 24)}, floats))
+    save("safetensors", "told", safetensors({"a": a, "b": b}, floats, told=2**63))
+    save("safetensors", "no_json", safetensors(b"{'a': 3}", floats))
+    save("safetensors", "array", safetensors(b"[1, 2]", b""))
+    save("safetensors", "nested", safetensors(b"[" * 60, b""))
+    save("csv", "header", b"x,y\n1,2\n3,4\n")
+    save("csv", "plain", b"1,2\n3,4\n")
+    save("csv", "quoted", b'"x","y ""z"""\r\n"1.5", -2e3 \r\n')
+    save("csv", "missing", b"x,y\n1,\nNA,2\nnan,null\n5,6")
+    save("csv", "ragged", b"x,y\n1\n2,3,4\n")
+    save("csv", "open_quote", b'x\n"1\n2')
+    save("csv", "stray_quote", b'x\n1"2\n')
+    save("csv", "infinite", b"x\n1e999\ninf\n")
+    save("csv", "hexadecimal", b"\xef\xbb\xbfx\n0x1p3\n")
+    save("csv", "blank", b"\n\n x \n\n1\n")
+
+
+if __name__ == "__main__":
+    main()

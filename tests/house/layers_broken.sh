@@ -1,0 +1,47 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+# layers_broken.sh LAYERS: tools/layers.sh must find each of these breaches of the law, and no breach where
+# there is none.
+set -eu
+layers=$1
+tree=$(mktemp -d "${TMPDIR:-/tmp}/loam-layers.XXXXXX")
+trap 'rm -rf "$tree"' EXIT
+mkdir -p "$tree/include" "$tree/src/base" "$tree/src/simd" "$tree/src/local" "$tree/src/core" "$tree/io" "$tree/cli" "$tree/tests"
+
+# expect STATUS FILE INCLUDED: the status of the check where FILE has that #include and no other file is there.
+expect()
+{
+    printf '#include <stdio.h>\n  #  include "%s"\n' "$3" >"$tree/$2"
+    status=0
+    said=$("$layers" "$tree") || status=$?
+    rm "$tree/$2"
+    if [ "$status" != "$1" ]; then
+        echo "$2 including $3: status $status, expected $1; it said: $said"
+        exit 1
+    fi
+}
+
+expect 0 src/base/a.c loam.h
+expect 0 src/local/a.h src/simd/vec.h
+expect 0 src/core/a.c src/local/local.h
+expect 0 cli/a.c io/npy.h
+expect 0 cli/a.c cli/options.h
+expect 0 tests/a.c cli/options.h
+expect 1 tests/a.c src/local/local.h
+expect 1 include/loam.h src/base/error.h
+expect 1 src/base/a.c src/simd/vec.h
+expect 1 src/simd/a.h src/local/local.h
+expect 1 src/local/a.c src/core/plan.h
+expect 1 src/local/a.inc src/linear/linear.h
+expect 1 src/core/a.c io/npy.h
+expect 1 src/core/a.def ../io/npy.h
+expect 1 io/a.c src/base/error.h
+expect 1 io/a.c cli/options.h
+expect 1 cli/a.c src/base/error.h
+expect 1 cli/a.c tests/support/data.h
+
+mkdir "$tree/src/unknown"
+if "$layers" "$tree" >/dev/null; then
+    echo "a layer that the law does not know passed"
+    exit 1
+fi

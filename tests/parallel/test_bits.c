@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: MIT
+ * The same inputs give the same bits, for any number of threads and any place in the batch: every row of the
+ * registry that this machine can run, every mechanism. */
+#include "tests/support/expect.h"
+#include "tests/support/kernels.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { VARIANTS = 4, MOST_THREADS = 4, BATCH = 3 };
+
+typedef void check_fn(spec s);
+
+/* Lengths around tiles and lanes, all options on or off, lists of dtypes as the row has them. */
+static spec variant(const loam_kernel_info *row, loam_mechanism mechanism, int number)
+{
+    static const int64_t lengths[VARIANTS] = { 130, 67, 33, 260 }, dims[VARIANTS] = { 17, 64, 33, 8 };
+    static const loam_dtype dtypes[VARIANTS] = { LOAM_F32, LOAM_BF16, LOAM_F16, LOAM_F32 };
+    const loam_pass pass = strcmp(row->pass, "forward") == 0    ? LOAM_FORWARD
+                           : strcmp(row->pass, "backward") == 0 ? LOAM_BACKWARD
+                                                                : LOAM_DECODE;
+    spec s = spec_default(mechanism, pass, lengths[number], dims[number], dims[VARIANTS - 1 - number]);
+    s.backend = LOAM_BACKEND_AUTO;
+    s.dtype = dtypes[number];
+    s.heads_q = 4;
+    s.heads_kv = 2;
+    s.slope = s.key_bias = number % 2;
+    s.causal = number != 2;
+    s.window = number == 3 ? 50 : 0;
+    s.score = number / 2;
+    s.len_q = pass == LOAM_DECODE ? 3 : s.len_q;
+    s.ridge = number == 1 ? 1e-3 : 0.1;
+    s.ridge_axes = mechanism == LOAM_LLA ? number : 0;
+    s.ridge_unit = mechanism == LOAM_LLA ? number % 3 : 0;
+    s.omit = 0;
+    s.seed = 11 + number;
+    snprintf(s.kernel, sizeof s.kernel, "%s", row->name);
+    return s;
+}
+
+static void for_all_rows(check_fn *check)
+{
+    static const char *const words[] = { "softmax", "parallax", "lla" };
+    loam_kernel_info row;
+    for (int i = 0; loam_kernel_at(i, &row) == LOAM_OK; i++) {
+        for (int mechanism = LOAM_SOFTMAX; row.available && mechanism <= LOAM_LLA; mechanism++) {
+            for (int number = 0; kernel_lists(row.mechanisms, words[mechanism]) && number < VARIANTS; number++) {
+                check(variant(&row, (loam_mechanism)mechanism, number));
+            }
+        }
+    }
+}
+
+static void expect_same_outputs(const char *what, const values *got, const values *want)
+{
+    for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++) {
+        if (got->x[which]) {
+            expect_same(what, got, (slot)which, want->x[which]);
+        }
+    }
+    if (got->info) {
+        assert_memory_equal(got->info, want->info, (size_t)slot_size(got, SLOT_INFO) * sizeof *got->info);
+    }
+}
+
+static void check_threads(spec s)
+{
+    s.threads = 1;
+    values one = values_make(&s);
+    expect_run(&one);
+    for (s.threads = 2; s.threads <= MOST_THREADS; s.threads++) {
+        values more = values_like(&s, &one);
+        expect_run(&more);
+        expect_same_outputs("more threads", &more, &one);
+        values_free(&more);
+    }
+    values_free(&one);
+}
+
+/* Outputs that are sums over the batch. */
+static int of_all(const spec *s, int which)
+{
+    return which == SLOT_GRAD_SCALE || which == SLOT_GRAD_SLOPE || which == SLOT_GRAD_SINK ||
+           (which == SLOT_GRAD_RIDGE && s->ridge_axes < LOAM_RIDGE_TOKEN);
+}
+
+/* A sequence alone, and at each place of a batch whose other sequences are something else. */
+static void check_places(spec s)
+{
+    values alone = values_make(&s);
+    expect_run(&alone);
+    s.batch = BATCH;
+    s.threads = 2;
+    for (int64_t place = 0; place < BATCH; place++) {
+        values batch = values_make(&s);
+        for (int which = SLOT_Q; which < SLOT_FIRST_OUTPUT; which++) {
+            if (batch.x[which]) {
+                const int64_t size = slot_size(&alone, (slot)which);
+                const int split = slot_shape(&batch, (slot)which).batch == BATCH;
+                memcpy(batch.x[which] + (split ? place * size : 0), alone.x[which], (size_t)size * sizeof(double));
+            }
+        }
+        expect_run(&batch);
+        for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++) {
+            const shape a = slot_shape(&alone, (slot)which);
+            const int64_t rows = a.heads * a.tokens;
+            if (batch.x[which] && !of_all(&s, which)) {
+                expect_same_rows("place in the batch", &batch, (slot)which, place * rows, alone.x[which], rows);
+            }
+        }
+        values_free(&batch);
+    }
+    values_free(&alone);
+}
+
+static void same_bits_for_any_number_of_threads(void **state) { (void)state, for_all_rows(check_threads); }
+static void same_bits_at_any_place_in_the_batch(void **state) { (void)state, for_all_rows(check_places); }
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(same_bits_for_any_number_of_threads),
+        cmocka_unit_test(same_bits_at_any_place_in_the_batch),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

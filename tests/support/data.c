@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: MIT */
+#include "tests/support/data.h"
+
+#include "tests/support/element.h"
+#include "tests/support/layout.h"
+#include "tests/support/random.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { STREAM_LENGTHS = 100, STREAM_KIND };
+
+static int64_t draw_length(rng *r, int64_t longest)
+{
+    return rng_one_in(r, 4) ? 0 : rng_one_in(r, 3) ? longest : rng_int(r, 0, longest);
+}
+
+void data_lengths(values *v)
+{
+    const spec *s = &v->spec;
+    rng r = rng_make((uint64_t)s->seed, STREAM_LENGTHS);
+    for (int64_t b = 0; b < s->batch; b++) {
+        if (s->packed) {
+            v->cu_q[b + 1] = v->cu_q[b] + draw_length(&r, s->len_q);
+            v->cu_kv[b + 1] = v->cu_kv[b] + draw_length(&r, s->len_kv);
+        }
+        if (s->lens) {
+            v->lens_kv[b] = draw_length(&r, s->len_kv);
+        }
+    }
+}
+
+static void scale_array(values *v, slot which, double factor)
+{
+    for (int64_t i = 0; i < slot_size(v, which); i++) {
+        v->x[which][i] *= factor;
+    }
+}
+
+static void fill_normal(values *v)
+{
+    for (int a = 0; a < SLOT_FIRST_OUTPUT; a++) {
+        if (!v->x[a]) {
+            continue;
+        }
+        rng r = rng_make((uint64_t)v->spec.seed, (uint64_t)a);
+        for (int64_t i = 0; i < slot_size(v, (slot)a); i++) {
+            v->x[a][i] = a == SLOT_RIDGE   ? v->spec.ridge * exp(1.4 * (rng_uniform(&r) - 0.5))
+                         : a == SLOT_SLOPE ? rng_uniform(&r) / 2
+                                           : rng_normal(&r);
+        }
+    }
+}
+
+/* Key t of every head becomes key t modulo `period`. */
+static void repeat_keys(values *v, int64_t period)
+{
+    const shape a = slot_shape(v, SLOT_K);
+    for (int64_t b = 0; b < a.batch; b++) {
+        for (int64_t h = 0; h < a.heads; h++) {
+            for (int64_t t = period; t < a.tokens; t++) {
+                memcpy(values_at(v, SLOT_K, b, h, t), values_at(v, SLOT_K, b, h, t % period),
+                       (size_t)a.channels * sizeof(double));
+            }
+        }
+    }
+}
+
+/* q = noise * q + pull * (some key), the same key for all queries (`only` >= 0) or key number t. */
+static void pull_queries(values *v, double noise, double pull, int64_t only)
+{
+    const shape a = slot_shape(v, SLOT_Q), keys = slot_shape(v, SLOT_K);
+    const int64_t group = v->spec.heads_q / v->spec.heads_kv;
+    for (int64_t row = 0; keys.tokens && row < a.batch * a.heads * a.tokens; row++) {
+        const int64_t t = row % a.tokens, h = row / a.tokens % a.heads, b = row / a.tokens / a.heads;
+        double *q = values_at(v, SLOT_Q, b, h, t);
+        const double *k = values_at(v, SLOT_K, b, h / group, (only >= 0 ? only : t) % keys.tokens);
+        for (int64_t c = 0; c < a.channels; c++) {
+            q[c] = noise * q[c] + pull * k[c];
+        }
+    }
+}
+
+static void shift(values *v, slot which, double by)
+{
+    for (int64_t i = 0; i < slot_size(v, which); i++) {
+        v->x[which][i] += i % v->spec.dim_qk % 2 ? by : -by;
+    }
+}
+
+static void apply_kind(values *v)
+{
+    const int half = v->spec.dtype == LOAM_F16;
+    const double root = sqrt((double)v->spec.dim_qk);
+    switch ((data_kind)v->spec.data) {
+    case DATA_STEEP: scale_array(v, SLOT_Q, 25); break;
+    case DATA_EQUAL: repeat_keys(v, 1); break;
+    case DATA_REPEATED: repeat_keys(v, 3); break;
+    case DATA_DOMINANT:
+        pull_queries(v, v->spec.score == LOAM_RBF ? 0.1 : 1, v->spec.score == LOAM_RBF ? 1 : 20 / root, 0);
+        break;
+    case DATA_FAR:
+        shift(v, SLOT_K, 40);
+        if (v->spec.score == LOAM_RBF) {
+            shift(v, SLOT_Q, 40);
+        }
+        break;
+    case DATA_TINY:
+        scale_array(v, SLOT_K, half ? 0.1 : 1e-3);
+        scale_array(v, SLOT_V, half ? 0.1 : 1e-6);
+        break;
+    case DATA_LARGE: scale_array(v, SLOT_V, half ? 8 : 1e4); break;
+    case DATA_SELF: pull_queries(v, 0, 1, -1); break;
+    default: break;
+    }
+}
+
+/* What is stored once is the same at all places. */
+static void store_once(values *v, slot which)
+{
+    const layout l = layout_make(v, which);
+    const shape a = l.shape;
+    for (int64_t row = 0; row < a.batch * a.heads * a.tokens; row++) {
+        const int64_t t = row % a.tokens, h = row / a.tokens % a.heads, b = row / a.tokens / a.heads;
+        const double *from = values_at(v, which, l.batch ? b : 0, l.head ? h : 0, l.token ? t : 0);
+        double *to = values_at(v, which, b, h, t);
+        if (to != from) {
+            memcpy(to, from, (size_t)a.channels * sizeof(double));
+        }
+    }
+}
+
+void data_fill(values *v)
+{
+    fill_normal(v);
+    apply_kind(v);
+    for (int a = 0; a < SLOT_FIRST_OUTPUT; a++) {
+        if (v->x[a]) {
+            store_once(v, (slot)a);
+            for (int64_t i = 0; i < slot_size(v, (slot)a); i++) {
+                v->x[a][i] = element_round(slot_dtype(&v->spec, (slot)a), v->x[a][i]);
+            }
+        }
+    }
+}

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: MIT */
+#include "tests/support/kernels.h"
+
+#include <string.h>
+
+int kernel_find(const char *name)
+{
+    loam_kernel_info info;
+    for (int i = 0; loam_kernel_at(i, &info) == LOAM_OK; i++) {
+        if (strcmp(info.name, name) == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+int kernel_lists(const char *words, const char *word)
+{
+    const size_t length = strlen(word);
+    for (const char *at = strstr(words, word); at; at = strstr(at + 1, word)) {
+        const int begins = at == words || at[-1] == ' ', ends = at[length] == ' ' || at[length] == '\0';
+        if (begins && ends) {
+            return 1;
+        }
+    }
+    return 0;
+}

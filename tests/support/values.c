@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: MIT */
+#include "tests/support/values.h"
+
+#include "tests/support/data.h"
+#include "tests/support/element.h"
+#include "tests/support/memory.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int slot_used(const spec *s, slot which)
+{
+    const int backward = s->pass == LOAM_BACKWARD, forward = !backward;
+    switch (which) {
+    case SLOT_Q: case SLOT_K: case SLOT_V: return 1;
+    case SLOT_PROBE: return s->mechanism == LOAM_PARALLAX;
+    case SLOT_RIDGE:
+        return s->mechanism == LOAM_LLA && (s->ridge_axes != LOAM_RIDGE_NUMBER || s->ridge_array);
+    case SLOT_SLOPE: return s->slope != 0;
+    case SLOT_KEY_BIAS: return s->key_bias != 0;
+    case SLOT_SINK: return s->sink != 0;
+    case SLOT_GRAD_O: return backward;
+    case SLOT_O: case SLOT_LSE: case SLOT_RHO: case SLOT_INFO: return forward;
+    case SLOT_WEIGHTS: return s->pass == LOAM_FORWARD;
+    case SLOT_GRAD_Q: case SLOT_GRAD_K: case SLOT_GRAD_V: case SLOT_GRAD_SCALE: return backward;
+    case SLOT_GRAD_PROBE: return backward && s->mechanism == LOAM_PARALLAX;
+    case SLOT_GRAD_RIDGE: return backward && s->mechanism == LOAM_LLA;
+    case SLOT_GRAD_SLOPE: return backward && s->slope;
+    case SLOT_GRAD_KEY_BIAS: return backward && s->key_bias;
+    case SLOT_GRAD_SINK: return backward && s->sink;
+    case SLOT_COUNT: break;
+    }
+    return 0;
+}
+
+static shape ridge_shape(const spec *s, shape tokens)
+{
+    switch ((loam_ridge_axes)s->ridge_axes) {
+    case LOAM_RIDGE_NUMBER: return (shape){ 1, 1, 1, 1 };
+    case LOAM_RIDGE_HEAD: return (shape){ 1, s->heads_q, 1, 1 };
+    case LOAM_RIDGE_TOKEN: return tokens;
+    case LOAM_RIDGE_CHANNEL: break;
+    }
+    tokens.channels = s->dim_qk;
+    return tokens;
+}
+
+shape slot_shape(const values *v, slot which)
+{
+    const spec *s = &v->spec;
+    const int64_t batch = s->packed ? 1 : s->batch;
+    shape q = { batch, s->heads_q, s->packed ? v->cu_q[s->batch] : s->len_q, 1 };
+    shape k = { batch, s->heads_kv, s->packed ? v->cu_kv[s->batch] : s->len_kv, 1 };
+    switch (which) {
+    case SLOT_Q: case SLOT_PROBE: case SLOT_RHO: case SLOT_GRAD_Q: case SLOT_GRAD_PROBE:
+        q.channels = s->dim_qk;
+        return q;
+    case SLOT_O: case SLOT_GRAD_O: q.channels = s->dim_v; return q;
+    case SLOT_WEIGHTS: q.channels = s->len_kv; return q;
+    case SLOT_LSE: case SLOT_INFO: return q;
+    case SLOT_K: case SLOT_GRAD_K: k.channels = s->dim_qk; return k;
+    case SLOT_V: case SLOT_GRAD_V: k.channels = s->dim_v; return k;
+    case SLOT_KEY_BIAS: case SLOT_GRAD_KEY_BIAS: k.heads = s->heads_q; return k;
+    case SLOT_RIDGE: case SLOT_GRAD_RIDGE: return ridge_shape(s, q);
+    case SLOT_SLOPE: case SLOT_SINK: case SLOT_GRAD_SLOPE: case SLOT_GRAD_SINK:
+        return (shape){ 1, 1, 1, s->heads_q };
+    case SLOT_GRAD_SCALE: case SLOT_COUNT: break;
+    }
+    return (shape){ 1, 1, 1, 1 };
+}
+
+loam_dtype slot_dtype(const spec *s, slot which)
+{
+    switch (which) {
+    case SLOT_Q: case SLOT_K: case SLOT_V: case SLOT_PROBE: case SLOT_O: case SLOT_GRAD_O:
+    case SLOT_GRAD_Q: case SLOT_GRAD_K: case SLOT_GRAD_V: case SLOT_GRAD_PROBE:
+        return (loam_dtype)s->dtype;
+    default: return element_real((loam_dtype)s->dtype);
+    }
+}
+
+static values values_empty(const spec *s)
+{
+    values v;
+    memset(&v, 0, sizeof v);
+    v.spec = *s;
+    const size_t batch = (size_t)s->batch;
+    if (s->packed) {
+        v.cu_q = memory_zeroed(batch + 1, sizeof *v.cu_q);
+        v.cu_kv = memory_zeroed(batch + 1, sizeof *v.cu_kv);
+    }
+    if (s->lens) {
+        v.lens_kv = memory_zeroed(batch, sizeof *v.lens_kv);
+    }
+    return v;
+}
+
+static void values_allocate(values *v)
+{
+    for (int a = 0; a < SLOT_COUNT; a++) {
+        if (a != SLOT_INFO && slot_used(&v->spec, (slot)a)) {
+            v->x[a] = memory_zeroed((size_t)slot_size(v, (slot)a), sizeof(double));
+        }
+    }
+    if (slot_used(&v->spec, SLOT_INFO)) {
+        v->info = memory_zeroed((size_t)slot_size(v, SLOT_INFO), sizeof *v->info);
+    }
+}
+
+values values_make(const spec *s)
+{
+    values v = values_empty(s);
+    data_lengths(&v);
+    values_allocate(&v);
+    data_fill(&v);
+    return v;
+}
+
+values values_like(const spec *s, const values *from)
+{
+    values v = values_empty(s);
+    const size_t batch = (size_t)s->batch;
+    if (s->packed) {
+        memcpy(v.cu_q, from->cu_q, (batch + 1) * sizeof *v.cu_q);
+        memcpy(v.cu_kv, from->cu_kv, (batch + 1) * sizeof *v.cu_kv);
+    }
+    if (s->lens) {
+        memcpy(v.lens_kv, from->lens_kv, batch * sizeof *v.lens_kv);
+    }
+    values_allocate(&v);
+    for (int a = 0; a < SLOT_FIRST_OUTPUT; a++) {
+        if (v.x[a] && from->x[a]) {
+            memcpy(v.x[a], from->x[a], (size_t)slot_size(&v, (slot)a) * sizeof(double));
+        }
+    }
+    return v;
+}
+
+void values_free(values *v)
+{
+    for (int a = 0; a < SLOT_COUNT; a++) {
+        free(v->x[a]);
+    }
+    free(v->cu_q);
+    free(v->cu_kv);
+    free(v->lens_kv);
+    free(v->info);
+    memset(v, 0, sizeof *v);
+}
+
+loam_problem values_problem(const values *v)
+{
+    loam_problem p = spec_problem(&v->spec);
+    if (v->spec.packed) {
+        p.total_q = v->cu_q[v->spec.batch];
+        p.total_kv = v->cu_kv[v->spec.batch];
+    }
+    return p;
+}
+
+sequence values_sequence(const values *v, int64_t b)
+{
+    const spec *s = &v->spec;
+    if (s->packed) {
+        return (sequence){ 0, v->cu_q[b], v->cu_q[b + 1] - v->cu_q[b], v->cu_kv[b],
+                           v->cu_kv[b + 1] - v->cu_kv[b] };
+    }
+    return (sequence){ b, 0, s->len_q, 0, s->lens ? v->lens_kv[b] : s->len_kv };
+}
+
+double *values_at(const values *v, slot which, int64_t batch, int64_t head, int64_t token)
+{
+    const shape a = slot_shape(v, which);
+    return v->x[which] + ((batch * a.heads + head) * a.tokens + token) * a.channels;
+}

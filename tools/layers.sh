@@ -1,0 +1,52 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+# The dependency law, read off the #include lines: a file may include its own layer and those that the law
+# names after it, and nothing else of this tree. layers.sh [TREE]; by default the tree of this script.
+set -eu
+cd "${1:-$(dirname "$0")/..}"
+
+# layer, then what it may include besides itself. Families of src (local, and more to come) come between simd
+# and core and never include each other.
+law='
+include
+src/base  include
+src/simd  include src/base
+src/local include src/base src/simd
+src/core  include src/base src/simd src/local
+io        include
+cli       include io
+tests     include io cli
+examples  include
+'
+
+# "file: included path" of every quoted include; loam.h stands for include/loam.h.
+includes()
+{
+    find "$1" -name '*.[ch]' -o -name '*.inc' -o -name '*.def' | sort |
+        xargs -r awk '/^[ \t]*#[ \t]*include[ \t]*"/ {
+            split($0, part, "\""); path = part[2] == "loam.h" ? "include/loam.h" : part[2]
+            print FILENAME ":" FNR, path
+        }'
+}
+
+for directory in src/*/; do
+    directory=${directory%/}
+    if ! echo "$law" | grep -q "^$directory\b"; then
+        echo "layers: $directory is not in the law; add its line to tools/layers.sh"
+        exit 1
+    fi
+done
+
+broken=$(echo "$law" | while read -r layer allowed; do
+    [ -d "$layer" ] || continue
+    includes "$layer" | awk -v layer="$layer" -v allowed="$layer $allowed" '
+        BEGIN { n = split(allowed, may, " ") }
+        {
+            for (i = 1; i <= n; i++) if (index($2, may[i] "/") == 1) next
+            print $1 ": " layer " must not include \"" $2 "\" (it may: " allowed ")"
+        }'
+done)
+if [ -n "$broken" ]; then
+    echo "$broken"
+    exit 1
+fi
