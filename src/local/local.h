@@ -69,6 +69,12 @@ static inline int64_t local_row(const loam_problem *p, const local_seq *s, int64
     return local_packed(p) ? h * p->total_q + s->q0 + i : (s->b * p->heads_q + h) * p->len_q + i;
 }
 
+/* Keys of a sequence that k has room for: those beyond lens_kv belong to no query, and their gradients are 0. */
+static inline int64_t local_stored_keys(const loam_problem *p, const local_seq *s)
+{
+    return local_packed(p) ? s->nk : p->len_kv;
+}
+
 static inline int64_t local_kv_head(const loam_problem *p, int64_t h)
 {
     return h / (p->heads_q / p->heads_kv);
@@ -169,6 +175,9 @@ typedef struct local_row_sums {
 local_row_sums local_row_sums_carve(const loam_problem *problem, arena *pool);
 /* Writes grad_scale, grad_slope, grad_sink and, for axes without channels, grad_ridge; sums in row order. */
 void local_row_sums_reduce(const loam_problem *problem, const loam_args *args, const local_row_sums *sums);
+
+/* grad_key_bias of the keys beyond lens_kv. */
+void local_clear_bias_tail(const loam_problem *problem, const loam_args *args);
 
 /* Writes info where it is wanted. */
 void local_put_info(const loam_args *args, const local_seq *seq, int64_t h, int64_t i, loam_row_info info);

@@ -236,22 +236,6 @@ static void key_backward(const loam_problem *p, const loam_args *a, const local_
     }
 }
 
-/* Keys beyond lens_kv belong to no sequence; their gradients are 0. */
-static int64_t stored_keys(const loam_problem *p, const local_seq *s)
-{
-    return local_packed(p) ? s->nk : p->len_kv;
-}
-
-static void clear_bias_tail(const loam_problem *p, const loam_args *a, const local_seq *s)
-{
-    for (int64_t h = 0; p->key_bias && a->grad_key_bias.data && h < p->heads_q; h++) {
-        for (int64_t j = s->nk; j < stored_keys(p, s); j++) {
-            element_store(a->grad_key_bias.data, dtype_real(p->dtype),
-                          LOCAL_AT(a->grad_key_bias, s->b, h, s->k0 + j), 0);
-        }
-    }
-}
-
 typedef struct scratch {
     ref_row row;
     double *g, *dk, *dv;
@@ -307,13 +291,13 @@ loam_status local_backward_ref(const loam_problem *p, const loam_args *a, loam_e
             }
 #pragma omp for collapse(2) schedule(dynamic, 8)
             for (int64_t h = 0; h < p->heads_kv; h++) {
-                for (int64_t j = 0; j < stored_keys(p, &s); j++) {
+                for (int64_t j = 0; j < local_stored_keys(p, &s); j++) {
                     key_backward(p, a, &s, h, j, &rec, x.dk, x.dv);
                 }
             }
         }
-        clear_bias_tail(p, a, &s);
     }
+    local_clear_bias_tail(p, a);
     local_row_sums_reduce(p, a, &sums);
     return loam_succeed(error);
 }

@@ -80,3 +80,16 @@ void local_row_sums_reduce(const loam_problem *p, const loam_args *a, const loca
         }
     }
 }
+
+void local_clear_bias_tail(const loam_problem *p, const loam_args *a)
+{
+    for (int64_t b = 0; p->key_bias && a->grad_key_bias.data && b < p->batch; b++) {
+        const local_seq s = local_seq_at(p, a, b);
+        for (int64_t h = 0; h < p->heads_q; h++) {
+            for (int64_t j = s.nk; j < local_stored_keys(p, &s); j++) {
+                element_store(a->grad_key_bias.data, dtype_real(p->dtype),
+                              LOCAL_AT(a->grad_key_bias, s.b, h, s.k0 + j), 0);
+            }
+        }
+    }
+}

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: MIT
+ * Backward on CPUs: what both passes share. The block of a thread, the arrays over rows that the first pass leaves for
+ * the second, and what one pair of query and key says.
+ */
+#ifndef LOAM_LOCAL_LOCAL_BACKWARD_BLOCK_H
+#define LOAM_LOCAL_LOCAL_BACKWARD_BLOCK_H
+
+#include "src/local/local_row64.h"
+#include "src/local/local_solve.h"
+
+typedef struct row_record {
+    float lse;
+    float gbar, gbar_rest;    /* do . vbar, and what the weighted mean of the g_ij adds to it */
+    float rho_kbar, rho_rest; /* rho . kbar = rho_kbar + rho_rest: see sweep_centres */
+    float y_kbar, y_rest;
+    float e;             /* the constant of ds = p ((1 - u) E + e) */
+    float spread, trace; /* ridge relative to the trace: e / unit, and trace / dim */
+    float kbar2;         /* |kbar|^2 */
+    int32_t peak;        /* ridge relative to the largest weight: its key; else -1 */
+    int32_t lo, hi;
+} row_record;
+
+/* The arrays over rows, shared by all threads. */
+typedef struct row_arrays {
+    row_record *record;
+    float *y; /* [rows][dim_qk], LLA */
+    local_row_sums sums;
+} row_arrays;
+
+static inline row_arrays row_arrays_carve(const loam_problem *p, arena *pool)
+{
+    const size_t rows = (size_t)local_rows(p);
+    row_arrays x;
+    x.record = arena_take(pool, rows, sizeof(row_record));
+    x.y = arena_take(pool, p->mechanism == LOAM_LLA ? size_mul(rows, (size_t)p->dim_qk) : 0, sizeof(float));
+    x.sums = local_row_sums_carve(p, pool);
+    return x;
+}
+
+typedef struct block {
+    head x;
+    scoring sc;
+    bool probed, solved, by_max, by_trace;
+    lanes l;
+    key_tile tile;
+    row_record lane[LANES];
+    float lse[LANES], gbar[LANES], gbar_rest[LANES], rho_kbar[LANES], rho_rest[LANES], y_kbar[LANES],
+        y_rest[LANES], e[LANES], spread[LANES], trace[LANES], kbar2[LANES], inverse[LANES], unit[LANES];
+    int32_t peak[LANES];
+    float *values;                                 /* [TILE][dim_v] */
+    float *s, *t, *u, *g, *w;                      /* [TILE][LANES] */
+    float *query, *probe, *y, *grad;               /* [dim_qk][LANES]; grad: of q or k */
+    float *grad_o, *grad_v;                        /* [dim_v][LANES]; grad_v with lanes as keys */
+    float *kbar, *lambda, *work[3];                /* [dim_qk][LANES], LLA */
+    float *weights;                                /* [len_kv][LANES], LLA */
+    float *rows_q, *rows_rho, *rows_y, *rows_kbar; /* [TILE][dim_qk]: queries that stream by the keys */
+    float *rows_do;                                /* [TILE][dim_v] */
+    row64 row;
+} block;
+
+static inline void block_carve(block *k, const loam_problem *p, arena *pool)
+{
+    const size_t d = (size_t)p->dim_qk, dv = (size_t)p->dim_v, wide = d > dv ? d : dv, f = sizeof(float);
+    const bool solved = p->mechanism == LOAM_LLA, probed = p->mechanism != LOAM_SOFTMAX;
+    float **const tiles[] = { &k->s, &k->t, &k->u, &k->g, &k->w };
+    float **const panels[] = { &k->query, &k->probe, &k->y, &k->grad, &k->kbar, &k->lambda };
+    float **const rows[] = { &k->rows_q, &k->rows_rho, &k->rows_y, &k->rows_kbar };
+    k->tile.keys = arena_take(pool, TILE * wide, f);
+    k->values = arena_take(pool, TILE * dv, f);
+    for (size_t n = 0; n < sizeof tiles / sizeof *tiles; n++) {
+        *tiles[n] = arena_take(pool, TILE * LANES, f);
+    }
+    for (size_t n = 0; n < sizeof panels / sizeof *panels; n++) {
+        *panels[n] = arena_take(pool, d * LANES, f);
+    }
+    for (size_t n = 0; n < sizeof rows / sizeof *rows; n++) {
+        *rows[n] = arena_take(pool, probed || n == 0 ? TILE * d : 0, f);
+    }
+    k->grad_o = arena_take(pool, dv * LANES, f);
+    k->grad_v = arena_take(pool, dv * LANES, f);
+    k->rows_do = arena_take(pool, TILE * dv, f);
+    for (int n = 0; n < 3; n++) {
+        k->work[n] = arena_take(pool, solved ? d * LANES : 0, f);
+    }
+    k->weights = arena_take(pool, solved ? size_mul((size_t)p->len_kv, LANES) : 0, f);
+    if (solved) {
+        k->row = row64_carve(p, pool);
+    }
+}
+
+static inline size_t block_bytes(const loam_problem *p)
+{
+    block k;
+    arena pool = { 0 };
+    block_carve(&k, p, &pool);
+    return pool.used;
+}
+
+static inline void block_begin(block *k, const loam_problem *p, const loam_args *a, const local_seq *s,
+                               int64_t h)
+{
+    head_begin(&k->x, p, a, s, h);
+    k->sc = scoring_of(&k->x);
+    k->probed = p->mechanism != LOAM_SOFTMAX;
+    k->solved = p->mechanism == LOAM_LLA;
+    k->by_max = k->solved && p->ridge_unit == LOAM_RIDGE_MAX;
+    k->by_trace = k->solved && p->ridge_unit == LOAM_RIDGE_TRACE;
+}
+
+/* What one pair says: ds = d loss / d s, and the pieces that dk and dv need. */
+typedef struct pair_terms {
+    vec ds, error, kept, spread; /* spread: p x of the trace unit */
+} pair_terms;
+
+VEC_INLINE pair_terms pair_of(bool by_max, bool by_trace, vec p, vec u, vec g, vec t, vec e, vmask at_peak,
+                              vec spread, vec excess)
+{
+    const vec error = g + t, kept = p * (1.0f - u);
+    pair_terms out = { kept * error, p * error, kept, p * spread };
+    out.ds += by_max ? v_select(at_peak, e, v_set(0)) : p * e;
+    if (by_trace) {
+        out.ds += out.spread * excess;
+    }
+    return out;
+}
+
+#endif

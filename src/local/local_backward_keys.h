@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: MIT
+ * Backward on CPUs, second pass: lanes are keys j0 .. j0 + count - 1. All queries that see them stream by; dk and dv stay
+ * in the block until all query heads of the group have added to them.
+ */
+#ifndef LOAM_LOCAL_LOCAL_BACKWARD_KEYS_H
+#define LOAM_LOCAL_LOCAL_BACKWARD_KEYS_H
+
+#include "src/local/local_backward_block.h"
+
+typedef struct key_lanes {
+    int64_t j0, count;
+    int32_t j[LANES];
+    float at[LANES], norm[LANES], bias[LANES];
+    float *grad_bias;    /* [LANES], of one head */
+    float inner[LANES];  /* sum of ds factor, for RBF */
+    float spread[LANES]; /* sum of p x of the trace unit */
+} key_lanes;
+
+static inline void load_key_lanes(block *k, key_lanes *l, float *restrict keys, float *restrict values)
+{
+    const int64_t d = k->x.p->dim_qk;
+    load_keys(k->tile.keys, &k->x, l->j0, l->count);
+    transpose(keys, k->tile.keys, l->count, d);
+    load_values(k->values, &k->x, l->j0, l->count);
+    transpose(values, k->values, l->count, k->x.p->dim_v);
+    panel_dot(l->norm, keys, keys, d);
+    for (int lane = 0; lane < LANES; lane++) {
+        l->j[lane] = lane < l->count ? (int32_t)(l->j0 + lane) : INT32_MAX;
+        l->at[lane] = (float)(l->j0 + lane);
+        l->inner[lane] = l->spread[lane] = 0;
+    }
+}
+
+/* A tile of queries, with what forward and the first pass left of their rows. */
+typedef struct query_tile {
+    int64_t i, n;
+    float x0[TILE], at[TILE];
+    const row_record *record;
+} query_tile;
+
+static inline void load_query_tile(block *k, query_tile *t, const row_arrays *rows)
+{
+    const loam_problem *p = k->x.p;
+    const loam_args *a = k->x.a;
+    const int64_t d = p->dim_qk, row = local_row(p, &k->x.s, k->x.h, t->i), token = k->x.s.q0 + t->i;
+    const size_t bytes = (size_t)(t->n * d) * sizeof(float);
+    t->record = rows->record + row;
+    load_queries(k->rows_q, &k->x, t->i, t->n);
+    load_rows(k->rows_do, &a->grad_o, p->dtype, k->x.s.b, k->x.h, token, t->n, p->dim_v);
+    if (k->solved) {
+        const local_saved saved = local_saved_carve(p, a->saved, NULL);
+        memcpy(k->rows_rho, (const float *)saved.rho + row * d, bytes);
+        memcpy(k->rows_kbar, (const float *)saved.kbar + row * d, bytes);
+        memcpy(k->rows_y, rows->y + row * d, bytes);
+    } else if (k->probed) {
+        load_rows(k->rows_rho, &a->probe, p->dtype, k->x.s.b, k->x.h, token, t->n, d);
+    }
+    for (int64_t r = 0; r < t->n; r++) {
+        t->x0[r] = k->sc.capped ? query_constant(&k->x, k->rows_q + r * d) : 0;
+        t->at[r] = (float)(t->i + r + k->x.s.nk - k->x.s.nq);
+    }
+}
+
+/* Products in s, g, u, t, w become: s scale ds factor, u -p E, t p (1 - u), w p x of the trace unit. */
+static inline void tile_key_gradient(block *k, key_lanes *l, const query_tile *q)
+{
+    const float inverse_d = 1 / (float)k->x.p->dim_qk;
+    for (int64_t r = 0; r < q->n; r++) {
+        const row_record *row = &q->record[r];
+        const float lse = row->lse > -INFINITY ? row->lse : 0;
+        FOR_LANES(lane)
+        {
+            const int64_t at = r * LANES + lane;
+            const vmask j = v_load_int(l->j + lane), seen = (j >= row->lo) & (j < row->hi);
+            vec x = v_load(k->s + at) + q->x0[r], factor, excess = v_set(0);
+            if (k->sc.rbf) {
+                x -= 0.5f * v_load(l->norm + lane);
+            }
+            x = v_clamp(x, SCORE_LIMIT);
+            const vec s = score_of(&k->sc, x, v_abs(v_load(l->at + lane) - q->at[r]), v_load(l->bias + lane),
+                                   &factor);
+            const vec p = weight_of(v_select(seen, s, v_set(-INFINITY)), v_set(lse));
+            if (k->by_trace) {
+                excess = (v_load(l->norm + lane) - 2.0f * v_load(k->w + at) + row->kbar2) * inverse_d -
+                         row->trace;
+            }
+            const pair_terms pair = pair_of(
+                k->by_max, k->by_trace, p,
+                k->probed ? v_load(k->u + at) - row->rho_kbar - row->rho_rest : v_set(0),
+                v_load(k->g + at) - row->gbar - row->gbar_rest,
+                k->solved ? v_load(k->t + at) - row->y_kbar - row->y_rest : v_set(0), v_set(row->e),
+                j == row->peak, v_set(row->spread), excess);
+            const vec ds = pair.ds * factor;
+            v_store(l->grad_bias + lane, v_load(l->grad_bias + lane) + pair.ds);
+            v_store(l->inner + lane, v_load(l->inner + lane) + ds);
+            v_store(l->spread + lane, v_load(l->spread + lane) + pair.spread);
+            v_store(k->s + at, ds * k->sc.scale);
+            v_store(k->u + at, -pair.error);
+            v_store(k->t + at, pair.kept);
+            v_store(k->w + at, -2.0f * inverse_d * pair.spread);
+        }
+    }
+}
+
+static inline void keys_from_tile(block *k, key_lanes *l, query_tile *q, const row_arrays *rows,
+                                  const float *keys, const float *values)
+{
+    const int64_t d = k->x.p->dim_qk, dv = k->x.p->dim_v;
+    load_query_tile(k, q, rows);
+    panel_product(k->s, q->n, k->rows_q, d, 1, keys, d, false);
+    panel_product(k->g, q->n, k->rows_do, dv, 1, values, dv, false);
+    if (k->probed) {
+        panel_product(k->u, q->n, k->rows_rho, d, 1, keys, d, false);
+    }
+    if (k->solved) {
+        panel_product(k->t, q->n, k->rows_y, d, 1, keys, d, false);
+    }
+    if (k->by_trace) {
+        panel_product(k->w, q->n, k->rows_kbar, d, 1, keys, d, false);
+    }
+    tile_key_gradient(k, l, q);
+    panel_product(k->grad_v, dv, k->rows_do, 1, dv, k->t, q->n, true);
+    panel_product(k->grad, d, k->rows_q, 1, d, k->s, q->n, true);
+    if (k->probed) {
+        panel_product(k->grad, d, k->rows_rho, 1, d, k->u, q->n, true);
+    }
+    if (k->solved) {
+        panel_product(k->grad, d, k->rows_y, 1, d, k->t, q->n, true);
+    }
+    if (k->by_trace) {
+        panel_product(k->grad, d, k->rows_kbar, 1, d, k->w, q->n, true);
+    }
+}
+
+static inline void put_bias_gradient(const block *k, const key_lanes *l)
+{
+    const loam_view *out = &k->x.a->grad_key_bias;
+    for (int64_t lane = 0; out->data && lane < l->count; lane++) {
+        ((float *)out->data)[LOCAL_AT(*out, k->x.s.b, k->x.h, k->x.s.k0 + l->j0 + lane)] = l->grad_bias[lane];
+    }
+}
+
+/* All queries of one head, tile by tile; what a query sees moves right with it, so most tiles are left out. */
+static inline void keys_from_head(block *k, key_lanes *l, const row_arrays *rows, const float *keys,
+                                  const float *values)
+{
+    float grad_bias[LANES] = { 0 };
+    l->grad_bias = grad_bias;
+    panel_fill(l->bias, 1, 0);
+    load_bias(l->bias, &k->x, l->j0, l->count);
+    for (int64_t i = 0; i < k->x.s.nq; i += TILE) {
+        query_tile q = { .i = i, .n = k->x.s.nq - i < TILE ? k->x.s.nq - i : TILE };
+        int64_t lo, hi, unused;
+        local_visible(k->x.p, &k->x.s, i, &lo, &unused);
+        local_visible(k->x.p, &k->x.s, i + q.n - 1, &unused, &hi);
+        if (lo < l->j0 + l->count && hi > l->j0) {
+            keys_from_tile(k, l, &q, rows, keys, values);
+        }
+    }
+    put_bias_gradient(k, l);
+}
+
+/* RBF: dk also has -scale (sum ds) k'; trace: + 2/dim (sum p x) k'. */
+static inline void finish_key_gradient(block *k, const key_lanes *l, const float *keys)
+{
+    const loam_problem *p = k->x.p;
+    const float twice = 2 / (float)p->dim_qk;
+    for (int64_t c = 0; (k->sc.rbf || k->by_trace) && c < p->dim_qk; c++) {
+        FOR_LANES(lane)
+        {
+            const int64_t at = c * LANES + lane;
+            vec times = k->by_trace ? twice * v_load(l->spread + lane) : v_set(0);
+            if (k->sc.rbf) {
+                times -= k->sc.scale * v_load(l->inner + lane);
+            }
+            v_store(k->grad + at, v_load(k->grad + at) + times * v_load(keys + at));
+        }
+    }
+}
+
+static inline void backward_keys(block *k, const row_arrays *rows, int64_t h_kv, int64_t j0, int64_t stored)
+{
+    const loam_problem *p = k->x.p;
+    const loam_args *a = k->x.a;
+    const local_seq s = k->x.s;
+    const int64_t group = p->heads_q / p->heads_kv, token = s.k0 + j0;
+    key_lanes l = { .j0 = j0, .count = s.nk - j0 < LANES ? s.nk - j0 : LANES };
+    float *keys = k->query, *values = k->grad_o;
+    panel_fill(k->grad, p->dim_qk, 0);
+    panel_fill(k->grad_v, p->dim_v, 0);
+    for (int64_t h = h_kv * group; l.count > 0 && h < (h_kv + 1) * group; h++) {
+        block_begin(k, p, a, &s, h);
+        if (h == h_kv * group) {
+            load_key_lanes(k, &l, keys, values);
+        }
+        keys_from_head(k, &l, rows, keys, values);
+    }
+    if (l.count > 0) {
+        finish_key_gradient(k, &l, keys);
+    }
+    for (int64_t lane = 0; lane < LANES && j0 + lane < stored; lane++) {
+        if (a->grad_k.data) {
+            store_lane(&a->grad_k, p->dtype, s.b, h_kv, token + lane, k->grad, lane, p->dim_qk);
+        }
+        if (a->grad_v.data) {
+            store_lane(&a->grad_v, p->dtype, s.b, h_kv, token + lane, k->grad_v, lane, p->dim_v);
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,418 @@
+/* SPDX-License-Identifier: MIT
+ * Backward on CPUs, first pass: lanes are queries. drho, the adjoint solve for y, the row constants, dq.
+ */
+#ifndef LOAM_LOCAL_LOCAL_BACKWARD_ROWS_H
+#define LOAM_LOCAL_LOCAL_BACKWARD_ROWS_H
+
+#include "src/local/local_backward_block.h"
+
+/* A panel from dense rows of the saved arrays. */
+static inline void load_saved(block *k, float *restrict panel, const void *saved, int64_t channels)
+{
+    const int64_t at = local_row(k->x.p, &k->x.s, k->x.h, k->l.i0);
+    transpose(panel, (const float *)saved + at * channels, k->l.count, channels);
+}
+
+static inline void load_lanes(block *k, int64_t i0)
+{
+    const loam_problem *p = k->x.p;
+    const loam_args *a = k->x.a;
+    const int64_t d = p->dim_qk, dv = p->dim_v;
+    const local_saved saved = local_saved_carve(p, a->saved, NULL);
+    lanes_begin(&k->l, &k->x, i0, k->query, k->tile.keys);
+    load_rows(k->rows_do, &a->grad_o, p->dtype, k->x.s.b, k->x.h, k->x.s.q0 + i0, k->l.count, dv);
+    transpose(k->grad_o, k->rows_do, k->l.count, dv);
+    load_saved(k, k->lse, saved.lse, 1);
+    load_saved(k, k->grad_v, saved.vbar, dv);
+    panel_dot(k->gbar, k->grad_o, k->grad_v, dv);
+    panel_fill(k->y, d, 0);
+    memset(k->kbar2, 0, sizeof k->kbar2);
+    if (k->solved) {
+        load_saved(k, k->kbar, saved.kbar, d);
+        load_saved(k, k->probe, saved.rho, d);
+        panel_dot(k->kbar2, k->kbar, k->kbar, d);
+    } else if (k->probed) {
+        load_rows(k->rows_rho, &a->probe, p->dtype, k->x.s.b, k->x.h, k->x.s.q0 + i0, k->l.count, d);
+        transpose(k->probe, k->rows_rho, k->l.count, d);
+    }
+    for (int lane = 0; lane < LANES; lane++) {
+        k->gbar_rest[lane] = k->rho_kbar[lane] = k->rho_rest[lane] = k->y_rest[lane] = 0;
+        k->e[lane] = k->spread[lane] = k->trace[lane] = k->y_kbar[lane] = 0;
+        k->inverse[lane] = k->unit[lane] = 1;
+        k->peak[lane] = -1;
+    }
+    const int64_t at = local_row(p, &k->x.s, k->x.h, i0);
+    for (int64_t lane = 0; p->mechanism == LOAM_PARALLAX && lane < k->l.count; lane++) {
+        k->rho_kbar[lane] = ((const float *)saved.tbar)[2 * (at + lane)];
+        k->rho_rest[lane] = ((const float *)saved.tbar)[2 * (at + lane) + 1];
+    }
+}
+
+/* p of the tile into w. Where scores are wanted for the peak, best and peak follow them. */
+static inline void tile_weights(block *k, float *restrict w, float *restrict best)
+{
+    FOR_LANES(lane)
+    {
+        const vec lse = finite_or_zero(v_load(k->lse + lane));
+        vec top = v_load(best + lane);
+        vmask peak = v_load_int(k->peak + lane);
+        for (int64_t r = 0; r < k->tile.n; r++) {
+            float *at = w + r * LANES + lane;
+            vec factor;
+            const vec s = score_masked(&k->sc, &k->l, &k->tile, r, lane,
+                                       score_argument(&k->sc, &k->l, &k->tile, r, lane, v_load(at)), &factor);
+            const vmask higher = s > top;
+            top = v_select(higher, s, top);
+            peak = (higher & (int32_t)(k->tile.j + r)) | (~higher & peak);
+            v_store(at, weight_of(s, lse));
+        }
+        v_store(best + lane, top);
+        memcpy(k->peak + lane, &peak, sizeof peak);
+    }
+}
+
+/* g of the tile becomes p (g - gbar); its column sums go to total; square gathers p |k'|^2. */
+static inline void weigh_errors(block *k, const float *restrict w, float *restrict total,
+                                float *restrict square)
+{
+    FOR_LANES(lane)
+    {
+        const vec gbar = v_load(k->gbar + lane);
+        vec sum = v_load(total + lane), sum2 = v_load(square + lane);
+        for (int64_t r = 0; r < k->tile.n; r++) {
+            float *at = k->g + r * LANES + lane;
+            const vec p = v_load(w + r * LANES + lane), f = p * (v_load(at) - gbar);
+            sum += f;
+            sum2 += p * k->tile.norm[r];
+            v_store(at, f);
+        }
+        v_store(total + lane, sum);
+        v_store(square + lane, sum2);
+    }
+}
+
+/* drho = -sum p (g - gbar) kappa into grad; for LLA the weights stay. The column sum of p (g - gbar) is 0 but for
+ * rounding, and is taken out where the mean key is known. */
+static inline void sweep_probe(block *k, float *restrict square)
+{
+    const int64_t d = k->x.p->dim_qk, dv = k->x.p->dim_v;
+    float total[LANES] = { 0 }, best[LANES], minus[LANES];
+    panel_fill(best, 1, -INFINITY);
+    panel_fill(k->grad, d, 0);
+    for (int64_t j = k->l.first; j < k->l.last; j += TILE) {
+        float *w = k->solved ? k->weights + (j - k->l.first) * LANES : k->w;
+        key_tile_load(&k->tile, &k->x, j, k->l.last);
+        load_values(k->values, &k->x, j, k->tile.n);
+        panel_product(w, k->tile.n, k->tile.keys, d, 1, k->query, d, false);
+        tile_weights(k, w, best);
+        panel_product(k->g, k->tile.n, k->values, dv, 1, k->grad_o, dv, false);
+        weigh_errors(k, w, total, square);
+        panel_product(k->grad, d, k->tile.keys, 1, d, k->g, k->tile.n, true);
+    }
+    panel_fill(minus, 1, -1);
+    memcpy(k->gbar_rest, total, sizeof total);
+    if (k->solved) {
+        for (int lane = 0; lane < LANES; lane++) {
+            total[lane] = -total[lane];
+        }
+        panel_axpy(k->grad, d, total, k->kbar);
+    }
+    panel_scale(k->grad, d, minus);
+}
+
+static inline void set_ridge(block *k, const float *square, bool *wanted)
+{
+    const loam_problem *p = k->x.p;
+    const int64_t d = p->dim_qk;
+    for (int64_t lane = 0; lane < LANES; lane++) {
+        const bool some = k->l.lo[lane] < k->l.hi[lane];
+        const float variance = fmaxf(square[lane] - k->kbar2[lane], 0) / (float)d;
+        double least = INFINITY;
+        k->trace[lane] = variance;
+        if (k->by_trace) {
+            k->unit[lane] = variance + (float)LOCAL_TRACE_FLOOR;
+        }
+        for (int64_t c = 0; c < d; c++) {
+            const double ridge = some ? (double)k->unit[lane] *
+                                            local_ridge(p, k->x.a, &k->x.s, k->x.h, k->l.i0 + lane, c)
+                                      : 0;
+            k->lambda[c * LANES + lane] = (float)ridge;
+            least = fmin(least, ridge);
+        }
+        wanted[lane] = some && square[lane] < INFINITY && least > (double)(BLOCK_LEAST_RIDGE * variance);
+    }
+}
+
+/* The weight of the peak key: the unit of LOAM_RIDGE_MAX. */
+static inline void set_max_unit(block *k)
+{
+    for (int64_t lane = 0; lane < k->l.count; lane++) {
+        if (k->l.lo[lane] < k->l.hi[lane]) {
+            k->unit[lane] = k->weights[(k->peak[lane] - k->l.first) * LANES + lane];
+        }
+    }
+}
+
+/* y = (Cov + Lambda)^-1 drho */
+static inline void solve_adjoint(block *k, const float *square)
+{
+    const int64_t d = k->x.p->dim_qk;
+    const block_system sys = { .x = &k->x,
+                               .l = &k->l,
+                               .tile = &k->tile,
+                               .product = k->s,
+                               .weights = k->weights,
+                               .inverse = k->inverse,
+                               .kbar = k->kbar,
+                               .lambda = k->lambda,
+                               .r = k->work[0],
+                               .direction = k->work[1],
+                               .image = k->work[2] };
+    block_result result;
+    bool wanted[LANES];
+    if (k->by_max) {
+        set_max_unit(k);
+    }
+    set_ridge(k, square, wanted);
+    block_solve(&sys, k->grad, wanted, k->y, &result);
+    for (int64_t lane = 0; lane < k->l.count; lane++) {
+        if (k->l.lo[lane] < k->l.hi[lane] && !result.accepted[lane]) {
+            row64_adjoint(&k->row, &k->x, &k->sc, k->l.i0 + lane);
+            for (int64_t c = 0; c < d; c++) {
+                k->y[c * LANES + lane] = (float)k->row.rho[c];
+            }
+        }
+    }
+}
+
+/* sum += w (product - centre) */
+static inline void centre_products(const float *restrict w, const float *restrict product,
+                                   const float *restrict centre, float *restrict sum, int64_t rows)
+{
+    FOR_LANES(lane)
+    {
+        vec total = v_load(sum + lane);
+        for (int64_t r = 0; r < rows; r++) {
+            total += v_load(w + r * LANES + lane) *
+                     (v_load(product + r * LANES + lane) - v_load(centre + lane));
+        }
+        v_store(sum + lane, total);
+    }
+}
+
+/* rho . kbar and y . kbar as the product with the peak key plus a rest, the weighted mean of the products that u and
+ * t are taken from relative to that one. Where a key has nearly all the weight and rho is large, u_j is then small
+ * to its own precision, not to that of rho . k. */
+static inline void sweep_centres(block *k)
+{
+    const int64_t d = k->x.p->dim_qk;
+    float omega[LANES] = { 0 };
+    for (int64_t lane = 0; lane < k->l.count; lane++) {
+        if (k->peak[lane] >= 0) {
+            load_keys(k->tile.keys, &k->x, k->peak[lane], 1);
+            for (int64_t c = 0; c < d; c++) {
+                k->rho_kbar[lane] += k->probe[c * LANES + lane] * k->tile.keys[c];
+                k->y_kbar[lane] += k->y[c * LANES + lane] * k->tile.keys[c];
+            }
+        }
+    }
+    for (int64_t j = k->l.first; j < k->l.last; j += TILE) {
+        const float *w = k->weights + (j - k->l.first) * LANES;
+        key_tile_load(&k->tile, &k->x, j, k->l.last);
+        panel_product(k->u, k->tile.n, k->tile.keys, d, 1, k->probe, d, false);
+        panel_product(k->t, k->tile.n, k->tile.keys, d, 1, k->y, d, false);
+        panel_sum(omega, w, k->tile.n);
+        centre_products(w, k->u, k->rho_kbar, k->rho_rest, k->tile.n);
+        centre_products(w, k->t, k->y_kbar, k->y_rest, k->tile.n);
+    }
+    for (int lane = 0; lane < LANES; lane++) {
+        k->rho_rest[lane] = omega[lane] > 0 ? k->rho_rest[lane] / omega[lane] : 0;
+        k->y_rest[lane] = omega[lane] > 0 ? k->y_rest[lane] / omega[lane] : 0;
+    }
+}
+
+/* e = -y . Lambda rho and the ridge's gradient, -unit y rho. */
+static inline void ridge_gradient(block *k, const row_arrays *rows)
+{
+    const loam_problem *p = k->x.p;
+    const loam_view *out = &k->x.a->grad_ridge;
+    for (int64_t lane = 0; lane < k->l.count; lane++) {
+        double e = 0, sum = 0;
+        for (int64_t c = 0; c < p->dim_qk; c++) {
+            const int64_t at = c * LANES + lane;
+            const double part = -(double)k->y[at] * (double)k->probe[at];
+            e += part * (double)k->lambda[at];
+            sum += part * (double)k->unit[lane];
+            if (p->ridge_axes == LOAM_RIDGE_CHANNEL && out->data) {
+                ((float *)out->data)[LOCAL_AT(*out, k->x.s.b, k->x.h, k->x.s.q0 + k->l.i0 + lane) + c] =
+                    (float)(part * (double)k->unit[lane]);
+            }
+        }
+        k->e[lane] = (float)e;
+        k->spread[lane] = k->by_trace ? (float)(e / (double)k->unit[lane]) : 0;
+        rows->sums.ridge[local_row(p, &k->x.s, k->x.h, k->l.i0 + lane)] = sum;
+    }
+}
+
+/* drho of a given probe, and e = -rho . drho. */
+static inline void given_gradient(block *k)
+{
+    const loam_problem *p = k->x.p;
+    float part[LANES];
+    panel_dot(part, k->probe, k->grad, p->dim_qk);
+    for (int64_t lane = 0; lane < k->l.count; lane++) {
+        k->e[lane] = -part[lane];
+        if (k->x.a->grad_probe.data) {
+            store_lane(&k->x.a->grad_probe, p->dtype, k->x.s.b, k->x.h, k->x.s.q0 + k->l.i0 + lane, k->grad,
+                       lane, p->dim_qk);
+        }
+    }
+}
+
+/* Sums over the keys of a row that only its own parameters need. Without a soft cap and a sink the ds of a row sum
+ * to 0: then what x has in common for all keys drops out, and keys far from the origin cost no precision. */
+typedef struct row_totals {
+    float inner[LANES], scale[LANES], slope[LANES]; /* of ds factor, ds factor x, -ds distance */
+} row_totals;
+
+static inline bool sums_to_zero(const block *k) { return !k->sc.capped && !k->x.p->sink; }
+
+/* s (x on entry) becomes ds factor. */
+static inline void tile_row_gradient(block *k, row_totals *sum)
+{
+    const float inverse_d = 1 / (float)k->x.p->dim_qk;
+    FOR_LANES(lane)
+    {
+        const vec lse = finite_or_zero(v_load(k->lse + lane)), gbar = v_load(k->gbar + lane),
+                  e = v_load(k->e + lane);
+        const vec rho_kbar = v_load(k->rho_kbar + lane), y_kbar = v_load(k->y_kbar + lane);
+        const vec gbar_rest = v_load(k->gbar_rest + lane), rho_rest = v_load(k->rho_rest + lane),
+                  y_rest = v_load(k->y_rest + lane);
+        vec inner = v_load(sum->inner + lane), scale = v_load(sum->scale + lane),
+            slope = v_load(sum->slope + lane);
+        for (int64_t r = 0; r < k->tile.n; r++) {
+            const int64_t at = r * LANES + lane;
+            const int32_t j = (int32_t)(k->tile.j + r);
+            const vec x = score_argument(&k->sc, &k->l, &k->tile, r, lane, v_load(k->s + at));
+            vec factor, excess = v_set(0);
+            const vec p = weight_of(score_masked(&k->sc, &k->l, &k->tile, r, lane, x, &factor), lse);
+            if (k->by_trace) {
+                excess = (k->tile.norm[r] - 2.0f * v_load(k->w + at) + v_load(k->kbar2 + lane)) * inverse_d -
+                         v_load(k->trace + lane);
+            }
+            const pair_terms pair = pair_of(
+                k->by_max, k->by_trace, p, k->probed ? v_load(k->u + at) - rho_kbar - rho_rest : v_set(0),
+                v_load(k->g + at) - gbar - gbar_rest,
+                k->solved ? v_load(k->t + at) - y_kbar - y_rest : v_set(0), e,
+                v_load_int(k->peak + lane) == j, v_load(k->spread + lane), excess);
+            const vec ds = pair.ds * factor;
+            inner += ds;
+            scale += ds * x;
+            slope -= pair.ds * score_distance(&k->l, j, lane);
+            v_store(k->s + at, ds);
+        }
+        inner = sums_to_zero(k) ? v_set(0) : inner;
+        v_store(sum->inner + lane, inner);
+        v_store(sum->scale + lane, k->sc.capped ? scale : scale + inner * v_load(k->l.constant + lane));
+        v_store(sum->slope + lane, slope);
+    }
+}
+
+/* grad <- sum ds factor k' */
+static inline void sweep_query(block *k, row_totals *sum)
+{
+    const int64_t d = k->x.p->dim_qk, dv = k->x.p->dim_v;
+    panel_fill(k->grad, d, 0);
+    for (int64_t j = k->l.first; j < k->l.last; j += TILE) {
+        key_tile_load(&k->tile, &k->x, j, k->l.last);
+        load_values(k->values, &k->x, j, k->tile.n);
+        panel_product(k->s, k->tile.n, k->tile.keys, d, 1, k->query, d, false);
+        panel_product(k->g, k->tile.n, k->values, dv, 1, k->grad_o, dv, false);
+        if (k->probed) {
+            panel_product(k->u, k->tile.n, k->tile.keys, d, 1, k->probe, d, false);
+        }
+        if (k->solved) {
+            panel_product(k->t, k->tile.n, k->tile.keys, d, 1, k->y, d, false);
+        }
+        if (k->by_trace) {
+            panel_product(k->w, k->tile.n, k->tile.keys, d, 1, k->kbar, d, false);
+        }
+        tile_row_gradient(k, sum);
+        panel_product(k->grad, d, k->tile.keys, 1, d, k->s, k->tile.n, true);
+    }
+}
+
+/* dq = scale sum ds (k or k - q) - y */
+static inline void put_query_gradient(block *k, const row_totals *sum)
+{
+    const loam_problem *p = k->x.p;
+    for (int64_t c = 0; c < p->dim_qk; c++) {
+        FOR_LANES(lane)
+        {
+            const int64_t at = c * LANES + lane;
+            const vec inner = v_load(sum->inner + lane);
+            const vec from = k->sc.rbf ? -v_load(k->query + at) : v_set(k->x.origin[c]);
+            v_store(k->grad + at, k->sc.scale * (v_load(k->grad + at) + inner * from) - v_load(k->y + at));
+        }
+    }
+    for (int64_t lane = 0; k->x.a->grad_q.data && lane < k->l.count; lane++) {
+        store_lane(&k->x.a->grad_q, p->dtype, k->x.s.b, k->x.h, k->x.s.q0 + k->l.i0 + lane, k->grad, lane,
+                   p->dim_qk);
+    }
+}
+
+static inline void put_rows(const block *k, const row_arrays *rows, const row_totals *sum)
+{
+    const loam_problem *p = k->x.p;
+    for (int64_t lane = 0; lane < k->l.count; lane++) {
+        const int64_t at = local_row(p, &k->x.s, k->x.h, k->l.i0 + lane);
+        rows->record[at] = (row_record){ .lse = k->lse[lane],
+                                         .gbar = k->gbar[lane],
+                                         .gbar_rest = k->gbar_rest[lane],
+                                         .rho_kbar = k->rho_kbar[lane],
+                                         .rho_rest = k->rho_rest[lane],
+                                         .y_rest = k->y_rest[lane],
+                                         .y_kbar = k->y_kbar[lane],
+                                         .e = k->e[lane],
+                                         .spread = k->spread[lane],
+                                         .trace = k->trace[lane],
+                                         .kbar2 = k->kbar2[lane],
+                                         .peak = k->by_max ? k->peak[lane] : -1,
+                                         .lo = k->l.lo[lane],
+                                         .hi = k->l.hi[lane] };
+        for (int64_t c = 0; k->solved && c < p->dim_qk; c++) {
+            rows->y[at * p->dim_qk + c] = k->y[c * LANES + lane];
+        }
+        rows->sums.scale[at] = (double)sum->scale[lane];
+        if (p->slope) {
+            rows->sums.slope[at] = (double)sum->slope[lane];
+        }
+        if (p->sink) {
+            const double sink = (double)((const float *)k->x.a->sink)[k->x.h];
+            rows->sums.sink[at] = -exp(sink - (double)k->l.dropped[lane] - (double)k->lse[lane]) *
+                                  (double)k->gbar[lane];
+        }
+    }
+}
+
+static inline void backward_rows(block *k, const row_arrays *rows, int64_t i0)
+{
+    float square[LANES] = { 0 };
+    row_totals sum = { { 0 }, { 0 }, { 0 } };
+    load_lanes(k, i0);
+    if (k->probed) {
+        sweep_probe(k, square);
+    }
+    if (k->solved) {
+        solve_adjoint(k, square);
+        sweep_centres(k);
+        ridge_gradient(k, rows);
+    } else if (k->probed) {
+        given_gradient(k);
+    }
+    sweep_query(k, &sum);
+    put_query_gradient(k, &sum);
+    put_rows(k, rows, &sum);
+}
+
+#endif
