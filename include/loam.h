@@ -324,6 +324,14 @@ typedef struct loam_kernel_info {
 /* Row `index` of the registry, slowest first within each pass; LOAM_EARG beyond the last. */
 LOAM_API loam_status loam_kernel_at(int index, loam_kernel_info *info);
 
+/* The names that the registry, plans and the program use; NULL outside the enumeration. */
+LOAM_API const char *loam_mechanism_name(loam_mechanism mechanism); /* "softmax", "parallax", "lla" */
+LOAM_API const char *loam_pass_name(loam_pass pass);                /* "forward", "backward", "decode" */
+LOAM_API const char *loam_dtype_name(loam_dtype dtype);             /* "f32", "bf16", "f16", "f64" */
+LOAM_API const char *loam_backend_name(loam_backend backend);       /* "auto", "reference", "cpu" */
+LOAM_API const char *loam_row_code_name(loam_row_code code);        /* "solved", "empty", "singular" */
+LOAM_API const char *loam_solver_name(loam_solver solver);          /* "none", "cg", "dual", "gram" */
+
 /* "avx2 avx512": the instruction sets of this CPU that Loam has kernels for. The environment variable
  * LOAM_ISA=portable|avx2|avx512, read when a plan is made, allows no more than the one it names. */
 LOAM_API const char *loam_cpu_features(void);

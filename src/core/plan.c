@@ -14,7 +14,7 @@ static void write_name(loam_plan *plan)
 {
     const loam_problem *p = &plan->problem;
     int n = snprintf(plan->name, sizeof plan->name, "%s %s %s %s b%lld h%lld/%lld q%lld k%lld d%lld/%lld %s",
-                     mechanism_name(p->mechanism), pass_name(p->pass), dtype_name(p->dtype),
+                     loam_mechanism_name(p->mechanism), loam_pass_name(p->pass), loam_dtype_name(p->dtype),
                      plan->kernel->name, (long long)p->batch, (long long)p->heads_q, (long long)p->heads_kv,
                      (long long)p->len_q, (long long)p->len_kv, (long long)p->dim_qk, (long long)p->dim_v,
                      p->causal ? "causal" : "full");

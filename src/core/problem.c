@@ -103,7 +103,7 @@ static loam_status check_values(const loam_problem *p, loam_error *error)
             p->threads, MAX_THREADS);
     REQUIRE(!p->sink || p->mechanism == LOAM_SOFTMAX, error, LOAM_EUNSUPPORTED,
             "sink: only softmax has one, not %s: the mass that leaves has no key to fit a line through",
-            mechanism_name(p->mechanism));
+            loam_mechanism_name(p->mechanism));
     if (p->mechanism == LOAM_LLA) {
         REQUIRE(isfinite(p->ridge) && p->ridge >= 0, error, LOAM_EVALUE,
                 "ridge: %g, expected a finite number >= 0", p->ridge);

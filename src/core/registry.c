@@ -35,30 +35,6 @@ enum { KERNEL_COUNT = sizeof kernels / sizeof kernels[0] };
 
 const kernel *registry_at(int index) { return index >= 0 && index < KERNEL_COUNT ? &kernels[index] : NULL; }
 
-const char *mechanism_name(loam_mechanism mechanism)
-{
-    static const char *const names[] = { "softmax", "parallax", "lla" };
-    return names[mechanism];
-}
-
-const char *pass_name(loam_pass pass)
-{
-    static const char *const names[] = { "forward", "backward", "decode" };
-    return names[pass];
-}
-
-const char *dtype_name(loam_dtype dtype)
-{
-    static const char *const names[] = { "f32", "bf16", "f16", "f64" };
-    return names[dtype];
-}
-
-const char *backend_name(loam_backend backend)
-{
-    static const char *const names[] = { "auto", "reference", "cpu" };
-    return names[backend];
-}
-
 static bool does(const kernel *k, const loam_problem *p)
 {
     return k->pass == p->pass && (k->mechanisms >> p->mechanism & 1u) && (k->dtypes >> p->dtype & 1u) &&
@@ -79,8 +55,8 @@ static const kernel *choose_named(const loam_problem *p, cpu_isa have, loam_erro
         }
         if (!does(k, p)) {
             loam_fail(error, LOAM_EUNSUPPORTED, "kernel: %s does not do %s %s in %s on back end %s", k->name,
-                      mechanism_name(p->mechanism), pass_name(p->pass), dtype_name(p->dtype),
-                      backend_name(p->backend));
+                      loam_mechanism_name(p->mechanism), loam_pass_name(p->pass), loam_dtype_name(p->dtype),
+                      loam_backend_name(p->backend));
             return NULL;
         }
         return k;
@@ -103,8 +79,8 @@ const kernel *registry_choose(const loam_problem *p, loam_error *error)
     }
     if (!best) {
         loam_fail(error, LOAM_EUNSUPPORTED, "backend: %s has no kernel for %s %s in %s",
-                  backend_name(p->backend), mechanism_name(p->mechanism), pass_name(p->pass),
-                  dtype_name(p->dtype));
+                  loam_backend_name(p->backend), loam_mechanism_name(p->mechanism), loam_pass_name(p->pass),
+                  loam_dtype_name(p->dtype));
     }
     return best;
 }
@@ -123,9 +99,9 @@ loam_status loam_kernel_at(int index, loam_kernel_info *info)
     }
     *info = (loam_kernel_info){ .name = k->name,
                                 .mechanisms = "softmax parallax lla",
-                                .pass = pass_name(k->pass),
+                                .pass = loam_pass_name(k->pass),
                                 .dtypes = types_text(k->dtypes),
-                                .backend = backend_name(k->backend),
+                                .backend = loam_backend_name(k->backend),
                                 .isa = cpu_isa_name(k->isa),
                                 .available = k->isa <= cpu_isa_allowed() };
     return LOAM_OK;

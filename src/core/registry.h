@@ -24,9 +24,4 @@ const kernel *registry_at(int index);
 /* The kernel for a checked problem; NULL with a message where there is none. */
 const kernel *registry_choose(const loam_problem *problem, loam_error *error);
 
-const char *mechanism_name(loam_mechanism mechanism);
-const char *pass_name(loam_pass pass);
-const char *dtype_name(loam_dtype dtype);
-const char *backend_name(loam_backend backend);
-
 #endif

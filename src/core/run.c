@@ -15,7 +15,7 @@ static loam_status check_decode(const loam_plan *plan, loam_error *error)
 {
     REQUIRE(plan, error, LOAM_EARG, "plan: NULL");
     REQUIRE(plan->problem.pass == LOAM_DECODE, error, LOAM_EARG, "plan: made for %s, expected decode",
-            pass_name(plan->problem.pass));
+            loam_pass_name(plan->problem.pass));
     return LOAM_OK;
 }
 
