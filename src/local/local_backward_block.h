@@ -23,7 +23,7 @@ typedef struct row_record {
 /* The arrays over rows, shared by all threads. */
 typedef struct row_arrays {
     row_record *record;
-    float *y; /* [rows][dim_qk], LLA */
+    float *y, *rho_u; /* [rows][dim_qk], LLA; rho_u: see span_probes */
     local_row_sums sums;
 } row_arrays;
 
@@ -33,6 +33,8 @@ static inline row_arrays row_arrays_carve(const loam_problem *p, arena *pool)
     row_arrays x;
     x.record = arena_take(pool, rows, sizeof(row_record));
     x.y = arena_take(pool, p->mechanism == LOAM_LLA ? size_mul(rows, (size_t)p->dim_qk) : 0, sizeof(float));
+    x.rho_u = arena_take(pool, p->mechanism == LOAM_LLA ? size_mul(rows, (size_t)p->dim_qk) : 0,
+                         sizeof(float));
     x.sums = local_row_sums_carve(p, pool);
     return x;
 }
@@ -43,18 +45,18 @@ typedef struct block {
     bool probed, solved, by_max, by_trace;
     lanes l;
     key_tile tile;
-    row_record lane[LANES];
     float lse[LANES], gbar[LANES], gbar_rest[LANES], rho_kbar[LANES], rho_rest[LANES], y_kbar[LANES],
         y_rest[LANES], e[LANES], spread[LANES], trace[LANES], kbar2[LANES], inverse[LANES], unit[LANES];
     int32_t peak[LANES];
-    float *values;                                 /* [TILE][dim_v] */
-    float *s, *t, *u, *g, *w;                      /* [TILE][LANES] */
-    float *query, *probe, *y, *grad;               /* [dim_qk][LANES]; grad: of q or k */
-    float *grad_o, *grad_v;                        /* [dim_v][LANES]; grad_v with lanes as keys */
-    float *kbar, *lambda, *work[3];                /* [dim_qk][LANES], LLA */
-    float *weights;                                /* [len_kv][LANES], LLA */
-    float *rows_q, *rows_rho, *rows_y, *rows_kbar; /* [TILE][dim_qk]: queries that stream by the keys */
-    float *rows_do;                                /* [TILE][dim_v] */
+    float *values;                   /* [TILE][dim_v] */
+    float *s, *t, *u, *g, *w;        /* [TILE][LANES] */
+    float *query, *probe, *y, *grad; /* [dim_qk][LANES]; grad: of q or k */
+    float *grad_o, *grad_v;          /* [dim_v][LANES]; grad_v with lanes as keys */
+    float *kbar, *lambda, *work[3];  /* [dim_qk][LANES], LLA */
+    float *weights;                  /* [len_kv][LANES], LLA */
+    float *rows_q, *rows_rho, *rows_u, *rows_y,
+        *rows_kbar; /* [TILE][dim_qk]: queries that stream by the keys */
+    float *rows_do; /* [TILE][dim_v] */
     row64 row;
 } block;
 
@@ -64,7 +66,7 @@ static inline void block_carve(block *k, const loam_problem *p, arena *pool)
     const bool solved = p->mechanism == LOAM_LLA, probed = p->mechanism != LOAM_SOFTMAX;
     float **const tiles[] = { &k->s, &k->t, &k->u, &k->g, &k->w };
     float **const panels[] = { &k->query, &k->probe, &k->y, &k->grad, &k->kbar, &k->lambda };
-    float **const rows[] = { &k->rows_q, &k->rows_rho, &k->rows_y, &k->rows_kbar };
+    float **const rows[] = { &k->rows_q, &k->rows_rho, &k->rows_u, &k->rows_y, &k->rows_kbar };
     k->tile.keys = arena_take(pool, TILE * wide, f);
     k->values = arena_take(pool, TILE * dv, f);
     for (size_t n = 0; n < sizeof tiles / sizeof *tiles; n++) {

@@ -52,6 +52,7 @@ static inline void load_query_tile(block *k, query_tile *t, const row_arrays *ro
         memcpy(k->rows_rho, (const float *)saved.rho + row * d, bytes);
         memcpy(k->rows_kbar, (const float *)saved.kbar + row * d, bytes);
         memcpy(k->rows_y, rows->y + row * d, bytes);
+        memcpy(k->rows_u, rows->rho_u + row * d, bytes);
     } else if (k->probed) {
         load_rows(k->rows_rho, &a->probe, p->dtype, k->x.s.b, k->x.h, token, t->n, d);
     }
@@ -110,7 +111,7 @@ static inline void keys_from_tile(block *k, key_lanes *l, query_tile *q, const r
     panel_product(k->s, q->n, k->rows_q, d, 1, keys, d, false);
     panel_product(k->g, q->n, k->rows_do, dv, 1, values, dv, false);
     if (k->probed) {
-        panel_product(k->u, q->n, k->rows_rho, d, 1, keys, d, false);
+        panel_product(k->u, q->n, k->solved ? k->rows_u : k->rows_rho, d, 1, keys, d, false);
     }
     if (k->solved) {
         panel_product(k->t, q->n, k->rows_y, d, 1, keys, d, false);

@@ -6,6 +6,9 @@
 
 #include "src/local/local_backward_block.h"
 
+/* |rho| times the spread of the keys above which the rounding of rho . k shows: 3e2 ulp is 4e-5. */
+#define SPAN_EXTENT 3e2f
+
 /* A panel from dense rows of the saved arrays. */
 static inline void load_saved(block *k, float *restrict panel, const void *saved, int64_t channels)
 {
@@ -200,6 +203,25 @@ static inline void centre_products(const float *restrict w, const float *restric
     }
 }
 
+/* From here on probe is what u is taken from. A row of few keys may have a probe that is huge across all of them, of
+ * which u keeps nothing but the rounding error: such a row gets the shortest probe with the same u. */
+static inline void span_probes(block *k)
+{
+    const int64_t d = k->x.p->dim_qk;
+    float size2[LANES];
+    panel_dot(size2, k->probe, k->probe, d);
+    for (int64_t lane = 0; lane < k->l.count; lane++) {
+        const int64_t keys = k->l.hi[lane] - k->l.lo[lane];
+        const float extent2 = size2[lane] * k->trace[lane] * (float)d;
+        if (keys > 1 && keys <= d && extent2 > SPAN_EXTENT * SPAN_EXTENT &&
+            row64_span_probe(&k->row, &k->x, &k->sc, k->l.i0 + lane)) {
+            for (int64_t c = 0; c < d; c++) {
+                k->probe[c * LANES + lane] = (float)k->row.rho[c];
+            }
+        }
+    }
+}
+
 /* rho . kbar and y . kbar as the product with the peak key plus a rest, the weighted mean of the products that u and
  * t are taken from relative to that one. Where a key has nearly all the weight and rho is large, u_j is then small
  * to its own precision, not to that of rho . k. */
@@ -382,6 +404,7 @@ static inline void put_rows(const block *k, const row_arrays *rows, const row_to
                                          .hi = k->l.hi[lane] };
         for (int64_t c = 0; k->solved && c < p->dim_qk; c++) {
             rows->y[at * p->dim_qk + c] = k->y[c * LANES + lane];
+            rows->rho_u[at * p->dim_qk + c] = k->probe[c * LANES + lane];
         }
         rows->sums.scale[at] = (double)sum->scale[lane];
         if (p->slope) {
@@ -405,8 +428,9 @@ static inline void backward_rows(block *k, const row_arrays *rows, int64_t i0)
     }
     if (k->solved) {
         solve_adjoint(k, square);
-        sweep_centres(k);
         ridge_gradient(k, rows);
+        span_probes(k);
+        sweep_centres(k);
     } else if (k->probed) {
         given_gradient(k);
     }

@@ -350,6 +350,42 @@ static inline void row64_forward(row64 *r, const head *x, const scoring *sc, int
     }
 }
 
+/* The shortest vector with the same products with all centred keys as the probe, into r->rho: what u is computed from
+ * where the probe itself has a huge part across all keys (fewer keys than channels, tiny ridge). That part drops out of
+ * u but for its rounding. False where the row is singular. */
+static inline bool row64_span_probe(row64 *r, const head *x, const scoring *sc, int64_t i)
+{
+    row64_forward(r, x, sc, i);
+    const int64_t d = x->p->dim_qk, n = r->hi - r->lo;
+    double trace = 0;
+    if (r->info.code != LOAM_ROW_SOLVED || n > d) {
+        return false;
+    }
+    for (int64_t j = 0; j < n; j++) {
+        row64_centred_key(r, x, r->lo + j, r->kappa + j * d);
+        /* Not the dual's u, which is exact only in sqrt(p) u. */
+        r->u[j] = cholesky_dot(r->kappa + j * d, r->rho, d);
+        trace += cholesky_dot(r->kappa + j * d, r->kappa + j * d, d);
+        for (int64_t l = 0; l <= j; l++) {
+            r->matrix[j * n + l] = cholesky_dot(r->kappa + j * d, r->kappa + l * d, d);
+        }
+    }
+    for (int64_t j = 0; j < n; j++) {
+        r->matrix[j * n + j] += 1e-13 * trace; /* centred keys are dependent: sum p kappa = 0 */
+    }
+    if (cholesky_factor(r->matrix, n, 0)) {
+        return false;
+    }
+    cholesky_solve(r->matrix, n, r->u);
+    memset(r->rho, 0, (size_t)d * sizeof(double));
+    for (int64_t j = 0; j < n; j++) {
+        for (int64_t c = 0; c < d; c++) {
+            r->rho[c] += r->u[j] * r->kappa[j * d + c];
+        }
+    }
+    return true;
+}
+
 /* The adjoint solution y of one row: (Cov + Lambda) y = -sum_j p_j (do . v_j - gbar) kappa_j. y lies in r->rho;
  * 0 where the system is singular. */
 static inline void row64_adjoint(row64 *r, const head *x, const scoring *sc, int64_t i)
