@@ -10,7 +10,7 @@ compile = cmake --build --preset $(1) --parallel $(JOBS)
 sources = $(shell git ls-files '*.c' '*.h' '*.inc')
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test install format lint clang sanitize tsan coverage fuzz clean
+.PHONY: help deps build demo test bench bench-tables install format lint clang sanitize tsan coverage fuzz clean
 
 help: ## say what there is to type
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -32,6 +32,14 @@ test: ## build and run all tests
 	@tools/install-deps.sh test
 	@$(MAKE) --no-print-directory build
 	@ctest --preset release
+
+bench: build ## measure the default shapes and write the tables of docs/performance.md
+	@mkdir -p bench/results
+	@build/loam bench --error --format csv --out bench/results/default.csv
+	@$(MAKE) --no-print-directory bench-tables
+
+bench-tables:
+	@bench/tables.sh docs/performance.md bench/results/*.csv
 
 install: build ## install under PREFIX=/usr/local (and DESTDIR)
 	@cmake --install build --prefix $(PREFIX)

@@ -52,53 +52,54 @@ typedef struct bench_run {
 
 static int check_word(const char *option, const char *word, const char *const *names, io_error *error)
 {
-    if (!word || options_choice(word, names) >= 0)
-        return 0;
+    if (!word || options_choice(word, names) >= 0) return 0;
     const char *nearest = options_nearest(word, names);
     if (nearest)
         return io_fail(error, EXIT_USAGE, "--%s: unknown '%s'; did you mean '%s'?", option, word, nearest);
-    return io_fail(error, EXIT_USAGE, "--%s: unknown '%s', expected %s, %s, %s ...", option, word, names[0], names[1],
-                   names[2]);
+    return io_fail(error, EXIT_USAGE, "--%s: unknown '%s', expected %s, %s, %s ...", option, word, names[0],
+                   names[1], names[2]);
 }
 
 static int check_options(bench_options *o, io_error *error)
 {
     static const char *const formats[] = { "table", "json", "csv", NULL };
     int status = check_word("mechanism", o->mechanism, bench_mechanisms, error);
-    if (!status)
-        status = check_word("pass", o->pass, bench_passes, error);
-    if (!status)
-        status = check_word("dtype", o->dtype, bench_dtypes, error);
-    if (!status)
-        status = check_word("format", o->format, formats, error);
-    if (!status)
-        o->form = options_choice(o->format, formats);
+    if (!status) status = check_word("pass", o->pass, bench_passes, error);
+    if (!status) status = check_word("dtype", o->dtype, bench_dtypes, error);
+    if (!status) status = check_word("format", o->format, formats, error);
+    if (!status) o->form = options_choice(o->format, formats);
     return status;
 }
 
 static int parse(int *argc, char **argv, bench_options *o, bool *help, io_error *error)
 {
     const option_row rows[] = {
-        { "kernel", OPTION_TEXT, &o->kernel, 0, 0, "GLOB", "every available row of the registry (loam list) so named" },
+        { "kernel", OPTION_TEXT, &o->kernel, 0, 0, "GLOB",
+          "every available row of the registry (loam list) so named" },
         { "mechanism", OPTION_TEXT, &o->mechanism, 0, 0, "M", "only shapes of softmax, parallax or lla" },
         { "pass", OPTION_TEXT, &o->pass, 0, 0, "P", "only forward, backward or decode" },
         { "dtype", OPTION_TEXT, &o->dtype, 0, 0, "T", "only f32, bf16, f16 or f64" },
         { "shape", OPTION_TEXT, &o->shape, 0, 0, "GLOB", "only shapes so named" },
-        { "threads", OPTION_INT, &o->threads, 0, 1024, "N", "threads of the kernels and the roofs; 0, the default: all" },
-        { "repeat", OPTION_INT, &o->repeat, 0, 1e6, "N", "timed runs of each row; 0, the default: see --seconds" },
+        { "threads", OPTION_INT, &o->threads, 0, 1024, "N",
+          "threads of the kernels and the roofs; 0, the default: all" },
+        { "repeat", OPTION_INT, &o->repeat, 0, 1e6, "N",
+          "timed runs of each row; 0, the default: see --seconds" },
         { "seconds", OPTION_REAL, &o->seconds, 0, 1e6, "X",
           "time for the runs of a row, of which there are 3 or more; default 0.5" },
         { "seed", OPTION_INT, &o->seed, 0, 1e15, "N", "of the N(0, 1) inputs; default 1" },
-        { "memory", OPTION_REAL, &o->memory, 0, 1e9, "GIB", "refuse larger shapes; default 3/4 of the machine's" },
+        { "memory", OPTION_REAL, &o->memory, 0, 1e9, "GIB",
+          "refuse larger shapes; default 3/4 of the machine's" },
         { "error", OPTION_FLAG, &o->error, 0, 0, NULL,
           "also the error against the float64 reference, on the last 16 queries of one head or group" },
         { "no-roof", OPTION_FLAG, &o->no_roof, 0, 0, NULL, "do not measure the roofs" },
-        { "print-shapes", OPTION_FLAG, &o->print_shapes, 0, 0, NULL, "print the shapes instead of measuring them" },
+        { "print-shapes", OPTION_FLAG, &o->print_shapes, 0, 0, NULL,
+          "print the shapes instead of measuring them" },
         { "format", OPTION_TEXT, &o->format, 0, 0, "F", "table, json or csv; default table" },
         { "out", OPTION_TEXT, &o->out, 0, 0, "F", "where to; default -, standard output" },
         { 0 }
     };
-    const int status = options_parse(argc, argv, rows, "loam bench [SHAPES.txt ...] [OPTIONS]", ABOUT, help, error);
+    const int status = options_parse(argc, argv, rows, "loam bench [SHAPES.txt ...] [OPTIONS]", ABOUT, help,
+                                     error);
     return status || *help ? status : check_options(o, error);
 }
 
@@ -106,8 +107,7 @@ static int parse(int *argc, char **argv, bench_options *o, bool *help, io_error 
 
 static int read_shapes(bench_shapes *shapes, int argc, char **argv, io_error *error)
 {
-    if (argc < 2)
-        return bench_shapes_default(shapes, error);
+    if (argc < 2) return bench_shapes_default(shapes, error);
     int status = 0;
     for (int i = 1; i < argc && !status; i++)
         status = bench_shapes_load(shapes, argv[i], error);
@@ -128,15 +128,15 @@ static bool has_word(const char *list, const char *word)
 {
     const size_t length = strlen(word);
     for (const char *at = list; (at = strstr(at, word)); at += length)
-        if ((at == list || at[-1] == ' ') && (at[length] == ' ' || at[length] == '\0'))
-            return true;
+        if ((at == list || at[-1] == ' ') && (at[length] == ' ' || at[length] == '\0')) return true;
     return false;
 }
 
 static bool row_does(const loam_kernel_info *row, const loam_problem *p)
 {
     return row->available && strcmp(row->pass, bench_passes[p->pass]) == 0 &&
-           has_word(row->mechanisms, bench_mechanisms[p->mechanism]) && has_word(row->dtypes, bench_dtypes[p->dtype]);
+           has_word(row->mechanisms, bench_mechanisms[p->mechanism]) &&
+           has_word(row->dtypes, bench_dtypes[p->dtype]);
 }
 
 static int add_job(bench_run *run, const bench_shape *shape, const char *kernel, io_error *error)
@@ -144,8 +144,7 @@ static int add_job(bench_run *run, const bench_shape *shape, const char *kernel,
     if (run->count == run->room) {
         const size_t room = run->room ? 2 * run->room : 64;
         job *jobs = realloc(run->jobs, room * sizeof *jobs);
-        if (!jobs)
-            return io_fail(error, EXIT_INTERNAL, "out of memory for the list of what to measure");
+        if (!jobs) return io_fail(error, EXIT_INTERNAL, "out of memory for the list of what to measure");
         run->jobs = jobs;
         run->room = room;
     }
@@ -156,8 +155,7 @@ static int add_job(bench_run *run, const bench_shape *shape, const char *kernel,
 static int add_shape(bench_run *run, const bench_shape *shape, io_error *error)
 {
     const char *glob = run->options->kernel ? run->options->kernel : shape->kernel;
-    if (!*glob)
-        return add_job(run, shape, NULL, error);
+    if (!*glob) return add_job(run, shape, NULL, error);
     loam_kernel_info row;
     int status = 0;
     for (int i = 0; !status && loam_kernel_at(i, &row) == LOAM_OK; i++)
@@ -166,34 +164,33 @@ static int add_shape(bench_run *run, const bench_shape *shape, io_error *error)
     return status;
 }
 
-static int check_memory(const bench_run *run, const job *j, const loam_plan *plan, io_error *error)
+/* planned: bytes that only a plan knows of. */
+static int check_memory(const bench_run *run, const bench_shape *shape, double planned, io_error *error)
 {
-    double bytes = bench_arrays_bytes(j->shape) + (double)loam_plan_work_bytes(plan);
-    if (j->shape->problem.pass == LOAM_BACKWARD)
-        bytes += (double)loam_plan_saved_bytes(plan);
-    if (run->options->error)
-        bytes += bench_reference_bytes(j->shape);
-    if (!run->options->no_roof)
-        bytes += (double)bench_roofs_bytes();
+    double bytes = bench_arrays_bytes(shape) + planned;
+    if (run->options->error) bytes += bench_reference_bytes(shape);
+    if (!run->options->no_roof) bytes += (double)bench_roofs_bytes();
     const double gib = 1024.0 * 1024 * 1024;
     const double limit = run->options->memory > 0 ? run->options->memory * gib : 0.75 * run->machine.memory;
-    if (bytes <= limit)
-        return 0;
+    if (bytes <= limit) return 0;
     return io_fail(error, EXIT_INPUT, "%s:%d: %s: needs %.2f GiB of memory, more than %.2f GiB (--memory)",
-                   j->shape->source, j->shape->line, j->shape->name, bytes / gib, limit / gib);
+                   shape->source, shape->line, shape->name, bytes / gib, limit / gib);
 }
 
 /* Every problem is planned before the first is measured, so that a mistake costs no minutes. */
 static int check_job(const bench_run *run, const job *j, io_error *error)
 {
+    int status = check_memory(run, j->shape, 0, error);
+    if (status) return status;
     loam_problem problem = j->shape->problem;
     problem.kernel = j->kernel;
     problem.threads = run->protocol.threads;
     loam_plan *plan;
     loam_error reason;
-    if (loam_plan_create(&plan, &problem, &reason))
-        return bench_fail(j->shape, &reason, error);
-    const int status = check_memory(run, j, plan, error);
+    if (loam_plan_create(&plan, &problem, &reason)) return bench_fail(j->shape, &reason, error);
+    double planned = (double)loam_plan_work_bytes(plan);
+    if (problem.pass == LOAM_BACKWARD) planned += (double)loam_plan_saved_bytes(plan);
+    status = check_memory(run, j->shape, planned, error);
     loam_plan_destroy(plan);
     return status;
 }
@@ -207,14 +204,15 @@ static int choose_jobs(bench_run *run, io_error *error)
             chosen++;
             status = add_shape(run, &run->shapes.at[i], error);
         }
-    if (status)
-        return status;
+    if (status) return status;
     if (chosen == 0)
-        return io_fail(error, EXIT_USAGE, "no shape is left of %zu; see --mechanism, --pass, --dtype and --shape",
+        return io_fail(error, EXIT_USAGE,
+                       "no shape is left of %zu; see --mechanism, --pass, --dtype and --shape",
                        run->shapes.count);
     if (run->count == 0)
-        return io_fail(error, EXIT_USAGE, "no row of the registry that this machine can run is named '%s' and does "
-                                          "the shapes; see loam list",
+        return io_fail(error, EXIT_USAGE,
+                       "no row of the registry that this machine can run is named '%s' and does "
+                       "the shapes; see loam list",
                        run->options->kernel ? run->options->kernel : "as they say");
     for (size_t i = 0; i < run->count && !status; i++)
         status = check_job(run, &run->jobs[i], error);
@@ -230,8 +228,7 @@ static int measure_rows(bench_run *run, size_t begin, size_t end, bench_arrays *
     for (size_t i = begin; i < end && !status; i++) {
         bench_result *result = &run->results[i];
         status = bench_measure(arrays, run->jobs[i].kernel, &run->protocol, result, error);
-        if (!status && reference)
-            result->error = bench_error(reference, arrays);
+        if (!status && reference) result->error = bench_error(reference, arrays);
         progress_add(bar, 1);
     }
     return status;
@@ -242,9 +239,9 @@ static int measure_shape(bench_run *run, size_t begin, size_t end, progress *bar
 {
     bench_arrays arrays;
     bench_reference reference = { 0 };
-    int status = bench_arrays_make(&arrays, run->jobs[begin].shape, run->protocol.seed, run->protocol.threads, error);
-    if (!status && run->options->error)
-        status = bench_reference_make(&reference, &arrays, error);
+    int status = bench_arrays_make(&arrays, run->jobs[begin].shape, run->protocol.seed, run->protocol.threads,
+                                   error);
+    if (!status && run->options->error) status = bench_reference_make(&reference, &arrays, error);
     if (!status && !run->options->no_roof && bench_now() - run->roofs.measured > ROOF_AGE)
         bench_roofs_measure(&run->roofs);
     if (!status)
@@ -258,24 +255,21 @@ static int measure_all(bench_run *run, progress *bar, io_error *error)
 {
     const bool roof = !run->options->no_roof;
     int status = roof ? bench_roofs_open(&run->roofs, run->protocol.threads, error) : 0;
-    if (!status && roof)
-        bench_roofs_measure(&run->roofs);
+    if (!status && roof) bench_roofs_measure(&run->roofs);
     for (size_t begin = 0, end; begin < run->count && !status; begin = end) {
         end = begin + 1;
         while (end < run->count && run->jobs[end].shape == run->jobs[begin].shape)
             end++;
         status = measure_shape(run, begin, end, bar, error);
     }
-    if (!status && roof)
-        bench_roofs_measure(&run->roofs);
+    if (!status && roof) bench_roofs_measure(&run->roofs);
     return status;
 }
 
 static int measure(bench_run *run, io_error *error)
 {
     run->results = calloc(run->count, sizeof *run->results);
-    if (!run->results)
-        return io_fail(error, EXIT_INTERNAL, "out of memory for the results");
+    if (!run->results) return io_fail(error, EXIT_INTERNAL, "out of memory for the results");
     progress bar;
     progress_begin(&bar, "loam bench", (int64_t)run->count);
     const int status = measure_all(run, &bar, error);
@@ -287,8 +281,8 @@ static int measure(bench_run *run, io_error *error)
 
 static int write_report(const bench_run *run, FILE *stream, io_error *error)
 {
-    static int (*const writers[])(const bench_report *, FILE *, io_error *) = { bench_report_table,
-                                                                                bench_report_json, bench_report_csv };
+    static int (*const writers[])(const bench_report *, FILE *,
+                                  io_error *) = { bench_report_table, bench_report_json, bench_report_csv };
     const bench_report report = { &run->machine, &run->roofs, &run->protocol, run->results, run->count };
     return writers[run->options->form](&report, stream, error);
 }
@@ -297,8 +291,7 @@ static void print_shapes(const bench_run *run, FILE *stream)
 {
     fprintf(stream, "# name mechanism pass dtype B Hq Hkv Lq Lkv Dqk Dv flags...\n");
     for (size_t i = 0; i < run->shapes.count; i++)
-        if (is_chosen(run->options, &run->shapes.at[i]))
-            bench_shape_print(&run->shapes.at[i], stream);
+        if (is_chosen(run->options, &run->shapes.at[i])) bench_shape_print(&run->shapes.at[i], stream);
 }
 
 /* The output is opened first: a wrong path costs no measurement. */
@@ -306,17 +299,14 @@ static int measure_and_write(bench_run *run, io_error *error)
 {
     out_file *file;
     int status = out_open(&file, run->options->out, error);
-    if (status)
-        return status;
+    if (status) return status;
     if (run->options->print_shapes) {
         print_shapes(run, out_stream(file));
         return out_commit(file, error);
     }
     status = measure(run, error);
-    if (!status)
-        status = write_report(run, out_stream(file), error);
-    if (!status)
-        return out_commit(file, error);
+    if (!status) status = write_report(run, out_stream(file), error);
+    if (!status) return out_commit(file, error);
     out_discard(file);
     return status;
 }
@@ -330,8 +320,7 @@ static int run_bench(bench_run *run, int argc, char **argv, io_error *error)
                                       .seed = (uint64_t)o->seed };
     bench_machine_read(&run->machine);
     int status = read_shapes(&run->shapes, argc, argv, error);
-    if (!status)
-        status = choose_jobs(run, error);
+    if (!status) status = choose_jobs(run, error);
     return status ? status : measure_and_write(run, error);
 }
 

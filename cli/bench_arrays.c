@@ -56,13 +56,10 @@ static bool wanted(const loam_problem *p, enum bench_array which)
 
 static double array_bytes(const loam_problem *p, enum bench_array which)
 {
-    if (!wanted(p, which))
-        return 0;
+    if (!wanted(p, which)) return 0;
     const double real = (double)bench_real_bytes(p->dtype), heads = (double)p->heads_q;
-    if (which == BENCH_SLOPE || which == BENCH_SINK)
-        return heads * real;
-    if (which == BENCH_GRAD_RIDGE)
-        return real;
+    if (which == BENCH_SLOPE || which == BENCH_SINK) return heads * real;
+    if (which == BENCH_GRAD_RIDGE) return real;
     if (which == BENCH_INFO)
         return (double)p->batch * heads * (double)p->len_q * (double)sizeof(loam_row_info);
     const layout l = layout_of(p, which);
@@ -80,8 +77,7 @@ double bench_arrays_bytes(const bench_shape *shape)
 
 void *bench_alloc(size_t bytes)
 {
-    if (bytes > SIZE_MAX - LOAM_ALIGN)
-        return NULL;
+    if (bytes > SIZE_MAX - LOAM_ALIGN) return NULL;
     return aligned_alloc(LOAM_ALIGN, bytes / LOAM_ALIGN * LOAM_ALIGN + LOAM_ALIGN);
 }
 
@@ -114,7 +110,8 @@ static void fill_normal(void *data, loam_dtype dtype, int64_t count, random_stre
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t chunk = 0; chunk < chunks; chunk++) {
         double normal[FILL_CHUNK];
-        const int64_t first = chunk * FILL_CHUNK, left = count - first, n = left < FILL_CHUNK ? left : FILL_CHUNK;
+        const int64_t first = chunk * FILL_CHUNK, left = count - first,
+                      n = left < FILL_CHUNK ? left : FILL_CHUNK;
         random_normals(from, (uint64_t)first, n, normal);
         for (int64_t i = 0; i < n; i++)
             store(data, dtype, first + i, normal[i]);
@@ -134,8 +131,7 @@ static void fill_heads(void *data, loam_dtype dtype, int64_t heads, bool slope)
 static loam_view view_of(const bench_arrays *a, enum bench_array which)
 {
     const layout l = layout_of(&a->shape->problem, which);
-    if (!a->shape->tokens_first)
-        return loam_dense_out(a->at[which], l.heads, l.tokens, l.channels);
+    if (!a->shape->tokens_first) return loam_dense_out(a->at[which], l.heads, l.tokens, l.channels);
     return (loam_view){ a->at[which], l.tokens * l.heads * l.channels, l.channels, l.heads * l.channels };
 }
 
@@ -182,12 +178,11 @@ static int fill(bench_arrays *a, uint64_t seed, int threads, io_error *error)
     const loam_problem *p = &a->shape->problem;
     for (int which = 0; which < BENCH_ARRAYS; which++) {
         const size_t bytes = (size_t)array_bytes(p, (enum bench_array)which);
-        if (bytes == 0)
-            continue;
+        if (bytes == 0) continue;
         a->at[which] = bench_alloc(bytes);
         if (!a->at[which])
-            return io_fail(error, EXIT_INTERNAL, "%s: out of memory for an array of %zu bytes", a->shape->name,
-                           bytes);
+            return io_fail(error, EXIT_INTERNAL, "%s: out of memory for an array of %zu bytes",
+                           a->shape->name, bytes);
         const bool random = which <= BENCH_GRAD_O, heads = which == BENCH_SLOPE || which == BENCH_SINK;
         if (random)
             fill_normal(a->at[which], p->dtype, (int64_t)bytes / bench_dtype_bytes(p->dtype),
@@ -208,8 +203,7 @@ static int run_forward(bench_arrays *a, int threads, io_error *error)
     problem.threads = threads;
     loam_plan *plan;
     loam_error reason;
-    if (loam_plan_create(&plan, &problem, &reason))
-        return bench_fail(a->shape, &reason, error);
+    if (loam_plan_create(&plan, &problem, &reason)) return bench_fail(a->shape, &reason, error);
     a->saved = bench_alloc(loam_plan_saved_bytes(plan));
     void *work = bench_alloc(loam_plan_work_bytes(plan));
     int status = 0;
@@ -220,8 +214,7 @@ static int run_forward(bench_arrays *a, int threads, io_error *error)
         loam_args args = a->args;
         args.work = work;
         args.info = loam_dense_out(a->at[BENCH_INFO], problem.heads_q, problem.len_q, 1);
-        if (loam_run(plan, &args, &reason))
-            status = bench_fail(a->shape, &reason, error);
+        if (loam_run(plan, &args, &reason)) status = bench_fail(a->shape, &reason, error);
     }
     free(work);
     loam_plan_destroy(plan);

@@ -34,7 +34,8 @@ typedef struct bench_arrays {
 /* Bytes of all arrays but workspaces; a double, since it may be absurd. */
 double bench_arrays_bytes(const bench_shape *shape);
 /* Allocates and fills; for backward also runs the forward. bench_arrays_free frees whatever happened. */
-int bench_arrays_make(bench_arrays *arrays, const bench_shape *shape, uint64_t seed, int threads, io_error *error);
+int bench_arrays_make(bench_arrays *arrays, const bench_shape *shape, uint64_t seed, int threads,
+                      io_error *error);
 void bench_arrays_free(bench_arrays *arrays);
 
 /* Channel 0 of a row of an array with heads and tokens. */

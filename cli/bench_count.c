@@ -9,8 +9,7 @@ void bench_visible(const loam_problem *p, int64_t i, int64_t *lo, int64_t *hi)
 {
     const int64_t at = i + p->len_kv - p->len_q;
     int64_t first = 0, end = p->len_kv;
-    if (p->causal)
-        end = least(end, at + 1);
+    if (p->causal) end = least(end, at + 1);
     if (p->window > 0) {
         first = most(first, at - p->window + 1);
         end = least(end, at + p->window);
@@ -42,8 +41,7 @@ static double pair_flop(const loam_problem *p)
     /* Products over dim_qk and over dim_v, [mechanism][backward]. */
     static const double qk[][2] = { { 1, 3 }, { 2, 5 }, { 3, 8 } }, v[][2] = { { 1, 2 }, { 2, 2 }, { 2, 2 } };
     const double d = (double)p->dim_qk, dv = (double)p->dim_v;
-    if (p->mechanism == LOAM_LLA && p->pass == LOAM_DECODE)
-        return d * (d + 1) + 2 * d * dv + 4 * d + 2 * dv;
+    if (p->mechanism == LOAM_LLA && p->pass == LOAM_DECODE) return d * (d + 1) + 2 * d * dv + 4 * d + 2 * dv;
     const int backward = p->pass == LOAM_BACKWARD;
     return 2 * (qk[p->mechanism][backward] * d + v[p->mechanism][backward] * dv);
 }
@@ -64,10 +62,8 @@ double bench_flop(const loam_problem *p, const loam_row_info *info)
     const double d = (double)p->dim_qk, dv = (double)p->dim_v;
     const int64_t rows = p->batch * p->heads_q * p->len_q;
     double flop = pair_flop(p) * bench_pairs(p);
-    if (p->mechanism != LOAM_LLA)
-        return flop;
-    if (p->pass == LOAM_DECODE)
-        return flop + (double)rows * (d * d * d / 3 + 2 * d * d + 2 * d * dv);
+    if (p->mechanism != LOAM_LLA) return flop;
+    if (p->pass == LOAM_DECODE) return flop + (double)rows * (d * d * d / 3 + 2 * d * d + 2 * d * dv);
     for (int64_t row = 0; row < rows; row++)
         flop += solver_flop(p, &info[row], row_pairs(p, row % p->len_q));
     return flop;
@@ -111,8 +107,9 @@ double bench_bytes(const loam_problem *p)
     const double keys = b * (double)p->heads_kv * keys_seen(p) * (d + dv) * element;
     const double probe = p->mechanism == LOAM_PARALLAX ? d : 0;
     const double once = keys + rows * (d + probe + dv) * element; /* q, k, v, probe and o, or grad_o */
-    if (p->pass != LOAM_BACKWARD)
-        return once;
-    const double saved = p->mechanism == LOAM_LLA ? 1 + dv + 2 * d : p->mechanism == LOAM_PARALLAX ? 2 + dv : 1 + dv;
+    if (p->pass != LOAM_BACKWARD) return once;
+    const double saved = p->mechanism == LOAM_LLA        ? 1 + dv + 2 * d
+                         : p->mechanism == LOAM_PARALLAX ? 2 + dv
+                                                         : 1 + dv;
     return once + keys + rows * (d + probe) * element + rows * saved * real;
 }

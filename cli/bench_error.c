@@ -16,7 +16,8 @@ static window window_of(const bench_reference *r, const loam_problem *whole, enu
 {
     const loam_problem *part = &r->shape.problem;
     const bool keys = which == BENCH_K || which == BENCH_V || which == BENCH_GRAD_K || which == BENCH_GRAD_V;
-    const bool values = which == BENCH_V || which == BENCH_GRAD_V || which == BENCH_O || which == BENCH_GRAD_O;
+    const bool values = which == BENCH_V || which == BENCH_GRAD_V || which == BENCH_O ||
+                        which == BENCH_GRAD_O;
     window w = { .which = which, .channels = values ? whole->dim_v : whole->dim_qk };
     w.heads = keys ? 1 : part->heads_q;
     w.head0 = (keys ? whole->heads_kv : whole->heads_q) - w.heads;
@@ -30,12 +31,10 @@ static int gather(bench_reference *r, const bench_arrays *from, enum bench_array
 {
     const loam_problem *p = &from->shape->problem;
     const window w = window_of(r, p, which);
-    if (!from->at[which])
-        return 0;
+    if (!from->at[which]) return 0;
     double *to = bench_alloc((size_t)(w.heads * w.tokens * w.channels) * sizeof *to);
     r->arrays.at[which] = to;
-    if (!to)
-        return io_fail(error, EXIT_INTERNAL, "%s: out of memory for the reference", from->shape->name);
+    if (!to) return io_fail(error, EXIT_INTERNAL, "%s: out of memory for the reference", from->shape->name);
     for (int64_t h = 0; h < w.heads; h++)
         for (int64_t t = 0; t < w.tokens; t++) {
             const int64_t at = bench_row(from, which, p->batch - 1, w.head0 + h, w.token0 + t);
@@ -49,14 +48,13 @@ static int gather_heads(bench_reference *r, const bench_arrays *from, enum bench
 {
     const loam_problem *p = &from->shape->problem;
     const int64_t heads = r->shape.problem.heads_q;
-    if (!from->at[which])
-        return 0;
+    if (!from->at[which]) return 0;
     double *to = bench_alloc((size_t)heads * sizeof *to);
     r->arrays.at[which] = to;
-    if (!to)
-        return io_fail(error, EXIT_INTERNAL, "%s: out of memory for the reference", from->shape->name);
+    if (!to) return io_fail(error, EXIT_INTERNAL, "%s: out of memory for the reference", from->shape->name);
     for (int64_t h = 0; h < heads; h++)
-        to[h] = bench_element(from->at[which], p->dtype == LOAM_F64 ? LOAM_F64 : LOAM_F32, p->heads_q - heads + h);
+        to[h] = bench_element(from->at[which], p->dtype == LOAM_F64 ? LOAM_F64 : LOAM_F32,
+                              p->heads_q - heads + h);
     return 0;
 }
 
@@ -66,8 +64,7 @@ static int run_pass(bench_reference *r, loam_pass pass, io_error *error)
     problem.pass = pass;
     loam_plan *plan;
     loam_error reason;
-    if (loam_plan_create(&plan, &problem, &reason))
-        return bench_fail(&r->shape, &reason, error);
+    if (loam_plan_create(&plan, &problem, &reason)) return bench_fail(&r->shape, &reason, error);
     if (!r->arrays.saved && r->shape.problem.pass == LOAM_BACKWARD)
         r->arrays.saved = bench_alloc(loam_plan_saved_bytes(plan));
     loam_args args = r->arrays.args;
@@ -132,22 +129,19 @@ int bench_reference_make(bench_reference *r, const bench_arrays *from, io_error 
     int status = 0;
     for (int which = 0; which <= BENCH_GRAD_PROBE && !status; which++)
         status = gather(r, from, (enum bench_array)which, error);
-    if (!status)
-        status = gather_heads(r, from, BENCH_SLOPE, error);
-    if (!status)
-        status = gather_heads(r, from, BENCH_SINK, error);
-    if (status)
-        return status;
+    if (!status) status = gather_heads(r, from, BENCH_SLOPE, error);
+    if (!status) status = gather_heads(r, from, BENCH_SINK, error);
+    if (status) return status;
     set_args(r);
-    if (r->shape.problem.pass == LOAM_BACKWARD)
-        status = run_pass(r, LOAM_FORWARD, error);
+    if (r->shape.problem.pass == LOAM_BACKWARD) status = run_pass(r, LOAM_FORWARD, error);
     return status ? status : run_pass(r, r->shape.problem.pass, error);
 }
 
 void bench_reference_free(bench_reference *r) { bench_arrays_free(&r->arrays); }
 
 /* Over the last `tokens` of the window. */
-static double relative_error(const bench_reference *r, const bench_arrays *a, enum bench_array which, int64_t tokens)
+static double relative_error(const bench_reference *r, const bench_arrays *a, enum bench_array which,
+                             int64_t tokens)
 {
     const loam_problem *p = &a->shape->problem;
     const window w = window_of(r, p, which);
@@ -171,8 +165,7 @@ static double worse(double a, double b) { return isnan(a) || isnan(b) ? INFINITY
 double bench_error(const bench_reference *r, const bench_arrays *a)
 {
     const int64_t queries = r->shape.problem.len_q;
-    if (r->shape.problem.pass != LOAM_BACKWARD)
-        return worse(0, relative_error(r, a, BENCH_O, queries));
+    if (r->shape.problem.pass != LOAM_BACKWARD) return worse(0, relative_error(r, a, BENCH_O, queries));
     double error = worse(0, relative_error(r, a, BENCH_GRAD_Q, queries));
     if (r->shape.problem.mechanism == LOAM_PARALLAX)
         error = worse(error, relative_error(r, a, BENCH_GRAD_PROBE, queries));

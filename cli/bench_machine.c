@@ -2,7 +2,7 @@
 #define _DEFAULT_SOURCE
 #include "cli/bench_machine.h"
 
-#include "bench_commit.h"
+#include "cli/bench_generated.h"
 #include "loam.h"
 
 #include <stdio.h>
@@ -24,14 +24,12 @@ static void read_cpu(char *cpu, size_t bytes)
     char line[256];
     while (stream && fgets(line, sizeof line, stream)) {
         char *colon = strchr(line, ':');
-        if (strncmp(line, "model name", 10) != 0 || !colon)
-            continue;
+        if (strncmp(line, "model name", 10) != 0 || !colon) continue;
         line[strcspn(line, "\n")] = '\0';
         snprintf(cpu, bytes, "%.90s", colon + 1 + strspn(colon + 1, " "));
         break;
     }
-    if (stream)
-        fclose(stream);
+    if (stream) fclose(stream);
 }
 
 static void read_date(char *date, size_t bytes)
@@ -45,8 +43,7 @@ static void read_date(char *date, size_t bytes)
 static void plain(char *text)
 {
     for (; *text; text++)
-        if (*text == ',' || *text == '"' || *text < ' ' || *text > '~')
-            *text = ' ';
+        if (*text == ',' || *text == '"' || *text < ' ' || *text > '~') *text = ' ';
 }
 
 void bench_machine_read(bench_machine *m)

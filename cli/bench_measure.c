@@ -38,10 +38,8 @@ void bench_statistics(double *times, int64_t runs, bench_result *r)
 
 static bool enough(const bench_protocol *protocol, int64_t runs, double spent)
 {
-    if (protocol->repeat > 0)
-        return runs >= protocol->repeat;
-    if (runs >= MOST_RUNS || (runs >= 1 && spent > PATIENCE * protocol->seconds))
-        return true;
+    if (protocol->repeat > 0) return runs >= protocol->repeat;
+    if (runs >= MOST_RUNS || (runs >= 1 && spent > PATIENCE * protocol->seconds)) return true;
     return runs >= LEAST_RUNS && spent >= protocol->seconds;
 }
 
@@ -56,8 +54,7 @@ static int time_runs(const loam_plan *plan, const bench_arrays *a, const loam_ar
 {
     const int64_t room = protocol->repeat > 0 ? protocol->repeat : MOST_RUNS;
     double *times = calloc((size_t)room, sizeof *times), spent = 0;
-    if (!times)
-        return io_fail(error, EXIT_INTERNAL, "out of memory for %lld times", (long long)room);
+    if (!times) return io_fail(error, EXIT_INTERNAL, "out of memory for %lld times", (long long)room);
     int64_t runs = 0;
     int status = 0;
     while (!status && !enough(protocol, runs, spent)) {
@@ -66,8 +63,7 @@ static int time_runs(const loam_plan *plan, const bench_arrays *a, const loam_ar
         times[runs] = bench_now() - begun;
         spent += times[runs++];
     }
-    if (!status)
-        bench_statistics(times, runs, result);
+    if (!status) bench_statistics(times, runs, result);
     free(times);
     return status;
 }
@@ -82,8 +78,8 @@ static void count(const bench_arrays *a, bench_result *r)
     r->iterations = info && p->pass != LOAM_DECODE ? bench_iterations(p, info) : NAN;
 }
 
-static int measure_plan(const loam_plan *plan, bench_arrays *a, const bench_protocol *protocol, bench_result *result,
-                        io_error *error)
+static int measure_plan(const loam_plan *plan, bench_arrays *a, const bench_protocol *protocol,
+                        bench_result *result, io_error *error)
 {
     const loam_problem *p = &a->shape->problem;
     void *work = bench_alloc(loam_plan_work_bytes(plan));
@@ -92,8 +88,7 @@ static int measure_plan(const loam_plan *plan, bench_arrays *a, const bench_prot
                        loam_plan_work_bytes(plan));
     loam_args args = a->args;
     args.work = work;
-    if (p->pass != LOAM_BACKWARD)
-        args.info = loam_dense_out(a->at[BENCH_INFO], p->heads_q, p->len_q, 1);
+    if (p->pass != LOAM_BACKWARD) args.info = loam_dense_out(a->at[BENCH_INFO], p->heads_q, p->len_q, 1);
     int status = run_once(plan, a, &args, error);
     if (!status) {
         count(a, result);
@@ -113,8 +108,7 @@ int bench_measure(bench_arrays *a, const char *kernel, const bench_protocol *pro
     *result = (bench_result){ .shape = a->shape, .error = NAN };
     loam_plan *plan;
     loam_error reason;
-    if (loam_plan_create(&plan, &problem, &reason))
-        return bench_fail(a->shape, &reason, error);
+    if (loam_plan_create(&plan, &problem, &reason)) return bench_fail(a->shape, &reason, error);
     snprintf(result->kernel, sizeof result->kernel, "%s", loam_plan_problem(plan)->kernel);
     result->work_bytes = loam_plan_work_bytes(plan);
     const int status = measure_plan(plan, a, protocol, result, error);

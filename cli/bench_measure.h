@@ -24,8 +24,8 @@ typedef struct bench_result {
 } bench_result;
 
 /* kernel NULL: the row that a plan chooses. Runs once untimed, then as the protocol says. */
-int bench_measure(bench_arrays *arrays, const char *kernel, const bench_protocol *protocol, bench_result *result,
-                  io_error *error);
+int bench_measure(bench_arrays *arrays, const char *kernel, const bench_protocol *protocol,
+                  bench_result *result, io_error *error);
 
 /* Median, quartiles and extremes of runs > 0 times, which are sorted. */
 void bench_statistics(double *times, int64_t runs, bench_result *result);

@@ -12,10 +12,11 @@ static bool same_problem(const bench_result *a, const bench_result *b)
 {
     const loam_problem *p = &a->shape->problem, *q = &b->shape->problem;
     return strcmp(a->kernel, b->kernel) == 0 && p->pass == q->pass && p->dtype == q->dtype &&
-           p->batch == q->batch && p->heads_q == q->heads_q && p->heads_kv == q->heads_kv && p->len_q == q->len_q &&
-           p->len_kv == q->len_kv && p->dim_qk == q->dim_qk && p->dim_v == q->dim_v && p->score == q->score &&
-           p->scale == q->scale && p->soft_cap == q->soft_cap && p->causal == q->causal && p->window == q->window &&
-           p->slope == q->slope && p->sink == q->sink && a->shape->tokens_first == b->shape->tokens_first;
+           p->batch == q->batch && p->heads_q == q->heads_q && p->heads_kv == q->heads_kv &&
+           p->len_q == q->len_q && p->len_kv == q->len_kv && p->dim_qk == q->dim_qk && p->dim_v == q->dim_v &&
+           p->score == q->score && p->scale == q->scale && p->soft_cap == q->soft_cap &&
+           p->causal == q->causal && p->window == q->window && p->slope == q->slope && p->sink == q->sink &&
+           a->shape->tokens_first == b->shape->tokens_first;
 }
 
 static double times_softmax(const bench_report *report, const bench_result *r)
@@ -46,7 +47,7 @@ bench_rates bench_rates_of(const bench_report *report, const bench_result *r)
 
 /* ---------------------------------------------------------------- fields, the same in JSON and CSV */
 
-enum { MOST_FIELDS = 40 };
+enum { MOST_FIELDS = 64 };
 
 typedef struct field {
     const char *name, *text; /* text NULL: a number */
@@ -59,19 +60,24 @@ typedef struct fields {
     int count;
 } fields;
 
+static void put(fields *f, field one)
+{
+    if (f->count < MOST_FIELDS) f->at[f->count++] = one;
+}
+
 static void put_text(fields *f, const char *name, const char *text)
 {
-    f->at[f->count++] = (field){ .name = name, .text = text };
+    put(f, (field){ .name = name, .text = text });
 }
 
 static void put_whole(fields *f, const char *name, double number)
 {
-    f->at[f->count++] = (field){ .name = name, .number = number, .whole = true };
+    put(f, (field){ .name = name, .number = number, .whole = true });
 }
 
 static void put_real(fields *f, const char *name, double number)
 {
-    f->at[f->count++] = (field){ .name = name, .number = number };
+    put(f, (field){ .name = name, .number = number });
 }
 
 static void put_problem(fields *f, const bench_result *r)
@@ -181,10 +187,8 @@ int bench_report_csv(const bench_report *report, FILE *stream, io_error *error)
 /* NaN and infinity are null: JSON has neither. */
 static json_t *json_value(const field *f)
 {
-    if (f->text)
-        return json_string(f->text);
-    if (f->whole)
-        return json_integer((json_int_t)f->number);
+    if (f->text) return json_string(f->text);
+    if (f->whole) return json_integer((json_int_t)f->number);
     return isfinite(f->number) ? json_real(f->number) : json_null();
 }
 
@@ -283,11 +287,13 @@ int bench_report_table(const bench_report *report, FILE *stream, io_error *error
 {
     (void)error;
     write_head(report, stream);
-    fprintf(stream, "\n%-26s %-23s %10s %6s %5s %8s %7s %6s %9s %6s %9s %9s\n", "shape", "kernel", "median ms",
-            "iqr %", "runs", "GFLOP/s", "GB/s", "roof %", "x softmax", "iter", "error", "work MiB");
+    fprintf(stream, "\n%-26s %-23s %10s %6s %5s %8s %7s %6s %9s %6s %9s %9s\n", "shape", "kernel",
+            "median ms", "iqr %", "runs", "GFLOP/s", "GB/s", "roof %", "x softmax", "iter", "error",
+            "work MiB");
     for (size_t i = 0; i < report->count; i++)
         write_row(report, &report->results[i], stream);
-    fprintf(stream, "\nroof %%: of sgemm by operations; decode: of read by compulsory bytes. x softmax: by medians, "
-                    "same row, same problem.\n");
+    fprintf(stream,
+            "\nroof %%: of sgemm by operations; decode: of read by compulsory bytes. x softmax: by medians, "
+            "same row, same problem.\n");
     return 0;
 }

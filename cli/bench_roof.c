@@ -17,8 +17,7 @@ static const size_t MATRIX_BYTES = sizeof(float) * SIDE * SIDE;
 double bench_now(void)
 {
     struct timespec time;
-    if (clock_gettime(CLOCK_MONOTONIC, &time) != 0)
-        return 0;
+    if (clock_gettime(CLOCK_MONOTONIC, &time) != 0) return 0;
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
@@ -27,7 +26,8 @@ size_t bench_roofs_bytes(void) { return 2 * MEMORY_BYTES + 3 * MATRIX_BYTES; }
 /* The part of `bytes` that belongs to this thread of the team, in whole lines. */
 static size_t share(size_t bytes, size_t *begin)
 {
-    const size_t lines = bytes / LINE, team = (size_t)omp_get_num_threads(), me = (size_t)omp_get_thread_num();
+    const size_t lines = bytes / LINE, team = (size_t)omp_get_num_threads(),
+                 me = (size_t)omp_get_thread_num();
     *begin = lines * me / team * LINE;
     return lines * (me + 1) / team * LINE - *begin;
 }
@@ -86,7 +86,8 @@ static void run_read(bench_roofs *roofs)
 #pragma omp parallel num_threads(roofs->threads) reduction(+ : all)
     {
         size_t begin, bytes = share(MEMORY_BYTES, &begin);
-        all += sum_words((const uint64_t *)((const char *)roofs->memory[0] + begin), bytes / sizeof(uint64_t));
+        all += sum_words((const uint64_t *)((const char *)roofs->memory[0] + begin),
+                         bytes / sizeof(uint64_t));
     }
     /* Stored, so that the reads are not for nothing. */
     *(volatile float *)roofs->matrix[2] = (float)(all & 1);

@@ -2,7 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "cli/bench_shape.h"
 
-#include "cli/bench_default.h"
+#include "cli/bench_generated.h"
 #include "cli/options.h"
 
 #include <errno.h>
@@ -43,11 +43,11 @@ static int fail(const reader *r, const char *format, ...)
 
 /* ---------------------------------------------------------------- single fields */
 
-static int set_choice(const reader *r, const char *field, const char *word, const char *const *names, int *choice)
+static int set_choice(const reader *r, const char *field, const char *word, const char *const *names,
+                      int *choice)
 {
     *choice = options_choice(word, names);
-    if (*choice >= 0)
-        return 0;
+    if (*choice >= 0) return 0;
     char list[96] = "";
     for (int i = 0; names[i]; i++) {
         strncat(list, i == 0 ? "" : names[i + 1] ? ", " : " or ", sizeof list - strlen(list) - 1);
@@ -90,16 +90,27 @@ static int set_name(const reader *r, const char *field, const char *word, char *
 
 /* ---------------------------------------------------------------- flags */
 
-enum flag { FLAG_CAUSAL, FLAG_FULL, FLAG_WINDOW, FLAG_RIDGE, FLAG_UNIT, FLAG_SCORE, FLAG_SCALE, FLAG_SOFT_CAP,
-            FLAG_SLOPE, FLAG_SINK, FLAG_LAYOUT, FLAG_KERNEL };
-static const char *const FLAGS[] = { "causal", "full",     "window", "ridge", "unit",   "score",
-                                     "scale",  "soft_cap", "slope",  "sink",  "layout", "kernel", NULL };
+enum flag {
+    FLAG_CAUSAL,
+    FLAG_FULL,
+    FLAG_WINDOW,
+    FLAG_RIDGE,
+    FLAG_UNIT,
+    FLAG_SCORE,
+    FLAG_SCALE,
+    FLAG_SOFT_CAP,
+    FLAG_SLOPE,
+    FLAG_SINK,
+    FLAG_LAYOUT,
+    FLAG_KERNEL
+};
+static const char *const FLAGS[] = { "causal",   "full",  "window", "ridge",  "unit",   "score", "scale",
+                                     "soft_cap", "slope", "sink",   "layout", "kernel", NULL };
 
 static int set_switch(const reader *r, enum flag flag, const char *value)
 {
     loam_problem *p = &r->shape->problem;
-    if (value)
-        return fail(r, "%s: takes no value, got '%s'", FLAGS[flag], value);
+    if (value) return fail(r, "%s: takes no value, got '%s'", FLAGS[flag], value);
     if (flag == FLAG_SLOPE)
         p->slope = 1;
     else if (flag == FLAG_SINK)
@@ -113,8 +124,7 @@ static int set_word(const reader *r, enum flag flag, const char *value, const ch
 {
     int choice;
     const int status = set_choice(r, FLAGS[flag], value, names, &choice);
-    if (status)
-        return status;
+    if (status) return status;
     if (flag == FLAG_UNIT)
         r->shape->problem.ridge_unit = (loam_ridge_unit)choice;
     else if (flag == FLAG_SCORE)
@@ -127,8 +137,7 @@ static int set_word(const reader *r, enum flag flag, const char *value, const ch
 static int set_value(const reader *r, enum flag flag, const char *value)
 {
     loam_problem *p = &r->shape->problem;
-    if (!value)
-        return fail(r, "%s: expected a value, as in %s=...", FLAGS[flag], FLAGS[flag]);
+    if (!value) return fail(r, "%s: expected a value, as in %s=...", FLAGS[flag], FLAGS[flag]);
     if ((flag == FLAG_RIDGE || flag == FLAG_UNIT) && p->mechanism != LOAM_LLA)
         return fail(r, "%s: only lla has a ridge, not %s", FLAGS[flag], bench_mechanisms[p->mechanism]);
     switch (flag) {
@@ -156,11 +165,9 @@ static int keep_text(const reader *r, const char *word)
 static int set_flag(reader *r, char *word)
 {
     int status = keep_text(r, word);
-    if (status)
-        return status;
+    if (status) return status;
     char *value = strchr(word, '=');
-    if (value)
-        *value++ = '\0';
+    if (value) *value++ = '\0';
     const int flag = options_choice(word, FLAGS);
     if (flag < 0) {
         const char *nearest = options_nearest(word, FLAGS);
@@ -180,8 +187,10 @@ static int set_flag(reader *r, char *word)
 static int next_word(const reader *r, char **rest, const char *field, char **word)
 {
     *word = strtok_r(NULL, BLANKS, rest);
-    return *word ? 0 : fail(r, "%s: missing (a line is: name mechanism pass dtype B Hq Hkv Lq Lkv Dqk Dv flags...)",
-                            field);
+    return *word
+               ? 0
+               : fail(r, "%s: missing (a line is: name mechanism pass dtype B Hq Hkv Lq Lkv Dqk Dv flags...)",
+                      field);
 }
 
 static int read_kind(const reader *r, char **rest)
@@ -192,10 +201,8 @@ static int read_kind(const reader *r, char **rest)
     for (int i = 0; i < 3; i++) {
         char *word;
         int status = next_word(r, rest, fields[i], &word);
-        if (!status)
-            status = set_choice(r, fields[i], word, names[i], &choice[i]);
-        if (status)
-            return status;
+        if (!status) status = set_choice(r, fields[i], word, names[i], &choice[i]);
+        if (status) return status;
     }
     r->shape->problem = loam_problem_default((loam_mechanism)choice[0], (loam_pass)choice[1]);
     r->shape->problem.dtype = (loam_dtype)choice[2];
@@ -217,23 +224,20 @@ static int read_sizes(const reader *r, char **rest)
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         char *word;
         int status = next_word(r, rest, sizes[i].field, &word);
-        if (!status)
-            status = set_size(r, sizes[i].field, word, sizes[i].most, sizes[i].size);
-        if (status)
-            return status;
+        if (!status) status = set_size(r, sizes[i].field, word, sizes[i].most, sizes[i].size);
+        if (status) return status;
     }
     if (p->heads_q % p->heads_kv)
-        return fail(r, "Hq: %lld, expected a multiple of Hkv %lld", (long long)p->heads_q, (long long)p->heads_kv);
+        return fail(r, "Hq: %lld, expected a multiple of Hkv %lld", (long long)p->heads_q,
+                    (long long)p->heads_kv);
     return 0;
 }
 
 static int read_fields(reader *r, const char *name, char **rest)
 {
     int status = set_name(r, "name", name, r->shape->name);
-    if (!status)
-        status = read_kind(r, rest);
-    if (!status)
-        status = read_sizes(r, rest);
+    if (!status) status = read_kind(r, rest);
+    if (!status) status = read_sizes(r, rest);
     char *word;
     while (!status && (word = strtok_r(NULL, BLANKS, rest)))
         status = set_flag(r, word);
@@ -249,8 +253,7 @@ static int append(bench_shapes *shapes, const reader *r)
     if (shapes->count == shapes->room) {
         const size_t room = shapes->room ? 2 * shapes->room : 32;
         bench_shape *at = realloc(shapes->at, room * sizeof *at);
-        if (!at)
-            return io_fail(r->error, EXIT_INTERNAL, "out of memory for the shapes");
+        if (!at) return io_fail(r->error, EXIT_INTERNAL, "out of memory for the shapes");
         shapes->at = at;
         shapes->room = room;
     }
@@ -262,8 +265,7 @@ static int read_line(bench_shapes *shapes, char *line, const char *source, int n
 {
     line[strcspn(line, "#")] = '\0';
     char *rest, *name = strtok_r(line, BLANKS, &rest);
-    if (!name)
-        return 0;
+    if (!name) return 0;
     bench_shape shape = { .source = source, .line = number };
     reader r = { &shape, 0, error };
     const int status = read_fields(&r, name, &rest);
@@ -288,8 +290,7 @@ int bench_shapes_read(bench_shapes *shapes, FILE *stream, const char *source, io
 int bench_shapes_load(bench_shapes *shapes, const char *path, io_error *error)
 {
     FILE *stream = fopen(path, "r");
-    if (!stream)
-        return io_fail(error, EXIT_INPUT, "%s: cannot open: %s", path, strerror(errno));
+    if (!stream) return io_fail(error, EXIT_INPUT, "%s: cannot open: %s", path, strerror(errno));
     const int status = bench_shapes_read(shapes, stream, path, error);
     fclose(stream);
     return status;
@@ -317,7 +318,7 @@ void bench_shape_print(const bench_shape *s, FILE *stream)
 {
     const loam_problem *p = &s->problem;
     fprintf(stream, "%-26s %-8s %-8s %-4s %lld %lld %lld %lld %lld %lld %lld%s%s\n", s->name,
-            bench_mechanisms[p->mechanism], bench_passes[p->pass], bench_dtypes[p->dtype], (long long)p->batch,
-            (long long)p->heads_q, (long long)p->heads_kv, (long long)p->len_q, (long long)p->len_kv,
-            (long long)p->dim_qk, (long long)p->dim_v, *s->flags ? " " : "", s->flags);
+            bench_mechanisms[p->mechanism], bench_passes[p->pass], bench_dtypes[p->dtype],
+            (long long)p->batch, (long long)p->heads_q, (long long)p->heads_kv, (long long)p->len_q,
+            (long long)p->len_kv, (long long)p->dim_qk, (long long)p->dim_v, *s->flags ? " " : "", s->flags);
 }

@@ -23,9 +23,9 @@ enum { BENCH_NAME_BYTES = 48, BENCH_FLAGS_BYTES = 192 };
 
 typedef struct bench_shape {
     char name[BENCH_NAME_BYTES];
-    char flags[BENCH_FLAGS_BYTES];  /* as in the file, blanks between them */
-    char kernel[BENCH_NAME_BYTES];  /* a glob, or "" */
-    bool tokens_first;              /* layout=bthd */
+    char flags[BENCH_FLAGS_BYTES]; /* as in the file, blanks between them */
+    char kernel[BENCH_NAME_BYTES]; /* a glob, or "" */
+    bool tokens_first;             /* layout=bthd */
     loam_problem problem;
     const char *source; /* of the line, for messages; the caller's string */
     int line;

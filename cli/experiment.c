@@ -45,8 +45,15 @@ typedef struct list {
 
 static int read_request(int *argc, char **argv, request *r, bool *help, io_error *error)
 {
-    *r = (request){ .own = "both", .score = "dot", .ridge_unit = "max", .backend = "cpu",
-                    .out = "out/regression", .length = 1024, .seed = 1, .bandwidth = 1, .ridge = 0.1,
+    *r = (request){ .own = "both",
+                    .score = "dot",
+                    .ridge_unit = "max",
+                    .backend = "cpu",
+                    .out = "out/regression",
+                    .length = 1024,
+                    .seed = 1,
+                    .bandwidth = 1,
+                    .ridge = 0.1,
                     .mesa_ridge = 0.01 };
     const option_row rows[] = {
         { "d", OPTION_TEXT, &r->dims, 0, 0, "LIST", "dimensions of keys and values (8,16,32,64)" },
@@ -68,7 +75,7 @@ static int read_request(int *argc, char **argv, request *r, bool *help, io_error
         { "threads", OPTION_INT, &r->threads, 1, 4096, "N", "all by default; results do not depend on it" },
         { "out", OPTION_TEXT, &r->out, 0, 0, "DIR", "where the results go (out/regression)" },
         { "paper", OPTION_FLAG, &r->paper, 0, 0, NULL,
-          "the paper's sweep: d 8..128, segments 8..1024, 10000 sequences; a day or more" },
+          "the paper's sweep: d 8..128, segments 8..1024, 10000 sequences; some hours" },
         { "resume", OPTION_FLAG, &r->resume, 0, 0, NULL, "insist on a killed run to continue" },
         { "restart", OPTION_FLAG, &r->restart, 0, 0, NULL, "discard what a killed run left" },
         { 0 },
@@ -91,8 +98,7 @@ static int read_list(const char *name, const char *text, int64_t max, list *out,
                            name, text, MAX_LIST, max);
         out->items[out->count++] = value;
         at = end;
-        if (*at == '\0')
-            return EXIT_OK;
+        if (*at == '\0') return EXIT_OK;
     }
 }
 
@@ -112,13 +118,10 @@ static int read_lists(const request *r, list *dims, list *segments, io_error *er
         status = read_list("d", r->dims, LOAM_MAX_DIM, dims, error);
     else
         *dims = take_list(r->paper ? paper_dims : default_dims, LOAM_MAX_DIM);
-    if (status != EXIT_OK)
-        return status;
-    if (r->segments)
-        return read_list("segment", r->segments, r->length, segments, error);
+    if (status != EXIT_OK) return status;
+    if (r->segments) return read_list("segment", r->segments, r->length, segments, error);
     *segments = take_list(r->paper ? paper_segments : default_segments, r->length);
-    if (segments->count == 0)
-        *segments = (list){ { r->length }, 1 };
+    if (segments->count == 0) *segments = (list){ { r->length }, 1 };
     return EXIT_OK;
 }
 
@@ -127,8 +130,7 @@ static int choose(const char *option, const char *word, const char *const *choic
                   io_error *error)
 {
     *index = options_choice(word, choices);
-    if (*index >= 0)
-        return EXIT_OK;
+    if (*index >= 0) return EXIT_OK;
     char expected[128] = "";
     for (int i = 0; choices[i]; i++) {
         const size_t used = strlen(expected);
@@ -145,14 +147,10 @@ static int read_setup(const request *r, estimate_setup *setup, int *own, io_erro
     static const char *const owns[] = { "visible", "hidden", "both", NULL };
     int score, unit, backend;
     int status = choose("score", r->score, scores, &score, error);
-    if (status == EXIT_OK)
-        status = choose("ridge-unit", r->ridge_unit, units, &unit, error);
-    if (status == EXIT_OK)
-        status = choose("backend", r->backend, backends, &backend, error);
-    if (status == EXIT_OK)
-        status = choose("own", r->own, owns, own, error);
-    if (status != EXIT_OK)
-        return status;
+    if (status == EXIT_OK) status = choose("ridge-unit", r->ridge_unit, units, &unit, error);
+    if (status == EXIT_OK) status = choose("backend", r->backend, backends, &backend, error);
+    if (status == EXIT_OK) status = choose("own", r->own, owns, own, error);
+    if (status != EXIT_OK) return status;
     *setup = (estimate_setup){
         .score = score ? LOAM_RBF : LOAM_DOT,
         .bandwidth = r->bandwidth,
@@ -169,11 +167,9 @@ static int make_cells(const request *r, int own, sweep *s, io_error *error)
 {
     list dims, segments;
     int status = read_lists(r, &dims, &segments, error);
-    if (status != EXIT_OK)
-        return status;
+    if (status != EXIT_OK) return status;
     s->cells = calloc((size_t)(2 * dims.count * segments.count), sizeof *s->cells);
-    if (!s->cells)
-        return io_fail(error, EXIT_INTERNAL, "out of memory");
+    if (!s->cells) return io_fail(error, EXIT_INTERNAL, "out of memory");
     for (int hidden = own == 1; hidden <= (own != 0); hidden++)
         for (int i = 0; i < dims.count; i++)
             for (int j = 0; j < segments.count && status == EXIT_OK; j++) {
@@ -195,8 +191,7 @@ static int make_directories(const char *path, io_error *error)
         snprintf(prefix, sizeof prefix, "%.*s", (int)(end - path), path);
         if (mkdir(prefix, 0777) != 0 && errno != EEXIST)
             return io_fail(error, EXIT_OUTPUT, "%s: %s", prefix, strerror(errno));
-        if (*end == '\0')
-            return EXIT_OK;
+        if (*end == '\0') return EXIT_OK;
     }
 }
 
@@ -206,12 +201,9 @@ static int write_results(const sweep *s, const char *out, io_error *error)
     snprintf(path, sizeof path, "%s/regression.csv", out);
     int status = report_positions(s, path, error);
     snprintf(path, sizeof path, "%s/summary.csv", out);
-    if (status == EXIT_OK)
-        status = report_summary(s, path, error);
-    if (status == EXIT_OK)
-        status = figures_write(s, out, error);
-    if (status == EXIT_OK)
-        status = report_table(s, error);
+    if (status == EXIT_OK) status = report_summary(s, path, error);
+    if (status == EXIT_OK) status = figures_write(s, out, error);
+    if (status == EXIT_OK) status = report_table(s, error);
     return status;
 }
 
@@ -221,18 +213,13 @@ static int run(const request *r, sweep *s, const char *state, io_error *error)
     s->sequences = r->sequences ? r->sequences : r->paper ? PAPER_SEQUENCES : DEFAULT_SEQUENCES;
     s->start = r->restart ? SWEEP_RESTART : r->resume ? SWEEP_RESUME : SWEEP_CONTINUE;
     int status = plot_check("figure.svg", error);
-    if (status == EXIT_OK)
-        status = make_directories(state, error);
-    if (status == EXIT_OK)
-        status = sweep_run(s, error);
-    if (status == EXIT_OK)
-        status = write_results(s, r->out, error);
-    if (status == EXIT_OK)
-        sweep_forget(s);
+    if (status == EXIT_OK) status = make_directories(state, error);
+    if (status == EXIT_OK) status = sweep_run(s, error);
+    if (status == EXIT_OK) status = write_results(s, r->out, error);
+    if (status == EXIT_OK) sweep_forget(s);
     /* Both stay where there is something in them. */
     rmdir(state);
-    if (status != EXIT_OK)
-        rmdir(r->out);
+    if (status != EXIT_OK) rmdir(r->out);
     return status;
 }
 
@@ -245,8 +232,7 @@ static int regression(const request *r, io_error *error)
     if (strlen(r->out) == 0 || strlen(r->out) > MAX_OUT)
         return io_fail(error, EXIT_USAGE, "--out: expected a path of 1 to %d characters", MAX_OUT);
     int status = read_setup(r, &s.setup, &own, error);
-    if (status == EXIT_OK)
-        status = make_cells(r, own, &s, error);
+    if (status == EXIT_OK) status = make_cells(r, own, &s, error);
     if (status == EXIT_OK) {
         char state[MAX_PATH];
         snprintf(state, sizeof state, "%s/state", r->out);
@@ -264,15 +250,12 @@ int command_experiment(int argc, char **argv)
     io_error error;
     bool help = false;
     int status = read_request(&argc, argv, &r, &help, &error);
-    if (status == EXIT_OK && help)
-        return EXIT_OK;
+    if (status == EXIT_OK && help) return EXIT_OK;
     if (status == EXIT_OK && (argc != 2 || strcmp(argv[1], "regression") != 0))
         status = io_fail(&error, EXIT_USAGE, "%s%s; the only experiment is `regression`",
                          argc < 2 ? "no experiment named" : "unknown argument ",
                          argc < 2 ? "" : argv[argc - 1]);
-    if (status == EXIT_OK)
-        status = regression(&r, &error);
-    if (status == EXIT_OK)
-        printf("\nResults and pictures are in %s\n", r.out);
+    if (status == EXIT_OK) status = regression(&r, &error);
+    if (status == EXIT_OK) printf("\nResults and pictures are in %s\n", r.out);
     return status == EXIT_OK ? EXIT_OK : options_report("experiment", &error);
 }

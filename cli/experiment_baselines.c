@@ -6,10 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-size_t baseline_scratch(int64_t dim)
-{
-    return (size_t)(2 * dim * dim + 2 * dim);
-}
+size_t baseline_scratch(int64_t dim) { return (size_t)(2 * dim * dim + 2 * dim); }
 
 static void memory_write(double *memory, const double *key, const double *value, int64_t d)
 {
@@ -34,11 +31,9 @@ void baseline_linear(const baseline_sequence *in, double *outputs, double *scrat
         const double *key = in->keys + i * d, *value = in->values + i * d;
         double *output = outputs + i * d;
         const int64_t seen = in->hidden ? i : i + 1;
-        if (!in->hidden)
-            memory_write(scratch, key, value, d);
+        if (!in->hidden) memory_write(scratch, key, value, d);
         memory_read(scratch, key, output, d);
-        if (in->hidden)
-            memory_write(scratch, key, value, d);
+        if (in->hidden) memory_write(scratch, key, value, d);
         for (int64_t a = 0; a < d && seen > 0; a++)
             output[a] /= (double)seen;
     }
@@ -76,8 +71,8 @@ static void factor_solve(const double *factor, double *x, int64_t d)
     }
 }
 
-static void mesa_write(double *memory, double *factor, double *spent, const double *key,
-                       const double *value, int64_t d)
+static void mesa_write(double *memory, double *factor, double *spent, const double *key, const double *value,
+                       int64_t d)
 {
     memory_write(memory, key, value, d);
     memcpy(spent, key, (size_t)d * sizeof *spent);
@@ -93,12 +88,10 @@ void baseline_mesa(const baseline_sequence *in, double ridge, double *outputs, d
         factor[a * d + a] = sqrt(ridge);
     for (int64_t i = 0; i < in->length; i++) {
         const double *key = in->keys + i * d, *value = in->values + i * d;
-        if (!in->hidden)
-            mesa_write(memory, factor, spent, key, value, d);
+        if (!in->hidden) mesa_write(memory, factor, spent, key, value, d);
         memcpy(solved, key, (size_t)d * sizeof *solved);
         factor_solve(factor, solved, d);
         memory_read(memory, solved, outputs + i * d, d);
-        if (in->hidden)
-            mesa_write(memory, factor, spent, key, value, d);
+        if (in->hidden) mesa_write(memory, factor, spent, key, value, d);
     }
 }

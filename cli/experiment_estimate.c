@@ -10,23 +10,16 @@
 
 const char *const estimator_names[ESTIMATORS + 1] = { "lla", "softmax", "mesa", "linear", "random", NULL };
 
-static int no_memory(io_error *error)
-{
-    return io_fail(error, EXIT_INTERNAL, "out of memory");
-}
+static int no_memory(io_error *error) { return io_fail(error, EXIT_INTERNAL, "out of memory"); }
 
-static int64_t sequence_size(const estimate_batch *batch)
-{
-    return batch->task.length * batch->task.dim;
-}
+static int64_t sequence_size(const estimate_batch *batch) { return batch->task.length * batch->task.dim; }
 
 int estimate_generate(const estimate_batch *batch, int threads, io_error *error)
 {
     const experiment_task *task = &batch->task;
     const int64_t size = sequence_size(batch), map_size = task->dim * task->dim;
     double *maps = calloc((size_t)(batch->count * map_size), sizeof *maps);
-    if (!maps)
-        return no_memory(error);
+    if (!maps) return no_memory(error);
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (int64_t s = 0; s < batch->count; s++)
         task_generate(task, batch->first + s, batch->keys + s * size, batch->values + s * size,
@@ -80,13 +73,10 @@ static int typed_open(typed_arrays *arrays, const loam_plan *plan, const estimat
     const int64_t total = batch->count * sequence_size(batch);
     const size_t work_bytes = loam_plan_work_bytes(plan);
     *arrays = (typed_arrays){ .keys = batch->keys, .values = batch->values, .outputs = outputs };
-    if (work_bytes > 0 && !(arrays->work = aligned_alloc(LOAM_ALIGN, work_bytes)))
-        return no_memory(error);
-    if (loam_plan_problem(plan)->dtype == LOAM_F64)
-        return EXIT_OK;
+    if (work_bytes > 0 && !(arrays->work = aligned_alloc(LOAM_ALIGN, work_bytes))) return no_memory(error);
+    if (loam_plan_problem(plan)->dtype == LOAM_F64) return EXIT_OK;
     float *copies = arrays->copies = calloc((size_t)total, 3 * sizeof(float));
-    if (!copies)
-        return no_memory(error);
+    if (!copies) return no_memory(error);
     for (int64_t i = 0; i < total; i++) {
         copies[i] = (float)batch->keys[i];
         copies[total + i] = (float)batch->values[i];
@@ -129,8 +119,7 @@ static int run_library(const estimate_setup *setup, estimator which, const estim
 {
     loam_plan *plan;
     int status = plan_of(&plan, setup, which, batch, error);
-    if (status != EXIT_OK)
-        return status;
+    if (status != EXIT_OK) return status;
     typed_arrays arrays;
     status = typed_open(&arrays, plan, batch, outputs, error);
     if (status == EXIT_OK) {
@@ -154,8 +143,7 @@ int estimate_kernels(const estimate_setup *setup, const estimate_batch *batch, c
     for (int i = 0; i < 2; i++) {
         loam_plan *plan;
         const int status = plan_of(&plan, setup, both[i], batch, error);
-        if (status != EXIT_OK)
-            return status;
+        if (status != EXIT_OK) return status;
         const size_t used = strlen(text);
         snprintf(text + used, size - used, "%s%s", i ? " " : "", loam_plan_problem(plan)->kernel);
         loam_plan_destroy(plan);
@@ -165,8 +153,8 @@ int estimate_kernels(const estimate_setup *setup, const estimate_batch *batch, c
 
 /* ---- the others */
 
-static void run_baseline(const estimate_setup *setup, estimator which, const estimate_batch *batch,
-                         int64_t s, double *outputs, double *scratch)
+static void run_baseline(const estimate_setup *setup, estimator which, const estimate_batch *batch, int64_t s,
+                         double *outputs, double *scratch)
 {
     const int64_t size = sequence_size(batch);
     const baseline_sequence in = { batch->keys + s * size, batch->values + s * size, batch->task.length,
@@ -186,8 +174,7 @@ int estimate_outputs(const estimate_setup *setup, estimator which, const estimat
         return run_library(setup, which, batch, outputs, error);
     const size_t each = baseline_scratch(batch->task.dim);
     double *scratch = calloc((size_t)batch->count * each, sizeof *scratch);
-    if (!scratch)
-        return no_memory(error);
+    if (!scratch) return no_memory(error);
 #pragma omp parallel for num_threads(setup->threads) schedule(dynamic)
     for (int64_t s = 0; s < batch->count; s++)
         run_baseline(setup, which, batch, s, outputs, scratch + (size_t)s * each);

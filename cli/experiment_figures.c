@@ -24,8 +24,7 @@ static const sweep_cell *cell_at(const sweep *s, int64_t dim, int64_t segment, i
 {
     for (int64_t i = 0; i < s->cell_count; i++) {
         const sweep_cell *cell = &s->cells[i];
-        if (cell->task.dim == dim && cell->task.segment == segment && cell->hidden == hidden)
-            return cell;
+        if (cell->task.dim == dim && cell->task.segment == segment && cell->hidden == hidden) return cell;
     }
     return NULL;
 }
@@ -110,7 +109,8 @@ static void draw_panel(FILE *out, const grid *g, int index)
                              : "unset xlabel\nset format x ''\n",
           out);
     if (column == 0)
-        fprintf(out, "set ylabel \"squared error\\n%s\" offset 0.5,0\nset format y '10^{%%T}'\n", own_text(cell));
+        fprintf(out, "set ylabel \"squared error\\n%s\" offset 0.5,0\nset format y '10^{%%T}'\n",
+                own_text(cell));
     else
         fputs("unset ylabel\nset format y ''\n", out);
     for (int e = 0; e < ESTIMATORS; e++)
@@ -166,8 +166,7 @@ static void draw_grid(FILE *out, const sweep *s, const grid *g, const frame *f)
         write_legend(out, f, e, ESTIMATORS, colours[e], titles[e]);
     fputs("set logscale y\nset ytics 100\nset mytics 1\n", out);
     for (int i = 0; i < g->rows * g->columns; i++) {
-        if (i % g->columns == 0)
-            set_range(out, g->cells + i, g->columns);
+        if (i % g->columns == 0) set_range(out, g->cells + i, g->columns);
         draw_panel(out, g, i);
         fputs("unset label\n", out);
     }
@@ -179,8 +178,7 @@ static int write_grid(const sweep *s, const grid *g, const char *path, io_error 
     const frame f = { g->rows, g->columns, 270, g->rows > 2 ? 190 : 250, 40, 40 };
     plot *p;
     const int status = plot_open(&p, path, width_of(&f), height_of(&f), error);
-    if (status != EXIT_OK)
-        return status;
+    if (status != EXIT_OK) return status;
     draw_grid(plot_script(p), s, g, &f);
     return plot_close(p, error);
 }
@@ -192,8 +190,7 @@ static void write_ratios(FILE *out, const sweep *s, const sweep_cell *first, est
     fprintf(out, "$ratio%" PRId64 " << EOD\n", first->task.segment);
     for (int64_t i = 0; i < s->cell_count; i++) {
         const sweep_cell *cell = &s->cells[i];
-        if (cell->task.segment != first->task.segment || cell->hidden != first->hidden)
-            continue;
+        if (cell->task.segment != first->task.segment || cell->hidden != first->hidden) continue;
         const mean_error ratio = moments_ratio(&cell->sums, which, ESTIMATOR_LLA);
         const double half = moments_reach(cell->sums.sequences) * ratio.error;
         fprintf(out, "%" PRId64 " %.6g %.6g %.6g\n", cell->task.dim, ratio.mean,
@@ -214,8 +211,7 @@ static void plot_ratios(FILE *out, const sweep *s, const sweep_cell *first, esti
     fputs("plot 1 with lines lc rgb '#5A5A5A' dt 2 lw 1 notitle", out);
     for (int64_t i = 0; i < s->cell_count; i++) {
         const sweep_cell *cell = &s->cells[i];
-        if (cell->hidden != first->hidden || cell->task.dim != first->task.dim)
-            continue;
+        if (cell->hidden != first->hidden || cell->task.dim != first->task.dim) continue;
         fprintf(out, ", $ratio%" PRId64 " using 1:2:3:4 with yerrorlines lt %d pt 7 ps 0.6 notitle",
                 cell->task.segment, ++line);
     }
@@ -268,8 +264,7 @@ static int write_figure4(const sweep *s, const char *path, io_error *error)
     const frame f = { settings_of(s), ESTIMATORS - 1, 250, 250, 62, 62 };
     plot *p;
     const int status = plot_open(&p, path, width_of(&f), height_of(&f), error);
-    if (status != EXIT_OK)
-        return status;
+    if (status != EXIT_OK) return status;
     draw_ratios(plot_script(p), s, &f);
     return plot_close(p, error);
 }
@@ -279,10 +274,8 @@ static int64_t figure3_dim(const sweep *s)
 {
     int64_t largest = 0;
     for (int64_t i = 0; i < s->cell_count; i++) {
-        if (s->cells[i].task.dim == FIGURE3_DIM)
-            return FIGURE3_DIM;
-        if (s->cells[i].task.dim > largest)
-            largest = s->cells[i].task.dim;
+        if (s->cells[i].task.dim == FIGURE3_DIM) return FIGURE3_DIM;
+        if (s->cells[i].task.dim > largest) largest = s->cells[i].task.dim;
     }
     return largest;
 }
@@ -293,8 +286,7 @@ static int figure3_segments(const sweep *s, int64_t dim, int64_t segments[FIGURE
     static const int64_t wanted[FIGURE3_PANELS] = { 64, 256, 512, 1024 };
     int count = 0;
     for (int i = 0; i < FIGURE3_PANELS; i++)
-        if (cell_at(s, dim, wanted[i], s->cells[0].hidden))
-            segments[count++] = wanted[i];
+        if (cell_at(s, dim, wanted[i], s->cells[0].hidden)) segments[count++] = wanted[i];
     for (int64_t i = s->cell_count - 1; i >= 0 && count == 0; i--)
         segments[count++] = s->cells[i].task.segment;
     return count;
@@ -318,8 +310,7 @@ static int write_figure7(const sweep *s, int setting, const char *path, io_error
     const int64_t per_setting = s->cell_count / settings_of(s);
     const int columns = segments_of(s);
     const sweep_cell **cells = calloc((size_t)per_setting, sizeof *cells);
-    if (!cells)
-        return io_fail(error, EXIT_INTERNAL, "out of memory");
+    if (!cells) return io_fail(error, EXIT_INTERNAL, "out of memory");
     for (int64_t i = 0; i < per_setting; i++)
         cells[i] = &s->cells[setting * per_setting + i];
     const grid g = { cells, (int)(per_setting / columns), columns };
@@ -335,11 +326,9 @@ int figures_write(const sweep *s, const char *directory, io_error *error)
     for (int i = 0; i < 2; i++) {
         char path[MAX_PATH];
         snprintf(path, sizeof path, "%s/figure3.%s", directory, endings[i]);
-        if (status == EXIT_OK)
-            status = write_figure3(s, path, error);
+        if (status == EXIT_OK) status = write_figure3(s, path, error);
         snprintf(path, sizeof path, "%s/figure4.%s", directory, endings[i]);
-        if (status == EXIT_OK)
-            status = write_figure4(s, path, error);
+        if (status == EXIT_OK) status = write_figure4(s, path, error);
         for (int setting = 0; setting < settings_of(s) && status == EXIT_OK; setting++) {
             snprintf(path, sizeof path, "%s/figure7%s.%s", directory, setting ? "-hidden" : "", endings[i]);
             status = write_figure7(s, setting, path, error);

@@ -9,10 +9,7 @@ typedef struct running {
     double *mean, *spread;
 } running;
 
-static int64_t per_estimator(const moments *m)
-{
-    return 2 * (m->length + m->windows);
-}
+static int64_t per_estimator(const moments *m) { return 2 * (m->length + m->windows); }
 
 static running positions_of(const moments *m, int e)
 {
@@ -136,12 +133,9 @@ double moments_range(const moments *m, estimator which, int64_t first, int64_t l
 double moments_reach(int64_t sequences)
 {
     const double z = 1.959963984540054, z2 = z * z, n = (double)(sequences - 1);
-    if (n < 1)
-        return NAN;
-    if (n < 2)
-        return 12.706204736174698;
-    if (n < 3)
-        return 4.302652729749464;
+    if (n < 1) return NAN;
+    if (n < 2) return 12.706204736174698;
+    if (n < 3) return 4.302652729749464;
     const double g1 = (z2 + 1) / 4, g2 = ((5 * z2 + 16) * z2 + 3) / 96;
     const double g3 = (((3 * z2 + 19) * z2 + 17) * z2 - 15) / 384;
     const double g4 = ((((79 * z2 + 776) * z2 + 1482) * z2 - 1920) * z2 - 945) / 92160;

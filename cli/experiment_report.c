@@ -29,8 +29,7 @@ int report_positions(const sweep *s, const char *path, io_error *error)
 {
     out_file *file;
     const int status = out_open(&file, path, error);
-    if (status != EXIT_OK)
-        return status;
+    if (status != EXIT_OK) return status;
     fputs("d,segment,own,estimator,position,mse,se,low95,high95\n", out_stream(file));
     for (int64_t i = 0; i < s->cell_count; i++)
         write_positions(out_stream(file), &s->cells[i]);
@@ -46,8 +45,7 @@ static void write_summary(FILE *out, const sweep_cell *cell, int e)
     write_cell_name(out, cell, e);
     fprintf(out, ",%" PRId64 ",%.9g,%.9g,%.9g,", m->sequences, total.mean, total.error,
             moments_range(m, (estimator)e, 0, segment));
-    if (segment < length)
-        fprintf(out, "%.9g", moments_range(m, (estimator)e, segment, length));
+    if (segment < length) fprintf(out, "%.9g", moments_range(m, (estimator)e, segment, length));
     fprintf(out, ",%.9g,%.9g\n", ratio.mean, ratio.error);
 }
 
@@ -55,8 +53,7 @@ int report_summary(const sweep *s, const char *path, io_error *error)
 {
     out_file *file;
     const int status = out_open(&file, path, error);
-    if (status != EXIT_OK)
-        return status;
+    if (status != EXIT_OK) return status;
     fputs("d,segment,own,estimator,sequences,mse,se,mse_first,mse_later,ratio_to_lla,ratio_se\n",
           out_stream(file));
     for (int64_t i = 0; i < s->cell_count; i++)
@@ -89,8 +86,9 @@ static void write_row(FILE *out, const sweep_cell *cell)
 
 static void write_heading(FILE *out, const sweep *s, const sweep_cell *cell)
 {
-    fprintf(out, "\nMean squared error, the query's own pair %s; %" PRId64 " sequences of %" PRId64
-                 " (value ± standard error)\n",
+    fprintf(out,
+            "\nMean squared error, the query's own pair %s; %" PRId64 " sequences of %" PRId64
+            " (value ± standard error)\n",
             cell->hidden ? "hidden" : "visible", s->sequences, cell->task.length);
     fprintf(out, "%4s %5s  %16s  %16s  %16s %9s %9s  %16s  %16s\n", "d", "S", "LLA", "softmax", "MesaNet",
             "linear", "random", "softmax / LLA", "MesaNet / LLA");
@@ -100,12 +98,10 @@ int report_table(const sweep *s, io_error *error)
 {
     out_file *file;
     const int status = out_open(&file, "-", error);
-    if (status != EXIT_OK)
-        return status;
+    if (status != EXIT_OK) return status;
     FILE *out = out_stream(file);
     for (int64_t i = 0; i < s->cell_count; i++) {
-        if (i == 0 || s->cells[i].hidden != s->cells[i - 1].hidden)
-            write_heading(out, s, &s->cells[i]);
+        if (i == 0 || s->cells[i].hidden != s->cells[i - 1].hidden) write_heading(out, s, &s->cells[i]);
         write_row(out, &s->cells[i]);
     }
     return out_commit(file, error);

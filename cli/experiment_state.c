@@ -32,8 +32,7 @@ int state_save(const char *path, const char *inputs, const moments *m, io_error 
 {
     out_file *file;
     const int status = out_open(&file, path, error);
-    if (status != EXIT_OK)
-        return status;
+    if (status != EXIT_OK) return status;
     fprintf(out_stream(file), "%s%s\n%" PRId64 " %zu %016" PRIx64 "\n", first_line, inputs, m->sequences,
             m->count, checksum(m));
     fwrite(m->sums, sizeof *m->sums, m->count, out_stream(file));
@@ -77,10 +76,8 @@ int state_load(const char *path, const char *inputs, moments *m, bool *found, io
 {
     FILE *file = fopen(path, "rb");
     *found = file != NULL;
-    if (!file && errno == ENOENT)
-        return EXIT_OK;
-    if (!file)
-        return io_fail(error, EXIT_INPUT, "%s: %s", path, strerror(errno));
+    if (!file && errno == ENOENT) return EXIT_OK;
+    if (!file) return io_fail(error, EXIT_INPUT, "%s: %s", path, strerror(errno));
     const int status = load_checked(file, path, inputs, m, error);
     fclose(file);
     return status;

@@ -26,19 +26,15 @@ typedef struct chunk {
 static double now(void)
 {
     struct timespec time;
-    return clock_gettime(CLOCK_MONOTONIC, &time) == 0 ? (double)time.tv_sec + 1e-9 * (double)time.tv_nsec
-                                                      : 0;
+    return clock_gettime(CLOCK_MONOTONIC, &time) == 0 ? (double)time.tv_sec + 1e-9 * (double)time.tv_nsec : 0;
 }
 
-static const char *own_name(const sweep_cell *cell)
-{
-    return cell->hidden ? "hidden" : "visible";
-}
+static const char *own_name(const sweep_cell *cell) { return cell->hidden ? "hidden" : "visible"; }
 
 static void state_path(const sweep *s, const sweep_cell *cell, char *path, size_t size)
 {
-    snprintf(path, size, "%s/d%" PRId64 "-S%" PRId64 "-%s", s->directory, cell->task.dim,
-             cell->task.segment, own_name(cell));
+    snprintf(path, size, "%s/d%" PRId64 "-S%" PRId64 "-%s", s->directory, cell->task.dim, cell->task.segment,
+             own_name(cell));
 }
 
 static int describe_inputs(const sweep *s, const sweep_cell *cell, char *text, size_t size, io_error *error)
@@ -77,8 +73,7 @@ static int chunk_open(chunk *c, const sweep_cell *cell, io_error *error)
     bool whole = c->batch.keys && c->batch.values && c->outputs;
     for (int e = 0; e < ESTIMATORS; e++)
         whole &= (c->errors[e] = calloc(tokens, sizeof(double))) != NULL;
-    if (whole)
-        return EXIT_OK;
+    if (whole) return EXIT_OK;
     chunk_close(c);
     return io_fail(error, EXIT_INTERNAL, "out of memory");
 }
@@ -88,8 +83,7 @@ static int chunk_run(const sweep *s, chunk *c, moments *sums, io_error *error)
     int status = estimate_generate(&c->batch, s->setup.threads, error);
     for (int e = 0; e < ESTIMATORS && status == EXIT_OK; e++) {
         status = estimate_outputs(&s->setup, (estimator)e, &c->batch, c->outputs, error);
-        if (status == EXIT_OK)
-            estimate_errors(&c->batch, c->outputs, c->errors[e]);
+        if (status == EXIT_OK) estimate_errors(&c->batch, c->outputs, c->errors[e]);
     }
     for (int64_t n = 0; n < c->batch.count && status == EXIT_OK; n++) {
         const double *rows[ESTIMATORS];
@@ -131,10 +125,8 @@ static int load_cell(const sweep *s, sweep_cell *cell, bool *found, io_error *er
 {
     char path[4096], inputs[1024];
     int status = moments_create(&cell->sums, cell->task.length, error);
-    if (status == EXIT_OK)
-        status = describe_inputs(s, cell, inputs, sizeof inputs, error);
-    if (status != EXIT_OK)
-        return status;
+    if (status == EXIT_OK) status = describe_inputs(s, cell, inputs, sizeof inputs, error);
+    if (status != EXIT_OK) return status;
     state_path(s, cell, path, sizeof path);
     return state_load(path, inputs, &cell->sums, found, error);
 }
@@ -144,13 +136,11 @@ static int sweep_begin(const sweep *s, int64_t *work, io_error *error)
 {
     bool any = false;
     *work = 0;
-    if (s->start == SWEEP_RESTART)
-        sweep_forget(s);
+    if (s->start == SWEEP_RESTART) sweep_forget(s);
     for (int64_t i = 0; i < s->cell_count; i++) {
         bool found;
         const int status = load_cell(s, &s->cells[i], &found, error);
-        if (status != EXIT_OK)
-            return status;
+        if (status != EXIT_OK) return status;
         any |= found;
         *work += (s->sequences - s->cells[i].sums.sequences) * cost_of(&s->cells[i]);
     }
@@ -163,18 +153,15 @@ int sweep_run(sweep *s, io_error *error)
 {
     int64_t work;
     int status = sweep_begin(s, &work, error);
-    if (status != EXIT_OK)
-        return status;
+    if (status != EXIT_OK) return status;
     progress bar;
     progress_begin(&bar, "experiment", work);
     for (int64_t i = 0; i < s->cell_count && status == EXIT_OK; i++) {
         sweep_cell *cell = &s->cells[i];
         chunk c;
-        if (cell->sums.sequences == s->sequences)
-            continue;
+        if (cell->sums.sequences == s->sequences) continue;
         status = chunk_open(&c, cell, error);
-        if (status != EXIT_OK)
-            break;
+        if (status != EXIT_OK) break;
         status = cell_fill(s, cell, &c, &bar, error);
         chunk_close(&c);
     }
@@ -186,8 +173,7 @@ int sweep_run(sweep *s, io_error *error)
 static void remove_temporaries(const char *directory)
 {
     DIR *entries = opendir(directory);
-    if (!entries)
-        return;
+    if (!entries) return;
     for (const struct dirent *entry; (entry = readdir(entries)) != NULL;) {
         const size_t length = strlen(entry->d_name);
         if (strncmp(entry->d_name, ".loam-", 6) == 0 && strcmp(entry->d_name + length - 4, ".tmp") == 0)

@@ -17,8 +17,7 @@ static random_stream stream_of(const experiment_task *task, int64_t sequence, pu
 /* log2(length / segment), or -1 where that is no whole number. */
 static int cone_channels(const experiment_task *task)
 {
-    if (task->segment < 1 || task->length % task->segment != 0)
-        return -1;
+    if (task->segment < 1 || task->length % task->segment != 0) return -1;
     int channels = 0;
     int64_t segments = task->length / task->segment;
     for (; segments > 1 && segments % 2 == 0; segments /= 2)

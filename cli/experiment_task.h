@@ -22,8 +22,7 @@ int task_check(const experiment_task *task, io_error *error);
 /* keys, values: [length, dim]. Segment c = 1 .. 2^m draws keys N(0, I) whose first m channels then get the
  * signs of the bits of c (1: plus), and a matrix A of N(0, 1) entries: v = A k + noise * N(0, I).
  * map: [dim, dim], scratch. */
-void task_generate(const experiment_task *task, int64_t sequence, double *keys, double *values,
-                   double *map);
+void task_generate(const experiment_task *task, int64_t sequence, double *keys, double *values, double *map);
 
 /* What the random predictor says for this sequence: N(0, I), [length, dim]. */
 void task_guess(const experiment_task *task, int64_t sequence, double *guess);

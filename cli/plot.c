@@ -74,10 +74,12 @@ int plot_check(const char *path, io_error *error)
 static void write_header(const plot *p, int width, int height)
 {
     if (!strcmp(p->ending, ".svg"))
-        fprintf(p->script, "set terminal svg size %d,%d dynamic enhanced font 'Arial,14' background '#FFFFFF'\n",
-                width, height);
+        fprintf(p->script,
+                "set terminal svg size %d,%d dynamic enhanced font 'Arial,14' background '#FFFFFF'\n", width,
+                height);
     else
-        fprintf(p->script, "set terminal pngcairo size %d,%d enhanced font 'DejaVu Sans,11'\n", width, height);
+        fprintf(p->script, "set terminal pngcairo size %d,%d enhanced font 'DejaVu Sans,11'\n", width,
+                height);
     for (size_t i = 0; i < sizeof palette / sizeof palette[0]; i++)
         fprintf(p->script, "set linetype %zu lc rgb '%s' lw 2 pt 7 ps 0.5\n", i + 1, palette[i]);
     fputs(style, p->script);
@@ -108,20 +110,21 @@ int plot_open(plot **out, const char *path, int width, int height, io_error *err
     return EXIT_OK;
 }
 
-FILE *plot_script(plot *p)
-{
-    return p->script;
-}
+FILE *plot_script(plot *p) { return p->script; }
 
 void plot_quote(plot *p, const char *text)
 {
     fputc('\'', p->script);
     for (; *text; text++) {
         const unsigned char c = (unsigned char)*text;
-        if (c < ' ' || c == 127) fputc(' ', p->script);
-        else if (c == '\'') fputs("''", p->script);
-        else if (strchr("_^@&~{}\\", c)) fprintf(p->script, "\\%c", c);
-        else fputc(c, p->script);
+        if (c < ' ' || c == 127)
+            fputc(' ', p->script);
+        else if (c == '\'')
+            fputs("''", p->script);
+        else if (strchr("_^@&~{}\\", c))
+            fprintf(p->script, "\\%c", c);
+        else
+            fputc(c, p->script);
     }
     fputc('\'', p->script);
 }
@@ -144,7 +147,8 @@ static int spawn_and_wait(const plot *p, int *code)
 
     int wait_status;
     pid_t waited;
-    do waited = waitpid(child, &wait_status, 0);
+    do
+        waited = waitpid(child, &wait_status, 0);
     while (waited < 0 && errno == EINTR);
     if (waited < 0) return errno;
     *code = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : -1;

@@ -13,8 +13,7 @@ static const double redraw_seconds = 0.1;
 static double now(void)
 {
     struct timespec time;
-    if (clock_gettime(CLOCK_MONOTONIC, &time) != 0)
-        return 0;
+    if (clock_gettime(CLOCK_MONOTONIC, &time) != 0) return 0;
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
@@ -49,18 +48,15 @@ void progress_begin(progress *bar, const char *label, int64_t total)
 {
     *bar = (progress){ .label = label, .total = total, .shown = isatty(STDERR_FILENO) };
     bar->begun = now();
-    if (bar->shown)
-        draw(bar, bar->begun);
+    if (bar->shown) draw(bar, bar->begun);
 }
 
 void progress_add(progress *bar, int64_t steps)
 {
     bar->done += steps;
-    if (!bar->shown)
-        return;
+    if (!bar->shown) return;
     const double time = now();
-    if (time - bar->drawn >= redraw_seconds)
-        draw(bar, time);
+    if (time - bar->drawn >= redraw_seconds) draw(bar, time);
 }
 
 void progress_end(progress *bar)

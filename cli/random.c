@@ -7,10 +7,7 @@
 
 static const double two_pi = 6.283185307179586477;
 
-static uint64_t join(uint32_t low, uint32_t high)
-{
-    return (uint64_t)high << 32 | low;
-}
+static uint64_t join(uint32_t low, uint32_t high) { return (uint64_t)high << 32 | low; }
 
 /* One block of 128 random bits is one Box-Muller pair. */
 static void normal_pair(random_stream from, uint64_t block, double pair[2])
@@ -36,7 +33,6 @@ void random_normals(random_stream from, uint64_t first, int64_t count, double *o
     while (done < count) {
         normal_pair(from, (first + (uint64_t)done) / 2, pair);
         out[done++] = pair[0];
-        if (done < count)
-            out[done++] = pair[1];
+        if (done < count) out[done++] = pair[1];
     }
 }

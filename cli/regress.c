@@ -13,11 +13,13 @@ static const char usage[] = "loam regress TABLE.csv --x COLS --y COL [options]";
 static const char about[] =
     "Local regression of the column y on the columns x, with a Gaussian kernel: a constant around each point "
     "(Nadaraya-Watson: softmax attention with the RBF score) and a line (Local Linear Attention with it).\n\n"
-    "Bandwidths are in standard deviations of each column; `auto` chooses, for each estimator by itself, what "
-    "predicts left-out rows best. Rows with a missing value are left out. Predictions are CSV: the x columns, then "
-    "for each estimator its fit, standard error and band, then a note: `singular` (the linear fit needs more "
-    "distinct rows in reach; the constant stands there) or `far` (no row within some 6 bandwidths).\n\n"
-    "Exit status: 0 done, 1 a bug or too little memory, 2 wrong options, 3 wrong input, 4 output not written.";
+    "Bandwidths are in standard deviations of each column; `auto` chooses, for each estimator by itself, "
+    "what predicts left-out rows best. Rows with a missing value are left out. Predictions are CSV: the x "
+    "columns, then for each estimator its fit, standard error and band, then a note: `singular` (the linear "
+    "fit needs more distinct rows in reach; the constant stands there) or `far` (no row within "
+    "some 6 bandwidths).\n\n"
+    "Exit status: 0 done, 1 a bug or too little memory, 2 wrong options, 3 wrong input, 4 output not "
+    "written.";
 
 typedef struct regress_options {
     bool help;
@@ -32,9 +34,11 @@ static int parse(regress_options *o, int argc, char **argv, io_error *error)
         { "x", OPTION_TEXT, &o->x, 0, 0, "COLS", "names or numbers of the x columns, with commas between" },
         { "y", OPTION_TEXT, &o->y, 0, 0, "COL", "name or number of the y column" },
         { "grid", OPTION_INT, &o->grid, 2, 1e7, "N",
-          "predict at N values of each x column, in all combinations. Default: 200, and fewer with more columns" },
-        { "at", OPTION_TEXT, &o->at, 0, 0, "FILE", "predict at the rows of this CSV file, which has the x columns" },
-        { "bandwidth", OPTION_TEXT, &o->bandwidth, 0, 0, "X|auto", "default auto: leave-one-out cross-validation" },
+          "predict at N values of each x column in all combinations; default 200, fewer with more columns" },
+        { "at", OPTION_TEXT, &o->at, 0, 0, "FILE",
+          "predict at the rows of this CSV file, which has the x columns" },
+        { "bandwidth", OPTION_TEXT, &o->bandwidth, 0, 0, "X|auto",
+          "default auto: leave-one-out cross-validation" },
         { "ridge", OPTION_REAL, &o->ridge, 0, 1e300, "X",
           "shrinks the slope: added to the covariance of the x in reach, in squared bandwidths. Default 0" },
         { "estimator", OPTION_TEXT, &o->estimator, 0, 0, "E", "constant, linear or both (default)" },
@@ -42,14 +46,16 @@ static int parse(regress_options *o, int argc, char **argv, io_error *error)
         { "plot", OPTION_TEXT, &o->plot, 0, 0, "F", "a picture, .svg or .png" },
         { "level", OPTION_REAL, &o->level, 0.01, 0.999999, "X", "of the bands, default 0.95" },
         { "threads", OPTION_INT, &o->threads, 1, 4096, "N", "default: all" },
-        { "seed", OPTION_INT, &o->seed, 0, 9e15, "N", "of the sample of rows that large tables use; default 1" },
+        { "seed", OPTION_INT, &o->seed, 0, 9e15, "N",
+          "of the sample of rows that large tables use; default 1" },
         { 0 }
     };
     const int status = options_parse(&argc, argv, rows, usage, about, &o->help, error);
     if (status || o->help) return status;
     if (argc < 2) return io_fail(error, EXIT_USAGE, "which table? usage: %s", usage);
     if (argc > 2) return io_fail(error, EXIT_USAGE, "unexpected argument '%s'; usage: %s", argv[2], usage);
-    if (!o->x || !o->y) return io_fail(error, EXIT_USAGE, "--%s is missing; usage: %s", o->x ? "y" : "x", usage);
+    if (!o->x || !o->y)
+        return io_fail(error, EXIT_USAGE, "--%s is missing; usage: %s", o->x ? "y" : "x", usage);
     if (o->at && o->grid) return io_fail(error, EXIT_USAGE, "--at and --grid exclude each other");
     o->path = argv[1];
     return EXIT_OK;
@@ -61,8 +67,9 @@ static int choose_estimators(const regress_options *o, regress_model *model, io_
     const int choice = options_choice(o->estimator, names);
     if (choice < 0) {
         const char *nearest = options_nearest(o->estimator, names);
-        return io_fail(error, EXIT_USAGE, "--estimator '%s': expected constant, linear or both%s%s%s", o->estimator,
-                       nearest ? "; did you mean '" : "", nearest ? nearest : "", nearest ? "'?" : "");
+        return io_fail(error, EXIT_USAGE, "--estimator '%s': expected constant, linear or both%s%s%s",
+                       o->estimator, nearest ? "; did you mean '" : "", nearest ? nearest : "",
+                       nearest ? "'?" : "");
     }
     for (int e = 0; e < REGRESS_ESTIMATORS; e++)
         model->wanted[e] = choice == e || choice == REGRESS_ESTIMATORS;
@@ -77,8 +84,8 @@ static int choose_smoothers(const regress_options *o, regress_model *model, io_e
         char *end;
         bandwidth = strtod(o->bandwidth, &end);
         if (end == o->bandwidth || *end || !(bandwidth >= 1e-100 && bandwidth <= 1e100))
-            return io_fail(error, EXIT_USAGE, "--bandwidth '%s': expected auto or a number from 1e-100 to 1e100",
-                           o->bandwidth);
+            return io_fail(error, EXIT_USAGE,
+                           "--bandwidth '%s': expected auto or a number from 1e-100 to 1e100", o->bandwidth);
     }
     const int threads = o->threads ? (int)o->threads : loam_max_threads();
     for (int e = 0; e < REGRESS_ESTIMATORS; e++)
@@ -154,15 +161,15 @@ static int estimate(const regress_options *o, regress_model *model, io_error *er
 {
     int status = regress_sample_make(&model->sample, model->raw.rows, (uint64_t)o->seed, error);
     if (!status && model->chosen) {
-        status = regress_choose_bandwidth(&model->table, model->with[0], &model->sample, model->wanted, model->choice,
-                                          error);
+        status = regress_choose_bandwidth(&model->table, model->with[0], &model->sample, model->wanted,
+                                          model->choice, error);
         for (int e = 0; !status && e < REGRESS_ESTIMATORS; e++)
             if (model->wanted[e]) model->with[e].bandwidth = model->choice[e].bandwidth;
     }
     for (int e = 0; !status && e < REGRESS_ESTIMATORS; e++)
         if (model->wanted[e])
-            status = regress_estimate_noise(&model->table, model->with[e], &model->sample, (regress_estimator)e,
-                                            &model->noise[e], error);
+            status = regress_estimate_noise(&model->table, model->with[e], &model->sample,
+                                            (regress_estimator)e, &model->noise[e], error);
     return status;
 }
 
@@ -202,7 +209,9 @@ static int run(const regress_options *o, regress_model *model, regress_points *p
 
 int command_regress(int argc, char **argv)
 {
-    regress_options options = { .bandwidth = "auto", .estimator = "both", .out = "-", .level = 0.95, .seed = 1 };
+    regress_options options = {
+        .bandwidth = "auto", .estimator = "both", .out = "-", .level = 0.95, .seed = 1
+    };
     io_error error;
     int status = parse(&options, argc, argv, &error);
     if (!status && !options.help) {

@@ -30,7 +30,8 @@ int regress_sample_make(regress_sample *sample, int64_t rows, uint64_t seed, io_
     *sample = (regress_sample){ .rows = malloc((size_t)wanted * sizeof *sample->rows) };
     if (!sample->rows) return io_fail(error, EXIT_INTERNAL, "out of memory");
     for (int64_t row = 0; sample->count < wanted; row++)
-        if (draw(seed, row, rows - row) < (uint64_t)(wanted - sample->count)) sample->rows[sample->count++] = row;
+        if (draw(seed, row, rows - row) < (uint64_t)(wanted - sample->count))
+            sample->rows[sample->count++] = row;
     return EXIT_OK;
 }
 
@@ -66,7 +67,8 @@ static void evaluate(search *s, double bandwidth, const bool wanted[REGRESS_ESTI
                      double scores[REGRESS_ESTIMATORS])
 {
     regress_fit *fits[REGRESS_ESTIMATORS];
-    for (int e = 0; e < REGRESS_ESTIMATORS; e++) fits[e] = wanted[e] ? s->fits[e] : NULL;
+    for (int e = 0; e < REGRESS_ESTIMATORS; e++)
+        fits[e] = wanted[e] ? s->fits[e] : NULL;
     s->with.bandwidth = bandwidth;
     regress_fit_others(s->table, s->with, s->sample->rows, s->sample->count, fits, &s->bar);
     const double floor = 1e-20 * s->table->y_deviation * s->table->y_deviation;
@@ -74,10 +76,7 @@ static void evaluate(search *s, double bandwidth, const bool wanted[REGRESS_ESTI
         if (wanted[e]) scores[e] = fmax(mean_square(s, fits[e]), floor);
 }
 
-static double grid_bandwidth(double index)
-{
-    return grid_first * pow(grid_ratio, index);
-}
+static double grid_bandwidth(double index) { return grid_first * pow(grid_ratio, index); }
 
 typedef struct bracket {
     regress_estimator estimator;
@@ -132,31 +131,35 @@ static void scan_grid(search *s, const bool wanted[REGRESS_ESTIMATORS], bracket 
     }
 }
 
-static void run_search(search *s, const bool wanted[REGRESS_ESTIMATORS], regress_choice choices[REGRESS_ESTIMATORS])
+static void run_search(search *s, const bool wanted[REGRESS_ESTIMATORS],
+                       regress_choice choices[REGRESS_ESTIMATORS])
 {
     bracket brackets[REGRESS_ESTIMATORS];
     int refinements = 0;
-    for (int e = 0; e < REGRESS_ESTIMATORS; e++) refinements += wanted[e];
+    for (int e = 0; e < REGRESS_ESTIMATORS; e++)
+        refinements += wanted[e];
     progress_begin(&s->bar, "bandwidth", (GRID + SECTIONS * refinements) * s->sample->count);
     scan_grid(s, wanted, brackets);
     for (int e = 0; e < REGRESS_ESTIMATORS; e++) {
         if (!wanted[e]) continue;
         bracket *b = &brackets[e];
         refine(s, b);
-        choices[e] = (regress_choice){ .bandwidth = grid_bandwidth(b->best), .score = b->score,
-                                       .smallest = b->best < 0.1, .largest = b->best > GRID - 1.1 };
+        choices[e] = (regress_choice){ .bandwidth = grid_bandwidth(b->best),
+                                       .score = b->score,
+                                       .smallest = b->best<0.1, .largest = b->best> GRID - 1.1 };
     }
     progress_end(&s->bar);
 }
 
 int regress_choose_bandwidth(const regress_table *table, regress_smoother with, const regress_sample *sample,
-                             const bool wanted[REGRESS_ESTIMATORS], regress_choice choices[REGRESS_ESTIMATORS],
-                             io_error *error)
+                             const bool wanted[REGRESS_ESTIMATORS],
+                             regress_choice choices[REGRESS_ESTIMATORS], io_error *error)
 {
     regress_fit *fits = calloc((size_t)sample->count * REGRESS_ESTIMATORS, sizeof *fits);
     if (!fits) return io_fail(error, EXIT_INTERNAL, "out of memory");
     search s = { .table = table, .with = with, .sample = sample };
-    for (int e = 0; e < REGRESS_ESTIMATORS; e++) s.fits[e] = fits + e * sample->count;
+    for (int e = 0; e < REGRESS_ESTIMATORS; e++)
+        s.fits[e] = fits + e * sample->count;
     run_search(&s, wanted, choices);
     free(fits);
     return EXIT_OK;
@@ -171,7 +174,8 @@ static void gather_points(const regress_rows *rows, const regress_sample *sample
             points[c * sample->count + i] = rows->x[c * rows->rows + sample->rows[i]];
 }
 
-static regress_noise noise_of(const regress_table *table, const regress_sample *sample, const regress_fit *fits)
+static regress_noise noise_of(const regress_table *table, const regress_sample *sample,
+                              const regress_fit *fits)
 {
     double squares = 0, freedom = 0, own = 0;
     for (int64_t i = 0; i < sample->count; i++) {

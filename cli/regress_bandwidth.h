@@ -20,15 +20,15 @@ void regress_sample_free(regress_sample *sample);
 
 typedef struct regress_choice {
     double bandwidth;
-    double score;          /* mean squared leave-one-out residual on the sample */
+    double score;           /* mean squared leave-one-out residual on the sample */
     bool smallest, largest; /* the least, or most, bandwidth that is tried: the best may lie beyond */
 } regress_choice;
 
 /* For each estimator with wanted[e]: a grid from 0.003 to 5 standard deviations, then golden sections on
  * the logarithm. Where scores are equal the larger bandwidth wins. with.bandwidth is ignored. */
 int regress_choose_bandwidth(const regress_table *table, regress_smoother with, const regress_sample *sample,
-                             const bool wanted[REGRESS_ESTIMATORS], regress_choice choices[REGRESS_ESTIMATORS],
-                             io_error *error);
+                             const bool wanted[REGRESS_ESTIMATORS],
+                             regress_choice choices[REGRESS_ESTIMATORS], io_error *error);
 
 typedef struct regress_noise {
     double score;      /* mean squared leave-one-out residual */

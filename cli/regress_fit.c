@@ -29,7 +29,8 @@ typedef struct fit_job {
 static double point_at(const fit_job *job, int column, int64_t index)
 {
     const regress_rows *rows = &job->table->rows;
-    return job->points ? job->points[column * job->count + index] : rows->x[column * rows->rows + job->rows[index]];
+    return job->points ? job->points[column * job->count + index]
+                       : rows->x[column * rows->rows + job->rows[index]];
 }
 
 /* Lanes beyond the last point repeat it. */
@@ -40,7 +41,8 @@ static void place_block(const fit_job *job, int64_t first, regress_block *block)
     for (int lane = 0; lane < REGRESS_LANES; lane++) {
         const int64_t index = first + lane < job->count ? first + lane : job->count - 1;
         block->left_out[lane] = job->kind.leave_out ? job->rows[index] : -1;
-        for (int c = 0; c < job->table->rows.columns; c++) block->centre[c][lane] = point_at(job, c, index);
+        for (int c = 0; c < job->table->rows.columns; c++)
+            block->centre[c][lane] = point_at(job, c, index);
     }
 }
 
@@ -73,17 +75,19 @@ static void recentre(const fit_job *job, regress_block *block, int lane)
 static double dot(const double *a, const double *b, int n)
 {
     double sum = 0;
-    for (int i = 0; i < n; i++) sum += a[i] * b[i];
+    for (int i = 0; i < n; i++)
+        sum += a[i] * b[i];
     return sum;
 }
 
-/* Cholesky of a, d x d, lower triangle, in place. Returns the least pivot as a share of its moment, or 0 where
- * it is below least_pivot. */
+/* Cholesky of a, d x d, lower triangle, in place. Returns the least pivot as a share of its moment, or 0
+ * where it is below least_pivot. */
 static double factor(double (*a)[REGRESS_COLUMNS_MAX], const double *moments, int d)
 {
     double least = 1;
     for (int r = 0; r < d; r++) {
-        for (int c = 0; c < r; c++) a[r][c] = (a[r][c] - dot(a[r], a[c], c)) / a[c][c];
+        for (int c = 0; c < r; c++)
+            a[r][c] = (a[r][c] - dot(a[r], a[c], c)) / a[c][c];
         const double pivot = a[r][r] - dot(a[r], a[r], r);
         if (!(pivot > least_pivot * moments[r] && moments[r] > least_moment)) return 0;
         least = fmin(least, pivot / moments[r]);
@@ -94,9 +98,11 @@ static double factor(double (*a)[REGRESS_COLUMNS_MAX], const double *moments, in
 
 static void solve(double (*l)[REGRESS_COLUMNS_MAX], double *x, int d)
 {
-    for (int r = 0; r < d; r++) x[r] = (x[r] - dot(l[r], x, r)) / l[r][r];
+    for (int r = 0; r < d; r++)
+        x[r] = (x[r] - dot(l[r], x, r)) / l[r][r];
     for (int r = d - 1; r >= 0; r--) {
-        for (int below = r + 1; below < d; below++) x[r] -= l[below][r] * x[below];
+        for (int below = r + 1; below < d; below++)
+            x[r] -= l[below][r] * x[below];
         x[r] /= l[r][r];
     }
 }
@@ -110,15 +116,18 @@ typedef struct local_system {
 } local_system;
 
 /* Lengths stay in standard deviations here: the ridge is multiplied by h^2 instead. */
-static void load_system(const fit_job *job, const regress_block *block, double (*sums)[REGRESS_LANES], int lane,
-                        local_system *system)
+static void load_system(const fit_job *job, const regress_block *block, double (*sums)[REGRESS_LANES],
+                        int lane, local_system *system)
 {
     const int d = job->table->rows.columns, count = regress_sum_count(d, job->kind.linear);
     system->columns = d;
     system->ridge = job->with.ridge * job->with.bandwidth * job->with.bandwidth;
-    for (int i = 0; i < count; i++) system->s[i] = sums[i][lane];
-    for (int c = 0; c < d; c++) system->offset[c] = block->tilt[c][lane] / (2 * block->curve);
-    for (int c = 0; job->kind.linear && c < d; c++) system->mean[c] = system->s[REGRESS_WZ + c] / system->s[REGRESS_W];
+    for (int i = 0; i < count; i++)
+        system->s[i] = sums[i][lane];
+    for (int c = 0; c < d; c++)
+        system->offset[c] = block->tilt[c][lane] / (2 * block->curve);
+    for (int c = 0; job->kind.linear && c < d; c++)
+        system->mean[c] = system->s[REGRESS_WZ + c] / system->s[REGRESS_W];
 }
 
 /* Returns what factor does; rho is set where that is not 0. */
@@ -128,7 +137,8 @@ static double solve_probe(local_system *system)
     const double *pairs = system->s + regress_wzz(d), *mean = system->mean;
     double a[REGRESS_COLUMNS_MAX][REGRESS_COLUMNS_MAX], moments[REGRESS_COLUMNS_MAX];
     for (int r = 0; r < d; r++) {
-        for (int c = 0; c <= r; c++) a[r][c] = *pairs++ / system->s[REGRESS_W] - mean[r] * mean[c];
+        for (int c = 0; c <= r; c++)
+            a[r][c] = *pairs++ / system->s[REGRESS_W] - mean[r] * mean[c];
         moments[r] = a[r][r] + mean[r] * mean[r] + system->ridge;
         a[r][r] += system->ridge;
         system->rho[r] = mean[r] + system->offset[r];
@@ -141,7 +151,9 @@ static double solve_probe(local_system *system)
 static regress_fit constant_fit(const local_system *system)
 {
     const double w = system->s[REGRESS_W];
-    return (regress_fit){ .value = system->s[REGRESS_WY] / w, .norm2 = system->s[REGRESS_WW] / w / w, .own = 1 / w };
+    return (regress_fit){ .value = system->s[REGRESS_WY] / w,
+                          .norm2 = system->s[REGRESS_WW] / w / w,
+                          .own = 1 / w };
 }
 
 /* sum_j w_j^2 (a - rho . z_j)^2 */
@@ -151,7 +163,8 @@ static double linear_squares(const local_system *system, double a)
     const double *rho = system->rho, *pairs = system->s + regress_wwzz(d);
     double sum = a * a * system->s[REGRESS_WW] - 2 * a * dot(rho, system->s + regress_wwz(d), d);
     for (int r = 0; r < d; r++)
-        for (int c = 0; c <= r; c++) sum += (r == c ? 1 : 2) * rho[r] * rho[c] * *pairs++;
+        for (int c = 0; c <= r; c++)
+            sum += (r == c ? 1 : 2) * rho[r] * rho[c] * *pairs++;
     return fmax(sum, 0);
 }
 
@@ -161,7 +174,8 @@ static regress_fit linear_fit(local_system *system)
     const double constant = fit.value, w = system->s[REGRESS_W];
     if (solve_probe(system) > 0) {
         for (int c = 0; c < system->columns; c++)
-            fit.value -= system->rho[c] * (system->s[regress_wyz(system->columns) + c] / w - system->mean[c] * constant);
+            fit.value -= system->rho[c] *
+                         (system->s[regress_wyz(system->columns) + c] / w - system->mean[c] * constant);
         const double a = 1 + dot(system->rho, system->mean, system->columns);
         fit.norm2 = linear_squares(system, a) / w / w;
         fit.own = a / w;
@@ -227,17 +241,27 @@ static void run_job(const fit_job *job)
 void regress_fit_at(const regress_table *table, regress_smoother with, const double *points, int64_t count,
                     regress_fit *const fits[REGRESS_ESTIMATORS], progress *bar)
 {
-    const fit_job job = { .table = table, .with = with, .sum = regress_sums_choose(),
-                          .kind = { .linear = fits[REGRESS_LINEAR] != NULL }, .points = points, .count = count,
-                          .fits = fits, .bar = bar };
+    const fit_job job = { .table = table,
+                          .with = with,
+                          .sum = regress_sums_choose(),
+                          .kind = { .linear = fits[REGRESS_LINEAR] != NULL },
+                          .points = points,
+                          .count = count,
+                          .fits = fits,
+                          .bar = bar };
     run_job(&job);
 }
 
 void regress_fit_others(const regress_table *table, regress_smoother with, const int64_t *rows, int64_t count,
                         regress_fit *const fits[REGRESS_ESTIMATORS], progress *bar)
 {
-    const fit_job job = { .table = table, .with = with, .sum = regress_sums_choose(),
-                          .kind = { .linear = fits[REGRESS_LINEAR] != NULL, .leave_out = true }, .rows = rows,
-                          .count = count, .fits = fits, .bar = bar };
+    const fit_job job = { .table = table,
+                          .with = with,
+                          .sum = regress_sums_choose(),
+                          .kind = { .linear = fits[REGRESS_LINEAR] != NULL, .leave_out = true },
+                          .rows = rows,
+                          .count = count,
+                          .fits = fits,
+                          .bar = bar };
     run_job(&job);
 }

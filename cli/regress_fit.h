@@ -26,16 +26,16 @@ typedef struct regress_smoother {
 
 typedef struct regress_fit {
     double value;
-    double norm2; /* sum_j l_j^2: the variance of value over that of y */
-    double own;   /* at the x of a row: l of that row */
+    double norm2;  /* sum_j l_j^2: the variance of value over that of y */
+    double own;    /* at the x of a row: l of that row */
     bool far;      /* all weights underflow or nearly so (no row within some 6 bandwidths): they are then
                       taken relative to the nearest row's, which is the same fit in exact arithmetic */
     bool singular; /* linear: C + ridge I is singular, as with fewer than columns + 1 distinct rows in
                       reach; value is that of the constant */
 } regress_fit;
 
-/* points: [columns, count], standardised. fits[e]: [count], or NULL where estimator e is not wanted. `bar` may
- * be NULL; it gets a step per point. */
+/* points: [columns, count], standardised. fits[e]: [count], or NULL where estimator e is not wanted. `bar`
+ * may be NULL; it gets a step per point. */
 void regress_fit_at(const regress_table *table, regress_smoother with, const double *points, int64_t count,
                     regress_fit *const fits[REGRESS_ESTIMATORS], progress *bar);
 

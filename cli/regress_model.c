@@ -40,13 +40,15 @@ void regress_points_free(regress_points *points)
     memset(points, 0, sizeof *points);
 }
 
-int regress_points_grid(regress_points *points, const regress_model *model, int64_t per_column, io_error *error)
+int regress_points_grid(regress_points *points, const regress_model *model, int64_t per_column,
+                        io_error *error)
 {
     const int64_t most = 10000000;
     int64_t count = 1;
     for (int c = 0; c < model->columns; c++) {
         if (count > most / per_column)
-            return io_fail(error, EXIT_USAGE, "a grid of %lld values in each of %d columns has more than %lld points",
+            return io_fail(error, EXIT_USAGE,
+                           "a grid of %lld values in each of %d columns has more than %lld points",
                            (long long)per_column, model->columns, (long long)most);
         count *= per_column;
     }
@@ -67,7 +69,8 @@ int regress_predict(const regress_model *model, regress_points *points, const ch
 {
     const int64_t cells = points->count * model->columns;
     double *standard = malloc((size_t)(cells ? cells : 1) * sizeof *standard);
-    if (!standard) return io_fail(error, EXIT_INTERNAL, "out of memory for %lld points", (long long)points->count);
+    if (!standard)
+        return io_fail(error, EXIT_INTERNAL, "out of memory for %lld points", (long long)points->count);
     for (int64_t i = 0; i < cells; i++)
         standard[i] = regress_standardise(&model->table, (int)(i / points->count), points->x[i]);
     progress bar;

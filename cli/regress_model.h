@@ -36,12 +36,14 @@ int regress_points_make(regress_points *points, const regress_model *model, int6
 void regress_points_free(regress_points *points);
 
 /* per_column values from least to most in each column, in all combinations, the last column fastest. */
-int regress_points_grid(regress_points *points, const regress_model *model, int64_t per_column, io_error *error);
+int regress_points_grid(regress_points *points, const regress_model *model, int64_t per_column,
+                        io_error *error);
 
 int regress_predict(const regress_model *model, regress_points *points, const char *label, io_error *error);
 
 /* -1 where the model has no variance. */
-static inline double regress_standard_error(const regress_model *model, regress_estimator e, const regress_fit *fit)
+static inline double regress_standard_error(const regress_model *model, regress_estimator e,
+                                            const regress_fit *fit)
 {
     return model->noise[e].variance < 0 ? -1 : sqrt(model->noise[e].variance * fit->norm2);
 }
@@ -52,6 +54,7 @@ void regress_write_csv(const regress_model *model, const regress_points *points,
 /* One x column: rows, fits, bands. More: along each column, the others at their medians. */
 int regress_picture(const regress_model *model, const char *path, io_error *error);
 
-void regress_print_summary(const regress_model *model, const regress_points *points, const char *path, FILE *to);
+void regress_print_summary(const regress_model *model, const regress_points *points, const char *path,
+                           FILE *to);
 
 #endif

@@ -57,8 +57,8 @@ static void write_rows(const regress_model *model, int column, FILE *script)
     fputs("EOD\n", script);
 }
 
-static void write_curve(const regress_model *model, const regress_points *points, int panel, regress_estimator e,
-                        FILE *script)
+static void write_curve(const regress_model *model, const regress_points *points, int panel,
+                        regress_estimator e, FILE *script)
 {
     fprintf(script, "$%s%d << EOD\n", regress_names[e], panel);
     for (int64_t i = (int64_t)panel * CURVE_POINTS; i < ((int64_t)panel + 1) * CURVE_POINTS; i++) {
@@ -80,14 +80,16 @@ static void write_panel(const regress_model *model, const regress_points *points
     plot_quote(p, model->raw.names[panel]);
     fputs("\nset ylabel ", script);
     plot_quote(p, panel % PANELS_A_ROW ? "" : model->raw.names[model->columns]);
-    fprintf(script, "\nplot $rows%d with points lt 8 ps %g title 'rows'", panel, model->raw.rows > 500 ? 0.3 : 0.6);
+    fprintf(script, "\nplot $rows%d with points lt 8 ps %g title 'rows'", panel,
+            model->raw.rows > 500 ? 0.3 : 0.6);
     for (int e = 0; e < REGRESS_ESTIMATORS; e++)
         if (model->wanted[e])
-            fprintf(script, ", $%s%d using 1:3:4 with filledcurves lt %d notitle", regress_names[e], panel, e + 1);
+            fprintf(script, ", $%s%d using 1:3:4 with filledcurves lt %d notitle", regress_names[e], panel,
+                    e + 1);
     for (int e = 0; e < REGRESS_ESTIMATORS; e++)
         if (model->wanted[e])
-            fprintf(script, ", $%s%d using 1:2 with lines lt %d lw 2.5 title 'local %s'", regress_names[e], panel,
-                    e + 1, regress_names[e]);
+            fprintf(script, ", $%s%d using 1:2 with lines lt %d lw 2.5 title 'local %s'", regress_names[e],
+                    panel, e + 1, regress_names[e]);
     fputs("\nunset key\n", script);
 }
 
@@ -99,9 +101,25 @@ static void write_title(const regress_model *model, int panels, plot *p)
         bands |= model->wanted[e] && model->noise[e].variance >= 0;
     char title[400];
     int n = snprintf(title, sizeof title, "%.200s by local regression", model->raw.names[model->columns]);
-    if (bands) n += snprintf(title + n, sizeof title - (size_t)n, ", pointwise %.4g %% bands", 100 * model->level);
+    if (bands)
+        n += snprintf(title + n, sizeof title - (size_t)n, ", pointwise %.4g %% bands", 100 * model->level);
     if (panels > 1) snprintf(title + n, sizeof title - (size_t)n, "; other columns at their medians");
     plot_quote(p, title);
+}
+
+/* The key stands above one panel, below several: beside no curve. */
+static void write_layout(const regress_model *model, int panels, int across, int down, plot *p)
+{
+    FILE *script = plot_script(p);
+    fputs(panels == 1 ? "set key above\nset title " : "set multiplot title ", script);
+    write_title(model, panels, p);
+    if (panels > 1)
+        fprintf(script,
+                " layout %d,%d margins %g,0.98,%g,%g spacing %g,%g\n"
+                "set key at screen 0.5, screen %g center horizontal maxrows 1",
+                down, across, 0.18 / across, 0.24 / down, 1 - 0.12 / down, 0.16 / across, 0.2 / down,
+                0.05 / down);
+    fputc('\n', script);
 }
 
 int regress_picture(const regress_model *model, const char *path, io_error *error)
@@ -114,10 +132,7 @@ int regress_picture(const regress_model *model, const char *path, io_error *erro
     if (status) return status;
     status = plot_open(&p, path, panels == 1 ? 900 : 480 * across, panels == 1 ? 560 : 420 * down, error);
     if (!status) {
-        fputs(panels == 1 ? "set key below\nset title " : "set key below\nset multiplot title ", plot_script(p));
-        write_title(model, panels, p);
-        if (panels > 1) fprintf(plot_script(p), " layout %d,%d", down, across);
-        fputc('\n', plot_script(p));
+        write_layout(model, panels, across, down, p);
         for (int panel = 0; panel < panels; panel++)
             write_panel(model, &points, panel, p);
         status = plot_close(p, error);

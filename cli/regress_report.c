@@ -39,8 +39,8 @@ static void write_header(const regress_model *model, FILE *stream)
     }
     for (int e = 0; e < REGRESS_ESTIMATORS; e++)
         if (model->wanted[e])
-            fprintf(stream, "%s_fit,%s_se,%s_lower,%s_upper,", regress_names[e], regress_names[e], regress_names[e],
-                    regress_names[e]);
+            fprintf(stream, "%s_fit,%s_se,%s_lower,%s_upper,", regress_names[e], regress_names[e],
+                    regress_names[e], regress_names[e]);
     fputs("note\n", stream);
 }
 
@@ -147,18 +147,22 @@ static void print_warnings(const regress_model *model, const regress_points *poi
         for (int64_t i = 0; i < points->count; i++)
             far += points->fits[e][i].far, singular += points->fits[e][i].singular;
         if (singular)
-            fprintf(to, "  %s: at %lld points too few distinct rows are in reach; the constant stands there\n", name,
-                    (long long)singular);
+            fprintf(to,
+                    "  %s: at %lld points too few distinct rows are in reach; the constant stands there\n",
+                    name, (long long)singular);
         if (far)
-            fprintf(to, "  %s: %lld points are more than about 6 bandwidths from any row\n", name, (long long)far);
+            fprintf(to, "  %s: %lld points are more than about 6 bandwidths from any row\n", name,
+                    (long long)far);
         if (model->chosen && model->choice[e].smallest)
             fprintf(to, "  %s: the bandwidth is the smallest that was tried\n", name);
         if (model->chosen && model->choice[e].largest)
-            fprintf(to, "  %s: the bandwidth is the largest that was tried: no local structure was found\n", name);
+            fprintf(to, "  %s: the bandwidth is the largest that was tried: no local structure was found\n",
+                    name);
     }
 }
 
-void regress_print_summary(const regress_model *model, const regress_points *points, const char *path, FILE *to)
+void regress_print_summary(const regress_model *model, const regress_points *points, const char *path,
+                           FILE *to)
 {
     const csv_table *raw = &model->raw;
     fprintf(to, "%s: %s by ", path, raw->names[model->columns]);
@@ -178,6 +182,7 @@ void regress_print_summary(const regress_model *model, const regress_points *poi
     print_line(model, to, "effective parameters", "", parameters_value, 0);
     if (model->sample.count < raw->rows)
         fprintf(to, "  (the last three%s from a random sample of %lld rows)\n",
-                model->chosen ? " and the choice of the bandwidth are" : " are", (long long)model->sample.count);
+                model->chosen ? " and the choice of the bandwidth are" : " are",
+                (long long)model->sample.count);
     print_warnings(model, points, to);
 }

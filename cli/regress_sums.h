@@ -40,22 +40,10 @@ typedef struct regress_kind {
 
 /* Places of the sums in an array [REGRESS_SUMS_MAX]. Pairs (a, b), b <= a, lie at a (a + 1) / 2 + b. */
 enum { REGRESS_W, REGRESS_WY, REGRESS_WW, REGRESS_WZ };
-static inline int regress_wyz(int columns)
-{
-    return REGRESS_WZ + columns;
-}
-static inline int regress_wzz(int columns)
-{
-    return REGRESS_WZ + 2 * columns;
-}
-static inline int regress_wwz(int columns)
-{
-    return regress_wzz(columns) + columns * (columns + 1) / 2;
-}
-static inline int regress_wwzz(int columns)
-{
-    return regress_wwz(columns) + columns;
-}
+static inline int regress_wyz(int columns) { return REGRESS_WZ + columns; }
+static inline int regress_wzz(int columns) { return REGRESS_WZ + 2 * columns; }
+static inline int regress_wwz(int columns) { return regress_wzz(columns) + columns * (columns + 1) / 2; }
+static inline int regress_wwzz(int columns) { return regress_wwz(columns) + columns; }
 static inline int regress_sum_count(int columns, bool linear)
 {
     return linear ? regress_wwzz(columns) + columns * (columns + 1) / 2 : REGRESS_WZ;
@@ -65,7 +53,7 @@ static inline int regress_sum_count(int columns, bool linear)
 typedef void regress_sums_fn(const regress_rows *rows, const regress_block *block, regress_kind kind,
                              double (*sums)[REGRESS_LANES]);
 
-/* The fastest that this machine runs and the environment variable LOAM_ISA (portable, avx2, avx512) allows. */
+/* The fastest that this machine runs and LOAM_ISA (portable, avx2, avx512; of the environment) allows. */
 regress_sums_fn *regress_sums_choose(void);
 
 #endif

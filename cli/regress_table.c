@@ -20,7 +20,8 @@ static column_summary summarise(const double *values, int64_t count)
         s.most = fmax(s.most, values[i]);
     }
     s.mean = values[0] + sum / (double)count;
-    for (int64_t i = 0; i < count; i++) squares += (values[i] - s.mean) * (values[i] - s.mean);
+    for (int64_t i = 0; i < count; i++)
+        squares += (values[i] - s.mean) * (values[i] - s.mean);
     s.deviation = sqrt(squares / (double)(count - 1));
     return s;
 }
@@ -32,8 +33,9 @@ static int check_summary(const column_summary *s, const char *name, bool may_be_
         return io_fail(error, EXIT_INPUT, "column '%s' is constant: every value is %g", name, s->least);
     }
     if (isfinite(s->deviation) && s->deviation > 0) return EXIT_OK;
-    return io_fail(error, EXIT_INPUT, "column '%s': values from %g to %g have no standard deviation in float64",
-                   name, s->least, s->most);
+    return io_fail(error, EXIT_INPUT,
+                   "column '%s': values from %g to %g have no standard deviation in float64", name, s->least,
+                   s->most);
 }
 
 static int standardise_x(regress_table *table, const double *x, const char *const *names, io_error *error)
@@ -56,7 +58,8 @@ static int centre_y(regress_table *table, const double *y, const char *name, io_
     const column_summary s = summarise(y, table->rows.rows);
     const int status = check_summary(&s, name, true, error);
     table->y_mean = s.mean, table->y_deviation = s.deviation;
-    for (int64_t j = 0; j < table->rows.rows; j++) table->y[j] = y[j] - s.mean;
+    for (int64_t j = 0; j < table->rows.rows; j++)
+        table->y[j] = y[j] - s.mean;
     return status;
 }
 

@@ -15,8 +15,8 @@ typedef struct regress_table {
     double y_mean, y_deviation;
 } regress_table;
 
-/* Copies. x: [columns, rows], columns <= REGRESS_COLUMNS_MAX. names: of the x columns, then of y. A constant x
- * column is an error, as is one row. On failure *table is all zero. */
+/* Copies. x: [columns, rows], columns <= REGRESS_COLUMNS_MAX. names: of the x columns, then of y. A constant
+ * x column is an error, as is one row. On failure *table is all zero. */
 int regress_table_make(regress_table *table, const double *x, const double *y, int64_t rows, int columns,
                        const char *const *names, io_error *error);
 void regress_table_free(regress_table *table);

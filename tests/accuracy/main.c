@@ -1,13 +1,37 @@
 /* SPDX-License-Identifier: MIT
- * loam-accuracy: how exact the kernels are against float64. */
+ * loam-accuracy: how exact the kernels are against float64, and what the solvers do. */
 #include "tests/accuracy/grid.h"
 #include "tests/accuracy/hostile.h"
+#include "tests/accuracy/solvers.h"
 
 #include <stdio.h>
 #include <string.h>
 
+static int usage(void)
+{
+    fprintf(stderr, "usage: loam-accuracy [--full | --hostile | --survey | --solvers]\n"
+                    "  (nothing)  the accuracy table on N(0, 1), a part of it; fails beyond the bounds\n"
+                    "  --full     the same with more queries of long sequences: a quarter of an hour\n"
+                    "  --hostile  other data and ridges down to 0; fails beyond the bounds\n"
+                    "  --survey   which solver rows take, iterations, errors, time\n"
+                    "  --solvers  error and time of a row, against plain direct solvers\n");
+    return 2;
+}
+
 int main(int argc, char **argv)
 {
-    if (argc > 1 && !strcmp(argv[1], "--hostile")) return hostile_run() != 0;
-    return grid_run(argc > 1 && !strcmp(argv[1], "--full")) != 0;
+    const char *what = argc == 2 ? argv[1] : "";
+    if (argc > 2) {
+        return usage();
+    }
+    if (argc == 1 || strcmp(what, "--full") == 0) {
+        return grid_run(argc == 2) != 0;
+    }
+    if (strcmp(what, "--hostile") == 0) {
+        return hostile_run() != 0;
+    }
+    if (strcmp(what, "--survey") == 0) {
+        return solvers_survey();
+    }
+    return strcmp(what, "--solvers") == 0 ? solvers_compare() : usage();
 }

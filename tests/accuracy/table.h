@@ -3,7 +3,7 @@
 #ifndef TESTS_ACCURACY_TABLE_H
 #define TESTS_ACCURACY_TABLE_H
 
-enum { TABLE_COLUMNS = 12, TABLE_CELLS = 2400, TABLE_CELL = 56 };
+enum { TABLE_COLUMNS = 14, TABLE_CELLS = 2400, TABLE_CELL = 56 };
 
 typedef struct table {
     int columns, cells; /* the first row is the head */

@@ -59,9 +59,10 @@ static void nothing_is_nan_on_finite_inputs(void **state)
 {
     (void)state;
     static const double sizes[][3] = {
-        { 1, 1, 1 },      { 1e4, 1e4, 1 },    { 1e8, 1e8, 1e8 }, { 1e18, 1e18, 1e18 }, { 1e-18, 1e18, 1 },
-        { 1e18, 1e-18, 1 }, { 1e-30, 1e-30, 1 }, { 0, 0, 0 },    { 1, 1, 1e30 },        { 1, 1, 1e-38 },
-        { 1e-44, 1e-44, 1e-44 }, { 0, 1e18, 1 }, { 1, 0, 1 },
+        { 1, 1, 1 },        { 1e4, 1e4, 1 },    { 1e8, 1e8, 1e8 },       { 1e18, 1e18, 1e18 },
+        { 1e-18, 1e18, 1 }, { 1e18, 1e-18, 1 }, { 1e-30, 1e-30, 1 },     { 0, 0, 0 },
+        { 1, 1, 1e30 },     { 1, 1, 1e-38 },    { 1e-44, 1e-44, 1e-44 }, { 0, 1e18, 1 },
+        { 1, 0, 1 },
     };
     for (int index = 0; index < ENGINES; index++) {
         for (int number = 0; number < 13 * 6; number++) {
@@ -93,8 +94,8 @@ static void gradients_scale_with_the_loss(void **state)
 {
     (void)state;
     static const double factors[] = { 1e-6, 1e-3, 1e3, 1e6 };
-    static const slot gradients[] = { SLOT_GRAD_Q, SLOT_GRAD_K, SLOT_GRAD_V, SLOT_GRAD_PROBE, SLOT_GRAD_RIDGE,
-                                      SLOT_GRAD_SCALE };
+    static const slot gradients[] = { SLOT_GRAD_Q,     SLOT_GRAD_K,     SLOT_GRAD_V,
+                                      SLOT_GRAD_PROBE, SLOT_GRAD_RIDGE, SLOT_GRAD_SCALE };
     for (int index = 0; index < ENGINES; index++) {
         const engine e = engine_at(index, LOAM_BACKWARD);
         for (int mechanism = LOAM_SOFTMAX; mechanism <= LOAM_LLA; mechanism++) {

@@ -53,7 +53,8 @@ static void check_large_ridge(const engine *e, loam_pass pass)
         expect_run(&softmax);
         /* The largest p, and with it the ridge, may be 1/len; what is left of the line is 1/ridge. */
         const double tolerance = e->dtype == LOAM_F64 ? 1e-4 : 2e-4;
-        expect_alike("LLA with a large ridge", &lla, &softmax, unit == LOAM_RIDGE_NORMALISED ? tolerance / 10 : tolerance);
+        expect_alike("LLA with a large ridge", &lla, &softmax,
+                     unit == LOAM_RIDGE_NORMALISED ? tolerance / 10 : tolerance);
         values_free(&lla);
         values_free(&softmax);
     }

@@ -49,7 +49,8 @@ static void check_step(const engine *e, const values *prefill, int64_t t)
     }
     for (int i = 0; i < 5; i++) {
         if (step.x[whole[i]]) {
-            memcpy(step.x[whole[i]], prefill->x[whole[i]], (size_t)slot_size(&step, whole[i]) * sizeof(double));
+            memcpy(step.x[whole[i]], prefill->x[whole[i]],
+                   (size_t)slot_size(&step, whole[i]) * sizeof(double));
         }
     }
     for (int i = 0; i < 3; i++) {
@@ -236,7 +237,8 @@ static void check_sequence(const values *packed, int64_t b)
         }
     }
     expect_run(&alone);
-    static const slot of_queries[] = { SLOT_O, SLOT_LSE, SLOT_RHO, SLOT_GRAD_Q, SLOT_GRAD_PROBE, SLOT_GRAD_RIDGE };
+    static const slot of_queries[] = { SLOT_O,      SLOT_LSE,        SLOT_RHO,
+                                       SLOT_GRAD_Q, SLOT_GRAD_PROBE, SLOT_GRAD_RIDGE };
     static const slot of_keys[] = { SLOT_GRAD_K, SLOT_GRAD_V, SLOT_GRAD_KEY_BIAS };
     for (int i = 0; i < 9; i++) {
         const slot which = i < 6 ? of_queries[i] : of_keys[i - 6];

@@ -42,7 +42,8 @@ static void check_shift(const engine *e, loam_mechanism mechanism, loam_pass pas
     expect_run(&v);
     expect_run(&moved);
     const double tolerance = 2 * engine_tolerance(e, mechanism, pass);
-    const slot same[] = { SLOT_O, SLOT_GRAD_V, SLOT_GRAD_K, mechanism == LOAM_LLA ? SLOT_GRAD_Q : SLOT_GRAD_PROBE };
+    const slot same[] = { SLOT_O, SLOT_GRAD_V, SLOT_GRAD_K,
+                          mechanism == LOAM_LLA ? SLOT_GRAD_Q : SLOT_GRAD_PROBE };
     for (int i = 0; i < 4; i++) {
         if (v.x[same[i]]) {
             expect_near("common shift", &moved, same[i], v.x[same[i]], tolerance, 0);
@@ -163,7 +164,8 @@ static void check_causal_backward(const engine *e, loam_mechanism mechanism)
     s.heads_q = 1;
     const int64_t first = s.len_q / 2 + 1;
     values v = values_make(&s);
-    memset(values_at(&v, SLOT_GRAD_O, 0, 0, first), 0, (size_t)((s.len_q - first) * s.dim_v) * sizeof(double));
+    memset(values_at(&v, SLOT_GRAD_O, 0, 0, first), 0,
+           (size_t)((s.len_q - first) * s.dim_v) * sizeof(double));
     expect_run(&v);
     const slot gradients[] = { SLOT_GRAD_K, SLOT_GRAD_V, SLOT_GRAD_Q };
     for (int i = 0; i < 3; i++) {

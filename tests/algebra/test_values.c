@@ -83,7 +83,8 @@ static void check_weights(const engine *e, loam_mechanism mechanism)
         }
         const double allowed = engine_tolerance(e, mechanism, LOAM_FORWARD) * mass;
         if (!(fabs(sum - 1) <= allowed)) {
-            fail_msg("%s, mechanism %d, row %lld: weights sum to %.9g", e->name, mechanism, (long long)row, sum);
+            fail_msg("%s, mechanism %d, row %lld: weights sum to %.9g", e->name, mechanism, (long long)row,
+                     sum);
         }
     }
     expect_near("weights times v", &v, SLOT_O, o, engine_tolerance(e, mechanism, LOAM_FORWARD), 0);

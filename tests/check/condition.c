@@ -23,7 +23,8 @@ static double norm_about(const double *x, const double *centre, int64_t n)
 }
 
 /* (mean eigenvalue of Cov + lambda) / lambda, and the bound 1/sqrt(lambda) on the slope of the fit. */
-static double ridge_condition(const values *v, const direct_row *d, int64_t b, int64_t h, int64_t i, double *root)
+static double ridge_condition(const values *v, const direct_row *d, int64_t b, int64_t h, int64_t i,
+                              double *root)
 {
     double least = HUGE_VAL;
     for (int64_t c = 0; c < v->spec.dim_qk; c++) {
@@ -33,8 +34,8 @@ static double ridge_condition(const values *v, const direct_row *d, int64_t b, i
     return least > 0 ? 1 + d->trace / (double)v->spec.dim_qk / least : 1;
 }
 
-static void seen_keys(condition *x, row_condition *row, const values *v, const direct_row *d, const double *rho,
-                      int64_t b, int64_t h, int64_t i)
+static void seen_keys(condition *x, row_condition *row, const values *v, const direct_row *d,
+                      const double *rho, int64_t b, int64_t h, int64_t i)
 {
     const spec *s = &v->spec;
     const sequence q = values_sequence(v, b);
@@ -83,7 +84,8 @@ static void one_row(condition *x, const values *v, direct_row *d, const double *
     if (s->mechanism == LOAM_LLA) {
         ridge = ridge_condition(v, d, b, h, i, &row->root);
     }
-    row->score = fmax(row->score, d->steepness) + (s->slope ? v->x[SLOT_SLOPE][h] * x->distance : 0) + (s->key_bias ? 4 : 0);
+    row->score = fmax(row->score, d->steepness) + (s->slope ? v->x[SLOT_SLOPE][h] * x->distance : 0) +
+                 (s->key_bias ? 4 : 0);
     row->factor = fmax(1, ridge / USUAL_CONDITION) * fmax(1, row->score / USUAL_SCORE);
     x->worst = fmax(x->worst, row->factor);
     x->slope_of_fit = fmax(x->slope_of_fit, row->root);

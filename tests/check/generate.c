@@ -12,7 +12,8 @@
 static const int64_t short_lengths[] = { 0, 1, 2, 3, 4, 5, 7, 8, 9, 13, 15, 16, 17, 23, 31, 32, 33 };
 static const int64_t long_lengths[] = { 47, 63, 64, 65, 97, 127, 128, 129, 191, 193, 257, 509, 1021 };
 static const int64_t small_dims[] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 15, 16, 17, 19, 24, 31, 32, 33 };
-static const int64_t large_dims[] = { 40, 48, 63, 64, 65, 80, 96, 127, 128, 129, 160, 192, 255, 256, 257, 384, 511, 512 };
+static const int64_t large_dims[] = { 40,  48,  63,  64,  65,  80,  96,  127, 128,
+                                      129, 160, 192, 255, 256, 257, 384, 511, 512 };
 static const double ridges[] = { 1e-3, 1e-2, 0.1, 1, 10 };
 static const int64_t windows[] = { 1, 2, 3, 7, 16, 33, 64, 100, 100000 };
 

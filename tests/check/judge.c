@@ -17,7 +17,7 @@
 #include <string.h>
 
 #define ROW_ALLOWANCE 20.0
-#define SAID 0.1     /* floor: this part of the terms' absolute sum */
+#define SAID 0.1      /* floor: this part of the terms' absolute sum */
 #define ROUNDED 0.005 /* likewise of what is added up before, whose rounding counts */
 #define MEAN_KEY 0.01
 #define GRADED 0.002 /* floor of gradients: this part of a bound on them */
@@ -67,8 +67,8 @@ static double gradient_bound(const spec *s, const condition *x, slot which, doub
 }
 
 /* factor and floor of a row of an output. */
-static void row_terms(const values *want, const condition *x, slot which, int64_t row, double size, double mean,
-                      double *factor, double *floor)
+static void row_terms(const values *want, const condition *x, slot which, int64_t row, double size,
+                      double mean, double *factor, double *floor)
 {
     const spec *s = &want->spec;
     const row_condition *c = which < SLOT_GRAD_Q ? &x->row[row] : NULL;
@@ -153,9 +153,11 @@ static void judge_info(const values *got, const values *want, verdict *out)
                                 : g->solver > LOAM_SOLVER_NONE && g->solver <= LOAM_SOLVER_GRAM;
         if (!out->text[0] && (g->code != w->code || !solver || g->iterations < 0 || !(g->residual >= 0) ||
                               !(g->residual < 1e-2f))) {
-            snprintf(out->text, sizeof out->text, "info of row %lld: code %d solver %d iterations %d residual %g, "
-                     "reference code %d", (long long)r, (int)g->code, (int)g->solver, (int)g->iterations,
-                     (double)g->residual, (int)w->code);
+            snprintf(out->text, sizeof out->text,
+                     "info of row %lld: code %d solver %d iterations %d residual %g, "
+                     "reference code %d",
+                     (long long)r, (int)g->code, (int)g->solver, (int)g->iterations, (double)g->residual,
+                     (int)w->code);
         }
     }
 }

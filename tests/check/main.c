@@ -114,8 +114,8 @@ static void report(const spec *s, const outcome *r, const verdict *v, const valu
             at = fabs(g[c] - w[c]) > fabs(g[at] - w[at]) ? c : at;
         }
         printf("%s at [%lld,%lld,%lld,%lld] is %.9g, reference %.9g; the row is %.3g of its tolerance",
-               slot_names[v->worst], (long long)v->at[0], (long long)v->at[1], (long long)v->at[2], (long long)at,
-               g[at], w[at], v->fraction);
+               slot_names[v->worst], (long long)v->at[0], (long long)v->at[1], (long long)v->at[2],
+               (long long)at, g[at], w[at], v->fraction);
     }
     printf("; rerun: %s\n", command);
 }
@@ -176,8 +176,9 @@ static int run_row(const loam_kernel_info *row, const options *o)
     char command[900];
     run_repeat_command(&t.worst_spec, command, sizeof command);
     printf("%-28s %ld cases, %ld failed, %ld unsupported, seed %llu, worst %.3g of tolerance in %s at "
-           "[%lld,%lld,%lld]\n", row->name, t.cases, t.failures, t.unsupported, (unsigned long long)o->seed,
-           t.worst, slot_names[t.where.worst], (long long)t.where.at[0], (long long)t.where.at[1],
+           "[%lld,%lld,%lld]\n",
+           row->name, t.cases, t.failures, t.unsupported, (unsigned long long)o->seed, t.worst,
+           slot_names[t.where.worst], (long long)t.where.at[0], (long long)t.where.at[1],
            (long long)t.where.at[2]);
     if (t.worst * 100 > WARN_PERCENT) {
         printf("%s: %s\n", t.worst > 1 ? "worst" : "warning, close to the tolerance", command);

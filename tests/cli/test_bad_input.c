@@ -148,6 +148,8 @@ static const bad_case CASES[] = {
       "--ridge vector.npy has shape (6,): with --q of shape (2, 4, 4, 3) expected (), (1,), (H,), (B,H,T)" },
     { EXIT_INPUT, "lla --ridge matrix.npy --q matrix.npy --k matrix.npy --v matrix.npy --slope vector.npy",
       "--slope vector.npy has shape (6,): with --q of shape (2, 3) expected (1,)" },
+    { EXIT_INPUT, "lla --ridge vector.npy --q matrix.npy --k matrix.npy --v matrix.npy",
+      "with --q of shape (2, 3) expected (), (1,), (T,) or (T,D)" },
     { EXIT_INPUT, "lla --key-bias $IN:ridge_token " QKV, "expected (2, 4, 6)" },
     { EXIT_INPUT, "softmax --sink vector.npy " QKV, "--sink vector.npy has shape (6,)" },
     { EXIT_INPUT, "lla --grad-out $IN:q --grad-dir g " QKV, "--grad-out" },

@@ -75,7 +75,8 @@ static void versions_and_statuses(void **state)
     for (int status = LOAM_OK; status >= LOAM_EMEMORY; status--) {
         assert_true(strlen(loam_status_text((loam_status)status)) > 3);
         for (int other = LOAM_OK; other > status; other--) {
-            assert_string_not_equal(loam_status_text((loam_status)status), loam_status_text((loam_status)other));
+            assert_string_not_equal(loam_status_text((loam_status)status),
+                                    loam_status_text((loam_status)other));
         }
     }
     assert_non_null(strstr(loam_status_text((loam_status)-99), "unknown"));
@@ -94,7 +95,8 @@ static void registry(void **state)
         assert_true(kernel_lists("reference cpu", info.backend));
         assert_true(kernel_lists("portable avx2 avx512", info.isa));
         assert_true(kernel_lists(info.dtypes, "f32") && strlen(info.mechanisms) > 0);
-        references += strcmp(info.backend, "reference") == 0 && kernel_lists(info.dtypes, "f64") && info.available;
+        references += strcmp(info.backend, "reference") == 0 && kernel_lists(info.dtypes, "f64") &&
+                      info.available;
     }
     assert_int_equal(references, 3);
     assert_int_equal(loam_kernel_at(count, &other), LOAM_EARG);

@@ -31,8 +31,9 @@ static void refuse(const loam_problem *p, loam_status status, const char *name, 
     loam_error error;
     memset(&error, 0x55, sizeof error);
     const loam_status got = loam_plan_create(&plan, p, &error);
-    if (got != status || error.status != status || plan != NULL || !memchr(error.text, 0, sizeof error.text) ||
-        !strstr(error.text, name) || !strstr(error.text, value) || !strstr(error.text, expected)) {
+    if (got != status || error.status != status || plan != NULL ||
+        !memchr(error.text, 0, sizeof error.text) || !strstr(error.text, name) ||
+        !strstr(error.text, value) || !strstr(error.text, expected)) {
         fail_msg("%s = %s: status %d (%d in error), plan %p, text '%.255s'", name, value, (int)got,
                  (int)error.status, (void *)plan, error.text);
     }
@@ -40,10 +41,10 @@ static void refuse(const loam_problem *p, loam_status status, const char *name, 
     assert_null(plan);
 }
 
-#define REFUSE(member, bad, status, value, expected)  \
-    do {                                              \
-        loam_problem p_ = good();                     \
-        p_.member = bad;                              \
+#define REFUSE(member, bad, status, value, expected) \
+    do { \
+        loam_problem p_ = good(); \
+        p_.member = bad; \
         refuse(&p_, status, #member, value, expected); \
     } while (0)
 

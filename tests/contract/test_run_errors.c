@@ -91,13 +91,13 @@ static void refuse_call(scene *x, call which, const loam_args *args, extra e, lo
 }
 
 /* Runs the scene once with `change` made to its arguments, which must be refused. */
-#define REFUSE(s, change, status, name, more)                                          \
-    do {                                                                               \
-        scene scene_ = scene_make(s);                                                  \
-        loam_args args = scene_.m.args;                                                \
-        change;                                                                        \
+#define REFUSE(s, change, status, name, more) \
+    do { \
+        scene scene_ = scene_make(s); \
+        loam_args args = scene_.m.args; \
+        change; \
         refuse_call(&scene_, CALL_RUN, &args, (extra){ 0, 0, 0 }, status, name, more); \
-        scene_free(&scene_);                                                           \
+        scene_free(&scene_); \
     } while (0)
 
 static spec basic(loam_mechanism mechanism, loam_pass pass)
@@ -236,7 +236,8 @@ static void lengths(void **state)
     REFUSE(&s, args.lens_kv = lens, LOAM_EARG, "lens_kv", "packed");
     REFUSE(&s, args.cu_q = NULL, LOAM_EARG, "cu_q", "NULL");
     REFUSE(&s, args.cu_kv = NULL, LOAM_EARG, "cu_kv", "NULL");
-    const int64_t shifted[3] = { 1, 2, 3 }, falling[3] = { 0, 5, 4 }, hostile[3] = { 0, INT64_MIN, INT64_MAX };
+    const int64_t shifted[3] = { 1, 2, 3 }, falling[3] = { 0, 5, 4 },
+                  hostile[3] = { 0, INT64_MIN, INT64_MAX };
     const int64_t other_total[3] = { 0, 0, 1 };
     REFUSE(&s, args.cu_q = shifted, LOAM_ESHAPE, "cu_q[0]", "1");
     REFUSE(&s, args.cu_kv = shifted, LOAM_ESHAPE, "cu_kv[0]", "1");
@@ -265,14 +266,14 @@ static void packed_sequence_too_long(void **state)
     scene_free(&x);
 }
 
-#define REFUSE_STATE(which, change, status, name, more)             \
-    do {                                                            \
-        scene scene_ = scene_make(&s);                              \
-        loam_args args = scene_.m.args;                             \
-        extra e = { 0, 7, 0 };                                      \
-        change;                                                     \
-        refuse_call(&scene_, which, &args, e, status, name, more);  \
-        scene_free(&scene_);                                        \
+#define REFUSE_STATE(which, change, status, name, more) \
+    do { \
+        scene scene_ = scene_make(&s); \
+        loam_args args = scene_.m.args; \
+        extra e = { 0, 7, 0 }; \
+        change; \
+        refuse_call(&scene_, which, &args, e, status, name, more); \
+        scene_free(&scene_); \
     } while (0)
 
 static void states(void **state)

@@ -47,7 +47,8 @@ static loam_problem row_problem(const loam_kernel_info *row, int mechanism, int6
 }
 
 /* Bytes of work per token at this length: what one more token costs. */
-static double slope(const loam_kernel_info *row, int mechanism, int64_t len, int64_t dim, int queries, int keys)
+static double slope(const loam_kernel_info *row, int mechanism, int64_t len, int64_t dim, int queries,
+                    int keys)
 {
     const loam_problem a = row_problem(row, mechanism, queries ? len : 512, keys ? len : 512, dim);
     const loam_problem b = row_problem(row, mechanism, queries ? 2 * len : 512, keys ? 2 * len : 512, dim);
@@ -61,10 +62,12 @@ static void check_growth(const loam_kernel_info *row, int mechanism, int queries
     const double far = slope(row, mechanism, 1 << 18, 64, queries, keys);
     const double wide = slope(row, mechanism, 1 << 18, 256, queries, keys);
     if (far > 1.1 * near + rounding) {
-        fail_msg("%s, mechanism %d: a token costs %.0f bytes at 2^12 and %.0f at 2^18", row->name, mechanism, near, far);
+        fail_msg("%s, mechanism %d: a token costs %.0f bytes at 2^12 and %.0f at 2^18", row->name, mechanism,
+                 near, far);
     }
     if (wide > 4.4 * far + rounding) {
-        fail_msg("%s, mechanism %d: a token costs %.0f bytes at dim 64 and %.0f at 256", row->name, mechanism, far, wide);
+        fail_msg("%s, mechanism %d: a token costs %.0f bytes at dim 64 and %.0f at 256", row->name, mechanism,
+                 far, wide);
     }
 }
 

@@ -10,8 +10,13 @@
 
 estimate_setup fixture_setup(void)
 {
-    return (estimate_setup){ .score = LOAM_DOT, .bandwidth = 1, .ridge = 0.1, .ridge_unit = LOAM_RIDGE_MAX,
-                             .mesa_ridge = 0.01, .backend = LOAM_BACKEND_REFERENCE, .threads = 2 };
+    return (estimate_setup){ .score = LOAM_DOT,
+                             .bandwidth = 1,
+                             .ridge = 0.1,
+                             .ridge_unit = LOAM_RIDGE_MAX,
+                             .mesa_ridge = 0.01,
+                             .backend = LOAM_BACKEND_REFERENCE,
+                             .threads = 2 };
 }
 
 double *fixture_doubles(int64_t count)
@@ -49,8 +54,7 @@ void expect_close(const char *what, const double *got, const double *want, int64
 
 void expect_ok(int status, const io_error *error)
 {
-    if (status != EXIT_OK)
-        fail_msg("status %d: %s", status, error->text);
+    if (status != EXIT_OK) fail_msg("status %d: %s", status, error->text);
 }
 
 void fixture_directory(char *path)

@@ -36,8 +36,7 @@ static void test_each_allocation(void **state)
         alloc_fail_at(0);
         if (happened ? status == EXIT_OK : status != EXIT_OK)
             fail_msg("allocation %d: status %d", nth, status);
-        if (access(directory, F_OK) == 0)
-            fixture_remove(directory);
+        if (access(directory, F_OK) == 0) fixture_remove(directory);
     }
     printf("%d allocations\n", nth - 1);
     assert_true(nth > 30);

@@ -54,8 +54,7 @@ static void naive_mesa(const double *keys, const double *values, int64_t seen, c
 static double score_of(const estimate_setup *setup, const double *query, const double *key)
 {
     const double scale = 1 / (setup->bandwidth * sqrt(DIM));
-    if (setup->score == LOAM_DOT)
-        return scale * dot(query, key);
+    if (setup->score == LOAM_DOT) return scale * dot(query, key);
     double distance = 0;
     for (int a = 0; a < DIM; a++)
         distance += (query[a] - key[a]) * (query[a] - key[a]);
@@ -85,8 +84,8 @@ static void naive_softmax(const double *keys, const double *values, int64_t seen
             output[a] += weights[j] / total * values[j * DIM + a];
 }
 
-/* Weighted least squares of values on (1, key - query), with the ridge on the slope: the constant is the answer.
- * Written as rows: sqrt(w) [1, k - q] = sqrt(w) v, and sqrt(ridge) [0, I] = 0. */
+/* Weighted least squares of values on (1, key - query), with the ridge on the slope; the constant is what it
+ * says. Written as rows: sqrt(w) [1, k - q] = sqrt(w) v, and sqrt(ridge) [0, I] = 0. */
 static void naive_lla(const double *keys, const double *values, int64_t seen, const double *query,
                       const estimate_setup *setup, double *output)
 {
@@ -102,8 +101,8 @@ static void naive_lla(const double *keys, const double *values, int64_t seen, co
     }
     for (int c = 0; c < DIM; c++)
         a[(seen + c) * COLUMNS + 1 + c] = sqrt(setup->ridge);
-    assert_int_equal(LAPACKE_dgels(LAPACK_ROW_MAJOR, 'N', (lapack_int)seen + DIM, COLUMNS, DIM, a, COLUMNS, b, DIM),
-                     0);
+    assert_int_equal(
+        LAPACKE_dgels(LAPACK_ROW_MAJOR, 'N', (lapack_int)seen + DIM, COLUMNS, DIM, a, COLUMNS, b, DIM), 0);
     memcpy(output, b, DIM * sizeof *output);
 }
 
@@ -134,8 +133,10 @@ static void test_definitions(void **state)
     static const struct {
         estimator which;
         naive *expected;
-    } cases[] = { { ESTIMATOR_LLA, naive_lla }, { ESTIMATOR_SOFTMAX, naive_softmax },
-                  { ESTIMATOR_MESA, naive_mesa }, { ESTIMATOR_LINEAR, naive_linear } };
+    } cases[] = { { ESTIMATOR_LLA, naive_lla },
+                  { ESTIMATOR_SOFTMAX, naive_softmax },
+                  { ESTIMATOR_MESA, naive_mesa },
+                  { ESTIMATOR_LINEAR, naive_linear } };
     for (int i = 0; i < 4; i++)
         for (int hidden = 0; hidden < 2; hidden++)
             for (int rbf = 0; rbf < 2; rbf++) {
@@ -219,7 +220,7 @@ static void test_refusal(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_definitions), cmocka_unit_test(test_mesa_stays_exact),
+        cmocka_unit_test(test_definitions),  cmocka_unit_test(test_mesa_stays_exact),
         cmocka_unit_test(test_random_guess), cmocka_unit_test(test_errors),
         cmocka_unit_test(test_refusal),
     };

@@ -16,8 +16,7 @@ static double *read_array(const char *name)
     double *array = fixture_doubles(SIZE);
     snprintf(path, sizeof path, "%s/%s.f64", directory, name);
     FILE *file = fopen(path, "rb");
-    if (!file)
-        fail_msg("cannot open %s", path);
+    if (!file) fail_msg("cannot open %s", path);
     assert_int_equal(fread(array, sizeof *array, SIZE, file), SIZE);
     assert_int_equal(fgetc(file), EOF);
     fclose(file);
@@ -36,7 +35,8 @@ static void check(estimator which, double expected_error)
     expect_ok(estimate_outputs(&setup, which, &batch, got, &error), &error);
     for (int64_t i = 0; i < SIZE; i++)
         if (!(fabs(got[i] - want[i]) <= 1e-10 * (1 + fabs(want[i]))))
-            fail_msg("%s, element %d: %.17g, expected %.17g", estimator_names[which], (int)i, got[i], want[i]);
+            fail_msg("%s, element %d: %.17g, expected %.17g", estimator_names[which], (int)i, got[i],
+                     want[i]);
     expect_close(estimator_names[which], got, want, SIZE, 1e-11);
     estimate_errors(&batch, got, errors);
     for (int i = 0; i < LENGTH; i++)

@@ -107,8 +107,9 @@ static void test_reach(void **state)
     static const struct {
         int sequences;
         double t, tolerance;
-    } cases[] = { { 2, 12.7062, 1e-4 },   { 3, 4.30265, 1e-5 },  { 4, 3.18245, 5e-3 },    { 7, 2.44691, 2e-4 },
-                  { 10, 2.262157, 2e-5 }, { 24, 2.068658, 1e-6 }, { 10000, 1.960201, 1e-6 } };
+    } cases[] = { { 2, 12.7062, 1e-4 },     { 3, 4.30265, 1e-5 },   { 4, 3.18245, 5e-3 },
+                  { 7, 2.44691, 2e-4 },     { 10, 2.262157, 2e-5 }, { 24, 2.068658, 1e-6 },
+                  { 10000, 1.960201, 1e-6 } };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         assert_true(fabs(moments_reach(cases[i].sequences) - cases[i].t) < cases[i].tolerance);
     assert_true(isnan(moments_reach(1)));

@@ -20,20 +20,19 @@
 #include <cmocka.h>
 
 /* Half a second of work in eight cells. */
-#define SMALL "experiment regression --backend reference --d 4,8 --segment 64,128 --length 256 --seed 5 --sequences 24"
+#define SMALL \
+    "experiment regression --backend reference --d 4,8 --segment 64,128 --length 256 --seed 5 --sequences 24"
 
 static void expect_same(const char *a, const char *b)
 {
-    outcome result = run_shell("for f in %s/*; do cmp $f %s/${f##*/} || exit 1; done; ls -A %s; ls -A %s", b, a, a, b);
+    outcome result = run_shell("for f in %s/*; do cmp $f %s/${f##*/} || exit 1; done; ls -A %s; ls -A %s", b,
+                               a, a, b);
     expect_status(&result, 0);
     assert_null(strstr(result.out, "state"));
 }
 
 /* Whether the shell condition holds. */
-static bool holds(const char *condition)
-{
-    return system(condition) == 0;
-}
+static bool holds(const char *condition) { return system(condition) == 0; }
 
 /* Starts SMALL into `killed`, and kills it when the condition holds; false where it ended before. */
 static bool kill_when(const char *condition)
@@ -48,8 +47,7 @@ static bool kill_when(const char *condition)
     int ended = 0, status;
     while (!holds(condition) && !ended)
         ended = waitpid(child, &status, WNOHANG) == child;
-    if (ended)
-        return false;
+    if (ended) return false;
     kill(child, SIGKILL);
     assert_int_equal(waitpid(child, &status, 0), child);
     return WIFSIGNALED(status);
@@ -74,9 +72,9 @@ static void killed_runs_continue(void **state)
     expect_status(&result, EXIT_OK);
     for (size_t i = 0; i < sizeof moments / sizeof *moments; i++) {
         const bool killed = kill_when(moments[i]);
-        if (!killed)
-            fail_msg("the run ended before: %s", moments[i]);
-        result = run_shell("for f in $(ls killed); do test $f = state || cmp killed/$f whole/$f || exit 1; done");
+        if (!killed) fail_msg("the run ended before: %s", moments[i]);
+        result = run_shell(
+            "for f in $(ls killed); do test $f = state || cmp killed/$f whole/$f || exit 1; done");
         expect_status(&result, 0);
         const bool something = holds("ls killed/state/d* >/dev/null 2>&1");
         result = run_loam(SMALL " --out killed %s", something ? "--resume" : "");
@@ -120,9 +118,11 @@ static void table_and_files(void **state)
     assert_null(strstr(result.out, "visible"));
     assert_string_equal(result.err, "");
     result = run_shell("cd a/b/c && ls -A && wc -l < regression.csv && wc -l < summary.csv");
-    assert_string_equal(result.out, "figure3.png\nfigure3.svg\nfigure4.png\nfigure4.svg\nfigure7.png\nfigure7.svg\n"
-                                    "regression.csv\nsummary.csv\n5121\n21\n");
-    result = run_shell("awk -F, 'NR > 1 && ($9 < $6 || $8 > $6 || $8 < 0 || $7 < 0)' a/b/c/regression.csv | wc -l");
+    assert_string_equal(result.out,
+                        "figure3.png\nfigure3.svg\nfigure4.png\nfigure4.svg\nfigure7.png\nfigure7.svg\n"
+                        "regression.csv\nsummary.csv\n5121\n21\n");
+    result = run_shell(
+        "awk -F, 'NR > 1 && ($9 < $6 || $8 > $6 || $8 < 0 || $7 < 0)' a/b/c/regression.csv | wc -l");
     assert_string_equal(result.out, "0\n");
     /* The mean over positions is what the summary says. */
     result = run_shell("awk -F, 'NR == FNR { if (FNR > 1) m[$1 $2 $3 $4] += $6 / 256; next }"
@@ -217,10 +217,14 @@ static void other_options_are_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(killed_runs_continue),  cmocka_unit_test(many_kills),
-        cmocka_unit_test(threads_do_not_matter), cmocka_unit_test(table_and_files),
-        cmocka_unit_test(wrong_options),         cmocka_unit_test(nowhere_to_write),
-        cmocka_unit_test(no_room),               cmocka_unit_test(other_options_are_refused),
+        cmocka_unit_test(killed_runs_continue),
+        cmocka_unit_test(many_kills),
+        cmocka_unit_test(threads_do_not_matter),
+        cmocka_unit_test(table_and_files),
+        cmocka_unit_test(wrong_options),
+        cmocka_unit_test(nowhere_to_write),
+        cmocka_unit_test(no_room),
+        cmocka_unit_test(other_options_are_refused),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }

@@ -7,8 +7,8 @@
 
 enum { COUNT = 400000 };
 
-/* Philox4x32-10 of counter 0 and key 0 is 6627e8d5 e169c58d bc57ac4c 9b00dbd8, as its authors' known-answer file
- * says; the first pair follows by hand. */
+/* Philox4x32-10 of counter 0 and key 0 is 6627e8d5 e169c58d bc57ac4c 9b00dbd8, as its authors' known answers
+ * say; the first pair follows by hand. */
 static void test_known_answer(void **state)
 {
     (void)state;
@@ -16,7 +16,8 @@ static void test_known_answer(void **state)
     const double w = ldexp((double)(0x9b00dbd8bc57ac4cu >> 12) + 0.5, -52);
     double pair[2];
     random_normals((random_stream){ 0, 0 }, 0, 2, pair);
-    const double want[2] = { sqrt(-2 * log(u)) * cos(2 * acos(-1) * w), sqrt(-2 * log(u)) * sin(2 * acos(-1) * w) };
+    const double want[2] = { sqrt(-2 * log(u)) * cos(2 * acos(-1) * w),
+                             sqrt(-2 * log(u)) * sin(2 * acos(-1) * w) };
     expect_close("pair", pair, want, 2, 1e-14);
 }
 

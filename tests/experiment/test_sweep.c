@@ -141,8 +141,7 @@ static void expect_refused(sweep *s, const char *word)
 {
     io_error error = { 0 };
     assert_int_equal(sweep_run(s, &error), EXIT_INPUT);
-    if (!strstr(error.text, word))
-        fail_msg("\"%s\" does not say \"%s\"", error.text, word);
+    if (!strstr(error.text, word)) fail_msg("\"%s\" does not say \"%s\"", error.text, word);
     free_cells(s->cells);
 }
 
@@ -190,7 +189,8 @@ static size_t read_file(const char *path, unsigned char *bytes, size_t room)
     return size;
 }
 
-static void expect_damaged(const char *path, const unsigned char *bytes, size_t size, const char *inputs, moments *m)
+static void expect_damaged(const char *path, const unsigned char *bytes, size_t size, const char *inputs,
+                           moments *m)
 {
     io_error error;
     bool found;
@@ -239,10 +239,8 @@ static void test_damage(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_cut_anywhere),
-        cmocka_unit_test(test_state_is_used),
-        cmocka_unit_test(test_other_options),
+        cmocka_unit_test(test_threads),       cmocka_unit_test(test_cut_anywhere),
+        cmocka_unit_test(test_state_is_used), cmocka_unit_test(test_other_options),
         cmocka_unit_test(test_damage),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

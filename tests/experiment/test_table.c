@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * The task at its defaults against figures that an independent NumPy implementation got from 24 other sequences
- * (PCG64, seeds 1000 to 1023): own pair visible, L = 1024. Two means of 24 sequences differ by a few times
- * sqrt(2) standard errors at most. */
+ * The task at its defaults against figures that an independent NumPy implementation got from 24 other
+ * sequences (PCG64, seeds 1000 to 1023): own pair visible, L = 1024. Two means of 24 sequences differ by a
+ * few times sqrt(2) standard errors at most. */
 #include "tests/experiment/fixture.h"
 
 #include <math.h>

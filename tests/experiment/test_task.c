@@ -24,8 +24,7 @@ static void test_cones(void **state)
     for (int64_t i = 0; i < SEQUENCES * LENGTH; i++)
         for (int a = 0; a < DIM; a++) {
             const double x = batch.keys[i * DIM + a];
-            if (a < 3)
-                assert_true(x * sign_expected(i % LENGTH, a) > 0);
+            if (a < 3) assert_true(x * sign_expected(i % LENGTH, a) > 0);
             mean[a] += (a < 3 ? fabs(x) : x) / (SEQUENCES * LENGTH);
             square[a] += x * x / (SEQUENCES * LENGTH);
         }
@@ -77,7 +76,8 @@ static void test_noise(void **state)
     (void)state;
     experiment_task noisy = plain;
     noisy.noise = 0.25;
-    estimate_batch clean = fixture_batch(plain, 0, SEQUENCES, 0), other = fixture_batch(noisy, 0, SEQUENCES, 0);
+    estimate_batch clean = fixture_batch(plain, 0, SEQUENCES, 0),
+                   other = fixture_batch(noisy, 0, SEQUENCES, 0);
     const int64_t count = (int64_t)SEQUENCES * LENGTH * DIM;
     assert_memory_equal(clean.keys, other.keys, (size_t)count * sizeof(double));
     double mean = 0, square = 0;
@@ -139,8 +139,8 @@ static void test_check(void **state)
     static const struct {
         int64_t dim, segment, length;
         int status;
-    } cases[] = { { 8, 8, 1024, EXIT_OK },    { 6, 8, 1024, EXIT_USAGE }, { 1, 7, 7, EXIT_OK },
-                  { 2, 7, 28, EXIT_OK },      { 8, 7, 21, EXIT_USAGE },   { 8, 64, 32, EXIT_USAGE },
+    } cases[] = { { 8, 8, 1024, EXIT_OK },     { 6, 8, 1024, EXIT_USAGE }, { 1, 7, 7, EXIT_OK },
+                  { 2, 7, 28, EXIT_OK },       { 8, 7, 21, EXIT_USAGE },   { 8, 64, 32, EXIT_USAGE },
                   { 8, 100, 1024, EXIT_USAGE } };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const experiment_task task = { cases[i].dim, cases[i].segment, cases[i].length, 0, 1 };

@@ -203,6 +203,11 @@ static void files_that_cannot_be_read(void **state)
     assert_string_equal(error.text, "cannot read pipe: Illegal seek");
     fclose(stream);
     close(ends[1]);
+    stream = fopen(".", "rb");
+    assert_non_null(stream);
+    assert_int_equal(npy_read_stream(&a, stream, "directory", &error), EXIT_INPUT);
+    assert_string_equal(error.text, "cannot read directory: Is a directory");
+    fclose(stream);
 }
 
 /* What is written is read back, at every rank, and its data begin at a multiple of 64. */

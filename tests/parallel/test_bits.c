@@ -44,7 +44,8 @@ static void for_all_rows(check_fn *check)
     loam_kernel_info row;
     for (int i = 0; loam_kernel_at(i, &row) == LOAM_OK; i++) {
         for (int mechanism = LOAM_SOFTMAX; row.available && mechanism <= LOAM_LLA; mechanism++) {
-            for (int number = 0; kernel_lists(row.mechanisms, words[mechanism]) && number < VARIANTS; number++) {
+            for (int number = 0; kernel_lists(row.mechanisms, words[mechanism]) && number < VARIANTS;
+                 number++) {
                 check(variant(&row, (loam_mechanism)mechanism, number));
             }
         }
@@ -97,7 +98,8 @@ static void check_places(spec s)
             if (batch.x[which]) {
                 const int64_t size = slot_size(&alone, (slot)which);
                 const int split = slot_shape(&batch, (slot)which).batch == BATCH;
-                memcpy(batch.x[which] + (split ? place * size : 0), alone.x[which], (size_t)size * sizeof(double));
+                memcpy(batch.x[which] + (split ? place * size : 0), alone.x[which],
+                       (size_t)size * sizeof(double));
             }
         }
         expect_run(&batch);
@@ -105,7 +107,8 @@ static void check_places(spec s)
             const shape a = slot_shape(&alone, (slot)which);
             const int64_t rows = a.heads * a.tokens;
             if (batch.x[which] && !of_all(&s, which)) {
-                expect_same_rows("place in the batch", &batch, (slot)which, place * rows, alone.x[which], rows);
+                expect_same_rows("place in the batch", &batch, (slot)which, place * rows, alone.x[which],
+                                 rows);
             }
         }
         values_free(&batch);

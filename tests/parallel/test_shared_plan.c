@@ -88,7 +88,8 @@ static void a_plan_serves_several_threads(void **state)
     (void)state;
     for (int mechanism = LOAM_SOFTMAX; mechanism <= LOAM_LLA; mechanism++) {
         for (int number = 0; number < 4; number++) {
-            spec s = spec_default((loam_mechanism)mechanism, number % 2 ? LOAM_DECODE : LOAM_FORWARD, 90, 19, 21);
+            spec s = spec_default((loam_mechanism)mechanism, number % 2 ? LOAM_DECODE : LOAM_FORWARD, 90, 19,
+                                  21);
             s.dtype = number < 2 ? LOAM_F32 : LOAM_F64;
             s.backend = LOAM_BACKEND_AUTO;
             s.heads_q = 2;

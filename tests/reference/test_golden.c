@@ -22,7 +22,8 @@ static double *take(const char *group, const char *name, int64_t count)
     snprintf(full, sizeof full, "%s.%s", group, name);
     double *x = golden_array(&vectors, full, &found);
     if (!x || found != count) {
-        fail_msg("golden vectors: %s has %lld numbers, expected %lld", full, (long long)found, (long long)count);
+        fail_msg("golden vectors: %s has %lld numbers, expected %lld", full, (long long)found,
+                 (long long)count);
     }
     return x;
 }
@@ -73,9 +74,9 @@ static void check_group(const char *group, spec s, loam_pass pass, const slot *o
     values_free(&v);
 }
 
-#define CHECK(group, s, pass, ...)                                            \
-    do {                                                                      \
-        const slot outputs[] = { __VA_ARGS__ };                               \
+#define CHECK(group, s, pass, ...) \
+    do { \
+        const slot outputs[] = { __VA_ARGS__ }; \
         check_group(group, s, pass, outputs, sizeof outputs / sizeof *outputs); \
     } while (0)
 
@@ -91,7 +92,8 @@ static void lla_vectors(void **state)
                     continue;
                 }
                 char group[48];
-                snprintf(group, sizeof group, "lla_%s_%s_%s", units[unit], causal ? "causal" : "full", axes[axis]);
+                snprintf(group, sizeof group, "lla_%s_%s_%s", units[unit], causal ? "causal" : "full",
+                         axes[axis]);
                 spec s = spec_default(LOAM_LLA, LOAM_FORWARD, TOKENS, DIM, DIM_V);
                 s.ridge_unit = unit;
                 s.ridge_axes = axis;
@@ -124,7 +126,8 @@ static void parallax_and_softmax_vectors(void **state)
         const char *group = causal ? "parallax_causal" : "parallax_full";
         CHECK(group, s, LOAM_FORWARD, SLOT_O, SLOT_LSE);
         CHECK(group, s, LOAM_DECODE, SLOT_O, SLOT_LSE);
-        CHECK(group, s, LOAM_BACKWARD, SLOT_GRAD_Q, SLOT_GRAD_K, SLOT_GRAD_V, SLOT_GRAD_PROBE, SLOT_GRAD_SCALE);
+        CHECK(group, s, LOAM_BACKWARD, SLOT_GRAD_Q, SLOT_GRAD_K, SLOT_GRAD_V, SLOT_GRAD_PROBE,
+              SLOT_GRAD_SCALE);
         s.mechanism = LOAM_SOFTMAX;
         CHECK(causal ? "softmax_causal" : "softmax_full", s, LOAM_FORWARD, SLOT_O);
         CHECK(causal ? "softmax_causal" : "softmax_full", s, LOAM_DECODE, SLOT_O);
@@ -134,7 +137,10 @@ static void parallax_and_softmax_vectors(void **state)
 static values decode_inputs(const spec *s)
 {
     values v = values_make(s);
-    static const struct { slot input; const char *name; } inputs[] = { { SLOT_Q, "q" }, { SLOT_K, "k" }, { SLOT_V, "v" } };
+    static const struct {
+        slot input;
+        const char *name;
+    } inputs[] = { { SLOT_Q, "q" }, { SLOT_K, "k" }, { SLOT_V, "v" } };
     for (int i = 0; i < 3; i++) {
         free(v.x[inputs[i].input]);
         v.x[inputs[i].input] = take("decode", inputs[i].name, slot_size(&v, inputs[i].input));
@@ -181,9 +187,10 @@ static void decode_state(void **state)
     assert_int_equal(loam_state_doubles(plan), 2 + 64 + 64 + 64 * 65 / 2 + 64 * 64);
     double *x = memory_zeroed(loam_states_doubles(plan), sizeof *x);
     assert_int_equal(loam_state_partial(plan, &m.args, 0, 300, x, &error), LOAM_OK);
-    static const struct { const char *name; int at, count; } parts[] = {
-        { "m", 0, 1 }, { "omega", 1, 1 }, { "kbar", 2, 64 }, { "vbar", 66, 64 }
-    };
+    static const struct {
+        const char *name;
+        int at, count;
+    } parts[] = { { "m", 0, 1 }, { "omega", 1, 1 }, { "kbar", 2, 64 }, { "vbar", 66, 64 } };
     double *m_want = take("decode", "m", 1);
     const double unit = exp(x[0] - m_want[0]); /* any m that is no less than the scores would do */
     for (int i = 0; i < 4; i++) {

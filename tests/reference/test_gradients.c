@@ -86,9 +86,14 @@ static void check_number(loss *l, const values *backward, slot gradient)
 static void check_case(const spec *s)
 {
     static const slot pairs[][2] = {
-        { SLOT_Q, SLOT_GRAD_Q }, { SLOT_K, SLOT_GRAD_K }, { SLOT_V, SLOT_GRAD_V },
-        { SLOT_PROBE, SLOT_GRAD_PROBE }, { SLOT_RIDGE, SLOT_GRAD_RIDGE }, { SLOT_SLOPE, SLOT_GRAD_SLOPE },
-        { SLOT_KEY_BIAS, SLOT_GRAD_KEY_BIAS }, { SLOT_SINK, SLOT_GRAD_SINK },
+        { SLOT_Q, SLOT_GRAD_Q },
+        { SLOT_K, SLOT_GRAD_K },
+        { SLOT_V, SLOT_GRAD_V },
+        { SLOT_PROBE, SLOT_GRAD_PROBE },
+        { SLOT_RIDGE, SLOT_GRAD_RIDGE },
+        { SLOT_SLOPE, SLOT_GRAD_SLOPE },
+        { SLOT_KEY_BIAS, SLOT_GRAD_KEY_BIAS },
+        { SLOT_SINK, SLOT_GRAD_SINK },
     };
     values backward = values_make(s);
     expect_run(&backward);

@@ -37,7 +37,8 @@ static void normalised_weights(const brute_problem *p, const double *point, int6
  * row of the solution is the intercept as a function of y. */
 void brute_weights(const brute_problem *p, const double *point, int64_t left_out, double *l)
 {
-    const int terms = 1 + (p->linear ? p->columns : 0), equations = (int)p->rows + terms - 1, n = (int)p->rows;
+    const int terms = 1 + (p->linear ? p->columns : 0), equations = (int)p->rows + terms - 1,
+              n = (int)p->rows;
     double *a = calloc((size_t)(equations * terms), sizeof *a);
     double *b = calloc((size_t)(equations * n), sizeof *b);
     double *weights = malloc((size_t)n * sizeof *weights);

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: MIT
-# Figures of other people's estimators for test_regress_reference: run `Rscript make_reference.R` in this folder.
+# Figures of other people's estimators for test_reference.c: run `Rscript make_reference.R` in this folder.
 # Debian packages r-base-core, r-cran-locfit, r-cran-kernsmooth; versions are written beside the figures.
 #
-# locfit evaluates at the rows, without interpolation (ev = dat()). Its Gaussian kernel is exp(-(2.5 u)^2 / 2),
+# locfit evaluates at the rows, without interpolation (ev = dat()). Its Gaussian kernel is exp(-(2.5 u)^2/2),
 # so that its h is 2.5 of our bandwidths. KernSmooth bins the data: its figures carry 3 or 4 digits.
 library(locfit)
 library(KernSmooth)
 
 read <- function(name) read.csv(file.path("..", "..", "data", name))
-write <- function(table, name) write.csv(format(table, digits = 15, trim = TRUE), name, row.names = FALSE, quote = FALSE)
+write <- function(table, name) {
+    write.csv(format(table, digits = 15, trim = TRUE), name, row.names = FALSE, quote = FALSE)
+}
 
 fit <- function(x, y, factor, degree) {
     z <- scale(x)

@@ -40,8 +40,13 @@ static brute_problem brute_of(const fixture *f, double *bandwidths, regress_smoo
 {
     for (int c = 0; c < f->table.rows.columns; c++)
         bandwidths[c] = with.bandwidth * brute_deviation(f->x + c * ROWS, ROWS);
-    return (brute_problem){ .x = f->x, .y = f->y, .rows = ROWS, .columns = f->table.rows.columns,
-                            .bandwidths = bandwidths, .ridge = with.ridge, .linear = estimator == REGRESS_LINEAR };
+    return (brute_problem){ .x = f->x,
+                            .y = f->y,
+                            .rows = ROWS,
+                            .columns = f->table.rows.columns,
+                            .bandwidths = bandwidths,
+                            .ridge = with.ridge,
+                            .linear = estimator == REGRESS_LINEAR };
 }
 
 /* Mean squared residual of explicit refits without each row. */
@@ -74,8 +79,8 @@ static void test_choice(void **state)
             brute_close(choices[e].score, brute_score(&f, with, e), 1e-8, "score", seed);
             for (with.bandwidth = 0.05; with.bandwidth < 4; with.bandwidth *= 1.15)
                 if (brute_score(&f, with, e) < 0.999 * choices[e].score)
-                    fail_msg("bandwidth %g of estimator %d is beaten by %g (seed %d)", choices[e].bandwidth, e,
-                             with.bandwidth, (int)seed);
+                    fail_msg("bandwidth %g of estimator %d is beaten by %g (seed %d)", choices[e].bandwidth,
+                             e, with.bandwidth, (int)seed);
         }
         free_fixture(&f);
     }
@@ -91,8 +96,9 @@ static void test_affine_choice(void **state)
         f.y[j] = 3 - f.x[j] + 0.1 * f.x[ROWS + j];
     make_table(&f, 2);
     regress_choice choices[REGRESS_ESTIMATORS];
-    assert_int_equal(regress_choose_bandwidth(&f.table, (regress_smoother){ 1, 0, 1 }, &f.sample, both, choices, NULL),
-                     EXIT_OK);
+    assert_int_equal(
+        regress_choose_bandwidth(&f.table, (regress_smoother){ 1, 0, 1 }, &f.sample, both, choices, NULL),
+        EXIT_OK);
     assert_true(choices[REGRESS_LINEAR].largest && choices[REGRESS_LINEAR].bandwidth > 4);
     assert_true(choices[REGRESS_CONSTANT].bandwidth < 0.6);
     free_fixture(&f);
@@ -105,7 +111,8 @@ static void test_threads(void **state)
     brute_table(51, ROWS, 2, f.x, f.y);
     make_table(&f, 2);
     regress_choice one[REGRESS_ESTIMATORS], more[REGRESS_ESTIMATORS];
-    assert_int_equal(regress_choose_bandwidth(&f.table, (regress_smoother){ 1, 0, 1 }, &f.sample, both, one, NULL), 0);
+    assert_int_equal(
+        regress_choose_bandwidth(&f.table, (regress_smoother){ 1, 0, 1 }, &f.sample, both, one, NULL), 0);
     for (int threads = 2; threads <= 4; threads++) {
         const regress_smoother with = { 1, 0, threads };
         assert_int_equal(regress_choose_bandwidth(&f.table, with, &f.sample, both, more, NULL), 0);
@@ -139,7 +146,8 @@ static void test_noise(void **state)
             squares += residual * residual;
         }
         regress_noise noise;
-        assert_int_equal(regress_estimate_noise(&f.table, with, &f.sample, (regress_estimator)e, &noise, NULL), 0);
+        assert_int_equal(
+            regress_estimate_noise(&f.table, with, &f.sample, (regress_estimator)e, &noise, NULL), 0);
         brute_close(noise.variance, squares / freedom, 1e-9, "variance", seed);
         brute_close(noise.parameters, trace, 1e-9, "parameters", seed);
         brute_close(noise.score, brute_score(&f, with, e), 1e-8, "score", seed);
@@ -157,8 +165,9 @@ static void test_no_noise(void **state)
         f.x[j] = j;
     make_table(&f, 1);
     regress_noise noise;
-    assert_int_equal(regress_estimate_noise(&f.table, (regress_smoother){ 1e-5, 0, 1 }, &f.sample, REGRESS_CONSTANT,
-                                            &noise, NULL), 0);
+    assert_int_equal(regress_estimate_noise(&f.table, (regress_smoother){ 1e-5, 0, 1 }, &f.sample,
+                                            REGRESS_CONSTANT, &noise, NULL),
+                     0);
     assert_true(noise.variance == -1);
     brute_close(noise.parameters, ROWS, 1e-12, "parameters", 61);
     free_fixture(&f);
@@ -191,8 +200,8 @@ static void test_sample(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_choice),   cmocka_unit_test(test_affine_choice), cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_noise),    cmocka_unit_test(test_no_noise),      cmocka_unit_test(test_sample),
+        cmocka_unit_test(test_choice), cmocka_unit_test(test_affine_choice), cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_noise),  cmocka_unit_test(test_no_noise),      cmocka_unit_test(test_sample),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

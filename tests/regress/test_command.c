@@ -5,6 +5,7 @@
 #include "io/csv.h"
 #include "io/error.h"
 #include "tests/regress/brute.h"
+#include "tests/regress/scratch.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -91,12 +92,12 @@ static void expect_done(const char *line)
     if (run(line)) fail_msg("'%s' failed: %s", line, said);
 }
 
-static int enter_directory(void **state)
+static int make_tables(void **state)
 {
-    static char path[] = "regress-XXXXXX";
-    (void)state;
-    if (!mkdtemp(path) || chdir(path)) return -1;
-    write_file("t.csv", "height,width,depth mm,same\n1,2,3,4\n2,3.5,NA,4\n3,1,7,4\n4,8,1,4\n5,3,3,4\n,1,1,4\n6,2,9,4\n");
+    if (scratch_enter(state)) return -1;
+    write_file(
+        "t.csv",
+        "height,width,depth mm,same\n1,2,3,4\n2,3.5,NA,4\n3,1,7,4\n4,8,1,4\n5,3,3,4\n,1,1,4\n6,2,9,4\n");
     write_file("bad.csv", "a,b\n1,2\n3,x\n");
     write_file("one.csv", "a,b\n1,2\n");
     write_file("bare.csv", "1,10\n2,30\n3,20\n");
@@ -120,7 +121,8 @@ static void test_options(void **state)
     expect_error("t.csv --x height --y width --ridge nan --out o", EXIT_USAGE, "ridge");
     expect_error("t.csv --x height --y width --grid 1 --out o", EXIT_USAGE, "grid");
     expect_error("t.csv --x height --y width --level 1 --out o", EXIT_USAGE, "level");
-    expect_error("t.csv --x height --y width --estimator liner --out o", EXIT_USAGE, "did you mean 'linear'?");
+    expect_error("t.csv --x height --y width --estimator liner --out o", EXIT_USAGE,
+                 "did you mean 'linear'?");
     expect_error("t.csv --x height,width --y width --out o", EXIT_USAGE, "'width' is given twice");
     expect_error("t.csv --x height,,width --y width --out o", EXIT_USAGE, "empty column name");
     expect_error("t.csv --x 1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1 --y 2 --out o", EXIT_USAGE, "more than 16");
@@ -188,7 +190,8 @@ static void test_figures(void **state)
     const double x[] = { 1, 2, 3, 4, 5, 6 }, y[] = { 2, 3.5, 1, 8, 3, 2 };
     const double bandwidth = 0.8 * brute_deviation(x, 6), level_reach = 1.2815515655446004;
     expect_done("t.csv --x height --y width --bandwidth 0.8 --ridge 0.05 --grid 7 --level 0.8 --out o.csv");
-    static const char *const names[] = { "height", "linear_fit", "linear_se", "linear_lower", "linear_upper" };
+    static const char *const names[] = { "height", "linear_fit", "linear_se", "linear_lower",
+                                         "linear_upper" };
     csv_table out;
     assert_int_equal(csv_read(&out, "o.csv", names, 5, NULL), EXIT_OK);
     assert_int_equal(out.rows, 7);
@@ -279,7 +282,8 @@ static void test_pictures(void **state)
     expect_picture("p.svg", "<?xml", 5);
     expect_done(DATA_DIR "/mcycle.csv --x times --y accel --estimator linear --out o.csv --plot p.png");
     expect_picture("p.png", "\x89PNG", 4);
-    expect_done(DATA_DIR "/quakes.csv --x lat,long,mag,stations --y depth --bandwidth 1 --out o.csv --plot p.svg");
+    expect_done(DATA_DIR
+                "/quakes.csv --x lat,long,mag,stations --y depth --bandwidth 1 --out o.csv --plot p.svg");
     expect_picture("p.svg", "<?xml", 5);
     write_file("odd.csv", "a_b^{it's},\"x, \"\"y\"\"\"\n1,2\n2,1\n3,4\n4,2\n");
     expect_done("odd.csv --x 1 --y 2 --out o.csv --plot p.svg");
@@ -303,5 +307,5 @@ int main(void)
         cmocka_unit_test(test_grid),    cmocka_unit_test(test_threads), cmocka_unit_test(test_pictures),
         cmocka_unit_test(test_help),
     };
-    return cmocka_run_group_tests(tests, enter_directory, NULL);
+    return cmocka_run_group_tests(tests, make_tables, scratch_leave);
 }

@@ -41,9 +41,9 @@ static void make_fixture(fixture *f, int columns, double bandwidth, uint64_t see
     for (int c = 0; c < columns; c++) {
         f->bandwidths[c] = bandwidth * brute_deviation(f->x + c * ROWS, ROWS);
         for (int i = 0; i < POINTS; i++)
-            f->points[c * POINTS + i] = i == POINTS - 1
-                                            ? f->x[c * ROWS]
-                                            : 0.5 * (f->x[c * ROWS + i] + f->x[c * ROWS + (7 * i + c) % ROWS]);
+            f->points[c * POINTS + i] = i == POINTS - 1 ? f->x[c * ROWS]
+                                                        : 0.5 * (f->x[c * ROWS + i] +
+                                                                 f->x[c * ROWS + (7 * i + c) % ROWS]);
     }
 }
 
@@ -58,8 +58,13 @@ static void fit_points(fixture *f, regress_smoother with)
 
 static brute_problem brute_of(const fixture *f, double ridge, int estimator)
 {
-    return (brute_problem){ .x = f->x, .y = f->y, .rows = ROWS, .columns = f->table.rows.columns,
-                            .bandwidths = f->bandwidths, .ridge = ridge, .linear = estimator == REGRESS_LINEAR };
+    return (brute_problem){ .x = f->x,
+                            .y = f->y,
+                            .rows = ROWS,
+                            .columns = f->table.rows.columns,
+                            .bandwidths = f->bandwidths,
+                            .ridge = ridge,
+                            .linear = estimator == REGRESS_LINEAR };
 }
 
 static void get_point(const fixture *f, int i, double *point)
@@ -132,7 +137,7 @@ static void test_left_out(void **state)
     }
 }
 
-/* Affine y comes back at any bandwidth, on any origin, and at a distance unless a single row has all weight. */
+/* Affine y comes back at any bandwidth, on any origin, and far off unless one row has all weight. */
 static void test_affine(void **state)
 {
     (void)state;
@@ -167,7 +172,8 @@ static void test_limits(void **state)
     make_fixture(&f, 2, 0.5, 5);
     fit_points(&f, (regress_smoother){ 0.5, 1e12, 1 });
     for (int i = 0; i < POINTS; i++)
-        brute_close(f.fits[REGRESS_LINEAR][i].value, f.fits[REGRESS_CONSTANT][i].value, 1e-9, "huge ridge", 5);
+        brute_close(f.fits[REGRESS_LINEAR][i].value, f.fits[REGRESS_CONSTANT][i].value, 1e-9, "huge ridge",
+                    5);
     regress_table_free(&f.table);
     for (int j = 0; j < ROWS; j++)
         f.y[j] = -3.25;

@@ -66,8 +66,10 @@ static void run_library(const loam_problem *problem, const fixture *f, double *o
     loam_error error;
     if (loam_plan_create(&plan, problem, &error)) fail_msg("%s", error.text);
     const size_t bytes = loam_plan_work_bytes(plan);
-    loam_args args = { .q = loam_dense(q, 1, POINTS, COLUMNS), .k = loam_dense(k, 1, ROWS, COLUMNS),
-                       .v = loam_dense(v, 1, ROWS, 1), .o = loam_dense_out(o, 1, POINTS, 1),
+    loam_args args = { .q = loam_dense(q, 1, POINTS, COLUMNS),
+                       .k = loam_dense(k, 1, ROWS, COLUMNS),
+                       .v = loam_dense(v, 1, ROWS, 1),
+                       .o = loam_dense_out(o, 1, POINTS, 1),
                        .work = aligned_alloc(LOAM_ALIGN, bytes ? bytes : LOAM_ALIGN) };
     assert_non_null(args.work);
     if (loam_run(plan, &args, &error)) fail_msg("%s", error.text);
@@ -88,7 +90,8 @@ static void compare(loam_dtype dtype, double ridge, double tolerance)
         regress_fit_at(&f.table, with, f.points, POINTS, wanted, NULL);
         for (int e = 0; e < REGRESS_ESTIMATORS; e++) {
             double out[POINTS];
-            const loam_problem problem = problem_of(e == REGRESS_LINEAR ? LOAM_LLA : LOAM_SOFTMAX, with, dtype);
+            const loam_problem problem = problem_of(e == REGRESS_LINEAR ? LOAM_LLA : LOAM_SOFTMAX, with,
+                                                    dtype);
             run_library(&problem, &f, out);
             for (int i = 0; i < POINTS; i++)
                 brute_close(fits[e][i].value, out[i], tolerance, regress_names[e], seed);

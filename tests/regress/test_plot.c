@@ -2,6 +2,7 @@
  * Pictures appear whole or not at all, and say why not in one line. */
 #define _POSIX_C_SOURCE 200809L
 #include "cli/plot.h"
+#include "tests/regress/scratch.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,13 +15,6 @@
 #include <cmocka.h>
 
 static io_error error;
-
-static int enter_directory(void **state)
-{
-    static char path[] = "plot-XXXXXX";
-    (void)state;
-    return mkdtemp(path) && chdir(path) == 0 ? 0 : -1;
-}
 
 static int draw(const char *path, const char *commands)
 {
@@ -40,7 +34,8 @@ static long size_of(const char *path)
 static void test_both_formats(void **state)
 {
     (void)state;
-    static const char commands[] = "$d << EOD\n1 2\n2 3\nEOD\nplot $d with lines lt 2 title 'a', sin(x) lt 1\n";
+    static const char commands[] =
+        "$d << EOD\n1 2\n2 3\nEOD\nplot $d with lines lt 2 title 'a', sin(x) lt 1\n";
     assert_int_equal(draw("a.svg", commands), EXIT_OK);
     assert_int_equal(draw("a.png", commands), EXIT_OK);
     assert_true(size_of("a.svg") > 3000 && size_of("a.png") > 3000);
@@ -137,9 +132,10 @@ static void test_quote(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_both_formats),  cmocka_unit_test(test_bad_name),   cmocka_unit_test(test_bad_script),
-        cmocka_unit_test(test_nothing_drawn), cmocka_unit_test(test_no_gnuplot), cmocka_unit_test(test_no_place),
-        cmocka_unit_test(test_discard),       cmocka_unit_test(test_quote),
+        cmocka_unit_test(test_both_formats), cmocka_unit_test(test_bad_name),
+        cmocka_unit_test(test_bad_script),   cmocka_unit_test(test_nothing_drawn),
+        cmocka_unit_test(test_no_gnuplot),   cmocka_unit_test(test_no_place),
+        cmocka_unit_test(test_discard),      cmocka_unit_test(test_quote),
     };
-    return cmocka_run_group_tests(tests, enter_directory, NULL);
+    return cmocka_run_group_tests(tests, scratch_enter, scratch_leave);
 }

@@ -20,10 +20,12 @@ typedef struct real_data {
     double tolerance; /* for locfit, which itself has only 8 digits right with two columns */
 } real_data;
 
-static const real_data mcycle = { DATA_DIR "/mcycle.csv", REFERENCE_DIR "/reference_mcycle.csv", 1,
-                                  { "times", "accel" }, 0.15, 1e-12 };
-static const real_data quakes = { DATA_DIR "/quakes.csv", REFERENCE_DIR "/reference_quakes.csv", 2,
-                                  { "lat", "long", "depth" }, 0.4, 1e-7 };
+static const real_data mcycle = {
+    DATA_DIR "/mcycle.csv", REFERENCE_DIR "/reference_mcycle.csv", 1, { "times", "accel" }, 0.15, 1e-12
+};
+static const real_data quakes = {
+    DATA_DIR "/quakes.csv", REFERENCE_DIR "/reference_quakes.csv", 2, { "lat", "long", "depth" }, 0.4, 1e-7
+};
 
 static void read_csv(csv_table *table, const char *path, const char *const *names, int count)
 {
@@ -64,8 +66,8 @@ static void compare_figures(const real_data *real)
     make_table(real, &table);
     regress_sample sample;
     assert_int_equal(regress_sample_make(&sample, table.rows.rows, 1, NULL), EXIT_OK);
-    static const char *const figure_names[] = { "constant",  "constant_se", "constant_qr",
-                                                "linear", "linear_se",   "linear_qr" };
+    static const char *const figure_names[] = { "constant", "constant_se", "constant_qr",
+                                                "linear",   "linear_se",   "linear_qr" };
     const char *names[8] = { real->names[0], real->names[1] };
     for (int i = 0; i < 6; i++)
         names[real->columns + i] = figure_names[i];
@@ -78,11 +80,13 @@ static void compare_figures(const real_data *real)
         const double *values = figures.values + (real->columns + 3 * e) * figures.rows;
         regress_noise noise;
         assert_int_equal(regress_estimate_noise(&table, (regress_smoother){ real->bandwidth, 0, 2 }, &sample,
-                                                (regress_estimator)e, &noise, NULL), EXIT_OK);
+                                                (regress_estimator)e, &noise, NULL),
+                         EXIT_OK);
         for (int64_t i = 0; i < figures.rows; i++) {
             brute_close(fits[e][i].value, values[i], real->tolerance, regress_names[e], 0);
             brute_close(fits[e][i].value, values[2 * figures.rows + i], 1e-12, regress_names[e], 0);
-            brute_close(sqrt(noise.variance * fits[e][i].norm2), values[figures.rows + i], real->tolerance, "se", 0);
+            brute_close(sqrt(noise.variance * fits[e][i].norm2), values[figures.rows + i], real->tolerance,
+                        "se", 0);
         }
     }
     free(fits[0]);
@@ -128,7 +132,8 @@ static void test_binned(void **state)
 static void test_totals(void **state)
 {
     (void)state;
-    static const char *const names[] = { "columns", "degree", "bandwidth", "variance", "parameters", "left_out" };
+    static const char *const names[] = { "columns",  "degree",     "bandwidth",
+                                         "variance", "parameters", "left_out" };
     csv_table totals;
     read_csv(&totals, REFERENCE_DIR "/reference_totals.csv", names, 6);
     assert_int_equal(totals.rows, 4);
@@ -142,7 +147,8 @@ static void test_totals(void **state)
         make_table(line[0] < 2 ? &mcycle : &quakes, &table);
         assert_int_equal(regress_sample_make(&sample, table.rows.rows, 1, NULL), EXIT_OK);
         assert_int_equal(regress_estimate_noise(&table, (regress_smoother){ line[2], 0, 2 }, &sample,
-                                                (regress_estimator)line[1], &noise, NULL), EXIT_OK);
+                                                (regress_estimator)line[1], &noise, NULL),
+                         EXIT_OK);
         brute_close(noise.variance, line[3], 1e-8, "variance", 0);
         brute_close(noise.parameters, line[4], 1e-8, "parameters", 0);
         brute_close(noise.score, line[5], 1e-9, "left out", 0);

@@ -92,20 +92,32 @@ static loam_view output_view(const arrays *m, slot which)
 static void connect(arrays *m)
 {
     m->args = (loam_args){
-        .q = input_view(m, SLOT_Q), .k = input_view(m, SLOT_K), .v = input_view(m, SLOT_V),
-        .probe = input_view(m, SLOT_PROBE), .ridge = input_view(m, SLOT_RIDGE),
-        .slope = m->array[SLOT_SLOPE].data, .key_bias = input_view(m, SLOT_KEY_BIAS),
-        .sink = m->array[SLOT_SINK].data, .grad_o = input_view(m, SLOT_GRAD_O),
+        .q = input_view(m, SLOT_Q),
+        .k = input_view(m, SLOT_K),
+        .v = input_view(m, SLOT_V),
+        .probe = input_view(m, SLOT_PROBE),
+        .ridge = input_view(m, SLOT_RIDGE),
+        .slope = m->array[SLOT_SLOPE].data,
+        .key_bias = input_view(m, SLOT_KEY_BIAS),
+        .sink = m->array[SLOT_SINK].data,
+        .grad_o = input_view(m, SLOT_GRAD_O),
         .cu_q = (const int64_t *)(const void *)m->cu_q.data,
         .cu_kv = (const int64_t *)(const void *)m->cu_kv.data,
         .lens_kv = (const int64_t *)(const void *)m->lens_kv.data,
-        .o = output_view(m, SLOT_O), .lse = output_view(m, SLOT_LSE), .rho = output_view(m, SLOT_RHO),
-        .weights = output_view(m, SLOT_WEIGHTS), .info = output_view(m, SLOT_INFO),
-        .grad_q = output_view(m, SLOT_GRAD_Q), .grad_k = output_view(m, SLOT_GRAD_K),
-        .grad_v = output_view(m, SLOT_GRAD_V), .grad_probe = output_view(m, SLOT_GRAD_PROBE),
-        .grad_ridge = output_view(m, SLOT_GRAD_RIDGE), .grad_scale = m->array[SLOT_GRAD_SCALE].data,
+        .o = output_view(m, SLOT_O),
+        .lse = output_view(m, SLOT_LSE),
+        .rho = output_view(m, SLOT_RHO),
+        .weights = output_view(m, SLOT_WEIGHTS),
+        .info = output_view(m, SLOT_INFO),
+        .grad_q = output_view(m, SLOT_GRAD_Q),
+        .grad_k = output_view(m, SLOT_GRAD_K),
+        .grad_v = output_view(m, SLOT_GRAD_V),
+        .grad_probe = output_view(m, SLOT_GRAD_PROBE),
+        .grad_ridge = output_view(m, SLOT_GRAD_RIDGE),
+        .grad_scale = m->array[SLOT_GRAD_SCALE].data,
         .grad_slope = m->array[SLOT_GRAD_SLOPE].data,
-        .grad_key_bias = output_view(m, SLOT_GRAD_KEY_BIAS), .grad_sink = m->array[SLOT_GRAD_SINK].data,
+        .grad_key_bias = output_view(m, SLOT_GRAD_KEY_BIAS),
+        .grad_sink = m->array[SLOT_GRAD_SINK].data,
     };
 }
 
@@ -180,7 +192,7 @@ static const char *slot_misuse(arrays *m, slot which)
     }
     int64_t unwritten = 0;
     for_each_row(m, which, clear_row, &unwritten);
-    return unwritten                            ? "output has elements that were not written (or are NaN)"
+    return unwritten                           ? "output has elements that were not written (or are NaN)"
            : guard_untouched(&m->array[which]) ? (guard_intact(&m->array[which]) ? NULL : "written outside")
                                                : "gaps of the output were written";
 }

@@ -7,9 +7,9 @@
 
 /* One query and the keys of its sequence. */
 typedef struct direct_row {
-    int64_t keys; /* of the sequence */
-    double *score;    /* [keys], -inf where the query does not see the key */
-    double *p;        /* [keys] normalised weights; the sink's share is missing from their sum */
+    int64_t keys;  /* of the sequence */
+    double *score; /* [keys], -inf where the query does not see the key */
+    double *p;     /* [keys] normalised weights; the sink's share is missing from their sum */
     double lse, largest_p;
     int64_t seen;
     double *kbar, *vbar; /* [dim_qk], [dim_v] */

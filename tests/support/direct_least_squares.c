@@ -40,9 +40,9 @@ int direct_least_squares(const direct_row *r, const values *v, int64_t b, int64_
     double *singular = memory_zeroed((size_t)(d + 1), sizeof *singular);
     lapack_int rank;
     stack(r, v, b, h, i, a, y);
-    const lapack_int failed =
-        LAPACKE_dgelsd(LAPACK_ROW_MAJOR, (lapack_int)rows, (lapack_int)(d + 1), (lapack_int)dv, a,
-                       (lapack_int)(d + 1), y, (lapack_int)dv, singular, -1, &rank);
+    const lapack_int failed = LAPACKE_dgelsd(LAPACK_ROW_MAJOR, (lapack_int)rows, (lapack_int)(d + 1),
+                                             (lapack_int)dv, a, (lapack_int)(d + 1), y, (lapack_int)dv,
+                                             singular, -1, &rank);
     for (int64_t c = 0; c < dv; c++) {
         o[c] = y[c];
     }

@@ -4,10 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-size_t element_bytes(loam_dtype dtype)
-{
-    return dtype == LOAM_F64 ? 8 : dtype == LOAM_F32 ? 4 : 2;
-}
+size_t element_bytes(loam_dtype dtype) { return dtype == LOAM_F64 ? 8 : dtype == LOAM_F32 ? 4 : 2; }
 
 loam_dtype element_real(loam_dtype dtype) { return dtype == LOAM_F64 ? LOAM_F64 : LOAM_F32; }
 

@@ -31,8 +31,7 @@ static int all_poison(const unsigned char *from, size_t bytes)
 int guard_intact(const guard *g)
 {
     const size_t before = (size_t)(g->data - g->room);
-    return all_poison(g->room, before) &&
-           all_poison(g->data + g->bytes, g->room_bytes - before - g->bytes);
+    return all_poison(g->room, before) && all_poison(g->data + g->bytes, g->room_bytes - before - g->bytes);
 }
 
 int guard_untouched(const guard *g) { return all_poison(g->data, g->bytes); }

@@ -6,14 +6,11 @@
 /* Arrays that loam_args takes as a bare pointer. */
 static int always_dense(slot which)
 {
-    return which == SLOT_SLOPE || which == SLOT_SINK || which == SLOT_GRAD_SLOPE ||
-           which == SLOT_GRAD_SINK || which == SLOT_GRAD_SCALE;
+    return which == SLOT_SLOPE || which == SLOT_SINK || which == SLOT_GRAD_SLOPE || which == SLOT_GRAD_SINK ||
+           which == SLOT_GRAD_SCALE;
 }
 
-static int may_broadcast(slot which)
-{
-    return which < SLOT_FIRST_OUTPUT;
-}
+static int may_broadcast(slot which) { return which < SLOT_FIRST_OUTPUT; }
 
 static void dense(layout *l)
 {

@@ -6,9 +6,9 @@
 #include <string.h>
 
 const char *const slot_names[SLOT_COUNT] = {
-    "q", "k", "v", "probe", "ridge", "slope", "key_bias", "sink", "grad_o", "o", "lse", "rho", "weights",
-    "info", "grad_q", "grad_k", "grad_v", "grad_probe", "grad_ridge", "grad_scale", "grad_slope",
-    "grad_key_bias", "grad_sink",
+    "q",      "k",          "v",          "probe",      "ridge",      "slope",         "key_bias",  "sink",
+    "grad_o", "o",          "lse",        "rho",        "weights",    "info",          "grad_q",    "grad_k",
+    "grad_v", "grad_probe", "grad_ridge", "grad_scale", "grad_slope", "grad_key_bias", "grad_sink",
 };
 
 static const char *const mechanism_words[] = { "softmax", "parallax", "lla", NULL };
@@ -19,7 +19,7 @@ static const char *const score_words[] = { "dot", "rbf", NULL };
 static const char *const axes_words[] = { "number", "head", "token", "channel", NULL };
 static const char *const unit_words[] = { "normalised", "max", "trace", NULL };
 static const char *const data_words[] = { "normal", "steep", "equal", "repeated", "dominant",
-                                          "far", "tiny", "large", "self", NULL };
+                                          "far",    "tiny",  "large", "self",     NULL };
 
 typedef struct field {
     const char *name;
@@ -28,21 +28,52 @@ typedef struct field {
     int real;
 } field;
 
-#define NUMBER(name, member) { name, offsetof(spec, member), NULL, 0 }
-#define REAL(name, member) { name, offsetof(spec, member), NULL, 1 }
-#define WORD(name, member) { name, offsetof(spec, member), member##_words, 0 }
+#define NUMBER(name, member) \
+    { \
+        name, offsetof(spec, member), NULL, 0 \
+    }
+#define REAL(name, member) \
+    { \
+        name, offsetof(spec, member), NULL, 1 \
+    }
+#define WORD(name, member) \
+    { \
+        name, offsetof(spec, member), member##_words, 0 \
+    }
 #define ridge_axes_words axes_words
 #define ridge_unit_words unit_words
 
 static const field fields[] = {
-    WORD("mech", mechanism), WORD("pass", pass), WORD("dtype", dtype), WORD("backend", backend),
-    NUMBER("b", batch), NUMBER("hq", heads_q), NUMBER("hkv", heads_kv), NUMBER("q", len_q),
-    NUMBER("k", len_kv), NUMBER("d", dim_qk), NUMBER("dv", dim_v), NUMBER("packed", packed),
-    NUMBER("lens", lens), WORD("score", score), NUMBER("causal", causal), NUMBER("window", window),
-    NUMBER("slope", slope), NUMBER("bias", key_bias), NUMBER("sink", sink), REAL("scale", scale),
-    REAL("cap", soft_cap), REAL("ridge", ridge), WORD("axes", ridge_axes), WORD("unit", ridge_unit),
-    NUMBER("ridge_array", ridge_array), NUMBER("threads", threads), WORD("data", data),
-    NUMBER("layout", layout), NUMBER("omit", omit), NUMBER("seed", seed),
+    WORD("mech", mechanism),
+    WORD("pass", pass),
+    WORD("dtype", dtype),
+    WORD("backend", backend),
+    NUMBER("b", batch),
+    NUMBER("hq", heads_q),
+    NUMBER("hkv", heads_kv),
+    NUMBER("q", len_q),
+    NUMBER("k", len_kv),
+    NUMBER("d", dim_qk),
+    NUMBER("dv", dim_v),
+    NUMBER("packed", packed),
+    NUMBER("lens", lens),
+    WORD("score", score),
+    NUMBER("causal", causal),
+    NUMBER("window", window),
+    NUMBER("slope", slope),
+    NUMBER("bias", key_bias),
+    NUMBER("sink", sink),
+    REAL("scale", scale),
+    REAL("cap", soft_cap),
+    REAL("ridge", ridge),
+    WORD("axes", ridge_axes),
+    WORD("unit", ridge_unit),
+    NUMBER("ridge_array", ridge_array),
+    NUMBER("threads", threads),
+    WORD("data", data),
+    NUMBER("layout", layout),
+    NUMBER("omit", omit),
+    NUMBER("seed", seed),
 };
 enum { FIELDS = sizeof fields / sizeof fields[0] };
 

@@ -8,25 +8,45 @@
 
 /* The arrays of loam_args, inputs first. */
 typedef enum slot {
-    SLOT_Q, SLOT_K, SLOT_V, SLOT_PROBE, SLOT_RIDGE, SLOT_SLOPE, SLOT_KEY_BIAS, SLOT_SINK, SLOT_GRAD_O,
-    SLOT_O, SLOT_LSE, SLOT_RHO, SLOT_WEIGHTS, SLOT_INFO,
-    SLOT_GRAD_Q, SLOT_GRAD_K, SLOT_GRAD_V, SLOT_GRAD_PROBE, SLOT_GRAD_RIDGE, SLOT_GRAD_SCALE,
-    SLOT_GRAD_SLOPE, SLOT_GRAD_KEY_BIAS, SLOT_GRAD_SINK,
-    SLOT_COUNT, SLOT_FIRST_OUTPUT = SLOT_O
+    SLOT_Q,
+    SLOT_K,
+    SLOT_V,
+    SLOT_PROBE,
+    SLOT_RIDGE,
+    SLOT_SLOPE,
+    SLOT_KEY_BIAS,
+    SLOT_SINK,
+    SLOT_GRAD_O,
+    SLOT_O,
+    SLOT_LSE,
+    SLOT_RHO,
+    SLOT_WEIGHTS,
+    SLOT_INFO,
+    SLOT_GRAD_Q,
+    SLOT_GRAD_K,
+    SLOT_GRAD_V,
+    SLOT_GRAD_PROBE,
+    SLOT_GRAD_RIDGE,
+    SLOT_GRAD_SCALE,
+    SLOT_GRAD_SLOPE,
+    SLOT_GRAD_KEY_BIAS,
+    SLOT_GRAD_SINK,
+    SLOT_COUNT,
+    SLOT_FIRST_OUTPUT = SLOT_O
 } slot;
 
 extern const char *const slot_names[SLOT_COUNT];
 
 typedef enum data_kind {
-    DATA_NORMAL,    /* all N(0, 1) */
-    DATA_STEEP,     /* scores up to about +-80 */
-    DATA_EQUAL,     /* all keys of a head are equal */
-    DATA_REPEATED,  /* three different keys, over and over */
-    DATA_DOMINANT,  /* one key of a head takes nearly all weight */
-    DATA_FAR,       /* keys (with the RBF score queries too) far from the origin */
-    DATA_TINY,      /* keys and values close to 0 */
-    DATA_LARGE,     /* large values */
-    DATA_SELF,      /* queries are keys */
+    DATA_NORMAL,   /* all N(0, 1) */
+    DATA_STEEP,    /* scores up to about +-80 */
+    DATA_EQUAL,    /* all keys of a head are equal */
+    DATA_REPEATED, /* three different keys, over and over */
+    DATA_DOMINANT, /* one key of a head takes nearly all weight */
+    DATA_FAR,      /* keys (with the RBF score queries too) far from the origin */
+    DATA_TINY,     /* keys and values close to 0 */
+    DATA_LARGE,    /* large values */
+    DATA_SELF,     /* queries are keys */
     DATA_KINDS
 } data_kind;
 

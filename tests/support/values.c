@@ -12,7 +12,9 @@ int slot_used(const spec *s, slot which)
 {
     const int backward = s->pass == LOAM_BACKWARD, forward = !backward;
     switch (which) {
-    case SLOT_Q: case SLOT_K: case SLOT_V: return 1;
+    case SLOT_Q:
+    case SLOT_K:
+    case SLOT_V: return 1;
     case SLOT_PROBE: return s->mechanism == LOAM_PARALLAX;
     case SLOT_RIDGE:
         return s->mechanism == LOAM_LLA && (s->ridge_axes != LOAM_RIDGE_NUMBER || s->ridge_array);
@@ -20,9 +22,15 @@ int slot_used(const spec *s, slot which)
     case SLOT_KEY_BIAS: return s->key_bias != 0;
     case SLOT_SINK: return s->sink != 0;
     case SLOT_GRAD_O: return backward;
-    case SLOT_O: case SLOT_LSE: case SLOT_RHO: case SLOT_INFO: return forward;
+    case SLOT_O:
+    case SLOT_LSE:
+    case SLOT_RHO:
+    case SLOT_INFO: return forward;
     case SLOT_WEIGHTS: return s->pass == LOAM_FORWARD;
-    case SLOT_GRAD_Q: case SLOT_GRAD_K: case SLOT_GRAD_V: case SLOT_GRAD_SCALE: return backward;
+    case SLOT_GRAD_Q:
+    case SLOT_GRAD_K:
+    case SLOT_GRAD_V:
+    case SLOT_GRAD_SCALE: return backward;
     case SLOT_GRAD_PROBE: return backward && s->mechanism == LOAM_PARALLAX;
     case SLOT_GRAD_RIDGE: return backward && s->mechanism == LOAM_LLA;
     case SLOT_GRAD_SLOPE: return backward && s->slope;
@@ -52,19 +60,30 @@ shape slot_shape(const values *v, slot which)
     shape q = { batch, s->heads_q, s->packed ? v->cu_q[s->batch] : s->len_q, 1 };
     shape k = { batch, s->heads_kv, s->packed ? v->cu_kv[s->batch] : s->len_kv, 1 };
     switch (which) {
-    case SLOT_Q: case SLOT_PROBE: case SLOT_RHO: case SLOT_GRAD_Q: case SLOT_GRAD_PROBE:
-        q.channels = s->dim_qk;
-        return q;
-    case SLOT_O: case SLOT_GRAD_O: q.channels = s->dim_v; return q;
+    case SLOT_Q:
+    case SLOT_PROBE:
+    case SLOT_RHO:
+    case SLOT_GRAD_Q:
+    case SLOT_GRAD_PROBE: q.channels = s->dim_qk; return q;
+    case SLOT_O:
+    case SLOT_GRAD_O: q.channels = s->dim_v; return q;
     case SLOT_WEIGHTS: q.channels = s->len_kv; return q;
-    case SLOT_LSE: case SLOT_INFO: return q;
-    case SLOT_K: case SLOT_GRAD_K: k.channels = s->dim_qk; return k;
-    case SLOT_V: case SLOT_GRAD_V: k.channels = s->dim_v; return k;
-    case SLOT_KEY_BIAS: case SLOT_GRAD_KEY_BIAS: k.heads = s->heads_q; return k;
-    case SLOT_RIDGE: case SLOT_GRAD_RIDGE: return ridge_shape(s, q);
-    case SLOT_SLOPE: case SLOT_SINK: case SLOT_GRAD_SLOPE: case SLOT_GRAD_SINK:
-        return (shape){ 1, 1, 1, s->heads_q };
-    case SLOT_GRAD_SCALE: case SLOT_COUNT: break;
+    case SLOT_LSE:
+    case SLOT_INFO: return q;
+    case SLOT_K:
+    case SLOT_GRAD_K: k.channels = s->dim_qk; return k;
+    case SLOT_V:
+    case SLOT_GRAD_V: k.channels = s->dim_v; return k;
+    case SLOT_KEY_BIAS:
+    case SLOT_GRAD_KEY_BIAS: k.heads = s->heads_q; return k;
+    case SLOT_RIDGE:
+    case SLOT_GRAD_RIDGE: return ridge_shape(s, q);
+    case SLOT_SLOPE:
+    case SLOT_SINK:
+    case SLOT_GRAD_SLOPE:
+    case SLOT_GRAD_SINK: return (shape){ 1, 1, 1, s->heads_q };
+    case SLOT_GRAD_SCALE:
+    case SLOT_COUNT: break;
     }
     return (shape){ 1, 1, 1, 1 };
 }
@@ -72,9 +91,16 @@ shape slot_shape(const values *v, slot which)
 loam_dtype slot_dtype(const spec *s, slot which)
 {
     switch (which) {
-    case SLOT_Q: case SLOT_K: case SLOT_V: case SLOT_PROBE: case SLOT_O: case SLOT_GRAD_O:
-    case SLOT_GRAD_Q: case SLOT_GRAD_K: case SLOT_GRAD_V: case SLOT_GRAD_PROBE:
-        return (loam_dtype)s->dtype;
+    case SLOT_Q:
+    case SLOT_K:
+    case SLOT_V:
+    case SLOT_PROBE:
+    case SLOT_O:
+    case SLOT_GRAD_O:
+    case SLOT_GRAD_Q:
+    case SLOT_GRAD_K:
+    case SLOT_GRAD_V:
+    case SLOT_GRAD_PROBE: return (loam_dtype)s->dtype;
     default: return element_real((loam_dtype)s->dtype);
     }
 }
