@@ -118,7 +118,7 @@ static void write_layout(const regress_model *model, int panels, int across, int
                 " layout %d,%d margins %g,0.98,%g,%g spacing %g,%g\n"
                 "set key at screen 0.5, screen %g center horizontal maxrows 1",
                 down, across, 0.18 / across, 0.24 / down, 1 - 0.12 / down, 0.16 / across, 0.2 / down,
-                0.05 / down);
+                0.07 / down);
     fputc('\n', script);
 }
 

@@ -18,7 +18,7 @@
 enum { TOKENS = 200, DIM = 64, SEED = 23 };
 
 /* So many floors may lie between float32 and float64: sums round too, not only what they are made of. */
-#define FLOORS 10.0
+#define FLOORS 20.0
 
 typedef struct hostile_line {
     distance o, gradients, floor_o, floor_gradients;

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: MIT */
+#define _POSIX_C_SOURCE 200809L
+#include "tests/accuracy/alternatives.h"
+
+#include "tests/support/memory.h"
+
+#include <cblas.h>
+#include <lapacke.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <time.h>
+
+const char *const alternative_names[ALTERNATIVES] = { "Gram f32", "dual f32", "Gram f64", "dual f64" };
+
+static double processor_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+#define REAL float
+#define NAME(name) f32_##name
+#define BLAS(name) cblas_s##name
+#define LAPACK(name) LAPACKE_s##name
+#define EXP expf
+#define SQRT sqrtf
+#include "tests/accuracy/alternatives.inc"
+#undef REAL
+#undef NAME
+#undef BLAS
+#undef LAPACK
+#undef EXP
+#undef SQRT
+
+#define REAL double
+#define NAME(name) f64_##name
+#define BLAS(name) cblas_d##name
+#define LAPACK(name) LAPACKE_d##name
+#define EXP exp
+#define SQRT sqrt
+#include "tests/accuracy/alternatives.inc"
+
+double alternative_run(alternative which, const sample *s, double ridge, double *o)
+{
+    openblas_set_num_threads(1);
+    switch (which) {
+    case GRAM_F32: return f32_run(s, ridge, false, o);
+    case DUAL_F32: return f32_run(s, ridge, true, o);
+    case GRAM_F64: return f64_run(s, ridge, false, o);
+    default: return f64_run(s, ridge, true, o);
+    }
+}

@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: MIT
+ * loam bench as a user runs it. */
+#include "io/error.h"
+#include "loam.h"
+#include "tests/cli/program.h"
+
+#include <jansson.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static void write_file(const char *path, const char *text)
+{
+    FILE *stream = fopen(path, "w");
+    assert_non_null(stream);
+    fputs(text, stream);
+    assert_int_equal(fclose(stream), 0);
+}
+
+/* Small problems of every mechanism, pass and type. */
+static void write_shapes(void)
+{
+    write_file("small.txt", "soft softmax forward f32 1 4 2 20 20 8 8 causal window=5\n"
+                            "para parallax backward bf16 2 2 2 9 17 8 4 full\n"
+                            "lla lla forward f32 1 2 1 40 40 8 8 ridge=0.5 layout=bthd\n"
+                            "grad lla backward f16 1 2 1 40 40 8 8\n"
+                            "step lla decode f32 1 4 1 1 300 16 16\n"
+                            "exact softmax decode f64 1 4 1 2 300 16 16 sink slope\n"
+                            "rows softmax forward f32 1 1 1 5 5 4 4 kernel=*\n");
+}
+
+static json_t *run_json(const char *arguments)
+{
+    outcome result = run_loam("bench %s --format json --out out.json", arguments);
+    expect_status(&result, 0);
+    assert_string_equal(result.out, "");
+    json_error_t error;
+    json_t *root = json_load_file("out.json", JSON_REJECT_DUPLICATES, &error);
+    if (!root) fail_msg("%s", error.text);
+    return root;
+}
+
+static const char *text_of(json_t *object, const char *name)
+{
+    const char *text = json_string_value(json_object_get(object, name));
+    if (!text) fail_msg("no text '%s'", name);
+    return text;
+}
+
+static double number_of(json_t *object, const char *name)
+{
+    json_t *value = json_object_get(object, name);
+    if (!json_is_number(value)) fail_msg("no number '%s'", name);
+    return json_number_value(value);
+}
+
+static int available_rows(const char *pass)
+{
+    int rows = 0;
+    loam_kernel_info row;
+    for (int i = 0; loam_kernel_at(i, &row) == LOAM_OK; i++)
+        rows += row.available && strcmp(row.pass, pass) == 0;
+    return rows;
+}
+
+static void results_are_whole(void **state)
+{
+    (void)state;
+    write_shapes();
+    json_t *root = run_json("small.txt --no-roof --repeat 2 --threads 2 --seed 9 --error"), *row;
+    size_t index;
+    assert_true(number_of(root, "threads") == 2 && number_of(root, "seed") == 9);
+    assert_true(*text_of(root, "machine") && *text_of(root, "compiler") && *text_of(root, "commit"));
+    assert_int_equal(strlen(text_of(root, "date")), strlen("2026-01-02T03:04:05Z"));
+    assert_true(json_is_null(json_object_get(root, "sgemm_gflops")));
+    assert_int_equal(json_array_size(json_object_get(root, "results")), 6 + available_rows("forward"));
+    json_array_foreach(json_object_get(root, "results"), index, row)
+    {
+        const double least = number_of(row, "min_s"), most = number_of(row, "max_s");
+        assert_true(least > 0 && least <= number_of(row, "median_s") && number_of(row, "median_s") <= most);
+        assert_true(number_of(row, "runs") == 2 && number_of(row, "gflops") > 0 && number_of(row, "gbs") > 0);
+        assert_true(number_of(row, "error") >= 0 && number_of(row, "error") < 1e-2);
+        assert_true(json_is_null(json_object_get(row, "of_roof")));
+    }
+    json_decref(root);
+}
+
+static void roofs_are_measured(void **state)
+{
+    (void)state;
+    write_shapes();
+    json_t *root = run_json("small.txt --shape 's*' --repeat 1");
+    static const char *const roofs[] = { "sgemm", "read", "copy" }, *const units[] = { "gflops", "gbs",
+                                                                                       "gbs" };
+    for (int i = 0; i < 3; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "%s_%s", roofs[i], units[i]);
+        const double most = number_of(root, name);
+        snprintf(name, sizeof name, "%s_first", roofs[i]);
+        assert_true(number_of(root, name) > 0 && number_of(root, name) <= most);
+        snprintf(name, sizeof name, "%s_last", roofs[i]);
+        assert_true(number_of(root, name) > 0 && number_of(root, name) <= most);
+    }
+    json_t *results = json_object_get(root, "results");
+    assert_int_equal(json_array_size(results), 2);
+    assert_true(number_of(json_array_get(results, 0), "of_roof") ==
+                number_of(json_array_get(results, 0), "of_sgemm"));
+    assert_true(number_of(json_array_get(results, 1), "of_roof") ==
+                number_of(json_array_get(results, 1), "of_read"));
+    json_decref(root);
+}
+
+/* What `bench small.txt OPTIONS` measures, as the names of its shapes. */
+static void expect_shapes(const char *options, const char *expected)
+{
+    outcome result = run_loam(
+        "bench small.txt --no-roof --repeat 1 --format csv %s | tail -n +2 | cut -d, -f1 | "
+        "tr '\\n' ' '",
+        options);
+    expect_status(&result, 0);
+    if (strcmp(result.out, expected) != 0) fail_msg("%s: %s, expected %s", options, result.out, expected);
+}
+
+static void options_choose(void **state)
+{
+    (void)state;
+    write_shapes();
+    expect_shapes("--mechanism parallax", "para ");
+    expect_shapes("--mechanism lla --pass forward", "lla ");
+    expect_shapes("--pass decode --dtype f64", "exact ");
+    expect_shapes("--kernel local_decode_ref", "step exact ");
+    expect_shapes("--kernel '*_portable' --shape '[gl]*'", "lla grad ");
+    json_t *root = run_json("small.txt --no-roof --repeat 1 --kernel '*_ref' --shape soft");
+    json_t *row = json_array_get(json_object_get(root, "results"), 0);
+    assert_string_equal(text_of(row, "kernel"), "local_forward_ref");
+    json_decref(root);
+}
+
+static void table_is_the_default(void **state)
+{
+    (void)state;
+    write_shapes();
+    outcome result = run_loam("bench small.txt --no-roof --seconds 0 --shape soft");
+    expect_status(&result, 0);
+    assert_string_equal(result.err, "");
+    assert_non_null(strstr(result.out, "median ms"));
+    assert_non_null(strstr(result.out, "\nsoft "));
+}
+
+static void shapes_are_printed(void **state)
+{
+    (void)state;
+    outcome first = run_loam("bench --print-shapes");
+    expect_status(&first, 0);
+    write_file("printed.txt", first.out);
+    outcome second = run_loam("bench printed.txt --print-shapes");
+    expect_status(&second, 0);
+    assert_string_equal(second.out, first.out);
+    outcome some = run_loam("bench --print-shapes --mechanism lla --pass decode | grep -c decode");
+    assert_int_equal(some.status, 0);
+    assert_non_null(strstr(first.out, "softmax-f32-d64 "));
+}
+
+static void expect_refusal(const char *arguments, int status, const char *part)
+{
+    outcome result = run_loam("bench --no-roof --repeat 1 --out never %s", arguments);
+    expect_complaint(&result, status, part);
+    assert_false(file_exists("never"));
+}
+
+static void mistakes_are_refused(void **state)
+{
+    (void)state;
+    write_shapes();
+    write_file("bad.txt", "good softmax forward f32 1 1 1 4 4 4 4\nbad softmax forward f32 1 1 1 4 4 4 x\n");
+    write_file("contract.txt", "sunk lla forward f32 1 1 1 4 4 4 4 sink\n");
+    write_file("huge.txt", "huge softmax forward f32 1048576 1048576 1 536870911 536870911 512 512\n");
+    write_file("large.txt", "large softmax forward f32 1 64 64 1000000 1000000 512 512\n");
+    expect_refusal("bad.txt", EXIT_INPUT, "bad.txt:2: Dv: 'x'");
+    expect_refusal("nowhere.txt", EXIT_INPUT, "nowhere.txt: cannot open");
+    expect_refusal("contract.txt", EXIT_INPUT, "contract.txt:1: sunk: sink: only softmax");
+    expect_refusal("huge.txt", EXIT_INPUT, "huge.txt:1: huge: needs ");
+    expect_refusal("large.txt", EXIT_INPUT, "large.txt:1: large: needs ");
+    expect_refusal("small.txt --memory 0.000001", EXIT_INPUT, "(--memory)");
+    expect_refusal("small.txt --mechanism softmux", EXIT_USAGE, "did you mean 'softmax'?");
+    expect_refusal("small.txt --pass sideways", EXIT_USAGE, "--pass: unknown 'sideways', expected forward");
+    expect_refusal("small.txt --dtype f65", EXIT_USAGE, "--dtype: unknown 'f65'");
+    expect_refusal("small.txt --format xml", EXIT_USAGE, "--format: unknown 'xml'");
+    expect_refusal("small.txt --shape nothing", EXIT_USAGE, "no shape is left of 7");
+    expect_refusal("small.txt --kernel nothing", EXIT_USAGE, "'nothing'");
+    expect_refusal("small.txt --threads -1", EXIT_USAGE, "--threads -1");
+    expect_refusal("small.txt small.txt", EXIT_INPUT, "is taken by small.txt:1");
+    outcome result = run_loam("bench small.txt --no-roof --repeat 1 --out no/such/directory");
+    expect_complaint(&result, EXIT_OUTPUT, "no/such/directory");
+    result = run_loam("bench small.txt --no-roof --repeat 1 --format json --out /dev/full");
+    expect_complaint(&result, EXIT_OUTPUT, "");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(results_are_whole),  cmocka_unit_test(roofs_are_measured),
+        cmocka_unit_test(options_choose),     cmocka_unit_test(table_is_the_default),
+        cmocka_unit_test(shapes_are_printed), cmocka_unit_test(mistakes_are_refused),
+    };
+    return cmocka_run_group_tests(tests, program_setup, program_teardown);
+}
