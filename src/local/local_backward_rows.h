@@ -127,9 +127,14 @@ static inline void set_ridge(block *k, const float *square, bool *wanted)
 {
     const loam_problem *p = k->x.p;
     const int64_t d = p->dim_qk;
+    float spread[LANES];
+    if (k->by_trace) {
+        sum_spread(spread, &k->x, &k->l, &k->tile, k->weights, k->kbar);
+    }
     for (int64_t lane = 0; lane < LANES; lane++) {
         const bool some = k->l.lo[lane] < k->l.hi[lane];
-        const float variance = fmaxf(square[lane] - k->kbar2[lane], 0) / (float)d;
+        const float variance = (k->by_trace ? spread[lane] : fmaxf(square[lane] - k->kbar2[lane], 0)) /
+                               (float)d;
         double least = INFINITY;
         k->trace[lane] = variance;
         if (k->by_trace) {
@@ -185,21 +190,6 @@ static inline void solve_adjoint(block *k, const float *square)
                 k->y[c * LANES + lane] = (float)k->row.rho[c];
             }
         }
-    }
-}
-
-/* sum += w (product - centre) */
-static inline void centre_products(const float *restrict w, const float *restrict product,
-                                   const float *restrict centre, float *restrict sum, int64_t rows)
-{
-    FOR_LANES(lane)
-    {
-        vec total = v_load(sum + lane);
-        for (int64_t r = 0; r < rows; r++) {
-            total += v_load(w + r * LANES + lane) *
-                     (v_load(product + r * LANES + lane) - v_load(centre + lane));
-        }
-        v_store(sum + lane, total);
     }
 }
 
@@ -333,9 +323,8 @@ static inline void tile_row_gradient(block *k, row_totals *sum)
             slope -= pair.ds * score_distance(&k->l, j, lane);
             v_store(k->s + at, ds);
         }
-        inner = sums_to_zero(k) ? v_set(0) : inner;
         v_store(sum->inner + lane, inner);
-        v_store(sum->scale + lane, k->sc.capped ? scale : scale + inner * v_load(k->l.constant + lane));
+        v_store(sum->scale + lane, scale);
         v_store(sum->slope + lane, slope);
     }
 }
@@ -361,6 +350,10 @@ static inline void sweep_query(block *k, row_totals *sum)
         }
         tile_row_gradient(k, sum);
         panel_product(k->grad, d, k->tile.keys, 1, d, k->s, k->tile.n, true);
+    }
+    for (int lane = 0; lane < LANES; lane++) {
+        sum->inner[lane] = sums_to_zero(k) ? 0 : sum->inner[lane];
+        sum->scale[lane] += k->sc.capped ? 0 : sum->inner[lane] * k->l.constant[lane];
     }
 }
 

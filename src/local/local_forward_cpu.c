@@ -20,15 +20,16 @@ typedef struct block {
     scoring sc;
     lanes l;
     key_tile tile;
-    float m[LANES], omega[LANES], inverse[LANES], lse[LANES];
-    float centre[LANES], tsum[LANES]; /* c and T of a given probe; tsum ends as T / omega */
-    float *values;                    /* [TILE][dim_v] */
-    float *s, *t;                     /* [TILE][LANES] */
-    float *query, *probe;             /* [dim_qk][LANES] */
-    float *o, *vbar;                  /* [dim_v][LANES] */
-    float *kbar, *lambda, *work[3];   /* [dim_qk][LANES], LLA */
-    float *weights;                   /* [len_kv][LANES], LLA */
-    row64 row;                        /* LLA */
+    float m[LANES], omega[LANES], inverse[LANES];
+    float lse[LANES], full_lse[LANES]; /* without and with what scores leave out */
+    float centre[LANES], tsum[LANES];  /* c and T of a given probe; tsum ends as T / omega */
+    float *values;                     /* [TILE][dim_v] */
+    float *s, *t;                      /* [TILE][LANES] */
+    float *query, *probe;              /* [dim_qk][LANES] */
+    float *o, *vbar;                   /* [dim_v][LANES] */
+    float *kbar, *lambda, *work[3];    /* [dim_qk][LANES], LLA */
+    float *weights;                    /* [len_kv][LANES], LLA */
+    row64 row;                         /* LLA */
     loam_row_info info[LANES];
     bool accepted[LANES];
 } block;
@@ -182,6 +183,20 @@ static void finish_weights(block *k)
         const bool some = k->omega[lane] > 0;
         k->inverse[lane] = some ? 1 / k->omega[lane] : 0;
         k->lse[lane] = some ? k->m[lane] + logf(k->omega[lane]) : -INFINITY;
+        k->full_lse[lane] = k->lse[lane] + k->l.dropped[lane];
+    }
+}
+
+/* The sink takes its share of the mass; it comes last because it competes with the full scores. */
+static void add_sink(block *k)
+{
+    const float sink = ((const float *)k->x.a->sink)[k->x.h];
+    for (int lane = 0; lane < LANES; lane++) {
+        const float keys = k->full_lse[lane], m = fmaxf(keys, sink);
+        const float total = m + logf(expf(keys - m) + expf(sink - m));
+        k->inverse[lane] *= expf(keys - total);
+        k->full_lse[lane] = total;
+        k->lse[lane] = total - k->l.dropped[lane];
     }
 }
 
@@ -193,17 +208,14 @@ static void forward_given(block *k)
     panel_fill(k->vbar, p->dim_v, 0);
     panel_fill(k->centre, 1, 0);
     panel_fill(k->tsum, 1, 0);
-    if (p->sink) {
-        panel_fill(k->omega, 1, 1);
-        for (int lane = 0; lane < LANES; lane++) {
-            k->m[lane] = ((const float *)k->x.a->sink)[k->x.h] - k->l.dropped[lane];
-        }
-    }
     if (probed) {
         load_probe(k);
     }
     sweep_given(k, probed);
     finish_weights(k);
+    if (p->sink) {
+        add_sink(k);
+    }
     finish_given(k, probed);
 }
 
@@ -251,13 +263,19 @@ static void set_ridge(block *k, const float *square, bool *wanted)
 {
     const loam_problem *p = k->x.p;
     const int64_t d = p->dim_qk;
-    float centre2[LANES];
+    const bool by_trace = p->ridge_unit == LOAM_RIDGE_TRACE;
+    float centre2[LANES], total[LANES];
     panel_dot(centre2, k->kbar, k->kbar, d);
+    if (by_trace) {
+        sum_spread(total, &k->x, &k->l, &k->tile, k->weights, k->kbar);
+    }
     for (int64_t lane = 0; lane < LANES; lane++) {
-        const float spread = fmaxf(square[lane] * k->inverse[lane] - centre2[lane], 0) / (float)d;
-        const double unit = p->ridge_unit == LOAM_RIDGE_MAX     ? (double)k->inverse[lane]
-                            : p->ridge_unit == LOAM_RIDGE_TRACE ? (double)spread + LOCAL_TRACE_FLOOR
-                                                                : 1;
+        const float spread = (by_trace ? total[lane] * k->inverse[lane]
+                                       : fmaxf(square[lane] * k->inverse[lane] - centre2[lane], 0)) /
+                             (float)d;
+        const double unit = p->ridge_unit == LOAM_RIDGE_MAX ? (double)k->inverse[lane]
+                            : by_trace                      ? (double)spread + LOCAL_TRACE_FLOOR
+                                                            : 1;
         double least = INFINITY;
         for (int64_t c = 0; c < d; c++) {
             const double ridge = lane < k->l.count
@@ -367,6 +385,7 @@ static void redo_lane(block *k, int64_t lane)
     k->info[lane] = r->info;
     k->info[lane].iterations = iterations;
     k->lse[lane] = (float)(r->lse - r->dropped);
+    k->full_lse[lane] = (float)r->lse;
     for (int64_t c = 0; c < k->x.p->dim_qk; c++) {
         k->kbar[c * LANES + lane] = (float)r->kbar[c];
         k->probe[c * LANES + lane] = (float)r->rho[c];
@@ -405,7 +424,7 @@ static void put_lane(block *k, int64_t lane)
     const int64_t b = k->x.s.b, h = k->x.h, token = k->x.s.q0 + k->l.i0 + lane;
     store_lane(&a->o, p->dtype, b, h, token, k->o, lane, p->dim_v);
     if (a->lse.data) {
-        ((float *)a->lse.data)[LOCAL_AT(a->lse, b, h, token)] = k->lse[lane] + k->l.dropped[lane];
+        ((float *)a->lse.data)[LOCAL_AT(a->lse, b, h, token)] = k->full_lse[lane];
     }
     if (a->rho.data) {
         store_lane(&a->rho, LOAM_F32, b, h, token, k->probe, lane, p->dim_qk);
@@ -422,6 +441,18 @@ static float *weights_row(const block *k, int64_t lane)
     return (float *)view->data + LOCAL_AT(*view, k->x.s.b, k->x.h, k->x.s.q0 + k->l.i0 + lane);
 }
 
+/* What the weighted mean of rho . k' adds to its value at kbar: rounding, which shows where rho is large. */
+static void sweep_rest(block *k, const float *centre, float *restrict rest)
+{
+    const int64_t d = k->x.p->dim_qk;
+    for (int64_t j = k->l.first; j < k->l.last; j += TILE) {
+        key_tile_load(&k->tile, &k->x, j, k->l.last);
+        panel_product(k->t, k->tile.n, k->tile.keys, d, 1, k->probe, d, false);
+        centre_products(k->weights + (j - k->l.first) * LANES, k->t, centre, rest, k->tile.n);
+    }
+    panel_scale(rest, 1, k->inverse);
+}
+
 /* Effective weights p (1 - u) of the block, in a sweep of their own: small inputs only. */
 static void put_weights(block *k)
 {
@@ -430,6 +461,7 @@ static void put_weights(block *k)
     float centre[LANES], rest[LANES] = { 0 };
     if (p->mechanism == LOAM_LLA) {
         panel_dot(centre, k->probe, k->kbar, d);
+        sweep_rest(k, centre, rest);
         load_queries(k->tile.keys, &k->x, k->l.i0, k->l.count);
         transpose(k->query, k->tile.keys, k->l.count, d);
     } else {
@@ -487,6 +519,9 @@ static void forward_block(block *k, int64_t i0)
     }
     for (int64_t lane = 0; lane < k->l.count; lane++) {
         const bool empty = k->l.lo[lane] >= k->l.hi[lane];
+        for (int64_t c = 0; empty && c < p->dim_qk; c++) {
+            k->probe[c * LANES + lane] = 0;
+        }
         if (empty || !solved) {
             k->info[lane] = (loam_row_info){ empty ? LOAM_ROW_EMPTY : LOAM_ROW_SOLVED, LOAM_SOLVER_NONE, 0,
                                              0 };

@@ -281,6 +281,45 @@ VEC_INLINE vec weight_of(vec s, vec lse)
     return v_exp(v_select(z > 0, v_set(0), z));
 }
 
+/* sum += w (product - centre) over a tile of `rows` keys */
+static inline void centre_products(const float *restrict w, const float *restrict product,
+                                   const float *restrict centre, float *restrict sum, int64_t rows)
+{
+    FOR_LANES(lane)
+    {
+        vec total = v_load(sum + lane);
+        for (int64_t r = 0; r < rows; r++) {
+            total += v_load(w + r * LANES + lane) *
+                     (v_load(product + r * LANES + lane) - v_load(centre + lane));
+        }
+        v_store(sum + lane, total);
+    }
+}
+
+/* out[lane] = sum_j w_j |kappa_j|^2. From differences: |k|^2 - |kbar|^2 would leave nothing where all keys are equal, and
+ * the ridge relative to the trace needs that nothing to its own precision. weights: [last - first][LANES]. */
+static inline void sum_spread(float *restrict out, const head *x, const lanes *l, key_tile *tile,
+                              const float *restrict weights, const float *restrict kbar)
+{
+    const int64_t d = x->p->dim_qk;
+    memset(out, 0, LANES * sizeof(float));
+    for (int64_t j = l->first; j < l->last; j += TILE) {
+        key_tile_load(tile, x, j, l->last);
+        for (int64_t r = 0; r < tile->n; r++) {
+            FOR_LANES(lane)
+            {
+                vec sum = v_set(0);
+                for (int64_t c = 0; c < d; c++) {
+                    const vec kappa = tile->keys[r * d + c] - v_load(kbar + c * LANES + lane);
+                    sum += kappa * kappa;
+                }
+                v_store(out + lane,
+                        v_load(out + lane) + sum * v_load(weights + (j - l->first + r) * LANES + lane));
+            }
+        }
+    }
+}
+
 /* -inf stands for "nothing seen yet"; subtracting it would make NaN. */
 VEC_INLINE vec finite_or_zero(vec m) { return v_select(m > -INFINITY, m, v_set(0)); }
 

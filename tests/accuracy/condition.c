@@ -9,17 +9,22 @@
 #include <stdlib.h>
 #include <string.h>
 
+static double score_of(const sample *s, int64_t i, int64_t j)
+{
+    double sum = 0;
+    for (int64_t c = 0; c < s->dim; c++) {
+        sum += s->q[i * s->dim + c] * s->k[j * s->dim + c];
+    }
+    return sum / sqrt((double)s->dim);
+}
+
 /* p over the keys lo .. hi - 1, and the mean key. */
 static void weigh(const sample *s, int64_t i, int64_t lo, int64_t hi, double *p, double *kbar)
 {
     const int64_t d = s->dim;
     double m = -HUGE_VAL, omega = 0;
     for (int64_t j = lo; j < hi; j++) {
-        p[j] = 0;
-        for (int64_t c = 0; c < d; c++) {
-            p[j] += s->q[i * d + c] * s->k[j * d + c];
-        }
-        p[j] /= sqrt((double)d);
+        p[j] = score_of(s, i, j);
         m = fmax(m, p[j]);
     }
     for (int64_t j = lo; j < hi; j++) {
@@ -32,6 +37,23 @@ static void weigh(const sample *s, int64_t i, int64_t lo, int64_t hi, double *p,
             kbar[c] += p[j] * s->k[j * d + c];
         }
     }
+}
+
+double condition_steepness(const sample *s)
+{
+    double most = 0;
+    for (int64_t i = 0; i < s->len_q; i++) {
+        int64_t lo, hi;
+        double least = HUGE_VAL, largest = -HUGE_VAL;
+        sample_visible(s, i, &lo, &hi);
+        for (int64_t j = lo; j < hi; j++) {
+            const double score = score_of(s, i, j);
+            least = fmin(least, score);
+            largest = fmax(largest, score);
+        }
+        most = fmax(most, (largest - least) / 2);
+    }
+    return most;
 }
 
 static double condition_of(double *matrix, double *eigen, int64_t d)

@@ -20,6 +20,21 @@ static double scale_rows(const sample *s, const answer *want)
     return sqrt(sum * (double)s->dim);
 }
 
+/* One number per row, a sum of products that may cancel: against its size or that of the mean row. */
+static distance measure_numbers(const double *x, const double *y, int64_t rows, double whole)
+{
+    const double mean = compare_norm(x, rows) / sqrt((double)rows);
+    distance d = { whole, 0, 0 };
+    for (int64_t i = 0; i < rows; i++) {
+        const double relative = fabs(y[i] - x[i]) / fmax(fabs(x[i]), mean);
+        if (!(relative <= d.row)) {
+            d.row = relative;
+            d.at = i;
+        }
+    }
+    return d;
+}
+
 distance measure(const sample *s, const answer *want, const answer *got, part which)
 {
     const int64_t rows = part_rows(s, which), width = part_width(s, which);
@@ -32,6 +47,9 @@ distance measure(const sample *s, const answer *want, const answer *got, part wh
     if (which == PART_DSCALE) {
         const double relative = far / fmax(size, scale_rows(s, want));
         return (distance){ relative, relative, 0 };
+    }
+    if (width == 1) {
+        return measure_numbers(x, y, rows, far / size);
     }
     const difference d = compare(x, y, rows, width);
     return (distance){ d.relative, d.worst_row, d.row };

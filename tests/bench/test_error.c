@@ -134,6 +134,25 @@ static void types_are_read(void **state)
         }
 }
 
+/* layout=bthd is (B, T, H, D), for the rows that the program looks up and for the views that the library gets. */
+static void layouts_are_as_named(void **state)
+{
+    (void)state;
+    bench_shape shape = shape_of(LOAM_SOFTMAX, LOAM_BACKWARD, 11, 13);
+    for (int tokens_first = 0; tokens_first < 2; tokens_first++) {
+        bench_arrays a;
+        io_error error;
+        shape.tokens_first = tokens_first;
+        assert_int_equal(bench_arrays_make(&a, &shape, SEED, 1, &error), 0);
+        const int64_t head = tokens_first ? 6 : 6 * 11, token = tokens_first ? 6 * 4 : 6;
+        assert_true(a.args.q.batch == 4 * 11 * 6 && a.args.q.head == head && a.args.q.token == token);
+        assert_int_equal(bench_row(&a, BENCH_GRAD_Q, 1, 2, 3), 4 * 11 * 6 + 2 * head + 3 * token);
+        assert_true(a.args.grad_v.token == (tokens_first ? 5 * 2 : 5));
+        assert_true(a.args.grad_v.head == (tokens_first ? 5 : 5 * 13));
+        bench_arrays_free(&a);
+    }
+}
+
 /* Inputs depend on the seed, and not on the number of threads. */
 static void inputs_follow_the_seed(void **state)
 {
@@ -163,6 +182,7 @@ int main(void)
         cmocka_unit_test(nan_is_seen),
         cmocka_unit_test(types_are_read),
         cmocka_unit_test(inputs_follow_the_seed),
+        cmocka_unit_test(layouts_are_as_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -141,6 +141,19 @@ static void options_choose(void **state)
     json_decref(root);
 }
 
+/* Rows that this machine, or LOAM_ISA, does not allow are left out. */
+static void rows_that_cannot_run_are_left_out(void **state)
+{
+    (void)state;
+    write_shapes();
+    outcome result = run_shell(
+        "LOAM_ISA=portable \"$LOAM\" bench small.txt --shape rows --no-roof --repeat 1 "
+        "--format csv | tail -n +2 | cut -d, -f2 | tr '\\n' ' '");
+    expect_status(&result, 0);
+    assert_string_equal(result.err, "");
+    assert_string_equal(result.out, "local_forward_ref local_forward_portable ");
+}
+
 static void table_is_the_default(void **state)
 {
     (void)state;
@@ -204,9 +217,10 @@ static void mistakes_are_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(results_are_whole),  cmocka_unit_test(roofs_are_measured),
-        cmocka_unit_test(options_choose),     cmocka_unit_test(table_is_the_default),
-        cmocka_unit_test(shapes_are_printed), cmocka_unit_test(mistakes_are_refused),
+        cmocka_unit_test(results_are_whole),    cmocka_unit_test(roofs_are_measured),
+        cmocka_unit_test(options_choose),       cmocka_unit_test(rows_that_cannot_run_are_left_out),
+        cmocka_unit_test(table_is_the_default), cmocka_unit_test(shapes_are_printed),
+        cmocka_unit_test(mistakes_are_refused),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }

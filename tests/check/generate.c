@@ -133,7 +133,7 @@ spec generate_spec(const loam_kernel_info *row, uint64_t seed, uint64_t number)
     draw_shape(&s, &r);
     draw_options(&s, &r);
     draw_omissions(&s, &r);
-    shrink(&s, &r, rng_one_in(&r, 10) ? 6e7 : 4e6);
+    shrink(&s, &r, rng_one_in(&r, 10) ? 1.5e8 : 1e7);
     s.seed = (int64_t)(rng_bits(&r) >> 33);
     return s;
 }
