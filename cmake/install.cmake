@@ -6,11 +6,9 @@ set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/loam)
 
 set_target_properties(loam_shared PROPERTIES EXPORT_NAME loam)
 install(TARGETS loam_shared loam_static EXPORT loam_targets)
+install(TARGETS loam_program)
 install(EXPORT loam_targets NAMESPACE loam:: FILE loam-targets.cmake DESTINATION ${package_dir})
 install(FILES ${PROJECT_SOURCE_DIR}/include/loam.h TYPE INCLUDE)
-if(TARGET loam_program)
-    install(TARGETS loam_program)
-endif()
 install(FILES ${PROJECT_SOURCE_DIR}/man/loam.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
 
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/loam-config.cmake.in

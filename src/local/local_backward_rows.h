@@ -123,40 +123,12 @@ static inline void sweep_probe(block *k, float *restrict square)
     panel_scale(k->grad, d, minus);
 }
 
-static inline void set_ridge(block *k, const float *square, bool *wanted)
-{
-    const loam_problem *p = k->x.p;
-    const int64_t d = p->dim_qk;
-    float spread[LANES];
-    if (k->by_trace) {
-        sum_spread(spread, &k->x, &k->l, &k->tile, k->weights, k->kbar);
-    }
-    for (int64_t lane = 0; lane < LANES; lane++) {
-        const bool some = k->l.lo[lane] < k->l.hi[lane];
-        const float variance = (k->by_trace ? spread[lane] : fmaxf(square[lane] - k->kbar2[lane], 0)) /
-                               (float)d;
-        double least = INFINITY;
-        k->trace[lane] = variance;
-        if (k->by_trace) {
-            k->unit[lane] = variance + (float)LOCAL_TRACE_FLOOR;
-        }
-        for (int64_t c = 0; c < d; c++) {
-            const double ridge = some ? (double)k->unit[lane] *
-                                            local_ridge(p, k->x.a, &k->x.s, k->x.h, k->l.i0 + lane, c)
-                                      : 0;
-            k->lambda[c * LANES + lane] = (float)ridge;
-            least = fmin(least, ridge);
-        }
-        wanted[lane] = some && square[lane] < INFINITY && least > (double)(BLOCK_LEAST_RIDGE * variance);
-    }
-}
-
 /* The weight of the peak key: the unit of LOAM_RIDGE_MAX. */
-static inline void set_max_unit(block *k)
+static inline void peak_weights(const block *k, float *restrict most)
 {
     for (int64_t lane = 0; lane < k->l.count; lane++) {
         if (k->l.lo[lane] < k->l.hi[lane]) {
-            k->unit[lane] = k->weights[(k->peak[lane] - k->l.first) * LANES + lane];
+            most[lane] = k->weights[(k->peak[lane] - k->l.first) * LANES + lane];
         }
     }
 }
@@ -177,12 +149,13 @@ static inline void solve_adjoint(block *k, const float *square)
                                .direction = k->work[1],
                                .image = k->work[2] };
     block_result result;
-    bool wanted[LANES];
-    if (k->by_max) {
-        set_max_unit(k);
-    }
-    set_ridge(k, square, wanted);
-    block_solve(&sys, k->grad, wanted, k->y, &result);
+    block_ridge ridge;
+    float most[LANES] = { 0 };
+    peak_weights(k, most);
+    block_ridge_set(&ridge, &sys, square, most, k->lambda);
+    memcpy(k->trace, ridge.variance, sizeof k->trace);
+    memcpy(k->unit, ridge.unit, sizeof k->unit);
+    block_solve(&sys, k->grad, ridge.wanted, k->y, &result);
     for (int64_t lane = 0; lane < k->l.count; lane++) {
         if (k->l.lo[lane] < k->l.hi[lane] && !result.accepted[lane]) {
             row64_adjoint(&k->row, &k->x, &k->sc, k->l.i0 + lane);

@@ -257,38 +257,6 @@ static void sweep_means(block *k, float *restrict square)
     }
 }
 
-/* lambda of every lane and channel; `wanted` lanes go to the block solver: those that see a key and whose ridge
- * is not so small, against the spread of the keys, that only float64 can tell what is singular. */
-static void set_ridge(block *k, const float *square, bool *wanted)
-{
-    const loam_problem *p = k->x.p;
-    const int64_t d = p->dim_qk;
-    const bool by_trace = p->ridge_unit == LOAM_RIDGE_TRACE;
-    float centre2[LANES], total[LANES];
-    panel_dot(centre2, k->kbar, k->kbar, d);
-    if (by_trace) {
-        sum_spread(total, &k->x, &k->l, &k->tile, k->weights, k->kbar);
-    }
-    for (int64_t lane = 0; lane < LANES; lane++) {
-        const float spread = (by_trace ? total[lane] * k->inverse[lane]
-                                       : fmaxf(square[lane] * k->inverse[lane] - centre2[lane], 0)) /
-                             (float)d;
-        const double unit = p->ridge_unit == LOAM_RIDGE_MAX ? (double)k->inverse[lane]
-                            : by_trace                      ? (double)spread + LOCAL_TRACE_FLOOR
-                                                            : 1;
-        double least = INFINITY;
-        for (int64_t c = 0; c < d; c++) {
-            const double ridge = lane < k->l.count
-                                     ? unit * local_ridge(p, k->x.a, &k->x.s, k->x.h, k->l.i0 + lane, c)
-                                     : 0;
-            k->lambda[c * LANES + lane] = (float)ridge;
-            least = fmin(least, ridge);
-        }
-        wanted[lane] = k->omega[lane] > 0 && square[lane] < INFINITY &&
-                       least > (double)(BLOCK_LEAST_RIDGE * spread);
-    }
-}
-
 /* o <- vbar - sum p u v, u = rho . kappa */
 static void sweep_lines(block *k)
 {
@@ -317,7 +285,7 @@ static void sweep_lines(block *k)
     }
 }
 
-static void solve_block(block *k, const bool *wanted)
+static void solve_block(block *k, const float *square)
 {
     const int64_t d = k->x.p->dim_qk;
     const block_system sys = { .x = &k->x,
@@ -331,6 +299,7 @@ static void solve_block(block *k, const bool *wanted)
                                .r = k->work[0],
                                .direction = k->work[1],
                                .image = k->work[2] };
+    block_ridge ridge;
     block_result result;
     float *rhs = k->query; /* the scores are done with it */
     for (int64_t c = 0; c < d; c++) {
@@ -341,7 +310,8 @@ static void solve_block(block *k, const bool *wanted)
             v_store(rhs + at, v_load(k->kbar + at) + shift - v_load(k->query + at));
         }
     }
-    block_solve(&sys, rhs, wanted, k->probe, &result);
+    block_ridge_set(&ridge, &sys, square, k->inverse, k->lambda); /* the largest weight is exp(0) / omega */
+    block_solve(&sys, rhs, ridge.wanted, k->probe, &result);
     for (int lane = 0; lane < LANES; lane++) {
         k->accepted[lane] = result.accepted[lane];
         k->info[lane] = (loam_row_info){ LOAM_ROW_SOLVED, LOAM_SOLVER_CG, result.iterations[lane],
@@ -353,7 +323,6 @@ static void forward_solved(block *k)
 {
     const loam_problem *p = k->x.p;
     float square[LANES] = { 0 };
-    bool wanted[LANES];
     panel_fill(k->kbar, p->dim_qk, 0);
     panel_fill(k->vbar, p->dim_v, 0);
     sweep_scores(k);
@@ -361,8 +330,7 @@ static void forward_solved(block *k)
     finish_weights(k);
     panel_scale(k->kbar, p->dim_qk, k->inverse);
     panel_scale(k->vbar, p->dim_v, k->inverse);
-    set_ridge(k, square, wanted);
-    solve_block(k, wanted);
+    solve_block(k, square);
     sweep_lines(k);
 }
 

@@ -41,6 +41,45 @@ typedef struct block_system {
     float *r, *direction, *image; /* scratch [dim_qk][LANES] */
 } block_system;
 
+/* Lambda of every lane. Lanes that are `wanted` go to the block solver: those that see a key, have not overflowed, and
+ * whose ridge is not so small, against the variance of the keys, that only float64 can tell what is singular. */
+typedef struct block_ridge {
+    float variance[LANES]; /* trace of Cov / dim_qk */
+    float unit[LANES];     /* of the ridge */
+    bool wanted[LANES];
+} block_ridge;
+
+/* square: sum_j w_j |k'_j|^2; most: the largest p; lambda is written. */
+static inline void block_ridge_set(block_ridge *out, const block_system *sys, const float *square,
+                                   const float *most, float *restrict lambda)
+{
+    const loam_problem *p = sys->x->p;
+    const int64_t d = p->dim_qk;
+    const bool by_trace = p->ridge_unit == LOAM_RIDGE_TRACE, by_max = p->ridge_unit == LOAM_RIDGE_MAX;
+    float centre2[LANES], spread[LANES];
+    panel_dot(centre2, sys->kbar, sys->kbar, d);
+    if (by_trace) {
+        sum_spread(spread, sys->x, sys->l, sys->tile, sys->weights, sys->kbar);
+    }
+    for (int64_t lane = 0; lane < LANES; lane++) {
+        const bool some = sys->l->lo[lane] < sys->l->hi[lane];
+        const float rough = fmaxf(square[lane] * sys->inverse[lane] - centre2[lane], 0);
+        const float variance = (by_trace ? spread[lane] * sys->inverse[lane] : rough) / (float)d;
+        const float unit = by_max ? most[lane] : by_trace ? variance + (float)LOCAL_TRACE_FLOOR : 1;
+        double least = INFINITY;
+        for (int64_t c = 0; c < d; c++) {
+            const double ridge = some ? (double)unit * local_ridge(p, sys->x->a, &sys->x->s, sys->x->h,
+                                                                   sys->l->i0 + lane, c)
+                                      : 0;
+            lambda[c * LANES + lane] = (float)ridge;
+            least = fmin(least, ridge);
+        }
+        out->variance[lane] = variance;
+        out->unit[lane] = unit;
+        out->wanted[lane] = some && square[lane] < INFINITY && least > (double)(BLOCK_LEAST_RIDGE * variance);
+    }
+}
+
 typedef struct block_result {
     float residual[LANES]; /* |b - A x| / |b| */
     int32_t iterations[LANES];

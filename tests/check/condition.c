@@ -34,6 +34,14 @@ static double ridge_condition(const values *v, const direct_row *d, int64_t b, i
     return least > 0 ? 1 + d->trace / (double)v->spec.dim_qk / least : 1;
 }
 
+/* With a sink a shift of all scores is not the same, and what is added up for a score counts: for the RBF score
+ * scale (|k|^2 + |q - k|^2). */
+static double score_terms(const spec *s, double score, double key)
+{
+    const double scale = s->scale != 0 ? fabs(s->scale) : 1 / sqrt((double)s->dim_qk);
+    return s->score == LOAM_RBF ? scale * key * key + 2 * fabs(score) : fabs(score);
+}
+
 static void seen_keys(condition *x, row_condition *row, const values *v, const direct_row *d,
                       const double *rho, int64_t b, int64_t h, int64_t i)
 {
@@ -46,11 +54,11 @@ static void seen_keys(condition *x, row_condition *row, const values *v, const d
         if (!(d->score[j] > -HUGE_VAL)) {
             continue;
         }
-        if (s->sink) { /* then a shift of all scores is not the same */
-            row->score = fmax(row->score, fabs(d->score[j]));
-        }
         const double *k = values_at(v, SLOT_K, q.batch, kv, q.k0 + j);
         const double *value_j = values_at(v, SLOT_V, q.batch, kv, q.k0 + j);
+        if (s->sink) {
+            row->score = fmax(row->score, score_terms(s, d->score[j], compare_norm(k, s->dim_qk)));
+        }
         double u = 0;
         for (int64_t c = 0; rho && c < s->dim_qk; c++) {
             u += rho[c] * (k[c] - d->kbar[c]);

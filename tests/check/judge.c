@@ -19,7 +19,7 @@
 #define ROW_ALLOWANCE 20.0
 #define SAID 0.1      /* floor: this part of the terms' absolute sum */
 #define ROUNDED 0.005 /* likewise of what is added up before, whose rounding counts */
-#define MEAN_KEY 0.01
+#define MEAN_KEY 0.05
 #define GRADED 0.002 /* floor of gradients: this part of a bound on them */
 
 typedef struct allowance {
