@@ -43,8 +43,9 @@ local constant lags where the data rise and end; the local line does not.</figca
 readings best.</figcaption></figure>
 <figure><img src="regression/figure4.svg" alt="error ratios against dimension">
 <figcaption>The task of Zuo et al. 2025: the values are a linear map of the keys that changes at each segment. Errors of the
-other estimators in units of LLA's. Above: a query sees its own pair, as in the paper; below: it does not, which is the
-harder and more honest task.</figcaption></figure>
+other estimators in units of LLA's. Above: a query sees its own pair, as in the paper, and LLA's lead grows with the
+dimension. Below: it does not, which is the harder and more honest task: there the lead shrinks with the dimension, and in
+short segments of high dimension it is gone.</figcaption></figure>
 <figure><img src="regression/figure3.svg" alt="squared error by position">
 <figcaption>Squared error by position in the sequence. MesaNet, one global linear fit, wins the first segment and no other; LLA
 adapts.</figcaption></figure>
