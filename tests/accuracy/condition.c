@@ -3,6 +3,7 @@
 
 #include "tests/support/memory.h"
 
+#include <cblas.h>
 #include <lapacke.h>
 #include <math.h>
 #include <stdio.h>
@@ -71,6 +72,7 @@ void condition_rows(const sample *s, double ridge, double *out)
     double *p = memory_zeroed((size_t)s->len_kv, sizeof *p), *kbar = memory_zeroed((size_t)d, sizeof *kbar);
     double *matrix = memory_zeroed((size_t)(d * d), sizeof *matrix);
     double *eigen = memory_zeroed((size_t)d, sizeof *eigen);
+    openblas_set_num_threads(1); /* threads that wait for each other cost more than these small systems */
     for (int64_t i = 0; i < s->len_q; i++) {
         int64_t lo, hi;
         sample_visible(s, i, &lo, &hi);

@@ -3,6 +3,7 @@
 
 #include "tests/support/memory.h"
 
+#include <cblas.h>
 #include <lapacke.h>
 #include <math.h>
 #include <stdlib.h>
@@ -180,6 +181,7 @@ answer floor_answer(const sample *s, const question *ask, const answer *like, bo
         out.x[which] = like->x[which] ? memory_zeroed(count, sizeof(double)) : NULL;
     }
     floor_row r = row_make(s, ask, rounded);
+    openblas_set_num_threads(1);
     for (int64_t i = 0; i < s->len_q; i++) {
         const bool singular = like->info[i].code == LOAM_ROW_SINGULAR;
         double *o = out.x[PART_O] + i * s->dim;

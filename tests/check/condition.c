@@ -35,11 +35,12 @@ static double ridge_condition(const values *v, const direct_row *d, int64_t b, i
 }
 
 /* With a sink a shift of all scores is not the same, and what is added up for a score counts: for the RBF score
- * scale (|k|^2 + |q - k|^2). */
+ * scale/2 (|q| + |k|)^2, where |q| is at most |q - k| + |k|. */
 static double score_terms(const spec *s, double score, double key)
 {
     const double scale = s->scale != 0 ? fabs(s->scale) : 1 / sqrt((double)s->dim_qk);
-    return s->score == LOAM_RBF ? scale * key * key + 2 * fabs(score) : fabs(score);
+    const double both = 2 * key + sqrt(2 * fabs(score) / scale);
+    return s->score == LOAM_RBF ? scale / 2 * both * both : fabs(score);
 }
 
 static void seen_keys(condition *x, row_condition *row, const values *v, const direct_row *d,

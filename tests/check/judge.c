@@ -20,7 +20,7 @@
 #define SAID 0.1      /* floor: this part of the terms' absolute sum */
 #define ROUNDED 0.005 /* likewise of what is added up before, whose rounding counts */
 #define MEAN_KEY 0.05
-#define GRADED 0.002 /* floor of gradients: this part of a bound on them */
+#define GRADED 0.01 /* floor of gradients: this part of a bound on them */
 
 typedef struct allowance {
     double base, memory, grain;
@@ -33,8 +33,9 @@ static allowance allowance_of(const spec *s, slot which)
     allowance a = { gradient ? (lla ? 1e-4 : 2e-5) : lla ? 2e-5 : 5e-6, 0, 1e-30 };
     if (s->dtype == LOAM_F64) {
         a.base = 1e-13;
-    } else if (lla && !stored && which < SLOT_GRAD_Q && which != SLOT_LSE && s->dtype != LOAM_F32) {
-        a.base = s->dtype == LOAM_BF16 ? 4e-3 : 1e-3; /* the solver stops where o is good enough */
+    } else if (lla && !stored && which != SLOT_LSE && s->dtype != LOAM_F32) {
+        /* the solver stops where the 16-bit outputs are good enough */
+        a.base = (gradient ? 2 : 1) * (s->dtype == LOAM_BF16 ? 4e-3 : 1e-3);
     } else if (stored && s->dtype == LOAM_BF16) {
         a.memory = gradient ? 8e-3 : 4e-3;
     } else if (stored && s->dtype == LOAM_F16) {
