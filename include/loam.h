@@ -245,7 +245,7 @@ typedef struct loam_args {
                           unseen keys. For small inputs: it is n^2. Forward only */
     loam_view info;    /* [batch, heads_q, len_q] loam_row_info, or not wanted */
 
-    void *saved; /* written by forward (or NULL), read by backward; private layout */
+    void *saved; /* written by forward (or NULL), read by backward; private layout; aligned to LOAM_ALIGN */
 
     /* Backward: grad_o is read, the others are written (not added to); each may be unwanted. */
     loam_const_view grad_o;  /* [batch, heads_q,  len_q,  dim_v]  dtype */

@@ -41,10 +41,8 @@ loam_status loam_plan_create(loam_plan **out, const loam_problem *problem, loam_
     REQUIRE(problem, error, LOAM_EARG, "problem: NULL");
     loam_problem checked = *problem;
     TRY(problem_check(&checked, error));
-    const kernel *chosen = registry_choose(&checked, error);
-    if (!chosen) {
-        return checked.kernel && error && error->status == LOAM_EARG ? LOAM_EARG : LOAM_EUNSUPPORTED;
-    }
+    const kernel *chosen;
+    TRY(registry_choose(&chosen, &checked, error));
     loam_plan *plan = malloc(sizeof *plan);
     REQUIRE(plan, error, LOAM_EMEMORY, "plan: out of memory");
     checked.kernel = chosen->name;

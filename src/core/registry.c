@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "src/core/registry.h"
 
+#include "src/base/error.h"
+
 #include <string.h>
 
 #define FAMILY_LOCAL (1u << LOAM_SOFTMAX | 1u << LOAM_PARALLAX | 1u << LOAM_LLA)
@@ -41,48 +43,39 @@ static bool does(const kernel *k, const loam_problem *p)
            (p->backend == LOAM_BACKEND_AUTO || k->backend == p->backend);
 }
 
-static const kernel *choose_named(const loam_problem *p, cpu_isa have, loam_error *error)
+static loam_status choose_named(const kernel **out, const loam_problem *p, cpu_isa have, loam_error *error)
 {
     for (int index = 0; index < KERNEL_COUNT; index++) {
         const kernel *k = &kernels[index];
-        if (strcmp(k->name, p->kernel) != 0) {
-            continue;
+        if (strcmp(k->name, p->kernel) == 0) {
+            REQUIRE(k->isa <= have, error, LOAM_EUNSUPPORTED, "kernel: %s needs %s, this machine offers %s",
+                    k->name, cpu_isa_name(k->isa), cpu_isa_name(have));
+            REQUIRE(does(k, p), error, LOAM_EUNSUPPORTED, "kernel: %s does not do %s %s in %s on back end %s",
+                    k->name, loam_mechanism_name(p->mechanism), loam_pass_name(p->pass),
+                    loam_dtype_name(p->dtype), loam_backend_name(p->backend));
+            *out = k;
+            return LOAM_OK;
         }
-        if (k->isa > have) {
-            loam_fail(error, LOAM_EUNSUPPORTED, "kernel: %s needs %s, this machine offers %s", k->name,
-                      cpu_isa_name(k->isa), cpu_isa_name(have));
-            return NULL;
-        }
-        if (!does(k, p)) {
-            loam_fail(error, LOAM_EUNSUPPORTED, "kernel: %s does not do %s %s in %s on back end %s", k->name,
-                      loam_mechanism_name(p->mechanism), loam_pass_name(p->pass), loam_dtype_name(p->dtype),
-                      loam_backend_name(p->backend));
-            return NULL;
-        }
-        return k;
     }
-    loam_fail(error, LOAM_EARG, "kernel: '%s' is unknown; `loam list` names them", p->kernel);
-    return NULL;
+    return loam_fail(error, LOAM_EARG, "kernel: '%s' is unknown; `loam list` names them", p->kernel);
 }
 
-const kernel *registry_choose(const loam_problem *p, loam_error *error)
+loam_status registry_choose(const kernel **out, const loam_problem *p, loam_error *error)
 {
     const cpu_isa have = cpu_isa_allowed();
+    *out = NULL;
     if (p->kernel) {
-        return choose_named(p, have, error);
+        return choose_named(out, p, have, error);
     }
-    const kernel *best = NULL;
     for (int index = 0; index < KERNEL_COUNT; index++) {
         if (does(&kernels[index], p) && kernels[index].isa <= have) {
-            best = &kernels[index];
+            *out = &kernels[index];
         }
     }
-    if (!best) {
-        loam_fail(error, LOAM_EUNSUPPORTED, "backend: %s has no kernel for %s %s in %s",
-                  loam_backend_name(p->backend), loam_mechanism_name(p->mechanism), loam_pass_name(p->pass),
-                  loam_dtype_name(p->dtype));
-    }
-    return best;
+    REQUIRE(*out, error, LOAM_EUNSUPPORTED, "backend: %s has no kernel for %s %s in %s",
+            loam_backend_name(p->backend), loam_mechanism_name(p->mechanism), loam_pass_name(p->pass),
+            loam_dtype_name(p->dtype));
+    return LOAM_OK;
 }
 
 /* The rows in words: the distinct sets are few, so constant texts serve. */

@@ -21,7 +21,7 @@ typedef struct kernel {
 /* NULL beyond the last row. */
 const kernel *registry_at(int index);
 
-/* The kernel for a checked problem; NULL with a message where there is none. */
-const kernel *registry_choose(const loam_problem *problem, loam_error *error);
+/* The kernel for a checked problem. */
+loam_status registry_choose(const kernel **out, const loam_problem *problem, loam_error *error);
 
 #endif

@@ -258,6 +258,7 @@ static inline void given_gradient(block *k)
  * to 0: then what x has in common for all keys drops out, and keys far from the origin cost no precision. */
 typedef struct row_totals {
     float inner[LANES], scale[LANES], slope[LANES]; /* of ds factor, ds factor x, -ds distance */
+    float large[LANES]; /* scale / 2^100, which counts where scale overflows on the way */
 } row_totals;
 
 static inline bool sums_to_zero(const block *k) { return !k->sc.capped && !k->x.p->sink; }
@@ -274,7 +275,7 @@ static inline void tile_row_gradient(block *k, row_totals *sum)
         const vec gbar_rest = v_load(k->gbar_rest + lane), rho_rest = v_load(k->rho_rest + lane),
                   y_rest = v_load(k->y_rest + lane);
         vec inner = v_load(sum->inner + lane), scale = v_load(sum->scale + lane),
-            slope = v_load(sum->slope + lane);
+            slope = v_load(sum->slope + lane), large = v_load(sum->large + lane);
         for (int64_t r = 0; r < k->tile.n; r++) {
             const int64_t at = r * LANES + lane;
             const int32_t j = (int32_t)(k->tile.j + r);
@@ -293,11 +294,13 @@ static inline void tile_row_gradient(block *k, row_totals *sum)
             const vec ds = pair.ds * factor;
             inner += ds;
             scale += ds * x;
+            large += ds * (x * 0x1p-100f);
             slope -= pair.ds * score_distance(&k->l, j, lane);
             v_store(k->s + at, ds);
         }
         v_store(sum->inner + lane, inner);
         v_store(sum->scale + lane, scale);
+        v_store(sum->large + lane, large);
         v_store(sum->slope + lane, slope);
     }
 }
@@ -326,7 +329,10 @@ static inline void sweep_query(block *k, row_totals *sum)
     }
     for (int lane = 0; lane < LANES; lane++) {
         sum->inner[lane] = sums_to_zero(k) ? 0 : sum->inner[lane];
-        sum->scale[lane] += k->sc.capped ? 0 : sum->inner[lane] * k->l.constant[lane];
+        if (!k->sc.capped) {
+            sum->scale[lane] += sum->inner[lane] * k->l.constant[lane];
+            sum->large[lane] += sum->inner[lane] * (k->l.constant[lane] * 0x1p-100f);
+        }
     }
 }
 
@@ -372,7 +378,8 @@ static inline void put_rows(const block *k, const row_arrays *rows, const row_to
             rows->y[at * p->dim_qk + c] = k->y[c * LANES + lane];
             rows->rho_u[at * p->dim_qk + c] = k->probe[c * LANES + lane];
         }
-        rows->sums.scale[at] = (double)sum->scale[lane];
+        rows->sums.scale[at] = fabsf(sum->scale[lane]) < INFINITY ? (double)sum->scale[lane]
+                                                                  : (double)sum->large[lane] * 0x1p100;
         if (p->slope) {
             rows->sums.slope[at] = (double)sum->slope[lane];
         }
@@ -387,7 +394,7 @@ static inline void put_rows(const block *k, const row_arrays *rows, const row_to
 static inline void backward_rows(block *k, const row_arrays *rows, int64_t i0)
 {
     float square[LANES] = { 0 };
-    row_totals sum = { { 0 }, { 0 }, { 0 } };
+    row_totals sum = { { 0 }, { 0 }, { 0 }, { 0 } };
     load_lanes(k, i0);
     if (k->probed) {
         sweep_probe(k, square);

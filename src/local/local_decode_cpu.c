@@ -2,17 +2,17 @@
  *
  * Decode on CPUs: few queries, many keys. The keys of a sequence are cut into splits that depend on their number
  * alone; each split reduces to a state per row (local_state.c), the states merge in order, and each row is then
- * solved from its state. All query heads that share a key-value head, and all queries, use a tile of keys while
- * it is in cache, so the cache is read once. Lanes are channels here.
+ * solved from its state. The query heads that share a key-value head, and their queries, form chunks of rows that use a
+ * tile of keys while it is in cache; a chunk is as large as a bound on its states allows. Lanes are channels here.
  *
- * Where there are at least as many key-value heads as threads, a thread takes whole heads; else the threads
- * share the splits of a head. Both merge in the same order: the bits are the same.
+ * Where there are at least as many chunks as threads, a thread takes whole chunks; else the threads share the splits of a
+ * chunk. Both merge in the same order: the bits are the same.
  */
 #include "src/local/local_tile.h"
 
 #include <omp.h>
 
-enum { SPLIT_KEYS = 1024, MOST_SPLITS = 32 };
+enum { SPLIT_KEYS = 1024, MOST_SPLITS = 32, CHUNK_ROWS = 64, CHUNK_DOUBLES = 1 << 15 };
 
 /* Keys of a split: whole tiles, so that the tiles of a sequence are the same for any slice of its keys. */
 static int64_t split_keys(int64_t keys)
@@ -58,6 +58,12 @@ static size_t block_bytes(const loam_problem *p)
 }
 
 static int64_t group_rows(const loam_problem *p) { return p->heads_q / p->heads_kv * p->len_q; }
+
+static int64_t chunk_rows(const loam_problem *p)
+{
+    const int64_t fit = CHUNK_DOUBLES / (int64_t)local_state_doubles(p);
+    return fit < 1 ? 1 : fit < CHUNK_ROWS ? fit : CHUNK_ROWS;
+}
 
 /* ------------------------------------------------------------------ one row, one tile */
 
@@ -233,7 +239,7 @@ static void tile_solved(const block *k, const float *restrict w, int64_t n, doub
     }
 }
 
-/* ------------------------------------------------------------------ one split of a key-value head */
+/* ------------------------------------------------------------------ one split of a chunk */
 
 static void load_row(block *k, int64_t h, int64_t i)
 {
@@ -265,82 +271,92 @@ static void row_tile(block *k, int64_t h, int64_t i, int64_t j, int64_t stored, 
     local_state_merge(k->x.p, state, k->tile_state);
 }
 
-static void block_begin(block *k, const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h_kv)
+/* Rows of one key-value head: row r of the group is query r % len_q of its query head r / len_q. */
+typedef struct chunk {
+    int64_t b, h_kv, row, rows;
+    int64_t first, begin, end; /* row 0 of k is key `first`; keys begin .. end - 1 count */
+} chunk;
+
+static int64_t chunk_count(const loam_problem *p)
 {
-    k->x.p = p, k->x.a = a, k->x.s = *s, k->x.h_kv = h_kv, k->x.h = h_kv * (p->heads_q / p->heads_kv);
+    return p->batch * p->heads_kv * ((group_rows(p) + chunk_rows(p) - 1) / chunk_rows(p));
 }
 
-/* The states of the group's rows over keys begin .. end - 1, where row 0 of k is key `first`. */
-static void split_states(block *k, int64_t first, int64_t begin, int64_t end, double *states)
+/* Chunk n over keys first .. first + count - 1; the block's head becomes its. */
+static chunk chunk_begin(block *k, const loam_problem *p, const loam_args *a, int64_t n, int64_t first,
+                         int64_t count)
+{
+    const int64_t per_head = (group_rows(p) + chunk_rows(p) - 1) / chunk_rows(p), group = n / per_head;
+    chunk c = { .b = group / p->heads_kv,
+                .h_kv = group % p->heads_kv,
+                .row = n % per_head * chunk_rows(p),
+                .first = first };
+    const int64_t left = group_rows(p) - c.row;
+    k->x.p = p, k->x.a = a, k->x.s = local_seq_at(p, a, c.b), k->x.h_kv = c.h_kv;
+    k->x.h = c.h_kv * (p->heads_q / p->heads_kv);
+    c.rows = left < chunk_rows(p) ? left : chunk_rows(p);
+    c.end = first + count < k->x.s.nk ? first + count : k->x.s.nk;
+    c.begin = first < c.end ? first : c.end;
+    return c;
+}
+
+/* The states of a chunk over keys begin .. end - 1. */
+static void split_states(block *k, const chunk *c, int64_t begin, int64_t end, double *states)
 {
     const loam_problem *p = k->x.p;
-    const int64_t group = p->heads_q / p->heads_kv, size = (int64_t)local_state_doubles(p),
-                  token = k->x.s.k0 - first;
-    for (int64_t row = 0; row < group_rows(p); row++) {
+    const int64_t size = (int64_t)local_state_doubles(p), token = k->x.s.k0 - c->first;
+    for (int64_t row = 0; row < c->rows; row++) {
         local_state_clear(p, states + row * size);
     }
     for (int64_t j = begin; j < end; j += TILE) {
         const int64_t n = end - j < TILE ? end - j : TILE;
         load_rows(k->keys, &k->x.a->k, p->dtype, k->x.s.b, k->x.h_kv, token + j, n, p->dim_qk);
         load_rows(k->values, &k->x.a->v, p->dtype, k->x.s.b, k->x.h_kv, token + j, n, p->dim_v);
-        for (int64_t row = 0; row < group * k->x.s.nq; row++) {
-            const int64_t h = k->x.h + row / k->x.s.nq, i = row % k->x.s.nq;
-            row_tile(k, h, i, j, j - first, n, states + row * size);
+        for (int64_t row = 0; row < c->rows; row++) {
+            const int64_t h = k->x.h + (c->row + row) / p->len_q, i = (c->row + row) % p->len_q;
+            row_tile(k, h, i, j, j - c->first, n, states + row * size);
         }
     }
 }
 
-/* ------------------------------------------------------------------ all splits of all heads */
-
-/* Which keys of a sequence a call is about. */
-typedef struct key_range {
-    int64_t first, begin, end; /* row 0 of k is key `first`; keys begin .. end - 1 count */
-} key_range;
-
-static key_range range_of(const local_seq *s, int64_t first, int64_t count)
-{
-    const int64_t end = first + count < s->nk ? first + count : s->nk;
-    return (key_range){ first, first < end ? first : end, end };
-}
-
-static void merge_rows(const loam_problem *p, double *into, const double *from)
+static void merge_rows(const loam_problem *p, const chunk *c, double *into, const double *from)
 {
     const int64_t size = (int64_t)local_state_doubles(p);
-    for (int64_t row = 0; row < group_rows(p); row++) {
+    for (int64_t row = 0; row < c->rows; row++) {
         local_state_merge(p, into + row * size, from + row * size);
     }
 }
 
-/* One key-value head by one thread; `part` holds the states of one split. */
-static void head_states(block *k, const key_range *r, double *part, double *states)
+static void finish_rows(block *k, const chunk *c, const double *states)
 {
-    const int64_t step = split_keys(r->end - r->begin);
-    split_states(k, r->first, r->begin, r->begin + step < r->end ? r->begin + step : r->end, states);
-    for (int64_t j = r->begin + step; j < r->end; j += step) {
-        split_states(k, r->first, j, j + step < r->end ? j + step : r->end, part);
-        merge_rows(k->x.p, states, part);
+    const loam_problem *p = k->x.p;
+    const int64_t size = (int64_t)local_state_doubles(p);
+    for (int64_t row = 0; row < c->rows; row++) {
+        local_state_finish(p, k->x.a, &k->x.s, k->x.h + (c->row + row) / p->len_q, (c->row + row) % p->len_q,
+                           states + row * size, k->scratch);
     }
 }
 
-/* The workspace: a block for each thread, the states of a split of a group for each thread or each split, and the
- * states of all rows. */
+/* ------------------------------------------------------------------ all chunks */
+
+/* The workspace: a block and two chunks of states for each thread, and the states of a chunk for each split. */
 typedef struct decode_work {
     char *blocks;
     size_t block_bytes;
+    int64_t chunk_doubles;
     double *parts, *states;
-    int64_t part_doubles;
 } decode_work;
 
 static decode_work work_carve(const loam_problem *p, arena *pool)
 {
-    const size_t size = local_state_doubles(p), group = size_mul(size, (size_t)group_rows(p));
-    const int64_t splits = split_count(p->len_kv), parts = splits > p->threads ? splits : p->threads;
+    const size_t threads = (size_t)p->threads, splits = (size_t)split_count(p->len_kv);
+    const size_t rows = (size_t)chunk_rows(p), size = rows * local_state_doubles(p);
     decode_work w;
     w.block_bytes = block_bytes(p);
-    w.blocks = arena_take(pool, (size_t)p->threads, w.block_bytes);
-    w.parts = arena_take(pool, size_mul(group, (size_t)parts), sizeof(double));
-    w.states = arena_take(pool, size_mul(size, (size_t)local_rows(p)), sizeof(double));
-    w.part_doubles = (int64_t)group;
+    w.chunk_doubles = (int64_t)size;
+    w.blocks = arena_take(pool, threads, w.block_bytes);
+    w.parts = arena_take(pool, size_mul(size, splits > threads ? splits : threads), sizeof(double));
+    w.states = arena_take(pool, size_mul(size, threads), sizeof(double));
     return w;
 }
 
@@ -352,69 +368,94 @@ static block thread_block(const loam_problem *p, const decode_work *w)
     return k;
 }
 
-static void states_by_heads(const loam_problem *p, const loam_args *a, const decode_work *w, int64_t first,
-                            int64_t count, double *states)
+/* What a call is about: keys first .. first + count - 1, into `states` of all rows, or, where that is NULL, all the way
+ * to the outputs. */
+typedef struct decode_call {
+    const loam_problem *p;
+    const loam_args *a;
+    int64_t first, count;
+    double *states;
+} decode_call;
+
+/* Where the states of a chunk go: `own` serves until the rows are finished. */
+static double *chunk_states(const decode_call *call, const chunk *c, double *own)
 {
+    const int64_t row = (c->b * call->p->heads_kv + c->h_kv) * group_rows(call->p) + c->row;
+    return call->states ? call->states + row * (int64_t)local_state_doubles(call->p) : own;
+}
+
+static void decode_by_chunks(const decode_call *call, const decode_work *w)
+{
+    const loam_problem *p = call->p;
 #pragma omp parallel num_threads(p->threads)
     {
         block k = thread_block(p, w);
-        double *part = w->parts + w->part_doubles * omp_get_thread_num();
+        double *part = w->parts + w->chunk_doubles * omp_get_thread_num();
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t n = 0; n < p->batch * p->heads_kv; n++) {
-            const local_seq s = local_seq_at(p, a, n / p->heads_kv);
-            const key_range r = range_of(&s, first, count);
-            block_begin(&k, p, a, &s, n % p->heads_kv);
-            head_states(&k, &r, part, states + n * w->part_doubles);
+        for (int64_t n = 0; n < chunk_count(p); n++) {
+            const chunk c = chunk_begin(&k, p, call->a, n, call->first, call->count);
+            const int64_t step = split_keys(c.end - c.begin);
+            double *states = chunk_states(call, &c, w->states + w->chunk_doubles * omp_get_thread_num());
+            split_states(&k, &c, c.begin, c.begin + step < c.end ? c.begin + step : c.end, states);
+            for (int64_t j = c.begin + step; j < c.end; j += step) {
+                split_states(&k, &c, j, j + step < c.end ? j + step : c.end, part);
+                merge_rows(p, &c, states, part);
+            }
+            if (!call->states) {
+                finish_rows(&k, &c, states);
+            }
         }
     }
 }
 
-static void states_by_splits(const loam_problem *p, const loam_args *a, const decode_work *w, int64_t first,
-                             int64_t count, double *states)
+static void decode_by_splits(const decode_call *call, const decode_work *w)
 {
-    for (int64_t n = 0; n < p->batch * p->heads_kv; n++) {
-        const local_seq s = local_seq_at(p, a, n / p->heads_kv);
-        const key_range r = range_of(&s, first, count);
-        const int64_t step = split_keys(r.end - r.begin), splits = split_count(r.end - r.begin);
-        double *into = states + n * w->part_doubles;
+    const loam_problem *p = call->p;
+    for (int64_t n = 0; n < chunk_count(p); n++) {
+        block whole = thread_block(p, w);
+        const chunk c = chunk_begin(&whole, p, call->a, n, call->first, call->count);
+        const int64_t step = split_keys(c.end - c.begin), splits = split_count(c.end - c.begin);
+        double *states = chunk_states(call, &c, w->states);
 #pragma omp parallel num_threads(p->threads)
         {
             block k = thread_block(p, w);
-            block_begin(&k, p, a, &s, n % p->heads_kv);
+            (void)chunk_begin(&k, p, call->a, n, call->first, call->count);
 #pragma omp for schedule(dynamic, 1)
             for (int64_t split = 0; split < splits; split++) {
-                const int64_t j = r.begin + split * step;
-                split_states(&k, first, j, j + step < r.end ? j + step : r.end,
-                             w->parts + split * w->part_doubles);
+                const int64_t j = c.begin + split * step;
+                split_states(&k, &c, j, j + step < c.end ? j + step : c.end,
+                             w->parts + split * w->chunk_doubles);
             }
         }
-        for (int64_t row = 0; row < group_rows(p); row++) {
-            local_state_clear(p, into + row * (int64_t)local_state_doubles(p));
+        for (int64_t row = 0; row < c.rows; row++) {
+            local_state_clear(p, states + row * (int64_t)local_state_doubles(p));
         }
         for (int64_t split = 0; split < splits; split++) {
-            merge_rows(p, into, w->parts + split * w->part_doubles);
+            merge_rows(p, &c, states, w->parts + split * w->chunk_doubles);
+        }
+        if (!call->states) {
+            finish_rows(&whole, &c, states);
         }
     }
 }
 
-/* Row n * group_rows + r of the states is row r of the n-th key-value head, which is row local_row. */
-static void all_states(const loam_problem *p, const loam_args *a, const decode_work *w, int64_t first,
-                       int64_t count, double *states)
+static loam_status decode(const decode_call *call, loam_error *error)
 {
-    if (p->batch * p->heads_kv >= p->threads) {
-        states_by_heads(p, a, w, first, count, states);
-    } else {
-        states_by_splits(p, a, w, first, count, states);
+    arena pool = { call->a->work, 0 };
+    const decode_work w = work_carve(call->p, &pool);
+    if (call->p->len_q > 0 && chunk_count(call->p) >= call->p->threads) {
+        decode_by_chunks(call, &w);
+    } else if (call->p->len_q > 0) {
+        decode_by_splits(call, &w);
     }
+    return loam_succeed(error);
 }
 
 loam_status ISA(local_partial)(const loam_problem *p, const loam_args *a, int64_t first, int64_t count,
                                double *states, loam_error *error)
 {
-    arena pool = { a->work, 0 };
-    const decode_work w = work_carve(p, &pool);
-    all_states(p, a, &w, first, count, states);
-    return loam_succeed(error);
+    const decode_call call = { p, a, first, count, states };
+    return decode(&call, error);
 }
 
 size_t LOCAL_JOIN(ISA(local_decode), work)(const loam_problem *p)
@@ -426,19 +467,6 @@ size_t LOCAL_JOIN(ISA(local_decode), work)(const loam_problem *p)
 
 loam_status ISA(local_decode)(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    const int64_t size = (int64_t)local_state_doubles(p);
-    arena pool = { a->work, 0 };
-    const decode_work w = work_carve(p, &pool);
-    all_states(p, a, &w, 0, p->len_kv, w.states);
-#pragma omp parallel num_threads(p->threads)
-    {
-        block k = thread_block(p, &w);
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t row = 0; row < local_rows(p); row++) {
-            const int64_t h = row / p->len_q % p->heads_q;
-            const local_seq s = local_seq_at(p, a, row / p->len_q / p->heads_q);
-            local_state_finish(p, a, &s, h, row % p->len_q, w.states + row * size, k.scratch);
-        }
-    }
-    return loam_succeed(error);
+    const decode_call call = { p, a, 0, p->len_kv, NULL };
+    return decode(&call, error);
 }
