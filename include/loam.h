@@ -202,8 +202,9 @@ typedef struct loam_view {
 /* How one row of the solve ended. Softmax and Parallax rows say LOAM_ROW_SOLVED or LOAM_ROW_EMPTY. */
 typedef enum loam_row_code {
     LOAM_ROW_SOLVED = 0,
-    LOAM_ROW_EMPTY = 1,   /* no visible key: o = 0, rho = 0, lse = -inf (or the sink), all gradients 0 */
-    LOAM_ROW_SINGULAR = 2 /* Cov + Lambda is singular (ridge 0 or too small for float64): rho = 0, the
+    LOAM_ROW_EMPTY = 1, /* no visible key: o = 0, rho = 0, lse = -inf (or the sink), all gradients 0 */
+    LOAM_ROW_SINGULAR =
+        2 /* Cov + Lambda is singular (ridge 0 or too small for float64), or rho beyond float32: rho = 0, the
                              softmax row, here and in the gradients */
 } loam_row_code;
 

@@ -326,6 +326,17 @@ static inline bool row64_begin(row64 *r, const head *x, const scoring *sc, int64
     return row64_factor(r, x, i);
 }
 
+/* A solution that float32 cannot hold counts as none: the row is treated as singular. */
+static inline bool row64_fits_float(const double *x, int64_t d)
+{
+    for (int64_t c = 0; c < d; c++) {
+        if (!(fabs(x[c]) < 1e38)) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* The whole forward of one row: rho, u, o = sum p (1 - u) v. */
 static inline void row64_forward(row64 *r, const head *x, const scoring *sc, int64_t i)
 {
@@ -339,6 +350,11 @@ static inline void row64_forward(row64 *r, const head *x, const scoring *sc, int
     if (regular) {
         row64_solve(r, x, r->rhs, r->rho);
         r->info.residual = row64_residual(r, x, r->rhs, r->rho);
+    }
+    if (!row64_fits_float(r->rho, d)) {
+        r->info.code = LOAM_ROW_SINGULAR;
+        memset(r->rho, 0, (size_t)d * sizeof(double));
+        memset(r->u, 0, (size_t)(r->hi - r->lo) * sizeof(double));
     }
     memcpy(r->o, r->vbar, (size_t)dv * sizeof(double));
     for (int64_t j = r->lo; j < r->hi; j++) {
@@ -414,6 +430,9 @@ static inline void row64_adjoint(row64 *r, const head *x, const scoring *sc, int
     }
     if (regular) {
         row64_solve(r, x, r->rhs, r->rho);
+    }
+    if (!row64_fits_float(r->rho, d)) {
+        memset(r->rho, 0, (size_t)d * sizeof(double));
     }
 }
 

@@ -128,7 +128,9 @@ static loam_plan *plan_of(const sample *s, const question *ask, loam_pass pass)
 {
     char kernel[64];
     snprintf(kernel, sizeof kernel, "local_%s_%s", pass == LOAM_FORWARD ? "forward" : "backward",
-             ask->dtype == LOAM_F64 ? "ref" : ask->isa ? ask->isa : "");
+             ask->dtype == LOAM_F64 ? "ref"
+             : ask->isa             ? ask->isa
+                                    : "");
     loam_problem p = loam_problem_default(ask->mechanism, pass);
     p.dtype = ask->dtype;
     p.len_q = s->len_q, p.len_kv = s->len_kv;

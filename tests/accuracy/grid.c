@@ -82,8 +82,8 @@ static void compare_case(results *r, int v, int type, int n, const sample *s, co
         }
         if (!(d.whole <= bound && d.row <= ROW_FACTOR * bound)) {
             bad = true;
-            fprintf(stderr, "beyond the bound: %s %s %s: %.2e (bound %.1e), row %lld: %.2e\n", variants[v].name,
-                    dtype_names[type], at, d.whole, bound, (long long)d.at, d.row);
+            fprintf(stderr, "beyond the bound: %s %s %s: %.2e (bound %.1e), row %lld: %.2e\n",
+                    variants[v].name, dtype_names[type], at, d.whole, bound, (long long)d.at, d.row);
         }
     }
     r->cases++;
@@ -101,8 +101,8 @@ static int64_t queries_of(int64_t n, int64_t d, double pairs)
 static void run_sample(results *r, int v, int64_t d, int n, sample_grid grid, bool full)
 {
     const int64_t len = lengths[n], len_q = queries_of(len, d, full ? 0x1p35 : v < LLA ? 0x1p30 : 0x1p28);
-    sample s = sample_make(SAMPLE_NORMAL, grid, len_q, len, d, variants[v].probe > 0 ? 1 / sqrt((double)d) : 1,
-                           SEED);
+    sample s = sample_make(SAMPLE_NORMAL, grid, len_q, len, d,
+                           variants[v].probe > 0 ? 1 / sqrt((double)d) : 1, SEED);
     question ask = { variants[v].mechanism, LOAM_F64, NULL, variants[v].ridge, true, 0 };
     answer want = answer_make(&s, &ask);
     for (int type = 0; type < TYPES; type++) {
@@ -124,7 +124,8 @@ static void run_sample(results *r, int v, int64_t d, int n, sample_grid grid, bo
 
 static void print_summary(const results *r)
 {
-    table *t = table_begin("mechanism|type|o|bound|worst row / bound|gradients|bound|worst row / bound|largest in");
+    table *t = table_begin(
+        "mechanism|type|o|bound|worst row / bound|gradients|bound|worst row / bound|largest in");
     for (int v = 0; v < VARIANTS; v++) {
         for (int type = 0; type < TYPES; type++) {
             const worst *f = &r->forward[v][type], *g = &r->gradient[v][type];

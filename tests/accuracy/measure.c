@@ -79,8 +79,8 @@ distance measure_gradients(const sample *s, const answer *want, const answer *go
 double bound_of(const question *ask, bool gradient)
 {
     const bool lla = ask->mechanism == LOAM_LLA;
-    const double f32 = !lla                ? (gradient ? 2e-5 : 5e-6)
-                       : ask->ridge >= 0.1 ? (gradient ? 1e-4 : 2e-5)
+    const double f32 = !lla                 ? (gradient ? 2e-5 : 5e-6)
+                       : ask->ridge >= 0.1  ? (gradient ? 1e-4 : 2e-5)
                        : ask->ridge >= 0.01 ? (gradient ? 1e-3 : 2e-4)
                                             : (gradient ? 1e-2 : 2e-3);
     switch (ask->dtype) {

@@ -11,8 +11,9 @@
 
 enum { STREAM_Q = 300, STREAM_K, STREAM_V, STREAM_PROBE, STREAM_GRAD, STREAM_KIND };
 
-static const char *const names[SAMPLE_KINDS] = { "normal", "unit", "aniso", "shift 4", "shift 100", "self",
-                                                 "rope", "equal", "one key", "dominant", "steep" };
+static const char *const names[SAMPLE_KINDS] = { "normal",    "unit",     "aniso", "shift 4",
+                                                 "shift 100", "self",     "rope",  "equal",
+                                                 "one key",   "dominant", "steep" };
 
 const char *sample_kind_name(sample_kind kind) { return names[kind]; }
 

@@ -98,12 +98,14 @@ static void survey_line(table *t, sample_kind kind, double ridge, int64_t n, int
 
 int solvers_survey(void)
 {
-    static const sample_kind kinds[] = { SAMPLE_NORMAL, SAMPLE_UNIT, SAMPLE_ANISO, SAMPLE_SHIFT_4, SAMPLE_SELF,
-                                         SAMPLE_ROPE };
+    static const sample_kind kinds[] = { SAMPLE_NORMAL,  SAMPLE_UNIT, SAMPLE_ANISO,
+                                         SAMPLE_SHIFT_4, SAMPLE_SELF, SAMPLE_ROPE };
     static const double ridges[] = { 1, 0.1, 0.01, 1e-3 };
     static const int64_t lengths[] = { 64, 512, 4096 }, dims[] = { 64, 128 };
-    printf("The last %d queries of n tokens, causal, float32 on the fastest instruction set; seed %d. Rows solved by "
-           "conjugate gradients / dual / Gram; iterations and row errors: median, largest.\n\n", ROWS, SEED);
+    printf(
+        "The last %d queries of n tokens, causal, float32 on the fastest instruction set; seed %d. Rows solved by "
+        "conjugate gradients / dual / Gram; iterations and row errors: median, largest.\n\n",
+        ROWS, SEED);
     for (int d = 0; d < 2; d++) {
         table *t = table_begin("data|ridge|n|d|cg / dual / gram|iterations|error of o|time / softmax");
         for (int kind = 0; kind < 6; kind++) {
@@ -158,11 +160,14 @@ int solvers_compare(void)
     static const sample_kind kinds[] = { SAMPLE_NORMAL, SAMPLE_ROPE };
     static const double ridges[] = { 0.1, 1e-3 };
     static const int64_t lengths[] = { 32, 64, 128, 512, 4096 }, dims[] = { 32, 64, 128 };
-    printf("%d queries that all see n keys, one thread, microseconds of processor time per row; errors of rows of o: "
-           "median, largest; seed %d\n\n", ROWS, SEED);
+    printf(
+        "%d queries that all see n keys, one thread, microseconds of processor time per row; errors of rows of o: "
+        "median, largest; seed %d\n\n",
+        ROWS, SEED);
     for (int kind = 0; kind < 2; kind++) {
-        table *t = table_begin("data|ridge|n|d|Loam us|error|Gram f32 us|error|dual f32 us|error|Gram f64 us|error|"
-                               "dual f64 us|error");
+        table *t = table_begin(
+            "data|ridge|n|d|Loam us|error|Gram f32 us|error|dual f32 us|error|Gram f64 us|error|"
+            "dual f64 us|error");
         for (int r = 0; r < 2; r++) {
             for (int n = 0; n < 5; n++) {
                 for (int d = 0; d < 3; d++) {
