@@ -257,11 +257,24 @@ static inline void given_gradient(block *k)
 /* Sums over the keys of a row that only its own parameters need. Without a soft cap and a sink the ds of a row sum
  * to 0: then what x has in common for all keys drops out, and keys far from the origin cost no precision. */
 typedef struct row_totals {
-    float inner[LANES], scale[LANES], slope[LANES]; /* of ds factor, ds factor x, -ds distance */
+    float inner[LANES], scale[LANES], slope[LANES]; /* of ds factor, ds factor (x - middle), -ds distance */
+    float middle[LANES], mean[LANES];               /* an x to count from; of p (x - middle) */
     float large[LANES]; /* scale / 2^100, which counts where scale overflows on the way */
 } row_totals;
 
 static inline bool sums_to_zero(const block *k) { return !k->sc.capped && !k->x.p->sink; }
+
+/* An x between the mean and the largest of each row, where lse tells one: the gradient of the scale counts from there,
+ * and steep scores cost it no precision. */
+static inline void set_middle(const block *k, row_totals *sum)
+{
+    const bool told = sums_to_zero(k) && !k->sc.sloped && !k->sc.biased && k->x.p->scale != 0;
+    for (int64_t lane = 0; told && lane < k->l.count; lane++) {
+        const int64_t keys = k->l.hi[lane] - k->l.lo[lane];
+        const float x = keys > 0 ? (k->lse[lane] - logf((float)keys)) / (float)k->x.p->scale : 0;
+        sum->middle[lane] = fabsf(x) < 1e30f ? x : 0;
+    }
+}
 
 /* s (x on entry) becomes ds factor. */
 static inline void tile_row_gradient(block *k, row_totals *sum)
@@ -276,6 +289,8 @@ static inline void tile_row_gradient(block *k, row_totals *sum)
                   y_rest = v_load(k->y_rest + lane);
         vec inner = v_load(sum->inner + lane), scale = v_load(sum->scale + lane),
             slope = v_load(sum->slope + lane), large = v_load(sum->large + lane);
+        vec mean = v_load(sum->mean + lane);
+        const vec middle = v_load(sum->middle + lane);
         for (int64_t r = 0; r < k->tile.n; r++) {
             const int64_t at = r * LANES + lane;
             const int32_t j = (int32_t)(k->tile.j + r);
@@ -293,13 +308,15 @@ static inline void tile_row_gradient(block *k, row_totals *sum)
                 v_load_int(k->peak + lane) == j, v_load(k->spread + lane), excess);
             const vec ds = pair.ds * factor;
             inner += ds;
-            scale += ds * x;
-            large += ds * (x * 0x1p-100f);
+            scale += ds * (x - middle);
+            large += ds * ((x - middle) * 0x1p-100f);
+            mean += p * (x - middle);
             slope -= pair.ds * score_distance(&k->l, j, lane);
             v_store(k->s + at, ds);
         }
         v_store(sum->inner + lane, inner);
         v_store(sum->scale + lane, scale);
+        v_store(sum->mean + lane, mean);
         v_store(sum->large + lane, large);
         v_store(sum->slope + lane, slope);
     }
@@ -309,6 +326,7 @@ static inline void tile_row_gradient(block *k, row_totals *sum)
 static inline void sweep_query(block *k, row_totals *sum)
 {
     const int64_t d = k->x.p->dim_qk, dv = k->x.p->dim_v;
+    set_middle(k, sum);
     panel_fill(k->grad, d, 0);
     for (int64_t j = k->l.first; j < k->l.last; j += TILE) {
         key_tile_load(&k->tile, &k->x, j, k->l.last);
@@ -328,6 +346,9 @@ static inline void sweep_query(block *k, row_totals *sum)
         panel_product(k->grad, d, k->tile.keys, 1, d, k->s, k->tile.n, true);
     }
     for (int lane = 0; lane < LANES; lane++) {
+        /* What rounding leaves of a sum that is 0 is taken out at the mean x. */
+        const float rest = sum->inner[lane] * sum->mean[lane];
+        sum->scale[lane] -= sums_to_zero(k) && fabsf(rest) < INFINITY ? rest : 0;
         sum->inner[lane] = sums_to_zero(k) ? 0 : sum->inner[lane];
         if (!k->sc.capped) {
             sum->scale[lane] += sum->inner[lane] * k->l.constant[lane];
@@ -394,15 +415,22 @@ static inline void put_rows(const block *k, const row_arrays *rows, const row_to
 static inline void backward_rows(block *k, const row_arrays *rows, int64_t i0)
 {
     float square[LANES] = { 0 };
-    row_totals sum = { { 0 }, { 0 }, { 0 }, { 0 } };
+    row_totals sum = { .inner = { 0 } };
     load_lanes(k, i0);
     if (k->probed) {
         sweep_probe(k, square);
     }
     if (k->solved) {
         solve_adjoint(k, square);
-        ridge_gradient(k, rows);
+        /* Where Lambda is a number, y lies in the span of the keys, and y . rho needs only that part of rho. */
+        const bool by_channel = k->x.p->ridge_axes == LOAM_RIDGE_CHANNEL;
+        if (by_channel) {
+            ridge_gradient(k, rows);
+        }
         span_probes(k);
+        if (!by_channel) {
+            ridge_gradient(k, rows);
+        }
         sweep_centres(k);
     } else if (k->probed) {
         given_gradient(k);

@@ -26,7 +26,7 @@ typedef struct cg_tolerance {
 
 static inline cg_tolerance cg_tolerance_of(loam_dtype dtype)
 {
-    return dtype == LOAM_F32 ? (cg_tolerance){ 3e-7f, 2e-5f } : (cg_tolerance){ 1e-5f, 5e-4f };
+    return dtype == LOAM_F32 ? (cg_tolerance){ 3e-7f, 2e-5f } : (cg_tolerance){ 2e-6f, 1e-4f };
 }
 
 typedef struct block_system {
