@@ -9,7 +9,7 @@ build=$1
 root=$(cd "$(dirname "$0")/.." && pwd)
 
 find "$build" -name '*.gcda' -delete
-ctest --test-dir "$build" --output-on-failure --label-exclude house
+ctest --test-dir "$build" --output-on-failure --label-exclude 'house|accuracy'
 gcovr --root "$root" --object-directory "$build" --filter "$root/src/" --filter "$root/io/" \
     --exclude-unreachable-branches --html-details "$build/coverage.html" --print-summary \
     --fail-under-line $lines --fail-under-branch $branches
