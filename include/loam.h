@@ -21,7 +21,7 @@
  *     if (loam_plan_create(&plan, &problem, &error)) return fprintf(stderr, "%s\n", error.text), 1;
  *     loam_args args = {
  *         .q = loam_dense(q, 8, 4096, 64), .k = loam_dense(k, 8, 4096, 64),
- *         .v = loam_dense(v, 8, 4096, 64), .o = loam_dense(o, 8, 4096, 64),
+ *         .v = loam_dense(v, 8, 4096, 64), .o = loam_dense_out(o, 8, 4096, 64),
  *         .work = aligned_alloc(LOAM_ALIGN, loam_plan_work_bytes(plan)),
  *     };
  *     if (loam_run(plan, &args, &error)) ...
