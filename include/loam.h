@@ -222,7 +222,9 @@ typedef struct loam_row_info {
     float residual;     /* |(Cov + Lambda) rho - (kbar - q)| / |kbar - q| */
 } loam_row_info;
 
-/* No output may overlap an input or another output. */
+/* No output may overlap an input or another output. Where sequences are packed, every view has its tokens (of k, v and
+ * key_bias: its keys) one after another and .batch is not used. rho and weights of 16-bit LLA are as exact as o, not more.
+ * Gradients of keys beyond lens_kv are 0. */
 typedef struct loam_args {
     /* Read by every pass. */
     loam_const_view q;        /* [batch, heads_q,  len_q,  dim_qk] dtype */

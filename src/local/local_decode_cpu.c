@@ -14,7 +14,7 @@
 
 enum { SPLIT_KEYS = 1024, MOST_SPLITS = 32, CHUNK_ROWS = 64, CHUNK_DOUBLES = 1 << 15 };
 
-/* Keys of a split: whole tiles, so that the tiles of a sequence are the same for any slice of its keys. */
+/* Keys of a split: whole tiles, and no more splits than the workspace has room for. */
 static int64_t split_keys(int64_t keys)
 {
     const int64_t even = (keys + MOST_SPLITS - 1) / MOST_SPLITS, size = even > SPLIT_KEYS ? even : SPLIT_KEYS;
