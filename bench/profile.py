@@ -14,6 +14,7 @@ import collections
 import csv
 import fnmatch
 import functools
+import json
 import os
 import pathlib
 import re
@@ -23,6 +24,7 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SHAPES = ["softmax-f32-d64", "softmax-bf16-d64", "softmax-grad-f32-d64", "parallax-f32-d64", "parallax-grad-f32-d64",
           "lla-f32-d64", "lla-grad-f32-d64", "decode-n65536", "decode-lla-n65536"]
+RUN = ["machine", "features", "threads", "compiler", "commit", "date"]
 COPIES = re.compile(r"mem(cpy|move|set)")
 
 
@@ -94,9 +96,11 @@ def read_samples(program, data):
 
 def profile(options, shape):
     with tempfile.NamedTemporaryFile(suffix=".perf") as data:
-        subprocess.run(["perf", "record", "-q", "-F", "997", "-e", "cpu-clock:u", "--call-graph", "dwarf,2048", "-o",
-                        data.name, options.loam, "bench", "--shape", shape, "--threads", "1", "--no-roof", "--no-error",
-                        "--seconds", str(options.seconds)], check=True, stdout=subprocess.DEVNULL)
+        record = ["perf", "record", "-q", "-F", "997", "-e", "cpu-clock:u", "--call-graph", "dwarf,2048",
+                  "-o", data.name]
+        bench = [options.loam, "bench", "--shape", shape, "--threads", "1", "--seconds", str(options.seconds),
+                 "--no-roof", "--no-error", "--format", "json"]
+        ran = subprocess.run(record + bench, check=True, stdout=subprocess.PIPE)
         stacks = list(read_samples(options.loam, data.name))
     addresses = sorted({hex(a) for stack in stacks for a, _ in stack if a is not None})
     frames = resolve(options.loam, addresses)
@@ -107,7 +111,7 @@ def profile(options, shape):
             flat += frames[address] if address is not None else [(name, "")]
         count[classify(flat)] += 1
     del count[None]
-    return count
+    return count, json.loads(ran.stdout)
 
 
 def parse():
@@ -124,7 +128,7 @@ def write_csv(rows, path):
     part = f"{path}.{os.getpid()}.tmp"
     with open(part, "w", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(["profiled", "doing", "share"])
+        writer.writerow(["profiled", "doing", "share", *RUN])
         writer.writerows(rows)
     os.replace(part, path)
 
@@ -133,9 +137,9 @@ def main():
     options = parse()
     rows = []
     for shape in fnmatch.filter(SHAPES, options.shape):
-        count = profile(options, shape)
-        total = sum(count.values())
-        rows += [(shape, doing, f"{n / total:.4f}") for doing, n in count.most_common() if n >= 0.01 * total]
+        count, report = profile(options, shape)
+        total, run = sum(count.values()), [report[name] for name in RUN]
+        rows += [(shape, doing, f"{n / total:.4f}", *run) for doing, n in count.most_common() if n >= 0.01 * total]
         print(f"{shape}, {total} samples:", ", ".join(f"{d} {100 * n / total:.0f} %" for d, n in count.most_common(8)),
               flush=True)
     if options.out:

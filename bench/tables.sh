@@ -98,7 +98,8 @@ function threads(pattern,    at, row, one, most, key, order_of, shown) {
     if (!shown) fail("no result matches the pattern " pattern)
 }
 # A column for each instruction set and library; the share of the peak is that of the last instruction set.
-function parts(    row, key, by, columns, column, name_of, known_part, part_row, unit, last, lines, order_of, c, at, text) {
+function parts(    row, key, by, columns, column, name_of, known_part, part_row, unit, last, lines, order_of, c, at,
+                   text) {
     for (row = 1; row <= rows; row++) {
         if (get(row, "part") == "") continue
         by = get(row, "by")
