@@ -320,7 +320,7 @@ typedef struct loam_kernel_info {
     const char *pass;       /* "forward" */
     const char *dtypes;     /* "f32 bf16 f16" */
     const char *backend;    /* "reference", "cpu" */
-    const char *isa;        /* "portable", "avx2", "avx512" */
+    const char *isa;        /* "portable", "avx2", "avx512", "avx512bf16" */
     int available;          /* 1: this machine can run it (and LOAM_ISA allows it) */
 } loam_kernel_info;
 
@@ -335,8 +335,8 @@ LOAM_API const char *loam_backend_name(loam_backend backend);       /* "auto", "
 LOAM_API const char *loam_row_code_name(loam_row_code code);        /* "solved", "empty", "singular" */
 LOAM_API const char *loam_solver_name(loam_solver solver);          /* "none", "cg", "dual", "gram" */
 
-/* "avx2 avx512": the instruction sets of this CPU that Loam has kernels for. The environment variable
- * LOAM_ISA=portable|avx2|avx512, read when a plan is made, allows no more than the one it names. */
+/* "avx2 avx512 avx512bf16": the instruction sets of this CPU that Loam has kernels for. The environment variable
+ * LOAM_ISA=portable|avx2|avx512|avx512bf16, read when a plan is made, allows no more than the one it names. */
 LOAM_API const char *loam_cpu_features(void);
 LOAM_API int loam_max_threads(void);
 
