@@ -19,10 +19,19 @@ typedef struct key_lanes {
 static inline void load_key_lanes(block *k, key_lanes *l, float *restrict keys, float *restrict values)
 {
     const int64_t d = k->x.p->dim_qk;
+    if (k->x.raw) {
+        load_rows(k->tile.keys, &k->x.a->k, k->x.p->dtype, k->x.s.b, k->x.h_kv, k->x.s.k0 + l->j0, l->count,
+                  d);
+        transpose(keys, k->tile.keys, l->count, d);
+        pair_rows(k->query_pairs, keys, d, NULL);
+    }
     load_keys(k->tile.keys, &k->x, l->j0, l->count);
     transpose(keys, k->tile.keys, l->count, d);
     load_values(k->values, &k->x, l->j0, l->count);
     transpose(values, k->values, l->count, k->x.p->dim_v);
+    if (PAIR_DOTS) {
+        pair_rows(k->grad_o_pairs, values, k->x.p->dim_v, NULL);
+    }
     panel_dot(l->norm, keys, keys, d);
     for (int lane = 0; lane < LANES; lane++) {
         l->j[lane] = lane < l->count ? (int32_t)(l->j0 + lane) : INT32_MAX;
@@ -34,9 +43,19 @@ static inline void load_key_lanes(block *k, key_lanes *l, float *restrict keys, 
 /* A tile of queries, with what forward and the first pass left of their rows. */
 typedef struct query_tile {
     int64_t i, n;
-    float x0[TILE], at[TILE];
+    float at[TILE];
     const row_record *record;
+    raw_rows query, probe, grad_o;
 } query_tile;
+
+/* 16-bit rows of the tile: as they are for products over channels, as pairs for sums over queries. */
+static inline raw_rows load_raw_tile(const block *k, const query_tile *t, const loam_const_view *view,
+                                     int64_t channels, uint16_t *restrict copy, uint16_t *restrict tokens)
+{
+    const int64_t token = k->x.s.q0 + t->i;
+    load_token_pairs(tokens, view, k->x.s.b, k->x.h, token, t->n, channels);
+    return raw_rows_of(view, k->x.s.b, k->x.h, token, t->n, channels, copy);
+}
 
 static inline void load_query_tile(block *k, query_tile *t, const row_arrays *rows)
 {
@@ -45,19 +64,28 @@ static inline void load_query_tile(block *k, query_tile *t, const row_arrays *ro
     const int64_t d = p->dim_qk, row = local_row(p, &k->x.s, k->x.h, t->i), token = k->x.s.q0 + t->i;
     const size_t bytes = (size_t)(t->n * d) * sizeof(float);
     t->record = rows->record + row;
-    load_queries(k->rows_q, &k->x, t->i, t->n);
-    load_rows(k->rows_do, &a->grad_o, p->dtype, k->x.s.b, k->x.h, token, t->n, p->dim_v);
+    if (PAIR_DOTS) {
+        t->grad_o = load_raw_tile(k, t, &a->grad_o, p->dim_v, k->value_copy, k->do_tokens);
+    } else {
+        load_rows(k->rows_do, &a->grad_o, p->dtype, k->x.s.b, k->x.h, token, t->n, p->dim_v);
+    }
+    if (k->x.raw) {
+        t->query = load_raw_tile(k, t, &a->q, d, k->query_copy, k->query_tokens);
+    } else {
+        load_queries(k->rows_q, &k->x, t->i, t->n);
+    }
     if (k->solved) {
         const local_saved saved = local_saved_carve(p, a->saved, NULL);
         memcpy(k->rows_rho, (const float *)saved.rho + row * d, bytes);
         memcpy(k->rows_kbar, (const float *)saved.kbar + row * d, bytes);
         memcpy(k->rows_y, rows->y + row * d, bytes);
         memcpy(k->rows_u, rows->rho_u + row * d, bytes);
+    } else if (k->probed && k->x.raw) {
+        t->probe = load_raw_tile(k, t, &a->probe, d, k->probe_copy, k->probe_tokens);
     } else if (k->probed) {
         load_rows(k->rows_rho, &a->probe, p->dtype, k->x.s.b, k->x.h, token, t->n, d);
     }
     for (int64_t r = 0; r < t->n; r++) {
-        t->x0[r] = k->sc.capped ? query_constant(&k->x, k->rows_q + r * d) : 0;
         t->at[r] = (float)(t->i + r + k->x.s.nk - k->x.s.nq);
     }
 }
@@ -73,7 +101,7 @@ static inline void tile_key_gradient(block *k, key_lanes *l, const query_tile *q
         {
             const int64_t at = r * LANES + lane;
             const vmask j = v_load_int(l->j + lane), seen = (j >= row->lo) & (j < row->hi);
-            vec x = v_load(k->s + at) + q->x0[r], factor, excess = v_set(0);
+            vec x = v_load(k->s + at) + row->x0, factor, excess = v_set(0);
             if (k->sc.rbf) {
                 x -= 0.5f * v_load(l->norm + lane);
             }
@@ -103,34 +131,74 @@ static inline void tile_key_gradient(block *k, key_lanes *l, const query_tile *q
     }
 }
 
-static inline void keys_from_tile(block *k, key_lanes *l, query_tile *q, const row_arrays *rows,
-                                  const float *keys, const float *values)
+/* The products of one tile of queries with the keys and values. */
+static inline void tile_products(block *k, const query_tile *q, const float *keys, const float *values)
 {
     const int64_t d = k->x.p->dim_qk, dv = k->x.p->dim_v;
-    load_query_tile(k, q, rows);
-    panel_product(k->s, q->n, k->rows_q, d, 1, keys, d, false);
-    panel_product(k->g, q->n, k->rows_do, dv, 1, values, dv, false);
-    if (k->probed) {
-        panel_product(k->u, q->n, k->solved ? k->rows_u : k->rows_rho, d, 1, keys, d, false);
+    if (PAIR_DOTS) {
+        raw_product(k->g, q->grad_o, q->n, k->grad_o_pairs, dv);
+    } else {
+        panel_product(k->g, q->n, k->rows_do, dv, 1, values, dv, false);
+    }
+    if (k->x.raw) {
+        raw_product(k->s, q->query, q->n, k->query_pairs, d);
+    } else {
+        panel_product(k->s, q->n, k->rows_q, d, 1, keys, d, false);
     }
     if (k->solved) {
+        panel_product(k->u, q->n, k->rows_u, d, 1, keys, d, false);
         panel_product(k->t, q->n, k->rows_y, d, 1, keys, d, false);
+    } else if (k->probed && k->x.raw) {
+        raw_product(k->u, q->probe, q->n, k->query_pairs, d);
+    } else if (k->probed) {
+        panel_product(k->u, q->n, k->rows_rho, d, 1, keys, d, false);
     }
     if (k->by_trace) {
         panel_product(k->w, q->n, k->rows_kbar, d, 1, keys, d, false);
     }
-    tile_key_gradient(k, l, q);
-    panel_product(k->grad_v, dv, k->rows_do, 1, dv, k->t, q->n, true);
-    panel_product(k->grad, d, k->rows_q, 1, d, k->s, q->n, true);
-    if (k->probed) {
-        panel_product(k->grad, d, k->rows_rho, 1, d, k->u, q->n, true);
-    }
+}
+
+/* sum [channels][LANES] += weights . tokens over a tile of queries */
+static inline void add_tokens(block *k, float *restrict sum, const uint16_t *restrict tokens,
+                              int64_t channels, const float *restrict weights, int64_t n)
+{
+    pair_rows(k->tile_pairs, weights, n, NULL);
+    token_product(sum, tokens, channels, k->tile_pairs, n);
+}
+
+static inline void add_tile(block *k, const query_tile *q)
+{
+    const int64_t d = k->x.p->dim_qk, dv = k->x.p->dim_v;
     if (k->solved) {
         panel_product(k->grad, d, k->rows_y, 1, d, k->t, q->n, true);
+    }
+    if (PAIR_DOTS) {
+        add_tokens(k, k->grad_v, k->do_tokens, dv, k->t, q->n);
+    } else {
+        panel_product(k->grad_v, dv, k->rows_do, 1, dv, k->t, q->n, true);
+    }
+    if (k->x.raw) {
+        add_tokens(k, k->grad, k->query_tokens, d, k->s, q->n);
+    } else {
+        panel_product(k->grad, d, k->rows_q, 1, d, k->s, q->n, true);
+    }
+    if (k->probed && !k->solved && k->x.raw) {
+        add_tokens(k, k->grad, k->probe_tokens, d, k->u, q->n);
+    } else if (k->probed) {
+        panel_product(k->grad, d, k->rows_rho, 1, d, k->u, q->n, true);
     }
     if (k->by_trace) {
         panel_product(k->grad, d, k->rows_kbar, 1, d, k->w, q->n, true);
     }
+}
+
+static inline void keys_from_tile(block *k, key_lanes *l, query_tile *q, const row_arrays *rows,
+                                  const float *keys, const float *values)
+{
+    load_query_tile(k, q, rows);
+    tile_products(k, q, keys, values);
+    tile_key_gradient(k, l, q);
+    add_tile(k, q);
 }
 
 static inline void put_bias_gradient(const block *k, const key_lanes *l)

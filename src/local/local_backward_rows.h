@@ -25,6 +25,12 @@ static inline void load_lanes(block *k, int64_t i0)
     lanes_begin(&k->l, &k->x, i0, k->query, k->tile.keys);
     load_rows(k->rows_do, &a->grad_o, p->dtype, k->x.s.b, k->x.h, k->x.s.q0 + i0, k->l.count, dv);
     transpose(k->grad_o, k->rows_do, k->l.count, dv);
+    if (PAIR_DOTS) {
+        pair_rows(k->grad_o_pairs, k->grad_o, dv, NULL);
+    }
+    if (k->x.raw) {
+        pair_rows(k->query_pairs, k->query, d, NULL);
+    }
     load_saved(k, k->lse, saved.lse, 1);
     load_saved(k, k->grad_v, saved.vbar, dv);
     panel_dot(k->gbar, k->grad_o, k->grad_v, dv);
@@ -45,9 +51,42 @@ static inline void load_lanes(block *k, int64_t i0)
         k->peak[lane] = -1;
     }
     const int64_t at = local_row(p, &k->x.s, k->x.h, i0);
+    float common[LANES] = { 0 };
+    if (p->mechanism == LOAM_PARALLAX && k->x.raw) {
+        pair_rows(k->probe_pairs, k->probe, d, NULL);
+        common_products(common, &k->x, k->probe);
+    }
     for (int64_t lane = 0; p->mechanism == LOAM_PARALLAX && lane < k->l.count; lane++) {
-        k->rho_kbar[lane] = ((const float *)saved.tbar)[2 * (at + lane)];
+        k->rho_kbar[lane] = ((const float *)saved.tbar)[2 * (at + lane)] + common[lane];
         k->rho_rest[lane] = ((const float *)saved.tbar)[2 * (at + lane) + 1];
+    }
+}
+
+/* g of the tile: grad_o . v */
+static inline void value_products(block *k)
+{
+    const head *x = &k->x;
+    const int64_t dv = x->p->dim_v, token = x->s.k0 + k->tile.j;
+    if (PAIR_DOTS) {
+        const raw_rows values = raw_rows_of(&x->a->v, x->s.b, x->h_kv, token, k->tile.n, dv, k->value_copy);
+        raw_product(k->g, values, k->tile.n, k->grad_o_pairs, dv);
+    } else {
+        load_values(k->values, x, k->tile.j, k->tile.n);
+        panel_product(k->g, k->tile.n, k->values, dv, 1, k->grad_o, dv, false);
+    }
+}
+
+/* grad += weights . keys over the tile; for raw keys, taken += the weights as rounded for that. */
+static inline void add_keys(block *k, const float *restrict weights, float *restrict taken)
+{
+    const head *x = &k->x;
+    const int64_t d = x->p->dim_qk;
+    if (x->raw) {
+        load_token_pairs(k->key_tokens, &x->a->k, x->s.b, x->h_kv, x->s.k0 + k->tile.j, k->tile.n, d);
+        pair_rows(k->tile_pairs, weights, k->tile.n, taken);
+        token_product(k->grad, k->key_tokens, d, k->tile_pairs, k->tile.n);
+    } else {
+        panel_product(k->grad, d, k->tile.keys, 1, d, weights, k->tile.n, true);
     }
 }
 
@@ -98,20 +137,28 @@ static inline void weigh_errors(block *k, const float *restrict w, float *restri
  * rounding, and is taken out where the mean key is known. */
 static inline void sweep_probe(block *k, float *restrict square)
 {
-    const int64_t d = k->x.p->dim_qk, dv = k->x.p->dim_v;
-    float total[LANES] = { 0 }, best[LANES], minus[LANES];
+    const int64_t d = k->x.p->dim_qk;
+    float total[LANES] = { 0 }, taken[LANES] = { 0 }, best[LANES], minus[LANES];
     panel_fill(best, 1, -INFINITY);
     panel_fill(k->grad, d, 0);
     for (int64_t j = k->l.first; j < k->l.last; j += TILE) {
         float *w = k->solved ? k->weights + (j - k->l.first) * LANES : k->w;
-        key_tile_load(&k->tile, &k->x, j, k->l.last);
-        load_values(k->values, &k->x, j, k->tile.n);
-        panel_product(w, k->tile.n, k->tile.keys, d, 1, k->query, d, false);
+        if (k->solved) {
+            key_tile_load(&k->tile, &k->x, j, k->l.last);
+        } else {
+            score_tile_load(&k->tile, &k->x, j, k->l.last);
+        }
+        key_products(w, &k->x, &k->tile, k->query, k->query_pairs);
         tile_weights(k, w, best);
-        panel_product(k->g, k->tile.n, k->values, dv, 1, k->grad_o, dv, false);
+        value_products(k);
         weigh_errors(k, w, total, square);
-        panel_product(k->grad, d, k->tile.keys, 1, d, k->g, k->tile.n, true);
+        if (k->solved) { /* the system may magnify what is rounded here */
+            panel_product(k->grad, d, k->tile.keys, 1, d, k->g, k->tile.n, true);
+        } else {
+            add_keys(k, k->g, taken);
+        }
     }
+    subtract_common(k->grad, &k->x, taken);
     panel_fill(minus, 1, -1);
     memcpy(k->gbar_rest, total, sizeof total);
     if (k->solved) {
@@ -325,26 +372,32 @@ static inline void tile_row_gradient(block *k, row_totals *sum)
 /* grad <- sum ds factor k' */
 static inline void sweep_query(block *k, row_totals *sum)
 {
-    const int64_t d = k->x.p->dim_qk, dv = k->x.p->dim_v;
+    const int64_t d = k->x.p->dim_qk;
+    float taken[LANES] = { 0 };
     set_middle(k, sum);
     panel_fill(k->grad, d, 0);
     for (int64_t j = k->l.first; j < k->l.last; j += TILE) {
-        key_tile_load(&k->tile, &k->x, j, k->l.last);
-        load_values(k->values, &k->x, j, k->tile.n);
-        panel_product(k->s, k->tile.n, k->tile.keys, d, 1, k->query, d, false);
-        panel_product(k->g, k->tile.n, k->values, dv, 1, k->grad_o, dv, false);
-        if (k->probed) {
-            panel_product(k->u, k->tile.n, k->tile.keys, d, 1, k->probe, d, false);
+        if (k->solved) {
+            key_tile_load(&k->tile, &k->x, j, k->l.last);
+        } else {
+            score_tile_load(&k->tile, &k->x, j, k->l.last);
+        }
+        key_products(k->s, &k->x, &k->tile, k->query, k->query_pairs);
+        value_products(k);
+        if (k->probed && !k->solved) {
+            key_products(k->u, &k->x, &k->tile, k->probe, k->probe_pairs);
         }
         if (k->solved) {
+            panel_product(k->u, k->tile.n, k->tile.keys, d, 1, k->probe, d, false);
             panel_product(k->t, k->tile.n, k->tile.keys, d, 1, k->y, d, false);
         }
         if (k->by_trace) {
             panel_product(k->w, k->tile.n, k->tile.keys, d, 1, k->kbar, d, false);
         }
         tile_row_gradient(k, sum);
-        panel_product(k->grad, d, k->tile.keys, 1, d, k->s, k->tile.n, true);
+        add_keys(k, k->s, taken);
     }
+    subtract_common(k->grad, &k->x, taken);
     for (int lane = 0; lane < LANES; lane++) {
         /* What rounding leaves of a sum that is 0 is taken out at the mean x. */
         const float rest = sum->inner[lane] * sum->mean[lane];
@@ -388,6 +441,7 @@ static inline void put_rows(const block *k, const row_arrays *rows, const row_to
                                          .rho_rest = k->rho_rest[lane],
                                          .y_rest = k->y_rest[lane],
                                          .y_kbar = k->y_kbar[lane],
+                                         .x0 = k->l.x0[lane],
                                          .e = k->e[lane],
                                          .spread = k->spread[lane],
                                          .trace = k->trace[lane],

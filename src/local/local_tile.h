@@ -386,11 +386,11 @@ VEC_INLINE vec weight_of(vec s, vec lse)
     return v_exp(v_select(z > 0, v_set(0), z));
 }
 
-/* Sums of raw keys to sums of keys relative to the origin: sum [dim_qk][LANES] -= weights origin, where weights is the sum
+/* Sums of raw keys to sums of keys relative to the origin, where keys are raw: sum [dim_qk][LANES] -= weights origin, where weights is the sum
  * of what the keys were multiplied by. */
 static inline void subtract_common(float *restrict sum, const head *x, const float *restrict weights)
 {
-    for (int64_t c = 0; c < x->p->dim_qk; c++) {
+    for (int64_t c = 0; x->raw && c < x->p->dim_qk; c++) {
         FOR_LANES(lane)
         {
             float *at = sum + c * LANES + lane;
