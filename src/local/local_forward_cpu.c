@@ -103,6 +103,16 @@ static void add_values(block *k, float *restrict sum, const float *restrict weig
 
 /* ------------------------------------------------------------------ a given probe */
 
+static bool all_ones(const float *x)
+{
+    for (int lane = 0; lane < LANES; lane++) {
+        if (x[lane] != 1) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* Everything gathered so far, from the maximum m to the one in best. */
 static void rescale(block *k, const float *best)
 {
@@ -117,6 +127,9 @@ static void rescale(block *k, const float *best)
         v_store(k->taken + lane, v_load(k->taken + lane) * ratio);
         v_store(k->tsum + lane, v_load(k->tsum + lane) * ratio);
         v_store(k->tsum_taken + lane, v_load(k->tsum_taken + lane) * ratio);
+    }
+    if (all_ones(keep)) { /* most tiles */
+        return;
     }
     panel_scale(k->o, k->x.p->dim_v, keep);
     if (k->x.p->mechanism == LOAM_PARALLAX) {

@@ -204,6 +204,7 @@ typedef struct lanes {
     int64_t i0, count;            /* queries i0 .. i0 + count - 1 */
     int64_t first, last;          /* keys first .. last - 1: all that any of them sees */
     int32_t lo[LANES], hi[LANES]; /* each lane's; lo = hi = 0 beyond count */
+    int64_t all_from, all_to;     /* keys that every lane sees */
     float at[LANES];              /* the position i + n_kv - n_q */
     float constant[LANES]; /* query_constant, which adds the same to all x of a row. Scores leave it out: */
     float dropped[LANES];  /* they are too low by this (scale constant), and so is lse; but a soft cap */
@@ -217,6 +218,7 @@ static inline void lanes_begin(lanes *l, const head *x, int64_t i0, float *restr
 {
     const int64_t left = x->s.nq - i0;
     l->i0 = i0, l->count = left < LANES ? left : LANES, l->first = INT64_MAX, l->last = 0;
+    l->all_from = 0, l->all_to = INT64_MAX;
     load_queries(tile, x, i0, l->count);
     transpose(query, tile, l->count, x->p->dim_qk);
     for (int64_t r = 0; r < LANES; r++) {
@@ -228,6 +230,8 @@ static inline void lanes_begin(lanes *l, const head *x, int64_t i0, float *restr
             l->first = lo < l->first ? lo : l->first;
             l->last = hi > l->last ? hi : l->last;
         }
+        l->all_from = lo > l->all_from ? lo : l->all_from;
+        l->all_to = hi < l->all_to ? hi : l->all_to;
         l->lo[r] = (int32_t)lo, l->hi[r] = (int32_t)hi;
         l->at[r] = (float)(i0 + r + x->s.nk - x->s.nq);
         const bool capped = x->p->soft_cap > 0;
@@ -360,18 +364,37 @@ VEC_INLINE vec score_masked(const scoring *sc, const lanes *l, const key_tile *t
     return v_select(seen, s, v_set(-INFINITY));
 }
 
-/* tile [n][LANES]: products q . k' become scores; best[lane] = max over the tile and what it was. */
-static inline void scores_in_place(float *restrict tile, const scoring *sc, const lanes *l, const key_tile *t,
-                                   float *restrict best)
+/* Tiles that every lane sees whole, of scores that are products and no more, need no masks and no cases. Functions that
+ * take `plain` are inlined once with and once without; the bits are the same. */
+static inline bool tile_is_plain(const scoring *sc, const lanes *l, const key_tile *t)
+{
+    return !sc->rbf && !sc->capped && !sc->sloped && !sc->biased && l->all_from <= t->j &&
+           t->j + t->n <= l->all_to;
+}
+
+/* s_ij from the product q . k' or q . k. */
+VEC_INLINE vec score_from(bool plain, const scoring *sc, const lanes *l, const key_tile *t, int64_t r,
+                          int lane, vec product, vec *x, vec *factor)
+{
+    if (plain) {
+        *x = v_clamp(product + v_load(l->x0 + lane), SCORE_LIMIT);
+        *factor = v_set(1);
+        return v_clamp(*x * sc->scale, SCORE_LIMIT);
+    }
+    *x = score_argument(sc, l, t, r, lane, product);
+    return score_masked(sc, l, t, r, lane, *x, factor);
+}
+
+VEC_INLINE void scores_of_tile(bool plain, float *restrict tile, const scoring *sc, const lanes *l,
+                               const key_tile *t, float *restrict best)
 {
     FOR_LANES(lane)
     {
         vec top = v_load(best + lane);
         for (int64_t r = 0; r < t->n; r++) {
             float *at = tile + r * LANES + lane;
-            vec factor;
-            const vec s = score_masked(sc, l, t, r, lane, score_argument(sc, l, t, r, lane, v_load(at)),
-                                       &factor);
+            vec x, factor;
+            const vec s = score_from(plain, sc, l, t, r, lane, v_load(at), &x, &factor);
             top = v_max(s, top);
             v_store(at, s);
         }
@@ -379,12 +402,19 @@ static inline void scores_in_place(float *restrict tile, const scoring *sc, cons
     }
 }
 
-/* p = exp(s - lse). Where s and lse are large their rounding errors are too: p must not exceed 1 for it. */
-VEC_INLINE vec weight_of(vec s, vec lse)
+/* tile [n][LANES]: products q . k' become scores; best[lane] = max over the tile and what it was. */
+static inline void scores_in_place(float *restrict tile, const scoring *sc, const lanes *l, const key_tile *t,
+                                   float *restrict best)
 {
-    const vec z = s - lse;
-    return v_exp(v_select(z > 0, v_set(0), z));
+    if (tile_is_plain(sc, l, t)) {
+        scores_of_tile(true, tile, sc, l, t, best);
+    } else {
+        scores_of_tile(false, tile, sc, l, t, best);
+    }
 }
+
+/* p = exp(s - lse). Where s and lse are large their rounding errors are too: p must not exceed 1 for it. */
+VEC_INLINE vec weight_of(vec s, vec lse) { return v_exp(v_min(v_set(0), s - lse)); }
 
 /* Sums of raw keys to sums of keys relative to the origin, where keys are raw: sum [dim_qk][LANES] -= weights origin, where weights is the sum
  * of what the keys were multiplied by. */
