@@ -90,9 +90,21 @@ static inline void load_query_tile(block *k, query_tile *t, const row_arrays *ro
     }
 }
 
-/* Products in s, g, u, t, w become: s scale ds factor, u -p E, t p (1 - u), w p x of the trace unit. */
-static inline void tile_key_gradient(block *k, key_lanes *l, const query_tile *q)
+/* Does every query of the tile see every key, and are scores products and no more? */
+static inline bool queries_are_plain(const block *k, const key_lanes *l, const query_tile *q)
 {
+    bool plain = !k->sc.rbf && !k->sc.capped && !k->sc.sloped && !k->sc.biased && l->count == LANES;
+    for (int64_t r = 0; r < q->n; r++) {
+        plain = plain && q->record[r].lo <= l->j0 && l->j0 + LANES <= q->record[r].hi;
+    }
+    return plain;
+}
+
+/* Products in s, g, u, t, w become: s scale ds factor, u -p E, t p (1 - u), w p x of the trace unit. Plain: as
+ * queries_are_plain says, and no solved probe. */
+VEC_INLINE void key_gradient_of_tile(bool plain, bool probed, block *k, key_lanes *l, const query_tile *q)
+{
+    const bool solved = !plain && k->solved, by_max = !plain && k->by_max, by_trace = !plain && k->by_trace;
     const float inverse_d = 1 / (float)k->x.p->dim_qk;
     for (int64_t r = 0; r < q->n; r++) {
         const row_record *row = &q->record[r];
@@ -101,33 +113,53 @@ static inline void tile_key_gradient(block *k, key_lanes *l, const query_tile *q
         {
             const int64_t at = r * LANES + lane;
             const vmask j = v_load_int(l->j + lane), seen = (j >= row->lo) & (j < row->hi);
-            vec x = v_load(k->s + at) + row->x0, factor, excess = v_set(0);
-            if (k->sc.rbf) {
-                x -= 0.5f * v_load(l->norm + lane);
+            vec x = v_load(k->s + at) + row->x0, factor, excess = v_set(0), s;
+            if (plain) {
+                s = v_clamp(v_clamp(x, SCORE_LIMIT) * k->sc.scale, SCORE_LIMIT);
+                factor = v_set(1);
+            } else {
+                if (k->sc.rbf) {
+                    x -= 0.5f * v_load(l->norm + lane);
+                }
+                s = score_of(&k->sc, v_clamp(x, SCORE_LIMIT), v_abs(v_load(l->at + lane) - q->at[r]),
+                             v_load(l->bias + lane), &factor);
+                s = v_select(seen, s, v_set(-INFINITY));
             }
-            x = v_clamp(x, SCORE_LIMIT);
-            const vec s = score_of(&k->sc, x, v_abs(v_load(l->at + lane) - q->at[r]), v_load(l->bias + lane),
-                                   &factor);
-            const vec p = weight_of(v_select(seen, s, v_set(-INFINITY)), v_set(lse));
-            if (k->by_trace) {
+            const vec p = weight_of(s, v_set(lse));
+            if (by_trace) {
                 excess = (v_load(l->norm + lane) - 2.0f * v_load(k->w + at) + row->kbar2) * inverse_d -
                          row->trace;
             }
             const pair_terms pair = pair_of(
-                k->by_max, k->by_trace, p,
-                k->probed ? v_load(k->u + at) - row->rho_kbar - row->rho_rest : v_set(0),
+                by_max, by_trace, p, probed ? v_load(k->u + at) - row->rho_kbar - row->rho_rest : v_set(0),
                 v_load(k->g + at) - row->gbar - row->gbar_rest,
-                k->solved ? v_load(k->t + at) - row->y_kbar - row->y_rest : v_set(0), v_set(row->e),
+                solved ? v_load(k->t + at) - row->y_kbar - row->y_rest : v_set(0), v_set(row->e),
                 j == row->peak, v_set(row->spread), excess);
             const vec ds = pair.ds * factor;
-            v_store(l->grad_bias + lane, v_load(l->grad_bias + lane) + pair.ds);
-            v_store(l->inner + lane, v_load(l->inner + lane) + ds);
-            v_store(l->spread + lane, v_load(l->spread + lane) + pair.spread);
+            if (!plain) {
+                v_store(l->grad_bias + lane, v_load(l->grad_bias + lane) + pair.ds);
+                v_store(l->inner + lane, v_load(l->inner + lane) + ds);
+                v_store(l->spread + lane, v_load(l->spread + lane) + pair.spread);
+                v_store(k->w + at, -2.0f * inverse_d * pair.spread);
+            }
+            if (probed) {
+                v_store(k->u + at, -pair.error);
+            }
             v_store(k->s + at, ds * k->sc.scale);
-            v_store(k->u + at, -pair.error);
             v_store(k->t + at, pair.kept);
-            v_store(k->w + at, -2.0f * inverse_d * pair.spread);
         }
+    }
+}
+
+static inline void tile_key_gradient(block *k, key_lanes *l, const query_tile *q)
+{
+    const bool plain = queries_are_plain(k, l, q) && !k->solved;
+    if (plain && k->probed) {
+        key_gradient_of_tile(true, true, k, l, q);
+    } else if (plain) {
+        key_gradient_of_tile(true, false, k, l, q);
+    } else {
+        key_gradient_of_tile(false, k->probed, k, l, q);
     }
 }
 

@@ -71,8 +71,8 @@ static inline void value_products(block *k)
         const raw_rows values = raw_rows_of(&x->a->v, x->s.b, x->h_kv, token, k->tile.n, dv, k->value_copy);
         raw_product(k->g, values, k->tile.n, k->grad_o_pairs, dv);
     } else {
-        load_values(k->values, x, k->tile.j, k->tile.n);
-        panel_product(k->g, k->tile.n, k->values, dv, 1, k->grad_o, dv, false);
+        const float_rows values = value_rows(k->values, x, k->tile.j, k->tile.n);
+        panel_product(k->g, k->tile.n, values.at, values.stride, 1, k->grad_o, dv, false);
     }
 }
 
@@ -323,9 +323,11 @@ static inline void set_middle(const block *k, row_totals *sum)
     }
 }
 
-/* s (x on entry) becomes ds factor. */
-static inline void tile_row_gradient(block *k, row_totals *sum)
+/* s (q . k on entry) becomes ds factor. Plain: as tile_is_plain says, of no solved probe, and where no sum but that of ds
+ * is wanted. */
+VEC_INLINE void row_gradient_of_tile(bool plain, bool probed, block *k, row_totals *sum)
 {
+    const bool solved = !plain && k->solved, by_max = !plain && k->by_max, by_trace = !plain && k->by_trace;
     const float inverse_d = 1 / (float)k->x.p->dim_qk;
     FOR_LANES(lane)
     {
@@ -341,24 +343,25 @@ static inline void tile_row_gradient(block *k, row_totals *sum)
         for (int64_t r = 0; r < k->tile.n; r++) {
             const int64_t at = r * LANES + lane;
             const int32_t j = (int32_t)(k->tile.j + r);
-            const vec x = score_argument(&k->sc, &k->l, &k->tile, r, lane, v_load(k->s + at));
-            vec factor, excess = v_set(0);
-            const vec p = weight_of(score_masked(&k->sc, &k->l, &k->tile, r, lane, x, &factor), lse);
-            if (k->by_trace) {
+            vec x, factor, excess = v_set(0);
+            const vec s = score_from(plain, &k->sc, &k->l, &k->tile, r, lane, v_load(k->s + at), &x, &factor);
+            const vec p = weight_of(s, lse);
+            if (by_trace) {
                 excess = (k->tile.norm[r] - 2.0f * v_load(k->w + at) + v_load(k->kbar2 + lane)) * inverse_d -
                          v_load(k->trace + lane);
             }
             const pair_terms pair = pair_of(
-                k->by_max, k->by_trace, p, k->probed ? v_load(k->u + at) - rho_kbar - rho_rest : v_set(0),
-                v_load(k->g + at) - gbar - gbar_rest,
-                k->solved ? v_load(k->t + at) - y_kbar - y_rest : v_set(0), e,
-                v_load_int(k->peak + lane) == j, v_load(k->spread + lane), excess);
+                by_max, by_trace, p, probed ? v_load(k->u + at) - rho_kbar - rho_rest : v_set(0),
+                v_load(k->g + at) - gbar - gbar_rest, solved ? v_load(k->t + at) - y_kbar - y_rest : v_set(0),
+                e, v_load_int(k->peak + lane) == j, v_load(k->spread + lane), excess);
             const vec ds = pair.ds * factor;
             inner += ds;
-            scale += ds * (x - middle);
-            large += ds * ((x - middle) * 0x1p-100f);
-            mean += p * (x - middle);
-            slope -= pair.ds * score_distance(&k->l, j, lane);
+            if (!plain) {
+                scale += ds * (x - middle);
+                large += ds * ((x - middle) * 0x1p-100f);
+                mean += p * (x - middle);
+                slope -= pair.ds * score_distance(&k->l, j, lane);
+            }
             v_store(k->s + at, ds);
         }
         v_store(sum->inner + lane, inner);
@@ -366,6 +369,18 @@ static inline void tile_row_gradient(block *k, row_totals *sum)
         v_store(sum->mean + lane, mean);
         v_store(sum->large + lane, large);
         v_store(sum->slope + lane, slope);
+    }
+}
+
+static inline void tile_row_gradient(block *k, row_totals *sum)
+{
+    const bool plain = tile_is_plain(&k->sc, &k->l, &k->tile) && !k->solved && !k->x.a->grad_scale;
+    if (plain && k->probed) {
+        row_gradient_of_tile(true, true, k, sum);
+    } else if (plain) {
+        row_gradient_of_tile(true, false, k, sum);
+    } else {
+        row_gradient_of_tile(false, k->probed, k, sum);
     }
 }
 

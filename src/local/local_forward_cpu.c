@@ -27,6 +27,7 @@ typedef struct block {
     float centre[LANES], tsum[LANES];  /* c and T of a given probe; tsum ends as T / omega */
     float tsum_taken[LANES];           /* T of w (t - c) as multiplied by the values */
     float *values;                     /* [TILE][dim_v] */
+    float_rows value_rows;             /* values, or where they are in memory */
     uint16_t *value_pairs;             /* the same as pairs of tokens */
     int32_t *weight_pairs;             /* of TILE weights */
     int32_t *query_pairs, *probe_pairs;
@@ -85,7 +86,7 @@ static void load_value_tile(block *k)
         load_token_pairs(k->value_pairs, &x->a->v, x->s.b, x->h_kv, x->s.k0 + k->tile.j, k->tile.n,
                          x->p->dim_v);
     } else {
-        load_values(k->values, x, k->tile.j, k->tile.n);
+        k->value_rows = value_rows(k->values, x, k->tile.j, k->tile.n);
     }
 }
 
@@ -97,7 +98,7 @@ static void add_values(block *k, float *restrict sum, const float *restrict weig
         pair_rows(k->weight_pairs, weights, k->tile.n, taken);
         token_product(sum, k->value_pairs, dv, k->weight_pairs, k->tile.n);
     } else {
-        panel_product(sum, dv, k->values, 1, dv, weights, k->tile.n, true);
+        panel_product(sum, dv, k->value_rows.at, 1, k->value_rows.stride, weights, k->tile.n, true);
     }
 }
 

@@ -74,13 +74,41 @@ static inline void subtract_origin(float *restrict tile, const head *x, int64_t 
 /* Keys j .. j + n - 1 relative to the origin. */
 static inline void load_keys(float *restrict tile, const head *x, int64_t j, int64_t n)
 {
-    load_rows(tile, &x->a->k, x->p->dtype, x->s.b, x->h_kv, x->s.k0 + j, n, x->p->dim_qk);
-    subtract_origin(tile, x, n);
+    const loam_const_view *k = &x->a->k;
+    const int64_t d = x->p->dim_qk;
+    if (x->p->dtype != LOAM_F32) {
+        load_rows(tile, k, x->p->dtype, x->s.b, x->h_kv, x->s.k0 + j, n, d);
+        subtract_origin(tile, x, n);
+        return;
+    }
+    for (int64_t r = 0; r < n; r++) {
+        const float *row = (const float *)k->data + LOCAL_AT(*k, x->s.b, x->h_kv, x->s.k0 + j + r);
+        for (int64_t c = 0; c < d; c++) {
+            tile[r * d + c] = row[c] - x->origin[c];
+        }
+    }
 }
 
 static inline void load_values(float *restrict tile, const head *x, int64_t j, int64_t n)
 {
     load_rows(tile, &x->a->v, x->p->dtype, x->s.b, x->h_kv, x->s.k0 + j, n, x->p->dim_v);
+}
+
+typedef struct float_rows {
+    const float *at;
+    int64_t stride;
+} float_rows;
+
+/* The values as float: in place where they are, one after another, else a copy. */
+static inline float_rows value_rows(float *restrict tile, const head *x, int64_t j, int64_t n)
+{
+    const loam_const_view *v = &x->a->v;
+    const int64_t dv = x->p->dim_v;
+    if (x->p->dtype == LOAM_F32 && v->token == dv) {
+        return (float_rows){ (const float *)v->data + LOCAL_AT(*v, x->s.b, x->h_kv, x->s.k0 + j), dv };
+    }
+    load_values(tile, x, j, n);
+    return (float_rows){ tile, dv };
 }
 
 /* Queries as the score wants them: relative to the origin for RBF. */
