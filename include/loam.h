@@ -223,7 +223,8 @@ typedef struct loam_row_info {
 } loam_row_info;
 
 /* No output may overlap an input or another output. Where sequences are packed, every view has its tokens (of k, v and
- * key_bias: its keys) one after another and .batch is not used. rho and weights of 16-bit LLA are as exact as o, not more.
+ * key_bias: its keys) one after another and .batch is not used. rho and weights of 16-bit LLA are as exact as o, and real
+ * gradients of LOAM_BF16 as exact as those of its type, not more.
  * Gradients of keys beyond lens_kv are 0. */
 typedef struct loam_args {
     /* Read by every pass. */
