@@ -90,8 +90,8 @@ static inline void add_keys(block *k, const float *restrict weights, float *rest
     }
 }
 
-/* p of the tile into w. Where scores are wanted for the peak, best and peak follow them. */
-static inline void tile_weights(block *k, float *restrict w, float *restrict best)
+/* p of the tile into w; best and peak follow the scores where the peak is asked for. */
+VEC_INLINE void weights_of_tile(bool plain, bool peaks, block *k, float *restrict w, float *restrict best)
 {
     FOR_LANES(lane)
     {
@@ -100,16 +100,30 @@ static inline void tile_weights(block *k, float *restrict w, float *restrict bes
         vmask peak = v_load_int(k->peak + lane);
         for (int64_t r = 0; r < k->tile.n; r++) {
             float *at = w + r * LANES + lane;
-            vec factor;
-            const vec s = score_masked(&k->sc, &k->l, &k->tile, r, lane,
-                                       score_argument(&k->sc, &k->l, &k->tile, r, lane, v_load(at)), &factor);
-            const vmask higher = s > top;
-            top = v_select(higher, s, top);
-            peak = (higher & (int32_t)(k->tile.j + r)) | (~higher & peak);
+            vec x, factor;
+            const vec s = score_from(plain, &k->sc, &k->l, &k->tile, r, lane, v_load(at), &x, &factor);
+            if (peaks) {
+                const vmask higher = s > top;
+                top = v_select(higher, s, top);
+                peak = (higher & (int32_t)(k->tile.j + r)) | (~higher & peak);
+            }
             v_store(at, weight_of(s, lse));
         }
         v_store(best + lane, top);
         memcpy(k->peak + lane, &peak, sizeof peak);
+    }
+}
+
+/* The peak key is the ridge's unit, and where LLA counts its products from. */
+static inline void tile_weights(block *k, float *restrict w, float *restrict best)
+{
+    const bool plain = tile_is_plain(&k->sc, &k->l, &k->tile);
+    if (plain && k->solved) {
+        weights_of_tile(true, true, k, w, best);
+    } else if (plain) {
+        weights_of_tile(true, false, k, w, best);
+    } else {
+        weights_of_tile(false, k->solved, k, w, best);
     }
 }
 
