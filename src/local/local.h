@@ -34,6 +34,7 @@ local_partial_fn local_partial_ref;
 LOCAL_DECLARE_ISA(portable)
 LOCAL_DECLARE_ISA(avx2)
 LOCAL_DECLARE_ISA(avx512)
+LOCAL_DECLARE_ISA(avx512bf16)
 
 /* The trace unit of the ridge is trace / dim + this, so that Lambda > 0 where one key has all the weight. */
 #define LOCAL_TRACE_FLOOR 1e-3

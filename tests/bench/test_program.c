@@ -59,12 +59,13 @@ static double number_of(json_t *object, const char *name)
     return json_number_value(value);
 }
 
+/* That do float32. */
 static int available_rows(const char *pass)
 {
     int rows = 0;
     loam_kernel_info row;
     for (int i = 0; loam_kernel_at(i, &row) == LOAM_OK; i++)
-        rows += row.available && strcmp(row.pass, pass) == 0;
+        rows += row.available && strcmp(row.pass, pass) == 0 && strstr(row.dtypes, "f32");
     return rows;
 }
 
