@@ -52,11 +52,12 @@ typedef struct block {
     float *s, *t, *u, *g, *w;        /* [TILE][LANES] */
     float *query, *probe, *y, *grad; /* [dim_qk][LANES]; grad: of q or k */
     float *grad_o, *grad_v;          /* [dim_v][LANES]; grad_v with lanes as keys */
-    float *kbar, *lambda, *work[3];  /* [dim_qk][LANES], LLA */
+    float *kbar, *lambda;            /* [dim_qk][LANES], LLA */
     float *weights;                  /* [len_kv][LANES], LLA */
     float *rows_q, *rows_rho, *rows_u, *rows_y,
         *rows_kbar; /* [TILE][dim_qk]: queries that stream by the keys */
     float *rows_do; /* [TILE][dim_v] */
+    solver solver;
     row64 row;
 } block;
 
@@ -81,11 +82,9 @@ static inline void block_carve(block *k, const loam_problem *p, arena *pool)
     k->grad_o = arena_take(pool, dv * LANES, f);
     k->grad_v = arena_take(pool, dv * LANES, f);
     k->rows_do = arena_take(pool, TILE * dv, f);
-    for (int n = 0; n < 3; n++) {
-        k->work[n] = arena_take(pool, solved ? d * LANES : 0, f);
-    }
     k->weights = arena_take(pool, solved ? size_mul((size_t)p->len_kv, LANES) : 0, f);
     if (solved) {
+        k->solver = solver_carve(p, pool);
         k->row = row64_carve(p, pool);
     }
 }
