@@ -10,14 +10,14 @@
 
 #include "src/local/local_system.h"
 
-enum { CG_MOST = 96, CG_TRIAL = 6 };
+/* Steps at most, and those after which a lane is judged by how its residual falls. */
+enum { CG_MOST = 96, CG_TRIAL = 8 };
 
 /* A lane stops where its recursive residual, relative to b, is below this. */
 static inline float cg_stop(loam_dtype dtype) { return dtype == LOAM_F32 ? 3e-7f : 2e-6f; }
 
-/* What a solve by local_gram.h costs, in iterations: (d + 1) / 4 for the matrix, the rest for the factor and the
- * residuals. Measured: docs/solver.md. */
-static inline float cg_patience(int64_t d) { return 8 + 0.25f * (float)d; }
+/* What a solve by local_gram.h costs, in iterations: d / 4 for the matrix, the rest for the factor and the residuals. */
+static inline float cg_worth(int64_t d) { return 8 + 0.25f * (float)d; }
 
 /* What the steps of a lane have in common: |r|^2, whether it goes on, the |r|^2 to stop at, and the smallest and
  * largest Rayleigh quotients met, which estimate the condition. */
@@ -80,14 +80,22 @@ static inline void lane_magnitudes(float *restrict out, const float *restrict b,
     }
 }
 
-/* Leaves a lane alone whose residual, falling as it has so far, needs more than `patience` further steps. */
-static inline void cg_leave(cg_lanes *k, const float *bb, float stop, int steps, float patience)
+/* Leaves alone the lanes that go on for nothing. Those whose residual, falling as it has so far, needs more than
+ * `patience` further steps: twice what the factor costs, as the residual falls faster later on, and lanes that stay make
+ * the block go on anyway. And those whose true residual will end above the tolerance by the rounding of A x alone. */
+static inline void cg_leave(const block_system *sys, cg_lanes *k, const float *x, const float *bb, int steps,
+                            float patience)
 {
+    const int64_t d = sys->x->p->dim_qk;
+    const float wanted = 2 * logf(cg_stop(sys->x->p->dtype)), tolerance = block_tolerance(sys->x->p->dtype);
+    float xx[LANES];
+    panel_dot(xx, x, x, d);
     for (int lane = 0; lane < LANES; lane++) {
         if (k->live[lane] != 0) {
-            const float fallen = logf(k->rr[lane] / bb[lane]), wanted = 2 * logf(stop);
+            const float fallen = logf(k->rr[lane] / bb[lane]);
             const float left = fallen < 0 ? (float)steps * (wanted / fallen - 1) : INFINITY;
-            k->live[lane] = left <= patience;
+            const float rounding = 0x1p-24f * k->most[lane] * sqrtf(xx[lane] / bb[lane]);
+            k->live[lane] = left <= patience && rounding * sqrtf(k->most[lane] / k->least[lane]) <= tolerance;
         }
     }
 }
@@ -142,7 +150,7 @@ static inline void cg_solve(const block_system *sys, float *const work[3], const
                             const bool *restrict wanted, float *restrict x, block_result *result)
 {
     const int64_t d = sys->x->p->dim_qk;
-    const float stop = cg_stop(sys->x->p->dtype), patience = cg_patience(d);
+    const float stop = cg_stop(sys->x->p->dtype), patience = 2 * cg_worth(d) - 8;
     float bb[LANES], unit[LANES];
     cg_lanes k = { .r = work[0], .direction = work[1], .image = work[2] };
     int step = 0;
@@ -155,7 +163,7 @@ static inline void cg_solve(const block_system *sys, float *const work[3], const
         }
         cg_step(sys, x, &k);
         if (step + 1 >= CG_TRIAL) {
-            cg_leave(&k, bb, stop, step + 1, patience);
+            cg_leave(sys, &k, x, bb, step + 1, patience);
         }
     }
     cg_judge(sys, &k, b, unit, bb, wanted, x, result);

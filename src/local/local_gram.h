@@ -436,6 +436,7 @@ static inline void gram_group(const block_system *sys, const gram *g, int count,
     const double tolerance = (double)block_tolerance(sys->x->p->dtype);
     const int64_t d = sys->x->p->dim_qk;
     double unit[GROUP];
+    bool taken[GROUP] = { false };
     gram_progress at;
     gram_matrix(sys, g);
     for (int m = 0; m < GROUP; m += VL) {
@@ -457,9 +458,11 @@ static inline void gram_group(const block_system *sys, const gram *g, int count,
         }
         for (int m = 0; m < GROUP; m++) {
             any |= at.live[m];
-            for (int64_t c = 0; at.live[m] && c < d; c++) {
+            const bool last = at.done[m] && !taken[m]; /* the correction is there: x only gains from it */
+            for (int64_t c = 0; (at.live[m] || last) && c < d; c++) {
                 g->x[c * GROUP + m] += unit[m] * (double)g->z[c * GROUP + m];
             }
+            taken[m] = at.done[m];
         }
         if (!any) {
             break;

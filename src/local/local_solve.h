@@ -9,6 +9,12 @@
 #include "src/local/local_cg.h"
 #include "src/local/local_gram.h"
 
+/* Above this condition conjugate gradients mostly miss the tolerance where there are fewer keys than channels. */
+#define SKIP_CONDITION 64.0f
+
+/* With fewer keys than this part of the channels, float64's dual of n x n costs less than float32's factor of d x d. */
+enum { DUAL_SHARE = 4 };
+
 typedef struct solver {
     float *work[3]; /* [dim_qk][LANES] */
     gram gram;
@@ -24,27 +30,31 @@ static inline solver solver_carve(const loam_problem *p, arena *pool)
     return s;
 }
 
-/* Fewer keys than channels leave eigenvalues that are the bare ridge, and the mean of the others is `variance` d / n at
- * least. Where the bound on the steps that follows from it is more than the patience, a trial is wasted. */
+/* Fewer keys than channels leave eigenvalues that are the bare ridge; the largest is about as below for random keys.
+ * Where conjugate gradients then need more steps than the factor is worth, or float32 does not hold the residual
+ * that they would have to reach, a trial is wasted. */
 static inline bool solver_skips_trial(const block_system *sys, const block_ridge *ridge, int64_t lane)
 {
     const int64_t d = sys->x->p->dim_qk, n = sys->l->hi[lane] - sys->l->lo[lane];
-    const float condition = ridge->variance[lane] * (float)d / ((float)n * ridge->least[lane]);
+    const float root = 1 + sqrtf((float)n / (float)d), worth = cg_worth(d);
+    const float condition = ridge->variance[lane] * (float)d / (float)n * root * root / ridge->least[lane];
     const float steps = 0.5f * sqrtf(condition) * logf(2 / cg_stop(sys->x->p->dtype));
-    return n <= d && steps > cg_patience(d);
+    return n <= d && (condition > SKIP_CONDITION || fminf(steps, (float)n) > worth);
 }
 
 /* x <- (Cov + Lambda)^-1 b for the lanes that ridge wants; those not accepted are left to float64. */
 static inline void block_solve(const block_system *sys, const solver *s, const block_ridge *ridge,
                                const float *restrict b, float *restrict x, block_result *result)
 {
+    const int64_t d = sys->x->p->dim_qk;
     bool trial[LANES], left[LANES];
     for (int lane = 0; lane < LANES; lane++) {
         trial[lane] = ridge->wanted[lane] && !solver_skips_trial(sys, ridge, lane);
     }
     cg_solve(sys, s->work, b, trial, x, result);
     for (int lane = 0; lane < LANES; lane++) {
-        left[lane] = ridge->wanted[lane] && !result->accepted[lane];
+        const int64_t n = sys->l->hi[lane] - sys->l->lo[lane];
+        left[lane] = ridge->wanted[lane] && !result->accepted[lane] && DUAL_SHARE * n > d;
     }
     gram_solve(sys, &s->gram, b, left, x, result);
 }
