@@ -94,7 +94,7 @@ static inline void cg_leave(const block_system *sys, cg_lanes *k, const float *x
         if (k->live[lane] != 0) {
             const float fallen = logf(k->rr[lane] / bb[lane]);
             const float left = fallen < 0 ? (float)steps * (wanted / fallen - 1) : INFINITY;
-            const float rounding = 0x1p-24f * k->most[lane] * sqrtf(xx[lane] / bb[lane]);
+            const float rounding = 0x1p-22f * k->most[lane] * sqrtf(xx[lane] / bb[lane]);
             k->live[lane] = left <= patience && rounding * sqrtf(k->most[lane] / k->least[lane]) <= tolerance;
         }
     }

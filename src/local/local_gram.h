@@ -22,6 +22,9 @@ enum { GROUP = 16, FOUR = LANES / GROUP, GRAM_STEPS_MOST = 6 };
 /* A step that leaves more than this of the error will not get there: the row is for float64 alone. */
 #define GRAM_LEAST_FALL 0.25
 
+/* b and the weights are float32: a relative error of this size is in b whatever the solver does. */
+#define GRAM_ROUNDING 0x1p-20
+
 typedef struct gram {
     float *factor;         /* see above; its diagonal holds 1 / L_cc */
     float *weights;        /* [TILE][GROUP], p */
@@ -400,6 +403,18 @@ static inline void gram_correct(const gram *g, int64_t d, double *restrict unit)
     }
 }
 
+/* 1 / the smallest L_cc, near 1 / sqrt(the least eigenvalue): what an error of b becomes in the norm of the system. */
+static inline void gram_steepest(const gram *g, int64_t d, double *restrict out)
+{
+    for (int m = 0; m < GROUP; m++) {
+        out[m] = 0;
+        for (int64_t c = 0; c < d; c++) {
+            const int64_t row = c / FOUR, at = c * LANES + c % FOUR * GROUP + m;
+            out[m] = fmax(out[m], (double)g->factor[gram_block_at(row) + at]);
+        }
+    }
+}
+
 typedef struct gram_progress {
     double error[GROUP]; /* relative, in the norm of the system; 1 before the first step */
     double residual[GROUP];
@@ -410,9 +425,10 @@ typedef struct gram_progress {
 static inline void gram_judge(const gram *g, int64_t d, const double *unit, double tolerance,
                               gram_progress *at)
 {
-    double rz[GROUP], xb[GROUP];
+    double rz[GROUP], xb[GROUP], steepest[GROUP];
     gram_dot(rz, g->r, g->z, d);
     gram_dot(xb, g->x, g->b, d);
+    gram_steepest(g, d, steepest);
     for (int m = 0; m < GROUP; m++) {
         double bb = 0, rr = 0;
         for (int64_t c = 0; c < d; c++) {
@@ -422,7 +438,7 @@ static inline void gram_judge(const gram *g, int64_t d, const double *unit, doub
         const double error = rr == 0 ? 0 : sqrt(rz[m] * unit[m] / xb[m]); /* NaN where the factor is bad */
         if (at->live[m]) {
             at->residual[m] = bb > 0 ? sqrt(rr / bb) : 0;
-            at->done[m] = error <= tolerance;
+            at->done[m] = error <= tolerance && sqrt(bb / xb[m]) * GRAM_ROUNDING * steepest[m] <= tolerance;
             at->live[m] = !at->done[m] && error <= GRAM_LEAST_FALL * at->error[m];
             at->error[m] = error;
         }
