@@ -10,8 +10,9 @@
 
 #include "src/local/local_system.h"
 
-/* Steps at most, and those after which a lane is judged by how its residual falls. */
-enum { CG_MOST = 96, CG_TRIAL = 8 };
+/* Steps at most; those after which a lane is judged by how its residual falls, and those after which it must have
+ * fallen at all. */
+enum { CG_MOST = 96, CG_TRIAL = 8, CG_FIRST_TRIAL = 4 };
 
 /* A lane stops where its recursive residual, relative to b, is below this. */
 static inline float cg_stop(loam_dtype dtype) { return dtype == LOAM_F32 ? 3e-7f : 2e-6f; }
@@ -93,7 +94,9 @@ static inline void cg_leave(const block_system *sys, cg_lanes *k, const float *x
     for (int lane = 0; lane < LANES; lane++) {
         if (k->live[lane] != 0) {
             const float fallen = logf(k->rr[lane] / bb[lane]);
-            const float left = fallen < 0 ? (float)steps * (wanted / fallen - 1) : INFINITY;
+            const float left = fallen >= 0        ? INFINITY
+                               : steps < CG_TRIAL ? 0
+                                                  : (float)steps * (wanted / fallen - 1);
             const float rounding = 0x1p-22f * k->most[lane] * sqrtf(xx[lane] / bb[lane]);
             k->live[lane] = left <= patience && rounding * sqrtf(k->most[lane] / k->least[lane]) <= tolerance;
         }
@@ -162,7 +165,7 @@ static inline void cg_solve(const block_system *sys, float *const work[3], const
             result->iterations[lane] += k.live[lane] != 0;
         }
         cg_step(sys, x, &k);
-        if (step + 1 >= CG_TRIAL) {
+        if (step + 1 >= CG_FIRST_TRIAL) {
             cg_leave(sys, &k, x, bb, step + 1, patience);
         }
     }

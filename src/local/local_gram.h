@@ -8,16 +8,16 @@
  *
  * Each step divides the error by about 1e7 / condition, so the factor need not be exact: r alone says what x is.
  *
- * Rows of a block share their keys. Cov of four channels c against all others is one panel product, of the keys
- * with w kappa_c of the four channels, GROUP rows each: LANES columns. So the factor is kept by blocks of four
- * rows, [block][column][FOUR][GROUP], and is itself computed vertically, one row of attention per lane.
+ * Rows of a block share their keys: Cov of FOUR channels c against all others is one panel product, of the keys with
+ * p kappa_c of the FOUR channels, GROUP rows each.
  */
 #ifndef LOAM_LOCAL_LOCAL_GRAM_H
 #define LOAM_LOCAL_LOCAL_GRAM_H
 
+#include "src/local/local_factor.h"
 #include "src/local/local_system.h"
 
-enum { GROUP = 16, FOUR = LANES / GROUP, GRAM_STEPS_MOST = 6 };
+enum { GRAM_STEPS_MOST = 6 };
 
 /* A step that leaves more than this of the error will not get there: the row is for float64 alone. */
 #define GRAM_LEAST_FALL 0.25
@@ -37,17 +37,12 @@ typedef struct gram {
     int *lane;             /* [GROUP] whose rows these are; the last ones may repeat the first */
 } gram;
 
-static inline int64_t gram_blocks(int64_t d) { return (d + FOUR - 1) / FOUR; }
-
-/* Where block `n` of the factor begins: after blocks of FOUR, 2 FOUR, .. columns. */
-static inline int64_t gram_block_at(int64_t n) { return n * (n + 1) / 2 * FOUR * LANES; }
-
 static inline gram gram_carve(const loam_problem *p, arena *pool)
 {
     const size_t d = (size_t)p->dim_qk, f = sizeof(float), f64 = sizeof(double);
-    const size_t wide = (size_t)gram_blocks(p->dim_qk) * LANES;
+    const size_t wide = (size_t)factor_blocks(p->dim_qk) * LANES;
     gram g = { 0 };
-    g.factor = arena_take(pool, (size_t)gram_block_at(gram_blocks(p->dim_qk)), f);
+    g.factor = arena_take(pool, (size_t)factor_block_at(factor_blocks(p->dim_qk)), f);
     g.weights = arena_take(pool, TILE * GROUP, f);
     g.kbar = arena_take(pool, wide, f);
     g.lambda = arena_take(pool, wide, f);
@@ -90,7 +85,7 @@ static inline void gram_tile(const block_system *sys, const gram *g, int64_t j)
 static inline void gram_begin(const block_system *sys, const gram *g, const float *b, const int *picked,
                               int count)
 {
-    const int64_t d = sys->x->p->dim_qk, rest = gram_blocks(d) * FOUR - d;
+    const int64_t d = sys->x->p->dim_qk, rest = factor_blocks(d) * FOUR - d;
     float *const panels[] = { g->kbar, g->lambda, g->b };
     const float *const from[] = { sys->kbar, sys->lambda, b };
     for (int m = 0; m < GROUP; m++) {
@@ -124,211 +119,47 @@ static inline void gram_scale_keys(const block_system *sys, const gram *g, int64
     }
 }
 
-/* factor <- lower triangle of Cov + Lambda, and ones on the diagonal of the channels that fill up the last block. */
+/* Takes out of the sums what their centred factors leave, and adds Lambda, and ones for the rows that fill up the last
+ * block. */
+static inline void gram_finish_matrix(const gram *g, int64_t d)
+{
+    for (int64_t n = 0; n < factor_blocks(d); n++) {
+        float *block = g->factor + factor_block_at(n);
+        const float *total = g->total + n * LANES;
+        for (int64_t c = 0; c < (n + 1) * FOUR; c++) {
+            for (int i = 0; i < FOUR; i++) {
+                for (int m = 0; m < GROUP; m++) {
+                    block[c * LANES + i * GROUP + m] -= total[i * GROUP + m] * g->kbar[c * GROUP + m];
+                }
+            }
+        }
+        for (int64_t c = n * FOUR; c < (n + 1) * FOUR; c++) {
+            for (int m = 0; m < GROUP; m++) {
+                block[c * LANES + c % FOUR * GROUP + m] += c < d ? g->lambda[c * GROUP + m] : 1;
+            }
+        }
+    }
+}
+
+/* factor <- lower triangle of Cov + Lambda */
 static inline void gram_matrix(const block_system *sys, const gram *g)
 {
-    const int64_t d = sys->x->p->dim_qk, blocks = gram_blocks(d);
-    memset(g->factor, 0, (size_t)gram_block_at(blocks) * sizeof(float));
+    const int64_t d = sys->x->p->dim_qk, blocks = factor_blocks(d);
+    memset(g->factor, 0, (size_t)factor_block_at(blocks) * sizeof(float));
     memset(g->total, 0, (size_t)(blocks * LANES) * sizeof(float));
     for (int64_t j = sys->l->first; j < sys->l->last; j += TILE) {
         gram_tile(sys, g, j);
         for (int64_t n = 0; n < blocks; n++) {
             const int64_t columns = (n + 1) * FOUR < d ? (n + 1) * FOUR : d;
             gram_scale_keys(sys, g, n, sys->product);
-            panel_product(g->factor + gram_block_at(n), columns, sys->tile->keys, 1, d, sys->product,
+            panel_product(g->factor + factor_block_at(n), columns, sys->tile->keys, 1, d, sys->product,
                           sys->tile->n, true);
         }
     }
-    for (int64_t n = 0; n < blocks; n++) {
-        float *block = g->factor + gram_block_at(n);
-        for (int64_t c = 0; c < (n + 1) * FOUR; c++) {
-            for (int i = 0; i < FOUR; i++) {
-                const int64_t r = n * FOUR + i;
-                for (int m = 0; m < GROUP; m++) {
-                    float *at = block + c * LANES + i * GROUP + m;
-                    *at -= g->total[r * GROUP + m] * g->kbar[c * GROUP + m];
-                    *at += r == c ? (r < d ? g->lambda[c * GROUP + m] : 1) : 0;
-                }
-            }
-        }
-    }
-}
-
-/* ------------------------------------------------------------------ Cholesky, one row of attention per lane */
-
-typedef struct gram_square {
-    vec x[FOUR][FOUR];
-} gram_square;
-
-/* The square of rows of block n and columns of block k, less what the columns before say. */
-VEC_INLINE gram_square gram_reduce(const float *rows, const float *columns, int64_t k)
-{
-    gram_square s;
-    for (int i = 0; i < FOUR; i++) {
-        for (int j = 0; j < FOUR; j++) {
-            s.x[i][j] = v_load(rows + (k * FOUR + j) * LANES + i * GROUP);
-        }
-    }
-    for (int64_t c = 0; c < k * FOUR; c++) {
-        vec y[FOUR];
-        for (int j = 0; j < FOUR; j++) {
-            y[j] = v_load(columns + c * LANES + j * GROUP);
-        }
-        for (int i = 0; i < FOUR; i++) {
-            const vec x = v_load(rows + c * LANES + i * GROUP);
-            for (int j = 0; j < FOUR; j++) {
-                s.x[i][j] -= x * y[j];
-            }
-        }
-    }
-    return s;
-}
-
-VEC_INLINE vec v_inverse_root(vec x)
-{
-    float out[VL];
-    v_store(out, x);
-    for (int e = 0; e < VL; e++) {
-        out[e] = 1 / sqrtf(out[e]);
-    }
-    return v_load(out);
-}
-
-/* Lanes m .. m + VL - 1. Where a pivot is not above 0 the lane's factor is of no use, which its residuals will say. */
-static inline void gram_factor_lanes(const gram *g, int64_t blocks, int m)
-{
-    for (int64_t n = 0; n < blocks; n++) {
-        float *rows = g->factor + gram_block_at(n) + m;
-        for (int64_t k = 0; k <= n; k++) {
-            const float *columns = g->factor + gram_block_at(k) + m;
-            const float *corner = columns + k * FOUR * LANES; /* of block k, its diagonal inverted */
-            gram_square s = gram_reduce(rows, columns, k);
-            for (int j = 0; j < FOUR; j++) {
-                vec inverse;
-                for (int e = 0; e < j; e++) {
-                    const vec y = k < n ? v_load(corner + e * LANES + j * GROUP) : s.x[j][e];
-                    for (int i = k < n ? 0 : j; i < FOUR; i++) {
-                        s.x[i][j] -= s.x[i][e] * y;
-                    }
-                }
-                if (k < n) {
-                    inverse = v_load(corner + j * LANES + j * GROUP);
-                } else {
-                    inverse = v_inverse_root(v_select(s.x[j][j] > 0, s.x[j][j], v_set(1)));
-                    s.x[j][j] = v_set(1);
-                }
-                for (int i = k < n ? 0 : j; i < FOUR; i++) {
-                    s.x[i][j] *= inverse;
-                }
-            }
-            for (int i = 0; i < FOUR; i++) {
-                for (int j = 0; j < FOUR; j++) {
-                    v_store(rows + (k * FOUR + j) * LANES + i * GROUP, s.x[i][j]);
-                }
-            }
-        }
-    }
-}
-
-/* z <- (L L^T)^-1 z */
-static inline void gram_solve_lanes(const gram *g, int64_t blocks, int m)
-{
-    for (int64_t n = 0; n < blocks; n++) {
-        const float *rows = g->factor + gram_block_at(n) + m, *corner = rows + n * FOUR * LANES;
-        float *z = g->z + m, *here = z + n * FOUR * GROUP;
-        vec y[FOUR];
-        for (int i = 0; i < FOUR; i++) {
-            y[i] = v_load(here + i * GROUP);
-        }
-        for (int64_t c = 0; c < n * FOUR; c++) {
-            for (int i = 0; i < FOUR; i++) {
-                y[i] -= v_load(rows + c * LANES + i * GROUP) * v_load(z + c * GROUP);
-            }
-        }
-        for (int i = 0; i < FOUR; i++) {
-            for (int e = 0; e < i; e++) {
-                y[i] -= v_load(corner + e * LANES + i * GROUP) * y[e];
-            }
-            y[i] *= v_load(corner + i * LANES + i * GROUP);
-            v_store(here + i * GROUP, y[i]);
-        }
-    }
-    for (int64_t n = blocks - 1; n >= 0; n--) {
-        const float *rows = g->factor + gram_block_at(n) + m, *corner = rows + n * FOUR * LANES;
-        float *z = g->z + m, *here = z + n * FOUR * GROUP;
-        vec y[FOUR];
-        for (int i = FOUR - 1; i >= 0; i--) {
-            y[i] = v_load(here + i * GROUP);
-            for (int e = i + 1; e < FOUR; e++) {
-                y[i] -= v_load(corner + i * LANES + e * GROUP) * y[e];
-            }
-            y[i] *= v_load(corner + i * LANES + i * GROUP);
-            v_store(here + i * GROUP, y[i]);
-        }
-        for (int64_t c = 0; c < n * FOUR; c++) {
-            vec x = v_load(z + c * GROUP);
-            for (int i = 0; i < FOUR; i++) {
-                x -= v_load(rows + c * LANES + i * GROUP) * y[i];
-            }
-            v_store(z + c * GROUP, x);
-        }
-    }
+    gram_finish_matrix(g, d);
 }
 
 /* ------------------------------------------------------------------ residuals in float64 */
-
-enum { PANEL64_ROWS = 6, PANEL64_VECS = 2 };
-
-VEC_INLINE void panel64_rows(const int rows, double *restrict c, const double *restrict a, int64_t row_stride,
-                             int64_t t_stride, const double *restrict b, int64_t t_count, bool add)
-{
-    for (int m = 0; m < GROUP; m += PANEL64_VECS * VL64) {
-        vec64 sum[PANEL64_ROWS][PANEL64_VECS];
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) {
-#pragma GCC unroll 2
-            for (int n = 0; n < PANEL64_VECS; n++) {
-                sum[r][n] = add ? v64_load(c + r * GROUP + m + n * VL64) : v64_set(0);
-            }
-        }
-        for (int64_t t = 0; t < t_count; t++) {
-            vec64 x[PANEL64_VECS];
-#pragma GCC unroll 2
-            for (int n = 0; n < PANEL64_VECS; n++) {
-                x[n] = v64_load(b + t * GROUP + m + n * VL64);
-            }
-#pragma GCC unroll 8
-            for (int r = 0; r < rows; r++) {
-                const vec64 y = v64_set(a[r * row_stride + t * t_stride]);
-#pragma GCC unroll 2
-                for (int n = 0; n < PANEL64_VECS; n++) {
-                    sum[r][n] += y * x[n];
-                }
-            }
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) {
-#pragma GCC unroll 2
-            for (int n = 0; n < PANEL64_VECS; n++) {
-                v64_store(c + r * GROUP + m + n * VL64, sum[r][n]);
-            }
-        }
-    }
-}
-
-/* As panel_product, GROUP doubles wide. */
-static inline void panel64_product(double *restrict c, int64_t rows, const double *restrict a,
-                                   int64_t row_stride, int64_t t_stride, const double *restrict b,
-                                   int64_t t_count, bool add)
-{
-    int64_t r = 0;
-    for (; r + PANEL64_ROWS <= rows; r += PANEL64_ROWS) {
-        panel64_rows(PANEL64_ROWS, c + r * GROUP, a + r * row_stride, row_stride, t_stride, b, t_count, add);
-    }
-    for (; r < rows; r++) {
-        panel64_rows(1, c + r * GROUP, a + r * row_stride, row_stride, t_stride, b, t_count, add);
-    }
-}
 
 /* The tile of keys as doubles. */
 static inline void gram_widen_keys(const block_system *sys, const gram *g)
@@ -384,7 +215,7 @@ static inline void gram_residual(const block_system *sys, const gram *g)
 /* z <- (L L^T)^-1 r / unit, unit the largest |r| of each lane, which keeps it within the range of float. */
 static inline void gram_correct(const gram *g, int64_t d, double *restrict unit)
 {
-    const int64_t blocks = gram_blocks(d);
+    const int64_t blocks = factor_blocks(d);
     for (int m = 0; m < GROUP; m++) {
         unit[m] = 0;
         for (int64_t c = 0; c < d; c++) {
@@ -398,21 +229,7 @@ static inline void gram_correct(const gram *g, int64_t d, double *restrict unit)
         }
     }
     memset(g->z + d * GROUP, 0, (size_t)(blocks * FOUR - d) * GROUP * sizeof(float));
-    for (int m = 0; m < GROUP; m += VL) {
-        gram_solve_lanes(g, blocks, m);
-    }
-}
-
-/* 1 / the smallest L_cc, near 1 / sqrt(the least eigenvalue): what an error of b becomes in the norm of the system. */
-static inline void gram_steepest(const gram *g, int64_t d, double *restrict out)
-{
-    for (int m = 0; m < GROUP; m++) {
-        out[m] = 0;
-        for (int64_t c = 0; c < d; c++) {
-            const int64_t row = c / FOUR, at = c * LANES + c % FOUR * GROUP + m;
-            out[m] = fmax(out[m], (double)g->factor[gram_block_at(row) + at]);
-        }
-    }
+    factor_solve(g->factor, blocks, g->z);
 }
 
 typedef struct gram_progress {
@@ -428,7 +245,7 @@ static inline void gram_judge(const gram *g, int64_t d, const double *unit, doub
     double rz[GROUP], xb[GROUP], steepest[GROUP];
     gram_dot(rz, g->r, g->z, d);
     gram_dot(xb, g->x, g->b, d);
-    gram_steepest(g, d, steepest);
+    factor_steepest(g->factor, d, steepest);
     for (int m = 0; m < GROUP; m++) {
         double bb = 0, rr = 0;
         for (int64_t c = 0; c < d; c++) {
@@ -445,46 +262,64 @@ static inline void gram_judge(const gram *g, int64_t d, const double *unit, doub
     }
 }
 
-/* One group: solves and puts x of the lanes that made it into the panel and into solution. */
-static inline void gram_group(const block_system *sys, const gram *g, int count, float *restrict x,
-                              block_result *result)
+static inline void gram_start(const gram *g, int64_t d, gram_progress *at)
 {
-    const double tolerance = (double)block_tolerance(sys->x->p->dtype);
-    const int64_t d = sys->x->p->dim_qk;
-    double unit[GROUP];
-    bool taken[GROUP] = { false };
-    gram_progress at;
-    gram_matrix(sys, g);
-    for (int m = 0; m < GROUP; m += VL) {
-        gram_factor_lanes(g, gram_blocks(d), m);
-    }
     for (int64_t e = 0; e < d * GROUP; e++) {
         g->x[e] = 0;
         g->r[e] = (double)g->b[e];
     }
     for (int m = 0; m < GROUP; m++) {
-        at.error[m] = at.residual[m] = 1;
-        at.live[m] = true, at.done[m] = false;
+        at->error[m] = at->residual[m] = 1;
+        at->live[m] = true, at->done[m] = false;
     }
-    for (int step = 0; step < GRAM_STEPS_MOST; step++) {
-        bool any = false;
+}
+
+/* Adds the corrections of the lanes in `moving`; false where there are none. */
+static inline bool gram_advance(const gram *g, int64_t d, const double *unit, const bool *moving)
+{
+    bool any = false;
+    for (int m = 0; m < GROUP; m++) {
+        any |= moving[m];
+        for (int64_t c = 0; moving[m] && c < d; c++) {
+            g->x[c * GROUP + m] += unit[m] * (double)g->z[c * GROUP + m];
+        }
+    }
+    return any;
+}
+
+/* x of the group by refinement. A lane that is done takes the correction that says so along: x only gains from it. */
+static inline void gram_refine(const block_system *sys, const gram *g, gram_progress *at)
+{
+    const int64_t d = sys->x->p->dim_qk;
+    const double tolerance = (double)block_tolerance(sys->x->p->dtype);
+    double unit[GROUP];
+    bool moving[GROUP];
+    gram_start(g, d, at);
+    gram_correct(g, d, unit);
+    gram_advance(g, d, unit, at->live);
+    for (int step = 1; step < GRAM_STEPS_MOST; step++) {
+        memcpy(moving, at->live, sizeof moving);
+        gram_residual(sys, g);
         gram_correct(g, d, unit);
-        if (step > 0) {
-            gram_judge(g, d, unit, tolerance, &at);
-        }
+        gram_judge(g, d, unit, tolerance, at);
         for (int m = 0; m < GROUP; m++) {
-            any |= at.live[m];
-            const bool last = at.done[m] && !taken[m]; /* the correction is there: x only gains from it */
-            for (int64_t c = 0; (at.live[m] || last) && c < d; c++) {
-                g->x[c * GROUP + m] += unit[m] * (double)g->z[c * GROUP + m];
-            }
-            taken[m] = at.done[m];
+            moving[m] &= at->live[m] || at->done[m];
         }
-        if (!any) {
+        if (!gram_advance(g, d, unit, moving)) {
             break;
         }
-        gram_residual(sys, g);
     }
+}
+
+/* One group: x of the lanes that made it goes into the panel, and in float64 into solution. */
+static inline void gram_group(const block_system *sys, const gram *g, int count, float *restrict x,
+                              block_result *result)
+{
+    const int64_t d = sys->x->p->dim_qk;
+    gram_progress at;
+    gram_matrix(sys, g);
+    factor_make(g->factor, factor_blocks(d));
+    gram_refine(sys, g, &at);
     for (int m = 0; m < count; m++) {
         const int lane = g->lane[m];
         for (int64_t c = 0; at.done[m] && c < d; c++) {
