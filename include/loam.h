@@ -219,8 +219,7 @@ typedef struct loam_row_info {
     int32_t code;       /* loam_row_code */
     int32_t solver;     /* loam_solver that gave the result */
     int32_t iterations; /* of conjugate gradients, also where another solver then took over */
-    float
-        residual; /* |(Cov + Lambda) rho - (kbar - q)| / |kbar - q|; of a refined row, before the last step */
+    float residual;     /* |(Cov + Lambda) rho - (kbar - q)| / |kbar - q|; refined: before the last step */
 } loam_row_info;
 
 /* No output may overlap an input or another output. Where sequences are packed, every view has its tokens (of k, v and
