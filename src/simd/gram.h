@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * C += sum_j x_j x_j^T, lower triangle, for few rows x_j: float32 products summed in registers over the rows at hand, then
+ * added to C in float64. So the rounding errors are those of sums of as many terms as there are rows, and rows that come
+ * in pieces of a bounded number can be arbitrarily many.
+ */
+#ifndef LOAM_SIMD_GRAM_H
+#define LOAM_SIMD_GRAM_H
+
+#include "src/simd/vec.h"
+
+/* Accumulators: GRAM_ROWS x 2 registers. GRAM_ROWS divides VL. */
+#if defined __AVX512F__
+enum { GRAM_ROWS = 8 };
+#else
+enum { GRAM_ROWS = 4 };
+#endif
+
+VEC_INLINE void gram_block(const int vecs, double *restrict c, const float *restrict rows,
+                           const float *restrict columns, int64_t stride, int64_t n)
+{
+    vec sum[GRAM_ROWS][2];
+#pragma GCC unroll 8
+    for (int r = 0; r < GRAM_ROWS; r++) {
+        sum[r][0] = sum[r][1] = v_set(0);
+    }
+    for (int64_t j = 0; j < n; j++, rows += stride, columns += stride) {
+        vec x[2];
+#pragma GCC unroll 2
+        for (int e = 0; e < vecs; e++) {
+            x[e] = v_load(columns + e * VL);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < GRAM_ROWS; r++) {
+            const vec y = v_set(rows[r]);
+#pragma GCC unroll 2
+            for (int e = 0; e < vecs; e++) {
+                sum[r][e] += y * x[e];
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < GRAM_ROWS; r++) {
+        float part[2 * VL];
+        v_store(part, sum[r][0]);
+        v_store(part + VL, sum[r][1]);
+        for (int e = 0; e < vecs * VL; e++) {
+            c[r * stride + e] += (double)part[e];
+        }
+    }
+}
+
+/* x [n][stride], c [stride][stride]; stride is a multiple of VL, and entries above the diagonal are left anyhow. */
+static inline void gram_add(double *restrict c, const float *restrict x, int64_t stride, int64_t n)
+{
+    for (int64_t r = 0; r < stride; r += GRAM_ROWS) {
+        for (int64_t e = 0; e < r + GRAM_ROWS; e += 2 * VL) {
+            if (e + VL < r + GRAM_ROWS) {
+                gram_block(2, c + r * stride + e, x + r, x + e, stride, n);
+            } else {
+                gram_block(1, c + r * stride + e, x + r, x + e, stride, n);
+            }
+        }
+    }
+}
+
+#endif
