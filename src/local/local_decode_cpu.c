@@ -12,7 +12,7 @@
 
 #include <omp.h>
 
-enum { SPLIT_KEYS = 1024, CHUNK_DOUBLES = 1 << 15, WAVE_DOUBLES = 1 << 18 };
+enum { SPLIT_KEYS = 1024, CHUNK_DOUBLES = 1 << 15, WAVE_DOUBLES = 1 << 17 };
 
 /* ------------------------------------------------------------------ phases */
 
@@ -25,6 +25,7 @@ typedef struct phase {
     int64_t rows;   /* of a chunk, at most */
     int64_t per_head, chunks;
     int64_t splits, wave; /* of a chunk, and chunks at a time, at most */
+    int64_t parts;        /* states of a chunk that there is room for */
 } phase;
 
 /* Keys of a split: whole tiles, and no more splits than the workspace has room for. */
@@ -56,8 +57,9 @@ static phase phase_of(const loam_problem *p, method how)
     ph.chunks = p->batch * p->heads_kv * ph.per_head;
     /* A bound for any number of keys in use: more keys may be cut into fewer splits. */
     ph.splits = clamp_to((p->len_kv + SPLIT_KEYS - 1) / SPLIT_KEYS, 1, most_splits(&ph));
-    const int64_t parts = p->threads * clamp_to(WAVE_DOUBLES / (ph.size * ph.rows), 1, 16);
-    ph.wave = clamp_to(ph.chunks, 1, clamp_to(parts / ph.splits, 1, INT64_MAX));
+    ph.parts = p->threads * clamp_to(WAVE_DOUBLES / (ph.size * ph.rows), 1, 16);
+    ph.parts = ph.parts > ph.splits ? ph.parts : ph.splits;
+    ph.wave = clamp_to(ph.chunks, 1, ph.parts / ph.splits);
     return ph;
 }
 
@@ -74,7 +76,7 @@ typedef struct decode_work {
 
 static size_t part_doubles(const phase *ph)
 {
-    return size_mul((size_t)(ph->wave * ph->splits), (size_t)(ph->rows * ph->size));
+    return size_mul((size_t)ph->parts, (size_t)(ph->rows * ph->size));
 }
 
 static decode_work work_carve(const loam_problem *p, arena *pool)

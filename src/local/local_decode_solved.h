@@ -23,6 +23,10 @@
 /* The largest noise / (omega pivot) at which a probe from float32 products is taken. */
 #define MOST_NOISE 100.0
 
+/* Below this pivot products of keys may underflow float32; beyond this probe its products with keys may overflow. */
+#define LEAST_PIVOT 1e-24
+#define MOST_PROBE 1e18
+
 /* ------------------------------------------------------------------ moments */
 
 typedef struct moments {
@@ -41,7 +45,8 @@ static inline void scale_moments(block *k, moments *s, double m)
     }
 }
 
-static inline void moments_tile(block *k, int64_t slot, int64_t j, int64_t n, moments *s)
+/* next: the keys of the tile after this one. */
+static inline void moments_tile(block *k, int64_t slot, int64_t j, int64_t n, const table *next, moments *s)
 {
     const table keys = keys_of(k, j, n);
     const table scaled = { (const char *)k->scaled, k->stride * (int64_t)sizeof(float), n, k->stride,
@@ -62,7 +67,7 @@ static inline void moments_tile(block *k, int64_t slot, int64_t j, int64_t n, mo
     for (int64_t c = 0; c < k->stride; c++) {
         k->mean[c] += (double)k->sums[c];
     }
-    gram_add(k->gram, k->scaled, k->stride, n);
+    gram_add(k->gram, k->scaled, k->stride, n, next);
 }
 
 /* The state of loam.h with dim_v = 0, and noise^2 after it. */
@@ -91,7 +96,9 @@ static inline void moments_split(block *k, int64_t begin, int64_t end, double *s
         memset(k->gram, 0, (size_t)(k->stride * k->stride) * sizeof(double));
         memset(k->mean, 0, (size_t)k->stride * sizeof(double));
         for (int64_t j = begin; j < end; j += k->gram_keys) {
-            moments_tile(k, slot, j, end - j < k->gram_keys ? end - j : k->gram_keys, &s);
+            const int64_t n = clamp_to(end - j, 0, k->gram_keys);
+            const table next = keys_of(k, j + n, clamp_to(end - j - n, 0, k->gram_keys));
+            moments_tile(k, slot, j, n, &next, &s);
         }
         if (s.omega > 0) {
             moments_end(k, slot, &s, states + slot * size);
@@ -119,8 +126,13 @@ static inline bool moments_probe(const loam_problem *p, const loam_args *a, cons
     if (info->code != LOAM_ROW_SOLVED) {
         return info->code == LOAM_ROW_EMPTY;
     }
-    const double noise = sqrt(state[local_state_doubles(p)]) / state[1];
-    return noise <= MOST_NOISE * local_state_least_pivot(p, scratch);
+    const double noise = sqrt(state[local_state_doubles(p)]) / state[1],
+                 pivot = local_state_least_pivot(p, scratch);
+    bool fits = pivot > LEAST_PIVOT && noise <= MOST_NOISE * pivot;
+    for (int64_t c = 0; c < p->dim_qk; c++) {
+        fits = fits && fabs(rho[c]) < MOST_PROBE;
+    }
+    return fits;
 }
 
 /* ------------------------------------------------------------------ exact */

@@ -7,7 +7,7 @@
 #ifndef LOAM_SIMD_GRAM_H
 #define LOAM_SIMD_GRAM_H
 
-#include "src/simd/vec.h"
+#include "src/simd/table.h"
 
 /* Accumulators: GRAM_ROWS x 2 registers. GRAM_ROWS divides VL. */
 #if defined __AVX512F__
@@ -50,10 +50,14 @@ VEC_INLINE void gram_block(const int vecs, double *restrict c, const float *rest
     }
 }
 
-/* x [n][stride], c [stride][stride]; stride is a multiple of VL, and entries above the diagonal are left anyhow. */
-static inline void gram_add(double *restrict c, const float *restrict x, int64_t stride, int64_t n)
+/* x [n][stride], c [stride][stride]; stride is a multiple of VL, and entries above the diagonal are left anyhow. `next`
+ * is what the caller reads after this: its way from memory hides behind the products. */
+static inline void gram_add(double *restrict c, const float *restrict x, int64_t stride, int64_t n,
+                            const table *next)
 {
+    const int64_t share = (next->rows * GRAM_ROWS + stride - 1) / stride;
     for (int64_t r = 0; r < stride; r += GRAM_ROWS) {
+        table_prefetch(next, r / GRAM_ROWS * share, (r / GRAM_ROWS + 1) * share);
         for (int64_t e = 0; e < r + GRAM_ROWS; e += 2 * VL) {
             if (e + VL < r + GRAM_ROWS) {
                 gram_block(2, c + r * stride + e, x + r, x + e, stride, n);
