@@ -39,7 +39,7 @@ typedef struct block {
     int64_t stride, stride_v; /* of float rows of dim_qk and dim_v channels */
     int64_t keys, gram_keys;  /* of a tile, and of one where the moments of keys are wanted */
     float *origin;            /* [stride] */
-    float *query, *probe;     /* [CHUNK_ROWS][stride]; queries relative to the origin for RBF */
+    float *query, *probe;     /* [CHUNK_ROWS][stride] */
     float *w;      /* [2 SHARE_ROWS][keys]: weights of rows, then weights times products with the probe */
     float *bias;   /* [MOST_KEYS] */
     float *sums;   /* [2 SHARE_ROWS][stride or stride_v] */
@@ -148,9 +148,6 @@ static inline void set_query(block *k, int64_t slot)
     load_padded(query, &k->x.a->q, k, r);
     r->constant = 0, r->dropped = 0;
     if (r->sc.rbf) {
-        for (int64_t c = 0; c < p->dim_qk; c++) {
-            query[c] -= k->origin[c];
-        }
         return;
     }
     const double x = fmin(fmax(dot64(query, k->origin, p->dim_qk), (double)-SCORE_LIMIT),

@@ -16,8 +16,10 @@ enum { GRAM_ROWS = 8 };
 enum { GRAM_ROWS = 4 };
 #endif
 
+/* Row j of what is read next comes from memory by one line from `next + j step` for each j; NULL: none. */
 VEC_INLINE void gram_block(const int vecs, double *restrict c, const float *restrict rows,
-                           const float *restrict columns, int64_t stride, int64_t n)
+                           const float *restrict columns, int64_t stride, int64_t n, const char *next,
+                           int64_t step)
 {
     vec sum[GRAM_ROWS][2];
 #pragma GCC unroll 8
@@ -26,6 +28,9 @@ VEC_INLINE void gram_block(const int vecs, double *restrict c, const float *rest
     }
     for (int64_t j = 0; j < n; j++, rows += stride, columns += stride) {
         vec x[2];
+        if (next) {
+            __builtin_prefetch(next + j * step, 0, 2);
+        }
 #pragma GCC unroll 2
         for (int e = 0; e < vecs; e++) {
             x[e] = v_load(columns + e * VL);
@@ -55,14 +60,18 @@ VEC_INLINE void gram_block(const int vecs, double *restrict c, const float *rest
 static inline void gram_add(double *restrict c, const float *restrict x, int64_t stride, int64_t n,
                             const table *next)
 {
-    const int64_t share = (next->rows * GRAM_ROWS + stride - 1) / stride;
+    const int64_t lines = next->rows > 0 ? (next->channels * (next->dtype == LOAM_F32 ? 4 : 2) + 63) / 64 : 0;
+    const int64_t strips = stride / GRAM_ROWS;
     for (int64_t r = 0; r < stride; r += GRAM_ROWS) {
-        table_prefetch(next, r / GRAM_ROWS * share, (r / GRAM_ROWS + 1) * share);
+        const int64_t strip = r / GRAM_ROWS;
+        int64_t line = strip * lines / strips;
+        const int64_t last = (strip + 1) * lines / strips;
         for (int64_t e = 0; e < r + GRAM_ROWS; e += 2 * VL) {
+            const char *ahead = line < last ? next->data + 64 * line++ : NULL;
             if (e + VL < r + GRAM_ROWS) {
-                gram_block(2, c + r * stride + e, x + r, x + e, stride, n);
+                gram_block(2, c + r * stride + e, x + r, x + e, stride, n, ahead, next->step);
             } else {
-                gram_block(1, c + r * stride + e, x + r, x + e, stride, n);
+                gram_block(1, c + r * stride + e, x + r, x + e, stride, n, ahead, next->step);
             }
         }
     }

@@ -26,14 +26,14 @@ typedef struct table {
 /* Channels rounded up to whole vectors: the stride of float arrays that go with a table, 0 beyond its channels. */
 static inline int64_t whole_vectors(int64_t channels) { return (channels + VL - 1) / VL * VL; }
 
-/* Brings rows from .. to - 1, as far as there are such, closer: to the second level of cache. */
-static inline void table_prefetch(const table *t, int64_t from, int64_t to)
+/* Asks for the row some 8 KiB after row j: streams of rows otherwise wait at each page. It may be one beyond the last,
+ * where a caller goes on with the rows that follow; asking for an address that is none does nothing. */
+VEC_INLINE void table_prefetch(const table *t, int64_t j)
 {
-    const int64_t bytes = t->channels * (int64_t)(t->dtype == LOAM_F32 ? 4 : 2);
-    for (int64_t j = from; j < to && j < t->rows; j++) {
-        for (int64_t e = 0; e < bytes; e += 64) {
-            __builtin_prefetch(t->data + j * t->step + e, 0, 2);
-        }
+    const int64_t bytes = t->channels * (int64_t)(t->dtype == LOAM_F32 ? 4 : 2), ahead = j + 8192 / bytes;
+    const uintptr_t at = (uintptr_t)t->data + (uintptr_t)(ahead * t->step);
+    for (int64_t e = 0; e < bytes; e += 64) {
+        __builtin_prefetch((const void *)(at + (uintptr_t)e));
     }
 }
 
@@ -201,7 +201,7 @@ VEC_INLINE void dots_step(const int rows, const bool distance, const int keys, v
 }
 
 VEC_INLINE void dots_as(const loam_dtype dtype, const int rows, const bool distance, const table *t,
-                        const float *restrict origin, table_rows io)
+                        const float *restrict origin, table_rows io, bool ahead)
 {
     const int keys = VL / rows, rest = (int)(t->channels % VL);
     const int64_t whole = t->channels - rest, bytes = dtype == LOAM_F32 ? 4 : 2;
@@ -211,6 +211,9 @@ VEC_INLINE void dots_as(const loam_dtype dtype, const int rows, const bool dista
 #pragma GCC unroll 16
         for (int e = 0; e < keys; e++) {
             at[e] = t->data + (j + e < t->rows ? j + e : t->rows - 1) * t->step;
+            if (ahead) {
+                table_prefetch(t, j + e);
+            }
         }
 #pragma GCC unroll 16
         for (int e = 0; e < VL; e++) {
@@ -223,7 +226,7 @@ VEC_INLINE void dots_as(const loam_dtype dtype, const int rows, const bool dista
             }
 #pragma GCC unroll 16
             for (int e = 0; e < keys; e++) {
-                k[e] = v_load_as(dtype, at[e] + c * bytes) - v_load(origin + c);
+                k[e] = v_load_as(dtype, at[e] + c * bytes) - (distance ? v_set(0) : v_load(origin + c));
             }
             dots_step(rows, distance, keys, sum, x, k);
         }
@@ -234,7 +237,8 @@ VEC_INLINE void dots_as(const loam_dtype dtype, const int rows, const bool dista
             }
 #pragma GCC unroll 16
             for (int e = 0; e < keys; e++) {
-                k[e] = v_load_part(dtype, at[e] + whole * bytes, rest) - v_load(origin + whole);
+                k[e] = v_load_part(dtype, at[e] + whole * bytes, rest) -
+                       (distance ? v_set(0) : v_load(origin + whole));
             }
             dots_step(rows, distance, keys, sum, x, k);
         }
@@ -253,12 +257,12 @@ VEC_INLINE void dots_as(const loam_dtype dtype, const int rows, const bool dista
 }
 
 VEC_INLINE void dots_rows(const int rows, const bool distance, const table *t, const float *restrict origin,
-                          table_rows io)
+                          table_rows io, bool ahead)
 {
     switch (t->dtype) {
-    case LOAM_BF16: dots_as(LOAM_BF16, rows, distance, t, origin, io); break;
-    case LOAM_F16: dots_as(LOAM_F16, rows, distance, t, origin, io); break;
-    default: dots_as(LOAM_F32, rows, distance, t, origin, io); break;
+    case LOAM_BF16: dots_as(LOAM_BF16, rows, distance, t, origin, io, ahead); break;
+    case LOAM_F16: dots_as(LOAM_F16, rows, distance, t, origin, io, ahead); break;
+    default: dots_as(LOAM_F32, rows, distance, t, origin, io, ahead); break;
     }
 }
 
@@ -268,22 +272,22 @@ VEC_INLINE table_rows rows_from(table_rows io, int64_t r)
     return io;
 }
 
-/* out[r][j] = in_r . (t_j - origin), or -|in_r - (t_j - origin)|^2 / 2; out is written up to whole_vectors(t->rows).
+/* out[r][j] = in_r . (t_j - origin), or the squared distance -|in_r - t_j|^2 / 2; out is written up to whole_vectors(t->rows).
  * in and origin are 0 beyond the channels. */
 static inline void table_dots(const table *t, const float *origin, bool distance, int64_t rows, table_rows io)
 {
     int64_t r = 0;
     for (; distance && r < rows; r++) {
-        dots_rows(1, true, t, origin, rows_from(io, r));
+        dots_rows(1, true, t, origin, rows_from(io, r), r == 0);
     }
     for (; r + 4 <= rows; r += 4) {
-        dots_rows(4, false, t, origin, rows_from(io, r));
+        dots_rows(4, false, t, origin, rows_from(io, r), r == 0);
     }
     for (; r + 2 <= rows; r += 2) {
-        dots_rows(2, false, t, origin, rows_from(io, r));
+        dots_rows(2, false, t, origin, rows_from(io, r), r == 0);
     }
     if (r < rows) {
-        dots_rows(1, false, t, origin, rows_from(io, r));
+        dots_rows(1, false, t, origin, rows_from(io, r), r == 0);
     }
 }
 
@@ -291,7 +295,7 @@ static inline void table_dots(const table *t, const float *origin, bool distance
 
 /* Channels c .. c + vecs VL - 1, or the last `rest` of them. */
 VEC_INLINE void weigh_block(const loam_dtype dtype, const int rows, const int vecs, const int rest,
-                            const table *t, int64_t c, table_rows io)
+                            const table *t, int64_t c, table_rows io, bool ahead)
 {
     vec sum[4][4];
     const char *at = t->data + c * (dtype == LOAM_F32 ? 4 : 2);
@@ -304,6 +308,9 @@ VEC_INLINE void weigh_block(const loam_dtype dtype, const int rows, const int ve
     }
     for (int64_t j = 0; j < t->rows; j++, at += t->step) {
         vec v[4];
+        if (ahead) {
+            table_prefetch(t, j);
+        }
 #pragma GCC unroll 4
         for (int n = 0; n < vecs; n++) {
             v[n] = rest > 0 ? v_load_part(dtype, at, rest)
@@ -327,27 +334,27 @@ VEC_INLINE void weigh_block(const loam_dtype dtype, const int rows, const int ve
     }
 }
 
-VEC_INLINE void weigh_as(const loam_dtype dtype, const int rows, const table *t, table_rows io)
+VEC_INLINE void weigh_as(const loam_dtype dtype, const int rows, const table *t, table_rows io, bool ahead)
 {
     const int rest = (int)(t->channels % VL);
     int64_t c = 0;
     for (; c + 4 * VL <= t->channels; c += 4 * VL) {
-        weigh_block(dtype, rows, 4, 0, t, c, io);
+        weigh_block(dtype, rows, 4, 0, t, c, io, ahead && c == 0);
     }
     for (; c + VL <= t->channels; c += VL) {
-        weigh_block(dtype, rows, 1, 0, t, c, io);
+        weigh_block(dtype, rows, 1, 0, t, c, io, ahead && c == 0);
     }
     if (rest > 0) {
-        weigh_block(dtype, rows, 1, rest, t, c, io);
+        weigh_block(dtype, rows, 1, rest, t, c, io, ahead && c == 0);
     }
 }
 
-VEC_INLINE void weigh_rows(const int rows, const table *t, table_rows io)
+VEC_INLINE void weigh_rows(const int rows, const table *t, table_rows io, bool ahead)
 {
     switch (t->dtype) {
-    case LOAM_BF16: weigh_as(LOAM_BF16, rows, t, io); break;
-    case LOAM_F16: weigh_as(LOAM_F16, rows, t, io); break;
-    default: weigh_as(LOAM_F32, rows, t, io); break;
+    case LOAM_BF16: weigh_as(LOAM_BF16, rows, t, io, ahead); break;
+    case LOAM_F16: weigh_as(LOAM_F16, rows, t, io, ahead); break;
+    default: weigh_as(LOAM_F32, rows, t, io, ahead); break;
     }
 }
 
@@ -356,13 +363,13 @@ static inline void table_weigh(const table *t, int64_t rows, table_rows io)
 {
     int64_t r = 0;
     for (; r + 4 <= rows; r += 4) {
-        weigh_rows(4, t, rows_from(io, r));
+        weigh_rows(4, t, rows_from(io, r), r == 0);
     }
     for (; r + 2 <= rows; r += 2) {
-        weigh_rows(2, t, rows_from(io, r));
+        weigh_rows(2, t, rows_from(io, r), r == 0);
     }
     if (r < rows) {
-        weigh_rows(1, t, rows_from(io, r));
+        weigh_rows(1, t, rows_from(io, r), r == 0);
     }
 }
 
