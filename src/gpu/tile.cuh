@@ -57,13 +57,13 @@ template <int PARTS> struct operand_b {
     uint32_t part[PARTS][2];
 };
 
-/* d += a b, without the products below the last part. */
+/* d += a b without the product of the first parts, and without those below the last part. */
 template <int PA, int PB>
-static __device__ __forceinline__ void mma(float (&d)[4], const operand_a<PA> &a, const operand_b<PB> &b)
+static __device__ __forceinline__ void mma_small(float (&d)[4], const operand_a<PA> &a, const operand_b<PB> &b)
 {
     constexpr int kept = PA > PB ? PA : PB;
 #pragma unroll
-    for (int order = kept - 1; order >= 0; order--) {
+    for (int order = kept - 1; order > 0; order--) {
 #pragma unroll
         for (int i = 0; i < PA; i++) {
             if (order - i >= 0 && order - i < PB) {
@@ -71,6 +71,13 @@ static __device__ __forceinline__ void mma(float (&d)[4], const operand_a<PA> &a
             }
         }
     }
+}
+
+template <int PA, int PB>
+static __device__ __forceinline__ void mma(float (&d)[4], const operand_a<PA> &a, const operand_b<PB> &b)
+{
+    mma_small(d, a, b);
+    mma_bf16(d, a.part[0], b.part[0]);
 }
 
 /* ------------------------------------------------------------------ operands out of tiles of PITCH elements a row */
@@ -184,10 +191,14 @@ static __device__ __forceinline__ void product_rows(float (&s)[BLOCKS][4], const
     }
 }
 
+/* The units cut sums off instead of rounding them: what lies below the first parts is summed by itself, so that the large sum is
+ * cut once for 16 columns, not six times. */
 template <int PARTS, int DIM, int BLOCKS>
 static __device__ __forceinline__ void product_rows(float (&s)[BLOCKS][4], const float *rows, int, int m,
                                                     const float *tile)
 {
+    float small[BLOCKS][4];
+    clear(small);
 #pragma unroll 2
     for (int k = 0; k < DIM; k += 16) {
         operand_a<3> a;
@@ -196,8 +207,17 @@ static __device__ __forceinline__ void product_rows(float (&s)[BLOCKS][4], const
         for (int n = 0; n < BLOCKS; n += 2) {
             operand_b<3> b[2];
             load_b_rows<DIM + PAD>(b, tile, 8 * n, k);
-            mma(s[n], a, b[0]);
-            mma(s[n + 1], a, b[1]);
+            mma_small(small[n], a, b[0]);
+            mma_small(small[n + 1], a, b[1]);
+            mma_bf16(s[n], a.part[0], b[0].part[0]);
+            mma_bf16(s[n + 1], a.part[0], b[1].part[0]);
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            s[n][e] += small[n][e];
         }
     }
 }
