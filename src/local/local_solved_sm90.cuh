@@ -14,11 +14,13 @@
 
 enum { FEW_KEYS = 6 };
 
+/* 113 KiB at 128 dimensions: two thread blocks to a multiprocessor. */
 template <int DIM> struct solve_shared_sm90 {
-    ring_sm90<DIM> ring;
-    alignas(1024) __nv_bfloat16 query[DIM * SIDE];
-    alignas(1024) __nv_bfloat16 direction[2][DIM * SIDE];
-    uint64_t query_full;
+    alignas(1024) __nv_bfloat16 slot[ring_slots<DIM>][DIM * SIDE];
+    __nv_bfloat16 query[DIM * SIDE];
+    __nv_bfloat16 direction[2][DIM * SIDE];
+    uint64_t full[ring_slots<DIM>], query_full;
+    int64_t block;
 };
 
 template <int DIM> struct system_sm90 {
@@ -38,6 +40,7 @@ template <int DIM> struct system_sm90 {
     bool fine;          /* two parts */
 
     __device__ __forceinline__ lane_vector vector(int which) const { return scratch_vector<DIM>(scratch, which); }
+    __device__ __forceinline__ ring_sm90<DIM> ring() const { return { sm.slot, sm.full }; }
     __device__ __forceinline__ float target(int row, int c) const
     {
         return tile_value(sm.query[swizzled(r.at[row], c)]);
@@ -46,28 +49,6 @@ template <int DIM> struct system_sm90 {
     __device__ __forceinline__ bool works(bool) const { return true; }
     __device__ __forceinline__ bool seen(int row, int j) const { return j >= r.lo[row] && j < r.hi[row]; }
 };
-
-template <int DIM> static __device__ __forceinline__ void put_direction(const system_sm90<DIM> &sys, int which)
-{
-    const lane_vector v = sys.vector(which);
-    __syncthreads();
-#pragma unroll 4
-    for (int n = 0; n < DIM / 8; n++) {
-#pragma unroll
-        for (int e = 0; e < 4; e += 2) {
-            const int at = swizzled(sys.r.at[e / 2], column_of(n, e));
-            const float y = v.get(4 * n + e), z = v.get(4 * n + e + 1);
-            uint32_t part[2];
-            split_pair(part, y, z);
-            *(uint32_t *)(sys.sm.direction[0] + at) = part[0];
-            *(uint32_t *)(sys.sm.direction[1] + at) = part[1];
-            v.put(4 * n + e, sys.fine ? rounded<2>(y) : rounded<1>(y));
-            v.put(4 * n + e + 1, sys.fine ? rounded<2>(z) : rounded<1>(z));
-        }
-    }
-    fence_async_proxy();
-    __syncthreads();
-}
 
 /* w: the products q . k become p; 0 where a row does not see the key. */
 template <int DIM>
@@ -86,11 +67,11 @@ static __device__ __forceinline__ void weights_sm90(float (&w)[8][4], const syst
 
 /* w <- p (direction . k - centre); its row sums (this thread's columns) go to total */
 template <bool FINE, int DIM>
-static __device__ __forceinline__ void centred_sm90(float (&w)[8][4], const system_sm90<DIM> &sys, const tile_at &t,
+static __device__ __forceinline__ void centred_sm90(float (&w)[8][4], const system_sm90<DIM> &sys, const tiles_at &t,
                                                     const float (&centre)[2], float (&total)[2])
 {
     float u[8][4];
-    const __nv_bfloat16 *keys = sys.sm.ring.keys[t.slot];
+    const __nv_bfloat16 *keys = t.keys;
     multiply_rows<DIM>(w, sys.sm.query, keys, false);
     if (FINE) {
         multiply_rows<DIM>(u, sys.sm.direction[1], keys, false);
@@ -119,53 +100,167 @@ template <int DIM> static __device__ __forceinline__ void clear_sums(float (&y)[
     }
 }
 
-/* The image (Cov + Lambda) v from the sums y = sum f k and total = sum f. */
-template <int DIM>
-static __device__ __forceinline__ void finish_image(const system_sm90<DIM> &sys, const float (&y)[DIM / SIDE][8][4],
-                                                    float (&total)[2], const lane_vector &v, const lane_vector &image)
+/* Keeps the compiler from remembering an address for each element from sweep to sweep, for which there are no registers. */
+static __device__ __forceinline__ int forget(int x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+/* The elements of the direction as its parts say: pair `e` (0 or 2) of block n. */
+template <bool FINE, int DIM>
+static __device__ __forceinline__ float2 direction_pair(const system_sm90<DIM> &sys, int n, int e)
+{
+    const int at = swizzled(forget(sys.r.at[e / 2]), column_of(n, e));
+    float2 p = __bfloat1622float2(*(const __nv_bfloat162 *)(sys.sm.direction[0] + at));
+    if (FINE) {
+        const float2 rest = __bfloat1622float2(*(const __nv_bfloat162 *)(sys.sm.direction[1] + at));
+        p.x += rest.x, p.y += rest.y;
+    }
+    return p;
+}
+
+/* Sets a pair of the direction; returns it as its parts say. */
+template <bool FINE, int DIM>
+static __device__ __forceinline__ float2 set_direction_pair(const system_sm90<DIM> &sys, int n, int e, float2 p)
+{
+    const int at = swizzled(forget(sys.r.at[e / 2]), column_of(n, e));
+    uint32_t part[2];
+    split_pair(part, p.x, p.y);
+    *(uint32_t *)(sys.sm.direction[0] + at) = part[0];
+    if (FINE) {
+        *(uint32_t *)(sys.sm.direction[1] + at) = part[1];
+    }
+    return direction_pair<FINE>(sys, n, e);
+}
+
+/* y becomes (Cov + Lambda) times the direction, from y = sum f k and total = sum f (this thread's columns). */
+template <bool FINE, int DIM>
+static __device__ __forceinline__ void finish_image(float (&y)[DIM / SIDE][8][4], const system_sm90<DIM> &sys,
+                                                    float (&total)[2])
 {
     const lane_vector kbar = sys.vector(VECTOR_KBAR);
     total[0] = quad_sum(total[0]), total[1] = quad_sum(total[1]);
 #pragma unroll
     for (int n = 0; n < DIM / 8; n++) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const int at = 4 * n + e;
-            const float lambda = ridge_at(sys.ridge, sys.p, sys.a, sys.x, sys.r, e / 2, column_of(n, e));
-            image.put(at, y[n / 8][n % 8][e] - total[e / 2] * kbar.get(at) + lambda * v.get(at));
+        for (int e = 0; e < 4; e += 2) {
+            const float2 p = direction_pair<FINE>(sys, n, e);
+            const int row = e / 2, c = column_of(n, e);
+            y[n / 8][n % 8][e] += ridge_at(sys.ridge, sys.p, sys.a, sys.x, sys.r, row, c) * p.x - total[row] * kbar.get(4 * n + e);
+            y[n / 8][n % 8][e + 1] +=
+                ridge_at(sys.ridge, sys.p, sys.a, sys.x, sys.r, row, c + 1) * p.y - total[row] * kbar.get(4 * n + e + 1);
         }
     }
 }
 
+/* y = (Cov + Lambda) times the direction. centre: direction . kbar */
 template <bool FINE, int DIM>
-static __device__ __forceinline__ void apply_as(const system_sm90<DIM> &sys, const lane_vector &v, const lane_vector &image)
+static __device__ __forceinline__ void image_sm90(float (&y)[DIM / SIDE][8][4], const system_sm90<DIM> &sys,
+                                                  const float (&centre)[2])
 {
-    float y[DIM / SIDE][8][4], total[2] = { 0, 0 }, centre[2];
-    row_dots<DIM>(centre, v, sys.vector(VECTOR_KBAR));
+    float total[2] = { 0, 0 };
     clear_sums<DIM>(y);
-    stream_sm90<DIM, false>(sys.sm.ring, sys.count, sys.maps, sys.x, [&](const tile_at &t) {
+    stream_sm90<DIM, false>(sys.ring(), sys.count, sys.maps, sys.x, [&](const tiles_at &t) {
         float f[8][4];
         weights_operand<FINE ? 2 : 1> w;
         centred_sm90<FINE>(f, sys, t, centre, total);
         split_weights(w, f);
         if (FINE) {
-            multiply_weights<DIM>(y, w.part[FINE], sys.sm.ring.keys[t.slot]);
+            multiply_weights<DIM>(y, w.part[FINE], t.keys);
         }
-        multiply_weights<DIM>(y, w.part[0], sys.sm.ring.keys[t.slot]);
+        multiply_weights<DIM>(y, w.part[0], t.keys);
         products_commit();
         products_wait<0>();
         products_arrived(y);
     });
-    finish_image(sys, y, total, v, image);
+    finish_image<FINE>(y, sys, total);
 }
 
-template <int DIM>
-static __device__ __forceinline__ void apply(const system_sm90<DIM> &sys, const lane_vector &v, const lane_vector &image, bool)
+/* The direction becomes `source` + turn x direction, from registers; centre is then its product with kbar. */
+template <bool FINE, int DIM>
+static __device__ __forceinline__ void turn_direction(const system_sm90<DIM> &sys, const float (&source)[DIM / SIDE][8][4],
+                                                      const float (&turn)[2], float (&centre)[2])
 {
-    if (sys.fine) {
-        apply_as<true>(sys, v, image);
-    } else {
-        apply_as<false>(sys, v, image);
+    const lane_vector kbar = sys.vector(VECTOR_KBAR);
+    centre[0] = centre[1] = 0;
+#pragma unroll
+    for (int n = 0; n < DIM / 8; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e += 2) {
+            const int row = e / 2;
+            float2 p = { 0, 0 };
+            if (turn[row] != 0) {
+                p = direction_pair<FINE>(sys, n, e);
+            }
+            p.x = source[n / 8][n % 8][e] + turn[row] * p.x, p.y = source[n / 8][n % 8][e + 1] + turn[row] * p.y;
+            p = set_direction_pair<FINE>(sys, n, e, p);
+            centre[row] += p.x * kbar.get(4 * n + e) + p.y * kbar.get(4 * n + e + 1);
+        }
+    }
+    centre[0] = quad_sum(centre[0]), centre[1] = quad_sum(centre[1]);
+    fence_async_proxy();
+    __syncthreads();
+}
+
+/* Conjugate gradients from x and its residual r, which both lie in the scratch, for the rows that are live. */
+template <bool FINE, int DIM>
+static __device__ __forceinline__ void cg_run(const system_sm90<DIM> &sys, cg_rows &k, const cg_tolerance &tolerance)
+{
+    const lane_vector x = sys.vector(VECTOR_X), r = sys.vector(VECTOR_R);
+    float y[DIM / SIDE][8][4], centre[2], turn[2] = { 0, 0 };
+#pragma unroll
+    for (int n = 0; n < DIM / 2; n++) {
+        y[n / 32][n / 4 % 8][n % 4] = r.get(n);
+    }
+    turn_direction<FINE>(sys, y, turn, centre);
+    for (int count = 0; count < tolerance.most && __syncthreads_or(k.live[0] || k.live[1]); count++) {
+        float curvature[2] = { 0, 0 }, size[2] = { 0, 0 }, next[2] = { 0, 0 }, step[2];
+        image_sm90<FINE>(y, sys, centre);
+#pragma unroll
+        for (int n = 0; n < DIM / 8; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e += 2) {
+                const float2 p = direction_pair<FINE>(sys, n, e);
+                curvature[e / 2] += p.x * y[n / 8][n % 8][e] + p.y * y[n / 8][n % 8][e + 1];
+                size[e / 2] += p.x * p.x + p.y * p.y;
+            }
+        }
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            curvature[row] = quad_sum(curvature[row]), size[row] = quad_sum(size[row]);
+            k.iterations[row] += k.live[row];
+            k.live[row] = k.live[row] && curvature[row] > 0;
+            step[row] = k.live[row] ? k.rr[row] / curvature[row] : 0;
+            if (k.live[row]) {
+                k.least[row] = fminf(k.least[row], curvature[row] / size[row]);
+                k.most[row] = fmaxf(k.most[row], curvature[row] / size[row]);
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < DIM / 8; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e += 2) {
+                const float2 p = direction_pair<FINE>(sys, n, e);
+#pragma unroll
+                for (int s = 0; s < 2; s++) {
+                    const int at = 4 * n + e + s, row = e / 2;
+                    const float rest = r.get(at) - step[row] * y[n / 8][n % 8][e + s];
+                    x.put(at, x.get(at) + step[row] * (s ? p.y : p.x));
+                    r.put(at, rest);
+                    next[row] += rest * rest;
+                    y[n / 8][n % 8][e + s] = rest;
+                }
+            }
+        }
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            next[row] = quad_sum(next[row]);
+            turn[row] = k.live[row] ? next[row] / k.rr[row] : 0;
+            k.rr[row] = k.live[row] ? next[row] : k.rr[row];
+            k.live[row] = k.live[row] && next[row] > tolerance.stop * tolerance.stop * k.bb[row];
+        }
+        turn_direction<FINE>(sys, y, turn, centre);
     }
 }
 
@@ -176,10 +271,10 @@ static __device__ __forceinline__ void means_sm90(system_sm90<DIM> &sys, float (
     float k[DIM / SIDE][8][4], v[DIM / SIDE][8][4], m[2] = { -INFINITY, -INFINITY }, omega[2] = { 0, 0 }, sum[2] = { 0, 0 };
     clear_sums<DIM>(k);
     clear_sums<DIM>(v);
-    stream_sm90<DIM, true>(sys.sm.ring, sys.count, sys.maps, sys.x, [&](const tile_at &t) {
+    stream_sm90<DIM, true>(sys.ring(), sys.count, sys.maps, sys.x, [&](const tiles_at &t) {
         float s[8][4];
         const bool whole = t.j >= sys.whole && t.j + SIDE <= sys.to;
-            multiply_rows<DIM>(s, sys.sm.query, sys.sm.ring.keys[t.slot], false);
+            multiply_rows<DIM>(s, sys.sm.query, t.keys, false);
         products_commit();
         products_wait<0>();
         products_arrived(s);
@@ -218,10 +313,10 @@ static __device__ __forceinline__ void means_sm90(system_sm90<DIM> &sys, float (
         weights_operand<2> a;
         split_weights(a, s);
             if (sys.fine) {
-            multiply_weights<DIM>(k, a.part[1], sys.sm.ring.keys[t.slot]);
+            multiply_weights<DIM>(k, a.part[1], t.keys);
         }
-        multiply_weights<DIM>(k, a.part[0], sys.sm.ring.keys[t.slot]);
-        multiply_weights<DIM>(v, a.part[0], sys.sm.ring.values[t.slot]);
+        multiply_weights<DIM>(k, a.part[0], t.keys);
+        multiply_weights<DIM>(v, a.part[0], t.values);
         products_commit();
         products_wait<0>();
         products_arrived(k);
@@ -257,36 +352,43 @@ static __device__ __forceinline__ void lines_sm90(const system_sm90<DIM> &sys, c
     const lane_vector x = sys.vector(VECTOR_X), b = sys.vector(VECTOR_B), r = sys.vector(VECTOR_R);
     const lane_vector vbar = sys.vector(VECTOR_VBAR), kbar = sys.vector(VECTOR_KBAR);
     float y[DIM / SIDE][8][4], o[DIM / SIDE][8][4], total[2] = { 0, 0 }, centre[2], bad[2] = { 0, 0 };
-    row_dots<DIM>(centre, x, kbar);
+    const float none[2] = { 0, 0 };
+#pragma unroll
+    for (int n = 0; n < DIM / 2; n++) {
+        y[n / 32][n / 4 % 8][n % 4] = x.get(n);
+    }
+    turn_direction<FINE>(sys, y, none, centre);
     clear_sums<DIM>(y);
     clear_sums<DIM>(o);
-    stream_sm90<DIM, true>(sys.sm.ring, sys.count, sys.maps, sys.x, [&](const tile_at &t) {
+    stream_sm90<DIM, true>(sys.ring(), sys.count, sys.maps, sys.x, [&](const tiles_at &t) {
         float f[8][4];
         centred_sm90<FINE>(f, sys, t, centre, total);
         weights_operand<FINE ? 2 : 1> w;
         split_weights(w, f);
         if (FINE) {
-            multiply_weights<DIM>(y, w.part[FINE], sys.sm.ring.keys[t.slot]);
-            multiply_weights<DIM>(o, w.part[FINE], sys.sm.ring.values[t.slot]);
+            multiply_weights<DIM>(y, w.part[FINE], t.keys);
+            multiply_weights<DIM>(o, w.part[FINE], t.values);
         }
-        multiply_weights<DIM>(y, w.part[0], sys.sm.ring.keys[t.slot]);
-        multiply_weights<DIM>(o, w.part[0], sys.sm.ring.values[t.slot]);
+        multiply_weights<DIM>(y, w.part[0], t.keys);
+        multiply_weights<DIM>(o, w.part[0], t.values);
         products_commit();
         products_wait<0>();
         products_arrived(y);
         products_arrived(o);
     });
-    finish_image(sys, y, total, x, r);
+    finish_image<FINE>(y, sys, total);
     error2[0] = error2[1] = 0;
 #pragma unroll
     for (int n = 0; n < DIM / 8; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e += 2) {
             const int row = e / 2, at = 4 * n + e, c = column_of(n, e);
+            const float2 used = direction_pair<FINE>(sys, n, e);
             float out[2];
+            x.put(at, used.x), x.put(at + 1, used.y);
 #pragma unroll
             for (int s = 0; s < 2; s++) {
-                const float rest = b.get(at + s) - r.get(at + s), mean = vbar.get(at + s);
+                const float rest = b.get(at + s) - y[n / 8][n % 8][e + s], mean = vbar.get(at + s);
                 r.put(at + s, rest);
                 error2[row] += rest * rest;
                 out[s] = mean - k.unit[row] * (o[n / 8][n % 8][e + s] - total[row] * mean);
@@ -297,7 +399,7 @@ static __device__ __forceinline__ void lines_sm90(const system_sm90<DIM> &sys, c
             }
             const int64_t i = sys.x.i0 + sys.r.at[row], line = local_row(&p, &sys.x.s, sys.x.h, i), token = sys.x.s.q0 + i;
             store_pair(a.o.data, p.dtype, LOCAL_AT(a.o, sys.x.s.b, sys.x.h, token), c, p.dim_v, out[0], out[1]);
-            const float rho[2] = { k.unit[row] * x.get(at), k.unit[row] * x.get(at + 1) };
+            const float rho[2] = { k.unit[row] * used.x, k.unit[row] * used.y };
             if (a.rho.data) {
                 store_pair(a.rho.data, LOAM_F32, LOCAL_AT(a.rho, sys.x.s.b, sys.x.h, token), c, p.dim_qk, rho[0], rho[1]);
             }
@@ -312,29 +414,14 @@ static __device__ __forceinline__ void lines_sm90(const system_sm90<DIM> &sys, c
     finite[0] = quad_sum(bad[0]) == 0, finite[1] = quad_sum(bad[1]) == 0;
 }
 
-/* Conjugate gradients go on from x and the residual r of the rows that are not done. */
-template <int DIM>
-static __device__ __forceinline__ void cg_resume(const system_sm90<DIM> &sys, cg_rows &k, const float (&error2)[2],
-                                                 const bool (&again)[2])
+/* All rows go on from x and its residual. */
+static __device__ __forceinline__ void cg_resume(cg_rows &k, const float (&error2)[2], const bool (&wanted)[2], float stop)
 {
-    const lane_vector r = sys.vector(VECTOR_R), p = sys.vector(VECTOR_P);
-    for (int n = 0; n < DIM / 2; n++) {
-        p.put(n, r.get(n));
-    }
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         k.rr[row] = error2[row];
-        k.live[row] = again[row];
+        k.live[row] = wanted[row] && error2[row] > stop * stop * k.bb[row] && error2[row] < INFINITY;
     }
-}
-
-template <int DIM>
-static __device__ __forceinline__ void cg_run(const system_sm90<DIM> &sys, cg_rows &k, const cg_tolerance &tolerance)
-{
-    for (int step = 0; step < tolerance.most && __syncthreads_or(k.live[0] || k.live[1]); step++) {
-        cg_step(sys, k, tolerance.stop);
-    }
-    put_direction(sys, VECTOR_X);
 }
 
 template <int DIM>
@@ -379,10 +466,11 @@ static __device__ __forceinline__ void solved_block_sm90(solve_shared_sm90<DIM> 
     cg_begin(sys, k, wanted);
     float residual[2];
     for (;;) {
-        cg_run(sys, k, sys.fine ? exact : cheap);
         if (sys.fine) {
+            cg_run<true>(sys, k, exact);
             lines_sm90<true>(sys, k, saved, error2, finite);
         } else {
+            cg_run<false>(sys, k, cheap);
             lines_sm90<false>(sys, k, saved, error2, finite);
         }
 #pragma unroll
@@ -390,12 +478,12 @@ static __device__ __forceinline__ void solved_block_sm90(solve_shared_sm90<DIM> 
             good[row] = accepted(k, sys.fine ? exact : cheap, row, error2[row], &residual[row]) && finite[row] &&
                         ridge.least[row] > BLOCK_LEAST_RIDGE * k.most[row];
         }
-        const bool again[2] = { wanted[0] && !good[0] && finite[0], wanted[1] && !good[1] && finite[1] };
-        if (sys.fine || !__syncthreads_or(again[0] || again[1])) {
+        const bool missed = (wanted[0] && !good[0] && finite[0]) || (wanted[1] && !good[1] && finite[1]);
+        if (sys.fine || !__syncthreads_or(missed)) {
             break;
         }
         sys.fine = true;
-        cg_resume(sys, k, error2, again);
+        cg_resume(k, error2, wanted, exact.stop);
     }
 #pragma unroll
     for (int row = 0; row < 2; row++) {
@@ -421,19 +509,18 @@ static __device__ __forceinline__ void solved_block_sm90(solve_shared_sm90<DIM> 
 }
 
 template <int DIM>
-__global__ void __launch_bounds__(THREADS, DIM == 64 ? 3 : 2)
+__global__ void __launch_bounds__(THREADS, 2)
     solved_kernel_sm90(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a, const local_saved saved,
                        const solve_work work, const int64_t blocks, const __grid_constant__ maps_sm90 maps)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     solve_shared_sm90<DIM> &sm = *(solve_shared_sm90<DIM> *)swizzled_memory;
-    __shared__ int64_t block;
     float *scratch = work.scratch + (int64_t)blockIdx.x * VECTORS * (DIM / 2) * THREADS;
     ring_count count = { 0 };
     unsigned queries = 0;
     if (threadIdx.x == 0) {
-        for (int n = 0; n < STAGES; n++) {
-            barrier_init(&sm.ring.full[n], 1);
+        for (int n = 0; n < (int)ring_slots<DIM>; n++) {
+            barrier_init(&sm.full[n], 1);
         }
         barrier_init(&sm.query_full, 1);
         fence_async_proxy();
@@ -441,9 +528,10 @@ __global__ void __launch_bounds__(THREADS, DIM == 64 ? 3 : 2)
     for (;;) {
         __syncthreads();
         if (threadIdx.x == 0) {
-            block = (int64_t)atomicAdd((unsigned long long *)work.next_block, 1ull);
+            sm.block = (int64_t)atomicAdd((unsigned long long *)work.next_block, 1ull);
         }
         __syncthreads();
+        const int64_t block = sm.block;
         if (block >= blocks) {
             return;
         }

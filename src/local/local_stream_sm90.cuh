@@ -8,13 +8,13 @@
 #include "src/gpu/hopper.cuh"
 #include "src/local/local_solved_cuda.cuh"
 
-enum { STAGES = 2 };
+/* Slots of the ring, each for a tile of keys or of values. */
+template <int DIM> constexpr unsigned ring_slots = DIM == 64 ? 6 : 4;
 
+/* The ring lies in two places, for swizzled tiles want 1024 bytes of alignment and barriers none. */
 template <int DIM> struct ring_sm90 {
-    static constexpr int tile = DIM * SIDE;
-    alignas(1024) __nv_bfloat16 keys[STAGES][tile];
-    alignas(1024) __nv_bfloat16 values[STAGES][tile];
-    uint64_t full[STAGES];
+    __nv_bfloat16 (*slot)[DIM * SIDE];
+    uint64_t *full;
 };
 
 /* The arrays as bulk copies know them. */
@@ -22,44 +22,62 @@ struct maps_sm90 {
     CUtensorMap q, k, v;
 };
 
-/* Tiles filled and used so far, which tells slot and parity: the same in all threads. */
+/* Slots filled and used so far, which tells slot and parity: the same in all threads. */
 struct ring_count {
     unsigned used;
 };
 
-template <int DIM, bool VALUES>
-static __device__ __forceinline__ void ask_tile(ring_sm90<DIM> &ring, const maps_sm90 &maps, const row_block &x, int j,
-                                                unsigned slot)
+/* Keys from j on, and their values where these are streamed too. */
+struct tiles_at {
+    int j;
+    const __nv_bfloat16 *keys, *values;
+};
+
+template <int DIM>
+static __device__ __forceinline__ void ask_tile(const ring_sm90<DIM> &ring, const CUtensorMap &map, const row_block &x, int j,
+                                                unsigned count)
 {
-    const int token = (int)x.s.k0 + j, h = (int)x.h_kv, b = (int)x.s.b;
-    barrier_expect(&ring.full[slot], (VALUES ? 2 : 1) * DIM * SIDE * 2);
+    const unsigned slot = count % ring_slots<DIM>;
+    barrier_expect(&ring.full[slot], DIM * SIDE * 2);
 #pragma unroll
     for (int c = 0; c < DIM; c += SIDE) {
-        copy_box(ring.keys[slot] + c * SIDE, &maps.k, &ring.full[slot], c, token, h, b);
-        if (VALUES) {
-            copy_box(ring.values[slot] + c * SIDE, &maps.v, &ring.full[slot], c, token, h, b);
-        }
+        copy_box(ring.slot[slot] + c * SIDE, &map, &ring.full[slot], c, (int)x.s.k0 + j, (int)x.h_kv, (int)x.s.b);
     }
 }
 
-/* Calls use(tile) for all tiles of the block's keys in order. All threads of the block take part. */
+template <int DIM, bool VALUES>
+static __device__ __forceinline__ void ask_tiles(const ring_sm90<DIM> &ring, const maps_sm90 &maps, const row_block &x, int j,
+                                                 unsigned count)
+{
+    ask_tile(ring, maps.k, x, j, count);
+    if (VALUES) {
+        ask_tile(ring, maps.v, x, j, count + 1);
+    }
+}
+
+/* Calls use(tiles) for all tiles of the block's keys in order. All threads of the block take part. */
 template <int DIM, bool VALUES, class F>
-static __device__ __forceinline__ void stream_sm90(ring_sm90<DIM> &ring, ring_count &count, const maps_sm90 &maps,
+static __device__ __forceinline__ void stream_sm90(const ring_sm90<DIM> &ring, ring_count &count, const maps_sm90 &maps,
                                                    const row_block &x, F use)
 {
+    constexpr unsigned each = VALUES ? 2 : 1, slots = ring_slots<DIM>, ahead = slots / each;
     const int tiles = (x.last - x.first + SIDE - 1) / SIDE;
     if (threadIdx.x == 0) {
-        for (int n = 0; n < STAGES && n < tiles; n++) {
-            ask_tile<DIM, VALUES>(ring, maps, x, x.first + n * SIDE, (count.used + n) % STAGES);
+        for (int n = 0; n < (int)ahead && n < tiles; n++) {
+            ask_tiles<DIM, VALUES>(ring, maps, x, x.first + n * SIDE, count.used + n * each);
         }
     }
-    for (int n = 0; n < tiles; n++, count.used++) {
-        const tile_at t = { x.first + n * SIDE, (int)(count.used % STAGES) };
-        barrier_wait(&ring.full[t.slot], count.used / STAGES % 2);
+    for (int n = 0; n < tiles; n++, count.used += each) {
+        const unsigned k = count.used % slots, v = (count.used + each - 1) % slots;
+        const tiles_at t = { x.first + n * SIDE, ring.slot[k], ring.slot[v] };
+        barrier_wait(&ring.full[k], count.used / slots % 2);
+        if (VALUES) {
+            barrier_wait(&ring.full[v], (count.used + 1) / slots % 2);
+        }
         use(t);
         __syncthreads();
-        if (threadIdx.x == 0 && n + STAGES < tiles) {
-            ask_tile<DIM, VALUES>(ring, maps, x, t.j + STAGES * SIDE, t.slot);
+        if (threadIdx.x == 0 && n + (int)ahead < tiles) {
+            ask_tiles<DIM, VALUES>(ring, maps, x, t.j + (int)ahead * SIDE, count.used + ahead * each);
         }
     }
 }
