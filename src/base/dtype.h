@@ -8,10 +8,7 @@
 
 #include <string.h>
 
-LOAM_INLINE size_t dtype_bytes(loam_dtype dtype)
-{
-    return dtype == LOAM_F64 ? 8 : dtype == LOAM_F32 ? 4 : 2;
-}
+LOAM_INLINE size_t dtype_bytes(loam_dtype dtype) { return dtype == LOAM_F64 ? 8 : dtype == LOAM_F32 ? 4 : 2; }
 
 /* The type `real` of loam.h that goes with a dtype. */
 LOAM_INLINE loam_dtype dtype_real(loam_dtype dtype) { return dtype == LOAM_F64 ? LOAM_F64 : LOAM_F32; }

@@ -8,14 +8,12 @@
 
 LOAM_INLINE size_t size_mul(size_t a, size_t b)
 {
-    size_t product;
-    return a == SIZE_MAX || b == SIZE_MAX || __builtin_mul_overflow(a, b, &product) ? SIZE_MAX : product;
+    return a == SIZE_MAX || b == SIZE_MAX || (b && a > SIZE_MAX / b) ? SIZE_MAX : a * b;
 }
 
 LOAM_INLINE size_t size_add(size_t a, size_t b)
 {
-    size_t sum;
-    return __builtin_add_overflow(a, b, &sum) ? SIZE_MAX : sum;
+    return a > SIZE_MAX - b ? SIZE_MAX : a + b;
 }
 
 /* `count` items of `bytes` bytes, rounded up to whole cache lines. */

@@ -85,14 +85,10 @@ LOAM_INLINE int64_t local_stored_keys(const loam_problem *p, const local_seq *s)
     return local_packed(p) ? s->nk : p->len_kv;
 }
 
-LOAM_INLINE int64_t local_kv_head(const loam_problem *p, int64_t h)
-{
-    return h / (p->heads_q / p->heads_kv);
-}
+LOAM_INLINE int64_t local_kv_head(const loam_problem *p, int64_t h) { return h / (p->heads_q / p->heads_kv); }
 
 /* Keys lo .. hi - 1 that query i of a sequence sees (lo >= hi: none). */
-LOAM_INLINE void local_visible(const loam_problem *p, const local_seq *s, int64_t i, int64_t *lo,
-                                 int64_t *hi)
+LOAM_INLINE void local_visible(const loam_problem *p, const local_seq *s, int64_t i, int64_t *lo, int64_t *hi)
 {
     const int64_t at = i + s->nk - s->nq;
     int64_t first = 0, last = s->nk - 1;
@@ -115,7 +111,7 @@ LOAM_INLINE void local_visible(const loam_problem *p, const local_seq *s, int64_
 
 /* Lambda of channel c of a row, before its unit. */
 LOAM_INLINE double local_ridge(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
-                                 int64_t i, int64_t c)
+                               int64_t i, int64_t c)
 {
     const loam_dtype real = dtype_real(p->dtype);
     switch (p->ridge_axes) {
@@ -131,10 +127,7 @@ LOAM_INLINE double local_ridge(const loam_problem *p, const loam_args *a, const 
 /* A pivot of Cov + Lambda at or below this is zero: `largest` is the largest diagonal entry, `mean2` the
  * largest squared coordinate of the mean key (whose rounding is the floor of Cov). Every solver uses it, so
  * that all agree on which rows are singular. */
-LOAM_INLINE double local_least_pivot(double largest, double mean2)
-{
-    return 1e-11 * largest + 1e-29 * mean2;
-}
+LOAM_INLINE double local_least_pivot(double largest, double mean2) { return 1e-11 * largest + 1e-29 * mean2; }
 
 /* ------------------------------------------------------------------ saved for backward */
 

@@ -20,7 +20,7 @@ enum { THREADS = 128, ROWS = 64, CHUNK = 128 };
 /* Tiles for head dimensions up to DIM. Outputs are computed CHUNK columns at a time. */
 template <bool WIDE, int DIM> struct shape {
     typedef element<WIDE> type;
-    static constexpr int keys = WIDE ? (DIM == 64 ? 64 : DIM == 128 ? 32 : 16) : 64;
+    static constexpr int keys = WIDE ? (DIM == 256 ? 16 : 32) : 64;
     static constexpr int stages = WIDE || DIM > 128 ? 1 : 2;
     static constexpr int columns = DIM < CHUNK ? DIM : CHUNK;
     static constexpr int pitch = DIM + PAD;
@@ -30,8 +30,8 @@ template <bool WIDE, int DIM> struct shape {
     static constexpr int parts = parts_of<WIDE>;
 };
 
-static inline bool local_wide(const loam_problem *p) { return p->dtype != LOAM_BF16 || p->score == LOAM_RBF; }
-static inline int local_padded_dim(const loam_problem *p)
+LOAM_INLINE bool local_wide(const loam_problem *p) { return p->dtype != LOAM_BF16 || p->score == LOAM_RBF; }
+LOAM_INLINE int local_padded_dim(const loam_problem *p)
 {
     const int64_t d = p->dim_qk > p->dim_v ? p->dim_qk : p->dim_v;
     return d <= 64 ? 64 : d <= 128 ? 128 : 256;
@@ -236,12 +236,15 @@ static __device__ __forceinline__ void scale_rows(float (&x)[BLOCKS][4], const f
 
 /* ------------------------------------------------------------------ results */
 
-/* Two neighbours of a row; y only where the row has it. */
-static __device__ __forceinline__ void store_pair(void *data, loam_dtype dtype, int64_t at, float x, float y, bool both)
+/* Columns c and c + 1 of the row of `columns` elements that begins at `at`, those that it has. */
+static __device__ __forceinline__ void store_pair(void *data, loam_dtype dtype, int64_t at, int c, int64_t columns,
+                                                  float x, float y)
 {
-    element_store(data, dtype, at, x);
-    if (both) {
-        element_store(data, dtype, at + 1, y);
+    if (c < columns) {
+        element_store(data, dtype, at + c, x);
+    }
+    if (c + 1 < columns) {
+        element_store(data, dtype, at + c + 1, y);
     }
 }
 
@@ -249,6 +252,24 @@ static __device__ __forceinline__ void put_info(const loam_args &a, const row_bl
 {
     if (a.info.data) {
         ((loam_row_info *)a.info.data)[LOCAL_AT(a.info, x.s.b, x.h, x.s.q0 + i)] = info;
+    }
+}
+
+/* args.weights: zeros first, for the keys that a row does not see. */
+static __device__ __forceinline__ void clear_weights(const loam_problem &p, const loam_args &a, const row_block &x)
+{
+    for (int64_t e = threadIdx.x; e < x.rows * p.len_kv; e += THREADS) {
+        const int64_t i = x.s.q0 + x.i0 + e / p.len_kv;
+        ((float *)a.weights.data)[LOCAL_AT(a.weights, x.s.b, x.h, i) + e % p.len_kv] = 0;
+    }
+    __syncthreads();
+}
+
+static __device__ __forceinline__ void put_weight(const loam_args &a, const row_block &x, const row_pair &r, int row, int j,
+                                                  float w)
+{
+    if (r.real[row] && j >= r.lo[row] && j < r.hi[row]) {
+        ((float *)a.weights.data)[LOCAL_AT(a.weights, x.s.b, x.h, x.s.q0 + x.i0 + r.at[row]) + j] = w;
     }
 }
 

@@ -11,6 +11,9 @@ extern "C" {
 
 /* Softmax and Parallax. */
 local_run_fn local_given_cuda;
+/* Local Linear Attention. */
+local_run_fn local_solved_cuda;
+local_work_fn local_solved_cuda_work;
 
 #ifdef __cplusplus
 }

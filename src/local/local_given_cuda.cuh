@@ -8,81 +8,33 @@
 #ifndef LOAM_LOCAL_LOCAL_GIVEN_CUDA_CUH
 #define LOAM_LOCAL_LOCAL_GIVEN_CUDA_CUH
 
-#include "src/local/local_cuda.cuh"
+#include "src/local/local_stream_cuda.cuh"
 
 template <bool WIDE, int DIM, bool PROBED> struct given_shared {
     typedef shape<WIDE, DIM> of;
-    typedef typename of::type type;
-    alignas(16) type query[of::row_tile];
-    alignas(16) type probe[PROBED ? of::row_tile : 8];
-    alignas(16) type keys[of::stages][of::key_tile];
-    alignas(16) type values[of::stages][of::value_tile];
-    float norm[of::stages][of::keys], bias[of::stages][of::keys];
-    float origin[DIM];
+    alignas(16) typename of::type query[of::row_tile];
+    alignas(16) typename of::type probe[PROBED ? of::row_tile : 8];
+    stream_shared<WIDE, DIM> ring;
 };
 
-/* What a tile of keys needs beside k and v; call between the arrival of the tile and the next barrier. */
-template <bool WIDE, int DIM>
-static __device__ __forceinline__ void fill_key_terms(float *norm, float *bias, const element<WIDE> *keys,
-                                                      const scoring &sc, bool norms, const loam_args &a,
-                                                      const row_block &x, int j)
+/* Sums over the keys so far; o is A. Only a probe has the others. */
+template <int BLOCKS, bool PROBED> struct given_sums {
+    online w;
+    float o[BLOCKS][4];
+    float b[PROBED ? BLOCKS : 1][4];
+    float centre[2], tsum[2]; /* c and T, of which each thread has the part of its columns */
+};
+
+template <int BLOCKS, bool PROBED> static __device__ __forceinline__ void given_begin(given_sums<BLOCKS, PROBED> &g)
 {
-    typedef shape<WIDE, DIM> of;
-    if (norms) {
-        tile_norms<of::keys, DIM, THREADS>(norm, keys);
-    }
-    if (sc.biased && threadIdx.x < of::keys) {
-        const int64_t at = LOCAL_AT(a.key_bias, x.s.b, x.h, x.s.k0 + j + threadIdx.x);
-        bias[threadIdx.x] = j + (int)threadIdx.x < x.last ? ((const float *)a.key_bias.data)[at] : 0;
-    }
+    online_begin(g.w);
+    clear(g.o);
+    clear(g.b);
+    g.centre[0] = g.centre[1] = g.tsum[0] = g.tsum[1] = 0;
 }
 
-template <bool WIDE, int DIM>
-static __device__ __forceinline__ void fill_keys(element<WIDE> *tile, const loam_problem &p, const loam_args &a,
-                                                 const row_block &x, int j, const float *origin)
-{
-    typedef shape<WIDE, DIM> of;
-    fill_tile<of::keys, DIM, THREADS>(tile, rows_of(a.k, p.dtype, x.s.b, x.h_kv, x.s.k0 + j), x.last - j, 0,
-                                      (int)p.dim_qk, origin);
-}
-
-/* Columns first .. of the values. */
-template <bool WIDE, int DIM>
-static __device__ __forceinline__ void fill_values(element<WIDE> *tile, const loam_problem &p, const loam_args &a,
-                                                   const row_block &x, int j, int first)
-{
-    typedef shape<WIDE, DIM> of;
-    fill_tile<of::keys, of::columns, THREADS>(tile, rows_of(a.v, p.dtype, x.s.b, x.h_kv, x.s.k0 + j), x.last - j,
-                                              first, (int)p.dim_v - first, NULL);
-}
-
-/* Queries, or probes, of the block. RBF takes queries relative to the origin. */
-template <bool WIDE, int DIM>
-static __device__ __forceinline__ void fill_rows(element<WIDE> *tile, const loam_problem &p, const loam_const_view &v,
-                                                 const row_block &x, const float *origin)
-{
-    fill_tile<ROWS, DIM, THREADS>(tile, rows_of(v, p.dtype, x.s.b, x.h, x.s.q0 + x.i0), x.rows, 0, (int)p.dim_qk,
-                                  origin);
-}
-
-/* constant[row]: the part of x that the query alone gives: q . origin, or -|q'|^2 / 2; 0 on narrow tiles, which have no origin. */
-template <bool WIDE, int DIM>
-static __device__ __forceinline__ void query_constants(float (&constant)[2], const element<WIDE> *query,
-                                                       const float *origin, const row_pair &r, bool rbf)
-{
-#pragma unroll
-    for (int e = 0; e < 2; e++) {
-        float sum = 0;
-        for (int c = threadIdx.x % 4; WIDE && c < DIM; c += 4) {
-            const float q = tile_value(query[r.at[e] * (DIM + PAD) + c]);
-            sum += rbf ? -0.5f * q * q : q * origin[c];
-        }
-        constant[e] = WIDE ? quad_sum(sum) : 0;
-    }
-}
-
-/* Moves the centre to the mean of t over this tile and all before; t becomes w (t - c). before: omega (of the row) without the
- * tile; tsum: this thread's columns. shift: what B then loses of A. */
+/* Moves the centre to the mean of t over this tile and all before; t becomes w (t - c). before: omega without the tile (this
+ * thread's columns); shift: what B then loses of A. */
 template <int BLOCKS>
 static __device__ __forceinline__ void centre_probe(float (&t)[BLOCKS][4], const float (&w)[BLOCKS][4],
                                                     float (&centre)[2], float (&tsum)[2], const float (&before)[2],
@@ -114,15 +66,130 @@ static __device__ __forceinline__ void centre_probe(float (&t)[BLOCKS][4], const
     }
 }
 
+/* One tile of keys and values; s: its scores. */
+template <bool WIDE, int DIM, bool PROBED>
+static __device__ __forceinline__ void given_tile(given_sums<shape<WIDE, DIM>::columns / 8, PROBED> &g,
+                                                  given_shared<WIDE, DIM, PROBED> &sm, int slot,
+                                                  float (&s)[shape<WIDE, DIM>::keys / 8][4])
+{
+    typedef shape<WIDE, DIM> of;
+    float keep[2], before[2] = { g.w.omega[0], g.w.omega[1] };
+    online_weigh(g.w, s, keep);
+    scale_rows(g.o, keep);
+    if constexpr (PROBED) {
+        float t[of::keys / 8][4], shift[2];
+        clear(t);
+        product_rows<1, DIM>(t, sm.probe, 0, threadIdx.x / 32 * 16, sm.ring.keys[slot]);
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            g.tsum[row] *= keep[row];
+            before[row] *= keep[row];
+        }
+        centre_probe(t, s, g.centre, g.tsum, before, shift);
+#pragma unroll
+        for (int n = 0; n < of::columns / 8; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                g.b[n][e] = g.b[n][e] * keep[e / 2] - shift[e / 2] * g.o[n][e];
+            }
+        }
+        product_weights<of::parts, of::columns + PAD>(g.b, t, sm.ring.values[slot], 0);
+    }
+    product_weights<of::parts, of::columns + PAD>(g.o, s, sm.ring.values[slot], 0);
+}
+
+/* How a row ends: 1 / omega (of which a sink takes its share), T / omega, and lse with and without what scores leave out. */
+struct given_row {
+    float inverse, rest, lse, full_lse;
+};
+
+static __device__ __forceinline__ given_row given_finish(const online &w, float tsum, float dropped, int row,
+                                                         const loam_problem &p, const loam_args &a, int64_t h)
+{
+    const float omega = quad_sum(w.omega[row]), t = quad_sum(tsum);
+    given_row g = { 0, 0, -INFINITY, -INFINITY };
+    if (omega > 0) {
+        g.inverse = 1 / omega;
+        g.rest = t / omega;
+        g.lse = w.m[row] + logf(omega);
+        g.full_lse = g.lse + dropped;
+    }
+    if (p.sink) {
+        const float sink = ((const float *)a.sink)[h], m = fmaxf(g.full_lse, sink);
+        const float total = m + logf(expf(g.full_lse - m) + expf(sink - m));
+        g.inverse *= expf(g.full_lse - total);
+        g.full_lse = total;
+        g.lse = total - dropped;
+    }
+    return g;
+}
+
+/* What belongs to a row as a whole; the four lanes of the row call it. */
+template <bool WIDE, int DIM, bool PROBED>
+static __device__ __forceinline__ void put_given_row(const loam_problem &p, const loam_args &a, const local_saved &saved,
+                                                     const row_block &x, const row_pair &r, int row, const given_row &g,
+                                                     float centre, const element<WIDE> *probe)
+{
+    const bool empty = r.lo[row] >= r.hi[row];
+    const int64_t i = x.i0 + r.at[row], at = local_row(&p, &x.s, x.h, i);
+    if (threadIdx.x % 4 == 0) {
+        const loam_row_info info = { empty ? LOAM_ROW_EMPTY : LOAM_ROW_SOLVED, LOAM_SOLVER_NONE, 0, 0 };
+        put_info(a, x, i, info);
+        if (a.lse.data) {
+            ((float *)a.lse.data)[LOCAL_AT(a.lse, x.s.b, x.h, x.s.q0 + i)] = g.full_lse;
+        }
+        if (a.saved) {
+            ((float *)saved.lse)[at] = g.lse;
+        }
+        if (PROBED && a.saved) {
+            ((float *)saved.tbar)[2 * at] = centre;
+            ((float *)saved.tbar)[2 * at + 1] = g.rest;
+        }
+    }
+    for (int c = threadIdx.x % 4; a.rho.data && c < p.dim_qk; c += 4) {
+        const float rho = PROBED && !empty ? tile_value(probe[r.at[row] * (DIM + PAD) + c]) : 0;
+        ((float *)a.rho.data)[LOCAL_AT(a.rho, x.s.b, x.h, x.s.q0 + i) + c] = rho;
+    }
+}
+
+/* Effective weights p (1 - u), in a sweep of their own: small inputs only. */
+template <bool WIDE, int DIM, bool PROBED>
+static __device__ void put_given_weights(given_shared<WIDE, DIM, PROBED> &sm, const loam_problem &p, const loam_args &a,
+                                         const row_block &x, const row_pair &r, const scoring &sc, const float (&x0)[2],
+                                         const given_row (&g)[2], const float (&centre)[2])
+{
+    typedef shape<WIDE, DIM> of;
+    clear_weights(p, a, x);
+    stream_keys<WIDE, DIM, false>(sm.ring, p, a, x, sc, false, 0, [&](const tile_at &tile) {
+        float s[of::keys / 8][4], t[of::keys / 8][4];
+        const key_terms terms = { sm.ring.norm[tile.slot], sm.ring.bias[tile.slot] };
+        clear(s);
+        clear(t);
+        product_rows<1, DIM>(s, sm.query, 0, threadIdx.x / 32 * 16, sm.ring.keys[tile.slot]);
+        if constexpr (PROBED) {
+            product_rows<1, DIM>(t, sm.probe, 0, threadIdx.x / 32 * 16, sm.ring.keys[tile.slot]);
+        }
+        scores_in_place(s, sc, terms, r, x0, tile.j);
+#pragma unroll
+        for (int n = 0; n < of::keys / 8; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int row = e / 2;
+                const float u = PROBED ? t[n][e] - centre[row] - g[row].rest : 0;
+                const float w = weight_of(s[n][e], finite_or_zero(g[row].lse));
+                put_weight(a, x, r, row, tile.j + column_of(n, e), w * (1 - u));
+            }
+        }
+    });
+}
+
 template <bool WIDE, int DIM, bool PROBED>
 __global__ void __launch_bounds__(THREADS, 2)
     given_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a, const local_saved saved)
 {
     typedef shape<WIDE, DIM> of;
-    constexpr int blocks = of::keys / 8, wide_blocks = of::columns / 8;
     extern __shared__ __align__(16) unsigned char memory[];
     given_shared<WIDE, DIM, PROBED> &sm = *(given_shared<WIDE, DIM, PROBED> *)memory;
-
     const row_block x = row_block_at(p, a, blockIdx.x);
     const int chunk = blockIdx.y * CHUNK;
     if (x.rows <= 0) {
@@ -130,141 +197,54 @@ __global__ void __launch_bounds__(THREADS, 2)
     }
     const scoring sc = scoring_of(p, a, x.h);
     const row_pair r = row_pair_of(p, x);
-    if (WIDE) {
-        load_origin<DIM>(sm.origin, p, a, x);
-        __syncthreads();
-    }
-    fill_rows<WIDE, DIM>(sm.query, p, a.q, x, sc.rbf ? sm.origin : NULL);
-    if (PROBED) {
+    begin_rows<WIDE, DIM>(sm.query, sm.ring, p, a, x);
+    if constexpr (PROBED) {
         fill_rows<WIDE, DIM>(sm.probe, p, a.probe, x, NULL);
     }
+    float constant[2];
+    query_constants<WIDE, DIM>(constant, sm.query, sm.ring.origin, r, sc.rbf);
+    const float x0[2] = { sc.capped ? constant[0] : 0, sc.capped ? constant[1] : 0 };
 
-    float o[wide_blocks][4], b[PROBED ? wide_blocks : 1][4];
-    float centre[2] = { 0, 0 }, tsum[2] = { 0, 0 }, constant[2] = { 0, 0 }, x0[2] = { 0, 0 };
-    online w;
-    clear(o);
-    clear(b);
-    online_begin(w);
-    const int warp_row = threadIdx.x / 32 * 16;
-    if (x.first < x.last) {
-        fill_keys<WIDE, DIM>(sm.keys[0], p, a, x, x.first, sm.origin);
-        fill_values<WIDE, DIM>(sm.values[0], p, a, x, x.first, chunk);
-    }
-    copy_async_commit();
-    for (int j = x.first, at = 0; j < x.last; j += of::keys, at = (at + 1) % of::stages) {
-        if (of::stages > 1) {
-            if (j + of::keys < x.last) {
-                const int next = (at + 1) % of::stages;
-                fill_keys<WIDE, DIM>(sm.keys[next], p, a, x, j + of::keys, sm.origin);
-                fill_values<WIDE, DIM>(sm.values[next], p, a, x, j + of::keys, chunk);
-            }
-            copy_async_commit();
-            copy_async_wait<1>();
-        } else {
-            copy_async_wait<0>();
-        }
-        __syncthreads();
-        if (j == x.first) {
-            query_constants<WIDE, DIM>(constant, sm.query, sm.origin, r, sc.rbf);
-            x0[0] = sc.capped ? constant[0] : 0, x0[1] = sc.capped ? constant[1] : 0;
-        }
-        if (sc.rbf || sc.biased) {
-            fill_key_terms<WIDE, DIM>(sm.norm[at], sm.bias[at], sm.keys[at], sc, sc.rbf, a, x, j);
-            __syncthreads();
-        }
-        const key_terms terms = { sm.norm[at], sm.bias[at] };
-        float s[blocks][4], keep[2], before[2] = { w.omega[0], w.omega[1] };
+    given_sums<of::columns / 8, PROBED> sums;
+    given_begin(sums);
+    stream_keys<WIDE, DIM, true>(sm.ring, p, a, x, sc, false, chunk, [&](const tile_at &t) {
+        float s[of::keys / 8][4];
+        const key_terms terms = { sm.ring.norm[t.slot], sm.ring.bias[t.slot] };
         clear(s);
-        product_rows<1, DIM>(s, sm.query, 0, warp_row, sm.keys[at]);
-        scores_in_place(s, sc, terms, r, x0, j);
-        online_weigh(w, s, keep);
-        scale_rows(o, keep);
-        if constexpr (PROBED) {
-            float t[blocks][4], shift[2];
-            clear(t);
-            product_rows<1, DIM>(t, sm.probe, 0, warp_row, sm.keys[at]);
-#pragma unroll
-            for (int row = 0; row < 2; row++) {
-                tsum[row] *= keep[row];
-                before[row] *= keep[row];
-            }
-            centre_probe(t, s, centre, tsum, before, shift);
-#pragma unroll
-            for (int n = 0; n < wide_blocks; n++) {
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    b[n][e] = b[n][e] * keep[e / 2] - shift[e / 2] * o[n][e];
-                }
-            }
-            product_weights<of::parts, of::columns + PAD>(b, t, sm.values[at], 0);
-        }
-        product_weights<of::parts, of::columns + PAD>(o, s, sm.values[at], 0);
-        __syncthreads();
-        if (of::stages == 1 && j + of::keys < x.last) {
-            fill_keys<WIDE, DIM>(sm.keys[0], p, a, x, j + of::keys, sm.origin);
-            fill_values<WIDE, DIM>(sm.values[0], p, a, x, j + of::keys, chunk);
-            copy_async_commit();
-        }
-    }
+        product_rows<1, DIM>(s, sm.query, 0, threadIdx.x / 32 * 16, sm.ring.keys[t.slot]);
+        scores_in_place(s, sc, terms, r, x0, t.j);
+        given_tile(sums, sm, t.slot, s);
+    });
     copy_async_wait<0>();
 
-    const int64_t b0 = x.s.b, token = x.s.q0 + x.i0;
+    given_row g[2];
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        const float omega = quad_sum(w.omega[row]), some = omega > 0 ? 1 : 0;
-        const float rest = PROBED && omega > 0 ? quad_sum(tsum[row]) / omega : 0;
-        float inverse = omega > 0 ? 1 / omega : 0, lse = omega > 0 ? w.m[row] + logf(omega) : -INFINITY;
         const float dropped = sc.capped ? 0 : sc.scale * constant[row];
-        float full = lse + dropped;
-        if (p.sink) {
-            const float sink = ((const float *)a.sink)[x.h], m = fmaxf(full, sink);
-            const float total = m + logf(expf(full - m) + expf(sink - m));
-            inverse *= expf(full - total);
-            full = total;
-            lse = total - dropped;
-        }
+        g[row] = given_finish(sums.w, sums.tsum[row], dropped, row, p, a, x.h);
         if (!r.real[row]) {
             continue;
         }
         const int64_t i = x.i0 + r.at[row], at = local_row(&p, &x.s, x.h, i);
-        const int64_t o_at = LOCAL_AT(a.o, b0, x.h, token + r.at[row]);
 #pragma unroll
-        for (int n = 0; n < wide_blocks; n++) {
+        for (int n = 0; n < of::columns / 8; n++) {
             const int c = chunk + column_of(n, 0);
-            if (c >= p.dim_v) {
-                continue;
+            float mean[2] = { sums.o[n][2 * row] * g[row].inverse, sums.o[n][2 * row + 1] * g[row].inverse };
+            if (a.saved) {
+                store_pair(saved.vbar, LOAM_F32, at * p.dim_v, c, p.dim_v, mean[0], mean[1]);
             }
-            const float mean[2] = { o[n][2 * row] * inverse, o[n][2 * row + 1] * inverse };
-            const bool both = c + 1 < p.dim_v;
-            float y[2] = { mean[0], mean[1] };
             if constexpr (PROBED) {
-                y[0] = mean[0] * (1 + rest) - b[n][2 * row] * inverse;
-                y[1] = mean[1] * (1 + rest) - b[n][2 * row + 1] * inverse;
+                mean[0] = mean[0] * (1 + g[row].rest) - sums.b[n][2 * row] * g[row].inverse;
+                mean[1] = mean[1] * (1 + g[row].rest) - sums.b[n][2 * row + 1] * g[row].inverse;
             }
-            store_pair(a.o.data, p.dtype, o_at + c, y[0], y[1], both);
-            if (saved.vbar) {
-                store_pair(saved.vbar, LOAM_F32, at * p.dim_v + c, mean[0], mean[1], both);
-            }
+            store_pair(a.o.data, p.dtype, LOCAL_AT(a.o, x.s.b, x.h, x.s.q0 + i), c, p.dim_v, mean[0], mean[1]);
         }
-        if (threadIdx.x % 4 == 0 && chunk == 0) {
-            const loam_row_info info = { some > 0 || p.sink ? LOAM_ROW_SOLVED : LOAM_ROW_EMPTY, LOAM_SOLVER_NONE, 0, 0 };
-            put_info(a, x, i, r.lo[row] < r.hi[row] ? info : loam_row_info{ LOAM_ROW_EMPTY, LOAM_SOLVER_NONE, 0, 0 });
-            if (a.lse.data) {
-                ((float *)a.lse.data)[LOCAL_AT(a.lse, b0, x.h, token + r.at[row])] = full;
-            }
-            if (saved.lse) {
-                ((float *)saved.lse)[at] = lse;
-            }
-            if (PROBED && saved.tbar) {
-                ((float *)saved.tbar)[2 * at] = centre[row];
-                ((float *)saved.tbar)[2 * at + 1] = rest;
-            }
+        if (chunk == 0) {
+            put_given_row<WIDE, DIM, PROBED>(p, a, saved, x, r, row, g[row], sums.centre[row], sm.probe);
         }
-        /* The probe that was used: the given one, 0 for softmax and where nothing is seen. */
-        for (int c = threadIdx.x % 4; a.rho.data && chunk == 0 && c < p.dim_qk; c += 4) {
-            const float rho = PROBED && some > 0 ? tile_value(sm.probe[r.at[row] * (DIM + PAD) + c]) : 0;
-            ((float *)a.rho.data)[LOCAL_AT(a.rho, b0, x.h, token + r.at[row]) + c] = rho;
-        }
+    }
+    if (a.weights.data && chunk == 0) {
+        put_given_weights<WIDE, DIM, PROBED>(sm, p, a, x, r, sc, x0, g, sums.centre);
     }
 }
 

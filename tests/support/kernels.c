@@ -14,6 +14,14 @@ int kernel_find(const char *name)
     return -1;
 }
 
+int kernel_on_device(const spec *s)
+{
+    loam_kernel_info info;
+    const int index = kernel_find(s->kernel);
+    return s->backend == LOAM_BACKEND_CUDA ||
+           (loam_kernel_at(index, &info) == LOAM_OK && strcmp(info.backend, "cuda") == 0);
+}
+
 int kernel_lists(const char *words, const char *word)
 {
     const size_t length = strlen(word);
