@@ -23,7 +23,7 @@ typedef struct row_arrays {
     row_record *record;
     float *y; /* [rows][dim_qk], LLA: drho, then y */
     local_row_sums sums;
-    double *head_sums; /* [4][heads_q] */
+    double *head_sums; /* [2][heads_q]: of scale and ridge */
 } row_arrays;
 
 #ifdef __cplusplus
@@ -35,6 +35,10 @@ typedef loam_status local_rows_fn(const loam_problem *problem, const loam_args *
 
 /* drho, and what the solve needs; Parallax: grad_probe. */
 local_rows_fn local_probe_gradient_cuda;
+/* y; memory: local_adjoint_cuda_work bytes of the workspace. */
+loam_status local_adjoint_cuda(const loam_problem *problem, const loam_args *args, const row_arrays *rows, void *memory,
+                               loam_error *error);
+local_work_fn local_adjoint_cuda_work;
 /* dq. */
 local_rows_fn local_query_gradient_narrow_cuda, local_query_gradient_wide_cuda;
 /* dk and dv. */

@@ -5,28 +5,6 @@
 #include "src/local/local_solved_cuda.cuh"
 #include "src/local/local_row64_cuda.cuh"
 
-/* Thread blocks: what the device holds at once. */
-static int64_t solve_blocks(void)
-{
-    int device = 0, multiprocessors = 0;
-    if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
-        return 0;
-    }
-    return 2 * (int64_t)multiprocessors;
-}
-
-static solve_work work_carve(const loam_problem *p, arena *pool)
-{
-    const size_t dim = (size_t)local_padded_dim(p), blocks = (size_t)solve_blocks();
-    solve_work w;
-    w.next_block = (int64_t *)arena_take(pool, 1, sizeof(int64_t));
-    w.hard_count = (unsigned long long *)arena_take(pool, 1, sizeof(unsigned long long));
-    w.hard = (hard_row *)arena_take(pool, (size_t)local_rows(p), sizeof(hard_row));
-    w.scratch = (float *)arena_take(pool, size_mul(blocks, VECTORS * (dim / 2) * THREADS), sizeof(float));
-    return w;
-}
-
 template <bool WIDE, int DIM>
 static loam_status launch(const loam_problem *p, const loam_args *a, loam_error *error)
 {
@@ -35,7 +13,7 @@ static loam_status launch(const loam_problem *p, const loam_args *a, loam_error 
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
     const cudaStream_t stream = (cudaStream_t)a->stream;
     arena pool = { (char *)a->work, 0 };
-    const solve_work work = work_carve(p, &pool);
+    const solve_work work = solve_work_carve(p, &pool);
     double *const row_scratch = (double *)arena_take(&pool, row64_scratch(p), sizeof(double));
     constexpr size_t shared = sizeof(solve_shared<WIDE, DIM>);
     TRY(cuda_check(cudaMemsetAsync(work.next_block, 0, 2 * LOAM_ALIGN, stream), "counters of the work", error));
@@ -63,7 +41,7 @@ loam_status local_solved_cuda(const loam_problem *p, const loam_args *a, loam_er
 size_t local_solved_cuda_work(const loam_problem *p)
 {
     arena pool = { NULL, 0 };
-    (void)work_carve(p, &pool);
+    (void)solve_work_carve(p, &pool);
     (void)arena_take(&pool, row64_scratch(p), sizeof(double));
     return pool.used;
 }

@@ -10,6 +10,7 @@
 #ifndef LOAM_LOCAL_LOCAL_SOLVED_CUDA_CUH
 #define LOAM_LOCAL_LOCAL_SOLVED_CUDA_CUH
 
+#include "src/gpu/launch.cuh"
 #include "src/local/local_solve_cuda.cuh"
 
 /* A row left to float64: row `at` of block `block`. */
@@ -25,6 +26,28 @@ struct solve_work {
     hard_row *hard;
     float *scratch; /* of each thread block */
 };
+
+/* Thread blocks: what the device holds at once. */
+static inline int64_t solve_blocks(void)
+{
+    int device = 0, multiprocessors = 0;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
+        return 0;
+    }
+    return 2 * (int64_t)multiprocessors;
+}
+
+static inline solve_work solve_work_carve(const loam_problem *p, arena *pool)
+{
+    const size_t dim = (size_t)local_padded_dim(p), blocks = (size_t)solve_blocks();
+    solve_work w;
+    w.next_block = (int64_t *)arena_take(pool, 1, sizeof(int64_t));
+    w.hard_count = (unsigned long long *)arena_take(pool, 1, sizeof(unsigned long long));
+    w.hard = (hard_row *)arena_take(pool, (size_t)local_rows(p), sizeof(hard_row));
+    w.scratch = (float *)arena_take(pool, size_mul(blocks, VECTORS * (dim / 2) * THREADS), sizeof(float));
+    return w;
+}
 
 /* Means under the weights into the scratch; square[row] = sum p |k|^2; the largest p. */
 template <bool WIDE, int DIM>
