@@ -57,19 +57,28 @@ template <int PARTS> struct operand_b {
     uint32_t part[PARTS][2];
 };
 
-/* d += a b, without the products below the last part. */
-template <int PA, int PB>
+/* d += a b, without the products below the last part. Where float32 accuracy is wanted (three parts) the parts are summed apart, then
+ * added: the units cut what they add to a sum and do not round it, which over many steps would show. TURNED: the order in which the
+ * product of the transposes, b a, adds its parts, so that both have the same bits. */
+template <bool TURNED = false, int PA, int PB>
 static __device__ __forceinline__ void mma(float (&d)[4], const operand_a<PA> &a, const operand_b<PB> &b)
 {
     constexpr int kept = PA > PB ? PA : PB;
+    constexpr bool apart = kept == 3;
+    float parts[4] = { 0, 0, 0, 0 };
+    float(&sum)[4] = apart ? parts : d;
 #pragma unroll
     for (int order = kept - 1; order >= 0; order--) {
 #pragma unroll
-        for (int i = 0; i < PA; i++) {
-            if (order - i >= 0 && order - i < PB) {
-                mma_bf16(d, a.part[i], b.part[order - i]);
+        for (int n = 0; n <= order; n++) {
+            const int i = TURNED ? order - n : n;
+            if (i < PA && order - i < PB) {
+                mma_bf16(sum, a.part[i], b.part[order - i]);
             }
         }
+    }
+    if (apart) {
+        d[0] += parts[0], d[1] += parts[1], d[2] += parts[2], d[3] += parts[3];
     }
 }
 

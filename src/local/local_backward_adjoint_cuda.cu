@@ -3,7 +3,8 @@
 #include "src/local/local_backward_adjoint_cuda.cuh"
 
 template <bool WIDE, int DIM>
-static loam_status launch(const loam_problem *p, const loam_args *a, const row_arrays *rows, void *memory, loam_error *error)
+static loam_status launch(const loam_problem *p, const loam_args *a, const row_arrays *rows, void *memory,
+                          loam_error *error)
 {
     const int64_t blocks = (p->len_q + ROWS - 1) / ROWS * p->batch * p->heads_q;
     const int64_t grid = solve_blocks() < blocks ? solve_blocks() : blocks;
@@ -13,9 +14,11 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const row_a
     const solve_work work = solve_work_carve(p, &pool);
     double *const row_scratch = (double *)arena_take(&pool, row64_scratch(p), sizeof(double));
     constexpr size_t shared = sizeof(solve_shared<WIDE, DIM>);
-    TRY(cuda_check(cudaMemsetAsync(work.next_block, 0, 2 * LOAM_ALIGN, stream), "counters of the work", error));
+    TRY(cuda_check(cudaMemsetAsync(work.next_block, 0, 2 * LOAM_ALIGN, stream), "counters of the work",
+                   error));
     TRY(cuda_allow_shared((const void *)adjoint_kernel<WIDE, DIM>, shared, error));
-    adjoint_kernel<WIDE, DIM><<<(unsigned)grid, THREADS, shared, stream>>>(*p, *a, saved, *rows, work, blocks);
+    adjoint_kernel<WIDE, DIM>
+        <<<(unsigned)grid, THREADS, shared, stream>>>(*p, *a, saved, *rows, work, blocks);
     TRY(cuda_launched("adjoint_kernel", error));
     adjoint64_kernel<<<ROW64_BLOCKS, ROW64_THREADS, 0, stream>>>(*p, *a, *rows, work, row_scratch);
     return cuda_launched("adjoint64_kernel", error);
@@ -32,10 +35,11 @@ static loam_status launch_dim(const loam_problem *p, const loam_args *a, const r
     }
 }
 
-loam_status local_adjoint_cuda(const loam_problem *p, const loam_args *a, const row_arrays *rows, void *memory,
-                               loam_error *error)
+loam_status local_adjoint_cuda(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                               void *memory, loam_error *error)
 {
-    return local_wide(p) ? launch_dim<true>(p, a, rows, memory, error) : launch_dim<false>(p, a, rows, memory, error);
+    return local_wide(p) ? launch_dim<true>(p, a, rows, memory, error)
+                         : launch_dim<false>(p, a, rows, memory, error);
 }
 
 size_t local_adjoint_cuda_work(const loam_problem *p)

@@ -11,8 +11,9 @@
 
 /* A vector of each of the thread's rows, out of dense rows. */
 template <int DIM>
-static __device__ __forceinline__ void load_vector(const lane_vector &to, const float *from, const loam_problem &p,
-                                                   const row_block &x, const row_pair &r)
+static __device__ __forceinline__ void load_vector(const lane_vector &to, const float *from,
+                                                   const loam_problem &p, const row_block &x,
+                                                   const row_pair &r)
 {
     for (int n = 0; n < DIM / 2; n++) {
         const int row = n / 2 % 2, c = column_of(n / 4, n % 4);
@@ -23,9 +24,10 @@ static __device__ __forceinline__ void load_vector(const lane_vector &to, const 
 
 /* y = unit x, and |b - A x|^2 of each row. */
 template <int DIM>
-static __device__ __forceinline__ void put_solutions(float (&error2)[2], const lane_vector &solution, const lane_vector &b,
-                                                     const lane_vector &image, const float (&unit)[2], float *y,
-                                                     const loam_problem &p, const row_block &x, const row_pair &r)
+static __device__ __forceinline__ void put_solutions(float (&error2)[2], const lane_vector &solution,
+                                                     const lane_vector &b, const lane_vector &image,
+                                                     const float (&unit)[2], float *y, const loam_problem &p,
+                                                     const row_block &x, const row_pair &r)
 {
     error2[0] = error2[1] = 0;
     for (int n = 0; n < DIM / 2; n++) {
@@ -42,8 +44,8 @@ static __device__ __forceinline__ void put_solutions(float (&error2)[2], const l
 
 template <bool WIDE, int DIM>
 static __device__ void adjoint_block(solve_shared<WIDE, DIM> &sm, const loam_problem &p, const loam_args &a,
-                                     const local_saved &saved, const row_arrays &arrays, const solve_work &work, int64_t block,
-                                     float *scratch)
+                                     const local_saved &saved, const row_arrays &arrays,
+                                     const solve_work &work, int64_t block, float *scratch)
 {
     const row_block x = row_block_at(p, a, block);
     if (x.rows <= 0) {
@@ -57,8 +59,10 @@ static __device__ void adjoint_block(solve_shared<WIDE, DIM> &sm, const loam_pro
     bool wanted[2];
     query_constants<WIDE, DIM>(constant, sm.query, sm.ring.origin, r, sc.rbf);
     row_ridge ridge = {};
-    system_of<WIDE, DIM> sys = { p, a, x, r, sc, ridge, sm, scratch, { 0, 0 },
-                                 { sc.capped ? constant[0] : 0, sc.capped ? constant[1] : 0 } };
+    system_of<WIDE, DIM> sys = {
+        p,     a,  x,       r,        sc,
+        ridge, sm, scratch, { 0, 0 }, { sc.capped ? constant[0] : 0, sc.capped ? constant[1] : 0 }
+    };
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         const int64_t at = local_row(&p, &x.s, x.h, x.i0 + r.at[row]);
@@ -77,8 +81,8 @@ static __device__ void adjoint_block(solve_shared<WIDE, DIM> &sm, const loam_pro
     cg_rows k;
     solve_rows(sys, k, wanted);
     apply(sys, sys.vector(VECTOR_X), sys.vector(VECTOR_IMAGE), true);
-    put_solutions<DIM>(error2, sys.vector(VECTOR_X), sys.vector(VECTOR_B), sys.vector(VECTOR_IMAGE), k.unit, arrays.y, p, x,
-                       r);
+    put_solutions<DIM>(error2, sys.vector(VECTOR_X), sys.vector(VECTOR_B), sys.vector(VECTOR_IMAGE), k.unit,
+                       arrays.y, p, x, r);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         float residual;
@@ -92,8 +96,9 @@ static __device__ void adjoint_block(solve_shared<WIDE, DIM> &sm, const loam_pro
 
 template <bool WIDE, int DIM>
 __global__ void __launch_bounds__(THREADS, 2)
-    adjoint_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a, const local_saved saved,
-                   const row_arrays arrays, const solve_work work, const int64_t blocks)
+    adjoint_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                   const local_saved saved, const row_arrays arrays, const solve_work work,
+                   const int64_t blocks)
 {
     extern __shared__ __align__(16) unsigned char memory[];
     solve_shared<WIDE, DIM> &sm = *(solve_shared<WIDE, DIM> *)memory;
@@ -113,7 +118,8 @@ __global__ void __launch_bounds__(THREADS, 2)
 }
 
 /* right = -sum p (do . (v - vbar)) kappa of a row whose means are known */
-static __device__ void adjoint_right64(row64_shared &sm, const loam_problem &p, const loam_args &a, const row64_at &r)
+static __device__ void adjoint_right64(row64_shared &sm, const loam_problem &p, const loam_args &a,
+                                       const row64_at &r)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, c = threadIdx.x;
     const int64_t grad = LOCAL_AT(a.grad_o, r.x.s.b, r.x.h, r.x.s.q0 + r.i);
@@ -145,8 +151,8 @@ static __device__ void adjoint_right64(row64_shared &sm, const loam_problem &p, 
 
 /* y of the rows on the list; 0 where the system is singular or float32 cannot hold it. */
 static __global__ void __launch_bounds__(ROW64_THREADS)
-    adjoint64_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a, const row_arrays arrays,
-                     const solve_work work, double *scratch)
+    adjoint64_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                     const row_arrays arrays, const solve_work work, double *scratch)
 {
     __shared__ row64_shared sm;
     const int64_t c = threadIdx.x, d = p.dim_qk;

@@ -36,7 +36,7 @@ template <bool WIDE, int DIM, int DIRECTIONS> struct backward_shape {
     /* Tiles of a direction, and of a row: q, do, directions. */
     static constexpr int direction_parts = WIDE || DIRECTIONS < SOLVED_PROBE ? 1 : 2;
     static constexpr int row_tiles = 2 + DIRECTIONS * direction_parts;
-    static constexpr int directions = DIRECTIONS > 0 ? DIRECTIONS * direction_parts : 1;
+    static constexpr int directions = DIRECTIONS > 0 ? DIRECTIONS *direction_parts : 1;
 
     /* Rows of a block and keys of a tile that streams by. */
     static constexpr int keys = DIM > 128 ? 16 : 32;
@@ -44,10 +44,10 @@ template <bool WIDE, int DIM, int DIRECTIONS> struct backward_shape {
     static constexpr int threads = 2 * rows;
 
     /* Keys of a block and queries of a tile that streams by; dk and dv are computed `columns` at a time. */
-    static constexpr int queries = DIM == 64 || (!WIDE && DIRECTIONS < SOLVED_PROBE) ? 32 : 16;
-    static constexpr int key_rows = most_rows(2 * row_bytes, row_tiles * stages * queries * row_bytes);
+    static constexpr int queries = DIM == 64 && !(WIDE && DIRECTIONS > 0) ? 32 : 16;
+    static constexpr int key_rows = most_rows(2 * row_bytes, row_tiles *stages *queries *row_bytes);
     static constexpr int key_threads = 2 * key_rows;
-    static constexpr int columns = DIM < CHUNK ? DIM : CHUNK;
+    static constexpr int columns = DIM < CHUNK ? DIM : DIRECTIONS == SOLVED_BY_TRACE ? CHUNK / 2 : CHUNK;
 
     /* Parts of the weights of sums over keys, which may cancel, and over queries. */
     static constexpr int row_parts = WIDE ? 3 : 2;
@@ -69,8 +69,9 @@ struct pair_terms {
 
 /* u, g, t centred; product = kbar . k. */
 template <int DIRECTIONS>
-static __device__ __forceinline__ pair_terms pair_of(bool by_max, float inverse_d, float p, float u, float g, float t, int j,
-                                                     float norm, float product, const pair_row &row)
+static __device__ __forceinline__ pair_terms pair_of(bool by_max, float inverse_d, float p, float u, float g,
+                                                     float t, int j, float norm, float product,
+                                                     const pair_row &row)
 {
     const float error = g + t, kept = p * (1 - u);
     pair_terms out = { kept * error, p * error, kept, 0 };
@@ -105,7 +106,8 @@ static __device__ __forceinline__ void fill_direction(float *tile, const float *
 
 /* In two parts, the second a tile of its own behind the first. */
 template <int ROWS_OF_TILE, int COLUMNS, int THREADS_OF_BLOCK>
-static __device__ __forceinline__ void fill_direction(__nv_bfloat16 *tile, const float *from, int rows, int columns)
+static __device__ __forceinline__ void fill_direction(__nv_bfloat16 *tile, const float *from, int rows,
+                                                      int columns)
 {
     for (int e = threadIdx.x; e < ROWS_OF_TILE * COLUMNS / 2; e += THREADS_OF_BLOCK) {
         const int r = e / (COLUMNS / 2), c = e % (COLUMNS / 2) * 2;
@@ -120,14 +122,16 @@ static __device__ __forceinline__ void fill_direction(__nv_bfloat16 *tile, const
 /* The directions of rows `row` .. (in the order of local_row), whose first is token `token` of head h; the tiles lie one after
  * another. */
 template <class S, int DIRECTIONS, int ROWS_OF_TILE, int THREADS_OF_BLOCK>
-static __device__ __forceinline__ void fill_directions(typename S::type *tiles, const loam_problem &p, const loam_args &a,
-                                                       const local_saved &saved, const row_arrays &arrays, int64_t b,
-                                                       int64_t h, int64_t token, int64_t row, int rows)
+static __device__ __forceinline__ void fill_directions(typename S::type *tiles, const loam_problem &p,
+                                                       const loam_args &a, const local_saved &saved,
+                                                       const row_arrays &arrays, int64_t b, int64_t h,
+                                                       int64_t token, int64_t row, int rows)
 {
     constexpr int step = S::direction_parts * ROWS_OF_TILE * S::pitch;
     const int d = (int)p.dim_qk;
     if constexpr (DIRECTIONS == GIVEN_PROBE) {
-        fill_tile<ROWS_OF_TILE, S::dim, THREADS_OF_BLOCK>(tiles, rows_of(a.probe, p.dtype, b, h, token), rows, 0, d, NULL);
+        fill_tile<ROWS_OF_TILE, S::dim, THREADS_OF_BLOCK>(tiles, rows_of(a.probe, p.dtype, b, h, token), rows,
+                                                          0, d, NULL);
     }
     if constexpr (DIRECTIONS >= SOLVED_PROBE) {
         const float *const rho = (const float *)saved.rho + row * d, *const y = arrays.y + row * d;
@@ -150,12 +154,12 @@ template <class S> struct pair_ring {
 };
 
 template <class S, bool VALUES>
-static __device__ __forceinline__ void fill_pairs(pair_ring<S> &ring, const loam_problem &p, const loam_args &a,
-                                                  const row_block &x, int j, int slot)
+static __device__ __forceinline__ void fill_pairs(pair_ring<S> &ring, const loam_problem &p,
+                                                  const loam_args &a, const row_block &x, int j, int slot)
 {
     const int64_t token = x.s.k0 + j;
-    fill_tile<S::keys, S::dim, S::threads>(ring.keys[slot], rows_of(a.k, p.dtype, x.s.b, x.h_kv, token), x.last - j, 0,
-                                           (int)p.dim_qk, ring.origin);
+    fill_tile<S::keys, S::dim, S::threads>(ring.keys[slot], rows_of(a.k, p.dtype, x.s.b, x.h_kv, token),
+                                           x.last - j, 0, (int)p.dim_qk, ring.origin);
     if (VALUES) {
         fill_tile<S::keys, S::dim, S::threads>(ring.values[slot], rows_of(a.v, p.dtype, x.s.b, x.h_kv, token),
                                                x.last - j, 0, (int)p.dim_v, NULL);
@@ -165,8 +169,9 @@ static __device__ __forceinline__ void fill_pairs(pair_ring<S> &ring, const loam
 
 /* What scores need of a key beside k. */
 template <class S>
-static __device__ __forceinline__ void fill_pair_terms(pair_ring<S> &ring, const scoring &sc, bool norms, const loam_args &a,
-                                                       const row_block &x, const tile_at &t)
+static __device__ __forceinline__ void fill_pair_terms(pair_ring<S> &ring, const scoring &sc, bool norms,
+                                                       const loam_args &a, const row_block &x,
+                                                       const tile_at &t)
 {
     if (norms) {
         tile_norms<S::keys, S::dim, S::threads>(ring.norm[t.slot], ring.keys[t.slot]);
@@ -181,8 +186,9 @@ static __device__ __forceinline__ void fill_pair_terms(pair_ring<S> &ring, const
 /* Calls use(tile, terms) for all tiles of the block's keys in order. norms: |k|^2 is wanted though the score does not need it. All
  * threads of the block take part. */
 template <class S, bool VALUES, class F>
-static __device__ __forceinline__ void stream_pairs(pair_ring<S> &ring, const loam_problem &p, const loam_args &a,
-                                                    const row_block &x, const scoring &sc, bool norms, F use)
+static __device__ __forceinline__ void stream_pairs(pair_ring<S> &ring, const loam_problem &p,
+                                                    const loam_args &a, const row_block &x, const scoring &sc,
+                                                    bool norms, F use)
 {
     const bool terms = norms || sc.rbf || sc.biased;
     __syncthreads();
@@ -220,18 +226,18 @@ struct row_constants {
     float gbar[2]; /* do . vbar */
 };
 
-/* Fills the tiles of queries and output gradients, and waits for them. */
+/* The origin (narrow tiles take it out of sums of weights that are 0 but for rounding, see there), then the tiles of queries and output
+ * gradients, which it waits for. */
 template <class S>
-static __device__ __forceinline__ void begin_queries(typename S::type *query, typename S::type *grad_o, float *origin,
-                                                     const loam_problem &p, const loam_args &a, const row_block &x)
+static __device__ __forceinline__ void begin_queries(typename S::type *query, typename S::type *grad_o,
+                                                     float *origin, const loam_problem &p, const loam_args &a,
+                                                     const row_block &x)
 {
     const int64_t token = x.s.q0 + x.i0;
-    if (sizeof(typename S::type) == 4) {
-        load_origin<S::dim>(origin, p, a, x.s, x.h_kv);
-        __syncthreads();
-    }
-    fill_tile<S::rows, S::dim, S::threads>(query, rows_of(a.q, p.dtype, x.s.b, x.h, token), x.rows, 0, (int)p.dim_qk,
-                                           p.score == LOAM_RBF ? origin : NULL);
+    load_origin<S::dim>(origin, p, a, x.s, x.h_kv);
+    __syncthreads();
+    fill_tile<S::rows, S::dim, S::threads>(query, rows_of(a.q, p.dtype, x.s.b, x.h, token), x.rows, 0,
+                                           (int)p.dim_qk, p.score == LOAM_RBF ? origin : NULL);
     fill_tile<S::rows, S::dim, S::threads>(grad_o, rows_of(a.grad_o, p.dtype, x.s.b, x.h, token), x.rows, 0,
                                            (int)p.dim_v, NULL);
     copy_async_commit();
@@ -240,7 +246,8 @@ static __device__ __forceinline__ void begin_queries(typename S::type *query, ty
 }
 
 template <bool WIDE, class S>
-static __device__ __forceinline__ row_constants row_constants_of(const element<WIDE> *query, const element<WIDE> *grad_o,
+static __device__ __forceinline__ row_constants row_constants_of(const element<WIDE> *query,
+                                                                 const element<WIDE> *grad_o,
                                                                  const float *origin, const loam_problem &p,
                                                                  const local_saved &saved, const row_block &x,
                                                                  const row_pair &r, const scoring &sc)
@@ -253,7 +260,8 @@ static __device__ __forceinline__ row_constants row_constants_of(const element<W
         const int64_t at = local_row(&p, &x.s, x.h, x.i0 + r.at[row]);
         float gbar = 0;
         for (int c = threadIdx.x % 4; r.real[row] && c < p.dim_v; c += 4) {
-            gbar += tile_value(grad_o[r.at[row] * S::pitch + c]) * ((const float *)saved.vbar)[at * p.dim_v + c];
+            gbar += tile_value(grad_o[r.at[row] * S::pitch + c]) *
+                    ((const float *)saved.vbar)[at * p.dim_v + c];
         }
         out.x0[row] = sc.capped ? constant[row] : 0;
         out.constant[row] = sc.capped ? 0 : constant[row];
@@ -265,13 +273,14 @@ static __device__ __forceinline__ row_constants row_constants_of(const element<W
 
 /* Products of a block's directions with a tile of keys: direction n of the thread's rows. */
 template <class S>
-static __device__ __forceinline__ void product_direction(float (&out)[S::keys / 8][4], const typename S::type *directions, int n,
+static __device__ __forceinline__ void product_direction(float (&out)[S::keys / 8][4],
+                                                         const typename S::type *directions, int n,
                                                          const typename S::type *keys)
 {
     constexpr int step = S::rows * S::pitch;
     clear(out);
-    product_rows<S::direction_parts, S::dim>(out, directions + n * S::direction_parts * step, step, threadIdx.x / 32 * 16,
-                                             keys);
+    product_rows<S::direction_parts, S::dim>(out, directions + n * S::direction_parts * step, step,
+                                             threadIdx.x / 32 * 16, keys);
 }
 
 #endif

@@ -67,7 +67,8 @@ static __device__ __forceinline__ void find_queries(key_block &x, const loam_pro
 
 /* Block n of the problem, early keys first: where causal, most queries see them. */
 template <int ROWS_OF_BLOCK>
-static __device__ __forceinline__ key_block key_block_at(const loam_problem &p, const loam_args &a, int64_t n, int step)
+static __device__ __forceinline__ key_block key_block_at(const loam_problem &p, const loam_args &a, int64_t n,
+                                                         int step)
 {
     key_block x;
     x.h_kv = n % p.heads_kv;
@@ -94,10 +95,12 @@ static __device__ __forceinline__ query_at query_tile_at(const key_block &x, int
 }
 
 template <int ROWS_OF_TILE, int THREADS_OF_BLOCK>
-static __device__ __forceinline__ void fill_records(record_tile<ROWS_OF_TILE> &tile, const row_record *from, int rows)
+static __device__ __forceinline__ void fill_records(record_tile<ROWS_OF_TILE> &tile, const row_record *from,
+                                                    int rows)
 {
     constexpr int words = sizeof(row_record) / sizeof(uint32_t);
-    static_assert(sizeof tile == ROWS_OF_TILE * sizeof(row_record), "one word of record_tile for each of row_record");
+    static_assert(sizeof tile == ROWS_OF_TILE * sizeof(row_record),
+                  "one word of record_tile for each of row_record");
     for (int e = threadIdx.x; e < ROWS_OF_TILE * words; e += THREADS_OF_BLOCK) {
         const int r = e / words, word = e % words;
         ((uint32_t *)&tile)[word * ROWS_OF_TILE + r] = r < rows ? ((const uint32_t *)(from + r))[word] : 0;
@@ -106,8 +109,9 @@ static __device__ __forceinline__ void fill_records(record_tile<ROWS_OF_TILE> &t
 
 /* All that the block needs of a tile of queries. */
 template <bool WIDE, int DIM, int DIRECTIONS>
-static __device__ __forceinline__ void fill_queries(key_shared<WIDE, DIM, DIRECTIONS> &sm, const loam_problem &p,
-                                                    const loam_args &a, const local_saved &saved, const row_arrays &arrays,
+static __device__ __forceinline__ void fill_queries(key_shared<WIDE, DIM, DIRECTIONS> &sm,
+                                                    const loam_problem &p, const loam_args &a,
+                                                    const local_saved &saved, const row_arrays &arrays,
                                                     const key_block &x, const query_at &t)
 {
     typedef backward_shape<WIDE, DIM, DIRECTIONS> S;
@@ -116,18 +120,19 @@ static __device__ __forceinline__ void fill_queries(key_shared<WIDE, DIM, DIRECT
     const int rows = (int)(left < S::queries ? left : S::queries);
     fill_tile<S::queries, DIM, S::key_threads>(slot.query, rows_of(a.q, p.dtype, x.s.b, t.h, token), rows, 0,
                                                (int)p.dim_qk, p.score == LOAM_RBF ? sm.origin : NULL);
-    fill_tile<S::queries, DIM, S::key_threads>(slot.grad_o, rows_of(a.grad_o, p.dtype, x.s.b, t.h, token), rows, 0,
-                                               (int)p.dim_v, NULL);
-    fill_directions<S, DIRECTIONS, S::queries, S::key_threads>(slot.direction, p, a, saved, arrays, x.s.b, t.h, token, row,
-                                                               rows);
+    fill_tile<S::queries, DIM, S::key_threads>(slot.grad_o, rows_of(a.grad_o, p.dtype, x.s.b, t.h, token),
+                                               rows, 0, (int)p.dim_v, NULL);
+    fill_directions<S, DIRECTIONS, S::queries, S::key_threads>(slot.direction, p, a, saved, arrays, x.s.b,
+                                                               t.h, token, row, rows);
     fill_records<S::queries, S::key_threads>(slot.record, arrays.record + row, rows);
     copy_async_commit();
 }
 
 /* The keys and values of the block. */
 template <bool WIDE, int DIM, int DIRECTIONS>
-static __device__ __forceinline__ void begin_keys(key_shared<WIDE, DIM, DIRECTIONS> &sm, const loam_problem &p,
-                                                  const loam_args &a, const key_block &x)
+static __device__ __forceinline__ void begin_keys(key_shared<WIDE, DIM, DIRECTIONS> &sm,
+                                                  const loam_problem &p, const loam_args &a,
+                                                  const key_block &x)
 {
     typedef backward_shape<WIDE, DIM, DIRECTIONS> S;
     const int64_t token = x.s.k0 + x.j0;
@@ -135,10 +140,10 @@ static __device__ __forceinline__ void begin_keys(key_shared<WIDE, DIM, DIRECTIO
         load_origin<DIM>(sm.origin, p, a, x.s, x.h_kv);
         __syncthreads();
     }
-    fill_tile<S::key_rows, DIM, S::key_threads>(sm.keys, rows_of(a.k, p.dtype, x.s.b, x.h_kv, token), x.count, 0,
-                                                (int)p.dim_qk, sm.origin);
-    fill_tile<S::key_rows, DIM, S::key_threads>(sm.values, rows_of(a.v, p.dtype, x.s.b, x.h_kv, token), x.count, 0,
-                                                (int)p.dim_v, NULL);
+    fill_tile<S::key_rows, DIM, S::key_threads>(sm.keys, rows_of(a.k, p.dtype, x.s.b, x.h_kv, token), x.count,
+                                                0, (int)p.dim_qk, sm.origin);
+    fill_tile<S::key_rows, DIM, S::key_threads>(sm.values, rows_of(a.v, p.dtype, x.s.b, x.h_kv, token),
+                                                x.count, 0, (int)p.dim_v, NULL);
     copy_async_commit();
     copy_async_wait<0>();
     __syncthreads();
@@ -147,11 +152,11 @@ static __device__ __forceinline__ void begin_keys(key_shared<WIDE, DIM, DIRECTIO
 /* ------------------------------------------------------------------ the thread's keys */
 
 struct key_pair {
-    int at[2];                /* in the block */
-    float norm[2], bias[2];   /* |k|^2, where it is needed; the bias under the head at hand */
-    float inner[2];           /* sum of ds factor, for RBF: of the thread's columns, as are the next two */
-    float spread[2];          /* sum of p x of the trace unit */
-    float grad_bias[2];       /* under the head at hand */
+    int at[2];              /* in the block */
+    float norm[2], bias[2]; /* |k|^2, where it is needed; the bias under the head at hand */
+    float inner[2];         /* sum of ds factor, for RBF: of the thread's columns, as are the next two */
+    float spread[2];        /* sum of p x of the trace unit */
+    float grad_bias[2];     /* under the head at hand */
 };
 
 template <class S>
@@ -171,8 +176,8 @@ static __device__ __forceinline__ key_pair key_pair_of(const typename S::type *k
     return k;
 }
 
-static __device__ __forceinline__ void begin_head(key_pair &k, scoring &sc, const loam_problem &p, const loam_args &a,
-                                                  const key_block &x, int64_t h)
+static __device__ __forceinline__ void begin_head(key_pair &k, scoring &sc, const loam_problem &p,
+                                                  const loam_args &a, const key_block &x, int64_t h)
 {
     sc = scoring_of(p, a, h);
 #pragma unroll
@@ -183,13 +188,14 @@ static __device__ __forceinline__ void begin_head(key_pair &k, scoring &sc, cons
     }
 }
 
-static __device__ __forceinline__ void put_bias_gradient(const key_pair &k, const loam_problem &p, const loam_args &a,
-                                                         const key_block &x, int64_t h)
+static __device__ __forceinline__ void put_bias_gradient(const key_pair &k, const loam_problem &p,
+                                                         const loam_args &a, const key_block &x, int64_t h)
 {
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         const float sum = quad_sum(k.grad_bias[row]);
-        if (p.key_bias && a.grad_key_bias.data && threadIdx.x % 4 == 0 && blockIdx.y == 0 && k.at[row] < x.stored) {
+        if (p.key_bias && a.grad_key_bias.data && threadIdx.x % 4 == 0 && blockIdx.y == 0 &&
+            k.at[row] < x.stored) {
             const int64_t at = LOCAL_AT(a.grad_key_bias, x.s.b, h, x.s.k0 + x.j0 + k.at[row]);
             ((float *)a.grad_key_bias.data)[at] = sum;
         }
@@ -198,23 +204,45 @@ static __device__ __forceinline__ void put_bias_gradient(const key_pair &k, cons
 
 /* ------------------------------------------------------------------ one tile of queries */
 
-/* out: the block's keys times direction n of the tile */
-template <class S>
-static __device__ __forceinline__ void product_keys(float (&out)[S::queries / 8][4], const typename S::type *keys,
-                                                    const query_slot<S> &slot, int n)
+/* out: the block's keys times the transpose of a tile of queries in PARTS parts. Bit for bit what product_rows makes of them the other
+ * way round: u and t are small differences of large products, of which the first pass has found the centres. */
+template <class S, int PARTS>
+static __device__ __forceinline__ void product_keys(float (&out)[S::queries / 8][4],
+                                                    const typename S::type *keys,
+                                                    const typename S::type *tile)
 {
-    constexpr int step = S::queries * S::pitch;
-    const typename S::type *tile = slot.direction + n * S::direction_parts * step;
+    constexpr int parts = sizeof(typename S::type) == 4 ? 3 : 1;
     clear(out);
+#pragma unroll (parts == 3 ? 2 : 16)
+    for (int k = 0; k < S::dim; k += 16) {
+        operand_a<parts> a;
+        load_a<S::pitch>(a, keys, threadIdx.x / 32 * 16, k);
 #pragma unroll
-    for (int part = S::direction_parts - 1; part >= 0; part--) {
-        product_rows<1, S::dim>(out, keys, 0, threadIdx.x / 32 * 16, tile + part * step);
+        for (int part = PARTS - 1; part >= 0; part--) {
+#pragma unroll
+            for (int n = 0; n < S::queries / 8; n += 2) {
+                operand_b<parts> b[2];
+                load_b_rows<S::pitch>(b, tile + part * S::queries * S::pitch, 8 * n, k);
+                mma<true>(out[n], a, b[0]);
+                mma<true>(out[n + 1], a, b[1]);
+            }
+        }
     }
+}
+
+template <class S>
+static __device__ __forceinline__ void product_direction(float (&out)[S::queries / 8][4],
+                                                         const typename S::type *keys,
+                                                         const query_slot<S> &slot, int n)
+{
+    product_keys<S, S::direction_parts>(out, keys,
+                                        slot.direction + n * S::direction_parts * S::queries * S::pitch);
 }
 
 /* dk += weights times direction n of the tile */
 template <class S>
-static __device__ __forceinline__ void add_direction(float (&dk)[S::columns / 8][4], const float (&weights)[S::queries / 8][4],
+static __device__ __forceinline__ void add_direction(float (&dk)[S::columns / 8][4],
+                                                     const float (&weights)[S::queries / 8][4],
                                                      const query_slot<S> &slot, int n, int first)
 {
     constexpr int step = S::queries * S::pitch;
@@ -228,10 +256,12 @@ static __device__ __forceinline__ void add_direction(float (&dk)[S::columns / 8]
 /* Products s, g, u, t, w of the keys with q, do, rho, y, kbar become: s scale ds factor, g p (1 - u), u -p E, w -2/d p x of the trace
  * unit. */
 template <class S, int DIRECTIONS, int BLOCKS>
-static __device__ __forceinline__ void key_tile_gradient(float (&s)[BLOCKS][4], float (&g)[BLOCKS][4], float (&u)[BLOCKS][4],
-                                                         const float (&t)[BLOCKS][4], float (&w)[BLOCKS][4], key_pair &k,
-                                                         const record_tile<S::queries> &rec, const scoring &sc, bool by_max,
-                                                         float inverse_d, float position, int j0)
+static __device__ __forceinline__ void key_tile_gradient(float (&s)[BLOCKS][4], float (&g)[BLOCKS][4],
+                                                         float (&u)[BLOCKS][4], const float (&t)[BLOCKS][4],
+                                                         float (&w)[BLOCKS][4], key_pair &k,
+                                                         const record_tile<S::queries> &rec,
+                                                         const scoring &sc, bool by_max, float inverse_d,
+                                                         float position, int j0)
 {
     const key_terms terms = { k.norm, k.bias };
 #pragma unroll
@@ -245,7 +275,8 @@ static __device__ __forceinline__ void key_tile_gradient(float (&s)[BLOCKS][4], 
             const float score = score_of(sc, terms, s[n][e], rec.x0[c], at, j, row, &factor);
             const float p = j >= rec.lo[c] && j < rec.hi[c] ? weight_of(score, rec.lse[c]) : 0;
             const pair_terms pair = pair_of<DIRECTIONS>(
-                by_max, inverse_d, p, DIRECTIONS >= GIVEN_PROBE ? u[n][e] - rec.rho_kbar[c] - rec.rho_rest[c] : 0,
+                by_max, inverse_d, p,
+                DIRECTIONS >= GIVEN_PROBE ? u[n][e] - rec.rho_kbar[c] - rec.rho_rest[c] : 0,
                 g[n][e] - rec.gbar[c] - rec.gbar_rest[c],
                 DIRECTIONS >= SOLVED_PROBE ? t[n][e] - rec.y_kbar[c] - rec.y_rest[c] : 0, j, k.norm[row],
                 DIRECTIONS == SOLVED_BY_TRACE ? w[n][e] : 0, own);
@@ -271,29 +302,26 @@ template <int BLOCKS> struct key_sums {
 };
 
 template <bool WIDE, int DIM, int DIRECTIONS>
-static __device__ __forceinline__ void keys_from_tile(key_sums<backward_shape<WIDE, DIM, DIRECTIONS>::columns / 8> &sum,
-                                                      key_pair &k, const key_shared<WIDE, DIM, DIRECTIONS> &sm,
-                                                      const loam_problem &p, const key_block &x, const scoring &sc,
-                                                      const query_at &tile, int first)
+static __device__ __forceinline__ void keys_from_tile(
+    key_sums<backward_shape<WIDE, DIM, DIRECTIONS>::columns / 8> &sum, key_pair &k,
+    const key_shared<WIDE, DIM, DIRECTIONS> &sm, const loam_problem &p, const key_block &x, const scoring &sc,
+    const query_at &tile, int first)
 {
     typedef backward_shape<WIDE, DIM, DIRECTIONS> S;
     constexpr int blocks = S::queries / 8;
     const query_slot<S> &slot = sm.slot[tile.slot];
-    const int warp_row = threadIdx.x / 32 * 16;
     const bool by_max = p.mechanism == LOAM_LLA && p.ridge_unit == LOAM_RIDGE_MAX;
     float s[blocks][4], g[blocks][4], u[blocks][4], t[blocks][4], w[blocks][4];
-    clear(s);
-    clear(g);
-    product_rows<1, DIM>(s, sm.keys, 0, warp_row, slot.query);
-    product_rows<1, DIM>(g, sm.values, 0, warp_row, slot.grad_o);
+    product_keys<S, 1>(s, sm.keys, slot.query);
+    product_keys<S, 1>(g, sm.values, slot.grad_o);
     if constexpr (DIRECTIONS >= GIVEN_PROBE) {
-        product_keys<S>(u, sm.keys, slot, 0);
+        product_direction<S>(u, sm.keys, slot, 0);
     }
     if constexpr (DIRECTIONS >= SOLVED_PROBE) {
-        product_keys<S>(t, sm.keys, slot, 1);
+        product_direction<S>(t, sm.keys, slot, 1);
     }
     if constexpr (DIRECTIONS >= SOLVED_BY_TRACE) {
-        product_keys<S>(w, sm.keys, slot, 2);
+        product_direction<S>(w, sm.keys, slot, 2);
     }
     key_tile_gradient<S, DIRECTIONS>(s, g, u, t, w, k, slot.record, sc, by_max, 1 / (float)p.dim_qk,
                                      (float)(tile.i + x.s.nk - x.s.nq), x.j0);
@@ -312,9 +340,10 @@ static __device__ __forceinline__ void keys_from_tile(key_sums<backward_shape<WI
 
 /* RBF: dk also has -scale (sum ds) k; trace: + 2/dim (sum p x) k. */
 template <class S, int DIRECTIONS>
-static __device__ __forceinline__ void put_key_gradients(const key_sums<S::columns / 8> &sum, const key_pair &k,
-                                                         const typename S::type *keys, const loam_problem &p,
-                                                         const loam_args &a, const key_block &x, int first)
+static __device__ __forceinline__ void put_key_gradients(const key_sums<S::columns / 8> &sum,
+                                                         const key_pair &k, const typename S::type *keys,
+                                                         const loam_problem &p, const loam_args &a,
+                                                         const key_block &x, int first)
 {
     const bool rbf = p.score == LOAM_RBF;
 #pragma unroll
@@ -336,7 +365,8 @@ static __device__ __forceinline__ void put_key_gradients(const key_sums<S::colum
                 y[1] += times * tile_value(keys[k.at[row] * S::pitch + c + 1]);
             }
             if (a.grad_k.data) {
-                store_pair(a.grad_k.data, p.dtype, LOCAL_AT(a.grad_k, x.s.b, x.h_kv, token), c, p.dim_qk, y[0], y[1]);
+                store_pair(a.grad_k.data, p.dtype, LOCAL_AT(a.grad_k, x.s.b, x.h_kv, token), c, p.dim_qk,
+                           y[0], y[1]);
             }
             if (a.grad_v.data) {
                 store_pair(a.grad_v.data, p.dtype, LOCAL_AT(a.grad_v, x.s.b, x.h_kv, token), c, p.dim_v,
@@ -348,14 +378,14 @@ static __device__ __forceinline__ void put_key_gradients(const key_sums<S::colum
 
 template <bool WIDE, int DIM, int DIRECTIONS>
 __global__ void __launch_bounds__(backward_shape<WIDE, DIM, DIRECTIONS>::key_threads)
-    key_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a, const local_saved saved,
-               const row_arrays arrays)
+    key_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+               const local_saved saved, const row_arrays arrays)
 {
     typedef backward_shape<WIDE, DIM, DIRECTIONS> S;
     extern __shared__ __align__(16) unsigned char memory[];
     key_shared<WIDE, DIM, DIRECTIONS> &sm = *(key_shared<WIDE, DIM, DIRECTIONS> *)memory;
     const key_block x = key_block_at<S::key_rows>(p, a, blockIdx.x, S::queries);
-    const int first = blockIdx.y * CHUNK;
+    const int first = blockIdx.y * S::columns;
     if (x.stored <= 0) {
         return;
     }

@@ -25,8 +25,9 @@ struct probe_sums {
 
 /* The products s = q . k and g = do . v become p and p (g - gbar), the latter as its parts say. */
 template <class S>
-static __device__ __forceinline__ void weigh_errors(float (&s)[S::keys / 8][4], float (&g)[S::keys / 8][4], probe_sums &sum,
-                                                    const scoring &sc, const key_terms &terms, const row_pair &r,
+static __device__ __forceinline__ void weigh_errors(float (&s)[S::keys / 8][4], float (&g)[S::keys / 8][4],
+                                                    probe_sums &sum, const scoring &sc,
+                                                    const key_terms &terms, const row_pair &r,
                                                     const row_constants &rc, int j0, bool squares)
 {
 #pragma unroll
@@ -66,9 +67,11 @@ static __device__ __forceinline__ void probe_finish(probe_sums &sum)
     }
 }
 
-/* A given probe: grad_probe, and e = -rho . drho. f: sum p (g - gbar) k. */
+/* A given probe: grad_probe, and e = -rho . drho. f: sum p (g - gbar) k; the keys of narrow tiles have the origin in them, which `excess`
+ * = sum p (g - gbar) takes out. */
 template <int BLOCKS>
-static __device__ __forceinline__ float given_gradient(const float (&f)[BLOCKS][4], int row, const loam_problem &p,
+static __device__ __forceinline__ float given_gradient(const float (&f)[BLOCKS][4], int row, float excess,
+                                                       const float *origin, const loam_problem &p,
                                                        const loam_args &a, const row_block &x, int64_t i)
 {
     const int64_t probe = LOCAL_AT(a.probe, x.s.b, x.h, x.s.q0 + i);
@@ -77,12 +80,14 @@ static __device__ __forceinline__ float given_gradient(const float (&f)[BLOCKS][
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
         const int c = column_of(n, 0);
+        float drho[2];
 #pragma unroll
         for (int s = 0; s < 2; s++) {
-            e += c + s < p.dim_qk ? f[n][2 * row + s] * (float)element_load(a.probe.data, p.dtype, probe + c + s) : 0;
+            drho[s] = excess * origin[c + s] - f[n][2 * row + s];
+            e -= c + s < p.dim_qk ? drho[s] * (float)element_load(a.probe.data, p.dtype, probe + c + s) : 0;
         }
         if (a.grad_probe.data) {
-            store_pair(a.grad_probe.data, p.dtype, out, c, p.dim_qk, -f[n][2 * row], -f[n][2 * row + 1]);
+            store_pair(a.grad_probe.data, p.dtype, out, c, p.dim_qk, drho[0], drho[1]);
         }
     }
     return e;
@@ -109,7 +114,8 @@ static __device__ __forceinline__ float solved_gradient(const float (&f)[BLOCKS]
 }
 
 /* The unit of the ridge, and |Cov| on average. */
-static __device__ __forceinline__ void set_unit(row_record &rec, const loam_problem &p, float square, float most)
+static __device__ __forceinline__ void set_unit(row_record &rec, const loam_problem &p, float square,
+                                                float most)
 {
     rec.trace = fmaxf(square - rec.kbar2, 0) / (float)p.dim_qk;
     rec.unit = p.ridge_unit == LOAM_RIDGE_MAX     ? most
@@ -119,8 +125,8 @@ static __device__ __forceinline__ void set_unit(row_record &rec, const loam_prob
 
 template <bool WIDE, int DIM>
 __global__ void __launch_bounds__(probe_shared<WIDE, DIM>::of::threads)
-    probe_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a, const local_saved saved,
-                 const row_arrays arrays)
+    probe_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                 const local_saved saved, const row_arrays arrays)
 {
     typedef probe_shared<WIDE, DIM> shared;
     typedef typename shared::of S;
@@ -134,7 +140,8 @@ __global__ void __launch_bounds__(probe_shared<WIDE, DIM>::of::threads)
     const scoring sc = scoring_of(p, a, x.h);
     const row_pair r = row_pair_of(p, x);
     begin_queries<S>(sm.query, sm.grad_o, sm.ring.origin, p, a, x);
-    const row_constants rc = row_constants_of<WIDE, S>(sm.query, sm.grad_o, sm.ring.origin, p, saved, x, r, sc);
+    const row_constants rc = row_constants_of<WIDE, S>(sm.query, sm.grad_o, sm.ring.origin, p, saved, x, r,
+                                                       sc);
 
     const int warp_row = threadIdx.x / 32 * 16;
     probe_sums sum = { { 0, 0 }, { 0, 0 }, { -INFINITY, -INFINITY }, { INT32_MAX, INT32_MAX } };
@@ -160,7 +167,7 @@ __global__ void __launch_bounds__(probe_shared<WIDE, DIM>::of::threads)
             part = solved_gradient(f, row, sum.total[row], p, (const float *)saved.kbar + at * p.dim_qk,
                                    arrays.y + at * p.dim_qk);
         } else if (r.real[row]) {
-            part = given_gradient(f, row, p, a, x, i);
+            part = given_gradient(f, row, WIDE ? 0 : sum.total[row], sm.ring.origin, p, a, x, i);
         }
         part = quad_sum(part);
         if (!r.real[row] || threadIdx.x % 4 != 0) {

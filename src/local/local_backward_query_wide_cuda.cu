@@ -6,7 +6,8 @@
 constexpr bool WIDE = true;
 
 template <int DIM, int DIRECTIONS>
-static loam_status launch(const loam_problem *p, const loam_args *a, const row_arrays *rows, loam_error *error)
+static loam_status launch(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                          loam_error *error)
 {
     typedef backward_shape<WIDE, DIM, DIRECTIONS> of;
     const int64_t blocks = (p->len_q + of::rows - 1) / of::rows * p->batch * p->heads_q;
@@ -18,8 +19,9 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const row_a
     return cuda_launched("query_kernel", error);
 }
 
-template <int DIM> static loam_status launch_directions(const loam_problem *p, const loam_args *a, const row_arrays *rows,
-                                                        loam_error *error)
+template <int DIM>
+static loam_status launch_directions(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                                     loam_error *error)
 {
     switch (p->mechanism) {
     case LOAM_SOFTMAX: return launch<DIM, NO_DIRECTION>(p, a, rows, error);
@@ -31,7 +33,7 @@ template <int DIM> static loam_status launch_directions(const loam_problem *p, c
 }
 
 loam_status local_query_gradient_wide_cuda(const loam_problem *p, const loam_args *a, const row_arrays *rows,
-                                               loam_error *error)
+                                           loam_error *error)
 {
     switch (local_padded_dim(p)) {
     case 64: return launch_directions<64>(p, a, rows, error);

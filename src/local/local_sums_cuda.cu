@@ -33,7 +33,8 @@ static __device__ double head_sum(const loam_problem &p, const double *part, int
 
 /* One block for each head. */
 __global__ void __launch_bounds__(SUM_THREADS)
-    head_sums_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a, const row_arrays rows)
+    head_sums_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                     const row_arrays rows)
 {
     const int64_t h = blockIdx.x;
     const bool first = threadIdx.x == 0;
@@ -77,7 +78,8 @@ __global__ void total_sums_kernel(const __grid_constant__ loam_problem p, const 
     }
 }
 
-loam_status local_row_sums_cuda(const loam_problem *p, const loam_args *a, const row_arrays *rows, loam_error *error)
+loam_status local_row_sums_cuda(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                                loam_error *error)
 {
     const cudaStream_t stream = (cudaStream_t)a->stream;
     head_sums_kernel<<<(unsigned)p->heads_q, SUM_THREADS, 0, stream>>>(*p, *a, *rows);
