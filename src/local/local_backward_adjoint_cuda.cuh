@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The adjoint solve on GPUs: y = (Cov + Lambda)^-1 drho, by the solver of the forward pass, and in float64 for the rows that it leaves.
- * drho lies where y will.
+ * The adjoint solve on GPUs: y = (Cov + Lambda)^-1 drho, by the solver of the forward pass, and in float64
+ * for the rows that it leaves. drho lies where y will.
  */
 #ifndef LOAM_LOCAL_LOCAL_BACKWARD_ADJOINT_CUDA_CUH
 #define LOAM_LOCAL_LOCAL_BACKWARD_ADJOINT_CUDA_CUH

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Backward of the local family on GPUs of compute capability 8.0 and newer: the workspace, and the kernels in their order. */
+ * Backward of the local family on GPUs of compute capability 8.0 and newer: the workspace, and the kernels in
+ * their order. */
 #include "src/local/local_backward_cuda.h"
 #include "src/local/local_cuda.cuh"
 

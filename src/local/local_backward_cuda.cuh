@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * Backward on GPUs: what its kernels share. Formulas and numerical care are those of local_backward_cpu.c; so are the two passes,
- * in which no thread block adds to what another writes:
+ * Backward on GPUs: what its kernels share. Formulas and numerical care are those of local_backward_cpu.c; so
+ * are the two passes, in which no thread block adds to what another writes:
  *
- *   rows   64 or fewer queries of a head, all keys stream by: drho (probe_kernel), the adjoint solve (adjoint_kernel), then the
- *          row constants and dq (query_kernel)
+ *   rows   64 or fewer queries of a head, all keys stream by: drho (probe_kernel), the adjoint solve
+ *          (adjoint_kernel), then the row constants and dq (query_kernel)
  *   keys   64 or fewer keys of a key-value head, all queries that see them stream by: dk and dv (key_kernel)
  *
- * Beside q, a row has up to three vectors that multiply the keys ("directions"): rho; for LLA y; and where the ridge is relative to
- * the trace, kbar. Those of LLA have more digits than bf16, and are two narrow tiles each.
+ * Beside q, a row has up to three vectors that multiply the keys ("directions"): rho; for LLA y; and where
+ * the ridge is relative to the trace, kbar. Those of LLA have more digits than bf16, and are two narrow tiles
+ * each.
  */
 #ifndef LOAM_LOCAL_LOCAL_BACKWARD_CUDA_CUH
 #define LOAM_LOCAL_LOCAL_BACKWARD_CUDA_CUH
@@ -44,7 +45,9 @@ template <bool WIDE, int DIM, int DIRECTIONS> struct backward_shape {
     static constexpr int threads = 2 * rows;
 
     /* Keys of a block and queries of a tile that streams by; dk and dv are computed `columns` at a time. */
-    static constexpr int queries = DIM == 64 && !(WIDE && DIRECTIONS > 0) ? 32 : 16;
+    static constexpr bool light = WIDE ? DIM == 64 && DIRECTIONS == NO_DIRECTION
+                                       : DIM == 64 || (DIM == 128 && DIRECTIONS < SOLVED_PROBE);
+    static constexpr int queries = light ? 32 : 16; /* as registers allow */
     static constexpr int key_rows = most_rows(2 * row_bytes, row_tiles *stages *queries *row_bytes);
     static constexpr int key_threads = 2 * key_rows;
     static constexpr int columns = DIM < CHUNK ? DIM : DIRECTIONS == SOLVED_BY_TRACE ? CHUNK / 2 : CHUNK;
@@ -119,8 +122,8 @@ static __device__ __forceinline__ void fill_direction(__nv_bfloat16 *tile, const
     }
 }
 
-/* The directions of rows `row` .. (in the order of local_row), whose first is token `token` of head h; the tiles lie one after
- * another. */
+/* The directions of rows `row` .. (in the order of local_row), whose first is token `token` of head h; the
+ * tiles lie one after another. */
 template <class S, int DIRECTIONS, int ROWS_OF_TILE, int THREADS_OF_BLOCK>
 static __device__ __forceinline__ void fill_directions(typename S::type *tiles, const loam_problem &p,
                                                        const loam_args &a, const local_saved &saved,
@@ -144,7 +147,7 @@ static __device__ __forceinline__ void fill_directions(typename S::type *tiles, 
     }
 }
 
-/* ------------------------------------------------------------------ keys and values streaming past a block of queries */
+/* ------------------------------------------------------------------ keys and values stream past queries */
 
 template <class S> struct pair_ring {
     alignas(16) typename S::type keys[S::stages][S::keys * S::pitch];
@@ -183,8 +186,8 @@ static __device__ __forceinline__ void fill_pair_terms(pair_ring<S> &ring, const
     }
 }
 
-/* Calls use(tile, terms) for all tiles of the block's keys in order. norms: |k|^2 is wanted though the score does not need it. All
- * threads of the block take part. */
+/* Calls use(tile, terms) for all tiles of the block's keys in order. norms: |k|^2 is wanted though the
+ * score does not need it. All threads of the block take part. */
 template <class S, bool VALUES, class F>
 static __device__ __forceinline__ void stream_pairs(pair_ring<S> &ring, const loam_problem &p,
                                                     const loam_args &a, const row_block &x, const scoring &sc,
@@ -226,8 +229,8 @@ struct row_constants {
     float gbar[2]; /* do . vbar */
 };
 
-/* The origin (narrow tiles take it out of sums of weights that are 0 but for rounding, see there), then the tiles of queries and output
- * gradients, which it waits for. */
+/* The origin, which narrow tiles need too: to take it out of sums that are 0 but for rounding. Then the tiles
+ * of queries and output gradients, which it waits for. */
 template <class S>
 static __device__ __forceinline__ void begin_queries(typename S::type *query, typename S::type *grad_o,
                                                      float *origin, const loam_problem &p, const loam_args &a,

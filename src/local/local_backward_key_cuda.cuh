@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Backward on GPUs, second pass: a block of keys, past which stream the queries of all heads of its group that see them, with what the
- * first pass left of their rows. dk and dv stay in registers. Products come out as [key][query].
+ * Backward on GPUs, second pass: a block of keys, past which stream the queries of all heads of its group
+ * that see them, with what the first pass left of their rows. dk and dv stay in registers. Products come out
+ * as [key][query].
  */
 #ifndef LOAM_LOCAL_LOCAL_BACKWARD_KEY_CUDA_CUH
 #define LOAM_LOCAL_LOCAL_BACKWARD_KEY_CUDA_CUH
@@ -204,8 +205,9 @@ static __device__ __forceinline__ void put_bias_gradient(const key_pair &k, cons
 
 /* ------------------------------------------------------------------ one tile of queries */
 
-/* out: the block's keys times the transpose of a tile of queries in PARTS parts. Bit for bit what product_rows makes of them the other
- * way round: u and t are small differences of large products, of which the first pass has found the centres. */
+/* out: the block's keys times the transpose of a tile of queries in PARTS parts. Bit for bit what
+ * product_rows makes of them the other way round: u and t are small differences of large products, of
+ * which the first pass has found the centres. */
 template <class S, int PARTS>
 static __device__ __forceinline__ void product_keys(float (&out)[S::queries / 8][4],
                                                     const typename S::type *keys,
@@ -213,7 +215,7 @@ static __device__ __forceinline__ void product_keys(float (&out)[S::queries / 8]
 {
     constexpr int parts = sizeof(typename S::type) == 4 ? 3 : 1;
     clear(out);
-#pragma unroll (parts == 3 ? 2 : 16)
+#pragma unroll(parts == 3 ? 2 : 16)
     for (int k = 0; k < S::dim; k += 16) {
         operand_a<parts> a;
         load_a<S::pitch>(a, keys, threadIdx.x / 32 * 16, k);
@@ -253,8 +255,8 @@ static __device__ __forceinline__ void add_direction(float (&dk)[S::columns / 8]
     product_weights<S::key_parts, S::pitch>(dk, weights, tile, first);
 }
 
-/* Products s, g, u, t, w of the keys with q, do, rho, y, kbar become: s scale ds factor, g p (1 - u), u -p E, w -2/d p x of the trace
- * unit. */
+/* Products s, g, u, t, w of the keys with q, do, rho, y, kbar become:
+ * s scale ds factor, g p (1 - u), u -p E, w -2/d p x of the trace unit. */
 template <class S, int DIRECTIONS, int BLOCKS>
 static __device__ __forceinline__ void key_tile_gradient(float (&s)[BLOCKS][4], float (&g)[BLOCKS][4],
                                                          float (&u)[BLOCKS][4], const float (&t)[BLOCKS][4],

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Backward on GPUs, first sweep of a row that has a probe: drho = -sum p (g - gbar) kappa. The sum of p (g - gbar) is 0 but for
- * rounding; it is taken out of drho where the mean key is known, and goes to gbar_rest. For a given probe drho is the result, for a
- * solved one the right-hand side of the adjoint solve, whose ridge is found here too.
+ * Backward on GPUs, first sweep of a row that has a probe: drho = -sum p (g - gbar) kappa. The sum of p (g -
+ * gbar) is 0 but for rounding; it is taken out of drho where the mean key is known, and goes to gbar_rest.
+ * For a given probe drho is the result, for a solved one the right-hand side of the adjoint solve, whose
+ * ridge is found here too.
  */
 #ifndef LOAM_LOCAL_LOCAL_BACKWARD_PROBE_CUDA_CUH
 #define LOAM_LOCAL_LOCAL_BACKWARD_PROBE_CUDA_CUH
@@ -18,7 +19,7 @@ template <bool WIDE, int DIM> struct probe_shared {
 
 /* Sums over the keys of the thread's rows; but for the peak, of its columns only until probe_finish. */
 struct probe_sums {
-    float total[2], square[2]; /* of p (g - gbar), p |k|^2 */
+    float total[2], square[2]; /* of p (g - gbar), and p |k|^2 or p |kappa|^2 */
     float best[2];             /* the highest score, and the first key that has it */
     int peak[2];
 };
@@ -28,7 +29,7 @@ template <class S>
 static __device__ __forceinline__ void weigh_errors(float (&s)[S::keys / 8][4], float (&g)[S::keys / 8][4],
                                                     probe_sums &sum, const scoring &sc,
                                                     const key_terms &terms, const row_pair &r,
-                                                    const row_constants &rc, int j0, bool squares)
+                                                    const row_constants &rc, int j0)
 {
 #pragma unroll
     for (int n = 0; n < S::keys / 8; n++) {
@@ -44,7 +45,43 @@ static __device__ __forceinline__ void weigh_errors(float (&s)[S::keys / 8][4], 
             }
             g[n][e] = rounded<S::row_parts>(seen ? p * (g[n][e] - rc.gbar[row]) : 0);
             sum.total[row] += g[n][e];
-            sum.square[row] += squares && seen ? p * terms.norm[c] : 0;
+            s[n][e] = p;
+        }
+    }
+}
+
+/* Adds p |k|^2 of a tile. */
+template <int BLOCKS>
+static __device__ __forceinline__ void add_squares(probe_sums &sum, const float (&w)[BLOCKS][4],
+                                                   const key_terms &terms)
+{
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            sum.square[e / 2] += w[n][e] * terms.norm[column_of(n, e)];
+        }
+    }
+}
+
+/* Adds p |kappa|^2, from differences: the ridge relative to the trace needs it to its own precision, also
+ * where nearly all weight is on one key. */
+template <class S, int BLOCKS>
+static __device__ __forceinline__ void add_spread(probe_sums &sum, const float (&w)[BLOCKS][4],
+                                                  const typename S::type *keys, const float *kbar,
+                                                  const int64_t (&kbar_at)[2], int d)
+{
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            float distance2 = 0;
+            for (int c = 0; w[n][e] > 0 && c < d; c++) {
+                const float kappa = tile_value(keys[column_of(n, e) * S::pitch + c]) -
+                                    kbar[kbar_at[e / 2] + c];
+                distance2 += kappa * kappa;
+            }
+            sum.square[e / 2] += w[n][e] * distance2;
         }
     }
 }
@@ -67,8 +104,8 @@ static __device__ __forceinline__ void probe_finish(probe_sums &sum)
     }
 }
 
-/* A given probe: grad_probe, and e = -rho . drho. f: sum p (g - gbar) k; the keys of narrow tiles have the origin in them, which `excess`
- * = sum p (g - gbar) takes out. */
+/* A given probe: grad_probe, and e = -rho . drho. f: sum p (g - gbar) k; the keys of narrow tiles have the
+ * origin in them, which `excess` = sum p (g - gbar) takes out. */
 template <int BLOCKS>
 static __device__ __forceinline__ float given_gradient(const float (&f)[BLOCKS][4], int row, float excess,
                                                        const float *origin, const loam_problem &p,
@@ -117,10 +154,9 @@ static __device__ __forceinline__ float solved_gradient(const float (&f)[BLOCKS]
 static __device__ __forceinline__ void set_unit(row_record &rec, const loam_problem &p, float square,
                                                 float most)
 {
-    rec.trace = fmaxf(square - rec.kbar2, 0) / (float)p.dim_qk;
-    rec.unit = p.ridge_unit == LOAM_RIDGE_MAX     ? most
-               : p.ridge_unit == LOAM_RIDGE_TRACE ? rec.trace + (float)LOCAL_TRACE_FLOOR
-                                                  : 1;
+    const bool by_trace = p.ridge_unit == LOAM_RIDGE_TRACE;
+    rec.trace = fmaxf(by_trace ? square : square - rec.kbar2, 0) / (float)p.dim_qk;
+    rec.unit = p.ridge_unit == LOAM_RIDGE_MAX ? most : by_trace ? rec.trace + (float)LOCAL_TRACE_FLOOR : 1;
 }
 
 template <bool WIDE, int DIM>
@@ -136,7 +172,7 @@ __global__ void __launch_bounds__(probe_shared<WIDE, DIM>::of::threads)
     if (x.rows <= 0) {
         return;
     }
-    const bool solved = p.mechanism == LOAM_LLA;
+    const bool solved = p.mechanism == LOAM_LLA, by_trace = solved && p.ridge_unit == LOAM_RIDGE_TRACE;
     const scoring sc = scoring_of(p, a, x.h);
     const row_pair r = row_pair_of(p, x);
     begin_queries<S>(sm.query, sm.grad_o, sm.ring.origin, p, a, x);
@@ -145,6 +181,8 @@ __global__ void __launch_bounds__(probe_shared<WIDE, DIM>::of::threads)
 
     const int warp_row = threadIdx.x / 32 * 16;
     probe_sums sum = { { 0, 0 }, { 0, 0 }, { -INFINITY, -INFINITY }, { INT32_MAX, INT32_MAX } };
+    const int64_t kbar_at[2] = { local_row(&p, &x.s, x.h, x.i0 + r.at[0]) * p.dim_qk,
+                                 local_row(&p, &x.s, x.h, x.i0 + r.at[1]) * p.dim_qk };
     float f[DIM / 8][4];
     clear(f);
     stream_pairs<S, true>(sm.ring, p, a, x, sc, solved, [&](const tile_at &t, const key_terms &terms) {
@@ -153,7 +191,12 @@ __global__ void __launch_bounds__(probe_shared<WIDE, DIM>::of::threads)
         clear(g);
         product_rows<1, DIM>(s, sm.query, 0, warp_row, sm.ring.keys[t.slot]);
         product_rows<1, DIM>(g, sm.grad_o, 0, warp_row, sm.ring.values[t.slot]);
-        weigh_errors<S>(s, g, sum, sc, terms, r, rc, t.j, solved);
+        weigh_errors<S>(s, g, sum, sc, terms, r, rc, t.j);
+        if (by_trace) {
+            add_spread<S>(sum, s, sm.ring.keys[t.slot], (const float *)saved.kbar, kbar_at, (int)p.dim_qk);
+        } else if (solved) {
+            add_squares(sum, s, terms);
+        }
         product_weights<S::row_parts, S::pitch>(f, g, sm.ring.keys[t.slot], 0);
     });
     probe_finish(sum);

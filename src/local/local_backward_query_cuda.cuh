@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Backward on GPUs, last kernel of the rows: dq, the ridge's gradient, what a row adds to the gradients that are sums over rows, and
- * the row_record for the second pass.
+ * Backward on GPUs, last kernel of the rows: dq, the ridge's gradient, what a row adds to the gradients that
+ * are sums over rows, and the row_record for the second pass.
  */
 #ifndef LOAM_LOCAL_LOCAL_BACKWARD_QUERY_CUDA_CUH
 #define LOAM_LOCAL_LOCAL_BACKWARD_QUERY_CUDA_CUH
@@ -48,7 +48,8 @@ static __device__ __forceinline__ void ridge_gradient(row_record &rec, bool real
     }
 }
 
-/* A direction times the peak key, which the products of all keys are taken relative to. PARTS: of the direction in products. */
+/* A direction times the peak key, which the products of all keys are taken relative to. PARTS: of the
+ * direction in products. */
 template <int PARTS>
 static __device__ __forceinline__ float peak_product(bool real, const loam_problem &p, const loam_args &a,
                                                      const row_block &x, int peak, const float *direction,
@@ -63,8 +64,9 @@ static __device__ __forceinline__ float peak_product(bool real, const loam_probl
     return quad_sum(sum);
 }
 
-/* rho . kbar and y . kbar: the product with the peak key plus a rest, the weighted mean of the others relative to it. So u is small to
- * its own precision where one key has nearly all the weight and rho is large. */
+/* rho . kbar and y . kbar: the product with the peak key plus a rest, the weighted mean of the others
+ * relative to it. So u is small to its own precision where one key has nearly all the weight and rho is
+ * large. */
 template <bool WIDE, int DIM, int DIRECTIONS>
 static __device__ __forceinline__ void sweep_centres(query_shared<WIDE, DIM, DIRECTIONS> &sm,
                                                      row_record (&rec)[2], const loam_problem &p,
@@ -142,7 +144,7 @@ static __device__ __forceinline__ void complete_records(query_shared<WIDE, DIM, 
 /* Sums over the keys of a row that only its own parameters need, as in local_backward_rows.h. */
 struct row_totals {
     float inner[2], scale[2], slope[2]; /* of ds factor, ds factor (x - middle), -ds distance */
-    float origin[2];                    /* what dq has of the origin */
+    float from[2];                      /* what dq has of the point that keys count from */
     float middle[2], mean[2];           /* an x to count from; of p (x - middle) */
     float large[2];                     /* scale / 2^100, which counts where scale overflows on the way */
 };
@@ -165,7 +167,8 @@ static __device__ __forceinline__ void set_middle(row_totals &sum, const scoring
     }
 }
 
-/* Adds one tile to the totals; s, products q . k on entry, becomes ds factor. g, u, t, w: products with the tile of do, rho, y, kbar. */
+/* Adds one tile to the totals; s, products q . k on entry, becomes ds factor. g, u, t, w: products with
+ * the tile of do, rho, y, kbar. */
 template <class S, int DIRECTIONS, int BLOCKS>
 static __device__ __forceinline__ void row_tile_gradient(
     float (&s)[BLOCKS][4], const float (&g)[BLOCKS][4], const float (&u)[BLOCKS][4],
@@ -202,8 +205,9 @@ static __device__ __forceinline__ void row_tile_gradient(
     }
 }
 
-/* The totals of whole rows. Wide tiles leave the origin out of the keys, narrow ones have it in them, with what rounding leaves of a sum
- * that is 0. */
+/* The totals of whole rows. Wide tiles leave the origin out of the keys. Narrow ones do not: what rounding
+ * leaves of a sum that is 0 would bring keys far from zero into dq, and is taken out at the mean key, or
+ * at the origin where that is not known. */
 template <bool WIDE>
 static __device__ __forceinline__ void finish_totals(row_totals &sum, bool zero_sum, const row_constants &rc)
 {
@@ -214,7 +218,7 @@ static __device__ __forceinline__ void finish_totals(row_totals &sum, bool zero_
         /* What rounding leaves of a sum that is 0 is taken out at the mean x. */
         const float rest = inner * quad_sum(sum.mean[row]);
         scale -= zero_sum && fabsf(rest) < INFINITY ? rest : 0;
-        sum.origin[row] = WIDE ? (zero_sum ? 0 : inner) : zero_sum ? -inner : 0;
+        sum.from[row] = WIDE ? (zero_sum ? 0 : inner) : zero_sum ? -inner : 0;
         inner = zero_sum ? 0 : inner;
         sum.scale[row] = scale + inner * rc.constant[row];
         sum.large[row] = large + inner * (rc.constant[row] * 0x1p-100f);
@@ -227,11 +231,12 @@ template <bool WIDE, int DIM, int DIRECTIONS>
 static __device__ __forceinline__ void put_query_gradient(const query_shared<WIDE, DIM, DIRECTIONS> &sm,
                                                           const float (&f)[DIM / 8][4], const row_totals &sum,
                                                           int row, const loam_problem &p, const loam_args &a,
-                                                          const row_arrays &arrays, const row_block &x,
-                                                          const row_pair &r, const scoring &sc)
+                                                          const local_saved &saved, const row_arrays &arrays,
+                                                          const row_block &x, const row_pair &r,
+                                                          const scoring &sc)
 {
     typedef backward_shape<WIDE, DIM, DIRECTIONS> S;
-    const int64_t i = x.i0 + r.at[row], y_at = local_row(&p, &x.s, x.h, i) * p.dim_qk;
+    const int64_t i = x.i0 + r.at[row], at = local_row(&p, &x.s, x.h, i) * p.dim_qk;
     const int64_t out = LOCAL_AT(a.grad_q, x.s.b, x.h, x.s.q0 + i);
 #pragma unroll
     for (int n = 0; n < DIM / 8; n++) {
@@ -239,12 +244,14 @@ static __device__ __forceinline__ void put_query_gradient(const query_shared<WID
 #pragma unroll
         for (int s = 0; s < 2; s++) {
             const int c = column_of(n, s);
-            const float from = sc.rbf ? -tile_value(sm.query[r.at[row] * S::pitch + c]) : sm.ring.origin[c];
-            float y = 0;
+            float from = sc.rbf ? -tile_value(sm.query[r.at[row] * S::pitch + c]) : sm.ring.origin[c], y = 0;
             if constexpr (DIRECTIONS >= SOLVED_PROBE) {
-                y = c < p.dim_qk ? arrays.y[y_at + c] : 0;
+                y = c < p.dim_qk ? arrays.y[at + c] : 0;
             }
-            grad[s] = sc.scale * (f[n][2 * row + s] + sum.origin[row] * from) - y;
+            if constexpr (DIRECTIONS >= SOLVED_PROBE && !WIDE) {
+                from = c < p.dim_qk ? ((const float *)saved.kbar)[at + c] : 0;
+            }
+            grad[s] = sc.scale * (f[n][2 * row + s] + sum.from[row] * from) - y;
         }
         store_pair(a.grad_q.data, p.dtype, out, column_of(n, 0), p.dim_qk, grad[0], grad[1]);
     }
@@ -269,7 +276,7 @@ static __device__ __forceinline__ void put_row(const row_record &rec, const row_
 }
 
 template <bool WIDE, int DIM, int DIRECTIONS>
-__global__ void __launch_bounds__(backward_shape<WIDE, DIM, DIRECTIONS>::threads)
+__global__ void __launch_bounds__(backward_shape<WIDE, DIM, DIRECTIONS>::threads, 2)
     query_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                  const local_saved saved, const row_arrays arrays)
 {
@@ -326,7 +333,7 @@ __global__ void __launch_bounds__(backward_shape<WIDE, DIM, DIRECTIONS>::threads
             continue;
         }
         if (a.grad_q.data) {
-            put_query_gradient(sm, f, sum, row, p, a, arrays, x, r, sc);
+            put_query_gradient(sm, f, sum, row, p, a, saved, arrays, x, r, sc);
         }
         if (threadIdx.x % 4 == 0) {
             put_row(rec[row], sum, row, rc, sc, p, a, arrays, x.h,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * Gradients that are sums over rows, on GPUs: each row has left its part; a thread block adds those of a head in a fixed order, one
- * thread those of the heads. Gradients of a ridge with tokens are written row by row, in the first pass. */
+ * Gradients that are sums over rows, on GPUs: each row has left its part; a thread block adds those of a head
+ * in a fixed order, one thread those of the heads. Gradients of a ridge with tokens are written row by row,
+ * in the first pass. */
 #include "src/gpu/launch.cuh"
 #include "src/local/local_backward_cuda.h"
 
