@@ -1,27 +1,24 @@
 /* SPDX-License-Identifier: MIT
  * The launches of adjoint_kernel. */
 #include "src/local/local_backward_adjoint_cuda.cuh"
+#include "src/local/local_solve_work_cuda.cuh"
 
 template <bool WIDE, int DIM>
 static loam_status launch(const loam_problem *p, const loam_args *a, const row_arrays *rows, void *memory,
                           loam_error *error)
 {
     const int64_t blocks = (p->len_q + ROWS - 1) / ROWS * p->batch * p->heads_q;
-    const int64_t grid = solve_blocks() < blocks ? solve_blocks() : blocks;
+    const int64_t most = solve_blocks(p), grid = most < blocks ? most : blocks;
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
     const cudaStream_t stream = (cudaStream_t)a->stream;
     arena pool = { (char *)memory, 0 };
     const solve_work work = solve_work_carve(p, &pool);
-    double *const row_scratch = (double *)arena_take(&pool, row64_scratch(p), sizeof(double));
     constexpr size_t shared = sizeof(solve_shared<WIDE, DIM>);
-    TRY(cuda_check(cudaMemsetAsync(work.next_block, 0, 2 * LOAM_ALIGN, stream), "counters of the work",
-                   error));
+    TRY(solve_work_clear(&work, a, error));
     TRY(cuda_allow_shared((const void *)adjoint_kernel<WIDE, DIM>, shared, error));
     adjoint_kernel<WIDE, DIM>
         <<<(unsigned)grid, THREADS, shared, stream>>>(*p, *a, saved, *rows, work, blocks);
-    TRY(cuda_launched("adjoint_kernel", error));
-    adjoint64_kernel<<<ROW64_BLOCKS, ROW64_THREADS, 0, stream>>>(*p, *a, *rows, work, row_scratch);
-    return cuda_launched("adjoint64_kernel", error);
+    return cuda_launched("adjoint_kernel", error);
 }
 
 template <bool WIDE>
@@ -46,6 +43,5 @@ size_t local_adjoint_cuda_work(const loam_problem *p)
 {
     arena pool = { NULL, 0 };
     (void)solve_work_carve(p, &pool);
-    (void)arena_take(&pool, row64_scratch(p), sizeof(double));
     return pool.used;
 }

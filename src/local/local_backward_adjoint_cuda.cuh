@@ -7,7 +7,7 @@
 #define LOAM_LOCAL_LOCAL_BACKWARD_ADJOINT_CUDA_CUH
 
 #include "src/local/local_backward_cuda.h"
-#include "src/local/local_row64_cuda.cuh"
+#include "src/local/local_solved_cuda.cuh"
 
 /* A vector of each of the thread's rows, out of dense rows. */
 template <int DIM>
@@ -114,64 +114,6 @@ __global__ void __launch_bounds__(THREADS, 2)
             return;
         }
         adjoint_block(sm, p, a, saved, arrays, work, block, scratch);
-    }
-}
-
-/* right = -sum p (do . (v - vbar)) kappa of a row whose means are known */
-static __device__ void adjoint_right64(row64_shared &sm, const loam_problem &p, const loam_args &a,
-                                       const row64_at &r)
-{
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, c = threadIdx.x;
-    const int64_t grad = LOCAL_AT(a.grad_o, r.x.s.b, r.x.h, r.x.s.q0 + r.i);
-    double sum = 0;
-    for (int64_t j = r.lo; j < r.hi; j += KEYS64) {
-        load_tile64(sm, p, a, r, j);
-        for (int row = warp; row < KEYS64; row += ROW64_THREADS / 32) {
-            double g = 0;
-            for (int n = lane; n < p.dim_v; n += 32) {
-                g += element_load(a.grad_o.data, p.dtype, grad + n) * (sm.values[row][n] - sm.vbar[n]);
-            }
-#pragma unroll
-            for (int step = 16; step > 0; step /= 2) {
-                g += __shfl_xor_sync(0xffffffffu, g, step);
-            }
-            if (lane == 0) {
-                sm.line[row] = exp(sm.score[row] - r.m) / r.omega * g;
-            }
-        }
-        __syncthreads();
-        for (int row = 0; row < KEYS64; row++) {
-            sum -= c < p.dim_qk ? sm.line[row] * (sm.keys[row][c] - sm.kbar[c]) : 0;
-        }
-    }
-    __syncthreads();
-    sm.right[c] = sum;
-    __syncthreads();
-}
-
-/* y of the rows on the list; 0 where the system is singular or float32 cannot hold it. */
-static __global__ void __launch_bounds__(ROW64_THREADS)
-    adjoint64_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
-                     const row_arrays arrays, const solve_work work, double *scratch)
-{
-    __shared__ row64_shared sm;
-    const int64_t c = threadIdx.x, d = p.dim_qk;
-    double *gram = scratch + blockIdx.x * triangle(d);
-    for (unsigned long long n = blockIdx.x; n < *work.hard_count; n += gridDim.x) {
-        row64_at r = begin64(sm, p, a, work.hard[n]);
-        means64(sm, p, a, r);
-        gram64(sm, p, a, r, gram);
-        const double least = add_ridge64(sm, p, a, r, gram);
-        adjoint_right64(sm, p, a, r);
-        bool solved = factor64(gram, d, least);
-        if (solved) {
-            substitute64(sm, gram, d);
-        }
-        solved = solved && __syncthreads_and(c >= d || fits_float(sm.rho[c]));
-        if (c < d) {
-            arrays.y[local_row(&p, &r.x.s, r.x.h, r.i) * d + c] = solved ? (float)sm.rho[c] : 0;
-        }
-        __syncthreads();
     }
 }
 

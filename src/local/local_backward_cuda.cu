@@ -32,6 +32,7 @@ static loam_status rows_pass(const loam_problem *p, const loam_args *a, const ro
     }
     if (p->mechanism == LOAM_LLA) {
         TRY(local_adjoint_cuda(p, a, rows, solver, error));
+        TRY(local_adjoint64_cuda(p, a, rows, solver, error));
     }
     return local_wide(p) ? local_query_gradient_wide_cuda(p, a, rows, error)
                          : local_query_gradient_narrow_cuda(p, a, rows, error);

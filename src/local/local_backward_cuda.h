@@ -35,9 +35,11 @@ typedef loam_status local_rows_fn(const loam_problem *problem, const loam_args *
 
 /* drho, and what the solve needs; Parallax: grad_probe. */
 local_rows_fn local_probe_gradient_cuda;
-/* y; memory: local_adjoint_cuda_work bytes of the workspace. */
-loam_status local_adjoint_cuda(const loam_problem *problem, const loam_args *args, const row_arrays *rows,
-                               void *memory, loam_error *error);
+/* y by conjugate gradients; the rows that these leave, in float64. memory: local_adjoint_cuda_work bytes of
+ * the workspace. */
+typedef loam_status local_adjoint_fn(const loam_problem *problem, const loam_args *args,
+                                     const row_arrays *rows, void *memory, loam_error *error);
+local_adjoint_fn local_adjoint_cuda, local_adjoint64_cuda;
 local_work_fn local_adjoint_cuda_work;
 /* dq. */
 local_rows_fn local_query_gradient_narrow_cuda, local_query_gradient_wide_cuda;

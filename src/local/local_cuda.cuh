@@ -20,7 +20,7 @@ enum { THREADS = 128, ROWS = 64, CHUNK = 128 };
 /* Tiles for head dimensions up to DIM. Outputs are computed CHUNK columns at a time. */
 template <bool WIDE, int DIM> struct shape {
     typedef element<WIDE> type;
-    static constexpr int keys = WIDE ? (DIM == 256 ? 16 : 32) : 64;
+    static constexpr int keys = WIDE ? (DIM == 256 ? 16 : 32) : DIM == 64 ? 64 : 32;
     static constexpr int stages = WIDE || DIM > 128 ? 1 : 2;
     static constexpr int columns = DIM < CHUNK ? DIM : CHUNK;
     static constexpr int pitch = DIM + PAD;
@@ -196,9 +196,9 @@ static __device__ __forceinline__ void online_begin(online &o)
     o.omega[0] = o.omega[1] = 0;
 }
 
-/* Scores of a tile become exp(s - m) of the new maximum, which omega then counts (this thread's columns); keep[row] is what
- * everything gathered so far is to be multiplied with. */
-template <int BLOCKS>
+/* Scores of a tile become exp(s - m) of the new maximum, in PARTS bf16 parts (0: as it is), which omega then counts (this
+ * thread's columns); keep[row] is what everything gathered so far is to be multiplied with. */
+template <int PARTS, int BLOCKS>
 static __device__ __forceinline__ void online_weigh(online &o, float (&s)[BLOCKS][4], float (&keep)[2])
 {
 #pragma unroll
@@ -218,6 +218,9 @@ static __device__ __forceinline__ void online_weigh(online &o, float (&s)[BLOCKS
 #pragma unroll
             for (int e = 2 * row; e < 2 * row + 2; e++) {
                 s[n][e] = exp_fast(s[n][e] - m);
+                if constexpr (PARTS > 0) {
+                    s[n][e] = rounded<PARTS>(s[n][e]);
+                }
                 o.omega[row] += s[n][e];
             }
         }

@@ -3,6 +3,7 @@
 #include "src/local/local_forward_cuda.h"
 
 #include "src/base/error.h"
+#include <stdlib.h>
 
 static bool nothing(const loam_problem *p) { return p->batch == 0 || p->len_q == 0; }
 
@@ -13,8 +14,14 @@ size_t local_forward_sm80_work(const loam_problem *p)
 
 loam_status local_forward_sm80(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    if (!nothing(p)) {
-        TRY(p->mechanism == LOAM_LLA ? local_solved_cuda(p, a, error) : local_given_cuda(p, a, error));
+    if (nothing(p)) {
+        return loam_succeed(error);
+    }
+    if (p->mechanism == LOAM_LLA) {
+        TRY(getenv("SM90") && local_solved_sm90_fits(p, a) ? local_solved_sm90(p, a, error) : local_solved_cuda(p, a, error));
+        TRY(local_row64_cuda(p, a, error));
+    } else {
+        TRY(local_given_cuda(p, a, error));
     }
     return loam_succeed(error);
 }

@@ -1,27 +1,21 @@
 /* SPDX-License-Identifier: MIT
  * The launches of solved_kernel. */
-#include "src/gpu/launch.cuh"
 #include "src/local/local_forward_cuda.h"
-#include "src/local/local_solved_cuda.cuh"
-#include "src/local/local_row64_cuda.cuh"
+#include "src/local/local_solve_work_cuda.cuh"
 
 template <bool WIDE, int DIM>
 static loam_status launch(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     const int64_t blocks = (p->len_q + ROWS - 1) / ROWS * p->batch * p->heads_q;
-    const int64_t grid = solve_blocks() < blocks ? solve_blocks() : blocks;
+    const int64_t most = solve_blocks(p), grid = most < blocks ? most : blocks;
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
-    const cudaStream_t stream = (cudaStream_t)a->stream;
     arena pool = { (char *)a->work, 0 };
     const solve_work work = solve_work_carve(p, &pool);
-    double *const row_scratch = (double *)arena_take(&pool, row64_scratch(p), sizeof(double));
     constexpr size_t shared = sizeof(solve_shared<WIDE, DIM>);
-    TRY(cuda_check(cudaMemsetAsync(work.next_block, 0, 2 * LOAM_ALIGN, stream), "counters of the work", error));
+    TRY(solve_work_clear(&work, a, error));
     TRY(cuda_allow_shared((const void *)solved_kernel<WIDE, DIM>, shared, error));
-    solved_kernel<WIDE, DIM><<<(unsigned)grid, THREADS, shared, stream>>>(*p, *a, saved, work, blocks);
-    TRY(cuda_launched("solved_kernel", error));
-    row64_kernel<<<ROW64_BLOCKS, ROW64_THREADS, 0, stream>>>(*p, *a, saved, work, row_scratch);
-    return cuda_launched("row64_kernel", error);
+    solved_kernel<WIDE, DIM><<<(unsigned)grid, THREADS, shared, (cudaStream_t)a->stream>>>(*p, *a, saved, work, blocks);
+    return cuda_launched("solved_kernel", error);
 }
 
 template <bool WIDE> static loam_status launch_dim(const loam_problem *p, const loam_args *a, loam_error *error)
@@ -42,6 +36,5 @@ size_t local_solved_cuda_work(const loam_problem *p)
 {
     arena pool = { NULL, 0 };
     (void)solve_work_carve(p, &pool);
-    (void)arena_take(&pool, row64_scratch(p), sizeof(double));
     return pool.used;
 }

@@ -74,7 +74,7 @@ static __device__ __forceinline__ void given_tile(given_sums<shape<WIDE, DIM>::c
 {
     typedef shape<WIDE, DIM> of;
     float keep[2], before[2] = { g.w.omega[0], g.w.omega[1] };
-    online_weigh(g.w, s, keep);
+    online_weigh<0>(g.w, s, keep);
     scale_rows(g.o, keep);
     if constexpr (PROBED) {
         float t[of::keys / 8][4], shift[2];

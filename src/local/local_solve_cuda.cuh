@@ -97,6 +97,7 @@ static __device__ __forceinline__ float ridge_at(const row_ridge &ridge, const l
 
 /* What the solver knows of its rows. */
 template <bool WIDE, int DIM> struct system_of {
+    static constexpr int dim = DIM;
     const loam_problem &p;
     const loam_args &a;
     const row_block &x;
@@ -108,7 +109,15 @@ template <bool WIDE, int DIM> struct system_of {
     float lse[2], x0[2];
 
     __device__ __forceinline__ lane_vector vector(int which) const { return scratch_vector<DIM>(scratch, which); }
+    /* A warp has its rows to itself: it works while any of them is live. */
+    __device__ __forceinline__ bool works(bool live) const { return __any_sync(0xffffffffu, live); }
     __device__ __forceinline__ int warp_row() const { return threadIdx.x / 32 * 16; }
+    /* Channel c of the query, relative to what kbar is relative to. */
+    __device__ __forceinline__ float target(int row, int c) const
+    {
+        const float shift = WIDE && !sc.rbf ? sm.ring.origin[c] : 0;
+        return tile_value(sm.query[r.at[row] * shape<WIDE, DIM>::pitch + c]) - shift;
+    }
 };
 
 /* p of the tile at hand. */
@@ -245,20 +254,20 @@ static __device__ __forceinline__ float magnitude(float x)
 }
 
 /* b is scaled to about 1; x = 0, r = p = b. */
-template <bool WIDE, int DIM>
-static __device__ __forceinline__ void cg_begin(const system_of<WIDE, DIM> &sys, cg_rows &k, const bool (&wanted)[2])
+template <class SYSTEM>
+static __device__ __forceinline__ void cg_begin(const SYSTEM &sys, cg_rows &k, const bool (&wanted)[2])
 {
     const lane_vector x = sys.vector(VECTOR_X), r = sys.vector(VECTOR_R), p = sys.vector(VECTOR_P), b = sys.vector(VECTOR_B);
     float top[2] = { 0, 0 };
-    for (int n = 0; n < DIM / 2; n++) {
+    for (int n = 0; n < SYSTEM::dim / 2; n++) {
         top[n / 2 % 2] = fmaxf(top[n / 2 % 2], fabsf(b.get(n)));
     }
     k.unit[0] = magnitude(quad_max(top[0])), k.unit[1] = magnitude(quad_max(top[1]));
-    for (int n = 0; n < DIM / 2; n++) {
+    for (int n = 0; n < SYSTEM::dim / 2; n++) {
         const float y = b.get(n) / k.unit[n / 2 % 2];
         b.put(n, y), r.put(n, y), p.put(n, y), x.put(n, 0);
     }
-    row_dots<DIM>(k.bb, b, b);
+    row_dots<SYSTEM::dim>(k.bb, b, b);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         k.rr[row] = k.bb[row];
@@ -268,12 +277,12 @@ static __device__ __forceinline__ void cg_begin(const system_of<WIDE, DIM> &sys,
     }
 }
 
-template <bool WIDE, int DIM>
-static __device__ __forceinline__ void cg_step(const system_of<WIDE, DIM> &sys, cg_rows &k, float stop)
+template <class SYSTEM>
+static __device__ __forceinline__ void cg_step(const SYSTEM &sys, cg_rows &k, float stop)
 {
     const lane_vector x = sys.vector(VECTOR_X), r = sys.vector(VECTOR_R), p = sys.vector(VECTOR_P);
     const lane_vector image = sys.vector(VECTOR_IMAGE);
-    const bool busy = __any_sync(0xffffffffu, k.live[0] || k.live[1]);
+    const bool busy = sys.works(k.live[0] || k.live[1]);
     if (busy) {
         put_direction(sys, VECTOR_P);
     }
@@ -282,8 +291,8 @@ static __device__ __forceinline__ void cg_step(const system_of<WIDE, DIM> &sys, 
         return;
     }
     float curvature[2], size[2], step[2], turn[2], next[2] = { 0, 0 };
-    row_dots<DIM>(curvature, p, image);
-    row_dots<DIM>(size, p, p);
+    row_dots<SYSTEM::dim>(curvature, p, image);
+    row_dots<SYSTEM::dim>(size, p, p);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         k.iterations[row] += k.live[row];
@@ -294,7 +303,7 @@ static __device__ __forceinline__ void cg_step(const system_of<WIDE, DIM> &sys, 
             k.most[row] = fmaxf(k.most[row], curvature[row] / size[row]);
         }
     }
-    for (int n = 0; n < DIM / 2; n++) {
+    for (int n = 0; n < SYSTEM::dim / 2; n++) {
         const int row = n / 2 % 2;
         const float rest = r.get(n) - step[row] * image.get(n);
         x.put(n, x.get(n) + step[row] * p.get(n));
@@ -308,14 +317,14 @@ static __device__ __forceinline__ void cg_step(const system_of<WIDE, DIM> &sys, 
         k.rr[row] = k.live[row] ? next[row] : k.rr[row];
         k.live[row] = k.live[row] && next[row] > stop * stop * k.bb[row];
     }
-    for (int n = 0; n < DIM / 2; n++) {
+    for (int n = 0; n < SYSTEM::dim / 2; n++) {
         p.put(n, r.get(n) + turn[n / 2 % 2] * p.get(n));
     }
 }
 
 /* x of the rows `wanted`, in units of k.unit; then x is the direction in shared memory. */
-template <bool WIDE, int DIM>
-static __device__ __forceinline__ void solve_rows(const system_of<WIDE, DIM> &sys, cg_rows &k, const bool (&wanted)[2])
+template <class SYSTEM>
+static __device__ __forceinline__ void solve_rows(const SYSTEM &sys, cg_rows &k, const bool (&wanted)[2])
 {
     const cg_tolerance tolerance = cg_tolerance_of(sys.p.dtype);
     cg_begin(sys, k, wanted);

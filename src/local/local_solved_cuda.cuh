@@ -10,7 +10,6 @@
 #ifndef LOAM_LOCAL_LOCAL_SOLVED_CUDA_CUH
 #define LOAM_LOCAL_LOCAL_SOLVED_CUDA_CUH
 
-#include "src/gpu/launch.cuh"
 #include "src/local/local_solve_cuda.cuh"
 
 /* A row left to float64: row `at` of block `block`. */
@@ -24,32 +23,14 @@ struct solve_work {
     int64_t *next_block;
     unsigned long long *hard_count;
     hard_row *hard;
-    float *scratch; /* of each thread block */
+    float *scratch;      /* of each thread block */
+    double *row_scratch; /* of each thread block of row64_kernel */
 };
 
-/* Thread blocks: what the device holds at once. */
-static inline int64_t solve_blocks(void)
-{
-    int device = 0, multiprocessors = 0;
-    if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
-        return 0;
-    }
-    return 2 * (int64_t)multiprocessors;
-}
+enum { ROW64_BLOCKS = 132 };
 
-static inline solve_work solve_work_carve(const loam_problem *p, arena *pool)
-{
-    const size_t dim = (size_t)local_padded_dim(p), blocks = (size_t)solve_blocks();
-    solve_work w;
-    w.next_block = (int64_t *)arena_take(pool, 1, sizeof(int64_t));
-    w.hard_count = (unsigned long long *)arena_take(pool, 1, sizeof(unsigned long long));
-    w.hard = (hard_row *)arena_take(pool, (size_t)local_rows(p), sizeof(hard_row));
-    w.scratch = (float *)arena_take(pool, size_mul(blocks, VECTORS * (dim / 2) * THREADS), sizeof(float));
-    return w;
-}
-
-/* Means under the weights into the scratch; square[row] = sum p |k|^2; the largest p. */
+/* Means under the weights into the scratch; square[row] = sum p |k|^2; the largest p. Weights are what their parts say, so that
+ * a mean of keys far from zero is off by its share of their spread, not of their size. */
 template <bool WIDE, int DIM>
 static __device__ void sweep_means(system_of<WIDE, DIM> &sys, float (&square)[2], float (&most)[2])
 {
@@ -68,7 +49,7 @@ static __device__ void sweep_means(system_of<WIDE, DIM> &sys, float (&square)[2]
             clear(s);
             product_rows<1, DIM>(s, sys.sm.query, 0, sys.warp_row(), sys.sm.ring.keys[t.slot]);
             scores_in_place(s, sys.sc, terms, sys.r, sys.x0, t.j);
-            online_weigh(w, s, keep);
+            online_weigh<fine_parts<WIDE>>(w, s, keep);
             scale_rows(k, keep);
             scale_rows(v, keep);
 #pragma unroll
@@ -105,29 +86,60 @@ static __device__ void sweep_means(system_of<WIDE, DIM> &sys, float (&square)[2]
 }
 
 /* b = kbar - q, both relative to the same point. */
-template <bool WIDE, int DIM> static __device__ void put_right_side(const system_of<WIDE, DIM> &sys)
+template <class SYSTEM> static __device__ __forceinline__ void put_right_side(const SYSTEM &sys)
 {
     const lane_vector kbar = sys.vector(VECTOR_KBAR), b = sys.vector(VECTOR_B);
-    for (int n = 0; n < DIM / 2; n++) {
-        const int row = n / 2 % 2, c = column_of(n / 4, n % 4);
-        const float q = tile_value(sys.sm.query[sys.r.at[row] * shape<WIDE, DIM>::pitch + c]);
-        const float shift = WIDE && !sys.sc.rbf ? sys.sm.ring.origin[c] : 0;
-        b.put(n, sys.r.real[row] ? kbar.get(n) + shift - q : 0);
+    for (int n = 0; n < SYSTEM::dim / 2; n++) {
+        const int row = n / 2 % 2;
+        b.put(n, sys.r.real[row] ? kbar.get(n) - sys.target(row, column_of(n / 4, n % 4)) : 0);
     }
+}
+
+/* sum p |k - kbar|^2 of each row. From differences: sum p |k|^2 - |kbar|^2 would leave nothing where nearly all weight is on one key,
+ * and the ridge relative to the trace needs that nothing to its own precision. */
+template <bool WIDE, int DIM>
+static __device__ void sweep_spread(const system_of<WIDE, DIM> &sys, float (&spread)[2])
+{
+    typedef shape<WIDE, DIM> of;
+    put_direction(sys, VECTOR_KBAR);
+    spread[0] = spread[1] = 0;
+    stream_keys<WIDE, DIM, false>(sys.sm.ring, sys.p, sys.a, sys.x, sys.sc, false, 0, [&](const tile_at &t) {
+        float w[of::keys / 8][4];
+        tile_weights(w, sys, t);
+        for (int n = 0; n < of::keys / 8; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const element<WIDE> *key = sys.sm.ring.keys[t.slot] + column_of(n, e) * of::pitch;
+                const element<WIDE> *mean = sys.sm.direction + sys.r.at[e / 2] * of::pitch;
+                float sum = 0;
+                for (int c = 0; c < sys.p.dim_qk; c++) {
+                    const float rest = WIDE ? 0 : tile_value(mean[of::row_tile + c]);
+                    const float kappa = tile_value(key[c]) - tile_value(mean[c]) - rest;
+                    sum += kappa * kappa;
+                }
+                spread[e / 2] += w[n][e] * sum;
+            }
+        }
+    });
+    spread[0] = quad_sum(spread[0]), spread[1] = quad_sum(spread[1]);
 }
 
 /* The unit of the ridge, and which rows the solver gets: those that see a key, have not overflowed, and whose ridge is not so small
  * that only float64 can tell what is singular. */
-template <bool WIDE, int DIM>
-static __device__ row_ridge ridge_of_rows(const system_of<WIDE, DIM> &sys, const float (&square)[2], const float (&most)[2],
+template <class SYSTEM>
+static __device__ __forceinline__ row_ridge ridge_of_rows(const SYSTEM &sys, const float (&square)[2], const float (&most)[2],
                                           bool (&wanted)[2])
 {
     const loam_problem &p = sys.p;
-    float centre2[2], unit[2], variance[2];
-    row_dots<DIM>(centre2, sys.vector(VECTOR_KBAR), sys.vector(VECTOR_KBAR));
+    float centre2[2], spread[2], unit[2], variance[2];
+    row_dots<SYSTEM::dim>(centre2, sys.vector(VECTOR_KBAR), sys.vector(VECTOR_KBAR));
+    spread[0] = fmaxf(square[0] - centre2[0], 0), spread[1] = fmaxf(square[1] - centre2[1], 0);
+    if (p.ridge_unit == LOAM_RIDGE_TRACE) {
+        sweep_spread(sys, spread);
+    }
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        variance[row] = fmaxf(square[row] - centre2[row], 0) / (float)p.dim_qk;
+        variance[row] = spread[row] / (float)p.dim_qk;
         unit[row] = p.ridge_unit == LOAM_RIDGE_MAX     ? most[row]
                     : p.ridge_unit == LOAM_RIDGE_TRACE ? variance[row] + (float)LOCAL_TRACE_FLOOR
                                                        : 1;
@@ -139,6 +151,30 @@ static __device__ row_ridge ridge_of_rows(const system_of<WIDE, DIM> &sys, const
                       ridge.least[row] > BLOCK_LEAST_RIDGE * variance[row];
     }
     return ridge;
+}
+
+/* Effective weights p (1 - u), in a sweep of their own: small inputs only. rest: the mean of u, which is rounding. */
+template <bool WIDE, int DIM>
+static __device__ void put_solved_weights(const system_of<WIDE, DIM> &sys, const cg_rows &k, const float (&centre)[2],
+                                          const float (&rest)[2])
+{
+    typedef shape<WIDE, DIM> of;
+    const float from[2] = { centre[0] + rest[0], centre[1] + rest[1] };
+    clear_weights(sys.p, sys.a, sys.x);
+    stream_keys<WIDE, DIM, false>(sys.sm.ring, sys.p, sys.a, sys.x, sys.sc, false, 0, [&](const tile_at &t) {
+        float w[of::keys / 8][4], u[of::keys / 8][4];
+        tile_weights(w, sys, t);
+        clear(u);
+        product_rows<2, DIM>(u, sys.sm.direction, of::row_tile, sys.warp_row(), sys.sm.ring.keys[t.slot]);
+#pragma unroll
+        for (int n = 0; n < of::keys / 8; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int row = e / 2;
+                put_weight(sys.a, sys.x, sys.r, row, t.j + column_of(n, e), w[n][e] * (1 - k.unit[row] * (u[n][e] - from[row])));
+            }
+        }
+    });
 }
 
 /* o, rho, saved of the real rows; error2: |b - A x|^2 of each. */
@@ -155,9 +191,6 @@ static __device__ void sweep_lines(const system_of<WIDE, DIM> &sys, const cg_row
     float centre[2], bad[2] = { 0, 0 };
     row_dots<DIM>(centre, x, kbar);
     error2[0] = error2[1] = 0;
-    if (a.weights.data) {
-        clear_weights(p, a, sys.x);
-    }
     for (int first = 0; first < DIM; first += of::columns) {
         float y[columns][4], o[columns][4], total[2] = { 0, 0 };
         clear(y);
@@ -167,20 +200,12 @@ static __device__ void sweep_lines(const system_of<WIDE, DIM> &sys, const cg_row
             centred_weights<WIDE, DIM>(f, sys, t, centre, total);
             product_weights<fine_parts<WIDE>, of::pitch>(y, f, sys.sm.ring.keys[t.slot], first);
             product_weights<fine_parts<WIDE>, of::columns + PAD>(o, f, sys.sm.ring.values[t.slot], 0);
-            if (a.weights.data && first == 0) {
-                float w[of::keys / 8][4];
-                tile_weights(w, sys, t);
-#pragma unroll
-                for (int n = 0; n < of::keys / 8; n++) {
-#pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        put_weight(a, sys.x, sys.r, e / 2, t.j + column_of(n, e), w[n][e] - k.unit[e / 2] * f[n][e]);
-                    }
-                }
-            }
         });
         total[0] = quad_sum(total[0]), total[1] = quad_sum(total[1]);
         finish_image(sys, y, first, total, x, image);
+        if (a.weights.data && first == 0) {
+            put_solved_weights(sys, k, centre, total);
+        }
 #pragma unroll
         for (int n = 0; n < columns; n++) {
 #pragma unroll

@@ -4,12 +4,11 @@
  * the first key of the sequence; Cov + Lambda gathered centred and factored by Cholesky. Channel c of k and v belongs to thread c
  * and c + ROW64_THREADS; keys come KEYS64 at a time.
  */
-#ifndef LOAM_LOCAL_LOCAL_ROW64_CUDA_CUH
-#define LOAM_LOCAL_LOCAL_ROW64_CUDA_CUH
+#include "src/local/local_backward_cuda.h"
+#include "src/local/local_forward_cuda.h"
+#include "src/local/local_solve_work_cuda.cuh"
 
-#include "src/local/local_solved_cuda.cuh"
-
-enum { ROW64_THREADS = 256, ROW64_BLOCKS = 132, KEYS64 = 8, DIM64 = 256, BLOCK64 = 4, SHARE64 = 4 };
+enum { ROW64_THREADS = 256, KEYS64 = 8, DIM64 = 256, BLOCK64 = 4, SHARE64 = 4 };
 
 struct row64_shared {
     double keys[KEYS64][DIM64], values[KEYS64][DIM64];
@@ -25,13 +24,6 @@ struct row64_at {
     scoring sc;
     double position, dropped, m, omega, unit;
 };
-
-/* Doubles of the workspace: a lower triangle for each thread block. */
-static inline size_t row64_scratch(const loam_problem *p)
-{
-    const size_t d = (size_t)p->dim_qk;
-    return ROW64_BLOCKS * (d * (d + 1) / 2);
-}
 
 static __device__ __forceinline__ int64_t triangle(int64_t n) { return n * (n + 1) / 2; }
 
@@ -363,11 +355,11 @@ static __device__ bool fits_float(double x) { return fabs(x) <= 3.4e38; }
 
 static __global__ void __launch_bounds__(ROW64_THREADS)
     row64_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a, const local_saved saved,
-                 const solve_work work, double *scratch)
+                 const solve_work work)
 {
     __shared__ row64_shared sm;
     const int64_t c = threadIdx.x, d = p.dim_qk;
-    double *gram = scratch + blockIdx.x * triangle(d);
+    double *gram = work.row_scratch + blockIdx.x * triangle(d);
     for (unsigned long long n = blockIdx.x; n < *work.hard_count; n += gridDim.x) {
         row64_at r = begin64(sm, p, a, work.hard[n]);
         means64(sm, p, a, r);
@@ -397,4 +389,80 @@ static __global__ void __launch_bounds__(ROW64_THREADS)
     }
 }
 
-#endif
+loam_status local_row64_cuda(const loam_problem *p, const loam_args *a, loam_error *error)
+{
+    arena pool = { (char *)a->work, 0 };
+    const solve_work work = solve_work_carve(p, &pool);
+    const local_saved saved = local_saved_carve(p, a->saved, NULL);
+    row64_kernel<<<ROW64_BLOCKS, ROW64_THREADS, 0, (cudaStream_t)a->stream>>>(*p, *a, saved, work);
+    return cuda_launched("row64_kernel", error);
+}
+
+/* ------------------------------------------------------------------ the adjoint solve */
+
+/* right = -sum p (do . (v - vbar)) kappa of a row whose means are known */
+static __device__ void adjoint_right64(row64_shared &sm, const loam_problem &p, const loam_args &a,
+                                       const row64_at &r)
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, c = threadIdx.x;
+    const int64_t grad = LOCAL_AT(a.grad_o, r.x.s.b, r.x.h, r.x.s.q0 + r.i);
+    double sum = 0;
+    for (int64_t j = r.lo; j < r.hi; j += KEYS64) {
+        load_tile64(sm, p, a, r, j);
+        for (int row = warp; row < KEYS64; row += ROW64_THREADS / 32) {
+            double g = 0;
+            for (int n = lane; n < p.dim_v; n += 32) {
+                g += element_load(a.grad_o.data, p.dtype, grad + n) * (sm.values[row][n] - sm.vbar[n]);
+            }
+#pragma unroll
+            for (int step = 16; step > 0; step /= 2) {
+                g += __shfl_xor_sync(0xffffffffu, g, step);
+            }
+            if (lane == 0) {
+                sm.line[row] = exp(sm.score[row] - r.m) / r.omega * g;
+            }
+        }
+        __syncthreads();
+        for (int row = 0; row < KEYS64; row++) {
+            sum -= c < p.dim_qk ? sm.line[row] * (sm.keys[row][c] - sm.kbar[c]) : 0;
+        }
+    }
+    __syncthreads();
+    sm.right[c] = sum;
+    __syncthreads();
+}
+
+/* y of the rows on the list; 0 where the system is singular or float32 cannot hold it. */
+static __global__ void __launch_bounds__(ROW64_THREADS)
+    adjoint64_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                     const row_arrays arrays, const solve_work work)
+{
+    __shared__ row64_shared sm;
+    const int64_t c = threadIdx.x, d = p.dim_qk;
+    double *gram = work.row_scratch + blockIdx.x * triangle(d);
+    for (unsigned long long n = blockIdx.x; n < *work.hard_count; n += gridDim.x) {
+        row64_at r = begin64(sm, p, a, work.hard[n]);
+        means64(sm, p, a, r);
+        gram64(sm, p, a, r, gram);
+        const double least = add_ridge64(sm, p, a, r, gram);
+        adjoint_right64(sm, p, a, r);
+        bool solved = factor64(gram, d, least);
+        if (solved) {
+            substitute64(sm, gram, d);
+        }
+        solved = solved && __syncthreads_and(c >= d || fits_float(sm.rho[c]));
+        if (c < d) {
+            arrays.y[local_row(&p, &r.x.s, r.x.h, r.i) * d + c] = solved ? (float)sm.rho[c] : 0;
+        }
+        __syncthreads();
+    }
+}
+
+loam_status local_adjoint64_cuda(const loam_problem *p, const loam_args *a, const row_arrays *rows, void *memory,
+                                 loam_error *error)
+{
+    arena pool = { (char *)memory, 0 };
+    const solve_work work = solve_work_carve(p, &pool);
+    adjoint64_kernel<<<ROW64_BLOCKS, ROW64_THREADS, 0, (cudaStream_t)a->stream>>>(*p, *a, *rows, work);
+    return cuda_launched("adjoint64_kernel", error);
+}
