@@ -13,6 +13,8 @@ static const char *text_of(cudaError_t status)
     return cudaGetErrorString(status);
 }
 
+int device_built(void) { return 1; }
+
 int device_count(void)
 {
     int count = 0;
@@ -93,6 +95,7 @@ const char *device_timer_seconds(const device_timer *timer, double *seconds)
 
 static const char NONE[] = "this build has no CUDA";
 
+int device_built(void) { return 0; }
 int device_count(void) { return 0; }
 const char *device_describe(int index, device_info *info)
 {

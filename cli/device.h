@@ -13,6 +13,8 @@ typedef struct device_info {
     size_t memory, free_memory, l2_bytes;
 } device_info;
 
+/* Does this build have CUDA? */
+int device_built(void);
 /* 0 also where there is no driver, or no CUDA in this build. */
 int device_count(void);
 const char *device_describe(int index, device_info *info);

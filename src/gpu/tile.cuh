@@ -57,27 +57,29 @@ template <int PARTS> struct operand_b {
     uint32_t part[PARTS][2];
 };
 
-/* d += a b without the product of the first parts, and without those below the last part. */
-template <int PA, int PB>
-static __device__ __forceinline__ void mma_small(float (&d)[4], const operand_a<PA> &a, const operand_b<PB> &b)
+/* d += a b, without the products below the last part. Where float32 accuracy is wanted (three parts) the parts are summed apart, then
+ * added: the units cut what they add to a sum and do not round it, which over many steps would show. TURNED: the order in which the
+ * product of the transposes, b a, adds its parts, so that both have the same bits. */
+template <bool TURNED = false, int PA, int PB>
+static __device__ __forceinline__ void mma(float (&d)[4], const operand_a<PA> &a, const operand_b<PB> &b)
 {
     constexpr int kept = PA > PB ? PA : PB;
+    constexpr bool apart = kept == 3;
+    float parts[4] = { 0, 0, 0, 0 };
+    float(&sum)[4] = apart ? parts : d;
 #pragma unroll
-    for (int order = kept - 1; order > 0; order--) {
+    for (int order = kept - 1; order >= 0; order--) {
 #pragma unroll
-        for (int i = 0; i < PA; i++) {
-            if (order - i >= 0 && order - i < PB) {
-                mma_bf16(d, a.part[i], b.part[order - i]);
+        for (int n = 0; n <= order; n++) {
+            const int i = TURNED ? order - n : n;
+            if (i < PA && order - i < PB) {
+                mma_bf16(sum, a.part[i], b.part[order - i]);
             }
         }
     }
-}
-
-template <int PA, int PB>
-static __device__ __forceinline__ void mma(float (&d)[4], const operand_a<PA> &a, const operand_b<PB> &b)
-{
-    mma_small(d, a, b);
-    mma_bf16(d, a.part[0], b.part[0]);
+    if (apart) {
+        d[0] += parts[0], d[1] += parts[1], d[2] += parts[2], d[3] += parts[3];
+    }
 }
 
 /* ------------------------------------------------------------------ operands out of tiles of PITCH elements a row */
@@ -191,14 +193,10 @@ static __device__ __forceinline__ void product_rows(float (&s)[BLOCKS][4], const
     }
 }
 
-/* The units cut sums off instead of rounding them: what lies below the first parts is summed by itself, so that the large sum is
- * cut once for 16 columns, not six times. */
 template <int PARTS, int DIM, int BLOCKS>
 static __device__ __forceinline__ void product_rows(float (&s)[BLOCKS][4], const float *rows, int, int m,
                                                     const float *tile)
 {
-    float small[BLOCKS][4];
-    clear(small);
 #pragma unroll 2
     for (int k = 0; k < DIM; k += 16) {
         operand_a<3> a;
@@ -207,17 +205,8 @@ static __device__ __forceinline__ void product_rows(float (&s)[BLOCKS][4], const
         for (int n = 0; n < BLOCKS; n += 2) {
             operand_b<3> b[2];
             load_b_rows<DIM + PAD>(b, tile, 8 * n, k);
-            mma_small(small[n], a, b[0]);
-            mma_small(small[n + 1], a, b[1]);
-            mma_bf16(s[n], a.part[0], b[0].part[0]);
-            mma_bf16(s[n + 1], a.part[0], b[1].part[0]);
-        }
-    }
-#pragma unroll
-    for (int n = 0; n < BLOCKS; n++) {
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            s[n][e] += small[n][e];
+            mma(s[n], a, b[0]);
+            mma(s[n + 1], a, b[1]);
         }
     }
 }

@@ -57,13 +57,21 @@ typedef struct local_seq {
 
 LOAM_INLINE bool local_packed(const loam_problem *p) { return p->total_q >= 0; }
 
+LOAM_INLINE int64_t local_clamp(int64_t x, int64_t lo, int64_t hi) { return x < lo ? lo : x > hi ? hi : x; }
+
+/* On a GPU nobody has looked at the lengths: they are held within the arrays here. */
 LOAM_INLINE local_seq local_seq_at(const loam_problem *p, const loam_args *a, int64_t b)
 {
     if (local_packed(p)) {
-        return (local_seq){ 0, a->cu_q[b], a->cu_q[b + 1] - a->cu_q[b], a->cu_kv[b],
-                            a->cu_kv[b + 1] - a->cu_kv[b] };
+        const int64_t q0 = local_clamp(a->cu_q[b], 0, p->total_q),
+                      k0 = local_clamp(a->cu_kv[b], 0, p->total_kv);
+        const int64_t q1 = local_clamp(a->cu_q[b + 1], q0, p->total_q);
+        const int64_t k1 = local_clamp(a->cu_kv[b + 1], k0, p->total_kv);
+        return (local_seq){ 0, q0, local_clamp(q1 - q0, 0, p->len_q), k0,
+                            local_clamp(k1 - k0, 0, p->len_kv) };
     }
-    return (local_seq){ b, 0, p->len_q, 0, a->lens_kv ? a->lens_kv[b] : p->len_kv };
+    return (local_seq){ b, 0, p->len_q, 0,
+                        a->lens_kv ? local_clamp(a->lens_kv[b], 0, p->len_kv) : p->len_kv };
 }
 
 /* Query tokens of one head over the whole batch, and rows in all: the index space of `saved` and of row

@@ -47,15 +47,16 @@ struct row_block {
 };
 
 /* Block n of the problem, late rows first: they see the most keys. No rows: the sequence is shorter. */
+template <int ROWS_OF_BLOCK = ROWS>
 static __device__ __forceinline__ row_block row_block_at(const loam_problem &p, const loam_args &a, int64_t n)
 {
-    const int64_t blocks = (p.len_q + ROWS - 1) / ROWS, back = n / (p.batch * p.heads_q);
+    const int64_t blocks = (p.len_q + ROWS_OF_BLOCK - 1) / ROWS_OF_BLOCK, back = n / (p.batch * p.heads_q);
     row_block x;
     x.h = n % p.heads_q;
     x.h_kv = local_kv_head(&p, x.h);
     x.s = local_seq_at(&p, &a, n / p.heads_q % p.batch);
-    x.i0 = (blocks - 1 - back) * ROWS;
-    x.rows = (int)(x.s.nq - x.i0 < ROWS ? x.s.nq - x.i0 : ROWS);
+    x.i0 = (blocks - 1 - back) * ROWS_OF_BLOCK;
+    x.rows = (int)(x.s.nq - x.i0 < ROWS_OF_BLOCK ? x.s.nq - x.i0 : ROWS_OF_BLOCK);
     x.first = 0, x.last = 0;
     if (x.rows > 0) {
         int64_t lo, hi, unused;
@@ -104,10 +105,11 @@ static __device__ __forceinline__ rows_view rows_of(const loam_const_view &v, lo
 /* The first key, as float, for wide tiles; zeros where there is none and beyond dim_qk. */
 template <int DIM>
 static __device__ __forceinline__ void load_origin(float *origin, const loam_problem &p, const loam_args &a,
-                                                   const row_block &x)
+                                                   const local_seq &s, int64_t h_kv)
 {
-    for (int c = threadIdx.x; c < DIM; c += THREADS) {
-        origin[c] = x.s.nk > 0 && c < p.dim_qk ? (float)element_load(a.k.data, p.dtype, LOCAL_AT(a.k, x.s.b, x.h_kv, x.s.k0) + c) : 0;
+    for (int c = threadIdx.x; c < DIM; c += blockDim.x) {
+        const int64_t at = LOCAL_AT(a.k, s.b, h_kv, s.k0) + c;
+        origin[c] = s.nk > 0 && c < p.dim_qk ? (float)element_load(a.k.data, p.dtype, at) : 0;
     }
 }
 

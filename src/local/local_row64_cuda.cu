@@ -4,6 +4,7 @@
  * the first key of the sequence; Cov + Lambda gathered centred and factored by Cholesky. Channel c of k and v belongs to thread c
  * and c + ROW64_THREADS; keys come KEYS64 at a time.
  */
+#include "src/local/local_backward_cuda.h"
 #include "src/local/local_forward_cuda.h"
 #include "src/local/local_solve_work_cuda.cuh"
 
@@ -395,4 +396,73 @@ loam_status local_row64_cuda(const loam_problem *p, const loam_args *a, loam_err
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
     row64_kernel<<<ROW64_BLOCKS, ROW64_THREADS, 0, (cudaStream_t)a->stream>>>(*p, *a, saved, work);
     return cuda_launched("row64_kernel", error);
+}
+
+/* ------------------------------------------------------------------ the adjoint solve */
+
+/* right = -sum p (do . (v - vbar)) kappa of a row whose means are known */
+static __device__ void adjoint_right64(row64_shared &sm, const loam_problem &p, const loam_args &a,
+                                       const row64_at &r)
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, c = threadIdx.x;
+    const int64_t grad = LOCAL_AT(a.grad_o, r.x.s.b, r.x.h, r.x.s.q0 + r.i);
+    double sum = 0;
+    for (int64_t j = r.lo; j < r.hi; j += KEYS64) {
+        load_tile64(sm, p, a, r, j);
+        for (int row = warp; row < KEYS64; row += ROW64_THREADS / 32) {
+            double g = 0;
+            for (int n = lane; n < p.dim_v; n += 32) {
+                g += element_load(a.grad_o.data, p.dtype, grad + n) * (sm.values[row][n] - sm.vbar[n]);
+            }
+#pragma unroll
+            for (int step = 16; step > 0; step /= 2) {
+                g += __shfl_xor_sync(0xffffffffu, g, step);
+            }
+            if (lane == 0) {
+                sm.line[row] = exp(sm.score[row] - r.m) / r.omega * g;
+            }
+        }
+        __syncthreads();
+        for (int row = 0; row < KEYS64; row++) {
+            sum -= c < p.dim_qk ? sm.line[row] * (sm.keys[row][c] - sm.kbar[c]) : 0;
+        }
+    }
+    __syncthreads();
+    sm.right[c] = sum;
+    __syncthreads();
+}
+
+/* y of the rows on the list; 0 where the system is singular or float32 cannot hold it. */
+static __global__ void __launch_bounds__(ROW64_THREADS)
+    adjoint64_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                     const row_arrays arrays, const solve_work work)
+{
+    __shared__ row64_shared sm;
+    const int64_t c = threadIdx.x, d = p.dim_qk;
+    double *gram = work.row_scratch + blockIdx.x * triangle(d);
+    for (unsigned long long n = blockIdx.x; n < *work.hard_count; n += gridDim.x) {
+        row64_at r = begin64(sm, p, a, work.hard[n]);
+        means64(sm, p, a, r);
+        gram64(sm, p, a, r, gram);
+        const double least = add_ridge64(sm, p, a, r, gram);
+        adjoint_right64(sm, p, a, r);
+        bool solved = factor64(gram, d, least);
+        if (solved) {
+            substitute64(sm, gram, d);
+        }
+        solved = solved && __syncthreads_and(c >= d || fits_float(sm.rho[c]));
+        if (c < d) {
+            arrays.y[local_row(&p, &r.x.s, r.x.h, r.i) * d + c] = solved ? (float)sm.rho[c] : 0;
+        }
+        __syncthreads();
+    }
+}
+
+loam_status local_adjoint64_cuda(const loam_problem *p, const loam_args *a, const row_arrays *rows, void *memory,
+                                 loam_error *error)
+{
+    arena pool = { (char *)memory, 0 };
+    const solve_work work = solve_work_carve(p, &pool);
+    adjoint64_kernel<<<ROW64_BLOCKS, ROW64_THREADS, 0, (cudaStream_t)a->stream>>>(*p, *a, *rows, work);
+    return cuda_launched("adjoint64_kernel", error);
 }

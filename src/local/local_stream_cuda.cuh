@@ -98,7 +98,7 @@ template <bool WIDE, int DIM>
 static __device__ __forceinline__ void begin_rows(element<WIDE> *query, stream_shared<WIDE, DIM> &ring,
                                                   const loam_problem &p, const loam_args &a, const row_block &x)
 {
-    load_origin<DIM>(ring.origin, p, a, x);
+    load_origin<DIM>(ring.origin, p, a, x.s, x.h_kv);
     __syncthreads();
     fill_rows<WIDE, DIM>(query, p, a.q, x, p.score == LOAM_RBF ? ring.origin : NULL);
     if (WIDE) {

@@ -133,7 +133,7 @@ static void shrink(spec *s, rng *r, double budget)
     }
 }
 
-spec generate_spec(const loam_kernel_info *row, uint64_t seed, uint64_t number)
+spec generate_spec(const loam_kernel_info *row, uint64_t seed, uint64_t number, double budget)
 {
     rng r = rng_make(seed, number);
     spec s;
@@ -142,7 +142,7 @@ spec generate_spec(const loam_kernel_info *row, uint64_t seed, uint64_t number)
     draw_shape(&s, &r, row);
     draw_options(&s, &r);
     draw_omissions(&s, &r);
-    shrink(&s, &r, rng_one_in(&r, 10) ? 1.5e8 : 1e7);
+    shrink(&s, &r, rng_one_in(&r, 10) ? 15 * budget : budget);
     s.seed = (int64_t)(rng_bits(&r) >> 33);
     return s;
 }

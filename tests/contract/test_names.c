@@ -72,7 +72,7 @@ static void versions_and_statuses(void **state)
     char version[32];
     snprintf(version, sizeof version, "%d.%d.%d", LOAM_VERSION_MAJOR, LOAM_VERSION_MINOR, LOAM_VERSION_PATCH);
     assert_string_equal(loam_version(), version);
-    for (int status = LOAM_OK; status >= LOAM_EMEMORY; status--) {
+    for (int status = LOAM_OK; status >= LOAM_ECUDA; status--) {
         assert_true(strlen(loam_status_text((loam_status)status)) > 3);
         for (int other = LOAM_OK; other > status; other--) {
             assert_string_not_equal(loam_status_text((loam_status)status),
@@ -92,8 +92,9 @@ static void registry(void **state)
     for (; loam_kernel_at(count, &info) == LOAM_OK; count++) {
         assert_int_equal(kernel_find(info.name), count); /* names are unique */
         assert_true(kernel_lists("forward backward decode", info.pass));
-        assert_true(kernel_lists("reference cpu", info.backend));
-        assert_true(kernel_lists("portable avx2 avx512", info.isa));
+        assert_true(kernel_lists("reference cpu cuda", info.backend));
+        assert_true(
+            kernel_lists(strcmp(info.backend, "cuda") == 0 ? "sm80" : "portable avx2 avx512", info.isa));
         assert_true(kernel_lists(info.dtypes, "f32") && strlen(info.mechanisms) > 0);
         references += strcmp(info.backend, "reference") == 0 && kernel_lists(info.dtypes, "f64") &&
                       info.available;
@@ -102,11 +103,12 @@ static void registry(void **state)
     assert_int_equal(loam_kernel_at(count, &other), LOAM_EARG);
     assert_int_equal(loam_kernel_at(-1, &other), LOAM_EARG);
     assert_int_equal(loam_kernel_at(0, NULL), LOAM_EARG);
-    for (int pass = LOAM_FORWARD; pass <= LOAM_DECODE; pass++) { /* the last row that fits wins */
+    for (int pass = LOAM_FORWARD; pass <= LOAM_DECODE; pass++) { /* the last row that fits host memory wins */
         const loam_problem p = small(LOAM_SOFTMAX, (loam_pass)pass);
         const char *last = NULL;
         for (int i = 0; loam_kernel_at(i, &info) == LOAM_OK; i++) {
-            last = strcmp(info.pass, passes[pass]) == 0 && info.available ? info.name : last;
+            const int host = strcmp(info.backend, "cuda") != 0;
+            last = host && strcmp(info.pass, passes[pass]) == 0 && info.available ? info.name : last;
         }
         loam_plan *plan;
         assert_int_equal(loam_plan_create(&plan, &p, NULL), LOAM_OK);
