@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * loam-accuracy: how exact the kernels are against float64, and what the solvers do. */
+#include "tests/accuracy/cuda.h"
 #include "tests/accuracy/grid.h"
 #include "tests/accuracy/hostile.h"
 #include "tests/accuracy/solvers.h"
@@ -9,10 +10,11 @@
 
 static int usage(void)
 {
-    fprintf(stderr, "usage: loam-accuracy [--full | --hostile | --survey | --solvers]\n"
+    fprintf(stderr, "usage: loam-accuracy [--full | --hostile | --cuda | --survey | --solvers]\n"
                     "  (nothing)  the accuracy table on N(0, 1), a part of it; fails beyond the bounds\n"
                     "  --full     the same with more queries of long sequences: a quarter of an hour\n"
                     "  --hostile  other data and ridges down to 0; fails beyond the bounds\n"
+                    "  --cuda     the rows of CUDA, on many kinds of data; fails beyond the bounds\n"
                     "  --survey   which solver rows take, iterations, errors, time\n"
                     "  --solvers  error and time of a row, against plain direct solvers\n");
     return 2;
@@ -29,6 +31,9 @@ int main(int argc, char **argv)
     }
     if (strcmp(what, "--hostile") == 0) {
         return hostile_run() != 0;
+    }
+    if (strcmp(what, "--cuda") == 0) {
+        return cuda_run();
     }
     if (strcmp(what, "--survey") == 0) {
         return solvers_survey();
