@@ -39,6 +39,7 @@ local_partial_fn local_partial_ref;
 LOCAL_DECLARE_ISA(portable)
 LOCAL_DECLARE_ISA(avx2)
 LOCAL_DECLARE_ISA(avx512)
+LOCAL_DECLARE_ISA(avx512bf16)
 
 /* CUDA, where LOAM_HAVE_CUDA: pointers in args are device memory, and a run only launches on args.stream. */
 local_run_fn local_forward_sm80, local_backward_sm80;

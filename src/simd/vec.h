@@ -63,12 +63,20 @@ VEC_INLINE vec v_max(vec yes, vec no)
 #endif
 }
 
-/* x within +-limit; -limit for NaN. */
-VEC_INLINE vec v_clamp(vec x, float limit)
+/* The smaller; no where either is NaN. */
+VEC_INLINE vec v_min(vec yes, vec no)
 {
-    const vec above = v_max(x, v_set(-limit));
-    return v_select(above < limit, above, v_set(limit));
+#if defined __AVX512F__
+    return (vec)_mm512_min_ps((__m512)yes, (__m512)no);
+#elif defined __AVX2__
+    return (vec)_mm256_min_ps((__m256)yes, (__m256)no);
+#else
+    return v_select(yes < no, yes, no);
+#endif
 }
+
+/* x within +-limit; -limit for NaN. */
+VEC_INLINE vec v_clamp(vec x, float limit) { return v_min(v_max(x, v_set(-limit)), v_set(limit)); }
 
 VEC_INLINE vec v_abs(vec x) { return (vec)((vmask)x & 0x7fffffff); }
 
@@ -86,8 +94,13 @@ VEC_INLINE vec v_exp(vec x)
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
+#if defined __AVX512F__
+    const __mmask16 some = _mm512_cmp_ps_mask((__m512)x, (__m512)v_set(-87.3f), _CMP_GT_OQ);
+    return (vec)_mm512_maskz_scalef_ps(some, (__m512)p, (__m512)n);
+#else
     const vec power = (vec)(((vmask)shifted + 127) << 23);
     return v_select(x > -87.3f, p * power, v_set(0));
+#endif
 }
 
 /* tanh x to 3 ulp: a series where 1 - e^-2|x| would cancel. */

@@ -4,6 +4,7 @@
 
 #include "cli/device_set.h"
 #include "tests/support/element.h"
+#include "tests/support/kernels.h"
 #include "tests/support/memory.h"
 
 #include <stdio.h>
@@ -29,12 +30,12 @@ static bool has_part(const question *ask, part which)
                                (which != PART_DRIDGE || ask->mechanism == LOAM_LLA));
 }
 
-const char *answer_isa(int index)
+const char *answer_isa(loam_dtype dtype, int index)
 {
     loam_kernel_info info;
     for (int at = 0, found = 0; loam_kernel_at(at, &info) == LOAM_OK; at++) {
         if (strcmp(info.pass, "forward") == 0 && strcmp(info.backend, "cpu") == 0 && info.available &&
-            found++ == index) {
+            kernel_lists(info.dtypes, loam_dtype_name(dtype)) && found++ == index) {
             return info.isa;
         }
     }

@@ -34,6 +34,6 @@ int64_t part_rows(const sample *s, part which);
 int64_t part_width(const sample *s, part which);
 
 /* Instruction sets of this machine, slowest first: name number `index`, or NULL. */
-const char *answer_isa(int index);
+const char *answer_isa(loam_dtype dtype, int index);
 
 #endif

@@ -10,13 +10,15 @@
 
 static int usage(void)
 {
-    fprintf(stderr, "usage: loam-accuracy [--full | --hostile | --cuda | --survey | --solvers]\n"
-                    "  (nothing)  the accuracy table on N(0, 1), a part of it; fails beyond the bounds\n"
-                    "  --full     the same with more queries of long sequences: a quarter of an hour\n"
-                    "  --hostile  other data and ridges down to 0; fails beyond the bounds\n"
-                    "  --cuda     the rows of CUDA, on many kinds of data; fails beyond the bounds\n"
-                    "  --survey   which solver rows take, iterations, errors, time\n"
-                    "  --solvers  error and time of a row, against plain direct solvers\n");
+    fprintf(stderr,
+            "usage: loam-accuracy [--full | --hostile | --hostile-bf16 | --cuda | --survey | --solvers]\n"
+            "  (nothing)  the accuracy table on N(0, 1), a part of it; fails beyond the bounds\n"
+            "  --full     the same with more queries of long sequences: a quarter of an hour\n"
+            "  --hostile  other data and ridges down to 0; fails beyond the bounds\n"
+            "  --hostile-bf16  the same in bfloat16, ridges down to 1e-3\n"
+            "  --cuda     the rows of CUDA, on many kinds of data; fails beyond the bounds\n"
+            "  --survey   which solver rows take, iterations, errors, time\n"
+            "  --solvers  error and time of a row, against plain direct solvers\n");
     return 2;
 }
 
@@ -30,7 +32,10 @@ int main(int argc, char **argv)
         return grid_run(argc == 2) != 0;
     }
     if (strcmp(what, "--hostile") == 0) {
-        return hostile_run() != 0;
+        return hostile_run(LOAM_F32) != 0;
+    }
+    if (strcmp(what, "--hostile-bf16") == 0) {
+        return hostile_run(LOAM_BF16) != 0;
     }
     if (strcmp(what, "--cuda") == 0) {
         return cuda_run();
