@@ -56,7 +56,7 @@ static void make_up(made_up *m)
                                                           : NAN,
                                         .work_bytes = 64 };
     }
-    m->report = (bench_report){ &m->machine, &m->roofs, &m->protocol, m->results, 3 };
+    m->report = (bench_report){ &m->machine, &m->roofs, &m->protocol, m->results, 3, NULL };
 }
 
 static char *written(const bench_report *report, int (*write)(const bench_report *, FILE *, io_error *))
