@@ -219,14 +219,14 @@ typedef enum loam_solver {
     LOAM_SOLVER_NONE, /* nothing to solve */
     LOAM_SOLVER_CG,   /* conjugate gradients, float32 */
     LOAM_SOLVER_DUAL, /* Cholesky of the keys' Gram matrix (fewer keys than channels), float64 */
-    LOAM_SOLVER_GRAM  /* Cholesky of Cov + Lambda, float64 */
+    LOAM_SOLVER_GRAM  /* Cholesky of Cov + Lambda: float32 refined by float64 residuals, or float64 */
 } loam_solver;
 
 typedef struct loam_row_info {
     int32_t code;       /* loam_row_code */
     int32_t solver;     /* loam_solver that gave the result */
     int32_t iterations; /* of conjugate gradients, also where another solver then took over */
-    float residual;     /* |(Cov + Lambda) rho - (kbar - q)| / |kbar - q| */
+    float residual;     /* |(Cov + Lambda) rho - (kbar - q)| / |kbar - q|; refined: before the last step */
 } loam_row_info;
 
 /* No output may overlap an input or another output. Where sequences are packed, every view has its tokens (of k, v and

@@ -53,7 +53,7 @@ typedef struct block {
     float *s, *t, *u, *g, *w;        /* [TILE][LANES] */
     float *query, *probe, *y, *grad; /* [dim_qk][LANES]; grad: of q or k */
     float *grad_o, *grad_v;          /* [dim_v][LANES]; grad_v with lanes as keys */
-    float *kbar, *lambda, *work[3];  /* [dim_qk][LANES], LLA */
+    float *kbar, *lambda;            /* [dim_qk][LANES], LLA */
     float *weights;                  /* [len_kv][LANES], LLA */
     float *rows_q, *rows_rho, *rows_u, *rows_y,
         *rows_kbar; /* [TILE][dim_qk]: queries that stream by the keys */
@@ -63,6 +63,7 @@ typedef struct block {
     int32_t *query_pairs, *probe_pairs, *grad_o_pairs, *tile_pairs;
     uint16_t *key_tokens, *query_tokens, *probe_tokens, *do_tokens;
     uint16_t *query_copy, *probe_copy, *value_copy;
+    solver solver;
     row64 row;
 } block;
 
@@ -99,11 +100,9 @@ static inline void block_carve(block *k, const loam_problem *p, arena *pool)
     k->query_tokens = arena_take(pool, token_pairs_size(p->dim_qk), sizeof(uint16_t));
     k->probe_tokens = arena_take(pool, token_pairs_size(p->dim_qk), sizeof(uint16_t));
     k->do_tokens = arena_take(pool, token_pairs_size(p->dim_v), sizeof(uint16_t));
-    for (int n = 0; n < 3; n++) {
-        k->work[n] = arena_take(pool, solved ? d * LANES : 0, f);
-    }
     k->weights = arena_take(pool, solved ? size_mul((size_t)p->len_kv, LANES) : 0, f);
     if (solved) {
+        k->solver = solver_carve(p, pool);
         k->row = row64_carve(p, pool);
     }
 }

@@ -198,25 +198,16 @@ static inline void peak_weights(const block *k, float *restrict most)
 static inline void solve_adjoint(block *k, const float *square)
 {
     const int64_t d = k->x.p->dim_qk;
-    const block_system sys = { .x = &k->x,
-                               .l = &k->l,
-                               .tile = &k->tile,
-                               .product = k->s,
-                               .weights = k->weights,
-                               .inverse = k->inverse,
-                               .kbar = k->kbar,
-                               .lambda = k->lambda,
-                               .r = k->work[0],
-                               .direction = k->work[1],
-                               .image = k->work[2] };
+    const block_system sys = block_system_of(&k->x, &k->l, &k->tile, k->s, k->weights, k->inverse, k->kbar,
+                                             k->lambda);
     block_result result;
     block_ridge ridge;
     float most[LANES] = { 0 };
     peak_weights(k, most);
-    block_ridge_set(&ridge, &sys, square, most, k->lambda);
+    block_ridge_set(&ridge, &sys, square, most);
     memcpy(k->trace, ridge.variance, sizeof k->trace);
     memcpy(k->unit, ridge.unit, sizeof k->unit);
-    block_solve(&sys, k->grad, ridge.wanted, k->y, &result);
+    block_solve(&sys, &k->solver, &ridge, k->grad, k->y, &result);
     for (int64_t lane = 0; lane < k->l.count; lane++) {
         if (k->l.lo[lane] < k->l.hi[lane] && !result.accepted[lane]) {
             row64_adjoint(&k->row, &k->x, &k->sc, k->l.i0 + lane);

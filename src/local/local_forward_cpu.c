@@ -31,14 +31,15 @@ typedef struct block {
     uint16_t *value_pairs;             /* the same as pairs of tokens */
     int32_t *weight_pairs;             /* of TILE weights */
     int32_t *query_pairs, *probe_pairs;
-    float *s, *t;                   /* [TILE][LANES] */
-    float *query, *probe;           /* [dim_qk][LANES] */
-    float *o, *vbar;                /* [dim_v][LANES] */
-    float *kbar, *lambda, *work[3]; /* [dim_qk][LANES], LLA */
-    float *weights;                 /* [len_kv][LANES], LLA */
-    row64 row;                      /* LLA */
+    float *s, *t;         /* [TILE][LANES] */
+    float *query, *probe; /* [dim_qk][LANES] */
+    float *o, *vbar;      /* [dim_v][LANES] */
+    float *kbar, *lambda; /* [dim_qk][LANES], LLA */
+    float *weights;       /* [len_kv][LANES], LLA */
+    solver solver;        /* LLA */
+    row64 row;            /* LLA */
     loam_row_info info[LANES];
-    bool accepted[LANES];
+    block_result result;
 } block;
 
 static void block_carve(block *k, const loam_problem *p, arena *pool)
@@ -60,11 +61,9 @@ static void block_carve(block *k, const loam_problem *p, arena *pool)
     k->vbar = arena_take(pool, dv * LANES, f);
     k->kbar = arena_take(pool, solved ? d * LANES : 0, f);
     k->lambda = arena_take(pool, solved ? d * LANES : 0, f);
-    for (int n = 0; n < 3; n++) {
-        k->work[n] = arena_take(pool, solved ? d * LANES : 0, f);
-    }
     k->weights = arena_take(pool, solved ? size_mul((size_t)p->len_kv, LANES) : 0, f);
     if (solved) {
+        k->solver = solver_carve(p, pool);
         k->row = row64_carve(p, pool);
     }
 }
@@ -328,21 +327,28 @@ static void sweep_means(block *k, float *restrict square)
     }
 }
 
+static block_system system_of(block *k)
+{
+    return block_system_of(&k->x, &k->l, &k->tile, k->s, k->weights, k->inverse, k->kbar, k->lambda);
+}
+
 /* o <- vbar - sum p u v, u = rho . kappa */
 static void sweep_lines(block *k)
 {
     const int64_t d = k->x.p->dim_qk, dv = k->x.p->dim_v;
-    const block_system sys = {
-        .x = &k->x, .l = &k->l, .tile = &k->tile, .product = k->s, .weights = k->weights
-    };
+    const block_system sys = system_of(k);
     float rho_kbar[LANES], exact[LANES] = { 0 }, taken[LANES] = { 0 };
     const float *total = PAIR_DOTS ? taken : exact;
     panel_dot(rho_kbar, k->probe, k->kbar, d);
+    for (int lane = 0; lane < LANES; lane++) {
+        rho_kbar[lane] = k->result.refined[lane] ? 0 : rho_kbar[lane];
+    }
     panel_fill(k->o, dv, 0);
     for (int64_t j = k->l.first; j < k->l.last; j += TILE) {
         key_tile_load(&k->tile, &k->x, j, k->l.last);
         load_value_tile(k);
         panel_product(k->s, k->tile.n, k->tile.keys, d, 1, k->probe, d, false);
+        gram_lines(&sys, &k->solver.gram, &k->result, k->s);
         centred_weights(&sys, rho_kbar, exact);
         add_values(k, k->o, k->s, taken);
     }
@@ -360,19 +366,8 @@ static void sweep_lines(block *k)
 static void solve_block(block *k, const float *square)
 {
     const int64_t d = k->x.p->dim_qk;
-    const block_system sys = { .x = &k->x,
-                               .l = &k->l,
-                               .tile = &k->tile,
-                               .product = k->s,
-                               .weights = k->weights,
-                               .inverse = k->inverse,
-                               .kbar = k->kbar,
-                               .lambda = k->lambda,
-                               .r = k->work[0],
-                               .direction = k->work[1],
-                               .image = k->work[2] };
+    const block_system sys = system_of(k);
     block_ridge ridge;
-    block_result result;
     float *rhs = k->query; /* the scores are done with it */
     for (int64_t c = 0; c < d; c++) {
         FOR_LANES(lane)
@@ -382,12 +377,12 @@ static void solve_block(block *k, const float *square)
             v_store(rhs + at, v_load(k->kbar + at) + shift - v_load(k->query + at));
         }
     }
-    block_ridge_set(&ridge, &sys, square, k->inverse, k->lambda); /* the largest weight is exp(0) / omega */
-    block_solve(&sys, rhs, ridge.wanted, k->probe, &result);
+    block_ridge_set(&ridge, &sys, square, k->inverse); /* the largest weight is exp(0) / omega */
+    block_solve(&sys, &k->solver, &ridge, rhs, k->probe, &k->result);
     for (int lane = 0; lane < LANES; lane++) {
-        k->accepted[lane] = result.accepted[lane];
-        k->info[lane] = (loam_row_info){ LOAM_ROW_SOLVED, LOAM_SOLVER_CG, result.iterations[lane],
-                                         result.residual[lane] };
+        k->info[lane] = (loam_row_info){ LOAM_ROW_SOLVED,
+                                         k->result.refined[lane] ? LOAM_SOLVER_GRAM : LOAM_SOLVER_CG,
+                                         k->result.iterations[lane], k->result.residual[lane] };
     }
 }
 
@@ -569,7 +564,7 @@ static void forward_block(block *k, int64_t i0)
         if (empty || !solved) {
             k->info[lane] = (loam_row_info){ empty ? LOAM_ROW_EMPTY : LOAM_ROW_SOLVED, LOAM_SOLVER_NONE, 0,
                                              0 };
-        } else if (!k->accepted[lane] || !lane_is_finite(k, lane)) {
+        } else if (!k->result.accepted[lane] || !lane_is_finite(k, lane)) {
             redo_lane(k, lane);
             if (k->x.a->weights.data) {
                 put_weights_row64(k, lane);

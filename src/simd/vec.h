@@ -24,17 +24,22 @@
 #define VEC_BYTES 16
 #endif
 
-enum { VL = VEC_BYTES / 4 };
+enum { VL = VEC_BYTES / 4, VL64 = VEC_BYTES / 8 };
 
 typedef float vec __attribute__((vector_size(VEC_BYTES)));
+typedef double vec64 __attribute__((vector_size(VEC_BYTES)));
 typedef int32_t vmask __attribute__((vector_size(VEC_BYTES)));
 typedef float vec_unaligned __attribute__((vector_size(VEC_BYTES), aligned(4), may_alias));
+typedef double vec64_unaligned __attribute__((vector_size(VEC_BYTES), aligned(8), may_alias));
 typedef int32_t vmask_unaligned __attribute__((vector_size(VEC_BYTES), aligned(4), may_alias));
 
 #define VEC_INLINE static inline __attribute__((always_inline))
 
 VEC_INLINE vec v_load(const float *x) { return *(const vec_unaligned *)(const void *)x; }
 VEC_INLINE void v_store(float *x, vec v) { *(vec_unaligned *)(void *)x = v; }
+VEC_INLINE vec64 v64_load(const double *x) { return *(const vec64_unaligned *)(const void *)x; }
+VEC_INLINE void v64_store(double *x, vec64 v) { *(vec64_unaligned *)(void *)x = v; }
+VEC_INLINE vec64 v64_set(double x) { return x - (vec64){ 0 }; }
 VEC_INLINE vmask v_load_int(const int32_t *x) { return *(const vmask_unaligned *)(const void *)x; }
 VEC_INLINE vec v_set(float x) { return x - (vec){ 0 }; }
 VEC_INLINE vmask v_set_int(int32_t x) { return x - (vmask){ 0 }; }
