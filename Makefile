@@ -7,13 +7,13 @@ FUZZ_SECONDS ?= 60
 configure = cmake --preset $(1) $(if $(WERROR),-DLOAM_WERROR=ON) $(2) >$(log) || { cat $(log); exit 1; }
 log = build/configure.log
 compile = cmake --build --preset $(1) --parallel $(JOBS)
-sources = $(shell git ls-files '*.c' '*.h' '*.inc')
+sources = $(shell git ls-files '*.c' '*.h' '*.inc' '*.cu' '*.cuh')
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test bench bench-tables install format lint clang sanitize tsan coverage fuzz clean
+.PHONY: help deps build demo test bench bench-scaling bench-profile bench-tables install format lint clang sanitize tsan coverage fuzz clean
 
 help: ## say what there is to type
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 deps:
 	@tools/install-deps.sh build
@@ -35,7 +35,20 @@ test: ## build and run all tests
 
 bench: build ## measure the default shapes and write the tables of docs/performance.md
 	@mkdir -p bench/results
-	@build/loam bench --error --format csv --out bench/results/default.csv
+	@build/loam bench --format csv --out bench/results/default.csv
+	@build/bench/loam-parts bench/results/parts.csv
+	@$(MAKE) --no-print-directory bench-tables
+
+bench-scaling: build ## measure lengths, dimensions, heads and threads, likewise
+	@build/loam bench bench/shapes/scaling.txt --seconds 0.2 --threads 1 --no-error --format csv --out bench/results/scaling-1.csv
+	@build/loam bench bench/shapes/scaling.txt --seconds 0.2 --format csv --out bench/results/scaling.csv
+	@$(MAKE) --no-print-directory bench-tables
+
+bench-profile: deps ## sample where the time of a kernel goes (needs perf), likewise
+	@mkdir -p build
+	@cmake --preset release -B build/profile -DCMAKE_C_FLAGS=-g -DLOAM_TESTS=OFF >build/profile.log || { cat build/profile.log; exit 1; }
+	@cmake --build build/profile --target loam_program --parallel $(JOBS)
+	@bench/profile.py --out bench/results/profile.csv
 	@$(MAKE) --no-print-directory bench-tables
 
 bench-tables:

@@ -29,7 +29,7 @@ typedef struct bench_options {
     const char *kernel, *backend, *mechanism, *pass, *dtype, *shape, *format, *out;
     int64_t threads, repeat, seed;
     double seconds, memory; /* GiB; 0: three quarters of the machine's */
-    bool error, no_roof, print_shapes;
+    bool no_error, no_roof, print_shapes;
     int form;
     loam_backend on;
 } bench_options;
@@ -100,8 +100,8 @@ static int parse(int *argc, char **argv, bench_options *o, bool *help, io_error 
         { "seed", OPTION_INT, &o->seed, 0, 1e15, "N", "of the N(0, 1) inputs; default 1" },
         { "memory", OPTION_REAL, &o->memory, 0, 1e9, "GIB",
           "refuse larger shapes; default 3/4 of the machine's" },
-        { "error", OPTION_FLAG, &o->error, 0, 0, NULL,
-          "also the error against the float64 reference, on the last 16 queries of one head or group" },
+        { "no-error", OPTION_FLAG, &o->no_error, 0, 0, NULL,
+          "do not compare the last 16 queries of one head or group with the float64 reference" },
         { "no-roof", OPTION_FLAG, &o->no_roof, 0, 0, NULL, "do not measure the roofs" },
         { "print-shapes", OPTION_FLAG, &o->print_shapes, 0, 0, NULL,
           "print the shapes instead of measuring them" },
@@ -192,7 +192,7 @@ static int check_device_memory(const bench_run *run, const bench_shape *shape, d
 static int check_memory(const bench_run *run, const bench_shape *shape, double planned, io_error *error)
 {
     double bytes = bench_arrays_bytes(shape) + planned;
-    if (run->options->error) bytes += bench_reference_bytes(shape);
+    if (!run->options->no_error) bytes += bench_reference_bytes(shape);
     if (!run->options->no_roof) bytes += (double)bench_roofs_bytes();
     const double gib = 1024.0 * 1024 * 1024;
     const double limit = run->options->memory > 0 ? run->options->memory * gib : 0.75 * run->machine.memory;
@@ -275,11 +275,12 @@ static int measure_shape(bench_run *run, size_t begin, size_t end, progress *bar
         host |= !run->jobs[i].device;
     int status = (host ? bench_arrays_make : bench_arrays_fill)(
         &arrays, run->jobs[begin].shape, run->protocol.seed, run->protocol.threads, error);
-    if (!status && run->options->error) status = bench_reference_make(&reference, &arrays, error);
+    if (!status && !run->options->no_error) status = bench_reference_make(&reference, &arrays, error);
     if (!status && host && !run->options->no_roof && bench_now() - run->roofs.measured > ROOF_AGE)
         bench_roofs_measure(&run->roofs);
     if (!status)
-        status = measure_rows(run, begin, end, &arrays, run->options->error ? &reference : NULL, bar, error);
+        status = measure_rows(run, begin, end, &arrays, run->options->no_error ? NULL : &reference, bar,
+                              error);
     bench_reference_free(&reference);
     bench_arrays_free(&arrays);
     return status;

@@ -53,7 +53,7 @@ static inline int regress_sum_count(int columns, bool linear)
 typedef void regress_sums_fn(const regress_rows *rows, const regress_block *block, regress_kind kind,
                              double (*sums)[REGRESS_LANES]);
 
-/* The fastest that this machine runs and LOAM_ISA (portable, avx2, avx512; of the environment) allows. */
+/* The fastest that this machine runs and LOAM_ISA (portable, avx2, avx512, avx512bf16; of the environment) allows. */
 regress_sums_fn *regress_sums_choose(void);
 
 #endif

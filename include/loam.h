@@ -219,18 +219,19 @@ typedef enum loam_solver {
     LOAM_SOLVER_NONE, /* nothing to solve */
     LOAM_SOLVER_CG,   /* conjugate gradients, float32 */
     LOAM_SOLVER_DUAL, /* Cholesky of the keys' Gram matrix (fewer keys than channels), float64 */
-    LOAM_SOLVER_GRAM  /* Cholesky of Cov + Lambda, float64 */
+    LOAM_SOLVER_GRAM  /* Cholesky of Cov + Lambda: float32 refined by float64 residuals, or float64 */
 } loam_solver;
 
 typedef struct loam_row_info {
     int32_t code;       /* loam_row_code */
     int32_t solver;     /* loam_solver that gave the result */
     int32_t iterations; /* of conjugate gradients, also where another solver then took over */
-    float residual;     /* |(Cov + Lambda) rho - (kbar - q)| / |kbar - q| */
+    float residual;     /* |(Cov + Lambda) rho - (kbar - q)| / |kbar - q|; refined: before the last step */
 } loam_row_info;
 
 /* No output may overlap an input or another output. Where sequences are packed, every view has its tokens (of k, v and
- * key_bias: its keys) one after another and .batch is not used. rho and weights of 16-bit LLA are as exact as o, not more.
+ * key_bias: its keys) one after another and .batch is not used. rho and weights of 16-bit LLA are as exact as o, and real
+ * gradients of LOAM_BF16 as exact as those of its type, not more.
  * Gradients of keys beyond lens_kv are 0.
  *
  * With LOAM_BACKEND_CUDA all of these, small arrays included, are device memory, on which host code cannot look: that ridge,
@@ -334,8 +335,8 @@ typedef struct loam_kernel_info {
     const char *pass;       /* "forward" */
     const char *dtypes;     /* "f32 bf16 f16" */
     const char *backend;    /* "reference", "cpu", "cuda" */
-    const char *isa;        /* "portable", "avx2", "avx512"; "sm80": compute capability 8.0 or newer */
-    int available;          /* 1: this CPU (and LOAM_ISA), or the current GPU, can run it */
+    const char *isa; /* "portable", "avx2", "avx512", "avx512bf16"; "sm80": compute capability 8.0 or newer */
+    int available;   /* 1: this CPU (and LOAM_ISA), or the current GPU, can run it */
 } loam_kernel_info;
 
 /* Row `index` of the registry, slowest first within each pass; LOAM_EARG beyond the last. */
@@ -349,8 +350,8 @@ LOAM_API const char *loam_backend_name(loam_backend backend);       /* "auto", "
 LOAM_API const char *loam_row_code_name(loam_row_code code);        /* "solved", "empty", "singular" */
 LOAM_API const char *loam_solver_name(loam_solver solver);          /* "none", "cg", "dual", "gram" */
 
-/* "avx2 avx512": the instruction sets of this CPU that Loam has kernels for. The environment variable
- * LOAM_ISA=portable|avx2|avx512, read when a plan is made, allows no more than the one it names. */
+/* "avx2 avx512 avx512bf16": the instruction sets of this CPU that Loam has kernels for. The environment variable
+ * LOAM_ISA=portable|avx2|avx512|avx512bf16, read when a plan is made, allows no more than the one it names. */
 LOAM_API const char *loam_cpu_features(void);
 LOAM_API int loam_max_threads(void);
 

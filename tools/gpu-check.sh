@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: MIT
 # gpu-check.sh [-n CASES] [-s SEED] [-q] [DIRECTORY]: all tests of the CUDA back end on this machine's GPU, then
 # compute-sanitizer's four tools on small cases, and one table. DIRECTORY is a build tree, by default build, or what
-# tools/gpu-bundle.sh made of one elsewhere. -q leaves out the large arrays and does fewer cases under the sanitizer. Logs
-# go to DIRECTORY/gpu-check. Exit status: 0 all is well, 1 something is not, 77 no GPU.
+# tools/gpu-bundle.sh made of one elsewhere. -q leaves out the large arrays and the accuracy table (which needs loam-accuracy
+# there), and does fewer cases under the sanitizer. Logs go to DIRECTORY/gpu-check. Exit status: 0 all is well, 1 something
+# is not, 77 no GPU.
 set -u
 cases=300 seed=1 quick=0
 while getopts n:s:q option; do
@@ -57,9 +58,12 @@ done <"$logs/rows"
 step bits "$(program test_parallel_bits)"
 step launch "$(program test_cuda_launch)"
 step contract "$(program test_cuda_contract)"
-[ "$quick" = 1 ] || step large "$(program test_cuda_large)"
+if [ "$quick" = 0 ]; then
+    step large "$(program test_cuda_large)"
+    [ -n "$(program loam-accuracy)" ] && step accuracy "$(program loam-accuracy)" --cuda
+fi
 
-sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer /opt/nvidia/nsight-compute/*/compute-sanitizer 2>/dev/null | head -n 1)
+sanitizer=$(command -v compute-sanitizer || command -v /usr/local/cuda/bin/compute-sanitizer)
 if [ -z "$sanitizer" ]; then
     echo "no compute-sanitizer on this machine"
     exit 1

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const isa_names[] = { "portable", "avx2", "avx512" };
+static const char *const isa_names[CPU_ISAS] = { "portable", "avx2", "avx512", "avx512bf16" };
 
 const char *cpu_isa_name(cpu_isa isa) { return isa_names[isa]; }
 
@@ -19,7 +19,10 @@ cpu_isa cpu_isa_detect(void)
                      __builtin_cpu_supports("bmi2"); /* with f16c on every CPU that was made */
     const int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    return avx2 && avx512 ? CPU_AVX512 : avx2 ? CPU_AVX2 : CPU_PORTABLE;
+    if (avx2 && avx512) {
+        return __builtin_cpu_supports("avx512bf16") ? CPU_AVX512BF16 : CPU_AVX512;
+    }
+    return avx2 ? CPU_AVX2 : CPU_PORTABLE;
 #else
     return CPU_PORTABLE;
 #endif
@@ -32,7 +35,7 @@ cpu_isa cpu_isa_allowed(void)
     if (!limit || !*limit) {
         return have;
     }
-    for (int isa = CPU_AVX512; isa > CPU_PORTABLE; isa--) {
+    for (int isa = CPU_ISAS - 1; isa > CPU_PORTABLE; isa--) {
         if (strcmp(limit, isa_names[isa]) == 0) {
             return have < (cpu_isa)isa ? have : (cpu_isa)isa;
         }
@@ -43,6 +46,7 @@ cpu_isa cpu_isa_allowed(void)
 const char *loam_cpu_features(void)
 {
     switch (cpu_isa_allowed()) {
+    case CPU_AVX512BF16: return "avx2 avx512 avx512bf16";
     case CPU_AVX512: return "avx2 avx512";
     case CPU_AVX2: return "avx2";
     default: return "";

@@ -4,7 +4,7 @@
 #define LOAM_BASE_CPU_H
 
 /* In order: each machine that has one has those before it. */
-typedef enum cpu_isa { CPU_PORTABLE, CPU_AVX2, CPU_AVX512 } cpu_isa;
+typedef enum cpu_isa { CPU_PORTABLE, CPU_AVX2, CPU_AVX512, CPU_AVX512BF16, CPU_ISAS } cpu_isa;
 
 /* The best of this CPU and operating system. */
 cpu_isa cpu_isa_detect(void);

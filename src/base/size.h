@@ -11,10 +11,7 @@ LOAM_INLINE size_t size_mul(size_t a, size_t b)
     return a == SIZE_MAX || b == SIZE_MAX || (b && a > SIZE_MAX / b) ? SIZE_MAX : a * b;
 }
 
-LOAM_INLINE size_t size_add(size_t a, size_t b)
-{
-    return a > SIZE_MAX - b ? SIZE_MAX : a + b;
-}
+LOAM_INLINE size_t size_add(size_t a, size_t b) { return a > SIZE_MAX - b ? SIZE_MAX : a + b; }
 
 /* `count` items of `bytes` bytes, rounded up to whole cache lines. */
 LOAM_INLINE size_t size_of(size_t count, size_t bytes)

@@ -7,6 +7,7 @@
 
 #define FAMILY_LOCAL (1u << LOAM_SOFTMAX | 1u << LOAM_PARALLAX | 1u << LOAM_LLA)
 #define TYPES_F32 (1u << LOAM_F32 | 1u << LOAM_BF16 | 1u << LOAM_F16)
+#define TYPES_BF16 (1u << LOAM_BF16)
 #define TYPES_ALL (TYPES_F32 | 1u << LOAM_F64)
 
 #define KERNEL(function, family, pass, types, backend, isa) \
@@ -33,6 +34,11 @@
 #else
 #define KERNEL_AVX512(...)
 #define KERNEL_DECODE_AVX512(...)
+#endif
+#ifdef LOAM_HAVE_AVX512BF16
+#define KERNEL_AVX512BF16 KERNEL
+#else
+#define KERNEL_AVX512BF16(...)
 #endif
 #ifdef LOAM_HAVE_CUDA
 #define KERNEL_CUDA KERNEL_GPU
@@ -147,7 +153,7 @@ loam_status registry_choose(const kernel **out, const loam_problem *p, loam_erro
 /* The rows in words: the distinct sets are few, so constant texts serve. */
 static const char *types_text(unsigned dtypes)
 {
-    return dtypes == TYPES_ALL ? "f32 bf16 f16 f64" : "f32 bf16 f16";
+    return dtypes == TYPES_ALL ? "f32 bf16 f16 f64" : dtypes == TYPES_BF16 ? "bf16" : "f32 bf16 f16";
 }
 
 loam_status loam_kernel_at(int index, loam_kernel_info *info)

@@ -39,6 +39,7 @@ local_partial_fn local_partial_ref;
 LOCAL_DECLARE_ISA(portable)
 LOCAL_DECLARE_ISA(avx2)
 LOCAL_DECLARE_ISA(avx512)
+LOCAL_DECLARE_ISA(avx512bf16)
 
 /* CUDA, where LOAM_HAVE_CUDA: pointers in args are device memory, and a run only launches on args.stream. */
 local_run_fn local_forward_sm80, local_backward_sm80;
@@ -171,7 +172,16 @@ size_t local_state_doubles(const loam_problem *problem);
 void local_state_clear(const loam_problem *problem, double *state);
 /* into += from; see loam.h for the layout. */
 void local_state_merge(const loam_problem *problem, double *__restrict into, const double *__restrict from);
-/* Writes o, lse, rho and info of one row; scratch has local_state_scratch(problem) doubles. */
+/* rho <- 0, the given probe or the solution; scratch has local_state_scratch(problem) doubles. LLA reads only the means
+ * and second moments of the keys: a state of dim_v = 0 will do. */
+loam_row_info local_state_probe(const loam_problem *problem, const loam_args *args, const local_seq *seq,
+                                int64_t h, int64_t i, const double *state, double *scratch, double *rho);
+/* The least pivot of the system that local_state_probe left factored in scratch. */
+double local_state_least_pivot(const loam_problem *problem, const double *scratch);
+/* Writes o, lse, rho and info of one row. */
+void local_state_put(const loam_problem *problem, const loam_args *args, const local_seq *seq, int64_t h,
+                     int64_t i, const double *state, const double *rho, loam_row_info info);
+/* Both, one after the other. */
 void local_state_finish(const loam_problem *problem, const loam_args *args, const local_seq *seq, int64_t h,
                         int64_t i, const double *state, double *scratch);
 size_t local_state_scratch(const loam_problem *problem);

@@ -13,6 +13,7 @@ typedef struct row_record {
     float gbar, gbar_rest;    /* do . vbar, and what the weighted mean of the g_ij adds to it */
     float rho_kbar, rho_rest; /* rho . kbar = rho_kbar + rho_rest: see sweep_centres */
     float y_kbar, y_rest;
+    float x0;            /* as in lanes */
     float e;             /* the constant of ds = p ((1 - u) E + e) */
     float spread, trace; /* ridge relative to the trace: e / unit, and trace / dim */
     float kbar2;         /* |kbar|^2 */
@@ -52,11 +53,17 @@ typedef struct block {
     float *s, *t, *u, *g, *w;        /* [TILE][LANES] */
     float *query, *probe, *y, *grad; /* [dim_qk][LANES]; grad: of q or k */
     float *grad_o, *grad_v;          /* [dim_v][LANES]; grad_v with lanes as keys */
-    float *kbar, *lambda, *work[3];  /* [dim_qk][LANES], LLA */
+    float *kbar, *lambda;            /* [dim_qk][LANES], LLA */
     float *weights;                  /* [len_kv][LANES], LLA */
     float *rows_q, *rows_rho, *rows_u, *rows_y,
         *rows_kbar; /* [TILE][dim_qk]: queries that stream by the keys */
     float *rows_do; /* [TILE][dim_v] */
+    /* Of bfloat16 pairs. Lanes are queries: the panels of query, probe and grad_o, and key tiles. Lanes are keys: the
+     * panels of key and value, and tiles of queries, probes and grad_o. */
+    int32_t *query_pairs, *probe_pairs, *grad_o_pairs, *tile_pairs;
+    uint16_t *key_tokens, *query_tokens, *probe_tokens, *do_tokens;
+    uint16_t *query_copy, *probe_copy, *value_copy;
+    solver solver;
     row64 row;
 } block;
 
@@ -81,11 +88,21 @@ static inline void block_carve(block *k, const loam_problem *p, arena *pool)
     k->grad_o = arena_take(pool, dv * LANES, f);
     k->grad_v = arena_take(pool, dv * LANES, f);
     k->rows_do = arena_take(pool, TILE * dv, f);
-    for (int n = 0; n < 3; n++) {
-        k->work[n] = arena_take(pool, solved ? d * LANES : 0, f);
-    }
+    k->tile.copy = arena_take(pool, raw_copy_size(p->dim_qk), sizeof(uint16_t));
+    k->query_copy = arena_take(pool, raw_copy_size(p->dim_qk), sizeof(uint16_t));
+    k->probe_copy = arena_take(pool, raw_copy_size(p->dim_qk), sizeof(uint16_t));
+    k->value_copy = arena_take(pool, raw_copy_size(p->dim_v), sizeof(uint16_t));
+    k->query_pairs = arena_take(pool, pair_panel_size(p->dim_qk), sizeof(int32_t));
+    k->probe_pairs = arena_take(pool, pair_panel_size(p->dim_qk), sizeof(int32_t));
+    k->grad_o_pairs = arena_take(pool, pair_panel_size(p->dim_v), sizeof(int32_t));
+    k->tile_pairs = arena_take(pool, pair_panel_size(TILE), sizeof(int32_t));
+    k->key_tokens = arena_take(pool, token_pairs_size(p->dim_qk), sizeof(uint16_t));
+    k->query_tokens = arena_take(pool, token_pairs_size(p->dim_qk), sizeof(uint16_t));
+    k->probe_tokens = arena_take(pool, token_pairs_size(p->dim_qk), sizeof(uint16_t));
+    k->do_tokens = arena_take(pool, token_pairs_size(p->dim_v), sizeof(uint16_t));
     k->weights = arena_take(pool, solved ? size_mul((size_t)p->len_kv, LANES) : 0, f);
     if (solved) {
+        k->solver = solver_carve(p, pool);
         k->row = row64_carve(p, pool);
     }
 }

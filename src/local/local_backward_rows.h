@@ -25,6 +25,12 @@ static inline void load_lanes(block *k, int64_t i0)
     lanes_begin(&k->l, &k->x, i0, k->query, k->tile.keys);
     load_rows(k->rows_do, &a->grad_o, p->dtype, k->x.s.b, k->x.h, k->x.s.q0 + i0, k->l.count, dv);
     transpose(k->grad_o, k->rows_do, k->l.count, dv);
+    if (PAIR_DOTS) {
+        pair_rows(k->grad_o_pairs, k->grad_o, dv, NULL);
+    }
+    if (k->x.raw) {
+        pair_rows(k->query_pairs, k->query, d, NULL);
+    }
     load_saved(k, k->lse, saved.lse, 1);
     load_saved(k, k->grad_v, saved.vbar, dv);
     panel_dot(k->gbar, k->grad_o, k->grad_v, dv);
@@ -45,14 +51,47 @@ static inline void load_lanes(block *k, int64_t i0)
         k->peak[lane] = -1;
     }
     const int64_t at = local_row(p, &k->x.s, k->x.h, i0);
+    float common[LANES] = { 0 };
+    if (p->mechanism == LOAM_PARALLAX && k->x.raw) {
+        pair_rows(k->probe_pairs, k->probe, d, NULL);
+        common_products(common, &k->x, k->probe);
+    }
     for (int64_t lane = 0; p->mechanism == LOAM_PARALLAX && lane < k->l.count; lane++) {
-        k->rho_kbar[lane] = ((const float *)saved.tbar)[2 * (at + lane)];
+        k->rho_kbar[lane] = ((const float *)saved.tbar)[2 * (at + lane)] + common[lane];
         k->rho_rest[lane] = ((const float *)saved.tbar)[2 * (at + lane) + 1];
     }
 }
 
-/* p of the tile into w. Where scores are wanted for the peak, best and peak follow them. */
-static inline void tile_weights(block *k, float *restrict w, float *restrict best)
+/* g of the tile: grad_o . v */
+static inline void value_products(block *k)
+{
+    const head *x = &k->x;
+    const int64_t dv = x->p->dim_v, token = x->s.k0 + k->tile.j;
+    if (PAIR_DOTS) {
+        const raw_rows values = raw_rows_of(&x->a->v, x->s.b, x->h_kv, token, k->tile.n, dv, k->value_copy);
+        raw_product(k->g, values, k->tile.n, k->grad_o_pairs, dv);
+    } else {
+        const float_rows values = value_rows(k->values, x, k->tile.j, k->tile.n);
+        panel_product(k->g, k->tile.n, values.at, values.stride, 1, k->grad_o, dv, false);
+    }
+}
+
+/* grad += weights . keys over the tile; for raw keys, taken += the weights as rounded for that. */
+static inline void add_keys(block *k, const float *restrict weights, float *restrict taken)
+{
+    const head *x = &k->x;
+    const int64_t d = x->p->dim_qk;
+    if (x->raw) {
+        load_token_pairs(k->key_tokens, &x->a->k, x->s.b, x->h_kv, x->s.k0 + k->tile.j, k->tile.n, d);
+        pair_rows(k->tile_pairs, weights, k->tile.n, taken);
+        token_product(k->grad, k->key_tokens, d, k->tile_pairs, k->tile.n);
+    } else {
+        panel_product(k->grad, d, k->tile.keys, 1, d, weights, k->tile.n, true);
+    }
+}
+
+/* p of the tile into w; best and peak follow the scores where the peak is asked for. */
+VEC_INLINE void weights_of_tile(bool plain, bool peaks, block *k, float *restrict w, float *restrict best)
 {
     FOR_LANES(lane)
     {
@@ -61,16 +100,30 @@ static inline void tile_weights(block *k, float *restrict w, float *restrict bes
         vmask peak = v_load_int(k->peak + lane);
         for (int64_t r = 0; r < k->tile.n; r++) {
             float *at = w + r * LANES + lane;
-            vec factor;
-            const vec s = score_masked(&k->sc, &k->l, &k->tile, r, lane,
-                                       score_argument(&k->sc, &k->l, &k->tile, r, lane, v_load(at)), &factor);
-            const vmask higher = s > top;
-            top = v_select(higher, s, top);
-            peak = (higher & (int32_t)(k->tile.j + r)) | (~higher & peak);
+            vec x, factor;
+            const vec s = score_from(plain, &k->sc, &k->l, &k->tile, r, lane, v_load(at), &x, &factor);
+            if (peaks) {
+                const vmask higher = s > top;
+                top = v_select(higher, s, top);
+                peak = (higher & (int32_t)(k->tile.j + r)) | (~higher & peak);
+            }
             v_store(at, weight_of(s, lse));
         }
         v_store(best + lane, top);
         memcpy(k->peak + lane, &peak, sizeof peak);
+    }
+}
+
+/* The peak key is the ridge's unit, and where LLA counts its products from. */
+static inline void tile_weights(block *k, float *restrict w, float *restrict best)
+{
+    const bool plain = tile_is_plain(&k->sc, &k->l, &k->tile);
+    if (plain && k->solved) {
+        weights_of_tile(true, true, k, w, best);
+    } else if (plain) {
+        weights_of_tile(true, false, k, w, best);
+    } else {
+        weights_of_tile(false, k->solved, k, w, best);
     }
 }
 
@@ -98,20 +151,28 @@ static inline void weigh_errors(block *k, const float *restrict w, float *restri
  * rounding, and is taken out where the mean key is known. */
 static inline void sweep_probe(block *k, float *restrict square)
 {
-    const int64_t d = k->x.p->dim_qk, dv = k->x.p->dim_v;
-    float total[LANES] = { 0 }, best[LANES], minus[LANES];
+    const int64_t d = k->x.p->dim_qk;
+    float total[LANES] = { 0 }, taken[LANES] = { 0 }, best[LANES], minus[LANES];
     panel_fill(best, 1, -INFINITY);
     panel_fill(k->grad, d, 0);
     for (int64_t j = k->l.first; j < k->l.last; j += TILE) {
         float *w = k->solved ? k->weights + (j - k->l.first) * LANES : k->w;
-        key_tile_load(&k->tile, &k->x, j, k->l.last);
-        load_values(k->values, &k->x, j, k->tile.n);
-        panel_product(w, k->tile.n, k->tile.keys, d, 1, k->query, d, false);
+        if (k->solved) {
+            key_tile_load(&k->tile, &k->x, j, k->l.last);
+        } else {
+            score_tile_load(&k->tile, &k->x, j, k->l.last);
+        }
+        key_products(w, &k->x, &k->tile, k->query, k->query_pairs);
         tile_weights(k, w, best);
-        panel_product(k->g, k->tile.n, k->values, dv, 1, k->grad_o, dv, false);
+        value_products(k);
         weigh_errors(k, w, total, square);
-        panel_product(k->grad, d, k->tile.keys, 1, d, k->g, k->tile.n, true);
+        if (k->solved) { /* the system may magnify what is rounded here */
+            panel_product(k->grad, d, k->tile.keys, 1, d, k->g, k->tile.n, true);
+        } else {
+            add_keys(k, k->g, taken);
+        }
     }
+    subtract_common(k->grad, &k->x, taken);
     panel_fill(minus, 1, -1);
     memcpy(k->gbar_rest, total, sizeof total);
     if (k->solved) {
@@ -137,25 +198,16 @@ static inline void peak_weights(const block *k, float *restrict most)
 static inline void solve_adjoint(block *k, const float *square)
 {
     const int64_t d = k->x.p->dim_qk;
-    const block_system sys = { .x = &k->x,
-                               .l = &k->l,
-                               .tile = &k->tile,
-                               .product = k->s,
-                               .weights = k->weights,
-                               .inverse = k->inverse,
-                               .kbar = k->kbar,
-                               .lambda = k->lambda,
-                               .r = k->work[0],
-                               .direction = k->work[1],
-                               .image = k->work[2] };
+    const block_system sys = block_system_of(&k->x, &k->l, &k->tile, k->s, k->weights, k->inverse, k->kbar,
+                                             k->lambda);
     block_result result;
     block_ridge ridge;
     float most[LANES] = { 0 };
     peak_weights(k, most);
-    block_ridge_set(&ridge, &sys, square, most, k->lambda);
+    block_ridge_set(&ridge, &sys, square, most);
     memcpy(k->trace, ridge.variance, sizeof k->trace);
     memcpy(k->unit, ridge.unit, sizeof k->unit);
-    block_solve(&sys, k->grad, ridge.wanted, k->y, &result);
+    block_solve(&sys, &k->solver, &ridge, k->grad, k->y, &result);
     for (int64_t lane = 0; lane < k->l.count; lane++) {
         if (k->l.lo[lane] < k->l.hi[lane] && !result.accepted[lane]) {
             row64_adjoint(&k->row, &k->x, &k->sc, k->l.i0 + lane);
@@ -276,9 +328,11 @@ static inline void set_middle(const block *k, row_totals *sum)
     }
 }
 
-/* s (x on entry) becomes ds factor. */
-static inline void tile_row_gradient(block *k, row_totals *sum)
+/* s (q . k on entry) becomes ds factor. Plain: as tile_is_plain says, of no solved probe, and where no sum but that of ds
+ * is wanted. */
+VEC_INLINE void row_gradient_of_tile(bool plain, bool probed, block *k, row_totals *sum)
 {
+    const bool solved = !plain && k->solved, by_max = !plain && k->by_max, by_trace = !plain && k->by_trace;
     const float inverse_d = 1 / (float)k->x.p->dim_qk;
     FOR_LANES(lane)
     {
@@ -294,24 +348,25 @@ static inline void tile_row_gradient(block *k, row_totals *sum)
         for (int64_t r = 0; r < k->tile.n; r++) {
             const int64_t at = r * LANES + lane;
             const int32_t j = (int32_t)(k->tile.j + r);
-            const vec x = score_argument(&k->sc, &k->l, &k->tile, r, lane, v_load(k->s + at));
-            vec factor, excess = v_set(0);
-            const vec p = weight_of(score_masked(&k->sc, &k->l, &k->tile, r, lane, x, &factor), lse);
-            if (k->by_trace) {
+            vec x, factor, excess = v_set(0);
+            const vec s = score_from(plain, &k->sc, &k->l, &k->tile, r, lane, v_load(k->s + at), &x, &factor);
+            const vec p = weight_of(s, lse);
+            if (by_trace) {
                 excess = (k->tile.norm[r] - 2.0f * v_load(k->w + at) + v_load(k->kbar2 + lane)) * inverse_d -
                          v_load(k->trace + lane);
             }
             const pair_terms pair = pair_of(
-                k->by_max, k->by_trace, p, k->probed ? v_load(k->u + at) - rho_kbar - rho_rest : v_set(0),
-                v_load(k->g + at) - gbar - gbar_rest,
-                k->solved ? v_load(k->t + at) - y_kbar - y_rest : v_set(0), e,
-                v_load_int(k->peak + lane) == j, v_load(k->spread + lane), excess);
+                by_max, by_trace, p, probed ? v_load(k->u + at) - rho_kbar - rho_rest : v_set(0),
+                v_load(k->g + at) - gbar - gbar_rest, solved ? v_load(k->t + at) - y_kbar - y_rest : v_set(0),
+                e, v_load_int(k->peak + lane) == j, v_load(k->spread + lane), excess);
             const vec ds = pair.ds * factor;
             inner += ds;
-            scale += ds * (x - middle);
-            large += ds * ((x - middle) * 0x1p-100f);
-            mean += p * (x - middle);
-            slope -= pair.ds * score_distance(&k->l, j, lane);
+            if (!plain) {
+                scale += ds * (x - middle);
+                large += ds * ((x - middle) * 0x1p-100f);
+                mean += p * (x - middle);
+                slope -= pair.ds * score_distance(&k->l, j, lane);
+            }
             v_store(k->s + at, ds);
         }
         v_store(sum->inner + lane, inner);
@@ -322,29 +377,47 @@ static inline void tile_row_gradient(block *k, row_totals *sum)
     }
 }
 
+static inline void tile_row_gradient(block *k, row_totals *sum)
+{
+    const bool plain = tile_is_plain(&k->sc, &k->l, &k->tile) && !k->solved && !k->x.a->grad_scale;
+    if (plain && k->probed) {
+        row_gradient_of_tile(true, true, k, sum);
+    } else if (plain) {
+        row_gradient_of_tile(true, false, k, sum);
+    } else {
+        row_gradient_of_tile(false, k->probed, k, sum);
+    }
+}
+
 /* grad <- sum ds factor k' */
 static inline void sweep_query(block *k, row_totals *sum)
 {
-    const int64_t d = k->x.p->dim_qk, dv = k->x.p->dim_v;
+    const int64_t d = k->x.p->dim_qk;
+    float taken[LANES] = { 0 };
     set_middle(k, sum);
     panel_fill(k->grad, d, 0);
     for (int64_t j = k->l.first; j < k->l.last; j += TILE) {
-        key_tile_load(&k->tile, &k->x, j, k->l.last);
-        load_values(k->values, &k->x, j, k->tile.n);
-        panel_product(k->s, k->tile.n, k->tile.keys, d, 1, k->query, d, false);
-        panel_product(k->g, k->tile.n, k->values, dv, 1, k->grad_o, dv, false);
-        if (k->probed) {
-            panel_product(k->u, k->tile.n, k->tile.keys, d, 1, k->probe, d, false);
+        if (k->solved) {
+            key_tile_load(&k->tile, &k->x, j, k->l.last);
+        } else {
+            score_tile_load(&k->tile, &k->x, j, k->l.last);
+        }
+        key_products(k->s, &k->x, &k->tile, k->query, k->query_pairs);
+        value_products(k);
+        if (k->probed && !k->solved) {
+            key_products(k->u, &k->x, &k->tile, k->probe, k->probe_pairs);
         }
         if (k->solved) {
+            panel_product(k->u, k->tile.n, k->tile.keys, d, 1, k->probe, d, false);
             panel_product(k->t, k->tile.n, k->tile.keys, d, 1, k->y, d, false);
         }
         if (k->by_trace) {
             panel_product(k->w, k->tile.n, k->tile.keys, d, 1, k->kbar, d, false);
         }
         tile_row_gradient(k, sum);
-        panel_product(k->grad, d, k->tile.keys, 1, d, k->s, k->tile.n, true);
+        add_keys(k, k->s, taken);
     }
+    subtract_common(k->grad, &k->x, taken);
     for (int lane = 0; lane < LANES; lane++) {
         /* What rounding leaves of a sum that is 0 is taken out at the mean x. */
         const float rest = sum->inner[lane] * sum->mean[lane];
@@ -388,6 +461,7 @@ static inline void put_rows(const block *k, const row_arrays *rows, const row_to
                                          .rho_rest = k->rho_rest[lane],
                                          .y_rest = k->y_rest[lane],
                                          .y_kbar = k->y_kbar[lane],
+                                         .x0 = k->l.x0[lane],
                                          .e = k->e[lane],
                                          .spread = k->spread[lane],
                                          .trace = k->trace[lane],

@@ -1,371 +1,104 @@
 /* SPDX-License-Identifier: MIT
  *
- * Decode on CPUs: few queries, many keys. The keys of a sequence are cut into splits that depend on their number
- * alone; each split reduces to a state per row (local_state.c), the states merge in order, and each row is then
- * solved from its state. The query heads that share a key-value head, and their queries, form chunks of rows that use a
- * tile of keys while it is in cache; a chunk is as large as a bound on its states allows. Lanes are channels here.
+ * Decode on CPUs: few queries, many keys. The keys that a chunk of rows sees are cut into splits that depend on the
+ * problem alone; each split reduces to a state per row (local_state.c), and the states of a chunk merge in order. Threads
+ * share the splits of a wave of chunks, then its merges: the bits do not depend on how many there are.
  *
- * Where there are at least as many chunks as threads, a thread takes whole chunks; else the threads share the splits of a
- * chunk. Both merge in the same order: the bits are the same.
+ * Softmax and Parallax are one phase of that. LLA is two: the moments of the keys give the probe of each row, and then it
+ * is Parallax. Rows whose system is too badly conditioned for float32 moments go through a third, exact one.
  */
-#include "src/local/local_tile.h"
+#include "src/local/local_decode_given.h"
+#include "src/local/local_decode_solved.h"
 
 #include <omp.h>
 
-enum { SPLIT_KEYS = 1024, MOST_SPLITS = 32, CHUNK_ROWS = 64, CHUNK_DOUBLES = 1 << 15 };
+enum { SPLIT_KEYS = 1024, CHUNK_DOUBLES = 1 << 15, WAVE_DOUBLES = 1 << 17 };
+
+/* ------------------------------------------------------------------ phases */
+
+typedef enum method { GIVEN, MOMENTS, EXACT } method;
+
+typedef struct phase {
+    method how;
+    loam_problem p; /* as its states see it: moments have dim_v = 0, a solved probe is a given one */
+    int64_t size;   /* doubles of a state */
+    int64_t rows;   /* of a chunk, at most */
+    int64_t per_head, chunks;
+    int64_t splits, wave; /* of a chunk, and chunks at a time, at most */
+    int64_t parts;        /* states of a chunk that there is room for */
+} phase;
 
 /* Keys of a split: whole tiles, and no more splits than the workspace has room for. */
-static int64_t split_keys(int64_t keys)
+static int64_t most_splits(const phase *ph) { return clamp_to(WAVE_DOUBLES / ph->size, 32, 256); }
+
+static int64_t split_keys(const phase *ph, int64_t keys)
 {
-    const int64_t even = (keys + MOST_SPLITS - 1) / MOST_SPLITS, size = even > SPLIT_KEYS ? even : SPLIT_KEYS;
-    return (size + TILE - 1) / TILE * TILE;
+    const int64_t most = most_splits(ph), even = (keys + most - 1) / most;
+    return (even > SPLIT_KEYS ? even + MOST_KEYS - 1 : SPLIT_KEYS) / MOST_KEYS * MOST_KEYS;
 }
 
-static int64_t split_count(int64_t keys)
+static int64_t split_count(const phase *ph, int64_t keys)
 {
-    return keys > 0 ? (keys + split_keys(keys) - 1) / split_keys(keys) : 0;
+    return (keys + split_keys(ph, keys) - 1) / split_keys(ph, keys);
 }
 
-typedef struct block {
-    head x;               /* of the first query head of the group; its origin is not used */
-    float *keys, *values; /* [TILE][dim_qk], [TILE][dim_v] */
-    float *query, *probe; /* [dim_qk] of one row */
-    double *kd, *vd;      /* [TILE][dim_qk], [TILE][dim_v]: centred, LLA */
-    double *tile_state;   /* of one row */
-    double *scratch;      /* of local_state_finish */
-} block;
-
-static void block_carve(block *k, const loam_problem *p, arena *pool)
+static phase phase_of(const loam_problem *p, method how)
 {
-    const size_t d = (size_t)p->dim_qk, dv = (size_t)p->dim_v, f = sizeof(float), f64 = sizeof(double);
-    const bool solved = p->mechanism == LOAM_LLA;
-    k->keys = arena_take(pool, TILE * d, f);
-    k->values = arena_take(pool, TILE * dv, f);
-    k->query = arena_take(pool, d, f);
-    k->probe = arena_take(pool, d, f);
-    k->kd = arena_take(pool, solved ? TILE * d : 0, f64);
-    k->vd = arena_take(pool, solved ? TILE * dv : 0, f64);
-    k->tile_state = arena_take(pool, local_state_doubles(p), f64);
-    k->scratch = arena_take(pool, local_state_scratch(p), f64);
+    phase ph = { .how = how, .p = *p };
+    if (how == MOMENTS) {
+        ph.p.dim_v = 0;
+    } else if (how == GIVEN && p->mechanism == LOAM_LLA) {
+        ph.p.mechanism = LOAM_PARALLAX;
+    }
+    ph.size = (int64_t)local_state_doubles(&ph.p) + (how == MOMENTS);
+    const int64_t fit = clamp_to(CHUNK_DOUBLES / ph.size, 1, CHUNK_ROWS), group = group_rows(p);
+    ph.rows = how == EXACT ? 1 : clamp_to(group, 1, fit);
+    ph.per_head = (group + ph.rows - 1) / ph.rows;
+    ph.chunks = p->batch * p->heads_kv * ph.per_head;
+    /* A bound for any number of keys in use: more keys may be cut into fewer splits. */
+    ph.splits = clamp_to((p->len_kv + SPLIT_KEYS - 1) / SPLIT_KEYS, 1, most_splits(&ph));
+    ph.parts = p->threads * clamp_to(WAVE_DOUBLES / (ph.size * ph.rows), 1, 16);
+    ph.parts = ph.parts > ph.splits ? ph.parts : ph.splits;
+    ph.wave = clamp_to(ph.chunks, 1, ph.parts / ph.splits);
+    return ph;
 }
 
-static size_t block_bytes(const loam_problem *p)
-{
-    block k;
-    arena pool = { 0 };
-    block_carve(&k, p, &pool);
-    return pool.used;
-}
+/* ------------------------------------------------------------------ the workspace */
 
-static int64_t group_rows(const loam_problem *p) { return p->heads_q / p->heads_kv * p->len_q; }
-
-static int64_t chunk_rows(const loam_problem *p)
-{
-    const int64_t fit = CHUNK_DOUBLES / (int64_t)local_state_doubles(p);
-    return fit < 1 ? 1 : fit < CHUNK_ROWS ? fit : CHUNK_ROWS;
-}
-
-/* ------------------------------------------------------------------ one row, one tile */
-
-/* The scores of the tile's keys, -inf where the row does not see them; their maximum. j: the key's place in the
- * sequence; row r of the tile. */
-static float tile_scores(const block *k, int64_t h, int64_t i, int64_t j, int64_t stored, int64_t n,
-                         float *restrict s)
-{
-    const loam_problem *p = k->x.p;
-    head x = { .p = p, .a = k->x.a, .s = k->x.s, .h = h, .h_kv = k->x.h_kv };
-    const scoring sc = scoring_of(&x);
-    float bias[TILE], best = -INFINITY;
-    int64_t lo, hi;
-    local_visible(p, &x.s, i, &lo, &hi);
-    load_bias(bias, &x, stored, n);
-    for (int64_t r = 0; r < n; r++) {
-        float product = 0;
-        const float *key = k->keys + r * p->dim_qk;
-        if (sc.rbf) {
-#pragma omp simd reduction(+ : product)
-            for (int64_t c = 0; c < p->dim_qk; c++) {
-                product -= 0.5f * (k->query[c] - key[c]) * (k->query[c] - key[c]);
-            }
-        } else {
-            product = dot(k->query, key, p->dim_qk);
-        }
-        s[r] = product;
-    }
-    for (int64_t r = n; r < TILE; r++) {
-        s[r] = 0, bias[r] = 0;
-    }
-    for (int64_t r = 0; r < TILE; r += VL) {
-        float distance[VL];
-        vec factor;
-        for (int64_t e = 0; e < VL; e++) {
-            distance[e] = fabsf((float)(i + x.s.nk - x.s.nq - (j + r + e)));
-        }
-        v_store(s + r, score_of(&sc, v_load(s + r), v_load(distance), v_load(bias + r), &factor));
-    }
-    for (int64_t r = 0; r < n; r++) {
-        s[r] = j + r >= lo && j + r < hi ? s[r] : -INFINITY;
-        best = s[r] > best ? s[r] : best;
-    }
-    return best;
-}
-
-/* Weights exp(s - best) in place; their sum. */
-static double tile_weights(float *restrict s, int64_t n, float best)
-{
-    double omega = 0;
-    for (int64_t r = n; r < TILE; r++) {
-        s[r] = -INFINITY;
-    }
-    for (int64_t r = 0; r < TILE; r += VL) {
-        v_store(s + r, v_exp(v_load(s + r) - best));
-    }
-    for (int64_t r = 0; r < n; r++) {
-        omega += (double)s[r];
-    }
-    return omega;
-}
-
-/* out[c] = sum_r w_r tile[r][c] / omega, gathered in float within the tile. */
-static void tile_mean(double *restrict out, const float *restrict w, const float *restrict tile, int64_t n,
-                      int64_t channels, double omega)
-{
-    float sum[LOAM_MAX_DIM] = { 0 };
-    for (int64_t r = 0; r < n; r++) {
-        for (int64_t c = 0; c < channels; c++) {
-            sum[c] += w[r] * tile[r * channels + c];
-        }
-    }
-    for (int64_t c = 0; c < channels; c++) {
-        out[c] = (double)sum[c] / omega;
-    }
-}
-
-/* Keys are not centred here: probe . k may be large against its spread. */
-static double dot64(const float *restrict x, const float *restrict y, int64_t n)
-{
-    double sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < n; c++) {
-        sum += (double)x[c] * (double)y[c];
-    }
-    return sum;
-}
-
-/* Softmax and Parallax: vbar, and with a probe also tbar and sum w t' v'. */
-static void tile_given(const block *k, const float *restrict w, int64_t n, double omega,
-                       double *restrict state)
-{
-    const loam_problem *p = k->x.p;
-    const int64_t dv = p->dim_v;
-    const bool probed = p->mechanism == LOAM_PARALLAX;
-    float sum[LOAM_MAX_DIM] = { 0 };
-    double t[TILE], tbar = 0, *vbar = state + 2 + probed;
-    for (int64_t r = 0; probed && r < n; r++) {
-        t[r] = dot64(k->probe, k->keys + r * p->dim_qk, p->dim_qk);
-        tbar += (double)w[r] * t[r] / omega;
-    }
-    tile_mean(vbar, w, k->values, n, dv, omega);
-    if (!probed) {
-        return;
-    }
-    state[2] = tbar;
-    for (int64_t r = 0; r < n; r++) {
-        const float weight = w[r] * (float)(t[r] - tbar);
-        for (int64_t c = 0; c < dv; c++) {
-            sum[c] += weight * (k->values[r * dv + c] - (float)vbar[c]);
-        }
-    }
-    for (int64_t c = 0; c < dv; c++) {
-        vbar[dv + c] = (double)sum[c];
-    }
-}
-
-/* out[c] = weighted mean of the tile in float64; rows <- tile - mean */
-static void centre(double *restrict rows, double *restrict mean, const float *restrict w,
-                   const float *restrict tile, int64_t n, int64_t channels, double omega)
-{
-    for (int64_t c = 0; c < channels; c++) {
-        mean[c] = 0;
-    }
-    for (int64_t r = 0; r < n; r++) {
-        for (int64_t c = 0; c < channels; c++) {
-            mean[c] += (double)w[r] * (double)tile[r * channels + c];
-        }
-    }
-    for (int64_t c = 0; c < channels; c++) {
-        mean[c] /= omega;
-    }
-    for (int64_t r = 0; r < TILE; r++) {
-        for (int64_t c = 0; c < channels; c++) {
-            rows[r * channels + c] = r < n ? (double)tile[r * channels + c] - mean[c] : 0;
-        }
-    }
-}
-
-/* out[c] += sum over four rows of x[e] rows[e][c] */
-static void add_four(double *restrict out, const double x[4], const double *restrict rows, int64_t stride,
-                     int64_t n)
-{
-    const double *r0 = rows, *r1 = rows + stride, *r2 = rows + 2 * stride, *r3 = rows + 3 * stride;
-    for (int64_t c = 0; c < n; c++) {
-        out[c] += x[0] * r0[c] + x[1] * r1[c] + x[2] * r2[c] + x[3] * r3[c];
-    }
-}
-
-/* LLA: means and centred second moments, in float64. */
-static void tile_solved(const block *k, const float *restrict w, int64_t n, double omega,
-                        double *restrict state)
-{
-    const int64_t d = k->x.p->dim_qk, dv = k->x.p->dim_v;
-    double *kbar = state + 2, *vbar = kbar + d, *kk = vbar + dv, *vk = kk + d * (d + 1) / 2;
-    centre(k->kd, kbar, w, k->keys, n, d, omega);
-    centre(k->vd, vbar, w, k->values, n, dv, omega);
-    memset(kk, 0, (size_t)(d * (d + 1) / 2 + dv * d) * sizeof(double));
-    for (int64_t r = 0; r < n; r += 4) {
-        double x[4];
-        for (int64_t c = 0; c < d; c++) {
-            for (int64_t e = 0; e < 4; e++) {
-                x[e] = (r + e < n ? (double)w[r + e] : 0) * k->kd[(r + e) * d + c];
-            }
-            add_four(kk + c * (c + 1) / 2, x, k->kd + r * d, d, c + 1);
-        }
-        for (int64_t c = 0; c < dv; c++) {
-            for (int64_t e = 0; e < 4; e++) {
-                x[e] = (r + e < n ? (double)w[r + e] : 0) * k->vd[(r + e) * dv + c];
-            }
-            add_four(vk + c * d, x, k->kd + r * d, d, d);
-        }
-    }
-}
-
-/* ------------------------------------------------------------------ one split of a chunk */
-
-static void load_row(block *k, int64_t h, int64_t i)
-{
-    const loam_problem *p = k->x.p;
-    const loam_args *a = k->x.a;
-    load_floats(k->query, a->q.data, p->dtype, LOCAL_AT(a->q, k->x.s.b, h, i), p->dim_qk);
-    if (p->mechanism == LOAM_PARALLAX) {
-        load_floats(k->probe, a->probe.data, p->dtype, LOCAL_AT(a->probe, k->x.s.b, h, i), p->dim_qk);
-    }
-}
-
-/* Adds the tile of keys j .. j + n - 1 (row `stored` of k is key j) to the state of one row. */
-static void row_tile(block *k, int64_t h, int64_t i, int64_t j, int64_t stored, int64_t n, double *state)
-{
-    float w[TILE];
-    load_row(k, h, i);
-    const float best = tile_scores(k, h, i, j, stored, n, w);
-    if (!(best > -INFINITY)) {
-        return;
-    }
-    const double omega = tile_weights(w, n, best);
-    k->tile_state[0] = (double)best;
-    k->tile_state[1] = omega;
-    if (k->x.p->mechanism == LOAM_LLA) {
-        tile_solved(k, w, n, omega, k->tile_state);
-    } else {
-        tile_given(k, w, n, omega, k->tile_state);
-    }
-    local_state_merge(k->x.p, state, k->tile_state);
-}
-
-/* Rows of one key-value head: row r of the group is query r % len_q of its query head r / len_q. */
-typedef struct chunk {
-    int64_t b, h_kv, row, rows;
-    int64_t first, begin, end; /* row 0 of k is key `first`; keys begin .. end - 1 count */
-} chunk;
-
-static int64_t chunk_count(const loam_problem *p)
-{
-    return p->batch * p->heads_kv * ((group_rows(p) + chunk_rows(p) - 1) / chunk_rows(p));
-}
-
-/* Chunk n over keys first .. first + count - 1; the block's head becomes its. */
-static chunk chunk_begin(block *k, const loam_problem *p, const loam_args *a, int64_t n, int64_t first,
-                         int64_t count)
-{
-    const int64_t per_head = (group_rows(p) + chunk_rows(p) - 1) / chunk_rows(p), group = n / per_head;
-    chunk c = { .b = group / p->heads_kv,
-                .h_kv = group % p->heads_kv,
-                .row = n % per_head * chunk_rows(p),
-                .first = first };
-    const int64_t left = group_rows(p) - c.row;
-    k->x.p = p, k->x.a = a, k->x.s = local_seq_at(p, a, c.b), k->x.h_kv = c.h_kv;
-    k->x.h = c.h_kv * (p->heads_q / p->heads_kv);
-    c.rows = left < chunk_rows(p) ? left : chunk_rows(p);
-    c.end = first + count < k->x.s.nk ? first + count : k->x.s.nk;
-    c.begin = first < c.end ? first : c.end;
-    return c;
-}
-
-/* The states of a chunk over keys begin .. end - 1. */
-static void split_states(block *k, const chunk *c, int64_t begin, int64_t end, double *states)
-{
-    const loam_problem *p = k->x.p;
-    const int64_t size = (int64_t)local_state_doubles(p), token = k->x.s.k0 - c->first;
-    for (int64_t row = 0; row < c->rows; row++) {
-        local_state_clear(p, states + row * size);
-    }
-    for (int64_t j = begin; j < end; j += TILE) {
-        const int64_t n = end - j < TILE ? end - j : TILE;
-        load_rows(k->keys, &k->x.a->k, p->dtype, k->x.s.b, k->x.h_kv, token + j, n, p->dim_qk);
-        load_rows(k->values, &k->x.a->v, p->dtype, k->x.s.b, k->x.h_kv, token + j, n, p->dim_v);
-        for (int64_t row = 0; row < c->rows; row++) {
-            const int64_t h = k->x.h + (c->row + row) / p->len_q, i = (c->row + row) % p->len_q;
-            row_tile(k, h, i, j, j - c->first, n, states + row * size);
-        }
-    }
-}
-
-static void merge_rows(const loam_problem *p, const chunk *c, double *into, const double *from)
-{
-    const int64_t size = (int64_t)local_state_doubles(p);
-    for (int64_t row = 0; row < c->rows; row++) {
-        local_state_merge(p, into + row * size, from + row * size);
-    }
-}
-
-static void finish_rows(block *k, const chunk *c, const double *states)
-{
-    const loam_problem *p = k->x.p;
-    const int64_t size = (int64_t)local_state_doubles(p);
-    for (int64_t row = 0; row < c->rows; row++) {
-        local_state_finish(p, k->x.a, &k->x.s, k->x.h + (c->row + row) / p->len_q, (c->row + row) % p->len_q,
-                           states + row * size, k->scratch);
-    }
-}
-
-/* ------------------------------------------------------------------ all chunks */
-
-/* The workspace: a block and two chunks of states for each thread, and the states of a chunk for each split. */
 typedef struct decode_work {
-    char *blocks;
+    char *blocks; /* one for each thread */
     size_t block_bytes;
-    int64_t chunk_doubles;
-    double *parts, *states;
+    double *parts;       /* states: [chunk of a wave][split][row] */
+    float *probes;       /* solved: [row][whole_vectors(dim_qk)] */
+    loam_row_info *info; /* of these, [row] */
+    uint8_t *again;      /* [row]: 1 where the exact phase must do it */
 } decode_work;
+
+static size_t part_doubles(const phase *ph)
+{
+    return size_mul((size_t)ph->parts, (size_t)(ph->rows * ph->size));
+}
 
 static decode_work work_carve(const loam_problem *p, arena *pool)
 {
-    const size_t threads = (size_t)p->threads, splits = (size_t)split_count(p->len_kv);
-    const size_t rows = (size_t)chunk_rows(p), size = rows * local_state_doubles(p);
+    const bool solved = p->mechanism == LOAM_LLA;
+    const size_t rows = solved ? (size_t)local_rows(p) : 0;
+    size_t parts = 0;
+    for (method how = GIVEN; how <= (solved ? EXACT : GIVEN); how++) {
+        const phase ph = phase_of(p, how);
+        parts = part_doubles(&ph) > parts ? part_doubles(&ph) : parts;
+    }
     decode_work w;
-    w.block_bytes = block_bytes(p);
-    w.chunk_doubles = (int64_t)size;
-    w.blocks = arena_take(pool, threads, w.block_bytes);
-    w.parts = arena_take(pool, size_mul(size, splits > threads ? splits : threads), sizeof(double));
-    w.states = arena_take(pool, size_mul(size, threads), sizeof(double));
-    return w;
-}
-
-static block thread_block(const loam_problem *p, const decode_work *w)
-{
-    arena pool = { w->blocks + w->block_bytes * (size_t)omp_get_thread_num(), 0 };
     block k;
-    block_carve(&k, p, &pool);
-    return k;
+    arena of_block = { 0 };
+    block_carve(&k, p, &of_block);
+    w.block_bytes = of_block.used;
+    w.blocks = arena_take(pool, (size_t)p->threads, w.block_bytes);
+    w.parts = arena_take(pool, parts, sizeof(double));
+    w.probes = arena_take(pool, size_mul(rows, (size_t)whole_vectors(p->dim_qk)), sizeof(float));
+    w.info = arena_take(pool, rows, sizeof(loam_row_info));
+    w.again = arena_take(pool, rows, 1);
+    return w;
 }
 
 /* What a call is about: keys first .. first + count - 1, into `states` of all rows, or, where that is NULL, all the way
@@ -375,78 +108,188 @@ typedef struct decode_call {
     const loam_args *a;
     int64_t first, count;
     double *states;
+    decode_work w;
 } decode_call;
 
-/* Where the states of a chunk go: `own` serves until the rows are finished. */
-static double *chunk_states(const decode_call *call, const chunk *c, double *own)
-{
-    const int64_t row = (c->b * call->p->heads_kv + c->h_kv) * group_rows(call->p) + c->row;
-    return call->states ? call->states + row * (int64_t)local_state_doubles(call->p) : own;
-}
+/* ------------------------------------------------------------------ one chunk */
 
-static void decode_by_chunks(const decode_call *call, const decode_work *w)
+static chunk chunk_of(const decode_call *call, const phase *ph, int64_t n)
 {
     const loam_problem *p = call->p;
-#pragma omp parallel num_threads(p->threads)
+    const int64_t group = n / ph->per_head, rows = group_rows(p), row = n % ph->per_head * ph->rows;
+    chunk c = { .s = local_seq_at(p, call->a, group / p->heads_kv),
+                .h_kv = group % p->heads_kv,
+                .row = row,
+                .rows = rows - row < ph->rows ? rows - row : ph->rows,
+                .index = group * rows + row,
+                .first = call->first,
+                .begin = INT64_MAX };
+    for (int64_t r = 0; r < c.rows; r++) {
+        int64_t lo, hi;
+        local_visible(p, &c.s, (c.row + r) % p->len_q, &lo, &hi);
+        if (lo < hi) {
+            c.begin = lo < c.begin ? lo : c.begin;
+            c.end = hi > c.end ? hi : c.end;
+        }
+    }
+    c.end = clamp_to(c.end, call->first, call->first + call->count);
+    c.begin = clamp_to(c.begin, call->first, c.end);
+    return c;
+}
+
+/* Rows left to the exact phase need no other, and the other way round. */
+static bool row_wanted(const decode_call *call, const phase *ph, int64_t row)
+{
+    const bool whole = call->p->mechanism != LOAM_LLA || ph->how == MOMENTS || call->states;
+    return whole || (ph->how == EXACT) == (call->w.again[row] != 0);
+}
+
+static bool chunk_wanted(const decode_call *call, const phase *ph, const chunk *c)
+{
+    for (int64_t r = 0; r < c->rows; r++) {
+        if (row_wanted(call, ph, c->index + r)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void set_probes(block *k, const decode_call *call)
+{
+    for (int64_t slot = 0; slot < k->c.rows; slot++) {
+        float *probe = k->probe + slot * k->stride;
+        if (call->p->mechanism == LOAM_LLA) {
+            memcpy(probe, call->w.probes + (k->c.index + slot) * k->stride,
+                   (size_t)k->stride * sizeof(float));
+        } else if (call->p->mechanism == LOAM_PARALLAX) {
+            load_padded(probe, &call->a->probe, k, &k->row[slot]);
+        }
+    }
+}
+
+/* The states of a chunk over its split `split`. */
+static void chunk_split(block *k, const decode_call *call, const phase *ph, int64_t split, double *states)
+{
+    const int64_t step = split_keys(ph, k->c.end - k->c.begin), begin = k->c.begin + split * step;
+    const int64_t end = begin + step < k->c.end ? begin + step : k->c.end;
+    for (int64_t r = 0; r < k->c.rows; r++) {
+        local_state_clear(&ph->p, states + r * ph->size);
+        states[(r + 1) * ph->size - 1] = 0;
+    }
+    if (begin >= end) {
+        return;
+    }
+    split_begin(k, begin, end);
+    switch (ph->how) {
+    case GIVEN:
+        set_probes(k, call);
+        given_split(k, begin, end, states, ph->size);
+        break;
+    case MOMENTS: moments_split(k, begin, end, states, ph->size); break;
+    case EXACT: exact_split(k, 0, begin, end, states); break;
+    }
+}
+
+/* What becomes of the merged state of row `row` of the chunk. */
+static void row_end(block *k, const decode_call *call, const phase *ph, int64_t row, double *state)
+{
+    const loam_problem *p = call->p;
+    const int64_t index = k->c.index + row, in_group = k->c.row + row;
+    const int64_t h = k->c.h_kv * (p->heads_q / p->heads_kv) + in_group / p->len_q, i = in_group % p->len_q;
+    double *rho = k->scratch + local_state_scratch(p);
+    float *probe = call->w.probes + index * k->stride;
+    if (call->states) {
+        memcpy(call->states + index * ph->size, state, (size_t)ph->size * sizeof(double));
+    } else if (ph->how == MOMENTS) {
+        call->w.again[index] = !moments_probe(&ph->p, call->a, &k->c.s, h, i, state, k->scratch, rho,
+                                              &call->w.info[index]);
+        for (int64_t c = 0; c < k->stride; c++) {
+            probe[c] = c < p->dim_qk ? (float)rho[c] : 0;
+        }
+    } else if (ph->how == GIVEN && p->mechanism == LOAM_LLA) {
+        for (int64_t c = 0; c < p->dim_qk; c++) {
+            rho[c] = (double)probe[c];
+        }
+        local_state_put(&ph->p, call->a, &k->c.s, h, i, state, rho, call->w.info[index]);
+    } else {
+        local_state_finish(p, call->a, &k->c.s, h, i, state, k->scratch);
+    }
+}
+
+/* Merges the states of the splits, those of row r of a split at parts + (split rows + r) size, and ends the rows. */
+static void chunk_end(block *k, const decode_call *call, const phase *ph, double *parts)
+{
+    const int64_t splits = split_count(ph, k->c.end - k->c.begin);
+    for (int64_t r = 0; r < k->c.rows; r++) {
+        double *state = parts + r * ph->size;
+        if (splits == 0) {
+            local_state_clear(&ph->p, state);
+        }
+        for (int64_t split = 1; split < splits; split++) {
+            const double *from = state + split * ph->rows * ph->size;
+            if (ph->how == MOMENTS) {
+                moments_merge(&ph->p, state, from);
+            } else {
+                local_state_merge(&ph->p, state, from);
+            }
+        }
+        if (row_wanted(call, ph, k->c.index + r)) {
+            row_end(k, call, ph, r, state);
+        }
+    }
+}
+
+/* ------------------------------------------------------------------ all chunks */
+
+/* True where the block now holds chunk n of the phase, and there is something to do. */
+static bool block_begin(block *k, const decode_call *call, const phase *ph, int64_t n)
+{
+    k->c = chunk_of(call, ph, n);
+    k->x.p = call->p, k->x.a = call->a, k->x.s = k->c.s, k->x.h_kv = k->c.h_kv;
+    return chunk_wanted(call, ph, &k->c);
+}
+
+/* Called by each thread of a team. */
+static void phase_run(block *k, const decode_call *call, method how)
+{
+    const phase ph = phase_of(call->p, how);
+    for (int64_t from = 0; from < ph.chunks; from += ph.wave) {
+        const int64_t chunks = ph.chunks - from < ph.wave ? ph.chunks - from : ph.wave;
+        const int64_t doubles = ph.splits * ph.rows * ph.size;
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t task = 0; task < chunks * ph.splits; task++) {
+            const int64_t n = task / ph.splits, split = task % ph.splits;
+            if (block_begin(k, call, &ph, from + n)) {
+                chunk_split(k, call, &ph, split, call->w.parts + n * doubles + split * ph.rows * ph.size);
+            }
+        }
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t n = 0; n < chunks; n++) {
+            if (block_begin(k, call, &ph, from + n)) {
+                chunk_end(k, call, &ph, call->w.parts + n * doubles);
+            }
+        }
+    }
+}
+
+static loam_status decode(decode_call call, loam_error *error)
+{
+    arena pool = { call.a->work, 0 };
+    call.w = work_carve(call.p, &pool);
+#pragma omp parallel num_threads(call.p->threads)
     {
-        block k = thread_block(p, w);
-        double *part = w->parts + w->chunk_doubles * omp_get_thread_num();
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t n = 0; n < chunk_count(p); n++) {
-            const chunk c = chunk_begin(&k, p, call->a, n, call->first, call->count);
-            const int64_t step = split_keys(c.end - c.begin);
-            double *states = chunk_states(call, &c, w->states + w->chunk_doubles * omp_get_thread_num());
-            split_states(&k, &c, c.begin, c.begin + step < c.end ? c.begin + step : c.end, states);
-            for (int64_t j = c.begin + step; j < c.end; j += step) {
-                split_states(&k, &c, j, j + step < c.end ? j + step : c.end, part);
-                merge_rows(p, &c, states, part);
-            }
-            if (!call->states) {
-                finish_rows(&k, &c, states);
-            }
+        arena own = { call.w.blocks + call.w.block_bytes * (size_t)omp_get_thread_num(), 0 };
+        block k;
+        block_carve(&k, call.p, &own);
+        if (call.p->mechanism != LOAM_LLA) {
+            phase_run(&k, &call, GIVEN);
+        } else if (call.states) {
+            phase_run(&k, &call, EXACT);
+        } else {
+            phase_run(&k, &call, MOMENTS);
+            phase_run(&k, &call, GIVEN);
+            phase_run(&k, &call, EXACT);
         }
-    }
-}
-
-static void decode_by_splits(const decode_call *call, const decode_work *w)
-{
-    const loam_problem *p = call->p;
-    for (int64_t n = 0; n < chunk_count(p); n++) {
-        block whole = thread_block(p, w);
-        const chunk c = chunk_begin(&whole, p, call->a, n, call->first, call->count);
-        const int64_t step = split_keys(c.end - c.begin), splits = split_count(c.end - c.begin);
-        double *states = chunk_states(call, &c, w->states);
-#pragma omp parallel num_threads(p->threads)
-        {
-            block k = thread_block(p, w);
-            (void)chunk_begin(&k, p, call->a, n, call->first, call->count);
-#pragma omp for schedule(dynamic, 1)
-            for (int64_t split = 0; split < splits; split++) {
-                const int64_t j = c.begin + split * step;
-                split_states(&k, &c, j, j + step < c.end ? j + step : c.end,
-                             w->parts + split * w->chunk_doubles);
-            }
-        }
-        for (int64_t row = 0; row < c.rows; row++) {
-            local_state_clear(p, states + row * (int64_t)local_state_doubles(p));
-        }
-        for (int64_t split = 0; split < splits; split++) {
-            merge_rows(p, &c, states, w->parts + split * w->chunk_doubles);
-        }
-        if (!call->states) {
-            finish_rows(&whole, &c, states);
-        }
-    }
-}
-
-static loam_status decode(const decode_call *call, loam_error *error)
-{
-    arena pool = { call->a->work, 0 };
-    const decode_work w = work_carve(call->p, &pool);
-    if (call->p->len_q > 0 && chunk_count(call->p) >= call->p->threads) {
-        decode_by_chunks(call, &w);
-    } else if (call->p->len_q > 0) {
-        decode_by_splits(call, &w);
     }
     return loam_succeed(error);
 }
@@ -454,8 +297,7 @@ static loam_status decode(const decode_call *call, loam_error *error)
 loam_status ISA(local_partial)(const loam_problem *p, const loam_args *a, int64_t first, int64_t count,
                                double *states, loam_error *error)
 {
-    const decode_call call = { p, a, first, count, states };
-    return decode(&call, error);
+    return decode((decode_call){ .p = p, .a = a, .first = first, .count = count, .states = states }, error);
 }
 
 size_t LOCAL_JOIN(ISA(local_decode), work)(const loam_problem *p)
@@ -467,6 +309,5 @@ size_t LOCAL_JOIN(ISA(local_decode), work)(const loam_problem *p)
 
 loam_status ISA(local_decode)(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    const decode_call call = { p, a, 0, p->len_kv, NULL };
-    return decode(&call, error);
+    return decode((decode_call){ .p = p, .a = a, .count = p->len_kv }, error);
 }

@@ -21,17 +21,25 @@ typedef struct block {
     lanes l;
     key_tile tile;
     float m[LANES], omega[LANES], inverse[LANES];
+    float taken[LANES],
+        per_taken[LANES]; /* omega and inverse of the weights as multiplied by the values: rounded */
     float lse[LANES], full_lse[LANES]; /* without and with what scores leave out */
     float centre[LANES], tsum[LANES];  /* c and T of a given probe; tsum ends as T / omega */
+    float tsum_taken[LANES];           /* T of w (t - c) as multiplied by the values */
     float *values;                     /* [TILE][dim_v] */
-    float *s, *t;                      /* [TILE][LANES] */
-    float *query, *probe;              /* [dim_qk][LANES] */
-    float *o, *vbar;                   /* [dim_v][LANES] */
-    float *kbar, *lambda, *work[3];    /* [dim_qk][LANES], LLA */
-    float *weights;                    /* [len_kv][LANES], LLA */
-    row64 row;                         /* LLA */
+    float_rows value_rows;             /* values, or where they are in memory */
+    uint16_t *value_pairs;             /* the same as pairs of tokens */
+    int32_t *weight_pairs;             /* of TILE weights */
+    int32_t *query_pairs, *probe_pairs;
+    float *s, *t;         /* [TILE][LANES] */
+    float *query, *probe; /* [dim_qk][LANES] */
+    float *o, *vbar;      /* [dim_v][LANES] */
+    float *kbar, *lambda; /* [dim_qk][LANES], LLA */
+    float *weights;       /* [len_kv][LANES], LLA */
+    solver solver;        /* LLA */
+    row64 row;            /* LLA */
     loam_row_info info[LANES];
-    bool accepted[LANES];
+    block_result result;
 } block;
 
 static void block_carve(block *k, const loam_problem *p, arena *pool)
@@ -39,7 +47,12 @@ static void block_carve(block *k, const loam_problem *p, arena *pool)
     const size_t d = (size_t)p->dim_qk, dv = (size_t)p->dim_v, wide = d > dv ? d : dv, f = sizeof(float);
     const bool solved = p->mechanism == LOAM_LLA;
     k->tile.keys = arena_take(pool, TILE * wide, f); /* also holds a tile of queries or probes */
-    k->values = arena_take(pool, TILE * dv, f);
+    k->tile.copy = arena_take(pool, raw_copy_size(p->dim_qk), sizeof(uint16_t));
+    k->values = arena_take(pool, PAIR_DOTS ? 0 : TILE * dv, f);
+    k->value_pairs = arena_take(pool, token_pairs_size(p->dim_v), sizeof(uint16_t));
+    k->weight_pairs = arena_take(pool, pair_panel_size(TILE), sizeof(int32_t));
+    k->query_pairs = arena_take(pool, pair_panel_size(p->dim_qk), sizeof(int32_t));
+    k->probe_pairs = arena_take(pool, pair_panel_size(p->dim_qk), sizeof(int32_t));
     k->s = arena_take(pool, TILE * LANES, f);
     k->t = arena_take(pool, TILE * LANES, f);
     k->query = arena_take(pool, d * LANES, f);
@@ -48,11 +61,9 @@ static void block_carve(block *k, const loam_problem *p, arena *pool)
     k->vbar = arena_take(pool, dv * LANES, f);
     k->kbar = arena_take(pool, solved ? d * LANES : 0, f);
     k->lambda = arena_take(pool, solved ? d * LANES : 0, f);
-    for (int n = 0; n < 3; n++) {
-        k->work[n] = arena_take(pool, solved ? d * LANES : 0, f);
-    }
     k->weights = arena_take(pool, solved ? size_mul((size_t)p->len_kv, LANES) : 0, f);
     if (solved) {
+        k->solver = solver_carve(p, pool);
         k->row = row64_carve(p, pool);
     }
 }
@@ -65,7 +76,42 @@ static size_t block_bytes(const loam_problem *p)
     return pool.used;
 }
 
+/* ------------------------------------------------------------------ sums of values */
+
+static void load_value_tile(block *k)
+{
+    const head *x = &k->x;
+    if (PAIR_DOTS) {
+        load_token_pairs(k->value_pairs, &x->a->v, x->s.b, x->h_kv, x->s.k0 + k->tile.j, k->tile.n,
+                         x->p->dim_v);
+    } else {
+        k->value_rows = value_rows(k->values, x, k->tile.j, k->tile.n);
+    }
+}
+
+/* sum [dim_v][LANES] += weights . values over the tile; taken += the weights as rounded for that, where they are. */
+static void add_values(block *k, float *restrict sum, const float *restrict weights, float *restrict taken)
+{
+    const int64_t dv = k->x.p->dim_v;
+    if (PAIR_DOTS) {
+        pair_rows(k->weight_pairs, weights, k->tile.n, taken);
+        token_product(sum, k->value_pairs, dv, k->weight_pairs, k->tile.n);
+    } else {
+        panel_product(sum, dv, k->value_rows.at, 1, k->value_rows.stride, weights, k->tile.n, true);
+    }
+}
+
 /* ------------------------------------------------------------------ a given probe */
+
+static bool all_ones(const float *x)
+{
+    for (int lane = 0; lane < LANES; lane++) {
+        if (x[lane] != 1) {
+            return false;
+        }
+    }
+    return true;
+}
 
 /* Everything gathered so far, from the maximum m to the one in best. */
 static void rescale(block *k, const float *best)
@@ -78,7 +124,12 @@ static void rescale(block *k, const float *best)
         v_store(keep + lane, ratio);
         v_store(k->m + lane, m);
         v_store(k->omega + lane, v_load(k->omega + lane) * ratio);
+        v_store(k->taken + lane, v_load(k->taken + lane) * ratio);
         v_store(k->tsum + lane, v_load(k->tsum + lane) * ratio);
+        v_store(k->tsum_taken + lane, v_load(k->tsum_taken + lane) * ratio);
+    }
+    if (all_ones(keep)) { /* most tiles */
+        return;
     }
     panel_scale(k->o, k->x.p->dim_v, keep);
     if (k->x.p->mechanism == LOAM_PARALLAX) {
@@ -126,6 +177,7 @@ static void centre_probe(block *k, const float *before)
         v_store(minus + lane, -shift);
         v_store(k->centre + lane, c + shift);
         v_store(k->tsum + lane, tsum);
+        v_store(k->tsum_taken + lane, v_load(k->tsum_taken + lane) - shift * v_load(k->taken + lane));
     }
     panel_axpy(k->vbar, k->x.p->dim_v, minus, k->o);
 }
@@ -136,28 +188,34 @@ static void load_probe(block *k)
     load_rows(k->tile.keys, &k->x.a->probe, p->dtype, k->x.s.b, k->x.h, k->x.s.q0 + k->l.i0, k->l.count,
               p->dim_qk);
     transpose(k->probe, k->tile.keys, k->l.count, p->dim_qk);
+    if (k->x.raw) {
+        pair_rows(k->probe_pairs, k->probe, p->dim_qk, NULL);
+    }
 }
 
 /* The B sum lies in vbar until the end. */
 static void sweep_given(block *k, bool probed)
 {
-    const int64_t d = k->x.p->dim_qk, dv = k->x.p->dim_v;
     for (int64_t j = k->l.first; j < k->l.last; j += TILE) {
         float best[LANES], before[LANES];
-        key_tile_load(&k->tile, &k->x, j, k->l.last);
-        load_values(k->values, &k->x, j, k->tile.n);
-        panel_product(k->s, k->tile.n, k->tile.keys, d, 1, k->query, d, false);
+        score_tile_load(&k->tile, &k->x, j, k->l.last);
+        load_value_tile(k);
+        key_products(k->s, &k->x, &k->tile, k->query, k->query_pairs);
         memcpy(best, k->m, sizeof best);
         scores_in_place(k->s, &k->sc, &k->l, &k->tile, best);
         rescale(k, best);
         memcpy(before, k->omega, sizeof before);
         weigh_tile(k);
         if (probed) {
-            panel_product(k->t, k->tile.n, k->tile.keys, d, 1, k->probe, d, false);
+            key_products(k->t, &k->x, &k->tile, k->probe, k->probe_pairs);
             centre_probe(k, before);
-            panel_product(k->vbar, dv, k->values, 1, dv, k->t, k->tile.n, true);
+            add_values(k, k->vbar, k->t, k->tsum_taken);
         }
-        panel_product(k->o, dv, k->values, 1, dv, k->s, k->tile.n, true);
+        add_values(k, k->o, k->s, k->taken);
+        if (!PAIR_DOTS) {
+            memcpy(k->taken, k->omega, sizeof k->taken);
+            memcpy(k->tsum_taken, k->tsum, sizeof k->tsum_taken);
+        }
     }
 }
 
@@ -165,8 +223,8 @@ static void finish_given(block *k, bool probed)
 {
     FOR_LANES(lane)
     {
-        const vec inverse = v_load(k->inverse + lane), rest = v_load(k->tsum + lane) * inverse;
-        v_store(k->tsum + lane, rest);
+        const vec inverse = v_load(k->per_taken + lane), rest = v_load(k->tsum_taken + lane) * inverse;
+        v_store(k->tsum + lane, v_load(k->tsum + lane) * v_load(k->inverse + lane));
         for (int64_t c = 0; c < k->x.p->dim_v; c++) {
             const int64_t at = c * LANES + lane;
             const vec mean = v_load(k->o + at) * inverse;
@@ -182,6 +240,7 @@ static void finish_weights(block *k)
     for (int lane = 0; lane < LANES; lane++) {
         const bool some = k->omega[lane] > 0;
         k->inverse[lane] = some ? 1 / k->omega[lane] : 0;
+        k->per_taken[lane] = some ? 1 / k->taken[lane] : 0;
         k->lse[lane] = some ? k->m[lane] + logf(k->omega[lane]) : -INFINITY;
         k->full_lse[lane] = k->lse[lane] + k->l.dropped[lane];
     }
@@ -194,7 +253,7 @@ static void add_sink(block *k)
     for (int lane = 0; lane < LANES; lane++) {
         const float keys = k->full_lse[lane], m = fmaxf(keys, sink);
         const float total = m + logf(expf(keys - m) + expf(sink - m));
-        k->inverse[lane] *= expf(keys - total);
+        k->per_taken[lane] *= expf(keys - total);
         k->full_lse[lane] = total;
         k->lse[lane] = total - k->l.dropped[lane];
     }
@@ -208,11 +267,19 @@ static void forward_given(block *k)
     panel_fill(k->vbar, p->dim_v, 0);
     panel_fill(k->centre, 1, 0);
     panel_fill(k->tsum, 1, 0);
+    panel_fill(k->tsum_taken, 1, 0);
     if (probed) {
         load_probe(k);
     }
     sweep_given(k, probed);
     finish_weights(k);
+    if (probed && k->x.raw) {
+        float common[LANES];
+        common_products(common, &k->x, k->probe);
+        for (int lane = 0; lane < LANES; lane++) {
+            k->centre[lane] -= common[lane];
+        }
+    }
     if (p->sink) {
         add_sink(k);
     }
@@ -225,8 +292,8 @@ static void sweep_scores(block *k)
 {
     for (int64_t j = k->l.first; j < k->l.last; j += TILE) {
         float *s = k->weights + (j - k->l.first) * LANES;
-        key_tile_load(&k->tile, &k->x, j, k->l.last);
-        panel_product(s, k->tile.n, k->tile.keys, k->x.p->dim_qk, 1, k->query, k->x.p->dim_qk, false);
+        score_tile_load(&k->tile, &k->x, j, k->l.last);
+        key_products(s, &k->x, &k->tile, k->query, k->query_pairs);
         scores_in_place(s, &k->sc, &k->l, &k->tile, k->m);
     }
 }
@@ -234,11 +301,11 @@ static void sweep_scores(block *k)
 /* Scores become weights; also sum w |k'|^2 into square. */
 static void sweep_means(block *k, float *restrict square)
 {
-    const int64_t d = k->x.p->dim_qk, dv = k->x.p->dim_v;
+    const int64_t d = k->x.p->dim_qk;
     for (int64_t j = k->l.first; j < k->l.last; j += TILE) {
         float *w = k->weights + (j - k->l.first) * LANES;
         key_tile_load(&k->tile, &k->x, j, k->l.last);
-        load_values(k->values, &k->x, j, k->tile.n);
+        load_value_tile(k);
         FOR_LANES(lane)
         {
             const vec m = finite_or_zero(v_load(k->m + lane));
@@ -253,26 +320,37 @@ static void sweep_means(block *k, float *restrict square)
             v_store(square + lane, sum);
         }
         panel_product(k->kbar, d, k->tile.keys, 1, d, w, k->tile.n, true);
-        panel_product(k->vbar, dv, k->values, 1, dv, w, k->tile.n, true);
+        add_values(k, k->vbar, w, k->taken);
     }
+    if (!PAIR_DOTS) {
+        memcpy(k->taken, k->omega, sizeof k->taken);
+    }
+}
+
+static block_system system_of(block *k)
+{
+    return block_system_of(&k->x, &k->l, &k->tile, k->s, k->weights, k->inverse, k->kbar, k->lambda);
 }
 
 /* o <- vbar - sum p u v, u = rho . kappa */
 static void sweep_lines(block *k)
 {
     const int64_t d = k->x.p->dim_qk, dv = k->x.p->dim_v;
-    const block_system sys = {
-        .x = &k->x, .l = &k->l, .tile = &k->tile, .product = k->s, .weights = k->weights
-    };
-    float rho_kbar[LANES], total[LANES] = { 0 };
+    const block_system sys = system_of(k);
+    float rho_kbar[LANES], exact[LANES] = { 0 }, taken[LANES] = { 0 };
+    const float *total = PAIR_DOTS ? taken : exact;
     panel_dot(rho_kbar, k->probe, k->kbar, d);
+    for (int lane = 0; lane < LANES; lane++) {
+        rho_kbar[lane] = k->result.refined[lane] ? 0 : rho_kbar[lane];
+    }
     panel_fill(k->o, dv, 0);
     for (int64_t j = k->l.first; j < k->l.last; j += TILE) {
         key_tile_load(&k->tile, &k->x, j, k->l.last);
-        load_values(k->values, &k->x, j, k->tile.n);
+        load_value_tile(k);
         panel_product(k->s, k->tile.n, k->tile.keys, d, 1, k->probe, d, false);
-        centred_weights(&sys, rho_kbar, total);
-        panel_product(k->o, dv, k->values, 1, dv, k->s, k->tile.n, true);
+        gram_lines(&sys, &k->solver.gram, &k->result, k->s);
+        centred_weights(&sys, rho_kbar, exact);
+        add_values(k, k->o, k->s, taken);
     }
     for (int64_t c = 0; c < dv; c++) {
         FOR_LANES(lane)
@@ -288,19 +366,8 @@ static void sweep_lines(block *k)
 static void solve_block(block *k, const float *square)
 {
     const int64_t d = k->x.p->dim_qk;
-    const block_system sys = { .x = &k->x,
-                               .l = &k->l,
-                               .tile = &k->tile,
-                               .product = k->s,
-                               .weights = k->weights,
-                               .inverse = k->inverse,
-                               .kbar = k->kbar,
-                               .lambda = k->lambda,
-                               .r = k->work[0],
-                               .direction = k->work[1],
-                               .image = k->work[2] };
+    const block_system sys = system_of(k);
     block_ridge ridge;
-    block_result result;
     float *rhs = k->query; /* the scores are done with it */
     for (int64_t c = 0; c < d; c++) {
         FOR_LANES(lane)
@@ -310,12 +377,12 @@ static void solve_block(block *k, const float *square)
             v_store(rhs + at, v_load(k->kbar + at) + shift - v_load(k->query + at));
         }
     }
-    block_ridge_set(&ridge, &sys, square, k->inverse, k->lambda); /* the largest weight is exp(0) / omega */
-    block_solve(&sys, rhs, ridge.wanted, k->probe, &result);
+    block_ridge_set(&ridge, &sys, square, k->inverse); /* the largest weight is exp(0) / omega */
+    block_solve(&sys, &k->solver, &ridge, rhs, k->probe, &k->result);
     for (int lane = 0; lane < LANES; lane++) {
-        k->accepted[lane] = result.accepted[lane];
-        k->info[lane] = (loam_row_info){ LOAM_ROW_SOLVED, LOAM_SOLVER_CG, result.iterations[lane],
-                                         result.residual[lane] };
+        k->info[lane] = (loam_row_info){ LOAM_ROW_SOLVED,
+                                         k->result.refined[lane] ? LOAM_SOLVER_GRAM : LOAM_SOLVER_CG,
+                                         k->result.iterations[lane], k->result.residual[lane] };
     }
 }
 
@@ -329,7 +396,7 @@ static void forward_solved(block *k)
     sweep_means(k, square);
     finish_weights(k);
     panel_scale(k->kbar, p->dim_qk, k->inverse);
-    panel_scale(k->vbar, p->dim_v, k->inverse);
+    panel_scale(k->vbar, p->dim_v, k->per_taken);
     solve_block(k, square);
     sweep_lines(k);
 }
@@ -442,7 +509,7 @@ static void put_weights(block *k)
     for (int64_t j = k->l.first; j < k->l.last; j += TILE) {
         float best[LANES] = { 0 };
         key_tile_load(&k->tile, &k->x, j, k->l.last);
-        panel_product(k->s, k->tile.n, k->tile.keys, d, 1, k->query, d, false);
+        key_products(k->s, &k->x, &k->tile, k->query, k->query_pairs);
         panel_product(k->t, k->tile.n, k->tile.keys, d, 1, k->probe, d, false);
         scores_in_place(k->s, &k->sc, &k->l, &k->tile, best);
         for (int64_t r = 0; r < k->tile.n; r++) {
@@ -477,6 +544,10 @@ static void forward_block(block *k, int64_t i0)
     panel_fill(k->o, p->dim_v, 0);
     panel_fill(k->m, 1, -INFINITY);
     panel_fill(k->omega, 1, 0);
+    panel_fill(k->taken, 1, 0);
+    if (k->x.raw) {
+        pair_rows(k->query_pairs, k->query, p->dim_qk, NULL);
+    }
     if (solved) {
         forward_solved(k);
     } else {
@@ -493,7 +564,7 @@ static void forward_block(block *k, int64_t i0)
         if (empty || !solved) {
             k->info[lane] = (loam_row_info){ empty ? LOAM_ROW_EMPTY : LOAM_ROW_SOLVED, LOAM_SOLVER_NONE, 0,
                                              0 };
-        } else if (!k->accepted[lane] || !lane_is_finite(k, lane)) {
+        } else if (!k->result.accepted[lane] || !lane_is_finite(k, lane)) {
             redo_lane(k, lane);
             if (k->x.a->weights.data) {
                 put_weights_row64(k, lane);

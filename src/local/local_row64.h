@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * One row in float64, for rows that conjugate gradients in float32 leave: few keys, tiny ridge, peaked weights,
- * bad conditioning. Two direct solvers, each a Cholesky factor:
+ * One row in float64, for rows that the solvers of a block leave: very few keys, tiny ridge, bad conditioning. Two direct solvers, each a Cholesky factor:
  *
  *     gram   (Cov + Lambda) x = b                                               d x d
  *     dual   (I + M) t = D kappa Lambda^-1 b,   M = D kappa Lambda^-1 kappa^T D,   D = diag sqrt(p)

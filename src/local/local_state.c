@@ -179,39 +179,62 @@ static double value(const loam_problem *p, const state *s, const double *rho, in
     return x;
 }
 
-void local_state_finish(const loam_problem *p, const loam_args *args, const local_seq *seq, int64_t h,
-                        int64_t i, const double *x, double *scratch)
+loam_row_info local_state_probe(const loam_problem *p, const loam_args *args, const local_seq *seq, int64_t h,
+                                int64_t i, const double *x, double *scratch, double *rho)
 {
     const state s = state_at(p, (double *)(uintptr_t)x);
-    const int64_t d = p->dim_qk, dv = p->dim_v, token = seq->q0 + i;
-    const loam_dtype real = dtype_real(p->dtype);
-    const bool empty = !(*s.omega > 0);
-    double *rho = scratch + local_state_scratch(p) - d, kept = 1,
-           lse = empty ? -INFINITY : *s.m + log(*s.omega);
-    loam_row_info info = { empty ? LOAM_ROW_EMPTY : LOAM_ROW_SOLVED, LOAM_SOLVER_NONE, 0, 0 };
-    for (int64_t c = 0; c < d; c++) {
-        rho[c] = p->mechanism == LOAM_PARALLAX && !empty
-                     ? element_load(args->probe.data, p->dtype, LOCAL_AT(args->probe, seq->b, h, token) + c)
-                     : 0;
+    const bool empty = !(*s.omega > 0), given = p->mechanism == LOAM_PARALLAX && !empty;
+    for (int64_t c = 0; c < p->dim_qk; c++) {
+        rho[c] = given ? element_load(args->probe.data, p->dtype,
+                                      LOCAL_AT(args->probe, seq->b, h, seq->q0 + i) + c)
+                       : 0;
     }
     if (p->mechanism == LOAM_LLA && !empty) {
-        info = solve(p, args, seq, h, i, &s, scratch, rho);
+        return solve(p, args, seq, h, i, &s, scratch, rho);
     }
+    return (loam_row_info){ empty ? LOAM_ROW_EMPTY : LOAM_ROW_SOLVED, LOAM_SOLVER_NONE, 0, 0 };
+}
+
+double local_state_least_pivot(const loam_problem *p, const double *scratch)
+{
+    double most = 0;
+    for (int64_t c = 0; c < p->dim_qk; c++) {
+        most = fmax(most, scratch[c * p->dim_qk + c]);
+    }
+    return 1 / (most * most);
+}
+
+void local_state_put(const loam_problem *p, const loam_args *args, const local_seq *seq, int64_t h, int64_t i,
+                     const double *x, const double *rho, loam_row_info info)
+{
+    const state s = state_at(p, (double *)(uintptr_t)x);
+    const int64_t token = seq->q0 + i;
+    const loam_dtype real = dtype_real(p->dtype);
+    const bool empty = !(*s.omega > 0);
+    double kept = 1, lse = empty ? -INFINITY : *s.m + log(*s.omega);
     if (p->sink) {
         const double sink = element_load(args->sink, real, h), m = fmax(lse, sink);
         const double total = m + log(exp(lse - m) + exp(sink - m));
         kept = exp(lse - total);
         lse = total;
     }
-    for (int64_t c = 0; c < dv; c++) {
+    for (int64_t c = 0; c < p->dim_v; c++) {
         element_store(args->o.data, p->dtype, LOCAL_AT(args->o, seq->b, h, token) + c,
                       empty ? 0 : kept * value(p, &s, rho, c));
     }
     if (args->lse.data) {
         element_store(args->lse.data, real, LOCAL_AT(args->lse, seq->b, h, token), lse);
     }
-    for (int64_t c = 0; args->rho.data && c < d; c++) {
+    for (int64_t c = 0; args->rho.data && c < p->dim_qk; c++) {
         element_store(args->rho.data, real, LOCAL_AT(args->rho, seq->b, h, token) + c, rho[c]);
     }
     local_put_info(args, seq, h, i, info);
+}
+
+void local_state_finish(const loam_problem *p, const loam_args *args, const local_seq *seq, int64_t h,
+                        int64_t i, const double *x, double *scratch)
+{
+    double *rho = scratch + local_state_scratch(p) - p->dim_qk;
+    const loam_row_info info = local_state_probe(p, args, seq, h, i, x, scratch, rho);
+    local_state_put(p, args, seq, h, i, x, rho, info);
 }

@@ -6,13 +6,17 @@
  * Keys are held relative to the first key of the sequence ("origin"), so that neither scores nor covariances
  * lose precision when all keys lie far from zero. The origin is a key that every later query may see, so causal
  * results stay independent of the future.
+ *
+ * Where the machine has products of bfloat16 pairs (src/simd/pairs.h), operands that are bfloat16 in memory take part as
+ * they are: exactly, without conversion. Then the keys are raw: what is theirs relative to the origin is recovered from
+ * the products, by query_constant, common_products and subtract_common. Only float32's last bits are lost, while the origin is small.
  */
 #ifndef LOAM_LOCAL_LOCAL_TILE_H
 #define LOAM_LOCAL_LOCAL_TILE_H
 
 #include "src/local/local.h"
 #include "src/simd/convert.h"
-#include "src/simd/panel.h"
+#include "src/simd/pairs.h"
 
 #define LOCAL_JOIN2(a, b) a##_##b
 #define LOCAL_JOIN(a, b) LOCAL_JOIN2(a, b)
@@ -27,7 +31,11 @@ typedef struct head {
     local_seq s;
     int64_t h, h_kv;
     float origin[LOAM_MAX_DIM]; /* the first key; 0 where there is none */
+    bool raw;                   /* products with keys take the keys as they are in memory */
 } head;
+
+/* The largest coordinate of the origin with which keys are used raw: q . origin then has few more digits than q . k'. */
+#define RAW_ORIGIN 64.0f
 
 static inline void head_begin(head *x, const loam_problem *p, const loam_args *a, const local_seq *s,
                               int64_t h)
@@ -36,6 +44,10 @@ static inline void head_begin(head *x, const loam_problem *p, const loam_args *a
     memset(x->origin, 0, sizeof x->origin);
     if (s->nk > 0) {
         load_floats(x->origin, a->k.data, p->dtype, LOCAL_AT(a->k, s->b, x->h_kv, s->k0), p->dim_qk);
+    }
+    x->raw = PAIR_DOTS && p->score == LOAM_DOT;
+    for (int64_t c = 0; c < p->dim_qk; c++) {
+        x->raw = x->raw && fabsf(x->origin[c]) <= RAW_ORIGIN;
     }
 }
 
@@ -62,13 +74,41 @@ static inline void subtract_origin(float *restrict tile, const head *x, int64_t 
 /* Keys j .. j + n - 1 relative to the origin. */
 static inline void load_keys(float *restrict tile, const head *x, int64_t j, int64_t n)
 {
-    load_rows(tile, &x->a->k, x->p->dtype, x->s.b, x->h_kv, x->s.k0 + j, n, x->p->dim_qk);
-    subtract_origin(tile, x, n);
+    const loam_const_view *k = &x->a->k;
+    const int64_t d = x->p->dim_qk;
+    if (x->p->dtype != LOAM_F32) {
+        load_rows(tile, k, x->p->dtype, x->s.b, x->h_kv, x->s.k0 + j, n, d);
+        subtract_origin(tile, x, n);
+        return;
+    }
+    for (int64_t r = 0; r < n; r++) {
+        const float *row = (const float *)k->data + LOCAL_AT(*k, x->s.b, x->h_kv, x->s.k0 + j + r);
+        for (int64_t c = 0; c < d; c++) {
+            tile[r * d + c] = row[c] - x->origin[c];
+        }
+    }
 }
 
 static inline void load_values(float *restrict tile, const head *x, int64_t j, int64_t n)
 {
     load_rows(tile, &x->a->v, x->p->dtype, x->s.b, x->h_kv, x->s.k0 + j, n, x->p->dim_v);
+}
+
+typedef struct float_rows {
+    const float *at;
+    int64_t stride;
+} float_rows;
+
+/* The values as float: in place where they are, one after another, else a copy. */
+static inline float_rows value_rows(float *restrict tile, const head *x, int64_t j, int64_t n)
+{
+    const loam_const_view *v = &x->a->v;
+    const int64_t dv = x->p->dim_v;
+    if (x->p->dtype == LOAM_F32 && v->token == dv) {
+        return (float_rows){ (const float *)v->data + LOCAL_AT(*v, x->s.b, x->h_kv, x->s.k0 + j), dv };
+    }
+    load_values(tile, x, j, n);
+    return (float_rows){ tile, dv };
 }
 
 /* Queries as the score wants them: relative to the origin for RBF. */
@@ -105,6 +145,64 @@ static inline void key_norms(float *restrict out, const float *restrict keys, in
     }
 }
 
+/* ------------------------------------------------------------------ tiles of bfloat16, where PAIR_DOTS */
+
+/* Rows as they lie in memory, for products over channels; a copy where the number of channels is odd. */
+typedef struct raw_rows {
+    const uint16_t *at;
+    int64_t stride;
+} raw_rows;
+
+/* Elements of the copy of a tile. */
+static inline size_t raw_copy_size(int64_t channels)
+{
+    return PAIR_DOTS && channels % 2 != 0 ? TILE * (size_t)(channels + 1) : 0;
+}
+
+static inline raw_rows raw_rows_of(const loam_const_view *view, int64_t b, int64_t h, int64_t token,
+                                   int64_t tokens, int64_t channels, uint16_t *restrict copy)
+{
+    const uint16_t *from = (const uint16_t *)view->data + LOCAL_AT(*view, b, h, token);
+    if (channels % 2 == 0) {
+        return (raw_rows){ from, view->token };
+    }
+    for (int64_t r = 0; r < tokens; r++) {
+        memcpy(copy + r * (channels + 1), from + r * view->token, (size_t)channels * sizeof *from);
+        copy[r * (channels + 1) + channels] = 0;
+    }
+    return (raw_rows){ copy, channels + 1 };
+}
+
+/* out [n][LANES] = rows times a panel of pairs of channels */
+static inline void raw_product(float *restrict out, raw_rows rows, int64_t n, const int32_t *restrict panel,
+                               int64_t channels)
+{
+    pair_product(out, n, rows.at, rows.stride, 2, panel, (channels + 1) / 2, false);
+}
+
+/* Pairs of tokens, for sums over tokens: TILE / 2 rows of channels pairs. */
+static inline size_t token_pairs_size(int64_t channels) { return PAIR_DOTS ? TILE * (size_t)channels : 0; }
+
+static inline void load_token_pairs(uint16_t *restrict out, const loam_const_view *view, int64_t b, int64_t h,
+                                    int64_t token, int64_t tokens, int64_t channels)
+{
+    pair_tokens(out, (const uint16_t *)view->data + LOCAL_AT(*view, b, h, token), view->token, tokens,
+                channels);
+}
+
+/* sum [channels][LANES] += tokens^T times a panel of pairs of tokens */
+static inline void token_product(float *restrict sum, const uint16_t *restrict tokens, int64_t channels,
+                                 const int32_t *restrict panel, int64_t n)
+{
+    pair_product(sum, channels, tokens, 2, 2 * channels, panel, (n + 1) / 2, true);
+}
+
+/* Elements of a panel of pairs. */
+static inline size_t pair_panel_size(int64_t rows)
+{
+    return PAIR_DOTS ? (size_t)((rows + 1) / 2) * LANES : 0;
+}
+
 /* ------------------------------------------------------------------ panels: [channels][LANES] */
 
 /* panel[c][r] = tile[r][c]; lanes beyond n are 0 */
@@ -134,10 +232,12 @@ typedef struct lanes {
     int64_t i0, count;            /* queries i0 .. i0 + count - 1 */
     int64_t first, last;          /* keys first .. last - 1: all that any of them sees */
     int32_t lo[LANES], hi[LANES]; /* each lane's; lo = hi = 0 beyond count */
+    int64_t all_from, all_to;     /* keys that every lane sees */
     float at[LANES];              /* the position i + n_kv - n_q */
     float constant[LANES]; /* query_constant, which adds the same to all x of a row. Scores leave it out: */
     float dropped[LANES];  /* they are too low by this (scale constant), and so is lse; but a soft cap */
-    float x0[LANES];       /* must see all of x: then dropped is 0 and x0 is the constant, else x0 is 0 */
+    float
+        x0[LANES]; /* must see all of x: then dropped is 0. x0 is what x has beyond the product of the keys */
 } lanes;
 
 /* Fills l and the query panel, using tile (TILE rows) as scratch. */
@@ -146,6 +246,7 @@ static inline void lanes_begin(lanes *l, const head *x, int64_t i0, float *restr
 {
     const int64_t left = x->s.nq - i0;
     l->i0 = i0, l->count = left < LANES ? left : LANES, l->first = INT64_MAX, l->last = 0;
+    l->all_from = 0, l->all_to = INT64_MAX;
     load_queries(tile, x, i0, l->count);
     transpose(query, tile, l->count, x->p->dim_qk);
     for (int64_t r = 0; r < LANES; r++) {
@@ -157,11 +258,13 @@ static inline void lanes_begin(lanes *l, const head *x, int64_t i0, float *restr
             l->first = lo < l->first ? lo : l->first;
             l->last = hi > l->last ? hi : l->last;
         }
+        l->all_from = lo > l->all_from ? lo : l->all_from;
+        l->all_to = hi < l->all_to ? hi : l->all_to;
         l->lo[r] = (int32_t)lo, l->hi[r] = (int32_t)hi;
         l->at[r] = (float)(i0 + r + x->s.nk - x->s.nq);
         const bool capped = x->p->soft_cap > 0;
         l->constant[r] = r < l->count ? query_constant(x, tile + r * x->p->dim_qk) : 0;
-        l->x0[r] = capped ? l->constant[r] : 0;
+        l->x0[r] = (capped ? l->constant[r] : 0) - (x->raw ? l->constant[r] : 0);
         l->dropped[r] = capped ? 0 : (float)x->p->scale * l->constant[r];
     }
     if (l->first > l->last) {
@@ -220,16 +323,50 @@ static inline void load_bias(float *restrict out, const head *x, int64_t j, int6
 typedef struct key_tile {
     int64_t j, n;
     float *keys;      /* [TILE][dim_qk] */
-    float norm[TILE]; /* |k'|^2 */
+    float norm[TILE]; /* |k'|^2; for RBF and LLA */
     float bias[TILE];
+    uint16_t *copy; /* raw_copy_size(dim_qk) */
+    raw_rows raw;
 } key_tile;
+
+static inline void key_tile_begin(key_tile *t, const head *x, int64_t j, int64_t last)
+{
+    t->j = j, t->n = last - j < TILE ? last - j : TILE;
+    load_bias(t->bias, x, j, t->n);
+    if (x->raw) {
+        t->raw = raw_rows_of(&x->a->k, x->s.b, x->h_kv, x->s.k0 + j, t->n, x->p->dim_qk, t->copy);
+    }
+}
 
 static inline void key_tile_load(key_tile *t, const head *x, int64_t j, int64_t last)
 {
-    t->j = j, t->n = last - j < TILE ? last - j : TILE;
+    key_tile_begin(t, x, j, last);
     load_keys(t->keys, x, j, t->n);
-    key_norms(t->norm, t->keys, t->n, x->p->dim_qk);
-    load_bias(t->bias, x, j, t->n);
+    if (x->p->score == LOAM_RBF || x->p->mechanism == LOAM_LLA) {
+        key_norms(t->norm, t->keys, t->n, x->p->dim_qk);
+    }
+}
+
+/* What key_products needs and no more. */
+static inline void score_tile_load(key_tile *t, const head *x, int64_t j, int64_t last)
+{
+    if (x->raw) {
+        key_tile_begin(t, x, j, last);
+    } else {
+        key_tile_load(t, x, j, last);
+    }
+}
+
+/* out = the products of the keys, as x->raw says, with a panel that is also given as pairs. */
+static inline void key_products(float *restrict out, const head *x, const key_tile *t,
+                                const float *restrict panel, const int32_t *restrict pairs)
+{
+    const int64_t d = x->p->dim_qk;
+    if (x->raw) {
+        raw_product(out, t->raw, t->n, pairs, d);
+    } else {
+        panel_product(out, t->n, t->keys, d, 1, panel, d, false);
+    }
 }
 
 /* x_ij (but for what is dropped) of key r of a tile for the lanes at `lane`, from the product q . k'. */
@@ -255,18 +392,37 @@ VEC_INLINE vec score_masked(const scoring *sc, const lanes *l, const key_tile *t
     return v_select(seen, s, v_set(-INFINITY));
 }
 
-/* tile [n][LANES]: products q . k' become scores; best[lane] = max over the tile and what it was. */
-static inline void scores_in_place(float *restrict tile, const scoring *sc, const lanes *l, const key_tile *t,
-                                   float *restrict best)
+/* Tiles that every lane sees whole, of scores that are products and no more, need no masks and no cases. Functions that
+ * take `plain` are inlined once with and once without; the bits are the same. */
+static inline bool tile_is_plain(const scoring *sc, const lanes *l, const key_tile *t)
+{
+    return !sc->rbf && !sc->capped && !sc->sloped && !sc->biased && l->all_from <= t->j &&
+           t->j + t->n <= l->all_to;
+}
+
+/* s_ij from the product q . k' or q . k. */
+VEC_INLINE vec score_from(bool plain, const scoring *sc, const lanes *l, const key_tile *t, int64_t r,
+                          int lane, vec product, vec *x, vec *factor)
+{
+    if (plain) {
+        *x = v_clamp(product + v_load(l->x0 + lane), SCORE_LIMIT);
+        *factor = v_set(1);
+        return v_clamp(*x * sc->scale, SCORE_LIMIT);
+    }
+    *x = score_argument(sc, l, t, r, lane, product);
+    return score_masked(sc, l, t, r, lane, *x, factor);
+}
+
+VEC_INLINE void scores_of_tile(bool plain, float *restrict tile, const scoring *sc, const lanes *l,
+                               const key_tile *t, float *restrict best)
 {
     FOR_LANES(lane)
     {
         vec top = v_load(best + lane);
         for (int64_t r = 0; r < t->n; r++) {
             float *at = tile + r * LANES + lane;
-            vec factor;
-            const vec s = score_masked(sc, l, t, r, lane, score_argument(sc, l, t, r, lane, v_load(at)),
-                                       &factor);
+            vec x, factor;
+            const vec s = score_from(plain, sc, l, t, r, lane, v_load(at), &x, &factor);
             top = v_max(s, top);
             v_store(at, s);
         }
@@ -274,11 +430,44 @@ static inline void scores_in_place(float *restrict tile, const scoring *sc, cons
     }
 }
 
-/* p = exp(s - lse). Where s and lse are large their rounding errors are too: p must not exceed 1 for it. */
-VEC_INLINE vec weight_of(vec s, vec lse)
+/* tile [n][LANES]: products q . k' become scores; best[lane] = max over the tile and what it was. */
+static inline void scores_in_place(float *restrict tile, const scoring *sc, const lanes *l, const key_tile *t,
+                                   float *restrict best)
 {
-    const vec z = s - lse;
-    return v_exp(v_select(z > 0, v_set(0), z));
+    if (tile_is_plain(sc, l, t)) {
+        scores_of_tile(true, tile, sc, l, t, best);
+    } else {
+        scores_of_tile(false, tile, sc, l, t, best);
+    }
+}
+
+/* p = exp(s - lse). Where s and lse are large their rounding errors are too: p must not exceed 1 for it. */
+VEC_INLINE vec weight_of(vec s, vec lse) { return v_exp(v_min(v_set(0), s - lse)); }
+
+/* Sums of raw keys to sums of keys relative to the origin, where keys are raw: sum [dim_qk][LANES] -= weights origin, where weights is the sum
+ * of what the keys were multiplied by. */
+static inline void subtract_common(float *restrict sum, const head *x, const float *restrict weights)
+{
+    for (int64_t c = 0; x->raw && c < x->p->dim_qk; c++) {
+        FOR_LANES(lane)
+        {
+            float *at = sum + c * LANES + lane;
+            v_store(at, v_load(at) - v_load(weights + lane) * x->origin[c]);
+        }
+    }
+}
+
+/* out[lane] = panel . origin, what products with raw keys have too much */
+static inline void common_products(float *restrict out, const head *x, const float *restrict panel)
+{
+    FOR_LANES(lane)
+    {
+        vec sum = v_set(0);
+        for (int64_t c = 0; c < x->p->dim_qk; c++) {
+            sum += v_load(panel + c * LANES + lane) * x->origin[c];
+        }
+        v_store(out + lane, sum);
+    }
 }
 
 /* sum += w (product - centre) over a tile of `rows` keys */

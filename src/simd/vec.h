@@ -24,17 +24,22 @@
 #define VEC_BYTES 16
 #endif
 
-enum { VL = VEC_BYTES / 4 };
+enum { VL = VEC_BYTES / 4, VL64 = VEC_BYTES / 8 };
 
 typedef float vec __attribute__((vector_size(VEC_BYTES)));
+typedef double vec64 __attribute__((vector_size(VEC_BYTES)));
 typedef int32_t vmask __attribute__((vector_size(VEC_BYTES)));
 typedef float vec_unaligned __attribute__((vector_size(VEC_BYTES), aligned(4), may_alias));
+typedef double vec64_unaligned __attribute__((vector_size(VEC_BYTES), aligned(8), may_alias));
 typedef int32_t vmask_unaligned __attribute__((vector_size(VEC_BYTES), aligned(4), may_alias));
 
 #define VEC_INLINE static inline __attribute__((always_inline))
 
 VEC_INLINE vec v_load(const float *x) { return *(const vec_unaligned *)(const void *)x; }
 VEC_INLINE void v_store(float *x, vec v) { *(vec_unaligned *)(void *)x = v; }
+VEC_INLINE vec64 v64_load(const double *x) { return *(const vec64_unaligned *)(const void *)x; }
+VEC_INLINE void v64_store(double *x, vec64 v) { *(vec64_unaligned *)(void *)x = v; }
+VEC_INLINE vec64 v64_set(double x) { return x - (vec64){ 0 }; }
 VEC_INLINE vmask v_load_int(const int32_t *x) { return *(const vmask_unaligned *)(const void *)x; }
 VEC_INLINE vec v_set(float x) { return x - (vec){ 0 }; }
 VEC_INLINE vmask v_set_int(int32_t x) { return x - (vmask){ 0 }; }
@@ -63,12 +68,20 @@ VEC_INLINE vec v_max(vec yes, vec no)
 #endif
 }
 
-/* x within +-limit; -limit for NaN. */
-VEC_INLINE vec v_clamp(vec x, float limit)
+/* The smaller; no where either is NaN. */
+VEC_INLINE vec v_min(vec yes, vec no)
 {
-    const vec above = v_max(x, v_set(-limit));
-    return v_select(above < limit, above, v_set(limit));
+#if defined __AVX512F__
+    return (vec)_mm512_min_ps((__m512)yes, (__m512)no);
+#elif defined __AVX2__
+    return (vec)_mm256_min_ps((__m256)yes, (__m256)no);
+#else
+    return v_select(yes < no, yes, no);
+#endif
 }
+
+/* x within +-limit; -limit for NaN. */
+VEC_INLINE vec v_clamp(vec x, float limit) { return v_min(v_max(x, v_set(-limit)), v_set(limit)); }
 
 VEC_INLINE vec v_abs(vec x) { return (vec)((vmask)x & 0x7fffffff); }
 
@@ -86,8 +99,13 @@ VEC_INLINE vec v_exp(vec x)
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
+#if defined __AVX512F__
+    const __mmask16 some = _mm512_cmp_ps_mask((__m512)x, (__m512)v_set(-87.3f), _CMP_GT_OQ);
+    return (vec)_mm512_maskz_scalef_ps(some, (__m512)p, (__m512)n);
+#else
     const vec power = (vec)(((vmask)shifted + 127) << 23);
     return v_select(x > -87.3f, p * power, v_set(0));
+#endif
 }
 
 /* tanh x to 3 ulp: a series where 1 - e^-2|x| would cancel. */

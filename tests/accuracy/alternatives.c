@@ -2,6 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "tests/accuracy/alternatives.h"
 
+#include "tests/accuracy/block_cg.h"
 #include "tests/support/memory.h"
 
 #include <cblas.h>
@@ -11,9 +12,10 @@
 #include <stdlib.h>
 #include <time.h>
 
-const char *const alternative_names[ALTERNATIVES] = { "Gram f32", "dual f32", "Gram f64", "dual f64" };
+const char *const alternative_names[ALTERNATIVES] = { "CG",       "CG, shared", "Gram f32",
+                                                      "dual f32", "Gram f64",   "dual f64" };
 
-static double processor_seconds(void)
+double processor_seconds(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
@@ -42,13 +44,15 @@ static double processor_seconds(void)
 #define SQRT sqrt
 #include "tests/accuracy/alternatives.inc"
 
-double alternative_run(alternative which, const sample *s, double ridge, double *o)
+alternative_cost alternative_run(alternative which, const sample *s, double ridge, double *o)
 {
     openblas_set_num_threads(1);
     switch (which) {
-    case GRAM_F32: return f32_run(s, ridge, false, o);
-    case DUAL_F32: return f32_run(s, ridge, true, o);
-    case GRAM_F64: return f64_run(s, ridge, false, o);
-    default: return f64_run(s, ridge, true, o);
+    case CG: return block_cg_run(s, ridge, false, o);
+    case CG_SHARED: return block_cg_run(s, ridge, true, o);
+    case GRAM_F32: return (alternative_cost){ f32_run(s, ridge, false, o), 0 };
+    case DUAL_F32: return (alternative_cost){ f32_run(s, ridge, true, o), 0 };
+    case GRAM_F64: return (alternative_cost){ f64_run(s, ridge, false, o), 0 };
+    default: return (alternative_cost){ f64_run(s, ridge, true, o), 0 };
     }
 }

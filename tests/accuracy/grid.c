@@ -110,10 +110,10 @@ static void run_sample(results *r, int v, int64_t d, int n, sample_grid grid, bo
             continue;
         }
         ask.dtype = dtypes[type];
-        for (int isa = 0; answer_isa(isa); isa++) {
-            const bool fastest = !answer_isa(isa + 1);
+        for (int isa = 0; answer_isa(ask.dtype, isa); isa++) {
+            const bool fastest = !answer_isa(ask.dtype, isa + 1);
             if (fastest || len < 512 || (full ? len < 4096 : ask.dtype == LOAM_F32)) {
-                ask.isa = answer_isa(isa);
+                ask.isa = answer_isa(ask.dtype, isa);
                 compare_case(r, v, type, n, &s, &ask, &want);
             }
         }

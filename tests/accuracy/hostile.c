@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Each line: the error of float32 against float64, and the floor (floor.h), the error of the best that a kernel with
+ * Each line: the error of the kernels against float64, and the floor (floor.h), the error of the best that a kernel with
  * float32 numbers can do. Where a bound is near the floor or below it, a multiple of the floor takes its place.
  */
 #include "tests/accuracy/hostile.h"
@@ -80,6 +80,7 @@ static bool agrees(const sample *s, const question *ask, const answer *want)
 
 static hostile_line measure_line(const sample *s, question ask)
 {
+    const loam_dtype dtype = ask.dtype;
     hostile_line line = { .finite = true, .same_codes = true, .sound = true };
     ask.dtype = LOAM_F64, ask.gradients = true;
     answer want = answer_make(s, &ask), floor = floor_answer(s, &ask, &want, true);
@@ -89,9 +90,9 @@ static hostile_line measure_line(const sample *s, question ask)
     }
     line.floor_o = measure(s, &want, &floor, PART_O);
     line.floor_gradients = measure_gradients(s, &want, &floor, &ignored);
-    ask.dtype = LOAM_F32;
-    for (int isa = 0; answer_isa(isa); isa++) {
-        ask.isa = answer_isa(isa);
+    ask.dtype = dtype;
+    for (int isa = 0; answer_isa(ask.dtype, isa); isa++) {
+        ask.isa = answer_isa(ask.dtype, isa);
         answer got = answer_make(s, &ask);
         part which;
         const double before = line.gradients.whole;
@@ -135,10 +136,11 @@ static const char *verdict(const hostile_line *line, double o, double g)
 
 static const char *const mechanism_names[] = { "softmax", "Parallax", "LLA" };
 
-static int one_line(table *t, sample_kind kind, loam_mechanism mechanism, double ridge)
+static int one_line(table *t, sample_kind kind, loam_mechanism mechanism, loam_dtype dtype, double ridge)
 {
-    sample s = sample_make(kind, GRID_F32, TOKENS, TOKENS, DIM, 1 / sqrt(DIM), SEED);
-    const question ask = { .mechanism = mechanism, .dtype = LOAM_F32, .ridge = ridge };
+    sample s = sample_make(kind, dtype == LOAM_F32 ? GRID_F32 : GRID_HALVES, TOKENS, TOKENS, DIM,
+                           1 / sqrt(DIM), SEED);
+    const question ask = { .mechanism = mechanism, .dtype = dtype, .ridge = ridge };
     hostile_line line = measure_line(&s, ask);
     const double steep = fmax(1, condition_steepness(&s) / USUAL_SCORE);
     const double o = bound_of(&ask, false), g = bound_of(&ask, true) * steep;
@@ -165,20 +167,21 @@ static int one_line(table *t, sample_kind kind, loam_mechanism mechanism, double
     return what[0] >= 'A' && what[0] <= 'Z';
 }
 
-int hostile_run(void)
+int hostile_run(loam_dtype dtype)
 {
     static const double ridges[] = { 1, 0.1, 0.01, 1e-3, 1e-6, 0 };
     table *t = table_begin("data|mechanism|condition|cg / dual / gram / singular|o, worst row|bound|floor|"
                            "gradients, worst row|bound|floor|verdict");
+    const int ridge_count = dtype == LOAM_F32 ? 6 : 4; /* 16 bits promise nothing below 1e-3 */
     int beyond = 0;
-    printf("%d tokens, causal, d = %d, float32, the worst of all instruction sets; seed %d\n\n", TOKENS, DIM,
-           SEED);
+    printf("%d tokens, causal, d = %d, %s, the worst of all instruction sets; seed %d\n\n", TOKENS, DIM,
+           loam_dtype_name(dtype), SEED);
     for (int kind = 0; kind < SAMPLE_KINDS; kind++) {
         for (int mechanism = LOAM_SOFTMAX; mechanism < LOAM_LLA; mechanism++) {
-            beyond += one_line(t, (sample_kind)kind, (loam_mechanism)mechanism, 0);
+            beyond += one_line(t, (sample_kind)kind, (loam_mechanism)mechanism, dtype, 0);
         }
-        for (int r = 0; r < 6; r++) {
-            beyond += one_line(t, (sample_kind)kind, LOAM_LLA, ridges[r]);
+        for (int r = 0; r < ridge_count; r++) {
+            beyond += one_line(t, (sample_kind)kind, LOAM_LLA, dtype, ridges[r]);
         }
     }
     table_end(t);

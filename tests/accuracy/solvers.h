@@ -8,6 +8,6 @@
 int solvers_survey(void);
 
 /* Error and time of a row: the library's, and plain direct solvers. 0: success. */
-int solvers_compare(void);
+int solvers_compare(const char *data);
 
 #endif

@@ -43,6 +43,50 @@ old
 after
 END
 
+cat >four.csv <<END
+shape,kernel,median_s,threads,gflops,error
+soft-a,fast,0.0030,1,25,
+soft-a,fast,0.0015,2,50,2e-06
+soft-c,fast,0.0040,4,60,
+END
+cat >parts.csv <<END
+part,size,by,gflops,of_peak,ns_each,machine
+peak,0,little,50,0.5,,CPU
+scores,64,little,40,0.4,,CPU
+exp,4096,little,,,0.5,CPU
+peak,0,big,100,1,,CPU
+scores,64,big,90,0.9,,CPU
+scores,64,other,70,0.7,,CPU
+END
+cat >profile.csv <<END
+profiled,doing,share
+soft-a,product: sums,0.6
+soft-a,exp,0.25
+END
+cat >more.md <<'END'
+<!-- bench: threads soft-.* -->
+<!-- /bench -->
+<!-- bench: parts -->
+<!-- /bench -->
+<!-- bench: profile -->
+<!-- /bench -->
+<!-- bench: machine -->
+<!-- /bench -->
+END
+"$script" more.md four.csv parts.csv profile.csv
+says()
+{
+    grep -qxF "$1" more.md || fail "no line '$1' in: $(cat more.md)"
+}
+says '| soft-a | fast | 3.000 | 2 | 1.500 | 2.00 | 50.0 |  |  |  | 2.0e-06 |'
+says '| soft-c | fast |  | 4 | 4.000 |  | 60.0 |  |  |  |  |'
+says '| part | unit | little | big | other | % of peak |'
+says '| peak | GFLOP/s | 50.0 | 100.0 |  | 100 |'
+says '| scores 64 | GFLOP/s | 40.0 | 90.0 | 70.0 | 90 |'
+says '| exp | ns | 0.500 |  |  |  |'
+says '| soft-a | product: sums 60 %, exp 25 % |'
+! grep -q '^| profile.csv' more.md || fail "results that name no machine have a line"
+
 "$script" page.md one.csv two.csv three.csv
 grep -q '^before$' page.md && grep -q '^after$' page.md || fail "text beside the tables is lost"
 ! grep -q '^old$' page.md || fail "the old table is still there"
@@ -74,6 +118,11 @@ refused none.md "a pattern without rows" "no result matches"
 printf '<!-- bench: pytorch -->\n<!-- /bench -->\n' >alone.md
 "$script" alone.md one.csv
 grep -q '^Not measured.$' alone.md || fail "a comparison that was not made is not told"
+printf '<!-- bench: parts -->\n<!-- /bench -->\n<!-- bench: profile -->\n<!-- /bench -->\n' >parts.md
+"$script" parts.md one.csv
+[ "$(grep -c '^Not measured.$' parts.md)" = 2 ] || fail "parts that were not measured are not told"
+printf '<!-- bench: threads none-.* -->\n<!-- /bench -->\n' >threads.md
+refused threads.md "a pattern of threads without rows" "no result matches"
 printf '<!-- bench: soft-a -->\n' >open.md
 refused open.md "a table without end" "does not end"
 printf '<!-- /bench -->\n' >end.md

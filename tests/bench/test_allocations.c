@@ -22,8 +22,8 @@ static int run_command(const char *format)
 {
     char line[256], *argv[24];
     int argc = 0;
-    snprintf(line, sizeof line, "bench %s --threads 1 --repeat 1 --no-roof --error --format %s --out %s",
-             SHAPES, format, OUT);
+    snprintf(line, sizeof line, "bench %s --threads 1 --repeat 1 --no-roof --format %s --out %s", SHAPES,
+             format, OUT);
     for (char *word = strtok(line, " "); word; word = strtok(NULL, " "))
         argv[argc++] = word;
     argv[argc] = NULL;

@@ -93,9 +93,10 @@ static void registry(void **state)
         assert_int_equal(kernel_find(info.name), count); /* names are unique */
         assert_true(kernel_lists("forward backward decode", info.pass));
         assert_true(kernel_lists("reference cpu cuda", info.backend));
-        assert_true(
-            kernel_lists(strcmp(info.backend, "cuda") == 0 ? "sm80" : "portable avx2 avx512", info.isa));
-        assert_true(kernel_lists(info.dtypes, "f32") && strlen(info.mechanisms) > 0);
+        assert_true(kernel_lists(
+            strcmp(info.backend, "cuda") == 0 ? "sm80" : "portable avx2 avx512 avx512bf16", info.isa));
+        assert_true(kernel_lists(info.dtypes, strcmp(info.isa, "avx512bf16") == 0 ? "bf16" : "f32"));
+        assert_true(strlen(info.mechanisms) > 0);
         references += strcmp(info.backend, "reference") == 0 && kernel_lists(info.dtypes, "f64") &&
                       info.available;
     }
@@ -103,12 +104,15 @@ static void registry(void **state)
     assert_int_equal(loam_kernel_at(count, &other), LOAM_EARG);
     assert_int_equal(loam_kernel_at(-1, &other), LOAM_EARG);
     assert_int_equal(loam_kernel_at(0, NULL), LOAM_EARG);
-    for (int pass = LOAM_FORWARD; pass <= LOAM_DECODE; pass++) { /* the last row that fits host memory wins */
-        const loam_problem p = small(LOAM_SOFTMAX, (loam_pass)pass);
+    for (int each = 0; each < 6; each++) { /* the last row that fits host memory wins */
+        const int pass = each / 2;
+        loam_problem p = small(LOAM_SOFTMAX, (loam_pass)pass);
+        p.dtype = each % 2 ? LOAM_BF16 : LOAM_F32;
         const char *last = NULL;
         for (int i = 0; loam_kernel_at(i, &info) == LOAM_OK; i++) {
-            const int host = strcmp(info.backend, "cuda") != 0;
-            last = host && strcmp(info.pass, passes[pass]) == 0 && info.available ? info.name : last;
+            const int fits = strcmp(info.backend, "cuda") != 0 && strcmp(info.pass, passes[pass]) == 0 &&
+                             info.available && kernel_lists(info.dtypes, loam_dtype_name(p.dtype));
+            last = fits ? info.name : last;
         }
         loam_plan *plan;
         assert_int_equal(loam_plan_create(&plan, &p, NULL), LOAM_OK);
@@ -119,7 +123,12 @@ static void registry(void **state)
 
 static int isa_rank(const char *isa)
 {
-    return strcmp(isa, "avx512") == 0 ? 2 : strcmp(isa, "avx2") == 0 ? 1 : 0;
+    static const char *const sets[] = { "portable", "avx2", "avx512", "avx512bf16" };
+    int rank = 0;
+    for (int r = 0; r < 4; r++) {
+        rank = strcmp(isa, sets[r]) == 0 ? r : rank;
+    }
+    return rank;
 }
 
 /* Nothing above the named set is available, listed as a feature or chosen, by rule or by name. */
@@ -130,18 +139,21 @@ static void check_mask(const char *isa, int rank)
     loam_error error;
     assert_int_equal(setenv("LOAM_ISA", isa, 1), 0);
     const char *features = loam_cpu_features();
+    assert_true(rank >= 3 || !kernel_lists(features, "avx512bf16"));
     assert_true(rank >= 2 || !kernel_lists(features, "avx512"));
     assert_true(rank >= 1 || !kernel_lists(features, "avx2"));
     for (int i = 0; loam_kernel_at(i, &info) == LOAM_OK; i++) {
         assert_true(!info.available || isa_rank(info.isa) <= rank);
         if (!info.available && strcmp(info.pass, "forward") == 0) {
             loam_problem p = small(LOAM_LLA, LOAM_FORWARD);
+            p.dtype = LOAM_BF16;
             p.kernel = info.name;
             assert_int_equal(loam_plan_create(&plan, &p, &error), LOAM_EUNSUPPORTED);
             assert_non_null(strstr(error.text, info.name));
         }
     }
-    const loam_problem p = small(LOAM_LLA, LOAM_FORWARD);
+    loam_problem p = small(LOAM_LLA, LOAM_FORWARD);
+    p.dtype = LOAM_BF16;
     assert_int_equal(loam_plan_create(&plan, &p, &error), LOAM_OK);
     const int chosen = kernel_find(loam_plan_problem(plan)->kernel);
     assert_int_equal(loam_kernel_at(chosen, &info), LOAM_OK);
@@ -156,7 +168,8 @@ static void environment_masks_instruction_sets(void **state)
     check_mask("portable", 0);
     check_mask("avx2", 1);
     check_mask("avx512", 2);
-    check_mask("", 2);
+    check_mask("avx512bf16", 3);
+    check_mask("", 3);
     check_mask("no-such-set", 0);
 }
 

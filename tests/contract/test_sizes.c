@@ -36,6 +36,7 @@ static loam_problem row_problem(const loam_kernel_info *row, int mechanism, int6
                                                                 : LOAM_DECODE;
     loam_problem p = loam_problem_default((loam_mechanism)mechanism, pass);
     p.kernel = row->name;
+    p.dtype = strstr(row->dtypes, "f32") ? LOAM_F32 : LOAM_BF16;
     p.heads_q = 4;
     p.heads_kv = 2;
     p.len_q = len_q;

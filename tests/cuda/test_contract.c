@@ -146,9 +146,9 @@ static void failures_have_the_text_of_cuda(void **state)
     cudaGraph_t graph;
     loam_error error;
     scene_make(&x, &s);
-    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    CUDA(cudaStreamCreate(&stream));
     CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-    x.m.args.stream = NULL; /* the legacy stream may not be used while a capture is on */
+    x.m.args.stream = NULL; /* would have to wait for a stream that is being captured */
     const loam_status status = loam_run(x.plan, &x.m.args, &error);
     (void)cudaStreamEndCapture(stream, &graph);
     (void)cudaGetLastError();

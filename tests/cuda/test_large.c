@@ -126,7 +126,9 @@ static void check_strides(const spec *s, int axis)
     for (int i = 0; i < WIDE; i++) {
         if (dense.m.array[wide_slots[i]].map) {
             w[i] = wide_make(&dense.v, wide_slots[i], axis);
-            wide_copy(&w[i], dense.v.x[wide_slots[i]], wide_slots[i] < SLOT_FIRST_OUTPUT);
+            if (wide_slots[i] < SLOT_FIRST_OUTPUT) {
+                wide_copy(&w[i], dense.v.x[wide_slots[i]], 1);
+            }
             connect(&args, wide_slots[i], &w[i]);
         }
     }

@@ -6,7 +6,8 @@ set -eu
 layers=$1
 tree=$(mktemp -d "${TMPDIR:-/tmp}/loam-layers.XXXXXX")
 trap 'rm -rf "$tree"' EXIT
-mkdir -p "$tree/include" "$tree/src/base" "$tree/src/simd" "$tree/src/gpu" "$tree/src/local" "$tree/src/core" "$tree/io" "$tree/cli" "$tree/tests"
+mkdir -p "$tree/include" "$tree/src/base" "$tree/src/simd" "$tree/src/gpu" "$tree/src/local" "$tree/src/core" "$tree/io" "$tree/cli" "$tree/tests/simd" \
+    "$tree/bench"
 
 # expect STATUS FILE INCLUDED: the status of the check where FILE has that #include and no other file is there.
 expect()
@@ -28,6 +29,11 @@ expect 0 cli/a.c io/npy.h
 expect 0 cli/a.c cli/options.h
 expect 0 tests/a.c cli/options.h
 expect 1 tests/a.c src/local/local.h
+expect 1 tests/a.c src/simd/vec.h
+expect 0 tests/simd/a.c src/simd/vec.h
+expect 1 tests/simd/a.c src/local/local.h
+expect 0 bench/a.c src/simd/vec.h
+expect 1 bench/a.c src/core/plan.h
 expect 1 include/loam.h src/base/error.h
 expect 1 src/base/a.c src/simd/vec.h
 expect 1 src/simd/a.h src/local/local.h

@@ -21,7 +21,7 @@ static spec variant(const loam_kernel_info *row, loam_mechanism mechanism, int n
                                                                 : LOAM_DECODE;
     spec s = spec_default(mechanism, pass, lengths[number], dims[number], dims[VARIANTS - 1 - number]);
     s.backend = LOAM_BACKEND_AUTO;
-    s.dtype = dtypes[number];
+    s.dtype = kernel_lists(row->dtypes, loam_dtype_name(dtypes[number])) ? dtypes[number] : LOAM_BF16;
     s.heads_q = 4;
     s.heads_kv = 2;
     s.slope = s.key_bias = number % 2;

@@ -52,7 +52,8 @@ void guard_to_device(guard *g, int scratch)
     const size_t all = g->before + g->bytes + g->after;
     must(device_alloc(&twin, all));
     g->twin = twin;
-    if (!(tight && scratch)) {
+    g->unset = tight && scratch;
+    if (!g->unset) {
         unsigned char *image = memory_zeroed(all, 1);
         memset(image, GUARD_POISON, all);
         memcpy(image + g->before, g->data, g->bytes);
@@ -63,7 +64,7 @@ void guard_to_device(guard *g, int scratch)
 
 void guard_from_device(guard *g)
 {
-    if (!g->twin) {
+    if (!g->twin || g->unset) {
         return;
     }
     const size_t all = g->before + g->bytes + g->after;

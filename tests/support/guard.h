@@ -18,7 +18,8 @@ typedef struct guard {
     size_t map_bytes, room_bytes;
     unsigned char *twin; /* in device memory, NULL: none; it begins `before` bytes before what is used */
     size_t before, after;
-    int twin_hurt; /* a byte of the twin's margins was changed */
+    int unset;     /* the twin's contents were left as they came */
+    int twin_hurt; /* a byte of its margins was changed */
 } guard;
 
 enum { GUARD_POISON = 0xff };

@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Products of 16-bit operands, two at a time: where PAIR_DOTS, one instruction takes two bfloat16 products per lane and
+ * adds them in float32. A pair is two neighbours along the axis of the sum, in 32 bits, the first one low. So the pairs of
+ * a row in memory are its channels 0 and 1, 2 and 3, .., and a panel of pairs is [(rows + 1) / 2][LANES].
+ *
+ * The products are exact; what is lost is lost when an operand is rounded to bfloat16. Subnormal operands count as 0.
+ */
+#ifndef LOAM_SIMD_PAIRS_H
+#define LOAM_SIMD_PAIRS_H
+
+#include "src/simd/panel.h"
+
+/* Where there is no such instruction the functions below are correct, and not called. */
+#if defined __AVX512BF16__
+enum { PAIR_DOTS = 1 };
+#else
+enum { PAIR_DOTS = 0 };
+#endif
+
+/* sum + the products of the pairs */
+VEC_INLINE vec pair_dot(vec sum, vmask a, vmask b)
+{
+#if defined __AVX512BF16__
+    return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#else
+    const vec low = (vec)(a << 16) * (vec)(b << 16);
+    return sum + low + (vec)(a & -0x10000) * (vec)(b & -0x10000);
+#endif
+}
+
+/* Both rounded to nearest, ties to even. */
+VEC_INLINE vmask pair_join(vec first, vec second)
+{
+#if defined __AVX512BF16__
+    /* The conversion puts all of `second` after all of `first`; index 16 i + [0, 16] takes turns. */
+    const vmask turn = (vmask){ 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 } * 0x10001 + 0x100000;
+    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+    return (vmask)_mm512_permutexvar_epi16((__m512i)turn, both);
+#else
+    const vmask a = (vmask)first, b = (vmask)second;
+    const vmask low = a + 0x7fff + (a >> 16 & 1), high = b + 0x7fff + (b >> 16 & 1);
+    return (low >> 16 & 0xffff) | (high & -0x10000);
+#endif
+}
+
+/* The pair at x in all lanes. */
+VEC_INLINE vmask pair_set(const uint16_t *x)
+{
+    int32_t both;
+    memcpy(&both, x, sizeof both);
+    return v_set_int(both);
+}
+
+/* The rows of a panel by twos, the last one with 0 where their number is odd. Where sum is given, it gains the sum of
+ * the rows as rounded. */
+static inline void pair_rows(int32_t *restrict out, const float *restrict panel, int64_t rows,
+                             float *restrict sum)
+{
+    FOR_LANES(lane)
+    {
+        const vmask ones = v_set_int(0x3f803f80);
+        vec total = sum ? v_load(sum + lane) : v_set(0);
+        for (int64_t r = 0; r < rows; r += 2) {
+            const float *at = panel + r * LANES + lane;
+            const vmask pair = pair_join(v_load(at), r + 1 < rows ? v_load(at + LANES) : v_set(0));
+            total = pair_dot(total, pair, ones);
+            *(vmask_unaligned *)(void *)(out + r / 2 * LANES + lane) = pair;
+        }
+        if (sum) {
+            v_store(sum + lane, total);
+        }
+    }
+}
+
+/* Pair (t / 2, c) of out: elements c of rows t and t + 1 of memory, which lie `stride` apart; the last one with 0 where
+ * their number is odd. */
+static inline void pair_tokens(uint16_t *restrict out, const uint16_t *restrict from, int64_t stride,
+                               int64_t tokens, int64_t channels)
+{
+    int64_t t = 0;
+    for (; t + 1 < tokens; t += 2) {
+        const uint16_t *first = from + t * stride, *second = first + stride;
+        for (int64_t c = 0; c < channels; c++) {
+            out[2 * c] = first[c];
+            out[2 * c + 1] = second[c];
+        }
+        out += 2 * channels;
+    }
+    for (int64_t c = 0; t < tokens && c < channels; c++) {
+        out[2 * c] = from[t * stride + c];
+        out[2 * c + 1] = 0;
+    }
+}
+
+VEC_INLINE void pair_product_rows(const int rows, float *restrict c, const uint16_t *restrict a,
+                                  int64_t row_stride, int64_t t_stride, const int32_t *restrict b,
+                                  int64_t t_count, bool add)
+{
+    for (int lane = 0; lane < LANES; lane += PANEL_WIDTH) {
+        vec sum[PANEL_ROWS][PANEL_VECS];
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 4
+            for (int n = 0; n < PANEL_VECS; n++) {
+                sum[r][n] = add ? v_load(c + r * LANES + lane + n * VL) : v_set(0);
+            }
+        }
+        for (int64_t t = 0; t < t_count; t++) {
+            vmask x[PANEL_VECS];
+#pragma GCC unroll 4
+            for (int n = 0; n < PANEL_VECS; n++) {
+                x[n] = v_load_int(b + t * LANES + lane + n * VL);
+            }
+#pragma GCC unroll 8
+            for (int r = 0; r < rows; r++) {
+                const vmask y = pair_set(a + r * row_stride + t * t_stride);
+#pragma GCC unroll 4
+                for (int n = 0; n < PANEL_VECS; n++) {
+                    sum[r][n] = pair_dot(sum[r][n], y, x[n]);
+                }
+            }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 4
+            for (int n = 0; n < PANEL_VECS; n++) {
+                v_store(c + r * LANES + lane + n * VL, sum[r][n]);
+            }
+        }
+    }
+}
+
+/* c [rows][LANES] (+)= sum over t of A(r, t) b [t][LANES], of pairs;  A(r, t) is at a + r * row_stride + t * t_stride */
+static inline void pair_product(float *restrict c, int64_t rows, const uint16_t *restrict a,
+                                int64_t row_stride, int64_t t_stride, const int32_t *restrict b,
+                                int64_t t_count, bool add)
+{
+    int64_t r = 0;
+    for (; r + PANEL_ROWS <= rows; r += PANEL_ROWS) {
+        pair_product_rows(PANEL_ROWS, c + r * LANES, a + r * row_stride, row_stride, t_stride, b, t_count,
+                          add);
+    }
+    switch (rows - r) {
+    case 5:
+        pair_product_rows(5, c + r * LANES, a + r * row_stride, row_stride, t_stride, b, t_count, add);
+        break;
+    case 4:
+        pair_product_rows(4, c + r * LANES, a + r * row_stride, row_stride, t_stride, b, t_count, add);
+        break;
+    case 3:
+        pair_product_rows(3, c + r * LANES, a + r * row_stride, row_stride, t_stride, b, t_count, add);
+        break;
+    case 2:
+        pair_product_rows(2, c + r * LANES, a + r * row_stride, row_stride, t_stride, b, t_count, add);
+        break;
+    case 1:
+        pair_product_rows(1, c + r * LANES, a + r * row_stride, row_stride, t_stride, b, t_count, add);
+        break;
+    default: break;
+    }
+}
+
+#endif

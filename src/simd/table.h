@@ -1,0 +1,406 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Tables: rows of elements of any 32- or 16-bit type, read where they lie. Two products that between them are attention
+ * for few queries, both without a copy of the table:
+ *
+ *     table_dots    out[r][j] = x_r . (t_j - origin)         lanes are keys: no sum across lanes but a transposition
+ *     table_weigh   out[r][c] = sum_j w_r[j] t_j[c]          lanes are channels
+ *
+ * Up to four rows share each load and conversion of the table. The result of a row does not depend on how many.
+ */
+#ifndef LOAM_SIMD_TABLE_H
+#define LOAM_SIMD_TABLE_H
+
+#include "src/base/dtype.h"
+#include "src/simd/vec.h"
+
+#include <stdbool.h>
+
+typedef struct table {
+    const char *data;
+    int64_t step; /* bytes from row to row */
+    int64_t rows, channels;
+    loam_dtype dtype;
+} table;
+
+/* Channels rounded up to whole vectors: the stride of float arrays that go with a table, 0 beyond its channels. */
+static inline int64_t whole_vectors(int64_t channels) { return (channels + VL - 1) / VL * VL; }
+
+/* Asks for the row some 8 KiB after row j: streams of rows otherwise wait at each page. It may be one beyond the last,
+ * where a caller goes on with the rows that follow; asking for an address that is none does nothing. */
+VEC_INLINE void table_prefetch(const table *t, int64_t j)
+{
+    const int64_t bytes = t->channels * (int64_t)(t->dtype == LOAM_F32 ? 4 : 2), ahead = j + 8192 / bytes;
+    const uintptr_t at = (uintptr_t)t->data + (uintptr_t)(ahead * t->step);
+    for (int64_t e = 0; e < bytes; e += 64) {
+        __builtin_prefetch((const void *)(at + (uintptr_t)e));
+    }
+}
+
+/* ------------------------------------------------------------------ vectors from elements of any type */
+
+typedef uint16_t halves __attribute__((vector_size(VEC_BYTES / 2)));
+typedef uint16_t halves_unaligned __attribute__((vector_size(VEC_BYTES / 2), aligned(2), may_alias));
+typedef uint32_t words __attribute__((vector_size(VEC_BYTES)));
+
+VEC_INLINE vec v_from_bf16(halves x) { return (vec)(__builtin_convertvector(x, words) << 16); }
+
+VEC_INLINE vec v_from_f16(halves x)
+{
+#if defined __AVX512F__
+    return (vec)_mm512_cvtph_ps((__m256i)x);
+#elif defined __F16C__
+    return (vec)_mm256_cvtph_ps((__m128i)x);
+#else
+    vec v;
+    for (int e = 0; e < VL; e++) {
+        v[e] = float_from_f16(x[e]);
+    }
+    return v;
+#endif
+}
+
+/* VL elements. dtype is a constant at each call. */
+VEC_INLINE vec v_load_as(const loam_dtype dtype, const char *x)
+{
+    if (dtype == LOAM_F32) {
+        return v_load((const float *)(const void *)x);
+    }
+    const halves h = *(const halves_unaligned *)(const void *)x;
+    return dtype == LOAM_BF16 ? v_from_bf16(h) : v_from_f16(h);
+}
+
+/* The first n of VL elements, 0 < n < VL, and zeros; reads nothing beyond them. */
+VEC_INLINE vec v_load_part(const loam_dtype dtype, const char *x, int n)
+{
+#if defined __AVX512F__
+    const __mmask16 mask = (__mmask16)((1u << n) - 1);
+    if (dtype == LOAM_F32) {
+        return (vec)_mm512_maskz_loadu_ps(mask, x);
+    }
+    const halves h = (halves)_mm256_maskz_loadu_epi16(mask, x);
+#else
+    if (dtype == LOAM_F32) {
+        vec v = { 0 };
+        memcpy(&v, x, (size_t)n * sizeof(float));
+        return v;
+    }
+    halves h = { 0 };
+    memcpy(&h, x, (size_t)n * sizeof(uint16_t));
+#endif
+    return dtype == LOAM_BF16 ? v_from_bf16(h) : v_from_f16(h);
+}
+
+/* ------------------------------------------------------------------ across lanes */
+
+/* One step of the transposition below: half of the lanes of two vectors each, twice, and their sum. */
+#if VEC_BYTES == 64
+#define SUM_8(a, b) \
+    (__builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) + \
+     __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))
+#define SUM_4(a, b) \
+    (__builtin_shufflevector(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) + \
+     __builtin_shufflevector(a, b, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31))
+#define SUM_2(a, b) \
+    (__builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) + \
+     __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31))
+#define SUM_1(a, b) \
+    (__builtin_shufflevector(a, b, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) + \
+     __builtin_shufflevector(a, b, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31))
+#elif VEC_BYTES == 32
+#define SUM_4(a, b) \
+    (__builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11) + \
+     __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15))
+#define SUM_2(a, b) \
+    (__builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13) + \
+     __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15))
+#define SUM_1(a, b) \
+    (__builtin_shufflevector(a, b, 0, 8, 2, 10, 4, 12, 6, 14) + \
+     __builtin_shufflevector(a, b, 1, 9, 3, 11, 5, 13, 7, 15))
+#else
+#define SUM_2(a, b) (__builtin_shufflevector(a, b, 0, 1, 4, 5) + __builtin_shufflevector(a, b, 2, 3, 6, 7))
+#define SUM_1(a, b) (__builtin_shufflevector(a, b, 0, 4, 2, 6) + __builtin_shufflevector(a, b, 1, 5, 3, 7))
+#endif
+
+/* Lane e of the result is the sum over the lanes of x[e], in the same order for each e. Overwrites x. */
+VEC_INLINE vec v_sums(vec x[VL])
+{
+#if VEC_BYTES == 64
+#pragma GCC unroll 8
+    for (int e = 0; e < 8; e++) {
+        x[e] = SUM_8(x[e], x[e + 8]);
+    }
+#endif
+#if VEC_BYTES >= 32
+#pragma GCC unroll 4
+    for (int e = 0; e < 4; e++) {
+        x[e] = SUM_4(x[e], x[e + 4]);
+    }
+#endif
+#pragma GCC unroll 2
+    for (int e = 0; e < 2; e++) {
+        x[e] = SUM_2(x[e], x[e + 2]);
+    }
+    return SUM_1(x[0], x[1]);
+}
+
+VEC_INLINE float v_sum(vec x)
+{
+    float sum = 0;
+    for (int e = 0; e < VL; e++) {
+        sum += x[e];
+    }
+    return sum;
+}
+
+VEC_INLINE float v_top(vec x)
+{
+    float top = x[0];
+    for (int e = 1; e < VL; e++) {
+        top = x[e] > top ? x[e] : top;
+    }
+    return top;
+}
+
+VEC_INLINE vmask v_iota(void)
+{
+#if VEC_BYTES == 64
+    return (vmask){ 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
+#elif VEC_BYTES == 32
+    return (vmask){ 0, 1, 2, 3, 4, 5, 6, 7 };
+#else
+    return (vmask){ 0, 1, 2, 3 };
+#endif
+}
+
+/* ------------------------------------------------------------------ dot products with all rows */
+
+/* What a product reads and writes besides the table: float rows `stride` apart. */
+typedef struct table_rows {
+    const float *in;
+    float *out;
+    int64_t in_stride, out_stride;
+} table_rows;
+
+/* sum[r * keys + e] += x_r k_e over one vector of channels, or -(x_r - k_e)^2 / 2. `keys` is VL / rows. */
+VEC_INLINE void dots_step(const int rows, const bool distance, const int keys, vec *sum, const vec *x,
+                          const vec *k)
+{
+#pragma GCC unroll 16
+    for (int e = 0; e < keys; e++) {
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            if (distance) {
+                const vec between = x[r] - k[e];
+                sum[r * keys + e] -= (0.5f * between) * between;
+            } else {
+                sum[r * keys + e] += x[r] * k[e];
+            }
+        }
+    }
+}
+
+VEC_INLINE void dots_as(const loam_dtype dtype, const int rows, const bool distance, const table *t,
+                        const float *restrict origin, table_rows io, bool ahead)
+{
+    const int keys = VL / rows, rest = (int)(t->channels % VL);
+    const int64_t whole = t->channels - rest, bytes = dtype == LOAM_F32 ? 4 : 2;
+    for (int64_t j = 0; j < t->rows; j += keys) {
+        const char *at[VL];
+        vec sum[VL], x[4], k[VL];
+#pragma GCC unroll 16
+        for (int e = 0; e < keys; e++) {
+            at[e] = t->data + (j + e < t->rows ? j + e : t->rows - 1) * t->step;
+            if (ahead) {
+                table_prefetch(t, j + e);
+            }
+        }
+#pragma GCC unroll 16
+        for (int e = 0; e < VL; e++) {
+            sum[e] = v_set(0);
+        }
+        for (int64_t c = 0; c < whole; c += VL) {
+#pragma GCC unroll 4
+            for (int r = 0; r < rows; r++) {
+                x[r] = v_load(io.in + r * io.in_stride + c);
+            }
+#pragma GCC unroll 16
+            for (int e = 0; e < keys; e++) {
+                k[e] = v_load_as(dtype, at[e] + c * bytes) - (distance ? v_set(0) : v_load(origin + c));
+            }
+            dots_step(rows, distance, keys, sum, x, k);
+        }
+        if (rest > 0) {
+#pragma GCC unroll 4
+            for (int r = 0; r < rows; r++) {
+                x[r] = v_load(io.in + r * io.in_stride + whole);
+            }
+#pragma GCC unroll 16
+            for (int e = 0; e < keys; e++) {
+                k[e] = v_load_part(dtype, at[e] + whole * bytes, rest) -
+                       (distance ? v_set(0) : v_load(origin + whole));
+            }
+            dots_step(rows, distance, keys, sum, x, k);
+        }
+        const vec total = v_sums(sum);
+        if (rows == 1) {
+            v_store(io.out + j, total);
+            continue;
+        }
+        float each[VL];
+        v_store(each, total);
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            memcpy(io.out + r * io.out_stride + j, each + r * keys, (size_t)keys * sizeof(float));
+        }
+    }
+}
+
+VEC_INLINE void dots_rows(const int rows, const bool distance, const table *t, const float *restrict origin,
+                          table_rows io, bool ahead)
+{
+    switch (t->dtype) {
+    case LOAM_BF16: dots_as(LOAM_BF16, rows, distance, t, origin, io, ahead); break;
+    case LOAM_F16: dots_as(LOAM_F16, rows, distance, t, origin, io, ahead); break;
+    default: dots_as(LOAM_F32, rows, distance, t, origin, io, ahead); break;
+    }
+}
+
+VEC_INLINE table_rows rows_from(table_rows io, int64_t r)
+{
+    io.in += r * io.in_stride, io.out += r * io.out_stride;
+    return io;
+}
+
+/* out[r][j] = in_r . (t_j - origin), or the squared distance -|in_r - t_j|^2 / 2; out is written up to whole_vectors(t->rows).
+ * in and origin are 0 beyond the channels. */
+static inline void table_dots(const table *t, const float *origin, bool distance, int64_t rows, table_rows io)
+{
+    int64_t r = 0;
+    for (; distance && r < rows; r++) {
+        dots_rows(1, true, t, origin, rows_from(io, r), r == 0);
+    }
+    for (; r + 4 <= rows; r += 4) {
+        dots_rows(4, false, t, origin, rows_from(io, r), r == 0);
+    }
+    for (; r + 2 <= rows; r += 2) {
+        dots_rows(2, false, t, origin, rows_from(io, r), r == 0);
+    }
+    if (r < rows) {
+        dots_rows(1, false, t, origin, rows_from(io, r), r == 0);
+    }
+}
+
+/* ------------------------------------------------------------------ weighted sums of all rows */
+
+/* Channels c .. c + vecs VL - 1, or the last `rest` of them. */
+VEC_INLINE void weigh_block(const loam_dtype dtype, const int rows, const int vecs, const int rest,
+                            const table *t, int64_t c, table_rows io, bool ahead)
+{
+    vec sum[4][4];
+    const char *at = t->data + c * (dtype == LOAM_F32 ? 4 : 2);
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 4
+        for (int n = 0; n < vecs; n++) {
+            sum[r][n] = v_set(0);
+        }
+    }
+    for (int64_t j = 0; j < t->rows; j++, at += t->step) {
+        vec v[4];
+        if (ahead) {
+            table_prefetch(t, j);
+        }
+#pragma GCC unroll 4
+        for (int n = 0; n < vecs; n++) {
+            v[n] = rest > 0 ? v_load_part(dtype, at, rest)
+                            : v_load_as(dtype, at + n * (dtype == LOAM_F32 ? VEC_BYTES : VEC_BYTES / 2));
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            const vec w = v_set(io.in[r * io.in_stride + j]);
+#pragma GCC unroll 4
+            for (int n = 0; n < vecs; n++) {
+                sum[r][n] += w * v[n];
+            }
+        }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 4
+        for (int n = 0; n < vecs; n++) {
+            v_store(io.out + r * io.out_stride + c + n * VL, sum[r][n]);
+        }
+    }
+}
+
+VEC_INLINE void weigh_as(const loam_dtype dtype, const int rows, const table *t, table_rows io, bool ahead)
+{
+    const int rest = (int)(t->channels % VL);
+    int64_t c = 0;
+    for (; c + 4 * VL <= t->channels; c += 4 * VL) {
+        weigh_block(dtype, rows, 4, 0, t, c, io, ahead && c == 0);
+    }
+    for (; c + VL <= t->channels; c += VL) {
+        weigh_block(dtype, rows, 1, 0, t, c, io, ahead && c == 0);
+    }
+    if (rest > 0) {
+        weigh_block(dtype, rows, 1, rest, t, c, io, ahead && c == 0);
+    }
+}
+
+VEC_INLINE void weigh_rows(const int rows, const table *t, table_rows io, bool ahead)
+{
+    switch (t->dtype) {
+    case LOAM_BF16: weigh_as(LOAM_BF16, rows, t, io, ahead); break;
+    case LOAM_F16: weigh_as(LOAM_F16, rows, t, io, ahead); break;
+    default: weigh_as(LOAM_F32, rows, t, io, ahead); break;
+    }
+}
+
+/* out[r][c] = sum_j in[r][j] t_j[c]; out is written up to whole_vectors(t->channels). */
+static inline void table_weigh(const table *t, int64_t rows, table_rows io)
+{
+    int64_t r = 0;
+    for (; r + 4 <= rows; r += 4) {
+        weigh_rows(4, t, rows_from(io, r), r == 0);
+    }
+    for (; r + 2 <= rows; r += 2) {
+        weigh_rows(2, t, rows_from(io, r), r == 0);
+    }
+    if (r < rows) {
+        weigh_rows(1, t, rows_from(io, r), r == 0);
+    }
+}
+
+/* ------------------------------------------------------------------ rows centred and scaled, and their mean */
+
+VEC_INLINE void scaled_as(const loam_dtype dtype, const table *t, const float *restrict origin,
+                          const float *restrict scale, float *restrict out, int64_t stride)
+{
+    const int rest = (int)(t->channels % VL);
+    const int64_t whole = t->channels - rest, bytes = dtype == LOAM_F32 ? 4 : 2;
+    for (int64_t j = 0; j < t->rows; j++) {
+        const char *at = t->data + j * t->step;
+        for (int64_t c = 0; c < whole; c += VL) {
+            v_store(out + j * stride + c, scale[j] * (v_load_as(dtype, at + c * bytes) - v_load(origin + c)));
+        }
+        if (rest > 0) {
+            v_store(out + j * stride + whole,
+                    scale[j] * (v_load_part(dtype, at + whole * bytes, rest) - v_load(origin + whole)));
+        }
+    }
+}
+
+/* out[j] = scale[j] (t_j - origin); stride >= whole_vectors(t->channels) */
+static inline void table_scaled(const table *t, const float *origin, const float *scale, float *out,
+                                int64_t stride)
+{
+    switch (t->dtype) {
+    case LOAM_BF16: scaled_as(LOAM_BF16, t, origin, scale, out, stride); break;
+    case LOAM_F16: scaled_as(LOAM_F16, t, origin, scale, out, stride); break;
+    default: scaled_as(LOAM_F32, t, origin, scale, out, stride); break;
+    }
+}
+
+#endif
