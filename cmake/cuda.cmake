@@ -18,6 +18,9 @@ else()
 endif()
 option(LOAM_CUDA "The CUDA back end (nvcc 12.4 or newer)" ${found})
 
+set(LOAM_CUDA_ARCHITECTURES 80-real 90-real 90-virtual CACHE STRING
+    "What the plain CUDA kernels are compiled for; PTX serves what is newer")
+
 if(LOAM_CUDA)
     set(CMAKE_CUDA_STANDARD 17)
     set(CMAKE_CUDA_STANDARD_REQUIRED ON)

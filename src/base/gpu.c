@@ -20,11 +20,20 @@ int gpu_capability(void)
 int gpu_capability(void) { return 0; }
 #endif
 
-bool gpu_offers(int capability, gpu_level level) { return level == GPU_NONE || capability >= 80; }
+bool gpu_offers(int capability, gpu_level level)
+{
+    return level == GPU_NONE || (level == GPU_SM80 && capability >= 80) ||
+           (level == GPU_SM90 && capability == 90);
+}
 
-const char *gpu_level_name(gpu_level level) { return level == GPU_SM80 ? "sm80" : NULL; }
+const char *gpu_level_name(gpu_level level)
+{
+    return level == GPU_SM80 ? "sm80" : level == GPU_SM90 ? "sm90" : NULL;
+}
 
 const char *gpu_level_words(gpu_level level)
 {
-    return level == GPU_SM80 ? "an NVIDIA GPU of compute capability 8.0 or newer" : NULL;
+    return level == GPU_SM80   ? "an NVIDIA GPU of compute capability 8.0 or newer"
+           : level == GPU_SM90 ? "an NVIDIA GPU of compute capability 9.0"
+                               : NULL;
 }

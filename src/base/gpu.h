@@ -7,7 +7,8 @@
 
 typedef enum gpu_level {
     GPU_NONE, /* a row for the CPU */
-    GPU_SM80  /* compute capability 8.0 and everything newer */
+    GPU_SM80, /* compute capability 8.0 and everything newer */
+    GPU_SM90  /* Hopper, 9.0, whose own instructions nothing else has */
 } gpu_level;
 
 /* Compute capability times ten (80, 90) of the calling thread's current device; 0: no driver, no device, no CUDA in

@@ -29,7 +29,8 @@ template <bool WIDE> constexpr int parts_of = WIDE ? 3 : 1;
 /* ------------------------------------------------------------------ numbers as sums of bf16 parts */
 
 /* out[part]: the pair (x, y), x in the low half. */
-template <int PARTS> static __device__ __forceinline__ void split_pair(uint32_t (&out)[PARTS], float x, float y)
+template <int PARTS>
+static __device__ __forceinline__ void split_pair(uint32_t (&out)[PARTS], float x, float y)
 {
 #pragma unroll
     for (int part = 0; part < PARTS; part++) {
@@ -92,7 +93,8 @@ static __device__ __forceinline__ void load_a(operand_a<1> &a, const __nv_bfloat
     load_matrices(a.part[0], tile + (m + lane % 16) * PITCH + k + lane / 16 * 8);
 }
 
-template <int PITCH> static __device__ __forceinline__ void load_a(operand_a<3> &a, const float *tile, int m, int k)
+template <int PITCH>
+static __device__ __forceinline__ void load_a(operand_a<3> &a, const float *tile, int m, int k)
 {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
@@ -106,7 +108,8 @@ template <int PITCH> static __device__ __forceinline__ void load_a(operand_a<3> 
 
 /* For products with the transpose: rows n .. n + 15 are columns of B (two operands of 8), columns k .. k + 15. */
 template <int PITCH>
-static __device__ __forceinline__ void load_b_rows(operand_b<1> (&b)[2], const __nv_bfloat16 *tile, int n, int k)
+static __device__ __forceinline__ void load_b_rows(operand_b<1> (&b)[2], const __nv_bfloat16 *tile, int n,
+                                                   int k)
 {
     const int lane = threadIdx.x % 32;
     uint32_t r[4];
@@ -140,7 +143,8 @@ static __device__ __forceinline__ void load_b(operand_b<1> (&b)[2], const __nv_b
     b[0].part[0][0] = r[0], b[0].part[0][1] = r[1], b[1].part[0][0] = r[2], b[1].part[0][1] = r[3];
 }
 
-template <int PITCH> static __device__ __forceinline__ void load_b(operand_b<3> (&b)[2], const float *tile, int k, int n)
+template <int PITCH>
+static __device__ __forceinline__ void load_b(operand_b<3> (&b)[2], const float *tile, int k, int n)
 {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
@@ -170,8 +174,8 @@ template <int BLOCKS> static __device__ __forceinline__ void clear(float (&x)[BL
 /* s += rows m .. m + 15 of `rows` times the transpose of `tile` [8 BLOCKS][DIM]; PARTS copies of `rows` (its parts, each a
  * tile of its own) lie `step` elements apart. */
 template <int PARTS, int DIM, int BLOCKS>
-static __device__ __forceinline__ void product_rows(float (&s)[BLOCKS][4], const __nv_bfloat16 *rows, int step, int m,
-                                                    const __nv_bfloat16 *tile)
+static __device__ __forceinline__ void product_rows(float (&s)[BLOCKS][4], const __nv_bfloat16 *rows,
+                                                    int step, int m, const __nv_bfloat16 *tile)
 {
 #pragma unroll
     for (int k = 0; k < DIM; k += 16) {
@@ -250,14 +254,15 @@ struct rows_view {
 
 static __device__ __forceinline__ bool rows_aligned(const rows_view &v, int columns)
 {
-    return v.dtype == LOAM_BF16 && columns % 8 == 0 && v.stride % 8 == 0 && (v.at % 8) == 0 && (uintptr_t)v.data % 16 == 0;
+    return v.dtype == LOAM_BF16 && columns % 8 == 0 && v.stride % 8 == 0 && (v.at % 8) == 0 &&
+           (uintptr_t)v.data % 16 == 0;
 }
 
 /* tile [ROWS][COLUMNS + PAD] <- columns first .. first + columns - 1 of `rows` rows; 0 beyond. Asynchronous where the memory is
  * aligned to 16 bytes: commit and wait before use. All threads of the block take part. */
 template <int ROWS, int COLUMNS, int THREADS>
-static __device__ __forceinline__ void fill_tile(__nv_bfloat16 *tile, const rows_view &from, int rows, int first,
-                                                 int columns, const float *)
+static __device__ __forceinline__ void fill_tile(__nv_bfloat16 *tile, const rows_view &from, int rows,
+                                                 int first, int columns, const float *)
 {
     const bool aligned = rows_aligned(from, columns) && first % 8 == 0;
     const uint16_t *data = (const uint16_t *)from.data + from.at + first;
@@ -282,8 +287,8 @@ static __device__ __forceinline__ void fill_tile(__nv_bfloat16 *tile, const rows
 
 /* Wide: any type, relative to `origin` where that is not NULL. */
 template <int ROWS, int COLUMNS, int THREADS>
-static __device__ __forceinline__ void fill_tile(float *tile, const rows_view &from, int rows, int first, int columns,
-                                                 const float *origin)
+static __device__ __forceinline__ void fill_tile(float *tile, const rows_view &from, int rows, int first,
+                                                 int columns, const float *origin)
 {
     for (int e = threadIdx.x; e < ROWS * COLUMNS; e += THREADS) {
         const int r = e / COLUMNS, c = e % COLUMNS;

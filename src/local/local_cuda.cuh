@@ -24,8 +24,8 @@ template <bool WIDE, int DIM> struct shape {
     static constexpr int stages = WIDE || DIM > 128 ? 1 : 2;
     static constexpr int columns = DIM < CHUNK ? DIM : CHUNK;
     static constexpr int pitch = DIM + PAD;
-    static constexpr int row_tile = ROWS * pitch;  /* elements of a tile of queries */
-    static constexpr int key_tile = keys * pitch;  /* of keys */
+    static constexpr int row_tile = ROWS * pitch; /* elements of a tile of queries */
+    static constexpr int key_tile = keys * pitch; /* of keys */
     static constexpr int value_tile = keys * (columns + PAD);
     static constexpr int parts = parts_of<WIDE>;
 };
@@ -93,10 +93,13 @@ static __device__ __forceinline__ row_pair row_pair_of(const loam_problem &p, co
 }
 
 /* The column of element e (0 to 3) of block n of a warp's numbers. */
-static __device__ __forceinline__ int column_of(int n, int e) { return 8 * n + 2 * (threadIdx.x % 4) + e % 2; }
+static __device__ __forceinline__ int column_of(int n, int e)
+{
+    return 8 * n + 2 * (threadIdx.x % 4) + e % 2;
+}
 
-static __device__ __forceinline__ rows_view rows_of(const loam_const_view &v, loam_dtype dtype, int64_t b, int64_t h,
-                                                    int64_t token)
+static __device__ __forceinline__ rows_view rows_of(const loam_const_view &v, loam_dtype dtype, int64_t b,
+                                                    int64_t h, int64_t token)
 {
     const rows_view out = { v.data, dtype, LOCAL_AT(v, b, h, token), v.token };
     return out;
@@ -123,7 +126,8 @@ struct scoring {
 static __device__ __forceinline__ scoring scoring_of(const loam_problem &p, const loam_args &a, int64_t h)
 {
     scoring s;
-    s.rbf = p.score == LOAM_RBF, s.capped = p.soft_cap > 0, s.sloped = p.slope != 0, s.biased = p.key_bias != 0;
+    s.rbf = p.score == LOAM_RBF, s.capped = p.soft_cap > 0, s.sloped = p.slope != 0,
+    s.biased = p.key_bias != 0;
     s.plain = !s.rbf && !s.capped && !s.sloped && !s.biased;
     s.scale = (float)p.scale, s.cap = (float)p.soft_cap;
     s.slope = s.sloped ? ((const float *)a.slope)[h] : 0;
@@ -137,12 +141,15 @@ struct key_terms {
 
 #define SCORE_LIMIT 1e37f
 
-static __device__ __forceinline__ float clamp_score(float x) { return fminf(fmaxf(x, -SCORE_LIMIT), SCORE_LIMIT); }
+static __device__ __forceinline__ float clamp_score(float x)
+{
+    return fminf(fmaxf(x, -SCORE_LIMIT), SCORE_LIMIT);
+}
 
 /* The score from the product q . k of key j (column c of the tile); `constant` is the part of x that the query alone gives, where a
  * soft cap must see it. *factor is d s / d (scale x). */
-static __device__ __forceinline__ float score_of(const scoring &sc, const key_terms &k, float product, float constant,
-                                                 float position, int j, int c, float *factor)
+static __device__ __forceinline__ float score_of(const scoring &sc, const key_terms &k, float product,
+                                                 float constant, float position, int j, int c, float *factor)
 {
     *factor = 1;
     if (sc.plain) {
@@ -162,8 +169,9 @@ static __device__ __forceinline__ float score_of(const scoring &sc, const key_te
 
 /* The products of the warp with the tile of keys from j on become scores; -inf where a row does not see the key. */
 template <int BLOCKS>
-static __device__ __forceinline__ void scores_in_place(float (&s)[BLOCKS][4], const scoring &sc, const key_terms &k,
-                                                       const row_pair &r, const float (&constant)[2], int j)
+static __device__ __forceinline__ void scores_in_place(float (&s)[BLOCKS][4], const scoring &sc,
+                                                       const key_terms &k, const row_pair &r,
+                                                       const float (&constant)[2], int j)
 {
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
@@ -242,8 +250,8 @@ static __device__ __forceinline__ void scale_rows(float (&x)[BLOCKS][4], const f
 /* ------------------------------------------------------------------ results */
 
 /* Columns c and c + 1 of the row of `columns` elements that begins at `at`, those that it has. */
-static __device__ __forceinline__ void store_pair(void *data, loam_dtype dtype, int64_t at, int c, int64_t columns,
-                                                  float x, float y)
+static __device__ __forceinline__ void store_pair(void *data, loam_dtype dtype, int64_t at, int c,
+                                                  int64_t columns, float x, float y)
 {
     if (c < columns) {
         element_store(data, dtype, at + c, x);
@@ -253,7 +261,8 @@ static __device__ __forceinline__ void store_pair(void *data, loam_dtype dtype, 
     }
 }
 
-static __device__ __forceinline__ void put_info(const loam_args &a, const row_block &x, int64_t i, loam_row_info info)
+static __device__ __forceinline__ void put_info(const loam_args &a, const row_block &x, int64_t i,
+                                                loam_row_info info)
 {
     if (a.info.data) {
         ((loam_row_info *)a.info.data)[LOCAL_AT(a.info, x.s.b, x.h, x.s.q0 + i)] = info;
@@ -261,7 +270,8 @@ static __device__ __forceinline__ void put_info(const loam_args &a, const row_bl
 }
 
 /* args.weights: zeros first, for the keys that a row does not see. */
-static __device__ __forceinline__ void clear_weights(const loam_problem &p, const loam_args &a, const row_block &x)
+static __device__ __forceinline__ void clear_weights(const loam_problem &p, const loam_args &a,
+                                                     const row_block &x)
 {
     for (int64_t e = threadIdx.x; e < x.rows * p.len_kv; e += THREADS) {
         const int64_t i = x.s.q0 + x.i0 + e / p.len_kv;
@@ -270,8 +280,8 @@ static __device__ __forceinline__ void clear_weights(const loam_problem &p, cons
     __syncthreads();
 }
 
-static __device__ __forceinline__ void put_weight(const loam_args &a, const row_block &x, const row_pair &r, int row, int j,
-                                                  float w)
+static __device__ __forceinline__ void put_weight(const loam_args &a, const row_block &x, const row_pair &r,
+                                                  int row, int j, float w)
 {
     if (r.real[row] && j >= r.lo[row] && j < r.hi[row]) {
         ((float *)a.weights.data)[LOCAL_AT(a.weights, x.s.b, x.h, x.s.q0 + x.i0 + r.at[row]) + j] = w;

@@ -19,10 +19,12 @@ static loam_status launch(const loam_problem *p, const loam_args *a, loam_error 
 template <bool WIDE, int DIM>
 static loam_status launch_probe(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    return p->mechanism == LOAM_PARALLAX ? launch<WIDE, DIM, true>(p, a, error) : launch<WIDE, DIM, false>(p, a, error);
+    return p->mechanism == LOAM_PARALLAX ? launch<WIDE, DIM, true>(p, a, error)
+                                         : launch<WIDE, DIM, false>(p, a, error);
 }
 
-template <bool WIDE> static loam_status launch_dim(const loam_problem *p, const loam_args *a, loam_error *error)
+template <bool WIDE>
+static loam_status launch_dim(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     switch (local_padded_dim(p)) {
     case 64: return launch_probe<WIDE, 64>(p, a, error);

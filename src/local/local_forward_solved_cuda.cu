@@ -14,11 +14,13 @@ static loam_status launch(const loam_problem *p, const loam_args *a, loam_error 
     constexpr size_t shared = sizeof(solve_shared<WIDE, DIM>);
     TRY(solve_work_clear(&work, a, error));
     TRY(cuda_allow_shared((const void *)solved_kernel<WIDE, DIM>, shared, error));
-    solved_kernel<WIDE, DIM><<<(unsigned)grid, THREADS, shared, (cudaStream_t)a->stream>>>(*p, *a, saved, work, blocks);
+    solved_kernel<WIDE, DIM>
+        <<<(unsigned)grid, THREADS, shared, (cudaStream_t)a->stream>>>(*p, *a, saved, work, blocks);
     return cuda_launched("solved_kernel", error);
 }
 
-template <bool WIDE> static loam_status launch_dim(const loam_problem *p, const loam_args *a, loam_error *error)
+template <bool WIDE>
+static loam_status launch_dim(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     switch (local_padded_dim(p)) {
     case 64: return launch<WIDE, 64>(p, a, error);

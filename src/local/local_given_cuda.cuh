@@ -25,7 +25,8 @@ template <int BLOCKS, bool PROBED> struct given_sums {
     float centre[2], tsum[2]; /* c and T, of which each thread has the part of its columns */
 };
 
-template <int BLOCKS, bool PROBED> static __device__ __forceinline__ void given_begin(given_sums<BLOCKS, PROBED> &g)
+template <int BLOCKS, bool PROBED>
+static __device__ __forceinline__ void given_begin(given_sums<BLOCKS, PROBED> &g)
 {
     online_begin(g.w);
     clear(g.o);
@@ -37,8 +38,8 @@ template <int BLOCKS, bool PROBED> static __device__ __forceinline__ void given_
  * thread's columns); shift: what B then loses of A. */
 template <int BLOCKS>
 static __device__ __forceinline__ void centre_probe(float (&t)[BLOCKS][4], const float (&w)[BLOCKS][4],
-                                                    float (&centre)[2], float (&tsum)[2], const float (&before)[2],
-                                                    float (&shift)[2])
+                                                    float (&centre)[2], float (&tsum)[2],
+                                                    const float (&before)[2], float (&shift)[2])
 {
 #pragma unroll
     for (int row = 0; row < 2; row++) {
@@ -126,8 +127,9 @@ static __device__ __forceinline__ given_row given_finish(const online &w, float 
 
 /* What belongs to a row as a whole; the four lanes of the row call it. */
 template <bool WIDE, int DIM, bool PROBED>
-static __device__ __forceinline__ void put_given_row(const loam_problem &p, const loam_args &a, const local_saved &saved,
-                                                     const row_block &x, const row_pair &r, int row, const given_row &g,
+static __device__ __forceinline__ void put_given_row(const loam_problem &p, const loam_args &a,
+                                                     const local_saved &saved, const row_block &x,
+                                                     const row_pair &r, int row, const given_row &g,
                                                      float centre, const element<WIDE> *probe)
 {
     const bool empty = r.lo[row] >= r.hi[row];
@@ -154,9 +156,10 @@ static __device__ __forceinline__ void put_given_row(const loam_problem &p, cons
 
 /* Effective weights p (1 - u), in a sweep of their own: small inputs only. */
 template <bool WIDE, int DIM, bool PROBED>
-static __device__ void put_given_weights(given_shared<WIDE, DIM, PROBED> &sm, const loam_problem &p, const loam_args &a,
-                                         const row_block &x, const row_pair &r, const scoring &sc, const float (&x0)[2],
-                                         const given_row (&g)[2], const float (&centre)[2])
+static __device__ void put_given_weights(given_shared<WIDE, DIM, PROBED> &sm, const loam_problem &p,
+                                         const loam_args &a, const row_block &x, const row_pair &r,
+                                         const scoring &sc, const float (&x0)[2], const given_row (&g)[2],
+                                         const float (&centre)[2])
 {
     typedef shape<WIDE, DIM> of;
     clear_weights(p, a, x);
@@ -185,7 +188,8 @@ static __device__ void put_given_weights(given_shared<WIDE, DIM, PROBED> &sm, co
 
 template <bool WIDE, int DIM, bool PROBED>
 __global__ void __launch_bounds__(THREADS, 2)
-    given_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a, const local_saved saved)
+    given_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                 const local_saved saved)
 {
     typedef shape<WIDE, DIM> of;
     extern __shared__ __align__(16) unsigned char memory[];
@@ -237,7 +241,8 @@ __global__ void __launch_bounds__(THREADS, 2)
                 mean[0] = mean[0] * (1 + g[row].rest) - sums.b[n][2 * row] * g[row].inverse;
                 mean[1] = mean[1] * (1 + g[row].rest) - sums.b[n][2 * row + 1] * g[row].inverse;
             }
-            store_pair(a.o.data, p.dtype, LOCAL_AT(a.o, x.s.b, x.h, x.s.q0 + i), c, p.dim_v, mean[0], mean[1]);
+            store_pair(a.o.data, p.dtype, LOCAL_AT(a.o, x.s.b, x.h, x.s.q0 + i), c, p.dim_v, mean[0],
+                       mean[1]);
         }
         if (chunk == 0) {
             put_given_row<WIDE, DIM, PROBED>(p, a, saved, x, r, row, g[row], sums.centre[row], sm.probe);

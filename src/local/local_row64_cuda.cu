@@ -46,7 +46,8 @@ static __device__ double block_sum(row64_shared &sm, double x)
     return total;
 }
 
-static __device__ double score64(const row64_at &r, const loam_args &a, double product, double norm, double constant, int64_t j)
+static __device__ double score64(const row64_at &r, const loam_args &a, double product, double norm,
+                                 double constant, int64_t j)
 {
     double s = (product + constant - (r.sc.rbf ? 0.5 * norm : 0)) * (double)r.sc.scale;
     if (r.sc.capped) {
@@ -62,7 +63,8 @@ static __device__ double score64(const row64_at &r, const loam_args &a, double p
 }
 
 /* Keys j .. of the row into the tile, with their scores; those beyond the row's last are 0 with score -inf. */
-static __device__ void load_tile64(row64_shared &sm, const loam_problem &p, const loam_args &a, const row64_at &r, int64_t j)
+static __device__ void load_tile64(row64_shared &sm, const loam_problem &p, const loam_args &a,
+                                   const row64_at &r, int64_t j)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     __syncthreads();
@@ -125,7 +127,8 @@ static __device__ void means64(row64_shared &sm, const loam_problem &p, const lo
 }
 
 /* Lower triangle of Cov into `gram`: each thread has SHARE64 blocks of BLOCK64 x BLOCK64 at a time. */
-static __device__ void gram64(row64_shared &sm, const loam_problem &p, const loam_args &a, const row64_at &r, double *gram)
+static __device__ void gram64(row64_shared &sm, const loam_problem &p, const loam_args &a, const row64_at &r,
+                              double *gram)
 {
     const int64_t side = (p.dim_qk + BLOCK64 - 1) / BLOCK64, blocks = triangle(side);
     for (int64_t base = 0; base < blocks; base += ROW64_THREADS * SHARE64) {
@@ -183,7 +186,8 @@ static __device__ double ridge64(const loam_problem &p, const loam_args &a, cons
 }
 
 /* The unit of the ridge; gram gets the ridge on its diagonal. Returns the least pivot that counts as one. */
-static __device__ double add_ridge64(row64_shared &sm, const loam_problem &p, const loam_args &a, row64_at &r, double *gram)
+static __device__ double add_ridge64(row64_shared &sm, const loam_problem &p, const loam_args &a, row64_at &r,
+                                     double *gram)
 {
     const int64_t c = threadIdx.x;
     const bool mine = c < p.dim_qk;
@@ -260,7 +264,8 @@ struct lines64 {
     double value, image;
 };
 
-static __device__ lines64 sweep64(row64_shared &sm, const loam_problem &p, const loam_args &a, const row64_at &r)
+static __device__ lines64 sweep64(row64_shared &sm, const loam_problem &p, const loam_args &a,
+                                  const row64_at &r)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, c = threadIdx.x;
     lines64 out = { 0, 0 };
@@ -293,7 +298,8 @@ static __device__ lines64 sweep64(row64_shared &sm, const loam_problem &p, const
     return out;
 }
 
-static __device__ row64_at begin64(row64_shared &sm, const loam_problem &p, const loam_args &a, const hard_row &hard)
+static __device__ row64_at begin64(row64_shared &sm, const loam_problem &p, const loam_args &a,
+                                   const hard_row &hard)
 {
     row64_at r;
     r.x = row_block_at(p, a, hard.block);
@@ -302,11 +308,13 @@ static __device__ row64_at begin64(row64_shared &sm, const loam_problem &p, cons
     r.sc = scoring_of(p, a, r.x.h);
     r.position = (double)(r.i + r.x.s.nk - r.x.s.nq);
     __syncthreads();
-    const int64_t q = LOCAL_AT(a.q, r.x.s.b, r.x.h, r.x.s.q0 + r.i), k = LOCAL_AT(a.k, r.x.s.b, r.x.h_kv, r.x.s.k0);
+    const int64_t q = LOCAL_AT(a.q, r.x.s.b, r.x.h, r.x.s.q0 + r.i),
+                  k = LOCAL_AT(a.k, r.x.s.b, r.x.h_kv, r.x.s.k0);
     double constant = 0;
     for (int c = threadIdx.x; c < DIM64; c += ROW64_THREADS) {
         sm.origin[c] = c < p.dim_qk ? element_load(a.k.data, p.dtype, k + c) : 0;
-        sm.query[c] = c < p.dim_qk ? element_load(a.q.data, p.dtype, q + c) - (r.sc.rbf ? sm.origin[c] : 0) : 0;
+        sm.query[c] = c < p.dim_qk ? element_load(a.q.data, p.dtype, q + c) - (r.sc.rbf ? sm.origin[c] : 0)
+                                   : 0;
         sm.kbar[c] = sm.vbar[c] = 0;
         constant += r.sc.rbf ? -0.5 * sm.query[c] * sm.query[c] : sm.query[c] * sm.origin[c];
         for (int row = 0; row < KEYS64; row++) {
@@ -319,8 +327,8 @@ static __device__ row64_at begin64(row64_shared &sm, const loam_problem &p, cons
     return r;
 }
 
-static __device__ void put_row64(row64_shared &sm, const loam_problem &p, const loam_args &a, const local_saved &saved,
-                                 const row64_at &r, double o, loam_row_info info)
+static __device__ void put_row64(row64_shared &sm, const loam_problem &p, const loam_args &a,
+                                 const local_saved &saved, const row64_at &r, double o, loam_row_info info)
 {
     const int64_t c = threadIdx.x, line = local_row(&p, &r.x.s, r.x.h, r.i), token = r.x.s.q0 + r.i;
     const double lse = r.m + log(r.omega);
@@ -336,7 +344,8 @@ static __device__ void put_row64(row64_shared &sm, const loam_problem &p, const 
         }
         if (a.saved) {
             ((float *)saved.rho)[line * p.dim_qk + c] = (float)sm.rho[c];
-            ((float *)saved.kbar)[line * p.dim_qk + c] = (float)(sm.kbar[c] + (local_wide(&p) ? 0 : sm.origin[c]));
+            ((float *)saved.kbar)[line * p.dim_qk + c] = (float)(sm.kbar[c] +
+                                                                 (local_wide(&p) ? 0 : sm.origin[c]));
         }
     }
     if (c == 0) {
@@ -354,8 +363,8 @@ static __device__ void put_row64(row64_shared &sm, const loam_problem &p, const 
 static __device__ bool fits_float(double x) { return fabs(x) <= 3.4e38; }
 
 static __global__ void __launch_bounds__(ROW64_THREADS)
-    row64_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a, const local_saved saved,
-                 const solve_work work)
+    row64_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                 const local_saved saved, const solve_work work)
 {
     __shared__ row64_shared sm;
     const int64_t c = threadIdx.x, d = p.dim_qk;
@@ -458,8 +467,8 @@ static __global__ void __launch_bounds__(ROW64_THREADS)
     }
 }
 
-loam_status local_adjoint64_cuda(const loam_problem *p, const loam_args *a, const row_arrays *rows, void *memory,
-                                 loam_error *error)
+loam_status local_adjoint64_cuda(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                                 void *memory, loam_error *error)
 {
     arena pool = { (char *)memory, 0 };
     const solve_work work = solve_work_carve(p, &pool);

@@ -64,8 +64,9 @@ struct row_ridge {
     bool channels;
 };
 
-static __device__ __forceinline__ row_ridge row_ridge_of(const loam_problem &p, const loam_args &a, const row_block &x,
-                                                         const row_pair &r, const float (&unit)[2])
+static __device__ __forceinline__ row_ridge row_ridge_of(const loam_problem &p, const loam_args &a,
+                                                         const row_block &x, const row_pair &r,
+                                                         const float (&unit)[2])
 {
     row_ridge out;
     out.channels = p.ridge_axes == LOAM_RIDGE_CHANNEL;
@@ -78,7 +79,8 @@ static __device__ __forceinline__ row_ridge row_ridge_of(const loam_problem &p, 
         }
         float least = INFINITY;
         for (int c = 0; c < (out.channels ? p.dim_qk : 1); c++) {
-            out.number[row] = (float)((double)unit[row] * local_ridge(&p, &a, &x.s, x.h, x.i0 + r.at[row], c));
+            out.number[row] = (float)((double)unit[row] *
+                                      local_ridge(&p, &a, &x.s, x.h, x.i0 + r.at[row], c));
             least = fminf(least, out.number[row]);
         }
         out.least[row] = least;
@@ -86,8 +88,9 @@ static __device__ __forceinline__ row_ridge row_ridge_of(const loam_problem &p, 
     return out;
 }
 
-static __device__ __forceinline__ float ridge_at(const row_ridge &ridge, const loam_problem &p, const loam_args &a,
-                                                 const row_block &x, const row_pair &r, int row, int c)
+static __device__ __forceinline__ float ridge_at(const row_ridge &ridge, const loam_problem &p,
+                                                 const loam_args &a, const row_block &x, const row_pair &r,
+                                                 int row, int c)
 {
     if (!ridge.channels || !r.real[row] || c >= p.dim_qk) {
         return ridge.number[row];
@@ -108,7 +111,10 @@ template <bool WIDE, int DIM> struct system_of {
     float *scratch;
     float lse[2], x0[2];
 
-    __device__ __forceinline__ lane_vector vector(int which) const { return scratch_vector<DIM>(scratch, which); }
+    __device__ __forceinline__ lane_vector vector(int which) const
+    {
+        return scratch_vector<DIM>(scratch, which);
+    }
     /* A warp has its rows to itself: it works while any of them is live. */
     __device__ __forceinline__ bool works(bool live) const { return __any_sync(0xffffffffu, live); }
     __device__ __forceinline__ int warp_row() const { return threadIdx.x / 32 * 16; }
@@ -186,7 +192,8 @@ static __device__ __forceinline__ void centred_weights(float (&w)[shape<WIDE, DI
     float u[blocks][4];
     tile_weights(w, sys, t);
     clear(u);
-    product_rows<2, DIM>(u, sys.sm.direction, shape<WIDE, DIM>::row_tile, sys.warp_row(), sys.sm.ring.keys[t.slot]);
+    product_rows<2, DIM>(u, sys.sm.direction, shape<WIDE, DIM>::row_tile, sys.warp_row(),
+                         sys.sm.ring.keys[t.slot]);
 #pragma unroll
     for (int n = 0; n < blocks; n++) {
 #pragma unroll
@@ -200,8 +207,9 @@ static __device__ __forceinline__ void centred_weights(float (&w)[shape<WIDE, DI
 /* columns `first` .. of the image (Cov + Lambda) v, from the sums y = sum f k and total = sum f */
 template <bool WIDE, int DIM>
 static __device__ __forceinline__ void finish_image(const system_of<WIDE, DIM> &sys,
-                                                    const float (&y)[shape<WIDE, DIM>::columns / 8][4], int first,
-                                                    const float (&total)[2], const lane_vector &v, const lane_vector &image)
+                                                    const float (&y)[shape<WIDE, DIM>::columns / 8][4],
+                                                    int first, const float (&total)[2], const lane_vector &v,
+                                                    const lane_vector &image)
 {
     const lane_vector kbar = sys.vector(VECTOR_KBAR);
 #pragma unroll
@@ -226,13 +234,14 @@ static __device__ __forceinline__ void apply(const system_of<WIDE, DIM> &sys, co
     for (int first = 0; first < DIM; first += of::columns) {
         float y[of::columns / 8][4], total[2] = { 0, 0 };
         clear(y);
-        stream_keys<WIDE, DIM, false>(sys.sm.ring, sys.p, sys.a, sys.x, sys.sc, false, 0, [&](const tile_at &t) {
-            if (busy) {
-                float f[of::keys / 8][4];
-                centred_weights<WIDE, DIM>(f, sys, t, centre, total);
-                product_weights<fine_parts<WIDE>, of::pitch>(y, f, sys.sm.ring.keys[t.slot], first);
-            }
-        });
+        stream_keys<WIDE, DIM, false>(
+            sys.sm.ring, sys.p, sys.a, sys.x, sys.sc, false, 0, [&](const tile_at &t) {
+                if (busy) {
+                    float f[of::keys / 8][4];
+                    centred_weights<WIDE, DIM>(f, sys, t, centre, total);
+                    product_weights<fine_parts<WIDE>, of::pitch>(y, f, sys.sm.ring.keys[t.slot], first);
+                }
+            });
         total[0] = quad_sum(total[0]), total[1] = quad_sum(total[1]);
         finish_image(sys, y, first, total, v, image);
     }
@@ -257,7 +266,8 @@ static __device__ __forceinline__ float magnitude(float x)
 template <class SYSTEM>
 static __device__ __forceinline__ void cg_begin(const SYSTEM &sys, cg_rows &k, const bool (&wanted)[2])
 {
-    const lane_vector x = sys.vector(VECTOR_X), r = sys.vector(VECTOR_R), p = sys.vector(VECTOR_P), b = sys.vector(VECTOR_B);
+    const lane_vector x = sys.vector(VECTOR_X), r = sys.vector(VECTOR_R), p = sys.vector(VECTOR_P),
+                      b = sys.vector(VECTOR_B);
     float top[2] = { 0, 0 };
     for (int n = 0; n < SYSTEM::dim / 2; n++) {
         top[n / 2 % 2] = fmaxf(top[n / 2 % 2], fabsf(b.get(n)));
@@ -335,8 +345,8 @@ static __device__ __forceinline__ void solve_rows(const SYSTEM &sys, cg_rows &k,
 }
 
 /* Was the row solved? From |b - A x|^2 with b and x as they lie there. */
-static __device__ __forceinline__ bool accepted(const cg_rows &k, const cg_tolerance &tolerance, int row, float error2,
-                                                float *residual)
+static __device__ __forceinline__ bool accepted(const cg_rows &k, const cg_tolerance &tolerance, int row,
+                                                float error2, float *residual)
 {
     const float ratio = k.bb[row] > 0 ? sqrtf(error2 / k.bb[row]) : 0;
     *residual = ratio;

@@ -39,8 +39,8 @@ static inline solve_work solve_work_carve(const loam_problem *p, arena *pool)
 /* Both counters begin at 0. */
 static inline loam_status solve_work_clear(const solve_work *work, const loam_args *a, loam_error *error)
 {
-    return cuda_check(cudaMemsetAsync(work->next_block, 0, 2 * LOAM_ALIGN, (cudaStream_t)a->stream), "counters of the work",
-                      error);
+    return cuda_check(cudaMemsetAsync(work->next_block, 0, 2 * LOAM_ALIGN, (cudaStream_t)a->stream),
+                      "counters of the work", error);
 }
 
 #endif

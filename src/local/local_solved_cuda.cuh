@@ -43,26 +43,28 @@ static __device__ void sweep_means(system_of<WIDE, DIM> &sys, float (&square)[2]
         clear(k);
         clear(v);
         online_begin(w);
-        stream_keys<WIDE, DIM, true>(sys.sm.ring, sys.p, sys.a, sys.x, sys.sc, true, first, [&](const tile_at &t) {
-            float s[blocks][4], keep[2];
-            const key_terms terms = { sys.sm.ring.norm[t.slot], sys.sm.ring.bias[t.slot] };
-            clear(s);
-            product_rows<1, DIM>(s, sys.sm.query, 0, sys.warp_row(), sys.sm.ring.keys[t.slot]);
-            scores_in_place(s, sys.sc, terms, sys.r, sys.x0, t.j);
-            online_weigh<fine_parts<WIDE>>(w, s, keep);
-            scale_rows(k, keep);
-            scale_rows(v, keep);
+        stream_keys<WIDE, DIM, true>(
+            sys.sm.ring, sys.p, sys.a, sys.x, sys.sc, true, first, [&](const tile_at &t) {
+                float s[blocks][4], keep[2];
+                const key_terms terms = { sys.sm.ring.norm[t.slot], sys.sm.ring.bias[t.slot] };
+                clear(s);
+                product_rows<1, DIM>(s, sys.sm.query, 0, sys.warp_row(), sys.sm.ring.keys[t.slot]);
+                scores_in_place(s, sys.sc, terms, sys.r, sys.x0, t.j);
+                online_weigh<fine_parts<WIDE>>(w, s, keep);
+                scale_rows(k, keep);
+                scale_rows(v, keep);
 #pragma unroll
-            for (int row = 0; row < 2; row++) {
-                sum2[row] *= keep[row];
+                for (int row = 0; row < 2; row++) {
+                    sum2[row] *= keep[row];
 #pragma unroll
-                for (int n = 0; n < blocks; n++) {
-                    sum2[row] += s[n][2 * row] * terms.norm[column_of(n, 0)] + s[n][2 * row + 1] * terms.norm[column_of(n, 1)];
+                    for (int n = 0; n < blocks; n++) {
+                        sum2[row] += s[n][2 * row] * terms.norm[column_of(n, 0)] +
+                                     s[n][2 * row + 1] * terms.norm[column_of(n, 1)];
+                    }
                 }
-            }
-            product_weights<fine_parts<WIDE>, of::pitch>(k, s, sys.sm.ring.keys[t.slot], first);
-            product_weights<of::parts, of::columns + PAD>(v, s, sys.sm.ring.values[t.slot], 0);
-        });
+                product_weights<fine_parts<WIDE>, of::pitch>(k, s, sys.sm.ring.keys[t.slot], first);
+                product_weights<of::parts, of::columns + PAD>(v, s, sys.sm.ring.values[t.slot], 0);
+            });
         float inverse[2];
 #pragma unroll
         for (int row = 0; row < 2; row++) {
@@ -127,8 +129,8 @@ static __device__ void sweep_spread(const system_of<WIDE, DIM> &sys, float (&spr
 /* The unit of the ridge, and which rows the solver gets: those that see a key, have not overflowed, and whose ridge is not so small
  * that only float64 can tell what is singular. */
 template <class SYSTEM>
-static __device__ __forceinline__ row_ridge ridge_of_rows(const SYSTEM &sys, const float (&square)[2], const float (&most)[2],
-                                          bool (&wanted)[2])
+static __device__ __forceinline__ row_ridge ridge_of_rows(const SYSTEM &sys, const float (&square)[2],
+                                                          const float (&most)[2], bool (&wanted)[2])
 {
     const loam_problem &p = sys.p;
     float centre2[2], spread[2], unit[2], variance[2];
@@ -155,8 +157,8 @@ static __device__ __forceinline__ row_ridge ridge_of_rows(const SYSTEM &sys, con
 
 /* Effective weights p (1 - u), in a sweep of their own: small inputs only. rest: the mean of u, which is rounding. */
 template <bool WIDE, int DIM>
-static __device__ void put_solved_weights(const system_of<WIDE, DIM> &sys, const cg_rows &k, const float (&centre)[2],
-                                          const float (&rest)[2])
+static __device__ void put_solved_weights(const system_of<WIDE, DIM> &sys, const cg_rows &k,
+                                          const float (&centre)[2], const float (&rest)[2])
 {
     typedef shape<WIDE, DIM> of;
     const float from[2] = { centre[0] + rest[0], centre[1] + rest[1] };
@@ -171,7 +173,8 @@ static __device__ void put_solved_weights(const system_of<WIDE, DIM> &sys, const
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int row = e / 2;
-                put_weight(sys.a, sys.x, sys.r, row, t.j + column_of(n, e), w[n][e] * (1 - k.unit[row] * (u[n][e] - from[row])));
+                put_weight(sys.a, sys.x, sys.r, row, t.j + column_of(n, e),
+                           w[n][e] * (1 - k.unit[row] * (u[n][e] - from[row])));
             }
         }
     });
@@ -179,8 +182,8 @@ static __device__ void put_solved_weights(const system_of<WIDE, DIM> &sys, const
 
 /* o, rho, saved of the real rows; error2: |b - A x|^2 of each. */
 template <bool WIDE, int DIM>
-static __device__ void sweep_lines(const system_of<WIDE, DIM> &sys, const cg_rows &k, const local_saved &saved,
-                                   float (&error2)[2], bool (&finite)[2])
+static __device__ void sweep_lines(const system_of<WIDE, DIM> &sys, const cg_rows &k,
+                                   const local_saved &saved, float (&error2)[2], bool (&finite)[2])
 {
     typedef shape<WIDE, DIM> of;
     constexpr int columns = of::columns / 8;
@@ -225,15 +228,19 @@ static __device__ void sweep_lines(const system_of<WIDE, DIM> &sys, const cg_row
                 }
                 const int64_t i = sys.x.i0 + sys.r.at[row], line = local_row(&p, &sys.x.s, sys.x.h, i);
                 const int64_t token = sys.x.s.q0 + i;
-                store_pair(a.o.data, p.dtype, LOCAL_AT(a.o, sys.x.s.b, sys.x.h, token), c, p.dim_v, out[0], out[1]);
+                store_pair(a.o.data, p.dtype, LOCAL_AT(a.o, sys.x.s.b, sys.x.h, token), c, p.dim_v, out[0],
+                           out[1]);
                 const float rho[2] = { k.unit[row] * x.get(at), k.unit[row] * x.get(at + 1) };
                 if (a.rho.data) {
-                    store_pair(a.rho.data, LOAM_F32, LOCAL_AT(a.rho, sys.x.s.b, sys.x.h, token), c, p.dim_qk, rho[0], rho[1]);
+                    store_pair(a.rho.data, LOAM_F32, LOCAL_AT(a.rho, sys.x.s.b, sys.x.h, token), c, p.dim_qk,
+                               rho[0], rho[1]);
                 }
                 if (a.saved) {
                     store_pair(saved.rho, LOAM_F32, line * p.dim_qk, c, p.dim_qk, rho[0], rho[1]);
-                    store_pair(saved.kbar, LOAM_F32, line * p.dim_qk, c, p.dim_qk, kbar.get(at), kbar.get(at + 1));
-                    store_pair(saved.vbar, LOAM_F32, line * p.dim_v, c, p.dim_v, vbar.get(at), vbar.get(at + 1));
+                    store_pair(saved.kbar, LOAM_F32, line * p.dim_qk, c, p.dim_qk, kbar.get(at),
+                               kbar.get(at + 1));
+                    store_pair(saved.vbar, LOAM_F32, line * p.dim_v, c, p.dim_v, vbar.get(at),
+                               vbar.get(at + 1));
                 }
             }
         }
@@ -244,7 +251,8 @@ static __device__ void sweep_lines(const system_of<WIDE, DIM> &sys, const cg_row
 
 template <bool WIDE, int DIM>
 static __device__ void solved_block(solve_shared<WIDE, DIM> &sm, const loam_problem &p, const loam_args &a,
-                                    const local_saved &saved, const solve_work &work, int64_t block, float *scratch)
+                                    const local_saved &saved, const solve_work &work, int64_t block,
+                                    float *scratch)
 {
     const row_block x = row_block_at(p, a, block);
     if (x.rows <= 0) {
@@ -258,8 +266,10 @@ static __device__ void solved_block(solve_shared<WIDE, DIM> &sm, const loam_prob
     bool wanted[2], finite[2];
     query_constants<WIDE, DIM>(constant, sm.query, sm.ring.origin, r, sc.rbf);
     row_ridge ridge = {};
-    system_of<WIDE, DIM> sys = { p, a, x, r, sc, ridge, sm, scratch, { 0, 0 },
-                                 { sc.capped ? constant[0] : 0, sc.capped ? constant[1] : 0 } };
+    system_of<WIDE, DIM> sys = {
+        p,     a,  x,       r,        sc,
+        ridge, sm, scratch, { 0, 0 }, { sc.capped ? constant[0] : 0, sc.capped ? constant[1] : 0 }
+    };
     sweep_means(sys, square, most);
     copy_async_wait<0>();
     __syncthreads();
@@ -297,8 +307,8 @@ static __device__ void solved_block(solve_shared<WIDE, DIM> &sm, const loam_prob
 
 template <bool WIDE, int DIM>
 __global__ void __launch_bounds__(THREADS, 2)
-    solved_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a, const local_saved saved,
-                  const solve_work work, const int64_t blocks)
+    solved_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                  const local_saved saved, const solve_work work, const int64_t blocks)
 {
     extern __shared__ __align__(16) unsigned char memory[];
     solve_shared<WIDE, DIM> &sm = *(solve_shared<WIDE, DIM> *)memory;

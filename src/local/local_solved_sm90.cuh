@@ -34,12 +34,15 @@ template <int DIM> struct system_sm90 {
     solve_shared_sm90<DIM> &sm;
     ring_count &count;
     float *scratch;
-    float scale2;       /* of scores to base 2 */
-    float lse2[2];      /* to base 2; 0 where nothing is seen */
-    int whole, to;      /* tiles within whole .. to are seen by all rows */
-    bool fine;          /* two parts */
+    float scale2;  /* of scores to base 2 */
+    float lse2[2]; /* to base 2; 0 where nothing is seen */
+    int whole, to; /* tiles within whole .. to are seen by all rows */
+    bool fine;     /* two parts */
 
-    __device__ __forceinline__ lane_vector vector(int which) const { return scratch_vector<DIM>(scratch, which); }
+    __device__ __forceinline__ lane_vector vector(int which) const
+    {
+        return scratch_vector<DIM>(scratch, which);
+    }
     __device__ __forceinline__ ring_sm90<DIM> ring() const { return { sm.slot, sm.full }; }
     __device__ __forceinline__ float target(int row, int c) const
     {
@@ -67,8 +70,9 @@ static __device__ __forceinline__ void weights_sm90(float (&w)[8][4], const syst
 
 /* w <- p (direction . k - centre); its row sums (this thread's columns) go to total */
 template <bool FINE, int DIM>
-static __device__ __forceinline__ void centred_sm90(float (&w)[8][4], const system_sm90<DIM> &sys, const tiles_at &t,
-                                                    const float (&centre)[2], float (&total)[2])
+static __device__ __forceinline__ void centred_sm90(float (&w)[8][4], const system_sm90<DIM> &sys,
+                                                    const tiles_at &t, const float (&centre)[2],
+                                                    float (&total)[2])
 {
     float u[8][4];
     const __nv_bfloat16 *keys = t.keys;
@@ -122,7 +126,8 @@ static __device__ __forceinline__ float2 direction_pair(const system_sm90<DIM> &
 
 /* Sets a pair of the direction; returns it as its parts say. */
 template <bool FINE, int DIM>
-static __device__ __forceinline__ float2 set_direction_pair(const system_sm90<DIM> &sys, int n, int e, float2 p)
+static __device__ __forceinline__ float2 set_direction_pair(const system_sm90<DIM> &sys, int n, int e,
+                                                            float2 p)
 {
     const int at = swizzled(forget(sys.r.at[e / 2]), column_of(n, e));
     uint32_t part[2];
@@ -147,9 +152,10 @@ static __device__ __forceinline__ void finish_image(float (&y)[DIM / SIDE][8][4]
         for (int e = 0; e < 4; e += 2) {
             const float2 p = direction_pair<FINE>(sys, n, e);
             const int row = e / 2, c = column_of(n, e);
-            y[n / 8][n % 8][e] += ridge_at(sys.ridge, sys.p, sys.a, sys.x, sys.r, row, c) * p.x - total[row] * kbar.get(4 * n + e);
-            y[n / 8][n % 8][e + 1] +=
-                ridge_at(sys.ridge, sys.p, sys.a, sys.x, sys.r, row, c + 1) * p.y - total[row] * kbar.get(4 * n + e + 1);
+            y[n / 8][n % 8][e] += ridge_at(sys.ridge, sys.p, sys.a, sys.x, sys.r, row, c) * p.x -
+                                  total[row] * kbar.get(4 * n + e);
+            y[n / 8][n % 8][e + 1] += ridge_at(sys.ridge, sys.p, sys.a, sys.x, sys.r, row, c + 1) * p.y -
+                                      total[row] * kbar.get(4 * n + e + 1);
         }
     }
 }
@@ -179,7 +185,8 @@ static __device__ __forceinline__ void image_sm90(float (&y)[DIM / SIDE][8][4], 
 
 /* The direction becomes `source` + turn x direction, from registers; centre is then its product with kbar. */
 template <bool FINE, int DIM>
-static __device__ __forceinline__ void turn_direction(const system_sm90<DIM> &sys, const float (&source)[DIM / SIDE][8][4],
+static __device__ __forceinline__ void turn_direction(const system_sm90<DIM> &sys,
+                                                      const float (&source)[DIM / SIDE][8][4],
                                                       const float (&turn)[2], float (&centre)[2])
 {
     const lane_vector kbar = sys.vector(VECTOR_KBAR);
@@ -193,7 +200,8 @@ static __device__ __forceinline__ void turn_direction(const system_sm90<DIM> &sy
             if (turn[row] != 0) {
                 p = direction_pair<FINE>(sys, n, e);
             }
-            p.x = source[n / 8][n % 8][e] + turn[row] * p.x, p.y = source[n / 8][n % 8][e + 1] + turn[row] * p.y;
+            p.x = source[n / 8][n % 8][e] + turn[row] * p.x,
+            p.y = source[n / 8][n % 8][e + 1] + turn[row] * p.y;
             p = set_direction_pair<FINE>(sys, n, e, p);
             centre[row] += p.x * kbar.get(4 * n + e) + p.y * kbar.get(4 * n + e + 1);
         }
@@ -205,7 +213,8 @@ static __device__ __forceinline__ void turn_direction(const system_sm90<DIM> &sy
 
 /* Conjugate gradients from x and its residual r, which both lie in the scratch, for the rows that are live. */
 template <bool FINE, int DIM>
-static __device__ __forceinline__ void cg_run(const system_sm90<DIM> &sys, cg_rows &k, const cg_tolerance &tolerance)
+static __device__ __forceinline__ void cg_run(const system_sm90<DIM> &sys, cg_rows &k,
+                                              const cg_tolerance &tolerance)
 {
     const lane_vector x = sys.vector(VECTOR_X), r = sys.vector(VECTOR_R);
     float y[DIM / SIDE][8][4], centre[2], turn[2] = { 0, 0 };
@@ -268,13 +277,14 @@ static __device__ __forceinline__ void cg_run(const system_sm90<DIM> &sys, cg_ro
 template <bool FINE, int DIM>
 static __device__ __forceinline__ void means_sm90(system_sm90<DIM> &sys, float (&lse)[2], float (&most)[2])
 {
-    float k[DIM / SIDE][8][4], v[DIM / SIDE][8][4], m[2] = { -INFINITY, -INFINITY }, omega[2] = { 0, 0 }, sum[2] = { 0, 0 };
+    float k[DIM / SIDE][8][4], v[DIM / SIDE][8][4], m[2] = { -INFINITY, -INFINITY }, omega[2] = { 0, 0 },
+                                                    sum[2] = { 0, 0 };
     clear_sums<DIM>(k);
     clear_sums<DIM>(v);
     stream_sm90<DIM, true>(sys.ring(), sys.count, sys.maps, sys.x, [&](const tiles_at &t) {
         float s[8][4];
         const bool whole = t.j >= sys.whole && t.j + SIDE <= sys.to;
-            multiply_rows<DIM>(s, sys.sm.query, t.keys, false);
+        multiply_rows<DIM>(s, sys.sm.query, t.keys, false);
         products_commit();
         products_wait<0>();
         products_arrived(s);
@@ -285,7 +295,8 @@ static __device__ __forceinline__ void means_sm90(system_sm90<DIM> &sys, float (
             for (int n = 0; n < 8; n++) {
 #pragma unroll
                 for (int e = 2 * row; e < 2 * row + 2; e++) {
-                    s[n][e] = whole || sys.seen(row, t.j + column_of(n, e)) ? s[n][e] * sys.scale2 : -INFINITY;
+                    s[n][e] = whole || sys.seen(row, t.j + column_of(n, e)) ? s[n][e] * sys.scale2
+                                                                            : -INFINITY;
                     top = fmaxf(top, s[n][e]);
                 }
             }
@@ -305,14 +316,14 @@ static __device__ __forceinline__ void means_sm90(system_sm90<DIM> &sys, float (
                 for (int e = 2 * row; e < 2 * row + 2; e++) {
                     s[n][e] = exp2_fast(s[n][e] - base);
                     omega[row] += s[n][e];
-                    s[n][e] = rounded<FINE ? 2 : 1>(s[n][e]);
+                    s[n][e] = rounded < FINE ? 2 : 1 > (s[n][e]);
                     sum[row] += s[n][e];
                 }
             }
         }
         weights_operand<2> a;
         split_weights(a, s);
-            if (sys.fine) {
+        if (sys.fine) {
             multiply_weights<DIM>(k, a.part[1], t.keys);
         }
         multiply_weights<DIM>(k, a.part[0], t.keys);
@@ -344,8 +355,9 @@ static __device__ __forceinline__ void means_sm90(system_sm90<DIM> &sys, float (
 
 /* o, rho, saved of the real rows; the residual of each becomes r, and error2 its square. */
 template <bool FINE, int DIM>
-static __device__ __forceinline__ void lines_sm90(const system_sm90<DIM> &sys, const cg_rows &k, const local_saved &saved,
-                                                  float (&error2)[2], bool (&finite)[2])
+static __device__ __forceinline__ void lines_sm90(const system_sm90<DIM> &sys, const cg_rows &k,
+                                                  const local_saved &saved, float (&error2)[2],
+                                                  bool (&finite)[2])
 {
     const loam_problem &p = sys.p;
     const loam_args &a = sys.a;
@@ -397,15 +409,19 @@ static __device__ __forceinline__ void lines_sm90(const system_sm90<DIM> &sys, c
             if (!sys.r.real[row]) {
                 continue;
             }
-            const int64_t i = sys.x.i0 + sys.r.at[row], line = local_row(&p, &sys.x.s, sys.x.h, i), token = sys.x.s.q0 + i;
-            store_pair(a.o.data, p.dtype, LOCAL_AT(a.o, sys.x.s.b, sys.x.h, token), c, p.dim_v, out[0], out[1]);
+            const int64_t i = sys.x.i0 + sys.r.at[row], line = local_row(&p, &sys.x.s, sys.x.h, i),
+                          token = sys.x.s.q0 + i;
+            store_pair(a.o.data, p.dtype, LOCAL_AT(a.o, sys.x.s.b, sys.x.h, token), c, p.dim_v, out[0],
+                       out[1]);
             const float rho[2] = { k.unit[row] * used.x, k.unit[row] * used.y };
             if (a.rho.data) {
-                store_pair(a.rho.data, LOAM_F32, LOCAL_AT(a.rho, sys.x.s.b, sys.x.h, token), c, p.dim_qk, rho[0], rho[1]);
+                store_pair(a.rho.data, LOAM_F32, LOCAL_AT(a.rho, sys.x.s.b, sys.x.h, token), c, p.dim_qk,
+                           rho[0], rho[1]);
             }
             if (a.saved) {
                 store_pair(saved.rho, LOAM_F32, line * p.dim_qk, c, p.dim_qk, rho[0], rho[1]);
-                store_pair(saved.kbar, LOAM_F32, line * p.dim_qk, c, p.dim_qk, kbar.get(at), kbar.get(at + 1));
+                store_pair(saved.kbar, LOAM_F32, line * p.dim_qk, c, p.dim_qk, kbar.get(at),
+                           kbar.get(at + 1));
                 store_pair(saved.vbar, LOAM_F32, line * p.dim_v, c, p.dim_v, vbar.get(at), vbar.get(at + 1));
             }
         }
@@ -415,7 +431,8 @@ static __device__ __forceinline__ void lines_sm90(const system_sm90<DIM> &sys, c
 }
 
 /* All rows go on from x and its residual. */
-static __device__ __forceinline__ void cg_resume(cg_rows &k, const float (&error2)[2], const bool (&wanted)[2], float stop)
+static __device__ __forceinline__ void cg_resume(cg_rows &k, const float (&error2)[2],
+                                                 const bool (&wanted)[2], float stop)
 {
 #pragma unroll
     for (int row = 0; row < 2; row++) {
@@ -425,10 +442,11 @@ static __device__ __forceinline__ void cg_resume(cg_rows &k, const float (&error
 }
 
 template <int DIM>
-static __device__ __forceinline__ void solved_block_sm90(solve_shared_sm90<DIM> &sm, ring_count &count, unsigned &queries,
-                                                         const loam_problem &p, const loam_args &a, const local_saved &saved,
-                                                         const solve_work &work, const maps_sm90 &maps, int64_t block,
-                                                         float *scratch)
+static __device__ __forceinline__ void solved_block_sm90(solve_shared_sm90<DIM> &sm, ring_count &count,
+                                                         unsigned &queries, const loam_problem &p,
+                                                         const loam_args &a, const local_saved &saved,
+                                                         const solve_work &work, const maps_sm90 &maps,
+                                                         int64_t block, float *scratch)
 {
     const row_block x = row_block_at(p, a, block);
     if (x.rows <= 0) {
@@ -438,7 +456,8 @@ static __device__ __forceinline__ void solved_block_sm90(solve_shared_sm90<DIM> 
     if (threadIdx.x == 0) {
         barrier_expect(&sm.query_full, DIM * SIDE * 2);
         for (int c = 0; c < DIM; c += SIDE) {
-            copy_box(sm.query + c * SIDE, &maps.q, &sm.query_full, c, (int)(x.s.q0 + x.i0), (int)x.h, (int)x.s.b);
+            copy_box(sm.query + c * SIDE, &maps.q, &sm.query_full, c, (int)(x.s.q0 + x.i0), (int)x.h,
+                     (int)x.s.b);
         }
     }
     barrier_wait(&sm.query_full, queries++ % 2);
@@ -447,8 +466,20 @@ static __device__ __forceinline__ void solved_block_sm90(solve_shared_sm90<DIM> 
     local_visible(&p, &x.s, x.i0, &lo, &hi);
     local_visible(&p, &x.s, x.i0 + x.rows - 1, &first, &last);
     row_ridge ridge = {};
-    system_sm90<DIM> sys = { p, a, x, r, ridge, maps, sm, count, scratch, (float)(p.scale * 1.4426950408889634), { 0, 0 },
-                             (int)first, x.rows < ROWS ? 0 : (int)hi, hi - lo < FEW_KEYS * DIM };
+    system_sm90<DIM> sys = { p,
+                             a,
+                             x,
+                             r,
+                             ridge,
+                             maps,
+                             sm,
+                             count,
+                             scratch,
+                             (float)(p.scale * 1.4426950408889634),
+                             { 0, 0 },
+                             (int)first,
+                             x.rows < ROWS ? 0 : (int)hi,
+                             hi - lo < FEW_KEYS * DIM };
     float lse[2], most[2], error2[2];
     bool finite[2], good[2];
     if (sys.fine) {
@@ -461,7 +492,8 @@ static __device__ __forceinline__ void solved_block_sm90(solve_shared_sm90<DIM> 
     const float unit[2] = { by_max ? most[0] : 1, by_max ? most[1] : 1 };
     ridge = row_ridge_of(p, a, x, r, unit);
     const cg_tolerance cheap = { 6e-3f, 1.5e-2f, 8 }, exact = { 3e-4f, 1e-2f, 64 };
-    const bool wanted[2] = { r.lo[0] < r.hi[0] && ridge.least[0] > 0, r.lo[1] < r.hi[1] && ridge.least[1] > 0 };
+    const bool wanted[2] = { r.lo[0] < r.hi[0] && ridge.least[0] > 0,
+                             r.lo[1] < r.hi[1] && ridge.least[1] > 0 };
     cg_rows k;
     cg_begin(sys, k, wanted);
     float residual[2];
@@ -475,8 +507,8 @@ static __device__ __forceinline__ void solved_block_sm90(solve_shared_sm90<DIM> 
         }
 #pragma unroll
         for (int row = 0; row < 2; row++) {
-            good[row] = accepted(k, sys.fine ? exact : cheap, row, error2[row], &residual[row]) && finite[row] &&
-                        ridge.least[row] > BLOCK_LEAST_RIDGE * k.most[row];
+            good[row] = accepted(k, sys.fine ? exact : cheap, row, error2[row], &residual[row]) &&
+                        finite[row] && ridge.least[row] > BLOCK_LEAST_RIDGE * k.most[row];
         }
         const bool missed = (wanted[0] && !good[0] && finite[0]) || (wanted[1] && !good[1] && finite[1]);
         if (sys.fine || !__syncthreads_or(missed)) {
@@ -510,8 +542,9 @@ static __device__ __forceinline__ void solved_block_sm90(solve_shared_sm90<DIM> 
 
 template <int DIM>
 __global__ void __launch_bounds__(THREADS, 2)
-    solved_kernel_sm90(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a, const local_saved saved,
-                       const solve_work work, const int64_t blocks, const __grid_constant__ maps_sm90 maps)
+    solved_kernel_sm90(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                       const local_saved saved, const solve_work work, const int64_t blocks,
+                       const __grid_constant__ maps_sm90 maps)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     solve_shared_sm90<DIM> &sm = *(solve_shared_sm90<DIM> *)swizzled_memory;

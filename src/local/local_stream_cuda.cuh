@@ -20,13 +20,15 @@ struct tile_at {
 
 template <bool WIDE, int DIM, bool VALUES>
 static __device__ __forceinline__ void fill_slot(stream_shared<WIDE, DIM> &ring, const loam_problem &p,
-                                                 const loam_args &a, const row_block &x, int j, int slot, int first)
+                                                 const loam_args &a, const row_block &x, int j, int slot,
+                                                 int first)
 {
     typedef shape<WIDE, DIM> of;
-    fill_tile<of::keys, DIM, THREADS>(ring.keys[slot], rows_of(a.k, p.dtype, x.s.b, x.h_kv, x.s.k0 + j), x.last - j, 0,
-                                      (int)p.dim_qk, ring.origin);
+    fill_tile<of::keys, DIM, THREADS>(ring.keys[slot], rows_of(a.k, p.dtype, x.s.b, x.h_kv, x.s.k0 + j),
+                                      x.last - j, 0, (int)p.dim_qk, ring.origin);
     if (VALUES) {
-        fill_tile<of::keys, of::columns, THREADS>(ring.values[slot], rows_of(a.v, p.dtype, x.s.b, x.h_kv, x.s.k0 + j),
+        fill_tile<of::keys, of::columns, THREADS>(ring.values[slot],
+                                                  rows_of(a.v, p.dtype, x.s.b, x.h_kv, x.s.k0 + j),
                                                   x.last - j, first, (int)p.dim_v - first, NULL);
     }
     copy_async_commit();
@@ -34,8 +36,9 @@ static __device__ __forceinline__ void fill_slot(stream_shared<WIDE, DIM> &ring,
 
 /* What scores need of a key beside k. */
 template <bool WIDE, int DIM>
-static __device__ __forceinline__ void fill_terms(stream_shared<WIDE, DIM> &ring, const scoring &sc, bool norms,
-                                                  const loam_args &a, const row_block &x, const tile_at &t)
+static __device__ __forceinline__ void fill_terms(stream_shared<WIDE, DIM> &ring, const scoring &sc,
+                                                  bool norms, const loam_args &a, const row_block &x,
+                                                  const tile_at &t)
 {
     typedef shape<WIDE, DIM> of;
     if (norms) {
@@ -43,8 +46,9 @@ static __device__ __forceinline__ void fill_terms(stream_shared<WIDE, DIM> &ring
     }
     if (sc.biased && threadIdx.x < of::keys) {
         const int64_t at = LOCAL_AT(a.key_bias, x.s.b, x.h, x.s.k0 + t.j + threadIdx.x);
-        ring.bias[t.slot][threadIdx.x] =
-            t.j + (int)threadIdx.x < x.last ? ((const float *)a.key_bias.data)[at] : 0;
+        ring.bias[t.slot][threadIdx.x] = t.j + (int)threadIdx.x < x.last
+                                             ? ((const float *)a.key_bias.data)[at]
+                                             : 0;
     }
 }
 
@@ -52,8 +56,8 @@ static __device__ __forceinline__ void fill_terms(stream_shared<WIDE, DIM> &ring
  * wanted though the score does not need it. All threads of the block take part. */
 template <bool WIDE, int DIM, bool VALUES, class F>
 static __device__ __forceinline__ void stream_keys(stream_shared<WIDE, DIM> &ring, const loam_problem &p,
-                                                   const loam_args &a, const row_block &x, const scoring &sc, bool norms,
-                                                   int first, F use)
+                                                   const loam_args &a, const row_block &x, const scoring &sc,
+                                                   bool norms, int first, F use)
 {
     typedef shape<WIDE, DIM> of;
     const bool terms = norms || sc.rbf || sc.biased;
@@ -85,18 +89,20 @@ static __device__ __forceinline__ void stream_keys(stream_shared<WIDE, DIM> &rin
 
 /* Queries, or probes, of the block, relative to the origin where that is not NULL (RBF). */
 template <bool WIDE, int DIM>
-static __device__ __forceinline__ void fill_rows(element<WIDE> *tile, const loam_problem &p, const loam_const_view &v,
-                                                 const row_block &x, const float *origin)
+static __device__ __forceinline__ void fill_rows(element<WIDE> *tile, const loam_problem &p,
+                                                 const loam_const_view &v, const row_block &x,
+                                                 const float *origin)
 {
-    fill_tile<ROWS, DIM, THREADS>(tile, rows_of(v, p.dtype, x.s.b, x.h, x.s.q0 + x.i0), x.rows, 0, (int)p.dim_qk,
-                                  origin);
+    fill_tile<ROWS, DIM, THREADS>(tile, rows_of(v, p.dtype, x.s.b, x.h, x.s.q0 + x.i0), x.rows, 0,
+                                  (int)p.dim_qk, origin);
     copy_async_commit();
 }
 
 /* The origin of the block's sequence, and its queries. */
 template <bool WIDE, int DIM>
 static __device__ __forceinline__ void begin_rows(element<WIDE> *query, stream_shared<WIDE, DIM> &ring,
-                                                  const loam_problem &p, const loam_args &a, const row_block &x)
+                                                  const loam_problem &p, const loam_args &a,
+                                                  const row_block &x)
 {
     load_origin<DIM>(ring.origin, p, a, x.s, x.h_kv);
     __syncthreads();

@@ -34,20 +34,21 @@ struct tiles_at {
 };
 
 template <int DIM>
-static __device__ __forceinline__ void ask_tile(const ring_sm90<DIM> &ring, const CUtensorMap &map, const row_block &x, int j,
-                                                unsigned count)
+static __device__ __forceinline__ void ask_tile(const ring_sm90<DIM> &ring, const CUtensorMap &map,
+                                                const row_block &x, int j, unsigned count)
 {
     const unsigned slot = count % ring_slots<DIM>;
     barrier_expect(&ring.full[slot], DIM * SIDE * 2);
 #pragma unroll
     for (int c = 0; c < DIM; c += SIDE) {
-        copy_box(ring.slot[slot] + c * SIDE, &map, &ring.full[slot], c, (int)x.s.k0 + j, (int)x.h_kv, (int)x.s.b);
+        copy_box(ring.slot[slot] + c * SIDE, &map, &ring.full[slot], c, (int)x.s.k0 + j, (int)x.h_kv,
+                 (int)x.s.b);
     }
 }
 
 template <int DIM, bool VALUES>
-static __device__ __forceinline__ void ask_tiles(const ring_sm90<DIM> &ring, const maps_sm90 &maps, const row_block &x, int j,
-                                                 unsigned count)
+static __device__ __forceinline__ void ask_tiles(const ring_sm90<DIM> &ring, const maps_sm90 &maps,
+                                                 const row_block &x, int j, unsigned count)
 {
     ask_tile(ring, maps.k, x, j, count);
     if (VALUES) {
@@ -57,8 +58,8 @@ static __device__ __forceinline__ void ask_tiles(const ring_sm90<DIM> &ring, con
 
 /* Calls use(tiles) for all tiles of the block's keys in order. All threads of the block take part. */
 template <int DIM, bool VALUES, class F>
-static __device__ __forceinline__ void stream_sm90(const ring_sm90<DIM> &ring, ring_count &count, const maps_sm90 &maps,
-                                                   const row_block &x, F use)
+static __device__ __forceinline__ void stream_sm90(const ring_sm90<DIM> &ring, ring_count &count,
+                                                   const maps_sm90 &maps, const row_block &x, F use)
 {
     constexpr unsigned each = VALUES ? 2 : 1, slots = ring_slots<DIM>, ahead = slots / each;
     const int tiles = (x.last - x.first + SIDE - 1) / SIDE;

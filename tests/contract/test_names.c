@@ -94,8 +94,8 @@ static void registry(void **state)
         assert_true(kernel_lists("forward backward decode", info.pass));
         assert_true(kernel_lists("reference cpu cuda", info.backend));
         assert_true(kernel_lists(
-            strcmp(info.backend, "cuda") == 0 ? "sm80" : "portable avx2 avx512 avx512bf16", info.isa));
-        assert_true(kernel_lists(info.dtypes, strcmp(info.isa, "avx512bf16") == 0 ? "bf16" : "f32"));
+            strcmp(info.backend, "cuda") == 0 ? "sm80 sm90" : "portable avx2 avx512 avx512bf16", info.isa));
+        assert_true(kernel_lists(info.dtypes, kernel_lists("avx512bf16 sm90", info.isa) ? "bf16" : "f32"));
         assert_true(strlen(info.mechanisms) > 0);
         references += strcmp(info.backend, "reference") == 0 && kernel_lists(info.dtypes, "f64") &&
                       info.available;
