@@ -50,6 +50,7 @@ template <int DIM> struct system_sm90 {
     }
     /* Products are the warpgroup's: all of it works while any row is live. */
     __device__ __forceinline__ bool works(bool) const { return true; }
+    __device__ __forceinline__ bool all_seen(int j) const { return j >= whole && j + SIDE <= to; }
     __device__ __forceinline__ bool seen(int row, int j) const { return j >= r.lo[row] && j < r.hi[row]; }
 };
 
@@ -57,13 +58,20 @@ template <int DIM> struct system_sm90 {
 template <int DIM>
 static __device__ __forceinline__ void weights_sm90(float (&w)[8][4], const system_sm90<DIM> &sys, int j)
 {
-    const bool whole = j >= sys.whole && j + SIDE <= sys.to;
 #pragma unroll
     for (int n = 0; n < 8; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const float p = exp2_fast(fminf(w[n][e] * sys.scale2 - sys.lse2[e / 2], 0));
-            w[n][e] = whole || sys.seen(e / 2, j + column_of(n, e)) ? p : 0;
+            w[n][e] = exp2_fast(fminf(w[n][e] * sys.scale2 - sys.lse2[e / 2], 0));
+        }
+    }
+    if (!sys.all_seen(j)) {
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                w[n][e] = sys.seen(e / 2, j + column_of(n, e)) ? w[n][e] : 0;
+            }
         }
     }
 }
@@ -283,22 +291,32 @@ static __device__ __forceinline__ void means_sm90(system_sm90<DIM> &sys, float (
     clear_sums<DIM>(v);
     stream_sm90<DIM, true>(sys.ring(), sys.count, sys.maps, sys.x, [&](const tiles_at &t) {
         float s[8][4];
-        const bool whole = t.j >= sys.whole && t.j + SIDE <= sys.to;
         multiply_rows<DIM>(s, sys.sm.query, t.keys, false);
         products_commit();
         products_wait<0>();
         products_arrived(s);
 #pragma unroll
+        for (int n = 0; n < 8; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                s[n][e] *= sys.scale2;
+            }
+        }
+        if (!sys.all_seen(t.j)) {
+#pragma unroll
+            for (int n = 0; n < 8; n++) {
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    s[n][e] = sys.seen(e / 2, t.j + column_of(n, e)) ? s[n][e] : -INFINITY;
+                }
+            }
+        }
+#pragma unroll
         for (int row = 0; row < 2; row++) {
             float top = m[row];
 #pragma unroll
             for (int n = 0; n < 8; n++) {
-#pragma unroll
-                for (int e = 2 * row; e < 2 * row + 2; e++) {
-                    s[n][e] = whole || sys.seen(row, t.j + column_of(n, e)) ? s[n][e] * sys.scale2
-                                                                            : -INFINITY;
-                    top = fmaxf(top, s[n][e]);
-                }
+                top = fmaxf(top, fmaxf(s[n][2 * row], s[n][2 * row + 1]));
             }
             top = quad_max(top);
             const float base = finite_or_zero(top), keep = exp2_fast(m[row] - base);
@@ -430,14 +448,31 @@ static __device__ __forceinline__ void lines_sm90(const system_sm90<DIM> &sys, c
     finite[0] = quad_sum(bad[0]) == 0, finite[1] = quad_sum(bad[1]) == 0;
 }
 
-/* All rows go on from x and its residual. */
-static __device__ __forceinline__ void cg_resume(cg_rows &k, const float (&error2)[2],
+/* All rows go on from x, with its residual as exact products see it. What the cheap ones met says little of the condition. */
+template <int DIM>
+static __device__ __forceinline__ void cg_resume(const system_sm90<DIM> &sys, cg_rows &k,
                                                  const bool (&wanted)[2], float stop)
 {
+    const lane_vector x = sys.vector(VECTOR_X), r = sys.vector(VECTOR_R), b = sys.vector(VECTOR_B);
+    const float none[2] = { 0, 0 };
+    float y[DIM / SIDE][8][4], centre[2], error2[2] = { 0, 0 };
+#pragma unroll
+    for (int n = 0; n < DIM / 2; n++) {
+        y[n / 32][n / 4 % 8][n % 4] = x.get(n);
+    }
+    turn_direction<true>(sys, y, none, centre);
+    image_sm90<true>(y, sys, centre);
+#pragma unroll
+    for (int n = 0; n < DIM / 2; n++) {
+        const float rest = b.get(n) - y[n / 32][n / 4 % 8][n % 4];
+        r.put(n, rest);
+        error2[n / 2 % 2] += rest * rest;
+    }
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        k.rr[row] = error2[row];
-        k.live[row] = wanted[row] && error2[row] > stop * stop * k.bb[row] && error2[row] < INFINITY;
+        k.rr[row] = quad_sum(error2[row]);
+        k.live[row] = wanted[row] && k.rr[row] > stop * stop * k.bb[row] && k.rr[row] < INFINITY;
+        k.least[row] = INFINITY, k.most[row] = 0;
     }
 }
 
@@ -491,7 +526,7 @@ static __device__ __forceinline__ void solved_block_sm90(solve_shared_sm90<DIM> 
     const bool by_max = p.ridge_unit == LOAM_RIDGE_MAX;
     const float unit[2] = { by_max ? most[0] : 1, by_max ? most[1] : 1 };
     ridge = row_ridge_of(p, a, x, r, unit);
-    const cg_tolerance cheap = { 6e-3f, 1.5e-2f, 8 }, exact = { 3e-4f, 1e-2f, 64 };
+    const cg_tolerance cheap = { 8e-3f, 1.8e-2f, 8 }, exact = { 3e-4f, 1e-2f, 64 };
     const bool wanted[2] = { r.lo[0] < r.hi[0] && ridge.least[0] > 0,
                              r.lo[1] < r.hi[1] && ridge.least[1] > 0 };
     cg_rows k;
@@ -515,7 +550,7 @@ static __device__ __forceinline__ void solved_block_sm90(solve_shared_sm90<DIM> 
             break;
         }
         sys.fine = true;
-        cg_resume(k, error2, wanted, exact.stop);
+        cg_resume(sys, k, wanted, exact.stop);
     }
 #pragma unroll
     for (int row = 0; row < 2; row++) {

@@ -13,7 +13,7 @@ static __device__ __forceinline__ int64_t row_of_head(const loam_problem &p, int
     return local_packed(&p) ? h * p.total_q + n : (n / p.len_q * p.heads_q + h) * p.len_q + n % p.len_q;
 }
 
-/* The sum of part over the rows of head h; the result is thread 0's. */
+/* The sum of part over the rows of head h. */
 static __device__ double head_sum(const loam_problem &p, const double *part, int64_t h)
 {
     __shared__ double sums[SUM_THREADS];
@@ -29,7 +29,8 @@ static __device__ double head_sum(const loam_problem &p, const double *part, int
             sums[threadIdx.x] += sums[threadIdx.x + step];
         }
     }
-    return threadIdx.x == 0 ? sums[0] : 0;
+    __syncthreads();
+    return sums[0];
 }
 
 /* One block for each head. */

@@ -143,6 +143,7 @@ spec generate_spec(const loam_kernel_info *row, uint64_t seed, uint64_t number, 
     draw_options(&s, &r);
     draw_omissions(&s, &r);
     shrink(&s, &r, rng_one_in(&r, 10) ? 15 * budget : budget);
+    kernel_fit(&s);
     s.seed = (int64_t)(rng_bits(&r) >> 33);
     return s;
 }

@@ -12,7 +12,10 @@ fi
 code=$(mktemp "${TMPDIR:-/tmp}/loam-sass.XXXXXX")
 trap 'rm -f "$code"' EXIT
 for object; do
-    "$cuobjdump" -sass "$object" >>"$code"
+    "$cuobjdump" -sass "$object" >>"$code" || {
+        echo "skipped: cuobjdump cannot disassemble here (it needs nvdisasm)"
+        exit 77
+    }
 done
 awk -v list="$list" '
     BEGIN {
