@@ -7,7 +7,7 @@ FUZZ_SECONDS ?= 60
 configure = cmake --preset $(1) $(if $(WERROR),-DLOAM_WERROR=ON) $(2) >$(log) || { cat $(log); exit 1; }
 log = build/configure.log
 compile = cmake --build --preset $(1) --parallel $(JOBS)
-sources = $(shell git ls-files '*.c' '*.h' '*.inc')
+sources = $(shell git ls-files '*.c' '*.h' '*.inc' '*.cu' '*.cuh')
 
 .DEFAULT_GOAL := help
 .PHONY: help deps build demo test bench bench-scaling bench-profile bench-tables install format lint clang sanitize tsan coverage fuzz clean

@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 #include "cli/attend.h"
 
+#include "cli/device_set.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 
 static int report(const loam_error *from, int exit_status, io_error *error)
 {
     if (from->status == LOAM_EMEMORY)
+        exit_status = EXIT_INTERNAL;
+    else if (from->status == LOAM_ECUDA)
         exit_status = EXIT_INTERNAL;
     else if (from->status == LOAM_ESHAPE)
         exit_status = EXIT_INPUT;
@@ -144,46 +148,122 @@ static void *workspace(size_t bytes)
     return aligned_alloc(LOAM_ALIGN, lines * LOAM_ALIGN);
 }
 
-static int run_plan(const attend_run *run, const loam_plan *plan, loam_args *args, io_error *error)
+/* Both passes share `saved`, which lives where the kernels do. */
+typedef struct attend_call {
+    loam_args args;
+    bool device;
+    device_set set;
+    void *saved;
+} attend_call;
+
+static int device_report(const char *failed, io_error *error)
+{
+    return failed ? io_fail(error, EXIT_INTERNAL, "CUDA: %s", failed) : 0;
+}
+
+static size_t array_bytes(const array *a, bool info)
+{
+    return (size_t)a->count * array_dtype_bytes(info ? LOAM_F32 : a->dtype);
+}
+
+/* The arrays go to the device, and their pointers into the arguments. */
+static int send_arrays(attend_run *run, attend_call *call, io_error *error)
+{
+    loam_args *a = &call->args;
+    const void **in[IN_COUNT] = { [IN_Q] = &a->q.data,
+                                  [IN_K] = &a->k.data,
+                                  [IN_V] = &a->v.data,
+                                  [IN_PROBE] = &a->probe.data,
+                                  [IN_RIDGE] = &a->ridge.data,
+                                  [IN_SLOPE] = &a->slope,
+                                  [IN_KEY_BIAS] = &a->key_bias.data,
+                                  [IN_SINK] = &a->sink,
+                                  [IN_GRAD_OUT] = &a->grad_o.data };
+    void **out[OUT_COUNT] = { [OUT_O] = &a->o.data,
+                              [OUT_LSE] = &a->lse.data,
+                              [OUT_RHO] = &a->rho.data,
+                              [OUT_WEIGHTS] = &a->weights.data,
+                              [OUT_INFO] = &a->info.data,
+                              [OUT_DQ] = &a->grad_q.data,
+                              [OUT_DK] = &a->grad_k.data,
+                              [OUT_DV] = &a->grad_v.data,
+                              [OUT_DPROBE] = &a->grad_probe.data,
+                              [OUT_DRIDGE] = &a->grad_ridge.data,
+                              [OUT_DSCALE] = &a->grad_scale,
+                              [OUT_DSLOPE] = &a->grad_slope,
+                              [OUT_DKEY_BIAS] = &a->grad_key_bias.data,
+                              [OUT_DSINK] = &a->grad_sink };
+    const char *failed = NULL;
+    for (int i = 0; i < IN_COUNT && !failed; i++)
+        failed = device_set_input(&call->set, in[i], array_bytes(&run->in[i], false));
+    for (int i = 0; i < OUT_COUNT && !failed; i++)
+        failed = device_set_output(&call->set, out[i], array_bytes(&run->out[i], i == OUT_INFO));
+    return device_report(failed, error);
+}
+
+/* A buffer for the library, where its kernels are; device memory is freed with the set. */
+static int make_buffer(attend_call *call, void **buffer, size_t bytes, const char *what, io_error *error)
+{
+    if (call->device) return device_report(device_set_scratch(&call->set, buffer, bytes), error);
+    *buffer = workspace(bytes);
+    return *buffer ? 0 : io_fail(error, EXIT_INTERNAL, "out of memory for %s of %zu bytes", what, bytes);
+}
+
+static int run_plan(const attend_run *run, const loam_plan *plan, attend_call *call, io_error *error)
 {
     size_t bytes = loam_plan_work_bytes(plan);
     if (run->options->verbose)
         fprintf(stderr, "loam attend: %s, %zu bytes of workspace\n", loam_plan_name(plan), bytes);
-    args->work = workspace(bytes);
-    if (!args->work)
-        return io_fail(error, EXIT_INTERNAL, "out of memory for a workspace of %zu bytes", bytes);
+    int status = make_buffer(call, &call->args.work, bytes, "a workspace", error);
+    if (status) return status;
     loam_error reason;
-    int status = loam_run(plan, args, &reason) ? report(&reason, EXIT_INPUT, error) : 0;
-    free(args->work);
-    args->work = NULL;
+    status = loam_run(plan, &call->args, &reason) ? report(&reason, EXIT_INPUT, error) : 0;
+    if (!call->device) free(call->args.work);
+    call->args.work = NULL;
     return status;
 }
 
-static int run_pass(attend_run *run, loam_pass pass, loam_args *args, void **saved, io_error *error)
+static int run_planned(attend_run *run, const loam_plan *plan, attend_call *call, io_error *error)
+{
+    const bool device = loam_plan_problem(plan)->backend == LOAM_BACKEND_CUDA;
+    int status = 0;
+    if (loam_plan_problem(plan)->pass == LOAM_FORWARD) {
+        call->device = device;
+        if (device) status = send_arrays(run, call, error);
+    } else if (device != call->device) {
+        return io_fail(error, EXIT_USAGE, "%s: the gradients must be on the back end of the forward",
+                       loam_plan_problem(plan)->kernel);
+    }
+    if (!status && run->options->grad_dir && !call->saved)
+        status = make_buffer(call, &call->saved, loam_plan_saved_bytes(plan), "what the gradients need",
+                             error);
+    call->args.saved = call->saved;
+    return status ? status : run_plan(run, plan, call, error);
+}
+
+static int run_pass(attend_run *run, loam_pass pass, attend_call *call, io_error *error)
 {
     loam_problem problem = run->problem;
     problem.pass = pass;
-    if (pass == LOAM_BACKWARD) problem.kernel = run->options->grad_kernel;
+    if (pass == LOAM_BACKWARD) {
+        problem.kernel = run->options->grad_kernel;
+        if (call->device && !problem.kernel) problem.backend = LOAM_BACKEND_CUDA;
+    }
     loam_plan *plan;
     loam_error reason;
     if (loam_plan_create(&plan, &problem, &reason)) return report(&reason, EXIT_USAGE, error);
-    int status = 0;
-    if (run->options->grad_dir && !*saved) {
-        *saved = workspace(loam_plan_saved_bytes(plan));
-        if (!*saved) status = io_fail(error, EXIT_INTERNAL, "out of memory for what the gradients need");
-    }
-    args->saved = *saved;
-    if (!status) status = run_plan(run, plan, args, error);
+    const int status = run_planned(run, plan, call, error);
     loam_plan_destroy(plan);
     return status;
 }
 
 int attend_compute(attend_run *run, io_error *error)
 {
-    loam_args args = make_args(run);
-    void *saved = NULL;
-    int status = run_pass(run, LOAM_FORWARD, &args, &saved, error);
-    if (!status && run->options->grad_dir) status = run_pass(run, LOAM_BACKWARD, &args, &saved, error);
-    free(saved);
+    attend_call call = { .args = make_args(run) };
+    int status = run_pass(run, LOAM_FORWARD, &call, error);
+    if (!status && run->options->grad_dir) status = run_pass(run, LOAM_BACKWARD, &call, error);
+    if (!status && call.device) status = device_report(device_set_fetch(&call.set), error);
+    if (!call.device) free(call.saved);
+    device_set_free(&call.set);
     return status;
 }

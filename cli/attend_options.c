@@ -55,7 +55,8 @@ static void list_rows(option_row rows[ROWS_MAX], attend_options *o)
           "f32, bf16, f16 or f64: convert inputs and compute so. Default: the type of q, but float64 becomes "
           "f32 unless the back end is reference" },
         { "backend", OPTION_TEXT, &o->backend, 0, 0, "B",
-          "reference or cpu; default: the fastest that fits" },
+          "cpu, cuda (the current NVIDIA GPU; arrays are copied there and back), reference, or auto, the default: the "
+          "fastest of the CPU's that fits" },
         { "kernel", OPTION_TEXT, &o->kernel, 0, 0, "K", "one forward kernel of `loam list`" },
         { "grad-kernel", OPTION_TEXT, &o->grad_kernel, 0, 0, "K", "likewise for the gradients" },
         { "threads", OPTION_INT, &o->threads, 1, 4096, "N", "default: all" },
@@ -103,12 +104,13 @@ static int check_choices(const attend_options *o, io_error *error)
     static const char *const scores[] = { "dot", "rbf", NULL };
     static const char *const layouts[] = { "bhtd", "bthd", NULL };
     static const char *const dtypes[] = { "f32", "bf16", "f16", "f64", NULL };
-    static const char *const backends[] = { "reference", "cpu", NULL };
+    static const char *const backends[] = { "auto", "reference", "cpu", "cuda", NULL };
     int status = check_choice("ridge-unit", o->ridge_unit, units, "normalised, max or trace", error);
     if (!status) status = check_choice("score", o->score, scores, "dot or rbf", error);
     if (!status) status = check_choice("layout", o->layout, layouts, "bhtd or bthd", error);
     if (!status) status = check_choice("dtype", o->dtype, dtypes, "f32, bf16, f16 or f64", error);
-    if (!status) status = check_choice("backend", o->backend, backends, "reference or cpu", error);
+    if (!status)
+        status = check_choice("backend", o->backend, backends, "auto, reference, cpu or cuda", error);
     return status;
 }
 

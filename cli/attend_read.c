@@ -212,7 +212,7 @@ static void fill_sizes(attend_run *run)
 static void fill_options(attend_run *run)
 {
     static const char *const units[] = { "normalised", "max", "trace", NULL };
-    static const char *const backends[] = { "", "reference", "cpu", NULL };
+    static const char *const backends[] = { "auto", "reference", "cpu", "cuda", NULL };
     const attend_options *o = run->options;
     loam_problem *p = &run->problem;
     p->dtype = chosen_dtype(run);

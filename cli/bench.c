@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * loam bench: reads the shapes, checks them all, then measures row by row. */
 #define _POSIX_C_SOURCE 200809L
+#include "cli/bench_device.h"
 #include "cli/bench_error.h"
 #include "cli/bench_report.h"
 #include "cli/command.h"
@@ -16,7 +17,8 @@
 static const char ABOUT[] =
     "Measures the kernels on the problems of shape files, or of a set built in, against what the machine can do in "
     "the same run: OpenBLAS's sgemm for forward and backward, reading memory for decode. Each shape is run by the "
-    "kernel that a plan chooses, unless it, or --kernel, names more.";
+    "kernel that a plan chooses, unless it, or --kernel, names more. Rows of CUDA run on the current GPU, on arrays in its "
+    "memory, and are timed by its events with its cache emptied before each run.";
 
 /* Seconds after which the roofs are measured again before the next shape. */
 static const double ROOF_AGE = 10;
@@ -24,17 +26,19 @@ static const double ROOF_AGE = 10;
 enum { FORMAT_TABLE, FORMAT_JSON, FORMAT_CSV };
 
 typedef struct bench_options {
-    const char *kernel, *mechanism, *pass, *dtype, *shape, *format, *out;
+    const char *kernel, *backend, *mechanism, *pass, *dtype, *shape, *format, *out;
     int64_t threads, repeat, seed;
     double seconds, memory; /* GiB; 0: three quarters of the machine's */
     bool no_error, no_roof, print_shapes;
     int form;
+    loam_backend on;
 } bench_options;
 
 /* One line of the result to come: a shape and a row of the registry, NULL for the one that a plan chooses. */
 typedef struct job {
     const bench_shape *shape;
     const char *kernel;
+    bool device;
 } job;
 
 typedef struct bench_run {
@@ -42,6 +46,8 @@ typedef struct bench_run {
     bench_protocol protocol;
     bench_machine machine;
     bench_roofs roofs;
+    bench_device device; /* of the rows of CUDA */
+    bool any_device, any_host;
     bench_shapes shapes;
     job *jobs;
     bench_result *results;
@@ -63,11 +69,14 @@ static int check_word(const char *option, const char *word, const char *const *n
 static int check_options(bench_options *o, io_error *error)
 {
     static const char *const formats[] = { "table", "json", "csv", NULL };
+    static const char *const backends[] = { "auto", "reference", "cpu", "cuda", NULL };
     int status = check_word("mechanism", o->mechanism, bench_mechanisms, error);
     if (!status) status = check_word("pass", o->pass, bench_passes, error);
     if (!status) status = check_word("dtype", o->dtype, bench_dtypes, error);
     if (!status) status = check_word("format", o->format, formats, error);
+    if (!status) status = check_word("backend", o->backend, backends, error);
     if (!status) o->form = options_choice(o->format, formats);
+    if (!status) o->on = (loam_backend)options_choice(o->backend, backends);
     return status;
 }
 
@@ -76,6 +85,8 @@ static int parse(int *argc, char **argv, bench_options *o, bool *help, io_error 
     const option_row rows[] = {
         { "kernel", OPTION_TEXT, &o->kernel, 0, 0, "GLOB",
           "every available row of the registry (loam list) so named" },
+        { "backend", OPTION_TEXT, &o->backend, 0, 0, "B",
+          "auto, the default: the fastest of the CPU's; or cpu, cuda (the current NVIDIA GPU) or reference" },
         { "mechanism", OPTION_TEXT, &o->mechanism, 0, 0, "M", "only shapes of softmax, parallax or lla" },
         { "pass", OPTION_TEXT, &o->pass, 0, 0, "P", "only forward, backward or decode" },
         { "dtype", OPTION_TEXT, &o->dtype, 0, 0, "T", "only f32, bf16, f16 or f64" },
@@ -132,9 +143,10 @@ static bool has_word(const char *list, const char *word)
     return false;
 }
 
-static bool row_does(const loam_kernel_info *row, const loam_problem *p)
+static bool row_does(const loam_kernel_info *row, const loam_problem *p, loam_backend on)
 {
-    return row->available && strcmp(row->pass, bench_passes[p->pass]) == 0 &&
+    return row->available && (on == LOAM_BACKEND_AUTO || strcmp(row->backend, loam_backend_name(on)) == 0) &&
+           strcmp(row->pass, bench_passes[p->pass]) == 0 &&
            has_word(row->mechanisms, bench_mechanisms[p->mechanism]) &&
            has_word(row->dtypes, bench_dtypes[p->dtype]);
 }
@@ -148,7 +160,7 @@ static int add_job(bench_run *run, const bench_shape *shape, const char *kernel,
         run->jobs = jobs;
         run->room = room;
     }
-    run->jobs[run->count++] = (job){ shape, kernel };
+    run->jobs[run->count++] = (job){ shape, kernel, false };
     return 0;
 }
 
@@ -159,9 +171,21 @@ static int add_shape(bench_run *run, const bench_shape *shape, io_error *error)
     loam_kernel_info row;
     int status = 0;
     for (int i = 0; !status && loam_kernel_at(i, &row) == LOAM_OK; i++)
-        if (fnmatch(glob, row.name, 0) == 0 && row_does(&row, &shape->problem))
+        if (fnmatch(glob, row.name, 0) == 0 && row_does(&row, &shape->problem, run->options->on))
             status = add_job(run, shape, row.name, error);
     return status;
+}
+
+/* On a GPU what counts is its own memory, the emptying of its cache included. */
+static int check_device_memory(const bench_run *run, const bench_shape *shape, double planned,
+                               io_error *error)
+{
+    const double gib = 1024.0 * 1024 * 1024, bytes = bench_arrays_bytes(shape) + planned;
+    const double free_bytes = (double)run->device.info.free_memory - 2 * (double)run->device.info.l2_bytes;
+    if (bytes <= free_bytes) return 0;
+    return io_fail(error, EXIT_INPUT,
+                   "%s:%d: %s: needs %.2f GiB of device memory, of which %.2f GiB are free", shape->source,
+                   shape->line, shape->name, bytes / gib, free_bytes / gib);
 }
 
 /* planned: bytes that only a plan knows of. */
@@ -178,19 +202,26 @@ static int check_memory(const bench_run *run, const bench_shape *shape, double p
 }
 
 /* Every problem is planned before the first is measured, so that a mistake costs no minutes. */
-static int check_job(const bench_run *run, const job *j, io_error *error)
+static int check_job(bench_run *run, job *j, io_error *error)
 {
     int status = check_memory(run, j->shape, 0, error);
     if (status) return status;
     loam_problem problem = j->shape->problem;
     problem.kernel = j->kernel;
     problem.threads = run->protocol.threads;
+    problem.backend = run->protocol.backend;
     loam_plan *plan;
     loam_error reason;
     if (loam_plan_create(&plan, &problem, &reason)) return bench_fail(j->shape, &reason, error);
     double planned = (double)loam_plan_work_bytes(plan);
     if (problem.pass == LOAM_BACKWARD) planned += (double)loam_plan_saved_bytes(plan);
-    status = check_memory(run, j->shape, planned, error);
+    j->device = loam_plan_problem(plan)->backend == LOAM_BACKEND_CUDA;
+    if (j->device && !run->any_device) status = bench_device_open(&run->device, false, error);
+    run->any_device |= j->device;
+    run->any_host |= !j->device;
+    if (!status)
+        status = j->device ? check_device_memory(run, j->shape, planned, error)
+                           : check_memory(run, j->shape, planned, error);
     loam_plan_destroy(plan);
     return status;
 }
@@ -239,10 +270,13 @@ static int measure_shape(bench_run *run, size_t begin, size_t end, progress *bar
 {
     bench_arrays arrays;
     bench_reference reference = { 0 };
-    int status = bench_arrays_make(&arrays, run->jobs[begin].shape, run->protocol.seed, run->protocol.threads,
-                                   error);
+    bool host = false;
+    for (size_t i = begin; i < end; i++)
+        host |= !run->jobs[i].device;
+    int status = (host ? bench_arrays_make : bench_arrays_fill)(
+        &arrays, run->jobs[begin].shape, run->protocol.seed, run->protocol.threads, error);
     if (!status && !run->options->no_error) status = bench_reference_make(&reference, &arrays, error);
-    if (!status && !run->options->no_roof && bench_now() - run->roofs.measured > ROOF_AGE)
+    if (!status && host && !run->options->no_roof && bench_now() - run->roofs.measured > ROOF_AGE)
         bench_roofs_measure(&run->roofs);
     if (!status)
         status = measure_rows(run, begin, end, &arrays, run->options->no_error ? NULL : &reference, bar,
@@ -254,8 +288,9 @@ static int measure_shape(bench_run *run, size_t begin, size_t end, progress *bar
 
 static int measure_all(bench_run *run, progress *bar, io_error *error)
 {
-    const bool roof = !run->options->no_roof;
-    int status = roof ? bench_roofs_open(&run->roofs, run->protocol.threads, error) : 0;
+    const bool wanted = !run->options->no_roof, roof = wanted && run->any_host;
+    int status = wanted && run->any_device ? bench_device_open(&run->device, true, error) : 0;
+    if (!status) status = roof ? bench_roofs_open(&run->roofs, run->protocol.threads, error) : 0;
     if (!status && roof) bench_roofs_measure(&run->roofs);
     for (size_t begin = 0, end; begin < run->count && !status; begin = end) {
         end = begin + 1;
@@ -284,7 +319,14 @@ static int write_report(const bench_run *run, FILE *stream, io_error *error)
 {
     static int (*const writers[])(const bench_report *, FILE *,
                                   io_error *) = { bench_report_table, bench_report_json, bench_report_csv };
-    const bench_report report = { &run->machine, &run->roofs, &run->protocol, run->results, run->count };
+    const bench_report report = {
+        .machine = &run->machine,
+        .roofs = &run->roofs,
+        .protocol = &run->protocol,
+        .results = run->results,
+        .count = run->count,
+        .device = run->any_device ? &run->device : NULL,
+    };
     return writers[run->options->form](&report, stream, error);
 }
 
@@ -318,7 +360,8 @@ static int run_bench(bench_run *run, int argc, char **argv, io_error *error)
     run->protocol = (bench_protocol){ .threads = o->threads ? (int)o->threads : loam_max_threads(),
                                       .repeat = o->repeat,
                                       .seconds = o->seconds,
-                                      .seed = (uint64_t)o->seed };
+                                      .seed = (uint64_t)o->seed,
+                                      .backend = o->on };
     bench_machine_read(&run->machine);
     int status = read_shapes(&run->shapes, argc, argv, error);
     if (!status) status = choose_jobs(run, error);
@@ -327,7 +370,7 @@ static int run_bench(bench_run *run, int argc, char **argv, io_error *error)
 
 int command_bench(int argc, char **argv)
 {
-    bench_options options = { .seconds = 0.5, .seed = 1, .format = "table", .out = "-" };
+    bench_options options = { .seconds = 0.5, .seed = 1, .format = "table", .out = "-", .backend = "auto" };
     io_error error;
     bool help;
     int status = parse(&argc, argv, &options, &help, &error);

@@ -75,6 +75,11 @@ double bench_arrays_bytes(const bench_shape *shape)
     return bytes;
 }
 
+size_t bench_array_bytes(const bench_arrays *a, enum bench_array which)
+{
+    return (size_t)array_bytes(&a->shape->problem, which);
+}
+
 void *bench_alloc(size_t bytes)
 {
     if (bytes > SIZE_MAX - LOAM_ALIGN) return NULL;
@@ -221,14 +226,18 @@ static int run_forward(bench_arrays *a, int threads, io_error *error)
     return status;
 }
 
-int bench_arrays_make(bench_arrays *a, const bench_shape *shape, uint64_t seed, int threads, io_error *error)
+int bench_arrays_fill(bench_arrays *a, const bench_shape *shape, uint64_t seed, int threads, io_error *error)
 {
     *a = (bench_arrays){ .shape = shape };
     const int status = fill(a, seed, threads, error);
-    if (status || shape->problem.pass == LOAM_BACKWARD)
-        return status ? status : run_forward(a, threads, error);
-    set_args(a);
-    return 0;
+    if (!status) set_args(a);
+    return status;
+}
+
+int bench_arrays_make(bench_arrays *a, const bench_shape *shape, uint64_t seed, int threads, io_error *error)
+{
+    const int status = bench_arrays_fill(a, shape, seed, threads, error);
+    return status || shape->problem.pass != LOAM_BACKWARD ? status : run_forward(a, threads, error);
 }
 
 void bench_arrays_free(bench_arrays *a)

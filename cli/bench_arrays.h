@@ -33,7 +33,12 @@ typedef struct bench_arrays {
 
 /* Bytes of all arrays but workspaces; a double, since it may be absurd. */
 double bench_arrays_bytes(const bench_shape *shape);
-/* Allocates and fills; for backward also runs the forward. bench_arrays_free frees whatever happened. */
+/* Of one of them, 0 where the problem has none. */
+size_t bench_array_bytes(const bench_arrays *arrays, enum bench_array which);
+/* Allocates and fills. bench_arrays_free frees whatever happened. */
+int bench_arrays_fill(bench_arrays *arrays, const bench_shape *shape, uint64_t seed, int threads,
+                      io_error *error);
+/* Likewise; for backward also runs the forward, on the CPU. */
 int bench_arrays_make(bench_arrays *arrays, const bench_shape *shape, uint64_t seed, int threads,
                       io_error *error);
 void bench_arrays_free(bench_arrays *arrays);

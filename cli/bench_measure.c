@@ -2,6 +2,7 @@
 #include "cli/bench_measure.h"
 
 #include "cli/bench_count.h"
+#include "cli/bench_device.h"
 #include "cli/bench_roof.h"
 
 #include <math.h>
@@ -36,11 +37,16 @@ void bench_statistics(double *times, int64_t runs, bench_result *r)
     r->most = times[runs - 1];
 }
 
-static bool enough(const bench_protocol *protocol, int64_t runs, double spent)
+bool bench_enough(const bench_protocol *protocol, int64_t runs, double spent)
 {
     if (protocol->repeat > 0) return runs >= protocol->repeat;
     if (runs >= MOST_RUNS || (runs >= 1 && spent > PATIENCE * protocol->seconds)) return true;
     return runs >= LEAST_RUNS && spent >= protocol->seconds;
+}
+
+int64_t bench_most_runs(const bench_protocol *protocol)
+{
+    return protocol->repeat > 0 ? protocol->repeat : MOST_RUNS;
 }
 
 static int run_once(const loam_plan *plan, const bench_arrays *a, const loam_args *args, io_error *error)
@@ -52,12 +58,12 @@ static int run_once(const loam_plan *plan, const bench_arrays *a, const loam_arg
 static int time_runs(const loam_plan *plan, const bench_arrays *a, const loam_args *args,
                      const bench_protocol *protocol, bench_result *result, io_error *error)
 {
-    const int64_t room = protocol->repeat > 0 ? protocol->repeat : MOST_RUNS;
+    const int64_t room = bench_most_runs(protocol);
     double *times = calloc((size_t)room, sizeof *times), spent = 0;
     if (!times) return io_fail(error, EXIT_INTERNAL, "out of memory for %lld times", (long long)room);
     int64_t runs = 0;
     int status = 0;
-    while (!status && !enough(protocol, runs, spent)) {
+    while (!status && !bench_enough(protocol, runs, spent)) {
         const double begun = bench_now();
         status = run_once(plan, a, args, error);
         times[runs] = bench_now() - begun;
@@ -68,7 +74,7 @@ static int time_runs(const loam_plan *plan, const bench_arrays *a, const loam_ar
     return status;
 }
 
-static void count(const bench_arrays *a, bench_result *r)
+void bench_count(const bench_arrays *a, bench_result *r)
 {
     const loam_problem *p = &a->shape->problem;
     const loam_row_info *info = a->at[BENCH_INFO];
@@ -91,7 +97,7 @@ static int measure_plan(const loam_plan *plan, bench_arrays *a, const bench_prot
     if (p->pass != LOAM_BACKWARD) args.info = loam_dense_out(a->at[BENCH_INFO], p->heads_q, p->len_q, 1);
     int status = run_once(plan, a, &args, error);
     if (!status) {
-        count(a, result);
+        bench_count(a, result);
         args.info.data = NULL;
         status = time_runs(plan, a, &args, protocol, result, error);
     }
@@ -105,13 +111,16 @@ int bench_measure(bench_arrays *a, const char *kernel, const bench_protocol *pro
     loam_problem problem = a->shape->problem;
     problem.kernel = kernel;
     problem.threads = protocol->threads;
+    problem.backend = protocol->backend;
     *result = (bench_result){ .shape = a->shape, .error = NAN };
     loam_plan *plan;
     loam_error reason;
     if (loam_plan_create(&plan, &problem, &reason)) return bench_fail(a->shape, &reason, error);
     snprintf(result->kernel, sizeof result->kernel, "%s", loam_plan_problem(plan)->kernel);
     result->work_bytes = loam_plan_work_bytes(plan);
-    const int status = measure_plan(plan, a, protocol, result, error);
+    const int status = loam_plan_problem(plan)->backend == LOAM_BACKEND_CUDA
+                           ? bench_device_measure(plan, a, protocol, result, error)
+                           : measure_plan(plan, a, protocol, result, error);
     loam_plan_destroy(plan);
     return status;
 }

@@ -29,6 +29,11 @@ static double times_softmax(const bench_report *report, const bench_result *r)
     return NAN;
 }
 
+static const char *roof_name(const bench_result *r)
+{
+    return r->device ? "device copy" : r->shape->problem.pass == LOAM_DECODE ? "read" : "sgemm";
+}
+
 bench_rates bench_rates_of(const bench_report *report, const bench_result *r)
 {
     const bench_roofs *roofs = report->roofs;
@@ -37,11 +42,13 @@ bench_rates bench_rates_of(const bench_report *report, const bench_result *r)
                       .of_sgemm = NAN,
                       .of_read = NAN,
                       .times_softmax = times_softmax(report, r) };
-    if (roofs->count > 0) {
+    if (r->device) {
+        if (report->device && report->device->copy > 0) x.of_read = x.gbs / report->device->copy;
+    } else if (roofs->count > 0) {
         x.of_sgemm = x.gflops / roofs->sgemm.most;
         x.of_read = x.gbs / roofs->read.most;
     }
-    x.of_roof = r->shape->problem.pass == LOAM_DECODE ? x.of_read : x.of_sgemm;
+    x.of_roof = strcmp(roof_name(r), "sgemm") == 0 ? x.of_sgemm : x.of_read;
     return x;
 }
 
@@ -115,7 +122,7 @@ static void put_result(fields *f, const bench_report *report, const bench_result
     put_real(f, "gbs", x.gbs);
     put_real(f, "of_sgemm", x.of_sgemm);
     put_real(f, "of_read", x.of_read);
-    put_text(f, "roof", r->shape->problem.pass == LOAM_DECODE ? "read" : "sgemm");
+    put_text(f, "roof", roof_name(r));
     put_real(f, "of_roof", x.of_roof);
     put_real(f, "times_softmax", x.times_softmax);
     put_real(f, "iterations", r->iterations);
@@ -149,6 +156,10 @@ static void put_run(fields *f, const bench_report *report)
     put_roof(f, report->roofs, &report->roofs->sgemm, sgemm);
     put_roof(f, report->roofs, &report->roofs->read, read);
     put_roof(f, report->roofs, &report->roofs->copy, copy);
+    if (report->device) {
+        put_text(f, "device", report->device->info.name);
+        put_real(f, "device_copy_gbs", report->device->copy > 0 ? report->device->copy : NAN);
+    }
 }
 
 /* ---------------------------------------------------------------- CSV */
@@ -254,6 +265,14 @@ static void write_head(const bench_report *report, FILE *stream)
     }
 }
 
+static void write_device(const bench_device *d, FILE *stream)
+{
+    fprintf(stream, "%s, compute capability %d.%d, %d multiprocessors, %.1f GiB", d->info.name, d->info.major,
+            d->info.minor, d->info.multiprocessors, (double)d->info.memory / (1 << 30));
+    if (d->copy > 0) fprintf(stream, "; copy %.1f GB/s, read and written bytes", d->copy);
+    fputc('\n', stream);
+}
+
 /* Right-aligned; "-" where there is no number. */
 static void write_cell(FILE *stream, int width, int digits, double number, double unit)
 {
@@ -287,13 +306,15 @@ int bench_report_table(const bench_report *report, FILE *stream, io_error *error
 {
     (void)error;
     write_head(report, stream);
+    if (report->device) write_device(report->device, stream);
     fprintf(stream, "\n%-26s %-23s %10s %6s %5s %8s %7s %6s %9s %6s %9s %9s\n", "shape", "kernel",
             "median ms", "iqr %", "runs", "GFLOP/s", "GB/s", "roof %", "x softmax", "iter", "error",
             "work MiB");
     for (size_t i = 0; i < report->count; i++)
         write_row(report, &report->results[i], stream);
-    fprintf(stream,
-            "\nroof %%: of sgemm by operations; decode: of read by compulsory bytes. x softmax: by medians, "
-            "same row, same problem.\n");
+    fprintf(
+        stream,
+        "\nroof %%: of sgemm by operations; decode: of read by compulsory bytes; CUDA: likewise of the device's copy. x softmax: by medians, "
+        "same row, same problem.\n");
     return 0;
 }

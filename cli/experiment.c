@@ -70,8 +70,8 @@ static int read_request(int *argc, char **argv, request *r, bool *help, io_error
           "what the ridge is relative to (max: as in Algorithm 1 of the paper)" },
         { "mesa-ridge", OPTION_REAL, &r->mesa_ridge, 1e-9, 1e30, "X", "ridge of MesaNet (0.01)" },
         { "seed", OPTION_INT, &r->seed, 0, 9e15, "N", "of all random numbers (1)" },
-        { "backend", OPTION_TEXT, &r->backend, 0, 0, "cpu|reference",
-          "LLA and softmax in float32 (cpu) or float64 (reference, slow)" },
+        { "backend", OPTION_TEXT, &r->backend, 0, 0, "cpu|cuda|reference",
+          "LLA and softmax in float32 on the CPU (cpu, or auto) or a GPU (cuda), or in float64 (reference, slow)" },
         { "threads", OPTION_INT, &r->threads, 1, 4096, "N", "all by default; results do not depend on it" },
         { "out", OPTION_TEXT, &r->out, 0, 0, "DIR", "where the results go (out/regression)" },
         { "paper", OPTION_FLAG, &r->paper, 0, 0, NULL,
@@ -143,7 +143,7 @@ static int read_setup(const request *r, estimate_setup *setup, int *own, io_erro
 {
     static const char *const scores[] = { "dot", "rbf", NULL };
     static const char *const units[] = { "normalised", "max", "trace", NULL };
-    static const char *const backends[] = { "reference", "cpu", NULL };
+    static const char *const backends[] = { "auto", "reference", "cpu", "cuda", NULL };
     static const char *const owns[] = { "visible", "hidden", "both", NULL };
     int score, unit, backend;
     int status = choose("score", r->score, scores, &score, error);
@@ -157,7 +157,7 @@ static int read_setup(const request *r, estimate_setup *setup, int *own, io_erro
         .ridge = r->ridge,
         .ridge_unit = (loam_ridge_unit[]){ LOAM_RIDGE_NORMALISED, LOAM_RIDGE_MAX, LOAM_RIDGE_TRACE }[unit],
         .mesa_ridge = r->mesa_ridge,
-        .backend = backend ? LOAM_BACKEND_CPU : LOAM_BACKEND_REFERENCE,
+        .backend = (loam_backend)backend,
         .threads = r->threads ? (int)r->threads : loam_max_threads(),
     };
     return EXIT_OK;

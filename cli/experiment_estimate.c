@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 #include "cli/experiment_estimate.h"
 
+#include "cli/device_set.h"
 #include "cli/experiment_baselines.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,7 +36,8 @@ int estimate_generate(const estimate_batch *batch, int threads, io_error *error)
 typedef struct typed_arrays {
     const void *keys, *values;
     void *outputs, *work;
-    float *copies;
+    float *copies; /* keys, values, outputs */
+    int64_t total; /* elements of each */
 } typed_arrays;
 
 /* Where its own pair is hidden, query i + 1 runs against keys 0 .. i. */
@@ -71,8 +74,11 @@ static int typed_open(typed_arrays *arrays, const loam_plan *plan, const estimat
                       double *outputs, io_error *error)
 {
     const int64_t total = batch->count * sequence_size(batch);
-    const size_t work_bytes = loam_plan_work_bytes(plan);
-    *arrays = (typed_arrays){ .keys = batch->keys, .values = batch->values, .outputs = outputs };
+    const bool device = loam_plan_problem(plan)->backend == LOAM_BACKEND_CUDA;
+    const size_t work_bytes = device ? 0 : loam_plan_work_bytes(plan);
+    *arrays = (typed_arrays){
+        .keys = batch->keys, .values = batch->values, .outputs = outputs, .total = total
+    };
     if (work_bytes > 0 && !(arrays->work = aligned_alloc(LOAM_ALIGN, work_bytes))) return no_memory(error);
     if (loam_plan_problem(plan)->dtype == LOAM_F64) return EXIT_OK;
     float *copies = arrays->copies = calloc((size_t)total, 3 * sizeof(float));
@@ -114,6 +120,30 @@ static void collect_outputs(const typed_arrays *arrays, const estimate_batch *ba
         memset(outputs + s * size, 0, (size_t)d * sizeof *outputs);
 }
 
+static int run_args(const loam_plan *plan, const loam_args *args, io_error *error)
+{
+    loam_error why;
+    return loam_run(plan, args, &why) ? io_fail(error, EXIT_INTERNAL, "%s", why.text) : EXIT_OK;
+}
+
+/* The same on a GPU: keys, values and outputs are one block there too. */
+static int run_device(const loam_plan *plan, const typed_arrays *arrays, const estimate_batch *batch,
+                      io_error *error)
+{
+    const size_t each = (size_t)arrays->total * sizeof(float);
+    typed_arrays there = *arrays;
+    device_set set = { .count = 0 };
+    const char *failed = device_set_input(&set, &there.keys, each);
+    if (!failed) failed = device_set_input(&set, &there.values, each);
+    if (!failed) failed = device_set_output(&set, &there.outputs, each);
+    if (!failed) failed = device_set_scratch(&set, &there.work, loam_plan_work_bytes(plan));
+    const loam_args args = args_of(&there, batch, sizeof(float));
+    int status = failed ? EXIT_INTERNAL : run_args(plan, &args, error);
+    if (!status) failed = device_set_fetch(&set);
+    device_set_free(&set);
+    return failed ? io_fail(error, EXIT_INTERNAL, "CUDA: %s", failed) : status;
+}
+
 static int run_library(const estimate_setup *setup, estimator which, const estimate_batch *batch,
                        double *outputs, io_error *error)
 {
@@ -124,11 +154,10 @@ static int run_library(const estimate_setup *setup, estimator which, const estim
     status = typed_open(&arrays, plan, batch, outputs, error);
     if (status == EXIT_OK) {
         const loam_args args = args_of(&arrays, batch, arrays.copies ? sizeof(float) : sizeof(double));
-        loam_error why;
-        if (loam_run(plan, &args, &why) != LOAM_OK)
-            status = io_fail(error, EXIT_INTERNAL, "%s", why.text);
-        else
-            collect_outputs(&arrays, batch, outputs);
+        status = loam_plan_problem(plan)->backend == LOAM_BACKEND_CUDA
+                     ? run_device(plan, &arrays, batch, error)
+                     : run_args(plan, &args, error);
+        if (status == EXIT_OK) collect_outputs(&arrays, batch, outputs);
     }
     typed_close(&arrays);
     loam_plan_destroy(plan);

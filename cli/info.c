@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #define _DEFAULT_SOURCE
 #include "cli/command.h"
+#include "cli/device.h"
 #include "cli/options.h"
 #include "loam.h"
 
@@ -39,6 +40,17 @@ static void print_machine(void)
     if (pages > 0 && page > 0) printf("%-12s %.1f GiB\n", "memory", (double)pages * (double)page / (1 << 30));
 }
 
+static void print_gpus(void)
+{
+    device_info gpu;
+    const int count = device_count();
+    for (int i = 0; i < count; i++)
+        if (!device_describe(i, &gpu))
+            printf("%-12s %s, compute capability %d.%d, %d multiprocessors, %.1f GiB\n", "gpu", gpu.name,
+                   gpu.major, gpu.minor, gpu.multiprocessors, (double)gpu.memory / (1 << 30));
+    if (count == 0) print_line("gpu", device_built() ? "none" : "none: this build has no CUDA");
+}
+
 static void print_loam(void)
 {
     const char *features = loam_cpu_features();
@@ -67,6 +79,7 @@ int command_info(int argc, char **argv)
     if (!help) {
         print_loam();
         print_machine();
+        print_gpus();
     }
     return EXIT_OK;
 }

@@ -12,24 +12,31 @@ if(NOT CMAKE_BUILD_TYPE)
 endif()
 set(CMAKE_C_FLAGS_DEBUG "-O1 -g -fno-omit-frame-pointer")
 
-add_compile_options(
+# Options of C files. The CUDA compiler takes its own (cuda_options below).
+function(loam_c_options)
+    foreach(option ${ARGN})
+        add_compile_options($<$<COMPILE_LANGUAGE:C>:${option}>)
+    endforeach()
+endfunction()
+
+loam_c_options(
     -fno-math-errno
     -Wall -Wextra -Wshadow -Wundef -Wvla -Wstrict-prototypes -Wmissing-prototypes
     -Wpointer-arith -Wcast-qual)
 if(CMAKE_C_COMPILER_ID MATCHES Clang)
     # `omp simd` is a wish, which a build at -O1 may leave unfulfilled.
-    add_compile_options(-Wno-pass-failed)
+    loam_c_options(-Wno-pass-failed)
 endif()
 if(LOAM_WERROR)
-    add_compile_options(-Werror)
+    loam_c_options(-Werror)
 endif()
 
 if(LOAM_SANITIZE)
-    add_compile_options(-fsanitize=${LOAM_SANITIZE} -fno-sanitize-recover=all)
+    loam_c_options(-fsanitize=${LOAM_SANITIZE} -fno-sanitize-recover=all)
     add_link_options(-fsanitize=${LOAM_SANITIZE})
 endif()
 if(LOAM_COVERAGE)
-    add_compile_options(--coverage -fprofile-update=atomic)
+    loam_c_options(--coverage -fprofile-update=atomic)
     add_link_options(--coverage)
 endif()
 if(LOAM_FUZZ)
@@ -37,5 +44,13 @@ if(LOAM_FUZZ)
         message(FATAL_ERROR "LOAM_FUZZ needs clang (libFuzzer); the compiler is ${CMAKE_C_COMPILER_ID}")
     endif()
     # The targets in tests/fuzz add -fsanitize=fuzzer when they link.
-    add_compile_options(-fsanitize=fuzzer-no-link)
+    loam_c_options(-fsanitize=fuzzer-no-link)
+endif()
+
+# Device code is C with templates; host code neither throws nor needs the C++ library, so that a C compiler links it.
+# ptxas' report of each kernel goes to a file beside the object (tools/ptxas-log.sh).
+set(cuda_options --expt-relaxed-constexpr -Xptxas=-v
+    -Xcompiler=-fno-math-errno,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics,-Wall,-Wextra,-Wshadow,-Wvla,-Wpointer-arith)
+if(LOAM_WERROR)
+    list(APPEND cuda_options --Werror=all-warnings -Xcompiler=-Werror)
 endif()

@@ -36,6 +36,10 @@
  *
  * Results are deterministic: the same inputs give the same bits for any number of threads, and a
  * sequence gives the same bits at any place of a batch.
+ *
+ * GPUs. With LOAM_BACKEND_CUDA every pointer in loam_args is memory of the calling thread's current CUDA device, and
+ * loam_run only launches kernels on args.stream: it allocates nothing, waits for nothing and may be captured into a
+ * graph. docs/gpu.md has an example.
  */
 #ifndef LOAM_H
 #define LOAM_H
@@ -71,7 +75,8 @@ typedef enum loam_status {
     LOAM_ESHAPE = -2,       /* a size or stride out of range, shapes that do not fit together */
     LOAM_EVALUE = -3,       /* a number out of range: NaN or negative ridge, scale, window, ... */
     LOAM_EUNSUPPORTED = -4, /* no kernel of this build and machine does what is asked */
-    LOAM_EMEMORY = -5       /* an allocation failed, or a size overflows */
+    LOAM_EMEMORY = -5,      /* an allocation failed, or a size overflows */
+    LOAM_ECUDA = -6         /* a CUDA call failed; the text has CUDA's own */
 } loam_status;
 
 /* Filled by a call that fails (text names the argument, the value and what was expected) and by one
@@ -124,9 +129,10 @@ typedef enum loam_ridge_unit {
 } loam_ridge_unit;
 
 typedef enum loam_backend {
-    LOAM_BACKEND_AUTO,
+    LOAM_BACKEND_AUTO,      /* the best for host memory: never CUDA, unless `kernel` names such a row */
     LOAM_BACKEND_REFERENCE, /* float64, scalar, from the equations */
-    LOAM_BACKEND_CPU        /* float32 inside, vectorised, threaded */
+    LOAM_BACKEND_CPU,       /* float32 inside, vectorised, threaded */
+    LOAM_BACKEND_CUDA       /* float32 inside, on an NVIDIA GPU; all pointers are device pointers */
 } loam_backend;
 
 typedef struct loam_problem {
@@ -163,7 +169,7 @@ typedef struct loam_problem {
 
     loam_backend backend; /* default LOAM_BACKEND_AUTO: the last row of the registry that fits */
     const char *kernel;   /* default NULL. A name from loam_kernel_at: that row and no other */
-    int threads;          /* default 0: all that OpenMP offers */
+    int threads;          /* default 0: all that OpenMP offers. Not used by CUDA */
 } loam_problem;
 
 /* Defaults as said at each member; shapes are 0 and must be set (batch, heads_q and heads_kv are 1). */
@@ -173,7 +179,8 @@ LOAM_API loam_problem loam_problem_default(loam_mechanism mechanism, loam_pass p
 
 typedef struct loam_plan loam_plan;
 
-/* Checks the problem, chooses the kernel and fixes the sizes. On failure *plan is NULL. */
+/* Checks the problem, chooses the kernel and fixes the sizes. On failure *plan is NULL. A plan for CUDA is made for the
+ * current device of the calling thread, and runs on each of its kind. */
 LOAM_API loam_status loam_plan_create(loam_plan **plan, const loam_problem *problem, loam_error *error);
 LOAM_API void loam_plan_destroy(loam_plan *plan); /* NULL is allowed */
 
@@ -225,7 +232,11 @@ typedef struct loam_row_info {
 /* No output may overlap an input or another output. Where sequences are packed, every view has its tokens (of k, v and
  * key_bias: its keys) one after another and .batch is not used. rho and weights of 16-bit LLA are as exact as o, and real
  * gradients of LOAM_BF16 as exact as those of its type, not more.
- * Gradients of keys beyond lens_kv are 0. */
+ * Gradients of keys beyond lens_kv are 0.
+ *
+ * With LOAM_BACKEND_CUDA all of these, small arrays included, are device memory, on which host code cannot look: that ridge,
+ * slope and sink are finite and cu_q and cu_kv ascend is then the caller's promise. Kernels hold lengths and offsets within
+ * the arrays that the problem describes. Any alignment of elements works; 16-byte aligned rows are fastest. */
 typedef struct loam_args {
     /* Read by every pass. */
     loam_const_view q;        /* [batch, heads_q,  len_q,  dim_qk] dtype */
@@ -264,6 +275,8 @@ typedef struct loam_args {
     void *grad_sink;         /* [heads_q] real */
 
     void *work; /* loam_plan_work_bytes, aligned to LOAM_ALIGN; contents need no care */
+
+    void *stream; /* the cudaStream_t to launch on, NULL: the default stream; LOAM_BACKEND_CUDA */
 } loam_args;
 
 /* Views of a dense (batch, heads, tokens, channels) array; with channels = 1 also of [batch, heads, tokens].
@@ -279,7 +292,8 @@ static inline loam_view loam_dense_out(void *data, int64_t heads, int64_t tokens
     return view;
 }
 
-/* Runs the pass that the plan is for. Checks the arguments first: on failure nothing is written. */
+/* Runs the pass that the plan is for. Checks the arguments first: on failure nothing is written. With LOAM_BACKEND_CUDA the
+ * work is only launched when it returns; LOAM_ECUDA: a launch failed, then and there or of an earlier call. */
 LOAM_API loam_status loam_run(const loam_plan *plan, const loam_args *args, loam_error *error);
 
 /* ---------------------------------------------------------------- partial states (plans for LOAM_DECODE)
@@ -320,9 +334,9 @@ typedef struct loam_kernel_info {
     const char *mechanisms; /* "softmax parallax lla" */
     const char *pass;       /* "forward" */
     const char *dtypes;     /* "f32 bf16 f16" */
-    const char *backend;    /* "reference", "cpu" */
-    const char *isa;        /* "portable", "avx2", "avx512", "avx512bf16" */
-    int available;          /* 1: this machine can run it (and LOAM_ISA allows it) */
+    const char *backend;    /* "reference", "cpu", "cuda" */
+    const char *isa; /* "portable", "avx2", "avx512", "avx512bf16"; "sm80": compute capability 8.0 or newer */
+    int available;   /* 1: this CPU (and LOAM_ISA), or the current GPU, can run it */
 } loam_kernel_info;
 
 /* Row `index` of the registry, slowest first within each pass; LOAM_EARG beyond the last. */
@@ -332,7 +346,7 @@ LOAM_API loam_status loam_kernel_at(int index, loam_kernel_info *info);
 LOAM_API const char *loam_mechanism_name(loam_mechanism mechanism); /* "softmax", "parallax", "lla" */
 LOAM_API const char *loam_pass_name(loam_pass pass);                /* "forward", "backward", "decode" */
 LOAM_API const char *loam_dtype_name(loam_dtype dtype);             /* "f32", "bf16", "f16", "f64" */
-LOAM_API const char *loam_backend_name(loam_backend backend);       /* "auto", "reference", "cpu" */
+LOAM_API const char *loam_backend_name(loam_backend backend);       /* "auto", "cpu", "cuda", ... */
 LOAM_API const char *loam_row_code_name(loam_row_code code);        /* "solved", "empty", "singular" */
 LOAM_API const char *loam_solver_name(loam_solver solver);          /* "none", "cg", "dual", "gram" */
 

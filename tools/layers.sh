@@ -5,14 +5,15 @@
 set -eu
 cd "${1:-$(dirname "$0")/..}"
 
-# layer, then what it may include besides itself. Families of src (local, and more to come) come between simd
+# layer, then what it may include besides itself. Families of src (local, and more to come) come between simd, gpu
 # and core and never include each other. A directory with a line of its own is no part of the one around it.
 law='
 include
 src/base  include
 src/simd  include src/base
-src/local include src/base src/simd
-src/core  include src/base src/simd src/local
+src/gpu   include src/base
+src/local include src/base src/simd src/gpu
+src/core  include src/base src/simd src/gpu src/local
 io        include
 cli       include io
 tests     include io cli
@@ -26,7 +27,7 @@ layers=$(echo "$law" | awk '{ printf "%s ", $1 }')
 # "file: included path" of every quoted include; loam.h stands for include/loam.h.
 includes()
 {
-    find "$1" -name '*.[ch]' -o -name '*.inc' -o -name '*.def' | sort |
+    find "$1" -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.inc' -o -name '*.def' | sort |
         xargs -r awk '/^[ \t]*#[ \t]*include[ \t]*"/ {
             split($0, part, "\""); path = part[2] == "loam.h" ? "include/loam.h" : part[2]
             print FILENAME ":" FNR, path

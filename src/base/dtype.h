@@ -4,34 +4,32 @@
 #define LOAM_BASE_DTYPE_H
 
 #include "loam.h"
+#include "src/base/inline.h"
 
 #include <string.h>
 
-static inline size_t dtype_bytes(loam_dtype dtype)
-{
-    return dtype == LOAM_F64 ? 8 : dtype == LOAM_F32 ? 4 : 2;
-}
+LOAM_INLINE size_t dtype_bytes(loam_dtype dtype) { return dtype == LOAM_F64 ? 8 : dtype == LOAM_F32 ? 4 : 2; }
 
 /* The type `real` of loam.h that goes with a dtype. */
-static inline loam_dtype dtype_real(loam_dtype dtype) { return dtype == LOAM_F64 ? LOAM_F64 : LOAM_F32; }
+LOAM_INLINE loam_dtype dtype_real(loam_dtype dtype) { return dtype == LOAM_F64 ? LOAM_F64 : LOAM_F32; }
 
-static inline float float_from_bits(uint32_t bits)
+LOAM_INLINE float float_from_bits(uint32_t bits)
 {
     float x;
     memcpy(&x, &bits, sizeof x);
     return x;
 }
 
-static inline uint32_t bits_from_float(float x)
+LOAM_INLINE uint32_t bits_from_float(float x)
 {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
     return bits;
 }
 
-static inline float float_from_bf16(uint16_t x) { return float_from_bits((uint32_t)x << 16); }
+LOAM_INLINE float float_from_bf16(uint16_t x) { return float_from_bits((uint32_t)x << 16); }
 
-static inline uint16_t bf16_from_float(float x)
+LOAM_INLINE uint16_t bf16_from_float(float x)
 {
     const uint32_t bits = bits_from_float(x);
     if ((bits & 0x7fffffffu) > 0x7f800000u) {
@@ -40,7 +38,7 @@ static inline uint16_t bf16_from_float(float x)
     return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 
-static inline float float_from_f16(uint16_t x)
+LOAM_INLINE float float_from_f16(uint16_t x)
 {
     const uint32_t sign = (uint32_t)(x & 0x8000u) << 16, rest = x & 0x7fffu;
     if (rest >= 0x7c00u) {
@@ -50,7 +48,7 @@ static inline float float_from_f16(uint16_t x)
     return float_from_bits(bits_from_float(float_from_bits(rest << 13) * 0x1p112f) | sign);
 }
 
-static inline uint16_t f16_from_float(float x)
+LOAM_INLINE uint16_t f16_from_float(float x)
 {
     const uint32_t bits = bits_from_float(x), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
     if (magnitude >= 0x7f800000u) {
@@ -65,7 +63,7 @@ static inline uint16_t f16_from_float(float x)
     return (uint16_t)(sign | ((magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13));
 }
 
-static inline double element_load(const void *data, loam_dtype dtype, int64_t index)
+LOAM_INLINE double element_load(const void *data, loam_dtype dtype, int64_t index)
 {
     switch (dtype) {
     case LOAM_F64: return ((const double *)data)[index];
@@ -77,7 +75,7 @@ static inline double element_load(const void *data, loam_dtype dtype, int64_t in
 }
 
 /* To 16 bits by way of float: rounding twice is within 1/2 ulp (1 + 2^-13). */
-static inline void element_store(void *data, loam_dtype dtype, int64_t index, double x)
+LOAM_INLINE void element_store(void *data, loam_dtype dtype, int64_t index, double x)
 {
     switch (dtype) {
     case LOAM_F64: ((double *)data)[index] = x; break;

@@ -34,6 +34,7 @@ const char *loam_status_text(loam_status status)
     case LOAM_EVALUE: return "value out of range";
     case LOAM_EUNSUPPORTED: return "not supported by any kernel of this build and machine";
     case LOAM_EMEMORY: return "out of memory";
+    case LOAM_ECUDA: return "a CUDA call failed";
     }
     return "unknown status";
 }

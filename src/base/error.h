@@ -5,11 +5,19 @@
 
 #include "loam.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 loam_status loam_fail(loam_error *error, loam_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
 /* Clears *error, which may be NULL, and returns LOAM_OK. */
 loam_status loam_succeed(loam_error *error);
+
+#ifdef __cplusplus
+}
+#endif
 
 #define TRY(call) \
     do { \

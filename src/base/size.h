@@ -4,21 +4,17 @@
 #define LOAM_BASE_SIZE_H
 
 #include "loam.h"
+#include "src/base/inline.h"
 
-static inline size_t size_mul(size_t a, size_t b)
+LOAM_INLINE size_t size_mul(size_t a, size_t b)
 {
-    size_t product;
-    return a == SIZE_MAX || b == SIZE_MAX || __builtin_mul_overflow(a, b, &product) ? SIZE_MAX : product;
+    return a == SIZE_MAX || b == SIZE_MAX || (b && a > SIZE_MAX / b) ? SIZE_MAX : a * b;
 }
 
-static inline size_t size_add(size_t a, size_t b)
-{
-    size_t sum;
-    return __builtin_add_overflow(a, b, &sum) ? SIZE_MAX : sum;
-}
+LOAM_INLINE size_t size_add(size_t a, size_t b) { return a > SIZE_MAX - b ? SIZE_MAX : a + b; }
 
 /* `count` items of `bytes` bytes, rounded up to whole cache lines. */
-static inline size_t size_of(size_t count, size_t bytes)
+LOAM_INLINE size_t size_of(size_t count, size_t bytes)
 {
     const size_t total = size_add(size_mul(count, bytes), LOAM_ALIGN - 1);
     return total == SIZE_MAX ? SIZE_MAX : total / LOAM_ALIGN * LOAM_ALIGN;
@@ -31,7 +27,7 @@ typedef struct arena {
     size_t used;
 } arena;
 
-static inline void *arena_take(arena *a, size_t count, size_t bytes)
+LOAM_INLINE void *arena_take(arena *a, size_t count, size_t bytes)
 {
     char *piece = a->base ? a->base + a->used : NULL;
     a->used = size_add(a->used, size_of(count, bytes));

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: MIT
- * The checks of a call's arguments. They cost O(batch + ridge), never O(tokens * dim). */
+ * The checks of a call's arguments. They cost O(batch + ridge), never O(tokens * dim). Device memory is not looked into:
+ * there only pointers and strides are checked. */
 #include "src/core/plan.h"
 
 #include <math.h>
+
+static bool on_device(const loam_problem *p) { return p->backend == LOAM_BACKEND_CUDA; }
 
 static loam_status need(const void *data, const char *name, const char *why, loam_error *error)
 {
@@ -28,10 +31,14 @@ static loam_status check_output(const loam_view *view, const char *name, int64_t
     return LOAM_OK;
 }
 
-static loam_status check_ascending(const int64_t *cu, const char *name, int64_t batch, int64_t longest,
-                                   int64_t total, loam_error *error)
+static loam_status check_ascending(const loam_problem *p, const int64_t *cu, const char *name,
+                                   int64_t longest, int64_t total, loam_error *error)
 {
+    const int64_t batch = p->batch;
     TRY(need(cu, name, "the problem is packed", error));
+    if (on_device(p)) {
+        return LOAM_OK;
+    }
     REQUIRE(cu[0] == 0, error, LOAM_ESHAPE, "%s[0]: %lld, expected 0", name, (long long)cu[0]);
     for (int64_t b = 0; b < batch; b++) {
         /* Compared before subtracting: hostile values must not overflow. */
@@ -49,12 +56,12 @@ static loam_status check_lengths(const loam_problem *p, const loam_args *a, loam
 {
     if (local_packed(p)) {
         REQUIRE(!a->lens_kv, error, LOAM_EARG, "lens_kv: given, but the problem is packed; use cu_kv");
-        TRY(check_ascending(a->cu_q, "cu_q", p->batch, p->len_q, p->total_q, error));
-        return check_ascending(a->cu_kv, "cu_kv", p->batch, p->len_kv, p->total_kv, error);
+        TRY(check_ascending(p, a->cu_q, "cu_q", p->len_q, p->total_q, error));
+        return check_ascending(p, a->cu_kv, "cu_kv", p->len_kv, p->total_kv, error);
     }
     REQUIRE(!a->cu_q && !a->cu_kv, error, LOAM_EARG,
             "%s: given, but the problem is not packed (total_q is -1)", a->cu_q ? "cu_q" : "cu_kv");
-    for (int64_t b = 0; a->lens_kv && b < p->batch; b++) {
+    for (int64_t b = 0; a->lens_kv && !on_device(p) && b < p->batch; b++) {
         REQUIRE(a->lens_kv[b] >= 0 && a->lens_kv[b] <= p->len_kv, error, LOAM_ESHAPE,
                 "lens_kv[%lld]: %lld, expected 0 to %lld", (long long)b, (long long)a->lens_kv[b],
                 (long long)p->len_kv);
@@ -79,6 +86,9 @@ static loam_status check_ridge(const loam_problem *p, const loam_args *a, loam_e
     if (p->ridge_axes != LOAM_RIDGE_NUMBER) {
         TRY(need(a->ridge.data, "ridge", "ridge_axes says that it is an array", error));
     }
+    if (on_device(p)) {
+        return LOAM_OK;
+    }
     const bool tokens = p->ridge_axes >= LOAM_RIDGE_TOKEN;
     const int64_t channels = p->ridge_axes == LOAM_RIDGE_CHANNEL ? p->dim_qk : 1;
     const int64_t heads = p->ridge_axes == LOAM_RIDGE_NUMBER ? 1 : p->heads_q;
@@ -97,7 +107,7 @@ static loam_status check_numbers(const loam_problem *p, const void *values, cons
                                  loam_error *error)
 {
     TRY(need(values, name, "the problem says that it is given", error));
-    for (int64_t h = 0; h < p->heads_q; h++) {
+    for (int64_t h = 0; h < p->heads_q && !on_device(p); h++) {
         const double x = element_load(values, dtype_real(p->dtype), h);
         REQUIRE(isfinite(x), error, LOAM_EVALUE, "%s[%lld]: %g, expected a finite number", name, (long long)h,
                 x);

@@ -31,7 +31,7 @@ const char *loam_dtype_name(loam_dtype dtype)
 
 const char *loam_backend_name(loam_backend backend)
 {
-    static const char *const names[] = { "auto", "reference", "cpu", NULL };
+    static const char *const names[] = { "auto", "reference", "cpu", "cuda", NULL };
     return name_at(names, (int)backend);
 }
 

@@ -18,7 +18,7 @@ loam_status problem_check(loam_problem *problem, loam_error *error);
 /* Which of the arguments a call needs. */
 typedef enum args_use { ARGS_RUN, ARGS_PARTIAL, ARGS_FINISH } args_use;
 
-/* Checks the arguments of a call, values of small arrays included. */
+/* Checks the arguments of a call, values of small arrays in host memory included. */
 loam_status args_check(const loam_plan *plan, const loam_args *args, args_use use, loam_error *error);
 
 #endif

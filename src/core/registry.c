@@ -6,14 +6,21 @@
 #include <string.h>
 
 #define FAMILY_LOCAL (1u << LOAM_SOFTMAX | 1u << LOAM_PARALLAX | 1u << LOAM_LLA)
+#define FAMILY_LLA (1u << LOAM_LLA)
 #define TYPES_F32 (1u << LOAM_F32 | 1u << LOAM_BF16 | 1u << LOAM_F16)
 #define TYPES_BF16 (1u << LOAM_BF16)
 #define TYPES_ALL (TYPES_F32 | 1u << LOAM_F64)
 
 #define KERNEL(function, family, pass, types, backend, isa) \
-    { #function, family, pass, types, backend, isa, function, function##_work, NULL },
+    { #function, family, pass, types, backend, isa, function, function##_work, NULL, GPU_NONE, NULL },
 #define KERNEL_DECODE(function, partial, family, types, backend, isa) \
-    { #function, family, LOAM_DECODE, types, backend, isa, function, function##_work, partial },
+    { \
+        #function, family,          LOAM_DECODE, types,    backend, isa, \
+        function,  function##_work, partial,     GPU_NONE, NULL \
+    },
+#define KERNEL_GPU(function, family, pass, types, gpu, fits) \
+    { #function,       family, pass, types, LOAM_BACKEND_CUDA, CPU_PORTABLE, function, \
+      function##_work, NULL,   gpu,  fits },
 
 #ifdef LOAM_HAVE_AVX2
 #define KERNEL_AVX2 KERNEL
@@ -34,6 +41,11 @@
 #else
 #define KERNEL_AVX512BF16(...)
 #endif
+#ifdef LOAM_HAVE_CUDA
+#define KERNEL_CUDA KERNEL_GPU
+#else
+#define KERNEL_CUDA(...)
+#endif
 
 static const kernel kernels[] = {
 #include "src/core/kernels.def"
@@ -43,10 +55,28 @@ enum { KERNEL_COUNT = sizeof kernels / sizeof kernels[0] };
 
 const kernel *registry_at(int index) { return index >= 0 && index < KERNEL_COUNT ? &kernels[index] : NULL; }
 
+/* Host memory is what a caller has who asks for nothing: CUDA only by name. */
 static bool does(const kernel *k, const loam_problem *p)
 {
-    return k->pass == p->pass && (k->mechanisms >> p->mechanism & 1u) && (k->dtypes >> p->dtype & 1u) &&
-           (p->backend == LOAM_BACKEND_AUTO || k->backend == p->backend);
+    const bool backend = p->backend != LOAM_BACKEND_AUTO ? k->backend == p->backend
+                                                         : p->kernel || k->backend != LOAM_BACKEND_CUDA;
+    return backend && k->pass == p->pass && (k->mechanisms >> p->mechanism & 1u) &&
+           (k->dtypes >> p->dtype & 1u);
+}
+
+/* `capability` is that of the GPU, 0 where none was asked for. */
+static bool runs_here(const kernel *k, cpu_isa have, int capability)
+{
+    return k->isa <= have && gpu_offers(capability, k->gpu);
+}
+
+static loam_status no_gpu(const char *what, const char *name, gpu_level level, int capability,
+                          loam_error *error)
+{
+    return capability ? loam_fail(error, LOAM_EUNSUPPORTED, "%s: %s needs %s; the current one has %d.%d",
+                                  what, name, gpu_level_words(level), capability / 10, capability % 10)
+                      : loam_fail(error, LOAM_EUNSUPPORTED, "%s: %s needs %s; none found", what, name,
+                                  gpu_level_words(level));
 }
 
 static loam_status choose_named(const kernel **out, const loam_problem *p, cpu_isa have, loam_error *error)
@@ -54,11 +84,18 @@ static loam_status choose_named(const kernel **out, const loam_problem *p, cpu_i
     for (int index = 0; index < KERNEL_COUNT; index++) {
         const kernel *k = &kernels[index];
         if (strcmp(k->name, p->kernel) == 0) {
+            const int capability = k->gpu ? gpu_capability() : 0;
             REQUIRE(k->isa <= have, error, LOAM_EUNSUPPORTED, "kernel: %s needs %s, this machine offers %s",
                     k->name, cpu_isa_name(k->isa), cpu_isa_name(have));
             REQUIRE(does(k, p), error, LOAM_EUNSUPPORTED, "kernel: %s does not do %s %s in %s on back end %s",
                     k->name, loam_mechanism_name(p->mechanism), loam_pass_name(p->pass),
                     loam_dtype_name(p->dtype), loam_backend_name(p->backend));
+            if (k->fits) {
+                TRY(k->fits(p, error));
+            }
+            if (!gpu_offers(capability, k->gpu)) {
+                return no_gpu("kernel", k->name, k->gpu, capability, error);
+            }
             *out = k;
             return LOAM_OK;
         }
@@ -66,25 +103,60 @@ static loam_status choose_named(const kernel **out, const loam_problem *p, cpu_i
     return loam_fail(error, LOAM_EARG, "kernel: '%s' is unknown; `loam list` names them", p->kernel);
 }
 
+/* The last row that does the pass, fits the problem and runs here; where there is none, `error` says what the first that
+ * came closest lacks. */
+static loam_status choose_best(const kernel **out, const loam_problem *p, cpu_isa have, loam_error *error)
+{
+    const int capability = p->backend == LOAM_BACKEND_CUDA ? gpu_capability() : 0;
+    const kernel *unfit = NULL, *absent = NULL;
+    for (int index = 0; index < KERNEL_COUNT; index++) {
+        const kernel *k = &kernels[index];
+        if (!does(k, p)) {
+            continue;
+        }
+        if (k->fits && k->fits(p, NULL)) {
+            unfit = unfit ? unfit : k;
+        } else if (!runs_here(k, have, capability)) {
+            absent = absent ? absent : k;
+        } else {
+            *out = k;
+        }
+    }
+    if (*out) {
+        return LOAM_OK;
+    }
+    if (absent && absent->gpu) {
+        return no_gpu("backend", loam_backend_name(p->backend), absent->gpu, capability, error);
+    }
+    if (unfit) {
+        return unfit->fits(p, error);
+    }
+    return loam_fail(error, LOAM_EUNSUPPORTED, "backend: %s has no kernel for %s %s in %s",
+                     loam_backend_name(p->backend), loam_mechanism_name(p->mechanism),
+                     loam_pass_name(p->pass), loam_dtype_name(p->dtype));
+}
+
+#ifdef LOAM_HAVE_CUDA
+enum { BUILT_WITH_CUDA = 1 };
+#else
+enum { BUILT_WITH_CUDA = 0 };
+#endif
+
 loam_status registry_choose(const kernel **out, const loam_problem *p, loam_error *error)
 {
     const cpu_isa have = cpu_isa_allowed();
     *out = NULL;
-    if (p->kernel) {
-        return choose_named(out, p, have, error);
-    }
-    for (int index = 0; index < KERNEL_COUNT; index++) {
-        if (does(&kernels[index], p) && kernels[index].isa <= have) {
-            *out = &kernels[index];
-        }
-    }
-    REQUIRE(*out, error, LOAM_EUNSUPPORTED, "backend: %s has no kernel for %s %s in %s",
-            loam_backend_name(p->backend), loam_mechanism_name(p->mechanism), loam_pass_name(p->pass),
-            loam_dtype_name(p->dtype));
-    return LOAM_OK;
+    REQUIRE(p->backend != LOAM_BACKEND_CUDA || BUILT_WITH_CUDA, error, LOAM_EUNSUPPORTED,
+            "backend: cuda is not in this build of the library (LOAM_CUDA)");
+    return p->kernel ? choose_named(out, p, have, error) : choose_best(out, p, have, error);
 }
 
 /* The rows in words: the distinct sets are few, so constant texts serve. */
+static const char *mechanisms_text(unsigned mechanisms)
+{
+    return mechanisms == FAMILY_LLA ? "lla" : "softmax parallax lla";
+}
+
 static const char *types_text(unsigned dtypes)
 {
     return dtypes == TYPES_ALL ? "f32 bf16 f16 f64" : dtypes == TYPES_BF16 ? "bf16" : "f32 bf16 f16";
@@ -97,11 +169,11 @@ loam_status loam_kernel_at(int index, loam_kernel_info *info)
         return LOAM_EARG;
     }
     *info = (loam_kernel_info){ .name = k->name,
-                                .mechanisms = "softmax parallax lla",
+                                .mechanisms = mechanisms_text(k->mechanisms),
                                 .pass = loam_pass_name(k->pass),
                                 .dtypes = types_text(k->dtypes),
                                 .backend = loam_backend_name(k->backend),
-                                .isa = cpu_isa_name(k->isa),
-                                .available = k->isa <= cpu_isa_allowed() };
+                                .isa = k->gpu ? gpu_level_name(k->gpu) : cpu_isa_name(k->isa),
+                                .available = runs_here(k, cpu_isa_allowed(), k->gpu ? gpu_capability() : 0) };
     return LOAM_OK;
 }

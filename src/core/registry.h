@@ -4,6 +4,7 @@
 #define LOAM_CORE_REGISTRY_H
 
 #include "src/base/cpu.h"
+#include "src/base/gpu.h"
 #include "src/local/local.h"
 
 typedef struct kernel {
@@ -15,7 +16,9 @@ typedef struct kernel {
     cpu_isa isa;
     local_run_fn *run;
     local_work_fn *work;
-    local_partial_fn *partial; /* decode rows */
+    local_partial_fn *partial; /* decode rows of the CPU */
+    gpu_level gpu;             /* rows of CUDA */
+    local_fits_fn *fits;       /* what else must hold; NULL: nothing */
 } kernel;
 
 /* NULL beyond the last row. */

@@ -15,10 +15,15 @@
 
 #include <stdbool.h>
 
-/* One kernel is these four functions; `partial` is for decode kernels only. */
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* One kernel is these four functions; `partial` is for decode kernels of the CPU only. `fits` says what of a problem a row
+ * cannot do, LOAM_OK if nothing. */
 typedef loam_status local_run_fn(const loam_problem *problem, const loam_args *args, loam_error *error);
 typedef size_t local_work_fn(const loam_problem *problem);
-typedef bool local_fits_fn(const loam_problem *problem);
+typedef loam_status local_fits_fn(const loam_problem *problem, loam_error *error);
 typedef loam_status local_partial_fn(const loam_problem *problem, const loam_args *args, int64_t first,
                                      int64_t count, double *states, loam_error *error);
 
@@ -36,6 +41,11 @@ LOCAL_DECLARE_ISA(avx2)
 LOCAL_DECLARE_ISA(avx512)
 LOCAL_DECLARE_ISA(avx512bf16)
 
+/* CUDA, where LOAM_HAVE_CUDA: pointers in args are device memory, and a run only launches on args.stream. */
+local_run_fn local_forward_sm80, local_forward_sm90, local_backward_sm80;
+local_work_fn local_forward_sm80_work, local_forward_sm90_work, local_backward_sm80_work;
+local_fits_fn local_sm80_fits, local_sm90_fits;
+
 /* The trace unit of the ridge is trace / dim + this, so that Lambda > 0 where one key has all the weight. */
 #define LOCAL_TRACE_FLOOR 1e-3
 
@@ -46,44 +56,48 @@ typedef struct local_seq {
     int64_t b, q0, nq, k0, nk;
 } local_seq;
 
-static inline bool local_packed(const loam_problem *p) { return p->total_q >= 0; }
+LOAM_INLINE bool local_packed(const loam_problem *p) { return p->total_q >= 0; }
 
-static inline local_seq local_seq_at(const loam_problem *p, const loam_args *a, int64_t b)
+LOAM_INLINE int64_t local_clamp(int64_t x, int64_t lo, int64_t hi) { return x < lo ? lo : x > hi ? hi : x; }
+
+/* On a GPU nobody has looked at the lengths: they are held within the arrays here. */
+LOAM_INLINE local_seq local_seq_at(const loam_problem *p, const loam_args *a, int64_t b)
 {
     if (local_packed(p)) {
-        return (local_seq){ 0, a->cu_q[b], a->cu_q[b + 1] - a->cu_q[b], a->cu_kv[b],
-                            a->cu_kv[b + 1] - a->cu_kv[b] };
+        const int64_t q0 = local_clamp(a->cu_q[b], 0, p->total_q),
+                      k0 = local_clamp(a->cu_kv[b], 0, p->total_kv);
+        const int64_t q1 = local_clamp(a->cu_q[b + 1], q0, p->total_q);
+        const int64_t k1 = local_clamp(a->cu_kv[b + 1], k0, p->total_kv);
+        return (local_seq){ 0, q0, local_clamp(q1 - q0, 0, p->len_q), k0,
+                            local_clamp(k1 - k0, 0, p->len_kv) };
     }
-    return (local_seq){ b, 0, p->len_q, 0, a->lens_kv ? a->lens_kv[b] : p->len_kv };
+    return (local_seq){ b, 0, p->len_q, 0,
+                        a->lens_kv ? local_clamp(a->lens_kv[b], 0, p->len_kv) : p->len_kv };
 }
 
 /* Query tokens of one head over the whole batch, and rows in all: the index space of `saved` and of row
  * arrays in the workspace. */
-static inline int64_t local_tokens(const loam_problem *p)
+LOAM_INLINE int64_t local_tokens(const loam_problem *p)
 {
     return local_packed(p) ? p->total_q : p->batch * p->len_q;
 }
-static inline int64_t local_rows(const loam_problem *p) { return local_tokens(p) * p->heads_q; }
+LOAM_INLINE int64_t local_rows(const loam_problem *p) { return local_tokens(p) * p->heads_q; }
 
-static inline int64_t local_row(const loam_problem *p, const local_seq *s, int64_t h, int64_t i)
+LOAM_INLINE int64_t local_row(const loam_problem *p, const local_seq *s, int64_t h, int64_t i)
 {
     return local_packed(p) ? h * p->total_q + s->q0 + i : (s->b * p->heads_q + h) * p->len_q + i;
 }
 
 /* Keys of a sequence that k has room for: those beyond lens_kv belong to no query, and their gradients are 0. */
-static inline int64_t local_stored_keys(const loam_problem *p, const local_seq *s)
+LOAM_INLINE int64_t local_stored_keys(const loam_problem *p, const local_seq *s)
 {
     return local_packed(p) ? s->nk : p->len_kv;
 }
 
-static inline int64_t local_kv_head(const loam_problem *p, int64_t h)
-{
-    return h / (p->heads_q / p->heads_kv);
-}
+LOAM_INLINE int64_t local_kv_head(const loam_problem *p, int64_t h) { return h / (p->heads_q / p->heads_kv); }
 
 /* Keys lo .. hi - 1 that query i of a sequence sees (lo >= hi: none). */
-static inline void local_visible(const loam_problem *p, const local_seq *s, int64_t i, int64_t *lo,
-                                 int64_t *hi)
+LOAM_INLINE void local_visible(const loam_problem *p, const local_seq *s, int64_t i, int64_t *lo, int64_t *hi)
 {
     const int64_t at = i + s->nk - s->nq;
     int64_t first = 0, last = s->nk - 1;
@@ -105,8 +119,8 @@ static inline void local_visible(const loam_problem *p, const local_seq *s, int6
 /* ------------------------------------------------------------------ the ridge */
 
 /* Lambda of channel c of a row, before its unit. */
-static inline double local_ridge(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
-                                 int64_t i, int64_t c)
+LOAM_INLINE double local_ridge(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
+                               int64_t i, int64_t c)
 {
     const loam_dtype real = dtype_real(p->dtype);
     switch (p->ridge_axes) {
@@ -122,10 +136,7 @@ static inline double local_ridge(const loam_problem *p, const loam_args *a, cons
 /* A pivot of Cov + Lambda at or below this is zero: `largest` is the largest diagonal entry, `mean2` the
  * largest squared coordinate of the mean key (whose rounding is the floor of Cov). Every solver uses it, so
  * that all agree on which rows are singular. */
-static inline double local_least_pivot(double largest, double mean2)
-{
-    return 1e-11 * largest + 1e-29 * mean2;
-}
+LOAM_INLINE double local_least_pivot(double largest, double mean2) { return 1e-11 * largest + 1e-29 * mean2; }
 
 /* ------------------------------------------------------------------ saved for backward */
 
@@ -138,9 +149,9 @@ typedef struct local_saved {
     void *kbar, *rho; /* LLA: [rows, dim_qk] */
 } local_saved;
 
-static inline local_saved local_saved_carve(const loam_problem *p, void *saved, size_t *bytes)
+LOAM_INLINE local_saved local_saved_carve(const loam_problem *p, void *saved, size_t *bytes)
 {
-    arena pool = { saved, 0 };
+    arena pool = { (char *)saved, 0 };
     const size_t rows = (size_t)local_rows(p), real = dtype_bytes(dtype_real(p->dtype));
     const size_t solved = p->mechanism == LOAM_LLA ? size_mul(rows, (size_t)p->dim_qk) : 0;
     local_saved s;
@@ -160,7 +171,7 @@ static inline local_saved local_saved_carve(const loam_problem *p, void *saved, 
 size_t local_state_doubles(const loam_problem *problem);
 void local_state_clear(const loam_problem *problem, double *state);
 /* into += from; see loam.h for the layout. */
-void local_state_merge(const loam_problem *problem, double *restrict into, const double *restrict from);
+void local_state_merge(const loam_problem *problem, double *__restrict into, const double *__restrict from);
 /* rho <- 0, the given probe or the solution; scratch has local_state_scratch(problem) doubles. LLA reads only the means
  * and second moments of the keys: a state of dim_v = 0 will do. */
 loam_row_info local_state_probe(const loam_problem *problem, const loam_args *args, const local_seq *seq,
@@ -191,5 +202,9 @@ void local_clear_bias_tail(const loam_problem *problem, const loam_args *args);
 
 /* Writes info where it is wanted. */
 void local_put_info(const loam_args *args, const local_seq *seq, int64_t h, int64_t i, loam_row_info info);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -2,6 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "tests/accuracy/answer.h"
 
+#include "cli/device_set.h"
 #include "tests/support/element.h"
 #include "tests/support/kernels.h"
 #include "tests/support/memory.h"
@@ -52,7 +53,17 @@ typedef struct storage {
     loam_dtype dtype;
     void *q, *k, *v, *probe, *grad_o, *ridge, *out[PARTS];
     void *saved, *work;
+    bool device;    /* the kernels are CUDA's */
+    device_set set; /* and this is where the arrays are for them */
 } storage;
+
+static void must(const char *failed)
+{
+    if (failed) {
+        fprintf(stderr, "loam-accuracy: CUDA: %s\n", failed);
+        exit(EXIT_FAILURE);
+    }
+}
 
 static void *stored(loam_dtype dtype, const double *x, int64_t count)
 {
@@ -155,6 +166,28 @@ static double processor_seconds(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+/* Pointers of the arguments become the device's. */
+static void send(const sample *s, storage *m, loam_args *a)
+{
+    const loam_dtype real = element_real(m->dtype);
+    const size_t each = element_bytes(m->dtype), queries = (size_t)(s->len_q * s->dim) * each;
+    const size_t keys = (size_t)(s->len_kv * s->dim) * each, rows = (size_t)s->len_q * element_bytes(real);
+    must(device_set_input(&m->set, &a->q.data, queries));
+    must(device_set_input(&m->set, &a->k.data, keys));
+    must(device_set_input(&m->set, &a->v.data, keys));
+    must(device_set_input(&m->set, &a->probe.data, queries));
+    must(device_set_input(&m->set, &a->grad_o.data, queries));
+    must(device_set_input(&m->set, &a->ridge.data, rows));
+    must(device_set_output(&m->set, &a->o.data, queries));
+    must(device_set_output(&m->set, &a->grad_q.data, queries));
+    must(device_set_output(&m->set, &a->grad_k.data, keys));
+    must(device_set_output(&m->set, &a->grad_v.data, keys));
+    must(device_set_output(&m->set, &a->grad_probe.data, queries));
+    must(device_set_output(&m->set, &a->grad_ridge.data, rows));
+    must(device_set_output(&m->set, &a->grad_scale, element_bytes(real)));
+    must(device_set_output(&m->set, &a->info.data, (size_t)s->len_q * sizeof(loam_row_info)));
+}
+
 static void *aligned(size_t bytes)
 {
     void *p = aligned_alloc(LOAM_ALIGN, bytes + LOAM_ALIGN);
@@ -170,9 +203,15 @@ static double run_pass(const sample *s, const question *ask, loam_pass pass, sto
 {
     loam_plan *plan = plan_of(s, ask, pass);
     loam_error error;
-    free(m->work);
-    m->work = args->work = aligned(loam_plan_work_bytes(plan));
-    if (pass == LOAM_FORWARD && ask->gradients) {
+    if (m->device) {
+        must(device_set_scratch(&m->set, &args->work, loam_plan_work_bytes(plan)));
+    } else {
+        free(m->work);
+        m->work = args->work = aligned(loam_plan_work_bytes(plan));
+    }
+    if (pass == LOAM_FORWARD && ask->gradients && m->device) {
+        must(device_set_scratch(&m->set, &args->saved, loam_plan_saved_bytes(plan)));
+    } else if (pass == LOAM_FORWARD && ask->gradients) {
         m->saved = args->saved = aligned(loam_plan_saved_bytes(plan));
     }
     const double begin = processor_seconds();
@@ -189,9 +228,17 @@ answer answer_make(const sample *s, const question *ask)
     answer a = { .info = memory_zeroed((size_t)s->len_q, sizeof *a.info) };
     storage m = store(s, ask);
     loam_args args = arguments(s, &m, &a);
+    m.device = ask->isa && strncmp(ask->isa, "sm", 2) == 0;
+    if (m.device) {
+        send(s, &m, &args);
+    }
     a.seconds = run_pass(s, ask, LOAM_FORWARD, &m, &args);
     if (ask->gradients) {
         run_pass(s, ask, LOAM_BACKWARD, &m, &args);
+    }
+    if (m.device) {
+        must(device_set_fetch(&m.set));
+        device_set_free(&m.set);
     }
     for (int which = 0; which < PARTS; which++) {
         const int64_t count = part_rows(s, (part)which) * part_width(s, (part)which);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * loam-accuracy: how exact the kernels are against float64, and what the solvers do. */
+#include "tests/accuracy/cuda.h"
 #include "tests/accuracy/grid.h"
 #include "tests/accuracy/hostile.h"
 #include "tests/accuracy/solvers.h"
@@ -10,14 +11,16 @@
 
 static int usage(void)
 {
-    fprintf(stderr,
-            "usage: loam-accuracy [--full | --hostile | --hostile-bf16 | --survey | --solvers [DATA]]\n"
-            "  (nothing)  the accuracy table on N(0, 1), a part of it; fails beyond the bounds\n"
-            "  --full     the same with more queries of long sequences: a quarter of an hour\n"
-            "  --hostile  other data and ridges down to 0; fails beyond the bounds\n"
-            "  --hostile-bf16  the same in bfloat16, ridges down to 1e-3\n"
-            "  --survey   which solver rows take, iterations, errors, time\n"
-            "  --solvers  error and time of a row, against plain solvers; DATA: normal, unit, ..\n");
+    fprintf(
+        stderr,
+        "usage: loam-accuracy [--full | --hostile | --hostile-bf16 | --cuda | --survey | --solvers [DATA]]\n"
+        "  (nothing)  the accuracy table on N(0, 1), a part of it; fails beyond the bounds\n"
+        "  --full     the same with more queries of long sequences: a quarter of an hour\n"
+        "  --hostile  other data and ridges down to 0; fails beyond the bounds\n"
+        "  --hostile-bf16  the same in bfloat16, ridges down to 1e-3\n"
+        "  --cuda     the rows of CUDA, on many kinds of data; fails beyond the bounds\n"
+        "  --survey   which solver rows take, iterations, errors, time\n"
+        "  --solvers  error and time of a row, against plain solvers; DATA: normal, unit, ..\n");
     return 2;
 }
 
@@ -36,6 +39,9 @@ int main(int argc, char **argv)
     }
     if (strcmp(what, "--hostile-bf16") == 0) {
         return hostile_run(LOAM_BF16) != 0;
+    }
+    if (strcmp(what, "--cuda") == 0) {
+        return cuda_run();
     }
     if (strcmp(what, "--survey") == 0) {
         return solvers_survey();

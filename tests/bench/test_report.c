@@ -56,7 +56,7 @@ static void make_up(made_up *m)
                                                           : NAN,
                                         .work_bytes = 64 };
     }
-    m->report = (bench_report){ &m->machine, &m->roofs, &m->protocol, m->results, 3 };
+    m->report = (bench_report){ &m->machine, &m->roofs, &m->protocol, m->results, 3, NULL };
 }
 
 static char *written(const bench_report *report, int (*write)(const bench_report *, FILE *, io_error *))
@@ -88,6 +88,29 @@ static void rates_are_derived(void **state)
     m.roofs.count = 0;
     const bench_rates roofless = bench_rates_of(&m.report, &m.results[0]);
     assert_true(isnan(roofless.of_roof) && isnan(roofless.of_sgemm) && isnan(roofless.of_read));
+}
+
+/* Rows of CUDA are measured against the device, whose name and roof are told. */
+static void devices_have_their_own_roof(void **state)
+{
+    (void)state;
+    made_up m;
+    make_up(&m);
+    const bench_device device = { .info = { .name = "a GPU", .major = 9 }, .copy = 16 };
+    m.results[0].device = true;
+    m.report.device = &device;
+    const bench_rates x = bench_rates_of(&m.report, &m.results[0]);
+    assert_true(isnan(x.of_sgemm) && near(x.of_read, 0.25) && near(x.of_roof, 0.25));
+    assert_true(near(bench_rates_of(&m.report, &m.results[1]).of_sgemm, 0.25));
+    char *text = written(&m.report, bench_report_table);
+    assert_non_null(strstr(text, "a GPU, compute capability 9.0"));
+    assert_non_null(strstr(text, "copy 16.0 GB/s"));
+    free(text);
+    text = written(&m.report, bench_report_csv);
+    assert_non_null(strstr(text, ",device,device_copy_gbs\n"));
+    assert_non_null(strstr(text, ",device copy,0.25,"));
+    assert_non_null(strstr(text, ",a GPU,16\n"));
+    free(text);
 }
 
 /* A ratio is told for the same problem by the same row, and no other. */
@@ -220,9 +243,10 @@ static void statistics_of_a_sample(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rates_are_derived),          cmocka_unit_test(softmax_is_the_same_problem),
-        cmocka_unit_test(csv_has_its_columns),        cmocka_unit_test(json_has_its_fields),
-        cmocka_unit_test(table_shows_roofs_and_rows), cmocka_unit_test(statistics_of_a_sample),
+        cmocka_unit_test(rates_are_derived),           cmocka_unit_test(softmax_is_the_same_problem),
+        cmocka_unit_test(csv_has_its_columns),         cmocka_unit_test(json_has_its_fields),
+        cmocka_unit_test(table_shows_roofs_and_rows),  cmocka_unit_test(statistics_of_a_sample),
+        cmocka_unit_test(devices_have_their_own_roof),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

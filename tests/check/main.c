@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * loam-check [-k PATTERN] [-n CASES] [--seed SEED] [--case TEXT] [--against ROW] [--rows NAMES] [-v]
+ * loam-check [-k PATTERN] [-n CASES] [--seed SEED] [--budget B] [--case TEXT] [--against ROW] [--rows NAMES] [--list] [-v]
  *
  * Runs every row of the registry on random cases against the float64 reference, or against another row within the
- * same bounds. A failure prints the command that repeats it. Exit status: 0 all is well, 1 something is not, 2 bad usage, 77 no row to run here. */
+ * same bounds. A failure prints the command that repeats it. --list names the rows of PATTERN that this machine can run
+ * instead. Exit status: 0 all is well, 1 something is not, 2 bad usage, 77 no row to run here. */
 #define _POSIX_C_SOURCE 200809L
 #include "tests/check/condition.h"
 #include "tests/check/generate.h"
@@ -25,7 +26,8 @@ typedef struct options {
     const char *pattern, *text, *rows, *against;
     long cases;
     uint64_t seed;
-    int verbose;
+    double budget;
+    int verbose, list;
 } options;
 
 typedef struct tally {
@@ -192,7 +194,7 @@ static int run_row(const loam_kernel_info *row, const options *o)
         run_case(s, o, &t);
     }
     for (long n = 0; !o->text && n < o->cases; n++) {
-        run_case(generate_spec(row, o->seed, (uint64_t)n), o, &t);
+        run_case(generate_spec(row, o->seed, (uint64_t)n, o->budget), o, &t);
     }
     char command[900];
     run_repeat_command(&t.worst_spec, command, sizeof command);
@@ -238,8 +240,8 @@ static int parse(int argc, char **argv, options *o)
 {
     for (int i = 1; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : NULL;
-        if (strcmp(argv[i], "-v") == 0) {
-            o->verbose = 1;
+        if (strcmp(argv[i], "-v") == 0 || strcmp(argv[i], "--list") == 0) {
+            *(argv[i][1] == 'v' ? &o->verbose : &o->list) = 1;
             continue;
         }
         if (!value) {
@@ -251,6 +253,8 @@ static int parse(int argc, char **argv, options *o)
             o->cases = strtol(value, NULL, 10);
         } else if (strcmp(argv[i], "--seed") == 0) {
             o->seed = strtoull(value, NULL, 10);
+        } else if (strcmp(argv[i], "--budget") == 0) {
+            o->budget = strtod(value, NULL);
         } else if (strcmp(argv[i], "--case") == 0) {
             o->text = value;
         } else if (strcmp(argv[i], "--against") == 0) {
@@ -267,12 +271,12 @@ static int parse(int argc, char **argv, options *o)
 
 int main(int argc, char **argv)
 {
-    options o = { .pattern = "*", .cases = 500, .seed = 1 };
+    options o = { .pattern = "*", .cases = 500, .seed = 1, .budget = 1e7 };
     if (parse(argc, argv, &o)) {
-        fprintf(
-            stderr,
-            "usage: %s [-k PATTERN] [-n CASES] [--seed SEED] [--case TEXT] [--against ROW] [--rows NAMES] [-v]\n",
-            argv[0]);
+        fprintf(stderr,
+                "usage: %s [-k PATTERN] [-n CASES] [--seed SEED] [--budget B] [--case TEXT] [--against ROW] "
+                "[--rows NAMES] [--list] [-v]\n",
+                argv[0]);
         return 2;
     }
     if (o.rows) {
@@ -285,7 +289,11 @@ int main(int argc, char **argv)
     for (int i = 0; loam_kernel_at(i, &row) == LOAM_OK; i++) {
         if (row.available && is_comparable(&row, o.against) && fnmatch(o.pattern, row.name, 0) == 0) {
             ran = 1;
-            failed |= run_row(&row, &o);
+            if (o.list) {
+                printf("%s\n", row.name);
+            } else {
+                failed |= run_row(&row, &o);
+            }
         }
     }
     if (!ran) {

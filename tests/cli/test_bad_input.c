@@ -99,7 +99,7 @@ static const bad_case CASES[] = {
     { EXIT_USAGE, "lla " QKV "--score cos", "--score cos: expected dot or rbf" },
     { EXIT_USAGE, "lla " QKV "--layout dthb", "--layout dthb: expected bhtd or bthd" },
     { EXIT_USAGE, "lla " QKV "--dtype int8", "--dtype int8: expected f32, bf16, f16 or f64" },
-    { EXIT_USAGE, "lla " QKV "--backend cuda", "--backend cuda: expected reference or cpu" },
+    { EXIT_USAGE, "lla " QKV "--backend gpu", "--backend gpu: expected auto, reference, cpu or cuda" },
     { EXIT_USAGE, "lla " QKV "--kernel nosuch", "nosuch" },
     { EXIT_USAGE, "lla " QKV "--grad-kernel x", "--grad-kernel needs --grad-out and --grad-dir" },
     { EXIT_USAGE, "lla --k $IN:k --v $IN:v", "--q F is needed" },

@@ -58,7 +58,7 @@ static void enumerators(void **state)
     REFUSE(score, (loam_score)2, LOAM_EARG, "2", "");
     REFUSE(ridge_axes, (loam_ridge_axes)4, LOAM_EARG, "4", "");
     REFUSE(ridge_unit, (loam_ridge_unit)3, LOAM_EARG, "3", "");
-    REFUSE(backend, (loam_backend)3, LOAM_EARG, "3", "");
+    REFUSE(backend, (loam_backend)4, LOAM_EARG, "4", "");
     REFUSE(causal, 2, LOAM_EARG, "2", "0 or 1");
     REFUSE(slope, -1, LOAM_EARG, "-1", "0 or 1");
     REFUSE(key_bias, 7, LOAM_EARG, "7", "0 or 1");
@@ -135,6 +135,35 @@ static void kernels(void **state)
     refuse(&p, LOAM_EUNSUPPORTED, "kernel", "local_forward_ref", "cpu");
 }
 
+/* On a machine with a GPU tests/cuda asks. */
+static void cuda_without_a_device(void **state)
+{
+    (void)state;
+    loam_kernel_info row;
+    loam_problem p = good();
+    int rows = 0;
+    for (int i = 0; loam_kernel_at(i, &row) == LOAM_OK; i++) {
+        if (strcmp(row.backend, "cuda") == 0) {
+            rows++;
+            if (row.available) {
+                skip();
+            }
+            p = good();
+            p.kernel = row.name;
+            p.dtype = LOAM_BF16;
+            p.dim_qk = p.dim_v = 64; /* which every row takes */
+            p.pass = strcmp(row.pass, "forward") == 0 ? LOAM_FORWARD : LOAM_BACKWARD;
+            refuse(&p, LOAM_EUNSUPPORTED, "kernel", row.name, "needs an NVIDIA GPU");
+        }
+    }
+    REFUSE(backend, LOAM_BACKEND_CUDA, LOAM_EUNSUPPORTED, "cuda",
+           rows ? "needs an NVIDIA GPU of compute capability 8.0 or newer; " : "not in this build");
+    p = good();
+    p.backend = LOAM_BACKEND_CUDA;
+    p.pass = LOAM_DECODE;
+    refuse(&p, LOAM_EUNSUPPORTED, "backend", "cuda", rows ? "no kernel for lla decode" : "not in this build");
+}
+
 static void sizes_that_overflow(void **state)
 {
     (void)state;
@@ -197,10 +226,15 @@ static void edges_that_are_allowed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(enumerators),   cmocka_unit_test(shapes),
-        cmocka_unit_test(numbers),       cmocka_unit_test(combinations),
-        cmocka_unit_test(kernels),       cmocka_unit_test(sizes_that_overflow),
-        cmocka_unit_test(null_pointers), cmocka_unit_test(edges_that_are_allowed),
+        cmocka_unit_test(enumerators),
+        cmocka_unit_test(shapes),
+        cmocka_unit_test(numbers),
+        cmocka_unit_test(combinations),
+        cmocka_unit_test(kernels),
+        cmocka_unit_test(sizes_that_overflow),
+        cmocka_unit_test(cuda_without_a_device),
+        cmocka_unit_test(null_pointers),
+        cmocka_unit_test(edges_that_are_allowed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

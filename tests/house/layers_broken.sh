@@ -6,7 +6,7 @@ set -eu
 layers=$1
 tree=$(mktemp -d "${TMPDIR:-/tmp}/loam-layers.XXXXXX")
 trap 'rm -rf "$tree"' EXIT
-mkdir -p "$tree/include" "$tree/src/base" "$tree/src/simd" "$tree/src/local" "$tree/src/core" "$tree/io" "$tree/cli" "$tree/tests/simd" \
+mkdir -p "$tree/include" "$tree/src/base" "$tree/src/simd" "$tree/src/gpu" "$tree/src/local" "$tree/src/core" "$tree/io" "$tree/cli" "$tree/tests/simd" \
     "$tree/bench"
 
 # expect STATUS FILE INCLUDED: the status of the check where FILE has that #include and no other file is there.
@@ -38,6 +38,10 @@ expect 1 include/loam.h src/base/error.h
 expect 1 src/base/a.c src/simd/vec.h
 expect 1 src/simd/a.h src/local/local.h
 expect 1 src/local/a.c src/core/plan.h
+expect 0 src/local/a.cu src/gpu/tile.cuh
+expect 1 src/gpu/a.cuh src/simd/vec.h
+expect 1 src/gpu/a.cuh src/local/local.h
+expect 1 src/local/a.cu src/core/plan.h
 expect 1 src/local/a.inc src/linear/linear.h
 expect 1 src/core/a.c io/npy.h
 expect 1 src/core/a.def ../io/npy.h

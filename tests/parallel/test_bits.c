@@ -35,6 +35,7 @@ static spec variant(const loam_kernel_info *row, loam_mechanism mechanism, int n
     s.omit = 0;
     s.seed = 11 + number;
     snprintf(s.kernel, sizeof s.kernel, "%s", row->name);
+    kernel_fit(&s);
     return s;
 }
 

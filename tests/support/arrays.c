@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 #include "tests/support/arrays.h"
 
+#include "cli/device.h"
 #include "tests/support/element.h"
+#include "tests/support/kernels.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -80,13 +82,13 @@ static guard index_array(const int64_t *from, int64_t count)
 static loam_const_view input_view(const arrays *m, slot which)
 {
     const layout *l = &m->layout[which];
-    return (loam_const_view){ m->array[which].data, l->batch, l->head, l->token };
+    return (loam_const_view){ guard_address(&m->array[which]), l->batch, l->head, l->token };
 }
 
 static loam_view output_view(const arrays *m, slot which)
 {
     const layout *l = &m->layout[which];
-    return (loam_view){ m->array[which].data, l->batch, l->head, l->token };
+    return (loam_view){ guard_address(&m->array[which]), l->batch, l->head, l->token };
 }
 
 static void connect(arrays *m)
@@ -97,13 +99,13 @@ static void connect(arrays *m)
         .v = input_view(m, SLOT_V),
         .probe = input_view(m, SLOT_PROBE),
         .ridge = input_view(m, SLOT_RIDGE),
-        .slope = m->array[SLOT_SLOPE].data,
+        .slope = guard_address(&m->array[SLOT_SLOPE]),
         .key_bias = input_view(m, SLOT_KEY_BIAS),
-        .sink = m->array[SLOT_SINK].data,
+        .sink = guard_address(&m->array[SLOT_SINK]),
         .grad_o = input_view(m, SLOT_GRAD_O),
-        .cu_q = (const int64_t *)(const void *)m->cu_q.data,
-        .cu_kv = (const int64_t *)(const void *)m->cu_kv.data,
-        .lens_kv = (const int64_t *)(const void *)m->lens_kv.data,
+        .cu_q = guard_address(&m->cu_q),
+        .cu_kv = guard_address(&m->cu_kv),
+        .lens_kv = guard_address(&m->lens_kv),
         .o = output_view(m, SLOT_O),
         .lse = output_view(m, SLOT_LSE),
         .rho = output_view(m, SLOT_RHO),
@@ -114,17 +116,37 @@ static void connect(arrays *m)
         .grad_v = output_view(m, SLOT_GRAD_V),
         .grad_probe = output_view(m, SLOT_GRAD_PROBE),
         .grad_ridge = output_view(m, SLOT_GRAD_RIDGE),
-        .grad_scale = m->array[SLOT_GRAD_SCALE].data,
-        .grad_slope = m->array[SLOT_GRAD_SLOPE].data,
+        .grad_scale = guard_address(&m->array[SLOT_GRAD_SCALE]),
+        .grad_slope = guard_address(&m->array[SLOT_GRAD_SLOPE]),
         .grad_key_bias = output_view(m, SLOT_GRAD_KEY_BIAS),
-        .grad_sink = m->array[SLOT_GRAD_SINK].data,
+        .grad_sink = guard_address(&m->array[SLOT_GRAD_SINK]),
     };
+}
+
+/* Calls fn for each guard of the case. */
+static void for_each_guard(arrays *m, void (*fn)(guard *g))
+{
+    for (int a = 0; a < SLOT_COUNT; a++) {
+        fn(&m->array[a]);
+    }
+    guard *const rest[] = { &m->saved, &m->work, &m->cu_q, &m->cu_kv, &m->lens_kv };
+    for (size_t i = 0; i < sizeof rest / sizeof rest[0]; i++) {
+        fn(rest[i]);
+    }
+}
+
+static void send(guard *g)
+{
+    if (g->map) {
+        guard_to_device(g, 0);
+    }
 }
 
 void arrays_make(arrays *m, const values *v)
 {
     memset(m, 0, sizeof *m);
     m->values = v;
+    m->device = kernel_on_device(&v->spec);
     for (int a = 0; a < SLOT_COUNT; a++) {
         if (!wanted(&v->spec, (slot)a)) {
             continue;
@@ -143,21 +165,40 @@ void arrays_make(arrays *m, const values *v)
     if (v->lens_kv) {
         m->lens_kv = index_array(v->lens_kv, v->spec.batch);
     }
+    if (m->device) {
+        for_each_guard(m, send);
+    }
     connect(m);
+}
+
+/* A buffer whose contents are the library's own. */
+static void *scratch(const arrays *m, guard *g, size_t bytes)
+{
+    guard_free(g);
+    *g = guard_make(bytes, 1);
+    if (m->device) {
+        guard_to_device(g, 1);
+    }
+    return guard_address(g);
 }
 
 void arrays_work(arrays *m, const loam_plan *plan)
 {
-    guard_free(&m->work);
-    m->work = guard_make(loam_plan_work_bytes(plan), 1);
-    m->args.work = m->work.data;
+    m->args.work = scratch(m, &m->work, loam_plan_work_bytes(plan));
 }
 
 void arrays_saved(arrays *m, const loam_plan *plan)
 {
-    guard_free(&m->saved);
-    m->saved = guard_make(loam_plan_saved_bytes(plan), 1);
-    m->args.saved = m->saved.data;
+    m->args.saved = scratch(m, &m->saved, loam_plan_saved_bytes(plan));
+}
+
+const char *arrays_settle(arrays *m)
+{
+    const char *failed = m->device ? device_wait() : NULL;
+    if (!failed) {
+        for_each_guard(m, guard_from_device);
+    }
+    return failed;
 }
 
 void arrays_read(const arrays *m, values *v)
@@ -217,13 +258,6 @@ const char *arrays_misuse(arrays *m, char *text, size_t bytes)
 
 void arrays_free(arrays *m)
 {
-    for (int a = 0; a < SLOT_COUNT; a++) {
-        guard_free(&m->array[a]);
-    }
-    guard_free(&m->saved);
-    guard_free(&m->work);
-    guard_free(&m->cu_q);
-    guard_free(&m->cu_kv);
-    guard_free(&m->lens_kv);
+    for_each_guard(m, guard_free);
     memset(m, 0, sizeof *m);
 }

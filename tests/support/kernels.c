@@ -14,6 +14,27 @@ int kernel_find(const char *name)
     return -1;
 }
 
+int kernel_on_device(const spec *s)
+{
+    loam_kernel_info info;
+    const int index = kernel_find(s->kernel);
+    return s->backend == LOAM_BACKEND_CUDA ||
+           (loam_kernel_at(index, &info) == LOAM_OK && strcmp(info.backend, "cuda") == 0);
+}
+
+void kernel_fit(spec *s)
+{
+    loam_kernel_info info;
+    if (loam_kernel_at(kernel_find(s->kernel), &info) || strcmp(info.isa, "sm90") != 0) {
+        return;
+    }
+    s->dim_qk = s->dim_v = s->dim_qk > 64 ? 128 : 64;
+    s->score = LOAM_DOT;
+    s->slope = s->key_bias = 0;
+    s->soft_cap = 0;
+    s->ridge_unit = s->ridge_unit == LOAM_RIDGE_TRACE ? LOAM_RIDGE_NORMALISED : s->ridge_unit;
+}
+
 int kernel_lists(const char *words, const char *word)
 {
     const size_t length = strlen(word);

@@ -3,10 +3,14 @@
 #ifndef TESTS_SUPPORT_KERNELS_H
 #define TESTS_SUPPORT_KERNELS_H
 
-#include "loam.h"
+#include "tests/support/spec.h"
 
 /* Index of the row called `name`, or -1. */
 int kernel_find(const char *name);
+/* Does the case go to a row of CUDA, whose arguments are device memory? */
+int kernel_on_device(const spec *s);
+/* Brings a case within what its row takes of the family: the Hopper rows are for few shapes and plain scores. */
+void kernel_fit(spec *s);
 /* Does a list of words such as "f32 bf16" hold `word`? */
 int kernel_lists(const char *words, const char *word);
 

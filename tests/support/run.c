@@ -29,6 +29,16 @@ static void forward_of(spec *s)
     s->kernel[0] = '\0';
 }
 
+/* What the run on a device came to, once it is over. */
+static loam_status settle(arrays *m, loam_status status, loam_error *error)
+{
+    const char *failed = status ? NULL : arrays_settle(m);
+    if (failed) {
+        snprintf(error->text, sizeof error->text, "after the launch: %s", failed);
+    }
+    return failed ? LOAM_ECUDA : status;
+}
+
 /* Fills m->saved by a forward run that asks for nothing else. */
 static outcome run_forward_first(arrays *m, const values *v)
 {
@@ -45,10 +55,13 @@ static outcome run_forward_first(arrays *m, const values *v)
     arrays_saved(m, plan);
     arrays_work(m, plan);
     guard o = guard_make((size_t)slot_size(v, SLOT_O) * 8, 1);
+    if (m->device) {
+        guard_to_device(&o, 1);
+    }
     loam_args args = m->args;
     const shape a = slot_shape(v, SLOT_O);
-    args.o = loam_dense_out(o.data, a.heads, a.tokens, a.channels);
-    r.status = loam_run(plan, &args, &r.error);
+    args.o = loam_dense_out(guard_address(&o), a.heads, a.tokens, a.channels);
+    r.status = settle(m, loam_run(plan, &args, &r.error), &r.error);
     guard_free(&o);
     loam_plan_destroy(plan);
     return r;
@@ -67,7 +80,7 @@ static outcome run_plan(arrays *m, values *v)
         arrays_saved(m, plan);
     }
     arrays_work(m, plan);
-    r.status = loam_run(plan, &m->args, &r.error);
+    r.status = settle(m, loam_run(plan, &m->args, &r.error), &r.error);
     if (!r.status) {
         arrays_read(m, v);
         arrays_misuse(m, r.misuse, sizeof r.misuse);

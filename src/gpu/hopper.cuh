@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: MIT
+ * Instructions of Hopper GPUs (sm_90a), one function each: matrix products of a warpgroup (wgmma), bulk tensor copies, and the
+ * barriers in shared memory that these complete on.
+ *
+ * A tile for wgmma is [64 rows][64 columns] of bf16 in the 128-byte swizzle: row r begins at byte 128 r, and its 16-byte piece n
+ * lies at piece n ^ (r % 8). It begins at a multiple of 1024 bytes. What tile.cuh's threads hold of a warp's 16 rows, they hold here
+ * of the warpgroup's 64: warp w has rows 16 w on.
+ */
+#ifndef LOAM_GPU_HOPPER_CUH
+#define LOAM_GPU_HOPPER_CUH
+
+#include "src/gpu/tile.cuh"
+
+#include <cuda.h>
+
+enum { SIDE = 64, TILE_ELEMENTS = SIDE * SIDE };
+
+/* ------------------------------------------------------------------ barriers */
+
+static __device__ __forceinline__ void barrier_init(uint64_t *barrier, unsigned arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
+                 : "memory");
+}
+
+/* One arrival, and `bytes` of copies to wait for. */
+static __device__ __forceinline__ void barrier_expect(uint64_t *barrier, unsigned bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+                 "r"(bytes)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void barrier_wait(uint64_t *barrier, unsigned parity)
+{
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n"
+                 "}\n" ::"r"(shared_address(barrier)),
+                 "r"(parity)
+                 : "memory");
+}
+
+/* What was written to shared memory, barriers included, is there for copies and products. */
+static __device__ __forceinline__ void fence_async_proxy()
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* ------------------------------------------------------------------ bulk tensor copies */
+
+/* The box at channel c, token t, head h, batch b of the tensor into a tile. */
+static __device__ __forceinline__ void copy_box(void *tile, const CUtensorMap *map, uint64_t *barrier, int c,
+                                                int t, int h, int b)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::
+            "r"(shared_address(tile)),
+        "l"(map), "r"(shared_address(barrier)), "r"(c), "r"(t), "r"(h), "r"(b)
+        : "memory");
+}
+
+/* ------------------------------------------------------------------ products of a warpgroup */
+
+/* The descriptor of a tile for wgmma: address, 1024 bytes from one group of eight rows to the next, 128-byte swizzle. */
+static __device__ __forceinline__ uint64_t tile_descriptor(const void *tile)
+{
+    const uint64_t address = shared_address(tile);
+    return (address & 0x3ffff) >> 4 | (uint64_t)(1024 >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
+           (uint64_t)1 << 62;
+}
+
+static __device__ __forceinline__ void products_begin()
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+static __device__ __forceinline__ void products_commit()
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int pending> static __device__ __forceinline__ void products_wait()
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+
+/* Between a wait and the first use of what the products gave: without it the compiler may move the use before the wait. */
+template <int BLOCKS> static __device__ __forceinline__ void products_arrived(float (&d)[BLOCKS][4])
+{
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+        asm volatile("" : "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])::"memory");
+    }
+}
+
+template <int TILES> static __device__ __forceinline__ void products_arrived(float (&d)[TILES][8][4])
+{
+#pragma unroll
+    for (int n = 0; n < TILES; n++) {
+        products_arrived(d[n]);
+    }
+}
+
+#define WGMMA_OUT(d) \
+    "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), \
+        "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), \
+        "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), \
+        "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), \
+        "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), \
+        "+f"(d[7][3])
+#define WGMMA_D \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, " \
+    "%25, %26, %27, %28, %29, %30, %31}"
+
+/* d (+)= A B^T over 16 columns: both operands by rows in shared memory. */
+static __device__ __forceinline__ void wgmma_rows(float (&d)[8][4], uint64_t a, uint64_t b, int add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " WGMMA_D
+                 ", %32, %33, p, 1, 1, 0, 0;\n}\n"
+                 : WGMMA_OUT(d)
+                 : "l"(a), "l"(b), "r"(add));
+}
+
+/* d += A B over 16 rows of B: A in registers, B in shared memory. */
+static __device__ __forceinline__ void wgmma_weights(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " WGMMA_D
+                 ", {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}\n"
+                 : WGMMA_OUT(d)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+/* s (+)= rows tile^T: both DIM / 64 tiles side by side. Under way until a commit and a wait. */
+template <int DIM>
+static __device__ __forceinline__ void multiply_rows(float (&s)[8][4], const __nv_bfloat16 *rows,
+                                                     const __nv_bfloat16 *tile, bool add)
+{
+    products_begin();
+#pragma unroll
+    for (int n = 0; n < DIM / SIDE; n++) {
+#pragma unroll
+        for (int k = 0; k < SIDE; k += 16) {
+            wgmma_rows(s, tile_descriptor(rows + n * TILE_ELEMENTS + k),
+                       tile_descriptor(tile + n * TILE_ELEMENTS + k), add || n + k > 0);
+        }
+    }
+}
+
+/* The pairs of 64 x 64 weights as operands: part `part` of the split in PARTS. */
+template <int PARTS> struct weights_operand {
+    uint32_t part[PARTS][4][4];
+};
+
+template <int PARTS>
+static __device__ __forceinline__ void split_weights(weights_operand<PARTS> &a, const float (&w)[8][4])
+{
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            uint32_t part[PARTS];
+            split_pair(part, w[2 * k + e / 2][e % 2 * 2], w[2 * k + e / 2][e % 2 * 2 + 1]);
+#pragma unroll
+            for (int p = 0; p < PARTS; p++) {
+                a.part[p][k][e] = part[p];
+            }
+        }
+    }
+}
+
+/* out += w tile, DIM columns. Under way until a commit and a wait. */
+template <int DIM>
+static __device__ __forceinline__ void multiply_weights(float (&out)[DIM / SIDE][8][4],
+                                                        const uint32_t (&w)[4][4], const __nv_bfloat16 *tile)
+{
+    products_begin();
+#pragma unroll
+    for (int n = 0; n < DIM / SIDE; n++) {
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            wgmma_weights(out[n], w[k], tile_descriptor(tile + n * TILE_ELEMENTS + k * 16 * SIDE));
+        }
+    }
+}
+
+/* Where element (row, column) of DIM / 64 tiles lies. */
+static __device__ __forceinline__ int swizzled(int row, int column)
+{
+    const int c = column % SIDE;
+    return column / SIDE * TILE_ELEMENTS + row * SIDE + ((c / 8 ^ row % 8) * 8 | c % 8);
+}
+
+#endif

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: MIT
+ * Descriptors of arrays for bulk tensor copies, made on the host for each launch. */
+#ifndef LOAM_GPU_TENSOR_MAP_CUH
+#define LOAM_GPU_TENSOR_MAP_CUH
+
+#include "src/gpu/launch.cuh"
+
+#include <cuda.h>
+#include <cudaTypedefs.h>
+
+static inline bool step_fits(int64_t stride, int64_t count)
+{
+    return count <= 1 || (stride > 0 && stride % 8 == 0);
+}
+
+/* Can bulk copies read this view of bf16? They want steps of 16 bytes. */
+static inline bool tensor_map_fits(const loam_const_view *v, int64_t batch, int64_t heads, int64_t tokens)
+{
+    return (uintptr_t)v->data % 16 == 0 && step_fits(v->token, tokens) && step_fits(v->head, heads) &&
+           step_fits(v->batch, batch);
+}
+
+/* `view` as [batch][heads][tokens][channels] of bf16, in boxes of 64 tokens by 64 channels. What lies outside reads as 0. */
+static inline loam_status tensor_map_make(CUtensorMap *map, const loam_const_view *view, int64_t batch,
+                                          int64_t heads, int64_t tokens, int64_t channels, loam_error *error)
+{
+    void *entry = NULL;
+    cudaDriverEntryPointQueryResult found;
+    TRY(cuda_check(
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found),
+        "cuTensorMapEncodeTiled", error));
+    REQUIRE(found == cudaDriverEntryPointSuccess && entry, error, LOAM_ECUDA,
+            "cuTensorMapEncodeTiled: not in this driver");
+    const cuuint64_t sizes[4] = { (cuuint64_t)channels, (cuuint64_t)tokens, (cuuint64_t)heads,
+                                  (cuuint64_t)batch };
+    /* Along an axis of one entry any stride that the copy engine takes will do. */
+    const cuuint64_t strides[3] = { (cuuint64_t)(tokens > 1 ? view->token * 2 : 16),
+                                    (cuuint64_t)(heads > 1 ? view->head * 2 : 16),
+                                    (cuuint64_t)(batch > 1 ? view->batch * 2 : 16) };
+    const cuuint32_t box[4] = { 64, 64, 1, 1 }, step[4] = { 1, 1, 1, 1 };
+    const CUresult code = ((PFN_cuTensorMapEncodeTiled_v12000)entry)(
+        map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, (void *)(uintptr_t)view->data, sizes, strides, box, step,
+        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    REQUIRE(code == CUDA_SUCCESS, error, LOAM_ECUDA,
+            "cuTensorMapEncodeTiled: error %d for a view of strides %lld %lld %lld", (int)code,
+            (long long)view->batch, (long long)view->head, (long long)view->token);
+    return LOAM_OK;
+}
+
+#endif

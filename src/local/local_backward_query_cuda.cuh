@@ -1,0 +1,345 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Backward on GPUs, last kernel of the rows: dq, the ridge's gradient, what a row adds to the gradients that
+ * are sums over rows, and the row_record for the second pass.
+ */
+#ifndef LOAM_LOCAL_LOCAL_BACKWARD_QUERY_CUDA_CUH
+#define LOAM_LOCAL_LOCAL_BACKWARD_QUERY_CUDA_CUH
+
+#include "src/local/local_backward_cuda.cuh"
+
+template <bool WIDE, int DIM, int DIRECTIONS> struct query_shared {
+    typedef backward_shape<WIDE, DIM, DIRECTIONS> of;
+    alignas(16) typename of::type query[of::rows * of::pitch];
+    alignas(16) typename of::type grad_o[of::rows * of::pitch];
+    alignas(16) typename of::type direction[of::directions * of::rows * of::pitch];
+    pair_ring<of> ring;
+};
+
+static __device__ __forceinline__ double quad_sum(double x)
+{
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+/* e = -y . Lambda rho and the ridge's gradient, -unit y rho; the four lanes of the row call it. */
+static __device__ __forceinline__ void ridge_gradient(row_record &rec, bool real, const loam_problem &p,
+                                                      const loam_args &a, const row_block &x, int64_t i,
+                                                      const float *rho, const float *y, double *sums)
+{
+    const int64_t out = LOCAL_AT(a.grad_ridge, x.s.b, x.h, x.s.q0 + i);
+    double e = 0, sum = 0;
+    for (int c = threadIdx.x % 4; real && c < p.dim_qk; c += 4) {
+        const double part = -(double)y[c] * (double)rho[c] * (double)rec.unit;
+        e += part * local_ridge(&p, &a, &x.s, x.h, i, c);
+        sum += part;
+        if (p.ridge_axes == LOAM_RIDGE_CHANNEL && a.grad_ridge.data) {
+            ((float *)a.grad_ridge.data)[out + c] = (float)part;
+        }
+    }
+    e = quad_sum(e), sum = quad_sum(sum);
+    rec.e = (float)e;
+    rec.spread = rec.unit > 0 ? (float)(e / (double)rec.unit) : 0;
+    if (real && threadIdx.x % 4 == 0) {
+        sums[local_row(&p, &x.s, x.h, i)] = sum;
+        if (p.ridge_axes == LOAM_RIDGE_TOKEN && a.grad_ridge.data) {
+            ((float *)a.grad_ridge.data)[out] = (float)sum;
+        }
+    }
+}
+
+/* A direction times the peak key, which the products of all keys are taken relative to. PARTS: of the
+ * direction in products. */
+template <int PARTS>
+static __device__ __forceinline__ float peak_product(bool real, const loam_problem &p, const loam_args &a,
+                                                     const row_block &x, int peak, const float *direction,
+                                                     const float *origin)
+{
+    const int64_t at = LOCAL_AT(a.k, x.s.b, x.h_kv, x.s.k0 + peak);
+    float sum = 0;
+    for (int c = threadIdx.x % 4; real && peak >= 0 && c < p.dim_qk; c += 4) {
+        const float k = (float)element_load(a.k.data, p.dtype, at + c) - (PARTS == 3 ? origin[c] : 0);
+        sum += rounded<PARTS>(direction[c]) * k;
+    }
+    return quad_sum(sum);
+}
+
+/* rho . kbar and y . kbar: the product with the peak key plus a rest, the weighted mean of the others
+ * relative to it. So u is small to its own precision where one key has nearly all the weight and rho is
+ * large. */
+template <bool WIDE, int DIM, int DIRECTIONS>
+static __device__ __forceinline__ void sweep_centres(query_shared<WIDE, DIM, DIRECTIONS> &sm,
+                                                     row_record (&rec)[2], const loam_problem &p,
+                                                     const loam_args &a, const row_block &x,
+                                                     const row_pair &r, const scoring &sc,
+                                                     const row_constants &rc)
+{
+    typedef backward_shape<WIDE, DIM, DIRECTIONS> S;
+    float omega[2] = { 0, 0 }, rho[2] = { 0, 0 }, y[2] = { 0, 0 };
+    stream_pairs<S, false>(sm.ring, p, a, x, sc, false, [&](const tile_at &t, const key_terms &terms) {
+        float s[S::keys / 8][4], u[S::keys / 8][4], v[S::keys / 8][4];
+        clear(s);
+        product_rows<1, DIM>(s, sm.query, 0, threadIdx.x / 32 * 16, sm.ring.keys[t.slot]);
+        product_direction<S>(u, sm.direction, 0, sm.ring.keys[t.slot]);
+        product_direction<S>(v, sm.direction, 1, sm.ring.keys[t.slot]);
+        scores_in_place(s, sc, terms, r, rc.x0, t.j);
+#pragma unroll
+        for (int n = 0; n < S::keys / 8; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int row = e / 2;
+                const float w = weight_of(s[n][e], rc.lse[row]);
+                omega[row] += w;
+                rho[row] += w * (u[n][e] - rec[row].rho_kbar);
+                y[row] += w * (v[n][e] - rec[row].y_kbar);
+            }
+        }
+    });
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const float sum = quad_sum(omega[row]), inverse = sum > 0 ? 1 / sum : 0;
+        rec[row].rho_rest = quad_sum(rho[row]) * inverse;
+        rec[row].y_rest = quad_sum(y[row]) * inverse;
+    }
+}
+
+/* The records of the thread's rows, complete for their block. */
+template <bool WIDE, int DIM, int DIRECTIONS>
+static __device__ __forceinline__ void complete_records(query_shared<WIDE, DIM, DIRECTIONS> &sm,
+                                                        row_record (&rec)[2], const loam_problem &p,
+                                                        const loam_args &a, const local_saved &saved,
+                                                        const row_arrays &arrays, const row_block &x,
+                                                        const row_pair &r, const scoring &sc,
+                                                        const row_constants &rc)
+{
+    typedef backward_shape<WIDE, DIM, DIRECTIONS> S;
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const int64_t i = x.i0 + r.at[row], at = local_row(&p, &x.s, x.h, i);
+        rec[row] = row_record{};
+        rec[row].peak = -1;
+        if (DIRECTIONS > NO_DIRECTION && r.real[row]) {
+            rec[row] = arrays.record[at];
+        }
+        rec[row].lse = rc.lse[row], rec[row].gbar = rc.gbar[row], rec[row].x0 = rc.x0[row];
+        rec[row].lo = r.lo[row], rec[row].hi = r.hi[row];
+        if (DIRECTIONS == GIVEN_PROBE && r.real[row]) {
+            rec[row].rho_kbar = ((const float *)saved.tbar)[2 * at];
+            rec[row].rho_rest = ((const float *)saved.tbar)[2 * at + 1];
+        }
+        if (DIRECTIONS >= SOLVED_PROBE) {
+            constexpr int parts = WIDE ? 3 : 2;
+            const float *const rho = (const float *)saved.rho + at * p.dim_qk, *const y = arrays.y +
+                                                                                          at * p.dim_qk;
+            ridge_gradient(rec[row], r.real[row], p, a, x, i, rho, y, arrays.sums.ridge);
+            rec[row].rho_kbar = peak_product<parts>(r.real[row], p, a, x, rec[row].peak, rho, sm.ring.origin);
+            rec[row].y_kbar = peak_product<parts>(r.real[row], p, a, x, rec[row].peak, y, sm.ring.origin);
+        }
+    }
+    if constexpr (DIRECTIONS >= SOLVED_PROBE) {
+        sweep_centres(sm, rec, p, a, x, r, sc, rc);
+    }
+}
+
+/* Sums over the keys of a row that only its own parameters need, as in local_backward_rows.h. */
+struct row_totals {
+    float inner[2], scale[2], slope[2]; /* of ds factor, ds factor (x - middle), -ds distance */
+    float from[2];                      /* what dq has of the point that keys count from */
+    float middle[2], mean[2];           /* an x to count from; of p (x - middle) */
+    float large[2];                     /* scale / 2^100, which counts where scale overflows on the way */
+};
+
+static __device__ __forceinline__ bool sums_to_zero(const scoring &sc, const loam_problem &p)
+{
+    return !sc.capped && !p.sink;
+}
+
+/* An x between the mean and the largest of each row, where lse tells one. */
+static __device__ __forceinline__ void set_middle(row_totals &sum, const scoring &sc, const loam_problem &p,
+                                                  const row_pair &r, const row_constants &rc)
+{
+    const bool told = sums_to_zero(sc, p) && !sc.sloped && !sc.biased && sc.scale != 0;
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const int keys = r.hi[row] - r.lo[row];
+        const float x = told && keys > 0 ? (rc.lse[row] - logf((float)keys)) / sc.scale : 0;
+        sum.middle[row] = fabsf(x) < 1e30f ? x : 0;
+    }
+}
+
+/* Adds one tile to the totals; s, products q . k on entry, becomes ds factor. g, u, t, w: products with
+ * the tile of do, rho, y, kbar. */
+template <class S, int DIRECTIONS, int BLOCKS>
+static __device__ __forceinline__ void row_tile_gradient(
+    float (&s)[BLOCKS][4], const float (&g)[BLOCKS][4], const float (&u)[BLOCKS][4],
+    const float (&t)[BLOCKS][4], const float (&w)[BLOCKS][4], row_totals &sum, const row_record (&rec)[2],
+    const scoring &sc, const key_terms &terms, const row_pair &r, bool by_max, float inverse_d, int j0)
+{
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int row = e / 2, c = column_of(n, e), j = j0 + c;
+            const row_record &k = rec[row];
+            const pair_row own = { k.e, k.spread, k.trace, k.kbar2, k.peak };
+            const float x = score_argument(sc, terms, s[n][e], k.x0, c) - sum.middle[row];
+            float factor;
+            const float score = score_of(sc, terms, s[n][e], k.x0, r.position[row], j, c, &factor);
+            const float p = j >= k.lo && j < k.hi ? weight_of(score, k.lse) : 0;
+            const pair_terms pair = pair_of<DIRECTIONS>(
+                by_max, inverse_d, p, DIRECTIONS >= GIVEN_PROBE ? u[n][e] - k.rho_kbar - k.rho_rest : 0,
+                g[n][e] - k.gbar - k.gbar_rest,
+                DIRECTIONS >= SOLVED_PROBE ? t[n][e] - k.y_kbar - k.y_rest : 0, j,
+                DIRECTIONS == SOLVED_BY_TRACE ? terms.norm[c] : 0,
+                DIRECTIONS == SOLVED_BY_TRACE ? w[n][e] : 0, own);
+            const float ds = rounded<S::row_parts>(pair.ds * factor);
+            sum.inner[row] += ds;
+            sum.scale[row] += ds * x;
+            sum.large[row] += ds * (x * 0x1p-100f);
+            sum.mean[row] += p * x;
+            if (sc.sloped) {
+                sum.slope[row] -= pair.ds * fabsf(r.position[row] - (float)j);
+            }
+            s[n][e] = ds;
+        }
+    }
+}
+
+/* The totals of whole rows. Wide tiles leave the origin out of the keys. Narrow ones do not: what rounding
+ * leaves of a sum that is 0 would bring keys far from zero into dq, and is taken out at the mean key, or
+ * at the origin where that is not known. */
+template <bool WIDE>
+static __device__ __forceinline__ void finish_totals(row_totals &sum, bool zero_sum, const row_constants &rc)
+{
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        float inner = quad_sum(sum.inner[row]), scale = quad_sum(sum.scale[row]),
+              large = quad_sum(sum.large[row]);
+        /* What rounding leaves of a sum that is 0 is taken out at the mean x. */
+        const float rest = inner * quad_sum(sum.mean[row]);
+        scale -= zero_sum && fabsf(rest) < INFINITY ? rest : 0;
+        sum.from[row] = WIDE ? (zero_sum ? 0 : inner) : zero_sum ? -inner : 0;
+        inner = zero_sum ? 0 : inner;
+        sum.scale[row] = scale + inner * rc.constant[row];
+        sum.large[row] = large + inner * (rc.constant[row] * 0x1p-100f);
+        sum.slope[row] = quad_sum(sum.slope[row]);
+    }
+}
+
+/* dq = scale sum ds (k or k - q) - y */
+template <bool WIDE, int DIM, int DIRECTIONS>
+static __device__ __forceinline__ void put_query_gradient(const query_shared<WIDE, DIM, DIRECTIONS> &sm,
+                                                          const float (&f)[DIM / 8][4], const row_totals &sum,
+                                                          int row, const loam_problem &p, const loam_args &a,
+                                                          const local_saved &saved, const row_arrays &arrays,
+                                                          const row_block &x, const row_pair &r,
+                                                          const scoring &sc)
+{
+    typedef backward_shape<WIDE, DIM, DIRECTIONS> S;
+    const int64_t i = x.i0 + r.at[row], at = local_row(&p, &x.s, x.h, i) * p.dim_qk;
+    const int64_t out = LOCAL_AT(a.grad_q, x.s.b, x.h, x.s.q0 + i);
+#pragma unroll
+    for (int n = 0; n < DIM / 8; n++) {
+        float grad[2];
+#pragma unroll
+        for (int s = 0; s < 2; s++) {
+            const int c = column_of(n, s);
+            float from = sc.rbf ? -tile_value(sm.query[r.at[row] * S::pitch + c]) : sm.ring.origin[c], y = 0;
+            if constexpr (DIRECTIONS >= SOLVED_PROBE) {
+                y = c < p.dim_qk ? arrays.y[at + c] : 0;
+            }
+            if constexpr (DIRECTIONS >= SOLVED_PROBE && !WIDE) {
+                from = c < p.dim_qk ? ((const float *)saved.kbar)[at + c] : 0;
+            }
+            grad[s] = sc.scale * (f[n][2 * row + s] + sum.from[row] * from) - y;
+        }
+        store_pair(a.grad_q.data, p.dtype, out, column_of(n, 0), p.dim_qk, grad[0], grad[1]);
+    }
+}
+
+static __device__ __forceinline__ void put_row(const row_record &rec, const row_totals &sum, int row,
+                                               const row_constants &rc, const scoring &sc,
+                                               const loam_problem &p, const loam_args &a,
+                                               const row_arrays &arrays, int64_t h, int64_t at)
+{
+    arrays.record[at] = rec;
+    arrays.sums.scale[at] = fabsf(sum.scale[row]) < INFINITY ? (double)sum.scale[row]
+                                                             : (double)sum.large[row] * 0x1p100;
+    if (p.slope) {
+        arrays.sums.slope[at] = (double)sum.slope[row];
+    }
+    if (p.sink) {
+        const double sink = (double)((const float *)a.sink)[h],
+                     dropped = (double)(sc.scale * rc.constant[row]);
+        arrays.sums.sink[at] = -exp(sink - dropped - (double)rec.lse) * (double)rec.gbar;
+    }
+}
+
+template <bool WIDE, int DIM, int DIRECTIONS>
+__global__ void __launch_bounds__(backward_shape<WIDE, DIM, DIRECTIONS>::threads, 2)
+    query_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                 const local_saved saved, const row_arrays arrays)
+{
+    typedef backward_shape<WIDE, DIM, DIRECTIONS> S;
+    constexpr int blocks = S::keys / 8;
+    extern __shared__ __align__(16) unsigned char memory[];
+    query_shared<WIDE, DIM, DIRECTIONS> &sm = *(query_shared<WIDE, DIM, DIRECTIONS> *)memory;
+    const row_block x = row_block_at<S::rows>(p, a, blockIdx.x);
+    if (x.rows <= 0) {
+        return;
+    }
+    const scoring sc = scoring_of(p, a, x.h);
+    const row_pair r = row_pair_of(p, x);
+    fill_directions<S, DIRECTIONS, S::rows, S::threads>(
+        sm.direction, p, a, saved, arrays, x.s.b, x.h, x.s.q0 + x.i0, local_row(&p, &x.s, x.h, x.i0), x.rows);
+    begin_queries<S>(sm.query, sm.grad_o, sm.ring.origin, p, a, x);
+    const row_constants rc = row_constants_of<WIDE, S>(sm.query, sm.grad_o, sm.ring.origin, p, saved, x, r,
+                                                       sc);
+    row_record rec[2];
+    complete_records(sm, rec, p, a, saved, arrays, x, r, sc, rc);
+
+    const bool by_max = p.mechanism == LOAM_LLA && p.ridge_unit == LOAM_RIDGE_MAX;
+    const float inverse_d = 1 / (float)p.dim_qk;
+    const int warp_row = threadIdx.x / 32 * 16;
+    row_totals sum = {};
+    set_middle(sum, sc, p, r, rc);
+    float f[DIM / 8][4];
+    clear(f);
+    stream_pairs<S, true>(sm.ring, p, a, x, sc, DIRECTIONS == SOLVED_BY_TRACE,
+                          [&](const tile_at &tile, const key_terms &terms) {
+                              float s[blocks][4], g[blocks][4], u[blocks][4], t[blocks][4], w[blocks][4];
+                              clear(s);
+                              clear(g);
+                              product_rows<1, DIM>(s, sm.query, 0, warp_row, sm.ring.keys[tile.slot]);
+                              product_rows<1, DIM>(g, sm.grad_o, 0, warp_row, sm.ring.values[tile.slot]);
+                              if constexpr (DIRECTIONS >= GIVEN_PROBE) {
+                                  product_direction<S>(u, sm.direction, 0, sm.ring.keys[tile.slot]);
+                              }
+                              if constexpr (DIRECTIONS >= SOLVED_PROBE) {
+                                  product_direction<S>(t, sm.direction, 1, sm.ring.keys[tile.slot]);
+                              }
+                              if constexpr (DIRECTIONS >= SOLVED_BY_TRACE) {
+                                  product_direction<S>(w, sm.direction, 2, sm.ring.keys[tile.slot]);
+                              }
+                              row_tile_gradient<S, DIRECTIONS>(s, g, u, t, w, sum, rec, sc, terms, r, by_max,
+                                                               inverse_d, tile.j);
+                              product_weights<S::row_parts, S::pitch>(f, s, sm.ring.keys[tile.slot], 0);
+                          });
+    finish_totals<WIDE>(sum, sums_to_zero(sc, p), rc);
+
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        if (!r.real[row]) {
+            continue;
+        }
+        if (a.grad_q.data) {
+            put_query_gradient(sm, f, sum, row, p, a, saved, arrays, x, r, sc);
+        }
+        if (threadIdx.x % 4 == 0) {
+            put_row(rec[row], sum, row, rc, sc, p, a, arrays, x.h,
+                    local_row(&p, &x.s, x.h, x.i0 + r.at[row]));
+        }
+    }
+}
+
+#endif

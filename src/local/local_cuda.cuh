@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the CUDA kernels of the local family share: the shapes of tiles, the block of rows at hand, the score.
+ *
+ * A thread block is 4 warps; each warp has 16 of its 64 rows to itself, from the scores to the output, and a thread has two
+ * of those (g and g + 8 in mma.cuh). Sums over keys end within the four lanes of a row: no warp waits for another but for
+ * the tiles, which all of them read.
+ *
+ * bf16 problems with dot scores compute on narrow tiles of the inputs as they are; all others on wide tiles, relative to the
+ * first key of the sequence ("origin", as on CPUs), so that nothing is lost where all keys lie far from zero.
+ */
+#ifndef LOAM_LOCAL_LOCAL_CUDA_CUH
+#define LOAM_LOCAL_LOCAL_CUDA_CUH
+
+#include "src/gpu/tile.cuh"
+#include "src/local/local.h"
+
+enum { THREADS = 128, ROWS = 64, CHUNK = 128 };
+
+/* Tiles for head dimensions up to DIM. Outputs are computed CHUNK columns at a time. */
+template <bool WIDE, int DIM> struct shape {
+    typedef element<WIDE> type;
+    static constexpr int keys = WIDE ? (DIM == 256 ? 16 : 32) : DIM == 64 ? 64 : 32;
+    static constexpr int stages = WIDE || DIM > 128 ? 1 : 2;
+    static constexpr int columns = DIM < CHUNK ? DIM : CHUNK;
+    static constexpr int pitch = DIM + PAD;
+    static constexpr int row_tile = ROWS * pitch; /* elements of a tile of queries */
+    static constexpr int key_tile = keys * pitch; /* of keys */
+    static constexpr int value_tile = keys * (columns + PAD);
+    static constexpr int parts = parts_of<WIDE>;
+};
+
+LOAM_INLINE bool local_wide(const loam_problem *p) { return p->dtype != LOAM_BF16 || p->score == LOAM_RBF; }
+LOAM_INLINE int local_padded_dim(const loam_problem *p)
+{
+    const int64_t d = p->dim_qk > p->dim_v ? p->dim_qk : p->dim_v;
+    return d <= 64 ? 64 : d <= 128 ? 128 : 256;
+}
+
+/* ------------------------------------------------------------------ the block of rows */
+
+struct row_block {
+    local_seq s;
+    int64_t h, h_kv, i0;
+    int rows;        /* queries i0 .. i0 + rows - 1 */
+    int first, last; /* keys first .. last - 1: all that any of them sees */
+};
+
+/* Block n of the problem, late rows first: they see the most keys. No rows: the sequence is shorter. */
+template <int ROWS_OF_BLOCK = ROWS>
+static __device__ __forceinline__ row_block row_block_at(const loam_problem &p, const loam_args &a, int64_t n)
+{
+    const int64_t blocks = (p.len_q + ROWS_OF_BLOCK - 1) / ROWS_OF_BLOCK, back = n / (p.batch * p.heads_q);
+    row_block x;
+    x.h = n % p.heads_q;
+    x.h_kv = local_kv_head(&p, x.h);
+    x.s = local_seq_at(&p, &a, n / p.heads_q % p.batch);
+    x.i0 = (blocks - 1 - back) * ROWS_OF_BLOCK;
+    x.rows = (int)(x.s.nq - x.i0 < ROWS_OF_BLOCK ? x.s.nq - x.i0 : ROWS_OF_BLOCK);
+    x.first = 0, x.last = 0;
+    if (x.rows > 0) {
+        int64_t lo, hi, unused;
+        local_visible(&p, &x.s, x.i0, &lo, &unused);
+        local_visible(&p, &x.s, x.i0 + x.rows - 1, &unused, &hi);
+        x.first = (int)lo, x.last = (int)(hi > lo ? hi : lo);
+    }
+    return x;
+}
+
+/* The two rows of this thread. */
+struct row_pair {
+    int at[2];         /* in the block */
+    bool real[2];      /* not beyond the sequence */
+    int lo[2], hi[2];  /* keys that it sees */
+    float position[2]; /* i + n_kv - n_q */
+};
+
+static __device__ __forceinline__ row_pair row_pair_of(const loam_problem &p, const row_block &x)
+{
+    row_pair r;
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        int64_t lo = 0, hi = 0;
+        r.at[e] = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * e;
+        r.real[e] = r.at[e] < x.rows;
+        if (r.real[e]) {
+            local_visible(&p, &x.s, x.i0 + r.at[e], &lo, &hi);
+        }
+        r.lo[e] = (int)lo, r.hi[e] = (int)hi;
+        r.position[e] = (float)(x.i0 + r.at[e] + x.s.nk - x.s.nq);
+    }
+    return r;
+}
+
+/* The column of element e (0 to 3) of block n of a warp's numbers. */
+static __device__ __forceinline__ int column_of(int n, int e)
+{
+    return 8 * n + 2 * (threadIdx.x % 4) + e % 2;
+}
+
+static __device__ __forceinline__ rows_view rows_of(const loam_const_view &v, loam_dtype dtype, int64_t b,
+                                                    int64_t h, int64_t token)
+{
+    const rows_view out = { v.data, dtype, LOCAL_AT(v, b, h, token), v.token };
+    return out;
+}
+
+/* The first key, as float, for wide tiles; zeros where there is none and beyond dim_qk. */
+template <int DIM>
+static __device__ __forceinline__ void load_origin(float *origin, const loam_problem &p, const loam_args &a,
+                                                   const local_seq &s, int64_t h_kv)
+{
+    for (int c = threadIdx.x; c < DIM; c += blockDim.x) {
+        const int64_t at = LOCAL_AT(a.k, s.b, h_kv, s.k0) + c;
+        origin[c] = s.nk > 0 && c < p.dim_qk ? (float)element_load(a.k.data, p.dtype, at) : 0;
+    }
+}
+
+/* ------------------------------------------------------------------ the score */
+
+struct scoring {
+    bool rbf, capped, sloped, biased, plain;
+    float scale, cap, slope;
+};
+
+static __device__ __forceinline__ scoring scoring_of(const loam_problem &p, const loam_args &a, int64_t h)
+{
+    scoring s;
+    s.rbf = p.score == LOAM_RBF, s.capped = p.soft_cap > 0, s.sloped = p.slope != 0,
+    s.biased = p.key_bias != 0;
+    s.plain = !s.rbf && !s.capped && !s.sloped && !s.biased;
+    s.scale = (float)p.scale, s.cap = (float)p.soft_cap;
+    s.slope = s.sloped ? ((const float *)a.slope)[h] : 0;
+    return s;
+}
+
+/* What the score of a key needs beside the product: |k|^2 (RBF) and the bias, for the tile at hand. */
+struct key_terms {
+    const float *norm, *bias; /* [keys of the tile] */
+};
+
+#define SCORE_LIMIT 1e37f
+
+static __device__ __forceinline__ float clamp_score(float x)
+{
+    return fminf(fmaxf(x, -SCORE_LIMIT), SCORE_LIMIT);
+}
+
+/* The score from the product q . k of key j (column c of the tile); `constant` is the part of x that the query alone gives, where a
+ * soft cap must see it. *factor is d s / d (scale x). */
+static __device__ __forceinline__ float score_of(const scoring &sc, const key_terms &k, float product,
+                                                 float constant, float position, int j, int c, float *factor)
+{
+    *factor = 1;
+    if (sc.plain) {
+        return clamp_score(product * sc.scale);
+    }
+    float s = clamp_score(clamp_score(product + constant - (sc.rbf ? 0.5f * k.norm[c] : 0)) * sc.scale);
+    if (sc.capped) {
+        const float t = tanhf(s / sc.cap);
+        *factor = 1 - t * t;
+        s = sc.cap * t;
+    }
+    if (sc.sloped) {
+        s -= sc.slope * fabsf(position - (float)j);
+    }
+    return sc.biased ? s + k.bias[c] : s;
+}
+
+/* The products of the warp with the tile of keys from j on become scores; -inf where a row does not see the key. */
+template <int BLOCKS>
+static __device__ __forceinline__ void scores_in_place(float (&s)[BLOCKS][4], const scoring &sc,
+                                                       const key_terms &k, const row_pair &r,
+                                                       const float (&constant)[2], int j)
+{
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int c = column_of(n, e), row = e / 2;
+            float factor;
+            const float x = score_of(sc, k, s[n][e], constant[row], r.position[row], j + c, c, &factor);
+            s[n][e] = j + c >= r.lo[row] && j + c < r.hi[row] ? x : -INFINITY;
+        }
+    }
+}
+
+/* e^x for x <= 0 */
+static __device__ __forceinline__ float exp_fast(float x) { return exp2_fast(x * 1.44269504f); }
+
+static __device__ __forceinline__ float finite_or_zero(float m) { return m > -INFINITY ? m : 0; }
+
+/* p = exp(s - lse); where s and lse are large their rounding errors are too: p must not exceed 1 for it. */
+static __device__ __forceinline__ float weight_of(float s, float lse) { return exp_fast(fminf(s - lse, 0)); }
+
+/* The running maximum and sum of a row pair over its keys so far. */
+struct online {
+    float m[2], omega[2];
+};
+
+static __device__ __forceinline__ void online_begin(online &o)
+{
+    o.m[0] = o.m[1] = -INFINITY;
+    o.omega[0] = o.omega[1] = 0;
+}
+
+/* Scores of a tile become exp(s - m) of the new maximum, in PARTS bf16 parts (0: as it is), which omega then counts (this
+ * thread's columns); keep[row] is what everything gathered so far is to be multiplied with. */
+template <int PARTS, int BLOCKS>
+static __device__ __forceinline__ void online_weigh(online &o, float (&s)[BLOCKS][4], float (&keep)[2])
+{
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        float top = o.m[row];
+#pragma unroll
+        for (int n = 0; n < BLOCKS; n++) {
+            top = fmaxf(top, fmaxf(s[n][2 * row], s[n][2 * row + 1]));
+        }
+        top = quad_max(top);
+        const float m = finite_or_zero(top);
+        keep[row] = exp_fast(o.m[row] - m);
+        o.m[row] = top;
+        o.omega[row] *= keep[row];
+#pragma unroll
+        for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+            for (int e = 2 * row; e < 2 * row + 2; e++) {
+                s[n][e] = exp_fast(s[n][e] - m);
+                if constexpr (PARTS > 0) {
+                    s[n][e] = rounded<PARTS>(s[n][e]);
+                }
+                o.omega[row] += s[n][e];
+            }
+        }
+    }
+}
+
+template <int BLOCKS>
+static __device__ __forceinline__ void scale_rows(float (&x)[BLOCKS][4], const float (&by)[2])
+{
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            x[n][e] *= by[e / 2];
+        }
+    }
+}
+
+/* ------------------------------------------------------------------ results */
+
+/* Columns c and c + 1 of the row of `columns` elements that begins at `at`, those that it has. */
+static __device__ __forceinline__ void store_pair(void *data, loam_dtype dtype, int64_t at, int c,
+                                                  int64_t columns, float x, float y)
+{
+    if (c < columns) {
+        element_store(data, dtype, at + c, x);
+    }
+    if (c + 1 < columns) {
+        element_store(data, dtype, at + c + 1, y);
+    }
+}
+
+static __device__ __forceinline__ void put_info(const loam_args &a, const row_block &x, int64_t i,
+                                                loam_row_info info)
+{
+    if (a.info.data) {
+        ((loam_row_info *)a.info.data)[LOCAL_AT(a.info, x.s.b, x.h, x.s.q0 + i)] = info;
+    }
+}
+
+/* args.weights: zeros first, for the keys that a row does not see. */
+static __device__ __forceinline__ void clear_weights(const loam_problem &p, const loam_args &a,
+                                                     const row_block &x)
+{
+    for (int64_t e = threadIdx.x; e < x.rows * p.len_kv; e += THREADS) {
+        const int64_t i = x.s.q0 + x.i0 + e / p.len_kv;
+        ((float *)a.weights.data)[LOCAL_AT(a.weights, x.s.b, x.h, i) + e % p.len_kv] = 0;
+    }
+    __syncthreads();
+}
+
+static __device__ __forceinline__ void put_weight(const loam_args &a, const row_block &x, const row_pair &r,
+                                                  int row, int j, float w)
+{
+    if (r.real[row] && j >= r.lo[row] && j < r.hi[row]) {
+        ((float *)a.weights.data)[LOCAL_AT(a.weights, x.s.b, x.h, x.s.q0 + x.i0 + r.at[row]) + j] = w;
+    }
+}
+
+#endif

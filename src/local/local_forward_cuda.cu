@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: MIT
+ * Forward of the local family on GPUs: on all of compute capability 8.0 and newer, and on Hopper. */
+#include "src/local/local_forward_cuda.h"
+
+#include "src/base/error.h"
+
+static bool nothing(const loam_problem *p) { return p->batch == 0 || p->len_q == 0; }
+
+size_t local_forward_sm80_work(const loam_problem *p)
+{
+    return p->mechanism == LOAM_LLA && !nothing(p) ? local_solved_cuda_work(p) : 0;
+}
+
+loam_status local_forward_sm80(const loam_problem *p, const loam_args *a, loam_error *error)
+{
+    if (nothing(p)) {
+        return loam_succeed(error);
+    }
+    if (p->mechanism == LOAM_LLA) {
+        TRY(local_solved_cuda(p, a, error));
+        TRY(local_row64_cuda(p, a, error));
+    } else {
+        TRY(local_given_cuda(p, a, error));
+    }
+    return loam_succeed(error);
+}
+
+size_t local_forward_sm90_work(const loam_problem *p) { return local_forward_sm80_work(p); }
+
+/* Arrays that bulk copies cannot read, which only the arguments tell, take the other path. */
+loam_status local_forward_sm90(const loam_problem *p, const loam_args *a, loam_error *error)
+{
+    if (nothing(p) || !local_solved_sm90_reads(p, a)) {
+        return local_forward_sm80(p, a, error);
+    }
+    TRY(local_solved_sm90(p, a, error));
+    TRY(local_row64_cuda(p, a, error));
+    return loam_succeed(error);
+}

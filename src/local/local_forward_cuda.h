@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: MIT
+ * The parts of the forward pass on GPUs. */
+#ifndef LOAM_LOCAL_LOCAL_FORWARD_CUDA_H
+#define LOAM_LOCAL_LOCAL_FORWARD_CUDA_H
+
+#include "src/local/local.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Softmax and Parallax. */
+local_run_fn local_given_cuda;
+/* Local Linear Attention by conjugate gradients; the rows that these leave, in float64. */
+local_run_fn local_solved_cuda, local_row64_cuda;
+local_work_fn local_solved_cuda_work;
+/* The same on Hopper, for arrays that bulk copies can read; args.weights is not for it. */
+local_run_fn local_solved_sm90;
+bool local_solved_sm90_reads(const loam_problem *problem, const loam_args *args);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: MIT
+ * Tiles of keys, and of values, streaming past a block of rows. */
+#ifndef LOAM_LOCAL_LOCAL_STREAM_CUDA_CUH
+#define LOAM_LOCAL_LOCAL_STREAM_CUDA_CUH
+
+#include "src/local/local_cuda.cuh"
+
+template <bool WIDE, int DIM> struct stream_shared {
+    typedef shape<WIDE, DIM> of;
+    alignas(16) typename of::type keys[of::stages][of::key_tile];
+    alignas(16) typename of::type values[of::stages][of::value_tile];
+    float norm[of::stages][of::keys], bias[of::stages][of::keys];
+    float origin[DIM];
+};
+
+/* The tile of keys from j on lies in slot `slot` of the ring. */
+struct tile_at {
+    int j, slot;
+};
+
+template <bool WIDE, int DIM, bool VALUES>
+static __device__ __forceinline__ void fill_slot(stream_shared<WIDE, DIM> &ring, const loam_problem &p,
+                                                 const loam_args &a, const row_block &x, int j, int slot,
+                                                 int first)
+{
+    typedef shape<WIDE, DIM> of;
+    fill_tile<of::keys, DIM, THREADS>(ring.keys[slot], rows_of(a.k, p.dtype, x.s.b, x.h_kv, x.s.k0 + j),
+                                      x.last - j, 0, (int)p.dim_qk, ring.origin);
+    if (VALUES) {
+        fill_tile<of::keys, of::columns, THREADS>(ring.values[slot],
+                                                  rows_of(a.v, p.dtype, x.s.b, x.h_kv, x.s.k0 + j),
+                                                  x.last - j, first, (int)p.dim_v - first, NULL);
+    }
+    copy_async_commit();
+}
+
+/* What scores need of a key beside k. */
+template <bool WIDE, int DIM>
+static __device__ __forceinline__ void fill_terms(stream_shared<WIDE, DIM> &ring, const scoring &sc,
+                                                  bool norms, const loam_args &a, const row_block &x,
+                                                  const tile_at &t)
+{
+    typedef shape<WIDE, DIM> of;
+    if (norms) {
+        tile_norms<of::keys, DIM, THREADS>(ring.norm[t.slot], ring.keys[t.slot]);
+    }
+    if (sc.biased && threadIdx.x < of::keys) {
+        const int64_t at = LOCAL_AT(a.key_bias, x.s.b, x.h, x.s.k0 + t.j + threadIdx.x);
+        ring.bias[t.slot][threadIdx.x] = t.j + (int)threadIdx.x < x.last
+                                             ? ((const float *)a.key_bias.data)[at]
+                                             : 0;
+    }
+}
+
+/* Calls use(tile) for all tiles of the block's keys in order, with columns `first` .. of the values where VALUES is set. norms: |k|^2 is
+ * wanted though the score does not need it. All threads of the block take part. */
+template <bool WIDE, int DIM, bool VALUES, class F>
+static __device__ __forceinline__ void stream_keys(stream_shared<WIDE, DIM> &ring, const loam_problem &p,
+                                                   const loam_args &a, const row_block &x, const scoring &sc,
+                                                   bool norms, int first, F use)
+{
+    typedef shape<WIDE, DIM> of;
+    const bool terms = norms || sc.rbf || sc.biased;
+    __syncthreads();
+    if (x.first < x.last) {
+        fill_slot<WIDE, DIM, VALUES>(ring, p, a, x, x.first, 0, first);
+    }
+    for (tile_at t = { x.first, 0 }; t.j < x.last; t.j += of::keys, t.slot = (t.slot + 1) % of::stages) {
+        if (of::stages > 1 && t.j + of::keys < x.last) {
+            fill_slot<WIDE, DIM, VALUES>(ring, p, a, x, t.j + of::keys, (t.slot + 1) % of::stages, first);
+            copy_async_wait<1>();
+        } else {
+            copy_async_wait<0>();
+        }
+        __syncthreads();
+        if (terms) {
+            fill_terms(ring, sc, norms || sc.rbf, a, x, t);
+            __syncthreads();
+        }
+        use(t);
+        __syncthreads();
+        if (of::stages == 1 && t.j + of::keys < x.last) {
+            fill_slot<WIDE, DIM, VALUES>(ring, p, a, x, t.j + of::keys, 0, first);
+        }
+    }
+}
+
+/* ------------------------------------------------------------------ the rows' own tiles */
+
+/* Queries, or probes, of the block, relative to the origin where that is not NULL (RBF). */
+template <bool WIDE, int DIM>
+static __device__ __forceinline__ void fill_rows(element<WIDE> *tile, const loam_problem &p,
+                                                 const loam_const_view &v, const row_block &x,
+                                                 const float *origin)
+{
+    fill_tile<ROWS, DIM, THREADS>(tile, rows_of(v, p.dtype, x.s.b, x.h, x.s.q0 + x.i0), x.rows, 0,
+                                  (int)p.dim_qk, origin);
+    copy_async_commit();
+}
+
+/* The origin of the block's sequence, and its queries. */
+template <bool WIDE, int DIM>
+static __device__ __forceinline__ void begin_rows(element<WIDE> *query, stream_shared<WIDE, DIM> &ring,
+                                                  const loam_problem &p, const loam_args &a,
+                                                  const row_block &x)
+{
+    load_origin<DIM>(ring.origin, p, a, x.s, x.h_kv);
+    __syncthreads();
+    fill_rows<WIDE, DIM>(query, p, a.q, x, p.score == LOAM_RBF ? ring.origin : NULL);
+    if (WIDE) {
+        __syncthreads(); /* for query_constants */
+    }
+}
+
+/* constant[row]: the part of x that the query alone gives: q . origin, or -|q'|^2 / 2; 0 on narrow tiles, which have no origin. */
+template <bool WIDE, int DIM>
+static __device__ __forceinline__ void query_constants(float (&constant)[2], const element<WIDE> *query,
+                                                       const float *origin, const row_pair &r, bool rbf)
+{
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        float sum = 0;
+        for (int c = threadIdx.x % 4; WIDE && c < DIM; c += 4) {
+            const float q = tile_value(query[r.at[row] * (DIM + PAD) + c]);
+            sum += rbf ? -0.5f * q * q : q * origin[c];
+        }
+        constant[row] = WIDE ? quad_sum(sum) : 0;
+    }
+}
+
+#endif
