@@ -46,7 +46,7 @@ bench-scaling: build ## measure lengths, dimensions, heads and threads, likewise
 
 bench-profile: deps ## sample where the time of a kernel goes (needs perf), likewise
 	@mkdir -p build
-	@cmake --preset release -B build/profile -DCMAKE_C_FLAGS=-g -DLOAM_TESTS=OFF >build/profile.log || { cat build/profile.log; exit 1; }
+	@cmake --preset release -B build/profile -DCMAKE_C_FLAGS=-g -DLOAM_TESTS=OFF -DLOAM_CUDA=OFF >build/profile.log || { cat build/profile.log; exit 1; }
 	@cmake --build build/profile --target loam_program --parallel $(JOBS)
 	@bench/profile.py --out bench/results/profile.csv
 	@$(MAKE) --no-print-directory bench-tables
