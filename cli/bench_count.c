@@ -41,7 +41,7 @@ static double pair_flop(const loam_problem *p)
     /* Products over dim_qk and over dim_v, [mechanism][backward]. */
     static const double qk[][2] = { { 1, 3 }, { 2, 5 }, { 3, 8 } }, v[][2] = { { 1, 2 }, { 2, 2 }, { 2, 2 } };
     const double d = (double)p->dim_qk, dv = (double)p->dim_v;
-    if (p->mechanism == LOAM_LLA && p->pass == LOAM_DECODE) return d * (d + 1) + 2 * d * dv + 4 * d + 2 * dv;
+    if (p->mechanism == LOAM_LLA && p->pass == LOAM_DECODE) return d * (d + 1) + 6 * d + 4 * dv;
     const int backward = p->pass == LOAM_BACKWARD;
     return 2 * (qk[p->mechanism][backward] * d + v[p->mechanism][backward] * dv);
 }
@@ -59,11 +59,11 @@ static double solver_flop(const loam_problem *p, const loam_row_info *info, doub
 
 double bench_flop(const loam_problem *p, const loam_row_info *info)
 {
-    const double d = (double)p->dim_qk, dv = (double)p->dim_v;
+    const double d = (double)p->dim_qk;
     const int64_t rows = p->batch * p->heads_q * p->len_q;
     double flop = pair_flop(p) * bench_pairs(p);
     if (p->mechanism != LOAM_LLA) return flop;
-    if (p->pass == LOAM_DECODE) return flop + (double)rows * (d * d * d / 3 + 2 * d * d + 2 * d * dv);
+    if (p->pass == LOAM_DECODE) return flop + (double)rows * (d * d * d / 3 + 2 * d * d);
     for (int64_t row = 0; row < rows; row++)
         flop += solver_flop(p, &info[row], row_pairs(p, row % p->len_q));
     return flop;
