@@ -48,8 +48,6 @@ template <int DIM> struct system_sm90 {
     {
         return tile_value(sm.query[swizzled(r.at[row], c)]);
     }
-    /* Products are the warpgroup's: all of it works while any row is live. */
-    __device__ __forceinline__ bool works(bool) const { return true; }
     __device__ __forceinline__ bool all_seen(int j) const { return j >= whole && j + SIDE <= to; }
     __device__ __forceinline__ bool seen(int row, int j) const { return j >= r.lo[row] && j < r.hi[row]; }
 };
