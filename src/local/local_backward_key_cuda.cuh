@@ -7,7 +7,7 @@
 #ifndef LOAM_LOCAL_LOCAL_BACKWARD_KEY_CUDA_CUH
 #define LOAM_LOCAL_LOCAL_BACKWARD_KEY_CUDA_CUH
 
-#include "src/local/local_backward_cuda.cuh"
+#include "src/local/local_backward_launch_cuda.cuh"
 
 /* row_record of N rows, word by word. */
 template <int N> struct record_tile {
@@ -427,6 +427,21 @@ __global__ void __launch_bounds__(backward_shape<WIDE, DIM, DIRECTIONS>::key_thr
         }
     }
     put_key_gradients<S, DIRECTIONS>(sum, k, sm.keys, p, a, x, first);
+}
+
+template <bool WIDE, int DIM, int DIRECTIONS>
+static loam_status launch_key(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                              loam_error *error)
+{
+    typedef backward_shape<WIDE, DIM, DIRECTIONS> of;
+    const int64_t blocks = (p->len_kv + of::key_rows - 1) / of::key_rows * p->batch * p->heads_kv;
+    const local_saved saved = local_saved_carve(p, a->saved, NULL);
+    const dim3 grid((unsigned)blocks, DIM / of::columns);
+    constexpr size_t shared = sizeof(key_shared<WIDE, DIM, DIRECTIONS>);
+    TRY(cuda_allow_shared((const void *)key_kernel<WIDE, DIM, DIRECTIONS>, shared, error));
+    key_kernel<WIDE, DIM, DIRECTIONS>
+        <<<grid, of::key_threads, shared, (cudaStream_t)a->stream>>>(*p, *a, saved, *rows);
+    return cuda_launched("key_kernel", error);
 }
 
 #endif

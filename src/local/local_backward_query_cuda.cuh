@@ -6,7 +6,7 @@
 #ifndef LOAM_LOCAL_LOCAL_BACKWARD_QUERY_CUDA_CUH
 #define LOAM_LOCAL_LOCAL_BACKWARD_QUERY_CUDA_CUH
 
-#include "src/local/local_backward_cuda.cuh"
+#include "src/local/local_backward_launch_cuda.cuh"
 
 template <bool WIDE, int DIM, int DIRECTIONS> struct query_shared {
     typedef backward_shape<WIDE, DIM, DIRECTIONS> of;
@@ -340,6 +340,20 @@ __global__ void __launch_bounds__(backward_shape<WIDE, DIM, DIRECTIONS>::threads
                     local_row(&p, &x.s, x.h, x.i0 + r.at[row]));
         }
     }
+}
+
+template <bool WIDE, int DIM, int DIRECTIONS>
+static loam_status launch_query(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                                loam_error *error)
+{
+    typedef backward_shape<WIDE, DIM, DIRECTIONS> of;
+    const int64_t blocks = (p->len_q + of::rows - 1) / of::rows * p->batch * p->heads_q;
+    const local_saved saved = local_saved_carve(p, a->saved, NULL);
+    constexpr size_t shared = sizeof(query_shared<WIDE, DIM, DIRECTIONS>);
+    TRY(cuda_allow_shared((const void *)query_kernel<WIDE, DIM, DIRECTIONS>, shared, error));
+    query_kernel<WIDE, DIM, DIRECTIONS>
+        <<<(unsigned)blocks, of::threads, shared, (cudaStream_t)a->stream>>>(*p, *a, saved, *rows);
+    return cuda_launched("query_kernel", error);
 }
 
 #endif

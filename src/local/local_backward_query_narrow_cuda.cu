@@ -1,43 +1,11 @@
 /* SPDX-License-Identifier: MIT
- * The launches of query_kernel on narrow tiles. */
-#include "src/gpu/launch.cuh"
+ * The launches of query_kernel on narrow tiles: a file of its own, for the compiler takes long over each. */
 #include "src/local/local_backward_query_cuda.cuh"
-
-constexpr bool WIDE = false;
-
-template <int DIM, int DIRECTIONS>
-static loam_status launch(const loam_problem *p, const loam_args *a, const row_arrays *rows,
-                          loam_error *error)
-{
-    typedef backward_shape<WIDE, DIM, DIRECTIONS> of;
-    const int64_t blocks = (p->len_q + of::rows - 1) / of::rows * p->batch * p->heads_q;
-    const local_saved saved = local_saved_carve(p, a->saved, NULL);
-    constexpr size_t shared = sizeof(query_shared<WIDE, DIM, DIRECTIONS>);
-    TRY(cuda_allow_shared((const void *)query_kernel<WIDE, DIM, DIRECTIONS>, shared, error));
-    query_kernel<WIDE, DIM, DIRECTIONS>
-        <<<(unsigned)blocks, of::threads, shared, (cudaStream_t)a->stream>>>(*p, *a, saved, *rows);
-    return cuda_launched("query_kernel", error);
-}
-
-template <int DIM>
-static loam_status launch_directions(const loam_problem *p, const loam_args *a, const row_arrays *rows,
-                                     loam_error *error)
-{
-    switch (p->mechanism) {
-    case LOAM_SOFTMAX: return launch<DIM, NO_DIRECTION>(p, a, rows, error);
-    case LOAM_PARALLAX: return launch<DIM, GIVEN_PROBE>(p, a, rows, error);
-    default:
-        return p->ridge_unit == LOAM_RIDGE_TRACE ? launch<DIM, SOLVED_BY_TRACE>(p, a, rows, error)
-                                                 : launch<DIM, SOLVED_PROBE>(p, a, rows, error);
-    }
-}
 
 loam_status local_query_gradient_narrow_cuda(const loam_problem *p, const loam_args *a,
                                              const row_arrays *rows, loam_error *error)
 {
-    switch (local_padded_dim(p)) {
-    case 64: return launch_directions<64>(p, a, rows, error);
-    case 128: return launch_directions<128>(p, a, rows, error);
-    default: return launch_directions<256>(p, a, rows, error);
-    }
+    return by_shape(p, [&](auto dim, auto directions) {
+        return launch_query<false, decltype(dim)::value, decltype(directions)::value>(p, a, rows, error);
+    });
 }
