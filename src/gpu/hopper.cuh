@@ -2,7 +2,7 @@
  * Instructions of Hopper GPUs (sm_90a), one function each: matrix products of a warpgroup (wgmma), bulk tensor copies, and the
  * barriers in shared memory that these complete on.
  *
- * A tile for wgmma is [64 rows][64 columns] of bf16 in the 128-byte swizzle: row r begins at byte 128 r, and its 16-byte piece n
+ * A tile for wgmma is [rows][64 columns] of bf16, 64 rows where nothing else is said, in the 128-byte swizzle: row r begins at byte 128 r, and its 16-byte piece n
  * lies at piece n ^ (r % 8). It begins at a multiple of 1024 bytes. What tile.cuh's threads hold of a warp's 16 rows, they hold here
  * of the warpgroup's 64: warp w has rows 16 w on.
  */
@@ -43,10 +43,33 @@ static __device__ __forceinline__ void barrier_wait(uint64_t *barrier, unsigned 
                  : "memory");
 }
 
+static __device__ __forceinline__ void barrier_arrive(uint64_t *barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
 /* What was written to shared memory, barriers included, is there for copies and products. */
 static __device__ __forceinline__ void fence_async_proxy()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* ------------------------------------------------------------------ roles of warpgroups */
+
+/* Registers a thread, a multiple of 8: those that one warpgroup gives up another may take. All its warps call it. */
+template <int COUNT> static __device__ __forceinline__ void registers_give_up()
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT> static __device__ __forceinline__ void registers_take()
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+/* The 128 threads of a warpgroup wait for each other; barrier 0 is __syncthreads'. */
+static __device__ __forceinline__ void warpgroup_sync(int barrier)
+{
+    asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory");
 }
 
 /* ------------------------------------------------------------------ bulk tensor copies */
@@ -64,11 +87,12 @@ static __device__ __forceinline__ void copy_box(void *tile, const CUtensorMap *m
 
 /* ------------------------------------------------------------------ products of a warpgroup */
 
-/* The descriptor of a tile for wgmma: address, 1024 bytes from one group of eight rows to the next, 128-byte swizzle. */
-static __device__ __forceinline__ uint64_t tile_descriptor(const void *tile)
+/* The descriptor of tiles for wgmma: address, 1024 bytes from one group of eight rows to the next, 128-byte swizzle. `next` bytes from
+ * a tile to that of the next 64 columns, where a product takes its columns from both. */
+static __device__ __forceinline__ uint64_t tile_descriptor(const void *tile, unsigned next = 1024)
 {
     const uint64_t address = shared_address(tile);
-    return (address & 0x3ffff) >> 4 | (uint64_t)(1024 >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
+    return (address & 0x3ffff) >> 4 | (uint64_t)(next >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
            (uint64_t)1 << 62;
 }
 
@@ -102,40 +126,66 @@ template <int TILES> static __device__ __forceinline__ void products_arrived(flo
     }
 }
 
-#define WGMMA_OUT(d) \
-    "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), \
-        "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), \
-        "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), \
-        "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), \
-        "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), \
-        "+f"(d[7][3])
-#define WGMMA_D \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, " \
-    "%25, %26, %27, %28, %29, %30, %31}"
+#define WGMMA_4(d, n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
+#define WGMMA_16(d, n) WGMMA_4(d, n), WGMMA_4(d, n + 1), WGMMA_4(d, n + 2), WGMMA_4(d, n + 3)
+#define WGMMA_32(d) WGMMA_16(d, 0), WGMMA_16(d, 4)
+#define WGMMA_REGISTERS_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define WGMMA_REGISTERS_32 \
+    WGMMA_REGISTERS_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define WGMMA_REGISTERS_64 \
+    WGMMA_REGISTERS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+                       "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-/* d (+)= A B^T over 16 columns: both operands by rows in shared memory. */
-static __device__ __forceinline__ void wgmma_rows(float (&d)[8][4], uint64_t a, uint64_t b, int add)
+/* d (+)= A B^T over 16 columns: both operands by rows in shared memory, B of 32, 64 or 128 rows. */
+static __device__ __forceinline__ void wgmma_rows(float (&d)[4][4], uint64_t a, uint64_t b, int add)
 {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " WGMMA_D
-                 ", %32, %33, p, 1, 1, 0, 0;\n}\n"
-                 : WGMMA_OUT(d)
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" WGMMA_REGISTERS_16
+                 "}, %16, %17, p, 1, 1, 0, 0;\n}\n"
+                 : WGMMA_16(d, 0)
                  : "l"(a), "l"(b), "r"(add));
 }
 
-/* d += A B over 16 rows of B: A in registers, B in shared memory. */
-static __device__ __forceinline__ void wgmma_weights(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b)
+static __device__ __forceinline__ void wgmma_rows(float (&d)[8][4], uint64_t a, uint64_t b, int add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" WGMMA_REGISTERS_32
+                 "}, %32, %33, p, 1, 1, 0, 0;\n}\n"
+                 : WGMMA_32(d)
+                 : "l"(a), "l"(b), "r"(add));
+}
+
+static __device__ __forceinline__ void wgmma_rows(float (&d)[16][4], uint64_t a, uint64_t b, int add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" WGMMA_REGISTERS_64
+                 "}, %64, %65, p, 1, 1, 0, 0;\n}\n"
+                 : WGMMA_32(d), WGMMA_16(d, 8), WGMMA_16(d, 12)
+                 : "l"(a), "l"(b), "r"(add));
+}
+
+/* d += A B over 16 rows of B: A in registers, B in shared memory, of 64 or 128 columns. */
+static __device__ __forceinline__ void wgmma_weights(float (&d)[1][8][4], const uint32_t (&a)[4], uint64_t b)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " WGMMA_D
-                 ", {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}\n"
-                 : WGMMA_OUT(d)
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" WGMMA_REGISTERS_32
+                 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}\n"
+                 : WGMMA_32(d[0])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-/* s (+)= rows tile^T: both DIM / 64 tiles side by side. Under way until a commit and a wait. */
-template <int DIM>
-static __device__ __forceinline__ void multiply_rows(float (&s)[8][4], const __nv_bfloat16 *rows,
+static __device__ __forceinline__ void wgmma_weights(float (&d)[2][8][4], const uint32_t (&a)[4], uint64_t b)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" WGMMA_REGISTERS_64
+                 "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}\n"
+                 : WGMMA_32(d[0]), WGMMA_32(d[1])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+/* s (+)= rows tile^T: DIM / 64 tiles side by side, `rows` of 64 rows, `tile` of 8 BLOCKS. Under way until a commit and a wait. */
+template <int DIM, int BLOCKS>
+static __device__ __forceinline__ void multiply_rows(float (&s)[BLOCKS][4], const __nv_bfloat16 *rows,
                                                      const __nv_bfloat16 *tile, bool add)
 {
     products_begin();
@@ -144,21 +194,23 @@ static __device__ __forceinline__ void multiply_rows(float (&s)[8][4], const __n
 #pragma unroll
         for (int k = 0; k < SIDE; k += 16) {
             wgmma_rows(s, tile_descriptor(rows + n * TILE_ELEMENTS + k),
-                       tile_descriptor(tile + n * TILE_ELEMENTS + k), add || n + k > 0);
+                       tile_descriptor(tile + n * 8 * BLOCKS * SIDE + k), add || n + k > 0);
         }
     }
 }
 
-/* The pairs of 64 x 64 weights as operands: part `part` of the split in PARTS. */
-template <int PARTS> struct weights_operand {
-    uint32_t part[PARTS][4][4];
+/* The pairs of 64 x 16 STEPS weights as operands: part `part` of the split in PARTS. */
+template <int PARTS, int STEPS = 4> struct weights_operand {
+    uint32_t part[PARTS][STEPS][4];
 };
 
-template <int PARTS>
-static __device__ __forceinline__ void split_weights(weights_operand<PARTS> &a, const float (&w)[8][4])
+template <int PARTS, int STEPS, int BLOCKS>
+static __device__ __forceinline__ void split_weights(weights_operand<PARTS, STEPS> &a,
+                                                     const float (&w)[BLOCKS][4])
 {
+    static_assert(BLOCKS == 2 * STEPS, "a step is 16 columns of weights");
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
+    for (int k = 0; k < STEPS; k++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             uint32_t part[PARTS];
@@ -171,18 +223,16 @@ static __device__ __forceinline__ void split_weights(weights_operand<PARTS> &a, 
     }
 }
 
-/* out += w tile, DIM columns. Under way until a commit and a wait. */
-template <int DIM>
+/* out += w tile, DIM columns, 16 STEPS rows of the tile. Under way until a commit and a wait. */
+template <int DIM, int STEPS>
 static __device__ __forceinline__ void multiply_weights(float (&out)[DIM / SIDE][8][4],
-                                                        const uint32_t (&w)[4][4], const __nv_bfloat16 *tile)
+                                                        const uint32_t (&w)[STEPS][4],
+                                                        const __nv_bfloat16 *tile)
 {
     products_begin();
 #pragma unroll
-    for (int n = 0; n < DIM / SIDE; n++) {
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            wgmma_weights(out[n], w[k], tile_descriptor(tile + n * TILE_ELEMENTS + k * 16 * SIDE));
-        }
+    for (int k = 0; k < STEPS; k++) {
+        wgmma_weights(out, w[k], tile_descriptor(tile + k * 16 * SIDE, STEPS * 16 * SIDE * 2));
     }
 }
 

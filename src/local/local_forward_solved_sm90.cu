@@ -25,9 +25,9 @@ template <int DIM> static loam_status launch(const loam_problem *p, const loam_a
     arena pool = { (char *)a->work, 0 };
     const solve_work work = solve_work_carve(p, &pool);
     maps_sm90 maps;
-    TRY(tensor_map_make(&maps.q, &a->q, n.batch, p->heads_q, n.queries, p->dim_qk, error));
-    TRY(tensor_map_make(&maps.k, &a->k, n.batch, p->heads_kv, n.keys, p->dim_qk, error));
-    TRY(tensor_map_make(&maps.v, &a->v, n.batch, p->heads_kv, n.keys, p->dim_v, error));
+    TRY(tensor_map_make(&maps.q, &a->q, n.batch, p->heads_q, n.queries, p->dim_qk, SIDE, error));
+    TRY(tensor_map_make(&maps.k, &a->k, n.batch, p->heads_kv, n.keys, p->dim_qk, SIDE, error));
+    TRY(tensor_map_make(&maps.v, &a->v, n.batch, p->heads_kv, n.keys, p->dim_v, SIDE, error));
     constexpr size_t shared = sizeof(solve_shared_sm90<DIM>);
     TRY(solve_work_clear(&work, a, error));
     TRY(cuda_allow_shared((const void *)solved_kernel_sm90<DIM>, shared, error));
