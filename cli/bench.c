@@ -214,7 +214,7 @@ static int check_job(bench_run *run, job *j, io_error *error)
     loam_error reason;
     if (loam_plan_create(&plan, &problem, &reason)) return bench_fail(j->shape, &reason, error);
     double planned = (double)loam_plan_work_bytes(plan);
-    if (problem.pass == LOAM_BACKWARD) planned += (double)loam_plan_saved_bytes(plan);
+    if (j->shape->saved) planned += (double)loam_plan_saved_bytes(plan);
     j->device = loam_plan_problem(plan)->backend == LOAM_BACKEND_CUDA;
     if (j->device && !run->any_device) status = bench_device_open(&run->device, false, error);
     run->any_device |= j->device;

@@ -123,6 +123,29 @@ static void fill_normal(void *data, loam_dtype dtype, int64_t count, random_stre
     }
 }
 
+/* Queries or keys of shape->data, row by row in memory; the last query lies where the last key does. */
+static void fill_formed(void *data, const bench_shape *shape, enum bench_array which, uint64_t seed,
+                        int threads)
+{
+    const loam_problem *p = &shape->problem;
+    const layout l = layout_of(p, which);
+    const int64_t rows = p->batch * l.heads * l.tokens, shift = which == BENCH_Q ? p->len_kv - p->len_q : 0;
+    const int64_t group = p->heads_q / p->heads_kv;
+    const random_stream from = { seed, (uint64_t)which }, shared = { seed, BENCH_ARRAYS };
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t row = 0; row < rows; row++) {
+        const int64_t token = shape->tokens_first ? row / l.heads % l.tokens : row % l.tokens;
+        const int64_t head = shape->tokens_first ? row % l.heads : row / l.tokens % l.heads;
+        const int64_t head_kv = which == BENCH_Q ? head / group : head;
+        double x[LOAM_MAX_DIM], common[LOAM_MAX_DIM];
+        random_normals(from, (uint64_t)(row * l.channels), l.channels, x);
+        random_normals(shared, (uint64_t)(head_kv * l.channels), l.channels, common);
+        bench_data_form(shape->data, which == BENCH_K, x, common, l.channels, token + shift);
+        for (int64_t c = 0; c < l.channels; c++)
+            store(data, p->dtype, row * l.channels + c, x[c]);
+    }
+}
+
 /* Slopes 1/2, 1/4, ... of ALiBi, sinks 0: costs do not depend on them. */
 static void fill_heads(void *data, loam_dtype dtype, int64_t heads, bool slope)
 {
@@ -189,7 +212,9 @@ static int fill(bench_arrays *a, uint64_t seed, int threads, io_error *error)
             return io_fail(error, EXIT_INTERNAL, "%s: out of memory for an array of %zu bytes",
                            a->shape->name, bytes);
         const bool random = which <= BENCH_GRAD_O, heads = which == BENCH_SLOPE || which == BENCH_SINK;
-        if (random)
+        if (a->shape->data != BENCH_NORMAL && (which == BENCH_Q || which == BENCH_K))
+            fill_formed(a->at[which], a->shape, (enum bench_array)which, seed, threads);
+        else if (random)
             fill_normal(a->at[which], p->dtype, (int64_t)bytes / bench_dtype_bytes(p->dtype),
                         (random_stream){ seed, (uint64_t)which }, threads);
         else if (heads)
@@ -200,7 +225,7 @@ static int fill(bench_arrays *a, uint64_t seed, int threads, io_error *error)
     return 0;
 }
 
-/* The forward of a backward shape, by the row that a plan chooses: leaves saved, o and info. */
+/* The forward of a shape with `saved`, by the row that a plan chooses: leaves saved, o and info. */
 static int run_forward(bench_arrays *a, int threads, io_error *error)
 {
     loam_problem problem = a->shape->problem;
@@ -237,7 +262,7 @@ int bench_arrays_fill(bench_arrays *a, const bench_shape *shape, uint64_t seed, 
 int bench_arrays_make(bench_arrays *a, const bench_shape *shape, uint64_t seed, int threads, io_error *error)
 {
     const int status = bench_arrays_fill(a, shape, seed, threads, error);
-    return status || shape->problem.pass != LOAM_BACKWARD ? status : run_forward(a, threads, error);
+    return status || !shape->saved ? status : run_forward(a, threads, error);
 }
 
 void bench_arrays_free(bench_arrays *a)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The arrays of a shape, filled with N(0, 1) numbers that depend on the seed alone, and what the library is to be
- * called with. */
+ * The arrays of a shape, filled with numbers that depend on the seed alone (N(0, 1) but for the shape's data), and what
+ * the library is to be called with. */
 #ifndef LOAM_CLI_BENCH_ARRAYS_H
 #define LOAM_CLI_BENCH_ARRAYS_H
 
@@ -27,7 +27,7 @@ enum bench_array {
 typedef struct bench_arrays {
     const bench_shape *shape;
     void *at[BENCH_ARRAYS]; /* NULL where the problem has none */
-    void *saved;            /* of the forward, for backward */
+    void *saved;            /* of the forward, where the shape has it */
     loam_args args;         /* all but work and info */
 } bench_arrays;
 
@@ -38,7 +38,7 @@ size_t bench_array_bytes(const bench_arrays *arrays, enum bench_array which);
 /* Allocates and fills. bench_arrays_free frees whatever happened. */
 int bench_arrays_fill(bench_arrays *arrays, const bench_shape *shape, uint64_t seed, int threads,
                       io_error *error);
-/* Likewise; for backward also runs the forward, on the CPU. */
+/* Likewise; where the shape has `saved` also runs the forward, on the CPU. */
 int bench_arrays_make(bench_arrays *arrays, const bench_shape *shape, uint64_t seed, int threads,
                       io_error *error);
 void bench_arrays_free(bench_arrays *arrays);

@@ -158,8 +158,12 @@ static int measure(const loam_plan *plan, device_run *run, const bench_protocol 
 {
     const bool backward = run->arrays->shape->problem.pass == LOAM_BACKWARD;
     int status = backward ? run_forward(plan, run, error) : 0;
-    if (!status)
-        status = fail(device_set_scratch(&run->set, &run->args.work, loam_plan_work_bytes(plan)), error);
+    const char *failed = NULL;
+    if (!status && !backward && run->arrays->shape->saved)
+        failed = device_set_scratch(&run->set, &run->args.saved, loam_plan_saved_bytes(plan));
+    if (!status && !failed)
+        failed = device_set_scratch(&run->set, &run->args.work, loam_plan_work_bytes(plan));
+    if (!status) status = fail(failed, error);
     want_info(run, !backward);
     if (!status) status = run_once(plan, run, NULL, error);
     want_info(run, false);

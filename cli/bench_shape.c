@@ -101,11 +101,14 @@ enum flag {
     FLAG_SOFT_CAP,
     FLAG_SLOPE,
     FLAG_SINK,
+    FLAG_SAVED,
     FLAG_LAYOUT,
+    FLAG_DATA,
     FLAG_KERNEL
 };
-static const char *const FLAGS[] = { "causal",   "full",  "window", "ridge",  "unit",   "score", "scale",
-                                     "soft_cap", "slope", "sink",   "layout", "kernel", NULL };
+static const char *const FLAGS[] = { "causal", "full",   "window",   "ridge",  "unit",
+                                     "score",  "scale",  "soft_cap", "slope",  "sink",
+                                     "saved",  "layout", "data",     "kernel", NULL };
 
 static int set_switch(const reader *r, enum flag flag, const char *value)
 {
@@ -115,6 +118,10 @@ static int set_switch(const reader *r, enum flag flag, const char *value)
         p->slope = 1;
     else if (flag == FLAG_SINK)
         p->sink = 1;
+    else if (flag == FLAG_SAVED && p->pass == LOAM_DECODE)
+        return fail(r, "saved: only a forward has it to leave, not decode");
+    else if (flag == FLAG_SAVED)
+        r->shape->saved = true;
     else
         p->causal = flag == FLAG_CAUSAL;
     return 0;
@@ -129,6 +136,8 @@ static int set_word(const reader *r, enum flag flag, const char *value, const ch
         r->shape->problem.ridge_unit = (loam_ridge_unit)choice;
     else if (flag == FLAG_SCORE)
         r->shape->problem.score = (loam_score)choice;
+    else if (flag == FLAG_DATA)
+        r->shape->data = (bench_data)choice;
     else
         r->shape->tokens_first = choice == 1;
     return 0;
@@ -148,6 +157,7 @@ static int set_value(const reader *r, enum flag flag, const char *value)
     case FLAG_UNIT: return set_word(r, flag, value, UNITS);
     case FLAG_SCORE: return set_word(r, flag, value, SCORES);
     case FLAG_LAYOUT: return set_word(r, flag, value, LAYOUTS);
+    case FLAG_DATA: return set_word(r, flag, value, bench_data_names);
     default: return set_name(r, FLAGS[flag], value, r->shape->kernel);
     }
 }
@@ -178,7 +188,7 @@ static int set_flag(reader *r, char *word)
     if (r->given & bit)
         return fail(r, "%s: given twice%s", word, bit == 1u << FLAG_CAUSAL ? " (causal or full)" : "");
     r->given |= bit;
-    const bool is_switch = flag <= FLAG_FULL || flag == FLAG_SLOPE || flag == FLAG_SINK;
+    const bool is_switch = flag <= FLAG_FULL || (flag >= FLAG_SLOPE && flag <= FLAG_SAVED);
     return is_switch ? set_switch(r, (enum flag)flag, value) : set_value(r, (enum flag)flag, value);
 }
 
@@ -206,6 +216,7 @@ static int read_kind(const reader *r, char **rest)
     }
     r->shape->problem = loam_problem_default((loam_mechanism)choice[0], (loam_pass)choice[1]);
     r->shape->problem.dtype = (loam_dtype)choice[2];
+    r->shape->saved = r->shape->problem.pass == LOAM_BACKWARD;
     return 0;
 }
 

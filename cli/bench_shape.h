@@ -8,10 +8,13 @@
  *     causal | full            default causal
  *     window=N ridge=X unit=normalised|max|trace score=dot|rbf scale=X soft_cap=X slope sink
  *     layout=bhtd|bthd         (B,H,T,D) arrays, the default, or (B,T,H,D)
+ *     data=normal|unit|anisotropic|shifted|rope      queries and keys, see bench_data.h; default normal
+ *     saved                    a forward that also leaves what the backward reads
  *     kernel=GLOB              every row of the registry with such a name, not just the one a plan chooses */
 #ifndef LOAM_CLI_BENCH_SHAPE_H
 #define LOAM_CLI_BENCH_SHAPE_H
 
+#include "cli/bench_data.h"
 #include "io/error.h"
 #include "loam.h"
 
@@ -26,6 +29,8 @@ typedef struct bench_shape {
     char flags[BENCH_FLAGS_BYTES]; /* as in the file, blanks between them */
     char kernel[BENCH_NAME_BYTES]; /* a glob, or "" */
     bool tokens_first;             /* layout=bthd */
+    bool saved; /* there is args.saved: a backward reads it, a forward writes it where asked */
+    bench_data data;
     loam_problem problem;
     const char *source; /* of the line, for messages; the caller's string */
     int line;

@@ -19,6 +19,7 @@ static const bench_protocol PROTOCOL = { .threads = 2, .repeat = 1, .seed = SEED
 static bench_shape shape_of(loam_mechanism mechanism, loam_pass pass, int64_t len_q, int64_t len_kv)
 {
     bench_shape s = { .name = "shape", .source = "test", .problem = loam_problem_default(mechanism, pass) };
+    s.saved = pass == LOAM_BACKWARD;
     loam_problem *p = &s.problem;
     p->dtype = LOAM_F64;
     p->batch = 2, p->heads_q = 4, p->heads_kv = 2;

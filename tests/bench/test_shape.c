@@ -36,9 +36,10 @@ static void lines_are_read(void **state)
         "one softmax forward f32 2 8 4 100 200 64 32 # the rest\r\n"
         "\ttwo  lla backward bf16 1 1 1 5 6 7 8 full window=9 ridge=0.25 unit=trace score=rbf scale=0.5 "
         "soft_cap=30 slope layout=bthd kernel=*_avx2\n"
-        "three parallax decode f16 1 2 1 1 9 512 1 causal";
+        "three parallax decode f16 1 2 1 1 9 512 1 causal\n"
+        "four parallax forward bf16 1 2 1 9 9 8 8 saved data=rope\n";
     assert_int_equal(read_text(&shapes, text, &error), 0);
-    assert_int_equal(shapes.count, 3);
+    assert_int_equal(shapes.count, 4);
     const loam_problem *p = &shapes.at[0].problem;
     assert_string_equal(shapes.at[0].name, "one");
     assert_string_equal(shapes.at[0].flags, "");
@@ -58,6 +59,8 @@ static void lines_are_read(void **state)
     p = &shapes.at[2].problem;
     assert_true(p->mechanism == LOAM_PARALLAX && p->pass == LOAM_DECODE && p->dtype == LOAM_F16);
     assert_true(p->dim_qk == 512 && p->dim_v == 1 && shapes.at[2].line == 5);
+    assert_true(shapes.at[3].saved && shapes.at[3].data == BENCH_ROPE);
+    assert_true(!shapes.at[0].saved && shapes.at[1].saved && shapes.at[0].data == BENCH_NORMAL);
     bench_shapes_free(&shapes);
 }
 
@@ -109,6 +112,8 @@ static void flags_are_checked(void **state)
     expect(LINE "soft_cap=inf", "soft_cap: 'inf'");
     expect(LINE "score=cosine", "score: 'cosine', expected dot or rbf");
     expect(LINE "layout=thbd", "layout: 'thbd', expected bhtd or bthd");
+    expect(LINE "data=rapid", "data: 'rapid', expected normal, unit, anisotropic, shifted or rope");
+    expect("a softmax decode f32 1 1 1 1 9 8 8 saved", "saved: only a forward has it to leave, not decode");
     expect(LINE "ridge=1", "ridge: only lla has a ridge, not softmax");
     expect(LINE "unit=max", "unit: only lla has a ridge");
     expect(LLA "unit=min", "unit: 'min', expected normalised, max or trace");
