@@ -6,7 +6,8 @@ product of PyTorch (cuBLAS) and, on softmax problems, its scaled_dot_product_att
     bench/gpu.py --out bench/results/gpu.csv
 
 Loam is timed by `loam bench`, PyTorch in the same way: by events on the device, after writing a buffer of twice the
-L2 cache, at least three runs after an untimed one, medians. Operations are those of `loam bench`, the same for both. A
+L2 cache, at least three runs after an untimed one, medians. Operations are those of `loam bench`, the same for both. The roof is a
+product of 8192^3; `scores` is what cuBLAS reaches, in TFLOP/s, on the scores of the shape, whole and written out. A
 shape NAME-train (a forward that leaves what the backward reads) and NAME-grad make one line more: a training step."""
 
 import argparse
@@ -45,6 +46,13 @@ def product_rate(size, seconds):
     """FLOP/s of a bf16 product of random size x size matrices."""
     a, b = (torch.randn(size, size, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     return 2 * size**3 / time_runs(lambda: a @ b, seconds)
+
+
+def score_rate(shape, seconds):
+    """FLOP/s of cuBLAS on the scores of all heads, whole and written out: the same product, bound by its output."""
+    heads = shape["batch"] * shape["heads_q"]
+    q, k = (torch.randn(heads, n, shape["dim_qk"], dtype=torch.bfloat16, device="cuda") for n in (shape["len_q"], shape["len_kv"]))
+    return 2 * heads * shape["len_q"] * shape["len_kv"] * shape["dim_qk"] / time_runs(lambda: q @ k.mT, seconds)
 
 
 def make_run(shape):
@@ -107,9 +115,10 @@ def cell(value, scale, width, digits):
 
 def print_row(row, rate):
     speed = row["flop"] / row["loam_s"]
+    scores = row["score_flops"] and row["score_flops"] * 1e-12
     error = "" if row["error"] is None else f"{row['error']:.1e}"
     print(f"{row['shape']:26}" + cell(row["loam_s"], 1e3, 10, 3) + cell(row["cudnn_s"], 1e3, 10, 3) + cell(row["flash_s"], 1e3, 10, 3)
-          + cell(speed, 1e-12, 10, 1) + cell(speed / rate, 100, 8, 1) + cell(row["iterations"], 1, 7, 2) + f"{error:>9}", flush=True)
+          + cell(speed, 1e-12, 10, 1) + cell(speed / rate, 100, 8, 1) + cell(scores, 1, 8, 0) + cell(row["iterations"], 1, 7, 2) + f"{error:>9}", flush=True)
 
 
 def parse():
@@ -129,22 +138,27 @@ def main():
     rate = product_rate(8192, options.seconds)
     report = run_loam(options)
     print(f"{torch.cuda.get_device_name(0)}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}: "
-          f"product of 8192^3 in bf16 {rate * 1e-12:.0f} TFLOP/s, copy {report['copy_gbs'] or 0:.0f} GB/s")
-    print(f"{'shape':26}{'Loam ms':>10}{'cuDNN ms':>10}{'flash ms':>10}{'TFLOP/s':>10}{'% roof':>8}{'iter':>7}{'error':>9}")
-    rows = []
+          f"product of 8192^3 in bf16 {rate * 1e-12:.0f} TFLOP/s, copy {report['device_copy_gbs'] or 0:.0f} GB/s")
+    print(f"{'shape':26}{'Loam ms':>10}{'cuDNN ms':>10}{'flash ms':>10}{'TFLOP/s':>10}{'% roof':>8}{'scores':>8}{'iter':>7}{'error':>9}")
+    rows, scores = [], {}
     for result in report["results"]:
         keys = ["shape", "kernel", "mechanism", "pass", "dtype", "batch", "heads_q", "heads_kv", "len_q", "len_kv", "dim_qk", "dim_v",
                 "flags", "flop", "iterations", "error", "work_bytes"]
         row = {key: result[key] for key in keys} | {"loam_s": result["median_s"]}
         rivals = time_rivals(row, options.seconds)
         row |= {f"{name}_s": seconds for name, seconds in rivals.items()}
+        size = tuple(row[key] for key in ("batch", "heads_q", "len_q", "len_kv", "dim_qk"))
+        fits = row["batch"] * row["heads_q"] * row["len_q"] * row["len_kv"] <= 2**31
+        if fits and size not in scores:
+            scores[size] = score_rate(row, options.seconds)
+        row["score_flops"] = scores.get(size)
         rows.append(row)
         print_row(row, rate)
     for step in training_steps(rows):
         rows.append(step)
         print_row(step, rate)
     if options.out:
-        write_csv([row | {"product_flops": rate, "copy_gbs": report["copy_gbs"], "commit": report["commit"]} for row in rows], options.out)
+        write_csv([row | {"product_flops": rate, "copy_gbs": report["device_copy_gbs"], "commit": report["commit"]} for row in rows], options.out)
 
 
 if __name__ == "__main__":
