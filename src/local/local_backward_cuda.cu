@@ -13,6 +13,7 @@ row_arrays local_row_arrays_carve(const loam_problem *p, arena *pool)
     x.y = (float *)arena_take(pool, solved, sizeof(float));
     x.sums = local_row_sums_carve(p, pool);
     x.head_sums = (double *)arena_take(pool, 2 * (size_t)p->heads_q, sizeof(double));
+    x.unfinished = NULL;
     return x;
 }
 

@@ -24,6 +24,7 @@ typedef struct row_arrays {
     float *y; /* [rows][dim_qk], LLA: drho, then y */
     local_row_sums sums;
     double *head_sums; /* [2][heads_q]: of scale and ridge */
+    int32_t *unfinished; /* NULL, or for each 64 rows, as row_block_at counts them: has query_kernel to do them? */
 } row_arrays;
 
 #ifdef __cplusplus

@@ -10,14 +10,6 @@ static bool reads(const loam_problem *p, const loam_args *a)
            key_map_fits(p, &a->v) && (p->mechanism != LOAM_PARALLAX || query_map_fits(p, &a->probe));
 }
 
-loam_status local_rows_solved_sm90(const loam_problem *p, const loam_args *a, const row_arrays *rows,
-                                   void *memory, loam_error *error)
-{
-    return local_rows_cuda(p, a, rows, memory, error);
-}
-
-size_t local_rows_solved_sm90_work(const loam_problem *p) { return local_adjoint_cuda_work(p); }
-
 loam_status local_rows_given_sm90(const loam_problem *p, const loam_args *a, const row_arrays *rows,
                                   loam_error *error)
 {
