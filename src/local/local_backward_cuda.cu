@@ -8,12 +8,13 @@ row_arrays local_row_arrays_carve(const loam_problem *p, arena *pool)
 {
     const size_t rows = (size_t)local_rows(p);
     const size_t solved = p->mechanism == LOAM_LLA ? size_mul(rows, (size_t)p->dim_qk) : 0;
+    const size_t blocks = size_mul(((size_t)p->len_q + ROWS - 1) / ROWS, (size_t)(p->batch * p->heads_q));
     row_arrays x;
     x.record = (row_record *)arena_take(pool, rows, sizeof(row_record));
     x.y = (float *)arena_take(pool, solved, sizeof(float));
     x.sums = local_row_sums_carve(p, pool);
     x.head_sums = (double *)arena_take(pool, 2 * (size_t)p->heads_q, sizeof(double));
-    x.unfinished = NULL;
+    x.state = (int32_t *)arena_take(pool, p->mechanism == LOAM_LLA ? blocks : 0, sizeof(int32_t));
     return x;
 }
 
@@ -48,7 +49,8 @@ loam_status local_keys_cuda(const loam_problem *p, const loam_args *a, const row
 loam_status local_backward_sm80(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     arena pool = { (char *)a->work, 0 };
-    const row_arrays rows = local_row_arrays_carve(p, &pool);
+    row_arrays rows = local_row_arrays_carve(p, &pool);
+    rows.state = NULL;
     if (p->batch > 0 && p->len_q > 0) {
         TRY(local_rows_cuda(p, a, &rows, (char *)a->work + pool.used, error));
     }

@@ -18,13 +18,17 @@ typedef struct row_record {
     int32_t peak, lo, hi;
 } row_record;
 
+/* How far the rows of a block have come before query_kernel: rho and y have one bf16 part each, or more, and all is done; or all that
+ * query_kernel does is left. */
+enum { ROWS_CHEAP, ROWS_FINE, ROWS_LEFT };
+
 /* Arrays over rows, in device memory. */
 typedef struct row_arrays {
     row_record *record;
     float *y; /* [rows][dim_qk], LLA: drho, then y */
     local_row_sums sums;
     double *head_sums; /* [2][heads_q]: of scale and ridge */
-    int32_t *unfinished; /* NULL, or for each 64 rows, as row_block_at counts them: has query_kernel to do them? */
+    int32_t *state;    /* LLA, of each 64 rows as row_block_at counts them; NULL: all ROWS_LEFT */
 } row_arrays;
 
 #ifdef __cplusplus

@@ -280,7 +280,7 @@ static __device__ __forceinline__ bool finished(const row_arrays &arrays, const 
                                                 const row_block &x, int64_t n)
 {
     const int64_t lines = p.batch * p.heads_q, back = (p.len_q + ROWS - 1) / ROWS - 1 - x.i0 / ROWS;
-    return arrays.unfinished && !arrays.unfinished[back * lines + n % lines];
+    return arrays.state && arrays.state[back * lines + n % lines] != ROWS_LEFT;
 }
 
 template <bool WIDE, int DIM, int DIRECTIONS>

@@ -6,7 +6,8 @@
  * A block begins cheap, as forward blocks do, where its rows see many keys and forward was content with one bf16 part for each of
  * their probes. Then rho and y are bf16 numbers times a power of two, the last sweep takes each in one tile, and that sweep finds
  * the residual of the adjoint solve too: with E = g + t, drho - (Cov + Lambda) y = -sum p E kappa - Lambda y. Where that misses, and
- * in all other blocks, the solve goes on with two parts; these blocks are then marked, for query_kernel to do the rest.
+ * in all other blocks, the solve goes on with two parts, and so does the last sweep, after one that finds the means of u and t. Blocks
+ * with rows for float64 are left to query_kernel.
  */
 #ifndef LOAM_LOCAL_LOCAL_BACKWARD_ROWS_SM90_CUH
 #define LOAM_LOCAL_LOCAL_BACKWARD_ROWS_SM90_CUH
@@ -21,15 +22,14 @@ struct rows_maps_sm90 {
 
 /* ------------------------------------------------------------------ shared memory */
 
-/* The last sweep has four tiles of rows: the output gradients in the last slot of the ring, y and rho where the solver has its
- * direction. The other slots are a ring of keys, which are needed to the end of a tile's work, and one of values, which are not. */
+/* The last sweep has four tiles of rows: y and rho where the solver has its direction, the output gradients in the last slot of the
+ * ring. Second parts lie in the two slots before it. Keys and values take turns in the others. */
 template <int DIM> struct pair_slots {
-    static constexpr unsigned values = DIM == 64 ? 2 : 1, keys = ring_slots<DIM> - 1 - values;
-    static constexpr unsigned grad_o = keys + values;
+    static constexpr unsigned grad_o = ring_slots<DIM> - 1, y = grad_o - 1, rho = grad_o - 2;
 };
 
 template <int DIM> struct pair_barriers {
-    uint64_t keys[pair_slots<DIM>::keys], values[pair_slots<DIM>::values];
+    uint64_t full[ring_slots<DIM> - 1];
 };
 
 /* Behind the barriers of the solver. */
@@ -37,10 +37,10 @@ template <int DIM>
 constexpr size_t pair_barriers_at = offsetof(solve_shared_sm90<DIM>, block) + sizeof(int64_t);
 template <int DIM> constexpr size_t rows_shared_bytes = pair_barriers_at<DIM> + sizeof(pair_barriers<DIM>);
 
-/* Tiles gone through so far, and fillings of the tiles of rows. */
+/* Tiles gone through so far; fillings of the tiles of rows; a bit for each slot of the last sweep, the parity of its next filling. */
 struct rows_count {
     ring_count ring;
-    unsigned keys, values, rows;
+    unsigned rows, parity;
 };
 
 /* ------------------------------------------------------------------ a block of rows */
@@ -283,29 +283,59 @@ static __device__ __forceinline__ void unpack_weights(float (&f)[8][4], const we
     }
 }
 
-template <int DIM>
-static __device__ __forceinline__ void ask_pair_keys(const rows_system<DIM> &rs, int j, unsigned count)
-{
-    const row_block &x = rs.sys.x;
-    const unsigned slot = count % pair_slots<DIM>::keys;
-    barrier_expect(&rs.barriers.keys[slot], DIM * SIDE * 2);
-    for (int c = 0; c < DIM; c += SIDE) {
-        copy_box(rs.slot(slot) + c * SIDE, &rs.maps.all.k, &rs.barriers.keys[slot], c, (int)x.s.k0 + j,
-                 (int)x.h_kv, (int)x.s.b);
-    }
-}
+/* Values and keys of the block's tiles in turn, or keys alone, through the first SLOTS slots of the ring. */
+template <int DIM, unsigned SLOTS, bool VALUES> struct tile_turns {
+    const rows_system<DIM> &rs;
+    unsigned count, taken;
 
-template <int DIM>
-static __device__ __forceinline__ void ask_pair_values(const rows_system<DIM> &rs, int j, unsigned count)
-{
-    const row_block &x = rs.sys.x;
-    const unsigned slot = count % pair_slots<DIM>::values;
-    barrier_expect(&rs.barriers.values[slot], DIM * SIDE * 2);
-    for (int c = 0; c < DIM; c += SIDE) {
-        copy_box(rs.slot(pair_slots<DIM>::keys + slot) + c * SIDE, &rs.maps.all.v, &rs.barriers.values[slot],
-                 c, (int)x.s.k0 + j, (int)x.h_kv, (int)x.s.b);
+    __device__ __forceinline__ tile_turns(const rows_system<DIM> &system) : rs(system), taken(0)
+    {
+        const row_block &x = rs.sys.x;
+        count = (unsigned)((x.last - x.first + SIDE - 1) / SIDE) * (VALUES ? 2 : 1);
+        if (threadIdx.x == 0) {
+            for (unsigned n = 0; n < SLOTS && n < count; n++) {
+                ask(n);
+            }
+        }
     }
-}
+    __device__ __forceinline__ int key_of(unsigned n) const
+    {
+        return rs.sys.x.first + (int)(VALUES ? n / 2 : n) * SIDE;
+    }
+    __device__ __forceinline__ void ask(unsigned n) const
+    {
+        const row_block &x = rs.sys.x;
+        const unsigned slot = n % SLOTS;
+        const CUtensorMap *map = VALUES && n % 2 == 0 ? &rs.maps.all.v : &rs.maps.all.k;
+        barrier_expect(&rs.barriers.full[slot], DIM * SIDE * 2);
+        for (int c = 0; c < DIM; c += SIDE) {
+            copy_box(rs.slot(slot) + c * SIDE, map, &rs.barriers.full[slot], c, (int)x.s.k0 + key_of(n),
+                     (int)x.h_kv, (int)x.s.b);
+        }
+    }
+    __device__ __forceinline__ const __nv_bfloat16 *take()
+    {
+        const unsigned slot = taken % SLOTS;
+        const int left = (int)rs.sys.x.s.nk - key_of(taken);
+        barrier_wait(&rs.barriers.full[slot], rs.count.parity >> slot & 1);
+        rs.count.parity ^= 1u << slot;
+        taken++;
+        if (left < SIDE) {
+            clear_tail<DIM>(rs.slot(slot), left);
+            fence_async_proxy();
+            __syncthreads();
+        }
+        return rs.slot(slot);
+    }
+    /* The tile taken `before` the last one has done: all products with it have ended. */
+    __device__ __forceinline__ void give(unsigned before) const
+    {
+        __syncthreads();
+        if (threadIdx.x == 0 && taken - 1 - before + SLOTS < count) {
+            ask(taken - 1 - before + SLOTS);
+        }
+    }
+};
 
 /* q = sum ds k and r = sum p E k, with the sums of the weights (this thread's columns) in inner and total. At 128 dimensions there
  * are no registers for three products beside both sums: u comes late, and f is then what its part says. */
@@ -315,33 +345,18 @@ static __device__ __forceinline__ void pair_sums(float (&q)[DIM / SIDE][8][4], f
                                                  const rows_system<DIM> &rs, const pair_rows &own,
                                                  rows_sums &sum)
 {
-    typedef pair_slots<DIM> slots;
     constexpr bool late = DIM > 64;
     const system_sm90<DIM> &sys = rs.sys;
-    const row_block &x = sys.x;
-    const int tiles = (x.last - x.first + SIDE - 1) / SIDE;
-    rows_count &count = rs.count;
-    if (threadIdx.x == 0) {
-        for (int n = 0; n < (int)slots::keys && n < tiles; n++) {
-            ask_pair_keys(rs, x.first + n * SIDE, count.keys + n);
-        }
-        for (int n = 0; n < (int)slots::values && n < tiles; n++) {
-            ask_pair_values(rs, x.first + n * SIDE, count.values + n);
-        }
-    }
+    tile_turns<DIM, pair_slots<DIM>::grad_o, true> turns(rs);
     clear_sums<DIM>(q);
     clear_sums<DIM>(r);
-    for (int n = 0; n < tiles; n++, count.keys++, count.values++) {
-        const unsigned k = count.keys % slots::keys, v = count.values % slots::values;
-        const __nv_bfloat16 *const keys = rs.slot(k), *const values = rs.slot(slots::keys + v);
-        const int j = x.first + n * SIDE;
-        barrier_wait(&rs.barriers.keys[k], count.keys / slots::keys % 2);
-        barrier_wait(&rs.barriers.values[v], count.values / slots::values % 2);
-        clear_tails(sys, keys, values, j);
+    while (turns.taken < turns.count) {
+        const int j = turns.key_of(turns.taken);
+        const __nv_bfloat16 *const values = turns.take(), *const keys = turns.take();
         float s[8][4], g[8][4], u[8][4];
         weights_operand<1> f, ds;
         multiply_rows<DIM>(s, sys.sm.query, keys, false);
-        multiply_rows<DIM>(g, rs.slot(slots::grad_o), values, false);
+        multiply_rows<DIM>(g, rs.slot(pair_slots<DIM>::grad_o), values, false);
         multiply_rows<DIM>(g, sys.sm.direction[0], keys, true);
         if (!late) {
             multiply_rows<DIM>(u, sys.sm.direction[1], keys, false);
@@ -350,12 +365,7 @@ static __device__ __forceinline__ void pair_sums(float (&q)[DIM / SIDE][8][4], f
         products_wait<0>();
         products_arrived(s);
         products_arrived(g);
-        if (slots::values == 1) {
-            __syncthreads();
-            if (threadIdx.x == 0 && n + 1 < tiles) {
-                ask_pair_values(rs, j + SIDE, count.values + 1);
-            }
-        }
+        turns.give(1);
         pair_errors<PLAIN>(s, g, sys, own, j);
         split_weights(f, g);
         add_weights(total, f);
@@ -376,27 +386,121 @@ static __device__ __forceinline__ void pair_sums(float (&q)[DIM / SIDE][8][4], f
         products_wait<0>();
         products_arrived(r);
         products_arrived(q);
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            if (n + (int)slots::keys < tiles) {
-                ask_pair_keys(rs, j + (int)slots::keys * SIDE, count.keys + slots::keys);
-            }
-            if (slots::values > 1 && n + (int)slots::values < tiles) {
-                ask_pair_values(rs, j + (int)slots::values * SIDE, count.values + slots::values);
-            }
-        }
+        turns.give(0);
     }
 }
 
-/* The tiles of y and rho, the records of the thread's rows, and the ridge's gradient. */
+/* u and t, issued with both parts of rho and y. */
 template <int DIM>
+static __device__ __forceinline__ void multiply_fine(float (&u)[8][4], float (&t)[8][4],
+                                                     const rows_system<DIM> &rs, const __nv_bfloat16 *keys,
+                                                     bool add)
+{
+    multiply_rows<DIM>(u, rs.slot(pair_slots<DIM>::rho), keys, false);
+    multiply_rows<DIM>(u, rs.sys.sm.direction[1], keys, true);
+    multiply_rows<DIM>(t, rs.slot(pair_slots<DIM>::y), keys, add);
+    multiply_rows<DIM>(t, rs.sys.sm.direction[0], keys, true);
+}
+
+/* The means of u and t, which the centres are off by: so both are small to their own precision where one key has nearly all the
+ * weight and rho is large. */
+template <int DIM>
+static __device__ __forceinline__ void find_rests(row_record (&rec)[2], const rows_system<DIM> &rs)
+{
+    const system_sm90<DIM> &sys = rs.sys;
+    float omega[2] = { 0, 0 }, rho[2] = { 0, 0 }, y[2] = { 0, 0 };
+    tile_turns<DIM, pair_slots<DIM>::rho, false> turns(rs);
+    while (turns.taken < turns.count) {
+        const int j = turns.key_of(turns.taken);
+        const __nv_bfloat16 *const keys = turns.take();
+        float s[8][4], u[8][4], t[8][4];
+        multiply_rows<DIM>(s, sys.sm.query, keys, false);
+        multiply_fine(u, t, rs, keys, false);
+        products_commit();
+        products_wait<0>();
+        products_arrived(s);
+        products_arrived(u);
+        products_arrived(t);
+        turns.give(0);
+        weights_sm90(s, sys, j);
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int row = e / 2;
+                omega[row] += s[n][e];
+                rho[row] += s[n][e] * (u[n][e] - rec[row].rho_kbar);
+                y[row] += s[n][e] * (t[n][e] - rec[row].y_kbar);
+            }
+        }
+    }
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const float sum = quad_sum(omega[row]), inverse = sum > 0 ? 1 / sum : 0;
+        rec[row].rho_rest = quad_sum(rho[row]) * inverse;
+        rec[row].y_rest = quad_sum(y[row]) * inverse;
+    }
+}
+
+/* pair_sums with two parts; r is not wanted. */
+template <int DIM>
+static __device__ __forceinline__ void pair_sums_fine(float (&q)[DIM / SIDE][8][4], float (&inner)[2],
+                                                      const rows_system<DIM> &rs, const pair_rows &own,
+                                                      rows_sums &sum)
+{
+    const system_sm90<DIM> &sys = rs.sys;
+    tile_turns<DIM, pair_slots<DIM>::rho, true> turns(rs);
+    clear_sums<DIM>(q);
+    while (turns.taken < turns.count) {
+        const int j = turns.key_of(turns.taken);
+        float s[8][4], g[8][4], u[8][4];
+        weights_operand<2> ds;
+        const __nv_bfloat16 *const values = turns.take();
+        multiply_rows<DIM>(g, rs.slot(pair_slots<DIM>::grad_o), values, false);
+        products_commit();
+        products_wait<0>();
+        products_arrived(g);
+        turns.give(0);
+        const __nv_bfloat16 *const keys = turns.take();
+        multiply_rows<DIM>(s, sys.sm.query, keys, false);
+        multiply_fine(u, g, rs, keys, true);
+        products_commit();
+        products_wait<0>();
+        products_arrived(s);
+        products_arrived(g);
+        products_arrived(u);
+        pair_errors<false>(s, g, sys, own, j);
+        pair_gradients<false>(u, s, g, sys, own, sum, j);
+        split_weights(ds, u);
+        add_weights(inner, ds);
+        multiply_weights<DIM>(q, ds.part[1], keys);
+        multiply_weights<DIM>(q, ds.part[0], keys);
+        products_commit();
+        products_wait<0>();
+        products_arrived(q);
+        turns.give(0);
+    }
+}
+
+/* y of the solution in the scratch or, FINE, as the direction has it: a pair of row `row`. */
+template <bool FINE, int DIM>
+static __device__ __forceinline__ float2 solution_pair(const system_sm90<DIM> &sys, const cg_rows &k, int n,
+                                                       int e)
+{
+    const lane_vector x = sys.vector(VECTOR_X);
+    float2 y = FINE ? direction_pair<true>(sys, n, e) : make_float2(x.get(4 * n + e), x.get(4 * n + e + 1));
+    y.x *= k.unit[e / 2], y.y *= k.unit[e / 2];
+    return FINE ? y : make_float2(rounded<1>(y.x), rounded<1>(y.y));
+}
+
+/* The tiles of y and rho, the records of the thread's rows, and the ridge's gradient. */
+template <bool FINE, int DIM>
 static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM> &rs, const cg_rows &k,
-                                                      const rows_sums &sum, row_record (&rec)[2],
-                                                      pair_rows &own)
+                                                      const rows_sums &sum, row_record (&rec)[2])
 {
     const system_sm90<DIM> &sys = rs.sys;
     const loam_args &a = sys.a;
-    const lane_vector x = sys.vector(VECTOR_X), kbar = sys.vector(VECTOR_KBAR);
+    const lane_vector kbar = sys.vector(VECTOR_KBAR);
     float e[2] = { 0, 0 }, ridge[2] = { 0, 0 }, rho_kbar[2] = { 0, 0 }, y_kbar[2] = { 0, 0 };
     int64_t out[2];
     for (int row = 0; row < 2; row++) {
@@ -407,13 +511,16 @@ static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM> &rs
 #pragma unroll
         for (int at = 0; at < 4; at += 2) {
             const int row = at / 2, c = column_of(n, at), tile = swizzled(sys.r.at[row], c);
-            const float2 rho = rs.pair(rs.saved.rho, row, c);
-            const __nv_bfloat162 probe = __floats2bfloat162_rn(rho.x, rho.y);
-            const __nv_bfloat162 solution = __floats2bfloat162_rn(k.unit[row] * x.get(4 * n + at),
-                                                                  k.unit[row] * x.get(4 * n + at + 1));
-            *(__nv_bfloat162 *)(sys.sm.direction[1] + tile) = probe;
-            *(__nv_bfloat162 *)(sys.sm.direction[0] + tile) = solution;
-            const float2 y = __bfloat1622float2(solution);
+            const float2 rho = rs.pair(rs.saved.rho, row, c), y = solution_pair<FINE>(sys, k, n, at);
+            uint32_t rho_part[2], y_part[2];
+            split_pair(rho_part, rho.x, rho.y);
+            split_pair(y_part, y.x, y.y);
+            *(uint32_t *)(sys.sm.direction[1] + tile) = rho_part[0];
+            *(uint32_t *)(sys.sm.direction[0] + tile) = y_part[0];
+            if (FINE) {
+                *(uint32_t *)(rs.slot(pair_slots<DIM>::rho) + tile) = rho_part[1];
+                *(uint32_t *)(rs.slot(pair_slots<DIM>::y) + tile) = y_part[1];
+            }
             const float part[2] = { -y.x * rho.x * sys.ridge.unit[row], -y.y * rho.y * sys.ridge.unit[row] };
             const float mean[2] = { kbar.get(4 * n + at), kbar.get(4 * n + at + 1) };
             rho_kbar[row] += rho.x * mean[0] + rho.y * mean[1];
@@ -424,16 +531,14 @@ static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM> &rs
             if (sys.p.ridge_axes == LOAM_RIDGE_CHANNEL && a.grad_ridge.data && sys.r.real[row]) {
                 store_pair(a.grad_ridge.data, LOAM_F32, out[row], c, DIM, part[0], part[1]);
             }
+            if (sys.r.real[row]) {
+                *(float2 *)(rs.arrays.y + rs.line[row] * DIM + c) = y;
+            }
         }
     }
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         row_record r = {};
-        const int keys = sys.r.hi[row] - sys.r.lo[row];
-        const float scale = (float)sys.p.scale;
-        const float middle = keys > 0 && scale != 0
-                                 ? (sys.lse2[row] - log2f((float)keys)) * 0.693147181f / scale
-                                 : 0;
         ridge[row] = quad_sum(ridge[row]);
         r.lse = sys.lse2[row] * 0.693147181f;
         r.gbar = sum.gbar[row], r.gbar_rest = sum.rest[row];
@@ -441,10 +546,6 @@ static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM> &rs
         r.e = quad_sum(e[row]);
         r.unit = sys.ridge.unit[row];
         r.peak = sum.peak[row], r.lo = sys.r.lo[row], r.hi = sys.r.hi[row];
-        own.error[row] = r.gbar + r.gbar_rest + r.y_kbar;
-        own.one[row] = 1 + r.rho_kbar;
-        own.e[row] = r.e;
-        own.middle[row] = fabsf(middle) < 1e30f ? middle : 0;
         rec[row] = r;
         if (sys.r.real[row] && threadIdx.x % 4 == 0) {
             rs.arrays.sums.ridge[rs.line[row]] = (double)ridge[row];
@@ -455,16 +556,65 @@ static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM> &rs
     }
 }
 
-/* dq, y and the records. q, inner: whole sums. */
+/* What the rows add to their pairs. */
 template <int DIM>
-static __device__ __forceinline__ void put_rows(const rows_system<DIM> &rs,
-                                                const float (&q)[DIM / SIDE][8][4], const float (&inner)[2],
-                                                const rows_sums &sum, const row_record (&rec)[2])
+static __device__ __forceinline__ pair_rows pair_rows_of(const system_sm90<DIM> &sys,
+                                                         const row_record (&rec)[2])
+{
+    const float scale = (float)sys.p.scale;
+    pair_rows own;
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const row_record &r = rec[row];
+        const float middle = r.lo < r.hi && scale != 0 ? (r.lse - logf((float)(r.hi - r.lo))) / scale : 0;
+        own.error[row] = r.gbar + r.gbar_rest + r.y_kbar + r.y_rest;
+        own.one[row] = 1 + r.rho_kbar + r.rho_rest;
+        own.e[row] = r.e;
+        own.middle[row] = fabsf(middle) < 1e30f ? middle : 0;
+    }
+    return own;
+}
+
+/* The output gradients into their slot, while the threads fill the other tiles. */
+template <bool FINE, int DIM>
+static __device__ __forceinline__ void begin_pairs(const rows_system<DIM> &rs, const cg_rows &k,
+                                                   rows_sums &sum, row_record (&rec)[2])
+{
+    if (threadIdx.x == 0) {
+        barrier_expect(&rs.sys.sm.query_full, DIM * SIDE * 2);
+        ask_rows(rs, rs.slot(pair_slots<DIM>::grad_o), rs.maps.grad_o);
+    }
+    sum.scale[0] = sum.scale[1] = sum.mean[0] = sum.mean[1] = 0;
+    fill_pair_rows<FINE>(rs, k, sum, rec);
+    fence_async_proxy();
+    __syncthreads();
+    barrier_wait(&rs.sys.sm.query_full, rs.count.rows++ % 2);
+}
+
+/* dq, the records and the sums of the rows. q, inner: of this thread's columns. */
+template <int DIM>
+static __device__ __forceinline__ void put_pairs(const rows_system<DIM> &rs,
+                                                 const float (&q)[DIM / SIDE][8][4], float (&inner)[2],
+                                                 rows_sums &sum, const row_record (&rec)[2])
 {
     const system_sm90<DIM> &sys = rs.sys;
     const loam_args &a = sys.a;
     const lane_vector kbar = sys.vector(VECTOR_KBAR);
     const float scale = (float)sys.p.scale;
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        inner[row] = quad_sum(inner[row]);
+        /* What rounding leaves of a sum that is 0 is taken out at the mean x, and at the mean key. */
+        const float rest = inner[row] * quad_sum(sum.mean[row]);
+        sum.scale[row] = quad_sum(sum.scale[row]) - (fabsf(rest) < INFINITY ? rest : 0);
+        if (sys.r.real[row] && threadIdx.x % 4 == 0) {
+            rs.arrays.record[rs.line[row]] = rec[row];
+            rs.arrays.sums.scale[rs.line[row]] = (double)sum.scale[row];
+        }
+    }
+    if (!a.grad_q.data) {
+        return;
+    }
 #pragma unroll
     for (int n = 0; n < DIM / 8; n++) {
 #pragma unroll
@@ -473,22 +623,11 @@ static __device__ __forceinline__ void put_rows(const rows_system<DIM> &rs,
             if (!sys.r.real[row]) {
                 continue;
             }
-            const float2 y = direction_pair<false>(sys, n, e);
-            *(float2 *)(rs.arrays.y + rs.line[row] * DIM + c) = y;
-            if (a.grad_q.data) {
-                const int64_t out = LOCAL_AT(a.grad_q, sys.x.s.b, sys.x.h,
-                                             sys.x.s.q0 + sys.x.i0 + sys.r.at[row]);
-                store_pair(a.grad_q.data, LOAM_BF16, out, c, DIM,
-                           scale * (q[n / 8][n % 8][e] - inner[row] * kbar.get(4 * n + e)) - y.x,
-                           scale * (q[n / 8][n % 8][e + 1] - inner[row] * kbar.get(4 * n + e + 1)) - y.y);
-            }
-        }
-    }
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        if (sys.r.real[row] && threadIdx.x % 4 == 0) {
-            rs.arrays.record[rs.line[row]] = rec[row];
-            rs.arrays.sums.scale[rs.line[row]] = (double)sum.scale[row];
+            const float2 y = rs.pair(rs.arrays.y, row, c);
+            const int64_t out = LOCAL_AT(a.grad_q, sys.x.s.b, sys.x.h, sys.x.s.q0 + sys.x.i0 + sys.r.at[row]);
+            store_pair(a.grad_q.data, LOAM_BF16, out, c, DIM,
+                       scale * (q[n / 8][n % 8][e] - inner[row] * kbar.get(4 * n + e)) - y.x,
+                       scale * (q[n / 8][n % 8][e + 1] - inner[row] * kbar.get(4 * n + e + 1)) - y.y);
         }
     }
 }
@@ -504,29 +643,15 @@ static __device__ __forceinline__ bool finish_rows(const rows_system<DIM> &rs, c
     float q[DIM / SIDE][8][4], r[DIM / SIDE][8][4];
     float inner[2] = { 0, 0 }, total[2] = { 0, 0 }, error2[2] = { 0, 0 }, residual;
     row_record rec[2];
-    pair_rows own;
-    sum.scale[0] = sum.scale[1] = sum.mean[0] = sum.mean[1] = 0;
-    if (threadIdx.x == 0) {
-        barrier_expect(&sys.sm.query_full, DIM * SIDE * 2);
-        ask_rows(rs, rs.slot(pair_slots<DIM>::grad_o), rs.maps.grad_o);
-    }
-    fill_pair_rows(rs, k, sum, rec, own);
-    fence_async_proxy();
-    __syncthreads();
-    barrier_wait(&sys.sm.query_full, rs.count.rows++ % 2);
+    begin_pairs<false>(rs, k, sum, rec);
+    const pair_rows own = pair_rows_of(sys, rec);
     if (plain) {
         pair_sums<true>(q, r, inner, total, rs, own, sum);
     } else {
         pair_sums<false>(q, r, inner, total, rs, own, sum);
     }
     const lane_vector kbar = sys.vector(VECTOR_KBAR);
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        inner[row] = quad_sum(inner[row]), total[row] = quad_sum(total[row]);
-        /* What rounding leaves of a sum that is 0 is taken out at the mean x. */
-        const float rest = inner[row] * quad_sum(sum.mean[row]);
-        sum.scale[row] = quad_sum(sum.scale[row]) - (fabsf(rest) < INFINITY ? rest : 0);
-    }
+    total[0] = quad_sum(total[0]), total[1] = quad_sum(total[1]);
 #pragma unroll
     for (int n = 0; n < DIM / 8; n++) {
 #pragma unroll
@@ -552,8 +677,22 @@ static __device__ __forceinline__ bool finish_rows(const rows_system<DIM> &rs, c
     if (__syncthreads_or(missed)) {
         return false;
     }
-    put_rows(rs, q, inner, sum, rec);
+    put_pairs(rs, q, inner, sum, rec);
     return true;
+}
+
+/* The last sweeps of a block whose solution, in two parts, is the direction. */
+template <int DIM>
+static __device__ __forceinline__ void finish_rows_fine(const rows_system<DIM> &rs, const cg_rows &k,
+                                                        rows_sums &sum)
+{
+    float q[DIM / SIDE][8][4], inner[2] = { 0, 0 };
+    row_record rec[2];
+    begin_pairs<true>(rs, k, sum, rec);
+    find_rests(rec, rs);
+    const pair_rows own = pair_rows_of(rs.sys, rec);
+    pair_sums_fine(q, inner, rs, own, sum);
+    put_pairs(rs, q, inner, sum, rec);
 }
 
 /* ------------------------------------------------------------------ the solve */
@@ -569,10 +708,10 @@ static __device__ __forceinline__ void scale_right_side(const system_sm90<DIM> &
     row_dots<DIM>(k.bb, b, b);
 }
 
-/* With two parts from where the solve is to its end: y and the records of a block that query_kernel is to finish, and the rows
- * for float64. */
+/* The solution becomes the direction, in two parts. True where all rows are solved; where not, those that are not go on the list for
+ * float64, and y and records are written for query_kernel. */
 template <int DIM>
-static __device__ __forceinline__ void leave_rows(const rows_system<DIM> &rs, const cg_rows &k,
+static __device__ __forceinline__ bool check_rows(const rows_system<DIM> &rs, const cg_rows &k,
                                                   const bool (&wanted)[2], const cg_tolerance &tolerance,
                                                   const rows_sums &sum, const solve_work &work, int64_t block)
 {
@@ -580,6 +719,7 @@ static __device__ __forceinline__ void leave_rows(const rows_system<DIM> &rs, co
     const lane_vector x = sys.vector(VECTOR_X), b = sys.vector(VECTOR_B);
     const float none[2] = { 0, 0 };
     float y[DIM / SIDE][8][4], centre[2], error2[2] = { 0, 0 }, residual;
+    bool hard[2];
 #pragma unroll
     for (int n = 0; n < DIM / 2; n++) {
         y[n / 32][n / 4 % 8][n % 4] = x.get(n);
@@ -587,35 +727,40 @@ static __device__ __forceinline__ void leave_rows(const rows_system<DIM> &rs, co
     turn_direction<true>(sys, y, none, centre);
     image_sm90<true>(y, sys, centre);
 #pragma unroll
-    for (int n = 0; n < DIM / 8; n++) {
-#pragma unroll
-        for (int e = 0; e < 4; e += 2) {
-            const int row = e / 2;
-            const float2 used = direction_pair<true>(sys, n, e);
-            const float wrong[2] = { b.get(4 * n + e) - y[n / 8][n % 8][e],
-                                     b.get(4 * n + e + 1) - y[n / 8][n % 8][e + 1] };
-            error2[row] += wrong[0] * wrong[0] + wrong[1] * wrong[1];
-            if (sys.r.real[row]) {
-                *(float2 *)(rs.arrays.y + rs.line[row] * DIM +
-                            column_of(n, e)) = make_float2(k.unit[row] * used.x, k.unit[row] * used.y);
-            }
-        }
+    for (int n = 0; n < DIM / 2; n++) {
+        const float wrong = b.get(n) - y[n / 32][n / 4 % 8][n % 4];
+        error2[n / 2 % 2] += wrong * wrong;
     }
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         const bool good = accepted(k, tolerance, row, quad_sum(error2[row]), &residual) &&
                           sys.ridge.least[row] > BLOCK_LEAST_RIDGE * k.most[row];
+        hard[row] = sys.r.lo[row] < sys.r.hi[row] && !(wanted[row] && good);
+    }
+    if (!__syncthreads_or(hard[0] || hard[1])) {
+        return true;
+    }
+#pragma unroll 4
+    for (int n = 0; n < DIM / 4; n++) {
+        const int row = n % 2, c = column_of(n / 2, 0);
+        if (sys.r.real[row]) {
+            *(float2 *)(rs.arrays.y + rs.line[row] * DIM + c) = solution_pair<true>(sys, k, n / 2, 2 * row);
+        }
+    }
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
         if (!sys.r.real[row] || threadIdx.x % 4 != 0) {
             continue;
         }
         row_record rec = {};
         rec.gbar_rest = sum.rest[row], rec.peak = sum.peak[row], rec.unit = sys.ridge.unit[row];
         rs.arrays.record[rs.line[row]] = rec;
-        if (sys.r.lo[row] < sys.r.hi[row] && !(wanted[row] && good)) {
-            const hard_row hard = { block, sys.r.at[row], k.iterations[row] };
-            work.hard[atomicAdd(work.hard_count, 1ull)] = hard;
+        if (hard[row]) {
+            const hard_row left = { block, sys.r.at[row], k.iterations[row] };
+            work.hard[atomicAdd(work.hard_count, 1ull)] = left;
         }
     }
+    return false;
 }
 
 /* kbar into the scratch, do . vbar; true where forward has needed more than one part for a probe of the thread's rows. */
@@ -707,6 +852,7 @@ static __device__ __forceinline__ void rows_block_sm90(solve_shared_sm90<DIM> &s
     const cg_tolerance cheap = { 8e-3f, 1.8e-2f, 8 }, exact = { 3e-4f, 1e-2f, 64 };
     cg_rows k;
     bool resumed = false;
+    int32_t state = ROWS_CHEAP;
     for (;;) {
         if (sys.fine) {
             probe_gradient_sm90<true>(rs, sum, true);
@@ -728,7 +874,11 @@ static __device__ __forceinline__ void rows_block_sm90(solve_shared_sm90<DIM> &s
         }
         if (sys.fine) {
             cg_run<true>(sys, k, exact);
-            leave_rows(rs, k, wanted, exact, sum, work, block);
+            state = ROWS_LEFT;
+            if (check_rows(rs, k, wanted, exact, sum, work, block)) {
+                finish_rows_fine(rs, k, sum);
+                state = ROWS_FINE;
+            }
             break;
         }
         cg_run<false>(sys, k, cheap);
@@ -743,7 +893,7 @@ static __device__ __forceinline__ void rows_block_sm90(solve_shared_sm90<DIM> &s
         barrier_wait(&sm.query_full, count.rows++ % 2);
     }
     if (threadIdx.x == 0) {
-        arrays.unfinished[block] = sys.fine;
+        arrays.state[block] = state;
     }
 }
 
@@ -762,11 +912,8 @@ __global__ void __launch_bounds__(THREADS, 2)
         for (int n = 0; n < (int)ring_slots<DIM>; n++) {
             barrier_init(&sm.full[n], 1);
         }
-        for (int n = 0; n < (int)pair_slots<DIM>::keys; n++) {
-            barrier_init(&barriers.keys[n], 1);
-        }
-        for (int n = 0; n < (int)pair_slots<DIM>::values; n++) {
-            barrier_init(&barriers.values[n], 1);
+        for (int n = 0; n < (int)ring_slots<DIM> - 1; n++) {
+            barrier_init(&barriers.full[n], 1);
         }
         barrier_init(&sm.query_full, 1);
         fence_async_proxy();
