@@ -72,6 +72,20 @@ static __device__ __forceinline__ void warpgroup_sync(int barrier)
     asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory");
 }
 
+/* ------------------------------------------------------------------ launches that overlap */
+
+/* The next launch of the stream, if it asks for that, may begin before this one has ended. */
+static __device__ __forceinline__ void next_launch_may_begin()
+{
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+/* The launch before has ended, and what it wrote is there. */
+static __device__ __forceinline__ void await_launch_before()
+{
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
 /* ------------------------------------------------------------------ bulk tensor copies */
 
 /* The box at channel c, token t, head h, batch b of the tensor into a tile. */
@@ -170,6 +184,17 @@ static __device__ __forceinline__ void wgmma_rows(float (&d)[16][4], uint64_t a,
                  : "l"(a), "l"(b), "r"(add));
 }
 
+/* The same, A in registers. */
+static __device__ __forceinline__ void wgmma_rows(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b,
+                                                  int add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" WGMMA_REGISTERS_32
+                 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}\n"
+                 : WGMMA_32(d)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+
 /* d += A B over 16 rows of B: A in registers, B in shared memory, of 64 or 128 columns. */
 static __device__ __forceinline__ void wgmma_weights(float (&d)[1][8][4], const uint32_t (&a)[4], uint64_t b)
 {
@@ -203,6 +228,18 @@ static __device__ __forceinline__ void multiply_rows(float (&s)[BLOCKS][4], cons
             wgmma_rows(s, a + descriptor_step(n * TILE_ELEMENTS + k),
                        b + descriptor_step(n * 8 * BLOCKS * SIDE + k), add || n + k > 0);
         }
+    }
+}
+
+/* The same with the rows in registers, 16 columns a step: the operands of weights_operand. */
+template <int DIM>
+static __device__ __forceinline__ void multiply_rows(float (&s)[8][4], const uint32_t (&rows)[DIM / 16][4],
+                                                     const __nv_bfloat16 *tile, bool add)
+{
+    products_begin();
+#pragma unroll
+    for (int k = 0; k < DIM; k += 16) {
+        wgmma_rows(s, rows[k / 16], tile_descriptor(tile + k / SIDE * TILE_ELEMENTS + k % SIDE), add || k > 0);
     }
 }
 
