@@ -31,6 +31,9 @@ template <int DIM, int DIRECTIONS> struct key_shape_sm90 {
     static constexpr int tiles = 2 + DIRECTIONS;
     static constexpr int tile = DIM * queries;
     static constexpr bool solved = DIRECTIONS == SOLVED_PROBE;
+    /* Operands in registers, where there is room: from shared memory they would take all its bandwidth. */
+    static constexpr bool keys_held = DIM == 64 || DIRECTIONS == NO_DIRECTION,
+                          values_held = DIM == 64 && DIRECTIONS == NO_DIRECTION;
 };
 
 template <int DIM, int DIRECTIONS> struct key_shared_sm90 {
@@ -232,22 +235,46 @@ static __device__ __forceinline__ void fill_terms(key_shared_sm90<DIM, DIRECTION
             sm.terms[slot][TERM_UNIT][lane + 32 * n] = own[n].z;
             sm.terms[slot][TERM_E][lane + 32 * n] = own[n].w;
         }
-        __syncwarp();
-        if (lane == 0) {
-            barrier_arrive(&sm.ring.full[slot]);
-        }
+        barrier_arrive(&sm.ring.full[slot]);
         count++;
         if (fine) {
             barrier_wait(&sm.ring.empty[count % KEY_SLOTS], count / KEY_SLOTS % 2 ^ 1);
-            if (lane == 0) {
-                barrier_arrive(&sm.ring.full[count % KEY_SLOTS]);
-            }
+            barrier_arrive(&sm.ring.full[count % KEY_SLOTS]);
             count++;
         }
     }
 }
 
 /* ------------------------------------------------------------------ a tile and 64 keys */
+
+/* 64 rows as the first operand of products: HELD in registers, or where they lie. */
+template <int DIM, bool HELD> struct first_operand {
+    const __nv_bfloat16 *at;
+    template <int BLOCKS>
+    __device__ __forceinline__ void times(float (&s)[BLOCKS][4], const __nv_bfloat16 *tile, bool add) const
+    {
+        multiply_rows<DIM>(s, at, tile, add);
+    }
+};
+template <int DIM> struct first_operand<DIM, true> {
+    rows_operand<DIM> rows;
+    template <int BLOCKS>
+    __device__ __forceinline__ void times(float (&s)[BLOCKS][4], const __nv_bfloat16 *tile, bool add) const
+    {
+        multiply_rows(s, rows, tile, add);
+    }
+};
+
+template <int DIM>
+static __device__ __forceinline__ void take_rows(first_operand<DIM, false> &x, const __nv_bfloat16 *at)
+{
+    x.at = at;
+}
+template <int DIM>
+static __device__ __forceinline__ void take_rows(first_operand<DIM, true> &x, const __nv_bfloat16 *at)
+{
+    load_rows(x.rows, at);
+}
 
 /* What a warpgroup has, and where it is. */
 template <int DIM, int DIRECTIONS> struct key_group {
@@ -257,8 +284,10 @@ template <int DIM, int DIRECTIONS> struct key_group {
     const key_view &v;
     tile_walk t;
     unsigned count;      /* slots used so far */
-    int group, j, at[2]; /* its first key, and the thread's two */
+    int j, at[2];        /* its first key, and the thread's two */
     float scale, scale2; /* scale2: to base 2 */
+    first_operand<DIM, S::keys_held> keys;
+    first_operand<DIM, S::values_held> values;
 
     __device__ __forceinline__ const __nv_bfloat16 *tile(int which) const
     {
@@ -289,22 +318,21 @@ template <int DIM> struct key_sums_sm90 {
 template <bool FINE, int DIM, int DIRECTIONS, int BLOCKS>
 static __device__ __forceinline__ void ask_scores(key_scores<BLOCKS> &x, const key_group<DIM, DIRECTIONS> &g)
 {
-    const __nv_bfloat16 *keys = g.sm.keys[g.group];
-    multiply_rows<DIM>(x.s, keys, g.tile(TILE_Q), false);
+    g.keys.times(x.s, g.tile(TILE_Q), false);
     products_commit();
     if constexpr (DIRECTIONS > NO_DIRECTION) {
         if (FINE) {
-            multiply_rows<DIM>(x.u, keys, g.rest(TILE_RHO), false);
+            g.keys.times(x.u, g.rest(TILE_RHO), false);
         }
-        multiply_rows<DIM>(x.u, keys, g.tile(TILE_RHO), FINE);
+        g.keys.times(x.u, g.tile(TILE_RHO), FINE);
         products_commit();
     }
-    multiply_rows<DIM>(x.e, g.sm.values[g.group], g.tile(TILE_GRAD_O), false);
+    g.values.times(x.e, g.tile(TILE_GRAD_O), false);
     if constexpr (DIRECTIONS == SOLVED_PROBE) {
         if (FINE) {
-            multiply_rows<DIM>(x.e, keys, g.rest(TILE_Y), true);
+            g.keys.times(x.e, g.rest(TILE_Y), true);
         }
-        multiply_rows<DIM>(x.e, keys, g.tile(TILE_Y), true);
+        g.keys.times(x.e, g.tile(TILE_Y), true);
     }
     products_commit();
 }
@@ -443,12 +471,6 @@ static __device__ __forceinline__ void clear_beyond(const key_group<DIM, DIRECTI
     asm volatile("bar.sync 1, %0;" ::"n"(KEY_GROUPS * 128) : "memory");
 }
 
-template <int DIM, int DIRECTIONS>
-static __device__ __forceinline__ void await_tile(const key_group<DIM, DIRECTIONS> &g)
-{
-    ring_await(g.sm.ring, g.count);
-}
-
 template <bool FINE, int DIM, int DIRECTIONS>
 static __device__ __forceinline__ void single_tile(key_sums_sm90<DIM> &sum, key_group<DIM, DIRECTIONS> &g)
 {
@@ -506,7 +528,7 @@ static __device__ __forceinline__ void run_tiles(key_sums_sm90<DIM> &sum, key_gr
     typedef key_shape_sm90<DIM, DIRECTIONS> S;
     constexpr int groups = DIRECTIONS > NO_DIRECTION ? 3 : 2;
     key_scores<S::blocks> x;
-    await_tile(g);
+    ring_await(g.sm.ring, g.count);
     ask_scores<false>(x, g);
     for (;;) {
         weights_operand<1, S::steps> kept, ds, error;
@@ -535,6 +557,9 @@ static __device__ __forceinline__ void run_tiles(key_sums_sm90<DIM> &sum, key_gr
             multiply_weights<DIM>(sum.dk, error.part[0], g.tile(TILE_RHO));
         }
         products_commit();
+        if constexpr (S::keys_held && DIRECTIONS > NO_DIRECTION) {
+            products_wait<1>();
+        }
         const unsigned used = g.count++;
         walk_on<S::queries>(g.t, g.x);
         if (!runs(g)) {
@@ -543,7 +568,7 @@ static __device__ __forceinline__ void run_tiles(key_sums_sm90<DIM> &sum, key_gr
             ring_release(g.sm.ring, used);
             return;
         }
-        await_tile(g);
+        ring_await(g.sm.ring, g.count);
         ask_scores<false>(x, g);
         products_wait<groups>();
         ring_release(g.sm.ring, used);
@@ -645,7 +670,7 @@ __global__ void __launch_bounds__(KEY_THREADS, 1)
     const tile_walk t = { x.first, 0, (int)(x.tiles * (p.heads_q / p.heads_kv)) };
     if (threadIdx.x == 0) {
         for (int n = 0; n < KEY_SLOTS; n++) {
-            barrier_init(&sm.ring.full[n], 2); /* copies and terms */
+            barrier_init(&sm.ring.full[n], 1 + 32); /* the copies, and each thread that fills in terms */
             barrier_init(&sm.ring.empty[n], KEY_GROUPS * 4);
         }
         barrier_init(&sm.keys_full, 1);
@@ -666,12 +691,14 @@ __global__ void __launch_bounds__(KEY_THREADS, 1)
     const int j = x.j0 + group * SIDE, row = j + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     const float scale = (float)p.scale;
     key_group<DIM, DIRECTIONS> g = {
-        sm, x, v, t, 0, group, j, { row, row + 8 }, scale, (float)(p.scale * 1.4426950408889634)
+        sm, x, v, t, 0, j, { row, row + 8 }, scale, (float)(p.scale * 1.4426950408889634)
     };
     key_sums_sm90<DIM> sum;
     clear_sums<DIM>(sum.dk);
     clear_sums<DIM>(sum.dv);
     barrier_wait(&sm.keys_full, 0);
+    take_rows(g.keys, sm.keys[group]);
+    take_rows(g.values, sm.values[group]);
     use_slots(sum, g);
     put_key_sums(sum, g, a);
 }
