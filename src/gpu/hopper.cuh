@@ -184,7 +184,17 @@ static __device__ __forceinline__ void wgmma_rows(float (&d)[16][4], uint64_t a,
                  : "l"(a), "l"(b), "r"(add));
 }
 
-/* The same, A in registers. */
+/* The same with A in registers, B of 32 or 64 rows. */
+static __device__ __forceinline__ void wgmma_rows(float (&d)[4][4], const uint32_t (&a)[4], uint64_t b,
+                                                  int add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" WGMMA_REGISTERS_16
+                 "}, {%16, %17, %18, %19}, %20, p, 1, 1, 0;\n}\n"
+                 : WGMMA_16(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+
 static __device__ __forceinline__ void wgmma_rows(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b,
                                                   int add)
 {
@@ -240,6 +250,40 @@ static __device__ __forceinline__ void multiply_rows(float (&s)[8][4], const uin
 #pragma unroll
     for (int k = 0; k < DIM; k += 16) {
         wgmma_rows(s, rows[k / 16], tile_descriptor(tile + k / SIDE * TILE_ELEMENTS + k % SIDE), add || k > 0);
+    }
+}
+
+/* 64 rows of DIM channels as operands: they then cost products no bandwidth of shared memory. */
+template <int DIM> struct rows_operand {
+    uint32_t step[DIM / 16][4];
+};
+
+/* From DIM / 64 tiles of 64 rows. */
+template <int DIM>
+static __device__ __forceinline__ void load_rows(rows_operand<DIM> &a, const __nv_bfloat16 *rows)
+{
+    const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
+#pragma unroll
+    for (int k = 0; k < DIM; k += 16) {
+        const int c = k + lane / 16 * 8;
+        load_matrices(a.step[k / 16],
+                      rows + c / SIDE * TILE_ELEMENTS + row * SIDE + (c % SIDE / 8 ^ row % 8) * 8);
+    }
+}
+
+template <int DIM, int BLOCKS>
+static __device__ __forceinline__ void multiply_rows(float (&s)[BLOCKS][4], const rows_operand<DIM> &rows,
+                                                     const __nv_bfloat16 *tile, bool add)
+{
+    const uint64_t b = tile_descriptor(tile);
+    products_begin();
+#pragma unroll
+    for (int n = 0; n < DIM / SIDE; n++) {
+#pragma unroll
+        for (int k = 0; k < SIDE; k += 16) {
+            wgmma_rows(s, rows.step[(n * SIDE + k) / 16], b + descriptor_step(n * 8 * BLOCKS * SIDE + k),
+                       add || n + k > 0);
+        }
     }
 }
 

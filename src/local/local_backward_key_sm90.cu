@@ -62,9 +62,8 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const row_a
     arena pool = { (char *)memory, 0 };
     const key_directions directions = key_directions_carve(p, &pool);
     if (DIRECTIONS == SOLVED_PROBE) {
-        const int64_t count = local_rows(p);
-        split_directions_kernel<DIM>
-            <<<(unsigned)((count + 7) / 8), 256, 0, stream>>>(saved, *rows, directions, count);
+        const int64_t tiles = (p->len_q + ROWS - 1) / ROWS * p->batch * p->heads_q;
+        split_directions_kernel<DIM><<<(unsigned)tiles, 256, 0, stream>>>(*p, *a, saved, *rows, directions);
         TRY(cuda_launched("split_directions_kernel", error));
     }
     key_maps_sm90 maps;
@@ -87,13 +86,9 @@ static loam_status launch_directions(const loam_problem *p, const loam_args *a, 
     }
 }
 
-/* A ridge relative to the largest weight adds to the scores of single pairs: the plain kernel has that. */
 loam_status local_keys_sm90(const loam_problem *p, const loam_args *a, const row_arrays *rows, void *memory,
                             loam_error *error)
 {
-    if (p->mechanism == LOAM_LLA && p->ridge_unit == LOAM_RIDGE_MAX) {
-        return local_keys_cuda(p, a, rows, error);
-    }
     return p->dim_qk == 64 ? launch_directions<64>(p, a, rows, memory, error)
                            : launch_directions<128>(p, a, rows, memory, error);
 }

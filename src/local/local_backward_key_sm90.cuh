@@ -22,8 +22,9 @@ enum { KEY_GROUPS = 2, KEY_ROWS = KEY_GROUPS * SIDE, KEY_THREADS = (KEY_GROUPS +
 /* Tiles of a slot of the ring. */
 enum { TILE_Q, TILE_GRAD_O, TILE_RHO, TILE_Y };
 
-/* What a pair needs of its row beside products: lse to base 2, the centre of do.v + y.k, 1 + rho.kbar, e. */
-enum { TERM_LSE, TERM_CENTRE, TERM_UNIT, TERM_E, TERMS };
+/* What a pair needs of its row beside products: lse to base 2, the centre of do.v + y.k, 1 + rho.kbar, e; where the ridge is
+ * relative to the largest weight e is for the peak alone: which that is, and its e. */
+enum { TERM_LSE, TERM_CENTRE, TERM_UNIT, TERM_E, TERM_PEAK, TERM_PEAK_E, TERMS };
 
 template <int DIM, int DIRECTIONS> struct key_shape_sm90 {
     static constexpr int queries = DIM == 64 ? 64 : 32; /* as registers allow */
@@ -31,6 +32,9 @@ template <int DIM, int DIRECTIONS> struct key_shape_sm90 {
     static constexpr int tiles = 2 + DIRECTIONS;
     static constexpr int tile = DIM * queries;
     static constexpr bool solved = DIRECTIONS == SOLVED_PROBE;
+    /* Operands in registers, where there is room: from shared memory they would take all its bandwidth. */
+    static constexpr bool keys_held = DIM == 64 || DIRECTIONS == NO_DIRECTION,
+                          values_held = DIM == 64 && DIRECTIONS == NO_DIRECTION;
 };
 
 template <int DIM, int DIRECTIONS> struct key_shared_sm90 {
@@ -53,46 +57,6 @@ struct key_directions {
     float2 *centre;
 };
 
-/* ------------------------------------------------------------------ the directions in parts */
-
-/* A warp takes a row, a lane DIM / 32 channels. With a rounded direction its product with kbar is another one too. */
-template <int DIM>
-__global__ void __launch_bounds__(256)
-    split_directions_kernel(const local_saved saved, const row_arrays arrays, const key_directions out,
-                            const int64_t rows)
-{
-    constexpr int channels = DIM / 32;
-    const int64_t row = (int64_t)blockIdx.x * 8 + threadIdx.x / 32;
-    if (row >= rows) {
-        return;
-    }
-    const int64_t at = row * DIM + threadIdx.x % 32 * channels;
-    float lost[2] = { 0, 0 };
-#pragma unroll
-    for (int c = 0; c < channels; c += 2) {
-        const float2 kbar = *(const float2 *)((const float *)saved.kbar + at + c);
-#pragma unroll
-        for (int n = 0; n < 2; n++) {
-            const float2 x = *(const float2 *)((n ? arrays.y : (const float *)saved.rho) + at + c);
-            uint32_t part[2];
-            split_pair(part, x.x, x.y);
-            *(uint32_t *)((n ? out.y : out.rho)[0] + at + c) = part[0];
-            *(uint32_t *)((n ? out.y : out.rho)[1] + at + c) = part[1];
-            lost[n] += (x.x - rounded<1>(x.x)) * kbar.x + (x.y - rounded<1>(x.y)) * kbar.y;
-        }
-    }
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-        lost[0] += __shfl_xor_sync(0xffffffffu, lost[0], step);
-        lost[1] += __shfl_xor_sync(0xffffffffu, lost[1], step);
-    }
-    if (threadIdx.x % 32 == 0) {
-        const row_record &rec = arrays.record[row];
-        out.centre[row] = make_float2(rec.rho_kbar + (rec.rho_rest - lost[0]),
-                                      rec.y_kbar + (rec.y_rest - lost[1]));
-    }
-}
-
 /* ------------------------------------------------------------------ which tiles, and what is seen of them */
 
 /* Key j is seen by query i where i + low <= j <= i + up, beside the lengths. */
@@ -101,12 +65,12 @@ struct key_view {
     bool packed;
 };
 
-static __device__ __forceinline__ key_view key_view_of(const loam_problem &p, const key_block &x)
+static __device__ __forceinline__ key_view key_view_of(const loam_problem &p, const local_seq &s)
 {
-    const int64_t far = 1 << 30, shift = x.s.nk - x.s.nq,
+    const int64_t far = 1 << 30, shift = s.nk - s.nq,
                   reach = p.window > 0 && p.window < far ? p.window - 1 : far;
     const int64_t up = p.causal ? shift : shift + reach;
-    return { (int)x.s.nq, (int)x.s.nk, (int)local_clamp(shift - reach, -far, far),
+    return { (int)s.nq, (int)s.nk, (int)local_clamp(shift - reach, -far, far),
              (int)local_clamp(up, -far, far), local_packed(&p) };
 }
 
@@ -142,6 +106,65 @@ template <int QUERIES> static __device__ __forceinline__ bool tile_whole(const k
 {
     return j + SIDE <= v.nk && i + QUERIES <= v.nq && j + SIDE - 1 <= i + v.up &&
            j >= i + QUERIES - 1 + v.low;
+}
+
+/* ------------------------------------------------------------------ the directions in parts */
+
+template <int N> struct alignas(4 * N) float_vector {
+    float x[N];
+};
+template <int N> struct alignas(2 * N) pair_vector {
+    uint32_t pair[N / 2];
+};
+
+/* 64 rows of a head; a warp takes a row, a lane DIM / 32 channels. Second parts are for fine tiles alone. A rounded direction has
+ * another product with kbar. */
+template <int DIM>
+__global__ void __launch_bounds__(256)
+    split_directions_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                            const local_saved saved, const row_arrays arrays, const key_directions out)
+{
+    constexpr int channels = DIM / 32;
+    const row_block x = row_block_at(p, a, blockIdx.x);
+    const bool fine = x.rows > 0 && tile_fine<DIM, ROWS>(key_view_of(p, x.s), (int)x.i0);
+    const int64_t first = x.rows > 0 ? local_row(&p, &x.s, x.h, x.i0) : 0;
+#pragma unroll 2
+    for (int r = threadIdx.x / 32; r < x.rows; r += 8) {
+        const int64_t row = first + r, at = row * DIM + threadIdx.x % 32 * channels;
+        const float_vector<channels> kbar = *(const float_vector<channels> *)((const float *)saved.kbar + at),
+                                     rho = *(const float_vector<channels> *)((const float *)saved.rho + at),
+                                     y = *(const float_vector<channels> *)(arrays.y + at);
+        float lost[2] = { 0, 0 };
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            pair_vector<channels> part[2];
+#pragma unroll
+            for (int c = 0; c < channels; c++) {
+                const float value = n ? y.x[c] : rho.x[c];
+                lost[n] += (value - rounded<1>(value)) * kbar.x[c];
+            }
+#pragma unroll
+            for (int c = 0; c < channels; c += 2) {
+                uint32_t pair[2];
+                split_pair(pair, n ? y.x[c] : rho.x[c], n ? y.x[c + 1] : rho.x[c + 1]);
+                part[0].pair[c / 2] = pair[0], part[1].pair[c / 2] = pair[1];
+            }
+            *(pair_vector<channels> *)((n ? out.y : out.rho)[0] + at) = part[0];
+            if (fine) {
+                *(pair_vector<channels> *)((n ? out.y : out.rho)[1] + at) = part[1];
+            }
+        }
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) {
+            lost[0] += __shfl_xor_sync(0xffffffffu, lost[0], step);
+            lost[1] += __shfl_xor_sync(0xffffffffu, lost[1], step);
+        }
+        if (threadIdx.x % 32 == 0) {
+            const row_record &rec = arrays.record[row];
+            out.centre[row] = make_float2(rec.rho_kbar + (rec.rho_rest - lost[0]),
+                                          rec.y_kbar + (rec.y_rest - lost[1]));
+        }
+    }
 }
 
 /* ------------------------------------------------------------------ the producer */
@@ -210,7 +233,8 @@ static __device__ __forceinline__ float4 row_terms(const row_arrays &arrays, con
 template <int DIM, int DIRECTIONS>
 static __device__ __forceinline__ void fill_terms(key_shared_sm90<DIM, DIRECTIONS> &sm, const loam_problem &p,
                                                   const row_arrays &arrays, const key_directions &directions,
-                                                  const key_block &x, const key_view &v, tile_walk t)
+                                                  const key_block &x, const key_view &v, bool by_max,
+                                                  tile_walk t)
 {
     typedef key_shape_sm90<DIM, DIRECTIONS> S;
     const int lane = threadIdx.x % 32;
@@ -230,24 +254,54 @@ static __device__ __forceinline__ void fill_terms(key_shared_sm90<DIM, DIRECTION
             sm.terms[slot][TERM_LSE][lane + 32 * n] = own[n].x;
             sm.terms[slot][TERM_CENTRE][lane + 32 * n] = own[n].y;
             sm.terms[slot][TERM_UNIT][lane + 32 * n] = own[n].z;
-            sm.terms[slot][TERM_E][lane + 32 * n] = own[n].w;
+            sm.terms[slot][TERM_E][lane + 32 * n] = by_max ? 0 : own[n].w;
+            if (by_max) {
+                const bool real = t.i + lane + 32 * n < v.nq;
+                sm.terms[slot][TERM_PEAK][lane + 32 * n] = __int_as_float(
+                    real ? arrays.record[row + 32 * n].peak : -1);
+                sm.terms[slot][TERM_PEAK_E][lane + 32 * n] = own[n].w;
+            }
         }
-        __syncwarp();
-        if (lane == 0) {
-            barrier_arrive(&sm.ring.full[slot]);
-        }
+        barrier_arrive(&sm.ring.full[slot]);
         count++;
         if (fine) {
             barrier_wait(&sm.ring.empty[count % KEY_SLOTS], count / KEY_SLOTS % 2 ^ 1);
-            if (lane == 0) {
-                barrier_arrive(&sm.ring.full[count % KEY_SLOTS]);
-            }
+            barrier_arrive(&sm.ring.full[count % KEY_SLOTS]);
             count++;
         }
     }
 }
 
 /* ------------------------------------------------------------------ a tile and 64 keys */
+
+/* 64 rows as the first operand of products: HELD in registers, or where they lie. */
+template <int DIM, bool HELD> struct first_operand {
+    const __nv_bfloat16 *at;
+    template <int BLOCKS>
+    __device__ __forceinline__ void times(float (&s)[BLOCKS][4], const __nv_bfloat16 *tile, bool add) const
+    {
+        multiply_rows<DIM>(s, at, tile, add);
+    }
+};
+template <int DIM> struct first_operand<DIM, true> {
+    rows_operand<DIM> rows;
+    template <int BLOCKS>
+    __device__ __forceinline__ void times(float (&s)[BLOCKS][4], const __nv_bfloat16 *tile, bool add) const
+    {
+        multiply_rows(s, rows, tile, add);
+    }
+};
+
+template <int DIM>
+static __device__ __forceinline__ void take_rows(first_operand<DIM, false> &x, const __nv_bfloat16 *at)
+{
+    x.at = at;
+}
+template <int DIM>
+static __device__ __forceinline__ void take_rows(first_operand<DIM, true> &x, const __nv_bfloat16 *at)
+{
+    load_rows(x.rows, at);
+}
 
 /* What a warpgroup has, and where it is. */
 template <int DIM, int DIRECTIONS> struct key_group {
@@ -257,8 +311,11 @@ template <int DIM, int DIRECTIONS> struct key_group {
     const key_view &v;
     tile_walk t;
     unsigned count;      /* slots used so far */
-    int group, j, at[2]; /* its first key, and the thread's two */
+    int j, at[2];        /* its first key, and the thread's two */
     float scale, scale2; /* scale2: to base 2 */
+    bool by_max;
+    first_operand<DIM, S::keys_held> keys;
+    first_operand<DIM, S::values_held> values;
 
     __device__ __forceinline__ const __nv_bfloat16 *tile(int which) const
     {
@@ -289,22 +346,21 @@ template <int DIM> struct key_sums_sm90 {
 template <bool FINE, int DIM, int DIRECTIONS, int BLOCKS>
 static __device__ __forceinline__ void ask_scores(key_scores<BLOCKS> &x, const key_group<DIM, DIRECTIONS> &g)
 {
-    const __nv_bfloat16 *keys = g.sm.keys[g.group];
-    multiply_rows<DIM>(x.s, keys, g.tile(TILE_Q), false);
+    g.keys.times(x.s, g.tile(TILE_Q), false);
     products_commit();
     if constexpr (DIRECTIONS > NO_DIRECTION) {
         if (FINE) {
-            multiply_rows<DIM>(x.u, keys, g.rest(TILE_RHO), false);
+            g.keys.times(x.u, g.rest(TILE_RHO), false);
         }
-        multiply_rows<DIM>(x.u, keys, g.tile(TILE_RHO), FINE);
+        g.keys.times(x.u, g.tile(TILE_RHO), FINE);
         products_commit();
     }
-    multiply_rows<DIM>(x.e, g.sm.values[g.group], g.tile(TILE_GRAD_O), false);
+    g.values.times(x.e, g.tile(TILE_GRAD_O), false);
     if constexpr (DIRECTIONS == SOLVED_PROBE) {
         if (FINE) {
-            multiply_rows<DIM>(x.e, keys, g.rest(TILE_Y), true);
+            g.keys.times(x.e, g.rest(TILE_Y), true);
         }
-        multiply_rows<DIM>(x.e, keys, g.tile(TILE_Y), true);
+        g.keys.times(x.e, g.tile(TILE_Y), true);
     }
     products_commit();
 }
@@ -406,6 +462,20 @@ static __device__ __forceinline__ void score_gradient(key_scores<BLOCKS> &x,
     }
 }
 
+/* What the largest weight of a row adds to the gradient of its score. */
+template <int DIM, int DIRECTIONS, int BLOCKS>
+static __device__ __forceinline__ void add_peaks(float (&ds)[BLOCKS][4], const key_group<DIM, DIRECTIONS> &g)
+{
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+        const float2 peak = g.term(TERM_PEAK, n), own = g.term(TERM_PEAK_E, n);
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            ds[n][e] += g.at[e / 2] == __float_as_int(of_pair(peak, e)) ? g.scale * of_pair(own, e) : 0;
+        }
+    }
+}
+
 /* sum += weights tile, in the parts that both have. */
 template <int DIM, int PARTS, int STEPS>
 static __device__ __forceinline__ void add_weighted(float (&sum)[DIM / SIDE][8][4],
@@ -443,12 +513,6 @@ static __device__ __forceinline__ void clear_beyond(const key_group<DIM, DIRECTI
     asm volatile("bar.sync 1, %0;" ::"n"(KEY_GROUPS * 128) : "memory");
 }
 
-template <int DIM, int DIRECTIONS>
-static __device__ __forceinline__ void await_tile(const key_group<DIM, DIRECTIONS> &g)
-{
-    ring_await(g.sm.ring, g.count);
-}
-
 template <bool FINE, int DIM, int DIRECTIONS>
 static __device__ __forceinline__ void single_tile(key_sums_sm90<DIM> &sum, key_group<DIM, DIRECTIONS> &g)
 {
@@ -476,6 +540,9 @@ static __device__ __forceinline__ void single_tile(key_sums_sm90<DIM> &sum, key_
     products_wait<0>();
     sums_arrived(sum);
     score_gradient(x, g);
+    if (S::solved && g.by_max) {
+        add_peaks(x.s, g);
+    }
     split_weights(w, x.s);
     add_weighted<DIM>(sum.dk, w, g.tile(TILE_Q), NULL);
     products_commit();
@@ -495,7 +562,7 @@ template <int DIM, int DIRECTIONS>
 static __device__ __forceinline__ bool runs(const key_group<DIM, DIRECTIONS> &g)
 {
     typedef key_shape_sm90<DIM, DIRECTIONS> S;
-    return g.t.left > 0 && tile_whole<S::queries>(g.v, g.t.i, g.j) &&
+    return g.t.left > 0 && !(S::solved && g.by_max) && tile_whole<S::queries>(g.v, g.t.i, g.j) &&
            !(S::solved && tile_fine<DIM, S::queries>(g.v, g.t.i));
 }
 
@@ -506,7 +573,7 @@ static __device__ __forceinline__ void run_tiles(key_sums_sm90<DIM> &sum, key_gr
     typedef key_shape_sm90<DIM, DIRECTIONS> S;
     constexpr int groups = DIRECTIONS > NO_DIRECTION ? 3 : 2;
     key_scores<S::blocks> x;
-    await_tile(g);
+    ring_await(g.sm.ring, g.count);
     ask_scores<false>(x, g);
     for (;;) {
         weights_operand<1, S::steps> kept, ds, error;
@@ -535,6 +602,9 @@ static __device__ __forceinline__ void run_tiles(key_sums_sm90<DIM> &sum, key_gr
             multiply_weights<DIM>(sum.dk, error.part[0], g.tile(TILE_RHO));
         }
         products_commit();
+        if constexpr (S::keys_held && DIRECTIONS > NO_DIRECTION) {
+            products_wait<1>();
+        }
         const unsigned used = g.count++;
         walk_on<S::queries>(g.t, g.x);
         if (!runs(g)) {
@@ -543,7 +613,7 @@ static __device__ __forceinline__ void run_tiles(key_sums_sm90<DIM> &sum, key_gr
             ring_release(g.sm.ring, used);
             return;
         }
-        await_tile(g);
+        ring_await(g.sm.ring, g.count);
         ask_scores<false>(x, g);
         products_wait<groups>();
         ring_release(g.sm.ring, used);
@@ -641,24 +711,25 @@ __global__ void __launch_bounds__(KEY_THREADS, 1)
     if (x.stored <= 0) {
         return;
     }
-    const key_view v = key_view_of(p, x);
+    const key_view v = key_view_of(p, x.s);
     const tile_walk t = { x.first, 0, (int)(x.tiles * (p.heads_q / p.heads_kv)) };
     if (threadIdx.x == 0) {
         for (int n = 0; n < KEY_SLOTS; n++) {
-            barrier_init(&sm.ring.full[n], 2); /* copies and terms */
+            barrier_init(&sm.ring.full[n], 1 + 32); /* the copies, and each thread that fills in terms */
             barrier_init(&sm.ring.empty[n], KEY_GROUPS * 4);
         }
         barrier_init(&sm.keys_full, 1);
         fence_async_proxy();
     }
     __syncthreads();
+    const bool by_max = S::solved && p.ridge_unit == LOAM_RIDGE_MAX;
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (group == KEY_GROUPS) {
         registers_give_up<24>();
         if (threadIdx.x == KEY_GROUPS * 128) {
             fill_slots<DIM, DIRECTIONS>(sm, maps, x, v, t);
         } else if (threadIdx.x / 32 == KEY_GROUPS * 4 + 1) {
-            fill_terms<DIM, DIRECTIONS>(sm, p, arrays, directions, x, v, t);
+            fill_terms<DIM, DIRECTIONS>(sm, p, arrays, directions, x, v, by_max, t);
         }
         return;
     }
@@ -666,12 +737,14 @@ __global__ void __launch_bounds__(KEY_THREADS, 1)
     const int j = x.j0 + group * SIDE, row = j + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     const float scale = (float)p.scale;
     key_group<DIM, DIRECTIONS> g = {
-        sm, x, v, t, 0, group, j, { row, row + 8 }, scale, (float)(p.scale * 1.4426950408889634)
+        sm, x, v, t, 0, j, { row, row + 8 }, scale, (float)(p.scale * 1.4426950408889634), by_max, {}, {}
     };
     key_sums_sm90<DIM> sum;
     clear_sums<DIM>(sum.dk);
     clear_sums<DIM>(sum.dv);
     barrier_wait(&sm.keys_full, 0);
+    take_rows(g.keys, sm.keys[group]);
+    take_rows(g.values, sm.values[group]);
     use_slots(sum, g);
     put_key_sums(sum, g, a);
 }
