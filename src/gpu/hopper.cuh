@@ -224,13 +224,13 @@ static __device__ __forceinline__ void wgmma_weights(float (&d)[2][8][4], const 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-/* s (+)= rows tile^T: DIM / 64 tiles side by side, `rows` of 64 rows, `tile` of 8 BLOCKS. Under way until a commit and a wait. */
+/* s (+)= rows tile^T: DIM / 64 tiles side by side, `rows` of 64 rows, `tile` of 8 BLOCKS. Under way until a commit and a wait. `more`:
+ * after a products_begin since which no register of theirs has changed; each beginning waits for the products before it. */
 template <int DIM, int BLOCKS>
-static __device__ __forceinline__ void multiply_rows(float (&s)[BLOCKS][4], const __nv_bfloat16 *rows,
-                                                     const __nv_bfloat16 *tile, bool add)
+static __device__ __forceinline__ void more_rows(float (&s)[BLOCKS][4], const __nv_bfloat16 *rows,
+                                                 const __nv_bfloat16 *tile, bool add)
 {
     const uint64_t a = tile_descriptor(rows), b = tile_descriptor(tile);
-    products_begin();
 #pragma unroll
     for (int n = 0; n < DIM / SIDE; n++) {
 #pragma unroll
@@ -239,6 +239,14 @@ static __device__ __forceinline__ void multiply_rows(float (&s)[BLOCKS][4], cons
                        b + descriptor_step(n * 8 * BLOCKS * SIDE + k), add || n + k > 0);
         }
     }
+}
+
+template <int DIM, int BLOCKS>
+static __device__ __forceinline__ void multiply_rows(float (&s)[BLOCKS][4], const __nv_bfloat16 *rows,
+                                                     const __nv_bfloat16 *tile, bool add)
+{
+    products_begin();
+    more_rows<DIM>(s, rows, tile, add);
 }
 
 /* The same with the rows in registers, 16 columns a step: the operands of weights_operand. */
@@ -272,11 +280,10 @@ static __device__ __forceinline__ void load_rows(rows_operand<DIM> &a, const __n
 }
 
 template <int DIM, int BLOCKS>
-static __device__ __forceinline__ void multiply_rows(float (&s)[BLOCKS][4], const rows_operand<DIM> &rows,
-                                                     const __nv_bfloat16 *tile, bool add)
+static __device__ __forceinline__ void more_rows(float (&s)[BLOCKS][4], const rows_operand<DIM> &rows,
+                                                 const __nv_bfloat16 *tile, bool add)
 {
     const uint64_t b = tile_descriptor(tile);
-    products_begin();
 #pragma unroll
     for (int n = 0; n < DIM / SIDE; n++) {
 #pragma unroll
@@ -313,16 +320,23 @@ static __device__ __forceinline__ void split_weights(weights_operand<PARTS, STEP
 
 /* out += w tile, DIM columns, 16 STEPS rows of the tile. Under way until a commit and a wait. */
 template <int DIM, int STEPS>
-static __device__ __forceinline__ void multiply_weights(float (&out)[DIM / SIDE][8][4],
-                                                        const uint32_t (&w)[STEPS][4],
-                                                        const __nv_bfloat16 *tile)
+static __device__ __forceinline__ void more_weights(float (&out)[DIM / SIDE][8][4],
+                                                    const uint32_t (&w)[STEPS][4], const __nv_bfloat16 *tile)
 {
     const uint64_t b = tile_descriptor(tile, STEPS * 16 * SIDE * 2);
-    products_begin();
 #pragma unroll
     for (int k = 0; k < STEPS; k++) {
         wgmma_weights(out, w[k], b + descriptor_step(k * 16 * SIDE));
     }
+}
+
+template <int DIM, int STEPS>
+static __device__ __forceinline__ void multiply_weights(float (&out)[DIM / SIDE][8][4],
+                                                        const uint32_t (&w)[STEPS][4],
+                                                        const __nv_bfloat16 *tile)
+{
+    products_begin();
+    more_weights<DIM>(out, w, tile);
 }
 
 /* Where element (row, column) of DIM / 64 tiles lies. */

@@ -79,9 +79,11 @@ struct tile_walk {
     int i, head, left; /* first query, head of the group, tiles left with it */
 };
 
-template <int QUERIES> static __device__ __forceinline__ void walk_on(tile_walk &t, const key_block &x)
+/* On by `count` tiles of this head. */
+template <int QUERIES>
+static __device__ __forceinline__ void walk_on(tile_walk &t, const key_block &x, int count = 1)
 {
-    t.i += QUERIES, t.left--;
+    t.i += count * QUERIES, t.left -= count;
     if (t.i >= x.first + (int)x.tiles * QUERIES) {
         t.i = x.first, t.head++;
     }
@@ -276,32 +278,24 @@ static __device__ __forceinline__ void fill_terms(key_shared_sm90<DIM, DIRECTION
 
 /* 64 rows as the first operand of products: HELD in registers, or where they lie. */
 template <int DIM, bool HELD> struct first_operand {
-    const __nv_bfloat16 *at;
+    __device__ __forceinline__ void take(const __nv_bfloat16 *) {}
     template <int BLOCKS>
-    __device__ __forceinline__ void times(float (&s)[BLOCKS][4], const __nv_bfloat16 *tile, bool add) const
+    __device__ __forceinline__ void times(float (&s)[BLOCKS][4], const __nv_bfloat16 *at,
+                                          const __nv_bfloat16 *tile, bool add) const
     {
-        multiply_rows<DIM>(s, at, tile, add);
+        more_rows<DIM>(s, at, tile, add);
     }
 };
 template <int DIM> struct first_operand<DIM, true> {
     rows_operand<DIM> rows;
+    __device__ __forceinline__ void take(const __nv_bfloat16 *at) { load_rows(rows, at); }
     template <int BLOCKS>
-    __device__ __forceinline__ void times(float (&s)[BLOCKS][4], const __nv_bfloat16 *tile, bool add) const
+    __device__ __forceinline__ void times(float (&s)[BLOCKS][4], const __nv_bfloat16 *,
+                                          const __nv_bfloat16 *tile, bool add) const
     {
-        multiply_rows(s, rows, tile, add);
+        more_rows(s, rows, tile, add);
     }
 };
-
-template <int DIM>
-static __device__ __forceinline__ void take_rows(first_operand<DIM, false> &x, const __nv_bfloat16 *at)
-{
-    x.at = at;
-}
-template <int DIM>
-static __device__ __forceinline__ void take_rows(first_operand<DIM, true> &x, const __nv_bfloat16 *at)
-{
-    load_rows(x.rows, at);
-}
 
 /* What a warpgroup has, and where it is. */
 template <int DIM, int DIRECTIONS> struct key_group {
@@ -310,29 +304,47 @@ template <int DIM, int DIRECTIONS> struct key_group {
     const key_block &x;
     const key_view &v;
     tile_walk t;
-    unsigned count;      /* slots used so far */
-    int j, at[2];        /* its first key, and the thread's two */
-    float scale, scale2; /* scale2: to base 2 */
+    unsigned group, slot, count; /* slot: where the tile at hand lies; slots used so far */
+    int j, at[2];                /* its first key, and the thread's two */
+    float scale, scale2;         /* scale2: to base 2 */
     bool by_max;
     first_operand<DIM, S::keys_held> keys;
     first_operand<DIM, S::values_held> values;
 
-    __device__ __forceinline__ const __nv_bfloat16 *tile(int which) const
-    {
-        return sm.slot[count % KEY_SLOTS][which];
-    }
+    __device__ __forceinline__ const __nv_bfloat16 *tile(int which) const { return sm.slot[slot][which]; }
     __device__ __forceinline__ const __nv_bfloat16 *rest(int which) const
     {
-        return sm.slot[(count + 1) % KEY_SLOTS][which];
-    }
-    /* Of the columns 2 (lane % 4) and the next one of block n. */
-    __device__ __forceinline__ float2 term(int which, int n) const
-    {
-        return *(const float2 *)(sm.terms[count % KEY_SLOTS][which] + 8 * n + threadIdx.x % 4 * 2);
+        return sm.slot[(slot + 1) % KEY_SLOTS][which];
     }
 };
 
-static __device__ __forceinline__ float of_pair(float2 x, int e) { return e % 2 ? x.y : x.x; }
+/* A term of the columns 2 (lane % 4) and the next one of each block. */
+template <int BLOCKS> struct column_terms {
+    float2 x[BLOCKS];
+    __device__ __forceinline__ float at(int n, int e) const { return e % 2 ? x[n].y : x[n].x; }
+};
+
+template <int DIM, int DIRECTIONS>
+static __device__ __forceinline__ auto terms_of(const key_group<DIM, DIRECTIONS> &g, int which)
+{
+    constexpr int blocks = key_shape_sm90<DIM, DIRECTIONS>::blocks;
+    column_terms<blocks> out;
+#pragma unroll
+    for (int n = 0; n < blocks; n++) {
+        out.x[n] = *(const float2 *)(g.sm.terms[g.slot][which] + 8 * n + threadIdx.x % 4 * 2);
+    }
+    return out;
+}
+
+/* x, which is the same in all lanes, as the compiler then knows: descriptors made from it cost the lanes nothing. */
+static __device__ __forceinline__ unsigned uniform(unsigned x) { return __reduce_max_sync(0xffffffffu, x); }
+
+template <int DIM, int DIRECTIONS>
+static __device__ __forceinline__ void await_slot(key_group<DIM, DIRECTIONS> &g)
+{
+    ring_await(g.sm.ring, g.count);
+    g.group = uniform(g.group), g.slot = uniform(g.count % KEY_SLOTS);
+}
 
 template <int BLOCKS> struct key_scores {
     float s[BLOCKS][4], u[BLOCKS][4], e[BLOCKS][4];
@@ -346,64 +358,62 @@ template <int DIM> struct key_sums_sm90 {
 template <bool FINE, int DIM, int DIRECTIONS, int BLOCKS>
 static __device__ __forceinline__ void ask_scores(key_scores<BLOCKS> &x, const key_group<DIM, DIRECTIONS> &g)
 {
-    g.keys.times(x.s, g.tile(TILE_Q), false);
+    const __nv_bfloat16 *const keys = g.sm.keys[g.group];
+    products_begin();
+    g.keys.times(x.s, keys, g.tile(TILE_Q), false);
     products_commit();
     if constexpr (DIRECTIONS > NO_DIRECTION) {
         if (FINE) {
-            g.keys.times(x.u, g.rest(TILE_RHO), false);
+            g.keys.times(x.u, keys, g.rest(TILE_RHO), false);
         }
-        g.keys.times(x.u, g.tile(TILE_RHO), FINE);
+        g.keys.times(x.u, keys, g.tile(TILE_RHO), FINE);
         products_commit();
     }
-    g.values.times(x.e, g.tile(TILE_GRAD_O), false);
+    g.values.times(x.e, g.sm.values[g.group], g.tile(TILE_GRAD_O), false);
     if constexpr (DIRECTIONS == SOLVED_PROBE) {
         if (FINE) {
-            g.keys.times(x.e, g.rest(TILE_Y), true);
+            g.keys.times(x.e, keys, g.rest(TILE_Y), true);
         }
-        g.keys.times(x.e, g.tile(TILE_Y), true);
+        g.keys.times(x.e, keys, g.tile(TILE_Y), true);
     }
     products_commit();
 }
 
 /* s: p */
-template <int DIM, int DIRECTIONS, int BLOCKS>
-static __device__ __forceinline__ void weigh_keys(float (&s)[BLOCKS][4], const key_group<DIM, DIRECTIONS> &g)
+template <int BLOCKS>
+static __device__ __forceinline__ void weigh_keys(float (&s)[BLOCKS][4], const column_terms<BLOCKS> &lse,
+                                                  float scale2)
 {
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
-        const float2 lse = g.term(TERM_LSE, n);
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            s[n][e] = exp2_fast(fminf(s[n][e] * g.scale2 - of_pair(lse, e), 0));
+            s[n][e] = exp2_fast(fminf(s[n][e] * scale2 - lse.at(n, e), 0));
         }
     }
 }
 
 /* u: 1 - u */
-template <int DIM, int DIRECTIONS, int BLOCKS>
-static __device__ __forceinline__ void centre_probe(float (&u)[BLOCKS][4],
-                                                    const key_group<DIM, DIRECTIONS> &g)
+template <int BLOCKS>
+static __device__ __forceinline__ void centre_probe(float (&u)[BLOCKS][4], const column_terms<BLOCKS> &unit)
 {
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
-        const float2 unit = g.term(TERM_UNIT, n);
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            u[n][e] = of_pair(unit, e) - u[n][e];
+            u[n][e] = unit.at(n, e) - u[n][e];
         }
     }
 }
 
-template <int DIM, int DIRECTIONS, int BLOCKS>
-static __device__ __forceinline__ void centre_error(float (&x)[BLOCKS][4],
-                                                    const key_group<DIM, DIRECTIONS> &g)
+template <int BLOCKS>
+static __device__ __forceinline__ void centre_error(float (&x)[BLOCKS][4], const column_terms<BLOCKS> &centre)
 {
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
-        const float2 centre = g.term(TERM_CENTRE, n);
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            x[n][e] -= of_pair(centre, e);
+            x[n][e] -= centre.at(n, e);
         }
     }
 }
@@ -446,16 +456,16 @@ template <int DIM, int DIRECTIONS, int BLOCKS>
 static __device__ __forceinline__ void score_gradient(key_scores<BLOCKS> &x,
                                                       const key_group<DIM, DIRECTIONS> &g)
 {
+    column_terms<BLOCKS> own;
+    if (DIRECTIONS > NO_DIRECTION) {
+        own = terms_of(g, TERM_E);
+    }
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
-        float2 own = make_float2(0, 0);
-        if (DIRECTIONS > NO_DIRECTION) {
-            own = g.term(TERM_E, n);
-        }
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const float p = x.s[n][e], error = x.e[n][e];
-            x.s[n][e] = DIRECTIONS > NO_DIRECTION ? p * g.scale * (x.u[n][e] * error + of_pair(own, e))
+            x.s[n][e] = DIRECTIONS > NO_DIRECTION ? p * g.scale * (x.u[n][e] * error + own.at(n, e))
                                                   : p * error;
             x.e[n][e] = -p * error;
         }
@@ -466,12 +476,12 @@ static __device__ __forceinline__ void score_gradient(key_scores<BLOCKS> &x,
 template <int DIM, int DIRECTIONS, int BLOCKS>
 static __device__ __forceinline__ void add_peaks(float (&ds)[BLOCKS][4], const key_group<DIM, DIRECTIONS> &g)
 {
+    const column_terms<BLOCKS> peak = terms_of(g, TERM_PEAK), own = terms_of(g, TERM_PEAK_E);
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
-        const float2 peak = g.term(TERM_PEAK, n), own = g.term(TERM_PEAK_E, n);
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            ds[n][e] += g.at[e / 2] == __float_as_int(of_pair(peak, e)) ? g.scale * of_pair(own, e) : 0;
+            ds[n][e] += g.at[e / 2] == __float_as_int(peak.at(n, e)) ? g.scale * own.at(n, e) : 0;
         }
     }
 }
@@ -524,12 +534,12 @@ static __device__ __forceinline__ void single_tile(key_sums_sm90<DIM> &sum, key_
     products_wait<0>();
     products_arrived(x.s);
     products_arrived(x.e);
-    weigh_keys(x.s, g);
+    weigh_keys(x.s, terms_of(g, TERM_LSE), g.scale2);
     if constexpr (DIRECTIONS > NO_DIRECTION) {
         products_arrived(x.u);
-        centre_probe(x.u, g);
+        centre_probe(x.u, terms_of(g, TERM_UNIT));
     }
-    centre_error(x.e, g);
+    centre_error(x.e, terms_of(g, TERM_CENTRE));
     mask_pairs(x, g);
     keep_weights<parts, DIRECTIONS>(w, x);
     add_weighted<DIM>(sum.dv, w, g.tile(TILE_GRAD_O), NULL);
@@ -557,63 +567,78 @@ static __device__ __forceinline__ void single_tile(key_sums_sm90<DIM> &sum, key_
     }
 }
 
-/* Is the walk at a tile for a run? */
+/* Tiles from the one at hand on, of the same head, that make a run: plain, and all of them seen. */
 template <int DIM, int DIRECTIONS>
-static __device__ __forceinline__ bool runs(const key_group<DIM, DIRECTIONS> &g)
+static __device__ __forceinline__ int run_length(const key_group<DIM, DIRECTIONS> &g)
 {
     typedef key_shape_sm90<DIM, DIRECTIONS> S;
-    return g.t.left > 0 && !(S::solved && g.by_max) && tile_whole<S::queries>(g.v, g.t.i, g.j) &&
-           !(S::solved && tile_fine<DIM, S::queries>(g.v, g.t.i));
+    if ((S::solved && g.by_max) || !tile_whole<S::queries>(g.v, g.t.i, g.j) ||
+        (S::solved && tile_fine<DIM, S::queries>(g.v, g.t.i))) {
+        return 0;
+    }
+    /* The first rows of later tiles: within the sequence, not beyond the window of the last key, and with many keys. */
+    int last = min(g.v.nq - S::queries, g.j - (S::queries - 1) - g.v.low);
+    if (S::solved) {
+        last = min(last, g.v.nk - FEW_KEYS * DIM - g.v.low - (S::queries - 1));
+    }
+    return (last - g.t.i) / S::queries + 1;
 }
 
-/* Plain tiles, all seen, as many as follow one another; there is at least one. */
+/* `length` tiles, at least one. */
 template <int DIM, int DIRECTIONS>
-static __device__ __forceinline__ void run_tiles(key_sums_sm90<DIM> &sum, key_group<DIM, DIRECTIONS> &g)
+static __device__ __forceinline__ void run_tiles(key_sums_sm90<DIM> &sum, key_group<DIM, DIRECTIONS> &g,
+                                                 int length)
 {
     typedef key_shape_sm90<DIM, DIRECTIONS> S;
     constexpr int groups = DIRECTIONS > NO_DIRECTION ? 3 : 2;
     key_scores<S::blocks> x;
-    ring_await(g.sm.ring, g.count);
+    walk_on<S::queries>(g.t, g.x, length);
+    await_slot(g);
     ask_scores<false>(x, g);
     for (;;) {
         weights_operand<1, S::steps> kept, ds, error;
+        g.slot = uniform(g.slot);
+        column_terms<S::blocks> term = terms_of(g, TERM_LSE);
         products_wait<groups - 1>();
         products_arrived(x.s);
-        weigh_keys(x.s, g);
+        weigh_keys(x.s, term, g.scale2);
         if constexpr (DIRECTIONS > NO_DIRECTION) {
+            term = terms_of(g, TERM_UNIT);
             products_wait<1>();
             products_arrived(x.u);
-            centre_probe(x.u, g);
+            centre_probe(x.u, term);
         }
         keep_weights<1, DIRECTIONS>(kept, x);
         multiply_weights<DIM>(sum.dv, kept.part[0], g.tile(TILE_GRAD_O));
         if constexpr (S::solved) {
-            multiply_weights<DIM>(sum.dk, kept.part[0], g.tile(TILE_Y));
+            more_weights<DIM>(sum.dk, kept.part[0], g.tile(TILE_Y));
         }
         products_commit();
+        term = terms_of(g, TERM_CENTRE);
         products_wait<1>();
         products_arrived(x.e);
-        centre_error(x.e, g);
+        centre_error(x.e, term);
         score_gradient(x, g);
         split_weights(ds, x.s);
-        multiply_weights<DIM>(sum.dk, ds.part[0], g.tile(TILE_Q));
         if constexpr (DIRECTIONS > NO_DIRECTION) {
             split_weights(error, x.e);
-            multiply_weights<DIM>(sum.dk, error.part[0], g.tile(TILE_RHO));
+        }
+        multiply_weights<DIM>(sum.dk, ds.part[0], g.tile(TILE_Q));
+        if constexpr (DIRECTIONS > NO_DIRECTION) {
+            more_weights<DIM>(sum.dk, error.part[0], g.tile(TILE_RHO));
         }
         products_commit();
         if constexpr (S::keys_held && DIRECTIONS > NO_DIRECTION) {
             products_wait<1>();
         }
         const unsigned used = g.count++;
-        walk_on<S::queries>(g.t, g.x);
-        if (!runs(g)) {
+        if (--length == 0) {
             products_wait<0>();
             sums_arrived(sum);
             ring_release(g.sm.ring, used);
             return;
         }
-        ring_await(g.sm.ring, g.count);
+        await_slot(g);
         ask_scores<false>(x, g);
         products_wait<groups>();
         ring_release(g.sm.ring, used);
@@ -625,12 +650,13 @@ static __device__ __forceinline__ void use_slots(key_sums_sm90<DIM> &sum, key_gr
 {
     typedef key_shape_sm90<DIM, DIRECTIONS> S;
     while (g.t.left > 0) {
-        if (runs(g)) {
-            run_tiles(sum, g);
+        const int length = run_length(g);
+        if (length > 0) {
+            run_tiles(sum, g, length);
             continue;
         }
         const bool fine = S::solved && tile_fine<DIM, S::queries>(g.v, g.t.i);
-        ring_await(g.sm.ring, g.count);
+        await_slot(g);
         if (fine) {
             ring_await(g.sm.ring, g.count + 1);
         }
@@ -723,7 +749,7 @@ __global__ void __launch_bounds__(KEY_THREADS, 1)
     }
     __syncthreads();
     const bool by_max = S::solved && p.ridge_unit == LOAM_RIDGE_MAX;
-    const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+    const unsigned group = uniform(threadIdx.x / 128);
     if (group == KEY_GROUPS) {
         registers_give_up<24>();
         if (threadIdx.x == KEY_GROUPS * 128) {
@@ -734,17 +760,18 @@ __global__ void __launch_bounds__(KEY_THREADS, 1)
         return;
     }
     registers_take<240>();
-    const int j = x.j0 + group * SIDE, row = j + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    const int j = x.j0 + (int)group * SIDE, row = j + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     const float scale = (float)p.scale;
     key_group<DIM, DIRECTIONS> g = {
-        sm, x, v, t, 0, j, { row, row + 8 }, scale, (float)(p.scale * 1.4426950408889634), by_max, {}, {}
+        sm,     x,  v, t, group, 0, 0, j, { row, row + 8 }, scale, (float)(p.scale * 1.4426950408889634),
+        by_max, {}, {}
     };
     key_sums_sm90<DIM> sum;
     clear_sums<DIM>(sum.dk);
     clear_sums<DIM>(sum.dv);
     barrier_wait(&sm.keys_full, 0);
-    take_rows(g.keys, sm.keys[group]);
-    take_rows(g.values, sm.values[group]);
+    g.keys.take(sm.keys[group]);
+    g.values.take(sm.values[group]);
     use_slots(sum, g);
     put_key_sums(sum, g, a);
 }
