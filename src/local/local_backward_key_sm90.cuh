@@ -4,8 +4,9 @@
  * of its group that see them. A third warpgroup fills the ring of tiles: one thread by bulk copies, one warp with the terms of
  * their rows. Products come out as [key][query], so that weights are operands out of registers and dk and dv stay there.
  *
- * The directions of LLA have more digits than bf16. Tiles in which every row sees many keys take one part of them and of the
- * weights ("plain"); where some row sees few, rho and y are large and what they add to dk cancels: two parts ("fine").
+ * The directions of LLA have more digits than bf16. Tiles take one part of them and of the
+ * weights ("plain"). Where the pass over rows wanted two, as for
+ * rows that see few keys, rho and y are large and what they add to dk cancels: two parts ("fine").
  *
  * A warpgroup goes through plain tiles of which it sees all in a run: sums of one tile are under way while the scores of the next
  * are asked for, and element-wise work falls between products. All other tiles, which need masks, it takes one at a time.
@@ -63,15 +64,24 @@ struct key_directions {
 struct key_view {
     int nq, nk, low, up;
     bool packed;
+    const int32_t *
+        state; /* of the first 64 rows of the sequence, first head of the group; NULL: no probe that is solved */
+    int step; /* back to the next 64 */
 };
 
-static __device__ __forceinline__ key_view key_view_of(const loam_problem &p, const local_seq &s)
+static __device__ __forceinline__ key_view key_view_of(const loam_problem &p, const local_seq &s,
+                                                       const int32_t *state)
 {
     const int64_t far = 1 << 30, shift = s.nk - s.nq,
                   reach = p.window > 0 && p.window < far ? p.window - 1 : far;
     const int64_t up = p.causal ? shift : shift + reach;
-    return { (int)s.nq, (int)s.nk, (int)local_clamp(shift - reach, -far, far),
-             (int)local_clamp(up, -far, far), local_packed(&p) };
+    return { (int)s.nq,
+             (int)s.nk,
+             (int)local_clamp(shift - reach, -far, far),
+             (int)local_clamp(up, -far, far),
+             local_packed(&p),
+             state,
+             (int)(p.batch * p.heads_q) };
 }
 
 /* A tile on its way through the heads of the group. */
@@ -89,13 +99,10 @@ static __device__ __forceinline__ void walk_on(tile_walk &t, const key_block &x,
     }
 }
 
-/* Does some row of the tile see few keys? Their number is concave in the row. */
-template <int DIM, int QUERIES> static __device__ __forceinline__ bool tile_fine(const key_view &v, int i)
+/* How the pass over rows went with query i of a head of the group. */
+static __device__ __forceinline__ bool rows_fine(const key_view &v, int head, int i)
 {
-    const int last = min(i + QUERIES, v.nq) - 1;
-    const int first_keys = min(v.nk - 1, i + v.up) - max(0, i + v.low) + 1,
-              last_keys = min(v.nk - 1, last + v.up) - max(0, last + v.low) + 1;
-    return min(first_keys, last_keys) < FEW_KEYS * DIM;
+    return v.state[head - (int64_t)(i / ROWS) * v.step] != ROWS_CHEAP;
 }
 
 template <int QUERIES> static __device__ __forceinline__ bool tile_seen(const key_view &v, int i, int j)
@@ -128,7 +135,7 @@ __global__ void __launch_bounds__(256)
 {
     constexpr int channels = DIM / 32;
     const row_block x = row_block_at(p, a, blockIdx.x);
-    const bool fine = x.rows > 0 && tile_fine<DIM, ROWS>(key_view_of(p, x.s), (int)x.i0);
+    const bool fine = x.rows > 0 && arrays.state[blockIdx.x] != ROWS_CHEAP;
     const int64_t first = x.rows > 0 ? local_row(&p, &x.s, x.h, x.i0) : 0;
 #pragma unroll 2
     for (int r = threadIdx.x / 32; r < x.rows; r += 8) {
@@ -206,7 +213,7 @@ static __device__ __forceinline__ void fill_slots(key_shared_sm90<DIM, DIRECTION
     }
     for (unsigned count = 0; t.left > 0; walk_on<S::queries>(t, x)) {
         copy_queries<DIM, DIRECTIONS>(sm, maps.query, x, t, 0, count++);
-        if (S::solved && tile_fine<DIM, S::queries>(v, t.i)) {
+        if (S::solved && rows_fine(v, t.head, t.i)) {
             copy_queries<DIM, DIRECTIONS>(sm, maps.rest, x, t, TILE_RHO, count++);
         }
     }
@@ -241,7 +248,7 @@ static __device__ __forceinline__ void fill_terms(key_shared_sm90<DIM, DIRECTION
     typedef key_shape_sm90<DIM, DIRECTIONS> S;
     const int lane = threadIdx.x % 32;
     for (unsigned count = 0; t.left > 0; walk_on<S::queries>(t, x)) {
-        const bool fine = S::solved && tile_fine<DIM, S::queries>(v, t.i);
+        const bool fine = S::solved && rows_fine(v, t.head, t.i);
         const unsigned slot = count % KEY_SLOTS;
         const int64_t row = local_row(&p, &x.s, x.first_head + t.head, t.i + lane);
         float4 own[S::queries / 32];
@@ -304,6 +311,7 @@ template <int DIM, int DIRECTIONS> struct key_group {
     const key_block &x;
     const key_view &v;
     tile_walk t;
+    int cheap;                   /* cheap_rows */
     unsigned group, slot, count; /* slot: where the tile at hand lies; slots used so far */
     int j, at[2];                /* its first key, and the thread's two */
     float scale, scale2;         /* scale2: to base 2 */
@@ -567,19 +575,28 @@ static __device__ __forceinline__ void single_tile(key_sums_sm90<DIM> &sum, key_
     }
 }
 
+/* Rows of the head at hand, from its tile on, whose directions have one part: of the next 32 blocks of 64, one for each lane. */
+template <int DIM, int DIRECTIONS>
+static __device__ __forceinline__ int cheap_rows(const key_group<DIM, DIRECTIONS> &g)
+{
+    const int i = g.t.i + (int)(threadIdx.x % 32) * ROWS;
+    const bool fine = i < g.v.nq && rows_fine(g.v, g.t.head, i);
+    const unsigned any = __ballot_sync(0xffffffffu, fine);
+    return uniform((any ? __ffs((int)any) - 1 : 32) * ROWS - (any % 2 ? 0 : g.t.i % ROWS));
+}
+
 /* Tiles from the one at hand on, of the same head, that make a run: plain, and all of them seen. */
 template <int DIM, int DIRECTIONS>
 static __device__ __forceinline__ int run_length(const key_group<DIM, DIRECTIONS> &g)
 {
     typedef key_shape_sm90<DIM, DIRECTIONS> S;
-    if ((S::solved && g.by_max) || !tile_whole<S::queries>(g.v, g.t.i, g.j) ||
-        (S::solved && tile_fine<DIM, S::queries>(g.v, g.t.i))) {
+    if ((S::solved && (g.by_max || g.cheap <= 0)) || !tile_whole<S::queries>(g.v, g.t.i, g.j)) {
         return 0;
     }
-    /* The first rows of later tiles: within the sequence, not beyond the window of the last key, and with many keys. */
+    /* The first rows of later tiles: within the sequence, not beyond the window of the last key, and with one part. */
     int last = min(g.v.nq - S::queries, g.j - (S::queries - 1) - g.v.low);
     if (S::solved) {
-        last = min(last, g.v.nk - FEW_KEYS * DIM - g.v.low - (S::queries - 1));
+        last = min(last, g.t.i + g.cheap - S::queries);
     }
     return (last - g.t.i) / S::queries + 1;
 }
@@ -650,12 +667,13 @@ static __device__ __forceinline__ void use_slots(key_sums_sm90<DIM> &sum, key_gr
 {
     typedef key_shape_sm90<DIM, DIRECTIONS> S;
     while (g.t.left > 0) {
+        g.cheap = S::solved ? cheap_rows(g) : 0;
         const int length = run_length(g);
         if (length > 0) {
             run_tiles(sum, g, length);
             continue;
         }
-        const bool fine = S::solved && tile_fine<DIM, S::queries>(g.v, g.t.i);
+        const bool fine = S::solved && g.cheap <= 0;
         await_slot(g);
         if (fine) {
             ring_await(g.sm.ring, g.count + 1);
@@ -737,7 +755,10 @@ __global__ void __launch_bounds__(KEY_THREADS, 1)
     if (x.stored <= 0) {
         return;
     }
-    const key_view v = key_view_of(p, x.s);
+    /* Blocks of 64 rows are counted from the last of each sequence on. */
+    const int64_t last = (p.len_q + ROWS - 1) / ROWS - 1, sequence = blockIdx.x / p.heads_kv % p.batch;
+    const key_view v = key_view_of(
+        p, x.s, S::solved ? arrays.state + (last * p.batch + sequence) * p.heads_q + x.first_head : NULL);
     const tile_walk t = { x.first, 0, (int)(x.tiles * (p.heads_q / p.heads_kv)) };
     if (threadIdx.x == 0) {
         for (int n = 0; n < KEY_SLOTS; n++) {
@@ -763,7 +784,7 @@ __global__ void __launch_bounds__(KEY_THREADS, 1)
     const int j = x.j0 + (int)group * SIDE, row = j + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     const float scale = (float)p.scale;
     key_group<DIM, DIRECTIONS> g = {
-        sm,     x,  v, t, group, 0, 0, j, { row, row + 8 }, scale, (float)(p.scale * 1.4426950408889634),
+        sm,     x,  v, t, 0, group, 0, 0, j, { row, row + 8 }, scale, (float)(p.scale * 1.4426950408889634),
         by_max, {}, {}
     };
     key_sums_sm90<DIM> sum;

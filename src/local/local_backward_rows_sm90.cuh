@@ -423,10 +423,10 @@ static __device__ __forceinline__ void pair_sums(float (&q)[DIM / SIDE][8][4], f
         float s[8][4], g[8][4], u[8][4];
         weights_operand<1> p, f, ds;
         multiply_rows<DIM>(s, sys.sm.query, keys, false);
-        multiply_rows<DIM>(g, rs.slot(pair_slots<DIM>::grad_o), values, false);
-        multiply_rows<DIM>(g, sys.sm.direction[0], keys, true);
+        more_rows<DIM>(g, rs.slot(pair_slots<DIM>::grad_o), values, false);
+        more_rows<DIM>(g, sys.sm.direction[0], keys, true);
         if (!late) {
-            multiply_rows<DIM>(u, sys.sm.direction[1], keys, false);
+            more_rows<DIM>(u, sys.sm.direction[1], keys, false);
         }
         products_commit();
         products_wait<0>();
@@ -439,7 +439,7 @@ static __device__ __forceinline__ void pair_sums(float (&q)[DIM / SIDE][8][4], f
         if (late) {
             split_weights(p, s);
             multiply_rows<DIM>(u, sys.sm.direction[1], keys, false);
-            multiply_weights<DIM>(r, f.part[0], keys);
+            more_weights<DIM>(r, f.part[0], keys);
             products_commit();
             products_wait<0>();
             products_arrived(r);
@@ -450,10 +450,10 @@ static __device__ __forceinline__ void pair_sums(float (&q)[DIM / SIDE][8][4], f
         pair_gradients<SCALED>(u, s, g, sys, own, sum, j);
         split_weights(ds, u);
         add_weights(inner, ds);
-        if (!late) {
-            multiply_weights<DIM>(r, f.part[0], keys);
-        }
         multiply_weights<DIM>(q, ds.part[0], keys);
+        if (!late) {
+            more_weights<DIM>(r, f.part[0], keys);
+        }
         products_commit();
         products_wait<0>();
         products_arrived(r);
@@ -463,16 +463,16 @@ static __device__ __forceinline__ void pair_sums(float (&q)[DIM / SIDE][8][4], f
     turns.finish();
 }
 
-/* u and t, issued with both parts of rho and y. */
+/* u and t, issued after others with both parts of rho and y. */
 template <int DIM>
 static __device__ __forceinline__ void multiply_fine(float (&u)[8][4], float (&t)[8][4],
                                                      const rows_system<DIM> &rs, const __nv_bfloat16 *keys,
                                                      bool add)
 {
-    multiply_rows<DIM>(u, rs.slot(pair_slots<DIM>::rho), keys, false);
-    multiply_rows<DIM>(u, rs.sys.sm.direction[1], keys, true);
-    multiply_rows<DIM>(t, rs.slot(pair_slots<DIM>::y), keys, add);
-    multiply_rows<DIM>(t, rs.sys.sm.direction[0], keys, true);
+    more_rows<DIM>(u, rs.slot(pair_slots<DIM>::rho), keys, false);
+    more_rows<DIM>(u, rs.sys.sm.direction[1], keys, true);
+    more_rows<DIM>(t, rs.slot(pair_slots<DIM>::y), keys, add);
+    more_rows<DIM>(t, rs.sys.sm.direction[0], keys, true);
 }
 
 /* The means of u and t, which the centres are off by: so both are small to their own precision where one key has nearly all the
@@ -548,7 +548,7 @@ static __device__ __forceinline__ void pair_sums_fine(float (&q)[DIM / SIDE][8][
         split_weights(ds, u);
         add_weights(inner, ds);
         multiply_weights<DIM>(q, ds.part[1], keys);
-        multiply_weights<DIM>(q, ds.part[0], keys);
+        more_weights<DIM>(q, ds.part[0], keys);
         products_commit();
         products_wait<0>();
         products_arrived(q);
@@ -889,6 +889,18 @@ static __device__ __forceinline__ void begin_rows(system_sm90<DIM> &sys, row_rid
     }
 }
 
+/* The rows that the last sweep would refuse if their residual were what the iteration takes it for, or close to it, go on. */
+static __device__ __forceinline__ bool go_on(cg_rows &k, const cg_tolerance &tolerance, const bool (&wanted)[2])
+{
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const float bound = 0.7f * tolerance.accept;
+        k.live[row] = wanted[row] && !k.live[row] && k.rr[row] < INFINITY &&
+                      k.rr[row] * k.most[row] > bound * bound * k.bb[row] * k.least[row];
+    }
+    return k.live[0] || k.live[1];
+}
+
 /* The rows of the block with one part or, FINE, with two; false where one part is not enough. */
 template <bool FINE, int DIM>
 static __device__ __forceinline__ bool rows_block_sm90(solve_shared_sm90<DIM> &sm, rows_count &count,
@@ -963,8 +975,7 @@ static __device__ __forceinline__ bool rows_block_sm90(solve_shared_sm90<DIM> &s
         return true;
     } else {
         const float far = tolerance.accept * tolerance.accept;
-        if (__syncthreads_or((k.live[0] && k.rr[0] > far * k.bb[0]) ||
-                             (k.live[1] && k.rr[1] > far * k.bb[1]))) {
+        if (__syncthreads_or(k.rr[0] > far * k.bb[0] || k.rr[1] > far * k.bb[1])) {
             return false;
         }
         rows_system<DIM> rs_storage(sys, all, count);
