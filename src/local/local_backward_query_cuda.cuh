@@ -275,6 +275,14 @@ static __device__ __forceinline__ void put_row(const row_record &rec, const row_
     }
 }
 
+/* Has another kernel done the rows of thread block n? */
+static __device__ __forceinline__ bool finished(const row_arrays &arrays, const loam_problem &p,
+                                                const row_block &x, int64_t n)
+{
+    const int64_t lines = p.batch * p.heads_q, back = (p.len_q + ROWS - 1) / ROWS - 1 - x.i0 / ROWS;
+    return arrays.state && arrays.state[back * lines + n % lines] != ROWS_LEFT;
+}
+
 template <bool WIDE, int DIM, int DIRECTIONS>
 __global__ void __launch_bounds__(backward_shape<WIDE, DIM, DIRECTIONS>::threads, 2)
     query_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
@@ -285,7 +293,7 @@ __global__ void __launch_bounds__(backward_shape<WIDE, DIM, DIRECTIONS>::threads
     extern __shared__ __align__(16) unsigned char memory[];
     query_shared<WIDE, DIM, DIRECTIONS> &sm = *(query_shared<WIDE, DIM, DIRECTIONS> *)memory;
     const row_block x = row_block_at<S::rows>(p, a, blockIdx.x);
-    if (x.rows <= 0) {
+    if (x.rows <= 0 || finished(arrays, p, x, blockIdx.x)) {
         return;
     }
     const scoring sc = scoring_of(p, a, x.h);

@@ -17,6 +17,12 @@ static inline int64_t solve_blocks(const loam_problem *p)
     return (local_padded_dim(p) == 64 ? 3 : 2) * (int64_t)multiprocessors;
 }
 
+/* Blocks of ROWS rows. */
+static inline size_t row_blocks(const loam_problem *p)
+{
+    return (size_t)((p->len_q + ROWS - 1) / ROWS * p->batch * p->heads_q);
+}
+
 /* Doubles of the workspace for float64: a lower triangle for each thread block. */
 static inline size_t row64_scratch(const loam_problem *p)
 {
@@ -24,22 +30,33 @@ static inline size_t row64_scratch(const loam_problem *p)
     return ROW64_BLOCKS * (d * (d + 1) / 2);
 }
 
+/* The scratch of the solver has done when the rows left to float64 begin: both lie in one place. */
 static inline solve_work solve_work_carve(const loam_problem *p, arena *pool)
 {
     const size_t dim = (size_t)local_padded_dim(p), blocks = (size_t)solve_blocks(p);
+    const size_t solver = size_mul(blocks, VECTORS * (dim / 2) * THREADS * sizeof(float)),
+                 rows = row64_scratch(p) * sizeof(double);
     solve_work w;
     w.next_block = (int64_t *)arena_take(pool, 1, sizeof(int64_t));
     w.hard_count = (unsigned long long *)arena_take(pool, 1, sizeof(unsigned long long));
+    w.next_few = (int64_t *)arena_take(pool, 1, sizeof(int64_t));
+    w.next_listed = (int64_t *)arena_take(pool, 1, sizeof(int64_t));
+    w.listed_count = (unsigned long long *)arena_take(pool, 1, sizeof(unsigned long long));
+    w.scratch_taken = (int32_t *)arena_take(pool, blocks, sizeof(int32_t));
+    w.scratches = (int64_t)blocks;
+    w.listed = (int32_t *)arena_take(pool, row_blocks(p), sizeof(int32_t));
     w.hard = (hard_row *)arena_take(pool, (size_t)local_rows(p), sizeof(hard_row));
-    w.scratch = (float *)arena_take(pool, size_mul(blocks, VECTORS * (dim / 2) * THREADS), sizeof(float));
-    w.row_scratch = (double *)arena_take(pool, row64_scratch(p), sizeof(double));
+    w.scratch = (float *)arena_take(pool, solver > rows ? solver : rows, 1);
+    w.row_scratch = (double *)w.scratch;
     return w;
 }
 
-/* Both counters begin at 0. */
+/* The counters begin at 0, and no scratch is taken. */
 static inline loam_status solve_work_clear(const solve_work *work, const loam_args *a, loam_error *error)
 {
-    return cuda_check(cudaMemsetAsync(work->next_block, 0, 2 * LOAM_ALIGN, (cudaStream_t)a->stream),
+    return cuda_check(cudaMemsetAsync(work->next_block, 0,
+                                      (size_t)((char *)work->listed - (char *)work->next_block),
+                                      (cudaStream_t)a->stream),
                       "counters of the work", error);
 }
 

@@ -22,7 +22,13 @@ struct hard_row {
 struct solve_work {
     int64_t *next_block;
     unsigned long long *hard_count;
+    /* On Hopper: blocks of rows with few keys, and those that are listed for a second launch; which scratch is taken. */
+    int64_t *next_few, *next_listed;
+    unsigned long long *listed_count;
+    int32_t *scratch_taken;
+    int32_t *listed;
     hard_row *hard;
+    int64_t scratches;
     float *scratch;      /* of each thread block */
     double *row_scratch; /* of each thread block of row64_kernel */
 };

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: MIT
+ * The pass over rows of Local Linear Attention on Hopper: the launches of rows_kernel_sm90, and of the plain kernels for what it
+ * leaves. */
+#include "src/local/local_backward_rows_sm90.cuh"
+#include "src/local/local_maps_sm90.cuh"
+#include "src/local/local_solve_work_cuda.cuh"
+
+/* overlapped: may begin before the launch before it has ended. */
+template <bool FINE, bool LISTED, int DIM>
+static loam_status launch_pass(const loam_problem *p, const loam_args *a, const local_saved *saved,
+                               const row_arrays *rows, const solve_work *work, const rows_maps_sm90 *maps,
+                               bool overlapped, loam_error *error)
+{
+    const int64_t blocks = (int64_t)row_blocks(p), most = work->scratches;
+    TRY(cuda_allow_shared((const void *)rows_kernel_sm90<FINE, LISTED, DIM>, rows_shared_bytes<DIM>, error));
+    cudaLaunchAttribute overlap = {};
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)(most < blocks ? most : blocks));
+    config.blockDim = dim3(THREADS);
+    config.dynamicSmemBytes = rows_shared_bytes<DIM>;
+    config.stream = (cudaStream_t)a->stream;
+    config.attrs = &overlap, config.numAttrs = overlapped;
+    return cuda_check(cudaLaunchKernelEx(&config, rows_kernel_sm90<FINE, LISTED, DIM>, *p, *a, *saved, *rows,
+                                         *work, blocks, *maps),
+                      "rows_kernel_sm90", error);
+}
+
+template <int DIM>
+static loam_status launch(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                          const solve_work *work, loam_error *error)
+{
+    const local_saved saved = local_saved_carve(p, a->saved, NULL);
+    rows_maps_sm90 maps;
+    TRY(query_map_make(&maps.all.q, p, &a->q, SIDE, error));
+    TRY(query_map_make(&maps.grad_o, p, &a->grad_o, SIDE, error));
+    TRY(key_map_make(&maps.all.k, p, &a->k, SIDE, error));
+    TRY(key_map_make(&maps.all.v, p, &a->v, SIDE, error));
+    TRY(solve_work_clear(work, a, error));
+    TRY((launch_pass<true, false, DIM>(p, a, &saved, rows, work, &maps, false, error)));
+    TRY((launch_pass<false, false, DIM>(p, a, &saved, rows, work, &maps, true, error)));
+    return launch_pass<true, true, DIM>(p, a, &saved, rows, work, &maps, false, error);
+}
+
+loam_status local_rows_solved_sm90(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                                   void *memory, loam_error *error)
+{
+    arena pool = { (char *)memory, 0 };
+    const solve_work work = solve_work_carve(p, &pool);
+    TRY(p->dim_qk == 64 ? launch<64>(p, a, rows, &work, error) : launch<128>(p, a, rows, &work, error));
+    TRY(local_adjoint64_cuda(p, a, rows, memory, error));
+    return local_query_gradient_narrow_cuda(p, a, rows, error);
+}
+
+size_t local_rows_solved_sm90_work(const loam_problem *p) { return local_adjoint_cuda_work(p); }
