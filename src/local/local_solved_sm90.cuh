@@ -20,12 +20,27 @@ enum { VECTOR_RIDGE = VECTOR_IMAGE };
 /* Below it, in size, lse to base 2 is exact enough that no weight exceeds 1 + 2^-10. */
 #define TAME_LSE 4096.0f
 
-/* 113 KiB at 128 dimensions: two thread blocks to a multiprocessor. */
+/* Thread blocks to a multiprocessor: of 113 KiB of shared memory, or of 73. */
+#ifndef MEANSMORE
+#define MEANSMORE (FINE || DIM == 64 ? 0 : 2)
+#endif
+#ifndef LINESMORE
+#define LINESMORE 0
+#endif
+#ifndef HOLDQ
+#define HOLDQ true
+#endif
+#ifndef BLK64
+#define BLK64 2
+#endif
+template <int DIM> constexpr int blocks_sm90 = DIM == 64 ? BLK64 : 2;
+
 template <int DIM> struct solve_shared_sm90 {
-    alignas(1024) __nv_bfloat16 slot[ring_slots<DIM>][DIM * SIDE];
+    alignas(1024) __nv_bfloat16 direction[2][DIM * SIDE];
+    __nv_bfloat16 slot[ring_slots<DIM>][DIM * SIDE]; /* after the direction: passes that leave it alone have slots there too */
     __nv_bfloat16 query[DIM * SIDE];
-    __nv_bfloat16 direction[2][DIM * SIDE];
-    uint64_t full[ring_slots<DIM>], query_full;
+    uint64_t full[ring_slots<DIM>], query_full, wide_full[2][ring_slots<DIM> + 2];
+    ring_count wide[2]; /* of the rings of one and two slots more */
     int64_t block;
     int scratch;
     row_block rows;
@@ -53,6 +68,11 @@ template <int DIM> struct system_sm90 {
         return scratch_vector<DIM>(scratch, which);
     }
     __device__ __forceinline__ ring_sm90<DIM> ring() const { return { sm.slot, sm.full }; }
+    /* With MORE slots, 1 or 2, in place of the direction's second part, or of both. */
+    template <int MORE> __device__ __forceinline__ ring_sm90<DIM, ring_slots<DIM> + MORE> wide_ring() const
+    {
+        return { &sm.direction[2 - MORE], sm.wide_full[MORE - 1] };
+    }
     __device__ __forceinline__ float target(int row, int c) const
     {
         return tile_value(sm.query[swizzled(r.at[row], c)]);
@@ -97,23 +117,17 @@ static __device__ __forceinline__ void weights_sm90(float (&w)[8][4], const syst
     for (int n = 0; n < 8; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            w[n][e] = w[n][e] * sys.scale2 - sys.lse2[e / 2];
+            w[n][e] = exp2_fast(w[n][e] * sys.scale2 - sys.lse2[e / 2]);
         }
     }
+    products_arrived(w); /* made here, and not beyond the next wait */
     if (!sys.tame || !sys.all_seen(j)) {
 #pragma unroll
         for (int n = 0; n < 8; n++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                w[n][e] = sys.seen(e / 2, j + column_of(n, e)) ? fminf(w[n][e], 0) : -INFINITY;
+                w[n][e] = sys.seen(e / 2, j + column_of(n, e)) ? fminf(w[n][e], 1) : 0;
             }
-        }
-    }
-#pragma unroll
-    for (int n = 0; n < 8; n++) {
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            w[n][e] = exp2_fast(w[n][e]);
         }
     }
 }
@@ -134,7 +148,7 @@ static __device__ __forceinline__ void own_pairs(uint32_t (&a)[DIM / 16][4], con
 
 /* Queries and directions as operands of a pass: in registers where there are enough, which spares shared memory the reading. */
 template <int DIM, bool FINE, bool VALUES> struct score_rows {
-    static constexpr bool query_held = DIM == 64 && !FINE,
+    static constexpr bool query_held = DIM == 64 && !FINE && HOLDQ,
                           direction_held = !FINE && (DIM == 64 || !VALUES);
     uint32_t query[query_held ? DIM / 16 : 1][4];
     uint32_t direction[direction_held ? (FINE ? 2 : 1) : 1][direction_held ? DIM / 16 : 1][4];
@@ -181,15 +195,10 @@ template <int DIM, bool FINE, bool VALUES> struct score_rows {
     }
 };
 
-/* w <- p (u - centre), from w = q . k and u = direction . k; its row sums (this thread's columns) go to total */
-template <int DIM>
-static __device__ __forceinline__ void centre_weights(float (&w)[8][4], float (&u)[8][4],
-                                                      const system_sm90<DIM> &sys, int j,
+/* w <- p (u - centre), from w = p and u = direction . k; its row sums (this thread's columns) go to total */
+static __device__ __forceinline__ void centre_weights(float (&w)[8][4], const float (&u)[8][4],
                                                       const float (&centre)[2], float (&total)[2])
 {
-    products_arrived(w);
-    products_arrived(u);
-    weights_sm90(w, sys, j);
 #pragma unroll
     for (int n = 0; n < 8; n++) {
 #pragma unroll
@@ -198,6 +207,21 @@ static __device__ __forceinline__ void centre_weights(float (&w)[8][4], float (&
             total[e / 2] += w[n][e];
         }
     }
+}
+
+/* The same from products under way, those with queries a group of their own, after which come those with directions and one more. */
+template <int DIM>
+static __device__ __forceinline__ void await_weights(float (&w)[8][4], float (&u)[8][4],
+                                                     const system_sm90<DIM> &sys, int j,
+                                                     const float (&centre)[2], float (&total)[2])
+{
+    products_wait<2>();
+    products_arrived(w);
+    weights_sm90(w, sys, j);
+    products_wait<1>();
+    products_arrived(u);
+    centre_weights(w, u, centre, total);
+    products_arrived(w);
 }
 
 /* w <- p (direction . k - centre); its row sums (this thread's columns) go to total */
@@ -215,7 +239,10 @@ static __device__ __forceinline__ void centred_sm90(float (&w)[8][4], const syst
     multiply_rows<DIM>(u, sys.sm.direction[0], keys, FINE);
     products_commit();
     products_wait<0>();
-    centre_weights(w, u, sys, t.j, centre, total);
+    products_arrived(w);
+    products_arrived(u);
+    weights_sm90(w, sys, t.j);
+    centre_weights(w, u, centre, total);
 }
 
 /* Zeros that are there before the first product of a pass is issued: set any later they would hold up all products of the pass. */
@@ -322,9 +349,10 @@ static __device__ __forceinline__ image_products image_sm90(float (&y)[DIM / SID
         sys.ring(), sys.count, sys.maps, sys.x,
         [&](const tiles_at &t) {
             rows.query_keys(f, sys, t.keys);
+            products_commit();
             rows.direction_keys(u, sys, t.keys);
         },
-        [&](const tiles_at &t) { centre_weights(f, u, sys, t.j, centre, total); },
+        [&](const tiles_at &t) { await_weights(f, u, sys, t.j, centre, total); },
         [&]() {
             products_arrived(y);
             split_weights(w, f);
@@ -470,6 +498,25 @@ static __device__ __forceinline__ void cg_run(const system_sm90<DIM> &outer, cg_
     rows = k;
 }
 
+/* A pass over keys and values, on a ring of MORE slots than the solver's: what lay there is gone. */
+template <int MORE, int DIM, class SCORE, class WEIGH, class PACK, class GATHER>
+static __device__ __forceinline__ void stream_values_sm90(const system_sm90<DIM> &sys, SCORE score, WEIGH weigh,
+                                                          PACK pack, GATHER gather)
+{
+    if constexpr (MORE == 0) {
+        stream_ahead_sm90<DIM, true>(sys.ring(), sys.count, sys.maps, sys.x, score, weigh, pack, gather);
+    } else {
+        ring_count count = sys.sm.wide[MORE - 1];
+        fence_async_proxy();
+        __syncthreads();
+        stream_ahead_sm90<DIM, true>(sys.template wide_ring<MORE>(), count, sys.maps, sys.x, score, weigh, pack,
+                                     gather);
+        if (threadIdx.x == 0) {
+            sys.sm.wide[MORE - 1] = count;
+        }
+    }
+}
+
 /* Means under the weights into the scratch; most: the largest p. */
 template <bool FINE, int DIM>
 static __device__ __forceinline__ void means_sm90(system_sm90<DIM> &outer, float (&lse)[2], float (&most)[2])
@@ -485,10 +532,11 @@ static __device__ __forceinline__ void means_sm90(system_sm90<DIM> &outer, float
     rows.load_query(sys);
     clear_sums<DIM>(k);
     clear_sums<DIM>(v);
-    stream_ahead_sm90<DIM, true>(
-        sys.ring(), sys.count, sys.maps, sys.x,
+    stream_values_sm90<MEANSMORE>(
+        sys,
         [&](const tiles_at &t) { rows.query_keys(s, sys, t.keys); },
         [&](const tiles_at &t) {
+            products_wait<1>();
             products_arrived(s);
 #pragma unroll
             for (int n = 0; n < 8; n++) {
@@ -526,6 +574,7 @@ static __device__ __forceinline__ void means_sm90(system_sm90<DIM> &outer, float
                     }
                 }
             }
+            products_arrived(s);
         },
         [&]() {
             products_arrived(k);
@@ -689,13 +738,14 @@ static __device__ __forceinline__ void lines_sm90(const system_sm90<DIM> &outer,
     rows.load(sys);
     clear_sums<DIM>(y);
     clear_sums<DIM>(o);
-    stream_ahead_sm90<DIM, true>(
-        sys.ring(), sys.count, sys.maps, sys.x,
+    stream_values_sm90<LINESMORE>(
+        sys,
         [&](const tiles_at &t) {
             rows.query_keys(f, sys, t.keys);
+            products_commit();
             rows.direction_keys(u, sys, t.keys);
         },
-        [&](const tiles_at &t) { centre_weights(f, u, sys, t.j, centre, total); },
+        [&](const tiles_at &t) { await_weights(f, u, sys, t.j, centre, total); },
         [&]() {
             products_arrived(y);
             products_arrived(o);
@@ -925,7 +975,7 @@ static __device__ __forceinline__ int take_scratch(const solve_work &work)
 }
 
 template <bool FINE, bool LISTED, int DIM>
-__global__ void __launch_bounds__(THREADS, 2)
+__global__ void __launch_bounds__(THREADS, blocks_sm90<DIM>)
     solved_kernel_sm90(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                        const local_saved saved, const solve_work work, const int64_t blocks,
                        const __grid_constant__ maps_sm90 maps)
@@ -942,6 +992,11 @@ __global__ void __launch_bounds__(THREADS, 2)
         for (int n = 0; n < (int)ring_slots<DIM>; n++) {
             barrier_init(&sm.full[n], 1);
         }
+        for (int n = 0; n < (int)ring_slots<DIM> + 2; n++) {
+            barrier_init(&sm.wide_full[0][n], 1);
+            barrier_init(&sm.wide_full[1][n], 1);
+        }
+        sm.wide[0].used = sm.wide[1].used = 0;
         barrier_init(&sm.query_full, 1);
         fence_async_proxy();
         sm.scratch = take_scratch(work);
