@@ -245,7 +245,8 @@ static __device__ __forceinline__ void multiply_rows(float (&s)[8][4], const uin
     products_begin();
 #pragma unroll
     for (int k = 0; k < DIM; k += 16) {
-        wgmma_rows(s, rows[k / 16], descriptor_of(b + (k / SIDE * TILE_ELEMENTS + k % SIDE) / 8), add || k > 0);
+        wgmma_rows(s, rows[k / 16], descriptor_of(b + (k / SIDE * TILE_ELEMENTS + k % SIDE) / 8),
+                   add || k > 0);
     }
 }
 

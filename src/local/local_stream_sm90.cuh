@@ -9,7 +9,7 @@
 #include "src/local/local_solved_cuda.cuh"
 
 /* Slots of the ring, each for a tile of keys or of values. */
-template <int DIM> constexpr unsigned ring_slots = DIM == 64 ? 6 : 4;
+template <int DIM> constexpr unsigned ring_slots = DIM == 64 ? 10 : 4;
 
 /* A ring lies in two places, for swizzled tiles want 1024 bytes of alignment and barriers none. */
 template <int DIM, unsigned SLOTS = ring_slots<DIM>> struct ring_sm90 {
@@ -62,8 +62,8 @@ template <int DIM> static __device__ __forceinline__ void clear_beyond(__nv_bflo
 
 /* The tile from key j on, number `count` of the ring, when it is there. */
 template <int DIM, unsigned SLOTS>
-static __device__ __forceinline__ void await_tile(const ring_sm90<DIM, SLOTS> &ring, const row_block &x, int j,
-                                                  unsigned count)
+static __device__ __forceinline__ void await_tile(const ring_sm90<DIM, SLOTS> &ring, const row_block &x,
+                                                  int j, unsigned count)
 {
     barrier_wait(&ring.full[count % SLOTS], count / SLOTS % 2);
     if (j + SIDE > x.s.nk) {
@@ -143,23 +143,23 @@ static __device__ __forceinline__ void stream_sm90(const ring_sm90<DIM, SLOTS> &
     count.used += (unsigned)pass.tiles * pass.each;
 }
 
-/* A pass in four steps: score(tiles) issues the products that weights are made of, weigh(tiles) waits for all but the last
- * group of products, which is of sums, and makes weights, pack() takes them as operands when the sums are at rest, gather(tiles) issues the products with them. The scores of the
- * next tile are issued ahead of gather, so that the tensor cores work while the next weights are made; where the ring has
- * room for that. */
-template <int DIM, bool VALUES, unsigned SLOTS, class SCORE, class WEIGH, class PACK, class GATHER>
-static __device__ __forceinline__ void stream_ahead_sm90(const ring_sm90<DIM, SLOTS> &ring, ring_count &count,
+/* A pass in four steps: score(tiles) issues the products that weights are made of, weigh(tiles) makes weights once these have ended,
+ * pack() takes them as operands when the sums are at rest, gather(tiles) issues the products with them. AHEAD, where the ring
+ * has room: the scores of the next tile are issued before gather, so that the tensor cores work while the next weights are
+ * made. */
+template <int DIM, bool VALUES, bool AHEAD, unsigned SLOTS, class SCORE, class WEIGH, class PACK,
+          class GATHER>
+static __device__ __forceinline__ void stream_steps_sm90(const ring_sm90<DIM, SLOTS> &ring, ring_count &count,
                                                          const maps_sm90 &maps, const row_block &x,
                                                          SCORE score, WEIGH weigh, PACK pack, GATHER gather)
 {
     const pass_sm90<DIM, VALUES, SLOTS> pass = pass_of<VALUES>(ring, count, maps, x);
-    if constexpr (SLOTS <= 2 * pass.each) {
+    if constexpr (!AHEAD || SLOTS <= 2 * pass.each) {
         stream_sm90<DIM, VALUES>(ring, count, maps, x, [&](const tiles_at &t) {
             score(t);
             products_commit();
-            products_commit();
-            weigh(t);
             products_wait<0>();
+            weigh(t);
             pack();
             gather(t);
             products_commit();
@@ -177,6 +177,7 @@ static __device__ __forceinline__ void stream_ahead_sm90(const ring_sm90<DIM, SL
     products_commit();
     products_commit();
     for (int n = 0;; n++) {
+        products_wait<1>();
         weigh(t);
         /* The wait for the tile, a loop, also keeps the making of weights ahead of the wait for the sums. */
         const bool more = n + 1 < pass.tiles;
