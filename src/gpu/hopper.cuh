@@ -101,19 +101,19 @@ static __device__ __forceinline__ void copy_box(void *tile, const CUtensorMap *m
 
 /* ------------------------------------------------------------------ products of a warpgroup */
 
-/* The descriptor of tiles for wgmma: address, 1024 bytes from one group of eight rows to the next, 128-byte swizzle. `next` bytes from
- * a tile to that of the next 64 columns, where a product takes its columns from both. */
-static __device__ __forceinline__ uint64_t tile_descriptor(const void *tile, unsigned next = 1024)
+/* The descriptor of tiles for wgmma, from its low half: 1024 bytes from one group of eight rows to the next, 128-byte swizzle. */
+static __device__ __forceinline__ uint64_t descriptor_of(uint32_t low)
 {
-    const uint64_t address = shared_address(tile);
-    return (address & 0x3ffff) >> 4 | (uint64_t)(next >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
-           (uint64_t)1 << 62;
+    uint64_t descriptor;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(descriptor) : "r"(low), "n"(1024 >> 4 | 1 << 30));
+    return descriptor;
 }
 
-/* What leads from a descriptor to that of a place `elements` further on. */
-static __device__ __forceinline__ uint64_t descriptor_step(int elements)
+/* The low half of tiles at an address, which alone changes: `elements` of bf16 further on it is greater by elements / 8. `next` bytes
+ * from a tile to that of the next 64 columns, where a product takes its columns from both. */
+static __device__ __forceinline__ uint32_t descriptor_low(const void *tile, unsigned next = 1024)
 {
-    return (uint64_t)(elements * 2 >> 4);
+    return (uint32_t)shared_address(tile) >> 4 | next >> 4 << 16;
 }
 
 static __device__ __forceinline__ void products_begin()
@@ -230,67 +230,47 @@ template <int DIM, int BLOCKS>
 static __device__ __forceinline__ void more_rows(float (&s)[BLOCKS][4], const __nv_bfloat16 *rows,
                                                  const __nv_bfloat16 *tile, bool add)
 {
-    const uint64_t a = tile_descriptor(rows), b = tile_descriptor(tile);
+    const uint32_t a = descriptor_low(rows), b = descriptor_low(tile);
 #pragma unroll
     for (int n = 0; n < DIM / SIDE; n++) {
 #pragma unroll
         for (int k = 0; k < SIDE; k += 16) {
-            wgmma_rows(s, a + descriptor_step(n * TILE_ELEMENTS + k),
-                       b + descriptor_step(n * 8 * BLOCKS * SIDE + k), add || n + k > 0);
+            wgmma_rows(s, descriptor_of(a + (n * TILE_ELEMENTS + k) / 8),
+                       descriptor_of(b + (n * 8 * BLOCKS * SIDE + k) / 8), add || n + k > 0);
         }
     }
 }
 
+/* The same with the rows as operands, which costs products no bandwidth of shared memory. */
 template <int DIM, int BLOCKS>
-static __device__ __forceinline__ void multiply_rows(float (&s)[BLOCKS][4], const __nv_bfloat16 *rows,
+static __device__ __forceinline__ void more_rows(float (&s)[BLOCKS][4], const uint32_t (&rows)[DIM / 16][4],
+                                                 const __nv_bfloat16 *tile, bool add)
+{
+    const uint32_t b = descriptor_low(tile);
+#pragma unroll
+    for (int k = 0; k < DIM; k += 16) {
+        wgmma_rows(s, rows[k / 16], descriptor_of(b + (k / SIDE * 8 * BLOCKS * SIDE + k % SIDE) / 8),
+                   add || k > 0);
+    }
+}
+
+template <int DIM, int BLOCKS, class ROWS>
+static __device__ __forceinline__ void multiply_rows(float (&s)[BLOCKS][4], const ROWS &rows,
                                                      const __nv_bfloat16 *tile, bool add)
 {
     products_begin();
     more_rows<DIM>(s, rows, tile, add);
 }
 
-/* The same with the rows in registers, 16 columns a step: the operands of weights_operand. */
+/* 64 rows of DIM channels as operands, from DIM / 64 tiles. */
 template <int DIM>
-static __device__ __forceinline__ void multiply_rows(float (&s)[8][4], const uint32_t (&rows)[DIM / 16][4],
-                                                     const __nv_bfloat16 *tile, bool add)
-{
-    products_begin();
-#pragma unroll
-    for (int k = 0; k < DIM; k += 16) {
-        wgmma_rows(s, rows[k / 16], tile_descriptor(tile + k / SIDE * TILE_ELEMENTS + k % SIDE), add || k > 0);
-    }
-}
-
-/* 64 rows of DIM channels as operands: they then cost products no bandwidth of shared memory. */
-template <int DIM> struct rows_operand {
-    uint32_t step[DIM / 16][4];
-};
-
-/* From DIM / 64 tiles of 64 rows. */
-template <int DIM>
-static __device__ __forceinline__ void load_rows(rows_operand<DIM> &a, const __nv_bfloat16 *rows)
+static __device__ __forceinline__ void load_rows(uint32_t (&a)[DIM / 16][4], const __nv_bfloat16 *rows)
 {
     const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
 #pragma unroll
     for (int k = 0; k < DIM; k += 16) {
         const int c = k + lane / 16 * 8;
-        load_matrices(a.step[k / 16],
-                      rows + c / SIDE * TILE_ELEMENTS + row * SIDE + (c % SIDE / 8 ^ row % 8) * 8);
-    }
-}
-
-template <int DIM, int BLOCKS>
-static __device__ __forceinline__ void more_rows(float (&s)[BLOCKS][4], const rows_operand<DIM> &rows,
-                                                 const __nv_bfloat16 *tile, bool add)
-{
-    const uint64_t b = tile_descriptor(tile);
-#pragma unroll
-    for (int n = 0; n < DIM / SIDE; n++) {
-#pragma unroll
-        for (int k = 0; k < SIDE; k += 16) {
-            wgmma_rows(s, rows.step[(n * SIDE + k) / 16], b + descriptor_step(n * 8 * BLOCKS * SIDE + k),
-                       add || n + k > 0);
-        }
+        load_matrices(a[k / 16], rows + c / SIDE * TILE_ELEMENTS + row * SIDE + (c % SIDE / 8 ^ row % 8) * 8);
     }
 }
 
@@ -323,10 +303,10 @@ template <int DIM, int STEPS>
 static __device__ __forceinline__ void more_weights(float (&out)[DIM / SIDE][8][4],
                                                     const uint32_t (&w)[STEPS][4], const __nv_bfloat16 *tile)
 {
-    const uint64_t b = tile_descriptor(tile, STEPS * 16 * SIDE * 2);
+    const uint32_t b = descriptor_low(tile, STEPS * 16 * SIDE * 2);
 #pragma unroll
     for (int k = 0; k < STEPS; k++) {
-        wgmma_weights(out, w[k], b + descriptor_step(k * 16 * SIDE));
+        wgmma_weights(out, w[k], descriptor_of(b + k * 16 * SIDE / 8));
     }
 }
 

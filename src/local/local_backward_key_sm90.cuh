@@ -294,13 +294,13 @@ template <int DIM, bool HELD> struct first_operand {
     }
 };
 template <int DIM> struct first_operand<DIM, true> {
-    rows_operand<DIM> rows;
-    __device__ __forceinline__ void take(const __nv_bfloat16 *at) { load_rows(rows, at); }
+    uint32_t rows[DIM / 16][4];
+    __device__ __forceinline__ void take(const __nv_bfloat16 *at) { load_rows<DIM>(rows, at); }
     template <int BLOCKS>
     __device__ __forceinline__ void times(float (&s)[BLOCKS][4], const __nv_bfloat16 *,
                                           const __nv_bfloat16 *tile, bool add) const
     {
-        more_rows(s, rows, tile, add);
+        more_rows<DIM>(s, rows, tile, add);
     }
 };
 
