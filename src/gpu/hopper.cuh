@@ -96,6 +96,12 @@ static __device__ __forceinline__ uint64_t tile_descriptor(const void *tile, uns
            (uint64_t)1 << 62;
 }
 
+/* The same so many elements on: an addition to the low half alone, for addresses have no carry there. */
+static __device__ __forceinline__ uint64_t descriptor_at(uint64_t tile, int elements)
+{
+    return (tile & 0xffffffff00000000u) | (uint32_t)((uint32_t)tile + (unsigned)(elements * 2 >> 4));
+}
+
 static __device__ __forceinline__ void products_begin()
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -188,13 +194,14 @@ template <int DIM, int BLOCKS>
 static __device__ __forceinline__ void multiply_rows(float (&s)[BLOCKS][4], const __nv_bfloat16 *rows,
                                                      const __nv_bfloat16 *tile, bool add)
 {
+    const uint64_t a = tile_descriptor(rows), b = tile_descriptor(tile);
     products_begin();
 #pragma unroll
     for (int n = 0; n < DIM / SIDE; n++) {
 #pragma unroll
         for (int k = 0; k < SIDE; k += 16) {
-            wgmma_rows(s, tile_descriptor(rows + n * TILE_ELEMENTS + k),
-                       tile_descriptor(tile + n * 8 * BLOCKS * SIDE + k), add || n + k > 0);
+            wgmma_rows(s, descriptor_at(a, n * TILE_ELEMENTS + k),
+                       descriptor_at(b, n * 8 * BLOCKS * SIDE + k), add || n + k > 0);
         }
     }
 }
@@ -229,10 +236,11 @@ static __device__ __forceinline__ void multiply_weights(float (&out)[DIM / SIDE]
                                                         const uint32_t (&w)[STEPS][4],
                                                         const __nv_bfloat16 *tile)
 {
+    const uint64_t b = tile_descriptor(tile, STEPS * 16 * SIDE * 2);
     products_begin();
 #pragma unroll
     for (int k = 0; k < STEPS; k++) {
-        wgmma_weights(out, w[k], tile_descriptor(tile + k * 16 * SIDE, STEPS * 16 * SIDE * 2));
+        wgmma_weights(out, w[k], descriptor_at(b, k * 16 * SIDE));
     }
 }
 
