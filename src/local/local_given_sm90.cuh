@@ -15,9 +15,25 @@
 #include "src/local/local_given_cuda.cuh"
 
 template <int DIM, bool PROBED> struct given_shape_sm90 {
-    static constexpr int consumers = 2;                          /* warpgroups of 64 rows */
-    static constexpr int keys = PROBED && DIM == 128 ? 64 : 128; /* of a tile */
+#ifndef PA_CONS
+#define PA_CONS 2
+#endif
+#ifndef PA_KEYS
+#define PA_KEYS 64
+#endif
+#ifndef PA_AHEAD
+#define PA_AHEAD 1
+#endif
+#ifndef SM_CONS
+#define SM_CONS 2
+#endif
+#ifndef SM_KEYS
+#define SM_KEYS 128
+#endif
+    static constexpr int consumers = DIM == 128 ? 2 : PROBED ? PA_CONS : SM_CONS; /* warpgroups of 64 rows */
+    static constexpr int keys = !PROBED ? SM_KEYS : DIM == 64 ? PA_KEYS : 64;      /* of a tile */
     static constexpr int slots = DIM == 64 || PROBED ? 4 : 2;
+    static constexpr bool ahead = DIM == 64 && PA_AHEAD;
     static constexpr int rows = consumers * ROWS;
     static constexpr int threads = (consumers + 1) * THREADS;
 };
@@ -157,6 +173,9 @@ static __device__ __forceinline__ void ask_keys(given_shared_sm90<DIM, PROBED> &
  * tiles then leave what is gathered as it is. */
 #define MAXIMUM_SLACK 8.0f
 
+/* So does the centre, for the same reason: rounding w (t - c) then costs what rounding w does. */
+#define CENTRE_SLACK 1.0f
+
 /* The rows of a warpgroup: o is A, b is B, m the maximum to base 2, which the products q . k are times scale2. */
 template <int DIM, bool PROBED> struct given_sums_sm90 {
     float o[DIM / SIDE][8][4];
@@ -233,43 +252,74 @@ static __device__ __forceinline__ void weigh_sm90(float (&m)[2], row_state_sm90 
 }
 
 /* What is gathered so far, to the maximum as it is now. */
-template <int DIM, bool PROBED>
-static __device__ __forceinline__ void rescale_sm90(given_sums_sm90<DIM, PROBED> &g, const float (&keep)[2])
+template <int DIM>
+static __device__ __forceinline__ void rescale_sm90(given_sums_sm90<DIM, false> &g, const float (&keep)[2])
 {
-    if (!__any_sync(0xffffffffu, keep[0] != 1 || keep[1] != 1)) {
+    if (__any_sync(0xffffffffu, keep[0] != 1 || keep[1] != 1)) {
+#pragma unroll
+        for (int n = 0; n < DIM / SIDE; n++) {
+            scale_rows(g.o[n], keep);
+        }
+    }
+}
+
+/* t: the products probe . k become w (t - c), which tsum counts; shift[row]: how far the centre has to move, 0 where it is near enough
+ * the mean. */
+template <int BLOCKS>
+static __device__ __forceinline__ void lean_sm90(float (&t)[BLOCKS][4], const float (&w)[BLOCKS][4],
+                                                 const float (&centre)[2], const float (&keep)[2],
+                                                 row_state_sm90 &state, float (&shift)[2])
+{
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        float tsum = state.tsum[row] * keep[row];
+#pragma unroll
+        for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+            for (int e = 2 * row; e < 2 * row + 2; e++) {
+                t[n][e] = w[n][e] * (t[n][e] - centre[row]);
+                tsum += t[n][e];
+            }
+        }
+        state.tsum[row] = tsum;
+        const float mass = quad_sum(state.omega[row]), mean = __fdividef(quad_sum(tsum), mass);
+        shift[row] = mass > 0 && fabsf(mean) > CENTRE_SLACK ? mean : 0;
+    }
+}
+
+/* What is gathered so far to the maximum and the centre as they are now, and w (t - c) of the tile at hand too. */
+template <int DIM, int BLOCKS>
+static __device__ __forceinline__ void recentre_sm90(given_sums_sm90<DIM, true> &g, float (&t)[BLOCKS][4],
+                                                     const float (&w)[BLOCKS][4], const float (&keep)[2],
+                                                     const float (&shift)[2], row_state_sm90 &state)
+{
+    if (!__any_sync(0xffffffffu, keep[0] != 1 || keep[1] != 1 || shift[0] != 0 || shift[1] != 0)) {
         return;
     }
 #pragma unroll
     for (int n = 0; n < DIM / SIDE; n++) {
         scale_rows(g.o[n], keep);
-        if constexpr (PROBED) {
-            scale_rows(g.b[n], keep);
-        }
-    }
-}
-
-/* t: the products probe . k become w (t - c), with the weights as rounded: there are no registers for both. */
-template <int STEPS, int BLOCKS>
-static __device__ __forceinline__ void lean_sm90(float (&t)[BLOCKS][4], const weights_operand<1, STEPS> &w,
-                                                 const float (&centre)[2], const float (&keep)[2],
-                                                 row_state_sm90 &state)
-{
-    float tsum[2] = { state.tsum[0] * keep[0], state.tsum[1] * keep[1] };
+        scale_rows(g.b[n], keep);
 #pragma unroll
-    for (int n = 0; n < BLOCKS; n++) {
+        for (int c = 0; c < 8; c++) {
 #pragma unroll
-        for (int row = 0; row < 2; row++) {
-            const uint32_t pair = w.part[0][n / 2][n % 2 * 2 + row];
-            const float weight[2] = { __uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u) };
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                float &x = t[n][2 * row + e];
-                x = weight[e] * (x - centre[row]);
-                tsum[row] += x;
+            for (int e = 0; e < 4; e++) {
+                g.b[n][c][e] -= shift[e / 2] * g.o[n][c][e];
             }
         }
     }
-    state.tsum[0] = tsum[0], state.tsum[1] = tsum[1];
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            t[n][e] -= shift[e / 2] * w[n][e];
+        }
+    }
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        g.centre[row] += shift[row];
+        state.tsum[row] = state.tsum[row] - shift[row] * state.omega[row];
+    }
 }
 
 /* Rows of a warpgroup. Without the laundering the descriptors of all their columns would be kept through the sweep, for which there are
@@ -363,44 +413,122 @@ static __device__ __forceinline__ void sweep(const given_sweep<DIM, false> &on, 
     ring_release(on.sm.value_ring, count);
 }
 
-/* The same with a probe. Weights are found while t = probe . k is, w (t - c) while o += w v is. */
+/* t = probe . k, under way. */
+template <int DIM, int BLOCKS>
+static __device__ __forceinline__ void begin_leans(const given_sweep<DIM, true> &on, float (&t)[BLOCKS][4],
+                                                   unsigned count)
+{
+    multiply_rows<DIM>(t, rows_again(on.sm.probe[on.w()]), on.keys(count), false);
+    products_commit();
+}
+
+/* t, the products probe . k of the tile from j on, become w (t - c). */
+template <int DIM, int BLOCKS>
+static __device__ __forceinline__ void lean_tile(const given_sweep<DIM, true> &on, float (&t)[BLOCKS][4],
+                                                 const float (&w)[BLOCKS][4], int j, const float (&keep)[2],
+                                                 float (&shift)[2])
+{
+    hide_sm90(t, on.state(), j, on.g.centre);
+    lean_sm90(t, w, on.g.centre, keep, on.state(), shift);
+}
+
+/* o += w v and b += w (t - c) v, under way. */
+template <int DIM, int STEPS>
+static __device__ __forceinline__ void begin_values(const given_sweep<DIM, true> &on,
+                                                    const weights_operand<1, STEPS> &w,
+                                                    const weights_operand<1, STEPS> &u, unsigned count)
+{
+    ring_await(on.sm.value_ring, count);
+    multiply_weights<DIM>(on.g.o, w.part[0], on.values(count));
+    multiply_weights<DIM>(on.g.b, u.part[0], on.values(count));
+    products_commit();
+}
+
+template <int DIM>
+static __device__ __forceinline__ void end_values(const given_sweep<DIM, true> &on, unsigned count)
+{
+    products_wait<0>();
+    products_arrived(on.g.o);
+    products_arrived(on.g.b);
+    ring_release(on.sm.value_ring, count);
+}
+
+/* The same with a probe. */
+template <int DIM>
+static __device__ __forceinline__ void sweep_ahead(const given_sweep<DIM, true> &on, int j, unsigned count,
+                                                   unsigned end)
+{
+    typedef given_shape_sm90<DIM, true> of;
+    float s[of::keys / 8][4], t[of::keys / 8][4], keep[2], shift[2];
+    weights_operand<1, of::keys / 16> w, u;
+    begin_scores(on, s, count);
+    begin_leans(on, t, count);
+    products_wait<0>();
+    products_arrived(s);
+    products_arrived(t);
+    ring_release(on.sm.key_ring, count);
+    weigh_tile(on, s, j, keep);
+    lean_tile(on, t, s, j, keep, shift);
+    recentre_sm90(on.g, t, s, keep, shift, on.state());
+    split_weights(w, s);
+    split_weights(u, t);
+#pragma unroll 1
+    for (; count + 1 != end; count++) {
+        j += of::keys;
+        begin_scores(on, s, count + 1);
+        begin_leans(on, t, count + 1);
+        begin_values(on, w, u, count);
+        products_wait<2>();
+        products_arrived(s);
+        weigh_tile(on, s, j, keep);
+        products_wait<1>();
+        products_arrived(t);
+        ring_release(on.sm.key_ring, count + 1);
+        lean_tile(on, t, s, j, keep, shift);
+        end_values(on, count);
+        recentre_sm90(on.g, t, s, keep, shift, on.state());
+        split_weights(w, s);
+        split_weights(u, t);
+    }
+    begin_values(on, w, u, count);
+    end_values(on, count);
+}
+
+/* The same where there are no registers for more than one tile. */
+template <int DIM>
+static __device__ __forceinline__ void sweep_in_turn(const given_sweep<DIM, true> &on, int j, unsigned count,
+                                                     unsigned end)
+{
+    typedef given_shape_sm90<DIM, true> of;
+#pragma unroll 1
+    for (; count != end; count++, j += of::keys) {
+        float s[of::keys / 8][4], t[of::keys / 8][4], keep[2], shift[2];
+        weights_operand<1, of::keys / 16> w, u;
+        begin_scores(on, s, count);
+        begin_leans(on, t, count);
+        products_wait<1>();
+        products_arrived(s);
+        weigh_tile(on, s, j, keep);
+        products_wait<0>();
+        products_arrived(t);
+        ring_release(on.sm.key_ring, count);
+        lean_tile(on, t, s, j, keep, shift);
+        recentre_sm90(on.g, t, s, keep, shift, on.state());
+        split_weights(w, s);
+        split_weights(u, t);
+        begin_values(on, w, u, count);
+        end_values(on, count);
+    }
+}
+
 template <int DIM>
 static __device__ __forceinline__ void sweep(const given_sweep<DIM, true> &on, int j, unsigned count,
                                              unsigned end)
 {
-    typedef given_shape_sm90<DIM, true> of;
-    bool first = true;
-#pragma unroll 1
-    for (; count != end; count++, j += of::keys, first = false) {
-        float s[of::keys / 8][4], t[of::keys / 8][4], keep[2];
-        weights_operand<1, of::keys / 16> w, u;
-        begin_scores(on, s, count);
-        multiply_rows<DIM>(t, rows_again(on.sm.probe[on.w()]), on.keys(count), false);
-        products_commit();
-        products_wait<1>();
-        products_arrived(s);
-        weigh_tile(on, s, j, keep);
-        split_weights(w, s);
-        products_wait<0>();
-        products_arrived(t);
-        ring_release(on.sm.key_ring, count);
-        rescale_sm90(on.g, keep);
-        ring_await(on.sm.value_ring, count);
-        multiply_weights<DIM>(on.g.o, w.part[0], on.values(count));
-        products_commit();
-        if (first) {
-            on.g.centre[0] = __shfl_sync(0xffffffffu, t[0][0], 0, 4);
-            on.g.centre[1] = __shfl_sync(0xffffffffu, t[0][2], 0, 4);
-        }
-        hide_sm90(t, on.state(), j, on.g.centre);
-        lean_sm90(t, w, on.g.centre, keep, on.state());
-        split_weights(u, t);
-        multiply_weights<DIM>(on.g.b, u.part[0], on.values(count));
-        products_commit();
-        products_wait<0>();
-        products_arrived(on.g.o);
-        products_arrived(on.g.b);
-        ring_release(on.sm.value_ring, count);
+    if constexpr (given_shape_sm90<DIM, true>::ahead) {
+        sweep_ahead(on, j, count, end);
+    } else {
+        sweep_in_turn(on, j, count, end);
     }
 }
 
