@@ -19,10 +19,10 @@ template <int DIM, bool PROBED> struct given_shape_sm90 {
 #define PA_CONS 2
 #endif
 #ifndef PA_KEYS
-#define PA_KEYS 64
+#define PA_KEYS 128
 #endif
 #ifndef PA_AHEAD
-#define PA_AHEAD 1
+#define PA_AHEAD 0
 #endif
 #ifndef SM_CONS
 #define SM_CONS 2
@@ -31,19 +31,20 @@ template <int DIM, bool PROBED> struct given_shape_sm90 {
 #define SM_KEYS 128
 #endif
     static constexpr int consumers = DIM == 128 ? 2 : PROBED ? PA_CONS : SM_CONS; /* warpgroups of 64 rows */
-    static constexpr int keys = !PROBED ? SM_KEYS : DIM == 64 ? PA_KEYS : 64;      /* of a tile */
+    static constexpr int keys = !PROBED ? SM_KEYS : DIM == 64 ? PA_KEYS : 64;     /* of a tile */
     static constexpr int slots = DIM == 64 || PROBED ? 4 : 2;
     static constexpr bool ahead = DIM == 64 && PA_AHEAD;
     static constexpr int rows = consumers * ROWS;
     static constexpr int threads = (consumers + 1) * THREADS;
 };
 
-/* What a thread keeps of its two rows in shared memory, since registers are scarce: which keys they see (tiles within whole .. to are
- * seen by all rows of the warpgroup), and sums of its columns. That these are stored has another use: the compiler moves arithmetic beyond
- * a wait for products, but no store, and so what leads to the store overlaps with the products. */
+/* What a thread leaves of its two rows in shared memory: which keys they see, for the few tiles that need it, and sums of its columns.
+ * That these are stored with every tile has another use: the compiler moves arithmetic beyond a wait for products, but no store, and so
+ * what leads to the store overlaps with the products. */
 struct row_state_sm90 {
-    int whole, to, lo[2], hi[2];
+    int lo[2], hi[2];
     volatile float omega[2], tsum[2];
+    float before[2]; /* omega without the tile where a maximum last moved */
 };
 
 template <int DIM, bool PROBED> struct given_shared_sm90 {
@@ -170,17 +171,15 @@ static __device__ __forceinline__ void ask_keys(given_shared_sm90<DIM, PROBED> &
 /* ------------------------------------------------------------------ sums */
 
 /* A row's maximum moves only where it grows by more than this, to base 2: sums are as exact relative to any number near it, and most
- * tiles then leave what is gathered as it is. */
-#define MAXIMUM_SLACK 8.0f
-
-/* So does the centre, for the same reason: rounding w (t - c) then costs what rounding w does. */
-#define CENTRE_SLACK 1.0f
+ * tiles then leave what is gathered as it is. With a probe the centre moves along, to where the mean then is, and must not stay behind
+ * what has most of the weight. */
+template <bool PROBED> constexpr float maximum_slack = PROBED ? 2.0f : 8.0f;
 
 /* The rows of a warpgroup: o is A, b is B, m the maximum to base 2, which the products q . k are times scale2. */
 template <int DIM, bool PROBED> struct given_sums_sm90 {
     float o[DIM / SIDE][8][4];
     float b[PROBED ? DIM / SIDE : 1][8][4];
-    float m[2], centre[2];
+    float m[2], omega[2], centre[2], tsum[2];
 };
 
 template <int DIM, bool PROBED>
@@ -195,21 +194,19 @@ static __device__ __forceinline__ void given_begin_sm90(given_sums_sm90<DIM, PRO
     }
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        g.m[row] = -INFINITY, g.centre[row] = 0;
+        g.m[row] = -INFINITY, g.omega[row] = 0, g.centre[row] = 0, g.tsum[row] = 0;
     }
 }
 
 /* x of the tile from j on becomes other[row] where a row does not see the key. */
 template <int BLOCKS>
-static __device__ __forceinline__ void hide_sm90(float (&x)[BLOCKS][4], const row_state_sm90 &seen, int j,
+static __device__ __forceinline__ void hide_sm90(float (&x)[BLOCKS][4], const row_state_sm90 &state, int j,
                                                  const float (&other)[2])
 {
-    if (j >= seen.whole && j + 8 * BLOCKS <= seen.to) {
-        return;
-    }
     const int at = j + column_of(0, 0);
-    const int from[2] = { seen.lo[0] - at, seen.lo[1] - at };
-    const unsigned count[2] = { (unsigned)(seen.hi[0] - seen.lo[0]), (unsigned)(seen.hi[1] - seen.lo[1]) };
+    const int from[2] = { state.lo[0] - at, state.lo[1] - at };
+    const unsigned count[2] = { (unsigned)(state.hi[0] - state.lo[0]),
+                                (unsigned)(state.hi[1] - state.lo[1]) };
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
@@ -220,81 +217,114 @@ static __device__ __forceinline__ void hide_sm90(float (&x)[BLOCKS][4], const ro
     }
 }
 
-/* s becomes w, which omega counts; keep[row]: what everything gathered so far is to be multiplied with. */
-template <int BLOCKS>
-static __device__ __forceinline__ void weigh_sm90(float (&m)[2], row_state_sm90 &state, float (&s)[BLOCKS][4],
-                                                  float (&keep)[2], float scale2)
+/* s becomes w, which omega counts. Where a maximum of the warp's rows moves, which is returned, keep[row] is what everything gathered so far is to be
+ * multiplied with. Whether a row's does depends on that row alone. */
+template <int DIM, bool PROBED, int BLOCKS>
+static __device__ __forceinline__ bool weigh_sm90(given_sums_sm90<DIM, PROBED> &g, row_state_sm90 &state,
+                                                  float (&s)[BLOCKS][4], float (&keep)[2], float scale2)
 {
-    float omega[2] = { state.omega[0], state.omega[1] };
+    float top[2];
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        float top = fmaxf(s[0][2 * row], s[0][2 * row + 1]);
+        top[row] = fmaxf(s[0][2 * row], s[0][2 * row + 1]);
 #pragma unroll
         for (int n = 1; n < BLOCKS; n++) {
-            top = fmaxf(top, fmaxf(s[n][2 * row], s[n][2 * row + 1]));
+            top[row] = fmaxf(top[row], fmaxf(s[n][2 * row], s[n][2 * row + 1]));
         }
-        top = quad_max(top) * scale2;
-        const bool moves = top > m[row] + MAXIMUM_SLACK;
-        keep[row] = moves ? exp2_fast(m[row] - top) : 1;
-        m[row] = moves ? top : m[row];
-        omega[row] *= keep[row];
-        const float base = finite_or_zero(m[row]);
+        top[row] *= scale2;
+        keep[row] = 1;
+    }
+    constexpr float slack = maximum_slack<PROBED>;
+    const bool moves = __any_sync(0xffffffffu, top[0] > g.m[0] + slack || top[1] > g.m[1] + slack);
+    if (moves) {
 #pragma unroll
-        for (int n = 0; n < BLOCKS; n++) {
-#pragma unroll
-            for (int e = 2 * row; e < 2 * row + 2; e++) {
-                s[n][e] = exp2_fast(fmaf(s[n][e], scale2, -base));
-                omega[row] += s[n][e];
+        for (int row = 0; row < 2; row++) {
+            const float m = quad_max(top[row]);
+            if (m > g.m[row] + slack) {
+                keep[row] = exp2_fast(g.m[row] - m);
+                g.m[row] = m;
+                g.omega[row] *= keep[row];
+            }
+            if constexpr (PROBED) {
+                state.before[row] = g.omega[row];
             }
         }
-        state.omega[row] = omega[row];
     }
+    const float base[2] = { finite_or_zero(g.m[0]), finite_or_zero(g.m[1]) };
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            s[n][e] = exp2_fast(fmaf(s[n][e], scale2, -base[e / 2]));
+            g.omega[e / 2] += s[n][e];
+        }
+    }
+    state.omega[0] = g.omega[0], state.omega[1] = g.omega[1];
+    return moves;
 }
 
 /* What is gathered so far, to the maximum as it is now. */
 template <int DIM>
 static __device__ __forceinline__ void rescale_sm90(given_sums_sm90<DIM, false> &g, const float (&keep)[2])
 {
-    if (__any_sync(0xffffffffu, keep[0] != 1 || keep[1] != 1)) {
 #pragma unroll
-        for (int n = 0; n < DIM / SIDE; n++) {
-            scale_rows(g.o[n], keep);
-        }
+    for (int n = 0; n < DIM / SIDE; n++) {
+        scale_rows(g.o[n], keep);
     }
 }
 
-/* t: the products probe . k become w (t - c), which tsum counts; shift[row]: how far the centre has to move, 0 where it is near enough
- * the mean. */
-template <int BLOCKS>
-static __device__ __forceinline__ void lean_sm90(float (&t)[BLOCKS][4], const float (&w)[BLOCKS][4],
-                                                 const float (&centre)[2], const float (&keep)[2],
-                                                 row_state_sm90 &state, float (&shift)[2])
+/* Element e of block n of the weights as rounded. */
+template <int STEPS>
+static __device__ __forceinline__ float rounded_weight(const weights_operand<1, STEPS> &w, int n, int e)
 {
+    uint32_t pair = w.part[0][n / 2][n % 2 * 2 + e / 2];
+    asm volatile("" : "+r"(pair)); /* found when needed, not kept for whoever needs it next */
+    return __uint_as_float(e % 2 ? pair & 0xffff0000u : pair << 16);
+}
+
+/* t: the products probe . k become w (t - c), which tsum counts. */
+template <int DIM, int STEPS, int BLOCKS>
+static __device__ __forceinline__ void lean_sm90(given_sums_sm90<DIM, true> &g, row_state_sm90 &state,
+                                                 float (&t)[BLOCKS][4], const weights_operand<1, STEPS> &w)
+{
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            t[n][e] = rounded_weight(w, n, e) * (t[n][e] - g.centre[e / 2]);
+            g.tsum[e / 2] += t[n][e];
+        }
+    }
+    state.tsum[0] = g.tsum[0], state.tsum[1] = g.tsum[1];
+}
+
+/* What is gathered so far, to the maximum as it is now and to the centre where the mean is with the tile at hand: t, the products
+ * probe . k. */
+template <int DIM, int STEPS, int BLOCKS>
+static __device__ __forceinline__ void recentre_sm90(given_sums_sm90<DIM, true> &g,
+                                                     const float (&t)[BLOCKS][4],
+                                                     const weights_operand<1, STEPS> &w,
+                                                     const row_state_sm90 &state, const float (&keep)[2])
+{
+    float shift[2], sum[2];
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        float tsum = state.tsum[row] * keep[row];
-#pragma unroll
-        for (int n = 0; n < BLOCKS; n++) {
-#pragma unroll
-            for (int e = 2 * row; e < 2 * row + 2; e++) {
-                t[n][e] = w[n][e] * (t[n][e] - centre[row]);
-                tsum += t[n][e];
-            }
-        }
-        state.tsum[row] = tsum;
-        const float mass = quad_sum(state.omega[row]), mean = __fdividef(quad_sum(tsum), mass);
-        shift[row] = mass > 0 && fabsf(mean) > CENTRE_SLACK ? mean : 0;
+        g.tsum[row] *= keep[row];
+        sum[row] = g.tsum[row];
     }
-}
-
-/* What is gathered so far to the maximum and the centre as they are now, and w (t - c) of the tile at hand too. */
-template <int DIM, int BLOCKS>
-static __device__ __forceinline__ void recentre_sm90(given_sums_sm90<DIM, true> &g, float (&t)[BLOCKS][4],
-                                                     const float (&w)[BLOCKS][4], const float (&keep)[2],
-                                                     const float (&shift)[2], row_state_sm90 &state)
-{
-    if (!__any_sync(0xffffffffu, keep[0] != 1 || keep[1] != 1 || shift[0] != 0 || shift[1] != 0)) {
-        return;
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            sum[e / 2] += rounded_weight(w, n, e) * (t[n][e] - g.centre[e / 2]);
+        }
+    }
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const float mass = quad_sum(g.omega[row]), all = quad_sum(sum[row]);
+        shift[row] = keep[row] != 1 && mass > 0 ? all / mass : 0;
+        g.centre[row] += shift[row];
+        g.tsum[row] -= shift[row] * state.before[row];
     }
 #pragma unroll
     for (int n = 0; n < DIM / SIDE; n++) {
@@ -308,18 +338,6 @@ static __device__ __forceinline__ void recentre_sm90(given_sums_sm90<DIM, true> 
             }
         }
     }
-#pragma unroll
-    for (int n = 0; n < BLOCKS; n++) {
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            t[n][e] -= shift[e / 2] * w[n][e];
-        }
-    }
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        g.centre[row] += shift[row];
-        state.tsum[row] = state.tsum[row] - shift[row] * state.omega[row];
-    }
 }
 
 /* Rows of a warpgroup. Without the laundering the descriptors of all their columns would be kept through the sweep, for which there are
@@ -330,10 +348,25 @@ static __device__ __forceinline__ const __nv_bfloat16 *rows_again(const __nv_bfl
     return tile;
 }
 
-/* Tiles from .. to - 1 of the block's are those of which the warpgroup's rows see something, `tiles` is how many there are. */
+/* Tiles from .. to - 1 of the block's are those of which the warpgroup's rows see something, `tiles` is how many there are; keys whole .. all - 1
+ * are seen by all of its rows. */
 struct tile_range {
-    int from, to, tiles;
+    int from, to, tiles, whole, all;
 };
+
+/* Warpgroups take turns: one asks for products while the other has its exponentials. */
+static __device__ __forceinline__ void turn_take(int w)
+{
+#ifdef PINGPONG
+    asm volatile("bar.sync %0, 256;" ::"r"(4 + w) : "memory");
+#endif
+}
+template <int CONSUMERS> static __device__ __forceinline__ void turn_pass(int w)
+{
+#ifdef PINGPONG
+    asm volatile("bar.arrive %0, 256;" ::"r"(4 + (w + 1 == CONSUMERS ? 0 : w + 1)) : "memory");
+#endif
+}
 
 /* A warpgroup's way through the keys of its rows. */
 template <int DIM, bool PROBED> struct given_sweep {
@@ -341,8 +374,10 @@ template <int DIM, bool PROBED> struct given_sweep {
     given_shared_sm90<DIM, PROBED> &sm;
     given_sums_sm90<DIM, PROBED> &g;
     float scale2;
+    int whole, to; /* keys whole .. to - 1 are seen by all rows of the warpgroup */
 
     __device__ __forceinline__ int w() const { return threadIdx.x / THREADS; }
+    __device__ __forceinline__ bool all_seen(int j) const { return j >= whole && j + of::keys <= to; }
     __device__ __forceinline__ row_state_sm90 &state() const { return sm.state[threadIdx.x]; }
 
     __device__ __forceinline__ const __nv_bfloat16 *keys(unsigned count) const
@@ -367,12 +402,14 @@ static __device__ __forceinline__ void begin_scores(const given_sweep<DIM, PROBE
 
 /* s, the products q . k of the tile from j on, become weights. */
 template <int DIM, bool PROBED, int BLOCKS>
-static __device__ __forceinline__ void weigh_tile(const given_sweep<DIM, PROBED> &on, float (&s)[BLOCKS][4],
+static __device__ __forceinline__ bool weigh_tile(const given_sweep<DIM, PROBED> &on, float (&s)[BLOCKS][4],
                                                   int j, float (&keep)[2])
 {
     const float nothing[2] = { -INFINITY, -INFINITY };
-    hide_sm90(s, on.state(), j, nothing);
-    weigh_sm90(on.g.m, on.state(), s, keep, on.scale2);
+    if (!on.all_seen(j)) {
+        hide_sm90(s, on.state(), j, nothing);
+    }
+    return weigh_sm90(on.g, on.state(), s, keep, on.scale2);
 }
 
 /* Tiles `count` .. `end` - 1, the first from key j on: o += w v of a tile while the next one's scores become weights. */
@@ -391,154 +428,108 @@ static __device__ __forceinline__ void sweep(const given_sweep<DIM, false> &on, 
     split_weights(w, s);
 #pragma unroll 1
     for (; count + 1 != end; count++) {
+        turn_take(on.w());
         begin_scores(on, s, count + 1);
         ring_await(on.sm.value_ring, count);
         multiply_weights<DIM>(on.g.o, w.part[0], on.values(count));
         products_commit();
+        turn_pass<of::consumers>(on.w());
         products_wait<1>();
         products_arrived(s);
         ring_release(on.sm.key_ring, count + 1);
-        weigh_tile(on, s, j += of::keys, keep);
+        const bool moves = weigh_tile(on, s, j += of::keys, keep);
         products_wait<0>();
         products_arrived(on.g.o);
         ring_release(on.sm.value_ring, count);
-        rescale_sm90(on.g, keep);
+        if (moves) {
+            rescale_sm90(on.g, keep);
+        }
         split_weights(w, s);
     }
+    turn_take(on.w());
     ring_await(on.sm.value_ring, count);
     multiply_weights<DIM>(on.g.o, w.part[0], on.values(count));
     products_commit();
+    turn_pass<of::consumers>(on.w());
     products_wait<0>();
     products_arrived(on.g.o);
     ring_release(on.sm.value_ring, count);
 }
 
-/* t = probe . k, under way. */
-template <int DIM, int BLOCKS>
-static __device__ __forceinline__ void begin_leans(const given_sweep<DIM, true> &on, float (&t)[BLOCKS][4],
-                                                   unsigned count)
+/* With a probe, s being the weights of the tile from j on: o += w v, and the operand u of b += w (t - c) v. */
+template <int DIM, int STEPS, int BLOCKS>
+static __device__ __forceinline__ void lean_tile(const given_sweep<DIM, true> &on,
+                                                 weights_operand<1, STEPS> &u, const float (&s)[BLOCKS][4],
+                                                 int j, unsigned count, bool moves, const float (&keep)[2])
 {
+    float t[BLOCKS][4];
+    weights_operand<1, STEPS> w;
     multiply_rows<DIM>(t, rows_again(on.sm.probe[on.w()]), on.keys(count), false);
     products_commit();
-}
-
-/* t, the products probe . k of the tile from j on, become w (t - c). */
-template <int DIM, int BLOCKS>
-static __device__ __forceinline__ void lean_tile(const given_sweep<DIM, true> &on, float (&t)[BLOCKS][4],
-                                                 const float (&w)[BLOCKS][4], int j, const float (&keep)[2],
-                                                 float (&shift)[2])
-{
-    hide_sm90(t, on.state(), j, on.g.centre);
-    lean_sm90(t, w, on.g.centre, keep, on.state(), shift);
-}
-
-/* o += w v and b += w (t - c) v, under way. */
-template <int DIM, int STEPS>
-static __device__ __forceinline__ void begin_values(const given_sweep<DIM, true> &on,
-                                                    const weights_operand<1, STEPS> &w,
-                                                    const weights_operand<1, STEPS> &u, unsigned count)
-{
-    ring_await(on.sm.value_ring, count);
-    multiply_weights<DIM>(on.g.o, w.part[0], on.values(count));
-    multiply_weights<DIM>(on.g.b, u.part[0], on.values(count));
-    products_commit();
-}
-
-template <int DIM>
-static __device__ __forceinline__ void end_values(const given_sweep<DIM, true> &on, unsigned count)
-{
+    split_weights(w, s);
     products_wait<0>();
-    products_arrived(on.g.o);
-    products_arrived(on.g.b);
-    ring_release(on.sm.value_ring, count);
-}
-
-/* The same with a probe. */
-template <int DIM>
-static __device__ __forceinline__ void sweep_ahead(const given_sweep<DIM, true> &on, int j, unsigned count,
-                                                   unsigned end)
-{
-    typedef given_shape_sm90<DIM, true> of;
-    float s[of::keys / 8][4], t[of::keys / 8][4], keep[2], shift[2];
-    weights_operand<1, of::keys / 16> w, u;
-    begin_scores(on, s, count);
-    begin_leans(on, t, count);
-    products_wait<0>();
-    products_arrived(s);
     products_arrived(t);
     ring_release(on.sm.key_ring, count);
-    weigh_tile(on, s, j, keep);
-    lean_tile(on, t, s, j, keep, shift);
-    recentre_sm90(on.g, t, s, keep, shift, on.state());
-    split_weights(w, s);
+    if (!on.all_seen(j)) {
+        hide_sm90(t, on.state(), j, on.g.centre); /* where it may be no number */
+    }
+    if (moves) {
+        recentre_sm90(on.g, t, w, on.state(), keep);
+    }
+    ring_await(on.sm.value_ring, count);
+    multiply_weights<DIM>(on.g.o, w.part[0], on.values(count));
+    products_commit();
+    lean_sm90(on.g, on.state(), t, w);
     split_weights(u, t);
-#pragma unroll 1
-    for (; count + 1 != end; count++) {
-        j += of::keys;
-        begin_scores(on, s, count + 1);
-        begin_leans(on, t, count + 1);
-        begin_values(on, w, u, count);
-        products_wait<2>();
-        products_arrived(s);
-        weigh_tile(on, s, j, keep);
-        products_wait<1>();
-        products_arrived(t);
-        ring_release(on.sm.key_ring, count + 1);
-        lean_tile(on, t, s, j, keep, shift);
-        end_values(on, count);
-        recentre_sm90(on.g, t, s, keep, shift, on.state());
-        split_weights(w, s);
-        split_weights(u, t);
-    }
-    begin_values(on, w, u, count);
-    end_values(on, count);
+    products_wait<0>();
+    products_arrived(on.g.o);
 }
 
-/* The same where there are no registers for more than one tile. */
-template <int DIM>
-static __device__ __forceinline__ void sweep_in_turn(const given_sweep<DIM, true> &on, int j, unsigned count,
-                                                     unsigned end)
-{
-    typedef given_shape_sm90<DIM, true> of;
-#pragma unroll 1
-    for (; count != end; count++, j += of::keys) {
-        float s[of::keys / 8][4], t[of::keys / 8][4], keep[2], shift[2];
-        weights_operand<1, of::keys / 16> w, u;
-        begin_scores(on, s, count);
-        begin_leans(on, t, count);
-        products_wait<1>();
-        products_arrived(s);
-        weigh_tile(on, s, j, keep);
-        products_wait<0>();
-        products_arrived(t);
-        ring_release(on.sm.key_ring, count);
-        lean_tile(on, t, s, j, keep, shift);
-        recentre_sm90(on.g, t, s, keep, shift, on.state());
-        split_weights(w, s);
-        split_weights(u, t);
-        begin_values(on, w, u, count);
-        end_values(on, count);
-    }
-}
-
+/* The same with a probe: b += w (t - c) v of a tile while the next one's scores become weights, o += w v of that one while its t does what it
+ * has to. */
 template <int DIM>
 static __device__ __forceinline__ void sweep(const given_sweep<DIM, true> &on, int j, unsigned count,
                                              unsigned end)
 {
-    if constexpr (given_shape_sm90<DIM, true>::ahead) {
-        sweep_ahead(on, j, count, end);
-    } else {
-        sweep_in_turn(on, j, count, end);
+    typedef given_shape_sm90<DIM, true> of;
+    float s[of::keys / 8][4], keep[2];
+    weights_operand<1, of::keys / 16> u;
+    begin_scores(on, s, count);
+    products_wait<0>();
+    products_arrived(s);
+    weigh_tile(on, s, j, keep);
+    lean_tile(on, u, s, j, count, true, keep);
+#pragma unroll 1
+    for (; count + 1 != end; count++) {
+        begin_scores(on, s, count + 1);
+        multiply_weights<DIM>(on.g.b, u.part[0], on.values(count));
+        products_commit();
+        products_wait<1>();
+        products_arrived(s);
+        const bool moves = weigh_tile(on, s, j += of::keys, keep);
+        products_wait<0>();
+        products_arrived(on.g.b);
+        ring_release(on.sm.value_ring, count);
+        lean_tile(on, u, s, j, count + 1, moves, keep);
     }
+    multiply_weights<DIM>(on.g.b, u.part[0], on.values(count));
+    products_commit();
+    products_wait<0>();
+    products_arrived(on.g.b);
+    ring_release(on.sm.value_ring, count);
 }
 
 /* Tiles count .. end - 1, for which the warpgroup has no use. */
-template <int SLOTS>
+template <bool TURNS, int SLOTS>
 static __device__ __forceinline__ void pass_tiles(ring_barriers<SLOTS> &keys, ring_barriers<SLOTS> &values,
                                                   unsigned count, unsigned end)
 {
 #pragma unroll 1
     for (; count != end; count++) {
+        if (TURNS) {
+            turn_take(threadIdx.x / THREADS);
+            turn_pass<2>(threadIdx.x / THREADS);
+        }
         ring_await(keys, count);
         ring_release(keys, count);
         ring_await(values, count);
@@ -641,14 +632,9 @@ static __device__ __forceinline__ row_span row_span_of(const row_block &x, int w
 }
 
 static __device__ __forceinline__ void state_begin(row_state_sm90 &state, const loam_problem &p,
-                                                   const row_block &x, int w)
+                                                   const row_block &x)
 {
-    const row_span span = row_span_of(x, w);
     const row_pair r = row_pair_of(p, x);
-    int64_t hi, lo, unused;
-    local_visible(&p, &x.s, span.first, &unused, &hi);
-    local_visible(&p, &x.s, span.last, &lo, &unused);
-    state.whole = (int)lo, state.to = (int)hi;
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         state.lo[row] = r.lo[row], state.hi[row] = r.hi[row];
@@ -660,10 +646,10 @@ template <int KEYS>
 static __device__ __forceinline__ tile_range tiles_of(const loam_problem &p, const row_block &x, int w)
 {
     const row_span span = row_span_of(x, w);
-    tile_range range = { 0, 0, (x.last - x.first + KEYS - 1) / KEYS };
-    int64_t lo, hi, unused;
-    local_visible(&p, &x.s, span.first, &lo, &unused);
-    local_visible(&p, &x.s, span.last, &unused, &hi);
+    int64_t lo, hi, whole, all;
+    local_visible(&p, &x.s, span.first, &lo, &all);
+    local_visible(&p, &x.s, span.last, &whole, &hi);
+    tile_range range = { 0, 0, (x.last - x.first + KEYS - 1) / KEYS, (int)whole, (int)all };
     if (span.first <= span.last && lo < hi) {
         range.from = ((int)lo - x.first) / KEYS;
         range.to = ((int)hi - x.first + KEYS - 1) / KEYS;
@@ -688,17 +674,17 @@ static __device__ __forceinline__ void gather_rows(given_shared_sm90<DIM, PROBED
             if (x.rows <= 0) {
                 return;
             }
-            state_begin(sm.state[threadIdx.x], p, x, w);
+            state_begin(sm.state[threadIdx.x], p, x);
             const tile_range range = tiles_of<of::keys>(p, x, w);
             const unsigned from = count + range.from, to = count + range.to;
             count += range.tiles;
             ring_await(sm.row_ring[w], turn);
-            pass_tiles(sm.key_ring, sm.value_ring, from - range.from, from);
+            pass_tiles<!PROBED>(sm.key_ring, sm.value_ring, from - range.from, from);
             if (from != to) {
-                const given_sweep<DIM, PROBED> on = { sm, sums, scale2 };
+                const given_sweep<DIM, PROBED> on = { sm, sums, scale2, range.whole, range.all };
                 sweep(on, x.first + range.from * of::keys, from, to);
             }
-            pass_tiles(sm.key_ring, sm.value_ring, to, count);
+            pass_tiles<!PROBED>(sm.key_ring, sm.value_ring, to, count);
         }
         /* Found again, so that it takes no registers during the sweep. */
         asm volatile("" : "+r"(n));
@@ -739,6 +725,9 @@ __global__ void __launch_bounds__(given_shape_sm90<DIM, PROBED>::threads, 1)
         }
     } else {
         registers_take<of::consumers == 3 ? 160 : 232>();
+        if (!PROBED && threadIdx.x / THREADS == of::consumers - 1) {
+            turn_pass<of::consumers>(of::consumers - 1);
+        }
         gather_rows(sm, p, a, saved, blocks, scale2);
     }
 }
