@@ -42,8 +42,9 @@ LOCAL_DECLARE_ISA(avx512)
 LOCAL_DECLARE_ISA(avx512bf16)
 
 /* CUDA, where LOAM_HAVE_CUDA: pointers in args are device memory, and a run only launches on args.stream. */
-local_run_fn local_forward_sm80, local_forward_sm90, local_backward_sm80;
-local_work_fn local_forward_sm80_work, local_forward_sm90_work, local_backward_sm80_work;
+local_run_fn local_forward_sm80, local_forward_sm90, local_backward_sm80, local_backward_sm90;
+local_work_fn local_forward_sm80_work, local_forward_sm90_work, local_backward_sm80_work,
+    local_backward_sm90_work;
 local_fits_fn local_sm80_fits, local_sm90_fits;
 
 /* The trace unit of the ridge is trace / dim + this, so that Lambda > 0 where one key has all the weight. */

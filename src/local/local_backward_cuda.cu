@@ -4,7 +4,7 @@
 #include "src/local/local_backward_cuda.h"
 #include "src/local/local_cuda.cuh"
 
-static row_arrays row_arrays_carve(const loam_problem *p, arena *pool)
+row_arrays local_row_arrays_carve(const loam_problem *p, arena *pool)
 {
     const size_t rows = (size_t)local_rows(p);
     const size_t solved = p->mechanism == LOAM_LLA ? size_mul(rows, (size_t)p->dim_qk) : 0;
@@ -19,13 +19,12 @@ static row_arrays row_arrays_carve(const loam_problem *p, arena *pool)
 size_t local_backward_sm80_work(const loam_problem *p)
 {
     arena pool = { NULL, 0 };
-    (void)row_arrays_carve(p, &pool);
+    (void)local_row_arrays_carve(p, &pool);
     return size_add(pool.used, p->mechanism == LOAM_LLA ? local_adjoint_cuda_work(p) : 0);
 }
 
-/* First pass: y, records and dq. */
-static loam_status rows_pass(const loam_problem *p, const loam_args *a, const row_arrays *rows, void *solver,
-                             loam_error *error)
+loam_status local_rows_cuda(const loam_problem *p, const loam_args *a, const row_arrays *rows, void *solver,
+                            loam_error *error)
 {
     if (p->mechanism != LOAM_SOFTMAX) {
         TRY(local_probe_gradient_cuda(p, a, rows, error));
@@ -38,16 +37,22 @@ static loam_status rows_pass(const loam_problem *p, const loam_args *a, const ro
                          : local_query_gradient_narrow_cuda(p, a, rows, error);
 }
 
+loam_status local_keys_cuda(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                            loam_error *error)
+{
+    return local_wide(p) ? local_key_gradient_wide_cuda(p, a, rows, error)
+                         : local_key_gradient_narrow_cuda(p, a, rows, error);
+}
+
 loam_status local_backward_sm80(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     arena pool = { (char *)a->work, 0 };
-    const row_arrays rows = row_arrays_carve(p, &pool);
+    const row_arrays rows = local_row_arrays_carve(p, &pool);
     if (p->batch > 0 && p->len_q > 0) {
-        TRY(rows_pass(p, a, &rows, (char *)a->work + pool.used, error));
+        TRY(local_rows_cuda(p, a, &rows, (char *)a->work + pool.used, error));
     }
     if (p->batch > 0 && p->len_kv > 0) {
-        TRY(local_wide(p) ? local_key_gradient_wide_cuda(p, a, &rows, error)
-                          : local_key_gradient_narrow_cuda(p, a, &rows, error));
+        TRY(local_keys_cuda(p, a, &rows, error));
     }
     TRY(local_row_sums_cuda(p, a, &rows, error));
     return loam_succeed(error);

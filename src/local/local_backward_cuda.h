@@ -30,6 +30,8 @@ typedef struct row_arrays {
 extern "C" {
 #endif
 
+row_arrays local_row_arrays_carve(const loam_problem *problem, arena *pool);
+
 typedef loam_status local_rows_fn(const loam_problem *problem, const loam_args *args, const row_arrays *rows,
                                   loam_error *error);
 
@@ -47,6 +49,15 @@ local_rows_fn local_query_gradient_narrow_cuda, local_query_gradient_wide_cuda;
 local_rows_fn local_key_gradient_narrow_cuda, local_key_gradient_wide_cuda;
 /* Gradients that are sums over rows. */
 local_rows_fn local_row_sums_cuda;
+
+/* The two passes: y, records and dq; dk and dv. */
+local_adjoint_fn local_rows_cuda;
+local_rows_fn local_keys_cuda;
+/* The same on Hopper, for arrays that bulk copies can read: rows of LLA, rows of softmax and Parallax, keys. */
+local_adjoint_fn local_rows_solved_sm90;
+local_rows_fn local_rows_given_sm90;
+local_adjoint_fn local_keys_sm90;
+local_work_fn local_rows_solved_sm90_work, local_keys_sm90_work;
 
 #ifdef __cplusplus
 }

@@ -1,33 +1,21 @@
 /* SPDX-License-Identifier: MIT
  * The launches of solved_kernel_sm90. */
-#include "src/gpu/tensor_map.cuh"
 #include "src/local/local_forward_cuda.h"
+#include "src/local/local_maps_sm90.cuh"
 #include "src/local/local_solve_work_cuda.cuh"
 #include "src/local/local_solved_sm90.cuh"
-
-/* The arrays as a whole: packed sequences lie one after another. */
-typedef struct extents {
-    int64_t batch, queries, keys;
-} extents;
-
-static extents extents_of(const loam_problem *p)
-{
-    const extents packed = { 1, p->total_q, p->total_kv }, whole = { p->batch, p->len_q, p->len_kv };
-    return local_packed(p) ? packed : whole;
-}
 
 template <int DIM> static loam_status launch(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     const int64_t blocks = (p->len_q + ROWS - 1) / ROWS * p->batch * p->heads_q;
     const int64_t most = solve_blocks(p), grid = most < blocks ? most : blocks;
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
-    const extents n = extents_of(p);
     arena pool = { (char *)a->work, 0 };
     const solve_work work = solve_work_carve(p, &pool);
     maps_sm90 maps;
-    TRY(tensor_map_make(&maps.q, &a->q, n.batch, p->heads_q, n.queries, p->dim_qk, SIDE, error));
-    TRY(tensor_map_make(&maps.k, &a->k, n.batch, p->heads_kv, n.keys, p->dim_qk, SIDE, error));
-    TRY(tensor_map_make(&maps.v, &a->v, n.batch, p->heads_kv, n.keys, p->dim_v, SIDE, error));
+    TRY(query_map_make(&maps.q, p, &a->q, SIDE, error));
+    TRY(key_map_make(&maps.k, p, &a->k, SIDE, error));
+    TRY(key_map_make(&maps.v, p, &a->v, SIDE, error));
     constexpr size_t shared = sizeof(solve_shared_sm90<DIM>);
     TRY(solve_work_clear(&work, a, error));
     TRY(cuda_allow_shared((const void *)solved_kernel_sm90<DIM>, shared, error));
@@ -38,10 +26,7 @@ template <int DIM> static loam_status launch(const loam_problem *p, const loam_a
 
 bool local_solved_sm90_reads(const loam_problem *p, const loam_args *a)
 {
-    const extents n = extents_of(p);
-    return !a->weights.data && n.keys > 0 && tensor_map_fits(&a->q, n.batch, p->heads_q, n.queries) &&
-           tensor_map_fits(&a->k, n.batch, p->heads_kv, n.keys) &&
-           tensor_map_fits(&a->v, n.batch, p->heads_kv, n.keys);
+    return !a->weights.data && query_map_fits(p, &a->q) && key_map_fits(p, &a->k) && key_map_fits(p, &a->v);
 }
 
 loam_status local_solved_sm90(const loam_problem *p, const loam_args *a, loam_error *error)

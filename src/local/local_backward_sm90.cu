@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: MIT
+ * Backward of the local family on Hopper: the workspace, and the passes in their order. The plain path takes arrays that bulk
+ * copies cannot read, which only the arguments tell. */
+#include "src/local/local_backward_cuda.h"
+#include "src/local/local_maps_sm90.cuh"
+
+static bool reads(const loam_problem *p, const loam_args *a)
+{
+    return query_map_fits(p, &a->q) && query_map_fits(p, &a->grad_o) && key_map_fits(p, &a->k) &&
+           key_map_fits(p, &a->v) && (p->mechanism != LOAM_PARALLAX || query_map_fits(p, &a->probe));
+}
+
+loam_status local_rows_solved_sm90(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                                   void *memory, loam_error *error)
+{
+    return local_rows_cuda(p, a, rows, memory, error);
+}
+
+size_t local_rows_solved_sm90_work(const loam_problem *p) { return local_adjoint_cuda_work(p); }
+
+loam_status local_rows_given_sm90(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                                  loam_error *error)
+{
+    return local_rows_cuda(p, a, rows, NULL, error);
+}
+
+/* The passes use what is behind the arrays over rows one after the other. */
+size_t local_backward_sm90_work(const loam_problem *p)
+{
+    arena pool = { NULL, 0 };
+    (void)local_row_arrays_carve(p, &pool);
+    const size_t rows = p->mechanism == LOAM_LLA ? local_rows_solved_sm90_work(p) : 0,
+                 keys = local_keys_sm90_work(p), here = size_add(pool.used, rows > keys ? rows : keys),
+                 plain = local_backward_sm80_work(p);
+    return here > plain ? here : plain;
+}
+
+loam_status local_backward_sm90(const loam_problem *p, const loam_args *a, loam_error *error)
+{
+    if (p->batch == 0 || !reads(p, a)) {
+        return local_backward_sm80(p, a, error);
+    }
+    arena pool = { (char *)a->work, 0 };
+    const row_arrays rows = local_row_arrays_carve(p, &pool);
+    void *const memory = (char *)a->work + pool.used;
+    TRY(p->mechanism == LOAM_LLA ? local_rows_solved_sm90(p, a, &rows, memory, error)
+                                 : local_rows_given_sm90(p, a, &rows, error));
+    TRY(local_keys_sm90(p, a, &rows, memory, error));
+    TRY(local_row_sums_cuda(p, a, &rows, error));
+    return loam_succeed(error);
+}
