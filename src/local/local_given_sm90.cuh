@@ -43,8 +43,7 @@ template <int DIM, bool PROBED> struct given_shape_sm90 {
  * what leads to the store overlaps with the products. */
 struct row_state_sm90 {
     int lo[2], hi[2];
-    volatile float omega[2], tsum[2];
-    float before[2]; /* omega without the tile where a maximum last moved */
+    volatile float omega[2];
 };
 
 template <int DIM, bool PROBED> struct given_shared_sm90 {
@@ -245,9 +244,6 @@ static __device__ __forceinline__ bool weigh_sm90(given_sums_sm90<DIM, PROBED> &
                 g.m[row] = m;
                 g.omega[row] *= keep[row];
             }
-            if constexpr (PROBED) {
-                state.before[row] = g.omega[row];
-            }
         }
     }
     const float base[2] = { finite_or_zero(g.m[0]), finite_or_zero(g.m[1]) };
@@ -273,58 +269,34 @@ static __device__ __forceinline__ void rescale_sm90(given_sums_sm90<DIM, false> 
     }
 }
 
-/* Element e of block n of the weights as rounded. */
-template <int STEPS>
-static __device__ __forceinline__ float rounded_weight(const weights_operand<1, STEPS> &w, int n, int e)
-{
-    uint32_t pair = w.part[0][n / 2][n % 2 * 2 + e / 2];
-    asm volatile("" : "+r"(pair)); /* found when needed, not kept for whoever needs it next */
-    return __uint_as_float(e % 2 ? pair & 0xffff0000u : pair << 16);
-}
-
 /* t: the products probe . k become w (t - c), which tsum counts. */
-template <int DIM, int STEPS, int BLOCKS>
-static __device__ __forceinline__ void lean_sm90(given_sums_sm90<DIM, true> &g, row_state_sm90 &state,
-                                                 float (&t)[BLOCKS][4], const weights_operand<1, STEPS> &w)
+template <int DIM, int BLOCKS>
+static __device__ __forceinline__ void lean_sm90(given_sums_sm90<DIM, true> &g, float (&t)[BLOCKS][4],
+                                                 const float (&w)[BLOCKS][4], const float (&keep)[2])
 {
+    g.tsum[0] *= keep[0], g.tsum[1] *= keep[1];
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            t[n][e] = rounded_weight(w, n, e) * (t[n][e] - g.centre[e / 2]);
+            t[n][e] = w[n][e] * (t[n][e] - g.centre[e / 2]);
             g.tsum[e / 2] += t[n][e];
         }
     }
-    state.tsum[0] = g.tsum[0], state.tsum[1] = g.tsum[1];
 }
 
-/* What is gathered so far, to the maximum as it is now and to the centre where the mean is with the tile at hand: t, the products
- * probe . k. */
-template <int DIM, int STEPS, int BLOCKS>
-static __device__ __forceinline__ void recentre_sm90(given_sums_sm90<DIM, true> &g,
-                                                     const float (&t)[BLOCKS][4],
-                                                     const weights_operand<1, STEPS> &w,
-                                                     const row_state_sm90 &state, const float (&keep)[2])
+/* What is gathered so far, to the maximum as it is now, and with w (t - c) of the tile at hand to the centre where the mean is now. */
+template <int DIM, int BLOCKS>
+static __device__ __forceinline__ void recentre_sm90(given_sums_sm90<DIM, true> &g, float (&t)[BLOCKS][4],
+                                                     const float (&w)[BLOCKS][4], const float (&keep)[2])
 {
-    float shift[2], sum[2];
+    float shift[2];
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        g.tsum[row] *= keep[row];
-        sum[row] = g.tsum[row];
-    }
-#pragma unroll
-    for (int n = 0; n < BLOCKS; n++) {
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            sum[e / 2] += rounded_weight(w, n, e) * (t[n][e] - g.centre[e / 2]);
-        }
-    }
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        const float mass = quad_sum(g.omega[row]), all = quad_sum(sum[row]);
-        shift[row] = keep[row] != 1 && mass > 0 ? all / mass : 0;
+        const float mass = quad_sum(g.omega[row]), sum = quad_sum(g.tsum[row]);
+        shift[row] = keep[row] != 1 && mass > 0 ? sum / mass : 0;
         g.centre[row] += shift[row];
-        g.tsum[row] -= shift[row] * state.before[row];
+        g.tsum[row] -= shift[row] * g.omega[row];
     }
 #pragma unroll
     for (int n = 0; n < DIM / SIDE; n++) {
@@ -338,21 +310,20 @@ static __device__ __forceinline__ void recentre_sm90(given_sums_sm90<DIM, true> 
             }
         }
     }
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            t[n][e] -= shift[e / 2] * w[n][e];
+        }
+    }
 }
 
-/* Rows of a warpgroup. Without the laundering the descriptors of all their columns would be kept through the sweep, for which there are
- * no registers. */
-static __device__ __forceinline__ const __nv_bfloat16 *rows_again(const __nv_bfloat16 *tile)
+/* x, which is the same in all lanes, as the compiler then knows: descriptors made from it cost the lanes nothing. */
+static __device__ __forceinline__ unsigned same_in_warp(unsigned x)
 {
-    asm volatile("" : "+l"(tile));
-    return tile;
+    return __reduce_max_sync(0xffffffffu, x);
 }
-
-/* Tiles from .. to - 1 of the block's are those of which the warpgroup's rows see something, `tiles` is how many there are; keys whole .. all - 1
- * are seen by all of its rows. */
-struct tile_range {
-    int from, to, tiles, whole, all;
-};
 
 /* Warpgroups take turns: one asks for products while the other has its exponentials. */
 static __device__ __forceinline__ void turn_take(int w)
@@ -376,27 +347,27 @@ template <int DIM, bool PROBED> struct given_sweep {
     float scale2;
     int whole, to; /* keys whole .. to - 1 are seen by all rows of the warpgroup */
 
-    __device__ __forceinline__ int w() const { return threadIdx.x / THREADS; }
+    __device__ __forceinline__ int w() const { return same_in_warp(threadIdx.x / THREADS); }
     __device__ __forceinline__ bool all_seen(int j) const { return j >= whole && j + of::keys <= to; }
     __device__ __forceinline__ row_state_sm90 &state() const { return sm.state[threadIdx.x]; }
 
     __device__ __forceinline__ const __nv_bfloat16 *keys(unsigned count) const
     {
-        return sm.keys[count % of::slots];
+        return sm.keys[same_in_warp(count % of::slots)];
     }
     __device__ __forceinline__ const __nv_bfloat16 *values(unsigned count) const
     {
-        return sm.values[count % of::slots];
+        return sm.values[same_in_warp(count % of::slots)];
     }
 };
 
-/* The first products of a tile, s = q . k, under way. */
+/* The first products of a tile, s = q . k, under way; more may follow without a beginning of their own. */
 template <int DIM, bool PROBED, int BLOCKS>
 static __device__ __forceinline__ void begin_scores(const given_sweep<DIM, PROBED> &on, float (&s)[BLOCKS][4],
                                                     unsigned count)
 {
-    ring_await(on.sm.key_ring, count);
-    multiply_rows<DIM>(s, rows_again(on.sm.query[on.w()]), on.keys(count), false);
+    products_begin();
+    more_rows<DIM>(s, on.sm.query[on.w()], on.keys(count), false);
     products_commit();
 }
 
@@ -420,6 +391,7 @@ static __device__ __forceinline__ void sweep(const given_sweep<DIM, false> &on, 
     typedef given_shape_sm90<DIM, false> of;
     float s[of::keys / 8][4], keep[2];
     weights_operand<1, of::keys / 16> w;
+    ring_await(on.sm.key_ring, count);
     begin_scores(on, s, count);
     products_wait<0>();
     products_arrived(s);
@@ -428,10 +400,11 @@ static __device__ __forceinline__ void sweep(const given_sweep<DIM, false> &on, 
     split_weights(w, s);
 #pragma unroll 1
     for (; count + 1 != end; count++) {
+        ring_await(on.sm.key_ring, count + 1);
+        ring_await(on.sm.value_ring, count);
         turn_take(on.w());
         begin_scores(on, s, count + 1);
-        ring_await(on.sm.value_ring, count);
-        multiply_weights<DIM>(on.g.o, w.part[0], on.values(count));
+        more_weights<DIM>(on.g.o, w.part[0], on.values(count));
         products_commit();
         turn_pass<of::consumers>(on.w());
         products_wait<1>();
@@ -456,67 +429,45 @@ static __device__ __forceinline__ void sweep(const given_sweep<DIM, false> &on, 
     ring_release(on.sm.value_ring, count);
 }
 
-/* With a probe, s being the weights of the tile from j on: o += w v, and the operand u of b += w (t - c) v. */
-template <int DIM, int STEPS, int BLOCKS>
-static __device__ __forceinline__ void lean_tile(const given_sweep<DIM, true> &on,
-                                                 weights_operand<1, STEPS> &u, const float (&s)[BLOCKS][4],
-                                                 int j, unsigned count, bool moves, const float (&keep)[2])
-{
-    float t[BLOCKS][4];
-    weights_operand<1, STEPS> w;
-    multiply_rows<DIM>(t, rows_again(on.sm.probe[on.w()]), on.keys(count), false);
-    products_commit();
-    split_weights(w, s);
-    products_wait<0>();
-    products_arrived(t);
-    ring_release(on.sm.key_ring, count);
-    if (!on.all_seen(j)) {
-        hide_sm90(t, on.state(), j, on.g.centre); /* where it may be no number */
-    }
-    if (moves) {
-        recentre_sm90(on.g, t, w, on.state(), keep);
-    }
-    ring_await(on.sm.value_ring, count);
-    multiply_weights<DIM>(on.g.o, w.part[0], on.values(count));
-    products_commit();
-    lean_sm90(on.g, on.state(), t, w);
-    split_weights(u, t);
-    products_wait<0>();
-    products_arrived(on.g.o);
-}
-
-/* The same with a probe: b += w (t - c) v of a tile while the next one's scores become weights, o += w v of that one while its t does what it
- * has to. */
+/* The same with a probe, one tile after the other, for there are no registers for two. What leads to the weights overlaps with the products
+ * t = probe . k, all else with the other warpgroup. */
 template <int DIM>
 static __device__ __forceinline__ void sweep(const given_sweep<DIM, true> &on, int j, unsigned count,
                                              unsigned end)
 {
     typedef given_shape_sm90<DIM, true> of;
-    float s[of::keys / 8][4], keep[2];
-    weights_operand<1, of::keys / 16> u;
-    begin_scores(on, s, count);
-    products_wait<0>();
-    products_arrived(s);
-    weigh_tile(on, s, j, keep);
-    lean_tile(on, u, s, j, count, true, keep);
 #pragma unroll 1
-    for (; count + 1 != end; count++) {
-        begin_scores(on, s, count + 1);
-        multiply_weights<DIM>(on.g.b, u.part[0], on.values(count));
+    for (; count != end; count++, j += of::keys) {
+        float s[of::keys / 8][4], t[of::keys / 8][4], keep[2];
+        weights_operand<1, of::keys / 16> w, u;
+        ring_await(on.sm.key_ring, count);
+        begin_scores(on, s, count);
+        more_rows<DIM>(t, on.sm.probe[on.w()], on.keys(count), false);
         products_commit();
         products_wait<1>();
         products_arrived(s);
-        const bool moves = weigh_tile(on, s, j += of::keys, keep);
+        const bool moves = weigh_tile(on, s, j, keep);
         products_wait<0>();
+        products_arrived(t);
+        ring_release(on.sm.key_ring, count);
+        if (!on.all_seen(j)) {
+            hide_sm90(t, on.state(), j, on.g.centre); /* where it may be no number */
+        }
+        lean_sm90(on.g, t, s, keep);
+        if (moves) {
+            recentre_sm90(on.g, t, s, keep);
+        }
+        split_weights(w, s);
+        split_weights(u, t);
+        ring_await(on.sm.value_ring, count);
+        multiply_weights<DIM>(on.g.o, w.part[0], on.values(count));
+        more_weights<DIM>(on.g.b, u.part[0], on.values(count));
+        products_commit();
+        products_wait<0>();
+        products_arrived(on.g.o);
         products_arrived(on.g.b);
         ring_release(on.sm.value_ring, count);
-        lean_tile(on, u, s, j, count + 1, moves, keep);
     }
-    multiply_weights<DIM>(on.g.b, u.part[0], on.values(count));
-    products_commit();
-    products_wait<0>();
-    products_arrived(on.g.b);
-    ring_release(on.sm.value_ring, count);
 }
 
 /* Tiles count .. end - 1, for which the warpgroup has no use. */
@@ -607,7 +558,7 @@ static __device__ __forceinline__ void put_rows_sm90(given_sums_sm90<DIM, PROBED
     for (int row = 0; row < 2; row++) {
         online o;
         o.m[row] = sums.m[row] * 0.693147181f, o.omega[row] = state.omega[row];
-        g[row] = given_finish(o, state.tsum[row], 0, row, p, a, x.h);
+        g[row] = given_finish(o, sums.tsum[row], 0, row, p, a, x.h);
         line[row] = local_row(&p, &x.s, x.h, x.i0 + r.at[row]);
         if (r.real[row]) {
             put_given_row<PROBED>(p, a, saved, x, r, row, g[row], sums.centre[row]);
@@ -638,9 +589,15 @@ static __device__ __forceinline__ void state_begin(row_state_sm90 &state, const 
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         state.lo[row] = r.lo[row], state.hi[row] = r.hi[row];
-        state.omega[row] = state.tsum[row] = 0;
+        state.omega[row] = 0;
     }
 }
+
+/* Tiles from .. to - 1 of the block's are those of which the warpgroup's rows see something, `tiles` is how many there are; keys whole .. all - 1
+ * are seen by all of its rows. */
+struct tile_range {
+    int from, to, tiles, whole, all;
+};
 
 template <int KEYS>
 static __device__ __forceinline__ tile_range tiles_of(const loam_problem &p, const row_block &x, int w)
