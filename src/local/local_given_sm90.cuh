@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Forward with a given probe on Hopper: the sums of local_given_cuda.cuh, for bf16 dot scores without bias terms and head dimensions 64
- * and 128. The centre of a row is the product of its probe with the first key of its first tile, and stays.
+ * Forward with a given probe on Hopper: the sums of local_given_cuda.cuh, for bf16 dot scores without bias terms and head dimensions
+ * 64 and 128.
  *
  * A thread block holds a multiprocessor and takes one block of rows after another. Its last warpgroup asks for copies: one warp for
- * keys and values, one for the rows. Each of the others has 64 rows, from the scores to the output, and goes through the tiles at its
- * own pace: while the products of one warpgroup run, the exponentials of another do, and within a warpgroup those of the next
- * tile's scores while the values of this one are gathered.
+ * keys and values, one thread for the rows. Each of the others has 64 rows, from the scores to the output, and goes through the tiles
+ * at its own pace: while the exponentials of one warpgroup are found, the products of the other run. Without a probe a warpgroup also
+ * gathers the values of a tile while the next one's scores become weights.
  */
 #ifndef LOAM_LOCAL_LOCAL_GIVEN_SM90_CUH
 #define LOAM_LOCAL_LOCAL_GIVEN_SM90_CUH
@@ -15,32 +15,16 @@
 #include "src/local/local_given_cuda.cuh"
 
 template <int DIM, bool PROBED> struct given_shape_sm90 {
-#ifndef PA_CONS
-#define PA_CONS 2
-#endif
-#ifndef PA_KEYS
-#define PA_KEYS 128
-#endif
-#ifndef PA_AHEAD
-#define PA_AHEAD 0
-#endif
-#ifndef SM_CONS
-#define SM_CONS 2
-#endif
-#ifndef SM_KEYS
-#define SM_KEYS 128
-#endif
-    static constexpr int consumers = DIM == 128 ? 2 : PROBED ? PA_CONS : SM_CONS; /* warpgroups of 64 rows */
-    static constexpr int keys = !PROBED ? SM_KEYS : DIM == 64 ? PA_KEYS : 64;     /* of a tile */
+    static constexpr int consumers = 2;                          /* warpgroups of 64 rows */
+    static constexpr int keys = PROBED && DIM == 128 ? 64 : 128; /* of a tile */
     static constexpr int slots = DIM == 64 || PROBED ? 4 : 2;
-    static constexpr bool ahead = DIM == 64 && PA_AHEAD;
     static constexpr int rows = consumers * ROWS;
     static constexpr int threads = (consumers + 1) * THREADS;
 };
 
-/* What a thread leaves of its two rows in shared memory: which keys they see, for the few tiles that need it, and sums of its columns.
- * That these are stored with every tile has another use: the compiler moves arithmetic beyond a wait for products, but no store, and so
- * what leads to the store overlaps with the products. */
+/* What a thread leaves of its two rows in shared memory: which keys they see, for the few tiles that need it, and omega of its columns.
+ * That this is stored with every tile has another use: the compiler moves arithmetic beyond a wait for products, but no store, and so
+ * what leads to it overlaps with the products. */
 struct row_state_sm90 {
     int lo[2], hi[2];
     volatile float omega[2];
@@ -62,8 +46,8 @@ struct given_maps_sm90 {
     CUtensorMap q, k, v, probe;
 };
 
-/* What the roles of a thread block go through together: its blocks of rows, `turn` counts them. Every other round of the grid goes
- * backwards: late rows see the most keys, and so each thread block has its share of them. */
+/* What the roles of a thread block go through together: its blocks of rows. Every other round of the grid goes backwards: late rows see
+ * the most keys, and so each thread block has its share of them. */
 template <class F> static __device__ __forceinline__ void given_blocks(unsigned blocks, F use)
 {
     for (unsigned round = 0; round * gridDim.x < blocks; round++) {
@@ -216,8 +200,8 @@ static __device__ __forceinline__ void hide_sm90(float (&x)[BLOCKS][4], const ro
     }
 }
 
-/* s becomes w, which omega counts. Where a maximum of the warp's rows moves, which is returned, keep[row] is what everything gathered so far is to be
- * multiplied with. Whether a row's does depends on that row alone. */
+/* s becomes w, which omega counts. Whether the maximum of any of the warp's rows moves is returned; keep[row] is then what all that is
+ * gathered is to be multiplied with. Whether a row's moves depends on that row alone, so that others do not change its bits. */
 template <int DIM, bool PROBED, int BLOCKS>
 static __device__ __forceinline__ bool weigh_sm90(given_sums_sm90<DIM, PROBED> &g, row_state_sm90 &state,
                                                   float (&s)[BLOCKS][4], float (&keep)[2], float scale2)
@@ -285,7 +269,8 @@ static __device__ __forceinline__ void lean_sm90(given_sums_sm90<DIM, true> &g, 
     }
 }
 
-/* What is gathered so far, to the maximum as it is now, and with w (t - c) of the tile at hand to the centre where the mean is now. */
+/* What is gathered so far to the maximum as it is now; where that moved, the centre too goes to where the mean is now, and with it
+ * w (t - c) of the tile at hand. */
 template <int DIM, int BLOCKS>
 static __device__ __forceinline__ void recentre_sm90(given_sums_sm90<DIM, true> &g, float (&t)[BLOCKS][4],
                                                      const float (&w)[BLOCKS][4], const float (&keep)[2])
@@ -323,20 +308,6 @@ static __device__ __forceinline__ void recentre_sm90(given_sums_sm90<DIM, true> 
 static __device__ __forceinline__ unsigned same_in_warp(unsigned x)
 {
     return __reduce_max_sync(0xffffffffu, x);
-}
-
-/* Warpgroups take turns: one asks for products while the other has its exponentials. */
-static __device__ __forceinline__ void turn_take(int w)
-{
-#ifdef PINGPONG
-    asm volatile("bar.sync %0, 256;" ::"r"(4 + w) : "memory");
-#endif
-}
-template <int CONSUMERS> static __device__ __forceinline__ void turn_pass(int w)
-{
-#ifdef PINGPONG
-    asm volatile("bar.arrive %0, 256;" ::"r"(4 + (w + 1 == CONSUMERS ? 0 : w + 1)) : "memory");
-#endif
 }
 
 /* A warpgroup's way through the keys of its rows. */
@@ -402,11 +373,9 @@ static __device__ __forceinline__ void sweep(const given_sweep<DIM, false> &on, 
     for (; count + 1 != end; count++) {
         ring_await(on.sm.key_ring, count + 1);
         ring_await(on.sm.value_ring, count);
-        turn_take(on.w());
         begin_scores(on, s, count + 1);
         more_weights<DIM>(on.g.o, w.part[0], on.values(count));
         products_commit();
-        turn_pass<of::consumers>(on.w());
         products_wait<1>();
         products_arrived(s);
         ring_release(on.sm.key_ring, count + 1);
@@ -419,18 +388,16 @@ static __device__ __forceinline__ void sweep(const given_sweep<DIM, false> &on, 
         }
         split_weights(w, s);
     }
-    turn_take(on.w());
     ring_await(on.sm.value_ring, count);
     multiply_weights<DIM>(on.g.o, w.part[0], on.values(count));
     products_commit();
-    turn_pass<of::consumers>(on.w());
     products_wait<0>();
     products_arrived(on.g.o);
     ring_release(on.sm.value_ring, count);
 }
 
-/* The same with a probe, one tile after the other, for there are no registers for two. What leads to the weights overlaps with the products
- * t = probe . k, all else with the other warpgroup. */
+/* The same with a probe, one tile after another, for there are no registers for two: what leads to the weights overlaps with the
+ * products t = probe . k, all else with the other warpgroup. */
 template <int DIM>
 static __device__ __forceinline__ void sweep(const given_sweep<DIM, true> &on, int j, unsigned count,
                                              unsigned end)
@@ -471,16 +438,12 @@ static __device__ __forceinline__ void sweep(const given_sweep<DIM, true> &on, i
 }
 
 /* Tiles count .. end - 1, for which the warpgroup has no use. */
-template <bool TURNS, int SLOTS>
+template <int SLOTS>
 static __device__ __forceinline__ void pass_tiles(ring_barriers<SLOTS> &keys, ring_barriers<SLOTS> &values,
                                                   unsigned count, unsigned end)
 {
 #pragma unroll 1
     for (; count != end; count++) {
-        if (TURNS) {
-            turn_take(threadIdx.x / THREADS);
-            turn_pass<2>(threadIdx.x / THREADS);
-        }
         ring_await(keys, count);
         ring_release(keys, count);
         ring_await(values, count);
@@ -593,8 +556,7 @@ static __device__ __forceinline__ void state_begin(row_state_sm90 &state, const 
     }
 }
 
-/* Tiles from .. to - 1 of the block's are those of which the warpgroup's rows see something, `tiles` is how many there are; keys whole .. all - 1
- * are seen by all of its rows. */
+/* Of the block's `tiles` tiles the rows of a warpgroup see something of from .. to - 1; keys whole .. all - 1 are seen by all of them. */
 struct tile_range {
     int from, to, tiles, whole, all;
 };
@@ -636,12 +598,12 @@ static __device__ __forceinline__ void gather_rows(given_shared_sm90<DIM, PROBED
             const unsigned from = count + range.from, to = count + range.to;
             count += range.tiles;
             ring_await(sm.row_ring[w], turn);
-            pass_tiles<!PROBED>(sm.key_ring, sm.value_ring, from - range.from, from);
+            pass_tiles(sm.key_ring, sm.value_ring, from - range.from, from);
             if (from != to) {
                 const given_sweep<DIM, PROBED> on = { sm, sums, scale2, range.whole, range.all };
                 sweep(on, x.first + range.from * of::keys, from, to);
             }
-            pass_tiles<!PROBED>(sm.key_ring, sm.value_ring, to, count);
+            pass_tiles(sm.key_ring, sm.value_ring, to, count);
         }
         /* Found again, so that it takes no registers during the sweep. */
         asm volatile("" : "+r"(n));
@@ -674,17 +636,14 @@ __global__ void __launch_bounds__(given_shape_sm90<DIM, PROBED>::threads, 1)
     }
     __syncthreads();
     if (threadIdx.x / THREADS == of::consumers) {
-        registers_give_up<of::consumers == 3 ? 32 : 40>();
+        registers_give_up<40>();
         if (threadIdx.x / 32 == of::consumers * 4) {
             ask_keys(sm, p, a, maps, blocks);
         } else if (threadIdx.x == of::consumers * THREADS + 32) {
             ask_rows(sm, p, a, maps, blocks);
         }
     } else {
-        registers_take<of::consumers == 3 ? 160 : 232>();
-        if (!PROBED && threadIdx.x / THREADS == of::consumers - 1) {
-            turn_pass<of::consumers>(of::consumers - 1);
-        }
+        registers_take<232>();
         gather_rows(sm, p, a, saved, blocks, scale2);
     }
 }
