@@ -147,6 +147,7 @@ LOAM_INLINE double local_least_pivot(double largest, double mean2) { return 1e-1
 typedef struct local_saved {
     void *lse, *vbar; /* [rows], [rows, dim_v] */
     void *tbar;       /* Parallax: probe . kbar as the sum of two, a centre and the rest, [rows, 2] */
+    void *lean;       /* Parallax: vbar - o before its rounding, [rows, dim_v] */
     void *kbar, *rho; /* LLA: [rows, dim_qk] */
 } local_saved;
 
@@ -154,11 +155,14 @@ LOAM_INLINE local_saved local_saved_carve(const loam_problem *p, void *saved, si
 {
     arena pool = { (char *)saved, 0 };
     const size_t rows = (size_t)local_rows(p), real = dtype_bytes(dtype_real(p->dtype));
+    const size_t values = size_mul(rows, (size_t)p->dim_v);
     const size_t solved = p->mechanism == LOAM_LLA ? size_mul(rows, (size_t)p->dim_qk) : 0;
+    const bool given = p->mechanism == LOAM_PARALLAX;
     local_saved s;
     s.lse = arena_take(&pool, rows, real);
-    s.vbar = arena_take(&pool, size_mul(rows, (size_t)p->dim_v), real);
-    s.tbar = arena_take(&pool, p->mechanism == LOAM_PARALLAX ? size_mul(rows, 2) : 0, real);
+    s.vbar = arena_take(&pool, values, real);
+    s.tbar = arena_take(&pool, given ? size_mul(rows, 2) : 0, real);
+    s.lean = arena_take(&pool, given ? values : 0, real);
     s.kbar = arena_take(&pool, solved, real);
     s.rho = arena_take(&pool, solved, real);
     if (bytes) {

@@ -445,6 +445,9 @@ static void put_saved(const block *k, int64_t lane)
     if (p->mechanism == LOAM_PARALLAX) {
         ((float *)saved.tbar)[2 * at] = k->centre[lane];
         ((float *)saved.tbar)[2 * at + 1] = k->tsum[lane];
+        for (int64_t c = 0; c < p->dim_v; c++) {
+            ((float *)saved.lean)[at * p->dim_v + c] = k->vbar[c * LANES + lane] - k->o[c * LANES + lane];
+        }
     }
     for (int64_t c = 0; p->mechanism == LOAM_LLA && c < p->dim_qk; c++) {
         ((float *)saved.kbar)[at * p->dim_qk + c] = k->kbar[c * LANES + lane];

@@ -238,8 +238,12 @@ __global__ void __launch_bounds__(THREADS, 2)
                 store_pair(saved.vbar, LOAM_F32, at * p.dim_v, c, p.dim_v, mean[0], mean[1]);
             }
             if constexpr (PROBED) {
-                mean[0] = mean[0] * (1 + g[row].rest) - sums.b[n][2 * row] * g[row].inverse;
-                mean[1] = mean[1] * (1 + g[row].rest) - sums.b[n][2 * row + 1] * g[row].inverse;
+                const float lean[2] = { sums.b[n][2 * row] * g[row].inverse - mean[0] * g[row].rest,
+                                        sums.b[n][2 * row + 1] * g[row].inverse - mean[1] * g[row].rest };
+                if (a.saved) {
+                    store_pair(saved.lean, LOAM_F32, at * p.dim_v, c, p.dim_v, lean[0], lean[1]);
+                }
+                mean[0] -= lean[0], mean[1] -= lean[1];
             }
             store_pair(a.o.data, p.dtype, LOCAL_AT(a.o, x.s.b, x.h, x.s.q0 + i), c, p.dim_v, mean[0],
                        mean[1]);

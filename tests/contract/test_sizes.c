@@ -103,7 +103,7 @@ static void threads_cost_tiles(void **state)
     }
 }
 
-/* lse, vbar and, where there is a probe, kbar and rho: at most 4 arrays of reals. */
+/* lse, vbar and, where there is a probe, kbar and rho, or what it adds to o: at most 4 arrays of reals. */
 static void saved_is_what_backward_needs(void **state)
 {
     (void)state;
