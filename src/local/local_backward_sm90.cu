@@ -18,12 +18,6 @@ loam_status local_rows_solved_sm90(const loam_problem *p, const loam_args *a, co
 
 size_t local_rows_solved_sm90_work(const loam_problem *p) { return local_adjoint_cuda_work(p); }
 
-loam_status local_rows_given_sm90(const loam_problem *p, const loam_args *a, const row_arrays *rows,
-                                  loam_error *error)
-{
-    return local_rows_cuda(p, a, rows, NULL, error);
-}
-
 loam_status local_keys_sm90(const loam_problem *p, const loam_args *a, const row_arrays *rows, void *memory,
                             loam_error *error)
 {
