@@ -44,5 +44,8 @@ static loam_status launch_probed(const loam_problem *p, const loam_args *a, cons
 loam_status local_rows_given_sm90(const loam_problem *p, const loam_args *a, const row_arrays *rows,
                                   loam_error *error)
 {
+    if (p->len_q == 0) {
+        return LOAM_OK;
+    }
     return p->dim_qk == 64 ? launch_probed<64>(p, a, rows, error) : launch_probed<128>(p, a, rows, error);
 }

@@ -7,8 +7,8 @@
  *     dq = scale sum ds k
  * e = sum p gam t, which is why both need no sweep before.
  *
- * A thread block is two warpgroups with 64 queries each, and a third of which one thread asks for the tiles. While a warpgroup turns
- * products into weights, the other multiplies.
+ * A thread block is two warpgroups with 64 queries each, and a third of which one thread asks for the tiles. Weights have one bf16
+ * part; what their rounding leaves of sums that are 0 is taken out at the first key of the sequence.
  */
 #ifndef LOAM_LOCAL_LOCAL_BACKWARD_GIVEN_SM90_CUH
 #define LOAM_LOCAL_LOCAL_BACKWARD_GIVEN_SM90_CUH
@@ -23,7 +23,7 @@ enum { GIVEN_GROUPS = 2, GIVEN_ROWS = GIVEN_GROUPS * SIDE, GIVEN_THREADS = (GIVE
 template <int DIM, bool PROBED> struct given_shape {
     static constexpr int keys = !PROBED ? 128 : DIM == 64 ? 64 : 48;
     static constexpr int blocks = keys / 8, steps = keys / 16;
-    static constexpr int slots = PROBED ? (DIM == 64 ? 12 : 8) : DIM == 64 ? 8 : 5;
+    static constexpr int slots = !PROBED && DIM == 128 ? 4 : 8;
     static constexpr int row_tiles = PROBED ? 3 : 2;
 };
 
@@ -96,8 +96,8 @@ struct given_rows {
     float gbar[2], e[2];   /* do . vbar, do . (vbar - o) */
     float beside[2];       /* 1 + tbar */
     int lo[2], hi[2];      /* keys that it sees */
-    int whole, to,
-        last; /* tiles within whole .. to are seen by all rows of the warpgroup, none beyond last by any */
+    int whole, to;         /* all rows of the warpgroup see tiles within whole .. to, */
+    int last;              /* none what is from here on */
 
     __device__ __forceinline__ bool seen(int row, int j) const { return j >= lo[row] && j < hi[row]; }
 };
@@ -107,27 +107,38 @@ struct given_scale_sums {
     float inner[2], scale[2], large[2], mean[2], middle[2];
 };
 
-/* do . rows of `saved`, over the channels; the four lanes of the row call it. */
+/* A row of `saved`, the thread's share: four channels of every sixteen. */
 template <int DIM>
-static __device__ __forceinline__ float grad_o_times(const __nv_bfloat16 *grad_o, int r, const float *with)
+static __device__ __forceinline__ void load_row(float4 (&part)[DIM / 16], const void *rows, int64_t at)
+{
+#pragma unroll
+    for (int n = 0; n < DIM / 16; n++) {
+        part[n] = *(const float4 *)((const float *)rows + at * DIM + 16 * n + threadIdx.x % 4 * 4);
+    }
+}
+
+/* do . a row of `saved`; the four lanes of the row call it. */
+template <int DIM>
+static __device__ __forceinline__ float grad_o_times(const __nv_bfloat16 *grad_o, int r,
+                                                     const float4 (&part)[DIM / 16])
 {
     float sum = 0;
 #pragma unroll
-    for (int c = threadIdx.x % 4 * 4; c < DIM; c += 16) {
-        const float4 x = *(const float4 *)(with + c);
-        const uint2 y = *(const uint2 *)(grad_o + swizzled(r, c));
+    for (int n = 0; n < DIM / 16; n++) {
+        const uint2 y = *(const uint2 *)(grad_o + swizzled(r, 16 * n + threadIdx.x % 4 * 4));
         __nv_bfloat162 pair[2];
         memcpy(pair, &y, sizeof pair);
         const float2 low = __bfloat1622float2(pair[0]), high = __bfloat1622float2(pair[1]);
-        sum += low.x * x.x + low.y * x.y + high.x * x.z + high.y * x.w;
+        sum += low.x * part[n].x + low.y * part[n].y + high.x * part[n].z + high.y * part[n].w;
     }
     return quad_sum(sum);
 }
 
+/* What the tiles of a warpgroup's rows need of them; waits for do. */
 template <int DIM, bool PROBED>
-static __device__ __forceinline__ given_rows given_rows_of(const __nv_bfloat16 *grad_o, const loam_problem &p,
-                                                           const local_saved &saved, const row_block &x,
-                                                           const row_pair &r)
+static __device__ __forceinline__ given_rows given_rows_of(const __nv_bfloat16 *grad_o, uint64_t *full,
+                                                           const loam_problem &p, const local_saved &saved,
+                                                           const row_block &x, const row_pair &r)
 {
     given_rows k;
     const int group = threadIdx.x / THREADS, left = x.rows - group * SIDE;
@@ -139,29 +150,38 @@ static __device__ __forceinline__ given_rows given_rows_of(const __nv_bfloat16 *
     }
     k.whole = (int)lo, k.to = left < SIDE ? 0 : (int)to, k.last = (int)(last > to ? last : to);
     k.scale2 = (float)(p.scale * 1.4426950408889634);
+    float4 vbar[2][DIM / 16], lean[PROBED ? 2 : 1][DIM / 16];
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         /* Rows beyond the sequence read those of the last one, for nothing. */
-        const int i = r.real[row] ? r.at[row] : x.rows - 1;
-        const int64_t at = local_row(&p, &x.s, x.h, x.i0 + i);
-        const float gbar = grad_o_times<DIM>(grad_o, r.at[row] % SIDE, (const float *)saved.vbar + at * DIM);
-        k.lo[row] = r.lo[row], k.hi[row] = r.hi[row];
+        const int64_t at = local_row(&p, &x.s, x.h, x.i0 + (r.real[row] ? r.at[row] : x.rows - 1));
+        load_row<DIM>(vbar[row], saved.vbar, at);
         k.lse[row] = finite_or_zero(((const float *)saved.lse)[at]);
+        k.beside[row] = 0;
+        if constexpr (PROBED) {
+            load_row<DIM>(lean[row], saved.lean, at);
+            k.beside[row] = 1 + ((const float *)saved.tbar)[2 * at] + ((const float *)saved.tbar)[2 * at + 1];
+        }
+    }
+    barrier_wait(full, 0);
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const float gbar = grad_o_times<DIM>(grad_o, r.at[row] % SIDE, vbar[row]);
+        k.lo[row] = r.lo[row], k.hi[row] = r.hi[row];
         k.lse2[row] = k.lse[row] * 1.44269504f;
         k.gbar[row] = r.real[row] ? gbar : 0;
-        k.e[row] = k.beside[row] = 0;
+        k.e[row] = 0;
         if constexpr (PROBED) {
-            const float e = grad_o_times<DIM>(grad_o, r.at[row] % SIDE, (const float *)saved.lean + at * DIM);
+            const float e = grad_o_times<DIM>(grad_o, r.at[row] % SIDE, lean[row]);
             k.e[row] = r.real[row] ? e : 0;
-            k.beside[row] = 1 + ((const float *)saved.tbar)[2 * at] + ((const float *)saved.tbar)[2 * at + 1];
         }
     }
     return k;
 }
 
-/* The rows of a tile of keys beyond the sequence become 0: what lies there may be no number. */
+/* The keys of a tile from `count` on, which the block does not see, become 0: what lies there may be no number. */
 template <int DIM, int KEYS>
-static __device__ __forceinline__ void clear_beyond(__nv_bfloat16 *tile, int count)
+static __device__ __forceinline__ void clear_unused(__nv_bfloat16 *tile, int count)
 {
     for (int e = threadIdx.x % THREADS; e < (KEYS - count) * (DIM / 8); e += THREADS) {
         const int row = count + e / (DIM / 8), piece = e % (DIM / 8);
@@ -232,18 +252,33 @@ static __device__ __forceinline__ void pair_gradients(float (&s)[BLOCKS][4], flo
     }
 }
 
-/* sum[2 row] += the row's sum of weights as products have them: they times ones. */
+/* Adds the weights as products have them to sum[2 row] and sum[2 row + 1]. */
 template <int STEPS>
 static __device__ __forceinline__ void add_rounded(float (&sum)[4], const weights_operand<1, STEPS> &w)
 {
-    const uint32_t ones[2] = { 0x3f803f80, 0x3f803f80 };
 #pragma unroll
     for (int k = 0; k < STEPS; k++) {
-        mma_bf16(sum, w.part[0][k], ones);
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            sum[e % 2 * 2] += __uint_as_float(w.part[0][k][e] << 16);
+            sum[e % 2 * 2 + 1] += __uint_as_float(w.part[0][k][e] & 0xffff0000);
+        }
     }
 }
 
-/* Sums over all keys; the rounded weights' own sums in each thread of the row. */
+/* The two groups take turns to ask for the products of a tile, the first begins: while those of one run, the other turns its own into
+ * weights. Barriers 1 and 2 are clear_unused's. */
+static __device__ __forceinline__ void turn_await(int group)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + GIVEN_GROUPS + group), "n"(GIVEN_GROUPS * THREADS) : "memory");
+}
+static __device__ __forceinline__ void turn_pass(int group)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(2 * GIVEN_GROUPS - group), "n"(GIVEN_GROUPS * THREADS)
+                 : "memory");
+}
+
+/* Sums over all keys. Those of the weights alone are of this thread's columns, two for each row. */
 template <int DIM, bool PROBED> struct given_gradients {
     float dq[DIM / SIDE][8][4], drho[PROBED ? DIM / SIDE : 1][8][4];
     float inner[4], total[4]; /* of ds, of p gam */
@@ -262,13 +297,14 @@ static __device__ __forceinline__ void sweep_given(given_gradients<DIM, PROBED> 
     float s[of::blocks][4], g[of::blocks][4], u[PROBED ? of::blocks : 1][4];
     unsigned count = 0;
     for (int j = x.first; j < k.last; j += of::keys, count += 2) {
-        __nv_bfloat16 *const keys = sm.slot[count % of::slots], *const values =
-                                                                    sm.slot[(count + 1) % of::slots];
+        __nv_bfloat16 *const keys = sm.slot[count % of::slots];
+        const __nv_bfloat16 *const values = sm.slot[(count + 1) % of::slots];
         const bool edge = j < k.whole || j + of::keys > k.to;
         ring_await(bar.ring, count);
-        if (j + of::keys > x.s.nk) {
-            clear_beyond<DIM, of::keys>(keys, (int)x.s.nk - j);
+        if (j + of::keys > x.last) {
+            clear_unused<DIM, of::keys>(keys, x.last - j);
         }
+        turn_await(group);
         multiply_rows<DIM>(s, sm.query[group], keys, false);
         products_commit();
         if constexpr (PROBED) {
@@ -282,6 +318,7 @@ static __device__ __forceinline__ void sweep_given(given_gradients<DIM, PROBED> 
         ring_await(bar.ring, count + 1);
         multiply_rows<DIM>(g, sm.grad_o[group], values, false);
         products_commit();
+        turn_pass(group);
         products_wait<under_way>();
         products_arrived(s);
         if constexpr (!SCALED) {
@@ -327,6 +364,8 @@ static __device__ __forceinline__ void sweep_given(given_gradients<DIM, PROBED> 
         ring_release(bar.ring, count);
         ring_await(bar.ring, count + 1);
         ring_release(bar.ring, count + 1);
+        turn_await(group);
+        turn_pass(group);
     }
 }
 
@@ -357,39 +396,30 @@ static __device__ __forceinline__ double scale_sum(const given_scale_sums &sum, 
     return fabsf(scale) < INFINITY ? (double)scale : (double)large * 0x1p100;
 }
 
-static __device__ __forceinline__ void put_record(const given_rows &k, int row, const loam_problem &p,
-                                                  const loam_args &a, const local_saved &saved,
-                                                  const row_arrays &arrays, int64_t h, int64_t at)
+static __device__ __forceinline__ row_record given_record(const given_rows &k, int row)
 {
     row_record rec = {};
-    rec.lse = k.lse[row], rec.gbar = k.gbar[row], rec.e = k.e[row];
-    if (p.mechanism == LOAM_PARALLAX) {
-        rec.rho_kbar = ((const float *)saved.tbar)[2 * at],
-        rec.rho_rest = ((const float *)saved.tbar)[2 * at + 1];
-    }
+    rec.lse = k.lse[row];
+    rec.gbar = k.gbar[row], rec.e = k.e[row];
     rec.peak = -1, rec.lo = k.lo[row], rec.hi = k.hi[row];
-    arrays.record[at] = rec;
-    if (p.sink) {
-        const double sink = (double)((const float *)a.sink)[h];
-        arrays.sums.sink[at] = -exp(sink - (double)k.lse[row]) * (double)k.gbar[row];
-    }
+    return rec;
 }
 
-/* What products had of the first key beyond `due`, the sum of their weights but for rounding, is taken out there: keys far from zero
- * would bring it into the gradient. */
+/* to = times (f - excess times the first key). The excess is what a sum of weights differs by from what it should be, by rounding:
+ * keys far from zero would bring it into the gradient. */
 template <int DIM>
 static __device__ __forceinline__ void put_gradient(const float (&f)[DIM / SIDE][8][4], int row, float times,
-                                                    float excess, const __nv_bfloat16 *origin,
+                                                    float excess, const __nv_bfloat162 (&origin)[DIM / 8],
                                                     __nv_bfloat16 *to)
 {
     const bool pairs = (uintptr_t)to % 4 == 0;
 #pragma unroll
     for (int n = 0; n < DIM / 8; n++) {
         const int c = column_of(n, 0);
-        const float2 first = __bfloat1622float2(*(const __nv_bfloat162 *)(origin + c));
-        const __nv_bfloat162 y = __floats2bfloat162_rn(times * (f[n / 8][n % 8][2 * row] - excess * first.x),
-                                                       times *
-                                                           (f[n / 8][n % 8][2 * row + 1] - excess * first.y));
+        const float2 first = __bfloat1622float2(origin[n]);
+        const float(&sum)[4] = f[n / 8][n % 8];
+        const __nv_bfloat162 y = __floats2bfloat162_rn(times * (sum[2 * row] - excess * first.x),
+                                                       times * (sum[2 * row + 1] - excess * first.y));
         if (pairs) {
             *(__nv_bfloat162 *)(to + c) = y;
         } else {
@@ -405,32 +435,55 @@ static __device__ __forceinline__ void put_given_rows(const given_gradients<DIM,
                                                       const local_saved &saved, const row_arrays &arrays,
                                                       const row_block &x, const row_pair &r)
 {
-    const __nv_bfloat16 *const origin = (const __nv_bfloat16 *)a.k.data +
-                                        LOCAL_AT(a.k, x.s.b, x.h_kv, x.s.nk > 0 ? x.s.k0 : 0);
+    /* Loads first: they could not pass the stores. */
+    const __nv_bfloat16 *const key = (const __nv_bfloat16 *)a.k.data +
+                                     LOCAL_AT(a.k, x.s.b, x.h_kv, x.s.nk > 0 ? x.s.k0 : 0);
+    __nv_bfloat162 origin[DIM / 8];
+#pragma unroll
+    for (int n = 0; n < DIM / 8; n++) {
+        origin[n] = *(const __nv_bfloat162 *)(key + column_of(n, 0));
+    }
+    const float sink = p.sink ? ((const float *)a.sink)[x.h] : 0;
+    row_record rec[2];
+    int64_t at[2];
 #pragma unroll
     for (int row = 0; row < 2; row++) {
+        at[row] = local_row(&p, &x.s, x.h, x.i0 + (r.real[row] ? r.at[row] : 0));
+        rec[row] = given_record(k, row);
+        if constexpr (PROBED) {
+            rec[row].rho_kbar = ((const float *)saved.tbar)[2 * at[row]];
+            rec[row].rho_rest = ((const float *)saved.tbar)[2 * at[row] + 1];
+        }
+    }
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const float inner = quad_sum(f.inner[2 * row] + f.inner[2 * row + 1]);
+        const float total = PROBED ? quad_sum(f.total[2 * row] + f.total[2 * row + 1]) : 0;
         const double scale = SCALED ? scale_sum(sums, row, p) : 0;
         if (!r.real[row]) {
             continue;
         }
-        const int64_t i = x.i0 + r.at[row], at = local_row(&p, &x.s, x.h, i), token = x.s.q0 + i;
+        const int64_t token = x.s.q0 + x.i0 + r.at[row];
         /* sum ds is 0, but for the mass that a sink takes. */
-        const float due = p.sink ? k.gbar[row] * expf(((const float *)a.sink)[x.h] - k.lse[row]) : 0;
+        const float due = p.sink ? k.gbar[row] * expf(sink - rec[row].lse) : 0;
         if (a.grad_q.data) {
-            put_gradient<DIM>(f.dq, row, (float)p.scale, f.inner[2 * row] - due, origin,
+            put_gradient<DIM>(f.dq, row, (float)p.scale, inner - due, origin,
                               (__nv_bfloat16 *)a.grad_q.data + LOCAL_AT(a.grad_q, x.s.b, x.h, token));
         }
         if constexpr (PROBED) {
             if (a.grad_probe.data) {
-                put_gradient<DIM>(f.drho, row, -1, f.total[2 * row], origin,
+                put_gradient<DIM>(f.drho, row, -1, total, origin,
                                   (__nv_bfloat16 *)a.grad_probe.data +
                                       LOCAL_AT(a.grad_probe, x.s.b, x.h, token));
             }
         }
         if (threadIdx.x % 4 == 0) {
-            put_record(k, row, p, a, saved, arrays, x.h, at);
+            arrays.record[at[row]] = rec[row];
             if (SCALED) {
-                arrays.sums.scale[at] = scale;
+                arrays.sums.scale[at[row]] = scale;
+            }
+            if (p.sink) {
+                arrays.sums.sink[at[row]] = -exp((double)sink - (double)rec[row].lse) * (double)k.gbar[row];
             }
         }
     }
@@ -444,8 +497,8 @@ static __device__ __forceinline__ void given_group(given_shared_sm90<DIM, PROBED
                                                    const row_block &x)
 {
     const row_pair r = row_pair_of(p, x);
-    barrier_wait(&bar.rows, 0);
-    const given_rows k = given_rows_of<DIM, PROBED>(sm.grad_o[threadIdx.x / THREADS], p, saved, x, r);
+    const given_rows k = given_rows_of<DIM, PROBED>(sm.grad_o[threadIdx.x / THREADS], &bar.rows, p, saved, x,
+                                                    r);
     given_scale_sums sums = {};
     if (SCALED) {
         sums = scale_sums_begin(k, p);
@@ -482,6 +535,9 @@ __global__ void __launch_bounds__(GIVEN_THREADS, 1)
         }
     } else {
         registers_take<240>();
+        if (threadIdx.x >= THREADS) {
+            turn_pass(1);
+        }
         given_group<DIM, PROBED, SCALED>(sm, bar, p, a, saved, arrays, x);
     }
 }
