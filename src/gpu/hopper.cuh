@@ -96,6 +96,12 @@ static __device__ __forceinline__ uint64_t tile_descriptor(const void *tile, uns
            (uint64_t)1 << 62;
 }
 
+/* What leads from a descriptor to that of a place `elements` further on. */
+static __device__ __forceinline__ uint64_t descriptor_step(int elements)
+{
+    return (uint64_t)(elements * 2 >> 4);
+}
+
 static __device__ __forceinline__ void products_begin()
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -174,6 +180,27 @@ static __device__ __forceinline__ void wgmma_rows(float (&d)[16][4], uint64_t a,
                  : "l"(a), "l"(b), "r"(add));
 }
 
+/* The same with A in registers, B of 32 or 64 rows. */
+static __device__ __forceinline__ void wgmma_rows(float (&d)[4][4], const uint32_t (&a)[4], uint64_t b,
+                                                  int add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" WGMMA_REGISTERS_16
+                 "}, {%16, %17, %18, %19}, %20, p, 1, 1, 0;\n}\n"
+                 : WGMMA_16(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+
+static __device__ __forceinline__ void wgmma_rows(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b,
+                                                  int add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" WGMMA_REGISTERS_32
+                 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}\n"
+                 : WGMMA_32(d)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+
 /* d += A B over 16 rows of B: A in registers, B in shared memory, of 64 or 128 columns. */
 static __device__ __forceinline__ void wgmma_weights(float (&d)[1][8][4], const uint32_t (&a)[4], uint64_t b)
 {
@@ -193,18 +220,60 @@ static __device__ __forceinline__ void wgmma_weights(float (&d)[2][8][4], const 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-/* s (+)= rows tile^T: DIM / 64 tiles side by side, `rows` of 64 rows, `tile` of 8 BLOCKS. Under way until a commit and a wait. */
+/* s (+)= rows tile^T: DIM / 64 tiles side by side, `rows` of 64 rows, `tile` of 8 BLOCKS. Under way until a commit and a wait. `more`:
+ * after a products_begin since which no register of theirs has changed; each beginning waits for the products before it. */
+template <int DIM, int BLOCKS>
+static __device__ __forceinline__ void more_rows(float (&s)[BLOCKS][4], const __nv_bfloat16 *rows,
+                                                 const __nv_bfloat16 *tile, bool add)
+{
+    const uint64_t a = tile_descriptor(rows), b = tile_descriptor(tile);
+#pragma unroll
+    for (int n = 0; n < DIM / SIDE; n++) {
+#pragma unroll
+        for (int k = 0; k < SIDE; k += 16) {
+            wgmma_rows(s, a + descriptor_step(n * TILE_ELEMENTS + k),
+                       b + descriptor_step(n * 8 * BLOCKS * SIDE + k), add || n + k > 0);
+        }
+    }
+}
+
 template <int DIM, int BLOCKS>
 static __device__ __forceinline__ void multiply_rows(float (&s)[BLOCKS][4], const __nv_bfloat16 *rows,
                                                      const __nv_bfloat16 *tile, bool add)
 {
     products_begin();
+    more_rows<DIM>(s, rows, tile, add);
+}
+
+/* 64 rows of DIM channels as operands: they then cost products no bandwidth of shared memory. */
+template <int DIM> struct rows_operand {
+    uint32_t step[DIM / 16][4];
+};
+
+/* From DIM / 64 tiles of 64 rows. */
+template <int DIM>
+static __device__ __forceinline__ void load_rows(rows_operand<DIM> &a, const __nv_bfloat16 *rows)
+{
+    const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
+#pragma unroll
+    for (int k = 0; k < DIM; k += 16) {
+        const int c = k + lane / 16 * 8;
+        load_matrices(a.step[k / 16],
+                      rows + c / SIDE * TILE_ELEMENTS + row * SIDE + (c % SIDE / 8 ^ row % 8) * 8);
+    }
+}
+
+template <int DIM, int BLOCKS>
+static __device__ __forceinline__ void more_rows(float (&s)[BLOCKS][4], const rows_operand<DIM> &rows,
+                                                 const __nv_bfloat16 *tile, bool add)
+{
+    const uint64_t b = tile_descriptor(tile);
 #pragma unroll
     for (int n = 0; n < DIM / SIDE; n++) {
 #pragma unroll
         for (int k = 0; k < SIDE; k += 16) {
-            wgmma_rows(s, tile_descriptor(rows + n * TILE_ELEMENTS + k),
-                       tile_descriptor(tile + n * 8 * BLOCKS * SIDE + k), add || n + k > 0);
+            wgmma_rows(s, rows.step[(n * SIDE + k) / 16], b + descriptor_step(n * 8 * BLOCKS * SIDE + k),
+                       add || n + k > 0);
         }
     }
 }
@@ -235,15 +304,23 @@ static __device__ __forceinline__ void split_weights(weights_operand<PARTS, STEP
 
 /* out += w tile, DIM columns, 16 STEPS rows of the tile. Under way until a commit and a wait. */
 template <int DIM, int STEPS>
+static __device__ __forceinline__ void more_weights(float (&out)[DIM / SIDE][8][4],
+                                                    const uint32_t (&w)[STEPS][4], const __nv_bfloat16 *tile)
+{
+    const uint64_t b = tile_descriptor(tile, STEPS * 16 * SIDE * 2);
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) {
+        wgmma_weights(out, w[k], b + descriptor_step(k * 16 * SIDE));
+    }
+}
+
+template <int DIM, int STEPS>
 static __device__ __forceinline__ void multiply_weights(float (&out)[DIM / SIDE][8][4],
                                                         const uint32_t (&w)[STEPS][4],
                                                         const __nv_bfloat16 *tile)
 {
     products_begin();
-#pragma unroll
-    for (int k = 0; k < STEPS; k++) {
-        wgmma_weights(out, w[k], tile_descriptor(tile + k * 16 * SIDE, STEPS * 16 * SIDE * 2));
-    }
+    more_weights<DIM>(out, w, tile);
 }
 
 /* Where element (row, column) of DIM / 64 tiles lies. */

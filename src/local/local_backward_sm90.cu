@@ -18,19 +18,6 @@ loam_status local_rows_solved_sm90(const loam_problem *p, const loam_args *a, co
 
 size_t local_rows_solved_sm90_work(const loam_problem *p) { return local_adjoint_cuda_work(p); }
 
-loam_status local_keys_sm90(const loam_problem *p, const loam_args *a, const row_arrays *rows, void *memory,
-                            loam_error *error)
-{
-    (void)memory;
-    return local_keys_cuda(p, a, rows, error);
-}
-
-size_t local_keys_sm90_work(const loam_problem *p)
-{
-    (void)p;
-    return 0;
-}
-
 /* The passes use what is behind the arrays over rows one after the other. */
 size_t local_backward_sm90_work(const loam_problem *p)
 {

@@ -13,19 +13,22 @@ static outcome fail(outcome r, loam_status status)
 }
 
 /* The kernel of the forward pass that goes with a backward row, so that a row is tested as a whole set of
- * one instruction set; "" leaves the choice to the library. */
+ * one instruction set; "" leaves the choice to the library, on the same kind of memory. */
 static void forward_of(spec *s)
 {
     const char *place = strstr(s->kernel, "backward");
     char name[sizeof s->kernel + 16];
+    loam_kernel_info info;
     if (place) {
         snprintf(name, sizeof name, "%.*sforward%s", (int)(place - s->kernel), s->kernel,
                  place + strlen("backward"));
-        if (kernel_find(name) >= 0 && strlen(name) < sizeof s->kernel) {
+        if (loam_kernel_at(kernel_find(name), &info) == LOAM_OK && strlen(name) < sizeof s->kernel &&
+            kernel_lists(info.mechanisms, loam_mechanism_name((loam_mechanism)s->mechanism))) {
             memcpy(s->kernel, name, strlen(name) + 1);
             return;
         }
     }
+    s->backend = kernel_on_device(s) ? LOAM_BACKEND_CUDA : s->backend;
     s->kernel[0] = '\0';
 }
 
