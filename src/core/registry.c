@@ -6,7 +6,6 @@
 #include <string.h>
 
 #define FAMILY_LOCAL (1u << LOAM_SOFTMAX | 1u << LOAM_PARALLAX | 1u << LOAM_LLA)
-#define FAMILY_LLA (1u << LOAM_LLA)
 #define TYPES_F32 (1u << LOAM_F32 | 1u << LOAM_BF16 | 1u << LOAM_F16)
 #define TYPES_BF16 (1u << LOAM_BF16)
 #define TYPES_ALL (TYPES_F32 | 1u << LOAM_F64)
@@ -152,11 +151,6 @@ loam_status registry_choose(const kernel **out, const loam_problem *p, loam_erro
 }
 
 /* The rows in words: the distinct sets are few, so constant texts serve. */
-static const char *mechanisms_text(unsigned mechanisms)
-{
-    return mechanisms == FAMILY_LLA ? "lla" : "softmax parallax lla";
-}
-
 static const char *types_text(unsigned dtypes)
 {
     return dtypes == TYPES_ALL ? "f32 bf16 f16 f64" : dtypes == TYPES_BF16 ? "bf16" : "f32 bf16 f16";
@@ -169,7 +163,7 @@ loam_status loam_kernel_at(int index, loam_kernel_info *info)
         return LOAM_EARG;
     }
     *info = (loam_kernel_info){ .name = k->name,
-                                .mechanisms = mechanisms_text(k->mechanisms),
+                                .mechanisms = "softmax parallax lla",
                                 .pass = loam_pass_name(k->pass),
                                 .dtypes = types_text(k->dtypes),
                                 .backend = loam_backend_name(k->backend),

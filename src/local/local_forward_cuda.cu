@@ -30,10 +30,15 @@ size_t local_forward_sm90_work(const loam_problem *p) { return local_forward_sm8
 /* Arrays that bulk copies cannot read, which only the arguments tell, take the other path. */
 loam_status local_forward_sm90(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    if (nothing(p) || !local_solved_sm90_reads(p, a)) {
+    const bool solved = p->mechanism == LOAM_LLA;
+    if (nothing(p) || !(solved ? local_solved_sm90_reads(p, a) : local_given_sm90_reads(p, a))) {
         return local_forward_sm80(p, a, error);
     }
-    TRY(local_solved_sm90(p, a, error));
-    TRY(local_row64_cuda(p, a, error));
+    if (solved) {
+        TRY(local_solved_sm90(p, a, error));
+        TRY(local_row64_cuda(p, a, error));
+    } else {
+        TRY(local_given_sm90(p, a, error));
+    }
     return loam_succeed(error);
 }

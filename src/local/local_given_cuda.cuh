@@ -126,11 +126,11 @@ static __device__ __forceinline__ given_row given_finish(const online &w, float 
 }
 
 /* What belongs to a row as a whole; the four lanes of the row call it. */
-template <bool WIDE, int DIM, bool PROBED>
+template <bool PROBED>
 static __device__ __forceinline__ void put_given_row(const loam_problem &p, const loam_args &a,
                                                      const local_saved &saved, const row_block &x,
                                                      const row_pair &r, int row, const given_row &g,
-                                                     float centre, const element<WIDE> *probe)
+                                                     float centre)
 {
     const bool empty = r.lo[row] >= r.hi[row];
     const int64_t i = x.i0 + r.at[row], at = local_row(&p, &x.s, x.h, i);
@@ -148,9 +148,18 @@ static __device__ __forceinline__ void put_given_row(const loam_problem &p, cons
             ((float *)saved.tbar)[2 * at + 1] = g.rest;
         }
     }
+}
+
+/* args.rho: what probe(c) says, 0 for a row that sees nothing. The four lanes of the row call it. */
+template <bool PROBED, class F>
+static __device__ __forceinline__ void put_given_probe(const loam_problem &p, const loam_args &a,
+                                                       const row_block &x, const row_pair &r, int row,
+                                                       F probe)
+{
+    const bool empty = r.lo[row] >= r.hi[row];
     for (int c = threadIdx.x % 4; a.rho.data && c < p.dim_qk; c += 4) {
-        const float rho = PROBED && !empty ? tile_value(probe[r.at[row] * (DIM + PAD) + c]) : 0;
-        ((float *)a.rho.data)[LOCAL_AT(a.rho, x.s.b, x.h, x.s.q0 + i) + c] = rho;
+        const float rho = PROBED && !empty ? tile_value(probe(c)) : 0;
+        ((float *)a.rho.data)[LOCAL_AT(a.rho, x.s.b, x.h, x.s.q0 + x.i0 + r.at[row]) + c] = rho;
     }
 }
 
@@ -249,7 +258,9 @@ __global__ void __launch_bounds__(THREADS, 2)
                        mean[1]);
         }
         if (chunk == 0) {
-            put_given_row<WIDE, DIM, PROBED>(p, a, saved, x, r, row, g[row], sums.centre[row], sm.probe);
+            put_given_row<PROBED>(p, a, saved, x, r, row, g[row], sums.centre[row]);
+            put_given_probe<PROBED>(p, a, x, r, row,
+                                    [&](int c) { return sm.probe[r.at[row] * (DIM + PAD) + c]; });
         }
     }
     if (a.weights.data && chunk == 0) {

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: MIT
+ * The launches of given_kernel_sm90. */
+#include "src/local/local_forward_cuda.h"
+#include "src/local/local_given_sm90.cuh"
+#include "src/local/local_maps_sm90.cuh"
+
+static loam_status multiprocessors(int *count, loam_error *error)
+{
+    int device = 0;
+    TRY(cuda_check(cudaGetDevice(&device), "the current device", error));
+    return cuda_check(cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device),
+                      "multiprocessors of the device", error);
+}
+
+template <int DIM, bool PROBED>
+static loam_status launch(const loam_problem *p, const loam_args *a, loam_error *error)
+{
+    typedef given_shape_sm90<DIM, PROBED> of;
+    const int64_t blocks = (p->len_q + of::rows - 1) / of::rows * p->batch * p->heads_q;
+    const local_saved saved = local_saved_carve(p, a->saved, NULL);
+    constexpr size_t shared = sizeof(given_shared_sm90<DIM, PROBED>);
+    given_maps_sm90 maps;
+    int most = 0;
+    TRY(multiprocessors(&most, error));
+    TRY(query_map_make(&maps.q, p, &a->q, ROWS, error));
+    TRY(key_map_make(&maps.k, p, &a->k, of::keys, error));
+    TRY(key_map_make(&maps.v, p, &a->v, of::keys, error));
+    if (PROBED) {
+        TRY(query_map_make(&maps.probe, p, &a->probe, ROWS, error));
+    }
+    TRY(cuda_allow_shared((const void *)given_kernel_sm90<DIM, PROBED>, shared, error));
+    given_kernel_sm90<DIM, PROBED>
+        <<<(unsigned)(blocks < most ? blocks : most), of::threads, shared, (cudaStream_t)a->stream>>>(
+            *p, *a, saved, (unsigned)blocks, (float)(p->scale * 1.4426950408889634), maps);
+    return cuda_launched("given_kernel_sm90", error);
+}
+
+/* Maxima of scores are those of the products where the scale is positive. */
+bool local_given_sm90_reads(const loam_problem *p, const loam_args *a)
+{
+    return !a->weights.data && p->scale > 0 && query_map_fits(p, &a->q) && key_map_fits(p, &a->k) &&
+           key_map_fits(p, &a->v) && (p->mechanism != LOAM_PARALLAX || query_map_fits(p, &a->probe));
+}
+
+loam_status local_given_sm90(const loam_problem *p, const loam_args *a, loam_error *error)
+{
+    if (p->mechanism == LOAM_PARALLAX) {
+        return p->dim_qk == 64 ? launch<64, true>(p, a, error) : launch<128, true>(p, a, error);
+    }
+    return p->dim_qk == 64 ? launch<64, false>(p, a, error) : launch<128, false>(p, a, error);
+}
