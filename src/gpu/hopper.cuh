@@ -150,19 +150,29 @@ template <int TILES> static __device__ __forceinline__ void products_arrived(flo
 #define WGMMA_16(d, n) WGMMA_4(d, n), WGMMA_4(d, n + 1), WGMMA_4(d, n + 2), WGMMA_4(d, n + 3)
 #define WGMMA_32(d) WGMMA_16(d, 0), WGMMA_16(d, 4)
 #define WGMMA_REGISTERS_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define WGMMA_REGISTERS_24 WGMMA_REGISTERS_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define WGMMA_REGISTERS_32 \
     WGMMA_REGISTERS_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define WGMMA_REGISTERS_64 \
     WGMMA_REGISTERS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
                        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-/* d (+)= A B^T over 16 columns: both operands by rows in shared memory, B of 32, 64 or 128 rows. */
+/* d (+)= A B^T over 16 columns: both operands by rows in shared memory, B of 32, 48, 64 or 128 rows. */
 static __device__ __forceinline__ void wgmma_rows(float (&d)[4][4], uint64_t a, uint64_t b, int add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" WGMMA_REGISTERS_16
                  "}, %16, %17, p, 1, 1, 0, 0;\n}\n"
                  : WGMMA_16(d, 0)
+                 : "l"(a), "l"(b), "r"(add));
+}
+
+static __device__ __forceinline__ void wgmma_rows(float (&d)[6][4], uint64_t a, uint64_t b, int add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %26, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {" WGMMA_REGISTERS_24
+                 "}, %24, %25, p, 1, 1, 0, 0;\n}\n"
+                 : WGMMA_16(d, 0), WGMMA_4(d, 4), WGMMA_4(d, 5)
                  : "l"(a), "l"(b), "r"(add));
 }
 

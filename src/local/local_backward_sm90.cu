@@ -10,12 +10,6 @@ static bool reads(const loam_problem *p, const loam_args *a)
            key_map_fits(p, &a->v) && (p->mechanism != LOAM_PARALLAX || query_map_fits(p, &a->probe));
 }
 
-loam_status local_rows_given_sm90(const loam_problem *p, const loam_args *a, const row_arrays *rows,
-                                  loam_error *error)
-{
-    return local_rows_cuda(p, a, rows, NULL, error);
-}
-
 /* The passes use what is behind the arrays over rows one after the other. */
 size_t local_backward_sm90_work(const loam_problem *p)
 {

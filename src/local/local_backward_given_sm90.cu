@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: MIT
+ * The launches of given_rows_kernel_sm90. */
+#include "src/local/local_backward_given_sm90.cuh"
+#include "src/local/local_maps_sm90.cuh"
+
+template <int DIM, bool PROBED, bool SCALED>
+static loam_status launch(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                          loam_error *error)
+{
+    typedef given_shape<DIM, PROBED> of;
+    const int64_t blocks = (p->len_q + GIVEN_ROWS - 1) / GIVEN_ROWS * p->batch * p->heads_q;
+    const local_saved saved = local_saved_carve(p, a->saved, NULL);
+    given_maps maps = {};
+    TRY(query_map_make(&maps.q, p, &a->q, SIDE, error));
+    TRY(query_map_make(&maps.grad_o, p, &a->grad_o, SIDE, error));
+    if (PROBED) {
+        TRY(query_map_make(&maps.probe, p, &a->probe, SIDE, error));
+    }
+    TRY(key_map_make(&maps.k, p, &a->k, of::keys, error));
+    TRY(key_map_make(&maps.v, p, &a->v, of::keys, error));
+    constexpr size_t shared = sizeof(given_shared_sm90<DIM, PROBED>);
+    TRY(cuda_allow_shared((const void *)given_rows_kernel_sm90<DIM, PROBED, SCALED>, shared, error));
+    given_rows_kernel_sm90<DIM, PROBED, SCALED>
+        <<<(unsigned)blocks, GIVEN_THREADS, shared, (cudaStream_t)a->stream>>>(*p, *a, saved, *rows, maps);
+    return cuda_launched("given_rows_kernel_sm90", error);
+}
+
+template <int DIM, bool PROBED>
+static loam_status launch_scaled(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                                 loam_error *error)
+{
+    return a->grad_scale ? launch<DIM, PROBED, true>(p, a, rows, error)
+                         : launch<DIM, PROBED, false>(p, a, rows, error);
+}
+
+template <int DIM>
+static loam_status launch_probed(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                                 loam_error *error)
+{
+    return p->mechanism == LOAM_PARALLAX ? launch_scaled<DIM, true>(p, a, rows, error)
+                                         : launch_scaled<DIM, false>(p, a, rows, error);
+}
+
+loam_status local_rows_given_sm90(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                                  loam_error *error)
+{
+    if (p->len_q == 0) {
+        return LOAM_OK;
+    }
+    return p->dim_qk == 64 ? launch_probed<64>(p, a, rows, error) : launch_probed<128>(p, a, rows, error);
+}
