@@ -60,7 +60,8 @@ template <int DIM> static loam_status launch(const loam_problem *p, const loam_a
 bool local_solved_sm90_reads(const loam_problem *p, const loam_args *a)
 {
     const extents n = extents_of(p);
-    return !a->weights.data && n.keys > 0 && tensor_map_fits(&a->q, n.batch, p->heads_q, n.queries) &&
+    return !a->weights.data && n.queries > 0 && n.keys > 0 &&
+           tensor_map_fits(&a->q, n.batch, p->heads_q, n.queries) &&
            tensor_map_fits(&a->k, n.batch, p->heads_kv, n.keys) &&
            tensor_map_fits(&a->v, n.batch, p->heads_kv, n.keys);
 }
