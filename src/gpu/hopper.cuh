@@ -101,8 +101,8 @@ static __device__ __forceinline__ void copy_box(void *tile, const CUtensorMap *m
 
 /* ------------------------------------------------------------------ products of a warpgroup */
 
-/* The descriptor of tiles for wgmma: address, 1024 bytes from one group of eight rows to the next, 128-byte swizzle. `next` bytes from
- * a tile to that of the next 64 columns, where a product takes its columns from both. */
+/* The descriptor of tiles for wgmma: address, `next` bytes from a tile to that of the next 64 columns, where a product takes its
+ * columns from both; 1024 bytes from one group of eight rows to the next, 128-byte swizzle. */
 static __device__ __forceinline__ uint64_t descriptor_of(uint32_t low)
 {
     uint64_t descriptor;
