@@ -87,7 +87,8 @@ template <class T> static __device__ __forceinline__ T &in_memory(T &object)
     return *at;
 }
 
-/* The system as a pass takes it out of memory: addresses known to be of shared and global memory make shorter code. */
+/* The system as a pass takes it out of memory. Addresses known to be of shared and global memory make shorter code; solve_shared_sm90
+ * is what a block's shared memory begins with. */
 template <int DIM>
 static __device__ __forceinline__ system_sm90<DIM> known_system(const system_sm90<DIM> &from,
                                                                 const row_pair &r, const row_ridge &ridge)
