@@ -103,11 +103,22 @@ static __device__ __forceinline__ void copy_box(void *tile, const CUtensorMap *m
 
 /* The descriptor of tiles for wgmma: address, 1024 bytes from one group of eight rows to the next, 128-byte swizzle. `next` bytes from
  * a tile to that of the next 64 columns, where a product takes its columns from both. */
+static __device__ __forceinline__ uint64_t descriptor_of(uint32_t low)
+{
+    uint64_t descriptor;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(descriptor) : "r"(low), "n"(1024 >> 4 | 1 << 30));
+    return descriptor;
+}
+
+/* Its low half, which alone changes from one address to another: `elements` of bf16 further on it is greater by elements / 8. */
+static __device__ __forceinline__ uint32_t descriptor_low(const void *tile, unsigned next = 1024)
+{
+    return (uint32_t)shared_address(tile) >> 4 | next >> 4 << 16;
+}
+
 static __device__ __forceinline__ uint64_t tile_descriptor(const void *tile, unsigned next = 1024)
 {
-    const uint64_t address = shared_address(tile);
-    return (address & 0x3ffff) >> 4 | (uint64_t)(next >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
-           (uint64_t)1 << 62;
+    return descriptor_of(descriptor_low(tile, next));
 }
 
 /* What leads from a descriptor to that of a place `elements` further on. */
@@ -254,10 +265,12 @@ template <int DIM>
 static __device__ __forceinline__ void multiply_rows(float (&s)[8][4], const uint32_t (&rows)[DIM / 16][4],
                                                      const __nv_bfloat16 *tile, bool add)
 {
+    const uint32_t b = descriptor_low(tile);
     products_begin();
 #pragma unroll
     for (int k = 0; k < DIM; k += 16) {
-        wgmma_rows(s, rows[k / 16], tile_descriptor(tile + k / SIDE * TILE_ELEMENTS + k % SIDE), add || k > 0);
+        wgmma_rows(s, rows[k / 16], descriptor_of(b + (k / SIDE * TILE_ELEMENTS + k % SIDE) / 8),
+                   add || k > 0);
     }
 }
 

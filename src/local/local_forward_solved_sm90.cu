@@ -23,9 +23,9 @@ static loam_status launch_pass(const loam_problem *p, const loam_args *a, const 
     config.dynamicSmemBytes = shared;
     config.stream = (cudaStream_t)a->stream;
     config.attrs = &overlap, config.numAttrs = overlapped;
-    return cuda_check(
-        cudaLaunchKernelEx(&config, solved_kernel_sm90<FINE, LISTED, DIM>, *p, *a, *saved, *work, blocks, *maps),
-        "solved_kernel_sm90", error);
+    return cuda_check(cudaLaunchKernelEx(&config, solved_kernel_sm90<FINE, LISTED, DIM>, *p, *a, *saved,
+                                         *work, blocks, *maps),
+                      "solved_kernel_sm90", error);
 }
 
 /* Blocks that see few keys, all others beside them, then those of these that one part was not enough for. */

@@ -3,15 +3,17 @@
  * Local Linear Attention forward on Hopper: the same passes as local_solved_cuda.cuh, for bf16 dot scores without bias terms and
  * head dimensions 64 and 128, with products of the whole warpgroup (a thread block is one) and bulk copies.
  *
- * Blocks whose rows see many keys begin cheap: directions and weights in one bf16 part each, which leaves a residual of about 2^-8.
- * The last sweep finds the true one. Where it misses, and where a row sees fewer than FEW_KEYS head dimensions, two parts go on
- * from what is there.
+ * Blocks whose rows see many keys take directions and weights in one bf16 part each, which leaves a residual of about 2^-8; the last
+ * sweep finds the true one. Where it misses, or the iteration is too slow to get there, the block is listed for a second launch,
+ * in two parts. Blocks with few keys take two parts at once, in a launch beside the first. One kernel for both would hold too
+ * much in registers for products to run ahead of what is made of them.
  */
 #ifndef LOAM_LOCAL_LOCAL_SOLVED_SM90_CUH
 #define LOAM_LOCAL_LOCAL_SOLVED_SM90_CUH
 
 #include "src/local/local_stream_sm90.cuh"
 
+/* Keys that rows must see, in head dimensions, for one part to do; less with a ridge of 1 or more. */
 enum { FEW_KEYS = 6 };
 
 /* One ridge for each channel, in the scratch. */
@@ -20,12 +22,16 @@ enum { VECTOR_RIDGE = VECTOR_IMAGE };
 /* Below it, in size, lse to base 2 is exact enough that no weight exceeds 1 + 2^-10. */
 #define TAME_LSE 4096.0f
 
-/* 113 KiB at 128 dimensions: two thread blocks to a multiprocessor. */
+/* Thread blocks to a multiprocessor: 105 or 113 KiB of shared memory each, and all registers. */
+enum { BLOCKS_SM90 = 2 };
+
 template <int DIM> struct solve_shared_sm90 {
-    alignas(1024) __nv_bfloat16 slot[ring_slots<DIM>][DIM * SIDE];
+    alignas(1024) __nv_bfloat16 direction[2][DIM * SIDE];
+    __nv_bfloat16 slot[ring_slots<DIM>]
+                      [DIM * SIDE]; /* after the direction: passes that leave it alone have slots there too */
     __nv_bfloat16 query[DIM * SIDE];
-    __nv_bfloat16 direction[2][DIM * SIDE];
-    uint64_t full[ring_slots<DIM>], query_full;
+    uint64_t full[ring_slots<DIM>], query_full, wide_full[2][ring_slots<DIM> + 2];
+    ring_count wide[2]; /* of the rings of one and two slots more */
     int64_t block;
     int scratch;
     row_block rows;
@@ -53,6 +59,11 @@ template <int DIM> struct system_sm90 {
         return scratch_vector<DIM>(scratch, which);
     }
     __device__ __forceinline__ ring_sm90<DIM> ring() const { return { sm.slot, sm.full }; }
+    /* With MORE slots, 1 or 2, in place of the direction's second part, or of both. */
+    template <int MORE> __device__ __forceinline__ ring_sm90<DIM, ring_slots<DIM> + MORE> wide_ring() const
+    {
+        return { &sm.direction[2 - MORE], sm.wide_full[MORE - 1] };
+    }
     __device__ __forceinline__ float target(int row, int c) const
     {
         return tile_value(sm.query[swizzled(r.at[row], c)]);
@@ -77,15 +88,27 @@ template <class T> static __device__ __forceinline__ T &in_memory(T &object)
 }
 
 /* The system as a pass takes it out of memory: addresses known to be of shared and global memory make shorter code. */
-template <int DIM> static __device__ __forceinline__ system_sm90<DIM> known_system(const system_sm90<DIM> &from,
-                                                                      const row_pair &r, const row_ridge &ridge)
+template <int DIM>
+static __device__ __forceinline__ system_sm90<DIM> known_system(const system_sm90<DIM> &from,
+                                                                const row_pair &r, const row_ridge &ridge)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     __builtin_assume(__isGlobal(from.scratch));
-    system_sm90<DIM> sys = { from.p,     from.a,    from.x,     r,
-                             ridge, from.maps, *(solve_shared_sm90<DIM> *)swizzled_memory,
-                             from.count, from.scratch, from.scale2, { from.lse2[0], from.lse2[1] },
-                             from.whole, from.to,   from.fine,  from.tame };
+    system_sm90<DIM> sys = { from.p,
+                             from.a,
+                             from.x,
+                             r,
+                             ridge,
+                             from.maps,
+                             *(solve_shared_sm90<DIM> *)swizzled_memory,
+                             from.count,
+                             from.scratch,
+                             from.scale2,
+                             { from.lse2[0], from.lse2[1] },
+                             from.whole,
+                             from.to,
+                             from.fine,
+                             from.tame };
     return sys;
 }
 
@@ -134,8 +157,7 @@ static __device__ __forceinline__ void own_pairs(uint32_t (&a)[DIM / 16][4], con
 
 /* Queries and directions as operands of a pass: in registers where there are enough, which spares shared memory the reading. */
 template <int DIM, bool FINE, bool VALUES> struct score_rows {
-    static constexpr bool query_held = DIM == 64 && !FINE,
-                          direction_held = !FINE && (DIM == 64 || !VALUES);
+    static constexpr bool query_held = DIM == 64 && !FINE, direction_held = !FINE && (DIM == 64 || !VALUES);
     uint32_t query[query_held ? DIM / 16 : 1][4];
     uint32_t direction[direction_held ? (FINE ? 2 : 1) : 1][direction_held ? DIM / 16 : 1][4];
 
@@ -198,6 +220,7 @@ static __device__ __forceinline__ void centre_weights(float (&w)[8][4], float (&
             total[e / 2] += w[n][e];
         }
     }
+    products_arrived(w); /* made here, and not where they are used: beyond the next wait */
 }
 
 /* w <- p (direction . k - centre); its row sums (this thread's columns) go to total */
@@ -264,8 +287,7 @@ struct image_products {
 /* y becomes (Cov + Lambda) times the direction, from y = sum f k and total = sum f (this thread's columns). */
 template <bool FINE, int DIM>
 static __device__ __forceinline__ image_products finish_image(float (&y)[DIM / SIDE][8][4],
-                                                              const system_sm90<DIM> &sys,
-                                                              float (&total)[2])
+                                                              const system_sm90<DIM> &sys, float (&total)[2])
 {
     const lane_vector kbar = sys.vector(VECTOR_KBAR), ridge = sys.vector(VECTOR_RIDGE);
     image_products d = {};
@@ -318,7 +340,7 @@ static __device__ __forceinline__ image_products image_sm90(float (&y)[DIM / SID
     score_rows<DIM, FINE, false> rows;
     rows.load(sys);
     clear_sums<DIM>(y);
-    stream_ahead_sm90<DIM, false>(
+    stream_steps_sm90<DIM, false, true>(
         sys.ring(), sys.count, sys.maps, sys.x,
         [&](const tiles_at &t) {
             rows.query_keys(f, sys, t.keys);
@@ -394,7 +416,7 @@ static __device__ __forceinline__ bool unsolved(const cg_rows &k, const cg_toler
 /* Conjugate gradients from x and its residual r, which both lie in the scratch, for the rows that are live. */
 template <bool FINE, int DIM>
 static __device__ __forceinline__ void cg_run(const system_sm90<DIM> &outer, cg_rows &rows,
-                                           const cg_tolerance &tolerance)
+                                              const cg_tolerance &tolerance)
 {
     const row_pair r = outer.r;
     const row_ridge ridge = outer.ridge;
@@ -440,7 +462,8 @@ static __device__ __forceinline__ void cg_run(const system_sm90<DIM> &outer, cg_
         for (int n = 0; n < DIM / 2; n += 2) {
             const float2 p = direction_pair<FINE>(sys, n / 4, n % 4);
             x.put(n, old[n] + step[n / 2 % 2] * p.x), x.put(n + 1, old[n + 1] + step[n / 2 % 2] * p.y);
-            residual.put(n, y[n / 32][n / 4 % 8][n % 4]), residual.put(n + 1, y[n / 32][n / 4 % 8][n % 4 + 1]);
+            residual.put(n, y[n / 32][n / 4 % 8][n % 4]),
+                residual.put(n + 1, y[n / 32][n / 4 % 8][n % 4 + 1]);
         }
 #pragma unroll
         for (int row = 0; row < 2; row++) {
@@ -456,7 +479,8 @@ static __device__ __forceinline__ void cg_run(const system_sm90<DIM> &outer, cg_
 #pragma unroll
             for (int e = 0; e < 4; e += 2) {
                 float2 p = direction_pair<FINE>(sys, n, e);
-                p.x = y[n / 8][n % 8][e] + turn[e / 2] * p.x, p.y = y[n / 8][n % 8][e + 1] + turn[e / 2] * p.y;
+                p.x = y[n / 8][n % 8][e] + turn[e / 2] * p.x,
+                p.y = y[n / 8][n % 8][e + 1] + turn[e / 2] * p.y;
                 set_direction_pair<FINE>(sys, n, e, p);
             }
         }
@@ -470,6 +494,26 @@ static __device__ __forceinline__ void cg_run(const system_sm90<DIM> &outer, cg_
     rows = k;
 }
 
+/* A pass over keys and values, on a ring of MORE slots than the solver's: what lay there is gone. */
+template <int MORE, bool AHEAD, int DIM, class SCORE, class WEIGH, class PACK, class GATHER>
+static __device__ __forceinline__ void stream_values_sm90(const system_sm90<DIM> &sys, SCORE score,
+                                                          WEIGH weigh, PACK pack, GATHER gather)
+{
+    if constexpr (MORE == 0) {
+        stream_steps_sm90<DIM, true, AHEAD>(sys.ring(), sys.count, sys.maps, sys.x, score, weigh, pack,
+                                            gather);
+    } else {
+        ring_count count = sys.sm.wide[MORE - 1];
+        fence_async_proxy();
+        __syncthreads();
+        stream_steps_sm90<DIM, true, AHEAD>(sys.template wide_ring<MORE>(), count, sys.maps, sys.x, score,
+                                            weigh, pack, gather);
+        if (threadIdx.x == 0) {
+            sys.sm.wide[MORE - 1] = count;
+        }
+    }
+}
+
 /* Means under the weights into the scratch; most: the largest p. */
 template <bool FINE, int DIM>
 static __device__ __forceinline__ void means_sm90(system_sm90<DIM> &outer, float (&lse)[2], float (&most)[2])
@@ -481,13 +525,12 @@ static __device__ __forceinline__ void means_sm90(system_sm90<DIM> &outer, float
     float k[DIM / SIDE][8][4], v[DIM / SIDE][8][4], s[8][4];
     float m[2] = { -INFINITY, -INFINITY }, omega[2] = { 0, 0 }, sum[2] = { 0, 0 }, keep[2];
     weights_operand<parts> a;
-    score_rows<DIM, false, true> rows;
+    score_rows<DIM, FINE, true> rows;
     rows.load_query(sys);
     clear_sums<DIM>(k);
     clear_sums<DIM>(v);
-    stream_ahead_sm90<DIM, true>(
-        sys.ring(), sys.count, sys.maps, sys.x,
-        [&](const tiles_at &t) { rows.query_keys(s, sys, t.keys); },
+    stream_values_sm90<FINE || DIM == 64 ? 0 : 2, true>(
+        sys, [&](const tiles_at &t) { rows.query_keys(s, sys, t.keys); },
         [&](const tiles_at &t) {
             products_arrived(s);
 #pragma unroll
@@ -526,6 +569,7 @@ static __device__ __forceinline__ void means_sm90(system_sm90<DIM> &outer, float
                     }
                 }
             }
+            products_arrived(s);
         },
         [&]() {
             products_arrived(k);
@@ -665,8 +709,8 @@ static __device__ __forceinline__ void put_rows(const system_sm90<DIM> &sys, con
 /* o, rho, saved of the real rows; error2: the square of the residual of each. */
 template <bool FINE, int DIM>
 static __device__ __forceinline__ void lines_sm90(const system_sm90<DIM> &outer, const cg_rows &k,
-                                               const local_saved &saved, float (&error)[2],
-                                               bool (&finite)[2])
+                                                  const local_saved &saved, float (&error)[2],
+                                                  bool (&finite)[2])
 {
     const row_pair r = outer.r;
     const row_ridge ridge = outer.ridge;
@@ -689,8 +733,8 @@ static __device__ __forceinline__ void lines_sm90(const system_sm90<DIM> &outer,
     rows.load(sys);
     clear_sums<DIM>(y);
     clear_sums<DIM>(o);
-    stream_ahead_sm90<DIM, true>(
-        sys.ring(), sys.count, sys.maps, sys.x,
+    stream_values_sm90<FINE || DIM == 64 ? 0 : 1, false>(
+        sys,
         [&](const tiles_at &t) {
             rows.query_keys(f, sys, t.keys);
             rows.direction_keys(u, sys, t.keys);
@@ -749,7 +793,7 @@ static __device__ __forceinline__ void lines_sm90(const system_sm90<DIM> &outer,
 /* All rows go on from x, with its residual as exact products see it. What the cheap ones met says little of the condition. */
 template <int DIM>
 static __device__ __forceinline__ void cg_resume(const system_sm90<DIM> &outer, cg_rows &k,
-                                              const bool (&wanted)[2], float stop)
+                                                 const bool (&wanted)[2], float stop)
 {
     const row_pair r = outer.r;
     const row_ridge ridge = outer.ridge;
@@ -834,7 +878,8 @@ static __device__ __forceinline__ bool solved_block_sm90(solve_shared_sm90<DIM> 
     const bool by_max = p.ridge_unit == LOAM_RIDGE_MAX;
     const float unit[2] = { by_max ? most[0] : 1, by_max ? most[1] : 1 };
     ridge = row_ridge_of(p, a, x, r, unit);
-    const cg_tolerance tolerance = FINE ? cg_tolerance{ 8e-4f, 1e-2f, 128 } : cg_tolerance{ 8e-3f, 1.8e-2f, 8 };
+    const cg_tolerance tolerance = FINE ? cg_tolerance{ 8e-4f, 1e-2f, 128 }
+                                        : cg_tolerance{ 8e-3f, 1.8e-2f, 8 };
     const bool wanted[2] = { r.lo[0] < r.hi[0] && ridge.least[0] > 0,
                              r.lo[1] < r.hi[1] && ridge.least[1] > 0 };
     cg_rows k_storage;
@@ -883,22 +928,24 @@ static __device__ __forceinline__ bool solved_block_sm90(solve_shared_sm90<DIM> 
     return true;
 }
 
-/* Do the block's rows see too few keys for one part? */
+/* Do the block's rows see too few keys for one part? A ridge of the size of the keys' variance makes up for some; where they are of
+ * another size than 1, the pace tells. */
 template <int DIM>
-static __device__ __forceinline__ bool sees_few(const loam_problem &p, const row_block &x)
+static __device__ __forceinline__ bool sees_few(const loam_problem &p, const loam_args &a, const row_block &x)
 {
     int64_t lo, hi;
     local_visible(&p, &x.s, x.i0, &lo, &hi);
-    return hi - lo < FEW_KEYS * DIM;
+    const double ridge = p.ridge_unit == LOAM_RIDGE_MAX ? 0 : local_ridge(&p, &a, &x.s, x.h, x.i0, 0);
+    return hi - lo < (ridge >= 1 ? FEW_KEYS - 2 : FEW_KEYS) * DIM;
 }
 
 /* The next block for this launch, and its rows; -1 where there is none. LISTED: of those that one part was not enough for. */
 template <bool FINE, bool LISTED, int DIM>
 static __device__ __forceinline__ int64_t take_block(row_block &rows, const solve_launch &all, int64_t blocks)
 {
-    unsigned long long *counter = (unsigned long long *)(LISTED ? all.work.next_listed :
-                                                         FINE   ? all.work.next_few :
-                                                                  all.work.next_block);
+    unsigned long long *counter = (unsigned long long *)(LISTED ? all.work.next_listed
+                                                         : FINE ? all.work.next_few
+                                                                : all.work.next_block);
     const int64_t count = LISTED ? (int64_t)*all.work.listed_count : blocks;
     for (;;) {
         const int64_t n = (int64_t)atomicAdd(counter, 1ull);
@@ -907,7 +954,7 @@ static __device__ __forceinline__ int64_t take_block(row_block &rows, const solv
         }
         const int64_t block = LISTED ? all.work.listed[n] : n;
         rows = row_block_at(all.p, all.a, block);
-        if (rows.rows > 0 && (LISTED || sees_few<DIM>(all.p, rows) == FINE)) {
+        if (rows.rows > 0 && (LISTED || sees_few<DIM>(all.p, all.a, rows) == FINE)) {
             return block;
         }
     }
@@ -925,7 +972,7 @@ static __device__ __forceinline__ int take_scratch(const solve_work &work)
 }
 
 template <bool FINE, bool LISTED, int DIM>
-__global__ void __launch_bounds__(THREADS, 2)
+__global__ void __launch_bounds__(THREADS, BLOCKS_SM90)
     solved_kernel_sm90(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                        const local_saved saved, const solve_work work, const int64_t blocks,
                        const __grid_constant__ maps_sm90 maps)
@@ -942,6 +989,11 @@ __global__ void __launch_bounds__(THREADS, 2)
         for (int n = 0; n < (int)ring_slots<DIM>; n++) {
             barrier_init(&sm.full[n], 1);
         }
+        for (int n = 0; n < (int)ring_slots<DIM> + 2; n++) {
+            barrier_init(&sm.wide_full[0][n], 1);
+            barrier_init(&sm.wide_full[1][n], 1);
+        }
+        sm.wide[0].used = sm.wide[1].used = 0;
         barrier_init(&sm.query_full, 1);
         fence_async_proxy();
         sm.scratch = take_scratch(work);

@@ -9,10 +9,10 @@
 #include "src/local/local_solved_cuda.cuh"
 
 /* Slots of the ring, each for a tile of keys or of values. */
-template <int DIM> constexpr unsigned ring_slots = DIM == 64 ? 8 : 4;
+template <int DIM> constexpr unsigned ring_slots = DIM == 64 ? 10 : 4;
 
-/* The ring lies in two places, for swizzled tiles want 1024 bytes of alignment and barriers none. */
-template <int DIM> struct ring_sm90 {
+/* A ring lies in two places, for swizzled tiles want 1024 bytes of alignment and barriers none. */
+template <int DIM, unsigned SLOTS = ring_slots<DIM>> struct ring_sm90 {
     __nv_bfloat16 (*slot)[DIM * SIDE];
     uint64_t *full;
 };
@@ -33,11 +33,11 @@ struct tiles_at {
     const __nv_bfloat16 *keys, *values;
 };
 
-template <int DIM>
-static __device__ __forceinline__ void ask_tile(const ring_sm90<DIM> &ring, const CUtensorMap &map,
+template <int DIM, unsigned SLOTS>
+static __device__ __forceinline__ void ask_tile(const ring_sm90<DIM, SLOTS> &ring, const CUtensorMap &map,
                                                 const row_block &x, int j, unsigned count)
 {
-    const unsigned slot = count % ring_slots<DIM>;
+    const unsigned slot = count % SLOTS;
     barrier_expect(&ring.full[slot], DIM * SIDE * 2);
 #pragma unroll
     for (int c = 0; c < DIM; c += SIDE) {
@@ -46,18 +46,8 @@ static __device__ __forceinline__ void ask_tile(const ring_sm90<DIM> &ring, cons
     }
 }
 
-template <int DIM, bool VALUES>
-static __device__ __forceinline__ void ask_tiles(const ring_sm90<DIM> &ring, const maps_sm90 &maps,
-                                                 const row_block &x, int j, unsigned count)
-{
-    ask_tile(ring, maps.k, x, j, count);
-    if (VALUES) {
-        ask_tile(ring, maps.v, x, j, count + 1);
-    }
-}
-
 /* Rows `rows` .. of a tile become 0: what lies beyond a sequence may be anything, and 0 times NaN is not 0. */
-template <int DIM> static __device__ __forceinline__ void clear_beyond(const __nv_bfloat16 *tile, int rows)
+template <int DIM> static __device__ __forceinline__ void clear_beyond(__nv_bfloat16 *tile, int rows)
 {
 #pragma unroll
     for (int c = 0; c < DIM / SIDE; c++) {
@@ -66,63 +56,105 @@ template <int DIM> static __device__ __forceinline__ void clear_beyond(const __n
             piece[n] = make_uint4(0, 0, 0, 0);
         }
     }
+    fence_async_proxy();
+    __syncthreads();
 }
 
-/* The tile of keys from j on, the next after `count` of them, when it is there. */
-template <int DIM, bool VALUES>
-static __device__ __forceinline__ tiles_at await_tiles(const ring_sm90<DIM> &ring, const row_block &x, int j,
-                                                       unsigned count)
+/* The tile from key j on, number `count` of the ring, when it is there. */
+template <int DIM, unsigned SLOTS>
+static __device__ __forceinline__ void await_tile(const ring_sm90<DIM, SLOTS> &ring, const row_block &x,
+                                                  int j, unsigned count)
 {
-    constexpr unsigned slots = ring_slots<DIM>;
-    const unsigned key = count, value = VALUES ? count + 1 : count;
-    const tiles_at t = { j, ring.slot[key % slots], ring.slot[value % slots] };
-    barrier_wait(&ring.full[key % slots], key / slots % 2);
-    if (VALUES) {
-        barrier_wait(&ring.full[value % slots], value / slots % 2);
+    barrier_wait(&ring.full[count % SLOTS], count / SLOTS % 2);
+    if (j + SIDE > x.s.nk) {
+        clear_beyond<DIM>(ring.slot[count % SLOTS], (int)x.s.nk - j);
     }
-    if (t.j + SIDE > x.s.nk) {
-        clear_beyond<DIM>(t.keys, (int)x.s.nk - t.j);
-        if (VALUES) {
-            clear_beyond<DIM>(t.values, (int)x.s.nk - t.j);
+}
+
+/* A pass over the tiles of a block: keys and values in turn are its entries. */
+template <int DIM, bool VALUES, unsigned SLOTS> struct pass_sm90 {
+    static constexpr unsigned each = VALUES ? 2 : 1;
+    const ring_sm90<DIM, SLOTS> &ring;
+    const maps_sm90 &maps;
+    const row_block &x;
+    const unsigned begin; /* entries of the ring before this pass */
+    const int tiles;
+
+    /* One thread asks for entry n, if there is one. */
+    __device__ __forceinline__ void ask(unsigned n) const
+    {
+        if (n / each < (unsigned)tiles) {
+            ask_tile(ring, n % each ? maps.v : maps.k, x, x.first + (int)(n / each) * SIDE, begin + n);
         }
-        fence_async_proxy();
-        __syncthreads();
     }
-    return t;
+    __device__ __forceinline__ void ask_first() const
+    {
+        for (unsigned n = 0; threadIdx.x == 0 && n < SLOTS; n++) {
+            ask(n);
+        }
+    }
+    /* Tile n is done with: its slots take the next entries. */
+    __device__ __forceinline__ void done(int n) const
+    {
+        __syncthreads();
+        for (unsigned i = 0; threadIdx.x == 0 && n >= 0 && i < each; i++) {
+            ask((unsigned)n * each + i + SLOTS);
+        }
+    }
+    __device__ __forceinline__ tiles_at at(int n) const
+    {
+        const unsigned entry = begin + (unsigned)n * each;
+        return { x.first + n * SIDE, ring.slot[entry % SLOTS], ring.slot[(entry + each - 1) % SLOTS] };
+    }
+    __device__ __forceinline__ void await_keys(int n) const
+    {
+        await_tile(ring, x, x.first + n * SIDE, begin + (unsigned)n * each);
+    }
+    __device__ __forceinline__ void await_values(int n) const
+    {
+        if (VALUES) {
+            await_tile(ring, x, x.first + n * SIDE, begin + (unsigned)n * each + 1);
+        }
+    }
+};
+
+template <bool VALUES, int DIM, unsigned SLOTS>
+static __device__ __forceinline__ pass_sm90<DIM, VALUES, SLOTS> pass_of(const ring_sm90<DIM, SLOTS> &ring,
+                                                                        const ring_count &count,
+                                                                        const maps_sm90 &maps,
+                                                                        const row_block &x)
+{
+    return { ring, maps, x, count.used, (x.last - x.first + SIDE - 1) / SIDE };
 }
 
 /* Calls use(tiles) for all tiles of the block's keys in order. All threads of the block take part. */
-template <int DIM, bool VALUES, class F>
-static __device__ __forceinline__ void stream_sm90(const ring_sm90<DIM> &ring, ring_count &count,
+template <int DIM, bool VALUES, unsigned SLOTS, class F>
+static __device__ __forceinline__ void stream_sm90(const ring_sm90<DIM, SLOTS> &ring, ring_count &count,
                                                    const maps_sm90 &maps, const row_block &x, F use)
 {
-    constexpr unsigned each = VALUES ? 2 : 1, ahead = ring_slots<DIM> / each;
-    const int tiles = (x.last - x.first + SIDE - 1) / SIDE;
-    if (threadIdx.x == 0) {
-        for (int n = 0; n < (int)ahead && n < tiles; n++) {
-            ask_tiles<DIM, VALUES>(ring, maps, x, x.first + n * SIDE, count.used + n * each);
-        }
+    const pass_sm90<DIM, VALUES, SLOTS> pass = pass_of<VALUES>(ring, count, maps, x);
+    pass.ask_first();
+    for (int n = 0; n < pass.tiles; n++) {
+        pass.await_keys(n);
+        pass.await_values(n);
+        use(pass.at(n));
+        pass.done(n);
     }
-    for (int n = 0; n < tiles; n++, count.used += each) {
-        use(await_tiles<DIM, VALUES>(ring, x, x.first + n * SIDE, count.used));
-        __syncthreads();
-        if (threadIdx.x == 0 && n + (int)ahead < tiles) {
-            ask_tiles<DIM, VALUES>(ring, maps, x, x.first + (n + (int)ahead) * SIDE,
-                                   count.used + ahead * each);
-        }
-    }
+    count.used += (unsigned)pass.tiles * pass.each;
 }
 
 /* A pass in four steps: score(tiles) issues the products that weights are made of, weigh(tiles) makes weights once these have ended,
- * pack() takes them as operands when the sums are at rest, gather(tiles) issues the products with them. The scores of the
- * next tile are issued ahead of gather, so that the tensor cores work while the next weights are made. */
-template <int DIM, bool VALUES, class SCORE, class WEIGH, class PACK, class GATHER>
-static __device__ __forceinline__ void stream_ahead_sm90(const ring_sm90<DIM> &ring, ring_count &count,
+ * pack() takes them as operands when the sums are at rest, gather(tiles) issues the products with them. AHEAD, where the ring
+ * has room: the scores of the next tile are issued before gather, so that the tensor cores work while the next weights are
+ * made. */
+template <int DIM, bool VALUES, bool AHEAD, unsigned SLOTS, class SCORE, class WEIGH, class PACK,
+          class GATHER>
+static __device__ __forceinline__ void stream_steps_sm90(const ring_sm90<DIM, SLOTS> &ring, ring_count &count,
                                                          const maps_sm90 &maps, const row_block &x,
                                                          SCORE score, WEIGH weigh, PACK pack, GATHER gather)
 {
-    constexpr unsigned each = VALUES ? 2 : 1, ahead = ring_slots<DIM> / each;
-    if constexpr (ahead < 3) { /* a tile would be asked for when it is wanted */
+    const pass_sm90<DIM, VALUES, SLOTS> pass = pass_of<VALUES>(ring, count, maps, x);
+    if constexpr (!AHEAD || SLOTS <= 2 * pass.each) {
         stream_sm90<DIM, VALUES>(ring, count, maps, x, [&](const tiles_at &t) {
             score(t);
             products_commit();
@@ -135,44 +167,42 @@ static __device__ __forceinline__ void stream_ahead_sm90(const ring_sm90<DIM> &r
         });
         return;
     }
-    const int tiles = (x.last - x.first + SIDE - 1) / SIDE;
-    if (tiles <= 0) {
+    if (pass.tiles <= 0) {
         return;
     }
-    if (threadIdx.x == 0) {
-        for (int n = 0; n < (int)ahead && n < tiles; n++) {
-            ask_tiles<DIM, VALUES>(ring, maps, x, x.first + n * SIDE, count.used + n * each);
-        }
-    }
-    tiles_at t = await_tiles<DIM, VALUES>(ring, x, x.first, count.used);
+    pass.ask_first();
+    pass.await_keys(0);
+    tiles_at t = pass.at(0);
     score(t);
     products_commit();
     products_commit();
     for (int n = 0;; n++) {
         products_wait<1>();
         weigh(t);
-        products_wait<0>();
-        __syncthreads();
-        const int next = n - 1 + (int)ahead;
-        if (threadIdx.x == 0 && n > 0 && next < tiles) {
-            ask_tiles<DIM, VALUES>(ring, maps, x, x.first + next * SIDE, count.used + next * each);
+        /* The wait for the tile, a loop, also keeps the making of weights ahead of the wait for the sums. */
+        const bool more = n + 1 < pass.tiles;
+        if (more) {
+            pass.await_keys(n + 1);
         }
+        products_wait<0>();
         pack();
-        if (n + 1 == tiles) {
+        pass.await_values(n);
+        if (!more) {
             break;
         }
-        const tiles_at after = await_tiles<DIM, VALUES>(ring, x, x.first + (n + 1) * SIDE, count.used + (n + 1) * each);
+        const tiles_at after = pass.at(n + 1);
         score(after);
         products_commit();
         gather(t);
         products_commit();
+        pass.done(n - 1);
         t = after;
     }
     gather(t);
     products_commit();
     products_wait<0>();
     __syncthreads();
-    count.used += tiles * each;
+    count.used += (unsigned)pass.tiles * pass.each;
 }
 
 #endif
