@@ -127,6 +127,68 @@ static __device__ __forceinline__ void add_weights(float (&total)[2], const weig
     }
 }
 
+/* Values and keys of the block's tiles in turn, or keys alone, through the first SLOTS slots of the ring. */
+template <int DIM, unsigned SLOTS, bool VALUES> struct tile_turns {
+    const rows_system<DIM> &rs;
+    unsigned count, taken, given, parity;
+
+    __device__ __forceinline__ tile_turns(const rows_system<DIM> &system)
+        : rs(system), taken(0), given(0), parity(rs.count.parity)
+    {
+        const row_block &x = rs.sys.x;
+        count = (unsigned)((x.last - x.first + SIDE - 1) / SIDE) * (VALUES ? 2 : 1);
+        if (threadIdx.x == 0) {
+            for (unsigned n = 0; n < SLOTS && n < count; n++) {
+                ask(n);
+            }
+        }
+    }
+    __device__ __forceinline__ int key_of(unsigned n) const
+    {
+        return rs.sys.x.first + (int)(VALUES ? n / 2 : n) * SIDE;
+    }
+    __device__ __forceinline__ void ask(unsigned n) const
+    {
+        const row_block &x = rs.sys.x;
+        const unsigned slot = n % SLOTS;
+        const CUtensorMap *map = VALUES && n % 2 == 0 ? &rs.all.maps.all.v : &rs.all.maps.all.k;
+        barrier_expect(rs.full(slot), DIM * SIDE * 2);
+#pragma unroll
+        for (int c = 0; c < DIM; c += SIDE) {
+            copy_box(rs.slot(slot) + c * SIDE, map, rs.full(slot), c, (int)x.s.k0 + key_of(n), (int)x.h_kv,
+                     (int)x.s.b);
+        }
+    }
+    __device__ __forceinline__ const __nv_bfloat16 *take()
+    {
+        const unsigned slot = taken % SLOTS;
+        barrier_wait(rs.full(slot), parity >> slot & 1);
+        parity ^= 1u << slot;
+        const int left = (int)rs.sys.x.s.nk - key_of(taken);
+        if (left < SIDE) {
+            clear_beyond<DIM>(rs.slot(slot), left);
+            fence_async_proxy();
+            __syncthreads();
+        }
+        taken++;
+        return rs.slot(slot);
+    }
+    /* All products with the first so many of the tiles have ended. */
+    __device__ __forceinline__ void give(unsigned done)
+    {
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            for (unsigned n = given; n < done; n++) {
+                if (n + SLOTS < count) {
+                    ask(n + SLOTS);
+                }
+            }
+        }
+        given = done;
+    }
+    __device__ __forceinline__ void finish() const { rs.count.parity = parity; }
+};
+
 /* ------------------------------------------------------------------ first sweep */
 
 template <int DIM>
@@ -170,46 +232,48 @@ static __device__ __forceinline__ void probe_gradient_sm90(float (&f)[DIM / SIDE
                                                            bool peak)
 {
     const system_sm90<DIM> &sys = rs.sys;
-    float s[8][4], g[8][4], total[2] = { 0, 0 };
-    weights_operand<FINE ? 2 : 1> w;
-    score_rows<DIM, FINE, true> rows;
-    rows.load_query(sys);
+    float total[2] = { 0, 0 };
+    tile_turns<DIM, pair_slots<DIM>::grad_o, true> turns(rs);
     sum.best[0] = sum.best[1] = -INFINITY;
     sum.peak[0] = sum.peak[1] = INT32_MAX;
     clear_sums<DIM>(f);
-    stream_ahead_sm90<DIM, true>(
-        sys.ring(), rs.count.ring, sys.maps, sys.x,
-        [&](const tiles_at &t) {
-            rows.query_keys(s, sys, t.keys);
-            multiply_rows<DIM>(g, sys.sm.direction[0], t.values, false);
-        },
-        [&](const tiles_at &t) {
-            products_arrived(s);
-            products_arrived(g);
-            if (peak) {
-                find_peak(sum, s, sys, t.j);
-            }
-            weights_sm90(s, sys, t.j);
+    while (turns.taken < turns.count) {
+        const int j = turns.key_of(turns.taken);
+        const __nv_bfloat16 *const values = turns.take(), *const keys = turns.take();
+        float s[8][4], g[8][4];
+        weights_operand<FINE ? 2 : 1> w;
+        multiply_rows<DIM>(s, sys.sm.query, keys, false);
+        more_rows<DIM>(g, sys.sm.direction[0], values, false);
+        products_commit();
+        products_wait<0>();
+        products_arrived(s);
+        products_arrived(g);
+        if (DIM > 64) {
+            turns.give(turns.taken - 1);
+        }
+        if (peak) {
+            find_peak(sum, s, sys, j);
+        }
+        weights_sm90(s, sys, j);
 #pragma unroll
-            for (int n = 0; n < 8; n++) {
+        for (int n = 0; n < 8; n++) {
 #pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    g[n][e] = s[n][e] * (g[n][e] - sum.gbar[e / 2]);
-                }
+            for (int e = 0; e < 4; e++) {
+                g[n][e] = s[n][e] * (g[n][e] - sum.gbar[e / 2]);
             }
-        },
-        [&]() {
-            products_arrived(f);
-            split_weights(w, g);
-            add_weights(total, w);
-        },
-        [&](const tiles_at &t) {
-            if (FINE) {
-                multiply_weights<DIM>(f, w.part[FINE], t.keys);
-            }
-            multiply_weights<DIM>(f, w.part[0], t.keys);
-        });
-    products_arrived(f);
+        }
+        split_weights(w, g);
+        add_weights(total, w);
+        multiply_weights<DIM>(f, w.part[0], keys);
+        if (FINE) {
+            more_weights<DIM>(f, w.part[FINE], keys);
+        }
+        products_commit();
+        products_wait<0>();
+        products_arrived(f);
+        turns.give(turns.taken);
+    }
+    turns.finish();
     finish_peak(sum);
     sum.rest[0] = quad_sum(total[0]), sum.rest[1] = quad_sum(total[1]);
 }
@@ -264,7 +328,8 @@ struct pair_rows {
 
 /* Where the scale's gradient is wanted (SCALED) products q . k are kept, and p is computed from them twice. */
 template <int DIM>
-static __device__ __forceinline__ float weight_sm90(const system_sm90<DIM> &sys, float product, int row, int j)
+static __device__ __forceinline__ float weight_sm90(const system_sm90<DIM> &sys, float product, int row,
+                                                    int j)
 {
     const float p = exp2_fast(fminf(product * sys.scale2 - sys.lse2[row], 0));
     return sys.seen(row, j) ? p : 0;
@@ -341,68 +406,6 @@ static __device__ __forceinline__ void unpack_weights(float (&f)[8][4], const we
     }
 }
 
-/* Values and keys of the block's tiles in turn, or keys alone, through the first SLOTS slots of the ring. */
-template <int DIM, unsigned SLOTS, bool VALUES> struct tile_turns {
-    const rows_system<DIM> &rs;
-    unsigned count, taken, given, parity;
-
-    __device__ __forceinline__ tile_turns(const rows_system<DIM> &system)
-        : rs(system), taken(0), given(0), parity(rs.count.parity)
-    {
-        const row_block &x = rs.sys.x;
-        count = (unsigned)((x.last - x.first + SIDE - 1) / SIDE) * (VALUES ? 2 : 1);
-        if (threadIdx.x == 0) {
-            for (unsigned n = 0; n < SLOTS && n < count; n++) {
-                ask(n);
-            }
-        }
-    }
-    __device__ __forceinline__ int key_of(unsigned n) const
-    {
-        return rs.sys.x.first + (int)(VALUES ? n / 2 : n) * SIDE;
-    }
-    __device__ __forceinline__ void ask(unsigned n) const
-    {
-        const row_block &x = rs.sys.x;
-        const unsigned slot = n % SLOTS;
-        const CUtensorMap *map = VALUES && n % 2 == 0 ? &rs.all.maps.all.v : &rs.all.maps.all.k;
-        barrier_expect(rs.full(slot), DIM * SIDE * 2);
-#pragma unroll
-        for (int c = 0; c < DIM; c += SIDE) {
-            copy_box(rs.slot(slot) + c * SIDE, map, rs.full(slot), c, (int)x.s.k0 + key_of(n), (int)x.h_kv,
-                     (int)x.s.b);
-        }
-    }
-    __device__ __forceinline__ const __nv_bfloat16 *take()
-    {
-        const unsigned slot = taken % SLOTS;
-        barrier_wait(rs.full(slot), parity >> slot & 1);
-        parity ^= 1u << slot;
-        const int left = (int)rs.sys.x.s.nk - key_of(taken);
-        if (left < SIDE) {
-            clear_beyond<DIM>(rs.slot(slot), left);
-            fence_async_proxy();
-            __syncthreads();
-        }
-        taken++;
-        return rs.slot(slot);
-    }
-    /* All products with the first so many of the tiles have ended. */
-    __device__ __forceinline__ void give(unsigned done)
-    {
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            for (unsigned n = given; n < done; n++) {
-                if (n + SLOTS < count) {
-                    ask(n + SLOTS);
-                }
-            }
-        }
-        given = done;
-    }
-    __device__ __forceinline__ void finish() const { rs.count.parity = parity; }
-};
-
 /* q = sum ds k and r = sum p E k, with the sums of the weights (this thread's columns) in inner and total. At 128 dimensions there
  * are no registers for three products beside both sums: u comes late, and p and f are then what their parts say. */
 template <bool SCALED, int DIM>
@@ -432,7 +435,9 @@ static __device__ __forceinline__ void pair_sums(float (&q)[DIM / SIDE][8][4], f
         products_wait<0>();
         products_arrived(s);
         products_arrived(g);
-        turns.give(turns.taken - 1);
+        if (late) {
+            turns.give(turns.taken - 1);
+        }
         pair_errors<SCALED>(s, g, sys, own, j);
         split_weights(f, g);
         add_weights(total, f);
@@ -890,12 +895,13 @@ static __device__ __forceinline__ void begin_rows(system_sm90<DIM> &sys, row_rid
 }
 
 /* The rows that the last sweep would refuse if their residual were what the iteration takes it for, or close to it, go on. */
-static __device__ __forceinline__ bool go_on(cg_rows &k, const cg_tolerance &tolerance, const bool (&wanted)[2])
+static __device__ __forceinline__ bool go_on(cg_rows &k, const cg_tolerance &tolerance,
+                                             const bool (&wanted)[2])
 {
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         const float bound = 0.7f * tolerance.accept;
-        k.live[row] = wanted[row] && !k.live[row] && k.rr[row] < INFINITY &&
+        k.live[row] = wanted[row] && k.rr[row] < INFINITY &&
                       k.rr[row] * k.most[row] > bound * bound * k.bb[row] * k.least[row];
     }
     return k.live[0] || k.live[1];
