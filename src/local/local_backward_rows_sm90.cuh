@@ -232,48 +232,44 @@ static __device__ __forceinline__ void probe_gradient_sm90(float (&f)[DIM / SIDE
                                                            bool peak)
 {
     const system_sm90<DIM> &sys = rs.sys;
-    float total[2] = { 0, 0 };
-    tile_turns<DIM, pair_slots<DIM>::grad_o, true> turns(rs);
+    float s[8][4], g[8][4], total[2] = { 0, 0 };
+    weights_operand<FINE ? 2 : 1> w;
     sum.best[0] = sum.best[1] = -INFINITY;
     sum.peak[0] = sum.peak[1] = INT32_MAX;
     clear_sums<DIM>(f);
-    while (turns.taken < turns.count) {
-        const int j = turns.key_of(turns.taken);
-        const __nv_bfloat16 *const values = turns.take(), *const keys = turns.take();
-        float s[8][4], g[8][4];
-        weights_operand<FINE ? 2 : 1> w;
-        multiply_rows<DIM>(s, sys.sm.query, keys, false);
-        more_rows<DIM>(g, sys.sm.direction[0], values, false);
-        products_commit();
-        products_wait<0>();
-        products_arrived(s);
-        products_arrived(g);
-        if (DIM > 64) {
-            turns.give(turns.taken - 1);
-        }
-        if (peak) {
-            find_peak(sum, s, sys, j);
-        }
-        weights_sm90(s, sys, j);
-#pragma unroll
-        for (int n = 0; n < 8; n++) {
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                g[n][e] = s[n][e] * (g[n][e] - sum.gbar[e / 2]);
+    stream_steps_sm90<DIM, true, !FINE, true>(
+        sys.ring(), rs.count.ring, sys.maps, sys.x,
+        [&](const tiles_at &t) {
+            multiply_rows<DIM>(s, sys.sm.query, t.keys, false);
+            more_rows<DIM>(g, sys.sm.direction[0], t.values, false);
+        },
+        [&](const tiles_at &t) {
+            products_arrived(s);
+            products_arrived(g);
+            if (peak) {
+                find_peak(sum, s, sys, t.j);
             }
-        }
-        split_weights(w, g);
-        add_weights(total, w);
-        multiply_weights<DIM>(f, w.part[0], keys);
-        if (FINE) {
-            more_weights<DIM>(f, w.part[FINE], keys);
-        }
-        products_commit();
-        products_wait<0>();
-        products_arrived(f);
-        turns.give(turns.taken);
-    }
-    turns.finish();
+            weights_sm90(s, sys, t.j);
+#pragma unroll
+            for (int n = 0; n < 8; n++) {
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    g[n][e] = s[n][e] * (g[n][e] - sum.gbar[e / 2]);
+                }
+            }
+        },
+        [&]() {
+            products_arrived(f);
+            split_weights(w, g);
+            add_weights(total, w);
+        },
+        [&](const tiles_at &t) {
+            multiply_weights<DIM>(f, w.part[0], t.keys);
+            if (FINE) {
+                more_weights<DIM>(f, w.part[FINE], t.keys);
+            }
+        });
+    products_arrived(f);
     finish_peak(sum);
     sum.rest[0] = quad_sum(total[0]), sum.rest[1] = quad_sum(total[1]);
 }

@@ -13,7 +13,7 @@
 
 #include "src/local/local_stream_sm90.cuh"
 
-/* Keys that rows must see, in head dimensions, for one part to do; less with a ridge of 1 or more. */
+/* Keys that rows must see, in head dimensions, for one part to do. */
 enum { FEW_KEYS = 6 };
 
 /* One ridge for each channel, in the scratch. */
@@ -881,7 +881,7 @@ static __device__ __forceinline__ bool solved_block_sm90(solve_shared_sm90<DIM> 
     ridge = row_ridge_of(p, a, x, r, unit);
     /* Gradients take more of the probe than o does. */
     const cg_tolerance tolerance = FINE ? cg_tolerance{ a.saved ? 3e-4f : 8e-4f, 1e-2f, 128 }
-                                        : cg_tolerance{ 8e-3f, 1.8e-2f, 8 };
+                                        : cg_tolerance{ 6e-3f, 1.8e-2f, 8 };
     const bool wanted[2] = { r.lo[0] < r.hi[0] && ridge.least[0] > 0,
                              r.lo[1] < r.hi[1] && ridge.least[1] > 0 };
     cg_rows k_storage;
@@ -930,15 +930,12 @@ static __device__ __forceinline__ bool solved_block_sm90(solve_shared_sm90<DIM> 
     return true;
 }
 
-/* Do the block's rows see too few keys for one part? A ridge of the size of the keys' variance makes up for some; where they are of
- * another size than 1, the pace tells. */
-template <int DIM>
-static __device__ __forceinline__ bool sees_few(const loam_problem &p, const loam_args &a, const row_block &x)
+/* Do the block's rows see too few keys for one part? */
+template <int DIM> static __device__ __forceinline__ bool sees_few(const loam_problem &p, const row_block &x)
 {
     int64_t lo, hi;
     local_visible(&p, &x.s, x.i0, &lo, &hi);
-    const double ridge = p.ridge_unit == LOAM_RIDGE_MAX ? 0 : local_ridge(&p, &a, &x.s, x.h, x.i0, 0);
-    return hi - lo < (ridge >= 1 ? FEW_KEYS - 2 : FEW_KEYS) * DIM;
+    return hi - lo < FEW_KEYS * DIM;
 }
 
 /* The next block for this launch, and its rows; -1 where there is none. LISTED: of those that one part was not enough for. */
@@ -956,7 +953,7 @@ static __device__ __forceinline__ int64_t take_block(row_block &rows, const solv
         }
         const int64_t block = LISTED ? all.work.listed[n] : n;
         rows = row_block_at(all.p, all.a, block);
-        if (rows.rows > 0 && (LISTED || sees_few<DIM>(all.p, all.a, rows) == FINE)) {
+        if (rows.rows > 0 && (LISTED || sees_few<DIM>(all.p, rows) == FINE)) {
             return block;
         }
     }

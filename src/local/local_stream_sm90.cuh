@@ -146,9 +146,9 @@ static __device__ __forceinline__ void stream_sm90(const ring_sm90<DIM, SLOTS> &
 /* A pass in four steps: score(tiles) issues the products that weights are made of, weigh(tiles) makes weights once these have ended,
  * pack() takes them as operands when the sums are at rest, gather(tiles) issues the products with them. AHEAD, where the ring
  * has room: the scores of the next tile are issued before gather, so that the tensor cores work while the next weights are
- * made. */
-template <int DIM, bool VALUES, bool AHEAD, unsigned SLOTS, class SCORE, class WEIGH, class PACK,
-          class GATHER>
+ * made. BOTH: score uses the values too. */
+template <int DIM, bool VALUES, bool AHEAD, bool BOTH = false, unsigned SLOTS, class SCORE, class WEIGH,
+          class PACK, class GATHER>
 static __device__ __forceinline__ void stream_steps_sm90(const ring_sm90<DIM, SLOTS> &ring, ring_count &count,
                                                          const maps_sm90 &maps, const row_block &x,
                                                          SCORE score, WEIGH weigh, PACK pack, GATHER gather)
@@ -172,6 +172,9 @@ static __device__ __forceinline__ void stream_steps_sm90(const ring_sm90<DIM, SL
     }
     pass.ask_first();
     pass.await_keys(0);
+    if (BOTH) {
+        pass.await_values(0);
+    }
     tiles_at t = pass.at(0);
     score(t);
     products_commit();
@@ -186,7 +189,11 @@ static __device__ __forceinline__ void stream_steps_sm90(const ring_sm90<DIM, SL
         }
         products_wait<0>();
         pack();
-        pass.await_values(n);
+        if (!BOTH) {
+            pass.await_values(n);
+        } else if (more) {
+            pass.await_values(n + 1);
+        }
         if (!more) {
             break;
         }
