@@ -192,8 +192,11 @@ static spec generate_recurrent(const loam_kernel_info *row, rng *r, double budge
     snprintf(s.kernel, sizeof s.kernel, "%s", row->name);
     draw_recurrent_shape(&s, r, row);
     draw_recurrent_options(&s, r);
-    for (int output = SLOT_FIRST_OUTPUT + 1; rng_one_in(r, 3) && output < SLOT_COUNT; output++) {
-        s.omit |= rng_one_in(r, 2) && output != SLOT_STATE_OUT ? (int64_t)1 << output : 0;
+    const int omits = rng_one_in(r, 3);
+    for (int output = SLOT_FIRST_OUTPUT + 1; omits && output < SLOT_COUNT; output++) {
+        s.omit |= rng_one_in(r, 2) && !(output == SLOT_STATE_OUT && s.pass == LOAM_DECODE)
+                      ? (int64_t)1 << output
+                      : 0;
     }
     while (recurrent_cost(&s) > budget) {
         int64_t *const sizes[] = { &s.len_q, &s.dim_qk, &s.dim_v };
