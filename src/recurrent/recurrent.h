@@ -29,6 +29,14 @@ typedef size_t recurrent_work_fn(const loam_problem *problem);
 recurrent_run_fn recurrent_forward_ref, recurrent_backward_ref, recurrent_decode_ref;
 recurrent_work_fn recurrent_forward_ref_work, recurrent_backward_ref_work, recurrent_decode_ref_work;
 
+#define RECURRENT_DECLARE_ISA(isa) \
+    recurrent_run_fn recurrent_forward_##isa; \
+    recurrent_work_fn recurrent_forward_##isa##_work;
+
+RECURRENT_DECLARE_ISA(portable)
+RECURRENT_DECLARE_ISA(avx2)
+RECURRENT_DECLARE_ISA(avx512)
+
 /* ------------------------------------------------------------------ mechanisms: the switches of the recurrence */
 
 typedef enum recurrent_gate {

@@ -53,7 +53,10 @@ static void problems(void **state)
         REFUSE_PROBLEM(m, feature_map, (loam_feature_map)3, LOAM_EARG, "3");
         REFUSE_PROBLEM(m, normalise, 2, LOAM_EARG, "0 or 1");
         REFUSE_PROBLEM(m, scale, HUGE_VAL, LOAM_EVALUE, "inf");
-        REFUSE_PROBLEM(m, backend, LOAM_BACKEND_CPU, LOAM_EUNSUPPORTED, "no kernel");
+        loam_problem back = problem_of(m);
+        back.pass = LOAM_BACKWARD;
+        back.backend = LOAM_BACKEND_CPU;
+        refuse_problem(&back, LOAM_EUNSUPPORTED, "backend", "no kernel");
     }
     for (int m = LOAM_DELTA; m <= LOAM_MESA; m++) {
         REFUSE_PROBLEM(m, normalise, 1, LOAM_EUNSUPPORTED, "expected 0");
