@@ -77,20 +77,45 @@ static inline void chunk_carve(chunk *x, const loam_problem *p, const loam_args 
 
 #define FOR_WIDTH(c, x) for (int64_t c = 0; c < (x)->width; c += VL)
 
+/* ------------------------------------------------------------------ rows */
+
+static inline void chunk_scale_row(const chunk *x, float *to, const float *from, float factor)
+{
+    FOR_WIDTH(c, x) { v_store(to + c, v_load(from + c) * factor); }
+}
+
+static inline float chunk_dot(const chunk *x, const float *a, const float *b)
+{
+    vec sum = v_set(0);
+    float part[VL], all = 0;
+    FOR_WIDTH(c, x) { sum += v_load(a + c) * v_load(b + c); }
+    v_store(part, sum);
+    for (int n = 0; n < (int)VL; n++) {
+        all += part[n];
+    }
+    return all;
+}
+
 /* ------------------------------------------------------------------ loading */
 
 static inline void chunk_features(const chunk *x, float *row, float factor)
 {
-    float norm2 = 0;
-    for (int64_t c = 0; c < x->d && x->p->feature_map == LOAM_FEATURES_UNIT; c++) {
-        norm2 += row[c] * row[c];
+    if (x->p->feature_map == LOAM_FEATURES_ELU) {
+        FOR_WIDTH(c, x)
+        {
+            const vec y = v_load(row + c);
+            v_store(row + c, v_select(y > 0, y + 1, v_exp(y)) * factor);
+        }
+        return;
     }
-    if (x->p->feature_map == LOAM_FEATURES_UNIT) {
-        factor *= norm2 > 0 ? 1 / sqrtf(norm2) : 0;
-    }
-    for (int64_t c = 0; c < x->d; c++) {
-        const float elu = row[c] > 0 ? row[c] + 1 : expf(row[c]);
-        row[c] = factor * (x->p->feature_map == LOAM_FEATURES_ELU ? elu : row[c]);
+    const float norm2 = x->p->feature_map == LOAM_FEATURES_UNIT ? chunk_dot(x, row, row) : 1;
+    chunk_scale_row(x, row, row, norm2 > 0 ? factor / sqrtf(norm2) : 0);
+}
+
+static inline void chunk_clear(float *row, int64_t from, int64_t to)
+{
+    for (int64_t c = from; c < to; c++) {
+        row[c] = 0;
     }
 }
 
@@ -100,10 +125,9 @@ static inline void chunk_load_row(const chunk *x, const loam_const_view *view, i
     const int64_t head = recurrent_key_head(x->p, x->h);
     load_floats(row, view->data, x->p->dtype, RECURRENT_AT(*view, x->s.b, head, x->s.first + x->first + t),
                 x->d);
+    chunk_clear(row, x->d, x->width);
     chunk_features(x, row, factor);
-    for (int64_t c = x->d; c < x->width; c++) {
-        row[c] = 0;
-    }
+    chunk_clear(row, x->d, x->width); /* elu(0) + 1 = 1 */
 }
 
 static inline void chunk_load_gate(const chunk *x, int64_t t)
@@ -144,11 +168,6 @@ static inline void chunk_load(chunk *x, int64_t first, int64_t tokens)
 
 /* ------------------------------------------------------------------ pairs: P, A and the decays of the chunk */
 
-static inline void chunk_scale_row(const chunk *x, float *to, const float *from, float factor)
-{
-    FOR_WIDTH(c, x) { v_store(to + c, v_load(from + c) * factor); }
-}
-
 /* Row i of P or A: times e^seg, 0 beyond the diagonal. seg is -inf there. */
 static inline void chunk_decay_pairs(float *row, const float *seg)
 {
@@ -162,7 +181,7 @@ static inline void chunk_decay_pairs(float *row, const float *seg)
 /* One decay for all channels of a token, or none. */
 static inline void chunk_pairs_of_tokens(chunk *x)
 {
-    float seg[CHUNK], pre = 0, suf = 0;
+    float seg[CHUNK], left[CHUNK] = { 0 }, pre = 0, suf = 0, decay = 1;
     panel_product(x->P, x->tokens, x->q, x->width, 1, x->k_lanes, x->d, false);
     if (x->form->delta) {
         panel_product(x->A, x->tokens, x->k, x->width, 1, x->k_lanes, x->d, false);
@@ -181,29 +200,24 @@ static inline void chunk_pairs_of_tokens(chunk *x)
         }
         seg[i] = 0;
         chunk_decay_pairs(x->P + i * LANES, seg);
-        chunk_scale_row(x, x->q_in + i * x->width, x->q + i * x->width, expf(pre));
-        chunk_scale_row(x, x->k_in + i * x->width, x->k + i * x->width, expf(pre));
+        decay = expf(pre);
+        chunk_scale_row(x, x->q_in + i * x->width, x->q + i * x->width, decay);
+        if (x->form->delta) {
+            chunk_scale_row(x, x->k_in + i * x->width, x->k + i * x->width, decay);
+        }
     }
-    float left[CHUNK] = { 0 };
     for (int64_t j = x->tokens - 1; j >= 0; j--) {
         left[j] = expf(suf);
         suf += x->form->gate == GATE_NONE ? 0 : x->gate[j];
     }
-    FOR_WIDTH(c, x) { v_store(x->total + c, v_set(expf(pre))); }
-    panel_copy(x->tail, x->k_lanes, x->width);
-    panel_scale(x->tail, x->width, left);
-}
-
-static inline float chunk_dot(const chunk *x, const float *a, const float *b)
-{
-    vec sum = v_set(0);
-    float part[VL], all = 0;
-    FOR_WIDTH(c, x) { sum += v_load(a + c) * v_load(b + c); }
-    v_store(part, sum);
-    for (int n = 0; n < (int)VL; n++) {
-        all += part[n];
+    FOR_WIDTH(c, x) { v_store(x->total + c, v_set(decay)); }
+    for (int64_t c = 0; c < x->d; c++) {
+        FOR_LANES(lane)
+        {
+            const int64_t e = c * LANES + lane;
+            v_store(x->tail + e, v_load(x->k_lanes + e) * v_load(left + lane));
+        }
     }
-    return all;
 }
 
 /* Pairs within tokens begin .. end - 1; `row` holds e^gate of them. */
@@ -243,8 +257,9 @@ static inline void chunk_block_rows(chunk *x, int64_t begin, int64_t end)
 /* tail <- decayed by the whole block; its own keys join, each with the decay after it. */
 static inline void chunk_block_tail(chunk *x, int64_t begin, int64_t end)
 {
-    for (int64_t c = 0; c < x->width; c++) {
-        const float decay = expf(x->sum[c]);
+    FOR_WIDTH(c, x) { v_store(x->product + c, v_exp(v_load(x->sum + c))); }
+    for (int64_t c = 0; c < x->d; c++) {
+        const float decay = x->product[c];
         float *tail = x->tail + c * LANES, after = 0;
         for (int64_t t = 0; t < begin; t++) {
             tail[t] *= decay;
@@ -253,16 +268,8 @@ static inline void chunk_block_tail(chunk *x, int64_t begin, int64_t end)
             tail[t] = after;
             after += x->gate[t * x->width + c];
         }
-        FOR_LANES(lane)
-        {
-            if (lane + (int)VL > begin && lane < end) {
-                const vec decays = v_exp(v_load(tail + lane));
-                for (int n = 0; n < (int)VL; n++) {
-                    if (lane + n >= begin && lane + n < end) {
-                        tail[lane + n] = decays[n] * x->k_lanes[c * LANES + lane + n];
-                    }
-                }
-            }
+        for (int64_t lane = begin; lane < begin + BLOCK; lane += VL) { /* beyond the last token k is 0 */
+            v_store(tail + lane, v_exp(v_load(tail + lane)) * v_load(x->k_lanes + c * LANES + lane));
         }
     }
 }
@@ -294,7 +301,7 @@ static inline void chunk_pairs_of_channels(chunk *x)
                 v_store(x->k_in + e, v_load(x->k_in + e) * v_load(x->total + c));
             }
         }
-        FOR_WIDTH(c, x) { v_store(x->total + c, v_load(x->total + c) * v_exp(v_load(x->sum + c))); }
+        FOR_WIDTH(c, x) { v_store(x->total + c, v_load(x->total + c) * v_load(x->product + c)); }
     }
 }
 

@@ -225,7 +225,7 @@ values values_like(const spec *s, const values *from)
     }
     values_allocate(&v);
     for (int a = 0; a < SLOT_FIRST_OUTPUT; a++) {
-        if (v.x[a] && from->x[a]) {
+        if (v.x[a] && from->x[a] && slot_size(&v, (slot)a) == slot_size(from, (slot)a)) {
             memcpy(v.x[a], from->x[a], (size_t)slot_size(&v, (slot)a) * sizeof(double));
         }
     }
