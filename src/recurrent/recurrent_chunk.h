@@ -13,15 +13,8 @@
 #ifndef LOAM_RECURRENT_CHUNK_H
 #define LOAM_RECURRENT_CHUNK_H
 
-#include "src/recurrent/recurrent.h"
-#include "src/simd/convert.h"
+#include "src/recurrent/recurrent_features.h"
 #include "src/simd/panel.h"
-
-#include <math.h>
-
-#define RECURRENT_JOIN_(a, b) a##_##b
-#define RECURRENT_JOIN(a, b) RECURRENT_JOIN_(a, b)
-#define ISA(name) RECURRENT_JOIN(name, LOAM_ISA_SUFFIX)
 
 enum { CHUNK = LANES, BLOCK = 16 };
 
@@ -51,7 +44,7 @@ static inline void chunk_carve(chunk *x, const loam_problem *p, const loam_args 
 {
     const size_t f32 = sizeof(float);
     *x = (chunk){ .p = p, .a = a, .form = recurrent_form_of(p->mechanism), .d = p->dim_qk };
-    x->width = (p->dim_qk + VL - 1) / VL * VL;
+    x->width = features_width(p);
     x->panels = (p->dim_v + LANES - 1) / LANES;
     const size_t rows = (size_t)(CHUNK * x->width), lanes = (size_t)(x->width * LANES);
     float **const by_row[] = { &x->q, &x->k, &x->q_in, &x->k_in, &x->gate, &x->row };
@@ -84,51 +77,7 @@ static inline void chunk_scale_row(const chunk *x, float *to, const float *from,
     FOR_WIDTH(c, x) { v_store(to + c, v_load(from + c) * factor); }
 }
 
-static inline float chunk_dot(const chunk *x, const float *a, const float *b)
-{
-    vec sum = v_set(0);
-    float part[VL], all = 0;
-    FOR_WIDTH(c, x) { sum += v_load(a + c) * v_load(b + c); }
-    v_store(part, sum);
-    for (int n = 0; n < (int)VL; n++) {
-        all += part[n];
-    }
-    return all;
-}
-
 /* ------------------------------------------------------------------ loading */
-
-static inline void chunk_features(const chunk *x, float *row, float factor)
-{
-    if (x->p->feature_map == LOAM_FEATURES_ELU) {
-        FOR_WIDTH(c, x)
-        {
-            const vec y = v_load(row + c);
-            v_store(row + c, v_select(y > 0, y + 1, v_exp(y)) * factor);
-        }
-        return;
-    }
-    const float norm2 = x->p->feature_map == LOAM_FEATURES_UNIT ? chunk_dot(x, row, row) : 1;
-    chunk_scale_row(x, row, row, norm2 > 0 ? factor / sqrtf(norm2) : 0);
-}
-
-static inline void chunk_clear(float *row, int64_t from, int64_t to)
-{
-    for (int64_t c = from; c < to; c++) {
-        row[c] = 0;
-    }
-}
-
-static inline void chunk_load_row(const chunk *x, const loam_const_view *view, int64_t t, float factor,
-                                  float *row)
-{
-    const int64_t head = recurrent_key_head(x->p, x->h);
-    load_floats(row, view->data, x->p->dtype, RECURRENT_AT(*view, x->s.b, head, x->s.first + x->first + t),
-                x->d);
-    chunk_clear(row, x->d, x->width);
-    chunk_features(x, row, factor);
-    chunk_clear(row, x->d, x->width); /* elu(0) + 1 = 1 */
-}
 
 static inline void chunk_load_gate(const chunk *x, int64_t t)
 {
@@ -154,8 +103,8 @@ static inline void chunk_load(chunk *x, int64_t first, int64_t tokens)
     x->tokens = tokens;
     for (int64_t t = 0; t < tokens; t++) {
         const int64_t at = RECURRENT_AT(*beta, x->s.b, x->h, x->s.first + first + t);
-        chunk_load_row(x, &x->a->q, t, (float)x->p->scale, x->q + t * x->width);
-        chunk_load_row(x, &x->a->k, t, 1, x->k + t * x->width);
+        features_load(x->p, &x->a->q, &x->s, x->h, first + t, (float)x->p->scale, x->q + t * x->width);
+        features_load(x->p, &x->a->k, &x->s, x->h, first + t, 1, x->k + t * x->width);
         chunk_load_gate(x, t);
         x->beta[t] = x->form->beta ? ((const float *)beta->data)[at] : 1;
     }
@@ -225,13 +174,13 @@ static inline void chunk_diagonal_block(chunk *x, int64_t begin, int64_t end)
 {
     for (int64_t j = begin; j < end; j++) {
         FOR_WIDTH(c, x) { v_store(x->product + c, v_load(x->k + j * x->width + c)); }
-        x->P[j * LANES + j] = chunk_dot(x, x->q + j * x->width, x->product);
+        x->P[j * LANES + j] = features_dot(x->q + j * x->width, x->product, x->width);
         for (int64_t i = j + 1; i < end; i++) {
             const float *decay = x->row + i * x->width;
             FOR_WIDTH(c, x) { v_store(x->product + c, v_load(x->product + c) * v_load(decay + c)); }
-            x->P[i * LANES + j] = chunk_dot(x, x->q + i * x->width, x->product);
+            x->P[i * LANES + j] = features_dot(x->q + i * x->width, x->product, x->width);
             if (x->form->delta) {
-                x->A[i * LANES + j] = chunk_dot(x, x->k + i * x->width, x->product);
+                x->A[i * LANES + j] = features_dot(x->k + i * x->width, x->product, x->width);
             }
         }
     }
@@ -393,7 +342,7 @@ static inline void chunk_values(chunk *x, int64_t panel)
 static inline void chunk_weights(chunk *x)
 {
     for (int64_t i = 0; i < x->tokens; i++) {
-        x->weight[i] = chunk_dot(x, x->q_in + i * x->width, x->mass);
+        x->weight[i] = features_dot(x->q_in + i * x->width, x->mass, x->width);
         for (int64_t j = 0; j <= i; j++) {
             x->weight[i] += x->P[i * LANES + j] * x->beta[j];
         }

@@ -103,6 +103,38 @@ static void split_at_chunks(void **state)
     }
 }
 
+/* A state that is written where it is read. */
+static void in_place(void **state)
+{
+    (void)state;
+    for (int mechanism = LOAM_LINEAR; mechanism <= LOAM_MESA; mechanism++) {
+        for (int pass = LOAM_FORWARD; pass <= LOAM_DECODE; pass += LOAM_DECODE) {
+            spec s = base(mechanism, pass);
+            s.len_q = s.len_kv = 3;
+            values apart = values_make(&s), same = values_like(&s, &apart);
+            expect_run(&apart);
+            arrays m;
+            arrays_make(&m, &same);
+            const loam_problem problem = values_problem(&same);
+            loam_plan *plan;
+            loam_error error;
+            assert_int_equal(loam_plan_create(&plan, &problem, &error), LOAM_OK);
+            arrays_work(&m, plan);
+            memcpy(m.array[SLOT_STATE_OUT].data, m.array[SLOT_STATE_IN].data,
+                   (size_t)slot_size(&same, SLOT_STATE_IN) * sizeof(float));
+            m.args.state_in.data = m.args.state_out.data;
+            assert_int_equal(loam_run(plan, &m.args, &error), LOAM_OK);
+            arrays_read(&m, &same);
+            expect_same("in place", &same, SLOT_O, apart.x[SLOT_O]);
+            expect_same("in place", &same, SLOT_STATE_OUT, apart.x[SLOT_STATE_OUT]);
+            loam_plan_destroy(plan);
+            arrays_free(&m);
+            values_free(&apart);
+            values_free(&same);
+        }
+    }
+}
+
 static double work_of(int mechanism, int pass, int64_t len)
 {
     spec s = base(mechanism, pass);
@@ -137,6 +169,7 @@ int main(void)
         cmocka_unit_test(any_number_of_threads),
         cmocka_unit_test(any_place_in_a_batch),
         cmocka_unit_test(split_at_chunks),
+        cmocka_unit_test(in_place),
         cmocka_unit_test(workspace),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
