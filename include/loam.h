@@ -121,8 +121,8 @@ typedef enum loam_mechanism {
 typedef enum loam_pass {
     LOAM_FORWARD,
     LOAM_BACKWARD, /* all gradients; local: from args.saved of a forward of the same problem */
-    LOAM_DECODE    /* local: few queries, many keys: split over keys, partial states merged; recurrent: the next
-                      tokens, len_q = len_kv of them, from state_in to state_out, which may be the same memory */
+    LOAM_DECODE    /* local: few queries, many keys: split over keys, partial states merged; recurrent: the
+                      next tokens, len_q of them, from state_in to state_out, which may be the same memory */
 } loam_pass;
 
 typedef enum loam_dtype { LOAM_F32, LOAM_BF16, LOAM_F16, LOAM_F64 } loam_dtype;
@@ -134,10 +134,10 @@ typedef enum loam_score {
 
 /* Which axes the ridge varies over. */
 typedef enum loam_ridge_axes {
-    LOAM_RIDGE_NUMBER, /* one number: problem.ridge, or args.ridge [1] where that is given */
-    LOAM_RIDGE_HEAD,   /* args.ridge [heads_q], LOAM_MESA: [heads_v]; its stride is .head */
-    LOAM_RIDGE_TOKEN,  /* args.ridge [batch, heads_q, len_q] */
-    LOAM_RIDGE_CHANNEL,     /* args.ridge [batch, heads_q, len_q, dim_qk]; not LOAM_MESA, nor LOAM_RIDGE_TOKEN */
+    LOAM_RIDGE_NUMBER,  /* one number: problem.ridge, or args.ridge [1] where that is given */
+    LOAM_RIDGE_HEAD,    /* args.ridge [heads_q], LOAM_MESA: [heads_v]; its stride is .head */
+    LOAM_RIDGE_TOKEN,   /* args.ridge [batch, heads_q, len_q] */
+    LOAM_RIDGE_CHANNEL, /* args.ridge [batch, heads_q, len_q, dim_qk]; not LOAM_MESA, nor LOAM_RIDGE_TOKEN */
     LOAM_RIDGE_HEAD_CHANNEL /* args.ridge [heads, dim_qk], stride .head; LOAM_MESA only */
 } loam_ridge_axes;
 
@@ -202,8 +202,8 @@ typedef struct loam_problem {
 
     /* The recurrent family only. It wants len_kv = len_q (packed: total_kv = total_q), causal = 1 and LOAM_DOT, has no
      * soft_cap, window, slope, key_bias or sink, and its scale applies to q. */
-    int64_t heads_v; /* default 0: heads_q. A multiple of heads_q: heads of v, o, log_decay, beta, ridge and states;
-                        value head h reads q and k of head h / (heads_v / heads_q) */
+    int64_t heads_v; /* default 0: heads_q. A multiple of heads_q: heads of v, o, log_decay, beta, ridge and
+                        states; value head h reads q and k of head h / (heads_v / heads_q) */
     loam_feature_map feature_map; /* default LOAM_FEATURES_IDENTITY */
     int normalise; /* 1: o = S x / (s . x), s_t = s_{t-1} Diag(e^{g_t}) + beta_t k_t: a weighted mean of the values
                       where features are positive. LOAM_LINEAR, RETENTION, SSD and GLA */
@@ -271,7 +271,7 @@ typedef struct loam_row_info {
     float residual;     /* |(Cov + Lambda) rho - (kbar - q)| / |kbar - q|; refined: before the last step */
 } loam_row_info;
 
-/* No output may overlap an input or another output. Where sequences are packed, every view has its tokens (of k, v and
+/* No output may overlap an input or another output, but state_out state_in. Where sequences are packed, every view has its tokens (of k, v and
  * key_bias: its keys) one after another and .batch is not used. rho and weights of 16-bit LLA are as exact as o, and real
  * gradients of LOAM_BF16 as exact as those of its type, not more.
  * Gradients of keys beyond lens_kv are 0.
@@ -322,14 +322,15 @@ typedef struct loam_args {
 
     /* The recurrent family; q, k, v, ridge, cu_q, o, info, grad_o, grad_q, grad_k, grad_v, grad_ridge and grad_scale are
      * as above, o and its gradient with heads_v heads. Sequence b of a packed batch has state b. */
-    loam_const_view log_decay; /* real, -inf .. 0: LOAM_RETENTION [heads_v], stride .head; LOAM_SSD, GATED_DELTA, MESA
-                                  [batch, heads_v, len_q]; LOAM_GLA, KDA [batch, heads_v, len_q, dim_qk] */
-    loam_const_view beta;      /* [batch, heads_v, len_q] real, >= 0; delta rules <= 2. LOAM_SSD, DELTA, GATED_DELTA,
-                                  KDA, MESA */
-    loam_const_view state_in;  /* [batch, heads_v, loam_plan_state_rows, dim_qk] real, .token the stride of rows; not
-                                  given: 0. LOAM_MESA reads the symmetric part of H */
-    loam_view state_out;       /* as state_in, or not wanted (decode: needed); may be the memory of state_in, with its
-                                  strides. Forward and decode */
+    loam_const_view log_decay; /* real, -inf .. 0: LOAM_RETENTION [heads_v], stride .head; LOAM_SSD,
+                                  GATED_DELTA, MESA [batch, heads_v, len_q]; LOAM_GLA, KDA [batch, heads_v,
+                                  len_q, dim_qk] */
+    loam_const_view beta;      /* [batch, heads_v, len_q] real, >= 0; delta rules <= 2. LOAM_SSD, DELTA,
+                                  GATED_DELTA, KDA, MESA */
+    loam_const_view state_in;  /* [batch, heads_v, loam_plan_state_rows, dim_qk] real, .token the stride of
+                                  rows; not given: 0. LOAM_MESA reads the symmetric part of H */
+    loam_view state_out;       /* as state_in, or not wanted (decode: needed); may be the memory of state_in,
+                                  with its strides. Forward and decode */
     loam_const_view grad_state_out; /* backward: gradient of state_out, or not given: 0 */
     loam_view grad_log_decay;       /* real, axes of log_decay */
     loam_view grad_beta;            /* [batch, heads_v, len_q] real */
