@@ -271,9 +271,9 @@ typedef struct loam_row_info {
     float residual;     /* |(Cov + Lambda) rho - (kbar - q)| / |kbar - q|; refined: before the last step */
 } loam_row_info;
 
-/* No output may overlap an input or another output, but state_out state_in. Where sequences are packed, every view has its tokens (of k, v and
- * key_bias: its keys) one after another and .batch is not used. rho and weights of 16-bit LLA are as exact as o, and real
- * gradients of LOAM_BF16 as exact as those of its type, not more.
+/* No output may overlap an input or another output, but state_out state_in. Where sequences are packed, every view has its
+ * tokens (of k, v and key_bias: its keys) one after another and .batch is not used, but by states. rho and weights of 16-bit
+ * LLA are as exact as o, and real gradients of LOAM_BF16 as exact as those of its type, not more.
  * Gradients of keys beyond lens_kv are 0.
  *
  * With LOAM_BACKEND_CUDA all of these, small arrays included, are device memory, on which host code cannot look: that ridge,
