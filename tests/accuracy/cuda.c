@@ -136,18 +136,21 @@ static int one_table(const char *isa, loam_dtype dtype)
     return beyond;
 }
 
-int cuda_run(void)
+int cuda_run(const char *isa)
 {
     loam_kernel_info info;
     int rows = 0, beyond = 0;
     for (int i = 0; loam_kernel_at(i, &info) == LOAM_OK; i++) {
-        if (strcmp(info.backend, "cuda") == 0 && strcmp(info.pass, "backward") == 0 && info.available) {
+        const bool wanted = !isa || strcmp(info.isa, isa) == 0;
+        if (wanted && strcmp(info.backend, "cuda") == 0 && strcmp(info.pass, "backward") == 0 &&
+            info.available) {
             rows++;
-            beyond += one_table(info.isa, LOAM_BF16) + one_table(info.isa, LOAM_F32);
+            beyond += one_table(info.isa, LOAM_BF16);
+            beyond += strstr(info.dtypes, "f32") ? one_table(info.isa, LOAM_F32) : 0;
         }
     }
     if (!rows) {
-        printf("skipped: no row of CUDA can run here\n");
+        printf("skipped: no such row of CUDA can run here\n");
         return SKIPPED;
     }
     return beyond != 0;

@@ -13,12 +13,12 @@ static int usage(void)
 {
     fprintf(
         stderr,
-        "usage: loam-accuracy [--full | --hostile | --hostile-bf16 | --cuda | --survey | --solvers [DATA]]\n"
+        "usage: loam-accuracy [--full | --hostile | --hostile-bf16 | --cuda [ISA] | --survey | --solvers [DATA]]\n"
         "  (nothing)  the accuracy table on N(0, 1), a part of it; fails beyond the bounds\n"
         "  --full     the same with more queries of long sequences: a quarter of an hour\n"
         "  --hostile  other data and ridges down to 0; fails beyond the bounds\n"
         "  --hostile-bf16  the same in bfloat16, ridges down to 1e-3\n"
-        "  --cuda     the rows of CUDA, on many kinds of data; fails beyond the bounds\n"
+        "  --cuda     the rows of CUDA (of ISA alone, as sm90), on many kinds of data; fails beyond the bounds\n"
         "  --survey   which solver rows take, iterations, errors, time\n"
         "  --solvers  error and time of a row, against plain solvers; DATA: normal, unit, ..\n");
     return 2;
@@ -27,8 +27,8 @@ static int usage(void)
 int main(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "";
-    const bool solvers = strcmp(what, "--solvers") == 0;
-    if (argc > 3 || (argc == 3 && !solvers)) {
+    const bool solvers = strcmp(what, "--solvers") == 0, cuda = strcmp(what, "--cuda") == 0;
+    if (argc > 3 || (argc == 3 && !solvers && !cuda)) {
         return usage();
     }
     if (argc == 1 || strcmp(what, "--full") == 0) {
@@ -40,8 +40,8 @@ int main(int argc, char **argv)
     if (strcmp(what, "--hostile-bf16") == 0) {
         return hostile_run(LOAM_BF16) != 0;
     }
-    if (strcmp(what, "--cuda") == 0) {
-        return cuda_run();
+    if (cuda) {
+        return cuda_run(argc == 3 ? argv[2] : NULL);
     }
     if (strcmp(what, "--survey") == 0) {
         return solvers_survey();
