@@ -111,8 +111,11 @@ static void check_values(const values *backward)
 }
 
 /* The steps must not leave the range of what is allowed. */
-static void hold_beta(values *v)
+static void hold_parameters(values *v)
 {
+    for (int64_t i = 0; v->x[SLOT_LOG_DECAY] && i < slot_size(v, SLOT_LOG_DECAY); i++) {
+        v->x[SLOT_LOG_DECAY][i] = fmin(v->x[SLOT_LOG_DECAY][i], -1e-4);
+    }
     for (int64_t i = 0; v->x[SLOT_BETA] && i < slot_size(v, SLOT_BETA); i++) {
         v->x[SLOT_BETA][i] = 0.05 + 0.9 * v->x[SLOT_BETA][i];
     }
@@ -125,7 +128,7 @@ static void gradients(void **state)
         for (int64_t number = 0; number < CASES; number++) {
             const spec s = recurrent_case((loam_mechanism)mechanism, LOAM_BACKWARD, number);
             values v = values_make(&s);
-            hold_beta(&v);
+            hold_parameters(&v);
             expect_run(&v);
             check_values(&v);
             values_free(&v);
@@ -140,7 +143,7 @@ static void gradients_over_blocks(void **state)
     for (int mechanism = LOAM_LINEAR; mechanism <= LOAM_MESA; mechanism++) {
         const spec s = recurrent_spec((loam_mechanism)mechanism, LOAM_BACKWARD, 23, 3, 2);
         values v = values_make(&s);
-        hold_beta(&v);
+        hold_parameters(&v);
         expect_run(&v);
         check_values(&v);
         values_free(&v);
