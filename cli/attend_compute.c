@@ -98,7 +98,8 @@ static loam_view ridge_view(const attend_run *run, array *a)
     case LOAM_RIDGE_CHANNEL: return loam_dense_out(a->data, p->heads_q, p->len_q, p->dim_qk);
     case LOAM_RIDGE_TOKEN: return loam_dense_out(a->data, p->heads_q, p->len_q, 1);
     case LOAM_RIDGE_HEAD: return (loam_view){ a->data, 0, 1, 0 };
-    case LOAM_RIDGE_NUMBER: break;
+    case LOAM_RIDGE_NUMBER:
+    case LOAM_RIDGE_HEAD_CHANNEL: break; /* the latter is of no mechanism here */
     }
     return (loam_view){ a->data, 0, 0, 0 };
 }

@@ -11,7 +11,7 @@ static const char ABOUT[] =
 
 static void print_kernels(void)
 {
-    static const char format[] = "%-28s %-9s %-22s %-18s %-10s %-10s %s\n";
+    static const char format[] = "%-28s %-9s %-52s %-18s %-10s %-10s %s\n";
     printf(format, "kernel", "pass", "mechanisms", "types", "back end", "isa", "available");
     loam_kernel_info row;
     for (int i = 0; loam_kernel_at(i, &row) == LOAM_OK; i++)

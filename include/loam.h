@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * loam.h - attention as local regression: softmax, Parallax and Local Linear Attention.
+ * loam.h - attention as regression at test time. Two families: local estimators (softmax, Parallax, Local Linear Attention)
+ * and recurrences that fit one linear map to all that came before (linear attention to MesaNet).
  *
  * Every mechanism of the local family is softmax attention with a probe (Zuo et al. 2025, eq. 8, in
  * the centred form that docs/mathematics.md derives):
@@ -9,6 +10,14 @@
  *
  * with p_ij the softmax over the keys j that query i sees. The probe rho_i is 0 (softmax), given
  * (Parallax) or solved for (LLA): (Cov_i + Lambda_i) rho_i = kbar_i - q_i.
+ *
+ * Every mechanism of the recurrent family is one recurrence on a state S [dim_v, dim_qk] with a few switches
+ * (docs/recurrent.md has the table and the sources):
+ *
+ *     S_t = S_{t-1} Diag(e^{g_t}) (I - beta_t k_t k_t^T) + beta_t v_t k_t^T,   o_t = S_t x_t
+ *
+ * with g_t the log decay, the factor in parentheses only where the write is a delta rule, beta_t = 1 where there is none,
+ * and x_t = scale q_t, but in MesaNet (H_t + Lambda)^-1 scale q_t, H_t = H_{t-1} e^{g_t} + beta_t k_t k_t^T.
  *
  * Plan, then run. All checks, choices and sizes are made once; a run allocates nothing:
  *
@@ -96,13 +105,24 @@ LOAM_API const char *loam_version(void);
 typedef enum loam_mechanism {
     LOAM_SOFTMAX,  /* rho = 0: fits a constant around each query (Nadaraya-Watson) */
     LOAM_PARALLAX, /* rho given, args.probe */
-    LOAM_LLA       /* rho solved: fits an affine function around each query */
+    LOAM_LLA,      /* rho solved: fits an affine function around each query */
+
+    /* The recurrent family: which log decay and beta each reads. */
+    LOAM_LINEAR,      /* linear attention: neither */
+    LOAM_RETENTION,   /* RetNet: a log decay per head */
+    LOAM_SSD,         /* Mamba-2: a log decay and beta (its Delta) per token */
+    LOAM_GLA,         /* gated linear attention: a log decay per channel */
+    LOAM_DELTA,       /* DeltaNet: beta, delta rule */
+    LOAM_GATED_DELTA, /* a log decay per token, beta, delta rule */
+    LOAM_KDA,         /* Kimi delta attention: a log decay per channel, beta, delta rule */
+    LOAM_MESA         /* MesaNet: a log decay per token, beta; the read solves with a ridge */
 } loam_mechanism;
 
 typedef enum loam_pass {
     LOAM_FORWARD,
-    LOAM_BACKWARD, /* all gradients, from args.saved of a forward of the same problem */
-    LOAM_DECODE    /* few queries, many keys: split over keys, partial states merged */
+    LOAM_BACKWARD, /* all gradients; local: from args.saved of a forward of the same problem */
+    LOAM_DECODE    /* local: few queries, many keys: split over keys, partial states merged; recurrent: the
+                      next tokens, len_q of them, from state_in to state_out, which may be the same memory */
 } loam_pass;
 
 typedef enum loam_dtype { LOAM_F32, LOAM_BF16, LOAM_F16, LOAM_F64 } loam_dtype;
@@ -114,10 +134,11 @@ typedef enum loam_score {
 
 /* Which axes the ridge varies over. */
 typedef enum loam_ridge_axes {
-    LOAM_RIDGE_NUMBER, /* one number: problem.ridge, or args.ridge [1] where that is given */
-    LOAM_RIDGE_HEAD,   /* args.ridge [heads_q]; its stride is .head */
-    LOAM_RIDGE_TOKEN,  /* args.ridge [batch, heads_q, len_q] */
-    LOAM_RIDGE_CHANNEL /* args.ridge [batch, heads_q, len_q, dim_qk] */
+    LOAM_RIDGE_NUMBER,  /* one number: problem.ridge, or args.ridge [1] where that is given */
+    LOAM_RIDGE_HEAD,    /* args.ridge [heads_q], LOAM_MESA: [heads_v]; its stride is .head */
+    LOAM_RIDGE_TOKEN,   /* args.ridge [batch, heads_q, len_q] */
+    LOAM_RIDGE_CHANNEL, /* args.ridge [batch, heads_q, len_q, dim_qk]; not LOAM_MESA, nor LOAM_RIDGE_TOKEN */
+    LOAM_RIDGE_HEAD_CHANNEL /* args.ridge [heads, dim_qk], stride .head; LOAM_MESA only */
 } loam_ridge_axes;
 
 /* What the ridge is relative to: Lambda_i = ridge * unit_i, added to the covariance of the keys under
@@ -127,6 +148,13 @@ typedef enum loam_ridge_unit {
     LOAM_RIDGE_MAX,        /* unit = max_j p_ij: what Zuo et al. 2025, Algorithm 1 computes */
     LOAM_RIDGE_TRACE       /* unit = trace(Cov_i) / dim_qk + 1e-3: dimensionless */
 } loam_ridge_unit;
+
+/* What the recurrent family does to q and k before anything else, row by row. */
+typedef enum loam_feature_map {
+    LOAM_FEATURES_IDENTITY, /* nothing: q and k are themselves, or features that the caller made of them */
+    LOAM_FEATURES_ELU,      /* elu(x) + 1 = x + 1 for x > 0, e^x else */
+    LOAM_FEATURES_UNIT      /* x / |x|, 0 for x = 0: keeps the delta rules from growing, beta |k|^2 <= 2 */
+} loam_feature_map;
 
 typedef enum loam_backend {
     LOAM_BACKEND_AUTO,      /* the best for host memory: never CUDA, unless `kernel` names such a row */
@@ -142,7 +170,7 @@ typedef struct loam_problem {
 
     int64_t batch;    /* >= 0; the number of sequences where they are packed */
     int64_t heads_q;  /* >= 1, a multiple of heads_kv: query head h reads */
-    int64_t heads_kv; /* key-value head h / (heads_q / heads_kv) */
+    int64_t heads_kv; /* key-value head h / (heads_q / heads_kv); recurrent: = heads_q, see heads_v */
     int64_t len_q;    /* >= 0; the longest where sequences are packed */
     int64_t len_kv;   /* >= 0; likewise */
     int64_t dim_qk;   /* 1 .. LOAM_MAX_DIM */
@@ -154,7 +182,8 @@ typedef struct loam_problem {
     int64_t total_q, total_kv;
 
     loam_score score; /* default LOAM_DOT */
-    double scale;     /* default 0: 1/sqrt(dim_qk), for both scores. LOAM_RBF: > 0 */
+    double scale;     /* default 0: 1/sqrt(dim_qk), for both scores. LOAM_RBF: > 0. LOAM_MESA: default 1;
+                         with normalise it cancels: 0 or 1 */
     double soft_cap;  /* default 0: none. c > 0: scaled scores become c tanh(s / c) */
     int causal;       /* default 1: query i sees keys j <= i + len_kv - len_q. 0: all keys */
     int64_t window;   /* default 0: none. w >= 1: only keys with |i + len_kv - len_q - j| < w */
@@ -163,13 +192,21 @@ typedef struct loam_problem {
     int key_bias; /* 1: args.key_bias, adds bias_hj to the scores */
     int sink;     /* 1: args.sink, a logit per head that takes mass but has no value; LOAM_SOFTMAX only */
 
-    double ridge; /* default 0.1, >= 0. LOAM_LLA only, as are the next two */
+    double ridge; /* default 0.1, >= 0. LOAM_LLA only, as are the next two; LOAM_MESA: > 0, without units */
     loam_ridge_axes ridge_axes;
     loam_ridge_unit ridge_unit;
 
     loam_backend backend; /* default LOAM_BACKEND_AUTO: the last row of the registry that fits */
     const char *kernel;   /* default NULL. A name from loam_kernel_at: that row and no other */
     int threads;          /* default 0: all that OpenMP offers. Not used by CUDA */
+
+    /* The recurrent family only. It wants len_kv = len_q (packed: total_kv = total_q), causal = 1 and LOAM_DOT, has no
+     * soft_cap, window, slope, key_bias or sink, and its scale applies to q. */
+    int64_t heads_v; /* default 0: heads_q. A multiple of heads_q: heads of v, o, log_decay, beta, ridge and
+                        states; value head h reads q and k of head h / (heads_v / heads_q) */
+    loam_feature_map feature_map; /* default LOAM_FEATURES_IDENTITY */
+    int normalise; /* 1: o = S x / (s . x), s_t = s_{t-1} Diag(e^{g_t}) + beta_t k_t: a weighted mean of the values
+                      where features are positive. LOAM_LINEAR, RETENTION, SSD and GLA */
 } loam_problem;
 
 /* Defaults as said at each member; shapes are 0 and must be set (batch, heads_q and heads_kv are 1). */
@@ -188,10 +225,14 @@ LOAM_API void loam_plan_destroy(loam_plan *plan); /* NULL is allowed */
 LOAM_API const char *loam_plan_name(const loam_plan *plan);
 /* The checked problem with every default filled in, `kernel` the chosen row. */
 LOAM_API const loam_problem *loam_plan_problem(const loam_plan *plan);
-/* Bytes of args.work: O(tokens * dim + threads * tile); never tokens^2. May be 0. */
+/* Bytes of args.work: O(tokens * dim + threads * tile); never tokens^2. May be 0. The backward of the recurrent reference:
+ * for each thread O(tokens * dim_qk) and 2 sqrt(tokens) states. */
 LOAM_API size_t loam_plan_work_bytes(const loam_plan *plan);
-/* Bytes of args.saved: lse, mean key, mean value and probe of each query, as real. */
+/* Bytes of args.saved: lse, mean key, mean value and probe of each query, as real. Recurrent: 0, nothing is saved. */
 LOAM_API size_t loam_plan_saved_bytes(const loam_plan *plan);
+/* Rows of the state of one head of the recurrent family, dim_qk wide: dim_v of S, then 1 of s with normalise, or dim_qk of
+ * H for LOAM_MESA. 0 for the local family. */
+LOAM_API int64_t loam_plan_state_rows(const loam_plan *plan);
 
 /* ---------------------------------------------------------------- running */
 
@@ -212,7 +253,8 @@ typedef enum loam_row_code {
     LOAM_ROW_EMPTY = 1, /* no visible key: o = 0, rho = 0, lse = -inf (or the sink), all gradients 0 */
     LOAM_ROW_SINGULAR =
         2 /* Cov + Lambda is singular (ridge 0 or too small for float64), or rho beyond float32: rho = 0, the
-                             softmax row, here and in the gradients */
+                             softmax row, here and in the gradients. Recurrent: H + Lambda is, or s . x = 0:
+                             o = 0, and the row's read has no gradients */
 } loam_row_code;
 
 typedef enum loam_solver {
@@ -229,9 +271,9 @@ typedef struct loam_row_info {
     float residual;     /* |(Cov + Lambda) rho - (kbar - q)| / |kbar - q|; refined: before the last step */
 } loam_row_info;
 
-/* No output may overlap an input or another output. Where sequences are packed, every view has its tokens (of k, v and
- * key_bias: its keys) one after another and .batch is not used. rho and weights of 16-bit LLA are as exact as o, and real
- * gradients of LOAM_BF16 as exact as those of its type, not more.
+/* No output may overlap an input or another output, but state_out state_in. Where sequences are packed, every view has its
+ * tokens (of k, v and key_bias: its keys) one after another and .batch is not used, but by states. rho and weights of 16-bit
+ * LLA are as exact as o, and real gradients of LOAM_BF16 as exact as those of its type, not more.
  * Gradients of keys beyond lens_kv are 0.
  *
  * With LOAM_BACKEND_CUDA all of these, small arrays included, are device memory, on which host code cannot look: that ridge,
@@ -241,14 +283,14 @@ typedef struct loam_args {
     /* Read by every pass. */
     loam_const_view q;        /* [batch, heads_q,  len_q,  dim_qk] dtype */
     loam_const_view k;        /* [batch, heads_kv, len_kv, dim_qk] dtype */
-    loam_const_view v;        /* [batch, heads_kv, len_kv, dim_v]  dtype */
+    loam_const_view v;        /* [batch, heads_kv, len_kv, dim_v]  dtype; recurrent: heads_v */
     loam_const_view probe;    /* [batch, heads_q,  len_q,  dim_qk] dtype; LOAM_PARALLAX */
-    loam_const_view ridge;    /* real, see loam_ridge_axes; LOAM_LLA */
+    loam_const_view ridge;    /* real, see loam_ridge_axes; LOAM_LLA, LOAM_MESA */
     const void *slope;        /* [heads_q] real, >= 0 for the usual meaning; problem.slope */
     loam_const_view key_bias; /* [batch, heads_q, len_kv] real; .token is the stride of keys */
     const void *sink;         /* [heads_q] real; problem.sink */
     const int64_t *cu_q;      /* [batch + 1] from 0, ascending, to total_q; packed sequences */
-    const int64_t *cu_kv;     /* [batch + 1] likewise */
+    const int64_t *cu_kv;     /* [batch + 1] likewise; recurrent: NULL, cu_q is for both */
     const int64_t *lens_kv;   /* [batch] keys in use, 0 .. len_kv, or NULL: len_kv; not where packed.
                                  The mask is aligned at the end of the keys in use */
 
@@ -277,6 +319,22 @@ typedef struct loam_args {
     void *work; /* loam_plan_work_bytes, aligned to LOAM_ALIGN; contents need no care */
 
     void *stream; /* the cudaStream_t to launch on, NULL: the default stream; LOAM_BACKEND_CUDA */
+
+    /* The recurrent family; q, k, v, ridge, cu_q, o, info, grad_o, grad_q, grad_k, grad_v, grad_ridge and grad_scale are
+     * as above, o and its gradient with heads_v heads. Sequence b of a packed batch has state b. */
+    loam_const_view log_decay; /* real, -inf .. 0: LOAM_RETENTION [heads_v], stride .head; LOAM_SSD,
+                                  GATED_DELTA, MESA [batch, heads_v, len_q]; LOAM_GLA, KDA [batch, heads_v,
+                                  len_q, dim_qk] */
+    loam_const_view beta;      /* [batch, heads_v, len_q] real, >= 0; delta rules <= 2. LOAM_SSD, DELTA,
+                                  GATED_DELTA, KDA, MESA */
+    loam_const_view state_in;  /* [batch, heads_v, loam_plan_state_rows, dim_qk] real, .token the stride of
+                                  rows; not given: 0. LOAM_MESA reads the symmetric part of H */
+    loam_view state_out;       /* as state_in, or not wanted (decode: needed); may be the memory of state_in,
+                                  with its strides. Forward and decode */
+    loam_const_view grad_state_out; /* backward: gradient of state_out, or not given: 0 */
+    loam_view grad_log_decay;       /* real, axes of log_decay */
+    loam_view grad_beta;            /* [batch, heads_v, len_q] real */
+    loam_view grad_state_in;        /* as state_in */
 } loam_args;
 
 /* Views of a dense (batch, heads, tokens, channels) array; with channels = 1 also of [batch, heads, tokens].
@@ -296,7 +354,7 @@ static inline loam_view loam_dense_out(void *data, int64_t heads, int64_t tokens
  * work is only launched when it returns; LOAM_ECUDA: a launch failed, then and there or of an earlier call. */
 LOAM_API loam_status loam_run(const loam_plan *plan, const loam_args *args, loam_error *error);
 
-/* ---------------------------------------------------------------- partial states (plans for LOAM_DECODE)
+/* ---------------------------------------------------------------- partial states (local plans for LOAM_DECODE)
  *
  * A set of keys, as one query sees it, reduces to a state; states of disjoint sets merge, in any order,
  * into the state of the union; the state of all keys gives the output. So keys may live on several
@@ -311,7 +369,7 @@ LOAM_API loam_status loam_run(const loam_plan *plan, const loam_args *args, loam
  * States are dense, [batch, heads_q, len_q]; an empty set is m = -inf, all else 0. The sink joins in
  * loam_state_finish. For context parallelism each rank calls loam_state_partial on its keys. */
 
-/* Doubles of one state, and of all states of the plan. */
+/* Doubles of one state, and of all states of the plan; 0 for the recurrent family. */
 LOAM_API size_t loam_state_doubles(const loam_plan *plan);
 LOAM_API size_t loam_states_doubles(const loam_plan *plan);
 
@@ -331,7 +389,7 @@ LOAM_API loam_status loam_state_finish(const loam_plan *plan, const loam_args *a
 
 typedef struct loam_kernel_info {
     const char *name;       /* "local_forward_avx2" */
-    const char *mechanisms; /* "softmax parallax lla" */
+    const char *mechanisms; /* "softmax parallax lla", "linear retention ..." */
     const char *pass;       /* "forward" */
     const char *dtypes;     /* "f32 bf16 f16" */
     const char *backend;    /* "reference", "cpu", "cuda" */
@@ -343,7 +401,7 @@ typedef struct loam_kernel_info {
 LOAM_API loam_status loam_kernel_at(int index, loam_kernel_info *info);
 
 /* The names that the registry, plans and the program use; NULL outside the enumeration. */
-LOAM_API const char *loam_mechanism_name(loam_mechanism mechanism); /* "softmax", "parallax", "lla" */
+LOAM_API const char *loam_mechanism_name(loam_mechanism mechanism); /* "softmax", "parallax", "lla", ... */
 LOAM_API const char *loam_pass_name(loam_pass pass);                /* "forward", "backward", "decode" */
 LOAM_API const char *loam_dtype_name(loam_dtype dtype);             /* "f32", "bf16", "f16", "f64" */
 LOAM_API const char *loam_backend_name(loam_backend backend);       /* "auto", "cpu", "cuda", ... */

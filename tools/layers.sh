@@ -13,7 +13,8 @@ src/base  include
 src/simd  include src/base
 src/gpu   include src/base
 src/local include src/base src/simd src/gpu
-src/core  include src/base src/simd src/gpu src/local
+src/recurrent include src/base src/simd src/gpu
+src/core  include src/base src/simd src/gpu src/local src/recurrent
 io        include
 cli       include io
 tests     include io cli

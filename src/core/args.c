@@ -7,15 +7,15 @@
 
 static bool on_device(const loam_problem *p) { return p->backend == LOAM_BACKEND_CUDA; }
 
-static loam_status need(const void *data, const char *name, const char *why, loam_error *error)
+loam_status args_need(const void *data, const char *name, const char *why, loam_error *error)
 {
     REQUIRE(data, error, LOAM_EARG, "%s: NULL, but %s", name, why);
     return LOAM_OK;
 }
 
 /* A stride that lets two rows of an output overlap would be a race. */
-static loam_status check_output(const loam_view *view, const char *name, int64_t batch, int64_t heads,
-                                int64_t tokens, int64_t channels, loam_error *error)
+loam_status args_check_output(const loam_view *view, const char *name, int64_t batch, int64_t heads,
+                              int64_t tokens, int64_t channels, loam_error *error)
 {
     if (!view->data || batch * heads * tokens == 0) {
         return LOAM_OK;
@@ -31,11 +31,11 @@ static loam_status check_output(const loam_view *view, const char *name, int64_t
     return LOAM_OK;
 }
 
-static loam_status check_ascending(const loam_problem *p, const int64_t *cu, const char *name,
-                                   int64_t longest, int64_t total, loam_error *error)
+loam_status args_check_ascending(const loam_problem *p, const int64_t *cu, const char *name, int64_t longest,
+                                 int64_t total, loam_error *error)
 {
     const int64_t batch = p->batch;
-    TRY(need(cu, name, "the problem is packed", error));
+    TRY(args_need(cu, name, "the problem is packed", error));
     if (on_device(p)) {
         return LOAM_OK;
     }
@@ -56,8 +56,8 @@ static loam_status check_lengths(const loam_problem *p, const loam_args *a, loam
 {
     if (local_packed(p)) {
         REQUIRE(!a->lens_kv, error, LOAM_EARG, "lens_kv: given, but the problem is packed; use cu_kv");
-        TRY(check_ascending(p, a->cu_q, "cu_q", p->len_q, p->total_q, error));
-        return check_ascending(p, a->cu_kv, "cu_kv", p->len_kv, p->total_kv, error);
+        TRY(args_check_ascending(p, a->cu_q, "cu_q", p->len_q, p->total_q, error));
+        return args_check_ascending(p, a->cu_kv, "cu_kv", p->len_kv, p->total_kv, error);
     }
     REQUIRE(!a->cu_q && !a->cu_kv, error, LOAM_EARG,
             "%s: given, but the problem is not packed (total_q is -1)", a->cu_q ? "cu_q" : "cu_kv");
@@ -84,7 +84,7 @@ static loam_status check_ridge_row(const loam_problem *p, const loam_args *a, co
 static loam_status check_ridge(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     if (p->ridge_axes != LOAM_RIDGE_NUMBER) {
-        TRY(need(a->ridge.data, "ridge", "ridge_axes says that it is an array", error));
+        TRY(args_need(a->ridge.data, "ridge", "ridge_axes says that it is an array", error));
     }
     if (on_device(p)) {
         return LOAM_OK;
@@ -106,7 +106,7 @@ static loam_status check_ridge(const loam_problem *p, const loam_args *a, loam_e
 static loam_status check_numbers(const loam_problem *p, const void *values, const char *name,
                                  loam_error *error)
 {
-    TRY(need(values, name, "the problem says that it is given", error));
+    TRY(args_need(values, name, "the problem says that it is given", error));
     for (int64_t h = 0; h < p->heads_q && !on_device(p); h++) {
         const double x = element_load(values, dtype_real(p->dtype), h);
         REQUIRE(isfinite(x), error, LOAM_EVALUE, "%s[%lld]: %g, expected a finite number", name, (long long)h,
@@ -120,16 +120,16 @@ static loam_status check_inputs(const loam_problem *p, const loam_args *a, args_
     const bool queries = p->batch > 0 && local_tokens(p) > 0;
     const bool keys = p->batch > 0 && (local_packed(p) ? p->total_kv : p->len_kv) > 0;
     if (queries) {
-        TRY(need(a->q.data, "q", "every pass reads it", error));
+        TRY(args_need(a->q.data, "q", "every pass reads it", error));
         if (p->mechanism == LOAM_PARALLAX) {
-            TRY(need(a->probe.data, "probe", "Parallax reads it", error));
+            TRY(args_need(a->probe.data, "probe", "Parallax reads it", error));
         }
     }
     if (keys && use != ARGS_FINISH) {
-        TRY(need(a->k.data, "k", "every pass reads it", error));
-        TRY(need(a->v.data, "v", "every pass reads it", error));
+        TRY(args_need(a->k.data, "k", "every pass reads it", error));
+        TRY(args_need(a->v.data, "v", "every pass reads it", error));
         if (p->key_bias) {
-            TRY(need(a->key_bias.data, "key_bias", "the problem says that it is given", error));
+            TRY(args_need(a->key_bias.data, "key_bias", "the problem says that it is given", error));
         }
     }
     if (p->slope && use != ARGS_FINISH) {
@@ -146,17 +146,17 @@ static loam_status check_forward(const loam_problem *p, const loam_args *a, args
     const int64_t batch = local_packed(p) ? 1 : p->batch, heads = p->heads_q;
     const int64_t tokens = local_packed(p) ? p->total_q : p->len_q;
     if (batch * tokens > 0) {
-        TRY(need(a->o.data, "o", "forward and decode write it", error));
+        TRY(args_need(a->o.data, "o", "forward and decode write it", error));
     }
     REQUIRE(!a->weights.data || (p->pass == LOAM_FORWARD && use == ARGS_RUN), error, LOAM_EUNSUPPORTED,
             "weights: only the forward pass gives them");
     REQUIRE(!a->saved || p->pass == LOAM_FORWARD, error, LOAM_EUNSUPPORTED,
             "saved: only the forward pass writes it");
-    TRY(check_output(&a->o, "o", batch, heads, tokens, p->dim_v, error));
-    TRY(check_output(&a->lse, "lse", batch, heads, tokens, 1, error));
-    TRY(check_output(&a->rho, "rho", batch, heads, tokens, p->dim_qk, error));
-    TRY(check_output(&a->weights, "weights", batch, heads, tokens, p->len_kv, error));
-    return check_output(&a->info, "info", batch, heads, tokens, 1, error);
+    TRY(args_check_output(&a->o, "o", batch, heads, tokens, p->dim_v, error));
+    TRY(args_check_output(&a->lse, "lse", batch, heads, tokens, 1, error));
+    TRY(args_check_output(&a->rho, "rho", batch, heads, tokens, p->dim_qk, error));
+    TRY(args_check_output(&a->weights, "weights", batch, heads, tokens, p->len_kv, error));
+    return args_check_output(&a->info, "info", batch, heads, tokens, 1, error);
 }
 
 static loam_status check_backward(const loam_problem *p, const loam_args *a, loam_error *error)
@@ -165,13 +165,13 @@ static loam_status check_backward(const loam_problem *p, const loam_args *a, loa
     const int64_t tokens = local_packed(p) ? p->total_q : p->len_q,
                   keys = local_packed(p) ? p->total_kv : p->len_kv;
     if (batch * tokens > 0) {
-        TRY(need(a->grad_o.data, "grad_o", "backward reads it", error));
-        TRY(need(a->saved, "saved", "backward reads what forward left there", error));
+        TRY(args_need(a->grad_o.data, "grad_o", "backward reads it", error));
+        TRY(args_need(a->saved, "saved", "backward reads what forward left there", error));
     }
-    TRY(check_output(&a->grad_q, "grad_q", batch, p->heads_q, tokens, p->dim_qk, error));
-    TRY(check_output(&a->grad_k, "grad_k", batch, p->heads_kv, keys, p->dim_qk, error));
-    TRY(check_output(&a->grad_v, "grad_v", batch, p->heads_kv, keys, p->dim_v, error));
-    TRY(check_output(&a->grad_key_bias, "grad_key_bias", batch, p->heads_q, keys, 1, error));
+    TRY(args_check_output(&a->grad_q, "grad_q", batch, p->heads_q, tokens, p->dim_qk, error));
+    TRY(args_check_output(&a->grad_k, "grad_k", batch, p->heads_kv, keys, p->dim_qk, error));
+    TRY(args_check_output(&a->grad_v, "grad_v", batch, p->heads_kv, keys, p->dim_v, error));
+    TRY(args_check_output(&a->grad_key_bias, "grad_key_bias", batch, p->heads_q, keys, 1, error));
     REQUIRE(!a->grad_probe.data || p->mechanism == LOAM_PARALLAX, error, LOAM_EARG,
             "grad_probe: only Parallax has a probe to give");
     REQUIRE(!a->grad_ridge.data || p->mechanism == LOAM_LLA, error, LOAM_EARG,
@@ -180,14 +180,27 @@ static loam_status check_backward(const loam_problem *p, const loam_args *a, loa
     REQUIRE(!a->grad_key_bias.data || p->key_bias, error, LOAM_EARG,
             "grad_key_bias: the problem has no key bias");
     REQUIRE(!a->grad_sink || p->sink, error, LOAM_EARG, "grad_sink: the problem has no sink");
-    TRY(check_output(&a->grad_probe, "grad_probe", batch, p->heads_q, tokens, p->dim_qk, error));
+    TRY(args_check_output(&a->grad_probe, "grad_probe", batch, p->heads_q, tokens, p->dim_qk, error));
     if (p->ridge_axes == LOAM_RIDGE_HEAD) {
-        return check_output(&a->grad_ridge, "grad_ridge", 1, p->heads_q, 1, 1, error);
+        return args_check_output(&a->grad_ridge, "grad_ridge", 1, p->heads_q, 1, 1, error);
     }
     return p->ridge_axes == LOAM_RIDGE_NUMBER
                ? LOAM_OK
-               : check_output(&a->grad_ridge, "grad_ridge", batch, p->heads_q, tokens,
-                              p->ridge_axes == LOAM_RIDGE_CHANNEL ? p->dim_qk : 1, error);
+               : args_check_output(&a->grad_ridge, "grad_ridge", batch, p->heads_q, tokens,
+                                   p->ridge_axes == LOAM_RIDGE_CHANNEL ? p->dim_qk : 1, error);
+}
+
+static loam_status check_not_recurrent(const loam_args *a, loam_error *error)
+{
+    const void *const given[] = { a->log_decay.data, a->beta.data,           a->state_in.data,
+                                  a->state_out.data, a->grad_state_out.data, a->grad_log_decay.data,
+                                  a->grad_beta.data, a->grad_state_in.data };
+    static const char *const names[] = { "log_decay",      "beta",           "state_in",  "state_out",
+                                         "grad_state_out", "grad_log_decay", "grad_beta", "grad_state_in" };
+    for (size_t i = 0; i < sizeof given / sizeof given[0]; i++) {
+        REQUIRE(!given[i], error, LOAM_EARG, "%s: given, but only the recurrent family has one", names[i]);
+    }
+    return LOAM_OK;
 }
 
 loam_status args_check(const loam_plan *plan, const loam_args *a, args_use use, loam_error *error)
@@ -200,6 +213,10 @@ loam_status args_check(const loam_plan *plan, const loam_args *a, args_use use, 
             a->work, LOAM_ALIGN);
     REQUIRE((uintptr_t)a->saved % LOAM_ALIGN == 0, error, LOAM_EARG, "saved: %p, expected a multiple of %d",
             a->saved, LOAM_ALIGN);
+    if (plan_recurrent(p)) {
+        return args_check_recurrent(p, a, error);
+    }
+    TRY(check_not_recurrent(a, error));
     TRY(check_lengths(p, a, error));
     TRY(check_inputs(p, a, use, error));
     if (use == ARGS_PARTIAL) {

@@ -13,7 +13,8 @@ static const char *name_at(const char *const *names, int value)
 
 const char *loam_mechanism_name(loam_mechanism mechanism)
 {
-    static const char *const names[] = { "softmax", "parallax", "lla", NULL };
+    static const char *const names[] = { "softmax", "parallax", "lla",         "linear", "retention", "ssd",
+                                         "gla",     "delta",    "gated-delta", "kda",    "mesa",      NULL };
     return name_at(names, (int)mechanism);
 }
 

@@ -28,7 +28,7 @@ static size_t work_bytes(const loam_plan *plan)
 {
     const loam_problem *p = &plan->problem;
     const size_t own = plan->kernel->work(p);
-    const size_t finish = p->pass == LOAM_DECODE
+    const size_t finish = p->pass == LOAM_DECODE && !plan_recurrent(p)
                               ? size_mul(size_of(local_state_scratch(p), sizeof(double)), (size_t)p->threads)
                               : 0;
     return own > finish ? own : finish;
@@ -50,7 +50,10 @@ loam_status loam_plan_create(loam_plan **out, const loam_problem *problem, loam_
     plan->problem = checked;
     plan->kernel = chosen;
     plan->work_bytes = work_bytes(plan);
-    local_saved_carve(&plan->problem, NULL, &plan->saved_bytes);
+    plan->saved_bytes = 0;
+    if (!plan_recurrent(&plan->problem)) {
+        local_saved_carve(&plan->problem, NULL, &plan->saved_bytes);
+    }
     if (plan->work_bytes > PTRDIFF_MAX || plan->saved_bytes > PTRDIFF_MAX) {
         free(plan);
         return loam_fail(error, LOAM_EMEMORY, "work: the workspace of this problem is too large to address");
@@ -65,3 +68,8 @@ const char *loam_plan_name(const loam_plan *plan) { return plan->name; }
 const loam_problem *loam_plan_problem(const loam_plan *plan) { return &plan->problem; }
 size_t loam_plan_work_bytes(const loam_plan *plan) { return plan->work_bytes; }
 size_t loam_plan_saved_bytes(const loam_plan *plan) { return plan->saved_bytes; }
+
+int64_t loam_plan_state_rows(const loam_plan *plan)
+{
+    return plan_recurrent(&plan->problem) ? recurrent_state_rows(&plan->problem) : 0;
+}

@@ -44,13 +44,15 @@ static loam_status check_size(const char *name, int64_t value, int64_t least, in
 
 static loam_status check_enums(const loam_problem *p, loam_error *error)
 {
-    TRY(check_enum("mechanism", (int)p->mechanism, LOAM_LLA + 1, error));
+    TRY(check_enum("mechanism", (int)p->mechanism, LOAM_MESA + 1, error));
     TRY(check_enum("pass", (int)p->pass, LOAM_DECODE + 1, error));
     TRY(check_enum("dtype", (int)p->dtype, LOAM_F64 + 1, error));
     TRY(check_enum("score", (int)p->score, LOAM_RBF + 1, error));
-    TRY(check_enum("ridge_axes", (int)p->ridge_axes, LOAM_RIDGE_CHANNEL + 1, error));
+    TRY(check_enum("ridge_axes", (int)p->ridge_axes, LOAM_RIDGE_HEAD_CHANNEL + 1, error));
     TRY(check_enum("ridge_unit", (int)p->ridge_unit, LOAM_RIDGE_TRACE + 1, error));
     TRY(check_enum("backend", (int)p->backend, LOAM_BACKEND_CUDA + 1, error));
+    TRY(check_enum("feature_map", (int)p->feature_map, LOAM_FEATURES_UNIT + 1, error));
+    TRY(check_switch("normalise", p->normalise, error));
     TRY(check_switch("causal", p->causal, error));
     TRY(check_switch("slope", p->slope, error));
     TRY(check_switch("key_bias", p->key_bias, error));
@@ -65,7 +67,7 @@ static loam_status check_packing(const loam_problem *p, loam_error *error)
     REQUIRE(p->total_q >= 0 && p->total_kv >= 0, error, LOAM_ESHAPE,
             "total_q, total_kv: %lld and %lld, expected both >= 0 (packed) or both -1", (long long)p->total_q,
             (long long)p->total_kv);
-    REQUIRE(p->pass != LOAM_DECODE, error, LOAM_EUNSUPPORTED,
+    REQUIRE(p->pass != LOAM_DECODE || plan_recurrent(p), error, LOAM_EUNSUPPORTED,
             "total_q: packed sequences do not go with decode; use lens_kv");
     TRY(check_size("total_q", p->total_q, 0, INT32_MAX, error));
     return check_size("total_kv", p->total_kv, 0, INT32_MAX, error);
@@ -111,13 +113,91 @@ static loam_status check_values(const loam_problem *p, loam_error *error)
     return LOAM_OK;
 }
 
+/* The options of the recurrent family are not those of this one. */
+static loam_status check_local(const loam_problem *p, loam_error *error)
+{
+    const char *name = loam_mechanism_name(p->mechanism);
+    REQUIRE(p->heads_v == 0, error, LOAM_EUNSUPPORTED, "heads_v: %lld, expected 0: %s has heads_kv",
+            (long long)p->heads_v, name);
+    REQUIRE(p->feature_map == LOAM_FEATURES_IDENTITY, error, LOAM_EUNSUPPORTED,
+            "feature_map: %d, expected 0: %s has none", (int)p->feature_map, name);
+    REQUIRE(!p->normalise, error, LOAM_EUNSUPPORTED, "normalise: 1, expected 0: %s always is", name);
+    REQUIRE(
+        p->ridge_axes != LOAM_RIDGE_HEAD_CHANNEL || p->mechanism != LOAM_LLA, error, LOAM_EUNSUPPORTED,
+        "ridge_axes: per head and channel, which lla does not have; per channel with a token stride of 0 is the same");
+    return LOAM_OK;
+}
+
+static loam_status check_recurrent_shape(const loam_problem *p, loam_error *error)
+{
+    REQUIRE(p->heads_kv == p->heads_q, error, LOAM_ESHAPE, "heads_kv: %lld, expected heads_q, %lld, for %s",
+            (long long)p->heads_kv, (long long)p->heads_q, loam_mechanism_name(p->mechanism));
+    REQUIRE(p->len_kv == p->len_q && p->total_kv == p->total_q, error, LOAM_ESHAPE,
+            "len_kv, total_kv: %lld, %lld, expected those of q, %lld, %lld, for %s", (long long)p->len_kv,
+            (long long)p->total_kv, (long long)p->len_q, (long long)p->total_q,
+            loam_mechanism_name(p->mechanism));
+    TRY(check_size("heads_v", p->heads_v, 0, INT32_MAX, error));
+    REQUIRE(p->heads_v % p->heads_q == 0, error, LOAM_ESHAPE,
+            "heads_v: %lld, expected 0 or a multiple of heads_q %lld", (long long)p->heads_v,
+            (long long)p->heads_q);
+    const size_t tokens = local_packed(p) ? (size_t)p->total_q : size_mul((size_t)p->batch, (size_t)p->len_q);
+    const size_t rows = size_add(tokens, size_mul((size_t)p->batch, (size_t)recurrent_state_rows(p)));
+    const size_t elements = size_mul(size_mul(rows, (size_t)p->heads_v), LOAM_MAX_DIM * sizeof(double));
+    REQUIRE(elements < INT64_MAX, error, LOAM_EMEMORY, "batch x heads_v x len_q: too large to address");
+    return LOAM_OK;
+}
+
+static loam_status check_recurrent(const loam_problem *p, loam_error *error)
+{
+    const char *name = loam_mechanism_name(p->mechanism);
+    const recurrent_form *form = recurrent_form_of(p->mechanism);
+    REQUIRE(p->score == LOAM_DOT, error, LOAM_EUNSUPPORTED, "score: rbf, expected dot: %s has no other",
+            name);
+    REQUIRE(p->soft_cap == 0, error, LOAM_EUNSUPPORTED, "soft_cap: %g, expected 0: %s has none", p->soft_cap,
+            name);
+    REQUIRE(p->causal, error, LOAM_EUNSUPPORTED, "causal: 0, expected 1: %s is a recurrence", name);
+    REQUIRE(p->window == 0, error, LOAM_EUNSUPPORTED, "window: %lld, expected 0: %s has none",
+            (long long)p->window, name);
+    REQUIRE(!p->slope && !p->key_bias && !p->sink, error, LOAM_EUNSUPPORTED, "%s: 1, expected 0: %s has none",
+            p->slope      ? "slope"
+            : p->key_bias ? "key_bias"
+                          : "sink",
+            name);
+    REQUIRE(!p->normalise || !(form->delta || form->solved), error, LOAM_EUNSUPPORTED,
+            "normalise: 1, expected 0: %s fits the values themselves; linear, retention, ssd and gla can be",
+            name);
+    REQUIRE(!p->normalise || p->scale == 0 || p->scale == 1, error, LOAM_EUNSUPPORTED,
+            "scale: %g, expected 0 or 1: it cancels where the read is normalised", p->scale);
+    if (form->solved) {
+        REQUIRE(isfinite(p->ridge) && p->ridge > 0, error, LOAM_EVALUE,
+                "ridge: %g, expected a finite number > 0", p->ridge);
+        REQUIRE(p->ridge_axes != LOAM_RIDGE_TOKEN && p->ridge_axes != LOAM_RIDGE_CHANNEL, error,
+                LOAM_EUNSUPPORTED,
+                "ridge_axes: per token, expected a number, per head or per head and channel for %s", name);
+        REQUIRE(p->ridge_unit == LOAM_RIDGE_NORMALISED, error, LOAM_EUNSUPPORTED,
+                "ridge_unit: %d, expected 0: only lla has units, not %s", (int)p->ridge_unit, name);
+    }
+    return check_recurrent_shape(p, error);
+}
+
+static double default_scale(const loam_problem *p)
+{
+    return p->normalise || p->mechanism == LOAM_MESA ? 1 : 1 / sqrt((double)p->dim_qk);
+}
+
 loam_status problem_check(loam_problem *p, loam_error *error)
 {
     TRY(check_enums(p, error));
     TRY(check_shape(p, error));
+    if (plan_recurrent(p)) {
+        TRY(check_recurrent(p, error));
+        p->heads_v = p->heads_v ? p->heads_v : p->heads_q;
+    } else {
+        TRY(check_local(p, error));
+    }
     TRY(check_values(p, error));
     if (p->scale == 0) {
-        p->scale = 1 / sqrt((double)p->dim_qk);
+        p->scale = default_scale(p);
     }
     if (p->threads == 0) {
         const int most = omp_get_max_threads();

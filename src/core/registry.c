@@ -6,6 +6,11 @@
 #include <string.h>
 
 #define FAMILY_LOCAL (1u << LOAM_SOFTMAX | 1u << LOAM_PARALLAX | 1u << LOAM_LLA)
+/* The recurrences whose read solves nothing. */
+#define FAMILY_DIRECT \
+    (1u << LOAM_LINEAR | 1u << LOAM_RETENTION | 1u << LOAM_SSD | 1u << LOAM_GLA | 1u << LOAM_DELTA | \
+     1u << LOAM_GATED_DELTA | 1u << LOAM_KDA)
+#define FAMILY_RECURRENT (FAMILY_DIRECT | 1u << LOAM_MESA)
 #define TYPES_F32 (1u << LOAM_F32 | 1u << LOAM_BF16 | 1u << LOAM_F16)
 #define TYPES_BF16 (1u << LOAM_BF16)
 #define TYPES_ALL (TYPES_F32 | 1u << LOAM_F64)
@@ -151,6 +156,13 @@ loam_status registry_choose(const kernel **out, const loam_problem *p, loam_erro
 }
 
 /* The rows in words: the distinct sets are few, so constant texts serve. */
+static const char *mechanisms_text(unsigned mechanisms)
+{
+    return mechanisms == FAMILY_DIRECT      ? "linear retention ssd gla delta gated-delta kda"
+           : mechanisms == FAMILY_RECURRENT ? "linear retention ssd gla delta gated-delta kda mesa"
+                                            : "softmax parallax lla";
+}
+
 static const char *types_text(unsigned dtypes)
 {
     return dtypes == TYPES_ALL ? "f32 bf16 f16 f64" : dtypes == TYPES_BF16 ? "bf16" : "f32 bf16 f16";
@@ -163,7 +175,7 @@ loam_status loam_kernel_at(int index, loam_kernel_info *info)
         return LOAM_EARG;
     }
     *info = (loam_kernel_info){ .name = k->name,
-                                .mechanisms = "softmax parallax lla",
+                                .mechanisms = mechanisms_text(k->mechanisms),
                                 .pass = loam_pass_name(k->pass),
                                 .dtypes = types_text(k->dtypes),
                                 .backend = loam_backend_name(k->backend),

@@ -6,6 +6,11 @@
 #include "src/base/cpu.h"
 #include "src/base/gpu.h"
 #include "src/local/local.h"
+#include "src/recurrent/recurrent.h"
+
+/* Each family declares its functions under its own name for these types. */
+typedef loam_status kernel_run_fn(const loam_problem *problem, const loam_args *args, loam_error *error);
+typedef size_t kernel_work_fn(const loam_problem *problem);
 
 typedef struct kernel {
     const char *name;
@@ -14,9 +19,9 @@ typedef struct kernel {
     unsigned dtypes; /* bit 1 << loam_dtype */
     loam_backend backend;
     cpu_isa isa;
-    local_run_fn *run;
-    local_work_fn *work;
-    local_partial_fn *partial; /* decode rows of the CPU */
+    kernel_run_fn *run;
+    kernel_work_fn *work;
+    local_partial_fn *partial; /* local decode rows of the CPU */
     gpu_level gpu;             /* rows of CUDA */
     local_fits_fn *fits;       /* what else must hold; NULL: nothing */
 } kernel;

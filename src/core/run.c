@@ -16,10 +16,16 @@ static loam_status check_decode(const loam_plan *plan, loam_error *error)
     REQUIRE(plan, error, LOAM_EARG, "plan: NULL");
     REQUIRE(plan->problem.pass == LOAM_DECODE, error, LOAM_EARG, "plan: made for %s, expected decode",
             loam_pass_name(plan->problem.pass));
+    REQUIRE(!plan_recurrent(&plan->problem), error, LOAM_EUNSUPPORTED,
+            "plan: made for %s, expected softmax, parallax or lla; its state is state_out",
+            loam_mechanism_name(plan->problem.mechanism));
     return LOAM_OK;
 }
 
-size_t loam_state_doubles(const loam_plan *plan) { return local_state_doubles(&plan->problem); }
+size_t loam_state_doubles(const loam_plan *plan)
+{
+    return plan_recurrent(&plan->problem) ? 0 : local_state_doubles(&plan->problem);
+}
 
 size_t loam_states_doubles(const loam_plan *plan)
 {

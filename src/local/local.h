@@ -130,6 +130,7 @@ LOAM_INLINE double local_ridge(const loam_problem *p, const loam_args *a, const 
     case LOAM_RIDGE_TOKEN: return element_load(a->ridge.data, real, LOCAL_AT(a->ridge, s->b, h, s->q0 + i));
     case LOAM_RIDGE_CHANNEL:
         return element_load(a->ridge.data, real, LOCAL_AT(a->ridge, s->b, h, s->q0 + i) + c);
+    case LOAM_RIDGE_HEAD_CHANNEL: break; /* of the recurrent family */
     }
     return 0;
 }

@@ -29,8 +29,8 @@ size_t local_state_doubles(const loam_problem *p)
     case LOAM_SOFTMAX: return (size_t)(2 + dv);
     case LOAM_PARALLAX: return (size_t)(3 + 2 * dv);
     case LOAM_LLA: return (size_t)(2 + d + dv + triangle(d) + dv * d);
+    default: return 0; /* another family */
     }
-    return 0;
 }
 
 static state state_at(const loam_problem *p, double *x)
@@ -42,6 +42,7 @@ static state state_at(const loam_problem *p, double *x)
     case LOAM_SOFTMAX: s.vbar = x; break;
     case LOAM_PARALLAX: s.tbar = x, s.vbar = x + 1, s.tv = x + 1 + dv; break;
     case LOAM_LLA: s.kbar = x, s.vbar = x + d, s.kk = s.vbar + dv, s.vk = s.kk + triangle(d); break;
+    default: break; /* another family */
     }
     return s;
 }

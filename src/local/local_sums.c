@@ -76,7 +76,8 @@ void local_row_sums_reduce(const loam_problem *p, const loam_args *a, const loca
             break;
         case LOAM_RIDGE_HEAD: put_head_sums(p, a, sums->ridge, a->grad_ridge.data, a->grad_ridge.head); break;
         case LOAM_RIDGE_TOKEN: put_ridge_tokens(p, a, sums->ridge); break;
-        case LOAM_RIDGE_CHANNEL: break; /* the kernel wrote each element itself */
+        case LOAM_RIDGE_CHANNEL: /* the kernel wrote each element itself */
+        case LOAM_RIDGE_HEAD_CHANNEL: /* not of this family */ break;
         }
     }
 }

@@ -100,8 +100,9 @@ static void draw_options(spec *s, rng *r)
 static void draw_omissions(spec *s, rng *r)
 {
     if (rng_one_in(r, 3)) {
-        for (int output = SLOT_FIRST_OUTPUT + 1; output <= SLOT_COUNT; output++) {
-            s->omit |= rng_one_in(r, 2) ? (int64_t)1 << output : 0;
+        for (int output = SLOT_FIRST_OUTPUT + 1; output <= SLOT_GRAD_SINK + 1; output++) {
+            const int64_t bit = output <= SLOT_GRAD_SINK ? spec_omit((slot)output) : SPEC_OMIT_SAVED;
+            s->omit |= rng_one_in(r, 2) ? bit : 0;
         }
     }
     if (!rng_one_in(r, 3)) {
@@ -133,9 +134,86 @@ static void shrink(spec *s, rng *r, double budget)
     }
 }
 
+/* About the multiplications of the reference. */
+static double recurrent_cost(const spec *s)
+{
+    const double rows = (double)(s->batch * spec_heads_v(s) * s->len_q), d = (double)s->dim_qk;
+    const double solve = s->mechanism == LOAM_MESA ? d * d * d / 3 : 0;
+    return rows * (solve + d * (double)spec_state_rows(s) * (s->pass == LOAM_BACKWARD ? 16 : 4));
+}
+
+static void draw_recurrent_shape(spec *s, rng *r, const loam_kernel_info *row)
+{
+    s->batch = rng_one_in(r, 20) ? 0 : rng_int(r, 1, 3);
+    s->heads_q = s->heads_kv = rng_int(r, 1, 3);
+    s->heads_v = rng_one_in(r, 2) ? 0 : s->heads_q * rng_int(r, 1, 3);
+    s->len_q = s->pass == LOAM_DECODE && !rng_one_in(r, 4) ? rng_int(r, 1, 3) : draw_length(r);
+    s->dim_qk = draw_dim(r, row);
+    s->dim_v = rng_one_in(r, 2) ? s->dim_qk : draw_dim(r, row);
+    s->packed = rng_one_in(r, 4);
+    s->batch = s->packed ? rng_int(r, 0, 5) : s->batch;
+    s->state = rng_one_in(r, 2);
+}
+
+/* Delta rules get keys of length 1, a normaliser positive features: else a case grows without bound. */
+static void draw_recurrent_options(spec *s, rng *r)
+{
+    const spec_recurrence form = spec_recurrence_of(s);
+    const int solved = s->mechanism == LOAM_MESA;
+    s->normalise = !form.delta && !solved && rng_one_in(r, 4);
+    s->feature_map = s->normalise ? LOAM_FEATURES_ELU
+                     : form.delta ? (rng_one_in(r, 2) ? LOAM_FEATURES_UNIT : LOAM_FEATURES_IDENTITY)
+                                  : rng_int(r, 0, LOAM_FEATURES_UNIT);
+    s->scale = !s->normalise && rng_one_in(r, 3) ? 0.05 + rng_uniform(r) : 0;
+    s->causal = 1;
+    s->threads = rng_int(r, 0, 3);
+    s->data = rng_one_in(r, 2) ? DATA_NORMAL : rng_int(r, 0, DATA_KINDS - 1);
+    s->layout = rng_one_in(r, 3) ? 0 : rng_int(r, 1, 1 << 30);
+    if (solved) {
+        static const int64_t axes[] = { LOAM_RIDGE_NUMBER, LOAM_RIDGE_HEAD, LOAM_RIDGE_HEAD_CHANNEL };
+        s->ridge = PICK(r, ridges);
+        s->ridge_axes = PICK(r, axes);
+        s->ridge_array = s->ridge_axes == LOAM_RIDGE_NUMBER && rng_one_in(r, 2);
+    }
+}
+
+static spec generate_recurrent(const loam_kernel_info *row, rng *r, double budget)
+{
+    static const char *const dtypes[] = { "f32", "bf16", "f16", "f64" };
+    spec s;
+    memset(&s, 0, sizeof s);
+    s.pass = strcmp(row->pass, "forward") == 0    ? LOAM_FORWARD
+             : strcmp(row->pass, "backward") == 0 ? LOAM_BACKWARD
+                                                  : LOAM_DECODE;
+    do {
+        s.mechanism = rng_int(r, LOAM_LINEAR, LOAM_MESA);
+    } while (!kernel_lists(row->mechanisms, loam_mechanism_name((loam_mechanism)s.mechanism)));
+    s.dtype = draw_word(r, row->dtypes, dtypes, 4);
+    snprintf(s.kernel, sizeof s.kernel, "%s", row->name);
+    draw_recurrent_shape(&s, r, row);
+    draw_recurrent_options(&s, r);
+    const int omits = rng_one_in(r, 3);
+    for (int output = SLOT_FIRST_OUTPUT + 1; omits && output < SLOT_COUNT; output++) {
+        s.omit |= rng_one_in(r, 2) && !(output == SLOT_STATE_OUT && s.pass == LOAM_DECODE)
+                      ? (int64_t)1 << output
+                      : 0;
+    }
+    while (recurrent_cost(&s) > budget) {
+        int64_t *const sizes[] = { &s.len_q, &s.dim_qk, &s.dim_v };
+        int64_t *size = PICK(r, sizes);
+        *size = *size > 1 ? (*size + 1) / 2 : *size;
+    }
+    s.len_kv = s.len_q;
+    s.seed = (int64_t)(rng_bits(r) >> 33);
+    return s;
+}
+
 spec generate_spec(const loam_kernel_info *row, uint64_t seed, uint64_t number, double budget)
 {
     rng r = rng_make(seed, number);
+    if (kernel_lists(row->mechanisms, "linear")) {
+        return generate_recurrent(row, &r, budget);
+    }
     spec s;
     memset(&s, 0, sizeof s);
     draw_kind(&s, &r, row);

@@ -208,8 +208,68 @@ static void judge_finite(const values *got, verdict *out)
     }
 }
 
+/* What kernels promise of the recurrent family: relative, Frobenius, twice that of parameters of the recurrence. */
+static double promised_of_recurrences(const spec *s, slot which)
+{
+    const int gradient = which >= SLOT_GRAD_Q && which != SLOT_STATE_OUT;
+    const int parameter = gradient && slot_dtype(s, which) != (loam_dtype)s->dtype;
+    const double twice = parameter || (gradient && s->dtype == LOAM_F64) ? 2 : 1;
+    switch ((loam_dtype)s->dtype) {
+    case LOAM_F64: return twice * 1e-12;
+    case LOAM_F32: return twice * (s->mechanism == LOAM_MESA ? 1e-4 : gradient ? 5e-5 : 1e-5);
+    case LOAM_BF16: return twice * (gradient ? 1e-2 : 5e-3);
+    case LOAM_F16: break;
+    }
+    return twice * (gradient ? 2e-3 : 1e-3);
+}
+
+static void judge_recurrent_slot(const values *got, const values *want, slot which, verdict *out)
+{
+    const shape a = slot_shape(want, which);
+    const int64_t rows = a.batch * a.heads * a.tokens, count = rows * a.channels;
+    const double tiny = slot_dtype(&got->spec, which) == LOAM_F16 ? 6e-8 : 1e-30;
+    const double allowed = promised_of_recurrences(&got->spec, which) * compare_norm(want->x[which], count) +
+                           tiny * sqrt((double)count + 1);
+    for (int64_t i = 0; i < count; i++) {
+        got->x[which][i] = forgiven(&got->spec, which, want->x[which][i], got->x[which][i]);
+    }
+    const double fraction = compare_distance(want->x[which], got->x[which], count) / allowed;
+    if (!(fraction <= out->fraction)) {
+        out->fraction = fraction;
+        const difference d = compare(want->x[which], got->x[which], rows, a.channels);
+        place(want, which, d.row, out);
+    }
+}
+
+static verdict judge_recurrent(const values *got, const values *want)
+{
+    verdict out = { 0, SLOT_O, { 0, 0, 0 }, "" };
+    judge_finite(got, &out);
+    for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++) {
+        if (got->x[which] && spec_wants(&got->spec, (slot)which)) {
+            judge_recurrent_slot(got, want, (slot)which, &out);
+        }
+    }
+    const int wanted = got->info && spec_wants(&got->spec, SLOT_INFO);
+    for (int64_t r = 0; wanted && !out.text[0] && r < slot_size(got, SLOT_INFO); r++) {
+        const loam_row_info *g = &got->info[r], *w = &want->info[r];
+        const int solver = got->spec.mechanism == LOAM_MESA ? g->solver != LOAM_SOLVER_NONE
+                                                            : g->solver == LOAM_SOLVER_NONE;
+        if (g->code != w->code || !solver || g->iterations < 0 || !(g->residual >= 0) ||
+            g->residual > 1e-3f) {
+            snprintf(out.text, sizeof out.text,
+                     "info of row %lld: code %d solver %d residual %g, reference code %d", (long long)r,
+                     (int)g->code, (int)g->solver, (double)g->residual, (int)w->code);
+        }
+    }
+    return out;
+}
+
 verdict judge(const values *got, const values *want, const double *rho)
 {
+    if (spec_recurrent(&got->spec)) {
+        return judge_recurrent(got, want);
+    }
     verdict out = { 0, SLOT_O, { 0, 0, 0 }, "" };
     judge_finite(got, &out);
     if (got->spec.mechanism == LOAM_LLA && got->spec.ridge == 0) {

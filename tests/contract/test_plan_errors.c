@@ -51,12 +51,12 @@ static void refuse(const loam_problem *p, loam_status status, const char *name, 
 static void enumerators(void **state)
 {
     (void)state;
-    REFUSE(mechanism, (loam_mechanism)3, LOAM_EARG, "3", "");
+    REFUSE(mechanism, (loam_mechanism)11, LOAM_EARG, "11", "");
     REFUSE(mechanism, (loam_mechanism)-1, LOAM_EARG, "-1", "");
     REFUSE(pass, (loam_pass)3, LOAM_EARG, "3", "");
     REFUSE(dtype, (loam_dtype)4, LOAM_EARG, "4", "");
     REFUSE(score, (loam_score)2, LOAM_EARG, "2", "");
-    REFUSE(ridge_axes, (loam_ridge_axes)4, LOAM_EARG, "4", "");
+    REFUSE(ridge_axes, (loam_ridge_axes)5, LOAM_EARG, "5", "");
     REFUSE(ridge_unit, (loam_ridge_unit)3, LOAM_EARG, "3", "");
     REFUSE(backend, (loam_backend)4, LOAM_EARG, "4", "");
     REFUSE(causal, 2, LOAM_EARG, "2", "0 or 1");

@@ -6,7 +6,7 @@ set -eu
 layers=$1
 tree=$(mktemp -d "${TMPDIR:-/tmp}/loam-layers.XXXXXX")
 trap 'rm -rf "$tree"' EXIT
-mkdir -p "$tree/include" "$tree/src/base" "$tree/src/simd" "$tree/src/gpu" "$tree/src/local" "$tree/src/core" "$tree/io" "$tree/cli" "$tree/tests/simd" \
+mkdir -p "$tree/include" "$tree/src/base" "$tree/src/simd" "$tree/src/gpu" "$tree/src/local" "$tree/src/recurrent" "$tree/src/core" "$tree/io" "$tree/cli" "$tree/tests/simd" \
     "$tree/bench"
 
 # expect STATUS FILE INCLUDED: the status of the check where FILE has that #include and no other file is there.
@@ -25,6 +25,9 @@ expect()
 expect 0 src/base/a.c loam.h
 expect 0 src/local/a.h src/simd/vec.h
 expect 0 src/core/a.c src/local/local.h
+expect 0 src/recurrent/a.c src/base/cholesky.h
+expect 1 src/recurrent/a.c src/local/local.h
+expect 1 src/local/a.c src/recurrent/recurrent.h
 expect 0 cli/a.c io/npy.h
 expect 0 cli/a.c cli/options.h
 expect 0 tests/a.c cli/options.h

@@ -120,6 +120,14 @@ static void connect(arrays *m)
         .grad_slope = guard_address(&m->array[SLOT_GRAD_SLOPE]),
         .grad_key_bias = output_view(m, SLOT_GRAD_KEY_BIAS),
         .grad_sink = guard_address(&m->array[SLOT_GRAD_SINK]),
+        .log_decay = input_view(m, SLOT_LOG_DECAY),
+        .beta = input_view(m, SLOT_BETA),
+        .state_in = input_view(m, SLOT_STATE_IN),
+        .state_out = output_view(m, SLOT_STATE_OUT),
+        .grad_state_out = input_view(m, SLOT_GRAD_STATE_OUT),
+        .grad_log_decay = output_view(m, SLOT_GRAD_LOG_DECAY),
+        .grad_beta = output_view(m, SLOT_GRAD_BETA),
+        .grad_state_in = output_view(m, SLOT_GRAD_STATE_IN),
     };
 }
 
@@ -160,7 +168,9 @@ void arrays_make(arrays *m, const values *v)
     }
     if (v->cu_q) {
         m->cu_q = index_array(v->cu_q, v->spec.batch + 1);
-        m->cu_kv = index_array(v->cu_kv, v->spec.batch + 1);
+        if (!spec_recurrent(&v->spec)) {
+            m->cu_kv = index_array(v->cu_kv, v->spec.batch + 1);
+        }
     }
     if (v->lens_kv) {
         m->lens_kv = index_array(v->lens_kv, v->spec.batch);

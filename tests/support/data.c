@@ -3,9 +3,11 @@
 
 #include "tests/support/element.h"
 #include "tests/support/layout.h"
+#include "tests/support/memory.h"
 #include "tests/support/random.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { STREAM_LENGTHS = 100, STREAM_KIND };
@@ -22,7 +24,7 @@ void data_lengths(values *v)
     for (int64_t b = 0; b < s->batch; b++) {
         if (s->packed) {
             v->cu_q[b + 1] = v->cu_q[b] + draw_length(&r, s->len_q);
-            v->cu_kv[b + 1] = v->cu_kv[b] + draw_length(&r, s->len_kv);
+            v->cu_kv[b + 1] = spec_recurrent(s) ? v->cu_q[b + 1] : v->cu_kv[b] + draw_length(&r, s->len_kv);
         }
         if (s->lens) {
             v->lens_kv[b] = draw_length(&r, s->len_kv);
@@ -49,6 +51,74 @@ static void fill_normal(values *v)
                          : a == SLOT_SLOPE ? rng_uniform(&r) / 2
                                            : rng_normal(&r);
         }
+    }
+}
+
+static double draw_log_decay(rng *r, int hostile)
+{
+    const double u = rng_uniform(r);
+    if (hostile && u < 0.3) {
+        return u < 0.1 ? 0 : u < 0.2 ? -1000 : -HUGE_VAL;
+    }
+    return -exp(8 * rng_uniform(r) - 7);
+}
+
+static double draw_beta(rng *r, const spec *s, int hostile)
+{
+    const double most = spec_recurrence_of(s).delta ? 2 : 1.5;
+    return hostile && rng_one_in(r, 2) ? (double)rng_int(r, 0, (int64_t)most) : most * rng_uniform(r);
+}
+
+/* Delta rules are stable where beta |k|^2 <= 2. */
+static void shorten_keys(values *v)
+{
+    const int64_t d = v->spec.dim_qk;
+    for (int64_t row = 0; row < slot_size(v, SLOT_K) / d; row++) {
+        double *k = v->x[SLOT_K] + row * d, norm = 0;
+        for (int64_t c = 0; c < d; c++) {
+            norm += k[c] * k[c];
+        }
+        for (int64_t c = 0; c < d; c++) {
+            k[c] *= norm > 0 ? 0.98 / sqrt(norm) : 1;
+        }
+    }
+}
+
+/* H becomes positive definite, s positive. */
+static void shape_states(values *v)
+{
+    const shape a = slot_shape(v, SLOT_STATE_IN);
+    const int64_t d = v->spec.dim_qk, rest = a.tokens - v->spec.dim_v;
+    double *G = memory_zeroed((size_t)(d * d), sizeof *G);
+    for (int64_t n = 0; rest > 0 && n < a.batch * a.heads; n++) {
+        double *H = v->x[SLOT_STATE_IN] + (n * a.tokens + v->spec.dim_v) * d;
+        memcpy(G, H, (size_t)(rest * d) * sizeof *G);
+        for (int64_t e = 0; e < rest * d; e++) {
+            H[e] = rest == d && v->spec.mechanism == LOAM_MESA ? 0 : fabs(G[e]) + 0.5;
+            for (int64_t c = 0; v->spec.mechanism == LOAM_MESA && c < d; c++) {
+                H[e] += G[e / d * d + c] * G[e % d * d + c] / (double)d;
+            }
+        }
+    }
+    free(G);
+}
+
+static void fill_recurrent(values *v)
+{
+    const spec *s = &v->spec;
+    const int hostile = s->data == DATA_STEEP;
+    const double pace = s->seed % 2 ? 1 : 0.02; /* half of the cases remember for long */
+    for (int a = SLOT_LOG_DECAY; a <= SLOT_BETA; a++) {
+        rng r = rng_make((uint64_t)s->seed, (uint64_t)a);
+        for (int64_t i = 0; v->x[a] && i < slot_size(v, (slot)a); i++) {
+            v->x[a][i] = a == SLOT_BETA ? draw_beta(&r, s, hostile) : pace * draw_log_decay(&r, hostile);
+        }
+    }
+    if (spec_recurrence_of(s).delta || s->mechanism == LOAM_MESA) {
+        shorten_keys(v);
+    }
+    if (s->state) {
+        shape_states(v);
     }
 }
 
@@ -134,6 +204,9 @@ void data_fill(values *v)
 {
     fill_normal(v);
     apply_kind(v);
+    if (spec_recurrent(&v->spec)) {
+        fill_recurrent(v);
+    }
     for (int a = 0; a < SLOT_FIRST_OUTPUT; a++) {
         if (v->x[a]) {
             store_once(v, (slot)a);

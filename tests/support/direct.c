@@ -148,6 +148,7 @@ double direct_ridge(const direct_row *r, const values *v, int64_t b, int64_t h, 
     case LOAM_RIDGE_NUMBER: ridge = s->ridge_array ? v->x[SLOT_RIDGE][0] : ridge; break;
     case LOAM_RIDGE_HEAD: ridge = v->x[SLOT_RIDGE][h]; break;
     case LOAM_RIDGE_TOKEN: ridge = *values_at(v, SLOT_RIDGE, q.batch, h, q.q0 + i); break;
+    case LOAM_RIDGE_HEAD_CHANNEL: break; /* of the recurrent family */
     case LOAM_RIDGE_CHANNEL: ridge = values_at(v, SLOT_RIDGE, q.batch, h, q.q0 + i)[c]; break;
     }
     return ridge * (s->ridge_unit == LOAM_RIDGE_MAX     ? r->largest_p

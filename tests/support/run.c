@@ -97,7 +97,7 @@ outcome run_values(values *v)
     arrays m;
     arrays_make(&m, v);
     outcome r = { LOAM_OK, { LOAM_OK, "" }, "" };
-    if (v->spec.pass == LOAM_BACKWARD) {
+    if (v->spec.pass == LOAM_BACKWARD && !spec_recurrent(&v->spec)) {
         r = run_forward_first(&m, v);
     }
     if (!r.status) {

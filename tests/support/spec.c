@@ -6,17 +6,48 @@
 #include <string.h>
 
 const char *const slot_names[SLOT_COUNT] = {
-    "q",      "k",          "v",          "probe",      "ridge",      "slope",         "key_bias",  "sink",
-    "grad_o", "o",          "lse",        "rho",        "weights",    "info",          "grad_q",    "grad_k",
-    "grad_v", "grad_probe", "grad_ridge", "grad_scale", "grad_slope", "grad_key_bias", "grad_sink",
+    "q",
+    "k",
+    "v",
+    "probe",
+    "ridge",
+    "slope",
+    "key_bias",
+    "sink",
+    "grad_o",
+    "log_decay",
+    "beta",
+    "state_in",
+    "grad_state_out",
+    "o",
+    "lse",
+    "rho",
+    "weights",
+    "info",
+    "grad_q",
+    "grad_k",
+    "grad_v",
+    "grad_probe",
+    "grad_ridge",
+    "grad_scale",
+    "grad_slope",
+    "grad_key_bias",
+    "grad_sink",
+    "state_out",
+    "grad_log_decay",
+    "grad_beta",
+    "grad_state_in",
 };
 
-static const char *const mechanism_words[] = { "softmax", "parallax", "lla", NULL };
+static const char *const mechanism_words[] = { "softmax",     "parallax", "lla",  "linear",
+                                               "retention",   "ssd",      "gla",  "delta",
+                                               "gated-delta", "kda",      "mesa", NULL };
 static const char *const pass_words[] = { "forward", "backward", "decode", NULL };
 static const char *const dtype_words[] = { "f32", "bf16", "f16", "f64", NULL };
 static const char *const backend_words[] = { "auto", "reference", "cpu", "cuda", NULL };
 static const char *const score_words[] = { "dot", "rbf", NULL };
-static const char *const axes_words[] = { "number", "head", "token", "channel", NULL };
+static const char *const axes_words[] = { "number", "head", "token", "channel", "head-channel", NULL };
+static const char *const feature_map_words[] = { "identity", "elu", "unit", NULL };
 static const char *const unit_words[] = { "normalised", "max", "trace", NULL };
 static const char *const data_words[] = { "normal", "steep", "equal", "repeated", "dominant",
                                           "far",    "tiny",  "large", "self",     NULL };
@@ -74,6 +105,10 @@ static const field fields[] = {
     NUMBER("layout", layout),
     NUMBER("omit", omit),
     NUMBER("seed", seed),
+    NUMBER("hv", heads_v),
+    WORD("features", feature_map),
+    NUMBER("normalise", normalise),
+    NUMBER("state", state),
 };
 enum { FIELDS = sizeof fields / sizeof fields[0] };
 
@@ -89,6 +124,25 @@ spec spec_default(loam_mechanism mechanism, loam_pass pass, int64_t len, int64_t
     s.omit = spec_omit(SLOT_WEIGHTS);
     s.seed = 1;
     return s;
+}
+
+spec_recurrence spec_recurrence_of(const spec *s)
+{
+    switch ((loam_mechanism)s->mechanism) {
+    case LOAM_RETENTION: return (spec_recurrence){ SPEC_GATE_HEAD, 0, 0 };
+    case LOAM_SSD:
+    case LOAM_MESA: return (spec_recurrence){ SPEC_GATE_TOKEN, 1, 0 };
+    case LOAM_GLA: return (spec_recurrence){ SPEC_GATE_CHANNEL, 0, 0 };
+    case LOAM_DELTA: return (spec_recurrence){ SPEC_NO_GATE, 1, 1 };
+    case LOAM_GATED_DELTA: return (spec_recurrence){ SPEC_GATE_TOKEN, 1, 1 };
+    case LOAM_KDA: return (spec_recurrence){ SPEC_GATE_CHANNEL, 1, 1 };
+    default: return (spec_recurrence){ SPEC_NO_GATE, 0, 0 };
+    }
+}
+
+int64_t spec_state_rows(const spec *s)
+{
+    return s->dim_v + (s->mechanism == LOAM_MESA ? s->dim_qk : s->normalise ? 1 : 0);
 }
 
 static int64_t *field_number(spec *s, const field *f) { return (int64_t *)(void *)((char *)s + f->offset); }
@@ -185,5 +239,8 @@ loam_problem spec_problem(const spec *s)
     p.ridge_axes = (loam_ridge_axes)s->ridge_axes;
     p.ridge_unit = (loam_ridge_unit)s->ridge_unit;
     p.threads = (int)s->threads;
+    p.heads_v = s->heads_v;
+    p.feature_map = (loam_feature_map)s->feature_map;
+    p.normalise = (int)s->normalise;
     return p;
 }

@@ -17,6 +17,10 @@ typedef enum slot {
     SLOT_KEY_BIAS,
     SLOT_SINK,
     SLOT_GRAD_O,
+    SLOT_LOG_DECAY,
+    SLOT_BETA,
+    SLOT_STATE_IN,
+    SLOT_GRAD_STATE_OUT,
     SLOT_O,
     SLOT_LSE,
     SLOT_RHO,
@@ -31,6 +35,10 @@ typedef enum slot {
     SLOT_GRAD_SLOPE,
     SLOT_GRAD_KEY_BIAS,
     SLOT_GRAD_SINK,
+    SLOT_STATE_OUT,
+    SLOT_GRAD_LOG_DECAY,
+    SLOT_GRAD_BETA,
+    SLOT_GRAD_STATE_IN,
     SLOT_COUNT,
     SLOT_FIRST_OUTPUT = SLOT_O
 } slot;
@@ -39,7 +47,7 @@ extern const char *const slot_names[SLOT_COUNT];
 
 typedef enum data_kind {
     DATA_NORMAL,   /* all N(0, 1) */
-    DATA_STEEP,    /* scores up to about +-80 */
+    DATA_STEEP,    /* scores up to about +-80; log decays of 0, -1000 and -inf, beta of 0, 1 and 2 */
     DATA_EQUAL,    /* all keys of a head are equal */
     DATA_REPEATED, /* three different keys, over and over */
     DATA_DOMINANT, /* one key of a head takes nearly all weight */
@@ -61,8 +69,23 @@ typedef struct spec {
     int64_t layout; /* 0: dense; else a seed of strides, padding and broadcasting */
     int64_t omit;   /* bit s: output s is not wanted; SPEC_OMIT_SAVED */
     int64_t seed;
+    int64_t heads_v, feature_map, normalise; /* of the recurrent family */
+    int64_t state;                           /* state_in and grad_state_out are given */
     char kernel[48];
 } spec;
+
+/* What a mechanism of the recurrent family has. */
+typedef enum spec_gate { SPEC_NO_GATE, SPEC_GATE_HEAD, SPEC_GATE_TOKEN, SPEC_GATE_CHANNEL } spec_gate;
+typedef struct spec_recurrence {
+    spec_gate gate;
+    int beta, delta;
+} spec_recurrence;
+
+static inline int spec_recurrent(const spec *s) { return s->mechanism >= LOAM_LINEAR; }
+spec_recurrence spec_recurrence_of(const spec *s);
+static inline int64_t spec_heads_v(const spec *s) { return s->heads_v ? s->heads_v : s->heads_q; }
+/* Rows of a state. */
+int64_t spec_state_rows(const spec *s);
 
 #define SPEC_OMIT_SAVED ((int64_t)1 << SLOT_COUNT)
 

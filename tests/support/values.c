@@ -8,8 +8,41 @@
 #include <stdlib.h>
 #include <string.h>
 
+static int recurrent_slot_used(const spec *s, slot which)
+{
+    const int backward = s->pass == LOAM_BACKWARD, forward = !backward;
+    const spec_recurrence form = spec_recurrence_of(s);
+    switch (which) {
+    case SLOT_Q:
+    case SLOT_K:
+    case SLOT_V: return 1;
+    case SLOT_LOG_DECAY: return form.gate != SPEC_NO_GATE;
+    case SLOT_BETA: return form.beta;
+    case SLOT_RIDGE:
+        return s->mechanism == LOAM_MESA && (s->ridge_axes != LOAM_RIDGE_NUMBER || s->ridge_array);
+    case SLOT_STATE_IN: return s->state != 0;
+    case SLOT_GRAD_STATE_OUT: return backward && s->state;
+    case SLOT_O:
+    case SLOT_INFO:
+    case SLOT_STATE_OUT: return forward;
+    case SLOT_GRAD_O:
+    case SLOT_GRAD_Q:
+    case SLOT_GRAD_K:
+    case SLOT_GRAD_V:
+    case SLOT_GRAD_SCALE:
+    case SLOT_GRAD_STATE_IN: return backward;
+    case SLOT_GRAD_LOG_DECAY: return backward && form.gate != SPEC_NO_GATE;
+    case SLOT_GRAD_BETA: return backward && form.beta;
+    case SLOT_GRAD_RIDGE: return backward && s->mechanism == LOAM_MESA;
+    default: return 0;
+    }
+}
+
 int slot_used(const spec *s, slot which)
 {
+    if (spec_recurrent(s)) {
+        return recurrent_slot_used(s, which);
+    }
     const int backward = s->pass == LOAM_BACKWARD, forward = !backward;
     switch (which) {
     case SLOT_Q:
@@ -36,7 +69,7 @@ int slot_used(const spec *s, slot which)
     case SLOT_GRAD_SLOPE: return backward && s->slope;
     case SLOT_GRAD_KEY_BIAS: return backward && s->key_bias;
     case SLOT_GRAD_SINK: return backward && s->sink;
-    case SLOT_COUNT: break;
+    default: break;
     }
     return 0;
 }
@@ -47,15 +80,53 @@ static shape ridge_shape(const spec *s, shape tokens)
     case LOAM_RIDGE_NUMBER: return (shape){ 1, 1, 1, 1 };
     case LOAM_RIDGE_HEAD: return (shape){ 1, s->heads_q, 1, 1 };
     case LOAM_RIDGE_TOKEN: return tokens;
-    case LOAM_RIDGE_CHANNEL: break;
+    case LOAM_RIDGE_CHANNEL:
+    case LOAM_RIDGE_HEAD_CHANNEL: break;
     }
     tokens.channels = s->dim_qk;
     return tokens;
 }
 
+static shape recurrent_slot_shape(const values *v, slot which)
+{
+    const spec *s = &v->spec;
+    const int64_t heads = spec_heads_v(s);
+    shape tokens = { s->packed ? 1 : s->batch, heads, s->packed ? v->cu_q[s->batch] : s->len_q, 1 };
+    switch (which) {
+    case SLOT_Q:
+    case SLOT_K:
+    case SLOT_GRAD_Q:
+    case SLOT_GRAD_K: tokens.heads = s->heads_q, tokens.channels = s->dim_qk; return tokens;
+    case SLOT_V:
+    case SLOT_O:
+    case SLOT_GRAD_O:
+    case SLOT_GRAD_V: tokens.channels = s->dim_v; return tokens;
+    case SLOT_INFO:
+    case SLOT_BETA:
+    case SLOT_GRAD_BETA: return tokens;
+    case SLOT_LOG_DECAY:
+    case SLOT_GRAD_LOG_DECAY:
+        tokens.channels = spec_recurrence_of(s).gate == SPEC_GATE_CHANNEL ? s->dim_qk : 1;
+        return spec_recurrence_of(s).gate == SPEC_GATE_HEAD ? (shape){ 1, heads, 1, 1 } : tokens;
+    case SLOT_RIDGE:
+    case SLOT_GRAD_RIDGE:
+        return s->ridge_axes == LOAM_RIDGE_NUMBER
+                   ? (shape){ 1, 1, 1, 1 }
+                   : (shape){ 1, heads, 1, s->ridge_axes == LOAM_RIDGE_HEAD ? 1 : s->dim_qk };
+    case SLOT_STATE_IN:
+    case SLOT_STATE_OUT:
+    case SLOT_GRAD_STATE_IN:
+    case SLOT_GRAD_STATE_OUT: return (shape){ s->batch, heads, spec_state_rows(s), s->dim_qk };
+    default: return (shape){ 1, 1, 1, 1 };
+    }
+}
+
 shape slot_shape(const values *v, slot which)
 {
     const spec *s = &v->spec;
+    if (spec_recurrent(s)) {
+        return recurrent_slot_shape(v, which);
+    }
     const int64_t batch = s->packed ? 1 : s->batch;
     shape q = { batch, s->heads_q, s->packed ? v->cu_q[s->batch] : s->len_q, 1 };
     shape k = { batch, s->heads_kv, s->packed ? v->cu_kv[s->batch] : s->len_kv, 1 };
@@ -82,8 +153,7 @@ shape slot_shape(const values *v, slot which)
     case SLOT_SINK:
     case SLOT_GRAD_SLOPE:
     case SLOT_GRAD_SINK: return (shape){ 1, 1, 1, s->heads_q };
-    case SLOT_GRAD_SCALE:
-    case SLOT_COUNT: break;
+    default: break;
     }
     return (shape){ 1, 1, 1, 1 };
 }
@@ -155,7 +225,7 @@ values values_like(const spec *s, const values *from)
     }
     values_allocate(&v);
     for (int a = 0; a < SLOT_FIRST_OUTPUT; a++) {
-        if (v.x[a] && from->x[a]) {
+        if (v.x[a] && from->x[a] && slot_size(&v, (slot)a) == slot_size(from, (slot)a)) {
             memcpy(v.x[a], from->x[a], (size_t)slot_size(&v, (slot)a) * sizeof(double));
         }
     }

@@ -20,7 +20,7 @@ typedef struct values {
 
 /* Draws the inputs; outputs are zero. Ends the program where memory runs out. */
 values values_make(const spec *s);
-/* The same inputs (those that *s has too) and lengths for another spec, whose shapes must agree. */
+/* The same inputs (those that *s has too, of the same size; others are 0) and lengths for another spec. */
 values values_like(const spec *s, const values *from);
 void values_free(values *v);
 

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The recurrent family: what its kernels share. A kernel gets a checked problem with all defaults filled in and checked
+ * arguments; it sees no plan.
+ *
+ * A state M [rows, dim_qk] holds all that is carried from token to token. Its rows belong to the entries of one generalised
+ * value w_t: v_t, then 1 where the read is normalised, or k_t where it is solved, so that one recurrence serves S, s and H:
+ *
+ *     M_t = M_{t-1} Diag(e^{g_t}) + u_t k_t^T,   u_t = beta_t (w_t - [delta rule] M_{t-1} Diag(e^{g_t}) k_t)
+ *
+ * Names: b batch, h value head, t token, c channel, r row of the state.
+ */
+#ifndef LOAM_RECURRENT_RECURRENT_H
+#define LOAM_RECURRENT_RECURRENT_H
+
+#include "src/base/dtype.h"
+#include "src/base/error.h"
+#include "src/base/size.h"
+
+#include <stdbool.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef loam_status recurrent_run_fn(const loam_problem *problem, const loam_args *args, loam_error *error);
+typedef size_t recurrent_work_fn(const loam_problem *problem);
+
+recurrent_run_fn recurrent_forward_ref, recurrent_backward_ref, recurrent_decode_ref;
+recurrent_work_fn recurrent_forward_ref_work, recurrent_backward_ref_work, recurrent_decode_ref_work;
+
+#define RECURRENT_DECLARE_ISA(isa) \
+    recurrent_run_fn recurrent_forward_##isa, recurrent_decode_##isa; \
+    recurrent_work_fn recurrent_forward_##isa##_work, recurrent_decode_##isa##_work;
+
+RECURRENT_DECLARE_ISA(portable)
+RECURRENT_DECLARE_ISA(avx2)
+RECURRENT_DECLARE_ISA(avx512)
+
+/* ------------------------------------------------------------------ mechanisms: the switches of the recurrence */
+
+typedef enum recurrent_gate {
+    GATE_NONE,
+    GATE_HEAD,   /* a constant of the head */
+    GATE_TOKEN,  /* a number for each token */
+    GATE_CHANNEL /* one for each token and channel */
+} recurrent_gate;
+
+typedef struct recurrent_form {
+    recurrent_gate gate;
+    bool beta;   /* a write strength for each token, else 1 */
+    bool delta;  /* what the state already says of k_t is taken back first */
+    bool solved; /* x_t = (H_t + Lambda)^-1 scale q_t, else scale q_t */
+} recurrent_form;
+
+/* NULL where the mechanism is of another family. */
+const recurrent_form *recurrent_form_of(loam_mechanism mechanism);
+
+LOAM_INLINE int64_t recurrent_state_rows(const loam_problem *p)
+{
+    return p->dim_v + (p->normalise ? 1 : 0) + (recurrent_form_of(p->mechanism)->solved ? p->dim_qk : 0);
+}
+
+/* ------------------------------------------------------------------ sequences */
+
+/* Token t of a sequence is row `first + t` of the token axis at batch index b; its state is state `index`. */
+typedef struct recurrent_seq {
+    int64_t b, first, len, index;
+} recurrent_seq;
+
+LOAM_INLINE recurrent_seq recurrent_seq_at(const loam_problem *p, const loam_args *a, int64_t b)
+{
+    return p->total_q >= 0 ? (recurrent_seq){ 0, a->cu_q[b], a->cu_q[b + 1] - a->cu_q[b], b }
+                           : (recurrent_seq){ b, 0, p->len_q, b };
+}
+
+/* The head of q and k that value head h reads. */
+LOAM_INLINE int64_t recurrent_key_head(const loam_problem *p, int64_t h)
+{
+    return h / (p->heads_v / p->heads_q);
+}
+
+/* Element offset of token (or row of a state) t of head h in a view. */
+#define RECURRENT_AT(view, b, h, t) ((b) * (view).batch + (h) * (view).head + (t) * (view).token)
+
+/* Lambda of channel c of a value head. */
+LOAM_INLINE double recurrent_ridge(const loam_problem *p, const loam_args *a, int64_t h, int64_t c)
+{
+    const loam_dtype real = dtype_real(p->dtype);
+    if (p->ridge_axes == LOAM_RIDGE_NUMBER) {
+        return a->ridge.data ? element_load(a->ridge.data, real, 0) : p->ridge;
+    }
+    return element_load(a->ridge.data, real,
+                        h * a->ridge.head + (p->ridge_axes == LOAM_RIDGE_HEAD_CHANNEL ? c : 0));
+}
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

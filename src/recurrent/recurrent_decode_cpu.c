@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: MIT
+ * Decode: token after token on float32 states where they lie, row by row, each read and written once. Compiled once per
+ * instruction set. A row of the state belongs to an entry of the value (to 1 in the last, where the read is normalised):
+ *
+ *     D = M_r Diag(e^g),   u = beta (w_r - [delta rule] D . k),   M_r <- D + u k,   y_r = M_r . q
+ */
+#include "src/recurrent/recurrent_features.h"
+
+#include <omp.h>
+
+typedef struct step {
+    const loam_problem *p;
+    const loam_args *a;
+    const recurrent_form *form;
+    recurrent_seq s;
+    int64_t h, d, rows;
+    float *q, *k, *decay; /* [d in whole vectors] */
+    float *v;             /* [rows]; y in the end */
+    float beta;
+} step;
+
+static step step_carve(const loam_problem *p, const loam_args *a, arena *pool)
+{
+    step x = { .p = p, .a = a, .form = recurrent_form_of(p->mechanism), .d = p->dim_qk };
+    const size_t width = (size_t)features_width(p);
+    x.rows = recurrent_state_rows(p);
+    x.q = arena_take(pool, width, sizeof(float));
+    x.k = arena_take(pool, width, sizeof(float));
+    x.decay = arena_take(pool, width, sizeof(float));
+    x.v = arena_take(pool, (size_t)x.rows, sizeof(float));
+    return x;
+}
+
+static void load_decay(step *x, int64_t t)
+{
+    const loam_const_view *g = &x->a->log_decay;
+    const float *from = g->data;
+    const int64_t at = RECURRENT_AT(*g, x->s.b, x->h, x->s.first + t);
+    float one = 1;
+    switch (x->form->gate) {
+    case GATE_NONE: break;
+    case GATE_HEAD: one = expf(from[x->h * g->head]); break;
+    case GATE_TOKEN: one = expf(from[at]); break;
+    case GATE_CHANNEL:
+        for (int64_t c = 0; c < x->d; c++) {
+            x->decay[c] = expf(from[at + c]);
+        }
+        return;
+    }
+    for (int64_t c = 0; c < x->d; c++) {
+        x->decay[c] = one;
+    }
+}
+
+static void load_token(step *x, int64_t t)
+{
+    const loam_const_view *v = &x->a->v, *beta = &x->a->beta;
+    const int64_t token = x->s.first + t;
+    features_load(x->p, &x->a->q, &x->s, x->h, t, (float)x->p->scale, x->q);
+    features_load(x->p, &x->a->k, &x->s, x->h, t, 1, x->k);
+    load_decay(x, t);
+    x->v[x->rows - 1] = 1;
+    load_floats(x->v, v->data, x->p->dtype, RECURRENT_AT(*v, x->s.b, x->h, token), x->p->dim_v);
+    x->beta = x->form->beta ? ((const float *)beta->data)[RECURRENT_AT(*beta, x->s.b, x->h, token)] : 1;
+}
+
+/* One row of the state and its entry w of the value. Returns y. */
+static float step_row(const step *x, float *row, float w)
+{
+    float known = 0, y = 0;
+    if (x->form->delta) {
+#pragma omp simd reduction(+ : known)
+        for (int64_t c = 0; c < x->d; c++) {
+            known += row[c] * x->decay[c] * x->k[c];
+        }
+    }
+    const float u = x->beta * (w - known);
+#pragma omp simd reduction(+ : y)
+    for (int64_t c = 0; c < x->d; c++) {
+        const float m = row[c] * x->decay[c] + u * x->k[c];
+        row[c] = m;
+        y += m * x->q[c];
+    }
+    return y;
+}
+
+static void put_token(step *x, int64_t t)
+{
+    const loam_view *o = &x->a->o, *info = &x->a->info;
+    const float weight = x->p->normalise ? x->v[x->p->dim_v] : 1;
+    for (int64_t r = 0; x->p->normalise && r < x->p->dim_v; r++) {
+        x->v[r] = weight == 0 ? 0 : x->v[r] / weight;
+    }
+    store_floats(o->data, x->p->dtype, RECURRENT_AT(*o, x->s.b, x->h, x->s.first + t), x->v, x->p->dim_v);
+    if (info->data) {
+        ((loam_row_info *)info->data)[RECURRENT_AT(*info, x->s.b, x->h, x->s.first + t)] = (loam_row_info){
+            weight == 0 ? LOAM_ROW_SINGULAR : LOAM_ROW_SOLVED, LOAM_SOLVER_NONE, 0, 0
+        };
+    }
+}
+
+/* state_out <- state_in */
+static void begin_head(const step *x)
+{
+    const loam_const_view *in = &x->a->state_in;
+    const loam_view *out = &x->a->state_out;
+    for (int64_t r = 0; r < x->rows && in->data != out->data; r++) {
+        float *to = (float *)out->data + RECURRENT_AT(*out, x->s.index, x->h, r);
+        if (in->data) {
+            memcpy(to, (const float *)in->data + RECURRENT_AT(*in, x->s.index, x->h, r),
+                   (size_t)x->d * sizeof *to);
+        } else {
+            memset(to, 0, (size_t)x->d * sizeof *to);
+        }
+    }
+}
+
+static void one_head(step *x)
+{
+    const loam_view *out = &x->a->state_out;
+    begin_head(x);
+    for (int64_t t = 0; t < x->s.len; t++) {
+        load_token(x, t);
+        for (int64_t r = 0; r < x->rows; r++) {
+            float *row = (float *)out->data + RECURRENT_AT(*out, x->s.index, x->h, r);
+            x->v[r] = step_row(x, row, x->v[r]);
+        }
+        put_token(x, t);
+    }
+}
+
+static size_t step_bytes(const loam_problem *p)
+{
+    arena pool = { 0 };
+    step_carve(p, NULL, &pool);
+    return pool.used;
+}
+
+size_t RECURRENT_JOIN(ISA(recurrent_decode), work)(const loam_problem *p)
+{
+    return size_mul(step_bytes(p), (size_t)p->threads);
+}
+
+loam_status ISA(recurrent_decode)(const loam_problem *p, const loam_args *a, loam_error *error)
+{
+    const size_t each = step_bytes(p);
+#pragma omp parallel num_threads(p->threads)
+    {
+        arena pool = { (char *)a->work + each * (size_t)omp_get_thread_num(), 0 };
+        step x = step_carve(p, a, &pool);
+#pragma omp for collapse(2) schedule(dynamic, 1)
+        for (int64_t b = 0; b < p->batch; b++) {
+            for (int64_t h = 0; h < p->heads_v; h++) {
+                x.s = recurrent_seq_at(p, a, b);
+                x.h = h;
+                one_head(&x);
+            }
+        }
+    }
+    return loam_succeed(error);
+}

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: MIT */
+#include "tests/recurrent/cases.h"
+
+#include "tests/support/random.h"
+
+#include <string.h>
+
+enum { SEED = 5005 };
+
+spec recurrent_spec(loam_mechanism mechanism, loam_pass pass, int64_t len, int64_t dim_qk, int64_t dim_v)
+{
+    spec s = spec_default(mechanism, pass, len, dim_qk, dim_v);
+    s.state = 1;
+    s.omit = 0;
+    return s;
+}
+
+static void draw_features(spec *s, rng *r)
+{
+    const int delta = spec_recurrence_of(s).delta, solved = s->mechanism == LOAM_MESA;
+    s->normalise = !delta && !solved && rng_one_in(r, 3);
+    s->feature_map = s->normalise ? LOAM_FEATURES_ELU
+                     : delta      ? 2 * rng_int(r, 0, 1) /* keys of length 1 */
+                                  : rng_int(r, LOAM_FEATURES_IDENTITY, LOAM_FEATURES_UNIT);
+    s->scale = !s->normalise && rng_one_in(r, 2) ? 0.3 + rng_uniform(r) : 0;
+}
+
+spec recurrent_case(loam_mechanism mechanism, loam_pass pass, int64_t number)
+{
+    static const int64_t axes[] = { LOAM_RIDGE_NUMBER, LOAM_RIDGE_HEAD, LOAM_RIDGE_HEAD_CHANNEL };
+    rng r = rng_make(SEED + (uint64_t)mechanism, (uint64_t)number);
+    spec s = recurrent_spec(mechanism, pass, rng_int(&r, 1, 9), rng_int(&r, 1, 5), rng_int(&r, 1, 4));
+    s.batch = rng_int(&r, 1, 2);
+    s.heads_q = s.heads_kv = rng_int(&r, 1, 2);
+    s.heads_v = rng_one_in(&r, 2) ? 0 : s.heads_q * rng_int(&r, 1, 3);
+    s.packed = rng_one_in(&r, 4);
+    s.batch += 2 * s.packed;
+    s.state = !rng_one_in(&r, 3);
+    draw_features(&s, &r);
+    s.ridge = 0.05 + 2 * rng_uniform(&r);
+    s.ridge_axes = mechanism == LOAM_MESA ? axes[number % 3] : LOAM_RIDGE_NUMBER;
+    s.ridge_array = mechanism == LOAM_MESA && s.ridge_axes == LOAM_RIDGE_NUMBER && rng_one_in(&r, 2);
+    s.threads = 1;
+    s.seed = number + 1;
+    return s;
+}
+
+void fill(values *v, slot which, double x)
+{
+    for (int64_t i = 0; i < slot_size(v, which); i++) {
+        v->x[which][i] = x;
+    }
+}
+
+/* Has the slot a row for each token? */
+static int of_tokens(const values *v, slot which)
+{
+    const int gate = which == SLOT_LOG_DECAY || which == SLOT_GRAD_LOG_DECAY;
+    return which != SLOT_STATE_IN && which != SLOT_STATE_OUT && which != SLOT_GRAD_STATE_IN &&
+           which != SLOT_GRAD_STATE_OUT && which != SLOT_RIDGE && which != SLOT_GRAD_RIDGE &&
+           which != SLOT_GRAD_SCALE && !(gate && spec_recurrence_of(&v->spec).gate == SPEC_GATE_HEAD);
+}
+
+values part_of(const values *v, int64_t first, int64_t count)
+{
+    spec s = v->spec;
+    s.len_q = s.len_kv = count;
+    values part = values_make(&s);
+    for (int which = 0; which < SLOT_FIRST_OUTPUT; which++) {
+        if (!v->x[which]) {
+            continue;
+        }
+        const shape to = slot_shape(&part, (slot)which);
+        const int64_t skip = of_tokens(v, (slot)which) ? first : 0;
+        for (int64_t n = 0; n < to.batch * to.heads; n++) {
+            if (to.tokens > 0) {
+                memcpy(values_at(&part, (slot)which, n / to.heads, n % to.heads, 0),
+                       values_at(v, (slot)which, n / to.heads, n % to.heads, skip),
+                       (size_t)(to.tokens * to.channels) * sizeof(double));
+            }
+        }
+    }
+    return part;
+}
+
+void expect_part(const char *what, const values *v, const values *part, slot which, int64_t first)
+{
+    const shape a = slot_shape(part, which), whole = slot_shape(v, which);
+    for (int64_t n = 0; n < a.batch * a.heads; n++) {
+        expect_same_rows(what, v, which, n * whole.tokens + (of_tokens(v, which) ? first : 0),
+                         part->x[which] + n * a.tokens * a.channels, a.tokens);
+    }
+}

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: MIT
+ * Cases of the recurrent family in float64 on the reference, dense, with a state. */
+#ifndef TESTS_RECURRENT_CASES_H
+#define TESTS_RECURRENT_CASES_H
+
+#include "tests/support/expect.h"
+
+spec recurrent_spec(loam_mechanism mechanism, loam_pass pass, int64_t len, int64_t dim_qk, int64_t dim_v);
+/* Case `number` of a mechanism: shapes of up to 9 tokens and all options in turn. */
+spec recurrent_case(loam_mechanism mechanism, loam_pass pass, int64_t number);
+
+void fill(values *v, slot which, double x);
+/* The tokens first .. first + count - 1 of a case that is not packed, which has the inputs of `v`. */
+values part_of(const values *v, int64_t first, int64_t count);
+/* Rows first .. of the tokens of `v` are those of `part`, bit for bit. */
+void expect_part(const char *what, const values *v, const values *part, slot which, int64_t first);
+
+#endif

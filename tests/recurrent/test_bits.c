@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: MIT
+ * The same bits for any number of threads and any place in a batch; how much memory a plan asks for. */
+#include "tests/recurrent/cases.h"
+
+#include <string.h>
+
+enum { LEN = 150, DIM = 5, DIM_V = 70, BATCH = 3, CHUNK = 64 };
+
+/* On the kernel that the library would choose. */
+static spec base(int mechanism, int pass)
+{
+    spec s = recurrent_spec((loam_mechanism)mechanism, (loam_pass)pass, LEN, DIM, DIM_V);
+    s.backend = LOAM_BACKEND_AUTO;
+    s.heads_q = s.heads_kv = 2;
+    s.heads_v = 6;
+    s.dtype = LOAM_F32;
+    s.threads = 1;
+    return s;
+}
+
+static void any_number_of_threads(void **state)
+{
+    (void)state;
+    for (int mechanism = LOAM_LINEAR; mechanism <= LOAM_MESA; mechanism++) {
+        for (int pass = LOAM_FORWARD; pass <= LOAM_DECODE; pass++) {
+            spec s = base(mechanism, pass);
+            s.batch = BATCH;
+            values one = values_make(&s);
+            expect_run(&one);
+            for (s.threads = 2; s.threads <= 5; s.threads++) {
+                values more = values_like(&s, &one);
+                expect_run(&more);
+                for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++) {
+                    if (one.x[which]) {
+                        expect_same("more threads", &more, (slot)which, one.x[which]);
+                    }
+                }
+                values_free(&more);
+            }
+            values_free(&one);
+        }
+    }
+}
+
+/* Is the slot one thing for the whole batch? */
+static int of_all(const values *v, slot which) { return slot_shape(v, which).batch != v->spec.batch; }
+
+static void any_place_in_a_batch(void **state)
+{
+    (void)state;
+    for (int mechanism = LOAM_LINEAR; mechanism <= LOAM_MESA; mechanism++) {
+        for (int pass = LOAM_FORWARD; pass <= LOAM_DECODE; pass++) {
+            spec s = base(mechanism, pass);
+            values alone = values_make(&s);
+            expect_run(&alone);
+            s.batch = BATCH;
+            for (int64_t place = 0; place < BATCH; place++) {
+                s.seed = 40 + place;
+                values batch = values_make(&s);
+                for (int which = 0; which < SLOT_FIRST_OUTPUT; which++) {
+                    if (batch.x[which]) {
+                        const int64_t n = slot_size(&alone, (slot)which);
+                        memcpy(batch.x[which] + (of_all(&batch, (slot)which) ? 0 : place * n), alone.x[which],
+                               (size_t)n * sizeof(double));
+                    }
+                }
+                expect_run(&batch);
+                for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++) {
+                    if (batch.x[which] && !of_all(&batch, (slot)which)) {
+                        const shape a = slot_shape(&alone, (slot)which);
+                        expect_same_rows("a place in a batch", &batch, (slot)which,
+                                         place * a.heads * a.tokens, alone.x[which], a.heads * a.tokens);
+                    }
+                }
+                values_free(&batch);
+            }
+            values_free(&alone);
+        }
+    }
+}
+
+/* States of float32 carry a sequence over the edge of a chunk as if it were not there. */
+static void split_at_chunks(void **state)
+{
+    (void)state;
+    for (int mechanism = LOAM_LINEAR; mechanism <= LOAM_KDA; mechanism++) {
+        const spec s = base(mechanism, LOAM_FORWARD);
+        values whole = values_make(&s);
+        expect_run(&whole);
+        for (int64_t at = CHUNK; at < LEN; at += CHUNK) {
+            values first = part_of(&whole, 0, at), rest = part_of(&whole, at, LEN - at);
+            expect_run(&first);
+            memcpy(rest.x[SLOT_STATE_IN], first.x[SLOT_STATE_OUT],
+                   (size_t)slot_size(&rest, SLOT_STATE_IN) * sizeof(double));
+            expect_run(&rest);
+            expect_part("before the split", &whole, &first, SLOT_O, 0);
+            expect_part("after the split", &whole, &rest, SLOT_O, at);
+            expect_same("the last state", &whole, SLOT_STATE_OUT, rest.x[SLOT_STATE_OUT]);
+            values_free(&first);
+            values_free(&rest);
+        }
+        values_free(&whole);
+    }
+}
+
+/* A state that is written where it is read. */
+static void in_place(void **state)
+{
+    (void)state;
+    for (int mechanism = LOAM_LINEAR; mechanism <= LOAM_MESA; mechanism++) {
+        for (int pass = LOAM_FORWARD; pass <= LOAM_DECODE; pass += LOAM_DECODE) {
+            spec s = base(mechanism, pass);
+            s.len_q = s.len_kv = 3;
+            values apart = values_make(&s), same = values_like(&s, &apart);
+            expect_run(&apart);
+            arrays m;
+            arrays_make(&m, &same);
+            const loam_problem problem = values_problem(&same);
+            loam_plan *plan;
+            loam_error error;
+            assert_int_equal(loam_plan_create(&plan, &problem, &error), LOAM_OK);
+            arrays_work(&m, plan);
+            memcpy(m.array[SLOT_STATE_OUT].data, m.array[SLOT_STATE_IN].data,
+                   (size_t)slot_size(&same, SLOT_STATE_IN) * sizeof(float));
+            m.args.state_in.data = m.args.state_out.data;
+            assert_int_equal(loam_run(plan, &m.args, &error), LOAM_OK);
+            arrays_read(&m, &same);
+            expect_same("in place", &same, SLOT_O, apart.x[SLOT_O]);
+            expect_same("in place", &same, SLOT_STATE_OUT, apart.x[SLOT_STATE_OUT]);
+            loam_plan_destroy(plan);
+            arrays_free(&m);
+            values_free(&apart);
+            values_free(&same);
+        }
+    }
+}
+
+static double work_of(int mechanism, int pass, int64_t len)
+{
+    spec s = base(mechanism, pass);
+    s.backend = LOAM_BACKEND_REFERENCE;
+    s.len_q = s.len_kv = len;
+    s.dim_qk = s.dim_v = 64;
+    const loam_problem p = spec_problem(&s);
+    loam_plan *plan;
+    assert_int_equal(loam_plan_create(&plan, &p, NULL), LOAM_OK);
+    const double bytes = (double)loam_plan_work_bytes(plan);
+    assert_true(loam_plan_saved_bytes(plan) == 0);
+    loam_plan_destroy(plan);
+    return bytes;
+}
+
+/* Forward: a few states. Backward: two gradients of all tokens, and states for only the square root of them. */
+static void workspace(void **state)
+{
+    (void)state;
+    for (int mechanism = LOAM_LINEAR; mechanism <= LOAM_MESA; mechanism++) {
+        const double state_bytes = 8.0 * (mechanism == LOAM_MESA ? 128 : 64) * 64;
+        assert_true(work_of(mechanism, LOAM_FORWARD, 1 << 20) == work_of(mechanism, LOAM_FORWARD, 1));
+        assert_true(work_of(mechanism, LOAM_DECODE, 1) < 5 * state_bytes);
+        assert_true(work_of(mechanism, LOAM_BACKWARD, 1 << 20) <
+                    2.0 * 8 * 64 * (1 << 20) + (2 * 1024 + 8) * state_bytes);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(any_number_of_threads),
+        cmocka_unit_test(any_place_in_a_batch),
+        cmocka_unit_test(split_at_chunks),
+        cmocka_unit_test(in_place),
+        cmocka_unit_test(workspace),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
