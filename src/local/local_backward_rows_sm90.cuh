@@ -962,8 +962,8 @@ static __device__ __forceinline__ bool rows_block_sm90(solve_shared_sm90<DIM> &s
     if (!FINE && (__syncthreads_or(many) || (DIM > 64 && a.grad_scale))) {
         return false;
     }
-    const cg_tolerance tolerance = FINE ? cg_tolerance{ 3e-4f, 1e-2f, 128 }
-                                        : cg_tolerance{ 8e-3f, 1.8e-2f, 8 };
+    /* One part accepts more than forward does: its error reaches the gradients once, and a block that is listed alone takes 0.3 ms. */
+    const cg_tolerance tolerance = FINE ? cg_tolerance{ 3e-4f, 1e-2f, 128 } : cg_tolerance{ 8e-3f, 3e-2f, 8 };
     begin_rows<FINE>(sys, ridge, k, sum, all, count, wanted);
     cg_run<FINE>(sys, k, tolerance);
     if constexpr (FINE) {

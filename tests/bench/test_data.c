@@ -73,7 +73,8 @@ static void rope_turns_by_position(void **state)
     make(BENCH_ROPE, 1, x);
     for (int t = 0; t < TOKENS; t += 97) {
         for (int c = 0; c < DIM; c += 2) {
-            const double angle = -t * pow(10000, -(double)c / DIM), a = x[t * DIM + c], b = x[t * DIM + c + 1];
+            const double angle = -t * pow(10000, -(double)c / DIM), a = x[t * DIM + c],
+                         b = x[t * DIM + c + 1];
             const double back[2] = { a * cos(angle) - b * sin(angle), a * sin(angle) + b * cos(angle) };
             for (int e = 0; e < 2; e++)
                 assert_true(fabs(back[e] - 1.5 * common[c + e] - 0.7 * plain[t * DIM + c + e]) < 1e-9);
