@@ -109,7 +109,7 @@ double bench_bytes(const loam_problem *p)
     const double once = keys + rows * (d + probe + dv) * element; /* q, k, v, probe and o, or grad_o */
     if (p->pass != LOAM_BACKWARD) return once;
     const double saved = p->mechanism == LOAM_LLA        ? 1 + dv + 2 * d
-                         : p->mechanism == LOAM_PARALLAX ? 2 + dv
+                         : p->mechanism == LOAM_PARALLAX ? 3 + 2 * dv
                                                          : 1 + dv;
     return once + keys + rows * (d + probe) * element + rows * saved * real;
 }

@@ -95,8 +95,8 @@ static void bytes_of_backward_and_types(void **state)
     loam_problem p = problem_of(LOAM_PARALLAX, LOAM_BACKWARD, 8, 8);
     p.dtype = LOAM_BF16, p.dim_v = 4;
     const double rows = 2 * 6 * 8, keys = 2 * 3 * 8;
-    /* q probe grad_o grad_q grad_probe, k v grad_k grad_v; lse, vbar and tbar */
-    assert_true(bench_bytes(&p) == 2 * (rows * (4 * 10 + 4) + keys * 2 * (10 + 4)) + 4 * rows * (2 + 4));
+    /* q probe grad_o grad_q grad_probe, k v grad_k grad_v; lse, vbar, lean and tbar */
+    assert_true(bench_bytes(&p) == 2 * (rows * (4 * 10 + 4) + keys * 2 * (10 + 4)) + 4 * rows * (3 + 2 * 4));
     p = problem_of(LOAM_LLA, LOAM_BACKWARD, 8, 8);
     p.dtype = LOAM_F64;
     assert_true(bench_bytes(&p) == 8 * (rows * 3 * 10 + keys * 4 * 10 + rows * (1 + 3 * 10)));
