@@ -880,7 +880,7 @@ static __device__ __forceinline__ bool solved_block_sm90(solve_shared_sm90<DIM> 
     const float unit[2] = { by_max ? most[0] : 1, by_max ? most[1] : 1 };
     ridge = row_ridge_of(p, a, x, r, unit);
     /* Gradients take more of the probe than o does. */
-    const cg_tolerance tolerance = FINE ? cg_tolerance{ a.saved ? 3e-4f : 8e-4f, 1e-2f, 128 }
+    const cg_tolerance tolerance = FINE ? cg_tolerance{ a.saved ? 3e-4f : 1.2e-3f, 1e-2f, 128 }
                                         : cg_tolerance{ 6e-3f, 1.8e-2f, 8 };
     const bool wanted[2] = { r.lo[0] < r.hi[0] && ridge.least[0] > 0,
                              r.lo[1] < r.hi[1] && ridge.least[1] > 0 };
