@@ -26,4 +26,23 @@ static inline loam_status cuda_allow_shared(const void *kernel, size_t bytes, lo
                       "shared memory of the kernel", error);
 }
 
+/* A kernel of so many thread blocks and bytes of shared memory. overlapped: it may begin before the launch before it has ended. */
+template <class... PARAMETERS, class... ARGUMENTS>
+static loam_status cuda_launch(const char *name, void (*kernel)(PARAMETERS...), int64_t blocks,
+                               unsigned threads, size_t shared, void *stream, bool overlapped,
+                               loam_error *error, const ARGUMENTS &...arguments)
+{
+    TRY(cuda_allow_shared((const void *)kernel, shared, error));
+    cudaLaunchAttribute overlap = {};
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)blocks);
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = shared;
+    config.stream = (cudaStream_t)stream;
+    config.attrs = &overlap, config.numAttrs = overlapped;
+    return cuda_check(cudaLaunchKernelEx(&config, kernel, arguments...), name, error);
+}
+
 #endif

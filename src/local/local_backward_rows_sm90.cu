@@ -5,26 +5,15 @@
 #include "src/local/local_maps_sm90.cuh"
 #include "src/local/local_solve_work_cuda.cuh"
 
-/* overlapped: may begin before the launch before it has ended. */
 template <bool FINE, bool LISTED, int DIM>
 static loam_status launch_pass(const loam_problem *p, const loam_args *a, const local_saved *saved,
                                const row_arrays *rows, const solve_work *work, const rows_maps_sm90 *maps,
                                bool overlapped, loam_error *error)
 {
     const int64_t blocks = (int64_t)row_blocks(p), most = work->scratches;
-    TRY(cuda_allow_shared((const void *)rows_kernel_sm90<FINE, LISTED, DIM>, rows_shared_bytes<DIM>, error));
-    cudaLaunchAttribute overlap = {};
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)(most < blocks ? most : blocks));
-    config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = rows_shared_bytes<DIM>;
-    config.stream = (cudaStream_t)a->stream;
-    config.attrs = &overlap, config.numAttrs = overlapped;
-    return cuda_check(cudaLaunchKernelEx(&config, rows_kernel_sm90<FINE, LISTED, DIM>, *p, *a, *saved, *rows,
-                                         *work, blocks, *maps),
-                      "rows_kernel_sm90", error);
+    return cuda_launch("rows_kernel_sm90", rows_kernel_sm90<FINE, LISTED, DIM>, most < blocks ? most : blocks,
+                       THREADS, rows_shared_bytes<DIM>, a->stream, overlapped, error, *p, *a, *saved, *rows,
+                       *work, blocks, *maps);
 }
 
 template <int DIM>

@@ -5,27 +5,15 @@
 #include "src/local/local_solve_work_cuda.cuh"
 #include "src/local/local_solved_sm90.cuh"
 
-/* overlapped: may begin before the launch before it has ended. */
 template <bool FINE, bool LISTED, int DIM>
 static loam_status launch_pass(const loam_problem *p, const loam_args *a, const local_saved *saved,
                                const solve_work *work, const maps_sm90 *maps, bool overlapped,
                                loam_error *error)
 {
     const int64_t blocks = (int64_t)row_blocks(p), most = work->scratches;
-    constexpr size_t shared = sizeof(solve_shared_sm90<DIM>);
-    TRY(cuda_allow_shared((const void *)solved_kernel_sm90<FINE, LISTED, DIM>, shared, error));
-    cudaLaunchAttribute overlap = {};
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)(most < blocks ? most : blocks));
-    config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = shared;
-    config.stream = (cudaStream_t)a->stream;
-    config.attrs = &overlap, config.numAttrs = overlapped;
-    return cuda_check(cudaLaunchKernelEx(&config, solved_kernel_sm90<FINE, LISTED, DIM>, *p, *a, *saved,
-                                         *work, blocks, *maps),
-                      "solved_kernel_sm90", error);
+    return cuda_launch("solved_kernel_sm90", solved_kernel_sm90<FINE, LISTED, DIM>,
+                       most < blocks ? most : blocks, THREADS, sizeof(solve_shared_sm90<DIM>), a->stream,
+                       overlapped, error, *p, *a, *saved, *work, blocks, *maps);
 }
 
 /* Blocks that see few keys, all others beside them, then those of these that one part was not enough for. */
@@ -41,8 +29,7 @@ template <int DIM> static loam_status launch(const loam_problem *p, const loam_a
     TRY(solve_work_clear(&work, a, error));
     TRY((launch_pass<true, false, DIM>(p, a, &saved, &work, &maps, false, error)));
     TRY((launch_pass<false, false, DIM>(p, a, &saved, &work, &maps, true, error)));
-    TRY((launch_pass<true, true, DIM>(p, a, &saved, &work, &maps, false, error)));
-    return LOAM_OK;
+    return launch_pass<true, true, DIM>(p, a, &saved, &work, &maps, false, error);
 }
 
 bool local_solved_sm90_reads(const loam_problem *p, const loam_args *a)

@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: MIT
+ * A block of 64 rows in the backward of Local Linear Attention on Hopper: its shared memory, what its sweeps find, and the tiles that
+ * stream past it. */
+#ifndef LOAM_LOCAL_LOCAL_BACKWARD_BLOCK_SM90_CUH
+#define LOAM_LOCAL_LOCAL_BACKWARD_BLOCK_SM90_CUH
+
+#include "src/local/local_backward_cuda.h"
+#include "src/local/local_solve_sm90.cuh"
+
+struct rows_maps_sm90 {
+    maps_sm90 all;
+    CUtensorMap grad_o;
+};
+
+/* ------------------------------------------------------------------ shared memory */
+
+/* The last sweep has four tiles of rows: y and rho where the solver has its direction, the output gradients in the last slot of the
+ * ring. Second parts lie in the two slots before it. Keys and values take turns in the others. */
+template <int DIM> struct pair_slots {
+    static constexpr unsigned grad_o = ring_slots<DIM> - 1, y = grad_o - 1, rho = grad_o - 2;
+};
+
+template <int DIM> struct pair_barriers {
+    uint64_t full[ring_slots<DIM> - 1];
+};
+
+/* Behind all that the solver has there. */
+template <int DIM>
+constexpr size_t pair_barriers_at = offsetof(solve_shared_sm90<DIM>, rows) + sizeof(row_block);
+template <int DIM> constexpr size_t rows_shared_bytes = pair_barriers_at<DIM> + sizeof(pair_barriers<DIM>);
+
+/* Tiles gone through so far; fillings of the tiles of rows; a bit for each slot of the last sweep, the parity of its next filling. */
+struct rows_count {
+    ring_count ring;
+    unsigned rows, parity;
+};
+
+/* ------------------------------------------------------------------ a block of rows */
+
+/* What sweeps find of the thread's rows. */
+struct rows_sums {
+    float gbar[2];           /* do . vbar */
+    float rest[2];           /* sum p (g - gbar): 0 but for rounding */
+    float best[2];           /* where it is wanted, the highest product q . k times the scale to base 2 */
+    int peak[2];             /* and the first key that has it */
+    float scale[2], mean[2]; /* sum ds x and sum p x, of the thread's columns */
+};
+
+/* What every block of a launch shares. */
+struct rows_launch {
+    const loam_problem &p;
+    const loam_args &a;
+    const local_saved &saved;
+    const row_arrays &arrays;
+    const solve_work &work;
+    const rows_maps_sm90 &maps;
+};
+
+/* A system and what the passes of backward need beside it; as a pass takes it out of memory. */
+template <int DIM> struct rows_system {
+    const row_pair r;
+    const row_ridge ridge;
+    const system_sm90<DIM> sys;
+    const rows_launch &all;
+    rows_count &count;
+
+    __device__ __forceinline__ rows_system(const system_sm90<DIM> &from, const rows_launch &launch,
+                                           rows_count &counts)
+        : r(from.r), ridge(from.ridge), sys(known_system(from, r, ridge)), all(launch), count(counts)
+    {
+    }
+    __device__ __forceinline__ __nv_bfloat16 *slot(unsigned n) const { return sys.sm.slot[n]; }
+    __device__ __forceinline__ uint64_t *full(unsigned n) const
+    {
+        return ((pair_barriers<DIM> *)((char *)&sys.sm + pair_barriers_at<DIM>))->full + n;
+    }
+    /* The thread's row in arrays over rows. */
+    __device__ __forceinline__ int64_t line(int row) const
+    {
+        return local_row(&sys.p, &sys.x.s, sys.x.h, sys.x.i0 + r.at[row]);
+    }
+    __device__ __forceinline__ float2 pair(const void *array, int row, int c) const
+    {
+        return r.real[row] ? *(const float2 *)((const float *)array + line(row) * DIM + c)
+                           : make_float2(0, 0);
+    }
+    /* The ridge of element `at` of the thread's rows. */
+    __device__ __forceinline__ float lambda(int at) const
+    {
+        return ridge.channels ? sys.vector(VECTOR_RIDGE).get(at) : ridge.number[at / 2 % 2];
+    }
+};
+
+template <int DIM>
+static __device__ __forceinline__ void ask_rows(const system_sm90<DIM> &sys, __nv_bfloat16 *tile,
+                                                const CUtensorMap &map)
+{
+    const row_block &x = sys.x;
+#pragma unroll
+    for (int c = 0; c < DIM; c += SIDE) {
+        copy_box(tile + c * SIDE, &map, &sys.sm.query_full, c, (int)(x.s.q0 + x.i0), (int)x.h, (int)x.s.b);
+    }
+}
+
+/* total += the weights as their parts say, of the thread's columns. */
+template <int PARTS>
+static __device__ __forceinline__ void add_weights(float (&total)[2], const weights_operand<PARTS> &w)
+{
+#pragma unroll
+    for (int part = PARTS - 1; part >= 0; part--) {
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const uint32_t pair = w.part[part][k][e];
+                total[e % 2] += __uint_as_float(pair << 16) + __uint_as_float(pair & 0xffff0000u);
+            }
+        }
+    }
+}
+
+/* Values and keys of the block's tiles in turn, or keys alone, through the first SLOTS slots of the ring. */
+template <int DIM, unsigned SLOTS, bool VALUES> struct tile_turns {
+    const rows_system<DIM> &rs;
+    unsigned count, taken, given, parity;
+
+    __device__ __forceinline__ tile_turns(const rows_system<DIM> &system)
+        : rs(system), taken(0), given(0), parity(rs.count.parity)
+    {
+        const row_block &x = rs.sys.x;
+        count = (unsigned)((x.last - x.first + SIDE - 1) / SIDE) * (VALUES ? 2 : 1);
+        if (threadIdx.x == 0) {
+            for (unsigned n = 0; n < SLOTS && n < count; n++) {
+                ask(n);
+            }
+        }
+    }
+    __device__ __forceinline__ int key_of(unsigned n) const
+    {
+        return rs.sys.x.first + (int)(VALUES ? n / 2 : n) * SIDE;
+    }
+    __device__ __forceinline__ void ask(unsigned n) const
+    {
+        const row_block &x = rs.sys.x;
+        const unsigned slot = n % SLOTS;
+        const CUtensorMap *map = VALUES && n % 2 == 0 ? &rs.all.maps.all.v : &rs.all.maps.all.k;
+        barrier_expect(rs.full(slot), DIM * SIDE * 2);
+#pragma unroll
+        for (int c = 0; c < DIM; c += SIDE) {
+            copy_box(rs.slot(slot) + c * SIDE, map, rs.full(slot), c, (int)x.s.k0 + key_of(n), (int)x.h_kv,
+                     (int)x.s.b);
+        }
+    }
+    __device__ __forceinline__ const __nv_bfloat16 *take()
+    {
+        const unsigned slot = taken % SLOTS;
+        barrier_wait(rs.full(slot), parity >> slot & 1);
+        parity ^= 1u << slot;
+        const int left = (int)rs.sys.x.s.nk - key_of(taken);
+        if (left < SIDE) {
+            clear_beyond<DIM>(rs.slot(slot), left);
+            fence_async_proxy();
+            __syncthreads();
+        }
+        taken++;
+        return rs.slot(slot);
+    }
+    /* All products with the first so many of the tiles have ended. */
+    __device__ __forceinline__ void give(unsigned done)
+    {
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            for (unsigned n = given; n < done; n++) {
+                if (n + SLOTS < count) {
+                    ask(n + SLOTS);
+                }
+            }
+        }
+        given = done;
+    }
+    __device__ __forceinline__ void finish() const { rs.count.parity = parity; }
+};
+
+#endif
