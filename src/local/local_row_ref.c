@@ -114,8 +114,7 @@ static void fit_means(const loam_problem *p, const loam_args *a, const local_seq
 }
 
 /* matrix <- lower triangle of Cov */
-static void fit_covariance(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
-                           ref_row *row)
+static void fit_covariance(const loam_problem *p, ref_row *row)
 {
     const int64_t d = p->dim_qk;
     for (int64_t e = 0; e < d * d; e++) {
@@ -155,7 +154,7 @@ static void fit_probe(const loam_problem *p, const loam_args *a, const local_seq
 {
     const int64_t d = p->dim_qk;
     double largest = 0, mean2 = 0;
-    fit_covariance(p, a, s, h, row);
+    fit_covariance(p, row);
     row->unit = ridge_unit(p, row);
     for (int64_t c = 0; c < d; c++) {
         row->lambda[c] = row->unit * local_ridge(p, a, s, h, i, c);
@@ -176,8 +175,7 @@ static void fit_probe(const loam_problem *p, const loam_args *a, const local_seq
 }
 
 /* |(Cov + Lambda) rho - (kbar - q)| / |kbar - q|, by way of u: Cov rho = sum p u kappa. */
-static float probe_residual(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
-                            const ref_row *row)
+static float probe_residual(const loam_problem *p, const ref_row *row)
 {
     double error2 = 0, size2 = 0;
     for (int64_t c = 0; c < p->dim_qk; c++) {
@@ -229,6 +227,6 @@ void ref_row_fit(const loam_problem *p, const loam_args *a, const local_seq *s, 
         row->u[j - row->lo] -= mean;
     }
     if (row->info.solver == LOAM_SOLVER_GRAM && row->info.code == LOAM_ROW_SOLVED && a->info.data) {
-        row->info.residual = probe_residual(p, a, s, h, row);
+        row->info.residual = probe_residual(p, row);
     }
 }
