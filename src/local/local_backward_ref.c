@@ -164,7 +164,7 @@ static void row_query(const loam_problem *p, const loam_args *a, const local_seq
                       ref_row *row, const row_record *r, local_row_sums *sums)
 {
     const int64_t d = p->dim_qk, at = local_row(p, s, h, i);
-    double *dq = row->key, scale = 0, slope = 0;
+    double *dq = row->key, scale = 0, slope = 0, total = 0;
     for (int64_t c = 0; c < d; c++) {
         dq[c] = -r->y[c];
     }
@@ -177,10 +177,14 @@ static void row_query(const loam_problem *p, const loam_args *a, const local_seq
         }
         scale += inner * x.score.x;
         slope -= x.ds * fabs((double)(i + s->nk - s->nq - j));
+        total += x.ds;
     }
     sums->scale[at] = scale;
     if (p->slope) {
         sums->slope[at] = slope;
+    }
+    if (p->decay) {
+        sums->inner[at] = total;
     }
     for (int64_t c = 0; a->grad_q.data && c < d; c++) {
         element_store(a->grad_q.data, p->dtype, LOCAL_AT(a->grad_q, s->b, h, s->q0 + i) + c, dq[c]);
@@ -204,6 +208,19 @@ static double key_from_row(const loam_problem *p, const loam_args *a, const loca
     return x.ds;
 }
 
+static void put_column_sum(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
+                           int64_t j, double bias)
+{
+    if (p->key_bias && a->grad_key_bias.data) {
+        element_store(a->grad_key_bias.data, dtype_real(p->dtype),
+                      LOCAL_AT(a->grad_key_bias, s->b, h, s->k0 + j), bias);
+    }
+    if (p->decay && a->grad_log_decay.data) {
+        element_store(a->grad_log_decay.data, dtype_real(p->dtype),
+                      LOCAL_AT(a->grad_log_decay, s->b, h, s->k0 + j), bias);
+    }
+}
+
 /* What the rows of one query head say of key j. */
 static void key_from_head(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t j,
                           const records *rec, const double *key, double *dk, double *dv)
@@ -216,10 +233,7 @@ static void key_from_head(const loam_problem *p, const loam_args *a, const local
             bias += key_from_row(p, a, s, h, i, j, key, &rec->row[local_row(p, s, h, i)], dk, dv);
         }
     }
-    if (p->key_bias && a->grad_key_bias.data) {
-        element_store(a->grad_key_bias.data, dtype_real(p->dtype),
-                      LOCAL_AT(a->grad_key_bias, s->b, h, s->k0 + j), bias);
-    }
+    put_column_sum(p, a, s, h, j, bias);
 }
 
 static void put_key(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h_kv, int64_t j,
@@ -257,6 +271,7 @@ static void key_backward(const loam_problem *p, const loam_args *a, const local_
 typedef struct turning {
     double *trail;      /* [len_kv][dim_qk]: the key as seen from each position */
     double *dw, *dbeta; /* [len_kv][dim_qk], [len_kv] */
+    double *ds;         /* [heads_q / heads_kv]: the column sums of the key */
 } turning;
 
 static turning turning_carve(const loam_problem *p, arena *pool)
@@ -266,6 +281,7 @@ static turning turning_carve(const loam_problem *p, arena *pool)
     x.trail = arena_take(pool, wide, sizeof(double));
     x.dw = arena_take(pool, wide, sizeof(double));
     x.dbeta = arena_take(pool, keys, sizeof(double));
+    x.ds = arena_take(pool, (size_t)(p->heads_q / p->heads_kv), sizeof(double));
     return x;
 }
 
@@ -292,6 +308,7 @@ static void key_backward_path(const loam_problem *p, const loam_args *a, const l
     const int64_t d = p->dim_qk, group = p->heads_q / p->heads_kv, h0 = h_kv * group;
     clear_doubles(dk, d);
     clear_doubles(dv, p->dim_v);
+    clear_doubles(x->ds, group);
     for (int64_t t = j; t < s->nk; t++) {
         double *key = x->trail + t * d;
         if (t == j) {
@@ -304,11 +321,15 @@ static void key_backward_path(const loam_problem *p, const loam_args *a, const l
     for (int64_t t = s->nk - 1; t >= j; t--) {
         const int64_t i = t - s->nk + s->nq;
         for (int64_t h = h0; i >= 0 && h < h0 + group; h++) {
-            key_from_row(p, a, s, h, i, j, x->trail + t * d, &rec->row[local_row(p, s, h, i)], dk, dv);
+            const row_record *r = &rec->row[local_row(p, s, h, i)];
+            x->ds[h - h0] += key_from_row(p, a, s, h, i, j, x->trail + t * d, r, dk, dv);
         }
         if (t > j) {
             turn_back(p, a, s, h0, t, x->trail + (t - 1) * d, dk, x);
         }
+    }
+    for (int64_t h = h0; h < h0 + group; h++) {
+        put_column_sum(p, a, s, h, j, x->ds[h - h0]);
     }
     put_key(p, a, s, h_kv, j, dk, dv);
 }
