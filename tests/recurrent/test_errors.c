@@ -45,6 +45,8 @@ static void problems(void **state)
         REFUSE_PROBLEM(m, window, 3, LOAM_EUNSUPPORTED, "3");
         REFUSE_PROBLEM(m, slope, 1, LOAM_EUNSUPPORTED, "expected 0");
         REFUSE_PROBLEM(m, key_bias, 1, LOAM_EUNSUPPORTED, "expected 0");
+        REFUSE_PROBLEM(m, decay, 1, LOAM_EUNSUPPORTED, "expected 0");
+        REFUSE_PROBLEM(m, path, 1, LOAM_EUNSUPPORTED, "expected 0");
         REFUSE_PROBLEM(m, sink, 1, LOAM_EUNSUPPORTED, "expected 0");
         REFUSE_PROBLEM(m, heads_kv, 1, LOAM_ESHAPE, "heads_q, 2");
         REFUSE_PROBLEM(m, len_kv, 9, LOAM_ESHAPE, "9");
