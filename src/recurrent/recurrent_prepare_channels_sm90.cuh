@@ -387,6 +387,7 @@ __global__ void __launch_bounds__(PREPARE_THREADS)
     if (x.tokens == 0) {
         return;
     }
+    put_info(p, a, x);
     if (DELTA) {
         load_chunk<DIM, PREPARE_THREADS>(sm.v, chunks.v, x, threadIdx.x);
         load_beta(sm.beta, a, x);

@@ -148,6 +148,17 @@ static __device__ __forceinline__ void store_product(__nv_bfloat16 *array, const
     store_passing<dim>(array, x, stage);
 }
 
+/* Rows that solve nothing all end well. */
+static __device__ __forceinline__ void put_info(const loam_problem &p, const loam_args &a,
+                                                const chunk_place &x)
+{
+    const loam_view &view = a.info;
+    if (p.pass == LOAM_FORWARD && view.data && (int)threadIdx.x < x.tokens) {
+        loam_row_info *row = (loam_row_info *)view.data + RECURRENT_AT(view, x.b, x.h, x.first + threadIdx.x);
+        *row = { LOAM_ROW_SOLVED, LOAM_SOLVER_NONE, 0, 0 };
+    }
+}
+
 /* ------------------------------------------------------------------ values */
 
 static __device__ __forceinline__ void load_beta(float *beta, const loam_args &a, const chunk_place &x)

@@ -135,6 +135,7 @@ __global__ void __launch_bounds__(PREPARE_THREADS)
     if (x.tokens == 0) {
         return;
     }
+    put_info(p, a, x);
     load_chunk<DIM, PREPARE_THREADS>(sm.q, chunks.q_given, x, threadIdx.x);
     load_chunk<DIM, PREPARE_THREADS>(sm.k, chunks.k_given, x, threadIdx.x);
     copy_async_commit();
