@@ -45,6 +45,9 @@ struct recurrent_chunks {
     float *inverse;             /* delta rule, backward, [64][64]: Linv = (I + Diag(beta) A)^-1 */
     __nv_bfloat16 *du;          /* backward, [64][dim_v] */
     __nv_bfloat16 *grad_states; /* backward, [dim_v][dim_qk]: gradient of the state at the end of the chunk */
+    __nv_bfloat16 *grad_q, *grad_k; /* backward where value heads share a key head, [64][dim_qk]: what each adds to the
+                                       gradients of the features */
+    float *grad_scale, *grad_decay; /* backward, 1 a slot: sum of q . dq; of the gradients of the gates, where a head has one */
 };
 
 /* ------------------------------------------------------------------ carving */
@@ -95,6 +98,10 @@ static inline recurrent_chunks recurrent_chunks_carve(const loam_problem *p, con
     x.inverse = (float *)take(form->delta && backward, CHUNK_TOKENS * CHUNK_TOKENS, sizeof(float));
     x.du = take_bf16(backward, CHUNK_TOKENS * dv);
     x.grad_states = take_bf16(backward, dv * dk);
+    x.grad_q = take_bf16(backward && share > 1, CHUNK_TOKENS * dk);
+    x.grad_k = take_bf16(backward && share > 1, CHUNK_TOKENS * dk);
+    x.grad_scale = (float *)take(backward, 1, sizeof(float));
+    x.grad_decay = (float *)take(backward && form->gate == GATE_HEAD, 1, sizeof(float));
     if (a) {
         x.q_given = chunk_source_of_view(&a->q, share);
         x.k_given = chunk_source_of_view(&a->k, share);
