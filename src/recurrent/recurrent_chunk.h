@@ -158,7 +158,7 @@ static inline void chunk_decays_of_tokens(chunk *x)
     const bool none = x->form->gate == GATE_NONE;
     for (int64_t j = 0; j < CHUNK; j++) {
         seg[j] = -HUGE_VALF;
-        x->after[j] = 0;
+        x->before[j] = x->after[j] = 0;
     }
     for (int64_t i = 0; i < x->tokens; i++) {
         float *row = x->between + i * LANES;
@@ -368,10 +368,7 @@ static inline void chunk_delta(const chunk *x, const float *state, float *u)
     }
 }
 
-static inline float *chunk_panel(float *panels, int64_t panel)
-{
-    return panels + panel * CHUNK * LANES;
-}
+static inline float *chunk_panel(float *panels, int64_t panel) { return panels + panel * CHUNK * LANES; }
 
 /* u of a panel, from the state before the chunk. */
 static inline void chunk_write(const chunk *x, const float *state, int64_t panel)
@@ -441,10 +438,7 @@ static inline float *chunk_state_panel(const chunk *x, float *state, int64_t pan
     return state + panel * x->width * LANES;
 }
 
-static inline float *chunk_mass(const chunk *x, float *state)
-{
-    return state + x->panels * x->width * LANES;
-}
+static inline float *chunk_mass(const chunk *x, float *state) { return state + x->panels * x->width * LANES; }
 
 /* Row r of a state: where channel c of it is. */
 static inline float *chunk_state_at(const chunk *x, float *state, int64_t r, int64_t c)
