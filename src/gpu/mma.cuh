@@ -48,6 +48,14 @@ static __device__ __forceinline__ void copy_async_16(void *shared, const void *g
                  : "memory");
 }
 
+/* 16 zeros where there is nothing to copy; `global` is then not read. */
+static __device__ __forceinline__ void copy_async_16_or_zero(void *shared, const void *global, bool copy)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
+                 "r"(copy ? 16 : 0)
+                 : "memory");
+}
+
 static __device__ __forceinline__ void copy_async_commit()
 {
     asm volatile("cp.async.commit_group;" ::: "memory");

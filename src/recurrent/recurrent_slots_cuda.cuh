@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the chunk kernels of the recurrent family share on GPUs: chunks of 64 tokens, the slots that hold what is known of one of
+ * them for one value head, and the arrays over slots that one kernel hands to the next.
+ *
+ *     slot = head * chunks + base_b + c     chunk c of sequence b
+ *
+ * with base_b = b ceil(len / 64) or, where sequences are packed, cu_q[b] / 64 + b: sequences then never share a slot, whatever their
+ * lengths, and where one begins needs no look at the others. Some slots there belong to nobody.
+ */
+#ifndef LOAM_RECURRENT_SLOTS_CUDA_CUH
+#define LOAM_RECURRENT_SLOTS_CUDA_CUH
+
+#include "src/gpu/hopper.cuh"
+#include "src/recurrent/recurrent.h"
+
+enum { CHUNK_TOKENS = 64 };
+
+/* Rows of chunks: those of a view, or an array over slots [64][dim], whose rows beyond the sequence are 0. `share` value heads read
+ * one head of the view. */
+struct chunk_source {
+    const __nv_bfloat16 *data;
+    int64_t batch, head, token;
+    int share;
+    bool by_slot;
+};
+
+/* The arrays over slots; NULL where the problem has no use for one. What is only read by others are sources, as nothing may have to be
+ * done to an argument. Notation of docs/recurrent.md; the scale multiplies o and what is made of grad_o. */
+struct recurrent_chunks {
+    int64_t per_head, slots; /* slots of a head, of all */
+    int64_t per_sequence;    /* not packed: chunks of a sequence */
+
+    chunk_source q_given, k_given, v, grad_o; /* arguments; grad_o: backward */
+    chunk_source q,
+        k; /* features; with gates in forward no array holds them: data is then NULL, but where they are the arguments */
+    chunk_source q_in, k_out; /* q e^pre, k e^suf */
+    chunk_source u_hat, u; /* beta v, delta rule: Linv Diag(beta) v; u_hat - w S0^T, in the memory of u_hat */
+    __nv_bfloat16 *q_features, *k_features, *q_decayed, *k_decayed,
+        *values; /* the memory of q, k, q_in, k_out, u_hat and u */
+    __nv_bfloat16 *k_low,
+        *values_low; /* delta rule, what k_out and u_hat lack of float32: their roundings would go round with the
+                                          state; NULL where k_out is the argument. u has no second part */
+    __nv_bfloat16 *P;           /* [64][64]: q_i . (k_j e^seg_ij), 0 above the diagonal */
+    float *total;               /* [dim_qk]: e^(sum of the gates) of each channel */
+    __nv_bfloat16 *w;           /* delta rule, [64][dim_qk]: Linv Diag(beta) (k e^pre) */
+    __nv_bfloat16 *states;      /* [dim_v][dim_qk]: at the beginning of the chunk */
+    float *inverse;             /* delta rule, backward, [64][64]: Linv = (I + Diag(beta) A)^-1 */
+    __nv_bfloat16 *du;          /* backward, [64][dim_v] */
+    __nv_bfloat16 *grad_states; /* backward, [dim_v][dim_qk]: gradient of the state at the end of the chunk */
+    __nv_bfloat16 *grad_q,
+        *grad_k; /* backward where value heads share a key head, [64][dim_qk]: what each adds to the
+                                       gradients of the features */
+    float *grad_scale,
+        *grad_decay; /* backward, 1 a slot: sum of q . dq; of the gradients of the gates, where a head has one */
+};
+
+/* ------------------------------------------------------------------ carving */
+
+static inline chunk_source chunk_source_of_view(const loam_const_view *view, int64_t share)
+{
+    return { (const __nv_bfloat16 *)view->data, view->batch, view->head, view->token, (int)share, false };
+}
+
+/* The array where there is one, else the source that stands for it. */
+static inline chunk_source chunk_source_or(const __nv_bfloat16 *array, bool stored, const chunk_source &other)
+{
+    return stored ? chunk_source{ array, 0, 0, 0, 1, true } : other;
+}
+
+static inline bool recurrent_is_packed(const loam_problem *p) { return p->total_q >= 0; }
+
+/* The arrays of a pass from `pool`, sources from the arguments; measuring alone needs none. */
+static inline recurrent_chunks recurrent_chunks_carve(const loam_problem *p, const loam_args *a,
+                                                      bool backward, arena *pool)
+{
+    const recurrent_form *form = recurrent_form_of(p->mechanism);
+    const bool gated = form->gate != GATE_NONE, mapped = p->feature_map != LOAM_FEATURES_IDENTITY;
+    const bool features = mapped && (backward || !gated), weighted = form->beta;
+    const int64_t share = p->heads_v / p->heads_q;
+    recurrent_chunks x = {};
+    x.per_sequence = (p->len_q + CHUNK_TOKENS - 1) / CHUNK_TOKENS;
+    x.per_head = recurrent_is_packed(p) ? p->total_q / CHUNK_TOKENS + p->batch
+                                        : (int64_t)size_mul((size_t)p->batch, (size_t)x.per_sequence);
+    const size_t slots = size_mul((size_t)p->heads_v, (size_t)x.per_head), dk = (size_t)p->dim_qk,
+                 dv = (size_t)p->dim_v;
+    x.slots = (int64_t)slots;
+    const auto take = [&](bool wanted, size_t each, size_t bytes) {
+        return wanted ? arena_take(pool, size_mul(slots, each), bytes) : NULL;
+    };
+    const auto take_bf16 = [&](bool wanted, size_t each) {
+        return (__nv_bfloat16 *)take(wanted, each, sizeof(__nv_bfloat16));
+    };
+    x.q_features = take_bf16(features, CHUNK_TOKENS * dk);
+    x.k_features = take_bf16(features, CHUNK_TOKENS * dk);
+    x.q_decayed = take_bf16(gated, CHUNK_TOKENS * dk);
+    x.k_decayed = take_bf16(gated, CHUNK_TOKENS * dk);
+    x.values = take_bf16(weighted, CHUNK_TOKENS * dv);
+    x.k_low = take_bf16(form->delta && (gated || mapped), CHUNK_TOKENS * dk);
+    x.values_low = take_bf16(form->delta, CHUNK_TOKENS * dv);
+    x.P = take_bf16(true, CHUNK_TOKENS * CHUNK_TOKENS);
+    x.total = (float *)take(true, dk, sizeof(float));
+    x.w = take_bf16(form->delta, CHUNK_TOKENS * dk);
+    x.states = take_bf16(true, dv * dk);
+    x.inverse = (float *)take(form->delta && backward, CHUNK_TOKENS * CHUNK_TOKENS, sizeof(float));
+    x.du = take_bf16(backward, CHUNK_TOKENS * dv);
+    x.grad_states = take_bf16(backward, dv * dk);
+    x.grad_q = take_bf16(backward && share > 1, CHUNK_TOKENS * dk);
+    x.grad_k = take_bf16(backward && share > 1, CHUNK_TOKENS * dk);
+    x.grad_scale = (float *)take(backward, 1, sizeof(float));
+    x.grad_decay = (float *)take(backward && form->gate == GATE_HEAD, 1, sizeof(float));
+    if (a) {
+        x.q_given = chunk_source_of_view(&a->q, share);
+        x.k_given = chunk_source_of_view(&a->k, share);
+        x.v = chunk_source_of_view(&a->v, 1);
+        x.grad_o = chunk_source_of_view(&a->grad_o, 1);
+        x.q = chunk_source_or(x.q_features, mapped, x.q_given);
+        x.k = chunk_source_or(x.k_features, mapped, x.k_given);
+        x.q_in = chunk_source_or(x.q_decayed, gated, x.q);
+        x.k_out = chunk_source_or(x.k_decayed, gated, x.k);
+        x.u_hat = x.u = chunk_source_or(x.values, weighted, x.v);
+    }
+    return x;
+}
+
+/* Rows that 16-byte copies can read and write. */
+static inline bool chunk_view_aligned(const void *data, int64_t batch, int64_t head, int64_t token,
+                                      int64_t elements)
+{
+    return (uintptr_t)data % 16 == 0 && batch % elements == 0 && head % elements == 0 &&
+           token % elements == 0;
+}
+
+/* ------------------------------------------------------------------ sequences and chunks */
+
+/* A sequence: token t is row first + t of the token axis at batch index b of the views; chunk c has slot base + c of its head. */
+struct chunk_sequence {
+    int64_t b, first, len, index, base;
+};
+
+/* On a GPU nobody has looked at the lengths: they are held within the arrays here. */
+static __device__ __forceinline__ chunk_sequence chunk_sequence_at(const loam_problem &p, const loam_args &a,
+                                                                   const recurrent_chunks &x, int64_t index)
+{
+    if (p.total_q < 0) {
+        return { index, 0, p.len_q, index, index * x.per_sequence };
+    }
+    const int64_t first = min(max(a.cu_q[index], (int64_t)0), p.total_q);
+    const int64_t end = min(max(a.cu_q[index + 1], first), p.total_q);
+    return { 0, first, min(end - first, p.len_q), index, first / CHUNK_TOKENS + index };
+}
+
+/* The chunk of a slot: its rows are first .. first + tokens - 1 of the token axis. No tokens: the slot is nobody's. */
+struct chunk_place {
+    int64_t slot, h, b, first;
+    int64_t index, c, chunks; /* chunk c of the `chunks` of sequence `index` */
+    int tokens;
+};
+
+static __device__ __forceinline__ chunk_place chunk_of_sequence(const recurrent_chunks &x,
+                                                                const chunk_sequence &s, int64_t h, int64_t c)
+{
+    const int64_t rest = s.len - c * CHUNK_TOKENS;
+    return { h * x.per_head + s.base + c,
+             h,
+             s.b,
+             s.first + c * CHUNK_TOKENS,
+             s.index,
+             c,
+             (s.len + CHUNK_TOKENS - 1) / CHUNK_TOKENS,
+             (int)max(min(rest, (int64_t)CHUNK_TOKENS), (int64_t)0) };
+}
+
+/* Thread block n = slot n. */
+static __device__ __forceinline__ chunk_place chunk_of_slot(const loam_problem &p, const loam_args &a,
+                                                            const recurrent_chunks &x, int64_t slot)
+{
+    const int64_t h = slot / x.per_head, at = slot % x.per_head;
+    int64_t index;
+    if (p.total_q < 0) {
+        index = at / x.per_sequence;
+    } else { /* the last sequence that begins at or before it: bases ascend */
+        int64_t low = 0, high = p.batch - 1;
+        while (low < high) {
+            const int64_t middle = (low + high + 1) / 2;
+            if (chunk_sequence_at(p, a, x, middle).base <= at) {
+                low = middle;
+            } else {
+                high = middle - 1;
+            }
+        }
+        index = low;
+    }
+    const chunk_sequence s = chunk_sequence_at(p, a, x, index);
+    return chunk_of_sequence(x, s, h, at - s.base);
+}
+
+/* ------------------------------------------------------------------ tiles of chunks */
+
+/* Row r of the chunk. */
+template <int DIM>
+static __device__ __forceinline__ const __nv_bfloat16 *chunk_row(const chunk_source &s, const chunk_place &x,
+                                                                 int r)
+{
+    return s.data + (s.by_slot ? (x.slot * CHUNK_TOKENS + r) * DIM
+                               : x.b * s.batch + x.h / s.share * s.head + (x.first + r) * s.token);
+}
+
+/* 64 rows of DIM channels into DIM / 64 tiles of hopper.cuh, zeros beyond the sequence. Asynchronous: commit and wait before use, and
+ * fence_async_proxy() before wgmma. THREADS threads take part, `thread` of them. */
+template <int DIM, int THREADS_LOADING>
+static __device__ __forceinline__ void load_chunk(__nv_bfloat16 *tiles, const chunk_source &s,
+                                                  const chunk_place &x, int thread)
+{
+#pragma unroll 4
+    for (int e = thread; e < CHUNK_TOKENS * (DIM / 8); e += THREADS_LOADING) {
+        const int r = e / (DIM / 8), c = e % (DIM / 8) * 8;
+        const bool real = r < x.tokens;
+        copy_async_16_or_zero(tiles + swizzled(r, c), chunk_row<DIM>(s, x, real ? r : 0) + c, real);
+    }
+}
+
+#endif
