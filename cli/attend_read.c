@@ -13,7 +13,12 @@ const char *attend_input_option(enum attend_input which)
                                            [IN_K] = "--k",
                                            [IN_V] = "--v",
                                            [IN_PROBE] = "--probe",
+                                           [IN_W] = "--w",
                                            [IN_RIDGE] = "--ridge",
+                                           [IN_LOG_DECAY] = "--log-decay",
+                                           [IN_BETA] = "--beta",
+                                           [IN_STATE] = "--state-in",
+                                           [IN_GRAD_STATE] = "--grad-state-out",
                                            [IN_SLOPE] = "--slope",
                                            [IN_KEY_BIAS] = "--key-bias",
                                            [IN_SINK] = "--sink",
@@ -52,7 +57,7 @@ loam_const_view attend_const_view(const attend_run *run, array *a)
 
 /* ---------------------------------------------------------------- shapes */
 
-static int misfit(const attend_run *run, enum attend_input a, enum attend_input b, const char *expected,
+int attend_misfit(const attend_run *run, enum attend_input a, enum attend_input b, const char *expected,
                   io_error *error)
 {
     const array *x = &run->in[a], *y = &run->in[b];
@@ -78,7 +83,7 @@ static int check_ranks(const attend_run *run, io_error *error)
                        run->options->in[IN_Q], array_shape_text(text, q->rank, q->shape));
     for (int i = 0; i < 4; i++)
         if (run->in[like_q[i]].data && run->in[like_q[i]].rank != q->rank)
-            return misfit(run, IN_Q, like_q[i], "the same number of axes", error);
+            return attend_misfit(run, IN_Q, like_q[i], "the same number of axes", error);
     return 0;
 }
 
@@ -89,50 +94,49 @@ static int check_shapes(const attend_run *run, io_error *error)
     attend_sizes q = attend_sizes_of(run, &run->in[IN_Q]);
     attend_sizes k = attend_sizes_of(run, &run->in[IN_K]);
     attend_sizes v = attend_sizes_of(run, &run->in[IN_V]);
-    if (q.channels != k.channels) return misfit(run, IN_Q, IN_K, "the same last axis", error);
-    if (q.batch != k.batch) return misfit(run, IN_Q, IN_K, "the same batch", error);
+    if (q.channels != k.channels) return attend_misfit(run, IN_Q, IN_K, "the same last axis", error);
+    if (q.batch != k.batch) return attend_misfit(run, IN_Q, IN_K, "the same batch", error);
     if (k.batch != v.batch || k.heads != v.heads || k.tokens != v.tokens)
-        return misfit(run, IN_K, IN_V, "the same batch, heads and tokens", error);
+        return attend_misfit(run, IN_K, IN_V, "the same batch, heads and tokens", error);
     if (q.heads < 1 || k.heads < 1 || q.heads % k.heads)
-        return misfit(run, IN_Q, IN_K, "heads of q in a multiple of the heads of k", error);
+        return attend_misfit(run, IN_Q, IN_K, "heads of q in a multiple of the heads of k", error);
     if (run->in[IN_PROBE].data && !same_shape(&run->in[IN_Q], &run->in[IN_PROBE]))
-        return misfit(run, IN_Q, IN_PROBE, "the same shape", error);
+        return attend_misfit(run, IN_Q, IN_PROBE, "the same shape", error);
     if (!run->in[IN_GRAD_OUT].data) return 0;
     attend_sizes g = attend_sizes_of(run, &run->in[IN_GRAD_OUT]);
     if (g.batch != q.batch || g.heads != q.heads || g.tokens != q.tokens)
-        return misfit(run, IN_Q, IN_GRAD_OUT, "the same batch, heads and tokens", error);
-    if (g.channels != v.channels) return misfit(run, IN_V, IN_GRAD_OUT, "the same last axis", error);
+        return attend_misfit(run, IN_Q, IN_GRAD_OUT, "the same batch, heads and tokens", error);
+    if (g.channels != v.channels) return attend_misfit(run, IN_V, IN_GRAD_OUT, "the same last axis", error);
     return 0;
 }
 
-/* The leading `axes` of [batch, heads_q, rows, channels] that the rank of q has: without B for rank 3,
- * without B and H for rank 2. */
-static int expected_shape(const attend_run *run, int axes, int64_t rows, int64_t *shape)
+int attend_side_shape(const attend_run *run, enum attend_input like, int axes, int64_t rows, int64_t channels,
+                      int64_t *shape)
 {
-    attend_sizes q = attend_sizes_of(run, &run->in[IN_Q]);
-    const int64_t all[] = { q.batch, q.heads, rows, q.channels };
+    attend_sizes s = attend_sizes_of(run, &run->in[like]);
+    const int64_t all[] = { s.batch, s.heads, rows, channels };
     int skipped = 4 - run->rank, rank = 0;
     for (int axis = skipped; axis < axes; axis++)
         shape[rank++] = all[axis];
     return rank;
 }
 
-static bool has_shape(const array *a, int rank, const int64_t *shape)
+bool attend_has_shape(const array *a, int rank, const int64_t *shape)
 {
     return a->rank == rank && memcmp(a->shape, shape, (size_t)rank * sizeof *shape) == 0;
 }
 
-static bool is_single(const array *a) { return a->rank == 0 || (a->rank == 1 && a->shape[0] == 1); }
+bool attend_is_single(const array *a) { return a->rank == 0 || (a->rank == 1 && a->shape[0] == 1); }
 
-static int wrong_side_shape(const attend_run *run, enum attend_input which, const char *expected,
-                            io_error *error)
+int attend_wrong_shape(const attend_run *run, enum attend_input which, enum attend_input like,
+                       const char *expected, io_error *error)
 {
-    const array *a = &run->in[which], *q = &run->in[IN_Q];
-    char a_shape[ARRAY_TEXT], q_shape[ARRAY_TEXT];
-    return io_fail(error, EXIT_INPUT, "%s %s has shape %s: with --q of shape %s expected %s",
+    const array *a = &run->in[which], *b = &run->in[like];
+    char a_shape[ARRAY_TEXT], b_shape[ARRAY_TEXT];
+    return io_fail(error, EXIT_INPUT, "%s %s has shape %s: with %s of shape %s expected %s",
                    attend_input_option(which), run->options->in[which],
-                   array_shape_text(a_shape, a->rank, a->shape), array_shape_text(q_shape, q->rank, q->shape),
-                   expected);
+                   array_shape_text(a_shape, a->rank, a->shape), attend_input_option(like),
+                   array_shape_text(b_shape, b->rank, b->shape), expected);
 }
 
 /* Slope and sink: one number per head of q. */
@@ -140,10 +144,10 @@ static int check_per_head(const attend_run *run, enum attend_input which, io_err
 {
     const array *a = &run->in[which];
     int64_t heads = attend_sizes_of(run, &run->in[IN_Q]).heads;
-    if (!a->data || has_shape(a, 1, &heads) || (heads == 1 && is_single(a))) return 0;
+    if (!a->data || attend_has_shape(a, 1, &heads) || (heads == 1 && attend_is_single(a))) return 0;
     char expected[48];
     snprintf(expected, sizeof expected, "(%lld,)", (long long)heads);
-    return wrong_side_shape(run, which, expected, error);
+    return attend_wrong_shape(run, which, IN_Q, expected, error);
 }
 
 static int check_key_bias(const attend_run *run, io_error *error)
@@ -151,9 +155,9 @@ static int check_key_bias(const attend_run *run, io_error *error)
     const array *a = &run->in[IN_KEY_BIAS];
     int64_t shape[4];
     char text[ARRAY_TEXT];
-    int rank = expected_shape(run, 3, attend_sizes_of(run, &run->in[IN_K]).tokens, shape);
-    if (!a->data || has_shape(a, rank, shape)) return 0;
-    return wrong_side_shape(run, IN_KEY_BIAS, array_shape_text(text, rank, shape), error);
+    int rank = attend_side_shape(run, IN_Q, 3, attend_sizes_of(run, &run->in[IN_K]).tokens, 1, shape);
+    if (!a->data || attend_has_shape(a, rank, shape)) return 0;
+    return attend_wrong_shape(run, IN_KEY_BIAS, IN_Q, array_shape_text(text, rank, shape), error);
 }
 
 static int ridge_axes(const attend_run *run, loam_ridge_axes *axes, io_error *error)
@@ -161,18 +165,18 @@ static int ridge_axes(const attend_run *run, loam_ridge_axes *axes, io_error *er
     const array *a = &run->in[IN_RIDGE];
     attend_sizes q = attend_sizes_of(run, &run->in[IN_Q]);
     int64_t token[4], channel[4];
-    int token_rank = expected_shape(run, 3, q.tokens, token),
-        channel_rank = expected_shape(run, 4, q.tokens, channel);
+    int token_rank = attend_side_shape(run, IN_Q, 3, q.tokens, 1, token),
+        channel_rank = attend_side_shape(run, IN_Q, 4, q.tokens, q.channels, channel);
     *axes = LOAM_RIDGE_NUMBER;
-    if (!a->data || is_single(a)) return 0;
-    if (run->rank > 2 && has_shape(a, 1, &q.heads))
+    if (!a->data || attend_is_single(a)) return 0;
+    if (run->rank > 2 && attend_has_shape(a, 1, &q.heads))
         *axes = LOAM_RIDGE_HEAD;
-    else if (has_shape(a, token_rank, token))
+    else if (attend_has_shape(a, token_rank, token))
         *axes = LOAM_RIDGE_TOKEN;
-    else if (has_shape(a, channel_rank, channel))
+    else if (attend_has_shape(a, channel_rank, channel))
         *axes = LOAM_RIDGE_CHANNEL;
     else
-        return wrong_side_shape(run, IN_RIDGE,
+        return attend_wrong_shape(run, IN_RIDGE, IN_Q,
                                 run->rank == 4   ? "(), (1,), (H,), (B,H,T) or (B,H,T,D)"
                                 : run->rank == 3 ? "(), (1,), (H,), (H,T) or (H,T,D)"
                                                  : "(), (1,), (T,) or (T,D)",

@@ -400,6 +400,31 @@ typedef struct loam_kernel_info {
 /* Row `index` of the registry, slowest first within each pass; LOAM_EARG beyond the last. */
 LOAM_API loam_status loam_kernel_at(int index, loam_kernel_info *info);
 
+/* Which axes the log decays of a mechanism vary over: see loam_args.log_decay. */
+typedef enum loam_decay_axes {
+    LOAM_DECAY_NONE,
+    LOAM_DECAY_HEAD,
+    LOAM_DECAY_TOKEN,
+    LOAM_DECAY_CHANNEL
+} loam_decay_axes;
+
+/* A mechanism as a fit: J and R of the values v of a key k, what is carried on, what is read for a query, and the
+ * operations of one more token with dim_qk = dim_v = d, a multiply-add counted as two, after t tokens in the local family. */
+typedef struct loam_mechanism_info {
+    const char *name;        /* loam_mechanism_name */
+    const char *objective;   /* "|S k - v|^2 / 2" */
+    const char *regulariser; /* "|S - D|^2 / 2", D the decayed state */
+    const char *update;      /* "S = S (I - beta k k^T) + beta v k^T" */
+    const char *output;      /* "S q" */
+    const char *cost;        /* "6 d^2" */
+    int recurrent;           /* of which family: 0, the local one, reads none of the following */
+    loam_decay_axes log_decay;
+    int beta, delta; /* reads beta; writes by a delta rule */
+} loam_mechanism_info;
+
+/* Mechanism `index` of loam_mechanism; LOAM_EARG beyond the last. */
+LOAM_API loam_status loam_mechanism_at(int index, loam_mechanism_info *info);
+
 /* The names that the registry, plans and the program use; NULL outside the enumeration. */
 LOAM_API const char *loam_mechanism_name(loam_mechanism mechanism); /* "softmax", "parallax", "lla", ... */
 LOAM_API const char *loam_pass_name(loam_pass pass);                /* "forward", "backward", "decode" */
