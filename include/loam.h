@@ -192,6 +192,13 @@ typedef struct loam_problem {
     int key_bias; /* 1: args.key_bias, adds bias_hj to the scores */
     int sink;     /* 1: args.sink, a logit per head that takes mass but has no value; LOAM_SOFTMAX only */
 
+    /* Scores that depend on the tokens between (docs/scores.md). Both want causal = 1 and LOAM_DOT. */
+    int decay; /* 1: FoX. args.log_decay [batch, heads_q, len_kv], adds its sum over keys j + 1 ..
+                  i + len_kv - len_q to the score of query i and key j, after scale and soft cap. No sink */
+    int path;  /* 1: PaTH. args.w and args.beta turn each key by the reflections of the keys after it, up to
+                  the query's: q_i . (I - beta_t w_t w_t^T) ... k_j, t = i + len_kv - len_q .. j + 1. No
+                  soft_cap, window, slope, key_bias or sink; goes with decay */
+
     double ridge; /* default 0.1, >= 0. LOAM_LLA only, as are the next two; LOAM_MESA: > 0, without units */
     loam_ridge_axes ridge_axes;
     loam_ridge_unit ridge_unit;
@@ -201,7 +208,7 @@ typedef struct loam_problem {
     int threads;          /* default 0: all that OpenMP offers. Not used by CUDA */
 
     /* The recurrent family only. It wants len_kv = len_q (packed: total_kv = total_q), causal = 1 and LOAM_DOT, has no
-     * soft_cap, window, slope, key_bias or sink, and its scale applies to q. */
+     * soft_cap, window, slope, key_bias, sink, decay or path, and its scale applies to q. */
     int64_t heads_v; /* default 0: heads_q. A multiple of heads_q: heads of v, o, log_decay, beta, ridge and
                         states; value head h reads q and k of head h / (heads_v / heads_q) */
     loam_feature_map feature_map; /* default LOAM_FEATURES_IDENTITY */
@@ -272,7 +279,7 @@ typedef struct loam_row_info {
 } loam_row_info;
 
 /* No output may overlap an input or another output, but state_out state_in. Where sequences are packed, every view has its
- * tokens (of k, v and key_bias: its keys) one after another and .batch is not used, but by states. rho and weights of 16-bit
+ * tokens (of arrays by keys: its keys) one after another and .batch is not used, but by states. rho and weights of 16-bit
  * LLA are as exact as o, and real gradients of LOAM_BF16 as exact as those of its type, not more.
  * Gradients of keys beyond lens_kv are 0.
  *
@@ -324,17 +331,23 @@ typedef struct loam_args {
      * as above, o and its gradient with heads_v heads. Sequence b of a packed batch has state b. */
     loam_const_view log_decay; /* real, -inf .. 0: LOAM_RETENTION [heads_v], stride .head; LOAM_SSD,
                                   GATED_DELTA, MESA [batch, heads_v, len_q]; LOAM_GLA, KDA [batch, heads_v,
-                                  len_q, dim_qk] */
+                                  len_q, dim_qk]. Local with problem.decay [batch, heads_q, len_kv], .token
+                                  the stride of keys; below -16384 counts as -16384: no weight is left */
     loam_const_view beta;      /* [batch, heads_v, len_q] real, >= 0; delta rules <= 2. LOAM_SSD, DELTA,
-                                  GATED_DELTA, KDA, MESA */
+                                  GATED_DELTA, KDA, MESA. Local with problem.path [batch, heads_kv, len_kv],
+                                  0 .. 2 */
     loam_const_view state_in;  /* [batch, heads_v, loam_plan_state_rows, dim_qk] real, .token the stride of
                                   rows; not given: 0. LOAM_MESA reads the symmetric part of H */
     loam_view state_out;       /* as state_in, or not wanted (decode: needed); may be the memory of state_in,
                                   with its strides. Forward and decode */
     loam_const_view grad_state_out; /* backward: gradient of state_out, or not given: 0 */
     loam_view grad_log_decay;       /* real, axes of log_decay */
-    loam_view grad_beta;            /* [batch, heads_v, len_q] real */
+    loam_view grad_beta;            /* real, axes of beta */
     loam_view grad_state_in;        /* as state_in */
+
+    /* problem.path; beta and grad_beta above. */
+    loam_const_view w; /* [batch, heads_kv, len_kv, dim_qk] dtype, rows of length 1 */
+    loam_view grad_w;  /* likewise; of w as it is, not of what was scaled to length 1 */
 } loam_args;
 
 /* Views of a dense (batch, heads, tokens, channels) array; with channels = 1 also of [batch, heads, tokens].
@@ -375,7 +388,8 @@ LOAM_API size_t loam_states_doubles(const loam_plan *plan);
 
 /* The states of keys first .. first + count - 1 of each sequence. args.k, args.v and args.key_bias hold
  * just these keys (row 0 is key `first`); masks and biases use their place in the whole sequence of
- * len_kv (or lens_kv) keys. Reads q, k, v, probe, slope, key_bias, lens_kv, work. Not for packed plans. */
+ * len_kv (or lens_kv) keys. args.log_decay, w and beta are of the whole sequence: what lies between a query and a slice
+ * counts too. Reads q, k, v, probe, slope, key_bias, log_decay, w, beta, lens_kv, work. Not for packed plans. */
 LOAM_API loam_status loam_state_partial(const loam_plan *plan, const loam_args *args, int64_t first,
                                         int64_t count, double *states, loam_error *error);
 /* into = into + from. */

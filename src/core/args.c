@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The checks of a call's arguments. They cost O(batch + ridge), never O(tokens * dim). Device memory is not looked into:
- * there only pointers and strides are checked. */
+ * The checks of a call's arguments. They cost O(batch + ridge + log_decay + beta), never O(tokens * dim). Device memory is not
+ * looked into: there only pointers and strides are checked. */
 #include "src/core/plan.h"
 
 #include <math.h>
@@ -27,6 +27,22 @@ loam_status args_check_output(const loam_view *view, const char *name, int64_t b
         REQUIRE(counts[axis] <= 1 || size >= channels, error, LOAM_ESHAPE,
                 "%s: %s stride %lld, expected at least %lld so that rows do not overlap", name, axes[axis],
                 (long long)strides[axis], (long long)channels);
+    }
+    return LOAM_OK;
+}
+
+loam_status args_check_range(const loam_problem *p, const loam_const_view *view, const char *name,
+                             int64_t batch, int64_t heads, int64_t tokens, int64_t channels, double least,
+                             double most, const char *expected, loam_error *error)
+{
+    for (int64_t row = 0; !on_device(p) && row < batch * heads * tokens; row++) {
+        const int64_t t = row % tokens, h = row / tokens % heads, b = row / tokens / heads;
+        for (int64_t c = 0; c < channels; c++) {
+            const double x = element_load(view->data, dtype_real(p->dtype), LOCAL_AT(*view, b, h, t) + c);
+            REQUIRE(x >= least && x <= most, error, LOAM_EVALUE,
+                    "%s: %g at batch %lld, head %lld, token %lld, channel %lld, expected %s", name, x,
+                    (long long)b, (long long)h, (long long)t, (long long)c, expected);
+        }
     }
     return LOAM_OK;
 }
@@ -115,6 +131,22 @@ static loam_status check_numbers(const loam_problem *p, const void *values, cons
     return LOAM_OK;
 }
 
+static loam_status check_between(const loam_problem *p, const loam_args *a, loam_error *error)
+{
+    const int64_t batch = local_packed(p) ? 1 : p->batch, keys = local_packed(p) ? p->total_kv : p->len_kv;
+    if (p->decay) {
+        TRY(args_need(a->log_decay.data, "log_decay", "the problem says that scores decay", error));
+        TRY(args_check_range(p, &a->log_decay, "log_decay", batch, p->heads_q, keys, 1, -HUGE_VAL, 0,
+                             "a logarithm from -inf to 0", error));
+    }
+    if (p->path) {
+        TRY(args_need(a->w.data, "w", "the problem says that keys are reflected", error));
+        TRY(args_need(a->beta.data, "beta", "the problem says that keys are reflected", error));
+        TRY(args_check_range(p, &a->beta, "beta", batch, p->heads_kv, keys, 1, 0, 2, "0 to 2", error));
+    }
+    return LOAM_OK;
+}
+
 static loam_status check_inputs(const loam_problem *p, const loam_args *a, args_use use, loam_error *error)
 {
     const bool queries = p->batch > 0 && local_tokens(p) > 0;
@@ -131,6 +163,7 @@ static loam_status check_inputs(const loam_problem *p, const loam_args *a, args_
         if (p->key_bias) {
             TRY(args_need(a->key_bias.data, "key_bias", "the problem says that it is given", error));
         }
+        TRY(check_between(p, a, error));
     }
     if (p->slope && use != ARGS_FINISH) {
         TRY(check_numbers(p, a->slope, "slope", error));
@@ -180,6 +213,9 @@ static loam_status check_backward(const loam_problem *p, const loam_args *a, loa
     REQUIRE(!a->grad_key_bias.data || p->key_bias, error, LOAM_EARG,
             "grad_key_bias: the problem has no key bias");
     REQUIRE(!a->grad_sink || p->sink, error, LOAM_EARG, "grad_sink: the problem has no sink");
+    TRY(args_check_output(&a->grad_log_decay, "grad_log_decay", batch, p->heads_q, keys, 1, error));
+    TRY(args_check_output(&a->grad_beta, "grad_beta", batch, p->heads_kv, keys, 1, error));
+    TRY(args_check_output(&a->grad_w, "grad_w", batch, p->heads_kv, keys, p->dim_qk, error));
     TRY(args_check_output(&a->grad_probe, "grad_probe", batch, p->heads_q, tokens, p->dim_qk, error));
     if (p->ridge_axes == LOAM_RIDGE_HEAD) {
         return args_check_output(&a->grad_ridge, "grad_ridge", 1, p->heads_q, 1, 1, error);
@@ -190,16 +226,20 @@ static loam_status check_backward(const loam_problem *p, const loam_args *a, loa
                                    p->ridge_axes == LOAM_RIDGE_CHANNEL ? p->dim_qk : 1, error);
 }
 
-static loam_status check_not_recurrent(const loam_args *a, loam_error *error)
+static loam_status check_not_recurrent(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    const void *const given[] = { a->log_decay.data, a->beta.data,           a->state_in.data,
-                                  a->state_out.data, a->grad_state_out.data, a->grad_log_decay.data,
-                                  a->grad_beta.data, a->grad_state_in.data };
-    static const char *const names[] = { "log_decay",      "beta",           "state_in",  "state_out",
-                                         "grad_state_out", "grad_log_decay", "grad_beta", "grad_state_in" };
-    for (size_t i = 0; i < sizeof given / sizeof given[0]; i++) {
-        REQUIRE(!given[i], error, LOAM_EARG, "%s: given, but only the recurrent family has one", names[i]);
+    const void *const states[] = { a->state_in.data, a->state_out.data, a->grad_state_out.data,
+                                   a->grad_state_in.data };
+    static const char *const names[] = { "state_in", "state_out", "grad_state_out", "grad_state_in" };
+    for (size_t i = 0; i < sizeof states / sizeof states[0]; i++) {
+        REQUIRE(!states[i], error, LOAM_EARG, "%s: given, but only the recurrent family has one", names[i]);
     }
+    REQUIRE(p->decay || !(a->log_decay.data || a->grad_log_decay.data), error, LOAM_EARG,
+            "%slog_decay: given, but the problem has no decay", a->log_decay.data ? "" : "grad_");
+    REQUIRE(p->path || !(a->beta.data || a->grad_beta.data), error, LOAM_EARG,
+            "%sbeta: given, but the problem has no path", a->beta.data ? "" : "grad_");
+    REQUIRE(p->path || !(a->w.data || a->grad_w.data), error, LOAM_EARG,
+            "%sw: given, but the problem has no path", a->w.data ? "" : "grad_");
     return LOAM_OK;
 }
 
@@ -216,7 +256,7 @@ loam_status args_check(const loam_plan *plan, const loam_args *a, args_use use, 
     if (plan_recurrent(p)) {
         return args_check_recurrent(p, a, error);
     }
-    TRY(check_not_recurrent(a, error));
+    TRY(check_not_recurrent(p, a, error));
     TRY(check_lengths(p, a, error));
     TRY(check_inputs(p, a, use, error));
     if (use == ARGS_PARTIAL) {

@@ -16,21 +16,12 @@ static extent tokens_of(const loam_problem *p, int64_t heads)
 
 static int64_t count(extent e) { return e.batch * e.heads * e.tokens; }
 
-/* Every value of a real array is from `least` to `most`. */
 static loam_status check_range(const loam_problem *p, const loam_const_view *view, const char *name, extent e,
                                int64_t channels, double least, double most, const char *expected,
                                loam_error *error)
 {
-    for (int64_t row = 0; p->backend != LOAM_BACKEND_CUDA && row < count(e); row++) {
-        const int64_t t = row % e.tokens, h = row / e.tokens % e.heads, b = row / e.tokens / e.heads;
-        for (int64_t c = 0; c < channels; c++) {
-            const double x = element_load(view->data, dtype_real(p->dtype), RECURRENT_AT(*view, b, h, t) + c);
-            REQUIRE(x >= least && x <= most, error, LOAM_EVALUE,
-                    "%s: %g at batch %lld, head %lld, token %lld, channel %lld, expected %s", name, x,
-                    (long long)b, (long long)h, (long long)t, (long long)c, expected);
-        }
-    }
-    return LOAM_OK;
+    return args_check_range(p, view, name, e.batch, e.heads, e.tokens, channels, least, most, expected,
+                            error);
 }
 
 static extent decay_extent(const loam_problem *p)
@@ -108,10 +99,11 @@ static loam_status check_inputs(const loam_problem *p, const loam_args *a, loam_
 /* Outputs of the local family. */
 static loam_status check_not_local(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    const void *const given[] = { a->lse.data,   a->rho.data,           a->weights.data, a->grad_probe.data,
-                                  a->grad_slope, a->grad_key_bias.data, a->grad_sink };
-    static const char *const names[] = { "lse",        "rho",           "weights",  "grad_probe",
-                                         "grad_slope", "grad_key_bias", "grad_sink" };
+    const void *const given[] = { a->lse.data,        a->rho.data,   a->weights.data,
+                                  a->grad_probe.data, a->grad_slope, a->grad_key_bias.data,
+                                  a->grad_sink,       a->w.data,     a->grad_w.data };
+    static const char *const names[] = { "lse",           "rho",       "weights", "grad_probe", "grad_slope",
+                                         "grad_key_bias", "grad_sink", "w",       "grad_w" };
     for (size_t i = 0; i < sizeof given / sizeof given[0]; i++) {
         REQUIRE(!given[i], error, LOAM_EARG, "%s: given, but %s has none", names[i],
                 loam_mechanism_name(p->mechanism));

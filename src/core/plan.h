@@ -31,6 +31,10 @@ loam_status args_check_recurrent(const loam_problem *problem, const loam_args *a
 loam_status args_need(const void *data, const char *name, const char *why, loam_error *error);
 loam_status args_check_output(const loam_view *view, const char *name, int64_t batch, int64_t heads,
                               int64_t tokens, int64_t channels, loam_error *error);
+/* Every value of a real array [batch, heads, tokens, channels] is from `least` to `most`; device memory is not looked into. */
+loam_status args_check_range(const loam_problem *problem, const loam_const_view *view, const char *name,
+                             int64_t batch, int64_t heads, int64_t tokens, int64_t channels, double least,
+                             double most, const char *expected, loam_error *error);
 loam_status args_check_ascending(const loam_problem *problem, const int64_t *cu, const char *name,
                                  int64_t longest, int64_t total, loam_error *error);
 

@@ -56,6 +56,8 @@ static loam_status check_enums(const loam_problem *p, loam_error *error)
     TRY(check_switch("causal", p->causal, error));
     TRY(check_switch("slope", p->slope, error));
     TRY(check_switch("key_bias", p->key_bias, error));
+    TRY(check_switch("decay", p->decay, error));
+    TRY(check_switch("path", p->path, error));
     return check_switch("sink", p->sink, error);
 }
 
@@ -113,6 +115,27 @@ static loam_status check_values(const loam_problem *p, loam_error *error)
     return LOAM_OK;
 }
 
+/* Scores that depend on the tokens between query and key. */
+static loam_status check_between(const loam_problem *p, loam_error *error)
+{
+    const char *name = p->path ? "path" : "decay";
+    if (!p->decay && !p->path) {
+        return LOAM_OK;
+    }
+    REQUIRE(p->causal, error, LOAM_EUNSUPPORTED,
+            "%s: 1, expected 0 where causal is 0: keys lie before queries", name);
+    REQUIRE(p->score == LOAM_DOT, error, LOAM_EUNSUPPORTED, "%s: 1, expected 0 for the score rbf", name);
+    REQUIRE(!p->sink, error, LOAM_EUNSUPPORTED, "sink: 1, expected 0 with %s", name);
+    REQUIRE(!p->path || (p->soft_cap == 0 && p->window == 0 && !p->slope && !p->key_bias), error,
+            LOAM_EUNSUPPORTED, "path: 1, expected 0 with %s",
+            p->soft_cap != 0 ? "a soft cap"
+            : p->window != 0 ? "a window"
+            : p->slope       ? "slopes"
+                             : "a key bias");
+    REQUIRE(!p->path, error, LOAM_EUNSUPPORTED, "path: 1, which no kernel does");
+    return LOAM_OK;
+}
+
 /* The options of the recurrent family are not those of this one. */
 static loam_status check_local(const loam_problem *p, loam_error *error)
 {
@@ -122,6 +145,7 @@ static loam_status check_local(const loam_problem *p, loam_error *error)
     REQUIRE(p->feature_map == LOAM_FEATURES_IDENTITY, error, LOAM_EUNSUPPORTED,
             "feature_map: %d, expected 0: %s has none", (int)p->feature_map, name);
     REQUIRE(!p->normalise, error, LOAM_EUNSUPPORTED, "normalise: 1, expected 0: %s always is", name);
+    TRY(check_between(p, error));
     REQUIRE(
         p->ridge_axes != LOAM_RIDGE_HEAD_CHANNEL || p->mechanism != LOAM_LLA, error, LOAM_EUNSUPPORTED,
         "ridge_axes: per head and channel, which lla does not have; per channel with a token stride of 0 is the same");
@@ -163,6 +187,8 @@ static loam_status check_recurrent(const loam_problem *p, loam_error *error)
             : p->key_bias ? "key_bias"
                           : "sink",
             name);
+    REQUIRE(!p->decay && !p->path, error, LOAM_EUNSUPPORTED, "%s: 1, expected 0: a score, which %s has not",
+            p->decay ? "decay" : "path", name);
     REQUIRE(!p->normalise || !(form->delta || form->solved), error, LOAM_EUNSUPPORTED,
             "normalise: 1, expected 0: %s fits the values themselves; linear, retention, ssd and gla can be",
             name);
