@@ -53,13 +53,13 @@ enum attend_output {
 
 typedef struct attend_options {
     bool help;
+    const char *name; /* of the mechanism, as it was asked for: "fox" is softmax */
     loam_mechanism mechanism;
     loam_mechanism_info form; /* of it */
     const char *in[IN_COUNT]; /* paths, NULL where not given; of IN_RIDGE also where it is a number */
     const char *out[OUT_DQ];  /* likewise; gradients go into grad_dir */
     const char *grad_dir;
-    const char *ridge, *ridge_unit, *score, *layout, *backend, *kernel, *grad_kernel, *dtype,
-        *feature_map;
+    const char *ridge, *ridge_unit, *score, *layout, *backend, *kernel, *grad_kernel, *dtype, *feature_map;
     double ridge_number, scale, soft_cap;
     int64_t window, threads;
     bool full, normalise, verbose;
@@ -99,13 +99,25 @@ bool attend_is_single(const array *a); /* () or (1,) */
 /* Tells which shape was found and, in words, which was expected. */
 int attend_wrong_shape(const attend_run *run, enum attend_input which, enum attend_input like,
                        const char *expected, io_error *error);
+int attend_check_side(const attend_run *run, enum attend_input which, enum attend_input like, int axes,
+                      int64_t rows, int64_t channels, io_error *error);
+/* One number per head of `like`. */
+int attend_check_per_head(const attend_run *run, enum attend_input which, enum attend_input like,
+                          io_error *error);
 int attend_misfit(const attend_run *run, enum attend_input a, enum attend_input b, const char *expected,
                   io_error *error);
 
-/* The recurrent family: shapes of all inputs with run->problem.ridge_axes, and what stands for inputs that may be left out. */
+/* Axes of q, and as many of those that are like it. */
+int attend_check_ranks(const attend_run *run, io_error *error);
+
+/* Whether the shapes of all inputs go together; sets run->problem.ridge_axes. */
+int attend_local_shapes(attend_run *run, io_error *error);
 int attend_recurrent_shapes(attend_run *run, io_error *error);
+/* What stands for inputs of the recurrent family that may be left out. */
 int attend_recurrent_defaults(attend_run *run, io_error *error);
 int64_t attend_state_rows(const attend_run *run);
+
+extern const char *const attend_feature_maps[];
 
 /* Reads every file, checks that the shapes fit together, converts, and fills run->problem. */
 int attend_read(attend_run *run, io_error *error);

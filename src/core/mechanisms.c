@@ -13,7 +13,7 @@ static const mechanism_text texts[] = {
     [LOAM_PARALLAX] = { "as lla, its probe rho given", "-", "keep k, v",
                         "sum_j p_j (1 - rho.(k_j - kbar)) v_j", "8 t d" },
     [LOAM_LLA] = { "sum_j p_j |b + W (k_j - q) - v_j|^2 / 2", "tr(W Lambda W^T) / 2", "keep k, v", "b",
-                   "3 t d^2 + 6 t d + d^3 / 3" },
+                   "3 t d^2 + 7 t d + d^3 / 3" },
     [LOAM_LINEAR] = { "-<S k, v>", "|S - D|^2 / 2", "S = S + v k^T", "S q", "4 d^2" },
     [LOAM_RETENTION] = { "-<S k, v>", "|S - D|^2 / 2", "S = a S + v k^T, a of the head", "S q", "5 d^2" },
     [LOAM_SSD] = { "-<S k, v>", "|S - D|^2 / 2", "S = a S + beta v k^T", "S q", "5 d^2" },
