@@ -2,6 +2,8 @@
  * Making a plan: check the problem, choose the kernel, fix the sizes. */
 #include "src/core/plan.h"
 
+#include "src/local/local_decay.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -27,7 +29,7 @@ static void write_name(loam_plan *plan)
 static size_t work_bytes(const loam_plan *plan)
 {
     const loam_problem *p = &plan->problem;
-    const size_t own = plan->kernel->work(p);
+    const size_t own = size_add(local_decay_work(p), plan->kernel->work(p));
     const size_t finish = p->pass == LOAM_DECODE && !plan_recurrent(p)
                               ? size_mul(size_of(local_state_scratch(p), sizeof(double)), (size_t)p->threads)
                               : 0;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Running a plan: check the arguments, call the kernel. */
 #include "src/core/plan.h"
+#include "src/local/local_decay.h"
 
 #include <omp.h>
 
@@ -8,7 +9,9 @@ loam_status loam_run(const loam_plan *plan, const loam_args *args, loam_error *e
 {
     REQUIRE(plan, error, LOAM_EARG, "plan: NULL");
     TRY(args_check(plan, args, ARGS_RUN, error));
-    return plan->kernel->run(&plan->problem, args, error);
+    loam_args ready;
+    TRY(local_decay_begin(&plan->problem, args, &ready, error));
+    return plan->kernel->run(&plan->problem, &ready, error);
 }
 
 static loam_status check_decode(const loam_plan *plan, loam_error *error)
@@ -42,7 +45,9 @@ loam_status loam_state_partial(const loam_plan *plan, const loam_args *args, int
             (long long)first, (long long)first, (long long)count, (long long)plan->problem.len_kv);
     TRY(args_check(plan, args, ARGS_PARTIAL, error));
     REQUIRE(states || local_rows(&plan->problem) == 0, error, LOAM_EARG, "states: NULL");
-    return plan->kernel->partial(&plan->problem, args, first, count, states, error);
+    loam_args ready;
+    TRY(local_decay_begin(&plan->problem, args, &ready, error));
+    return plan->kernel->partial(&plan->problem, &ready, first, count, states, error);
 }
 
 loam_status loam_state_merge(const loam_plan *plan, double *into, const double *from, loam_error *error)

@@ -197,10 +197,12 @@ size_t local_state_scratch(const loam_problem *problem);
 /* Each row's part of the gradients that are sums over rows, float64, indexed by local_row. */
 typedef struct local_row_sums {
     double *scale, *slope, *sink, *ridge;
+    double *inner; /* sum_j ds_ij, which rounding alone leaves of 0; where scores decay */
 } local_row_sums;
 
 local_row_sums local_row_sums_carve(const loam_problem *problem, arena *pool);
-/* Writes grad_scale, grad_slope, grad_sink and, for axes without channels, grad_ridge; sums in row order. */
+/* Writes grad_scale, grad_slope, grad_sink and, for axes without channels, grad_ridge; sums in row order. Then grad_log_decay
+ * from the column sums that are there. */
 void local_row_sums_reduce(const loam_problem *problem, const loam_args *args, const local_row_sums *sums);
 
 /* grad_key_bias of the keys beyond lens_kv. */

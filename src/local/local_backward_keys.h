@@ -10,7 +10,7 @@
 typedef struct key_lanes {
     int64_t j0, count;
     int32_t j[LANES];
-    float at[LANES], norm[LANES], bias[LANES];
+    float at[LANES], norm[LANES], bias[LANES], decay[2][LANES];
     float *grad_bias;    /* [LANES], of one head */
     float inner[LANES];  /* sum of ds factor, for RBF */
     float spread[LANES]; /* sum of p x of the trace unit */
@@ -43,7 +43,7 @@ static inline void load_key_lanes(block *k, key_lanes *l, float *restrict keys, 
 /* A tile of queries, with what forward and the first pass left of their rows. */
 typedef struct query_tile {
     int64_t i, n;
-    float at[TILE];
+    float at[TILE], decay[2][TILE];
     const row_record *record;
     raw_rows query, probe, grad_o;
 } query_tile;
@@ -87,6 +87,7 @@ static inline void load_query_tile(block *k, query_tile *t, const row_arrays *ro
     }
     for (int64_t r = 0; r < t->n; r++) {
         t->at[r] = (float)(t->i + r + k->x.s.nk - k->x.s.nq);
+        load_decay(&t->decay[0][r], &t->decay[1][r], &k->x, local_position(&k->x.s, t->i + r), 1);
     }
 }
 
@@ -121,8 +122,13 @@ VEC_INLINE void key_gradient_of_tile(bool plain, bool probed, block *k, key_lane
                 if (k->sc.rbf) {
                     x -= 0.5f * v_load(l->norm + lane);
                 }
-                s = score_of(&k->sc, v_clamp(x, SCORE_LIMIT), v_abs(v_load(l->at + lane) - q->at[r]),
-                             v_load(l->bias + lane), &factor);
+                vec bias = v_load(l->bias + lane);
+                if (k->sc.decayed) {
+                    bias += decay_between(v_set(q->decay[0][r]), v_set(q->decay[1][r]),
+                                          v_load(l->decay[0] + lane), v_load(l->decay[1] + lane));
+                }
+                s = score_of(&k->sc, v_clamp(x, SCORE_LIMIT), v_abs(v_load(l->at + lane) - q->at[r]), bias,
+                             &factor);
                 s = v_select(seen, s, v_set(-INFINITY));
             }
             const vec p = weight_of(s, v_set(lse));
@@ -233,11 +239,16 @@ static inline void keys_from_tile(block *k, key_lanes *l, query_tile *q, const r
     add_tile(k, q);
 }
 
+/* The sums of ds over queries: the gradient of a key bias, and what that of the decay is made of. */
 static inline void put_bias_gradient(const block *k, const key_lanes *l)
 {
-    const loam_view *out = &k->x.a->grad_key_bias;
-    for (int64_t lane = 0; out->data && lane < l->count; lane++) {
-        ((float *)out->data)[LOCAL_AT(*out, k->x.s.b, k->x.h, k->x.s.k0 + l->j0 + lane)] = l->grad_bias[lane];
+    const loam_view *const outs[] = { &k->x.a->grad_key_bias, &k->x.a->grad_log_decay };
+    for (int n = 0; n < 2; n++) {
+        const loam_view *out = outs[n];
+        for (int64_t lane = 0; out->data && lane < l->count; lane++) {
+            ((float *)out->data)[LOCAL_AT(*out, k->x.s.b, k->x.h, k->x.s.k0 + l->j0 + lane)] =
+                l->grad_bias[lane];
+        }
     }
 }
 
@@ -249,6 +260,8 @@ static inline void keys_from_head(block *k, key_lanes *l, const row_arrays *rows
     l->grad_bias = grad_bias;
     panel_fill(l->bias, 1, 0);
     load_bias(l->bias, &k->x, l->j0, l->count);
+    panel_fill(l->decay[0], 2, 0);
+    load_decay(l->decay[0], l->decay[1], &k->x, l->j0, l->count);
     for (int64_t i = 0; i < k->x.s.nq; i += TILE) {
         query_tile q = { .i = i, .n = k->x.s.nq - i < TILE ? k->x.s.nq - i : TILE };
         int64_t lo, hi, unused;

@@ -163,7 +163,7 @@ static void row_query(const loam_problem *p, const loam_args *a, const local_seq
                       ref_row *row, const row_record *r, local_row_sums *sums)
 {
     const int64_t d = p->dim_qk, at = local_row(p, s, h, i);
-    double *dq = row->key, scale = 0, slope = 0;
+    double *dq = row->key, scale = 0, slope = 0, total = 0;
     for (int64_t c = 0; c < d; c++) {
         dq[c] = -r->y[c];
     }
@@ -176,10 +176,14 @@ static void row_query(const loam_problem *p, const loam_args *a, const local_seq
         }
         scale += inner * x.score.x;
         slope -= x.ds * fabs((double)(i + s->nk - s->nq - j));
+        total += x.ds;
     }
     sums->scale[at] = scale;
     if (p->slope) {
         sums->slope[at] = slope;
+    }
+    if (p->decay) {
+        sums->inner[at] = total;
     }
     for (int64_t c = 0; a->grad_q.data && c < d; c++) {
         element_store(a->grad_q.data, p->dtype, LOCAL_AT(a->grad_q, s->b, h, s->q0 + i) + c, dq[c]);
@@ -212,6 +216,10 @@ static void key_from_head(const loam_problem *p, const loam_args *a, const local
     if (p->key_bias && a->grad_key_bias.data) {
         element_store(a->grad_key_bias.data, dtype_real(p->dtype),
                       LOCAL_AT(a->grad_key_bias, s->b, h, s->k0 + j), bias);
+    }
+    if (p->decay && a->grad_log_decay.data) {
+        element_store(a->grad_log_decay.data, dtype_real(p->dtype),
+                      LOCAL_AT(a->grad_log_decay, s->b, h, s->k0 + j), bias);
     }
 }
 

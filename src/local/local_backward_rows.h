@@ -311,6 +311,7 @@ static inline void given_gradient(block *k)
 typedef struct row_totals {
     float inner[LANES], scale[LANES], slope[LANES]; /* of ds factor, ds factor (x - middle), -ds distance */
     float middle[LANES], mean[LANES];               /* an x to count from; of p (x - middle) */
+    float total[LANES];                             /* of ds */
     float large[LANES]; /* scale / 2^100, which counts where scale overflows on the way */
 } row_totals;
 
@@ -343,7 +344,7 @@ VEC_INLINE void row_gradient_of_tile(bool plain, bool probed, block *k, row_tota
                   y_rest = v_load(k->y_rest + lane);
         vec inner = v_load(sum->inner + lane), scale = v_load(sum->scale + lane),
             slope = v_load(sum->slope + lane), large = v_load(sum->large + lane);
-        vec mean = v_load(sum->mean + lane);
+        vec mean = v_load(sum->mean + lane), total = v_load(sum->total + lane);
         const vec middle = v_load(sum->middle + lane);
         for (int64_t r = 0; r < k->tile.n; r++) {
             const int64_t at = r * LANES + lane;
@@ -365,6 +366,7 @@ VEC_INLINE void row_gradient_of_tile(bool plain, bool probed, block *k, row_tota
                 scale += ds * (x - middle);
                 large += ds * ((x - middle) * 0x1p-100f);
                 mean += p * (x - middle);
+                total += pair.ds;
                 slope -= pair.ds * score_distance(&k->l, j, lane);
             }
             v_store(k->s + at, ds);
@@ -372,6 +374,7 @@ VEC_INLINE void row_gradient_of_tile(bool plain, bool probed, block *k, row_tota
         v_store(sum->inner + lane, inner);
         v_store(sum->scale + lane, scale);
         v_store(sum->mean + lane, mean);
+        v_store(sum->total + lane, total);
         v_store(sum->large + lane, large);
         v_store(sum->slope + lane, slope);
     }
@@ -477,6 +480,9 @@ static inline void put_rows(const block *k, const row_arrays *rows, const row_to
                                                                   : (double)sum->large[lane] * 0x1p100;
         if (p->slope) {
             rows->sums.slope[at] = (double)sum->slope[lane];
+        }
+        if (p->decay) {
+            rows->sums.inner[at] = (double)sum->total[lane];
         }
         if (p->sink) {
             const double sink = (double)((const float *)k->x.a->sink)[k->x.h];

@@ -30,6 +30,7 @@ typedef struct decode_row {
     scoring sc;
     float constant; /* x of the origin, where the soft cap must see it; else */
     double dropped; /* scores are too low by this */
+    float decay_hi, decay_lo;
 } decode_row;
 
 typedef struct block {
@@ -40,13 +41,14 @@ typedef struct block {
     int64_t keys, gram_keys;  /* of a tile, and of one where the moments of keys are wanted */
     float *origin;            /* [stride] */
     float *query, *probe;     /* [CHUNK_ROWS][stride] */
-    float *w;      /* [2 SHARE_ROWS][keys]: weights of rows, then weights times products with the probe */
-    float *bias;   /* [MOST_KEYS] */
-    float *sums;   /* [2 SHARE_ROWS][stride or stride_v] */
-    float *scaled; /* [gram_keys][stride]; this and the rest: LLA */
-    double *gram, *mean;    /* [stride][stride], [stride] */
-    float *tile_k, *tile_v; /* [TILE][dim_qk], [TILE][dim_v]: of the exact sums, as the rest */
-    double *kd, *vd;        /* the same, centred */
+    float *w;    /* [2 SHARE_ROWS][keys]: weights of rows, then weights times products with the probe */
+    float *bias; /* [MOST_KEYS] */
+    float *decay_hi, *decay_lo; /* likewise */
+    float *sums;                /* [2 SHARE_ROWS][stride or stride_v] */
+    float *scaled;              /* [gram_keys][stride]; this and the rest: LLA */
+    double *gram, *mean;        /* [stride][stride], [stride] */
+    float *tile_k, *tile_v;     /* [TILE][dim_qk], [TILE][dim_v]: of the exact sums, as the rest */
+    double *kd, *vd;            /* the same, centred */
     double *tile_state;
     double *scratch; /* of local_state_probe, and a probe */
 } block;
@@ -71,6 +73,8 @@ static inline void block_carve(block *k, const loam_problem *p, arena *pool)
     k->probe = arena_take(pool, p->mechanism == LOAM_SOFTMAX ? 0 : rows * sd, f);
     k->w = arena_take(pool, 2 * SHARE_ROWS * keys, f);
     k->bias = arena_take(pool, MOST_KEYS, f);
+    k->decay_hi = arena_take(pool, MOST_KEYS, f);
+    k->decay_lo = arena_take(pool, MOST_KEYS, f);
     k->sums = arena_take(pool, sizes, f);
     k->scaled = arena_take(pool, solved * (size_t)k->gram_keys * sd, f);
     k->gram = arena_take(pool, solved * sd * sd, f64);
@@ -170,6 +174,7 @@ static inline void split_begin(block *k, int64_t begin, int64_t end)
         local_visible(p, &k->c.s, r->i, &r->lo, &r->hi);
         k->x.h = r->h;
         r->sc = scoring_of(&k->x);
+        load_decay(&r->decay_hi, &r->decay_lo, &k->x, local_position(&k->c.s, r->i), 1);
     }
     set_origin(k, begin, end);
     for (int64_t slot = 0; slot < k->c.rows; slot++) {
@@ -191,11 +196,16 @@ static inline float tile_scores(block *k, const decode_row *r, int64_t j, int64_
     if (r->sc.biased) {
         k->x.h = r->h;
         load_bias(k->bias, &k->x, j - k->c.first, n);
+        load_decay(k->decay_hi, k->decay_lo, &k->x, j, n);
     }
     for (int64_t e = 0; e < n; e += VL) {
         const vmask place = v_iota() + (int32_t)e, seen = (place >= lo) & (place < hi);
         vec factor;
-        const vec bias = r->sc.biased ? v_load(k->bias + e) : v_set(0);
+        vec bias = r->sc.biased ? v_load(k->bias + e) : v_set(0);
+        if (r->sc.decayed) {
+            bias += decay_between(v_set(r->decay_hi), v_set(r->decay_lo), v_load(k->decay_hi + e),
+                                  v_load(k->decay_lo + e));
+        }
         const vec score = score_of(&r->sc, v_load(s + e) + r->constant, v_abs((at - (float)e) - lane), bias,
                                    &factor);
         const vec masked = v_select(seen, score, v_set(-INFINITY));

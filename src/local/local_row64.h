@@ -93,6 +93,12 @@ static inline double row64_score(const row64 *r, const head *x, const scoring *s
         load_bias(&bias, x, j, 1);
         s += (double)bias;
     }
+    if (sc->decayed) {
+        float hi[2], lo[2];
+        load_decay(hi, lo, x, local_position(&x->s, i), 1);
+        load_decay(hi + 1, lo + 1, x, j, 1);
+        s += ((double)hi[0] - (double)hi[1]) + ((double)lo[0] - (double)lo[1]);
+    }
     return s;
 }
 

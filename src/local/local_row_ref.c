@@ -2,6 +2,7 @@
 #include "src/local/local_row_ref.h"
 
 #include "src/base/cholesky.h"
+#include "src/local/local_decay.h"
 
 #include <math.h>
 
@@ -42,6 +43,10 @@ ref_score ref_row_score(const loam_problem *p, const loam_args *a, const local_s
     }
     if (p->key_bias) {
         r.s += element_load(a->key_bias.data, real, LOCAL_AT(a->key_bias, s->b, h, s->k0 + k_row));
+    }
+    if (p->decay) {
+        const double *sum = (const double *)a->log_decay.data + LOCAL_AT(a->log_decay, s->b, h, s->k0);
+        r.s += sum[local_position(s, i) * a->log_decay.token] - sum[j * a->log_decay.token];
     }
     return r;
 }

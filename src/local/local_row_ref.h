@@ -2,7 +2,7 @@
  * One row of the local family, scalar and in float64, written from the equations:
  *
  *     x_ij = q_i . k_j (dot)  or  -|q_i - k_j|^2 / 2 (RBF)
- *     s_ij = cap(scale x_ij) - slope |i + n_kv - n_q - j| + bias_j,   cap(z) = c tanh(z / c)
+ *     s_ij = cap(scale x_ij) - slope |i + n_kv - n_q - j| + bias_j + G_i+n_kv-n_q - G_j,   cap(z) = c tanh(z / c)
  *     p_ij = exp(s_ij - lse_i),   kbar = sum p k,   vbar = sum p v,   kappa_ij = k_j - kbar_i
  *     Cov_i = sum p kappa kappa^T,   (Cov_i + Lambda_i) rho_i = kbar_i - q_i          (LLA)
  *     u_ij = rho_i . kappa_ij,   o_i = sum p (1 - u) v

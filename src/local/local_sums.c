@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Gradients that are sums over rows: each row leaves its part, one thread adds them in a fixed order, so that
  * the bits do not depend on how the rows were shared among threads. */
-#include "src/local/local.h"
+#include "src/local/local_decay.h"
 
 local_row_sums local_row_sums_carve(const loam_problem *p, arena *pool)
 {
@@ -11,6 +11,7 @@ local_row_sums local_row_sums_carve(const loam_problem *p, arena *pool)
     sums.slope = arena_take(pool, p->slope ? rows : 0, sizeof(double));
     sums.sink = arena_take(pool, p->sink ? rows : 0, sizeof(double));
     sums.ridge = arena_take(pool, p->mechanism == LOAM_LLA ? rows : 0, sizeof(double));
+    sums.inner = arena_take(pool, p->decay ? rows : 0, sizeof(double));
     return sums;
 }
 
@@ -60,6 +61,7 @@ static void put_ridge_tokens(const loam_problem *p, const loam_args *a, const do
 void local_row_sums_reduce(const loam_problem *p, const loam_args *a, const local_row_sums *sums)
 {
     const loam_dtype real = dtype_real(p->dtype);
+    local_decay_gradient(p, a, sums->inner);
     if (a->grad_scale) {
         element_store(a->grad_scale, real, 0, total_sum(p, a, sums->scale));
     }

@@ -14,7 +14,7 @@
 #ifndef LOAM_LOCAL_LOCAL_TILE_H
 #define LOAM_LOCAL_LOCAL_TILE_H
 
-#include "src/local/local.h"
+#include "src/local/local_decay.h"
 #include "src/simd/convert.h"
 #include "src/simd/pairs.h"
 
@@ -226,6 +226,30 @@ static inline void store_lane(const loam_view *view, loam_dtype dtype, int64_t b
     store_floats(view->data, dtype, LOCAL_AT(*view, b, h, token), row, channels);
 }
 
+/* ------------------------------------------------------------------ biases of keys */
+
+static inline void load_bias(float *restrict out, const head *x, int64_t j, int64_t n)
+{
+    const loam_const_view *view = &x->a->key_bias;
+    for (int64_t r = 0; r < n; r++) {
+        out[r] = x->p->key_bias ? ((const float *)view->data)[LOCAL_AT(*view, x->s.b, x->h, x->s.k0 + j + r)]
+                                : 0;
+    }
+}
+
+/* G of keys j .. j + n - 1 of the whole sequence; 0 where nothing decays. */
+static inline void load_decay(float *restrict hi, float *restrict lo, const head *x, int64_t j, int64_t n)
+{
+    const loam_const_view *view = &x->a->log_decay;
+    for (int64_t r = 0; r < n; r++) {
+        local_decay_pair pair = { 0, 0 };
+        if (x->p->decay) {
+            pair = ((const local_decay_pair *)view->data)[LOCAL_AT(*view, x->s.b, x->h, x->s.k0 + j + r)];
+        }
+        hi[r] = pair.hi, lo[r] = pair.lo;
+    }
+}
+
 /* ------------------------------------------------------------------ lanes that are queries */
 
 typedef struct lanes {
@@ -234,6 +258,7 @@ typedef struct lanes {
     int32_t lo[LANES], hi[LANES]; /* each lane's; lo = hi = 0 beyond count */
     int64_t all_from, all_to;     /* keys that every lane sees */
     float at[LANES];              /* the position i + n_kv - n_q */
+    float decay[2][LANES];        /* hi and lo of local_decay.h there */
     float constant[LANES]; /* query_constant, which adds the same to all x of a row. Scores leave it out: */
     float dropped[LANES];  /* they are too low by this (scale constant), and so is lse; but a soft cap */
     float
@@ -262,6 +287,9 @@ static inline void lanes_begin(lanes *l, const head *x, int64_t i0, float *restr
         l->all_to = hi < l->all_to ? hi : l->all_to;
         l->lo[r] = (int32_t)lo, l->hi[r] = (int32_t)hi;
         l->at[r] = (float)(i0 + r + x->s.nk - x->s.nq);
+        l->decay[0][r] = l->decay[1][r] = 0;
+        load_decay(&l->decay[0][r], &l->decay[1][r], x, local_position(&x->s, i0 + r),
+                   r < l->count && x->s.nk > 0);
         const bool capped = x->p->soft_cap > 0;
         l->constant[r] = r < l->count ? query_constant(x, tile + r * x->p->dim_qk) : 0;
         l->x0[r] = (capped ? l->constant[r] : 0) - (x->raw ? l->constant[r] : 0);
@@ -275,7 +303,7 @@ static inline void lanes_begin(lanes *l, const head *x, int64_t i0, float *restr
 /* ------------------------------------------------------------------ the score */
 
 typedef struct scoring {
-    bool rbf, capped, sloped, biased;
+    bool rbf, capped, sloped, biased, decayed; /* biased: by anything but slopes */
     float scale, cap, slope;
 } scoring;
 
@@ -285,7 +313,8 @@ static inline scoring scoring_of(const head *x)
     return (scoring){ .rbf = p->score == LOAM_RBF,
                       .capped = p->soft_cap > 0,
                       .sloped = p->slope != 0,
-                      .biased = p->key_bias != 0,
+                      .biased = p->key_bias || p->decay,
+                      .decayed = p->decay != 0,
                       .scale = (float)p->scale,
                       .cap = (float)p->soft_cap,
                       .slope = p->slope ? ((const float *)x->a->slope)[x->h] : 0 };
@@ -310,13 +339,10 @@ VEC_INLINE vec score_of(const scoring *sc, vec x, vec distance, vec bias, vec *f
     return sc->biased ? s + bias : s;
 }
 
-static inline void load_bias(float *restrict out, const head *x, int64_t j, int64_t n)
+/* What a key has lost on its way to a query, from hi and lo of both. */
+VEC_INLINE vec decay_between(vec query_hi, vec query_lo, vec key_hi, vec key_lo)
 {
-    const loam_const_view *view = &x->a->key_bias;
-    for (int64_t r = 0; r < n; r++) {
-        out[r] = x->p->key_bias ? ((const float *)view->data)[LOCAL_AT(*view, x->s.b, x->h, x->s.k0 + j + r)]
-                                : 0;
-    }
+    return (query_hi - key_hi) + (query_lo - key_lo);
 }
 
 /* A tile of keys with what the score needs of them. */
@@ -324,7 +350,7 @@ typedef struct key_tile {
     int64_t j, n;
     float *keys;      /* [TILE][dim_qk] */
     float norm[TILE]; /* |k'|^2; for RBF and LLA */
-    float bias[TILE];
+    float bias[TILE], decay[2][TILE];
     uint16_t *copy; /* raw_copy_size(dim_qk) */
     raw_rows raw;
 } key_tile;
@@ -333,6 +359,7 @@ static inline void key_tile_begin(key_tile *t, const head *x, int64_t j, int64_t
 {
     t->j = j, t->n = last - j < TILE ? last - j : TILE;
     load_bias(t->bias, x, j, t->n);
+    load_decay(t->decay[0], t->decay[1], x, j, t->n);
     if (x->raw) {
         t->raw = raw_rows_of(&x->a->k, x->s.b, x->h_kv, x->s.k0 + j, t->n, x->p->dim_qk, t->copy);
     }
@@ -388,7 +415,12 @@ VEC_INLINE vec score_masked(const scoring *sc, const lanes *l, const key_tile *t
 {
     const int32_t j = (int32_t)(t->j + r);
     const vmask seen = (v_load_int(l->lo + lane) <= j) & (v_load_int(l->hi + lane) > j);
-    const vec s = score_of(sc, x, score_distance(l, t->j + r, lane), v_set(t->bias[r]), factor);
+    vec bias = v_set(t->bias[r]);
+    if (sc->decayed) {
+        bias += decay_between(v_load(l->decay[0] + lane), v_load(l->decay[1] + lane), v_set(t->decay[0][r]),
+                              v_set(t->decay[1][r]));
+    }
+    const vec s = score_of(sc, x, score_distance(l, t->j + r, lane), bias, factor);
     return v_select(seen, s, v_set(-INFINITY));
 }
 

@@ -18,6 +18,7 @@ static void all_options(spec *s)
     s->dim_v = s->dim_qk + 3;
     s->slope = s->key_bias = 1;
     s->sink = s->mechanism == LOAM_SOFTMAX;
+    s->decay = !s->sink;
     s->ridge_axes = s->mechanism == LOAM_LLA ? LOAM_RIDGE_CHANNEL : LOAM_RIDGE_NUMBER;
 }
 
@@ -36,7 +37,7 @@ static void take_token(values *to, const values *v, slot which, int64_t from)
 /* Query t against a cache of which t + 1 keys are in use. */
 static void check_step(const engine *e, const values *prefill, int64_t t)
 {
-    static const slot whole[] = { SLOT_K, SLOT_V, SLOT_KEY_BIAS, SLOT_SLOPE, SLOT_SINK };
+    static const slot whole[] = { SLOT_K, SLOT_V, SLOT_KEY_BIAS, SLOT_SLOPE, SLOT_SINK, SLOT_LOG_DECAY };
     static const slot of_token[] = { SLOT_Q, SLOT_PROBE, SLOT_RIDGE };
     static const slot outputs[] = { SLOT_O, SLOT_LSE, SLOT_RHO };
     spec s = prefill->spec;
@@ -47,7 +48,7 @@ static void check_step(const engine *e, const values *prefill, int64_t t)
     for (int64_t b = 0; b < s.batch; b++) {
         step.lens_kv[b] = t + 1;
     }
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 6; i++) {
         if (step.x[whole[i]]) {
             memcpy(step.x[whole[i]], prefill->x[whole[i]],
                    (size_t)slot_size(&step, whole[i]) * sizeof(double));

@@ -86,6 +86,7 @@ static void draw_options(spec *s, rng *r)
     s->slope = rng_one_in(r, 4);
     s->key_bias = rng_one_in(r, 4);
     s->sink = s->mechanism == LOAM_SOFTMAX && rng_one_in(r, 3);
+    s->decay = s->causal && s->score == LOAM_DOT && !s->sink && rng_one_in(r, 3);
     s->threads = rng_int(r, 0, 3);
     s->data = rng_one_in(r, 2) ? DATA_NORMAL : rng_int(r, 0, DATA_KINDS - 1);
     s->layout = rng_one_in(r, 3) ? 0 : rng_int(r, 1, 1 << 30);
@@ -104,6 +105,7 @@ static void draw_omissions(spec *s, rng *r)
             const int64_t bit = output <= SLOT_GRAD_SINK ? spec_omit((slot)output) : SPEC_OMIT_SAVED;
             s->omit |= rng_one_in(r, 2) ? bit : 0;
         }
+        s->omit |= rng_one_in(r, 2) ? spec_omit(SLOT_GRAD_LOG_DECAY) : 0;
     }
     if (!rng_one_in(r, 3)) {
         s->omit |= spec_omit(SLOT_WEIGHTS);

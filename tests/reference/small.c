@@ -31,6 +31,7 @@ static void draw_options(spec *s, rng *r)
     s->slope = rng_one_in(r, 3);
     s->key_bias = rng_one_in(r, 3);
     s->sink = s->mechanism == LOAM_SOFTMAX && rng_one_in(r, 2);
+    s->decay = s->causal && s->score == LOAM_DOT && !s->sink && !rng_one_in(r, 3);
     if (s->mechanism == LOAM_LLA) {
         static const double ridges[] = { 1e-2, 0.1, 1, 10 };
         s->ridge = ridges[rng_int(r, 0, 3)];

@@ -94,6 +94,7 @@ static void check_case(const spec *s)
         { SLOT_SLOPE, SLOT_GRAD_SLOPE },
         { SLOT_KEY_BIAS, SLOT_GRAD_KEY_BIAS },
         { SLOT_SINK, SLOT_GRAD_SINK },
+        { SLOT_LOG_DECAY, SLOT_GRAD_LOG_DECAY },
     };
     values backward = values_make(s);
     expect_run(&backward);

@@ -103,7 +103,7 @@ static void shape_states(values *v)
     free(G);
 }
 
-static void fill_recurrent(values *v)
+static void fill_gates(values *v)
 {
     const spec *s = &v->spec;
     const int hostile = s->data == DATA_STEEP;
@@ -114,6 +114,11 @@ static void fill_recurrent(values *v)
             v->x[a][i] = a == SLOT_BETA ? draw_beta(&r, s, hostile) : pace * draw_log_decay(&r, hostile);
         }
     }
+}
+
+static void fill_recurrent(values *v)
+{
+    const spec *s = &v->spec;
     if (spec_recurrence_of(s).delta || s->mechanism == LOAM_MESA) {
         shorten_keys(v);
     }
@@ -204,6 +209,7 @@ void data_fill(values *v)
 {
     fill_normal(v);
     apply_kind(v);
+    fill_gates(v);
     if (spec_recurrent(&v->spec)) {
         fill_recurrent(v);
     }

@@ -70,6 +70,9 @@ static void scores(direct_row *r, const values *v, int64_t b, int64_t h, int64_t
         if (s->key_bias) {
             r->score[j] += *values_at(v, SLOT_KEY_BIAS, q.batch, h, q.k0 + j);
         }
+        for (int64_t t = j + 1; s->decay && t <= j - ahead; t++) {
+            r->score[j] += fmax(*values_at(v, SLOT_LOG_DECAY, q.batch, h, q.k0 + t), -16384);
+        }
     }
 }
 

@@ -94,6 +94,7 @@ static const field fields[] = {
     NUMBER("slope", slope),
     NUMBER("bias", key_bias),
     NUMBER("sink", sink),
+    NUMBER("decay", decay),
     REAL("scale", scale),
     REAL("cap", soft_cap),
     REAL("ridge", ridge),
@@ -235,6 +236,7 @@ loam_problem spec_problem(const spec *s)
     p.slope = (int)s->slope;
     p.key_bias = (int)s->key_bias;
     p.sink = (int)s->sink;
+    p.decay = (int)s->decay;
     p.ridge = s->ridge;
     p.ridge_axes = (loam_ridge_axes)s->ridge_axes;
     p.ridge_unit = (loam_ridge_unit)s->ridge_unit;

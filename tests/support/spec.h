@@ -62,7 +62,7 @@ typedef struct spec {
     int64_t mechanism, pass, dtype, backend;
     int64_t batch, heads_q, heads_kv, len_q, len_kv, dim_qk, dim_v;
     int64_t packed, lens; /* lengths of the sequences, drawn from the seed */
-    int64_t score, causal, window, slope, key_bias, sink;
+    int64_t score, causal, window, slope, key_bias, sink, decay;
     double scale, soft_cap, ridge;
     int64_t ridge_axes, ridge_unit, ridge_array; /* ridge_array: args.ridge [1] for LOAM_RIDGE_NUMBER */
     int64_t threads, data;

@@ -54,6 +54,7 @@ int slot_used(const spec *s, slot which)
     case SLOT_SLOPE: return s->slope != 0;
     case SLOT_KEY_BIAS: return s->key_bias != 0;
     case SLOT_SINK: return s->sink != 0;
+    case SLOT_LOG_DECAY: return s->decay != 0;
     case SLOT_GRAD_O: return backward;
     case SLOT_O:
     case SLOT_LSE:
@@ -69,6 +70,7 @@ int slot_used(const spec *s, slot which)
     case SLOT_GRAD_SLOPE: return backward && s->slope;
     case SLOT_GRAD_KEY_BIAS: return backward && s->key_bias;
     case SLOT_GRAD_SINK: return backward && s->sink;
+    case SLOT_GRAD_LOG_DECAY: return backward && s->decay;
     default: break;
     }
     return 0;
@@ -146,7 +148,9 @@ shape slot_shape(const values *v, slot which)
     case SLOT_V:
     case SLOT_GRAD_V: k.channels = s->dim_v; return k;
     case SLOT_KEY_BIAS:
-    case SLOT_GRAD_KEY_BIAS: k.heads = s->heads_q; return k;
+    case SLOT_GRAD_KEY_BIAS:
+    case SLOT_LOG_DECAY:
+    case SLOT_GRAD_LOG_DECAY: k.heads = s->heads_q; return k;
     case SLOT_RIDGE:
     case SLOT_GRAD_RIDGE: return ridge_shape(s, q);
     case SLOT_SLOPE:
