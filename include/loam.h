@@ -399,6 +399,42 @@ LOAM_API loam_status loam_state_merge(const loam_plan *plan, double *into, const
 LOAM_API loam_status loam_state_finish(const loam_plan *plan, const loam_args *args, const double *states,
                                        loam_error *error);
 
+/* ---------------------------------------------------------------- rotary positions
+ *
+ * RoPE (Su et al. 2021): the plane of channels c of token t turns by the angle position_t base^(-2 c / dim), so that products of
+ * queries and keys depend on the differences of their positions alone. Queries and keys are turned ahead of a call, with keys
+ * once as they enter a cache; their gradients are turned back after it, with `inverse`. docs/scores.md. */
+
+typedef enum loam_rope_layout {
+    LOAM_ROPE_HALF,       /* plane c is channels c and c + dim / 2 */
+    LOAM_ROPE_INTERLEAVED /* plane c is channels 2 c and 2 c + 1 */
+} loam_rope_layout;
+
+typedef struct loam_rope {
+    loam_dtype dtype;
+    int64_t batch, heads, tokens; /* >= 0; packed sequences: one batch of all tokens, with positions */
+    int64_t channels;             /* 1 .. LOAM_MAX_DIM */
+    int64_t dim;                  /* default 0: all channels. Even: so many turn, the first ones */
+    double base;                  /* default 10000, > 1 */
+    loam_rope_layout layout;      /* default LOAM_ROPE_HALF */
+    int64_t offset;               /* default 0: the position of token 0, where positions is NULL */
+    const int64_t
+        *positions; /* default NULL. [batch, tokens], at positions_batch from one batch entry to the next */
+    int64_t positions_batch; /* default 0: the same positions for all */
+    int inverse;             /* default 0. 1: back by the same angles */
+    loam_backend backend;    /* LOAM_BACKEND_CUDA: data and positions are device memory; else host memory */
+    int threads;             /* default 0: all that OpenMP offers. Not used by CUDA */
+    void *stream;            /* the cudaStream_t to launch on; LOAM_BACKEND_CUDA */
+} loam_rope;
+
+/* Defaults as said at each member; shapes are 0 and must be set. */
+LOAM_API loam_rope loam_rope_default(loam_dtype dtype);
+
+/* to [batch, heads, tokens, channels] = from, turned. They may be the same memory with the same strides; else they must not
+ * overlap. Angles are found in float64. */
+LOAM_API loam_status loam_rope_apply(const loam_rope *rope, const loam_const_view *from, const loam_view *to,
+                                     loam_error *error);
+
 /* ---------------------------------------------------------------- what there is */
 
 typedef struct loam_kernel_info {

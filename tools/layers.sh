@@ -14,6 +14,7 @@ src/simd  include src/base
 src/gpu   include src/base
 src/local include src/base src/simd src/gpu
 src/recurrent include src/base src/simd src/gpu
+src/rope  include src/base src/simd src/gpu
 src/core  include src/base src/simd src/gpu src/local src/recurrent
 io        include
 cli       include io

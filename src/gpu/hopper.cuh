@@ -99,6 +99,16 @@ static __device__ __forceinline__ void copy_box(void *tile, const CUtensorMap *m
         : "memory");
 }
 
+/* `bytes` in a row; all three are multiples of 16. */
+static __device__ __forceinline__ void copy_row(void *to, const void *from, unsigned bytes, uint64_t *barrier)
+{
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            shared_address(to)),
+        "l"(from), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");
+}
+
 /* ------------------------------------------------------------------ products of a warpgroup */
 
 /* The descriptor of tiles for wgmma, from its low half: 1024 bytes from one group of eight rows to the next, 128-byte swizzle. */

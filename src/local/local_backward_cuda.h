@@ -52,7 +52,7 @@ local_work_fn local_adjoint_cuda_work;
 local_rows_fn local_query_gradient_narrow_cuda, local_query_gradient_wide_cuda;
 /* dk and dv. */
 local_rows_fn local_key_gradient_narrow_cuda, local_key_gradient_wide_cuda;
-/* Gradients that are sums over rows. */
+/* Gradients that are sums over rows, and that of the decay. */
 local_rows_fn local_row_sums_cuda;
 
 /* The two passes: y, records and dq; dk and dv. */

@@ -3,7 +3,7 @@
 #include "src/local/local_backward_given_sm90.cuh"
 #include "src/local/local_maps_sm90.cuh"
 
-template <int DIM, bool PROBED, bool SCALED>
+template <int DIM, bool PROBED, bool SCALED, bool DECAYED>
 static loam_status launch(const loam_problem *p, const loam_args *a, const row_arrays *rows,
                           loam_error *error)
 {
@@ -18,19 +18,27 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const row_a
     }
     TRY(key_map_make(&maps.k, p, &a->k, of::keys, error));
     TRY(key_map_make(&maps.v, p, &a->v, of::keys, error));
-    constexpr size_t shared = sizeof(given_shared_sm90<DIM, PROBED>);
-    TRY(cuda_allow_shared((const void *)given_rows_kernel_sm90<DIM, PROBED, SCALED>, shared, error));
-    given_rows_kernel_sm90<DIM, PROBED, SCALED>
+    constexpr size_t shared = sizeof(given_shared_sm90<DIM, PROBED, DECAYED>);
+    TRY(cuda_allow_shared((const void *)given_rows_kernel_sm90<DIM, PROBED, SCALED, DECAYED>, shared, error));
+    given_rows_kernel_sm90<DIM, PROBED, SCALED, DECAYED>
         <<<(unsigned)blocks, GIVEN_THREADS, shared, (cudaStream_t)a->stream>>>(*p, *a, saved, *rows, maps);
     return cuda_launched("given_rows_kernel_sm90", error);
+}
+
+template <int DIM, bool PROBED, bool SCALED>
+static loam_status launch_decayed(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                                  loam_error *error)
+{
+    return p->decay ? launch<DIM, PROBED, SCALED, true>(p, a, rows, error)
+                    : launch<DIM, PROBED, SCALED, false>(p, a, rows, error);
 }
 
 template <int DIM, bool PROBED>
 static loam_status launch_scaled(const loam_problem *p, const loam_args *a, const row_arrays *rows,
                                  loam_error *error)
 {
-    return a->grad_scale ? launch<DIM, PROBED, true>(p, a, rows, error)
-                         : launch<DIM, PROBED, false>(p, a, rows, error);
+    return a->grad_scale ? launch_decayed<DIM, PROBED, true>(p, a, rows, error)
+                         : launch_decayed<DIM, PROBED, false>(p, a, rows, error);
 }
 
 template <int DIM>

@@ -15,7 +15,7 @@
 
 #include "src/gpu/ring.cuh"
 #include "src/local/local_backward_cuda.h"
-#include "src/local/local_cuda.cuh"
+#include "src/local/local_decay_sm90.cuh"
 
 enum { GIVEN_GROUPS = 2, GIVEN_ROWS = GIVEN_GROUPS * SIDE, GIVEN_THREADS = (GIVEN_GROUPS + 1) * THREADS };
 
@@ -27,12 +27,13 @@ template <int DIM, bool PROBED> struct given_shape {
     static constexpr int row_tiles = PROBED ? 3 : 2;
 };
 
-template <int DIM, bool PROBED> struct given_shared_sm90 {
+template <int DIM, bool PROBED, bool DECAYED> struct given_shared_sm90 {
     typedef given_shape<DIM, PROBED> of;
     alignas(1024) __nv_bfloat16 query[GIVEN_GROUPS][DIM * SIDE];
     __nv_bfloat16 grad_o[GIVEN_GROUPS][DIM * SIDE];
     __nv_bfloat16 probe[PROBED ? GIVEN_GROUPS : 1][PROBED ? DIM * SIDE : SIDE * 8];
     __nv_bfloat16 slot[of::slots][DIM * of::keys];
+    decay_tile<DECAYED, of::keys> decay[of::slots / 2]; /* of every other slot's keys */
 };
 
 template <int SLOTS> struct given_barriers {
@@ -61,10 +62,11 @@ static __device__ __forceinline__ void ask_rows(__nv_bfloat16 (*tile)[DIM * SIDE
     }
 }
 
-template <int DIM, bool PROBED>
-static __device__ __forceinline__ void ask_tiles(given_shared_sm90<DIM, PROBED> &sm,
+template <int DIM, bool PROBED, bool DECAYED>
+static __device__ __forceinline__ void ask_tiles(given_shared_sm90<DIM, PROBED, DECAYED> &sm,
                                                  given_barriers<given_shape<DIM, PROBED>::slots> &bar,
-                                                 const given_maps &maps, const row_block &x)
+                                                 const given_maps &maps, const loam_args &a,
+                                                 const row_block &x)
 {
     typedef given_shape<DIM, PROBED> of;
     barrier_expect(&bar.rows, of::row_tiles * sizeof sm.query);
@@ -74,10 +76,15 @@ static __device__ __forceinline__ void ask_tiles(given_shared_sm90<DIM, PROBED> 
         ask_rows<DIM>(sm.probe, maps.probe, x, &bar.rows);
     }
     unsigned count = 0;
+    const int64_t origin = DECAYED ? decay_origin(a, x.s, x.h) : 0;
     for (int j = x.first; j < x.last; j += of::keys) {
 #pragma unroll
         for (int which = 0; which < 2; which++, count++) {
-            uint64_t *const full = ring_fill(bar.ring, count, sizeof sm.slot[0]);
+            const unsigned beside = which == 0 ? decay_tile<DECAYED, of::keys>::bytes : 0;
+            uint64_t *const full = ring_fill(bar.ring, count, sizeof sm.slot[0] + beside);
+            if (which == 0) {
+                copy_decay(sm.decay[count % of::slots / 2], a, origin + j, full);
+            }
 #pragma unroll
             for (int c = 0; c < DIM; c += SIDE) {
                 copy_box(sm.slot[count % of::slots] + c * of::keys, which == 0 ? &maps.k : &maps.v, full, c,
@@ -98,6 +105,8 @@ struct given_rows {
     int lo[2], hi[2];      /* keys that it sees */
     int whole, to;         /* all rows of the warpgroup see tiles within whole .. to, */
     int last;              /* none what is from here on */
+    int odd;               /* of G of the sequence's first key, and G of the rows: where scores decay */
+    local_decay_pair decay[2];
 
     __device__ __forceinline__ bool seen(int row, int j) const { return j >= lo[row] && j < hi[row]; }
 };
@@ -105,6 +114,7 @@ struct given_rows {
 /* Sums over the keys of a row for the gradient of the scale, as row_totals has them; this thread's columns. */
 struct given_scale_sums {
     float inner[2], scale[2], large[2], mean[2], middle[2];
+    float total[2]; /* of ds, where scores decay */
 };
 
 /* A row of `saved`, the thread's share: four channels of every sixteen. */
@@ -191,20 +201,30 @@ static __device__ __forceinline__ void clear_unused(__nv_bfloat16 *tile, int cou
     warpgroup_sync(1 + threadIdx.x / THREADS);
 }
 
-static __device__ __forceinline__ float weight_at(const given_rows &k, int row, float product)
+/* Of element e of block n of the tile from key j on. */
+static __device__ __forceinline__ float weight_at(const given_rows &k, int row, float product,
+                                                  const no_decay *, int, int)
 {
     return exp2_fast(fminf(product * k.scale2 - k.lse2[row], 0));
 }
+static __device__ __forceinline__ float weight_at(const given_rows &k, int row, float product,
+                                                  const local_decay_pair *keys, int j, int c)
+{
+    const local_decay_pair key = keys[(k.odd + j) % 2 + c];
+    const float lost = (k.decay[row].hi - key.hi) + (k.decay[row].lo - key.lo);
+    return exp2_fast(fminf(fmaf(product, k.scale2, lost) - k.lse2[row], 0));
+}
 
 /* The products q . k become p, but for keys that the row does not see. */
-template <int BLOCKS>
-static __device__ __forceinline__ void weights_of(float (&s)[BLOCKS][4], const given_rows &k)
+template <class DECAY, int BLOCKS>
+static __device__ __forceinline__ void weights_of(float (&s)[BLOCKS][4], const given_rows &k,
+                                                  const DECAY *decay, int j)
 {
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            s[n][e] = weight_at(k, e / 2, s[n][e]);
+            s[n][e] = weight_at(k, e / 2, s[n][e], decay, j, column_of(n, e));
         }
     }
 }
@@ -223,10 +243,11 @@ static __device__ __forceinline__ void clear_unseen(float (&x)[BLOCKS][4], const
 }
 
 /* p, g = do . v and u = rho . k become: s ds, g p gam. SCALED: s is q . k on entry. */
-template <bool PROBED, bool SCALED, int BLOCKS, int PROBE_BLOCKS>
+template <bool PROBED, bool SCALED, bool DECAYED, class DECAY, int BLOCKS, int PROBE_BLOCKS>
 static __device__ __forceinline__ void pair_gradients(float (&s)[BLOCKS][4], float (&g)[BLOCKS][4],
                                                       const float (&u)[PROBE_BLOCKS][4],
-                                                      given_scale_sums &sum, const given_rows &k, int j)
+                                                      given_scale_sums &sum, const given_rows &k,
+                                                      const DECAY *decay, int j)
 {
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
@@ -234,13 +255,18 @@ static __device__ __forceinline__ void pair_gradients(float (&s)[BLOCKS][4], flo
         for (int e = 0; e < 4; e++) {
             const int row = e / 2;
             const bool seen = !SCALED || k.seen(row, j + column_of(n, e));
-            const float x = s[n][e], p = !SCALED ? x : seen ? weight_at(k, row, x) : 0;
+            const float x = s[n][e], p = !SCALED ? x
+                                         : seen  ? weight_at(k, row, x, decay, j, column_of(n, e))
+                                                 : 0;
             float ds = p * (g[n][e] - k.gbar[row]);
             g[n][e] = ds;
             if constexpr (PROBED) {
                 ds = ds * (k.beside[row] - u[n][e]) + p * k.e[row];
             }
             s[n][e] = ds;
+            if constexpr (DECAYED) {
+                sum.total[row] += ds;
+            }
             if constexpr (SCALED) {
                 const float y = seen ? clamp_score(x) - sum.middle[row] : 0;
                 sum.inner[row] += ds;
@@ -285,9 +311,9 @@ template <int DIM, bool PROBED> struct given_gradients {
 };
 
 /* The sweep of a warpgroup over the block's tiles. */
-template <int DIM, bool PROBED, bool SCALED>
+template <int DIM, bool PROBED, bool SCALED, bool DECAYED>
 static __device__ __forceinline__ void sweep_given(given_gradients<DIM, PROBED> &f, given_scale_sums &sums,
-                                                   given_shared_sm90<DIM, PROBED> &sm,
+                                                   given_shared_sm90<DIM, PROBED, DECAYED> &sm,
                                                    given_barriers<given_shape<DIM, PROBED>::slots> &bar,
                                                    const row_block &x, const given_rows &k)
 {
@@ -299,6 +325,7 @@ static __device__ __forceinline__ void sweep_given(given_gradients<DIM, PROBED> 
     for (int j = x.first; j < k.last; j += of::keys, count += 2) {
         __nv_bfloat16 *const keys = sm.slot[count % of::slots];
         const __nv_bfloat16 *const values = sm.slot[(count + 1) % of::slots];
+        const auto *const decay = decay_of(sm.decay[count % of::slots / 2]);
         const bool edge = j < k.whole || j + of::keys > k.to;
         ring_await(bar.ring, count);
         if (j + of::keys > x.last) {
@@ -322,7 +349,7 @@ static __device__ __forceinline__ void sweep_given(given_gradients<DIM, PROBED> 
         products_wait<under_way>();
         products_arrived(s);
         if constexpr (!SCALED) {
-            weights_of(s, k);
+            weights_of(s, k, decay, j);
             if (edge) {
                 clear_unseen(s, k, j);
             }
@@ -339,7 +366,7 @@ static __device__ __forceinline__ void sweep_given(given_gradients<DIM, PROBED> 
                 clear_unseen(u, k, j);
             }
         }
-        pair_gradients<PROBED, SCALED>(s, g, u, sums, k, j);
+        pair_gradients<PROBED, SCALED, DECAYED>(s, g, u, sums, k, decay, j);
         weights_operand<1, of::steps> ds, error;
         split_weights(ds, s);
         add_rounded(f.inner, ds);
@@ -436,7 +463,7 @@ static __device__ __forceinline__ void put_gradient(const float (&f)[DIM / SIDE]
     }
 }
 
-template <int DIM, bool PROBED, bool SCALED>
+template <int DIM, bool PROBED, bool SCALED, bool DECAYED>
 static __device__ __forceinline__ void put_given_rows(const given_gradients<DIM, PROBED> &f,
                                                       const given_scale_sums &sums, const given_rows &k,
                                                       const loam_problem &p, const loam_args &a,
@@ -472,6 +499,7 @@ static __device__ __forceinline__ void put_given_rows(const given_gradients<DIM,
         const float inner = quad_sum(f.inner[2 * row] + f.inner[2 * row + 1]);
         const float total = PROBED ? quad_sum(f.total[2 * row] + f.total[2 * row + 1]) : 0;
         const double scale = SCALED ? scale_sum(sums, row, p) : 0;
+        const float ds = DECAYED ? quad_sum(sums.total[row]) : 0;
         if (!r.real[row]) {
             continue;
         }
@@ -494,6 +522,9 @@ static __device__ __forceinline__ void put_given_rows(const given_gradients<DIM,
             if (SCALED) {
                 arrays.sums.scale[at[row]] = scale;
             }
+            if (DECAYED) {
+                arrays.sums.inner[at[row]] = (double)ds;
+            }
             if (p.sink) {
                 arrays.sums.sink[at[row]] = -exp((double)sink - (double)rec[row].lse) * (double)k.gbar[row];
             }
@@ -501,26 +532,30 @@ static __device__ __forceinline__ void put_given_rows(const given_gradients<DIM,
     }
 }
 
-template <int DIM, bool PROBED, bool SCALED>
-static __device__ __forceinline__ void given_group(given_shared_sm90<DIM, PROBED> &sm,
+template <int DIM, bool PROBED, bool SCALED, bool DECAYED>
+static __device__ __forceinline__ void given_group(given_shared_sm90<DIM, PROBED, DECAYED> &sm,
                                                    given_barriers<given_shape<DIM, PROBED>::slots> &bar,
                                                    const loam_problem &p, const loam_args &a,
                                                    const local_saved &saved, const row_arrays &arrays,
                                                    const row_block &x)
 {
     const row_pair r = row_pair_of(p, x);
-    const given_rows k = given_rows_of<DIM, PROBED>(sm.grad_o[threadIdx.x / THREADS], &bar.rows, p, saved, x,
-                                                    r);
+    given_rows k = given_rows_of<DIM, PROBED>(sm.grad_o[threadIdx.x / THREADS], &bar.rows, p, saved, x, r);
+    if constexpr (DECAYED) {
+        const int64_t origin = decay_origin(a, x.s, x.h);
+        k.odd = (int)(origin % 2);
+        k.decay[0] = row_decay(a, origin, k.hi[0]), k.decay[1] = row_decay(a, origin, k.hi[1]);
+    }
     given_scale_sums sums = {};
     if (SCALED) {
         sums = scale_sums_begin(k, p);
     }
     given_gradients<DIM, PROBED> f = {};
-    sweep_given<DIM, PROBED, SCALED>(f, sums, sm, bar, x, k);
-    put_given_rows<DIM, PROBED, SCALED>(f, sums, k, p, a, saved, arrays, x, r);
+    sweep_given<DIM, PROBED, SCALED, DECAYED>(f, sums, sm, bar, x, k);
+    put_given_rows<DIM, PROBED, SCALED, DECAYED>(f, sums, k, p, a, saved, arrays, x, r);
 }
 
-template <int DIM, bool PROBED, bool SCALED>
+template <int DIM, bool PROBED, bool SCALED, bool DECAYED>
 __global__ void __launch_bounds__(GIVEN_THREADS, 1)
     given_rows_kernel_sm90(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                            const local_saved saved, const row_arrays arrays,
@@ -529,7 +564,7 @@ __global__ void __launch_bounds__(GIVEN_THREADS, 1)
     typedef given_shape<DIM, PROBED> of;
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     __shared__ given_barriers<of::slots> bar;
-    given_shared_sm90<DIM, PROBED> &sm = *(given_shared_sm90<DIM, PROBED> *)swizzled_memory;
+    given_shared_sm90<DIM, PROBED, DECAYED> &sm = *(given_shared_sm90<DIM, PROBED, DECAYED> *)swizzled_memory;
     const row_block x = row_block_at<GIVEN_ROWS>(p, a, blockIdx.x);
     if (x.rows <= 0) {
         return;
@@ -543,14 +578,14 @@ __global__ void __launch_bounds__(GIVEN_THREADS, 1)
     if (threadIdx.x >= GIVEN_GROUPS * THREADS) {
         registers_give_up<24>();
         if (threadIdx.x == GIVEN_GROUPS * THREADS) {
-            ask_tiles(sm, bar, maps, x);
+            ask_tiles(sm, bar, maps, a, x);
         }
     } else {
         registers_take<240>();
         if (threadIdx.x >= THREADS) {
             turn_pass(1);
         }
-        given_group<DIM, PROBED, SCALED>(sm, bar, p, a, saved, arrays, x);
+        given_group<DIM, PROBED, SCALED, DECAYED>(sm, bar, p, a, saved, arrays, x);
     }
 }
 

@@ -180,7 +180,7 @@ static __device__ __forceinline__ key_pair key_pair_of(const typename S::type *k
 static __device__ __forceinline__ void begin_head(key_pair &k, scoring &sc, const loam_problem &p,
                                                   const loam_args &a, const key_block &x, int64_t h)
 {
-    sc = scoring_of(p, a, h);
+    sc = scoring_of(p, a, x.s, h);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         const int64_t at = LOCAL_AT(a.key_bias, x.s.b, h, x.s.k0 + x.j0 + k.at[row]);
@@ -189,16 +189,22 @@ static __device__ __forceinline__ void begin_head(key_pair &k, scoring &sc, cons
     }
 }
 
+/* The sums of ds over queries: the gradient of a key bias, and what that of the decay is made of. */
 static __device__ __forceinline__ void put_bias_gradient(const key_pair &k, const loam_problem &p,
                                                          const loam_args &a, const key_block &x, int64_t h)
 {
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         const float sum = quad_sum(k.grad_bias[row]);
-        if (p.key_bias && a.grad_key_bias.data && threadIdx.x % 4 == 0 && blockIdx.y == 0 &&
-            k.at[row] < x.stored) {
-            const int64_t at = LOCAL_AT(a.grad_key_bias, x.s.b, h, x.s.k0 + x.j0 + k.at[row]);
-            ((float *)a.grad_key_bias.data)[at] = sum;
+        const int64_t token = x.s.k0 + x.j0 + k.at[row];
+        if (threadIdx.x % 4 != 0 || blockIdx.y != 0 || k.at[row] >= x.stored) {
+            continue;
+        }
+        if (p.key_bias && a.grad_key_bias.data) {
+            ((float *)a.grad_key_bias.data)[LOCAL_AT(a.grad_key_bias, x.s.b, h, token)] = sum;
+        }
+        if (p.decay && a.grad_log_decay.data) {
+            ((float *)a.grad_log_decay.data)[LOCAL_AT(a.grad_log_decay, x.s.b, h, token)] = sum;
         }
     }
 }
@@ -274,7 +280,7 @@ static __device__ __forceinline__ void key_tile_gradient(float (&s)[BLOCKS][4], 
             const float at = position + (float)c;
             const pair_row own = { rec.e[c], rec.spread[c], rec.trace[c], rec.kbar2[c], rec.peak[c] };
             float factor;
-            const float score = score_of(sc, terms, s[n][e], rec.x0[c], at, j, row, &factor);
+            const float score = score_of(sc, terms, s[n][e], rec.x0[c], at, rec.hi[c], j, row, &factor);
             const float p = j >= rec.lo[c] && j < rec.hi[c] ? weight_of(score, rec.lse[c]) : 0;
             const pair_terms pair = pair_of<DIRECTIONS>(
                 by_max, inverse_d, p,

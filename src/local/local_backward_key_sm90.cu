@@ -52,7 +52,7 @@ static loam_status make_maps(key_maps_sm90 *maps, const loam_problem *p, const l
     return LOAM_OK;
 }
 
-template <int DIM, int DIRECTIONS>
+template <int DIM, int DIRECTIONS, bool DECAYED>
 static loam_status launch(const loam_problem *p, const loam_args *a, const row_arrays *rows, void *memory,
                           loam_error *error)
 {
@@ -69,8 +69,8 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const row_a
     key_maps_sm90 maps;
     TRY((make_maps<DIM, DIRECTIONS>(&maps, p, a, &directions, error)));
     constexpr size_t shared = sizeof(key_shared_sm90<DIM, DIRECTIONS>);
-    TRY(cuda_allow_shared((const void *)key_kernel_sm90<DIM, DIRECTIONS>, shared, error));
-    key_kernel_sm90<DIM, DIRECTIONS>
+    TRY(cuda_allow_shared((const void *)key_kernel_sm90<DIM, DIRECTIONS, DECAYED>, shared, error));
+    key_kernel_sm90<DIM, DIRECTIONS, DECAYED>
         <<<(unsigned)blocks, KEY_THREADS, shared, stream>>>(*p, *a, *rows, directions, maps);
     return cuda_launched("key_kernel_sm90", error);
 }
@@ -80,9 +80,13 @@ static loam_status launch_directions(const loam_problem *p, const loam_args *a, 
                                      void *memory, loam_error *error)
 {
     switch (p->mechanism) {
-    case LOAM_SOFTMAX: return launch<DIM, NO_DIRECTION>(p, a, rows, memory, error);
-    case LOAM_PARALLAX: return launch<DIM, GIVEN_PROBE>(p, a, rows, memory, error);
-    default: return launch<DIM, SOLVED_PROBE>(p, a, rows, memory, error);
+    case LOAM_SOFTMAX:
+        return p->decay ? launch<DIM, NO_DIRECTION, true>(p, a, rows, memory, error)
+                        : launch<DIM, NO_DIRECTION, false>(p, a, rows, memory, error);
+    case LOAM_PARALLAX:
+        return p->decay ? launch<DIM, GIVEN_PROBE, true>(p, a, rows, memory, error)
+                        : launch<DIM, GIVEN_PROBE, false>(p, a, rows, memory, error);
+    default: return launch<DIM, SOLVED_PROBE, false>(p, a, rows, memory, error);
     }
 }
 

@@ -16,6 +16,7 @@
 
 #include "src/gpu/ring.cuh"
 #include "src/local/local_backward_key_cuda.cuh"
+#include "src/local/local_decay_sm90.cuh"
 #include "src/local/local_solved_sm90.cuh"
 
 enum { KEY_GROUPS = 2, KEY_ROWS = KEY_GROUPS * SIDE, KEY_THREADS = (KEY_GROUPS + 1) * 128, KEY_SLOTS = 4 };
@@ -26,6 +27,9 @@ enum { TILE_Q, TILE_GRAD_O, TILE_RHO, TILE_Y };
 /* What a pair needs of its row beside products: lse to base 2, the centre of do.v + y.k, 1 + rho.kbar, e; where the ridge is
  * relative to the largest weight e is for the peak alone: which that is, and its e. */
 enum { TERM_LSE, TERM_CENTRE, TERM_UNIT, TERM_E, TERM_PEAK, TERM_PEAK_E, TERMS };
+
+/* Where scores decay, and no ridge is: G of the row (local_decay.h, to base 2). */
+enum { TERM_HI = TERM_PEAK, TERM_LO = TERM_PEAK_E };
 
 template <int DIM, int DIRECTIONS> struct key_shape_sm90 {
     static constexpr int queries = DIM == 64 ? 64 : 32; /* as registers allow */
@@ -239,11 +243,11 @@ static __device__ __forceinline__ float4 row_terms(const row_arrays &arrays, con
                        DIRECTIONS > NO_DIRECTION ? b.w : 0);
 }
 
-template <int DIM, int DIRECTIONS>
+template <int DIM, int DIRECTIONS, bool DECAYED>
 static __device__ __forceinline__ void fill_terms(key_shared_sm90<DIM, DIRECTIONS> &sm, const loam_problem &p,
-                                                  const row_arrays &arrays, const key_directions &directions,
-                                                  const key_block &x, const key_view &v, bool by_max,
-                                                  tile_walk t)
+                                                  const loam_args &a, const row_arrays &arrays,
+                                                  const key_directions &directions, const key_block &x,
+                                                  const key_view &v, bool by_max, tile_walk t)
 {
     typedef key_shape_sm90<DIM, DIRECTIONS> S;
     const int lane = threadIdx.x % 32;
@@ -257,6 +261,14 @@ static __device__ __forceinline__ void fill_terms(key_shared_sm90<DIM, DIRECTION
             own[n] = row_terms<DIRECTIONS>(arrays, directions, row + 32 * n, t.i + lane + 32 * n < v.nq,
                                            fine);
         }
+        local_decay_pair decay[S::queries / 32] = {};
+#pragma unroll
+        for (int n = 0; n < S::queries / 32; n++) {
+            const int i = t.i + lane + 32 * n;
+            if (DECAYED && i < v.nq) {
+                decay[n] = row_decay(a, decay_origin(a, x.s, x.first_head + t.head), i + v.up + 1);
+            }
+        }
         barrier_wait(&sm.ring.empty[slot], count / KEY_SLOTS % 2 ^ 1);
 #pragma unroll
         for (int n = 0; n < S::queries / 32; n++) {
@@ -269,6 +281,10 @@ static __device__ __forceinline__ void fill_terms(key_shared_sm90<DIM, DIRECTION
                 sm.terms[slot][TERM_PEAK][lane + 32 * n] = __int_as_float(
                     real ? arrays.record[row + 32 * n].peak : -1);
                 sm.terms[slot][TERM_PEAK_E][lane + 32 * n] = own[n].w;
+            }
+            if constexpr (DECAYED) {
+                sm.terms[slot][TERM_HI][lane + 32 * n] = decay[n].hi;
+                sm.terms[slot][TERM_LO][lane + 32 * n] = decay[n].lo;
             }
         }
         barrier_arrive(&sm.ring.full[slot]);
@@ -304,8 +320,17 @@ template <int DIM> struct first_operand<DIM, true> {
     }
 };
 
+/* The thread's two keys where scores decay: G of the head at hand, and the sums of ds. */
+template <bool DECAYED> struct key_decay {
+    int head; /* of the group; -1: none yet */
+    local_decay_pair own[2];
+    float sum[2];
+};
+template <> struct key_decay<false> {
+};
+
 /* What a warpgroup has, and where it is. */
-template <int DIM, int DIRECTIONS> struct key_group {
+template <int DIM, int DIRECTIONS, bool DECAYED> struct key_group {
     typedef key_shape_sm90<DIM, DIRECTIONS> S;
     key_shared_sm90<DIM, DIRECTIONS> &sm;
     const key_block &x;
@@ -318,6 +343,7 @@ template <int DIM, int DIRECTIONS> struct key_group {
     bool by_max;
     first_operand<DIM, S::keys_held> keys;
     first_operand<DIM, S::values_held> values;
+    key_decay<DECAYED> decay;
 
     __device__ __forceinline__ const __nv_bfloat16 *tile(int which) const { return sm.slot[slot][which]; }
     __device__ __forceinline__ const __nv_bfloat16 *rest(int which) const
@@ -332,8 +358,8 @@ template <int BLOCKS> struct column_terms {
     __device__ __forceinline__ float at(int n, int e) const { return e % 2 ? x[n].y : x[n].x; }
 };
 
-template <int DIM, int DIRECTIONS>
-static __device__ __forceinline__ auto terms_of(const key_group<DIM, DIRECTIONS> &g, int which)
+template <int DIM, int DIRECTIONS, bool DECAYED>
+static __device__ __forceinline__ auto terms_of(const key_group<DIM, DIRECTIONS, DECAYED> &g, int which)
 {
     constexpr int blocks = key_shape_sm90<DIM, DIRECTIONS>::blocks;
     column_terms<blocks> out;
@@ -347,8 +373,8 @@ static __device__ __forceinline__ auto terms_of(const key_group<DIM, DIRECTIONS>
 /* x, which is the same in all lanes, as the compiler then knows: descriptors made from it cost the lanes nothing. */
 static __device__ __forceinline__ unsigned uniform(unsigned x) { return __reduce_max_sync(0xffffffffu, x); }
 
-template <int DIM, int DIRECTIONS>
-static __device__ __forceinline__ void await_slot(key_group<DIM, DIRECTIONS> &g)
+template <int DIM, int DIRECTIONS, bool DECAYED>
+static __device__ __forceinline__ void await_slot(key_group<DIM, DIRECTIONS, DECAYED> &g)
 {
     ring_await(g.sm.ring, g.count);
     g.group = uniform(g.group), g.slot = uniform(g.count % KEY_SLOTS);
@@ -363,8 +389,9 @@ template <int DIM> struct key_sums_sm90 {
 };
 
 /* Three groups of products (two, where there is no direction): k.q, k.rho, v.do + k.y. */
-template <bool FINE, int DIM, int DIRECTIONS, int BLOCKS>
-static __device__ __forceinline__ void ask_scores(key_scores<BLOCKS> &x, const key_group<DIM, DIRECTIONS> &g)
+template <bool FINE, int DIM, int DIRECTIONS, bool DECAYED, int BLOCKS>
+static __device__ __forceinline__ void ask_scores(key_scores<BLOCKS> &x,
+                                                  const key_group<DIM, DIRECTIONS, DECAYED> &g)
 {
     const __nv_bfloat16 *const keys = g.sm.keys[g.group];
     products_begin();
@@ -388,10 +415,26 @@ static __device__ __forceinline__ void ask_scores(key_scores<BLOCKS> &x, const k
 }
 
 /* s: p */
-template <int BLOCKS>
+template <int DIM, int DIRECTIONS, int BLOCKS>
 static __device__ __forceinline__ void weigh_keys(float (&s)[BLOCKS][4], const column_terms<BLOCKS> &lse,
-                                                  float scale2)
+                                                  const key_group<DIM, DIRECTIONS, true> &g)
 {
+    const column_terms<BLOCKS> hi = terms_of(g, TERM_HI), lo = terms_of(g, TERM_LO);
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const local_decay_pair &key = g.decay.own[e / 2];
+            const float lost = (hi.at(n, e) - key.hi) + (lo.at(n, e) - key.lo);
+            s[n][e] = exp2_fast(fminf(fmaf(s[n][e], g.scale2, lost) - lse.at(n, e), 0));
+        }
+    }
+}
+template <int DIM, int DIRECTIONS, int BLOCKS>
+static __device__ __forceinline__ void weigh_keys(float (&s)[BLOCKS][4], const column_terms<BLOCKS> &lse,
+                                                  const key_group<DIM, DIRECTIONS, false> &g)
+{
+    const float scale2 = g.scale2;
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
@@ -427,8 +470,9 @@ static __device__ __forceinline__ void centre_error(float (&x)[BLOCKS][4], const
 }
 
 /* Pairs that are not seen become zeros in all that they enter, whatever the memory holds. */
-template <int DIM, int DIRECTIONS, int BLOCKS>
-static __device__ __forceinline__ void mask_pairs(key_scores<BLOCKS> &x, const key_group<DIM, DIRECTIONS> &g)
+template <int DIM, int DIRECTIONS, bool DECAYED, int BLOCKS>
+static __device__ __forceinline__ void mask_pairs(key_scores<BLOCKS> &x,
+                                                  const key_group<DIM, DIRECTIONS, DECAYED> &g)
 {
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
@@ -460,9 +504,9 @@ static __device__ __forceinline__ void keep_weights(weights_operand<PARTS, STEPS
 }
 
 /* s: scale ds, without scale where there is no direction; e: -p E */
-template <int DIM, int DIRECTIONS, int BLOCKS>
+template <int DIM, int DIRECTIONS, bool DECAYED, int BLOCKS>
 static __device__ __forceinline__ void score_gradient(key_scores<BLOCKS> &x,
-                                                      const key_group<DIM, DIRECTIONS> &g)
+                                                      key_group<DIM, DIRECTIONS, DECAYED> &g)
 {
     column_terms<BLOCKS> own;
     if (DIRECTIONS > NO_DIRECTION) {
@@ -476,13 +520,17 @@ static __device__ __forceinline__ void score_gradient(key_scores<BLOCKS> &x,
             x.s[n][e] = DIRECTIONS > NO_DIRECTION ? p * g.scale * (x.u[n][e] * error + own.at(n, e))
                                                   : p * error;
             x.e[n][e] = -p * error;
+            if constexpr (DECAYED) {
+                g.decay.sum[e / 2] += x.s[n][e];
+            }
         }
     }
 }
 
 /* What the largest weight of a row adds to the gradient of its score. */
-template <int DIM, int DIRECTIONS, int BLOCKS>
-static __device__ __forceinline__ void add_peaks(float (&ds)[BLOCKS][4], const key_group<DIM, DIRECTIONS> &g)
+template <int DIM, int DIRECTIONS, bool DECAYED, int BLOCKS>
+static __device__ __forceinline__ void add_peaks(float (&ds)[BLOCKS][4],
+                                                 const key_group<DIM, DIRECTIONS, DECAYED> &g)
 {
     const column_terms<BLOCKS> peak = terms_of(g, TERM_PEAK), own = terms_of(g, TERM_PEAK_E);
 #pragma unroll
@@ -516,8 +564,8 @@ template <int DIM> static __device__ __forceinline__ void sums_arrived(key_sums_
 }
 
 /* Rows of a tile beyond the sequence, where the next one lies: zero times them must be zero. Both warpgroups call it. */
-template <int DIM, int DIRECTIONS>
-static __device__ __forceinline__ void clear_beyond(const key_group<DIM, DIRECTIONS> &g)
+template <int DIM, int DIRECTIONS, bool DECAYED>
+static __device__ __forceinline__ void clear_beyond(const key_group<DIM, DIRECTIONS, DECAYED> &g)
 {
     typedef key_shape_sm90<DIM, DIRECTIONS> S;
     const int real = g.v.nq - g.t.i, words = (S::queries - real) * (SIDE / 2);
@@ -531,8 +579,9 @@ static __device__ __forceinline__ void clear_beyond(const key_group<DIM, DIRECTI
     asm volatile("bar.sync 1, %0;" ::"n"(KEY_GROUPS * 128) : "memory");
 }
 
-template <bool FINE, int DIM, int DIRECTIONS>
-static __device__ __forceinline__ void single_tile(key_sums_sm90<DIM> &sum, key_group<DIM, DIRECTIONS> &g)
+template <bool FINE, int DIM, int DIRECTIONS, bool DECAYED>
+static __device__ __forceinline__ void single_tile(key_sums_sm90<DIM> &sum,
+                                                   key_group<DIM, DIRECTIONS, DECAYED> &g)
 {
     typedef key_shape_sm90<DIM, DIRECTIONS> S;
     constexpr int parts = FINE ? 2 : 1;
@@ -542,7 +591,7 @@ static __device__ __forceinline__ void single_tile(key_sums_sm90<DIM> &sum, key_
     products_wait<0>();
     products_arrived(x.s);
     products_arrived(x.e);
-    weigh_keys(x.s, terms_of(g, TERM_LSE), g.scale2);
+    weigh_keys(x.s, terms_of(g, TERM_LSE), g);
     if constexpr (DIRECTIONS > NO_DIRECTION) {
         products_arrived(x.u);
         centre_probe(x.u, terms_of(g, TERM_UNIT));
@@ -576,8 +625,8 @@ static __device__ __forceinline__ void single_tile(key_sums_sm90<DIM> &sum, key_
 }
 
 /* Rows of the head at hand, from its tile on, whose directions have one part: of the next 32 blocks of 64, one for each lane. */
-template <int DIM, int DIRECTIONS>
-static __device__ __forceinline__ int cheap_rows(const key_group<DIM, DIRECTIONS> &g)
+template <int DIM, int DIRECTIONS, bool DECAYED>
+static __device__ __forceinline__ int cheap_rows(const key_group<DIM, DIRECTIONS, DECAYED> &g)
 {
     const int i = g.t.i + (int)(threadIdx.x % 32) * ROWS;
     const bool fine = i < g.v.nq && rows_fine(g.v, g.t.head, i);
@@ -586,8 +635,8 @@ static __device__ __forceinline__ int cheap_rows(const key_group<DIM, DIRECTIONS
 }
 
 /* Tiles from the one at hand on, of the same head, that make a run: plain, and all of them seen. */
-template <int DIM, int DIRECTIONS>
-static __device__ __forceinline__ int run_length(const key_group<DIM, DIRECTIONS> &g)
+template <int DIM, int DIRECTIONS, bool DECAYED>
+static __device__ __forceinline__ int run_length(const key_group<DIM, DIRECTIONS, DECAYED> &g)
 {
     typedef key_shape_sm90<DIM, DIRECTIONS> S;
     if ((S::solved && (g.by_max || g.cheap <= 0)) || !tile_whole<S::queries>(g.v, g.t.i, g.j)) {
@@ -602,9 +651,9 @@ static __device__ __forceinline__ int run_length(const key_group<DIM, DIRECTIONS
 }
 
 /* `length` tiles, at least one. */
-template <int DIM, int DIRECTIONS>
-static __device__ __forceinline__ void run_tiles(key_sums_sm90<DIM> &sum, key_group<DIM, DIRECTIONS> &g,
-                                                 int length)
+template <int DIM, int DIRECTIONS, bool DECAYED>
+static __device__ __forceinline__ void run_tiles(key_sums_sm90<DIM> &sum,
+                                                 key_group<DIM, DIRECTIONS, DECAYED> &g, int length)
 {
     typedef key_shape_sm90<DIM, DIRECTIONS> S;
     constexpr int groups = DIRECTIONS > NO_DIRECTION ? 3 : 2;
@@ -618,7 +667,7 @@ static __device__ __forceinline__ void run_tiles(key_sums_sm90<DIM> &sum, key_gr
         column_terms<S::blocks> term = terms_of(g, TERM_LSE);
         products_wait<groups - 1>();
         products_arrived(x.s);
-        weigh_keys(x.s, term, g.scale2);
+        weigh_keys(x.s, term, g);
         if constexpr (DIRECTIONS > NO_DIRECTION) {
             term = terms_of(g, TERM_UNIT);
             products_wait<1>();
@@ -662,11 +711,64 @@ static __device__ __forceinline__ void run_tiles(key_sums_sm90<DIM> &sum, key_gr
     }
 }
 
+/* The sums of ds of the head that was at hand: what the gradient of the decay is made of. */
 template <int DIM, int DIRECTIONS>
-static __device__ __forceinline__ void use_slots(key_sums_sm90<DIM> &sum, key_group<DIM, DIRECTIONS> &g)
+static __device__ __forceinline__ void put_decay_sums(const key_group<DIM, DIRECTIONS, true> &g, int head,
+                                                      const loam_args &a)
+{
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const float sum = quad_sum(g.decay.sum[row]) * (DIRECTIONS > NO_DIRECTION ? 1 / g.scale : 1);
+        if (a.grad_log_decay.data && threadIdx.x % 4 == 0 && g.at[row] - g.x.j0 < g.x.stored) {
+            ((float *)a.grad_log_decay.data)[LOCAL_AT(a.grad_log_decay, g.x.s.b, g.x.first_head + head,
+                                                      g.x.s.k0 + g.at[row])] = sum;
+        }
+    }
+}
+
+/* Of the last head at hand; all heads of keys that no query sees have sums of 0. */
+template <int DIM, int DIRECTIONS>
+static __device__ __forceinline__ void put_last_decay_sums(key_group<DIM, DIRECTIONS, true> &g, int heads,
+                                                           const loam_args &a)
+{
+    if (g.decay.head >= 0) {
+        put_decay_sums(g, g.decay.head, a);
+        return;
+    }
+    g.decay.sum[0] = g.decay.sum[1] = 0;
+    for (int head = 0; head < heads; head++) {
+        put_decay_sums(g, head, a);
+    }
+}
+
+/* Before the tile at hand. */
+template <int DIM, int DIRECTIONS>
+static __device__ __forceinline__ void decay_of_head(key_group<DIM, DIRECTIONS, true> &g, const loam_args &a)
+{
+    if (g.t.head == g.decay.head) {
+        return;
+    }
+    if (g.decay.head >= 0) {
+        put_decay_sums(g, g.decay.head, a);
+    }
+    g.decay.head = g.t.head;
+    const int64_t origin = decay_origin(a, g.x.s, g.x.first_head + g.t.head);
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        g.decay.own[row] = row_decay(a, origin, min(g.at[row] + 1, g.v.nk));
+        g.decay.sum[row] = 0;
+    }
+}
+
+template <int DIM, int DIRECTIONS, bool DECAYED>
+static __device__ __forceinline__ void use_slots(key_sums_sm90<DIM> &sum,
+                                                 key_group<DIM, DIRECTIONS, DECAYED> &g, const loam_args &a)
 {
     typedef key_shape_sm90<DIM, DIRECTIONS> S;
     while (g.t.left > 0) {
+        if constexpr (DECAYED) {
+            decay_of_head(g, a);
+        }
         g.cheap = S::solved ? cheap_rows(g) : 0;
         const int length = run_length(g);
         if (length > 0) {
@@ -715,9 +817,10 @@ static __device__ __forceinline__ void put_pair(const loam_view &to, int64_t at,
     }
 }
 
-template <int DIM, int DIRECTIONS>
+template <int DIM, int DIRECTIONS, bool DECAYED>
 static __device__ __forceinline__ void put_key_sums(const key_sums_sm90<DIM> &sum,
-                                                    const key_group<DIM, DIRECTIONS> &g, const loam_args &a)
+                                                    const key_group<DIM, DIRECTIONS, DECAYED> &g,
+                                                    const loam_args &a)
 {
     const float scale = DIRECTIONS > NO_DIRECTION ? 1 : g.scale;
 #pragma unroll
@@ -742,7 +845,7 @@ static __device__ __forceinline__ void put_key_sums(const key_sums_sm90<DIM> &su
     }
 }
 
-template <int DIM, int DIRECTIONS>
+template <int DIM, int DIRECTIONS, bool DECAYED>
 __global__ void __launch_bounds__(KEY_THREADS, 1)
     key_kernel_sm90(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                     const row_arrays arrays, const key_directions directions,
@@ -776,25 +879,31 @@ __global__ void __launch_bounds__(KEY_THREADS, 1)
         if (threadIdx.x == KEY_GROUPS * 128) {
             fill_slots<DIM, DIRECTIONS>(sm, maps, x, v, t);
         } else if (threadIdx.x / 32 == KEY_GROUPS * 4 + 1) {
-            fill_terms<DIM, DIRECTIONS>(sm, p, arrays, directions, x, v, by_max, t);
+            fill_terms<DIM, DIRECTIONS, DECAYED>(sm, p, a, arrays, directions, x, v, by_max, t);
         }
         return;
     }
     registers_take<240>();
     const int j = x.j0 + (int)group * SIDE, row = j + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     const float scale = (float)p.scale;
-    key_group<DIM, DIRECTIONS> g = {
-        sm,     x,  v, t, 0, group, 0, 0, j, { row, row + 8 }, scale, (float)(p.scale * 1.4426950408889634),
-        by_max, {}, {}
+    key_group<DIM, DIRECTIONS, DECAYED> g = {
+        sm,     x,  v,  t, 0, group, 0, 0, j, { row, row + 8 }, scale, (float)(p.scale * 1.4426950408889634),
+        by_max, {}, {}, {}
     };
+    if constexpr (DECAYED) {
+        g.decay.head = -1;
+    }
     key_sums_sm90<DIM> sum;
     clear_sums<DIM>(sum.dk);
     clear_sums<DIM>(sum.dv);
     barrier_wait(&sm.keys_full, 0);
     g.keys.take(sm.keys[group]);
     g.values.take(sm.values[group]);
-    use_slots(sum, g);
+    use_slots(sum, g, a);
     put_key_sums(sum, g, a);
+    if constexpr (DECAYED) {
+        put_last_decay_sums(g, (int)(p.heads_q / p.heads_kv), a);
+    }
 }
 
 #endif

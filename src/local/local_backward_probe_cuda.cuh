@@ -38,7 +38,8 @@ static __device__ __forceinline__ void weigh_errors(float (&s)[S::keys / 8][4], 
             const int row = e / 2, c = column_of(n, e), j = j0 + c;
             const bool seen = j >= r.lo[row] && j < r.hi[row];
             float factor;
-            const float score = score_of(sc, terms, s[n][e], rc.x0[row], r.position[row], j, c, &factor);
+            const float score = score_of(sc, terms, s[n][e], rc.x0[row], r.position[row], r.hi[row], j, c,
+                                         &factor);
             const float p = seen ? weight_of(score, rc.lse[row]) : 0;
             if (seen && score > sum.best[row]) {
                 sum.best[row] = score, sum.peak[row] = j;
@@ -173,7 +174,7 @@ __global__ void __launch_bounds__(probe_shared<WIDE, DIM>::of::threads)
         return;
     }
     const bool solved = p.mechanism == LOAM_LLA, by_trace = solved && p.ridge_unit == LOAM_RIDGE_TRACE;
-    const scoring sc = scoring_of(p, a, x.h);
+    const scoring sc = scoring_of(p, a, x.s, x.h);
     const row_pair r = row_pair_of(p, x);
     begin_queries<S>(sm.query, sm.grad_o, sm.ring.origin, p, a, x);
     const row_constants rc = row_constants_of<WIDE, S>(sm.query, sm.grad_o, sm.ring.origin, p, saved, x, r,

@@ -147,6 +147,7 @@ struct row_totals {
     float from[2];                      /* what dq has of the point that keys count from */
     float middle[2], mean[2];           /* an x to count from; of p (x - middle) */
     float large[2];                     /* scale / 2^100, which counts where scale overflows on the way */
+    float total[2];                     /* of ds, where scores decay */
 };
 
 static __device__ __forceinline__ bool sums_to_zero(const scoring &sc, const loam_problem &p)
@@ -158,7 +159,7 @@ static __device__ __forceinline__ bool sums_to_zero(const scoring &sc, const loa
 static __device__ __forceinline__ void set_middle(row_totals &sum, const scoring &sc, const loam_problem &p,
                                                   const row_pair &r, const row_constants &rc)
 {
-    const bool told = sums_to_zero(sc, p) && !sc.sloped && !sc.biased && sc.scale != 0;
+    const bool told = sums_to_zero(sc, p) && !sc.sloped && !sc.biased && !sc.decayed && sc.scale != 0;
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         const int keys = r.hi[row] - r.lo[row];
@@ -184,7 +185,7 @@ static __device__ __forceinline__ void row_tile_gradient(
             const pair_row own = { k.e, k.spread, k.trace, k.kbar2, k.peak };
             const float x = score_argument(sc, terms, s[n][e], k.x0, c) - sum.middle[row];
             float factor;
-            const float score = score_of(sc, terms, s[n][e], k.x0, r.position[row], j, c, &factor);
+            const float score = score_of(sc, terms, s[n][e], k.x0, r.position[row], k.hi, j, c, &factor);
             const float p = j >= k.lo && j < k.hi ? weight_of(score, k.lse) : 0;
             const pair_terms pair = pair_of<DIRECTIONS>(
                 by_max, inverse_d, p, DIRECTIONS >= GIVEN_PROBE ? u[n][e] - k.rho_kbar - k.rho_rest : 0,
@@ -199,6 +200,9 @@ static __device__ __forceinline__ void row_tile_gradient(
             sum.mean[row] += p * x;
             if (sc.sloped) {
                 sum.slope[row] -= pair.ds * fabsf(r.position[row] - (float)j);
+            }
+            if (sc.decayed) {
+                sum.total[row] += pair.ds;
             }
             s[n][e] = ds;
         }
@@ -223,6 +227,7 @@ static __device__ __forceinline__ void finish_totals(row_totals &sum, bool zero_
         sum.scale[row] = scale + inner * rc.constant[row];
         sum.large[row] = large + inner * (rc.constant[row] * 0x1p-100f);
         sum.slope[row] = quad_sum(sum.slope[row]);
+        sum.total[row] = quad_sum(sum.total[row]);
     }
 }
 
@@ -268,6 +273,9 @@ static __device__ __forceinline__ void put_row(const row_record &rec, const row_
     if (p.slope) {
         arrays.sums.slope[at] = (double)sum.slope[row];
     }
+    if (p.decay) {
+        arrays.sums.inner[at] = (double)sum.total[row];
+    }
     if (p.sink) {
         const double sink = (double)((const float *)a.sink)[h],
                      dropped = (double)(sc.scale * rc.constant[row]);
@@ -296,7 +304,7 @@ __global__ void __launch_bounds__(backward_shape<WIDE, DIM, DIRECTIONS>::threads
     if (x.rows <= 0 || finished(arrays, p, x, blockIdx.x)) {
         return;
     }
-    const scoring sc = scoring_of(p, a, x.h);
+    const scoring sc = scoring_of(p, a, x.s, x.h);
     const row_pair r = row_pair_of(p, x);
     fill_directions<S, DIRECTIONS, S::rows, S::threads>(
         sm.direction, p, a, saved, arrays, x.s.b, x.h, x.s.q0 + x.i0, local_row(&p, &x.s, x.h, x.i0), x.rows);

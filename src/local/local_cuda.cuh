@@ -13,7 +13,7 @@
 #define LOAM_LOCAL_LOCAL_CUDA_CUH
 
 #include "src/gpu/tile.cuh"
-#include "src/local/local.h"
+#include "src/local/local_decay.h"
 
 enum { THREADS = 128, ROWS = 64, CHUNK = 128 };
 
@@ -119,18 +119,22 @@ static __device__ __forceinline__ void load_origin(float *origin, const loam_pro
 /* ------------------------------------------------------------------ the score */
 
 struct scoring {
-    bool rbf, capped, sloped, biased, plain;
+    bool rbf, capped, sloped, biased, decayed, plain;
     float scale, cap, slope;
+    const local_decay_pair *decay; /* G of the sequence's first key, as local_decay.h has it, to base 2 */
 };
 
-static __device__ __forceinline__ scoring scoring_of(const loam_problem &p, const loam_args &a, int64_t h)
+static __device__ __forceinline__ scoring scoring_of(const loam_problem &p, const loam_args &a,
+                                                     const local_seq &seq, int64_t h)
 {
     scoring s;
     s.rbf = p.score == LOAM_RBF, s.capped = p.soft_cap > 0, s.sloped = p.slope != 0,
-    s.biased = p.key_bias != 0;
-    s.plain = !s.rbf && !s.capped && !s.sloped && !s.biased;
+    s.biased = p.key_bias != 0, s.decayed = p.decay != 0;
+    s.plain = !s.rbf && !s.capped && !s.sloped && !s.biased && !s.decayed;
     s.scale = (float)p.scale, s.cap = (float)p.soft_cap;
     s.slope = s.sloped ? ((const float *)a.slope)[h] : 0;
+    s.decay = (const local_decay_pair *)a.log_decay.data +
+              (s.decayed ? LOCAL_AT(a.log_decay, seq.b, h, seq.k0) : 0);
     return s;
 }
 
@@ -146,10 +150,18 @@ static __device__ __forceinline__ float clamp_score(float x)
     return fminf(fmaxf(x, -SCORE_LIMIT), SCORE_LIMIT);
 }
 
+/* What key j loses on its way to a query that sees keys up to `hi` and not beyond. */
+static __device__ __forceinline__ float decay_between(const scoring &sc, int hi, int j)
+{
+    const local_decay_pair query = sc.decay[hi > 0 ? hi - 1 : 0], key = sc.decay[j];
+    return ((query.hi - key.hi) + (query.lo - key.lo)) * 0.693147181f;
+}
+
 /* The score from the product q . k of key j (column c of the tile); `constant` is the part of x that the query alone gives, where a
- * soft cap must see it. *factor is d s / d (scale x). */
+ * soft cap must see it, hi the first key that it does not see. *factor is d s / d (scale x). */
 static __device__ __forceinline__ float score_of(const scoring &sc, const key_terms &k, float product,
-                                                 float constant, float position, int j, int c, float *factor)
+                                                 float constant, float position, int hi, int j, int c,
+                                                 float *factor)
 {
     *factor = 1;
     if (sc.plain) {
@@ -163,6 +175,9 @@ static __device__ __forceinline__ float score_of(const scoring &sc, const key_te
     }
     if (sc.sloped) {
         s -= sc.slope * fabsf(position - (float)j);
+    }
+    if (sc.decayed) {
+        s += decay_between(sc, hi, j);
     }
     return sc.biased ? s + k.bias[c] : s;
 }
@@ -179,7 +194,8 @@ static __device__ __forceinline__ void scores_in_place(float (&s)[BLOCKS][4], co
         for (int e = 0; e < 4; e++) {
             const int c = column_of(n, e), row = e / 2;
             float factor;
-            const float x = score_of(sc, k, s[n][e], constant[row], r.position[row], j + c, c, &factor);
+            const float x = score_of(sc, k, s[n][e], constant[row], r.position[row], r.hi[row], j + c, c,
+                                     &factor);
             s[n][e] = j + c >= r.lo[row] && j + c < r.hi[row] ? x : -INFINITY;
         }
     }

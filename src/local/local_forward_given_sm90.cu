@@ -12,13 +12,13 @@ static loam_status multiprocessors(int *count, loam_error *error)
                       "multiprocessors of the device", error);
 }
 
-template <int DIM, bool PROBED>
+template <int DIM, bool PROBED, bool DECAYED>
 static loam_status launch(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     typedef given_shape_sm90<DIM, PROBED> of;
     const int64_t blocks = (p->len_q + of::rows - 1) / of::rows * p->batch * p->heads_q;
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
-    constexpr size_t shared = sizeof(given_shared_sm90<DIM, PROBED>);
+    constexpr size_t shared = sizeof(given_shared_sm90<DIM, PROBED, DECAYED>);
     given_maps_sm90 maps;
     int most = 0;
     TRY(multiprocessors(&most, error));
@@ -28,11 +28,17 @@ static loam_status launch(const loam_problem *p, const loam_args *a, loam_error 
     if (PROBED) {
         TRY(query_map_make(&maps.probe, p, &a->probe, ROWS, error));
     }
-    TRY(cuda_allow_shared((const void *)given_kernel_sm90<DIM, PROBED>, shared, error));
-    given_kernel_sm90<DIM, PROBED>
+    TRY(cuda_allow_shared((const void *)given_kernel_sm90<DIM, PROBED, DECAYED>, shared, error));
+    given_kernel_sm90<DIM, PROBED, DECAYED>
         <<<(unsigned)(blocks < most ? blocks : most), of::threads, shared, (cudaStream_t)a->stream>>>(
             *p, *a, saved, (unsigned)blocks, (float)(p->scale * 1.4426950408889634), maps);
     return cuda_launched("given_kernel_sm90", error);
+}
+
+template <int DIM, bool PROBED>
+static loam_status launch_decayed(const loam_problem *p, const loam_args *a, loam_error *error)
+{
+    return p->decay ? launch<DIM, PROBED, true>(p, a, error) : launch<DIM, PROBED, false>(p, a, error);
 }
 
 /* Maxima of scores are those of the products where the scale is positive. */
@@ -45,7 +51,8 @@ bool local_given_sm90_reads(const loam_problem *p, const loam_args *a)
 loam_status local_given_sm90(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     if (p->mechanism == LOAM_PARALLAX) {
-        return p->dim_qk == 64 ? launch<64, true>(p, a, error) : launch<128, true>(p, a, error);
+        return p->dim_qk == 64 ? launch_decayed<64, true>(p, a, error)
+                               : launch_decayed<128, true>(p, a, error);
     }
-    return p->dim_qk == 64 ? launch<64, false>(p, a, error) : launch<128, false>(p, a, error);
+    return p->dim_qk == 64 ? launch_decayed<64, false>(p, a, error) : launch_decayed<128, false>(p, a, error);
 }

@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     if (x.rows <= 0) {
         return;
     }
-    const scoring sc = scoring_of(p, a, x.h);
+    const scoring sc = scoring_of(p, a, x.s, x.h);
     const row_pair r = row_pair_of(p, x);
     begin_rows<WIDE, DIM>(sm.query, sm.ring, p, a, x);
     if constexpr (PROBED) {

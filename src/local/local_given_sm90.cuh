@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Forward with a given probe on Hopper: the sums of local_given_cuda.cuh, for bf16 dot scores without bias terms and head dimensions
- * 64 and 128.
+ * Forward with a given probe on Hopper: the sums of local_given_cuda.cuh, for bf16 dot scores without bias terms but decay, and head
+ * dimensions 64 and 128.
  *
  * A thread block holds a multiprocessor and takes one block of rows after another. Its last warpgroup asks for copies: one warp for
  * keys and values, one thread for the rows. Each of the others has 64 rows, from the scores to the output, and goes through the tiles
@@ -12,6 +12,7 @@
 #define LOAM_LOCAL_LOCAL_GIVEN_SM90_CUH
 
 #include "src/gpu/ring.cuh"
+#include "src/local/local_decay_sm90.cuh"
 #include "src/local/local_given_cuda.cuh"
 
 template <int DIM, bool PROBED> struct given_shape_sm90 {
@@ -30,7 +31,7 @@ struct row_state_sm90 {
     volatile float omega[2];
 };
 
-template <int DIM, bool PROBED> struct given_shared_sm90 {
+template <int DIM, bool PROBED, bool DECAYED> struct given_shared_sm90 {
     typedef given_shape_sm90<DIM, PROBED> of;
     /* The rows of each warpgroup; their outputs pass through where their queries were. */
     alignas(1024) __nv_bfloat16 query[of::consumers][DIM * SIDE];
@@ -40,6 +41,7 @@ template <int DIM, bool PROBED> struct given_shared_sm90 {
     ring_barriers<1> row_ring[of::consumers];
     uint64_t tail;
     row_state_sm90 state[of::consumers * THREADS];
+    decay_tile<DECAYED, of::keys> decay[of::slots]; /* of the keys */
 };
 
 struct given_maps_sm90 {
@@ -72,10 +74,10 @@ static __device__ __forceinline__ void copy_rows(__nv_bfloat16 *tile, const CUte
 }
 
 /* One thread: queries and probes of each warpgroup, as soon as it is through with those before. */
-template <int DIM, bool PROBED>
-static __device__ __forceinline__ void ask_rows(given_shared_sm90<DIM, PROBED> &sm, const loam_problem &p,
-                                                const loam_args &a, const given_maps_sm90 &maps,
-                                                unsigned blocks)
+template <int DIM, bool PROBED, bool DECAYED>
+static __device__ __forceinline__ void ask_rows(given_shared_sm90<DIM, PROBED, DECAYED> &sm,
+                                                const loam_problem &p, const loam_args &a,
+                                                const given_maps_sm90 &maps, unsigned blocks)
 {
     typedef given_shape_sm90<DIM, PROBED> of;
     unsigned turn = 0;
@@ -110,13 +112,13 @@ template <int DIM, int KEYS> static __device__ __forceinline__ void clear_tail(_
 }
 
 /* One warp: keys and values. What follows the last key belongs to nobody and may be no number: weights of 0 need values. */
-template <int DIM, bool PROBED>
-static __device__ __forceinline__ void ask_keys(given_shared_sm90<DIM, PROBED> &sm, const loam_problem &p,
-                                                const loam_args &a, const given_maps_sm90 &maps,
-                                                unsigned blocks)
+template <int DIM, bool PROBED, bool DECAYED>
+static __device__ __forceinline__ void ask_keys(given_shared_sm90<DIM, PROBED, DECAYED> &sm,
+                                                const loam_problem &p, const loam_args &a,
+                                                const given_maps_sm90 &maps, unsigned blocks)
 {
     typedef given_shape_sm90<DIM, PROBED> of;
-    constexpr unsigned bytes = DIM * of::keys * 2;
+    constexpr unsigned bytes = DIM * of::keys * 2, with_decay = bytes + decay_tile<DECAYED, of::keys>::bytes;
     const bool first = threadIdx.x % 32 == 0;
     unsigned count = 0, tails = 0;
     given_blocks(blocks, [&](unsigned n) {
@@ -126,8 +128,9 @@ static __device__ __forceinline__ void ask_keys(given_shared_sm90<DIM, PROBED> &
             const int64_t token = x.s.k0 + j;
             const bool whole = x.last - j >= of::keys;
             if (first) {
-                uint64_t *full = ring_fill(sm.key_ring, count, bytes);
+                uint64_t *full = ring_fill(sm.key_ring, count, with_decay);
                 copy_rows<DIM, of::keys>(sm.keys[slot], maps.k, full, token, x.h_kv, x.s.b);
+                copy_decay(sm.decay[slot], a, DECAYED ? decay_origin(a, x.s, x.h) + j : 0, full);
                 if (whole) {
                     full = ring_fill(sm.value_ring, count, bytes);
                 } else {
@@ -311,12 +314,14 @@ static __device__ __forceinline__ unsigned same_in_warp(unsigned x)
 }
 
 /* A warpgroup's way through the keys of its rows. */
-template <int DIM, bool PROBED> struct given_sweep {
+template <int DIM, bool PROBED, bool DECAYED> struct given_sweep {
     typedef given_shape_sm90<DIM, PROBED> of;
-    given_shared_sm90<DIM, PROBED> &sm;
+    given_shared_sm90<DIM, PROBED, DECAYED> &sm;
     given_sums_sm90<DIM, PROBED> &g;
     float scale2;
     int whole, to; /* keys whole .. to - 1 are seen by all rows of the warpgroup */
+    int odd;       /* of the sequence's first key, where scores decay */
+    local_decay_pair decay[2];
 
     __device__ __forceinline__ int w() const { return same_in_warp(threadIdx.x / THREADS); }
     __device__ __forceinline__ bool all_seen(int j) const { return j >= whole && j + of::keys <= to; }
@@ -333,31 +338,42 @@ template <int DIM, bool PROBED> struct given_sweep {
 };
 
 /* The first products of a tile, s = q . k, under way; more may follow without a beginning of their own. */
-template <int DIM, bool PROBED, int BLOCKS>
-static __device__ __forceinline__ void begin_scores(const given_sweep<DIM, PROBED> &on, float (&s)[BLOCKS][4],
-                                                    unsigned count)
+template <int DIM, bool PROBED, bool DECAYED, int BLOCKS>
+static __device__ __forceinline__ void begin_scores(const given_sweep<DIM, PROBED, DECAYED> &on,
+                                                    float (&s)[BLOCKS][4], unsigned count)
 {
     products_begin();
     more_rows<DIM>(s, on.sm.query[on.w()], on.keys(count), false);
     products_commit();
 }
 
-/* s, the products q . k of the tile from j on, become weights. */
-template <int DIM, bool PROBED, int BLOCKS>
-static __device__ __forceinline__ bool weigh_tile(const given_sweep<DIM, PROBED> &on, float (&s)[BLOCKS][4],
-                                                  int j, float (&keep)[2])
+/* Where scores decay: s, the products q . k of tile `count`, from key j on, become scores to base 2. */
+template <int DIM, bool PROBED, bool DECAYED, int BLOCKS>
+static __device__ __forceinline__ void decay_tile_scores(const given_sweep<DIM, PROBED, DECAYED> &on,
+                                                         float (&s)[BLOCKS][4], int j, unsigned count)
+{
+    if constexpr (DECAYED) {
+        const unsigned slot = count % given_shape_sm90<DIM, PROBED>::slots;
+        decay_scores(s, on.sm.decay[slot], (on.odd + j) % 2, on.decay, on.scale2);
+    }
+}
+
+/* s, the products q . k of the tile from j on or what decay_tile_scores made of them, become weights. */
+template <int DIM, bool PROBED, bool DECAYED, int BLOCKS>
+static __device__ __forceinline__ bool weigh_tile(const given_sweep<DIM, PROBED, DECAYED> &on,
+                                                  float (&s)[BLOCKS][4], int j, float (&keep)[2])
 {
     const float nothing[2] = { -INFINITY, -INFINITY };
     if (!on.all_seen(j)) {
         hide_sm90(s, on.state(), j, nothing);
     }
-    return weigh_sm90(on.g, on.state(), s, keep, on.scale2);
+    return weigh_sm90(on.g, on.state(), s, keep, DECAYED ? 1.0f : on.scale2);
 }
 
 /* Tiles `count` .. `end` - 1, the first from key j on: o += w v of a tile while the next one's scores become weights. */
-template <int DIM>
-static __device__ __forceinline__ void sweep(const given_sweep<DIM, false> &on, int j, unsigned count,
-                                             unsigned end)
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void sweep(const given_sweep<DIM, false, DECAYED> &on, int j,
+                                             unsigned count, unsigned end)
 {
     typedef given_shape_sm90<DIM, false> of;
     float s[of::keys / 8][4], keep[2];
@@ -366,6 +382,7 @@ static __device__ __forceinline__ void sweep(const given_sweep<DIM, false> &on, 
     begin_scores(on, s, count);
     products_wait<0>();
     products_arrived(s);
+    decay_tile_scores(on, s, j, count);
     ring_release(on.sm.key_ring, count);
     weigh_tile(on, s, j, keep);
     split_weights(w, s);
@@ -378,8 +395,9 @@ static __device__ __forceinline__ void sweep(const given_sweep<DIM, false> &on, 
         products_commit();
         products_wait<1>();
         products_arrived(s);
+        decay_tile_scores(on, s, j += of::keys, count + 1);
         ring_release(on.sm.key_ring, count + 1);
-        const bool moves = weigh_tile(on, s, j += of::keys, keep);
+        const bool moves = weigh_tile(on, s, j, keep);
         products_wait<0>();
         products_arrived(on.g.o);
         ring_release(on.sm.value_ring, count);
@@ -398,8 +416,8 @@ static __device__ __forceinline__ void sweep(const given_sweep<DIM, false> &on, 
 
 /* The same with a probe, one tile after another, for there are no registers for two: what leads to the weights overlaps with the
  * products t = probe . k, all else with the other warpgroup. */
-template <int DIM>
-static __device__ __forceinline__ void sweep(const given_sweep<DIM, true> &on, int j, unsigned count,
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void sweep(const given_sweep<DIM, true, DECAYED> &on, int j, unsigned count,
                                              unsigned end)
 {
     typedef given_shape_sm90<DIM, true> of;
@@ -413,6 +431,7 @@ static __device__ __forceinline__ void sweep(const given_sweep<DIM, true> &on, i
         products_commit();
         products_wait<1>();
         products_arrived(s);
+        decay_tile_scores(on, s, j, count);
         const bool moves = weigh_tile(on, s, j, keep);
         products_wait<0>();
         products_arrived(t);
@@ -506,9 +525,9 @@ static __device__ __forceinline__ void put_means_sm90(const given_sums_sm90<DIM,
     }
 }
 
-template <int DIM, bool PROBED>
+template <int DIM, bool PROBED, bool DECAYED>
 static __device__ __forceinline__ void put_rows_sm90(given_sums_sm90<DIM, PROBED> &sums,
-                                                     given_shared_sm90<DIM, PROBED> &sm,
+                                                     given_shared_sm90<DIM, PROBED, DECAYED> &sm,
                                                      const loam_problem &p, const loam_args &a,
                                                      const local_saved &saved, const row_block &x,
                                                      const row_pair &r)
@@ -577,10 +596,10 @@ static __device__ __forceinline__ tile_range tiles_of(const loam_problem &p, con
 }
 
 /* Warpgroup w: the rows from 64 w on of each block. */
-template <int DIM, bool PROBED>
-static __device__ __forceinline__ void gather_rows(given_shared_sm90<DIM, PROBED> &sm, const loam_problem &p,
-                                                   const loam_args &a, const local_saved &saved,
-                                                   unsigned blocks, float scale2)
+template <int DIM, bool PROBED, bool DECAYED>
+static __device__ __forceinline__ void gather_rows(given_shared_sm90<DIM, PROBED, DECAYED> &sm,
+                                                   const loam_problem &p, const loam_args &a,
+                                                   const local_saved &saved, unsigned blocks, float scale2)
 {
     typedef given_shape_sm90<DIM, PROBED> of;
     const int w = threadIdx.x / THREADS;
@@ -600,7 +619,13 @@ static __device__ __forceinline__ void gather_rows(given_shared_sm90<DIM, PROBED
             ring_await(sm.row_ring[w], turn);
             pass_tiles(sm.key_ring, sm.value_ring, from - range.from, from);
             if (from != to) {
-                const given_sweep<DIM, PROBED> on = { sm, sums, scale2, range.whole, range.all };
+                given_sweep<DIM, PROBED, DECAYED> on = { sm, sums, scale2, range.whole, range.all, 0, {} };
+                if constexpr (DECAYED) {
+                    const int64_t origin = decay_origin(a, x.s, x.h);
+                    on.odd = (int)(origin % 2);
+                    on.decay[0] = row_decay(a, origin, on.state().hi[0]);
+                    on.decay[1] = row_decay(a, origin, on.state().hi[1]);
+                }
                 sweep(on, x.first + range.from * of::keys, from, to);
             }
             pass_tiles(sm.key_ring, sm.value_ring, to, count);
@@ -616,7 +641,7 @@ static __device__ __forceinline__ void gather_rows(given_shared_sm90<DIM, PROBED
     });
 }
 
-template <int DIM, bool PROBED>
+template <int DIM, bool PROBED, bool DECAYED>
 __global__ void __launch_bounds__(given_shape_sm90<DIM, PROBED>::threads, 1)
     given_kernel_sm90(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                       const local_saved saved, const unsigned blocks, const float scale2,
@@ -624,7 +649,7 @@ __global__ void __launch_bounds__(given_shape_sm90<DIM, PROBED>::threads, 1)
 {
     typedef given_shape_sm90<DIM, PROBED> of;
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
-    given_shared_sm90<DIM, PROBED> &sm = *(given_shared_sm90<DIM, PROBED> *)swizzled_memory;
+    given_shared_sm90<DIM, PROBED, DECAYED> &sm = *(given_shared_sm90<DIM, PROBED, DECAYED> *)swizzled_memory;
     if (threadIdx.x == 0) {
         ring_init(sm.key_ring, of::consumers * THREADS / 32);
         ring_init(sm.value_ring, of::consumers * THREADS / 32);

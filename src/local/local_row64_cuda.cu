@@ -59,6 +59,10 @@ static __device__ double score64(const row64_at &r, const loam_args &a, double p
     if (r.sc.biased) {
         s += (double)((const float *)a.key_bias.data)[LOCAL_AT(a.key_bias, r.x.s.b, r.x.h, r.x.s.k0 + j)];
     }
+    if (r.sc.decayed) {
+        const local_decay_pair query = r.sc.decay[r.hi > 0 ? r.hi - 1 : 0], key = r.sc.decay[j];
+        s += (((double)query.hi - (double)key.hi) + ((double)query.lo - (double)key.lo)) * 0.6931471805599453;
+    }
     return s;
 }
 
@@ -305,7 +309,7 @@ static __device__ row64_at begin64(row64_shared &sm, const loam_problem &p, cons
     r.x = row_block_at(p, a, hard.block);
     r.i = r.x.i0 + hard.at;
     local_visible(&p, &r.x.s, r.i, &r.lo, &r.hi);
-    r.sc = scoring_of(p, a, r.x.h);
+    r.sc = scoring_of(p, a, r.x.s, r.x.h);
     r.position = (double)(r.i + r.x.s.nk - r.x.s.nq);
     __syncthreads();
     const int64_t q = LOCAL_AT(a.q, r.x.s.b, r.x.h, r.x.s.q0 + r.i),

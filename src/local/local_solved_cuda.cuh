@@ -264,7 +264,7 @@ static __device__ void solved_block(solve_shared<WIDE, DIM> &sm, const loam_prob
     if (x.rows <= 0) {
         return;
     }
-    const scoring sc = scoring_of(p, a, x.h);
+    const scoring sc = scoring_of(p, a, x.s, x.h);
     const row_pair r = row_pair_of(p, x);
     __syncthreads();
     begin_rows<WIDE, DIM>(sm.query, sm.ring, p, a, x);

@@ -4,6 +4,7 @@
  * in the first pass. */
 #include "src/gpu/launch.cuh"
 #include "src/local/local_backward_cuda.h"
+#include "src/local/local_decay.h"
 
 enum { SUM_THREADS = 256 };
 
@@ -84,6 +85,7 @@ loam_status local_row_sums_cuda(const loam_problem *p, const loam_args *a, const
                                 loam_error *error)
 {
     const cudaStream_t stream = (cudaStream_t)a->stream;
+    TRY(local_decay_gradient_cuda(p, a, rows->sums.inner, error));
     head_sums_kernel<<<(unsigned)p->heads_q, SUM_THREADS, 0, stream>>>(*p, *a, *rows);
     TRY(cuda_launched("head_sums_kernel", error));
     total_sums_kernel<<<1, 1, 0, stream>>>(*p, *a, *rows);

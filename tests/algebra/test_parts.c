@@ -197,6 +197,7 @@ static void keys_split_in_any_way_are_the_whole(void **state)
             s.window = number % 5 == 4 ? e.len / 6 : 0;
             s.causal = number % 4 != 3;
             s.score = number / 3 % 2;
+            s.decay = s.causal && s.score == LOAM_DOT && !s.sink;
             s.ridge_unit = mechanism == LOAM_LLA ? number / 6 % 3 : 0;
             s.seed = 40 + number;
             values v = values_make(&s);
@@ -233,15 +234,16 @@ static void check_sequence(const values *packed, int64_t b)
         if (which == SLOT_SLOPE || which == SLOT_SINK) {
             memcpy(alone.x[which], packed->x[which], (size_t)slot_size(&alone, (slot)which) * sizeof(double));
         } else {
-            const int of_keys = which == SLOT_K || which == SLOT_V || which == SLOT_KEY_BIAS;
+            const int of_keys = which == SLOT_K || which == SLOT_V || which == SLOT_KEY_BIAS ||
+                                which == SLOT_LOG_DECAY;
             take_tokens(&alone, packed, (slot)which, of_keys ? q.k0 : q.q0, of_keys ? q.len_kv : q.len_q);
         }
     }
     expect_run(&alone);
     static const slot of_queries[] = { SLOT_O,      SLOT_LSE,        SLOT_RHO,
                                        SLOT_GRAD_Q, SLOT_GRAD_PROBE, SLOT_GRAD_RIDGE };
-    static const slot of_keys[] = { SLOT_GRAD_K, SLOT_GRAD_V, SLOT_GRAD_KEY_BIAS };
-    for (int i = 0; i < 9; i++) {
+    static const slot of_keys[] = { SLOT_GRAD_K, SLOT_GRAD_V, SLOT_GRAD_KEY_BIAS, SLOT_GRAD_LOG_DECAY };
+    for (int i = 0; i < 10; i++) {
         const slot which = i < 6 ? of_queries[i] : of_keys[i - 6];
         const shape a = alone.x[which] ? slot_shape(&alone, which) : (shape){ 0, 0, 0, 0 };
         for (int64_t h = 0; h < a.heads && a.tokens > 0; h++) {
@@ -267,6 +269,7 @@ static void packed_sequences_are_separate_ones(void **state)
             s.len_q = s.len_kv = e.len > 300 ? 300 : e.len / 2;
             s.len_kv += number % 4 ? 0 : 9;
             s.score = number / 6 % 2;
+            s.decay = s.score == LOAM_DOT && !s.sink;
             s.seed = 300 + number;
             values v = values_make(&s);
             expect_run(&v);

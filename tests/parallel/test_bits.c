@@ -26,6 +26,7 @@ static spec variant(const loam_kernel_info *row, loam_mechanism mechanism, int n
     s.heads_kv = 2;
     s.slope = s.key_bias = number % 2;
     s.causal = number != 2;
+    s.decay = number < 2;
     s.window = number == 3 ? 50 : 0;
     s.score = number / 2;
     s.len_q = pass == LOAM_DECODE ? 3 : s.len_q;

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: MIT
+ * Rotary positions (Su et al. 2021, eq. 34): what the kernels for host and device memory share. */
+#ifndef LOAM_ROPE_ROPE_H
+#define LOAM_ROPE_ROPE_H
+
+#include "src/base/dtype.h"
+#include "src/base/error.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The channels of plane c. */
+typedef struct rope_plane {
+    int64_t x, y;
+} rope_plane;
+
+LOAM_INLINE rope_plane rope_plane_of(const loam_rope *r, int64_t c)
+{
+    return r->layout == LOAM_ROPE_HALF ? (rope_plane){ c, c + r->dim / 2 } : (rope_plane){ 2 * c, 2 * c + 1 };
+}
+
+LOAM_INLINE int64_t rope_position(const loam_rope *r, int64_t b, int64_t t)
+{
+    return r->positions ? r->positions[b * r->positions_batch + t] : r->offset + t;
+}
+
+#define ROPE_AT(view, b, h, t) ((b) * (view)->batch + (h) * (view)->head + (t) * (view)->token)
+
+/* The launch, for checked options that are filled in. */
+loam_status rope_apply_cuda(const loam_rope *rope, const loam_const_view *from, const loam_view *to,
+                            loam_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
