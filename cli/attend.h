@@ -60,8 +60,9 @@ typedef struct attend_options {
     const char *out[OUT_DQ];  /* likewise; gradients go into grad_dir */
     const char *grad_dir;
     const char *ridge, *ridge_unit, *score, *layout, *backend, *kernel, *grad_kernel, *dtype, *feature_map;
-    double ridge_number, scale, soft_cap;
-    int64_t window, threads;
+    const char *rope_layout;
+    double ridge_number, scale, soft_cap, rope; /* rope: its base, 0 for none */
+    int64_t window, threads, rope_dim, rope_offset;
     bool full, normalise, verbose;
 } attend_options;
 
@@ -121,6 +122,10 @@ extern const char *const attend_feature_maps[];
 
 /* Reads every file, checks that the shapes fit together, converts, and fills run->problem. */
 int attend_read(attend_run *run, io_error *error);
+
+/* --rope: q and k as they are read, dq and dk as they were computed. */
+int attend_rope_inputs(attend_run *run, io_error *error);
+int attend_rope_gradients(attend_run *run, io_error *error);
 
 /* Makes run->out for all that was asked for, with the shapes that the help tells. */
 int attend_prepare(attend_run *run, io_error *error);

@@ -75,6 +75,14 @@ static void list_rows(option_row rows[ROWS_MAX], attend_options *o)
           "recurrences: the state to begin with; default 0" },
         { "state-out", OPTION_TEXT, &o->out[OUT_STATE], 0, 0, "F",
           "recurrences: the state after the last token" },
+        { "rope", OPTION_REAL, &o->rope, 1, NO_BOUND, "BASE",
+          "turn q and k by their positions first (RoPE; 10000 is usual), and their gradients back" },
+        { "rope-layout", OPTION_TEXT, &o->rope_layout, 0, 0, "L",
+          "which channels turn together: half (c and c + D/2, default) or interleaved (2c and 2c + 1)" },
+        { "rope-dim", OPTION_INT, &o->rope_dim, 2, LOAM_MAX_DIM, "N",
+          "only the first N channels turn; default all" },
+        { "rope-offset", OPTION_INT, &o->rope_offset, -1e15, 1e15, "N",
+          "position of the first key; default 0" },
         { "layout", OPTION_TEXT, &o->layout, 0, 0, "L", "bhtd (default) or bthd: (B,T,H,D), (T,H,D)" },
         { "dtype", OPTION_TEXT, &o->dtype, 0, 0, "T",
           "f32, bf16, f16 or f64: convert inputs and compute so. Default: the type of q, but float64 becomes "
@@ -137,12 +145,14 @@ static int check_choices(const attend_options *o, io_error *error)
     static const char *const units[] = { "normalised", "max", "trace", NULL };
     static const char *const scores[] = { "dot", "rbf", NULL };
     static const char *const layouts[] = { "bhtd", "bthd", NULL };
+    static const char *const turns[] = { "half", "interleaved", NULL };
     static const char *const dtypes[] = { "f32", "bf16", "f16", "f64", NULL };
     static const char *const backends[] = { "auto", "reference", "cpu", "cuda", NULL };
     int status = check_choice("feature-map", o->feature_map, attend_feature_maps, "identity, elu or unit",
                               error);
     if (!status) status = check_choice("ridge-unit", o->ridge_unit, units, "normalised, max or trace", error);
     if (!status) status = check_choice("score", o->score, scores, "dot or rbf", error);
+    if (!status) status = check_choice("rope-layout", o->rope_layout, turns, "half or interleaved", error);
     if (!status) status = check_choice("layout", o->layout, layouts, "bhtd or bthd", error);
     if (!status) status = check_choice("dtype", o->dtype, dtypes, "f32, bf16, f16 or f64", error);
     if (!status)
@@ -228,6 +238,8 @@ static int check_given(const attend_options *o, io_error *error)
     if (status) return status;
     if (!o->in[IN_GRAD_OUT] != !o->grad_dir)
         return io_fail(error, EXIT_USAGE, "--grad-out F and --grad-dir D are given together or not at all");
+    if ((o->rope_layout || o->rope_dim || o->rope_offset) && o->rope == 0)
+        return io_fail(error, EXIT_USAGE, "--rope-layout, --rope-dim and --rope-offset need --rope BASE");
     if (o->grad_kernel && !o->grad_dir)
         return io_fail(error, EXIT_USAGE, "--grad-kernel needs --grad-out and --grad-dir");
     return 0;
