@@ -132,7 +132,6 @@ static loam_status check_between(const loam_problem *p, loam_error *error)
             : p->window != 0 ? "a window"
             : p->slope       ? "slopes"
                              : "a key bias");
-    REQUIRE(!p->path, error, LOAM_EUNSUPPORTED, "path: 1, which no kernel does");
     return LOAM_OK;
 }
 

@@ -6,6 +6,8 @@
 #include <string.h>
 
 #define FAMILY_LOCAL (1u << LOAM_SOFTMAX | 1u << LOAM_PARALLAX | 1u << LOAM_LLA)
+/* Where the probe is 0 or given. */
+#define FAMILY_GIVEN (1u << LOAM_SOFTMAX | 1u << LOAM_PARALLAX)
 /* The recurrences whose read solves nothing. */
 #define FAMILY_DIRECT \
     (1u << LOAM_LINEAR | 1u << LOAM_RETENTION | 1u << LOAM_SSD | 1u << LOAM_GLA | 1u << LOAM_DELTA | \
@@ -15,29 +17,35 @@
 #define TYPES_BF16 (1u << LOAM_BF16)
 #define TYPES_ALL (TYPES_F32 | 1u << LOAM_F64)
 
+#define KERNEL_ROW(function, family, pass, types, backend, isa, partial, gpu, fits, keys) \
+    { #function, family, pass, types, backend, isa, function, function##_work, partial, gpu, fits, keys },
 #define KERNEL(function, family, pass, types, backend, isa) \
-    { #function, family, pass, types, backend, isa, function, function##_work, NULL, GPU_NONE, NULL },
+    KERNEL_ROW(function, family, pass, types, backend, isa, NULL, GPU_NONE, NULL, KEYS_PLAIN)
 #define KERNEL_DECODE(function, partial, family, types, backend, isa) \
-    { \
-        #function, family,          LOAM_DECODE, types,    backend, isa, \
-        function,  function##_work, partial,     GPU_NONE, NULL \
-    },
+    KERNEL_ROW(function, family, LOAM_DECODE, types, backend, isa, partial, GPU_NONE, NULL, KEYS_PLAIN)
 #define KERNEL_GPU(function, family, pass, types, gpu, fits) \
-    { #function,       family, pass, types, LOAM_BACKEND_CUDA, CPU_PORTABLE, function, \
-      function##_work, NULL,   gpu,  fits },
+    KERNEL_ROW(function, family, pass, types, LOAM_BACKEND_CUDA, CPU_PORTABLE, NULL, gpu, fits, KEYS_PLAIN)
+#define KERNEL_PATH(function, partial, family, pass, types, backend, isa, keys) \
+    KERNEL_ROW(function, family, pass, types, backend, isa, partial, GPU_NONE, NULL, keys)
+#define KERNEL_GPU_PATH(function, family, pass, types, gpu, fits) \
+    KERNEL_ROW(function, family, pass, types, LOAM_BACKEND_CUDA, CPU_PORTABLE, NULL, gpu, fits, KEYS_TURNED)
 
 #ifdef LOAM_HAVE_AVX2
 #define KERNEL_AVX2 KERNEL
 #define KERNEL_DECODE_AVX2 KERNEL_DECODE
+#define KERNEL_PATH_AVX2 KERNEL_PATH
 #else
 #define KERNEL_AVX2(...)
+#define KERNEL_PATH_AVX2(...)
 #define KERNEL_DECODE_AVX2(...)
 #endif
 #ifdef LOAM_HAVE_AVX512
 #define KERNEL_AVX512 KERNEL
 #define KERNEL_DECODE_AVX512 KERNEL_DECODE
+#define KERNEL_PATH_AVX512 KERNEL_PATH
 #else
 #define KERNEL_AVX512(...)
+#define KERNEL_PATH_AVX512(...)
 #define KERNEL_DECODE_AVX512(...)
 #endif
 #ifdef LOAM_HAVE_AVX512BF16
@@ -47,8 +55,10 @@
 #endif
 #ifdef LOAM_HAVE_CUDA
 #define KERNEL_CUDA KERNEL_GPU
+#define KERNEL_CUDA_PATH KERNEL_GPU_PATH
 #else
 #define KERNEL_CUDA(...)
+#define KERNEL_CUDA_PATH(...)
 #endif
 
 static const kernel kernels[] = {
@@ -64,7 +74,8 @@ static bool does(const kernel *k, const loam_problem *p)
 {
     const bool backend = p->backend != LOAM_BACKEND_AUTO ? k->backend == p->backend
                                                          : p->kernel || k->backend != LOAM_BACKEND_CUDA;
-    return backend && k->pass == p->pass && (k->mechanisms >> p->mechanism & 1u) &&
+    const bool keys = k->keys == KEYS_EITHER || (k->keys == KEYS_TURNED) == (p->path != 0);
+    return backend && keys && k->pass == p->pass && (k->mechanisms >> p->mechanism & 1u) &&
            (k->dtypes >> p->dtype & 1u);
 }
 
@@ -83,6 +94,8 @@ static loam_status no_gpu(const char *what, const char *name, gpu_level level, i
                                   gpu_level_words(level));
 }
 
+static const char *with_path(const loam_problem *p) { return p->path ? " with path" : ""; }
+
 static loam_status choose_named(const kernel **out, const loam_problem *p, cpu_isa have, loam_error *error)
 {
     for (int index = 0; index < KERNEL_COUNT; index++) {
@@ -91,8 +104,8 @@ static loam_status choose_named(const kernel **out, const loam_problem *p, cpu_i
             const int capability = k->gpu ? gpu_capability() : 0;
             REQUIRE(k->isa <= have, error, LOAM_EUNSUPPORTED, "kernel: %s needs %s, this machine offers %s",
                     k->name, cpu_isa_name(k->isa), cpu_isa_name(have));
-            REQUIRE(does(k, p), error, LOAM_EUNSUPPORTED, "kernel: %s does not do %s %s in %s on back end %s",
-                    k->name, loam_mechanism_name(p->mechanism), loam_pass_name(p->pass),
+            REQUIRE(does(k, p), error, LOAM_EUNSUPPORTED, "kernel: %s does not do %s %s%s in %s on back end %s",
+                    k->name, loam_mechanism_name(p->mechanism), loam_pass_name(p->pass), with_path(p),
                     loam_dtype_name(p->dtype), loam_backend_name(p->backend));
             if (k->fits) {
                 TRY(k->fits(p, error));
@@ -135,9 +148,9 @@ static loam_status choose_best(const kernel **out, const loam_problem *p, cpu_is
     if (unfit) {
         return unfit->fits(p, error);
     }
-    return loam_fail(error, LOAM_EUNSUPPORTED, "backend: %s has no kernel for %s %s in %s",
+    return loam_fail(error, LOAM_EUNSUPPORTED, "backend: %s has no kernel for %s %s%s in %s",
                      loam_backend_name(p->backend), loam_mechanism_name(p->mechanism),
-                     loam_pass_name(p->pass), loam_dtype_name(p->dtype));
+                     loam_pass_name(p->pass), with_path(p), loam_dtype_name(p->dtype));
 }
 
 #ifdef LOAM_HAVE_CUDA
@@ -160,6 +173,8 @@ static const char *mechanisms_text(unsigned mechanisms)
 {
     return mechanisms == FAMILY_DIRECT      ? "linear retention ssd gla delta gated-delta kda"
            : mechanisms == FAMILY_RECURRENT ? "linear retention ssd gla delta gated-delta kda mesa"
+           : mechanisms == FAMILY_GIVEN     ? "softmax parallax"
+           : mechanisms == 1u << LOAM_SOFTMAX ? "softmax"
                                             : "softmax parallax lla";
 }
 

@@ -6,11 +6,15 @@
 #include "src/base/cpu.h"
 #include "src/base/gpu.h"
 #include "src/local/local.h"
+#include "src/local/local_path.h"
 #include "src/recurrent/recurrent.h"
 
 /* Each family declares its functions under its own name for these types. */
 typedef loam_status kernel_run_fn(const loam_problem *problem, const loam_args *args, loam_error *error);
 typedef size_t kernel_work_fn(const loam_problem *problem);
+
+/* Whether the keys of a row may be turned (problem.path). */
+typedef enum kernel_keys { KEYS_PLAIN, KEYS_TURNED, KEYS_EITHER } kernel_keys;
 
 typedef struct kernel {
     const char *name;
@@ -24,6 +28,7 @@ typedef struct kernel {
     local_partial_fn *partial; /* local decode rows of the CPU */
     gpu_level gpu;             /* rows of CUDA */
     local_fits_fn *fits;       /* what else must hold; NULL: nothing */
+    kernel_keys keys;
 } kernel;
 
 /* NULL beyond the last row. */

@@ -10,7 +10,8 @@
  *     dq_i = sum_j ds x'_q - y_i,            dk_j = sum_i ds x'_k - p E rho_i + p (1 - u) y_i
  *     dv_j = sum_i p (1 - u) do_i,           dridge_ic = -unit y_ic rho_ic
  *
- * First all rows, which leave lse, kbar, rho, y and a few scalars; then all keys, which sum over rows.
+ * First all rows, which leave lse, kbar, rho, y and a few scalars; then all keys, which sum over rows. PaTH: dk_j is a
+ * gradient of the key as row i sees it; each key gathers them from the last row to its own, turning back.
  */
 #include "src/local/local_row_ref.h"
 
@@ -18,6 +19,7 @@
 
 #include <math.h>
 #include <omp.h>
+#include <string.h>
 
 /* What a key needs of a row: this head, then kbar, rho, y. */
 typedef struct row_record {
@@ -48,14 +50,14 @@ typedef struct pair {
 } pair;
 
 static pair pair_gradient(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
-                          int64_t j, const row_record *r)
+                          int64_t j, const double *key, const row_record *r)
 {
     const int64_t d = p->dim_qk;
-    pair out = { .score = ref_row_score(p, a, s, h, i, j, j) };
+    pair out = { .score = ref_row_score(p, a, s, h, i, j, j, key) };
     const double w = exp(out.score.s - r->lse);
     double u = 0, t = 0, g = 0, distance2 = 0;
     for (int64_t c = 0; p->mechanism != LOAM_SOFTMAX && c < d; c++) {
-        const double kappa = ref_k(p, a, s, h, j, c) - r->kbar[c];
+        const double kappa = key[c] - r->kbar[c];
         u += r->rho[c] * kappa;
         t += r->y[c] * kappa;
         distance2 += kappa * kappa;
@@ -80,14 +82,13 @@ static pair pair_gradient(const loam_problem *p, const loam_args *a, const local
 }
 
 /* drho into r->y */
-static void probe_gradient(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
-                           const ref_row *row, const double *g, row_record *r)
+static void probe_gradient(const loam_problem *p, const ref_row *row, const double *g, row_record *r)
 {
     for (int64_t c = 0; c < p->dim_qk; c++) {
         double sum = 0;
         for (int64_t j = row->lo; j < row->hi; j++) {
             sum -= row->p[j - row->lo] * (g[j - row->lo] - r->gbar) *
-                   (ref_k(p, a, s, h, j, c) - row->kbar[c]);
+                   (row->keys[j * p->dim_qk + c] - row->kbar[c]);
         }
         r->y[c] = sum;
     }
@@ -139,7 +140,7 @@ static void row_backward(const loam_problem *p, const loam_args *a, const local_
     }
     double ridge = 0;
     if (p->mechanism != LOAM_SOFTMAX) {
-        probe_gradient(p, a, s, h, row, g, r);
+        probe_gradient(p, row, g, r);
     }
     if (p->mechanism == LOAM_LLA) {
         ridge = adjoint(p, a, s, h, i, row, r);
@@ -168,11 +169,11 @@ static void row_query(const loam_problem *p, const loam_args *a, const local_seq
         dq[c] = -r->y[c];
     }
     for (int64_t j = row->lo; j < row->hi; j++) {
-        const pair x = pair_gradient(p, a, s, h, i, j, r);
+        const double *key = row->keys + j * d;
+        const pair x = pair_gradient(p, a, s, h, i, j, key, r);
         const double inner = x.ds * x.score.slope;
         for (int64_t c = 0; c < d; c++) {
-            const double k = ref_k(p, a, s, h, j, c);
-            dq[c] += p->scale * inner * (p->score == LOAM_DOT ? k : k - row->q[c]);
+            dq[c] += p->scale * inner * (p->score == LOAM_DOT ? key[c] : key[c] - row->q[c]);
         }
         scale += inner * x.score.x;
         slope -= x.ds * fabs((double)(i + s->nk - s->nq - j));
@@ -190,29 +191,26 @@ static void row_query(const loam_problem *p, const loam_args *a, const local_seq
     }
 }
 
-/* Adds to dk, dv what the rows of one query head say of key j. */
-static void key_from_head(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t j,
-                          const records *rec, double *dk, double *dv)
+/* Adds to dk, dv what row i says of key j, which it sees as `key`; returns d loss / d s_ij. */
+static double key_from_row(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
+                           int64_t i, int64_t j, const double *key, const row_record *r, double *dk,
+                           double *dv)
 {
-    double bias = 0;
-    for (int64_t i = 0; i < s->nq; i++) {
-        int64_t lo, hi;
-        local_visible(p, s, i, &lo, &hi);
-        if (j < lo || j >= hi) {
-            continue;
-        }
-        const row_record *r = &rec->row[local_row(p, s, h, i)];
-        const pair x = pair_gradient(p, a, s, h, i, j, r);
-        for (int64_t c = 0; c < p->dim_qk; c++) {
-            const double k = ref_k(p, a, s, h, j, c), q = ref_q(p, a, s, h, i, c);
-            dk[c] += p->scale * x.ds * x.score.slope * (p->score == LOAM_DOT ? q : q - k) -
-                     x.weight * r->rho[c] + x.kept * r->y[c] + x.spread * (k - r->kbar[c]);
-        }
-        for (int64_t c = 0; c < p->dim_v; c++) {
-            dv[c] += x.kept * ref_grad_o(p, a, s, h, i, c);
-        }
-        bias += x.ds;
+    const pair x = pair_gradient(p, a, s, h, i, j, key, r);
+    for (int64_t c = 0; c < p->dim_qk; c++) {
+        const double q = ref_q(p, a, s, h, i, c);
+        dk[c] += p->scale * x.ds * x.score.slope * (p->score == LOAM_DOT ? q : q - key[c]) -
+                 x.weight * r->rho[c] + x.kept * r->y[c] + x.spread * (key[c] - r->kbar[c]);
     }
+    for (int64_t c = 0; c < p->dim_v; c++) {
+        dv[c] += x.kept * ref_grad_o(p, a, s, h, i, c);
+    }
+    return x.ds;
+}
+
+static void put_column_sum(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
+                           int64_t j, double bias)
+{
     if (p->key_bias && a->grad_key_bias.data) {
         element_store(a->grad_key_bias.data, dtype_real(p->dtype),
                       LOCAL_AT(a->grad_key_bias, s->b, h, s->k0 + j), bias);
@@ -223,19 +221,24 @@ static void key_from_head(const loam_problem *p, const loam_args *a, const local
     }
 }
 
-static void key_backward(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h_kv,
-                         int64_t j, const records *rec, double *dk, double *dv)
+/* What the rows of one query head say of key j. */
+static void key_from_head(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t j,
+                          const records *rec, const double *key, double *dk, double *dv)
 {
-    const int64_t group = p->heads_q / p->heads_kv;
-    for (int64_t c = 0; c < p->dim_qk; c++) {
-        dk[c] = 0;
+    double bias = 0;
+    for (int64_t i = 0; i < s->nq; i++) {
+        int64_t lo, hi;
+        local_visible(p, s, i, &lo, &hi);
+        if (lo <= j && j < hi) {
+            bias += key_from_row(p, a, s, h, i, j, key, &rec->row[local_row(p, s, h, i)], dk, dv);
+        }
     }
-    for (int64_t c = 0; c < p->dim_v; c++) {
-        dv[c] = 0;
-    }
-    for (int64_t h = h_kv * group; j < s->nk && h < (h_kv + 1) * group; h++) {
-        key_from_head(p, a, s, h, j, rec, dk, dv);
-    }
+    put_column_sum(p, a, s, h, j, bias);
+}
+
+static void put_key(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h_kv, int64_t j,
+                    const double *dk, const double *dv)
+{
     for (int64_t c = 0; a->grad_k.data && c < p->dim_qk; c++) {
         element_store(a->grad_k.data, p->dtype, LOCAL_AT(a->grad_k, s->b, h_kv, s->k0 + j) + c, dk[c]);
     }
@@ -244,9 +247,118 @@ static void key_backward(const loam_problem *p, const loam_args *a, const local_
     }
 }
 
+static void clear_doubles(double *x, int64_t n)
+{
+    for (int64_t e = 0; e < n; e++) {
+        x[e] = 0;
+    }
+}
+
+static void key_backward(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h_kv,
+                         int64_t j, const records *rec, double *key, double *dk, double *dv)
+{
+    const int64_t group = p->heads_q / p->heads_kv;
+    clear_doubles(dk, p->dim_qk);
+    clear_doubles(dv, p->dim_v);
+    for (int64_t h = h_kv * group; j < s->nk && h < (h_kv + 1) * group; h++) {
+        ref_load_key(p, a, s, h, j, key);
+        key_from_head(p, a, s, h, j, rec, key, dk, dv);
+    }
+    put_key(p, a, s, h_kv, j, dk, dv);
+}
+
+/* PaTH: what a thread needs for the keys of one head. */
+typedef struct turning {
+    double *trail;      /* [len_kv][dim_qk]: the key as seen from each position */
+    double *dw, *dbeta; /* [len_kv][dim_qk], [len_kv] */
+    double *ds;         /* [heads_q / heads_kv]: the column sums of the key */
+} turning;
+
+static turning turning_carve(const loam_problem *p, arena *pool)
+{
+    const size_t keys = p->path ? (size_t)p->len_kv : 0, wide = size_mul(keys, (size_t)p->dim_qk);
+    turning x;
+    x.trail = arena_take(pool, wide, sizeof(double));
+    x.dw = arena_take(pool, wide, sizeof(double));
+    x.dbeta = arena_take(pool, keys, sizeof(double));
+    x.ds = arena_take(pool, (size_t)(p->heads_q / p->heads_kv), sizeof(double));
+    return x;
+}
+
+/* Back through k' = k - beta w (w . k) at position t: dk from dk', and its parts of dw and dbeta. */
+static void turn_back(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t t,
+                      const double *key, double *dk, const turning *x)
+{
+    double key_along = 0, dk_along = 0;
+    for (int64_t c = 0; c < p->dim_qk; c++) {
+        key_along += ref_w(p, a, s, h, t, c) * key[c];
+        dk_along += ref_w(p, a, s, h, t, c) * dk[c];
+    }
+    x->dbeta[t] -= key_along * dk_along;
+    for (int64_t c = 0; c < p->dim_qk; c++) {
+        x->dw[t * p->dim_qk + c] -= ref_beta(p, a, s, h, t) * (key_along * dk[c] + dk_along * key[c]);
+        dk[c] -= ref_beta(p, a, s, h, t) * dk_along * ref_w(p, a, s, h, t, c);
+    }
+}
+
+/* Key j as all positions after it see it, then back from the last to its own. */
+static void key_backward_path(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h_kv,
+                              int64_t j, const records *rec, const turning *x, double *dk, double *dv)
+{
+    const int64_t d = p->dim_qk, group = p->heads_q / p->heads_kv, h0 = h_kv * group;
+    clear_doubles(dk, d);
+    clear_doubles(dv, p->dim_v);
+    clear_doubles(x->ds, group);
+    for (int64_t t = j; t < s->nk; t++) {
+        double *key = x->trail + t * d;
+        if (t == j) {
+            ref_load_key(p, a, s, h0, j, key);
+        } else {
+            memcpy(key, key - d, (size_t)d * sizeof *key);
+            ref_turn(p, a, s, h0, t, key);
+        }
+    }
+    for (int64_t t = s->nk - 1; t >= j; t--) {
+        const int64_t i = t - s->nk + s->nq;
+        for (int64_t h = h0; i >= 0 && h < h0 + group; h++) {
+            const row_record *r = &rec->row[local_row(p, s, h, i)];
+            x->ds[h - h0] += key_from_row(p, a, s, h, i, j, x->trail + t * d, r, dk, dv);
+        }
+        if (t > j) {
+            turn_back(p, a, s, h0, t, x->trail + (t - 1) * d, dk, x);
+        }
+    }
+    for (int64_t h = h0; h < h0 + group; h++) {
+        put_column_sum(p, a, s, h, j, x->ds[h - h0]);
+    }
+    put_key(p, a, s, h_kv, j, dk, dv);
+}
+
+static void head_backward_path(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h_kv,
+                               const records *rec, const turning *x, double *dk, double *dv)
+{
+    const int64_t d = p->dim_qk, stored = local_stored_keys(p, s);
+    clear_doubles(x->dw, stored * d);
+    clear_doubles(x->dbeta, stored);
+    for (int64_t j = 0; j < stored; j++) {
+        key_backward_path(p, a, s, h_kv, j, rec, x, dk, dv);
+    }
+    for (int64_t t = 0; t < stored; t++) {
+        for (int64_t c = 0; a->grad_w.data && c < d; c++) {
+            element_store(a->grad_w.data, p->dtype, LOCAL_AT(a->grad_w, s->b, h_kv, s->k0 + t) + c,
+                          x->dw[t * d + c]);
+        }
+        if (a->grad_beta.data) {
+            element_store(a->grad_beta.data, dtype_real(p->dtype),
+                          LOCAL_AT(a->grad_beta, s->b, h_kv, s->k0 + t), x->dbeta[t]);
+        }
+    }
+}
+
 typedef struct scratch {
     ref_row row;
     double *g, *dk, *dv;
+    turning turning;
 } scratch;
 
 static scratch scratch_carve(const loam_problem *p, arena *pool)
@@ -255,6 +367,7 @@ static scratch scratch_carve(const loam_problem *p, arena *pool)
     x.g = arena_take(pool, (size_t)p->len_kv, sizeof(double));
     x.dk = arena_take(pool, (size_t)p->dim_qk, sizeof(double));
     x.dv = arena_take(pool, (size_t)p->dim_v, sizeof(double));
+    x.turning = turning_carve(p, pool);
     return x;
 }
 
@@ -299,9 +412,13 @@ loam_status local_backward_ref(const loam_problem *p, const loam_args *a, loam_e
             }
 #pragma omp for collapse(2) schedule(dynamic, 8)
             for (int64_t h = 0; h < p->heads_kv; h++) {
-                for (int64_t j = 0; j < local_stored_keys(p, &s); j++) {
-                    key_backward(p, a, &s, h, j, &rec, x.dk, x.dv);
+                for (int64_t j = 0; j < (p->path ? 0 : local_stored_keys(p, &s)); j++) {
+                    key_backward(p, a, &s, h, j, &rec, x.row.key, x.dk, x.dv);
                 }
+            }
+#pragma omp for schedule(dynamic, 1)
+            for (int64_t h = 0; h < (p->path ? p->heads_kv : 0); h++) {
+                head_backward_path(p, a, &s, h, &rec, &x.turning, x.dk, x.dv);
             }
         }
     }

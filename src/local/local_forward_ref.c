@@ -14,7 +14,7 @@ static void put_saved(const loam_problem *p, const loam_args *a, const local_seq
     const bool empty = row->lo >= row->hi;
     double tbar = 0, constant = 0;
     for (int64_t c = 0; !empty && p->soft_cap == 0 && c < p->dim_qk; c++) {
-        const double first = ref_k(p, a, s, h, 0, c), q = row->q[c];
+        const double first = p->path ? 0 : ref_k(p, a, s, h, 0, c), q = row->q[c];
         constant += p->score == LOAM_DOT ? q * first : -0.5 * (q - first) * (q - first);
     }
     element_store(saved.lse, real, at, row->lse - p->scale * constant);
@@ -22,7 +22,7 @@ static void put_saved(const loam_problem *p, const loam_args *a, const local_seq
         element_store(saved.vbar, real, at * p->dim_v + c, row->vbar[c]);
     }
     for (int64_t c = 0; p->mechanism != LOAM_SOFTMAX && c < p->dim_qk; c++) {
-        const double kbar = empty ? 0 : row->kbar[c] - ref_k(p, a, s, h, 0, c);
+        const double kbar = empty ? 0 : row->kbar[c] - (p->path ? 0 : ref_k(p, a, s, h, 0, c));
         tbar += row->rho[c] * kbar;
         if (p->mechanism == LOAM_LLA) {
             element_store(saved.kbar, real, at * p->dim_qk + c, kbar);
@@ -114,27 +114,32 @@ loam_status local_decode_ref(const loam_problem *p, const loam_args *a, loam_err
 
 size_t local_decode_ref_work(const loam_problem *p)
 {
-    const size_t whole = local_forward_ref_work(p), key = size_of(local_state_doubles(p), sizeof(double));
-    return whole > key ? whole : key;
+    const size_t whole = local_forward_ref_work(p), state = size_of(local_state_doubles(p), sizeof(double));
+    const size_t slice = size_add(state, size_of((size_t)p->dim_qk, sizeof(double)));
+    return whole > slice ? whole : slice;
 }
 
 /* The state of one key: itself as mean, nothing around it. */
 static void single_key(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
-                       int64_t j, int64_t k_row, double *state)
+                       int64_t j, int64_t k_row, double *key, double *state)
 {
+    ref_load_key(p, a, s, h, k_row, key);
+    for (int64_t t = j + 1; p->path && t <= i + s->nk - s->nq; t++) {
+        ref_turn(p, a, s, h, t, key);
+    }
     local_state_clear(p, state);
-    state[0] = ref_row_score(p, a, s, h, i, j, k_row).s;
+    state[0] = ref_row_score(p, a, s, h, i, j, k_row, key).s;
     state[1] = 1;
     double *mean = state + 2;
     if (p->mechanism == LOAM_PARALLAX) {
         for (int64_t c = 0; c < p->dim_qk; c++) {
             *mean += element_load(a->probe.data, p->dtype, LOCAL_AT(a->probe, s->b, h, s->q0 + i) + c) *
-                     ref_k(p, a, s, h, k_row, c);
+                     key[c];
         }
         mean += 1;
     } else if (p->mechanism == LOAM_LLA) {
         for (int64_t c = 0; c < p->dim_qk; c++) {
-            *mean++ = ref_k(p, a, s, h, k_row, c);
+            *mean++ = key[c];
         }
     }
     for (int64_t c = 0; c < p->dim_v; c++) {
@@ -146,7 +151,9 @@ loam_status local_partial_ref(const loam_problem *p, const loam_args *a, int64_t
                               double *states, loam_error *error)
 {
     const int64_t n = (int64_t)local_state_doubles(p);
-    double *key_state = a->work;
+    arena pool = { a->work, 0 };
+    double *key_state = arena_take(&pool, (size_t)n, sizeof(double));
+    double *key = arena_take(&pool, (size_t)p->dim_qk, sizeof(double));
     for (int64_t b = 0; b < p->batch; b++) {
         const local_seq s = local_seq_at(p, a, b);
         for (int64_t h = 0; h < p->heads_q; h++) {
@@ -156,7 +163,7 @@ loam_status local_partial_ref(const loam_problem *p, const loam_args *a, int64_t
                 local_visible(p, &s, i, &lo, &hi);
                 local_state_clear(p, state);
                 for (int64_t j = lo > first ? lo : first; j < hi && j < first + count; j++) {
-                    single_key(p, a, &s, h, i, j, j - first, key_state);
+                    single_key(p, a, &s, h, i, j, j - first, key, key_state);
                     local_state_merge(p, state, key_state);
                 }
             }

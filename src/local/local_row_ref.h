@@ -2,6 +2,7 @@
  * One row of the local family, scalar and in float64, written from the equations:
  *
  *     x_ij = q_i . k_j (dot)  or  -|q_i - k_j|^2 / 2 (RBF)
+ *     PaTH: every k_j of row i is M_t ... M_{j+1} k_j instead, M_t = I - beta_t w_t w_t^T, t = i + n_kv - n_q
  *     s_ij = cap(scale x_ij) - slope |i + n_kv - n_q - j| + bias_j + G_i+n_kv-n_q - G_j,   cap(z) = c tanh(z / c)
  *     p_ij = exp(s_ij - lse_i),   kbar = sum p k,   vbar = sum p v,   kappa_ij = k_j - kbar_i
  *     Cov_i = sum p kappa kappa^T,   (Cov_i + Lambda_i) rho_i = kbar_i - q_i          (LLA)
@@ -22,12 +23,15 @@ typedef struct ref_row {
     loam_row_info info;
     double *q, *kbar, *vbar, *rho, *lambda; /* lambda = ridge * unit */
     double *p, *u;                          /* of key lo + index */
+    double *keys;                           /* [len_kv][dim_qk], keys lo .. hi - 1 as the row sees them */
+    int64_t turned_h, turned_to;            /* PaTH: keys are as seen from this head and position; -1: from none */
     double *key, *matrix;                   /* scratch: one kappa; the factor of Cov + Lambda */
 } ref_row;
 
 ref_row ref_row_carve(const loam_problem *p, arena *pool);
+/* key: key j as row i sees it; k_row: where it lies in the k at hand (j itself, but for a slice of the keys). */
 ref_score ref_row_score(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
-                        int64_t j, int64_t k_row);
+                        int64_t j, int64_t k_row, const double *key);
 void ref_row_fit(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
                  ref_row *row);
 
@@ -40,6 +44,37 @@ static inline double ref_k(const loam_problem *p, const loam_args *a, const loca
                            int64_t j, int64_t c)
 {
     return element_load(a->k.data, p->dtype, LOCAL_AT(a->k, s->b, local_kv_head(p, h), s->k0 + j) + c);
+}
+/* Key k_row of the k at hand as it lies there. */
+static inline void ref_load_key(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
+                                int64_t k_row, double *key)
+{
+    for (int64_t c = 0; c < p->dim_qk; c++) {
+        key[c] = ref_k(p, a, s, h, k_row, c);
+    }
+}
+static inline double ref_w(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
+                           int64_t t, int64_t c)
+{
+    return element_load(a->w.data, p->dtype, LOCAL_AT(a->w, s->b, local_kv_head(p, h), s->k0 + t) + c);
+}
+static inline double ref_beta(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
+                              int64_t t)
+{
+    return element_load(a->beta.data, dtype_real(p->dtype),
+                        LOCAL_AT(a->beta, s->b, local_kv_head(p, h), s->k0 + t));
+}
+/* PaTH: key <- M_t key */
+static inline void ref_turn(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
+                            int64_t t, double *key)
+{
+    double along = 0;
+    for (int64_t c = 0; c < p->dim_qk; c++) {
+        along += ref_w(p, a, s, h, t, c) * key[c];
+    }
+    for (int64_t c = 0; c < p->dim_qk; c++) {
+        key[c] -= ref_beta(p, a, s, h, t) * along * ref_w(p, a, s, h, t, c);
+    }
 }
 static inline double ref_v(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
                            int64_t j, int64_t c)

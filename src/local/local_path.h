@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: MIT
+ * CPU kernels where keys are turned (problem.path): local_path_forward_cpu.c, local_path_backward_cpu.c,
+ * local_path_decode_cpu.c. Softmax and Parallax. */
+#ifndef LOAM_LOCAL_LOCAL_PATH_H
+#define LOAM_LOCAL_LOCAL_PATH_H
+
+#include "src/local/local.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define LOCAL_PATH_DECLARE_ISA(isa) \
+    local_run_fn local_path_forward_##isa, local_path_backward_##isa, local_path_decode_##isa; \
+    local_work_fn local_path_forward_##isa##_work, local_path_backward_##isa##_work, \
+        local_path_decode_##isa##_work; \
+    local_partial_fn local_path_partial_##isa;
+
+/* CUDA: softmax, bfloat16, 64 channels. */
+local_run_fn local_path_forward_sm80, local_path_backward_sm80;
+local_work_fn local_path_forward_sm80_work, local_path_backward_sm80_work;
+local_fits_fn local_path_sm80_fits;
+
+LOCAL_PATH_DECLARE_ISA(portable)
+LOCAL_PATH_DECLARE_ISA(avx2)
+LOCAL_PATH_DECLARE_ISA(avx512)
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

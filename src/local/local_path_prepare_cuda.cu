@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: MIT
+ * PaTH scores on GPUs: the tiles of keys, and their groups. */
+#include "src/local/local_path_cuda.cuh"
+
+struct prepare_shared {
+    shared_tile k, n, b_hi, b_lo, c_hi, c_lo; /* b: of B; c: of strict(N K^T), then of W */
+    float nn[EDGE][EDGE + 1], r[EDGE][EDGE + 1];
+    float beta[EDGE];
+};
+
+/* R = (I + diag(beta) strict(N N^T))^-1 by forward substitution, a column by each thread of the first two warps:
+ * R_i = e_i - beta_i sum_{j < i} (n_i . n_j) R_j. */
+static __device__ __forceinline__ void invert_reflections(prepare_shared &x)
+{
+    const int c = threadIdx.x;
+    for (int i = 0; c < EDGE && i < EDGE; i++) {
+        float even = 0, odd = 0;
+        int j = c;
+        for (; j + 1 < i; j += 2) {
+            even += x.nn[i][j] * x.r[j][c];
+            odd += x.nn[i][j + 1] * x.r[j + 1][c];
+        }
+        if (j < i) {
+            even += x.nn[i][j] * x.r[j][c];
+        }
+        x.r[i][c] = i < c ? 0 : i == c ? 1 : -x.beta[i] * (even + odd);
+    }
+}
+
+/* The warp's rows of Lam = R diag(beta). */
+static __device__ __forceinline__ void load_lam(strip &lam, const prepare_shared &x, int m)
+{
+    for_pairs(lam, m, [&](int r, int c, float &u, float &v) {
+        u = x.r[r][c] * x.beta[c];
+        v = x.r[r][c + 1] * x.beta[c + 1];
+    });
+}
+
+/* A thread block for each slot of each key-value head. */
+static __global__ void __launch_bounds__(THREADS) path_tile_kernel(const loam_problem p, const loam_args a,
+                                                                   const path_arrays w)
+{
+    extern __shared__ __align__(16) char raw[];
+    prepare_shared &x = *(prepare_shared *)raw;
+    const int64_t tiles = (p.len_kv + EDGE - 1) / EDGE, index = blockIdx.x;
+    const int64_t n = index % tiles, b = index / tiles % p.batch, h = index / tiles / p.batch;
+    const local_seq s = local_seq_at(&p, &a, b);
+    const int m = threadIdx.x / 32 * 16;
+    if (n >= tiles_of(s)) {
+        return;
+    }
+    const int64_t slot = (h * w.slots + slot_base(p, s, b) + n) * TILE_SIZE;
+    fill_argument(x.k, a.k, s.b, h, s.k0, n * EDGE, s.nk);
+    fill_argument(x.n, a.w, s.b, h, s.k0, n * EDGE, s.nk);
+    if (threadIdx.x < EDGE) {
+        const int64_t t = n * EDGE + threadIdx.x;
+        x.beta[threadIdx.x] = t < s.nk ? ((const float *)a.beta.data)[LOCAL_AT(a.beta, s.b, h, s.k0 + t)] : 0;
+    }
+    filled();
+    strip part, lam;
+    clear(part);
+    product_rows<1, EDGE>(part, x.n, 0, m, x.n);
+    for_pairs(part, m, [&](int r, int c, float &u, float &v) { x.nn[r][c] = u, x.nn[r][c + 1] = v; });
+    clear(part);
+    product_rows<1, EDGE>(part, x.n, 0, m, x.k);
+    for_pairs(part, m, [&](int r, int c, float &u, float &v) { u = c < r ? u : 0, v = c + 1 < r ? v : 0; });
+    strip_put(part, m, x.c_hi, x.c_lo, PITCH);
+    __syncthreads();
+    invert_reflections(x);
+    __syncthreads();
+    load_lam(lam, x, m);
+    clear(part); /* B */
+    product_weights<1, PITCH>(part, lam, x.c_lo, 0);
+    product_weights<2, PITCH>(part, lam, x.c_hi, 0);
+    strip_put(part, m, x.b_hi, x.b_lo, PITCH);
+    strip_put(part, m, w.b_hi + slot, w.b_lo + slot, EDGE);
+    clear(part); /* W */
+    product_weights<2, PITCH>(part, lam, x.n, 0);
+    __syncthreads();
+    strip_put(part, m, x.c_hi, x.c_lo, PITCH);
+    strip_put(part, m, w.w_hi + slot, w.w_lo + slot, EDGE);
+    __syncthreads();
+    strip keys;
+    clear(part); /* B^T N */
+    product_of_turned(part, x.b_lo, m, x.n);
+    product_of_turned(part, x.b_hi, m, x.n);
+    strip_get(keys, m, x.k, PITCH);
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+        keys[e][0] -= part[e][0], keys[e][1] -= part[e][1], keys[e][2] -= part[e][2], keys[e][3] -= part[e][3];
+    }
+    strip_put(keys, m, w.kr + slot, NULL, EDGE);
+    clear(part); /* E = N^T W */
+    product_of_turned(part, x.n, m, x.c_lo);
+    product_of_turned(part, x.n, m, x.c_hi);
+    strip_put(part, m, w.e_hi + slot, w.e_lo + slot, EDGE);
+}
+
+/* Kt: keys cross the tiles after theirs in their group. Eg: the rows of I cross all tiles of the group, I - what they become.
+ * Blocks with y = 1 do Eg. */
+static __global__ void __launch_bounds__(THREADS) path_group_kernel(const loam_problem p, const loam_args a,
+                                                                    const path_arrays w)
+{
+    __shared__ __align__(16) shared_tile e_hi, e_lo;
+    const int64_t tiles = (p.len_kv + EDGE - 1) / EDGE, index = blockIdx.x;
+    const int64_t n = index % tiles, b = index / tiles % p.batch, h = index / tiles / p.batch;
+    const local_seq s = local_seq_at(&p, &a, b);
+    const int m = threadIdx.x / 32 * 16;
+    const int64_t first = n / w.group * w.group, last = first + w.group - 1;
+    const bool whole = blockIdx.y == 1;
+    /* Nothing comes after the last group. */
+    if (last + 1 >= tiles_of(s) || (whole && (n != first || n == 0))) {
+        return;
+    }
+    const int64_t base = h * w.slots + slot_base(p, s, b), slot = (base + n) * TILE_SIZE;
+    strip x;
+    if (whole) {
+        for_pairs(x, m, [&](int r, int c, float &u, float &v) { u = r == c, v = r == c + 1; });
+    } else {
+        strip_get(x, m, w.kr + slot, EDGE);
+    }
+    for (int64_t step = 0; step < (whole ? w.group : last - n); step++) {
+        const int64_t at = (base + (whole ? last - step : n + 1 + step)) * TILE_SIZE;
+        __syncthreads();
+        fill_slot(e_hi, w.e_hi + at);
+        fill_slot(e_lo, w.e_lo + at);
+        filled();
+        if (whole) {
+            cross_tile(x, e_hi, e_lo);
+        } else {
+            cross_tile_turned(x, e_hi, e_lo);
+        }
+    }
+    if (whole) {
+        for_pairs(x, m, [&](int r, int c, float &u, float &v) { u = (r == c) - u, v = (r == c + 1) - v; });
+        strip_put(x, m, w.eg_hi + slot, w.eg_lo + slot, EDGE);
+    } else {
+        strip_put(x, m, w.kt + slot, NULL, EDGE);
+    }
+}
+
+loam_status local_path_prepare_cuda(const loam_problem *p, const loam_args *a, const path_arrays *w,
+                                    loam_error *error)
+{
+    const int64_t tiles = (p->len_kv + EDGE - 1) / EDGE, blocks = tiles * p->batch * p->heads_kv;
+    if (blocks == 0) {
+        return LOAM_OK;
+    }
+    constexpr size_t shared = sizeof(prepare_shared);
+    TRY(cuda_allow_shared((const void *)path_tile_kernel, shared, error));
+    path_tile_kernel<<<(unsigned)blocks, THREADS, shared, (cudaStream_t)a->stream>>>(*p, *a, *w);
+    TRY(cuda_launched("path_tile_kernel", error));
+    if (tiles > w->group) {
+        path_group_kernel<<<dim3((unsigned)blocks, 2), THREADS, 0, (cudaStream_t)a->stream>>>(*p, *a, *w);
+        TRY(cuda_launched("path_group_kernel", error));
+    }
+    return LOAM_OK;
+}
