@@ -4,6 +4,7 @@
 product of PyTorch (cuBLAS) and, on softmax problems, its scaled_dot_product_attention by cuDNN and by FlashAttention.
 
     bench/gpu.py --out bench/results/gpu.csv
+    bench/gpu.py bench/shapes/gpu-recurrent.txt bench/shapes/gpu-scores.txt
 
 Loam is timed by `loam bench`, PyTorch in the same way: by events on the device, after writing a buffer of twice the
 L2 cache, at least three runs after an untimed one, medians. Operations are those of `loam bench`, the same for both. The roof is a
@@ -22,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sdpa import ROOT, has_direct_form, make_input, write_csv
 
+LOCAL = ("softmax", "parallax", "lla")  # those with scores
 RIVALS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 
 
@@ -148,7 +150,7 @@ def main():
         rivals = time_rivals(row, options.seconds)
         row |= {f"{name}_s": seconds for name, seconds in rivals.items()}
         size = tuple(row[key] for key in ("batch", "heads_q", "len_q", "len_kv", "dim_qk"))
-        fits = row["batch"] * row["heads_q"] * row["len_q"] * row["len_kv"] <= 2**31
+        fits = row["mechanism"] in LOCAL and row["batch"] * row["heads_q"] * row["len_q"] * row["len_kv"] <= 2**31
         if fits and size not in scores:
             scores[size] = score_rate(row, options.seconds)
         row["score_flops"] = scores.get(size)

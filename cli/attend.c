@@ -21,8 +21,10 @@ int command_attend(int argc, char **argv)
     if (options.help) return EXIT_OK;
     attend_run run = { .options = &options };
     status = attend_read(&run, &error);
+    if (!status) status = attend_rope_inputs(&run, &error);
     if (!status) status = attend_prepare(&run, &error);
     if (!status) status = attend_compute(&run, &error);
+    if (!status) status = attend_rope_gradients(&run, &error);
     if (!status) status = attend_write(&run, &error);
     attend_free(&run);
     return status ? options_report("attend", &error) : EXIT_OK;

@@ -15,7 +15,12 @@ enum attend_input {
     IN_K,
     IN_V,
     IN_PROBE,
-    IN_RIDGE,
+    IN_W,
+    IN_RIDGE, /* from here to IN_SINK: real */
+    IN_LOG_DECAY,
+    IN_BETA,
+    IN_STATE,
+    IN_GRAD_STATE,
     IN_SLOPE,
     IN_KEY_BIAS,
     IN_SINK,
@@ -29,7 +34,8 @@ enum attend_output {
     OUT_RHO,
     OUT_WEIGHTS,
     OUT_INFO,
-    OUT_DQ,
+    OUT_STATE,
+    OUT_DQ, /* from here: gradients */
     OUT_DK,
     OUT_DV,
     OUT_DPROBE,
@@ -38,19 +44,26 @@ enum attend_output {
     OUT_DSLOPE,
     OUT_DKEY_BIAS,
     OUT_DSINK,
+    OUT_DLOG_DECAY,
+    OUT_DBETA,
+    OUT_DW,
+    OUT_DSTATE,
     OUT_COUNT
 };
 
 typedef struct attend_options {
     bool help;
+    const char *name; /* of the mechanism, as it was asked for: "fox" is softmax */
     loam_mechanism mechanism;
+    loam_mechanism_info form; /* of it */
     const char *in[IN_COUNT]; /* paths, NULL where not given; of IN_RIDGE also where it is a number */
     const char *out[OUT_DQ];  /* likewise; gradients go into grad_dir */
     const char *grad_dir;
-    const char *ridge, *ridge_unit, *score, *layout, *backend, *kernel, *grad_kernel, *dtype;
-    double ridge_number, scale, soft_cap;
-    int64_t window, threads;
-    bool full, verbose;
+    const char *ridge, *ridge_unit, *score, *layout, *backend, *kernel, *grad_kernel, *dtype, *feature_map;
+    const char *rope_layout;
+    double ridge_number, scale, soft_cap, rope; /* rope: its base, 0 for none */
+    int64_t window, threads, rope_dim, rope_offset;
+    bool full, normalise, verbose;
 } attend_options;
 
 typedef struct attend_run {
@@ -78,8 +91,41 @@ loam_const_view attend_const_view(const attend_run *run, array *a);
 /* Parses argv; sets options->help where only the help was asked for. */
 int attend_parse(attend_options *options, int argc, char **argv, io_error *error);
 
+/* The first `axes` of (B,H,rows,channels), B and H those of `like`, which is --q or --v, that its rank has: without B for
+ * rank 3, without B and H for rank 2. Returns how many. */
+int attend_side_shape(const attend_run *run, enum attend_input like, int axes, int64_t rows, int64_t channels,
+                      int64_t *shape);
+bool attend_has_shape(const array *a, int rank, const int64_t *shape);
+bool attend_is_single(const array *a); /* () or (1,) */
+/* Tells which shape was found and, in words, which was expected. */
+int attend_wrong_shape(const attend_run *run, enum attend_input which, enum attend_input like,
+                       const char *expected, io_error *error);
+int attend_check_side(const attend_run *run, enum attend_input which, enum attend_input like, int axes,
+                      int64_t rows, int64_t channels, io_error *error);
+/* One number per head of `like`. */
+int attend_check_per_head(const attend_run *run, enum attend_input which, enum attend_input like,
+                          io_error *error);
+int attend_misfit(const attend_run *run, enum attend_input a, enum attend_input b, const char *expected,
+                  io_error *error);
+
+/* Axes of q, and as many of those that are like it. */
+int attend_check_ranks(const attend_run *run, io_error *error);
+
+/* Whether the shapes of all inputs go together; sets run->problem.ridge_axes. */
+int attend_local_shapes(attend_run *run, io_error *error);
+int attend_recurrent_shapes(attend_run *run, io_error *error);
+/* What stands for inputs of the recurrent family that may be left out. */
+int attend_recurrent_defaults(attend_run *run, io_error *error);
+int64_t attend_state_rows(const attend_run *run);
+
+extern const char *const attend_feature_maps[];
+
 /* Reads every file, checks that the shapes fit together, converts, and fills run->problem. */
 int attend_read(attend_run *run, io_error *error);
+
+/* --rope: q and k as they are read, dq and dk as they were computed. */
+int attend_rope_inputs(attend_run *run, io_error *error);
+int attend_rope_gradients(attend_run *run, io_error *error);
 
 /* Makes run->out for all that was asked for, with the shapes that the help tells. */
 int attend_prepare(attend_run *run, io_error *error);

@@ -38,19 +38,30 @@ static int make_like(attend_run *run, enum attend_output which, enum attend_inpu
     return array_create(&run->out[which], a->dtype, a->rank, a->shape, what, error);
 }
 
+/* Heads of the result. */
+static int64_t row_heads(const loam_problem *p) { return p->heads_v ? p->heads_v : p->heads_q; }
+
 static int make_info(attend_run *run, io_error *error)
 {
     const loam_problem *p = &run->problem;
-    int64_t shape[] = { p->batch, p->heads_q, p->len_q, sizeof(loam_row_info) / sizeof(float) };
+    int64_t shape[] = { p->batch, row_heads(p), p->len_q, sizeof(loam_row_info) / sizeof(float) };
     return array_create(&run->out[OUT_INFO], LOAM_F32, 4, shape, "the info of the rows", error);
+}
+
+static int make_state(attend_run *run, io_error *error)
+{
+    int64_t shape[4];
+    const int rank = attend_side_shape(run, IN_V, 4, attend_state_rows(run), run->problem.dim_qk, shape);
+    return array_create(&run->out[OUT_STATE], run->real, rank, shape, "the state", error);
 }
 
 static int prepare_forward(attend_run *run, io_error *error)
 {
     const attend_options *o = run->options;
+    const array *like = &run->in[o->form.recurrent ? IN_V : IN_Q];
     int64_t o_shape[ARRAY_MAX_RANK];
     for (int axis = 0; axis < run->rank; axis++)
-        o_shape[axis] = run->in[IN_Q].shape[axis];
+        o_shape[axis] = like->shape[axis];
     o_shape[run->rank - 1] = run->problem.dim_v;
     int status = array_create(&run->out[OUT_O], run->problem.dtype, run->rank, o_shape, "the result", error);
     if (!status && o->out[OUT_LSE]) status = make_rows(run, OUT_LSE, -1, "lse", error);
@@ -59,6 +70,7 @@ static int prepare_forward(attend_run *run, io_error *error)
     if (!status && o->out[OUT_WEIGHTS])
         status = make_rows(run, OUT_WEIGHTS, run->problem.len_kv, "the weights", error);
     if (!status && o->out[OUT_INFO]) status = make_info(run, error);
+    if (!status && o->out[OUT_STATE]) status = make_state(run, error);
     return status;
 }
 
@@ -74,11 +86,16 @@ static int prepare_backward(attend_run *run, io_error *error)
                   { OUT_DRIDGE, IN_RIDGE },
                   { OUT_DSLOPE, IN_SLOPE },
                   { OUT_DKEY_BIAS, IN_KEY_BIAS },
-                  { OUT_DSINK, IN_SINK } };
+                  { OUT_DSINK, IN_SINK },
+                  { OUT_DLOG_DECAY, IN_LOG_DECAY },
+                  { OUT_DBETA, IN_BETA },
+                  { OUT_DW, IN_W },
+                  { OUT_DSTATE, IN_STATE } };
+    const loam_mechanism mechanism = run->problem.mechanism;
     int status = array_create(&run->out[OUT_DSCALE], run->real, 0, NULL, "dscale", error);
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs && !status; i++)
         status = make_like(run, pairs[i].out, pairs[i].in, "a gradient", error);
-    if (!status && run->problem.mechanism == LOAM_LLA && !run->out[OUT_DRIDGE].data)
+    if (!status && (mechanism == LOAM_LLA || mechanism == LOAM_MESA) && !run->out[OUT_DRIDGE].data)
         status = array_create(&run->out[OUT_DRIDGE], run->real, 0, NULL, "dridge", error);
     return status;
 }
@@ -98,10 +115,34 @@ static loam_view ridge_view(const attend_run *run, array *a)
     case LOAM_RIDGE_CHANNEL: return loam_dense_out(a->data, p->heads_q, p->len_q, p->dim_qk);
     case LOAM_RIDGE_TOKEN: return loam_dense_out(a->data, p->heads_q, p->len_q, 1);
     case LOAM_RIDGE_HEAD: return (loam_view){ a->data, 0, 1, 0 };
-    case LOAM_RIDGE_NUMBER:
-    case LOAM_RIDGE_HEAD_CHANNEL: break; /* the latter is of no mechanism here */
+    case LOAM_RIDGE_HEAD_CHANNEL: return (loam_view){ a->data, 0, p->dim_qk, 0 };
+    case LOAM_RIDGE_NUMBER: break;
     }
     return (loam_view){ a->data, 0, 0, 0 };
+}
+
+/* Of softmax, parallax and lla a log decay goes with the keys of a query head, a beta with those of a key head. */
+static loam_view decay_view(const attend_run *run, array *a)
+{
+    const loam_problem *p = &run->problem;
+    switch (run->options->form.log_decay) {
+    case LOAM_DECAY_HEAD: return (loam_view){ a->data, 0, 1, 0 };
+    case LOAM_DECAY_TOKEN: return loam_dense_out(a->data, p->heads_v, p->len_q, 1);
+    case LOAM_DECAY_CHANNEL: return loam_dense_out(a->data, p->heads_v, p->len_q, p->dim_qk);
+    case LOAM_DECAY_NONE: break;
+    }
+    return loam_dense_out(a->data, p->heads_q, p->len_kv, 1);
+}
+
+static loam_view beta_view(const attend_run *run, array *a)
+{
+    const loam_problem *p = &run->problem;
+    return loam_dense_out(a->data, run->options->form.recurrent ? p->heads_v : p->heads_kv, p->len_kv, 1);
+}
+
+static loam_view state_view(const attend_run *run, array *a)
+{
+    return loam_dense_out(a->data, run->problem.heads_v, attend_state_rows(run), run->problem.dim_qk);
 }
 
 static loam_const_view as_const(loam_view view)
@@ -111,7 +152,7 @@ static loam_const_view as_const(loam_view view)
 
 static loam_view rows_view(const attend_run *run, array *a, int64_t last)
 {
-    return loam_dense_out(a->data, run->problem.heads_q, run->problem.len_q, last);
+    return loam_dense_out(a->data, row_heads(&run->problem), run->problem.len_q, last);
 }
 
 static loam_args make_args(attend_run *run)
@@ -140,7 +181,17 @@ static loam_args make_args(attend_run *run)
                         .grad_scale = out[OUT_DSCALE].data,
                         .grad_slope = out[OUT_DSLOPE].data,
                         .grad_key_bias = loam_dense_out(out[OUT_DKEY_BIAS].data, p->heads_q, p->len_kv, 1),
-                        .grad_sink = out[OUT_DSINK].data };
+                        .grad_sink = out[OUT_DSINK].data,
+                        .log_decay = as_const(decay_view(run, &in[IN_LOG_DECAY])),
+                        .beta = as_const(beta_view(run, &in[IN_BETA])),
+                        .state_in = as_const(state_view(run, &in[IN_STATE])),
+                        .state_out = state_view(run, &out[OUT_STATE]),
+                        .grad_state_out = as_const(state_view(run, &in[IN_GRAD_STATE])),
+                        .grad_log_decay = decay_view(run, &out[OUT_DLOG_DECAY]),
+                        .grad_beta = beta_view(run, &out[OUT_DBETA]),
+                        .grad_state_in = state_view(run, &out[OUT_DSTATE]),
+                        .w = attend_const_view(run, &in[IN_W]),
+                        .grad_w = attend_view(run, &out[OUT_DW]) };
 }
 
 static void *workspace(size_t bytes)
@@ -179,6 +230,11 @@ static int send_arrays(attend_run *run, attend_call *call, io_error *error)
                                   [IN_SLOPE] = &a->slope,
                                   [IN_KEY_BIAS] = &a->key_bias.data,
                                   [IN_SINK] = &a->sink,
+                                  [IN_W] = &a->w.data,
+                                  [IN_LOG_DECAY] = &a->log_decay.data,
+                                  [IN_BETA] = &a->beta.data,
+                                  [IN_STATE] = &a->state_in.data,
+                                  [IN_GRAD_STATE] = &a->grad_state_out.data,
                                   [IN_GRAD_OUT] = &a->grad_o.data };
     void **out[OUT_COUNT] = { [OUT_O] = &a->o.data,
                               [OUT_LSE] = &a->lse.data,
@@ -193,7 +249,12 @@ static int send_arrays(attend_run *run, attend_call *call, io_error *error)
                               [OUT_DSCALE] = &a->grad_scale,
                               [OUT_DSLOPE] = &a->grad_slope,
                               [OUT_DKEY_BIAS] = &a->grad_key_bias.data,
-                              [OUT_DSINK] = &a->grad_sink };
+                              [OUT_DSINK] = &a->grad_sink,
+                              [OUT_STATE] = &a->state_out.data,
+                              [OUT_DLOG_DECAY] = &a->grad_log_decay.data,
+                              [OUT_DBETA] = &a->grad_beta.data,
+                              [OUT_DW] = &a->grad_w.data,
+                              [OUT_DSTATE] = &a->grad_state_in.data };
     const char *failed = NULL;
     for (int i = 0; i < IN_COUNT && !failed; i++)
         failed = device_set_input(&call->set, in[i], array_bytes(&run->in[i], false));

@@ -4,189 +4,8 @@
 #include "cli/options.h"
 #include "io/load.h"
 
-#include <stdio.h>
+#include <float.h>
 #include <string.h>
-
-const char *attend_input_option(enum attend_input which)
-{
-    static const char *const options[] = { [IN_Q] = "--q",
-                                           [IN_K] = "--k",
-                                           [IN_V] = "--v",
-                                           [IN_PROBE] = "--probe",
-                                           [IN_RIDGE] = "--ridge",
-                                           [IN_SLOPE] = "--slope",
-                                           [IN_KEY_BIAS] = "--key-bias",
-                                           [IN_SINK] = "--sink",
-                                           [IN_GRAD_OUT] = "--grad-out" };
-    return options[which];
-}
-
-attend_sizes attend_sizes_of(const attend_run *run, const array *a)
-{
-    attend_sizes sizes = { 1, 1, 1, 1 };
-    if (a->rank == 4) sizes.batch = a->shape[0];
-    if (a->rank >= 3) {
-        const int64_t *last = a->shape + a->rank - 3;
-        sizes.heads = last[run->tokens_first ? 1 : 0];
-        sizes.tokens = last[run->tokens_first ? 0 : 1];
-    } else {
-        sizes.tokens = a->shape[0];
-    }
-    sizes.channels = a->shape[a->rank - 1];
-    return sizes;
-}
-
-loam_view attend_view(const attend_run *run, array *a)
-{
-    if (!a->data) return (loam_view){ 0 };
-    attend_sizes s = attend_sizes_of(run, a);
-    if (!run->tokens_first) return loam_dense_out(a->data, s.heads, s.tokens, s.channels);
-    return (loam_view){ a->data, s.heads * s.tokens * s.channels, s.channels, s.heads * s.channels };
-}
-
-loam_const_view attend_const_view(const attend_run *run, array *a)
-{
-    loam_view view = attend_view(run, a);
-    return (loam_const_view){ view.data, view.batch, view.head, view.token };
-}
-
-/* ---------------------------------------------------------------- shapes */
-
-static int misfit(const attend_run *run, enum attend_input a, enum attend_input b, const char *expected,
-                  io_error *error)
-{
-    const array *x = &run->in[a], *y = &run->in[b];
-    char x_shape[ARRAY_TEXT], y_shape[ARRAY_TEXT];
-    return io_fail(error, EXIT_INPUT, "%s %s has shape %s and %s %s has shape %s: expected %s",
-                   attend_input_option(a), run->options->in[a], array_shape_text(x_shape, x->rank, x->shape),
-                   attend_input_option(b), run->options->in[b], array_shape_text(y_shape, y->rank, y->shape),
-                   expected);
-}
-
-static bool same_shape(const array *a, const array *b)
-{
-    return a->rank == b->rank && memcmp(a->shape, b->shape, sizeof a->shape) == 0;
-}
-
-static int check_ranks(const attend_run *run, io_error *error)
-{
-    static const enum attend_input like_q[] = { IN_K, IN_V, IN_PROBE, IN_GRAD_OUT };
-    const array *q = &run->in[IN_Q];
-    char text[ARRAY_TEXT];
-    if (q->rank < 2 || q->rank > 4)
-        return io_fail(error, EXIT_INPUT, "--q %s has shape %s: expected (B,H,T,D), (H,T,D) or (T,D)",
-                       run->options->in[IN_Q], array_shape_text(text, q->rank, q->shape));
-    for (int i = 0; i < 4; i++)
-        if (run->in[like_q[i]].data && run->in[like_q[i]].rank != q->rank)
-            return misfit(run, IN_Q, like_q[i], "the same number of axes", error);
-    return 0;
-}
-
-static int check_shapes(const attend_run *run, io_error *error)
-{
-    int status = check_ranks(run, error);
-    if (status) return status;
-    attend_sizes q = attend_sizes_of(run, &run->in[IN_Q]);
-    attend_sizes k = attend_sizes_of(run, &run->in[IN_K]);
-    attend_sizes v = attend_sizes_of(run, &run->in[IN_V]);
-    if (q.channels != k.channels) return misfit(run, IN_Q, IN_K, "the same last axis", error);
-    if (q.batch != k.batch) return misfit(run, IN_Q, IN_K, "the same batch", error);
-    if (k.batch != v.batch || k.heads != v.heads || k.tokens != v.tokens)
-        return misfit(run, IN_K, IN_V, "the same batch, heads and tokens", error);
-    if (q.heads < 1 || k.heads < 1 || q.heads % k.heads)
-        return misfit(run, IN_Q, IN_K, "heads of q in a multiple of the heads of k", error);
-    if (run->in[IN_PROBE].data && !same_shape(&run->in[IN_Q], &run->in[IN_PROBE]))
-        return misfit(run, IN_Q, IN_PROBE, "the same shape", error);
-    if (!run->in[IN_GRAD_OUT].data) return 0;
-    attend_sizes g = attend_sizes_of(run, &run->in[IN_GRAD_OUT]);
-    if (g.batch != q.batch || g.heads != q.heads || g.tokens != q.tokens)
-        return misfit(run, IN_Q, IN_GRAD_OUT, "the same batch, heads and tokens", error);
-    if (g.channels != v.channels) return misfit(run, IN_V, IN_GRAD_OUT, "the same last axis", error);
-    return 0;
-}
-
-/* The leading `axes` of [batch, heads_q, rows, channels] that the rank of q has: without B for rank 3,
- * without B and H for rank 2. */
-static int expected_shape(const attend_run *run, int axes, int64_t rows, int64_t *shape)
-{
-    attend_sizes q = attend_sizes_of(run, &run->in[IN_Q]);
-    const int64_t all[] = { q.batch, q.heads, rows, q.channels };
-    int skipped = 4 - run->rank, rank = 0;
-    for (int axis = skipped; axis < axes; axis++)
-        shape[rank++] = all[axis];
-    return rank;
-}
-
-static bool has_shape(const array *a, int rank, const int64_t *shape)
-{
-    return a->rank == rank && memcmp(a->shape, shape, (size_t)rank * sizeof *shape) == 0;
-}
-
-static bool is_single(const array *a) { return a->rank == 0 || (a->rank == 1 && a->shape[0] == 1); }
-
-static int wrong_side_shape(const attend_run *run, enum attend_input which, const char *expected,
-                            io_error *error)
-{
-    const array *a = &run->in[which], *q = &run->in[IN_Q];
-    char a_shape[ARRAY_TEXT], q_shape[ARRAY_TEXT];
-    return io_fail(error, EXIT_INPUT, "%s %s has shape %s: with --q of shape %s expected %s",
-                   attend_input_option(which), run->options->in[which],
-                   array_shape_text(a_shape, a->rank, a->shape), array_shape_text(q_shape, q->rank, q->shape),
-                   expected);
-}
-
-/* Slope and sink: one number per head of q. */
-static int check_per_head(const attend_run *run, enum attend_input which, io_error *error)
-{
-    const array *a = &run->in[which];
-    int64_t heads = attend_sizes_of(run, &run->in[IN_Q]).heads;
-    if (!a->data || has_shape(a, 1, &heads) || (heads == 1 && is_single(a))) return 0;
-    char expected[48];
-    snprintf(expected, sizeof expected, "(%lld,)", (long long)heads);
-    return wrong_side_shape(run, which, expected, error);
-}
-
-static int check_key_bias(const attend_run *run, io_error *error)
-{
-    const array *a = &run->in[IN_KEY_BIAS];
-    int64_t shape[4];
-    char text[ARRAY_TEXT];
-    int rank = expected_shape(run, 3, attend_sizes_of(run, &run->in[IN_K]).tokens, shape);
-    if (!a->data || has_shape(a, rank, shape)) return 0;
-    return wrong_side_shape(run, IN_KEY_BIAS, array_shape_text(text, rank, shape), error);
-}
-
-static int ridge_axes(const attend_run *run, loam_ridge_axes *axes, io_error *error)
-{
-    const array *a = &run->in[IN_RIDGE];
-    attend_sizes q = attend_sizes_of(run, &run->in[IN_Q]);
-    int64_t token[4], channel[4];
-    int token_rank = expected_shape(run, 3, q.tokens, token),
-        channel_rank = expected_shape(run, 4, q.tokens, channel);
-    *axes = LOAM_RIDGE_NUMBER;
-    if (!a->data || is_single(a)) return 0;
-    if (run->rank > 2 && has_shape(a, 1, &q.heads))
-        *axes = LOAM_RIDGE_HEAD;
-    else if (has_shape(a, token_rank, token))
-        *axes = LOAM_RIDGE_TOKEN;
-    else if (has_shape(a, channel_rank, channel))
-        *axes = LOAM_RIDGE_CHANNEL;
-    else
-        return wrong_side_shape(run, IN_RIDGE,
-                                run->rank == 4   ? "(), (1,), (H,), (B,H,T) or (B,H,T,D)"
-                                : run->rank == 3 ? "(), (1,), (H,), (H,T) or (H,T,D)"
-                                                 : "(), (1,), (T,) or (T,D)",
-                                error);
-    return 0;
-}
-
-static int check_side_inputs(attend_run *run, io_error *error)
-{
-    int status = ridge_axes(run, &run->problem.ridge_axes, error);
-    if (!status) status = check_per_head(run, IN_SLOPE, error);
-    if (!status) status = check_per_head(run, IN_SINK, error);
-    return status ? status : check_key_bias(run, error);
-}
 
 /* ---------------------------------------------------------------- the problem */
 
@@ -209,6 +28,23 @@ static void fill_sizes(attend_run *run)
     p->dim_qk = q.channels, p->dim_v = attend_sizes_of(run, &run->in[IN_V]).channels;
 }
 
+/* Those of the recurrences, and the scores of softmax, parallax and lla that depend on the tokens between. */
+static void fill_switches(attend_run *run)
+{
+    const attend_options *o = run->options;
+    loam_problem *p = &run->problem;
+    if (o->form.recurrent) {
+        p->heads_v = attend_sizes_of(run, &run->in[IN_V]).heads;
+        p->feature_map = o->feature_map
+                             ? (loam_feature_map)options_choice(o->feature_map, attend_feature_maps)
+                             : LOAM_FEATURES_IDENTITY;
+        p->normalise = o->normalise;
+    } else {
+        p->decay = run->in[IN_LOG_DECAY].data != NULL;
+        p->path = run->in[IN_W].data != NULL;
+    }
+}
+
 static void fill_options(attend_run *run)
 {
     static const char *const units[] = { "normalised", "max", "trace", NULL };
@@ -223,14 +59,28 @@ static void fill_options(attend_run *run)
     p->slope = run->in[IN_SLOPE].data != NULL;
     p->key_bias = run->in[IN_KEY_BIAS].data != NULL;
     p->sink = run->in[IN_SINK].data != NULL;
-    if (o->mechanism == LOAM_LLA) {
-        p->ridge = o->ridge_number;
+    if (o->mechanism == LOAM_LLA || o->mechanism == LOAM_MESA) p->ridge = o->ridge_number;
+    if (o->mechanism == LOAM_LLA)
         p->ridge_unit = o->ridge_unit ? (loam_ridge_unit)options_choice(o->ridge_unit, units)
                                       : LOAM_RIDGE_NORMALISED;
-    }
+    fill_switches(run);
     p->backend = o->backend ? (loam_backend)options_choice(o->backend, backends) : LOAM_BACKEND_AUTO;
     p->kernel = o->kernel;
     p->threads = (int)o->threads;
+}
+
+/* -inf forgets everything, and is as good as any other log decay. */
+static int convert_log_decay(attend_run *run, io_error *error)
+{
+    array *a = &run->in[IN_LOG_DECAY];
+    const char *path = run->options->in[IN_LOG_DECAY];
+    char text[ARRAY_TEXT];
+    for (int64_t i = 0; i < a->count; i++)
+        if (!(array_get(a, i) <= 0))
+            return io_fail(error, EXIT_INPUT,
+                           "%s: the log decay at %s is %g: expected a logarithm from -inf to 0", path,
+                           array_index_text(text, a, i), array_get(a, i));
+    return array_convert(a, run->real, path, error);
 }
 
 static int convert_input(attend_run *run, enum attend_input which, io_error *error)
@@ -238,21 +88,35 @@ static int convert_input(attend_run *run, enum attend_input which, io_error *err
     array *a = &run->in[which];
     const char *path = run->options->in[which];
     bool is_real = which >= IN_RIDGE && which <= IN_SINK;
-    if (!a->data) return 0;
+    if (!a->data || !path) return 0;
+    if (which == IN_LOG_DECAY) return convert_log_decay(run, error);
     int status = array_check_finite(a, path, error);
     if (!status) status = array_convert(a, is_real ? run->real : run->problem.dtype, path, error);
     return status ? status : array_check_finite(a, path, error);
 }
 
-static int check_ridge_values(const attend_run *run, io_error *error)
+/* Every value lies between `least` and `most`. */
+static int check_values(const attend_run *run, enum attend_input which, const char *what, double least,
+                        double most, const char *expected, io_error *error)
 {
-    const array *a = &run->in[IN_RIDGE];
+    const array *a = &run->in[which];
     char text[ARRAY_TEXT];
-    for (int64_t i = 0; i < a->count; i++)
-        if (array_get(a, i) < 0)
-            return io_fail(error, EXIT_INPUT, "%s: the ridge at %s is %g: expected a number of at least 0",
-                           run->options->in[IN_RIDGE], array_index_text(text, a, i), array_get(a, i));
+    for (int64_t i = 0; i < a->count && run->options->in[which]; i++)
+        if (array_get(a, i) < least || array_get(a, i) > most)
+            return io_fail(error, EXIT_INPUT, "%s: the %s at %s is %g: expected %s", run->options->in[which],
+                           what, array_index_text(text, a, i), array_get(a, i), expected);
     return 0;
+}
+
+static int check_ranges(const attend_run *run, io_error *error)
+{
+    const attend_options *o = run->options;
+    const bool bounded = o->form.delta || !o->form.recurrent, solved = o->mechanism == LOAM_MESA;
+    const int status = check_values(run, IN_RIDGE, "ridge", solved ? DBL_MIN : 0, DBL_MAX,
+                                    solved ? "a number above 0" : "a number of at least 0", error);
+    return status ? status
+                  : check_values(run, IN_BETA, "beta", 0, bounded ? 2 : DBL_MAX,
+                                 bounded ? "a number from 0 to 2" : "a number of at least 0", error);
 }
 
 int attend_read(attend_run *run, io_error *error)
@@ -265,12 +129,13 @@ int attend_read(attend_run *run, io_error *error)
     run->problem = loam_problem_default(o->mechanism, LOAM_FORWARD);
     run->tokens_first = o->layout && strcmp(o->layout, "bthd") == 0;
     run->rank = run->in[IN_Q].rank;
-    status = check_shapes(run, error);
-    if (!status) status = check_side_inputs(run, error);
+    status = attend_check_ranks(run, error);
+    if (!status) status = (o->form.recurrent ? attend_recurrent_shapes : attend_local_shapes)(run, error);
     if (status) return status;
     fill_sizes(run);
     fill_options(run);
     for (int i = 0; i < IN_COUNT && !status; i++)
         status = convert_input(run, (enum attend_input)i, error);
-    return status ? status : check_ridge_values(run, error);
+    if (!status) status = check_ranges(run, error);
+    return status || !o->form.recurrent ? status : attend_recurrent_defaults(run, error);
 }

@@ -17,7 +17,9 @@ static const char *const GRADIENT_FILES[OUT_COUNT] = {
     [OUT_DV] = "dv.npy",         [OUT_DPROBE] = "dprobe.npy",
     [OUT_DRIDGE] = "dridge.npy", [OUT_DSCALE] = "dscale.npy",
     [OUT_DSLOPE] = "dslope.npy", [OUT_DKEY_BIAS] = "dkey_bias.npy",
-    [OUT_DSINK] = "dsink.npy"
+    [OUT_DSINK] = "dsink.npy",   [OUT_DLOG_DECAY] = "dlog_decay.npy",
+    [OUT_DBETA] = "dbeta.npy",   [OUT_DW] = "dw.npy",
+    [OUT_DSTATE] = "dstate.npy"
 };
 
 static void write_info(FILE *stream, const attend_run *run)
@@ -28,7 +30,7 @@ static void write_info(FILE *stream, const attend_run *run)
     const loam_row_info *row = run->out[OUT_INFO].data;
     fprintf(stream, "batch,head,token,code,solver,iterations,residual\n");
     for (int64_t b = 0; b < p->batch; b++)
-        for (int64_t h = 0; h < p->heads_q; h++)
+        for (int64_t h = 0; h < (p->heads_v ? p->heads_v : p->heads_q); h++)
             for (int64_t i = 0; i < p->len_q; i++, row++)
                 fprintf(stream, "%lld,%lld,%lld,%s,%s,%d,%.9g\n", (long long)b, (long long)h, (long long)i,
                         row->code >= 0 && row->code < 3 ? codes[row->code] : "unknown",

@@ -87,7 +87,7 @@ static int parse(int *argc, char **argv, bench_options *o, bool *help, io_error 
           "every available row of the registry (loam list) so named" },
         { "backend", OPTION_TEXT, &o->backend, 0, 0, "B",
           "auto, the default: the fastest of the CPU's; or cpu, cuda (the current NVIDIA GPU) or reference" },
-        { "mechanism", OPTION_TEXT, &o->mechanism, 0, 0, "M", "only shapes of softmax, parallax or lla" },
+        { "mechanism", OPTION_TEXT, &o->mechanism, 0, 0, "M", "only shapes of this mechanism" },
         { "pass", OPTION_TEXT, &o->pass, 0, 0, "P", "only forward, backward or decode" },
         { "dtype", OPTION_TEXT, &o->dtype, 0, 0, "T", "only f32, bf16, f16 or f64" },
         { "shape", OPTION_TEXT, &o->shape, 0, 0, "GLOB", "only shapes so named" },

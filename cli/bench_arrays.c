@@ -13,58 +13,109 @@
 
 enum { FILL_CHUNK = 4096 };
 
-typedef struct layout {
-    int64_t heads, tokens, channels;
-} layout;
-
 /* ---------------------------------------------------------------- sizes */
 
-static bool of_queries(enum bench_array which)
+bool bench_recurrent(const loam_problem *p) { return p->mechanism >= LOAM_LINEAR; }
+
+int64_t bench_heads_out(const loam_problem *p) { return bench_recurrent(p) ? p->heads_v : p->heads_q; }
+
+static loam_decay_axes decay_axes(const loam_problem *p)
 {
-    return which != BENCH_K && which != BENCH_V && which != BENCH_GRAD_K && which != BENCH_GRAD_V;
+    loam_mechanism_info info;
+    if (loam_mechanism_at((int)p->mechanism, &info)) return LOAM_DECAY_NONE;
+    return p->decay ? LOAM_DECAY_TOKEN : info.log_decay;
 }
 
-static bool of_values(enum bench_array which)
+static bool has_beta(const loam_problem *p)
 {
-    return which == BENCH_V || which == BENCH_GRAD_V || which == BENCH_O || which == BENCH_GRAD_O;
-}
-
-static layout layout_of(const loam_problem *p, enum bench_array which)
-{
-    const bool queries = of_queries(which);
-    return (layout){ queries ? p->heads_q : p->heads_kv, queries ? p->len_q : p->len_kv,
-                     of_values(which) ? p->dim_v : p->dim_qk };
+    loam_mechanism_info info;
+    return p->path || (loam_mechanism_at((int)p->mechanism, &info) == LOAM_OK && info.beta);
 }
 
 static bool wanted(const loam_problem *p, enum bench_array which)
 {
-    const bool backward = p->pass == LOAM_BACKWARD;
+    const bool backward = p->pass == LOAM_BACKWARD,
+               solved = p->mechanism == LOAM_LLA || p->mechanism == LOAM_MESA;
     switch (which) {
     case BENCH_PROBE: return p->mechanism == LOAM_PARALLAX;
     case BENCH_GRAD_PROBE: return backward && p->mechanism == LOAM_PARALLAX;
+    case BENCH_W: return p->path;
+    case BENCH_GRAD_W: return backward && p->path;
+    case BENCH_LOG_DECAY: return decay_axes(p) != LOAM_DECAY_NONE;
+    case BENCH_GRAD_LOG_DECAY: return backward && decay_axes(p) != LOAM_DECAY_NONE;
+    case BENCH_BETA: return has_beta(p);
+    case BENCH_GRAD_BETA: return backward && has_beta(p);
+    case BENCH_STATE_IN:
+    case BENCH_STATE_OUT: return bench_recurrent(p) && p->pass == LOAM_DECODE;
     case BENCH_GRAD_O:
     case BENCH_GRAD_Q:
     case BENCH_GRAD_K:
     case BENCH_GRAD_V: return backward;
     case BENCH_SLOPE: return p->slope;
     case BENCH_SINK: return p->sink;
-    case BENCH_GRAD_RIDGE: return backward && p->mechanism == LOAM_LLA;
-    case BENCH_INFO: return p->mechanism == LOAM_LLA;
+    case BENCH_GRAD_RIDGE: return backward && solved;
+    case BENCH_INFO: return solved;
     default: return true;
     }
+}
+
+static bench_layout decay_layout(const loam_problem *p)
+{
+    if (!bench_recurrent(p)) return (bench_layout){ p->heads_q, p->len_kv, 1 };
+    const bool head = decay_axes(p) == LOAM_DECAY_HEAD, channel = decay_axes(p) == LOAM_DECAY_CHANNEL;
+    return (bench_layout){ p->heads_v, head ? 1 : p->len_q, channel ? p->dim_qk : 1 };
+}
+
+bench_layout bench_layout_of(const loam_problem *p, enum bench_array which)
+{
+    const int64_t values = bench_recurrent(p) ? p->heads_v : p->heads_kv;
+    if (!wanted(p, which)) return (bench_layout){ 0, 0, 0 };
+    switch (which) {
+    case BENCH_K:
+    case BENCH_GRAD_K:
+    case BENCH_W:
+    case BENCH_GRAD_W: return (bench_layout){ p->heads_kv, p->len_kv, p->dim_qk };
+    case BENCH_V:
+    case BENCH_GRAD_V: return (bench_layout){ values, p->len_kv, p->dim_v };
+    case BENCH_O:
+    case BENCH_GRAD_O: return (bench_layout){ bench_heads_out(p), p->len_q, p->dim_v };
+    case BENCH_LOG_DECAY:
+    case BENCH_GRAD_LOG_DECAY: return decay_layout(p);
+    case BENCH_BETA:
+    case BENCH_GRAD_BETA: return (bench_layout){ values, p->len_kv, 1 };
+    case BENCH_STATE_IN:
+    case BENCH_STATE_OUT:
+        return (bench_layout){ values, p->dim_v + p->normalise + (p->mechanism == LOAM_MESA ? p->dim_qk : 0),
+                               p->dim_qk };
+    default: return (bench_layout){ p->heads_q, p->len_q, p->dim_qk };
+    }
+}
+
+loam_dtype bench_array_dtype(const loam_problem *p, enum bench_array which)
+{
+    const bool real = (which >= BENCH_LOG_DECAY && which <= BENCH_STATE_OUT) ||
+                      which == BENCH_GRAD_LOG_DECAY || which == BENCH_GRAD_BETA || which >= BENCH_ROWS;
+    return real ? p->dtype == LOAM_F64 ? LOAM_F64 : LOAM_F32 : p->dtype;
+}
+
+/* One of a head, whatever the batch. */
+static bool per_head(const loam_problem *p, enum bench_array which)
+{
+    return (which == BENCH_LOG_DECAY || which == BENCH_GRAD_LOG_DECAY) && decay_axes(p) == LOAM_DECAY_HEAD;
 }
 
 static double array_bytes(const loam_problem *p, enum bench_array which)
 {
     if (!wanted(p, which)) return 0;
-    const double real = (double)bench_real_bytes(p->dtype), heads = (double)p->heads_q;
-    if (which == BENCH_SLOPE || which == BENCH_SINK) return heads * real;
-    if (which == BENCH_GRAD_RIDGE) return real;
+    const double element = (double)bench_dtype_bytes(bench_array_dtype(p, which));
+    if (which == BENCH_SLOPE || which == BENCH_SINK) return (double)p->heads_q * element;
+    if (which == BENCH_GRAD_RIDGE) return element;
     if (which == BENCH_INFO)
-        return (double)p->batch * heads * (double)p->len_q * (double)sizeof(loam_row_info);
-    const layout l = layout_of(p, which);
-    return (double)p->batch * (double)l.heads * (double)l.tokens * (double)l.channels *
-           (double)bench_dtype_bytes(p->dtype);
+        return (double)p->batch * (double)bench_heads_out(p) * (double)p->len_q *
+               (double)sizeof(loam_row_info);
+    const bench_layout l = bench_layout_of(p, which);
+    return (per_head(p, which) ? 1 : (double)p->batch) * (double)l.heads * (double)l.tokens *
+           (double)l.channels * element;
 }
 
 double bench_arrays_bytes(const bench_shape *shape)
@@ -128,7 +179,7 @@ static void fill_formed(void *data, const bench_shape *shape, enum bench_array w
                         int threads)
 {
     const loam_problem *p = &shape->problem;
-    const layout l = layout_of(p, which);
+    const bench_layout l = bench_layout_of(p, which);
     const int64_t rows = p->batch * l.heads * l.tokens, shift = which == BENCH_Q ? p->len_kv - p->len_q : 0;
     const int64_t group = p->heads_q / p->heads_kv;
     const random_stream from = { seed, (uint64_t)which }, shared = { seed, BENCH_ARRAYS };
@@ -147,19 +198,67 @@ static void fill_formed(void *data, const bench_shape *shape, enum bench_array w
 }
 
 /* Slopes 1/2, 1/4, ... of ALiBi, sinks 0: costs do not depend on them. */
-static void fill_heads(void *data, loam_dtype dtype, int64_t heads, bool slope)
+static void fill_heads(void *data, loam_dtype real, int64_t heads, bool slope)
 {
-    const loam_dtype real = dtype == LOAM_F64 ? LOAM_F64 : LOAM_F32;
     for (int64_t h = 0; h < heads; h++)
         store(data, real, h, slope ? exp2(-8.0 * (double)(h + 1) / (double)heads) : 0);
 }
 
+/* Gates that keep some tens of tokens, betas around 1/2, rows w of length 1. */
+static void form_gates(bench_arrays *a, enum bench_array which)
+{
+    const loam_problem *p = &a->shape->problem;
+    const loam_dtype dtype = bench_array_dtype(p, which);
+    const bench_layout l = bench_layout_of(p, which);
+    const int64_t count = (int64_t)array_bytes(p, which) / bench_dtype_bytes(dtype);
+    void *data = a->at[which];
+    if (which == BENCH_LOG_DECAY)
+        for (int64_t i = 0; i < count; i++)
+            store(data, dtype, i,
+                  per_head(p, which) ? log1p(-exp2(-5 - (double)i))
+                                     : -exp(bench_element(data, dtype, i) - 3.5));
+    else if (which == BENCH_BETA)
+        for (int64_t i = 0; i < count; i++)
+            store(data, dtype, i, 1 / (1 + exp(-bench_element(data, dtype, i))));
+    else if (which == BENCH_W)
+        for (int64_t row = 0; row < count / l.channels; row++) {
+            double square = 0;
+            for (int64_t c = row * l.channels; c < (row + 1) * l.channels; c++)
+                square += bench_element(data, dtype, c) * bench_element(data, dtype, c);
+            for (int64_t c = row * l.channels; c < (row + 1) * l.channels; c++)
+                store(data, dtype, c, bench_element(data, dtype, c) / sqrt(square));
+        }
+}
+
+/* H of MesaNet as n = 64 tokens leave it: symmetric and positive. */
+static void form_state(bench_arrays *a)
+{
+    const loam_problem *p = &a->shape->problem;
+    const bench_layout l = bench_layout_of(p, BENCH_STATE_IN);
+    const loam_dtype real = bench_array_dtype(p, BENCH_STATE_IN);
+    for (int64_t head = 0; head < p->batch * l.heads && p->mechanism == LOAM_MESA; head++)
+        for (int64_t r = 0; r < l.channels; r++)
+            for (int64_t c = 0; c < l.channels; c++)
+                store(a->at[BENCH_STATE_IN], real, (head * l.tokens + p->dim_v + r) * l.channels + c,
+                      r == c ? 64 : 0);
+    for (int64_t head = 0; head < p->batch * l.heads && p->normalise; head++)
+        for (int64_t c = 0; c < l.channels; c++)
+            store(a->at[BENCH_STATE_IN], real, (head * l.tokens + p->dim_v) * l.channels + c, 64);
+}
+
 /* ---------------------------------------------------------------- views */
+
+static bool follows_layout(enum bench_array which)
+{
+    return which <= BENCH_GRAD_O || (which >= BENCH_O && which <= BENCH_GRAD_W);
+}
 
 static loam_view view_of(const bench_arrays *a, enum bench_array which)
 {
-    const layout l = layout_of(&a->shape->problem, which);
-    if (!a->shape->tokens_first) return loam_dense_out(a->at[which], l.heads, l.tokens, l.channels);
+    const bench_layout l = bench_layout_of(&a->shape->problem, which);
+    if (per_head(&a->shape->problem, which)) return (loam_view){ a->at[which], 0, 1, 0 };
+    if (!a->shape->tokens_first || !follows_layout(which))
+        return loam_dense_out(a->at[which], l.heads, l.tokens, l.channels);
     return (loam_view){ a->at[which], l.tokens * l.heads * l.channels, l.channels, l.heads * l.channels };
 }
 
@@ -175,22 +274,30 @@ int64_t bench_row(const bench_arrays *a, enum bench_array which, int64_t b, int6
     return b * view.batch + h * view.head + token * view.token;
 }
 
-static void set_args(bench_arrays *a)
+loam_args bench_args(const bench_arrays *a)
 {
-    a->args = (loam_args){ .q = input_of(a, BENCH_Q),
-                           .k = input_of(a, BENCH_K),
-                           .v = input_of(a, BENCH_V),
-                           .probe = input_of(a, BENCH_PROBE),
-                           .slope = a->at[BENCH_SLOPE],
-                           .sink = a->at[BENCH_SINK],
-                           .o = view_of(a, BENCH_O),
-                           .saved = a->saved,
-                           .grad_o = input_of(a, BENCH_GRAD_O),
-                           .grad_q = view_of(a, BENCH_GRAD_Q),
-                           .grad_k = view_of(a, BENCH_GRAD_K),
-                           .grad_v = view_of(a, BENCH_GRAD_V),
-                           .grad_probe = view_of(a, BENCH_GRAD_PROBE),
-                           .grad_ridge = { a->at[BENCH_GRAD_RIDGE], 0, 0, 0 } };
+    return (loam_args){ .q = input_of(a, BENCH_Q),
+                        .k = input_of(a, BENCH_K),
+                        .v = input_of(a, BENCH_V),
+                        .probe = input_of(a, BENCH_PROBE),
+                        .slope = a->at[BENCH_SLOPE],
+                        .sink = a->at[BENCH_SINK],
+                        .o = view_of(a, BENCH_O),
+                        .saved = a->saved,
+                        .grad_o = input_of(a, BENCH_GRAD_O),
+                        .grad_q = view_of(a, BENCH_GRAD_Q),
+                        .grad_k = view_of(a, BENCH_GRAD_K),
+                        .grad_v = view_of(a, BENCH_GRAD_V),
+                        .grad_probe = view_of(a, BENCH_GRAD_PROBE),
+                        .grad_ridge = { a->at[BENCH_GRAD_RIDGE], 0, 0, 0 },
+                        .log_decay = input_of(a, BENCH_LOG_DECAY),
+                        .beta = input_of(a, BENCH_BETA),
+                        .state_in = input_of(a, BENCH_STATE_IN),
+                        .state_out = view_of(a, BENCH_STATE_OUT),
+                        .grad_log_decay = view_of(a, BENCH_GRAD_LOG_DECAY),
+                        .grad_beta = view_of(a, BENCH_GRAD_BETA),
+                        .w = input_of(a, BENCH_W),
+                        .grad_w = view_of(a, BENCH_GRAD_W) };
 }
 
 /* ---------------------------------------------------------------- making */
@@ -206,22 +313,25 @@ static int fill(bench_arrays *a, uint64_t seed, int threads, io_error *error)
     const loam_problem *p = &a->shape->problem;
     for (int which = 0; which < BENCH_ARRAYS; which++) {
         const size_t bytes = (size_t)array_bytes(p, (enum bench_array)which);
+        const loam_dtype dtype = bench_array_dtype(p, (enum bench_array)which);
         if (bytes == 0) continue;
         a->at[which] = bench_alloc(bytes);
         if (!a->at[which])
             return io_fail(error, EXIT_INTERNAL, "%s: out of memory for an array of %zu bytes",
                            a->shape->name, bytes);
-        const bool random = which <= BENCH_GRAD_O, heads = which == BENCH_SLOPE || which == BENCH_SINK;
+        const bool random = which <= BENCH_STATE_IN, heads = which == BENCH_SLOPE || which == BENCH_SINK;
         if (a->shape->data != BENCH_NORMAL && (which == BENCH_Q || which == BENCH_K))
             fill_formed(a->at[which], a->shape, (enum bench_array)which, seed, threads);
         else if (random)
-            fill_normal(a->at[which], p->dtype, (int64_t)bytes / bench_dtype_bytes(p->dtype),
+            fill_normal(a->at[which], dtype, (int64_t)bytes / bench_dtype_bytes(dtype),
                         (random_stream){ seed, (uint64_t)which }, threads);
         else if (heads)
-            fill_heads(a->at[which], p->dtype, p->heads_q, which == BENCH_SLOPE);
+            fill_heads(a->at[which], dtype, p->heads_q, which == BENCH_SLOPE);
         else
             memset(a->at[which], 0, bytes);
+        form_gates(a, (enum bench_array)which);
     }
+    if (a->at[BENCH_STATE_IN]) form_state(a);
     return 0;
 }
 
@@ -240,10 +350,10 @@ static int run_forward(bench_arrays *a, int threads, io_error *error)
     if (!a->saved || !work) {
         status = io_fail(error, EXIT_INTERNAL, "%s: out of memory for the forward", a->shape->name);
     } else {
-        set_args(a);
+        a->args = bench_args(a);
         loam_args args = a->args;
         args.work = work;
-        args.info = loam_dense_out(a->at[BENCH_INFO], problem.heads_q, problem.len_q, 1);
+        args.info = loam_dense_out(a->at[BENCH_INFO], bench_heads_out(&problem), problem.len_q, 1);
         if (loam_run(plan, &args, &reason)) status = bench_fail(a->shape, &reason, error);
     }
     free(work);
@@ -255,7 +365,7 @@ int bench_arrays_fill(bench_arrays *a, const bench_shape *shape, uint64_t seed, 
 {
     *a = (bench_arrays){ .shape = shape };
     const int status = fill(a, seed, threads, error);
-    if (!status) set_args(a);
+    if (!status) a->args = bench_args(a);
     return status;
 }
 

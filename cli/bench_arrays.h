@@ -11,18 +11,32 @@ enum bench_array {
     BENCH_K,
     BENCH_V,
     BENCH_PROBE,
-    BENCH_GRAD_O,
+    BENCH_W,
+    BENCH_GRAD_O, /* so far of the problem's type and random */
+    BENCH_LOG_DECAY,
+    BENCH_BETA,
+    BENCH_STATE_IN, /* decode of the recurrences, as is the next one */
+    BENCH_STATE_OUT,
     BENCH_O,
     BENCH_GRAD_Q,
     BENCH_GRAD_K,
     BENCH_GRAD_V,
     BENCH_GRAD_PROBE,
-    BENCH_SLOPE,
+    BENCH_GRAD_W,
+    BENCH_GRAD_LOG_DECAY,
+    BENCH_GRAD_BETA,
+    BENCH_ROWS, /* those before have rows: heads, tokens and channels */
+    BENCH_SLOPE = BENCH_ROWS,
     BENCH_SINK,
     BENCH_GRAD_RIDGE,
     BENCH_INFO,
     BENCH_ARRAYS
 };
+
+/* Of one sequence; all 0 where the problem has no such array. */
+typedef struct bench_layout {
+    int64_t heads, tokens, channels;
+} bench_layout;
 
 typedef struct bench_arrays {
     const bench_shape *shape;
@@ -30,6 +44,15 @@ typedef struct bench_arrays {
     void *saved;            /* of the forward, where the shape has it */
     loam_args args;         /* all but work and info */
 } bench_arrays;
+
+bool bench_recurrent(const loam_problem *problem);
+/* Heads of the rows of the result. */
+int64_t bench_heads_out(const loam_problem *problem);
+bench_layout bench_layout_of(const loam_problem *problem, enum bench_array which);
+/* Element type of an array of the problem. */
+loam_dtype bench_array_dtype(const loam_problem *problem, enum bench_array which);
+/* The arguments for arrays that lie as the shape says, all but work and info. */
+loam_args bench_args(const bench_arrays *arrays);
 
 /* Bytes of all arrays but workspaces; a double, since it may be absurd. */
 double bench_arrays_bytes(const bench_shape *shape);

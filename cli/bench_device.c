@@ -70,10 +70,17 @@ static const char *send(device_run *run)
     const struct {
         enum bench_array which;
         const void **pointer;
-    } in[] = { { BENCH_Q, &args->q.data },          { BENCH_K, &args->k.data },
-               { BENCH_V, &args->v.data },          { BENCH_PROBE, &args->probe.data },
-               { BENCH_SLOPE, &args->slope },       { BENCH_SINK, &args->sink },
-               { BENCH_GRAD_O, &args->grad_o.data } };
+    } in[] = { { BENCH_Q, &args->q.data },
+               { BENCH_K, &args->k.data },
+               { BENCH_V, &args->v.data },
+               { BENCH_PROBE, &args->probe.data },
+               { BENCH_SLOPE, &args->slope },
+               { BENCH_SINK, &args->sink },
+               { BENCH_GRAD_O, &args->grad_o.data },
+               { BENCH_W, &args->w.data },
+               { BENCH_LOG_DECAY, &args->log_decay.data },
+               { BENCH_BETA, &args->beta.data },
+               { BENCH_STATE_IN, &args->state_in.data } };
     const struct {
         enum bench_array which;
         void **pointer;
@@ -83,7 +90,11 @@ static const char *send(device_run *run)
                 { BENCH_GRAD_V, &args->grad_v.data },
                 { BENCH_INFO, &run->info },
                 { BENCH_GRAD_PROBE, &args->grad_probe.data },
-                { BENCH_GRAD_RIDGE, &args->grad_ridge.data } };
+                { BENCH_GRAD_RIDGE, &args->grad_ridge.data },
+                { BENCH_GRAD_W, &args->grad_w.data },
+                { BENCH_GRAD_LOG_DECAY, &args->grad_log_decay.data },
+                { BENCH_GRAD_BETA, &args->grad_beta.data },
+                { BENCH_STATE_OUT, &args->state_out.data } };
     const char *failed = NULL;
     for (size_t i = 0; i < sizeof in / sizeof in[0] && !failed; i++)
         failed = device_set_input(&run->set, in[i].pointer, bench_array_bytes(a, in[i].which));
@@ -101,7 +112,7 @@ static int launch(const loam_plan *plan, device_run *run, io_error *error)
 static void want_info(device_run *run, bool wanted)
 {
     const loam_problem *p = &run->arrays->shape->problem;
-    run->args.info = loam_dense_out(wanted ? run->info : NULL, p->heads_q, p->len_q, 1);
+    run->args.info = loam_dense_out(wanted ? run->info : NULL, bench_heads_out(p), p->len_q, 1);
 }
 
 /* Leaves `saved` and the info of the rows. */
@@ -157,7 +168,7 @@ static int measure(const loam_plan *plan, device_run *run, const bench_protocol 
                    bench_result *result, io_error *error)
 {
     const bool backward = run->arrays->shape->problem.pass == LOAM_BACKWARD;
-    int status = backward ? run_forward(plan, run, error) : 0;
+    int status = backward && run->arrays->shape->saved ? run_forward(plan, run, error) : 0;
     const char *failed = NULL;
     if (!status && !backward && run->arrays->shape->saved)
         failed = device_set_scratch(&run->set, &run->args.saved, loam_plan_saved_bytes(plan));
@@ -170,6 +181,7 @@ static int measure(const loam_plan *plan, device_run *run, const bench_protocol 
     if (!status) status = fail(device_set_fetch(&run->set), error);
     if (status) return status;
     bench_count(run->arrays, result);
+    bench_in_place(&run->args);
     return time_runs(plan, run, protocol, result, error);
 }
 

@@ -14,16 +14,13 @@ static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static window window_of(const bench_reference *r, const loam_problem *whole, enum bench_array which)
 {
-    const loam_problem *part = &r->shape.problem;
-    const bool keys = which == BENCH_K || which == BENCH_V || which == BENCH_GRAD_K || which == BENCH_GRAD_V;
-    const bool values = which == BENCH_V || which == BENCH_GRAD_V || which == BENCH_O ||
-                        which == BENCH_GRAD_O;
-    window w = { .which = which, .channels = values ? whole->dim_v : whole->dim_qk };
-    w.heads = keys ? 1 : part->heads_q;
-    w.head0 = (keys ? whole->heads_kv : whole->heads_q) - w.heads;
-    w.tokens = keys ? part->len_kv : part->len_q;
-    w.token0 = (keys ? whole->len_kv : whole->len_q) - w.tokens;
-    return w;
+    const bench_layout part = bench_layout_of(&r->shape.problem, which), all = bench_layout_of(whole, which);
+    return (window){ .which = which,
+                     .heads = part.heads,
+                     .head0 = all.heads - part.heads,
+                     .tokens = part.tokens,
+                     .token0 = all.tokens - part.tokens,
+                     .channels = part.channels };
 }
 
 /* The rows of the window in the whole become the float64 array of the sample. */
@@ -39,7 +36,7 @@ static int gather(bench_reference *r, const bench_arrays *from, enum bench_array
         for (int64_t t = 0; t < w.tokens; t++) {
             const int64_t at = bench_row(from, which, p->batch - 1, w.head0 + h, w.token0 + t);
             for (int64_t c = 0; c < w.channels; c++)
-                *to++ = bench_element(from->at[which], p->dtype, at + c);
+                *to++ = bench_element(from->at[which], bench_array_dtype(p, which), at + c);
         }
     return 0;
 }
@@ -58,6 +55,11 @@ static int gather_heads(bench_reference *r, const bench_arrays *from, enum bench
     return 0;
 }
 
+static bool needs_forward(const bench_reference *r)
+{
+    return r->shape.problem.pass == LOAM_BACKWARD && !bench_recurrent(&r->shape.problem);
+}
+
 static int run_pass(bench_reference *r, loam_pass pass, io_error *error)
 {
     loam_problem problem = r->shape.problem;
@@ -65,38 +67,18 @@ static int run_pass(bench_reference *r, loam_pass pass, io_error *error)
     loam_plan *plan;
     loam_error reason;
     if (loam_plan_create(&plan, &problem, &reason)) return bench_fail(&r->shape, &reason, error);
-    if (!r->arrays.saved && r->shape.problem.pass == LOAM_BACKWARD)
-        r->arrays.saved = bench_alloc(loam_plan_saved_bytes(plan));
+    if (!r->arrays.saved && needs_forward(r)) r->arrays.saved = bench_alloc(loam_plan_saved_bytes(plan));
     loam_args args = r->arrays.args;
     args.saved = r->arrays.saved;
     args.work = bench_alloc(loam_plan_work_bytes(plan));
     int status = 0;
-    if (!args.work || (!args.saved && r->shape.problem.pass == LOAM_BACKWARD))
+    if (!args.work || (!args.saved && needs_forward(r)))
         status = io_fail(error, EXIT_INTERNAL, "%s: out of memory for the reference", r->shape.name);
     else if (loam_run(plan, &args, &reason))
         status = bench_fail(&r->shape, &reason, error);
     free(args.work);
     loam_plan_destroy(plan);
     return status;
-}
-
-static void set_args(bench_reference *r)
-{
-    const loam_problem *p = &r->shape.problem;
-    void *const *at = r->arrays.at;
-    const int64_t heads = p->heads_q, nq = p->len_q, nk = p->len_kv, d = p->dim_qk, dv = p->dim_v;
-    r->arrays.args = (loam_args){ .q = loam_dense(at[BENCH_Q], heads, nq, d),
-                                  .k = loam_dense(at[BENCH_K], 1, nk, d),
-                                  .v = loam_dense(at[BENCH_V], 1, nk, dv),
-                                  .probe = loam_dense(at[BENCH_PROBE], heads, nq, d),
-                                  .slope = at[BENCH_SLOPE],
-                                  .sink = at[BENCH_SINK],
-                                  .o = loam_dense_out(at[BENCH_O], heads, nq, dv),
-                                  .grad_o = loam_dense(at[BENCH_GRAD_O], heads, nq, dv),
-                                  .grad_q = loam_dense_out(at[BENCH_GRAD_Q], heads, nq, d),
-                                  .grad_k = loam_dense_out(at[BENCH_GRAD_K], 1, nk, d),
-                                  .grad_v = loam_dense_out(at[BENCH_GRAD_V], 1, nk, dv),
-                                  .grad_probe = loam_dense_out(at[BENCH_GRAD_PROBE], heads, nq, d) };
 }
 
 static void shrink(bench_reference *r, const bench_shape *whole)
@@ -107,6 +89,12 @@ static void shrink(bench_reference *r, const bench_shape *whole)
     p->dtype = LOAM_F64;
     p->backend = LOAM_BACKEND_REFERENCE;
     p->batch = 1;
+    if (bench_recurrent(p)) {
+        p->heads_v /= p->heads_q;
+        p->heads_q = p->heads_kv = 1;
+        r->keys = p->len_kv;
+        return;
+    }
     p->heads_q /= p->heads_kv;
     p->heads_kv = 1;
     p->len_q = least(p->len_q, BENCH_TAIL);
@@ -127,13 +115,13 @@ int bench_reference_make(bench_reference *r, const bench_arrays *from, io_error 
     shrink(r, from->shape);
     r->arrays.shape = &r->shape;
     int status = 0;
-    for (int which = 0; which <= BENCH_GRAD_PROBE && !status; which++)
+    for (int which = 0; which < BENCH_ROWS && !status; which++)
         status = gather(r, from, (enum bench_array)which, error);
     if (!status) status = gather_heads(r, from, BENCH_SLOPE, error);
     if (!status) status = gather_heads(r, from, BENCH_SINK, error);
     if (status) return status;
-    set_args(r);
-    if (r->shape.problem.pass == LOAM_BACKWARD) status = run_pass(r, LOAM_FORWARD, error);
+    r->arrays.args = bench_args(&r->arrays);
+    if (needs_forward(r)) status = run_pass(r, LOAM_FORWARD, error);
     return status ? status : run_pass(r, r->shape.problem.pass, error);
 }
 
@@ -152,7 +140,7 @@ static double relative_error(const bench_reference *r, const bench_arrays *a, en
             const int64_t at = bench_row(a, which, p->batch - 1, w.head0 + h, w.token0 + t);
             for (int64_t c = 0; c < w.channels; c++) {
                 const double x = want[(h * w.tokens + t) * w.channels + c];
-                const double delta = bench_element(a->at[which], p->dtype, at + c) - x;
+                const double delta = bench_element(a->at[which], bench_array_dtype(p, which), at + c) - x;
                 difference += delta * delta;
                 norm += x * x;
             }
@@ -169,6 +157,10 @@ double bench_error(const bench_reference *r, const bench_arrays *a)
     double error = worse(0, relative_error(r, a, BENCH_GRAD_Q, queries));
     if (r->shape.problem.mechanism == LOAM_PARALLAX)
         error = worse(error, relative_error(r, a, BENCH_GRAD_PROBE, queries));
-    error = worse(error, relative_error(r, a, BENCH_GRAD_K, r->keys));
-    return worse(error, relative_error(r, a, BENCH_GRAD_V, r->keys));
+    static const enum bench_array by_key[] = { BENCH_GRAD_K, BENCH_GRAD_V, BENCH_GRAD_W, BENCH_GRAD_BETA };
+    for (size_t i = 0; i < sizeof by_key / sizeof *by_key; i++)
+        if (a->at[by_key[i]]) error = worse(error, relative_error(r, a, by_key[i], r->keys));
+    /* The decays of heads belong to the whole batch. */
+    const bool decays = a->at[BENCH_GRAD_LOG_DECAY] && r->shape.problem.mechanism != LOAM_RETENTION;
+    return decays ? worse(error, relative_error(r, a, BENCH_GRAD_LOG_DECAY, r->keys)) : error;
 }

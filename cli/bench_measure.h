@@ -32,6 +32,8 @@ int bench_measure(bench_arrays *arrays, const char *kernel, const bench_protocol
 /* Is this the number of timed runs that the protocol asks for, after `spent` seconds? Never more than bench_most_runs. */
 bool bench_enough(const bench_protocol *protocol, int64_t runs, double spent);
 int64_t bench_most_runs(const bench_protocol *protocol);
+/* A decode step that is timed goes on from the state that the one before left, in its memory. */
+void bench_in_place(loam_args *args);
 /* Pairs, operations, bytes and iterations, by the info of the rows where there is any. */
 void bench_count(const bench_arrays *arrays, bench_result *result);
 

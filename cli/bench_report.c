@@ -16,7 +16,7 @@ static bool same_problem(const bench_result *a, const bench_result *b)
            p->len_q == q->len_q && p->len_kv == q->len_kv && p->dim_qk == q->dim_qk && p->dim_v == q->dim_v &&
            p->score == q->score && p->scale == q->scale && p->soft_cap == q->soft_cap &&
            p->causal == q->causal && p->window == q->window && p->slope == q->slope && p->sink == q->sink &&
-           a->shape->tokens_first == b->shape->tokens_first;
+           p->decay == q->decay && p->path == q->path && a->shape->tokens_first == b->shape->tokens_first;
 }
 
 static double times_softmax(const bench_report *report, const bench_result *r)
@@ -31,7 +31,11 @@ static double times_softmax(const bench_report *report, const bench_result *r)
 
 static const char *roof_name(const bench_result *r)
 {
-    return r->device ? "device copy" : r->shape->problem.pass == LOAM_DECODE ? "read" : "sgemm";
+    const loam_problem *p = &r->shape->problem;
+    return r->device                ? "device copy"
+           : p->pass != LOAM_DECODE ? "sgemm"
+           : bench_recurrent(p)     ? "copy" /* the state is read and written */
+                                    : "read";
 }
 
 bench_rates bench_rates_of(const bench_report *report, const bench_result *r)
@@ -49,6 +53,7 @@ bench_rates bench_rates_of(const bench_report *report, const bench_result *r)
         x.of_read = x.gbs / roofs->read.most;
     }
     x.of_roof = strcmp(roof_name(r), "sgemm") == 0 ? x.of_sgemm : x.of_read;
+    if (strcmp(roof_name(r), "copy") == 0 && roofs->count > 0) x.of_roof = x.gbs / roofs->copy.most;
     return x;
 }
 
@@ -97,7 +102,7 @@ static void put_problem(fields *f, const bench_result *r)
     put_text(f, "dtype", bench_dtypes[p->dtype]);
     put_whole(f, "batch", (double)p->batch);
     put_whole(f, "heads_q", (double)p->heads_q);
-    put_whole(f, "heads_kv", (double)p->heads_kv);
+    put_whole(f, "heads_kv", (double)(bench_recurrent(p) ? p->heads_v : p->heads_kv));
     put_whole(f, "len_q", (double)p->len_q);
     put_whole(f, "len_kv", (double)p->len_kv);
     put_whole(f, "dim_qk", (double)p->dim_qk);
@@ -314,7 +319,7 @@ int bench_report_table(const bench_report *report, FILE *stream, io_error *error
         write_row(report, &report->results[i], stream);
     fprintf(
         stream,
-        "\nroof %%: of sgemm by operations; decode: of read by compulsory bytes; CUDA: likewise of the device's copy. x softmax: by medians, "
+        "\nroof %%: of sgemm by operations; decode: of read by compulsory bytes, recurrences of copy; CUDA: likewise of the device's copy. x softmax: by medians, "
         "same row, same problem.\n");
     return 0;
 }

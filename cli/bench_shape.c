@@ -11,16 +11,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const bench_mechanisms[] = { "softmax", "parallax", "lla", NULL };
+const char *const bench_mechanisms[] = { "softmax", "parallax", "lla",         "linear", "retention", "ssd",
+                                         "gla",     "delta",    "gated-delta", "kda",    "mesa",      NULL };
 const char *const bench_passes[] = { "forward", "backward", "decode", NULL };
 const char *const bench_dtypes[] = { "f32", "bf16", "f16", "f64", NULL };
 
 static const char *const SCORES[] = { "dot", "rbf", NULL };
 static const char *const UNITS[] = { "normalised", "max", "trace", NULL };
+static const char *const FEATURES[] = { "identity", "elu", "unit", NULL };
 static const char *const LAYOUTS[] = { "bhtd", "bthd", NULL };
 static const char BLANKS[] = " \t\r\n";
 
 enum { MOST_LENGTH = INT32_MAX / 4, MOST_COUNT = 1 << 20 };
+
+static bool is_recurrent(const loam_problem *p) { return p->mechanism >= LOAM_LINEAR; }
 
 /* The line that is being read, for messages and results. */
 typedef struct reader {
@@ -48,7 +52,7 @@ static int set_choice(const reader *r, const char *field, const char *word, cons
 {
     *choice = options_choice(word, names);
     if (*choice >= 0) return 0;
-    char list[96] = "";
+    char list[160] = "";
     for (int i = 0; names[i]; i++) {
         strncat(list, i == 0 ? "" : names[i + 1] ? ", " : " or ", sizeof list - strlen(list) - 1);
         strncat(list, names[i], sizeof list - strlen(list) - 1);
@@ -102,13 +106,17 @@ enum flag {
     FLAG_SLOPE,
     FLAG_SINK,
     FLAG_SAVED,
+    FLAG_DECAY,
+    FLAG_PATH,
+    FLAG_NORMALISE,
+    FLAG_FEATURES,
     FLAG_LAYOUT,
     FLAG_DATA,
     FLAG_KERNEL
 };
-static const char *const FLAGS[] = { "causal", "full",   "window",   "ridge",  "unit",
-                                     "score",  "scale",  "soft_cap", "slope",  "sink",
-                                     "saved",  "layout", "data",     "kernel", NULL };
+static const char *const FLAGS[] = { "causal",   "full",   "window", "ridge",  "unit",  "score", "scale",
+                                     "soft_cap", "slope",  "sink",   "saved",  "decay", "path",  "normalise",
+                                     "features", "layout", "data",   "kernel", NULL };
 
 static int set_switch(const reader *r, enum flag flag, const char *value)
 {
@@ -118,6 +126,14 @@ static int set_switch(const reader *r, enum flag flag, const char *value)
         p->slope = 1;
     else if (flag == FLAG_SINK)
         p->sink = 1;
+    else if (flag == FLAG_DECAY)
+        p->decay = 1;
+    else if (flag == FLAG_PATH)
+        p->path = 1;
+    else if (flag == FLAG_NORMALISE)
+        p->normalise = 1;
+    else if (flag == FLAG_SAVED && is_recurrent(p))
+        return fail(r, "saved: %s leaves nothing for its backward", bench_mechanisms[p->mechanism]);
     else if (flag == FLAG_SAVED && p->pass == LOAM_DECODE)
         return fail(r, "saved: only a forward has it to leave, not decode");
     else if (flag == FLAG_SAVED)
@@ -138,6 +154,8 @@ static int set_word(const reader *r, enum flag flag, const char *value, const ch
         r->shape->problem.score = (loam_score)choice;
     else if (flag == FLAG_DATA)
         r->shape->data = (bench_data)choice;
+    else if (flag == FLAG_FEATURES)
+        r->shape->problem.feature_map = (loam_feature_map)choice;
     else
         r->shape->tokens_first = choice == 1;
     return 0;
@@ -147,8 +165,10 @@ static int set_value(const reader *r, enum flag flag, const char *value)
 {
     loam_problem *p = &r->shape->problem;
     if (!value) return fail(r, "%s: expected a value, as in %s=...", FLAGS[flag], FLAGS[flag]);
-    if ((flag == FLAG_RIDGE || flag == FLAG_UNIT) && p->mechanism != LOAM_LLA)
-        return fail(r, "%s: only lla has a ridge, not %s", FLAGS[flag], bench_mechanisms[p->mechanism]);
+    const bool solved = p->mechanism == LOAM_LLA || (flag == FLAG_RIDGE && p->mechanism == LOAM_MESA);
+    if ((flag == FLAG_RIDGE || flag == FLAG_UNIT) && !solved)
+        return fail(r, "%s: only lla has a ridge and its unit, and mesa a ridge, not %s", FLAGS[flag],
+                    bench_mechanisms[p->mechanism]);
     switch (flag) {
     case FLAG_WINDOW: return set_size(r, FLAGS[flag], value, MOST_LENGTH, &p->window);
     case FLAG_RIDGE: return set_real(r, FLAGS[flag], value, &p->ridge);
@@ -156,6 +176,7 @@ static int set_value(const reader *r, enum flag flag, const char *value)
     case FLAG_SOFT_CAP: return set_real(r, FLAGS[flag], value, &p->soft_cap);
     case FLAG_UNIT: return set_word(r, flag, value, UNITS);
     case FLAG_SCORE: return set_word(r, flag, value, SCORES);
+    case FLAG_FEATURES: return set_word(r, flag, value, FEATURES);
     case FLAG_LAYOUT: return set_word(r, flag, value, LAYOUTS);
     case FLAG_DATA: return set_word(r, flag, value, bench_data_names);
     default: return set_name(r, FLAGS[flag], value, r->shape->kernel);
@@ -188,7 +209,7 @@ static int set_flag(reader *r, char *word)
     if (r->given & bit)
         return fail(r, "%s: given twice%s", word, bit == 1u << FLAG_CAUSAL ? " (causal or full)" : "");
     r->given |= bit;
-    const bool is_switch = flag <= FLAG_FULL || (flag >= FLAG_SLOPE && flag <= FLAG_SAVED);
+    const bool is_switch = flag <= FLAG_FULL || (flag >= FLAG_SLOPE && flag <= FLAG_NORMALISE);
     return is_switch ? set_switch(r, (enum flag)flag, value) : set_value(r, (enum flag)flag, value);
 }
 
@@ -216,7 +237,23 @@ static int read_kind(const reader *r, char **rest)
     }
     r->shape->problem = loam_problem_default((loam_mechanism)choice[0], (loam_pass)choice[1]);
     r->shape->problem.dtype = (loam_dtype)choice[2];
-    r->shape->saved = r->shape->problem.pass == LOAM_BACKWARD;
+    /* MesaNet's saves nothing, but tells how each row was solved. */
+    r->shape->saved = r->shape->problem.pass == LOAM_BACKWARD &&
+                      (!is_recurrent(&r->shape->problem) || r->shape->problem.mechanism == LOAM_MESA);
+    return 0;
+}
+
+static int set_recurrent_sizes(const reader *r)
+{
+    loam_problem *p = &r->shape->problem;
+    if (p->heads_kv % p->heads_q)
+        return fail(r, "Hkv: %lld, expected a multiple of Hq %lld for %s", (long long)p->heads_kv,
+                    (long long)p->heads_q, bench_mechanisms[p->mechanism]);
+    if (p->len_kv != p->len_q)
+        return fail(r, "Lkv: %lld, expected Lq %lld for %s", (long long)p->len_kv, (long long)p->len_q,
+                    bench_mechanisms[p->mechanism]);
+    p->heads_v = p->heads_kv;
+    p->heads_kv = p->heads_q;
     return 0;
 }
 
@@ -238,6 +275,7 @@ static int read_sizes(const reader *r, char **rest)
         if (!status) status = set_size(r, sizes[i].field, word, sizes[i].most, sizes[i].size);
         if (status) return status;
     }
+    if (is_recurrent(p)) return set_recurrent_sizes(r);
     if (p->heads_q % p->heads_kv)
         return fail(r, "Hq: %lld, expected a multiple of Hkv %lld", (long long)p->heads_q,
                     (long long)p->heads_kv);
@@ -328,8 +366,9 @@ void bench_shapes_free(bench_shapes *shapes)
 void bench_shape_print(const bench_shape *s, FILE *stream)
 {
     const loam_problem *p = &s->problem;
-    fprintf(stream, "%-26s %-8s %-8s %-4s %lld %lld %lld %lld %lld %lld %lld%s%s\n", s->name,
+    fprintf(stream, "%-26s %-11s %-8s %-4s %lld %lld %lld %lld %lld %lld %lld%s%s\n", s->name,
             bench_mechanisms[p->mechanism], bench_passes[p->pass], bench_dtypes[p->dtype],
-            (long long)p->batch, (long long)p->heads_q, (long long)p->heads_kv, (long long)p->len_q,
+            (long long)p->batch, (long long)p->heads_q,
+            (long long)(is_recurrent(p) ? p->heads_v : p->heads_kv), (long long)p->len_q,
             (long long)p->len_kv, (long long)p->dim_qk, (long long)p->dim_v, *s->flags ? " " : "", s->flags);
 }

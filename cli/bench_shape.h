@@ -4,12 +4,16 @@
  *     # name mechanism pass dtype B Hq Hkv Lq Lkv Dqk Dv flags...
  *     softmax-d64 softmax forward f32 1 8 8 4096 4096 64 64 causal
  *
+ * Of a recurrence Hq are the heads of q and k, Hkv those of v, a multiple of Hq, and Lkv is Lq.
+ *
  * Fields are separated by blanks, and # begins a comment. Flags, each at most once:
  *     causal | full            default causal
  *     window=N ridge=X unit=normalised|max|trace score=dot|rbf scale=X soft_cap=X slope sink
  *     layout=bhtd|bthd         (B,H,T,D) arrays, the default, or (B,T,H,D)
  *     data=normal|unit|anisotropic|shifted|rope      queries and keys, see bench_data.h; default normal
  *     saved                    a forward that also leaves what the backward reads
+ *     decay path               FoX and PaTH scores of softmax, parallax and lla
+ *     features=identity|elu|unit normalise       of recurrences
  *     kernel=GLOB              every row of the registry with such a name, not just the one a plan chooses */
 #ifndef LOAM_CLI_BENCH_SHAPE_H
 #define LOAM_CLI_BENCH_SHAPE_H

@@ -22,7 +22,8 @@ enum { MAX_LIST = 32, MAX_OUT = 1024, MAX_PATH = MAX_OUT + 64 };
 static const char about[] =
     "The test-time regression task of Zuo et al. 2025 (section 4): in each segment of a sequence the values "
     "are a new linear map of keys from a new cone, and each position is predicted from the pairs seen so "
-    "far. Compares LLA, softmax attention, MesaNet, linear attention and a random guess.\n"
+    "far. Compares LLA, softmax attention, MesaNet, linear attention, DeltaNet, Gated DeltaNet and KDA with fixed "
+    "decays and a random guess.\n"
     "Writes regression.csv, summary.csv and the pictures figure3, figure4 and figure7. A run that was killed "
     "continues when it is started again with the same options.";
 
@@ -71,7 +72,7 @@ static int read_request(int *argc, char **argv, request *r, bool *help, io_error
         { "mesa-ridge", OPTION_REAL, &r->mesa_ridge, 1e-9, 1e30, "X", "ridge of MesaNet (0.01)" },
         { "seed", OPTION_INT, &r->seed, 0, 9e15, "N", "of all random numbers (1)" },
         { "backend", OPTION_TEXT, &r->backend, 0, 0, "cpu|cuda|reference",
-          "LLA and softmax in float32 on the CPU (cpu, or auto) or a GPU (cuda), or in float64 (reference, slow)" },
+          "in float32 on the CPU (cpu, or auto) or a GPU (cuda), or in float64 (reference, slow)" },
         { "threads", OPTION_INT, &r->threads, 1, 4096, "N", "all by default; results do not depend on it" },
         { "out", OPTION_TEXT, &r->out, 0, 0, "DIR", "where the results go (out/regression)" },
         { "paper", OPTION_FLAG, &r->paper, 0, 0, NULL,

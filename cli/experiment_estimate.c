@@ -2,7 +2,6 @@
 #include "cli/experiment_estimate.h"
 
 #include "cli/device_set.h"
-#include "cli/experiment_baselines.h"
 
 #include <math.h>
 #include <stdbool.h>
@@ -10,7 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const estimator_names[ESTIMATORS + 1] = { "lla", "softmax", "mesa", "linear", "random", NULL };
+const char *const estimator_names[ESTIMATORS + 1] = { "lla",         "softmax", "mesa",   "linear", "delta",
+                                                      "gated-delta", "kda",     "random", NULL };
+
+/* Of a pair from one token to the next: that of Gated DeltaNet, and those of the first and last channel of KDA. */
+static const double KEPT = 0.99, KEPT_LEAST = 0.9, KEPT_MOST = 0.999;
 
 static int no_memory(io_error *error) { return io_fail(error, EXIT_INTERNAL, "out of memory"); }
 
@@ -34,44 +37,107 @@ int estimate_generate(const estimate_batch *batch, int threads, io_error *error)
 
 /* The arrays as the library sees them: those of the batch, or float copies. */
 typedef struct typed_arrays {
-    const void *keys, *values;
+    const void *keys, *values, *gates; /* gates: betas of all tokens, then log decays of all channels */
     void *outputs, *work;
-    float *copies; /* keys, values, outputs */
-    int64_t total; /* elements of each */
+    double *exact; /* the gates */
+    float *copies; /* keys, values, outputs, gates */
+    int64_t total, gate_count;
 } typed_arrays;
+
+static loam_mechanism mechanism_of(estimator which)
+{
+    static const loam_mechanism mechanisms[] = {
+        [ESTIMATOR_LLA] = LOAM_LLA,     [ESTIMATOR_SOFTMAX] = LOAM_SOFTMAX,
+        [ESTIMATOR_MESA] = LOAM_MESA,   [ESTIMATOR_LINEAR] = LOAM_LINEAR,
+        [ESTIMATOR_DELTA] = LOAM_DELTA, [ESTIMATOR_GATED_DELTA] = LOAM_GATED_DELTA,
+        [ESTIMATOR_KDA] = LOAM_KDA,
+    };
+    return mechanisms[which];
+}
 
 /* Where its own pair is hidden, query i + 1 runs against keys 0 .. i. */
 static loam_problem problem_of(const estimate_setup *setup, estimator which, const estimate_batch *batch)
 {
-    const loam_mechanism mechanism = which == ESTIMATOR_LLA ? LOAM_LLA : LOAM_SOFTMAX;
-    loam_problem problem = loam_problem_default(mechanism, LOAM_FORWARD);
+    loam_problem problem = loam_problem_default(mechanism_of(which), LOAM_FORWARD);
     problem.dtype = setup->backend == LOAM_BACKEND_REFERENCE ? LOAM_F64 : LOAM_F32;
     problem.batch = batch->count;
     problem.len_q = problem.len_kv = batch->task.length - (batch->hidden ? 1 : 0);
     problem.dim_qk = problem.dim_v = batch->task.dim;
+    problem.backend = setup->backend;
+    problem.threads = setup->threads;
+    problem.scale = 1;
+    if (which == ESTIMATOR_MESA) problem.ridge = setup->mesa_ridge;
+    if (which != ESTIMATOR_LLA && which != ESTIMATOR_SOFTMAX) return problem;
     problem.score = setup->score;
     problem.scale = 1 / (setup->bandwidth * sqrt((double)batch->task.dim));
     if (which == ESTIMATOR_LLA) {
         problem.ridge = setup->ridge;
         problem.ridge_unit = setup->ridge_unit;
     }
-    problem.backend = setup->backend;
-    problem.threads = setup->threads;
     return problem;
 }
 
+/* Where the back end has no kernel for a mechanism, the reference stands in. */
 static int plan_of(loam_plan **plan, const estimate_setup *setup, estimator which,
                    const estimate_batch *batch, io_error *error)
 {
-    const loam_problem problem = problem_of(setup, which, batch);
+    loam_problem problem = problem_of(setup, which, batch);
     loam_error why;
-    if (loam_plan_create(plan, &problem, &why) != LOAM_OK)
+    loam_status status = loam_plan_create(plan, &problem, &why);
+    if (status == LOAM_EUNSUPPORTED && setup->backend != LOAM_BACKEND_REFERENCE) {
+        problem.backend = LOAM_BACKEND_REFERENCE;
+        status = loam_plan_create(plan, &problem, &why);
+    }
+    if (status != LOAM_OK)
         return io_fail(error, why.status == LOAM_EMEMORY ? EXIT_INTERNAL : EXIT_USAGE, "%s", why.text);
     return EXIT_OK;
 }
 
-static int typed_open(typed_arrays *arrays, const loam_plan *plan, const estimate_batch *batch,
-                      double *outputs, io_error *error)
+/* ---- gates */
+
+static bool is_delta(estimator which)
+{
+    return which == ESTIMATOR_DELTA || which == ESTIMATOR_GATED_DELTA || which == ESTIMATOR_KDA;
+}
+
+/* beta = 1 / |k|^2 makes a delta rule exact for its key, as 1 does where keys have length 1; MesaNet has 1. */
+static void fill_betas(const estimate_batch *batch, estimator which, double *betas)
+{
+    const int64_t d = batch->task.dim;
+    for (int64_t i = 0; i < batch->count * batch->task.length; i++) {
+        double square = 0;
+        for (int64_t a = i * d; a < (i + 1) * d; a++)
+            square += batch->keys[a] * batch->keys[a];
+        betas[i] = !is_delta(which) ? 1 : fmin(2, 1 / square);
+    }
+}
+
+/* MesaNet forgets nothing; the channels of KDA from KEPT_LEAST to KEPT_MOST in equal ratios of what they lose. */
+static void fill_decays(int64_t dim, estimator which, double *decays)
+{
+    for (int64_t a = 0; a < dim; a++) {
+        const double part = dim > 1 ? (double)a / (double)(dim - 1) : 1;
+        const double lost = (1 - KEPT_LEAST) * pow((1 - KEPT_MOST) / (1 - KEPT_LEAST), part);
+        decays[a] = which == ESTIMATOR_KDA ? log1p(-lost) : which == ESTIMATOR_GATED_DELTA ? log(KEPT) : 0;
+    }
+}
+
+static int fill_gates(typed_arrays *arrays, const estimate_batch *batch, estimator which, io_error *error)
+{
+    const int64_t tokens = batch->count * batch->task.length;
+    arrays->gate_count = tokens + batch->task.dim;
+    arrays->exact = calloc((size_t)arrays->gate_count, sizeof *arrays->exact);
+    if (!arrays->exact) return no_memory(error);
+    fill_betas(batch, which, arrays->exact);
+    fill_decays(batch->task.dim, which, arrays->exact + tokens);
+    arrays->gates = arrays->exact;
+    return EXIT_OK;
+}
+
+/* ---- running */
+
+static int typed_open(typed_arrays *arrays, const loam_plan *plan, estimator which,
+                      const estimate_batch *batch, double *outputs, io_error *error)
 {
     const int64_t total = batch->count * sequence_size(batch);
     const bool device = loam_plan_problem(plan)->backend == LOAM_BACKEND_CUDA;
@@ -79,35 +145,48 @@ static int typed_open(typed_arrays *arrays, const loam_plan *plan, const estimat
     *arrays = (typed_arrays){
         .keys = batch->keys, .values = batch->values, .outputs = outputs, .total = total
     };
+    const int status = fill_gates(arrays, batch, which, error);
+    if (status) return status;
     if (work_bytes > 0 && !(arrays->work = aligned_alloc(LOAM_ALIGN, work_bytes))) return no_memory(error);
     if (loam_plan_problem(plan)->dtype == LOAM_F64) return EXIT_OK;
-    float *copies = arrays->copies = calloc((size_t)total, 3 * sizeof(float));
+    float *copies = arrays->copies = calloc((size_t)(3 * total + arrays->gate_count), sizeof(float));
     if (!copies) return no_memory(error);
     for (int64_t i = 0; i < total; i++) {
         copies[i] = (float)batch->keys[i];
         copies[total + i] = (float)batch->values[i];
     }
+    for (int64_t i = 0; i < arrays->gate_count; i++)
+        copies[3 * total + i] = (float)arrays->exact[i];
     arrays->keys = copies, arrays->values = copies + total, arrays->outputs = copies + 2 * total;
+    arrays->gates = copies + 3 * total;
     return EXIT_OK;
 }
 
 static void typed_close(typed_arrays *arrays)
 {
     free(arrays->work);
+    free(arrays->exact);
     free(arrays->copies);
 }
 
-static loam_args args_of(const typed_arrays *arrays, const estimate_batch *batch, size_t element)
+static loam_args args_of(const typed_arrays *arrays, estimator which, const estimate_batch *batch,
+                         size_t element)
 {
-    const int64_t d = batch->task.dim, size = sequence_size(batch);
+    const int64_t d = batch->task.dim, length = batch->task.length, size = sequence_size(batch);
     const size_t shift = batch->hidden ? (size_t)d * element : 0;
-    return (loam_args){
+    const char *gates = arrays->gates, *decays = gates + (size_t)(batch->count * length) * element;
+    loam_args args = {
         .q = { (const char *)arrays->keys + shift, size, size, d },
         .k = { arrays->keys, size, size, d },
         .v = { arrays->values, size, size, d },
         .o = { (char *)arrays->outputs + shift, size, size, d },
         .work = arrays->work,
     };
+    if (is_delta(which) || which == ESTIMATOR_MESA) args.beta = (loam_const_view){ gates, length, length, 1 };
+    /* One for all tokens: strides of 0. */
+    if (which == ESTIMATOR_GATED_DELTA || which == ESTIMATOR_KDA || which == ESTIMATOR_MESA)
+        args.log_decay = (loam_const_view){ decays, 0, 0, 0 };
+    return args;
 }
 
 static void collect_outputs(const typed_arrays *arrays, const estimate_batch *batch, double *outputs)
@@ -120,6 +199,17 @@ static void collect_outputs(const typed_arrays *arrays, const estimate_batch *ba
         memset(outputs + s * size, 0, (size_t)d * sizeof *outputs);
 }
 
+/* Linear attention by the number of pairs seen: without it it is off every scale. */
+static void divide_by_count(const estimate_batch *batch, double *outputs)
+{
+    const int64_t d = batch->task.dim, length = batch->task.length;
+    for (int64_t i = 0; i < batch->count * length; i++) {
+        const int64_t seen = i % length + (batch->hidden ? 0 : 1);
+        for (int64_t a = i * d; a < (i + 1) * d && seen > 0; a++)
+            outputs[a] /= (double)seen;
+    }
+}
+
 static int run_args(const loam_plan *plan, const loam_args *args, io_error *error)
 {
     loam_error why;
@@ -127,17 +217,18 @@ static int run_args(const loam_plan *plan, const loam_args *args, io_error *erro
 }
 
 /* The same on a GPU: keys, values and outputs are one block there too. */
-static int run_device(const loam_plan *plan, const typed_arrays *arrays, const estimate_batch *batch,
-                      io_error *error)
+static int run_device(const loam_plan *plan, const typed_arrays *arrays, estimator which,
+                      const estimate_batch *batch, io_error *error)
 {
     const size_t each = (size_t)arrays->total * sizeof(float);
     typed_arrays there = *arrays;
     device_set set = { .count = 0 };
     const char *failed = device_set_input(&set, &there.keys, each);
     if (!failed) failed = device_set_input(&set, &there.values, each);
+    if (!failed) failed = device_set_input(&set, &there.gates, (size_t)there.gate_count * sizeof(float));
     if (!failed) failed = device_set_output(&set, &there.outputs, each);
     if (!failed) failed = device_set_scratch(&set, &there.work, loam_plan_work_bytes(plan));
-    const loam_args args = args_of(&there, batch, sizeof(float));
+    const loam_args args = args_of(&there, which, batch, sizeof(float));
     int status = failed ? EXIT_INTERNAL : run_args(plan, &args, error);
     if (!status) failed = device_set_fetch(&set);
     device_set_free(&set);
@@ -151,13 +242,14 @@ static int run_library(const estimate_setup *setup, estimator which, const estim
     int status = plan_of(&plan, setup, which, batch, error);
     if (status != EXIT_OK) return status;
     typed_arrays arrays;
-    status = typed_open(&arrays, plan, batch, outputs, error);
+    status = typed_open(&arrays, plan, which, batch, outputs, error);
     if (status == EXIT_OK) {
-        const loam_args args = args_of(&arrays, batch, arrays.copies ? sizeof(float) : sizeof(double));
+        const loam_args args = args_of(&arrays, which, batch, arrays.copies ? sizeof(float) : sizeof(double));
         status = loam_plan_problem(plan)->backend == LOAM_BACKEND_CUDA
-                     ? run_device(plan, &arrays, batch, error)
+                     ? run_device(plan, &arrays, which, batch, error)
                      : run_args(plan, &args, error);
         if (status == EXIT_OK) collect_outputs(&arrays, batch, outputs);
+        if (status == EXIT_OK && which == ESTIMATOR_LINEAR) divide_by_count(batch, outputs);
     }
     typed_close(&arrays);
     loam_plan_destroy(plan);
@@ -167,11 +259,10 @@ static int run_library(const estimate_setup *setup, estimator which, const estim
 int estimate_kernels(const estimate_setup *setup, const estimate_batch *batch, char *text, size_t size,
                      io_error *error)
 {
-    const estimator both[] = { ESTIMATOR_LLA, ESTIMATOR_SOFTMAX };
     text[0] = '\0';
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < ESTIMATOR_RANDOM; i++) {
         loam_plan *plan;
-        const int status = plan_of(&plan, setup, both[i], batch, error);
+        const int status = plan_of(&plan, setup, (estimator)i, batch, error);
         if (status != EXIT_OK) return status;
         const size_t used = strlen(text);
         snprintf(text + used, size - used, "%s%s", i ? " " : "", loam_plan_problem(plan)->kernel);
@@ -180,34 +271,13 @@ int estimate_kernels(const estimate_setup *setup, const estimate_batch *batch, c
     return EXIT_OK;
 }
 
-/* ---- the others */
-
-static void run_baseline(const estimate_setup *setup, estimator which, const estimate_batch *batch, int64_t s,
-                         double *outputs, double *scratch)
-{
-    const int64_t size = sequence_size(batch);
-    const baseline_sequence in = { batch->keys + s * size, batch->values + s * size, batch->task.length,
-                                   batch->task.dim, batch->hidden };
-    if (which == ESTIMATOR_MESA)
-        baseline_mesa(&in, setup->mesa_ridge, outputs + s * size, scratch);
-    else if (which == ESTIMATOR_LINEAR)
-        baseline_linear(&in, outputs + s * size, scratch);
-    else
-        task_guess(&batch->task, batch->first + s, outputs + s * size);
-}
-
 int estimate_outputs(const estimate_setup *setup, estimator which, const estimate_batch *batch,
                      double *outputs, io_error *error)
 {
-    if (which == ESTIMATOR_LLA || which == ESTIMATOR_SOFTMAX)
-        return run_library(setup, which, batch, outputs, error);
-    const size_t each = baseline_scratch(batch->task.dim);
-    double *scratch = calloc((size_t)batch->count * each, sizeof *scratch);
-    if (!scratch) return no_memory(error);
+    if (which != ESTIMATOR_RANDOM) return run_library(setup, which, batch, outputs, error);
 #pragma omp parallel for num_threads(setup->threads) schedule(dynamic)
     for (int64_t s = 0; s < batch->count; s++)
-        run_baseline(setup, which, batch, s, outputs, scratch + (size_t)s * each);
-    free(scratch);
+        task_guess(&batch->task, batch->first + s, outputs + s * sequence_size(batch));
     return EXIT_OK;
 }
 

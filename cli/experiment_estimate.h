@@ -7,11 +7,14 @@
 #include "loam.h"
 
 typedef enum estimator {
-    ESTIMATOR_LLA,     /* by loam.h */
-    ESTIMATOR_SOFTMAX, /* by loam.h */
-    ESTIMATOR_MESA,
-    ESTIMATOR_LINEAR,
-    ESTIMATOR_RANDOM,
+    ESTIMATOR_LLA,
+    ESTIMATOR_SOFTMAX,
+    ESTIMATOR_MESA,   /* gates 1 */
+    ESTIMATOR_LINEAR, /* divided by the number of pairs seen */
+    ESTIMATOR_DELTA,  /* this and the next two: beta = 1 / |k|^2, fixed decays */
+    ESTIMATOR_GATED_DELTA,
+    ESTIMATOR_KDA,
+    ESTIMATOR_RANDOM, /* the only one that is not of loam.h */
     ESTIMATORS
 } estimator;
 
@@ -45,7 +48,7 @@ int estimate_outputs(const estimate_setup *setup, estimator which, const estimat
 /* errors: [count, length], |output - value|^2 summed over the channels. */
 void estimate_errors(const estimate_batch *batch, const double *outputs, double *errors);
 
-/* The kernels that a batch of this task would run, "lla_kernel softmax_kernel": two runs with the same names
+/* The kernels that a batch of this task would run, "lla_kernel softmax_kernel ...": two runs with the same names
  * and inputs give the same bits. */
 int estimate_kernels(const estimate_setup *setup, const estimate_batch *batch, char *text, size_t size,
                      io_error *error);

@@ -9,10 +9,10 @@
 
 enum { MAX_PATH = 2048, FIGURE3_DIM = 64, FIGURE3_PANELS = 4 };
 
-static const char *const titles[ESTIMATORS] = { "LLA", "softmax", "MesaNet", "linear attention",
-                                                "random guess" };
+static const char *const titles[ESTIMATORS] = { "LLA",      "softmax",        "MesaNet", "linear attention",
+                                                "DeltaNet", "Gated DeltaNet", "KDA",     "random guess" };
 /* Line types of cli/plot.h. */
-static const int colours[ESTIMATORS] = { 1, 2, 3, 5, 8 };
+static const int colours[ESTIMATORS] = { 1, 2, 3, 5, 4, 6, 7, 8 };
 
 /* Cells of the sweep as rows and columns of panels; NULL leaves a place empty. */
 typedef struct grid {

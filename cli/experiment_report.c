@@ -75,7 +75,7 @@ static void write_row(FILE *out, const sweep_cell *cell)
     const moments *m = &cell->sums;
     fprintf(out, "%4" PRId64 " %5" PRId64, cell->task.dim, cell->task.segment);
     for (int e = 0; e < ESTIMATORS; e++)
-        if (e == ESTIMATOR_LINEAR || e == ESTIMATOR_RANDOM)
+        if (e >= ESTIMATOR_LINEAR)
             fprintf(out, " %9.3g", moments_total(m, (estimator)e).mean);
         else
             write_value(out, moments_total(m, (estimator)e));
@@ -90,8 +90,8 @@ static void write_heading(FILE *out, const sweep *s, const sweep_cell *cell)
             "\nMean squared error, the query's own pair %s; %" PRId64 " sequences of %" PRId64
             " (value ± standard error)\n",
             cell->hidden ? "hidden" : "visible", s->sequences, cell->task.length);
-    fprintf(out, "%4s %5s  %16s  %16s  %16s %9s %9s  %16s  %16s\n", "d", "S", "LLA", "softmax", "MesaNet",
-            "linear", "random", "softmax / LLA", "MesaNet / LLA");
+    fprintf(out, "%4s %5s  %16s  %16s  %16s %9s %9s %9s %9s %9s  %16s  %16s\n", "d", "S", "LLA", "softmax",
+            "MesaNet", "linear", "delta", "gated", "KDA", "random", "softmax / LLA", "MesaNet / LLA");
 }
 
 int report_table(const sweep *s, io_error *error)

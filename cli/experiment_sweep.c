@@ -42,7 +42,7 @@ static int describe_inputs(const sweep *s, const sweep_cell *cell, char *text, s
     const experiment_task *task = &cell->task;
     const estimate_setup *setup = &s->setup;
     const estimate_batch batch = { .task = *task, .count = CHUNK, .hidden = cell->hidden };
-    char kernels[256];
+    char kernels[512];
     const int status = estimate_kernels(setup, &batch, kernels, sizeof kernels, error);
     if (status == EXIT_OK)
         snprintf(text, size,

@@ -19,11 +19,11 @@ typedef struct command {
 } command;
 
 static const command COMMANDS[] = {
-    { "attend", command_attend, "softmax, Parallax or Local Linear Attention of arrays in files" },
+    { "attend", command_attend, "attention, local or recurrent, of arrays in files" },
     { "regress", command_regress, "local regression on a table" },
     { "experiment", command_experiment, "the test-time regression task of Zuo et al. 2025" },
     { "bench", command_bench, "the speed of the kernels against what the machine can do" },
-    { "list", command_list, "the kernels of this build" },
+    { "list", command_list, "the kernels of this build, or the mechanisms as fits" },
     { "info", command_info, "machine, features, threads, versions" },
 };
 enum { COMMAND_COUNT = sizeof COMMANDS / sizeof *COMMANDS };

@@ -435,6 +435,34 @@ LOAM_API loam_rope loam_rope_default(loam_dtype dtype);
 LOAM_API loam_status loam_rope_apply(const loam_rope *rope, const loam_const_view *from, const loam_view *to,
                                      loam_error *error);
 
+/* ---------------------------------------------------------------- interpolation
+ *
+ * Local attention on what a recurrence leaves over (Zuo et al. 2025, eq. 9), with W_i the linear map that the recurrence
+ * reads with after token i:
+ *
+ *     o_i = sum_j p_ij (v_j - W_i k_j) + W_i q_i = vbar_i + W_i (q_i - kbar_i)
+ *
+ * The problems agree in pass (forward or backward), dtype, batch, lengths, dimensions and heads, of which there is one
+ * number; dim_qk + dim_v <= LOAM_MAX_DIM; the recurrent problem has identity features, is not normalised, and its scale is 1
+ * by default. p may be any mechanism of the local family. Host memory. */
+
+typedef struct loam_interpolation loam_interpolation;
+
+LOAM_API loam_status loam_interpolation_create(loam_interpolation **interpolation, const loam_problem *local,
+                                               const loam_problem *recurrent, loam_error *error);
+LOAM_API void loam_interpolation_destroy(loam_interpolation *interpolation); /* NULL is allowed */
+/* Its two plans, for their names and state rows; they live as long. */
+LOAM_API const loam_plan *loam_interpolation_local(const loam_interpolation *interpolation);
+LOAM_API const loam_plan *loam_interpolation_recurrent(const loam_interpolation *interpolation);
+/* Bytes of args.work and of args.saved, which forward writes where it is given and backward reads. */
+LOAM_API size_t loam_interpolation_work_bytes(const loam_interpolation *interpolation);
+LOAM_API size_t loam_interpolation_saved_bytes(const loam_interpolation *interpolation);
+
+/* args: q, k, v, o, work, saved, cu_q, grad_o, grad_q, grad_k and grad_v of the whole, and all else of the local problem (cu_kv
+ * too); recurrent_args: log_decay, beta, ridge, states, info and their gradients, all else NULL. */
+LOAM_API loam_status loam_interpolation_run(const loam_interpolation *interpolation, const loam_args *args,
+                                            const loam_args *recurrent_args, loam_error *error);
+
 /* ---------------------------------------------------------------- what there is */
 
 typedef struct loam_kernel_info {
@@ -449,6 +477,31 @@ typedef struct loam_kernel_info {
 
 /* Row `index` of the registry, slowest first within each pass; LOAM_EARG beyond the last. */
 LOAM_API loam_status loam_kernel_at(int index, loam_kernel_info *info);
+
+/* Which axes the log decays of a mechanism vary over: see loam_args.log_decay. */
+typedef enum loam_decay_axes {
+    LOAM_DECAY_NONE,
+    LOAM_DECAY_HEAD,
+    LOAM_DECAY_TOKEN,
+    LOAM_DECAY_CHANNEL
+} loam_decay_axes;
+
+/* A mechanism as a fit: J and R of the values v of a key k, what is carried on, what is read for a query, and the
+ * operations of one more token with dim_qk = dim_v = d, a multiply-add counted as two, after t tokens in the local family. */
+typedef struct loam_mechanism_info {
+    const char *name;        /* loam_mechanism_name */
+    const char *objective;   /* "|S k - v|^2 / 2" */
+    const char *regulariser; /* "|S - D|^2 / 2", D the decayed state */
+    const char *update;      /* "S = S (I - beta k k^T) + beta v k^T" */
+    const char *output;      /* "S q" */
+    const char *cost;        /* "6 d^2" */
+    int recurrent;           /* of which family: 0, the local one, reads none of the following */
+    loam_decay_axes log_decay;
+    int beta, delta; /* reads beta; writes by a delta rule */
+} loam_mechanism_info;
+
+/* Mechanism `index` of loam_mechanism; LOAM_EARG beyond the last. */
+LOAM_API loam_status loam_mechanism_at(int index, loam_mechanism_info *info);
 
 /* The names that the registry, plans and the program use; NULL outside the enumeration. */
 LOAM_API const char *loam_mechanism_name(loam_mechanism mechanism); /* "softmax", "parallax", "lla", ... */

@@ -152,6 +152,95 @@ static void lla_counts_what_each_row_did(void **state)
     assert_true(fabs(bench_flop(&p, NULL) - decode) < 1e-9 * decode);
 }
 
+static loam_problem recurrence(loam_mechanism mechanism, loam_pass pass)
+{
+    loam_problem p = loam_problem_default(mechanism, pass);
+    p.batch = 2, p.heads_q = p.heads_kv = 3, p.heads_v = 6;
+    p.len_q = p.len_kv = pass == LOAM_DECODE ? 1 : 7, p.dim_qk = 64, p.dim_v = 32;
+    return p;
+}
+
+/* d = C = 64, dv = 32: everything is a multiple of 64 * 32. */
+static void recurrences_count_by_token(void **state)
+{
+    (void)state;
+    static const struct {
+        loam_mechanism mechanism;
+        double forward, decode, decays;
+        int betas;
+    } rows[] = { { LOAM_LINEAR, 10, 4, 0, 0 },
+                 { LOAM_RETENTION, 10, 5, 0, 0 },
+                 { LOAM_SSD, 10, 5, 1, 1 },
+                 { LOAM_GLA, 10, 5, 64, 0 } };
+    static const struct {
+        loam_mechanism mechanism;
+        double decode, decays;
+    } deltas[] = { { LOAM_DELTA, 6, 0 }, { LOAM_GATED_DELTA, 7, 1 }, { LOAM_KDA, 7, 64 } };
+    const double unit = 64 * 32, heads = 2 * 6, third = 64 * 64 / 3.0;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        loam_problem p = recurrence(rows[i].mechanism, LOAM_FORWARD);
+        const double tokens = heads * 7, gates = tokens * (rows[i].decays + rows[i].betas);
+        assert_true(bench_flop(&p, NULL) == tokens * unit * rows[i].forward && bench_pairs(&p) == 0);
+        assert_true(bench_bytes(&p) ==
+                    4 * (tokens * (64 + 2 * 32) + gates)); /* half as many heads of q and k */
+        p.pass = LOAM_BACKWARD;
+        assert_true(bench_flop(&p, NULL) == tokens * unit * (12 + 4 + 10));
+        assert_true(bench_bytes(&p) == 4 * (tokens * (2 * 64 + 3 * 32) + 2 * gates));
+        p = recurrence(rows[i].mechanism, LOAM_DECODE);
+        assert_true(bench_flop(&p, NULL) == heads * unit * rows[i].decode);
+        assert_true(bench_bytes(&p) ==
+                    4 * heads * (64 + 2 * 32 + rows[i].decays + rows[i].betas + 2 * 64 * 32));
+    }
+    for (size_t i = 0; i < sizeof deltas / sizeof *deltas; i++) {
+        loam_problem p = recurrence(deltas[i].mechanism, LOAM_FORWARD);
+        assert_true(fabs(bench_flop(&p, NULL) - heads * 7 * (unit * (12 + 6) + third)) < 1e-3);
+        p.pass = LOAM_BACKWARD;
+        assert_true(fabs(bench_flop(&p, NULL) - heads * 7 * (unit * (24 + 10 + 16) + third)) < 1e-3);
+        p = recurrence(deltas[i].mechanism, LOAM_DECODE);
+        assert_true(bench_flop(&p, NULL) == heads * unit * deltas[i].decode);
+    }
+    loam_problem p = recurrence(LOAM_LINEAR, LOAM_DECODE);
+    p.normalise = 1;
+    assert_true(bench_flop(&p, NULL) == heads * 4 * 64 * 33);
+    assert_true(bench_bytes(&p) == 4 * heads * (64 + 2 * 32 + 2 * 33 * 64));
+}
+
+static void mesa_counts_what_each_row_did(void **state)
+{
+    (void)state;
+    loam_problem p = recurrence(LOAM_MESA, LOAM_FORWARD);
+    loam_row_info info[2 * 6 * 7] = { 0 };
+    double solves = 0;
+    for (int row = 0; row < 2 * 6 * 7; row++) {
+        info[row].iterations = row % 3;
+        solves += row % 3 ? row % 3 * 6.0 * 4096 : 20.0 * 4096;
+    }
+    const double tokens = 2 * 6 * 7, unit = 64 * 32;
+    assert_true(bench_flop(&p, info) == tokens * unit * (10 + 16) + solves);
+    assert_true(bench_iterations(&p, info) == 1);
+    p.pass = LOAM_BACKWARD;
+    assert_true(bench_flop(&p, info) == tokens * unit * (20 + 4 + 10 + 12) + 2 * solves);
+    p = recurrence(LOAM_MESA, LOAM_DECODE);
+    loam_row_info one[12] = { 0 };
+    assert_true(fabs(bench_flop(&p, one) - 12 * (unit * (4 + 4 + 4) + 4096 * 64 / 3.0)) < 1e-6);
+    assert_true(bench_bytes(&p) == 4 * 12 * (64 + 2 * 32 + 2 + 2 * 96 * 64));
+}
+
+/* The scores of FoX cost no product, those of PaTH two, or six, transitions of 64 tokens for each tile of pairs. */
+static void scores_count(void **state)
+{
+    (void)state;
+    loam_problem p = problem_of(LOAM_SOFTMAX, LOAM_FORWARD, 8, 8);
+    const double flop = bench_flop(&p, NULL), bytes = bench_bytes(&p);
+    p.decay = 1;
+    assert_true(bench_flop(&p, NULL) == flop && bench_bytes(&p) == bytes + 4 * 2 * 6 * 8);
+    p.decay = 0, p.path = 1;
+    assert_true(fabs(bench_flop(&p, NULL) - flop - 2 * 100 / 64.0 * brute_pairs(&p)) < 1e-6);
+    assert_true(bench_bytes(&p) == bytes + 4 * 2 * 3 * 8 * 11);
+    p.pass = LOAM_BACKWARD;
+    assert_true(fabs(bench_flop(&p, NULL) - 2.5 * flop - 6 * 100 / 64.0 * brute_pairs(&p)) < 1e-6);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -160,6 +249,9 @@ int main(void)
         cmocka_unit_test(bytes_of_backward_and_types),
         cmocka_unit_test(given_probes_cost_so_many_d),
         cmocka_unit_test(lla_counts_what_each_row_did),
+        cmocka_unit_test(recurrences_count_by_token),
+        cmocka_unit_test(mesa_counts_what_each_row_did),
+        cmocka_unit_test(scores_count),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -73,6 +73,37 @@ static void sample_is_the_whole(void **state)
                 }
 }
 
+/* The sample of a recurrence is one head, whole, with the value heads that read it. */
+static void recurrent_sample_is_the_whole(void **state)
+{
+    (void)state;
+    for (int m = LOAM_LINEAR; m <= LOAM_MESA; m++)
+        for (int pass = LOAM_FORWARD; pass <= LOAM_DECODE; pass++)
+            for (int variant = 0; variant < 3; variant++) {
+                bench_shape s = shape_of((loam_mechanism)m, (loam_pass)pass, 21, 21);
+                s.saved = pass == LOAM_BACKWARD && m == LOAM_MESA;
+                s.problem.heads_q = s.problem.heads_kv = 2, s.problem.heads_v = 6;
+                s.tokens_first = variant == 1;
+                s.problem.feature_map = m >= LOAM_DELTA ? LOAM_FEATURES_UNIT : LOAM_FEATURES_ELU;
+                s.problem.normalise = variant == 2 && m <= LOAM_GLA;
+                char what[80];
+                snprintf(what, sizeof what, "%s %s variant %d", bench_mechanisms[m], bench_passes[pass],
+                         variant);
+                expect_same(&s, what);
+            }
+}
+
+static void fox_sample_is_the_whole(void **state)
+{
+    (void)state;
+    for (int m = LOAM_SOFTMAX; m <= LOAM_LLA; m++)
+        for (int pass = LOAM_FORWARD; pass <= LOAM_DECODE; pass++) {
+            bench_shape s = shape_of((loam_mechanism)m, (loam_pass)pass, 24, 40);
+            s.problem.decay = 1;
+            expect_same(&s, bench_mechanisms[m]);
+        }
+}
+
 /* One element of the last row of an output. */
 static void expect_seen(loam_mechanism mechanism, loam_pass pass, enum bench_array which)
 {
@@ -98,6 +129,27 @@ static void wrong_elements_are_seen(void **state)
     expect_seen(LOAM_SOFTMAX, LOAM_BACKWARD, BENCH_GRAD_K);
     expect_seen(LOAM_LLA, LOAM_BACKWARD, BENCH_GRAD_V);
     expect_seen(LOAM_PARALLAX, LOAM_BACKWARD, BENCH_GRAD_PROBE);
+}
+
+static void wrong_recurrent_elements_are_seen(void **state)
+{
+    (void)state;
+    static const enum bench_array outputs[] = { BENCH_GRAD_Q, BENCH_GRAD_V, BENCH_GRAD_LOG_DECAY,
+                                                BENCH_GRAD_BETA };
+    for (int i = 0; i < 4; i++) {
+        bench_shape shape = shape_of(LOAM_KDA, LOAM_BACKWARD, 20, 20);
+        shape.saved = false;
+        shape.problem.heads_kv = shape.problem.heads_v = shape.problem.heads_q;
+        shape.problem.feature_map = LOAM_FEATURES_UNIT;
+        bench_arrays arrays;
+        bench_reference reference;
+        measured(&shape, &arrays, &reference);
+        ((double *)arrays.at[outputs[i]])[bench_row(&arrays, outputs[i], 1, 3, 0)] += 0.5;
+        const double error = bench_error(&reference, &arrays);
+        bench_reference_free(&reference);
+        bench_arrays_free(&arrays);
+        if (!(error > 1e-3)) fail_msg("a wrong element of output %d is not seen: %g", outputs[i], error);
+    }
 }
 
 /* What is not finite is an infinite error, not a NaN that passes for "not asked". */
@@ -179,7 +231,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sample_is_the_whole),
+        cmocka_unit_test(recurrent_sample_is_the_whole),
+        cmocka_unit_test(fox_sample_is_the_whole),
         cmocka_unit_test(wrong_elements_are_seen),
+        cmocka_unit_test(wrong_recurrent_elements_are_seen),
         cmocka_unit_test(nan_is_seen),
         cmocka_unit_test(types_are_read),
         cmocka_unit_test(inputs_follow_the_seed),

@@ -37,9 +37,14 @@ static void lines_are_read(void **state)
         "\ttwo  lla backward bf16 1 1 1 5 6 7 8 full window=9 ridge=0.25 unit=trace score=rbf scale=0.5 "
         "soft_cap=30 slope layout=bthd kernel=*_avx2\n"
         "three parallax decode f16 1 2 1 1 9 512 1 causal\n"
-        "four parallax forward bf16 1 2 1 9 9 8 8 saved data=rope\n";
+        "four parallax forward bf16 1 2 1 9 9 8 8 saved data=rope\n"
+        "five gated-delta backward f32 1 2 6 9 9 8 4 features=unit\n"
+        "six lla backward f32 1 2 2 9 9 8 4 decay\n"
+        "seven mesa forward f32 1 2 2 9 9 8 8 ridge=3\n"
+        "eight linear forward f32 1 2 2 9 9 8 8 normalise features=elu\n"
+        "nine softmax forward f32 1 2 2 9 9 8 8 path\n";
     assert_int_equal(read_text(&shapes, text, &error), 0);
-    assert_int_equal(shapes.count, 4);
+    assert_int_equal(shapes.count, 9);
     const loam_problem *p = &shapes.at[0].problem;
     assert_string_equal(shapes.at[0].name, "one");
     assert_string_equal(shapes.at[0].flags, "");
@@ -61,6 +66,13 @@ static void lines_are_read(void **state)
     assert_true(p->dim_qk == 512 && p->dim_v == 1 && shapes.at[2].line == 5);
     assert_true(shapes.at[3].saved && shapes.at[3].data == BENCH_ROPE);
     assert_true(!shapes.at[0].saved && shapes.at[1].saved && shapes.at[0].data == BENCH_NORMAL);
+    p = &shapes.at[4].problem;
+    assert_true(p->mechanism == LOAM_GATED_DELTA && p->heads_q == 2 && p->heads_kv == 2 && p->heads_v == 6);
+    assert_true(p->feature_map == LOAM_FEATURES_UNIT && !p->normalise && !shapes.at[4].saved);
+    assert_true(shapes.at[5].problem.decay && !shapes.at[5].problem.path && shapes.at[5].saved);
+    assert_true(shapes.at[6].problem.ridge == 3);
+    assert_true(shapes.at[7].problem.normalise && shapes.at[7].problem.feature_map == LOAM_FEATURES_ELU);
+    assert_true(shapes.at[8].problem.path && !shapes.at[8].problem.decay);
     bench_shapes_free(&shapes);
 }
 
@@ -80,7 +92,7 @@ static void fields_are_checked(void **state)
     (void)state;
     expect("a\n", ":1: mechanism: missing");
     expect("\n\na softmax forward f32 1 8 8 4 4 64", ":3: Dv: missing");
-    expect("a softmux forward f32", "mechanism: 'softmux', expected softmax, parallax or lla");
+    expect("a softmux forward f32", "mechanism: 'softmux', expected softmax, parallax, lla, linear,");
     expect("a lla forwards f32", "pass: 'forwards', expected forward, backward or decode");
     expect("a lla decode f31", "dtype: 'f31', expected f32, bf16, f16 or f64");
     expect(KIND "0", "B: '0', expected a whole number from 1");
@@ -114,7 +126,14 @@ static void flags_are_checked(void **state)
     expect(LINE "layout=thbd", "layout: 'thbd', expected bhtd or bthd");
     expect(LINE "data=rapid", "data: 'rapid', expected normal, unit, anisotropic, shifted or rope");
     expect("a softmax decode f32 1 1 1 1 9 8 8 saved", "saved: only a forward has it to leave, not decode");
-    expect(LINE "ridge=1", "ridge: only lla has a ridge, not softmax");
+    expect("a linear forward f32 1 4 2 9 9 8 8", "Hkv: 2, expected a multiple of Hq 4 for linear");
+    expect("a kda forward f32 1 4 4 9 8 8 8", "Lkv: 8, expected Lq 9 for kda");
+    expect("a kda forward f32 1 4 4 9 9 8 8 saved", "saved: kda leaves nothing");
+    expect("a kda forward f32 1 4 4 9 9 8 8 features=relu",
+           "features: 'relu', expected identity, elu or unit");
+    expect("a kda forward f32 1 4 4 9 9 8 8 ridge=1", "ridge: only lla has a ridge");
+    expect("a mesa forward f32 1 4 4 9 9 8 8 unit=max", "unit: only lla has a ridge");
+    expect(LINE "ridge=1", "ridge: only lla has a ridge and its unit, and mesa a ridge, not softmax");
     expect(LINE "unit=max", "unit: only lla has a ridge");
     expect(LLA "unit=min", "unit: 'min', expected normalised, max or trace");
     expect(LLA "ridge=1e", "ridge: '1e'");

@@ -74,9 +74,9 @@ static int make_files(void **state)
 
 static const bad_case CASES[] = {
     /* the command line */
-    { EXIT_USAGE, "", "say which mechanism: softmax, parallax or lla" },
+    { EXIT_USAGE, "", "say which mechanism: softmax, parallax, lla" },
     { EXIT_USAGE, "sofmax " QKV, "unknown mechanism 'sofmax'; did you mean softmax" },
-    { EXIT_USAGE, "xyzzy " QKV, "expected softmax, parallax or lla" },
+    { EXIT_USAGE, "xyzzy " QKV, "expected softmax, parallax, lla" },
     { EXIT_USAGE, "lla softmax " QKV, "unexpected argument 'softmax'" },
     { EXIT_USAGE, "lla --qq $IN:q", "unknown option --qq; did you mean --q?" },
     { EXIT_USAGE, "lla --windw 3 " QKV, "unknown option --windw; did you mean --window?" },
@@ -106,8 +106,8 @@ static const bad_case CASES[] = {
     { EXIT_USAGE, "lla --q $IN:q --k $IN:k", "--v F is needed" },
     { EXIT_USAGE, "parallax " QKV, "--probe F is needed for parallax" },
     { EXIT_USAGE, "lla --probe $IN:probe " QKV, "--probe is for parallax only" },
-    { EXIT_USAGE, "softmax --ridge 1 " QKV, "--ridge and --ridge-unit are for lla only" },
-    { EXIT_USAGE, "lla --sink $IN:sink " QKV, "--sink is for softmax only" },
+    { EXIT_USAGE, "softmax --ridge 1 " QKV, "--ridge is for lla and mesa, not for softmax" },
+    { EXIT_USAGE, "lla --sink $IN:sink " QKV, "--sink is for softmax, not for lla" },
     { EXIT_USAGE, "lla --grad-out $IN:grad_out " QKV, "--grad-out F and --grad-dir D are given together" },
     { EXIT_USAGE, "lla --lse ./o.npy --rho ./o.npy " QKV, "two results would be written to ./o.npy" },
     { EXIT_USAGE, "lla --lse l.safetensors:x " QKV, "results are not written as .safetensors" },

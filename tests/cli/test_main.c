@@ -84,6 +84,21 @@ static void list_shows_the_registry(void **state)
     expect_output(&result, "softmax parallax lla");
 }
 
+static void list_shows_the_mechanisms(void **state)
+{
+    (void)state;
+    outcome result = run_loam("list --table");
+    loam_mechanism_info row;
+    int rows = 0;
+    for (; loam_mechanism_at(rows, &row) == LOAM_OK; rows++) {
+        expect_output(&result, row.name);
+        expect_output(&result, row.objective);
+        expect_output(&result, row.update);
+    }
+    assert_int_equal(rows, LOAM_MESA + 1);
+    expect_output(&result, "S = a S (I - beta k k^T) + beta v k^T");
+}
+
 static void info_tells_versions_and_features(void **state)
 {
     (void)state;
@@ -119,9 +134,13 @@ static void closed_pipe_is_an_error(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(version_is_the_header_s),           cmocka_unit_test(help_names_every_command),
-        cmocka_unit_test(unknown_commands_get_a_suggestion), cmocka_unit_test(list_shows_the_registry),
-        cmocka_unit_test(info_tells_versions_and_features),  cmocka_unit_test(lost_output_is_an_error),
+        cmocka_unit_test(version_is_the_header_s),
+        cmocka_unit_test(help_names_every_command),
+        cmocka_unit_test(unknown_commands_get_a_suggestion),
+        cmocka_unit_test(list_shows_the_registry),
+        cmocka_unit_test(list_shows_the_mechanisms),
+        cmocka_unit_test(info_tells_versions_and_features),
+        cmocka_unit_test(lost_output_is_an_error),
         cmocka_unit_test(closed_pipe_is_an_error),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);

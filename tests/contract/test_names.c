@@ -122,6 +122,42 @@ static void registry(void **state)
     }
 }
 
+/* What a mechanism is said to read is what it cannot run without. */
+static void mechanisms(void **state)
+{
+    (void)state;
+    static const float zeros[8 * 40 * 16] = { 0 };
+    static float o[8 * 40 * 16];
+    loam_mechanism_info info;
+    int count = 0;
+    for (; loam_mechanism_at(count, &info) == LOAM_OK; count++) {
+        assert_string_equal(info.name, loam_mechanism_name((loam_mechanism)count));
+        assert_true(strlen(info.objective) > 0 && strlen(info.regulariser) > 0 && strlen(info.update) > 0 &&
+                    strlen(info.output) > 0 && strlen(info.cost) > 0);
+        assert_int_equal(info.recurrent, count >= LOAM_LINEAR);
+        const loam_problem p = small((loam_mechanism)count, LOAM_FORWARD);
+        loam_plan *plan;
+        for (int without = 0; without < 3 && info.recurrent; without++) {
+            assert_int_equal(loam_plan_create(&plan, &p, NULL), LOAM_OK);
+            loam_args args = { .q = loam_dense(zeros, 8, 40, 16),
+                               .k = loam_dense(zeros, 8, 40, 16),
+                               .v = loam_dense(zeros, 8, 40, 16),
+                               .o = loam_dense_out(o, 8, 40, 16),
+                               .work = aligned_alloc(LOAM_ALIGN, loam_plan_work_bytes(plan) + LOAM_ALIGN) };
+            const int decays = info.log_decay != LOAM_DECAY_NONE;
+            if (decays && without != 1) args.log_decay.data = zeros; /* strides 0 */
+            if (info.beta && without != 2) args.beta.data = zeros;
+            const int lacks = (without == 1 && decays) || (without == 2 && info.beta);
+            assert_int_equal(loam_run(plan, &args, NULL), lacks ? LOAM_EARG : LOAM_OK);
+            free(args.work);
+            loam_plan_destroy(plan);
+        }
+    }
+    assert_int_equal(count, LOAM_MESA + 1);
+    assert_int_equal(loam_mechanism_at(-1, &info), LOAM_EARG);
+    assert_int_equal(loam_mechanism_at(0, NULL), LOAM_EARG);
+}
+
 static int isa_rank(const char *isa)
 {
     static const char *const sets[] = { "portable", "avx2", "avx512", "avx512bf16" };
@@ -182,6 +218,7 @@ int main(void)
         cmocka_unit_test(plan_tells_what_was_chosen),
         cmocka_unit_test(versions_and_statuses),
         cmocka_unit_test(registry),
+        cmocka_unit_test(mechanisms),
         cmocka_unit_test(environment_masks_instruction_sets),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT
  * Each estimator against its definition, written out for one position at a time. */
-#include "cli/experiment_baselines.h"
 #include "tests/experiment/fixture.h"
 
 #include <lapacke.h>
@@ -49,6 +48,56 @@ static void naive_mesa(const double *keys, const double *values, int64_t seen, c
     for (int64_t j = 0; j < seen; j++)
         for (int a = 0; a < DIM; a++)
             output[a] += values[j * DIM + a] * dot(keys + j * DIM, solved);
+}
+
+/* S = S Diag(kept), then what S says of the key becomes the value. */
+static void naive_delta_rule(const double *keys, const double *values, int64_t seen, const double *query,
+                             const double kept[DIM], double *output)
+{
+    double memory[DIM][DIM] = { { 0 } };
+    for (int64_t j = 0; j < seen; j++) {
+        const double *key = keys + j * DIM;
+        for (int a = 0; a < DIM; a++) {
+            for (int b = 0; b < DIM; b++)
+                memory[a][b] *= kept[b];
+            const double miss = values[j * DIM + a] - dot(memory[a], key);
+            for (int b = 0; b < DIM; b++)
+                memory[a][b] += miss * key[b] / dot(key, key);
+        }
+    }
+    for (int a = 0; a < DIM; a++)
+        output[a] = dot(memory[a], query);
+}
+
+static void naive_delta(const double *keys, const double *values, int64_t seen, const double *query,
+                        const estimate_setup *setup, double *output)
+{
+    double kept[DIM];
+    for (int a = 0; a < DIM; a++)
+        kept[a] = 1;
+    (void)setup;
+    naive_delta_rule(keys, values, seen, query, kept, output);
+}
+
+static void naive_gated_delta(const double *keys, const double *values, int64_t seen, const double *query,
+                              const estimate_setup *setup, double *output)
+{
+    double kept[DIM];
+    for (int a = 0; a < DIM; a++)
+        kept[a] = 0.99;
+    (void)setup;
+    naive_delta_rule(keys, values, seen, query, kept, output);
+}
+
+/* 0.9 to 0.999: what is lost falls from 1e-1 to 1e-3. */
+static void naive_kda(const double *keys, const double *values, int64_t seen, const double *query,
+                      const estimate_setup *setup, double *output)
+{
+    double kept[DIM];
+    for (int a = 0; a < DIM; a++)
+        kept[a] = 1 - pow(10, -1 - 2 * (double)a / (DIM - 1));
+    (void)setup;
+    naive_delta_rule(keys, values, seen, query, kept, output);
 }
 
 static double score_of(const estimate_setup *setup, const double *query, const double *key)
@@ -133,11 +182,11 @@ static void test_definitions(void **state)
     static const struct {
         estimator which;
         naive *expected;
-    } cases[] = { { ESTIMATOR_LLA, naive_lla },
-                  { ESTIMATOR_SOFTMAX, naive_softmax },
-                  { ESTIMATOR_MESA, naive_mesa },
-                  { ESTIMATOR_LINEAR, naive_linear } };
-    for (int i = 0; i < 4; i++)
+    } cases[] = { { ESTIMATOR_LLA, naive_lla },     { ESTIMATOR_SOFTMAX, naive_softmax },
+                  { ESTIMATOR_MESA, naive_mesa },   { ESTIMATOR_LINEAR, naive_linear },
+                  { ESTIMATOR_DELTA, naive_delta }, { ESTIMATOR_GATED_DELTA, naive_gated_delta },
+                  { ESTIMATOR_KDA, naive_kda } };
+    for (int i = 0; i < 7; i++)
         for (int hidden = 0; hidden < 2; hidden++)
             for (int rbf = 0; rbf < 2; rbf++) {
                 estimate_setup setup = fixture_setup();
@@ -156,15 +205,14 @@ static void test_mesa_stays_exact(void **state)
     estimate_setup setup = fixture_setup();
     setup.mesa_ridge = 1e-4;
     estimate_batch batch = fixture_batch(long_task, 0, 1, 0);
-    double *scratch = fixture_doubles((int64_t)baseline_scratch(DIM)), *got = fixture_doubles(LONG * DIM);
-    const baseline_sequence in = { batch.keys, batch.values, LONG, DIM, 0 };
-    baseline_mesa(&in, setup.mesa_ridge, got, scratch);
+    double *got = fixture_doubles(LONG * DIM);
+    io_error error;
+    expect_ok(estimate_outputs(&setup, ESTIMATOR_MESA, &batch, got, &error), &error);
     for (int64_t i = 0; i < LONG; i += 97) {
         double want[DIM] = { 0 };
         naive_mesa(batch.keys, batch.values, i + 1, batch.keys + i * DIM, &setup, want);
         expect_close("mesa", got + i * DIM, want, DIM, 1e-10);
     }
-    free(scratch);
     free(got);
     fixture_free(&batch);
 }

@@ -126,7 +126,9 @@ static void test_coverage(void **state)
     double *x = fixture_doubles(TRIALS);
     for (uint64_t s = 0; s < FEW; s++) {
         random_normals((random_stream){ 21, s }, 0, TRIALS, x);
-        const double *rows[ESTIMATORS] = { x, x, x, x, x };
+        const double *rows[ESTIMATORS];
+        for (int e = 0; e < ESTIMATORS; e++)
+            rows[e] = x;
         moments_add(&m, rows);
     }
     int missed = 0;
@@ -146,7 +148,9 @@ static void test_one_sequence(void **state)
     moments m;
     expect_ok(moments_create(&m, 3, &error), &error);
     const double x[3] = { 1, 2, 3 };
-    const double *rows[ESTIMATORS] = { x, x, x, x, x };
+    const double *rows[ESTIMATORS];
+    for (int e = 0; e < ESTIMATORS; e++)
+        rows[e] = x;
     moments_add(&m, rows);
     assert_true(moments_total(&m, ESTIMATOR_MESA).mean == 2);
     assert_true(isnan(moments_total(&m, ESTIMATOR_MESA).error));

@@ -120,7 +120,7 @@ static void table_and_files(void **state)
     result = run_shell("cd a/b/c && ls -A && wc -l < regression.csv && wc -l < summary.csv");
     assert_string_equal(result.out,
                         "figure3.png\nfigure3.svg\nfigure4.png\nfigure4.svg\nfigure7.png\nfigure7.svg\n"
-                        "regression.csv\nsummary.csv\n5121\n21\n");
+                        "regression.csv\nsummary.csv\n8193\n33\n");
     result = run_shell(
         "awk -F, 'NR > 1 && ($9 < $6 || $8 > $6 || $8 < 0 || $7 < 0)' a/b/c/regression.csv | wc -l");
     assert_string_equal(result.out, "0\n");

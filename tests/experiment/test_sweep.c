@@ -206,7 +206,9 @@ static void test_damage(void **state)
     (void)state;
     const char *inputs = "d 4 and so on";
     const double ones[8] = { 1, 1, 1, 1, 1, 1, 1, 1 };
-    const double *rows[ESTIMATORS] = { ones, ones, ones, ones, ones };
+    const double *rows[ESTIMATORS];
+    for (int e = 0; e < ESTIMATORS; e++)
+        rows[e] = ones;
     char directory[64], path[128];
     io_error error;
     moments m, back;
@@ -222,7 +224,7 @@ static void test_damage(void **state)
     expect_ok(state_load(path, inputs, &back, &found, &error), &error);
     assert_true(found && back.sequences == 1);
     assert_memory_equal(m.sums, back.sums, m.count * sizeof(double));
-    unsigned char bytes[4096];
+    unsigned char bytes[8192];
     const size_t size = read_file(path, bytes, sizeof bytes);
     for (size_t at = 0; at < size; at++) {
         bytes[at] ^= 4;

@@ -39,7 +39,11 @@ static void check_row(const row *r)
     /* The reference where it is quick, and what a user gets by default. */
     if (r->dim > 16) s.setup.backend = LOAM_BACKEND_CPU;
     expect_ok(sweep_run(&s, &error), &error);
-    const double want[ESTIMATORS] = { r->lla, r->softmax, r->mesa, r->linear, r->random };
+    const double want[ESTIMATORS] = { [ESTIMATOR_LLA] = r->lla,
+                                      [ESTIMATOR_SOFTMAX] = r->softmax,
+                                      [ESTIMATOR_MESA] = r->mesa,
+                                      [ESTIMATOR_LINEAR] = r->linear,
+                                      [ESTIMATOR_RANDOM] = r->random };
     for (int e = 0; e < ESTIMATORS; e++) {
         const mean_error got = moments_total(&cell.sums, (estimator)e);
         const double distance = (got.mean - want[e]) / (sqrt(2) * got.error);

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: MIT
+ * What the recurrent family reads beside q, k and v: shapes, and what stands for inputs that were left out. */
+#include "cli/attend.h"
+
+#include <math.h>
+
+static attend_sizes values_of(const attend_run *run) { return attend_sizes_of(run, &run->in[IN_V]); }
+
+int64_t attend_state_rows(const attend_run *run)
+{
+    const attend_options *o = run->options;
+    return values_of(run).channels + (o->normalise ? 1 : 0) +
+           (o->mechanism == LOAM_MESA ? attend_sizes_of(run, &run->in[IN_Q]).channels : 0);
+}
+
+/* ---------------------------------------------------------------- shapes */
+
+static int check_log_decay(const attend_run *run, io_error *error)
+{
+    const attend_sizes q = attend_sizes_of(run, &run->in[IN_Q]);
+    if (run->options->form.log_decay == LOAM_DECAY_HEAD)
+        return attend_check_per_head(run, IN_LOG_DECAY, IN_V, error);
+    const int axes = run->options->form.log_decay == LOAM_DECAY_CHANNEL ? 4 : 3;
+    return attend_check_side(run, IN_LOG_DECAY, IN_V, axes, q.tokens, q.channels, error);
+}
+
+/* A number, per head, or per head and channel; without heads, per channel. */
+static int check_ridge(attend_run *run, io_error *error)
+{
+    const array *a = &run->in[IN_RIDGE];
+    const int64_t both[] = { values_of(run).heads, attend_sizes_of(run, &run->in[IN_Q]).channels };
+    run->problem.ridge_axes = LOAM_RIDGE_NUMBER;
+    if (!a->data || attend_is_single(a)) return 0;
+    if (run->rank > 2 && attend_has_shape(a, 1, both))
+        run->problem.ridge_axes = LOAM_RIDGE_HEAD;
+    else if (run->rank > 2 ? attend_has_shape(a, 2, both) : attend_has_shape(a, 1, both + 1))
+        run->problem.ridge_axes = LOAM_RIDGE_HEAD_CHANNEL;
+    else
+        return attend_wrong_shape(run, IN_RIDGE, IN_V,
+                                  run->rank > 2 ? "(), (1,), (Hv,) or (Hv,D)" : "(), (1,) or (D,)", error);
+    return 0;
+}
+
+int attend_recurrent_shapes(attend_run *run, io_error *error)
+{
+    const attend_sizes q = attend_sizes_of(run, &run->in[IN_Q]), k = attend_sizes_of(run, &run->in[IN_K]);
+    const attend_sizes v = values_of(run);
+    if (q.batch != k.batch || q.heads != k.heads || q.tokens != k.tokens || q.channels != k.channels)
+        return attend_misfit(run, IN_Q, IN_K, "the same shape", error);
+    if (q.batch != v.batch || q.tokens != v.tokens)
+        return attend_misfit(run, IN_Q, IN_V, "the same batch and tokens", error);
+    if (q.heads < 1 || v.heads < 1 || v.heads % q.heads)
+        return attend_misfit(run, IN_Q, IN_V, "heads of v in a multiple of the heads of q", error);
+    if (run->in[IN_GRAD_OUT].data) {
+        const attend_sizes g = attend_sizes_of(run, &run->in[IN_GRAD_OUT]);
+        if (g.batch != v.batch || g.heads != v.heads || g.tokens != v.tokens || g.channels != v.channels)
+            return attend_misfit(run, IN_V, IN_GRAD_OUT, "the same shape", error);
+    }
+    int status = check_log_decay(run, error);
+    if (!status) status = attend_check_side(run, IN_BETA, IN_V, 3, q.tokens, 1, error);
+    if (!status)
+        status = attend_check_side(run, IN_STATE, IN_V, 4, attend_state_rows(run), q.channels, error);
+    if (!status)
+        status = attend_check_side(run, IN_GRAD_STATE, IN_V, 4, attend_state_rows(run), q.channels, error);
+    return status ? status : check_ridge(run, error);
+}
+
+/* ---------------------------------------------------------------- defaults */
+
+static int fill(attend_run *run, enum attend_input which, double value, io_error *error)
+{
+    int64_t shape[4];
+    const int rank = attend_side_shape(run, IN_V, 3, values_of(run).tokens, 1, shape);
+    array *a = &run->in[which];
+    const int status = array_create(a, run->real, rank, shape, attend_input_option(which), error);
+    for (int64_t i = 0; i < a->count && !status; i++)
+        array_set(a, i, value);
+    return status;
+}
+
+/* 1 - 2^(-5 - h), Sun et al. 2023. */
+static int fill_retention(attend_run *run, io_error *error)
+{
+    const int64_t heads = values_of(run).heads;
+    array *a = &run->in[IN_LOG_DECAY];
+    const int status = array_create(a, run->real, 1, &heads, "--log-decay", error);
+    for (int64_t h = 0; h < heads && !status; h++)
+        array_set(a, h, log1p(-exp2(-5 - (double)h)));
+    return status;
+}
+
+int attend_recurrent_defaults(attend_run *run, io_error *error)
+{
+    const loam_mechanism mechanism = run->options->mechanism;
+    int status = 0;
+    if (mechanism == LOAM_RETENTION && !run->in[IN_LOG_DECAY].data) status = fill_retention(run, error);
+    if (mechanism == LOAM_MESA && !run->in[IN_LOG_DECAY].data) status = fill(run, IN_LOG_DECAY, 0, error);
+    if (mechanism == LOAM_MESA && !run->in[IN_BETA].data && !status) status = fill(run, IN_BETA, 1, error);
+    return status;
+}

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: MIT
+ * Rotary positions: queries and keys turn before anything else, their gradients turn back after it. On the host, whatever the
+ * back end. */
+#include "cli/attend.h"
+
+#include <string.h>
+
+/* The last query stands where the last key does. */
+static int turn(attend_run *run, array *a, int64_t position, int inverse, io_error *error)
+{
+    const attend_options *o = run->options;
+    loam_rope rope = loam_rope_default(a->dtype);
+    if (!a->data) return 0;
+    const attend_sizes sizes = attend_sizes_of(run, a);
+    rope.batch = sizes.batch, rope.heads = sizes.heads, rope.tokens = sizes.tokens;
+    rope.channels = sizes.channels, rope.dim = o->rope_dim, rope.base = o->rope;
+    rope.layout = o->rope_layout && strcmp(o->rope_layout, "interleaved") == 0 ? LOAM_ROPE_INTERLEAVED
+                                                                               : LOAM_ROPE_HALF;
+    rope.offset = o->rope_offset + position;
+    rope.inverse = inverse, rope.threads = (int)o->threads;
+    const loam_view view = attend_view(run, a);
+    const loam_const_view from = { view.data, view.batch, view.head, view.token };
+    loam_error reason;
+    return loam_rope_apply(&rope, &from, &view, &reason)
+               ? io_fail(error, EXIT_USAGE, "--rope: %s", reason.text)
+               : 0;
+}
+
+static int turn_both(attend_run *run, array *q, array *k, int inverse, io_error *error)
+{
+    const int64_t first = run->problem.len_kv - run->problem.len_q;
+    if (run->options->rope == 0) return 0;
+    const int status = turn(run, q, first, inverse, error);
+    return status ? status : turn(run, k, 0, inverse, error);
+}
+
+int attend_rope_inputs(attend_run *run, io_error *error)
+{
+    return turn_both(run, &run->in[IN_Q], &run->in[IN_K], 0, error);
+}
+
+int attend_rope_gradients(attend_run *run, io_error *error)
+{
+    return turn_both(run, &run->out[OUT_DQ], &run->out[OUT_DK], 1, error);
+}
