@@ -98,18 +98,13 @@ static void draw_options(spec *s, rng *r)
     }
 }
 
-/* Rows whose keys are turned take no score but products and decays; the reference is asked for them now and then. */
+/* Rows whose keys are turned do nothing else; the reference is asked for them now and then. */
 static void draw_path(spec *s, rng *r, const loam_kernel_info *row)
 {
-    s->path = strncmp(row->name, "local_path", 10) == 0 || (strstr(row->name, "_ref") && rng_one_in(r, 6));
-    if (s->path) {
-        s->score = LOAM_DOT;
-        s->causal = 1;
-        s->soft_cap = 0;
-        s->window = s->slope = s->key_bias = s->sink = 0;
+    if (kernel_turns_keys(row->name) || (strstr(row->name, "_ref") && rng_one_in(r, 6))) {
+        kernel_take_path(s);
         s->decay = rng_one_in(r, 3);
         s->data = s->data == DATA_FAR ? DATA_NORMAL : s->data;
-        s->omit |= strcmp(row->backend, "cuda") == 0 ? spec_omit(SLOT_WEIGHTS) : 0;
     }
 }
 

@@ -65,7 +65,7 @@ static allowance allowance_of(const spec *s, slot which)
         a.memory = gradient ? 2e-3 : 1e-3;
         a.grain = 6e-8 * sqrt((double)s->dim_qk + (double)s->dim_v);
     }
-    if (element_bytes((loam_dtype)s->dtype) == 2 && which != SLOT_LSE && kernel_on_device(s)) {
+    if (element_bytes((loam_dtype)s->dtype) == 2 && (which != SLOT_LSE || s->path) && kernel_on_device(s)) {
         a.base = promised_of_halves(s, which);
     }
     return a;

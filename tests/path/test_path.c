@@ -30,8 +30,8 @@ static void expect_below(double error, double most, const char *what, const scen
 {
     if (!(error <= most)) {
         fail_msg("%s, %s %s, %lld queries, %lld keys, dim %lld: %g, expected at most %g", what,
-                 loam_mechanism_name(s->p.mechanism), s->p.kernel ? s->p.kernel : "",
-                 (long long)s->p.len_q, (long long)s->p.len_kv, (long long)s->p.dim_qk, error, most);
+                 loam_mechanism_name(s->p.mechanism), s->p.kernel ? s->p.kernel : "", (long long)s->p.len_q,
+                 (long long)s->p.len_kv, (long long)s->p.dim_qk, error, most);
     }
 }
 
@@ -77,7 +77,8 @@ static void row_written_out(const scene *s, int64_t head, int64_t i, double *o)
 {
     const int64_t nk = s->p.len_kv, nq = s->p.len_q, dv = s->p.dim_v, kv = head / 2, at = i + nk - nq;
     const double *q = s->x[Q] + (head * nq + i) * DIM, *rho = s->x[PROBE] + (head * nq + i) * DIM;
-    double *weight = memory_zeroed((size_t)nk, sizeof(double)), *u = memory_zeroed((size_t)nk, sizeof(double));
+    double *weight = memory_zeroed((size_t)nk, sizeof(double)),
+           *u = memory_zeroed((size_t)nk, sizeof(double));
     double omega = 0, ubar = 0, decay = 0;
     for (int64_t j = at; j >= 0; j--) {
         weight[j] = exp(turned_product(s, kv, at, j, q) / sqrt(DIM) + decay);
@@ -170,7 +171,7 @@ static void check_differences(scene *s, part input, part gradient)
 static void central_differences(void **state)
 {
     (void)state;
-    static const part pairs[][2] = { { Q, DQ }, { K, DK },       { V, DV },        { PROBE, DPROBE },
+    static const part pairs[][2] = { { Q, DQ }, { K, DK },       { V, DV },         { PROBE, DPROBE },
                                      { W, DW }, { BETA, DBETA }, { RIDGE, DRIDGE }, { DECAY, DDECAY } };
     for (int number = 0; number < 6; number++) {
         loam_problem p = problem_of(mechanisms[number % 3], number < 3 ? 5 : 4, number < 3 ? 5 : 6, 3, 2);
@@ -198,8 +199,9 @@ typedef struct shape {
     int64_t nq, nk, d, dv;
 } shape;
 
-static const shape shapes[] = { { 1, 1, 8, 8 },      { 64, 64, 64, 64 },  { 65, 65, 16, 8 },   { 130, 130, 33, 70 },
-                                { 70, 200, 64, 64 }, { 200, 150, 24, 9 }, { 191, 191, 128, 64 } };
+static const shape shapes[] = { { 1, 1, 8, 8 },       { 64, 64, 64, 64 },  { 65, 65, 16, 8 },
+                                { 130, 130, 33, 70 }, { 70, 200, 64, 64 }, { 200, 150, 24, 9 },
+                                { 191, 191, 128, 64 } };
 
 static double bound(loam_dtype dtype, int gradient)
 {
@@ -209,8 +211,8 @@ static double bound(loam_dtype dtype, int gradient)
 }
 
 /* Outputs of a pass are within the bounds of the type. */
-static void compare_with_reference(const char *kernel, loam_pass pass, loam_mechanism mechanism, const shape *x,
-                                   loam_dtype dtype, int decay, double beta)
+static void compare_with_reference(const char *kernel, loam_pass pass, loam_mechanism mechanism,
+                                   const shape *x, loam_dtype dtype, int decay, double beta)
 {
     loam_problem p = problem_of(mechanism, x->nq, x->nk, x->d, x->dv);
     p.dtype = dtype, p.decay = decay, p.backend = LOAM_BACKEND_CPU, p.kernel = kernel;
@@ -247,8 +249,8 @@ static void check_kernels(loam_pass pass)
         }
         for (size_t n = 0; n < sizeof shapes / sizeof shapes[0]; n++) {
             for (int which = 0; which < 2; which++) {
-                compare_with_reference(info.name, pass, mechanisms[which], &shapes[n], types[n % 3], n % 2 == 1,
-                                       -1);
+                compare_with_reference(info.name, pass, mechanisms[which], &shapes[n], types[n % 3],
+                                       n % 2 == 1, -1);
                 compare_with_reference(info.name, pass, mechanisms[which], &shapes[n], LOAM_F32, 0,
                                        (double)(n % 3));
             }
@@ -283,9 +285,12 @@ static void same_bits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(matrices_written_out), cmocka_unit_test(no_reflection_is_plain),
-        cmocka_unit_test(central_differences),  cmocka_unit_test(forward_kernels),
-        cmocka_unit_test(backward_kernels),     cmocka_unit_test(decode_kernels),
+        cmocka_unit_test(matrices_written_out),
+        cmocka_unit_test(no_reflection_is_plain),
+        cmocka_unit_test(central_differences),
+        cmocka_unit_test(forward_kernels),
+        cmocka_unit_test(backward_kernels),
+        cmocka_unit_test(decode_kernels),
         cmocka_unit_test(same_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
