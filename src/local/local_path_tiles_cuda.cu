@@ -6,7 +6,7 @@
 #include "src/local/local_path_backward_cuda.cuh"
 
 struct tiles_shared {
-    shared_tile k, n, w, b, lam, r;
+    shared_tile k, n, w, b, lam; /* w: of R in the end */
     shared_tile one, two, three, four, five;
     float beta[EDGE], columns[WARPS][EDGE];
 };
@@ -157,6 +157,7 @@ static __device__ void back_through_inverse(tiles_shared &t, const bf16 *r_hi, c
 {
     const int g = threadIdx.x % 32 / 4;
     strip part, low;
+    fill_slot(t.w, r_hi);
     strip_get(part, m, r_hi, EDGE);
     strip_get(low, m, r_lo, EDGE);
     strip_add(part, low, 1);
@@ -165,14 +166,15 @@ static __device__ void back_through_inverse(tiles_shared &t, const bf16 *r_hi, c
         part[e / 4][e % 4] *= lam[e / 4][e % 4];
     }
     column_sums(part, t.columns[m / 16]);
+    filled();
     for_pairs(lam, m, [&](int, int c, float &u, float &v) { u *= t.beta[c], v *= t.beta[c + 1]; });
     clear(part);
-    product_turned<2>(part, lam, t.r);
+    product_turned<2>(part, lam, t.w);
     strip_put(part, m, t.one, t.two, PITCH);
     __syncthreads();
     clear(part);
-    product_of_turned(part, t.r, m, t.two);
-    product_of_turned(part, t.r, m, t.one);
+    product_of_turned(part, t.w, m, t.two);
+    product_of_turned(part, t.w, m, t.one);
     strip_lower(part, m, -1, 1);
     clear(low);
     product_rows<1, EDGE>(low, t.n, 0, m, t.n);
@@ -233,7 +235,6 @@ static __device__ __forceinline__ void load_tile(tiles_shared &t, const loam_arg
     fill_argument(t.n, a.w, x.s.b, x.h_kv, x.s.k0, key, x.s.nk);
     fill_slot(t.w, w.w.w_hi + slot);
     fill_slot(t.b, w.w.b_hi + slot);
-    fill_slot(t.r, w.w.r_hi + slot);
     if (threadIdx.x < EDGE) {
         t.beta[threadIdx.x] =
             key + threadIdx.x < x.s.nk
