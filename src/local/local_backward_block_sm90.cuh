@@ -44,6 +44,7 @@ struct rows_sums {
     float best[2];           /* where it is wanted, the highest product q . k times the scale to base 2 */
     int peak[2];             /* and the first key that has it */
     float scale[2], mean[2]; /* sum ds x and sum p x, of the thread's columns */
+    float total[2];          /* sum ds likewise, where scores decay */
 };
 
 /* What every block of a launch shares. */
@@ -57,14 +58,14 @@ struct rows_launch {
 };
 
 /* A system and what the passes of backward need beside it; as a pass takes it out of memory. */
-template <int DIM> struct rows_system {
+template <int DIM, bool DECAYED> struct rows_system {
     const row_pair r;
     const row_ridge ridge;
-    const system_sm90<DIM> sys;
+    const system_sm90<DIM, DECAYED> sys;
     const rows_launch &all;
     rows_count &count;
 
-    __device__ __forceinline__ rows_system(const system_sm90<DIM> &from, const rows_launch &launch,
+    __device__ __forceinline__ rows_system(const system_sm90<DIM, DECAYED> &from, const rows_launch &launch,
                                            rows_count &counts)
         : r(from.r), ridge(from.ridge), sys(known_system(from, r, ridge)), all(launch), count(counts)
     {
@@ -91,8 +92,8 @@ template <int DIM> struct rows_system {
     }
 };
 
-template <int DIM>
-static __device__ __forceinline__ void ask_rows(const system_sm90<DIM> &sys, __nv_bfloat16 *tile,
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void ask_rows(const system_sm90<DIM, DECAYED> &sys, __nv_bfloat16 *tile,
                                                 const CUtensorMap &map)
 {
     const row_block &x = sys.x;
@@ -120,11 +121,11 @@ static __device__ __forceinline__ void add_weights(float (&total)[2], const weig
 }
 
 /* Values and keys of the block's tiles in turn, or keys alone, through the first SLOTS slots of the ring. */
-template <int DIM, unsigned SLOTS, bool VALUES> struct tile_turns {
-    const rows_system<DIM> &rs;
+template <int DIM, bool DECAYED, unsigned SLOTS, bool VALUES> struct tile_turns {
+    const rows_system<DIM, DECAYED> &rs;
     unsigned count, taken, given, parity;
 
-    __device__ __forceinline__ tile_turns(const rows_system<DIM> &system)
+    __device__ __forceinline__ tile_turns(const rows_system<DIM, DECAYED> &system)
         : rs(system), taken(0), given(0), parity(rs.count.parity)
     {
         const row_block &x = rs.sys.x;

@@ -86,7 +86,9 @@ static loam_status launch_directions(const loam_problem *p, const loam_args *a, 
     case LOAM_PARALLAX:
         return p->decay ? launch<DIM, GIVEN_PROBE, true>(p, a, rows, memory, error)
                         : launch<DIM, GIVEN_PROBE, false>(p, a, rows, memory, error);
-    default: return launch<DIM, SOLVED_PROBE, false>(p, a, rows, memory, error);
+    default:
+        return p->decay ? launch<DIM, SOLVED_PROBE, true>(p, a, rows, memory, error)
+                        : launch<DIM, SOLVED_PROBE, false>(p, a, rows, memory, error);
     }
 }
 

@@ -28,9 +28,6 @@ enum { TILE_Q, TILE_GRAD_O, TILE_RHO, TILE_Y };
  * relative to the largest weight e is for the peak alone: which that is, and its e. */
 enum { TERM_LSE, TERM_CENTRE, TERM_UNIT, TERM_E, TERM_PEAK, TERM_PEAK_E, TERMS };
 
-/* Where scores decay, and no ridge is: G of the row (local_decay.h, to base 2). */
-enum { TERM_HI = TERM_PEAK, TERM_LO = TERM_PEAK_E };
-
 template <int DIM, int DIRECTIONS> struct key_shape_sm90 {
     static constexpr int queries = DIM == 64 ? 64 : 32; /* as registers allow */
     static constexpr int blocks = queries / 8, steps = queries / 16;
@@ -50,6 +47,7 @@ template <int DIM, int DIRECTIONS> struct key_shared_sm90 {
     alignas(16) float terms[KEY_SLOTS][TERMS][of::queries];
     ring_barriers<KEY_SLOTS> ring;
     uint64_t keys_full;
+    float decay[KEY_SLOTS][2][of::queries]; /* hi and lo of the rows (local_decay.h), where scores decay */
 };
 
 struct key_maps_sm90 {
@@ -266,7 +264,7 @@ static __device__ __forceinline__ void fill_terms(key_shared_sm90<DIM, DIRECTION
         for (int n = 0; n < S::queries / 32; n++) {
             const int i = t.i + lane + 32 * n;
             if (DECAYED && i < v.nq) {
-                decay[n] = row_decay(a, decay_origin(a, x.s, x.first_head + t.head), i + v.up + 1);
+                decay[n] = row_decay(decay_sums(a, x.s, x.first_head + t.head), i + v.up + 1);
             }
         }
         barrier_wait(&sm.ring.empty[slot], count / KEY_SLOTS % 2 ^ 1);
@@ -283,8 +281,8 @@ static __device__ __forceinline__ void fill_terms(key_shared_sm90<DIM, DIRECTION
                 sm.terms[slot][TERM_PEAK_E][lane + 32 * n] = own[n].w;
             }
             if constexpr (DECAYED) {
-                sm.terms[slot][TERM_HI][lane + 32 * n] = decay[n].hi;
-                sm.terms[slot][TERM_LO][lane + 32 * n] = decay[n].lo;
+                sm.decay[slot][0][lane + 32 * n] = decay[n].hi;
+                sm.decay[slot][1][lane + 32 * n] = decay[n].lo;
             }
         }
         barrier_arrive(&sm.ring.full[slot]);
@@ -358,16 +356,20 @@ template <int BLOCKS> struct column_terms {
     __device__ __forceinline__ float at(int n, int e) const { return e % 2 ? x[n].y : x[n].x; }
 };
 
+template <int BLOCKS> static __device__ __forceinline__ column_terms<BLOCKS> columns_of(const float *terms)
+{
+    column_terms<BLOCKS> out;
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+        out.x[n] = *(const float2 *)(terms + 8 * n + threadIdx.x % 4 * 2);
+    }
+    return out;
+}
+
 template <int DIM, int DIRECTIONS, bool DECAYED>
 static __device__ __forceinline__ auto terms_of(const key_group<DIM, DIRECTIONS, DECAYED> &g, int which)
 {
-    constexpr int blocks = key_shape_sm90<DIM, DIRECTIONS>::blocks;
-    column_terms<blocks> out;
-#pragma unroll
-    for (int n = 0; n < blocks; n++) {
-        out.x[n] = *(const float2 *)(g.sm.terms[g.slot][which] + 8 * n + threadIdx.x % 4 * 2);
-    }
-    return out;
+    return columns_of<key_shape_sm90<DIM, DIRECTIONS>::blocks>(g.sm.terms[g.slot][which]);
 }
 
 /* x, which is the same in all lanes, as the compiler then knows: descriptors made from it cost the lanes nothing. */
@@ -419,7 +421,8 @@ template <int DIM, int DIRECTIONS, int BLOCKS>
 static __device__ __forceinline__ void weigh_keys(float (&s)[BLOCKS][4], const column_terms<BLOCKS> &lse,
                                                   const key_group<DIM, DIRECTIONS, true> &g)
 {
-    const column_terms<BLOCKS> hi = terms_of(g, TERM_HI), lo = terms_of(g, TERM_LO);
+    const column_terms<BLOCKS> hi = columns_of<BLOCKS>(g.sm.decay[g.slot][0]),
+                               lo = columns_of<BLOCKS>(g.sm.decay[g.slot][1]);
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
@@ -506,7 +509,7 @@ static __device__ __forceinline__ void keep_weights(weights_operand<PARTS, STEPS
 /* s: scale ds, without scale where there is no direction; e: -p E */
 template <int DIM, int DIRECTIONS, bool DECAYED, int BLOCKS>
 static __device__ __forceinline__ void score_gradient(key_scores<BLOCKS> &x,
-                                                      key_group<DIM, DIRECTIONS, DECAYED> &g)
+                                                      const key_group<DIM, DIRECTIONS, DECAYED> &g)
 {
     column_terms<BLOCKS> own;
     if (DIRECTIONS > NO_DIRECTION) {
@@ -520,9 +523,6 @@ static __device__ __forceinline__ void score_gradient(key_scores<BLOCKS> &x,
             x.s[n][e] = DIRECTIONS > NO_DIRECTION ? p * g.scale * (x.u[n][e] * error + own.at(n, e))
                                                   : p * error;
             x.e[n][e] = -p * error;
-            if constexpr (DECAYED) {
-                g.decay.sum[e / 2] += x.s[n][e];
-            }
         }
     }
 }
@@ -538,6 +538,22 @@ static __device__ __forceinline__ void add_peaks(float (&ds)[BLOCKS][4],
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             ds[n][e] += g.at[e / 2] == __float_as_int(peak.at(n, e)) ? g.scale * own.at(n, e) : 0;
+        }
+    }
+}
+
+/* The sums of ds where scores decay. */
+template <int DIM, int DIRECTIONS, bool DECAYED, int BLOCKS>
+static __device__ __forceinline__ void add_decay_sums(key_group<DIM, DIRECTIONS, DECAYED> &g,
+                                                      const float (&ds)[BLOCKS][4])
+{
+    if constexpr (DECAYED) {
+#pragma unroll
+        for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                g.decay.sum[e / 2] += ds[n][e];
+            }
         }
     }
 }
@@ -610,6 +626,7 @@ static __device__ __forceinline__ void single_tile(key_sums_sm90<DIM> &sum,
     if (S::solved && g.by_max) {
         add_peaks(x.s, g);
     }
+    add_decay_sums(g, x.s);
     split_weights(w, x.s);
     add_weighted<DIM>(sum.dk, w, g.tile(TILE_Q), NULL);
     products_commit();
@@ -685,6 +702,7 @@ static __device__ __forceinline__ void run_tiles(key_sums_sm90<DIM> &sum,
         products_arrived(x.e);
         centre_error(x.e, term);
         score_gradient(x, g);
+        add_decay_sums(g, x.s);
         split_weights(ds, x.s);
         if constexpr (DIRECTIONS > NO_DIRECTION) {
             split_weights(error, x.e);
@@ -752,10 +770,10 @@ static __device__ __forceinline__ void decay_of_head(key_group<DIM, DIRECTIONS, 
         put_decay_sums(g, g.decay.head, a);
     }
     g.decay.head = g.t.head;
-    const int64_t origin = decay_origin(a, g.x.s, g.x.first_head + g.t.head);
+    const local_decay_pair *const sums = decay_sums(a, g.x.s, g.x.first_head + g.t.head);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        g.decay.own[row] = row_decay(a, origin, min(g.at[row] + 1, g.v.nk));
+        g.decay.own[row] = row_decay(sums, min(g.at[row] + 1, g.v.nk));
         g.decay.sum[row] = 0;
     }
 }

@@ -19,18 +19,24 @@ struct pair_rows {
 };
 
 /* Where the scale's gradient is wanted (SCALED) products q . k are kept, and p is computed from them twice. */
-template <int DIM>
-static __device__ __forceinline__ float weight_sm90(const system_sm90<DIM> &sys, float product, int row,
-                                                    int j)
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ float weight_sm90(const system_sm90<DIM, DECAYED> &sys, float product,
+                                                    int row, int j)
 {
-    const float p = exp2_fast(fminf(product * sys.scale2 - sys.lse2[row], 0));
+    float score = product * sys.scale2;
+    if constexpr (DECAYED) {
+        const local_decay_pair *const sums = decay_sums(sys.a, sys.x.s, sys.x.h);
+        score += decay_between(row_decay(sums, sys.r.hi[row]), sums[j]);
+    }
+    const float p = exp2_fast(fminf(score - sys.lse2[row], 0));
     return sys.seen(row, j) ? p : 0;
 }
 
 /* Products s with q become p, and g with do and y become p E. */
-template <bool SCALED, int DIM>
+template <bool SCALED, int DIM, bool DECAYED>
 static __device__ __forceinline__ void pair_errors(float (&s)[8][4], float (&g)[8][4],
-                                                   const system_sm90<DIM> &sys, const pair_rows &own, int j)
+                                                   const system_sm90<DIM, DECAYED> &sys, const pair_rows &own,
+                                                   int j)
 {
     if (!SCALED) {
         weights_sm90(s, sys, j);
@@ -46,9 +52,10 @@ static __device__ __forceinline__ void pair_errors(float (&s)[8][4], float (&g)[
 }
 
 /* Products u with rho become ds, from f = p E. */
-template <bool SCALED, int DIM>
+template <bool SCALED, int DIM, bool DECAYED>
 static __device__ __forceinline__ void pair_gradients(float (&u)[8][4], const float (&s)[8][4],
-                                                      const float (&f)[8][4], const system_sm90<DIM> &sys,
+                                                      const float (&f)[8][4],
+                                                      const system_sm90<DIM, DECAYED> &sys,
                                                       const pair_rows &own, rows_sums &sum, int j)
 {
 #pragma unroll
@@ -66,6 +73,15 @@ static __device__ __forceinline__ void pair_gradients(float (&u)[8][4], const fl
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 u[n][e] += j + column_of(n, e) == own.peak[e / 2] ? own.at_peak[e / 2] : 0;
+            }
+        }
+    }
+    if constexpr (DECAYED) {
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                sum.total[e / 2] += u[n][e];
             }
         }
     }
@@ -100,16 +116,16 @@ static __device__ __forceinline__ void unpack_weights(float (&f)[8][4], const we
 
 /* q = sum ds k and r = sum p E k, with the sums of the weights (this thread's columns) in inner and total. At 128 dimensions there
  * are no registers for three products beside both sums: u comes late, and p and f are then what their parts say. */
-template <bool SCALED, int DIM>
+template <bool SCALED, int DIM, bool DECAYED>
 static __device__ __forceinline__ void pair_sums(float (&q)[DIM / SIDE][8][4], float (&r)[DIM / SIDE][8][4],
                                                  float (&inner)[2], float (&total)[2],
-                                                 const rows_system<DIM> &rs, const pair_rows &own,
+                                                 const rows_system<DIM, DECAYED> &rs, const pair_rows &own,
                                                  rows_sums &sum)
 {
     constexpr bool late = DIM > 64;
     static_assert(!(late && SCALED), "p in one part will not do");
-    const system_sm90<DIM> &sys = rs.sys;
-    tile_turns<DIM, pair_slots<DIM>::grad_o, true> turns(rs);
+    const system_sm90<DIM, DECAYED> &sys = rs.sys;
+    tile_turns<DIM, DECAYED, pair_slots<DIM>::grad_o, true> turns(rs);
     clear_sums<DIM>(q);
     clear_sums<DIM>(r);
     while (turns.taken < turns.count) {
@@ -161,10 +177,10 @@ static __device__ __forceinline__ void pair_sums(float (&q)[DIM / SIDE][8][4], f
 }
 
 /* u and t, issued after others with both parts of rho and y. */
-template <int DIM>
+template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void multiply_fine(float (&u)[8][4], float (&t)[8][4],
-                                                     const rows_system<DIM> &rs, const __nv_bfloat16 *keys,
-                                                     bool add)
+                                                     const rows_system<DIM, DECAYED> &rs,
+                                                     const __nv_bfloat16 *keys, bool add)
 {
     more_rows<DIM>(u, rs.slot(pair_slots<DIM>::rho), keys, false);
     more_rows<DIM>(u, rs.sys.sm.direction[1], keys, true);
@@ -174,12 +190,12 @@ static __device__ __forceinline__ void multiply_fine(float (&u)[8][4], float (&t
 
 /* The means of u and t, which the centres are off by: so both are small to their own precision where one key has nearly all the
  * weight and rho is large. */
-template <int DIM>
-static __device__ __forceinline__ void find_rests(row_record (&rec)[2], const rows_system<DIM> &rs)
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void find_rests(row_record (&rec)[2], const rows_system<DIM, DECAYED> &rs)
 {
-    const system_sm90<DIM> &sys = rs.sys;
+    const system_sm90<DIM, DECAYED> &sys = rs.sys;
     float omega[2] = { 0, 0 }, rho[2] = { 0, 0 }, y[2] = { 0, 0 };
-    tile_turns<DIM, pair_slots<DIM>::rho, false> turns(rs);
+    tile_turns<DIM, DECAYED, pair_slots<DIM>::rho, false> turns(rs);
     while (turns.taken < turns.count) {
         const int j = turns.key_of(turns.taken);
         const __nv_bfloat16 *const keys = turns.take();
@@ -214,13 +230,13 @@ static __device__ __forceinline__ void find_rests(row_record (&rec)[2], const ro
 }
 
 /* pair_sums with two parts; r is not wanted. */
-template <int DIM>
+template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void pair_sums_fine(float (&q)[DIM / SIDE][8][4], float (&inner)[2],
-                                                      const rows_system<DIM> &rs, const pair_rows &own,
-                                                      rows_sums &sum)
+                                                      const rows_system<DIM, DECAYED> &rs,
+                                                      const pair_rows &own, rows_sums &sum)
 {
-    const system_sm90<DIM> &sys = rs.sys;
-    tile_turns<DIM, pair_slots<DIM>::rho, true> turns(rs);
+    const system_sm90<DIM, DECAYED> &sys = rs.sys;
+    tile_turns<DIM, DECAYED, pair_slots<DIM>::rho, true> turns(rs);
     clear_sums<DIM>(q);
     while (turns.taken < turns.count) {
         const int j = turns.key_of(turns.taken);
@@ -255,9 +271,9 @@ static __device__ __forceinline__ void pair_sums_fine(float (&q)[DIM / SIDE][8][
 }
 
 /* y of the solution in the scratch or, FINE, as the direction has it: a pair of row `row`. */
-template <bool FINE, int DIM>
-static __device__ __forceinline__ float2 solution_pair(const system_sm90<DIM> &sys, const cg_rows &k, int n,
-                                                       int e)
+template <bool FINE, int DIM, bool DECAYED>
+static __device__ __forceinline__ float2 solution_pair(const system_sm90<DIM, DECAYED> &sys, const cg_rows &k,
+                                                       int n, int e)
 {
     const lane_vector x = sys.vector(VECTOR_X);
     float2 y = FINE ? direction_pair<true>(sys, n, e) : make_float2(x.get(4 * n + e), x.get(4 * n + e + 1));
@@ -266,11 +282,11 @@ static __device__ __forceinline__ float2 solution_pair(const system_sm90<DIM> &s
 }
 
 /* The tiles of y and rho, the records of the thread's rows, and the ridge's gradient. */
-template <bool FINE, int DIM>
-static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM> &rs, const cg_rows &k,
+template <bool FINE, int DIM, bool DECAYED>
+static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM, DECAYED> &rs, const cg_rows &k,
                                                       const rows_sums &sum, row_record (&rec)[2])
 {
-    const system_sm90<DIM> &sys = rs.sys;
+    const system_sm90<DIM, DECAYED> &sys = rs.sys;
     const loam_args &a = sys.a;
     const lane_vector kbar = sys.vector(VECTOR_KBAR);
     float e[2] = { 0, 0 }, ridge[2] = { 0, 0 }, rho_kbar[2] = { 0, 0 }, y_kbar[2] = { 0, 0 };
@@ -327,8 +343,9 @@ static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM> &rs
     }
 }
 
-template <int DIM>
-static __device__ __forceinline__ void put_records(const rows_system<DIM> &rs, const row_record (&rec)[2])
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void put_records(const rows_system<DIM, DECAYED> &rs,
+                                                   const row_record (&rec)[2])
 {
 #pragma unroll
     for (int row = 0; row < 2; row++) {
@@ -339,8 +356,8 @@ static __device__ __forceinline__ void put_records(const rows_system<DIM> &rs, c
 }
 
 /* What the rows add to their pairs. */
-template <int DIM>
-static __device__ __forceinline__ pair_rows pair_rows_of(const system_sm90<DIM> &sys,
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ pair_rows pair_rows_of(const system_sm90<DIM, DECAYED> &sys,
                                                          const row_record (&rec)[2])
 {
     const float scale = (float)sys.p.scale;
@@ -360,15 +377,15 @@ static __device__ __forceinline__ pair_rows pair_rows_of(const system_sm90<DIM> 
 }
 
 /* The output gradients into their slot, while the threads fill the other tiles. */
-template <bool FINE, int DIM>
-static __device__ __forceinline__ void begin_pairs(const rows_system<DIM> &rs, const cg_rows &k,
+template <bool FINE, int DIM, bool DECAYED>
+static __device__ __forceinline__ void begin_pairs(const rows_system<DIM, DECAYED> &rs, const cg_rows &k,
                                                    rows_sums &sum, row_record (&rec)[2])
 {
     if (threadIdx.x == 0) {
         barrier_expect(&rs.sys.sm.query_full, DIM * SIDE * 2);
         ask_rows(rs.sys, rs.slot(pair_slots<DIM>::grad_o), rs.all.maps.grad_o);
     }
-    sum.scale[0] = sum.scale[1] = sum.mean[0] = sum.mean[1] = 0;
+    sum.scale[0] = sum.scale[1] = sum.mean[0] = sum.mean[1] = sum.total[0] = sum.total[1] = 0;
     fill_pair_rows<FINE>(rs, k, sum, rec);
     fence_async_proxy();
     __syncthreads();
@@ -376,12 +393,12 @@ static __device__ __forceinline__ void begin_pairs(const rows_system<DIM> &rs, c
 }
 
 /* dq and the sums of the rows. q, inner: of this thread's columns. */
-template <int DIM>
-static __device__ __forceinline__ void put_pairs(const rows_system<DIM> &rs,
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void put_pairs(const rows_system<DIM, DECAYED> &rs,
                                                  const float (&q)[DIM / SIDE][8][4], float (&inner)[2],
                                                  rows_sums &sum)
 {
-    const system_sm90<DIM> &sys = rs.sys;
+    const system_sm90<DIM, DECAYED> &sys = rs.sys;
     const loam_args &a = sys.a;
     const lane_vector kbar = sys.vector(VECTOR_KBAR);
     const float scale = (float)sys.p.scale;
@@ -393,6 +410,12 @@ static __device__ __forceinline__ void put_pairs(const rows_system<DIM> &rs,
         sum.scale[row] = quad_sum(sum.scale[row]) - (fabsf(rest) < INFINITY ? rest : 0);
         if (sys.r.real[row] && threadIdx.x % 4 == 0) {
             rs.all.arrays.sums.scale[rs.line(row)] = (double)sum.scale[row];
+        }
+        if constexpr (DECAYED) {
+            const float ds = quad_sum(sum.total[row]);
+            if (sys.r.real[row] && threadIdx.x % 4 == 0) {
+                rs.all.arrays.sums.inner[rs.line(row)] = (double)ds;
+            }
         }
     }
     if (!a.grad_q.data) {
@@ -416,12 +439,12 @@ static __device__ __forceinline__ void put_pairs(const rows_system<DIM> &rs,
 }
 
 /* The last sweep of a cheap block. True where the solve proves good: then all that the rows have is written. */
-template <int DIM>
-static __device__ __forceinline__ bool finish_rows(const rows_system<DIM> &rs, const cg_rows &k,
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ bool finish_rows(const rows_system<DIM, DECAYED> &rs, const cg_rows &k,
                                                    const bool (&wanted)[2], const cg_tolerance &tolerance,
                                                    rows_sums &sum)
 {
-    const system_sm90<DIM> &sys = rs.sys;
+    const system_sm90<DIM, DECAYED> &sys = rs.sys;
     float q[DIM / SIDE][8][4], r[DIM / SIDE][8][4];
     float inner[2] = { 0, 0 }, total[2] = { 0, 0 }, error2[2] = { 0, 0 }, residual;
     row_record rec[2];
@@ -464,8 +487,8 @@ static __device__ __forceinline__ bool finish_rows(const rows_system<DIM> &rs, c
 }
 
 /* The last sweeps of a block whose solution, in two parts, is the direction. */
-template <int DIM>
-static __device__ __forceinline__ void finish_rows_fine(const rows_system<DIM> &rs, const cg_rows &k,
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void finish_rows_fine(const rows_system<DIM, DECAYED> &rs, const cg_rows &k,
                                                         rows_sums &sum)
 {
     float q[DIM / SIDE][8][4], inner[2] = { 0, 0 };

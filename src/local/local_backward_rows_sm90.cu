@@ -5,15 +5,15 @@
 #include "src/local/local_maps_sm90.cuh"
 #include "src/local/local_solve_work_cuda.cuh"
 
-template <bool FINE, bool LISTED, int DIM>
+template <bool FINE, bool LISTED, int DIM, bool DECAYED>
 static loam_status launch_pass(const loam_problem *p, const loam_args *a, const local_saved *saved,
                                const row_arrays *rows, const solve_work *work, const rows_maps_sm90 *maps,
                                bool overlapped, loam_error *error)
 {
     const int64_t blocks = (int64_t)row_blocks(p), most = work->scratches;
-    return cuda_launch("rows_kernel_sm90", rows_kernel_sm90<FINE, LISTED, DIM>, most < blocks ? most : blocks,
-                       THREADS, rows_shared_bytes<DIM>, a->stream, overlapped, error, *p, *a, *saved, *rows,
-                       *work, blocks, *maps);
+    return cuda_launch("rows_kernel_sm90", rows_kernel_sm90<FINE, LISTED, DIM, DECAYED>,
+                       most < blocks ? most : blocks, THREADS, rows_shared_bytes<DIM>, a->stream, overlapped,
+                       error, *p, *a, *saved, *rows, *work, blocks, *maps);
 }
 
 template <int DIM>
@@ -27,9 +27,12 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const row_a
     TRY(key_map_make(&maps.all.k, p, &a->k, SIDE, error));
     TRY(key_map_make(&maps.all.v, p, &a->v, SIDE, error));
     TRY(solve_work_clear(work, a, error));
-    TRY((launch_pass<true, false, DIM>(p, a, &saved, rows, work, &maps, false, error)));
-    TRY((launch_pass<false, false, DIM>(p, a, &saved, rows, work, &maps, true, error)));
-    return launch_pass<true, true, DIM>(p, a, &saved, rows, work, &maps, false, error);
+    if (p->decay) {
+        return launch_pass<true, false, DIM, true>(p, a, &saved, rows, work, &maps, false, error);
+    }
+    TRY((launch_pass<true, false, DIM, false>(p, a, &saved, rows, work, &maps, false, error)));
+    TRY((launch_pass<false, false, DIM, false>(p, a, &saved, rows, work, &maps, true, error)));
+    return launch_pass<true, true, DIM, false>(p, a, &saved, rows, work, &maps, false, error);
 }
 
 loam_status local_rows_solved_sm90(const loam_problem *p, const loam_args *a, const row_arrays *rows,

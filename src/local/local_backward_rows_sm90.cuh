@@ -16,16 +16,19 @@
 
 /* ------------------------------------------------------------------ first sweep */
 
-template <int DIM>
-static __device__ __forceinline__ void find_peak(rows_sums &sum, const float (&s)[8][4],
-                                                 const system_sm90<DIM> &sys, int j)
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void find_peak(rows_sums &sum, const float (&products)[8][4],
+                                                 const system_sm90<DIM, DECAYED> &sys, int j)
 {
+    float s[8][4];
+    memcpy(s, products, sizeof s);
+    decay_of_tile(s, sys, j);
 #pragma unroll
     for (int n = 0; n < 8; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int row = e / 2, at = j + column_of(n, e);
-            const float score = s[n][e] * sys.scale2;
+            const float score = DECAYED ? s[n][e] : s[n][e] * sys.scale2;
             if (sys.seen(row, at) && score > sum.best[row]) {
                 sum.best[row] = score, sum.peak[row] = at;
             }
@@ -51,12 +54,12 @@ static __device__ __forceinline__ void finish_peak(rows_sums &sum)
 }
 
 /* f = sum p (g - gbar) k of the thread's rows. The output gradients lie where the direction will. */
-template <bool FINE, int DIM>
+template <bool FINE, int DIM, bool DECAYED>
 static __device__ __forceinline__ void probe_gradient_sm90(float (&f)[DIM / SIDE][8][4],
-                                                           const rows_system<DIM> &rs, rows_sums &sum,
-                                                           bool peak)
+                                                           const rows_system<DIM, DECAYED> &rs,
+                                                           rows_sums &sum, bool peak)
 {
-    const system_sm90<DIM> &sys = rs.sys;
+    const system_sm90<DIM, DECAYED> &sys = rs.sys;
     float s[8][4], g[8][4], total[2] = { 0, 0 };
     weights_operand<FINE ? 2 : 1> w;
     sum.best[0] = sum.best[1] = -INFINITY;
@@ -100,12 +103,12 @@ static __device__ __forceinline__ void probe_gradient_sm90(float (&f)[DIM / SIDE
 }
 
 /* drho = -sum p (g - gbar) kappa, scaled to about 1, becomes b of the solve, which begins at 0. */
-template <int DIM>
-static __device__ __forceinline__ void begin_adjoint(const rows_system<DIM> &rs, cg_rows &k,
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void begin_adjoint(const rows_system<DIM, DECAYED> &rs, cg_rows &k,
                                                      const float (&f)[DIM / SIDE][8][4], const rows_sums &sum,
                                                      const bool (&wanted)[2])
 {
-    const system_sm90<DIM> &sys = rs.sys;
+    const system_sm90<DIM, DECAYED> &sys = rs.sys;
     const lane_vector kbar = sys.vector(VECTOR_KBAR);
     float y[DIM / 2], top[2] = { 0, 0 };
 #pragma unroll
@@ -121,12 +124,12 @@ static __device__ __forceinline__ void begin_adjoint(const rows_system<DIM> &rs,
 
 /* The solution becomes the direction, in two parts. True where all rows are solved; where not, those that are not go on the list for
  * float64, and y and records are written for query_kernel. */
-template <int DIM>
-static __device__ __forceinline__ bool check_rows(const rows_system<DIM> &rs, const cg_rows &k,
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ bool check_rows(const rows_system<DIM, DECAYED> &rs, const cg_rows &k,
                                                   const bool (&wanted)[2], const cg_tolerance &tolerance,
                                                   const rows_sums &sum)
 {
-    const system_sm90<DIM> &sys = rs.sys;
+    const system_sm90<DIM, DECAYED> &sys = rs.sys;
     const lane_vector x = sys.vector(VECTOR_X), b = sys.vector(VECTOR_B);
     const float none[2] = { 0, 0 };
     float y[DIM / SIDE][8][4], centre[2], error2[2] = { 0, 0 }, residual;
@@ -176,10 +179,10 @@ static __device__ __forceinline__ bool check_rows(const rows_system<DIM> &rs, co
 }
 
 /* kbar into the scratch, do . vbar; true where forward has needed more than one part for a probe of the thread's rows. */
-template <int DIM>
-static __device__ __forceinline__ bool load_means(const rows_system<DIM> &rs, rows_sums &sum)
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ bool load_means(const rows_system<DIM, DECAYED> &rs, rows_sums &sum)
 {
-    const system_sm90<DIM> &sys = rs.sys;
+    const system_sm90<DIM, DECAYED> &sys = rs.sys;
     const lane_vector kbar = sys.vector(VECTOR_KBAR);
     bool fine = false;
     sum.gbar[0] = sum.gbar[1] = 0;
@@ -202,12 +205,12 @@ static __device__ __forceinline__ bool load_means(const rows_system<DIM> &rs, ro
 }
 
 /* From the gradient of the output to b of the adjoint solve. */
-template <bool FINE, int DIM>
-static __device__ __forceinline__ void begin_rows(system_sm90<DIM> &sys, row_ridge &ridge, cg_rows &k,
-                                                  rows_sums &sums, const rows_launch &all, rows_count &count,
-                                                  const bool (&wanted)[2])
+template <bool FINE, int DIM, bool DECAYED>
+static __device__ __forceinline__ void begin_rows(system_sm90<DIM, DECAYED> &sys, row_ridge &ridge,
+                                                  cg_rows &k, rows_sums &sums, const rows_launch &all,
+                                                  rows_count &count, const bool (&wanted)[2])
 {
-    const rows_system<DIM> rs(sys, all, count);
+    const rows_system<DIM, DECAYED> rs(sys, all, count);
     const bool by_max = all.p.ridge_unit == LOAM_RIDGE_MAX;
     rows_sums sum = sums;
     cg_rows begun;
@@ -239,7 +242,7 @@ static __device__ __forceinline__ bool go_on(cg_rows &k, const cg_tolerance &tol
 }
 
 /* The rows of the block with one part or, FINE, with two; false where one part is not enough. */
-template <bool FINE, int DIM>
+template <bool FINE, int DIM, bool DECAYED>
 static __device__ __forceinline__ bool rows_block_sm90(solve_shared_sm90<DIM> &sm, rows_count &count,
                                                        const rows_launch &all, float *scratch)
 {
@@ -254,22 +257,22 @@ static __device__ __forceinline__ bool rows_block_sm90(solve_shared_sm90<DIM> &s
     const float units[2] = { 1, 1 };
     row_ridge ridge_storage = row_ridge_of(p, a, x, r, units);
     row_ridge &ridge = in_memory(ridge_storage);
-    system_sm90<DIM> sys_storage = { p,
-                                     a,
-                                     x,
-                                     r,
-                                     ridge,
-                                     all.maps.all,
-                                     sm,
-                                     count.ring,
-                                     scratch,
-                                     (float)(p.scale * 1.4426950408889634),
-                                     { 0, 0 },
-                                     (int)first,
-                                     x.rows < ROWS ? 0 : (int)hi,
-                                     FINE,
-                                     false };
-    system_sm90<DIM> &sys = in_memory(sys_storage);
+    system_sm90<DIM, DECAYED> sys_storage = { p,
+                                              a,
+                                              x,
+                                              r,
+                                              ridge,
+                                              all.maps.all,
+                                              sm,
+                                              count.ring,
+                                              scratch,
+                                              (float)(p.scale * 1.4426950408889634),
+                                              { 0, 0 },
+                                              (int)first,
+                                              x.rows < ROWS ? 0 : (int)hi,
+                                              FINE,
+                                              false };
+    system_sm90<DIM, DECAYED> &sys = in_memory(sys_storage);
     rows_sums sum_storage = {};
     rows_sums &sum = in_memory(sum_storage);
     cg_rows k_storage;
@@ -281,7 +284,7 @@ static __device__ __forceinline__ bool rows_block_sm90(solve_shared_sm90<DIM> &s
     }
     barrier_wait(&sm.query_full, count.rows++ % 2);
 
-    bool wanted[2], many = load_means(rows_system<DIM>(sys, all, count), sum), tame = true;
+    bool wanted[2], many = load_means(rows_system<DIM, DECAYED>(sys, all, count), sum), tame = true;
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         const float lse = r.real[row]
@@ -302,9 +305,9 @@ static __device__ __forceinline__ bool rows_block_sm90(solve_shared_sm90<DIM> &s
     begin_rows<FINE>(sys, ridge, k, sum, all, count, wanted);
     cg_run<FINE>(sys, k, tolerance);
     if constexpr (FINE) {
-        const bool solved = check_rows(rows_system<DIM>(sys, all, count), k, wanted, tolerance, sum);
+        const bool solved = check_rows(rows_system<DIM, DECAYED>(sys, all, count), k, wanted, tolerance, sum);
         if (solved) {
-            finish_rows_fine(rows_system<DIM>(sys, all, count), k, sum);
+            finish_rows_fine(rows_system<DIM, DECAYED>(sys, all, count), k, sum);
         }
         if (threadIdx.x == 0) {
             all.arrays.state[sm.block] = solved ? ROWS_FINE : ROWS_LEFT;
@@ -315,7 +318,7 @@ static __device__ __forceinline__ bool rows_block_sm90(solve_shared_sm90<DIM> &s
         if (__syncthreads_or(k.rr[0] > far * k.bb[0] || k.rr[1] > far * k.bb[1])) {
             return false;
         }
-        rows_system<DIM> rs_storage(sys, all, count);
+        rows_system<DIM, DECAYED> rs_storage(sys, all, count);
         const bool solved = finish_rows(in_memory(rs_storage), k, wanted, tolerance, sum);
         if (solved && threadIdx.x == 0) {
             all.arrays.state[sm.block] = ROWS_CHEAP;
@@ -324,7 +327,7 @@ static __device__ __forceinline__ bool rows_block_sm90(solve_shared_sm90<DIM> &s
     }
 }
 
-template <bool FINE, bool LISTED, int DIM>
+template <bool FINE, bool LISTED, int DIM, bool DECAYED>
 __global__ void __launch_bounds__(THREADS, 2)
     rows_kernel_sm90(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                      const local_saved saved, const row_arrays arrays, const solve_work work,
@@ -353,14 +356,14 @@ __global__ void __launch_bounds__(THREADS, 2)
     for (;;) {
         __syncthreads();
         if (threadIdx.x == 0) {
-            sm.block = take_block<FINE, LISTED, DIM>(sm.rows, solve, blocks);
+            sm.block = take_block<FINE, LISTED, DIM, DECAYED>(sm.rows, solve, blocks);
         }
         __syncthreads();
         if (sm.block < 0) {
             break;
         }
         float *scratch = work.scratch + (int64_t)sm.scratch * VECTORS * (DIM / 2) * THREADS;
-        const bool solved = rows_block_sm90<FINE>(sm, count, all, scratch);
+        const bool solved = rows_block_sm90<FINE, DIM, DECAYED>(sm, count, all, scratch);
         if (!solved && threadIdx.x == 0) {
             work.listed[atomicAdd(work.listed_count, 1ull)] = (int32_t)sm.block;
         }

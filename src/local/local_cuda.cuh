@@ -150,10 +150,19 @@ static __device__ __forceinline__ float clamp_score(float x)
     return fminf(fmaxf(x, -SCORE_LIMIT), SCORE_LIMIT);
 }
 
+/* Read where it is used, and not held from pair to pair: kernels of scores that do not decay have no registers for it. */
+static __device__ __forceinline__ local_decay_pair read_decay(const local_decay_pair *at)
+{
+    local_decay_pair pair;
+    asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(pair.hi), "=f"(pair.lo) : "l"(at));
+    return pair;
+}
+
 /* What key j loses on its way to a query that sees keys up to `hi` and not beyond. */
 static __device__ __forceinline__ float decay_between(const scoring &sc, int hi, int j)
 {
-    const local_decay_pair query = sc.decay[hi > 0 ? hi - 1 : 0], key = sc.decay[j];
+    const local_decay_pair query = read_decay(sc.decay + (hi > 0 ? hi - 1 : 0)),
+                           key = read_decay(sc.decay + j);
     return ((query.hi - key.hi) + (query.lo - key.lo)) * 0.693147181f;
 }
 

@@ -22,8 +22,6 @@ loam_status local_sm90_fits(const loam_problem *p, loam_error *error)
             (long long)p->dim_v);
     REQUIRE(p->score == LOAM_DOT && p->soft_cap == 0 && !p->slope && !p->key_bias, error, LOAM_EUNSUPPORTED,
             "score: with a soft cap, slopes, a key bias or RBF, this kernel takes dot products alone");
-    REQUIRE(!p->decay || p->mechanism != LOAM_LLA, error, LOAM_EUNSUPPORTED,
-            "decay: 1, this kernel takes 0 for lla");
     REQUIRE(p->ridge_unit != LOAM_RIDGE_TRACE, error, LOAM_EUNSUPPORTED,
             "ridge_unit: trace, this kernel takes normalised or max");
     return LOAM_OK;

@@ -5,18 +5,19 @@
 #include "src/local/local_solve_work_cuda.cuh"
 #include "src/local/local_solved_sm90.cuh"
 
-template <bool FINE, bool LISTED, int DIM>
+template <bool FINE, bool LISTED, int DIM, bool DECAYED>
 static loam_status launch_pass(const loam_problem *p, const loam_args *a, const local_saved *saved,
                                const solve_work *work, const maps_sm90 *maps, bool overlapped,
                                loam_error *error)
 {
     const int64_t blocks = (int64_t)row_blocks(p), most = work->scratches;
-    return cuda_launch("solved_kernel_sm90", solved_kernel_sm90<FINE, LISTED, DIM>,
+    return cuda_launch("solved_kernel_sm90", solved_kernel_sm90<FINE, LISTED, DIM, DECAYED>,
                        most < blocks ? most : blocks, THREADS, sizeof(solve_shared_sm90<DIM>), a->stream,
                        overlapped, error, *p, *a, *saved, *work, blocks, *maps);
 }
 
-/* Blocks that see few keys, all others beside them, then those of these that one part was not enough for. */
+/* Blocks that see few keys, all others beside them, then those of these that one part was not enough for; or, where scores decay, all
+ * with two parts. */
 template <int DIM> static loam_status launch(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
@@ -27,9 +28,12 @@ template <int DIM> static loam_status launch(const loam_problem *p, const loam_a
     TRY(key_map_make(&maps.k, p, &a->k, SIDE, error));
     TRY(key_map_make(&maps.v, p, &a->v, SIDE, error));
     TRY(solve_work_clear(&work, a, error));
-    TRY((launch_pass<true, false, DIM>(p, a, &saved, &work, &maps, false, error)));
-    TRY((launch_pass<false, false, DIM>(p, a, &saved, &work, &maps, true, error)));
-    return launch_pass<true, true, DIM>(p, a, &saved, &work, &maps, false, error);
+    if (p->decay) {
+        return launch_pass<true, false, DIM, true>(p, a, &saved, &work, &maps, false, error);
+    }
+    TRY((launch_pass<true, false, DIM, false>(p, a, &saved, &work, &maps, false, error)));
+    TRY((launch_pass<false, false, DIM, false>(p, a, &saved, &work, &maps, true, error)));
+    return launch_pass<true, true, DIM, false>(p, a, &saved, &work, &maps, false, error);
 }
 
 bool local_solved_sm90_reads(const loam_problem *p, const loam_args *a)

@@ -8,6 +8,7 @@
 #ifndef LOAM_LOCAL_LOCAL_SOLVE_SM90_CUH
 #define LOAM_LOCAL_LOCAL_SOLVE_SM90_CUH
 
+#include "src/local/local_decay_sm90.cuh"
 #include "src/local/local_stream_sm90.cuh"
 
 /* Keys that rows must see, in head dimensions, for one part to do. */
@@ -34,7 +35,7 @@ template <int DIM> struct solve_shared_sm90 {
     row_block rows;
 };
 
-template <int DIM> struct system_sm90 {
+template <int DIM, bool DECAYED> struct system_sm90 {
     static constexpr int dim = DIM;
     const loam_problem &p;
     const loam_args &a;
@@ -86,42 +87,56 @@ template <class T> static __device__ __forceinline__ T &in_memory(T &object)
 
 /* The system as a pass takes it out of memory. Addresses known to be of shared and global memory make shorter code; solve_shared_sm90
  * is what a block's shared memory begins with. */
-template <int DIM>
-static __device__ __forceinline__ system_sm90<DIM> known_system(const system_sm90<DIM> &from,
-                                                                const row_pair &r, const row_ridge &ridge)
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ system_sm90<DIM, DECAYED> known_system(
+    const system_sm90<DIM, DECAYED> &from, const row_pair &r, const row_ridge &ridge)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     __builtin_assume(__isGlobal(from.scratch));
-    system_sm90<DIM> sys = { from.p,
-                             from.a,
-                             from.x,
-                             r,
-                             ridge,
-                             from.maps,
-                             *(solve_shared_sm90<DIM> *)swizzled_memory,
-                             from.count,
-                             from.scratch,
-                             from.scale2,
-                             { from.lse2[0], from.lse2[1] },
-                             from.whole,
-                             from.to,
-                             from.fine,
-                             from.tame };
+    system_sm90<DIM, DECAYED> sys = { from.p,
+                                      from.a,
+                                      from.x,
+                                      r,
+                                      ridge,
+                                      from.maps,
+                                      *(solve_shared_sm90<DIM> *)swizzled_memory,
+                                      from.count,
+                                      from.scratch,
+                                      from.scale2,
+                                      { from.lse2[0], from.lse2[1] },
+                                      from.whole,
+                                      from.to,
+                                      from.fine,
+                                      from.tame };
     return sys;
 }
 
-/* w: the products q . k become p; 0 where a row does not see the key. */
-template <int DIM>
-static __device__ __forceinline__ void weights_sm90(float (&w)[8][4], const system_sm90<DIM> &sys, int j)
+/* Where scores decay: the products q . k with keys from j on become scores to base 2. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void decay_of_tile(float (&s)[8][4], const system_sm90<DIM, DECAYED> &sys,
+                                                     int j)
 {
+    if constexpr (DECAYED) {
+        const local_decay_pair *const sums = decay_sums(sys.a, sys.x.s, sys.x.h);
+        const local_decay_pair row[2] = { row_decay(sums, sys.r.hi[0]), row_decay(sums, sys.r.hi[1]) };
+        decay_scores(s, sums + j, row, sys.scale2);
+    }
+}
+
+/* w: the products q . k become p; 0 where a row does not see the key. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void weights_sm90(float (&w)[8][4], const system_sm90<DIM, DECAYED> &sys,
+                                                    int j)
+{
+    decay_of_tile(w, sys, j);
 #pragma unroll
     for (int n = 0; n < 8; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            w[n][e] = w[n][e] * sys.scale2 - sys.lse2[e / 2];
+            w[n][e] = DECAYED ? w[n][e] - sys.lse2[e / 2] : w[n][e] * sys.scale2 - sys.lse2[e / 2];
         }
     }
-    if (!sys.tame || !sys.all_seen(j)) {
+    if (DECAYED || !sys.tame || !sys.all_seen(j)) {
 #pragma unroll
         for (int n = 0; n < 8; n++) {
 #pragma unroll
@@ -154,18 +169,18 @@ static __device__ __forceinline__ void own_pairs(uint32_t (&a)[DIM / 16][4], con
 }
 
 /* Queries and directions as operands of a pass: in registers where there are enough, which spares shared memory the reading. */
-template <int DIM, bool FINE, bool VALUES> struct score_rows {
+template <int DIM, bool DECAYED, bool FINE, bool VALUES> struct score_rows {
     static constexpr bool query_held = DIM == 64 && !FINE, direction_held = !FINE && (DIM == 64 || !VALUES);
     uint32_t query[query_held ? DIM / 16 : 1][4];
     uint32_t direction[direction_held ? (FINE ? 2 : 1) : 1][direction_held ? DIM / 16 : 1][4];
 
-    __device__ __forceinline__ void load_query(const system_sm90<DIM> &sys)
+    __device__ __forceinline__ void load_query(const system_sm90<DIM, DECAYED> &sys)
     {
         if constexpr (query_held) {
             own_pairs<DIM>(query, sys.sm.query, sys.r);
         }
     }
-    __device__ __forceinline__ void load(const system_sm90<DIM> &sys)
+    __device__ __forceinline__ void load(const system_sm90<DIM, DECAYED> &sys)
     {
         load_query(sys);
         if constexpr (direction_held) {
@@ -175,7 +190,7 @@ template <int DIM, bool FINE, bool VALUES> struct score_rows {
             }
         }
     }
-    __device__ __forceinline__ void query_keys(float (&s)[8][4], const system_sm90<DIM> &sys,
+    __device__ __forceinline__ void query_keys(float (&s)[8][4], const system_sm90<DIM, DECAYED> &sys,
                                                const __nv_bfloat16 *keys) const
     {
         if constexpr (query_held) {
@@ -184,7 +199,7 @@ template <int DIM, bool FINE, bool VALUES> struct score_rows {
             multiply_rows<DIM>(s, sys.sm.query, keys, false);
         }
     }
-    __device__ __forceinline__ void direction_keys(float (&u)[8][4], const system_sm90<DIM> &sys,
+    __device__ __forceinline__ void direction_keys(float (&u)[8][4], const system_sm90<DIM, DECAYED> &sys,
                                                    const __nv_bfloat16 *keys) const
     {
         if constexpr (direction_held) {
@@ -202,9 +217,9 @@ template <int DIM, bool FINE, bool VALUES> struct score_rows {
 };
 
 /* w <- p (u - centre), from w = q . k and u = direction . k; its row sums (this thread's columns) go to total */
-template <int DIM>
+template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void centre_weights(float (&w)[8][4], float (&u)[8][4],
-                                                      const system_sm90<DIM> &sys, int j,
+                                                      const system_sm90<DIM, DECAYED> &sys, int j,
                                                       const float (&centre)[2], float (&total)[2])
 {
     products_arrived(w);
@@ -222,8 +237,8 @@ static __device__ __forceinline__ void centre_weights(float (&w)[8][4], float (&
 }
 
 /* w <- p (direction . k - centre); its row sums (this thread's columns) go to total */
-template <bool FINE, int DIM>
-static __device__ __forceinline__ void centred_sm90(float (&w)[8][4], const system_sm90<DIM> &sys,
+template <bool FINE, int DIM, bool DECAYED>
+static __device__ __forceinline__ void centred_sm90(float (&w)[8][4], const system_sm90<DIM, DECAYED> &sys,
                                                     const tiles_at &t, const float (&centre)[2],
                                                     float (&total)[2])
 {
@@ -250,8 +265,8 @@ template <int DIM> static __device__ __forceinline__ void clear_sums(float (&y)[
 }
 
 /* The elements of the direction as its parts say: pair `e` (0 or 2) of block n. */
-template <bool FINE, int DIM>
-static __device__ __forceinline__ float2 direction_pair(const system_sm90<DIM> &sys, int n, int e)
+template <bool FINE, int DIM, bool DECAYED>
+static __device__ __forceinline__ float2 direction_pair(const system_sm90<DIM, DECAYED> &sys, int n, int e)
 {
     const int at = swizzled(forget(sys.r.at[e / 2]), column_of(n, e));
     float2 p = __bfloat1622float2(*(const __nv_bfloat162 *)(sys.sm.direction[0] + at));
@@ -263,9 +278,9 @@ static __device__ __forceinline__ float2 direction_pair(const system_sm90<DIM> &
 }
 
 /* Sets a pair of the direction; returns it as its parts say. */
-template <bool FINE, int DIM>
-static __device__ __forceinline__ float2 set_direction_pair(const system_sm90<DIM> &sys, int n, int e,
-                                                            float2 p)
+template <bool FINE, int DIM, bool DECAYED>
+static __device__ __forceinline__ float2 set_direction_pair(const system_sm90<DIM, DECAYED> &sys, int n,
+                                                            int e, float2 p)
 {
     const int at = swizzled(forget(sys.r.at[e / 2]), column_of(n, e));
     uint32_t part[2];
@@ -283,9 +298,10 @@ struct image_products {
 };
 
 /* y becomes (Cov + Lambda) times the direction, from y = sum f k and total = sum f (this thread's columns). */
-template <bool FINE, int DIM>
+template <bool FINE, int DIM, bool DECAYED>
 static __device__ __forceinline__ image_products finish_image(float (&y)[DIM / SIDE][8][4],
-                                                              const system_sm90<DIM> &sys, float (&total)[2])
+                                                              const system_sm90<DIM, DECAYED> &sys,
+                                                              float (&total)[2])
 {
     const lane_vector kbar = sys.vector(VECTOR_KBAR), ridge = sys.vector(VECTOR_RIDGE);
     image_products d = {};
@@ -328,14 +344,14 @@ static __device__ __forceinline__ image_products finish_image(float (&y)[DIM / S
 
 /* y = (Cov + Lambda) times the direction. centre: direction . kbar, which rounding may have moved: what f is off by, the mean
  * key times the sum of f takes away again. */
-template <bool FINE, int DIM>
+template <bool FINE, int DIM, bool DECAYED>
 static __device__ __forceinline__ image_products image_sm90(float (&y)[DIM / SIDE][8][4],
-                                                            const system_sm90<DIM> &sys,
+                                                            const system_sm90<DIM, DECAYED> &sys,
                                                             const float (&centre)[2])
 {
     float total[2] = { 0, 0 }, f[8][4], u[8][4];
     weights_operand<FINE ? 2 : 1> w;
-    score_rows<DIM, FINE, false> rows;
+    score_rows<DIM, DECAYED, FINE, false> rows;
     rows.load(sys);
     clear_sums<DIM>(y);
     stream_steps_sm90<DIM, false, true>(
@@ -360,8 +376,8 @@ static __device__ __forceinline__ image_products image_sm90(float (&y)[DIM / SID
 }
 
 /* The direction becomes `source` + turn x direction, from registers; centre is then its product with kbar. */
-template <bool FINE, int DIM>
-static __device__ __forceinline__ void turn_direction(const system_sm90<DIM> &sys,
+template <bool FINE, int DIM, bool DECAYED>
+static __device__ __forceinline__ void turn_direction(const system_sm90<DIM, DECAYED> &sys,
                                                       const float (&source)[DIM / SIDE][8][4],
                                                       const float (&turn)[2], float (&centre)[2])
 {
@@ -388,7 +404,8 @@ static __device__ __forceinline__ void turn_direction(const system_sm90<DIM> &sy
 }
 
 /* A ridge of its own for each channel, where the problem has that. */
-template <int DIM> static __device__ __forceinline__ void put_ridge(const system_sm90<DIM> &sys)
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void put_ridge(const system_sm90<DIM, DECAYED> &sys)
 {
     const lane_vector ridge = sys.vector(VECTOR_RIDGE);
     if (sys.ridge.channels) {
@@ -412,13 +429,13 @@ static __device__ __forceinline__ bool unsolved(const cg_rows &k, const cg_toler
 #define PACE 0.65f
 
 /* Conjugate gradients from x and its residual r, which both lie in the scratch, for the rows that are live. */
-template <bool FINE, int DIM>
-static __device__ __forceinline__ void cg_run(const system_sm90<DIM> &outer, cg_rows &rows,
+template <bool FINE, int DIM, bool DECAYED>
+static __device__ __forceinline__ void cg_run(const system_sm90<DIM, DECAYED> &outer, cg_rows &rows,
                                               const cg_tolerance &tolerance)
 {
     const row_pair r = outer.r;
     const row_ridge ridge = outer.ridge;
-    const system_sm90<DIM> sys = known_system(outer, r, ridge);
+    const system_sm90<DIM, DECAYED> sys = known_system(outer, r, ridge);
     cg_rows k = rows;
     const lane_vector x = sys.vector(VECTOR_X), residual = sys.vector(VECTOR_R);
     float y[DIM / SIDE][8][4], centre[2], turn[2] = { 0, 0 }, rest_mean[2];
@@ -493,8 +510,8 @@ static __device__ __forceinline__ void cg_run(const system_sm90<DIM> &outer, cg_
 }
 
 /* y, scaled to about 1, becomes b; x = 0 and r = b. top: the largest |y| of the thread's columns. */
-template <int DIM>
-static __device__ __forceinline__ void cg_begin_sm90(const system_sm90<DIM> &sys, cg_rows &k,
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void cg_begin_sm90(const system_sm90<DIM, DECAYED> &sys, cg_rows &k,
                                                      float (&y)[DIM / 2], const float (&top)[2],
                                                      const bool (&wanted)[2])
 {
@@ -537,8 +554,9 @@ template <int DIM> static __device__ __forceinline__ bool sees_few(const loam_pr
     return hi - lo < FEW_KEYS * DIM;
 }
 
-/* The next block for this launch, and its rows; -1 where there is none. LISTED: of those that one part was not enough for. */
-template <bool FINE, bool LISTED, int DIM>
+/* The next block for this launch, and its rows; -1 where there is none. LISTED: of those that one part was not enough for. Where
+ * scores decay, few keys have weight and all blocks take two. */
+template <bool FINE, bool LISTED, int DIM, bool DECAYED>
 static __device__ __forceinline__ int64_t take_block(row_block &rows, const solve_launch &all, int64_t blocks)
 {
     unsigned long long *counter = (unsigned long long *)(LISTED ? all.work.next_listed
@@ -552,7 +570,7 @@ static __device__ __forceinline__ int64_t take_block(row_block &rows, const solv
         }
         const int64_t block = LISTED ? all.work.listed[n] : n;
         rows = row_block_at(all.p, all.a, block);
-        if (rows.rows > 0 && (LISTED || sees_few<DIM>(all.p, rows) == FINE)) {
+        if (rows.rows > 0 && (LISTED || DECAYED || sees_few<DIM>(all.p, rows) == FINE)) {
             return block;
         }
     }

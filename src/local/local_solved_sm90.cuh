@@ -14,8 +14,8 @@
 #include "src/local/local_solve_sm90.cuh"
 
 /* A pass over keys and values, on a ring of MORE slots than the solver's: what lay there is gone. */
-template <int MORE, bool AHEAD, int DIM, class SCORE, class WEIGH, class PACK, class GATHER>
-static __device__ __forceinline__ void stream_values_sm90(const system_sm90<DIM> &sys, SCORE score,
+template <int MORE, bool AHEAD, int DIM, bool DECAYED, class SCORE, class WEIGH, class PACK, class GATHER>
+static __device__ __forceinline__ void stream_values_sm90(const system_sm90<DIM, DECAYED> &sys, SCORE score,
                                                           WEIGH weigh, PACK pack, GATHER gather)
 {
     if constexpr (MORE == 0) {
@@ -34,17 +34,18 @@ static __device__ __forceinline__ void stream_values_sm90(const system_sm90<DIM>
 }
 
 /* Means under the weights into the scratch; most: the largest p. */
-template <bool FINE, int DIM>
-static __device__ __forceinline__ void means_sm90(system_sm90<DIM> &outer, float (&lse)[2], float (&most)[2])
+template <bool FINE, int DIM, bool DECAYED>
+static __device__ __forceinline__ void means_sm90(system_sm90<DIM, DECAYED> &outer, float (&lse)[2],
+                                                  float (&most)[2])
 {
     const row_pair r = outer.r;
     const row_ridge ridge = outer.ridge;
-    system_sm90<DIM> sys = known_system(outer, r, ridge);
+    system_sm90<DIM, DECAYED> sys = known_system(outer, r, ridge);
     constexpr int parts = FINE ? 2 : 1;
     float k[DIM / SIDE][8][4], v[DIM / SIDE][8][4], s[8][4];
     float m[2] = { -INFINITY, -INFINITY }, omega[2] = { 0, 0 }, sum[2] = { 0, 0 }, keep[2];
     weights_operand<parts> a;
-    score_rows<DIM, FINE, true> rows;
+    score_rows<DIM, DECAYED, FINE, true> rows;
     rows.load_query(sys);
     clear_sums<DIM>(k);
     clear_sums<DIM>(v);
@@ -52,11 +53,12 @@ static __device__ __forceinline__ void means_sm90(system_sm90<DIM> &outer, float
         sys, [&](const tiles_at &t) { rows.query_keys(s, sys, t.keys); },
         [&](const tiles_at &t) {
             products_arrived(s);
+            decay_of_tile(s, sys, t.j);
 #pragma unroll
             for (int n = 0; n < 8; n++) {
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
-                    s[n][e] *= sys.scale2;
+                    s[n][e] *= DECAYED ? 1.0f : sys.scale2;
                 }
             }
             if (!sys.all_seen(t.j)) {
@@ -149,13 +151,13 @@ static __device__ __forceinline__ void means_sm90(system_sm90<DIM> &outer, float
 }
 
 /* b = kbar - q, scaled to about 1; x = 0 and r = b. */
-template <int DIM>
-static __device__ __forceinline__ void begin_sm90(const system_sm90<DIM> &outer, cg_rows &k,
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void begin_sm90(const system_sm90<DIM, DECAYED> &outer, cg_rows &k,
                                                   const bool (&wanted)[2])
 {
     const row_pair r = outer.r;
     const row_ridge ridge = outer.ridge;
-    const system_sm90<DIM> sys = known_system(outer, r, ridge);
+    const system_sm90<DIM, DECAYED> sys = known_system(outer, r, ridge);
     const lane_vector kbar = sys.vector(VECTOR_KBAR);
     float y[DIM / 2], top[2] = { 0, 0 };
 #pragma unroll
@@ -179,8 +181,8 @@ static __device__ __forceinline__ void store_bf16_pair(__nv_bfloat16 *to, float 
 }
 
 /* rho, and what backward wants of the real rows. */
-template <bool FINE, int DIM>
-static __device__ __forceinline__ void put_rows(const system_sm90<DIM> &sys, const cg_rows &k,
+template <bool FINE, int DIM, bool DECAYED>
+static __device__ __forceinline__ void put_rows(const system_sm90<DIM, DECAYED> &sys, const cg_rows &k,
                                                 const local_saved &saved)
 {
     const loam_args &a = sys.a;
@@ -210,20 +212,20 @@ static __device__ __forceinline__ void put_rows(const system_sm90<DIM> &sys, con
 }
 
 /* o, rho, saved of the real rows; error2: the square of the residual of each. */
-template <bool FINE, int DIM>
-static __device__ __forceinline__ void lines_sm90(const system_sm90<DIM> &outer, const cg_rows &k,
+template <bool FINE, int DIM, bool DECAYED>
+static __device__ __forceinline__ void lines_sm90(const system_sm90<DIM, DECAYED> &outer, const cg_rows &k,
                                                   const local_saved &saved, float (&error)[2],
                                                   bool (&finite)[2])
 {
     const row_pair r = outer.r;
     const row_ridge ridge = outer.ridge;
-    const system_sm90<DIM> sys = known_system(outer, r, ridge);
+    const system_sm90<DIM, DECAYED> sys = known_system(outer, r, ridge);
     float error2[2];
     const loam_args &a = sys.a;
     float y[DIM / SIDE][8][4], o[DIM / SIDE][8][4], total[2] = { 0, 0 }, centre[2];
     float f[8][4], u[8][4];
     weights_operand<FINE ? 2 : 1> w;
-    score_rows<DIM, FINE, true> rows;
+    score_rows<DIM, DECAYED, FINE, true> rows;
     {
         const lane_vector x = sys.vector(VECTOR_X);
         const float none[2] = { 0, 0 };
@@ -294,7 +296,7 @@ static __device__ __forceinline__ void lines_sm90(const system_sm90<DIM> &outer,
 }
 
 /* The rows of the block are solved in one part or, FINE, in two; false where one part was not enough. */
-template <bool FINE, int DIM>
+template <bool FINE, int DIM, bool DECAYED>
 static __device__ __forceinline__ bool solved_block_sm90(solve_shared_sm90<DIM> &sm, ring_count &count,
                                                          unsigned &queries, const solve_launch &all,
                                                          float *scratch)
@@ -318,22 +320,22 @@ static __device__ __forceinline__ bool solved_block_sm90(solve_shared_sm90<DIM> 
     local_visible(&p, &x.s, x.i0 + x.rows - 1, &first, &unused);
     row_ridge ridge_storage = {};
     row_ridge &ridge = in_memory(ridge_storage);
-    system_sm90<DIM> sys_storage = { p,
-                                     a,
-                                     x,
-                                     r,
-                                     ridge,
-                                     all.maps,
-                                     sm,
-                                     count,
-                                     scratch,
-                                     (float)(p.scale * 1.4426950408889634),
-                                     { 0, 0 },
-                                     (int)first,
-                                     x.rows < ROWS ? 0 : (int)hi,
-                                     FINE,
-                                     false };
-    system_sm90<DIM> &sys = in_memory(sys_storage);
+    system_sm90<DIM, DECAYED> sys_storage = { p,
+                                              a,
+                                              x,
+                                              r,
+                                              ridge,
+                                              all.maps,
+                                              sm,
+                                              count,
+                                              scratch,
+                                              (float)(p.scale * 1.4426950408889634),
+                                              { 0, 0 },
+                                              (int)first,
+                                              x.rows < ROWS ? 0 : (int)hi,
+                                              FINE,
+                                              false };
+    system_sm90<DIM, DECAYED> &sys = in_memory(sys_storage);
     float lse_storage[2], most[2], error2[2];
     float(&lse)[2] = in_memory(lse_storage);
     bool finite[2], good[2], missed = false;
@@ -392,7 +394,7 @@ static __device__ __forceinline__ bool solved_block_sm90(solve_shared_sm90<DIM> 
     return true;
 }
 
-template <bool FINE, bool LISTED, int DIM>
+template <bool FINE, bool LISTED, int DIM, bool DECAYED>
 __global__ void __launch_bounds__(THREADS, BLOCKS_SM90)
     solved_kernel_sm90(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                        const local_saved saved, const solve_work work, const int64_t blocks,
@@ -422,14 +424,14 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_SM90)
     for (;;) {
         __syncthreads();
         if (threadIdx.x == 0) {
-            sm.block = take_block<FINE, LISTED, DIM>(sm.rows, all, blocks);
+            sm.block = take_block<FINE, LISTED, DIM, DECAYED>(sm.rows, all, blocks);
         }
         __syncthreads();
         if (sm.block < 0) {
             break;
         }
         float *scratch = work.scratch + (int64_t)sm.scratch * VECTORS * (DIM / 2) * THREADS;
-        const bool solved = solved_block_sm90<FINE>(sm, count, queries, all, scratch);
+        const bool solved = solved_block_sm90<FINE, DIM, DECAYED>(sm, count, queries, all, scratch);
         if (!solved && threadIdx.x == 0) {
             work.listed[atomicAdd(work.listed_count, 1ull)] = (int32_t)sm.block;
         }

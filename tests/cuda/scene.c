@@ -13,7 +13,7 @@ spec scene_spec(loam_mechanism mechanism, loam_pass pass, int number)
     s.batch = 2;
     s.heads_q = 4;
     s.heads_kv = 2;
-    s.slope = s.key_bias = 1;
+    s.slope = s.key_bias = s.decay = 1;
     s.window = number ? 0 : 50;
     s.lens = number;
     s.ridge_axes = mechanism == LOAM_LLA ? LOAM_RIDGE_TOKEN : LOAM_RIDGE_NUMBER;

@@ -247,13 +247,13 @@ static void arrays_that_the_mechanism_does_not_have(void **state)
     REFUSE(args.grad_sink = x, LOAM_EARG, "grad_sink", "linear");
     REFUSE(args.grad_key_bias = out, LOAM_EARG, "grad_key_bias", "linear");
     s = spec_default(LOAM_SOFTMAX, LOAM_FORWARD, 7, 5, 6);
-    REFUSE(args.log_decay = in, LOAM_EARG, "log_decay", "recurrent");
-    REFUSE(args.beta = in, LOAM_EARG, "beta", "recurrent");
+    REFUSE(args.log_decay = in, LOAM_EARG, "log_decay", "no decay");
+    REFUSE(args.beta = in, LOAM_EARG, "beta", "no path");
     REFUSE(args.state_in = in, LOAM_EARG, "state_in", "recurrent");
     REFUSE(args.state_out = out, LOAM_EARG, "state_out", "recurrent");
     REFUSE(args.grad_state_out = in, LOAM_EARG, "grad_state_out", "recurrent");
-    REFUSE(args.grad_log_decay = out, LOAM_EARG, "grad_log_decay", "recurrent");
-    REFUSE(args.grad_beta = out, LOAM_EARG, "grad_beta", "recurrent");
+    REFUSE(args.grad_log_decay = out, LOAM_EARG, "grad_log_decay", "no decay");
+    REFUSE(args.grad_beta = out, LOAM_EARG, "grad_beta", "no path");
     REFUSE(args.grad_state_in = out, LOAM_EARG, "grad_state_in", "recurrent");
 }
 

@@ -51,7 +51,6 @@ void kernel_fit(spec *s)
     s->dim_qk = s->dim_v = s->dim_qk > 64 ? 128 : 64;
     s->score = LOAM_DOT;
     s->slope = s->key_bias = 0;
-    s->decay = s->decay && s->mechanism != LOAM_LLA;
     s->soft_cap = 0;
     s->ridge_unit = s->ridge_unit == LOAM_RIDGE_TRACE ? LOAM_RIDGE_NORMALISED : s->ridge_unit;
 }
