@@ -147,6 +147,7 @@ static bool row_does(const loam_kernel_info *row, const loam_problem *p, loam_ba
 {
     return row->available && (on == LOAM_BACKEND_AUTO || strcmp(row->backend, loam_backend_name(on)) == 0) &&
            strcmp(row->pass, bench_passes[p->pass]) == 0 &&
+           (p->path || strncmp(row->name, "local_path", strlen("local_path")) != 0) &&
            has_word(row->mechanisms, bench_mechanisms[p->mechanism]) &&
            has_word(row->dtypes, bench_dtypes[p->dtype]);
 }

@@ -104,8 +104,9 @@ static loam_status choose_named(const kernel **out, const loam_problem *p, cpu_i
             const int capability = k->gpu ? gpu_capability() : 0;
             REQUIRE(k->isa <= have, error, LOAM_EUNSUPPORTED, "kernel: %s needs %s, this machine offers %s",
                     k->name, cpu_isa_name(k->isa), cpu_isa_name(have));
-            REQUIRE(does(k, p), error, LOAM_EUNSUPPORTED, "kernel: %s does not do %s %s%s in %s on back end %s",
-                    k->name, loam_mechanism_name(p->mechanism), loam_pass_name(p->pass), with_path(p),
+            REQUIRE(does(k, p), error, LOAM_EUNSUPPORTED,
+                    "kernel: %s does not do %s %s%s in %s on back end %s", k->name,
+                    loam_mechanism_name(p->mechanism), loam_pass_name(p->pass), with_path(p),
                     loam_dtype_name(p->dtype), loam_backend_name(p->backend));
             if (k->fits) {
                 TRY(k->fits(p, error));
@@ -171,11 +172,11 @@ loam_status registry_choose(const kernel **out, const loam_problem *p, loam_erro
 /* The rows in words: the distinct sets are few, so constant texts serve. */
 static const char *mechanisms_text(unsigned mechanisms)
 {
-    return mechanisms == FAMILY_DIRECT      ? "linear retention ssd gla delta gated-delta kda"
-           : mechanisms == FAMILY_RECURRENT ? "linear retention ssd gla delta gated-delta kda mesa"
-           : mechanisms == FAMILY_GIVEN     ? "softmax parallax"
+    return mechanisms == FAMILY_DIRECT        ? "linear retention ssd gla delta gated-delta kda"
+           : mechanisms == FAMILY_RECURRENT   ? "linear retention ssd gla delta gated-delta kda mesa"
+           : mechanisms == FAMILY_GIVEN       ? "softmax parallax"
            : mechanisms == 1u << LOAM_SOFTMAX ? "softmax"
-                                            : "softmax parallax lla";
+                                              : "softmax parallax lla";
 }
 
 static const char *types_text(unsigned dtypes)

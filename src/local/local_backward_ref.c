@@ -82,15 +82,14 @@ static pair pair_gradient(const loam_problem *p, const loam_args *a, const local
 }
 
 /* drho into r->y */
-static void probe_gradient(const loam_problem *p, const ref_row *row, const double *g, row_record *r)
+static void probe_gradient(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
+                           const ref_row *row, const double *g, row_record *r)
 {
-    for (int64_t c = 0; c < p->dim_qk; c++) {
-        double sum = 0;
-        for (int64_t j = row->lo; j < row->hi; j++) {
-            sum -= row->p[j - row->lo] * (g[j - row->lo] - r->gbar) *
-                   (row->keys[j * p->dim_qk + c] - row->kbar[c]);
+    for (int64_t j = row->lo; j < row->hi; j++) {
+        const double *key = ref_row_key(p, a, s, h, j, row);
+        for (int64_t c = 0; c < p->dim_qk; c++) {
+            r->y[c] -= row->p[j - row->lo] * (g[j - row->lo] - r->gbar) * (key[c] - row->kbar[c]);
         }
-        r->y[c] = sum;
     }
 }
 
@@ -140,7 +139,7 @@ static void row_backward(const loam_problem *p, const loam_args *a, const local_
     }
     double ridge = 0;
     if (p->mechanism != LOAM_SOFTMAX) {
-        probe_gradient(p, row, g, r);
+        probe_gradient(p, a, s, h, row, g, r);
     }
     if (p->mechanism == LOAM_LLA) {
         ridge = adjoint(p, a, s, h, i, row, r);
@@ -169,7 +168,7 @@ static void row_query(const loam_problem *p, const loam_args *a, const local_seq
         dq[c] = -r->y[c];
     }
     for (int64_t j = row->lo; j < row->hi; j++) {
-        const double *key = row->keys + j * d;
+        const double *key = ref_row_key(p, a, s, h, j, row);
         const pair x = pair_gradient(p, a, s, h, i, j, key, r);
         const double inner = x.ds * x.score.slope;
         for (int64_t c = 0; c < d; c++) {

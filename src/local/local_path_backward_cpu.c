@@ -34,7 +34,8 @@ static path_sums path_sums_carve(const loam_problem *p, arena *pool, size_t *flo
 {
     const size_t tiles = (size_t)path_tiles(p);
     const size_t wide = size_mul(tiles, (size_t)blocks_of(p->dim_qk) * SQUARE);
-    const size_t values = size_mul(tiles, (size_t)blocks_of(p->dim_v) * SQUARE), square = size_mul(tiles, SQUARE);
+    const size_t values = size_mul(tiles, (size_t)blocks_of(p->dim_v) * SQUARE),
+                 square = size_mul(tiles, SQUARE);
     const size_t all = size_add(size_add(size_mul(4, wide), values), size_add(square, decay_sums(p)));
     path_sums s = { .keys = arena_take(pool, all, sizeof(float)) };
     if (s.keys) {

@@ -16,7 +16,7 @@ extern "C" loam_status local_path_backward_sm80(const loam_problem *p, const loa
     if (p->batch > 0 && p->len_kv > 0) {
         TRY(local_path_prepare_cuda(p, a, &g.w, error));
     }
-    if (p->batch > 0 && p->len_q > 0) {
+    if (p->batch > 0) { /* blocks without rows too: keys read what they leave */
         TRY(local_path_rows_cuda(p, a, &g, error));
     }
     if (p->batch > 0 && p->len_kv > 0) {

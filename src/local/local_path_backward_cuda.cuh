@@ -19,12 +19,16 @@
 struct path_grads {
     path_arrays w;
     local_saved saved;
-    bf16 *x, *y;                     /* [copies][64][64] of each block of rows */
-    bf16 *own_ds, *own_p, *inner;    /* scale dS and p of a block with its own tile; gradient of what leaves that */
-    float *lse, *delta;              /* [64] of a block; lse to base 2, infinite for rows that are not there */
-    float *dkr, *dkt, *de, *deg;     /* by slots of key-value heads, [64][64]; deg: each tile of a group has a part */
-    bf16 *key_x, *key_y;             /* [group][64][64] of each tile: keys that cross the tiles after it; last: rows of I that cross it */
+    bf16 *x, *y; /* [copies][64][64] of each block of rows */
+    bf16 *own_ds, *own_p,
+        *inner;         /* scale dS and p of a block with its own tile; gradient of what leaves that */
+    float *lse, *delta; /* [64] of a block; lse to base 2, infinite for rows that are not there */
+    float *dkr, *dkt, *de,
+        *deg; /* by slots of key-value heads, [64][64]; deg: each tile of a group has a part */
+    bf16 *key_x,
+        *key_y; /* [group][64][64] of each tile: keys that cross the tiles after it; last: rows of I that cross it */
     int64_t slots, copies;
+    float *own_columns; /* [64] of a block: column sums of ds with its own tile; where scores decay */
     row_arrays rows;
 };
 
@@ -35,9 +39,11 @@ static inline path_grads path_grads_carve(const loam_problem *p, const loam_args
     g.saved = local_saved_carve(p, a ? a->saved : NULL, NULL);
     const int64_t tiles = (p->len_kv + EDGE - 1) / EDGE, groups = (tiles + g.w.group - 1) / g.w.group;
     g.slots = g.w.slots;
-    g.copies = (g.w.group < tiles ? g.w.group : tiles) + groups;
-    const size_t queries = size_mul((size_t)g.slots, (size_t)p->heads_q), keys = size_mul((size_t)g.slots, (size_t)p->heads_kv);
-    const size_t trail = size_mul(size_mul(queries, (size_t)g.copies), TILE_SIZE), own = size_mul(queries, TILE_SIZE);
+    g.copies = tiles > 0 ? (g.w.group < tiles ? g.w.group : tiles) + groups - 1 : 1;
+    const size_t queries = size_mul((size_t)g.slots, (size_t)p->heads_q),
+                 keys = size_mul((size_t)g.slots, (size_t)p->heads_kv);
+    const size_t trail = size_mul(size_mul(queries, (size_t)g.copies), TILE_SIZE),
+                 own = size_mul(queries, TILE_SIZE);
     g.x = (bf16 *)arena_take(pool, trail, sizeof(bf16));
     g.y = (bf16 *)arena_take(pool, trail, sizeof(bf16));
     g.own_ds = (bf16 *)arena_take(pool, own, sizeof(bf16));
@@ -45,6 +51,7 @@ static inline path_grads path_grads_carve(const loam_problem *p, const loam_args
     g.inner = (bf16 *)arena_take(pool, own, sizeof(bf16));
     g.lse = (float *)arena_take(pool, size_mul(queries, EDGE), sizeof(float));
     g.delta = (float *)arena_take(pool, size_mul(queries, EDGE), sizeof(float));
+    g.own_columns = (float *)arena_take(pool, p->decay ? size_mul(queries, EDGE) : 0, sizeof(float));
     float **const sums[] = { &g.dkr, &g.dkt, &g.de, &g.deg };
     for (float **sum : sums) {
         *sum = (float *)arena_take(pool, size_mul(keys, TILE_SIZE), sizeof(float));
@@ -66,6 +73,24 @@ static __device__ __forceinline__ void strip_get_float(strip &x, int m, const fl
     });
 }
 
+/* The warp's part of sums over rows, by columns. */
+static __device__ __forceinline__ void column_sums(const strip &x, float *out)
+{
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            float sum = x[n][e] + x[n][e + 2];
+            sum += __shfl_xor_sync(0xffffffffu, sum, 4);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 8);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 16);
+            if (threadIdx.x % 32 < 4) {
+                out[8 * n + threadIdx.x % 4 * 2 + e] = sum;
+            }
+        }
+    }
+}
+
 /* Which copy of a block of rows at tile n is the one that tile j sees. */
 static __device__ __forceinline__ int copy_of(int n, int j, int group)
 {
@@ -79,12 +104,14 @@ static __device__ __forceinline__ int64_t query_slot(const path_grads &g, const 
 }
 
 /* Where tile n's keys crossing tile j, or (j = n) the rows of I crossing tile n, are. */
-static __device__ __forceinline__ int64_t key_crossing(const path_grads &g, int64_t slot, int64_t n, int64_t j)
+static __device__ __forceinline__ int64_t key_crossing(const path_grads &g, int64_t slot, int64_t n,
+                                                       int64_t j)
 {
     return (slot * g.w.group + (j > n ? j - n - 1 : g.w.group - 1)) * TILE_SIZE;
 }
 
-typedef loam_status path_grads_fn(const loam_problem *p, const loam_args *a, const path_grads *g, loam_error *error);
+typedef loam_status path_grads_fn(const loam_problem *p, const loam_args *a, const path_grads *g,
+                                  loam_error *error);
 path_grads_fn local_path_rows_cuda, local_path_keys_cuda, local_path_groups_cuda, local_path_tiles_cuda;
 
 #endif

@@ -31,10 +31,11 @@ typedef float strip[8][4];
 /* Arrays by slots of key-value heads, [64][64] each; hi, lo: two parts of a number. */
 struct path_arrays {
     bf16 *kr, *kt;
-    bf16 *w_hi, *w_lo, *b_hi, *b_lo, *e_hi, *e_lo, *eg_hi, *eg_lo; /* eg: at the slot of the first tile of a group */
+    bf16 *w_hi, *w_lo, *b_hi, *b_lo, *e_hi, *e_lo, *eg_hi,
+        *eg_lo;        /* eg: at the slot of the first tile of a group */
     bf16 *r_hi, *r_lo; /* backward alone, else NULL */
-    int64_t slots; /* of one head */
-    int group;     /* tiles of a group */
+    int64_t slots;     /* of one head */
+    int group;         /* tiles of a group */
 };
 
 static inline int64_t path_slots(const loam_problem *p)
@@ -287,7 +288,8 @@ static __device__ __forceinline__ bool row_is_there(const path_rows &x, int r)
 #define LOG2_E 1.4426950408889634f
 
 /* Log decays summed up to a position, to base 2. */
-static __device__ __forceinline__ local_decay_pair decay_at(const loam_args &a, const path_rows &x, int64_t at)
+static __device__ __forceinline__ local_decay_pair decay_at(const loam_args &a, const path_rows &x,
+                                                            int64_t at)
 {
     const local_decay_pair *sum = (const local_decay_pair *)a.log_decay.data;
     return at >= 0 && at < x.s.nk ? sum[LOCAL_AT(a.log_decay, x.s.b, x.h, x.s.k0 + at)]
@@ -296,8 +298,8 @@ static __device__ __forceinline__ local_decay_pair decay_at(const loam_args &a, 
 
 /* Products of a warp's rows with tile n to scores to base 2; -inf above the diagonal of the rows' own tile. */
 template <bool DECAY>
-static __device__ __forceinline__ void scores_of(strip &s, const path_rows &x, const loam_args &a, float scale,
-                                                 int n, int m)
+static __device__ __forceinline__ void scores_of(strip &s, const path_rows &x, const loam_args &a,
+                                                 float scale, int n, int m)
 {
     const int g = threadIdx.x % 32 / 4;
     local_decay_pair row[2];
@@ -322,7 +324,8 @@ static __device__ __forceinline__ void scores_of(strip &s, const path_rows &x, c
 
 /* Scores of rows m .. with the keys of their own tile from queries in shared memory: s = q k^T - a B, a = lower(q N^T); and
  * what they are to the tiles before, x = q - a W. tiles: q, k, N, then the parts of B and of W. minus_a: -a. */
-static __device__ __forceinline__ void enter(strip &s, strip &x, strip &minus_a, const shared_tile *tiles, int m)
+static __device__ __forceinline__ void enter(strip &s, strip &x, strip &minus_a, const shared_tile *tiles,
+                                             int m)
 {
     clear(s);
     clear(minus_a);
@@ -360,8 +363,8 @@ static __device__ __forceinline__ bool crosses(int n, int j, int group)
     return j > 0 && (j / group == n / group || j % group == 0);
 }
 
-static __device__ __forceinline__ void fill_crossing(bf16 *hi, bf16 *lo, const path_rows &x, const path_arrays &w,
-                                                     int j)
+static __device__ __forceinline__ void fill_crossing(bf16 *hi, bf16 *lo, const path_rows &x,
+                                                     const path_arrays &w, int j)
 {
     const bool own = j / w.group == x.n / w.group;
     const int64_t slot = (x.base + j) * TILE_SIZE;

@@ -50,8 +50,8 @@ static float decay_of(const walk *k, int64_t j)
     if (!k->p->decay) {
         return 0;
     }
-    const local_decay_pair *sum =
-        (const local_decay_pair *)view->data + LOCAL_AT(*view, k->s.b, k->h, k->s.k0);
+    const local_decay_pair *sum = (const local_decay_pair *)view->data +
+                                  LOCAL_AT(*view, k->s.b, k->h, k->s.k0);
     const local_decay_pair at = sum[k->at * view->token], key = sum[j * view->token];
     return (at.hi - key.hi) + (at.lo - key.lo);
 }
@@ -62,8 +62,8 @@ static float scores(walk *k, int64_t j, int64_t last)
     const loam_args *a = k->a;
     float top = -INFINITY;
     for (int64_t t = last - 1; t >= j; t--) {
-        load_floats(k->row, a->k.data, k->p->dtype,
-                    LOCAL_AT(a->k, k->s.b, k->h_kv, k->s.k0 + t - k->first), k->p->dim_qk);
+        load_floats(k->row, a->k.data, k->p->dtype, LOCAL_AT(a->k, k->s.b, k->h_kv, k->s.k0 + t - k->first),
+                    k->p->dim_qk);
         const float x = (float)k->p->scale * dot(k->query, k->row, k->p->dim_qk);
         k->s_of[t - j] = fmaxf(fminf(x, SCORE_LIMIT), -SCORE_LIMIT) + decay_of(k, t);
         k->t_of[t - j] = probed(k) ? dot(k->probe, k->row, k->p->dim_qk) : 0;

@@ -221,9 +221,9 @@ static void put_weights_tile(walk *k, int64_t n)
     const loam_view *view = &k->rows.a->weights;
     const int64_t left = k->rows.s.nk - n * EDGE;
     for (int64_t r = k->rows.from; r < k->rows.to; r++) {
-        float *s = k->s + r * EDGE, *to = (float *)view->data + n * EDGE +
-                                          LOCAL_AT(*view, k->rows.s.b, k->rows.h,
-                                                   k->rows.s.q0 + k->rows.first + r);
+        float *s = k->s + r * EDGE,
+              *to = (float *)view->data + n * EDGE +
+                    LOCAL_AT(*view, k->rows.s.b, k->rows.h, k->rows.s.q0 + k->rows.first + r);
         path_scores(&k->rows, r, n, s);
         for (int64_t j = 0; j < EDGE && j < left; j++) {
             const float w = expf(fminf(0, s[j] - k->m[r] - logf(k->omega[r])));

@@ -27,7 +27,8 @@ static __device__ __forceinline__ void take_scores(softmax_sums &x, strip &s)
             top = fmaxf(top, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
         }
         top = quad_max(top);
-        const float keep = x.m[half] > -INFINITY ? exp2_fast(x.m[half] - top) : 0, from = top > -INFINITY ? top : 0;
+        const float keep = x.m[half] > -INFINITY ? exp2_fast(x.m[half] - top) : 0,
+                    from = top > -INFINITY ? top : 0;
         float sum = 0;
 #pragma unroll
         for (int n = 0; n < 8; n++) {
@@ -56,8 +57,8 @@ static __device__ __forceinline__ void fill_stage(shared_tile *stage, const loam
 }
 
 static __device__ __forceinline__ void put_rows(const loam_problem &p, const loam_args &a,
-                                                const local_saved &saved, const path_rows &x, softmax_sums &sums,
-                                                int m)
+                                                const local_saved &saved, const path_rows &x,
+                                                softmax_sums &sums, int m)
 {
     const int g = threadIdx.x % 32 / 4;
     float inverse[2], lse[2];
@@ -93,8 +94,9 @@ static __device__ __forceinline__ void put_rows(const loam_problem &p, const loa
             }
             if (a.info.data) {
                 const int32_t code = x.n < 0 ? LOAM_ROW_EMPTY : LOAM_ROW_SOLVED;
-                ((loam_row_info *)a.info.data)[LOCAL_AT(a.info, x.s.b, x.h, x.s.q0 + i)] =
-                    loam_row_info{ code, LOAM_SOLVER_NONE, 0, 0 };
+                ((loam_row_info *)a.info.data)[LOCAL_AT(a.info, x.s.b, x.h, x.s.q0 + i)] = loam_row_info{
+                    code, LOAM_SOLVER_NONE, 0, 0
+                };
             }
         }
     });
@@ -176,7 +178,7 @@ extern "C" loam_status local_path_forward_sm80(const loam_problem *p, const loam
 {
     arena pool = { (char *)a->work, 0 };
     const path_arrays w = path_arrays_carve(p, &pool);
-    REQUIRE(!a->weights.data, error, LOAM_EUNSUPPORTED, "weights: not given by %s with path", "the CUDA kernels");
+    REQUIRE(!a->weights.data, error, LOAM_EUNSUPPORTED, "weights: the CUDA kernels give none with path");
     TRY(local_path_prepare_cuda(p, a, &w, error));
     return p->decay ? launch<true>(p, a, &w, error) : launch<false>(p, a, &w, error);
 }

@@ -6,7 +6,8 @@ struct crossing_shared {
     shared_tile e_hi, e_lo;
 };
 
-static __device__ __forceinline__ void load_crossing(crossing_shared &shared, const path_grads &w, int64_t slot)
+static __device__ __forceinline__ void load_crossing(crossing_shared &shared, const path_grads &w,
+                                                     int64_t slot)
 {
     __syncthreads();
     fill_slot(shared.e_hi, w.w.e_hi + slot * TILE_SIZE);
@@ -15,8 +16,8 @@ static __device__ __forceinline__ void load_crossing(crossing_shared &shared, co
 }
 
 /* Kr of tile n crosses the tiles after it, k' = k - k E^T, and back: dk = dk' - dk' E. */
-static __device__ void back_through_keys(crossing_shared &shared, const path_grads &w, int64_t base, int64_t n,
-                                         int64_t last, int m)
+static __device__ void back_through_keys(crossing_shared &shared, const path_grads &w, int64_t base,
+                                         int64_t n, int64_t last, int m)
 {
     const int64_t slot = base + n;
     strip x, sum;
@@ -38,12 +39,13 @@ static __device__ void back_through_keys(crossing_shared &shared, const path_gra
     for (int e = 0; e < 32; e++) {
         sum[e / 4][e % 4] += x[e / 4][e % 4];
     }
-    for_pairs(sum, m, [&](int r, int c, float &u, float &v) { *(float2 *)(dkr + r * EDGE + c) = make_float2(u, v); });
+    for_pairs(sum, m,
+              [&](int r, int c, float &u, float &v) { *(float2 *)(dkr + r * EDGE + c) = make_float2(u, v); });
 }
 
 /* The rows of I cross the tiles of a group from the last, x' = x - x E, and back; Eg = I - x. */
-static __device__ void back_through_group(crossing_shared &shared, const path_grads &w, int64_t base, int64_t first,
-                                          int64_t last, int m)
+static __device__ void back_through_group(crossing_shared &shared, const path_grads &w, int64_t base,
+                                          int64_t first, int64_t last, int m)
 {
     strip x, part;
     for_pairs(x, m, [&](int r, int c, float &u, float &v) { u = r == c, v = r == c + 1; });
@@ -89,7 +91,8 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-loam_status local_path_groups_cuda(const loam_problem *p, const loam_args *a, const path_grads *g, loam_error *error)
+loam_status local_path_groups_cuda(const loam_problem *p, const loam_args *a, const path_grads *g,
+                                   loam_error *error)
 {
     const int64_t tiles = (p->len_kv + EDGE - 1) / EDGE;
     if (tiles <= g->w.group) {

@@ -18,8 +18,8 @@ struct meeting {
     bool crossed; /* and that then crosses the tile, or its group on behalf of this tile */
 };
 
-static __device__ __forceinline__ meeting meet(const loam_problem &p, const path_grads &w, path_rows x, int64_t h, int i,
-                                               int j)
+static __device__ __forceinline__ meeting meet(const loam_problem &p, const path_grads &w, path_rows x,
+                                               int64_t h, int i, int j)
 {
     meeting out;
     x.h = h, x.n = i;
@@ -53,9 +53,9 @@ struct key_sums {
 
 /* s: transposed products; then p and scale dS, whose row sums (columns of dS) go to column. */
 template <bool DECAY>
-static __device__ __forceinline__ void key_gradient(strip &s, strip &g, const loam_args &a, const path_rows &x, int j,
-                                                    int m, float scale, const float *lse, const float *delta,
-                                                    float (&column)[2])
+static __device__ __forceinline__ void key_gradient(strip &s, strip &g, const loam_args &a,
+                                                    const path_rows &x, int j, int m, float scale,
+                                                    const float *lse, const float *delta, float (&column)[2])
 {
     const int first = threadIdx.x % 32 / 4;
     local_decay_pair key[2];
@@ -91,9 +91,10 @@ static __device__ __forceinline__ void strip_put_float(strip &x, int m, float *t
 
 /* The blocks of rows from .. to - 1 of a head. */
 template <bool DECAY>
-static __device__ __forceinline__ void take_rows(keys_shared &shared, const loam_problem &p, const loam_args &a,
-                                                 const path_grads &w, const path_rows &x, int64_t h, int j, int from,
-                                                 int to, key_sums &sums, float (&column)[2])
+static __device__ __forceinline__ void take_rows(keys_shared &shared, const loam_problem &p,
+                                                 const loam_args &a, const path_grads &w, const path_rows &x,
+                                                 int64_t h, int j, int from, int to, key_sums &sums,
+                                                 float (&column)[2])
 {
     const int m = threadIdx.x / 32 * 16;
     __syncthreads();
@@ -116,7 +117,8 @@ static __device__ __forceinline__ void take_rows(keys_shared &shared, const loam
         clear(g);
         product_rows<1, EDGE>(s, shared.keys, 0, m, tile[ROWS]);
         product_rows<1, EDGE>(g, shared.values, 0, m, tile[GRAD_O]);
-        key_gradient<DECAY>(s, g, a, now.x, j, m, (float)p.scale, shared.lse[stage], shared.delta[stage], column);
+        key_gradient<DECAY>(s, g, a, now.x, j, m, (float)p.scale, shared.lse[stage], shared.delta[stage],
+                            column);
         product_weights<1, PITCH>(sums.dv, s, tile[GRAD_O], 0);
         product_weights<1, PITCH>(sums.dk, g, tile[ROWS], 0);
         if (now.crossed) {
@@ -128,8 +130,7 @@ static __device__ __forceinline__ void take_rows(keys_shared &shared, const loam
 
 /* The tile's own rows: p and dS are there. */
 static __device__ __forceinline__ void take_own(keys_shared &shared, const loam_args &a, const path_grads &w,
-                                                path_rows x, int64_t h, int j, key_sums &sums, float scale,
-                                                float *column)
+                                                path_rows x, int64_t h, int j, key_sums &sums, float *column)
 {
     const int m = threadIdx.x / 32 * 16;
     x.h = h, x.n = j;
@@ -137,21 +138,16 @@ static __device__ __forceinline__ void take_own(keys_shared &shared, const loam_
     const int64_t slot = query_slot(w, x) * TILE_SIZE;
     __syncthreads();
     fill_slot(shared.tile[0][ROWS], w.own_p + slot);
-    fill_slot(shared.tile[0][CROSSED], w.own_ds + slot);
     fill_argument(shared.tile[0][GRAD_O], a.grad_o, x.s.b, h, x.s.q0, x.first, x.s.nq);
     filled();
     product_of_turned(sums.dv, shared.tile[0][ROWS], m, shared.tile[0][GRAD_O]);
     if (column && threadIdx.x < EDGE) {
-        float sum = 0;
-        for (int r = 0; r < EDGE; r++) {
-            sum += __bfloat162float(shared.tile[0][CROSSED][r * PITCH + threadIdx.x]);
-        }
-        column[threadIdx.x] = sum / scale;
+        column[threadIdx.x] = w.own_columns[slot / TILE_SIZE * EDGE + threadIdx.x];
     }
 }
 
-static __device__ __forceinline__ void put_values(const loam_problem &p, const loam_args &a, const path_rows &x, int j,
-                                                  int m, strip &dv)
+static __device__ __forceinline__ void put_values(const loam_problem &p, const loam_args &a,
+                                                  const path_rows &x, int j, int m, strip &dv)
 {
     const int64_t stored = local_stored_keys(&p, &x.s);
     for_pairs(dv, m, [&](int r, int c, float &u, float &v) {
@@ -165,9 +161,9 @@ static __device__ __forceinline__ void put_values(const loam_problem &p, const l
 }
 
 /* Column sums of dS of head h, where decays want them; more: to what is there. */
-static __device__ __forceinline__ void put_columns(const loam_problem &p, const loam_args &a, const path_rows &x,
-                                                   int64_t h, int j, int m, const float (&column)[2], const float *own,
-                                                   bool more)
+static __device__ __forceinline__ void put_columns(const loam_problem &p, const loam_args &a,
+                                                   const path_rows &x, int64_t h, int j, int m,
+                                                   const float (&column)[2], const float *own, bool more)
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -183,7 +179,8 @@ static __device__ __forceinline__ void put_columns(const loam_problem &p, const 
 
 template <bool DECAY>
 static __global__ void __launch_bounds__(THREADS, 2)
-    path_keys_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a, const path_grads w)
+    path_keys_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                     const path_grads w)
 {
     extern __shared__ __align__(16) char raw[];
     keys_shared &shared = *(keys_shared *)raw;
@@ -229,7 +226,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
             __syncthreads();
             own_column[threadIdx.x % EDGE] = 0;
             if (part == 0 && j >= begins) {
-                take_own(shared, a, w, x, h, j, sums, (float)p.scale, DECAY ? own_column : NULL);
+                take_own(shared, a, w, x, h, j, sums, DECAY ? own_column : NULL);
             }
             take_rows<DECAY>(shared, p, a, w, x, h, j, from, part == 0 ? own_end : tiles, sums, column);
             if (DECAY) {
@@ -255,7 +252,8 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const path_
     return cuda_launched("path_keys_kernel", error);
 }
 
-loam_status local_path_keys_cuda(const loam_problem *p, const loam_args *a, const path_grads *g, loam_error *error)
+loam_status local_path_keys_cuda(const loam_problem *p, const loam_args *a, const path_grads *g,
+                                 loam_error *error)
 {
     return p->decay ? launch<true>(p, a, g, error) : launch<false>(p, a, g, error);
 }

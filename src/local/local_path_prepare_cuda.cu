@@ -2,28 +2,44 @@
  * PaTH scores on GPUs: the tiles of keys, and their groups. */
 #include "src/local/local_path_cuda.cuh"
 
+/* Floats of a row: rows four apart then lie 16 banks apart. */
+enum { FLOAT_PITCH = EDGE + 4 };
+
 struct prepare_shared {
-    shared_tile k, n, b_hi, b_lo, c_hi, c_lo; /* b: of B; c: of strict(N K^T), then of W */
-    float nn[EDGE][EDGE + 1], r[EDGE][EDGE + 1];
+    shared_tile k, n, c_hi, c_lo; /* c: of strict(N K^T), then of W */
+    union {
+        float nn[EDGE][FLOAT_PITCH]; /* until R is found */
+        shared_tile b[2];            /* B in two parts */
+    };
+    float r[EDGE][FLOAT_PITCH];
     float beta[EDGE];
 };
 
-/* R = (I + diag(beta) strict(N N^T))^-1 by forward substitution, a column by each thread of the first two warps:
- * R_i = e_i - beta_i sum_{j < i} (n_i . n_j) R_j. */
+/* R = (I + diag(beta) strict(N N^T))^-1 by forward substitution, R_i = e_i - beta_i sum_{j < i} (n_i . n_j) R_j: a column by
+ * two neighbours, who share its sums. Rows of R not yet found are 0. */
 static __device__ __forceinline__ void invert_reflections(prepare_shared &x)
 {
-    const int c = threadIdx.x;
-    for (int i = 0; c < EDGE && i < EDGE; i++) {
-        float even = 0, odd = 0;
-        int j = c;
-        for (; j + 1 < i; j += 2) {
-            even += x.nn[i][j] * x.r[j][c];
-            odd += x.nn[i][j + 1] * x.r[j + 1][c];
+    const int c = threadIdx.x / 2, half = threadIdx.x % 2;
+    for (int j = half; j < EDGE; j += 2) {
+        x.r[j][c] = 0;
+    }
+    __syncwarp();
+    for (int i = 0; i < EDGE; i++) {
+        float sum[4] = { 0, 0, 0, 0 };
+#pragma unroll 4
+        for (int j = 4 * half; j < i; j += 8) {
+            const float4 n = *(const float4 *)&x.nn[i][j];
+            sum[0] += n.x * x.r[j][c];
+            sum[1] += n.y * x.r[j + 1][c];
+            sum[2] += n.z * x.r[j + 2][c];
+            sum[3] += n.w * x.r[j + 3][c];
         }
-        if (j < i) {
-            even += x.nn[i][j] * x.r[j][c];
+        float total = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+        total += __shfl_xor_sync(0xffffffffu, total, 1);
+        if (half == 0) {
+            x.r[i][c] = i < c ? 0 : i == c ? 1 : -x.beta[i] * total;
         }
-        x.r[i][c] = i < c ? 0 : i == c ? 1 : -x.beta[i] * (even + odd);
+        __syncwarp();
     }
 }
 
@@ -37,9 +53,9 @@ static __device__ __forceinline__ void load_lam(strip &lam, const prepare_shared
 }
 
 /* A thread block for each slot of each key-value head. */
-static __global__ void __launch_bounds__(THREADS) path_tile_kernel(const __grid_constant__ loam_problem p,
-                                                                   const __grid_constant__ loam_args a,
-                                                                   const path_arrays w)
+static __global__ void __launch_bounds__(THREADS)
+    path_tile_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                     const path_arrays w)
 {
     extern __shared__ __align__(16) char raw[];
     prepare_shared &x = *(prepare_shared *)raw;
@@ -77,7 +93,7 @@ static __global__ void __launch_bounds__(THREADS) path_tile_kernel(const __grid_
     clear(part); /* B */
     product_weights<1, PITCH>(part, lam, x.c_lo, 0);
     product_weights<2, PITCH>(part, lam, x.c_hi, 0);
-    strip_put(part, m, x.b_hi, x.b_lo, PITCH);
+    strip_put(part, m, x.b[0], x.b[1], PITCH);
     strip_put(part, m, w.b_hi + slot, w.b_lo + slot, EDGE);
     clear(part); /* W */
     product_weights<2, PITCH>(part, lam, x.n, 0);
@@ -87,12 +103,13 @@ static __global__ void __launch_bounds__(THREADS) path_tile_kernel(const __grid_
     __syncthreads();
     strip keys;
     clear(part); /* B^T N */
-    product_of_turned(part, x.b_lo, m, x.n);
-    product_of_turned(part, x.b_hi, m, x.n);
+    product_of_turned(part, x.b[1], m, x.n);
+    product_of_turned(part, x.b[0], m, x.n);
     strip_get(keys, m, x.k, PITCH);
 #pragma unroll
     for (int e = 0; e < 8; e++) {
-        keys[e][0] -= part[e][0], keys[e][1] -= part[e][1], keys[e][2] -= part[e][2], keys[e][3] -= part[e][3];
+        keys[e][0] -= part[e][0], keys[e][1] -= part[e][1], keys[e][2] -= part[e][2],
+            keys[e][3] -= part[e][3];
     }
     strip_put(keys, m, w.kr + slot, NULL, EDGE);
     clear(part); /* E = N^T W */
@@ -103,9 +120,9 @@ static __global__ void __launch_bounds__(THREADS) path_tile_kernel(const __grid_
 
 /* Kt: keys cross the tiles after theirs in their group. Eg: the rows of I cross all tiles of the group, I - what they become.
  * Blocks with y = 1 do Eg. */
-static __global__ void __launch_bounds__(THREADS) path_group_kernel(const __grid_constant__ loam_problem p,
-                                                                    const __grid_constant__ loam_args a,
-                                                                    const path_arrays w)
+static __global__ void __launch_bounds__(THREADS)
+    path_group_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                      const path_arrays w)
 {
     __shared__ __align__(16) shared_tile e_hi, e_lo;
     const int64_t tiles = (p.len_kv + EDGE - 1) / EDGE, index = blockIdx.x;

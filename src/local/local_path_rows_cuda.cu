@@ -7,11 +7,13 @@ enum { STAGES = 2, STAGE_TILES = 4, KEYS = 0, VALUES = 1, CROSS_HI = 2, CROSS_LO
 struct rows_shared {
     shared_tile tile[STAGES][STAGE_TILES];
     shared_tile grad_o;
+    float columns[WARPS][EDGE];
 };
 
 /* lse to base 2 and do . vbar of a thread's two rows; also into their arrays. */
-static __device__ __forceinline__ void load_rows(const loam_problem &p, const path_grads &w, const path_rows &x,
-                                                 const bf16 *grad_o, int m, float (&lse)[2], float (&delta)[2])
+static __device__ __forceinline__ void load_rows(const loam_problem &p, const path_grads &w,
+                                                 const path_rows &x, const bf16 *grad_o, int m,
+                                                 float (&lse)[2], float (&delta)[2])
 {
     const int lane = threadIdx.x % 32, g = lane / 4;
 #pragma unroll
@@ -50,8 +52,8 @@ static __device__ __forceinline__ void row_gradient(strip &s, strip &g, const fl
 }
 
 /* What copy `copy` of the rows crosses: the slot of E, or of Eg. */
-static __device__ __forceinline__ void fill_copy_crossing(bf16 *hi, bf16 *lo, const path_rows &x, const path_arrays &w,
-                                                          int copy)
+static __device__ __forceinline__ void fill_copy_crossing(bf16 *hi, bf16 *lo, const path_rows &x,
+                                                          const path_arrays &w, int copy)
 {
     const int own = x.n % w.group;
     fill_crossing(hi, lo, x, w, copy < own ? x.n - 1 - copy : (x.n / w.group - 1 - (copy - own)) * w.group);
@@ -72,7 +74,8 @@ static __device__ __forceinline__ void fill_stage(shared_tile *stage, const loam
 
 template <bool DECAY>
 static __global__ void __launch_bounds__(THREADS, 2)
-    path_rows_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a, const path_grads w)
+    path_rows_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                     const path_grads w)
 {
     extern __shared__ __align__(16) char raw[];
     rows_shared &shared = *(rows_shared *)raw;
@@ -86,7 +89,8 @@ static __global__ void __launch_bounds__(THREADS, 2)
         for (int e = threadIdx.x; e < EDGE * EDGE; e += THREADS) {
             const int64_t i = x.first + e / EDGE;
             if (i >= 0 && i < x.s.nq && a.grad_q.data) {
-                ((bf16 *)a.grad_q.data)[LOCAL_AT(a.grad_q, x.s.b, x.h, x.s.q0 + i) + e % EDGE] = __float2bfloat16_rn(0);
+                ((bf16 *)a.grad_q.data)[LOCAL_AT(a.grad_q, x.s.b, x.h, x.s.q0 + i) + e % EDGE] =
+                    __float2bfloat16_rn(0);
             }
             if (i >= 0 && i < x.s.nq && e % EDGE == 0) {
                 const int64_t at = local_row(&p, &x.s, x.h, i);
@@ -117,13 +121,24 @@ static __global__ void __launch_bounds__(THREADS, 2)
         row_gradient(s, g, lse, delta, scale, inner);
         strip_put(s, m, w.own_p + slot * TILE_SIZE, NULL, EDGE);
         strip_put(g, m, w.own_ds + slot * TILE_SIZE, NULL, EDGE);
+        if (DECAY) {
+            column_sums(g, shared.columns[m / 16]);
+        }
         __syncthreads();
+        if (DECAY && threadIdx.x < EDGE) {
+            float sum = 0;
+            for (int warp = 0; warp < WARPS; warp++) {
+                sum += shared.columns[warp][threadIdx.x];
+            }
+            w.own_columns[slot * EDGE + threadIdx.x] = sum / scale;
+        }
     }
     /* Out: y is what the tiles see. */
     for (int copy = 0; copy < copies; copy++) {
         strip_put(y, m, trail + copy * TILE_SIZE, NULL, EDGE);
         if (copy + 1 < copies) {
-            fill_copy_crossing(shared.tile[copy % 2][CROSS_HI], shared.tile[copy % 2][CROSS_LO], x, w.w, copy);
+            fill_copy_crossing(shared.tile[copy % 2][CROSS_HI], shared.tile[copy % 2][CROSS_LO], x, w.w,
+                               copy);
             filled();
             cross_tile(y, shared.tile[copy % 2][CROSS_HI], shared.tile[copy % 2][CROSS_LO]);
         }
@@ -176,7 +191,8 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const path_
     return cuda_launched("path_rows_kernel", error);
 }
 
-loam_status local_path_rows_cuda(const loam_problem *p, const loam_args *a, const path_grads *g, loam_error *error)
+loam_status local_path_rows_cuda(const loam_problem *p, const loam_args *a, const path_grads *g,
+                                 loam_error *error)
 {
     return p->decay ? launch<true>(p, a, g, error) : launch<false>(p, a, g, error);
 }

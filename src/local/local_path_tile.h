@@ -184,8 +184,8 @@ static inline path_tile path_tile_at(const loam_problem *p, float *tiles, int64_
 {
     const int64_t wide = blocks_of(p->dim_qk) * SQUARE;
     float *at = tiles + index * (int64_t)path_tile_floats(p);
-    return (path_tile){ at,           at + wide,     at + 2 * wide, at + 3 * wide,
-                        at + 4 * wide, at + 5 * wide, at + 6 * wide };
+    return (path_tile){ at,           at + wide, at + 2 * wide, at + 3 * wide, at + 4 * wide, at + 5 * wide,
+                        at + 6 * wide };
 }
 
 /* What making a tile needs besides: also what its backward reads. */
@@ -217,10 +217,7 @@ static inline void invert_reflections(path_making *m)
         row[i] = 1;
         for (int64_t j = 0; j < i; j++) {
             const float x = -m->beta[i] * m->nn[i * EDGE + j];
-            FOR_LANES(lane)
-            {
-                v_store(row + lane, v_load(row + lane) + x * v_load(m->r + j * EDGE + lane));
-            }
+            FOR_LANES(lane) { v_store(row + lane, v_load(row + lane) + x * v_load(m->r + j * EDGE + lane)); }
         }
     }
     for (int64_t i = 0; i < EDGE; i++) {
@@ -238,8 +235,9 @@ static inline void path_tile_make(const loam_problem *p, const loam_args *a, con
     wide_load(m->keys, &a->k, p->dtype, s->b, h_kv, s->k0 + first, 0, count, p->dim_qk);
     wide_load(t->n, &a->w, p->dtype, s->b, h_kv, s->k0 + first, 0, count, p->dim_qk);
     for (int64_t r = 0; r < EDGE; r++) {
-        m->beta[r] = r < count ? ((const float *)a->beta.data)[LOCAL_AT(a->beta, s->b, h_kv, s->k0 + first + r)]
-                               : 0;
+        m->beta[r] = r < count
+                         ? ((const float *)a->beta.data)[LOCAL_AT(a->beta, s->b, h_kv, s->k0 + first + r)]
+                         : 0;
     }
     wide_turn(t->n_turned, t->n, blocks);
     wide_dots(m->nn, t->n, t->n_turned, blocks, false);
@@ -368,8 +366,8 @@ static inline void path_decay(const path_rows *rows, int64_t r, int64_t n, float
     const loam_const_view *view = &rows->a->log_decay;
     floats_clear(out, EDGE);
     if (rows->p->decay) {
-        const local_decay_pair *sum =
-            (const local_decay_pair *)view->data + LOCAL_AT(*view, rows->s.b, rows->h, rows->s.k0);
+        const local_decay_pair *sum = (const local_decay_pair *)view->data +
+                                      LOCAL_AT(*view, rows->s.b, rows->h, rows->s.k0);
         const int64_t left = rows->s.nk - n * EDGE, count = left < EDGE ? left : EDGE;
         const local_decay_pair at = sum[(rows->n * EDGE + r) * view->token];
         for (int64_t j = 0; j < count; j++) {

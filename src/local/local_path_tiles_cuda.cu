@@ -6,7 +6,7 @@
 #include "src/local/local_path_backward_cuda.cuh"
 
 struct tiles_shared {
-    shared_tile k, n, w, b, lam, r;
+    shared_tile k, n, w, b, lam; /* w: of R in the end */
     shared_tile one, two, three, four, five;
     float beta[EDGE], columns[WARPS][EDGE];
 };
@@ -34,14 +34,15 @@ static __device__ __forceinline__ void strip_add(strip &x, const strip &y, float
 
 /* A row of the gradient of q, and its part of that of the scale: products are linear in q, so sum_j ds_ij x_ij is
  * q_i . dq_i / scale. */
-static __device__ __forceinline__ void put_queries(const loam_problem &p, const loam_args &a, const path_grads &w,
-                                                   const path_rows &x, strip &dq, const bf16 *q, int m)
+static __device__ __forceinline__ void put_queries(const loam_problem &p, const loam_args &a,
+                                                   const path_grads &w, const path_rows &x, strip &dq,
+                                                   const bf16 *q, int m)
 {
     float along[2] = { 0, 0 };
     const int g = threadIdx.x % 32 / 4;
     for_pairs(dq, m, [&](int r, int c, float &u, float &v) {
-        along[r != m + g] +=
-            u * __bfloat162float(q[r * PITCH + c]) + v * __bfloat162float(q[r * PITCH + c + 1]);
+        along[r != m + g] += u * __bfloat162float(q[r * PITCH + c]) +
+                             v * __bfloat162float(q[r * PITCH + c + 1]);
         if (row_is_there(x, r) && a.grad_q.data) {
             bf16 *to = (bf16 *)a.grad_q.data + LOCAL_AT(a.grad_q, x.s.b, x.h, x.s.q0 + x.first + r) + c;
             to[0] = __float2bfloat16_rn(u), to[1] = __float2bfloat16_rn(v);
@@ -88,8 +89,8 @@ static __device__ void back_through_rows(tiles_shared &t, const loam_problem &p,
 }
 
 /* dE: what rows left at this tile, and the crossings within its group. one, two: scratch. */
-static __device__ void gather_crossings(tiles_shared &t, const path_grads &w, int64_t base, int64_t n, int64_t tiles,
-                                        strip &de, int m)
+static __device__ void gather_crossings(tiles_shared &t, const path_grads &w, int64_t base, int64_t n,
+                                        int64_t tiles, strip &de, int m)
 {
     const int64_t first = n / w.w.group * w.w.group, last = first + w.w.group - 1, slot = base + n;
     strip sum;
@@ -110,27 +111,9 @@ static __device__ void gather_crossings(tiles_shared &t, const path_grads &w, in
     __syncthreads();
 }
 
-/* The warp's part of sums over rows, by columns. */
-static __device__ __forceinline__ void column_sums(const strip &x, float *out)
-{
-#pragma unroll
-    for (int n = 0; n < 8; n++) {
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            float sum = x[n][e] + x[n][e + 2];
-            sum += __shfl_xor_sync(0xffffffffu, sum, 4);
-            sum += __shfl_xor_sync(0xffffffffu, sum, 8);
-            sum += __shfl_xor_sync(0xffffffffu, sum, 16);
-            if (threadIdx.x % 32 < 4) {
-                out[8 * n + threadIdx.x % 4 * 2 + e] = sum;
-            }
-        }
-    }
-}
-
 /* From the gradients of Kr and E to those of W, B and their parts, and on to Lam, which is left in `lam`. */
-static __device__ void back_through_making(tiles_shared &t, const path_grads &w, int64_t base, int64_t n, int64_t tiles,
-                                           tile_sums &sums, strip &lam, int m)
+static __device__ void back_through_making(tiles_shared &t, const path_grads &w, int64_t base, int64_t n,
+                                           int64_t tiles, tile_sums &sums, strip &lam, int m)
 {
     const int64_t slot = (base + n) * TILE_SIZE;
     strip part;
@@ -169,11 +152,12 @@ static __device__ void back_through_making(tiles_shared &t, const path_grads &w,
 }
 
 /* dbeta of the warp's rows (two of each thread) but for what columns hold, and dn, from the gradient of Lam. */
-static __device__ void back_through_inverse(tiles_shared &t, const bf16 *r_hi, const bf16 *r_lo, tile_sums &sums,
-                                            strip &lam, float (&dbeta)[2], int m)
+static __device__ void back_through_inverse(tiles_shared &t, const bf16 *r_hi, const bf16 *r_lo,
+                                            tile_sums &sums, strip &lam, float (&dbeta)[2], int m)
 {
     const int g = threadIdx.x % 32 / 4;
     strip part, low;
+    fill_slot(t.w, r_hi);
     strip_get(part, m, r_hi, EDGE);
     strip_get(low, m, r_lo, EDGE);
     strip_add(part, low, 1);
@@ -182,14 +166,15 @@ static __device__ void back_through_inverse(tiles_shared &t, const bf16 *r_hi, c
         part[e / 4][e % 4] *= lam[e / 4][e % 4];
     }
     column_sums(part, t.columns[m / 16]);
+    filled();
     for_pairs(lam, m, [&](int, int c, float &u, float &v) { u *= t.beta[c], v *= t.beta[c + 1]; });
     clear(part);
-    product_turned<2>(part, lam, t.r);
+    product_turned<2>(part, lam, t.w);
     strip_put(part, m, t.one, t.two, PITCH);
     __syncthreads();
     clear(part);
-    product_of_turned(part, t.r, m, t.two);
-    product_of_turned(part, t.r, m, t.one);
+    product_of_turned(part, t.w, m, t.two);
+    product_of_turned(part, t.w, m, t.one);
     strip_lower(part, m, -1, 1);
     clear(low);
     product_rows<1, EDGE>(low, t.n, 0, m, t.n);
@@ -211,8 +196,8 @@ static __device__ void back_through_inverse(tiles_shared &t, const bf16 *r_hi, c
 }
 
 /* Rows of the tile into a gradient by keys; 0 beyond the keys in use. */
-static __device__ __forceinline__ void put_keys(const loam_problem &p, const loam_view &view, const path_rows &x, int n,
-                                                strip &sum, int m)
+static __device__ __forceinline__ void put_keys(const loam_problem &p, const loam_view &view,
+                                                const path_rows &x, int n, strip &sum, int m)
 {
     const int64_t stored = local_stored_keys(&p, &x.s);
     for_pairs(sum, m, [&](int r, int c, float &u, float &v) {
@@ -225,8 +210,8 @@ static __device__ __forceinline__ void put_keys(const loam_problem &p, const loa
     });
 }
 
-static __device__ __forceinline__ void put_tile(const loam_problem &p, const loam_args &a, const path_rows &x, int n,
-                                                tile_sums &sums, const float (&dbeta)[2], int m)
+static __device__ __forceinline__ void put_tile(const loam_problem &p, const loam_args &a, const path_rows &x,
+                                                int n, tile_sums &sums, const float (&dbeta)[2], int m)
 {
     put_keys(p, a.grad_k, x, n, sums.k, m);
     put_keys(p, a.grad_w, x, n, sums.n, m);
@@ -234,8 +219,9 @@ static __device__ __forceinline__ void put_tile(const loam_problem &p, const loa
     for (int half = 0; half < 2; half++) {
         const int64_t t = (int64_t)n * EDGE + m + threadIdx.x % 32 / 4 + 8 * half;
         if (a.grad_beta.data && threadIdx.x % 4 == 0 && t < local_stored_keys(&p, &x.s)) {
-            ((float *)a.grad_beta.data)[LOCAL_AT(a.grad_beta, x.s.b, x.h_kv, x.s.k0 + t)] =
-                t < x.s.nk ? dbeta[half] : 0;
+            ((float *)a.grad_beta.data)[LOCAL_AT(a.grad_beta, x.s.b, x.h_kv, x.s.k0 + t)] = t < x.s.nk
+                                                                                                ? dbeta[half]
+                                                                                                : 0;
         }
     }
 }
@@ -249,7 +235,6 @@ static __device__ __forceinline__ void load_tile(tiles_shared &t, const loam_arg
     fill_argument(t.n, a.w, x.s.b, x.h_kv, x.s.k0, key, x.s.nk);
     fill_slot(t.w, w.w.w_hi + slot);
     fill_slot(t.b, w.w.b_hi + slot);
-    fill_slot(t.r, w.w.r_hi + slot);
     if (threadIdx.x < EDGE) {
         t.beta[threadIdx.x] =
             key + threadIdx.x < x.s.nk
@@ -266,7 +251,8 @@ static __device__ __forceinline__ void load_tile(tiles_shared &t, const loam_arg
 }
 
 static __global__ void __launch_bounds__(THREADS, 2)
-    path_tiles_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a, const path_grads w)
+    path_tiles_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                      const path_grads w)
 {
     extern __shared__ __align__(16) char raw[];
     tiles_shared &t = *(tiles_shared *)raw;
@@ -299,7 +285,8 @@ static __global__ void __launch_bounds__(THREADS, 2)
     put_tile(p, a, x, n, sums, dbeta, m);
 }
 
-loam_status local_path_tiles_cuda(const loam_problem *p, const loam_args *a, const path_grads *g, loam_error *error)
+loam_status local_path_tiles_cuda(const loam_problem *p, const loam_args *a, const path_grads *g,
+                                  loam_error *error)
 {
     const int64_t blocks = (p->len_kv + EDGE - 1) / EDGE * p->batch * p->heads_kv;
     constexpr size_t shared = sizeof(tiles_shared);

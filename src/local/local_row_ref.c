@@ -17,7 +17,7 @@ ref_row ref_row_carve(const loam_problem *p, arena *pool)
     row.lambda = arena_take(pool, d, f64);
     row.p = arena_take(pool, keys, f64);
     row.u = arena_take(pool, keys, f64);
-    row.keys = arena_take(pool, size_mul(keys, d), f64);
+    row.seen = arena_take(pool, p->path ? size_mul(keys, d) : d, f64);
     row.turned_h = row.turned_to = -1;
     row.key = arena_take(pool, d, f64);
     row.matrix = arena_take(pool, d * d, f64);
@@ -52,27 +52,31 @@ ref_score ref_row_score(const loam_problem *p, const loam_args *a, const local_s
     return r;
 }
 
-/* The keys of the row. PaTH: those that the row before saw, turned once more, and the row's own. */
-static void see_keys(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
-                     ref_row *row)
+/* PaTH: the keys that the row before saw, turned once more, and the row's own. */
+static void turn_keys(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
+                      ref_row *row)
 {
     const int64_t d = p->dim_qk, at = i + s->nk - s->nq;
-    if (!p->path) {
-        for (int64_t j = row->lo; j < row->hi; j++) {
-            ref_load_key(p, a, s, h, j, row->keys + j * d);
-        }
-        return;
-    }
     if (row->turned_h != h || row->turned_to > at) {
         row->turned_h = h, row->turned_to = -1;
     }
     while (row->turned_to < at) {
         const int64_t t = ++row->turned_to;
         for (int64_t j = 0; j < t; j++) {
-            ref_turn(p, a, s, h, t, row->keys + j * d);
+            ref_turn(p, a, s, h, t, row->seen + j * d);
         }
-        ref_load_key(p, a, s, h, t, row->keys + t * d);
+        ref_load_key(p, a, s, h, t, row->seen + t * d);
     }
+}
+
+const double *ref_row_key(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t j,
+                          const ref_row *row)
+{
+    if (p->path) {
+        return row->seen + j * p->dim_qk;
+    }
+    ref_load_key(p, a, s, h, j, row->seen);
+    return row->seen;
 }
 
 static void fit_weights(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
@@ -81,7 +85,7 @@ static void fit_weights(const loam_problem *p, const loam_args *a, const local_s
     double m = p->sink ? element_load(a->sink, dtype_real(p->dtype), h) : -INFINITY, best = -INFINITY;
     row->peak = row->lo;
     for (int64_t j = row->lo; j < row->hi; j++) {
-        const double score = ref_row_score(p, a, s, h, i, j, j, row->keys + j * p->dim_qk).s;
+        const double score = ref_row_score(p, a, s, h, i, j, j, ref_row_key(p, a, s, h, j, row)).s;
         row->p[j - row->lo] = score;
         if (score > best) {
             best = score;
@@ -108,9 +112,9 @@ static void fit_means(const loam_problem *p, const loam_args *a, const local_seq
         row->vbar[c] = 0;
     }
     for (int64_t j = row->lo; j < row->hi; j++) {
-        const double w = row->p[j - row->lo];
+        const double w = row->p[j - row->lo], *key = ref_row_key(p, a, s, h, j, row);
         for (int64_t c = 0; c < p->dim_qk; c++) {
-            row->kbar[c] += w * row->keys[j * p->dim_qk + c];
+            row->kbar[c] += w * key[c];
         }
         for (int64_t c = 0; c < p->dim_v; c++) {
             row->vbar[c] += w * ref_v(p, a, s, h, j, c);
@@ -119,15 +123,17 @@ static void fit_means(const loam_problem *p, const loam_args *a, const local_seq
 }
 
 /* matrix <- lower triangle of Cov */
-static void fit_covariance(const loam_problem *p, ref_row *row)
+static void fit_covariance(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
+                           ref_row *row)
 {
     const int64_t d = p->dim_qk;
     for (int64_t e = 0; e < d * d; e++) {
         row->matrix[e] = 0;
     }
     for (int64_t j = row->lo; j < row->hi; j++) {
+        const double *key = ref_row_key(p, a, s, h, j, row);
         for (int64_t c = 0; c < d; c++) {
-            row->key[c] = row->keys[j * d + c] - row->kbar[c];
+            row->key[c] = key[c] - row->kbar[c];
         }
         for (int64_t r = 0; r < d; r++) {
             const double x = row->p[j - row->lo] * row->key[r];
@@ -159,7 +165,7 @@ static void fit_probe(const loam_problem *p, const loam_args *a, const local_seq
 {
     const int64_t d = p->dim_qk;
     double largest = 0, mean2 = 0;
-    fit_covariance(p, row);
+    fit_covariance(p, a, s, h, row);
     row->unit = ridge_unit(p, row);
     for (int64_t c = 0; c < d; c++) {
         row->lambda[c] = row->unit * local_ridge(p, a, s, h, i, c);
@@ -179,17 +185,23 @@ static void fit_probe(const loam_problem *p, const loam_args *a, const local_seq
     cholesky_solve(row->matrix, d, row->rho);
 }
 
-/* |(Cov + Lambda) rho - (kbar - q)| / |kbar - q|, by way of u: Cov rho = sum p u kappa. */
-static float probe_residual(const loam_problem *p, const ref_row *row)
+/* |(Cov + Lambda) rho - (kbar - q)| / |kbar - q|, by way of u: Cov rho = sum p u kappa. left: scratch. */
+static float probe_residual(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
+                            const ref_row *row, double *left)
 {
     double error2 = 0, size2 = 0;
     for (int64_t c = 0; c < p->dim_qk; c++) {
-        const double rhs = row->kbar[c] - row->q[c];
-        double left = row->lambda[c] * row->rho[c];
-        for (int64_t j = row->lo; j < row->hi; j++) {
-            left += row->p[j - row->lo] * row->u[j - row->lo] * (row->keys[j * p->dim_qk + c] - row->kbar[c]);
+        left[c] = row->lambda[c] * row->rho[c];
+    }
+    for (int64_t j = row->lo; j < row->hi; j++) {
+        const double *key = ref_row_key(p, a, s, h, j, row);
+        for (int64_t c = 0; c < p->dim_qk; c++) {
+            left[c] += row->p[j - row->lo] * row->u[j - row->lo] * (key[c] - row->kbar[c]);
         }
-        error2 += (left - rhs) * (left - rhs);
+    }
+    for (int64_t c = 0; c < p->dim_qk; c++) {
+        const double rhs = row->kbar[c] - row->q[c];
+        error2 += (left[c] - rhs) * (left[c] - rhs);
         size2 += rhs * rhs;
     }
     return size2 > 0 ? (float)sqrt(error2 / size2) : 0;
@@ -207,7 +219,9 @@ void ref_row_fit(const loam_problem *p, const loam_args *a, const local_seq *s, 
         row->q[c] = ref_q(p, a, s, h, i, c);
         row->rho[c] = row->lambda[c] = 0;
     }
-    see_keys(p, a, s, h, i, row);
+    if (p->path) {
+        turn_keys(p, a, s, h, i, row);
+    }
     fit_weights(p, a, s, h, i, row);
     fit_means(p, a, s, h, row);
     if (row->lo >= row->hi) {
@@ -220,9 +234,10 @@ void ref_row_fit(const loam_problem *p, const loam_args *a, const local_seq *s, 
         fit_probe(p, a, s, h, i, row);
     }
     for (int64_t j = row->lo; j < row->hi; j++) {
+        const double *key = ref_row_key(p, a, s, h, j, row);
         double u = 0;
         for (int64_t c = 0; p->mechanism != LOAM_SOFTMAX && c < d; c++) {
-            u += row->rho[c] * (row->keys[j * d + c] - row->kbar[c]);
+            u += row->rho[c] * (key[c] - row->kbar[c]);
         }
         row->u[j - row->lo] = u;
         mean += row->p[j - row->lo] * u;
@@ -232,6 +247,6 @@ void ref_row_fit(const loam_problem *p, const loam_args *a, const local_seq *s, 
         row->u[j - row->lo] -= mean;
     }
     if (row->info.solver == LOAM_SOLVER_GRAM && row->info.code == LOAM_ROW_SOLVED && a->info.data) {
-        row->info.residual = probe_residual(p, row);
+        row->info.residual = probe_residual(p, a, s, h, row, row->key);
     }
 }

@@ -23,15 +23,18 @@ typedef struct ref_row {
     loam_row_info info;
     double *q, *kbar, *vbar, *rho, *lambda; /* lambda = ridge * unit */
     double *p, *u;                          /* of key lo + index */
-    double *keys;                           /* [len_kv][dim_qk], keys lo .. hi - 1 as the row sees them */
-    int64_t turned_h, turned_to;            /* PaTH: keys are as seen from this head and position; -1: from none */
-    double *key, *matrix;                   /* scratch: one kappa; the factor of Cov + Lambda */
+    double *seen;                /* [dim_qk], or PaTH [len_kv][dim_qk]: keys as the row sees them */
+    int64_t turned_h, turned_to; /* PaTH: from this head and position; -1: from none */
+    double *key, *matrix;        /* scratch: one kappa; the factor of Cov + Lambda */
 } ref_row;
 
 ref_row ref_row_carve(const loam_problem *p, arena *pool);
 /* key: key j as row i sees it; k_row: where it lies in the k at hand (j itself, but for a slice of the keys). */
 ref_score ref_row_score(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
                         int64_t j, int64_t k_row, const double *key);
+/* Key j as the row that was fitted last sees it; holds until the next call. */
+const double *ref_row_key(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t j,
+                          const ref_row *row);
 void ref_row_fit(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
                  ref_row *row);
 

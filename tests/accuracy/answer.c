@@ -35,7 +35,8 @@ const char *answer_isa(loam_dtype dtype, int index)
     loam_kernel_info info;
     for (int at = 0, found = 0; loam_kernel_at(at, &info) == LOAM_OK; at++) {
         if (strcmp(info.pass, "forward") == 0 && strcmp(info.backend, "cpu") == 0 && info.available &&
-            kernel_lists(info.dtypes, loam_dtype_name(dtype)) && found++ == index) {
+            kernel_lists(info.mechanisms, "lla") && kernel_lists(info.dtypes, loam_dtype_name(dtype)) &&
+            found++ == index) {
             return info.isa;
         }
     }

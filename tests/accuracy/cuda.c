@@ -3,6 +3,7 @@
 
 #include "tests/accuracy/measure.h"
 #include "tests/accuracy/table.h"
+#include "tests/support/kernels.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -143,7 +144,7 @@ int cuda_run(const char *isa)
     for (int i = 0; loam_kernel_at(i, &info) == LOAM_OK; i++) {
         const bool wanted = !isa || strcmp(info.isa, isa) == 0;
         if (wanted && strcmp(info.backend, "cuda") == 0 && strcmp(info.pass, "backward") == 0 &&
-            info.available) {
+            kernel_lists(info.mechanisms, "lla") && info.available) {
             rows++;
             beyond += one_table(info.isa, LOAM_BF16);
             beyond += strstr(info.dtypes, "f32") ? one_table(info.isa, LOAM_F32) : 0;

@@ -171,6 +171,7 @@ static void cuda_without_a_device(void **state)
             p.kernel = row.name;
             p.dtype = LOAM_BF16;
             p.dim_qk = p.dim_v = 64; /* which every row takes */
+            p.path = strncmp(row.name, "local_path", 10) == 0;
             p.pass = strcmp(row.pass, "forward") == 0 ? LOAM_FORWARD : LOAM_BACKWARD;
             refuse(&p, LOAM_EUNSUPPORTED, "kernel", row.name, "needs an NVIDIA GPU");
         }

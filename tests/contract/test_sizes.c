@@ -75,7 +75,7 @@ static void check_growth(const loam_kernel_info *row, int mechanism, int queries
 /* The recurrent family keeps states besides: tests/recurrent. */
 static int does_local(const loam_kernel_info *row)
 {
-    return row->available && strstr(row->mechanisms, "lla");
+    return row->available && strstr(row->mechanisms, " lla");
 }
 
 static void workspace_is_linear(void **state)

@@ -17,15 +17,28 @@ typedef struct axes {
 
 static axes axes_of(const loam_problem *p, part which)
 {
-    const int64_t q = p->heads_q, kv = p->heads_kv, d = p->dim_qk, dv = p->dim_v, nq = p->len_q, nk = p->len_kv;
+    const int64_t q = p->heads_q, kv = p->heads_kv, d = p->dim_qk, dv = p->dim_v, nq = p->len_q,
+                  nk = p->len_kv;
     switch (which) {
-    case Q: case PROBE: case DQ: case DPROBE: return (axes){ q, nq, d, 0 };
-    case K: case W: case DK: case DW: return (axes){ kv, nk, d, 0 };
-    case V: case DV: return (axes){ kv, nk, dv, 0 };
-    case GRAD_O: case O: return (axes){ q, nq, dv, 0 };
-    case RIDGE: case LSE: case DRIDGE: return (axes){ q, nq, 1, 1 };
-    case BETA: case DBETA: return (axes){ kv, nk, 1, 1 };
-    case DECAY: case DDECAY: return (axes){ q, nk, 1, 1 };
+    case Q:
+    case PROBE:
+    case DQ:
+    case DPROBE: return (axes){ q, nq, d, 0 };
+    case K:
+    case W:
+    case DK:
+    case DW: return (axes){ kv, nk, d, 0 };
+    case V:
+    case DV: return (axes){ kv, nk, dv, 0 };
+    case GRAD_O:
+    case O: return (axes){ q, nq, dv, 0 };
+    case RIDGE:
+    case LSE:
+    case DRIDGE: return (axes){ q, nq, 1, 1 };
+    case BETA:
+    case DBETA: return (axes){ kv, nk, 1, 1 };
+    case DECAY:
+    case DDECAY: return (axes){ q, nk, 1, 1 };
     default: return (axes){ 1, 1, 1, 1 };
     }
 }

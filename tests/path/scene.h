@@ -6,8 +6,28 @@
 #include "loam.h"
 
 typedef enum part {
-    Q, K, V, PROBE, W, GRAD_O, RIDGE, BETA, DECAY, SCENE_INPUTS,
-    O = SCENE_INPUTS, DQ, DK, DV, DPROBE, DW, LSE, DBETA, DDECAY, DRIDGE, DSCALE, SCENE_PARTS
+    Q,
+    K,
+    V,
+    PROBE,
+    W,
+    GRAD_O,
+    RIDGE,
+    BETA,
+    DECAY,
+    SCENE_INPUTS,
+    O = SCENE_INPUTS,
+    DQ,
+    DK,
+    DV,
+    DPROBE,
+    DW,
+    LSE,
+    DBETA,
+    DDECAY,
+    DRIDGE,
+    DSCALE,
+    SCENE_PARTS
 } part;
 
 typedef struct scene {

@@ -30,8 +30,8 @@ static void expect_below(double error, double most, const char *what, const scen
 {
     if (!(error <= most)) {
         fail_msg("%s, %s %s, %lld queries, %lld keys, dim %lld: %g, expected at most %g", what,
-                 loam_mechanism_name(s->p.mechanism), s->p.kernel ? s->p.kernel : "",
-                 (long long)s->p.len_q, (long long)s->p.len_kv, (long long)s->p.dim_qk, error, most);
+                 loam_mechanism_name(s->p.mechanism), s->p.kernel ? s->p.kernel : "", (long long)s->p.len_q,
+                 (long long)s->p.len_kv, (long long)s->p.dim_qk, error, most);
     }
 }
 
@@ -77,7 +77,8 @@ static void row_written_out(const scene *s, int64_t head, int64_t i, double *o)
 {
     const int64_t nk = s->p.len_kv, nq = s->p.len_q, dv = s->p.dim_v, kv = head / 2, at = i + nk - nq;
     const double *q = s->x[Q] + (head * nq + i) * DIM, *rho = s->x[PROBE] + (head * nq + i) * DIM;
-    double *weight = memory_zeroed((size_t)nk, sizeof(double)), *u = memory_zeroed((size_t)nk, sizeof(double));
+    double *weight = memory_zeroed((size_t)nk, sizeof(double)),
+           *u = memory_zeroed((size_t)nk, sizeof(double));
     double omega = 0, ubar = 0, decay = 0;
     for (int64_t j = at; j >= 0; j--) {
         weight[j] = exp(turned_product(s, kv, at, j, q) / sqrt(DIM) + decay);
@@ -170,11 +171,11 @@ static void check_differences(scene *s, part input, part gradient)
 static void central_differences(void **state)
 {
     (void)state;
-    static const part pairs[][2] = { { Q, DQ }, { K, DK },       { V, DV },        { PROBE, DPROBE },
-                                     { W, DW }, { BETA, DBETA }, { RIDGE, DRIDGE } };
+    static const part pairs[][2] = { { Q, DQ }, { K, DK },       { V, DV },         { PROBE, DPROBE },
+                                     { W, DW }, { BETA, DBETA }, { RIDGE, DRIDGE }, { DECAY, DDECAY } };
     for (int number = 0; number < 6; number++) {
         loam_problem p = problem_of(mechanisms[number % 3], number < 3 ? 5 : 4, number < 3 ? 5 : 6, 3, 2);
-        p.batch = 1;
+        p.batch = 1, p.decay = number % 2;
         scene s = scene_make(&p, 40 + (uint64_t)number);
         for (int64_t e = 0; e < s.size[BETA]; e++) { /* within 0 .. 2 after a step */
             s.x[BETA][e] = 0.1 + 0.9 * s.x[BETA][e];
@@ -182,7 +183,8 @@ static void central_differences(void **state)
         assert_true(scene_run(&s, LOAM_BACKWARD));
         for (size_t n = 0; n < sizeof pairs / sizeof pairs[0]; n++) {
             const int used = (pairs[n][0] != PROBE || p.mechanism == LOAM_PARALLAX) &&
-                             (pairs[n][0] != RIDGE || p.mechanism == LOAM_LLA);
+                             (pairs[n][0] != RIDGE || p.mechanism == LOAM_LLA) &&
+                             (pairs[n][0] != DECAY || p.decay);
             if (used) {
                 check_differences(&s, pairs[n][0], pairs[n][1]);
             }
@@ -197,8 +199,9 @@ typedef struct shape {
     int64_t nq, nk, d, dv;
 } shape;
 
-static const shape shapes[] = { { 1, 1, 8, 8 },      { 64, 64, 64, 64 },  { 65, 65, 16, 8 },   { 130, 130, 33, 70 },
-                                { 70, 200, 64, 64 }, { 200, 150, 24, 9 }, { 191, 191, 128, 64 } };
+static const shape shapes[] = { { 1, 1, 8, 8 },       { 64, 64, 64, 64 },  { 65, 65, 16, 8 },
+                                { 130, 130, 33, 70 }, { 70, 200, 64, 64 }, { 200, 150, 24, 9 },
+                                { 191, 191, 128, 64 } };
 
 static double bound(loam_dtype dtype, int gradient)
 {
@@ -208,8 +211,8 @@ static double bound(loam_dtype dtype, int gradient)
 }
 
 /* Outputs of a pass are within the bounds of the type. */
-static void compare_with_reference(const char *kernel, loam_pass pass, loam_mechanism mechanism, const shape *x,
-                                   loam_dtype dtype, int decay, double beta)
+static void compare_with_reference(const char *kernel, loam_pass pass, loam_mechanism mechanism,
+                                   const shape *x, loam_dtype dtype, int decay, double beta)
 {
     loam_problem p = problem_of(mechanism, x->nq, x->nk, x->d, x->dv);
     p.dtype = dtype, p.decay = decay, p.backend = LOAM_BACKEND_CPU, p.kernel = kernel;
@@ -246,8 +249,8 @@ static void check_kernels(loam_pass pass)
         }
         for (size_t n = 0; n < sizeof shapes / sizeof shapes[0]; n++) {
             for (int which = 0; which < 2; which++) {
-                compare_with_reference(info.name, pass, mechanisms[which], &shapes[n], types[n % 3], n % 2 == 1,
-                                       -1);
+                compare_with_reference(info.name, pass, mechanisms[which], &shapes[n], types[n % 3],
+                                       n % 2 == 1, -1);
                 compare_with_reference(info.name, pass, mechanisms[which], &shapes[n], LOAM_F32, 0,
                                        (double)(n % 3));
             }
@@ -282,9 +285,12 @@ static void same_bits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(matrices_written_out), cmocka_unit_test(no_reflection_is_plain),
-        cmocka_unit_test(central_differences),  cmocka_unit_test(forward_kernels),
-        cmocka_unit_test(backward_kernels),     cmocka_unit_test(decode_kernels),
+        cmocka_unit_test(matrices_written_out),
+        cmocka_unit_test(no_reflection_is_plain),
+        cmocka_unit_test(central_differences),
+        cmocka_unit_test(forward_kernels),
+        cmocka_unit_test(backward_kernels),
+        cmocka_unit_test(decode_kernels),
         cmocka_unit_test(same_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

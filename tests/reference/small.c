@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "tests/reference/small.h"
 
+#include "tests/support/kernels.h"
 #include "tests/support/random.h"
 
 #include <string.h>
@@ -50,6 +51,9 @@ spec small_case(loam_mechanism mechanism, loam_pass pass, int64_t number)
     s.backend = LOAM_BACKEND_REFERENCE;
     draw_shape(&s, &r);
     draw_options(&s, &r);
+    if (number % 5 == 3) {
+        kernel_take_path(&s);
+    }
     if (mechanism == LOAM_LLA) { /* all pairs in turn */
         s.ridge_axes = number % 4;
         s.ridge_unit = number / 4 % 3;

@@ -22,10 +22,30 @@ int kernel_on_device(const spec *s)
            (loam_kernel_at(index, &info) == LOAM_OK && strcmp(info.backend, "cuda") == 0);
 }
 
+int kernel_turns_keys(const char *name) { return strncmp(name, "local_path", strlen("local_path")) == 0; }
+
+void kernel_take_path(spec *s)
+{
+    s->path = s->causal = 1;
+    s->score = LOAM_DOT;
+    s->soft_cap = 0;
+    s->window = s->slope = s->key_bias = s->sink = 0;
+}
+
 void kernel_fit(spec *s)
 {
     loam_kernel_info info;
-    if (loam_kernel_at(kernel_find(s->kernel), &info) || strcmp(info.isa, "sm90") != 0) {
+    if (loam_kernel_at(kernel_find(s->kernel), &info)) {
+        return;
+    }
+    if (kernel_turns_keys(info.name)) {
+        kernel_take_path(s);
+        if (strcmp(info.backend, "cuda") == 0) {
+            s->dim_qk = s->dim_v = 64;
+            s->omit |= spec_omit(SLOT_WEIGHTS);
+        }
+    }
+    if (strcmp(info.isa, "sm90") != 0) {
         return;
     }
     s->dim_qk = s->dim_v = s->dim_qk > 64 ? 128 : 64;

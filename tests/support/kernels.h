@@ -11,6 +11,10 @@ int kernel_find(const char *name);
 int kernel_on_device(const spec *s);
 /* Brings a case within what its row takes of the family: the Hopper rows are for few shapes and plain scores. */
 void kernel_fit(spec *s);
+/* Are rows of this name those whose keys are turned (problem.path)? */
+int kernel_turns_keys(const char *name);
+/* Keys that are turned, with no option that does not go with them. */
+void kernel_take_path(spec *s);
 /* Does a list of words such as "f32 bf16" hold `word`? */
 int kernel_lists(const char *words, const char *word);
 
