@@ -66,7 +66,7 @@ typedef struct recurrent_form {
 /* NULL where the mechanism is of another family. */
 const recurrent_form *recurrent_form_of(loam_mechanism mechanism);
 
-LOAM_INLINE int64_t recurrent_state_rows(const loam_problem *p)
+static inline int64_t recurrent_state_rows(const loam_problem *p)
 {
     return p->dim_v + (p->normalise ? 1 : 0) + (recurrent_form_of(p->mechanism)->solved ? p->dim_qk : 0);
 }
