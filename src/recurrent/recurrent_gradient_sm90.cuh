@@ -161,46 +161,58 @@ static __device__ __forceinline__ void decay_locally(gradient_shared<DIM, CHANNE
 
 /* ------------------------------------------------------------------ dr = Linv^T du */
 
-/* Each warpgroup 64 columns, in the place of du. */
-template <int DIM>
-static __device__ __forceinline__ void solve_transposed(__nv_bfloat16 *dr, const float *inverse)
+/* The warp's 16 rows of Linv^T, in two parts: pairs (i, j), j from the block of i on. */
+static __device__ __forceinline__ void load_inverse(weights_operand<2> &a, const float *inverse)
 {
-    const int group = threadIdx.x / 128, lane = threadIdx.x % 32, t = lane % 4;
+    const int lane = threadIdx.x % 32, t = lane % 4;
     const int row = threadIdx.x % 128 / 32 * 16 + lane / 4;
-    float out[1][8][4];
-    clear(out[0]);
-    if (group < DIM / SIDE) {
-        float w[8][4];
+    float w[8][4];
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
+    for (int n = 0; n < 8; n++) {
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const int i = row + e / 2 * 8, j = 8 * n + 2 * t + e % 2;
-                w[n][e] = j >= i ? inverse[j * CHUNK_TOKENS + i] : 0;
-            }
-        }
-        weights_operand<2> split;
-        split_weights(split, w);
-        products_begin();
-        more_weights<SIDE>(out, split.part[1], dr + group * TILE_ELEMENTS);
-        more_weights<SIDE>(out, split.part[0], dr + group * TILE_ELEMENTS);
-        products_commit();
-        products_wait<0>();
-        products_arrived(out);
-    }
-    __syncthreads();
-    if (group < DIM / SIDE) {
-#pragma unroll
-        for (int n = 0; n < 8; n++) {
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                *(__nv_bfloat162 *)(dr + group * TILE_ELEMENTS + swizzled(row + half * 8, 8 * n + 2 * t)) =
-                    __floats2bfloat162_rn(out[0][n][2 * half], out[0][n][2 * half + 1]);
-            }
+        for (int e = 0; e < 4; e++) {
+            const int i = row + e / 2 * 8, j = 8 * n + 2 * t + e % 2;
+            w[n][e] = j >= i ? inverse[j * CHUNK_TOKENS + i] : 0;
         }
     }
-    fence_async_proxy();
+    split_weights(a, w);
+}
+
+/* dr in the place of du; each warpgroup half of its columns. */
+template <int DIM>
+static __device__ __forceinline__ void solve_transposed(__nv_bfloat16 *dr, const weights_operand<2> &inverse)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, first = threadIdx.x / 128 * (DIM / 2);
+    float out[DIM / 16][4];
+    clear(out);
+#pragma unroll
+    for (int block = 0; block < PAIR_BLOCKS; block++) {
+        if (block < warp) {
+            continue;
+        }
+#pragma unroll
+        for (int n = 0; n < DIM / 16; n += 2) {
+            uint32_t r[4];
+            load_matrices_transposed(
+                r, dr + swizzled(block * PAIR_BLOCK + lane % 16, first + 8 * n + lane / 16 * 8));
+            const uint32_t left[2] = { r[0], r[1] }, right[2] = { r[2], r[3] };
+#pragma unroll
+            for (int part = 1; part >= 0; part--) {
+                mma_bf16(out[n], inverse.part[part][block], left);
+                mma_bf16(out[n + 1], inverse.part[part][block], right);
+            }
+        }
+    }
     __syncthreads();
+    const int row = warp * 16 + lane / 4, column = first + lane % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < DIM / 16; n++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            *(__nv_bfloat162 *)(dr + swizzled(row + half * 8, column + 8 * n)) =
+                __floats2bfloat162_rn(out[n][2 * half], out[n][2 * half + 1]);
+        }
+    }
 }
 
 /* ------------------------------------------------------------------ pairs of tokens of a chunk */
@@ -848,10 +860,11 @@ static __global__ void __launch_bounds__(GRADIENT_THREADS, DIM == 64 ? 2 : 1)
     copy_async_commit();
     load_numbers(m, p, a, place);
     if (DELTA) {
+        weights_operand<2> inverse;
+        load_inverse(inverse, chunks.inverse + place.slot * CHUNK_TOKENS * CHUNK_TOKENS);
         copy_async_wait<1>();
-        fence_async_proxy();
         __syncthreads();
-        solve_transposed<DIM>(m.dr, chunks.inverse + place.slot * CHUNK_TOKENS * CHUNK_TOKENS);
+        solve_transposed<DIM>(m.dr, inverse);
     }
     copy_async_wait<0>();
     fence_async_proxy();
