@@ -37,6 +37,10 @@ RECURRENT_DECLARE_ISA(portable)
 RECURRENT_DECLARE_ISA(avx2)
 RECURRENT_DECLARE_ISA(avx512)
 
+/* CUDA, where LOAM_HAVE_CUDA: pointers in args are device memory, and a run only launches on args.stream. */
+recurrent_run_fn recurrent_forward_sm80, recurrent_backward_sm80, recurrent_decode_sm80;
+recurrent_work_fn recurrent_forward_sm80_work, recurrent_backward_sm80_work, recurrent_decode_sm80_work;
+
 /* ------------------------------------------------------------------ mechanisms: the switches of the recurrence */
 
 typedef enum recurrent_gate {
@@ -68,10 +72,20 @@ typedef struct recurrent_seq {
     int64_t b, first, len, index;
 } recurrent_seq;
 
+LOAM_INLINE int64_t recurrent_clamp(int64_t x, int64_t lo, int64_t hi)
+{
+    return x < lo ? lo : x > hi ? hi : x;
+}
+
+/* On a GPU nobody has looked at the lengths: they are held within the arrays here. */
 LOAM_INLINE recurrent_seq recurrent_seq_at(const loam_problem *p, const loam_args *a, int64_t b)
 {
-    return p->total_q >= 0 ? (recurrent_seq){ 0, a->cu_q[b], a->cu_q[b + 1] - a->cu_q[b], b }
-                           : (recurrent_seq){ b, 0, p->len_q, b };
+    if (p->total_q >= 0) {
+        const int64_t first = recurrent_clamp(a->cu_q[b], 0, p->total_q);
+        const int64_t len = recurrent_clamp(a->cu_q[b + 1], first, p->total_q) - first;
+        return (recurrent_seq){ 0, first, recurrent_clamp(len, 0, p->len_q), b };
+    }
+    return (recurrent_seq){ b, 0, p->len_q, b };
 }
 
 /* The head of q and k that value head h reads. */

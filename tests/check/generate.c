@@ -22,10 +22,11 @@ static int64_t draw_length(rng *r)
     return rng_one_in(r, 3) ? PICK(r, long_lengths) : PICK(r, short_lengths);
 }
 
-/* CUDA rows decline more than 256 (tests/cuda asks how). */
+/* CUDA rows of the local family decline more than 256 (tests/cuda asks how). */
 static int64_t draw_dim(rng *r, const loam_kernel_info *row)
 {
-    const int64_t most = strcmp(row->backend, "cuda") == 0 ? 256 : LOAM_MAX_DIM;
+    const int local = !kernel_lists(row->mechanisms, "linear");
+    const int64_t most = local && strcmp(row->backend, "cuda") == 0 ? 256 : LOAM_MAX_DIM;
     int64_t dim;
     do {
         dim = rng_one_in(r, 4) ? PICK(r, large_dims) : PICK(r, small_dims);

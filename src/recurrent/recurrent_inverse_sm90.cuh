@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The inverse of L = I + Diag(beta) A of a chunk, and products with it. A is strictly lower triangular, so that L has blocks of 16
+ * tokens: those of the diagonal are inverted by forward substitution, the others follow from
+ *
+ *     Linv[I,J] = -Linv[I,I] sum_{J<=M<I} L[I,M] Linv[M,J]
+ *
+ * by products of three bf16 parts, which are as exact as float32. Powers of the whole of A would not do: they grow before they vanish.
+ */
+#ifndef LOAM_RECURRENT_INVERSE_SM90_CUH
+#define LOAM_RECURRENT_INVERSE_SM90_CUH
+
+#include "src/gpu/hopper.cuh"
+
+/* Rows of the square in shared memory; those of 16 tokens are at least the 16 rows of 128 channels of bf16 that pass through there. */
+enum { SQUARE_PITCH = SIDE + PAD, BLOCK_TOKENS = 16, SQUARE_ELEMENTS = SIDE * SQUARE_PITCH };
+
+/* The block of the diagonal that is the warp's, in place; a lane has one column. */
+static __device__ __forceinline__ void invert_diagonal(float *square)
+{
+    float *block = square + threadIdx.x / 32 * BLOCK_TOKENS * (SQUARE_PITCH + 1);
+    const int column = threadIdx.x % BLOCK_TOKENS;
+    float x[BLOCK_TOKENS];
+#pragma unroll
+    for (int i = 0; i < BLOCK_TOKENS; i++) {
+        x[i] = i == column ? 1 : 0;
+#pragma unroll
+        for (int m = 0; m < i; m += 4) {
+            const float4 l = *(const float4 *)(block + i * SQUARE_PITCH + m);
+            const float part[4] = { l.x, l.y, l.z, l.w };
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                if (m + n < i) {
+                    x[i] -= part[n] * x[m + n];
+                }
+            }
+        }
+    }
+    __syncwarp();
+    if (threadIdx.x % 32 < BLOCK_TOKENS) {
+#pragma unroll
+        for (int i = 0; i < BLOCK_TOKENS; i++) {
+            block[i * SQUARE_PITCH + column] = x[i];
+        }
+    }
+}
+
+/* 16 x 16 numbers of a warp as the first operand of a product. */
+static __device__ __forceinline__ void operand_of(operand_a<3> &a, const float (&x)[2][4])
+{
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        uint32_t part[3];
+        split_pair(part, x[e / 2][e % 2 * 2], x[e / 2][e % 2 * 2 + 1]);
+        a.part[0][e] = part[0], a.part[1][e] = part[1], a.part[2][e] = part[2];
+    }
+}
+
+/* d += a B^T, B the block (row, column) of the square. */
+static __device__ __forceinline__ void multiply_block(float (&d)[2][4], const operand_a<3> &a,
+                                                      const float *square, int row, int column)
+{
+    operand_b<3> b[2];
+    load_b_rows<SQUARE_PITCH>(b, square, row * BLOCK_TOKENS, column * BLOCK_TOKENS);
+    mma(d[0], a, b[0]);
+    mma(d[1], a, b[1]);
+}
+
+/* square: L below the diagonal, 0 above it; becomes Linv. 128 threads. Warp J finds the blocks of block column J, transposed: their rows
+ * are then at hand as operands for those that follow. */
+static __device__ __forceinline__ void invert(float *square)
+{
+    const int J = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    __syncwarp();
+    invert_diagonal(square);
+    __syncthreads();
+    operand_a<3> y[3];
+    float found[3][2][4], own[2][4];
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            own[n][e] = square[(J * BLOCK_TOKENS + 8 * n + 2 * t + e % 2) * SQUARE_PITCH + J * BLOCK_TOKENS +
+                               g + e / 2 * 8];
+        }
+    }
+    operand_of(y[0], own);
+#pragma unroll
+    for (int s = 0; s < 3; s++) {
+        const int I = J + 1 + s;
+        clear(found[s]);
+        if (I < SIDE / BLOCK_TOKENS) {
+            float sum[2][4];
+            clear(sum);
+#pragma unroll
+            for (int r = 0; r <= s; r++) {
+                multiply_block(sum, y[r], square, I, J + r);
+            }
+            operand_a<3> negative;
+#pragma unroll
+            for (int n = 0; n < 2; n++) {
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    sum[n][e] = -sum[n][e];
+                }
+            }
+            operand_of(negative, sum);
+            multiply_block(found[s], negative, square, I, I);
+            if (s < 2) {
+                operand_of(y[s + 1], found[s]);
+            }
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int s = 0; s < 3; s++) {
+        const int I = J + 1 + s;
+#pragma unroll
+        for (int n = 0; n < 2 && I < SIDE / BLOCK_TOKENS; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                square[(I * BLOCK_TOKENS + 8 * n + 2 * t + e % 2) * SQUARE_PITCH + J * BLOCK_TOKENS + g +
+                       e / 2 * 8] = found[s][n][e];
+            }
+        }
+    }
+    __syncthreads();
+}
+
+/* square Diag(factor) as operands, in two parts: what is multiplied with it loses nothing by its rounding. */
+static __device__ __forceinline__ void square_operand(weights_operand<2> &m, const float *square,
+                                                      const float *factor)
+{
+    const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int k = 0; k < SIDE / 16; k++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int c = 16 * k + 2 * t + e / 2 * 8;
+            const float2 x = *(const float2 *)(square + (row + e % 2 * 8) * SQUARE_PITCH + c);
+            uint32_t part[2];
+            split_pair(part, x.x * factor[c], x.y * factor[c + 1]);
+            m.part[0][k][e] = part[0], m.part[1][k][e] = part[1];
+        }
+    }
+}
+
+/* out = m tile. */
+template <int DIM>
+static __device__ __forceinline__ void multiply_chunk(float (&out)[DIM / SIDE][8][4],
+                                                      const weights_operand<2> &m, const __nv_bfloat16 *tile)
+{
+#pragma unroll
+    for (int n = 0; n < DIM / SIDE; n++) {
+        clear(out[n]);
+    }
+    products_begin();
+    more_weights<DIM>(out, m.part[1], tile);
+    more_weights<DIM>(out, m.part[0], tile);
+    products_commit();
+    products_wait<0>();
+    products_arrived(out);
+}
+
+#endif

@@ -1,0 +1,416 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * PREPARE where every channel has its own decay. No exponent is a difference and nothing is divided by a decay: two tokens meet at a
+ * boundary between them, the later with its decay since, the earlier with that up to there, both at most 1, and what many pairs share
+ * is a matrix product. Pairs of one warp's 16 tokens meet at the middle of the smallest block of 2, 4, 8 or 16 tokens that holds both,
+ * pairs of different warps at the beginning of the later one's tokens.
+ *
+ * A thread has tokens g and g + 8 of its warp, 8 of 32 channels at a time (lane = 4 g + t). Those are its parts of both operands of
+ * mma_bf16, so that no operand of the warp's own pairs passes through memory. The decays are products, block by block of twice the
+ * tokens: `since` is that of a token from the beginning of its block, itself included, `until` that after it to the end of the block.
+ */
+#ifndef LOAM_RECURRENT_PREPARE_CHANNELS_SM90_CUH
+#define LOAM_RECURRENT_PREPARE_CHANNELS_SM90_CUH
+
+#include "src/recurrent/recurrent_prepare_sm90.cuh"
+
+/* Channels of a round, warps. */
+enum { ROUND_CHANNELS = 32, GROUPS = SIDE / BLOCK_TOKENS };
+
+template <int DIM, bool DELTA> struct prepare_channels_shared {
+    alignas(1024) __nv_bfloat16 k_in[DELTA ? SIDE * DIM : 512];
+    __nv_bfloat16 v[DELTA ? SIDE * DIM : 512];
+    float square[SQUARE_ELEMENTS];
+    uint4 keys[2][GROUPS][2]
+              [32]; /* k until the end of the warp's tokens, as operands; of this round and the last */
+    float whole[2][GROUPS][ROUND_CHANNELS]; /* the decay of a warp's tokens */
+    float beta[SIDE];
+};
+
+/* The pairs of a warp: those of its own tokens in the layout of D; with the tokens of the warp 1 + n before. */
+struct channel_pairs {
+    float own[2][4], earlier[GROUPS - 1][2][4];
+};
+
+/* Token g or g + 8 of a warp. */
+struct token_piece {
+    uint4 q, k;
+    piece since, until;
+};
+
+static __device__ __forceinline__ void clear(channel_pairs &pairs)
+{
+    clear(pairs.own);
+#pragma unroll
+    for (int n = 0; n < GROUPS - 1; n++) {
+        clear(pairs.earlier[n]);
+    }
+}
+
+static __device__ __forceinline__ void multiply(piece &p, const piece &by)
+{
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        p.x[n] *= by.x[n];
+    }
+}
+
+static __device__ __forceinline__ uint4 scaled(const uint4 &bits, const piece &by)
+{
+    piece p = unpack(bits);
+    multiply(p, by);
+    return pack(p);
+}
+
+static __device__ __forceinline__ float dot(const uint4 &a, const uint4 &b)
+{
+    const piece x = unpack(a), y = unpack(b);
+    float sum = 0;
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        sum += x.x[n] * y.x[n];
+    }
+    return sum;
+}
+
+/* d (+)= rows columns^T over 32 channels, in whatever order both have them: rows of tokens g, g + 8; columns of 8 tokens. */
+static __device__ __forceinline__ void multiply_pieces(float (&d)[4], const uint4 &low, const uint4 &high,
+                                                       const uint4 &columns)
+{
+    const uint32_t first[4] = { low.x, high.x, low.y, high.y }, second[4] = { low.z, high.z, low.w, high.w };
+    const uint32_t b0[2] = { columns.x, columns.y }, b1[2] = { columns.z, columns.w };
+    mma_bf16(d, first, b0);
+    mma_bf16(d, second, b1);
+}
+
+/* What a thread has of a token in this round; tokens beyond the sequence are 0 and do not decay. */
+template <int DIM>
+static __device__ __forceinline__ token_piece load_token(const recurrent_chunks &chunks, const loam_args &a,
+                                                         const chunk_place &x, int r, int c)
+{
+    token_piece token = {};
+    float4 gate[2] = {};
+    if (r < x.tokens) {
+        const loam_const_view &view = a.log_decay;
+        const float *gates = (const float *)view.data + RECURRENT_AT(view, x.b, x.h, x.first + r) + c;
+        token.q = *(const uint4 *)(chunk_row<DIM>(chunks.q_given, x, r) + c);
+        token.k = *(const uint4 *)(chunk_row<DIM>(chunks.k_given, x, r) + c);
+        gate[0] = *(const float4 *)gates, gate[1] = *(const float4 *)(gates + 4);
+    }
+    const float g[8] = { gate[0].x, gate[0].y, gate[0].z, gate[0].w,
+                         gate[1].x, gate[1].y, gate[1].z, gate[1].w };
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        token.since.x[n] = exp2_fast(g[n] * LOG2_E);
+        token.until.x[n] = 1;
+    }
+    return token;
+}
+
+/* The lane whose g is `of`. */
+static __device__ __forceinline__ piece piece_of(const piece &p, int of)
+{
+    piece other;
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        other.x[n] = __shfl_sync(0xffffffffu, p.x[n], of * 4 + threadIdx.x % 4);
+    }
+    return other;
+}
+
+static __device__ __forceinline__ piece select(bool first, const piece &a, const piece &b)
+{
+    piece p;
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        p.x[n] = first ? a.x[n] : b.x[n];
+    }
+    return p;
+}
+
+static __device__ __forceinline__ uint4 select(bool first, const uint4 &a, const uint4 &b)
+{
+    return make_uint4(first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w);
+}
+
+/* The pairs within blocks of 2 STEP tokens that lie on both sides of its middle, STEP = 1, 2 or 4. */
+template <int STEP, bool DELTA>
+static __device__ __forceinline__ void pairs_at(channel_pairs &P, channel_pairs &A, token_piece (&token)[2])
+{
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const bool late = g & STEP;
+    uint4 rows[2], own[2];
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        const piece decay = select(late, token[n].since, token[n].until);
+        rows[n] = scaled(select(late, token[n].q, token[n].k), decay);
+        own[n] = DELTA ? scaled(token[n].k, decay) : rows[n];
+    }
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        float p[4] = { 0, 0, 0, 0 }, l[4] = { 0, 0, 0, 0 };
+        multiply_pieces(p, rows[0], rows[1], own[n]);
+        if (DELTA) {
+            multiply_pieces(l, own[0], own[1], own[n]);
+        }
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const int j = 2 * t + e;
+            if (late && (g ^ j) >= STEP && (g ^ j) < 2 * STEP) {
+                P.own[n][2 * n + e] += p[2 * n + e];
+                A.own[n][2 * n + e] += l[2 * n + e];
+            }
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        const piece sibling = piece_of(token[n].since, (g ^ STEP) | (STEP - 1));
+#pragma unroll
+        for (int c = 0; c < 8; c++) {
+            token[n].since.x[c] *= late ? sibling.x[c] : 1;
+            token[n].until.x[c] *= late ? 1 : sibling.x[c];
+        }
+    }
+}
+
+/* The pairs of tokens g + 8 and g. */
+template <bool DELTA>
+static __device__ __forceinline__ void pairs_at_eight(channel_pairs &P, channel_pairs &A,
+                                                      token_piece (&token)[2])
+{
+    const uint4 early = scaled(token[0].k, token[0].until);
+    float p[4] = { 0, 0, 0, 0 }, l[4] = { 0, 0, 0, 0 };
+    multiply_pieces(p, early, scaled(token[1].q, token[1].since), early);
+    if (DELTA) {
+        multiply_pieces(l, early, scaled(token[1].k, token[1].since), early);
+    }
+#pragma unroll
+    for (int e = 2; e < 4; e++) {
+        P.own[0][e] += p[e];
+        A.own[0][e] += l[e];
+    }
+    const piece first = piece_of(token[0].since, 7), second = piece_of(token[1].since, 7);
+    multiply(token[1].since, first);
+    multiply(token[0].until, second);
+}
+
+/* Pairs with the tokens of warps before, from the last of those; `since` then is from the beginning of the chunk, `until` to its end. */
+template <bool DELTA, class SHARED>
+static __device__ __forceinline__ void pairs_of_warps(channel_pairs &P, channel_pairs &A,
+                                                      token_piece (&token)[2], const SHARED &sm, int turn)
+{
+    const int w = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const auto whole = [&](int group) {
+        const float4 *from = (const float4 *)(sm.whole[turn][group] + lane % 4 * 8);
+        const float4 low = from[0], high = from[1];
+        return piece{ { low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w } };
+    };
+#pragma unroll
+    for (int n = 0; n < GROUPS - 1; n++) {
+        const int J = w - 1 - n;
+        if (J >= 0) {
+            uint4 rows[2], keys[2];
+#pragma unroll
+            for (int m = 0; m < 2; m++) {
+                keys[m] = sm.keys[turn][J][m][lane];
+                rows[m] = scaled(token[m].q, token[m].since);
+            }
+            multiply_pieces(P.earlier[n][0], rows[0], rows[1], keys[0]);
+            multiply_pieces(P.earlier[n][1], rows[0], rows[1], keys[1]);
+            if (DELTA) {
+                rows[0] = scaled(token[0].k, token[0].since), rows[1] = scaled(token[1].k, token[1].since);
+                multiply_pieces(A.earlier[n][0], rows[0], rows[1], keys[0]);
+                multiply_pieces(A.earlier[n][1], rows[0], rows[1], keys[1]);
+            }
+            const piece decay = whole(J);
+            multiply(token[0].since, decay);
+            multiply(token[1].since, decay);
+        }
+    }
+    for (int J = w + 1; J < GROUPS; J++) {
+        const piece decay = whole(J);
+        multiply(token[0].until, decay);
+        multiply(token[1].until, decay);
+    }
+}
+
+/* Channels c on, 32 of them. */
+template <int DIM, bool DELTA, class SHARED>
+static __device__ __forceinline__ void channel_round(channel_pairs &P, channel_pairs &A, float (&same)[2],
+                                                     const float (&norm)[2][2], SHARED &sm,
+                                                     const recurrent_chunks &chunks, const loam_problem &p,
+                                                     const loam_args &a, const chunk_place &x, int c)
+{
+    const int w = threadIdx.x / 32, lane = threadIdx.x % 32, turn = c / ROUND_CHANNELS % 2;
+    const int row = w * BLOCK_TOKENS + lane / 4, at = c + lane % 4 * 8;
+    token_piece token[2];
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        const int r = row + 8 * n;
+        token[n] = load_token<DIM>(chunks, a, x, r, at);
+        if (p.feature_map != LOAM_FEATURES_IDENTITY && r < x.tokens) {
+            token[n].q = features(token[n].q, p.feature_map, norm[n][0]);
+            token[n].k = features(token[n].k, p.feature_map, norm[n][1]);
+        }
+        if (chunks.q_features) {
+            *slot_piece<DIM>(chunks.q_features, x, r, at) = token[n].q;
+            *slot_piece<DIM>(chunks.k_features, x, r, at) = token[n].k;
+        }
+        same[n] += dot(token[n].q, token[n].k);
+    }
+    pairs_at<1, DELTA>(P, A, token);
+    pairs_at<2, DELTA>(P, A, token);
+    pairs_at<4, DELTA>(P, A, token);
+    pairs_at_eight<DELTA>(P, A, token);
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        sm.keys[turn][w][n][lane] = scaled(token[n].k, token[n].until);
+    }
+    if (lane / 4 == 7) {
+        float4 *to = (float4 *)(sm.whole[turn][w] + lane % 4 * 8);
+        const float(&s)[8] = token[1].since.x;
+        to[0] = make_float4(s[0], s[1], s[2], s[3]), to[1] = make_float4(s[4], s[5], s[6], s[7]);
+    }
+    __syncthreads();
+    pairs_of_warps<DELTA>(P, A, token, sm, turn);
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        const int r = row + 8 * n;
+        *slot_piece<DIM>(chunks.q_decayed, x, r, at) = scaled(token[n].q, token[n].since);
+        *slot_piece<DIM>(chunks.k_decayed, x, r, at) = scaled(token[n].k, token[n].until);
+        if (DELTA) {
+            *(uint4 *)(sm.k_in + swizzled(r, at)) = scaled(token[n].k, token[n].since);
+        }
+    }
+    if (w == GROUPS - 1 && lane / 4 == 7) {
+        float4 *to = (float4 *)(chunks.total + x.slot * DIM + at);
+        const float(&s)[8] = token[1].since.x;
+        to[0] = make_float4(s[0], s[1], s[2], s[3]), to[1] = make_float4(s[4], s[5], s[6], s[7]);
+    }
+}
+
+/* 1 / |q|, 1 / |k| of the thread's tokens. */
+template <int DIM>
+static __device__ __forceinline__ void find_norms(float (&norm)[2][2], const recurrent_chunks &chunks,
+                                                  const chunk_place &x)
+{
+    const int row = threadIdx.x / 32 * BLOCK_TOKENS + threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        const int r = row + 8 * n;
+        double norm2[2] = { 0, 0 };
+        for (int c = threadIdx.x % 4 * 8; c < DIM && r < x.tokens; c += ROUND_CHANNELS) {
+            norm2[0] += square_sum(*(const uint4 *)(chunk_row<DIM>(chunks.q_given, x, r) + c));
+            norm2[1] += square_sum(*(const uint4 *)(chunk_row<DIM>(chunks.k_given, x, r) + c));
+        }
+#pragma unroll
+        for (int m = 0; m < 2; m++) {
+            norm2[m] += __shfl_xor_sync(0xffffffffu, norm2[m], 1);
+            norm2[m] += __shfl_xor_sync(0xffffffffu, norm2[m], 2);
+            norm[n][m] = unit_factor(norm2[m]);
+        }
+    }
+}
+
+/* The warp's rows of P. `same`: its diagonal, the thread's channels of it. */
+static __device__ __forceinline__ void store_pairs(const recurrent_chunks &chunks, const chunk_place &x,
+                                                   float *square, channel_pairs &P, const float (&same)[2])
+{
+    const int w = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    __nv_bfloat16 *stage = passing_stage(square);
+#pragma unroll
+    for (int e = lane; e < 16 * SIDE / 8; e += 32) {
+        *(uint4 *)(stage + 8 * e) = make_uint4(0, 0, 0, 0);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        const float diagonal = quad_sum(same[n]);
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            P.own[n][2 * n + e] = 2 * t + e == g ? diagonal : P.own[n][2 * n + e];
+        }
+    }
+    const auto put = [&](const float(&d)[4], int column) {
+        *(uint32_t *)(stage + passing<SIDE>(g, column + 2 * t)) = pack_pair(d[0], d[1]);
+        *(uint32_t *)(stage + passing<SIDE>(g + 8, column + 2 * t)) = pack_pair(d[2], d[3]);
+    };
+#pragma unroll
+    for (int m = 0; m < 2; m++) {
+        put(P.own[m], w * BLOCK_TOKENS + 8 * m);
+#pragma unroll
+        for (int n = 0; n < GROUPS - 1; n++) {
+            if (w - 1 - n >= 0) {
+                put(P.earlier[n][m], (w - 1 - n) * BLOCK_TOKENS + 8 * m);
+            }
+        }
+    }
+    store_passing<SIDE>(chunks.P, x, stage);
+}
+
+/* The warp's rows of L. */
+static __device__ __forceinline__ void put_system(float *square, const float *beta, const channel_pairs &A)
+{
+    const int w = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane % 4, row = w * BLOCK_TOKENS + lane / 4;
+    for (int e = lane; e < BLOCK_TOKENS * SQUARE_PITCH / 4; e += 32) {
+        *(float4 *)(square + w * BLOCK_TOKENS * SQUARE_PITCH + 4 * e) = make_float4(0, 0, 0, 0);
+    }
+    __syncwarp();
+    const auto put = [&](const float(&d)[4], int column) {
+#pragma unroll
+        for (int m = 0; m < 2; m++) {
+            const float b = beta[row + 8 * m];
+            *(float2 *)(square + (row + 8 * m) * SQUARE_PITCH + column +
+                        2 * t) = make_float2(d[2 * m] * b, d[2 * m + 1] * b);
+        }
+    };
+#pragma unroll
+    for (int m = 0; m < 2; m++) {
+        put(A.own[m], w * BLOCK_TOKENS + 8 * m);
+#pragma unroll
+        for (int n = 0; n < GROUPS - 1; n++) {
+            if (w - 1 - n >= 0) {
+                put(A.earlier[n][m], (w - 1 - n) * BLOCK_TOKENS + 8 * m);
+            }
+        }
+    }
+}
+
+template <int DIM, bool DELTA>
+__global__ void __launch_bounds__(PREPARE_THREADS)
+    prepare_channels_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                            const __grid_constant__ recurrent_chunks chunks)
+{
+    extern __shared__ __align__(1024) unsigned char swizzled_memory[];
+    auto &sm = *(prepare_channels_shared<DIM, DELTA> *)swizzled_memory;
+    const chunk_place x = chunk_of_slot(p, a, chunks, blockIdx.x);
+    if (x.tokens == 0) {
+        return;
+    }
+    put_info(p, a, x);
+    if (DELTA) {
+        load_chunk<DIM, PREPARE_THREADS>(sm.v, chunks.v, x, threadIdx.x);
+        load_beta(sm.beta, a, x);
+    }
+    copy_async_commit();
+    float norm[2][2] = {}, same[2] = { 0, 0 };
+    if (p.feature_map == LOAM_FEATURES_UNIT) {
+        find_norms<DIM>(norm, chunks, x);
+    }
+    channel_pairs P, A;
+    clear(P);
+    clear(A);
+#pragma unroll 1
+    for (int c = 0; c < DIM; c += ROUND_CHANNELS) {
+        channel_round<DIM, DELTA>(P, A, same, norm, sm, chunks, p, a, x, c);
+    }
+    store_pairs(chunks, x, sm.square, P, same);
+    if constexpr (DELTA) {
+        put_system(sm.square, sm.beta, A);
+        copy_async_wait<0>();
+        fence_async_proxy();
+        store_delta<DIM>(chunks, x, sm.square, sm.beta, sm.beta, sm.k_in, sm.v);
+    }
+}
+
+#endif

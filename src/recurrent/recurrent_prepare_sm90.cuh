@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The first of the chunk kernels of Hopper: what of a chunk does not depend on the state, all chunks at once. With pre_i, suf_j the sums
+ * of log decays to and after a token of the chunk and seg_ij = sum of those of j + 1 .. i:
+ *
+ *     P_ij = q_i . (k_j e^seg_ij) for j <= i,   A_ij = k_i . (k_j e^seg_ij) for j < i,   q_in = q e^pre,   k_out = k e^suf
+ *     additive: u_hat = beta v;   delta rule: Linv = (I + Diag(beta) A)^-1, u_hat = Linv Diag(beta) v, w = Linv Diag(beta) (k e^pre)
+ *
+ * A thread block is one chunk of one value head, and each of its four warps has 16 tokens. Here is what both kinds of gates share; the
+ * kernels are in recurrent_prepare_tokens_sm90.cuh and recurrent_prepare_channels_sm90.cuh.
+ */
+#ifndef LOAM_RECURRENT_PREPARE_SM90_CUH
+#define LOAM_RECURRENT_PREPARE_SM90_CUH
+
+#include "src/recurrent/recurrent_inverse_sm90.cuh"
+#include "src/recurrent/recurrent_slots_cuda.cuh"
+
+enum { PREPARE_THREADS = 128 };
+
+static constexpr float LOG2_E = 1.44269504f;
+
+/* What the second half of the kernel needs; a warp's rows of `square` are also where its rows of P, u_hat and w pass through. */
+template <int DIM, bool DELTA> struct prepare_delta_shared {
+    float square[SQUARE_ELEMENTS];
+    float beta[SIDE];
+};
+
+/* ------------------------------------------------------------------ pieces: 8 channels of a row */
+
+struct piece {
+    float x[8];
+};
+
+static __device__ __forceinline__ piece unpack(const uint4 &bits)
+{
+    const uint32_t pairs[4] = { bits.x, bits.y, bits.z, bits.w };
+    piece p;
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        p.x[2 * n] = __uint_as_float(pairs[n] << 16);
+        p.x[2 * n + 1] = __uint_as_float(pairs[n] & 0xffff0000u);
+    }
+    return p;
+}
+
+static __device__ __forceinline__ uint32_t pack_pair(float x, float y)
+{
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
+    uint32_t bits;
+    memcpy(&bits, &pair, sizeof bits);
+    return bits;
+}
+
+static __device__ __forceinline__ uint4 pack(const piece &p)
+{
+    return make_uint4(pack_pair(p.x[0], p.x[1]), pack_pair(p.x[2], p.x[3]), pack_pair(p.x[4], p.x[5]),
+                      pack_pair(p.x[6], p.x[7]));
+}
+
+static __device__ __forceinline__ uint4 scaled(const uint4 &bits, float factor)
+{
+    piece p = unpack(bits);
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        p.x[n] *= factor;
+    }
+    return pack(p);
+}
+
+/* Squares that float does not hold. */
+static __device__ __forceinline__ double square_sum(const uint4 &bits)
+{
+    const piece p = unpack(bits);
+    double sum = 0;
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        sum += (double)p.x[n] * (double)p.x[n];
+    }
+    return sum;
+}
+
+/* x / |x|, 0 for x = 0 */
+static __device__ __forceinline__ float unit_factor(double norm2)
+{
+    return norm2 > 0 ? (float)rsqrt(norm2) : 0;
+}
+
+/* Features of a piece: x + 1 or e^x, or x over its row's norm. */
+static __device__ __forceinline__ uint4 features(const uint4 &bits, loam_feature_map map, float factor)
+{
+    piece p = unpack(bits);
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        p.x[n] = map == LOAM_FEATURES_ELU ? (p.x[n] > 0 ? p.x[n] + 1 : exp2_fast(p.x[n] * LOG2_E))
+                                          : p.x[n] * factor;
+    }
+    return pack(p);
+}
+
+/* ------------------------------------------------------------------ arrays over slots */
+
+template <int DIM>
+static __device__ __forceinline__ uint4 *slot_piece(__nv_bfloat16 *array, const chunk_place &x, int r, int c)
+{
+    return (uint4 *)(array + (x.slot * CHUNK_TOKENS + r) * DIM + c);
+}
+
+/* Where element (row, column) of a warp's 16 rows lies while they pass through shared memory. */
+template <int DIM> static __device__ __forceinline__ int passing(int row, int column)
+{
+    return row * DIM + ((column / 8 ^ row % 8) * 8 | column % 8);
+}
+
+/* The warp's 16 rows of an array, from where they pass through. */
+template <int DIM>
+static __device__ __forceinline__ void store_passing(__nv_bfloat16 *array, const chunk_place &x,
+                                                     const __nv_bfloat16 *stage)
+{
+    __syncwarp();
+#pragma unroll
+    for (int e = threadIdx.x % 32; e < 16 * (DIM / 8); e += 32) {
+        const int row = e / (DIM / 8), c = e % (DIM / 8) * 8;
+        *slot_piece<DIM>(array, x, threadIdx.x / 32 * 16 + row,
+                         c) = *(const uint4 *)(stage + passing<DIM>(row, c));
+    }
+    __syncwarp();
+}
+
+static __device__ __forceinline__ __nv_bfloat16 *passing_stage(float *square)
+{
+    return (__nv_bfloat16 *)(square + threadIdx.x / 32 * 16 * SQUARE_PITCH);
+}
+
+/* Rows of the warp as the products leave them. */
+template <int TILES>
+static __device__ __forceinline__ void store_product(__nv_bfloat16 *array, const chunk_place &x,
+                                                     float *square, const float (&out)[TILES][8][4])
+{
+    constexpr int dim = TILES * SIDE;
+    __nv_bfloat16 *stage = passing_stage(square);
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int n = 0; n < dim / 8; n++) {
+        const float(&d)[4] = out[n / 8][n % 8];
+        *(uint32_t *)(stage + passing<dim>(g, 8 * n + 2 * t)) = pack_pair(d[0], d[1]);
+        *(uint32_t *)(stage + passing<dim>(g + 8, 8 * n + 2 * t)) = pack_pair(d[2], d[3]);
+    }
+    store_passing<dim>(array, x, stage);
+}
+
+/* Rows that solve nothing all end well. */
+static __device__ __forceinline__ void put_info(const loam_problem &p, const loam_args &a,
+                                                const chunk_place &x)
+{
+    const loam_view &view = a.info;
+    if (p.pass == LOAM_FORWARD && view.data && (int)threadIdx.x < x.tokens) {
+        loam_row_info *row = (loam_row_info *)view.data + RECURRENT_AT(view, x.b, x.h, x.first + threadIdx.x);
+        *row = { LOAM_ROW_SOLVED, LOAM_SOLVER_NONE, 0, 0 };
+    }
+}
+
+/* ------------------------------------------------------------------ values */
+
+static __device__ __forceinline__ void load_beta(float *beta, const loam_args &a, const chunk_place &x)
+{
+    const int t = threadIdx.x;
+    if (t < CHUNK_TOKENS) {
+        const loam_const_view &v = a.beta;
+        beta[t] = t < x.tokens ? ((const float *)v.data)[RECURRENT_AT(v, x.b, x.h, x.first + t)] : 0;
+    }
+}
+
+/* u_hat = beta v */
+template <int DIM>
+static __device__ __forceinline__ void store_weighted(const recurrent_chunks &chunks, const chunk_place &x,
+                                                      const float *beta)
+{
+#pragma unroll 4
+    for (int e = threadIdx.x; e < CHUNK_TOKENS * (DIM / 8); e += PREPARE_THREADS) {
+        const int r = e / (DIM / 8), c = e % (DIM / 8) * 8;
+        uint4 out = make_uint4(0, 0, 0, 0);
+        if (r < x.tokens) {
+            out = scaled(*(const uint4 *)(chunk_row<DIM>(chunks.v, x, r) + c), beta[r]);
+        }
+        *slot_piece<DIM>(chunks.values, x, r, c) = out;
+    }
+}
+
+/* From L: Linv, u_hat and w. k, v: tiles, complete and fenced; `before` turns a token's k into beta k e^pre. */
+template <int DIM>
+static __device__ __forceinline__ void store_delta(const recurrent_chunks &chunks, const chunk_place &x,
+                                                   float *square, const float *beta, const float *before,
+                                                   const __nv_bfloat16 *k, const __nv_bfloat16 *v)
+{
+    invert(square);
+    if (chunks.inverse) {
+#pragma unroll 4
+        for (int e = threadIdx.x; e < SIDE * SIDE / 4; e += PREPARE_THREADS) {
+            const int r = e / (SIDE / 4), c = e % (SIDE / 4) * 4;
+            *(float4 *)(chunks.inverse + x.slot * SIDE * SIDE + r * SIDE +
+                        c) = *(const float4 *)(square + r * SQUARE_PITCH + c);
+        }
+    }
+    weights_operand<2> m;
+    float out[DIM / SIDE][8][4];
+    square_operand(m, square, beta);
+    multiply_chunk<DIM>(out, m, v);
+    square_operand(m, square, before);
+    __syncthreads(); /* the square is now a stage */
+    store_product(chunks.values, x, square, out);
+    multiply_chunk<DIM>(out, m, k);
+    store_product(chunks.w, x, square, out);
+}
+
+#endif

@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * PREPARE where a token has one decay for all channels, or none: P = (q k^T) o e^seg, from one product of the whole chunk.
+ *
+ * e^seg_ij is found from pre_i - pre_j. Sums are made in float64 of log decays held at >= HELD, where e^HELD is 0 in float32 and float64
+ * loses 1e-10, and kept as two floats: their difference is as exact as one of float64 wherever e^seg is not 0.
+ */
+#ifndef LOAM_RECURRENT_PREPARE_TOKENS_SM90_CUH
+#define LOAM_RECURRENT_PREPARE_TOKENS_SM90_CUH
+
+#include "src/recurrent/recurrent_prepare_sm90.cuh"
+
+static constexpr float HELD = -1e4f;
+
+template <int DIM, bool DELTA> struct prepare_tokens_shared {
+    alignas(1024) __nv_bfloat16 q[SIDE * DIM];
+    __nv_bfloat16 k[SIDE * DIM], v[DELTA ? SIDE * DIM : 512];
+    float square[SQUARE_ELEMENTS];
+    float2 sum[SIDE]; /* pre to base 2, as two floats */
+    float pre[SIDE], suf[SIDE], beta[SIDE], before[SIDE];
+};
+
+/* The log decay of a token is read as that of a view, which for a constant of the head does not move. One warp: tokens 2 l, 2 l + 1. */
+template <class SHARED>
+static __device__ __forceinline__ void sum_gates(SHARED &sm, const loam_const_view &gates,
+                                                 const chunk_place &x)
+{
+    const int lane = threadIdx.x % 32;
+    double gate[2];
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        const int t = 2 * lane + n;
+        const float g = t < x.tokens ? ((const float *)gates.data)[RECURRENT_AT(gates, x.b, x.h, x.first + t)]
+                                     : 0;
+        gate[n] = (double)fmaxf(g, HELD) * 1.4426950408889634;
+    }
+    double sum = gate[0] + gate[1];
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const double left = __shfl_up_sync(0xffffffffu, sum, step);
+        sum += lane >= step ? left : 0;
+    }
+    const double all = __shfl_sync(0xffffffffu, sum, 31);
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        const double pre = n ? sum : sum - gate[1];
+        const float high = (float)pre;
+        sm.sum[2 * lane + n] = make_float2(high, (float)(pre - high));
+        sm.pre[2 * lane + n] = exp2_fast(high);
+        sm.suf[2 * lane + n] = exp2_fast((float)(all - pre));
+    }
+}
+
+/* Rows of a tile to their features, and to the array where there is one. */
+template <int DIM>
+static __device__ __forceinline__ void map_rows(__nv_bfloat16 *tile, __nv_bfloat16 *array,
+                                                const chunk_place &x, loam_feature_map map)
+{
+    const int r = threadIdx.x / 2, half = threadIdx.x % 2 * (DIM / 2);
+    double norm2 = 0;
+    if (map == LOAM_FEATURES_UNIT) {
+#pragma unroll
+        for (int c = 0; c < DIM / 2; c += 8) {
+            norm2 += square_sum(*(const uint4 *)(tile + swizzled(r, half + c)));
+        }
+        norm2 += __shfl_xor_sync(0xffffffffu, norm2, 1);
+    }
+    const float factor = unit_factor(norm2);
+#pragma unroll
+    for (int c = 0; c < DIM / 2; c += 8) {
+        uint4 *at = (uint4 *)(tile + swizzled(r, half + c));
+        const uint4 out = r < x.tokens ? features(*at, map, factor) : make_uint4(0, 0, 0, 0);
+        *at = out;
+        if (array) {
+            *slot_piece<DIM>(array, x, r, half + c) = out;
+        }
+    }
+}
+
+template <int DIM>
+static __device__ __forceinline__ void store_decayed(__nv_bfloat16 *array, const chunk_place &x,
+                                                     const __nv_bfloat16 *tile, const float *decay)
+{
+#pragma unroll 4
+    for (int e = threadIdx.x; e < CHUNK_TOKENS * (DIM / 8); e += PREPARE_THREADS) {
+        const int r = e / (DIM / 8), c = e % (DIM / 8) * 8;
+        *slot_piece<DIM>(array, x, r, c) = scaled(*(const uint4 *)(tile + swizzled(r, c)), decay[r]);
+    }
+}
+
+/* s becomes s o e^seg below the diagonal; on it s where DIAGONAL, else 0; 0 above. */
+template <bool GATED, bool DIAGONAL, class SHARED>
+static __device__ __forceinline__ void decay_pairs(float (&s)[8][4], const SHARED &sm)
+{
+    const int i = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, j = threadIdx.x % 4 * 2;
+    const float2 row[2] = { sm.sum[i], sm.sum[i + 8] };
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int back = i + e / 2 * 8 - (8 * n + j + e % 2);
+            float decay = 1;
+            if (GATED) {
+                const float2 column = sm.sum[8 * n + j + e % 2];
+                decay = exp2_fast((row[e / 2].x - column.x) + (row[e / 2].y - column.y));
+            }
+            s[n][e] = back > 0 || (DIAGONAL && back == 0) ? s[n][e] * decay : 0;
+        }
+    }
+}
+
+/* The warp's rows of L. */
+template <class SHARED> static __device__ __forceinline__ void put_system(SHARED &sm, const float (&s)[8][4])
+{
+    const int i = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, j = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            const float beta = sm.beta[i + 8 * row];
+            *(float2 *)(sm.square + (i + 8 * row) * SQUARE_PITCH + 8 * n +
+                        j) = make_float2(s[n][2 * row] * beta, s[n][2 * row + 1] * beta);
+        }
+    }
+}
+
+template <int DIM, bool GATED, bool DELTA>
+__global__ void __launch_bounds__(PREPARE_THREADS)
+    prepare_tokens_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                          const __grid_constant__ recurrent_chunks chunks)
+{
+    extern __shared__ __align__(1024) unsigned char swizzled_memory[];
+    auto &sm = *(prepare_tokens_shared<DIM, DELTA> *)swizzled_memory;
+    const chunk_place x = chunk_of_slot(p, a, chunks, blockIdx.x);
+    if (x.tokens == 0) {
+        return;
+    }
+    put_info(p, a, x);
+    load_chunk<DIM, PREPARE_THREADS>(sm.q, chunks.q_given, x, threadIdx.x);
+    load_chunk<DIM, PREPARE_THREADS>(sm.k, chunks.k_given, x, threadIdx.x);
+    copy_async_commit();
+    if (DELTA) {
+        load_chunk<DIM, PREPARE_THREADS>(sm.v, chunks.v, x, threadIdx.x);
+    }
+    copy_async_commit();
+    if (a.beta.data) {
+        load_beta(sm.beta, a, x);
+    }
+    if (GATED && threadIdx.x >= PREPARE_THREADS - 32) {
+        sum_gates(sm, a.log_decay, x);
+    }
+    copy_async_wait<1>();
+    __syncthreads();
+    if (p.feature_map != LOAM_FEATURES_IDENTITY) {
+        map_rows<DIM>(sm.q, chunks.q_features, x, p.feature_map);
+        map_rows<DIM>(sm.k, chunks.k_features, x, p.feature_map);
+    }
+    fence_async_proxy();
+    __syncthreads();
+    float s[1][8][4], l[1][8][4];
+    products_begin();
+    more_rows<DIM>(s[0], sm.q, sm.k, false);
+    if (DELTA) {
+        more_rows<DIM>(l[0], sm.k, sm.k, false);
+    }
+    products_commit();
+    if (threadIdx.x < DIM) {
+        chunks.total[x.slot * DIM + threadIdx.x] = GATED ? sm.pre[SIDE - 1] : 1;
+    }
+    if (DELTA && threadIdx.x < SIDE) {
+        sm.before[threadIdx.x] = sm.beta[threadIdx.x] * (GATED ? sm.pre[threadIdx.x] : 1);
+    }
+    products_wait<0>();
+    products_arrived(s[0]);
+    decay_pairs<GATED, true>(s[0], sm);
+    store_product(chunks.P, x, sm.square, s);
+    if (GATED) {
+        store_decayed<DIM>(chunks.q_decayed, x, sm.q, sm.pre);
+        store_decayed<DIM>(chunks.k_decayed, x, sm.k, sm.suf);
+    }
+    if constexpr (DELTA) {
+        products_arrived(l[0]);
+        decay_pairs<GATED, false>(l[0], sm);
+        put_system(sm, l[0]);
+        copy_async_wait<0>();
+        fence_async_proxy();
+        store_delta<DIM>(chunks, x, sm.square, sm.beta, sm.before, sm.k, sm.v);
+    } else if (chunks.values) {
+        store_weighted<DIM>(chunks, x, sm.beta);
+    }
+}
+
+#endif
