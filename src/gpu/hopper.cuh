@@ -72,6 +72,17 @@ static __device__ __forceinline__ void warpgroup_sync(int barrier)
     asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory");
 }
 
+/* THREADS threads in whole warps come to a barrier; those that await it go on when all have come. What came before in any of them is
+ * then seen by these. */
+template <int THREADS_COMING> static __device__ __forceinline__ void threads_await(int barrier)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREADS_COMING) : "memory");
+}
+template <int THREADS_COMING> static __device__ __forceinline__ void threads_arrive(int barrier)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(THREADS_COMING) : "memory");
+}
+
 /* ------------------------------------------------------------------ launches that overlap */
 
 /* The next launch of the stream, if it asks for that, may begin before this one has ended. */
@@ -96,6 +107,57 @@ static __device__ __forceinline__ void copy_box(void *tile, const CUtensorMap *m
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::
             "r"(shared_address(tile)),
         "l"(map), "r"(shared_address(barrier)), "r"(c), "r"(t), "r"(h), "r"(b)
+        : "memory");
+}
+
+/* `bytes`, a multiple of 16, between addresses that are. */
+static __device__ __forceinline__ void copy_bytes(void *shared, const void *global, unsigned bytes,
+                                                  uint64_t *barrier)
+{
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            shared_address(shared)),
+        "l"(global), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");
+}
+
+/* A tile into the box at channel c, token t, head h, batch b. What threads wrote of the tile lies before a fence_async_proxy. */
+static __device__ __forceinline__ void copy_box_out(const CUtensorMap *map, const void *tile, int c, int t,
+                                                    int h, int b)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+        "r"(shared_address(tile)), "r"(c), "r"(t), "r"(h), "r"(b)
+        : "memory");
+}
+
+static __device__ __forceinline__ void copies_out_commit()
+{
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/* The tiles of all but the last `pending` groups of this thread have been read and may be written again. */
+template <int pending> static __device__ __forceinline__ void copies_out_wait()
+{
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
+}
+
+/* ------------------------------------------------------------------ operands into shared memory */
+
+/* The inverse of load_matrices and of load_matrices_transposed. */
+static __device__ __forceinline__ void store_matrices(void *row, const uint32_t (&r)[4])
+{
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+        "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+        : "memory");
+}
+
+static __device__ __forceinline__ void store_matrices_transposed(void *row, const uint32_t (&r)[4])
+{
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+        "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
         : "memory");
 }
 

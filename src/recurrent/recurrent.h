@@ -30,8 +30,9 @@ recurrent_run_fn recurrent_forward_ref, recurrent_backward_ref, recurrent_decode
 recurrent_work_fn recurrent_forward_ref_work, recurrent_backward_ref_work, recurrent_decode_ref_work;
 
 #define RECURRENT_DECLARE_ISA(isa) \
-    recurrent_run_fn recurrent_forward_##isa, recurrent_decode_##isa; \
-    recurrent_work_fn recurrent_forward_##isa##_work, recurrent_decode_##isa##_work;
+    recurrent_run_fn recurrent_forward_##isa, recurrent_backward_##isa, recurrent_decode_##isa; \
+    recurrent_work_fn recurrent_forward_##isa##_work, recurrent_backward_##isa##_work, \
+        recurrent_decode_##isa##_work;
 
 RECURRENT_DECLARE_ISA(portable)
 RECURRENT_DECLARE_ISA(avx2)
@@ -40,6 +41,11 @@ RECURRENT_DECLARE_ISA(avx512)
 /* CUDA, where LOAM_HAVE_CUDA: pointers in args are device memory, and a run only launches on args.stream. */
 recurrent_run_fn recurrent_forward_sm80, recurrent_backward_sm80, recurrent_decode_sm80;
 recurrent_work_fn recurrent_forward_sm80_work, recurrent_backward_sm80_work, recurrent_decode_sm80_work;
+recurrent_run_fn recurrent_forward_sm90, recurrent_backward_sm90;
+recurrent_work_fn recurrent_forward_sm90_work, recurrent_backward_sm90_work;
+
+/* What else than mechanism, pass and type must hold of a problem; `error` may be NULL. */
+loam_status recurrent_sm90_fits(const loam_problem *problem, loam_error *error);
 
 /* ------------------------------------------------------------------ mechanisms: the switches of the recurrence */
 

@@ -19,6 +19,8 @@ recurrent_launch_fn recurrent_output_sm90;
 recurrent_launch_fn recurrent_reverse_sm90;
 /* du where there is no delta rule; reads grad_o, k_out, grad_states, P. */
 recurrent_launch_fn recurrent_output_reverse_sm90;
+/* The other gradients; reads the features, v, grad_o, u, states, inverse, du, grad_states. */
+recurrent_launch_fn recurrent_gradient_sm90;
 
 /* Can they read and write these arguments? */
 bool recurrent_prepare_sm90_fit(const loam_problem *problem, const loam_args *args);

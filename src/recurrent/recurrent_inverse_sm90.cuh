@@ -145,16 +145,20 @@ static __device__ __forceinline__ void square_operand(weights_operand<2> &m, con
     }
 }
 
-/* out = m tile. */
-template <int DIM>
+/* out = m tile, or m (tile + low). */
+template <int DIM, bool LOW = false>
 static __device__ __forceinline__ void multiply_chunk(float (&out)[DIM / SIDE][8][4],
-                                                      const weights_operand<2> &m, const __nv_bfloat16 *tile)
+                                                      const weights_operand<2> &m, const __nv_bfloat16 *tile,
+                                                      const __nv_bfloat16 *low = NULL)
 {
 #pragma unroll
     for (int n = 0; n < DIM / SIDE; n++) {
         clear(out[n]);
     }
     products_begin();
+    if (LOW) {
+        more_weights<DIM>(out, m.part[0], low);
+    }
     more_weights<DIM>(out, m.part[1], tile);
     more_weights<DIM>(out, m.part[0], tile);
     products_commit();

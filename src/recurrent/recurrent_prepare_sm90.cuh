@@ -19,12 +19,6 @@ enum { PREPARE_THREADS = 128 };
 
 static constexpr float LOG2_E = 1.44269504f;
 
-/* What the second half of the kernel needs; a warp's rows of `square` are also where its rows of P, u_hat and w pass through. */
-template <int DIM, bool DELTA> struct prepare_delta_shared {
-    float square[SQUARE_ELEMENTS];
-    float beta[SIDE];
-};
-
 /* ------------------------------------------------------------------ pieces: 8 channels of a row */
 
 struct piece {
@@ -57,14 +51,30 @@ static __device__ __forceinline__ uint4 pack(const piece &p)
                       pack_pair(p.x[6], p.x[7]));
 }
 
+static __device__ __forceinline__ void multiply(piece &p, float by)
+{
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        p.x[n] *= by;
+    }
+}
+
 static __device__ __forceinline__ uint4 scaled(const uint4 &bits, float factor)
 {
     piece p = unpack(bits);
+    multiply(p, factor);
+    return pack(p);
+}
+
+/* What `high`, its rounding, lacks. */
+static __device__ __forceinline__ uint4 rest(const piece &p, const uint4 &high)
+{
+    piece low = unpack(high);
 #pragma unroll
     for (int n = 0; n < 8; n++) {
-        p.x[n] *= factor;
+        low.x[n] = p.x[n] - low.x[n];
     }
-    return pack(p);
+    return pack(low);
 }
 
 /* Squares that float does not hold. */
@@ -79,20 +89,25 @@ static __device__ __forceinline__ double square_sum(const uint4 &bits)
     return sum;
 }
 
-/* x / |x|, 0 for x = 0 */
-static __device__ __forceinline__ float unit_factor(double norm2)
+/* 1 / |x|, 0 for x = 0, as the product of a power of two, exact where it multiplies bf16, and a number of about 1. */
+struct unit_factor {
+    float power, rest;
+};
+
+static __device__ __forceinline__ unit_factor unit_factor_of(double norm2)
 {
-    return norm2 > 0 ? (float)rsqrt(norm2) : 0;
+    const float factor = norm2 > 0 ? (float)fmin(rsqrt(norm2), 0x1p127) : 0;
+    const float power = fmaxf(__uint_as_float(__float_as_uint(factor) & 0x7f800000u), 0x1p-126f);
+    return { power, factor / power };
 }
 
-/* Features of a piece: x + 1 or e^x, or x over its row's norm. */
-static __device__ __forceinline__ uint4 features(const uint4 &bits, loam_feature_map map, float factor)
+/* elu(x) + 1 */
+static __device__ __forceinline__ uint4 elu(const uint4 &bits)
 {
     piece p = unpack(bits);
 #pragma unroll
     for (int n = 0; n < 8; n++) {
-        p.x[n] = map == LOAM_FEATURES_ELU ? (p.x[n] > 0 ? p.x[n] + 1 : exp2_fast(p.x[n] * LOG2_E))
-                                          : p.x[n] * factor;
+        p.x[n] = p.x[n] > 0 ? p.x[n] + 1 : exp2_fast(p.x[n] * LOG2_E);
     }
     return pack(p);
 }
@@ -131,8 +146,8 @@ static __device__ __forceinline__ __nv_bfloat16 *passing_stage(float *square)
     return (__nv_bfloat16 *)(square + threadIdx.x / 32 * 16 * SQUARE_PITCH);
 }
 
-/* Rows of the warp as the products leave them. */
-template <int TILES>
+/* Rows of the warp as the products leave them; LOW: what their rounding lacks. */
+template <bool LOW = false, int TILES>
 static __device__ __forceinline__ void store_product(__nv_bfloat16 *array, const chunk_place &x,
                                                      float *square, const float (&out)[TILES][8][4])
 {
@@ -142,8 +157,12 @@ static __device__ __forceinline__ void store_product(__nv_bfloat16 *array, const
 #pragma unroll
     for (int n = 0; n < dim / 8; n++) {
         const float(&d)[4] = out[n / 8][n % 8];
-        *(uint32_t *)(stage + passing<dim>(g, 8 * n + 2 * t)) = pack_pair(d[0], d[1]);
-        *(uint32_t *)(stage + passing<dim>(g + 8, 8 * n + 2 * t)) = pack_pair(d[2], d[3]);
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            uint32_t part[2];
+            split_pair(part, d[2 * row], d[2 * row + 1]);
+            *(uint32_t *)(stage + passing<dim>(g + 8 * row, 8 * n + 2 * t)) = part[LOW];
+        }
     }
     store_passing<dim>(array, x, stage);
 }
@@ -186,11 +205,12 @@ static __device__ __forceinline__ void store_weighted(const recurrent_chunks &ch
     }
 }
 
-/* From L: Linv, u_hat and w. k, v: tiles, complete and fenced; `before` turns a token's k into beta k e^pre. */
-template <int DIM>
+/* From L: Linv, u_hat and w. k, v: tiles, complete and fenced; `before` turns a token's k into beta k e^pre; LOW: k has a second part. */
+template <int DIM, bool LOW>
 static __device__ __forceinline__ void store_delta(const recurrent_chunks &chunks, const chunk_place &x,
                                                    float *square, const float *beta, const float *before,
-                                                   const __nv_bfloat16 *k, const __nv_bfloat16 *v)
+                                                   const __nv_bfloat16 *k, const __nv_bfloat16 *k_low,
+                                                   const __nv_bfloat16 *v)
 {
     invert(square);
     if (chunks.inverse) {
@@ -208,7 +228,8 @@ static __device__ __forceinline__ void store_delta(const recurrent_chunks &chunk
     square_operand(m, square, before);
     __syncthreads(); /* the square is now a stage */
     store_product(chunks.values, x, square, out);
-    multiply_chunk<DIM>(out, m, k);
+    store_product<true>(chunks.values_low, x, square, out);
+    multiply_chunk<DIM, LOW>(out, m, k, k_low);
     store_product(chunks.w, x, square, out);
 }
 

@@ -143,6 +143,9 @@ static double recurrent_cost(const spec *s)
     return rows * (solve + d * (double)spec_state_rows(s) * (s->pass == LOAM_BACKWARD ? 16 : 4));
 }
 
+/* The row's tiles are 64 channels wide and the state is square. */
+static int tiled(const loam_kernel_info *row) { return strcmp(row->isa, "sm90") == 0; }
+
 static void draw_recurrent_shape(spec *s, rng *r, const loam_kernel_info *row)
 {
     s->batch = rng_one_in(r, 20) ? 0 : rng_int(r, 1, 3);
@@ -151,6 +154,10 @@ static void draw_recurrent_shape(spec *s, rng *r, const loam_kernel_info *row)
     s->len_q = s->pass == LOAM_DECODE && !rng_one_in(r, 4) ? rng_int(r, 1, 3) : draw_length(r);
     s->dim_qk = draw_dim(r, row);
     s->dim_v = rng_one_in(r, 2) ? s->dim_qk : draw_dim(r, row);
+    if (tiled(row)) {
+        s->dim_qk = s->dim_v = rng_one_in(r, 2) ? 64 : 128;
+        s->len_q = rng_one_in(r, 2) ? PICK(r, long_lengths) : s->len_q;
+    }
     s->packed = rng_one_in(r, 4);
     s->batch = s->packed ? rng_int(r, 0, 5) : s->batch;
     s->state = rng_one_in(r, 2);
@@ -199,9 +206,9 @@ static spec generate_recurrent(const loam_kernel_info *row, rng *r, double budge
                       ? (int64_t)1 << output
                       : 0;
     }
-    while (recurrent_cost(&s) > budget) {
-        int64_t *const sizes[] = { &s.len_q, &s.dim_qk, &s.dim_v };
-        int64_t *size = PICK(r, sizes);
+    while (recurrent_cost(&s) > (tiled(row) ? 8 * budget : budget)) {
+        int64_t *const any[] = { &s.len_q, &s.dim_qk, &s.dim_v }, *const tokens[] = { &s.len_q, &s.batch };
+        int64_t *size = tiled(row) ? PICK(r, tokens) : PICK(r, any);
         *size = *size > 1 ? (*size + 1) / 2 : *size;
     }
     s.len_kv = s.len_q;

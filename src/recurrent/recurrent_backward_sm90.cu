@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: MIT
+ * Backward of the recurrent family on Hopper: states and u once more, then from the last chunk to the first the gradients of the
+ * states, then all others. */
+#include "src/recurrent/recurrent_chunks_sm90.h"
+
+size_t recurrent_backward_sm90_work(const loam_problem *p)
+{
+    arena pool = { NULL, 0 };
+    (void)recurrent_chunks_carve(p, NULL, true, &pool);
+    const size_t plain = recurrent_backward_sm80_work(p);
+    return pool.used > plain ? pool.used : plain;
+}
+
+loam_status recurrent_backward_sm90(const loam_problem *p, const loam_args *a, loam_error *error)
+{
+    arena pool = { (char *)a->work, 0 };
+    const recurrent_chunks chunks = recurrent_chunks_carve(p, a, true, &pool);
+    if (chunks.slots == 0 || !recurrent_prepare_sm90_fit(p, a) || !recurrent_chunks_sm90_fit(p, &chunks)) {
+        return recurrent_backward_sm80(p, a, error);
+    }
+    TRY(recurrent_prepare_sm90(p, a, &chunks, error));
+    TRY(recurrent_pass_sm90(p, a, &chunks, error));
+    TRY(recurrent_reverse_sm90(p, a, &chunks, error));
+    if (!recurrent_form_of(p->mechanism)->delta) {
+        TRY(recurrent_output_reverse_sm90(p, a, &chunks, error));
+    }
+    TRY(recurrent_gradient_sm90(p, a, &chunks, error));
+    return loam_succeed(error);
+}

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: MIT
+ * Rows of chunks as bulk tensor copies know them: views of arguments and arrays over slots alike. */
+#ifndef LOAM_RECURRENT_RECURRENT_MAPS_SM90_CUH
+#define LOAM_RECURRENT_RECURRENT_MAPS_SM90_CUH
+
+#include "src/gpu/tensor_map.cuh"
+#include "src/recurrent/recurrent_slots_cuda.cuh"
+
+/* Boxes of 64 channels by some rows of a chunk_source, or of an array over slots. */
+struct chunk_map {
+    CUtensorMap map;
+    int share;
+    bool by_slot;
+};
+
+/* `rows` x `columns` of bf16 for each slot, in boxes of 64 columns by `box` rows. */
+static inline loam_status slot_map_make(chunk_map *to, const recurrent_chunks *x, const __nv_bfloat16 *array,
+                                        int64_t rows, int64_t columns, int box, loam_error *error)
+{
+    const loam_const_view view = { array, 0, rows * columns, columns };
+    to->share = 1, to->by_slot = true;
+    return tensor_map_make(&to->map, &view, 1, x->slots, rows, columns, box, error);
+}
+
+static inline loam_const_view chunk_source_view(const chunk_source &s)
+{
+    return { s.data, s.batch, s.head, s.token };
+}
+
+/* Sequences, heads and tokens of the view of a source. */
+static inline int64_t source_batch(const loam_problem *p) { return recurrent_is_packed(p) ? 1 : p->batch; }
+static inline int64_t source_heads(const loam_problem *p, const chunk_source &s)
+{
+    return p->heads_v / s.share;
+}
+static inline int64_t source_tokens(const loam_problem *p)
+{
+    return recurrent_is_packed(p) ? p->total_q : p->len_q;
+}
+
+/* Is there anything to describe? */
+static inline int64_t recurrent_tokens(const loam_problem *p) { return source_batch(p) * source_tokens(p); }
+
+/* Can bulk copies read it? */
+static inline bool chunk_source_fits(const loam_problem *p, const chunk_source &s)
+{
+    const loam_const_view view = chunk_source_view(s);
+    return s.by_slot || tensor_map_fits(&view, source_batch(p), source_heads(p, s), source_tokens(p));
+}
+
+/* Chunks of a source of `columns` channels, in boxes of 64 by 64. */
+static inline loam_status chunk_map_make(chunk_map *to, const loam_problem *p, const recurrent_chunks *x,
+                                         const chunk_source &s, int64_t columns, loam_error *error)
+{
+    if (s.by_slot) {
+        return slot_map_make(to, x, s.data, CHUNK_TOKENS, columns, CHUNK_TOKENS, error);
+    }
+    const loam_const_view view = chunk_source_view(s);
+    to->share = s.share, to->by_slot = false;
+    return tensor_map_make(&to->map, &view, source_batch(p), source_heads(p, s), source_tokens(p), columns,
+                           CHUNK_TOKENS, error);
+}
+
+/* TILES tiles from channel `column` of the chunk, or from row `row` of what a slot has. */
+template <int TILES>
+static __device__ __forceinline__ void copy_chunk(__nv_bfloat16 *tiles, const chunk_map &m, uint64_t *barrier,
+                                                  int column, int row, const chunk_place &x)
+{
+#pragma unroll
+    for (int n = 0; n < TILES; n++) {
+        if (m.by_slot) {
+            copy_box(tiles + n * TILE_ELEMENTS, &m.map, barrier, column + n * SIDE, row, (int)x.slot, 0);
+        } else {
+            copy_box(tiles + n * TILE_ELEMENTS, &m.map, barrier, column + n * SIDE, (int)x.first + row,
+                     (int)x.h / m.share, (int)x.b);
+        }
+    }
+}
+
+/* TILES tiles into rows and columns of a slot. */
+template <int TILES>
+static __device__ __forceinline__ void copy_chunk_out(const chunk_map &m, const __nv_bfloat16 *tiles,
+                                                      int column, int row, const chunk_place &x)
+{
+#pragma unroll
+    for (int n = 0; n < TILES; n++) {
+        copy_box_out(&m.map, tiles + n * TILE_ELEMENTS, column + n * SIDE, row, (int)x.slot, 0);
+    }
+}
+
+#endif

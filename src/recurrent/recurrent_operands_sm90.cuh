@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: MIT
+ * Operands of products between registers and the tiles of chunks on Hopper. */
+#ifndef LOAM_RECURRENT_RECURRENT_OPERANDS_SM90_CUH
+#define LOAM_RECURRENT_RECURRENT_OPERANDS_SM90_CUH
+
+#include "src/recurrent/recurrent_maps_sm90.cuh"
+
+/* Rows `from` .. 63 of TILES tiles become zeros; `threads` share the work. */
+template <int TILES>
+static __device__ __forceinline__ void clear_rows(__nv_bfloat16 *tiles, int from, int thread, int threads)
+{
+#pragma unroll 1
+    for (int e = thread * 8; e < TILES * TILE_ELEMENTS; e += threads * 8) {
+        if (e % TILE_ELEMENTS >= from * SIDE) {
+            *(uint4 *)(tiles + e) = make_uint4(0, 0, 0, 0);
+        }
+    }
+}
+
+/* A 64 x 64 tile, its transpose as operands: rows 16 warp .. of it, columns 16 k .. in a[k]. */
+static __device__ __forceinline__ void load_transposed(uint32_t (&a)[4][4], const __nv_bfloat16 *tile)
+{
+    const int lane = threadIdx.x % 32, column = threadIdx.x % 128 / 32 * 16 + lane / 8 % 2 * 8;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        load_matrices_transposed(a[k], tile + swizzled(16 * k + lane / 16 * 8 + lane % 8, column));
+    }
+}
+
+/* The inverse, signs changed by `sign`. */
+static __device__ __forceinline__ void store_transposed(__nv_bfloat16 *tile, const uint32_t (&a)[4][4],
+                                                        uint32_t sign)
+{
+    const int lane = threadIdx.x % 32, column = threadIdx.x % 128 / 32 * 16 + lane / 8 % 2 * 8;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        const uint32_t out[4] = { a[k][0] ^ sign, a[k][1] ^ sign, a[k][2] ^ sign, a[k][3] ^ sign };
+        store_matrices_transposed(tile + swizzled(16 * k + lane / 16 * 8 + lane % 8, column), out);
+    }
+}
+
+template <int STEPS>
+static __device__ __forceinline__ void store_operands(__nv_bfloat16 *tiles, const uint32_t (&a)[STEPS][4])
+{
+    const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) {
+        store_matrices(tiles + swizzled(row, 16 * k + lane / 16 * 8), a[k]);
+    }
+}
+
+static __device__ __forceinline__ uint32_t pair_of(float x, float y)
+{
+    uint32_t pair[1];
+    split_pair(pair, x, y);
+    return pair[0];
+}
+static __device__ __forceinline__ float pair_low(uint32_t pair) { return __uint_as_float(pair << 16); }
+static __device__ __forceinline__ float pair_high(uint32_t pair)
+{
+    return __uint_as_float(pair & 0xffff0000u);
+}
+
+template <int TILES>
+static __device__ __forceinline__ void round_state(uint32_t (&a)[TILES * 4][4],
+                                                   const float (&state)[TILES][8][4])
+{
+#pragma unroll
+    for (int k = 0; k < TILES * 4; k++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const float *x = state[k / 4][k % 4 * 2 + e / 2] + e % 2 * 2;
+            a[k][e] = pair_of(x[0], x[1]);
+        }
+    }
+}
+
+static __device__ __forceinline__ void change_sign(uint32_t (&a)[4][4])
+{
+#pragma unroll
+    for (int e = 0; e < 16; e++) {
+        a[e / 4][e % 4] ^= 0x80008000u;
+    }
+}
+
+#endif

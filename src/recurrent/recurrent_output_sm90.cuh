@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What a chunk reads on Hopper, once its state is known; a thread block has a chunk, all of them at the same time:
+ *
+ *     forward             o = scale (q_in S0^T + P u)
+ *     backward, additive  du = k_out dS1^T + scale P^T do
+ *
+ * Products of the pairs come first, then those with the state. */
+#ifndef LOAM_RECURRENT_RECURRENT_OUTPUT_SM90_CUH
+#define LOAM_RECURRENT_RECURRENT_OUTPUT_SM90_CUH
+
+#include "src/recurrent/recurrent_operands_sm90.cuh"
+
+struct output_arrays {
+    chunk_map value; /* u; do */
+    chunk_map pairs; /* P */
+    chunk_map row;   /* q_in; k_out */
+    chunk_map state; /* states; grad_states */
+    loam_view o;
+    __nv_bfloat16 *du;
+    bool aligned; /* o to 16 bytes */
+    float scale;
+};
+
+enum { OUTPUT_THREADS = 128 };
+
+template <int DIM> struct output_shared {
+    alignas(1024) __nv_bfloat16 row[DIM * SIDE]; /* the output passes through */
+    __nv_bfloat16 state[DIM * DIM], value[DIM * SIDE], pairs[TILE_ELEMENTS];
+    uint64_t pairs_there, state_there;
+};
+
+template <int DIM>
+static __device__ __forceinline__ void output_copy(output_shared<DIM> &sm, const output_arrays &arrays,
+                                                   const chunk_place &x)
+{
+    constexpr int tiles = DIM / SIDE;
+    barrier_expect(&sm.pairs_there, (DIM + SIDE) * SIDE * 2);
+    copy_chunk<1>(sm.pairs, arrays.pairs, &sm.pairs_there, 0, 0, x);
+    copy_chunk<tiles>(sm.value, arrays.value, &sm.pairs_there, 0, 0, x);
+    barrier_expect(&sm.state_there, (DIM + SIDE) * DIM * 2);
+    copy_chunk<tiles>(sm.row, arrays.row, &sm.state_there, 0, 0, x);
+    for (int c = 0; c < DIM; c += SIDE) { /* a tile has all DIM rows */
+        for (int r = 0; r < DIM; r += SIDE) {
+            copy_chunk<1>(sm.state + c * DIM + r * SIDE, arrays.state, &sm.state_there, c, r, x);
+        }
+    }
+}
+
+/* The pairs as operands, rows 16 warp .. of P or of its transpose. */
+template <bool TRANSPOSED>
+static __device__ __forceinline__ void load_pairs(uint32_t (&a)[4][4], const __nv_bfloat16 *pairs)
+{
+    if constexpr (TRANSPOSED) {
+        load_transposed(a, pairs);
+    } else {
+        load_rows<SIDE>(a, pairs);
+    }
+}
+
+template <int DIM>
+static __device__ __forceinline__ void scale_rows(float (&x)[DIM / SIDE][8][4], float scale)
+{
+#pragma unroll
+    for (int n = 0; n < DIM / 2; n++) {
+        x[n / 32][n / 4 % 8][n % 4] *= scale;
+    }
+}
+
+/* Rows from the tiles to where they belong; each warp has its own 16. */
+template <int DIM, bool BACKWARD>
+static __device__ __forceinline__ void put_rows(const output_arrays &arrays, const __nv_bfloat16 *tiles,
+                                                const chunk_place &x)
+{
+    const int first = threadIdx.x / 32 * 16;
+#pragma unroll 4
+    for (int e = threadIdx.x % 32; e < 16 * (DIM / 8); e += 32) {
+        const int r = first + e / (DIM / 8), c = e % (DIM / 8) * 8;
+        uint4 out = *(const uint4 *)(tiles + swizzled(r, c));
+        if (BACKWARD) {
+            if (r >= x.tokens) {
+                out = make_uint4(0, 0, 0, 0);
+            }
+            *(uint4 *)(arrays.du + (x.slot * CHUNK_TOKENS + r) * DIM + c) = out;
+        } else if (r < x.tokens) {
+            uint16_t *to = (uint16_t *)arrays.o.data + RECURRENT_AT(arrays.o, x.b, x.h, x.first + r) + c;
+            if (arrays.aligned) {
+                *(uint4 *)to = out;
+            } else {
+                const uint32_t pairs[4] = { out.x, out.y, out.z, out.w };
+#pragma unroll
+                for (int s = 0; s < 8; s++) {
+                    to[s] = (uint16_t)(pairs[s / 2] >> s % 2 * 16);
+                }
+            }
+        }
+    }
+}
+
+template <int DIM, bool BACKWARD>
+__global__ void __launch_bounds__(OUTPUT_THREADS)
+    output_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                  const __grid_constant__ recurrent_chunks chunks,
+                  const __grid_constant__ output_arrays arrays)
+{
+    extern __shared__ __align__(1024) unsigned char swizzled_memory[];
+    output_shared<DIM> &sm = *(output_shared<DIM> *)swizzled_memory;
+    if (threadIdx.x == 0) {
+        barrier_init(&sm.pairs_there, 1);
+        barrier_init(&sm.state_there, 1);
+        fence_async_proxy();
+    }
+    __syncthreads();
+    next_launch_may_begin();
+    await_launch_before();
+    const chunk_place x = chunk_of_slot(p, a, chunks, blockIdx.x);
+    if (x.tokens == 0) {
+        return;
+    }
+    if (threadIdx.x == 0) {
+        output_copy(sm, arrays, x);
+    }
+    float out[DIM / SIDE][8][4];
+    float(&columns)[DIM / 8][4] = *(float(*)[DIM / 8][4]) & out;
+    uint32_t pairs[4][4], rounded[DIM / 16][4];
+    clear(columns);
+    barrier_wait(&sm.pairs_there, 0);
+    if (x.tokens <
+        CHUNK_TOKENS) { /* there follows another sequence: P is 0, but what it multiplies may be no number */
+        clear_rows<DIM / SIDE>(sm.value, x.tokens, threadIdx.x, OUTPUT_THREADS);
+        fence_async_proxy();
+        __syncthreads();
+    }
+    load_pairs<BACKWARD>(pairs, sm.pairs);
+    multiply_weights<DIM>(out, pairs, sm.value);
+    products_commit();
+    barrier_wait(&sm.state_there, 0);
+    if constexpr (BACKWARD) {
+        products_wait<0>();
+        products_arrived(out);
+        scale_rows<DIM>(out, arrays.scale);
+    }
+    multiply_rows<DIM>(columns, sm.row, sm.state, true);
+    products_commit();
+    products_wait<0>();
+    products_arrived(out);
+    if constexpr (!BACKWARD) {
+        scale_rows<DIM>(out, arrays.scale);
+    }
+    round_state(rounded, out);
+    __syncthreads();
+    store_operands(sm.row, rounded);
+    __syncwarp();
+    put_rows<DIM, BACKWARD>(arrays, sm.row, x);
+}
+
+/* ------------------------------------------------------------------ launches */
+
+template <int DIM, bool BACKWARD>
+static loam_status output_launch_as(const loam_problem *p, const loam_args *a, const recurrent_chunks *x,
+                                    const output_arrays *arrays, loam_error *error)
+{
+    return cuda_launch("output_kernel", output_kernel<DIM, BACKWARD>, x->slots, OUTPUT_THREADS,
+                       sizeof(output_shared<DIM>), a->stream, true, error, *p, *a, *x, *arrays);
+}
+
+template <bool BACKWARD>
+static loam_status output_launch(const loam_problem *p, const loam_args *a, const recurrent_chunks *x,
+                                 const output_arrays *arrays, loam_error *error)
+{
+    return p->dim_qk == 64 ? output_launch_as<64, BACKWARD>(p, a, x, arrays, error)
+                           : output_launch_as<128, BACKWARD>(p, a, x, arrays, error);
+}
+
+#endif

@@ -1,0 +1,448 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The pass over the chunks of a sequence on Hopper: what is sequential, and nothing else. A thread block has 64 rows of the state of
+ * one head, or a tile of 64 by 64 where no product sums over its columns, and takes one chunk after the other:
+ *
+ *     additive           S1 = S0 Diag(total) + u^T k_out
+ *     delta rule         u = u_hat - w S0^T,   S1 = S0 Diag(total) + u^T k_out
+ *     backward, additive dS0 = dS1 Diag(total) + do^T q_in
+ *     backward, delta    du = P^T do + k_out dS1^T,   dS0 = dS1 Diag(total) + do^T q_in - du^T w
+ *
+ * backward from the last chunk to the first. All four find the state of the next chunk from a snapshot of this one's in bf16, the operand
+ * of the products and what other kernels read; the state itself is float32, in registers. Everything is transposed, u^T = u_hat^T - S0
+ * w^T, so that the state, and then u^T, go from one product into the next as they lie in registers: between chunks nothing passes
+ * through shared memory, and no warp waits for another. A warp asks for copies of the next chunks, into a ring.
+ */
+#ifndef LOAM_RECURRENT_RECURRENT_PASS_SM90_CUH
+#define LOAM_RECURRENT_RECURRENT_PASS_SM90_CUH
+
+#include "src/gpu/ring.cuh"
+#include "src/recurrent/recurrent_operands_sm90.cuh"
+
+/* The sources of a chunk by what the pass does with them. */
+struct pass_arrays {
+    chunk_map value, value_low; /* u_hat; do */
+    chunk_map key, key_low;     /* what the state takes up: k_out; q_in */
+    chunk_map read;             /* delta: what reads the state: w; k_out */
+    chunk_map erase;            /* delta, backward: w */
+    chunk_map pairs;            /* delta, backward: P */
+    const float *total;
+    chunk_map snapshot; /* written: states; grad_states */
+    chunk_map result;   /* written, delta: u; du */
+    loam_const_view begin;
+    loam_view end;
+    float scale; /* backward: of do */
+};
+
+template <int DIM, bool DELTA, bool BACKWARD, bool LOW> struct pass_shape {
+    static constexpr int columns = DELTA ? DIM : SIDE; /* of the state */
+    static constexpr int tiles = columns / SIDE;
+    static constexpr bool parts = DELTA && !BACKWARD; /* of u_hat, S0 and u; LOW: of k_out too */
+    /* The tiles of a slot of the ring. */
+    static constexpr int key = parts ? 2 : 1, key_low = key + tiles, read = LOW ? key_low + tiles : key_low,
+                         erase = read + (DELTA ? tiles : 0);
+    static constexpr int pairs = erase + (DELTA && BACKWARD ? tiles : 0);
+    static constexpr int all = pairs + (DELTA && BACKWARD ? 1 : 0);
+    static constexpr int slots = all == 8 ? 3 : all > 3 ? 4 : 6;
+    static constexpr int snapshots = DELTA ? 1 : 2;
+    static constexpr int blocks_of_head = DIM / SIDE * (DIM / columns);
+    static constexpr int consumers = 128,
+                         threads = consumers + 64; /* one warp asks for copies, one for those out */
+};
+
+template <int DIM, bool DELTA, bool BACKWARD, bool LOW> struct pass_shared {
+    typedef pass_shape<DIM, DELTA, BACKWARD, LOW> of;
+    alignas(1024) __nv_bfloat16 ring_tiles[of::slots][of::all * TILE_ELEMENTS];
+    __nv_bfloat16 snapshot[of::snapshots][of::tiles * TILE_ELEMENTS]; /* on the way out */
+    __nv_bfloat16 result[DELTA ? TILE_ELEMENTS : 512];
+    float total[of::slots][of::columns];
+    ring_barriers<of::slots> ring;
+    uint64_t tail;
+};
+
+/* What a thread block has: rows from `row`, columns from `column` of the state of head h of a sequence. */
+struct pass_block {
+    chunk_sequence s;
+    int64_t h;
+    int row, column, chunks;
+};
+
+template <int DIM, bool DELTA, bool BACKWARD, bool LOW>
+static __device__ __forceinline__ pass_block pass_block_at(const loam_problem &p, const loam_args &a,
+                                                           const recurrent_chunks &x)
+{
+    typedef pass_shape<DIM, DELTA, BACKWARD, LOW> of;
+    const unsigned tile = blockIdx.x % of::blocks_of_head, rest = blockIdx.x / of::blocks_of_head;
+    pass_block block;
+    block.h = rest % (unsigned)p.heads_v;
+    block.s = chunk_sequence_at(p, a, x, rest / (unsigned)p.heads_v);
+    block.row = (int)tile % (DIM / SIDE) * SIDE, block.column = (int)tile / (DIM / SIDE) * SIDE;
+    block.chunks = __shfl_sync(0xffffffffu, (int)((block.s.len + CHUNK_TOKENS - 1) / CHUNK_TOKENS), 0);
+    return block;
+}
+
+template <bool BACKWARD>
+static __device__ __forceinline__ chunk_place pass_chunk(const recurrent_chunks &x, const pass_block &block,
+                                                         int step)
+{
+    return chunk_of_sequence(x, block.s, block.h, BACKWARD ? block.chunks - 1 - step : step);
+}
+
+/* ------------------------------------------------------------------ copies */
+
+template <int DIM, bool DELTA, bool GATED, bool BACKWARD, bool LOW>
+static __device__ __forceinline__ void pass_copy(pass_shared<DIM, DELTA, BACKWARD, LOW> &sm,
+                                                 const pass_arrays &arrays, const pass_block &block,
+                                                 const chunk_place &x, unsigned slot, uint64_t *full)
+{
+    typedef pass_shape<DIM, DELTA, BACKWARD, LOW> of;
+    __nv_bfloat16 *tiles = sm.ring_tiles[slot];
+    if constexpr (DELTA) {
+        copy_chunk<of::tiles>(tiles + of::read * TILE_ELEMENTS, arrays.read, full, 0, 0, x);
+    }
+    copy_chunk<1>(tiles, arrays.value, full, block.row, 0, x);
+    if constexpr (of::parts) {
+        copy_chunk<1>(tiles + TILE_ELEMENTS, arrays.value_low, full, block.row, 0, x);
+    }
+    if constexpr (DELTA && BACKWARD) {
+        copy_chunk<1>(tiles + of::pairs * TILE_ELEMENTS, arrays.pairs, full, 0, 0, x);
+    }
+    if (GATED) {
+        copy_bytes(sm.total[slot], arrays.total + x.slot * DIM + block.column, of::columns * 4, full);
+    }
+    copy_chunk<of::tiles>(tiles + of::key * TILE_ELEMENTS, arrays.key, full, block.column, 0, x);
+    if constexpr (LOW) {
+        copy_chunk<of::tiles>(tiles + of::key_low * TILE_ELEMENTS, arrays.key_low, full, block.column, 0, x);
+    }
+    if constexpr (DELTA && BACKWARD) {
+        copy_chunk<of::tiles>(tiles + of::erase * TILE_ELEMENTS, arrays.erase, full, 0, 0, x);
+    }
+}
+
+/* One warp. What follows the last token of a packed sequence is the next one's, and 0 times what is there need not be 0: such rows
+ * become zeros before the others hear of the slot. */
+template <int DIM, bool DELTA, bool GATED, bool BACKWARD, bool LOW>
+static __device__ __forceinline__ void pass_ask(pass_shared<DIM, DELTA, BACKWARD, LOW> &sm,
+                                                const recurrent_chunks &chunks, const pass_arrays &arrays,
+                                                const pass_block &block, bool packed)
+{
+    typedef pass_shape<DIM, DELTA, BACKWARD, LOW> of;
+    constexpr unsigned bytes = of::all * TILE_ELEMENTS * 2 + (GATED ? of::columns * 4 : 0);
+    const bool first = threadIdx.x % 32 == 0;
+#pragma unroll 1
+    for (unsigned n = 0; n < (unsigned)block.chunks; n++) {
+        const chunk_place x = pass_chunk<BACKWARD>(chunks, block, (int)n);
+        const unsigned slot = n % of::slots;
+        const bool whole = !packed || x.tokens == CHUNK_TOKENS;
+        if (first) {
+            barrier_wait(&sm.ring.empty[slot], n / of::slots % 2 ^ 1);
+            uint64_t *full = whole ? &sm.ring.full[slot] : &sm.tail;
+            barrier_expect(full, bytes);
+            pass_copy<DIM, DELTA, GATED, BACKWARD, LOW>(sm, arrays, block, x, slot, full);
+        }
+        if (!whole) { /* once a sequence */
+            __syncwarp();
+            barrier_wait(&sm.tail, 0);
+            clear_rows<of::all>(sm.ring_tiles[slot], x.tokens, threadIdx.x % 32, 32);
+            fence_async_proxy();
+            __syncwarp();
+            if (first) {
+                barrier_arrive(&sm.ring.full[slot]);
+            }
+        }
+        __syncwarp();
+    }
+}
+
+/* ------------------------------------------------------------------ the state */
+
+template <int TILES>
+static __device__ __forceinline__ void decay_state(float (&state)[TILES][8][4], const float *total)
+{
+#pragma unroll
+    for (int n = 0; n < TILES * 8; n++) {
+        const float2 decay = *(const float2 *)(total + 8 * n + threadIdx.x % 4 * 2);
+        float(&x)[4] = state[n / 8][n % 8];
+        x[0] *= decay.x, x[1] *= decay.y, x[2] *= decay.x, x[3] *= decay.y;
+    }
+}
+
+/* use(x, row, column) for what the thread has of the state, row and column counted from the block's. */
+template <int TILES, class F>
+static __device__ __forceinline__ void each_of_state(float (&state)[TILES][8][4], F use)
+{
+    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4, column = lane % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < TILES * 8; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            use(state[n / 8][n % 8][e], row + e / 2 * 8, 8 * n + column + e % 2);
+        }
+    }
+}
+
+template <int TILES>
+static __device__ __forceinline__ void begin_state(float (&state)[TILES][8][4], const loam_const_view &view,
+                                                   const pass_block &block)
+{
+    const float *from = (const float *)view.data + RECURRENT_AT(view, block.s.index, block.h, block.row) +
+                        block.column;
+    each_of_state(
+        state, [&](float &x, int row, int column) { x = view.data ? from[row * view.token + column] : 0; });
+}
+
+template <int TILES>
+static __device__ __forceinline__ void end_state(float (&state)[TILES][8][4], const loam_view &view,
+                                                 const pass_block &block)
+{
+    if (view.data) {
+        float *to = (float *)view.data + RECURRENT_AT(view, block.s.index, block.h, block.row) + block.column;
+        each_of_state(state, [&](float x, int row, int column) { to[row * view.token + column] = x; });
+    }
+}
+
+/* ------------------------------------------------------------------ the chunks */
+
+/* Tiles on their way out, in two places by turns: the warpgroup writes, one warp copies. Barriers of the hardware, which take no branch:
+ * one between products that are under way would cost a wait for them. */
+enum { PUT_THREADS = 128 + 32 };
+
+template <class F> static __device__ __forceinline__ void put_tile(unsigned place, F write)
+{
+    threads_await<PUT_THREADS>(1 + (int)place);
+    write();
+    fence_async_proxy();
+    threads_arrive<PUT_THREADS>(3 + (int)place);
+}
+
+/* One warp: copy(n) for tiles 0 .. count - 1. The place of one has been read when the copy after it is under way. */
+template <class F> static __device__ __forceinline__ void copy_put_tiles(unsigned count, F copy)
+{
+    for (unsigned n = 0; n < min(count, 2u); n++) {
+        threads_arrive<PUT_THREADS>(1 + (int)n);
+    }
+#pragma unroll 1
+    for (unsigned n = 0; n < count; n++) {
+        threads_await<PUT_THREADS>(3 + (int)(n % 2));
+        if (threadIdx.x % 32 == 0) {
+            copy(n);
+            copies_out_commit();
+            copies_out_wait<1>();
+        }
+        __syncwarp();
+        if (n > 0 && n + 1 < count) {
+            threads_arrive<PUT_THREADS>(1 + (int)((n + 1) % 2));
+        }
+    }
+    copies_out_wait<0>();
+}
+
+/* The transpose of a tile times a factor, or of both its parts. */
+template <bool PARTS>
+static __device__ __forceinline__ void load_value(float (&x)[1][8][4], float factor,
+                                                  const __nv_bfloat16 *tile)
+{
+    uint32_t pairs[4][4], low[4][4];
+    load_transposed(pairs, tile);
+    if (PARTS) {
+        load_transposed(low, tile + TILE_ELEMENTS);
+    }
+#pragma unroll
+    for (int e = 0; e < 16; e++) {
+        float *to = x[0][e / 4 * 2 + e % 4 / 2] + e % 2 * 2;
+        const uint32_t high = pairs[e / 4][e % 4], rest = PARTS ? low[e / 4][e % 4] : 0;
+        to[0] = (pair_low(high) + pair_low(rest)) * factor,
+        to[1] = (pair_high(high) + pair_high(rest)) * factor;
+    }
+}
+
+/* state as operands, in two parts where PARTS. */
+template <bool PARTS, int TILES>
+static __device__ __forceinline__ void split_state(uint32_t (&high)[TILES * 4][4],
+                                                   uint32_t (&low)[TILES * 4][4],
+                                                   const float (&state)[TILES][8][4])
+{
+    if constexpr (PARTS) {
+#pragma unroll
+        for (int k = 0; k < TILES * 4; k++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const float *x = state[k / 4][k % 4 * 2 + e / 2] + e % 2 * 2;
+                uint32_t part[2];
+                split_pair(part, x[0], x[1]);
+                high[k][e] = part[0], low[k][e] = part[1];
+            }
+        }
+    } else {
+        round_state(high, state);
+    }
+}
+
+/* From the first chunk to the last, or back. The products of a chunk under way while its state, then its u, leave: */
+template <int DIM, bool DELTA, bool GATED, bool BACKWARD, bool LOW>
+static __device__ __forceinline__ void pass_chunks(
+    pass_shared<DIM, DELTA, BACKWARD, LOW> &sm,
+    float (&state)[pass_shape<DIM, DELTA, BACKWARD, LOW>::tiles][8][4], const pass_arrays &arrays,
+    unsigned chunks)
+{
+    typedef pass_shape<DIM, DELTA, BACKWARD, LOW> of;
+    constexpr bool operand =
+        !DELTA || BACKWARD; /* the value of a chunk; else the sum -u_hat^T + S0 w^T begins with it */
+    const float factor = BACKWARD ? arrays.scale : operand ? 1 : -1;
+    uint32_t snapshot[of::tiles * 4][4], snapshot_low[of::tiles * 4][4], value[4][4];
+    float known[1][8][4];
+    ring_await(sm.ring, 0);
+    load_value<of::parts>(known, factor, sm.ring_tiles[0]);
+#pragma unroll 1
+    for (unsigned n = 0; n < chunks; n++) {
+        const unsigned slot = n % of::slots, next = n + 1 < chunks ? n + 1 : n;
+        const __nv_bfloat16 *tiles = sm.ring_tiles[slot];
+        if constexpr (operand) {
+            round_state(value, known);
+        }
+        if constexpr (DELTA && BACKWARD) {
+            clear(known[0]);
+            multiply_weights<SIDE>(known, value, tiles + of::pairs * TILE_ELEMENTS);
+            products_commit();
+            products_wait<
+                1>(); /* the state's are done: else the compiler would await all before it is read */
+            products_arrived(state);
+        }
+        split_state<of::parts>(snapshot, snapshot_low, state);
+        if constexpr (DELTA) {
+            products_begin();
+            if constexpr (of::parts) {
+                more_rows<DIM>(known[0], snapshot_low, tiles + of::read * TILE_ELEMENTS, true);
+            }
+            more_rows<DIM>(known[0], snapshot, tiles + of::read * TILE_ELEMENTS, true);
+            products_commit();
+            products_wait<BACKWARD ? 2 : 1>();
+            products_arrived(state);
+        }
+        if (GATED) {
+            decay_state(state, sm.total[slot]);
+            products_arrived(
+                state); /* not beyond the next wait, where the compiler would await the products too */
+        }
+        if constexpr (operand) {
+            multiply_weights<of::columns>(state, value, tiles + of::key * TILE_ELEMENTS);
+            products_commit();
+        }
+        put_tile(DELTA ? 0 : n % 2, [&] { store_operands(sm.snapshot[DELTA ? 0 : n % 2], snapshot); });
+        if constexpr (DELTA) {
+            uint32_t out[4][4], out_low[4][4]; /* u^T, or -du^T */
+            products_wait<BACKWARD ? 1 : 0>();
+            products_arrived(known);
+            split_state<of::parts>(out, out_low, known);
+            change_sign(out);
+            products_begin();
+            if constexpr (of::parts) {
+                change_sign(out_low);
+                more_weights<DIM>(state, out_low, tiles + of::key * TILE_ELEMENTS);
+            }
+            if constexpr (LOW) {
+                more_weights<DIM>(state, out, tiles + of::key_low * TILE_ELEMENTS);
+            }
+            more_weights<DIM>(state, out, tiles + (BACKWARD ? of::erase : of::key) * TILE_ELEMENTS);
+            products_commit();
+            put_tile(1, [&] { store_transposed(sm.result, out, BACKWARD ? 0x80008000u : 0); });
+        }
+        ring_await(sm.ring, next);
+        load_value<of::parts>(known, factor, sm.ring_tiles[next % of::slots]);
+        products_wait<0>();
+        products_arrived(state);
+        ring_release(sm.ring, n);
+    }
+}
+
+/* One warp: snapshots, and with a delta rule a result after each, go out. */
+template <int DIM, bool DELTA, bool BACKWARD, bool LOW>
+static __device__ __forceinline__ void pass_put(pass_shared<DIM, DELTA, BACKWARD, LOW> &sm,
+                                                const recurrent_chunks &chunks, const pass_arrays &arrays,
+                                                const pass_block &block)
+{
+    typedef pass_shape<DIM, DELTA, BACKWARD, LOW> of;
+    copy_put_tiles((unsigned)block.chunks * (DELTA ? 2 : 1), [&](unsigned n) {
+        const chunk_place x = pass_chunk<BACKWARD>(chunks, block, (int)(DELTA ? n / 2 : n));
+        if (DELTA && n % 2) {
+            copy_chunk_out<1>(arrays.result, sm.result, block.row, 0, x);
+        } else {
+            copy_chunk_out<of::tiles>(arrays.snapshot, sm.snapshot[DELTA ? 0 : n % 2], block.column,
+                                      block.row, x);
+        }
+    });
+}
+
+template <int DIM, bool DELTA, bool GATED, bool BACKWARD, bool LOW>
+__global__ void __launch_bounds__(pass_shape<DIM, DELTA, BACKWARD, LOW>::threads, 1)
+    pass_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                const __grid_constant__ recurrent_chunks chunks, const __grid_constant__ pass_arrays arrays)
+{
+    typedef pass_shape<DIM, DELTA, BACKWARD, LOW> of;
+    extern __shared__ __align__(1024) unsigned char swizzled_memory[];
+    pass_shared<DIM, DELTA, BACKWARD, LOW> &sm = *(pass_shared<DIM, DELTA, BACKWARD, LOW> *)swizzled_memory;
+    if (threadIdx.x == 0) {
+        ring_init(sm.ring, of::consumers / 32);
+        barrier_init(&sm.tail, 1);
+        fence_async_proxy();
+    }
+    __syncthreads();
+    next_launch_may_begin();
+    await_launch_before();
+    const pass_block block = pass_block_at<DIM, DELTA, BACKWARD, LOW>(p, a, chunks);
+    const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
+    if (warp > 4) {
+        pass_put<DIM, DELTA, BACKWARD, LOW>(sm, chunks, arrays, block);
+    } else if (warp == 4) {
+        pass_ask<DIM, DELTA, GATED, BACKWARD, LOW>(sm, chunks, arrays, block, p.total_q >= 0);
+    } else {
+        float state[of::tiles][8][4];
+        begin_state(state, arrays.begin, block);
+        if (block.chunks > 0) {
+            pass_chunks<DIM, DELTA, GATED, BACKWARD, LOW>(sm, state, arrays, (unsigned)block.chunks);
+        }
+        end_state(state, arrays.end, block);
+    }
+}
+
+/* ------------------------------------------------------------------ launches */
+
+template <int DIM, bool DELTA, bool GATED, bool BACKWARD, bool LOW>
+static loam_status pass_launch_as(const loam_problem *p, const loam_args *a, const recurrent_chunks *x,
+                                  const pass_arrays *arrays, loam_error *error)
+{
+    typedef pass_shape<DIM, DELTA, BACKWARD, LOW> of;
+    const int64_t blocks = p->batch * p->heads_v * of::blocks_of_head;
+    return cuda_launch("pass_kernel", pass_kernel<DIM, DELTA, GATED, BACKWARD, LOW>, blocks, of::threads,
+                       sizeof(pass_shared<DIM, DELTA, BACKWARD, LOW>), a->stream, true, error, *p, *a, *x,
+                       *arrays);
+}
+
+template <int DIM, bool BACKWARD>
+static loam_status pass_launch_of(const loam_problem *p, const loam_args *a, const recurrent_chunks *x,
+                                  const pass_arrays *arrays, loam_error *error)
+{
+    const recurrent_form *form = recurrent_form_of(p->mechanism);
+    const bool gated = form->gate != GATE_NONE;
+    if (form->delta) {
+        return gated ? pass_launch_as<DIM, true, true, BACKWARD, !BACKWARD>(p, a, x, arrays, error)
+               : x->k_low && !BACKWARD
+                   ? pass_launch_as<DIM, true, false, BACKWARD, !BACKWARD>(p, a, x, arrays, error)
+                   : pass_launch_as<DIM, true, false, BACKWARD, false>(p, a, x, arrays, error);
+    }
+    return gated ? pass_launch_as<DIM, false, true, BACKWARD, false>(p, a, x, arrays, error)
+                 : pass_launch_as<DIM, false, false, BACKWARD, false>(p, a, x, arrays, error);
+}
+
+template <bool BACKWARD>
+static loam_status pass_launch(const loam_problem *p, const loam_args *a, const recurrent_chunks *x,
+                               const pass_arrays *arrays, loam_error *error)
+{
+    if (p->batch == 0) {
+        return LOAM_OK;
+    }
+    return p->dim_qk == 64 ? pass_launch_of<64, BACKWARD>(p, a, x, arrays, error)
+                           : pass_launch_of<128, BACKWARD>(p, a, x, arrays, error);
+}
+
+#endif
