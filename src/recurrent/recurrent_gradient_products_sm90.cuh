@@ -201,6 +201,13 @@ static __device__ __forceinline__ void more_state(float (&out)[8][4], const __nv
     }
 }
 
+/* out += w times a tile: 64 channels of the chunk's rows. */
+static __device__ __forceinline__ void more_tile(float (&out)[8][4], const weights_operand<1> &w,
+                                                 const __nv_bfloat16 *tile)
+{
+    more_weights<SIDE>((float(&)[1][8][4])out, w.part[0], tile);
+}
+
 /* The tiles of a warpgroup from the first on. */
 template <int DIM, gate_reach GATES> using tile_sums = float[gradient_shape<DIM, GATES>::tiles][8][4];
 
@@ -285,26 +292,40 @@ static __device__ __forceinline__ void multiply_keys(gradient_shared<DIM, GATES,
         weigh_pairs<DIM, GATES, DELTA, true>(s, m, -1, false, tile);
         split_weights(erased, s);
     }
+    if constexpr (GATES == NO_GATES) {
+        products_begin();
+#pragma unroll
+        for (int n = 0; n < gradient_shape<DIM, GATES>::tiles; n++) {
+            more_state<DIM>(e[n], m.in.u, m.in.grad_state + (tile + n) * DIM * SIDE);
+            more_tile(e[n], w, m.q + (tile + n) * TILE_ELEMENTS);
+            if (DELTA) {
+                more_tile(e[n], erased, m.k + (tile + n) * TILE_ELEMENTS);
+            }
+        }
+        products_commit();
+        products_wait<0>();
+        products_arrived(e);
+        return;
+    }
     multiply_states<DIM, GATES>(e, m.in.u, m.in.grad_state, tile);
     if (GATES == TOKEN_GATES) {
         const float2 end = m.pre[CHUNK_TOKENS - 1];
         scale_sums<DIM, GATES>(e, decay_between(end, m.pre[row]), decay_between(end, m.pre[row + 8]));
     }
 #pragma unroll
-    for (int n = 0; GATES != NO_GATES && n < gradient_shape<DIM, GATES>::tiles; n++) {
+    for (int n = 0; n < gradient_shape<DIM, GATES>::tiles; n++) {
         clear(y[n]);
     }
     if constexpr (GATES == CHANNEL_GATES) {
         add_later<DIM, DELTA>(y[0], w.part[0], erased.part[0], m, tile);
     } else {
-        tile_sums<DIM, GATES> &sum = GATES == NO_GATES ? e : y;
-        multiply_weights<DIM>(sum, w.part[0], m.q);
+        multiply_weights<DIM>(y, w.part[0], m.q);
         if (DELTA) {
-            more_weights<DIM>(sum, erased.part[0], m.k);
+            more_weights<DIM>(y, erased.part[0], m.k);
         }
         products_commit();
         products_wait<0>();
-        products_arrived(sum);
+        products_arrived(y);
     }
 }
 
