@@ -40,6 +40,10 @@ RECURRENT_DECLARE_ISA(avx512)
 /* CUDA, where LOAM_HAVE_CUDA: pointers in args are device memory, and a run only launches on args.stream. */
 recurrent_run_fn recurrent_forward_sm80, recurrent_backward_sm80, recurrent_decode_sm80;
 recurrent_work_fn recurrent_forward_sm80_work, recurrent_backward_sm80_work, recurrent_decode_sm80_work;
+/* MesaNet alone. */
+recurrent_run_fn recurrent_mesa_sm90;
+recurrent_work_fn recurrent_mesa_sm90_work;
+loam_status recurrent_mesa_sm90_fits(const loam_problem *problem, loam_error *error);
 
 /* ------------------------------------------------------------------ mechanisms: the switches of the recurrence */
 
