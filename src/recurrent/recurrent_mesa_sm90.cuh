@@ -104,14 +104,7 @@ __global__ void __launch_bounds__(MESA_THREADS) mesa_pass_kernel(const __grid_co
 #pragma unroll
         for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
             const int64_t row = row0 + e % 4 / 2 * 8, c = e / 4 * 8 + t2 + e % 2;
-            float in = ((const float *)a.state_in.data)[RECURRENT_AT(a.state_in, seq.index, h, row) + c];
-            if (system) { /* the symmetric part */
-                in = (in +
-                      ((const float *)a.state_in
-                           .data)[RECURRENT_AT(a.state_in, seq.index, h, MESA_DIM + c) + row - MESA_DIM]) /
-                     2;
-            }
-            acc[e / 4][e % 4] = in;
+            acc[e / 4][e % 4] = ((const float *)a.state_in.data)[RECURRENT_AT(a.state_in, seq.index, h, row) + c];
         }
     }
     const auto load = [&](int64_t c) {
@@ -244,13 +237,17 @@ static __device__ __forceinline__ void mesa_product(mesa_rows &y, const operand_
     }
 }
 
-/* y = e^pre (x state) + ((x K^T) o W) values, `state` transposed where it is S. W is times |k| for values. */
-template <bool OUTPUT>
+/* What is applied to rows: H, S or S^T. */
+typedef enum mesa_map { MAP_SYSTEM, MAP_OUTPUT, MAP_ADJOINT } mesa_map;
+
+/* y = e^pre (x state) + ((x from^T) o W) to: H and keys for both, S^T and keys to values, or S and values to keys. W is times |k| where
+ * values take part. */
+template <mesa_map MAP>
 static __device__ __forceinline__ void mesa_apply(mesa_rows &y, const mesa_rows &x,
                                                   const mesa_solve_stage &stage, const float (&decay)[2])
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t2 = lane % 4 * 2;
-    const mesa_tile &values = OUTPUT ? stage.v : stage.k;
+    const mesa_tile &from = MAP == MAP_ADJOINT ? stage.v : stage.k, &to = MAP == MAP_OUTPUT ? stage.v : stage.k;
     mesa_rows pairs = {};
     clear(y);
 #pragma unroll
@@ -259,10 +256,10 @@ static __device__ __forceinline__ void mesa_apply(mesa_rows &y, const mesa_rows 
         mesa_operand(a, x, k);
 #pragma unroll
         for (int n = 0; n < MESA_BLOCKS; n += 2) {
-            mesa_product<OUTPUT>(y, a, stage.states[OUTPUT ? 0 : 1], k, n);
+            mesa_product<MAP == MAP_OUTPUT>(y, a, stage.states[MAP == MAP_SYSTEM], k, n);
             if (n <= 2 * warp) { /* keys up to the last of the rows */
                 operand_b<1> b[2];
-                load_b_rows<MESA_PITCH>(b, &stage.k[0][0], 8 * n, 16 * k);
+                load_b_rows<MESA_PITCH>(b, &from[0][0], 8 * n, 16 * k);
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     mma_bf16(pairs[n + i], a.part[1], b[i].part[0]);
@@ -275,7 +272,7 @@ static __device__ __forceinline__ void mesa_apply(mesa_rows &y, const mesa_rows 
     for (int n = 0; n < MESA_BLOCKS; n++) {
         const float4 w = stage.weights[warp][n][lane];
         pairs[n][0] *= w.x, pairs[n][1] *= w.y, pairs[n][2] *= w.z, pairs[n][3] *= w.w;
-        if (OUTPUT) {
+        if (MAP != MAP_SYSTEM) {
             const float2 norm = *(const float2 *)&stage.norm[8 * n + t2];
             pairs[n][0] *= norm.x, pairs[n][1] *= norm.y, pairs[n][2] *= norm.x, pairs[n][3] *= norm.y;
         }
@@ -292,7 +289,7 @@ static __device__ __forceinline__ void mesa_apply(mesa_rows &y, const mesa_rows 
 #pragma unroll
             for (int n = 0; n < MESA_BLOCKS; n += 2) {
                 operand_b<1> b[2];
-                load_b<MESA_PITCH>(b, &values[0][0], 16 * k, 8 * n);
+                load_b<MESA_PITCH>(b, &to[0][0], 16 * k, 8 * n);
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     mma_bf16(y[n + i], a.part[1], b[i].part[0]);
@@ -340,7 +337,12 @@ static __device__ __forceinline__ void mesa_solve_load(const mesa &s, mesa_solve
 #pragma unroll 8
     for (int e = threadIdx.x; e < 2 * MESA_DIM * (MESA_DIM / 4); e += MESA_THREADS) {
         const int row = e / (MESA_DIM / 4), c = e % (MESA_DIM / 4) * 4;
-        const float4 f = *(const float4 *)(kept + row * MESA_DIM + c);
+        float4 f = *(const float4 *)(kept + row * MESA_DIM + c);
+        if (row >= MESA_DIM) { /* the symmetric part of H */
+            const float *turned = kept + (MESA_DIM + c) * MESA_DIM + row - MESA_DIM;
+            f.x = (f.x + turned[0]) / 2, f.y = (f.y + turned[MESA_DIM]) / 2;
+            f.z = (f.z + turned[2 * MESA_DIM]) / 2, f.w = (f.w + turned[3 * MESA_DIM]) / 2;
+        }
         uint32_t low[2], high[2];
         split_pair(low, f.x, f.y), split_pair(high, f.z, f.w);
 #pragma unroll
@@ -408,7 +410,7 @@ static __device__ __forceinline__ int mesa_conjugate(mesa_rows &x, mesa_rows &r,
             break;
         }
         float curvature[2], alpha[2], next[2], beta[2];
-        mesa_apply<false>(y, p, stage, decay);
+        mesa_apply<MAP_SYSTEM>(y, p, stage, decay);
         mesa_add_ridge(y, p, stage.ridge);
         mesa_dot(curvature, p, y);
 #pragma unroll
@@ -501,7 +503,7 @@ __global__ void __launch_bounds__(MESA_THREADS, 2) mesa_solve_kernel(const __gri
         s.doubtful[kept_slot(s.kept, s.p, seq, h, chunk)] = 1;
     }
 
-    mesa_apply<true>(y, x, stage, decay);
+    mesa_apply<MAP_OUTPUT>(y, x, stage, decay);
 #pragma unroll
     for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
         const int t = t0 + e % 2 * 8, c = e / 2 * 8 + t2;
