@@ -29,7 +29,7 @@ template <class REAL> static backward_work<REAL> backward_carve(const loam_probl
     const size_t heads = (size_t)p->heads_v, d = (size_t)p->dim_qk, f = sizeof(REAL);
     const size_t work_rows = size_mul((size_t)recurrent_tokens(p), heads);
     w.work_rows = (int64_t)work_rows;
-    w.parts = (int)(tiles < MOST_PARTS ? tiles : MOST_PARTS);
+    w.parts = tiles < MOST_PARTS ? (int)tiles : MOST_PARTS;
     w.kept = kept_carve<REAL>(p, every > 1 ? every : 1, rows, pool);
     const int64_t by_sequence = (int64_t)size_mul((size_t)p->batch, (size_t)w.kept.every);
     w.before_by_sequence = p->total_q < 0 || by_sequence <= p->total_q;

@@ -24,6 +24,7 @@ recurrent_launch_fn recurrent_gradient_sm90;
 
 /* Can they read and write these arguments? */
 bool recurrent_prepare_sm90_fit(const loam_problem *problem, const loam_args *args);
+bool recurrent_gradient_sm90_fit(const loam_args *args);
 bool recurrent_chunks_sm90_fit(const loam_problem *problem, const recurrent_chunks *chunks);
 
 #endif

@@ -16,13 +16,13 @@ static __global__ void __launch_bounds__(SUM_THREADS)
 {
     typedef row_pieces<DIM, SUM_THREADS> of;
     const int64_t share = chunks.q_given.share, head = blockIdx.x / chunks.per_head;
-    const chunk_place place =
-        chunk_of_slot(p, a, chunks, head * share * chunks.per_head + blockIdx.x % chunks.per_head);
+    const chunk_place place = chunk_of_slot(p, a, chunks,
+                                            head * share * chunks.per_head + blockIdx.x % chunks.per_head);
     const int c = threadIdx.x % of::lanes * 8;
 #pragma unroll
     for (int side = 0; side < 2; side++) {
-        const __nv_bfloat16 *parts =
-            (side ? chunks.grad_k : chunks.grad_q) + place.slot * CHUNK_TOKENS * DIM + c;
+        const __nv_bfloat16 *parts = (side ? chunks.grad_k : chunks.grad_q) +
+                                     place.slot * CHUNK_TOKENS * DIM + c;
         const rows_out to = rows_to(side ? a.grad_k : a.grad_q, place, head);
         of features, given;
         load_pieces(features, true, side ? chunks.k : chunks.q, place);
@@ -76,8 +76,8 @@ static loam_status launch_form(const loam_problem *p, const loam_args *a, const 
                                loam_error *error)
 {
     return cuda_launch("gradient_kernel_sm90", gradient_kernel_sm90<DIM, GATES, DELTA>, chunks->slots,
-                       gradient_shape<DIM, GATES>::threads, sizeof(gradient_shared<DIM, GATES, DELTA>), a->stream, false, error,
-                       *p, *a, *chunks);
+                       gradient_shape<DIM, GATES>::threads, sizeof(gradient_shared<DIM, GATES, DELTA>),
+                       a->stream, false, error, *p, *a, *chunks);
 }
 
 template <int DIM>
@@ -101,9 +101,20 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const recur
     }
     TRY(status);
     return p->heads_v > p->heads_q
-               ? cuda_launch("share_kernel", share_kernel<DIM>, p->heads_q * chunks->per_head,
-                             SUM_THREADS, 0, a->stream, false, error, *p, *a, *chunks)
+               ? cuda_launch("share_kernel", share_kernel<DIM>, p->heads_q * chunks->per_head, SUM_THREADS, 0,
+                             a->stream, false, error, *p, *a, *chunks)
                : LOAM_OK;
+}
+
+bool recurrent_gradient_sm90_fit(const loam_args *a)
+{
+    const loam_view *const rows[] = { &a->grad_q, &a->grad_k, &a->grad_v };
+    for (const loam_view *v : rows) {
+        if (!chunk_view_aligned(v->data, v->batch, v->head, v->token, 8)) {
+            return false;
+        }
+    }
+    return true;
 }
 
 loam_status recurrent_gradient_sm90(const loam_problem *p, const loam_args *a, const recurrent_chunks *chunks,

@@ -30,7 +30,7 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const recur
     loam_args here = *a;
     switch (recurrent_form_of(p->mechanism)->gate) {
     case GATE_NONE: break;
-    case GATE_HEAD: here.log_decay.batch = here.log_decay.token = 0; /* fallthrough */
+    case GATE_HEAD: here.log_decay.batch = here.log_decay.token = 0; [[fallthrough]];
     case GATE_TOKEN: return launch_tokens<DIM, true, DELTA>(p, &here, chunks, error);
     case GATE_CHANNEL: return launch_channels<DIM, DELTA>(p, a, chunks, error);
     }

@@ -224,6 +224,13 @@ __global__ void __launch_bounds__(SOLVE_THREADS) solve_kernel(const __grid_const
     }
 }
 
+static solve solve_of(const loam_problem *p, const loam_args *a, double *x)
+{
+    solve s = {};
+    s.p = *p, s.a = *a, s.form = *recurrent_form_of(p->mechanism), s.x = x;
+    return s;
+}
+
 static loam_status launch(const solve &s, loam_error *error)
 {
     const size_t d = (size_t)s.p.dim_qk, inside = d <= SHARED_DIM ? d * (d | 1) * sizeof(double) : 0;
@@ -237,7 +244,8 @@ static loam_status launch(const solve &s, loam_error *error)
 loam_status recurrent_solve_cuda(const loam_problem *p, const loam_args *a, const kept_states<double> *system,
                                  double *x, double *dx, int parts, loam_error *error)
 {
-    solve s = { *p, *a, *recurrent_form_of(p->mechanism), *system, x, dx, parts };
+    solve s = solve_of(p, a, x);
+    s.system = *system, s.dx = dx, s.parts = parts;
     s.plane = recurrent_tokens(p) * p->heads_v * p->dim_qk;
     return launch(s, error);
 }
@@ -246,8 +254,8 @@ loam_status recurrent_solve_rest_cuda(const loam_problem *p, const loam_args *a,
                                       const kept_states<float> *states, const int32_t *only, double *x,
                                       loam_error *error)
 {
-    solve s = { *p, *a, *recurrent_form_of(p->mechanism) };
+    solve s = solve_of(p, a, x);
     s.system.per_sequence = states->per_sequence;
-    s.x = x, s.states = *states, s.only = only;
+    s.states = *states, s.only = only;
     return launch(s, error);
 }

@@ -22,11 +22,15 @@ static int64_t draw_length(rng *r)
     return rng_one_in(r, 3) ? PICK(r, long_lengths) : PICK(r, short_lengths);
 }
 
+static int does_recurrences(const loam_kernel_info *row)
+{
+    return kernel_lists(row->mechanisms, "linear") || kernel_lists(row->mechanisms, "mesa");
+}
+
 /* CUDA rows of the local family decline more than 256 (tests/cuda asks how). */
 static int64_t draw_dim(rng *r, const loam_kernel_info *row)
 {
-    const int local = !kernel_lists(row->mechanisms, "linear");
-    const int64_t most = local && strcmp(row->backend, "cuda") == 0 ? 256 : LOAM_MAX_DIM;
+    const int64_t most = !does_recurrences(row) && strcmp(row->backend, "cuda") == 0 ? 256 : LOAM_MAX_DIM;
     int64_t dim;
     do {
         dim = rng_one_in(r, 4) ? PICK(r, large_dims) : PICK(r, small_dims);
@@ -212,6 +216,7 @@ static spec generate_recurrent(const loam_kernel_info *row, rng *r, double budge
         *size = *size > 1 ? (*size + 1) / 2 : *size;
     }
     s.len_kv = s.len_q;
+    kernel_fit(&s);
     s.seed = (int64_t)(rng_bits(r) >> 33);
     return s;
 }
@@ -219,7 +224,7 @@ static spec generate_recurrent(const loam_kernel_info *row, rng *r, double budge
 spec generate_spec(const loam_kernel_info *row, uint64_t seed, uint64_t number, double budget)
 {
     rng r = rng_make(seed, number);
-    if (kernel_lists(row->mechanisms, "linear")) {
+    if (does_recurrences(row)) {
         return generate_recurrent(row, &r, budget);
     }
     spec s;
