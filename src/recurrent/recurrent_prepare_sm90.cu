@@ -50,16 +50,3 @@ loam_status recurrent_prepare_sm90(const loam_problem *p, const loam_args *a, co
 {
     return p->dim_qk == 64 ? launch_dim<64>(p, a, chunks, error) : launch_dim<128>(p, a, chunks, error);
 }
-
-/* Rows are read 16 bytes at a time, log decays of channels too. */
-bool recurrent_prepare_sm90_fit(const loam_problem *p, const loam_args *a)
-{
-    const loam_const_view *const rows[] = { &a->q, &a->k, &a->v }, *const g = &a->log_decay;
-    for (const loam_const_view *v : rows) {
-        if (!chunk_view_aligned(v->data, v->batch, v->head, v->token, 8)) {
-            return false;
-        }
-    }
-    return recurrent_form_of(p->mechanism)->gate != GATE_CHANNEL ||
-           chunk_view_aligned(g->data, g->batch, g->head, g->token, 4);
-}

@@ -168,11 +168,11 @@ static void draw_recurrent_shape(spec *s, rng *r, const loam_kernel_info *row)
 }
 
 /* Delta rules get keys of length 1, a normaliser positive features: else a case grows without bound. */
-static void draw_recurrent_options(spec *s, rng *r)
+static void draw_recurrent_options(spec *s, rng *r, const loam_kernel_info *row)
 {
     const spec_recurrence form = spec_recurrence_of(s);
     const int solved = s->mechanism == LOAM_MESA;
-    s->normalise = !form.delta && !solved && rng_one_in(r, 4);
+    s->normalise = !form.delta && !solved && rng_one_in(r, 4) && !tiled(row);
     s->feature_map = s->normalise ? LOAM_FEATURES_ELU
                      : form.delta ? (rng_one_in(r, 2) ? LOAM_FEATURES_UNIT : LOAM_FEATURES_IDENTITY)
                                   : rng_int(r, 0, LOAM_FEATURES_UNIT);
@@ -203,7 +203,7 @@ static spec generate_recurrent(const loam_kernel_info *row, rng *r, double budge
     s.dtype = draw_word(r, row->dtypes, dtypes, 4);
     snprintf(s.kernel, sizeof s.kernel, "%s", row->name);
     draw_recurrent_shape(&s, r, row);
-    draw_recurrent_options(&s, r);
+    draw_recurrent_options(&s, r, row);
     const int omits = rng_one_in(r, 3);
     for (int output = SLOT_FIRST_OUTPUT + 1; omits && output < SLOT_COUNT; output++) {
         s.omit |= rng_one_in(r, 2) && !(output == SLOT_STATE_OUT && s.pass == LOAM_DECODE)
