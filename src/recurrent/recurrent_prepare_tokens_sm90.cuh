@@ -140,7 +140,7 @@ template <class SHARED> static __device__ __forceinline__ void put_system(SHARED
 }
 
 template <int DIM, bool GATED, bool DELTA>
-__global__ void __launch_bounds__(PREPARE_THREADS, DELTA ? 3 : 1)
+__global__ void __launch_bounds__(PREPARE_THREADS, DELTA ? (DIM == 64 ? 4 : 3) : 1)
     prepare_tokens_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                           const __grid_constant__ recurrent_chunks chunks)
 {
