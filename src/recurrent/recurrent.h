@@ -46,6 +46,10 @@ recurrent_work_fn recurrent_forward_sm90_work, recurrent_backward_sm90_work;
 
 /* What else than mechanism, pass and type must hold of a problem; `error` may be NULL. */
 loam_status recurrent_sm90_fits(const loam_problem *problem, loam_error *error);
+/* MesaNet alone. */
+recurrent_run_fn recurrent_mesa_sm90;
+recurrent_work_fn recurrent_mesa_sm90_work;
+loam_status recurrent_mesa_sm90_fits(const loam_problem *problem, loam_error *error);
 
 /* ------------------------------------------------------------------ mechanisms: the switches of the recurrence */
 
@@ -66,7 +70,7 @@ typedef struct recurrent_form {
 /* NULL where the mechanism is of another family. */
 const recurrent_form *recurrent_form_of(loam_mechanism mechanism);
 
-LOAM_INLINE int64_t recurrent_state_rows(const loam_problem *p)
+static inline int64_t recurrent_state_rows(const loam_problem *p)
 {
     return p->dim_v + (p->normalise ? 1 : 0) + (recurrent_form_of(p->mechanism)->solved ? p->dim_qk : 0);
 }

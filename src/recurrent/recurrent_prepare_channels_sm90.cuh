@@ -389,7 +389,7 @@ static __device__ __forceinline__ void store_pairs(const recurrent_chunks &chunk
 #pragma unroll
         for (int m = 0; m < 2; m++) {
             const float norm = sm.q_norm[w * BLOCK_TOKENS + g + 8 * m];
-            *(uint32_t *)(stage + passing<SIDE>(g + 8 * m, column + 2 * t)) = pack_pair(
+            *(uint32_t *)(stage + passing(g + 8 * m, column + 2 * t)) = pack_pair(
                 d[2 * m] * norm * keys.x, d[2 * m + 1] * norm * keys.y);
         }
     };
@@ -403,7 +403,7 @@ static __device__ __forceinline__ void store_pairs(const recurrent_chunks &chunk
             }
         }
     }
-    store_passing<SIDE>(chunks.P, x, stage);
+    store_passing<SIDE>(chunks.P, x, stage, 0);
 }
 
 /* The warp's rows of L. */

@@ -120,23 +120,23 @@ static __device__ __forceinline__ uint4 *slot_piece(__nv_bfloat16 *array, const 
     return (uint4 *)(array + (x.slot * CHUNK_TOKENS + r) * DIM + c);
 }
 
-/* Where element (row, column) of a warp's 16 rows lies while they pass through shared memory. */
-template <int DIM> static __device__ __forceinline__ int passing(int row, int column)
+/* Where element (row, column) of 64 columns of a warp's 16 rows lies while they pass through shared memory. */
+static __device__ __forceinline__ int passing(int row, int column)
 {
-    return row * DIM + ((column / 8 ^ row % 8) * 8 | column % 8);
+    return row * SIDE + ((column / 8 ^ row % 8) * 8 | column % 8);
 }
 
-/* The warp's 16 rows of an array, from where they pass through. */
+/* 64 columns of the warp's 16 rows of an array, from where they pass through. */
 template <int DIM>
 static __device__ __forceinline__ void store_passing(__nv_bfloat16 *array, const chunk_place &x,
-                                                     const __nv_bfloat16 *stage)
+                                                     const __nv_bfloat16 *stage, int column)
 {
     __syncwarp();
 #pragma unroll
-    for (int e = threadIdx.x % 32; e < 16 * (DIM / 8); e += 32) {
-        const int row = e / (DIM / 8), c = e % (DIM / 8) * 8;
+    for (int e = threadIdx.x % 32; e < 16 * (SIDE / 8); e += 32) {
+        const int row = e / (SIDE / 8), c = e % (SIDE / 8) * 8;
         *slot_piece<DIM>(array, x, threadIdx.x / 32 * 16 + row,
-                         c) = *(const uint4 *)(stage + passing<DIM>(row, c));
+                         column + c) = *(const uint4 *)(stage + passing(row, c));
     }
     __syncwarp();
 }
@@ -146,25 +146,23 @@ static __device__ __forceinline__ __nv_bfloat16 *passing_stage(float *square)
     return (__nv_bfloat16 *)(square + threadIdx.x / 32 * 16 * SQUARE_PITCH);
 }
 
-/* Rows of the warp as the products leave them; LOW: what their rounding lacks. */
-template <bool LOW = false, int TILES>
+/* 64 columns of the warp's rows as the products leave them; LOW: what their rounding lacks. */
+template <int DIM, bool LOW = false>
 static __device__ __forceinline__ void store_product(__nv_bfloat16 *array, const chunk_place &x,
-                                                     float *square, const float (&out)[TILES][8][4])
+                                                     float *square, const float (&out)[8][4], int column)
 {
-    constexpr int dim = TILES * SIDE;
     __nv_bfloat16 *stage = passing_stage(square);
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
-    for (int n = 0; n < dim / 8; n++) {
-        const float(&d)[4] = out[n / 8][n % 8];
+    for (int n = 0; n < SIDE / 8; n++) {
 #pragma unroll
         for (int row = 0; row < 2; row++) {
             uint32_t part[2];
-            split_pair(part, d[2 * row], d[2 * row + 1]);
-            *(uint32_t *)(stage + passing<dim>(g + 8 * row, 8 * n + 2 * t)) = part[LOW];
+            split_pair(part, out[n][2 * row], out[n][2 * row + 1]);
+            *(uint32_t *)(stage + passing(g + 8 * row, 8 * n + 2 * t)) = part[LOW];
         }
     }
-    store_passing<dim>(array, x, stage);
+    store_passing<DIM>(array, x, stage, column);
 }
 
 /* Rows that solve nothing all end well. */
@@ -221,16 +219,23 @@ static __device__ __forceinline__ void store_delta(const recurrent_chunks &chunk
                         c) = *(const float4 *)(square + r * SQUARE_PITCH + c);
         }
     }
+    float own[4][4][2], out[1][8][4];
     weights_operand<2> m;
-    float out[DIM / SIDE][8][4];
-    square_operand(m, square, beta);
-    multiply_chunk<DIM>(out, m, v);
-    square_operand(m, square, before);
+    load_square(own, square);
     __syncthreads(); /* the square is now a stage */
-    store_product(chunks.values, x, square, out);
-    store_product<true>(chunks.values_low, x, square, out);
-    multiply_chunk<DIM, LOW>(out, m, k, k_low);
-    store_product(chunks.w, x, square, out);
+    scale_square(m, own, beta);
+#pragma unroll
+    for (int c = 0; c < DIM; c += SIDE) {
+        multiply_chunk<false>(out, m, v + c * SIDE, NULL);
+        store_product<DIM>(chunks.values, x, square, out[0], c);
+        store_product<DIM, true>(chunks.values_low, x, square, out[0], c);
+    }
+    scale_square(m, own, before);
+#pragma unroll
+    for (int c = 0; c < DIM; c += SIDE) {
+        multiply_chunk<LOW>(out, m, k + c * SIDE, k_low + c * SIDE);
+        store_product<DIM>(chunks.w, x, square, out[0], c);
+    }
 }
 
 #endif

@@ -13,14 +13,13 @@
 static constexpr float HELD = -1e4f;
 
 template <int DIM, bool DELTA> struct prepare_tokens_shared {
-    alignas(1024) __nv_bfloat16 q[SIDE * DIM];
-    __nv_bfloat16 k[SIDE * DIM], v[DELTA ? SIDE * DIM : 512];
+    alignas(1024) __nv_bfloat16 q[SIDE * DIM], k[SIDE * DIM]; /* with a delta rule v takes the place of q */
     float square[SQUARE_ELEMENTS];
     float2 sum[SIDE]; /* pre to base 2, as two floats */
     float pre[SIDE], suf[SIDE], beta[SIDE];
     float q_norm[SIDE],
-        k_norm[SIDE]; /* what tiles lack of the features: 1, or 1 / |x| but for a power of two */
-    float q_scale[SIDE], k_scale[SIDE], before[SIDE]; /* from tiles to q_in, k_out, beta k e^pre */
+        k_norm[SIDE];   /* what tiles lack of the features: 1, or 1 / |x| but for a power of two */
+    float before[SIDE]; /* from the tile of k to beta k e^pre */
 };
 
 /* The log decay of a token is read as that of a view, which for a constant of the head does not move. One warp: tokens 2 l, 2 l + 1. */
@@ -84,17 +83,17 @@ static __device__ __forceinline__ void map_rows(__nv_bfloat16 *tile, float *norm
     }
 }
 
-/* Rows of a tile times their factors, and where there is an array for it what the rounding lacks. */
-template <int DIM>
+/* The features of a tile, times the decay of their row where GATED, and where there is an array for it what the rounding lacks. */
+template <int DIM, bool GATED>
 static __device__ __forceinline__ void store_scaled(__nv_bfloat16 *array, __nv_bfloat16 *low,
                                                     const chunk_place &x, const __nv_bfloat16 *tile,
-                                                    const float *factor)
+                                                    const float *norm, const float *decay)
 {
-#pragma unroll 4
+#pragma unroll 2
     for (int e = threadIdx.x; e < CHUNK_TOKENS * (DIM / 8); e += PREPARE_THREADS) {
         const int r = e / (DIM / 8), c = e % (DIM / 8) * 8;
         piece out = unpack(*(const uint4 *)(tile + swizzled(r, c)));
-        multiply(out, factor[r]);
+        multiply(out, GATED ? norm[r] * decay[r] : norm[r]);
         const uint4 high = pack(out);
         *slot_piece<DIM>(array, x, r, c) = high;
         if (low) {
@@ -141,7 +140,7 @@ template <class SHARED> static __device__ __forceinline__ void put_system(SHARED
 }
 
 template <int DIM, bool GATED, bool DELTA>
-__global__ void __launch_bounds__(PREPARE_THREADS)
+__global__ void __launch_bounds__(PREPARE_THREADS, DELTA ? (DIM == 64 ? 4 : 3) : 1)
     prepare_tokens_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                           const __grid_constant__ recurrent_chunks chunks)
 {
@@ -155,22 +154,32 @@ __global__ void __launch_bounds__(PREPARE_THREADS)
     load_chunk<DIM, PREPARE_THREADS>(sm.q, chunks.q_given, x, threadIdx.x);
     load_chunk<DIM, PREPARE_THREADS>(sm.k, chunks.k_given, x, threadIdx.x);
     copy_async_commit();
-    if (DELTA) {
-        load_chunk<DIM, PREPARE_THREADS>(sm.v, chunks.v, x, threadIdx.x);
-    }
-    copy_async_commit();
     if (a.beta.data) {
         load_beta(sm.beta, a, x);
     }
     if (GATED && threadIdx.x >= PREPARE_THREADS - 32) {
         sum_gates(sm, a.log_decay, x);
     }
-    copy_async_wait<1>();
+    copy_async_wait<0>();
     __syncthreads();
     map_rows<DIM>(sm.q, sm.q_norm, chunks.q_features, x, p.feature_map);
     map_rows<DIM>(sm.k, sm.k_norm, chunks.k_features, x, p.feature_map);
     fence_async_proxy();
     __syncthreads();
+    if (threadIdx.x < SIDE) {
+        const int t = threadIdx.x;
+        sm.before[t] = DELTA ? sm.beta[t] * (GATED ? sm.pre[t] : 1) * sm.k_norm[t] : 0;
+    }
+    if (threadIdx.x < DIM) {
+        chunks.total[x.slot * DIM + threadIdx.x] = GATED ? sm.pre[SIDE - 1] : 1;
+    }
+    if (GATED) {
+        store_scaled<DIM, true>(chunks.q_decayed, NULL, x, sm.q, sm.q_norm, sm.pre);
+    }
+    if (GATED || (DELTA && chunks.k_low)) {
+        store_scaled<DIM, GATED>(GATED ? chunks.k_decayed : chunks.k_features, chunks.k_low, x, sm.k,
+                                 sm.k_norm, sm.suf);
+    }
     float s[1][8][4], l[1][8][4];
     products_begin();
     more_rows<DIM>(s[0], sm.q, sm.k, false);
@@ -178,33 +187,22 @@ __global__ void __launch_bounds__(PREPARE_THREADS)
         more_rows<DIM>(l[0], sm.k, sm.k, false);
     }
     products_commit();
-    if (threadIdx.x < DIM) {
-        chunks.total[x.slot * DIM + threadIdx.x] = GATED ? sm.pre[SIDE - 1] : 1;
-    }
-    if (threadIdx.x < SIDE) {
-        const int t = threadIdx.x;
-        const float pre = GATED ? sm.pre[t] : 1, suf = GATED ? sm.suf[t] : 1;
-        sm.q_scale[t] = pre * sm.q_norm[t], sm.k_scale[t] = suf * sm.k_norm[t];
-        sm.before[t] = DELTA ? sm.beta[t] * pre * sm.k_norm[t] : 0;
-    }
     products_wait<0>();
     products_arrived(s[0]);
-    decay_pairs<GATED, true>(s[0], sm, sm.q_norm);
-    store_product(chunks.P, x, sm.square, s);
-    __syncthreads();
-    if (GATED) {
-        store_scaled<DIM>(chunks.q_decayed, NULL, x, sm.q, sm.q_scale);
-    }
-    if (GATED || (DELTA && chunks.k_low)) {
-        store_scaled<DIM>(GATED ? chunks.k_decayed : chunks.k_features, chunks.k_low, x, sm.k, sm.k_scale);
-    }
-    if constexpr (DELTA) {
+    if (DELTA) {
         products_arrived(l[0]);
+        __syncthreads();
+        load_chunk<DIM, PREPARE_THREADS>(sm.q, chunks.v, x, threadIdx.x);
+        copy_async_commit();
+    }
+    decay_pairs<GATED, true>(s[0], sm, sm.q_norm);
+    store_product<SIDE>(chunks.P, x, sm.square, s[0], 0);
+    if constexpr (DELTA) {
         decay_pairs<GATED, false>(l[0], sm, sm.k_norm);
         put_system(sm, l[0]);
         copy_async_wait<0>();
         fence_async_proxy();
-        store_delta<DIM, false>(chunks, x, sm.square, sm.beta, sm.before, sm.k, NULL, sm.v);
+        store_delta<DIM, false>(chunks, x, sm.square, sm.beta, sm.before, sm.k, sm.k, sm.q);
     } else if (chunks.values) {
         store_weighted<DIM>(chunks, x, sm.beta);
     }
