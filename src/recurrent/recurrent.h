@@ -41,8 +41,8 @@ RECURRENT_DECLARE_ISA(avx512)
 recurrent_run_fn recurrent_forward_sm80, recurrent_backward_sm80, recurrent_decode_sm80;
 recurrent_work_fn recurrent_forward_sm80_work, recurrent_backward_sm80_work, recurrent_decode_sm80_work;
 /* MesaNet alone. */
-recurrent_run_fn recurrent_mesa_sm90;
-recurrent_work_fn recurrent_mesa_sm90_work;
+recurrent_run_fn recurrent_mesa_sm90, recurrent_mesa_backward_sm90;
+recurrent_work_fn recurrent_mesa_sm90_work, recurrent_mesa_backward_sm90_work;
 loam_status recurrent_mesa_sm90_fits(const loam_problem *problem, loam_error *error);
 
 /* ------------------------------------------------------------------ mechanisms: the switches of the recurrence */
