@@ -47,8 +47,8 @@ recurrent_work_fn recurrent_forward_sm90_work, recurrent_backward_sm90_work;
 /* What else than mechanism, pass and type must hold of a problem; `error` may be NULL. */
 loam_status recurrent_sm90_fits(const loam_problem *problem, loam_error *error);
 /* MesaNet alone. */
-recurrent_run_fn recurrent_mesa_sm90;
-recurrent_work_fn recurrent_mesa_sm90_work;
+recurrent_run_fn recurrent_mesa_sm90, recurrent_mesa_backward_sm90;
+recurrent_work_fn recurrent_mesa_sm90_work, recurrent_mesa_backward_sm90_work;
 loam_status recurrent_mesa_sm90_fits(const loam_problem *problem, loam_error *error);
 
 /* ------------------------------------------------------------------ mechanisms: the switches of the recurrence */

@@ -211,7 +211,8 @@ __global__ void __launch_bounds__(SUM_THREADS) parameter_sums_kernel(const __gri
 }
 
 /* dLambda_c = -sum_t z_c x_c: one block for 32 channels of a head, its warps take tokens in turns. */
-__global__ void __launch_bounds__(SUM_THREADS) ridge_sums_kernel(const __grid_constant__ gather<double> s)
+template <class REAL>
+__global__ void __launch_bounds__(SUM_THREADS) ridge_sums_kernel(const __grid_constant__ gather<REAL> s)
 {
     constexpr int warps = SUM_THREADS / 32;
     __shared__ double sums[warps][32];
@@ -220,7 +221,7 @@ __global__ void __launch_bounds__(SUM_THREADS) ridge_sums_kernel(const __grid_co
     double sum = 0;
     for (int64_t n = threadIdx.x / 32; c < d && n < recurrent_tokens(&s.p); n += warps) {
         const int64_t e = row_of_head(s.p, h, n) * d + c;
-        sum = fma(-s.w.dx[e], s.w.x[e], sum);
+        sum = fma(-(double)s.w.dx[e], (double)s.w.x[e], sum);
     }
     sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
     __syncthreads();
@@ -234,7 +235,7 @@ __global__ void __launch_bounds__(SUM_THREADS) ridge_sums_kernel(const __grid_co
 }
 
 /* One warp. */
-__global__ void put_ridge_kernel(const __grid_constant__ gather<double> s)
+template <class REAL> __global__ void put_ridge_kernel(const __grid_constant__ gather<REAL> s)
 {
     const int64_t d = s.p.dim_qk;
     const loam_view &g = s.a.grad_ridge;
@@ -268,8 +269,14 @@ template <class REAL> static loam_status run(const gather<REAL> &s, loam_error *
         TRY(cuda_launch("gather_kernel", gather_kernel<REAL>, (warps + each - 1) / each, GATHER_THREADS, 0,
                         s.a.stream, false, error, s));
     }
-    return cuda_launch("parameter_sums_kernel", parameter_sums_kernel<REAL>, 1, SUM_THREADS, 0, s.a.stream,
-                       false, error, s);
+    TRY(cuda_launch("parameter_sums_kernel", parameter_sums_kernel<REAL>, 1, SUM_THREADS, 0, s.a.stream,
+                    false, error, s));
+    if (!s.form.solved || !s.a.grad_ridge.data) {
+        return LOAM_OK;
+    }
+    TRY(cuda_launch("ridge_sums_kernel", ridge_sums_kernel<REAL>, s.p.heads_v * ((s.p.dim_qk + 31) / 32),
+                    SUM_THREADS, 0, s.a.stream, false, error, s));
+    return cuda_launch("put_ridge_kernel", put_ridge_kernel<REAL>, 1, 32, 0, s.a.stream, false, error, s);
 }
 
 loam_status recurrent_gather_cuda(const loam_problem *p, const loam_args *a, const backward_work<float> *w,
@@ -283,11 +290,5 @@ loam_status recurrent_gather64_cuda(const loam_problem *p, const loam_args *a, c
                                     loam_error *error)
 {
     const gather<double> s = { *p, *a, *recurrent_form_of(p->mechanism), *w };
-    TRY(run(s, error));
-    if (!a->grad_ridge.data) {
-        return LOAM_OK;
-    }
-    TRY(cuda_launch("ridge_sums_kernel", ridge_sums_kernel, p->heads_v * ((p->dim_qk + 31) / 32), SUM_THREADS,
-                    0, a->stream, false, error, s));
-    return cuda_launch("put_ridge_kernel", put_ridge_kernel, 1, 32, 0, a->stream, false, error, s);
+    return run(s, error);
 }

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT
  * MesaNet on Hopper: the workspace and the kernels in their order; what leaves a chunk to float64. */
-#include "src/recurrent/recurrent_mesa_sm90.cuh"
+#include "src/recurrent/recurrent_mesa_backward_sm90.cuh"
+
+#include "src/recurrent/recurrent_backward_cuda.cuh"
 
 /* o = S x of the tokens of a chunk that float64 has solved; a thread has a row of S. */
 __global__ void __launch_bounds__(MESA_DIM) mesa_rest_kernel(const __grid_constant__ mesa s)
@@ -38,6 +40,56 @@ __global__ void __launch_bounds__(MESA_DIM) mesa_rest_kernel(const __grid_consta
             o = fma(m[c], x[c], o);
         }
         store_real(s.a.o.data, s.p.dtype, RECURRENT_AT(s.a.o, seq.b, h, token) + threadIdx.x, (float)o);
+    }
+}
+
+/* The same in backward: x and z in parts, and what S0 and H0 say of the gates before each token. */
+__global__ void __launch_bounds__(MESA_DIM) mesa_rest_sides_kernel(const __grid_constant__ mesa_backward s)
+{
+    __shared__ double x[MESA_DIM], sums[MESA_DIM];
+    const mesa_chunk at = mesa_chunk_of_block(s.m);
+    const int r = threadIdx.x;
+    if (at.tokens <= 0) {
+        return;
+    }
+    const int64_t slot = kept_slot(s.m.kept, s.m.p, at.seq, at.h, at.chunk);
+    if (!s.m.doubtful[slot]) {
+        return;
+    }
+    const float *kept = kept_row(s.m.kept, s.m.p, at.seq, at.h, at.chunk, 0);
+    double pre = 0;
+    for (int t = 0; t < at.tokens; t++) {
+        const int64_t row = recurrent_work_row(&s.m.p, &at.seq, at.h, at.chunk * MESA_TOKENS + t) * MESA_DIM;
+        const double z = s.dx[row + r];
+        __syncthreads();
+        x[r] = s.m.x[row + r];
+        __syncthreads();
+        for (int side = 0; side < 2; side++) {
+            const double value = side ? z : x[r];
+            const __nv_bfloat16 high = __float2bfloat16_rn((float)value);
+            s.sides[slot][2 * side][t][r] = high;
+            s.sides[slot][2 * side + 1][t][r] = __float2bfloat16_rn(
+                (float)(value - (double)__bfloat162float(high)));
+        }
+        double of_s = 0, of_h = 0;
+        for (int c = 0; c < MESA_DIM; c++) {
+            const float *H = kept + MESA_DIM * MESA_DIM;
+            of_s = fma((double)kept[r * MESA_DIM + c], x[c], of_s);
+            of_h = fma(((double)H[r * MESA_DIM + c] + (double)H[c * MESA_DIM + r]) / 2, x[c], of_h);
+        }
+        const double grad_o = load_real<double>(s.m.a.grad_o.data, s.m.p.dtype,
+                                                RECURRENT_AT(s.m.a.grad_o, at.seq.b, at.h, at.first + t) + r);
+        sums[r] = grad_o * of_s - z * of_h;
+        __syncthreads();
+        pre += (double)((const float *)s.m.a.log_decay
+                            .data)[RECURRENT_AT(s.m.a.log_decay, at.seq.b, at.h, at.first + t)];
+        if (r == 0) {
+            double sum = 0;
+            for (int c = 0; c < MESA_DIM; c++) {
+                sum += sums[c];
+            }
+            s.carried[slot * MESA_TOKENS + t] = (float)(exp(pre) * sum);
+        }
     }
 }
 
@@ -95,9 +147,81 @@ loam_status recurrent_mesa_sm90(const loam_problem *p, const loam_args *a, loam_
     if (heads > 0 && s.kept.per_sequence > 0) {
         TRY(cuda_launch("mesa_solve_kernel", mesa_solve_kernel, heads * s.kept.per_sequence, MESA_THREADS,
                         sizeof(mesa_solve_stage), a->stream, false, error, s));
-        TRY(recurrent_solve_rest_cuda(p, a, &s.kept, s.doubtful, s.x, error));
+        TRY(recurrent_solve_rest_cuda(p, a, &s.kept, s.doubtful, s.x, NULL, error));
         TRY(cuda_launch("mesa_rest_kernel", mesa_rest_kernel, heads * s.kept.per_sequence, MESA_DIM, 0,
                         a->stream, false, error, s));
     }
+    return loam_succeed(error);
+}
+
+/* ------------------------------------------------------------------ backward */
+
+static mesa_backward backward_carve(const loam_problem *p, const loam_args *a, backward_work<float> *w,
+                                    arena *pool)
+{
+    mesa_backward s = {};
+    const size_t rows = size_mul((size_t)recurrent_tokens(p), (size_t)p->heads_v),
+                 numbers = size_mul(rows, MESA_DIM);
+    s.m = mesa_carve(p, a, pool);
+    const size_t slots = size_mul((size_t)s.m.kept.per_head, (size_t)p->heads_v);
+    s.grads = kept_carve<float>(p, MESA_TOKENS, 2 * MESA_DIM, pool);
+    s.sides = (mesa_dense(*)[MESA_PARTS])arena_take(pool, slots, sizeof(mesa_dense) * MESA_PARTS);
+    s.carried = (float *)arena_take(pool, size_mul(slots, MESA_TOKENS), sizeof(float));
+    s.x = (float *)arena_take(pool, numbers, sizeof(float));
+    s.z = (float *)arena_take(pool, numbers, sizeof(float));
+    s.dk = (float *)arena_take(pool, numbers, sizeof(float));
+    s.dx = (double *)arena_take(pool, numbers, sizeof(double));
+    *w = {};
+    w->work_rows = (int64_t)rows, w->parts = 1, w->x = s.x, w->dx = s.z, w->dk = s.dk;
+    w->scale = (double *)arena_take(pool, rows, sizeof(double));
+    w->ridge = (double *)arena_take(pool, size_mul((size_t)p->heads_v, MESA_DIM), sizeof(double));
+    return s;
+}
+
+size_t recurrent_mesa_backward_sm90_work(const loam_problem *p)
+{
+    arena pool = {};
+    backward_work<float> w;
+    (void)backward_carve(p, NULL, &w, &pool);
+    const size_t plain = recurrent_backward_sm80_work(p);
+    return pool.used > plain ? pool.used : plain;
+}
+
+static loam_status backward(const mesa_backward &s, loam_error *error)
+{
+    const loam_problem *p = &s.m.p;
+    const loam_args *a = &s.m.a;
+    const int64_t heads = p->batch * p->heads_v, chunks = heads * s.m.kept.per_sequence;
+    TRY(cuda_launch("mesa_pass_kernel", mesa_pass_kernel, 2 * heads, MESA_THREADS, sizeof(mesa_pass_stage),
+                    a->stream, false, error, s.m));
+    if (chunks > 0) {
+        TRY(cuda_launch("mesa_adjoint_kernel", mesa_adjoint_kernel, chunks, MESA_THREADS,
+                        sizeof(mesa_solve_stage), a->stream, false, error, s));
+        TRY(recurrent_solve_rest_cuda(p, a, &s.m.kept, s.m.doubtful, s.m.x, s.dx, error));
+        TRY(cuda_launch("mesa_rest_sides_kernel", mesa_rest_sides_kernel, chunks, MESA_DIM, 0, a->stream,
+                        false, error, s));
+    }
+    TRY(cuda_launch("mesa_reverse_kernel", mesa_reverse_kernel, 2 * heads, MESA_THREADS,
+                    sizeof(mesa_reverse_stage), a->stream, false, error, s));
+    return chunks > 0 ? cuda_launch("mesa_gradient_kernel", mesa_gradient_kernel, chunks, MESA_THREADS,
+                                    sizeof(mesa_gradient_stage), a->stream, false, error, s)
+                      : LOAM_OK;
+}
+
+loam_status recurrent_mesa_backward_sm90(const loam_problem *p, const loam_args *given, loam_error *error)
+{
+    const loam_view &v = given->grad_v;
+    const loam_const_view grad_v = { v.data, v.batch, v.head, v.token };
+    if (!reads(given->q) || !reads(given->k) || !reads(given->v) || !reads(given->grad_o) || !reads(grad_v)) {
+        return recurrent_backward_sm80(p, given, error);
+    }
+    loam_args a = *given;
+    arena pool = { (char *)a.work, 0 };
+    backward_work<float> w;
+    a.state_out.data = NULL, a.info.data = NULL; /* of forward */
+    const mesa_backward s = backward_carve(p, &a, &w, &pool);
+    TRY(p->batch > 0 ? backward(s, error) : LOAM_OK);
+    a.grad_beta.data = NULL, a.grad_log_decay.data = NULL; /* are written */
+    TRY(recurrent_gather_cuda(p, &a, &w, error));
     return loam_succeed(error);
 }

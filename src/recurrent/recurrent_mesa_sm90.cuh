@@ -104,7 +104,8 @@ __global__ void __launch_bounds__(MESA_THREADS) mesa_pass_kernel(const __grid_co
 #pragma unroll
         for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
             const int64_t row = row0 + e % 4 / 2 * 8, c = e / 4 * 8 + t2 + e % 2;
-            acc[e / 4][e % 4] = ((const float *)a.state_in.data)[RECURRENT_AT(a.state_in, seq.index, h, row) + c];
+            acc[e / 4][e % 4] =
+                ((const float *)a.state_in.data)[RECURRENT_AT(a.state_in, seq.index, h, row) + c];
         }
     }
     const auto load = [&](int64_t c) {
@@ -247,7 +248,8 @@ static __device__ __forceinline__ void mesa_apply(mesa_rows &y, const mesa_rows 
                                                   const mesa_solve_stage &stage, const float (&decay)[2])
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t2 = lane % 4 * 2;
-    const mesa_tile &from = MAP == MAP_ADJOINT ? stage.v : stage.k, &to = MAP == MAP_OUTPUT ? stage.v : stage.k;
+    const mesa_tile &from = MAP == MAP_ADJOINT ? stage.v : stage.k,
+                    &to = MAP == MAP_OUTPUT ? stage.v : stage.k;
     mesa_rows pairs = {};
     clear(y);
 #pragma unroll
@@ -436,92 +438,137 @@ static __device__ __forceinline__ int mesa_conjugate(mesa_rows &x, mesa_rows &r,
     return steps;
 }
 
-/* One block for each chunk. */
-__global__ void __launch_bounds__(MESA_THREADS, 2) mesa_solve_kernel(const __grid_constant__ mesa s)
+/* This warp's rows of a view of bf16, zeros beyond the chunk. */
+static __device__ __forceinline__ void mesa_load_rows(mesa_rows &x, const loam_const_view &view, int64_t b,
+                                                      int64_t head, int64_t first, int tokens)
 {
-    extern __shared__ __align__(16) char shared[];
-    mesa_solve_stage &stage = *(mesa_solve_stage *)shared;
-    const int64_t chunk = blockIdx.x % s.kept.per_sequence, head = blockIdx.x / s.kept.per_sequence;
-    const int64_t h = head % s.p.heads_v, first = chunk * MESA_TOKENS, key_head = recurrent_key_head(&s.p, h);
-    const recurrent_seq seq = recurrent_seq_at(&s.p, &s.a, head / s.p.heads_v);
-    const int64_t left = seq.len - first;
-    if (left <= 0) {
-        return;
-    }
-    const int tokens = left < MESA_TOKENS ? (int)left : MESA_TOKENS;
-    mesa_solve_load(s, stage, seq, h, chunk, tokens);
-
-    const int lane = threadIdx.x % 32, t2 = lane % 4 * 2, t0 = (int)threadIdx.x / 32 * 16 + lane / 4;
-    const float decay[2] = { expf((float)stage.sums[t0]), expf((float)stage.sums[t0 + 8]) };
-    mesa_rows x, r, y;
-    float trace[2], size[2], goal[2], rest[2], length[2];
-    mesa_weigh(stage, trace);
-    __syncwarp();
+    const int t0 = (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4;
+    const __nv_bfloat16 *from = (const __nv_bfloat16 *)view.data + RECURRENT_AT(view, b, head, first);
 #pragma unroll
     for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
-        const int t = t0 + e % 2 * 8, c = e / 2 * 8 + t2;
-        const int64_t at = RECURRENT_AT(s.a.q, seq.b, key_head, seq.first + first + t) + c;
-        const uint32_t pair = t < tokens ? *(const uint32_t *)((const __nv_bfloat16 *)s.a.q.data + at) : 0;
-        r[e / 2][e % 2 * 2] = __uint_as_float(pair << 16);
-        r[e / 2][e % 2 * 2 + 1] = __uint_as_float(pair & 0xffff0000u);
+        const int t = t0 + e % 2 * 8, c = e / 2 * 8 + (int)threadIdx.x % 4 * 2;
+        const uint32_t pair = t < tokens ? *(const uint32_t *)(from + t * view.token + c) : 0;
+        x[e / 2][e % 2 * 2] = __uint_as_float(pair << 16);
+        x[e / 2][e % 2 * 2 + 1] = __uint_as_float(pair & 0xffff0000u);
     }
-    mesa_dot(size, r, r);
-    float factor[2];
+}
+
+/* r <- scale phi(r) */
+static __device__ __forceinline__ void mesa_queries(mesa_rows &r, const loam_problem &p)
+{
+    float norm2[2], factor[2] = { (float)p.scale, (float)p.scale };
+    if (p.feature_map == LOAM_FEATURES_UNIT) {
+        mesa_dot(norm2, r, r);
 #pragma unroll
-    for (int row = 0; row < 2; row++) {
-        const bool unit = s.p.feature_map == LOAM_FEATURES_UNIT;
-        factor[row] = (float)s.p.scale * (unit ? (size[row] > 0 ? rsqrtf(size[row]) : 0) : 1);
-        size[row] *= factor[row] * factor[row];
-        goal[row] = RESIDUAL * RESIDUAL * size[row];
+        for (int row = 0; row < 2; row++) {
+            factor[row] *= norm2[row] > 0 ? rsqrtf(norm2[row]) : 0;
+        }
     }
 #pragma unroll
     for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
         r[e / 4][e % 4] *= factor[e % 4 / 2];
     }
-    const int steps = mesa_conjugate(x, r, stage, decay, goal, rest);
+}
 
-    float of_state = 0;
-    for (int c = lane; c < MESA_DIM; c += 32) {
-        of_state += __bfloat162float(stage.states[1][0][c][c]);
-    }
-    of_state = row_sum<32>(of_state);
-    float ridge = 0;
-    for (int c = lane; c < MESA_DIM; c += 32) {
-        ridge += stage.ridge[c];
-    }
-    ridge = row_sum<32>(ridge);
+/* What is known of how the systems of a row pair ended. */
+struct mesa_end {
+    float residual[2];
+    int steps;
+    bool doubtful;
+};
+
+/* A x = r; r is lost. trace: of A, of the rows. */
+static __device__ __forceinline__ mesa_end mesa_solve_rows(mesa_rows &x, mesa_rows &r,
+                                                           const mesa_solve_stage &stage,
+                                                           const float (&decay)[2], const float (&trace)[2])
+{
+    float size[2], goal[2], rest[2], length[2];
+    mesa_end end = {};
+    mesa_dot(size, r, r);
+    goal[0] = RESIDUAL * RESIDUAL * size[0], goal[1] = RESIDUAL * RESIDUAL * size[1];
+    end.steps = mesa_conjugate(x, r, stage, decay, goal, rest);
     mesa_dot(length, x, x);
-    bool doubtful = false;
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        const float all = decay[row] * of_state + trace[row] + ridge;
         /* written so that NaN is doubtful */
-        doubtful |= !(rest[row] <= goal[row]) ||
-                    !(TWO_PARTS / 8 * all * sqrtf(length[row]) <= DOUBTFUL * sqrtf(size[row]));
+        end.doubtful |= !(rest[row] <= goal[row]) ||
+                        !(TWO_PARTS / 8 * trace[row] * sqrtf(length[row]) <= DOUBTFUL * sqrtf(size[row]));
+        end.residual[row] = size[row] > 0 ? sqrtf(rest[row] / size[row]) : 0;
     }
-    if (__any_sync(~0u, doubtful) && lane == 0) {
-        s.doubtful[kept_slot(s.kept, s.p, seq, h, chunk)] = 1;
-    }
+    return end;
+}
 
-    mesa_apply<MAP_OUTPUT>(y, x, stage, decay);
+/* trace(A) of the rows, to which mesa_weigh has given what the keys of the chunk add. */
+static __device__ __forceinline__ void mesa_trace(float (&trace)[2], const mesa_solve_stage &stage,
+                                                  const float (&decay)[2])
+{
+    float state = 0, ridge = 0;
+    for (int c = threadIdx.x % 32; c < MESA_DIM; c += 32) {
+        state += __bfloat162float(stage.states[1][0][c][c]), ridge += stage.ridge[c];
+    }
+    state = row_sum<32>(state), ridge = row_sum<32>(ridge);
+    trace[0] += decay[0] * state + ridge, trace[1] += decay[1] * state + ridge;
+}
+
+/* The chunk of a thread block. */
+struct mesa_chunk {
+    recurrent_seq seq;
+    int64_t chunk, h, key_head, first; /* first: of the token axis */
+    int tokens;                        /* <= 0: the sequence is shorter */
+};
+
+static __device__ __forceinline__ mesa_chunk mesa_chunk_of_block(const mesa &s)
+{
+    const int64_t head = blockIdx.x / s.kept.per_sequence;
+    mesa_chunk x;
+    x.chunk = blockIdx.x % s.kept.per_sequence, x.h = head % s.p.heads_v;
+    x.key_head = recurrent_key_head(&s.p, x.h);
+    x.seq = recurrent_seq_at(&s.p, &s.a, head / s.p.heads_v);
+    x.first = x.seq.first + x.chunk * MESA_TOKENS;
+    x.tokens = (int)min(x.seq.len - x.chunk * MESA_TOKENS, (int64_t)MESA_TOKENS);
+    return x;
+}
+
+/* One block for each chunk. */
+__global__ void __launch_bounds__(MESA_THREADS, 2) mesa_solve_kernel(const __grid_constant__ mesa s)
+{
+    extern __shared__ __align__(16) char shared[];
+    mesa_solve_stage &stage = *(mesa_solve_stage *)shared;
+    const mesa_chunk at = mesa_chunk_of_block(s);
+    if (at.tokens <= 0) {
+        return;
+    }
+    mesa_solve_load(s, stage, at.seq, at.h, at.chunk, at.tokens);
+    const int lane = threadIdx.x % 32, t2 = lane % 4 * 2, t0 = (int)threadIdx.x / 32 * 16 + lane / 4;
+    const float decay[2] = { expf((float)stage.sums[t0]), expf((float)stage.sums[t0 + 8]) };
+    mesa_rows x, r;
+    float trace[2];
+    mesa_weigh(stage, trace);
+    mesa_trace(trace, stage, decay);
+    __syncwarp();
+    mesa_load_rows(r, s.a.q, at.seq.b, at.key_head, at.first, at.tokens);
+    mesa_queries(r, s.p);
+    const mesa_end end = mesa_solve_rows(x, r, stage, decay, trace);
+    if (__any_sync(~0u, end.doubtful) && lane == 0) {
+        s.doubtful[kept_slot(s.kept, s.p, at.seq, at.h, at.chunk)] = 1;
+    }
+    mesa_apply<MAP_OUTPUT>(r, x, stage, decay);
+    __nv_bfloat16 *o = (__nv_bfloat16 *)s.a.o.data + RECURRENT_AT(s.a.o, at.seq.b, at.h, at.first);
 #pragma unroll
     for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
         const int t = t0 + e % 2 * 8, c = e / 2 * 8 + t2;
-        if (t < tokens) {
-            const int64_t at = RECURRENT_AT(s.a.o, seq.b, h, seq.first + first + t) + c;
-            *(__nv_bfloat162 *)((__nv_bfloat16 *)s.a.o.data +
-                                at) = __floats2bfloat162_rn(y[e / 2][e % 2 * 2], y[e / 2][e % 2 * 2 + 1]);
+        if (t < at.tokens) {
+            *(__nv_bfloat162 *)(o + t * s.a.o.token + c) = __floats2bfloat162_rn(r[e / 2][e % 2 * 2],
+                                                                                 r[e / 2][e % 2 * 2 + 1]);
         }
     }
     if (s.a.info.data && lane % 4 == 0) {
 #pragma unroll
         for (int row = 0; row < 2; row++) {
             const int t = t0 + 8 * row;
-            const loam_row_info info = { LOAM_ROW_SOLVED, LOAM_SOLVER_CG, steps,
-                                         size[row] > 0 ? sqrtf(rest[row] / size[row]) : 0 };
-            if (t < tokens) {
-                ((loam_row_info *)s.a.info.data)[RECURRENT_AT(s.a.info, seq.b, h, seq.first + first + t)] =
-                    info;
+            const loam_row_info info = { LOAM_ROW_SOLVED, LOAM_SOLVER_CG, end.steps, end.residual[row] };
+            if (t < at.tokens) {
+                ((loam_row_info *)s.a.info.data)[RECURRENT_AT(s.a.info, at.seq.b, at.h, at.first + t)] = info;
             }
         }
     }

@@ -252,10 +252,10 @@ loam_status recurrent_solve_cuda(const loam_problem *p, const loam_args *a, cons
 
 loam_status recurrent_solve_rest_cuda(const loam_problem *p, const loam_args *a,
                                       const kept_states<float> *states, const int32_t *only, double *x,
-                                      loam_error *error)
+                                      double *dx, loam_error *error)
 {
     solve s = solve_of(p, a, x);
     s.system.per_sequence = states->per_sequence;
-    s.states = *states, s.only = only;
+    s.states = *states, s.only = only, s.dx = dx, s.parts = dx ? 1 : 0;
     return launch(s, error);
 }

@@ -138,7 +138,8 @@ static __device__ __forceinline__ void store_streamed(float *row, const float (&
 
 /* Block (n, h): rows of head h; warps follow one another through the rows of a sequence, then through sequences. */
 template <class TYPE, int LANES, bool BY_CHANNEL>
-__global__ void __launch_bounds__(STEP_THREADS, STEP_BLOCKS - BY_CHANNEL) step_kernel(const __grid_constant__ step s)
+__global__ void __launch_bounds__(STEP_THREADS, STEP_BLOCKS - BY_CHANNEL)
+    step_kernel(const __grid_constant__ step s)
 {
     constexpr int groups = STEP_GROUPS, apart = 32 / LANES;
     const loam_problem &p = s.p;

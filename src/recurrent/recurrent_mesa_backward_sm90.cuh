@@ -1,0 +1,582 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Gradients of MesaNet by chunks (recurrent_mesa_sm90.cuh). With dx_t = S_t^T do_t and z_t = A_t^-1 dx_t, from the last chunk to the
+ * first, dS and dH at the end of each,
+ *
+ *     dS <- e^total dS + do^T (e^pre x),   dH <- e^total dH - (z^T (e^pre x) + x^T (e^pre z)) / 2
+ *
+ * and then, all chunks side by side, with D_tj = e^(sum of the gates of j + 1 .. t), suf_j that of those after j,
+ *
+ *     dv_j = beta_j (sum_t D_tj (k_j . x_t) do_t + e^suf_j dS k_j),   dk_j = beta_j (s_j + h_j)
+ *     s_j = sum_t D_tj (v_j . do_t) x_t + e^suf_j dS^T v_j
+ *     h_j = -sum_t D_tj ((k_j . z_t) x_t + (k_j . x_t) z_t) + 2 e^suf_j dH k_j
+ *     dbeta_j = s_j . k_j + h_j . k_j / 2,   dq = scale z,   dLambda = -sum_t z_t x_t
+ *
+ * The gradient of a gate is the sum of all that its decay multiplies: pairs across it, reads of S0 and H0 after it, writes before it that
+ * reach the end of the chunk, and the states that pass through. */
+#ifndef LOAM_RECURRENT_MESA_BACKWARD_SM90_CUH
+#define LOAM_RECURRENT_MESA_BACKWARD_SM90_CUH
+
+#include "src/recurrent/recurrent_mesa_sm90.cuh"
+
+enum { MESA_PARTS = 4, MESA_REVERSE_STAGES = 3 }; /* x and z, two parts of each */
+
+typedef __nv_bfloat16 mesa_dense[MESA_TOKENS][MESA_DIM];
+
+struct mesa_backward {
+    mesa m;
+    kept_states<float> grads;        /* dS, then dH, at the ends of chunks */
+    mesa_dense (*sides)[MESA_PARTS]; /* [slot]: x in two parts, z in two parts; zeros beyond the sequence */
+    float *carried;                  /* [slot][64]: e^pre (do . S0 x - z . H0 x) */
+    float *x, *z, *dk;               /* [work row][64] */
+    double *dx;                      /* [work row][64]: for chunks that float64 solves */
+};
+
+/* ------------------------------------------------------------------ x and z */
+
+/* y = x state */
+template <bool BY_ROWS>
+static __device__ __forceinline__ void mesa_read_state(mesa_rows &y, const mesa_rows &x,
+                                                       const mesa_tile (&state)[2])
+{
+    clear(y);
+#pragma unroll
+    for (int k = 0; k < MESA_BLOCKS / 2; k++) {
+        operand_a<2> a;
+        mesa_operand(a, x, k);
+#pragma unroll
+        for (int n = 0; n < MESA_BLOCKS; n += 2) {
+            mesa_product<BY_ROWS>(y, a, state, k, n);
+        }
+    }
+}
+
+static __device__ __forceinline__ void mesa_store_parts(mesa_dense *to, const mesa_rows &x)
+{
+    const int t0 = (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
+        uint32_t part[2];
+        split_pair(part, x[e / 2][e % 2 * 2], x[e / 2][e % 2 * 2 + 1]);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            *(uint32_t *)&to[i][t0 + e % 2 * 8][e / 2 * 8 + (int)threadIdx.x % 4 * 2] = part[i];
+        }
+    }
+}
+
+__global__ void __launch_bounds__(MESA_THREADS, 2)
+    mesa_adjoint_kernel(const __grid_constant__ mesa_backward s)
+{
+    extern __shared__ __align__(16) char shared[];
+    mesa_solve_stage &stage = *(mesa_solve_stage *)shared;
+    const mesa_chunk at = mesa_chunk_of_block(s.m);
+    if (at.tokens <= 0) {
+        return;
+    }
+    const loam_args &a = s.m.a;
+    const int64_t slot = kept_slot(s.m.kept, s.m.p, at.seq, at.h, at.chunk);
+    mesa_solve_load(s.m, stage, at.seq, at.h, at.chunk, at.tokens);
+    const int lane = threadIdx.x % 32, t0 = (int)threadIdx.x / 32 * 16 + lane / 4;
+    const float decay[2] = { expf((float)stage.sums[t0]), expf((float)stage.sums[t0 + 8]) };
+    mesa_rows x, y, r;
+    float trace[2], ofs[2], ofh[2];
+    mesa_weigh(stage, trace);
+    mesa_trace(trace, stage, decay);
+    __syncwarp();
+    mesa_load_rows(r, a.q, at.seq.b, at.key_head, at.first, at.tokens);
+    mesa_queries(r, s.m.p);
+    bool doubtful = mesa_solve_rows(x, r, stage, decay, trace).doubtful;
+    mesa_store_parts(s.sides[slot], x);
+    mesa_read_state<true>(y, x, stage.states[0]);
+    mesa_load_rows(r, a.grad_o, at.seq.b, at.h, at.first, at.tokens);
+    mesa_dot(ofs, r, y);
+    mesa_apply<MAP_ADJOINT>(y, r, stage, decay);
+    mesa_read_state<false>(r, x, stage.states[1]); /* H0 x, for later */
+    {
+        mesa_rows z, b;
+        memcpy(b, y, sizeof b);
+        doubtful |= mesa_solve_rows(z, b, stage, decay, trace).doubtful;
+        mesa_store_parts(s.sides[slot] + 2, z);
+        mesa_dot(ofh, z, r);
+    }
+    if (lane % 4 == 0) {
+        s.carried[slot * MESA_TOKENS + t0] = decay[0] * (ofs[0] - ofh[0]);
+        s.carried[slot * MESA_TOKENS + t0 + 8] = decay[1] * (ofs[1] - ofh[1]);
+    }
+    if (__syncthreads_or(doubtful)) {
+        if (threadIdx.x == 0) {
+            s.m.doubtful[slot] = 1;
+        }
+        mesa_load_rows(r, a.grad_o, at.seq.b, at.h, at.first, at.tokens);
+        mesa_apply<MAP_ADJOINT>(y, r, stage, decay);
+#pragma unroll
+        for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
+            const int t = t0 + e % 4 / 2 * 8, c = e / 4 * 8 + lane % 4 * 2 + e % 2;
+            if (t < at.tokens) {
+                const int64_t row = recurrent_work_row(&s.m.p, &at.seq, at.h, at.chunk * MESA_TOKENS + t);
+                s.dx[row * MESA_DIM + c] = y[e / 4][e % 4];
+            }
+        }
+    }
+}
+
+/* ------------------------------------------------------------------ the gradients of the states */
+
+struct mesa_reverse_stage {
+    mesa_tile x[MESA_REVERSE_STAGES][2], other[MESA_REVERSE_STAGES][2]; /* other: do, or z in two parts */
+    float factor[MESA_TOKENS];
+};
+
+static __device__ __forceinline__ void mesa_load_dense(mesa_tile &tile, const mesa_dense &from)
+{
+    for (int e = threadIdx.x; e < MESA_TOKENS * (MESA_DIM / 8); e += MESA_THREADS) {
+        const int t = e / (MESA_DIM / 8), c = e % (MESA_DIM / 8) * 8;
+        copy_async_16(&tile[t][c], &from[t][c]);
+    }
+}
+
+/* acc += (columns m .. m + 15 of `rows`, which has PARTS parts)^T Diag(factor) x */
+template <int PARTS>
+static __device__ __forceinline__ void mesa_outer(mesa_rows &acc, const mesa_tile *rows,
+                                                  const mesa_tile (&x)[2], const float *factor, int m)
+{
+    const int lane = threadIdx.x % 32, t2 = lane % 4 * 2;
+#pragma unroll
+    for (int step = 0; step < MESA_TOKENS; step += 16) {
+        uint32_t raw[2][4] = {};
+        operand_a<2> u;
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) {
+            load_matrices_transposed(raw[part],
+                                     &rows[part][step + lane / 16 * 8 + lane % 8][m + lane / 8 % 2 * 8]);
+        }
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const float2 by = *(const float2 *)&factor[step + t2 + e / 2 * 8];
+            const float low = __uint_as_float(raw[0][e] << 16) + __uint_as_float(raw[1][e] << 16);
+            const float high = __uint_as_float(raw[0][e] & 0xffff0000u) +
+                               __uint_as_float(raw[1][e] & 0xffff0000u);
+            uint32_t part[2];
+            split_pair(part, low * by.x, high * by.y);
+            u.part[0][e] = part[0], u.part[1][e] = part[1];
+        }
+#pragma unroll
+        for (int n = 0; n < MESA_BLOCKS; n += 2) {
+            operand_b<1> b[2][2];
+            load_b<MESA_PITCH>(b[0], &x[0][0][0], step, 8 * n);
+            load_b<MESA_PITCH>(b[1], &x[1][0][0], step, 8 * n);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                mma_bf16(acc[n + i], u.part[1], b[0][i].part[0]);
+                mma_bf16(acc[n + i], u.part[0], b[1][i].part[0]);
+                mma_bf16(acc[n + i], u.part[0], b[0][i].part[0]);
+            }
+        }
+    }
+}
+
+/* Even blocks dS, odd blocks dH of one head. */
+__global__ void __launch_bounds__(MESA_THREADS) mesa_reverse_kernel(const __grid_constant__ mesa_backward s)
+{
+    extern __shared__ __align__(16) char shared[];
+    mesa_reverse_stage &x = *(mesa_reverse_stage *)shared;
+    const loam_args &a = s.m.a;
+    const bool system = blockIdx.x % 2;
+    const int64_t head = blockIdx.x / 2, h = head % s.m.p.heads_v;
+    const recurrent_seq seq = recurrent_seq_at(&s.m.p, &a, head / s.m.p.heads_v);
+    const int lane = threadIdx.x % 32, g = lane / 4, t2 = lane % 4 * 2, m = threadIdx.x / 32 * 16;
+    const int64_t row0 = system * MESA_DIM + m + g, chunks = (seq.len + MESA_TOKENS - 1) / MESA_TOKENS;
+    mesa_rows acc = {};
+    if (a.grad_state_out.data) {
+#pragma unroll
+        for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
+            const int64_t row = row0 + e % 4 / 2 * 8, c = e / 4 * 8 + t2 + e % 2;
+            acc[e / 4][e % 4] =
+                ((const float *)a.grad_state_out.data)[RECURRENT_AT(a.grad_state_out, seq.index, h, row) + c];
+        }
+    }
+    const auto tokens_of = [&](int64_t c) {
+        return c < 0 ? 0 : (int)min(seq.len - c * MESA_TOKENS, (int64_t)MESA_TOKENS);
+    };
+    /* chunk `chunks - 1 - n` is the n-th; its place in the ring is n % stages */
+    const auto load = [&](int64_t n) {
+        const int64_t c = chunks - 1 - n;
+        if (c >= 0) {
+            const mesa_dense *sides = s.sides[kept_slot(s.m.kept, s.m.p, seq, h, c)];
+            mesa_tile *to = x.x[n % MESA_REVERSE_STAGES], *other = x.other[n % MESA_REVERSE_STAGES];
+            mesa_load_dense(to[0], sides[0]), mesa_load_dense(to[1], sides[1]);
+            if (system) {
+                mesa_load_dense(other[0], sides[2]), mesa_load_dense(other[1], sides[3]);
+            } else {
+                mesa_load(other[0], a.grad_o, seq.b, h, seq.first + c * MESA_TOKENS, tokens_of(c));
+            }
+        }
+        copy_async_commit();
+    };
+    float gate[2], next[2];
+    const auto load_gates = [&](int64_t c) {
+        const int64_t from = c > 0 ? c : 0;
+        next[0] = mesa_scalar(a.log_decay, seq, h, from * MESA_TOKENS, 2 * lane, tokens_of(c));
+        next[1] = mesa_scalar(a.log_decay, seq, h, from * MESA_TOKENS, 2 * lane + 1, tokens_of(c));
+    };
+    for (int n = 0; n < MESA_REVERSE_STAGES - 1; n++) {
+        load(n);
+    }
+    load_gates(chunks - 1);
+    for (int64_t n = 0; n < chunks; n++) {
+        const int64_t c = chunks - 1 - n;
+        gate[0] = next[0], gate[1] = next[1];
+        copy_async_wait<MESA_REVERSE_STAGES - 2>();
+        __syncthreads();
+        load(n + MESA_REVERSE_STAGES - 1);
+        load_gates(c - 1);
+        float sum = gate[0] + gate[1];
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const float before = __shfl_up_sync(~0u, sum, step);
+            sum += lane >= step ? before : 0;
+        }
+        const float total = expf(__shfl_sync(~0u, sum, 31)), earlier = __shfl_up_sync(~0u, sum, 1);
+        const float sign = system ? -0.5f : 1;
+        if (threadIdx.x < 32) {
+            x.factor[2 * lane] = sign * expf((lane ? earlier : 0) + gate[0]);
+            x.factor[2 * lane + 1] = sign * expf(sum);
+        }
+        float *kept = kept_row(s.grads, s.m.p, seq, h, c, row0);
+#pragma unroll
+        for (int i = 0; i < MESA_BLOCKS; i++) {
+            *(float2 *)(kept + 8 * i + t2) = make_float2(acc[i][0], acc[i][1]);
+            *(float2 *)(kept + 8 * MESA_DIM + 8 * i + t2) = make_float2(acc[i][2], acc[i][3]);
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                acc[i][e] *= total;
+            }
+        }
+        __syncthreads();
+        const mesa_tile(&sides)[2] = x.x[n % MESA_REVERSE_STAGES],
+              (&other)[2] = x.other[n % MESA_REVERSE_STAGES];
+        if (system) {
+            mesa_outer<2>(acc, other, sides, x.factor, m);
+            mesa_outer<2>(acc, sides, other, x.factor, m);
+        } else {
+            mesa_outer<1>(acc, other, sides, x.factor, m);
+        }
+    }
+    copy_async_wait<0>();
+    if (a.grad_state_in.data) {
+#pragma unroll
+        for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
+            const int64_t row = row0 + e % 4 / 2 * 8, c = e / 4 * 8 + t2 + e % 2;
+            ((float *)a.grad_state_in.data)[RECURRENT_AT(a.grad_state_in, seq.index, h, row) + c] =
+                acc[e / 4][e % 4];
+        }
+    }
+}
+
+/* ------------------------------------------------------------------ gradients of a chunk */
+
+struct mesa_gradient_stage {
+    mesa_tile k, v, grad_o, x[2], z[2], states[2][2]; /* dS, dH */
+    double sums[MESA_TOKENS];
+    float beta[MESA_TOKENS], over[MESA_TOKENS]; /* 1 / |k| */
+    float pairs[MESA_WARPS][MESA_TOKENS];       /* sums of pairs over the keys of a warp */
+    float gate[MESA_TOKENS], write[MESA_TOKENS];
+    float passing[MESA_WARPS];
+};
+
+static __device__ __forceinline__ void mesa_gradient_load(const mesa_backward &s, mesa_gradient_stage &x,
+                                                          const mesa_chunk &at, int64_t slot)
+{
+    const loam_args &a = s.m.a;
+    const int lane = threadIdx.x % 32;
+    const int64_t first = at.chunk * MESA_TOKENS;
+    mesa_load(x.k, a.k, at.seq.b, at.key_head, at.first, at.tokens);
+    mesa_load(x.v, a.v, at.seq.b, at.h, at.first, at.tokens);
+    mesa_load(x.grad_o, a.grad_o, at.seq.b, at.h, at.first, at.tokens);
+    for (int part = 0; part < 2; part++) {
+        mesa_load_dense(x.x[part], s.sides[slot][part]);
+        mesa_load_dense(x.z[part], s.sides[slot][2 + part]);
+    }
+    copy_async_commit();
+    const float *kept = kept_row(s.m.kept, s.m.p, at.seq, at.h, at.chunk, 0);
+    const float *grads = kept_row(s.grads, s.m.p, at.seq, at.h, at.chunk, 0);
+    float passing = 0;
+#pragma unroll 4
+    for (int e = threadIdx.x; e < 2 * MESA_DIM * (MESA_DIM / 4); e += MESA_THREADS) {
+        const int row = e / (MESA_DIM / 4), c = e % (MESA_DIM / 4) * 4;
+        float4 f = *(const float4 *)(grads + row * MESA_DIM + c);
+        const float4 m = *(const float4 *)(kept + row * MESA_DIM + c);
+        passing = fma(f.x, m.x, fma(f.y, m.y, fma(f.z, m.z, fma(f.w, m.w, passing))));
+        if (row >= MESA_DIM) { /* dH + dH^T */
+            const float *turned = grads + (MESA_DIM + c) * MESA_DIM + row - MESA_DIM;
+            f.x += turned[0], f.y += turned[MESA_DIM], f.z += turned[2 * MESA_DIM],
+                f.w += turned[3 * MESA_DIM];
+        }
+        uint32_t low[2], high[2];
+        split_pair(low, f.x, f.y), split_pair(high, f.z, f.w);
+#pragma unroll
+        for (int part = 0; part < 2; part++) {
+            *(uint2 *)&x.states[row / MESA_DIM][part][row % MESA_DIM][c] = make_uint2(low[part], high[part]);
+        }
+    }
+    passing = row_sum<32>(passing);
+    if (lane == 0) {
+        x.passing[threadIdx.x / 32] = passing;
+    }
+    if (threadIdx.x < 32) {
+        const double g0 = fmax((double)mesa_scalar(a.log_decay, at.seq, at.h, first, 2 * lane, at.tokens),
+                               -1e4);
+        const double g1 = fmax((double)mesa_scalar(a.log_decay, at.seq, at.h, first, 2 * lane + 1, at.tokens),
+                               -1e4);
+        double sum = g0 + g1;
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const double before = __shfl_up_sync(~0u, sum, step);
+            sum += lane >= step ? before : 0;
+        }
+        x.sums[2 * lane] = sum - g1, x.sums[2 * lane + 1] = sum;
+    }
+    const float beta = mesa_scalar(a.beta, at.seq, at.h, first, (int)threadIdx.x / 2, at.tokens);
+    copy_async_wait<0>();
+    __syncthreads();
+    const float norm2 = s.m.p.feature_map == LOAM_FEATURES_UNIT ? mesa_norm2(x.k) : 1;
+    if (threadIdx.x % 2 == 0) {
+        x.beta[threadIdx.x / 2] = beta, x.over[threadIdx.x / 2] = norm2 > 0 ? rsqrtf(norm2) : 0;
+    }
+    __syncthreads();
+}
+
+/* y += rows m .. m + 15 of `rows` times tile (its transpose BY_ROWS), PARTS parts of it. */
+template <bool BY_ROWS, int PARTS>
+static __device__ __forceinline__ void mesa_given(mesa_rows &y, const mesa_tile &rows, const mesa_tile *tile,
+                                                  int m)
+{
+#pragma unroll
+    for (int k = 0; k < MESA_BLOCKS / 2; k++) {
+        operand_a<1> a;
+        load_a<MESA_PITCH>(a, &rows[0][0], m, 16 * k);
+#pragma unroll
+        for (int n = 0; n < MESA_BLOCKS; n += 2) {
+#pragma unroll
+            for (int part = PARTS - 1; part >= 0; part--) {
+                operand_b<1> b[2];
+                if constexpr (BY_ROWS) {
+                    load_b_rows<MESA_PITCH>(b, &tile[part][0][0], 8 * n, 16 * k);
+                } else {
+                    load_b<MESA_PITCH>(b, &tile[part][0][0], 16 * k, 8 * n);
+                }
+                mma_bf16(y[n], a.part[0], b[0].part[0]);
+                mma_bf16(y[n + 1], a.part[0], b[1].part[0]);
+            }
+        }
+    }
+}
+
+/* y += w tile, w of this warp's registers, PARTS parts of the tile. */
+template <int PARTS>
+static __device__ __forceinline__ void mesa_gather(mesa_rows &y, const mesa_rows &w, const mesa_tile *tile)
+{
+#pragma unroll
+    for (int k = 0; k < MESA_BLOCKS / 2; k++) {
+        operand_a<2> a;
+        mesa_operand(a, w, k);
+#pragma unroll
+        for (int n = 0; n < MESA_BLOCKS; n += 2) {
+            operand_b<1> b[PARTS][2];
+#pragma unroll
+            for (int part = 0; part < PARTS; part++) {
+                load_b<MESA_PITCH>(b[part], &tile[part][0][0], 16 * k, 8 * n);
+            }
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                mma_bf16(y[n + i], a.part[1], b[0][i].part[0]);
+                if constexpr (PARTS == 2) {
+                    mma_bf16(y[n + i], a.part[0], b[1][i].part[0]);
+                }
+                mma_bf16(y[n + i], a.part[0], b[0][i].part[0]);
+            }
+        }
+    }
+}
+
+static __device__ __forceinline__ void mesa_scale(mesa_rows &y, const float (&by)[2])
+{
+#pragma unroll
+    for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
+        y[e / 4][e % 4] *= by[e % 4 / 2];
+    }
+}
+
+/* Rows of k, of length 1 where features are. */
+static __device__ __forceinline__ void mesa_keys(mesa_rows &k, const mesa_gradient_stage &x,
+                                                 const float (&over)[2], int t0)
+{
+#pragma unroll
+    for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
+        const uint32_t pair = *(const uint32_t *)&x.k[t0 + e % 2 * 8][e / 2 * 8 + (int)threadIdx.x % 4 * 2];
+        k[e / 2][e % 2 * 2] = __uint_as_float(pair << 16) * over[e % 2];
+        k[e / 2][e % 2 * 2 + 1] = __uint_as_float(pair & 0xffff0000u) * over[e % 2];
+    }
+}
+
+/* The gradients of the gates of a chunk, by one warp; lane l has tokens 2 l and 2 l + 1. */
+static __device__ __forceinline__ void mesa_put_gates(const mesa_backward &s, const mesa_gradient_stage &x,
+                                                      const mesa_chunk &at, int64_t slot)
+{
+    const int lane = threadIdx.x % 32;
+    const float passing = expf((float)x.sums[MESA_TOKENS - 1]) *
+                          (x.passing[0] + x.passing[1] + x.passing[2] + x.passing[3]);
+    double after[2], before[2]; /* what gates up to the token decay; what gates after it do */
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        const int t = 2 * lane + e;
+        after[e] = (double)s.carried[slot * MESA_TOKENS + t] - x.gate[t];
+        for (int warp = 0; warp < MESA_WARPS; warp++) {
+            after[e] += x.pairs[warp][t];
+        }
+        before[e] = x.write[t];
+    }
+    double suffix = after[0] + after[1], prefix = before[0] + before[1];
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const double later = __shfl_down_sync(~0u, suffix, step), earlier = __shfl_up_sync(~0u, prefix, step);
+        suffix += lane + step < 32 ? later : 0, prefix += lane >= step ? earlier : 0;
+    }
+    prefix -= before[0] + before[1];
+    const double gates[2] = { suffix + prefix + passing, suffix - after[0] + prefix + before[0] + passing };
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        const int t = 2 * lane + e;
+        if (t < at.tokens && s.m.a.grad_log_decay.data) {
+            ((float *)s.m.a.grad_log_decay
+                 .data)[RECURRENT_AT(s.m.a.grad_log_decay, at.seq.b, at.h, at.first + t)] = (float)gates[e];
+        }
+    }
+}
+
+/* One block for each chunk; a warp has 16 keys. */
+__global__ void __launch_bounds__(MESA_THREADS, 2)
+    mesa_gradient_kernel(const __grid_constant__ mesa_backward s)
+{
+    extern __shared__ __align__(16) char shared[];
+    mesa_gradient_stage &x = *(mesa_gradient_stage *)shared;
+    const mesa_chunk at = mesa_chunk_of_block(s.m);
+    if (at.tokens <= 0) {
+        return;
+    }
+    const loam_args &a = s.m.a;
+    const int64_t slot = kept_slot(s.m.kept, s.m.p, at.seq, at.h, at.chunk);
+    mesa_gradient_load(s, x, at, slot);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t2 = lane % 4 * 2, m = 16 * warp,
+              j0 = m + lane / 4;
+    const float over[2] = { x.over[j0], x.over[j0 + 8] }, beta[2] = { x.beta[j0], x.beta[j0 + 8] };
+    const double last = x.sums[MESA_TOKENS - 1];
+    const float suf[2] = { expf((float)(last - x.sums[j0])), expf((float)(last - x.sums[j0 + 8])) };
+
+    /* D (k . x), D (k . z), D (v . do) */
+    mesa_rows kx = {}, kz = {}, vo = {};
+    mesa_given<true, 2>(kx, x.k, x.x, m);
+    mesa_given<true, 2>(kz, x.k, x.z, m);
+    mesa_given<true, 1>(vo, x.v, &x.grad_o, m);
+    float pairs[2] = { 0, 0 };
+#pragma unroll
+    for (int n = 0; n < MESA_BLOCKS; n++) {
+        float column[2] = { 0, 0 };
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int t = 8 * n + t2 + e % 2, row = e / 2, j = j0 + 8 * row;
+            const float decay = t >= j ? expf((float)(x.sums[t] - x.sums[j])) : 0;
+            kx[n][e] *= over[row], kz[n][e] *= over[row];
+            const float pair = t > j ? decay * beta[row] * kx[n][e] * (vo[n][e] - kz[n][e]) : 0;
+            kx[n][e] *= decay, kz[n][e] *= decay, vo[n][e] *= decay;
+            pairs[row] += pair, column[e % 2] += pair;
+        }
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+#pragma unroll
+            for (int step = 4; step < 32; step *= 2) {
+                column[e] += __shfl_xor_sync(~0u, column[e], step);
+            }
+        }
+        if (lane < 4) {
+            x.pairs[warp][8 * n + t2] = column[0], x.pairs[warp][8 * n + t2 + 1] = column[1];
+        }
+    }
+    pairs[0] = quad_sum(pairs[0]), pairs[1] = quad_sum(pairs[1]);
+
+    /* dv */
+    {
+        mesa_rows dv = {};
+        const float by[2] = { suf[0] * over[0], suf[1] * over[1] };
+        mesa_given<true, 2>(dv, x.k, x.states[0], m);
+        mesa_scale(dv, by);
+        mesa_gather<1>(dv, kx, &x.grad_o);
+        mesa_scale(dv, beta);
+        __nv_bfloat16 *to = (__nv_bfloat16 *)a.grad_v.data + RECURRENT_AT(a.grad_v, at.seq.b, at.h, at.first);
+#pragma unroll
+        for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
+            const int j = j0 + e % 2 * 8;
+            if (a.grad_v.data && j < at.tokens) {
+                *(__nv_bfloat162 *)(to + j * a.grad_v.token + e / 2 * 8 + t2) = __floats2bfloat162_rn(
+                    dv[e / 2][e % 2 * 2], dv[e / 2][e % 2 * 2 + 1]);
+            }
+        }
+    }
+    /* s, h; what they say of beta and of writes that reach the end */
+    mesa_rows dk = {}, k;
+    float dbeta[2], ends[2], part[2];
+    mesa_keys(k, x, over, j0);
+    mesa_given<false, 2>(dk, x.v, x.states[0], m);
+    mesa_scale(dk, suf);
+    mesa_dot(ends, dk, k);
+    mesa_gather<2>(dk, vo, x.x);
+    mesa_dot(dbeta, dk, k);
+    {
+        mesa_rows h = {};
+        const float by[2] = { suf[0] * over[0], suf[1] * over[1] };
+        mesa_given<false, 2>(h, x.k, x.states[1], m);
+        mesa_scale(h, by);
+        mesa_dot(part, h, k);
+        ends[0] += part[0] / 2, ends[1] += part[1] / 2;
+        const float minus[2] = { -1, -1 };
+        mesa_scale(kx, minus), mesa_scale(kz, minus);
+        mesa_gather<2>(h, kz, x.x);
+        mesa_gather<2>(h, kx, x.z);
+        mesa_dot(part, h, k);
+#pragma unroll
+        for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
+            dk[e / 4][e % 4] = beta[e % 4 / 2] * (dk[e / 4][e % 4] + h[e / 4][e % 4]);
+        }
+    }
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const int j = j0 + 8 * row;
+        if (lane % 4 == 0) {
+            x.gate[j] = pairs[row];
+            x.write[j] = j < MESA_TOKENS - 1 ? beta[row] * ends[row] : 0;
+            if (j < at.tokens && a.grad_beta.data) {
+                ((float *)a.grad_beta.data)[RECURRENT_AT(a.grad_beta, at.seq.b, at.h, at.first + j)] =
+                    dbeta[row] + part[row] / 2;
+            }
+        }
+    }
+    /* for the sums over heads and tokens: the key, and x and z of the token of the same number */
+    const int64_t work = recurrent_work_row(&s.m.p, &at.seq, at.h, at.chunk * MESA_TOKENS);
+#pragma unroll
+    for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
+        const int j = j0 + e % 4 / 2 * 8, c = e / 4 * 8 + t2 + e % 2;
+        if (j < at.tokens) {
+            const int64_t to = (work + j) * MESA_DIM + c;
+            s.dk[to] = dk[e / 4][e % 4];
+            s.x[to] = __bfloat162float(x.x[0][j][c]) + __bfloat162float(x.x[1][j][c]);
+            s.z[to] = __bfloat162float(x.z[0][j][c]) + __bfloat162float(x.z[1][j][c]);
+        }
+    }
+    __syncthreads();
+    if (warp == 0) {
+        mesa_put_gates(s, x, at, slot);
+    }
+}
+
+#endif
