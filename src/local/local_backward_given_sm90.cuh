@@ -542,9 +542,9 @@ static __device__ __forceinline__ void given_group(given_shared_sm90<DIM, PROBED
     const row_pair r = row_pair_of(p, x);
     given_rows k = given_rows_of<DIM, PROBED>(sm.grad_o[threadIdx.x / THREADS], &bar.rows, p, saved, x, r);
     if constexpr (DECAYED) {
-        const int64_t origin = decay_origin(a, x.s, x.h);
-        k.odd = (int)(origin % 2);
-        k.decay[0] = row_decay(a, origin, k.hi[0]), k.decay[1] = row_decay(a, origin, k.hi[1]);
+        const local_decay_pair *const sums = decay_sums(a, x.s, x.h);
+        k.odd = (int)(decay_origin(a, x.s, x.h) % 2);
+        k.decay[0] = row_decay(sums, k.hi[0]), k.decay[1] = row_decay(sums, k.hi[1]);
     }
     given_scale_sums sums = {};
     if (SCALED) {

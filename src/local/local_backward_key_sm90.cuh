@@ -266,7 +266,7 @@ static __device__ __forceinline__ void fill_terms(key_shared_sm90<DIM, DIRECTION
         for (int n = 0; n < S::queries / 32; n++) {
             const int i = t.i + lane + 32 * n;
             if (DECAYED && i < v.nq) {
-                decay[n] = row_decay(a, decay_origin(a, x.s, x.first_head + t.head), i + v.up + 1);
+                decay[n] = row_decay(decay_sums(a, x.s, x.first_head + t.head), i + v.up + 1);
             }
         }
         barrier_wait(&sm.ring.empty[slot], count / KEY_SLOTS % 2 ^ 1);
@@ -752,10 +752,10 @@ static __device__ __forceinline__ void decay_of_head(key_group<DIM, DIRECTIONS, 
         put_decay_sums(g, g.decay.head, a);
     }
     g.decay.head = g.t.head;
-    const int64_t origin = decay_origin(a, g.x.s, g.x.first_head + g.t.head);
+    const local_decay_pair *const sums = decay_sums(a, g.x.s, g.x.first_head + g.t.head);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        g.decay.own[row] = row_decay(a, origin, min(g.at[row] + 1, g.v.nk));
+        g.decay.own[row] = row_decay(sums, min(g.at[row] + 1, g.v.nk));
         g.decay.sum[row] = 0;
     }
 }

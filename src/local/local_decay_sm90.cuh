@@ -49,23 +49,86 @@ static __device__ __forceinline__ void copy_decay(decay_tile<false, KEYS> &, con
 {
 }
 
-/* G at the row's place; that of the first key for rows that see none. */
-static __device__ __forceinline__ local_decay_pair row_decay(const loam_args &a, int64_t origin, int hi)
+/* G of a sequence's keys. */
+static __device__ __forceinline__ const local_decay_pair *decay_sums(const loam_args &a, const local_seq &s,
+                                                                     int64_t h)
 {
-    return ((const local_decay_pair *)a.log_decay.data)[origin + (hi > 0 ? hi - 1 : 0)];
+    return (const local_decay_pair *)a.log_decay.data + decay_origin(a, s, h);
 }
 
-/* Products q . k become scores to base 2. odd: of the tile's first key. */
-template <int KEYS, int BLOCKS>
-static __device__ __forceinline__ void decay_scores(float (&s)[BLOCKS][4], const decay_tile<true, KEYS> &tile,
-                                                    int odd, const local_decay_pair (&row)[2], float scale2)
+/* G at the row's place; that of the first key for rows that see none. */
+static __device__ __forceinline__ local_decay_pair row_decay(const local_decay_pair *sums, int hi)
+{
+    return sums[hi > 0 ? hi - 1 : 0];
+}
+
+static __device__ __forceinline__ float decay_between(const local_decay_pair &query,
+                                                      const local_decay_pair &key)
+{
+    return (query.hi - key.hi) + (query.lo - key.lo);
+}
+
+/* Products q . k become scores to base 2. */
+template <int BLOCKS>
+static __device__ __forceinline__ void decay_scores(float (&s)[BLOCKS][4], const local_decay_pair *keys,
+                                                    const local_decay_pair (&row)[2], float scale2)
 {
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const local_decay_pair key = tile.pair[odd + column_of(n, e)];
-            s[n][e] = fmaf(s[n][e], scale2, (row[e / 2].hi - key.hi) + (row[e / 2].lo - key.lo));
+            s[n][e] = fmaf(s[n][e], scale2, decay_between(row[e / 2], keys[column_of(n, e)]));
+        }
+    }
+}
+
+/* What keys lose on the way to the last of their tile, and G there. */
+template <bool DECAYED, int KEYS> struct near_tile {
+    alignas(16) float lost[KEYS];
+    local_decay_pair last;
+};
+template <int KEYS> struct near_tile<false, KEYS> {
+};
+
+/* A warp's share of such a tile: KEYS / 32 keys of each lane, those beyond `end` as the last before it. */
+template <int KEYS> struct near_keys {
+    static constexpr int each = KEYS / 32;
+    local_decay_pair own[each];
+    __device__ __forceinline__ near_keys(const local_decay_pair *sums, int j, int end)
+    {
+#pragma unroll
+        for (int n = 0; n < each; n++) {
+            own[n] = sums[min(j + (int)(threadIdx.x % 32) * each + n, end - 1)];
+        }
+    }
+    __device__ __forceinline__ void put(near_tile<true, KEYS> &tile) const
+    {
+        const local_decay_pair last = { __shfl_sync(0xffffffffu, own[each - 1].hi, 31),
+                                        __shfl_sync(0xffffffffu, own[each - 1].lo, 31) };
+#pragma unroll
+        for (int n = 0; n < each; n++) {
+            tile.lost[threadIdx.x % 32 * each + n] = decay_between(last, own[n]);
+        }
+        if (threadIdx.x % 32 == 0) {
+            tile.last = last;
+        }
+    }
+};
+
+/* decay_scores of a tile that the rows see whole, but for `from`. */
+template <int KEYS, int BLOCKS>
+static __device__ __forceinline__ void near_scores(float (&s)[BLOCKS][4], const near_tile<true, KEYS> &tile,
+                                                   const local_decay_pair (&row)[2], float scale2,
+                                                   float (&from)[2])
+{
+    const local_decay_pair last = tile.last;
+    from[0] = decay_between(row[0], last), from[1] = decay_between(row[1], last);
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+        const float2 lost = *(const float2 *)(tile.lost + column_of(n, 0));
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            s[n][e] = fmaf(s[n][e], scale2, e % 2 ? lost.y : lost.x);
         }
     }
 }

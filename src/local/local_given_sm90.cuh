@@ -41,7 +41,7 @@ template <int DIM, bool PROBED, bool DECAYED> struct given_shared_sm90 {
     ring_barriers<1> row_ring[of::consumers];
     uint64_t tail;
     row_state_sm90 state[of::consumers * THREADS];
-    decay_tile<DECAYED, of::keys> decay[of::slots]; /* of the keys */
+    near_tile<DECAYED, of::keys> near[of::slots]; /* of the keys */
 };
 
 struct given_maps_sm90 {
@@ -118,7 +118,7 @@ static __device__ __forceinline__ void ask_keys(given_shared_sm90<DIM, PROBED, D
                                                 const given_maps_sm90 &maps, unsigned blocks)
 {
     typedef given_shape_sm90<DIM, PROBED> of;
-    constexpr unsigned bytes = DIM * of::keys * 2, with_decay = bytes + decay_tile<DECAYED, of::keys>::bytes;
+    constexpr unsigned bytes = DIM * of::keys * 2;
     const bool first = threadIdx.x % 32 == 0;
     unsigned count = 0, tails = 0;
     given_blocks(blocks, [&](unsigned n) {
@@ -128,9 +128,8 @@ static __device__ __forceinline__ void ask_keys(given_shared_sm90<DIM, PROBED, D
             const int64_t token = x.s.k0 + j;
             const bool whole = x.last - j >= of::keys;
             if (first) {
-                uint64_t *full = ring_fill(sm.key_ring, count, with_decay);
+                uint64_t *full = ring_fill(sm.key_ring, count, bytes);
                 copy_rows<DIM, of::keys>(sm.keys[slot], maps.k, full, token, x.h_kv, x.s.b);
-                copy_decay(sm.decay[slot], a, DECAYED ? decay_origin(a, x.s, x.h) + j : 0, full);
                 if (whole) {
                     full = ring_fill(sm.value_ring, count, bytes);
                 } else {
@@ -150,6 +149,28 @@ static __device__ __forceinline__ void ask_keys(given_shared_sm90<DIM, PROBED, D
                 }
             }
             __syncwarp();
+        }
+    });
+}
+
+/* One warp, where scores decay: what the keys of a tile are from its last one, as part of what fills their slot. */
+template <int DIM, bool PROBED>
+static __device__ __forceinline__ void fill_near(given_shared_sm90<DIM, PROBED, true> &sm,
+                                                 const loam_problem &p, const loam_args &a, unsigned blocks)
+{
+    typedef given_shape_sm90<DIM, PROBED> of;
+    unsigned count = 0;
+    given_blocks(blocks, [&](unsigned n) {
+        const row_block x = row_block_at<of::rows>(p, a, n);
+        const local_decay_pair *const sums = decay_sums(a, x.s, x.h);
+        for (int j = x.first; j < x.last; j += of::keys, count++) {
+            const near_keys<of::keys> keys(sums, j, x.last);
+            barrier_wait(&sm.key_ring.empty[count % of::slots], count / of::slots % 2 ^ 1);
+            keys.put(sm.near[count % of::slots]);
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) {
+                barrier_arrive(&sm.key_ring.full[count % of::slots]);
+            }
         }
     });
 }
@@ -203,11 +224,12 @@ static __device__ __forceinline__ void hide_sm90(float (&x)[BLOCKS][4], const ro
     }
 }
 
-/* s becomes w, which omega counts. Whether the maximum of any of the warp's rows moves is returned; keep[row] is then what all that is
+/* s, less `from` to base 2 than scores, becomes w, which omega counts. Whether the maximum of any of the warp's rows moves is returned; keep[row] is then what all that is
  * gathered is to be multiplied with. Whether a row's moves depends on that row alone, so that others do not change its bits. */
 template <int DIM, bool PROBED, int BLOCKS>
 static __device__ __forceinline__ bool weigh_sm90(given_sums_sm90<DIM, PROBED> &g, row_state_sm90 &state,
-                                                  float (&s)[BLOCKS][4], float (&keep)[2], float scale2)
+                                                  float (&s)[BLOCKS][4], float (&keep)[2], float scale2,
+                                                  const float (&from)[2])
 {
     float top[2];
 #pragma unroll
@@ -217,7 +239,7 @@ static __device__ __forceinline__ bool weigh_sm90(given_sums_sm90<DIM, PROBED> &
         for (int n = 1; n < BLOCKS; n++) {
             top[row] = fmaxf(top[row], fmaxf(s[n][2 * row], s[n][2 * row + 1]));
         }
-        top[row] *= scale2;
+        top[row] = top[row] * scale2 + from[row];
         keep[row] = 1;
     }
     constexpr float slack = maximum_slack<PROBED>;
@@ -233,7 +255,7 @@ static __device__ __forceinline__ bool weigh_sm90(given_sums_sm90<DIM, PROBED> &
             }
         }
     }
-    const float base[2] = { finite_or_zero(g.m[0]), finite_or_zero(g.m[1]) };
+    const float base[2] = { finite_or_zero(g.m[0]) - from[0], finite_or_zero(g.m[1]) - from[1] };
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
@@ -320,7 +342,8 @@ template <int DIM, bool PROBED, bool DECAYED> struct given_sweep {
     given_sums_sm90<DIM, PROBED> &g;
     float scale2;
     int whole, to; /* keys whole .. to - 1 are seen by all rows of the warpgroup */
-    int odd;       /* of the sequence's first key, where scores decay */
+    /* Where scores decay: G of the sequence, and of the rows. */
+    const local_decay_pair *sums;
     local_decay_pair decay[2];
 
     __device__ __forceinline__ int w() const { return same_in_warp(threadIdx.x / THREADS); }
@@ -347,27 +370,35 @@ static __device__ __forceinline__ void begin_scores(const given_sweep<DIM, PROBE
     products_commit();
 }
 
-/* Where scores decay: s, the products q . k of tile `count`, from key j on, become scores to base 2. */
+/* Where scores decay: s, the products q . k of tile `count`, from key j on, become scores to base 2, less `from`: a tile that is
+ * seen whole counts from its last key. Nothing cancels so, and a pair costs one addition more than without. */
 template <int DIM, bool PROBED, bool DECAYED, int BLOCKS>
 static __device__ __forceinline__ void decay_tile_scores(const given_sweep<DIM, PROBED, DECAYED> &on,
-                                                         float (&s)[BLOCKS][4], int j, unsigned count)
+                                                         float (&s)[BLOCKS][4], int j, unsigned count,
+                                                         float (&from)[2])
 {
+    from[0] = from[1] = 0;
     if constexpr (DECAYED) {
-        const unsigned slot = count % given_shape_sm90<DIM, PROBED>::slots;
-        decay_scores(s, on.sm.decay[slot], (on.odd + j) % 2, on.decay, on.scale2);
+        if (on.all_seen(j)) {
+            near_scores(s, on.sm.near[count % given_shape_sm90<DIM, PROBED>::slots], on.decay, on.scale2,
+                        from);
+        } else {
+            decay_scores(s, on.sums + j, on.decay, on.scale2);
+        }
     }
 }
 
 /* s, the products q . k of the tile from j on or what decay_tile_scores made of them, become weights. */
 template <int DIM, bool PROBED, bool DECAYED, int BLOCKS>
 static __device__ __forceinline__ bool weigh_tile(const given_sweep<DIM, PROBED, DECAYED> &on,
-                                                  float (&s)[BLOCKS][4], int j, float (&keep)[2])
+                                                  float (&s)[BLOCKS][4], int j, float (&keep)[2],
+                                                  const float (&from)[2])
 {
     const float nothing[2] = { -INFINITY, -INFINITY };
     if (!on.all_seen(j)) {
         hide_sm90(s, on.state(), j, nothing);
     }
-    return weigh_sm90(on.g, on.state(), s, keep, DECAYED ? 1.0f : on.scale2);
+    return weigh_sm90(on.g, on.state(), s, keep, DECAYED ? 1.0f : on.scale2, from);
 }
 
 /* Tiles `count` .. `end` - 1, the first from key j on: o += w v of a tile while the next one's scores become weights. */
@@ -376,15 +407,15 @@ static __device__ __forceinline__ void sweep(const given_sweep<DIM, false, DECAY
                                              unsigned count, unsigned end)
 {
     typedef given_shape_sm90<DIM, false> of;
-    float s[of::keys / 8][4], keep[2];
+    float s[of::keys / 8][4], keep[2], from[2];
     weights_operand<1, of::keys / 16> w;
     ring_await(on.sm.key_ring, count);
     begin_scores(on, s, count);
     products_wait<0>();
     products_arrived(s);
-    decay_tile_scores(on, s, j, count);
+    decay_tile_scores(on, s, j, count, from);
     ring_release(on.sm.key_ring, count);
-    weigh_tile(on, s, j, keep);
+    weigh_tile(on, s, j, keep, from);
     split_weights(w, s);
 #pragma unroll 1
     for (; count + 1 != end; count++) {
@@ -395,9 +426,9 @@ static __device__ __forceinline__ void sweep(const given_sweep<DIM, false, DECAY
         products_commit();
         products_wait<1>();
         products_arrived(s);
-        decay_tile_scores(on, s, j += of::keys, count + 1);
+        decay_tile_scores(on, s, j += of::keys, count + 1, from);
         ring_release(on.sm.key_ring, count + 1);
-        const bool moves = weigh_tile(on, s, j, keep);
+        const bool moves = weigh_tile(on, s, j, keep, from);
         products_wait<0>();
         products_arrived(on.g.o);
         ring_release(on.sm.value_ring, count);
@@ -423,7 +454,7 @@ static __device__ __forceinline__ void sweep(const given_sweep<DIM, true, DECAYE
     typedef given_shape_sm90<DIM, true> of;
 #pragma unroll 1
     for (; count != end; count++, j += of::keys) {
-        float s[of::keys / 8][4], t[of::keys / 8][4], keep[2];
+        float s[of::keys / 8][4], t[of::keys / 8][4], keep[2], from[2];
         weights_operand<1, of::keys / 16> w, u;
         ring_await(on.sm.key_ring, count);
         begin_scores(on, s, count);
@@ -431,8 +462,8 @@ static __device__ __forceinline__ void sweep(const given_sweep<DIM, true, DECAYE
         products_commit();
         products_wait<1>();
         products_arrived(s);
-        decay_tile_scores(on, s, j, count);
-        const bool moves = weigh_tile(on, s, j, keep);
+        decay_tile_scores(on, s, j, count, from);
+        const bool moves = weigh_tile(on, s, j, keep, from);
         products_wait<0>();
         products_arrived(t);
         ring_release(on.sm.key_ring, count);
@@ -619,12 +650,11 @@ static __device__ __forceinline__ void gather_rows(given_shared_sm90<DIM, PROBED
             ring_await(sm.row_ring[w], turn);
             pass_tiles(sm.key_ring, sm.value_ring, from - range.from, from);
             if (from != to) {
-                given_sweep<DIM, PROBED, DECAYED> on = { sm, sums, scale2, range.whole, range.all, 0, {} };
+                given_sweep<DIM, PROBED, DECAYED> on = { sm, sums, scale2, range.whole, range.all, NULL, {} };
                 if constexpr (DECAYED) {
-                    const int64_t origin = decay_origin(a, x.s, x.h);
-                    on.odd = (int)(origin % 2);
-                    on.decay[0] = row_decay(a, origin, on.state().hi[0]);
-                    on.decay[1] = row_decay(a, origin, on.state().hi[1]);
+                    on.sums = decay_sums(a, x.s, x.h);
+                    on.decay[0] = row_decay(on.sums, on.state().hi[0]);
+                    on.decay[1] = row_decay(on.sums, on.state().hi[1]);
                 }
                 sweep(on, x.first + range.from * of::keys, from, to);
             }
@@ -652,6 +682,9 @@ __global__ void __launch_bounds__(given_shape_sm90<DIM, PROBED>::threads, 1)
     given_shared_sm90<DIM, PROBED, DECAYED> &sm = *(given_shared_sm90<DIM, PROBED, DECAYED> *)swizzled_memory;
     if (threadIdx.x == 0) {
         ring_init(sm.key_ring, of::consumers * THREADS / 32);
+        for (int n = 0; n < of::slots && DECAYED; n++) {
+            barrier_init(&sm.key_ring.full[n], 2); /* the copies, and fill_near */
+        }
         ring_init(sm.value_ring, of::consumers * THREADS / 32);
         for (int w = 0; w < of::consumers; w++) {
             ring_init(sm.row_ring[w], THREADS / 32);
@@ -666,6 +699,10 @@ __global__ void __launch_bounds__(given_shape_sm90<DIM, PROBED>::threads, 1)
             ask_keys(sm, p, a, maps, blocks);
         } else if (threadIdx.x == of::consumers * THREADS + 32) {
             ask_rows(sm, p, a, maps, blocks);
+        } else if (DECAYED && threadIdx.x / 32 == of::consumers * 4 + 2) {
+            if constexpr (DECAYED) {
+                fill_near(sm, p, a, blocks);
+            }
         }
     } else {
         registers_take<232>();

@@ -63,6 +63,8 @@ static void enumerators(void **state)
     REFUSE(slope, -1, LOAM_EARG, "-1", "0 or 1");
     REFUSE(key_bias, 7, LOAM_EARG, "7", "0 or 1");
     REFUSE(sink, 3, LOAM_EARG, "3", "0 or 1");
+    REFUSE(decay, 2, LOAM_EARG, "2", "0 or 1");
+    REFUSE(path, -1, LOAM_EARG, "-1", "0 or 1");
 }
 
 static void shapes(void **state)
@@ -102,6 +104,23 @@ static void numbers(void **state)
     p.score = LOAM_RBF;
     p.scale = -0.5;
     refuse(&p, LOAM_EVALUE, "scale", "-0.5", "> 0");
+}
+
+/* Scores that depend on the tokens between. */
+static void between(void **state)
+{
+    (void)state;
+    loam_problem p = good();
+    p.decay = 1;
+    p.causal = 0;
+    refuse(&p, LOAM_EUNSUPPORTED, "decay", "1", "causal");
+    p.causal = 1;
+    p.score = LOAM_RBF;
+    refuse(&p, LOAM_EUNSUPPORTED, "decay", "1", "rbf");
+    p.score = LOAM_DOT;
+    p.sink = 1;
+    p.mechanism = LOAM_SOFTMAX;
+    refuse(&p, LOAM_EUNSUPPORTED, "sink", "1", "decay");
 }
 
 static void combinations(void **state)
@@ -229,6 +248,7 @@ int main(void)
         cmocka_unit_test(enumerators),
         cmocka_unit_test(shapes),
         cmocka_unit_test(numbers),
+        cmocka_unit_test(between),
         cmocka_unit_test(combinations),
         cmocka_unit_test(kernels),
         cmocka_unit_test(sizes_that_overflow),

@@ -124,6 +124,9 @@ static void missing_inputs(void **state)
         REFUSE(&s, args.sink = NULL, LOAM_EARG, "sink", "NULL");
         s = basic(LOAM_PARALLAX, (loam_pass)pass);
         REFUSE(&s, args.probe.data = NULL, LOAM_EARG, "probe", "NULL");
+        REFUSE(&s, args.log_decay = args.k, LOAM_EARG, "log_decay", "no decay");
+        s.decay = 1;
+        REFUSE(&s, args.log_decay.data = NULL, LOAM_EARG, "log_decay", "NULL");
         s = basic(LOAM_LLA, (loam_pass)pass);
         for (s.ridge_axes = LOAM_RIDGE_HEAD; s.ridge_axes <= LOAM_RIDGE_CHANNEL; s.ridge_axes++) {
             REFUSE(&s, args.ridge.data = NULL, LOAM_EARG, "ridge", "NULL");
@@ -166,8 +169,9 @@ static void outputs_that_overlap(void **state)
     REFUSE(&s, args.info.token = 0, LOAM_ESHAPE, "info", "token");
     REFUSE(&s, args.weights.token = 6, LOAM_ESHAPE, "weights", "6");
     s = basic(LOAM_LLA, LOAM_BACKWARD);
-    s.key_bias = 1;
+    s.key_bias = s.decay = 1;
     s.ridge_axes = LOAM_RIDGE_CHANNEL;
+    REFUSE(&s, args.grad_log_decay.token = 0, LOAM_ESHAPE, "grad_log_decay", "token");
     REFUSE(&s, args.grad_q.token = 1, LOAM_ESHAPE, "grad_q", "token");
     REFUSE(&s, args.grad_k.head = 2, LOAM_ESHAPE, "grad_k", "head");
     REFUSE(&s, args.grad_v.batch = 3, LOAM_ESHAPE, "grad_v", "batch");
@@ -190,6 +194,9 @@ static void outputs_that_the_problem_does_not_have(void **state)
     REFUSE(&s, args.grad_slope = x, LOAM_EARG, "grad_slope", "slope");
     REFUSE(&s, args.grad_key_bias = view, LOAM_EARG, "grad_key_bias", "key bias");
     REFUSE(&s, args.grad_sink = x, LOAM_EARG, "grad_sink", "sink");
+    REFUSE(&s, args.grad_log_decay = view, LOAM_EARG, "grad_log_decay", "no decay");
+    REFUSE(&s, args.grad_beta = view, LOAM_EARG, "grad_beta", "no path");
+    REFUSE(&s, args.grad_w = view, LOAM_EARG, "grad_w", "no path");
     s = basic(LOAM_SOFTMAX, LOAM_DECODE);
     REFUSE(&s, args.weights = view, LOAM_EUNSUPPORTED, "weights", "forward");
     REFUSE(&s, args.saved = args.work, LOAM_EUNSUPPORTED, "saved", "forward");
@@ -220,6 +227,11 @@ static void numbers(void **state)
         s.slope = s.sink = 1;
         REFUSE(&s, set(&scene_.m, SLOT_SLOPE, 3, (double)NAN), LOAM_EVALUE, "slope", "nan");
         REFUSE(&s, set(&scene_.m, SLOT_SINK, 1, HUGE_VAL), LOAM_EVALUE, "sink", "inf");
+        s = basic(LOAM_SOFTMAX, LOAM_FORWARD);
+        s.dtype = dtype;
+        s.decay = 1;
+        REFUSE(&s, set(&scene_.m, SLOT_LOG_DECAY, 3, (double)NAN), LOAM_EVALUE, "log_decay", "nan");
+        REFUSE(&s, set(&scene_.m, SLOT_LOG_DECAY, 5, 0.5), LOAM_EVALUE, "log_decay", "0.5");
     }
 }
 

@@ -45,6 +45,8 @@ static void problems(void **state)
         REFUSE_PROBLEM(m, window, 3, LOAM_EUNSUPPORTED, "3");
         REFUSE_PROBLEM(m, slope, 1, LOAM_EUNSUPPORTED, "expected 0");
         REFUSE_PROBLEM(m, key_bias, 1, LOAM_EUNSUPPORTED, "expected 0");
+        REFUSE_PROBLEM(m, decay, 1, LOAM_EUNSUPPORTED, "expected 0");
+        REFUSE_PROBLEM(m, path, 1, LOAM_EUNSUPPORTED, "expected 0");
         REFUSE_PROBLEM(m, sink, 1, LOAM_EUNSUPPORTED, "expected 0");
         REFUSE_PROBLEM(m, heads_kv, 1, LOAM_ESHAPE, "heads_q, 2");
         REFUSE_PROBLEM(m, len_kv, 9, LOAM_ESHAPE, "9");
@@ -245,13 +247,13 @@ static void arrays_that_the_mechanism_does_not_have(void **state)
     REFUSE(args.grad_sink = x, LOAM_EARG, "grad_sink", "linear");
     REFUSE(args.grad_key_bias = out, LOAM_EARG, "grad_key_bias", "linear");
     s = spec_default(LOAM_SOFTMAX, LOAM_FORWARD, 7, 5, 6);
-    REFUSE(args.log_decay = in, LOAM_EARG, "log_decay", "recurrent");
-    REFUSE(args.beta = in, LOAM_EARG, "beta", "recurrent");
+    REFUSE(args.log_decay = in, LOAM_EARG, "log_decay", "no decay");
+    REFUSE(args.beta = in, LOAM_EARG, "beta", "no path");
     REFUSE(args.state_in = in, LOAM_EARG, "state_in", "recurrent");
     REFUSE(args.state_out = out, LOAM_EARG, "state_out", "recurrent");
     REFUSE(args.grad_state_out = in, LOAM_EARG, "grad_state_out", "recurrent");
-    REFUSE(args.grad_log_decay = out, LOAM_EARG, "grad_log_decay", "recurrent");
-    REFUSE(args.grad_beta = out, LOAM_EARG, "grad_beta", "recurrent");
+    REFUSE(args.grad_log_decay = out, LOAM_EARG, "grad_log_decay", "no decay");
+    REFUSE(args.grad_beta = out, LOAM_EARG, "grad_beta", "no path");
     REFUSE(args.grad_state_in = out, LOAM_EARG, "grad_state_in", "recurrent");
 }
 
