@@ -3,28 +3,34 @@
  * Value heads that share a head of q and k go one after the other and add their gradients of its features. Threads share
  * heads and sequences, or, where there are fewer than threads, the chunks of one head; then only the states go from chunk to
  * chunk in order. Compiled once per instruction set. */
-#include "src/recurrent/recurrent_chunk_gradient.h"
+#include "src/recurrent/recurrent_mesa_gradient.h"
 
 #include <omp.h>
 
-/* What is summed over tokens: a part for each chunk of each value head and sequence. */
+/* What is summed over tokens. The chunks of a head add to its ridge in their order, from the last to the first. */
 typedef struct head_sums {
     int64_t chunks;
     double *scale, *decay; /* [batch][heads_v][chunks] */
+    double *ridge;         /* [batch][heads_v][dim_qk] */
 } head_sums;
 
 /* What a head of q and k needs while it is under way. */
 typedef struct head {
-    float *states;        /* [chunks + 1]: at the beginning of each chunk, and at the end */
-    float *grad;          /* dS */
+    char *states;         /* [chunks + 1]: at the beginning of each chunk, and at the end */
+    void *grad;           /* of the state */
     float *q_sum, *k_sum; /* [len][width]: gradients of the features */
 } head;
 
-/* What one thread has. */
+/* What one thread has; states are float, MesaNet's double. */
 typedef struct scratch {
-    chunk x;
+    chunk *x; /* direct, or that of mesa */
+    chunk direct;
+    mesa mesa;
+    gradient *rows; /* g, or that of mesa_g */
     gradient g;
+    mesa_gradient mesa_g;
     head own;
+    size_t state_bytes;
 } scratch;
 
 static int64_t chunks_of(int64_t len) { return (len + CHUNK - 1) / CHUNK; }
@@ -32,20 +38,33 @@ static int64_t chunks_of(int64_t len) { return (len + CHUNK - 1) / CHUNK; }
 static head_sums head_sums_carve(const loam_problem *p, arena *pool)
 {
     head_sums sums = { .chunks = chunks_of(p->len_q) };
-    const size_t n = size_mul(size_mul((size_t)p->batch, (size_t)p->heads_v), (size_t)sums.chunks);
+    const size_t heads = size_mul((size_t)p->batch, (size_t)p->heads_v);
+    const size_t n = size_mul(heads, (size_t)sums.chunks);
+    const bool solved = recurrent_form_of(p->mechanism)->solved;
     sums.scale = arena_take(pool, n, sizeof(double));
     sums.decay = arena_take(pool, n, sizeof(double));
+    sums.ridge = arena_take(pool, solved ? size_mul(heads, (size_t)p->dim_qk) : 0, sizeof(double));
     return sums;
 }
 
 static void scratch_carve(scratch *y, const loam_problem *p, const loam_args *a, arena *pool)
 {
-    chunk_carve(&y->x, p, a, true, pool);
-    gradient_carve(&y->g, &y->x, pool);
-    const size_t state = (size_t)chunk_state_floats(&y->x);
-    const size_t rows = size_mul((size_t)p->len_q, (size_t)y->x.width);
-    y->own.states = arena_take(pool, size_mul((size_t)chunks_of(p->len_q) + 1, state), sizeof(float));
-    y->own.grad = arena_take(pool, state, sizeof(float));
+    if (recurrent_form_of(p->mechanism)->solved) {
+        y->x = &y->mesa.x;
+        y->rows = &y->mesa_g.rows;
+        mesa_carve(&y->mesa, p, a, pool);
+        mesa_gradient_carve(&y->mesa_g, y->x, pool);
+        y->state_bytes = (size_t)mesa_state_doubles(y->x) * sizeof(double);
+    } else {
+        y->x = &y->direct;
+        y->rows = &y->g;
+        chunk_carve(y->x, p, a, true, pool);
+        gradient_carve(&y->g, y->x, pool);
+        y->state_bytes = size_of((size_t)chunk_state_floats(y->x), sizeof(float));
+    }
+    const size_t rows = size_mul((size_t)p->len_q, (size_t)y->x->width);
+    y->own.states = arena_take(pool, size_mul((size_t)chunks_of(p->len_q) + 1, y->state_bytes), 1);
+    y->own.grad = arena_take(pool, y->state_bytes, 1);
     y->own.q_sum = arena_take(pool, rows, sizeof(float));
     y->own.k_sum = arena_take(pool, rows, sizeof(float));
 }
@@ -60,29 +79,63 @@ static size_t scratch_bytes(const loam_problem *p)
 
 /* ------------------------------------------------------------------ one chunk */
 
-static void begin_chunk(chunk *x, int64_t n)
+static void begin_chunk(scratch *y, int64_t n)
 {
-    const int64_t first = n * CHUNK, rest = x->s.len - first;
-    chunk_load(x, first, rest < CHUNK ? rest : CHUNK);
-    chunk_pairs(x);
+    const int64_t first = n * CHUNK, rest = y->x->s.len - first, tokens = rest < CHUNK ? rest : CHUNK;
+    if (y->x->form->solved) {
+        mesa_load(&y->mesa, first, tokens);
+    } else {
+        chunk_load(y->x, first, tokens);
+        chunk_pairs(y->x);
+    }
 }
 
-static float *state_of(const chunk *x, const head *at, int64_t n)
+static void *state_of(const scratch *y, const head *at, int64_t n)
 {
-    return at->states + n * chunk_state_floats(x);
+    return at->states + (size_t)n * y->state_bytes;
 }
 
-/* States n + 1 from state n. */
-static void advance(const chunk *x, const head *at, int64_t n)
+/* State n + 1 from state n. */
+static void advance(scratch *y, const head *at, int64_t n)
 {
-    float *start = state_of(x, at, n), *end = state_of(x, at, n + 1);
-    memcpy(end, start, (size_t)chunk_state_floats(x) * sizeof *end);
+    const chunk *x = y->x;
+    void *start = state_of(y, at, n), *end = state_of(y, at, n + 1);
+    memcpy(end, start, y->state_bytes);
+    if (x->form->solved) {
+        mesa_advance(&y->mesa, end);
+        return;
+    }
     for (int64_t panel = 0; panel < x->panels; panel++) {
         chunk_write(x, chunk_state_panel(x, start, panel), panel);
         chunk_advance(x, chunk_state_panel(x, end, panel), panel);
     }
     if (x->p->normalise) {
         chunk_advance_mass(x, chunk_mass(x, end));
+    }
+}
+
+static void begin_gradient(scratch *y, const head *at, int64_t n)
+{
+    begin_chunk(y, n);
+    if (y->x->form->solved) {
+        mesa_gradient_begin(&y->mesa_g, &y->mesa, state_of(y, at, n));
+    } else {
+        gradient_begin(&y->g, y->x, state_of(y, at, n));
+    }
+}
+
+/* at->grad from the end of chunk n to its beginning. */
+static void retreat(scratch *y, const head *at, int64_t n, const head_sums *sums)
+{
+    const chunk *x = y->x;
+    if (x->form->solved) {
+        double *ridge = sums->ridge + (x->s.index * x->p->heads_v + x->h) * x->d;
+        mesa_gradient_advance(&y->mesa_g, &y->mesa, at->grad);
+        for (int64_t c = 0; c < x->d; c++) {
+            ridge[c] = y->mesa_g.ridge[c] + (n + 1 < chunks_of(x->s.len) ? ridge[c] : 0);
+        }
+    } else {
+        gradient_advance(&y->g, y->x, at->grad);
     }
 }
 
@@ -139,12 +192,17 @@ static void add_features(const gradient *g, const chunk *x, const head *at, cons
     sums->decay[n] = decay;
 }
 
-static void end_chunk(scratch *y, const head *at, int64_t n, const head_sums *sums)
+static void end_gradient(scratch *y, const head *at, int64_t n, const head_sums *sums)
 {
-    gradient_end(&y->g, &y->x, state_of(&y->x, at, n));
-    put_values(&y->g, &y->x);
-    put_tokens(&y->g, &y->x);
-    add_features(&y->g, &y->x, at, sums);
+    const chunk *x = y->x;
+    if (x->form->solved) {
+        mesa_gradient_end(&y->mesa_g, &y->mesa, state_of(y, at, n));
+    } else {
+        gradient_end(&y->g, x, state_of(y, at, n));
+    }
+    put_values(y->rows, x);
+    put_tokens(y->rows, x);
+    add_features(y->rows, x, at, sums);
 }
 
 /* ------------------------------------------------------------------ rows of q and k */
@@ -197,84 +255,140 @@ static void put_features(const chunk *x, const head *at, int64_t n)
 
 /* ------------------------------------------------------------------ one value head */
 
+static void load_states(const scratch *y, const head *at)
+{
+    const loam_const_view *in = &y->x->a->state_in, *grad = &y->x->a->grad_state_out;
+    if (y->x->form->solved) {
+        mesa_load_state(y->x, in, state_of(y, at, 0));
+        mesa_load_state(y->x, grad, at->grad);
+    } else {
+        chunk_load_state(y->x, in, state_of(y, at, 0));
+        chunk_load_state(y->x, grad, at->grad);
+    }
+}
+
+static void store_gradient(const scratch *y, const head *at)
+{
+    const loam_view *out = &y->x->a->grad_state_in;
+    y->x->form->solved ? mesa_store_state(y->x, out, at->grad) : chunk_store_state(y->x, out, at->grad);
+}
+
 static void one_head(scratch *y, const head_sums *sums)
 {
-    chunk *x = &y->x;
     const head *at = &y->own;
-    const int64_t chunks = chunks_of(x->s.len);
-    chunk_load_state(x, &x->a->state_in, at->states);
+    const int64_t chunks = chunks_of(y->x->s.len);
+    load_states(y, at);
     for (int64_t n = 0; n + 1 < chunks; n++) {
-        begin_chunk(x, n);
-        advance(x, at, n);
+        begin_chunk(y, n);
+        advance(y, at, n);
     }
-    chunk_load_state(x, &x->a->grad_state_out, at->grad);
     for (int64_t n = chunks - 1; n >= 0; n--) {
-        begin_chunk(x, n);
-        gradient_begin(&y->g, x, state_of(x, at, n));
-        gradient_advance(&y->g, x, at->grad);
-        end_chunk(y, at, n, sums);
+        begin_gradient(y, at, n);
+        retreat(y, at, n, sums);
+        end_gradient(y, at, n, sums);
     }
-    chunk_store_state(x, &x->a->grad_state_in, at->grad);
+    store_gradient(y, at);
 }
 
 /* The same by all threads, which come here together. */
 static void one_head_together(scratch *y, const head *at, const head_sums *sums)
 {
-    chunk *x = &y->x;
-    const int64_t chunks = chunks_of(x->s.len);
+    const int64_t chunks = chunks_of(y->x->s.len);
 #pragma omp single
-    {
-        chunk_load_state(x, &x->a->state_in, at->states);
-        chunk_load_state(x, &x->a->grad_state_out, at->grad);
-    }
+    load_states(y, at);
 #pragma omp for ordered schedule(static, 1)
     for (int64_t n = 0; n < chunks - 1; n++) {
-        begin_chunk(x, n);
+        begin_chunk(y, n);
 #pragma omp ordered
-        advance(x, at, n);
+        advance(y, at, n);
     }
 #pragma omp for ordered schedule(static, 1)
     for (int64_t n = chunks - 1; n >= 0; n--) {
-        begin_chunk(x, n);
-        gradient_begin(&y->g, x, state_of(x, at, n));
+        begin_gradient(y, at, n);
 #pragma omp ordered
-        gradient_advance(&y->g, x, at->grad);
-        end_chunk(y, at, n, sums);
+        retreat(y, at, n, sums);
+        end_gradient(y, at, n, sums);
     }
 #pragma omp single
-    chunk_store_state(x, &x->a->grad_state_in, at->grad);
+    store_gradient(y, at);
 }
 
 /* ------------------------------------------------------------------ all heads */
 
-static void put_sums(const loam_problem *p, const loam_args *a, const head_sums *sums)
+/* The sum over sequences and chunks of value head h. */
+static double sum_of(const loam_problem *p, const loam_args *a, const head_sums *sums, const double *part,
+                     int64_t h)
 {
-    double scale = 0;
+    double sum = 0;
+    for (int64_t b = 0; b < p->batch; b++) {
+        for (int64_t n = 0; n < chunks_of(recurrent_seq_at(p, a, b).len); n++) {
+            sum += part[(b * p->heads_v + h) * sums->chunks + n];
+        }
+    }
+    return sum;
+}
+
+static double ridge_of(const loam_problem *p, const loam_args *a, const head_sums *sums, int64_t h, int64_t c)
+{
+    double sum = 0;
+    for (int64_t b = 0; b < p->batch; b++) {
+        sum += recurrent_seq_at(p, a, b).len > 0 ? sums->ridge[(b * p->heads_v + h) * p->dim_qk + c] : 0;
+    }
+    return sum;
+}
+
+static void put_ridge(const loam_problem *p, const loam_args *a, const head_sums *sums)
+{
+    float *to = a->grad_ridge.data;
+    double all = 0;
     for (int64_t h = 0; h < p->heads_v; h++) {
-        double decay = 0;
-        for (int64_t b = 0; b < p->batch; b++) {
-            const int64_t at = (b * p->heads_v + h) * sums->chunks;
-            for (int64_t n = 0; n < chunks_of(recurrent_seq_at(p, a, b).len); n++) {
-                scale += sums->scale[at + n];
-                decay += sums->decay[at + n];
+        double one = 0;
+        for (int64_t c = 0; c < p->dim_qk; c++) {
+            const double channel = ridge_of(p, a, sums, h, c);
+            one += channel;
+            if (p->ridge_axes == LOAM_RIDGE_HEAD_CHANNEL) {
+                to[h * a->grad_ridge.head + c] = (float)channel;
             }
         }
-        if (recurrent_form_of(p->mechanism)->gate == GATE_HEAD && a->grad_log_decay.data) {
-            ((float *)a->grad_log_decay.data)[h * a->grad_log_decay.head] = (float)decay;
+        all += one;
+        if (p->ridge_axes == LOAM_RIDGE_HEAD) {
+            to[h * a->grad_ridge.head] = (float)one;
+        }
+    }
+    if (p->ridge_axes == LOAM_RIDGE_NUMBER) {
+        to[0] = (float)all;
+    }
+}
+
+static void put_sums(const loam_problem *p, const loam_args *a, const head_sums *sums)
+{
+    const recurrent_form *form = recurrent_form_of(p->mechanism);
+    double scale = 0;
+    for (int64_t h = 0; h < p->heads_v; h++) {
+        scale += sum_of(p, a, sums, sums->scale, h);
+        if (form->gate == GATE_HEAD && a->grad_log_decay.data) {
+            ((float *)a->grad_log_decay.data)[h * a->grad_log_decay.head] = (float)sum_of(
+                p, a, sums, sums->decay, h, 0, 1);
         }
     }
     if (a->grad_scale) { /* a mean does not depend on it */
         *(float *)a->grad_scale = p->normalise ? 0 : (float)scale;
+    }
+    if (form->solved && a->grad_ridge.data) {
+        put_ridge(p, a, sums);
     }
 }
 
 /* Key head n % heads_q of sequence n / heads_q, by all threads together where `shared` is given. */
 static void one_key_head(scratch *y, int64_t n, const head *shared, const head_sums *sums)
 {
-    chunk *x = &y->x;
+    chunk *x = y->x;
     const int64_t group = x->p->heads_v / x->p->heads_q, h = n % x->p->heads_q * group;
     x->s = recurrent_seq_at(x->p, x->a, n / x->p->heads_q);
     for (x->h = h; x->h < h + group; x->h++) {
+        if (x->form->solved) {
+            mesa_load_head(&y->mesa);
+        }
         if (shared) {
             one_head_together(y, shared, sums);
         } else {

@@ -236,6 +236,10 @@ static double cancelling(const values *want, slot which)
         return GRADED * compare_norm(want->x[SLOT_Q], q) * compare_norm(want->x[SLOT_GRAD_Q], q) / scale /
                sqrt((double)q / (double)s->dim_qk + 1);
     }
+    if (which == SLOT_STATE_OUT && s->state &&
+        spec_recurrence_of(s).delta) { /* a chunk takes back what was there */
+        return GRADED * compare_norm(want->x[SLOT_STATE_IN], slot_size(want, SLOT_STATE_IN));
+    }
     const int cancels = s->normalise && which >= SLOT_GRAD_Q && which != SLOT_GRAD_V &&
                         which != SLOT_STATE_OUT && which != SLOT_GRAD_SCALE;
     const int64_t n = slot_size(want, SLOT_V);
