@@ -30,8 +30,9 @@ recurrent_run_fn recurrent_forward_ref, recurrent_backward_ref, recurrent_decode
 recurrent_work_fn recurrent_forward_ref_work, recurrent_backward_ref_work, recurrent_decode_ref_work;
 
 #define RECURRENT_DECLARE_ISA(isa) \
-    recurrent_run_fn recurrent_forward_##isa, recurrent_decode_##isa; \
-    recurrent_work_fn recurrent_forward_##isa##_work, recurrent_decode_##isa##_work;
+    recurrent_run_fn recurrent_forward_##isa, recurrent_backward_##isa, recurrent_decode_##isa; \
+    recurrent_work_fn recurrent_forward_##isa##_work, recurrent_backward_##isa##_work, \
+        recurrent_decode_##isa##_work;
 
 RECURRENT_DECLARE_ISA(portable)
 RECURRENT_DECLARE_ISA(avx2)

@@ -3,8 +3,10 @@
  * instruction set. A row of the state belongs to an entry of the value (to 1 in the last, where the read is normalised):
  *
  *     D = M_r Diag(e^g),   u = beta (w_r - [delta rule] D . k),   M_r <- D + u k,   y_r = M_r . q
- */
-#include "src/recurrent/recurrent_features.h"
+ *
+ * MesaNet's states are float64 while a call lasts. */
+#include "src/recurrent/recurrent_features_exact.h"
+#include "src/recurrent/recurrent_mesa_decode.h"
 
 #include <omp.h>
 
@@ -17,6 +19,7 @@ typedef struct step {
     float *q, *k, *decay; /* [d in whole vectors] */
     float *v;             /* [rows]; y in the end */
     float beta;
+    mesa_step mesa;
 } step;
 
 static step step_carve(const loam_problem *p, const loam_args *a, arena *pool)
@@ -28,6 +31,9 @@ static step step_carve(const loam_problem *p, const loam_args *a, arena *pool)
     x.k = arena_take(pool, width, sizeof(float));
     x.decay = arena_take(pool, width, sizeof(float));
     x.v = arena_take(pool, (size_t)x.rows, sizeof(float));
+    if (x.form->solved) {
+        x.mesa = mesa_step_carve(p, pool);
+    }
     return x;
 }
 
@@ -129,6 +135,59 @@ static void one_head(step *x)
     }
 }
 
+/* ------------------------------------------------------------------ MesaNet */
+
+static void mesa_load_state(const step *x)
+{
+    const loam_const_view *in = &x->a->state_in;
+    for (int64_t r = 0; r < x->rows; r++) {
+        const float *from = (const float *)in->data + (in->data ? RECURRENT_AT(*in, x->s.index, x->h, r) : 0);
+        for (int64_t c = 0; c < x->d; c++) {
+            x->mesa.state[r * x->d + c] = in->data ? (double)from[c] : 0;
+        }
+    }
+}
+
+static void mesa_store_state(const step *x)
+{
+    const loam_view *out = &x->a->state_out;
+    for (int64_t r = 0; r < x->rows; r++) {
+        float *to = (float *)out->data + RECURRENT_AT(*out, x->s.index, x->h, r);
+        for (int64_t c = 0; c < x->d; c++) {
+            to[c] = (float)x->mesa.state[r * x->d + c];
+        }
+    }
+}
+
+static void mesa_token(step *x, int64_t t)
+{
+    const loam_view *o = &x->a->o, *info = &x->a->info;
+    const int64_t token = x->s.first + t;
+    mesa_step *y = &x->mesa;
+    load_token(x, t);
+    features_load_exact(x->p, &x->a->k, &x->s, x->h, t, 1, x->k, y->k);
+    features_load_exact(x->p, &x->a->q, &x->s, x->h, t, x->p->scale, x->q, y->q);
+    mesa_step_write(y, x->d, x->p->dim_v, (double)x->decay[0], (double)x->beta, x->v);
+    const loam_row_info row = mesa_step_solve(y, x->d, x->p->dim_v);
+    for (int64_t r = 0; r < x->p->dim_v; r++) {
+        x->v[r] = (float)cholesky_dot(y->state + r * x->d, y->x, x->d);
+    }
+    store_floats(o->data, x->p->dtype, RECURRENT_AT(*o, x->s.b, x->h, token), x->v, x->p->dim_v);
+    if (info->data) {
+        ((loam_row_info *)info->data)[RECURRENT_AT(*info, x->s.b, x->h, token)] = row;
+    }
+}
+
+static void one_mesa_head(step *x)
+{
+    mesa_step_ridge(x->p, x->a, x->h, &x->mesa);
+    mesa_load_state(x);
+    for (int64_t t = 0; t < x->s.len; t++) {
+        mesa_token(x, t);
+    }
+    mesa_store_state(x);
+}
+
 static size_t step_bytes(const loam_problem *p)
 {
     arena pool = { 0 };
@@ -153,7 +212,7 @@ loam_status ISA(recurrent_decode)(const loam_problem *p, const loam_args *a, loa
             for (int64_t h = 0; h < p->heads_v; h++) {
                 x.s = recurrent_seq_at(p, a, b);
                 x.h = h;
-                one_head(&x);
+                x.form->solved ? one_mesa_head(&x) : one_head(&x);
             }
         }
     }

@@ -170,6 +170,9 @@ static void draw_recurrent_options(spec *s, rng *r)
     s->causal = 1;
     s->threads = rng_int(r, 0, 3);
     s->data = rng_one_in(r, 2) ? DATA_NORMAL : rng_int(r, 0, DATA_KINDS - 1);
+    if (s->normalise && form.beta && s->data == DATA_STEEP) {
+        s->data = DATA_NORMAL; /* beta of 0 and strong gates leave weights that only float64 tells from 0 */
+    }
     s->layout = rng_one_in(r, 3) ? 0 : rng_int(r, 1, 1 << 30);
     if (solved) {
         static const int64_t axes[] = { LOAM_RIDGE_NUMBER, LOAM_RIDGE_HEAD, LOAM_RIDGE_HEAD_CHANNEL };

@@ -223,13 +223,38 @@ static double promised_of_recurrences(const spec *s, slot which)
     return twice * (gradient ? 2e-3 : 1e-3);
 }
 
+/* How large what is added up may be where it cancels. Gradients through a mean are differences, of one value they are 0;
+ * that of the scale is one sum over all tokens. */
+static double cancelling(const values *want, slot which)
+{
+    const spec *s = &want->spec;
+    if (which == SLOT_GRAD_SCALE && !s->normalise) {
+        const double scale = s->scale != 0               ? fabs(s->scale)
+                             : s->mechanism == LOAM_MESA ? 1
+                                                         : 1 / sqrt((double)s->dim_qk);
+        const int64_t q = slot_size(want, SLOT_Q);
+        return GRADED * compare_norm(want->x[SLOT_Q], q) * compare_norm(want->x[SLOT_GRAD_Q], q) / scale /
+               sqrt((double)q / (double)s->dim_qk + 1);
+    }
+    if (which == SLOT_STATE_OUT && s->state &&
+        spec_recurrence_of(s).delta) { /* a chunk takes back what was there */
+        return GRADED * compare_norm(want->x[SLOT_STATE_IN], slot_size(want, SLOT_STATE_IN));
+    }
+    const int cancels = s->normalise && which >= SLOT_GRAD_Q && which != SLOT_GRAD_V &&
+                        which != SLOT_STATE_OUT && which != SLOT_GRAD_SCALE;
+    const int64_t n = slot_size(want, SLOT_V);
+    return cancels && n > 0 ? SAID * compare_norm(want->x[SLOT_GRAD_O], slot_size(want, SLOT_GRAD_O)) *
+                                  compare_norm(want->x[SLOT_V], n) / sqrt((double)n)
+                            : 0;
+}
+
 static void judge_recurrent_slot(const values *got, const values *want, slot which, verdict *out)
 {
     const shape a = slot_shape(want, which);
     const int64_t rows = a.batch * a.heads * a.tokens, count = rows * a.channels;
     const double tiny = slot_dtype(&got->spec, which) == LOAM_F16 ? 6e-8 : 1e-30;
-    const double allowed = promised_of_recurrences(&got->spec, which) * compare_norm(want->x[which], count) +
-                           tiny * sqrt((double)count + 1);
+    const double size = compare_norm(want->x[which], count) + cancelling(want, which);
+    const double allowed = promised_of_recurrences(&got->spec, which) * size + tiny * sqrt((double)count + 1);
     for (int64_t i = 0; i < count; i++) {
         got->x[which][i] = forgiven(&got->spec, which, want->x[which][i], got->x[which][i]);
     }

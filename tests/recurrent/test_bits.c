@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-enum { LEN = 150, DIM = 5, DIM_V = 70, BATCH = 3, CHUNK = 64 };
+enum { LEN = 150, DIM = 5, DIM_V = 70, BATCH = 3, CHUNK = 64, LAST_BY_CHUNKS = LOAM_KDA };
 
 /* On the kernel that the library would choose. */
 static spec base(int mechanism, int pass)
@@ -83,7 +83,7 @@ static void any_place_in_a_batch(void **state)
 static void split_at_chunks(void **state)
 {
     (void)state;
-    for (int mechanism = LOAM_LINEAR; mechanism <= LOAM_KDA; mechanism++) {
+    for (int mechanism = LOAM_LINEAR; mechanism <= LAST_BY_CHUNKS; mechanism++) {
         const spec s = base(mechanism, LOAM_FORWARD);
         values whole = values_make(&s);
         expect_run(&whole);
@@ -100,6 +100,68 @@ static void split_at_chunks(void **state)
             values_free(&rest);
         }
         values_free(&whole);
+    }
+}
+
+/* Backwards likewise: what is before the split gets the gradient of the state after it. */
+static void split_gradients_at_chunks(void **state)
+{
+    (void)state;
+    static const slot rows[] = { SLOT_GRAD_Q, SLOT_GRAD_K, SLOT_GRAD_V, SLOT_GRAD_BETA, SLOT_GRAD_LOG_DECAY };
+    for (int mechanism = LOAM_LINEAR; mechanism <= LAST_BY_CHUNKS; mechanism++) {
+        const spec s = base(mechanism, LOAM_BACKWARD);
+        values whole = values_make(&s);
+        expect_run(&whole);
+        for (int64_t at = CHUNK; at < LEN; at += CHUNK) {
+            values first = part_of(&whole, 0, at), rest = part_of(&whole, at, LEN - at);
+            spec ahead = first.spec;
+            ahead.pass = LOAM_FORWARD;
+            values forward = values_like(&ahead, &first);
+            expect_run(&forward);
+            const size_t bytes = (size_t)slot_size(&rest, SLOT_STATE_IN) * sizeof(double);
+            memcpy(rest.x[SLOT_STATE_IN], forward.x[SLOT_STATE_OUT], bytes);
+            expect_run(&rest);
+            memcpy(first.x[SLOT_GRAD_STATE_OUT], rest.x[SLOT_GRAD_STATE_IN], bytes);
+            expect_run(&first);
+            for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+                if (whole.x[rows[i]] && !(rows[i] == SLOT_GRAD_LOG_DECAY && mechanism == LOAM_RETENTION)) {
+                    expect_part("before the split", &whole, &first, rows[i], 0);
+                    expect_part("after the split", &whole, &rest, rows[i], at);
+                }
+            }
+            expect_same("the first state", &whole, SLOT_GRAD_STATE_IN, first.x[SLOT_GRAD_STATE_IN]);
+            values_free(&first);
+            values_free(&rest);
+            values_free(&forward);
+        }
+        values_free(&whole);
+    }
+}
+
+/* Fewer heads than threads: these share the chunks of one head. */
+static void chunks_of_one_head(void **state)
+{
+    (void)state;
+    for (int mechanism = LOAM_LINEAR; mechanism <= LOAM_MESA; mechanism++) {
+        for (int pass = LOAM_FORWARD; pass <= LOAM_BACKWARD; pass++) {
+            spec s = base(mechanism, pass);
+            s.heads_q = s.heads_kv = 1;
+            s.heads_v = 2;
+            s.len_q = s.len_kv = 4 * LEN;
+            values one = values_make(&s);
+            expect_run(&one);
+            for (s.threads = 3; s.threads <= 4; s.threads++) {
+                values more = values_like(&s, &one);
+                expect_run(&more);
+                for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++) {
+                    if (one.x[which]) {
+                        expect_same("threads in one head", &more, (slot)which, one.x[which]);
+                    }
+                }
+                values_free(&more);
+            }
+            values_free(&one);
+        }
     }
 }
 
@@ -135,10 +197,10 @@ static void in_place(void **state)
     }
 }
 
-static double work_of(int mechanism, int pass, int64_t len)
+static double work_of(int mechanism, int pass, int64_t len, loam_backend backend)
 {
     spec s = base(mechanism, pass);
-    s.backend = LOAM_BACKEND_REFERENCE;
+    s.backend = backend;
     s.len_q = s.len_kv = len;
     s.dim_qk = s.dim_v = 64;
     const loam_problem p = spec_problem(&s);
@@ -150,16 +212,22 @@ static double work_of(int mechanism, int pass, int64_t len)
     return bytes;
 }
 
-/* Forward: a few states. Backward: two gradients of all tokens, and states for only the square root of them. */
+/* Forward: a few states. Backward: two gradients of all tokens, and states for only the square root of them, or one a
+ * chunk of the CPU's. */
 static void workspace(void **state)
 {
     (void)state;
     for (int mechanism = LOAM_LINEAR; mechanism <= LOAM_MESA; mechanism++) {
         const double state_bytes = 8.0 * (mechanism == LOAM_MESA ? 128 : 64) * 64;
-        assert_true(work_of(mechanism, LOAM_FORWARD, 1 << 20) == work_of(mechanism, LOAM_FORWARD, 1));
-        assert_true(work_of(mechanism, LOAM_DECODE, 1) < 5 * state_bytes);
-        assert_true(work_of(mechanism, LOAM_BACKWARD, 1 << 20) <
+        for (loam_backend with = LOAM_BACKEND_REFERENCE; with <= LOAM_BACKEND_CPU; with++) {
+            assert_true(work_of(mechanism, LOAM_FORWARD, 1 << 20, with) ==
+                        work_of(mechanism, LOAM_FORWARD, 1, with));
+            assert_true(work_of(mechanism, LOAM_DECODE, 1, with) < 5 * state_bytes);
+        }
+        assert_true(work_of(mechanism, LOAM_BACKWARD, 1 << 20, LOAM_BACKEND_REFERENCE) <
                     2.0 * 8 * 64 * (1 << 20) + (2 * 1024 + 8) * state_bytes);
+        assert_true(work_of(mechanism, LOAM_BACKWARD, 1 << 20, LOAM_BACKEND_CPU) <
+                    2.0 * 4 * 64 * (1 << 20) + ((1 << 20) / CHUNK + 64) * state_bytes);
     }
 }
 
@@ -169,6 +237,8 @@ int main(void)
         cmocka_unit_test(any_number_of_threads),
         cmocka_unit_test(any_place_in_a_batch),
         cmocka_unit_test(split_at_chunks),
+        cmocka_unit_test(split_gradients_at_chunks),
+        cmocka_unit_test(chunks_of_one_head),
         cmocka_unit_test(in_place),
         cmocka_unit_test(workspace),
     };
