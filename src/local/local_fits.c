@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * What the rows of the registry cannot do although pass, mechanism and type are theirs. */
-#include "src/local/local.h"
+#include "src/local/local_path.h"
 
 /* The CUDA kernels hold a row of each operand in shared memory. */
 enum { CUDA_MAX_DIM = 256 };
@@ -26,5 +26,13 @@ loam_status local_sm90_fits(const loam_problem *p, loam_error *error)
             "decay: 1, this kernel takes 0 for lla");
     REQUIRE(p->ridge_unit != LOAM_RIDGE_TRACE, error, LOAM_EUNSUPPORTED,
             "ridge_unit: trace, this kernel takes normalised or max");
+    return LOAM_OK;
+}
+
+loam_status local_path_sm80_fits(const loam_problem *p, loam_error *error)
+{
+    REQUIRE(p->dim_qk == 64 && p->dim_v == 64, error, LOAM_EUNSUPPORTED,
+            "dim_qk, dim_v: %lld, %lld, the CUDA kernels with path take 64 for both", (long long)p->dim_qk,
+            (long long)p->dim_v);
     return LOAM_OK;
 }

@@ -32,6 +32,7 @@ typedef float strip[8][4];
 struct path_arrays {
     bf16 *kr, *kt;
     bf16 *w_hi, *w_lo, *b_hi, *b_lo, *e_hi, *e_lo, *eg_hi, *eg_lo; /* eg: at the slot of the first tile of a group */
+    bf16 *r_hi, *r_lo; /* backward alone, else NULL */
     int64_t slots; /* of one head */
     int group;     /* tiles of a group */
 };
@@ -55,9 +56,11 @@ static inline path_arrays path_arrays_carve(const loam_problem *p, arena *pool)
 {
     const size_t size = size_mul(size_mul((size_t)path_slots(p), (size_t)p->heads_kv), TILE_SIZE);
     path_arrays x;
-    bf16 **const all[] = { &x.kr,   &x.kt,   &x.w_hi, &x.w_lo,  &x.b_hi,
-                           &x.b_lo, &x.e_hi, &x.e_lo, &x.eg_hi, &x.eg_lo };
-    for (size_t n = 0; n < sizeof all / sizeof *all; n++) {
+    bf16 **const all[] = { &x.kr,   &x.kt,   &x.w_hi,  &x.w_lo,  &x.b_hi, &x.b_lo,
+                           &x.e_hi, &x.e_lo, &x.eg_hi, &x.eg_lo, &x.r_hi, &x.r_lo };
+    const size_t count = p->pass == LOAM_BACKWARD ? 12 : 10;
+    x.r_hi = x.r_lo = NULL;
+    for (size_t n = 0; n < count; n++) {
         *all[n] = (bf16 *)arena_take(pool, size, sizeof(bf16));
     }
     x.slots = path_slots(p), x.group = path_group(p);

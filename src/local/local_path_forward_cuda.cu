@@ -102,7 +102,8 @@ static __device__ __forceinline__ void put_rows(const loam_problem &p, const loa
 
 template <bool DECAY>
 static __global__ void __launch_bounds__(THREADS, 3)
-    path_forward_kernel(const loam_problem p, const loam_args a, const local_saved saved, const path_arrays w)
+    path_forward_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                        const local_saved saved, const path_arrays w)
 {
     extern __shared__ __align__(16) char raw[];
     forward_shared &shared = *(forward_shared *)raw;

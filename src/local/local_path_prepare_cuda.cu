@@ -37,7 +37,8 @@ static __device__ __forceinline__ void load_lam(strip &lam, const prepare_shared
 }
 
 /* A thread block for each slot of each key-value head. */
-static __global__ void __launch_bounds__(THREADS) path_tile_kernel(const loam_problem p, const loam_args a,
+static __global__ void __launch_bounds__(THREADS) path_tile_kernel(const __grid_constant__ loam_problem p,
+                                                                   const __grid_constant__ loam_args a,
                                                                    const path_arrays w)
 {
     extern __shared__ __align__(16) char raw[];
@@ -68,6 +69,10 @@ static __global__ void __launch_bounds__(THREADS) path_tile_kernel(const loam_pr
     __syncthreads();
     invert_reflections(x);
     __syncthreads();
+    if (w.r_hi) {
+        for_pairs(part, m, [&](int r, int c, float &u, float &v) { u = x.r[r][c], v = x.r[r][c + 1]; });
+        strip_put(part, m, w.r_hi + slot, w.r_lo + slot, EDGE);
+    }
     load_lam(lam, x, m);
     clear(part); /* B */
     product_weights<1, PITCH>(part, lam, x.c_lo, 0);
@@ -98,7 +103,8 @@ static __global__ void __launch_bounds__(THREADS) path_tile_kernel(const loam_pr
 
 /* Kt: keys cross the tiles after theirs in their group. Eg: the rows of I cross all tiles of the group, I - what they become.
  * Blocks with y = 1 do Eg. */
-static __global__ void __launch_bounds__(THREADS) path_group_kernel(const loam_problem p, const loam_args a,
+static __global__ void __launch_bounds__(THREADS) path_group_kernel(const __grid_constant__ loam_problem p,
+                                                                    const __grid_constant__ loam_args a,
                                                                     const path_arrays w)
 {
     __shared__ __align__(16) shared_tile e_hi, e_lo;

@@ -55,7 +55,7 @@ static void seen_keys(condition *x, row_condition *row, const values *v, const d
         if (!(d->score[j] > -HUGE_VAL)) {
             continue;
         }
-        const double *k = values_at(v, SLOT_K, q.batch, kv, q.k0 + j);
+        const double *k = d->key + j * s->dim_qk;
         const double *value_j = values_at(v, SLOT_V, q.batch, kv, q.k0 + j);
         if (s->sink) {
             row->score = fmax(row->score, score_terms(s, d->score[j], compare_norm(k, s->dim_qk)));

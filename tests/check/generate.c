@@ -98,6 +98,21 @@ static void draw_options(spec *s, rng *r)
     }
 }
 
+/* Rows whose keys are turned take no score but products and decays; the reference is asked for them now and then. */
+static void draw_path(spec *s, rng *r, const loam_kernel_info *row)
+{
+    s->path = strncmp(row->name, "local_path", 10) == 0 || (strstr(row->name, "_ref") && rng_one_in(r, 6));
+    if (s->path) {
+        s->score = LOAM_DOT;
+        s->causal = 1;
+        s->soft_cap = 0;
+        s->window = s->slope = s->key_bias = s->sink = 0;
+        s->decay = rng_one_in(r, 3);
+        s->data = s->data == DATA_FAR ? DATA_NORMAL : s->data;
+        s->omit |= strcmp(row->backend, "cuda") == 0 ? spec_omit(SLOT_WEIGHTS) : 0;
+    }
+}
+
 static void draw_omissions(spec *s, rng *r)
 {
     if (rng_one_in(r, 3)) {
@@ -118,7 +133,8 @@ static double cost(const spec *s)
     const double rows = (double)(s->batch * s->heads_q * s->len_q), d = (double)s->dim_qk;
     const double pairs = rows * (double)s->len_kv;
     const double solve = s->mechanism == LOAM_LLA ? pairs * d * d / 2 + rows * d * d * d / 6 : 0;
-    return solve + pairs * (d + (double)s->dim_v) * (s->pass == LOAM_BACKWARD ? 12 : 4);
+    const double turns = s->path ? rows * (double)(s->len_kv * s->len_kv) / 2 * d : 0;
+    return turns + solve + pairs * (d + (double)s->dim_v) * (s->pass == LOAM_BACKWARD ? 12 : 4);
 }
 
 /* Halves one thing after another until the reference is quick. */
@@ -224,6 +240,7 @@ spec generate_spec(const loam_kernel_info *row, uint64_t seed, uint64_t number, 
     draw_kind(&s, &r, row);
     draw_shape(&s, &r, row);
     draw_options(&s, &r);
+    draw_path(&s, &r, row);
     draw_omissions(&s, &r);
     shrink(&s, &r, rng_one_in(&r, 10) ? 15 * budget : budget);
     kernel_fit(&s);

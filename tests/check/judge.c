@@ -84,6 +84,8 @@ static double gradient_bound(const spec *s, const condition *x, slot which, doub
     case SLOT_GRAD_Q: return scale * ds * (keys + rbf * x->query) + fit;
     case SLOT_GRAD_K: return scale * ds * x->query + miss * x->probe + kept * fit;
     case SLOT_GRAD_V: return kept * x->grad_o;
+    case SLOT_GRAD_W:
+    case SLOT_GRAD_BETA: return 4 * scale * ds * x->query * keys;
     case SLOT_GRAD_PROBE: return x->grad_o * spread * keys;
     case SLOT_GRAD_RIDGE: return fit * x->probe * (s->ridge_axes >= LOAM_RIDGE_TOKEN ? 1 : sqrt(rows));
     case SLOT_GRAD_SCALE: return ds * (keys + rbf * x->query) * x->query * sqrt(rows);

@@ -171,10 +171,10 @@ static void central_differences(void **state)
 {
     (void)state;
     static const part pairs[][2] = { { Q, DQ }, { K, DK },       { V, DV },        { PROBE, DPROBE },
-                                     { W, DW }, { BETA, DBETA }, { RIDGE, DRIDGE } };
+                                     { W, DW }, { BETA, DBETA }, { RIDGE, DRIDGE }, { DECAY, DDECAY } };
     for (int number = 0; number < 6; number++) {
         loam_problem p = problem_of(mechanisms[number % 3], number < 3 ? 5 : 4, number < 3 ? 5 : 6, 3, 2);
-        p.batch = 1;
+        p.batch = 1, p.decay = number % 2;
         scene s = scene_make(&p, 40 + (uint64_t)number);
         for (int64_t e = 0; e < s.size[BETA]; e++) { /* within 0 .. 2 after a step */
             s.x[BETA][e] = 0.1 + 0.9 * s.x[BETA][e];
@@ -182,7 +182,8 @@ static void central_differences(void **state)
         assert_true(scene_run(&s, LOAM_BACKWARD));
         for (size_t n = 0; n < sizeof pairs / sizeof pairs[0]; n++) {
             const int used = (pairs[n][0] != PROBE || p.mechanism == LOAM_PARALLAX) &&
-                             (pairs[n][0] != RIDGE || p.mechanism == LOAM_LLA);
+                             (pairs[n][0] != RIDGE || p.mechanism == LOAM_LLA) &&
+                             (pairs[n][0] != DECAY || p.decay);
             if (used) {
                 check_differences(&s, pairs[n][0], pairs[n][1]);
             }

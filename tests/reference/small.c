@@ -39,6 +39,15 @@ static void draw_options(spec *s, rng *r)
     }
 }
 
+/* Keys that are turned go with decays and with no other option. */
+static void take_path(spec *s)
+{
+    s->path = s->causal = 1;
+    s->score = LOAM_DOT;
+    s->soft_cap = 0;
+    s->window = s->slope = s->key_bias = s->sink = 0;
+}
+
 spec small_case(loam_mechanism mechanism, loam_pass pass, int64_t number)
 {
     rng r = rng_make(SEED + (uint64_t)mechanism, (uint64_t)number);
@@ -50,6 +59,9 @@ spec small_case(loam_mechanism mechanism, loam_pass pass, int64_t number)
     s.backend = LOAM_BACKEND_REFERENCE;
     draw_shape(&s, &r);
     draw_options(&s, &r);
+    if (number % 5 == 3) {
+        take_path(&s);
+    }
     if (mechanism == LOAM_LLA) { /* all pairs in turn */
         s.ridge_axes = number % 4;
         s.ridge_unit = number / 4 % 3;

@@ -41,7 +41,7 @@ static void want_row(wanted *w, const values *v, direct_row *r, int64_t b, int64
         direct_output(r, v, b, h, rho, o);
     }
     for (int64_t j = 0; s->pass == LOAM_FORWARD && j < r->keys; j++) {
-        const double *k = values_at(v, SLOT_K, q.batch, h / (s->heads_q / s->heads_kv), q.k0 + j);
+        const double *k = r->key + j * s->dim_qk;
         double u = 0;
         for (int64_t c = 0; c < s->dim_qk; c++) {
             u += rho[c] * (k[c] - r->kbar[c]);

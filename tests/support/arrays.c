@@ -128,6 +128,8 @@ static void connect(arrays *m)
         .grad_log_decay = output_view(m, SLOT_GRAD_LOG_DECAY),
         .grad_beta = output_view(m, SLOT_GRAD_BETA),
         .grad_state_in = output_view(m, SLOT_GRAD_STATE_IN),
+        .w = input_view(m, SLOT_W),
+        .grad_w = output_view(m, SLOT_GRAD_W),
     };
 }
 

@@ -65,8 +65,23 @@ static double draw_log_decay(rng *r, int hostile)
 
 static double draw_beta(rng *r, const spec *s, int hostile)
 {
-    const double most = spec_recurrence_of(s).delta ? 2 : 1.5;
+    const double most = s->path || spec_recurrence_of(s).delta ? 2 : 1.5;
     return hostile && rng_one_in(r, 2) ? (double)rng_int(r, 0, (int64_t)most) : most * rng_uniform(r);
+}
+
+/* Rows of length 1. */
+static void unit_rows(values *v, slot which)
+{
+    const int64_t d = v->spec.dim_qk;
+    for (int64_t row = 0; v->x[which] && row < slot_size(v, which) / d; row++) {
+        double *x = v->x[which] + row * d, norm = 0;
+        for (int64_t c = 0; c < d; c++) {
+            norm += x[c] * x[c];
+        }
+        for (int64_t c = 0; c < d; c++) {
+            x[c] /= norm > 0 ? sqrt(norm) : 1;
+        }
+    }
 }
 
 /* Delta rules are stable where beta |k|^2 <= 2. */
@@ -210,6 +225,7 @@ void data_fill(values *v)
     fill_normal(v);
     apply_kind(v);
     fill_gates(v);
+    unit_rows(v, SLOT_W);
     if (spec_recurrent(&v->spec)) {
         fill_recurrent(v);
     }

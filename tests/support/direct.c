@@ -12,6 +12,7 @@ direct_row direct_make(const values *v)
     direct_row r = { 0 };
     r.score = memory_zeroed((size_t)v->spec.len_kv, sizeof(double));
     r.p = memory_zeroed((size_t)v->spec.len_kv, sizeof(double));
+    r.key = memory_zeroed((size_t)(v->spec.len_kv * v->spec.dim_qk), sizeof(double));
     r.kbar = memory_zeroed((size_t)v->spec.dim_qk, sizeof(double));
     r.vbar = memory_zeroed((size_t)v->spec.dim_v, sizeof(double));
     return r;
@@ -21,6 +22,7 @@ void direct_free(direct_row *r)
 {
     free(r->score);
     free(r->p);
+    free(r->key);
     free(r->kbar);
     free(r->vbar);
     memset(r, 0, sizeof *r);
@@ -30,6 +32,38 @@ static const double *key_at(const values *v, slot which, int64_t b, int64_t h, i
 {
     const sequence q = values_sequence(v, b);
     return values_at(v, which, q.batch, h / (v->spec.heads_q / v->spec.heads_kv), q.k0 + j);
+}
+
+/* Key j turns by the reflection of position t: k <- k - beta_t (w_t . k) w_t. */
+static void turn(double *key, const values *v, int64_t b, int64_t h, int64_t t)
+{
+    const double *w = key_at(v, SLOT_W, b, h, t), beta = *key_at(v, SLOT_BETA, b, h, t);
+    double along = 0;
+    for (int64_t c = 0; c < v->spec.dim_qk; c++) {
+        along += w[c] * key[c];
+    }
+    for (int64_t c = 0; c < v->spec.dim_qk; c++) {
+        key[c] -= beta * along * w[c];
+    }
+}
+
+/* The keys as query i sees them; PaTH goes on from an earlier query of the same head. */
+static void see_keys(direct_row *r, const values *v, int64_t b, int64_t h, int64_t i)
+{
+    const sequence q = values_sequence(v, b);
+    const int64_t d = v->spec.dim_qk, at = i + q.len_kv - q.len_q;
+    if (!v->spec.path || r->turned_b != b + 1 || r->turned_h != h || r->turned_to > at) {
+        r->turned_b = b + 1, r->turned_h = h, r->turned_to = -1;
+        for (int64_t j = 0; j < q.len_kv; j++) {
+            memcpy(r->key + j * d, key_at(v, SLOT_K, b, h, j), (size_t)d * sizeof(double));
+        }
+    }
+    for (int64_t t = r->turned_to + 1; v->spec.path && t <= at; t++) {
+        for (int64_t j = 0; j < t; j++) {
+            turn(r->key + j * d, v, b, h, t);
+        }
+        r->turned_to = t;
+    }
 }
 
 static double raw_score(const spec *s, const double *q, const double *k)
@@ -63,7 +97,7 @@ static void scores(direct_row *r, const values *v, int64_t b, int64_t h, int64_t
             continue;
         }
         r->seen++;
-        r->score[j] = raw_score(s, query, key_at(v, SLOT_K, b, h, j));
+        r->score[j] = raw_score(s, query, r->key + j * s->dim_qk);
         if (s->slope) {
             r->score[j] -= v->x[SLOT_SLOPE][h] * fabs((double)ahead);
         }
@@ -100,7 +134,7 @@ static void means(direct_row *r, const values *v, int64_t b, int64_t h)
     memset(r->kbar, 0, (size_t)s->dim_qk * sizeof(double));
     memset(r->vbar, 0, (size_t)s->dim_v * sizeof(double));
     for (int64_t j = 0; j < r->keys; j++) {
-        const double *k = key_at(v, SLOT_K, b, h, j), *value = key_at(v, SLOT_V, b, h, j);
+        const double *k = r->key + j * s->dim_qk, *value = key_at(v, SLOT_V, b, h, j);
         for (int64_t c = 0; c < s->dim_qk; c++) {
             r->kbar[c] += r->p[j] * k[c];
         }
@@ -119,7 +153,7 @@ static void spread(direct_row *r, const values *v, int64_t b, int64_t h, int64_t
     double query2 = 0, far2 = 0;
     r->trace = 0;
     for (int64_t j = 0; j < r->keys; j++) {
-        const double *k = key_at(v, SLOT_K, b, h, j);
+        const double *k = r->key + j * s->dim_qk;
         double sum = 0;
         for (int64_t c = 0; c < s->dim_qk; c++) {
             sum += (k[c] - r->kbar[c]) * (k[c] - r->kbar[c]);
@@ -136,6 +170,7 @@ static void spread(direct_row *r, const values *v, int64_t b, int64_t h, int64_t
 
 void direct_weights(direct_row *r, const values *v, int64_t b, int64_t h, int64_t i)
 {
+    see_keys(r, v, b, h, i);
     scores(r, v, b, h, i);
     normalise(r, v, h);
     means(r, v, b, h);
@@ -164,7 +199,7 @@ void direct_output(const direct_row *r, const values *v, int64_t b, int64_t h, c
     const spec *s = &v->spec;
     memset(o, 0, (size_t)s->dim_v * sizeof(double));
     for (int64_t j = 0; j < r->keys; j++) {
-        const double *k = key_at(v, SLOT_K, b, h, j), *value = key_at(v, SLOT_V, b, h, j);
+        const double *k = r->key + j * s->dim_qk, *value = key_at(v, SLOT_V, b, h, j);
         double u = 0;
         for (int64_t c = 0; probe && c < s->dim_qk; c++) {
             u += probe[c] * (k[c] - r->kbar[c]);

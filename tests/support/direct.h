@@ -13,6 +13,8 @@ typedef struct direct_row {
     double lse, largest_p;
     int64_t seen;
     double *kbar, *vbar; /* [dim_qk], [dim_v] */
+    double *key;         /* [keys][dim_qk], as the query sees them */
+    int64_t turned_b, turned_h, turned_to; /* PaTH: of which sequence and head, up to which position; from 1, 0: none */
     double trace;        /* of the covariance of the keys */
     double steepness;    /* largest |score| after centring the keys: what float32 must carry */
 } direct_row;

@@ -25,7 +25,13 @@ int kernel_on_device(const spec *s)
 void kernel_fit(spec *s)
 {
     loam_kernel_info info;
-    if (loam_kernel_at(kernel_find(s->kernel), &info) || strcmp(info.isa, "sm90") != 0) {
+    if (loam_kernel_at(kernel_find(s->kernel), &info)) {
+        return;
+    }
+    if (s->path && strcmp(info.backend, "cuda") == 0) {
+        s->dim_qk = s->dim_v = 64;
+    }
+    if (strcmp(info.isa, "sm90") != 0) {
         return;
     }
     s->dim_qk = s->dim_v = s->dim_qk > 64 ? 128 : 64;

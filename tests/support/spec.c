@@ -19,6 +19,7 @@ const char *const slot_names[SLOT_COUNT] = {
     "beta",
     "state_in",
     "grad_state_out",
+    "w",
     "o",
     "lse",
     "rho",
@@ -37,6 +38,7 @@ const char *const slot_names[SLOT_COUNT] = {
     "grad_log_decay",
     "grad_beta",
     "grad_state_in",
+    "grad_w",
 };
 
 static const char *const mechanism_words[] = { "softmax",     "parallax", "lla",  "linear",
@@ -95,6 +97,7 @@ static const field fields[] = {
     NUMBER("bias", key_bias),
     NUMBER("sink", sink),
     NUMBER("decay", decay),
+    NUMBER("path", path),
     REAL("scale", scale),
     REAL("cap", soft_cap),
     REAL("ridge", ridge),
@@ -237,6 +240,7 @@ loam_problem spec_problem(const spec *s)
     p.key_bias = (int)s->key_bias;
     p.sink = (int)s->sink;
     p.decay = (int)s->decay;
+    p.path = (int)s->path;
     p.ridge = s->ridge;
     p.ridge_axes = (loam_ridge_axes)s->ridge_axes;
     p.ridge_unit = (loam_ridge_unit)s->ridge_unit;

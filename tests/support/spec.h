@@ -21,6 +21,7 @@ typedef enum slot {
     SLOT_BETA,
     SLOT_STATE_IN,
     SLOT_GRAD_STATE_OUT,
+    SLOT_W,
     SLOT_O,
     SLOT_LSE,
     SLOT_RHO,
@@ -39,6 +40,7 @@ typedef enum slot {
     SLOT_GRAD_LOG_DECAY,
     SLOT_GRAD_BETA,
     SLOT_GRAD_STATE_IN,
+    SLOT_GRAD_W,
     SLOT_COUNT,
     SLOT_FIRST_OUTPUT = SLOT_O
 } slot;
@@ -62,7 +64,7 @@ typedef struct spec {
     int64_t mechanism, pass, dtype, backend;
     int64_t batch, heads_q, heads_kv, len_q, len_kv, dim_qk, dim_v;
     int64_t packed, lens; /* lengths of the sequences, drawn from the seed */
-    int64_t score, causal, window, slope, key_bias, sink, decay;
+    int64_t score, causal, window, slope, key_bias, sink, decay, path;
     double scale, soft_cap, ridge;
     int64_t ridge_axes, ridge_unit, ridge_array; /* ridge_array: args.ridge [1] for LOAM_RIDGE_NUMBER */
     int64_t threads, data;

@@ -55,6 +55,8 @@ int slot_used(const spec *s, slot which)
     case SLOT_KEY_BIAS: return s->key_bias != 0;
     case SLOT_SINK: return s->sink != 0;
     case SLOT_LOG_DECAY: return s->decay != 0;
+    case SLOT_BETA:
+    case SLOT_W: return s->path != 0;
     case SLOT_GRAD_O: return backward;
     case SLOT_O:
     case SLOT_LSE:
@@ -71,6 +73,8 @@ int slot_used(const spec *s, slot which)
     case SLOT_GRAD_KEY_BIAS: return backward && s->key_bias;
     case SLOT_GRAD_SINK: return backward && s->sink;
     case SLOT_GRAD_LOG_DECAY: return backward && s->decay;
+    case SLOT_GRAD_BETA:
+    case SLOT_GRAD_W: return backward && s->path;
     default: break;
     }
     return 0;
@@ -144,7 +148,11 @@ shape slot_shape(const values *v, slot which)
     case SLOT_LSE:
     case SLOT_INFO: return q;
     case SLOT_K:
+    case SLOT_W:
+    case SLOT_GRAD_W:
     case SLOT_GRAD_K: k.channels = s->dim_qk; return k;
+    case SLOT_BETA:
+    case SLOT_GRAD_BETA: return k;
     case SLOT_V:
     case SLOT_GRAD_V: k.channels = s->dim_v; return k;
     case SLOT_KEY_BIAS:
@@ -174,7 +182,9 @@ loam_dtype slot_dtype(const spec *s, slot which)
     case SLOT_GRAD_Q:
     case SLOT_GRAD_K:
     case SLOT_GRAD_V:
-    case SLOT_GRAD_PROBE: return (loam_dtype)s->dtype;
+    case SLOT_GRAD_PROBE:
+    case SLOT_W:
+    case SLOT_GRAD_W: return (loam_dtype)s->dtype;
     default: return element_real((loam_dtype)s->dtype);
     }
 }
