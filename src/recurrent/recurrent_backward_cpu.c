@@ -367,8 +367,8 @@ static void put_sums(const loam_problem *p, const loam_args *a, const head_sums 
     for (int64_t h = 0; h < p->heads_v; h++) {
         scale += sum_of(p, a, sums, sums->scale, h);
         if (form->gate == GATE_HEAD && a->grad_log_decay.data) {
-            ((float *)a->grad_log_decay.data)[h * a->grad_log_decay.head] = (float)sum_of(
-                p, a, sums, sums->decay, h, 0, 1);
+            ((float *)a->grad_log_decay.data)[h * a->grad_log_decay.head] = (float)sum_of(p, a, sums,
+                                                                                          sums->decay, h);
         }
     }
     if (a->grad_scale) { /* a mean does not depend on it */
