@@ -36,11 +36,12 @@ static const char ABOUT[] =
     "Exit status: 0 done, 1 a bug or too little memory, 2 wrong options, 3 wrong input, 4 output not "
     "written.";
 
-enum { ROWS_MAX = 48 };
+enum { ROWS_MAX = 56 };
 
 static const double NO_BOUND = 1e300;
 
-static void list_rows(option_row rows[ROWS_MAX], attend_options *o)
+/* What is computed, of what. */
+static size_t list_inputs(option_row *rows, attend_options *o)
 {
     const option_row table[] = {
         { "q", OPTION_TEXT, &o->in[IN_Q], 0, 0, "F", "queries" },
@@ -87,6 +88,16 @@ static void list_rows(option_row rows[ROWS_MAX], attend_options *o)
           "only the first N channels turn; default all" },
         { "rope-offset", OPTION_INT, &o->rope_offset, -1e15, 1e15, "N",
           "position of the first key; default 0" },
+    };
+    _Static_assert(sizeof table <= ROWS_MAX / 2 * sizeof *table, "room for the table");
+    memcpy(rows, table, sizeof table);
+    return sizeof table / sizeof *table;
+}
+
+/* How, and what is written where. */
+static void list_outputs(option_row *rows, attend_options *o)
+{
+    const option_row table[] = {
         { "layout", OPTION_TEXT, &o->layout, 0, 0, "L", "bhtd (default) or bthd: (B,T,H,D), (T,H,D)" },
         { "dtype", OPTION_TEXT, &o->dtype, 0, 0, "T",
           "f32, bf16, f16 or f64: convert inputs and compute so. Default: the type of q, but float64 becomes "
@@ -110,7 +121,7 @@ static void list_rows(option_row rows[ROWS_MAX], attend_options *o)
         { "verbose", OPTION_FLAG, &o->verbose, 0, 0, NULL, "name the chosen kernels on standard error" },
         { 0 }
     };
-    _Static_assert(sizeof table <= ROWS_MAX * sizeof *table, "room for the table");
+    _Static_assert(sizeof table <= ROWS_MAX / 2 * sizeof *table, "room for the table");
     memcpy(rows, table, sizeof table);
 }
 
@@ -144,7 +155,7 @@ static int find_mechanism(const char *word, const char *const *own, int *which, 
 static int check_mechanism(attend_options *o, int argc, char **argv, io_error *error)
 {
     static const char *const own[] = { "fox", "path", "interpolation", NULL };
-    int which;
+    int which = LOAM_SOFTMAX;
     if (argc < 2) return io_fail(error, EXIT_USAGE, "say which mechanism: %s", EXPECTED);
     if (argc > 2) return io_fail(error, EXIT_USAGE, "unexpected argument '%s'; usage: %s", argv[2], USAGE);
     const int status = find_mechanism(argv[1], own, &which, &o->name, error);
@@ -159,8 +170,8 @@ static int check_linear(attend_options *o, const char *word, io_error *error)
 {
     static const char *const none[] = { NULL };
     const bool interpolation = strcmp(o->name, "interpolation") == 0;
-    const char *name;
-    int which;
+    const char *name = word;
+    int which = LOAM_SOFTMAX;
     if (interpolation != (word != NULL))
         return io_fail(error, EXIT_USAGE, "--linear NAME %s",
                        word ? "is for interpolation only" : "is needed for interpolation: a recurrence");
@@ -322,7 +333,7 @@ int attend_parse(attend_options *options, int argc, char **argv, io_error *error
 {
     *options = (attend_options){ .ridge_number = 0.1 };
     option_row rows[ROWS_MAX];
-    list_rows(rows, options);
+    list_outputs(rows + list_inputs(rows, options), options);
     int status = options_parse(&argc, argv, rows, USAGE, ABOUT, &options->help, error);
     if (status || options->help) return status;
     status = check_mechanism(options, argc, argv, error);
