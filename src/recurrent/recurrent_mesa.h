@@ -370,45 +370,89 @@ static inline void mesa_gradients(const mesa *m, loam_row_info *info)
     }
 }
 
+/* The upper triangle of a [n][stride] <- U with U^T U = A. False: a pivot is not above `least`. */
+static inline bool mesa_factor(double *restrict a, int64_t stride, int64_t n, double least)
+{
+    for (int64_t k = 0; k < n; k++) {
+        double *restrict row = a + k * stride;
+        if (!(row[k] > least)) {
+            return false;
+        }
+        const double inverse = 1 / sqrt(row[k]);
+        for (int64_t c = k; c < n; c++) {
+            row[c] *= inverse;
+        }
+        for (int64_t r = k + 1; r < n; r++) {
+            double *restrict rest = a + r * stride;
+            const double factor = row[r];
+            for (int64_t c = r / VL64 * VL64; c < stride;
+                 c += VL64) { /* below the diagonal is nothing to keep */
+                v64_store(rest + c, v64_load(rest + c) - v64_load(row + c) * factor);
+            }
+        }
+    }
+    return true;
+}
+
+/* rows [n][width] <- U^-T rows; `row` is scratch */
+static inline void mesa_substitute(const double *u, int64_t stride, int64_t n, double *rows, int64_t width,
+                                   double *row)
+{
+    for (int64_t i = 0; i < n; i++) {
+        const matrix64 column = { u + i, 0, stride };
+        const double inverse = 1 / u[i * stride + i];
+        product64(row, width, 1, column, rows, width, i, width, false);
+        for (int64_t c = 0; c < width; c++) {
+            rows[i * width + c] = (rows[i * width + c] - row[c]) * inverse;
+        }
+    }
+}
+
+/* A^-1 = U^-1 U^-T */
+static inline bool mesa_invert_start(const mesa *m)
+{
+    const int64_t d = m->x.d, width = m->x.width;
+    double largest = 0;
+    memcpy(m->inverse, m->h, (size_t)(width * width) * sizeof(double));
+    for (int64_t c = 0; c < d; c++) {
+        m->inverse[c * width + c] += m->ridge[c];
+        largest = fmax(largest, m->inverse[c * width + c]);
+    }
+    if (!mesa_factor(m->inverse, width, d, MESA_LEAST_PIVOT * largest)) {
+        return false;
+    }
+    memset(m->row, 0, (size_t)(width * width) * sizeof(double));
+    for (int64_t c = 0; c < d; c++) {
+        m->row[c * width + c] = 1;
+    }
+    mesa_substitute(m->inverse, width, d, m->row, width, m->column);
+    product64(m->inverse, width, width, mesa_by_columns(m->row, width), m->row, width, d, width, false);
+    return true;
+}
+
 /* A^-1 and Y. False: A is singular. */
 static inline bool mesa_invert(mesa *m)
 {
     const chunk *x = &m->x;
-    const int64_t d = x->d, width = x->width;
-    double largest = 0;
-    for (int64_t r = 0; r < d; r++) {
-        for (int64_t c = 0; c <= r; c++) {
-            m->row[r * d + c] = m->h[r * width + c] + (r == c ? m->ridge[c] : 0);
-        }
-        largest = fmax(largest, m->row[r * d + r]);
-    }
-    if (cholesky_factor(m->row, d, MESA_LEAST_PIVOT * largest) != 0) {
+    const int64_t width = x->width;
+    double root[CHUNK];
+    if (!mesa_invert_start(m)) {
         return false;
     }
-    memset(m->inverse, 0, (size_t)(width * width) * sizeof(double));
-    for (int64_t r = 0; r < d; r++) {
-        m->inverse[r * width + r] = 1;
-        cholesky_solve(m->row, d, m->inverse + r * width);
+    for (int64_t t = 0; t < CHUNK; t++) {
+        root[t] = sqrt((double)x->beta[t]);
     }
-    product64(m->y, width, CHUNK, mesa_by_rows(m->k, width), m->inverse, width, d, width, false);
-    for (int64_t i = 0; i < x->tokens; i++) {
-        const double root = sqrt((double)x->beta[i]);
-        for (int64_t c = 0; c < width; c++) {
-            m->y[i * width + c] *= root; /* K~ A^-1 */
-        }
-        for (int64_t j = 0; j <= i; j++) {
-            m->r[i * x->tokens + j] = sqrt((double)x->beta[j]) *
-                                          cholesky_dot(m->y + i * width, m->k + j * width, d) +
-                                      (i == j);
-        }
+    mesa_scale_rows(m->scaled, m->k, width, root);
+    mesa_turn(m->ax, LANES, m->scaled, width, CHUNK, width);
+    product64(m->y, width, CHUNK, mesa_by_rows(m->scaled, width), m->inverse, width, x->d, width, false);
+    product64(m->r, LANES, CHUNK, mesa_by_rows(m->y, width), m->ax, LANES, x->d, LANES, false);
+    for (int64_t t = 0; t < CHUNK; t++) {
+        m->r[t * LANES + t] += 1;
     }
-    cholesky_factor(m->r, x->tokens, 0);
-    for (int64_t i = 0; i < x->tokens; i++) {
-        product64(m->column, width, 1, mesa_by_rows(m->r + i * x->tokens, 0), m->y, width, i, width, false);
-        for (int64_t c = 0; c < width; c++) {
-            m->y[i * width + c] = (m->y[i * width + c] - m->column[c]) * m->r[i * x->tokens + i];
-        }
+    if (!mesa_factor(m->r, LANES, CHUNK, 0)) {
+        return false;
     }
+    mesa_substitute(m->r, LANES, CHUNK, m->y, width, m->column);
     return true;
 }
 
