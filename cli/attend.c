@@ -23,7 +23,7 @@ int command_attend(int argc, char **argv)
     status = attend_read(&run, &error);
     if (!status) status = attend_rope_inputs(&run, &error);
     if (!status) status = attend_prepare(&run, &error);
-    if (!status) status = attend_compute(&run, &error);
+    if (!status) status = (options.linear ? attend_interpolate : attend_compute)(&run, &error);
     if (!status) status = attend_rope_gradients(&run, &error);
     if (!status) status = attend_write(&run, &error);
     attend_free(&run);

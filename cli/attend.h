@@ -61,6 +61,7 @@ typedef struct attend_options {
     const char *grad_dir;
     const char *ridge, *ridge_unit, *score, *layout, *backend, *kernel, *grad_kernel, *dtype, *feature_map;
     const char *rope_layout;
+    const char *linear; /* the recurrence of an interpolation, which `mechanism` then is */
     double ridge_number, scale, soft_cap, rope; /* rope: its base, 0 for none */
     int64_t window, threads, rope_dim, rope_offset;
     bool full, normalise, verbose;
@@ -132,6 +133,15 @@ int attend_prepare(attend_run *run, io_error *error);
 
 /* Runs forward, and backward where gradients were asked for. */
 int attend_compute(attend_run *run, io_error *error);
+
+/* The same for softmax on what the recurrence leaves over. */
+int attend_interpolate(attend_run *run, io_error *error);
+/* All arrays as the library wants them, but work and saved. */
+loam_args attend_args(attend_run *run);
+/* Aligned for the library; NULL where memory is out. */
+void *attend_workspace(size_t bytes);
+/* What the library said, with `exit_status` where nothing else fits. */
+int attend_report(const loam_error *from, int exit_status, io_error *error);
 
 /* Writes every output; none appears before all are complete. */
 int attend_write(const attend_run *run, io_error *error);

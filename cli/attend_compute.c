@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static int report(const loam_error *from, int exit_status, io_error *error)
+int attend_report(const loam_error *from, int exit_status, io_error *error)
 {
     if (from->status == LOAM_EMEMORY)
         exit_status = EXIT_INTERNAL;
@@ -155,7 +155,7 @@ static loam_view rows_view(const attend_run *run, array *a, int64_t last)
     return loam_dense_out(a->data, row_heads(&run->problem), run->problem.len_q, last);
 }
 
-static loam_args make_args(attend_run *run)
+loam_args attend_args(attend_run *run)
 {
     const loam_problem *p = &run->problem;
     array *in = run->in, *out = run->out;
@@ -194,7 +194,7 @@ static loam_args make_args(attend_run *run)
                         .grad_w = attend_view(run, &out[OUT_DW]) };
 }
 
-static void *workspace(size_t bytes)
+void *attend_workspace(size_t bytes)
 {
     size_t lines = bytes / LOAM_ALIGN + 1;
     return aligned_alloc(LOAM_ALIGN, lines * LOAM_ALIGN);
@@ -267,7 +267,7 @@ static int send_arrays(attend_run *run, attend_call *call, io_error *error)
 static int make_buffer(attend_call *call, void **buffer, size_t bytes, const char *what, io_error *error)
 {
     if (call->device) return device_report(device_set_scratch(&call->set, buffer, bytes), error);
-    *buffer = workspace(bytes);
+    *buffer = attend_workspace(bytes);
     return *buffer ? 0 : io_fail(error, EXIT_INTERNAL, "out of memory for %s of %zu bytes", what, bytes);
 }
 
@@ -279,7 +279,7 @@ static int run_plan(const attend_run *run, const loam_plan *plan, attend_call *c
     int status = make_buffer(call, &call->args.work, bytes, "a workspace", error);
     if (status) return status;
     loam_error reason;
-    status = loam_run(plan, &call->args, &reason) ? report(&reason, EXIT_INPUT, error) : 0;
+    status = loam_run(plan, &call->args, &reason) ? attend_report(&reason, EXIT_INPUT, error) : 0;
     if (!call->device) free(call->args.work);
     call->args.work = NULL;
     return status;
@@ -313,7 +313,7 @@ static int run_pass(attend_run *run, loam_pass pass, attend_call *call, io_error
     }
     loam_plan *plan;
     loam_error reason;
-    if (loam_plan_create(&plan, &problem, &reason)) return report(&reason, EXIT_USAGE, error);
+    if (loam_plan_create(&plan, &problem, &reason)) return attend_report(&reason, EXIT_USAGE, error);
     const int status = run_planned(run, plan, call, error);
     loam_plan_destroy(plan);
     return status;
@@ -321,7 +321,7 @@ static int run_pass(attend_run *run, loam_pass pass, attend_call *call, io_error
 
 int attend_compute(attend_run *run, io_error *error)
 {
-    attend_call call = { .args = make_args(run) };
+    attend_call call = { .args = attend_args(run) };
     int status = run_pass(run, LOAM_FORWARD, &call, error);
     if (!status && run->options->grad_dir) status = run_pass(run, LOAM_BACKWARD, &call, error);
     if (!status && call.device) status = device_report(device_set_fetch(&call.set), error);

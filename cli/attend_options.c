@@ -4,13 +4,14 @@
 #include "cli/options.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 static const char USAGE[] = "loam attend MECHANISM --q F --k F --v F --out F [options]";
 
 static const char EXPECTED[] =
-    "softmax, parallax, lla, fox, path, linear, retention, ssd, gla, delta, gated-delta, kda or mesa";
+    "softmax, parallax, lla, fox, path, linear, retention, ssd, gla, delta, gated-delta, kda, mesa or interpolation";
 
 const char *const attend_feature_maps[] = { "identity", "elu", "unit", NULL };
 
@@ -18,7 +19,8 @@ static const char ABOUT[] =
     "Attention of the queries q over the keys k with values v. MECHANISM is softmax (a local constant), parallax (a "
     "given probe) or lla (Local Linear Attention: an affine fit by a ridge solve); fox or path, softmax whose scores "
     "decay or whose keys are reflected by the tokens between; or a recurrence, one linear map for all that came before: "
-    "linear, retention, ssd, gla, delta, gated-delta, kda or mesa.\n\n"
+    "linear, retention, ssd, gla, delta, gated-delta, kda or mesa; or interpolation, softmax on what a recurrence "
+    "(--linear) leaves over.\n\n"
     "Files F are FILE.npy (float16, float32, float64, little-endian, C order) or FILE.safetensors:TENSOR "
     "(F16, BF16, F32, F64). q, k and v have one rank: (B,H,T,D), (H,T,D) or (T,D); heads of q are a multiple of "
     "heads of k and v, but of a recurrence q and k have one shape and v may have a multiple of their heads, Hv. Results are .npy files with the rank of q; bfloat16 is written as float32. No result "
@@ -34,11 +36,12 @@ static const char ABOUT[] =
     "Exit status: 0 done, 1 a bug or too little memory, 2 wrong options, 3 wrong input, 4 output not "
     "written.";
 
-enum { ROWS_MAX = 48 };
+enum { ROWS_MAX = 56 };
 
 static const double NO_BOUND = 1e300;
 
-static void list_rows(option_row rows[ROWS_MAX], attend_options *o)
+/* What is computed, of what. */
+static size_t list_inputs(option_row *rows, attend_options *o)
 {
     const option_row table[] = {
         { "q", OPTION_TEXT, &o->in[IN_Q], 0, 0, "F", "queries" },
@@ -67,6 +70,8 @@ static void list_rows(option_row rows[ROWS_MAX], attend_options *o)
           "write strengths of ssd, delta, gated-delta, kda, mesa (default 1); strengths of the reflections w" },
         { "w", OPTION_TEXT, &o->in[IN_W], 0, 0, "F",
           "path, softmax, parallax, lla: rows of length 1 that reflect the keys before them" },
+        { "linear", OPTION_TEXT, &o->linear, 0, 0, "NAME",
+          "interpolation: the recurrence whose linear map explains what it can; softmax does the rest" },
         { "feature-map", OPTION_TEXT, &o->feature_map, 0, 0, "NAME",
           "recurrences: q and k become identity (default), elu(x) + 1 (elu) or x / |x| (unit)" },
         { "normalise", OPTION_FLAG, &o->normalise, 0, 0, NULL,
@@ -83,6 +88,16 @@ static void list_rows(option_row rows[ROWS_MAX], attend_options *o)
           "only the first N channels turn; default all" },
         { "rope-offset", OPTION_INT, &o->rope_offset, -1e15, 1e15, "N",
           "position of the first key; default 0" },
+    };
+    _Static_assert(sizeof table <= ROWS_MAX / 2 * sizeof *table, "room for the table");
+    memcpy(rows, table, sizeof table);
+    return sizeof table / sizeof *table;
+}
+
+/* How, and what is written where. */
+static void list_outputs(option_row *rows, attend_options *o)
+{
+    const option_row table[] = {
         { "layout", OPTION_TEXT, &o->layout, 0, 0, "L", "bhtd (default) or bthd: (B,T,H,D), (T,H,D)" },
         { "dtype", OPTION_TEXT, &o->dtype, 0, 0, "T",
           "f32, bf16, f16 or f64: convert inputs and compute so. Default: the type of q, but float64 becomes "
@@ -106,30 +121,68 @@ static void list_rows(option_row rows[ROWS_MAX], attend_options *o)
         { "verbose", OPTION_FLAG, &o->verbose, 0, 0, NULL, "name the chosen kernels on standard error" },
         { 0 }
     };
-    _Static_assert(sizeof table <= ROWS_MAX * sizeof *table, "room for the table");
+    _Static_assert(sizeof table <= ROWS_MAX / 2 * sizeof *table, "room for the table");
     memcpy(rows, table, sizeof table);
 }
 
-/* The library's names with the scores that go by names of their own; _ is as good as -. */
-static int check_mechanism(attend_options *o, int argc, char **argv, io_error *error)
+/* The place of a mechanism in loam_mechanism, or beyond the last where it goes by a name of its own: then `own` has it. _ is
+ * as good as -. */
+static int find_mechanism(const char *word, const char *const *own, int *which, const char **name,
+                          io_error *error)
 {
-    const char *names[32] = { "fox", "path" };
-    int count = 2;
-    for (loam_mechanism_info info; count < 31 && loam_mechanism_at(count - 2, &info) == LOAM_OK; count++)
+    const char *names[32];
+    int count = 0, mechanisms;
+    for (loam_mechanism_info info; count < 24 && loam_mechanism_at(count, &info) == LOAM_OK; count++)
         names[count] = info.name;
-    if (argc < 2) return io_fail(error, EXIT_USAGE, "say which mechanism: %s", EXPECTED);
-    if (argc > 2) return io_fail(error, EXIT_USAGE, "unexpected argument '%s'; usage: %s", argv[2], USAGE);
-    for (char *c = argv[1]; *c; c++)
+    for (mechanisms = count; *own; own++)
+        names[count++] = *own;
+    names[count] = NULL;
+    char plain[64];
+    snprintf(plain, sizeof plain, "%s", word);
+    for (char *c = plain; *c; c++)
         if (*c == '_') *c = '-';
-    const int which = options_choice(argv[1], names);
-    if (which < 0) {
-        const char *nearest = options_nearest(argv[1], names);
-        return io_fail(error, EXIT_USAGE, "unknown mechanism '%s'; %s%s", argv[1],
+    *which = options_choice(plain, names);
+    if (*which < 0) {
+        const char *nearest = options_nearest(plain, names);
+        return io_fail(error, EXIT_USAGE, "unknown mechanism '%s'; %s%s", word,
                        nearest ? "did you mean " : "expected ", nearest ? nearest : EXPECTED);
     }
-    o->name = names[which];
-    o->mechanism = which < 2 ? LOAM_SOFTMAX : (loam_mechanism)(which - 2);
-    loam_mechanism_at((int)o->mechanism, &o->form);
+    *name = names[*which];
+    if (*which >= mechanisms) *which = LOAM_SOFTMAX;
+    return 0;
+}
+
+static int check_mechanism(attend_options *o, int argc, char **argv, io_error *error)
+{
+    static const char *const own[] = { "fox", "path", "interpolation", NULL };
+    int which = LOAM_SOFTMAX;
+    if (argc < 2) return io_fail(error, EXIT_USAGE, "say which mechanism: %s", EXPECTED);
+    if (argc > 2) return io_fail(error, EXIT_USAGE, "unexpected argument '%s'; usage: %s", argv[2], USAGE);
+    const int status = find_mechanism(argv[1], own, &which, &o->name, error);
+    if (status) return status;
+    o->mechanism = (loam_mechanism)which;
+    loam_mechanism_at(which, &o->form);
+    return 0;
+}
+
+/* An interpolation is its recurrence but for the scores. */
+static int check_linear(attend_options *o, const char *word, io_error *error)
+{
+    static const char *const none[] = { NULL };
+    const bool interpolation = strcmp(o->name, "interpolation") == 0;
+    const char *name = word;
+    int which = LOAM_SOFTMAX;
+    if (interpolation != (word != NULL))
+        return io_fail(error, EXIT_USAGE, "--linear NAME %s",
+                       word ? "is for interpolation only" : "is needed for interpolation: a recurrence");
+    if (!word) return 0;
+    const int status = find_mechanism(word, none, &which, &name, error);
+    if (status) return status;
+    o->mechanism = (loam_mechanism)which;
+    loam_mechanism_at(which, &o->form);
+    if (!o->form.recurrent) return io_fail(error, EXIT_USAGE, "--linear %s: expected a recurrence", name);
+    if (o->kernel || o->grad_kernel)
+        return io_fail(error, EXIT_USAGE, "--kernel and --grad-kernel: interpolation runs two plans");
     return 0;
 }
 
@@ -280,10 +333,11 @@ int attend_parse(attend_options *options, int argc, char **argv, io_error *error
 {
     *options = (attend_options){ .ridge_number = 0.1 };
     option_row rows[ROWS_MAX];
-    list_rows(rows, options);
+    list_outputs(rows + list_inputs(rows, options), options);
     int status = options_parse(&argc, argv, rows, USAGE, ABOUT, &options->help, error);
     if (status || options->help) return status;
     status = check_mechanism(options, argc, argv, error);
+    if (!status) status = check_linear(options, options->linear, error);
     if (!status) status = check_choices(options, error);
     if (!status) status = check_given(options, error);
     if (!status) status = check_outputs(options, error);

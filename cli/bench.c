@@ -165,6 +165,20 @@ static int add_job(bench_run *run, const bench_shape *shape, const char *kernel,
     return 0;
 }
 
+/* Some rows are for a part of what their mechanism has, as those of PaTH scores. */
+static int add_if_fits(bench_run *run, const bench_shape *shape, const char *kernel, io_error *error)
+{
+    loam_problem problem = shape->problem;
+    problem.kernel = kernel;
+    problem.backend = run->options->on;
+    loam_plan *plan;
+    loam_error reason;
+    const loam_status status = loam_plan_create(&plan, &problem, &reason);
+    loam_plan_destroy(plan);
+    if (status == LOAM_EMEMORY) return bench_fail(shape, &reason, error);
+    return status == LOAM_EUNSUPPORTED ? 0 : add_job(run, shape, kernel, error);
+}
+
 static int add_shape(bench_run *run, const bench_shape *shape, io_error *error)
 {
     const char *glob = run->options->kernel ? run->options->kernel : shape->kernel;
@@ -173,7 +187,7 @@ static int add_shape(bench_run *run, const bench_shape *shape, io_error *error)
     int status = 0;
     for (int i = 0; !status && loam_kernel_at(i, &row) == LOAM_OK; i++)
         if (fnmatch(glob, row.name, 0) == 0 && row_does(&row, &shape->problem, run->options->on))
-            status = add_job(run, shape, row.name, error);
+            status = add_if_fits(run, shape, row.name, error);
     return status;
 }
 

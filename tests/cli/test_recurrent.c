@@ -170,6 +170,25 @@ static void forgetting_everything_is_allowed(void **state)
     array_free(&part);
 }
 
+/* Softmax on what Gated DeltaNet leaves over; its gradients by tests/recurrent, here that they are written. */
+static void interpolation_matches_numpy(void **state)
+{
+    (void)state;
+    static const char inputs[] = "--q " X "q --k " X "k --v " X "pair_v --log-decay " X
+                                 "pair_log_decay --beta " X "pair_beta --state-in " X
+                                 "pair_state --out o.npy";
+    outcome result = run_loam("attend interpolation --linear gated_delta %s --dtype f64", inputs);
+    expect_status(&result, 0);
+    expect_tensor("o.npy", "interpolation", "o", 1e-12);
+    result = run_loam("attend interpolation --linear gated-delta %s --grad-out " X
+                      "pair_v --grad-dir g --state-out s.npy",
+                      inputs);
+    expect_status(&result, 0);
+    expect_tensor("o.npy", "interpolation", "o", 1e-5);
+    result = run_shell("ls g | tr '\\n' ' '; rm -r g o.npy s.npy");
+    assert_string_equal(result.out, "dbeta.npy dk.npy dlog_decay.npy dq.npy dscale.npy dstate.npy dv.npy ");
+}
+
 typedef struct bad_case {
     int status;
     const char *arguments, *complaint;
@@ -181,6 +200,14 @@ typedef struct bad_case {
 static const bad_case BAD[] = {
     { EXIT_USAGE, "gated-dleta", "unknown mechanism 'gated-dleta'; did you mean gated-delta" },
     { EXIT_USAGE, "ssd " BETA, "--log-decay F is needed for ssd" },
+    { EXIT_USAGE, "interpolation", "--linear NAME is needed for interpolation" },
+    { EXIT_USAGE, "interpolation --linear softmax", "--linear softmax: expected a recurrence" },
+    { EXIT_USAGE, "interpolation --linear lineer", "unknown mechanism 'lineer'; did you mean linear" },
+    { EXIT_USAGE, "linear --linear linear", "--linear NAME is for interpolation only" },
+    { EXIT_USAGE, "interpolation --linear delta", "--beta F is needed for interpolation" },
+    { EXIT_USAGE, "interpolation --linear linear --kernel x", "--kernel and --grad-kernel: interpolation" },
+    { EXIT_INPUT, "interpolation --linear linear", "heads_v: 2 of the local problem and 4" },
+    { EXIT_USAGE, "interpolation --linear linear --v " X "q --feature-map elu", "feature_map" },
     { EXIT_USAGE, "kda " BETA, "--log-decay F is needed for kda" },
     { EXIT_USAGE, "gla", "--log-decay F is needed for gla" },
     { EXIT_USAGE, "ssd " DECAY, "--beta F is needed for ssd" },
@@ -261,9 +288,8 @@ static void every_mistake_is_named(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_mechanism_matches_numpy),
-        cmocka_unit_test(states_carry_on),
-        cmocka_unit_test(forgetting_everything_is_allowed),
+        cmocka_unit_test(every_mechanism_matches_numpy),    cmocka_unit_test(states_carry_on),
+        cmocka_unit_test(forgetting_everything_is_allowed), cmocka_unit_test(interpolation_matches_numpy),
         cmocka_unit_test(every_mistake_is_named),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);

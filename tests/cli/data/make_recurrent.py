@@ -18,9 +18,9 @@ FEATURES = {
 }
 
 
-def run(x, delta=False, features="identity", normalise=False):
+def run(x, delta=False, features="identity", normalise=False, heads=HV):
     """Outputs and states after the last token; x may hold log_decay (any axes), beta, state, ridge (then MesaNet), scale."""
-    q, k = (np.repeat(FEATURES[features](x[name]), HV // H, axis=1) for name in ("q", "k"))
+    q, k = (np.repeat(FEATURES[features](x[name]), heads // H, axis=1) for name in ("q", "k"))
     decay = np.asarray(x.get("log_decay", 0.0), float)
     decay = {0: lambda: decay, 1: lambda: decay[None, :, None, None], 3: lambda: decay[..., None],
              4: lambda: decay}[decay.ndim]()
@@ -28,9 +28,9 @@ def run(x, delta=False, features="identity", normalise=False):
     beta = np.broadcast_to(x.get("beta", 1.0), k.shape[:3])
     solved = "ridge" in x
     rows = DV + normalise + D * solved
-    state = np.array(x.get("state", np.zeros((B, HV, rows, D))), float)
-    out = np.zeros((B, HV, T, DV))
-    for b, h, t in np.ndindex(B, HV, T):
+    state = np.array(x.get("state", np.zeros((B, heads, rows, D))), float)
+    out = np.zeros((B, heads, T, DV))
+    for b, h, t in np.ndindex(B, heads, T):
         key, value = k[b, h, t], x["v"][b, h, t]
         if normalise:
             value = np.append(value, 1)
@@ -46,6 +46,19 @@ def run(x, delta=False, features="identity", normalise=False):
         y = state[b, h] @ read
         out[b, h, t] = y[:DV] / y[DV] if normalise else y[:DV]
     return out, state
+
+
+def interpolate(x, delta=False):
+    """sum_j p_ij (v_j - W_i k_j) + W_i q_i, with W_i the recurrence read at the unit vectors, one head of values for each of keys."""
+    heads = {**x, "v": x["v"][:, :H], **{name: x[name][:, :H] for name in ("log_decay", "beta", "state") if name in x}}
+    maps = np.zeros((B, H, T, DV, D))
+    for c in range(D):
+        maps[..., c] = run({**heads, "q": np.broadcast_to(np.eye(D)[c], (B, H, T, D)), "scale": 1.0}, delta, heads=H)[0]
+    scores = np.where(np.tri(T) > 0, x["scale"] * x["q"] @ x["k"].swapaxes(2, 3), -np.inf)
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    left = heads["v"][:, :, None] - np.einsum("bhtvd,bhjd->bhtjv", maps, x["k"])
+    return np.einsum("bhtj,bhtjv->bhtv", p, left) + np.einsum("bhtvd,bhtd->bhtv", maps, x["q"])
 
 
 def gradients(x, grad_out, grad_state, **options):
@@ -113,6 +126,10 @@ def main():
         expected[f"{case}.o"], expected[f"{case}.state"] = out, after
         for name, value in gradients(values, x["grad_out"], grad_state, **options).items():
             expected[f"{case}.d{name}"] = value[:, 0] if case == "mesa_head" and name == "ridge" else value
+    pair = {**qkv, "log_decay": x["log_decay"], "beta": x["beta"], "state": x["state"]}
+    expected["interpolation.o"] = interpolate(pair, delta=True)
+    for name, value in pair.items():
+        inputs[f"pair_{name}"] = (value if name in "qk" else value[:, :H] if np.ndim(value) else value).astype(np.float32)
     save(HERE / "recurrent.safetensors", {**inputs, **expected})
 
 

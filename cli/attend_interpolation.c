@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: MIT
+ * `loam attend interpolation`: softmax on what a recurrence leaves over. The scores' options are the softmax's, all else is of
+ * the recurrence. */
+#include "cli/attend.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static loam_problem local_problem(const attend_run *run)
+{
+    const loam_problem *p = &run->problem;
+    loam_problem local = loam_problem_default(LOAM_SOFTMAX, p->pass);
+    local.dtype = p->dtype, local.backend = p->backend, local.threads = p->threads;
+    local.batch = p->batch, local.heads_q = p->heads_q, local.heads_kv = p->heads_kv;
+    local.len_q = p->len_q, local.len_kv = p->len_kv, local.dim_qk = p->dim_qk, local.dim_v = p->dim_v;
+    local.score = p->score, local.scale = p->scale, local.soft_cap = p->soft_cap;
+    local.causal = p->causal, local.window = p->window;
+    return local;
+}
+
+static loam_problem recurrent_problem(const attend_run *run)
+{
+    loam_problem p = run->problem;
+    p.score = LOAM_DOT, p.scale = 0, p.soft_cap = 0, p.causal = 1, p.window = 0;
+    return p;
+}
+
+static int run_both(const attend_run *run, const loam_interpolation *plan, const loam_args *all, void *saved,
+                    io_error *error)
+{
+    loam_args args = { .q = all->q, .k = all->k, .v = all->v, .o = all->o, .lse = all->lse, .saved = saved };
+    args.grad_o = all->grad_o, args.grad_q = all->grad_q, args.grad_k = all->grad_k,
+    args.grad_v = all->grad_v;
+    args.grad_scale = all->grad_scale;
+    const loam_args recurrent = { .log_decay = all->log_decay,
+                                  .beta = all->beta,
+                                  .ridge = all->ridge,
+                                  .info = all->info,
+                                  .state_in = all->state_in,
+                                  .state_out = all->state_out,
+                                  .grad_state_out = all->grad_state_out,
+                                  .grad_log_decay = all->grad_log_decay,
+                                  .grad_beta = all->grad_beta,
+                                  .grad_ridge = all->grad_ridge,
+                                  .grad_state_in = all->grad_state_in };
+    const size_t bytes = loam_interpolation_work_bytes(plan);
+    if (run->options->verbose)
+        fprintf(stderr, "loam attend: %s over %s, %zu bytes of workspace\n",
+                loam_plan_name(loam_interpolation_local(plan)),
+                loam_plan_name(loam_interpolation_recurrent(plan)), bytes);
+    args.work = attend_workspace(bytes);
+    if (!args.work) return io_fail(error, EXIT_INTERNAL, "out of memory for a workspace of %zu bytes", bytes);
+    loam_error reason;
+    const bool failed = loam_interpolation_run(plan, &args, &recurrent, &reason) != LOAM_OK;
+    free(args.work);
+    return failed ? attend_report(&reason, EXIT_INPUT, error) : 0;
+}
+
+static int run_pass(attend_run *run, loam_pass pass, const loam_args *all, void **saved, io_error *error)
+{
+    run->problem.pass = pass;
+    const loam_problem local = local_problem(run), recurrent = recurrent_problem(run);
+    loam_interpolation *plan;
+    loam_error reason;
+    if (loam_interpolation_create(&plan, &local, &recurrent, &reason))
+        return attend_report(&reason, EXIT_USAGE, error);
+    const size_t bytes = loam_interpolation_saved_bytes(plan);
+    int status = 0;
+    if (run->options->grad_dir && !*saved && !(*saved = attend_workspace(bytes)))
+        status = io_fail(error, EXIT_INTERNAL, "out of memory for %zu bytes that the gradients need", bytes);
+    if (!status) status = run_both(run, plan, all, *saved, error);
+    loam_interpolation_destroy(plan);
+    return status;
+}
+
+int attend_interpolate(attend_run *run, io_error *error)
+{
+    const loam_args all = attend_args(run);
+    void *saved = NULL;
+    int status = run_pass(run, LOAM_FORWARD, &all, &saved, error);
+    if (!status && run->options->grad_dir) status = run_pass(run, LOAM_BACKWARD, &all, &saved, error);
+    free(saved);
+    return status;
+}
