@@ -170,6 +170,30 @@ static void *poisoned(size_t bytes)
     return memset(memory, 255, room);
 }
 
+/* The states of keys first .. first + count - 1. */
+static loam_status partial(const loam_plan *plan, loam_args a, int64_t first, int64_t count, size_t bytes,
+                           double *states, loam_error *error)
+{
+    const loam_problem *p = loam_plan_problem(plan);
+    a.k.data = (const char *)a.k.data + (size_t)(first * p->dim_qk) * bytes;
+    a.v.data = (const char *)a.v.data + (size_t)(first * p->dim_v) * bytes;
+    return loam_state_partial(plan, &a, first, count, states, error);
+}
+
+static loam_status run_slices(const loam_plan *plan, const loam_args *a, int64_t cut, loam_error *error)
+{
+    const loam_problem *p = loam_plan_problem(plan);
+    const size_t count = loam_states_doubles(plan), bytes = element_bytes(p->dtype);
+    double *early = memory_zeroed(count + 1, sizeof *early), *late = memory_zeroed(count + 1, sizeof *late);
+    loam_status status = partial(plan, *a, 0, cut, bytes, early, error);
+    status = status ? status : partial(plan, *a, cut, p->len_kv - cut, bytes, late, error);
+    status = status ? status : loam_state_merge(plan, early, late, error);
+    status = status ? status : loam_state_finish(plan, a, early, error);
+    free(early);
+    free(late);
+    return status;
+}
+
 /* One pass of one kernel. */
 static int run_pass(const scene *s, void *const *data, loam_pass pass, void *saved)
 {
@@ -184,7 +208,8 @@ static int run_pass(const scene *s, void *const *data, loam_pass pass, void *sav
     }
     connect(&p, data, pass, &a);
     a.work = poisoned(loam_plan_work_bytes(plan));
-    const loam_status status = loam_run(plan, &a, &error);
+    const loam_status status = pass == LOAM_DECODE && s->cut > 0 ? run_slices(plan, &a, s->cut, &error)
+                                                                 : loam_run(plan, &a, &error);
     if (status) {
         fprintf(stderr, "%s\n", error.text);
     }

@@ -34,6 +34,7 @@ typedef struct scene {
     loam_problem p;
     double *x[SCENE_PARTS];
     int64_t size[SCENE_PARTS];
+    int64_t cut; /* decode: 0, or the states of the keys before it and of the others, merged */
 } scene;
 
 /* N(0, 1), w of length 1, beta in 0 .. 2, log decays about -0.3, ridge 0.5 per row; from the seed. */

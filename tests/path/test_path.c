@@ -262,6 +262,26 @@ static void forward_kernels(void **state) { (void)state, check_kernels(LOAM_FORW
 static void backward_kernels(void **state) { (void)state, check_kernels(LOAM_BACKWARD); }
 static void decode_kernels(void **state) { (void)state, check_kernels(LOAM_DECODE); }
 
+/* States of two slices of the keys merge into that of all. */
+static void slices_merge(void **state)
+{
+    (void)state;
+    for (int which = 0; which < 3; which++) {
+        for (int cpu = 0; cpu < (mechanisms[which] == LOAM_LLA ? 1 : 2); cpu++) {
+            loam_problem p = problem_of(mechanisms[which], 3, 150, 8, 5);
+            p.dtype = cpu ? LOAM_F32 : LOAM_F64, p.decay = 1;
+            p.backend = cpu ? LOAM_BACKEND_CPU : LOAM_BACKEND_REFERENCE;
+            scene got = scene_make(&p, 21), want = scene_copy(&got);
+            got.cut = 70;
+            assert_true(scene_run(&got, LOAM_DECODE) && scene_run(&want, LOAM_DECODE));
+            expect_below(scene_error(&got, &want, O), cpu ? 1e-5 : 1e-11, "slices", &got);
+            expect_below(scene_error(&got, &want, LSE), cpu ? 1e-5 : 1e-11, "slices", &got);
+            scene_free(&got);
+            scene_free(&want);
+        }
+    }
+}
+
 /* The bits do not depend on the threads. */
 static void same_bits(void **state)
 {
@@ -285,13 +305,10 @@ static void same_bits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(matrices_written_out),
-        cmocka_unit_test(no_reflection_is_plain),
-        cmocka_unit_test(central_differences),
-        cmocka_unit_test(forward_kernels),
-        cmocka_unit_test(backward_kernels),
-        cmocka_unit_test(decode_kernels),
-        cmocka_unit_test(same_bits),
+        cmocka_unit_test(matrices_written_out), cmocka_unit_test(no_reflection_is_plain),
+        cmocka_unit_test(central_differences),  cmocka_unit_test(forward_kernels),
+        cmocka_unit_test(backward_kernels),     cmocka_unit_test(decode_kernels),
+        cmocka_unit_test(slices_merge),         cmocka_unit_test(same_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
