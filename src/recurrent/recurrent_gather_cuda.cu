@@ -3,7 +3,7 @@
  * rule of the features, and sums over tokens, all in a fixed order. */
 #include "src/recurrent/recurrent_backward_cuda.cuh"
 
-enum { GATHER_THREADS = 128, SUM_THREADS = 256, EACH = LOAM_MAX_DIM / 32 /* channels of a lane */ };
+enum { GATHER_THREADS = 128, SUM_THREADS = 256 };
 
 template <class REAL> struct gather {
     loam_problem p;
@@ -29,7 +29,7 @@ static __device__ __forceinline__ REAL sum_parts(const REAL *x, int parts, int64
 }
 
 /* phi of the row at element `at`, this lane's channels; 1 / |row| for features of length 1, which a row of one number has exactly. */
-template <class REAL>
+template <int EACH, class REAL>
 static __device__ __forceinline__ REAL load_phi(REAL (&phi)[EACH], const loam_problem &p, const void *data,
                                                 int64_t at)
 {
@@ -54,7 +54,7 @@ static __device__ __forceinline__ REAL load_phi(REAL (&phi)[EACH], const loam_pr
 }
 
 /* The gradient of a row of q or k from that of its features. */
-template <class REAL>
+template <int EACH, class REAL>
 static __device__ __forceinline__ void put_row(const gather<REAL> &s, const loam_const_view &from,
                                                const loam_view &to, const gather_place &x,
                                                REAL (&gradient)[EACH])
@@ -84,7 +84,7 @@ static __device__ __forceinline__ void put_row(const gather<REAL> &s, const loam
 }
 
 /* The log decay and beta of one value head, and its part of the gradient of the scale. */
-template <class REAL>
+template <int EACH, class REAL>
 static __device__ __forceinline__ void put_parameters(const gather<REAL> &s, const gather_place &x, int64_t h,
                                                       int64_t row, const REAL (&phi)[EACH],
                                                       const REAL (&dx)[EACH])
@@ -121,8 +121,8 @@ static __device__ __forceinline__ void put_parameters(const gather<REAL> &s, con
     }
 }
 
-/* One warp for each token of each head of q and k. */
-template <class REAL>
+/* One warp for each token of each head of q and k; EACH channels of a lane. */
+template <int EACH, class REAL>
 __global__ void __launch_bounds__(GATHER_THREADS) gather_kernel(const __grid_constant__ gather<REAL> s)
 {
     const loam_problem &p = s.p;
@@ -266,8 +266,11 @@ template <class REAL> static loam_status run(const gather<REAL> &s, loam_error *
 {
     const int64_t warps = recurrent_tokens(&s.p) * s.p.heads_q, each = GATHER_THREADS / 32;
     if (warps > 0) {
-        TRY(cuda_launch("gather_kernel", gather_kernel<REAL>, (warps + each - 1) / each, GATHER_THREADS, 0,
-                        s.a.stream, false, error, s));
+        const auto kernel = s.p.dim_qk <= 64    ? gather_kernel<2, REAL>
+                            : s.p.dim_qk <= 128 ? gather_kernel<4, REAL>
+                                                : gather_kernel<LOAM_MAX_DIM / 32, REAL>;
+        TRY(cuda_launch("gather_kernel", kernel, (warps + each - 1) / each, GATHER_THREADS, 0, s.a.stream,
+                        false, error, s));
     }
     TRY(cuda_launch("parameter_sums_kernel", parameter_sums_kernel<REAL>, 1, SUM_THREADS, 0, s.a.stream,
                     false, error, s));

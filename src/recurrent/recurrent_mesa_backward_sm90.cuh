@@ -10,7 +10,7 @@
  *     dv_j = beta_j (sum_t D_tj (k_j . x_t) do_t + e^suf_j dS k_j),   dk_j = beta_j (s_j + h_j)
  *     s_j = sum_t D_tj (v_j . do_t) x_t + e^suf_j dS^T v_j
  *     h_j = -sum_t D_tj ((k_j . z_t) x_t + (k_j . x_t) z_t) + 2 e^suf_j dH k_j
- *     dbeta_j = s_j . k_j + h_j . k_j / 2,   dq = scale z,   dLambda = -sum_t z_t x_t
+ *     dbeta_j = s_j . k_j + h_j . k_j / 2 (from the pairs),   dq = scale z,   dLambda = -sum_t z_t x_t
  *
  * The gradient of a gate is the sum of all that its decay multiplies: pairs across it, reads of S0 and H0 after it, writes before it that
  * reach the end of the chunk, and the states that pass through. */
@@ -19,17 +19,18 @@
 
 #include "src/recurrent/recurrent_mesa_sm90.cuh"
 
-enum { MESA_PARTS = 4, MESA_REVERSE_STAGES = 3 }; /* x and z, two parts of each */
+enum { MESA_PARTS = 5, MESA_REVERSE_STAGES = 3 };
 
 typedef __nv_bfloat16 mesa_dense[MESA_TOKENS][MESA_DIM];
 
 struct mesa_backward {
     mesa m;
-    kept_states<float> grads;        /* dS, then dH, at the ends of chunks */
-    mesa_dense (*sides)[MESA_PARTS]; /* [slot]: x in two parts, z in two parts; zeros beyond the sequence */
-    float *carried;                  /* [slot][64]: e^pre (do . S0 x - z . H0 x) */
-    float *x, *z, *dk;               /* [work row][64] */
-    double *dx;                      /* [work row][64]: for chunks that float64 solves */
+    kept_states<float> grads; /* dS, then dH, at the ends of chunks */
+    mesa_dense (*sides)
+        [MESA_PARTS];  /* [slot]: x and z in two parts each, a third of x, which a small ridge makes large */
+    float *carried;    /* [slot][64]: e^pre (do . S0 x - z . H0 x) */
+    float *x, *z, *dk; /* [work row][64] */
+    double *dx;        /* [work row][64]: for chunks that float64 solves */
 };
 
 /* ------------------------------------------------------------------ x and z */
@@ -51,16 +52,19 @@ static __device__ __forceinline__ void mesa_read_state(mesa_rows &y, const mesa_
     }
 }
 
-static __device__ __forceinline__ void mesa_store_parts(mesa_dense *to, const mesa_rows &x)
+/* Part n of x becomes part place[n] of a slot. */
+template <int PARTS>
+static __device__ __forceinline__ void mesa_store_parts(mesa_dense *to, const mesa_rows &x,
+                                                        const int (&place)[PARTS])
 {
     const int t0 = (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4;
 #pragma unroll
     for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
-        uint32_t part[2];
+        uint32_t part[PARTS];
         split_pair(part, x[e / 2][e % 2 * 2], x[e / 2][e % 2 * 2 + 1]);
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            *(uint32_t *)&to[i][t0 + e % 2 * 8][e / 2 * 8 + (int)threadIdx.x % 4 * 2] = part[i];
+        for (int i = 0; i < PARTS; i++) {
+            *(uint32_t *)&to[place[i]][t0 + e % 2 * 8][e / 2 * 8 + (int)threadIdx.x % 4 * 2] = part[i];
         }
     }
 }
@@ -87,7 +91,7 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
     mesa_load_rows(r, a.q, at.seq.b, at.key_head, at.first, at.tokens);
     mesa_queries(r, s.m.p);
     bool doubtful = mesa_solve_rows(x, r, stage, decay, trace).doubtful;
-    mesa_store_parts(s.sides[slot], x);
+    mesa_store_parts<3>(s.sides[slot], x, { 0, 1, 4 });
     mesa_read_state<true>(y, x, stage.states[0]);
     mesa_load_rows(r, a.grad_o, at.seq.b, at.h, at.first, at.tokens);
     mesa_dot(ofs, r, y);
@@ -97,7 +101,7 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
         mesa_rows z, b;
         memcpy(b, y, sizeof b);
         doubtful |= mesa_solve_rows(z, b, stage, decay, trace).doubtful;
-        mesa_store_parts(s.sides[slot] + 2, z);
+        mesa_store_parts<2>(s.sides[slot], z, { 2, 3 });
         mesa_dot(ofh, z, r);
     }
     if (lane % 4 == 0) {
@@ -277,7 +281,7 @@ __global__ void __launch_bounds__(MESA_THREADS) mesa_reverse_kernel(const __grid
 /* ------------------------------------------------------------------ gradients of a chunk */
 
 struct mesa_gradient_stage {
-    mesa_tile k, v, grad_o, x[2], z[2], states[2][2]; /* dS, dH */
+    mesa_tile k, v, grad_o, x[3], z[2], states[2][2]; /* dS, dH */
     double sums[MESA_TOKENS];
     float beta[MESA_TOKENS], over[MESA_TOKENS]; /* 1 / |k| */
     float pairs[MESA_WARPS][MESA_TOKENS];       /* sums of pairs over the keys of a warp */
@@ -298,6 +302,7 @@ static __device__ __forceinline__ void mesa_gradient_load(const mesa_backward &s
         mesa_load_dense(x.x[part], s.sides[slot][part]);
         mesa_load_dense(x.z[part], s.sides[slot][2 + part]);
     }
+    mesa_load_dense(x.x[2], s.sides[slot][4]);
     copy_async_commit();
     const float *kept = kept_row(s.m.kept, s.m.p, at.seq, at.h, at.chunk, 0);
     const float *grads = kept_row(s.grads, s.m.p, at.seq, at.h, at.chunk, 0);
@@ -476,10 +481,10 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
 
     /* D (k . x), D (k . z), D (v . do) */
     mesa_rows kx = {}, kz = {}, vo = {};
-    mesa_given<true, 2>(kx, x.k, x.x, m);
+    mesa_given<true, 3>(kx, x.k, x.x, m);
     mesa_given<true, 2>(kz, x.k, x.z, m);
     mesa_given<true, 1>(vo, x.v, &x.grad_o, m);
-    float pairs[2] = { 0, 0 };
+    float pairs[2] = { 0, 0 }, dbeta[2] = { 0, 0 };
 #pragma unroll
     for (int n = 0; n < MESA_BLOCKS; n++) {
         float column[2] = { 0, 0 };
@@ -488,7 +493,8 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
             const int t = 8 * n + t2 + e % 2, row = e / 2, j = j0 + 8 * row;
             const float decay = t >= j ? expf((float)(x.sums[t] - x.sums[j])) : 0;
             kx[n][e] *= over[row], kz[n][e] *= over[row];
-            const float pair = t > j ? decay * beta[row] * kx[n][e] * (vo[n][e] - kz[n][e]) : 0;
+            const float both = decay * kx[n][e] * (vo[n][e] - kz[n][e]), pair = t > j ? beta[row] * both : 0;
+            dbeta[row] += both;
             kx[n][e] *= decay, kz[n][e] *= decay, vo[n][e] *= decay;
             pairs[row] += pair, column[e % 2] += pair;
         }
@@ -504,6 +510,7 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
         }
     }
     pairs[0] = quad_sum(pairs[0]), pairs[1] = quad_sum(pairs[1]);
+    dbeta[0] = quad_sum(dbeta[0]), dbeta[1] = quad_sum(dbeta[1]);
 
     /* dv */
     {
@@ -523,15 +530,14 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
             }
         }
     }
-    /* s, h; what they say of beta and of writes that reach the end */
+    /* s, h; what of the writes reaches the end */
     mesa_rows dk = {}, k;
-    float dbeta[2], ends[2], part[2];
+    float ends[2], part[2];
     mesa_keys(k, x, over, j0);
     mesa_given<false, 2>(dk, x.v, x.states[0], m);
     mesa_scale(dk, suf);
     mesa_dot(ends, dk, k);
     mesa_gather<2>(dk, vo, x.x);
-    mesa_dot(dbeta, dk, k);
     {
         mesa_rows h = {};
         const float by[2] = { suf[0] * over[0], suf[1] * over[1] };
@@ -543,7 +549,6 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
         mesa_scale(kx, minus), mesa_scale(kz, minus);
         mesa_gather<2>(h, kz, x.x);
         mesa_gather<2>(h, kx, x.z);
-        mesa_dot(part, h, k);
 #pragma unroll
         for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
             dk[e / 4][e % 4] = beta[e % 4 / 2] * (dk[e / 4][e % 4] + h[e / 4][e % 4]);
@@ -557,7 +562,7 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
             x.write[j] = j < MESA_TOKENS - 1 ? beta[row] * ends[row] : 0;
             if (j < at.tokens && a.grad_beta.data) {
                 ((float *)a.grad_beta.data)[RECURRENT_AT(a.grad_beta, at.seq.b, at.h, at.first + j)] =
-                    dbeta[row] + part[row] / 2;
+                    dbeta[row] + ends[row];
             }
         }
     }

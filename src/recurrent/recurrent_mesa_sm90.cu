@@ -65,11 +65,13 @@ __global__ void __launch_bounds__(MESA_DIM) mesa_rest_sides_kernel(const __grid_
         x[r] = s.m.x[row + r];
         __syncthreads();
         for (int side = 0; side < 2; side++) {
-            const double value = side ? z : x[r];
-            const __nv_bfloat16 high = __float2bfloat16_rn((float)value);
-            s.sides[slot][2 * side][t][r] = high;
-            s.sides[slot][2 * side + 1][t][r] = __float2bfloat16_rn(
-                (float)(value - (double)__bfloat162float(high)));
+            const int places[] = { 2 * side, 2 * side + 1, 4 };
+            double rest = side ? z : x[r];
+            for (int part = 0; part < (side ? 2 : 3); part++) {
+                const __nv_bfloat16 high = __float2bfloat16_rn((float)rest);
+                s.sides[slot][places[part]][t][r] = high;
+                rest -= (double)__bfloat162float(high);
+            }
         }
         double of_s = 0, of_h = 0;
         for (int c = 0; c < MESA_DIM; c++) {

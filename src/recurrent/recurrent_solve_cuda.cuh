@@ -14,7 +14,8 @@ loam_status recurrent_solve_cuda(const loam_problem *p, const loam_args *a, cons
                                  double *x, double *dx, int parts, loam_error *error);
 
 /* The same for the chunks that `only` names by their slots, from float states [slot][dim_v + dim_qk]; dim_qk to 96. */
-loam_status recurrent_solve_rest_cuda(const loam_problem *p, const loam_args *a, const kept_states<float> *states,
-                                      const int32_t *only, double *x, double *dx, loam_error *error);
+loam_status recurrent_solve_rest_cuda(const loam_problem *p, const loam_args *a,
+                                      const kept_states<float> *states, const int32_t *only, double *x,
+                                      double *dx, loam_error *error);
 
 #endif
