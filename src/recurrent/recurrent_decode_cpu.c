@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * Decode: token after token on float32 states where they lie, row by row, each read and written once. Compiled once per
+ * Decode: token after token on float32 states where they lie, four rows at a time, each read and written once. Compiled once per
  * instruction set. A row of the state belongs to an entry of the value (to 1 in the last, where the read is normalised):
  *
  *     D = M_r Diag(e^g),   u = beta (w_r - [delta rule] D . k),   M_r <- D + u k,   y_r = M_r . q
@@ -17,8 +17,9 @@ typedef struct step {
     recurrent_seq s;
     int64_t h, d, rows;
     float *q, *k, *decay; /* [d in whole vectors] */
+    float *q_in, *k_in;   /* likewise: times the decay */
     float *v;             /* [rows]; y in the end */
-    float beta;
+    float beta, along;    /* along: k . q */
     mesa_step mesa;
 } step;
 
@@ -30,6 +31,8 @@ static step step_carve(const loam_problem *p, const loam_args *a, arena *pool)
     x.q = arena_take(pool, width, sizeof(float));
     x.k = arena_take(pool, width, sizeof(float));
     x.decay = arena_take(pool, width, sizeof(float));
+    x.q_in = arena_take(pool, width, sizeof(float));
+    x.k_in = arena_take(pool, width, sizeof(float));
     x.v = arena_take(pool, (size_t)x.rows, sizeof(float));
     if (x.form->solved) {
         x.mesa = mesa_step_carve(p, pool);
@@ -70,24 +73,72 @@ static void load_token(step *x, int64_t t)
     x->beta = x->form->beta ? ((const float *)beta->data)[RECURRENT_AT(*beta, x->s.b, x->h, token)] : 1;
 }
 
-/* One row of the state and its entry w of the value. Returns y. */
-static float step_row(const step *x, float *row, float w)
+static void decay_rows(step *x)
 {
-    float known = 0, y = 0;
-    if (x->form->delta) {
-#pragma omp simd reduction(+ : known)
-        for (int64_t c = 0; c < x->d; c++) {
-            known += row[c] * x->decay[c] * x->k[c];
+    for (int64_t c = 0; c < x->d; c++) {
+        x->q_in[c] = x->q[c] * x->decay[c];
+        x->k_in[c] = x->k[c] * x->decay[c];
+    }
+    x->along = features_dot(x->q, x->k, features_width(x->p));
+}
+
+/* The sum of the lanes, by halves. */
+VEC_INLINE float v_total(vec x)
+{
+    float part[VL];
+    v_store(part, x);
+#pragma GCC unroll 4
+    for (int half = VL / 2; half > 0; half /= 2) {
+#pragma GCC unroll 8
+        for (int n = 0; n < half; n++) {
+            part[n] += part[n + half];
         }
     }
-    const float u = x->beta * (w - known);
-#pragma omp simd reduction(+ : y)
-    for (int64_t c = 0; c < x->d; c++) {
-        const float m = row[c] * x->decay[c] + u * x->k[c];
-        row[c] = m;
-        y += m * x->q[c];
+    return part[0];
+}
+
+/* `rows` (a constant at each call) rows of the state, `stride` apart, from w to y. With D = M Diag(e^g) both known = D . k and
+ * y = D . q + u (k . q) come from one look at the row. */
+VEC_INLINE void step_rows(const int rows, const step *x, float *row, int64_t stride, float *w)
+{
+    const int64_t whole = x->d / VL * VL;
+    vec known[4], read[4];
+    float u[4];
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+        known[r] = read[r] = v_set(0);
     }
-    return y;
+    for (int64_t c = 0; c < whole; c += VL) {
+        const vec k = v_load(x->k_in + c), q = v_load(x->q_in + c);
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            const vec m = v_load(row + r * stride + c);
+            known[r] += m * k;
+            read[r] += m * q;
+        }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+        float part = v_total(known[r]), y = v_total(read[r]);
+        for (int64_t c = whole; c < x->d; c++) {
+            part += row[r * stride + c] * x->k_in[c];
+            y += row[r * stride + c] * x->q_in[c];
+        }
+        u[r] = x->beta * (w[r] - (x->form->delta ? part : 0));
+        w[r] = y + u[r] * x->along;
+    }
+    for (int64_t c = 0; c < whole; c += VL) {
+        const vec k = v_load(x->k + c), decay = v_load(x->decay + c);
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            v_store(row + r * stride + c, v_load(row + r * stride + c) * decay + k * u[r]);
+        }
+    }
+    for (int r = 0; r < rows; r++) {
+        for (int64_t c = whole; c < x->d; c++) {
+            row[r * stride + c] = row[r * stride + c] * x->decay[c] + u[r] * x->k[c];
+        }
+    }
 }
 
 static void put_token(step *x, int64_t t)
@@ -127,9 +178,15 @@ static void one_head(step *x)
     begin_head(x);
     for (int64_t t = 0; t < x->s.len; t++) {
         load_token(x, t);
-        for (int64_t r = 0; r < x->rows; r++) {
-            float *row = (float *)out->data + RECURRENT_AT(*out, x->s.index, x->h, r);
-            x->v[r] = step_row(x, row, x->v[r]);
+        decay_rows(x);
+        int64_t r = 0;
+        for (; r + 4 <= x->rows; r += 4) {
+            step_rows(4, x, (float *)out->data + RECURRENT_AT(*out, x->s.index, x->h, r), out->token,
+                      x->v + r);
+        }
+        for (; r < x->rows; r++) {
+            step_rows(1, x, (float *)out->data + RECURRENT_AT(*out, x->s.index, x->h, r), out->token,
+                      x->v + r);
         }
         put_token(x, t);
     }
@@ -168,7 +225,7 @@ static void mesa_token(step *x, int64_t t)
     features_load_exact(x->p, &x->a->k, &x->s, x->h, t, 1, x->k, y->k);
     features_load_exact(x->p, &x->a->q, &x->s, x->h, t, x->p->scale, x->q, y->q);
     mesa_step_write(y, x->d, x->p->dim_v, (double)x->decay[0], (double)x->beta, x->v);
-    const loam_row_info row = mesa_step_solve(y, x->d, x->p->dim_v);
+    const loam_row_info row = mesa_step_solve(y, x->d, features_width(x->p), x->p->dim_v);
     for (int64_t r = 0; r < x->p->dim_v; r++) {
         x->v[r] = (float)cholesky_dot(y->state + r * x->d, y->x, x->d);
     }
