@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * Decode: token after token on float32 states where they lie, four rows at a time, each read and written once. Compiled once per
+ * Decode: token after token on float32 states where they lie, row by row, each read and written once. Compiled once per
  * instruction set. A row of the state belongs to an entry of the value (to 1 in the last, where the read is normalised):
  *
  *     D = M_r Diag(e^g),   u = beta (w_r - [delta rule] D . k),   M_r <- D + u k,   y_r = M_r . q
@@ -82,63 +82,35 @@ static void decay_rows(step *x)
     x->along = features_dot(x->q, x->k, features_width(x->p));
 }
 
-/* The sum of the lanes, by halves. */
-VEC_INLINE float v_total(vec x)
+/* One row of the state and its entry w of the value. Returns y. */
+static float add_row(const step *x, float *restrict row, float w)
 {
-    float part[VL];
-    v_store(part, x);
-#pragma GCC unroll 4
-    for (int half = VL / 2; half > 0; half /= 2) {
-#pragma GCC unroll 8
-        for (int n = 0; n < half; n++) {
-            part[n] += part[n + half];
-        }
+    const float u = x->beta * w;
+    float y = 0;
+#pragma omp simd reduction(+ : y)
+    for (int64_t c = 0; c < x->d; c++) {
+        const float m = row[c] * x->decay[c] + u * x->k[c];
+        row[c] = m;
+        y += m * x->q[c];
     }
-    return part[0];
+    return y;
 }
 
-/* `rows` (a constant at each call) rows of the state, `stride` apart, from w to y. With D = M Diag(e^g) both known = D . k and
- * y = D . q + u (k . q) come from one look at the row. */
-VEC_INLINE void step_rows(const int rows, const step *x, float *row, int64_t stride, float *w)
+/* The same by the delta rule. With D = M Diag(e^g) both D . k and y = D . q + u (k . q) come from one look at the row. */
+static float delta_row(const step *x, float *restrict row, float w)
 {
-    const int64_t whole = x->d / VL * VL;
-    vec known[4], read[4];
-    float u[4];
-#pragma GCC unroll 4
-    for (int r = 0; r < rows; r++) {
-        known[r] = read[r] = v_set(0);
+    float known = 0, y = 0;
+#pragma omp simd reduction(+ : known, y)
+    for (int64_t c = 0; c < x->d; c++) {
+        known += row[c] * x->k_in[c];
+        y += row[c] * x->q_in[c];
     }
-    for (int64_t c = 0; c < whole; c += VL) {
-        const vec k = v_load(x->k_in + c), q = v_load(x->q_in + c);
-#pragma GCC unroll 4
-        for (int r = 0; r < rows; r++) {
-            const vec m = v_load(row + r * stride + c);
-            known[r] += m * k;
-            read[r] += m * q;
-        }
+    const float u = x->beta * (w - known);
+#pragma omp simd
+    for (int64_t c = 0; c < x->d; c++) {
+        row[c] = row[c] * x->decay[c] + u * x->k[c];
     }
-#pragma GCC unroll 4
-    for (int r = 0; r < rows; r++) {
-        float part = v_total(known[r]), y = v_total(read[r]);
-        for (int64_t c = whole; c < x->d; c++) {
-            part += row[r * stride + c] * x->k_in[c];
-            y += row[r * stride + c] * x->q_in[c];
-        }
-        u[r] = x->beta * (w[r] - (x->form->delta ? part : 0));
-        w[r] = y + u[r] * x->along;
-    }
-    for (int64_t c = 0; c < whole; c += VL) {
-        const vec k = v_load(x->k + c), decay = v_load(x->decay + c);
-#pragma GCC unroll 4
-        for (int r = 0; r < rows; r++) {
-            v_store(row + r * stride + c, v_load(row + r * stride + c) * decay + k * u[r]);
-        }
-    }
-    for (int r = 0; r < rows; r++) {
-        for (int64_t c = whole; c < x->d; c++) {
-            row[r * stride + c] = row[r * stride + c] * x->decay[c] + u[r] * x->k[c];
-        }
-    }
+    return y + u * x->along;
 }
 
 static void put_token(step *x, int64_t t)
@@ -179,14 +151,9 @@ static void one_head(step *x)
     for (int64_t t = 0; t < x->s.len; t++) {
         load_token(x, t);
         decay_rows(x);
-        int64_t r = 0;
-        for (; r + 4 <= x->rows; r += 4) {
-            step_rows(4, x, (float *)out->data + RECURRENT_AT(*out, x->s.index, x->h, r), out->token,
-                      x->v + r);
-        }
-        for (; r < x->rows; r++) {
-            step_rows(1, x, (float *)out->data + RECURRENT_AT(*out, x->s.index, x->h, r), out->token,
-                      x->v + r);
+        for (int64_t r = 0; r < x->rows; r++) {
+            float *row = (float *)out->data + RECURRENT_AT(*out, x->s.index, x->h, r);
+            x->v[r] = x->form->delta ? delta_row(x, row, x->v[r]) : add_row(x, row, x->v[r]);
         }
         put_token(x, t);
     }
