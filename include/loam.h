@@ -233,7 +233,8 @@ LOAM_API const char *loam_plan_name(const loam_plan *plan);
 /* The checked problem with every default filled in, `kernel` the chosen row. */
 LOAM_API const loam_problem *loam_plan_problem(const loam_plan *plan);
 /* Bytes of args.work: O(tokens * dim + threads * tile); never tokens^2. May be 0. The backward of the recurrent reference:
- * for each thread O(tokens * dim_qk) and 2 sqrt(tokens) states. */
+ * for each thread O(tokens * dim_qk) and 2 sqrt(tokens) states; of its CPU kernels: likewise, with a state for every 64
+ * tokens instead (LOAM_MESA: in float64). */
 LOAM_API size_t loam_plan_work_bytes(const loam_plan *plan);
 /* Bytes of args.saved: lse, mean key, mean value and probe of each query, as real. Recurrent: 0, nothing is saved. */
 LOAM_API size_t loam_plan_saved_bytes(const loam_plan *plan);

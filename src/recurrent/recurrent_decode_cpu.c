@@ -17,8 +17,9 @@ typedef struct step {
     recurrent_seq s;
     int64_t h, d, rows;
     float *q, *k, *decay; /* [d in whole vectors] */
+    float *q_in, *k_in;   /* likewise: times the decay */
     float *v;             /* [rows]; y in the end */
-    float beta;
+    float beta, along;    /* along: k . q */
     mesa_step mesa;
 } step;
 
@@ -30,6 +31,8 @@ static step step_carve(const loam_problem *p, const loam_args *a, arena *pool)
     x.q = arena_take(pool, width, sizeof(float));
     x.k = arena_take(pool, width, sizeof(float));
     x.decay = arena_take(pool, width, sizeof(float));
+    x.q_in = arena_take(pool, width, sizeof(float));
+    x.k_in = arena_take(pool, width, sizeof(float));
     x.v = arena_take(pool, (size_t)x.rows, sizeof(float));
     if (x.form->solved) {
         x.mesa = mesa_step_carve(p, pool);
@@ -70,17 +73,20 @@ static void load_token(step *x, int64_t t)
     x->beta = x->form->beta ? ((const float *)beta->data)[RECURRENT_AT(*beta, x->s.b, x->h, token)] : 1;
 }
 
-/* One row of the state and its entry w of the value. Returns y. */
-static float step_row(const step *x, float *row, float w)
+static void decay_rows(step *x)
 {
-    float known = 0, y = 0;
-    if (x->form->delta) {
-#pragma omp simd reduction(+ : known)
-        for (int64_t c = 0; c < x->d; c++) {
-            known += row[c] * x->decay[c] * x->k[c];
-        }
+    for (int64_t c = 0; c < x->d; c++) {
+        x->q_in[c] = x->q[c] * x->decay[c];
+        x->k_in[c] = x->k[c] * x->decay[c];
     }
-    const float u = x->beta * (w - known);
+    x->along = features_dot(x->q, x->k, features_width(x->p));
+}
+
+/* One row of the state and its entry w of the value. Returns y. */
+static float add_row(const step *x, float *restrict row, float w)
+{
+    const float u = x->beta * w;
+    float y = 0;
 #pragma omp simd reduction(+ : y)
     for (int64_t c = 0; c < x->d; c++) {
         const float m = row[c] * x->decay[c] + u * x->k[c];
@@ -88,6 +94,23 @@ static float step_row(const step *x, float *row, float w)
         y += m * x->q[c];
     }
     return y;
+}
+
+/* The same by the delta rule. With D = M Diag(e^g) both D . k and y = D . q + u (k . q) come from one look at the row. */
+static float delta_row(const step *x, float *restrict row, float w)
+{
+    float known = 0, y = 0;
+#pragma omp simd reduction(+ : known, y)
+    for (int64_t c = 0; c < x->d; c++) {
+        known += row[c] * x->k_in[c];
+        y += row[c] * x->q_in[c];
+    }
+    const float u = x->beta * (w - known);
+#pragma omp simd
+    for (int64_t c = 0; c < x->d; c++) {
+        row[c] = row[c] * x->decay[c] + u * x->k[c];
+    }
+    return y + u * x->along;
 }
 
 static void put_token(step *x, int64_t t)
@@ -127,9 +150,10 @@ static void one_head(step *x)
     begin_head(x);
     for (int64_t t = 0; t < x->s.len; t++) {
         load_token(x, t);
+        decay_rows(x);
         for (int64_t r = 0; r < x->rows; r++) {
             float *row = (float *)out->data + RECURRENT_AT(*out, x->s.index, x->h, r);
-            x->v[r] = step_row(x, row, x->v[r]);
+            x->v[r] = x->form->delta ? delta_row(x, row, x->v[r]) : add_row(x, row, x->v[r]);
         }
         put_token(x, t);
     }
@@ -168,7 +192,7 @@ static void mesa_token(step *x, int64_t t)
     features_load_exact(x->p, &x->a->k, &x->s, x->h, t, 1, x->k, y->k);
     features_load_exact(x->p, &x->a->q, &x->s, x->h, t, x->p->scale, x->q, y->q);
     mesa_step_write(y, x->d, x->p->dim_v, (double)x->decay[0], (double)x->beta, x->v);
-    const loam_row_info row = mesa_step_solve(y, x->d, x->p->dim_v);
+    const loam_row_info row = mesa_step_solve(y, x->d, features_width(x->p), x->p->dim_v);
     for (int64_t r = 0; r < x->p->dim_v; r++) {
         x->v[r] = (float)cholesky_dot(y->state + r * x->d, y->x, x->d);
     }

@@ -18,7 +18,7 @@
 #include "src/base/cholesky.h"
 #include "src/recurrent/recurrent_chunk.h"
 #include "src/recurrent/recurrent_features_exact.h"
-#include "src/simd/product64.h"
+#include "src/simd/factor64.h"
 
 enum {
     MESA_ROUNDS = 6,     /* of steps and residuals */
@@ -370,44 +370,6 @@ static inline void mesa_gradients(const mesa *m, loam_row_info *info)
     }
 }
 
-/* The upper triangle of a [n][stride] <- U with U^T U = A. False: a pivot is not above `least`. */
-static inline bool mesa_factor(double *restrict a, int64_t stride, int64_t n, double least)
-{
-    for (int64_t k = 0; k < n; k++) {
-        double *restrict row = a + k * stride;
-        if (!(row[k] > least)) {
-            return false;
-        }
-        const double inverse = 1 / sqrt(row[k]);
-        for (int64_t c = k; c < n; c++) {
-            row[c] *= inverse;
-        }
-        for (int64_t r = k + 1; r < n; r++) {
-            double *restrict rest = a + r * stride;
-            const double factor = row[r];
-            for (int64_t c = r / VL64 * VL64; c < stride;
-                 c += VL64) { /* below the diagonal is nothing to keep */
-                v64_store(rest + c, v64_load(rest + c) - v64_load(row + c) * factor);
-            }
-        }
-    }
-    return true;
-}
-
-/* rows [n][width] <- U^-T rows; `row` is scratch */
-static inline void mesa_substitute(const double *u, int64_t stride, int64_t n, double *rows, int64_t width,
-                                   double *row)
-{
-    for (int64_t i = 0; i < n; i++) {
-        const matrix64 column = { u + i, 0, stride };
-        const double inverse = 1 / u[i * stride + i];
-        product64(row, width, 1, column, rows, width, i, width, false);
-        for (int64_t c = 0; c < width; c++) {
-            rows[i * width + c] = (rows[i * width + c] - row[c]) * inverse;
-        }
-    }
-}
-
 /* A^-1 = U^-1 U^-T */
 static inline bool mesa_invert_start(const mesa *m)
 {
@@ -418,14 +380,14 @@ static inline bool mesa_invert_start(const mesa *m)
         m->inverse[c * width + c] += m->ridge[c];
         largest = fmax(largest, m->inverse[c * width + c]);
     }
-    if (!mesa_factor(m->inverse, width, d, MESA_LEAST_PIVOT * largest)) {
+    if (!factor64(m->inverse, width, d, MESA_LEAST_PIVOT * largest)) {
         return false;
     }
     memset(m->row, 0, (size_t)(width * width) * sizeof(double));
     for (int64_t c = 0; c < d; c++) {
         m->row[c * width + c] = 1;
     }
-    mesa_substitute(m->inverse, width, d, m->row, width, m->column);
+    factor64_rows(m->inverse, width, d, m->row, width, m->column);
     product64(m->inverse, width, width, mesa_by_columns(m->row, width), m->row, width, d, width, false);
     return true;
 }
@@ -449,10 +411,10 @@ static inline bool mesa_invert(mesa *m)
     for (int64_t t = 0; t < CHUNK; t++) {
         m->r[t * LANES + t] += 1;
     }
-    if (!mesa_factor(m->r, LANES, CHUNK, 0)) {
+    if (!factor64(m->r, LANES, CHUNK, 0)) {
         return false;
     }
-    mesa_substitute(m->r, LANES, CHUNK, m->y, width, m->column);
+    factor64_rows(m->r, LANES, CHUNK, m->y, width, m->column);
     return true;
 }
 
@@ -547,30 +509,30 @@ static inline void mesa_rest(const mesa *m, const mesa_lanes *l)
 }
 
 /* Lane i by itself: Cholesky in float64. */
-static inline void mesa_exact(mesa *m, const mesa_lanes *l, int64_t i)
+static inline void mesa_exact(const mesa *m, const mesa_lanes *l, int64_t i)
 {
     const chunk *x = &m->x;
-    const int64_t d = x->d;
-    double largest = 0;
+    const int64_t d = x->d, width = x->width;
+    double largest = 0, part[CHUNK];
+    for (int64_t j = 0; j < CHUNK; j++) {
+        part[j] = m->m[j * LANES + i];
+    }
+    mesa_scale_rows(m->scaled, m->k, width, part);
+    for (int64_t e = 0; e < width * width; e++) {
+        m->row[e] = (double)x->before[i] * m->h[e];
+    }
+    product64(m->row, width, d, mesa_by_columns(m->k, width), m->scaled, width, i + 1, width, true);
     for (int64_t r = 0; r < d; r++) {
-        for (int64_t c = 0; c <= r; c++) {
-            m->row[r * d + c] = (double)x->before[i] * m->h[r * x->width + c] + (r == c ? m->ridge[c] : 0);
-        }
-        for (int64_t j = 0; j <= i; j++) {
-            const double part = m->m[j * LANES + i] * m->k[j * x->width + r];
-            for (int64_t c = 0; c <= r; c++) {
-                m->row[r * d + c] += part * m->k[j * x->width + c];
-            }
-        }
-        largest = fmax(largest, m->row[r * d + r]);
+        m->row[r * width + r] += m->ridge[r];
+        largest = fmax(largest, m->row[r * width + r]);
         m->column[r] = m->rhs[r * LANES + i];
     }
     l->info[i].solver = LOAM_SOLVER_GRAM;
-    if (cholesky_factor(m->row, d, MESA_LEAST_PIVOT * largest) != 0) {
+    if (factor64(m->row, width, d, MESA_LEAST_PIVOT * largest)) {
+        factor64_solve(m->row, width, d, m->column);
+    } else {
         l->info[i].code = LOAM_ROW_SINGULAR;
         memset(m->column, 0, (size_t)d * sizeof(double));
-    } else {
-        cholesky_solve(m->row, d, m->column);
     }
     for (int64_t r = 0; r < d; r++) {
         l->x[r * LANES + i] = m->column[r];

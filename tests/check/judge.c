@@ -256,6 +256,11 @@ static double cancelling(const values *want, slot which)
         return compare_norm(want->x[SLOT_Q], q) * compare_norm(want->x[SLOT_GRAD_Q], q) /
                sqrt((double)q + (double)s->dim_qk) * (decay ? memory_of_heads(want) : 1 / scale);
     }
+    if (which == SLOT_GRAD_RIDGE) { /* of z x over all tokens; |z| is that of dq, |x| <= |q| / ridge */
+        const int64_t q = slot_size(want, SLOT_Q);
+        return GRADED * compare_norm(want->x[SLOT_Q], q) * compare_norm(want->x[SLOT_GRAD_Q], q) / s->ridge /
+               sqrt((double)q / (double)s->dim_qk + 1);
+    }
     if (which == SLOT_STATE_OUT && s->state &&
         spec_recurrence_of(s).delta) { /* a chunk takes back what was there */
         return GRADED * compare_norm(want->x[SLOT_STATE_IN], slot_size(want, SLOT_STATE_IN));
