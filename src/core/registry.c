@@ -10,7 +10,8 @@
 #define FAMILY_DIRECT \
     (1u << LOAM_LINEAR | 1u << LOAM_RETENTION | 1u << LOAM_SSD | 1u << LOAM_GLA | 1u << LOAM_DELTA | \
      1u << LOAM_GATED_DELTA | 1u << LOAM_KDA)
-#define FAMILY_RECURRENT (FAMILY_DIRECT | 1u << LOAM_MESA)
+#define FAMILY_MESA (1u << LOAM_MESA)
+#define FAMILY_RECURRENT (FAMILY_DIRECT | FAMILY_MESA)
 #define TYPES_F32 (1u << LOAM_F32 | 1u << LOAM_BF16 | 1u << LOAM_F16)
 #define TYPES_BF16 (1u << LOAM_BF16)
 #define TYPES_ALL (TYPES_F32 | 1u << LOAM_F64)
@@ -159,6 +160,7 @@ loam_status registry_choose(const kernel **out, const loam_problem *p, loam_erro
 static const char *mechanisms_text(unsigned mechanisms)
 {
     return mechanisms == FAMILY_DIRECT      ? "linear retention ssd gla delta gated-delta kda"
+           : mechanisms == FAMILY_MESA      ? "mesa"
            : mechanisms == FAMILY_RECURRENT ? "linear retention ssd gla delta gated-delta kda mesa"
                                             : "softmax parallax lla";
 }

@@ -30,8 +30,9 @@ recurrent_run_fn recurrent_forward_ref, recurrent_backward_ref, recurrent_decode
 recurrent_work_fn recurrent_forward_ref_work, recurrent_backward_ref_work, recurrent_decode_ref_work;
 
 #define RECURRENT_DECLARE_ISA(isa) \
-    recurrent_run_fn recurrent_forward_##isa, recurrent_decode_##isa; \
-    recurrent_work_fn recurrent_forward_##isa##_work, recurrent_decode_##isa##_work;
+    recurrent_run_fn recurrent_forward_##isa, recurrent_backward_##isa, recurrent_decode_##isa; \
+    recurrent_work_fn recurrent_forward_##isa##_work, recurrent_backward_##isa##_work, \
+        recurrent_decode_##isa##_work;
 
 RECURRENT_DECLARE_ISA(portable)
 RECURRENT_DECLARE_ISA(avx2)
@@ -45,6 +46,10 @@ recurrent_work_fn recurrent_forward_sm90_work, recurrent_backward_sm90_work;
 
 /* What else than mechanism, pass and type must hold of a problem; `error` may be NULL. */
 loam_status recurrent_sm90_fits(const loam_problem *problem, loam_error *error);
+/* MesaNet alone. */
+recurrent_run_fn recurrent_mesa_sm90;
+recurrent_work_fn recurrent_mesa_sm90_work;
+loam_status recurrent_mesa_sm90_fits(const loam_problem *problem, loam_error *error);
 
 /* ------------------------------------------------------------------ mechanisms: the switches of the recurrence */
 
@@ -65,7 +70,7 @@ typedef struct recurrent_form {
 /* NULL where the mechanism is of another family. */
 const recurrent_form *recurrent_form_of(loam_mechanism mechanism);
 
-LOAM_INLINE int64_t recurrent_state_rows(const loam_problem *p)
+static inline int64_t recurrent_state_rows(const loam_problem *p)
 {
     return p->dim_v + (p->normalise ? 1 : 0) + (recurrent_form_of(p->mechanism)->solved ? p->dim_qk : 0);
 }

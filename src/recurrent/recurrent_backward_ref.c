@@ -282,7 +282,8 @@ static void put_sums(const loam_problem *p, const loam_args *a, const head_sums 
     const loam_dtype real = dtype_real(p->dtype);
     const recurrent_form *form = recurrent_form_of(p->mechanism);
     if (a->grad_scale) {
-        element_store(a->grad_scale, real, 0, sum_of(p, sums->scale, 1, 0, p->heads_v, 0, 1));
+        const double scale = p->normalise ? 0 : sum_of(p, sums->scale, 1, 0, p->heads_v, 0, 1);
+        element_store(a->grad_scale, real, 0, scale); /* a mean does not depend on it */
     }
     for (int64_t h = 0; form->gate == GATE_HEAD && a->grad_log_decay.data && h < p->heads_v; h++) {
         element_store(a->grad_log_decay.data, real, h * a->grad_log_decay.head,

@@ -15,7 +15,7 @@ loam_status recurrent_backward_sm90(const loam_problem *p, const loam_args *a, l
 {
     arena pool = { (char *)a->work, 0 };
     const recurrent_chunks chunks = recurrent_chunks_carve(p, a, true, &pool);
-    if (chunks.slots == 0 || !recurrent_prepare_sm90_fit(p, a) || !recurrent_chunks_sm90_fit(p, &chunks)) {
+    if (!recurrent_stages_sm90_fit(p, a, &chunks)) {
         return recurrent_backward_sm80(p, a, error);
     }
     TRY(recurrent_prepare_sm90(p, a, &chunks, error));

@@ -14,10 +14,11 @@
 #define LOAM_RECURRENT_CHUNK_H
 
 #include "src/recurrent/recurrent_features.h"
-#include "src/simd/panel.h"
+#include "src/simd/turn.h"
 
-enum { CHUNK = LANES, BLOCK = 16 };
+enum { CHUNK = LANES, BLOCK = 16, BLOCKS = CHUNK / BLOCK };
 
+/* Rows and lanes beyond the last token are 0 in q, k and what is made of them. */
 typedef struct chunk {
     const loam_problem *p;
     const loam_args *a;
@@ -27,54 +28,88 @@ typedef struct chunk {
     int64_t d, width, panels; /* width: d in whole vectors, the stride of rows; panels of 64 channels of v */
     float *q, *k, *beta;      /* [CHUNK][width], features, q scaled; [CHUNK] */
     float *q_in, *k_in;       /* [CHUNK][width]: times e^pre */
-    float *k_lanes,
-        *tail;    /* [width][LANES], lanes are tokens: k; k times the decay after it, e^suf in the end */
-    float *gate;  /* [CHUNK][width], or [CHUNK]: log decays */
-    float *total; /* [width]: e^pre of the last token */
-    float *P, *A; /* [CHUNK][LANES] */
-    float *row;   /* [CHUNK][width]: scratch */
-    float *sum, *product; /* [width]: scratch */
-    float *u, *o, *known; /* [CHUNK][LANES]: 64 channels of v */
-    float *weight;        /* [CHUNK]: s . x of normalised reads */
-    float *state;         /* [panels][width][LANES]: S^T, lanes are channels of v */
-    float *mass;          /* [width]: s of normalised reads */
+    float *k_lanes;           /* [width][LANES], lanes are tokens: k */
+    float *gate;              /* [CHUNK][width], or [CHUNK]: log decays */
+    float *total;             /* [width]: e^pre of the last token */
+    float *P, *A;             /* [CHUNK][LANES] */
+    float *tail;              /* [width][LANES]: k e^suf, lanes are tokens */
+    float *sum, *product;     /* [width]: scratch */
+    float *known;             /* [CHUNK][LANES]: scratch */
+    float *u, *o;             /* [panels][CHUNK][LANES], [CHUNK][LANES] */
+    float *weight;            /* [CHUNK]: s . x of normalised reads */
+    /* One decay a token: e^seg, 0 beyond the diagonal [CHUNK][LANES]; e^pre and e^suf [CHUNK]. */
+    float *between, *before, *after;
+    /* A decay for each channel. Within its block, of a token: e^gate, e^pre, q and k times e^pre [CHUNK][width]; e^suf
+     * [width][LANES]. */
+    float *decay, *rise, *q_block, *k_block, *fall;
+    float *block_decay, *block_start; /* [BLOCKS][width]: of a block, of all before it */
+    float *tails[BLOCKS + 1];         /* [width][LANES]: keys with the decay up to the beginning of block i */
 } chunk;
 
-static inline void chunk_carve(chunk *x, const loam_problem *p, const loam_args *a, arena *pool)
+/* With `kept`, the keys at the beginning of each block are, for a backward pass. */
+static inline void chunk_carve(chunk *x, const loam_problem *p, const loam_args *a, bool kept, arena *pool)
 {
     const size_t f32 = sizeof(float);
     *x = (chunk){ .p = p, .a = a, .form = recurrent_form_of(p->mechanism), .d = p->dim_qk };
+    const bool channels = x->form->gate == GATE_CHANNEL;
     x->width = features_width(p);
     x->panels = (p->dim_v + LANES - 1) / LANES;
-    const size_t rows = (size_t)(CHUNK * x->width), lanes = (size_t)(x->width * LANES);
-    float **const by_row[] = { &x->q, &x->k, &x->q_in, &x->k_in, &x->gate, &x->row };
-    float **const by_lane[] = { &x->k_lanes, &x->tail };
-    float **const square[] = { &x->P, &x->A, &x->u, &x->o, &x->known };
-    float **const vector[] = { &x->total, &x->sum, &x->product, &x->mass };
-    for (size_t i = 0; i < sizeof by_row / sizeof by_row[0]; i++) {
-        *by_row[i] = arena_take(pool, rows, f32);
+    const size_t rows = (size_t)(CHUNK * x->width), square = CHUNK * LANES;
+    const struct {
+        float **at;
+        size_t floats;
+    } parts[] = {
+        { &x->q, rows },
+        { &x->k, rows },
+        { &x->beta, CHUNK },
+        { &x->q_in, rows },
+        { &x->k_in, rows },
+        { &x->k_lanes, rows },
+        { &x->gate, rows },
+        { &x->total, (size_t)x->width },
+        { &x->P, square },
+        { &x->A, square },
+        { &x->tail, rows },
+        { &x->sum, (size_t)x->width },
+        { &x->product, (size_t)x->width },
+        { &x->known, square },
+        { &x->u, (size_t)x->panels * square },
+        { &x->o, square },
+        { &x->weight, CHUNK },
+        { &x->between, channels ? 0 : square },
+        { &x->before, CHUNK },
+        { &x->after, CHUNK },
+        { &x->decay, channels ? rows : 0 },
+        { &x->rise, channels ? rows : 0 },
+        { &x->q_block, channels ? rows : 0 },
+        { &x->k_block, channels ? rows : 0 },
+        { &x->fall, channels ? rows : 0 },
+        { &x->block_decay, (size_t)(BLOCKS * x->width) },
+        { &x->block_start, (size_t)(BLOCKS * x->width) },
+    };
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        *parts[i].at = arena_take(pool, parts[i].floats, f32);
     }
-    for (size_t i = 0; i < sizeof by_lane / sizeof by_lane[0]; i++) {
-        *by_lane[i] = arena_take(pool, lanes, f32);
+    for (int i = 0; i <= BLOCKS; i++) {
+        x->tails[i] = kept && channels ? arena_take(pool, rows, f32) : x->tail;
     }
-    for (size_t i = 0; i < sizeof square / sizeof square[0]; i++) {
-        *square[i] = arena_take(pool, CHUNK * LANES, f32);
-    }
-    for (size_t i = 0; i < sizeof vector / sizeof vector[0]; i++) {
-        *vector[i] = arena_take(pool, (size_t)x->width, f32);
-    }
-    x->beta = arena_take(pool, CHUNK, f32);
-    x->weight = arena_take(pool, CHUNK, f32);
-    x->state = arena_take(pool, (size_t)x->panels * lanes, f32);
 }
 
 #define FOR_WIDTH(c, x) for (int64_t c = 0; c < (x)->width; c += VL)
+
+static inline int64_t chunk_blocks(const chunk *x) { return (x->tokens + BLOCK - 1) / BLOCK; }
 
 /* ------------------------------------------------------------------ rows */
 
 static inline void chunk_scale_row(const chunk *x, float *to, const float *from, float factor)
 {
     FOR_WIDTH(c, x) { v_store(to + c, v_load(from + c) * factor); }
+}
+
+/* Rows tokens .. CHUNK - 1 of an array with rows of `width` */
+static inline void chunk_clear_rest(const chunk *x, float *rows, int64_t width)
+{
+    memset(rows + x->tokens * width, 0, (size_t)((CHUNK - x->tokens) * width) * sizeof *rows);
 }
 
 /* ------------------------------------------------------------------ loading */
@@ -85,7 +120,7 @@ static inline void chunk_load_gate(const chunk *x, int64_t t)
     const int64_t at = RECURRENT_AT(*g, x->s.b, x->h, x->s.first + x->first + t);
     const float *from = g->data;
     switch (x->form->gate) {
-    case GATE_NONE: break;
+    case GATE_NONE: x->gate[t] = 0; break;
     case GATE_HEAD: x->gate[t] = from[x->h * g->head]; break;
     case GATE_TOKEN: x->gate[t] = from[at]; break;
     case GATE_CHANNEL:
@@ -108,75 +143,87 @@ static inline void chunk_load(chunk *x, int64_t first, int64_t tokens)
         chunk_load_gate(x, t);
         x->beta[t] = x->form->beta ? ((const float *)beta->data)[at] : 1;
     }
-    for (int64_t c = 0; c < x->width; c++) {
-        for (int64_t t = 0; t < LANES; t++) {
-            x->k_lanes[c * LANES + t] = t < tokens ? x->k[t * x->width + c] : 0;
-        }
-    }
+    chunk_clear_rest(x, x->q, x->width);
+    chunk_clear_rest(x, x->k, x->width);
+    chunk_clear_rest(x, x->beta, 1);
+    turn(x->k_lanes, LANES, x->k, x->width, CHUNK, x->width);
 }
 
 /* ------------------------------------------------------------------ pairs: P, A and the decays of the chunk */
 
-/* Row i of P or A: times e^seg, 0 beyond the diagonal. seg is -inf there. */
-static inline void chunk_decay_pairs(float *row, const float *seg)
+/* between, before, after, total. Sums begin at 0 beyond a closed gate too: e^-inf is 0 for good. */
+static inline void chunk_decays_of_tokens(chunk *x)
 {
-    FOR_LANES(lane)
-    {
-        const vec s = v_load(seg + lane);
-        v_store(row + lane, v_select(s > -HUGE_VALF, v_load(row + lane) * v_exp(s), v_set(0)));
+    float seg[CHUNK], pre = 0, suf = 0;
+    const bool none = x->form->gate == GATE_NONE;
+    for (int64_t j = 0; j < CHUNK; j++) {
+        seg[j] = -HUGE_VALF;
+        x->before[j] = x->after[j] = 0;
+    }
+    for (int64_t i = 0; i < x->tokens; i++) {
+        float *row = x->between + i * LANES;
+        pre += x->gate[i];
+        for (int64_t j = 0; !none && j < i; j++) {
+            seg[j] += x->gate[i];
+        }
+        seg[i] = 0;
+        FOR_LANES(lane)
+        {
+            const vec s = v_load(seg + lane);
+            v_store(row + lane, none ? v_select(s > -1, v_set(1), v_set(0)) : v_exp(s));
+        }
+        x->before[i] = expf(pre);
+    }
+    for (int64_t j = x->tokens - 1; j >= 0; j--) {
+        x->after[j] = expf(suf);
+        suf += x->gate[j];
+    }
+    FOR_WIDTH(c, x) { v_store(x->total + c, v_set(x->before[x->tokens - 1])); }
+}
+
+/* Rows of P or A: times e^seg, 0 beyond the diagonal. */
+static inline void chunk_decay_pairs(const chunk *x, float *pairs)
+{
+    for (int64_t e = 0; e < x->tokens * LANES; e += VL) {
+        const vec s = v_load(x->between + e);
+        v_store(pairs + e, v_select(s > 0, v_load(pairs + e) * s, v_set(0)));
     }
 }
 
 /* One decay for all channels of a token, or none. */
 static inline void chunk_pairs_of_tokens(chunk *x)
 {
-    float seg[CHUNK], left[CHUNK] = { 0 }, pre = 0, suf = 0, decay = 1;
+    chunk_decays_of_tokens(x);
     panel_product(x->P, x->tokens, x->q, x->width, 1, x->k_lanes, x->d, false);
+    chunk_decay_pairs(x, x->P);
     if (x->form->delta) {
         panel_product(x->A, x->tokens, x->k, x->width, 1, x->k_lanes, x->d, false);
-    }
-    for (int64_t j = 0; j < CHUNK; j++) {
-        seg[j] = -HUGE_VALF;
+        chunk_decay_pairs(x, x->A);
     }
     for (int64_t i = 0; i < x->tokens; i++) {
-        const float gate = x->form->gate == GATE_NONE ? 0 : x->gate[i];
-        pre += gate;
-        for (int64_t j = 0; j < i; j++) {
-            seg[j] += gate;
-        }
+        chunk_scale_row(x, x->q_in + i * x->width, x->q + i * x->width, x->before[i]);
         if (x->form->delta) {
-            chunk_decay_pairs(x->A + i * LANES, seg);
-        }
-        seg[i] = 0;
-        chunk_decay_pairs(x->P + i * LANES, seg);
-        decay = expf(pre);
-        chunk_scale_row(x, x->q_in + i * x->width, x->q + i * x->width, decay);
-        if (x->form->delta) {
-            chunk_scale_row(x, x->k_in + i * x->width, x->k + i * x->width, decay);
+            x->A[i * LANES + i] = 0;
+            chunk_scale_row(x, x->k_in + i * x->width, x->k + i * x->width, x->before[i]);
         }
     }
-    for (int64_t j = x->tokens - 1; j >= 0; j--) {
-        left[j] = expf(suf);
-        suf += x->form->gate == GATE_NONE ? 0 : x->gate[j];
-    }
-    FOR_WIDTH(c, x) { v_store(x->total + c, v_set(decay)); }
     for (int64_t c = 0; c < x->d; c++) {
         FOR_LANES(lane)
         {
             const int64_t e = c * LANES + lane;
-            v_store(x->tail + e, v_load(x->k_lanes + e) * v_load(left + lane));
+            v_store(x->tail + e, v_load(x->k_lanes + e) * v_load(x->after + lane));
         }
     }
 }
 
-/* Pairs within tokens begin .. end - 1; `row` holds e^gate of them. */
+/* Pairs within tokens begin .. end - 1. */
 static inline void chunk_diagonal_block(chunk *x, int64_t begin, int64_t end)
 {
     for (int64_t j = begin; j < end; j++) {
         FOR_WIDTH(c, x) { v_store(x->product + c, v_load(x->k + j * x->width + c)); }
         x->P[j * LANES + j] = features_dot(x->q + j * x->width, x->product, x->width);
         for (int64_t i = j + 1; i < end; i++) {
-            const float *decay = x->row + i * x->width;
+            const float *decay = x->decay + i * x->width;
             FOR_WIDTH(c, x) { v_store(x->product + c, v_load(x->product + c) * v_load(decay + c)); }
             x->P[i * LANES + j] = features_dot(x->q + i * x->width, x->product, x->width);
             if (x->form->delta) {
@@ -186,39 +233,49 @@ static inline void chunk_diagonal_block(chunk *x, int64_t begin, int64_t end)
     }
 }
 
-/* q_in, k_in <- q, k times the decay from the beginning of the block; sum <- the log decay of the whole block. */
-static inline void chunk_block_rows(chunk *x, int64_t begin, int64_t end)
+/* The decays within block i, and q and k with the decay from its beginning; its keys with that to its end, in `scratch`
+ * [BLOCK][width], give `fall`. */
+static inline void chunk_block_rows(chunk *x, int64_t i, int64_t end)
 {
-    FOR_WIDTH(c, x) { v_store(x->sum + c, v_set(0)); }
-    for (int64_t t = begin; t < end; t++) {
-        const int64_t at = t * x->width;
-        FOR_WIDTH(c, x)
-        {
-            const vec gate = v_load(x->gate + at + c), sum = v_load(x->sum + c) + gate, decay = v_exp(sum);
-            v_store(x->sum + c, sum);
-            v_store(x->row + at + c, v_exp(gate));
-            v_store(x->q_in + at + c, v_load(x->q + at + c) * decay);
-            v_store(x->k_in + at + c, v_load(x->k + at + c) * decay);
+    const int64_t begin = i * BLOCK;
+    float *scratch = x->q_in + begin * x->width; /* written later */
+    FOR_WIDTH(c, x)
+    {
+        vec sum = v_set(0);
+        for (int64_t t = begin; t < end; t++) {
+            const int64_t e = t * x->width + c;
+            const vec gate = v_load(x->gate + e);
+            sum += gate;
+            const vec rise = v_exp(sum);
+            v_store(x->decay + e, v_exp(gate));
+            v_store(x->rise + e, rise);
+            v_store(x->q_block + e, v_load(x->q + e) * rise);
+            v_store(x->k_block + e, v_load(x->k + e) * rise);
+        }
+        v_store(x->block_decay + i * x->width + c, v_exp(sum));
+        sum = v_set(0);
+        for (int64_t t = begin + BLOCK - 1; t >= begin; t--) {
+            const int64_t e = t * x->width + c;
+            v_store(scratch + (t - begin) * x->width + c, t < end ? v_exp(sum) : v_set(0));
+            sum += t < end ? v_load(x->gate + e) : v_set(0);
         }
     }
+    turn(x->fall + begin, LANES, scratch, x->width, BLOCK, x->width);
 }
 
-/* tail <- decayed by the whole block; its own keys join, each with the decay after it. */
-static inline void chunk_block_tail(chunk *x, int64_t begin, int64_t end)
+/* The keys before block i + 1: those before block i decay by it, its own join. */
+static inline void chunk_block_tail(chunk *x, int64_t i)
 {
-    FOR_WIDTH(c, x) { v_store(x->product + c, v_exp(v_load(x->sum + c))); }
+    const int64_t begin = i * BLOCK;
     for (int64_t c = 0; c < x->d; c++) {
-        const float decay = x->product[c];
-        float *tail = x->tail + c * LANES, after = 0;
-        for (int64_t t = 0; t < begin; t++) {
-            tail[t] *= decay;
-        }
-        for (int64_t t = end - 1; t >= begin; t--) {
-            tail[t] = after;
-            after += x->gate[t * x->width + c];
-        }
-        for (int64_t lane = begin; lane < begin + BLOCK; lane += VL) { /* beyond the last token k is 0 */
-            v_store(tail + lane, v_exp(v_load(tail + lane)) * v_load(x->k_lanes + c * LANES + lane));
+        const float decay = x->block_decay[i * x->width + c];
+        const float *from = x->tails[i] + c * LANES, *k = x->k_lanes + c * LANES, *fall = x->fall + c * LANES;
+        float *to = x->tails[i + 1] + c * LANES;
+        FOR_LANES(lane)
+        {
+            v_store(to + lane, lane < begin           ? v_load(from + lane) * decay
+                               : lane < begin + BLOCK ? v_load(k + lane) * v_load(fall + lane)
+                                                      : v_set(0));
         }
     }
 }
@@ -226,32 +283,35 @@ static inline void chunk_block_tail(chunk *x, int64_t begin, int64_t end)
 /* A decay for each channel. */
 static inline void chunk_pairs_of_channels(chunk *x)
 {
-    panel_fill(x->tail, x->width, 0);
     panel_fill(x->P, x->tokens, 0);
     panel_fill(x->A, x->tokens, 0);
     FOR_WIDTH(c, x) { v_store(x->total + c, v_set(1)); }
-    for (int64_t begin = 0; begin < x->tokens; begin += BLOCK) {
-        const int64_t end = begin + BLOCK < x->tokens ? begin + BLOCK : x->tokens, rows = end - begin;
+    for (int64_t i = 0; i < chunk_blocks(x); i++) {
+        const int64_t begin = i * BLOCK, end = begin + BLOCK < x->tokens ? begin + BLOCK : x->tokens;
         const int64_t at = begin * x->width;
-        chunk_block_rows(x, begin, end);
+        chunk_block_rows(x, i, end);
         if (begin > 0) {
-            panel_product(x->P + begin * LANES, rows, x->q_in + at, x->width, 1, x->tail, x->d, false);
+            lanes_product(x->P + begin * LANES, end - begin, x->q_block + at, x->width, 1, x->tails[i], x->d,
+                          begin, false);
             if (x->form->delta) {
-                panel_product(x->A + begin * LANES, rows, x->k_in + at, x->width, 1, x->tail, x->d, false);
+                lanes_product(x->A + begin * LANES, end - begin, x->k_block + at, x->width, 1, x->tails[i],
+                              x->d, begin, false);
             }
         }
         chunk_diagonal_block(x, begin, end);
-        chunk_block_tail(x, begin, end);
-        for (int64_t t = begin; t < end; t++) { /* from the beginning of the block to that of the chunk */
-            FOR_WIDTH(c, x)
-            {
-                const int64_t e = t * x->width + c;
-                v_store(x->q_in + e, v_load(x->q_in + e) * v_load(x->total + c));
-                v_store(x->k_in + e, v_load(x->k_in + e) * v_load(x->total + c));
+        chunk_block_tail(x, i);
+        FOR_WIDTH(c, x)
+        {
+            const vec start = v_load(x->total + c);
+            v_store(x->block_start + i * x->width + c, start);
+            v_store(x->total + c, start * v_load(x->block_decay + i * x->width + c));
+            for (int64_t e = at + c; e < end * x->width; e += x->width) {
+                v_store(x->q_in + e, v_load(x->q_block + e) * start);
+                v_store(x->k_in + e, v_load(x->k_block + e) * start);
             }
         }
-        FOR_WIDTH(c, x) { v_store(x->total + c, v_load(x->total + c) * v_load(x->product + c)); }
     }
+    x->tail = x->tails[chunk_blocks(x)];
 }
 
 static inline void chunk_pairs(chunk *x)
@@ -261,57 +321,72 @@ static inline void chunk_pairs(chunk *x)
 
 /* ------------------------------------------------------------------ 64 channels of v */
 
+/* beta v of the tokens, 0 beyond them and beyond the last channel. */
+static inline void chunk_load_values(const chunk *x, const loam_const_view *v, const float *factor,
+                                     int64_t panel, float *rows)
+{
+    const int64_t from = panel * LANES, rest = x->p->dim_v - from, n = rest < LANES ? rest : LANES;
+    for (int64_t t = 0; t < x->tokens; t++) {
+        float *row = rows + t * LANES;
+        load_floats(row, v->data, x->p->dtype,
+                    RECURRENT_AT(*v, x->s.b, x->h, x->s.first + x->first + t) + from, n);
+        features_clear_tail(row, n, LANES);
+        FOR_LANES(lane) { v_store(row + lane, v_load(row + lane) * factor[t]); }
+    }
+    chunk_clear_rest(x, rows, LANES);
+}
+
 /* u_i -= beta_i known_i for rows begin .. end - 1 */
-static inline void chunk_take_back(chunk *x, int64_t begin, int64_t end)
+static inline void chunk_take_back(const chunk *x, float *u, int64_t begin, int64_t end)
 {
     for (int64_t i = begin; i < end; i++) {
         FOR_LANES(lane)
         {
             const int64_t e = i * LANES + lane;
-            v_store(x->u + e, v_load(x->u + e) - v_load(x->known + e) * x->beta[i]);
+            v_store(u + e, v_load(u + e) - v_load(x->known + e) * x->beta[i]);
         }
     }
 }
 
-/* (I + Diag(beta) A) u = beta v - beta S k_in, by blocks of rows. */
-static inline void chunk_delta(chunk *x, const float *state)
+/* (I + Diag(beta) A) u = beta v - beta S k_in, by blocks of rows; u holds beta v. */
+static inline void chunk_delta(const chunk *x, const float *state, float *u)
 {
     panel_product(x->known, x->tokens, x->k_in, x->width, 1, state, x->d, false);
-    chunk_take_back(x, 0, x->tokens);
+    chunk_take_back(x, u, 0, x->tokens);
     for (int64_t begin = 0; begin < x->tokens; begin += BLOCK) {
         const int64_t end = begin + BLOCK < x->tokens ? begin + BLOCK : x->tokens;
         if (begin > 0) {
-            panel_product(x->known + begin * LANES, end - begin, x->A + begin * LANES, LANES, 1, x->u, begin,
+            panel_product(x->known + begin * LANES, end - begin, x->A + begin * LANES, LANES, 1, u, begin,
                           false);
-            chunk_take_back(x, begin, end);
+            chunk_take_back(x, u, begin, end);
         }
         for (int64_t i = begin + 1; i < end; i++) {
-            panel_product(x->known + i * LANES, 1, x->A + i * LANES + begin, LANES, 1, x->u + begin * LANES,
+            panel_product(x->known + i * LANES, 1, x->A + i * LANES + begin, LANES, 1, u + begin * LANES,
                           i - begin, false);
-            chunk_take_back(x, i, i + 1);
+            chunk_take_back(x, u, i, i + 1);
         }
     }
 }
 
-static inline void chunk_load_values(chunk *x, int64_t panel)
+static inline float *chunk_panel(float *panels, int64_t panel) { return panels + panel * CHUNK * LANES; }
+
+/* u of a panel, from the state before the chunk. */
+static inline void chunk_write(const chunk *x, const float *state, int64_t panel)
 {
-    const loam_const_view *v = &x->a->v;
-    const int64_t from = panel * LANES, rest = x->p->dim_v - from, n = rest < LANES ? rest : LANES;
-    for (int64_t t = 0; t < x->tokens; t++) {
-        float *u = x->u + t * LANES;
-        load_floats(u, v->data, x->p->dtype, RECURRENT_AT(*v, x->s.b, x->h, x->s.first + x->first + t) + from,
-                    n);
-        for (int64_t c = 0; c < LANES; c++) {
-            u[c] = c < n ? u[c] * x->beta[t] : 0;
-        }
+    float *u = chunk_panel(x->u, panel);
+    chunk_load_values(x, &x->a->v, x->beta, panel, u);
+    if (x->form->delta) {
+        chunk_delta(x, state, u);
     }
 }
 
-/* A weight of 0 has no mean. */
-static inline void chunk_store_values(chunk *x, int64_t panel)
+/* o of a panel; a weight of 0 has no mean. */
+static inline void chunk_read(const chunk *x, const float *state, int64_t panel)
 {
     const loam_view *o = &x->a->o;
     const int64_t from = panel * LANES, rest = x->p->dim_v - from, n = rest < LANES ? rest : LANES;
+    panel_product(x->o, x->tokens, x->q_in, x->width, 1, state, x->d, false);
+    panel_product(x->o, x->tokens, x->P, LANES, 1, chunk_panel(x->u, panel), x->tokens, true);
     for (int64_t t = 0; t < x->tokens; t++) {
         float *row = x->o + t * LANES;
         for (int64_t c = 0; x->p->normalise && c < n; c++) {
@@ -322,35 +397,73 @@ static inline void chunk_store_values(chunk *x, int64_t panel)
     }
 }
 
-static inline void chunk_values(chunk *x, int64_t panel)
+/* The state of a panel, [width][LANES], goes to the end of the chunk. */
+static inline void chunk_advance(const chunk *x, float *state, int64_t panel)
 {
-    float *state = x->state + panel * x->width * LANES;
-    chunk_load_values(x, panel);
-    if (x->form->delta) {
-        chunk_delta(x, state);
-    }
-    panel_product(x->o, x->tokens, x->q_in, x->width, 1, state, x->d, false);
-    panel_product(x->o, x->tokens, x->P, LANES, 1, x->u, x->tokens, true);
-    chunk_store_values(x, panel);
     for (int64_t c = 0; c < x->d; c++) {
         FOR_LANES(lane) { v_store(state + c * LANES + lane, v_load(state + c * LANES + lane) * x->total[c]); }
     }
-    panel_product(state, x->d, x->tail, LANES, 1, x->u, x->tokens, true);
+    panel_product(state, x->d, x->tail, LANES, 1, chunk_panel(x->u, panel), x->tokens, true);
 }
 
-/* The weights of normalised reads and their state: as if v had a channel of ones. */
-static inline void chunk_weights(chunk *x)
+/* The weights of normalised reads: as if v had a channel of ones. mass [width] is its state. */
+static inline void chunk_weigh(const chunk *x, const float *mass)
 {
     for (int64_t i = 0; i < x->tokens; i++) {
-        x->weight[i] = features_dot(x->q_in + i * x->width, x->mass, x->width);
+        x->weight[i] = features_dot(x->q_in + i * x->width, mass, x->width);
         for (int64_t j = 0; j <= i; j++) {
             x->weight[i] += x->P[i * LANES + j] * x->beta[j];
         }
     }
+}
+
+static inline void chunk_advance_mass(const chunk *x, float *mass)
+{
     for (int64_t c = 0; c < x->d; c++) {
-        x->mass[c] *= x->total[c];
+        mass[c] *= x->total[c];
         for (int64_t t = 0; t < x->tokens; t++) {
-            x->mass[c] += x->tail[c * LANES + t] * x->beta[t];
+            mass[c] += x->tail[c * LANES + t] * x->beta[t];
+        }
+    }
+}
+
+/* ------------------------------------------------------------------ the state of a head
+ *
+ * S^T by panels of 64 channels of v, [panels][width][LANES], lanes are channels; then s [width]. */
+
+static inline int64_t chunk_state_floats(const chunk *x) { return (x->panels * LANES + 1) * x->width; }
+
+static inline float *chunk_state_panel(const chunk *x, float *state, int64_t panel)
+{
+    return state + panel * x->width * LANES;
+}
+
+static inline float *chunk_mass(const chunk *x, float *state) { return state + x->panels * x->width * LANES; }
+
+/* Row r of a state: where channel c of it is. */
+static inline float *chunk_state_at(const chunk *x, float *state, int64_t r, int64_t c)
+{
+    return r < x->p->dim_v ? &state[(r / LANES * x->width + c) * LANES + r % LANES]
+                           : &chunk_mass(x, state)[c];
+}
+
+static inline void chunk_load_state(const chunk *x, const loam_const_view *in, float *state)
+{
+    memset(state, 0, (size_t)chunk_state_floats(x) * sizeof *state);
+    for (int64_t r = 0; in->data && r < recurrent_state_rows(x->p); r++) {
+        const float *row = (const float *)in->data + RECURRENT_AT(*in, x->s.index, x->h, r);
+        for (int64_t c = 0; c < x->d; c++) {
+            *chunk_state_at(x, state, r, c) = row[c];
+        }
+    }
+}
+
+static inline void chunk_store_state(const chunk *x, const loam_view *out, float *state)
+{
+    for (int64_t r = 0; out->data && r < recurrent_state_rows(x->p); r++) {
+        float *row = (float *)out->data + RECURRENT_AT(*out, x->s.index, x->h, r);
+        for (int64_t c = 0; c < x->d; c++) {
+            row[c] = *chunk_state_at(x, state, r, c);
         }
     }
 }

@@ -22,8 +22,29 @@ recurrent_launch_fn recurrent_output_reverse_sm90;
 /* The other gradients; reads the features, v, grad_o, u, states, inverse, du, grad_states. */
 recurrent_launch_fn recurrent_gradient_sm90;
 
-/* Can they read and write these arguments? */
-bool recurrent_prepare_sm90_fit(const loam_problem *problem, const loam_args *args);
+/* Can bulk copies read these sources? */
 bool recurrent_chunks_sm90_fit(const loam_problem *problem, const recurrent_chunks *chunks);
+
+/* Can the stages read and write these arguments? Rows of 16 bits, and log decays of channels, 16 bytes at a time. */
+static inline bool recurrent_stages_sm90_fit(const loam_problem *p, const loam_args *a,
+                                             const recurrent_chunks *chunks)
+{
+    const loam_const_view *const read[] = { &a->q, &a->k, &a->v }, *const g = &a->log_decay;
+    const loam_view *const written[] = { &a->grad_q, &a->grad_k, &a->grad_v };
+    for (const loam_const_view *v : read) {
+        if (!chunk_view_aligned(v->data, v->batch, v->head, v->token, 8)) {
+            return false;
+        }
+    }
+    for (const loam_view *v : written) {
+        if (p->pass == LOAM_BACKWARD && v->data &&
+            !chunk_view_aligned(v->data, v->batch, v->head, v->token, 8)) {
+            return false;
+        }
+    }
+    const bool gates = recurrent_form_of(p->mechanism)->gate != GATE_CHANNEL ||
+                       chunk_view_aligned(g->data, g->batch, g->head, g->token, 4);
+    return chunks->slots > 0 && gates && recurrent_chunks_sm90_fit(p, chunks);
+}
 
 #endif

@@ -107,12 +107,16 @@ static __device__ __forceinline__ REAL row_dot(const REAL (&x)[CHANNELS], const 
 
 /* ------------------------------------------------------------------ states of the caller */
 
-/* Rows of states that 16-byte accesses can read and write. */
-static inline bool state_in_quads(const loam_problem *p, const void *data, int64_t batch, int64_t head,
-                                  int64_t token)
+/* Rows of dim_qk elements that accesses of four at a time can reach. */
+static inline bool rows_in_quads(const loam_problem *p, const void *data, size_t bytes, int64_t batch,
+                                 int64_t head, int64_t token)
 {
-    return p->dim_qk % 4 == 0 && (uintptr_t)data % 16 == 0 && batch % 4 == 0 && head % 4 == 0 &&
+    return p->dim_qk % 4 == 0 && (uintptr_t)data % (4 * bytes) == 0 && batch % 4 == 0 && head % 4 == 0 &&
            token % 4 == 0;
+}
+template <class VIEW> static inline bool state_in_quads(const loam_problem *p, const VIEW &view)
+{
+    return rows_in_quads(p, view.data, sizeof(float), view.batch, view.head, view.token);
 }
 
 /* Each element is read once and written once: nothing of it should stay in the caches. */
@@ -189,13 +193,18 @@ static kept_states<REAL> kept_carve(const loam_problem *p, int64_t every, int64_
     return k;
 }
 
-/* Row r of the state before token n * every. */
+/* The state before token n * every, and row r of it. */
+template <class REAL>
+static __device__ __forceinline__ int64_t kept_slot(const kept_states<REAL> &k, const loam_problem &p,
+                                                    const recurrent_seq &s, int64_t h, int64_t n)
+{
+    return h * k.per_head + (p.total_q >= 0 ? s.first / k.every + s.index : s.index * k.per_sequence) + n;
+}
 template <class REAL>
 static __device__ __forceinline__ REAL *kept_row(const kept_states<REAL> &k, const loam_problem &p,
                                                  const recurrent_seq &s, int64_t h, int64_t n, int64_t r)
 {
-    const int64_t base = p.total_q >= 0 ? s.first / k.every + s.index : s.index * k.per_sequence;
-    return k.data + ((h * k.per_head + base + n) * k.rows + r) * k.width;
+    return k.data + (kept_slot(k, p, s, h, n) * k.rows + r) * k.width;
 }
 
 /* ------------------------------------------------------------------ what a token brings, by one warp */

@@ -1,46 +1,31 @@
 /* SPDX-License-Identifier: MIT
- * The forward pass by chunks of 64 tokens, one after the other; heads and sequences are shared among the threads. Compiled
- * once per instruction set. MesaNet is not here: its read has a system for every token. */
+ * The forward pass by chunks of 64 tokens, one after the other. Heads and sequences are shared among the threads; where
+ * there are fewer than threads, they share the chunks of one head, and only its state goes from one to the next in order.
+ * Compiled once per instruction set. MesaNet is not here: its read has a system for every token. */
 #include "src/recurrent/recurrent_chunk.h"
 
 #include <omp.h>
 
-static size_t chunk_bytes(const loam_problem *p)
-{
+/* What one thread has. */
+typedef struct scratch {
     chunk x;
+    float *state; /* of the head, where it is this thread's alone */
+    float *start; /* as it is at the beginning of a chunk */
+} scratch;
+
+static void scratch_carve(scratch *y, const loam_problem *p, const loam_args *a, arena *pool)
+{
+    chunk_carve(&y->x, p, a, false, pool);
+    y->state = arena_take(pool, (size_t)chunk_state_floats(&y->x), sizeof(float));
+    y->start = arena_take(pool, (size_t)chunk_state_floats(&y->x), sizeof(float));
+}
+
+static size_t scratch_bytes(const loam_problem *p)
+{
+    scratch y;
     arena pool = { 0 };
-    chunk_carve(&x, p, NULL, &pool);
+    scratch_carve(&y, p, NULL, &pool);
     return pool.used;
-}
-
-/* Row r of a state: where channel c of it is. */
-static float *state_at(const chunk *x, int64_t r, int64_t c)
-{
-    return r < x->p->dim_v ? &x->state[(r / LANES * x->width + c) * LANES + r % LANES] : &x->mass[c];
-}
-
-static void load_state(const chunk *x)
-{
-    const loam_const_view *in = &x->a->state_in;
-    memset(x->state, 0, (size_t)(x->panels * x->width * LANES) * sizeof *x->state);
-    memset(x->mass, 0, (size_t)x->width * sizeof *x->mass);
-    for (int64_t r = 0; in->data && r < recurrent_state_rows(x->p); r++) {
-        const float *row = (const float *)in->data + RECURRENT_AT(*in, x->s.index, x->h, r);
-        for (int64_t c = 0; c < x->d; c++) {
-            *state_at(x, r, c) = row[c];
-        }
-    }
-}
-
-static void store_state(const chunk *x)
-{
-    const loam_view *out = &x->a->state_out;
-    for (int64_t r = 0; out->data && r < recurrent_state_rows(x->p); r++) {
-        float *row = (float *)out->data + RECURRENT_AT(*out, x->s.index, x->h, r);
-        for (int64_t c = 0; c < x->d; c++) {
-            row[c] = *state_at(x, r, c);
-        }
-    }
 }
 
 static void put_info(const chunk *x)
@@ -54,42 +39,93 @@ static void put_info(const chunk *x)
     }
 }
 
-static void one_head(chunk *x)
+static void begin_chunk(chunk *x, int64_t first)
 {
-    load_state(x);
-    for (int64_t first = 0; first < x->s.len; first += CHUNK) {
-        chunk_load(x, first, x->s.len - first < CHUNK ? x->s.len - first : CHUNK);
-        chunk_pairs(x);
-        if (x->p->normalise) {
-            chunk_weights(x);
-        }
-        for (int64_t panel = 0; panel < x->panels; panel++) {
-            chunk_values(x, panel);
-        }
-        put_info(x);
+    chunk_load(x, first, x->s.len - first < CHUNK ? x->s.len - first : CHUNK);
+    chunk_pairs(x);
+}
+
+/* `state` to the end of the chunk; what it was before it is copied to `start`. */
+static void advance(const chunk *x, float *state, float *start)
+{
+    memcpy(start, state, (size_t)chunk_state_floats(x) * sizeof *state);
+    for (int64_t panel = 0; panel < x->panels; panel++) {
+        chunk_write(x, chunk_state_panel(x, start, panel), panel);
+        chunk_advance(x, chunk_state_panel(x, state, panel), panel);
     }
-    store_state(x);
+    if (x->p->normalise) {
+        chunk_advance_mass(x, chunk_mass(x, state));
+    }
+}
+
+static void end_chunk(const chunk *x, float *start)
+{
+    if (x->p->normalise) {
+        chunk_weigh(x, chunk_mass(x, start));
+    }
+    for (int64_t panel = 0; panel < x->panels; panel++) {
+        chunk_read(x, chunk_state_panel(x, start, panel), panel);
+    }
+    put_info(x);
+}
+
+static void one_head(scratch *y)
+{
+    chunk_load_state(&y->x, &y->x.a->state_in, y->state);
+    for (int64_t first = 0; first < y->x.s.len; first += CHUNK) {
+        begin_chunk(&y->x, first);
+        advance(&y->x, y->state, y->start);
+        end_chunk(&y->x, y->start);
+    }
+    chunk_store_state(&y->x, &y->x.a->state_out, y->state);
+}
+
+/* One head by all threads, which come here together; `state` is theirs together. */
+static void one_head_together(scratch *y, float *state)
+{
+#pragma omp single
+    chunk_load_state(&y->x, &y->x.a->state_in, state);
+#pragma omp for ordered schedule(static, 1)
+    for (int64_t first = 0; first < y->x.s.len; first += CHUNK) {
+        begin_chunk(&y->x, first);
+#pragma omp ordered
+        advance(&y->x, state, y->start);
+        end_chunk(&y->x, y->start);
+    }
+#pragma omp single
+    chunk_store_state(&y->x, &y->x.a->state_out, state);
 }
 
 size_t RECURRENT_JOIN(ISA(recurrent_forward), work)(const loam_problem *p)
 {
-    return size_mul(chunk_bytes(p), (size_t)p->threads);
+    return size_mul(scratch_bytes(p), (size_t)p->threads);
 }
 
 loam_status ISA(recurrent_forward)(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    const size_t each = chunk_bytes(p);
+    const size_t each = scratch_bytes(p);
+    const int64_t heads = p->batch * p->heads_v;
+    float *shared = NULL; /* the state of the first thread */
 #pragma omp parallel num_threads(p->threads)
     {
         arena pool = { (char *)a->work + each * (size_t)omp_get_thread_num(), 0 };
-        chunk x;
-        chunk_carve(&x, p, a, &pool);
-#pragma omp for collapse(2) schedule(dynamic, 1)
-        for (int64_t b = 0; b < p->batch; b++) {
-            for (int64_t h = 0; h < p->heads_v; h++) {
-                x.s = recurrent_seq_at(p, a, b);
-                x.h = h;
-                one_head(&x);
+        scratch y;
+        scratch_carve(&y, p, a, &pool);
+#pragma omp master
+        shared = y.state;
+#pragma omp barrier
+        if (heads < omp_get_num_threads()) {
+            for (int64_t n = 0; n < heads; n++) {
+                y.x.s = recurrent_seq_at(p, a, n / p->heads_v);
+                y.x.h = n % p->heads_v;
+                one_head_together(&y, shared);
+            }
+        } else {
+#pragma omp for schedule(dynamic, 1)
+            for (int64_t n = 0; n < heads; n++) {
+                y.x.s = recurrent_seq_at(p, a, n / p->heads_v);
+                y.x.h = n % p->heads_v;
+                one_head(&y);
             }
         }
     }

@@ -2,6 +2,7 @@
  * Forward and decode of the recurrent family on GPUs of compute capability 8.0 and newer. Normalised reads first take s alone
  * through the tokens, which leaves their weights; MesaNet takes H, keeps it at the beginning of each chunk of tokens, solves all
  * chunks side by side, and reads S with the solutions. */
+#include "src/recurrent/recurrent_decode_cuda.h"
 #include "src/recurrent/recurrent_solve_cuda.cuh"
 #include "src/recurrent/recurrent_sweep_cuda.cuh"
 
@@ -26,46 +27,33 @@ static forward_work forward_carve(const loam_problem *p, arena *pool)
     return w;
 }
 
-template <class REAL> static sweep<REAL> sweep_of(const loam_problem *p, const loam_args *a)
-{
-    sweep<REAL> s = {};
-    s.p = *p, s.a = *a, s.form = *recurrent_form_of(p->mechanism);
-    s.rows = p->dim_v, s.read = READ_OUTPUT;
-    return s;
-}
-
-template <int GROUPS> static loam_status direct(const loam_problem *p, const loam_args *a, loam_error *error)
+static loam_status direct(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     arena pool = { (char *)a->work, 0 };
     sweep<float> s = sweep_of<float>(p, a);
     s.weight = forward_carve(p, &pool).weight;
     if (p->normalise) {
-        sweep<float> mass = s;
-        mass.first_row = p->dim_v, mass.rows = 1, mass.read = READ_WEIGHT;
-        TRY((sweep_run<float, 1>(&mass, error)));
+        TRY(sweep_weights(p, a, s.weight, error));
     }
-    return sweep_run<float, GROUPS>(&s, error);
+    return p->pass == LOAM_DECODE && recurrent_step_reads(p, a) ? recurrent_step_cuda(p, a, s.weight, error)
+                                                                : sweep_run<float, 1>(&s, error);
 }
 
 static loam_status solved(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     arena pool = { (char *)a->work, 0 };
     const forward_work w = forward_carve(p, &pool);
-    sweep<double> system = sweep_of<double>(p, a), s = system;
-    system.first_row = p->dim_v, system.rows = p->dim_qk, system.read = READ_NOTHING, system.kept = w.system;
-    TRY((sweep_run<double, 1>(&system, error)));
-    TRY(recurrent_solve_cuda(p, a, &w.system, w.x, NULL, error));
+    sweep<double> s = sweep_of<double>(p, a);
+    TRY(sweep_systems(p, a, &w.system, error));
+    TRY(recurrent_solve_cuda(p, a, &w.system, w.x, NULL, 0, error));
     s.x = w.x;
     return sweep_run<double, 1>(&s, error);
 }
 
-/* `decode`: few tokens, and memory is what they wait for. */
-static loam_status run(const loam_problem *p, const loam_args *a, bool decode, loam_error *error)
+static loam_status run(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    if (p->batch > 0 && (recurrent_tokens(p) > 0 || a->state_out.data)) {
-        TRY(recurrent_form_of(p->mechanism)->solved ? solved(p, a, error)
-            : decode                                ? direct<4>(p, a, error)
-                                                    : direct<1>(p, a, error));
+    if (p->batch > 0) {
+        TRY(recurrent_form_of(p->mechanism)->solved ? solved(p, a, error) : direct(p, a, error));
     }
     return loam_succeed(error);
 }
@@ -79,12 +67,12 @@ size_t recurrent_forward_sm80_work(const loam_problem *p)
 
 loam_status recurrent_forward_sm80(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    return run(p, a, false, error);
+    return run(p, a, error);
 }
 
 size_t recurrent_decode_sm80_work(const loam_problem *p) { return recurrent_forward_sm80_work(p); }
 
 loam_status recurrent_decode_sm80(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    return run(p, a, true, error);
+    return run(p, a, error);
 }

@@ -12,7 +12,7 @@
 
 #include "src/gpu/hopper.cuh"
 
-/* Rows of the square in shared memory; those of 16 tokens are at least the 16 rows of 128 channels of bf16 that pass through there. */
+/* Rows of the square in shared memory; those of a warp are also where its rows of other arrays pass through. */
 enum { SQUARE_PITCH = SIDE + PAD, BLOCK_TOKENS = 16, SQUARE_ELEMENTS = SIDE * SQUARE_PITCH };
 
 /* The block of the diagonal that is the warp's, in place; a lane has one column. */
@@ -127,39 +127,52 @@ static __device__ __forceinline__ void invert(float *square)
     __syncthreads();
 }
 
-/* square Diag(factor) as operands, in two parts: what is multiplied with it loses nothing by its rounding. */
-static __device__ __forceinline__ void square_operand(weights_operand<2> &m, const float *square,
-                                                      const float *factor)
+/* The warp's rows of the square, as it has them as operands. */
+static __device__ __forceinline__ void load_square(float (&own)[4][4][2], const float *square)
 {
     const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
-    for (int k = 0; k < SIDE / 16; k++) {
+    for (int k = 0; k < 4; k++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const int c = 16 * k + 2 * t + e / 2 * 8;
-            const float2 x = *(const float2 *)(square + (row + e % 2 * 8) * SQUARE_PITCH + c);
+            const float2 x = *(const float2 *)(square + (row + e % 2 * 8) * SQUARE_PITCH + 16 * k + 2 * t +
+                                               e / 2 * 8);
+            own[k][e][0] = x.x, own[k][e][1] = x.y;
+        }
+    }
+}
+
+/* The square times Diag(factor), in two parts: what is multiplied with it loses nothing by its rounding. */
+static __device__ __forceinline__ void scale_square(weights_operand<2> &m, const float (&own)[4][4][2],
+                                                    const float *factor)
+{
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const float2 f = *(const float2 *)(factor + 16 * k + threadIdx.x % 4 * 2 + e / 2 * 8);
             uint32_t part[2];
-            split_pair(part, x.x * factor[c], x.y * factor[c + 1]);
+            split_pair(part, own[k][e][0] * f.x, own[k][e][1] * f.y);
             m.part[0][k][e] = part[0], m.part[1][k][e] = part[1];
         }
     }
 }
 
-/* out = m tile. */
-template <int DIM>
-static __device__ __forceinline__ void multiply_chunk(float (&out)[DIM / SIDE][8][4],
-                                                      const weights_operand<2> &m, const __nv_bfloat16 *tile)
+/* out = m tile, or m (tile + low), 64 columns. */
+template <bool LOW>
+static __device__ __forceinline__ void multiply_chunk(float (&out)[1][8][4], const weights_operand<2> &m,
+                                                      const __nv_bfloat16 *tile, const __nv_bfloat16 *low)
 {
-#pragma unroll
-    for (int n = 0; n < DIM / SIDE; n++) {
-        clear(out[n]);
-    }
+    clear(out[0]);
     products_begin();
-    more_weights<DIM>(out, m.part[1], tile);
-    more_weights<DIM>(out, m.part[0], tile);
+    if (LOW) {
+        more_weights<SIDE>(out, m.part[0], low);
+    }
+    more_weights<SIDE>(out, m.part[1], tile);
+    more_weights<SIDE>(out, m.part[0], tile);
     products_commit();
     products_wait<0>();
-    products_arrived(out);
+    products_arrived(out[0]);
 }
 
 #endif

@@ -12,6 +12,10 @@ static loam_status forward_maps(pass_arrays *to, const loam_problem *p, const re
     TRY(chunk_map_make(&to->key, p, x, x->k_out, d, error));
     TRY(slot_map_make(&to->snapshot, x, x->states, d, d, SIDE, error));
     if (recurrent_form_of(p->mechanism)->delta) {
+        TRY(slot_map_make(&to->value_low, x, x->values_low, CHUNK_TOKENS, d, SIDE, error));
+        if (x->k_low) {
+            TRY(slot_map_make(&to->key_low, x, x->k_low, CHUNK_TOKENS, d, SIDE, error));
+        }
         TRY(slot_map_make(&to->read, x, x->w, CHUNK_TOKENS, d, SIDE, error));
         TRY(slot_map_make(&to->result, x, x->values, CHUNK_TOKENS, d, SIDE, error));
     }

@@ -21,11 +21,11 @@
 
 /* The sources of a chunk by what the pass does with them. */
 struct pass_arrays {
-    chunk_map value; /* u_hat; do */
-    chunk_map key;   /* what the state takes up: k_out; q_in */
-    chunk_map read;  /* delta: what reads the state: w; k_out */
-    chunk_map erase; /* delta, backward: w */
-    chunk_map pairs; /* delta, backward: P */
+    chunk_map value, value_low; /* u_hat; do */
+    chunk_map key, key_low;     /* what the state takes up: k_out; q_in */
+    chunk_map read;             /* delta: what reads the state: w; k_out */
+    chunk_map erase;            /* delta, backward: w */
+    chunk_map pairs;            /* delta, backward: P */
     const float *total;
     chunk_map snapshot; /* written: states; grad_states */
     chunk_map result;   /* written, delta: u; du */
@@ -34,22 +34,24 @@ struct pass_arrays {
     float scale; /* backward: of do */
 };
 
-template <int DIM, bool DELTA, bool BACKWARD> struct pass_shape {
+template <int DIM, bool DELTA, bool BACKWARD, bool LOW> struct pass_shape {
     static constexpr int columns = DELTA ? DIM : SIDE; /* of the state */
     static constexpr int tiles = columns / SIDE;
+    static constexpr bool parts = DELTA && !BACKWARD; /* of u_hat, S0 and u; LOW: of k_out too */
     /* The tiles of a slot of the ring. */
-    static constexpr int key = 1, read = key + tiles, erase = read + (DELTA ? tiles : 0);
+    static constexpr int key = parts ? 2 : 1, key_low = key + tiles, read = LOW ? key_low + tiles : key_low,
+                         erase = read + (DELTA ? tiles : 0);
     static constexpr int pairs = erase + (DELTA && BACKWARD ? tiles : 0);
     static constexpr int all = pairs + (DELTA && BACKWARD ? 1 : 0);
-    static constexpr int slots = all == 8 ? 3 : all > 3 ? 4 : 6;
+    static constexpr int slots = all == 8 ? 3 : all > 3 ? 4 : 10;
     static constexpr int snapshots = DELTA ? 1 : 2;
     static constexpr int blocks_of_head = DIM / SIDE * (DIM / columns);
     static constexpr int consumers = 128,
                          threads = consumers + 64; /* one warp asks for copies, one for those out */
 };
 
-template <int DIM, bool DELTA, bool BACKWARD> struct pass_shared {
-    typedef pass_shape<DIM, DELTA, BACKWARD> of;
+template <int DIM, bool DELTA, bool BACKWARD, bool LOW> struct pass_shared {
+    typedef pass_shape<DIM, DELTA, BACKWARD, LOW> of;
     alignas(1024) __nv_bfloat16 ring_tiles[of::slots][of::all * TILE_ELEMENTS];
     __nv_bfloat16 snapshot[of::snapshots][of::tiles * TILE_ELEMENTS]; /* on the way out */
     __nv_bfloat16 result[DELTA ? TILE_ELEMENTS : 512];
@@ -65,11 +67,11 @@ struct pass_block {
     int row, column, chunks;
 };
 
-template <int DIM, bool DELTA, bool BACKWARD>
+template <int DIM, bool DELTA, bool BACKWARD, bool LOW>
 static __device__ __forceinline__ pass_block pass_block_at(const loam_problem &p, const loam_args &a,
                                                            const recurrent_chunks &x)
 {
-    typedef pass_shape<DIM, DELTA, BACKWARD> of;
+    typedef pass_shape<DIM, DELTA, BACKWARD, LOW> of;
     const unsigned tile = blockIdx.x % of::blocks_of_head, rest = blockIdx.x / of::blocks_of_head;
     pass_block block;
     block.h = rest % (unsigned)p.heads_v;
@@ -89,11 +91,11 @@ static __device__ __forceinline__ chunk_place pass_begin(const recurrent_chunks 
 /* ------------------------------------------------------------------ copies */
 
 /* What a slot of the ring is filled with. */
-template <int DIM, bool DELTA, bool GATED, bool BACKWARD> struct pass_boxes {
-    typedef pass_shape<DIM, DELTA, BACKWARD> of;
+template <int DIM, bool DELTA, bool GATED, bool BACKWARD, bool LOW> struct pass_boxes {
+    typedef pass_shape<DIM, DELTA, BACKWARD, LOW> of;
     static constexpr unsigned bytes = of::all * TILE_ELEMENTS * 2 + (GATED ? of::columns * 4 : 0);
-    chunk_boxes<1> value, pairs;
-    chunk_boxes<of::tiles> key, read, erase;
+    chunk_boxes<1> value, value_low, pairs;
+    chunk_boxes<of::tiles> key, key_low, read, erase;
     const float *total;
 
     __device__ __forceinline__ pass_boxes(const pass_arrays &arrays, const pass_block &block,
@@ -102,6 +104,12 @@ template <int DIM, bool DELTA, bool GATED, bool BACKWARD> struct pass_boxes {
         constexpr int step = BACKWARD ? -1 : 1;
         value = chunk_boxes_at<1>(arrays.value, block.row, 0, x, step);
         key = chunk_boxes_at<of::tiles>(arrays.key, block.column, 0, x, step);
+        if (of::parts) {
+            value_low = chunk_boxes_at<1>(arrays.value_low, block.row, 0, x, step);
+        }
+        if (LOW) {
+            key_low = chunk_boxes_at<of::tiles>(arrays.key_low, block.column, 0, x, step);
+        }
         if (DELTA) {
             read = chunk_boxes_at<of::tiles>(arrays.read, 0, 0, x, step);
         }
@@ -112,11 +120,15 @@ template <int DIM, bool DELTA, bool GATED, bool BACKWARD> struct pass_boxes {
         total = arrays.total + x.slot * DIM + block.column;
     }
 
-    __device__ __forceinline__ void copy(pass_shared<DIM, DELTA, BACKWARD> &sm, unsigned slot, uint64_t *full)
+    __device__ __forceinline__ void copy(pass_shared<DIM, DELTA, BACKWARD, LOW> &sm, unsigned slot,
+                                         uint64_t *full)
     {
         __nv_bfloat16 *tiles = sm.ring_tiles[slot];
         barrier_expect(full, bytes);
         value.copy(tiles, full);
+        if constexpr (of::parts) {
+            value_low.copy(tiles + TILE_ELEMENTS, full);
+        }
         if constexpr (DELTA && BACKWARD) {
             pairs.copy(tiles + of::pairs * TILE_ELEMENTS, full);
         }
@@ -128,6 +140,9 @@ template <int DIM, bool DELTA, bool GATED, bool BACKWARD> struct pass_boxes {
             total += BACKWARD ? -DIM : DIM;
         }
         key.copy(tiles + of::key * TILE_ELEMENTS, full);
+        if constexpr (LOW) {
+            key_low.copy(tiles + of::key_low * TILE_ELEMENTS, full);
+        }
         if constexpr (DELTA && BACKWARD) {
             erase.copy(tiles + of::erase * TILE_ELEMENTS, full);
         }
@@ -136,16 +151,16 @@ template <int DIM, bool DELTA, bool GATED, bool BACKWARD> struct pass_boxes {
 
 /* One warp. What follows the last token of a packed sequence is the next one's, and 0 times what is there need not be 0: such rows
  * become zeros before the others hear of the slot. */
-template <int DIM, bool DELTA, bool GATED, bool BACKWARD>
-static __device__ __forceinline__ void pass_ask(pass_shared<DIM, DELTA, BACKWARD> &sm,
+template <int DIM, bool DELTA, bool GATED, bool BACKWARD, bool LOW>
+static __device__ __forceinline__ void pass_ask(pass_shared<DIM, DELTA, BACKWARD, LOW> &sm,
                                                 const recurrent_chunks &chunks, const pass_arrays &arrays,
                                                 const pass_block &block, bool packed)
 {
-    typedef pass_shape<DIM, DELTA, BACKWARD> of;
+    typedef pass_shape<DIM, DELTA, BACKWARD, LOW> of;
     const bool first = threadIdx.x % 32 == 0;
     const unsigned count = (unsigned)block.chunks, last = BACKWARD ? 0 : count - 1;
     const int rest = (int)(block.s.len % CHUNK_TOKENS);
-    pass_boxes<DIM, DELTA, GATED, BACKWARD> boxes(arrays, block, pass_begin<BACKWARD>(chunks, block));
+    pass_boxes<DIM, DELTA, GATED, BACKWARD, LOW> boxes(arrays, block, pass_begin<BACKWARD>(chunks, block));
 #pragma unroll 1
     for (unsigned n = 0; n < count; n++) {
         const unsigned slot = n % of::slots;
@@ -169,6 +184,17 @@ static __device__ __forceinline__ void pass_ask(pass_shared<DIM, DELTA, BACKWARD
 }
 
 /* ------------------------------------------------------------------ the state */
+
+template <int TILES>
+static __device__ __forceinline__ void decay_state(float (&state)[TILES][8][4], const float *total)
+{
+#pragma unroll
+    for (int n = 0; n < TILES * 8; n++) {
+        const float2 decay = *(const float2 *)(total + 8 * n + threadIdx.x % 4 * 2);
+        float(&x)[4] = state[n / 8][n % 8];
+        x[0] *= decay.x, x[1] *= decay.y, x[2] *= decay.x, x[3] *= decay.y;
+    }
+}
 
 /* use(x, row, column) for what the thread has of the state, row and column counted from the block's. */
 template <int TILES, class F>
@@ -210,12 +236,10 @@ static __device__ __forceinline__ void end_state(float (&state)[TILES][8][4], co
  * one between products that are under way would cost a wait for them. */
 enum { PUT_THREADS = 128 + 32 };
 
-static __device__ __forceinline__ void put_begin(unsigned place)
+template <class F> static __device__ __forceinline__ void put_tile(unsigned place, F write)
 {
     threads_await<PUT_THREADS>(1 + (int)place);
-}
-static __device__ __forceinline__ void put_end(unsigned place)
-{
+    write();
     threads_arrive<PUT_THREADS>(3 + (int)place);
 }
 
@@ -242,107 +266,118 @@ template <class F> static __device__ __forceinline__ void copy_put_tiles(unsigne
     copies_out_wait<0>();
 }
 
-/* What a thread has of a chunk ahead of its turn: the transpose of the value, and the decays of its columns. */
-template <int TILES> struct pass_ahead {
-    uint32_t value[4][4];
-    float2 total[TILES * 8];
-};
-
-template <int DIM, bool DELTA, bool GATED, bool BACKWARD>
-static __device__ __forceinline__ void load_ahead(pass_ahead<pass_shape<DIM, DELTA, BACKWARD>::tiles> &to,
-                                                  const pass_shared<DIM, DELTA, BACKWARD> &sm, unsigned slot)
+/* The transpose of a tile times a factor, or of both its parts. */
+template <bool PARTS>
+static __device__ __forceinline__ void load_value(float (&x)[1][8][4], float factor,
+                                                  const __nv_bfloat16 *tile)
 {
-    load_transposed(to.value, sm.ring_tiles[slot]);
-#pragma unroll
-    for (int n = 0; GATED && n < pass_shape<DIM, DELTA, BACKWARD>::tiles * 8; n++) {
-        to.total[n] = *(const float2 *)(sm.total[slot] + 8 * n + threadIdx.x % 4 * 2);
+    uint32_t pairs[4][4], low[4][4];
+    load_transposed(pairs, tile);
+    if (PARTS) {
+        load_transposed(low, tile + TILE_ELEMENTS);
     }
-}
-
-static __device__ __forceinline__ void scale_value(float (&to)[1][8][4], const uint32_t (&value)[4][4],
-                                                   float factor)
-{
 #pragma unroll
     for (int e = 0; e < 16; e++) {
-        float *x = to[0][e / 4 * 2 + e % 4 / 2] + e % 2 * 2;
-        x[0] = pair_low(value[e / 4][e % 4]) * factor, x[1] = pair_high(value[e / 4][e % 4]) * factor;
+        float *to = x[0][e / 4 * 2 + e % 4 / 2] + e % 2 * 2;
+        const uint32_t high = pairs[e / 4][e % 4], rest = PARTS ? low[e / 4][e % 4] : 0;
+        to[0] = (pair_low(high) + pair_low(rest)) * factor,
+        to[1] = (pair_high(high) + pair_high(rest)) * factor;
     }
 }
 
-template <int TILES>
-static __device__ __forceinline__ void decay_state(float (&state)[TILES][8][4],
-                                                   const float2 (&total)[TILES * 8])
+/* state as operands, in two parts where PARTS. */
+template <bool PARTS, int TILES>
+static __device__ __forceinline__ void split_state(uint32_t (&high)[TILES * 4][4],
+                                                   uint32_t (&low)[TILES * 4][4],
+                                                   const float (&state)[TILES][8][4])
 {
+    if constexpr (PARTS) {
 #pragma unroll
-    for (int n = 0; n < TILES * 8; n++) {
-        float(&x)[4] = state[n / 8][n % 8];
-        x[0] *= total[n].x, x[1] *= total[n].y, x[2] *= total[n].x, x[3] *= total[n].y;
+        for (int k = 0; k < TILES * 4; k++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const float *x = state[k / 4][k % 4 * 2 + e / 2] + e % 2 * 2;
+                uint32_t part[2];
+                split_pair(part, x[0], x[1]);
+                high[k][e] = part[0], low[k][e] = part[1];
+            }
+        }
+    } else {
+        round_state(high, state);
     }
 }
 
-/* From the first chunk to the last, or back. Reads and writes of shared memory wait for the products that a warp asked for before
- * them, so they come where something else must wait anyway; arithmetic does not wait. The waits that wait for nothing tell the compiler
- * that the products of the state have ended, which else would await all where it is read. */
-template <int DIM, bool DELTA, bool GATED, bool BACKWARD>
+/* From the first chunk to the last, or back. The products of a chunk under way while its state, then its u, leave: */
+template <int DIM, bool DELTA, bool GATED, bool BACKWARD, bool LOW>
 static __device__ __forceinline__ void pass_chunks(
-    pass_shared<DIM, DELTA, BACKWARD> &sm, float (&state)[pass_shape<DIM, DELTA, BACKWARD>::tiles][8][4],
-    const pass_arrays &arrays, unsigned chunks)
+    pass_shared<DIM, DELTA, BACKWARD, LOW> &sm,
+    float (&state)[pass_shape<DIM, DELTA, BACKWARD, LOW>::tiles][8][4], const pass_arrays &arrays,
+    unsigned chunks)
 {
-    typedef pass_shape<DIM, DELTA, BACKWARD> of;
-    constexpr bool operand = !DELTA || BACKWARD; /* the value; else -u_hat^T + S0 w^T begins with it */
+    typedef pass_shape<DIM, DELTA, BACKWARD, LOW> of;
+    constexpr bool operand =
+        !DELTA || BACKWARD; /* the value of a chunk; else the sum -u_hat^T + S0 w^T begins with it */
     const float factor = BACKWARD ? arrays.scale : operand ? 1 : -1;
-    uint32_t snapshot[of::tiles * 4][4], value[4][4];
-    float sum[1][8][4]; /* begins as the value */
-    pass_ahead<of::tiles> ahead;
+    uint32_t snapshot[of::tiles * 4][4], snapshot_low[of::tiles * 4][4], value[4][4];
+    float known[1][8][4];
     ring_await(sm.ring, 0);
-    load_ahead<DIM, DELTA, GATED, BACKWARD>(ahead, sm, 0);
-    scale_value(sum, ahead.value, factor);
+    load_value<of::parts>(known, factor, sm.ring_tiles[0]);
 #pragma unroll 1
     for (unsigned n = 0; n < chunks; n++) {
-        const unsigned next = n + 1 < chunks ? n + 1 : n;
-        const __nv_bfloat16 *tiles = sm.ring_tiles[n % of::slots];
+        const unsigned slot = n % of::slots, next = n + 1 < chunks ? n + 1 : n;
+        const __nv_bfloat16 *tiles = sm.ring_tiles[slot];
         if constexpr (operand) {
-            round_state(value, sum);
+            round_state(value, known);
         }
         if constexpr (DELTA && BACKWARD) {
-            clear(sum[0]);
-            multiply_weights<SIDE>(sum, value, tiles + of::pairs * TILE_ELEMENTS);
+            clear(known[0]);
+            multiply_weights<SIDE>(known, value, tiles + of::pairs * TILE_ELEMENTS);
             products_commit();
-            products_wait<1>();
+            products_wait<
+                1>(); /* the state's are done: else the compiler would await all before it is read */
             products_arrived(state);
         }
-        round_state(snapshot, state);
+        split_state<of::parts>(snapshot, snapshot_low, state);
         if constexpr (DELTA) {
-            multiply_rows<DIM>(sum[0], snapshot, tiles + of::read * TILE_ELEMENTS, true);
+            products_begin();
+            if constexpr (of::parts) {
+                more_rows<DIM>(known[0], snapshot_low, tiles + of::read * TILE_ELEMENTS, true);
+            }
+            more_rows<DIM>(known[0], snapshot, tiles + of::read * TILE_ELEMENTS, true);
             products_commit();
             products_wait<BACKWARD ? 2 : 1>();
             products_arrived(state);
         }
         if (GATED) {
-            decay_state(state, ahead.total);
-            products_arrived(state);
+            decay_state(state, sm.total[slot]);
+            products_arrived(
+                state); /* not beyond the next wait, where the compiler would await the products too */
         }
         if constexpr (operand) {
             multiply_weights<of::columns>(state, value, tiles + of::key * TILE_ELEMENTS);
             products_commit();
         }
-        put_begin(DELTA ? 0 : n % 2);
-        store_operands(sm.snapshot[DELTA ? 0 : n % 2], snapshot);
-        put_end(DELTA ? 0 : n % 2);
-        ring_await(sm.ring, next);
-        load_ahead<DIM, DELTA, GATED, BACKWARD>(ahead, sm, next % of::slots);
+        put_tile(DELTA ? 0 : n % 2, [&] { store_operands(sm.snapshot[DELTA ? 0 : n % 2], snapshot); });
         if constexpr (DELTA) {
-            uint32_t out[4][4]; /* u^T, or -du^T */
-            put_begin(1);
+            uint32_t out[4][4], out_low[4][4]; /* u^T, or -du^T */
             products_wait<BACKWARD ? 1 : 0>();
-            products_arrived(sum);
-            round_negative(out, sum);
-            multiply_weights<DIM>(state, out, tiles + (BACKWARD ? of::erase : of::key) * TILE_ELEMENTS);
+            products_arrived(known);
+            split_state<of::parts>(out, out_low, known);
+            change_sign(out);
+            products_begin();
+            if constexpr (of::parts) {
+                change_sign(out_low);
+                more_weights<DIM>(state, out_low, tiles + of::key * TILE_ELEMENTS);
+            }
+            if constexpr (LOW) {
+                more_weights<DIM>(state, out, tiles + of::key_low * TILE_ELEMENTS);
+            }
+            more_weights<DIM>(state, out, tiles + (BACKWARD ? of::erase : of::key) * TILE_ELEMENTS);
             products_commit();
-            store_transposed(sm.result, out, BACKWARD ? 0x80008000u : 0);
-            put_end(1);
+            put_tile(1, [&] { store_transposed(sm.result, out, BACKWARD ? 0x80008000u : 0); });
         }
-        scale_value(sum, ahead.value, factor);
+        ring_await(sm.ring, next);
+        load_value<of::parts>(known, factor, sm.ring_tiles[next % of::slots]);
         products_wait<0>();
         products_arrived(state);
         ring_release(sm.ring, n);
@@ -350,12 +385,12 @@ static __device__ __forceinline__ void pass_chunks(
 }
 
 /* One warp: snapshots, and with a delta rule a result after each, go out. */
-template <int DIM, bool DELTA, bool BACKWARD>
-static __device__ __forceinline__ void pass_put(pass_shared<DIM, DELTA, BACKWARD> &sm,
+template <int DIM, bool DELTA, bool BACKWARD, bool LOW>
+static __device__ __forceinline__ void pass_put(pass_shared<DIM, DELTA, BACKWARD, LOW> &sm,
                                                 const recurrent_chunks &chunks, const pass_arrays &arrays,
                                                 const pass_block &block)
 {
-    typedef pass_shape<DIM, DELTA, BACKWARD> of;
+    typedef pass_shape<DIM, DELTA, BACKWARD, LOW> of;
     const chunk_place x = pass_begin<BACKWARD>(chunks, block);
     constexpr int step = BACKWARD ? -1 : 1;
     chunk_boxes<of::tiles> snapshot = chunk_boxes_at<of::tiles>(arrays.snapshot, block.column, block.row, x,
@@ -373,14 +408,14 @@ static __device__ __forceinline__ void pass_put(pass_shared<DIM, DELTA, BACKWARD
     });
 }
 
-template <int DIM, bool DELTA, bool GATED, bool BACKWARD>
-__global__ void __launch_bounds__(pass_shape<DIM, DELTA, BACKWARD>::threads, 1)
+template <int DIM, bool DELTA, bool GATED, bool BACKWARD, bool LOW>
+__global__ void __launch_bounds__(pass_shape<DIM, DELTA, BACKWARD, LOW>::threads, 1)
     pass_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                 const __grid_constant__ recurrent_chunks chunks, const __grid_constant__ pass_arrays arrays)
 {
-    typedef pass_shape<DIM, DELTA, BACKWARD> of;
+    typedef pass_shape<DIM, DELTA, BACKWARD, LOW> of;
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
-    pass_shared<DIM, DELTA, BACKWARD> &sm = *(pass_shared<DIM, DELTA, BACKWARD> *)swizzled_memory;
+    pass_shared<DIM, DELTA, BACKWARD, LOW> &sm = *(pass_shared<DIM, DELTA, BACKWARD, LOW> *)swizzled_memory;
     if (threadIdx.x == 0) {
         ring_init(sm.ring, of::consumers / 32);
         barrier_init(&sm.tail, 1);
@@ -389,17 +424,17 @@ __global__ void __launch_bounds__(pass_shape<DIM, DELTA, BACKWARD>::threads, 1)
     __syncthreads();
     next_launch_may_begin();
     await_launch_before();
-    const pass_block block = pass_block_at<DIM, DELTA, BACKWARD>(p, a, chunks);
+    const pass_block block = pass_block_at<DIM, DELTA, BACKWARD, LOW>(p, a, chunks);
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
     if (warp > 4) {
-        pass_put<DIM, DELTA, BACKWARD>(sm, chunks, arrays, block);
+        pass_put<DIM, DELTA, BACKWARD, LOW>(sm, chunks, arrays, block);
     } else if (warp == 4) {
-        pass_ask<DIM, DELTA, GATED, BACKWARD>(sm, chunks, arrays, block, p.total_q >= 0);
+        pass_ask<DIM, DELTA, GATED, BACKWARD, LOW>(sm, chunks, arrays, block, p.total_q >= 0);
     } else {
         float state[of::tiles][8][4];
         begin_state(state, arrays.begin, block);
         if (block.chunks > 0) {
-            pass_chunks<DIM, DELTA, GATED, BACKWARD>(sm, state, arrays, (unsigned)block.chunks);
+            pass_chunks<DIM, DELTA, GATED, BACKWARD, LOW>(sm, state, arrays, (unsigned)block.chunks);
         }
         end_state(state, arrays.end, block);
     }
@@ -407,14 +442,14 @@ __global__ void __launch_bounds__(pass_shape<DIM, DELTA, BACKWARD>::threads, 1)
 
 /* ------------------------------------------------------------------ launches */
 
-template <int DIM, bool DELTA, bool GATED, bool BACKWARD>
+template <int DIM, bool DELTA, bool GATED, bool BACKWARD, bool LOW>
 static loam_status pass_launch_as(const loam_problem *p, const loam_args *a, const recurrent_chunks *x,
                                   const pass_arrays *arrays, loam_error *error)
 {
-    typedef pass_shape<DIM, DELTA, BACKWARD> of;
+    typedef pass_shape<DIM, DELTA, BACKWARD, LOW> of;
     const int64_t blocks = p->batch * p->heads_v * of::blocks_of_head;
-    return cuda_launch("pass_kernel", pass_kernel<DIM, DELTA, GATED, BACKWARD>, blocks, of::threads,
-                       sizeof(pass_shared<DIM, DELTA, BACKWARD>), a->stream, true, error, *p, *a, *x,
+    return cuda_launch("pass_kernel", pass_kernel<DIM, DELTA, GATED, BACKWARD, LOW>, blocks, of::threads,
+                       sizeof(pass_shared<DIM, DELTA, BACKWARD, LOW>), a->stream, true, error, *p, *a, *x,
                        *arrays);
 }
 
@@ -425,11 +460,13 @@ static loam_status pass_launch_of(const loam_problem *p, const loam_args *a, con
     const recurrent_form *form = recurrent_form_of(p->mechanism);
     const bool gated = form->gate != GATE_NONE;
     if (form->delta) {
-        return gated ? pass_launch_as<DIM, true, true, BACKWARD>(p, a, x, arrays, error)
-                     : pass_launch_as<DIM, true, false, BACKWARD>(p, a, x, arrays, error);
+        return gated ? pass_launch_as<DIM, true, true, BACKWARD, !BACKWARD>(p, a, x, arrays, error)
+               : x->k_low && !BACKWARD
+                   ? pass_launch_as<DIM, true, false, BACKWARD, !BACKWARD>(p, a, x, arrays, error)
+                   : pass_launch_as<DIM, true, false, BACKWARD, false>(p, a, x, arrays, error);
     }
-    return gated ? pass_launch_as<DIM, false, true, BACKWARD>(p, a, x, arrays, error)
-                 : pass_launch_as<DIM, false, false, BACKWARD>(p, a, x, arrays, error);
+    return gated ? pass_launch_as<DIM, false, true, BACKWARD, false>(p, a, x, arrays, error)
+                 : pass_launch_as<DIM, false, false, BACKWARD, false>(p, a, x, arrays, error);
 }
 
 template <bool BACKWARD>

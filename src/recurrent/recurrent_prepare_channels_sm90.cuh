@@ -18,13 +18,14 @@
 enum { ROUND_CHANNELS = 32, GROUPS = SIDE / BLOCK_TOKENS };
 
 template <int DIM, bool DELTA> struct prepare_channels_shared {
-    alignas(1024) __nv_bfloat16 k_in[DELTA ? SIDE * DIM : 512];
+    alignas(1024) __nv_bfloat16 k_in[DELTA ? 2 : 1][DELTA ? SIDE * DIM : 512]; /* two parts of k e^pre */
     __nv_bfloat16 v[DELTA ? SIDE * DIM : 512];
     float square[SQUARE_ELEMENTS];
-    uint4 keys[2][GROUPS][2]
-              [32]; /* k until the end of the warp's tokens, as operands; of this round and the last */
+    /* k until the end of the warp's tokens, in parts, as operands; of this round and the last */
+    uint4 keys[2][GROUPS][2][DELTA ? 2 : 1][32];
     float whole[2][GROUPS][ROUND_CHANNELS]; /* the decay of a warp's tokens */
-    float beta[SIDE];
+    /* What products and rows lack of features of length 1, else 1. */
+    float q_norm[SIDE], k_norm[SIDE], beta[SIDE];
 };
 
 /* The pairs of a warp: those of its own tokens in the layout of D; with the tokens of the warp 1 + n before. */
@@ -55,11 +56,22 @@ static __device__ __forceinline__ void multiply(piece &p, const piece &by)
     }
 }
 
-static __device__ __forceinline__ uint4 scaled(const uint4 &bits, const piece &by)
+/* In parts: the delta rule carries errors of its pairs from token to token. */
+template <int PARTS> struct piece_parts {
+    uint4 part[PARTS];
+};
+
+template <int PARTS>
+static __device__ __forceinline__ piece_parts<PARTS> scaled(const uint4 &bits, const piece &by)
 {
     piece p = unpack(bits);
     multiply(p, by);
-    return pack(p);
+    piece_parts<PARTS> out;
+    out.part[0] = pack(p);
+    if (PARTS == 2) {
+        out.part[PARTS - 1] = rest(p, out.part[0]);
+    }
+    return out;
 }
 
 static __device__ __forceinline__ float dot(const uint4 &a, const uint4 &b)
@@ -81,6 +93,17 @@ static __device__ __forceinline__ void multiply_pieces(float (&d)[4], const uint
     const uint32_t b0[2] = { columns.x, columns.y }, b1[2] = { columns.z, columns.w };
     mma_bf16(d, first, b0);
     mma_bf16(d, second, b1);
+}
+
+template <int PARTS>
+static __device__ __forceinline__ void multiply_pieces(float (&d)[4], const piece_parts<PARTS> (&rows)[2],
+                                                       const piece_parts<PARTS> &columns)
+{
+    if (PARTS == 2) {
+        multiply_pieces(d, rows[0].part[PARTS - 1], rows[1].part[PARTS - 1], columns.part[0]);
+        multiply_pieces(d, rows[0].part[0], rows[1].part[0], columns.part[PARTS - 1]);
+    }
+    multiply_pieces(d, rows[0].part[0], rows[1].part[0], columns.part[0]);
 }
 
 /* What a thread has of a token in this round; tokens beyond the sequence are 0 and do not decay. */
@@ -139,19 +162,20 @@ static __device__ __forceinline__ void pairs_at(channel_pairs &P, channel_pairs 
 {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const bool late = g & STEP;
-    uint4 rows[2], own[2];
+    constexpr int parts = DELTA ? 2 : 1;
+    piece_parts<parts> rows[2], own[2];
 #pragma unroll
     for (int n = 0; n < 2; n++) {
         const piece decay = select(late, token[n].since, token[n].until);
-        rows[n] = scaled(select(late, token[n].q, token[n].k), decay);
-        own[n] = DELTA ? scaled(token[n].k, decay) : rows[n];
+        rows[n] = scaled<parts>(select(late, token[n].q, token[n].k), decay);
+        own[n] = DELTA ? scaled<parts>(token[n].k, decay) : rows[n];
     }
 #pragma unroll
     for (int n = 0; n < 2; n++) {
         float p[4] = { 0, 0, 0, 0 }, l[4] = { 0, 0, 0, 0 };
-        multiply_pieces(p, rows[0], rows[1], own[n]);
+        multiply_pieces(p, rows, own[n]);
         if (DELTA) {
-            multiply_pieces(l, own[0], own[1], own[n]);
+            multiply_pieces(l, own, own[n]);
         }
 #pragma unroll
         for (int e = 0; e < 2; e++) {
@@ -178,11 +202,14 @@ template <bool DELTA>
 static __device__ __forceinline__ void pairs_at_eight(channel_pairs &P, channel_pairs &A,
                                                       token_piece (&token)[2])
 {
-    const uint4 early = scaled(token[0].k, token[0].until);
+    constexpr int parts = DELTA ? 2 : 1;
     float p[4] = { 0, 0, 0, 0 }, l[4] = { 0, 0, 0, 0 };
-    multiply_pieces(p, early, scaled(token[1].q, token[1].since), early);
+    piece_parts<parts> rows[2] = { scaled<parts>(token[0].k, token[0].until),
+                                   scaled<parts>(token[1].q, token[1].since) };
+    multiply_pieces(p, rows, rows[0]);
     if (DELTA) {
-        multiply_pieces(l, early, scaled(token[1].k, token[1].since), early);
+        rows[1] = scaled<parts>(token[1].k, token[1].since);
+        multiply_pieces(l, rows, rows[0]);
     }
 #pragma unroll
     for (int e = 2; e < 4; e++) {
@@ -199,6 +226,7 @@ template <bool DELTA, class SHARED>
 static __device__ __forceinline__ void pairs_of_warps(channel_pairs &P, channel_pairs &A,
                                                       token_piece (&token)[2], const SHARED &sm, int turn)
 {
+    constexpr int parts = DELTA ? 2 : 1;
     const int w = threadIdx.x / 32, lane = threadIdx.x % 32;
     const auto whole = [&](int group) {
         const float4 *from = (const float4 *)(sm.whole[turn][group] + lane % 4 * 8);
@@ -209,18 +237,22 @@ static __device__ __forceinline__ void pairs_of_warps(channel_pairs &P, channel_
     for (int n = 0; n < GROUPS - 1; n++) {
         const int J = w - 1 - n;
         if (J >= 0) {
-            uint4 rows[2], keys[2];
+            piece_parts<parts> rows[2], keys[2];
 #pragma unroll
             for (int m = 0; m < 2; m++) {
-                keys[m] = sm.keys[turn][J][m][lane];
-                rows[m] = scaled(token[m].q, token[m].since);
+#pragma unroll
+                for (int part = 0; part < parts; part++) {
+                    keys[m].part[part] = sm.keys[turn][J][m][part][lane];
+                }
+                rows[m] = scaled<parts>(token[m].q, token[m].since);
             }
-            multiply_pieces(P.earlier[n][0], rows[0], rows[1], keys[0]);
-            multiply_pieces(P.earlier[n][1], rows[0], rows[1], keys[1]);
+            multiply_pieces(P.earlier[n][0], rows, keys[0]);
+            multiply_pieces(P.earlier[n][1], rows, keys[1]);
             if (DELTA) {
-                rows[0] = scaled(token[0].k, token[0].since), rows[1] = scaled(token[1].k, token[1].since);
-                multiply_pieces(A.earlier[n][0], rows[0], rows[1], keys[0]);
-                multiply_pieces(A.earlier[n][1], rows[0], rows[1], keys[1]);
+                rows[0] = scaled<parts>(token[0].k, token[0].since);
+                rows[1] = scaled<parts>(token[1].k, token[1].since);
+                multiply_pieces(A.earlier[n][0], rows, keys[0]);
+                multiply_pieces(A.earlier[n][1], rows, keys[1]);
             }
             const piece decay = whole(J);
             multiply(token[0].since, decay);
@@ -234,64 +266,13 @@ static __device__ __forceinline__ void pairs_of_warps(channel_pairs &P, channel_
     }
 }
 
-/* Channels c on, 32 of them. */
-template <int DIM, bool DELTA, class SHARED>
-static __device__ __forceinline__ void channel_round(channel_pairs &P, channel_pairs &A, float (&same)[2],
-                                                     const float (&norm)[2][2], SHARED &sm,
-                                                     const recurrent_chunks &chunks, const loam_problem &p,
-                                                     const loam_args &a, const chunk_place &x, int c)
-{
-    const int w = threadIdx.x / 32, lane = threadIdx.x % 32, turn = c / ROUND_CHANNELS % 2;
-    const int row = w * BLOCK_TOKENS + lane / 4, at = c + lane % 4 * 8;
-    token_piece token[2];
-#pragma unroll
-    for (int n = 0; n < 2; n++) {
-        const int r = row + 8 * n;
-        token[n] = load_token<DIM>(chunks, a, x, r, at);
-        if (p.feature_map != LOAM_FEATURES_IDENTITY && r < x.tokens) {
-            token[n].q = features(token[n].q, p.feature_map, norm[n][0]);
-            token[n].k = features(token[n].k, p.feature_map, norm[n][1]);
-        }
-        if (chunks.q_features) {
-            *slot_piece<DIM>(chunks.q_features, x, r, at) = token[n].q;
-            *slot_piece<DIM>(chunks.k_features, x, r, at) = token[n].k;
-        }
-        same[n] += dot(token[n].q, token[n].k);
-    }
-    pairs_at<1, DELTA>(P, A, token);
-    pairs_at<2, DELTA>(P, A, token);
-    pairs_at<4, DELTA>(P, A, token);
-    pairs_at_eight<DELTA>(P, A, token);
-#pragma unroll
-    for (int n = 0; n < 2; n++) {
-        sm.keys[turn][w][n][lane] = scaled(token[n].k, token[n].until);
-    }
-    if (lane / 4 == 7) {
-        float4 *to = (float4 *)(sm.whole[turn][w] + lane % 4 * 8);
-        const float(&s)[8] = token[1].since.x;
-        to[0] = make_float4(s[0], s[1], s[2], s[3]), to[1] = make_float4(s[4], s[5], s[6], s[7]);
-    }
-    __syncthreads();
-    pairs_of_warps<DELTA>(P, A, token, sm, turn);
-#pragma unroll
-    for (int n = 0; n < 2; n++) {
-        const int r = row + 8 * n;
-        *slot_piece<DIM>(chunks.q_decayed, x, r, at) = scaled(token[n].q, token[n].since);
-        *slot_piece<DIM>(chunks.k_decayed, x, r, at) = scaled(token[n].k, token[n].until);
-        if (DELTA) {
-            *(uint4 *)(sm.k_in + swizzled(r, at)) = scaled(token[n].k, token[n].since);
-        }
-    }
-    if (w == GROUPS - 1 && lane / 4 == 7) {
-        float4 *to = (float4 *)(chunks.total + x.slot * DIM + at);
-        const float(&s)[8] = token[1].since.x;
-        to[0] = make_float4(s[0], s[1], s[2], s[3]), to[1] = make_float4(s[4], s[5], s[6], s[7]);
-    }
-}
+/* Of q and k of the thread's tokens, for features of length 1; else 1. `rest` multiplies what is made of the products. */
+struct token_norms {
+    float power[2][2], rest[2][2];
+};
 
-/* 1 / |q|, 1 / |k| of the thread's tokens. */
 template <int DIM>
-static __device__ __forceinline__ void find_norms(float (&norm)[2][2], const recurrent_chunks &chunks,
+static __device__ __forceinline__ void find_norms(token_norms &norm, const recurrent_chunks &chunks,
                                                   const chunk_place &x)
 {
     const int row = threadIdx.x / 32 * BLOCK_TOKENS + threadIdx.x % 32 / 4;
@@ -307,17 +288,89 @@ static __device__ __forceinline__ void find_norms(float (&norm)[2][2], const rec
         for (int m = 0; m < 2; m++) {
             norm2[m] += __shfl_xor_sync(0xffffffffu, norm2[m], 1);
             norm2[m] += __shfl_xor_sync(0xffffffffu, norm2[m], 2);
-            norm[n][m] = unit_factor(norm2[m]);
+            const unit_factor factor = unit_factor_of(norm2[m]);
+            norm.power[n][m] = factor.power, norm.rest[n][m] = factor.rest;
         }
     }
 }
 
+/* Channels c on, 32 of them. */
+template <int DIM, bool DELTA, class SHARED>
+static __device__ __forceinline__ void channel_round(channel_pairs &P, channel_pairs &A, float (&same)[2],
+                                                     const token_norms &norm, SHARED &sm,
+                                                     const recurrent_chunks &chunks, const loam_problem &p,
+                                                     const loam_args &a, const chunk_place &x, int c)
+{
+    const int w = threadIdx.x / 32, lane = threadIdx.x % 32, turn = c / ROUND_CHANNELS % 2;
+    const int row = w * BLOCK_TOKENS + lane / 4, at = c + lane % 4 * 8;
+    token_piece token[2];
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        const int r = row + 8 * n;
+        token[n] = load_token<DIM>(chunks, a, x, r, at);
+        if (p.feature_map == LOAM_FEATURES_ELU && r < x.tokens) {
+            token[n].q = elu(token[n].q), token[n].k = elu(token[n].k);
+        } else if (p.feature_map == LOAM_FEATURES_UNIT) {
+            token[n].q = scaled(token[n].q, norm.power[n][0]),
+            token[n].k = scaled(token[n].k, norm.power[n][1]);
+        }
+        if (chunks.q_features) {
+            *slot_piece<DIM>(chunks.q_features, x, r, at) = scaled(token[n].q, norm.rest[n][0]);
+            *slot_piece<DIM>(chunks.k_features, x, r, at) = scaled(token[n].k, norm.rest[n][1]);
+        }
+        same[n] += dot(token[n].q, token[n].k);
+    }
+    pairs_at<1, DELTA>(P, A, token);
+    pairs_at<2, DELTA>(P, A, token);
+    pairs_at<4, DELTA>(P, A, token);
+    pairs_at_eight<DELTA>(P, A, token);
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        const auto key = scaled < DELTA ? 2 : 1 > (token[n].k, token[n].until);
+#pragma unroll
+        for (int part = 0; part < (DELTA ? 2 : 1); part++) {
+            sm.keys[turn][w][n][part][lane] = key.part[part];
+        }
+    }
+    if (lane / 4 == 7) {
+        float4 *to = (float4 *)(sm.whole[turn][w] + lane % 4 * 8);
+        const float(&s)[8] = token[1].since.x;
+        to[0] = make_float4(s[0], s[1], s[2], s[3]), to[1] = make_float4(s[4], s[5], s[6], s[7]);
+    }
+    __syncthreads();
+    pairs_of_warps<DELTA>(P, A, token, sm, turn);
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        const int r = row + 8 * n;
+        piece since_q = token[n].since;
+        multiply(since_q, norm.rest[n][0]);
+        multiply(token[n].until, norm.rest[n][1]);
+        *slot_piece<DIM>(chunks.q_decayed, x, r, at) = scaled<1>(token[n].q, since_q).part[0];
+        const auto out = scaled < DELTA ? 2 : 1 > (token[n].k, token[n].until);
+        *slot_piece<DIM>(chunks.k_decayed, x, r, at) = out.part[0];
+        if (DELTA) {
+            piece since_k = token[n].since;
+            multiply(since_k, norm.rest[n][1]);
+            const auto in = scaled<2>(token[n].k, since_k);
+            *slot_piece<DIM>(chunks.k_low, x, r, at) = out.part[DELTA];
+            *(uint4 *)(sm.k_in[0] + swizzled(r, at)) = in.part[0];
+            *(uint4 *)(sm.k_in[DELTA] + swizzled(r, at)) = in.part[1];
+        }
+    }
+    if (w == GROUPS - 1 && lane / 4 == 7) {
+        float4 *to = (float4 *)(chunks.total + x.slot * DIM + at);
+        const float(&s)[8] = token[1].since.x;
+        to[0] = make_float4(s[0], s[1], s[2], s[3]), to[1] = make_float4(s[4], s[5], s[6], s[7]);
+    }
+}
+
 /* The warp's rows of P. `same`: its diagonal, the thread's channels of it. */
+template <class SHARED>
 static __device__ __forceinline__ void store_pairs(const recurrent_chunks &chunks, const chunk_place &x,
-                                                   float *square, channel_pairs &P, const float (&same)[2])
+                                                   SHARED &sm, channel_pairs &P, const float (&same)[2])
 {
     const int w = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    __nv_bfloat16 *stage = passing_stage(square);
+    __nv_bfloat16 *stage = passing_stage(sm.square);
 #pragma unroll
     for (int e = lane; e < 16 * SIDE / 8; e += 32) {
         *(uint4 *)(stage + 8 * e) = make_uint4(0, 0, 0, 0);
@@ -332,8 +385,13 @@ static __device__ __forceinline__ void store_pairs(const recurrent_chunks &chunk
         }
     }
     const auto put = [&](const float(&d)[4], int column) {
-        *(uint32_t *)(stage + passing<SIDE>(g, column + 2 * t)) = pack_pair(d[0], d[1]);
-        *(uint32_t *)(stage + passing<SIDE>(g + 8, column + 2 * t)) = pack_pair(d[2], d[3]);
+        const float2 keys = *(const float2 *)(sm.k_norm + column + 2 * t);
+#pragma unroll
+        for (int m = 0; m < 2; m++) {
+            const float norm = sm.q_norm[w * BLOCK_TOKENS + g + 8 * m];
+            *(uint32_t *)(stage + passing(g + 8 * m, column + 2 * t)) = pack_pair(
+                d[2 * m] * norm * keys.x, d[2 * m + 1] * norm * keys.y);
+        }
     };
 #pragma unroll
     for (int m = 0; m < 2; m++) {
@@ -345,23 +403,24 @@ static __device__ __forceinline__ void store_pairs(const recurrent_chunks &chunk
             }
         }
     }
-    store_passing<SIDE>(chunks.P, x, stage);
+    store_passing<SIDE>(chunks.P, x, stage, 0);
 }
 
 /* The warp's rows of L. */
-static __device__ __forceinline__ void put_system(float *square, const float *beta, const channel_pairs &A)
+template <class SHARED> static __device__ __forceinline__ void put_system(SHARED &sm, const channel_pairs &A)
 {
     const int w = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane % 4, row = w * BLOCK_TOKENS + lane / 4;
     for (int e = lane; e < BLOCK_TOKENS * SQUARE_PITCH / 4; e += 32) {
-        *(float4 *)(square + w * BLOCK_TOKENS * SQUARE_PITCH + 4 * e) = make_float4(0, 0, 0, 0);
+        *(float4 *)(sm.square + w * BLOCK_TOKENS * SQUARE_PITCH + 4 * e) = make_float4(0, 0, 0, 0);
     }
     __syncwarp();
     const auto put = [&](const float(&d)[4], int column) {
+        const float2 keys = *(const float2 *)(sm.k_norm + column + 2 * t);
 #pragma unroll
         for (int m = 0; m < 2; m++) {
-            const float b = beta[row + 8 * m];
-            *(float2 *)(square + (row + 8 * m) * SQUARE_PITCH + column +
-                        2 * t) = make_float2(d[2 * m] * b, d[2 * m + 1] * b);
+            const float b = sm.beta[row + 8 * m] * sm.k_norm[row + 8 * m];
+            *(float2 *)(sm.square + (row + 8 * m) * SQUARE_PITCH + column +
+                        2 * t) = make_float2(d[2 * m] * b * keys.x, d[2 * m + 1] * b * keys.y);
         }
     };
 #pragma unroll
@@ -393,9 +452,15 @@ __global__ void __launch_bounds__(PREPARE_THREADS)
         load_beta(sm.beta, a, x);
     }
     copy_async_commit();
-    float norm[2][2] = {}, same[2] = { 0, 0 };
+    token_norms norm = { { { 1, 1 }, { 1, 1 } }, { { 1, 1 }, { 1, 1 } } };
+    float same[2] = { 0, 0 };
     if (p.feature_map == LOAM_FEATURES_UNIT) {
         find_norms<DIM>(norm, chunks, x);
+    }
+    if (threadIdx.x % 4 < 2) {
+        const int n = threadIdx.x % 4, r = threadIdx.x / 32 * BLOCK_TOKENS + threadIdx.x % 32 / 4 + 8 * n;
+        sm.q_norm[r] = n ? norm.rest[1][0] : norm.rest[0][0];
+        sm.k_norm[r] = n ? norm.rest[1][1] : norm.rest[0][1];
     }
     channel_pairs P, A;
     clear(P);
@@ -404,12 +469,12 @@ __global__ void __launch_bounds__(PREPARE_THREADS)
     for (int c = 0; c < DIM; c += ROUND_CHANNELS) {
         channel_round<DIM, DELTA>(P, A, same, norm, sm, chunks, p, a, x, c);
     }
-    store_pairs(chunks, x, sm.square, P, same);
+    store_pairs(chunks, x, sm, P, same);
     if constexpr (DELTA) {
-        put_system(sm.square, sm.beta, A);
+        put_system(sm, A);
         copy_async_wait<0>();
         fence_async_proxy();
-        store_delta<DIM>(chunks, x, sm.square, sm.beta, sm.beta, sm.k_in, sm.v);
+        store_delta<DIM, true>(chunks, x, sm.square, sm.beta, sm.beta, sm.k_in[0], sm.k_in[1], sm.v);
     }
 }
 

@@ -30,7 +30,7 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const recur
     loam_args here = *a;
     switch (recurrent_form_of(p->mechanism)->gate) {
     case GATE_NONE: break;
-    case GATE_HEAD: here.log_decay.batch = here.log_decay.token = 0; /* fallthrough */
+    case GATE_HEAD: here.log_decay.batch = here.log_decay.token = 0; [[fallthrough]];
     case GATE_TOKEN: return launch_tokens<DIM, true, DELTA>(p, &here, chunks, error);
     case GATE_CHANNEL: return launch_channels<DIM, DELTA>(p, a, chunks, error);
     }
@@ -49,17 +49,4 @@ loam_status recurrent_prepare_sm90(const loam_problem *p, const loam_args *a, co
                                    loam_error *error)
 {
     return p->dim_qk == 64 ? launch_dim<64>(p, a, chunks, error) : launch_dim<128>(p, a, chunks, error);
-}
-
-/* Rows are read 16 bytes at a time, log decays of channels too. */
-bool recurrent_prepare_sm90_fit(const loam_problem *p, const loam_args *a)
-{
-    const loam_const_view *const rows[] = { &a->q, &a->k, &a->v }, *const g = &a->log_decay;
-    for (const loam_const_view *v : rows) {
-        if (!chunk_view_aligned(v->data, v->batch, v->head, v->token, 8)) {
-            return false;
-        }
-    }
-    return recurrent_form_of(p->mechanism)->gate != GATE_CHANNEL ||
-           chunk_view_aligned(g->data, g->batch, g->head, g->token, 4);
 }

@@ -19,12 +19,6 @@ enum { PREPARE_THREADS = 128 };
 
 static constexpr float LOG2_E = 1.44269504f;
 
-/* What the second half of the kernel needs; a warp's rows of `square` are also where its rows of P, u_hat and w pass through. */
-template <int DIM, bool DELTA> struct prepare_delta_shared {
-    float square[SQUARE_ELEMENTS];
-    float beta[SIDE];
-};
-
 /* ------------------------------------------------------------------ pieces: 8 channels of a row */
 
 struct piece {
@@ -57,14 +51,30 @@ static __device__ __forceinline__ uint4 pack(const piece &p)
                       pack_pair(p.x[6], p.x[7]));
 }
 
+static __device__ __forceinline__ void multiply(piece &p, float by)
+{
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        p.x[n] *= by;
+    }
+}
+
 static __device__ __forceinline__ uint4 scaled(const uint4 &bits, float factor)
 {
     piece p = unpack(bits);
+    multiply(p, factor);
+    return pack(p);
+}
+
+/* What `high`, its rounding, lacks. */
+static __device__ __forceinline__ uint4 rest(const piece &p, const uint4 &high)
+{
+    piece low = unpack(high);
 #pragma unroll
     for (int n = 0; n < 8; n++) {
-        p.x[n] *= factor;
+        low.x[n] = p.x[n] - low.x[n];
     }
-    return pack(p);
+    return pack(low);
 }
 
 /* Squares that float does not hold. */
@@ -79,20 +89,25 @@ static __device__ __forceinline__ double square_sum(const uint4 &bits)
     return sum;
 }
 
-/* x / |x|, 0 for x = 0 */
-static __device__ __forceinline__ float unit_factor(double norm2)
+/* 1 / |x|, 0 for x = 0, as the product of a power of two, exact where it multiplies bf16, and a number of about 1. */
+struct unit_factor {
+    float power, rest;
+};
+
+static __device__ __forceinline__ unit_factor unit_factor_of(double norm2)
 {
-    return norm2 > 0 ? (float)rsqrt(norm2) : 0;
+    const float factor = norm2 > 0 ? (float)fmin(rsqrt(norm2), 0x1p127) : 0;
+    const float power = fmaxf(__uint_as_float(__float_as_uint(factor) & 0x7f800000u), 0x1p-126f);
+    return { power, factor / power };
 }
 
-/* Features of a piece: x + 1 or e^x, or x over its row's norm. */
-static __device__ __forceinline__ uint4 features(const uint4 &bits, loam_feature_map map, float factor)
+/* elu(x) + 1 */
+static __device__ __forceinline__ uint4 elu(const uint4 &bits)
 {
     piece p = unpack(bits);
 #pragma unroll
     for (int n = 0; n < 8; n++) {
-        p.x[n] = map == LOAM_FEATURES_ELU ? (p.x[n] > 0 ? p.x[n] + 1 : exp2_fast(p.x[n] * LOG2_E))
-                                          : p.x[n] * factor;
+        p.x[n] = p.x[n] > 0 ? p.x[n] + 1 : exp2_fast(p.x[n] * LOG2_E);
     }
     return pack(p);
 }
@@ -105,23 +120,23 @@ static __device__ __forceinline__ uint4 *slot_piece(__nv_bfloat16 *array, const 
     return (uint4 *)(array + (x.slot * CHUNK_TOKENS + r) * DIM + c);
 }
 
-/* Where element (row, column) of a warp's 16 rows lies while they pass through shared memory. */
-template <int DIM> static __device__ __forceinline__ int passing(int row, int column)
+/* Where element (row, column) of 64 columns of a warp's 16 rows lies while they pass through shared memory. */
+static __device__ __forceinline__ int passing(int row, int column)
 {
-    return row * DIM + ((column / 8 ^ row % 8) * 8 | column % 8);
+    return row * SIDE + ((column / 8 ^ row % 8) * 8 | column % 8);
 }
 
-/* The warp's 16 rows of an array, from where they pass through. */
+/* 64 columns of the warp's 16 rows of an array, from where they pass through. */
 template <int DIM>
 static __device__ __forceinline__ void store_passing(__nv_bfloat16 *array, const chunk_place &x,
-                                                     const __nv_bfloat16 *stage)
+                                                     const __nv_bfloat16 *stage, int column)
 {
     __syncwarp();
 #pragma unroll
-    for (int e = threadIdx.x % 32; e < 16 * (DIM / 8); e += 32) {
-        const int row = e / (DIM / 8), c = e % (DIM / 8) * 8;
+    for (int e = threadIdx.x % 32; e < 16 * (SIDE / 8); e += 32) {
+        const int row = e / (SIDE / 8), c = e % (SIDE / 8) * 8;
         *slot_piece<DIM>(array, x, threadIdx.x / 32 * 16 + row,
-                         c) = *(const uint4 *)(stage + passing<DIM>(row, c));
+                         column + c) = *(const uint4 *)(stage + passing(row, c));
     }
     __syncwarp();
 }
@@ -131,21 +146,23 @@ static __device__ __forceinline__ __nv_bfloat16 *passing_stage(float *square)
     return (__nv_bfloat16 *)(square + threadIdx.x / 32 * 16 * SQUARE_PITCH);
 }
 
-/* Rows of the warp as the products leave them. */
-template <int TILES>
+/* 64 columns of the warp's rows as the products leave them; LOW: what their rounding lacks. */
+template <int DIM, bool LOW = false>
 static __device__ __forceinline__ void store_product(__nv_bfloat16 *array, const chunk_place &x,
-                                                     float *square, const float (&out)[TILES][8][4])
+                                                     float *square, const float (&out)[8][4], int column)
 {
-    constexpr int dim = TILES * SIDE;
     __nv_bfloat16 *stage = passing_stage(square);
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
-    for (int n = 0; n < dim / 8; n++) {
-        const float(&d)[4] = out[n / 8][n % 8];
-        *(uint32_t *)(stage + passing<dim>(g, 8 * n + 2 * t)) = pack_pair(d[0], d[1]);
-        *(uint32_t *)(stage + passing<dim>(g + 8, 8 * n + 2 * t)) = pack_pair(d[2], d[3]);
+    for (int n = 0; n < SIDE / 8; n++) {
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            uint32_t part[2];
+            split_pair(part, out[n][2 * row], out[n][2 * row + 1]);
+            *(uint32_t *)(stage + passing(g + 8 * row, 8 * n + 2 * t)) = part[LOW];
+        }
     }
-    store_passing<dim>(array, x, stage);
+    store_passing<DIM>(array, x, stage, column);
 }
 
 /* Rows that solve nothing all end well. */
@@ -186,11 +203,12 @@ static __device__ __forceinline__ void store_weighted(const recurrent_chunks &ch
     }
 }
 
-/* From L: Linv, u_hat and w. k, v: tiles, complete and fenced; `before` turns a token's k into beta k e^pre. */
-template <int DIM>
+/* From L: Linv, u_hat and w. k, v: tiles, complete and fenced; `before` turns a token's k into beta k e^pre; LOW: k has a second part. */
+template <int DIM, bool LOW>
 static __device__ __forceinline__ void store_delta(const recurrent_chunks &chunks, const chunk_place &x,
                                                    float *square, const float *beta, const float *before,
-                                                   const __nv_bfloat16 *k, const __nv_bfloat16 *v)
+                                                   const __nv_bfloat16 *k, const __nv_bfloat16 *k_low,
+                                                   const __nv_bfloat16 *v)
 {
     invert(square);
     if (chunks.inverse) {
@@ -201,15 +219,23 @@ static __device__ __forceinline__ void store_delta(const recurrent_chunks &chunk
                         c) = *(const float4 *)(square + r * SQUARE_PITCH + c);
         }
     }
+    float own[4][4][2], out[1][8][4];
     weights_operand<2> m;
-    float out[DIM / SIDE][8][4];
-    square_operand(m, square, beta);
-    multiply_chunk<DIM>(out, m, v);
-    square_operand(m, square, before);
+    load_square(own, square);
     __syncthreads(); /* the square is now a stage */
-    store_product(chunks.values, x, square, out);
-    multiply_chunk<DIM>(out, m, k);
-    store_product(chunks.w, x, square, out);
+    scale_square(m, own, beta);
+#pragma unroll
+    for (int c = 0; c < DIM; c += SIDE) {
+        multiply_chunk<false>(out, m, v + c * SIDE, NULL);
+        store_product<DIM>(chunks.values, x, square, out[0], c);
+        store_product<DIM, true>(chunks.values_low, x, square, out[0], c);
+    }
+    scale_square(m, own, before);
+#pragma unroll
+    for (int c = 0; c < DIM; c += SIDE) {
+        multiply_chunk<LOW>(out, m, k + c * SIDE, k_low + c * SIDE);
+        store_product<DIM>(chunks.w, x, square, out[0], c);
+    }
 }
 
 #endif

@@ -13,11 +13,13 @@
 static constexpr float HELD = -1e4f;
 
 template <int DIM, bool DELTA> struct prepare_tokens_shared {
-    alignas(1024) __nv_bfloat16 q[SIDE * DIM];
-    __nv_bfloat16 k[SIDE * DIM], v[DELTA ? SIDE * DIM : 512];
+    alignas(1024) __nv_bfloat16 q[SIDE * DIM], k[SIDE * DIM]; /* with a delta rule v takes the place of q */
     float square[SQUARE_ELEMENTS];
     float2 sum[SIDE]; /* pre to base 2, as two floats */
-    float pre[SIDE], suf[SIDE], beta[SIDE], before[SIDE];
+    float pre[SIDE], suf[SIDE], beta[SIDE];
+    float q_norm[SIDE],
+        k_norm[SIDE];   /* what tiles lack of the features: 1, or 1 / |x| but for a power of two */
+    float before[SIDE]; /* from the tile of k to beta k e^pre */
 };
 
 /* The log decay of a token is read as that of a view, which for a constant of the head does not move. One warp: tokens 2 l, 2 l + 1. */
@@ -51,58 +53,71 @@ static __device__ __forceinline__ void sum_gates(SHARED &sm, const loam_const_vi
     }
 }
 
-/* Rows of a tile to their features, and to the array where there is one. */
+/* Rows of a tile to their features, and to the array where there is one. Those of length 1 are rounded in the array alone: a factor of
+ * the row is left to what is made of the tile. */
 template <int DIM>
-static __device__ __forceinline__ void map_rows(__nv_bfloat16 *tile, __nv_bfloat16 *array,
+static __device__ __forceinline__ void map_rows(__nv_bfloat16 *tile, float *norm, __nv_bfloat16 *array,
                                                 const chunk_place &x, loam_feature_map map)
 {
     const int r = threadIdx.x / 2, half = threadIdx.x % 2 * (DIM / 2);
-    double norm2 = 0;
+    unit_factor factor = { 1, 1 };
     if (map == LOAM_FEATURES_UNIT) {
+        double norm2 = 0;
 #pragma unroll
         for (int c = 0; c < DIM / 2; c += 8) {
             norm2 += square_sum(*(const uint4 *)(tile + swizzled(r, half + c)));
         }
-        norm2 += __shfl_xor_sync(0xffffffffu, norm2, 1);
+        factor = unit_factor_of(norm2 + __shfl_xor_sync(0xffffffffu, norm2, 1));
     }
-    const float factor = unit_factor(norm2);
+    norm[r] = factor.rest;
 #pragma unroll
-    for (int c = 0; c < DIM / 2; c += 8) {
+    for (int c = 0; c < DIM / 2 && map != LOAM_FEATURES_IDENTITY; c += 8) {
         uint4 *at = (uint4 *)(tile + swizzled(r, half + c));
-        const uint4 out = r < x.tokens ? features(*at, map, factor) : make_uint4(0, 0, 0, 0);
+        const uint4 out = map == LOAM_FEATURES_UNIT ? scaled(*at, factor.power)
+                          : r < x.tokens            ? elu(*at)
+                                                    : make_uint4(0, 0, 0, 0);
         *at = out;
         if (array) {
-            *slot_piece<DIM>(array, x, r, half + c) = out;
+            *slot_piece<DIM>(array, x, r, half + c) = scaled(out, factor.rest);
         }
     }
 }
 
-template <int DIM>
-static __device__ __forceinline__ void store_decayed(__nv_bfloat16 *array, const chunk_place &x,
-                                                     const __nv_bfloat16 *tile, const float *decay)
+/* The features of a tile, times the decay of their row where GATED, and where there is an array for it what the rounding lacks. */
+template <int DIM, bool GATED>
+static __device__ __forceinline__ void store_scaled(__nv_bfloat16 *array, __nv_bfloat16 *low,
+                                                    const chunk_place &x, const __nv_bfloat16 *tile,
+                                                    const float *norm, const float *decay)
 {
-#pragma unroll 4
+#pragma unroll 2
     for (int e = threadIdx.x; e < CHUNK_TOKENS * (DIM / 8); e += PREPARE_THREADS) {
         const int r = e / (DIM / 8), c = e % (DIM / 8) * 8;
-        *slot_piece<DIM>(array, x, r, c) = scaled(*(const uint4 *)(tile + swizzled(r, c)), decay[r]);
+        piece out = unpack(*(const uint4 *)(tile + swizzled(r, c)));
+        multiply(out, GATED ? norm[r] * decay[r] : norm[r]);
+        const uint4 high = pack(out);
+        *slot_piece<DIM>(array, x, r, c) = high;
+        if (low) {
+            *slot_piece<DIM>(low, x, r, c) = rest(out, high);
+        }
     }
 }
 
-/* s becomes s o e^seg below the diagonal; on it s where DIAGONAL, else 0; 0 above. */
+/* s becomes s o e^seg below the diagonal; on it s where DIAGONAL, else 0; 0 above. row_norm: what the rows lack. */
 template <bool GATED, bool DIAGONAL, class SHARED>
-static __device__ __forceinline__ void decay_pairs(float (&s)[8][4], const SHARED &sm)
+static __device__ __forceinline__ void decay_pairs(float (&s)[8][4], const SHARED &sm, const float *row_norm)
 {
     const int i = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, j = threadIdx.x % 4 * 2;
     const float2 row[2] = { sm.sum[i], sm.sum[i + 8] };
+    const float norm[2] = { row_norm[i], row_norm[i + 8] };
 #pragma unroll
     for (int n = 0; n < 8; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int back = i + e / 2 * 8 - (8 * n + j + e % 2);
-            float decay = 1;
+            float decay = norm[e / 2] * sm.k_norm[8 * n + j + e % 2];
             if (GATED) {
                 const float2 column = sm.sum[8 * n + j + e % 2];
-                decay = exp2_fast((row[e / 2].x - column.x) + (row[e / 2].y - column.y));
+                decay *= exp2_fast((row[e / 2].x - column.x) + (row[e / 2].y - column.y));
             }
             s[n][e] = back > 0 || (DIAGONAL && back == 0) ? s[n][e] * decay : 0;
         }
@@ -125,7 +140,7 @@ template <class SHARED> static __device__ __forceinline__ void put_system(SHARED
 }
 
 template <int DIM, bool GATED, bool DELTA>
-__global__ void __launch_bounds__(PREPARE_THREADS)
+__global__ void __launch_bounds__(PREPARE_THREADS, DELTA ? (DIM == 64 ? 4 : 3) : 1)
     prepare_tokens_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                           const __grid_constant__ recurrent_chunks chunks)
 {
@@ -139,24 +154,32 @@ __global__ void __launch_bounds__(PREPARE_THREADS)
     load_chunk<DIM, PREPARE_THREADS>(sm.q, chunks.q_given, x, threadIdx.x);
     load_chunk<DIM, PREPARE_THREADS>(sm.k, chunks.k_given, x, threadIdx.x);
     copy_async_commit();
-    if (DELTA) {
-        load_chunk<DIM, PREPARE_THREADS>(sm.v, chunks.v, x, threadIdx.x);
-    }
-    copy_async_commit();
     if (a.beta.data) {
         load_beta(sm.beta, a, x);
     }
     if (GATED && threadIdx.x >= PREPARE_THREADS - 32) {
         sum_gates(sm, a.log_decay, x);
     }
-    copy_async_wait<1>();
+    copy_async_wait<0>();
     __syncthreads();
-    if (p.feature_map != LOAM_FEATURES_IDENTITY) {
-        map_rows<DIM>(sm.q, chunks.q_features, x, p.feature_map);
-        map_rows<DIM>(sm.k, chunks.k_features, x, p.feature_map);
-    }
+    map_rows<DIM>(sm.q, sm.q_norm, chunks.q_features, x, p.feature_map);
+    map_rows<DIM>(sm.k, sm.k_norm, chunks.k_features, x, p.feature_map);
     fence_async_proxy();
     __syncthreads();
+    if (threadIdx.x < SIDE) {
+        const int t = threadIdx.x;
+        sm.before[t] = DELTA ? sm.beta[t] * (GATED ? sm.pre[t] : 1) * sm.k_norm[t] : 0;
+    }
+    if (threadIdx.x < DIM) {
+        chunks.total[x.slot * DIM + threadIdx.x] = GATED ? sm.pre[SIDE - 1] : 1;
+    }
+    if (GATED) {
+        store_scaled<DIM, true>(chunks.q_decayed, NULL, x, sm.q, sm.q_norm, sm.pre);
+    }
+    if (GATED || (DELTA && chunks.k_low)) {
+        store_scaled<DIM, GATED>(GATED ? chunks.k_decayed : chunks.k_features, chunks.k_low, x, sm.k,
+                                 sm.k_norm, sm.suf);
+    }
     float s[1][8][4], l[1][8][4];
     products_begin();
     more_rows<DIM>(s[0], sm.q, sm.k, false);
@@ -164,27 +187,22 @@ __global__ void __launch_bounds__(PREPARE_THREADS)
         more_rows<DIM>(l[0], sm.k, sm.k, false);
     }
     products_commit();
-    if (threadIdx.x < DIM) {
-        chunks.total[x.slot * DIM + threadIdx.x] = GATED ? sm.pre[SIDE - 1] : 1;
-    }
-    if (DELTA && threadIdx.x < SIDE) {
-        sm.before[threadIdx.x] = sm.beta[threadIdx.x] * (GATED ? sm.pre[threadIdx.x] : 1);
-    }
     products_wait<0>();
     products_arrived(s[0]);
-    decay_pairs<GATED, true>(s[0], sm);
-    store_product(chunks.P, x, sm.square, s);
-    if (GATED) {
-        store_decayed<DIM>(chunks.q_decayed, x, sm.q, sm.pre);
-        store_decayed<DIM>(chunks.k_decayed, x, sm.k, sm.suf);
-    }
-    if constexpr (DELTA) {
+    if (DELTA) {
         products_arrived(l[0]);
-        decay_pairs<GATED, false>(l[0], sm);
+        __syncthreads();
+        load_chunk<DIM, PREPARE_THREADS>(sm.q, chunks.v, x, threadIdx.x);
+        copy_async_commit();
+    }
+    decay_pairs<GATED, true>(s[0], sm, sm.q_norm);
+    store_product<SIDE>(chunks.P, x, sm.square, s[0], 0);
+    if constexpr (DELTA) {
+        decay_pairs<GATED, false>(l[0], sm, sm.k_norm);
         put_system(sm, l[0]);
         copy_async_wait<0>();
         fence_async_proxy();
-        store_delta<DIM>(chunks, x, sm.square, sm.beta, sm.before, sm.k, sm.v);
+        store_delta<DIM, false>(chunks, x, sm.square, sm.beta, sm.before, sm.k, sm.k, sm.q);
     } else if (chunks.values) {
         store_weighted<DIM>(chunks, x, sm.beta);
     }

@@ -37,7 +37,10 @@ struct recurrent_chunks {
     chunk_source q_in, k_out; /* q e^pre, k e^suf */
     chunk_source u_hat, u; /* beta v, delta rule: Linv Diag(beta) v; u_hat - w S0^T, in the memory of u_hat */
     __nv_bfloat16 *q_features, *k_features, *q_decayed, *k_decayed,
-        *values;                /* the memory of q, k, q_in, k_out, u_hat and u */
+        *values; /* the memory of q, k, q_in, k_out, u_hat and u */
+    __nv_bfloat16 *k_low,
+        *values_low; /* delta rule, what k_out and u_hat lack of float32: their roundings would go round with the
+                                          state; NULL where k_out is the argument. u has no second part */
     __nv_bfloat16 *P;           /* [64][64]: q_i . (k_j e^seg_ij), 0 above the diagonal */
     float *total;               /* [dim_qk]: e^(sum of the gates) of each channel */
     __nv_bfloat16 *w;           /* delta rule, [64][dim_qk]: Linv Diag(beta) (k e^pre) */
@@ -45,9 +48,11 @@ struct recurrent_chunks {
     float *inverse;             /* delta rule, backward, [64][64]: Linv = (I + Diag(beta) A)^-1 */
     __nv_bfloat16 *du;          /* backward, [64][dim_v] */
     __nv_bfloat16 *grad_states; /* backward, [dim_v][dim_qk]: gradient of the state at the end of the chunk */
-    __nv_bfloat16 *grad_q, *grad_k; /* backward where value heads share a key head, [64][dim_qk]: what each adds to the
+    __nv_bfloat16 *grad_q,
+        *grad_k; /* backward where value heads share a key head, [64][dim_qk]: what each adds to the
                                        gradients of the features */
-    float *grad_scale, *grad_decay; /* backward, 1 a slot: sum of q . dq; of the gradients of the gates, where a head has one */
+    float *grad_scale,
+        *grad_decay; /* backward, 1 a slot: sum of q . dq; of the gradients of the gates, where a head has one */
 };
 
 /* ------------------------------------------------------------------ carving */
@@ -91,6 +96,8 @@ static inline recurrent_chunks recurrent_chunks_carve(const loam_problem *p, con
     x.q_decayed = take_bf16(gated, CHUNK_TOKENS * dk);
     x.k_decayed = take_bf16(gated, CHUNK_TOKENS * dk);
     x.values = take_bf16(weighted, CHUNK_TOKENS * dv);
+    x.k_low = take_bf16(form->delta && (gated || mapped), CHUNK_TOKENS * dk);
+    x.values_low = take_bf16(form->delta, CHUNK_TOKENS * dv);
     x.P = take_bf16(true, CHUNK_TOKENS * CHUNK_TOKENS);
     x.total = (float *)take(true, dk, sizeof(float));
     x.w = take_bf16(form->delta, CHUNK_TOKENS * dk);

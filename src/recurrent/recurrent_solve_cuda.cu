@@ -17,6 +17,10 @@ struct solve {
     recurrent_form form;
     kept_states<double> system;
     double *x, *dx;
+    int parts;
+    int64_t plane; /* elements of a part of dx */
+    kept_states<float> states;
+    const int32_t *only; /* where it is given, H is in `states`, and only these slots are wanted */
 };
 
 struct solve_stage {
@@ -41,11 +45,12 @@ static __device__ __forceinline__ double warp_max(double x)
 }
 
 /* H <- its symmetric part, into the lower triangle. */
-static __device__ __forceinline__ void load_system(const square &h, const double *kept, int64_t width)
+template <class REAL>
+static __device__ __forceinline__ void load_system(const square &h, const REAL *kept, int64_t width)
 {
     for (int r = threadIdx.x / 32; r < h.d; r += SOLVE_WARPS) {
         for (int c = threadIdx.x % 32; c <= r; c += 32) {
-            h.at[r * h.pitch + c] = (kept[r * width + c] + kept[c * width + r]) / 2;
+            h.at[r * h.pitch + c] = ((double)kept[r * width + c] + (double)kept[c * width + r]) / 2;
         }
     }
 }
@@ -76,6 +81,7 @@ static __device__ __forceinline__ bool factor_system(const square &h, solve_stag
         largest = fmax(largest, x.diagonal[c]);
     }
     const double least = LEAST_PIVOT * warp_max(largest);
+    __syncthreads();
     for (int j = 0; j < h.d; j++) {
         const double *column = h.at + j * h.pitch, pivot = x.diagonal[j];
         if (!(pivot > least)) {
@@ -152,7 +158,10 @@ static __device__ __forceinline__ void load_token(const solve &s, solve_stage &x
     __syncthreads();
     for (int64_t c = threadIdx.x; c < d; c += SOLVE_THREADS) {
         x.right[0][c] = x.q[c];
-        x.right[1][c] = s.dx ? s.dx[row * d + c] : 0;
+        x.right[1][c] = 0;
+        for (int part = 0; part < s.parts; part++) {
+            x.right[1][c] += s.dx[part * s.plane + row * d + c];
+        }
     }
 }
 
@@ -182,10 +191,10 @@ __global__ void __launch_bounds__(SOLVE_THREADS) solve_kernel(const __grid_const
     const int64_t chunk = blockIdx.x % s.system.per_sequence, head = blockIdx.x / s.system.per_sequence;
     const int64_t h = head % s.p.heads_v, first = chunk * SOLVE_TOKENS;
     const recurrent_seq seq = recurrent_seq_at(&s.p, &s.a, head / s.p.heads_v);
-    if (first >= seq.len) {
+    if (first >= seq.len || (s.only && !s.only[kept_slot(s.states, s.p, seq, h, chunk)])) {
         return;
     }
-    double *kept = kept_row(s.system, s.p, seq, h, chunk, 0);
+    double *kept = s.only ? NULL : kept_row(s.system, s.p, seq, h, chunk, 0);
     const int d = (int)s.p.dim_qk, sides = s.dx ? 2 : 1;
     const bool inside = d <= SHARED_DIM;
     const square square = { inside ? (double *)(shared + sizeof(solve_stage)) : kept,
@@ -193,7 +202,11 @@ __global__ void __launch_bounds__(SOLVE_THREADS) solve_kernel(const __grid_const
     for (int c = threadIdx.x; c < d; c += SOLVE_THREADS) {
         x.ridge[c] = recurrent_ridge(&s.p, &s.a, h, c);
     }
-    load_system(square, kept, s.system.width);
+    if (s.only) {
+        load_system(square, kept_row(s.states, s.p, seq, h, chunk, s.p.dim_v), s.states.width);
+    } else {
+        load_system(square, kept, s.system.width);
+    }
     for (int64_t t = first; t < seq.len && t < first + SOLVE_TOKENS; t++) {
         __syncthreads();
         load_token(s, x, seq, h, t);
@@ -211,14 +224,38 @@ __global__ void __launch_bounds__(SOLVE_THREADS) solve_kernel(const __grid_const
     }
 }
 
-loam_status recurrent_solve_cuda(const loam_problem *p, const loam_args *a, const kept_states<double> *system,
-                                 double *x, double *dx, loam_error *error)
+static solve solve_of(const loam_problem *p, const loam_args *a, double *x)
 {
-    const solve s = { *p, *a, *recurrent_form_of(p->mechanism), *system, x, dx };
-    const size_t d = (size_t)p->dim_qk, inside = d <= SHARED_DIM ? d * (d | 1) * sizeof(double) : 0;
-    if (system->per_sequence == 0) {
+    solve s = {};
+    s.p = *p, s.a = *a, s.form = *recurrent_form_of(p->mechanism), s.x = x;
+    return s;
+}
+
+static loam_status launch(const solve &s, loam_error *error)
+{
+    const size_t d = (size_t)s.p.dim_qk, inside = d <= SHARED_DIM ? d * (d | 1) * sizeof(double) : 0;
+    if (s.system.per_sequence == 0) {
         return LOAM_OK;
     }
-    return cuda_launch("solve_kernel", solve_kernel, p->batch * p->heads_v * system->per_sequence,
-                       SOLVE_THREADS, sizeof(solve_stage) + inside, a->stream, false, error, s);
+    return cuda_launch("solve_kernel", solve_kernel, s.p.batch * s.p.heads_v * s.system.per_sequence,
+                       SOLVE_THREADS, sizeof(solve_stage) + inside, s.a.stream, false, error, s);
+}
+
+loam_status recurrent_solve_cuda(const loam_problem *p, const loam_args *a, const kept_states<double> *system,
+                                 double *x, double *dx, int parts, loam_error *error)
+{
+    solve s = solve_of(p, a, x);
+    s.system = *system, s.dx = dx, s.parts = parts;
+    s.plane = recurrent_tokens(p) * p->heads_v * p->dim_qk;
+    return launch(s, error);
+}
+
+loam_status recurrent_solve_rest_cuda(const loam_problem *p, const loam_args *a,
+                                      const kept_states<float> *states, const int32_t *only, double *x,
+                                      loam_error *error)
+{
+    solve s = solve_of(p, a, x);
+    s.system.per_sequence = states->per_sequence;
+    s.states = *states, s.only = only;
+    return launch(s, error);
 }

@@ -15,7 +15,8 @@ enum { SWEEP_THREADS = 128 };
 typedef enum sweep_read {
     READ_NOTHING,
     READ_OUTPUT, /* y into args.o, divided by the weight where reads are normalised */
-    READ_WEIGHT  /* y of the one row into `weight` */
+    READ_WEIGHT, /* y of the one row into `weight` */
+    READ_ALONG   /* do . y over the rows of values of each thread block into `along` */
 } sweep_read;
 
 template <class REAL> struct sweep {
@@ -29,6 +30,7 @@ template <class REAL> struct sweep {
     sweep_read read;
     const REAL *x; /* what reads the state, [work row][dim_qk]; NULL: the features of q times scale */
     float *weight; /* [work row]: s . x of normalised reads */
+    REAL *along;   /* [tile][work row] */
     kept_states<REAL> kept; /* data NULL: none */
 };
 
@@ -108,6 +110,28 @@ static __device__ __forceinline__ void sweep_load_keys(const sweep<REAL> &s,
         }
     }
     __syncthreads();
+}
+
+/* One warp for each token. */
+template <int LANES, class REAL>
+static __device__ __forceinline__ void sweep_put_along(const sweep<REAL> &s,
+                                                       const sweep_stage<LANES, REAL> &stage,
+                                                       const recurrent_seq &seq, int64_t h, int64_t row0,
+                                                       int64_t first, int n)
+{
+    const int64_t plane = recurrent_tokens(&s.p) * s.p.heads_v * (blockIdx.x % s.tiles);
+    for (int t = threadIdx.x / 32; t < n; t += blockDim.x / 32) {
+        const int64_t at = RECURRENT_AT(s.a.grad_o, seq.b, h, seq.first + first + t);
+        REAL sum = 0;
+        for (int r = threadIdx.x % 32; r < s.block_rows && row0 + r < s.p.dim_v; r += 32) {
+            sum = fma(load_real<REAL>(s.a.grad_o.data, s.p.dtype, at + row0 + r),
+                      stage.y[t * s.block_rows + r], sum);
+        }
+        sum = row_sum<32>(sum);
+        if (threadIdx.x % 32 == 0) {
+            s.along[plane + recurrent_work_row(&s.p, &seq, h, first + t)] = sum;
+        }
+    }
 }
 
 template <int LANES, class REAL>
@@ -228,7 +252,9 @@ __global__ void __launch_bounds__(SWEEP_THREADS) sweep_kernel(const __grid_const
             sweep_token<REAL, LANES, GROUPS>(s, stage, t, local, m);
         }
         __syncthreads();
-        if (s.read != READ_NOTHING) {
+        if (s.read == READ_ALONG) {
+            sweep_put_along<LANES>(s, stage, seq, h, row0, first, n);
+        } else if (s.read != READ_NOTHING) {
             sweep_put<LANES>(s, stage, seq, h, row0, first, n);
         }
     }
@@ -244,23 +270,30 @@ __global__ void __launch_bounds__(SWEEP_THREADS) sweep_kernel(const __grid_const
 
 /* ------------------------------------------------------------------ launches */
 
+/* How `rows` rows are spread: warps of a block, and tiles of so many rows. */
+struct sweep_shape {
+    int warps, block_rows, tiles;
+};
+
+static inline sweep_shape sweep_shape_of(const loam_problem *p, int groups, int64_t rows)
+{
+    const int64_t warp_rows = 32 * CHANNELS / recurrent_cuda_width(p) * groups, most = SWEEP_THREADS / 32;
+    const int64_t warps = (rows + warp_rows - 1) / warp_rows, used = warps < most ? warps : most;
+    return { (int)used, (int)(used * warp_rows), (int)((warps + used - 1) / used) };
+}
+
 /* All rows of the state that first_row and rows name, and what else of `s` says what to do with them. */
 template <class REAL, int LANES, int GROUPS>
 static loam_status sweep_launch(sweep<REAL> *s, loam_error *error)
 {
-    constexpr int warp_rows = 32 / LANES * GROUPS, most = SWEEP_THREADS / 32;
     const loam_args *a = &s->a;
-    const int64_t warps = (s->rows + warp_rows - 1) / warp_rows, used = warps < most ? warps : most;
+    const sweep_shape shape = sweep_shape_of(&s->p, GROUPS, s->rows);
     const int64_t staged = width_of<LANES> * sizeof(REAL) <= 512 ? 16 : 8;
     s->staged = (int)(s->p.len_q < staged ? s->p.len_q : staged);
-    s->block_rows = (int)used * warp_rows;
-    s->tiles = (int)((warps + used - 1) / used);
-    s->quads_in = state_in_quads(&s->p, a->state_in.data, a->state_in.batch, a->state_in.head,
-                                 a->state_in.token);
-    s->quads_out = state_in_quads(&s->p, a->state_out.data, a->state_out.batch, a->state_out.head,
-                                  a->state_out.token);
+    s->block_rows = shape.block_rows, s->tiles = shape.tiles;
+    s->quads_in = state_in_quads(&s->p, a->state_in), s->quads_out = state_in_quads(&s->p, a->state_out);
     return cuda_launch("sweep_kernel", sweep_kernel<REAL, LANES, GROUPS>,
-                       s->p.batch * s->p.heads_v * s->tiles, (unsigned)used * 32,
+                       s->p.batch * s->p.heads_v * s->tiles, (unsigned)shape.warps * 32,
                        sweep_stage<LANES, REAL>::bytes(s->staged, s->block_rows), a->stream, false, error,
                        *s);
 }
@@ -273,6 +306,32 @@ template <class REAL, int GROUPS> static loam_status sweep_run(sweep<REAL> *s, l
     case 256: return sweep_launch<REAL, 16, GROUPS>(s, error);
     default: return sweep_launch<REAL, 32, GROUPS>(s, error);
     }
+}
+
+template <class REAL> static sweep<REAL> sweep_of(const loam_problem *p, const loam_args *a)
+{
+    sweep<REAL> s = {};
+    s.p = *p, s.a = *a, s.form = *recurrent_form_of(p->mechanism);
+    s.rows = p->dim_v, s.read = READ_OUTPUT;
+    return s;
+}
+
+/* s of normalised reads alone, for its weights; its row of state_out is written. */
+static inline loam_status sweep_weights(const loam_problem *p, const loam_args *a, float *weight,
+                                        loam_error *error)
+{
+    sweep<float> s = sweep_of<float>(p, a);
+    s.first_row = p->dim_v, s.rows = 1, s.read = READ_WEIGHT, s.weight = weight;
+    return sweep_run<float, 1>(&s, error);
+}
+
+/* H of MesaNet before tokens 0, every, ...; its rows of state_out are written. */
+static inline loam_status sweep_systems(const loam_problem *p, const loam_args *a,
+                                        const kept_states<double> *kept, loam_error *error)
+{
+    sweep<double> s = sweep_of<double>(p, a);
+    s.first_row = p->dim_v, s.rows = p->dim_qk, s.read = READ_NOTHING, s.kept = *kept;
+    return sweep_run<double, 1>(&s, error);
 }
 
 #endif

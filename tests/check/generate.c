@@ -22,11 +22,15 @@ static int64_t draw_length(rng *r)
     return rng_one_in(r, 3) ? PICK(r, long_lengths) : PICK(r, short_lengths);
 }
 
+static int does_recurrences(const loam_kernel_info *row)
+{
+    return kernel_lists(row->mechanisms, "linear") || kernel_lists(row->mechanisms, "mesa");
+}
+
 /* CUDA rows of the local family decline more than 256 (tests/cuda asks how). */
 static int64_t draw_dim(rng *r, const loam_kernel_info *row)
 {
-    const int local = !kernel_lists(row->mechanisms, "linear");
-    const int64_t most = local && strcmp(row->backend, "cuda") == 0 ? 256 : LOAM_MAX_DIM;
+    const int64_t most = !does_recurrences(row) && strcmp(row->backend, "cuda") == 0 ? 256 : LOAM_MAX_DIM;
     int64_t dim;
     do {
         dim = rng_one_in(r, 4) ? PICK(r, large_dims) : PICK(r, small_dims);
@@ -143,6 +147,9 @@ static double recurrent_cost(const spec *s)
     return rows * (solve + d * (double)spec_state_rows(s) * (s->pass == LOAM_BACKWARD ? 16 : 4));
 }
 
+/* The row's tiles are 64 channels wide and the state is square. */
+static int tiled(const loam_kernel_info *row) { return strcmp(row->isa, "sm90") == 0; }
+
 static void draw_recurrent_shape(spec *s, rng *r, const loam_kernel_info *row)
 {
     s->batch = rng_one_in(r, 20) ? 0 : rng_int(r, 1, 3);
@@ -151,17 +158,21 @@ static void draw_recurrent_shape(spec *s, rng *r, const loam_kernel_info *row)
     s->len_q = s->pass == LOAM_DECODE && !rng_one_in(r, 4) ? rng_int(r, 1, 3) : draw_length(r);
     s->dim_qk = draw_dim(r, row);
     s->dim_v = rng_one_in(r, 2) ? s->dim_qk : draw_dim(r, row);
+    if (tiled(row)) {
+        s->dim_qk = s->dim_v = rng_one_in(r, 2) ? 64 : 128;
+        s->len_q = rng_one_in(r, 2) ? PICK(r, long_lengths) : s->len_q;
+    }
     s->packed = rng_one_in(r, 4);
     s->batch = s->packed ? rng_int(r, 0, 5) : s->batch;
     s->state = rng_one_in(r, 2);
 }
 
 /* Delta rules get keys of length 1, a normaliser positive features: else a case grows without bound. */
-static void draw_recurrent_options(spec *s, rng *r)
+static void draw_recurrent_options(spec *s, rng *r, const loam_kernel_info *row)
 {
     const spec_recurrence form = spec_recurrence_of(s);
     const int solved = s->mechanism == LOAM_MESA;
-    s->normalise = !form.delta && !solved && rng_one_in(r, 4);
+    s->normalise = !form.delta && !solved && rng_one_in(r, 4) && !tiled(row);
     s->feature_map = s->normalise ? LOAM_FEATURES_ELU
                      : form.delta ? (rng_one_in(r, 2) ? LOAM_FEATURES_UNIT : LOAM_FEATURES_IDENTITY)
                                   : rng_int(r, 0, LOAM_FEATURES_UNIT);
@@ -192,19 +203,20 @@ static spec generate_recurrent(const loam_kernel_info *row, rng *r, double budge
     s.dtype = draw_word(r, row->dtypes, dtypes, 4);
     snprintf(s.kernel, sizeof s.kernel, "%s", row->name);
     draw_recurrent_shape(&s, r, row);
-    draw_recurrent_options(&s, r);
+    draw_recurrent_options(&s, r, row);
     const int omits = rng_one_in(r, 3);
     for (int output = SLOT_FIRST_OUTPUT + 1; omits && output < SLOT_COUNT; output++) {
         s.omit |= rng_one_in(r, 2) && !(output == SLOT_STATE_OUT && s.pass == LOAM_DECODE)
                       ? (int64_t)1 << output
                       : 0;
     }
-    while (recurrent_cost(&s) > budget) {
-        int64_t *const sizes[] = { &s.len_q, &s.dim_qk, &s.dim_v };
-        int64_t *size = PICK(r, sizes);
+    while (recurrent_cost(&s) > (tiled(row) ? 8 * budget : budget)) {
+        int64_t *const any[] = { &s.len_q, &s.dim_qk, &s.dim_v }, *const tokens[] = { &s.len_q, &s.batch };
+        int64_t *size = tiled(row) ? PICK(r, tokens) : PICK(r, any);
         *size = *size > 1 ? (*size + 1) / 2 : *size;
     }
     s.len_kv = s.len_q;
+    kernel_fit(&s);
     s.seed = (int64_t)(rng_bits(r) >> 33);
     return s;
 }
@@ -212,7 +224,7 @@ static spec generate_recurrent(const loam_kernel_info *row, rng *r, double budge
 spec generate_spec(const loam_kernel_info *row, uint64_t seed, uint64_t number, double budget)
 {
     rng r = rng_make(seed, number);
-    if (kernel_lists(row->mechanisms, "linear")) {
+    if (does_recurrences(row)) {
         return generate_recurrent(row, &r, budget);
     }
     spec s;

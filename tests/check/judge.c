@@ -208,12 +208,16 @@ static void judge_finite(const values *got, verdict *out)
     }
 }
 
-/* What kernels promise of the recurrent family: relative, Frobenius, twice that of parameters of the recurrence. */
+/* What kernels promise of the recurrent family: relative, Frobenius, twice that of parameters of the recurrence. Where keys are alike a
+ * delta rule takes back with every token what the one before wrote: of the terms of a chunk of 64 little is left, and 16-bit operands
+ * lose up to sqrt(64) / 2 times as much. */
 static double promised_of_recurrences(const spec *s, slot which)
 {
     const int gradient = which >= SLOT_GRAD_Q && which != SLOT_STATE_OUT;
     const int parameter = gradient && slot_dtype(s, which) != (loam_dtype)s->dtype;
-    const double twice = parameter || (gradient && s->dtype == LOAM_F64) ? 2 : 1;
+    const int alike = s->data >= DATA_EQUAL && s->data <= DATA_FAR;
+    const int taken_back = spec_recurrence_of(s).delta && alike && strstr(s->kernel, "_sm90");
+    const double twice = (parameter || (gradient && s->dtype == LOAM_F64) ? 2 : 1) * (taken_back ? 4 : 1);
     switch ((loam_dtype)s->dtype) {
     case LOAM_F64: return twice * 1e-12;
     case LOAM_F32: return twice * (s->mechanism == LOAM_MESA ? 1e-4 : gradient ? 5e-5 : 1e-5);
@@ -223,13 +227,48 @@ static double promised_of_recurrences(const spec *s, slot which)
     return twice * (gradient ? 2e-3 : 1e-3);
 }
 
+/* The tokens that a state remembers, most of them over the heads. */
+static double memory_of_heads(const values *v)
+{
+    const shape a = slot_shape(v, SLOT_LOG_DECAY);
+    const double tokens = (double)slot_shape(v, SLOT_Q).tokens;
+    double most = 1;
+    for (int64_t h = 0; h < a.heads; h++) {
+        most = fmax(most, fmin(tokens, -1 / expm1(v->x[SLOT_LOG_DECAY][h])));
+    }
+    return most;
+}
+
+/* How large what is added up may be where it cancels. Gradients through a mean are differences, of one value they are 0; that of the
+ * scale is one sum of q . grad_q / scale over all tokens, in which errors of grad_q of any direction add up, and that of a decay of
+ * the head has such terms from as many tokens as the state remembers. */
+static double cancelling(const values *want, slot which)
+{
+    const spec *s = &want->spec;
+    const int decay = which == SLOT_GRAD_LOG_DECAY && s->mechanism == LOAM_RETENTION;
+    if ((which == SLOT_GRAD_SCALE || decay) && !s->normalise) {
+        const double scale = s->scale != 0               ? fabs(s->scale)
+                             : s->mechanism == LOAM_MESA ? 1
+                                                         : 1 / sqrt((double)s->dim_qk);
+        const int64_t q = slot_size(want, SLOT_Q);
+        return compare_norm(want->x[SLOT_Q], q) * compare_norm(want->x[SLOT_GRAD_Q], q) /
+               sqrt((double)q + (double)s->dim_qk) * (decay ? memory_of_heads(want) : 1 / scale);
+    }
+    const int cancels = s->normalise && which >= SLOT_GRAD_Q && which != SLOT_GRAD_V &&
+                        which != SLOT_STATE_OUT && which != SLOT_GRAD_SCALE;
+    const int64_t n = slot_size(want, SLOT_V);
+    return cancels && n > 0 ? SAID * compare_norm(want->x[SLOT_GRAD_O], slot_size(want, SLOT_GRAD_O)) *
+                                  compare_norm(want->x[SLOT_V], n) / sqrt((double)n)
+                            : 0;
+}
+
 static void judge_recurrent_slot(const values *got, const values *want, slot which, verdict *out)
 {
     const shape a = slot_shape(want, which);
     const int64_t rows = a.batch * a.heads * a.tokens, count = rows * a.channels;
     const double tiny = slot_dtype(&got->spec, which) == LOAM_F16 ? 6e-8 : 1e-30;
-    const double allowed = promised_of_recurrences(&got->spec, which) * compare_norm(want->x[which], count) +
-                           tiny * sqrt((double)count + 1);
+    const double size = compare_norm(want->x[which], count) + cancelling(want, which);
+    const double allowed = promised_of_recurrences(&got->spec, which) * size + tiny * sqrt((double)count + 1);
     for (int64_t i = 0; i < count; i++) {
         got->x[which][i] = forgiven(&got->spec, which, want->x[which][i], got->x[which][i]);
     }

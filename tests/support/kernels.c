@@ -28,6 +28,11 @@ void kernel_fit(spec *s)
     if (loam_kernel_at(kernel_find(s->kernel), &info) || strcmp(info.isa, "sm90") != 0) {
         return;
     }
+    if (kernel_lists(info.mechanisms, "mesa")) {
+        s->dim_qk = s->dim_v = 64;
+        s->feature_map = s->feature_map == LOAM_FEATURES_ELU ? LOAM_FEATURES_UNIT : s->feature_map;
+        return;
+    }
     s->dim_qk = s->dim_v = s->dim_qk > 64 ? 128 : 64;
     s->score = LOAM_DOT;
     s->slope = s->key_bias = 0;

@@ -1,0 +1,331 @@
+/* SPDX-License-Identifier: MIT
+ * The backward pass by chunks of 64 tokens: forwards for the state at the beginning of each, which is kept, then backwards.
+ * Value heads that share a head of q and k go one after the other and add their gradients of its features. Threads share
+ * heads and sequences, or, where there are fewer than threads, the chunks of one head; then only the states go from chunk to
+ * chunk in order. Compiled once per instruction set. */
+#include "src/recurrent/recurrent_chunk_gradient.h"
+
+#include <omp.h>
+
+/* What is summed over tokens: a part for each chunk of each value head and sequence. */
+typedef struct head_sums {
+    int64_t chunks;
+    double *scale, *decay; /* [batch][heads_v][chunks] */
+} head_sums;
+
+/* What a head of q and k needs while it is under way. */
+typedef struct head {
+    float *states;        /* [chunks + 1]: at the beginning of each chunk, and at the end */
+    float *grad;          /* dS */
+    float *q_sum, *k_sum; /* [len][width]: gradients of the features */
+} head;
+
+/* What one thread has. */
+typedef struct scratch {
+    chunk x;
+    gradient g;
+    head own;
+} scratch;
+
+static int64_t chunks_of(int64_t len) { return (len + CHUNK - 1) / CHUNK; }
+
+static head_sums head_sums_carve(const loam_problem *p, arena *pool)
+{
+    head_sums sums = { .chunks = chunks_of(p->len_q) };
+    const size_t n = size_mul(size_mul((size_t)p->batch, (size_t)p->heads_v), (size_t)sums.chunks);
+    sums.scale = arena_take(pool, n, sizeof(double));
+    sums.decay = arena_take(pool, n, sizeof(double));
+    return sums;
+}
+
+static void scratch_carve(scratch *y, const loam_problem *p, const loam_args *a, arena *pool)
+{
+    chunk_carve(&y->x, p, a, true, pool);
+    gradient_carve(&y->g, &y->x, pool);
+    const size_t state = (size_t)chunk_state_floats(&y->x);
+    const size_t rows = size_mul((size_t)p->len_q, (size_t)y->x.width);
+    y->own.states = arena_take(pool, size_mul((size_t)chunks_of(p->len_q) + 1, state), sizeof(float));
+    y->own.grad = arena_take(pool, state, sizeof(float));
+    y->own.q_sum = arena_take(pool, rows, sizeof(float));
+    y->own.k_sum = arena_take(pool, rows, sizeof(float));
+}
+
+static size_t scratch_bytes(const loam_problem *p)
+{
+    scratch y;
+    arena pool = { 0 };
+    scratch_carve(&y, p, NULL, &pool);
+    return pool.used;
+}
+
+/* ------------------------------------------------------------------ one chunk */
+
+static void begin_chunk(chunk *x, int64_t n)
+{
+    const int64_t first = n * CHUNK, rest = x->s.len - first;
+    chunk_load(x, first, rest < CHUNK ? rest : CHUNK);
+    chunk_pairs(x);
+}
+
+static float *state_of(const chunk *x, const head *at, int64_t n)
+{
+    return at->states + n * chunk_state_floats(x);
+}
+
+/* States n + 1 from state n. */
+static void advance(const chunk *x, const head *at, int64_t n)
+{
+    float *start = state_of(x, at, n), *end = state_of(x, at, n + 1);
+    memcpy(end, start, (size_t)chunk_state_floats(x) * sizeof *end);
+    for (int64_t panel = 0; panel < x->panels; panel++) {
+        chunk_write(x, chunk_state_panel(x, start, panel), panel);
+        chunk_advance(x, chunk_state_panel(x, end, panel), panel);
+    }
+    if (x->p->normalise) {
+        chunk_advance_mass(x, chunk_mass(x, end));
+    }
+}
+
+static void put_values(const gradient *g, const chunk *x)
+{
+    const loam_view *v = &x->a->grad_v;
+    const float sign = x->form->delta ? -1 : 1;
+    for (int64_t panel = 0; v->data && panel < x->panels; panel++) {
+        const int64_t from = panel * LANES, rest = x->p->dim_v - from, n = rest < LANES ? rest : LANES;
+        for (int64_t t = 0; t < x->tokens; t++) {
+            float *row = chunk_panel(g->w, panel) + t * LANES;
+            gradient_scale_row(row, row, sign);
+            store_floats(v->data, x->p->dtype,
+                         RECURRENT_AT(*v, x->s.b, x->h, x->s.first + x->first + t) + from, row, n);
+        }
+    }
+}
+
+static void put_tokens(const gradient *g, const chunk *x)
+{
+    const loam_view *beta = &x->a->grad_beta, *gate = &x->a->grad_log_decay;
+    const bool channels = x->form->gate == GATE_CHANNEL;
+    for (int64_t t = 0; t < x->tokens; t++) {
+        const int64_t token = x->s.first + x->first + t;
+        if (beta->data) {
+            ((float *)beta->data)[RECURRENT_AT(*beta, x->s.b, x->h, token)] = g->beta[t];
+        }
+        if (gate->data && (channels || x->form->gate == GATE_TOKEN)) {
+            memcpy((float *)gate->data + RECURRENT_AT(*gate, x->s.b, x->h, token),
+                   g->gate + t * (channels ? x->width : 1), (size_t)(channels ? x->d : 1) * sizeof(float));
+        }
+    }
+}
+
+/* Gradients of the features join those of the value heads before; sums over the chunk. */
+static void add_features(const gradient *g, const chunk *x, const head *at, const head_sums *sums)
+{
+    const bool begins = x->h % (x->p->heads_v / x->p->heads_q) == 0;
+    const int64_t n = (x->s.index * x->p->heads_v + x->h) * sums->chunks + x->first / CHUNK;
+    const float scale = (float)x->p->scale;
+    double along = 0, decay = 0;
+    for (int64_t t = 0; t < x->tokens; t++) {
+        const int64_t e = t * x->width, to = x->first * x->width + e;
+        along += (double)features_dot(x->q + e, g->q_rows + e, x->width);
+        decay += x->form->gate == GATE_HEAD ? (double)g->gate[t] : 0;
+        FOR_WIDTH(c, x)
+        {
+            float *q = at->q_sum + to + c, *k = at->k_sum + to + c;
+            v_store(q, v_load(g->q_rows + e + c) * scale + (begins ? v_set(0) : v_load(q)));
+            v_store(k, v_load(g->k_rows + e + c) + (begins ? v_set(0) : v_load(k)));
+        }
+    }
+    sums->scale[n] = along / x->p->scale;
+    sums->decay[n] = decay;
+}
+
+static void end_chunk(scratch *y, const head *at, int64_t n, const head_sums *sums)
+{
+    gradient_end(&y->g, &y->x, state_of(&y->x, at, n));
+    put_values(&y->g, &y->x);
+    put_tokens(&y->g, &y->x);
+    add_features(&y->g, &y->x, at, sums);
+}
+
+/* ------------------------------------------------------------------ rows of q and k */
+
+/* row <- the gradient of row t of q or k, from that of its features */
+static void features_gradient(const chunk *x, const loam_const_view *from, int64_t t, float *row)
+{
+    float values[LOAM_MAX_DIM];
+    double phi[LOAM_MAX_DIM], norm2 = 0, along = 0;
+    const loam_problem *p = x->p;
+    if (p->feature_map == LOAM_FEATURES_IDENTITY) {
+        return;
+    }
+    load_floats(values, from->data, p->dtype,
+                RECURRENT_AT(*from, x->s.b, recurrent_key_head(p, x->h), x->s.first + t), x->d);
+    if (p->feature_map == LOAM_FEATURES_ELU) {
+        for (int64_t c = 0; c < x->d; c++) {
+            row[c] *= values[c] > 0 ? 1 : expf(values[c]);
+        }
+        return;
+    }
+    for (int64_t c = 0; c < x->d; c++) {
+        norm2 += (double)values[c] * (double)values[c];
+    }
+    const double norm = sqrt(norm2);
+    for (int64_t c = 0; c < x->d; c++) {
+        phi[c] = norm > 0 ? (double)values[c] / norm : 0;
+        along += phi[c] * (double)row[c];
+    }
+    for (int64_t c = 0; c < x->d; c++) {
+        row[c] = norm > 0 ? (float)(((double)row[c] - along * phi[c]) / norm) : 0;
+    }
+}
+
+static void put_features(const chunk *x, const head *at, int64_t n)
+{
+    const loam_const_view *const from[] = { &x->a->q, &x->a->k };
+    const loam_view *const to[] = { &x->a->grad_q, &x->a->grad_k };
+    float *const sum[] = { at->q_sum, at->k_sum };
+    const int64_t h = recurrent_key_head(x->p, x->h);
+    for (int side = 0; side < 2; side++) {
+        for (int64_t t = n * CHUNK; to[side]->data && t < (n + 1) * CHUNK && t < x->s.len; t++) {
+            float *row = sum[side] + t * x->width;
+            features_gradient(x, from[side], t, row);
+            store_floats(to[side]->data, x->p->dtype, RECURRENT_AT(*to[side], x->s.b, h, x->s.first + t), row,
+                         x->d);
+        }
+    }
+}
+
+/* ------------------------------------------------------------------ one value head */
+
+static void one_head(scratch *y, const head_sums *sums)
+{
+    chunk *x = &y->x;
+    const head *at = &y->own;
+    const int64_t chunks = chunks_of(x->s.len);
+    chunk_load_state(x, &x->a->state_in, at->states);
+    for (int64_t n = 0; n + 1 < chunks; n++) {
+        begin_chunk(x, n);
+        advance(x, at, n);
+    }
+    chunk_load_state(x, &x->a->grad_state_out, at->grad);
+    for (int64_t n = chunks - 1; n >= 0; n--) {
+        begin_chunk(x, n);
+        gradient_begin(&y->g, x, state_of(x, at, n));
+        gradient_advance(&y->g, x, at->grad);
+        end_chunk(y, at, n, sums);
+    }
+    chunk_store_state(x, &x->a->grad_state_in, at->grad);
+}
+
+/* The same by all threads, which come here together. */
+static void one_head_together(scratch *y, const head *at, const head_sums *sums)
+{
+    chunk *x = &y->x;
+    const int64_t chunks = chunks_of(x->s.len);
+#pragma omp single
+    {
+        chunk_load_state(x, &x->a->state_in, at->states);
+        chunk_load_state(x, &x->a->grad_state_out, at->grad);
+    }
+#pragma omp for ordered schedule(static, 1)
+    for (int64_t n = 0; n < chunks - 1; n++) {
+        begin_chunk(x, n);
+#pragma omp ordered
+        advance(x, at, n);
+    }
+#pragma omp for ordered schedule(static, 1)
+    for (int64_t n = chunks - 1; n >= 0; n--) {
+        begin_chunk(x, n);
+        gradient_begin(&y->g, x, state_of(x, at, n));
+#pragma omp ordered
+        gradient_advance(&y->g, x, at->grad);
+        end_chunk(y, at, n, sums);
+    }
+#pragma omp single
+    chunk_store_state(x, &x->a->grad_state_in, at->grad);
+}
+
+/* ------------------------------------------------------------------ all heads */
+
+static void put_sums(const loam_problem *p, const loam_args *a, const head_sums *sums)
+{
+    double scale = 0;
+    for (int64_t h = 0; h < p->heads_v; h++) {
+        double decay = 0;
+        for (int64_t b = 0; b < p->batch; b++) {
+            const int64_t at = (b * p->heads_v + h) * sums->chunks;
+            for (int64_t n = 0; n < chunks_of(recurrent_seq_at(p, a, b).len); n++) {
+                scale += sums->scale[at + n];
+                decay += sums->decay[at + n];
+            }
+        }
+        if (recurrent_form_of(p->mechanism)->gate == GATE_HEAD && a->grad_log_decay.data) {
+            ((float *)a->grad_log_decay.data)[h * a->grad_log_decay.head] = (float)decay;
+        }
+    }
+    if (a->grad_scale) { /* a mean does not depend on it */
+        *(float *)a->grad_scale = p->normalise ? 0 : (float)scale;
+    }
+}
+
+/* Key head n % heads_q of sequence n / heads_q, by all threads together where `shared` is given. */
+static void one_key_head(scratch *y, int64_t n, const head *shared, const head_sums *sums)
+{
+    chunk *x = &y->x;
+    const int64_t group = x->p->heads_v / x->p->heads_q, h = n % x->p->heads_q * group;
+    x->s = recurrent_seq_at(x->p, x->a, n / x->p->heads_q);
+    for (x->h = h; x->h < h + group; x->h++) {
+        if (shared) {
+            one_head_together(y, shared, sums);
+        } else {
+            one_head(y, sums);
+        }
+    }
+    x->h = h;
+    if (shared) {
+#pragma omp for
+        for (int64_t i = 0; i < chunks_of(x->s.len); i++) {
+            put_features(x, shared, i);
+        }
+    }
+    for (int64_t i = 0; !shared && i < chunks_of(x->s.len); i++) {
+        put_features(x, &y->own, i);
+    }
+}
+
+size_t RECURRENT_JOIN(ISA(recurrent_backward), work)(const loam_problem *p)
+{
+    arena pool = { 0 };
+    head_sums_carve(p, &pool);
+    return size_add(pool.used, size_mul(scratch_bytes(p), (size_t)p->threads));
+}
+
+loam_status ISA(recurrent_backward)(const loam_problem *p, const loam_args *a, loam_error *error)
+{
+    arena first = { a->work, 0 };
+    const head_sums sums = head_sums_carve(p, &first);
+    const size_t each = scratch_bytes(p);
+    const int64_t heads = p->batch * p->heads_q;
+    head shared = { 0 }; /* what the first thread has */
+#pragma omp parallel num_threads(p->threads)
+    {
+        arena pool = { (char *)a->work + first.used + each * (size_t)omp_get_thread_num(), 0 };
+        scratch y;
+        scratch_carve(&y, p, a, &pool);
+#pragma omp master
+        shared = y.own;
+#pragma omp barrier
+        if (heads < omp_get_num_threads()) {
+            for (int64_t n = 0; n < heads; n++) {
+                one_key_head(&y, n, &shared, &sums);
+            }
+        } else {
+#pragma omp for schedule(dynamic, 1)
+            for (int64_t n = 0; n < heads; n++) {
+                one_key_head(&y, n, NULL, &sums);
+            }
+        }
+    }
+    put_sums(p, a, &sums);
+    return loam_succeed(error);
+}

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: MIT
+ * Gradients of a chunk: what its threads share, and how it gets there. Notation of recurrent_gradient_sm90.cuh. */
+#ifndef LOAM_RECURRENT_GRADIENT_SHARED_SM90_CUH
+#define LOAM_RECURRENT_GRADIENT_SHARED_SM90_CUH
+
+#include "src/recurrent/recurrent_slots_cuda.cuh"
+
+/* What a gate decays. */
+enum gate_reach { NO_GATES, TOKEN_GATES, CHANNEL_GATES };
+
+enum { PAIR_BLOCK = 16, PAIR_BLOCKS = CHUNK_TOKENS / PAIR_BLOCK };
+
+/* Where channels have gates, a thread for each channel and block of 16 tokens. Half of the warpgroups have queries as rows, the others
+ * keys; each has 64 `tiles` of the channels. */
+template <int DIM, gate_reach GATES> struct gradient_shape {
+    enum {
+        tiles = GATES == CHANNEL_GATES ? 1 : DIM / SIDE,
+        sharers = DIM / SIDE / tiles, /* warpgroups that have the same rows */
+        threads = 2 * sharers * 128,
+        blocks = DIM == 64 ? 2 : 1 /* that a multiprocessor holds */
+    };
+};
+constexpr int STATE_PARTS = 4; /* of sums over rows of states: threads that share two channels */
+
+template <int DIM, gate_reach GATES, bool DELTA> struct gradient_shared {
+    enum {
+        rows = CHUNK_TOKENS * DIM,
+        state_size = DIM * DIM,
+        local_rows = GATES == CHANNEL_GATES ? 2 + DELTA : 0,
+        pitch = DIM + 8, /* so that rows of a warp's products lie in different banks */
+        sums = 2 + (GATES != NO_GATES) + DELTA,
+        blocks = GATES == CHANNEL_GATES ? PAIR_BLOCKS : 1
+    };
+    struct operands {
+        __nv_bfloat16 grad_o[rows], u[rows], state[state_size], grad_state[state_size];
+        /* k decayed to the end of its block of 16 tokens, q and k decayed from its beginning */
+        __nv_bfloat16 local[local_rows ? local_rows * rows : 8];
+    };
+    __nv_bfloat16 q[rows], k[rows];
+    __nv_bfloat16 dr[DELTA ? rows : 512];
+    union {
+        operands in;
+        float sum[sums][CHUNK_TOKENS * pitch]; /* x, y, e, z */
+    };
+    chunk_place place;                 /* so that no registers hold it while matrices are multiplied */
+    float2 pre[CHUNK_TOKENS];          /* sums of gates, base 2, in two parts */
+    float whole[blocks][DIM];          /* decay of each block of 16 tokens */
+    float state_dot[STATE_PARTS][DIM]; /* parts of sum_r S_r dS_r */
+    float pair[1 + DELTA][blocks][PAIR_BLOCK][PAIR_BLOCK]; /* [j][i] of each block: W, -A */
+    float before[blocks][DIM],
+        after[blocks][DIM]; /* sums of a block for the gates of later and of earlier ones */
+    float diagonal[CHUNK_TOKENS], beta[CHUNK_TOKENS];
+    float row_dot[CHUNK_TOKENS], out_dot[CHUNK_TOKENS], scale_dot[CHUNK_TOKENS];
+
+    enum { x = 0, y = 1, e = 2, z = 2 + (GATES != NO_GATES) };
+};
+
+template <int DIM> static __device__ __forceinline__ int swizzled_state(int row, int column)
+{
+    const int c = column % SIDE;
+    return column / SIDE * (DIM * SIDE) + row * SIDE + ((c / 8 ^ row % 8) * 8 | c % 8);
+}
+
+/* Rows r of a chunk at first + r * stride. */
+struct chunk_rows {
+    const __nv_bfloat16 *first;
+    int64_t stride;
+};
+
+template <int DIM>
+static __device__ __forceinline__ chunk_rows rows_of(const chunk_source &s, const chunk_place &place)
+{
+    return { chunk_row<DIM>(s, place, 0), s.by_slot ? DIM : s.token };
+}
+
+/* Rows into tiles of ROWS rows, zeros beyond `tokens`. Asynchronous. */
+template <int DIM, int THREADS, int ROWS>
+static __device__ __forceinline__ void load_tiles(__nv_bfloat16 *tiles, const chunk_rows &from, int tokens)
+{
+    constexpr int pieces = DIM / 8, step = THREADS / pieces;
+    const int first = threadIdx.x / pieces, c = threadIdx.x % pieces * 8;
+    const __nv_bfloat16 *row = from.first + first * from.stride + c;
+    __nv_bfloat16 *to = tiles + c / SIDE * (ROWS * SIDE) + first * SIDE + (c % SIDE / 8 ^ first % 8) * 8;
+    static_assert(step % 8 == 0, "all rows of a thread have the same swizzle");
+#pragma unroll
+    for (int n = 0; n < ROWS / step; n++) {
+        const bool real = first + n * step < tokens;
+        copy_async_16_or_zero(to + n * step * SIDE, real ? row + n * step * from.stride : from.first, real);
+    }
+}
+
+template <int DIM, int THREADS>
+static __device__ __forceinline__ void load_state(__nv_bfloat16 *tiles, const __nv_bfloat16 *state)
+{
+    load_tiles<DIM, THREADS, DIM>(tiles, { state, DIM }, DIM);
+}
+
+template <int DIM, int THREADS>
+static __device__ __forceinline__ void load_source(__nv_bfloat16 *tiles, const chunk_source &s,
+                                                   const chunk_place &place)
+{
+    load_tiles<DIM, THREADS, CHUNK_TOKENS>(tiles, rows_of<DIM>(s, place), place.tokens);
+}
+
+static __device__ __forceinline__ const float *gate_of(const loam_problem &p, const loam_args &a,
+                                                       const chunk_place &place, int row)
+{
+    const float *data = (const float *)a.log_decay.data;
+    return p.mechanism == LOAM_RETENTION
+               ? data + place.h * a.log_decay.head
+               : data + RECURRENT_AT(a.log_decay, place.b, place.h, place.first + row);
+}
+
+/* ------------------------------------------------------------------ decays */
+
+static __device__ __forceinline__ float2 two_floats(double x)
+{
+    const float high = (float)x;
+    return make_float2(high, (float)(x - high));
+}
+
+/* e^(a - b), rounded once where the difference is: its second parts alone carry what it loses. */
+static __device__ __forceinline__ float decay_between(const float2 &a, const float2 &b)
+{
+    return exp2_fast((a.x - b.x) + (a.y - b.y));
+}
+
+/* beta of the tokens; sums of their gates, base 2. Held at -1e4, beyond which e^g is 0, a difference of sums in float64 is as good as
+ * a sum of its own. Two warps each take part. */
+template <int DIM, gate_reach GATES, bool DELTA>
+static __device__ __forceinline__ void load_numbers(gradient_shared<DIM, GATES, DELTA> &m,
+                                                    const loam_problem &p, const loam_args &a,
+                                                    const chunk_place &place)
+{
+    const int thread = threadIdx.x, lane = thread % 32;
+    if (thread < CHUNK_TOKENS) {
+        const float *beta = (const float *)a.beta.data;
+        const bool given = beta && p.mechanism != LOAM_LINEAR && p.mechanism != LOAM_RETENTION &&
+                           p.mechanism != LOAM_GLA;
+        m.beta[thread] = thread >= place.tokens ? 0
+                         : given ? beta[RECURRENT_AT(a.beta, place.b, place.h, place.first + thread)]
+                                 : 1;
+    } else if (GATES == TOKEN_GATES && thread < CHUNK_TOKENS + 32) {
+        double g[2];
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            const int row = 2 * lane + n;
+            g[n] = row < place.tokens ? fmax((double)*gate_of(p, a, place, row), -1e4) * 1.4426950408889634
+                                      : 0;
+        }
+        double sum = g[0] + g[1];
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const double other = __shfl_up_sync(0xffffffffu, sum, step);
+            sum += lane >= step ? other : 0;
+        }
+        m.pre[2 * lane] = two_floats(sum - g[1]);
+        m.pre[2 * lane + 1] = two_floats(sum);
+    }
+}
+
+#endif

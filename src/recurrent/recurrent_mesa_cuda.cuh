@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: MIT
+ * What the kernels of MesaNet on Hopper hand to each other. */
+#ifndef LOAM_RECURRENT_MESA_CUDA_CUH
+#define LOAM_RECURRENT_MESA_CUDA_CUH
+
+#include "src/recurrent/recurrent_solve_cuda.cuh"
+
+enum { MESA_DIM = 64, MESA_TOKENS = SOLVE_TOKENS };
+
+struct mesa {
+    loam_problem p;
+    loam_args a;
+    recurrent_form form;
+    kept_states<float> kept; /* S, then H, at the beginning of chunks */
+    int32_t *doubtful;       /* by their slots: chunks that float64 shall solve */
+    double *x;               /* [work row][64]: its solutions */
+};
+
+#endif

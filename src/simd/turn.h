@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: MIT
+ * Transposed tiles, and the product of panel.h on a part of the lanes. */
+#ifndef LOAM_SIMD_TURN_H
+#define LOAM_SIMD_TURN_H
+
+#include "src/simd/panel.h"
+
+/* Exchanges the half of x's lanes whose number has bit `h` with the other half of y's. */
+#define TURN_PAIR(x, y, low, high) \
+    do { \
+        const vec first = low(x, y), second = high(x, y); \
+        (x) = first, (y) = second; \
+    } while (0)
+
+#if VEC_BYTES == 64
+#define TURN_LOW_8(a, b) __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23)
+#define TURN_HIGH_8(a, b) \
+    __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31)
+#define TURN_LOW_4(a, b) \
+    __builtin_shufflevector(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27)
+#define TURN_HIGH_4(a, b) \
+    __builtin_shufflevector(a, b, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31)
+#define TURN_LOW_2(a, b) \
+    __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29)
+#define TURN_HIGH_2(a, b) \
+    __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31)
+#define TURN_LOW_1(a, b) \
+    __builtin_shufflevector(a, b, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30)
+#define TURN_HIGH_1(a, b) \
+    __builtin_shufflevector(a, b, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31)
+#elif VEC_BYTES == 32
+#define TURN_LOW_4(a, b) __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11)
+#define TURN_HIGH_4(a, b) __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15)
+#define TURN_LOW_2(a, b) __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13)
+#define TURN_HIGH_2(a, b) __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15)
+#define TURN_LOW_1(a, b) __builtin_shufflevector(a, b, 0, 8, 2, 10, 4, 12, 6, 14)
+#define TURN_HIGH_1(a, b) __builtin_shufflevector(a, b, 1, 9, 3, 11, 5, 13, 7, 15)
+#else
+#define TURN_LOW_2(a, b) __builtin_shufflevector(a, b, 0, 1, 4, 5)
+#define TURN_HIGH_2(a, b) __builtin_shufflevector(a, b, 2, 3, 6, 7)
+#define TURN_LOW_1(a, b) __builtin_shufflevector(a, b, 0, 4, 2, 6)
+#define TURN_HIGH_1(a, b) __builtin_shufflevector(a, b, 1, 5, 3, 7)
+#endif
+
+/* x[r][c] of VL vectors becomes x[c][r]. */
+VEC_INLINE void turn_vectors(vec x[VL])
+{
+#if VEC_BYTES == 64
+#pragma GCC unroll 16
+    for (int r = 0; r < VL; r++) {
+        if (!(r & 8)) {
+            TURN_PAIR(x[r], x[r + 8], TURN_LOW_8, TURN_HIGH_8);
+        }
+    }
+#endif
+#if VEC_BYTES >= 32
+#pragma GCC unroll 16
+    for (int r = 0; r < VL; r++) {
+        if (!(r & 4)) {
+            TURN_PAIR(x[r], x[r + 4], TURN_LOW_4, TURN_HIGH_4);
+        }
+    }
+#endif
+#pragma GCC unroll 16
+    for (int r = 0; r < VL; r++) {
+        if (!(r & 2)) {
+            TURN_PAIR(x[r], x[r + 2], TURN_LOW_2, TURN_HIGH_2);
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < VL; r++) {
+        if (!(r & 1)) {
+            TURN_PAIR(x[r], x[r + 1], TURN_LOW_1, TURN_HIGH_1);
+        }
+    }
+}
+
+/* to[c][r] = from[r][c] for whole vectors of rows and columns. */
+static inline void turn(float *restrict to, int64_t to_stride, const float *restrict from,
+                        int64_t from_stride, int64_t rows, int64_t columns)
+{
+    for (int64_t r = 0; r < rows; r += VL) {
+        for (int64_t c = 0; c < columns; c += VL) {
+            vec x[VL];
+#pragma GCC unroll 16
+            for (int e = 0; e < VL; e++) {
+                x[e] = v_load(from + (r + e) * from_stride + c);
+            }
+            turn_vectors(x);
+#pragma GCC unroll 16
+            for (int e = 0; e < VL; e++) {
+                v_store(to + (c + e) * to_stride + r, x[e]);
+            }
+        }
+    }
+}
+
+/* `rows` is a constant at each call. */
+VEC_INLINE void lanes_product_rows(const int rows, float *restrict c, const float *restrict a,
+                                   int64_t row_stride, int64_t t_stride, const float *restrict b,
+                                   int64_t t_count, bool add)
+{
+    vec sum[8];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+        sum[r] = add ? v_load(c + r * LANES) : v_set(0);
+    }
+    for (int64_t t = 0; t < t_count; t++) {
+        const vec x = v_load(b + t * LANES);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            sum[r] += v_set(a[r * row_stride + t * t_stride]) * x;
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+        v_store(c + r * LANES, sum[r]);
+    }
+}
+
+/* panel_product on the first `lanes` lanes, whole vectors of them. */
+static inline void lanes_product(float *restrict c, int64_t rows, const float *restrict a, int64_t row_stride,
+                                 int64_t t_stride, const float *restrict b, int64_t t_count, int64_t lanes,
+                                 bool add)
+{
+    if (lanes == LANES) {
+        panel_product(c, rows, a, row_stride, t_stride, b, t_count, add);
+        return;
+    }
+    for (int64_t lane = 0; lane < lanes; lane += VL) {
+        int64_t r = 0;
+        for (; r + 8 <= rows; r += 8) {
+            lanes_product_rows(8, c + r * LANES + lane, a + r * row_stride, row_stride, t_stride, b + lane,
+                               t_count, add);
+        }
+        for (; r < rows; r++) {
+            lanes_product_rows(1, c + r * LANES + lane, a + r * row_stride, row_stride, t_stride, b + lane,
+                               t_count, add);
+        }
+    }
+}
+
+#endif
