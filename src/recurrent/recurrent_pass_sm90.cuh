@@ -43,7 +43,7 @@ template <int DIM, bool DELTA, bool BACKWARD, bool LOW> struct pass_shape {
                          erase = read + (DELTA ? tiles : 0);
     static constexpr int pairs = erase + (DELTA && BACKWARD ? tiles : 0);
     static constexpr int all = pairs + (DELTA && BACKWARD ? 1 : 0);
-    static constexpr int slots = all == 8 ? 3 : all > 3 ? 4 : 6;
+    static constexpr int slots = all == 8 ? 3 : all > 3 ? 4 : 10;
     static constexpr int snapshots = DELTA ? 1 : 2;
     static constexpr int blocks_of_head = DIM / SIDE * (DIM / columns);
     static constexpr int consumers = 128,
@@ -81,43 +81,73 @@ static __device__ __forceinline__ pass_block pass_block_at(const loam_problem &p
     return block;
 }
 
+/* The chunk that comes first. */
 template <bool BACKWARD>
-static __device__ __forceinline__ chunk_place pass_chunk(const recurrent_chunks &x, const pass_block &block,
-                                                         int step)
+static __device__ __forceinline__ chunk_place pass_begin(const recurrent_chunks &x, const pass_block &block)
 {
-    return chunk_of_sequence(x, block.s, block.h, BACKWARD ? block.chunks - 1 - step : step);
+    return chunk_of_sequence(x, block.s, block.h, BACKWARD ? block.chunks - 1 : 0);
 }
 
 /* ------------------------------------------------------------------ copies */
 
-template <int DIM, bool DELTA, bool GATED, bool BACKWARD, bool LOW>
-static __device__ __forceinline__ void pass_copy(pass_shared<DIM, DELTA, BACKWARD, LOW> &sm,
-                                                 const pass_arrays &arrays, const pass_block &block,
-                                                 const chunk_place &x, unsigned slot, uint64_t *full)
-{
+/* What a slot of the ring is filled with. */
+template <int DIM, bool DELTA, bool GATED, bool BACKWARD, bool LOW> struct pass_boxes {
     typedef pass_shape<DIM, DELTA, BACKWARD, LOW> of;
-    __nv_bfloat16 *tiles = sm.ring_tiles[slot];
-    if constexpr (DELTA) {
-        copy_chunk<of::tiles>(tiles + of::read * TILE_ELEMENTS, arrays.read, full, 0, 0, x);
+    static constexpr unsigned bytes = of::all * TILE_ELEMENTS * 2 + (GATED ? of::columns * 4 : 0);
+    chunk_boxes<1> value, value_low, pairs;
+    chunk_boxes<of::tiles> key, key_low, read, erase;
+    const float *total;
+
+    __device__ __forceinline__ pass_boxes(const pass_arrays &arrays, const pass_block &block,
+                                          const chunk_place &x)
+    {
+        constexpr int step = BACKWARD ? -1 : 1;
+        value = chunk_boxes_at<1>(arrays.value, block.row, 0, x, step);
+        key = chunk_boxes_at<of::tiles>(arrays.key, block.column, 0, x, step);
+        if (of::parts) {
+            value_low = chunk_boxes_at<1>(arrays.value_low, block.row, 0, x, step);
+        }
+        if (LOW) {
+            key_low = chunk_boxes_at<of::tiles>(arrays.key_low, block.column, 0, x, step);
+        }
+        if (DELTA) {
+            read = chunk_boxes_at<of::tiles>(arrays.read, 0, 0, x, step);
+        }
+        if (DELTA && BACKWARD) {
+            pairs = chunk_boxes_at<1>(arrays.pairs, 0, 0, x, step);
+            erase = chunk_boxes_at<of::tiles>(arrays.erase, 0, 0, x, step);
+        }
+        total = arrays.total + x.slot * DIM + block.column;
     }
-    copy_chunk<1>(tiles, arrays.value, full, block.row, 0, x);
-    if constexpr (of::parts) {
-        copy_chunk<1>(tiles + TILE_ELEMENTS, arrays.value_low, full, block.row, 0, x);
+
+    __device__ __forceinline__ void copy(pass_shared<DIM, DELTA, BACKWARD, LOW> &sm, unsigned slot,
+                                         uint64_t *full)
+    {
+        __nv_bfloat16 *tiles = sm.ring_tiles[slot];
+        barrier_expect(full, bytes);
+        value.copy(tiles, full);
+        if constexpr (of::parts) {
+            value_low.copy(tiles + TILE_ELEMENTS, full);
+        }
+        if constexpr (DELTA && BACKWARD) {
+            pairs.copy(tiles + of::pairs * TILE_ELEMENTS, full);
+        }
+        if constexpr (DELTA) {
+            read.copy(tiles + of::read * TILE_ELEMENTS, full);
+        }
+        if (GATED) {
+            copy_bytes(sm.total[slot], total, of::columns * 4, full);
+            total += BACKWARD ? -DIM : DIM;
+        }
+        key.copy(tiles + of::key * TILE_ELEMENTS, full);
+        if constexpr (LOW) {
+            key_low.copy(tiles + of::key_low * TILE_ELEMENTS, full);
+        }
+        if constexpr (DELTA && BACKWARD) {
+            erase.copy(tiles + of::erase * TILE_ELEMENTS, full);
+        }
     }
-    if constexpr (DELTA && BACKWARD) {
-        copy_chunk<1>(tiles + of::pairs * TILE_ELEMENTS, arrays.pairs, full, 0, 0, x);
-    }
-    if (GATED) {
-        copy_bytes(sm.total[slot], arrays.total + x.slot * DIM + block.column, of::columns * 4, full);
-    }
-    copy_chunk<of::tiles>(tiles + of::key * TILE_ELEMENTS, arrays.key, full, block.column, 0, x);
-    if constexpr (LOW) {
-        copy_chunk<of::tiles>(tiles + of::key_low * TILE_ELEMENTS, arrays.key_low, full, block.column, 0, x);
-    }
-    if constexpr (DELTA && BACKWARD) {
-        copy_chunk<of::tiles>(tiles + of::erase * TILE_ELEMENTS, arrays.erase, full, 0, 0, x);
-    }
-}
+};
 
 /* One warp. What follows the last token of a packed sequence is the next one's, and 0 times what is there need not be 0: such rows
  * become zeros before the others hear of the slot. */
@@ -127,23 +157,22 @@ static __device__ __forceinline__ void pass_ask(pass_shared<DIM, DELTA, BACKWARD
                                                 const pass_block &block, bool packed)
 {
     typedef pass_shape<DIM, DELTA, BACKWARD, LOW> of;
-    constexpr unsigned bytes = of::all * TILE_ELEMENTS * 2 + (GATED ? of::columns * 4 : 0);
     const bool first = threadIdx.x % 32 == 0;
+    const unsigned count = (unsigned)block.chunks, last = BACKWARD ? 0 : count - 1;
+    const int rest = (int)(block.s.len % CHUNK_TOKENS);
+    pass_boxes<DIM, DELTA, GATED, BACKWARD, LOW> boxes(arrays, block, pass_begin<BACKWARD>(chunks, block));
 #pragma unroll 1
-    for (unsigned n = 0; n < (unsigned)block.chunks; n++) {
-        const chunk_place x = pass_chunk<BACKWARD>(chunks, block, (int)n);
+    for (unsigned n = 0; n < count; n++) {
         const unsigned slot = n % of::slots;
-        const bool whole = !packed || x.tokens == CHUNK_TOKENS;
+        const bool whole = n != last || !packed || rest == 0;
         if (first) {
             barrier_wait(&sm.ring.empty[slot], n / of::slots % 2 ^ 1);
-            uint64_t *full = whole ? &sm.ring.full[slot] : &sm.tail;
-            barrier_expect(full, bytes);
-            pass_copy<DIM, DELTA, GATED, BACKWARD, LOW>(sm, arrays, block, x, slot, full);
+            boxes.copy(sm, slot, whole ? &sm.ring.full[slot] : &sm.tail);
         }
-        if (!whole) { /* once a sequence */
+        if (!whole) {
             __syncwarp();
             barrier_wait(&sm.tail, 0);
-            clear_rows<of::all>(sm.ring_tiles[slot], x.tokens, threadIdx.x % 32, 32);
+            clear_rows<of::all>(sm.ring_tiles[slot], rest, threadIdx.x % 32, 32);
             fence_async_proxy();
             __syncwarp();
             if (first) {
@@ -211,7 +240,6 @@ template <class F> static __device__ __forceinline__ void put_tile(unsigned plac
 {
     threads_await<PUT_THREADS>(1 + (int)place);
     write();
-    fence_async_proxy();
     threads_arrive<PUT_THREADS>(3 + (int)place);
 }
 
@@ -225,6 +253,7 @@ template <class F> static __device__ __forceinline__ void copy_put_tiles(unsigne
     for (unsigned n = 0; n < count; n++) {
         threads_await<PUT_THREADS>(3 + (int)(n % 2));
         if (threadIdx.x % 32 == 0) {
+            fence_async_proxy(); /* for all that wrote: theirs would wait for the products that are under way */
             copy(n);
             copies_out_commit();
             copies_out_wait<1>();
@@ -362,13 +391,19 @@ static __device__ __forceinline__ void pass_put(pass_shared<DIM, DELTA, BACKWARD
                                                 const pass_block &block)
 {
     typedef pass_shape<DIM, DELTA, BACKWARD, LOW> of;
+    const chunk_place x = pass_begin<BACKWARD>(chunks, block);
+    constexpr int step = BACKWARD ? -1 : 1;
+    chunk_boxes<of::tiles> snapshot = chunk_boxes_at<of::tiles>(arrays.snapshot, block.column, block.row, x,
+                                                                step);
+    chunk_boxes<1> result = {};
+    if (DELTA) {
+        result = chunk_boxes_at<1>(arrays.result, block.row, 0, x, step);
+    }
     copy_put_tiles((unsigned)block.chunks * (DELTA ? 2 : 1), [&](unsigned n) {
-        const chunk_place x = pass_chunk<BACKWARD>(chunks, block, (int)(DELTA ? n / 2 : n));
         if (DELTA && n % 2) {
-            copy_chunk_out<1>(arrays.result, sm.result, block.row, 0, x);
+            result.copy_out(sm.result);
         } else {
-            copy_chunk_out<of::tiles>(arrays.snapshot, sm.snapshot[DELTA ? 0 : n % 2], block.column,
-                                      block.row, x);
+            snapshot.copy_out(sm.snapshot[DELTA ? 0 : n % 2]);
         }
     });
 }
