@@ -61,31 +61,39 @@ static inline loam_status chunk_map_make(chunk_map *to, const loam_problem *p, c
                            CHUNK_TOKENS, error);
 }
 
-/* TILES tiles from channel `column` of the chunk, or from row `row` of what a slot has. */
-template <int TILES>
-static __device__ __forceinline__ void copy_chunk(__nv_bfloat16 *tiles, const chunk_map &m, uint64_t *barrier,
-                                                  int column, int row, const chunk_place &x)
-{
-#pragma unroll
-    for (int n = 0; n < TILES; n++) {
-        if (m.by_slot) {
-            copy_box(tiles + n * TILE_ELEMENTS, &m.map, barrier, column + n * SIDE, row, (int)x.slot, 0);
-        } else {
-            copy_box(tiles + n * TILE_ELEMENTS, &m.map, barrier, column + n * SIDE, (int)x.first + row,
-                     (int)x.h / m.share, (int)x.b);
-        }
-    }
-}
+/* TILES boxes of 64 columns side by side, of one chunk and then of the next: an address is only to be added to. */
+template <int TILES> struct chunk_boxes {
+    const CUtensorMap *map;
+    int column, token, head, batch;
+    int tokens, heads; /* to the next */
 
-/* TILES tiles into rows and columns of a slot. */
-template <int TILES>
-static __device__ __forceinline__ void copy_chunk_out(const chunk_map &m, const __nv_bfloat16 *tiles,
-                                                      int column, int row, const chunk_place &x)
-{
+    __device__ __forceinline__ void copy(__nv_bfloat16 *tiles, uint64_t *barrier)
+    {
 #pragma unroll
-    for (int n = 0; n < TILES; n++) {
-        copy_box_out(&m.map, tiles + n * TILE_ELEMENTS, column + n * SIDE, row, (int)x.slot, 0);
+        for (int n = 0; n < TILES; n++) {
+            copy_box(tiles + n * TILE_ELEMENTS, map, barrier, column + n * SIDE, token, head, batch);
+        }
+        token += tokens, head += heads;
     }
+    __device__ __forceinline__ void copy_out(const __nv_bfloat16 *tiles)
+    {
+#pragma unroll
+        for (int n = 0; n < TILES; n++) {
+            copy_box_out(map, tiles + n * TILE_ELEMENTS, column + n * SIDE, token, head, batch);
+        }
+        token += tokens, head += heads;
+    }
+};
+
+/* From channel `column` of the chunk x, or row `row` of what its slot has, on to the next chunk (step 1) or to the one before (-1). */
+template <int TILES>
+static __device__ __forceinline__ chunk_boxes<TILES> chunk_boxes_at(const chunk_map &m, int column, int row,
+                                                                    const chunk_place &x, int step)
+{
+    if (m.by_slot) {
+        return { &m.map, column, row, (int)x.slot, 0, 0, step };
+    }
+    return { &m.map, column, (int)x.first + row, (int)x.h / m.share, (int)x.b, step * CHUNK_TOKENS, 0 };
 }
 
 #endif

@@ -36,13 +36,13 @@ static __device__ __forceinline__ void output_copy(output_shared<DIM> &sm, const
 {
     constexpr int tiles = DIM / SIDE;
     barrier_expect(&sm.pairs_there, (DIM + SIDE) * SIDE * 2);
-    copy_chunk<1>(sm.pairs, arrays.pairs, &sm.pairs_there, 0, 0, x);
-    copy_chunk<tiles>(sm.value, arrays.value, &sm.pairs_there, 0, 0, x);
+    chunk_boxes_at<1>(arrays.pairs, 0, 0, x, 0).copy(sm.pairs, &sm.pairs_there);
+    chunk_boxes_at<tiles>(arrays.value, 0, 0, x, 0).copy(sm.value, &sm.pairs_there);
     barrier_expect(&sm.state_there, (DIM + SIDE) * DIM * 2);
-    copy_chunk<tiles>(sm.row, arrays.row, &sm.state_there, 0, 0, x);
+    chunk_boxes_at<tiles>(arrays.row, 0, 0, x, 0).copy(sm.row, &sm.state_there);
     for (int c = 0; c < DIM; c += SIDE) { /* a tile has all DIM rows */
         for (int r = 0; r < DIM; r += SIDE) {
-            copy_chunk<1>(sm.state + c * DIM + r * SIDE, arrays.state, &sm.state_there, c, r, x);
+            chunk_boxes_at<1>(arrays.state, c, r, x, 0).copy(sm.state + c * DIM + r * SIDE, &sm.state_there);
         }
     }
 }
