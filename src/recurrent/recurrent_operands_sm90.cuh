@@ -27,7 +27,18 @@ static __device__ __forceinline__ void load_transposed(uint32_t (&a)[4][4], cons
     }
 }
 
-/* The inverse, signs changed by `sign`. */
+/* The inverse of load_rows. */
+template <int STEPS>
+static __device__ __forceinline__ void store_operands(__nv_bfloat16 *tiles, const uint32_t (&a)[STEPS][4])
+{
+    const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) {
+        store_matrices(tiles + swizzled(row, 16 * k + lane / 16 * 8), a[k]);
+    }
+}
+
+/* The inverse of load_transposed, signs changed by `sign`. */
 static __device__ __forceinline__ void store_transposed(__nv_bfloat16 *tile, const uint32_t (&a)[4][4],
                                                         uint32_t sign)
 {
@@ -36,16 +47,6 @@ static __device__ __forceinline__ void store_transposed(__nv_bfloat16 *tile, con
     for (int k = 0; k < 4; k++) {
         const uint32_t out[4] = { a[k][0] ^ sign, a[k][1] ^ sign, a[k][2] ^ sign, a[k][3] ^ sign };
         store_matrices_transposed(tile + swizzled(16 * k + lane / 16 * 8 + lane % 8, column), out);
-    }
-}
-
-template <int STEPS>
-static __device__ __forceinline__ void store_operands(__nv_bfloat16 *tiles, const uint32_t (&a)[STEPS][4])
-{
-    const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
-#pragma unroll
-    for (int k = 0; k < STEPS; k++) {
-        store_matrices(tiles + swizzled(row, 16 * k + lane / 16 * 8), a[k]);
     }
 }
 
@@ -72,14 +73,6 @@ static __device__ __forceinline__ void round_state(uint32_t (&a)[TILES * 4][4],
             const float *x = state[k / 4][k % 4 * 2 + e / 2] + e % 2 * 2;
             a[k][e] = pair_of(x[0], x[1]);
         }
-    }
-}
-
-static __device__ __forceinline__ void change_sign(uint32_t (&a)[4][4])
-{
-#pragma unroll
-    for (int e = 0; e < 16; e++) {
-        a[e / 4][e % 4] ^= 0x80008000u;
     }
 }
 

@@ -37,13 +37,13 @@ struct pass_arrays {
 template <int DIM, bool DELTA, bool BACKWARD, bool LOW> struct pass_shape {
     static constexpr int columns = DELTA ? DIM : SIDE; /* of the state */
     static constexpr int tiles = columns / SIDE;
-    static constexpr bool parts = DELTA && !BACKWARD; /* of u_hat, S0 and u; LOW: of k_out too */
+    static constexpr bool parts = DELTA && !BACKWARD; /* two of u_hat, S0 and u; LOW: of k_out too */
     /* The tiles of a slot of the ring. */
     static constexpr int key = parts ? 2 : 1, key_low = key + tiles, read = LOW ? key_low + tiles : key_low,
                          erase = read + (DELTA ? tiles : 0);
     static constexpr int pairs = erase + (DELTA && BACKWARD ? tiles : 0);
     static constexpr int all = pairs + (DELTA && BACKWARD ? 1 : 0);
-    static constexpr int slots = all == 8 ? 3 : all > 3 ? 4 : 10;
+    static constexpr int slots = all == 8 ? 3 : all > 3 ? 4 : 6;
     static constexpr int snapshots = DELTA ? 1 : 2;
     static constexpr int blocks_of_head = DIM / SIDE * (DIM / columns);
     static constexpr int consumers = 128,
@@ -185,17 +185,6 @@ static __device__ __forceinline__ void pass_ask(pass_shared<DIM, DELTA, BACKWARD
 
 /* ------------------------------------------------------------------ the state */
 
-template <int TILES>
-static __device__ __forceinline__ void decay_state(float (&state)[TILES][8][4], const float *total)
-{
-#pragma unroll
-    for (int n = 0; n < TILES * 8; n++) {
-        const float2 decay = *(const float2 *)(total + 8 * n + threadIdx.x % 4 * 2);
-        float(&x)[4] = state[n / 8][n % 8];
-        x[0] *= decay.x, x[1] *= decay.y, x[2] *= decay.x, x[3] *= decay.y;
-    }
-}
-
 /* use(x, row, column) for what the thread has of the state, row and column counted from the block's. */
 template <int TILES, class F>
 static __device__ __forceinline__ void each_of_state(float (&state)[TILES][8][4], F use)
@@ -236,10 +225,12 @@ static __device__ __forceinline__ void end_state(float (&state)[TILES][8][4], co
  * one between products that are under way would cost a wait for them. */
 enum { PUT_THREADS = 128 + 32 };
 
-template <class F> static __device__ __forceinline__ void put_tile(unsigned place, F write)
+static __device__ __forceinline__ void put_begin(unsigned place)
 {
     threads_await<PUT_THREADS>(1 + (int)place);
-    write();
+}
+static __device__ __forceinline__ void put_end(unsigned place)
+{
     threads_arrive<PUT_THREADS>(3 + (int)place);
 }
 
@@ -266,48 +257,74 @@ template <class F> static __device__ __forceinline__ void copy_put_tiles(unsigne
     copies_out_wait<0>();
 }
 
-/* The transpose of a tile times a factor, or of both its parts. */
-template <bool PARTS>
-static __device__ __forceinline__ void load_value(float (&x)[1][8][4], float factor,
-                                                  const __nv_bfloat16 *tile)
+/* What a thread has of a chunk ahead of its turn: the transpose of the value, and the decays of its columns. */
+template <int TILES> struct pass_ahead {
+    uint32_t value[4][4], value_low[4][4];
+    float2 total[TILES * 8];
+};
+
+template <int DIM, bool DELTA, bool GATED, bool BACKWARD, bool LOW>
+static __device__ __forceinline__ void load_ahead(
+    pass_ahead<pass_shape<DIM, DELTA, BACKWARD, LOW>::tiles> &to,
+    const pass_shared<DIM, DELTA, BACKWARD, LOW> &sm, unsigned slot)
 {
-    uint32_t pairs[4][4], low[4][4];
-    load_transposed(pairs, tile);
-    if (PARTS) {
-        load_transposed(low, tile + TILE_ELEMENTS);
+    load_transposed(to.value, sm.ring_tiles[slot]);
+    if (pass_shape<DIM, DELTA, BACKWARD, LOW>::parts) {
+        load_transposed(to.value_low, sm.ring_tiles[slot] + TILE_ELEMENTS);
     }
 #pragma unroll
-    for (int e = 0; e < 16; e++) {
-        float *to = x[0][e / 4 * 2 + e % 4 / 2] + e % 2 * 2;
-        const uint32_t high = pairs[e / 4][e % 4], rest = PARTS ? low[e / 4][e % 4] : 0;
-        to[0] = (pair_low(high) + pair_low(rest)) * factor,
-        to[1] = (pair_high(high) + pair_high(rest)) * factor;
+    for (int n = 0; GATED && n < pass_shape<DIM, DELTA, BACKWARD, LOW>::tiles * 8; n++) {
+        to.total[n] = *(const float2 *)(sm.total[slot] + 8 * n + threadIdx.x % 4 * 2);
     }
 }
 
-/* state as operands, in two parts where PARTS. */
+template <bool PARTS, int TILES>
+static __device__ __forceinline__ void scale_value(float (&to)[1][8][4], const pass_ahead<TILES> &ahead,
+                                                   float factor)
+{
+#pragma unroll
+    for (int e = 0; e < 16; e++) {
+        float *x = to[0][e / 4 * 2 + e % 4 / 2] + e % 2 * 2;
+        const uint32_t high = ahead.value[e / 4][e % 4], low = PARTS ? ahead.value_low[e / 4][e % 4] : 0;
+        x[0] = (pair_low(high) + pair_low(low)) * factor, x[1] = (pair_high(high) + pair_high(low)) * factor;
+    }
+}
+
+/* x as operands, times a sign: in two parts where PARTS. */
 template <bool PARTS, int TILES>
 static __device__ __forceinline__ void split_state(uint32_t (&high)[TILES * 4][4],
                                                    uint32_t (&low)[TILES * 4][4],
-                                                   const float (&state)[TILES][8][4])
+                                                   const float (&x)[TILES][8][4], float sign)
 {
-    if constexpr (PARTS) {
 #pragma unroll
-        for (int k = 0; k < TILES * 4; k++) {
+    for (int k = 0; k < TILES * 4; k++) {
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const float *x = state[k / 4][k % 4 * 2 + e / 2] + e % 2 * 2;
-                uint32_t part[2];
-                split_pair(part, x[0], x[1]);
-                high[k][e] = part[0], low[k][e] = part[1];
+        for (int e = 0; e < 4; e++) {
+            const float *from = x[k / 4][k % 4 * 2 + e / 2] + e % 2 * 2;
+            uint32_t part[PARTS ? 2 : 1];
+            split_pair(part, sign * from[0], sign * from[1]);
+            high[k][e] = part[0];
+            if (PARTS) {
+                low[k][e] = part[PARTS];
             }
         }
-    } else {
-        round_state(high, state);
     }
 }
 
-/* From the first chunk to the last, or back. The products of a chunk under way while its state, then its u, leave: */
+template <int TILES>
+static __device__ __forceinline__ void decay_state(float (&state)[TILES][8][4],
+                                                   const float2 (&total)[TILES * 8])
+{
+#pragma unroll
+    for (int n = 0; n < TILES * 8; n++) {
+        float(&x)[4] = state[n / 8][n % 8];
+        x[0] *= total[n].x, x[1] *= total[n].y, x[2] *= total[n].x, x[3] *= total[n].y;
+    }
+}
+
+/* From the first chunk to the last, or back. Reads and writes of shared memory wait for the products that a warp asked for before
+ * them, so they come where something else must wait anyway; arithmetic does not wait. The waits that wait for nothing tell the compiler
+ * that the products of the state have ended, which else would await all where it is read. */
 template <int DIM, bool DELTA, bool GATED, bool BACKWARD, bool LOW>
 static __device__ __forceinline__ void pass_chunks(
     pass_shared<DIM, DELTA, BACKWARD, LOW> &sm,
@@ -315,58 +332,60 @@ static __device__ __forceinline__ void pass_chunks(
     unsigned chunks)
 {
     typedef pass_shape<DIM, DELTA, BACKWARD, LOW> of;
-    constexpr bool operand =
-        !DELTA || BACKWARD; /* the value of a chunk; else the sum -u_hat^T + S0 w^T begins with it */
+    constexpr bool operand = !DELTA || BACKWARD; /* the value; else -u_hat^T + S0 w^T begins with it */
     const float factor = BACKWARD ? arrays.scale : operand ? 1 : -1;
     uint32_t snapshot[of::tiles * 4][4], snapshot_low[of::tiles * 4][4], value[4][4];
-    float known[1][8][4];
+    float sum[1][8][4]; /* begins as the value */
+    pass_ahead<of::tiles> ahead;
     ring_await(sm.ring, 0);
-    load_value<of::parts>(known, factor, sm.ring_tiles[0]);
+    load_ahead<DIM, DELTA, GATED, BACKWARD, LOW>(ahead, sm, 0);
+    scale_value<of::parts>(sum, ahead, factor);
 #pragma unroll 1
     for (unsigned n = 0; n < chunks; n++) {
-        const unsigned slot = n % of::slots, next = n + 1 < chunks ? n + 1 : n;
-        const __nv_bfloat16 *tiles = sm.ring_tiles[slot];
+        const unsigned next = n + 1 < chunks ? n + 1 : n;
+        const __nv_bfloat16 *tiles = sm.ring_tiles[n % of::slots];
         if constexpr (operand) {
-            round_state(value, known);
+            round_state(value, sum);
         }
         if constexpr (DELTA && BACKWARD) {
-            clear(known[0]);
-            multiply_weights<SIDE>(known, value, tiles + of::pairs * TILE_ELEMENTS);
+            clear(sum[0]);
+            multiply_weights<SIDE>(sum, value, tiles + of::pairs * TILE_ELEMENTS);
             products_commit();
-            products_wait<
-                1>(); /* the state's are done: else the compiler would await all before it is read */
+            products_wait<1>();
             products_arrived(state);
         }
-        split_state<of::parts>(snapshot, snapshot_low, state);
+        split_state<of::parts>(snapshot, snapshot_low, state, 1);
         if constexpr (DELTA) {
             products_begin();
             if constexpr (of::parts) {
-                more_rows<DIM>(known[0], snapshot_low, tiles + of::read * TILE_ELEMENTS, true);
+                more_rows<DIM>(sum[0], snapshot_low, tiles + of::read * TILE_ELEMENTS, true);
             }
-            more_rows<DIM>(known[0], snapshot, tiles + of::read * TILE_ELEMENTS, true);
+            more_rows<DIM>(sum[0], snapshot, tiles + of::read * TILE_ELEMENTS, true);
             products_commit();
             products_wait<BACKWARD ? 2 : 1>();
             products_arrived(state);
         }
         if (GATED) {
-            decay_state(state, sm.total[slot]);
-            products_arrived(
-                state); /* not beyond the next wait, where the compiler would await the products too */
+            decay_state(state, ahead.total);
+            products_arrived(state);
         }
         if constexpr (operand) {
             multiply_weights<of::columns>(state, value, tiles + of::key * TILE_ELEMENTS);
             products_commit();
         }
-        put_tile(DELTA ? 0 : n % 2, [&] { store_operands(sm.snapshot[DELTA ? 0 : n % 2], snapshot); });
+        put_begin(DELTA ? 0 : n % 2);
+        store_operands(sm.snapshot[DELTA ? 0 : n % 2], snapshot);
+        put_end(DELTA ? 0 : n % 2);
+        ring_await(sm.ring, next);
+        load_ahead<DIM, DELTA, GATED, BACKWARD, LOW>(ahead, sm, next % of::slots);
         if constexpr (DELTA) {
             uint32_t out[4][4], out_low[4][4]; /* u^T, or -du^T */
+            put_begin(1);
             products_wait<BACKWARD ? 1 : 0>();
-            products_arrived(known);
-            split_state<of::parts>(out, out_low, known);
-            change_sign(out);
+            products_arrived(sum);
+            split_state<of::parts>(out, out_low, sum, -1);
             products_begin();
             if constexpr (of::parts) {
-                change_sign(out_low);
                 more_weights<DIM>(state, out_low, tiles + of::key * TILE_ELEMENTS);
             }
             if constexpr (LOW) {
@@ -374,10 +393,10 @@ static __device__ __forceinline__ void pass_chunks(
             }
             more_weights<DIM>(state, out, tiles + (BACKWARD ? of::erase : of::key) * TILE_ELEMENTS);
             products_commit();
-            put_tile(1, [&] { store_transposed(sm.result, out, BACKWARD ? 0x80008000u : 0); });
+            store_transposed(sm.result, out, BACKWARD ? 0x80008000u : 0);
+            put_end(1);
         }
-        ring_await(sm.ring, next);
-        load_value<of::parts>(known, factor, sm.ring_tiles[next % of::slots]);
+        scale_value<of::parts>(sum, ahead, factor);
         products_wait<0>();
         products_arrived(state);
         ring_release(sm.ring, n);
