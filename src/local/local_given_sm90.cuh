@@ -167,10 +167,7 @@ static __device__ __forceinline__ void fill_near(given_shared_sm90<DIM, PROBED, 
             const near_keys<of::keys> keys(sums, j, x.last);
             barrier_wait(&sm.key_ring.empty[count % of::slots], count / of::slots % 2 ^ 1);
             keys.put(sm.near[count % of::slots]);
-            __syncwarp();
-            if (threadIdx.x % 32 == 0) {
-                barrier_arrive(&sm.key_ring.full[count % of::slots]);
-            }
+            barrier_arrive(&sm.key_ring.full[count % of::slots]);
         }
     });
 }
@@ -683,7 +680,7 @@ __global__ void __launch_bounds__(given_shape_sm90<DIM, PROBED>::threads, 1)
     if (threadIdx.x == 0) {
         ring_init(sm.key_ring, of::consumers * THREADS / 32);
         for (int n = 0; n < of::slots && DECAYED; n++) {
-            barrier_init(&sm.key_ring.full[n], 2); /* the copies, and fill_near */
+            barrier_init(&sm.key_ring.full[n], 1 + 32); /* the copies, and each thread of fill_near */
         }
         ring_init(sm.value_ring, of::consumers * THREADS / 32);
         for (int w = 0; w < of::consumers; w++) {
