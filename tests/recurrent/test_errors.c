@@ -58,6 +58,7 @@ static void problems(void **state)
         loam_problem back = problem_of(m);
         back.pass = LOAM_BACKWARD;
         back.backend = LOAM_BACKEND_CPU;
+        back.dtype = LOAM_F64;
         refuse_problem(&back, LOAM_EUNSUPPORTED, "backend", "no kernel");
     }
     for (int m = LOAM_DELTA; m <= LOAM_MESA; m++) {
