@@ -4,7 +4,7 @@
 
 extern "C" size_t local_path_backward_sm80_work(const loam_problem *p)
 {
-    arena pool = { 0 };
+    arena pool = {};
     path_grads_carve(p, NULL, &pool);
     return pool.used;
 }

@@ -169,7 +169,7 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const path_
 
 extern "C" size_t local_path_forward_sm80_work(const loam_problem *p)
 {
-    arena pool = { 0 };
+    arena pool = {};
     path_arrays_carve(p, &pool);
     return pool.used;
 }

@@ -34,7 +34,7 @@ template <int DIM, gate_reach GATES, bool DELTA> struct gradient_shared {
     struct operands {
         __nv_bfloat16 grad_o[rows], u[rows], state[state_size], grad_state[state_size];
         /* k decayed to the end of its block of 16 tokens, q and k decayed from its beginning */
-        __nv_bfloat16 local[local_rows > 0 ? local_rows * rows : 8];
+        __nv_bfloat16 local[local_rows > 0 ? local_rows *rows : 8];
     };
     __nv_bfloat16 q[rows], k[rows];
     __nv_bfloat16 dr[DELTA ? rows : 512];
