@@ -74,6 +74,10 @@ __global__ void __launch_bounds__(SCAN_THREADS)
             const float hi = (float)sum;
             out[j] = local_decay_pair{ hi, (float)(sum - (double)hi) };
         });
+    /* Tiles of keys reach beyond those in use. */
+    for (int64_t j = s.nk + threadIdx.x; j < local_stored_keys(&p, &s); j += SCAN_THREADS) {
+        out[j] = local_decay_pair{ 0, 0 };
+    }
 }
 
 /* Row i is at position i + nk - nq; what rounding leaves of its sum counts from the key after. */

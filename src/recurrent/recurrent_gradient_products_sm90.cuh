@@ -352,14 +352,14 @@ static __device__ __forceinline__ void multiply_chunk(gradient_shared<DIM, GATES
         if (DELTA) {
             multiply_queries(m, second, m.dr, -1, false, tile);
         }
-        __syncthreads();
+        threads_await<of::threads>(1); /* two places, one barrier: both branches are of whole warps */
         store_sums<DIM, GATES>(m.sum[shared::x], first, tile);
         if (DELTA) {
             store_sums<DIM, GATES>(m.sum[shared::z], second, tile);
         }
     } else {
         multiply_keys(m, first, second, scale, tile);
-        __syncthreads();
+        threads_await<of::threads>(1);
         store_sums<DIM, GATES>(m.sum[shared::y], GATES == NO_GATES ? second : first, tile);
         if (GATES != NO_GATES) {
             store_sums<DIM, GATES>(m.sum[shared::e], second, tile);

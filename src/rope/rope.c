@@ -115,19 +115,24 @@ static void turn_token(const loam_rope *r, const turn *turns, const loam_const_v
     }
 }
 
-static void apply(const loam_rope *r, const loam_const_view *from, const loam_view *to)
+static void find_paces(const loam_rope *r, rope_paces *paces)
 {
-    double pace[PLANES];
     for (int64_t c = 0; c < r->dim / 2; c++) {
-        pace[c] = pow(r->base, -2 * (double)c / (double)r->dim);
+        paces->plane[c] = pow(r->base, -2 * (double)c / (double)r->dim);
     }
+}
+
+static void apply(const loam_rope *r, const rope_paces *paces, const loam_const_view *from,
+                  const loam_view *to)
+{
 #pragma omp parallel for collapse(2) num_threads(r->threads)
     for (int64_t b = 0; b < r->batch; b++) {
         for (int64_t t = 0; t < r->tokens; t++) {
             const double position = (double)rope_position(r, b, t) * (r->inverse ? -1 : 1);
             turn turns[PLANES];
             for (int64_t c = 0; c < r->dim / 2; c++) {
-                turns[c] = (turn){ cos(position * pace[c]), sin(position * pace[c]) };
+                const double angle = position * paces->plane[c];
+                turns[c] = (turn){ cos(angle), sin(angle) };
             }
             turn_token(r, turns, from, to, b, t);
         }
@@ -148,15 +153,17 @@ loam_status loam_rope_apply(const loam_rope *rope, const loam_const_view *from, 
         return loam_succeed(error);
     }
     TRY(check_views(&r, from, to, error));
+    rope_paces paces = { 0 };
+    find_paces(&r, &paces);
     if (r.backend == LOAM_BACKEND_CUDA) {
 #ifdef LOAM_HAVE_CUDA
-        TRY(rope_apply_cuda(&r, from, to, error));
+        TRY(rope_apply_cuda(&r, &paces, from, to, error));
 #else
         return loam_fail(error, LOAM_EUNSUPPORTED,
                          "backend: cuda is not in this build of the library (LOAM_CUDA)");
 #endif
     } else {
-        apply(&r, from, to);
+        apply(&r, &paces, from, to);
     }
     return loam_succeed(error);
 }

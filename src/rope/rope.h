@@ -27,9 +27,15 @@ LOAM_INLINE int64_t rope_position(const loam_rope *r, int64_t b, int64_t t)
 
 #define ROPE_AT(view, b, h, t) ((b) * (view)->batch + (h) * (view)->head + (t) * (view)->token)
 
+/* Angle of each plane at position 1. Found on the host for either back end: a unit in the last place is 1e-10 of a turn at
+ * position 10^6. */
+typedef struct rope_paces {
+    double plane[LOAM_MAX_DIM / 2];
+} rope_paces;
+
 /* The launch, for checked options that are filled in. */
-loam_status rope_apply_cuda(const loam_rope *rope, const loam_const_view *from, const loam_view *to,
-                            loam_error *error);
+loam_status rope_apply_cuda(const loam_rope *rope, const rope_paces *paces, const loam_const_view *from,
+                            const loam_view *to, loam_error *error);
 
 #ifdef __cplusplus
 }

@@ -6,7 +6,8 @@
 enum { ROPE_THREADS = 256 };
 
 __global__ void __launch_bounds__(ROPE_THREADS)
-    rope_kernel(const __grid_constant__ loam_rope r, const loam_const_view from, const loam_view to)
+    rope_kernel(const __grid_constant__ loam_rope r, const __grid_constant__ rope_paces paces,
+                const loam_const_view from, const loam_view to)
 {
     const int64_t planes = r.dim / 2, items = planes + r.channels - r.dim,
                   n = (int64_t)blockIdx.x * ROPE_THREADS + threadIdx.x, token = n / items, c = n % items;
@@ -25,7 +26,7 @@ __global__ void __launch_bounds__(ROPE_THREADS)
     const rope_plane at = rope_plane_of(&r, c);
     const double position = (double)rope_position(&r, b, t) * (r.inverse ? -1 : 1);
     double sine, cosine;
-    sincos(position * pow(r.base, -2 * (double)c / (double)r.dim), &sine, &cosine);
+    sincos(position * paces.plane[c], &sine, &cosine);
     for (int64_t h = 0; h < r.heads; h++) {
         const int64_t in = ROPE_AT(&from, b, h, t), out = ROPE_AT(&to, b, h, t);
         const double x = element_load(from.data, r.dtype, in + at.x),
@@ -35,12 +36,12 @@ __global__ void __launch_bounds__(ROPE_THREADS)
     }
 }
 
-loam_status rope_apply_cuda(const loam_rope *r, const loam_const_view *from, const loam_view *to,
-                            loam_error *error)
+loam_status rope_apply_cuda(const loam_rope *r, const rope_paces *paces, const loam_const_view *from,
+                            const loam_view *to, loam_error *error)
 {
     const int64_t items = r->dim / 2 + r->channels - r->dim,
                   blocks = (r->batch * r->tokens * items + ROPE_THREADS - 1) / ROPE_THREADS;
     REQUIRE(blocks <= INT32_MAX, error, LOAM_EMEMORY, "batch x tokens: too large for one launch");
-    rope_kernel<<<(unsigned)blocks, ROPE_THREADS, 0, (cudaStream_t)r->stream>>>(*r, *from, *to);
+    rope_kernel<<<(unsigned)blocks, ROPE_THREADS, 0, (cudaStream_t)r->stream>>>(*r, *paces, *from, *to);
     return cuda_launched("rope_kernel", error);
 }
