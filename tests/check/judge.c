@@ -243,10 +243,12 @@ static double memory_of_heads(const values *v)
 
 /* How large what is added up may be where it cancels. Gradients through a mean are differences, of one value they are 0; that of the
  * scale is one sum of q . grad_q / scale over all tokens, in which errors of grad_q of any direction add up, and that of a decay of
- * the head has such terms from as many tokens as the state remembers. */
+ * the head has such terms from as many tokens as the state remembers. Rows that are alike err alike: their errors add up as such. */
 static double cancelling(const values *want, slot which)
 {
     const spec *s = &want->spec;
+    const int alike = s->data >= DATA_EQUAL && s->data <= DATA_FAR;
+    const double rows = alike ? 1 : (double)slot_size(want, SLOT_Q) / (double)s->dim_qk;
     const int decay = which == SLOT_GRAD_LOG_DECAY && s->mechanism == LOAM_RETENTION;
     if ((which == SLOT_GRAD_SCALE || decay) && !s->normalise) {
         const double scale = s->scale != 0               ? fabs(s->scale)
@@ -254,12 +256,12 @@ static double cancelling(const values *want, slot which)
                                                          : 1 / sqrt((double)s->dim_qk);
         const int64_t q = slot_size(want, SLOT_Q);
         return compare_norm(want->x[SLOT_Q], q) * compare_norm(want->x[SLOT_GRAD_Q], q) /
-               sqrt((double)q + (double)s->dim_qk) * (decay ? memory_of_heads(want) : 1 / scale);
+               sqrt((rows + 1) * (double)s->dim_qk) * (decay ? memory_of_heads(want) : 1 / scale);
     }
     if (which == SLOT_GRAD_RIDGE) { /* of z x over all tokens; |z| is that of dq, |x| <= |q| / ridge */
         const int64_t q = slot_size(want, SLOT_Q);
         return GRADED * compare_norm(want->x[SLOT_Q], q) * compare_norm(want->x[SLOT_GRAD_Q], q) / s->ridge /
-               sqrt((double)q / (double)s->dim_qk + 1);
+               sqrt(rows + 1);
     }
     if (which == SLOT_STATE_OUT && s->state &&
         spec_recurrence_of(s).delta) { /* a chunk takes back what was there */
