@@ -167,7 +167,9 @@ static void judge_slot(const values *got, const values *want, const condition *x
             worst_row = r;
         }
     }
-    const double fraction = fmax(worst, allowed2 > 0 ? sqrt(wrong2 / allowed2) : 0);
+    /* A mean over few errors is that much less of one. */
+    const double few = 1 + 1 / sqrt((double)(rows * n) + 1);
+    const double fraction = fmax(worst, allowed2 > 0 ? sqrt(wrong2 / allowed2) / few : 0);
     if (fraction > out->fraction) {
         out->fraction = fraction;
         place(want, which, worst_row, out);

@@ -155,6 +155,30 @@ static void kernels(void **state)
 }
 
 /* On a machine with a GPU tests/cuda asks. */
+/* A problem that the row takes. */
+static loam_problem problem_of_row(const loam_kernel_info *row)
+{
+    loam_problem p = good();
+    int m = LOAM_SOFTMAX;
+    while (strncmp(row->mechanisms, loam_mechanism_name((loam_mechanism)m),
+                   strlen(loam_mechanism_name((loam_mechanism)m))) != 0) {
+        m++;
+    }
+    p.mechanism = (loam_mechanism)m;
+    for (int pass = LOAM_FORWARD; pass <= LOAM_DECODE; pass++) {
+        p.pass = strcmp(row->pass, loam_pass_name((loam_pass)pass)) == 0 ? (loam_pass)pass : p.pass;
+    }
+    p.kernel = row->name;
+    p.dtype = LOAM_BF16;
+    p.dim_qk = p.dim_v = 64; /* which every row takes */
+    p.path = strncmp(row->name, "local_path", 10) == 0;
+    if (m >= LOAM_LINEAR) {
+        p.heads_kv = p.heads_q;
+        p.len_kv = p.len_q;
+    }
+    return p;
+}
+
 static void cuda_without_a_device(void **state)
 {
     (void)state;
@@ -167,12 +191,7 @@ static void cuda_without_a_device(void **state)
             if (row.available) {
                 skip();
             }
-            p = good();
-            p.kernel = row.name;
-            p.dtype = LOAM_BF16;
-            p.dim_qk = p.dim_v = 64; /* which every row takes */
-            p.path = strncmp(row.name, "local_path", 10) == 0;
-            p.pass = strcmp(row.pass, "forward") == 0 ? LOAM_FORWARD : LOAM_BACKWARD;
+            p = problem_of_row(&row);
             refuse(&p, LOAM_EUNSUPPORTED, "kernel", row.name, "needs an NVIDIA GPU");
         }
     }
