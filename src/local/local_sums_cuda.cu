@@ -2,6 +2,7 @@
  * Gradients that are sums over rows, on GPUs: each row has left its part; a thread block adds those of a head
  * in a fixed order, one thread those of the heads. Gradients of a ridge with tokens are written row by row,
  * in the first pass. */
+#include "src/gpu/block_sum.cuh"
 #include "src/gpu/launch.cuh"
 #include "src/local/local_backward_cuda.h"
 #include "src/local/local_decay.h"
@@ -17,21 +18,11 @@ static __device__ __forceinline__ int64_t row_of_head(const loam_problem &p, int
 /* The sum of part over the rows of head h. */
 static __device__ double head_sum(const loam_problem &p, const double *part, int64_t h)
 {
-    __shared__ double sums[SUM_THREADS];
     double sum = 0;
     for (int64_t n = threadIdx.x; n < local_tokens(&p); n += SUM_THREADS) {
         sum += part[row_of_head(p, h, n)];
     }
-    __syncthreads();
-    sums[threadIdx.x] = sum;
-    for (int step = SUM_THREADS / 2; step > 0; step /= 2) {
-        __syncthreads();
-        if ((int)threadIdx.x < step) {
-            sums[threadIdx.x] += sums[threadIdx.x + step];
-        }
-    }
-    __syncthreads();
-    return sums[0];
+    return block_sum<SUM_THREADS>(sum);
 }
 
 /* One block for each head. */

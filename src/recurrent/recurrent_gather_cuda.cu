@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * What reverse_kernel leaves becomes gradients: sums over its parts and over the value heads that share a head of q and k, the chain
  * rule of the features, and sums over tokens, all in a fixed order. */
+#include "src/gpu/block_sum.cuh"
 #include "src/recurrent/recurrent_backward_cuda.cuh"
 
 enum { GATHER_THREADS = 128, SUM_THREADS = 256 };
@@ -172,21 +173,11 @@ static __device__ __forceinline__ int64_t row_of_head(const loam_problem &p, int
 /* The sum of part over the tokens of head h; all threads get it. */
 static __device__ double head_sum(const loam_problem &p, const double *part, int64_t h)
 {
-    __shared__ double sums[SUM_THREADS];
     double sum = 0;
     for (int64_t n = threadIdx.x; n < recurrent_tokens(&p); n += SUM_THREADS) {
         sum += part[row_of_head(p, h, n)];
     }
-    __syncthreads();
-    sums[threadIdx.x] = sum;
-    for (int step = SUM_THREADS / 2; step > 0; step /= 2) {
-        __syncthreads();
-        if ((int)threadIdx.x < step) {
-            sums[threadIdx.x] += sums[threadIdx.x + step];
-        }
-    }
-    __syncthreads();
-    return sums[0];
+    return block_sum<SUM_THREADS>(sum);
 }
 
 /* One block: heads one after the other. */

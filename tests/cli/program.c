@@ -141,3 +141,26 @@ void expect_arrays_near(const char *what, const array *got, const array *expecte
                      array_get(got, i), array_get(expected, i));
     }
 }
+
+void expect_tensor(const char *file, const char *path, const char *name, const char *part, double tolerance)
+{
+    char tensor[64];
+    snprintf(tensor, sizeof tensor, "%s.%s", name, part);
+    array got = read_array(path), expected = fixture(file, tensor);
+    expect_arrays_near(tensor, &got, &expected, tolerance);
+    array_free(&got);
+    array_free(&expected);
+}
+
+void expect_gradients(const char *file, const char *name, const char *gradients, double tolerance)
+{
+    char all[128], path[80];
+    snprintf(all, sizeof all, "dq dk dv dscale %s", gradients);
+    int count = 0;
+    for (char *part = strtok(all, " "); part; part = strtok(NULL, " "), count++) {
+        snprintf(path, sizeof path, "g/%s.npy", part);
+        expect_tensor(file, path, name, part, tolerance);
+    }
+    outcome listing = run_shell("ls g | wc -l");
+    assert_int_equal(atoi(listing.out), count);
+}

@@ -36,5 +36,9 @@ array read_array(const char *path); /* of any file, in its own type */
 
 /* Same shape, and every element within tolerance * (1 + the largest expected). */
 void expect_arrays_near(const char *what, const array *got, const array *expected, double tolerance);
+/* The array in `path` is the tensor NAME.PART of the fixture. */
+void expect_tensor(const char *file, const char *path, const char *name, const char *part, double tolerance);
+/* The folder g holds dq, dk, dv, dscale and `gradients`, words apart, as the fixture has them, and nothing else. */
+void expect_gradients(const char *file, const char *name, const char *gradients, double tolerance);
 
 #endif

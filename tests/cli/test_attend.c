@@ -16,6 +16,8 @@
 
 static const char QKV[] = "--q $IN:q --k $IN:k --v $IN:v";
 
+static const char FIXTURE[] = "expected";
+
 typedef struct attend_case {
     const char *name; /* in expected.safetensors */
     const char *arguments;
@@ -34,29 +36,6 @@ static const attend_case CASES[] = {
     { "lla_channel", "lla --ridge $IN:ridge_channel --score rbf --full", "dridge" },
 };
 
-static void expect_tensor(const char *path, const char *name, const char *part, double tolerance)
-{
-    char tensor[64];
-    snprintf(tensor, sizeof tensor, "%s.%s", name, part);
-    array got = read_array(path), expected = fixture("expected", tensor);
-    expect_arrays_near(tensor, &got, &expected, tolerance);
-    array_free(&got);
-    array_free(&expected);
-}
-
-static void expect_gradients(const attend_case *c, double tolerance)
-{
-    char all[128], path[80];
-    snprintf(all, sizeof all, "dq dk dv dscale %s", c->gradients);
-    int count = 0;
-    for (char *name = strtok(all, " "); name; name = strtok(NULL, " "), count++) {
-        snprintf(path, sizeof path, "g/%s.npy", name);
-        expect_tensor(path, c->name, name, tolerance);
-    }
-    outcome listing = run_shell("ls g | wc -l");
-    assert_int_equal(atoi(listing.out), count);
-}
-
 static void run_case(const attend_case *c, const char *options, double tolerance, double gradient_tolerance)
 {
     outcome result = run_loam(
@@ -65,11 +44,11 @@ static void run_case(const attend_case *c, const char *options, double tolerance
         c->arguments, QKV, options);
     expect_status(&result, 0);
     assert_string_equal(result.err, "");
-    expect_tensor("o.npy", c->name, "o", tolerance);
-    expect_tensor("lse.npy", c->name, "lse", tolerance);
-    expect_tensor("rho.npy", c->name, "rho", tolerance);
-    expect_tensor("w.npy", c->name, "weights", tolerance);
-    expect_gradients(c, gradient_tolerance);
+    expect_tensor(FIXTURE, "o.npy", c->name, "o", tolerance);
+    expect_tensor(FIXTURE, "lse.npy", c->name, "lse", tolerance);
+    expect_tensor(FIXTURE, "rho.npy", c->name, "rho", tolerance);
+    expect_tensor(FIXTURE, "w.npy", c->name, "weights", tolerance);
+    expect_gradients(FIXTURE, c->name, c->gradients, gradient_tolerance);
     result = run_shell("wc -l <info.csv; head -1 info.csv; rm -r g *.npy info.csv");
     expect_status(&result, 0);
     assert_string_equal(result.out, "33\nbatch,head,token,code,solver,iterations,residual\n");
@@ -192,7 +171,7 @@ static void tokens_first_is_transposed(void **state)
         save_transposed("expected", tensor, "expected.npy");
         expect_same_files(parts[i][1], "expected.npy", 1e-8);
     }
-    expect_tensor("lse.npy", "lla_head", "lse", 1e-12);
+    expect_tensor(FIXTURE, "lse.npy", "lla_head", "lse", 1e-12);
     run_shell("rm -r g");
 }
 
@@ -221,7 +200,7 @@ static void element_types_follow_q(void **state)
         array got = read_array("o.npy");
         assert_int_equal(got.dtype, rows[i].type);
         array_free(&got);
-        expect_tensor("o.npy", rows[i].expected, "o", rows[i].tolerance);
+        expect_tensor(FIXTURE, "o.npy", rows[i].expected, "o", rows[i].tolerance);
     }
 }
 

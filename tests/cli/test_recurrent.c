@@ -18,6 +18,8 @@
 #define X "$DATA/recurrent.safetensors:"
 static const char QKV[] = "--q " X "q --k " X "k --v " X "v --out o.npy";
 
+static const char FIXTURE[] = "recurrent";
+
 typedef struct recurrent_case {
     const char *name; /* in recurrent.safetensors */
     const char *arguments;
@@ -44,29 +46,6 @@ static const recurrent_case CASES[] = {
       "dridge dlog_decay dbeta dstate" },
 };
 
-static void expect_tensor(const char *path, const char *name, const char *part, double tolerance)
-{
-    char tensor[64];
-    snprintf(tensor, sizeof tensor, "%s.%s", name, part);
-    array got = read_array(path), expected = fixture("recurrent", tensor);
-    expect_arrays_near(tensor, &got, &expected, tolerance);
-    array_free(&got);
-    array_free(&expected);
-}
-
-static void expect_gradients(const recurrent_case *c, double tolerance)
-{
-    char all[128], path[80];
-    snprintf(all, sizeof all, "dq dk dv dscale %s", c->gradients);
-    int count = 0;
-    for (char *name = strtok(all, " "); name; name = strtok(NULL, " "), count++) {
-        snprintf(path, sizeof path, "g/%s.npy", name);
-        expect_tensor(path, c->name, name, tolerance);
-    }
-    outcome listing = run_shell("ls g | wc -l");
-    assert_int_equal(atoi(listing.out), count);
-}
-
 static void run_case(const recurrent_case *c, const char *options, double tolerance,
                      double gradient_tolerance)
 {
@@ -79,9 +58,9 @@ static void run_case(const recurrent_case *c, const char *options, double tolera
                               c->arguments, QKV, states, options);
     expect_status(&result, 0);
     assert_string_equal(result.err, "");
-    expect_tensor("o.npy", c->name, "o", tolerance);
-    expect_tensor("s.npy", c->name, "state", tolerance);
-    expect_gradients(c, gradient_tolerance);
+    expect_tensor(FIXTURE, "o.npy", c->name, "o", tolerance);
+    expect_tensor(FIXTURE, "s.npy", c->name, "state", tolerance);
+    expect_gradients(FIXTURE, c->name, c->gradients, gradient_tolerance);
     result = run_shell("wc -l <info.csv; rm -r g *.npy info.csv");
     assert_string_equal(result.out, "41\n");
 }
@@ -179,12 +158,12 @@ static void interpolation_matches_numpy(void **state)
                                  "pair_state --out o.npy";
     outcome result = run_loam("attend interpolation --linear gated_delta %s --dtype f64", inputs);
     expect_status(&result, 0);
-    expect_tensor("o.npy", "interpolation", "o", 1e-12);
+    expect_tensor(FIXTURE, "o.npy", "interpolation", "o", 1e-12);
     result = run_loam("attend interpolation --linear gated-delta %s --grad-out " X
                       "pair_v --grad-dir g --state-out s.npy",
                       inputs);
     expect_status(&result, 0);
-    expect_tensor("o.npy", "interpolation", "o", 1e-5);
+    expect_tensor(FIXTURE, "o.npy", "interpolation", "o", 1e-5);
     result = run_shell("ls g | tr '\\n' ' '; rm -r g o.npy s.npy");
     assert_string_equal(result.out, "dbeta.npy dk.npy dlog_decay.npy dq.npy dscale.npy dstate.npy dv.npy ");
 }

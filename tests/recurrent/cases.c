@@ -52,6 +52,30 @@ void fill(values *v, slot which, double x)
     }
 }
 
+void scale_slot(values *v, slot which, double factor)
+{
+    for (int64_t i = 0; v->x[which] && i < slot_size(v, which); i++) {
+        v->x[which][i] *= factor;
+    }
+}
+
+void expect_linear_backward(const spec *s, double factor)
+{
+    values one = values_make(s), scaled = values_like(s, &one);
+    scale_slot(&scaled, SLOT_GRAD_O, factor);
+    scale_slot(&scaled, SLOT_GRAD_STATE_OUT, factor);
+    expect_run(&one);
+    expect_run(&scaled);
+    for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++) {
+        if (one.x[which]) {
+            scale_slot(&one, (slot)which, factor);
+            expect_same("scaled gradients", &scaled, (slot)which, one.x[which]);
+        }
+    }
+    values_free(&one);
+    values_free(&scaled);
+}
+
 /* Has the slot a row for each token? */
 static int of_tokens(const values *v, slot which)
 {

@@ -10,6 +10,9 @@ spec recurrent_spec(loam_mechanism mechanism, loam_pass pass, int64_t len, int64
 spec recurrent_case(loam_mechanism mechanism, loam_pass pass, int64_t number);
 
 void fill(values *v, slot which, double x);
+void scale_slot(values *v, slot which, double factor);
+/* All gradients are linear in those of o and of the last state, bit for bit; factor is a power of 2. */
+void expect_linear_backward(const spec *s, double factor);
 /* The tokens first .. first + count - 1 of a case that is not packed, which has the inputs of `v`. */
 values part_of(const values *v, int64_t first, int64_t count);
 /* Rows first .. of the tokens of `v` are those of `part`, bit for bit. */

@@ -329,13 +329,6 @@ static void shared_heads_are_copies(void **state)
     }
 }
 
-static void scale_slot(values *v, slot which, double factor)
-{
-    for (int64_t i = 0; v->x[which] && i < slot_size(v, which); i++) {
-        v->x[which][i] *= factor;
-    }
-}
-
 /* The backward is linear in what comes in, the forward in values and states: by powers of 2, bit for bit. */
 static void passes_are_linear(void **state)
 {
@@ -344,27 +337,15 @@ static void passes_are_linear(void **state)
     for (int mechanism = LOAM_LINEAR; mechanism <= LOAM_MESA; mechanism++) {
         for (int each = 0; each < 2; each++) {
             spec s = base((loam_mechanism)mechanism, LOAM_BACKWARD);
-            values one = values_make(&s), scaled = values_like(&s, &one);
-            scale_slot(&scaled, SLOT_GRAD_O, factors[each]);
-            scale_slot(&scaled, SLOT_GRAD_STATE_OUT, factors[each]);
-            expect_run(&one);
-            expect_run(&scaled);
-            for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++) {
-                if (one.x[which]) {
-                    scale_slot(&one, (slot)which, factors[each]);
-                    expect_same("scaled gradients", &scaled, (slot)which, one.x[which]);
-                }
-            }
+            expect_linear_backward(&s, factors[each]);
             s.pass = LOAM_FORWARD;
             s.state = 0;
-            values forward = values_like(&s, &one), larger = values_like(&s, &one);
+            values forward = values_make(&s), larger = values_like(&s, &forward);
             scale_slot(&larger, SLOT_V, factors[each]);
             expect_run(&forward);
             expect_run(&larger);
             scale_slot(&forward, SLOT_O, factors[each]);
             expect_same("scaled values", &larger, SLOT_O, forward.x[SLOT_O]);
-            values_free(&one);
-            values_free(&scaled);
             values_free(&forward);
             values_free(&larger);
         }

@@ -20,13 +20,6 @@ static spec base(int mechanism, int pass)
     return s;
 }
 
-static void scale_slot(values *v, slot which, double factor)
-{
-    for (int64_t i = 0; v->x[which] && i < slot_size(v, which); i++) {
-        v->x[which][i] *= factor;
-    }
-}
-
 /* By powers of 2, bit for bit: nothing is added to a denominator, and solves stop on a relative residual. */
 static void gradients_are_linear(void **state)
 {
@@ -35,19 +28,7 @@ static void gradients_are_linear(void **state)
     for (int mechanism = LOAM_LINEAR; mechanism <= LOAM_MESA; mechanism++) {
         for (int each = 0; each < 2; each++) {
             const spec s = base(mechanism, LOAM_BACKWARD);
-            values one = values_make(&s), scaled = values_like(&s, &one);
-            scale_slot(&scaled, SLOT_GRAD_O, factors[each]);
-            scale_slot(&scaled, SLOT_GRAD_STATE_OUT, factors[each]);
-            expect_run(&one);
-            expect_run(&scaled);
-            for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++) {
-                if (one.x[which]) {
-                    scale_slot(&one, (slot)which, factors[each]);
-                    expect_same("scaled gradients", &scaled, (slot)which, one.x[which]);
-                }
-            }
-            values_free(&one);
-            values_free(&scaled);
+            expect_linear_backward(&s, factors[each]);
         }
     }
 }

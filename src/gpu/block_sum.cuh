@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: MIT
+ * Sums over the threads of a block, in a fixed order. */
+#ifndef LOAM_GPU_BLOCK_SUM_CUH
+#define LOAM_GPU_BLOCK_SUM_CUH
+
+/* The sum of x over all THREADS threads, a power of 2; each gets it. */
+template <int THREADS> static __device__ double block_sum(double x)
+{
+    __shared__ double sums[THREADS];
+    __syncthreads();
+    sums[threadIdx.x] = x;
+    for (int step = THREADS / 2; step > 0; step /= 2) {
+        __syncthreads();
+        if ((int)threadIdx.x < step) {
+            sums[threadIdx.x] += sums[threadIdx.x + step];
+        }
+    }
+    __syncthreads();
+    return sums[0];
+}
+
+#endif
