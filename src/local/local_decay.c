@@ -3,13 +3,11 @@
 
 #include <math.h>
 
-/* Copies of whole tiles may read beyond the last key. */
-enum { SPARE = 256 };
-
 size_t local_decay_work(const loam_problem *p)
 {
     return p->decay
-               ? size_of(size_add(size_mul((size_t)local_keys(p), (size_t)p->heads_q), SPARE), sizeof(double))
+               ? size_of(size_add(size_mul((size_t)local_keys(p), (size_t)p->heads_q), LOCAL_DECAY_SPARE),
+                         sizeof(double))
                : 0;
 }
 

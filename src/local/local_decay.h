@@ -28,6 +28,9 @@ typedef struct local_decay_pair {
     float hi, lo;
 } local_decay_pair;
 
+/* Tiles of keys reach this far beyond the last one of all. */
+enum { LOCAL_DECAY_SPARE = 256 };
+
 /* Bytes of G, at the beginning of the workspace; 0 where nothing decays. */
 size_t local_decay_work(const loam_problem *problem);
 

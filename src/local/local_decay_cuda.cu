@@ -5,6 +5,7 @@
 #include "src/local/local_decay.h"
 
 enum { SCAN_THREADS = 512, SCAN_EACH = 4, SCAN_PIECE = SCAN_THREADS * SCAN_EACH };
+static_assert((int)SCAN_THREADS >= (int)LOCAL_DECAY_SPARE, "a thread for each spare pair");
 
 /* The sum of x over the threads before this one, and over all of them. */
 static __device__ __forceinline__ double scan_threads(double x, double *whole)
@@ -74,9 +75,12 @@ __global__ void __launch_bounds__(SCAN_THREADS)
             const float hi = (float)sum;
             out[j] = local_decay_pair{ hi, (float)(sum - (double)hi) };
         });
-    /* Tiles of keys reach beyond those in use. */
+    /* Tiles of keys reach beyond those in use, and the last tile beyond them all. */
     for (int64_t j = s.nk + threadIdx.x; j < local_stored_keys(&p, &s); j += SCAN_THREADS) {
         out[j] = local_decay_pair{ 0, 0 };
+    }
+    if (blockIdx.x == gridDim.x - 1 && threadIdx.x < LOCAL_DECAY_SPARE) {
+        ((local_decay_pair *)sums.data)[local_keys(&p) * p.heads_q + threadIdx.x] = local_decay_pair{ 0, 0 };
     }
 }
 
