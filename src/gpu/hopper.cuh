@@ -277,23 +277,35 @@ static __device__ __forceinline__ void wgmma_rows(float (&d)[8][4], const uint32
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
-/* d += A B over 16 rows of B: A in registers, B in shared memory, of 64 or 128 columns. */
-static __device__ __forceinline__ void wgmma_weights(float (&d)[1][8][4], const uint32_t (&a)[4], uint64_t b)
+/* d (+)= A B over 16 rows of B: A in registers, B in shared memory, of 64 or 128 columns. */
+static __device__ __forceinline__ void wgmma_weights(float (&d)[1][8][4], const uint32_t (&a)[4], uint64_t b,
+                                                     int add)
 {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" WGMMA_REGISTERS_32
                  "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}\n"
                  : WGMMA_32(d[0])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
-static __device__ __forceinline__ void wgmma_weights(float (&d)[2][8][4], const uint32_t (&a)[4], uint64_t b)
+static __device__ __forceinline__ void wgmma_weights(float (&d)[2][8][4], const uint32_t (&a)[4], uint64_t b,
+                                                     int add)
 {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" WGMMA_REGISTERS_64
                  "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}\n"
                  : WGMMA_32(d[0]), WGMMA_32(d[1])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+
+/* d (+)= A^T B over 16 rows of both, each of 64 columns in shared memory. */
+static __device__ __forceinline__ void wgmma_transposed(float (&d)[8][4], uint64_t a, uint64_t b, int add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" WGMMA_REGISTERS_32
+                 "}, %32, %33, p, 1, 1, 1, 1;\n}\n"
+                 : WGMMA_32(d)
+                 : "l"(a), "l"(b), "r"(add));
 }
 
 /* s (+)= rows tile^T: DIM / 64 tiles side by side, `rows` of 64 rows, `tile` of 8 BLOCKS. Under way until a commit and a wait. `more`:
@@ -370,15 +382,16 @@ static __device__ __forceinline__ void split_weights(weights_operand<PARTS, STEP
     }
 }
 
-/* out += w tile, DIM columns, 16 STEPS rows of the tile. Under way until a commit and a wait. */
+/* out += w tile, DIM columns, 16 STEPS rows of the tile; not `add`: = w tile. Under way until a commit and a wait. */
 template <int DIM, int STEPS>
 static __device__ __forceinline__ void more_weights(float (&out)[DIM / SIDE][8][4],
-                                                    const uint32_t (&w)[STEPS][4], const __nv_bfloat16 *tile)
+                                                    const uint32_t (&w)[STEPS][4], const __nv_bfloat16 *tile,
+                                                    bool add = true)
 {
     const uint32_t b = descriptor_low(tile, STEPS * 16 * SIDE * 2);
 #pragma unroll
     for (int k = 0; k < STEPS; k++) {
-        wgmma_weights(out, w[k], descriptor_of(b + k * 16 * SIDE / 8));
+        wgmma_weights(out, w[k], descriptor_of(b + k * 16 * SIDE / 8), add || k > 0);
     }
 }
 
@@ -389,6 +402,18 @@ static __device__ __forceinline__ void multiply_weights(float (&out)[DIM / SIDE]
 {
     products_begin();
     more_weights<DIM>(out, w, tile);
+}
+
+/* out = columns^T tile, two tiles of 64 rows. Under way until a commit and a wait. */
+static __device__ __forceinline__ void multiply_transposed(float (&out)[8][4], const __nv_bfloat16 *columns,
+                                                        const __nv_bfloat16 *tile)
+{
+    const uint32_t a = descriptor_low(columns), b = descriptor_low(tile);
+    products_begin();
+#pragma unroll
+    for (int k = 0; k < SIDE; k += 16) {
+        wgmma_transposed(out, descriptor_of(a + k * SIDE / 8), descriptor_of(b + k * SIDE / 8), k > 0);
+    }
 }
 
 /* Where element (row, column) of DIM / 64 tiles lies. */

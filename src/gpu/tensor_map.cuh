@@ -20,10 +20,10 @@ static inline bool tensor_map_fits(const loam_const_view *v, int64_t batch, int6
            step_fits(v->batch, batch);
 }
 
-/* `view` as [batch][heads][tokens][channels] of bf16, in boxes of `rows` tokens by 64 channels. What lies outside reads as 0. */
+/* `view` as [batch][heads][tokens][channels] of bf16, in boxes of `rows` tokens by 64 channels, or 32. What lies outside reads as 0. */
 static inline loam_status tensor_map_make(CUtensorMap *map, const loam_const_view *view, int64_t batch,
                                           int64_t heads, int64_t tokens, int64_t channels, int rows,
-                                          loam_error *error)
+                                          loam_error *error, int columns = 64)
 {
     void *entry = NULL;
     cudaDriverEntryPointQueryResult found;
@@ -38,11 +38,11 @@ static inline loam_status tensor_map_make(CUtensorMap *map, const loam_const_vie
     const cuuint64_t strides[3] = { (cuuint64_t)(tokens > 1 ? view->token * 2 : 16),
                                     (cuuint64_t)(heads > 1 ? view->head * 2 : 16),
                                     (cuuint64_t)(batch > 1 ? view->batch * 2 : 16) };
-    const cuuint32_t box[4] = { 64, (cuuint32_t)rows, 1, 1 }, step[4] = { 1, 1, 1, 1 };
+    const cuuint32_t box[4] = { (cuuint32_t)columns, (cuuint32_t)rows, 1, 1 }, step[4] = { 1, 1, 1, 1 };
     const CUresult code = ((PFN_cuTensorMapEncodeTiled_v12000)entry)(
         map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, (void *)(uintptr_t)view->data, sizes, strides, box, step,
-        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        CU_TENSOR_MAP_INTERLEAVE_NONE, columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     REQUIRE(code == CUDA_SUCCESS, error, LOAM_ECUDA,
             "cuTensorMapEncodeTiled: error %d for a view of strides %lld %lld %lld", (int)code,
             (long long)view->batch, (long long)view->head, (long long)view->token);

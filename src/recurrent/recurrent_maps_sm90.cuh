@@ -13,13 +13,14 @@ struct chunk_map {
     bool by_slot;
 };
 
-/* `rows` x `columns` of bf16 for each slot, in boxes of 64 columns by `box` rows. */
+/* `rows` x `columns` of bf16 for each slot, in boxes of 64 columns, or as many as said, by `box` rows. */
 static inline loam_status slot_map_make(chunk_map *to, const recurrent_chunks *x, const __nv_bfloat16 *array,
-                                        int64_t rows, int64_t columns, int box, loam_error *error)
+                                        int64_t rows, int64_t columns, int box, loam_error *error,
+                                        int box_columns = SIDE)
 {
     const loam_const_view view = { array, 0, rows * columns, columns };
     to->share = 1, to->by_slot = true;
-    return tensor_map_make(&to->map, &view, 1, x->slots, rows, columns, box, error);
+    return tensor_map_make(&to->map, &view, 1, x->slots, rows, columns, box, error, box_columns);
 }
 
 static inline loam_const_view chunk_source_view(const chunk_source &s)
@@ -75,11 +76,11 @@ template <int TILES> struct chunk_boxes {
         }
         token += tokens, head += heads;
     }
-    __device__ __forceinline__ void copy_out(const __nv_bfloat16 *tiles)
+    __device__ __forceinline__ void copy_out(const __nv_bfloat16 *tiles, int apart = TILE_ELEMENTS)
     {
 #pragma unroll
         for (int n = 0; n < TILES; n++) {
-            copy_box_out(map, tiles + n * TILE_ELEMENTS, column + n * SIDE, token, head, batch);
+            copy_box_out(map, tiles + n * apart, column + n * SIDE, token, head, batch);
         }
         token += tokens, head += heads;
     }

@@ -40,5 +40,6 @@ loam_status recurrent_output_reverse_sm90(const loam_problem *p, const loam_args
 bool recurrent_chunks_sm90_fit(const loam_problem *p, const recurrent_chunks *x)
 {
     return chunk_source_fits(p, x->q_in) && chunk_source_fits(p, x->k_out) &&
-           chunk_source_fits(p, x->u_hat) && (p->pass != LOAM_BACKWARD || chunk_source_fits(p, x->grad_o));
+           (!x->after || chunk_source_fits(p, x->k)) && chunk_source_fits(p, x->u_hat) &&
+           (p->pass != LOAM_BACKWARD || chunk_source_fits(p, x->grad_o));
 }

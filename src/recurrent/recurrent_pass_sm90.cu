@@ -1,25 +1,27 @@
 /* SPDX-License-Identifier: MIT
  * The pass from the first chunk to the last: states, and u of the delta rules. */
 #include "src/recurrent/recurrent_chunks_sm90.h"
-#include "src/recurrent/recurrent_pass_sm90.cuh"
+#include "src/recurrent/recurrent_pass_launch_sm90.cuh"
 
 /* Without tokens there are no arrays to describe. */
 static loam_status forward_maps(pass_arrays *to, const loam_problem *p, const recurrent_chunks *x,
                                 loam_error *error)
 {
     const int64_t d = p->dim_qk;
-    TRY(chunk_map_make(&to->value, p, x, x->u_hat, d, error));
-    TRY(chunk_map_make(&to->key, p, x, x->k_out, d, error));
-    TRY(slot_map_make(&to->snapshot, x, x->states, d, d, SIDE, error));
-    if (recurrent_form_of(p->mechanism)->delta) {
-        TRY(slot_map_make(&to->value_low, x, x->values_low, CHUNK_TOKENS, d, SIDE, error));
-        if (x->k_low) {
-            TRY(slot_map_make(&to->key_low, x, x->k_low, CHUNK_TOKENS, d, SIDE, error));
-        }
-        TRY(slot_map_make(&to->read, x, x->w, CHUNK_TOKENS, d, SIDE, error));
-        TRY(slot_map_make(&to->result, x, x->values, CHUNK_TOKENS, d, SIDE, error));
+    TRY(chunk_map_make(&to->key, p, x, x->after ? x->k : x->k_out, d, error));
+    if (!recurrent_form_of(p->mechanism)->delta) {
+        TRY(chunk_map_make(&to->value, p, x, x->u_hat, d, error));
+        return slot_map_make(&to->snapshot, x, x->states, d, d, SIDE, error);
     }
-    return LOAM_OK;
+    constexpr int half = SIDE / 2; /* rows of the state that a block has */
+    TRY(slot_map_make(&to->value, x, x->values, CHUNK_TOKENS, d, CHUNK_TOKENS, error, half));
+    TRY(slot_map_make(&to->value_low, x, x->values_low, CHUNK_TOKENS, d, CHUNK_TOKENS, error, half));
+    if (x->k_low) {
+        TRY(slot_map_make(&to->key_low, x, x->k_low, CHUNK_TOKENS, d, SIDE, error));
+    }
+    TRY(slot_map_make(&to->read, x, x->w, CHUNK_TOKENS, d, SIDE, error));
+    TRY(slot_map_make(&to->snapshot, x, x->states, d, d, half, error));
+    return slot_map_make(&to->result, x, x->values, CHUNK_TOKENS, d, CHUNK_TOKENS, error, half);
 }
 
 loam_status recurrent_pass_sm90(const loam_problem *p, const loam_args *a, const recurrent_chunks *x,
@@ -29,6 +31,6 @@ loam_status recurrent_pass_sm90(const loam_problem *p, const loam_args *a, const
     if (recurrent_tokens(p) > 0) {
         TRY(forward_maps(&arrays, p, x, error));
     }
-    arrays.total = x->total, arrays.begin = a->state_in, arrays.end = a->state_out;
+    arrays.total = x->total, arrays.after = x->after, arrays.begin = a->state_in, arrays.end = a->state_out;
     return pass_launch<false>(p, a, x, &arrays, error);
 }

@@ -176,7 +176,10 @@ __global__ void __launch_bounds__(PREPARE_THREADS, DELTA ? (DIM == 64 ? 4 : 3) :
     if (GATED) {
         store_scaled<DIM, true>(chunks.q_decayed, NULL, x, sm.q, sm.q_norm, sm.pre);
     }
-    if (GATED || (DELTA && chunks.k_low)) {
+    if (GATED && DELTA && chunks.after && threadIdx.x < SIDE) {
+        chunks.after[x.slot * SIDE + threadIdx.x] = sm.suf[threadIdx.x];
+    }
+    if (GATED ? chunks.k_decayed != NULL : DELTA && chunks.k_low) {
         store_scaled<DIM, GATED>(GATED ? chunks.k_decayed : chunks.k_features, chunks.k_low, x, sm.k,
                                  sm.k_norm, sm.suf);
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * The pass from the last chunk to the first: gradients of states, and du of the delta rules. */
 #include "src/recurrent/recurrent_chunks_sm90.h"
-#include "src/recurrent/recurrent_pass_sm90.cuh"
+#include "src/recurrent/recurrent_pass_launch_sm90.cuh"
 
 static loam_status backward_maps(pass_arrays *to, const loam_problem *p, const recurrent_chunks *x,
                                  loam_error *error)

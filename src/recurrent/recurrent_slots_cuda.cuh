@@ -43,6 +43,7 @@ struct recurrent_chunks {
                                           state; NULL where k_out is the argument. u has no second part */
     __nv_bfloat16 *P;           /* [64][64]: q_i . (k_j e^seg_ij), 0 above the diagonal */
     float *total;               /* [dim_qk]: e^(sum of the gates) of each channel */
+    float *after;               /* [64]: e^suf, where the pass takes k as it is and decays u; else NULL */
     __nv_bfloat16 *w;           /* delta rule, [64][dim_qk]: Linv Diag(beta) (k e^pre) */
     __nv_bfloat16 *states;      /* [dim_v][dim_qk]: at the beginning of the chunk */
     float *inverse;             /* delta rule, backward, [64][64]: Linv = (I + Diag(beta) A)^-1 */
@@ -77,6 +78,8 @@ static inline recurrent_chunks recurrent_chunks_carve(const loam_problem *p, con
     const recurrent_form *form = recurrent_form_of(p->mechanism);
     const bool gated = form->gate != GATE_NONE, mapped = p->feature_map != LOAM_FEATURES_IDENTITY;
     const bool features = mapped && (backward || !gated), weighted = form->beta;
+    /* k has no second part, and e^suf, one number of a token, is left to u, which has two. */
+    const bool late = form->delta && form->gate == GATE_TOKEN && !mapped;
     const int64_t share = p->heads_v / p->heads_q;
     recurrent_chunks x = {};
     x.per_sequence = (p->len_q + CHUNK_TOKENS - 1) / CHUNK_TOKENS;
@@ -94,12 +97,13 @@ static inline recurrent_chunks recurrent_chunks_carve(const loam_problem *p, con
     x.q_features = take_bf16(features, CHUNK_TOKENS * dk);
     x.k_features = take_bf16(features, CHUNK_TOKENS * dk);
     x.q_decayed = take_bf16(gated, CHUNK_TOKENS * dk);
-    x.k_decayed = take_bf16(gated, CHUNK_TOKENS * dk);
+    x.k_decayed = take_bf16(gated && (!late || backward), CHUNK_TOKENS * dk);
     x.values = take_bf16(weighted, CHUNK_TOKENS * dv);
-    x.k_low = take_bf16(form->delta && (gated || mapped), CHUNK_TOKENS * dk);
+    x.k_low = take_bf16(form->delta && (gated || mapped) && !late, CHUNK_TOKENS * dk);
     x.values_low = take_bf16(form->delta, CHUNK_TOKENS * dv);
     x.P = take_bf16(true, CHUNK_TOKENS * CHUNK_TOKENS);
     x.total = (float *)take(true, dk, sizeof(float));
+    x.after = (float *)take(late, CHUNK_TOKENS, sizeof(float));
     x.w = take_bf16(form->delta, CHUNK_TOKENS * dk);
     x.states = take_bf16(true, dv * dk);
     x.inverse = (float *)take(form->delta && backward, CHUNK_TOKENS * CHUNK_TOKENS, sizeof(float));
@@ -117,7 +121,7 @@ static inline recurrent_chunks recurrent_chunks_carve(const loam_problem *p, con
         x.q = chunk_source_or(x.q_features, mapped, x.q_given);
         x.k = chunk_source_or(x.k_features, mapped, x.k_given);
         x.q_in = chunk_source_or(x.q_decayed, gated, x.q);
-        x.k_out = chunk_source_or(x.k_decayed, gated, x.k);
+        x.k_out = chunk_source_or(x.k_decayed, gated && (!late || backward), x.k);
         x.u_hat = x.u = chunk_source_or(x.values, weighted, x.v);
     }
     return x;

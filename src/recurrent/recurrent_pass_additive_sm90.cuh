@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: MIT
+ * The pass where states are sums, in either direction: S1 = S0 Diag(total) + X, X = u^T k_out. X needs no state: while S0 is on its way
+ * out, the product of the next chunk is under way. */
+#ifndef LOAM_RECURRENT_RECURRENT_PASS_ADDITIVE_SM90_CUH
+#define LOAM_RECURRENT_RECURRENT_PASS_ADDITIVE_SM90_CUH
+
+#include "src/recurrent/recurrent_pass_sm90.cuh"
+
+template <int DIM, bool GATED, bool BACKWARD> struct additive_pass {
+    typedef pass_shape<DIM, false, BACKWARD, false> of;
+    typedef pass_shared<DIM, false, BACKWARD, false> shared;
+    float state[8][4];
+
+    /* The product of a chunk, and its decays. */
+    static __device__ __forceinline__ void ask(float (&product)[8][4], float2 (&total)[8], shared &sm,
+                                               const pass_block &block, unsigned n)
+    {
+        const unsigned slot = n % of::slots;
+        pass_await(sm, block, n);
+        multiply_transposed(product, sm.ring_tiles[slot], sm.ring_tiles[slot] + of::key * TILE_ELEMENTS);
+        products_commit();
+        if (GATED) {
+            load_totals(total, sm.total[slot]);
+        }
+    }
+
+    __device__ __forceinline__ void run(shared &sm, const pass_arrays &arrays, const pass_block &block)
+    {
+        float product[8][4];
+        float2 total[8];
+        ask(product, total, sm, block, 0);
+#pragma unroll 1
+        for (unsigned n = 0; n < block.chunks; n++) {
+            uint32_t snapshot[4][4];
+            round_state(snapshot, *(float(*)[1][8][4]) & state);
+            put_begin(n % of::places);
+            store_operands(sm.snapshot[n % of::places], snapshot);
+            put_end<of::places>(n % of::places);
+            products_wait<0>();
+            products_arrived(product);
+            if (GATED) {
+                decay_state(state, total);
+            }
+#pragma unroll
+            for (int e = 0; e < 32; e++) {
+                float &x = state[e / 4][e % 4];
+                x = BACKWARD ? fmaf(product[e / 4][e % 4], arrays.scale, x) : x + product[e / 4][e % 4];
+            }
+            ring_release(sm.ring, n);
+            ask(product, total, sm, block,
+                n + 1 < block.chunks ? n + 1 : n); /* the last once more: no branch around it */
+        }
+        products_wait<0>();
+    }
+};
+
+#endif

@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: MIT
+ * The pass of a delta rule from the first chunk to the last: u = u_hat - w S0^T, S1 = S0 Diag(total) + u^T k_out, or where k_out
+ * is k e^suf and e^suf one number of a token, (e^suf u)^T k. Everything is transposed, u^T = u_hat^T - S0 w^T, so that the state, and then u^T, go from one product into the next as they lie in registers:
+ * between chunks nothing passes through shared memory, and no warp waits for another.
+ *
+ * S0 and u are two bf16 parts each. Of the 16 rows of a warp's products 8 are the first parts and 8 the second ones of the same rows,
+ * so a thread has both, and a block 32 rows of the state: twice as many thread blocks, each with half of the work. */
+#ifndef LOAM_RECURRENT_RECURRENT_PASS_DELTA_SM90_CUH
+#define LOAM_RECURRENT_RECURRENT_PASS_DELTA_SM90_CUH
+
+#include "src/recurrent/recurrent_pass_sm90.cuh"
+
+/* Where element (row, column) of a tile of 32 columns lies, in the 64-byte swizzle. */
+static __device__ __forceinline__ int swizzled_half(int row, int column)
+{
+    return (row * 32 + column) ^ row / 2 % 4 * 8;
+}
+
+/* Where a lane finds rows 8 n + .. of the warp's 8 columns of such a tile, n = 4 i + lane / 8. */
+static __device__ __forceinline__ int half_piece(int i)
+{
+    const int lane = threadIdx.x % 32;
+    return swizzled_half(32 * i + lane, threadIdx.x % 128 / 32 * 8);
+}
+
+template <int DIM, bool GATED, bool LOW> struct delta_pass {
+    typedef pass_shape<DIM, true, false, LOW> of;
+    typedef pass_shared<DIM, true, false, LOW> shared;
+    static constexpr bool late = GATED && !LOW; /* u takes e^suf */
+    static constexpr int blocks = DIM / 8;      /* of 8 columns of the state */
+    float state[blocks][2];
+
+    /* What a thread has of a chunk ahead of its turn: u_hat^T in two parts, and the decays of its columns. */
+    struct chunk_ahead {
+        uint32_t value[2][8];
+        float2 total[blocks], after[8];
+
+        __device__ __forceinline__ void load(const shared &sm, unsigned slot)
+        {
+#pragma unroll
+            for (int part = 0; part < 2; part++) {
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    const __nv_bfloat16 *tile = sm.ring_tiles[slot] + part * (TILE_ELEMENTS / 2);
+                    load_matrices_transposed(*(uint32_t(*)[4])(value[part] + 4 * i), tile + half_piece(i));
+                }
+            }
+            if (GATED) {
+                load_totals(total, sm.total[slot]);
+            }
+        }
+        __device__ __forceinline__ void load_after(const shared &sm, unsigned slot)
+        {
+            if (late) {
+                load_totals(after, sm.after[slot]);
+            }
+        }
+    };
+
+    static __device__ __forceinline__ void add_parts(float (&to)[8][2], const chunk_ahead &ahead)
+    {
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            to[n][0] = pair_low(ahead.value[0][n]) + pair_low(ahead.value[1][n]);
+            to[n][1] = pair_high(ahead.value[0][n]) + pair_high(ahead.value[1][n]);
+        }
+    }
+
+    /* Columns 16 k .. as operands: a row's first part, and as the row eight further down its second. */
+    template <int BLOCKS>
+    static __device__ __forceinline__ void split(uint32_t (&a)[BLOCKS / 2][4], const float (&x)[BLOCKS][2])
+    {
+#pragma unroll
+        for (int n = 0; n < BLOCKS; n++) {
+            uint32_t part[2];
+            split_pair(part, x[n][0], x[n][1]);
+            a[n / 2][n % 2 * 2] = part[0], a[n / 2][n % 2 * 2 + 1] = part[1];
+        }
+    }
+
+    static __device__ __forceinline__ void store_snapshot(__nv_bfloat16 *tiles,
+                                                          const uint32_t (&a)[DIM / 16][4])
+    {
+        const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 8 + lane % 8;
+#pragma unroll
+        for (int i = 0; i < DIM / 32; i++) {
+            const int piece = i % 2 * 4 + lane / 8;
+            const uint32_t out[4] = { a[2 * i][0], a[2 * i][2], a[2 * i + 1][0], a[2 * i + 1][2] };
+            store_matrices(tiles + (i / 2 * of::rows + row) * SIDE + (piece ^ row % 8) * 8, out);
+        }
+    }
+
+    static __device__ __forceinline__ void round_result(uint32_t (&to)[2][4], const float (&u)[8][2])
+    {
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            to[n / 4][n % 4] = pair_of(u[n][0], u[n][1]);
+        }
+    }
+
+    static __device__ __forceinline__ void store_result(__nv_bfloat16 *tile, const uint32_t (&result)[2][4])
+    {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            store_matrices_transposed(tile + half_piece(i), result[i]);
+        }
+    }
+
+    /* Reads and writes of shared memory wait for the products that a warp asked for before them, so they come where something else must
+     * wait anyway; arithmetic does not wait. */
+    __device__ __forceinline__ void run(shared &sm, const pass_arrays &, const pass_block &block)
+    {
+        uint32_t a[DIM / 16][4], u_parts[4][4], result[2][4];
+        float value[8][2], u[8][2], read[8][4], more[of::tiles][8][4];
+        chunk_ahead ahead;
+        pass_await(sm, block, 0);
+        ahead.load(sm, 0);
+        add_parts(value, ahead);
+#pragma unroll 1
+        for (unsigned n = 0; n < block.chunks; n++) {
+            const unsigned next = n + 1 < block.chunks ? n + 1 : n;
+            const __nv_bfloat16 *tiles = sm.ring_tiles[n % of::slots];
+            split(a, state);
+            products_begin();
+            more_rows<DIM>(read, a, tiles + of::read * TILE_ELEMENTS, false);
+            products_commit();
+            if (GATED) {
+                decay_state(state, ahead.total);
+            }
+            const unsigned turn = n % of::snapshots;
+            put_begin(2 * turn);
+            store_snapshot(sm.snapshot[turn], a);
+            put_end<of::places>(2 * turn);
+            pass_await(sm, block, next);
+            ahead.load(sm, next % of::slots);
+            ahead.load_after(sm, n % of::slots);
+            put_begin(2 * turn + 1);
+            products_wait<0>();
+            products_arrived(read);
+#pragma unroll
+            for (int b = 0; b < 8; b++) {
+                u[b][0] = value[b][0] - (read[b][0] + read[b][2]);
+                u[b][1] = value[b][1] - (read[b][1] + read[b][3]);
+            }
+            round_result(result, u);
+            if (late) {
+                decay_state(u, ahead.after);
+            }
+            split(u_parts, u);
+            products_begin();
+            more_weights<DIM>(more, u_parts, tiles + of::key * TILE_ELEMENTS, false);
+            if constexpr (LOW) {
+                more_weights<DIM>(more, u_parts, tiles + of::key_low * TILE_ELEMENTS);
+            }
+            products_commit();
+            store_result(sm.result[turn], result);
+            put_end<of::places>(2 * turn + 1);
+            add_parts(value, ahead);
+            products_wait<0>();
+            products_arrived(more);
+#pragma unroll
+            for (int b = 0; b < blocks; b++) {
+                const float(&x)[4] = more[b / 8][b % 8];
+                state[b][0] += x[0] + x[2], state[b][1] += x[1] + x[3];
+            }
+            ring_release(sm.ring, n);
+        }
+    }
+};
+
+#endif

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: MIT
+ * The pass of a delta rule from the last chunk to the first: du = P^T do + k_out dS1^T, dS0 = dS1 Diag(total) + do^T q_in - du^T w,
+ * transposed as in recurrent_pass_delta_sm90.cuh. */
+#ifndef LOAM_RECURRENT_RECURRENT_PASS_REVERSE_SM90_CUH
+#define LOAM_RECURRENT_RECURRENT_PASS_REVERSE_SM90_CUH
+
+#include "src/recurrent/recurrent_pass_sm90.cuh"
+
+template <int DIM, bool GATED> struct reverse_pass {
+    typedef pass_shape<DIM, true, true, false> of;
+    typedef pass_shared<DIM, true, true, false> shared;
+    static constexpr int blocks = DIM / 8; /* of 8 columns of the state */
+    float state[blocks][4];
+
+    /* do^T times the scale. */
+    static __device__ __forceinline__ void scale_value(float (&to)[8][4], const uint32_t (&value)[4][4],
+                                                       float factor)
+    {
+#pragma unroll
+        for (int e = 0; e < 16; e++) {
+            float *x = to[e / 4 * 2 + e % 4 / 2] + e % 2 * 2;
+            const uint32_t pair = value[e / 4][e % 4];
+            x[0] = pair_low(pair) * factor, x[1] = pair_high(pair) * factor;
+        }
+    }
+
+    static __device__ __forceinline__ void negate(uint32_t (&a)[4][4], const float (&x)[8][4])
+    {
+        float minus[1][8][4];
+#pragma unroll
+        for (int e = 0; e < 32; e++) {
+            minus[0][e / 4][e % 4] = -x[e / 4][e % 4];
+        }
+        round_state(a, minus);
+    }
+
+    /* Reads and writes of shared memory wait for the products that a warp asked for before them, so they come where something else must
+     * wait anyway; arithmetic does not wait. The waits that wait for nothing tell the compiler that the products of the state have ended,
+     * which else would await all where it is read. */
+    __device__ __forceinline__ void run(shared &sm, const pass_arrays &arrays, const pass_block &block)
+    {
+        float(&columns)[of::tiles][8][4] = *(float(*)[of::tiles][8][4]) & state;
+        uint32_t snapshot[of::tiles * 4][4], value[4][4], raw[4][4], out[4][4]; /* out: -du^T */
+        float sum[1][8][4];                                                     /* begins as do^T */
+        float2 total[blocks];
+        pass_await(sm, block, 0);
+        load_transposed(raw, sm.ring_tiles[0]);
+        if (GATED) {
+            load_totals(total, sm.total[0]);
+        }
+        scale_value(sum[0], raw, arrays.scale);
+#pragma unroll 1
+        for (unsigned n = 0; n < block.chunks; n++) {
+            const unsigned next = n + 1 < block.chunks ? n + 1 : n;
+            const __nv_bfloat16 *tiles = sm.ring_tiles[n % of::slots];
+            round_state(value, sum);
+            products_begin();
+            more_weights<SIDE>(sum, value, tiles + of::pairs * TILE_ELEMENTS, false);
+            products_commit();
+            products_wait<1>();
+            products_arrived(state);
+            round_state(snapshot, columns);
+            products_begin();
+            more_rows<DIM>(sum[0], snapshot, tiles + of::read * TILE_ELEMENTS, true);
+            products_commit();
+            products_wait<2>();
+            products_arrived(state);
+            if (GATED) {
+                decay_state(state, total);
+                products_arrived(state);
+            }
+            multiply_weights<of::columns>(columns, value, tiles + of::key * TILE_ELEMENTS);
+            products_commit();
+            put_begin(0);
+            store_operands(sm.snapshot[0], snapshot);
+            put_end<of::places>(0);
+            pass_await(sm, block, next);
+            load_transposed(raw, sm.ring_tiles[next % of::slots]);
+            if (GATED) {
+                load_totals(total, sm.total[next % of::slots]);
+            }
+            put_begin(1);
+            products_wait<1>();
+            products_arrived(sum);
+            negate(out, sum[0]);
+            products_begin();
+            more_weights<DIM>(columns, out, tiles + of::erase * TILE_ELEMENTS);
+            products_commit();
+            store_transposed(sm.result[0], out, 0x80008000u);
+            put_end<of::places>(1);
+            scale_value(sum[0], raw, arrays.scale);
+            products_wait<0>();
+            products_arrived(state);
+            ring_release(sm.ring, n);
+        }
+    }
+};
+
+#endif
