@@ -12,199 +12,14 @@
 #ifndef LOAM_RECURRENT_MESA_SM90_CUH
 #define LOAM_RECURRENT_MESA_SM90_CUH
 
-#include "src/gpu/tile.cuh"
-#include "src/recurrent/recurrent_mesa_cuda.cuh"
+#include "src/recurrent/recurrent_mesa_states_sm90.cuh"
 
-enum { MESA_WARPS = 4, MESA_THREADS = 32 * MESA_WARPS, MESA_PITCH = MESA_DIM + PAD, MESA_STAGES = 4 };
-enum { MESA_BLOCKS = MESA_DIM / 8, MESA_MOST_STEPS = 96 };
+enum { MESA_MOST_STEPS = 96 };
 
 #define RESIDUAL 5e-5f
 /* |A x| as two parts give it is off by less than this times trace(A) |x| / 8, by experience: where that is much of |b|, float64. */
 #define TWO_PARTS 3.8e-6f
 #define DOUBTFUL 1e-3f
-
-typedef __nv_bfloat16 mesa_tile[MESA_TOKENS][MESA_PITCH];
-/* 16 rows by 64 columns of a warp, in the layout of D (mma.cuh). */
-typedef float mesa_rows[MESA_BLOCKS][4];
-
-/* ------------------------------------------------------------------ chunks */
-
-/* Rows first .. of a view, `tokens` of them, zeros beyond; asynchronous. */
-static __device__ __forceinline__ void mesa_load(mesa_tile &tile, const loam_const_view &view, int64_t b,
-                                                 int64_t head, int64_t first, int tokens)
-{
-    const __nv_bfloat16 *from = (const __nv_bfloat16 *)view.data + RECURRENT_AT(view, b, head, first);
-    for (int e = threadIdx.x; e < MESA_TOKENS * (MESA_DIM / 8); e += MESA_THREADS) {
-        const int t = e / (MESA_DIM / 8), c = e % (MESA_DIM / 8) * 8;
-        if (t < tokens) {
-            copy_async_16(&tile[t][c], from + t * view.token + c);
-        } else {
-            *(uint4 *)&tile[t][c] = make_uint4(0, 0, 0, 0);
-        }
-    }
-}
-
-/* |row|^2 of two neighbouring threads' row threadIdx.x / 2. */
-static __device__ __forceinline__ float mesa_norm2(const mesa_tile &tile)
-{
-    const uint4 *row = (const uint4 *)&tile[threadIdx.x / 2][threadIdx.x % 2 * (MESA_DIM / 2)];
-    float sum = 0;
-#pragma unroll
-    for (int n = 0; n < MESA_DIM / 16; n++) {
-        const uint4 q = row[n];
-        const uint32_t pairs[4] = { q.x, q.y, q.z, q.w };
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float low = __uint_as_float(pairs[i] << 16), high = __uint_as_float(pairs[i] & 0xffff0000u);
-            sum = fma(low, low, fma(high, high, sum));
-        }
-    }
-    return sum + __shfl_xor_sync(~0u, sum, 1);
-}
-
-/* Log decay and beta of token t of a chunk, 0 beyond it. */
-static __device__ __forceinline__ float mesa_scalar(const loam_const_view &view, const recurrent_seq &s,
-                                                    int64_t h, int64_t first, int t, int tokens)
-{
-    return t < tokens ? ((const float *)view.data)[RECURRENT_AT(view, s.b, h, s.first + first + t)] : 0;
-}
-
-/* a = rows of `x` in columns 16 k .. as an operand. */
-static __device__ __forceinline__ void mesa_operand(operand_a<2> &a, const mesa_rows &x, int k)
-{
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-        uint32_t part[2];
-        split_pair(part, x[2 * k + e / 2][e % 2 * 2], x[2 * k + e / 2][e % 2 * 2 + 1]);
-        a.part[0][e] = part[0], a.part[1][e] = part[1];
-    }
-}
-
-/* ------------------------------------------------------------------ the states at the beginning of chunks */
-
-struct mesa_pass_stage {
-    mesa_tile k[MESA_STAGES], v[MESA_STAGES];
-    float factor[MESA_TOKENS];
-};
-
-/* Even blocks S, odd blocks H of one head; a warp has 16 of the 64 rows. */
-__global__ void __launch_bounds__(MESA_THREADS) mesa_pass_kernel(const __grid_constant__ mesa s)
-{
-    extern __shared__ __align__(16) char shared[];
-    mesa_pass_stage &x = *(mesa_pass_stage *)shared;
-    const loam_args &a = s.a;
-    const bool system = blockIdx.x % 2;
-    const int64_t head = blockIdx.x / 2, h = head % s.p.heads_v, key_head = recurrent_key_head(&s.p, h);
-    const recurrent_seq seq = recurrent_seq_at(&s.p, &a, head / s.p.heads_v);
-    const int lane = threadIdx.x % 32, g = lane / 4, t2 = lane % 4 * 2, m = threadIdx.x / 32 * 16;
-    const int64_t row0 = system * MESA_DIM + m + g, chunks = (seq.len + MESA_TOKENS - 1) / MESA_TOKENS;
-    const bool unit = s.p.feature_map == LOAM_FEATURES_UNIT;
-    mesa_rows acc = {};
-    if (a.state_in.data) {
-#pragma unroll
-        for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
-            const int64_t row = row0 + e % 4 / 2 * 8, c = e / 4 * 8 + t2 + e % 2;
-            acc[e / 4][e % 4] =
-                ((const float *)a.state_in.data)[RECURRENT_AT(a.state_in, seq.index, h, row) + c];
-        }
-    }
-    const auto load = [&](int64_t c) {
-        const int64_t rest = seq.len - c * MESA_TOKENS;
-        const int tokens = rest < MESA_TOKENS ? (int)rest : MESA_TOKENS;
-        if (c < chunks) {
-            mesa_load(x.k[c % MESA_STAGES], a.k, seq.b, key_head, seq.first + c * MESA_TOKENS, tokens);
-            if (!system) {
-                mesa_load(x.v[c % MESA_STAGES], a.v, seq.b, h, seq.first + c * MESA_TOKENS, tokens);
-            }
-        }
-        copy_async_commit();
-    };
-    for (int c = 0; c < MESA_STAGES - 1; c++) {
-        load(c);
-    }
-    float gate0, gate1, beta, next[3]; /* of this chunk and the next */
-    const auto load_scalars = [&](int64_t c) {
-        const int64_t rest = seq.len - c * MESA_TOKENS;
-        const int tokens = (int)max(min(rest, (int64_t)MESA_TOKENS), (int64_t)0);
-        next[0] = mesa_scalar(a.log_decay, seq, h, c * MESA_TOKENS, 2 * lane, tokens);
-        next[1] = mesa_scalar(a.log_decay, seq, h, c * MESA_TOKENS, 2 * lane + 1, tokens);
-        next[2] = mesa_scalar(a.beta, seq, h, c * MESA_TOKENS, (int)threadIdx.x / 2, tokens);
-    };
-    load_scalars(0);
-    for (int64_t c = 0; c < chunks; c++) {
-        gate0 = next[0], gate1 = next[1], beta = next[2];
-        copy_async_wait<MESA_STAGES - 2>();
-        __syncthreads();
-        load(c + MESA_STAGES - 1);
-        load_scalars(c + 1);
-        if (!system && threadIdx.x == 0) {
-            s.doubtful[kept_slot(s.kept, s.p, seq, h, c)] = 0;
-        }
-        const mesa_tile &k = x.k[c % MESA_STAGES], &value = (system ? x.k : x.v)[c % MESA_STAGES];
-
-        /* sums of the gates after tokens 2 lane and 2 lane + 1, and of all */
-        float after = gate0 + gate1;
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            const float next = __shfl_down_sync(~0u, after, step);
-            after += lane + step < 32 ? next : 0;
-        }
-        const float total = expf(__shfl_sync(~0u, after, 0)), later = __shfl_down_sync(~0u, after, 1);
-        const float suf1 = lane < 31 ? later : 0, suf0 = suf1 + gate1;
-        const float norm2 = unit ? mesa_norm2(k) : 1,
-                    over = norm2 > 0 ? (system ? 1 / norm2 : rsqrtf(norm2)) : 0;
-        const int token = (int)threadIdx.x / 2,
-                  holder = token / 2; /* two threads for each; its lane in the scan */
-        const float s0 = __shfl_sync(~0u, suf0, holder), s1 = __shfl_sync(~0u, suf1, holder);
-        if (threadIdx.x % 2 == 0) {
-            x.factor[token] = beta * over * expf(token % 2 ? s1 : s0);
-        }
-
-        float *kept = kept_row(s.kept, s.p, seq, h, c, row0);
-#pragma unroll
-        for (int n = 0; n < MESA_BLOCKS; n++) {
-            *(float2 *)(kept + 8 * n + t2) = make_float2(acc[n][0], acc[n][1]);
-            *(float2 *)(kept + 8 * s.kept.width + 8 * n + t2) = make_float2(acc[n][2], acc[n][3]);
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                acc[n][e] *= total;
-            }
-        }
-        __syncthreads();
-#pragma unroll
-        for (int step = 0; step < MESA_TOKENS; step += 16) {
-            uint32_t raw[4];
-            operand_a<2> u;
-            load_matrices_transposed(raw, &value[step + lane / 16 * 8 + lane % 8][m + lane / 8 % 2 * 8]);
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const float2 by = *(const float2 *)&x.factor[step + t2 + e / 2 * 8];
-                uint32_t part[2];
-                split_pair(part, __uint_as_float(raw[e] << 16) * by.x,
-                           __uint_as_float(raw[e] & 0xffff0000u) * by.y);
-                u.part[0][e] = part[0], u.part[1][e] = part[1];
-            }
-#pragma unroll
-            for (int n = 0; n < MESA_BLOCKS; n += 2) {
-                operand_b<1> b[2];
-                load_b<MESA_PITCH>(b, &k[0][0], step, 8 * n);
-#pragma unroll
-                for (int part = 1; part >= 0; part--) {
-                    mma_bf16(acc[n], u.part[part], b[0].part[0]);
-                    mma_bf16(acc[n + 1], u.part[part], b[1].part[0]);
-                }
-            }
-        }
-    }
-    copy_async_wait<0>();
-    if (a.state_out.data) {
-#pragma unroll
-        for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
-            const int64_t row = row0 + e % 4 / 2 * 8, c = e / 4 * 8 + t2 + e % 2;
-            ((float *)a.state_out.data)[RECURRENT_AT(a.state_out, seq.index, h, row) + c] = acc[e / 4][e % 4];
-        }
-    }
-}
 
 /* ------------------------------------------------------------------ the systems of a chunk */
 
@@ -302,17 +117,6 @@ static __device__ __forceinline__ void mesa_apply(mesa_rows &y, const mesa_rows 
     }
 }
 
-/* Of both rows, over their lanes. */
-static __device__ __forceinline__ void mesa_dot(float (&out)[2], const mesa_rows &x, const mesa_rows &y)
-{
-    out[0] = out[1] = 0;
-#pragma unroll
-    for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
-        out[e % 4 / 2] = fma(x[e / 4][e % 4], y[e / 4][e % 4], out[e % 4 / 2]);
-    }
-    out[0] = quad_sum(out[0]), out[1] = quad_sum(out[1]);
-}
-
 static __device__ __forceinline__ void mesa_add_ridge(mesa_rows &y, const mesa_rows &x, const float *ridge)
 {
 #pragma unroll
@@ -339,12 +143,7 @@ static __device__ __forceinline__ void mesa_solve_load(const mesa &s, mesa_solve
 #pragma unroll 8
     for (int e = threadIdx.x; e < 2 * MESA_DIM * (MESA_DIM / 4); e += MESA_THREADS) {
         const int row = e / (MESA_DIM / 4), c = e % (MESA_DIM / 4) * 4;
-        float4 f = *(const float4 *)(kept + row * MESA_DIM + c);
-        if (row >= MESA_DIM) { /* the symmetric part of H */
-            const float *turned = kept + (MESA_DIM + c) * MESA_DIM + row - MESA_DIM;
-            f.x = (f.x + turned[0]) / 2, f.y = (f.y + turned[MESA_DIM]) / 2;
-            f.z = (f.z + turned[2 * MESA_DIM]) / 2, f.w = (f.w + turned[3 * MESA_DIM]) / 2;
-        }
+        const float4 f = *(const float4 *)(kept + row * MESA_DIM + c);
         uint32_t low[2], high[2];
         split_pair(low, f.x, f.y), split_pair(high, f.z, f.w);
 #pragma unroll
@@ -508,25 +307,6 @@ static __device__ __forceinline__ void mesa_trace(float (&trace)[2], const mesa_
     }
     state = row_sum<32>(state), ridge = row_sum<32>(ridge);
     trace[0] += decay[0] * state + ridge, trace[1] += decay[1] * state + ridge;
-}
-
-/* The chunk of a thread block. */
-struct mesa_chunk {
-    recurrent_seq seq;
-    int64_t chunk, h, key_head, first; /* first: of the token axis */
-    int tokens;                        /* <= 0: the sequence is shorter */
-};
-
-static __device__ __forceinline__ mesa_chunk mesa_chunk_of_block(const mesa &s)
-{
-    const int64_t head = blockIdx.x / s.kept.per_sequence;
-    mesa_chunk x;
-    x.chunk = blockIdx.x % s.kept.per_sequence, x.h = head % s.p.heads_v;
-    x.key_head = recurrent_key_head(&s.p, x.h);
-    x.seq = recurrent_seq_at(&s.p, &s.a, head / s.p.heads_v);
-    x.first = x.seq.first + x.chunk * MESA_TOKENS;
-    x.tokens = (int)min(x.seq.len - x.chunk * MESA_TOKENS, (int64_t)MESA_TOKENS);
-    return x;
 }
 
 /* One block for each chunk. */
