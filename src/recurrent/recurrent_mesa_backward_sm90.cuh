@@ -89,6 +89,9 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
     const float decay[2] = { expf((float)stage.sums[t0]), expf((float)stage.sums[t0 + 8]) };
     mesa_rows x, y, r;
     float trace[2], ofs[2], ofh[2];
+    if (!stage.forgets) {
+        mesa_factor(stage, kept_row(s.m.kept, s.m.p, at.seq, at.h, at.chunk, MESA_DIM));
+    }
     mesa_weigh(stage, trace);
     mesa_trace(trace, stage, decay);
     __syncwarp();
@@ -265,32 +268,6 @@ static __device__ __forceinline__ void mesa_gradient_load(const mesa_backward &s
     __syncthreads();
 }
 
-/* y += rows m .. m + 15 of `rows` times tile (its transpose BY_ROWS), PARTS parts of it. */
-template <bool BY_ROWS, int PARTS>
-static __device__ __forceinline__ void mesa_given(mesa_rows &y, const mesa_tile &rows, const mesa_tile *tile,
-                                                  int m)
-{
-#pragma unroll
-    for (int k = 0; k < MESA_BLOCKS / 2; k++) {
-        operand_a<1> a;
-        load_a<MESA_PITCH>(a, &rows[0][0], m, 16 * k);
-#pragma unroll
-        for (int n = 0; n < MESA_BLOCKS; n += 2) {
-#pragma unroll
-            for (int part = PARTS - 1; part >= 0; part--) {
-                operand_b<1> b[2];
-                if constexpr (BY_ROWS) {
-                    load_b_rows<MESA_PITCH>(b, &tile[part][0][0], 8 * n, 16 * k);
-                } else {
-                    load_b<MESA_PITCH>(b, &tile[part][0][0], 16 * k, 8 * n);
-                }
-                mma_bf16(y[n], a.part[0], b[0].part[0]);
-                mma_bf16(y[n + 1], a.part[0], b[1].part[0]);
-            }
-        }
-    }
-}
-
 /* y += w tile, w of this warp's registers, PARTS parts of the tile. */
 template <int PARTS>
 static __device__ __forceinline__ void mesa_gather(mesa_rows &y, const mesa_rows &w, const mesa_tile *tile)
@@ -315,14 +292,6 @@ static __device__ __forceinline__ void mesa_gather(mesa_rows &y, const mesa_rows
                 mma_bf16(y[n + i], a.part[0], b[0][i].part[0]);
             }
         }
-    }
-}
-
-static __device__ __forceinline__ void mesa_scale(mesa_rows &y, const float (&by)[2])
-{
-#pragma unroll
-    for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
-        y[e / 4][e % 4] *= by[e % 4 / 2];
     }
 }
 

@@ -78,6 +78,40 @@ static __device__ __forceinline__ void mesa_dot(float (&out)[2], const mesa_rows
     out[0] = quad_sum(out[0]), out[1] = quad_sum(out[1]);
 }
 
+static __device__ __forceinline__ void mesa_scale(mesa_rows &y, const float (&by)[2])
+{
+#pragma unroll
+    for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
+        y[e / 4][e % 4] *= by[e % 4 / 2];
+    }
+}
+
+/* y += rows m .. m + 15 of `rows` times tile (its transpose BY_ROWS), PARTS parts of it. */
+template <bool BY_ROWS, int PARTS>
+static __device__ __forceinline__ void mesa_given(mesa_rows &y, const mesa_tile &rows, const mesa_tile *tile,
+                                                  int m)
+{
+#pragma unroll
+    for (int k = 0; k < MESA_BLOCKS / 2; k++) {
+        operand_a<1> a;
+        load_a<MESA_PITCH>(a, &rows[0][0], m, 16 * k);
+#pragma unroll
+        for (int n = 0; n < MESA_BLOCKS; n += 2) {
+#pragma unroll
+            for (int part = PARTS - 1; part >= 0; part--) {
+                operand_b<1> b[2];
+                if constexpr (BY_ROWS) {
+                    load_b_rows<MESA_PITCH>(b, &tile[part][0][0], 8 * n, 16 * k);
+                } else {
+                    load_b<MESA_PITCH>(b, &tile[part][0][0], 16 * k, 8 * n);
+                }
+                mma_bf16(y[n], a.part[0], b[0].part[0]);
+                mma_bf16(y[n + 1], a.part[0], b[1].part[0]);
+            }
+        }
+    }
+}
+
 /* The chunk of a thread block. */
 struct mesa_chunk {
     recurrent_seq seq;
