@@ -27,14 +27,14 @@ struct mesa_backward {
     mesa m;
     kept_states<float> grads; /* dS, then dH, at the ends of chunks */
     mesa_dense (*sides)
-        [MESA_PARTS];  /* [slot]: x and z in two parts each, a third of x, which a small ridge makes large */
-    float *carried;  /* [slot][64]: e^pre (do . S0 x - z . H0 x) */
-    double *apart;   /* [head of a sequence][SCAN_BLOCKS], see mesa_scan_kernel */
-    float *z, *dk;   /* [work row][64]: where value heads share a key head */
-    double *dx;      /* [work row][64]: for chunks that float64 solves */
-    float *sums;     /* [slot][MESA_SUMS]: of -z x of each channel, of z q */
-    double *of_head; /* [value head][MESA_SUMS]: the same over its tokens */
-    bool shared;     /* value heads share a key head */
+        [MESA_PARTS]; /* [slot]: x and z in two parts each, a third of x, which a small ridge makes large */
+    float *carried;   /* [slot][64]: e^pre (do . S0 x - z . H0 x) */
+    double *apart;    /* [head of a sequence][SCAN_BLOCKS], see mesa_scan_kernel */
+    float *z, *dk;    /* [work row][64]: where value heads share a key head */
+    double *dx;       /* [work row][64]: for chunks that float64 solves */
+    float *sums;      /* [slot][MESA_SUMS]: of -z x of each channel, of z q */
+    double *of_head;  /* [value head][MESA_SUMS]: the same over its tokens */
+    bool shared;      /* value heads share a key head */
 };
 
 /* ------------------------------------------------------------------ x and z */
@@ -356,8 +356,9 @@ static __device__ __forceinline__ void mesa_put_rows(const loam_view &to, const 
     for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
         const int t = t0 + e % 2 * 8;
         if (t < at.tokens) {
-            *(__nv_bfloat162 *)(data + t * to.token + e / 2 * 8 + (int)threadIdx.x % 4 * 2) =
-                __floats2bfloat162_rn(y[e / 2][e % 2 * 2], y[e / 2][e % 2 * 2 + 1]);
+            *(__nv_bfloat162 *)(data + t * to.token + e / 2 * 8 +
+                                (int)threadIdx.x % 4 * 2) = __floats2bfloat162_rn(y[e / 2][e % 2 * 2],
+                                                                                  y[e / 2][e % 2 * 2 + 1]);
         }
     }
 }
@@ -371,8 +372,8 @@ static __device__ __forceinline__ void mesa_put_parts(float *to, const mesa_back
     for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
         const int t = t0 + e % 2 * 8;
         if (t < at.tokens) {
-            *(float2 *)(to + (work + t) * MESA_DIM + e / 2 * 8 + (int)threadIdx.x % 4 * 2) =
-                make_float2(y[e / 2][e % 2 * 2], y[e / 2][e % 2 * 2 + 1]);
+            *(float2 *)(to + (work + t) * MESA_DIM + e / 2 * 8 +
+                        (int)threadIdx.x % 4 * 2) = make_float2(y[e / 2][e % 2 * 2], y[e / 2][e % 2 * 2 + 1]);
         }
     }
 }

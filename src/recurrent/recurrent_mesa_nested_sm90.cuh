@@ -16,59 +16,139 @@
 /* What a thread has of a square while it is eliminated: rows 8 (thread / 16) on, columns 4 (thread % 16) on. */
 typedef float mesa_patch[8][4];
 
-/* c <- D^-1/2 L^-1 c, b = L D L^T, which is lost. b is symmetric: its row of the pivot is the column too. A pivot that is not positive
- * makes what follows NaN. */
-static __device__ __forceinline__ void mesa_eliminate(mesa_patch &b, mesa_patch &c, mesa_solve_stage &stage)
+/* L, D of four pivots: their block is L D L^T. */
+struct mesa_pivots {
+    float below[6];      /* of L: 10, 20, 21, 30, 31, 32 */
+    float d[4], over[4]; /* D, 1 / D */
+};
+
+static __device__ __forceinline__ mesa_pivots mesa_pivots_of(const float (&rows)[PIVOTS][MESA_DIM], int k)
 {
-    const int group = threadIdx.x / 16, column = (int)threadIdx.x % 16 * 4;
-    float own[8];
-#pragma unroll 1
-    for (int k0 = 0; k0 < MESA_DIM; k0 += 8) {
+    const float4 s1 = *(const float4 *)&rows[1][k], s2 = *(const float4 *)&rows[2][k],
+                 s3 = *(const float4 *)&rows[3][k];
+    mesa_pivots p;
+    p.d[0] = rows[0][k];
+    p.over[0] = __fdividef(1, p.d[0]);
+    p.below[0] = s1.x * p.over[0], p.below[1] = s2.x * p.over[0], p.below[3] = s3.x * p.over[0];
+    p.d[1] = fmaf(-p.below[0], s1.x, s1.y);
+    p.over[1] = __fdividef(1, p.d[1]);
+    const float e21 = fmaf(-p.below[0], s2.x, s2.y), e31 = fmaf(-p.below[0], s3.x, s3.y);
+    p.below[2] = e21 * p.over[1], p.below[4] = e31 * p.over[1];
+    p.d[2] = fmaf(-p.below[2], e21, fmaf(-p.below[1], s2.x, s2.z));
+    p.over[2] = __fdividef(1, p.d[2]);
+    const float e32 = fmaf(-p.below[2], e31, fmaf(-p.below[1], s3.x, s3.z));
+    p.below[5] = e32 * p.over[2];
+    p.d[3] = fmaf(-p.below[5], e32, fmaf(-p.below[4], e31, fmaf(-p.below[3], s3.x, s3.w)));
+    p.over[3] = __fdividef(1, p.d[3]);
+    return p;
+}
+
+/* b rows first .. first + 3 -= (columns of the pivots)^T along; column: of the patch's first of these rows. */
+static __device__ __forceinline__ void mesa_update(mesa_patch &b, int first,
+                                                   const float (&rows)[PIVOTS][MESA_DIM], int column,
+                                                   const float (&along)[4][4], bool fresh)
+{
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            float(&row)[2][MESA_DIM] = stage.pivots[i % 2];
-            if (8 * group == k0) {
-                *(float4 *)&row[0][column] = make_float4(b[i][0], b[i][1], b[i][2], b[i][3]);
-                *(float4 *)&row[1][column] = make_float4(c[i][0], c[i][1], c[i][2], c[i][3]);
-            }
-            __syncthreads();
-            if (k0 + i < 16 * ((int)threadIdx.x / 32 + 1)) { /* rows of the warp are left */
-                const float pivot = row[0][k0 + i], over = 1 / pivot;
-                const float4 along = *(const float4 *)&row[0][column], side = *(const float4 *)&row[1][column];
-                const float4 low = *(const float4 *)&row[0][8 * group],
-                             high = *(const float4 *)&row[0][8 * group + 4];
-                const float across[8] = { low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w };
-                if (8 * group == k0) {
-                    own[i] = pivot;
-                }
+    for (int r = 0; r < 4; r++) {
 #pragma unroll
-                for (int r = 0; r < 8; r++) {
-                    const float factor = 8 * group + r > k0 + i ? -across[r] * over : 0;
-                    b[r][0] = fmaf(factor, along.x, b[r][0]), b[r][1] = fmaf(factor, along.y, b[r][1]);
-                    b[r][2] = fmaf(factor, along.z, b[r][2]), b[r][3] = fmaf(factor, along.w, b[r][3]);
-                    c[r][0] = fmaf(factor, side.x, c[r][0]), c[r][1] = fmaf(factor, side.y, c[r][1]);
-                    c[r][2] = fmaf(factor, side.z, c[r][2]), c[r][3] = fmaf(factor, side.w, c[r][3]);
-                }
-            }
+        for (int n = 0; n < 4; n++) {
+            b[first + r][n] = fresh ? 0 : b[first + r][n];
         }
     }
 #pragma unroll
-    for (int r = 0; r < 8; r++) {
-        const float factor = rsqrtf(own[r]);
+    for (int p = 0; p < PIVOTS; p++) {
+        const float4 across = *(const float4 *)&rows[p][column];
+        const float of[4] = { across.x, across.y, across.z, across.w };
 #pragma unroll
-        for (int n = 0; n < 4; n++) {
-            c[r][n] *= factor;
+        for (int r = 0; r < 4; r++) {
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                b[first + r][n] = fmaf(-of[r], along[p][n], b[first + r][n]);
+            }
         }
     }
 }
 
-static __device__ __forceinline__ void mesa_put_patch(mesa_tile (&to)[2], const mesa_patch &c)
+/* b = L D L^T becomes D^-1/2 L^-1, where it is not above the diagonal: what is eliminated makes place for what the elimination does to
+ * the unit matrix. Four pivots at a time; b is symmetric, so that their rows are their columns too. A pivot that is not positive makes its
+ * row NaN. */
+static __device__ __forceinline__ void mesa_eliminate(mesa_patch &b, mesa_solve_stage &stage)
+{
+    const int row = (int)threadIdx.x / 16 * 8, column = (int)threadIdx.x % 16 * 4;
+#pragma unroll 1
+    for (int k0 = 0; k0 < MESA_DIM; k0 += 8) {
+#pragma unroll
+        for (int half = 0; half < 8; half += PIVOTS) {
+            const int k = k0 + half;
+            float(&rows)[PIVOTS][MESA_DIM] = stage.pivots[half / PIVOTS];
+            if (row == k0) {
+#pragma unroll
+                for (int p = 0; p < PIVOTS; p++) {
+                    *(float4 *)&rows[p][column] = make_float4(b[half + p][0], b[half + p][1], b[half + p][2],
+                                                              b[half + p][3]);
+                }
+            }
+            __syncthreads();
+            if (row >= k0) {
+                const mesa_pivots pivots = mesa_pivots_of(rows, k);
+                const bool fresh = column ==
+                                   k; /* the columns of the pivots: those of the unit matrix from here on */
+                float along[4][4];
+#pragma unroll
+                for (int p = 0; p < PIVOTS; p++) {
+                    const float4 x = *(const float4 *)&rows[p][column];
+                    along[p][0] = fresh ? p == 0 : x.x, along[p][1] = fresh ? p == 1 : x.y;
+                    along[p][2] = fresh ? p == 2 : x.z, along[p][3] = fresh ? p == 3 : x.w;
+                }
+                const float(&l)[6] = pivots.below;
+#pragma unroll
+                for (int n = 0; n < 4; n++) {
+                    along[1][n] = fmaf(-l[0], along[0][n], along[1][n]);
+                    along[2][n] = fmaf(-l[2], along[1][n], fmaf(-l[1], along[0][n], along[2][n]));
+                    along[3][n] = fmaf(-l[5], along[2][n],
+                                       fmaf(-l[4], along[1][n], fmaf(-l[3], along[0][n], along[3][n])));
+                }
+                if (row == k0) {
+#pragma unroll
+                    for (int e = 0; e < 16; e++) {
+                        b[half + e / 4][e % 4] = along[e / 4][e % 4] * rsqrtf(pivots.d[e / 4]);
+                    }
+                }
+#pragma unroll
+                for (int n = 0; n < 4; n++) {
+#pragma unroll
+                    for (int p = 0; p < PIVOTS; p++) {
+                        along[p][n] *= pivots.over[p];
+                    }
+                    along[2][n] = fmaf(-l[5], along[3][n], along[2][n]);
+                    along[1][n] = fmaf(-l[4], along[3][n], fmaf(-l[2], along[2][n], along[1][n]));
+                    along[0][n] = fmaf(-l[3], along[3][n],
+                                       fmaf(-l[1], along[2][n], fmaf(-l[0], along[1][n], along[0][n])));
+                }
+                if (row > k0) {
+                    mesa_update(b, 0, rows, row, along, fresh);
+                }
+                if (row > k0 || half == 0) {
+                    mesa_update(b, 4, rows, row + 4, along, fresh);
+                }
+            }
+        }
+    }
+}
+
+/* A triangular patch in two parts. */
+static __device__ __forceinline__ void mesa_put_patch(mesa_tile (&to)[2], const mesa_patch &b)
 {
     const int row = (int)threadIdx.x / 16 * 8, column = (int)threadIdx.x % 16 * 4;
 #pragma unroll
     for (int r = 0; r < 8; r++) {
+        float x[4];
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            x[n] = column + n <= row + r ? b[r][n] : 0;
+        }
         uint32_t low[2], high[2];
-        split_pair(low, c[r][0], c[r][1]), split_pair(high, c[r][2], c[r][3]);
+        split_pair(low, x[0], x[1]), split_pair(high, x[2], x[3]);
 #pragma unroll
         for (int part = 0; part < 2; part++) {
             *(uint2 *)&to[part][row + r][column] = make_uint2(low[part], high[part]);
@@ -76,52 +156,44 @@ static __device__ __forceinline__ void mesa_put_patch(mesa_tile (&to)[2], const 
     }
 }
 
-static __device__ __forceinline__ void mesa_load_patch(mesa_patch &c, const mesa_tile (&from)[2])
+/* The warp's rows in two parts. */
+static __device__ __forceinline__ void mesa_put_tile(mesa_tile (&to)[2], const mesa_rows &x, int m)
 {
-    const int row = (int)threadIdx.x / 16 * 8, column = (int)threadIdx.x % 16 * 4;
+    const int row = m + (int)threadIdx.x % 32 / 4, t2 = (int)threadIdx.x % 4 * 2;
 #pragma unroll
-    for (int r = 0; r < 8; r++) {
-        const uint2 high = *(const uint2 *)&from[0][row + r][column],
-                    low = *(const uint2 *)&from[1][row + r][column];
-        c[r][0] = __uint_as_float(high.x << 16) + __uint_as_float(low.x << 16);
-        c[r][1] = __uint_as_float(high.x & 0xffff0000u) + __uint_as_float(low.x & 0xffff0000u);
-        c[r][2] = __uint_as_float(high.y << 16) + __uint_as_float(low.y << 16);
-        c[r][3] = __uint_as_float(high.y & 0xffff0000u) + __uint_as_float(low.y & 0xffff0000u);
+    for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
+        uint32_t part[2];
+        split_pair(part, x[e / 2][e % 2 * 2], x[e / 2][e % 2 * 2 + 1]);
+        *(uint32_t *)&to[0][row + e % 2 * 8][e / 2 * 8 + t2] = part[0];
+        *(uint32_t *)&to[1][row + e % 2 * 8][e / 2 * 8 + t2] = part[1];
     }
 }
 
 /* N and Y of a chunk whose keys are there; H: [64][64] before it. */
 static __device__ __forceinline__ void mesa_factor(mesa_solve_stage &stage, const float *H)
 {
-    const int lane = threadIdx.x % 32, m = (int)threadIdx.x / 32 * 16, t0 = m + lane / 4, t2 = lane % 4 * 2;
+    const int warp = (int)threadIdx.x / 32, lane = threadIdx.x % 32, m = 16 * warp, t0 = m + lane / 4,
+              t2 = lane % 4 * 2;
     const int row = (int)threadIdx.x / 16 * 8, column = (int)threadIdx.x % 16 * 4;
-    mesa_patch b, c;
+    mesa_patch b;
 #pragma unroll
     for (int r = 0; r < 8; r++) {
         const float4 h = *(const float4 *)(H + (row + r) * MESA_DIM + column);
         const float of[4] = { h.x, h.y, h.z, h.w };
 #pragma unroll
         for (int n = 0; n < 4; n++) {
-            const bool diagonal = row + r == column + n;
-            b[r][n] = of[n] + (diagonal ? stage.ridge[column + n] : 0);
-            c[r][n] = diagonal;
+            b[r][n] = of[n] + (row + r == column + n ? stage.ridge[column + n] : 0);
         }
     }
-    mesa_eliminate(b, c, stage);
-    mesa_put_patch(stage.whiten, c);
+    mesa_eliminate(b, stage);
+    mesa_put_patch(stage.whiten, b);
     __syncthreads();
     {
         mesa_rows z = {}, g = {};
         const float write[2] = { sqrtf(stage.write[t0]), sqrtf(stage.write[t0 + 8]) };
         mesa_given<true, 2>(z, stage.k, stage.whiten, m);
         mesa_scale(z, write);
-#pragma unroll
-        for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
-            uint32_t part[2];
-            split_pair(part, z[e / 2][e % 2 * 2], z[e / 2][e % 2 * 2 + 1]);
-            *(uint32_t *)&stage.past[0][t0 + e % 2 * 8][e / 2 * 8 + t2] = part[0];
-            *(uint32_t *)&stage.past[1][t0 + e % 2 * 8][e / 2 * 8 + t2] = part[1];
-        }
+        mesa_put_tile(stage.past, z, m);
         __syncthreads();
 #pragma unroll
         for (int k = 0; k < MESA_BLOCKS / 2; k++) {
@@ -137,8 +209,8 @@ static __device__ __forceinline__ void mesa_factor(mesa_solve_stage &stage, cons
             *(float2 *)&stage.square[t0 + e % 2 * 8][e / 2 * 8 + t2] = make_float2(g[e / 2][e % 2 * 2],
                                                                                    g[e / 2][e % 2 * 2 + 1]);
         }
-        __syncthreads();
     }
+    __syncthreads();
 #pragma unroll
     for (int r = 0; r < 8; r++) {
         const float4 g = *(const float4 *)&stage.square[row + r][column];
@@ -148,9 +220,28 @@ static __device__ __forceinline__ void mesa_factor(mesa_solve_stage &stage, cons
             b[r][n] = of[n] + (row + r == column + n ? 1.0f : 0.0f);
         }
     }
-    mesa_load_patch(c, stage.past);
-    mesa_eliminate(b, c, stage);
-    mesa_put_patch(stage.past, c);
+    mesa_eliminate(b, stage);
+    mesa_put_patch(stage.root, b);
+    __syncthreads();
+    mesa_rows y = {};
+#pragma unroll
+    for (int k = 0; k < MESA_BLOCKS / 2; k++) {
+        if (k <= warp) {
+            operand_a<2> a;
+#pragma unroll
+            for (int part = 0; part < 2; part++) {
+                operand_a<1> one;
+                load_a<MESA_PITCH>(one, &stage.root[part][0][0], m, 16 * k);
+                memcpy(a.part[part], one.part[0], sizeof a.part[part]);
+            }
+#pragma unroll
+            for (int n = 0; n < MESA_BLOCKS; n += 2) {
+                mesa_product<false>(y, a, stage.past, k, n);
+            }
+        }
+    }
+    __syncthreads();
+    mesa_put_tile(stage.past, y, m);
     __syncthreads();
 }
 

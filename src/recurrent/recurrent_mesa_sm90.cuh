@@ -59,7 +59,7 @@ static __device__ __forceinline__ int mesa_conjugate(mesa_rows &x, mesa_rows &r,
 /* What is known of how the systems of a row pair ended. */
 struct mesa_end {
     float residual[2];
-    int steps;     /* of conjugate gradients */
+    int steps; /* of conjugate gradients */
     bool doubtful;
 };
 
@@ -157,9 +157,8 @@ __global__ void __launch_bounds__(MESA_THREADS, 2) mesa_solve_kernel(const __gri
 #pragma unroll
         for (int row = 0; row < 2; row++) {
             const int t = t0 + 8 * row;
-            const loam_row_info info = { LOAM_ROW_SOLVED,
-                                         stage.forgets ? LOAM_SOLVER_CG : LOAM_SOLVER_GRAM, end.steps,
-                                         end.residual[row] };
+            const loam_row_info info = { LOAM_ROW_SOLVED, stage.forgets ? LOAM_SOLVER_CG : LOAM_SOLVER_GRAM,
+                                         end.steps, end.residual[row] };
             if (t < at.tokens) {
                 ((loam_row_info *)s.a.info.data)[RECURRENT_AT(s.a.info, at.seq.b, at.h, at.first + t)] = info;
             }

@@ -13,14 +13,17 @@
 
 #include "src/recurrent/recurrent_mesa_states_sm90.cuh"
 
+enum { PIVOTS = 4 };
+
 struct mesa_solve_stage {
-    mesa_tile k, v, states[2][2];                /* S0, H0 in two parts */
-    mesa_tile whiten[2], past[2];                /* without forgetting: N and Y, see mesa_factor */
+    mesa_tile k, v, states[2][2]; /* S0, H0 in two parts */
+    mesa_tile whiten[2], past[2]; /* without forgetting: N and Y, see mesa_factor */
     union {
         float4 weights[MESA_WARPS][MESA_BLOCKS][32]; /* W as the lanes hold it */
         mesa_turned square;                          /* before there is W */
+        mesa_tile root[2];
     };
-    float pivots[2][2][MESA_DIM];                /* rows that are eliminated with, by turns */
+    float pivots[2][PIVOTS][MESA_DIM];           /* rows that are eliminated with, by turns */
     double sums[MESA_TOKENS];                    /* pre */
     float write[MESA_TOKENS], norm[MESA_TOKENS]; /* beta / |k|^2, |k|; beta, 1 without features */
     float ridge[MESA_DIM];
