@@ -105,6 +105,8 @@ static mesa mesa_carve(const loam_problem *p, const loam_args *a, arena *pool)
     }
     s.kept = kept_carve<float>(p, MESA_TOKENS, 2 * MESA_DIM, pool);
     const size_t slots = size_mul((size_t)s.kept.per_head, (size_t)p->heads_v);
+    s.given = (float *)arena_take(
+        pool, size_mul(size_mul((size_t)p->batch, (size_t)p->heads_v), MESA_DIM * MESA_DIM), sizeof(float));
     s.total = (float *)arena_take(pool, slots, sizeof(float));
     s.doubtful = (int32_t *)arena_take(pool, slots, sizeof(int32_t));
     s.x = (double *)arena_take(pool, size_mul(rows, MESA_DIM), sizeof(double));

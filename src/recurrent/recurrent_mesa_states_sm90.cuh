@@ -7,7 +7,7 @@
  *
  * from the first chunk to the last, or for the gradients of the states back. It reads what is written and leaves M in its place.
  *
- * Products with H take its symmetric part alone, which is what is kept. What a caller's H has besides decays, and is there at the end. */
+ * Products with H take its symmetric part alone, which is what is kept; the scan itself is of H as the caller has it. */
 #ifndef LOAM_RECURRENT_MESA_STATES_SM90_CUH
 #define LOAM_RECURRENT_MESA_STATES_SM90_CUH
 
@@ -97,6 +97,18 @@ struct mesa_write_stage {
     float suf[MESA_TOKENS];
 };
 
+/* state_out may lie over state_in: a thread of the scan that reads a column of H would meet what another has written. */
+static __device__ __forceinline__ void mesa_keep_given(const mesa &s, const mesa_chunk &at)
+{
+    const loam_const_view &view = s.a.state_in;
+    const float *from = (const float *)view.data + RECURRENT_AT(view, at.seq.index, at.h, MESA_DIM);
+    float *to = s.given + (at.seq.index * s.p.heads_v + at.h) * MESA_DIM * MESA_DIM;
+#pragma unroll 8
+    for (int e = threadIdx.x; e < MESA_DIM * MESA_DIM; e += MESA_THREADS) {
+        to[e] = from[e / MESA_DIM * view.token + e % MESA_DIM];
+    }
+}
+
 /* One block for each chunk. */
 __global__ void __launch_bounds__(MESA_THREADS) mesa_write_kernel(const __grid_constant__ mesa s)
 {
@@ -106,6 +118,9 @@ __global__ void __launch_bounds__(MESA_THREADS) mesa_write_kernel(const __grid_c
     const mesa_chunk at = mesa_chunk_of_block(s);
     if (at.tokens <= 0) {
         return;
+    }
+    if (at.chunk == 0 && s.a.state_in.data) {
+        mesa_keep_given(s, at);
     }
     const int64_t slot = kept_slot(s.kept, s.p, at.seq, at.h, at.chunk), first = at.chunk * MESA_TOKENS;
     mesa_load(x.k, a.k, at.seq.b, at.key_head, at.first, at.tokens);
@@ -160,12 +175,17 @@ struct mesa_scan {
     double *apart; /* BACKWARD: parts of the product of what H and dH have besides their symmetric parts */
 };
 
-/* (x[row] - x[column]) / 2 of an H: channels column .. of its row. */
-static __device__ __forceinline__ float4 mesa_apart(const float *h, int64_t stride, int row, int column)
+/* Elements of the column of a row of H, as they lie in the row. */
+static __device__ __forceinline__ float4 mesa_load_across(const float *h, int64_t stride, int row, int column)
 {
-    const float *along = h + row * stride + column, *across = h + column * stride + row;
-    return make_float4((along[0] - across[0]) / 2, (along[1] - across[stride]) / 2,
-                       (along[2] - across[2 * stride]) / 2, (along[3] - across[3 * stride]) / 2);
+    const float *from = h + column * stride + row;
+    return make_float4(from[0], from[stride], from[2 * stride], from[3 * stride]);
+}
+
+static __device__ __forceinline__ void mesa_step(float4 &x, float decay, const float4 &w)
+{
+    x.x = fmaf(decay, x.x, w.x), x.y = fmaf(decay, x.y, w.y);
+    x.z = fmaf(decay, x.z, w.z), x.w = fmaf(decay, x.w, w.w);
 }
 
 /* A thread has four elements of a row; SCAN_BLOCKS blocks have S and H of a head. What is written is asked for some chunks ahead. */
@@ -178,14 +198,16 @@ __global__ void __launch_bounds__(SCAN_THREADS)
     const int e = ((int)blockIdx.x % SCAN_BLOCKS * SCAN_THREADS + (int)threadIdx.x) * 4;
     const int row = e / MESA_DIM, column = e % MESA_DIM;
     const int chunks = (int)((seq.len + MESA_TOKENS - 1) / MESA_TOKENS);
-    float4 state = { 0, 0, 0, 0 }, apart = { 0, 0, 0, 0 };
+    const bool system = row >= MESA_DIM;
+    float4 state = { 0, 0, 0, 0 }, across = { 0, 0, 0, 0 };
     if (s.begin.data) {
         const float *from = (const float *)s.begin.data + RECURRENT_AT(s.begin, seq.index, h, 0);
-        const float *given = from + row * s.begin.token + column;
-        state = make_float4(given[0], given[1], given[2], given[3]);
-        if (row >= MESA_DIM) {
-            apart = mesa_apart(from + MESA_DIM * s.begin.token, s.begin.token, row - MESA_DIM, column);
-            state.x -= apart.x, state.y -= apart.y, state.z -= apart.z, state.w -= apart.w;
+        const float *along = from + row * s.begin.token + column;
+        state = across = make_float4(along[0], along[1], along[2], along[3]);
+        if (system && BACKWARD) {
+            across = mesa_load_across(from + MESA_DIM * s.begin.token, s.begin.token, row - MESA_DIM, column);
+        } else if (system) {
+            across = mesa_load_across(m.given + head * MESA_DIM * MESA_DIM, MESA_DIM, row - MESA_DIM, column);
         }
     }
     constexpr int64_t step = (BACKWARD ? -1 : 1) * 2 * MESA_DIM * MESA_DIM;
@@ -209,30 +231,30 @@ __global__ void __launch_bounds__(SCAN_THREADS)
         for (int i = 0; i < SCAN_AHEAD; i++) {
             const int n = n0 + i;
             if (n < chunks) {
-                *(float4 *)(at + n * step) = state;
-                const float decay = decays[i];
-                const float4 w = ahead[i];
-                state.x = fmaf(decay, state.x, w.x), state.y = fmaf(decay, state.y, w.y);
-                state.z = fmaf(decay, state.z, w.z), state.w = fmaf(decay, state.w, w.w);
-                apart.x *= decay, apart.y *= decay, apart.z *= decay, apart.w *= decay;
+                *(float4 *)(at + n * step) = make_float4((state.x + across.x) / 2, (state.y + across.y) / 2,
+                                                         (state.z + across.z) / 2, (state.w + across.w) / 2);
+                mesa_step(state, decays[i], ahead[i]);
+                mesa_step(across, decays[i], ahead[i]);
                 load(i, n + SCAN_AHEAD);
             }
         }
     }
     if (s.end.data) {
         float *to = (float *)s.end.data + RECURRENT_AT(s.end, seq.index, h, row) + column;
-        to[0] = state.x + apart.x, to[1] = state.y + apart.y;
-        to[2] = state.z + apart.z, to[3] = state.w + apart.w;
+        to[0] = state.x, to[1] = state.y, to[2] = state.z, to[3] = state.w;
     }
     if (BACKWARD) {
         double sum = 0;
-        if (row >= MESA_DIM && s.begin.data && s.other.data) {
+        if (system && s.begin.data && s.other.data) {
             const float *H = (const float *)s.other.data + RECURRENT_AT(s.other, seq.index, h, MESA_DIM);
-            const float4 o = mesa_apart(H, s.other.token, row - MESA_DIM, column);
-            sum = (double)apart.x * o.x + (double)apart.y * o.y + (double)apart.z * o.z +
-                  (double)apart.w * o.w;
+            const float *along = H + (row - MESA_DIM) * s.other.token + column;
+            const float4 turned = mesa_load_across(H, s.other.token, row - MESA_DIM, column);
+            sum = (double)(state.x - across.x) * (double)(along[0] - turned.x) +
+                  (double)(state.y - across.y) * (double)(along[1] - turned.y) +
+                  (double)(state.z - across.z) * (double)(along[2] - turned.z) +
+                  (double)(state.w - across.w) * (double)(along[3] - turned.w);
         }
-        sum = block_sum<SCAN_THREADS>(sum);
+        sum = block_sum<SCAN_THREADS>(sum / 4);
         if (threadIdx.x == 0) {
             s.apart[blockIdx.x] = sum;
         }
