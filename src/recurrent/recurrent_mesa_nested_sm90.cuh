@@ -16,6 +16,14 @@
 /* What a thread has of a square while it is eliminated: rows 8 (thread / 16) on, columns 4 (thread % 16) on. */
 typedef float mesa_patch[8][4];
 
+/* 1 / x, within 1 ulp. */
+static __device__ __forceinline__ float reciprocal(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* L, D of four pivots: their block is L D L^T. */
 struct mesa_pivots {
     float below[6];      /* of L: 10, 20, 21, 30, 31, 32 */
@@ -28,18 +36,18 @@ static __device__ __forceinline__ mesa_pivots mesa_pivots_of(const float (&rows)
                  s3 = *(const float4 *)&rows[3][k];
     mesa_pivots p;
     p.d[0] = rows[0][k];
-    p.over[0] = __fdividef(1, p.d[0]);
+    p.over[0] = reciprocal(p.d[0]);
     p.below[0] = s1.x * p.over[0], p.below[1] = s2.x * p.over[0], p.below[3] = s3.x * p.over[0];
     p.d[1] = fmaf(-p.below[0], s1.x, s1.y);
-    p.over[1] = __fdividef(1, p.d[1]);
+    p.over[1] = reciprocal(p.d[1]);
     const float e21 = fmaf(-p.below[0], s2.x, s2.y), e31 = fmaf(-p.below[0], s3.x, s3.y);
     p.below[2] = e21 * p.over[1], p.below[4] = e31 * p.over[1];
     p.d[2] = fmaf(-p.below[2], e21, fmaf(-p.below[1], s2.x, s2.z));
-    p.over[2] = __fdividef(1, p.d[2]);
+    p.over[2] = reciprocal(p.d[2]);
     const float e32 = fmaf(-p.below[2], e31, fmaf(-p.below[1], s3.x, s3.z));
     p.below[5] = e32 * p.over[2];
     p.d[3] = fmaf(-p.below[5], e32, fmaf(-p.below[4], e31, fmaf(-p.below[3], s3.x, s3.w)));
-    p.over[3] = __fdividef(1, p.d[3]);
+    p.over[3] = reciprocal(p.d[3]);
     return p;
 }
 
@@ -69,30 +77,38 @@ static __device__ __forceinline__ void mesa_update(mesa_patch &b, int first,
     }
 }
 
+/* Rows first .. of the patch are the next pivots, number n. */
+static __device__ __forceinline__ void mesa_put_pivots(mesa_solve_stage &stage, const mesa_patch &b,
+                                                       int first, int n)
+{
+#pragma unroll
+    for (int p = 0; p < PIVOTS; p++) {
+        *(float4 *)&stage.pivots[n][p][(int)threadIdx.x % 16 * 4] = make_float4(
+            b[first + p][0], b[first + p][1], b[first + p][2], b[first + p][3]);
+    }
+    barrier_arrive(&stage.eliminated[n]);
+}
+
 /* b = L D L^T becomes D^-1/2 L^-1, where it is not above the diagonal: what is eliminated makes place for what the elimination does to
  * the unit matrix. Four pivots at a time; b is symmetric, so that their rows are their columns too. A pivot that is not positive makes its
- * row NaN. */
-static __device__ __forceinline__ void mesa_eliminate(mesa_patch &b, mesa_solve_stage &stage)
+ * row NaN. Rows that come next are brought up to date first, and nobody waits for any others. */
+static __device__ __forceinline__ void mesa_eliminate(mesa_patch &b, mesa_solve_stage &stage, unsigned parity)
 {
     const int row = (int)threadIdx.x / 16 * 8, column = (int)threadIdx.x % 16 * 4;
+    if (row == 0) {
+        mesa_put_pivots(stage, b, 0, 0);
+    }
 #pragma unroll 1
-    for (int k0 = 0; k0 < MESA_DIM; k0 += 8) {
+    for (int k0 = 0; k0 <= ((int)threadIdx.x / 32 * 16 + 8); k0 += 8) {
 #pragma unroll
         for (int half = 0; half < 8; half += PIVOTS) {
-            const int k = k0 + half;
-            float(&rows)[PIVOTS][MESA_DIM] = stage.pivots[half / PIVOTS];
-            if (row == k0) {
-#pragma unroll
-                for (int p = 0; p < PIVOTS; p++) {
-                    *(float4 *)&rows[p][column] = make_float4(b[half + p][0], b[half + p][1], b[half + p][2],
-                                                              b[half + p][3]);
-                }
-            }
-            __syncthreads();
+            const int k = k0 + half, n = k / PIVOTS;
+            const float(&rows)[PIVOTS][MESA_DIM] = stage.pivots[n];
+            barrier_wait(&stage.eliminated[n], parity);
             if (row >= k0) {
                 const mesa_pivots pivots = mesa_pivots_of(rows, k);
                 const bool fresh = column ==
-                                   k; /* the columns of the pivots: those of the unit matrix from here on */
+                                   k; /* the columns of the pivots: of the unit matrix from here on */
                 float along[4][4];
 #pragma unroll
                 for (int p = 0; p < PIVOTS; p++) {
@@ -102,11 +118,11 @@ static __device__ __forceinline__ void mesa_eliminate(mesa_patch &b, mesa_solve_
                 }
                 const float(&l)[6] = pivots.below;
 #pragma unroll
-                for (int n = 0; n < 4; n++) {
-                    along[1][n] = fmaf(-l[0], along[0][n], along[1][n]);
-                    along[2][n] = fmaf(-l[2], along[1][n], fmaf(-l[1], along[0][n], along[2][n]));
-                    along[3][n] = fmaf(-l[5], along[2][n],
-                                       fmaf(-l[4], along[1][n], fmaf(-l[3], along[0][n], along[3][n])));
+                for (int c = 0; c < 4; c++) {
+                    along[1][c] = fmaf(-l[0], along[0][c], along[1][c]);
+                    along[2][c] = fmaf(-l[2], along[1][c], fmaf(-l[1], along[0][c], along[2][c]));
+                    along[3][c] = fmaf(-l[5], along[2][c],
+                                       fmaf(-l[4], along[1][c], fmaf(-l[3], along[0][c], along[3][c])));
                 }
                 if (row == k0) {
 #pragma unroll
@@ -115,21 +131,26 @@ static __device__ __forceinline__ void mesa_eliminate(mesa_patch &b, mesa_solve_
                     }
                 }
 #pragma unroll
-                for (int n = 0; n < 4; n++) {
+                for (int c = 0; c < 4; c++) {
 #pragma unroll
                     for (int p = 0; p < PIVOTS; p++) {
-                        along[p][n] *= pivots.over[p];
+                        along[p][c] *= pivots.over[p];
                     }
-                    along[2][n] = fmaf(-l[5], along[3][n], along[2][n]);
-                    along[1][n] = fmaf(-l[4], along[3][n], fmaf(-l[2], along[2][n], along[1][n]));
-                    along[0][n] = fmaf(-l[3], along[3][n],
-                                       fmaf(-l[1], along[2][n], fmaf(-l[0], along[1][n], along[0][n])));
+                    along[2][c] = fmaf(-l[5], along[3][c], along[2][c]);
+                    along[1][c] = fmaf(-l[4], along[3][c], fmaf(-l[2], along[2][c], along[1][c]));
+                    along[0][c] = fmaf(-l[3], along[3][c],
+                                       fmaf(-l[1], along[2][c], fmaf(-l[0], along[1][c], along[0][c])));
+                }
+                /* the next pivots are rows 4 .. 7 of the same patches, then 0 .. 3 of those below */
+                constexpr int next[] = { 4, 0 };
+                if (row > k0 || half == 0) {
+                    mesa_update(b, next[half / 4], rows, row + next[half / 4], along, fresh);
+                }
+                if (row == k + (half ? 4 : 0)) {
+                    mesa_put_pivots(stage, b, next[half / 4], n + 1);
                 }
                 if (row > k0) {
-                    mesa_update(b, 0, rows, row, along, fresh);
-                }
-                if (row > k0 || half == 0) {
-                    mesa_update(b, 4, rows, row + 4, along, fresh);
+                    mesa_update(b, half, rows, row + half, along, fresh);
                 }
             }
         }
@@ -185,7 +206,7 @@ static __device__ __forceinline__ void mesa_factor(mesa_solve_stage &stage, cons
             b[r][n] = of[n] + (row + r == column + n ? stage.ridge[column + n] : 0);
         }
     }
-    mesa_eliminate(b, stage);
+    mesa_eliminate(b, stage, 0);
     mesa_put_patch(stage.whiten, b);
     __syncthreads();
     {
@@ -220,7 +241,9 @@ static __device__ __forceinline__ void mesa_factor(mesa_solve_stage &stage, cons
             b[r][n] = of[n] + (row + r == column + n ? 1.0f : 0.0f);
         }
     }
-    mesa_eliminate(b, stage);
+    __syncthreads();
+    mesa_eliminate(b, stage, 1);
+    __syncthreads();
     mesa_put_patch(stage.root, b);
     __syncthreads();
     mesa_rows y = {};

@@ -103,9 +103,15 @@ static __device__ __forceinline__ void mesa_keep_given(const mesa &s, const mesa
     const loam_const_view &view = s.a.state_in;
     const float *from = (const float *)view.data + RECURRENT_AT(view, at.seq.index, at.h, MESA_DIM);
     float *to = s.given + (at.seq.index * s.p.heads_v + at.h) * MESA_DIM * MESA_DIM;
-#pragma unroll 8
-    for (int e = threadIdx.x; e < MESA_DIM * MESA_DIM; e += MESA_THREADS) {
-        to[e] = from[e / MESA_DIM * view.token + e % MESA_DIM];
+    float rows[MESA_DIM * MESA_DIM / MESA_THREADS];
+#pragma unroll
+    for (int n = 0; n < MESA_DIM * MESA_DIM / MESA_THREADS; n++) {
+        const int e = n * MESA_THREADS + threadIdx.x;
+        rows[n] = from[e / MESA_DIM * view.token + e % MESA_DIM];
+    }
+#pragma unroll
+    for (int n = 0; n < MESA_DIM * MESA_DIM / MESA_THREADS; n++) {
+        to[n * MESA_THREADS + threadIdx.x] = rows[n];
     }
 }
 
@@ -119,7 +125,7 @@ __global__ void __launch_bounds__(MESA_THREADS) mesa_write_kernel(const __grid_c
     if (at.tokens <= 0) {
         return;
     }
-    if (at.chunk == 0 && s.a.state_in.data) {
+    if (at.chunk == 0 && s.a.state_in.data && s.a.state_out.data) {
         mesa_keep_given(s, at);
     }
     const int64_t slot = kept_slot(s.kept, s.p, at.seq, at.h, at.chunk), first = at.chunk * MESA_TOKENS;
@@ -204,7 +210,7 @@ __global__ void __launch_bounds__(SCAN_THREADS)
         const float *from = (const float *)s.begin.data + RECURRENT_AT(s.begin, seq.index, h, 0);
         const float *along = from + row * s.begin.token + column;
         state = across = make_float4(along[0], along[1], along[2], along[3]);
-        if (system && BACKWARD) {
+        if (system && (BACKWARD || !s.end.data)) {
             across = mesa_load_across(from + MESA_DIM * s.begin.token, s.begin.token, row - MESA_DIM, column);
         } else if (system) {
             across = mesa_load_across(m.given + head * MESA_DIM * MESA_DIM, MESA_DIM, row - MESA_DIM, column);

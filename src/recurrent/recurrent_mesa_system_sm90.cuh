@@ -11,19 +11,21 @@
 #ifndef LOAM_RECURRENT_MESA_SYSTEM_SM90_CUH
 #define LOAM_RECURRENT_MESA_SYSTEM_SM90_CUH
 
+#include "src/gpu/hopper.cuh"
 #include "src/recurrent/recurrent_mesa_states_sm90.cuh"
 
-enum { PIVOTS = 4 };
+enum { PIVOTS = 4, ELIMINATIONS = MESA_DIM / PIVOTS };
 
 struct mesa_solve_stage {
-    mesa_tile k, v, states[2][2]; /* S0, H0 in two parts */
-    mesa_tile whiten[2], past[2]; /* without forgetting: N and Y, see mesa_factor */
-    union {
+    mesa_tile k, v, states[2][2];                    /* S0, H0 in two parts */
+    mesa_tile whiten[2], past[2];                    /* without forgetting: N and Y, see mesa_factor */
+    union {                                          /* before there is W: of mesa_factor */
         float4 weights[MESA_WARPS][MESA_BLOCKS][32]; /* W as the lanes hold it */
-        mesa_turned square;                          /* before there is W */
+        mesa_turned square;
+        float pivots[ELIMINATIONS][PIVOTS][MESA_DIM]; /* rows that are eliminated with */
         mesa_tile root[2];
     };
-    float pivots[2][PIVOTS][MESA_DIM];           /* rows that are eliminated with, by turns */
+    uint64_t eliminated[ELIMINATIONS];           /* barriers: pivots are there */
     double sums[MESA_TOKENS];                    /* pre */
     float write[MESA_TOKENS], norm[MESA_TOKENS]; /* beta / |k|^2, |k|; beta, 1 without features */
     float ridge[MESA_DIM];
@@ -149,6 +151,9 @@ static __device__ __forceinline__ void mesa_solve_load(const mesa &s, mesa_solve
         for (int part = 0; part < 2; part++) {
             *(uint2 *)&x.states[row / MESA_DIM][part][row % MESA_DIM][c] = make_uint2(low[part], high[part]);
         }
+    }
+    if (threadIdx.x < ELIMINATIONS) {
+        barrier_init(&x.eliminated[threadIdx.x], MESA_DIM / 4);
     }
     if (threadIdx.x < 32) {
         /* sums of 64 bits, gates held at -1e4: their differences are exact to 1e-10, and e^-1e4 is 0 */
