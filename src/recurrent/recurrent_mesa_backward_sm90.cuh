@@ -19,7 +19,7 @@
 
 #include "src/recurrent/recurrent_mesa_sm90.cuh"
 
-enum { MESA_PARTS = 5, MESA_REVERSE_STAGES = 3 };
+enum { MESA_PARTS = 5, MESA_SUMS = MESA_DIM + 1 };
 
 typedef __nv_bfloat16 mesa_dense[MESA_TOKENS][MESA_DIM];
 
@@ -27,10 +27,14 @@ struct mesa_backward {
     mesa m;
     kept_states<float> grads; /* dS, then dH, at the ends of chunks */
     mesa_dense (*sides)
-        [MESA_PARTS];  /* [slot]: x and z in two parts each, a third of x, which a small ridge makes large */
-    float *carried;    /* [slot][64]: e^pre (do . S0 x - z . H0 x) */
-    float *x, *z, *dk; /* [work row][64] */
-    double *dx;        /* [work row][64]: for chunks that float64 solves */
+        [MESA_PARTS]; /* [slot]: x and z in two parts each, a third of x, which a small ridge makes large */
+    float *carried;   /* [slot][64]: e^pre (do . S0 x - z . H0 x) */
+    double *apart;    /* [head of a sequence][SCAN_BLOCKS], see mesa_scan_kernel */
+    float *z, *dk;    /* [work row][64]: where value heads share a key head */
+    double *dx;       /* [work row][64]: for chunks that float64 solves */
+    float *sums;      /* [slot][MESA_SUMS]: of -z x of each channel, of z q */
+    double *of_head;  /* [value head][MESA_SUMS]: the same over its tokens */
+    bool shared;      /* value heads share a key head */
 };
 
 /* ------------------------------------------------------------------ x and z */
@@ -85,6 +89,9 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
     const float decay[2] = { expf((float)stage.sums[t0]), expf((float)stage.sums[t0 + 8]) };
     mesa_rows x, y, r;
     float trace[2], ofs[2], ofh[2];
+    if (!stage.forgets) {
+        mesa_factor(stage, kept_row(s.m.kept, s.m.p, at.seq, at.h, at.chunk, MESA_DIM));
+    }
     mesa_weigh(stage, trace);
     mesa_trace(trace, stage, decay);
     __syncwarp();
@@ -127,11 +134,6 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
 
 /* ------------------------------------------------------------------ the gradients of the states */
 
-struct mesa_reverse_stage {
-    mesa_tile x[MESA_REVERSE_STAGES][2], other[MESA_REVERSE_STAGES][2]; /* other: do, or z in two parts */
-    float factor[MESA_TOKENS];
-};
-
 static __device__ __forceinline__ void mesa_load_dense(mesa_tile &tile, const mesa_dense &from)
 {
     for (int e = threadIdx.x; e < MESA_TOKENS * (MESA_DIM / 8); e += MESA_THREADS) {
@@ -140,142 +142,57 @@ static __device__ __forceinline__ void mesa_load_dense(mesa_tile &tile, const me
     }
 }
 
-/* acc += (columns m .. m + 15 of `rows`, which has PARTS parts)^T Diag(factor) x */
-template <int PARTS>
-static __device__ __forceinline__ void mesa_outer(mesa_rows &acc, const mesa_tile *rows,
-                                                  const mesa_tile (&x)[2], const float *factor, int m)
-{
-    const int lane = threadIdx.x % 32, t2 = lane % 4 * 2;
-#pragma unroll
-    for (int step = 0; step < MESA_TOKENS; step += 16) {
-        uint32_t raw[2][4] = {};
-        operand_a<2> u;
-#pragma unroll
-        for (int part = 0; part < PARTS; part++) {
-            load_matrices_transposed(raw[part],
-                                     &rows[part][step + lane / 16 * 8 + lane % 8][m + lane / 8 % 2 * 8]);
-        }
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const float2 by = *(const float2 *)&factor[step + t2 + e / 2 * 8];
-            const float low = __uint_as_float(raw[0][e] << 16) + __uint_as_float(raw[1][e] << 16);
-            const float high = __uint_as_float(raw[0][e] & 0xffff0000u) +
-                               __uint_as_float(raw[1][e] & 0xffff0000u);
-            uint32_t part[2];
-            split_pair(part, low * by.x, high * by.y);
-            u.part[0][e] = part[0], u.part[1][e] = part[1];
-        }
-#pragma unroll
-        for (int n = 0; n < MESA_BLOCKS; n += 2) {
-            operand_b<1> b[2][2];
-            load_b<MESA_PITCH>(b[0], &x[0][0][0], step, 8 * n);
-            load_b<MESA_PITCH>(b[1], &x[1][0][0], step, 8 * n);
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                mma_bf16(acc[n + i], u.part[1], b[0][i].part[0]);
-                mma_bf16(acc[n + i], u.part[0], b[1][i].part[0]);
-                mma_bf16(acc[n + i], u.part[0], b[0][i].part[0]);
-            }
-        }
-    }
-}
+struct mesa_reverse_stage {
+    mesa_tile x[2], z[2], grad_o;
+    mesa_turned turned;
+    float factor[2][MESA_TOKENS]; /* e^pre; -e^pre / 2 */
+};
 
-/* Even blocks dS, odd blocks dH of one head. */
-__global__ void __launch_bounds__(MESA_THREADS) mesa_reverse_kernel(const __grid_constant__ mesa_backward s)
+/* What a chunk adds to dS and dH, for mesa_scan_kernel; one block for each. */
+__global__ void __launch_bounds__(MESA_THREADS)
+    mesa_reverse_write_kernel(const __grid_constant__ mesa_backward s)
 {
     extern __shared__ __align__(16) char shared[];
     mesa_reverse_stage &x = *(mesa_reverse_stage *)shared;
     const loam_args &a = s.m.a;
-    const bool system = blockIdx.x % 2;
-    const int64_t head = blockIdx.x / 2, h = head % s.m.p.heads_v;
-    const recurrent_seq seq = recurrent_seq_at(&s.m.p, &a, head / s.m.p.heads_v);
-    const int lane = threadIdx.x % 32, g = lane / 4, t2 = lane % 4 * 2, m = threadIdx.x / 32 * 16;
-    const int64_t row0 = system * MESA_DIM + m + g, chunks = (seq.len + MESA_TOKENS - 1) / MESA_TOKENS;
-    mesa_rows acc = {};
-    if (a.grad_state_out.data) {
-#pragma unroll
-        for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
-            const int64_t row = row0 + e % 4 / 2 * 8, c = e / 4 * 8 + t2 + e % 2;
-            acc[e / 4][e % 4] =
-                ((const float *)a.grad_state_out.data)[RECURRENT_AT(a.grad_state_out, seq.index, h, row) + c];
-        }
+    const mesa_chunk at = mesa_chunk_of_block(s.m);
+    if (at.tokens <= 0) {
+        return;
     }
-    const auto tokens_of = [&](int64_t c) {
-        return c < 0 ? 0 : (int)min(seq.len - c * MESA_TOKENS, (int64_t)MESA_TOKENS);
-    };
-    /* chunk `chunks - 1 - n` is the n-th; its place in the ring is n % stages */
-    const auto load = [&](int64_t n) {
-        const int64_t c = chunks - 1 - n;
-        if (c >= 0) {
-            const mesa_dense *sides = s.sides[kept_slot(s.m.kept, s.m.p, seq, h, c)];
-            mesa_tile *to = x.x[n % MESA_REVERSE_STAGES], *other = x.other[n % MESA_REVERSE_STAGES];
-            mesa_load_dense(to[0], sides[0]), mesa_load_dense(to[1], sides[1]);
-            if (system) {
-                mesa_load_dense(other[0], sides[2]), mesa_load_dense(other[1], sides[3]);
-            } else {
-                mesa_load(other[0], a.grad_o, seq.b, h, seq.first + c * MESA_TOKENS, tokens_of(c));
-            }
-        }
-        copy_async_commit();
-    };
-    float gate[2], next[2];
-    const auto load_gates = [&](int64_t c) {
-        const int64_t from = c > 0 ? c : 0;
-        next[0] = mesa_scalar(a.log_decay, seq, h, from * MESA_TOKENS, 2 * lane, tokens_of(c));
-        next[1] = mesa_scalar(a.log_decay, seq, h, from * MESA_TOKENS, 2 * lane + 1, tokens_of(c));
-    };
-    for (int n = 0; n < MESA_REVERSE_STAGES - 1; n++) {
-        load(n);
-    }
-    load_gates(chunks - 1);
-    for (int64_t n = 0; n < chunks; n++) {
-        const int64_t c = chunks - 1 - n;
-        gate[0] = next[0], gate[1] = next[1];
-        copy_async_wait<MESA_REVERSE_STAGES - 2>();
-        __syncthreads();
-        load(n + MESA_REVERSE_STAGES - 1);
-        load_gates(c - 1);
+    const mesa_dense *sides = s.sides[kept_slot(s.m.kept, s.m.p, at.seq, at.h, at.chunk)];
+    mesa_load_dense(x.x[0], sides[0]), mesa_load_dense(x.x[1], sides[1]);
+    mesa_load_dense(x.z[0], sides[2]), mesa_load_dense(x.z[1], sides[3]);
+    mesa_load(x.grad_o, a.grad_o, at.seq.b, at.h, at.first, at.tokens);
+    copy_async_commit();
+    if (threadIdx.x < 32) {
+        const int lane = threadIdx.x;
+        const int64_t first = at.chunk * MESA_TOKENS;
+        const float gate[2] = { mesa_scalar(a.log_decay, at.seq, at.h, first, 2 * lane, at.tokens),
+                                mesa_scalar(a.log_decay, at.seq, at.h, first, 2 * lane + 1, at.tokens) };
         float sum = gate[0] + gate[1];
 #pragma unroll
         for (int step = 1; step < 32; step *= 2) {
             const float before = __shfl_up_sync(~0u, sum, step);
             sum += lane >= step ? before : 0;
         }
-        const float total = expf(__shfl_sync(~0u, sum, 31)), earlier = __shfl_up_sync(~0u, sum, 1);
-        const float sign = system ? -0.5f : 1;
-        if (threadIdx.x < 32) {
-            x.factor[2 * lane] = sign * expf((lane ? earlier : 0) + gate[0]);
-            x.factor[2 * lane + 1] = sign * expf(sum);
-        }
-        float *kept = kept_row(s.grads, s.m.p, seq, h, c, row0);
+        const float earlier = __shfl_up_sync(~0u, sum, 1);
+        const float pre[2] = { expf((lane ? earlier : 0) + gate[0]), expf(sum) };
 #pragma unroll
-        for (int i = 0; i < MESA_BLOCKS; i++) {
-            *(float2 *)(kept + 8 * i + t2) = make_float2(acc[i][0], acc[i][1]);
-            *(float2 *)(kept + 8 * MESA_DIM + 8 * i + t2) = make_float2(acc[i][2], acc[i][3]);
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                acc[i][e] *= total;
-            }
-        }
-        __syncthreads();
-        const mesa_tile(&sides)[2] = x.x[n % MESA_REVERSE_STAGES],
-              (&other)[2] = x.other[n % MESA_REVERSE_STAGES];
-        if (system) {
-            mesa_outer<2>(acc, other, sides, x.factor, m);
-            mesa_outer<2>(acc, sides, other, x.factor, m);
-        } else {
-            mesa_outer<1>(acc, other, sides, x.factor, m);
+        for (int e = 0; e < 2; e++) {
+            x.factor[0][2 * lane + e] = pre[e], x.factor[1][2 * lane + e] = -pre[e] / 2;
         }
     }
     copy_async_wait<0>();
-    if (a.grad_state_in.data) {
-#pragma unroll
-        for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
-            const int64_t row = row0 + e % 4 / 2 * 8, c = e / 4 * 8 + t2 + e % 2;
-            ((float *)a.grad_state_in.data)[RECURRENT_AT(a.grad_state_in, seq.index, h, row) + c] =
-                acc[e / 4][e % 4];
-        }
-    }
+    __syncthreads();
+    const int m = (int)threadIdx.x / 32 * 16;
+    float *written = kept_row(s.grads, s.m.p, at.seq, at.h, at.chunk, 0);
+    mesa_rows acc = {};
+    mesa_outer<1, 2>(acc, &x.grad_o, x.x, x.factor[0], m);
+    mesa_put_written(written, acc, m);
+    clear(acc);
+    mesa_outer<2, 2>(acc, x.z, x.x, x.factor[1], m);
+    mesa_add_transpose(acc, x.turned, m);
+    mesa_put_written(written + MESA_DIM * MESA_DIM, acc, m);
 }
 
 /* ------------------------------------------------------------------ gradients of a chunk */
@@ -287,6 +204,7 @@ struct mesa_gradient_stage {
     float pairs[MESA_WARPS][MESA_TOKENS];       /* sums of pairs over the keys of a warp */
     float gate[MESA_TOKENS], write[MESA_TOKENS];
     float passing[MESA_WARPS];
+    float ridge[MESA_WARPS][MESA_DIM], scale[MESA_WARPS];
 };
 
 static __device__ __forceinline__ void mesa_gradient_load(const mesa_backward &s, mesa_gradient_stage &x,
@@ -314,9 +232,7 @@ static __device__ __forceinline__ void mesa_gradient_load(const mesa_backward &s
         const float4 m = *(const float4 *)(kept + row * MESA_DIM + c);
         passing = fma(f.x, m.x, fma(f.y, m.y, fma(f.z, m.z, fma(f.w, m.w, passing))));
         if (row >= MESA_DIM) { /* dH + dH^T */
-            const float *turned = grads + (MESA_DIM + c) * MESA_DIM + row - MESA_DIM;
-            f.x += turned[0], f.y += turned[MESA_DIM], f.z += turned[2 * MESA_DIM],
-                f.w += turned[3 * MESA_DIM];
+            f.x *= 2, f.y *= 2, f.z *= 2, f.w *= 2;
         }
         uint32_t low[2], high[2];
         split_pair(low, f.x, f.y), split_pair(high, f.z, f.w);
@@ -352,32 +268,6 @@ static __device__ __forceinline__ void mesa_gradient_load(const mesa_backward &s
     __syncthreads();
 }
 
-/* y += rows m .. m + 15 of `rows` times tile (its transpose BY_ROWS), PARTS parts of it. */
-template <bool BY_ROWS, int PARTS>
-static __device__ __forceinline__ void mesa_given(mesa_rows &y, const mesa_tile &rows, const mesa_tile *tile,
-                                                  int m)
-{
-#pragma unroll
-    for (int k = 0; k < MESA_BLOCKS / 2; k++) {
-        operand_a<1> a;
-        load_a<MESA_PITCH>(a, &rows[0][0], m, 16 * k);
-#pragma unroll
-        for (int n = 0; n < MESA_BLOCKS; n += 2) {
-#pragma unroll
-            for (int part = PARTS - 1; part >= 0; part--) {
-                operand_b<1> b[2];
-                if constexpr (BY_ROWS) {
-                    load_b_rows<MESA_PITCH>(b, &tile[part][0][0], 8 * n, 16 * k);
-                } else {
-                    load_b<MESA_PITCH>(b, &tile[part][0][0], 16 * k, 8 * n);
-                }
-                mma_bf16(y[n], a.part[0], b[0].part[0]);
-                mma_bf16(y[n + 1], a.part[0], b[1].part[0]);
-            }
-        }
-    }
-}
-
 /* y += w tile, w of this warp's registers, PARTS parts of the tile. */
 template <int PARTS>
 static __device__ __forceinline__ void mesa_gather(mesa_rows &y, const mesa_rows &w, const mesa_tile *tile)
@@ -405,14 +295,6 @@ static __device__ __forceinline__ void mesa_gather(mesa_rows &y, const mesa_rows
     }
 }
 
-static __device__ __forceinline__ void mesa_scale(mesa_rows &y, const float (&by)[2])
-{
-#pragma unroll
-    for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
-        y[e / 4][e % 4] *= by[e % 4 / 2];
-    }
-}
-
 /* Rows of k, of length 1 where features are. */
 static __device__ __forceinline__ void mesa_keys(mesa_rows &k, const mesa_gradient_stage &x,
                                                  const float (&over)[2], int t0)
@@ -430,8 +312,13 @@ static __device__ __forceinline__ void mesa_put_gates(const mesa_backward &s, co
                                                       const mesa_chunk &at, int64_t slot)
 {
     const int lane = threadIdx.x % 32;
-    const float passing = expf((float)x.sums[MESA_TOKENS - 1]) *
-                          (x.passing[0] + x.passing[1] + x.passing[2] + x.passing[3]);
+    float passing = expf((float)x.sums[MESA_TOKENS - 1]) *
+                    (x.passing[0] + x.passing[1] + x.passing[2] + x.passing[3]);
+    if (s.m.a.state_in.data && s.m.a.grad_state_out.data) {
+        /* that of H and dH besides their symmetric parts has passed all gates there are */
+        const double *apart = s.apart + (at.seq.index * s.m.p.heads_v + at.h) * SCAN_BLOCKS;
+        passing += (float)row_sum<32>(lane < SCAN_BLOCKS ? apart[lane] : 0);
+    }
     double after[2], before[2]; /* what gates up to the token decay; what gates after it do */
 #pragma unroll
     for (int e = 0; e < 2; e++) {
@@ -457,6 +344,139 @@ static __device__ __forceinline__ void mesa_put_gates(const mesa_backward &s, co
             ((float *)s.m.a.grad_log_decay
                  .data)[RECURRENT_AT(s.m.a.grad_log_decay, at.seq.b, at.h, at.first + t)] = (float)gates[e];
         }
+    }
+}
+
+/* Rows of 16 bits of a view, beyond the chunk none. */
+static __device__ __forceinline__ void mesa_put_rows(const loam_view &to, const mesa_chunk &at, int64_t head,
+                                                     const mesa_rows &y, int t0)
+{
+    __nv_bfloat16 *data = (__nv_bfloat16 *)to.data + RECURRENT_AT(to, at.seq.b, head, at.first);
+#pragma unroll
+    for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
+        const int t = t0 + e % 2 * 8;
+        if (t < at.tokens) {
+            *(__nv_bfloat162 *)(data + t * to.token + e / 2 * 8 +
+                                (int)threadIdx.x % 4 * 2) = __floats2bfloat162_rn(y[e / 2][e % 2 * 2],
+                                                                                  y[e / 2][e % 2 * 2 + 1]);
+        }
+    }
+}
+
+/* For the sum over the value heads that share a key head. */
+static __device__ __forceinline__ void mesa_put_parts(float *to, const mesa_backward &s, const mesa_chunk &at,
+                                                      const mesa_rows &y, int t0)
+{
+    const int64_t work = recurrent_work_row(&s.m.p, &at.seq, at.h, at.chunk * MESA_TOKENS);
+#pragma unroll
+    for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
+        const int t = t0 + e % 2 * 8;
+        if (t < at.tokens) {
+            *(float2 *)(to + (work + t) * MESA_DIM + e / 2 * 8 +
+                        (int)threadIdx.x % 4 * 2) = make_float2(y[e / 2][e % 2 * 2], y[e / 2][e % 2 * 2 + 1]);
+        }
+    }
+}
+
+/* y, the gradient of features of length 1, becomes that of what they are made of; over: 1 / its length. */
+static __device__ __forceinline__ void mesa_unmap(mesa_rows &y, const mesa_rows &features,
+                                                  const float (&over)[2])
+{
+    float along[2];
+    mesa_dot(along, y, features);
+#pragma unroll
+    for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
+        const int row = e % 4 / 2;
+        y[e / 4][e % 4] = fma(-along[row], features[e / 4][e % 4], y[e / 4][e % 4]) * over[row];
+    }
+}
+
+static __device__ __forceinline__ void mesa_put_keys(const mesa_backward &s, const mesa_chunk &at,
+                                                     mesa_rows &dk, const mesa_rows &k,
+                                                     const float (&over)[2], int j0)
+{
+    if (s.shared) {
+        mesa_put_parts(s.dk, s, at, dk, j0);
+    } else if (s.m.a.grad_k.data) {
+        if (s.m.p.feature_map == LOAM_FEATURES_UNIT) {
+            mesa_unmap(dk, k, over);
+        }
+        mesa_put_rows(s.m.a.grad_k, at, at.key_head, dk, j0);
+    }
+}
+
+/* dq = scale z, and the sums over tokens: the warp's rows, here and there as a row is summed and as a column. */
+static __device__ __forceinline__ void mesa_put_queries(const mesa_backward &s, mesa_gradient_stage &x,
+                                                        const mesa_chunk &at, int t0)
+{
+    const loam_problem &p = s.m.p;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t2 = lane % 4 * 2;
+    mesa_rows z, q;
+    float over[2] = { 1, 1 }, scale[2];
+    mesa_load_rows(q, s.m.a.q, at.seq.b, at.key_head, at.first, at.tokens);
+    if (p.feature_map == LOAM_FEATURES_UNIT) {
+        mesa_dot(over, q, q);
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            over[row] = over[row] > 0 ? rsqrtf(over[row]) : 0;
+        }
+        mesa_scale(q, over);
+    }
+#pragma unroll
+    for (int n = 0; n < MESA_BLOCKS; n++) {
+        float ridge[2] = { 0, 0 };
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            float part[2][2] = {};
+#pragma unroll
+            for (int i = 0; i < 5; i++) {
+                const mesa_tile &from = i < 3 ? x.x[2 - i] : x.z[4 - i];
+                const uint32_t pair = *(const uint32_t *)&from[t0 + 8 * row][8 * n + t2];
+                part[i / 3][0] += __uint_as_float(pair << 16);
+                part[i / 3][1] += __uint_as_float(pair & 0xffff0000u);
+            }
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                z[n][2 * row + e] = part[1][e];
+                ridge[e] = fma(-part[1][e], part[0][e], ridge[e]);
+            }
+        }
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+#pragma unroll
+            for (int step = 4; step < 32; step *= 2) {
+                ridge[e] += __shfl_xor_sync(~0u, ridge[e], step);
+            }
+        }
+        if (lane < 4) {
+            x.ridge[warp][8 * n + t2] = ridge[0], x.ridge[warp][8 * n + t2 + 1] = ridge[1];
+        }
+    }
+    mesa_dot(scale, z, q);
+    scale[0] = row_sum<32>(lane % 4 ? 0 : scale[0] + scale[1]);
+    if (lane == 0) {
+        x.scale[warp] = scale[0];
+    }
+    if (s.shared) {
+        mesa_put_parts(s.z, s, at, z, t0);
+    } else if (s.m.a.grad_q.data) {
+        const float by[2] = { (float)p.scale, (float)p.scale };
+        if (p.feature_map == LOAM_FEATURES_UNIT) {
+            mesa_unmap(z, q, over);
+        }
+        mesa_scale(z, by);
+        mesa_put_rows(s.m.a.grad_q, at, at.key_head, z, t0);
+    }
+}
+
+/* Of the chunk, by 64 threads. */
+static __device__ __forceinline__ void mesa_put_sums(const mesa_backward &s, const mesa_gradient_stage &x,
+                                                     int64_t slot, int c)
+{
+    float *to = s.sums + slot * MESA_SUMS;
+    to[c] = (x.ridge[0][c] + x.ridge[1][c]) + (x.ridge[2][c] + x.ridge[3][c]);
+    if (c == 0) {
+        to[MESA_DIM] = (x.scale[0] + x.scale[1]) + (x.scale[2] + x.scale[3]);
     }
 }
 
@@ -520,14 +540,8 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
         mesa_scale(dv, by);
         mesa_gather<1>(dv, kx, &x.grad_o);
         mesa_scale(dv, beta);
-        __nv_bfloat16 *to = (__nv_bfloat16 *)a.grad_v.data + RECURRENT_AT(a.grad_v, at.seq.b, at.h, at.first);
-#pragma unroll
-        for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
-            const int j = j0 + e % 2 * 8;
-            if (a.grad_v.data && j < at.tokens) {
-                *(__nv_bfloat162 *)(to + j * a.grad_v.token + e / 2 * 8 + t2) = __floats2bfloat162_rn(
-                    dv[e / 2][e % 2 * 2], dv[e / 2][e % 2 * 2 + 1]);
-            }
+        if (a.grad_v.data) {
+            mesa_put_rows(a.grad_v, at, at.h, dv, j0);
         }
     }
     /* s, h; what of the writes reaches the end */
@@ -566,21 +580,68 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
             }
         }
     }
-    /* for the sums over heads and tokens: the key, and x and z of the token of the same number */
-    const int64_t work = recurrent_work_row(&s.m.p, &at.seq, at.h, at.chunk * MESA_TOKENS);
-#pragma unroll
-    for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
-        const int j = j0 + e % 4 / 2 * 8, c = e / 4 * 8 + t2 + e % 2;
-        if (j < at.tokens) {
-            const int64_t to = (work + j) * MESA_DIM + c;
-            s.dk[to] = dk[e / 4][e % 4];
-            s.x[to] = __bfloat162float(x.x[0][j][c]) + __bfloat162float(x.x[1][j][c]);
-            s.z[to] = __bfloat162float(x.z[0][j][c]) + __bfloat162float(x.z[1][j][c]);
-        }
-    }
+    mesa_put_keys(s, at, dk, k, over, j0);
+    mesa_put_queries(s, x, at, j0);
     __syncthreads();
     if (warp == 0) {
         mesa_put_gates(s, x, at, slot);
+    } else if (threadIdx.x >= 64) {
+        mesa_put_sums(s, x, slot, (int)threadIdx.x - 64);
+    }
+}
+
+/* ------------------------------------------------------------------ sums over tokens */
+
+enum { SUM_GROUPS = 8, SUM_THREADS = SUM_GROUPS * (MESA_DIM + 32) };
+
+/* One block for each value head. */
+__global__ void __launch_bounds__(SUM_THREADS) mesa_sums_kernel(const __grid_constant__ mesa_backward s)
+{
+    __shared__ double parts[SUM_GROUPS][MESA_SUMS];
+    const int group = threadIdx.x / (MESA_DIM + 32), c = threadIdx.x % (MESA_DIM + 32);
+    const int64_t slots = s.m.kept.per_head;
+    const float *from = s.sums + blockIdx.x * slots * MESA_SUMS + c;
+    if (c < MESA_SUMS) {
+        double sum = 0;
+#pragma unroll 8
+        for (int64_t n = group; n < slots; n += SUM_GROUPS) {
+            sum += (double)from[n * MESA_SUMS];
+        }
+        parts[group][c] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x < MESA_SUMS) {
+        double sum = 0;
+        for (int n = 0; n < SUM_GROUPS; n++) {
+            sum += parts[n][threadIdx.x];
+        }
+        s.of_head[blockIdx.x * MESA_SUMS + threadIdx.x] = sum;
+    }
+}
+
+/* One warp. */
+__global__ void mesa_put_sums_kernel(const __grid_constant__ mesa_backward s)
+{
+    const loam_problem &p = s.m.p;
+    const loam_view &g = s.m.a.grad_ridge;
+    const int lane = threadIdx.x;
+    double all = 0, scale = 0;
+    for (int64_t h = 0; h < p.heads_v; h++) {
+        const double *of = s.of_head + h * MESA_SUMS;
+        const double first = of[lane], second = of[lane + 32], sum = row_sum<32>(first + second);
+        if (g.data && p.ridge_axes == LOAM_RIDGE_HEAD_CHANNEL) {
+            float *to = (float *)g.data + h * g.head;
+            to[lane] = (float)first, to[lane + 32] = (float)second;
+        } else if (g.data && p.ridge_axes == LOAM_RIDGE_HEAD && lane == 0) {
+            ((float *)g.data)[h * g.head] = (float)sum;
+        }
+        all += sum, scale += of[MESA_DIM];
+    }
+    if (g.data && p.ridge_axes == LOAM_RIDGE_NUMBER && lane == 0) {
+        *(float *)g.data = (float)all;
+    }
+    if (s.m.a.grad_scale && lane == 0) {
+        *(float *)s.m.a.grad_scale = (float)scale;
     }
 }
 

@@ -105,6 +105,9 @@ static mesa mesa_carve(const loam_problem *p, const loam_args *a, arena *pool)
     }
     s.kept = kept_carve<float>(p, MESA_TOKENS, 2 * MESA_DIM, pool);
     const size_t slots = size_mul((size_t)s.kept.per_head, (size_t)p->heads_v);
+    s.given = (float *)arena_take(
+        pool, size_mul(size_mul((size_t)p->batch, (size_t)p->heads_v), MESA_DIM * MESA_DIM), sizeof(float));
+    s.total = (float *)arena_take(pool, slots, sizeof(float));
     s.doubtful = (int32_t *)arena_take(pool, slots, sizeof(int32_t));
     s.x = (double *)arena_take(pool, size_mul(rows, MESA_DIM), sizeof(double));
     return s;
@@ -125,6 +128,19 @@ static bool reads(const loam_const_view &view)
     return (uintptr_t)view.data % 16 == 0 && view.batch % 8 == 0 && view.head % 8 == 0 && view.token % 8 == 0;
 }
 
+/* The states at the beginning of chunks, and state_out. */
+static loam_status states(const mesa &s, loam_error *error)
+{
+    const int64_t heads = s.p.batch * s.p.heads_v, chunks = heads * s.kept.per_sequence;
+    if (chunks > 0) {
+        TRY(cuda_launch("mesa_write_kernel", mesa_write_kernel, chunks, MESA_THREADS,
+                        sizeof(mesa_write_stage), s.a.stream, false, error, s));
+    }
+    const mesa_scan scan = { s.kept, s.a.state_in, {}, s.a.state_out, NULL };
+    return cuda_launch("mesa_scan_kernel", mesa_scan_kernel<false>, heads * SCAN_BLOCKS, SCAN_THREADS, 0,
+                       s.a.stream, false, error, s, scan);
+}
+
 size_t recurrent_mesa_sm90_work(const loam_problem *p)
 {
     arena pool = {};
@@ -141,17 +157,16 @@ loam_status recurrent_mesa_sm90(const loam_problem *p, const loam_args *a, loam_
     }
     arena pool = { (char *)a->work, 0 };
     const mesa s = mesa_carve(p, a, &pool);
-    const int64_t heads = p->batch * p->heads_v;
-    if (heads > 0) {
-        TRY(cuda_launch("mesa_pass_kernel", mesa_pass_kernel, 2 * heads, MESA_THREADS,
-                        sizeof(mesa_pass_stage), a->stream, false, error, s));
+    if (p->batch > 0) {
+        TRY(states(s, error));
     }
-    if (heads > 0 && s.kept.per_sequence > 0) {
-        TRY(cuda_launch("mesa_solve_kernel", mesa_solve_kernel, heads * s.kept.per_sequence, MESA_THREADS,
+    const int64_t chunks = p->batch * p->heads_v * s.kept.per_sequence;
+    if (chunks > 0) {
+        TRY(cuda_launch("mesa_solve_kernel", mesa_solve_kernel, chunks, MESA_THREADS,
                         sizeof(mesa_solve_stage), a->stream, false, error, s));
         TRY(recurrent_solve_rest_cuda(p, a, &s.kept, s.doubtful, s.x, NULL, error));
-        TRY(cuda_launch("mesa_rest_kernel", mesa_rest_kernel, heads * s.kept.per_sequence, MESA_DIM, 0,
-                        a->stream, false, error, s));
+        TRY(cuda_launch("mesa_rest_kernel", mesa_rest_kernel, chunks, MESA_DIM, 0, a->stream, false, error,
+                        s));
     }
     return loam_succeed(error);
 }
@@ -163,20 +178,25 @@ static mesa_backward backward_carve(const loam_problem *p, const loam_args *a, b
 {
     mesa_backward s = {};
     const size_t rows = size_mul((size_t)recurrent_tokens(p), (size_t)p->heads_v),
-                 numbers = size_mul(rows, MESA_DIM);
+                 numbers = size_mul(rows, MESA_DIM), heads_v = (size_t)p->heads_v;
     s.m = mesa_carve(p, a, pool);
-    const size_t slots = size_mul((size_t)s.m.kept.per_head, (size_t)p->heads_v);
+    const size_t slots = size_mul((size_t)s.m.kept.per_head, heads_v);
+    s.shared = p->heads_v > p->heads_q;
     s.grads = kept_carve<float>(p, MESA_TOKENS, 2 * MESA_DIM, pool);
     s.sides = (mesa_dense(*)[MESA_PARTS])arena_take(pool, slots, sizeof(mesa_dense) * MESA_PARTS);
     s.carried = (float *)arena_take(pool, size_mul(slots, MESA_TOKENS), sizeof(float));
-    s.x = (float *)arena_take(pool, numbers, sizeof(float));
-    s.z = (float *)arena_take(pool, numbers, sizeof(float));
-    s.dk = (float *)arena_take(pool, numbers, sizeof(float));
+    s.apart = (double *)arena_take(pool, size_mul(size_mul((size_t)p->batch, heads_v), SCAN_BLOCKS),
+                                   sizeof(double));
     s.dx = (double *)arena_take(pool, numbers, sizeof(double));
+    s.sums = (float *)arena_take(pool, size_mul(slots, MESA_SUMS), sizeof(float));
+    s.of_head = (double *)arena_take(pool, size_mul(heads_v, MESA_SUMS), sizeof(double));
     *w = {};
-    w->work_rows = (int64_t)rows, w->parts = 1, w->x = s.x, w->dx = s.z, w->dk = s.dk;
-    w->scale = (double *)arena_take(pool, rows, sizeof(double));
-    w->ridge = (double *)arena_take(pool, size_mul((size_t)p->heads_v, MESA_DIM), sizeof(double));
+    if (s.shared) {
+        s.z = (float *)arena_take(pool, numbers, sizeof(float));
+        s.dk = (float *)arena_take(pool, numbers, sizeof(float));
+        w->work_rows = (int64_t)rows, w->parts = 1, w->dx = s.z, w->dk = s.dk;
+        w->scale = (double *)arena_take(pool, rows, sizeof(double));
+    }
     return s;
 }
 
@@ -189,13 +209,34 @@ size_t recurrent_mesa_backward_sm90_work(const loam_problem *p)
     return pool.used > plain ? pool.used : plain;
 }
 
+/* The gradients of the states at the ends of chunks, and grad_state_in. */
+static loam_status grad_states(const mesa_backward &s, loam_error *error)
+{
+    const loam_args &a = s.m.a;
+    const int64_t heads = s.m.p.batch * s.m.p.heads_v, chunks = heads * s.m.kept.per_sequence;
+    if (chunks > 0) {
+        TRY(cuda_launch("mesa_reverse_write_kernel", mesa_reverse_write_kernel, chunks, MESA_THREADS,
+                        sizeof(mesa_reverse_stage), a.stream, false, error, s));
+    }
+    const mesa_scan scan = { s.grads, a.grad_state_out, a.state_in, a.grad_state_in, s.apart };
+    return cuda_launch("mesa_scan_kernel", mesa_scan_kernel<true>, heads * SCAN_BLOCKS, SCAN_THREADS, 0,
+                       a.stream, false, error, s.m, scan);
+}
+
+/* grad_ridge and grad_scale */
+static loam_status sums(const mesa_backward &s, loam_error *error)
+{
+    TRY(cuda_launch("mesa_sums_kernel", mesa_sums_kernel, s.m.p.heads_v, SUM_THREADS, 0, s.m.a.stream, false,
+                    error, s));
+    return cuda_launch("mesa_put_sums_kernel", mesa_put_sums_kernel, 1, 32, 0, s.m.a.stream, false, error, s);
+}
+
 static loam_status backward(const mesa_backward &s, loam_error *error)
 {
     const loam_problem *p = &s.m.p;
     const loam_args *a = &s.m.a;
-    const int64_t heads = p->batch * p->heads_v, chunks = heads * s.m.kept.per_sequence;
-    TRY(cuda_launch("mesa_pass_kernel", mesa_pass_kernel, 2 * heads, MESA_THREADS, sizeof(mesa_pass_stage),
-                    a->stream, false, error, s.m));
+    const int64_t chunks = p->batch * p->heads_v * s.m.kept.per_sequence;
+    TRY(states(s.m, error));
     if (chunks > 0) {
         TRY(cuda_launch("mesa_adjoint_kernel", mesa_adjoint_kernel, chunks, MESA_THREADS,
                         sizeof(mesa_solve_stage), a->stream, false, error, s));
@@ -203,8 +244,7 @@ static loam_status backward(const mesa_backward &s, loam_error *error)
         TRY(cuda_launch("mesa_rest_sides_kernel", mesa_rest_sides_kernel, chunks, MESA_DIM, 0, a->stream,
                         false, error, s));
     }
-    TRY(cuda_launch("mesa_reverse_kernel", mesa_reverse_kernel, 2 * heads, MESA_THREADS,
-                    sizeof(mesa_reverse_stage), a->stream, false, error, s));
+    TRY(grad_states(s, error));
     return chunks > 0 ? cuda_launch("mesa_gradient_kernel", mesa_gradient_kernel, chunks, MESA_THREADS,
                                     sizeof(mesa_gradient_stage), a->stream, false, error, s)
                       : LOAM_OK;
@@ -212,9 +252,9 @@ static loam_status backward(const mesa_backward &s, loam_error *error)
 
 loam_status recurrent_mesa_backward_sm90(const loam_problem *p, const loam_args *given, loam_error *error)
 {
-    const loam_view &v = given->grad_v;
-    const loam_const_view grad_v = { v.data, v.batch, v.head, v.token };
-    if (!reads(given->q) || !reads(given->k) || !reads(given->v) || !reads(given->grad_o) || !reads(grad_v)) {
+    const auto writes = [](const loam_view &v) { return reads({ v.data, v.batch, v.head, v.token }); };
+    if (!reads(given->q) || !reads(given->k) || !reads(given->v) || !reads(given->grad_o) ||
+        !writes(given->grad_q) || !writes(given->grad_k) || !writes(given->grad_v)) {
         return recurrent_backward_sm80(p, given, error);
     }
     loam_args a = *given;
@@ -222,8 +262,18 @@ loam_status recurrent_mesa_backward_sm90(const loam_problem *p, const loam_args 
     backward_work<float> w;
     a.state_out.data = NULL, a.info.data = NULL; /* of forward */
     const mesa_backward s = backward_carve(p, &a, &w, &pool);
+    const size_t slots = (size_t)(s.m.kept.per_head * p->heads_v);
+    /* slots that are nobody's add nothing */
+    TRY(cuda_check(cudaMemsetAsync(s.sums, 0, slots * MESA_SUMS * sizeof(float), (cudaStream_t)a.stream),
+                   "cudaMemsetAsync", error));
     TRY(p->batch > 0 ? backward(s, error) : LOAM_OK);
-    a.grad_beta.data = NULL, a.grad_log_decay.data = NULL; /* are written */
-    TRY(recurrent_gather_cuda(p, &a, &w, error));
+    if (a.grad_ridge.data || a.grad_scale) {
+        TRY(sums(s, error));
+    }
+    if (s.shared) {
+        a.grad_beta.data = NULL, a.grad_log_decay.data = NULL; /* are written */
+        a.grad_ridge.data = NULL, a.grad_scale = NULL;
+        TRY(recurrent_gather_cuda(p, &a, &w, error));
+    }
     return loam_succeed(error);
 }

@@ -118,6 +118,17 @@ static void shape_states(values *v)
     free(G);
 }
 
+/* Chunks that forget nothing take another way: two of 64 tokens in every four. */
+static void keep_chunks(values *v)
+{
+    const int64_t tokens = slot_shape(v, SLOT_LOG_DECAY).tokens;
+    for (int64_t i = 0; i < slot_size(v, SLOT_LOG_DECAY); i++) {
+        if (i % tokens / 128 % 2 == 0) {
+            v->x[SLOT_LOG_DECAY][i] = 0;
+        }
+    }
+}
+
 static void fill_gates(values *v)
 {
     const spec *s = &v->spec;
@@ -128,6 +139,9 @@ static void fill_gates(values *v)
         for (int64_t i = 0; v->x[a] && i < slot_size(v, (slot)a); i++) {
             v->x[a][i] = a == SLOT_BETA ? draw_beta(&r, s, hostile) : pace * draw_log_decay(&r, hostile);
         }
+    }
+    if (s->mechanism == LOAM_MESA && s->seed / 2 % 2) {
+        keep_chunks(v);
     }
 }
 

@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A chunk of MesaNet that forgets nothing. With A = H0 + Lambda its systems are nested, and two factors serve them all
+ * (docs/recurrent.md), here in coordinates where A is 1:
+ *
+ *     N A N^T = 1,   Z = Diag(sqrt(beta)) K N^T,   R R^T = 1 + Z Z^T,   Y = R^-1 Z
+ *     x_t = N^T (p_t - sum_{j<=t} (p_t . y_j) y_j),   p = N b_t
+ *
+ * N is the inverse of the triangular factor of A. Both factors are found by elimination in float32; products take N and Y in two bf16
+ * parts, which leaves a residual of some 2^-17 sqrt(cond A), and a second step is taken from there where that is too much. */
+#ifndef LOAM_RECURRENT_MESA_NESTED_SM90_CUH
+#define LOAM_RECURRENT_MESA_NESTED_SM90_CUH
+
+#include "src/recurrent/recurrent_mesa_system_sm90.cuh"
+
+/* What a thread has of a square while it is eliminated: rows 8 (thread / 16) on, columns 4 (thread % 16) on. */
+typedef float mesa_patch[8][4];
+
+/* 1 / x, within 1 ulp. */
+static __device__ __forceinline__ float reciprocal(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* L, D of four pivots: their block is L D L^T. */
+struct mesa_pivots {
+    float below[6];      /* of L: 10, 20, 21, 30, 31, 32 */
+    float d[4], over[4]; /* D, 1 / D */
+};
+
+static __device__ __forceinline__ mesa_pivots mesa_pivots_of(const float (&rows)[PIVOTS][MESA_DIM], int k)
+{
+    const float4 s1 = *(const float4 *)&rows[1][k], s2 = *(const float4 *)&rows[2][k],
+                 s3 = *(const float4 *)&rows[3][k];
+    mesa_pivots p;
+    p.d[0] = rows[0][k];
+    p.over[0] = reciprocal(p.d[0]);
+    p.below[0] = s1.x * p.over[0], p.below[1] = s2.x * p.over[0], p.below[3] = s3.x * p.over[0];
+    p.d[1] = fmaf(-p.below[0], s1.x, s1.y);
+    p.over[1] = reciprocal(p.d[1]);
+    const float e21 = fmaf(-p.below[0], s2.x, s2.y), e31 = fmaf(-p.below[0], s3.x, s3.y);
+    p.below[2] = e21 * p.over[1], p.below[4] = e31 * p.over[1];
+    p.d[2] = fmaf(-p.below[2], e21, fmaf(-p.below[1], s2.x, s2.z));
+    p.over[2] = reciprocal(p.d[2]);
+    const float e32 = fmaf(-p.below[2], e31, fmaf(-p.below[1], s3.x, s3.z));
+    p.below[5] = e32 * p.over[2];
+    p.d[3] = fmaf(-p.below[5], e32, fmaf(-p.below[4], e31, fmaf(-p.below[3], s3.x, s3.w)));
+    p.over[3] = reciprocal(p.d[3]);
+    return p;
+}
+
+/* b rows first .. first + 3 -= (columns of the pivots)^T along; column: of the patch's first of these rows. */
+static __device__ __forceinline__ void mesa_update(mesa_patch &b, int first,
+                                                   const float (&rows)[PIVOTS][MESA_DIM], int column,
+                                                   const float (&along)[4][4], bool fresh)
+{
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            b[first + r][n] = fresh ? 0 : b[first + r][n];
+        }
+    }
+#pragma unroll
+    for (int p = 0; p < PIVOTS; p++) {
+        const float4 across = *(const float4 *)&rows[p][column];
+        const float of[4] = { across.x, across.y, across.z, across.w };
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                b[first + r][n] = fmaf(-of[r], along[p][n], b[first + r][n]);
+            }
+        }
+    }
+}
+
+/* Rows first .. of the patch are the next pivots, number n. */
+static __device__ __forceinline__ void mesa_put_pivots(mesa_solve_stage &stage, const mesa_patch &b,
+                                                       int first, int n)
+{
+#pragma unroll
+    for (int p = 0; p < PIVOTS; p++) {
+        *(float4 *)&stage.pivots[n][p][(int)threadIdx.x % 16 * 4] = make_float4(
+            b[first + p][0], b[first + p][1], b[first + p][2], b[first + p][3]);
+    }
+    barrier_arrive(&stage.eliminated[n]);
+}
+
+/* b = L D L^T becomes D^-1/2 L^-1, where it is not above the diagonal: what is eliminated makes place for what the elimination does to
+ * the unit matrix. Four pivots at a time; b is symmetric, so that their rows are their columns too. A pivot that is not positive makes its
+ * row NaN. Rows that come next are brought up to date first, and nobody waits for any others. */
+static __device__ __forceinline__ void mesa_eliminate(mesa_patch &b, mesa_solve_stage &stage, unsigned parity)
+{
+    const int row = (int)threadIdx.x / 16 * 8, column = (int)threadIdx.x % 16 * 4;
+    if (row == 0) {
+        mesa_put_pivots(stage, b, 0, 0);
+    }
+#pragma unroll 1
+    for (int k0 = 0; k0 <= ((int)threadIdx.x / 32 * 16 + 8); k0 += 8) {
+#pragma unroll
+        for (int half = 0; half < 8; half += PIVOTS) {
+            const int k = k0 + half, n = k / PIVOTS;
+            const float(&rows)[PIVOTS][MESA_DIM] = stage.pivots[n];
+            barrier_wait(&stage.eliminated[n], parity);
+            if (row >= k0) {
+                const mesa_pivots pivots = mesa_pivots_of(rows, k);
+                const bool fresh = column ==
+                                   k; /* the columns of the pivots: of the unit matrix from here on */
+                float along[4][4];
+#pragma unroll
+                for (int p = 0; p < PIVOTS; p++) {
+                    const float4 x = *(const float4 *)&rows[p][column];
+                    along[p][0] = fresh ? p == 0 : x.x, along[p][1] = fresh ? p == 1 : x.y;
+                    along[p][2] = fresh ? p == 2 : x.z, along[p][3] = fresh ? p == 3 : x.w;
+                }
+                const float(&l)[6] = pivots.below;
+#pragma unroll
+                for (int c = 0; c < 4; c++) {
+                    along[1][c] = fmaf(-l[0], along[0][c], along[1][c]);
+                    along[2][c] = fmaf(-l[2], along[1][c], fmaf(-l[1], along[0][c], along[2][c]));
+                    along[3][c] = fmaf(-l[5], along[2][c],
+                                       fmaf(-l[4], along[1][c], fmaf(-l[3], along[0][c], along[3][c])));
+                }
+                if (row == k0) {
+#pragma unroll
+                    for (int e = 0; e < 16; e++) {
+                        b[half + e / 4][e % 4] = along[e / 4][e % 4] * rsqrtf(pivots.d[e / 4]);
+                    }
+                }
+#pragma unroll
+                for (int c = 0; c < 4; c++) {
+#pragma unroll
+                    for (int p = 0; p < PIVOTS; p++) {
+                        along[p][c] *= pivots.over[p];
+                    }
+                    along[2][c] = fmaf(-l[5], along[3][c], along[2][c]);
+                    along[1][c] = fmaf(-l[4], along[3][c], fmaf(-l[2], along[2][c], along[1][c]));
+                    along[0][c] = fmaf(-l[3], along[3][c],
+                                       fmaf(-l[1], along[2][c], fmaf(-l[0], along[1][c], along[0][c])));
+                }
+                /* the next pivots are rows 4 .. 7 of the same patches, then 0 .. 3 of those below */
+                constexpr int next[] = { 4, 0 };
+                if (row > k0 || half == 0) {
+                    mesa_update(b, next[half / 4], rows, row + next[half / 4], along, fresh);
+                }
+                if (row == k + (half ? 4 : 0)) {
+                    mesa_put_pivots(stage, b, next[half / 4], n + 1);
+                }
+                if (row > k0) {
+                    mesa_update(b, half, rows, row + half, along, fresh);
+                }
+            }
+        }
+    }
+}
+
+/* A triangular patch in two parts. */
+static __device__ __forceinline__ void mesa_put_patch(mesa_tile (&to)[2], const mesa_patch &b)
+{
+    const int row = (int)threadIdx.x / 16 * 8, column = (int)threadIdx.x % 16 * 4;
+#pragma unroll
+    for (int r = 0; r < 8; r++) {
+        float x[4];
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            x[n] = column + n <= row + r ? b[r][n] : 0;
+        }
+        uint32_t low[2], high[2];
+        split_pair(low, x[0], x[1]), split_pair(high, x[2], x[3]);
+#pragma unroll
+        for (int part = 0; part < 2; part++) {
+            *(uint2 *)&to[part][row + r][column] = make_uint2(low[part], high[part]);
+        }
+    }
+}
+
+/* The warp's rows in two parts. */
+static __device__ __forceinline__ void mesa_put_tile(mesa_tile (&to)[2], const mesa_rows &x, int m)
+{
+    const int row = m + (int)threadIdx.x % 32 / 4, t2 = (int)threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
+        uint32_t part[2];
+        split_pair(part, x[e / 2][e % 2 * 2], x[e / 2][e % 2 * 2 + 1]);
+        *(uint32_t *)&to[0][row + e % 2 * 8][e / 2 * 8 + t2] = part[0];
+        *(uint32_t *)&to[1][row + e % 2 * 8][e / 2 * 8 + t2] = part[1];
+    }
+}
+
+/* N and Y of a chunk whose keys are there; H: [64][64] before it. */
+static __device__ __forceinline__ void mesa_factor(mesa_solve_stage &stage, const float *H)
+{
+    const int warp = (int)threadIdx.x / 32, lane = threadIdx.x % 32, m = 16 * warp, t0 = m + lane / 4,
+              t2 = lane % 4 * 2;
+    const int row = (int)threadIdx.x / 16 * 8, column = (int)threadIdx.x % 16 * 4;
+    mesa_patch b;
+#pragma unroll
+    for (int r = 0; r < 8; r++) {
+        const float4 h = *(const float4 *)(H + (row + r) * MESA_DIM + column);
+        const float of[4] = { h.x, h.y, h.z, h.w };
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            b[r][n] = of[n] + (row + r == column + n ? stage.ridge[column + n] : 0);
+        }
+    }
+    mesa_eliminate(b, stage, 0);
+    mesa_put_patch(stage.whiten, b);
+    __syncthreads();
+    {
+        mesa_rows z = {}, g = {};
+        const float write[2] = { sqrtf(stage.write[t0]), sqrtf(stage.write[t0 + 8]) };
+        mesa_given<true, 2>(z, stage.k, stage.whiten, m);
+        mesa_scale(z, write);
+        mesa_put_tile(stage.past, z, m);
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < MESA_BLOCKS / 2; k++) {
+            operand_a<2> a;
+            mesa_operand(a, z, k);
+#pragma unroll
+            for (int n = 0; n < MESA_BLOCKS; n += 2) {
+                mesa_product<true>(g, a, stage.past, k, n);
+            }
+        }
+#pragma unroll
+        for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
+            *(float2 *)&stage.square[t0 + e % 2 * 8][e / 2 * 8 + t2] = make_float2(g[e / 2][e % 2 * 2],
+                                                                                   g[e / 2][e % 2 * 2 + 1]);
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < 8; r++) {
+        const float4 g = *(const float4 *)&stage.square[row + r][column];
+        const float of[4] = { g.x, g.y, g.z, g.w };
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            b[r][n] = of[n] + (row + r == column + n ? 1.0f : 0.0f);
+        }
+    }
+    __syncthreads();
+    mesa_eliminate(b, stage, 1);
+    __syncthreads();
+    mesa_put_patch(stage.root, b);
+    __syncthreads();
+    mesa_rows y = {};
+#pragma unroll
+    for (int k = 0; k < MESA_BLOCKS / 2; k++) {
+        if (k <= warp) {
+            operand_a<2> a;
+#pragma unroll
+            for (int part = 0; part < 2; part++) {
+                operand_a<1> one;
+                load_a<MESA_PITCH>(one, &stage.root[part][0][0], m, 16 * k);
+                memcpy(a.part[part], one.part[0], sizeof a.part[part]);
+            }
+#pragma unroll
+            for (int n = 0; n < MESA_BLOCKS; n += 2) {
+                mesa_product<false>(y, a, stage.past, k, n);
+            }
+        }
+    }
+    __syncthreads();
+    mesa_put_tile(stage.past, y, m);
+    __syncthreads();
+}
+
+/* x = A_t^-1 b of each row. N is lower triangular. */
+static __device__ __forceinline__ void mesa_solve_nested(mesa_rows &x, const mesa_rows &b,
+                                                         const mesa_solve_stage &stage)
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t2 = lane % 4 * 2, t0 = 16 * warp + lane / 4;
+    mesa_rows p = {}, pairs = {};
+#pragma unroll
+    for (int k = 0; k < MESA_BLOCKS / 2; k++) {
+        operand_a<2> a;
+        mesa_operand(a, b, k);
+#pragma unroll
+        for (int n = 2 * k; n < MESA_BLOCKS; n += 2) {
+            mesa_product<true>(p, a, stage.whiten, k, n);
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < MESA_BLOCKS / 2; k++) {
+        operand_a<2> a;
+        mesa_operand(a, p, k);
+#pragma unroll
+        for (int n = 0; n < MESA_BLOCKS; n += 2) {
+            if (n <= 2 * warp) {
+                mesa_product<true>(pairs, a, stage.past, k, n);
+            }
+        }
+    }
+#pragma unroll
+    for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
+        const bool before = e / 4 * 8 + t2 + e % 2 <= t0 + e % 4 / 2 * 8;
+        pairs[e / 4][e % 4] = before ? -pairs[e / 4][e % 4] : 0;
+    }
+#pragma unroll
+    for (int k = 0; k < MESA_BLOCKS / 2; k++) {
+        if (k <= warp) {
+            operand_a<2> a;
+            mesa_operand(a, pairs, k);
+#pragma unroll
+            for (int n = 0; n < MESA_BLOCKS; n += 2) {
+                mesa_product<false>(p, a, stage.past, k, n);
+            }
+        }
+    }
+    clear(x);
+#pragma unroll
+    for (int k = 0; k < MESA_BLOCKS / 2; k++) {
+        operand_a<2> a;
+        mesa_operand(a, p, k);
+#pragma unroll
+        for (int n = 0; n <= 2 * k; n += 2) {
+            mesa_product<false>(x, a, stage.whiten, k, n);
+        }
+    }
+}
+
+#endif

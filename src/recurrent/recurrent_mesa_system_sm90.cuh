@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The systems of a chunk of MesaNet as products of matrices. With S0, H0 the states at the beginning of the chunk, pre_t the sum of its
+ * log decays up to token t and W_ti = beta_i e^(sum of those of i + 1 .. t) for i <= t, else 0, rows being tokens (von Oswald et al.
+ * 2025):
+ *
+ *     A p = Lambda p + e^pre (P H0) + ((P K^T) o W) K,   o = e^pre (X S0^T) + ((X K^T) o W) V
+ *
+ * A warp has 16 rows to itself and waits for no other. What a product takes from registers is split in two bf16 parts, as are the states;
+ * keys and values are bf16 as they are: keys of length 1 put 1 / |k| into W. */
+#ifndef LOAM_RECURRENT_MESA_SYSTEM_SM90_CUH
+#define LOAM_RECURRENT_MESA_SYSTEM_SM90_CUH
+
+#include "src/gpu/hopper.cuh"
+#include "src/recurrent/recurrent_mesa_states_sm90.cuh"
+
+enum { PIVOTS = 4, ELIMINATIONS = MESA_DIM / PIVOTS };
+
+struct mesa_solve_stage {
+    mesa_tile k, v, states[2][2];                    /* S0, H0 in two parts */
+    mesa_tile whiten[2], past[2];                    /* without forgetting: N and Y, see mesa_factor */
+    union {                                          /* before there is W: of mesa_factor */
+        float4 weights[MESA_WARPS][MESA_BLOCKS][32]; /* W as the lanes hold it */
+        mesa_turned square;
+        float pivots[ELIMINATIONS][PIVOTS][MESA_DIM]; /* rows that are eliminated with */
+        mesa_tile root[2];
+    };
+    uint64_t eliminated[ELIMINATIONS];           /* barriers: pivots are there */
+    double sums[MESA_TOKENS];                    /* pre */
+    float write[MESA_TOKENS], norm[MESA_TOKENS]; /* beta / |k|^2, |k|; beta, 1 without features */
+    float ridge[MESA_DIM];
+    bool forgets; /* a gate of the chunk is not 0 */
+};
+
+/* y += x tile, tile in two parts; with `by_rows` its transpose. */
+template <bool BY_ROWS>
+static __device__ __forceinline__ void mesa_product(mesa_rows &y, const operand_a<2> &a,
+                                                    const mesa_tile (&tile)[2], int k, int n)
+{
+    operand_b<1> b[2][2];
+#pragma unroll
+    for (int part = 0; part < 2; part++) {
+        if constexpr (BY_ROWS) {
+            load_b_rows<MESA_PITCH>(b[part], &tile[part][0][0], 8 * n, 16 * k);
+        } else {
+            load_b<MESA_PITCH>(b[part], &tile[part][0][0], 16 * k, 8 * n);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        mma_bf16(y[n + i], a.part[1], b[0][i].part[0]);
+        mma_bf16(y[n + i], a.part[0], b[1][i].part[0]);
+        mma_bf16(y[n + i], a.part[0], b[0][i].part[0]);
+    }
+}
+
+/* What is applied to rows: H, S or S^T. */
+typedef enum mesa_map { MAP_SYSTEM, MAP_OUTPUT, MAP_ADJOINT } mesa_map;
+
+/* y = e^pre (x state) + ((x from^T) o W) to: H and keys for both, S^T and keys to values, or S and values to keys. W is times |k| where
+ * values take part. */
+template <mesa_map MAP>
+static __device__ __forceinline__ void mesa_apply(mesa_rows &y, const mesa_rows &x,
+                                                  const mesa_solve_stage &stage, const float (&decay)[2])
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t2 = lane % 4 * 2;
+    const mesa_tile &from = MAP == MAP_ADJOINT ? stage.v : stage.k,
+                    &to = MAP == MAP_OUTPUT ? stage.v : stage.k;
+    mesa_rows pairs = {};
+    clear(y);
+#pragma unroll
+    for (int k = 0; k < MESA_BLOCKS / 2; k++) {
+        operand_a<2> a;
+        mesa_operand(a, x, k);
+#pragma unroll
+        for (int n = 0; n < MESA_BLOCKS; n += 2) {
+            mesa_product<MAP == MAP_OUTPUT>(y, a, stage.states[MAP == MAP_SYSTEM], k, n);
+            if (n <= 2 * warp) { /* keys up to the last of the rows */
+                operand_b<1> b[2];
+                load_b_rows<MESA_PITCH>(b, &from[0][0], 8 * n, 16 * k);
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    mma_bf16(pairs[n + i], a.part[1], b[i].part[0]);
+                    mma_bf16(pairs[n + i], a.part[0], b[i].part[0]);
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < MESA_BLOCKS; n++) {
+        const float4 w = stage.weights[warp][n][lane];
+        pairs[n][0] *= w.x, pairs[n][1] *= w.y, pairs[n][2] *= w.z, pairs[n][3] *= w.w;
+        if (MAP != MAP_SYSTEM) {
+            const float2 norm = *(const float2 *)&stage.norm[8 * n + t2];
+            pairs[n][0] *= norm.x, pairs[n][1] *= norm.y, pairs[n][2] *= norm.x, pairs[n][3] *= norm.y;
+        }
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            y[n][e] *= decay[e / 2];
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < MESA_BLOCKS / 2; k++) {
+        if (k <= warp) {
+            operand_a<2> a;
+            mesa_operand(a, pairs, k);
+#pragma unroll
+            for (int n = 0; n < MESA_BLOCKS; n += 2) {
+                operand_b<1> b[2];
+                load_b<MESA_PITCH>(b, &to[0][0], 16 * k, 8 * n);
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    mma_bf16(y[n + i], a.part[1], b[i].part[0]);
+                    mma_bf16(y[n + i], a.part[0], b[i].part[0]);
+                }
+            }
+        }
+    }
+}
+
+static __device__ __forceinline__ void mesa_add_ridge(mesa_rows &y, const mesa_rows &x, const float *ridge)
+{
+#pragma unroll
+    for (int n = 0; n < MESA_BLOCKS; n++) {
+        const float2 by = *(const float2 *)&ridge[8 * n + (int)threadIdx.x % 4 * 2];
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            y[n][e] = fma(e % 2 ? by.y : by.x, x[n][e], y[n][e]);
+        }
+    }
+}
+
+/* S0 and H0 in two parts, the gates summed, the ridge; K and V follow asynchronously. */
+static __device__ __forceinline__ void mesa_solve_load(const mesa &s, mesa_solve_stage &x,
+                                                       const recurrent_seq &seq, int64_t h, int64_t chunk,
+                                                       int tokens)
+{
+    const int64_t first = chunk * MESA_TOKENS;
+    const int lane = threadIdx.x % 32;
+    mesa_load(x.k, s.a.k, seq.b, recurrent_key_head(&s.p, h), seq.first + first, tokens);
+    mesa_load(x.v, s.a.v, seq.b, h, seq.first + first, tokens);
+    copy_async_commit();
+    const float *kept = kept_row(s.kept, s.p, seq, h, chunk, 0);
+#pragma unroll 8
+    for (int e = threadIdx.x; e < 2 * MESA_DIM * (MESA_DIM / 4); e += MESA_THREADS) {
+        const int row = e / (MESA_DIM / 4), c = e % (MESA_DIM / 4) * 4;
+        const float4 f = *(const float4 *)(kept + row * MESA_DIM + c);
+        uint32_t low[2], high[2];
+        split_pair(low, f.x, f.y), split_pair(high, f.z, f.w);
+#pragma unroll
+        for (int part = 0; part < 2; part++) {
+            *(uint2 *)&x.states[row / MESA_DIM][part][row % MESA_DIM][c] = make_uint2(low[part], high[part]);
+        }
+    }
+    if (threadIdx.x < ELIMINATIONS) {
+        barrier_init(&x.eliminated[threadIdx.x], MESA_DIM / 4);
+    }
+    if (threadIdx.x < 32) {
+        /* sums of 64 bits, gates held at -1e4: their differences are exact to 1e-10, and e^-1e4 is 0 */
+        const double g0 = fmax((double)mesa_scalar(s.a.log_decay, seq, h, first, 2 * lane, tokens), -1e4);
+        const double g1 = fmax((double)mesa_scalar(s.a.log_decay, seq, h, first, 2 * lane + 1, tokens), -1e4);
+        const bool forgets = __any_sync(~0u, g0 != 0 || g1 != 0);
+        if (lane == 0) {
+            x.forgets = forgets;
+        }
+        double sum = g0 + g1;
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const double before = __shfl_up_sync(~0u, sum, step);
+            sum += lane >= step ? before : 0;
+        }
+        x.sums[2 * lane] = sum - g1, x.sums[2 * lane + 1] = sum;
+    } else if (threadIdx.x >= 64) {
+        const int c = threadIdx.x - 64;
+        x.ridge[c] = (float)recurrent_ridge(&s.p, &s.a, h, c);
+    }
+    const float beta = mesa_scalar(s.a.beta, seq, h, first, (int)threadIdx.x / 2, tokens);
+    copy_async_wait<0>();
+    __syncthreads();
+    const float norm2 = s.p.feature_map == LOAM_FEATURES_UNIT ? mesa_norm2(x.k) : 1;
+    if (threadIdx.x % 2 == 0) {
+        x.write[threadIdx.x / 2] = norm2 > 0 ? beta / norm2 : 0;
+        x.norm[threadIdx.x / 2] = sqrtf(norm2);
+    }
+    __syncthreads();
+}
+
+/* W of this warp's rows; the parts of trace(A) that come from the keys of the chunk. */
+static __device__ __forceinline__ void mesa_weigh(mesa_solve_stage &x, float (&trace)[2])
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t0 = 16 * warp + lane / 4;
+    trace[0] = trace[1] = 0;
+#pragma unroll
+    for (int n = 0; n < MESA_BLOCKS; n++) {
+        float w[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int t = t0 + e / 2 * 8, i = 8 * n + lane % 4 * 2 + e % 2;
+            w[e] = i <= t ? expf((float)(x.sums[t] - x.sums[i])) * x.write[i] : 0;
+            trace[e / 2] = fma(w[e] * x.norm[i], x.norm[i], trace[e / 2]);
+        }
+        x.weights[warp][n][lane] = make_float4(w[0], w[1], w[2], w[3]);
+    }
+    trace[0] = quad_sum(trace[0]), trace[1] = quad_sum(trace[1]);
+}
+
+/* trace(A) of the rows, to which mesa_weigh has given what the keys of the chunk add. */
+static __device__ __forceinline__ void mesa_trace(float (&trace)[2], const mesa_solve_stage &stage,
+                                                  const float (&decay)[2])
+{
+    float state = 0, ridge = 0;
+    for (int c = threadIdx.x % 32; c < MESA_DIM; c += 32) {
+        state += __bfloat162float(stage.states[1][0][c][c]), ridge += stage.ridge[c];
+    }
+    state = row_sum<32>(state), ridge = row_sum<32>(ridge);
+    trace[0] += decay[0] * state + ridge, trace[1] += decay[1] * state + ridge;
+}
+
+/* This warp's rows of a view of bf16, zeros beyond the chunk. */
+static __device__ __forceinline__ void mesa_load_rows(mesa_rows &x, const loam_const_view &view, int64_t b,
+                                                      int64_t head, int64_t first, int tokens)
+{
+    const int t0 = (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4;
+    const __nv_bfloat16 *from = (const __nv_bfloat16 *)view.data + RECURRENT_AT(view, b, head, first);
+#pragma unroll
+    for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
+        const int t = t0 + e % 2 * 8, c = e / 2 * 8 + (int)threadIdx.x % 4 * 2;
+        const uint32_t pair = t < tokens ? *(const uint32_t *)(from + t * view.token + c) : 0;
+        x[e / 2][e % 2 * 2] = __uint_as_float(pair << 16);
+        x[e / 2][e % 2 * 2 + 1] = __uint_as_float(pair & 0xffff0000u);
+    }
+}
+
+/* r <- scale phi(r) */
+static __device__ __forceinline__ void mesa_queries(mesa_rows &r, const loam_problem &p)
+{
+    float norm2[2], factor[2] = { (float)p.scale, (float)p.scale };
+    if (p.feature_map == LOAM_FEATURES_UNIT) {
+        mesa_dot(norm2, r, r);
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            factor[row] *= norm2[row] > 0 ? rsqrtf(norm2[row]) : 0;
+        }
+    }
+#pragma unroll
+    for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
+        r[e / 4][e % 4] *= factor[e % 4 / 2];
+    }
+}
+
+#endif
