@@ -16,10 +16,12 @@ extern "C" {
         local_path_decode_##isa##_work; \
     local_partial_fn local_path_partial_##isa;
 
-/* CUDA: softmax, bfloat16, 64 channels. */
-local_run_fn local_path_forward_sm80, local_path_backward_sm80;
-local_work_fn local_path_forward_sm80_work, local_path_backward_sm80_work;
-local_fits_fn local_path_sm80_fits;
+/* CUDA: softmax, bfloat16, 64 channels; and every probe, type and dimension. */
+local_run_fn local_path_forward_sm80, local_path_backward_sm80, local_path_each_forward_sm80,
+    local_path_each_backward_sm80;
+local_work_fn local_path_forward_sm80_work, local_path_backward_sm80_work, local_path_each_forward_sm80_work,
+    local_path_each_backward_sm80_work;
+local_fits_fn local_path_sm80_fits, local_path_each_sm80_fits;
 
 LOCAL_PATH_DECLARE_ISA(portable)
 LOCAL_PATH_DECLARE_ISA(avx2)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Rows of Local Linear Attention whole in float64, a thread block each: those that conjugate gradients left. Keys relative to
+ * Rows of Local Linear Attention whole in float64, a thread block each: those that conjugate gradients left, or all, where
+ * rows share no keys that a block could multiply by at once (PaTH). Keys relative to
  * the first key of the sequence; Cov + Lambda gathered centred and factored by Cholesky. Channel c of k and v belongs to thread c
  * and c + ROW64_THREADS; keys come KEYS64 at a time.
  */
@@ -316,7 +317,7 @@ static __device__ row64_at begin64(row64_shared &sm, const loam_problem &p, cons
                   k = LOCAL_AT(a.k, r.x.s.b, r.x.h_kv, r.x.s.k0);
     double constant = 0;
     for (int c = threadIdx.x; c < DIM64; c += ROW64_THREADS) {
-        sm.origin[c] = c < p.dim_qk ? element_load(a.k.data, p.dtype, k + c) : 0;
+        sm.origin[c] = !p.path && c < p.dim_qk ? element_load(a.k.data, p.dtype, k + c) : 0;
         sm.query[c] = c < p.dim_qk ? element_load(a.q.data, p.dtype, q + c) - (r.sc.rbf ? sm.origin[c] : 0)
                                    : 0;
         sm.kbar[c] = sm.vbar[c] = 0;
@@ -402,13 +403,19 @@ static __global__ void __launch_bounds__(ROW64_THREADS)
     }
 }
 
+static loam_status launch_rows(const loam_problem *p, const loam_args *a, const solve_work *work,
+                               int64_t blocks, loam_error *error)
+{
+    const local_saved saved = local_saved_carve(p, a->saved, NULL);
+    row64_kernel<<<(unsigned)blocks, ROW64_THREADS, 0, (cudaStream_t)a->stream>>>(*p, *a, saved, *work);
+    return cuda_launched("row64_kernel", error);
+}
+
 loam_status local_row64_cuda(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     arena pool = { (char *)a->work, 0 };
     const solve_work work = solve_work_carve(p, &pool);
-    const local_saved saved = local_saved_carve(p, a->saved, NULL);
-    row64_kernel<<<ROW64_BLOCKS, ROW64_THREADS, 0, (cudaStream_t)a->stream>>>(*p, *a, saved, work);
-    return cuda_launched("row64_kernel", error);
+    return launch_rows(p, a, &work, ROW64_BLOCKS, error);
 }
 
 /* ------------------------------------------------------------------ the adjoint solve */
@@ -471,11 +478,126 @@ static __global__ void __launch_bounds__(ROW64_THREADS)
     }
 }
 
+static loam_status launch_adjoint(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                                  const solve_work *work, int64_t blocks, loam_error *error)
+{
+    adjoint64_kernel<<<(unsigned)blocks, ROW64_THREADS, 0, (cudaStream_t)a->stream>>>(*p, *a, *rows, *work);
+    return cuda_launched("adjoint64_kernel", error);
+}
+
 loam_status local_adjoint64_cuda(const loam_problem *p, const loam_args *a, const row_arrays *rows,
                                  void *memory, loam_error *error)
 {
     arena pool = { (char *)memory, 0 };
     const solve_work work = solve_work_carve(p, &pool);
-    adjoint64_kernel<<<ROW64_BLOCKS, ROW64_THREADS, 0, (cudaStream_t)a->stream>>>(*p, *a, *rows, work);
-    return cuda_launched("adjoint64_kernel", error);
+    return launch_adjoint(p, a, rows, &work, ROW64_BLOCKS, error);
+}
+
+/* ------------------------------------------------------------------ all rows */
+
+/* What row64_kernel would write of a row that sees nothing. */
+static __device__ void put_empty(const loam_problem &p, const loam_args &a, const local_saved &saved,
+                                 const row_block &x, int64_t i)
+{
+    const int64_t line = local_row(&p, &x.s, x.h, i), token = x.s.q0 + i;
+    const loam_row_info info = { LOAM_ROW_EMPTY, LOAM_SOLVER_NONE, 0, 0 };
+    for (int64_t c = 0; c < p.dim_v; c++) {
+        element_store(a.o.data, p.dtype, LOCAL_AT(a.o, x.s.b, x.h, token) + c, 0);
+        if (a.saved) {
+            ((float *)saved.vbar)[line * p.dim_v + c] = 0;
+        }
+    }
+    for (int64_t c = 0; c < p.dim_qk; c++) {
+        if (a.rho.data) {
+            ((float *)a.rho.data)[LOCAL_AT(a.rho, x.s.b, x.h, token) + c] = 0;
+        }
+        if (a.saved) {
+            ((float *)saved.rho)[line * p.dim_qk + c] = ((float *)saved.kbar)[line * p.dim_qk + c] = 0;
+        }
+    }
+    put_info(a, x, i, info);
+    if (a.lse.data) {
+        ((float *)a.lse.data)[LOCAL_AT(a.lse, x.s.b, x.h, token)] = -INFINITY;
+    }
+    if (a.saved) {
+        ((float *)saved.lse)[line] = -INFINITY;
+    }
+}
+
+/* A thread for each row: onto the list, or done with, where it sees nothing. y: of the adjoint solve, or NULL. */
+static __global__ void __launch_bounds__(ROW64_THREADS)
+    list_rows_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                     const local_saved saved, const solve_work work, float *y)
+{
+    const int64_t n = (int64_t)blockIdx.x * ROW64_THREADS + threadIdx.x, block = n / ROWS;
+    const hard_row row = { block, (int32_t)(n % ROWS), 0 };
+    const row_block x = row_block_at(p, a, block);
+    int64_t lo = 0, hi = 0;
+    if (block >= (p.len_q + ROWS - 1) / ROWS * p.batch * p.heads_q || row.at >= x.rows) {
+        return;
+    }
+    local_visible(&p, &x.s, x.i0 + row.at, &lo, &hi);
+    if (lo < hi) {
+        work.hard[atomicAdd(work.hard_count, 1ull)] = row;
+    } else if (y) {
+        for (int64_t c = 0; c < p.dim_qk; c++) {
+            y[local_row(&p, &x.s, x.h, x.i0 + row.at) * p.dim_qk + c] = 0;
+        }
+    } else {
+        put_empty(p, a, saved, x, x.i0 + row.at);
+    }
+}
+
+/* As many thread blocks as H200s hold, or fewer. */
+static int64_t all64_blocks(const loam_problem *p)
+{
+    const int64_t rows = local_rows(p), most = 4 * ROW64_BLOCKS;
+    return rows < most ? rows : most;
+}
+
+static solve_work all64_carve(const loam_problem *p, arena *pool)
+{
+    const size_t d = (size_t)p->dim_qk;
+    solve_work w = {};
+    w.hard_count = (unsigned long long *)arena_take(pool, 1, sizeof(unsigned long long));
+    w.hard = (hard_row *)arena_take(pool, (size_t)local_rows(p), sizeof(hard_row));
+    w.row_scratch = (double *)arena_take(pool, size_mul((size_t)all64_blocks(p), d * (d + 1) / 2),
+                                         sizeof(double));
+    return w;
+}
+
+static loam_status list_rows(const loam_problem *p, const loam_args *a, const solve_work *work, float *y,
+                             loam_error *error)
+{
+    const cudaStream_t stream = (cudaStream_t)a->stream;
+    const size_t threads = row_blocks(p) * ROWS;
+    TRY(cuda_check(cudaMemsetAsync(work->hard_count, 0, sizeof *work->hard_count, stream),
+                   "count of the rows", error));
+    list_rows_kernel<<<(unsigned)((threads + ROW64_THREADS - 1) / ROW64_THREADS), ROW64_THREADS, 0, stream>>>(
+        *p, *a, local_saved_carve(p, a->saved, NULL), *work, y);
+    return cuda_launched("list_rows_kernel", error);
+}
+
+size_t local_all64_cuda_work(const loam_problem *p)
+{
+    arena pool = { NULL, 0 };
+    (void)all64_carve(p, &pool);
+    return pool.used;
+}
+
+loam_status local_all64_cuda(const loam_problem *p, const loam_args *a, loam_error *error)
+{
+    arena pool = { (char *)a->work, 0 };
+    const solve_work work = all64_carve(p, &pool);
+    TRY(list_rows(p, a, &work, NULL, error));
+    return launch_rows(p, a, &work, all64_blocks(p), error);
+}
+
+loam_status local_adjoint_all64_cuda(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                                     void *memory, loam_error *error)
+{
+    arena pool = { (char *)memory, 0 };
+    const solve_work work = all64_carve(p, &pool);
+    TRY(list_rows(p, a, &work, rows->y, error));
+    return launch_adjoint(p, a, rows, &work, all64_blocks(p), error);
 }
