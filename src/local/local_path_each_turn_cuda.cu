@@ -3,7 +3,8 @@
  * Keys turn, k <- k - beta_t w_t (w_t . k) for each position t after their own, and their gradients turn back. A warp has a key,
  * or a few, to itself; the channels are over its lanes. In float64: nothing is lost over thousands of reflections.
  */
-#include "src/local/local_path_each_cuda.cuh"
+#include "src/gpu/launch.cuh"
+#include "src/local/local_path_each_cuda.h"
 
 enum { TURN_THREADS = 256, TURN_WARPS = TURN_THREADS / 32, BACK_KEYS = EACH_KEYS / TURN_WARPS };
 
@@ -13,7 +14,8 @@ template <int N> struct lane_row {
 };
 
 template <int N>
-static __device__ __forceinline__ lane_row<N> load_row(const void *data, loam_dtype dtype, int64_t at, int64_t d)
+static __device__ __forceinline__ lane_row<N> load_row(const void *data, loam_dtype dtype, int64_t at,
+                                                       int64_t d)
 {
     lane_row<N> out;
 #pragma unroll
@@ -66,12 +68,12 @@ static __device__ __forceinline__ double beta_of(const loam_args &a, const local
 template <int N>
 static __global__ void __launch_bounds__(TURN_THREADS)
     each_turn_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
-                     const each_shape shape, int64_t b, int64_t first, int64_t count, const double *from, double *to,
-                     float *copies)
+                     const each_shape shape, int64_t b, int64_t first, int64_t count, const double *from,
+                     double *to, float *copies)
 {
     const local_seq s = local_seq_at(&p, &a, b);
     const int64_t j = (int64_t)blockIdx.x * TURN_WARPS + threadIdx.x / 32, h = blockIdx.y, d = p.dim_qk;
-    const int64_t t0 = each_step_at(shape, s, first).position, at = (h * p.len_kv + j) * d;
+    const int64_t t0 = each_step_at(&shape, &s, first).position, at = (h * p.len_kv + j) * d;
     if (j >= s.nk || t0 + count <= j) {
         return;
     }
@@ -98,16 +100,18 @@ static __global__ void __launch_bounds__(TURN_THREADS)
 
 struct turn_back {
     const double *frame;
-    const float *copies, *grads; /* keys as the rows of the group saw them, and the gradients of those; NULL: no rows */
+    const float *copies,
+        *grads; /* keys as the rows of the group saw them, and the gradients of those; NULL: no rows */
     double *sum, *parts;
 };
 
 /* The key at the step before n, of those that are there. */
 template <int N>
-static __device__ __forceinline__ lane_row<N> key_before(const turn_back &x, int64_t n, int64_t step, int64_t at,
-                                                         int64_t d)
+static __device__ __forceinline__ lane_row<N> key_before(const turn_back &x, int64_t n, int64_t step,
+                                                         int64_t at, int64_t d)
 {
-    return n > 0 ? load_row<N>(x.copies, LOAM_F32, (n - 1) * step + at, d) : load_row<N>(x.frame, LOAM_F64, at, d);
+    return n > 0 ? load_row<N>(x.copies, LOAM_F32, (n - 1) * step + at, d)
+                 : load_row<N>(x.frame, LOAM_F64, at, d);
 }
 
 /* A block has EACH_KEYS keys of a head, a warp BACK_KEYS of them. Through k' = k - beta w (w . k), with G the gradient of k':
@@ -122,7 +126,7 @@ static __global__ void __launch_bounds__(TURN_THREADS)
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int64_t h = blockIdx.y, d = p.dim_qk, step = p.heads_kv * p.len_kv * d;
     const int64_t block = (int64_t)blockIdx.x * EACH_KEYS, j0 = block + warp * BACK_KEYS;
-    const int64_t t0 = each_step_at(shape, s, first).position;
+    const int64_t t0 = each_step_at(&shape, &s, first).position;
     const int64_t last = t0 + count - 1 < s.nk - 1 ? t0 + count - 1 : s.nk - 1;
     if (block > last) {
         return;
@@ -136,7 +140,7 @@ static __global__ void __launch_bounds__(TURN_THREADS)
     }
     for (int64_t n = count - 1; n >= 0 && t0 + n >= block; n--) {
         const int64_t t = t0 + n;
-        const bool row = x.grads && each_step_at(shape, s, first + n).query >= 0;
+        const bool row = x.grads && each_step_at(&shape, &s, first + n).query >= 0;
         const lane_row<N> w = load_row<N>(a.w.data, p.dtype, LOCAL_AT(a.w, s.b, h, s.k0 + t), d);
         const double beta = beta_of(a, s, h, t);
         lane_row<N> dw = {};
@@ -188,10 +192,11 @@ static __global__ void __launch_bounds__(TURN_THREADS)
 /* dw and dbeta of step blockIdx.x, head blockIdx.y: the parts of all keys before its position. */
 static __global__ void __launch_bounds__(TURN_THREADS)
     each_reflection_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
-                           const each_shape shape, int64_t b, int64_t first, int64_t tiles, const double *parts)
+                           const each_shape shape, int64_t b, int64_t first, int64_t tiles,
+                           const double *parts)
 {
     const local_seq s = local_seq_at(&p, &a, b);
-    const int64_t t = each_step_at(shape, s, first + blockIdx.x).position, h = blockIdx.y, d = p.dim_qk;
+    const int64_t t = each_step_at(&shape, &s, first + blockIdx.x).position, h = blockIdx.y, d = p.dim_qk;
     for (int64_t c = threadIdx.x; t >= 0 && c <= d; c += TURN_THREADS) {
         double sum = 0;
         for (int64_t tile = 0; tile * EACH_KEYS < t; tile++) {
@@ -220,37 +225,41 @@ template <class LAUNCH> static void by_channels(const loam_problem *p, LAUNCH la
                        : launch(channels<8>());
 }
 
-loam_status each_turn_cuda(const loam_problem *p, const loam_args *a, const each_arrays *w, int64_t b, int64_t first,
-                           int64_t count, int64_t from, int64_t to, bool copies, loam_error *error)
+loam_status each_turn_cuda(const loam_problem *p, const loam_args *a, const each_arrays *w,
+                           const each_steps *steps, int64_t from, int64_t to, bool copies, loam_error *error)
 {
-    const int64_t keys = each_keys_before(p, w, first + count);
+    const int64_t keys = each_keys_before(p, w, steps->first + steps->count);
     const dim3 grid((unsigned)((keys + TURN_WARPS - 1) / TURN_WARPS), (unsigned)p->heads_kv);
     if (keys == 0) {
         return LOAM_OK;
     }
     by_channels(p, [&](auto n) {
         each_turn_kernel<decltype(n)::value><<<grid, TURN_THREADS, 0, (cudaStream_t)a->stream>>>(
-            *p, *a, w->shape, b, first, count, w->frames + from * w->frame, w->frames + to * w->frame,
-            copies ? w->keys : NULL);
+            *p, *a, w->shape, steps->b, steps->first, steps->count, w->frames + from * w->frame,
+            w->frames + to * w->frame, copies ? w->keys : NULL);
     });
     return cuda_launched("each_turn_kernel", error);
 }
 
-loam_status each_turn_back_cuda(const loam_problem *p, const loam_args *a, const each_arrays *w, int64_t b,
-                                int64_t first, int64_t count, int64_t frame, bool rows, loam_error *error)
+loam_status each_turn_back_cuda(const loam_problem *p, const loam_args *a, const each_arrays *w,
+                                const each_steps *steps, int64_t frame, loam_error *error)
 {
-    const int64_t keys = each_keys_before(p, w, first + count), tiles = (keys + EACH_KEYS - 1) / EACH_KEYS;
+    const int64_t keys = each_keys_before(p, w, steps->first + steps->count),
+                  tiles = (keys + EACH_KEYS - 1) / EACH_KEYS;
     const cudaStream_t stream = (cudaStream_t)a->stream;
-    const dim3 grid((unsigned)tiles, (unsigned)p->heads_kv), steps((unsigned)count, (unsigned)p->heads_kv);
-    const turn_back x = { w->frames + frame * w->frame, w->keys, rows ? w->grad_k : NULL, w->sum_k, w->parts };
+    const dim3 grid((unsigned)tiles, (unsigned)p->heads_kv),
+        by_step((unsigned)steps->count, (unsigned)p->heads_kv);
+    const turn_back x = { w->frames + frame * w->frame, w->keys, steps->rows ? w->grad_k : NULL, w->sum_k,
+                          w->parts };
     if (keys == 0) {
         return LOAM_OK;
     }
     by_channels(p, [&](auto n) {
         each_turn_back_kernel<decltype(n)::value>
-            <<<grid, TURN_THREADS, 0, stream>>>(*p, *a, w->shape, b, first, count, x);
+            <<<grid, TURN_THREADS, 0, stream>>>(*p, *a, w->shape, steps->b, steps->first, steps->count, x);
     });
     TRY(cuda_launched("each_turn_back_kernel", error));
-    each_reflection_kernel<<<steps, TURN_THREADS, 0, stream>>>(*p, *a, w->shape, b, first, tiles, w->parts);
+    each_reflection_kernel<<<by_step, TURN_THREADS, 0, stream>>>(*p, *a, w->shape, steps->b, steps->first,
+                                                                 tiles, w->parts);
     return cuda_launched("each_reflection_kernel", error);
 }

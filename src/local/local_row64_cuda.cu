@@ -9,7 +9,7 @@
 #include "src/local/local_forward_cuda.h"
 #include "src/local/local_solve_work_cuda.cuh"
 
-enum { ROW64_THREADS = 256, KEYS64 = 8, DIM64 = 256, BLOCK64 = 4, SHARE64 = 4 };
+enum { ROW64_THREADS = 256, KEYS64 = 8, DIM64 = 256, BLOCK64 = 4 };
 
 struct row64_shared {
     double keys[KEYS64][DIM64], values[KEYS64][DIM64];
@@ -26,7 +26,7 @@ struct row64_at {
     double position, dropped, m, omega, unit;
 };
 
-static __device__ __forceinline__ int64_t triangle(int64_t n) { return n * (n + 1) / 2; }
+static __host__ __device__ __forceinline__ int64_t triangle(int64_t n) { return n * (n + 1) / 2; }
 
 /* The sum over the block of one number a thread; every thread gets it. */
 static __device__ double block_sum(row64_shared &sm, double x)
@@ -131,16 +131,17 @@ static __device__ void means64(row64_shared &sm, const loam_problem &p, const lo
     __syncthreads();
 }
 
-/* Lower triangle of Cov into `gram`: each thread has SHARE64 blocks of BLOCK64 x BLOCK64 at a time. */
+/* Lower triangle of Cov into `gram`: each thread has SHARE blocks of BLOCK64 x BLOCK64 at a time. */
+template <int SHARE>
 static __device__ void gram64(row64_shared &sm, const loam_problem &p, const loam_args &a, const row64_at &r,
                               double *gram)
 {
     const int64_t side = (p.dim_qk + BLOCK64 - 1) / BLOCK64, blocks = triangle(side);
-    for (int64_t base = 0; base < blocks; base += ROW64_THREADS * SHARE64) {
-        double sum[SHARE64][BLOCK64][BLOCK64] = {};
-        int top[SHARE64], left[SHARE64];
+    for (int64_t base = 0; base < blocks; base += ROW64_THREADS * SHARE) {
+        double sum[SHARE][BLOCK64][BLOCK64] = {};
+        int top[SHARE], left[SHARE];
 #pragma unroll
-        for (int s = 0; s < SHARE64; s++) {
+        for (int s = 0; s < SHARE; s++) {
             const int64_t n = base + threadIdx.x + s * ROW64_THREADS;
             int row = n < blocks ? (int)((sqrt(8.0 * (double)n + 1) - 1) / 2) : -1;
             row += n < blocks && triangle(row + 1) <= n;
@@ -153,7 +154,7 @@ static __device__ void gram64(row64_shared &sm, const loam_problem &p, const loa
             for (int row = 0; row < KEYS64; row++) {
                 const double w = exp(sm.score[row] - r.m) / r.omega;
 #pragma unroll
-                for (int s = 0; s < SHARE64; s++) {
+                for (int s = 0; s < SHARE; s++) {
                     if (top[s] < 0) {
                         continue;
                     }
@@ -169,7 +170,7 @@ static __device__ void gram64(row64_shared &sm, const loam_problem &p, const loa
             }
         }
 #pragma unroll
-        for (int s = 0; s < SHARE64; s++) {
+        for (int s = 0; s < SHARE; s++) {
 #pragma unroll
             for (int y = 0; y < BLOCK64; y++) {
 #pragma unroll
@@ -367,7 +368,8 @@ static __device__ void put_row64(row64_shared &sm, const loam_problem &p, const 
 /* A probe that float32 cannot hold is as good as none. */
 static __device__ bool fits_float(double x) { return fabs(x) <= 3.4e38; }
 
-static __global__ void __launch_bounds__(ROW64_THREADS)
+template <int SHARE>
+static __global__ void __launch_bounds__(ROW64_THREADS, SHARE == 1 ? 3 : 1)
     row64_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                  const local_saved saved, const solve_work work)
 {
@@ -377,7 +379,7 @@ static __global__ void __launch_bounds__(ROW64_THREADS)
     for (unsigned long long n = blockIdx.x; n < *work.hard_count; n += gridDim.x) {
         row64_at r = begin64(sm, p, a, work.hard[n]);
         means64(sm, p, a, r);
-        gram64(sm, p, a, r, gram);
+        gram64<SHARE>(sm, p, a, r, gram);
         const double least = add_ridge64(sm, p, a, r, gram);
         sm.right[c] = c < d ? sm.kbar[c] - sm.query[c] + (r.sc.rbf ? 0 : sm.origin[c]) : 0;
         __syncthreads();
@@ -403,11 +405,18 @@ static __global__ void __launch_bounds__(ROW64_THREADS)
     }
 }
 
+/* Is a block of the triangle for each thread enough? Then three thread blocks fit where else one does. */
+static bool few_channels(const loam_problem *p)
+{
+    return triangle((p->dim_qk + BLOCK64 - 1) / BLOCK64) <= ROW64_THREADS;
+}
+
 static loam_status launch_rows(const loam_problem *p, const loam_args *a, const solve_work *work,
                                int64_t blocks, loam_error *error)
 {
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
-    row64_kernel<<<(unsigned)blocks, ROW64_THREADS, 0, (cudaStream_t)a->stream>>>(*p, *a, saved, *work);
+    const auto kernel = few_channels(p) ? row64_kernel<1> : row64_kernel<4>;
+    kernel<<<(unsigned)blocks, ROW64_THREADS, 0, (cudaStream_t)a->stream>>>(*p, *a, saved, *work);
     return cuda_launched("row64_kernel", error);
 }
 
@@ -453,7 +462,8 @@ static __device__ void adjoint_right64(row64_shared &sm, const loam_problem &p, 
 }
 
 /* y of the rows on the list; 0 where the system is singular or float32 cannot hold it. */
-static __global__ void __launch_bounds__(ROW64_THREADS)
+template <int SHARE>
+static __global__ void __launch_bounds__(ROW64_THREADS, SHARE == 1 ? 3 : 1)
     adjoint64_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                      const row_arrays arrays, const solve_work work)
 {
@@ -463,7 +473,7 @@ static __global__ void __launch_bounds__(ROW64_THREADS)
     for (unsigned long long n = blockIdx.x; n < *work.hard_count; n += gridDim.x) {
         row64_at r = begin64(sm, p, a, work.hard[n]);
         means64(sm, p, a, r);
-        gram64(sm, p, a, r, gram);
+        gram64<SHARE>(sm, p, a, r, gram);
         const double least = add_ridge64(sm, p, a, r, gram);
         adjoint_right64(sm, p, a, r);
         bool solved = factor64(gram, d, least);
@@ -481,7 +491,8 @@ static __global__ void __launch_bounds__(ROW64_THREADS)
 static loam_status launch_adjoint(const loam_problem *p, const loam_args *a, const row_arrays *rows,
                                   const solve_work *work, int64_t blocks, loam_error *error)
 {
-    adjoint64_kernel<<<(unsigned)blocks, ROW64_THREADS, 0, (cudaStream_t)a->stream>>>(*p, *a, *rows, *work);
+    const auto kernel = few_channels(p) ? adjoint64_kernel<1> : adjoint64_kernel<4>;
+    kernel<<<(unsigned)blocks, ROW64_THREADS, 0, (cudaStream_t)a->stream>>>(*p, *a, *rows, *work);
     return cuda_launched("adjoint64_kernel", error);
 }
 
@@ -551,7 +562,7 @@ static __global__ void __launch_bounds__(ROW64_THREADS)
 /* As many thread blocks as H200s hold, or fewer. */
 static int64_t all64_blocks(const loam_problem *p)
 {
-    const int64_t rows = local_rows(p), most = 4 * ROW64_BLOCKS;
+    const int64_t rows = local_rows(p), most = (few_channels(p) ? 3 : 1) * ROW64_BLOCKS;
     return rows < most ? rows : most;
 }
 
