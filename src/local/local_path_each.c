@@ -311,6 +311,10 @@ static loam_status backward_rows(const each_backend *backend, const loam_problem
     add_saved(&in, p, a->saved, w);
     add_input(&in, &a->grad_o, p->dtype, p->dim_v, w->grad_o);
     TRY(backend->move(p, a, w, &in, true, steps, error));
+    if (p->decay) { /* of keys that a row does not see */
+        const size_t pairs = (size_t)(steps->count * p->heads_q * p->len_kv);
+        TRY(backend->clear(a, w->columns, pairs * sizeof(float), error));
+    }
     TRY(backend->backward(w, &own, &sums, error));
     add_gradients(&out, p, a, w, &sums);
     TRY(backend->move(p, a, w, &out, false, steps, error));
