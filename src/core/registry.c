@@ -8,6 +8,8 @@
 #define FAMILY_LOCAL (1u << LOAM_SOFTMAX | 1u << LOAM_PARALLAX | 1u << LOAM_LLA)
 /* Where the probe is 0 or given. */
 #define FAMILY_GIVEN (1u << LOAM_SOFTMAX | 1u << LOAM_PARALLAX)
+/* Where it is solved for. */
+#define FAMILY_SOLVED (1u << LOAM_LLA)
 /* The recurrences whose read solves nothing. */
 #define FAMILY_DIRECT \
     (1u << LOAM_LINEAR | 1u << LOAM_RETENTION | 1u << LOAM_SSD | 1u << LOAM_GLA | 1u << LOAM_DELTA | \
@@ -177,6 +179,7 @@ static const char *mechanisms_text(unsigned mechanisms)
            : mechanisms == FAMILY_MESA        ? "mesa"
            : mechanisms == FAMILY_RECURRENT   ? "linear retention ssd gla delta gated-delta kda mesa"
            : mechanisms == FAMILY_GIVEN       ? "softmax parallax"
+           : mechanisms == FAMILY_SOLVED      ? "lla"
            : mechanisms == 1u << LOAM_SOFTMAX ? "softmax"
                                               : "softmax parallax lla";
 }

@@ -20,7 +20,7 @@ size_t LOCAL_JOIN(ISA(local_backward), work)(const loam_problem *p)
     return size_add(pool.used, size_mul(block_bytes(p), (size_t)p->threads));
 }
 
-loam_status ISA(local_backward)(const loam_problem *p, const loam_args *a, loam_error *error)
+void ISA(local_backward_rows)(const loam_problem *p, const loam_args *a, local_row_sums *sums)
 {
     const int64_t row_blocks = (p->len_q + LANES - 1) / LANES, key_blocks = (p->len_kv + LANES - 1) / LANES;
     const size_t each = block_bytes(p);
@@ -58,7 +58,14 @@ loam_status ISA(local_backward)(const loam_problem *p, const loam_args *a, loam_
             }
         }
     }
+    *sums = rows.sums;
+}
+
+loam_status ISA(local_backward)(const loam_problem *p, const loam_args *a, loam_error *error)
+{
+    local_row_sums sums;
+    ISA(local_backward_rows)(p, a, &sums);
     local_clear_bias_tail(p, a);
-    local_row_sums_reduce(p, a, &rows.sums);
+    local_row_sums_reduce(p, a, &sums);
     return loam_succeed(error);
 }

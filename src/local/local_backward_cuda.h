@@ -48,6 +48,8 @@ typedef loam_status local_adjoint_fn(const loam_problem *problem, const loam_arg
                                      const row_arrays *rows, void *memory, loam_error *error);
 local_adjoint_fn local_adjoint_cuda, local_adjoint64_cuda;
 local_work_fn local_adjoint_cuda_work;
+/* y of all rows in float64. memory: local_all64_cuda_work bytes. */
+local_adjoint_fn local_adjoint_all64_cuda;
 /* dq. */
 local_rows_fn local_query_gradient_narrow_cuda, local_query_gradient_wide_cuda;
 /* dk and dv. */

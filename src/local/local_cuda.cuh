@@ -92,6 +92,12 @@ static __device__ __forceinline__ row_pair row_pair_of(const loam_problem &p, co
     return r;
 }
 
+/* Has the warp no rows? It has no part in the products with the keys that stream by. */
+static __device__ __forceinline__ bool warp_is_idle(const row_block &x)
+{
+    return (int)(threadIdx.x / 32 * 16) >= x.rows;
+}
+
 /* The column of element e (0 to 3) of block n of a warp's numbers. */
 static __device__ __forceinline__ int column_of(int n, int e)
 {
@@ -105,14 +111,15 @@ static __device__ __forceinline__ rows_view rows_of(const loam_const_view &v, lo
     return out;
 }
 
-/* The first key, as float, for wide tiles; zeros where there is none and beyond dim_qk. */
+/* The first key, as float, for wide tiles; zeros where there is none, beyond dim_qk, and where keys are turned: no point of
+ * them is the same for all rows. */
 template <int DIM>
 static __device__ __forceinline__ void load_origin(float *origin, const loam_problem &p, const loam_args &a,
                                                    const local_seq &s, int64_t h_kv)
 {
     for (int c = threadIdx.x; c < DIM; c += blockDim.x) {
         const int64_t at = LOCAL_AT(a.k, s.b, h_kv, s.k0) + c;
-        origin[c] = s.nk > 0 && c < p.dim_qk ? (float)element_load(a.k.data, p.dtype, at) : 0;
+        origin[c] = !p.path && s.nk > 0 && c < p.dim_qk ? (float)element_load(a.k.data, p.dtype, at) : 0;
     }
 }
 

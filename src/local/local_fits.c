@@ -3,7 +3,7 @@
 #include "src/local/local_path.h"
 
 /* The CUDA kernels hold a row of each operand in shared memory. */
-enum { CUDA_MAX_DIM = 256 };
+enum { CUDA_MAX_DIM = 256, CUDA_MAX_HEADS = 65535 };
 
 loam_status local_sm80_fits(const loam_problem *p, loam_error *error)
 {
@@ -24,6 +24,15 @@ loam_status local_sm90_fits(const loam_problem *p, loam_error *error)
             "score: with a soft cap, slopes, a key bias or RBF, this kernel takes dot products alone");
     REQUIRE(p->ridge_unit != LOAM_RIDGE_TRACE, error, LOAM_EUNSUPPORTED,
             "ridge_unit: trace, this kernel takes normalised or max");
+    return LOAM_OK;
+}
+
+/* Heads are an axis of the grids. */
+loam_status local_path_each_sm80_fits(const loam_problem *p, loam_error *error)
+{
+    TRY(local_sm80_fits(p, error));
+    REQUIRE(p->heads_q <= CUDA_MAX_HEADS, error, LOAM_EUNSUPPORTED,
+            "heads_q: %lld, the CUDA kernels with path take 1 to %d", (long long)p->heads_q, CUDA_MAX_HEADS);
     return LOAM_OK;
 }
 

@@ -14,6 +14,9 @@ local_run_fn local_given_cuda;
 /* Local Linear Attention by conjugate gradients; the rows that these leave, in float64. */
 local_run_fn local_solved_cuda, local_row64_cuda;
 local_work_fn local_solved_cuda_work;
+/* All of it in float64; args.weights, if wanted, holds zeros. */
+local_run_fn local_all64_cuda;
+local_work_fn local_all64_cuda_work;
 /* The same on Hopper, for arrays that bulk copies can read; args.weights is not for them. */
 local_run_fn local_given_sm90, local_solved_sm90;
 bool local_given_sm90_reads(const loam_problem *problem, const loam_args *args);

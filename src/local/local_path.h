@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * CPU kernels where keys are turned (problem.path): local_path_forward_cpu.c, local_path_backward_cpu.c,
- * local_path_decode_cpu.c. Softmax and Parallax. */
+ * Kernels where keys are turned (problem.path). CPU, softmax and Parallax: local_path_forward_cpu.c, local_path_backward_cpu.c,
+ * local_path_decode_cpu.c; LLA: local_path_each_cpu.c. */
 #ifndef LOAM_LOCAL_LOCAL_PATH_H
 #define LOAM_LOCAL_LOCAL_PATH_H
 
@@ -14,12 +14,19 @@ extern "C" {
     local_run_fn local_path_forward_##isa, local_path_backward_##isa, local_path_decode_##isa; \
     local_work_fn local_path_forward_##isa##_work, local_path_backward_##isa##_work, \
         local_path_decode_##isa##_work; \
-    local_partial_fn local_path_partial_##isa;
+    local_partial_fn local_path_partial_##isa; \
+    local_run_fn local_path_each_forward_##isa, local_path_each_backward_##isa, \
+        local_path_each_decode_##isa; \
+    local_work_fn local_path_each_forward_##isa##_work, local_path_each_backward_##isa##_work, \
+        local_path_each_decode_##isa##_work; \
+    local_partial_fn local_path_each_partial_##isa;
 
-/* CUDA: softmax, bfloat16, 64 channels. */
-local_run_fn local_path_forward_sm80, local_path_backward_sm80;
-local_work_fn local_path_forward_sm80_work, local_path_backward_sm80_work;
-local_fits_fn local_path_sm80_fits;
+/* CUDA: softmax, bfloat16, 64 channels; and every probe, type and dimension. */
+local_run_fn local_path_forward_sm80, local_path_backward_sm80, local_path_each_forward_sm80,
+    local_path_each_backward_sm80;
+local_work_fn local_path_forward_sm80_work, local_path_backward_sm80_work, local_path_each_forward_sm80_work,
+    local_path_each_backward_sm80_work;
+local_fits_fn local_path_sm80_fits, local_path_each_sm80_fits;
 
 LOCAL_PATH_DECLARE_ISA(portable)
 LOCAL_PATH_DECLARE_ISA(avx2)

@@ -178,7 +178,8 @@ extern "C" loam_status local_path_forward_sm80(const loam_problem *p, const loam
 {
     arena pool = { (char *)a->work, 0 };
     const path_arrays w = path_arrays_carve(p, &pool);
-    REQUIRE(!a->weights.data, error, LOAM_EUNSUPPORTED, "weights: the CUDA kernels give none with path");
+    REQUIRE(!a->weights.data, error, LOAM_EUNSUPPORTED,
+            "weights: this kernel gives none, local_path_each_forward_sm80 does");
     TRY(local_path_prepare_cuda(p, a, &w, error));
     return p->decay ? launch<true>(p, a, &w, error) : launch<false>(p, a, &w, error);
 }

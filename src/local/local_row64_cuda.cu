@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Rows of Local Linear Attention whole in float64, a thread block each: those that conjugate gradients left. Keys relative to
+ * Rows of Local Linear Attention whole in float64, a thread block each: those that conjugate gradients left, or all, where
+ * rows share no keys that a block could multiply by at once (PaTH). Keys relative to
  * the first key of the sequence; Cov + Lambda gathered centred and factored by Cholesky. Channel c of k and v belongs to thread c
  * and c + ROW64_THREADS; keys come KEYS64 at a time.
  */
@@ -8,7 +9,7 @@
 #include "src/local/local_forward_cuda.h"
 #include "src/local/local_solve_work_cuda.cuh"
 
-enum { ROW64_THREADS = 256, KEYS64 = 8, DIM64 = 256, BLOCK64 = 4, SHARE64 = 4 };
+enum { ROW64_THREADS = 256, KEYS64 = 8, DIM64 = 256, BLOCK64 = 4 };
 
 struct row64_shared {
     double keys[KEYS64][DIM64], values[KEYS64][DIM64];
@@ -25,7 +26,7 @@ struct row64_at {
     double position, dropped, m, omega, unit;
 };
 
-static __device__ __forceinline__ int64_t triangle(int64_t n) { return n * (n + 1) / 2; }
+static __host__ __device__ __forceinline__ int64_t triangle(int64_t n) { return n * (n + 1) / 2; }
 
 /* The sum over the block of one number a thread; every thread gets it. */
 static __device__ double block_sum(row64_shared &sm, double x)
@@ -130,16 +131,17 @@ static __device__ void means64(row64_shared &sm, const loam_problem &p, const lo
     __syncthreads();
 }
 
-/* Lower triangle of Cov into `gram`: each thread has SHARE64 blocks of BLOCK64 x BLOCK64 at a time. */
+/* Lower triangle of Cov into `gram`: each thread has SHARE blocks of BLOCK64 x BLOCK64 at a time. */
+template <int SHARE>
 static __device__ void gram64(row64_shared &sm, const loam_problem &p, const loam_args &a, const row64_at &r,
                               double *gram)
 {
     const int64_t side = (p.dim_qk + BLOCK64 - 1) / BLOCK64, blocks = triangle(side);
-    for (int64_t base = 0; base < blocks; base += ROW64_THREADS * SHARE64) {
-        double sum[SHARE64][BLOCK64][BLOCK64] = {};
-        int top[SHARE64], left[SHARE64];
+    for (int64_t base = 0; base < blocks; base += ROW64_THREADS * SHARE) {
+        double sum[SHARE][BLOCK64][BLOCK64] = {};
+        int top[SHARE], left[SHARE];
 #pragma unroll
-        for (int s = 0; s < SHARE64; s++) {
+        for (int s = 0; s < SHARE; s++) {
             const int64_t n = base + threadIdx.x + s * ROW64_THREADS;
             int row = n < blocks ? (int)((sqrt(8.0 * (double)n + 1) - 1) / 2) : -1;
             row += n < blocks && triangle(row + 1) <= n;
@@ -152,7 +154,7 @@ static __device__ void gram64(row64_shared &sm, const loam_problem &p, const loa
             for (int row = 0; row < KEYS64; row++) {
                 const double w = exp(sm.score[row] - r.m) / r.omega;
 #pragma unroll
-                for (int s = 0; s < SHARE64; s++) {
+                for (int s = 0; s < SHARE; s++) {
                     if (top[s] < 0) {
                         continue;
                     }
@@ -168,7 +170,7 @@ static __device__ void gram64(row64_shared &sm, const loam_problem &p, const loa
             }
         }
 #pragma unroll
-        for (int s = 0; s < SHARE64; s++) {
+        for (int s = 0; s < SHARE; s++) {
 #pragma unroll
             for (int y = 0; y < BLOCK64; y++) {
 #pragma unroll
@@ -316,7 +318,7 @@ static __device__ row64_at begin64(row64_shared &sm, const loam_problem &p, cons
                   k = LOCAL_AT(a.k, r.x.s.b, r.x.h_kv, r.x.s.k0);
     double constant = 0;
     for (int c = threadIdx.x; c < DIM64; c += ROW64_THREADS) {
-        sm.origin[c] = c < p.dim_qk ? element_load(a.k.data, p.dtype, k + c) : 0;
+        sm.origin[c] = !p.path && c < p.dim_qk ? element_load(a.k.data, p.dtype, k + c) : 0;
         sm.query[c] = c < p.dim_qk ? element_load(a.q.data, p.dtype, q + c) - (r.sc.rbf ? sm.origin[c] : 0)
                                    : 0;
         sm.kbar[c] = sm.vbar[c] = 0;
@@ -366,7 +368,8 @@ static __device__ void put_row64(row64_shared &sm, const loam_problem &p, const 
 /* A probe that float32 cannot hold is as good as none. */
 static __device__ bool fits_float(double x) { return fabs(x) <= 3.4e38; }
 
-static __global__ void __launch_bounds__(ROW64_THREADS)
+template <int SHARE>
+static __global__ void __launch_bounds__(ROW64_THREADS, SHARE == 1 ? 3 : 1)
     row64_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                  const local_saved saved, const solve_work work)
 {
@@ -376,7 +379,7 @@ static __global__ void __launch_bounds__(ROW64_THREADS)
     for (unsigned long long n = blockIdx.x; n < *work.hard_count; n += gridDim.x) {
         row64_at r = begin64(sm, p, a, work.hard[n]);
         means64(sm, p, a, r);
-        gram64(sm, p, a, r, gram);
+        gram64<SHARE>(sm, p, a, r, gram);
         const double least = add_ridge64(sm, p, a, r, gram);
         sm.right[c] = c < d ? sm.kbar[c] - sm.query[c] + (r.sc.rbf ? 0 : sm.origin[c]) : 0;
         __syncthreads();
@@ -402,13 +405,26 @@ static __global__ void __launch_bounds__(ROW64_THREADS)
     }
 }
 
+/* Is a block of the triangle for each thread enough? Then three thread blocks fit where else one does. */
+static bool few_channels(const loam_problem *p)
+{
+    return triangle((p->dim_qk + BLOCK64 - 1) / BLOCK64) <= ROW64_THREADS;
+}
+
+static loam_status launch_rows(const loam_problem *p, const loam_args *a, const solve_work *work,
+                               int64_t blocks, loam_error *error)
+{
+    const local_saved saved = local_saved_carve(p, a->saved, NULL);
+    const auto kernel = few_channels(p) ? row64_kernel<1> : row64_kernel<4>;
+    kernel<<<(unsigned)blocks, ROW64_THREADS, 0, (cudaStream_t)a->stream>>>(*p, *a, saved, *work);
+    return cuda_launched("row64_kernel", error);
+}
+
 loam_status local_row64_cuda(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     arena pool = { (char *)a->work, 0 };
     const solve_work work = solve_work_carve(p, &pool);
-    const local_saved saved = local_saved_carve(p, a->saved, NULL);
-    row64_kernel<<<ROW64_BLOCKS, ROW64_THREADS, 0, (cudaStream_t)a->stream>>>(*p, *a, saved, work);
-    return cuda_launched("row64_kernel", error);
+    return launch_rows(p, a, &work, ROW64_BLOCKS, error);
 }
 
 /* ------------------------------------------------------------------ the adjoint solve */
@@ -446,7 +462,8 @@ static __device__ void adjoint_right64(row64_shared &sm, const loam_problem &p, 
 }
 
 /* y of the rows on the list; 0 where the system is singular or float32 cannot hold it. */
-static __global__ void __launch_bounds__(ROW64_THREADS)
+template <int SHARE>
+static __global__ void __launch_bounds__(ROW64_THREADS, SHARE == 1 ? 3 : 1)
     adjoint64_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                      const row_arrays arrays, const solve_work work)
 {
@@ -456,7 +473,7 @@ static __global__ void __launch_bounds__(ROW64_THREADS)
     for (unsigned long long n = blockIdx.x; n < *work.hard_count; n += gridDim.x) {
         row64_at r = begin64(sm, p, a, work.hard[n]);
         means64(sm, p, a, r);
-        gram64(sm, p, a, r, gram);
+        gram64<SHARE>(sm, p, a, r, gram);
         const double least = add_ridge64(sm, p, a, r, gram);
         adjoint_right64(sm, p, a, r);
         bool solved = factor64(gram, d, least);
@@ -471,11 +488,127 @@ static __global__ void __launch_bounds__(ROW64_THREADS)
     }
 }
 
+static loam_status launch_adjoint(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                                  const solve_work *work, int64_t blocks, loam_error *error)
+{
+    const auto kernel = few_channels(p) ? adjoint64_kernel<1> : adjoint64_kernel<4>;
+    kernel<<<(unsigned)blocks, ROW64_THREADS, 0, (cudaStream_t)a->stream>>>(*p, *a, *rows, *work);
+    return cuda_launched("adjoint64_kernel", error);
+}
+
 loam_status local_adjoint64_cuda(const loam_problem *p, const loam_args *a, const row_arrays *rows,
                                  void *memory, loam_error *error)
 {
     arena pool = { (char *)memory, 0 };
     const solve_work work = solve_work_carve(p, &pool);
-    adjoint64_kernel<<<ROW64_BLOCKS, ROW64_THREADS, 0, (cudaStream_t)a->stream>>>(*p, *a, *rows, work);
-    return cuda_launched("adjoint64_kernel", error);
+    return launch_adjoint(p, a, rows, &work, ROW64_BLOCKS, error);
+}
+
+/* ------------------------------------------------------------------ all rows */
+
+/* What row64_kernel would write of a row that sees nothing. */
+static __device__ void put_empty(const loam_problem &p, const loam_args &a, const local_saved &saved,
+                                 const row_block &x, int64_t i)
+{
+    const int64_t line = local_row(&p, &x.s, x.h, i), token = x.s.q0 + i;
+    const loam_row_info info = { LOAM_ROW_EMPTY, LOAM_SOLVER_NONE, 0, 0 };
+    for (int64_t c = 0; c < p.dim_v; c++) {
+        element_store(a.o.data, p.dtype, LOCAL_AT(a.o, x.s.b, x.h, token) + c, 0);
+        if (a.saved) {
+            ((float *)saved.vbar)[line * p.dim_v + c] = 0;
+        }
+    }
+    for (int64_t c = 0; c < p.dim_qk; c++) {
+        if (a.rho.data) {
+            ((float *)a.rho.data)[LOCAL_AT(a.rho, x.s.b, x.h, token) + c] = 0;
+        }
+        if (a.saved) {
+            ((float *)saved.rho)[line * p.dim_qk + c] = ((float *)saved.kbar)[line * p.dim_qk + c] = 0;
+        }
+    }
+    put_info(a, x, i, info);
+    if (a.lse.data) {
+        ((float *)a.lse.data)[LOCAL_AT(a.lse, x.s.b, x.h, token)] = -INFINITY;
+    }
+    if (a.saved) {
+        ((float *)saved.lse)[line] = -INFINITY;
+    }
+}
+
+/* A thread for each row: onto the list, or done with, where it sees nothing. y: of the adjoint solve, or NULL. */
+static __global__ void __launch_bounds__(ROW64_THREADS)
+    list_rows_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                     const local_saved saved, const solve_work work, float *y)
+{
+    const int64_t n = (int64_t)blockIdx.x * ROW64_THREADS + threadIdx.x, block = n / ROWS;
+    const hard_row row = { block, (int32_t)(n % ROWS), 0 };
+    const row_block x = row_block_at(p, a, block);
+    int64_t lo = 0, hi = 0;
+    if (block >= (p.len_q + ROWS - 1) / ROWS * p.batch * p.heads_q || row.at >= x.rows) {
+        return;
+    }
+    local_visible(&p, &x.s, x.i0 + row.at, &lo, &hi);
+    if (lo < hi) {
+        work.hard[atomicAdd(work.hard_count, 1ull)] = row;
+    } else if (y) {
+        for (int64_t c = 0; c < p.dim_qk; c++) {
+            y[local_row(&p, &x.s, x.h, x.i0 + row.at) * p.dim_qk + c] = 0;
+        }
+    } else {
+        put_empty(p, a, saved, x, x.i0 + row.at);
+    }
+}
+
+/* As many thread blocks as H200s hold, or fewer. */
+static int64_t all64_blocks(const loam_problem *p)
+{
+    const int64_t rows = local_rows(p), most = (few_channels(p) ? 3 : 1) * ROW64_BLOCKS;
+    return rows < most ? rows : most;
+}
+
+static solve_work all64_carve(const loam_problem *p, arena *pool)
+{
+    const size_t d = (size_t)p->dim_qk;
+    solve_work w = {};
+    w.hard_count = (unsigned long long *)arena_take(pool, 1, sizeof(unsigned long long));
+    w.hard = (hard_row *)arena_take(pool, (size_t)local_rows(p), sizeof(hard_row));
+    w.row_scratch = (double *)arena_take(pool, size_mul((size_t)all64_blocks(p), d * (d + 1) / 2),
+                                         sizeof(double));
+    return w;
+}
+
+static loam_status list_rows(const loam_problem *p, const loam_args *a, const solve_work *work, float *y,
+                             loam_error *error)
+{
+    const cudaStream_t stream = (cudaStream_t)a->stream;
+    const size_t threads = row_blocks(p) * ROWS;
+    TRY(cuda_check(cudaMemsetAsync(work->hard_count, 0, sizeof *work->hard_count, stream),
+                   "count of the rows", error));
+    list_rows_kernel<<<(unsigned)((threads + ROW64_THREADS - 1) / ROW64_THREADS), ROW64_THREADS, 0, stream>>>(
+        *p, *a, local_saved_carve(p, a->saved, NULL), *work, y);
+    return cuda_launched("list_rows_kernel", error);
+}
+
+size_t local_all64_cuda_work(const loam_problem *p)
+{
+    arena pool = { NULL, 0 };
+    (void)all64_carve(p, &pool);
+    return pool.used;
+}
+
+loam_status local_all64_cuda(const loam_problem *p, const loam_args *a, loam_error *error)
+{
+    arena pool = { (char *)a->work, 0 };
+    const solve_work work = all64_carve(p, &pool);
+    TRY(list_rows(p, a, &work, NULL, error));
+    return launch_rows(p, a, &work, all64_blocks(p), error);
+}
+
+loam_status local_adjoint_all64_cuda(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                                     void *memory, loam_error *error)
+{
+    arena pool = { (char *)memory, 0 };
+    const solve_work work = all64_carve(p, &pool);
+    TRY(list_rows(p, a, &work, rows->y, error));
+    return launch_adjoint(p, a, rows, &work, all64_blocks(p), error);
 }

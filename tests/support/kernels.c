@@ -40,7 +40,7 @@ void kernel_fit(spec *s)
     }
     if (kernel_turns_keys(info.name)) {
         kernel_take_path(s);
-        if (strcmp(info.backend, "cuda") == 0) {
+        if (strcmp(info.backend, "cuda") == 0 && strcmp(info.dtypes, "bf16") == 0) {
             s->dim_qk = s->dim_v = 64;
             s->omit |= spec_omit(SLOT_WEIGHTS);
         }
