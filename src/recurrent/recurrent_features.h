@@ -68,4 +68,25 @@ static inline void features_load(const loam_problem *p, const loam_const_view *v
     features_clear_tail(row, p->dim_qk, width); /* elu(0) + 1 is 1 */
 }
 
+/* The same of tokens t .. t + count - 1, rows of the width of features */
+static inline void features_load_rows(const loam_problem *p, const loam_const_view *view,
+                                      const recurrent_seq *s, int64_t h, int64_t t, int64_t count,
+                                      float factor, float *rows)
+{
+    const int64_t width = features_width(p);
+    if (p->dtype != LOAM_F32 || p->feature_map != LOAM_FEATURES_IDENTITY || width != p->dim_qk) {
+        for (int64_t i = 0; i < count; i++) {
+            features_load(p, view, s, h, t + i, factor, rows + i * width);
+        }
+        return;
+    }
+    const float *from = (const float *)view->data +
+                        RECURRENT_AT(*view, s->b, recurrent_key_head(p, h), s->first + t);
+    for (int64_t i = 0; i < count; i++, from += view->token, rows += width) {
+        for (int64_t c = 0; c < width; c += VL) {
+            v_store(rows + c, v_load(from + c) * factor);
+        }
+    }
+}
+
 #endif

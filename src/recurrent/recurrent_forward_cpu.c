@@ -1,18 +1,21 @@
 /* SPDX-License-Identifier: MIT
- * The forward pass by chunks of 64 tokens, one after the other. Heads and sequences are shared among the threads; where
- * there are fewer than threads, they share the chunks of one head, and only its state goes from one to the next in order.
- * Compiled once per instruction set. */
+ * The forward pass by spans of 32 tokens, MesaNet's by chunks of 64, one after the other. Heads and sequences are shared among
+ * the threads; where there are fewer than threads, they share the chunks of one head, and only its state goes from one to the
+ * next in order. Compiled once per instruction set. */
 #include "src/recurrent/recurrent_mesa.h"
+#include "src/recurrent/recurrent_span.h"
 
 #include <omp.h>
 
+enum { SPANS = CHUNK / SPAN };
+
 /* What one thread has; states are float, MesaNet's double. */
 typedef struct scratch {
-    chunk *x; /* direct, or that of mesa */
-    chunk direct;
+    chunk *x; /* that of mesa, or the first span of a chunk */
+    chunk span[SPANS];
     mesa mesa;
-    void *state; /* of the head, where it is this thread's alone */
-    void *start; /* as it is at the beginning of a chunk */
+    void *state;        /* of the head, where it is this thread's alone */
+    void *start[SPANS]; /* as it is at the beginning of each span */
     size_t state_bytes;
 } scratch;
 
@@ -23,12 +26,16 @@ static void scratch_carve(scratch *y, const loam_problem *p, const loam_args *a,
         mesa_carve(&y->mesa, p, a, pool);
         y->state_bytes = (size_t)mesa_state_doubles(y->x) * sizeof(double);
     } else {
-        y->x = &y->direct;
-        chunk_carve(y->x, p, a, false, pool);
+        y->x = y->span;
+        for (int i = 0; i < SPANS; i++) {
+            chunk_carve(&y->span[i], p, a, false, pool);
+        }
         y->state_bytes = (size_t)chunk_state_floats(y->x) * sizeof(float);
     }
     y->state = arena_take(pool, y->state_bytes, 1);
-    y->start = arena_take(pool, y->state_bytes, 1);
+    for (int i = 0; i < (y->x == y->span ? SPANS : 1); i++) {
+        y->start[i] = arena_take(pool, y->state_bytes, 1);
+    }
 }
 
 static size_t scratch_bytes(const loam_problem *p)
@@ -82,51 +89,91 @@ static void mesa_end_chunk(mesa *m, double *start)
     }
 }
 
-/* ------------------------------------------------------------------ any chunk */
+/* ------------------------------------------------------------------ a span */
+
+static void begin_span(chunk *x, int64_t first)
+{
+    const int64_t rest = x->s.len - first;
+    span_load(x, first, rest < SPAN ? rest : SPAN);
+    span_pairs(x);
+}
+
+/* `start` is the state before the span. */
+static void write_span(const chunk *x, float *start, ahead *next)
+{
+    for (int64_t panel = 0; panel < x->panels; panel++) {
+        span_write(x, chunk_state_panel(x, start, panel), panel, next);
+    }
+}
+
+static void read_span(const chunk *x, float *start, ahead *next)
+{
+    if (x->p->normalise) {
+        span_weigh(x, chunk_mass(x, start));
+    }
+    for (int64_t panel = 0; panel < x->panels; panel++) {
+        span_read(x, chunk_state_panel(x, start, panel), panel, next);
+    }
+    put_info(x);
+}
+
+static void advance_span(const chunk *x, float *state, ahead *next)
+{
+    for (int64_t panel = 0; panel < x->panels; panel++) {
+        span_advance(x, chunk_state_panel(x, state, panel), panel, next);
+    }
+    if (x->p->normalise) {
+        span_advance_mass(x, chunk_mass(x, state));
+    }
+}
+
+/* ------------------------------------------------------------------ a chunk, of which only `advance_chunk` waits for the one before */
+
+static int64_t spans_of(const scratch *y, int64_t first)
+{
+    const int64_t rest = y->x->s.len - first;
+    return (rest < CHUNK ? rest + SPAN - 1 : CHUNK) / SPAN;
+}
 
 static void begin_chunk(scratch *y, int64_t first)
 {
-    const int64_t rest = y->x->s.len - first, tokens = rest < CHUNK ? rest : CHUNK;
     if (y->x->form->solved) {
-        mesa_load(&y->mesa, first, tokens);
-    } else {
-        chunk_load(y->x, first, tokens);
-        chunk_pairs(y->x);
+        const int64_t rest = y->x->s.len - first;
+        mesa_load(&y->mesa, first, rest < CHUNK ? rest : CHUNK);
+        return;
+    }
+    for (int64_t i = 0; i < spans_of(y, first); i++) {
+        y->span[i].s = y->x->s;
+        y->span[i].h = y->x->h;
+        begin_span(&y->span[i], first + i * SPAN);
     }
 }
 
-/* `state` to the end of the chunk; what it was before it is copied to y->start. */
-static void advance(scratch *y, void *state)
+static void advance_chunk(scratch *y, int64_t first, void *state)
 {
-    const chunk *x = y->x;
-    memcpy(y->start, state, y->state_bytes);
-    if (x->form->solved) {
+    if (y->x->form->solved) {
+        memcpy(y->start[0], state, y->state_bytes);
         mesa_advance(&y->mesa, state);
         return;
     }
-    for (int64_t panel = 0; panel < x->panels; panel++) {
-        chunk_write(x, chunk_state_panel(x, y->start, panel), panel);
-        chunk_advance(x, chunk_state_panel(x, state, panel), panel);
-    }
-    if (x->p->normalise) {
-        chunk_advance_mass(x, chunk_mass(x, state));
+    ahead none = { 0 };
+    for (int64_t i = 0; i < spans_of(y, first); i++) {
+        memcpy(y->start[i], state, y->state_bytes);
+        write_span(&y->span[i], state, &none);
+        advance_span(&y->span[i], state, &none);
     }
 }
 
-static void end_chunk(scratch *y)
+static void end_chunk(scratch *y, int64_t first)
 {
-    const chunk *x = y->x;
-    if (x->form->solved) {
-        mesa_end_chunk(&y->mesa, y->start);
+    if (y->x->form->solved) {
+        mesa_end_chunk(&y->mesa, y->start[0]);
         return;
     }
-    if (x->p->normalise) {
-        chunk_weigh(x, chunk_mass(x, y->start));
+    ahead none = { 0 };
+    for (int64_t i = 0; i < spans_of(y, first); i++) {
+        read_span(&y->span[i], y->start[i], &none);
     }
-    for (int64_t panel = 0; panel < x->panels; panel++) {
-        chunk_read(x, chunk_state_panel(x, y->start, panel), panel);
-    }
-    put_info(x);
 }
 
 static void load_state(const scratch *y, void *state)
@@ -154,11 +201,19 @@ static void begin_head(scratch *y, int64_t n)
 
 static void one_head(scratch *y)
 {
+    chunk *x = y->x;
     load_state(y, y->state);
-    for (int64_t first = 0; first < y->x->s.len; first += CHUNK) {
+    for (int64_t first = 0; x->form->solved && first < x->s.len; first += CHUNK) {
         begin_chunk(y, first);
-        advance(y, y->state);
-        end_chunk(y);
+        advance_chunk(y, first, y->state);
+        end_chunk(y, first);
+    }
+    for (int64_t first = 0; !x->form->solved && first < x->s.len; first += SPAN) {
+        begin_span(x, first);
+        ahead next = span_ahead(x);
+        write_span(x, y->state, &next);
+        read_span(x, y->state, &next);
+        advance_span(x, y->state, &next);
     }
     store_state(y, y->state);
 }
@@ -172,8 +227,8 @@ static void one_head_together(scratch *y, void *state)
     for (int64_t first = 0; first < y->x->s.len; first += CHUNK) {
         begin_chunk(y, first);
 #pragma omp ordered
-        advance(y, state);
-        end_chunk(y);
+        advance_chunk(y, first, state);
+        end_chunk(y, first);
     }
 #pragma omp single
     store_state(y, state);
