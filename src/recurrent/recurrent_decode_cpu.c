@@ -153,10 +153,12 @@ static void one_head(step *x)
 static void mesa_token(step *x, int64_t t, mesa_rows from, mesa_rows to)
 {
     const loam_view *o = &x->a->o, *info = &x->a->info;
-    const int64_t token = x->s.first + t, lines = (x->d * 4 + MESA_STEP_LINE - 1) / MESA_STEP_LINE;
+    const int64_t token = x->s.first + t;
     mesa_step *y = &x->mesa;
     float *w = x->token.w;
-    mesa_ahead ahead = { (const char *)x->next.at, x->next.step * 4, lines * MESA_STEP_LINE, 0, x->rows };
+    const bool dense = x->next.step == x->d, last = t + 1 == x->s.len;
+    const char *next = (const char *)x->next.at;
+    mesa_ahead ahead = { next, dense && last ? next + 4 * x->rows * x->d : next };
     load_decay(x, t);
     load_value(x, t);
     y->decay = (double)x->token.decay[0];

@@ -42,7 +42,7 @@ typedef struct mesa_step {
     double *state;             /* [rows][width], where a call has more than one token */
     double *system;            /* [d][width] A, or its factor */
     float *a32;                /* [d][width] A, rounded */
-    float *x32, *r32, *p32, *ap32;
+    float *k32, *x32, *r32, *p32, *ap32;
     double decay, beta;
     double least_ridge, most_ridge;
     double goal, most; /* of residuals: times the root of 1 / condition; at most */
@@ -60,7 +60,7 @@ static inline mesa_step mesa_step_carve(const loam_problem *p, arena *pool)
     for (size_t i = 0; i < sizeof vectors / sizeof vectors[0]; i++) {
         *vectors[i] = arena_take(pool, width, f64);
     }
-    float **const floats[] = { &y.x32, &y.r32, &y.p32, &y.ap32 };
+    float **const floats[] = { &y.k32, &y.x32, &y.r32, &y.p32, &y.ap32 };
     for (size_t i = 0; i < sizeof floats / sizeof floats[0]; i++) {
         *floats[i] = arena_take(pool, width, f32);
     }
@@ -74,38 +74,30 @@ static inline mesa_step mesa_step_carve(const loam_problem *p, arena *pool)
 
 static inline void mesa_step_head(const loam_problem *p, const loam_args *a, int64_t h, mesa_step *y)
 {
+    const int64_t each = p->ridge_axes == LOAM_RIDGE_HEAD_CHANNEL ? 1 : y->d;
     y->least_ridge = HUGE_VAL;
     y->most_ridge = 0;
-    for (int64_t c = 0; c < y->d; c++) {
-        y->ridge[c] = recurrent_ridge(p, a, h, c);
-        y->least_ridge = fmin(y->least_ridge, y->ridge[c]);
-        y->most_ridge = fmax(y->most_ridge, y->ridge[c]);
+    for (int64_t c = 0; c < y->d; c += each) {
+        const double ridge = recurrent_ridge(p, a, h, c);
+        for (int64_t e = c; e < c + each; e++) {
+            y->ridge[e] = ridge;
+        }
+        y->least_ridge = ridge < y->least_ridge ? ridge : y->least_ridge;
+        y->most_ridge = ridge > y->most_ridge ? ridge : y->most_ridge;
     }
 }
 
 /* ------------------------------------------------------------------ rows */
 
-/* What will be wanted from memory next, a line at a time. */
+/* What will be wanted from memory next: lines that are asked for one after the other. */
 typedef struct mesa_ahead {
-    const char *at; /* the row that is asked for */
-    int64_t step, bytes, done, rows;
+    const char *at, *end;
 } mesa_ahead;
-
-VEC_INLINE void mesa_ahead_line(mesa_ahead *a)
-{
-    if (a->rows > 0) {
-        __builtin_prefetch(a->at + a->done, 0, 2);
-        a->done += MESA_STEP_LINE;
-        if (a->done >= a->bytes) {
-            a->at += a->step, a->done = 0, a->rows--;
-        }
-    }
-}
 
 static inline void mesa_ahead_rest(mesa_ahead *a)
 {
-    while (a->rows > 0) {
-        mesa_ahead_line(a);
+    for (; a->at < a->end; a->at += MESA_STEP_LINE) {
+        __builtin_prefetch(a->at, 0, 2);
     }
 }
 
@@ -177,11 +169,72 @@ VEC_INLINE void mesa_move_as(const bool in, const bool out, const bool read, con
     }
 }
 
+/* One vector, or the last n channels, of rows of float that become rows of float: products are float64, writes float32. */
+VEC_INLINE void mesa_pass_step(const bool read, const mesa_step *y, void *const *from, void *const *to,
+                               const float *u, int64_t c, int n, vec64 *sum)
+{
+    const vec64 low = v64_load(y->x + c), high = v64_load(y->x + c + VL64);
+    const vec k = v_load(y->k32 + c), decay = v_set((float)y->decay);
+#pragma GCC unroll 8
+    for (int e = 0; e < VL64; e++) {
+        const float *row = (const float *)from[e] + c;
+        float part[VL] = { 0 };
+        if (n < VL) {
+            memcpy(part, row, (size_t)n * sizeof(float));
+            row = part;
+        }
+        if (read) {
+            sum[e] += v64_widen(row, VL64) * low;
+            sum[e] += v64_widen(row + VL64, VL64) * high;
+        }
+        const vec m = v_load(row) * decay + v_set(u[e]) * k;
+        if (n < VL) {
+            memcpy((float *)to[e] + c, &m, (size_t)n * sizeof(float));
+        } else {
+            v_store((float *)to[e] + c, m);
+        }
+    }
+}
+
+/* As mesa_move_as, of rows of float. */
+VEC_INLINE void mesa_pass_as(const bool read, const mesa_step *y, mesa_rows source, mesa_rows target,
+                             int64_t first, int64_t end)
+{
+    const int rest = (int)(y->d % VL);
+    for (int64_t r = first; r < end; r += VL64) {
+        void *from[VL64], *to[VL64];
+        float u[VL64];
+        vec64 sum[VL64];
+        mesa_rows_at(false, source, r, end, y->zeros, from);
+        mesa_rows_at(false, target, r, end, y->spare, to);
+        v64_narrow(u, v64_load(y->u + r), VL64);
+#pragma GCC unroll 8
+        for (int e = 0; e < VL64; e++) {
+            sum[e] = v64_set(0);
+        }
+        for (int64_t c = 0; c < y->d - rest; c += VL) {
+            mesa_pass_step(read, y, from, to, u, c, VL, sum);
+        }
+        if (rest > 0) {
+            mesa_pass_step(read, y, from, to, u, y->d - rest, rest, sum);
+        }
+        if (read) {
+            v64_store(y->y + r, v64_sums(sum));
+        }
+    }
+}
+
 VEC_INLINE void mesa_move(const bool in, const bool out, const mesa_step *y, mesa_rows source,
                           mesa_rows target)
 {
-    mesa_move_as(in, out, true, y, source, target, 0, y->dim_v);
-    mesa_move_as(in, out, false, y, source, target, y->dim_v, y->dim_v + y->d);
+    const int64_t all = y->dim_v + y->d;
+    if (in || out) {
+        mesa_move_as(in, out, true, y, source, target, 0, y->dim_v);
+        mesa_move_as(in, out, false, y, source, target, y->dim_v, all);
+    } else {
+        mesa_pass_as(true, y, source, target, 0, y->dim_v);
+        mesa_pass_as(false, y, source, target, y->dim_v, all);
+    }
 }
 
 /* The token is written, and o = e^g S x + beta (k . x) v read. */
@@ -192,9 +245,9 @@ static inline void mesa_step_move(const mesa_step *y, mesa_rows source, mesa_row
     } else {
         target.wide ? mesa_move(false, true, y, source, target) : mesa_move(false, false, y, source, target);
     }
-    const double along = cholesky_dot(y->k, y->x, y->d);
-    for (int64_t r = 0; r < y->dim_v; r++) {
-        y->y[r] = y->decay * y->y[r] + y->u[r] * along;
+    const double along = v64_dot(y->k, y->x, y->width);
+    for (int64_t r = 0; r < y->dim_v; r += VL64) {
+        v64_store(y->y + r, v64_load(y->y + r) * y->decay + v64_load(y->u + r) * along);
     }
 }
 
@@ -243,39 +296,63 @@ VEC_INLINE void mesa_apply_as(const bool wide, const mesa_step *y, mesa_rows sou
 static inline double mesa_step_rest(const mesa_step *y, mesa_rows source)
 {
     source.wide ? mesa_apply_as(true, y, source) : mesa_apply_as(false, y, source);
-    const double along = y->beta * cholesky_dot(y->k, y->x, y->d);
-    for (int64_t c = 0; c < y->d; c++) {
-        const double ax = y->decay * (y->ax[c] + y->other[c]) / 2 + along * y->k[c] + y->ridge[c] * y->x[c];
-        y->rest[c] = y->q[c] - ax;
+    const double along = y->beta * v64_dot(y->k, y->x, y->width), half = y->decay / 2;
+    vec64 square = v64_set(0);
+    for (int64_t c = 0; c < y->width; c += VL64) {
+        const vec64 hx = (v64_load(y->ax + c) + v64_load(y->other + c)) * half;
+        const vec64 rest = v64_load(y->q + c) -
+                           (hx + v64_load(y->k + c) * along + v64_load(y->ridge + c) * v64_load(y->x + c));
+        v64_store(y->rest + c, rest);
+        square += rest * rest;
     }
-    return cholesky_dot(y->rest, y->rest, y->d);
+    return v64_sum(square);
 }
 
-VEC_INLINE void mesa_round_as(const bool wide, const mesa_step *y, mesa_rows source)
+/* a32 <- A but for its symmetry, from rows of float; k32 and u32 are k and u of the rows of H. */
+static inline void mesa_round_narrow(const mesa_step *y, mesa_rows source)
 {
-    const int rest = (int)(y->d % VL64);
+    const int rest = (int)(y->d % VL);
+    const float decay = (float)y->decay;
     for (int64_t r = 0; r < y->d; r++) {
-        const void *row = mesa_row_at(wide, source, y->dim_v + r);
-        const double u = y->u[y->dim_v + r];
+        const float *row = mesa_row_at(false, source, y->dim_v + r), u = (float)y->u[y->dim_v + r];
         float *to = y->a32 + r * y->width;
-        for (int64_t c = 0; c < y->width; c += VL64) {
-            const int n = c < y->d - rest ? VL64 : rest;
-            const vec64 h = c < y->d ? mesa_row_load(wide, row, c, n) : v64_set(0);
-            v64_narrow(to + c, h * y->decay + u * v64_load(y->k + c), VL64);
+        for (int64_t c = 0; c < y->d - rest; c += VL) {
+            v_store(to + c, v_load(row + c) * decay + v_load(y->k32 + c) * u);
         }
-        to[r] += (float)y->ridge[r];
+        if (rest > 0) {
+            const int64_t c = y->d - rest;
+            v_store(to + c,
+                    v_load_part(LOAM_F32, (const char *)(row + c), rest) * decay + v_load(y->k32 + c) * u);
+        }
     }
 }
 
-/* a32 <- A but for its symmetry. Returns a bound on its norm: the trace. */
+/* Likewise from rows of double. */
+static inline void mesa_round_wide(const mesa_step *y, mesa_rows source)
+{
+    for (int64_t r = 0; r < y->d; r++) {
+        const double *row = mesa_row_at(true, source, y->dim_v + r), u = y->u[y->dim_v + r];
+        for (int64_t c = 0; c < y->width; c += VL64) {
+            v64_narrow(y->a32 + r * y->width + c, v64_load(row + c) * y->decay + v64_load(y->k + c) * u,
+                       VL64);
+        }
+    }
+}
+
+/* Returns a bound on the norm of A: its trace. */
 static inline double mesa_step_round(const mesa_step *y, mesa_rows source)
 {
-    double trace = y->most_ridge;
-    source.wide ? mesa_round_as(true, y, source) : mesa_round_as(false, y, source);
-    for (int64_t c = 0; c < y->d; c++) {
-        trace += (double)y->a32[c * y->width + c] - y->ridge[c];
+    float trace = 0;
+    for (int64_t c = 0; c < y->width; c += VL64) {
+        v64_narrow(y->k32 + c, v64_load(y->k + c), VL64);
     }
-    return trace;
+    source.wide ? mesa_round_wide(y, source) : mesa_round_narrow(y, source);
+    for (int64_t c = 0; c < y->d; c++) {
+        float *at = y->a32 + c * y->width + c;
+        trace += *at;
+        *at += (float)y->ridge[c];
+    }
+    return (double)trace + y->most_ridge;
 }
 
 enum { MESA_PANEL = 4 };
@@ -283,29 +360,32 @@ enum { MESA_PANEL = 4 };
 /* `vecs` vectors of ap32 <- A p32 */
 VEC_INLINE vec mesa_times_panel(const int vecs, const mesa_step *y, int64_t at, mesa_ahead *ahead)
 {
-    const float *a = y->a32 + at;
+    const float *a = y->a32 + at, *p = y->p32;
+    const int64_t width = y->width, d = y->d, step = ahead->at < ahead->end ? MESA_STEP_LINE : 0;
+    const char *line = ahead->at;
     vec even[MESA_PANEL], odd[MESA_PANEL], along = v_set(0);
 #pragma GCC unroll 4
     for (int n = 0; n < vecs; n++) {
         even[n] = odd[n] = v_set(0);
     }
     int64_t r = 0;
-    for (; r + 2 <= y->d; r += 2, a += 2 * y->width) {
-        const vec first = v_set(y->p32[r]), second = v_set(y->p32[r + 1]);
-        mesa_ahead_line(ahead);
-        mesa_ahead_line(ahead);
+    for (; r + 2 <= d; r += 2, a += 2 * width) {
+        const vec first = v_set(p[r]), second = v_set(p[r + 1]);
+        __builtin_prefetch(line, 0, 2);
+        __builtin_prefetch(line + step, 0, 2);
+        line += 2 * step;
 #pragma GCC unroll 4
         for (int n = 0; n < vecs; n++) {
             even[n] += v_load(a + n * VL) * first;
-            odd[n] += v_load(a + y->width + n * VL) * second;
+            odd[n] += v_load(a + width + n * VL) * second;
         }
     }
+    ahead->at = line;
 #pragma GCC unroll 4
     for (int n = 0; n < vecs; n++) {
-        const vec last = r < y->d ? v_load(a + n * VL) * y->p32[r] : v_set(0);
-        const vec sum = even[n] + odd[n] + last;
+        const vec last = r < d ? v_load(a + n * VL) * p[r] : v_set(0), sum = even[n] + odd[n] + last;
         v_store(y->ap32 + at + n * VL, sum);
-        along += sum * v_load(y->p32 + at + n * VL);
+        along += sum * v_load(p + at + n * VL);
     }
     return along;
 }
@@ -377,7 +457,7 @@ VEC_INLINE double mesa_system_as(const bool wide, const mesa_step *y, mesa_rows 
                                      : (double)((const float *)one)[c] + (double)((const float *)other)[r];
             to[c] = y->decay * both / 2 + y->beta * y->k[r] * y->k[c] + (r == c ? y->ridge[r] : 0);
         }
-        largest = fmax(largest, to[r]);
+        largest = to[r] > largest ? to[r] : largest;
     }
     return largest;
 }
@@ -404,12 +484,12 @@ static inline int mesa_step_towards(const mesa_step *y, double norm, double part
                                     mesa_ahead *ahead)
 {
     const double inverse = 1 / norm;
-    for (int64_t c = 0; c < y->width; c++) {
-        y->r32[c] = (float)(y->rest[c] * inverse);
+    for (int64_t c = 0; c < y->width; c += VL64) {
+        v64_narrow(y->r32 + c, v64_load(y->rest + c) * inverse, VL64);
     }
     const int count = mesa_step_gradients(y, (float)(part * part), most, ahead);
-    for (int64_t c = 0; c < y->width; c++) {
-        y->x[c] += norm * (double)y->x32[c];
+    for (int64_t c = 0; c < y->width; c += VL64) {
+        v64_store(y->x + c, v64_load(y->x + c) + v64_widen(y->x32 + c, VL64) * norm);
     }
     return count;
 }
@@ -419,7 +499,7 @@ static inline loam_row_info mesa_step_solve(const mesa_step *y, mesa_rows source
 {
     const size_t bytes = (size_t)y->width * sizeof(double);
     loam_row_info info = { LOAM_ROW_SOLVED, LOAM_SOLVER_CG, 0, 0 };
-    const double size = sqrt(cholesky_dot(y->q, y->q, y->d));
+    const double size = sqrt(v64_dot(y->q, y->q, y->width));
     const double largest = mesa_step_round(y, source), inverse = y->least_ridge / largest;
     const double enough = size * fmin(y->goal * sqrt(inverse), y->most);
     const double told = fmin(MESA_STEP_GRAIN / inverse, MESA_STEP_LEAST);

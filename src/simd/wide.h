@@ -8,6 +8,25 @@
 typedef float vec_half __attribute__((vector_size(VEC_BYTES / 2)));
 typedef float vec_half_unaligned __attribute__((vector_size(VEC_BYTES / 2), aligned(4), may_alias));
 
+/* Compilers take a vector of 64 bytes apart for this. */
+VEC_INLINE vec64 v64_from_half(vec_half x)
+{
+#if defined __AVX512F__
+    return (vec64)_mm512_cvtps_pd((__m256)x);
+#else
+    return __builtin_convertvector(x, vec64);
+#endif
+}
+
+VEC_INLINE vec_half v64_to_half(vec64 x)
+{
+#if defined __AVX512F__
+    return (vec_half)_mm512_cvtpd_ps((__m512d)x);
+#else
+    return __builtin_convertvector(x, vec_half);
+#endif
+}
+
 /* VL64 floats, or the first n and zeros; reads and writes nothing beyond them. */
 VEC_INLINE vec64 v64_widen(const float *x, int n)
 {
@@ -17,12 +36,12 @@ VEC_INLINE vec64 v64_widen(const float *x, int n)
     } else {
         memcpy(&half, x, (size_t)n * sizeof(float));
     }
-    return __builtin_convertvector(half, vec64);
+    return v64_from_half(half);
 }
 
 VEC_INLINE void v64_narrow(float *x, vec64 v, int n)
 {
-    const vec_half half = __builtin_convertvector(v, vec_half);
+    const vec_half half = v64_to_half(v);
     if (n == VL64) {
         *(vec_half_unaligned *)(void *)x = half;
     } else {
@@ -76,6 +95,27 @@ VEC_INLINE vec64 v64_sums(vec64 x[VL64])
     }
 #endif
     return SUM64_1(x[0], x[1]);
+}
+
+VEC_INLINE double v64_sum(vec64 x)
+{
+#if VEC_BYTES == 64
+    x = SUM64_4(x, x);
+#endif
+#if VEC_BYTES >= 32
+    x = SUM64_2(x, x);
+#endif
+    return SUM64_1(x, x)[0];
+}
+
+/* a . b over whole vectors */
+VEC_INLINE double v64_dot(const double *a, const double *b, int64_t width)
+{
+    vec64 sum = v64_set(0);
+    for (int64_t c = 0; c < width; c += VL64) {
+        sum += v64_load(a + c) * v64_load(b + c);
+    }
+    return v64_sum(sum);
 }
 
 #endif
