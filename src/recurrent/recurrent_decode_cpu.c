@@ -20,8 +20,8 @@ typedef struct step {
     recurrent_seq s;
     int64_t item, h, d, width, rows; /* item: the head among those of all sequences */
     decode_token token;
-    decode_from next; /* the state of the head after this one */
     mesa_step mesa;
+    mesa_ahead ahead; /* the state of the head after this one */
 } step;
 
 static step step_carve(const loam_problem *p, const loam_args *a, arena *pool)
@@ -31,7 +31,7 @@ static step step_carve(const loam_problem *p, const loam_args *a, arena *pool)
     x.width = (int64_t)width;
     x.rows = recurrent_state_rows(p);
     decode_token *t = &x.token;
-    float **const parts[] = { &t->q, &t->k, &t->decay, &t->q_in, &t->k_in, &t->zeros, &t->spare };
+    float **const parts[] = { &t->q, &t->k, &t->decay, &t->q_in, &t->k_in, &t->none };
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         *parts[i] = arena_take(pool, width, sizeof(float));
     }
@@ -109,42 +109,32 @@ static void put_token(step *x, int64_t t)
     }
 }
 
-static decode_from state_from(const step *x, int64_t item)
+/* state_out <- state_in */
+static void begin_state(const step *x)
 {
     const loam_const_view *in = &x->a->state_in;
-    const int64_t index = item / x->p->heads_v, h = item % x->p->heads_v;
-    return in->data ? (decode_from){ (const float *)in->data + RECURRENT_AT(*in, index, h, 0), in->token }
-                    : (decode_from){ x->token.zeros, 0 };
-}
-
-static decode_to state_to(const step *x)
-{
     const loam_view *out = &x->a->state_out;
-    return (decode_to){ (float *)out->data + RECURRENT_AT(*out, x->s.index, x->h, 0), out->token };
-}
-
-/* state_out <- state_in, where a sequence has no token */
-static void copy_state(const step *x)
-{
-    const decode_from from = state_from(x, x->item);
-    const decode_to to = state_to(x);
-    for (int64_t r = 0; r < x->rows && from.at != to.at; r++) {
-        memcpy(to.at + r * to.step, from.at + r * from.step, (size_t)x->d * sizeof(float));
+    for (int64_t r = 0; r < x->rows && in->data != out->data; r++) {
+        float *to = (float *)out->data + RECURRENT_AT(*out, x->s.index, x->h, r);
+        if (in->data) {
+            memcpy(to, (const float *)in->data + RECURRENT_AT(*in, x->s.index, x->h, r),
+                   (size_t)x->d * sizeof *to);
+        } else {
+            memset(to, 0, (size_t)x->d * sizeof *to);
+        }
     }
 }
 
 static void one_head(step *x)
 {
-    const decode_to to = state_to(x);
-    decode_from from = state_from(x, x->item);
+    const loam_view *out = &x->a->state_out;
+    const decode_state state = { (float *)out->data + RECURRENT_AT(*out, x->s.index, x->h, 0), out->token,
+                                 x->rows, out->token == x->d ? DECODE_AHEAD : 0 };
+    begin_state(x);
     for (int64_t t = 0; t < x->s.len; t++) {
-        const bool last = t + 1 == x->s.len;
-        const decode_from then = last ? x->next : (decode_from){ to.at, to.step };
-        const decode_stream stream = decode_stream_of(from, then, x->rows, x->d);
         load_token(x, t);
-        decode_rows(x->form->delta, &stream, to, &x->token, x->d);
+        decode_rows(x->form->delta, &state, &x->token, x->d);
         put_token(x, t);
-        from = (decode_from){ to.at, to.step };
     }
 }
 
@@ -156,9 +146,7 @@ static void mesa_token(step *x, int64_t t, mesa_rows from, mesa_rows to)
     const int64_t token = x->s.first + t;
     mesa_step *y = &x->mesa;
     float *w = x->token.w;
-    const bool dense = x->next.step == x->d, last = t + 1 == x->s.len;
-    const char *next = (const char *)x->next.at;
-    mesa_ahead ahead = { next, dense && last ? next + 4 * x->rows * x->d : next };
+    mesa_ahead ahead = t + 1 == x->s.len ? x->ahead : (mesa_ahead){ NULL, NULL };
     load_decay(x, t);
     load_value(x, t);
     y->decay = (double)x->token.decay[0];
@@ -180,16 +168,35 @@ static void mesa_token(step *x, int64_t t, mesa_rows from, mesa_rows to)
     }
 }
 
+/* Of the state that is read, where its rows lie one after the other. */
+static mesa_ahead ahead_of(const step *x)
+{
+    const loam_const_view *in = &x->a->state_in;
+    const int64_t heads = x->p->heads_v, next = x->item + 1;
+    if (!in->data || in->token != x->d || next == x->p->batch * heads) {
+        return (mesa_ahead){ NULL, NULL };
+    }
+    const float *at = (const float *)in->data + RECURRENT_AT(*in, next / heads, next % heads, 0);
+    return (mesa_ahead){ (const char *)at, (const char *)(at + x->rows * x->d) };
+}
+
 /* From the caller's state to the caller's state; tokens between go from and to one in float64. */
 static void one_mesa_head(step *x)
 {
-    const decode_from in = state_from(x, x->item);
-    const decode_to out = state_to(x);
+    const loam_const_view *in = &x->a->state_in;
+    const loam_view *out = &x->a->state_out;
     const mesa_rows kept = { x->mesa.state, x->width, true };
-    mesa_rows from = { (void *)(uintptr_t)in.at, in.step, false };
+    const mesa_rows last = { (float *)out->data + RECURRENT_AT(*out, x->s.index, x->h, 0), out->token,
+                             false };
+    mesa_rows from = { x->mesa.zeros, 0, false };
+    if (in->data) {
+        const float *at = (const float *)in->data + RECURRENT_AT(*in, x->s.index, x->h, 0);
+        from = (mesa_rows){ (void *)(uintptr_t)at, in->token, false };
+    }
+    x->ahead = ahead_of(x);
     mesa_step_head(x->p, x->a, x->h, &x->mesa);
     for (int64_t t = 0; t < x->s.len; t++) {
-        const mesa_rows to = t + 1 < x->s.len ? kept : (mesa_rows){ out.at, out.step, false };
+        const mesa_rows to = t + 1 < x->s.len ? kept : last;
         mesa_token(x, t, from, to);
         from = to;
     }
@@ -199,15 +206,14 @@ static void one_mesa_head(step *x)
 
 static void one_item(step *x, int64_t item)
 {
-    const int64_t heads = x->p->heads_v, last = x->p->batch * heads - 1;
+    const int64_t heads = x->p->heads_v;
     x->item = item;
     x->s = recurrent_seq_at(x->p, x->a, item / heads);
     x->h = item % heads;
-    x->next = state_from(x, item < last ? item + 1 : item);
-    if (x->s.len == 0) {
-        copy_state(x);
+    if (x->form->solved && x->s.len > 0) {
+        one_mesa_head(x);
     } else {
-        x->form->solved ? one_mesa_head(x) : one_head(x);
+        one_head(x);
     }
 }
 
