@@ -1,39 +1,41 @@
 /* SPDX-License-Identifier: MIT
- * Decode: token after token on float32 states where they lie, row by row, each read and written once. Compiled once per
- * instruction set. A row of the state belongs to an entry of the value (to 1 in the last, where the read is normalised):
+ * Decode: token after token on float32 states where they lie, each read and written once. Compiled once per instruction set.
+ * A row of the state belongs to an entry of the value (to 1 in the last, where the read is normalised):
  *
  *     D = M_r Diag(e^g),   u = beta (w_r - [delta rule] D . k),   M_r <- D + u k,   y_r = M_r . q
  *
  * MesaNet's states are float64 while a call lasts. */
+#include "src/recurrent/recurrent_decode_rows.h"
 #include "src/recurrent/recurrent_features_exact.h"
 #include "src/recurrent/recurrent_mesa_decode.h"
 
 #include <omp.h>
+
+enum { RUN = 16 }; /* heads that a thread takes at once */
 
 typedef struct step {
     const loam_problem *p;
     const loam_args *a;
     const recurrent_form *form;
     recurrent_seq s;
-    int64_t h, d, rows;
-    float *q, *k, *decay; /* [d in whole vectors] */
-    float *q_in, *k_in;   /* likewise: times the decay */
-    float *v;             /* [rows]; y in the end */
-    float beta, along;    /* along: k . q */
+    int64_t item, h, d, width, rows; /* item: the head among those of all sequences */
+    decode_token token;
     mesa_step mesa;
+    mesa_ahead ahead; /* the state of the head after this one */
 } step;
 
 static step step_carve(const loam_problem *p, const loam_args *a, arena *pool)
 {
     step x = { .p = p, .a = a, .form = recurrent_form_of(p->mechanism), .d = p->dim_qk };
     const size_t width = (size_t)features_width(p);
+    x.width = (int64_t)width;
     x.rows = recurrent_state_rows(p);
-    x.q = arena_take(pool, width, sizeof(float));
-    x.k = arena_take(pool, width, sizeof(float));
-    x.decay = arena_take(pool, width, sizeof(float));
-    x.q_in = arena_take(pool, width, sizeof(float));
-    x.k_in = arena_take(pool, width, sizeof(float));
-    x.v = arena_take(pool, (size_t)x.rows, sizeof(float));
+    decode_token *t = &x.token;
+    float **const parts[] = { &t->q, &t->k, &t->decay, &t->q_in, &t->k_in, &t->none };
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        *parts[i] = arena_take(pool, width, sizeof(float));
+    }
+    t->w = arena_take(pool, (size_t)whole_vectors(x.rows), sizeof(float));
     if (x.form->solved) {
         x.mesa = mesa_step_carve(p, pool);
     }
@@ -45,82 +47,61 @@ static void load_decay(step *x, int64_t t)
     const loam_const_view *g = &x->a->log_decay;
     const float *from = g->data;
     const int64_t at = RECURRENT_AT(*g, x->s.b, x->h, x->s.first + t);
-    float one = 1;
+    float *decay = x->token.decay, one = 1;
     switch (x->form->gate) {
     case GATE_NONE: break;
     case GATE_HEAD: one = expf(from[x->h * g->head]); break;
     case GATE_TOKEN: one = expf(from[at]); break;
     case GATE_CHANNEL:
-        for (int64_t c = 0; c < x->d; c++) {
-            x->decay[c] = expf(from[at + c]);
+        memcpy(decay, from + at, (size_t)x->d * sizeof *decay);
+        features_clear_tail(decay, x->d, x->width);
+        for (int64_t c = 0; c < x->width; c += VL) {
+            v_store(decay + c, v_exp(v_load(decay + c)));
         }
         return;
     }
-    for (int64_t c = 0; c < x->d; c++) {
-        x->decay[c] = one;
+    for (int64_t c = 0; c < x->width; c += VL) {
+        v_store(decay + c, v_set(one));
     }
+}
+
+static void load_value(step *x, int64_t t)
+{
+    const loam_const_view *v = &x->a->v, *beta = &x->a->beta;
+    const int64_t token = x->s.first + t;
+    float *w = x->token.w;
+    features_clear_tail(w, x->rows - 1, whole_vectors(x->rows));
+    w[x->rows - 1] = 1;
+    load_floats(w, v->data, x->p->dtype, RECURRENT_AT(*v, x->s.b, x->h, token), x->p->dim_v);
+    x->token.beta = x->form->beta ? ((const float *)beta->data)[RECURRENT_AT(*beta, x->s.b, x->h, token)] : 1;
 }
 
 static void load_token(step *x, int64_t t)
 {
-    const loam_const_view *v = &x->a->v, *beta = &x->a->beta;
-    const int64_t token = x->s.first + t;
-    features_load(x->p, &x->a->q, &x->s, x->h, t, (float)x->p->scale, x->q);
-    features_load(x->p, &x->a->k, &x->s, x->h, t, 1, x->k);
+    decode_token *to = &x->token;
+    vec along = v_set(0);
+    features_load(x->p, &x->a->q, &x->s, x->h, t, (float)x->p->scale, to->q);
+    features_load(x->p, &x->a->k, &x->s, x->h, t, 1, to->k);
     load_decay(x, t);
-    x->v[x->rows - 1] = 1;
-    load_floats(x->v, v->data, x->p->dtype, RECURRENT_AT(*v, x->s.b, x->h, token), x->p->dim_v);
-    x->beta = x->form->beta ? ((const float *)beta->data)[RECURRENT_AT(*beta, x->s.b, x->h, token)] : 1;
-}
-
-static void decay_rows(step *x)
-{
-    for (int64_t c = 0; c < x->d; c++) {
-        x->q_in[c] = x->q[c] * x->decay[c];
-        x->k_in[c] = x->k[c] * x->decay[c];
+    load_value(x, t);
+    for (int64_t c = 0; c < x->width; c += VL) {
+        const vec q = v_load(to->q + c), k = v_load(to->k + c), decay = v_load(to->decay + c);
+        v_store(to->q_in + c, q * decay);
+        v_store(to->k_in + c, k * decay);
+        along += q * k;
     }
-    x->along = features_dot(x->q, x->k, features_width(x->p));
-}
-
-/* One row of the state and its entry w of the value. Returns y. */
-static float add_row(const step *x, float *restrict row, float w)
-{
-    const float u = x->beta * w;
-    float y = 0;
-#pragma omp simd reduction(+ : y)
-    for (int64_t c = 0; c < x->d; c++) {
-        const float m = row[c] * x->decay[c] + u * x->k[c];
-        row[c] = m;
-        y += m * x->q[c];
-    }
-    return y;
-}
-
-/* The same by the delta rule. With D = M Diag(e^g) both D . k and y = D . q + u (k . q) come from one look at the row. */
-static float delta_row(const step *x, float *restrict row, float w)
-{
-    float known = 0, y = 0;
-#pragma omp simd reduction(+ : known, y)
-    for (int64_t c = 0; c < x->d; c++) {
-        known += row[c] * x->k_in[c];
-        y += row[c] * x->q_in[c];
-    }
-    const float u = x->beta * (w - known);
-#pragma omp simd
-    for (int64_t c = 0; c < x->d; c++) {
-        row[c] = row[c] * x->decay[c] + u * x->k[c];
-    }
-    return y + u * x->along;
+    to->along = v_sum(along);
 }
 
 static void put_token(step *x, int64_t t)
 {
     const loam_view *o = &x->a->o, *info = &x->a->info;
-    const float weight = x->p->normalise ? x->v[x->p->dim_v] : 1;
+    float *y = x->token.w;
+    const float weight = x->p->normalise ? y[x->p->dim_v] : 1;
     for (int64_t r = 0; x->p->normalise && r < x->p->dim_v; r++) {
-        x->v[r] = weight == 0 ? 0 : x->v[r] / weight;
+        y[r] = weight == 0 ? 0 : y[r] / weight;
     }
-    store_floats(o->data, x->p->dtype, RECURRENT_AT(*o, x->s.b, x->h, x->s.first + t), x->v, x->p->dim_v);
+    store_floats(o->data, x->p->dtype, RECURRENT_AT(*o, x->s.b, x->h, x->s.first + t), y, x->p->dim_v);
     if (info->data) {
         ((loam_row_info *)info->data)[RECURRENT_AT(*info, x->s.b, x->h, x->s.first + t)] = (loam_row_info){
             weight == 0 ? LOAM_ROW_SINGULAR : LOAM_ROW_SOLVED, LOAM_SOLVER_NONE, 0, 0
@@ -129,7 +110,7 @@ static void put_token(step *x, int64_t t)
 }
 
 /* state_out <- state_in */
-static void begin_head(const step *x)
+static void begin_state(const step *x)
 {
     const loam_const_view *in = &x->a->state_in;
     const loam_view *out = &x->a->state_out;
@@ -147,69 +128,93 @@ static void begin_head(const step *x)
 static void one_head(step *x)
 {
     const loam_view *out = &x->a->state_out;
-    begin_head(x);
+    const decode_state state = { (float *)out->data + RECURRENT_AT(*out, x->s.index, x->h, 0), out->token,
+                                 x->rows, out->token == x->d ? DECODE_AHEAD : 0 };
+    begin_state(x);
     for (int64_t t = 0; t < x->s.len; t++) {
         load_token(x, t);
-        decay_rows(x);
-        for (int64_t r = 0; r < x->rows; r++) {
-            float *row = (float *)out->data + RECURRENT_AT(*out, x->s.index, x->h, r);
-            x->v[r] = x->form->delta ? delta_row(x, row, x->v[r]) : add_row(x, row, x->v[r]);
-        }
+        decode_rows(x->form->delta, &state, &x->token, x->d);
         put_token(x, t);
     }
 }
 
 /* ------------------------------------------------------------------ MesaNet */
 
-static void mesa_load_state(const step *x)
-{
-    const loam_const_view *in = &x->a->state_in;
-    for (int64_t r = 0; r < x->rows; r++) {
-        const float *from = (const float *)in->data + (in->data ? RECURRENT_AT(*in, x->s.index, x->h, r) : 0);
-        for (int64_t c = 0; c < x->d; c++) {
-            x->mesa.state[r * x->d + c] = in->data ? (double)from[c] : 0;
-        }
-    }
-}
-
-static void mesa_store_state(const step *x)
-{
-    const loam_view *out = &x->a->state_out;
-    for (int64_t r = 0; r < x->rows; r++) {
-        float *to = (float *)out->data + RECURRENT_AT(*out, x->s.index, x->h, r);
-        for (int64_t c = 0; c < x->d; c++) {
-            to[c] = (float)x->mesa.state[r * x->d + c];
-        }
-    }
-}
-
-static void mesa_token(step *x, int64_t t)
+static void mesa_token(step *x, int64_t t, mesa_rows from, mesa_rows to)
 {
     const loam_view *o = &x->a->o, *info = &x->a->info;
     const int64_t token = x->s.first + t;
     mesa_step *y = &x->mesa;
-    load_token(x, t);
-    features_load_exact(x->p, &x->a->k, &x->s, x->h, t, 1, x->k, y->k);
-    features_load_exact(x->p, &x->a->q, &x->s, x->h, t, x->p->scale, x->q, y->q);
-    mesa_step_write(y, x->d, x->p->dim_v, (double)x->decay[0], (double)x->beta, x->v);
-    const loam_row_info row = mesa_step_solve(y, x->d, features_width(x->p), x->p->dim_v);
-    for (int64_t r = 0; r < x->p->dim_v; r++) {
-        x->v[r] = (float)cholesky_dot(y->state + r * x->d, y->x, x->d);
+    float *w = x->token.w;
+    mesa_ahead ahead = t + 1 == x->s.len ? x->ahead : (mesa_ahead){ NULL, NULL };
+    load_decay(x, t);
+    load_value(x, t);
+    y->decay = (double)x->token.decay[0];
+    y->beta = (double)x->token.beta;
+    features_load_exact(x->p, &x->a->k, &x->s, x->h, t, 1, x->token.k, y->k);
+    features_load_exact(x->p, &x->a->q, &x->s, x->h, t, x->p->scale, x->token.q, y->q);
+    for (int64_t r = 0; r < x->rows; r++) {
+        y->u[r] = y->beta * (r < x->p->dim_v ? (double)w[r] : y->k[r - x->p->dim_v]);
     }
-    store_floats(o->data, x->p->dtype, RECURRENT_AT(*o, x->s.b, x->h, token), x->v, x->p->dim_v);
+    const loam_row_info row = mesa_step_solve(y, from, &ahead);
+    mesa_ahead_rest(&ahead);
+    mesa_step_move(y, from, to);
+    for (int64_t r = 0; r < x->p->dim_v; r++) {
+        w[r] = (float)y->y[r];
+    }
+    store_floats(o->data, x->p->dtype, RECURRENT_AT(*o, x->s.b, x->h, token), w, x->p->dim_v);
     if (info->data) {
         ((loam_row_info *)info->data)[RECURRENT_AT(*info, x->s.b, x->h, token)] = row;
     }
 }
 
+/* Of the state that is read, where its rows lie one after the other. */
+static mesa_ahead ahead_of(const step *x)
+{
+    const loam_const_view *in = &x->a->state_in;
+    const int64_t heads = x->p->heads_v, next = x->item + 1;
+    if (!in->data || in->token != x->d || next == x->p->batch * heads) {
+        return (mesa_ahead){ NULL, NULL };
+    }
+    const float *at = (const float *)in->data + RECURRENT_AT(*in, next / heads, next % heads, 0);
+    return (mesa_ahead){ (const char *)at, (const char *)(at + x->rows * x->d) };
+}
+
+/* From the caller's state to the caller's state; tokens between go from and to one in float64. */
 static void one_mesa_head(step *x)
 {
-    mesa_step_ridge(x->p, x->a, x->h, &x->mesa);
-    mesa_load_state(x);
-    for (int64_t t = 0; t < x->s.len; t++) {
-        mesa_token(x, t);
+    const loam_const_view *in = &x->a->state_in;
+    const loam_view *out = &x->a->state_out;
+    const mesa_rows kept = { x->mesa.state, x->width, true };
+    const mesa_rows last = { (float *)out->data + RECURRENT_AT(*out, x->s.index, x->h, 0), out->token,
+                             false };
+    mesa_rows from = { x->mesa.zeros, 0, false };
+    if (in->data) {
+        const float *at = (const float *)in->data + RECURRENT_AT(*in, x->s.index, x->h, 0);
+        from = (mesa_rows){ (void *)(uintptr_t)at, in->token, false };
     }
-    mesa_store_state(x);
+    x->ahead = ahead_of(x);
+    mesa_step_head(x->p, x->a, x->h, &x->mesa);
+    for (int64_t t = 0; t < x->s.len; t++) {
+        const mesa_rows to = t + 1 < x->s.len ? kept : last;
+        mesa_token(x, t, from, to);
+        from = to;
+    }
+}
+
+/* ------------------------------------------------------------------ heads */
+
+static void one_item(step *x, int64_t item)
+{
+    const int64_t heads = x->p->heads_v;
+    x->item = item;
+    x->s = recurrent_seq_at(x->p, x->a, item / heads);
+    x->h = item % heads;
+    if (x->form->solved && x->s.len > 0) {
+        one_mesa_head(x);
+    } else {
+        one_head(x);
+    }
 }
 
 static size_t step_bytes(const loam_problem *p)
@@ -224,20 +229,21 @@ size_t RECURRENT_JOIN(ISA(recurrent_decode), work)(const loam_problem *p)
     return size_mul(step_bytes(p), (size_t)p->threads);
 }
 
+/* Threads take runs of heads, whose states lie one after the other: what is asked for ahead is mostly their own. */
 loam_status ISA(recurrent_decode)(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     const size_t each = step_bytes(p);
+    const int64_t items = p->batch * p->heads_v, share = items / (4 * (int64_t)p->threads);
+    const int64_t run = share < 1 ? 1 : share < RUN ? share : RUN;
 #pragma omp parallel num_threads(p->threads)
     {
-        arena pool = { (char *)a->work + each * (size_t)omp_get_thread_num(), 0 };
+        char *mine = (char *)a->work + each * (size_t)omp_get_thread_num();
+        arena pool = { mine, 0 };
+        memset(mine, 0, each);
         step x = step_carve(p, a, &pool);
-#pragma omp for collapse(2) schedule(dynamic, 1)
-        for (int64_t b = 0; b < p->batch; b++) {
-            for (int64_t h = 0; h < p->heads_v; h++) {
-                x.s = recurrent_seq_at(p, a, b);
-                x.h = h;
-                x.form->solved ? one_mesa_head(&x) : one_head(&x);
-            }
+#pragma omp for schedule(dynamic, run)
+        for (int64_t item = 0; item < items; item++) {
+            one_item(&x, item);
         }
     }
     return loam_succeed(error);

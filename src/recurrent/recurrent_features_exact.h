@@ -10,17 +10,27 @@ static inline void features_load_exact(const loam_problem *p, const loam_const_v
                                        const recurrent_seq *s, int64_t h, int64_t t, double factor,
                                        float *row, double *to)
 {
-    double norm2 = 0;
+    const int64_t d = p->dim_qk;
     load_floats(row, view->data, p->dtype, RECURRENT_AT(*view, s->b, recurrent_key_head(p, h), s->first + t),
-                p->dim_qk);
-    for (int64_t c = 0; c < p->dim_qk; c++) {
-        const double value = (double)row[c];
-        norm2 += value * value;
-        to[c] = factor * (p->feature_map != LOAM_FEATURES_ELU ? value : value > 0 ? value + 1 : exp(value));
+                d);
+    for (int64_t c = 0; c < d; c++) {
+        to[c] = factor * (double)row[c];
     }
-    const double norm = p->feature_map == LOAM_FEATURES_UNIT ? sqrt(norm2) : 1;
-    for (int64_t c = 0; c < p->dim_qk; c++) {
-        to[c] = norm > 0 ? to[c] / norm : 0;
+    if (p->feature_map == LOAM_FEATURES_ELU) {
+        for (int64_t c = 0; c < d; c++) {
+            const double value = (double)row[c];
+            to[c] = factor * (value > 0 ? value + 1 : exp(value));
+        }
+    } else if (p->feature_map == LOAM_FEATURES_UNIT) {
+        double norm2 = 0;
+#pragma omp simd reduction(+ : norm2)
+        for (int64_t c = 0; c < d; c++) {
+            norm2 += (double)row[c] * (double)row[c];
+        }
+        const double norm = sqrt(norm2);
+        for (int64_t c = 0; c < d; c++) {
+            to[c] = norm > 0 ? to[c] / norm : 0;
+        }
     }
 }
 

@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: MIT
+ * Vectors of doubles from and to runs of floats, and sums over lanes. */
+#ifndef LOAM_SIMD_WIDE_H
+#define LOAM_SIMD_WIDE_H
+
+#include "src/simd/table.h"
+
+typedef float vec_half __attribute__((vector_size(VEC_BYTES / 2)));
+typedef float vec_half_unaligned __attribute__((vector_size(VEC_BYTES / 2), aligned(4), may_alias));
+
+/* Compilers take a vector of 64 bytes apart for this. */
+VEC_INLINE vec64 v64_from_half(vec_half x)
+{
+#if defined __AVX512F__
+    return (vec64)_mm512_cvtps_pd((__m256)x);
+#else
+    return __builtin_convertvector(x, vec64);
+#endif
+}
+
+VEC_INLINE vec_half v64_to_half(vec64 x)
+{
+#if defined __AVX512F__
+    return (vec_half)_mm512_cvtpd_ps((__m512d)x);
+#else
+    return __builtin_convertvector(x, vec_half);
+#endif
+}
+
+/* VL64 floats, or the first n and zeros; reads and writes nothing beyond them. */
+VEC_INLINE vec64 v64_widen(const float *x, int n)
+{
+    vec_half half = { 0 };
+    if (n == VL64) {
+        half = *(const vec_half_unaligned *)(const void *)x;
+    } else {
+        memcpy(&half, x, (size_t)n * sizeof(float));
+    }
+    return v64_from_half(half);
+}
+
+VEC_INLINE void v64_narrow(float *x, vec64 v, int n)
+{
+    const vec_half half = v64_to_half(v);
+    if (n == VL64) {
+        *(vec_half_unaligned *)(void *)x = half;
+    } else {
+        memcpy(x, &half, (size_t)n * sizeof(float));
+    }
+}
+
+/* The sum over the lanes, in all lanes. */
+VEC_INLINE vec v_total(vec x)
+{
+#if VEC_BYTES == 64
+    x = SUM_8(x, x);
+#endif
+#if VEC_BYTES >= 32
+    x = SUM_4(x, x);
+#endif
+    x = SUM_2(x, x);
+    return SUM_1(x, x);
+}
+
+#if VEC_BYTES == 64
+#define SUM64_4(a, b) \
+    (__builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11) + \
+     __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15))
+#define SUM64_2(a, b) \
+    (__builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13) + \
+     __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15))
+#define SUM64_1(a, b) \
+    (__builtin_shufflevector(a, b, 0, 8, 2, 10, 4, 12, 6, 14) + \
+     __builtin_shufflevector(a, b, 1, 9, 3, 11, 5, 13, 7, 15))
+#elif VEC_BYTES == 32
+#define SUM64_2(a, b) (__builtin_shufflevector(a, b, 0, 1, 4, 5) + __builtin_shufflevector(a, b, 2, 3, 6, 7))
+#define SUM64_1(a, b) (__builtin_shufflevector(a, b, 0, 4, 2, 6) + __builtin_shufflevector(a, b, 1, 5, 3, 7))
+#else
+#define SUM64_1(a, b) (__builtin_shufflevector(a, b, 0, 2) + __builtin_shufflevector(a, b, 1, 3))
+#endif
+
+/* Lane e of the result is the sum over the lanes of x[e], in the same order for each e. Overwrites x. */
+VEC_INLINE vec64 v64_sums(vec64 x[VL64])
+{
+#if VEC_BYTES == 64
+#pragma GCC unroll 4
+    for (int e = 0; e < 4; e++) {
+        x[e] = SUM64_4(x[e], x[e + 4]);
+    }
+#endif
+#if VEC_BYTES >= 32
+#pragma GCC unroll 2
+    for (int e = 0; e < 2; e++) {
+        x[e] = SUM64_2(x[e], x[e + 2]);
+    }
+#endif
+    return SUM64_1(x[0], x[1]);
+}
+
+VEC_INLINE double v64_sum(vec64 x)
+{
+#if VEC_BYTES == 64
+    x = SUM64_4(x, x);
+#endif
+#if VEC_BYTES >= 32
+    x = SUM64_2(x, x);
+#endif
+    return SUM64_1(x, x)[0];
+}
+
+/* a . b over whole vectors */
+VEC_INLINE double v64_dot(const double *a, const double *b, int64_t width)
+{
+    vec64 sum = v64_set(0);
+    for (int64_t c = 0; c < width; c += VL64) {
+        sum += v64_load(a + c) * v64_load(b + c);
+    }
+    return v64_sum(sum);
+}
+
+#endif
