@@ -13,6 +13,7 @@ static loam_problem local_problem(const attend_run *run)
     local.dtype = p->dtype, local.backend = p->backend, local.threads = p->threads;
     local.batch = p->batch, local.heads_q = p->heads_q, local.heads_kv = p->heads_kv;
     local.len_q = p->len_q, local.len_kv = p->len_kv, local.dim_qk = p->dim_qk, local.dim_v = p->dim_v;
+    local.total_q = p->total_q, local.total_kv = p->total_kv;
     local.score = p->score, local.scale = p->scale, local.soft_cap = p->soft_cap;
     local.causal = p->causal, local.window = p->window;
     return local;
@@ -32,6 +33,7 @@ static int run_both(const attend_run *run, const loam_interpolation *plan, const
     args.grad_o = all->grad_o, args.grad_q = all->grad_q, args.grad_k = all->grad_k,
     args.grad_v = all->grad_v;
     args.grad_scale = all->grad_scale;
+    args.cu_q = run->cu_q.at, args.cu_kv = run->cu_kv.at;
     const loam_args recurrent = { .log_decay = all->log_decay,
                                   .beta = all->beta,
                                   .ridge = all->ridge,
