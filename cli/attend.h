@@ -3,6 +3,7 @@
 #ifndef LOAM_CLI_ATTEND_H
 #define LOAM_CLI_ATTEND_H
 
+#include "cli/device_set.h"
 #include "io/array.h"
 #include "io/error.h"
 #include "loam.h"
@@ -160,8 +161,21 @@ int attend_compute(attend_run *run, io_error *error);
 int attend_interpolate(attend_run *run, io_error *error);
 /* All arrays as the library wants them, but work and saved. */
 loam_args attend_args(attend_run *run);
-/* Aligned for the library; NULL where memory is out. */
-void *attend_workspace(size_t bytes);
+
+/* All passes of a run share `saved`, which lives where the kernels do. */
+typedef struct attend_call {
+    loam_args args;
+    bool device;
+    device_set set;
+    void *saved;
+} attend_call;
+
+/* The arrays go to the device, and their pointers into the arguments. */
+int attend_send(attend_run *run, attend_call *call, io_error *error);
+/* A buffer for the library, where its kernels are; device memory is freed with the call. */
+int attend_buffer(attend_call *call, void **buffer, size_t bytes, const char *what, io_error *error);
+/* What the device wrote comes back, unless something failed before; frees all. */
+int attend_end(attend_call *call, int status, io_error *error);
 /* What the library said, with `exit_status` where nothing else fits. */
 int attend_report(const loam_error *from, int exit_status, io_error *error);
 

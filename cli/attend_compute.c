@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "cli/attend.h"
 
-#include "cli/device_set.h"
-
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -199,20 +197,6 @@ loam_args attend_args(attend_run *run)
                         .cu_kv = run->options->form.recurrent ? NULL : run->cu_kv.at };
 }
 
-void *attend_workspace(size_t bytes)
-{
-    size_t lines = bytes / LOAM_ALIGN + 1;
-    return aligned_alloc(LOAM_ALIGN, lines * LOAM_ALIGN);
-}
-
-/* Both passes share `saved`, which lives where the kernels do. */
-typedef struct attend_call {
-    loam_args args;
-    bool device;
-    device_set set;
-    void *saved;
-} attend_call;
-
 static int device_report(const char *failed, io_error *error)
 {
     return failed ? io_fail(error, EXIT_INTERNAL, "CUDA: %s", failed) : 0;
@@ -223,8 +207,7 @@ static size_t array_bytes(const array *a, bool info)
     return (size_t)a->count * array_dtype_bytes(info ? LOAM_F32 : a->dtype);
 }
 
-/* The arrays go to the device, and their pointers into the arguments. */
-static int send_arrays(attend_run *run, attend_call *call, io_error *error)
+int attend_send(attend_run *run, attend_call *call, io_error *error)
 {
     loam_args *a = &call->args;
     const void **in[IN_COUNT] = { [IN_Q] = &a->q.data,
@@ -271,12 +254,19 @@ static int send_arrays(attend_run *run, attend_call *call, io_error *error)
     return device_report(failed, error);
 }
 
-/* A buffer for the library, where its kernels are; device memory is freed with the set. */
-static int make_buffer(attend_call *call, void **buffer, size_t bytes, const char *what, io_error *error)
+int attend_buffer(attend_call *call, void **buffer, size_t bytes, const char *what, io_error *error)
 {
     if (call->device) return device_report(device_set_scratch(&call->set, buffer, bytes), error);
-    *buffer = attend_workspace(bytes);
+    *buffer = aligned_alloc(LOAM_ALIGN, (bytes / LOAM_ALIGN + 1) * LOAM_ALIGN);
     return *buffer ? 0 : io_fail(error, EXIT_INTERNAL, "out of memory for %s of %zu bytes", what, bytes);
+}
+
+int attend_end(attend_call *call, int status, io_error *error)
+{
+    if (!status && call->device) status = device_report(device_set_fetch(&call->set), error);
+    if (!call->device) free(call->saved);
+    device_set_free(&call->set);
+    return status;
 }
 
 static int run_plan(const attend_run *run, const loam_plan *plan, attend_call *call, io_error *error)
@@ -284,7 +274,7 @@ static int run_plan(const attend_run *run, const loam_plan *plan, attend_call *c
     size_t bytes = loam_plan_work_bytes(plan);
     if (run->options->verbose)
         fprintf(stderr, "loam attend: %s, %zu bytes of workspace\n", loam_plan_name(plan), bytes);
-    int status = make_buffer(call, &call->args.work, bytes, "a workspace", error);
+    int status = attend_buffer(call, &call->args.work, bytes, "a workspace", error);
     if (status) return status;
     loam_error reason;
     status = loam_run(plan, &call->args, &reason) ? attend_report(&reason, EXIT_INPUT, error) : 0;
@@ -299,14 +289,14 @@ static int run_planned(attend_run *run, const loam_plan *plan, attend_call *call
     int status = 0;
     if (loam_plan_problem(plan)->pass == LOAM_FORWARD) {
         call->device = device;
-        if (device) status = send_arrays(run, call, error);
+        if (device) status = attend_send(run, call, error);
     } else if (device != call->device) {
         return io_fail(error, EXIT_USAGE, "%s: the gradients must be on the back end of the forward",
                        loam_plan_problem(plan)->kernel);
     }
     if (!status && run->options->grad_dir && !call->saved)
-        status = make_buffer(call, &call->saved, loam_plan_saved_bytes(plan), "what the gradients need",
-                             error);
+        status = attend_buffer(call, &call->saved, loam_plan_saved_bytes(plan), "what the gradients need",
+                               error);
     call->args.saved = call->saved;
     return status ? status : run_plan(run, plan, call, error);
 }
@@ -332,8 +322,5 @@ int attend_compute(attend_run *run, io_error *error)
     attend_call call = { .args = attend_args(run) };
     int status = run_pass(run, LOAM_FORWARD, &call, error);
     if (!status && run->options->grad_dir) status = run_pass(run, LOAM_BACKWARD, &call, error);
-    if (!status && call.device) status = device_report(device_set_fetch(&call.set), error);
-    if (!call.device) free(call.saved);
-    device_set_free(&call.set);
-    return status;
+    return attend_end(&call, status, error);
 }
