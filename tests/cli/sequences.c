@@ -23,7 +23,7 @@
 #define LSE "--lse lse.npy"
 #define TO "--state-out so.npy"
 #define PATH "--w w.npy --beta bl.npy "
-#define PAIR "--q q.npy --k k.npy --v v2.npy --grad-out do2.npy --state-in s2.npy --grad-state-out ds2.npy "
+#define PAIR "--q q.npy --k ku.npy --v v2.npy --grad-out do2.npy --state-in s2.npy --grad-state-out ds2.npy "
 
 const attend_case ATTEND_CASES[] = {
     { "softmax --window 9 --slope slope.npy --key-bias kb.npy --sink sink.npy " LOCAL, LSE, true },
@@ -174,37 +174,22 @@ void save_sequences(const char *directory, const sequences *s, bool one, int64_t
 {
     const int64_t d = s->dim, dv = s->dim_v, end = one ? first + 1 : s->count;
     const input inputs[] = {
-        { "q", QUERIES, 2, 0, d, NORMAL },
-        { "q4", QUERIES, 4, 0, d, NORMAL },
-        { "k", QUERIES, 2, 0, d, NORMAL },
-        { "v2", QUERIES, 2, 0, dv, NORMAL },
-        { "v4", QUERIES, 4, 0, dv, NORMAL },
-        { "do2", QUERIES, 2, 0, dv, NORMAL },
-        { "do4", QUERIES, 4, 0, dv, NORMAL },
-        { "r4", QUERIES, 4, 0, d, STATES },
-        { "rt", QUERIES, 4, 0, 0, RIDGES },
-        { "kl", KEYS, 2, 0, d, NORMAL },
-        { "vl", KEYS, 2, 0, dv, NORMAL },
-        { "w", KEYS, 2, 0, d, UNIT_ROWS },
-        { "gl", KEYS, 4, 0, 0, LOG_DECAYS },
-        { "bl", KEYS, 2, 0, 0, BETAS_BELOW_2 },
-        { "kb", KEYS, 4, 0, 0, NORMAL },
-        { "g2", QUERIES, 2, 0, 0, LOG_DECAYS },
-        { "g4", QUERIES, 4, 0, 0, LOG_DECAYS },
-        { "gc", QUERIES, 4, 0, d, LOG_DECAYS },
-        { "gh", NOTHING, 4, 1, 0, LOG_DECAYS },
-        { "b2", QUERIES, 2, 0, 0, BETAS },
-        { "b4", QUERIES, 4, 0, 0, BETAS },
-        { "slope", NOTHING, 4, 1, 0, RIDGES },
-        { "sink", NOTHING, 4, 1, 0, NORMAL },
-        { "rhc", NOTHING, 4, 1, d, RIDGES },
-        { "s", SEQUENCES, 4, dv, d, STATES },
-        { "ds", SEQUENCES, 4, dv, d, STATES },
-        { "sn", SEQUENCES, 4, dv + 1, d, RIDGES },
-        { "dsn", SEQUENCES, 4, dv + 1, d, STATES },
-        { "s2", SEQUENCES, 2, dv, d, STATES },
-        { "ds2", SEQUENCES, 2, dv, d, STATES },
-        { "sm", SEQUENCES, 4, dv + d, d, MESA_STATES },
+        { "q", QUERIES, 2, 0, d, NORMAL },          { "q4", QUERIES, 4, 0, d, NORMAL },
+        { "k", QUERIES, 2, 0, d, NORMAL },          { "v2", QUERIES, 2, 0, dv, NORMAL },
+        { "v4", QUERIES, 4, 0, dv, NORMAL },        { "do2", QUERIES, 2, 0, dv, NORMAL },
+        { "do4", QUERIES, 4, 0, dv, NORMAL },       { "r4", QUERIES, 4, 0, d, STATES },
+        { "rt", QUERIES, 4, 0, 0, RIDGES },         { "kl", KEYS, 2, 0, d, NORMAL },
+        { "vl", KEYS, 2, 0, dv, NORMAL },           { "w", KEYS, 2, 0, d, UNIT_ROWS },
+        { "gl", KEYS, 4, 0, 0, LOG_DECAYS },        { "bl", KEYS, 2, 0, 0, BETAS_BELOW_2 },
+        { "ku", QUERIES, 2, 0, d, UNIT_ROWS },      { "kb", KEYS, 4, 0, 0, NORMAL },
+        { "g2", QUERIES, 2, 0, 0, LOG_DECAYS },     { "g4", QUERIES, 4, 0, 0, LOG_DECAYS },
+        { "gc", QUERIES, 4, 0, d, LOG_DECAYS },     { "gh", NOTHING, 4, 1, 0, LOG_DECAYS },
+        { "b2", QUERIES, 2, 0, 0, BETAS },          { "b4", QUERIES, 4, 0, 0, BETAS },
+        { "slope", NOTHING, 4, 1, 0, RIDGES },      { "sink", NOTHING, 4, 1, 0, NORMAL },
+        { "rhc", NOTHING, 4, 1, d, RIDGES },        { "s", SEQUENCES, 4, dv, d, STATES },
+        { "ds", SEQUENCES, 4, dv, d, STATES },      { "sn", SEQUENCES, 4, dv + 1, d, RIDGES },
+        { "dsn", SEQUENCES, 4, dv + 1, d, STATES }, { "s2", SEQUENCES, 2, dv, d, STATES },
+        { "ds2", SEQUENCES, 2, dv, d, STATES },     { "sm", SEQUENCES, 4, dv + d, d, MESA_STATES },
         { "dsm", SEQUENCES, 4, dv + d, d, STATES },
     };
     for (int i = 0; i < (int)(sizeof inputs / sizeof *inputs); i++)
