@@ -10,6 +10,7 @@ void attend_free(attend_run *run)
         array_free(&run->in[i]);
     for (int i = 0; i < OUT_COUNT; i++)
         array_free(&run->out[i]);
+    attend_packed_free(run);
 }
 
 int command_attend(int argc, char **argv)

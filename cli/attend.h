@@ -3,6 +3,7 @@
 #ifndef LOAM_CLI_ATTEND_H
 #define LOAM_CLI_ATTEND_H
 
+#include "cli/device_set.h"
 #include "io/array.h"
 #include "io/error.h"
 #include "loam.h"
@@ -61,18 +62,26 @@ typedef struct attend_options {
     const char *grad_dir;
     const char *ridge, *ridge_unit, *score, *layout, *backend, *kernel, *grad_kernel, *dtype, *feature_map;
     const char *rope_layout;
+    const char *cu_seqlens, *cu_seqlens_k;
     const char *linear; /* the recurrence of an interpolation, which `mechanism` then is */
     double ridge_number, scale, soft_cap, rope; /* rope: its base, 0 for none */
     int64_t window, threads, rope_dim, rope_offset;
     bool full, normalise, verbose;
 } attend_options;
 
+/* Where the sequences of packed tokens begin, and the end of the last; at is NULL where they are not packed. */
+typedef struct attend_offsets {
+    const char *path;
+    int64_t *at, count;
+} attend_offsets;
+
 typedef struct attend_run {
     const attend_options *options;
     bool tokens_first; /* layout (B,T,H,D) */
     int rank;          /* of q: 2, 3 or 4 */
     loam_problem problem;
-    loam_dtype real; /* of ridge, lse, ...: f32, or f64 where the problem is f64 */
+    attend_offsets cu_q, cu_kv; /* of one memory where only --cu-seqlens was given */
+    loam_dtype real;            /* of ridge, lse, ...: f32, or f64 where the problem is f64 */
     array in[IN_COUNT];
     array out[OUT_COUNT]; /* OUT_INFO: data is loam_row_info, `dtype` means nothing */
 } attend_run;
@@ -121,6 +130,20 @@ int64_t attend_state_rows(const attend_run *run);
 
 extern const char *const attend_feature_maps[];
 
+/* What goes along the tokens: of all sequences, where they are packed. */
+int64_t attend_tokens_q(const attend_run *run);
+int64_t attend_tokens_kv(const attend_run *run);
+/* Of a state; packed sequences have one each. Returns the rank. */
+int attend_state_shape(const attend_run *run, int64_t *shape);
+
+/* Packed sequences: --cu-seqlens. Reads the offsets, once the shape of q is known. */
+int attend_packed_read(attend_run *run, io_error *error);
+/* Batch, lengths and totals of the problem, of which the lengths are those of the arrays. */
+void attend_packed_sizes(attend_run *run);
+/* The position of each token of q or k, for --rope; malloc's, NULL where memory is out. */
+int64_t *attend_packed_positions(const attend_run *run, bool keys);
+void attend_packed_free(attend_run *run);
+
 /* Reads every file, checks that the shapes fit together, converts, and fills run->problem. */
 int attend_read(attend_run *run, io_error *error);
 
@@ -138,8 +161,21 @@ int attend_compute(attend_run *run, io_error *error);
 int attend_interpolate(attend_run *run, io_error *error);
 /* All arrays as the library wants them, but work and saved. */
 loam_args attend_args(attend_run *run);
-/* Aligned for the library; NULL where memory is out. */
-void *attend_workspace(size_t bytes);
+
+/* All passes of a run share `saved`, which lives where the kernels do. */
+typedef struct attend_call {
+    loam_args args;
+    bool device;
+    device_set set;
+    void *saved;
+} attend_call;
+
+/* The arrays go to the device, and their pointers into the arguments. */
+int attend_send(attend_run *run, attend_call *call, io_error *error);
+/* A buffer for the library, where its kernels are; device memory is freed with the call. */
+int attend_buffer(attend_call *call, void **buffer, size_t bytes, const char *what, io_error *error);
+/* What the device wrote comes back, unless something failed before; frees all. */
+int attend_end(attend_call *call, int status, io_error *error);
 /* What the library said, with `exit_status` where nothing else fits. */
 int attend_report(const loam_error *from, int exit_status, io_error *error);
 

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "cli/attend.h"
 
-#include "cli/device_set.h"
-
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -19,12 +17,12 @@ int attend_report(const loam_error *from, int exit_status, io_error *error)
 
 /* ---------------------------------------------------------------- outputs */
 
-/* [batch, heads_q, len_q] with the axes that the rank of q has, and `last` after them where it is >= 0. */
+/* [batch, heads_q, tokens of q] with the axes that the rank of q has, and `last` after them where it is >= 0. */
 static int make_rows(attend_run *run, enum attend_output which, int64_t last, const char *what,
                      io_error *error)
 {
     const loam_problem *p = &run->problem;
-    const int64_t all[] = { p->batch, p->heads_q, p->len_q, last };
+    const int64_t all[] = { p->batch, p->heads_q, attend_tokens_q(run), last };
     int skipped = 4 - run->rank;
     return array_create(&run->out[which], run->real, (last < 0 ? 3 : 4) - skipped, all + skipped, what,
                         error);
@@ -44,14 +42,15 @@ static int64_t row_heads(const loam_problem *p) { return p->heads_v ? p->heads_v
 static int make_info(attend_run *run, io_error *error)
 {
     const loam_problem *p = &run->problem;
-    int64_t shape[] = { p->batch, row_heads(p), p->len_q, sizeof(loam_row_info) / sizeof(float) };
+    int64_t shape[] = { run->cu_q.at ? 1 : p->batch, row_heads(p), attend_tokens_q(run),
+                        sizeof(loam_row_info) / sizeof(float) };
     return array_create(&run->out[OUT_INFO], LOAM_F32, 4, shape, "the info of the rows", error);
 }
 
 static int make_state(attend_run *run, io_error *error)
 {
     int64_t shape[4];
-    const int rank = attend_side_shape(run, IN_V, 4, attend_state_rows(run), run->problem.dim_qk, shape);
+    const int rank = attend_state_shape(run, shape);
     return array_create(&run->out[OUT_STATE], run->real, rank, shape, "the state", error);
 }
 
@@ -112,8 +111,8 @@ static loam_view ridge_view(const attend_run *run, array *a)
 {
     const loam_problem *p = &run->problem;
     switch (p->ridge_axes) {
-    case LOAM_RIDGE_CHANNEL: return loam_dense_out(a->data, p->heads_q, p->len_q, p->dim_qk);
-    case LOAM_RIDGE_TOKEN: return loam_dense_out(a->data, p->heads_q, p->len_q, 1);
+    case LOAM_RIDGE_CHANNEL: return loam_dense_out(a->data, p->heads_q, attend_tokens_q(run), p->dim_qk);
+    case LOAM_RIDGE_TOKEN: return loam_dense_out(a->data, p->heads_q, attend_tokens_q(run), 1);
     case LOAM_RIDGE_HEAD: return (loam_view){ a->data, 0, 1, 0 };
     case LOAM_RIDGE_HEAD_CHANNEL: return (loam_view){ a->data, 0, p->dim_qk, 0 };
     case LOAM_RIDGE_NUMBER: break;
@@ -127,17 +126,18 @@ static loam_view decay_view(const attend_run *run, array *a)
     const loam_problem *p = &run->problem;
     switch (run->options->form.log_decay) {
     case LOAM_DECAY_HEAD: return (loam_view){ a->data, 0, 1, 0 };
-    case LOAM_DECAY_TOKEN: return loam_dense_out(a->data, p->heads_v, p->len_q, 1);
-    case LOAM_DECAY_CHANNEL: return loam_dense_out(a->data, p->heads_v, p->len_q, p->dim_qk);
+    case LOAM_DECAY_TOKEN: return loam_dense_out(a->data, p->heads_v, attend_tokens_q(run), 1);
+    case LOAM_DECAY_CHANNEL: return loam_dense_out(a->data, p->heads_v, attend_tokens_q(run), p->dim_qk);
     case LOAM_DECAY_NONE: break;
     }
-    return loam_dense_out(a->data, p->heads_q, p->len_kv, 1);
+    return loam_dense_out(a->data, p->heads_q, attend_tokens_kv(run), 1);
 }
 
 static loam_view beta_view(const attend_run *run, array *a)
 {
     const loam_problem *p = &run->problem;
-    return loam_dense_out(a->data, run->options->form.recurrent ? p->heads_v : p->heads_kv, p->len_kv, 1);
+    return loam_dense_out(a->data, run->options->form.recurrent ? p->heads_v : p->heads_kv,
+                          attend_tokens_kv(run), 1);
 }
 
 static loam_view state_view(const attend_run *run, array *a)
@@ -152,12 +152,13 @@ static loam_const_view as_const(loam_view view)
 
 static loam_view rows_view(const attend_run *run, array *a, int64_t last)
 {
-    return loam_dense_out(a->data, row_heads(&run->problem), run->problem.len_q, last);
+    return loam_dense_out(a->data, row_heads(&run->problem), attend_tokens_q(run), last);
 }
 
 loam_args attend_args(attend_run *run)
 {
     const loam_problem *p = &run->problem;
+    const int64_t keys = attend_tokens_kv(run);
     array *in = run->in, *out = run->out;
     return (loam_args){ .q = attend_const_view(run, &in[IN_Q]),
                         .k = attend_const_view(run, &in[IN_K]),
@@ -165,7 +166,7 @@ loam_args attend_args(attend_run *run)
                         .probe = attend_const_view(run, &in[IN_PROBE]),
                         .ridge = as_const(ridge_view(run, &in[IN_RIDGE])),
                         .slope = in[IN_SLOPE].data,
-                        .key_bias = as_const(loam_dense_out(in[IN_KEY_BIAS].data, p->heads_q, p->len_kv, 1)),
+                        .key_bias = as_const(loam_dense_out(in[IN_KEY_BIAS].data, p->heads_q, keys, 1)),
                         .sink = in[IN_SINK].data,
                         .o = attend_view(run, &out[OUT_O]),
                         .lse = rows_view(run, &out[OUT_LSE], 1),
@@ -180,7 +181,7 @@ loam_args attend_args(attend_run *run)
                         .grad_ridge = ridge_view(run, &out[OUT_DRIDGE]),
                         .grad_scale = out[OUT_DSCALE].data,
                         .grad_slope = out[OUT_DSLOPE].data,
-                        .grad_key_bias = loam_dense_out(out[OUT_DKEY_BIAS].data, p->heads_q, p->len_kv, 1),
+                        .grad_key_bias = loam_dense_out(out[OUT_DKEY_BIAS].data, p->heads_q, keys, 1),
                         .grad_sink = out[OUT_DSINK].data,
                         .log_decay = as_const(decay_view(run, &in[IN_LOG_DECAY])),
                         .beta = as_const(beta_view(run, &in[IN_BETA])),
@@ -191,22 +192,10 @@ loam_args attend_args(attend_run *run)
                         .grad_beta = beta_view(run, &out[OUT_DBETA]),
                         .grad_state_in = state_view(run, &out[OUT_DSTATE]),
                         .w = attend_const_view(run, &in[IN_W]),
-                        .grad_w = attend_view(run, &out[OUT_DW]) };
+                        .grad_w = attend_view(run, &out[OUT_DW]),
+                        .cu_q = run->cu_q.at,
+                        .cu_kv = run->options->form.recurrent ? NULL : run->cu_kv.at };
 }
-
-void *attend_workspace(size_t bytes)
-{
-    size_t lines = bytes / LOAM_ALIGN + 1;
-    return aligned_alloc(LOAM_ALIGN, lines * LOAM_ALIGN);
-}
-
-/* Both passes share `saved`, which lives where the kernels do. */
-typedef struct attend_call {
-    loam_args args;
-    bool device;
-    device_set set;
-    void *saved;
-} attend_call;
 
 static int device_report(const char *failed, io_error *error)
 {
@@ -218,8 +207,7 @@ static size_t array_bytes(const array *a, bool info)
     return (size_t)a->count * array_dtype_bytes(info ? LOAM_F32 : a->dtype);
 }
 
-/* The arrays go to the device, and their pointers into the arguments. */
-static int send_arrays(attend_run *run, attend_call *call, io_error *error)
+int attend_send(attend_run *run, attend_call *call, io_error *error)
 {
     loam_args *a = &call->args;
     const void **in[IN_COUNT] = { [IN_Q] = &a->q.data,
@@ -255,7 +243,10 @@ static int send_arrays(attend_run *run, attend_call *call, io_error *error)
                               [OUT_DBETA] = &a->grad_beta.data,
                               [OUT_DW] = &a->grad_w.data,
                               [OUT_DSTATE] = &a->grad_state_in.data };
-    const char *failed = NULL;
+    const void *cu_q = a->cu_q, *cu_kv = a->cu_kv;
+    const char *failed = device_set_input(&call->set, &cu_q, (size_t)run->cu_q.count * sizeof(int64_t));
+    if (!failed) failed = device_set_input(&call->set, &cu_kv, (size_t)run->cu_kv.count * sizeof(int64_t));
+    a->cu_q = cu_q, a->cu_kv = cu_kv;
     for (int i = 0; i < IN_COUNT && !failed; i++)
         failed = device_set_input(&call->set, in[i], array_bytes(&run->in[i], false));
     for (int i = 0; i < OUT_COUNT && !failed; i++)
@@ -263,12 +254,19 @@ static int send_arrays(attend_run *run, attend_call *call, io_error *error)
     return device_report(failed, error);
 }
 
-/* A buffer for the library, where its kernels are; device memory is freed with the set. */
-static int make_buffer(attend_call *call, void **buffer, size_t bytes, const char *what, io_error *error)
+int attend_buffer(attend_call *call, void **buffer, size_t bytes, const char *what, io_error *error)
 {
     if (call->device) return device_report(device_set_scratch(&call->set, buffer, bytes), error);
-    *buffer = attend_workspace(bytes);
+    *buffer = aligned_alloc(LOAM_ALIGN, (bytes / LOAM_ALIGN + 1) * LOAM_ALIGN);
     return *buffer ? 0 : io_fail(error, EXIT_INTERNAL, "out of memory for %s of %zu bytes", what, bytes);
+}
+
+int attend_end(attend_call *call, int status, io_error *error)
+{
+    if (!status && call->device) status = device_report(device_set_fetch(&call->set), error);
+    if (!call->device) free(call->saved);
+    device_set_free(&call->set);
+    return status;
 }
 
 static int run_plan(const attend_run *run, const loam_plan *plan, attend_call *call, io_error *error)
@@ -276,7 +274,7 @@ static int run_plan(const attend_run *run, const loam_plan *plan, attend_call *c
     size_t bytes = loam_plan_work_bytes(plan);
     if (run->options->verbose)
         fprintf(stderr, "loam attend: %s, %zu bytes of workspace\n", loam_plan_name(plan), bytes);
-    int status = make_buffer(call, &call->args.work, bytes, "a workspace", error);
+    int status = attend_buffer(call, &call->args.work, bytes, "a workspace", error);
     if (status) return status;
     loam_error reason;
     status = loam_run(plan, &call->args, &reason) ? attend_report(&reason, EXIT_INPUT, error) : 0;
@@ -291,14 +289,14 @@ static int run_planned(attend_run *run, const loam_plan *plan, attend_call *call
     int status = 0;
     if (loam_plan_problem(plan)->pass == LOAM_FORWARD) {
         call->device = device;
-        if (device) status = send_arrays(run, call, error);
+        if (device) status = attend_send(run, call, error);
     } else if (device != call->device) {
         return io_fail(error, EXIT_USAGE, "%s: the gradients must be on the back end of the forward",
                        loam_plan_problem(plan)->kernel);
     }
     if (!status && run->options->grad_dir && !call->saved)
-        status = make_buffer(call, &call->saved, loam_plan_saved_bytes(plan), "what the gradients need",
-                             error);
+        status = attend_buffer(call, &call->saved, loam_plan_saved_bytes(plan), "what the gradients need",
+                               error);
     call->args.saved = call->saved;
     return status ? status : run_plan(run, plan, call, error);
 }
@@ -324,8 +322,5 @@ int attend_compute(attend_run *run, io_error *error)
     attend_call call = { .args = attend_args(run) };
     int status = run_pass(run, LOAM_FORWARD, &call, error);
     if (!status && run->options->grad_dir) status = run_pass(run, LOAM_BACKWARD, &call, error);
-    if (!status && call.device) status = device_report(device_set_fetch(&call.set), error);
-    if (!call.device) free(call.saved);
-    device_set_free(&call.set);
-    return status;
+    return attend_end(&call, status, error);
 }

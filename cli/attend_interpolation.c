@@ -13,6 +13,7 @@ static loam_problem local_problem(const attend_run *run)
     local.dtype = p->dtype, local.backend = p->backend, local.threads = p->threads;
     local.batch = p->batch, local.heads_q = p->heads_q, local.heads_kv = p->heads_kv;
     local.len_q = p->len_q, local.len_kv = p->len_kv, local.dim_qk = p->dim_qk, local.dim_v = p->dim_v;
+    local.total_q = p->total_q, local.total_kv = p->total_kv;
     local.score = p->score, local.scale = p->scale, local.soft_cap = p->soft_cap;
     local.causal = p->causal, local.window = p->window;
     return local;
@@ -25,13 +26,14 @@ static loam_problem recurrent_problem(const attend_run *run)
     return p;
 }
 
-static int run_both(const attend_run *run, const loam_interpolation *plan, const loam_args *all, void *saved,
-                    io_error *error)
+static int run_both(const attend_run *run, const loam_interpolation *plan, attend_call *call, io_error *error)
 {
-    loam_args args = { .q = all->q, .k = all->k, .v = all->v, .o = all->o, .lse = all->lse, .saved = saved };
+    const loam_args *all = &call->args;
+    loam_args args = { .q = all->q, .k = all->k, .v = all->v, .o = all->o, .lse = all->lse };
     args.grad_o = all->grad_o, args.grad_q = all->grad_q, args.grad_k = all->grad_k,
     args.grad_v = all->grad_v;
-    args.grad_scale = all->grad_scale;
+    args.grad_scale = all->grad_scale, args.saved = call->saved;
+    args.cu_q = all->cu_q, args.cu_kv = all->cu_q;
     const loam_args recurrent = { .log_decay = all->log_decay,
                                   .beta = all->beta,
                                   .ridge = all->ridge,
@@ -48,15 +50,16 @@ static int run_both(const attend_run *run, const loam_interpolation *plan, const
         fprintf(stderr, "loam attend: %s over %s, %zu bytes of workspace\n",
                 loam_plan_name(loam_interpolation_local(plan)),
                 loam_plan_name(loam_interpolation_recurrent(plan)), bytes);
-    args.work = attend_workspace(bytes);
-    if (!args.work) return io_fail(error, EXIT_INTERNAL, "out of memory for a workspace of %zu bytes", bytes);
+    int status = attend_buffer(call, &args.work, bytes, "a workspace", error);
+    if (status) return status;
     loam_error reason;
-    const bool failed = loam_interpolation_run(plan, &args, &recurrent, &reason) != LOAM_OK;
-    free(args.work);
-    return failed ? attend_report(&reason, EXIT_INPUT, error) : 0;
+    if (loam_interpolation_run(plan, &args, &recurrent, &reason))
+        status = attend_report(&reason, EXIT_INPUT, error);
+    if (!call->device) free(args.work);
+    return status;
 }
 
-static int run_pass(attend_run *run, loam_pass pass, const loam_args *all, void **saved, io_error *error)
+static int run_pass(attend_run *run, loam_pass pass, attend_call *call, io_error *error)
 {
     run->problem.pass = pass;
     const loam_problem local = local_problem(run), recurrent = recurrent_problem(run);
@@ -64,21 +67,23 @@ static int run_pass(attend_run *run, loam_pass pass, const loam_args *all, void 
     loam_error reason;
     if (loam_interpolation_create(&plan, &local, &recurrent, &reason))
         return attend_report(&reason, EXIT_USAGE, error);
-    const size_t bytes = loam_interpolation_saved_bytes(plan);
     int status = 0;
-    if (run->options->grad_dir && !*saved && !(*saved = attend_workspace(bytes)))
-        status = io_fail(error, EXIT_INTERNAL, "out of memory for %zu bytes that the gradients need", bytes);
-    if (!status) status = run_both(run, plan, all, *saved, error);
+    if (pass == LOAM_FORWARD) {
+        call->device = loam_plan_problem(loam_interpolation_local(plan))->backend == LOAM_BACKEND_CUDA;
+        if (call->device) status = attend_send(run, call, error);
+        if (!status && run->options->grad_dir)
+            status = attend_buffer(call, &call->saved, loam_interpolation_saved_bytes(plan),
+                                   "what the gradients need", error);
+    }
+    if (!status) status = run_both(run, plan, call, error);
     loam_interpolation_destroy(plan);
     return status;
 }
 
 int attend_interpolate(attend_run *run, io_error *error)
 {
-    const loam_args all = attend_args(run);
-    void *saved = NULL;
-    int status = run_pass(run, LOAM_FORWARD, &all, &saved, error);
-    if (!status && run->options->grad_dir) status = run_pass(run, LOAM_BACKWARD, &all, &saved, error);
-    free(saved);
-    return status;
+    attend_call call = { .args = attend_args(run) };
+    int status = run_pass(run, LOAM_FORWARD, &call, error);
+    if (!status && run->options->grad_dir) status = run_pass(run, LOAM_BACKWARD, &call, error);
+    return attend_end(&call, status, error);
 }

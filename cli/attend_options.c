@@ -31,12 +31,13 @@ static const char ABOUT[] =
     "for gla and kda; beta (B,Hv,T); ridge (), (1,), (Hv,) or (Hv,D); a state (B,Hv,R,D), R the channels of v, one more "
     "with --normalise, D more for mesa. Of softmax, parallax and lla: log-decay (B,Hq,Tk), beta (B,Hk,Tk), w as k. "
     "Without B and H these lose their axes too: with q of (T,D) a ridge is (), (1,), (T,) or "
-    "(T,D), a slope () or (1,). Only q, k, v, probe, w, out, rho, grad-out and their gradients follow --layout."
+    "(T,D), a slope () or (1,). With --cu-seqlens, q has (H,T,D) or (T,D) with the T tokens of N sequences together; states "
+    "are (N,Hv,R,D) or (N,R,D), weights (Hq,Tq,keys of the longest). Only q, k, v, probe, w, out, rho, grad-out and their gradients follow --layout."
     "\n\n"
     "Exit status: 0 done, 1 a bug or too little memory, 2 wrong options, 3 wrong input, 4 output not "
     "written.";
 
-enum { ROWS_MAX = 56 };
+enum { ROWS_MAX = 60 };
 
 static const double NO_BOUND = 1e300;
 
@@ -72,6 +73,10 @@ static size_t list_inputs(option_row *rows, attend_options *o)
           "path, softmax, parallax, lla: rows of length 1 that reflect the keys before them" },
         { "linear", OPTION_TEXT, &o->linear, 0, 0, "NAME",
           "interpolation: the recurrence whose linear map explains what it can; softmax does the rest" },
+        { "cu-seqlens", OPTION_TEXT, &o->cu_seqlens, 0, 0, "F",
+          "q, k and v hold sequences one after the other; F.npy (int32 or int64) has where each begins, and the end" },
+        { "cu-seqlens-k", OPTION_TEXT, &o->cu_seqlens_k, 0, 0, "F",
+          "softmax, parallax, lla, fox, path: the same of the keys, where they begin elsewhere" },
         { "feature-map", OPTION_TEXT, &o->feature_map, 0, 0, "NAME",
           "recurrences: q and k become identity (default), elu(x) + 1 (elu) or x / |x| (unit)" },
         { "normalise", OPTION_FLAG, &o->normalise, 0, 0, NULL,
@@ -235,6 +240,7 @@ static int check_recurrent_options(const attend_options *o, io_error *error)
         { o->in[IN_BETA], !recurrent || o->form.beta, "--beta",
           "ssd, delta, gated-delta, kda, mesa and path" },
         { o->in[IN_W], !recurrent, "--w", LOCAL },
+        { o->cu_seqlens_k, !recurrent, "--cu-seqlens-k", LOCAL },
         { o->in[IN_STATE], recurrent, "--state-in", FAMILY },
         { o->out[OUT_STATE], recurrent, "--state-out", FAMILY },
         { o->in[IN_GRAD_STATE], recurrent, "--grad-state-out", FAMILY },
@@ -293,6 +299,8 @@ static int check_given(const attend_options *o, io_error *error)
         return io_fail(error, EXIT_USAGE, "--grad-out F and --grad-dir D are given together or not at all");
     if ((o->rope_layout || o->rope_dim || o->rope_offset) && o->rope == 0)
         return io_fail(error, EXIT_USAGE, "--rope-layout, --rope-dim and --rope-offset need --rope BASE");
+    if (o->cu_seqlens_k && !o->cu_seqlens)
+        return io_fail(error, EXIT_USAGE, "--cu-seqlens-k needs --cu-seqlens");
     if (o->grad_kernel && !o->grad_dir)
         return io_fail(error, EXIT_USAGE, "--grad-kernel needs --grad-out and --grad-dir");
     return 0;

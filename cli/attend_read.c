@@ -26,6 +26,7 @@ static void fill_sizes(attend_run *run)
     p->batch = q.batch, p->heads_q = q.heads, p->heads_kv = k.heads;
     p->len_q = q.tokens, p->len_kv = k.tokens;
     p->dim_qk = q.channels, p->dim_v = attend_sizes_of(run, &run->in[IN_V]).channels;
+    attend_packed_sizes(run);
 }
 
 /* Those of the recurrences, and the scores of softmax, parallax and lla that depend on the tokens between. */
@@ -130,6 +131,7 @@ int attend_read(attend_run *run, io_error *error)
     run->tokens_first = o->layout && strcmp(o->layout, "bthd") == 0;
     run->rank = run->in[IN_Q].rank;
     status = attend_check_ranks(run, error);
+    if (!status) status = attend_packed_read(run, error);
     if (!status) status = (o->form.recurrent ? attend_recurrent_shapes : attend_local_shapes)(run, error);
     if (status) return status;
     fill_sizes(run);

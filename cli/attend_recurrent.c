@@ -13,7 +13,24 @@ int64_t attend_state_rows(const attend_run *run)
            (o->mechanism == LOAM_MESA ? attend_sizes_of(run, &run->in[IN_Q]).channels : 0);
 }
 
+int attend_state_shape(const attend_run *run, int64_t *shape)
+{
+    const int packed = run->cu_q.at ? 1 : 0;
+    if (packed) shape[0] = run->cu_q.count - 1;
+    return packed + attend_side_shape(run, IN_V, 4, attend_state_rows(run),
+                                      attend_sizes_of(run, &run->in[IN_Q]).channels, shape + packed);
+}
+
 /* ---------------------------------------------------------------- shapes */
+
+static int check_state(const attend_run *run, enum attend_input which, io_error *error)
+{
+    int64_t shape[4];
+    char text[ARRAY_TEXT];
+    const int rank = attend_state_shape(run, shape);
+    if (!run->in[which].data || attend_has_shape(&run->in[which], rank, shape)) return 0;
+    return attend_wrong_shape(run, which, IN_V, array_shape_text(text, rank, shape), error);
+}
 
 static int check_log_decay(const attend_run *run, io_error *error)
 {
@@ -58,10 +75,8 @@ int attend_recurrent_shapes(attend_run *run, io_error *error)
     }
     int status = check_log_decay(run, error);
     if (!status) status = attend_check_side(run, IN_BETA, IN_V, 3, q.tokens, 1, error);
-    if (!status)
-        status = attend_check_side(run, IN_STATE, IN_V, 4, attend_state_rows(run), q.channels, error);
-    if (!status)
-        status = attend_check_side(run, IN_GRAD_STATE, IN_V, 4, attend_state_rows(run), q.channels, error);
+    if (!status) status = check_state(run, IN_STATE, error);
+    if (!status) status = check_state(run, IN_GRAD_STATE, error);
     return status ? status : check_ridge(run, error);
 }
 

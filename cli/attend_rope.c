@@ -3,10 +3,12 @@
  * back end. */
 #include "cli/attend.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* The last query stands where the last key does. */
-static int turn(attend_run *run, array *a, int64_t position, int inverse, io_error *error)
+static int turn(attend_run *run, array *a, int64_t position, const int64_t *positions, int inverse,
+                io_error *error)
 {
     const attend_options *o = run->options;
     loam_rope rope = loam_rope_default(a->dtype);
@@ -16,7 +18,7 @@ static int turn(attend_run *run, array *a, int64_t position, int inverse, io_err
     rope.channels = sizes.channels, rope.dim = o->rope_dim, rope.base = o->rope;
     rope.layout = o->rope_layout && strcmp(o->rope_layout, "interleaved") == 0 ? LOAM_ROPE_INTERLEAVED
                                                                                : LOAM_ROPE_HALF;
-    rope.offset = o->rope_offset + position;
+    rope.offset = o->rope_offset + position, rope.positions = positions;
     rope.inverse = inverse, rope.threads = (int)o->threads;
     const loam_view view = attend_view(run, a);
     const loam_const_view from = { view.data, view.batch, view.head, view.token };
@@ -26,12 +28,24 @@ static int turn(attend_run *run, array *a, int64_t position, int inverse, io_err
                : 0;
 }
 
+static int turn_packed(attend_run *run, array *a, bool keys, int inverse, io_error *error)
+{
+    int64_t *positions = attend_packed_positions(run, keys);
+    if (!positions) return io_fail(error, EXIT_INTERNAL, "out of memory for the positions of the tokens");
+    const int status = turn(run, a, 0, positions, inverse, error);
+    free(positions);
+    return status;
+}
+
 static int turn_both(attend_run *run, array *q, array *k, int inverse, io_error *error)
 {
     const int64_t first = run->problem.len_kv - run->problem.len_q;
+    const bool packed = run->cu_q.at != NULL;
     if (run->options->rope == 0) return 0;
-    const int status = turn(run, q, first, inverse, error);
-    return status ? status : turn(run, k, 0, inverse, error);
+    const int status = packed ? turn_packed(run, q, false, inverse, error)
+                              : turn(run, q, first, NULL, inverse, error);
+    if (status) return status;
+    return packed ? turn_packed(run, k, true, inverse, error) : turn(run, k, 0, NULL, inverse, error);
 }
 
 int attend_rope_inputs(attend_run *run, io_error *error)

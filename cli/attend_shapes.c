@@ -74,6 +74,9 @@ int attend_side_shape(const attend_run *run, enum attend_input like, int axes, i
     return rank;
 }
 
+int64_t attend_tokens_q(const attend_run *run) { return attend_sizes_of(run, &run->in[IN_Q]).tokens; }
+int64_t attend_tokens_kv(const attend_run *run) { return attend_sizes_of(run, &run->in[IN_K]).tokens; }
+
 bool attend_has_shape(const array *a, int rank, const int64_t *shape)
 {
     return a->rank == rank && memcmp(a->shape, shape, (size_t)rank * sizeof *shape) == 0;

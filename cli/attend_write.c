@@ -22,20 +22,32 @@ static const char *const GRADIENT_FILES[OUT_COUNT] = {
     [OUT_DSTATE] = "dstate.npy"
 };
 
+/* Head `head` of sequence b begins at this row of all, and has `count` of them. */
+static int64_t rows_of(const attend_run *run, int64_t b, int64_t head, int64_t heads, int64_t *count)
+{
+    const int64_t *cu = run->cu_q.at, tokens = attend_tokens_q(run);
+    *count = cu ? cu[b + 1] - cu[b] : tokens;
+    return cu ? head * tokens + cu[b] : (b * heads + head) * tokens;
+}
+
 static void write_info(FILE *stream, const attend_run *run)
 {
     static const char *const codes[] = { "solved", "empty", "singular" };
     static const char *const solvers[] = { "none", "cg", "dual", "gram" };
     const loam_problem *p = &run->problem;
-    const loam_row_info *row = run->out[OUT_INFO].data;
+    const int64_t heads = p->heads_v ? p->heads_v : p->heads_q;
     fprintf(stream, "batch,head,token,code,solver,iterations,residual\n");
     for (int64_t b = 0; b < p->batch; b++)
-        for (int64_t h = 0; h < (p->heads_v ? p->heads_v : p->heads_q); h++)
-            for (int64_t i = 0; i < p->len_q; i++, row++)
+        for (int64_t h = 0; h < heads; h++) {
+            int64_t count;
+            const loam_row_info *row = run->out[OUT_INFO].data;
+            row += rows_of(run, b, h, heads, &count);
+            for (int64_t i = 0; i < count; i++, row++)
                 fprintf(stream, "%lld,%lld,%lld,%s,%s,%d,%.9g\n", (long long)b, (long long)h, (long long)i,
                         row->code >= 0 && row->code < 3 ? codes[row->code] : "unknown",
                         row->solver >= 0 && row->solver < 4 ? solvers[row->solver] : "unknown",
                         row->iterations, (double)row->residual);
+        }
 }
 
 static int open_output(const attend_run *run, int which, out_file **file, io_error *error)

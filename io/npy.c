@@ -157,43 +157,38 @@ static int parse_dictionary(header *h)
 
 /* ---------------------------------------------------------------- reading */
 
-static int element_type(const header *h, loam_dtype *dtype)
+/* Which of `types`, such as "f4", the elements are; *which is then its index. */
+static int element_type(const header *h, const char *const *types, const char *expected, int *which)
 {
     const char *type = h->descr;
     if (*type == '>')
-        return io_fail(h->error, EXIT_INPUT,
-                       "%s: elements are big-endian ('%s'); expected '<f2', '<f4' or '<f8'", h->name, type);
+        return io_fail(h->error, EXIT_INPUT, "%s: elements are big-endian ('%s'); expected %s", h->name, type,
+                       expected);
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
     if (*type == '=')
         type++;
     else
 #endif
         type += *type == '<';
-    static const char *const types[] = { "f2", "f4", "f8" };
-    static const loam_dtype dtypes[] = { LOAM_F16, LOAM_F32, LOAM_F64 };
-    for (int i = 0; type != h->descr && i < 3; i++)
+    for (int i = 0; type != h->descr && types[i]; i++)
         if (strcmp(type, types[i]) == 0) {
-            *dtype = dtypes[i];
+            *which = i;
             return 0;
         }
     if (strchr(h->descr, 'O'))
-        return io_fail(h->error, EXIT_INPUT,
-                       "%s: elements are Python objects; expected '<f2', '<f4' or '<f8'", h->name);
-    return io_fail(h->error, EXIT_INPUT, "%s: elements are '%s'; expected '<f2', '<f4' or '<f8'", h->name,
-                   h->descr);
+        return io_fail(h->error, EXIT_INPUT, "%s: elements are Python objects; expected %s", h->name,
+                       expected);
+    return io_fail(h->error, EXIT_INPUT, "%s: elements are '%s'; expected %s", h->name, h->descr, expected);
 }
 
-static int read_elements(array *out, FILE *stream, const header *h, int64_t bytes)
+/* The header must agree with the rest of the file to the byte. */
+static int check_size(const header *h, size_t element, int64_t bytes)
 {
-    loam_dtype dtype = LOAM_F32;
-    int status = element_type(h, &dtype);
-    if (status) return status;
+    char text[ARRAY_TEXT];
+    const int64_t size = (int64_t)element, count = array_shape_count(h->rank, h->shape, element);
     if (h->fortran)
         return io_fail(h->error, EXIT_INPUT,
                        "%s: the array is in Fortran order; save numpy.ascontiguousarray of it", h->name);
-    char text[ARRAY_TEXT];
-    int64_t size = (int64_t)array_dtype_bytes(dtype),
-            count = array_shape_count(h->rank, h->shape, array_dtype_bytes(dtype));
     if (count < 0)
         return io_fail(h->error, EXIT_INPUT, "%s: the size of shape %s overflows", h->name,
                        array_shape_text(text, h->rank, h->shape));
@@ -202,10 +197,49 @@ static int read_elements(array *out, FILE *stream, const header *h, int64_t byte
             h->error, EXIT_INPUT, "%s: shape %s of '%s' needs %lld bytes, but the file has %lld: %s", h->name,
             array_shape_text(text, h->rank, h->shape), h->descr, (long long)(count * size), (long long)bytes,
             bytes < count * size ? "it is truncated" : "there are bytes after the end");
-    status = array_create(out, dtype, h->rank, h->shape, h->name, h->error);
-    if (!status) status = in_read(stream, h->name, out->data, (size_t)bytes, h->error);
+    return 0;
+}
+
+static int read_elements(array *out, FILE *stream, const header *h, int64_t bytes)
+{
+    static const char *const types[] = { "f2", "f4", "f8", NULL };
+    static const loam_dtype dtypes[] = { LOAM_F16, LOAM_F32, LOAM_F64 };
+    int which = 0;
+    int status = element_type(h, types, "'<f2', '<f4' or '<f8'", &which);
+    if (!status) status = check_size(h, array_dtype_bytes(dtypes[which]), bytes);
+    if (!status) status = array_create(out, dtypes[which], h->rank, h->shape, h->name, h->error);
+    if (status) return status;
+    status = in_read(stream, h->name, out->data, (size_t)bytes, h->error);
     if (status) array_free(out);
     return status;
+}
+
+static int read_integers(int64_t **out, int64_t *count, FILE *stream, const header *h, int64_t bytes)
+{
+    static const char *const types[] = { "i4", "i8", NULL };
+    int which = 0;
+    char text[ARRAY_TEXT];
+    int status = element_type(h, types, "'<i4' or '<i8'", &which);
+    if (!status) status = check_size(h, which ? 8 : 4, bytes);
+    if (status) return status;
+    if (h->rank != 1)
+        return io_fail(h->error, EXIT_INPUT, "%s has shape %s: expected one axis", h->name,
+                       array_shape_text(text, h->rank, h->shape));
+    int64_t *values = malloc((size_t)h->shape[0] * sizeof *values + 1);
+    if (!values) return io_fail(h->error, EXIT_INTERNAL, "out of memory for the numbers of %s", h->name);
+    status = in_read(stream, h->name, values, (size_t)bytes, h->error);
+    if (status) {
+        free(values);
+        return status;
+    }
+    /* From the last on, so that none is written over before it is read. */
+    for (int64_t i = h->shape[0]; which == 0 && i-- > 0;) {
+        int32_t narrow;
+        memcpy(&narrow, (const char *)values + i * 4, sizeof narrow);
+        values[i] = narrow;
+    }
+    *out = values, *count = h->shape[0];
+    return 0;
 }
 
 /* Length of the dictionary; *preamble is where it begins. */
@@ -235,21 +269,31 @@ static int read_preamble(FILE *stream, const char *name, int64_t bytes, int64_t 
                : 0;
 }
 
-int npy_read_stream(array *out, FILE *stream, const char *name, io_error *error)
+/* Everything up to the elements, of which there are so many bytes. */
+static int read_header(FILE *stream, const char *name, header *h, int64_t *data_bytes, io_error *error)
 {
-    *out = (array){ 0 };
     int64_t bytes = 0, preamble = 0, length = 0;
     int status = in_size(stream, name, &bytes, error);
     if (!status) status = read_preamble(stream, name, bytes, &preamble, &length, error);
     if (status) return status;
     char *text = malloc((size_t)length + 1);
     if (!text) return io_fail(error, EXIT_INTERNAL, "out of memory for the header of %s", name);
-    header h = { .name = name, .error = error, .at = text, .end = text + length };
+    *h = (header){ .name = name, .error = error, .at = text, .end = text + length };
     status = in_read(stream, name, text, (size_t)length, error);
-    if (!status) status = parse_dictionary(&h);
-    if (!status) status = read_elements(out, stream, &h, bytes - preamble - length);
+    if (!status) status = parse_dictionary(h);
+    h->at = h->end = NULL;
     free(text);
+    *data_bytes = bytes - preamble - length;
     return status;
+}
+
+int npy_read_stream(array *out, FILE *stream, const char *name, io_error *error)
+{
+    header h;
+    int64_t bytes = 0;
+    *out = (array){ 0 };
+    const int status = read_header(stream, name, &h, &bytes, error);
+    return status ? status : read_elements(out, stream, &h, bytes);
 }
 
 int npy_read(array *out, const char *path, io_error *error)
@@ -258,6 +302,25 @@ int npy_read(array *out, const char *path, io_error *error)
     FILE *stream = in_open(path, error);
     if (!stream) return EXIT_INPUT;
     int status = npy_read_stream(out, stream, path, error);
+    fclose(stream);
+    return status;
+}
+
+int npy_read_integers_stream(int64_t **out, int64_t *count, FILE *stream, const char *name, io_error *error)
+{
+    header h;
+    int64_t bytes = 0;
+    *out = NULL, *count = 0;
+    const int status = read_header(stream, name, &h, &bytes, error);
+    return status ? status : read_integers(out, count, stream, &h, bytes);
+}
+
+int npy_read_integers(int64_t **out, int64_t *count, const char *path, io_error *error)
+{
+    *out = NULL, *count = 0;
+    FILE *stream = in_open(path, error);
+    if (!stream) return EXIT_INPUT;
+    const int status = npy_read_integers_stream(out, count, stream, path, error);
     fclose(stream);
     return status;
 }

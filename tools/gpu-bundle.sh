@@ -1,14 +1,15 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 # gpu-bundle.sh BUILD DIRECTORY [PROGRAM...]: what tools/gpu-check.sh needs, for a machine with a GPU that has neither this
-# tree nor its libraries: the tests, further programs of the build tree (loam, tests/accuracy/loam-accuracy), the shared
+# tree nor its libraries: the tests, the program, further ones of the build tree (tests/accuracy/loam-accuracy), the shared
 # libraries that they use (but the C library's) and the script itself.
 set -eu
 build=$1 to=$2
 shift 2
 mkdir -p "$to/bin" "$to/lib"
 for program in tests/check/loam-check tests/parallel/test_parallel_bits tests/cuda/test_cuda_launch \
-    tests/cuda/test_cuda_contract tests/cuda/test_cuda_rope tests/cuda/test_cuda_large "$@"; do
+    tests/cuda/test_cuda_contract tests/cuda/test_cuda_rope tests/cuda/test_cuda_large \
+    loam tests/cli/test_cli_cuda "$@"; do
     install -s "$build/$program" "$to/bin/"
 done
 ldd "$to"/bin/* | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u |

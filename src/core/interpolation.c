@@ -5,6 +5,7 @@
  *
  * The local plan has the values [v_j, k_j] and so gives [vbar_i, kbar_i]; the recurrent plan reads its W_i at x_i. Backward,
  * the recurrence first: with its gradient dx of x, that of [vbar, kbar] is [do, -dx], and dx is a part of dq. */
+#include "src/core/interpolation.h"
 #include "src/core/plan.h"
 
 #include <stdlib.h>
@@ -27,34 +28,39 @@ typedef struct pieces {
 
 /* ------------------------------------------------------------------ sums of rows */
 
-/* factor times the channels from `channel` on of the rows of an array. */
-typedef struct term {
-    loam_const_view view;
-    int64_t channel;
-    double factor;
-} term;
-
 static loam_const_view as_const(loam_view v) { return (loam_const_view){ v.data, v.batch, v.head, v.token }; }
 
-/* The channels from `channel` on of every row of `to` become the sum of the terms; an unwanted `to` is let be. */
-static void sum_rows(const loam_problem *p, loam_view to, int64_t channel, int64_t channels,
-                     const term *terms, int count)
+static void row_sum_cpu(const row_sum *s, int threads)
 {
-    const int64_t batch = local_packed(p) ? 1 : p->batch, tokens = local_packed(p) ? p->total_q : p->len_q;
-    const int64_t rows = to.data ? batch * p->heads_q * tokens : 0;
-#pragma omp parallel for num_threads(p->threads) schedule(static)
-    for (int64_t row = 0; row < rows; row++) {
-        const int64_t t = row % tokens, h = row / tokens % p->heads_q, b = row / tokens / p->heads_q;
-        for (int64_t c = 0; c < channels; c++) {
-            double sum = 0;
-            for (int i = 0; i < count; i++) {
-                sum += terms[i].factor *
-                       element_load(terms[i].view.data, p->dtype,
-                                    LOCAL_AT(terms[i].view, b, h, t) + terms[i].channel + c);
-            }
-            element_store(to.data, p->dtype, LOCAL_AT(to, b, h, t) + channel + c, sum);
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t row = 0; row < s->batch * s->heads * s->tokens; row++) {
+        const int64_t t = row % s->tokens, h = row / s->tokens % s->heads, b = row / s->tokens / s->heads;
+        for (int64_t c = 0; c < s->channels; c++) {
+            row_sum_element(s, b, h, t, c);
         }
     }
+}
+
+/* The channels from `channel` on of every row of `to` become the sum of the terms; an unwanted `to` is let be. */
+static loam_status sum_rows(const loam_problem *p, loam_view to, int64_t channel, int64_t channels,
+                            const sum_term *terms, int count, void *stream, loam_error *error)
+{
+    const int64_t batch = local_packed(p) ? 1 : p->batch, tokens = local_packed(p) ? p->total_q : p->len_q;
+    row_sum sum = { p->dtype, batch, p->heads_q, tokens, channels, to, channel, { { { 0 }, 0, 0 } }, count };
+    for (int i = 0; i < count; i++) {
+        sum.terms[i] = terms[i];
+    }
+    if (!to.data || batch * tokens == 0) {
+        return LOAM_OK;
+    }
+#ifdef LOAM_HAVE_CUDA
+    if (p->backend == LOAM_BACKEND_CUDA) {
+        return row_sum_cuda(&sum, stream, error);
+    }
+#endif
+    (void)stream, (void)error;
+    row_sum_cpu(&sum, p->threads);
+    return LOAM_OK;
 }
 
 /* ------------------------------------------------------------------ making */
@@ -150,9 +156,10 @@ static loam_status make_plans(loam_interpolation *i, const loam_problem *local, 
     r.scale = r.scale == 0 ? 1 : r.scale; /* W is a map, not a score */
     TRY(loam_plan_create(&i->local, &l, error));
     TRY(loam_plan_create(&i->recurrent, &r, error));
-    REQUIRE(i->local->problem.backend != LOAM_BACKEND_CUDA &&
-                i->recurrent->problem.backend != LOAM_BACKEND_CUDA,
-            error, LOAM_EUNSUPPORTED, "backend: cuda, expected one of host memory");
+    const loam_backend backends[] = { i->local->problem.backend, i->recurrent->problem.backend };
+    REQUIRE((backends[0] == LOAM_BACKEND_CUDA) == (backends[1] == LOAM_BACKEND_CUDA), error, LOAM_EARG,
+            "backend: %s of the local problem and %s of the recurrent one, expected arrays in one memory",
+            loam_backend_name(backends[0]), loam_backend_name(backends[1]));
     return LOAM_OK;
 }
 
@@ -213,10 +220,11 @@ static loam_const_view dense_in(const loam_interpolation *i, void *data, int64_t
 /* What is the template's own to give the recurrence. */
 static loam_status check_own(const loam_args *r, loam_error *error)
 {
-    const void *const given[] = { r->q.data,      r->k.data,      r->v.data,      r->o.data, r->grad_o.data,
-                                  r->grad_q.data, r->grad_k.data, r->grad_v.data, r->work,   r->cu_q };
-    static const char *const names[] = { "q",      "k",      "v",      "o",    "grad_o",
-                                         "grad_q", "grad_k", "grad_v", "work", "cu_q" };
+    const void *const given[] = { r->q.data,      r->k.data,      r->v.data,      r->o.data,
+                                  r->grad_o.data, r->grad_q.data, r->grad_k.data, r->grad_v.data,
+                                  r->work,        r->cu_q,        r->stream };
+    static const char *const names[] = { "q",      "k",      "v",    "o",    "grad_o", "grad_q",
+                                         "grad_k", "grad_v", "work", "cu_q", "stream" };
     for (size_t n = 0; n < sizeof given / sizeof given[0]; n++) {
         REQUIRE(!given[n], error, LOAM_EARG, "recurrent %s: given, expected only with the local arguments",
                 names[n]);
@@ -257,7 +265,7 @@ static loam_status set_args(const loam_interpolation *i, const loam_args *a, con
     local->v = dense_in(i, s->values, d + dv);
     recurrent->q = dense_in(i, s->x, d);
     recurrent->k = a->k, recurrent->v = a->v;
-    recurrent->cu_q = a->cu_q;
+    recurrent->cu_q = a->cu_q, recurrent->stream = a->stream;
     if (i->local->problem.pass == LOAM_BACKWARD) {
         local->grad_o = dense_in(i, s->means, d + dv);
         local->grad_q = dense(i, s->grad_q, d);
@@ -282,9 +290,11 @@ static loam_status run_forward(const loam_interpolation *i, const loam_args *a, 
     const int64_t d = p->dim_qk, dv = i->dim_v;
     const loam_const_view means = dense_in(i, s->means, d + dv);
     TRY(loam_run(i->local, local, error));
-    sum_rows(p, dense(i, s->x, d), 0, d, (term[]){ { a->q, 0, 1 }, { means, dv, -1 } }, 2);
+    TRY(sum_rows(p, dense(i, s->x, d), 0, d, (sum_term[]){ { a->q, 0, 1 }, { means, dv, -1 } }, 2, a->stream,
+                 error));
     TRY(loam_run(i->recurrent, recurrent, error));
-    sum_rows(p, a->o, 0, dv, (term[]){ { means, 0, 1 }, { dense_in(i, s->read, dv), 0, 1 } }, 2);
+    TRY(sum_rows(p, a->o, 0, dv, (sum_term[]){ { means, 0, 1 }, { dense_in(i, s->read, dv), 0, 1 } }, 2,
+                 a->stream, error));
     return LOAM_OK;
 }
 
@@ -296,16 +306,19 @@ static loam_status run_backward(const loam_interpolation *i, const loam_args *a,
     const loam_const_view grad_x = dense_in(i, s->grad_x, d), values = dense_in(i, s->grad_values, d + dv);
     const loam_view means = dense(i, s->means, d + dv);
     TRY(loam_run(i->recurrent, recurrent, error));
-    sum_rows(p, means, 0, dv, (term[]){ { a->grad_o, 0, 1 } }, 1);
-    sum_rows(p, means, dv, d, (term[]){ { grad_x, 0, -1 } }, 1);
+    TRY(sum_rows(p, means, 0, dv, (sum_term[]){ { a->grad_o, 0, 1 } }, 1, a->stream, error));
+    TRY(sum_rows(p, means, dv, d, (sum_term[]){ { grad_x, 0, -1 } }, 1, a->stream, error));
     TRY(loam_run(i->local, local, error));
-    sum_rows(p, a->grad_q, 0, d, (term[]){ { dense_in(i, s->grad_q, d), 0, 1 }, { grad_x, 0, 1 } }, 2);
-    sum_rows(p, a->grad_k, 0, d,
-             (term[]){ { dense_in(i, s->grad_k, d), 0, 1 },
-                       { values, dv, 1 },
-                       { dense_in(i, s->recurrent_k, d), 0, 1 } },
-             3);
-    sum_rows(p, a->grad_v, 0, dv, (term[]){ { values, 0, 1 }, { dense_in(i, s->recurrent_v, dv), 0, 1 } }, 2);
+    TRY(sum_rows(p, a->grad_q, 0, d, (sum_term[]){ { dense_in(i, s->grad_q, d), 0, 1 }, { grad_x, 0, 1 } }, 2,
+                 a->stream, error));
+    TRY(sum_rows(p, a->grad_k, 0, d,
+                 (sum_term[]){ { dense_in(i, s->grad_k, d), 0, 1 },
+                               { values, dv, 1 },
+                               { dense_in(i, s->recurrent_k, d), 0, 1 } },
+                 3, a->stream, error));
+    TRY(sum_rows(p, a->grad_v, 0, dv,
+                 (sum_term[]){ { values, 0, 1 }, { dense_in(i, s->recurrent_v, dv), 0, 1 } }, 2, a->stream,
+                 error));
     return LOAM_OK;
 }
 
@@ -327,8 +340,10 @@ loam_status loam_interpolation_run(const loam_interpolation *i, const loam_args 
         s.x = saved_x(i, args->saved, &bytes);
     }
     TRY(set_args(i, args, recurrent_args, &s, &local, &recurrent, error));
-    sum_rows(p, dense(i, s.values, d + dv), 0, dv, (term[]){ { args->v, 0, 1 } }, 1);
-    sum_rows(p, dense(i, s.values, d + dv), dv, d, (term[]){ { args->k, 0, 1 } }, 1);
+    TRY(sum_rows(p, dense(i, s.values, d + dv), 0, dv, (sum_term[]){ { args->v, 0, 1 } }, 1, args->stream,
+                 error));
+    TRY(sum_rows(p, dense(i, s.values, d + dv), dv, d, (sum_term[]){ { args->k, 0, 1 } }, 1, args->stream,
+                 error));
     TRY((p->pass == LOAM_BACKWARD ? run_backward : run_forward)(i, args, &s, &local, &recurrent, error));
     return loam_succeed(error);
 }

@@ -7,6 +7,7 @@
  * instead. Exit status: 0 all is well, 1 something is not, 2 bad usage, 77 no row to run here. */
 #define _POSIX_C_SOURCE 200809L
 #include "tests/check/condition.h"
+#include "tests/check/full.h"
 #include "tests/check/generate.h"
 #include "tests/check/judge.h"
 #include "tests/support/kernels.h"
@@ -27,7 +28,7 @@ typedef struct options {
     long cases;
     uint64_t seed;
     double budget;
-    int verbose, list;
+    int verbose, list, full;
 } options;
 
 typedef struct tally {
@@ -193,7 +194,12 @@ static int run_row(const loam_kernel_info *row, const options *o)
         snprintf(s.kernel, sizeof s.kernel, "%s", row->name);
         run_case(s, o, &t);
     }
-    for (long n = 0; !o->text && n < o->cases; n++) {
+    spec full[FULL_MOST];
+    const int count = o->full ? full_specs(row, full) : 0;
+    for (int n = 0; n < count; n++) {
+        run_case(full[n], o, &t);
+    }
+    for (long n = 0; !o->text && !o->full && n < o->cases; n++) {
         run_case(generate_spec(row, o->seed, (uint64_t)n, o->budget), o, &t);
     }
     char command[900];
@@ -240,8 +246,8 @@ static int parse(int argc, char **argv, options *o)
 {
     for (int i = 1; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : NULL;
-        if (strcmp(argv[i], "-v") == 0 || strcmp(argv[i], "--list") == 0) {
-            *(argv[i][1] == 'v' ? &o->verbose : &o->list) = 1;
+        if (strcmp(argv[i], "-v") == 0 || strcmp(argv[i], "--list") == 0 || strcmp(argv[i], "--full") == 0) {
+            *(argv[i][1] == 'v' ? &o->verbose : argv[i][2] == 'l' ? &o->list : &o->full) = 1;
             continue;
         }
         if (!value) {
@@ -275,7 +281,7 @@ int main(int argc, char **argv)
     if (parse(argc, argv, &o)) {
         fprintf(stderr,
                 "usage: %s [-k PATTERN] [-n CASES] [--seed SEED] [--budget B] [--case TEXT] [--against ROW] "
-                "[--rows NAMES] [--list] [-v]\n",
+                "[--rows NAMES] [--full] [--list] [-v]\n",
                 argv[0]);
         return 2;
     }

@@ -24,7 +24,7 @@ int program_setup(void **state)
     char directory[] = "loam-cli-XXXXXX";
     if (!mkdtemp(directory) || chdir(directory)) return -1;
     *state = NULL;
-    return setenv("LOAM", LOAM_PROGRAM, 1) || setenv("DATA", LOAM_DATA, 1) ||
+    return setenv("LOAM", LOAM_PROGRAM, 0) || setenv("DATA", LOAM_DATA, 1) ||
            setenv("IN", LOAM_DATA "/inputs.safetensors", 1);
 }
 

@@ -16,7 +16,7 @@ typedef struct outcome {
 int program_setup(void **state);
 int program_teardown(void **state);
 
-/* `loam ARGUMENTS` by sh. $LOAM is the program, $DATA the directory of fixtures, $IN inputs.safetensors. */
+/* `loam ARGUMENTS` by sh. $LOAM is the program, that of the build unless it is set, $DATA the directory of fixtures, $IN inputs.safetensors. */
 outcome run_loam(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Any shell command with the same variables. */
 outcome run_shell(const char *format, ...) __attribute__((format(printf, 1, 2)));

@@ -25,6 +25,18 @@ static void check_round_trip(const array *a)
     free(text);
 }
 
+static void read_integers(const uint8_t *data, size_t size)
+{
+    FILE *stream = fuzz_stream(data, size);
+    int64_t *values, count;
+    io_error error = { 0 };
+    const int status = npy_read_integers_stream(&values, &count, stream, "fuzz.npy", &error);
+    fclose(stream);
+    if (!status != (values != NULL) || (status && (status != error.exit_status || count || !*error.text)))
+        abort();
+    free(values);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     FILE *stream = fuzz_stream(data, size);
@@ -39,5 +51,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         (void)array_check_finite(&a, "fuzz.npy", &error);
     }
     array_free(&a);
+    read_integers(data, size);
     return 0;
 }

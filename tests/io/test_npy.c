@@ -239,6 +239,71 @@ static void what_is_written_reads_back(void **state)
     assert_int_equal(unlink("written.npy"), 0);
 }
 
+static int read_integer_bytes(int64_t **values, int64_t *count, const char *dictionary, const void *data,
+                              size_t data_bytes, io_error *error)
+{
+    bytes b = npy_bytes(1, dictionary, data_bytes);
+    memcpy(b.at + b.count - data_bytes, data, data_bytes);
+    FILE *stream = open_bytes(&b);
+    const int status = npy_read_integers_stream(values, count, stream, "x.npy", error);
+    fclose(stream);
+    return status;
+}
+
+static void whole_numbers_are_read(void **state)
+{
+    (void)state;
+    static const int32_t narrow[] = { 0, -1, INT32_MIN, INT32_MAX, 7 };
+    static const int64_t wide[] = { INT64_MIN, INT64_MAX, -5 };
+    int64_t *values, count;
+    assert_int_equal(read_integer_bytes(&values, &count, "{'descr': '<i4', " ORDER ", 'shape': (5,)}", narrow,
+                                        sizeof narrow, NULL),
+                     0);
+    assert_int_equal(count, 5);
+    for (int i = 0; i < 5; i++)
+        assert_true(values[i] == narrow[i]);
+    free(values);
+    assert_int_equal(read_integer_bytes(&values, &count, "{'descr': '<i8', " ORDER ", 'shape': (3,)}", wide,
+                                        sizeof wide, NULL),
+                     0);
+    assert_int_equal(count, 3);
+    assert_memory_equal(values, wide, sizeof wide);
+    free(values);
+    assert_int_equal(
+        read_integer_bytes(&values, &count, "{'descr': '<i8', " ORDER ", 'shape': (0,)}", wide, 0, NULL), 0);
+    assert_int_equal(count, 0);
+    assert_non_null(values);
+    free(values);
+}
+
+static void other_numbers_are_refused(void **state)
+{
+    (void)state;
+    static const char *const rows[][2] = {
+        { "{'descr': '<f4', " ORDER ", 'shape': (6,)}", "elements are '<f4'; expected '<i4' or '<i8'" },
+        { "{'descr': '>i4', " ORDER ", 'shape': (6,)}", "elements are big-endian ('>i4')" },
+        { "{'descr': '<u4', " ORDER ", 'shape': (6,)}", "elements are '<u4'" },
+        { "{'descr': '<i4', " ORDER ", 'shape': (2, 3)}", "x.npy has shape (2, 3): expected one axis" },
+        { "{'descr': '<i4', " ORDER ", 'shape': (5,)}", "there are bytes after the end" },
+        { "{'descr': '<i8', " ORDER ", 'shape': (6,)}", "it is truncated" },
+        { "{'descr': '<i8', 'fortran_order': True, 'shape': (3,)}", "in Fortran order" },
+    };
+    static const char zeros[24];
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        int64_t *values, count = 9;
+        io_error error;
+        assert_int_equal(read_integer_bytes(&values, &count, rows[i][0], zeros, sizeof zeros, &error),
+                         EXIT_INPUT);
+        assert_null(values);
+        assert_int_equal(count, 0);
+        if (!strstr(error.text, rows[i][1])) fail_msg("'%s' lacks '%s'", error.text, rows[i][1]);
+    }
+    int64_t *values, count;
+    io_error error;
+    assert_int_equal(npy_read_integers(&values, &count, "nosuch.npy", &error), EXIT_INPUT);
+    assert_null(values);
+}
+
 static void full_disks_are_noticed(void **state)
 {
     (void)state;
@@ -259,6 +324,7 @@ int main(void)
         cmocka_unit_test(every_truncation_is_found),  cmocka_unit_test(preambles_are_checked),
         cmocka_unit_test(absurd_headers_are_refused), cmocka_unit_test(files_that_cannot_be_read),
         cmocka_unit_test(what_is_written_reads_back), cmocka_unit_test(full_disks_are_noticed),
+        cmocka_unit_test(whole_numbers_are_read),     cmocka_unit_test(other_numbers_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: MIT */
+#include "tests/check/full.h"
+
+#include "tests/support/kernels.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { WIDTH = 64 };
+
+/* Causal, 64 channels, in float32 where the row has it. */
+static spec base(const loam_kernel_info *row, int mechanism, int64_t queries, int64_t keys)
+{
+    const loam_pass pass = strcmp(row->pass, "forward") == 0    ? LOAM_FORWARD
+                           : strcmp(row->pass, "backward") == 0 ? LOAM_BACKWARD
+                                                                : LOAM_DECODE;
+    spec s = spec_default((loam_mechanism)mechanism, pass, keys, WIDTH, WIDTH);
+    s.dtype = kernel_lists(row->dtypes, "f32") && strcmp(row->isa, "sm90") != 0 ? LOAM_F32 : LOAM_BF16;
+    s.backend = LOAM_BACKEND_AUTO;
+    s.len_q = queries;
+    s.seed = 4096 + queries;
+    snprintf(s.kernel, sizeof s.kernel, "%s", row->name);
+    return s;
+}
+
+/* Decode rounds its state with every token and is for few. Keys of length 1 where a rule takes back what the state says of them; gates and strengths of every kind in the last. */
+static int recurrent_specs(const loam_kernel_info *row, int mechanism, spec *cases)
+{
+    static const int64_t lengths[] = { 1, 63, 65, 4095, 4096 };
+    int count = 0;
+    const int most = strcmp(row->pass, "decode") == 0 ? 3 : 5;
+    for (int n = 0; n < most; n++) {
+        spec s = base(row, mechanism, lengths[n], lengths[n]);
+        s.state = 1;
+        s.feature_map = mechanism >= LOAM_DELTA ? LOAM_FEATURES_UNIT : LOAM_FEATURES_IDENTITY;
+        s.data = lengths[n] == 4096 ? DATA_STEEP : DATA_NORMAL;
+        s.ridge = 0.5;
+        cases[count++] = s;
+    }
+    return count;
+}
+
+/* The last queries of a long sequence, which see all of its keys, so that the reference takes seconds. */
+static int local_specs(const loam_kernel_info *row, int mechanism, spec *cases)
+{
+    static const int64_t lengths[][2] = { { 1, 1 }, { 65, 65 }, { 40, 4096 } };
+    const int turned = kernel_turns_keys(row->name);
+    int count = 0;
+    for (size_t n = 0; n < sizeof lengths / sizeof lengths[0]; n++) {
+        for (int decay = 0; decay < 2; decay++) {
+            spec s = base(row, mechanism, lengths[n][0], lengths[n][1]);
+            s.path = turned;
+            s.decay = decay;
+            cases[count++] = s;
+        }
+    }
+    return count;
+}
+
+int full_specs(const loam_kernel_info *row, spec cases[FULL_MOST])
+{
+    int count = 0;
+    for (int mechanism = LOAM_SOFTMAX; mechanism <= LOAM_MESA; mechanism++) {
+        if (strcmp(row->backend, "reference") != 0 &&
+            kernel_lists(row->mechanisms, loam_mechanism_name((loam_mechanism)mechanism))) {
+            count += (mechanism >= LOAM_LINEAR ? recurrent_specs : local_specs)(row, mechanism,
+                                                                                cases + count);
+        }
+    }
+    return count;
+}
