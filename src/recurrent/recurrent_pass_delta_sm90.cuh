@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
- * The pass of a delta rule from the first chunk to the last: u = u_hat - w S0^T, S1 = S0 Diag(total) + u^T k_out, or where k_out
- * is k e^suf and e^suf one number of a token, (e^suf u)^T k. Everything is transposed, u^T = u_hat^T - S0 w^T, so that the state, and then u^T, go from one product into the next as they lie in registers:
- * between chunks nothing passes through shared memory, and no warp waits for another.
+ * The pass of a delta rule from the first chunk to the last: u = u_hat - w S0^T, S1 = S0 Diag(total) + u^T k_out, or where k_out is
+ * k e^suf and e^suf one number of a token, (e^suf u)^T k. Everything is transposed, u^T = u_hat^T - S0 w^T, so that the state, and then
+ * u^T, go from one product into the next as they lie in registers: between chunks nothing passes through shared memory, and no warp
+ * waits for another.
  *
  * S0 and u are two bf16 parts each. Of the 16 rows of a warp's products 8 are the first parts and 8 the second ones of the same rows,
  * so a thread has both, and a block 32 rows of the state: twice as many thread blocks, each with half of the work. */
@@ -30,10 +31,10 @@ template <int DIM, bool GATED, bool LOW> struct delta_pass {
     static constexpr int blocks = DIM / 8;      /* of 8 columns of the state */
     float state[blocks][2];
 
-    /* What a thread has of a chunk ahead of its turn: u_hat^T in two parts, and the decays of its columns. */
-    struct chunk_ahead {
+    /* What a thread has of a chunk: u_hat^T in two parts, the decays of its columns, and of the tokens where `late`. */
+    struct chunk_numbers {
         uint32_t value[2][8];
-        float2 total[blocks], after[8];
+        float2 total[late ? 1 : blocks], after[8];
 
         __device__ __forceinline__ void load(const shared &sm, unsigned slot)
         {
@@ -48,21 +49,33 @@ template <int DIM, bool GATED, bool LOW> struct delta_pass {
             if (GATED) {
                 load_totals(total, sm.total[slot]);
             }
-        }
-        __device__ __forceinline__ void load_after(const shared &sm, unsigned slot)
-        {
             if (late) {
                 load_totals(after, sm.after[slot]);
             }
         }
     };
 
-    static __device__ __forceinline__ void add_parts(float (&to)[8][2], const chunk_ahead &ahead)
+    __device__ __forceinline__ void decay(const chunk_numbers &chunk)
+    {
+        if constexpr (late) { /* all channels alike */
+#pragma unroll
+            for (int b = 0; b < blocks; b++) {
+                state[b][0] *= chunk.total[0].x, state[b][1] *= chunk.total[0].x;
+            }
+        } else if constexpr (GATED) {
+            decay_state(state, chunk.total);
+        }
+    }
+
+    /* u_hat^T less what the two parts of S0 read. */
+    static __device__ __forceinline__ void subtract(float (&u)[8][2], const chunk_numbers &chunk,
+                                                    const float (&read)[8][4])
     {
 #pragma unroll
         for (int n = 0; n < 8; n++) {
-            to[n][0] = pair_low(ahead.value[0][n]) + pair_low(ahead.value[1][n]);
-            to[n][1] = pair_high(ahead.value[0][n]) + pair_high(ahead.value[1][n]);
+            const uint32_t high = chunk.value[0][n], low = chunk.value[1][n];
+            u[n][0] = (pair_low(high) + pair_low(low)) - (read[n][0] + read[n][2]);
+            u[n][1] = (pair_high(high) + pair_high(low)) - (read[n][1] + read[n][3]);
         }
     }
 
@@ -106,45 +119,34 @@ template <int DIM, bool GATED, bool LOW> struct delta_pass {
         }
     }
 
-    /* Reads and writes of shared memory wait for the products that a warp asked for before them, so they come where something else must
-     * wait anyway; arithmetic does not wait. */
+    /* Reads and writes of shared memory wait for the products that a warp asked for before them, so they come before these, or where
+     * something else must wait anyway; arithmetic does not wait. */
     __device__ __forceinline__ void run(shared &sm, const pass_arrays &, const pass_block &block)
     {
         uint32_t a[DIM / 16][4], u_parts[4][4], result[2][4];
-        float value[8][2], u[8][2], read[8][4], more[of::tiles][8][4];
-        chunk_ahead ahead;
+        float u[8][2], read[8][4], more[of::tiles][8][4];
+        chunk_numbers chunk;
         pass_await(sm, block, 0);
-        ahead.load(sm, 0);
-        add_parts(value, ahead);
 #pragma unroll 1
         for (unsigned n = 0; n < block.chunks; n++) {
-            const unsigned next = n + 1 < block.chunks ? n + 1 : n;
             const __nv_bfloat16 *tiles = sm.ring_tiles[n % of::slots];
-            split(a, state);
-            products_begin();
-            more_rows<DIM>(read, a, tiles + of::read * TILE_ELEMENTS, false);
-            products_commit();
-            if (GATED) {
-                decay_state(state, ahead.total);
-            }
             const unsigned turn = n % of::snapshots;
+            chunk.load(sm, n % of::slots);
+            split(a, state);
             put_begin(2 * turn);
             store_snapshot(sm.snapshot[turn], a);
             put_end<of::places>(2 * turn);
-            pass_await(sm, block, next);
-            ahead.load(sm, next % of::slots);
-            ahead.load_after(sm, n % of::slots);
+            products_begin();
+            more_rows<DIM>(read, a, tiles + of::read * TILE_ELEMENTS, false);
+            products_commit();
+            decay(chunk);
             put_begin(2 * turn + 1);
             products_wait<0>();
             products_arrived(read);
-#pragma unroll
-            for (int b = 0; b < 8; b++) {
-                u[b][0] = value[b][0] - (read[b][0] + read[b][2]);
-                u[b][1] = value[b][1] - (read[b][1] + read[b][3]);
-            }
+            subtract(u, chunk, read);
             round_result(result, u);
             if (late) {
-                decay_state(u, ahead.after);
+                decay_state(u, chunk.after);
             }
             split(u_parts, u);
             products_begin();
@@ -155,7 +157,7 @@ template <int DIM, bool GATED, bool LOW> struct delta_pass {
             products_commit();
             store_result(sm.result[turn], result);
             put_end<of::places>(2 * turn + 1);
-            add_parts(value, ahead);
+            pass_await(sm, block, n + 1 < block.chunks ? n + 1 : n);
             products_wait<0>();
             products_arrived(more);
 #pragma unroll

@@ -12,15 +12,14 @@ template <int DIM, bool GATED> struct reverse_pass {
     static constexpr int blocks = DIM / 8; /* of 8 columns of the state */
     float state[blocks][4];
 
-    /* do^T times the scale. */
-    static __device__ __forceinline__ void scale_value(float (&to)[8][4], const uint32_t (&value)[4][4],
+    /* do^T as operands, times the scale. */
+    static __device__ __forceinline__ void scale_value(uint32_t (&to)[4][4], const uint32_t (&value)[4][4],
                                                        float factor)
     {
 #pragma unroll
         for (int e = 0; e < 16; e++) {
-            float *x = to[e / 4 * 2 + e % 4 / 2] + e % 2 * 2;
             const uint32_t pair = value[e / 4][e % 4];
-            x[0] = pair_low(pair) * factor, x[1] = pair_high(pair) * factor;
+            to[e / 4][e % 4] = pair_of(pair_low(pair) * factor, pair_high(pair) * factor);
         }
     }
 
@@ -34,51 +33,37 @@ template <int DIM, bool GATED> struct reverse_pass {
         round_state(a, minus);
     }
 
-    /* Reads and writes of shared memory wait for the products that a warp asked for before them, so they come where something else must
-     * wait anyway; arithmetic does not wait. The waits that wait for nothing tell the compiler that the products of the state have ended,
-     * which else would await all where it is read. */
+    /* Reads and writes of shared memory wait for the products that a warp asked for before them, so they come before these, or where
+     * something else must wait anyway. */
     __device__ __forceinline__ void run(shared &sm, const pass_arrays &arrays, const pass_block &block)
     {
         float(&columns)[of::tiles][8][4] = *(float(*)[of::tiles][8][4]) & state;
         uint32_t snapshot[of::tiles * 4][4], value[4][4], raw[4][4], out[4][4]; /* out: -du^T */
-        float sum[1][8][4];                                                     /* begins as do^T */
+        float sum[1][8][4];
         float2 total[blocks];
         pass_await(sm, block, 0);
         load_transposed(raw, sm.ring_tiles[0]);
-        if (GATED) {
-            load_totals(total, sm.total[0]);
-        }
-        scale_value(sum[0], raw, arrays.scale);
 #pragma unroll 1
         for (unsigned n = 0; n < block.chunks; n++) {
             const unsigned next = n + 1 < block.chunks ? n + 1 : n;
             const __nv_bfloat16 *tiles = sm.ring_tiles[n % of::slots];
-            round_state(value, sum);
-            products_begin();
-            more_weights<SIDE>(sum, value, tiles + of::pairs * TILE_ELEMENTS, false);
-            products_commit();
-            products_wait<1>();
-            products_arrived(state);
-            round_state(snapshot, columns);
-            products_begin();
-            more_rows<DIM>(sum[0], snapshot, tiles + of::read * TILE_ELEMENTS, true);
-            products_commit();
-            products_wait<2>();
-            products_arrived(state);
             if (GATED) {
-                decay_state(state, total);
-                products_arrived(state);
+                load_totals(total, sm.total[n % of::slots]);
             }
-            multiply_weights<of::columns>(columns, value, tiles + of::key * TILE_ELEMENTS);
-            products_commit();
+            scale_value(value, raw, arrays.scale);
+            round_state(snapshot, columns);
             put_begin(0);
             store_operands(sm.snapshot[0], snapshot);
             put_end<of::places>(0);
-            pass_await(sm, block, next);
-            load_transposed(raw, sm.ring_tiles[next % of::slots]);
             if (GATED) {
-                load_totals(total, sm.total[next % of::slots]);
+                decay_state(state, total);
             }
+            products_begin();
+            more_weights<SIDE>(sum, value, tiles + of::pairs * TILE_ELEMENTS, false);
+            more_rows<DIM>(sum[0], snapshot, tiles + of::read * TILE_ELEMENTS, true);
+            products_commit();
+            more_weights<of::columns>(columns, value, tiles + of::key * TILE_ELEMENTS);
+            products_commit();
             put_begin(1);
             products_wait<1>();
             products_arrived(sum);
@@ -88,7 +73,8 @@ template <int DIM, bool GATED> struct reverse_pass {
             products_commit();
             store_transposed(sm.result[0], out, 0x80008000u);
             put_end<of::places>(1);
-            scale_value(sum[0], raw, arrays.scale);
+            pass_await(sm, block, next);
+            load_transposed(raw, sm.ring_tiles[next % of::slots]);
             products_wait<0>();
             products_arrived(state);
             ring_release(sm.ring, n);

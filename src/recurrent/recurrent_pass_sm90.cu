@@ -13,15 +13,15 @@ static loam_status forward_maps(pass_arrays *to, const loam_problem *p, const re
         TRY(chunk_map_make(&to->value, p, x, x->u_hat, d, error));
         return slot_map_make(&to->snapshot, x, x->states, d, d, SIDE, error);
     }
-    constexpr int half = SIDE / 2; /* rows of the state that a block has */
-    TRY(slot_map_make(&to->value, x, x->values, CHUNK_TOKENS, d, CHUNK_TOKENS, error, half));
-    TRY(slot_map_make(&to->value_low, x, x->values_low, CHUNK_TOKENS, d, CHUNK_TOKENS, error, half));
+    constexpr int rows = SIDE / 2; /* rows of the state that a block has */
+    TRY(slot_map_make(&to->value, x, x->values, CHUNK_TOKENS, d, CHUNK_TOKENS, error, rows));
+    TRY(slot_map_make(&to->value_low, x, x->values_low, CHUNK_TOKENS, d, CHUNK_TOKENS, error, rows));
     if (x->k_low) {
         TRY(slot_map_make(&to->key_low, x, x->k_low, CHUNK_TOKENS, d, SIDE, error));
     }
     TRY(slot_map_make(&to->read, x, x->w, CHUNK_TOKENS, d, SIDE, error));
-    TRY(slot_map_make(&to->snapshot, x, x->states, d, d, half, error));
-    return slot_map_make(&to->result, x, x->values, CHUNK_TOKENS, d, CHUNK_TOKENS, error, half);
+    TRY(slot_map_make(&to->snapshot, x, x->states, d, d, rows, error));
+    return slot_map_make(&to->result, x, x->values, CHUNK_TOKENS, d, CHUNK_TOKENS, error, rows);
 }
 
 loam_status recurrent_pass_sm90(const loam_problem *p, const loam_args *a, const recurrent_chunks *x,
