@@ -8,7 +8,7 @@ build=$1 to=$2
 shift 2
 mkdir -p "$to/bin" "$to/lib"
 for program in tests/check/loam-check tests/parallel/test_parallel_bits tests/cuda/test_cuda_launch \
-    tests/cuda/test_cuda_contract tests/cuda/test_cuda_rope tests/cuda/test_cuda_large \
+    tests/cuda/test_cuda_contract tests/cuda/test_cuda_rope tests/cuda/test_cuda_split tests/cuda/test_cuda_large \
     loam tests/cli/test_cli_cuda "$@"; do
     install -s "$build/$program" "$to/bin/"
 done

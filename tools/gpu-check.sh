@@ -59,6 +59,7 @@ step bits "$(program test_parallel_bits)"
 step launch "$(program test_cuda_launch)"
 step contract "$(program test_cuda_contract)"
 step rope "$(program test_cuda_rope)"
+step split "$(program test_cuda_split)"
 LOAM="$(program loam)" step program "$(program test_cli_cuda)"
 if [ "$quick" = 0 ]; then
     step large "$(program test_cuda_large)"
