@@ -226,12 +226,15 @@ static inline void mesa_span_turn(const mesa_span *y, const float *beta)
     }
 }
 
-/* y of p */
-static inline void mesa_span_apply(const mesa_span *y)
+/* y of p, where a row of the block moves */
+static inline void mesa_span_apply(const mesa_span *y, const bool *moves)
 {
     const chunk *x = &y->x;
     ahead none = { 0 };
     for (int64_t begin = 0; begin < x->tokens; begin += BLOCK) {
+        if (!moves[begin / BLOCK]) {
+            continue;
+        }
         const int64_t lanes = begin + BLOCK, at = begin * y->wide;
         span_block_products(y->weighted + begin * SPAN, y->p + at, y->wide, x->k_lanes, SPAN, x->d, lanes);
         for (int64_t i = begin; i < begin + BLOCK; i++) {
@@ -287,14 +290,14 @@ static inline void mesa_span_gradients(mesa_span *y, const float *least)
 {
     const size_t bytes = (size_t)(SPAN * y->wide) * sizeof(float);
     float rr[SPAN], alpha[SPAN] = { 0 }, beta[SPAN] = { 0 }, next[SPAN];
-    bool moving = true;
+    bool moving[SPAN / BLOCK] = { true, true };
     memset(y->step, 0, bytes);
     memset(y->p, 0, bytes);
     memset(y->y, 0, bytes);
     mesa_span_move(y, alpha, rr);
-    for (int n = 0; n < MESA_ITERATIONS + y->x.d && moving; n++) {
+    for (int n = 0; n < MESA_ITERATIONS + y->x.d && (moving[0] || moving[1]); n++) {
         mesa_span_turn(y, beta);
-        mesa_span_apply(y);
+        mesa_span_apply(y, moving);
         mesa_span_along(y, alpha);
         FOR_SPAN(t)
         {
@@ -303,13 +306,13 @@ static inline void mesa_span_gradients(mesa_span *y, const float *least)
             y->info[t].iterations += moves;
         }
         mesa_span_move(y, alpha, next);
-        moving = false;
+        moving[0] = moving[1] = false;
         FOR_SPAN(t)
         {
             const bool moves = alpha[t] > 0 && next[t] > least[t];
             beta[t] = moves ? next[t] / rr[t] : 0;
             rr[t] = moves ? next[t] : 0;
-            moving |= moves;
+            moving[t / BLOCK] |= moves;
         }
     }
 }
