@@ -3,6 +3,7 @@
  * looked into: there only pointers and strides are checked. */
 #include "src/core/plan.h"
 
+#include <float.h>
 #include <math.h>
 
 static bool on_device(const loam_problem *p) { return p->backend == LOAM_BACKEND_CUDA; }
@@ -41,7 +42,8 @@ static bool within(const void *data, loam_dtype real, int64_t at, int64_t n, dou
             outside |= !((x[c] >= least) & (x[c] <= most));
         }
     } else {
-        const float *x = (const float *)data + at, from = (float)least, to = (float)most;
+        const bool finite = most > FLT_MAX && most < HUGE_VAL; /* not to become infinite */
+        const float *x = (const float *)data + at, from = (float)least, to = finite ? FLT_MAX : (float)most;
         for (int64_t c = 0; c < n; c++) {
             outside |= !((x[c] >= from) & (x[c] <= to));
         }

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT
- * The backward pass by chunks of 64 tokens: forwards for the state at the beginning of each, which is kept, then backwards.
+ * The backward pass by chunks of 64 tokens: forwards for the state at the beginning of each, which is kept, by the spans of the
+ * forward pass, then backwards.
  * Value heads that share a head of q and k go one after the other and add their gradients of its features. Threads share
  * heads and sequences, or, where there are fewer than threads, the chunks of one head; then only the states go from chunk to
  * chunk in order. Compiled once per instruction set. */
 #include "src/recurrent/recurrent_mesa_gradient.h"
+#include "src/recurrent/recurrent_span.h"
 
 #include <omp.h>
 
@@ -25,6 +27,7 @@ typedef struct head {
 typedef struct scratch {
     chunk *x; /* direct, or that of mesa */
     chunk direct;
+    chunk span[CHUNK / SPAN];
     mesa mesa;
     gradient *rows; /* g, or that of mesa_g */
     gradient g;
@@ -59,6 +62,9 @@ static void scratch_carve(scratch *y, const loam_problem *p, const loam_args *a,
         y->x = &y->direct;
         y->rows = &y->g;
         chunk_carve(y->x, p, a, true, pool);
+        for (int i = 0; i < CHUNK / SPAN; i++) {
+            chunk_carve(&y->span[i], p, a, false, pool);
+        }
         gradient_carve(&y->g, y->x, pool);
         y->state_bytes = size_of((size_t)chunk_state_floats(y->x), sizeof(float));
     }
@@ -95,22 +101,41 @@ static void *state_of(const scratch *y, const head *at, int64_t n)
     return at->states + (size_t)n * y->state_bytes;
 }
 
-/* State n + 1 from state n. */
+/* Chunk n, which is whole, as state n + 1 needs it. */
+static void begin_advance(scratch *y, int64_t n)
+{
+    if (y->x->form->solved) {
+        begin_chunk(y, n);
+        return;
+    }
+    for (int64_t i = 0; i < CHUNK / SPAN; i++) {
+        y->span[i].s = y->x->s;
+        y->span[i].h = y->x->h;
+        span_load(&y->span[i], n * CHUNK + i * SPAN, SPAN);
+        span_pairs(&y->span[i]);
+    }
+}
+
+/* State n + 1 from state n, with the bits that the forward pass has. */
 static void advance(scratch *y, const head *at, int64_t n)
 {
-    const chunk *x = y->x;
-    void *start = state_of(y, at, n), *end = state_of(y, at, n + 1);
-    memcpy(end, start, y->state_bytes);
-    if (x->form->solved) {
+    void *end = state_of(y, at, n + 1);
+    memcpy(end, state_of(y, at, n), y->state_bytes);
+    if (y->x->form->solved) {
         mesa_advance(&y->mesa, end);
         return;
     }
-    for (int64_t panel = 0; panel < x->panels; panel++) {
-        chunk_write(x, chunk_state_panel(x, start, panel), panel);
-        chunk_advance(x, chunk_state_panel(x, end, panel), panel);
-    }
-    if (x->p->normalise) {
-        chunk_advance_mass(x, chunk_mass(x, end));
+    for (int64_t i = 0; i < CHUNK / SPAN; i++) {
+        const chunk *x = &y->span[i];
+        ahead next = span_ahead(x);
+        for (int64_t panel = 0; panel < x->panels; panel++) {
+            float *state = chunk_state_panel(x, end, panel);
+            span_write(x, state, panel, &next);
+            span_advance(x, state, panel, &next);
+        }
+        if (x->p->normalise) {
+            span_advance_mass(x, chunk_mass(x, end));
+        }
     }
 }
 
@@ -279,7 +304,7 @@ static void one_head(scratch *y, const head_sums *sums)
     const int64_t chunks = chunks_of(y->x->s.len);
     load_states(y, at);
     for (int64_t n = 0; n + 1 < chunks; n++) {
-        begin_chunk(y, n);
+        begin_advance(y, n);
         advance(y, at, n);
     }
     for (int64_t n = chunks - 1; n >= 0; n--) {
@@ -298,7 +323,7 @@ static void one_head_together(scratch *y, const head *at, const head_sums *sums)
     load_states(y, at);
 #pragma omp for ordered schedule(static, 1)
     for (int64_t n = 0; n < chunks - 1; n++) {
-        begin_chunk(y, n);
+        begin_advance(y, n);
 #pragma omp ordered
         advance(y, at, n);
     }

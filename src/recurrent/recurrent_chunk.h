@@ -380,32 +380,6 @@ static inline void chunk_write(const chunk *x, const float *state, int64_t panel
     }
 }
 
-/* o of a panel; a weight of 0 has no mean. */
-static inline void chunk_read(const chunk *x, const float *state, int64_t panel)
-{
-    const loam_view *o = &x->a->o;
-    const int64_t from = panel * LANES, rest = x->p->dim_v - from, n = rest < LANES ? rest : LANES;
-    panel_product(x->o, x->tokens, x->q_in, x->width, 1, state, x->d, false);
-    panel_product(x->o, x->tokens, x->P, LANES, 1, chunk_panel(x->u, panel), x->tokens, true);
-    for (int64_t t = 0; t < x->tokens; t++) {
-        float *row = x->o + t * LANES;
-        for (int64_t c = 0; x->p->normalise && c < n; c++) {
-            row[c] = x->weight[t] == 0 ? 0 : row[c] / x->weight[t];
-        }
-        store_floats(o->data, x->p->dtype, RECURRENT_AT(*o, x->s.b, x->h, x->s.first + x->first + t) + from,
-                     row, n);
-    }
-}
-
-/* The state of a panel, [width][LANES], goes to the end of the chunk. */
-static inline void chunk_advance(const chunk *x, float *state, int64_t panel)
-{
-    for (int64_t c = 0; c < x->d; c++) {
-        FOR_LANES(lane) { v_store(state + c * LANES + lane, v_load(state + c * LANES + lane) * x->total[c]); }
-    }
-    panel_product(state, x->d, x->tail, LANES, 1, chunk_panel(x->u, panel), x->tokens, true);
-}
-
 /* The weights of normalised reads: as if v had a channel of ones. mass [width] is its state. */
 static inline void chunk_weigh(const chunk *x, const float *mass)
 {
@@ -413,16 +387,6 @@ static inline void chunk_weigh(const chunk *x, const float *mass)
         x->weight[i] = features_dot(x->q_in + i * x->width, mass, x->width);
         for (int64_t j = 0; j <= i; j++) {
             x->weight[i] += x->P[i * LANES + j] * x->beta[j];
-        }
-    }
-}
-
-static inline void chunk_advance_mass(const chunk *x, float *mass)
-{
-    for (int64_t c = 0; c < x->d; c++) {
-        mass[c] *= x->total[c];
-        for (int64_t t = 0; t < x->tokens; t++) {
-            mass[c] += x->tail[c * LANES + t] * x->beta[t];
         }
     }
 }

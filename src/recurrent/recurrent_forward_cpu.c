@@ -2,8 +2,7 @@
  * The forward pass by spans of 32 tokens, MesaNet's by chunks of 64, one after the other. Heads and sequences are shared among
  * the threads; where there are fewer than threads, they share the chunks of one head, and only its state goes from one to the
  * next in order. Compiled once per instruction set. */
-#include "src/recurrent/recurrent_mesa.h"
-#include "src/recurrent/recurrent_span.h"
+#include "src/recurrent/recurrent_mesa_span.h"
 
 #include <omp.h>
 
@@ -14,8 +13,10 @@ typedef struct scratch {
     chunk *x; /* that of mesa, or the first span of a chunk */
     chunk span[SPANS];
     mesa mesa;
-    void *state;        /* of the head, where it is this thread's alone */
-    void *start[SPANS]; /* as it is at the beginning of each span */
+    mesa_span quick[SPANS];  /* of MesaNet, where its condition lets them */
+    bool symmetric, quickly; /* H came so; this chunk is quick */
+    void *state;             /* of the head, where it is this thread's alone */
+    void *start[SPANS];      /* as it is at the beginning of each span */
     size_t state_bytes;
 } scratch;
 
@@ -24,6 +25,9 @@ static void scratch_carve(scratch *y, const loam_problem *p, const loam_args *a,
     if (recurrent_form_of(p->mechanism)->solved) {
         y->x = &y->mesa.x;
         mesa_carve(&y->mesa, p, a, pool);
+        for (int i = 0; i < SPANS; i++) {
+            mesa_span_carve(&y->quick[i], p, a, pool);
+        }
         y->state_bytes = (size_t)mesa_state_doubles(y->x) * sizeof(double);
     } else {
         y->x = y->span;
@@ -33,7 +37,7 @@ static void scratch_carve(scratch *y, const loam_problem *p, const loam_args *a,
         y->state_bytes = (size_t)chunk_state_floats(y->x) * sizeof(float);
     }
     y->state = arena_take(pool, y->state_bytes, 1);
-    for (int i = 0; i < (y->x == y->span ? SPANS : 1); i++) {
+    for (int i = 0; i < SPANS; i++) {
         y->start[i] = arena_take(pool, y->state_bytes, 1);
     }
 }
@@ -73,20 +77,90 @@ static void mesa_put_panel(const mesa *m, int64_t panel)
     }
 }
 
+static void mesa_put_info(const chunk *x, const loam_row_info *rows)
+{
+    const loam_view *info = &x->a->info;
+    for (int64_t t = 0; info->data && t < x->tokens; t++) {
+        ((loam_row_info *)info->data)[RECURRENT_AT(*info, x->s.b, x->h, x->s.first + x->first + t)] = rows[t];
+    }
+}
+
 static void mesa_end_chunk(mesa *m, double *start)
 {
-    const chunk *x = &m->x;
-    const loam_view *info = &x->a->info;
     mesa_load_h(m, start);
     mesa_solve_queries(m);
-    for (int64_t panel = 0; panel < x->panels; panel++) {
+    for (int64_t panel = 0; panel < m->x.panels; panel++) {
         mesa_read(m, start, panel);
         mesa_put_panel(m, panel);
     }
-    for (int64_t t = 0; info->data && t < x->tokens; t++) {
-        ((loam_row_info *)info->data)[RECURRENT_AT(*info, x->s.b, x->h, x->s.first + x->first + t)] =
-            m->read.info[t];
+    mesa_put_info(&m->x, m->read.info);
+}
+
+/* The same by spans. A chunk that forgets nothing has an exact form, and one whose systems may be worse conditioned than
+ * float32 bears is float64. */
+static bool mesa_is_quick(const scratch *y, int64_t spans, double *state)
+{
+    const mesa *m = &y->mesa;
+    const double *h = mesa_state_h(&m->x, state);
+    double trace = m->most_ridge;
+    bool forgets = false;
+    for (int64_t c = 0; c < m->x.d; c++) {
+        trace += h[c * m->x.width + c];
     }
+    for (int64_t i = 0; i < spans; i++) {
+        trace += y->quick[i].norm2;
+        FOR_SPAN(t) { forgets |= y->quick[i].x.gate[t] != 0; }
+    }
+    return y->symmetric && forgets && trace <= MESA_SPAN_CONDITION * m->least_ridge;
+}
+
+static void mesa_advance_chunk(scratch *y, int64_t first, int64_t spans, double *state)
+{
+    y->quickly = mesa_is_quick(y, spans, state);
+    memcpy(y->start[0], state, y->state_bytes);
+    for (int64_t i = 0; y->quickly && i < spans; i++) {
+        if (i > 0) {
+            memcpy(y->start[i], state, y->state_bytes);
+        }
+        mesa_span_advance(&y->quick[i], state);
+    }
+    if (!y->quickly) {
+        const int64_t rest = y->x->s.len - first;
+        mesa_load(&y->mesa, first, rest < CHUNK ? rest : CHUNK);
+        mesa_advance(&y->mesa, state);
+    }
+}
+
+/* False: a residual did not become small enough. */
+static bool mesa_end_spans(scratch *y, int64_t spans)
+{
+    for (int64_t i = 0; i < spans; i++) {
+        if (!mesa_span_solve(&y->quick[i], &y->mesa, y->start[i])) {
+            return false;
+        }
+        mesa_span_read(&y->quick[i], y->start[i]);
+        mesa_put_info(&y->quick[i].x, y->quick[i].info);
+    }
+    return true;
+}
+
+/* H of the initial state is symmetric, but for its rounding. */
+static bool mesa_is_symmetric(const chunk *x)
+{
+    const loam_const_view *in = &x->a->state_in;
+    if (!in->data) {
+        return true;
+    }
+    const float *h = (const float *)in->data + RECURRENT_AT(*in, x->s.index, x->h, x->p->dim_v);
+    for (int64_t r = 0; r < x->d; r++) {
+        for (int64_t c = 0; c < r; c++) {
+            const float one = h[r * in->token + c], other = h[c * in->token + r];
+            if (!(fabsf(one - other) <= 1e-6f * fabsf(h[r * in->token + r] + h[c * in->token + c]))) {
+                return false;
+            }
+        }
+    }
+    return true;
 }
 
 /* ------------------------------------------------------------------ a span */
@@ -137,23 +211,23 @@ static int64_t spans_of(const scratch *y, int64_t first)
 
 static void begin_chunk(scratch *y, int64_t first)
 {
-    if (y->x->form->solved) {
-        const int64_t rest = y->x->s.len - first;
-        mesa_load(&y->mesa, first, rest < CHUNK ? rest : CHUNK);
-        return;
-    }
     for (int64_t i = 0; i < spans_of(y, first); i++) {
-        y->span[i].s = y->x->s;
-        y->span[i].h = y->x->h;
-        begin_span(&y->span[i], first + i * SPAN);
+        chunk *x = y->x->form->solved ? &y->quick[i].x : &y->span[i];
+        x->s = y->x->s;
+        x->h = y->x->h;
+        if (x->form->solved) {
+            const int64_t at = first + i * SPAN, rest = x->s.len - at;
+            mesa_span_load(&y->quick[i], at, rest < SPAN ? rest : SPAN);
+        } else {
+            begin_span(x, first + i * SPAN);
+        }
     }
 }
 
 static void advance_chunk(scratch *y, int64_t first, void *state)
 {
     if (y->x->form->solved) {
-        memcpy(y->start[0], state, y->state_bytes);
-        mesa_advance(&y->mesa, state);
+        mesa_advance_chunk(y, first, spans_of(y, first), state);
         return;
     }
     ahead none = { 0 };
@@ -167,7 +241,14 @@ static void advance_chunk(scratch *y, int64_t first, void *state)
 static void end_chunk(scratch *y, int64_t first)
 {
     if (y->x->form->solved) {
-        mesa_end_chunk(&y->mesa, y->start[0]);
+        if (y->quickly && !mesa_end_spans(y, spans_of(y, first))) {
+            const int64_t rest = y->x->s.len - first;
+            mesa_load(&y->mesa, first, rest < CHUNK ? rest : CHUNK);
+            y->quickly = false;
+        }
+        if (!y->quickly) {
+            mesa_end_chunk(&y->mesa, y->start[0]);
+        }
         return;
     }
     ahead none = { 0 };
@@ -196,6 +277,10 @@ static void begin_head(scratch *y, int64_t n)
     y->x->h = n % y->x->p->heads_v;
     if (y->x->form->solved) {
         mesa_load_head(&y->mesa);
+        y->symmetric = mesa_is_symmetric(y->x);
+        for (int i = 0; i < SPANS; i++) {
+            mesa_span_load_ridge(&y->quick[i], &y->mesa);
+        }
     }
 }
 

@@ -475,13 +475,21 @@ static inline void mesa_norms(const mesa *m, double *to, const double *of)
     }
 }
 
-/* The residual that is small enough. Its effect grows with the condition, which the trace of H_i bounds: on gradients as it
- * is, on outputs with its root. */
+/* The residual that is small enough, of a right side of length 1. Its effect grows with the condition, which the trace of H_i
+ * bounds: on gradients as it is, on outputs with its root. */
+static inline double mesa_target(const mesa *m, double trace)
+{
+    const loam_problem *p = m->x.p;
+    const bool half = p->dtype != LOAM_F32, root = p->pass == LOAM_FORWARD;
+    const double goal = half ? 1e-4 : 1e-5, most = root ? goal : goal / 10, least = 1e-13;
+    const double inverse = m->least_ridge / (trace + m->most_ridge);
+    const double part = goal * (root ? sqrt(inverse) : inverse);
+    return part > most ? most : part > least ? part : least;
+}
+
 static inline void mesa_targets(const mesa *m)
 {
     const chunk *x = &m->x;
-    const bool half = x->p->dtype != LOAM_F32, root = x->p->pass == LOAM_FORWARD;
-    const double most = half ? 1e-5 : 1e-6, least = 1e-13, goal = half ? 1e-4 : 1e-5;
     double trace[LANES] = { 0 }, before = 0;
     for (int64_t c = 0; c < x->d; c++) {
         before += m->h[c * x->width + c];
@@ -493,9 +501,7 @@ static inline void mesa_targets(const mesa *m)
         }
     }
     for (int lane = 0; lane < LANES; lane++) {
-        const double largest = trace[lane] + (double)x->before[lane] * before + m->most_ridge;
-        const double inverse = m->least_ridge / largest, part = goal * (root ? sqrt(inverse) : inverse);
-        m->target[lane] = m->size[lane] * (part > most ? most : part > least ? part : least);
+        m->target[lane] = m->size[lane] * mesa_target(m, trace[lane] + (double)x->before[lane] * before);
     }
 }
 

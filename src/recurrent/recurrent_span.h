@@ -117,17 +117,17 @@ VEC_INLINE void span_products(const int vecs, float *restrict to, const float *r
     }
 }
 
-/* The block of rows at `to`, lanes 0 .. lanes - 1 */
-static inline void span_block_products(const chunk *x, float *to, const float *rows, const float *keys,
-                                       int64_t stride, int64_t lanes)
+/* The block of rows at `to`, lanes 0 .. lanes - 1, of rows `width` apart */
+static inline void span_block_products(float *to, const float *rows, int64_t width, const float *keys,
+                                       int64_t stride, int64_t d, int64_t lanes)
 {
     for (int64_t r = 0; r < BLOCK; r += PAIR_ROWS) {
         int64_t lane = 0;
         for (; lane + 2 * VL <= lanes; lane += 2 * VL) {
-            span_products(2, to + r * SPAN + lane, rows + r * x->width, x->width, keys + lane, stride, x->d);
+            span_products(2, to + r * SPAN + lane, rows + r * width, width, keys + lane, stride, d);
         }
         for (; lane < lanes; lane += VL) {
-            span_products(1, to + r * SPAN + lane, rows + r * x->width, x->width, keys + lane, stride, x->d);
+            span_products(1, to + r * SPAN + lane, rows + r * width, width, keys + lane, stride, d);
         }
     }
 }
@@ -227,10 +227,10 @@ static inline void span_pairs_of_tokens(chunk *x)
     turn(x->k_lanes, SPAN, x->k, x->width, SPAN, x->width);
     for (int64_t begin = 0; begin < x->tokens; begin += BLOCK) {
         const int64_t at = begin * x->width, lanes = begin + BLOCK;
-        span_block_products(x, x->P + begin * SPAN, x->q + at, x->k_lanes, SPAN, lanes);
+        span_block_products(x->P + begin * SPAN, x->q + at, x->width, x->k_lanes, SPAN, x->d, lanes);
         span_decay_pairs(x, x->P, begin, one);
         if (x->form->delta) {
-            span_block_products(x, x->A + begin * SPAN, x->k + at, x->k_lanes, SPAN, lanes);
+            span_block_products(x->A + begin * SPAN, x->k + at, x->width, x->k_lanes, SPAN, x->d, lanes);
             span_decay_pairs(x, x->A, begin, minus);
         }
     }
@@ -340,9 +340,9 @@ static inline void span_pairs_of_channels(chunk *x)
         }
     }
     turn(x->k_lanes, BLOCK, x->tail, width, BLOCK, width);
-    span_block_products(x, x->P + BLOCK * SPAN, x->q_in + half, x->k_lanes, BLOCK, BLOCK);
+    span_block_products(x->P + BLOCK * SPAN, x->q_in + half, width, x->k_lanes, BLOCK, x->d, BLOCK);
     if (x->form->delta) {
-        span_block_products(x, x->A + BLOCK * SPAN, x->k_in + half, x->k_lanes, BLOCK, BLOCK);
+        span_block_products(x->A + BLOCK * SPAN, x->k_in + half, width, x->k_lanes, BLOCK, x->d, BLOCK);
         for (int64_t i = BLOCK; i < SPAN; i++) {
             for (int64_t lane = 0; lane < BLOCK; lane += VL) {
                 float *at = x->A + i * SPAN + lane;

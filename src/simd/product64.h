@@ -63,6 +63,9 @@ VEC_INLINE void product64_rows(const int rows, double *restrict c, int64_t c_str
     for (; n + PRODUCT64_VECS * VL64 <= columns; n += PRODUCT64_VECS * VL64) {
         product64_block(rows, PRODUCT64_VECS, c + n, c_stride, a, b + n, b_stride, count, add);
     }
+    for (; n + 2 * VL64 <= columns; n += 2 * VL64) {
+        product64_block(rows, 2, c + n, c_stride, a, b + n, b_stride, count, add);
+    }
     for (; n < columns; n += VL64) {
         product64_block(rows, 1, c + n, c_stride, a, b + n, b_stride, count, add);
     }
@@ -77,7 +80,15 @@ static inline void product64(double *restrict c, int64_t c_stride, int64_t rows,
     for (; r + PRODUCT64_ROWS <= rows; r += PRODUCT64_ROWS, a.at += PRODUCT64_ROWS * a.row) {
         product64_rows(PRODUCT64_ROWS, c + r * c_stride, c_stride, a, b, b_stride, count, columns, add);
     }
-    for (; r < rows; r++, a.at += a.row) {
+    if (r + 4 <= rows) {
+        product64_rows(4, c + r * c_stride, c_stride, a, b, b_stride, count, columns, add);
+        r += 4, a.at += 4 * a.row;
+    }
+    if (r + 2 <= rows) {
+        product64_rows(2, c + r * c_stride, c_stride, a, b, b_stride, count, columns, add);
+        r += 2, a.at += 2 * a.row;
+    }
+    if (r < rows) {
         product64_rows(1, c + r * c_stride, c_stride, a, b, b_stride, count, columns, add);
     }
 }
