@@ -230,20 +230,44 @@ static void form_gates(bench_arrays *a, enum bench_array which)
         }
 }
 
-/* H of MesaNet as n = 64 tokens leave it: symmetric and positive. */
-static void form_state(bench_arrays *a)
+/* H, elements `at` on, as 64 tokens leave it, from twice as many keys as channels, so that no direction is empty. */
+static void form_h(const bench_arrays *a, int64_t head, int64_t at, uint64_t seed)
+{
+    const int64_t d = a->shape->problem.dim_qk, keys = 2 * d;
+    const loam_dtype real = bench_array_dtype(&a->shape->problem, BENCH_STATE_IN);
+    void *state = a->at[BENCH_STATE_IN];
+    for (int64_t e = 0; e < d * d; e++)
+        store(state, real, at + e, 0);
+    for (int64_t key = 0; key < keys; key++) {
+        double k[LOAM_MAX_DIM], square = 0;
+        random_normals((random_stream){ seed, BENCH_ARRAYS + 1 }, (uint64_t)((head * keys + key) * d), d, k);
+        for (int64_t c = 0; c < d; c++)
+            square += k[c] * k[c];
+        const double weight = 64 / (double)keys / (a->shape->data == BENCH_UNIT ? square : 1);
+        for (int64_t e = 0; e < d * d; e++)
+            store(state, real, at + e, bench_element(state, real, at + e) + weight * k[e / d] * k[e % d]);
+    }
+}
+
+/* H of MesaNet, the same in all sequences; s positive. */
+static void form_state(const bench_arrays *a, uint64_t seed)
 {
     const loam_problem *p = &a->shape->problem;
     const bench_layout l = bench_layout_of(p, BENCH_STATE_IN);
     const loam_dtype real = bench_array_dtype(p, BENCH_STATE_IN);
-    for (int64_t head = 0; head < p->batch * l.heads && p->mechanism == LOAM_MESA; head++)
-        for (int64_t r = 0; r < l.channels; r++)
-            for (int64_t c = 0; c < l.channels; c++)
-                store(a->at[BENCH_STATE_IN], real, (head * l.tokens + p->dim_v + r) * l.channels + c,
-                      r == c ? 64 : 0);
-    for (int64_t head = 0; head < p->batch * l.heads && p->normalise; head++)
-        for (int64_t c = 0; c < l.channels; c++)
-            store(a->at[BENCH_STATE_IN], real, (head * l.tokens + p->dim_v) * l.channels + c, 64);
+    const int64_t d = l.channels, heads = p->batch * l.heads, bytes = bench_dtype_bytes(real);
+    for (int64_t head = 0; head < heads && p->mechanism == LOAM_MESA; head++) {
+        const int64_t first = (head % l.heads * l.tokens + p->dim_v) * d,
+                      at = (head * l.tokens + p->dim_v) * d;
+        char *state = a->at[BENCH_STATE_IN];
+        if (head < l.heads)
+            form_h(a, head, at, seed);
+        else
+            memcpy(state + at * bytes, state + first * bytes, (size_t)(d * d * bytes));
+    }
+    for (int64_t head = 0; head < heads && p->normalise; head++)
+        for (int64_t c = 0; c < d; c++)
+            store(a->at[BENCH_STATE_IN], real, (head * l.tokens + p->dim_v) * d + c, 64);
 }
 
 /* ---------------------------------------------------------------- views */
@@ -331,7 +355,7 @@ static int fill(bench_arrays *a, uint64_t seed, int threads, io_error *error)
             memset(a->at[which], 0, bytes);
         form_gates(a, (enum bench_array)which);
     }
-    if (a->at[BENCH_STATE_IN]) form_state(a);
+    if (a->at[BENCH_STATE_IN]) form_state(a, seed);
     return 0;
 }
 

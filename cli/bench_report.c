@@ -34,7 +34,7 @@ static const char *roof_name(const bench_result *r)
     const loam_problem *p = &r->shape->problem;
     return r->device                ? "device copy"
            : p->pass != LOAM_DECODE ? "sgemm"
-           : bench_recurrent(p)     ? "copy" /* the state is read and written */
+           : bench_recurrent(p)     ? "update" /* the state is read and written in place */
                                     : "read";
 }
 
@@ -53,7 +53,7 @@ bench_rates bench_rates_of(const bench_report *report, const bench_result *r)
         x.of_read = x.gbs / roofs->read.most;
     }
     x.of_roof = strcmp(roof_name(r), "sgemm") == 0 ? x.of_sgemm : x.of_read;
-    if (strcmp(roof_name(r), "copy") == 0 && roofs->count > 0) x.of_roof = x.gbs / roofs->copy.most;
+    if (strcmp(roof_name(r), "update") == 0 && roofs->count > 0) x.of_roof = x.gbs / roofs->update.most;
     return x;
 }
 
@@ -148,6 +148,7 @@ static void put_run(fields *f, const bench_report *report)
     static const char *const sgemm[] = { "sgemm_gflops", "sgemm_first", "sgemm_last" };
     static const char *const read[] = { "read_gbs", "read_first", "read_last" };
     static const char *const copy[] = { "copy_gbs", "copy_first", "copy_last" };
+    static const char *const update[] = { "update_gbs", "update_first", "update_last" };
     const bench_machine *m = report->machine;
     put_text(f, "machine", m->cpu);
     put_whole(f, "cores", (double)m->cores);
@@ -161,6 +162,7 @@ static void put_run(fields *f, const bench_report *report)
     put_roof(f, report->roofs, &report->roofs->sgemm, sgemm);
     put_roof(f, report->roofs, &report->roofs->read, read);
     put_roof(f, report->roofs, &report->roofs->copy, copy);
+    put_roof(f, report->roofs, &report->roofs->update, update);
     if (report->device) {
         put_text(f, "device", report->device->info.name);
         put_real(f, "device_copy_gbs", report->device->copy > 0 ? report->device->copy : NAN);
@@ -265,6 +267,7 @@ static void write_head(const bench_report *report, FILE *stream)
         write_roof(stream, "sgemm 2048^3", &report->roofs->sgemm, "GFLOP/s");
         write_roof(stream, "read", &report->roofs->read, "GB/s");
         write_roof(stream, "copy", &report->roofs->copy, "GB/s, read and written bytes");
+        write_roof(stream, "update", &report->roofs->update, "GB/s, likewise, in place");
         fprintf(stream, "        the highest of %d measurements before, between and after the rows\n",
                 report->roofs->count);
     }
@@ -319,7 +322,7 @@ int bench_report_table(const bench_report *report, FILE *stream, io_error *error
         write_row(report, &report->results[i], stream);
     fprintf(
         stream,
-        "\nroof %%: of sgemm by operations; decode: of read by compulsory bytes, recurrences of copy; CUDA: likewise of the device's copy. x softmax: by medians, "
+        "\nroof %%: of sgemm by operations; decode: of read by compulsory bytes, recurrences of update; CUDA: likewise of the device's copy. x softmax: by medians, "
         "same row, same problem.\n");
     return 0;
 }

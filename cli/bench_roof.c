@@ -102,6 +102,18 @@ static void run_copy(bench_roofs *roofs)
     }
 }
 
+/* In place, as a state is that is read and written. */
+static void run_update(bench_roofs *roofs)
+{
+#pragma omp parallel num_threads(roofs->threads)
+    {
+        size_t begin, bytes = share(MEMORY_BYTES, &begin);
+        uint64_t *words = (uint64_t *)((char *)roofs->memory[1] + begin);
+        for (size_t i = 0; i < bytes / sizeof *words; i++)
+            words[i]++;
+    }
+}
+
 /* The best of a few, after one that wakes the threads. */
 static void measure(bench_roofs *roofs, bench_roof *roof, void (*run)(bench_roofs *), double work)
 {
@@ -126,6 +138,7 @@ void bench_roofs_measure(bench_roofs *roofs)
     openblas_set_num_threads(before);
     measure(roofs, &roofs->read, run_read, (double)MEMORY_BYTES);
     measure(roofs, &roofs->copy, run_copy, 2 * (double)MEMORY_BYTES);
+    measure(roofs, &roofs->update, run_update, 2 * (double)MEMORY_BYTES);
     roofs->count++;
     roofs->measured = bench_now();
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The roofs of the machine, measured with the threads of the run: OpenBLAS sgemm on 2048^3 for arithmetic, reading
- * and copying arrays far larger than any cache for memory. A machine may be shared and its rate may drift, so
+ * The roofs of the machine, measured with the threads of the run: OpenBLAS sgemm on 2048^3 for arithmetic, reading,
+ * copying and updating arrays far larger than any cache for memory. A machine may be shared and its rate may drift, so
  * they are measured before, between and after the kernels; the highest counts. */
 #ifndef LOAM_CLI_BENCH_ROOF_H
 #define LOAM_CLI_BENCH_ROOF_H
@@ -10,11 +10,11 @@
 #include <stddef.h>
 
 typedef struct bench_roof {
-    double first, last, most; /* 1e9 operations, or 1e9 bytes, a second; a copied byte counts twice */
+    double first, last, most; /* 1e9 operations, or 1e9 bytes, a second; a byte that is copied or updated counts twice */
 } bench_roof;
 
 typedef struct bench_roofs {
-    bench_roof sgemm, read, copy;
+    bench_roof sgemm, read, copy, update;
     int threads, count; /* count: of measurements; 0: none were wanted */
     double measured;    /* when, bench_now() */
     float *matrix[3];

@@ -11,8 +11,6 @@
 
 #include <omp.h>
 
-enum { RUN = 16 }; /* heads that a thread takes at once */
-
 typedef struct step {
     const loam_problem *p;
     const loam_args *a;
@@ -204,9 +202,32 @@ static void one_mesa_head(step *x)
 
 /* ------------------------------------------------------------------ heads */
 
+static void prefetch_row(const step *x, const loam_const_view *view, int64_t at, int64_t channels)
+{
+    const int64_t bytes = x->p->dtype == LOAM_F32 ? 4 : 2;
+    for (int64_t e = 0; e < channels * bytes; e += MESA_STEP_LINE) {
+        __builtin_prefetch((const char *)view->data + at * bytes + e);
+    }
+}
+
+/* The first token of a head. */
+static void prefetch_token(const step *x, int64_t item)
+{
+    const loam_problem *p = x->p;
+    const loam_args *a = x->a;
+    const int64_t h = item % p->heads_v, key = recurrent_key_head(p, h);
+    const recurrent_seq s = recurrent_seq_at(p, a, item / p->heads_v);
+    prefetch_row(x, &a->q, RECURRENT_AT(a->q, s.b, key, s.first), p->dim_qk);
+    prefetch_row(x, &a->k, RECURRENT_AT(a->k, s.b, key, s.first), p->dim_qk);
+    prefetch_row(x, &a->v, RECURRENT_AT(a->v, s.b, h, s.first), p->dim_v);
+}
+
 static void one_item(step *x, int64_t item)
 {
     const int64_t heads = x->p->heads_v;
+    if (item + 1 < x->p->batch * heads) {
+        prefetch_token(x, item + 1);
+    }
     x->item = item;
     x->s = recurrent_seq_at(x->p, x->a, item / heads);
     x->h = item % heads;
@@ -229,12 +250,12 @@ size_t RECURRENT_JOIN(ISA(recurrent_decode), work)(const loam_problem *p)
     return size_mul(step_bytes(p), (size_t)p->threads);
 }
 
-/* Threads take runs of heads, whose states lie one after the other: what is asked for ahead is mostly their own. */
+/* Threads take runs of heads, whose states mostly lie one after the other. */
 loam_status ISA(recurrent_decode)(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     const size_t each = step_bytes(p);
     const int64_t items = p->batch * p->heads_v, share = items / (4 * (int64_t)p->threads);
-    const int64_t run = share < 1 ? 1 : share < RUN ? share : RUN;
+    const int64_t run = share > 1 ? share : 1;
 #pragma omp parallel num_threads(p->threads)
     {
         char *mine = (char *)a->work + each * (size_t)omp_get_thread_num();

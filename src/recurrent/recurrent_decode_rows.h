@@ -7,15 +7,15 @@
 #include "src/simd/table.h"
 
 enum {
-    DECODE_AHEAD = 4096 / sizeof(float), /* between what is at work and what is asked for */
+    DECODE_AHEAD = 6144 / sizeof(float), /* between what is at work and what is asked for */
     DECODE_LINE = 64 / sizeof(float),
-    DELTA_ROWS = VL / 2
+    DECODE_ROWS = VL / 4 /* at a time; more of them go too far from one line after the other */
 };
 
 /* Rows `step` floats apart. Most states lie one after the other: what follows the last row is wanted too. */
 typedef struct decode_state {
     float *at;
-    int64_t step, rows, ahead; /* ahead: DECODE_AHEAD, or 0 where it would not be a row of the state */
+    int64_t step, rows, ahead; /* ahead: DECODE_AHEAD, or 0 where rows do not follow one another */
 } decode_state;
 
 /* What one token brings, as whole vectors with zeros at the end. */
@@ -27,12 +27,11 @@ typedef struct decode_token {
     float beta, along;  /* along: k . q */
 } decode_token;
 
-/* Rows r .. of `count`; `none` from the last on. */
-VEC_INLINE void decode_rows_at(const int count, const decode_state *s, int64_t r, float *none, float **row)
+/* Rows r .. of DECODE_ROWS; `none` where there is no such row. */
+VEC_INLINE void decode_rows_at(const decode_state *s, int64_t r, float *none, float **row)
 {
-    row[0] = s->at + r * s->step;
-    for (int e = 1; e < count; e++) {
-        row[e] = r + e < s->rows ? row[e - 1] + s->step : none;
+    for (int e = 0; e < DECODE_ROWS; e++) {
+        row[e] = r + e < s->rows ? s->at + (r + e) * s->step : none;
     }
 }
 
@@ -51,24 +50,28 @@ VEC_INLINE void decode_store(float *row, vec v, int n)
     }
 }
 
+/* As many lines ahead of `row` as a step over DECODE_ROWS rows reads, each after the one before it. */
 VEC_INLINE void decode_prefetch(const float *row, int64_t ahead, int64_t c)
 {
-    if (c % DECODE_LINE == 0) {
-        __builtin_prefetch(row + c + ahead);
+    if (ahead > 0) {
+#pragma GCC unroll 4
+        for (int line = 0; line < DECODE_ROWS * VL; line += DECODE_LINE) {
+            __builtin_prefetch(row + ahead + c * DECODE_ROWS + line);
+        }
     }
 }
 
-/* VL rows: M <- M Diag(e^g) + u k^T, sum += M . q */
+/* DECODE_ROWS rows: M <- M Diag(e^g) + u k^T, sum += M . q */
 VEC_INLINE void decode_add_step(float *const *row, const decode_token *x, const float *u, int64_t ahead,
                                 int64_t c, int n, vec *sum)
 {
     const vec q = v_load(x->q + c), k = v_load(x->k + c), decay = v_load(x->decay + c);
+    decode_prefetch(row[0], ahead, c);
 #pragma GCC unroll 16
-    for (int e = 0; e < VL; e++) {
+    for (int e = 0; e < DECODE_ROWS; e++) {
         const vec m = decode_load(row[e] + c, n) * decay + v_set(u[e]) * k;
         decode_store(row[e] + c, m, n);
         sum[e] += m * q;
-        decode_prefetch(row[e], ahead, c);
     }
 }
 
@@ -76,34 +79,38 @@ VEC_INLINE void decode_add_step(float *const *row, const decode_token *x, const 
 static inline void decode_add_rows(const decode_state *s, int64_t r, const decode_token *x, int64_t d)
 {
     const int rest = (int)(d % VL);
-    float *row[VL], u[VL];
+    float u[VL];
     vec sum[VL];
-    decode_rows_at(VL, s, r, x->none, row);
     v_store(u, v_load(x->w + r) * x->beta);
+#pragma GCC unroll 4
+    for (int part = 0; part < VL; part += DECODE_ROWS) {
+        float *row[DECODE_ROWS];
+        decode_rows_at(s, r + part, x->none, row);
 #pragma GCC unroll 16
-    for (int e = 0; e < VL; e++) {
-        sum[e] = v_set(0);
-    }
-    for (int64_t c = 0; c < d - rest; c += VL) {
-        decode_add_step(row, x, u, s->ahead, c, VL, sum);
-    }
-    if (rest > 0) {
-        decode_add_step(row, x, u, s->ahead, d - rest, rest, sum);
+        for (int e = 0; e < DECODE_ROWS; e++) {
+            sum[part + e] = v_set(0);
+        }
+        for (int64_t c = 0; c < d - rest; c += VL) {
+            decode_add_step(row, x, u + part, s->ahead, c, VL, sum + part);
+        }
+        if (rest > 0) {
+            decode_add_step(row, x, u + part, s->ahead, d - rest, rest, sum + part);
+        }
     }
     v_store(x->w + r, v_sums(sum));
 }
 
-/* DELTA_ROWS rows: sum += M Diag(e^g) k, then M Diag(e^g) q */
+/* DECODE_ROWS rows: sum += M Diag(e^g) k, then M Diag(e^g) q */
 VEC_INLINE void decode_look_step(float *const *row, const decode_token *x, int64_t ahead, int64_t c, int n,
                                  vec *sum)
 {
     const vec q = v_load(x->q_in + c), k = v_load(x->k_in + c);
+    decode_prefetch(row[0], ahead, c);
 #pragma GCC unroll 8
-    for (int e = 0; e < DELTA_ROWS; e++) {
+    for (int e = 0; e < DECODE_ROWS; e++) {
         const vec m = decode_load(row[e] + c, n);
         sum[e] += m * k;
-        sum[DELTA_ROWS + e] += m * q;
-        decode_prefetch(row[e], ahead, c);
+        sum[DECODE_ROWS + e] += m * q;
     }
 }
 
@@ -111,19 +118,19 @@ VEC_INLINE void decode_write_step(float *const *row, const decode_token *x, cons
 {
     const vec k = v_load(x->k + c), decay = v_load(x->decay + c);
 #pragma GCC unroll 8
-    for (int e = 0; e < DELTA_ROWS; e++) {
+    for (int e = 0; e < DECODE_ROWS; e++) {
         decode_store(row[e] + c, decode_load(row[e] + c, n) * decay + v_set(u[e]) * k, n);
     }
 }
 
-/* The same by the delta rule, DELTA_ROWS at a time. With D = M Diag(e^g) both D . k and y = D . q + u (k . q) come from one
+/* The same by the delta rule, DECODE_ROWS at a time. With D = M Diag(e^g) both D . k and y = D . q + u (k . q) come from one
  * look at the rows, which are still in the nearest cache when they are written. */
 static inline void decode_delta_rows(const decode_state *s, int64_t r, const decode_token *x, int64_t d)
 {
     const int rest = (int)(d % VL);
-    float *row[DELTA_ROWS], u[DELTA_ROWS], seen[VL];
+    float *row[DECODE_ROWS], u[DECODE_ROWS], seen[VL];
     vec sum[VL];
-    decode_rows_at(DELTA_ROWS, s, r, x->none, row);
+    decode_rows_at(s, r, x->none, row);
 #pragma GCC unroll 16
     for (int e = 0; e < VL; e++) {
         sum[e] = v_set(0);
@@ -135,9 +142,9 @@ static inline void decode_delta_rows(const decode_state *s, int64_t r, const dec
         decode_look_step(row, x, s->ahead, d - rest, rest, sum);
     }
     v_store(seen, v_sums(sum));
-    for (int e = 0; e < DELTA_ROWS; e++) {
+    for (int e = 0; e < DECODE_ROWS; e++) {
         u[e] = x->beta * (x->w[r + e] - seen[e]);
-        x->w[r + e] = seen[DELTA_ROWS + e] + u[e] * x->along;
+        x->w[r + e] = seen[DECODE_ROWS + e] + u[e] * x->along;
     }
     for (int64_t c = 0; c < d - rest; c += VL) {
         decode_write_step(row, x, u, c, VL);
@@ -150,7 +157,7 @@ static inline void decode_delta_rows(const decode_state *s, int64_t r, const dec
 /* All rows of a state. */
 static inline void decode_rows(bool delta, const decode_state *s, const decode_token *x, int64_t d)
 {
-    for (int64_t r = 0; delta && r < s->rows; r += DELTA_ROWS) {
+    for (int64_t r = 0; delta && r < s->rows; r += DECODE_ROWS) {
         decode_delta_rows(s, r, x, d);
     }
     for (int64_t r = 0; !delta && r < s->rows; r += VL) {

@@ -97,9 +97,9 @@ static void roofs_are_measured(void **state)
     (void)state;
     write_shapes();
     json_t *root = run_json("small.txt --shape 's*' --repeat 1");
-    static const char *const roofs[] = { "sgemm", "read", "copy" }, *const units[] = { "gflops", "gbs",
-                                                                                       "gbs" };
-    for (int i = 0; i < 3; i++) {
+    static const char *const roofs[] = { "sgemm", "read", "copy", "update" };
+    static const char *const units[] = { "gflops", "gbs", "gbs", "gbs" };
+    for (int i = 0; i < 4; i++) {
         char name[32];
         snprintf(name, sizeof name, "%s_%s", roofs[i], units[i]);
         const double most = number_of(root, name);

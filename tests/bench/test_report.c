@@ -28,11 +28,13 @@ static void make_up(made_up *m)
 {
     static const loam_mechanism mechanisms[] = { LOAM_SOFTMAX, LOAM_LLA, LOAM_SOFTMAX };
     static const loam_pass passes[] = { LOAM_FORWARD, LOAM_FORWARD, LOAM_DECODE };
-    *m = (made_up){
-        .machine = { "a CPU", "avx2", "gcc 1", "2026-01-02T03:04:05Z", "abc+", 4, 1e9 },
-        .roofs = { .sgemm = { 90, 80, 100 }, .read = { 9, 8, 10 }, .copy = { 19, 18, 20 }, .count = 2 },
-        .protocol = { .threads = 3, .seed = 5 }
-    };
+    *m = (made_up){ .machine = { "a CPU", "avx2", "gcc 1", "2026-01-02T03:04:05Z", "abc+", 4, 1e9 },
+                    .roofs = { .sgemm = { 90, 80, 100 },
+                               .read = { 9, 8, 10 },
+                               .copy = { 19, 18, 20 },
+                               .update = { 29, 28, 30 },
+                               .count = 2 },
+                    .protocol = { .threads = 3, .seed = 5 } };
     for (int i = 0; i < 3; i++) {
         bench_shape *s = &m->shapes[i];
         snprintf(s->name, sizeof s->name, "shape-%d", i);
@@ -181,6 +183,23 @@ static void csv_has_its_columns(void **state)
     free(text);
 }
 
+/* A recurrence's state is read and written in place. */
+static void recurrences_update(void **state)
+{
+    (void)state;
+    made_up m;
+    make_up(&m);
+    m.shapes[2].problem.mechanism = LOAM_DELTA;
+    char *text = written(&m.report, bench_report_json);
+    json_t *root = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
+    assert_non_null(root);
+    json_t *row = json_array_get(json_object_get(root, "results"), 2);
+    assert_string_equal(json_string_value(json_object_get(row, "roof")), "update");
+    assert_float_equal(json_real_value(json_object_get(row, "of_roof")), 2 / 1.5 / 30, 1e-6);
+    json_decref(root);
+    free(text);
+}
+
 static void json_has_its_fields(void **state)
 {
     (void)state;
@@ -193,6 +212,7 @@ static void json_has_its_fields(void **state)
     assert_string_equal(json_string_value(json_object_get(root, "machine")), "a CPU");
     assert_int_equal(json_integer_value(json_object_get(root, "threads")), 3);
     assert_true(json_real_value(json_object_get(root, "copy_gbs")) == 20);
+    assert_true(json_real_value(json_object_get(root, "update_gbs")) == 30);
     json_t *results = json_object_get(root, "results");
     assert_int_equal(json_array_size(results), 3);
     json_t *lla = json_array_get(results, 1);
@@ -243,10 +263,10 @@ static void statistics_of_a_sample(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rates_are_derived),           cmocka_unit_test(softmax_is_the_same_problem),
-        cmocka_unit_test(csv_has_its_columns),         cmocka_unit_test(json_has_its_fields),
-        cmocka_unit_test(table_shows_roofs_and_rows),  cmocka_unit_test(statistics_of_a_sample),
-        cmocka_unit_test(devices_have_their_own_roof),
+        cmocka_unit_test(rates_are_derived),      cmocka_unit_test(softmax_is_the_same_problem),
+        cmocka_unit_test(csv_has_its_columns),    cmocka_unit_test(json_has_its_fields),
+        cmocka_unit_test(recurrences_update),     cmocka_unit_test(table_shows_roofs_and_rows),
+        cmocka_unit_test(statistics_of_a_sample), cmocka_unit_test(devices_have_their_own_roof),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
