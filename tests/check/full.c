@@ -43,7 +43,7 @@ static int recurrent_specs(const loam_kernel_info *row, int mechanism, spec *cas
 /* The last queries of a long sequence, which see all of its keys, so that the reference takes seconds. */
 static int local_specs(const loam_kernel_info *row, int mechanism, spec *cases)
 {
-    static const int64_t lengths[][2] = { { 1, 1 }, { 65, 65 }, { 40, 4096 } };
+    static const int64_t lengths[][2] = { { 1, 1 }, { 65, 65 }, { 8, 4096 } };
     const int turned = kernel_turns_keys(row->name);
     int count = 0;
     for (size_t n = 0; n < sizeof lengths / sizeof lengths[0]; n++) {

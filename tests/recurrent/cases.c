@@ -115,3 +115,72 @@ void expect_part(const char *what, const values *v, const values *part, slot whi
                          part->x[which] + n * a.tokens * a.channels, a.tokens);
     }
 }
+
+values part_alone(const values *packed, int64_t b)
+{
+    const sequence q = values_sequence(packed, b);
+    spec s = packed->spec;
+    s.packed = 0;
+    s.batch = 1;
+    s.len_q = s.len_kv = q.len_q;
+    values one = values_make(&s);
+    for (int which = 0; which < SLOT_FIRST_OUTPUT; which++) {
+        if (!one.x[which]) {
+            continue;
+        }
+        const shape from = slot_shape(packed, (slot)which), to = slot_shape(&one, (slot)which);
+        const int states = which == SLOT_STATE_IN || which == SLOT_GRAD_STATE_OUT;
+        for (int64_t h = 0; h < to.heads && to.tokens > 0; h++) {
+            const int64_t skip = states || from.tokens == 1 ? 0 : q.q0;
+            memcpy(values_at(&one, (slot)which, 0, h, 0),
+                   values_at(packed, (slot)which, states ? b : 0, h, skip),
+                   (size_t)(to.tokens * to.channels) * sizeof(double));
+        }
+    }
+    return one;
+}
+
+void expect_sequence(const values *packed, const values *one, int64_t b)
+{
+    static const slot rows[] = { SLOT_O, SLOT_GRAD_Q, SLOT_GRAD_K, SLOT_GRAD_V, SLOT_GRAD_BETA };
+    static const slot states[] = { SLOT_STATE_OUT, SLOT_GRAD_STATE_IN };
+    const sequence q = values_sequence(packed, b);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (one->x[rows[i]]) {
+            expect_part("a packed sequence", packed, one, rows[i], q.q0);
+        }
+    }
+    for (size_t i = 0; i < 2; i++) {
+        if (one->x[states[i]]) {
+            const int64_t n = slot_size(one, states[i]) / packed->spec.dim_qk;
+            expect_same_rows("a packed sequence", packed, states[i], b * n, one->x[states[i]], n);
+        }
+    }
+}
+
+/* ------------------------------------------------------------------ places */
+
+static int cuda_runs(void)
+{
+    loam_kernel_info row;
+    for (int i = 0; loam_kernel_at(i, &row) == LOAM_OK; i++) {
+        if (row.available && strcmp(row.backend, "cuda") == 0) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+test_place place_now = { "CPU, f32", LOAM_BACKEND_CPU, LOAM_F32, 48, 70 };
+
+int next_place(void)
+{
+    static const test_place on_gpu[] = { { "CUDA, f32", LOAM_BACKEND_CUDA, LOAM_F32, 20, 9 },
+                                         { "CUDA, bf16, square", LOAM_BACKEND_CUDA, LOAM_BF16, 64, 64 } };
+    static size_t next;
+    if (next == sizeof on_gpu / sizeof on_gpu[0] || !cuda_runs()) {
+        return 0;
+    }
+    place_now = on_gpu[next++];
+    return 1;
+}

@@ -17,5 +17,19 @@ void expect_linear_backward(const spec *s, double factor);
 values part_of(const values *v, int64_t first, int64_t count);
 /* Rows first .. of the tokens of `v` are those of `part`, bit for bit. */
 void expect_part(const char *what, const values *v, const values *part, slot which, int64_t first);
+/* Sequence b of a packed case by itself, and its rows and states in the packed one, bit for bit. */
+values part_alone(const values *packed, int64_t b);
+void expect_sequence(const values *packed, const values *one, int64_t b);
+
+/* Where rows are tried: on the CPU and, where there is one, on a GPU, in float32 and with what its tiles are made for. */
+typedef struct test_place {
+    const char *name;
+    loam_backend backend;
+    loam_dtype dtype;
+    int64_t dim_qk, dim_v;
+} test_place;
+extern test_place place_now; /* the CPU at first */
+/* Goes to the next, if there is one. */
+int next_place(void);
 
 #endif

@@ -4,16 +4,17 @@
 
 #include <string.h>
 
-enum { LEN = 150, DIM = 5, DIM_V = 70, BATCH = 3, CHUNK = 64, LAST_BY_CHUNKS = LOAM_KDA };
+enum { LEN = 150, BATCH = 3, CHUNK = 64, LAST_BY_CHUNKS = LOAM_KDA };
 
-/* On the kernel that the library would choose. */
+/* On the kernel that the library would choose there. */
 static spec base(int mechanism, int pass)
 {
-    spec s = recurrent_spec((loam_mechanism)mechanism, (loam_pass)pass, LEN, DIM, DIM_V);
-    s.backend = LOAM_BACKEND_AUTO;
+    spec s = recurrent_spec((loam_mechanism)mechanism, (loam_pass)pass, LEN, place_now.dim_qk,
+                            place_now.dim_v);
+    s.backend = place_now.backend;
     s.heads_q = s.heads_kv = 2;
     s.heads_v = 6;
-    s.dtype = LOAM_F32;
+    s.dtype = place_now.dtype;
     s.threads = 1;
     return s;
 }
@@ -242,5 +243,16 @@ int main(void)
         cmocka_unit_test(in_place),
         cmocka_unit_test(workspace),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    /* Of a GPU those that touch no array themselves. */
+    const struct CMUnitTest anywhere[] = {
+        cmocka_unit_test(any_number_of_threads),
+        cmocka_unit_test(any_place_in_a_batch),
+        cmocka_unit_test(split_at_chunks),
+        cmocka_unit_test(split_gradients_at_chunks),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    while (next_place()) {
+        failed += cmocka_run_group_tests_name(place_now.name, anywhere, NULL, NULL);
+    }
+    return failed;
 }

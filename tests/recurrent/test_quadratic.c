@@ -12,8 +12,9 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
-enum { CASES = 120 };
+enum { CASES = 120, LEN = 150 };
 #define TOLERANCE 1e-11
 
 /* One sequence of one head. */
@@ -220,8 +221,49 @@ static void recurrence_is_the_quadratic_form(void **state)
     }
 }
 
+/* All pairs of the tokens of a chunk, and a state for all that was before. */
+static void chunk_by_chunk(const values *whole, int64_t chunk)
+{
+    const double *state = whole->x[SLOT_STATE_IN];
+    values part = { .cu_q = NULL };
+    for (int64_t at = 0; at < LEN; at += chunk) {
+        values next = part_of(whole, at, at + chunk < LEN ? chunk : LEN - at);
+        memcpy(next.x[SLOT_STATE_IN], state, (size_t)slot_size(&next, SLOT_STATE_IN) * sizeof *state);
+        expect_run(&next);
+        expect_part("a chunk", whole, &next, SLOT_O, at);
+        double *want = memory_zeroed((size_t)slot_size(&next, SLOT_O), sizeof *want);
+        one_head(&next, 0, 0, want);
+        expect_near("the quadratic form of a chunk", &next, SLOT_O, want, TOLERANCE, 1e-3);
+        free(want);
+        values_free(&part);
+        part = next;
+        state = part.x[SLOT_STATE_OUT];
+    }
+    values_free(&part);
+}
+
+static void recurrence_is_the_chunk_form(void **state)
+{
+    (void)state;
+    for (int mechanism = LOAM_LINEAR; mechanism <= LOAM_MESA; mechanism++) {
+        for (int hostile = 0; hostile < 2; hostile++) {
+            spec s = recurrent_spec((loam_mechanism)mechanism, LOAM_FORWARD, LEN, 12, 7);
+            s.data = hostile ? DATA_STEEP : DATA_NORMAL;
+            values whole = values_make(&s);
+            expect_run(&whole);
+            for (int64_t chunk = 16; chunk <= 64; chunk *= 2) {
+                chunk_by_chunk(&whole, chunk);
+            }
+            values_free(&whole);
+        }
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(recurrence_is_the_quadratic_form) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(recurrence_is_the_quadratic_form),
+        cmocka_unit_test(recurrence_is_the_chunk_form),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

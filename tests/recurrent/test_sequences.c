@@ -118,49 +118,6 @@ static void decode_is_prefill(void **state)
     }
 }
 
-/* Sequence b of a packed case by itself. */
-static values alone(const values *packed, int64_t b)
-{
-    const sequence q = values_sequence(packed, b);
-    spec s = packed->spec;
-    s.packed = 0;
-    s.batch = 1;
-    s.len_q = s.len_kv = q.len_q;
-    values one = values_make(&s);
-    for (int which = 0; which < SLOT_FIRST_OUTPUT; which++) {
-        if (!one.x[which]) {
-            continue;
-        }
-        const shape from = slot_shape(packed, (slot)which), to = slot_shape(&one, (slot)which);
-        const int states = which == SLOT_STATE_IN || which == SLOT_GRAD_STATE_OUT;
-        for (int64_t h = 0; h < to.heads && to.tokens > 0; h++) {
-            const int64_t skip = states || from.tokens == 1 ? 0 : q.q0;
-            memcpy(values_at(&one, (slot)which, 0, h, 0),
-                   values_at(packed, (slot)which, states ? b : 0, h, skip),
-                   (size_t)(to.tokens * to.channels) * sizeof(double));
-        }
-    }
-    return one;
-}
-
-static void expect_sequence(const values *packed, const values *one, int64_t b)
-{
-    static const slot rows[] = { SLOT_O, SLOT_GRAD_Q, SLOT_GRAD_K, SLOT_GRAD_V, SLOT_GRAD_BETA };
-    static const slot states[] = { SLOT_STATE_OUT, SLOT_GRAD_STATE_IN };
-    const sequence q = values_sequence(packed, b);
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        if (one->x[rows[i]]) {
-            expect_part("a packed sequence", packed, one, rows[i], q.q0);
-        }
-    }
-    for (size_t i = 0; i < 2; i++) {
-        if (one->x[states[i]]) {
-            const int64_t n = slot_size(one, states[i]) / packed->spec.dim_qk;
-            expect_same_rows("a packed sequence", packed, states[i], b * n, one->x[states[i]], n);
-        }
-    }
-}
-
 static void packed_is_separate(void **state)
 {
     (void)state;
@@ -172,7 +129,7 @@ static void packed_is_separate(void **state)
             values packed = values_make(&s);
             expect_run(&packed);
             for (int64_t b = 0; b < s.batch; b++) {
-                values one = alone(&packed, b);
+                values one = part_alone(&packed, b);
                 expect_run(&one);
                 expect_sequence(&packed, &one, b);
                 values_free(&one);
