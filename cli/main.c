@@ -81,11 +81,14 @@ static void occupy_standard_descriptors(void)
     if (descriptor > STDERR_FILENO) close(descriptor);
 }
 
-/* Printed text that did not arrive is a failure, also where the reader of a pipe has gone. */
+/* Printed text that did not arrive is a failure, also where the reader of a pipe has gone. Why an earlier write failed is not
+ * kept: another one fails alike. */
 static int check_stdout(int status)
 {
+    int failed = ferror(stdout);
+    if (failed) putchar('\n');
     errno = 0;
-    int failed = ferror(stdout) | fflush(stdout);
+    failed |= fflush(stdout);
     if (!failed || status) return status;
     fprintf(stderr, "loam: cannot write standard output: %s\n", errno ? strerror(errno) : "write error");
     return EXIT_OUTPUT;

@@ -81,21 +81,31 @@ static int open_temporary(out_file *file)
     return descriptor;
 }
 
-/* Devices and pipes are written in place: renaming over /dev/null would replace it. */
+/* The path of a file without links in it; NULL where it has none, as a deleted one that is open as /dev/stdout. */
+static char *real_path(const char *path, const struct stat *status)
+{
+    struct stat found;
+    char *real = realpath(path, NULL);
+    if (real && (stat(real, &found) || found.st_dev != status->st_dev || found.st_ino != status->st_ino)) {
+        free(real);
+        real = NULL;
+    }
+    return real;
+}
+
+/* Devices, pipes and files without a name are written in place: renaming over /dev/null would replace it. */
 static int open_target(out_file *file, const char *path)
 {
     struct stat status;
-    bool exists = stat(path, &status) == 0;
-    if (exists && S_ISDIR(status.st_mode)) {
+    if (stat(path, &status)) return open_temporary(file);
+    if (S_ISDIR(status.st_mode)) {
         errno = EISDIR;
         return -1;
     }
-    if (exists && !S_ISREG(status.st_mode)) return open(path, O_WRONLY | O_CLOEXEC);
-    char *real = exists ? realpath(path, NULL) : NULL;
-    if (real) {
-        free(file->target);
-        file->target = real;
-    }
+    char *real = S_ISREG(status.st_mode) ? real_path(path, &status) : NULL;
+    if (!real) return open(path, O_WRONLY | O_TRUNC | O_CLOEXEC);
+    free(file->target);
+    file->target = real;
     return open_temporary(file);
 }
 

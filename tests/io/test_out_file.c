@@ -238,6 +238,26 @@ static void standard_output_stays_open(void **state)
     assert_int_equal(unlink("o"), 0);
 }
 
+/* As /dev/stdout may be: open, and without a name that could be renamed over. */
+static void a_deleted_file_is_written_in_place(void **state)
+{
+    (void)state;
+    int descriptor = open("o", O_RDWR | O_CREAT | O_TRUNC, 0666);
+    assert_true(descriptor >= 0 && write(descriptor, "older", 5) == 5 && unlink("o") == 0);
+    char path[64], text[8] = "";
+    snprintf(path, sizeof path, "/proc/self/fd/%d", descriptor);
+    assert_int_equal(symlink(path, "link"), 0);
+    io_error error;
+    assert_int_equal(out_commit(begin("link", "2"), &error), 0);
+    struct stat status;
+    assert_true(lstat("link", &status) == 0 && S_ISLNK(status.st_mode));
+    assert_int_equal(pread(descriptor, text, sizeof text - 1, 0), 1);
+    assert_string_equal(text, "2");
+    close(descriptor);
+    assert_int_equal(unlink("link"), 0);
+    assert_int_equal(count_entries(), 0);
+}
+
 /* Killed between open and commit: the old file is as it was. */
 static void a_killed_writer_leaves_the_old_file(void **state)
 {
