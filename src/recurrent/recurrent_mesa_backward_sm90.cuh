@@ -73,13 +73,14 @@ static __device__ __forceinline__ void mesa_store_parts(mesa_dense *to, const me
     }
 }
 
+template <bool NESTED>
 __global__ void __launch_bounds__(MESA_THREADS, 2)
     mesa_adjoint_kernel(const __grid_constant__ mesa_backward s)
 {
     extern __shared__ __align__(16) char shared[];
     mesa_solve_stage &stage = *(mesa_solve_stage *)shared;
     const mesa_chunk at = mesa_chunk_of_block(s.m);
-    if (at.tokens <= 0) {
+    if (!mesa_has_chunk<NESTED>(s.m, at)) {
         return;
     }
     const loam_args &a = s.m.a;
@@ -89,7 +90,7 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
     const float decay[2] = { expf((float)stage.sums[t0]), expf((float)stage.sums[t0 + 8]) };
     mesa_rows x, y, r;
     float trace[2], ofs[2], ofh[2];
-    if (!stage.forgets) {
+    if constexpr (NESTED) {
         mesa_factor(stage, kept_row(s.m.kept, s.m.p, at.seq, at.h, at.chunk, MESA_DIM));
     }
     mesa_weigh(stage, trace);
@@ -97,7 +98,7 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
     __syncwarp();
     mesa_load_rows(r, a.q, at.seq.b, at.key_head, at.first, at.tokens);
     mesa_queries(r, s.m.p);
-    bool doubtful = mesa_solve_rows(x, r, stage, decay, trace).doubtful;
+    bool doubtful = mesa_solve_rows<NESTED>(x, r, stage, decay, trace).doubtful;
     mesa_store_parts<3>(s.sides[slot], x, { 0, 1, 4 });
     mesa_read_state<true>(y, x, stage.states[0]);
     mesa_load_rows(r, a.grad_o, at.seq.b, at.h, at.first, at.tokens);
@@ -107,7 +108,7 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
     {
         mesa_rows z, b;
         memcpy(b, y, sizeof b);
-        doubtful |= mesa_solve_rows(z, b, stage, decay, trace).doubtful;
+        doubtful |= mesa_solve_rows<NESTED>(z, b, stage, decay, trace).doubtful;
         mesa_store_parts<2>(s.sides[slot], z, { 2, 3 });
         mesa_dot(ofh, z, r);
     }

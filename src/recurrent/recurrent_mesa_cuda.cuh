@@ -14,6 +14,7 @@ struct mesa {
     kept_states<float> kept; /* S, then the symmetric part of H, at the beginning of chunks */
     float *given;            /* [sequence][value head][64][64]: H of state_in */
     float *total;            /* by their slots: e^(sum of the gates) of the chunk */
+    int32_t *nested;         /* by their slots: 1 for chunks whose gates are all 0 */
     int32_t *doubtful;       /* by their slots: chunks that float64 shall solve */
     double *x;               /* [work row][64]: its solutions */
 };

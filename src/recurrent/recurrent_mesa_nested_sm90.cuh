@@ -197,6 +197,10 @@ static __device__ __forceinline__ void mesa_factor(mesa_solve_stage &stage, cons
               t2 = lane % 4 * 2;
     const int row = (int)threadIdx.x / 16 * 8, column = (int)threadIdx.x % 16 * 4;
     mesa_patch b;
+    if (threadIdx.x < ELIMINATIONS) {
+        barrier_init(&stage.eliminated[threadIdx.x], MESA_DIM / 4);
+    }
+    __syncthreads();
 #pragma unroll
     for (int r = 0; r < 8; r++) {
         const float4 h = *(const float4 *)(H + (row + r) * MESA_DIM + column);

@@ -108,6 +108,7 @@ static mesa mesa_carve(const loam_problem *p, const loam_args *a, arena *pool)
     s.given = (float *)arena_take(
         pool, size_mul(size_mul((size_t)p->batch, (size_t)p->heads_v), MESA_DIM * MESA_DIM), sizeof(float));
     s.total = (float *)arena_take(pool, slots, sizeof(float));
+    s.nested = (int32_t *)arena_take(pool, slots, sizeof(int32_t));
     s.doubtful = (int32_t *)arena_take(pool, slots, sizeof(int32_t));
     s.x = (double *)arena_take(pool, size_mul(rows, MESA_DIM), sizeof(double));
     return s;
@@ -162,8 +163,10 @@ loam_status recurrent_mesa_sm90(const loam_problem *p, const loam_args *a, loam_
     }
     const int64_t chunks = p->batch * p->heads_v * s.kept.per_sequence;
     if (chunks > 0) {
-        TRY(cuda_launch("mesa_solve_kernel", mesa_solve_kernel, chunks, MESA_THREADS,
-                        sizeof(mesa_solve_stage), a->stream, false, error, s));
+        TRY(cuda_launch("mesa_solve_kernel", mesa_solve_kernel<false>, chunks, MESA_THREADS,
+                        mesa_stage_bytes<false>, a->stream, false, error, s));
+        TRY(cuda_launch("mesa_solve_kernel", mesa_solve_kernel<true>, chunks, MESA_THREADS,
+                        mesa_stage_bytes<true>, a->stream, false, error, s));
         TRY(recurrent_solve_rest_cuda(p, a, &s.kept, s.doubtful, s.x, NULL, error));
         TRY(cuda_launch("mesa_rest_kernel", mesa_rest_kernel, chunks, MESA_DIM, 0, a->stream, false, error,
                         s));
@@ -238,8 +241,10 @@ static loam_status backward(const mesa_backward &s, loam_error *error)
     const int64_t chunks = p->batch * p->heads_v * s.m.kept.per_sequence;
     TRY(states(s.m, error));
     if (chunks > 0) {
-        TRY(cuda_launch("mesa_adjoint_kernel", mesa_adjoint_kernel, chunks, MESA_THREADS,
-                        sizeof(mesa_solve_stage), a->stream, false, error, s));
+        TRY(cuda_launch("mesa_adjoint_kernel", mesa_adjoint_kernel<false>, chunks, MESA_THREADS,
+                        mesa_stage_bytes<false>, a->stream, false, error, s));
+        TRY(cuda_launch("mesa_adjoint_kernel", mesa_adjoint_kernel<true>, chunks, MESA_THREADS,
+                        mesa_stage_bytes<true>, a->stream, false, error, s));
         TRY(recurrent_solve_rest_cuda(p, a, &s.m.kept, s.m.doubtful, s.m.x, s.dx, error));
         TRY(cuda_launch("mesa_rest_sides_kernel", mesa_rest_sides_kernel, chunks, MESA_DIM, 0, a->stream,
                         false, error, s));

@@ -93,6 +93,7 @@ static __device__ __forceinline__ void mesa_nested(mesa_rows &x, mesa_rows &r, c
 }
 
 /* A x = r; r is lost. trace: of A, of the rows. */
+template <bool NESTED>
 static __device__ __forceinline__ mesa_end mesa_solve_rows(mesa_rows &x, mesa_rows &r,
                                                            const mesa_solve_stage &stage,
                                                            const float (&decay)[2], const float (&trace)[2])
@@ -101,10 +102,10 @@ static __device__ __forceinline__ mesa_end mesa_solve_rows(mesa_rows &x, mesa_ro
     mesa_end end = {};
     mesa_dot(size, r, r);
     goal[0] = RESIDUAL * RESIDUAL * size[0], goal[1] = RESIDUAL * RESIDUAL * size[1];
-    if (stage.forgets) {
-        end.steps = mesa_conjugate(x, r, stage, decay, goal, rest);
-    } else {
+    if constexpr (NESTED) {
         mesa_nested(x, r, stage, goal, rest);
+    } else {
+        end.steps = mesa_conjugate(x, r, stage, decay, goal, rest);
     }
     mesa_dot(length, x, x);
 #pragma unroll
@@ -117,13 +118,25 @@ static __device__ __forceinline__ mesa_end mesa_solve_rows(mesa_rows &x, mesa_ro
     return end;
 }
 
+/* What a kernel of the one way or the other needs of a stage. */
+template <bool NESTED>
+constexpr size_t mesa_stage_bytes = NESTED ? sizeof(mesa_solve_stage) : offsetof(mesa_solve_stage, whiten);
+
+/* Is there anything for the block to do? */
+template <bool NESTED>
+static __device__ __forceinline__ bool mesa_has_chunk(const mesa &s, const mesa_chunk &at)
+{
+    return at.tokens > 0 && s.nested[kept_slot(s.kept, s.p, at.seq, at.h, at.chunk)] == (int32_t)NESTED;
+}
+
 /* One block for each chunk. */
+template <bool NESTED>
 __global__ void __launch_bounds__(MESA_THREADS, 2) mesa_solve_kernel(const __grid_constant__ mesa s)
 {
     extern __shared__ __align__(16) char shared[];
     mesa_solve_stage &stage = *(mesa_solve_stage *)shared;
     const mesa_chunk at = mesa_chunk_of_block(s);
-    if (at.tokens <= 0) {
+    if (!mesa_has_chunk<NESTED>(s, at)) {
         return;
     }
     mesa_solve_load(s, stage, at.seq, at.h, at.chunk, at.tokens);
@@ -131,7 +144,7 @@ __global__ void __launch_bounds__(MESA_THREADS, 2) mesa_solve_kernel(const __gri
     const float decay[2] = { expf((float)stage.sums[t0]), expf((float)stage.sums[t0 + 8]) };
     mesa_rows x, r;
     float trace[2];
-    if (!stage.forgets) {
+    if constexpr (NESTED) {
         mesa_factor(stage, kept_row(s.kept, s.p, at.seq, at.h, at.chunk, MESA_DIM));
     }
     mesa_weigh(stage, trace);
@@ -139,7 +152,7 @@ __global__ void __launch_bounds__(MESA_THREADS, 2) mesa_solve_kernel(const __gri
     __syncwarp();
     mesa_load_rows(r, s.a.q, at.seq.b, at.key_head, at.first, at.tokens);
     mesa_queries(r, s.p);
-    const mesa_end end = mesa_solve_rows(x, r, stage, decay, trace);
+    const mesa_end end = mesa_solve_rows<NESTED>(x, r, stage, decay, trace);
     if (__any_sync(~0u, end.doubtful) && lane == 0) {
         s.doubtful[kept_slot(s.kept, s.p, at.seq, at.h, at.chunk)] = 1;
     }
@@ -157,7 +170,7 @@ __global__ void __launch_bounds__(MESA_THREADS, 2) mesa_solve_kernel(const __gri
 #pragma unroll
         for (int row = 0; row < 2; row++) {
             const int t = t0 + 8 * row;
-            const loam_row_info info = { LOAM_ROW_SOLVED, stage.forgets ? LOAM_SOLVER_CG : LOAM_SOLVER_GRAM,
+            const loam_row_info info = { LOAM_ROW_SOLVED, NESTED ? LOAM_SOLVER_GRAM : LOAM_SOLVER_CG,
                                          end.steps, end.residual[row] };
             if (t < at.tokens) {
                 ((loam_row_info *)s.a.info.data)[RECURRENT_AT(s.a.info, at.seq.b, at.h, at.first + t)] = info;

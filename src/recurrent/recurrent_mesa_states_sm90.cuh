@@ -145,7 +145,9 @@ __global__ void __launch_bounds__(MESA_THREADS) mesa_write_kernel(const __grid_c
         }
         const float later = __shfl_down_sync(~0u, after, 1), rest = lane < 31 ? later : 0;
         x.suf[2 * lane] = expf(rest + gate[1]), x.suf[2 * lane + 1] = expf(rest);
+        const bool forgets = __any_sync(~0u, gate[0] != 0 || gate[1] != 0);
         if (lane == 0) {
+            s.nested[slot] = !forgets;
             s.total[slot] = expf(after);
             s.doubtful[slot] = 0;
         }

@@ -17,19 +17,20 @@
 enum { PIVOTS = 4, ELIMINATIONS = MESA_DIM / PIVOTS };
 
 struct mesa_solve_stage {
-    mesa_tile k, v, states[2][2];                    /* S0, H0 in two parts */
-    mesa_tile whiten[2], past[2];                    /* without forgetting: N and Y, see mesa_factor */
-    union {                                          /* before there is W: of mesa_factor */
+    mesa_tile k, v, states[2][2]; /* S0, H0 in two parts */
+    union {
         float4 weights[MESA_WARPS][MESA_BLOCKS][32]; /* W as the lanes hold it */
+        /* before there is W, of mesa_factor: */
         mesa_turned square;
         float pivots[ELIMINATIONS][PIVOTS][MESA_DIM]; /* rows that are eliminated with */
         mesa_tile root[2];
     };
-    uint64_t eliminated[ELIMINATIONS];           /* barriers: pivots are there */
     double sums[MESA_TOKENS];                    /* pre */
     float write[MESA_TOKENS], norm[MESA_TOKENS]; /* beta / |k|^2, |k|; beta, 1 without features */
     float ridge[MESA_DIM];
-    bool forgets; /* a gate of the chunk is not 0 */
+    mesa_tile whiten[2],
+        past[2]; /* N and Y, see mesa_factor; there where nothing is forgotten, and what follows */
+    uint64_t eliminated[ELIMINATIONS]; /* barriers: pivots are there */
 };
 
 /* y += x tile, tile in two parts; with `by_rows` its transpose. */
@@ -152,17 +153,10 @@ static __device__ __forceinline__ void mesa_solve_load(const mesa &s, mesa_solve
             *(uint2 *)&x.states[row / MESA_DIM][part][row % MESA_DIM][c] = make_uint2(low[part], high[part]);
         }
     }
-    if (threadIdx.x < ELIMINATIONS) {
-        barrier_init(&x.eliminated[threadIdx.x], MESA_DIM / 4);
-    }
     if (threadIdx.x < 32) {
         /* sums of 64 bits, gates held at -1e4: their differences are exact to 1e-10, and e^-1e4 is 0 */
         const double g0 = fmax((double)mesa_scalar(s.a.log_decay, seq, h, first, 2 * lane, tokens), -1e4);
         const double g1 = fmax((double)mesa_scalar(s.a.log_decay, seq, h, first, 2 * lane + 1, tokens), -1e4);
-        const bool forgets = __any_sync(~0u, g0 != 0 || g1 != 0);
-        if (lane == 0) {
-            x.forgets = forgets;
-        }
         double sum = g0 + g1;
 #pragma unroll
         for (int step = 1; step < 32; step *= 2) {

@@ -91,7 +91,7 @@ template <bool BY_ROWS, int PARTS>
 static __device__ __forceinline__ void mesa_given(mesa_rows &y, const mesa_tile &rows, const mesa_tile *tile,
                                                   int m)
 {
-#pragma unroll
+#pragma unroll 1 /* kernels are long, and fetching them is what they wait for */
     for (int k = 0; k < MESA_BLOCKS / 2; k++) {
         operand_a<1> a;
         load_a<MESA_PITCH>(a, &rows[0][0], m, 16 * k);
