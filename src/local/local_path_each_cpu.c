@@ -377,6 +377,7 @@ static loam_status backward(const each_arrays *w, const loam_args *own, local_ro
 }
 
 static const each_backend cpu = {
+    .group_bytes = (size_t)64 << 20,
     .work = work,
     .begin = begin,
     .clear = clear,
