@@ -92,6 +92,12 @@ static __device__ __forceinline__ row_pair row_pair_of(const loam_problem &p, co
     return r;
 }
 
+/* Has the warp no rows? It has no part in the products with the keys that stream by. */
+static __device__ __forceinline__ bool warp_is_idle(const row_block &x)
+{
+    return (int)(threadIdx.x / 32 * 16) >= x.rows;
+}
+
 /* The column of element e (0 to 3) of block n of a warp's numbers. */
 static __device__ __forceinline__ int column_of(int n, int e)
 {

@@ -173,6 +173,9 @@ static __device__ void put_given_weights(given_shared<WIDE, DIM, PROBED> &sm, co
     typedef shape<WIDE, DIM> of;
     clear_weights(p, a, x);
     stream_keys<WIDE, DIM, false>(sm.ring, p, a, x, sc, false, 0, [&](const tile_at &tile) {
+        if (warp_is_idle(x)) {
+            return;
+        }
         float s[of::keys / 8][4], t[of::keys / 8][4];
         const key_terms terms = { sm.ring.norm[tile.slot], sm.ring.bias[tile.slot] };
         clear(s);
@@ -221,6 +224,9 @@ __global__ void __launch_bounds__(THREADS, 2)
     given_sums<of::columns / 8, PROBED> sums;
     given_begin(sums);
     stream_keys<WIDE, DIM, true>(sm.ring, p, a, x, sc, false, chunk, [&](const tile_at &t) {
+        if (warp_is_idle(x)) {
+            return;
+        }
         float s[of::keys / 8][4];
         const key_terms terms = { sm.ring.norm[t.slot], sm.ring.bias[t.slot] };
         clear(s);
