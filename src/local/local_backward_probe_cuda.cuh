@@ -187,9 +187,6 @@ __global__ void __launch_bounds__(probe_shared<WIDE, DIM>::of::threads)
     float f[DIM / 8][4];
     clear(f);
     stream_pairs<S, true>(sm.ring, p, a, x, sc, solved, [&](const tile_at &t, const key_terms &terms) {
-        if (warp_is_idle(x)) {
-            return;
-        }
         float s[S::keys / 8][4], g[S::keys / 8][4];
         clear(s);
         clear(g);

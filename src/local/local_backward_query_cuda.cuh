@@ -77,9 +77,6 @@ static __device__ __forceinline__ void sweep_centres(query_shared<WIDE, DIM, DIR
     typedef backward_shape<WIDE, DIM, DIRECTIONS> S;
     float omega[2] = { 0, 0 }, rho[2] = { 0, 0 }, y[2] = { 0, 0 };
     stream_pairs<S, false>(sm.ring, p, a, x, sc, false, [&](const tile_at &t, const key_terms &terms) {
-        if (warp_is_idle(x)) {
-            return;
-        }
         float s[S::keys / 8][4], u[S::keys / 8][4], v[S::keys / 8][4];
         clear(s);
         product_rows<1, DIM>(s, sm.query, 0, threadIdx.x / 32 * 16, sm.ring.keys[t.slot]);
@@ -326,9 +323,6 @@ __global__ void __launch_bounds__(backward_shape<WIDE, DIM, DIRECTIONS>::threads
     clear(f);
     stream_pairs<S, true>(sm.ring, p, a, x, sc, DIRECTIONS == SOLVED_BY_TRACE,
                           [&](const tile_at &tile, const key_terms &terms) {
-                              if (warp_is_idle(x)) {
-                                  return;
-                              }
                               float s[blocks][4], g[blocks][4], u[blocks][4], t[blocks][4], w[blocks][4];
                               clear(s);
                               clear(g);

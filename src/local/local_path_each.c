@@ -2,9 +2,7 @@
  * PaTH scores for any probe: the workspace, the problems of the rows, and the order of what a back end does. */
 #include "src/local/local_path_each.h"
 
-/* What the copies of a group may take, if that leaves the least group. */
-static const size_t group_bytes = (size_t)384 << 20;
-static const int64_t least_group = 8, most_group = 64;
+enum { LEAST_GROUP = 8, MOST_GROUP = 64 };
 
 static size_t step_bytes(const loam_problem *p)
 {
@@ -13,12 +11,12 @@ static size_t step_bytes(const loam_problem *p)
     return size_mul(size_mul((size_t)p->heads_kv, (size_t)p->len_kv), channels * sizeof(float));
 }
 
-static each_shape shape_of(const loam_problem *p)
+static each_shape shape_of(const each_backend *backend, const loam_problem *p)
 {
-    const size_t each = step_bytes(p), room = group_bytes / (each > 0 ? each : 1);
+    const size_t each = step_bytes(p), room = backend->group_bytes / (each > 0 ? each : 1);
     each_shape x;
     x.steps = p->len_q > p->len_kv ? p->len_q : p->len_kv;
-    x.group = local_clamp((int64_t)room, least_group, most_group);
+    x.group = local_clamp((int64_t)room, LEAST_GROUP, MOST_GROUP);
     x.group = x.group < x.steps ? x.group : x.steps > 0 ? x.steps : 1;
     x.groups = (x.steps + x.group - 1) / x.group;
     x.no_rows = x.steps - p->len_q;
@@ -73,7 +71,7 @@ static void carve_backward(const loam_problem *p, each_arrays *w, arena *pool)
 
 static each_arrays carve(const each_backend *backend, const loam_problem *p, arena *pool)
 {
-    each_arrays w = { .shape = shape_of(p), .own = *p, .end = p->len_kv };
+    each_arrays w = { .shape = shape_of(backend, p), .own = *p, .end = p->len_kv };
     w.own.dtype = LOAM_F32;
     w.own.batch = w.shape.group, w.own.len_q = 1, w.own.total_q = w.own.total_kv = -1;
     w.frame = p->heads_kv * p->len_kv * p->dim_qk;

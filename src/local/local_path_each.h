@@ -77,6 +77,7 @@ typedef struct each_steps {
 
 /* How a back end does what local_path_each.c asks for. */
 typedef struct each_backend {
+    size_t group_bytes; /* what the copies of keys of a group may take, if that leaves a few rows */
     size_t (*work)(const loam_problem *own);
     /* Values and sums of decays of a sequence into the workspace. */
     loam_status (*begin)(const loam_problem *p, const loam_args *a, const each_arrays *w, int64_t b,

@@ -355,17 +355,20 @@ static loam_status reduce(const loam_problem *p, const loam_args *a, const each_
 
 /* ------------------------------------------------------------------ the kernels of the family */
 
+/* Forward takes the kernels of decode, made for one query at a time, where these give all that is asked for. */
 static size_t work(const loam_problem *own)
 {
-    return own->pass == LOAM_FORWARD    ? LOCAL_JOIN(ISA(local_forward), work)(own)
-           : own->pass == LOAM_BACKWARD ? LOCAL_JOIN(ISA(local_backward), work)(own)
-                                        : LOCAL_JOIN(ISA(local_decode), work)(own);
+    const size_t one = own->pass == LOAM_BACKWARD ? 0 : LOCAL_JOIN(ISA(local_decode), work)(own);
+    const size_t whole = own->pass == LOAM_FORWARD    ? LOCAL_JOIN(ISA(local_forward), work)(own)
+                         : own->pass == LOAM_BACKWARD ? LOCAL_JOIN(ISA(local_backward), work)(own)
+                                                      : 0;
+    return one > whole ? one : whole;
 }
 
 static loam_status forward(const each_arrays *w, const loam_args *own, loam_error *error)
 {
-    return w->own.pass == LOAM_FORWARD ? ISA(local_forward)(&w->own, own, error)
-                                       : ISA(local_decode)(&w->own, own, error);
+    return own->saved || own->weights.data ? ISA(local_forward)(&w->own, own, error)
+                                           : ISA(local_decode)(&w->own, own, error);
 }
 
 static loam_status backward(const each_arrays *w, const loam_args *own, local_row_sums *sums,
@@ -377,6 +380,7 @@ static loam_status backward(const each_arrays *w, const loam_args *own, local_ro
 }
 
 static const each_backend cpu = {
+    .group_bytes = (size_t)64 << 20,
     .work = work,
     .begin = begin,
     .clear = clear,

@@ -247,8 +247,10 @@ static loam_status reduce(const loam_problem *p, const loam_args *a, const each_
     return local_row_sums_cuda(p, a, &rows, error);
 }
 
+/* So many rows that they fill the device, at 4096 keys of 8 heads. */
 static const each_backend cuda = {
-    work, begin, clear, move, each_turn_cuda, forward, backward, add, each_turn_back_cuda, finish, reduce
+    (size_t)640 << 20,   work,   begin, clear, move, each_turn_cuda, forward, backward, add,
+    each_turn_back_cuda, finish, reduce
 };
 
 extern "C" size_t local_path_each_forward_sm80_work(const loam_problem *p)
