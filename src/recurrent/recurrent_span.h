@@ -16,6 +16,14 @@ enum { SPAN = 2 * BLOCK };
 
 /* ------------------------------------------------------------------ loading */
 
+/* Rows beyond the tokens; mostly there are none, and a memset of nothing costs a hundred cycles here. */
+static inline void span_clear_rest(const chunk *x, float *rows, int64_t width)
+{
+    if (x->tokens < SPAN) {
+        memset(rows + x->tokens * width, 0, (size_t)((SPAN - x->tokens) * width) * sizeof *rows);
+    }
+}
+
 static inline void span_load_gates(const chunk *x)
 {
     const loam_const_view *g = &x->a->log_decay;
@@ -27,7 +35,7 @@ static inline void span_load_gates(const chunk *x)
             memcpy(row, from + at + t * g->token, (size_t)x->d * sizeof *row);
             features_clear_tail(row, x->d, x->width);
         }
-        memset(x->gate + x->tokens * x->width, 0, (size_t)((SPAN - x->tokens) * x->width) * sizeof *x->gate);
+        span_clear_rest(x, x->gate, x->width);
         return;
     }
     FOR_SPAN(t)
@@ -47,8 +55,8 @@ static inline void span_load(chunk *x, int64_t first, int64_t tokens)
     x->tokens = tokens;
     features_load_rows(x->p, &x->a->q, &x->s, x->h, first, tokens, (float)x->p->scale, x->q);
     features_load_rows(x->p, &x->a->k, &x->s, x->h, first, tokens, 1, x->k);
-    memset(x->q + tokens * x->width, 0, (size_t)((SPAN - tokens) * x->width) * sizeof *x->q);
-    memset(x->k + tokens * x->width, 0, (size_t)((SPAN - tokens) * x->width) * sizeof *x->k);
+    span_clear_rest(x, x->q, x->width);
+    span_clear_rest(x, x->k, x->width);
     span_load_gates(x);
     FOR_SPAN(t) { x->beta[t] = t >= tokens ? 0 : x->form->beta ? betas[at + t * beta->token] : 1; }
 }
@@ -420,7 +428,7 @@ static inline void span_load_values(const chunk *x, float *u, int64_t panel)
         }
         FOR_LANES(lane) { v_store(row + lane, v_load(value + lane) * x->beta[t]); }
     }
-    memset(u + x->tokens * LANES, 0, (size_t)((SPAN - x->tokens) * LANES) * sizeof *u);
+    span_clear_rest(x, u, LANES);
 }
 
 /* u of a panel, from the state before the span. */

@@ -60,7 +60,7 @@ VEC_INLINE void terms_tile(const int rows, const int terms, terms_rows to, int64
         vec sum[PANEL_ROWS][PANEL_VECS];
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
-            const float *from = to.from + (first + r) * to.stride + lane;
+            const float *from = to.from ? to.from + (first + r) * to.stride + lane : NULL;
 #pragma GCC unroll 4
             for (int n = 0; n < PANEL_VECS; n++) {
                 sum[r][n] = !to.from   ? v_set(0)
