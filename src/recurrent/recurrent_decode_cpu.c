@@ -254,8 +254,7 @@ size_t RECURRENT_JOIN(ISA(recurrent_decode), work)(const loam_problem *p)
 loam_status ISA(recurrent_decode)(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     const size_t each = step_bytes(p);
-    const int64_t items = p->batch * p->heads_v, share = items / (4 * (int64_t)p->threads);
-    const int64_t run = share > 1 ? share : 1;
+    const int64_t items = p->batch * p->heads_v, run = items / (4 * (int64_t)p->threads) + 1;
 #pragma omp parallel num_threads(p->threads)
     {
         char *mine = (char *)a->work + each * (size_t)omp_get_thread_num();

@@ -363,12 +363,11 @@ typedef struct mesa_along {
 } mesa_along;
 
 /* `vecs` vectors of ap32 <- A p32; their part of the sums. */
-VEC_INLINE mesa_along mesa_times_panel(const int vecs, const mesa_step *y, int64_t at, mesa_along sums,
-                                       mesa_ahead *ahead)
+VEC_INLINE mesa_along mesa_times_panel(const int vecs, const bool asks, const mesa_step *y, int64_t at,
+                                       mesa_along sums, mesa_ahead *ahead)
 {
     const float *a = y->a32 + at, *p = y->p32;
     const int64_t width = y->width, d = y->d;
-    const uintptr_t step = ahead->at < ahead->end ? MESA_STEP_LINE : 0;
     uintptr_t line = ahead->at;
     vec even[MESA_PANEL], odd[MESA_PANEL];
 #pragma GCC unroll 4
@@ -378,9 +377,11 @@ VEC_INLINE mesa_along mesa_times_panel(const int vecs, const mesa_step *y, int64
     int64_t r = 0;
     for (; r + 2 <= d; r += 2, a += 2 * width) {
         const vec first = v_set(p[r]), second = v_set(p[r + 1]);
-        __builtin_prefetch((const void *)line, 0, 2);
-        __builtin_prefetch((const void *)(line + step), 0, 2);
-        line += 2 * step;
+        if (asks) {
+            __builtin_prefetch((const void *)line, 0, 2);
+            __builtin_prefetch((const void *)(line + MESA_STEP_LINE), 0, 2);
+            line += 2 * MESA_STEP_LINE;
+        }
 #pragma GCC unroll 4
         for (int n = 0; n < vecs; n++) {
             even[n] += v_load(a + n * VL) * first;
@@ -398,18 +399,23 @@ VEC_INLINE mesa_along mesa_times_panel(const int vecs, const mesa_step *y, int64
     return sums;
 }
 
-/* ap32 <- A p32 */
-static inline mesa_along mesa_times(const mesa_step *y, mesa_ahead *ahead)
+VEC_INLINE mesa_along mesa_times_as(const bool asks, const mesa_step *y, mesa_ahead *ahead)
 {
     mesa_along sums = { v_set(0), v_set(0) };
     int64_t c = 0;
     for (; c + MESA_PANEL * VL <= y->width; c += MESA_PANEL * VL) {
-        sums = mesa_times_panel(MESA_PANEL, y, c, sums, ahead);
+        sums = mesa_times_panel(MESA_PANEL, asks, y, c, sums, ahead);
     }
     for (; c < y->width; c += VL) {
-        sums = mesa_times_panel(1, y, c, sums, ahead);
+        sums = mesa_times_panel(1, asks, y, c, sums, ahead);
     }
     return (mesa_along){ v_total(sums.pap), v_total(sums.apap) };
+}
+
+/* ap32 <- A p32, and on the way some lines of what comes next are asked for. */
+static inline mesa_along mesa_times(const mesa_step *y, mesa_ahead *ahead)
+{
+    return ahead->at < ahead->end ? mesa_times_as(true, y, ahead) : mesa_times_as(false, y, ahead);
 }
 
 /* x32 <- about the solution for the right side r32, which is of length 1. Ends where the square of the residual is at most
