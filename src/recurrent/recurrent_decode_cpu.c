@@ -144,7 +144,7 @@ static void mesa_token(step *x, int64_t t, mesa_rows from, mesa_rows to)
     const int64_t token = x->s.first + t;
     mesa_step *y = &x->mesa;
     float *w = x->token.w;
-    mesa_ahead ahead = t + 1 == x->s.len ? x->ahead : (mesa_ahead){ NULL, NULL };
+    mesa_ahead ahead = t + 1 == x->s.len ? x->ahead : (mesa_ahead){ 0, 0 };
     load_decay(x, t);
     load_value(x, t);
     y->decay = (double)x->token.decay[0];
@@ -172,10 +172,10 @@ static mesa_ahead ahead_of(const step *x)
     const loam_const_view *in = &x->a->state_in;
     const int64_t heads = x->p->heads_v, next = x->item + 1;
     if (!in->data || in->token != x->d || next == x->p->batch * heads) {
-        return (mesa_ahead){ NULL, NULL };
+        return (mesa_ahead){ 0, 0 };
     }
     const float *at = (const float *)in->data + RECURRENT_AT(*in, next / heads, next % heads, 0);
-    return (mesa_ahead){ (const char *)at, (const char *)(at + x->rows * x->d) };
+    return (mesa_ahead){ (uintptr_t)at, (uintptr_t)(at + x->rows * x->d) };
 }
 
 /* From the caller's state to the caller's state; tokens between go from and to one in float64. */
@@ -254,8 +254,7 @@ size_t RECURRENT_JOIN(ISA(recurrent_decode), work)(const loam_problem *p)
 loam_status ISA(recurrent_decode)(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     const size_t each = step_bytes(p);
-    const int64_t items = p->batch * p->heads_v, share = items / (4 * (int64_t)p->threads);
-    const int64_t run = share > 1 ? share : 1;
+    const int64_t items = p->batch * p->heads_v, run = items / (4 * (int64_t)p->threads) + 1;
 #pragma omp parallel num_threads(p->threads)
     {
         char *mine = (char *)a->work + each * (size_t)omp_get_thread_num();

@@ -53,10 +53,11 @@ VEC_INLINE void decode_store(float *row, vec v, int n)
 /* As many lines ahead of `row` as a step over DECODE_ROWS rows reads, each after the one before it. */
 VEC_INLINE void decode_prefetch(const float *row, int64_t ahead, int64_t c)
 {
+    const uintptr_t at = (uintptr_t)row + sizeof(float) * (uintptr_t)(ahead + c * DECODE_ROWS);
     if (ahead > 0) {
 #pragma GCC unroll 4
         for (int line = 0; line < DECODE_ROWS * VL; line += DECODE_LINE) {
-            __builtin_prefetch(row + ahead + c * DECODE_ROWS + line);
+            __builtin_prefetch((const void *)(at + sizeof(float) * (uintptr_t)line));
         }
     }
 }

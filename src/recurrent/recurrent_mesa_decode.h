@@ -20,7 +20,7 @@ enum {
     MESA_STEP_LINE = 64   /* bytes */
 };
 #define MESA_STEP_LEAST 1e-4        /* where a step ends at the latest: this part of the residual */
-#define MESA_STEP_GRAIN 2e-8        /* times the condition: the least part that float32 can tell */
+#define MESA_STEP_GRAIN 5e-9        /* times the condition: the least part that float32 can tell */
 #define MESA_STEP_FALLS 0.1         /* a residual that does not fall to this part in a round stays */
 #define MESA_STEP_WORST 1e-12       /* 1 / condition at or below which pivots decide what is singular */
 #define MESA_STEP_LEAST_PIVOT 1e-14 /* of the largest diagonal entry, as in the reference */
@@ -91,13 +91,13 @@ static inline void mesa_step_head(const loam_problem *p, const loam_args *a, int
 
 /* What will be wanted from memory next: lines that are asked for one after the other. */
 typedef struct mesa_ahead {
-    const char *at, *end;
+    uintptr_t at, end;
 } mesa_ahead;
 
 static inline void mesa_ahead_rest(mesa_ahead *a)
 {
     for (; a->at < a->end; a->at += MESA_STEP_LINE) {
-        __builtin_prefetch(a->at, 0, 2);
+        __builtin_prefetch((const void *)a->at, 0, 2);
     }
 }
 
@@ -357,13 +357,19 @@ static inline double mesa_step_round(const mesa_step *y, mesa_rows source)
 
 enum { MESA_PANEL = 4 };
 
-/* `vecs` vectors of ap32 <- A p32 */
-VEC_INLINE vec mesa_times_panel(const int vecs, const mesa_step *y, int64_t at, mesa_ahead *ahead)
+/* p . A p and A p . A p */
+typedef struct mesa_along {
+    vec pap, apap;
+} mesa_along;
+
+/* `vecs` vectors of ap32 <- A p32; their part of the sums. */
+VEC_INLINE mesa_along mesa_times_panel(const int vecs, const bool asks, const mesa_step *y, int64_t at,
+                                       mesa_along sums, mesa_ahead *ahead)
 {
     const float *a = y->a32 + at, *p = y->p32;
-    const int64_t width = y->width, d = y->d, step = ahead->at < ahead->end ? MESA_STEP_LINE : 0;
-    const char *line = ahead->at;
-    vec even[MESA_PANEL], odd[MESA_PANEL], along = v_set(0);
+    const int64_t width = y->width, d = y->d;
+    uintptr_t line = ahead->at;
+    vec even[MESA_PANEL], odd[MESA_PANEL];
 #pragma GCC unroll 4
     for (int n = 0; n < vecs; n++) {
         even[n] = odd[n] = v_set(0);
@@ -371,9 +377,11 @@ VEC_INLINE vec mesa_times_panel(const int vecs, const mesa_step *y, int64_t at, 
     int64_t r = 0;
     for (; r + 2 <= d; r += 2, a += 2 * width) {
         const vec first = v_set(p[r]), second = v_set(p[r + 1]);
-        __builtin_prefetch(line, 0, 2);
-        __builtin_prefetch(line + step, 0, 2);
-        line += 2 * step;
+        if (asks) {
+            __builtin_prefetch((const void *)line, 0, 2);
+            __builtin_prefetch((const void *)(line + MESA_STEP_LINE), 0, 2);
+            line += 2 * MESA_STEP_LINE;
+        }
 #pragma GCC unroll 4
         for (int n = 0; n < vecs; n++) {
             even[n] += v_load(a + n * VL) * first;
@@ -383,29 +391,38 @@ VEC_INLINE vec mesa_times_panel(const int vecs, const mesa_step *y, int64_t at, 
     ahead->at = line;
 #pragma GCC unroll 4
     for (int n = 0; n < vecs; n++) {
-        const vec last = r < d ? v_load(a + n * VL) * p[r] : v_set(0), sum = even[n] + odd[n] + last;
-        v_store(y->ap32 + at + n * VL, sum);
-        along += sum * v_load(p + at + n * VL);
+        const vec last = r < d ? v_load(a + n * VL) * p[r] : v_set(0), ap = even[n] + odd[n] + last;
+        v_store(y->ap32 + at + n * VL, ap);
+        sums.pap += ap * v_load(p + at + n * VL);
+        sums.apap += ap * ap;
     }
-    return along;
+    return sums;
 }
 
-/* ap32 <- A p32. Returns p32 . ap32. */
-static inline vec mesa_times(const mesa_step *y, mesa_ahead *ahead)
+VEC_INLINE mesa_along mesa_times_as(const bool asks, const mesa_step *y, mesa_ahead *ahead)
 {
-    vec along = v_set(0);
+    mesa_along sums = { v_set(0), v_set(0) };
     int64_t c = 0;
     for (; c + MESA_PANEL * VL <= y->width; c += MESA_PANEL * VL) {
-        along += mesa_times_panel(MESA_PANEL, y, c, ahead);
+        sums = mesa_times_panel(MESA_PANEL, asks, y, c, sums, ahead);
     }
     for (; c < y->width; c += VL) {
-        along += mesa_times_panel(1, y, c, ahead);
+        sums = mesa_times_panel(1, asks, y, c, sums, ahead);
     }
-    return v_total(along);
+    return (mesa_along){ v_total(sums.pap), v_total(sums.apap) };
+}
+
+/* ap32 <- A p32, and on the way some lines of what comes next are asked for. */
+static inline mesa_along mesa_times(const mesa_step *y, mesa_ahead *ahead)
+{
+    return ahead->at < ahead->end ? mesa_times_as(true, y, ahead) : mesa_times_as(false, y, ahead);
 }
 
 /* x32 <- about the solution for the right side r32, which is of length 1. Ends where the square of the residual is at most
- * `least`, or A is not positive in float32. Returns the iterations. */
+ * `least`, or A is not positive in float32. Returns the iterations.
+ *
+ * With r . A p = p . A p the square of the next residual is alpha^2 A p . A p - r . r, so that the next direction need not
+ * wait for it; where it is read, it is summed. */
 static inline int mesa_step_gradients(const mesa_step *y, float least, int64_t most, mesa_ahead *ahead)
 {
     const size_t bytes = (size_t)y->width * sizeof(float);
@@ -418,24 +435,20 @@ static inline int mesa_step_gradients(const mesa_step *y, float least, int64_t m
     }
     rr = v_total(rr);
     while (count < most && rr[0] > least) {
-        const vec pap = mesa_times(y, ahead);
-        if (!(pap[0] > 0)) {
+        const mesa_along sums = mesa_times(y, ahead);
+        if (!(sums.pap[0] > 0)) {
             break;
         }
-        const vec alpha = rr / pap;
-        vec next = v_set(0);
+        const vec alpha = rr / sums.pap, onward = v_max(alpha * (sums.apap / sums.pap) - 1, v_set(0));
+        rr = v_set(0);
         for (int64_t c = 0; c < y->width; c += VL) {
-            const vec r = v_load(y->r32 + c) - alpha * v_load(y->ap32 + c);
-            v_store(y->x32 + c, v_load(y->x32 + c) + alpha * v_load(y->p32 + c));
+            const vec p = v_load(y->p32 + c), r = v_load(y->r32 + c) - alpha * v_load(y->ap32 + c);
+            v_store(y->x32 + c, v_load(y->x32 + c) + alpha * p);
             v_store(y->r32 + c, r);
-            next += r * r;
+            v_store(y->p32 + c, r + onward * p);
+            rr += r * r;
         }
-        next = v_total(next);
-        const vec along = next / rr;
-        for (int64_t c = 0; c < y->width; c += VL) {
-            v_store(y->p32 + c, v_load(y->r32 + c) + along * v_load(y->p32 + c));
-        }
-        rr = next;
+        rr = v_total(rr);
         count++;
     }
     return count;
