@@ -445,7 +445,8 @@ LOAM_API loam_status loam_rope_apply(const loam_rope *rope, const loam_const_vie
  *
  * The problems agree in pass (forward or backward), dtype, batch, lengths, dimensions and heads, of which there is one
  * number; dim_qk + dim_v <= LOAM_MAX_DIM; the recurrent problem has identity features, is not normalised, and its scale is 1
- * by default. p may be any mechanism of the local family. Host memory. */
+ * by default. p may be any mechanism of the local family. Both in host memory, or both with LOAM_BACKEND_CUDA, of which a run
+ * only launches. */
 
 typedef struct loam_interpolation loam_interpolation;
 
@@ -459,8 +460,8 @@ LOAM_API const loam_plan *loam_interpolation_recurrent(const loam_interpolation 
 LOAM_API size_t loam_interpolation_work_bytes(const loam_interpolation *interpolation);
 LOAM_API size_t loam_interpolation_saved_bytes(const loam_interpolation *interpolation);
 
-/* args: q, k, v, o, work, saved, cu_q, grad_o, grad_q, grad_k and grad_v of the whole, and all else of the local problem (cu_kv
- * too); recurrent_args: log_decay, beta, ridge, states, info and their gradients, all else NULL. */
+/* args: q, k, v, o, work, saved, cu_q, stream, grad_o, grad_q, grad_k and grad_v of the whole, and all else of the local
+ * problem (cu_kv too); recurrent_args: log_decay, beta, ridge, states, info and their gradients, all else NULL. */
 LOAM_API loam_status loam_interpolation_run(const loam_interpolation *interpolation, const loam_args *args,
                                             const loam_args *recurrent_args, loam_error *error);
 

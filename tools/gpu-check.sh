@@ -55,11 +55,13 @@ step()
 while read -r row; do
     step "check-$row" "$(program loam-check)" -k "$row" -n "$cases" --seed "$seed"
 done <"$logs/rows"
+step full "$(program loam-check)" -k '*_sm*' --full
 step bits "$(program test_parallel_bits)"
+step recurrent-bits "$(program test_recurrent_bits)"
+step recurrent-rows "$(program test_recurrent_rows)"
 step launch "$(program test_cuda_launch)"
 step contract "$(program test_cuda_contract)"
 step rope "$(program test_cuda_rope)"
-step split "$(program test_cuda_split)"
 LOAM="$(program loam)" step program "$(program test_cli_cuda)"
 if [ "$quick" = 0 ]; then
     step large "$(program test_cuda_large)"

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-enum { LEN = 150, BATCH = 3, CHUNK = 64, LAST_BY_CHUNKS = LOAM_KDA };
+enum { LEN = 150, BATCH = 3, CHUNK = 64 };
 
 /* On the kernel that the library would choose there. */
 static spec base(int mechanism, int pass)
@@ -80,11 +80,19 @@ static void any_place_in_a_batch(void **state)
     }
 }
 
+/* MesaNet's states are float64 while a call lasts, but for its chunks on Hopper. */
+static int last_by_chunks(void)
+{
+    return place_now.backend == LOAM_BACKEND_CUDA && place_now.dtype == LOAM_BF16 && place_now.dim_qk == 64
+               ? LOAM_MESA
+               : LOAM_KDA;
+}
+
 /* States of float32 carry a sequence over the edge of a chunk as if it were not there. */
 static void split_at_chunks(void **state)
 {
     (void)state;
-    for (int mechanism = LOAM_LINEAR; mechanism <= LAST_BY_CHUNKS; mechanism++) {
+    for (int mechanism = LOAM_LINEAR; mechanism <= last_by_chunks(); mechanism++) {
         const spec s = base(mechanism, LOAM_FORWARD);
         values whole = values_make(&s);
         expect_run(&whole);
@@ -109,7 +117,7 @@ static void split_gradients_at_chunks(void **state)
 {
     (void)state;
     static const slot rows[] = { SLOT_GRAD_Q, SLOT_GRAD_K, SLOT_GRAD_V, SLOT_GRAD_BETA, SLOT_GRAD_LOG_DECAY };
-    for (int mechanism = LOAM_LINEAR; mechanism <= LAST_BY_CHUNKS; mechanism++) {
+    for (int mechanism = LOAM_LINEAR; mechanism <= last_by_chunks(); mechanism++) {
         const spec s = base(mechanism, LOAM_BACKWARD);
         values whole = values_make(&s);
         expect_run(&whole);
