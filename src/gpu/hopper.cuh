@@ -406,7 +406,7 @@ static __device__ __forceinline__ void multiply_weights(float (&out)[DIM / SIDE]
 
 /* out = columns^T tile, two tiles of 64 rows. Under way until a commit and a wait. */
 static __device__ __forceinline__ void multiply_transposed(float (&out)[8][4], const __nv_bfloat16 *columns,
-                                                        const __nv_bfloat16 *tile)
+                                                           const __nv_bfloat16 *tile)
 {
     const uint32_t a = descriptor_low(columns), b = descriptor_low(tile);
     products_begin();

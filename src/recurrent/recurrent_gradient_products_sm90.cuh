@@ -338,6 +338,21 @@ static __device__ __forceinline__ void store_sums(float *sum, const tile_sums<DI
     }
 }
 
+/* The threads of a block wait for each other, half of them in one branch (FIRST) and half in another. A barrier of all threads in two
+ * places is an error to compute-sanitizer: each half waits for itself, and each quarter, at a barrier of its own, for the other half. */
+template <int THREADS, bool FIRST> static __device__ __forceinline__ void branches_meet()
+{
+    constexpr int half = THREADS / 2, quarter = THREADS / 4, mine = FIRST ? 1 : 3, theirs = FIRST ? 3 : 1;
+    threads_arrive<half + quarter>(theirs);
+    threads_arrive<half + quarter>(theirs + 1);
+    threads_await<half>(FIRST ? 5 : 6);
+    if (__shfl_sync(0xffffffffu, threadIdx.x % half / quarter, 0) == 0) {
+        threads_await<half + quarter>(mine);
+    } else {
+        threads_await<half + quarter>(mine + 1);
+    }
+}
+
 /* The sums of all warpgroups to where the operands were. */
 template <int DIM, gate_reach GATES, bool DELTA>
 static __device__ __forceinline__ void multiply_chunk(gradient_shared<DIM, GATES, DELTA> &m, float scale)
@@ -352,14 +367,14 @@ static __device__ __forceinline__ void multiply_chunk(gradient_shared<DIM, GATES
         if (DELTA) {
             multiply_queries(m, second, m.dr, -1, false, tile);
         }
-        threads_await<of::threads>(1); /* two places, one barrier: both branches are of whole warps */
+        branches_meet<of::threads, true>();
         store_sums<DIM, GATES>(m.sum[shared::x], first, tile);
         if (DELTA) {
             store_sums<DIM, GATES>(m.sum[shared::z], second, tile);
         }
     } else {
         multiply_keys(m, first, second, scale, tile);
-        threads_await<of::threads>(1);
+        branches_meet<of::threads, false>();
         store_sums<DIM, GATES>(m.sum[shared::y], GATES == NO_GATES ? second : first, tile);
         if (GATES != NO_GATES) {
             store_sums<DIM, GATES>(m.sum[shared::e], second, tile);

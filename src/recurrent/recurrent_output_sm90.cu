@@ -17,7 +17,11 @@ loam_status recurrent_output_sm90(const loam_problem *p, const loam_args *a, con
     TRY(slot_map_make(&arrays.state, x, x->states, d, d, SIDE, error));
     arrays.o = a->o, arrays.scale = (float)p->scale;
     arrays.aligned = chunk_view_aligned(a->o.data, a->o.batch, a->o.head, a->o.token, 8);
-    return output_launch<false>(p, a, x, &arrays, error);
+    if (!recurrent_form_of(p->mechanism)->delta) {
+        return output_launch<false, false>(p, a, x, &arrays, error);
+    }
+    TRY(slot_map_make(&arrays.value_low, x, x->values_low, CHUNK_TOKENS, d, CHUNK_TOKENS, error));
+    return output_launch<false, true>(p, a, x, &arrays, error);
 }
 
 loam_status recurrent_output_reverse_sm90(const loam_problem *p, const loam_args *a,
@@ -33,7 +37,7 @@ loam_status recurrent_output_reverse_sm90(const loam_problem *p, const loam_args
     TRY(chunk_map_make(&arrays.row, p, x, x->k_out, d, error));
     TRY(slot_map_make(&arrays.state, x, x->grad_states, d, d, SIDE, error));
     arrays.du = x->du, arrays.scale = (float)p->scale;
-    return output_launch<true>(p, a, x, &arrays, error);
+    return output_launch<true, false>(p, a, x, &arrays, error);
 }
 
 /* Outputs are written as they are, sources read by bulk copies. */

@@ -2,7 +2,7 @@
  *
  * What a chunk reads on Hopper, once its state is known; a thread block has a chunk, all of them at the same time:
  *
- *     forward             o = scale (q_in S0^T + P u)
+ *     forward             o = scale (q_in S0^T + P u), with a delta rule LOW: u in two parts
  *     backward, additive  du = k_out dS1^T + scale P^T do
  *
  * Products of the pairs come first, then those with the state. */
@@ -12,10 +12,10 @@
 #include "src/recurrent/recurrent_operands_sm90.cuh"
 
 struct output_arrays {
-    chunk_map value; /* u; do */
-    chunk_map pairs; /* P */
-    chunk_map row;   /* q_in; k_out */
-    chunk_map state; /* states; grad_states */
+    chunk_map value, value_low; /* u; do */
+    chunk_map pairs;            /* P */
+    chunk_map row;              /* q_in; k_out */
+    chunk_map state;            /* states; grad_states */
     loam_view o;
     __nv_bfloat16 *du;
     bool aligned; /* o to 16 bytes */
@@ -24,20 +24,23 @@ struct output_arrays {
 
 enum { OUTPUT_THREADS = 128 };
 
-template <int DIM> struct output_shared {
+template <int DIM, bool LOW> struct output_shared {
     alignas(1024) __nv_bfloat16 row[DIM * SIDE]; /* the output passes through */
-    __nv_bfloat16 state[DIM * DIM], value[DIM * SIDE], pairs[TILE_ELEMENTS];
+    __nv_bfloat16 state[DIM * DIM], value[(1 + LOW) * DIM * SIDE], pairs[TILE_ELEMENTS];
     uint64_t pairs_there, state_there;
 };
 
-template <int DIM>
-static __device__ __forceinline__ void output_copy(output_shared<DIM> &sm, const output_arrays &arrays,
+template <int DIM, bool LOW>
+static __device__ __forceinline__ void output_copy(output_shared<DIM, LOW> &sm, const output_arrays &arrays,
                                                    const chunk_place &x)
 {
     constexpr int tiles = DIM / SIDE;
-    barrier_expect(&sm.pairs_there, (DIM + SIDE) * SIDE * 2);
+    barrier_expect(&sm.pairs_there, ((1 + LOW) * DIM + SIDE) * SIDE * 2);
     chunk_boxes_at<1>(arrays.pairs, 0, 0, x, 0).copy(sm.pairs, &sm.pairs_there);
     chunk_boxes_at<tiles>(arrays.value, 0, 0, x, 0).copy(sm.value, &sm.pairs_there);
+    if (LOW) {
+        chunk_boxes_at<tiles>(arrays.value_low, 0, 0, x, 0).copy(sm.value + DIM * SIDE, &sm.pairs_there);
+    }
     barrier_expect(&sm.state_there, (DIM + SIDE) * DIM * 2);
     chunk_boxes_at<tiles>(arrays.row, 0, 0, x, 0).copy(sm.row, &sm.state_there);
     for (int c = 0; c < DIM; c += SIDE) { /* a tile has all DIM rows */
@@ -97,14 +100,14 @@ static __device__ __forceinline__ void put_rows(const output_arrays &arrays, con
     }
 }
 
-template <int DIM, bool BACKWARD>
+template <int DIM, bool BACKWARD, bool LOW>
 __global__ void __launch_bounds__(OUTPUT_THREADS)
     output_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                   const __grid_constant__ recurrent_chunks chunks,
                   const __grid_constant__ output_arrays arrays)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
-    output_shared<DIM> &sm = *(output_shared<DIM> *)swizzled_memory;
+    output_shared<DIM, LOW> &sm = *(output_shared<DIM, LOW> *)swizzled_memory;
     if (threadIdx.x == 0) {
         barrier_init(&sm.pairs_there, 1);
         barrier_init(&sm.state_there, 1);
@@ -123,7 +126,6 @@ __global__ void __launch_bounds__(OUTPUT_THREADS)
     float out[DIM / SIDE][8][4];
     float(&columns)[DIM / 8][4] = *(float(*)[DIM / 8][4]) & out;
     uint32_t pairs[4][4], rounded[DIM / 16][4];
-    clear(columns);
     barrier_wait(&sm.pairs_there, 0);
     if (x.tokens <
         CHUNK_TOKENS) { /* there follows another sequence: P is 0, but what it multiplies may be no number */
@@ -132,7 +134,11 @@ __global__ void __launch_bounds__(OUTPUT_THREADS)
         __syncthreads();
     }
     load_pairs<BACKWARD>(pairs, sm.pairs);
-    multiply_weights<DIM>(out, pairs, sm.value);
+    products_begin();
+    if (LOW) {
+        more_weights<DIM>(out, pairs, sm.value + DIM * SIDE, false);
+    }
+    more_weights<DIM>(out, pairs, sm.value, LOW);
     products_commit();
     barrier_wait(&sm.state_there, 0);
     if constexpr (BACKWARD) {
@@ -156,20 +162,20 @@ __global__ void __launch_bounds__(OUTPUT_THREADS)
 
 /* ------------------------------------------------------------------ launches */
 
-template <int DIM, bool BACKWARD>
+template <int DIM, bool BACKWARD, bool LOW>
 static loam_status output_launch_as(const loam_problem *p, const loam_args *a, const recurrent_chunks *x,
                                     const output_arrays *arrays, loam_error *error)
 {
-    return cuda_launch("output_kernel", output_kernel<DIM, BACKWARD>, x->slots, OUTPUT_THREADS,
-                       sizeof(output_shared<DIM>), a->stream, true, error, *p, *a, *x, *arrays);
+    return cuda_launch("output_kernel", output_kernel<DIM, BACKWARD, LOW>, x->slots, OUTPUT_THREADS,
+                       sizeof(output_shared<DIM, LOW>), a->stream, true, error, *p, *a, *x, *arrays);
 }
 
-template <bool BACKWARD>
+template <bool BACKWARD, bool LOW>
 static loam_status output_launch(const loam_problem *p, const loam_args *a, const recurrent_chunks *x,
                                  const output_arrays *arrays, loam_error *error)
 {
-    return p->dim_qk == 64 ? output_launch_as<64, BACKWARD>(p, a, x, arrays, error)
-                           : output_launch_as<128, BACKWARD>(p, a, x, arrays, error);
+    return p->dim_qk == 64 ? output_launch_as<64, BACKWARD, LOW>(p, a, x, arrays, error)
+                           : output_launch_as<128, BACKWARD, LOW>(p, a, x, arrays, error);
 }
 
 #endif

@@ -103,19 +103,16 @@ template <int DIM, bool GATED, bool LOW> struct delta_pass {
         }
     }
 
-    static __device__ __forceinline__ void round_result(uint32_t (&to)[2][4], const float (&u)[8][2])
+    static __device__ __forceinline__ void store_result(__nv_bfloat16 *tiles, const uint32_t (&a)[4][4])
     {
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
-            to[n / 4][n % 4] = pair_of(u[n][0], u[n][1]);
-        }
-    }
-
-    static __device__ __forceinline__ void store_result(__nv_bfloat16 *tile, const uint32_t (&result)[2][4])
-    {
+        for (int part = 0; part < 2; part++) {
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            store_matrices_transposed(tile + half_piece(i), result[i]);
+            for (int i = 0; i < 2; i++) {
+                const uint32_t out[4] = { a[2 * i][part], a[2 * i][2 + part], a[2 * i + 1][part],
+                                          a[2 * i + 1][2 + part] };
+                store_matrices_transposed(tiles + part * (TILE_ELEMENTS / 2) + half_piece(i), out);
+            }
         }
     }
 
@@ -123,7 +120,7 @@ template <int DIM, bool GATED, bool LOW> struct delta_pass {
      * something else must wait anyway; arithmetic does not wait. */
     __device__ __forceinline__ void run(shared &sm, const pass_arrays &, const pass_block &block)
     {
-        uint32_t a[DIM / 16][4], u_parts[4][4], result[2][4];
+        uint32_t a[DIM / 16][4], u_parts[4][4], decayed[late ? 4 : 1][4];
         float u[8][2], read[8][4], more[of::tiles][8][4];
         chunk_numbers chunk;
         pass_await(sm, block, 0);
@@ -144,18 +141,21 @@ template <int DIM, bool GATED, bool LOW> struct delta_pass {
             products_wait<0>();
             products_arrived(read);
             subtract(u, chunk, read);
-            round_result(result, u);
-            if (late) {
-                decay_state(u, chunk.after);
-            }
             split(u_parts, u);
-            products_begin();
-            more_weights<DIM>(more, u_parts, tiles + of::key * TILE_ELEMENTS, false);
+            if constexpr (late) {
+                decay_state(u, chunk.after);
+                split(decayed, u);
+                products_begin();
+                more_weights<DIM>(more, decayed, tiles + of::key * TILE_ELEMENTS, false);
+            } else {
+                products_begin();
+                more_weights<DIM>(more, u_parts, tiles + of::key * TILE_ELEMENTS, false);
+            }
             if constexpr (LOW) {
                 more_weights<DIM>(more, u_parts, tiles + of::key_low * TILE_ELEMENTS);
             }
             products_commit();
-            store_result(sm.result[turn], result);
+            store_result(sm.result[turn], u_parts);
             put_end<of::places>(2 * turn + 1);
             pass_await(sm, block, n + 1 < block.chunks ? n + 1 : n);
             products_wait<0>();

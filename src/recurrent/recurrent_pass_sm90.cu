@@ -21,6 +21,8 @@ static loam_status forward_maps(pass_arrays *to, const loam_problem *p, const re
     }
     TRY(slot_map_make(&to->read, x, x->w, CHUNK_TOKENS, d, SIDE, error));
     TRY(slot_map_make(&to->snapshot, x, x->states, d, d, rows, error));
+    to->with_low = p->pass == LOAM_FORWARD; /* o has it from OUTPUT */
+    to->result_low = to->value_low;
     return slot_map_make(&to->result, x, x->values, CHUNK_TOKENS, d, CHUNK_TOKENS, error, rows);
 }
 

@@ -27,8 +27,9 @@ struct pass_arrays {
     chunk_map erase;            /* delta, backward: w */
     chunk_map pairs;            /* delta, backward: P */
     const float *total, *after;
-    chunk_map snapshot; /* written: states; grad_states */
-    chunk_map result;   /* written, delta: u; du */
+    chunk_map snapshot;           /* written: states; grad_states */
+    chunk_map result, result_low; /* written, delta: u; du */
+    bool with_low;                /* u in two parts */
     loam_const_view begin;
     loam_view end;
     float scale; /* backward: of do */
@@ -59,7 +60,7 @@ template <int DIM, bool DELTA, bool BACKWARD, bool LOW> struct pass_shared {
     typedef pass_shape<DIM, DELTA, BACKWARD, LOW> of;
     alignas(1024) __nv_bfloat16 ring_tiles[of::slots][of::all * TILE_ELEMENTS];
     __nv_bfloat16 snapshot[of::snapshots][of::tiles * of::rows * SIDE]; /* on the way out */
-    __nv_bfloat16 result[DELTA ? of::results : 1][DELTA ? CHUNK_TOKENS * of::rows : 512];
+    __nv_bfloat16 result[DELTA ? of::results : 1][DELTA ? (1 + of::parts) * CHUNK_TOKENS * of::rows : 512];
     float total[of::slots][of::columns];
     float after[DELTA && !BACKWARD && !LOW ? of::slots : 1][CHUNK_TOKENS];
     ring_barriers<of::slots> ring;
@@ -313,13 +314,21 @@ static __device__ __forceinline__ void pass_put(pass_shared<DIM, DELTA, BACKWARD
     constexpr int step = BACKWARD ? -1 : 1;
     chunk_boxes<of::tiles> snapshot = chunk_boxes_at<of::tiles>(arrays.snapshot, block.column, block.row, x,
                                                                 step);
-    chunk_boxes<1> result = {};
+    chunk_boxes<1> result = {}, result_low = {};
     if (DELTA) {
         result = chunk_boxes_at<1>(arrays.result, block.row, 0, x, step);
     }
+    const bool with_low = of::parts && arrays.with_low;
+    if (with_low) {
+        result_low = chunk_boxes_at<1>(arrays.result_low, block.row, 0, x, step);
+    }
     copy_put_tiles<of::places>(block.chunks * (DELTA ? 2 : 1), [&](unsigned n) {
         if (DELTA && n % 2) {
-            result.copy_out(sm.result[n / 2 % (DELTA ? of::results : 1)]);
+            const __nv_bfloat16 *tile = sm.result[n / 2 % (DELTA ? of::results : 1)];
+            result.copy_out(tile);
+            if (with_low) {
+                result_low.copy_out(tile + CHUNK_TOKENS * of::rows);
+            }
         } else {
             snapshot.copy_out(sm.snapshot[(DELTA ? n / 2 : n) % of::snapshots], of::rows * SIDE);
         }

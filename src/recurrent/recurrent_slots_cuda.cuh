@@ -39,8 +39,8 @@ struct recurrent_chunks {
     __nv_bfloat16 *q_features, *k_features, *q_decayed, *k_decayed,
         *values; /* the memory of q, k, q_in, k_out, u_hat and u */
     __nv_bfloat16 *k_low,
-        *values_low; /* delta rule, what k_out and u_hat lack of float32: their roundings would go round with the
-                                          state; NULL where k_out is the argument. u has no second part */
+        *values_low; /* delta rule, what k_out and u_hat or u lack of float32: their roundings would go round with
+                                          the state; NULL where k_out is the argument. Backward u has no second part */
     __nv_bfloat16 *P;           /* [64][64]: q_i . (k_j e^seg_ij), 0 above the diagonal */
     float *total;               /* [dim_qk]: e^(sum of the gates) of each channel */
     float *after;               /* [64]: e^suf, where the pass takes k as it is and decays u; else NULL */
