@@ -29,7 +29,7 @@ static step step_carve(const loam_problem *p, const loam_args *a, arena *pool)
     x.width = (int64_t)width;
     x.rows = recurrent_state_rows(p);
     decode_token *t = &x.token;
-    float **const parts[] = { &t->q, &t->k, &t->decay, &t->q_in, &t->k_in, &t->none };
+    float **const parts[] = { &t->q, &t->k, &t->decay, &t->rest, &t->q_in, &t->k_in, &t->none };
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         *parts[i] = arena_take(pool, width, sizeof(float));
     }
@@ -40,26 +40,36 @@ static step step_carve(const loam_problem *p, const loam_args *a, arena *pool)
     return x;
 }
 
+/* e^g - 1 for -1/2 < g <= 0, to 1 ulp. */
+static inline vec decay_less_one(vec g)
+{
+    vec sum = v_set(1.0f / 8);
+    for (int n = 7; n > 0; n--) {
+        sum = (g * sum + 1.0f) * (1.0f / (float)n);
+    }
+    return g * sum;
+}
+
+/* e^g and what rounding takes off it, which at every token alike would be 1e-4 of a state over the tokens that a decay of
+ * 1 - 2^-12 lasts. */
 static void load_decay(step *x, int64_t t)
 {
     const loam_const_view *g = &x->a->log_decay;
     const float *from = g->data;
     const int64_t at = RECURRENT_AT(*g, x->s.b, x->h, x->s.first + t);
-    float *decay = x->token.decay, one = 1;
-    switch (x->form->gate) {
-    case GATE_NONE: break;
-    case GATE_HEAD: one = expf(from[x->h * g->head]); break;
-    case GATE_TOKEN: one = expf(from[at]); break;
-    case GATE_CHANNEL:
+    const bool by_channel = x->form->gate == GATE_CHANNEL;
+    float *decay = x->token.decay, *rest = x->token.rest;
+    const vec all = v_set(x->form->gate == GATE_HEAD    ? from[x->h * g->head]
+                          : x->form->gate == GATE_TOKEN ? from[at]
+                                                        : 0);
+    if (by_channel) {
         memcpy(decay, from + at, (size_t)x->d * sizeof *decay);
         features_clear_tail(decay, x->d, x->width);
-        for (int64_t c = 0; c < x->width; c += VL) {
-            v_store(decay + c, v_exp(v_load(decay + c)));
-        }
-        return;
     }
     for (int64_t c = 0; c < x->width; c += VL) {
-        v_store(decay + c, v_set(one));
+        const vec gate = by_channel ? v_load(decay + c) : all, power = v_exp(gate);
+        v_store(decay + c, power);
+        v_store(rest + c, v_select(gate > -0.5f, decay_less_one(gate) - (power - 1.0f), v_set(0)));
     }
 }
 
@@ -84,8 +94,9 @@ static void load_token(step *x, int64_t t)
     load_value(x, t);
     for (int64_t c = 0; c < x->width; c += VL) {
         const vec q = v_load(to->q + c), k = v_load(to->k + c), decay = v_load(to->decay + c);
-        v_store(to->q_in + c, q * decay);
-        v_store(to->k_in + c, k * decay);
+        const vec rest = v_load(to->rest + c);
+        v_store(to->q_in + c, q * decay + q * rest);
+        v_store(to->k_in + c, k * decay + k * rest);
         along += q * k;
     }
     to->along = v_sum(along);

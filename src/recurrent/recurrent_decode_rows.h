@@ -20,11 +20,12 @@ typedef struct decode_state {
 
 /* What one token brings, as whole vectors with zeros at the end. */
 typedef struct decode_token {
-    float *q, *k, *decay;
-    float *q_in, *k_in; /* times the decay */
-    float *w;           /* [rows in whole vectors] of the generalised value; in the end y */
-    float *none;        /* a row for those that are not there */
-    float beta, along;  /* along: k . q */
+    float *q, *k;
+    float *decay, *rest; /* e^g, and what rounding took off it */
+    float *q_in, *k_in;  /* times the decay */
+    float *w;            /* [rows in whole vectors] of the generalised value; in the end y */
+    float *none;         /* a row for those that are not there */
+    float beta, along;   /* along: k . q */
 } decode_token;
 
 /* Rows r .. of DECODE_ROWS; `none` where there is no such row. */
@@ -66,11 +67,12 @@ VEC_INLINE void decode_prefetch(const float *row, int64_t ahead, int64_t c)
 VEC_INLINE void decode_add_step(float *const *row, const decode_token *x, const float *u, int64_t ahead,
                                 int64_t c, int n, vec *sum)
 {
-    const vec q = v_load(x->q + c), k = v_load(x->k + c), decay = v_load(x->decay + c);
+    const vec q = v_load(x->q + c), k = v_load(x->k + c);
+    const vec decay = v_load(x->decay + c), rest = v_load(x->rest + c);
     decode_prefetch(row[0], ahead, c);
 #pragma GCC unroll 16
     for (int e = 0; e < DECODE_ROWS; e++) {
-        const vec m = decode_load(row[e] + c, n) * decay + v_set(u[e]) * k;
+        const vec before = decode_load(row[e] + c, n), m = before * decay + (before * rest + v_set(u[e]) * k);
         decode_store(row[e] + c, m, n);
         sum[e] += m * q;
     }
@@ -117,10 +119,11 @@ VEC_INLINE void decode_look_step(float *const *row, const decode_token *x, int64
 
 VEC_INLINE void decode_write_step(float *const *row, const decode_token *x, const float *u, int64_t c, int n)
 {
-    const vec k = v_load(x->k + c), decay = v_load(x->decay + c);
+    const vec k = v_load(x->k + c), decay = v_load(x->decay + c), rest = v_load(x->rest + c);
 #pragma GCC unroll 8
     for (int e = 0; e < DECODE_ROWS; e++) {
-        decode_store(row[e] + c, decode_load(row[e] + c, n) * decay + v_set(u[e]) * k, n);
+        const vec before = decode_load(row[e] + c, n);
+        decode_store(row[e] + c, before * decay + (before * rest + v_set(u[e]) * k), n);
     }
 }
 

@@ -169,12 +169,18 @@ VEC_INLINE void mesa_move_as(const bool in, const bool out, const bool read, con
     }
 }
 
+/* What rounding takes off the decay: alike at every token, it would add up. */
+VEC_INLINE vec mesa_decay_rest(const mesa_step *y)
+{
+    return v_set((float)(y->decay - (double)(float)y->decay));
+}
+
 /* One vector, or the last n channels, of rows of float that become rows of float: products are float64, writes float32. */
 VEC_INLINE void mesa_pass_step(const bool read, const mesa_step *y, void *const *from, void *const *to,
                                const float *u, int64_t c, int n, vec64 *sum)
 {
     const vec64 low = v64_load(y->x + c), high = v64_load(y->x + c + VL64);
-    const vec k = v_load(y->k32 + c), decay = v_set((float)y->decay);
+    const vec k = v_load(y->k32 + c), decay = v_set((float)y->decay), rest = mesa_decay_rest(y);
 #pragma GCC unroll 8
     for (int e = 0; e < VL64; e++) {
         const float *row = (const float *)from[e] + c;
@@ -187,7 +193,7 @@ VEC_INLINE void mesa_pass_step(const bool read, const mesa_step *y, void *const 
             sum[e] += v64_widen(row, VL64) * low;
             sum[e] += v64_widen(row + VL64, VL64) * high;
         }
-        const vec m = v_load(row) * decay + v_set(u[e]) * k;
+        const vec m = v_load(row) * decay + (v_load(row) * rest + v_set(u[e]) * k);
         if (n < VL) {
             memcpy((float *)to[e] + c, &m, (size_t)n * sizeof(float));
         } else {

@@ -148,7 +148,7 @@ static __device__ __forceinline__ void decay_and_write(const reverse<REAL> &s,
     for (int g = 0; g < GROUPS; g++) {
 #pragma unroll
         for (int i = 0; i < CHANNELS; i++) {
-            m[g][i] = product(m[g][i], decay[i]);
+            m[g][i] = decayed(m[g][i], decay[i]);
         }
         const REAL w = stage.w[t][local + g * (32 / LANES)];
         err[g] = s.form.delta ? w - row_dot<LANES>(m[g], k) : w;
@@ -249,7 +249,7 @@ static __device__ __forceinline__ void reverse_token(const reverse<REAL> &s,
 #pragma unroll
             for (int g = 0; g < GROUPS; g++) {
                 part[i] = fma(dm[g][i], m[g][i], part[i]);
-                dm[g][i] = product(dm[g][i], decay[i]);
+                dm[g][i] = decayed(dm[g][i], decay[i]);
             }
         }
         put_columns<LANES>(stage.columns[2][warp], part);

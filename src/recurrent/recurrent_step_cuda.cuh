@@ -186,15 +186,17 @@ __global__ void __launch_bounds__(STEP_THREADS, STEP_BLOCKS - BY_CHANNEL)
 
         float k[CHANNELS], y[groups];
         unpack_features<LANES>(k, packed_k, p.feature_map, d, 1);
-        const float one = expf(gate);
+        const float all = decay_change(gate);
 #pragma unroll
         for (int i = 0; i < CHANNELS; i += 4) {
             const float4 by = BY_CHANNEL ? unpack(gates[i / 4]) : make_float4(0, 0, 0, 0);
-            const float decay[4] = { BY_CHANNEL ? expf(by.x) : one, BY_CHANNEL ? expf(by.y) : one,
-                                     BY_CHANNEL ? expf(by.z) : one, BY_CHANNEL ? expf(by.w) : one };
+            const float decay[4] = { BY_CHANNEL ? decay_change(by.x) : all,
+                                     BY_CHANNEL ? decay_change(by.y) : all,
+                                     BY_CHANNEL ? decay_change(by.z) : all,
+                                     BY_CHANNEL ? decay_change(by.w) : all };
 #pragma unroll
             for (int e = 0; e < 4 * groups; e++) {
-                m[e / 4][i + e % 4] *= decay[e % 4];
+                m[e / 4][i + e % 4] = decayed(m[e / 4][i + e % 4], decay[e % 4]);
             }
         }
 #pragma unroll

@@ -178,7 +178,7 @@ static __device__ __forceinline__ void sweep_token(const sweep<REAL> &s,
         for (int g = 0; g < GROUPS; g++) {
 #pragma unroll
             for (int i = 0; i < CHANNELS; i++) {
-                m[g][i] = product(m[g][i], decay[i]);
+                m[g][i] = decayed(m[g][i], decay[i]);
             }
         }
     }

@@ -23,17 +23,15 @@ static spec base(const loam_kernel_info *row, int mechanism, int64_t queries, in
     return s;
 }
 
-/* Rows that go token by token round e^g with each: of the one decay of a head that is near 1, as hostile data has it, 4096 tokens
- * make an error of 1e-4, so that these get fewer; decode is for few anyway. Keys of length 1 where a rule takes back what the state says of them; gates and strengths of every kind in the last. */
+/* Keys of length 1 where a rule takes back what the state says of them; gates and strengths of every kind in the last, among them decays of
+ * a head that last for thousands of tokens. */
 static int recurrent_specs(const loam_kernel_info *row, int mechanism, spec *cases)
 {
     static const int64_t lengths[] = { 1, 63, 65, 4095, 4096 };
     int count = 0;
-    const int most = strcmp(row->pass, "decode") == 0 ? 3 : 5;
-    for (int n = 0; n < most; n++) {
-        const int hostile = n == 4, steps = strcmp(row->isa, "sm80") == 0;
-        const int64_t length = hostile && steps ? 257 : lengths[n];
-        spec s = base(row, mechanism, length, length);
+    for (int n = 0; n < 5; n++) {
+        const int hostile = n == 4;
+        spec s = base(row, mechanism, lengths[n], lengths[n]);
         s.state = 1;
         s.feature_map = mechanism >= LOAM_DELTA ? LOAM_FEATURES_UNIT : LOAM_FEATURES_IDENTITY;
         s.data = hostile ? DATA_STEEP : DATA_NORMAL;
