@@ -285,12 +285,19 @@ static void a_killed_writer_leaves_the_old_file(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_file_appears_at_the_commit), cmocka_unit_test(discarded_files_leave_nothing),
-        cmocka_unit_test(files_side_by_side),           cmocka_unit_test(longest_names_work),
-        cmocka_unit_test(links_and_directories),        cmocka_unit_test(devices_stay_devices),
-        cmocka_unit_test(the_first_reason_is_told),     cmocka_unit_test(file_size_limits_are_noticed),
-        cmocka_unit_test(closed_pipes_are_noticed),     cmocka_unit_test(the_target_becomes_a_directory),
-        cmocka_unit_test(standard_output_stays_open),   cmocka_unit_test(a_killed_writer_leaves_the_old_file),
+        cmocka_unit_test(a_file_appears_at_the_commit),
+        cmocka_unit_test(discarded_files_leave_nothing),
+        cmocka_unit_test(files_side_by_side),
+        cmocka_unit_test(longest_names_work),
+        cmocka_unit_test(links_and_directories),
+        cmocka_unit_test(devices_stay_devices),
+        cmocka_unit_test(the_first_reason_is_told),
+        cmocka_unit_test(file_size_limits_are_noticed),
+        cmocka_unit_test(closed_pipes_are_noticed),
+        cmocka_unit_test(the_target_becomes_a_directory),
+        cmocka_unit_test(standard_output_stays_open),
+        cmocka_unit_test(a_deleted_file_is_written_in_place),
+        cmocka_unit_test(a_killed_writer_leaves_the_old_file),
     };
     return cmocka_run_group_tests(tests, enter_directory, leave_directory);
 }
