@@ -219,6 +219,14 @@ static void turn_back_key(const double *turn, const double *key, double *grad, d
     add_scaled(grad, -beta * along_grad, turn, d);
 }
 
+/* As the copies of the steps are, so that groups make no difference. */
+static void round_to_float(double *to, const double *from, int64_t d)
+{
+    for (int64_t c = 0; c < d; c++) {
+        to[c] = (float)from[c];
+    }
+}
+
 static void turn_back_tile(const loam_problem *p, const each_arrays *w, const local_seq *s,
                            const each_steps *steps, int64_t h, int64_t tile, int64_t tiles,
                            const double *frame)
@@ -240,8 +248,10 @@ static void turn_back_tile(const loam_problem *p, const each_arrays *w, const lo
             if (j < t) {
                 if (n > 0) {
                     widen(key, w->keys + (n - 1) * step + at, d);
+                } else {
+                    round_to_float(key, frame + at, d);
                 }
-                turn_back_key(turn_of(p, w, h, n), n > 0 ? key : frame + at, grad, part, d);
+                turn_back_key(turn_of(p, w, h, n), key, grad, part, d);
             }
         }
     }

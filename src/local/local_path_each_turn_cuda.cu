@@ -105,13 +105,19 @@ struct turn_back {
     double *sum, *parts;
 };
 
-/* The key at the step before n, of those that are there. */
+/* The key at the step before n, of those that are there: a float, whether of a copy or of the frame, so that groups make no
+ * difference. */
 template <int N>
 static __device__ __forceinline__ lane_row<N> key_before(const turn_back &x, int64_t n, int64_t step,
                                                          int64_t at, int64_t d)
 {
-    return n > 0 ? load_row<N>(x.copies, LOAM_F32, (n - 1) * step + at, d)
-                 : load_row<N>(x.frame, LOAM_F64, at, d);
+    lane_row<N> key = n > 0 ? load_row<N>(x.copies, LOAM_F32, (n - 1) * step + at, d)
+                            : load_row<N>(x.frame, LOAM_F64, at, d);
+#pragma unroll
+    for (int c = 0; c < N; c++) {
+        key.x[c] = (float)key.x[c];
+    }
+    return key;
 }
 
 /* A block has EACH_KEYS keys of a head, a warp BACK_KEYS of them. Through k' = k - beta w (w . k), with G the gradient of k':
