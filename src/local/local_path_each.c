@@ -83,7 +83,7 @@ static each_arrays carve(const each_backend *backend, const loam_problem *p, are
     size_t saved = 0;
     local_saved_carve(&w.own, NULL, &saved);
     w.values = arena_take(pool, size_mul(keys, (size_t)p->dim_v), f32);
-    w.decay = arena_take(pool, pairs, sizeof(local_decay_pair));
+    w.decay = arena_take(pool, p->decay ? size_add(pairs, LOCAL_DECAY_SPARE) : 0, sizeof(local_decay_pair));
     w.frames = arena_take(pool, frames, f64);
     w.turns = arena_take(pool, size_mul(size_mul((size_t)p->heads_kv, group), d + 1), f64);
     w.keys = arena_take(pool, size_mul(size_mul(group, keys), d), f32);

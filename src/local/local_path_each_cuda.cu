@@ -111,9 +111,11 @@ static loam_status begin(const loam_problem *p, const loam_args *a, const each_a
                          loam_error *error)
 {
     const dim3 grid((unsigned)p->len_kv, (unsigned)p->heads_q);
+    const size_t pairs = p->decay ? (size_t)(p->heads_q * p->len_kv) + LOCAL_DECAY_SPARE : 0;
     if (p->len_kv == 0) {
         return LOAM_OK;
     }
+    TRY(clear(a, w->decay, pairs * sizeof *w->decay, error)); /* tiles reach beyond the keys */
     each_begin_kernel<<<grid, MOVE_THREADS, 0, (cudaStream_t)a->stream>>>(*p, *a, w->values, w->decay, b);
     return cuda_launched("each_begin_kernel", error);
 }
