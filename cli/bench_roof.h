@@ -9,9 +9,9 @@
 
 #include <stddef.h>
 
+/* 1e9 operations, or 1e9 bytes, a second; a byte that is copied or updated counts twice. */
 typedef struct bench_roof {
-    double first, last,
-        most; /* 1e9 operations, or 1e9 bytes, a second; a byte that is copied or updated counts twice */
+    double first, last, most;
 } bench_roof;
 
 typedef struct bench_roofs {
