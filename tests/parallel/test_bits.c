@@ -19,8 +19,9 @@ static spec variant(const loam_kernel_info *row, loam_mechanism mechanism, int n
     const loam_pass pass = strcmp(row->pass, "forward") == 0    ? LOAM_FORWARD
                            : strcmp(row->pass, "backward") == 0 ? LOAM_BACKWARD
                                                                 : LOAM_DECODE;
-    /* Keys that are turned for each row take their time. */
-    const int64_t length = lengths[number] / (strstr(row->name, "_each_") ? 4 : 1);
+    /* Turned keys take their time, and for each row more of it. */
+    const int64_t part = strstr(row->name, "_each_") ? 4 : kernel_turns_keys(row->name) ? 2 : 1;
+    const int64_t length = lengths[number] / part;
     spec s = spec_default(mechanism, pass, length, dims[number], dims[VARIANTS - 1 - number]);
     s.backend = LOAM_BACKEND_AUTO;
     s.dtype = kernel_lists(row->dtypes, loam_dtype_name(dtypes[number])) ? dtypes[number] : LOAM_BF16;
