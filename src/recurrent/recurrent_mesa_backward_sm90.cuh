@@ -39,23 +39,6 @@ struct mesa_backward {
 
 /* ------------------------------------------------------------------ x and z */
 
-/* y = x state */
-template <bool BY_ROWS>
-static __device__ __forceinline__ void mesa_read_state(mesa_rows &y, const mesa_rows &x,
-                                                       const mesa_tile (&state)[2])
-{
-    clear(y);
-#pragma unroll
-    for (int k = 0; k < MESA_BLOCKS / 2; k++) {
-        operand_a<2> a;
-        mesa_operand(a, x, k);
-#pragma unroll
-        for (int n = 0; n < MESA_BLOCKS; n += 2) {
-            mesa_product<BY_ROWS>(y, a, state, k, n);
-        }
-    }
-}
-
 /* Part n of x becomes part place[n] of a slot. */
 template <int PARTS>
 static __device__ __forceinline__ void mesa_store_parts(mesa_dense *to, const mesa_rows &x,
@@ -100,11 +83,13 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
     mesa_queries(r, s.m.p);
     bool doubtful = mesa_solve_rows<NESTED>(x, r, stage, decay, trace).doubtful;
     mesa_store_parts<3>(s.sides[slot], x, { 0, 1, 4 });
-    mesa_read_state<true>(y, x, stage.states[0]);
+    clear(y);
+    mesa_multiply<true, 2>(y, x, stage.states[0]);
     mesa_load_rows(r, a.grad_o, at.seq.b, at.h, at.first, at.tokens);
     mesa_dot(ofs, r, y);
     mesa_apply<MAP_ADJOINT>(y, r, stage, decay);
-    mesa_read_state<false>(r, x, stage.states[1]); /* H0 x, for later */
+    clear(r);
+    mesa_multiply<false, 2>(r, x, stage.states[1]); /* H0 x, for later */
     {
         mesa_rows z, b;
         memcpy(b, y, sizeof b);
@@ -267,33 +252,6 @@ static __device__ __forceinline__ void mesa_gradient_load(const mesa_backward &s
         x.beta[threadIdx.x / 2] = beta, x.over[threadIdx.x / 2] = norm2 > 0 ? rsqrtf(norm2) : 0;
     }
     __syncthreads();
-}
-
-/* y += w tile, w of this warp's registers, PARTS parts of the tile. */
-template <int PARTS>
-static __device__ __forceinline__ void mesa_gather(mesa_rows &y, const mesa_rows &w, const mesa_tile *tile)
-{
-#pragma unroll
-    for (int k = 0; k < MESA_BLOCKS / 2; k++) {
-        operand_a<2> a;
-        mesa_operand(a, w, k);
-#pragma unroll
-        for (int n = 0; n < MESA_BLOCKS; n += 2) {
-            operand_b<1> b[PARTS][2];
-#pragma unroll
-            for (int part = 0; part < PARTS; part++) {
-                load_b<MESA_PITCH>(b[part], &tile[part][0][0], 16 * k, 8 * n);
-            }
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                mma_bf16(y[n + i], a.part[1], b[0][i].part[0]);
-                if constexpr (PARTS == 2) {
-                    mma_bf16(y[n + i], a.part[0], b[1][i].part[0]);
-                }
-                mma_bf16(y[n + i], a.part[0], b[0][i].part[0]);
-            }
-        }
-    }
 }
 
 /* Rows of k, of length 1 where features are. */
@@ -539,7 +497,7 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
         const float by[2] = { suf[0] * over[0], suf[1] * over[1] };
         mesa_given<true, 2>(dv, x.k, x.states[0], m);
         mesa_scale(dv, by);
-        mesa_gather<1>(dv, kx, &x.grad_o);
+        mesa_multiply<false, 1>(dv, kx, &x.grad_o);
         mesa_scale(dv, beta);
         if (a.grad_v.data) {
             mesa_put_rows(a.grad_v, at, at.h, dv, j0);
@@ -552,7 +510,7 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
     mesa_given<false, 2>(dk, x.v, x.states[0], m);
     mesa_scale(dk, suf);
     mesa_dot(ends, dk, k);
-    mesa_gather<2>(dk, vo, x.x);
+    mesa_multiply<false, 2>(dk, vo, x.x);
     {
         mesa_rows h = {};
         const float by[2] = { suf[0] * over[0], suf[1] * over[1] };
@@ -562,8 +520,8 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
         ends[0] += part[0] / 2, ends[1] += part[1] / 2;
         const float minus[2] = { -1, -1 };
         mesa_scale(kx, minus), mesa_scale(kz, minus);
-        mesa_gather<2>(h, kz, x.x);
-        mesa_gather<2>(h, kx, x.z);
+        mesa_multiply<false, 2>(h, kz, x.x);
+        mesa_multiply<false, 2>(h, kx, x.z);
 #pragma unroll
         for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
             dk[e / 4][e % 4] = beta[e % 4 / 2] * (dk[e / 4][e % 4] + h[e / 4][e % 4]);

@@ -226,7 +226,7 @@ static __device__ __forceinline__ void mesa_factor(mesa_solve_stage &stage, cons
             mesa_operand(a, z, k);
 #pragma unroll
             for (int n = 0; n < MESA_BLOCKS; n += 2) {
-                mesa_product<true>(g, a, stage.past, k, n);
+                mesa_product<true, 2>(g, a, stage.past, k, n);
             }
         }
 #pragma unroll
@@ -263,7 +263,7 @@ static __device__ __forceinline__ void mesa_factor(mesa_solve_stage &stage, cons
             }
 #pragma unroll
             for (int n = 0; n < MESA_BLOCKS; n += 2) {
-                mesa_product<false>(y, a, stage.past, k, n);
+                mesa_product<false, 2>(y, a, stage.past, k, n);
             }
         }
     }
@@ -284,7 +284,7 @@ static __device__ __forceinline__ void mesa_solve_nested(mesa_rows &x, const mes
         mesa_operand(a, b, k);
 #pragma unroll
         for (int n = 2 * k; n < MESA_BLOCKS; n += 2) {
-            mesa_product<true>(p, a, stage.whiten, k, n);
+            mesa_product<true, 2>(p, a, stage.whiten, k, n);
         }
     }
 #pragma unroll
@@ -294,7 +294,7 @@ static __device__ __forceinline__ void mesa_solve_nested(mesa_rows &x, const mes
 #pragma unroll
         for (int n = 0; n < MESA_BLOCKS; n += 2) {
             if (n <= 2 * warp) {
-                mesa_product<true>(pairs, a, stage.past, k, n);
+                mesa_product<true, 2>(pairs, a, stage.past, k, n);
             }
         }
     }
@@ -310,7 +310,7 @@ static __device__ __forceinline__ void mesa_solve_nested(mesa_rows &x, const mes
             mesa_operand(a, pairs, k);
 #pragma unroll
             for (int n = 0; n < MESA_BLOCKS; n += 2) {
-                mesa_product<false>(p, a, stage.past, k, n);
+                mesa_product<false, 2>(p, a, stage.past, k, n);
             }
         }
     }
@@ -321,7 +321,7 @@ static __device__ __forceinline__ void mesa_solve_nested(mesa_rows &x, const mes
         mesa_operand(a, p, k);
 #pragma unroll
         for (int n = 0; n <= 2 * k; n += 2) {
-            mesa_product<false>(x, a, stage.whiten, k, n);
+            mesa_product<false, 2>(x, a, stage.whiten, k, n);
         }
     }
 }

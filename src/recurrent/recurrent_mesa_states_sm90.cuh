@@ -45,19 +45,7 @@ static __device__ __forceinline__ void mesa_outer(mesa_rows &acc, const mesa_til
         }
 #pragma unroll
         for (int n = 0; n < MESA_BLOCKS; n += 2) {
-            operand_b<1> b[PARTS][2];
-#pragma unroll
-            for (int part = 0; part < PARTS; part++) {
-                load_b<MESA_PITCH>(b[part], &x[part][0][0], step, 8 * n);
-            }
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                mma_bf16(acc[n + i], u.part[1], b[0][i].part[0]);
-                if constexpr (PARTS == 2) {
-                    mma_bf16(acc[n + i], u.part[0], b[1][i].part[0]);
-                }
-                mma_bf16(acc[n + i], u.part[0], b[0][i].part[0]);
-            }
+            mesa_product<false, PARTS>(acc, u, x, step / 16, n);
         }
     }
 }

@@ -33,28 +33,6 @@ struct mesa_solve_stage {
     uint64_t eliminated[ELIMINATIONS]; /* barriers: pivots are there */
 };
 
-/* y += x tile, tile in two parts; with `by_rows` its transpose. */
-template <bool BY_ROWS>
-static __device__ __forceinline__ void mesa_product(mesa_rows &y, const operand_a<2> &a,
-                                                    const mesa_tile (&tile)[2], int k, int n)
-{
-    operand_b<1> b[2][2];
-#pragma unroll
-    for (int part = 0; part < 2; part++) {
-        if constexpr (BY_ROWS) {
-            load_b_rows<MESA_PITCH>(b[part], &tile[part][0][0], 8 * n, 16 * k);
-        } else {
-            load_b<MESA_PITCH>(b[part], &tile[part][0][0], 16 * k, 8 * n);
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        mma_bf16(y[n + i], a.part[1], b[0][i].part[0]);
-        mma_bf16(y[n + i], a.part[0], b[1][i].part[0]);
-        mma_bf16(y[n + i], a.part[0], b[0][i].part[0]);
-    }
-}
-
 /* What is applied to rows: H, S or S^T. */
 typedef enum mesa_map { MAP_SYSTEM, MAP_OUTPUT, MAP_ADJOINT } mesa_map;
 
@@ -75,15 +53,9 @@ static __device__ __forceinline__ void mesa_apply(mesa_rows &y, const mesa_rows 
         mesa_operand(a, x, k);
 #pragma unroll
         for (int n = 0; n < MESA_BLOCKS; n += 2) {
-            mesa_product<MAP == MAP_OUTPUT>(y, a, stage.states[MAP == MAP_SYSTEM], k, n);
+            mesa_product<MAP == MAP_OUTPUT, 2>(y, a, stage.states[MAP == MAP_SYSTEM], k, n);
             if (n <= 2 * warp) { /* keys up to the last of the rows */
-                operand_b<1> b[2];
-                load_b_rows<MESA_PITCH>(b, &from[0][0], 8 * n, 16 * k);
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    mma_bf16(pairs[n + i], a.part[1], b[i].part[0]);
-                    mma_bf16(pairs[n + i], a.part[0], b[i].part[0]);
-                }
+                mesa_product<true, 1>(pairs, a, &from, k, n);
             }
         }
     }
@@ -107,13 +79,7 @@ static __device__ __forceinline__ void mesa_apply(mesa_rows &y, const mesa_rows 
             mesa_operand(a, pairs, k);
 #pragma unroll
             for (int n = 0; n < MESA_BLOCKS; n += 2) {
-                operand_b<1> b[2];
-                load_b<MESA_PITCH>(b, &to[0][0], 16 * k, 8 * n);
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    mma_bf16(y[n + i], a.part[1], b[i].part[0]);
-                    mma_bf16(y[n + i], a.part[0], b[i].part[0]);
-                }
+                mesa_product<false, 1>(y, a, &to, k, n);
             }
         }
     }

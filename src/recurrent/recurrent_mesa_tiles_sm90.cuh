@@ -67,6 +67,45 @@ static __device__ __forceinline__ void mesa_operand(operand_a<2> &a, const mesa_
     }
 }
 
+/* y += the rows of `a`, columns 16 k .., times columns 8 n .. 8 n + 15 of tile (of its transpose BY_ROWS), PARTS parts of it. */
+template <bool BY_ROWS, int PARTS>
+static __device__ __forceinline__ void mesa_product(mesa_rows &y, const operand_a<2> &a,
+                                                    const mesa_tile *tile, int k, int n)
+{
+    operand_b<1> b[PARTS][2];
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) {
+        if constexpr (BY_ROWS) {
+            load_b_rows<MESA_PITCH>(b[part], &tile[part][0][0], 8 * n, 16 * k);
+        } else {
+            load_b<MESA_PITCH>(b[part], &tile[part][0][0], 16 * k, 8 * n);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        mma_bf16(y[n + i], a.part[1], b[0][i].part[0]);
+        if constexpr (PARTS == 2) {
+            mma_bf16(y[n + i], a.part[0], b[1][i].part[0]);
+        }
+        mma_bf16(y[n + i], a.part[0], b[0][i].part[0]);
+    }
+}
+
+/* y += x tile, likewise. */
+template <bool BY_ROWS, int PARTS>
+static __device__ __forceinline__ void mesa_multiply(mesa_rows &y, const mesa_rows &x, const mesa_tile *tile)
+{
+#pragma unroll
+    for (int k = 0; k < MESA_BLOCKS / 2; k++) {
+        operand_a<2> a;
+        mesa_operand(a, x, k);
+#pragma unroll
+        for (int n = 0; n < MESA_BLOCKS; n += 2) {
+            mesa_product<BY_ROWS, PARTS>(y, a, tile, k, n);
+        }
+    }
+}
+
 /* Of both rows, over their lanes. */
 static __device__ __forceinline__ void mesa_dot(float (&out)[2], const mesa_rows &x, const mesa_rows &y)
 {

@@ -93,33 +93,54 @@ VEC_INLINE vec v_load_part(const loam_dtype dtype, const char *x, int n)
 
 /* ------------------------------------------------------------------ across lanes */
 
-/* One step of the transposition below: half of the lanes of two vectors each, twice, and their sum. */
-#if VEC_BYTES == 64
-#define SUM_8(a, b) \
+/* One step of the transposition below, on vectors of so many lanes of any type: half of the lanes of two vectors each, twice, and their
+ * sum. */
+#define SUM_8_OF_16(a, b) \
     (__builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) + \
      __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))
-#define SUM_4(a, b) \
+#define SUM_4_OF_16(a, b) \
     (__builtin_shufflevector(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) + \
      __builtin_shufflevector(a, b, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31))
-#define SUM_2(a, b) \
+#define SUM_2_OF_16(a, b) \
     (__builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) + \
      __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31))
-#define SUM_1(a, b) \
+#define SUM_1_OF_16(a, b) \
     (__builtin_shufflevector(a, b, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) + \
      __builtin_shufflevector(a, b, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31))
-#elif VEC_BYTES == 32
-#define SUM_4(a, b) \
+#define SUM_4_OF_8(a, b) \
     (__builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11) + \
      __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15))
-#define SUM_2(a, b) \
+#define SUM_2_OF_8(a, b) \
     (__builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13) + \
      __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15))
-#define SUM_1(a, b) \
+#define SUM_1_OF_8(a, b) \
     (__builtin_shufflevector(a, b, 0, 8, 2, 10, 4, 12, 6, 14) + \
      __builtin_shufflevector(a, b, 1, 9, 3, 11, 5, 13, 7, 15))
+#define SUM_2_OF_4(a, b) \
+    (__builtin_shufflevector(a, b, 0, 1, 4, 5) + __builtin_shufflevector(a, b, 2, 3, 6, 7))
+#define SUM_1_OF_4(a, b) \
+    (__builtin_shufflevector(a, b, 0, 4, 2, 6) + __builtin_shufflevector(a, b, 1, 5, 3, 7))
+#define SUM_1_OF_2(a, b) (__builtin_shufflevector(a, b, 0, 2) + __builtin_shufflevector(a, b, 1, 3))
+
+/* SUM: of vec; SUM64: of vec64, whose lanes are half as many. */
+#if VEC_BYTES == 64
+#define SUM_8 SUM_8_OF_16
+#define SUM_4 SUM_4_OF_16
+#define SUM_2 SUM_2_OF_16
+#define SUM_1 SUM_1_OF_16
+#define SUM64_4 SUM_4_OF_8
+#define SUM64_2 SUM_2_OF_8
+#define SUM64_1 SUM_1_OF_8
+#elif VEC_BYTES == 32
+#define SUM_4 SUM_4_OF_8
+#define SUM_2 SUM_2_OF_8
+#define SUM_1 SUM_1_OF_8
+#define SUM64_2 SUM_2_OF_4
+#define SUM64_1 SUM_1_OF_4
 #else
-#define SUM_2(a, b) (__builtin_shufflevector(a, b, 0, 1, 4, 5) + __builtin_shufflevector(a, b, 2, 3, 6, 7))
-#define SUM_1(a, b) (__builtin_shufflevector(a, b, 0, 4, 2, 6) + __builtin_shufflevector(a, b, 1, 5, 3, 7))
+#define SUM_2 SUM_2_OF_4
+#define SUM_1 SUM_1_OF_4
+#define SUM64_1 SUM_1_OF_2
 #endif
 
 /* Lane e of the result is the sum over the lanes of x[e], in the same order for each e. Overwrites x. */

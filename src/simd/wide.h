@@ -62,23 +62,6 @@ VEC_INLINE vec v_total(vec x)
     return SUM_1(x, x);
 }
 
-#if VEC_BYTES == 64
-#define SUM64_4(a, b) \
-    (__builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11) + \
-     __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15))
-#define SUM64_2(a, b) \
-    (__builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13) + \
-     __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15))
-#define SUM64_1(a, b) \
-    (__builtin_shufflevector(a, b, 0, 8, 2, 10, 4, 12, 6, 14) + \
-     __builtin_shufflevector(a, b, 1, 9, 3, 11, 5, 13, 7, 15))
-#elif VEC_BYTES == 32
-#define SUM64_2(a, b) (__builtin_shufflevector(a, b, 0, 1, 4, 5) + __builtin_shufflevector(a, b, 2, 3, 6, 7))
-#define SUM64_1(a, b) (__builtin_shufflevector(a, b, 0, 4, 2, 6) + __builtin_shufflevector(a, b, 1, 5, 3, 7))
-#else
-#define SUM64_1(a, b) (__builtin_shufflevector(a, b, 0, 2) + __builtin_shufflevector(a, b, 1, 3))
-#endif
-
 /* Lane e of the result is the sum over the lanes of x[e], in the same order for each e. Overwrites x. */
 VEC_INLINE vec64 v64_sums(vec64 x[VL64])
 {

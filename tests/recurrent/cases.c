@@ -116,7 +116,56 @@ void expect_part(const char *what, const values *v, const values *part, slot whi
     }
 }
 
-values part_alone(const values *packed, int64_t b)
+void carry(values *to, slot input, const values *from, slot output)
+{
+    memcpy(to->x[input], from->x[output], (size_t)slot_size(to, input) * sizeof(double));
+}
+
+static void split_forward(const values *whole, int64_t at)
+{
+    values first = part_of(whole, 0, at), rest = part_of(whole, at, whole->spec.len_q - at);
+    expect_run(&first);
+    carry(&rest, SLOT_STATE_IN, &first, SLOT_STATE_OUT);
+    expect_run(&rest);
+    expect_part("before the split", whole, &first, SLOT_O, 0);
+    expect_part("after the split", whole, &rest, SLOT_O, at);
+    expect_same("the last state", whole, SLOT_STATE_OUT, rest.x[SLOT_STATE_OUT]);
+    values_free(&first);
+    values_free(&rest);
+}
+
+/* The gradient of the state goes back over the split. */
+static void split_backward(const values *whole, int64_t at)
+{
+    static const slot rows[] = { SLOT_GRAD_Q, SLOT_GRAD_K, SLOT_GRAD_V, SLOT_GRAD_BETA, SLOT_GRAD_LOG_DECAY };
+    values first = part_of(whole, 0, at), rest = part_of(whole, at, whole->spec.len_q - at);
+    spec s = first.spec;
+    s.pass = LOAM_FORWARD;
+    values forward = values_like(&s, &first);
+    expect_run(&forward);
+    carry(&rest, SLOT_STATE_IN, &forward, SLOT_STATE_OUT);
+    expect_run(&rest);
+    carry(&first, SLOT_GRAD_STATE_OUT, &rest, SLOT_GRAD_STATE_IN);
+    expect_run(&first);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const int of_heads = rows[i] == SLOT_GRAD_LOG_DECAY && whole->spec.mechanism == LOAM_RETENTION;
+        if (whole->x[rows[i]] && !of_heads) {
+            expect_part("before the split", whole, &first, rows[i], 0);
+            expect_part("after the split", whole, &rest, rows[i], at);
+        }
+    }
+    expect_same("the first state", whole, SLOT_GRAD_STATE_IN, first.x[SLOT_GRAD_STATE_IN]);
+    values_free(&first);
+    values_free(&rest);
+    values_free(&forward);
+}
+
+void expect_split(const values *whole, int64_t at)
+{
+    (whole->spec.pass == LOAM_BACKWARD ? split_backward : split_forward)(whole, at);
+}
+
+static values part_alone(const values *packed, int64_t b)
 {
     const sequence q = values_sequence(packed, b);
     spec s = packed->spec;
@@ -140,7 +189,7 @@ values part_alone(const values *packed, int64_t b)
     return one;
 }
 
-void expect_sequence(const values *packed, const values *one, int64_t b)
+static void expect_sequence(const values *packed, const values *one, int64_t b)
 {
     static const slot rows[] = { SLOT_O, SLOT_GRAD_Q, SLOT_GRAD_K, SLOT_GRAD_V, SLOT_GRAD_BETA };
     static const slot states[] = { SLOT_STATE_OUT, SLOT_GRAD_STATE_IN };
@@ -169,6 +218,19 @@ static int cuda_runs(void)
         }
     }
     return 0;
+}
+
+void expect_separate(const spec *s)
+{
+    values packed = values_make(s);
+    expect_run(&packed);
+    for (int64_t b = 0; b < s->batch; b++) {
+        values one = part_alone(&packed, b);
+        expect_run(&one);
+        expect_sequence(&packed, &one, b);
+        values_free(&one);
+    }
+    values_free(&packed);
 }
 
 test_place place_now = { "CPU, f32", LOAM_BACKEND_CPU, LOAM_F32, 48, 70 };

@@ -17,9 +17,13 @@ void expect_linear_backward(const spec *s, double factor);
 values part_of(const values *v, int64_t first, int64_t count);
 /* Rows first .. of the tokens of `v` are those of `part`, bit for bit. */
 void expect_part(const char *what, const values *v, const values *part, slot which, int64_t first);
-/* Sequence b of a packed case by itself, and its rows and states in the packed one, bit for bit. */
-values part_alone(const values *packed, int64_t b);
-void expect_sequence(const values *packed, const values *one, int64_t b);
+/* The state `output` of one becomes `input` of another. */
+void carry(values *to, slot input, const values *from, slot output);
+/* `whole`, which was run forward or backward, has the bits of two calls that part at token `at`, the state carried from the first
+ * to the second, and backward its gradient from the second to the first. */
+void expect_split(const values *whole, int64_t at);
+/* Each sequence of a packed case has the bits, rows and states, that it has by itself. */
+void expect_separate(const spec *s);
 
 /* Where rows are tried: on the CPU and, where there is one, on a GPU, in float32 and with what its tiles are made for. */
 typedef struct test_place {

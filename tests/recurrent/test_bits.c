@@ -88,62 +88,20 @@ static int last_by_chunks(void)
                : LOAM_KDA;
 }
 
-/* States of float32 carry a sequence over the edge of a chunk as if it were not there. */
+/* States of float32 carry a sequence over the edge of a chunk as if it were not there, and their gradients back. */
 static void split_at_chunks(void **state)
 {
     (void)state;
     for (int mechanism = LOAM_LINEAR; mechanism <= last_by_chunks(); mechanism++) {
-        const spec s = base(mechanism, LOAM_FORWARD);
-        values whole = values_make(&s);
-        expect_run(&whole);
-        for (int64_t at = CHUNK; at < LEN; at += CHUNK) {
-            values first = part_of(&whole, 0, at), rest = part_of(&whole, at, LEN - at);
-            expect_run(&first);
-            memcpy(rest.x[SLOT_STATE_IN], first.x[SLOT_STATE_OUT],
-                   (size_t)slot_size(&rest, SLOT_STATE_IN) * sizeof(double));
-            expect_run(&rest);
-            expect_part("before the split", &whole, &first, SLOT_O, 0);
-            expect_part("after the split", &whole, &rest, SLOT_O, at);
-            expect_same("the last state", &whole, SLOT_STATE_OUT, rest.x[SLOT_STATE_OUT]);
-            values_free(&first);
-            values_free(&rest);
-        }
-        values_free(&whole);
-    }
-}
-
-/* Backwards likewise: what is before the split gets the gradient of the state after it. */
-static void split_gradients_at_chunks(void **state)
-{
-    (void)state;
-    static const slot rows[] = { SLOT_GRAD_Q, SLOT_GRAD_K, SLOT_GRAD_V, SLOT_GRAD_BETA, SLOT_GRAD_LOG_DECAY };
-    for (int mechanism = LOAM_LINEAR; mechanism <= last_by_chunks(); mechanism++) {
-        const spec s = base(mechanism, LOAM_BACKWARD);
-        values whole = values_make(&s);
-        expect_run(&whole);
-        for (int64_t at = CHUNK; at < LEN; at += CHUNK) {
-            values first = part_of(&whole, 0, at), rest = part_of(&whole, at, LEN - at);
-            spec ahead = first.spec;
-            ahead.pass = LOAM_FORWARD;
-            values forward = values_like(&ahead, &first);
-            expect_run(&forward);
-            const size_t bytes = (size_t)slot_size(&rest, SLOT_STATE_IN) * sizeof(double);
-            memcpy(rest.x[SLOT_STATE_IN], forward.x[SLOT_STATE_OUT], bytes);
-            expect_run(&rest);
-            memcpy(first.x[SLOT_GRAD_STATE_OUT], rest.x[SLOT_GRAD_STATE_IN], bytes);
-            expect_run(&first);
-            for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-                if (whole.x[rows[i]] && !(rows[i] == SLOT_GRAD_LOG_DECAY && mechanism == LOAM_RETENTION)) {
-                    expect_part("before the split", &whole, &first, rows[i], 0);
-                    expect_part("after the split", &whole, &rest, rows[i], at);
-                }
+        for (int pass = LOAM_FORWARD; pass <= LOAM_BACKWARD; pass++) {
+            const spec s = base(mechanism, pass);
+            values whole = values_make(&s);
+            expect_run(&whole);
+            for (int64_t at = CHUNK; at < LEN; at += CHUNK) {
+                expect_split(&whole, at);
             }
-            expect_same("the first state", &whole, SLOT_GRAD_STATE_IN, first.x[SLOT_GRAD_STATE_IN]);
-            values_free(&first);
-            values_free(&rest);
-            values_free(&forward);
+            values_free(&whole);
         }
-        values_free(&whole);
     }
 }
 
@@ -246,7 +204,6 @@ int main(void)
         cmocka_unit_test(any_number_of_threads),
         cmocka_unit_test(any_place_in_a_batch),
         cmocka_unit_test(split_at_chunks),
-        cmocka_unit_test(split_gradients_at_chunks),
         cmocka_unit_test(chunks_of_one_head),
         cmocka_unit_test(in_place),
         cmocka_unit_test(workspace),
@@ -256,7 +213,6 @@ int main(void)
         cmocka_unit_test(any_number_of_threads),
         cmocka_unit_test(any_place_in_a_batch),
         cmocka_unit_test(split_at_chunks),
-        cmocka_unit_test(split_gradients_at_chunks),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     while (next_place()) {

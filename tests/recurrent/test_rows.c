@@ -137,12 +137,6 @@ static void expect_tokens(const char *what, const values *whole, const values *p
     }
 }
 
-static void carry(values *to, const values *from)
-{
-    memcpy(to->x[SLOT_STATE_IN], from->x[SLOT_STATE_OUT],
-           (size_t)slot_size(to, SLOT_STATE_IN) * sizeof(double));
-}
-
 /* In two calls, with the state carried from one to the other, by prefill or by decode. */
 static void split_anywhere(void **state)
 {
@@ -156,7 +150,7 @@ static void split_anywhere(void **state)
             values first = part_of(&whole, 0, cuts[n]), rest = part_of(&whole, cuts[n], LEN - cuts[n]);
             rest.spec.pass = LEN - cuts[n] < 30 ? LOAM_DECODE : LOAM_FORWARD;
             expect_run(&first);
-            carry(&rest, &first);
+            carry(&rest, SLOT_STATE_IN, &first, SLOT_STATE_OUT);
             expect_run(&rest);
             expect_tokens("before the split", &whole, &first, 0);
             expect_tokens("after the split", &whole, &rest, cuts[n]);
@@ -184,7 +178,7 @@ static void decode_is_prefill(void **state)
         for (int64_t t = 0; t < STEPS; t++) {
             values step = part_of(&kept, t, 1);
             expect_run(&step);
-            carry(&kept, &step);
+            carry(&kept, SLOT_STATE_IN, &step, SLOT_STATE_OUT);
             expect_tokens("a step", &whole, &step, t);
             values_free(&step);
         }
@@ -203,15 +197,7 @@ static void packed_is_separate(void **state)
             spec s = base(mechanism, pass);
             s.packed = 1;
             s.batch = 4;
-            values packed = values_make(&s);
-            expect_run(&packed);
-            for (int64_t b = 0; b < s.batch; b++) {
-                values one = part_alone(&packed, b);
-                expect_run(&one);
-                expect_sequence(&packed, &one, b);
-                values_free(&one);
-            }
-            values_free(&packed);
+            expect_separate(&s);
         }
     }
 }

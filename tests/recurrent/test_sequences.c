@@ -19,50 +19,6 @@ static spec base(loam_mechanism mechanism, loam_pass pass)
     return s;
 }
 
-static void carry(values *to, slot input, const values *from, slot output)
-{
-    memcpy(to->x[input], from->x[output], (size_t)slot_size(to, input) * sizeof(double));
-}
-
-static void split_forward(const values *whole, int64_t at)
-{
-    values first = part_of(whole, 0, at), rest = part_of(whole, at, LEN - at);
-    expect_run(&first);
-    carry(&rest, SLOT_STATE_IN, &first, SLOT_STATE_OUT);
-    expect_run(&rest);
-    expect_part("before the split", whole, &first, SLOT_O, 0);
-    expect_part("after the split", whole, &rest, SLOT_O, at);
-    expect_same("the last state", whole, SLOT_STATE_OUT, rest.x[SLOT_STATE_OUT]);
-    values_free(&first);
-    values_free(&rest);
-}
-
-/* The gradient of the state goes back over the split. */
-static void split_backward(const values *whole, int64_t at)
-{
-    static const slot rows[] = { SLOT_GRAD_Q, SLOT_GRAD_K, SLOT_GRAD_V, SLOT_GRAD_BETA, SLOT_GRAD_LOG_DECAY };
-    values first = part_of(whole, 0, at), rest = part_of(whole, at, LEN - at);
-    spec s = first.spec;
-    s.pass = LOAM_FORWARD;
-    values forward = values_like(&s, &first);
-    expect_run(&forward);
-    carry(&rest, SLOT_STATE_IN, &forward, SLOT_STATE_OUT);
-    expect_run(&rest);
-    carry(&first, SLOT_GRAD_STATE_OUT, &rest, SLOT_GRAD_STATE_IN);
-    expect_run(&first);
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        const int of_heads = rows[i] == SLOT_GRAD_LOG_DECAY && whole->spec.mechanism == LOAM_RETENTION;
-        if (whole->x[rows[i]] && !of_heads) {
-            expect_part("before the split", whole, &first, rows[i], 0);
-            expect_part("after the split", whole, &rest, rows[i], at);
-        }
-    }
-    expect_same("the first state", whole, SLOT_GRAD_STATE_IN, first.x[SLOT_GRAD_STATE_IN]);
-    values_free(&first);
-    values_free(&rest);
-    values_free(&forward);
-}
-
 static void split_anywhere(void **state)
 {
     (void)state;
@@ -72,7 +28,7 @@ static void split_anywhere(void **state)
             values whole = values_make(&s);
             expect_run(&whole);
             for (int64_t at = 0; at <= LEN; at++) {
-                (pass == LOAM_FORWARD ? split_forward : split_backward)(&whole, at);
+                expect_split(&whole, at);
             }
             values_free(&whole);
         }
@@ -126,15 +82,7 @@ static void packed_is_separate(void **state)
             spec s = base((loam_mechanism)mechanism, (loam_pass)pass);
             s.packed = 1;
             s.batch = 5;
-            values packed = values_make(&s);
-            expect_run(&packed);
-            for (int64_t b = 0; b < s.batch; b++) {
-                values one = part_alone(&packed, b);
-                expect_run(&one);
-                expect_sequence(&packed, &one, b);
-                values_free(&one);
-            }
-            values_free(&packed);
+            expect_separate(&s);
         }
     }
 }
