@@ -185,7 +185,8 @@ static int check_linear(attend_options *o, const char *word, io_error *error)
     if (status) return status;
     o->mechanism = (loam_mechanism)which;
     loam_mechanism_at(which, &o->form);
-    if (!o->form.recurrent) return io_fail(error, EXIT_USAGE, "--linear %s: expected a recurrence", name);
+    if (!attend_is_recurrent(o))
+        return io_fail(error, EXIT_USAGE, "--linear %s: expected a recurrence", name);
     if (o->kernel || o->grad_kernel)
         return io_fail(error, EXIT_USAGE, "--kernel and --grad-kernel: interpolation runs two plans");
     return 0;
@@ -230,7 +231,7 @@ static int check_recurrent_options(const attend_options *o, io_error *error)
 {
     static const char FAMILY[] = "recurrences (linear, retention, ssd, gla, delta, gated-delta, kda, mesa)";
     static const char LOCAL[] = "softmax, parallax, lla, fox and path";
-    const bool recurrent = o->form.recurrent;
+    const bool recurrent = attend_is_recurrent(o);
     const struct {
         bool given, has;
         const char *option, *which;
@@ -261,15 +262,15 @@ static int check_needed(const attend_options *o, io_error *error)
 {
     const bool fox = strcmp(o->name, "fox") == 0, path = strcmp(o->name, "path") == 0 || o->in[IN_W];
     const bool defaults = o->mechanism == LOAM_RETENTION || o->mechanism == LOAM_MESA;
-    const bool decays = fox || (o->form.recurrent && o->form.log_decay != LOAM_DECAY_NONE && !defaults);
-    const bool writes = path || (o->form.recurrent && o->form.beta && !defaults);
+    const bool decays = fox || (attend_is_recurrent(o) && o->form.log_decay != LOAM_DECAY_NONE && !defaults);
+    const bool writes = path || (attend_is_recurrent(o) && o->form.beta && !defaults);
     if (decays && !o->in[IN_LOG_DECAY])
         return io_fail(error, EXIT_USAGE, "--log-decay F is needed for %s", o->name);
     if (path && !o->in[IN_W]) return io_fail(error, EXIT_USAGE, "--w F is needed for %s", o->name);
     if (writes && !o->in[IN_BETA])
         return io_fail(error, EXIT_USAGE, "--beta F is needed for %s%s", o->name,
                        path && strcmp(o->name, "path") != 0 ? " with --w" : "");
-    if (!o->form.recurrent && o->in[IN_BETA] && !path)
+    if (!attend_is_recurrent(o) && o->in[IN_BETA] && !path)
         return io_fail(error, EXIT_USAGE, "--beta needs --w for %s", o->name);
     if (o->in[IN_GRAD_STATE] && !o->grad_dir)
         return io_fail(error, EXIT_USAGE, "--grad-state-out needs --grad-out and --grad-dir");

@@ -34,7 +34,7 @@ static void fill_switches(attend_run *run)
 {
     const attend_options *o = run->options;
     loam_problem *p = &run->problem;
-    if (o->form.recurrent) {
+    if (attend_is_recurrent(o)) {
         p->heads_v = attend_sizes_of(run, &run->in[IN_V]).heads;
         p->feature_map = o->feature_map
                              ? (loam_feature_map)options_choice(o->feature_map, attend_feature_maps)
@@ -112,7 +112,7 @@ static int check_values(const attend_run *run, enum attend_input which, const ch
 static int check_ranges(const attend_run *run, io_error *error)
 {
     const attend_options *o = run->options;
-    const bool bounded = o->form.delta || !o->form.recurrent, solved = o->mechanism == LOAM_MESA;
+    const bool bounded = o->form.delta || !attend_is_recurrent(o), solved = o->mechanism == LOAM_MESA;
     const int status = check_values(run, IN_RIDGE, "ridge", solved ? DBL_MIN : 0, DBL_MAX,
                                     solved ? "a number above 0" : "a number of at least 0", error);
     return status ? status
@@ -132,12 +132,13 @@ int attend_read(attend_run *run, io_error *error)
     run->rank = run->in[IN_Q].rank;
     status = attend_check_ranks(run, error);
     if (!status) status = attend_packed_read(run, error);
-    if (!status) status = (o->form.recurrent ? attend_recurrent_shapes : attend_local_shapes)(run, error);
+    if (!status)
+        status = (attend_is_recurrent(o) ? attend_recurrent_shapes : attend_local_shapes)(run, error);
     if (status) return status;
     fill_sizes(run);
     fill_options(run);
     for (int i = 0; i < IN_COUNT && !status; i++)
         status = convert_input(run, (enum attend_input)i, error);
     if (!status) status = check_ranges(run, error);
-    return status || !o->form.recurrent ? status : attend_recurrent_defaults(run, error);
+    return status || !attend_is_recurrent(o) ? status : attend_recurrent_defaults(run, error);
 }
