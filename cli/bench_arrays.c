@@ -377,6 +377,7 @@ static int run_forward(bench_arrays *a, int threads, io_error *error)
         a->args = bench_args(a);
         loam_args args = a->args;
         args.work = work;
+        loam_args_keep(&args, LOAM_FORWARD);
         args.info = loam_dense_out(a->at[BENCH_INFO], bench_heads_out(&problem), problem.len_q, 1);
         if (loam_run(plan, &args, &reason)) status = bench_fail(a->shape, &reason, error);
     }

@@ -106,7 +106,9 @@ static const char *send(device_run *run)
 static int launch(const loam_plan *plan, device_run *run, io_error *error)
 {
     loam_error reason;
-    return loam_run(plan, &run->args, &reason) ? bench_fail(run->arrays->shape, &reason, error) : 0;
+    loam_args args = run->args;
+    loam_args_keep(&args, loam_plan_problem(plan)->pass);
+    return loam_run(plan, &args, &reason) ? bench_fail(run->arrays->shape, &reason, error) : 0;
 }
 
 static void want_info(device_run *run, bool wanted)

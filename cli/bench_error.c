@@ -71,6 +71,7 @@ static int run_pass(bench_reference *r, loam_pass pass, io_error *error)
     loam_args args = r->arrays.args;
     args.saved = r->arrays.saved;
     args.work = bench_alloc(loam_plan_work_bytes(plan));
+    loam_args_keep(&args, pass);
     int status = 0;
     if (!args.work || (!args.saved && needs_forward(r)))
         status = io_fail(error, EXIT_INTERNAL, "%s: out of memory for the reference", r->shape.name);

@@ -70,7 +70,8 @@ static const argument arguments[] = {
     VIEW(rho, OUTPUT, NONE, NULL, NULL, NULL),
     VIEW(weights, FORWARD, NONE, NULL, NULL, NULL),
     VIEW(info, OUTPUT, OUTPUT, NULL, NULL, NULL),
-    POINTER(saved, FORWARD | BACKWARD, NONE, NULL, NULL, NULL),
+    POINTER(saved, FORWARD | BACKWARD, FORWARD | BACKWARD, NULL, NULL,
+            NULL), /* of 0 bytes where nothing is saved */
     VIEW(grad_o, BACKWARD, BACKWARD, NULL, NULL, NULL),
     VIEW(grad_q, BACKWARD, BACKWARD, NULL, NULL, NULL),
     VIEW(grad_k, BACKWARD, BACKWARD, NULL, NULL, NULL),
@@ -117,4 +118,13 @@ loam_status args_check_used(const loam_problem *p, const loam_args *a, loam_erro
         }
     }
     return LOAM_OK;
+}
+
+void loam_args_keep(loam_args *a, loam_pass pass)
+{
+    for (size_t i = 0; i < sizeof arguments / sizeof arguments[0]; i++) {
+        if (!((arguments[i].local | arguments[i].recurrent) >> pass & 1)) {
+            *(const void **)(void *)((char *)a + arguments[i].offset) = NULL;
+        }
+    }
 }

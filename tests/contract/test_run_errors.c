@@ -33,7 +33,7 @@ static scene scene_make(const spec *s)
         fail_msg("%s", error.text);
     }
     arrays_work(&x.m, x.plan);
-    if (s->pass != LOAM_DECODE && !spec_recurrent(s)) {
+    if (s->pass != LOAM_DECODE) {
         arrays_saved(&x.m, x.plan);
     }
     if (s->pass == LOAM_DECODE) {
@@ -275,7 +275,7 @@ static void arguments_that_are_not_used(void **state)
             if (recurrent) {
                 refuse_more(&s, offsetof(loam_args, lens_kv), "lens_kv");
             }
-            if (recurrent || pass == LOAM_DECODE) {
+            if (pass == LOAM_DECODE) {
                 refuse_more(&s, offsetof(loam_args, saved), "saved");
             }
         }

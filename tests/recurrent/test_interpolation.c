@@ -91,20 +91,10 @@ static void *room(size_t bytes)
     return aligned_alloc(LOAM_ALIGN, bytes / LOAM_ALIGN * LOAM_ALIGN + LOAM_ALIGN);
 }
 
-/* Only what this pass reads and writes. */
 static void keep_pass(loam_pass pass, loam_args *a, loam_args *r)
 {
-    if (pass == LOAM_BACKWARD) {
-        a->o.data = r->state_out.data = NULL;
-        return;
-    }
-    loam_view *const written[] = { &a->grad_q,         &a->grad_k,     &a->grad_v,
-                                   &a->grad_probe,     &a->grad_ridge, &r->grad_beta,
-                                   &r->grad_log_decay, &r->grad_ridge, &r->grad_state_in };
-    for (size_t n = 0; n < sizeof written / sizeof written[0]; n++)
-        written[n]->data = NULL;
-    a->grad_o.data = r->grad_state_out.data = NULL;
-    a->grad_scale = r->grad_scale = NULL;
+    loam_args_keep(a, pass);
+    loam_args_keep(r, pass);
 }
 
 static void run_pass(scene *s, loam_pass pass, void **saved)
