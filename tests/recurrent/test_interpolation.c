@@ -493,7 +493,10 @@ static void mistakes_are_named(void **state)
     r.q = a.q;
     assert_int_equal(loam_interpolation_run(i, &a, &r, &error), LOAM_EARG);
     assert_non_null(strstr(error.text, "recurrent q: given"));
-    r.q.data = r.beta.data = NULL;
+    r.q.data = NULL, r.saved = s.o;
+    assert_int_equal(loam_interpolation_run(i, &a, &r, &error), LOAM_EARG);
+    assert_non_null(strstr(error.text, "recurrent saved: given"));
+    r.saved = NULL, r.beta.data = NULL;
     s.o[0] = 1234;
     assert_int_equal(loam_interpolation_run(i, &a, &r, &error), LOAM_EARG);
     assert_non_null(strstr(error.text, "beta"));
