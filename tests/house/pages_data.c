@@ -42,7 +42,9 @@ static int write_array(const char *name, int rank, const int64_t *shape)
 
 int main(void)
 {
-    static const char *const rows[] = { "q", "k", "v", "r", "w", "gates", "do", NULL }, *const numbers[] = { "g", "beta", NULL };
+    static const char *const rows[] = { "q", "k", "v", "r", "w", "gates", "do", NULL }, *const numbers[] = {
+        "g", "beta", NULL
+    };
     int status = write_array("ridge", 1, (int64_t[]){ HEADS });
     for (int step = 0; step < 2; step++) {
         const int64_t shape[] = { HEADS, step ? 1 : TOKENS, DIM };

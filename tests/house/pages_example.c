@@ -6,7 +6,8 @@
 #include <stdlib.h>
 
 enum { ROOM = 1 << 21 };
-float q[ROOM], k[ROOM], v[ROOM], o[ROOM], vk[ROOM], probe[ROOM], w[ROOM], g[ROOM], gates[ROOM], beta[ROOM], state[ROOM];
+float q[ROOM], k[ROOM], v[ROOM], o[ROOM], vk[ROOM], probe[ROOM], w[ROOM], g[ROOM], gates[ROOM], beta[ROOM],
+    state[ROOM];
 float q1[1024], k1[1024], v1[1024], o1[1024], g1[1024], beta1[1024]; /* one token */
 void *stream;
 int cudaMalloc(void **memory, size_t bytes);
@@ -22,7 +23,8 @@ static void fill_arrays(void)
         w[index] = x > 0 ? 0.125f : -0.125f, g[index] = gates[index] = -x * x, beta[index] = x * x;
     }
     for (int index = 0; index < 1024; index++)
-        q1[index] = q[index], k1[index] = k[index], v1[index] = v[index], g1[index] = g[index], beta1[index] = beta[index];
+        q1[index] = q[index], k1[index] = k[index], v1[index] = v[index], g1[index] = g[index],
+        beta1[index] = beta[index];
 }
 
 static int example(void)
