@@ -24,23 +24,27 @@ examples_of()
         /^```$/ { file = "" }
         file != "" && !/^#include/ { print >file }' "$1"
 }
+compile()
+{
+    example=$1
+    shift
+    "$cc" -std=c17 -Wall -Wextra -Werror -Iinclude "-DEXAMPLE=\"$example\"" tests/house/pages_example.c "$@"
+}
 check_examples()
 {
     stem=$work/$(echo "$1" | tr '/.' '__')
     examples_of "$1" "$stem"
     for file in "$stem"_*.c; do
         [ -f "$file" ] || continue
-        compile="$cc -std=c17 -Wall -Wextra -Werror -Iinclude -DEXAMPLE=\"$file\" tests/house/pages_example.c"
         case $1 in
         README.md | docs/mechanisms/*)
-            # shellcheck disable=SC2086
-            $compile "$library" "-Wl,-rpath,${library%/*}" -o "$file.run" || complain "$1: an example does not compile"
-            [ ! -x "$file.run" ] || "$file.run" >/dev/null || complain "$1: an example fails: ${file##*/}"
+            if ! compile "$file" "$library" "-Wl,-rpath,${library%/*}" -o "$file.run"; then
+                complain "$1: an example does not compile"
+            elif ! "$file.run"; then
+                complain "$1: an example fails: ${file##*/}"
+            fi
             ;;
-        *)
-            # shellcheck disable=SC2086
-            $compile -fsyntax-only || complain "$1: an example does not compile"
-            ;;
+        *) compile "$file" -fsyntax-only || complain "$1: an example does not compile" ;;
         esac
     done
 }
@@ -75,8 +79,8 @@ check_commands()
             case $words in
             bench* | experiment* | *cuda*) words="$words --help" ;;
             esac
-            # shellcheck disable=SC2086
-            eval "\"\$program\" $words" >out.txt 2>err.txt </dev/null || { echo "loam $words: $(cat err.txt)"; exit 1; }
+            eval "set -- $words"
+            "$program" "$@" >out.txt 2>err.txt </dev/null || { echo "loam $words: $(cat err.txt)"; exit 1; }
         done <"$place.list"
     ) || complain "$1: a command fails"
 }
