@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Scores that decay (FoX) on Hopper. G: the running sums of the log decays of a head, to base 2, as pairs hi
- * + lo (local_decay.h). A score gains G_row - G_key. */
+ * Scores that decay (FoX) on Hopper. G: the running sums of the log decays of a head, to base 2, as pairs
+ * hi + lo (local_decay.h). A score gains G_row - G_key. */
 #ifndef LOAM_LOCAL_LOCAL_DECAY_SM90_CUH
 #define LOAM_LOCAL_LOCAL_DECAY_SM90_CUH
 
