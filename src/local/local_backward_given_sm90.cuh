@@ -11,8 +11,8 @@
  * e = sum p gam t, so that neither mechanism needs a sweep before this one.
  *
  * Two consumer warpgroups have 64 queries each; one thread of a third produces the tiles. Weights have one
- * bf16 part. Sums of weights that are 0 in exact arithmetic are not after rounding; the difference is taken
- * out at a key near the row's own position.
+ * bf16 part. Where a sum of weights is 0 in exact arithmetic, its rounding error is taken out of the gradient
+ * at the key of the row's own position.
  */
 #ifndef LOAM_LOCAL_LOCAL_BACKWARD_GIVEN_SM90_CUH
 #define LOAM_LOCAL_LOCAL_BACKWARD_GIVEN_SM90_CUH
@@ -421,7 +421,7 @@ static __device__ __forceinline__ given_scale_sums scale_sums_begin(const given_
 }
 
 /* The gradient of the scale from one row. sum ds is 0 but for rounding, where there is no sink: the
- * difference is taken out at the mean x. */
+ * difference is taken out at the mean x. Where the sum overflows, `large` has it. */
 static __device__ __forceinline__ double scale_sum(const given_scale_sums &sum, int row,
                                                    const loam_problem &p)
 {

@@ -96,8 +96,7 @@ static __device__ __forceinline__ auto terms_of(const key_group<DIM, DIRECTIONS,
     return columns_of<key_shape_sm90<DIM, DIRECTIONS>::blocks>(g.sm.terms[g.slot][which]);
 }
 
-/* Returns x, which is the same in all lanes, in a way that tells the compiler so: descriptors made from it
- * then cost the lanes nothing. */
+/* Tells the compiler that x is the same in all lanes: descriptors made from x then cost the lanes nothing. */
 static __device__ __forceinline__ unsigned uniform(unsigned x) { return __reduce_max_sync(0xffffffffu, x); }
 
 template <int DIM, int DIRECTIONS, bool DECAYED>

@@ -54,7 +54,7 @@ struct key_directions {
     float2 *centre;
 };
 
-/* ------------------------------------------------------------------ which tiles, and what is seen of them */
+/* ------------------------------------------------------------------ which queries see which keys */
 
 /* Query i sees key j where i + low <= j <= i + up, within the lengths. */
 struct key_view {
@@ -126,8 +126,7 @@ template <int N> struct alignas(2 * N) pair_vector {
 };
 
 /* Splits rho and y of 64 rows of a head: a row for each warp at a time, DIM / 32 channels for each lane. lo
- * parts are for fine tiles alone. The hi part of a direction has another product with kbar than the
- * direction. */
+ * parts are for fine tiles alone. `centre` is for the hi parts, since plain tiles have no more. */
 template <int DIM>
 __global__ void __launch_bounds__(256)
     split_directions_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,

@@ -16,7 +16,7 @@ struct pair_rows {
     float error[2];  /* gbar + y . kbar: E = do . v + y . k - error */
     float one[2];    /* 1 + rho . kbar: 1 - u = one - rho . k */
     float e[2];      /* -y . Lambda rho */
-    float middle[2]; /* an x = q . k that others are taken relative to */
+    float middle[2]; /* an x = q . k between the mean and the largest, from which x counts in sums */
     /* Where the unit of the ridge is the largest p, e is 0, and -y . Lambda rho is for the key that has this
      * p. */
     bool by_max;

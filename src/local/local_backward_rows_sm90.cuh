@@ -184,8 +184,8 @@ static __device__ __forceinline__ bool check_rows(const rows_system<DIM, DECAYED
     return false;
 }
 
-/* Loads kbar into the scratch, and sums gbar = do . vbar. True where the probe of one of the thread's rows
- * has more than one part. */
+/* Loads kbar into the scratch, and sums gbar = do . vbar. True where forward needed two parts for the probe
+ * of one of the thread's rows. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ bool load_means(const rows_system<DIM, DECAYED> &rs, rows_sums &sum)
 {

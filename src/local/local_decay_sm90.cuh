@@ -92,7 +92,7 @@ template <bool DECAYED, int KEYS> struct near_tile {
 template <int KEYS> struct near_tile<false, KEYS> {
 };
 
-/* A warp fills a near_tile, KEYS / 32 keys a lane. Keys from `end` on are taken as key end - 1. */
+/* A warp fills a near_tile, KEYS / 32 keys a lane. Keys from `end` on are replaced by key end - 1. */
 template <int KEYS> struct near_keys {
     static constexpr int each = KEYS / 32;
     local_decay_pair own[each];

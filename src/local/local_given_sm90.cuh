@@ -25,7 +25,7 @@ template <int DIM, bool PROBED> struct given_shape_sm90 {
 };
 
 /* What a thread keeps of its two rows in shared memory: keys lo .. hi - 1 that they see, for the few tiles
- * that need a mask, and omega of its columns. omega is stored with every tile for another reason too: the
+ * that need a mask, and omega of its columns. The store of omega with every tile also serves scheduling: the
  * compiler moves arithmetic beyond a wait for products, but no volatile store, so that the arithmetic which
  * leads to the store overlaps with the products. */
 struct row_state_sm90 {
@@ -336,8 +336,7 @@ static __device__ __forceinline__ void recentre_sm90(given_sums_sm90<DIM, true> 
     }
 }
 
-/* Returns x, which is the same in all lanes, in a way that tells the compiler so: descriptors made from it
- * then cost the lanes nothing. */
+/* Tells the compiler that x is the same in all lanes: descriptors made from x then cost the lanes nothing. */
 static __device__ __forceinline__ unsigned same_in_warp(unsigned x)
 {
     return __reduce_max_sync(0xffffffffu, x);
@@ -398,7 +397,8 @@ static __device__ __forceinline__ void decay_tile_scores(const given_sweep<DIM, 
     }
 }
 
-/* s, the products q . k of the tile from key j on or what decay_tile_scores made of them, become weights. */
+/* s, which is the products q . k of the tile from key j on or comes from decay_tile_scores, becomes
+ * weights. */
 template <int DIM, bool PROBED, bool DECAYED, int BLOCKS>
 static __device__ __forceinline__ bool weigh_tile(const given_sweep<DIM, PROBED, DECAYED> &on,
                                                   float (&s)[BLOCKS][4], int j, float (&keep)[2],

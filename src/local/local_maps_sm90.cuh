@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * Tensor maps of a problem: which of its arrays bulk copies can read, and the maps of these. */
+ * Tensor maps of a problem's arrays, and which arrays bulk copies can read. */
 #ifndef LOAM_LOCAL_LOCAL_MAPS_SM90_CUH
 #define LOAM_LOCAL_LOCAL_MAPS_SM90_CUH
 

@@ -75,15 +75,15 @@ template <int DIM, bool DECAYED> struct system_sm90 {
     __device__ __forceinline__ bool seen(int row, int j) const { return j >= r.lo[row] && j < r.hi[row]; }
 };
 
-/* Returns x. The compiler then does not hold an address for each element from sweep to sweep, for which there
- * are no registers. */
+/* Returns x as if it were new, so that the compiler does not hold an address for each element from sweep to
+ * sweep: there are no registers for that. */
 static __device__ __forceinline__ int forget(int x)
 {
     asm volatile("" : "+r"(x));
     return x;
 }
 
-/* Keeps an object in memory: in registers, what a kernel knows of its rows would leave too few for the
+/* Keeps an object in memory: in registers, the state of its rows would leave a kernel too few for the
  * products of a pass. */
 template <class T> static __device__ __forceinline__ T &in_memory(T &object)
 {
@@ -161,8 +161,7 @@ static __device__ __forceinline__ void weights_sm90(float (&w)[8][4], const syst
     }
 }
 
-/* The pairs that this thread owns of a tile of rows: they are its part of the rows as operand from
- * registers. */
+/* The pairs of a tile of rows that this thread owns, which are its fragments of the rows as operand A. */
 template <int DIM>
 static __device__ __forceinline__ void own_pairs(uint32_t (&a)[DIM / 16][4], const __nv_bfloat16 *tile,
                                                  const row_pair &r)
