@@ -8,7 +8,8 @@
  *     z_i = -(sum_{j<i} X_ij D_ij k_j + e^pre_i S^T dr_i)          X_ij = dr_i . u_j    (delta rule)
  *     y_j = sum_{i>j} D_ij (W_ij q_i - beta_i X_ij k_i)
  *     e_j = e^suf_j dS^T u_j
- *     dq_i = x_i + W_ii k_i,   dk_i = beta_i z_i + y_i + e_i + W_ii q_i,   dv_i = beta_i dr_i,   dbeta_i = dr_i . v_i + k_i . z_i
+ *     dq_i = x_i + W_ii k_i,   dk_i = beta_i z_i + y_i + e_i + W_ii q_i
+ *     dv_i = beta_i dr_i,   dbeta_i = dr_i . v_i + k_i . z_i
  *     dg_t = sum_{i>=t} (q_i x_i + beta_i k_i z_i - k_i y_i) + sum_{j<t} k_j e_j + e^total sum_r S_r dS_r
  *
  * W_ii, whose exponent is 0, is not in x and y: in dg it would be added and subtracted again. e of the last
