@@ -64,7 +64,7 @@ static __device__ __forceinline__ int mesa_conjugate(mesa_rows &x, mesa_rows &r,
 /* How the systems of the thread's two rows ended. */
 struct mesa_end {
     float residual[2];
-    int steps; /* of conjugate gradients */
+    int steps; /* of conjugate gradients; 0 with NESTED */
     bool doubtful;
 };
 

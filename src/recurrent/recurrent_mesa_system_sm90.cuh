@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
  * The systems A_t x_t = b_t of the tokens of a chunk of MesaNet as matrix products (von Oswald et al. 2025).
- * S0, H0 are the states at the beginning of the chunk, pre_t the inclusive prefix sum of its log decays, W_ti
- * = beta_i e^(sum of the log decays of i + 1 .. t) for i <= t, else 0. Rows of all matrices are tokens; P has
- * the vectors p_t, X the vectors x_t:
+ * S0 and H0 are the states at the beginning of the chunk, pre_t is the inclusive prefix sum of its log
+ * decays, and W_ti = beta_i e^(sum of the log decays of i + 1 .. t) for i <= t, else 0. Rows are tokens: row
+ * t of P is p_t, row t of X is x_t, and row t of A P is A_t p_t:
  *
  *     A P = P Lambda + e^pre (P H0) + ((P K^T) o W) K,   o = e^pre (X S0^T) + ((X K^T) o W) V
  *
- * A warp has 16 rows, and never waits for another warp. Operands from registers are split into hi and lo
- * parts, and so are the states; keys and values are exact in bf16. For keys of length 1 the tiles have the
- * keys as given, and W includes the factors 1 / |k|. */
+ * A warp solves the systems of 16 rows without waiting for other warps. Operands from registers are split
+ * into hi and lo parts, and so are the states; keys and values are exact in bf16. For keys of length 1 the
+ * tiles have the keys as given, and W includes the factors 1 / |k|. */
 #ifndef LOAM_RECURRENT_MESA_SYSTEM_SM90_CUH
 #define LOAM_RECURRENT_MESA_SYSTEM_SM90_CUH
 
