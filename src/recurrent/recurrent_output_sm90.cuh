@@ -128,8 +128,8 @@ __global__ void __launch_bounds__(OUTPUT_THREADS)
     float(&columns)[DIM / 8][4] = *(float(*)[DIM / 8][4]) & out;
     uint32_t pairs[4][4], rounded[DIM / 16][4];
     barrier_wait(&sm.pairs_there, 0);
-    if (x.tokens <
-        CHUNK_TOKENS) { /* rows of another sequence may follow: P is 0 there, but 0 times NaN is not 0 */
+    /* Rows of another sequence may follow. P is 0 there, but 0 times inf or NaN is not 0. */
+    if (x.tokens < CHUNK_TOKENS) {
         clear_rows<DIM / SIDE>(sm.value, x.tokens, threadIdx.x, OUTPUT_THREADS);
         fence_async_proxy();
         __syncthreads();

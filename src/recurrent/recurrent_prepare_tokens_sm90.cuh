@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * PREPARE where a token has one decay for all channels, or none: P = (q k^T) o e^seg, o element by element,
- * from one matrix product over the whole chunk.
+ * PREPARE where a token has one decay for all channels, or none: P = (q k^T) o e^seg, from one matrix
+ * product over the whole chunk; `o` is the elementwise product.
  *
  * e^seg_ij is computed from pre_i - pre_j. Log decays are clamped to at least HELD: e^HELD is 0 in float32,
  * and the rounding of their sums in float64 is below 1e-10. A sum is stored as two floats, hi and lo, whose
