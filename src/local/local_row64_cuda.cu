@@ -5,8 +5,8 @@
  * reflected differently and cannot share products with them. Forward: means, Cov + Lambda by centred sums,
  * its Cholesky factor, rho, output. Backward: the adjoint solve.
  *
- * Keys are relative to the first key of the sequence. Thread c has channels c and c + ROW64_THREADS of k and
- * v; keys are loaded in tiles of KEYS64.
+ * Keys are relative to the first key of the sequence. Thread c has channel c of all sums over keys; dimensions
+ * are at most DIM64 = ROW64_THREADS. Keys are loaded in tiles of KEYS64.
  */
 #include "src/local/local_backward_cuda.h"
 #include "src/local/local_forward_cuda.h"
