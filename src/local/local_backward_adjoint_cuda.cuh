@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The adjoint solve on GPUs: y = (Cov + Lambda)^-1 drho, by the solver of the forward pass. Rows that do not
- * converge are put on the list for adjoint64_kernel. drho is read from the array into which y is written.
+ * The adjoint solve on GPUs: y = (Cov + Lambda)^-1 drho, by the solver of the forward pass. Rows that are not
+ * solved in this way are put on a list for adjoint64_kernel. drho is read from the array into which y is
+ * written.
  */
 #ifndef LOAM_LOCAL_LOCAL_BACKWARD_ADJOINT_CUDA_CUH
 #define LOAM_LOCAL_LOCAL_BACKWARD_ADJOINT_CUDA_CUH

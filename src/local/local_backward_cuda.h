@@ -5,9 +5,9 @@
 
 #include "src/local/local.h"
 
-/* Constants of a row for the pass over keys, as in local_backward_block.h; 16 words. rho . kbar = rho_kbar +
- * rho_rest, likewise for y; gbar = do . vbar; gbar_rest: sum p (g - gbar), 0 but for rounding; spread = e /
- * unit; peak: the first key with the highest score; keys lo .. hi - 1 are seen. */
+/* Constants of a row for the pass over keys, as in local_backward_block.h; 16 words.
+ * rho . kbar = rho_kbar + rho_rest, likewise for y; gbar = do . vbar; gbar_rest = sum p (g - gbar), 0 but for
+ * rounding; spread = e / unit; peak: the first key with the highest score; keys lo .. hi - 1 are seen. */
 typedef struct row_record {
     float lse;
     float gbar, gbar_rest;
@@ -44,8 +44,8 @@ typedef loam_status local_rows_fn(const loam_problem *problem, const loam_args *
 
 /* Parallax: grad_probe and e. LLA: drho, the unit of the ridge, and the mean variance of the keys. */
 local_rows_fn local_probe_gradient_cuda;
-/* y by conjugate gradients, then the rows that did not converge, in float64. memory: local_adjoint_cuda_work
- * bytes of the workspace. */
+/* y by conjugate gradients, then the rows that these did not solve, in float64. memory:
+ * local_adjoint_cuda_work bytes of the workspace. */
 typedef loam_status local_adjoint_fn(const loam_problem *problem, const loam_args *args,
                                      const row_arrays *rows, void *memory, loam_error *error);
 local_adjoint_fn local_adjoint_cuda, local_adjoint64_cuda;

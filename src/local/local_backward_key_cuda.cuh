@@ -37,8 +37,7 @@ template <bool WIDE, int DIM, int DIRECTIONS> struct key_shared {
     float origin[DIM];
 };
 
-/* ------------------------------------------------------------------ the block of keys, and its
- * tiles of queries */
+/* ------------------------------------------------------------------ the block of keys and its queries */
 
 struct key_block {
     local_seq s;
@@ -263,9 +262,9 @@ static __device__ __forceinline__ void add_direction(float (&dk)[S::columns / 8]
     product_weights<S::key_parts, S::pitch>(dk, weights, tile, first);
 }
 
-/* The products of the keys with the tile become weights: s = k . q becomes scale ds factor, g = v .
- * do becomes p (1 - u), u = k . rho becomes -p E, w = k . kbar becomes -2/dim p e / unit. t = k . y
- * is read only. */
+/* The products of the keys with the tile become weights: s = k . q becomes scale ds factor,
+ * g = v . do becomes p (1 - u), u = k . rho becomes -p E, w = k . kbar becomes -2/dim p e / unit.
+ * t = k . y is only read. */
 template <class S, int DIRECTIONS, int BLOCKS>
 static __device__ __forceinline__ void key_tile_gradient(float (&s)[BLOCKS][4], float (&g)[BLOCKS][4],
                                                          float (&u)[BLOCKS][4], const float (&t)[BLOCKS][4],
@@ -349,8 +348,8 @@ static __device__ __forceinline__ void keys_from_tile(
     }
 }
 
-/* Writes dk and dv. For RBF dk gains -scale (sum ds) k, for a ridge relative to the trace 2/dim (sum
- * p e / unit) k. */
+/* Writes dk and dv. For RBF dk gains -scale (sum ds) k; for a ridge relative to the trace it gains
+ * 2/dim (sum p e / unit) k. */
 template <class S, int DIRECTIONS>
 static __device__ __forceinline__ void put_key_gradients(const key_sums<S::columns / 8> &sum,
                                                          const key_pair &k, const typename S::type *keys,

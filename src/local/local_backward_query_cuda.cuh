@@ -155,8 +155,8 @@ static __device__ __forceinline__ bool sums_to_zero(const scoring &sc, const loa
     return !sc.capped && !p.sink;
 }
 
-/* middle: an x between the mean and the maximum of the row, where it follows from lse: (lse - log n) /
- * scale for n keys. */
+/* middle: an x between the mean and the maximum of the row, where it follows from lse:
+ * (lse - log n) / scale for n keys. */
 static __device__ __forceinline__ void set_middle(row_totals &sum, const scoring &sc, const loam_problem &p,
                                                   const row_pair &r, const row_constants &rc)
 {

@@ -115,9 +115,8 @@ static __device__ __forceinline__ rows_view rows_of(const loam_const_view &v, lo
     return out;
 }
 
-/* origin <- the first key of the sequence, as float, for wide tiles. Zeros where the sequence has no
- * keys, beyond dim_qk, and with PaTH: there each row sees the keys reflected differently, and no shift is
- * common to all rows. */
+/* origin <- the first key of the sequence, as float. Zeros where the sequence has no keys, beyond dim_qk, and
+ * with PaTH: there each row sees the keys reflected differently, and no shift is common to all rows. */
 template <int DIM>
 static __device__ __forceinline__ void load_origin(float *origin, const loam_problem &p, const loam_args &a,
                                                    const local_seq &s, int64_t h_kv)

@@ -11,7 +11,8 @@ extern "C" {
 
 /* Softmax and Parallax. */
 local_run_fn local_given_cuda;
-/* Local Linear Attention: the rows by conjugate gradients, then those that did not converge, in float64. */
+/* Local Linear Attention: the rows by conjugate gradients, then those that these did not
+ * solve, in float64. */
 local_run_fn local_solved_cuda, local_row64_cuda;
 local_work_fn local_solved_cuda_work;
 /* Local Linear Attention with all rows in float64. args.weights, where given, must hold zeros. */

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * PaTH scores on GPUs: what the kernels share. Tiles of 64 keys have the arrays N, Lam, W, B and Kr of
- * local_path_tile.h, and
+ * PaTH scores on GPUs: what the kernels share. Tiles of 64 keys have the arrays of local_path_tile.h: N (rows
+ * w), Lam, W, B and Kr (keys as seen from the end of their tile), and
  *
  *     E = N^T W:  a row x crosses a tile as x - x E, a key as k - k E^T
  *
  * Tiles come in groups: Kt are keys as seen from the end of their group, and Eg crosses a whole group. A
- * block of 64 queries goes through the tiles of its own group one by one, from right to left: scores with Kr,
- * then x crosses by E. It goes through the groups before: scores with the Kt of all tiles of a group, then x
- * crosses by Eg. With about as many tiles in a group as there are groups, both kinds of steps are few. x is
- * kept in float32, and E is split in hi and lo parts, so that the crossings lose no precision.
+ * block of 64 queries x goes through the tiles of its own group one by one, from right to left: scores with
+ * Kr, then x crosses by E. Then it goes through the groups before its own, one by one: scores with the Kt of
+ * all tiles of the group, then x crosses by Eg. With about as many tiles in a group as there are groups, both
+ * kinds of steps are few. x is kept in float32, and E is split in hi and lo parts, so that the crossings lose
+ * no precision.
  *
  * Arrays are indexed by slots. A slot is one tile of one head: slot = head * slots + base_b + n for tile n of
  * sequence b, with base_b = b * tiles or, packed, cu_kv[b] / 64 + b, so that the slots of sequences never
@@ -326,9 +327,9 @@ static __device__ __forceinline__ void scores_of(strip &s, const path_rows &x, c
     });
 }
 
-/* For rows m .. of a block: the scores with the keys of their own tile, s = q k^T - a B with a = lower(q
- * N^T), and the queries as the tiles before see them, x = q - a W. tiles, in shared memory: q, k, N, then hi
- * and lo of B and of W. minus_a: -a. */
+/* For rows m .. of a block: the scores with the keys of their own tile, s = q k^T - a B with
+ * a = lower(q N^T), and the queries as the tiles before see them, x = q - a W. tiles, in shared memory: q, k,
+ * N, then hi and lo of B and of W. minus_a: -a. */
 static __device__ __forceinline__ void enter(strip &s, strip &x, strip &minus_a, const shared_tile *tiles,
                                              int m)
 {

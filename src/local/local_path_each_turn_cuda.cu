@@ -122,9 +122,9 @@ static __device__ __forceinline__ lane_row<N> key_before(const turn_back &x, int
     return key;
 }
 
-/* A block has EACH_KEYS keys of a head, each warp BACK_KEYS of them. Back through k' = k - beta w (w .
- * k), with G the gradient of k': dbeta -= (w . k)(w . G), dw -= beta ((w . G) k + (w . k) G), G <- G -
- * beta w (w . G). */
+/* A block has EACH_KEYS keys of a head, each warp BACK_KEYS of them. Back through
+ * k' = k - beta w (w . k), with G the gradient of k':
+ *     dbeta -= (w . k)(w . G),  dw -= beta ((w . G) k + (w . k) G),  G <- G - beta w (w . G) */
 template <int N>
 static __global__ void __launch_bounds__(TURN_THREADS)
     each_turn_back_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,

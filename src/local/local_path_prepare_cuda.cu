@@ -15,9 +15,9 @@ struct prepare_shared {
     float beta[EDGE];
 };
 
-/* R = (I + diag(beta) strict(N N^T))^-1 by forward substitution, R_i = e_i - beta_i sum_{j < i} (n_i .
- * n_j) R_j. Two neighbouring threads have one column and share its sums. Rows of R that are not
- * computed yet are 0. */
+/* R = (I + diag(beta) strict(N N^T))^-1 by forward substitution,
+ * R_i = e_i - beta_i sum_{j < i} (n_i . n_j) R_j. Two neighbouring threads have one column and share its
+ * sums. Rows of R that are not computed yet are 0. */
 static __device__ __forceinline__ void invert_reflections(prepare_shared &x)
 {
     const int c = threadIdx.x / 2, half = threadIdx.x % 2;

@@ -134,7 +134,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
             w.own_columns[slot * EDGE + threadIdx.x] = sum / scale;
         }
     }
-    /* To the left: y is the queries as the tiles see them. */
+    /* To the left: y holds the queries as the tiles see them. */
     for (int copy = 0; copy < copies; copy++) {
         strip_put(y, m, trail + copy * TILE_SIZE, NULL, EDGE);
         if (copy + 1 < copies) {
@@ -145,7 +145,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
         }
     }
     __syncthreads();
-    /* To the right: y is the gradient of the queries as tile j sees them. */
+    /* To the right: y holds the gradient of the queries as tile j sees them. */
     clear(y);
     fill_stage(shared.tile[0], a, x, w.w, 0);
     for (int j = 0; j < x.n; j++) {

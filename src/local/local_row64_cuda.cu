@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Rows of Local Linear Attention in float64, one thread block for each row at a time: the rows for which
- * conjugate gradients did not converge, or all rows with PaTH, where the rows of a block see the keys
- * reflected differently and cannot share products with them. Forward: means, Cov + Lambda by centred sums,
- * its Cholesky factor, rho, output. Backward: the adjoint solve.
+ * Rows of Local Linear Attention in float64, one thread block for each row at a time: the rows that conjugate
+ * gradients did not solve, or all rows with PaTH, where the rows of a block see the keys reflected
+ * differently and cannot share products with them. Forward: means, Cov + Lambda by centred sums, its Cholesky
+ * factor, rho, output. Backward: the adjoint solve.
  *
- * Keys are relative to the first key of the sequence. Thread c has channel c of all sums over keys; dimensions
- * are at most DIM64 = ROW64_THREADS. Keys are loaded in tiles of KEYS64.
+ * Keys are relative to the first key of the sequence, and are loaded in tiles of KEYS64. Thread c has channel
+ * c of all sums over keys; dimensions are at most DIM64 = ROW64_THREADS.
  */
 #include "src/local/local_backward_cuda.h"
 #include "src/local/local_forward_cuda.h"
@@ -336,8 +336,7 @@ static __device__ row64_at begin64(row64_shared &sm, const loam_problem &p, cons
         }
     }
     constant = block_sum(sm, constant);
-    /* Scores are complete here. saved.lse must lack the constant that the other kernels leave
-     * out of scores. */
+    /* Scores are complete here; saved.lse must lack the constant that the other kernels leave out. */
     r.dropped = local_wide(&p) && !r.sc.capped ? (double)r.sc.scale * constant : 0;
     return r;
 }

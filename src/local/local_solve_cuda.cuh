@@ -2,9 +2,9 @@
  *
  * Conjugate gradients on GPUs: (Cov_i + Lambda_i) x_i = b_i for the 64 rows of a block, all at once. As on
  * CPUs, Cov x = sum_j p_j kappa_j (kappa_j . x) is computed by two products with the keys and no matrix. It
- * is centred twice ("compensated centring"): x . kbar is subtracted before the weights, kbar times the sum of
- * the rounded weights after them. Scores are computed again each time, since n weights for each row do not
- * fit in any memory.
+ * is centred twice ("compensated centring"): x . kbar is subtracted from the products k_j . x before they are
+ * weighted, and kbar times the sum of the weights from the result. Scores are computed again each time, since
+ * n weights for each row do not fit in any memory.
  *
  * Directions and weights carry more digits than narrow keys: each is split in two bf16 parts, hi and lo, so
  * that the product is as exact as its operands. The vectors of a row have the layout of D in mma.cuh and lie
@@ -150,8 +150,8 @@ static __device__ __forceinline__ void tile_weights(float (&w)[shape<WIDE, DIM>:
     }
 }
 
-/* Writes the vector to shared memory as operand of products, and rounds it to the sum of the parts that
- * the operand has. */
+/* Writes the vector to shared memory as operand of products. On narrow tiles the operand has two bf16 parts,
+ * and the vector is rounded to their sum. */
 template <bool WIDE, int DIM>
 static __device__ __forceinline__ void put_direction(const system_of<WIDE, DIM> &sys, int which)
 {

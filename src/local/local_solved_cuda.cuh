@@ -3,7 +3,7 @@
  * Forward of Local Linear Attention on GPUs, 64 rows of a head at a time: a sweep for the means (online
  * softmax), the solver, and a last sweep
  *     o = vbar - sum p u v,   u = rho . kappa,
- * which also computes the true residual. Rows that do not converge are put on a list; row64_kernel
+ * which also computes the true residual. Rows that are not solved in this way are put on a list; row64_kernel
  * (local_row64_cuda.cu) then computes them anew in float64.
  *
  * Persistent blocks take blocks of rows from a counter, since some rows need more iterations than others.
@@ -191,8 +191,8 @@ static __device__ void put_solved_weights(const system_of<WIDE, DIM> &sys, const
     });
 }
 
-/* The last sweep: writes o, rho and saved of rows within the sequence. error2[row] = |b - (Cov + Lambda)
- * x|^2; finite: whether all of o is. */
+/* The last sweep: writes o, rho and saved of rows within the sequence.
+ * error2[row] = |b - (Cov + Lambda) x|^2; finite: whether all of o is. */
 template <bool WIDE, int DIM>
 static __device__ void sweep_lines(const system_of<WIDE, DIM> &sys, const cg_rows &k,
                                    const local_saved &saved, float (&error2)[2], bool (&finite)[2])

@@ -115,8 +115,8 @@ static __device__ __forceinline__ void begin_rows(element<WIDE> *query, stream_s
     }
 }
 
-/* constant[row]: the part of the product x that depends on the query alone: q . origin, for RBF -|q -
- * origin|^2 / 2. 0 on narrow tiles, which have no origin. */
+/* constant[row]: the part of the product x that depends on the query alone: q . origin or, for RBF,
+ * -|q - origin|^2 / 2. 0 on narrow tiles, which have no origin. */
 template <bool WIDE, int DIM>
 static __device__ __forceinline__ void query_constants(float (&constant)[2], const element<WIDE> *query,
                                                        const float *origin, const row_pair &r, bool rbf)

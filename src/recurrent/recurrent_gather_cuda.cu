@@ -30,8 +30,8 @@ static __device__ __forceinline__ REAL sum_parts(const REAL *x, int parts, int64
 }
 
 /* phi <- features of the row at element `at`, this lane's channels. Returns the factor of the chain rule:
- * 1 / |row| for unit features. Those are divided by |row|, not multiplied by its inverse: a row of one channel
- * is then exactly 1 or -1. */
+ * 1 / |row| for unit features. Those are divided by |row|, not multiplied by its inverse, so that a row of
+ * one channel is exactly 1 or -1. */
 template <int EACH, class REAL>
 static __device__ __forceinline__ REAL load_phi(REAL (&phi)[EACH], const loam_problem &p, const void *data,
                                                 int64_t at)
