@@ -5,8 +5,8 @@
  *
  *   rows   each block of 64 rows walks to the first tile and stores how each tile sees it. Then it walks back
  *          with Y, the gradient of the rows as the current tile sees them: Y <- Y - (Y W^T) N + cx Kr. It
- *          adds the gradients of Kr, N, W, B and v to the sums of its part. Parts depend on the problem alone, so
- *          the bits do not depend on the threads.
+ *          adds the gradients of Kr, N, W, B and v to the sums of its part. Parts depend on the problem
+ *          alone, so the bits do not depend on the threads.
  *   tiles  the sum over parts, then the adjoint of making the tile.
  *
  * cx = scale ds multiplies queries, cu = -p E multiplies probes; e = do . (vbar - o).

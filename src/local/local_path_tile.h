@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * PaTH scores by tiles of 64 keys (Yang et al. 2025). A key is multiplied by the reflections of all tokens
- * after it, M_t = I - beta_t w_t w_t^T. With the w of a tile as rows of N, strict and lower the triangles without
- * and with the diagonal,
+ * after it, M_t = I - beta_t w_t w_t^T. With the w of a tile as rows of N, strict and lower the
+ * triangles without and with the diagonal,
  *
  *     R = (I + diag(beta) strict(N N^T))^-1,  Lam = R diag(beta),  W = Lam N,  B = Lam strict(N K^T)
  *
