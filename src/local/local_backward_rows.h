@@ -320,8 +320,8 @@ typedef struct row_totals {
 
 static inline bool sums_to_zero(const block *k) { return !k->sc.capped && !k->x.p->sink; }
 
-/* middle: an x between the mean and the largest x of the row, from lse, where scores are scaled products
- * only. The gradient of the scale is summed relative to it, so that steep scores cost no precision. */
+/* middle: an x between the mean and the largest x of the row, from lse, where a score is scale x and nothing
+ * else. The gradient of the scale is summed relative to middle, so that steep scores cost no precision. */
 static inline void set_middle(const block *k, row_totals *sum)
 {
     const bool told = sums_to_zero(k) && !k->sc.sloped && !k->sc.biased && k->x.p->scale != 0;

@@ -174,7 +174,7 @@ static loam_args backward_args(const loam_problem *p, const loam_args *a, const 
     return x;
 }
 
-/* ------------------------------------------------------------------ what moves */
+/* ------------------------------------------------------------------ rows to copy */
 
 static void add_rows(each_moves *moves, void *data, loam_dtype dtype, int64_t batch, int64_t head,
                      int64_t token, int64_t width, void *own)
