@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The reference backward in float64. It fits every row again and reads nothing of `saved`. With g_ij = do_i .
- * v_j and gbar_i = sum_j p_ij g_ij, and the rest as in local_row_ref.h:
+ * The reference backward in float64. It fits every row again and reads nothing of `saved`. With
+ * g_ij = do_i . v_j and gbar_i = sum_j p_ij g_ij, and the rest as in local_row_ref.h:
  *
  *     drho_i = -sum_j p (g - gbar) k,        y_i = (Cov_i + Lambda_i)^-1 drho_i (solved probe; else 0)
  *     t_ij = y_i . kappa_ij,                 E_ij = g_ij - gbar_i + t_ij
@@ -192,8 +192,8 @@ static void row_query(const loam_problem *p, const loam_args *a, const local_seq
     }
 }
 
-/* Adds the contribution of row i to dk and dv of key j, which row i sees as `key`; returns d loss
- * / d s_ij. */
+/* Adds the contribution of row i to dk and dv of key j, which row i sees as `key`. Returns
+ * d loss / d s_ij. */
 static double key_from_row(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
                            int64_t i, int64_t j, const double *key, const row_record *r, double *dk,
                            double *dv)

@@ -6,12 +6,13 @@
  *     sum_{t = j+1 .. a} g_t = G_a - G_j
  *
  * G is computed in float64, once per call and before the kernels, which read it through args.log_decay:
- * [batch, heads_q, len_kv] doubles for the reference, else pairs of floats hi + lo = G. (hi_a - hi_j) + (lo_a
- * - lo_j) is as exact as a sum of g over j + 1 .. a, whatever the length: the gates before j cost no digits.
+ * [batch, heads_q, len_kv] doubles for the reference, else pairs of floats hi + lo = G.
+ * (hi_a - hi_j) + (lo_a - lo_j) is as exact as a sum of g over j + 1 .. a, whatever the length: the gates
+ * before j cost no digits.
  *
- * The row sums of ds = d loss / d score are 0, so the gradient needs only column sums: d g_t = sum_{j < t}
- * sum_i ds_ij. The rounding error of each row sum is subtracted, because it would add up over the rows before
- * t.
+ * The row sums of ds = d loss / d score are 0, so the gradient needs only column sums,
+ * d g_t = sum_{j < t} sum_i ds_ij. The rounding error of each row sum is subtracted, because it would add up
+ * over the rows before t.
  */
 #ifndef LOAM_LOCAL_LOCAL_DECAY_H
 #define LOAM_LOCAL_LOCAL_DECAY_H

@@ -2,8 +2,8 @@
  *
  * The partial state, over one split, of rows whose probe is known (none, given, or solved for before): two
  * products with each tile of keys and values, each read once for up to four rows. Weights w are relative to
- * the running maximum of the scores. Sums within a tile are float32, sums over tiles float64. With t = probe
- * . k and c the weighted mean of t in a tile, a tile adds
+ * the running maximum of the scores. Sums within a tile are float32, sums over tiles float64. With
+ * t = probe . k and c the weighted mean of t in a tile, a tile adds
  *
  *     sum w v,    sum w (t - c) + omega c  to sum w t,    sum w (t - c) v + c sum w v  to sum w t v
  *

@@ -23,8 +23,8 @@ typedef struct factor_square {
     vec x[FOUR][FOUR];
 } factor_square;
 
-/* The square of block n's rows and block k's columns, minus its products with the columns before: A
- * - sum_c L_rc L_kc. */
+/* The square of block n's rows and block k's columns, minus its products with the columns before:
+ * A - sum_c L_rc L_kc. */
 VEC_INLINE factor_square factor_reduce(const float *rows, const float *columns, int64_t k)
 {
     factor_square s;

@@ -2,8 +2,8 @@
  *
  * Forward on CPUs, LANES queries of one head at a time, compiled once for each instruction set.
  *
- * Given probe rho (0 or args.probe): one sweep over the keys with online softmax; m is the running maximum. t
- * = rho . k' is held relative to a running centre c near its mean, so that large probes with peaked weights
+ * Given probe rho (0 or args.probe): one sweep over the keys with online softmax; m is the running maximum.
+ * t = rho . k' is held relative to a running centre c near its mean, so that large probes with peaked weights
  * do not cancel:
  *     omega = sum w,  T = sum w (t - c),  A = sum w v,  B = sum w (t - c) v,   w = exp(s - m)
  *     o = (A (1 + T / omega) - B) / omega

@@ -209,8 +209,8 @@ static loam_status turn(const loam_problem *p, const loam_args *a, const each_ar
 
 /* ------------------------------------------------------------------ and their gradients turn back */
 
-/* The adjoint of k' = k - beta w (w . k), with G the gradient of k': dbeta -= (w . k)(w . G), dw -= beta ((w
- * . G) k + (w . k) G), G <- G - beta w (w . G). */
+/* The adjoint of k' = k - beta w (w . k), with G the gradient of k':
+ * dbeta -= (w . k)(w . G), dw -= beta ((w . G) k + (w . k) G), G <- G - beta w (w . G). */
 static void turn_back_key(const double *turn, const double *key, double *grad, double *part, int64_t d)
 {
     const double along_key = along(turn, key, d), along_grad = along(turn, grad, d), beta = turn[d];

@@ -209,8 +209,8 @@ static inline path_making path_making_carve(const loam_problem *p, arena *pool)
     return m;
 }
 
-/* R by forward substitution, row by row: R_i = e_i - beta_i sum_{j < i} (n_i . n_j) R_j. Lam
- * = R diag(beta). */
+/* R by forward substitution, row by row: R_i = e_i - beta_i sum_{j < i} (n_i . n_j) R_j.
+ * Lam = R diag(beta). */
 static inline void invert_reflections(path_making *m)
 {
     for (int64_t i = 0; i < EDGE; i++) {
@@ -277,8 +277,8 @@ static inline void path_tiles_make(const loam_problem *p, const loam_args *a, fl
 
 /* ------------------------------------------------------------------ a block of rows */
 
-/* The rows at positions 64 n .. 64 n + 63 of a sequence: row r is query first + r, which exists for from
- * <= r < to. */
+/* The rows at positions 64 n .. 64 n + 63 of a sequence: row r is query first + r, which exists for
+ * from <= r < to. */
 typedef struct path_rows {
     const loam_problem *p;
     const loam_args *a;
@@ -315,8 +315,8 @@ static inline path_tile path_tile_of(const path_rows *x, int64_t n)
     return path_tile_at(x->p, x->tiles, path_tile_index(x->p, x->b, x->h_kv, n));
 }
 
-/* s <- the products of x, the rows' queries or probes, with the keys of their own tile; a <- lower(X N^T); x
- * <- the rows as they see the tiles before. own_keys_turned: the tile's K with transposed blocks. */
+/* s <- the products of x, the rows' queries or probes, with the keys of their own tile; a <- lower(X N^T);
+ * x <- the rows as they see the tiles before. own_keys_turned: the tile's K with transposed blocks. */
 static inline void path_enter(const path_rows *rows, float *restrict x, float *restrict s, float *restrict a,
                               const float *restrict own_keys_turned)
 {

@@ -483,8 +483,8 @@ static inline void scores_in_place(float *restrict tile, const scoring *sc, cons
 /* p = exp(s - lse). Large s and lse have large rounding errors; the clamp keeps p <= 1. */
 VEC_INLINE vec weight_of(vec s, vec lse) { return v_exp(v_min(v_set(0), s - lse)); }
 
-/* Where keys are raw: converts sums of raw keys into sums of keys relative to the origin, sum [dim_qk][LANES]
- * -= weights origin. weights: for each lane the sum of the factors of the keys. */
+/* Where keys are raw: converts sums of raw keys into sums of keys relative to the origin, sum
+ * [dim_qk][LANES] -= weights origin. weights: for each lane the sum of the factors of the keys. */
 static inline void subtract_common(float *restrict sum, const head *x, const float *restrict weights)
 {
     for (int64_t c = 0; x->raw && c < x->p->dim_qk; c++) {
@@ -525,8 +525,8 @@ static inline void centre_products(const float *restrict w, const float *restric
 }
 
 /* out[lane] = sum_j w_j |kappa_j|^2, from differences: |k|^2 - |kbar|^2 would cancel where all keys are
- * equal, and the trace unit of the ridge needs that small sum to its own relative precision. weights: [last -
- * first][LANES]. */
+ * equal, and the trace unit of the ridge needs that small sum to its own relative precision. weights:
+ * [last - first][LANES]. */
 static inline void sum_spread(float *restrict out, const head *x, const lanes *l, key_tile *tile,
                               const float *restrict weights, const float *restrict kbar)
 {

@@ -11,9 +11,9 @@
  *     dS0 = dS1 e^pre_last + do^T q_in - [delta rule] w^T k_in
  *
  * and from these dq, dk and the gradient of the gates. Gate t is a summand of every decay that spans it, so
- * its gradient is the sum of the gradients of these decays, each times the decayed quantity: pairs i >= t >
- * j, rows i >= t that read S0, keys j < t in S1, and S0 . dS1. All terms are summed directly; none is a
- * difference of sums over time.
+ * its gradient is the sum of the gradients of these decays, each times the decayed quantity: pairs
+ * i >= t > j, rows i >= t that read S0, keys j < t in S1, and S0 . dS1. All terms are summed directly; none
+ * is a difference of sums over time.
  *
  * Arrays over tokens are [width][LANES] here, lanes are tokens, until they are transposed at the end. */
 #ifndef LOAM_RECURRENT_CHUNK_GRADIENT_H

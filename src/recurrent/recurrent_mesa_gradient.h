@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Backward of a chunk of MesaNet, float64. dS and dH are the gradients of the state at its end, D_ji =
- * e^seg_ij, b beta, and the rest is as in recurrent_mesa.h:
+ * Backward of a chunk of MesaNet, float64. dS and dH are the gradients of the state at its end,
+ * D_ji = e^seg_ij, b beta, and the rest is as in recurrent_mesa.h:
  *
  *     dx_i = e^pre_i S^T do_i + sum_{j<=i} m_ji (v_j . do_i) k_j,   (H_i + Lambda) z_i = dx_i,   dx^_i = z_i
  *     dLambda = -sum_i z_i x_i,   fit_ji = v_j . do_i - k_j . z_i
