@@ -372,8 +372,8 @@ typedef struct loam_args {
     loam_view grad_beta;            /* real, axes of beta */
     loam_view grad_state_in;        /* as state_in */
 
-    /* problem.path; beta and grad_beta above. Rows of w have length 1, to the rounding of dtype and checked as beta is, or 0:
-     * such a token reflects nothing. */
+    /* problem.path; beta and grad_beta above. Rows of w have length 1, checked as beta is, to the rounding of dtype (LOAM_F64:
+     * of bfloat16, since the reference also takes data that were rounded), or 0: such a token reflects nothing. */
     loam_const_view w; /* [batch, heads_kv, len_kv, dim_qk] dtype */
     loam_view grad_w;  /* likewise; of w as it is, not of what was scaled to length 1 */
 } loam_args;
