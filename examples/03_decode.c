@@ -126,7 +126,10 @@ static double distance(const float *a, const float *b)
     double most = 0;
     for (int index = 0; index < COUNT; index++) {
         const double off = fabs((double)a[index] - (double)b[index]);
-        most = off <= most ? most : off; /* NaN stays */
+        if (isnan(off)) {
+            return off;
+        }
+        most = off > most ? off : most;
     }
     return most;
 }
