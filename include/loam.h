@@ -488,8 +488,14 @@ typedef enum loam_decay_axes {
     LOAM_DECAY_CHANNEL
 } loam_decay_axes;
 
+typedef enum loam_family {
+    LOAM_FAMILY_LOCAL, /* scores: scale, soft_cap, causal, window, slope, key_bias, decay (log_decay), path (w, beta) */
+    LOAM_FAMILY_RECURRENT /* states; heads_v, feature_map */
+} loam_family;
+
 /* A mechanism as a fit: J and R of the values v of a key k, what is carried on, what is read for a query, and the
- * operations of one more token with dim_qk = dim_v = d, a multiply-add counted as two, after t tokens in the local family. */
+ * operations of one more token with dim_qk = dim_v = d, a multiply-add counted as two, after t tokens in the local family.
+ * Then what it takes besides q, k, v and what its family does: enough to decide which arrays and options go with it. */
 typedef struct loam_mechanism_info {
     const char *name;        /* loam_mechanism_name */
     const char *objective;   /* "|S k - v|^2 / 2" */
@@ -497,19 +503,34 @@ typedef struct loam_mechanism_info {
     const char *update;      /* "S = S (I - beta k k^T) + beta v k^T" */
     const char *output;      /* "S q" */
     const char *cost;        /* "6 d^2" */
-    int recurrent;           /* of which family: 0, the local one, reads none of the following */
-    loam_decay_axes log_decay;
-    int beta, delta; /* reads beta; writes by a delta rule */
+    loam_family family;
+    int probe;                 /* 1: reads args.probe */
+    int sink;                  /* 1: problem.sink may be 1 */
+    unsigned ridge_axes;       /* bit 1 << loam_ridge_axes: those that it may have; 0: it has no ridge */
+    unsigned ridge_units;      /* bit 1 << loam_ridge_unit: likewise */
+    int ridge_positive;        /* 1: its ridge is > 0, not >= 0; only where it has one */
+    loam_decay_axes log_decay; /* of args.log_decay where it always reads one; local: see problem.decay */
+    int beta;                  /* 1: always reads args.beta; local: see problem.path */
+    double beta_most;          /* the largest beta, where one is read: 2, or infinity */
+    int delta;                 /* 1: writes by a delta rule */
+    int normalise;             /* 1: problem.normalise may be 1 */
 } loam_mechanism_info;
 
 /* Mechanism `index` of loam_mechanism; LOAM_EARG beyond the last. */
 LOAM_API loam_status loam_mechanism_at(int index, loam_mechanism_info *info);
 
-/* The names that the registry, plans and the program use; NULL outside the enumeration. */
+/* The names that the registry, plans and the program use; NULL outside the enumeration, so that those of 0, 1, ... until NULL
+ * are all there are. */
 LOAM_API const char *loam_mechanism_name(loam_mechanism mechanism); /* "softmax", "parallax", "lla", ... */
+LOAM_API const char *loam_family_name(loam_family family);          /* "local", "recurrent" */
 LOAM_API const char *loam_pass_name(loam_pass pass);                /* "forward", "backward", "decode" */
 LOAM_API const char *loam_dtype_name(loam_dtype dtype);             /* "f32", "bf16", "f16", "f64" */
 LOAM_API const char *loam_backend_name(loam_backend backend);       /* "auto", "cpu", "cuda", ... */
+LOAM_API const char *loam_score_name(loam_score score);             /* "dot", "rbf" */
+LOAM_API const char *loam_ridge_axes_name(loam_ridge_axes axes);    /* "number", "head", "token", ... */
+LOAM_API const char *loam_ridge_unit_name(loam_ridge_unit unit);    /* "normalised", "max", "trace" */
+LOAM_API const char *loam_feature_map_name(loam_feature_map map);   /* "identity", "elu", "unit" */
+LOAM_API const char *loam_rope_layout_name(loam_rope_layout turns); /* "half", "interleaved" */
 LOAM_API const char *loam_row_code_name(loam_row_code code);        /* "solved", "empty", "singular" */
 LOAM_API const char *loam_solver_name(loam_solver solver);          /* "none", "cg", "dual", "gram" */
 

@@ -126,6 +126,37 @@ static void registry(void **state)
     }
 }
 
+/* The names of 0, 1, ... until NULL; nothing has a name below 0. */
+#define EXPECT_NAMES(type, name, ...) \
+    do { \
+        static const char *const words[] = { __VA_ARGS__ }; \
+        int count = 0; \
+        for (; name((type)count); count++) { \
+            assert_true(count < (int)(sizeof words / sizeof words[0])); \
+            assert_string_equal(name((type)count), words[count]); \
+        } \
+        assert_int_equal(count, sizeof words / sizeof words[0]); \
+        assert_null(name((type)-1)); \
+    } while (0)
+
+static void names_until_null(void **state)
+{
+    (void)state;
+    EXPECT_NAMES(loam_mechanism, loam_mechanism_name, "softmax", "parallax", "lla", "linear", "retention",
+                 "ssd", "gla", "delta", "gated-delta", "kda", "mesa");
+    EXPECT_NAMES(loam_family, loam_family_name, "local", "recurrent");
+    EXPECT_NAMES(loam_pass, loam_pass_name, "forward", "backward", "decode");
+    EXPECT_NAMES(loam_dtype, loam_dtype_name, "f32", "bf16", "f16", "f64");
+    EXPECT_NAMES(loam_backend, loam_backend_name, "auto", "reference", "cpu", "cuda");
+    EXPECT_NAMES(loam_score, loam_score_name, "dot", "rbf");
+    EXPECT_NAMES(loam_ridge_axes, loam_ridge_axes_name, "number", "head", "token", "channel", "head-channel");
+    EXPECT_NAMES(loam_ridge_unit, loam_ridge_unit_name, "normalised", "max", "trace");
+    EXPECT_NAMES(loam_feature_map, loam_feature_map_name, "identity", "elu", "unit");
+    EXPECT_NAMES(loam_rope_layout, loam_rope_layout_name, "half", "interleaved");
+    EXPECT_NAMES(loam_row_code, loam_row_code_name, "solved", "empty", "singular");
+    EXPECT_NAMES(loam_solver, loam_solver_name, "none", "cg", "dual", "gram");
+}
+
 /* What a mechanism is said to read is what it cannot run without. */
 static void mechanisms(void **state)
 {
@@ -138,10 +169,10 @@ static void mechanisms(void **state)
         assert_string_equal(info.name, loam_mechanism_name((loam_mechanism)count));
         assert_true(strlen(info.objective) > 0 && strlen(info.regulariser) > 0 && strlen(info.update) > 0 &&
                     strlen(info.output) > 0 && strlen(info.cost) > 0);
-        assert_int_equal(info.recurrent, count >= LOAM_LINEAR);
+        assert_int_equal(info.family, count >= LOAM_LINEAR ? LOAM_FAMILY_RECURRENT : LOAM_FAMILY_LOCAL);
         const loam_problem p = small((loam_mechanism)count, LOAM_FORWARD);
         loam_plan *plan;
-        for (int without = 0; without < 3 && info.recurrent; without++) {
+        for (int without = 0; without < 3 && info.family == LOAM_FAMILY_RECURRENT; without++) {
             assert_int_equal(loam_plan_create(&plan, &p, NULL), LOAM_OK);
             loam_args args = { .q = loam_dense(zeros, 8, 40, 16),
                                .k = loam_dense(zeros, 8, 40, 16),
@@ -222,6 +253,7 @@ int main(void)
         cmocka_unit_test(plan_tells_what_was_chosen),
         cmocka_unit_test(versions_and_statuses),
         cmocka_unit_test(registry),
+        cmocka_unit_test(names_until_null),
         cmocka_unit_test(mechanisms),
         cmocka_unit_test(environment_masks_instruction_sets),
     };

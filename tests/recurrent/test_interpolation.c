@@ -47,7 +47,7 @@ static loam_problem problem_of(const scene *s, loam_mechanism mechanism, loam_pa
     if (s->cu) p.total_q = p.total_kv = BATCH * LEN;
     if (mechanism == LOAM_MESA) p.ridge_axes = LOAM_RIDGE_HEAD_CHANNEL;
     if (mechanism == LOAM_LLA) p.ridge = s->ridge;
-    if (form_of(mechanism).recurrent) p.scale = s->scale;
+    if (form_of(mechanism).family == LOAM_FAMILY_RECURRENT) p.scale = s->scale;
     return p;
 }
 
