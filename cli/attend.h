@@ -113,11 +113,6 @@ attend_sizes attend_sizes_of(const attend_run *run, const array *a);
 loam_view attend_view(const attend_run *run, array *a);
 loam_const_view attend_const_view(const attend_run *run, array *a);
 
-static inline bool attend_is_recurrent(const attend_options *o)
-{
-    return o->form.family == LOAM_FAMILY_RECURRENT;
-}
-
 /* Parses argv; sets options->help where only the help was asked for. */
 int attend_parse(attend_options *options, int argc, char **argv, io_error *error);
 

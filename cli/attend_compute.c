@@ -50,11 +50,7 @@ static int make_state(attend_run *run, io_error *error)
 static int prepare_forward(attend_run *run, io_error *error)
 {
     const attend_options *o = run->options;
-<<<<<<< HEAD
     const array *like = &run->in[names_is_recurrent(&o->form) ? IN_V : IN_Q];
-=======
-    const array *like = &run->in[attend_is_recurrent(o) ? IN_V : IN_Q];
->>>>>>> contract
     int64_t o_shape[ARRAY_MAX_RANK];
     for (int axis = 0; axis < run->rank; axis++)
         o_shape[axis] = like->shape[axis];
@@ -129,11 +125,7 @@ static loam_view decay_view(const attend_run *run, array *a)
 static loam_view beta_view(const attend_run *run, array *a)
 {
     const loam_problem *p = &run->problem;
-<<<<<<< HEAD
     return loam_dense_out(a->data, names_is_recurrent(&run->options->form) ? p->heads_v : p->heads_kv,
-=======
-    return loam_dense_out(a->data, attend_is_recurrent(run->options) ? p->heads_v : p->heads_kv,
->>>>>>> contract
                           attend_tokens_kv(run), 1);
 }
 
@@ -191,11 +183,7 @@ loam_args attend_args(attend_run *run)
                         .w = attend_const_view(run, &in[IN_W]),
                         .grad_w = attend_view(run, &out[OUT_DW]),
                         .cu_q = run->cu_q.at,
-<<<<<<< HEAD
                         .cu_kv = names_is_recurrent(&run->options->form) ? NULL : run->cu_kv.at };
-=======
-                        .cu_kv = attend_is_recurrent(run->options) ? NULL : run->cu_kv.at };
->>>>>>> contract
 }
 
 static int device_report(const char *failed, io_error *error)
