@@ -87,12 +87,11 @@ static int check_linear(attend_options *o, io_error *error)
 static int choose(const char *option, const char *word, names_word *names, int *choice, io_error *error)
 {
     char text[NAMES_BYTES];
-    const int found = word ? names_find(names, word) : *choice;
-    if (found < 0)
-        return io_fail(error, EXIT_USAGE, "--%s %s: expected %s", option, word,
-                       names_list(text, names, " or "));
-    *choice = found;
-    return 0;
+    if (!word) return 0;
+    *choice = names_find(names, word);
+    return *choice >= 0 ? 0
+                        : io_fail(error, EXIT_USAGE, "--%s %s: expected %s", option, word,
+                                  names_list(text, names, " or "));
 }
 
 static const char *layout_name(int index)

@@ -105,7 +105,8 @@ static void add_inputs(attend_table *t, attend_options *o)
              "log(1 - 2^(-5-h)); of the local family only fox decays without being given them");
     add_text(t, (attend_only){ may_write, ATTEND_SOFTMAX_NAMES }, "beta", &o->in[IN_BETA], "F",
              "strengths of what a recurrence writes, or of the reflections w; default 1");
-    add_number(t, OPTION_REAL, "scale", &o->scale, -NO_BOUND, NO_BOUND, "X", "default 1/sqrt(D)");
+    add_number(t, OPTION_REAL, "scale", &o->scale, -NO_BOUND, NO_BOUND, "X",
+               "factor of the scores, or of q in recurrences; default 1/sqrt(D), but 1 for mesa");
     add_text(t, ALL, "cu-seqlens", &o->cu_seqlens, "F",
              "q, k and v hold sequences one after the other; F.npy (int32 or int64) has where each begins, and the end");
     add_number(t, OPTION_REAL, "rope", &o->rope, 1, NO_BOUND, "BASE",

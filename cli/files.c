@@ -77,7 +77,8 @@ static int check_output(const named_file *inputs, const named_file *before, cons
     for (; before < output; before++) {
         if (!before->path) continue;
         const place other = { before->path, strlen(before->path), STDOUT_FILENO };
-        if (strcmp(before->path, output->path) == 0 || (same_place(to, other, &mode) && !S_ISCHR(mode)))
+        const bool twice = strcmp(output->path, "-") == 0 && strcmp(before->path, "-") == 0;
+        if (twice || (same_place(to, other, &mode) && !S_ISCHR(mode)))
             return refuse(output, before, error);
     }
     return 0;
