@@ -18,7 +18,8 @@
 
 static const char ABOUT[] =
     "Measures the kernels on the problems of shape files, or of a set built in, against what the machine can do in "
-    "the same run: OpenBLAS's sgemm for forward and backward, reading memory for decode, updating it for that of "
+    "the same run. The set built in has every mechanism; without --mechanism and --shape only its local family is "
+    "measured. What the machine can do is OpenBLAS's sgemm for forward and backward, reading memory for decode, updating it for that of "
     "recurrences. Each shape is run by the kernel that a plan chooses, unless it, or --kernel, names more. Rows of "
     "CUDA run on the current GPU, on arrays in its memory, and are timed by its events with its cache emptied before "
     "each run.";
@@ -133,6 +134,18 @@ static int read_shapes(bench_shapes *shapes, const bench_options *o, int argc, c
     int status = 0;
     for (int i = 1; i < argc && !status; i++)
         status = bench_shapes_load(shapes, argv[i], error);
+    return status;
+}
+
+/* The result would be written over what it is a result of. */
+static int check_files(int argc, char **argv, const bench_options *o, io_error *error)
+{
+    const named_file outputs[] = { { "--out", o->out }, { NULL, NULL } };
+    int status = 0;
+    for (int i = 1; i < argc && !status; i++) {
+        const named_file inputs[] = { { "the shapes", argv[i] }, { NULL, NULL } };
+        status = files_check(inputs, outputs, error);
+    }
     return status;
 }
 
@@ -389,7 +402,8 @@ static int run_bench(bench_run *run, int argc, char **argv, io_error *error)
                                       .seed = (uint64_t)o->seed,
                                       .backend = o->on };
     bench_machine_read(&run->machine);
-    int status = read_shapes(&run->shapes, o, argc, argv, error);
+    int status = check_files(argc, argv, o, error);
+    if (!status) status = read_shapes(&run->shapes, o, argc, argv, error);
     if (!status) status = choose_jobs(run, error);
     return status ? status : measure_and_write(run, error);
 }

@@ -171,7 +171,7 @@ static void no_decay_is_softmax(void **state)
 {
     (void)state;
     static const char qkv[] = "--dtype f64 --q q.npy --k k.npy --v v.npy";
-    save_inputs(&LAYOUTS[0]);
+    save_inputs(&(layout){ 4, "" });
     outcome result = run_loam("attend softmax %s --out softmax.npy", qkv);
     expect_status(&result, 0);
     array expected = read_array("softmax.npy");
