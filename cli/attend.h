@@ -59,7 +59,7 @@ typedef struct attend_choices {
 
 typedef struct attend_options {
     bool help;
-    const char *name; /* of the mechanism, as it was asked for: "fox" is softmax */
+    const char *name;              /* of the mechanism, as it was asked for: "fox" is softmax */
     bool fox, path, interpolation; /* such a name */
     loam_mechanism mechanism;
     loam_mechanism_info form; /* of it */

@@ -69,15 +69,13 @@ static int prepare_forward(attend_run *run, io_error *error)
 /* Of the shape of what it is a gradient of, or a single number where that is one. */
 static int prepare_backward(attend_run *run, io_error *error)
 {
-    static const enum attend_input of[OUT_COUNT] = {
-        [OUT_DQ] = IN_Q,           [OUT_DK] = IN_K,
-        [OUT_DV] = IN_V,           [OUT_DPROBE] = IN_PROBE,
-        [OUT_DRIDGE] = IN_RIDGE,   [OUT_DSCALE] = IN_COUNT,
-        [OUT_DSLOPE] = IN_SLOPE,   [OUT_DKEY_BIAS] = IN_KEY_BIAS,
-        [OUT_DSINK] = IN_SINK,     [OUT_DLOG_DECAY] = IN_LOG_DECAY,
-        [OUT_DBETA] = IN_BETA,     [OUT_DW] = IN_W,
-        [OUT_DSTATE] = IN_STATE
-    };
+    static const enum attend_input of[OUT_COUNT] = { [OUT_DQ] = IN_Q,         [OUT_DK] = IN_K,
+                                                     [OUT_DV] = IN_V,         [OUT_DPROBE] = IN_PROBE,
+                                                     [OUT_DRIDGE] = IN_RIDGE, [OUT_DSCALE] = IN_COUNT,
+                                                     [OUT_DSLOPE] = IN_SLOPE, [OUT_DKEY_BIAS] = IN_KEY_BIAS,
+                                                     [OUT_DSINK] = IN_SINK,   [OUT_DLOG_DECAY] = IN_LOG_DECAY,
+                                                     [OUT_DBETA] = IN_BETA,   [OUT_DW] = IN_W,
+                                                     [OUT_DSTATE] = IN_STATE };
     int status = 0;
     for (int i = OUT_DQ; i < OUT_COUNT && !status; i++) {
         const array *a = of[i] < IN_COUNT && run->in[of[i]].data ? &run->in[of[i]] : NULL;

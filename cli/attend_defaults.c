@@ -44,7 +44,8 @@ static int fill_decay(attend_run *run, io_error *error)
 int attend_defaults(attend_run *run, io_error *error)
 {
     const attend_options *o = run->options;
-    const bool decays = attend_decays(o) && !o->in[IN_LOG_DECAY], writes = attend_writes(o) && !o->in[IN_BETA];
+    const bool decays = attend_decays(o) && !o->in[IN_LOG_DECAY],
+               writes = attend_writes(o) && !o->in[IN_BETA];
     const int status = decays ? fill_decay(run, error) : 0;
     if (status || !writes) return status;
     return fill(run, IN_BETA, names_is_recurrent(&o->form) ? IN_V : IN_K, 3, 1, error);

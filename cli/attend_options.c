@@ -20,7 +20,7 @@ static int library_names(void)
 
 static const char *own_name(int index)
 {
-    return index < OWN_INTERPOLATION ? ATTEND_SOFTMAX_NAMES[index]
+    return index < OWN_INTERPOLATION    ? ATTEND_SOFTMAX_NAMES[index]
            : index == OWN_INTERPOLATION ? "interpolation"
                                         : NULL;
 }

@@ -127,7 +127,8 @@ int attend_read(attend_run *run, io_error *error)
     run->rank = run->in[IN_Q].rank;
     status = attend_check_ranks(run, error);
     if (!status) status = attend_packed_read(run, error);
-    if (!status) status = (names_is_recurrent(&o->form) ? attend_recurrent_shapes : attend_local_shapes)(run, error);
+    if (!status)
+        status = (names_is_recurrent(&o->form) ? attend_recurrent_shapes : attend_local_shapes)(run, error);
     if (status) return status;
     fill_sizes(run);
     fill_options(run);

@@ -26,7 +26,7 @@ const char *attend_input_option(enum attend_input which)
 const char *attend_output_option(enum attend_output which)
 {
     static const char *const options[OUT_DQ] = {
-        [OUT_O] = "--out",         [OUT_LSE] = "--lse",   [OUT_RHO] = "--rho",
+        [OUT_O] = "--out",           [OUT_LSE] = "--lse",   [OUT_RHO] = "--rho",
         [OUT_WEIGHTS] = "--weights", [OUT_INFO] = "--info", [OUT_STATE] = "--state-out"
     };
     return options[which];

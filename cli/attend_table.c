@@ -92,23 +92,24 @@ static void add_number(attend_table *t, option_kind kind, const char *name, void
 
 static void add_inputs(attend_table *t, attend_options *o)
 {
-    add_group(t, "inputs and results", NULL,
-              "loam attend softmax --q q.npy --k k.npy --v v.npy --out o.npy");
+    add_group(t, "inputs and results", NULL, "loam attend softmax --q q.npy --k k.npy --v v.npy --out o.npy");
     add_text(t, ALL, "q", &o->in[IN_Q], "F", "queries");
     add_text(t, ALL, "k", &o->in[IN_K], "F", "keys");
     add_text(t, ALL, "v", &o->in[IN_V], "F", "values; their last axis may differ");
     add_text(t, ALL, "out", &o->out[OUT_O], "F", "the result; - is standard output");
     add_text(t, (attend_only){ names_has_ridge, NULL }, "ridge", &o->ridge, "X|F",
              "%s: a number or a file; default 0.1");
-    add_text(t, (attend_only){ may_decay, ATTEND_SOFTMAX_NAMES }, "log-decay", &o->in[IN_LOG_DECAY], "F",
-             "logarithms of the decays, -inf to 0. Default 0, nothing is forgotten, but for head h of retention "
-             "log(1 - 2^(-5-h)); of the local family only fox decays without being given them");
+    add_text(
+        t, (attend_only){ may_decay, ATTEND_SOFTMAX_NAMES }, "log-decay", &o->in[IN_LOG_DECAY], "F",
+        "logarithms of the decays, -inf to 0. Default 0, nothing is forgotten, but for head h of retention "
+        "log(1 - 2^(-5-h)); of the local family only fox decays without being given them");
     add_text(t, (attend_only){ may_write, ATTEND_SOFTMAX_NAMES }, "beta", &o->in[IN_BETA], "F",
              "strengths of what a recurrence writes, or of the reflections w; default 1");
     add_number(t, OPTION_REAL, "scale", &o->scale, -NO_BOUND, NO_BOUND, "X",
                "factor of the scores, or of q in recurrences; default 1/sqrt(D), but 1 for mesa");
-    add_text(t, ALL, "cu-seqlens", &o->cu_seqlens, "F",
-             "q, k and v hold sequences one after the other; F.npy (int32 or int64) has where each begins, and the end");
+    add_text(
+        t, ALL, "cu-seqlens", &o->cu_seqlens, "F",
+        "q, k and v hold sequences one after the other; F.npy (int32 or int64) has where each begins, and the end");
     add_number(t, OPTION_REAL, "rope", &o->rope, 1, NO_BOUND, "BASE",
                "turn q and k by their positions first (RoPE; 10000 is usual), and their gradients back");
     add_text(t, ALL, "rope-layout", &o->rope_layout, "L",
@@ -130,9 +131,10 @@ static void add_machine(attend_table *t, attend_options *o)
 {
     add_group(t, "how it is computed", NULL, NULL);
     add_text(t, ALL, "layout", &o->layout, "L", "bhtd (default) or bthd: (B,T,H,D), (T,H,D)");
-    add_text(t, ALL, "dtype", &o->dtype, "T",
-             "f32, bf16, f16 or f64: convert inputs and compute so. Default: the type of q, but float64 becomes "
-             "f32 unless the back end is reference");
+    add_text(
+        t, ALL, "dtype", &o->dtype, "T",
+        "f32, bf16, f16 or f64: convert inputs and compute so. Default: the type of q, but float64 becomes "
+        "f32 unless the back end is reference");
     add_text(t, ALL, "backend", &o->backend, "B",
              "cpu, cuda (the current NVIDIA GPU; arrays are copied there and back), reference, or auto, the "
              "default: the fastest of the CPU's that fits");
@@ -148,14 +150,17 @@ static void add_local(attend_table *t, attend_options *o)
               "loam attend lla --q q.npy --k k.npy --v v.npy --ridge 0.1 --window 256 --out o.npy");
     add_text(t, (attend_only){ has_probe, NULL }, "probe", &o->in[IN_PROBE], "F",
              "%s: the probe, of the shape of q");
-    add_text(t, (attend_only){ names_has_units, NULL }, "ridge-unit", &o->ridge_unit, "U",
-             "%s: the ridge is relative to normalised weights (normalised, default), to max-normalised weights "
-             "(max) or to the trace of the covariance (trace)");
+    add_text(
+        t, (attend_only){ names_has_units, NULL }, "ridge-unit", &o->ridge_unit, "U",
+        "%s: the ridge is relative to normalised weights (normalised, default), to max-normalised weights "
+        "(max) or to the trace of the covariance (trace)");
     add_text(t, ALL, "score", &o->score, "S", "dot (default): scale q.k; rbf: -scale/2 |q-k|^2");
     add_number(t, OPTION_REAL, "soft-cap", &o->soft_cap, 0, NO_BOUND, "C", "scores become C tanh(s / C)");
     add_flag(t, ALL, "full", &o->full, "see all keys; default causal, aligned at the last token");
-    add_number(t, OPTION_INT, "window", &o->window, 1, NO_BOUND, "N", "see only keys less than N tokens away");
-    add_text(t, LOCAL_ONES, "slope", &o->in[IN_SLOPE], "F", "per head: subtract slope x distance from scores");
+    add_number(t, OPTION_INT, "window", &o->window, 1, NO_BOUND, "N",
+               "see only keys less than N tokens away");
+    add_text(t, LOCAL_ONES, "slope", &o->in[IN_SLOPE], "F",
+             "per head: subtract slope x distance from scores");
     add_text(t, LOCAL_ONES, "key-bias", &o->in[IN_KEY_BIAS], "F", "added to the scores of a key");
     add_text(t, (attend_only){ has_sink, NULL }, "sink", &o->in[IN_SINK], "F",
              "%s: per head, a logit that takes mass");

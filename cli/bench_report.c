@@ -337,8 +337,8 @@ int bench_report_table(const bench_report *report, FILE *stream, io_error *error
     write_head(report, stream);
     if (report->device) write_device(report->device, stream);
     const name_widths w = widths_of(report);
-    fprintf(stream, "\n%-*s %-*s %10s %6s %5s %8s %7s %6s %9s %6s %9s %9s\n", w.shape, "shape",
-            w.kernel, "kernel", "median ms", "iqr %", "runs", "GFLOP/s", "GB/s", "roof %", "x softmax", "iter", "error",
+    fprintf(stream, "\n%-*s %-*s %10s %6s %5s %8s %7s %6s %9s %6s %9s %9s\n", w.shape, "shape", w.kernel,
+            "kernel", "median ms", "iqr %", "runs", "GFLOP/s", "GB/s", "roof %", "x softmax", "iter", "error",
             "work MiB");
     for (size_t i = 0; i < report->count; i++)
         write_row(report, &report->results[i], w, stream);

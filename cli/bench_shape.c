@@ -55,9 +55,7 @@ static int set_choice(const reader *r, const char *field, const char *word, name
 {
     char text[NAMES_BYTES];
     *choice = names_find(names, word);
-    return *choice >= 0
-               ? 0
-               : fail(r, "%s: '%s', expected %s", field, word, names_list(text, names, " or "));
+    return *choice >= 0 ? 0 : fail(r, "%s: '%s', expected %s", field, word, names_list(text, names, " or "));
 }
 
 static int set_size(const reader *r, const char *field, const char *word, int64_t most, int64_t *size)
@@ -170,8 +168,8 @@ static int set_value(const reader *r, enum flag flag, const char *value)
         const loam_mechanism_info form = names_form(p->mechanism);
         char text[NAMES_BYTES];
         if (!has(&form))
-            return fail(r, "%s: is for %s, not for %s", FLAGS[flag], names_mechanisms(text, has, NULL, " and "),
-                        form.name);
+            return fail(r, "%s: is for %s, not for %s", FLAGS[flag],
+                        names_mechanisms(text, has, NULL, " and "), form.name);
     }
     switch (flag) {
     case FLAG_WINDOW: return set_size(r, FLAGS[flag], value, MOST_LENGTH, &p->window);

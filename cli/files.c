@@ -78,8 +78,7 @@ static int check_output(const named_file *inputs, const named_file *before, cons
         if (!before->path) continue;
         const place other = { before->path, strlen(before->path), STDOUT_FILENO };
         const bool twice = strcmp(output->path, "-") == 0 && strcmp(before->path, "-") == 0;
-        if (twice || (same_place(to, other, &mode) && !S_ISCHR(mode)))
-            return refuse(output, before, error);
+        if (twice || (same_place(to, other, &mode) && !S_ISCHR(mode))) return refuse(output, before, error);
     }
     return 0;
 }

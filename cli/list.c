@@ -33,7 +33,8 @@ static bool kernel_row(int index, table_row *row)
     *row = (table_row){ { "kernel", "pass", "mechanisms", "types", "back end", "isa", "available" } };
     if (index == 0) return true;
     if (loam_kernel_at(index - 1, &k)) return false;
-    *row = (table_row){ { k.name, k.pass, k.mechanisms, k.dtypes, k.backend, k.isa, k.available ? "yes" : "no" } };
+    *row = (table_row){ { k.name, k.pass, k.mechanisms, k.dtypes, k.backend, k.isa,
+                          k.available ? "yes" : "no" } };
     return true;
 }
 

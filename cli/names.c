@@ -59,7 +59,10 @@ static const char *join(char text[NAMES_BYTES], const char *const *words, const 
     *text = '\0';
     for (int i = 0; words[i] && at < NAMES_BYTES; i++)
         at += snprintf(text + at, (size_t)(NAMES_BYTES - at), "%s%s",
-                       i == 0 ? "" : words[i + 1] ? ", " : last, words[i]);
+                       i == 0         ? ""
+                       : words[i + 1] ? ", "
+                                      : last,
+                       words[i]);
     return text;
 }
 

@@ -97,8 +97,8 @@ static void recurrent_sample_is_the_whole(void **state)
                 s.problem.feature_map = info.normalise ? LOAM_FEATURES_ELU : LOAM_FEATURES_UNIT;
                 s.problem.normalise = variant == 2 && info.normalise;
                 char what[80];
-                snprintf(what, sizeof what, "%s %s variant %d", info.name,
-                         loam_pass_name((loam_pass)pass), variant);
+                snprintf(what, sizeof what, "%s %s variant %d", info.name, loam_pass_name((loam_pass)pass),
+                         variant);
                 expect_same(&s, what);
             }
 }

@@ -222,9 +222,10 @@ static void mistakes_are_refused(void **state)
     expect_refusal("large.txt", EXIT_INPUT, "large.txt:1: large: needs ");
     expect_refusal("small.txt --memory 0.000001", EXIT_INPUT, "(--memory)");
     expect_refusal("small.txt --mechanism softmux", EXIT_USAGE, "did you mean 'softmax'?");
-    expect_refusal("--mechanism fax", EXIT_USAGE,
-                   "--mechanism: unknown 'fax', expected softmax, parallax, lla, linear, retention, ssd, gla, "
-                   "delta, gated-delta, kda or mesa");
+    expect_refusal(
+        "--mechanism fax", EXIT_USAGE,
+        "--mechanism: unknown 'fax', expected softmax, parallax, lla, linear, retention, ssd, gla, "
+        "delta, gated-delta, kda or mesa");
     expect_refusal("small.txt --repeat 1", EXIT_USAGE, "--repeat: given twice");
     expect_refusal("small.txt --pass sideways", EXIT_USAGE, "--pass: unknown 'sideways', expected forward");
     expect_refusal("small.txt --dtype f65", EXIT_USAGE, "--dtype: unknown 'f65'");
@@ -244,11 +245,10 @@ static void mistakes_are_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(results_are_whole),    cmocka_unit_test(roofs_are_measured),
-        cmocka_unit_test(options_choose),       cmocka_unit_test(rows_that_cannot_run_are_left_out),
-        cmocka_unit_test(table_is_the_default), cmocka_unit_test(shapes_are_printed),
-        cmocka_unit_test(every_mechanism_is_found),
-        cmocka_unit_test(mistakes_are_refused),
+        cmocka_unit_test(results_are_whole),        cmocka_unit_test(roofs_are_measured),
+        cmocka_unit_test(options_choose),           cmocka_unit_test(rows_that_cannot_run_are_left_out),
+        cmocka_unit_test(table_is_the_default),     cmocka_unit_test(shapes_are_printed),
+        cmocka_unit_test(every_mechanism_is_found), cmocka_unit_test(mistakes_are_refused),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }

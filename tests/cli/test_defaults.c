@@ -99,9 +99,10 @@ static void save_inputs(const layout *l)
 
 static void run_into(const char *to, const char *mechanism, const char *extra, const layout *l)
 {
-    outcome result = run_shell("mkdir %s && cd %s && cp ../*.npy . && \"$LOAM\" attend %s --q q.npy --k k.npy --v v.npy "
-                               "--out o.npy --threads 1 --grad-out do.npy --grad-dir g %s %s",
-                               to, to, mechanism, l->options, extra);
+    outcome result = run_shell(
+        "mkdir %s && cd %s && cp ../*.npy . && \"$LOAM\" attend %s --q q.npy --k k.npy --v v.npy "
+        "--out o.npy --threads 1 --grad-out do.npy --grad-dir g %s %s",
+        to, to, mechanism, l->options, extra);
     if (result.status) fail_msg("loam attend %s %s %s: %s", mechanism, l->options, extra, result.err);
 }
 
@@ -113,8 +114,8 @@ static void expect_same(const char *mechanism, const char *needed, const char *d
     snprintf(both, sizeof both, "%s %s", needed, defaults);
     run_into("left", mechanism, needed, l);
     run_into("given", mechanism, both, l);
-    outcome result = run_shell("diff -rq left given && cd left/g && ls %s; s=$?; rm -r ../../left ../../given; exit $s",
-                               gradients);
+    outcome result = run_shell(
+        "diff -rq left given && cd left/g && ls %s; s=$?; rm -r ../../left ../../given; exit $s", gradients);
     if (result.status)
         fail_msg("loam attend %s %s %s: %s%s", mechanism, l->options, both, result.out, result.err);
 }
@@ -175,7 +176,8 @@ static void no_decay_is_softmax(void **state)
     outcome result = run_loam("attend softmax %s --out softmax.npy", qkv);
     expect_status(&result, 0);
     array expected = read_array("softmax.npy");
-    static const char *const same[] = { "fox", "path --w w.npy --beta zeros.npy", "softmax --log-decay zeros.npy" };
+    static const char *const same[] = { "fox", "path --w w.npy --beta zeros.npy",
+                                        "softmax --log-decay zeros.npy" };
     for (int i = 0; i < 3; i++) {
         result = run_loam("attend %s %s --out same.npy", same[i], qkv);
         expect_status(&result, 0);

@@ -118,7 +118,8 @@ static void nothing_is_written_over_an_input(void **state)
           "--out long.npy would be written over --q long.npy" },
         { LOAM_QKV "--out over/../soft.npy",
           "--out over/../soft.npy would be written over --q in.safetensors:q" },
-        { LOAM_QKV "--out o.npy --lse hard.npy", "--lse hard.npy would be written over --q in.safetensors:q" },
+        { LOAM_QKV "--out o.npy --lse hard.npy",
+          "--lse hard.npy would be written over --q in.safetensors:q" },
         { LOAM_QKV "--out o.npy --info hard.npy", "--info hard.npy would be written over" },
         { LOAM_QKV "--out o.npy --ridge ridge.npy --rho ./ridge.npy",
           "--rho ./ridge.npy would be written over --ridge ridge.npy" },
@@ -132,21 +133,25 @@ static void nothing_is_written_over_an_input(void **state)
           "--grad-dir linked/dridge.npy would be written over --ridge over/dridge.npy" },
         { LOAM_QKV GRADIENTS "over --lse linked/dq.npy",
           "--grad-dir over/dq.npy would be written over --lse linked/dq.npy" },
-        { LOAM_QKV GRADIENTS "missing --lse ./missing//dq.npy", "--grad-dir missing/dq.npy would be written over" },
-        { LOAM_QKV "--out new.npy --lse over/../new.npy", "--lse over/../new.npy would be written over --out new.npy" },
+        { LOAM_QKV GRADIENTS "missing --lse ./missing//dq.npy",
+          "--grad-dir missing/dq.npy would be written over" },
+        { LOAM_QKV "--out new.npy --lse over/../new.npy",
+          "--lse over/../new.npy would be written over --out new.npy" },
         { LOAM_QKV "--out - --lse -", "--lse - would be written over --out -" },
         { LOAM_QKV "--out - --lse .out", "--lse .out would be written over --out -" },
     };
-    outcome result = run_shell("cp \"$IN\" in.safetensors; ln in.safetensors hard.npy; ln -s in.safetensors soft.npy; "
-                               "mkdir over; ln -s over linked; cp long.npy ridge.npy; cp long.npy over/dridge.npy; "
-                               "cat long.npy in.safetensors ridge.npy over/* | cksum >before");
+    outcome result = run_shell(
+        "cp \"$IN\" in.safetensors; ln in.safetensors hard.npy; ln -s in.safetensors soft.npy; "
+        "mkdir over; ln -s over linked; cp long.npy ridge.npy; cp long.npy over/dridge.npy; "
+        "cat long.npy in.safetensors ridge.npy over/* | cksum >before");
     expect_status(&result, 0);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         result = run_loam("attend %s", bad[i].arguments);
         expect_complaint(&result, EXIT_USAGE, bad[i].complaint);
         expect_nothing_left();
     }
-    result = run_shell("cat long.npy in.safetensors ridge.npy over/* | cksum | cmp - before && ! test -e missing");
+    result = run_shell(
+        "cat long.npy in.safetensors ridge.npy over/* | cksum | cmp - before && ! test -e missing");
     expect_status(&result, 0);
 }
 
@@ -154,12 +159,13 @@ static void nothing_is_written_over_an_input(void **state)
 static void what_is_no_input_may_be_replaced(void **state)
 {
     (void)state;
-    static const char *const good[] = {
-        LOAM_QKV "--out old.npy", LOAM_QKV "--out old.npy --lse old/../old2.npy",
-        LOAM_QKV GRADIENTS "old --ridge old/dslope.npy", LOAM_QKV "--out /dev/null --lse /dev/stderr --rho /dev/null"
-    };
-    outcome result = run_shell("mkdir old; cp long.npy old.npy; \"$LOAM\" attend softmax --window 1 --q long.npy --k "
-                               "long.npy --v long.npy --out o.npy --lse old/l.npy; cp \"$IN\" in.safetensors");
+    static const char *const good[] = { LOAM_QKV "--out old.npy",
+                                        LOAM_QKV "--out old.npy --lse old/../old2.npy",
+                                        LOAM_QKV GRADIENTS "old --ridge old/dslope.npy",
+                                        LOAM_QKV "--out /dev/null --lse /dev/stderr --rho /dev/null" };
+    outcome result = run_shell(
+        "mkdir old; cp long.npy old.npy; \"$LOAM\" attend softmax --window 1 --q long.npy --k "
+        "long.npy --v long.npy --out o.npy --lse old/l.npy; cp \"$IN\" in.safetensors");
     expect_status(&result, 0);
     float one = 1;
     array ridge;
