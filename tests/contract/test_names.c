@@ -170,6 +170,10 @@ static void mechanisms(void **state)
         assert_true(strlen(info.objective) > 0 && strlen(info.regulariser) > 0 && strlen(info.update) > 0 &&
                     strlen(info.output) > 0 && strlen(info.cost) > 0);
         assert_int_equal(info.family, count >= LOAM_LINEAR ? LOAM_FAMILY_RECURRENT : LOAM_FAMILY_LOCAL);
+        const spec s = spec_default((loam_mechanism)count, LOAM_FORWARD, 4, 4, 4);
+        const spec_recurrence form = spec_recurrence_of(&s);
+        assert_true((int)info.log_decay == (int)form.gate && info.beta == form.beta &&
+                    info.delta == form.delta);
         const loam_problem p = small((loam_mechanism)count, LOAM_FORWARD);
         loam_plan *plan;
         for (int without = 0; without < 3 && info.family == LOAM_FAMILY_RECURRENT; without++) {
@@ -191,6 +195,42 @@ static void mechanisms(void **state)
     assert_int_equal(count, LOAM_MESA + 1);
     assert_int_equal(loam_mechanism_at(-1, &info), LOAM_EARG);
     assert_int_equal(loam_mechanism_at(0, NULL), LOAM_EARG);
+}
+
+static loam_status plan_of(const loam_problem *p)
+{
+    loam_plan *plan;
+    const loam_status status = loam_plan_create(&plan, p, NULL);
+    loam_plan_destroy(plan);
+    return status;
+}
+
+/* What a mechanism is said to take, plans take, and nothing else. */
+static void options_of_mechanisms(void **state)
+{
+    (void)state;
+    loam_mechanism_info info;
+    for (int m = 0; loam_mechanism_at(m, &info) == LOAM_OK; m++) {
+        const loam_problem plain = small((loam_mechanism)m, LOAM_FORWARD);
+        for (int axes = 0; loam_ridge_axes_name((loam_ridge_axes)axes); axes++) {
+            loam_problem p = plain;
+            p.ridge_axes = (loam_ridge_axes)axes;
+            const int none = axes == LOAM_RIDGE_NUMBER; /* the default, with or without a ridge */
+            assert_int_equal(plan_of(&p), none || info.ridge_axes >> axes & 1 ? LOAM_OK : LOAM_EUNSUPPORTED);
+        }
+        for (int unit = 0; loam_ridge_unit_name((loam_ridge_unit)unit); unit++) {
+            loam_problem p = plain;
+            p.ridge_unit = (loam_ridge_unit)unit;
+            const int none = unit == LOAM_RIDGE_NORMALISED;
+            assert_int_equal(plan_of(&p), none || info.ridge_units >> unit & 1 ? LOAM_OK : LOAM_EUNSUPPORTED);
+        }
+        loam_problem sink = plain, normal = plain, zero = plain;
+        sink.sink = normal.normalise = 1, zero.ridge = 0;
+        assert_int_equal(plan_of(&sink), info.sink ? LOAM_OK : LOAM_EUNSUPPORTED);
+        assert_int_equal(plan_of(&normal), info.normalise ? LOAM_OK : LOAM_EUNSUPPORTED);
+        assert_int_equal(plan_of(&zero), info.ridge_positive ? LOAM_EVALUE : LOAM_OK);
+        assert_true(info.beta_most == (info.delta || info.family == LOAM_FAMILY_LOCAL ? 2 : HUGE_VAL));
+    }
 }
 
 static int isa_rank(const char *isa)
@@ -255,6 +295,7 @@ int main(void)
         cmocka_unit_test(registry),
         cmocka_unit_test(names_until_null),
         cmocka_unit_test(mechanisms),
+        cmocka_unit_test(options_of_mechanisms),
         cmocka_unit_test(environment_masks_instruction_sets),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -91,6 +91,22 @@ static void *room(size_t bytes)
     return aligned_alloc(LOAM_ALIGN, bytes / LOAM_ALIGN * LOAM_ALIGN + LOAM_ALIGN);
 }
 
+/* Only what this pass reads and writes. */
+static void keep_pass(loam_pass pass, loam_args *a, loam_args *r)
+{
+    if (pass == LOAM_BACKWARD) {
+        a->o.data = r->state_out.data = NULL;
+        return;
+    }
+    loam_view *const written[] = { &a->grad_q,         &a->grad_k,     &a->grad_v,
+                                   &a->grad_probe,     &a->grad_ridge, &r->grad_beta,
+                                   &r->grad_log_decay, &r->grad_ridge, &r->grad_state_in };
+    for (size_t n = 0; n < sizeof written / sizeof written[0]; n++)
+        written[n]->data = NULL;
+    a->grad_o.data = r->grad_state_out.data = NULL;
+    a->grad_scale = r->grad_scale = NULL;
+}
+
 static void run_pass(scene *s, loam_pass pass, void **saved)
 {
     const loam_problem local = problem_of(s, s->local, pass), recurrent = problem_of(s, s->recurrent, pass);
@@ -103,6 +119,7 @@ static void run_pass(scene *s, loam_pass pass, void **saved)
     memset(work, 0xff, loam_interpolation_work_bytes(i)); /* NaN */
     if (!*saved) *saved = room(loam_interpolation_saved_bytes(i));
     a.saved = *saved;
+    keep_pass(pass, &a, &r);
     if (loam_interpolation_run(i, &a, &r, &error)) fail_msg("%s", error.text);
     free(work);
     loam_interpolation_destroy(i);
@@ -420,8 +437,9 @@ static void fast_rows_agree(void **state)
                             .grad_k = loam_dense_out(out[fast][2], HEADS, N, WIDE),
                             .grad_v = loam_dense_out(out[fast][3], HEADS, N, WIDE),
                             .work = room(loam_interpolation_work_bytes(i)) };
-            const loam_args r = { .beta = loam_dense(beta, HEADS, N, 1),
-                                  .log_decay = loam_dense(decay, HEADS, N, 1) };
+            loam_args r = { .beta = loam_dense(beta, HEADS, N, 1),
+                            .log_decay = loam_dense(decay, HEADS, N, 1) };
+            keep_pass((loam_pass)pass, &a, &r);
             if (!saved) saved = room(loam_interpolation_saved_bytes(i));
             a.saved = saved;
             assert_int_equal(loam_interpolation_run(i, &a, &r, NULL), LOAM_OK);
@@ -480,6 +498,7 @@ static void mistakes_are_named(void **state)
     loam_args a, r;
     assert_int_equal(loam_interpolation_create(&i, &local, &recurrent, NULL), LOAM_OK);
     set_args(&s, &a, &r);
+    keep_pass(LOAM_FORWARD, &a, &r);
     a.work = room(loam_interpolation_work_bytes(i));
     r.q = a.q;
     assert_int_equal(loam_interpolation_run(i, &a, &r, &error), LOAM_EARG);
@@ -498,6 +517,40 @@ static void mistakes_are_named(void **state)
     loam_interpolation_destroy(NULL);
 }
 
+/* A backward goes on from a forward of both problems, and from no other buffer. */
+static void saved_is_of_both_problems(void **state)
+{
+    (void)state;
+    scene s = make_scene(LOAM_SOFTMAX, LOAM_DELTA), other = make_scene(LOAM_SOFTMAX, LOAM_DELTA);
+    const loam_problem local = problem_of(&s, LOAM_SOFTMAX, LOAM_BACKWARD),
+                       recurrent = problem_of(&s, LOAM_DELTA, LOAM_BACKWARD);
+    void *saved = NULL, *from_other = NULL;
+    loam_interpolation *i;
+    loam_error error;
+    loam_args a, r;
+    run_pass(&s, LOAM_FORWARD, &saved);
+    other.scale *= 2; /* of the recurrence */
+    run_pass(&other, LOAM_FORWARD, &from_other);
+    assert_int_equal(loam_interpolation_create(&i, &local, &recurrent, NULL), LOAM_OK);
+    assert_int_equal(loam_interpolation_saved_bytes(i) % LOAM_ALIGN, 0);
+    set_args(&s, &a, &r);
+    keep_pass(LOAM_BACKWARD, &a, &r);
+    void *work = a.work = room(loam_interpolation_work_bytes(i));
+    a.saved = from_other;
+    assert_int_equal(loam_interpolation_run(i, &a, &r, &error), LOAM_EARG);
+    assert_non_null(strstr(error.text, "saved: of another problem"));
+    memset(from_other, 0xff, LOAM_ALIGN);
+    assert_int_equal(loam_interpolation_run(i, &a, &r, &error), LOAM_EARG);
+    assert_non_null(strstr(error.text, "saved: nothing"));
+    a.saved = (char *)saved + LOAM_ALIGN; /* what the local plan left there */
+    assert_int_equal(loam_interpolation_run(i, &a, &r, &error), LOAM_EARG);
+    assert_non_null(strstr(error.text, "saved: of another problem"));
+    a.saved = saved;
+    assert_int_equal(loam_interpolation_run(i, &a, &r, &error), LOAM_OK);
+    free(saved), free(from_other), free(work);
+    loam_interpolation_destroy(i);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -508,6 +561,7 @@ int main(void)
         cmocka_unit_test(linear_values_are_reproduced),
         cmocka_unit_test(packed_is_separate),
         cmocka_unit_test(fast_rows_agree),
+        cmocka_unit_test(saved_is_of_both_problems),
         cmocka_unit_test(mistakes_are_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
