@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "cli/attend.h"
 #include "cli/names.h"
+#include "cli/pass_args.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -264,7 +265,8 @@ static int run_plan(const attend_run *run, const loam_plan *plan, attend_call *c
     int status = attend_buffer(call, &call->args.work, bytes, "a workspace", error);
     if (status) return status;
     loam_error reason;
-    status = loam_run(plan, &call->args, &reason) ? attend_report(&reason, EXIT_INPUT, error) : 0;
+    const loam_args args = pass_args(call->args, loam_plan_problem(plan)->pass);
+    status = loam_run(plan, &args, &reason) ? attend_report(&reason, EXIT_INPUT, error) : 0;
     if (!call->device) free(call->args.work);
     call->args.work = NULL;
     return status;
@@ -281,9 +283,9 @@ static int run_planned(attend_run *run, const loam_plan *plan, attend_call *call
         return io_fail(error, EXIT_USAGE, "%s: the gradients must be on the back end of the forward",
                        loam_plan_problem(plan)->kernel);
     }
-    if (!status && run->options->grad_dir && !call->saved)
-        status = attend_buffer(call, &call->saved, loam_plan_saved_bytes(plan), "what the gradients need",
-                               error);
+    const size_t bytes = loam_plan_saved_bytes(plan);
+    if (!status && run->options->grad_dir && bytes && !call->saved)
+        status = attend_buffer(call, &call->saved, bytes, "what the gradients need", error);
     call->args.saved = call->saved;
     return status ? status : run_plan(run, plan, call, error);
 }

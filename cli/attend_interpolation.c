@@ -2,6 +2,7 @@
  * `loam attend interpolation`: softmax on what a recurrence leaves over. The scores' options are the softmax's, all else is of
  * the recurrence. */
 #include "cli/attend.h"
+#include "cli/pass_args.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,7 +29,7 @@ static loam_problem recurrent_problem(const attend_run *run)
 
 static int run_both(const attend_run *run, const loam_interpolation *plan, attend_call *call, io_error *error)
 {
-    const loam_args *all = &call->args;
+    const loam_args given = pass_args(call->args, run->problem.pass), *all = &given;
     loam_args args = { .q = all->q, .k = all->k, .v = all->v, .o = all->o, .lse = all->lse };
     args.grad_o = all->grad_o, args.grad_q = all->grad_q, args.grad_k = all->grad_k,
     args.grad_v = all->grad_v;

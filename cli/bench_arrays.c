@@ -4,6 +4,7 @@
 
 #include "cli/bench_count.h"
 #include "cli/names.h"
+#include "cli/pass_args.h"
 #include "cli/random.h"
 #include "io/half.h"
 
@@ -367,14 +368,15 @@ static int run_forward(bench_arrays *a, int threads, io_error *error)
     loam_plan *plan;
     loam_error reason;
     if (loam_plan_create(&plan, &problem, &reason)) return bench_fail(a->shape, &reason, error);
-    a->saved = bench_alloc(loam_plan_saved_bytes(plan));
+    const size_t saved = loam_plan_saved_bytes(plan);
+    a->saved = saved ? bench_alloc(saved) : NULL;
     void *work = bench_alloc(loam_plan_work_bytes(plan));
     int status = 0;
-    if (!a->saved || !work) {
+    if ((saved && !a->saved) || !work) {
         status = io_fail(error, EXIT_INTERNAL, "%s: out of memory for the forward", a->shape->name);
     } else {
         a->args = bench_args(a);
-        loam_args args = a->args;
+        loam_args args = pass_args(a->args, LOAM_FORWARD);
         args.work = work;
         args.info = loam_dense_out(a->at[BENCH_INFO], bench_heads_out(&problem), problem.len_q, 1);
         if (loam_run(plan, &args, &reason)) status = bench_fail(a->shape, &reason, error);

@@ -2,6 +2,7 @@
 #include "cli/bench_error.h"
 
 #include "cli/names.h"
+#include "cli/pass_args.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -70,7 +71,7 @@ static int run_pass(bench_reference *r, loam_pass pass, io_error *error)
     loam_error reason;
     if (loam_plan_create(&plan, &problem, &reason)) return bench_fail(&r->shape, &reason, error);
     if (!r->arrays.saved && needs_forward(r)) r->arrays.saved = bench_alloc(loam_plan_saved_bytes(plan));
-    loam_args args = r->arrays.args;
+    loam_args args = pass_args(r->arrays.args, pass);
     args.saved = r->arrays.saved;
     args.work = bench_alloc(loam_plan_work_bytes(plan));
     int status = 0;

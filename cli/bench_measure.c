@@ -4,6 +4,7 @@
 #include "cli/bench_count.h"
 #include "cli/bench_device.h"
 #include "cli/bench_roof.h"
+#include "cli/pass_args.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -107,7 +108,7 @@ static int measure_plan(const loam_plan *plan, bench_arrays *a, const bench_prot
     if (!work)
         return io_fail(error, EXIT_INTERNAL, "%s: out of memory for a workspace of %zu bytes", a->shape->name,
                        loam_plan_work_bytes(plan));
-    loam_args args = a->args;
+    loam_args args = pass_args(a->args, p->pass);
     args.work = work;
     if (p->pass != LOAM_BACKWARD)
         args.info = loam_dense_out(a->at[BENCH_INFO], bench_heads_out(p), p->len_q, 1);
@@ -117,7 +118,8 @@ static int measure_plan(const loam_plan *plan, bench_arrays *a, const bench_prot
         args.info.data = NULL;
         bench_in_place(&args);
         status = time_runs(plan, a, &args, protocol, result, error);
-        args = a->args, args.work = work; /* what is compared begins with the state that was made */
+        args = pass_args(a->args, p->pass),
+        args.work = work; /* what is compared begins with the state that was made */
         if (!status && args.state_in.data) status = run_once(plan, a, &args, error);
     }
     free(work);
