@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "cli/attend.h"
 #include "cli/names.h"
-#include "cli/pass_args.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -265,7 +264,8 @@ static int run_plan(const attend_run *run, const loam_plan *plan, attend_call *c
     int status = attend_buffer(call, &call->args.work, bytes, "a workspace", error);
     if (status) return status;
     loam_error reason;
-    const loam_args args = pass_args(call->args, loam_plan_problem(plan)->pass);
+    loam_args args = call->args;
+    loam_args_keep(&args, loam_plan_problem(plan)->pass);
     status = loam_run(plan, &args, &reason) ? attend_report(&reason, EXIT_INPUT, error) : 0;
     if (!call->device) free(call->args.work);
     call->args.work = NULL;

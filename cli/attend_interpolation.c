@@ -2,7 +2,6 @@
  * `loam attend interpolation`: softmax on what a recurrence leaves over. The scores' options are the softmax's, all else is of
  * the recurrence. */
 #include "cli/attend.h"
-#include "cli/pass_args.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,23 +28,23 @@ static loam_problem recurrent_problem(const attend_run *run)
 
 static int run_both(const attend_run *run, const loam_interpolation *plan, attend_call *call, io_error *error)
 {
-    const loam_args given = pass_args(call->args, run->problem.pass), *all = &given;
+    const loam_args *all = &call->args;
     loam_args args = { .q = all->q, .k = all->k, .v = all->v, .o = all->o, .lse = all->lse };
     args.grad_o = all->grad_o, args.grad_q = all->grad_q, args.grad_k = all->grad_k,
     args.grad_v = all->grad_v;
     args.grad_scale = all->grad_scale, args.saved = call->saved;
     args.cu_q = all->cu_q, args.cu_kv = all->cu_q;
-    const loam_args recurrent = { .log_decay = all->log_decay,
-                                  .beta = all->beta,
-                                  .ridge = all->ridge,
-                                  .info = all->info,
-                                  .state_in = all->state_in,
-                                  .state_out = all->state_out,
-                                  .grad_state_out = all->grad_state_out,
-                                  .grad_log_decay = all->grad_log_decay,
-                                  .grad_beta = all->grad_beta,
-                                  .grad_ridge = all->grad_ridge,
-                                  .grad_state_in = all->grad_state_in };
+    loam_args recurrent = { .log_decay = all->log_decay,
+                            .beta = all->beta,
+                            .ridge = all->ridge,
+                            .info = all->info,
+                            .state_in = all->state_in,
+                            .state_out = all->state_out,
+                            .grad_state_out = all->grad_state_out,
+                            .grad_log_decay = all->grad_log_decay,
+                            .grad_beta = all->grad_beta,
+                            .grad_ridge = all->grad_ridge,
+                            .grad_state_in = all->grad_state_in };
     const size_t bytes = loam_interpolation_work_bytes(plan);
     if (run->options->verbose)
         fprintf(stderr, "loam attend: %s over %s, %zu bytes of workspace\n",
@@ -53,6 +52,8 @@ static int run_both(const attend_run *run, const loam_interpolation *plan, atten
                 loam_plan_name(loam_interpolation_recurrent(plan)), bytes);
     int status = attend_buffer(call, &args.work, bytes, "a workspace", error);
     if (status) return status;
+    loam_args_keep(&args, run->problem.pass);
+    loam_args_keep(&recurrent, run->problem.pass);
     loam_error reason;
     if (loam_interpolation_run(plan, &args, &recurrent, &reason))
         status = attend_report(&reason, EXIT_INPUT, error);

@@ -78,26 +78,6 @@ static int convert_log_decay(attend_run *run, io_error *error)
     return array_convert(a, run->real, path, error);
 }
 
-/* A row of length 1 that was rounded to its file's type: of length 1 again in a finer one. The library sees to all others. */
-static void renew_lengths(array *w, double rounding)
-{
-    const int64_t channels = w->shape[w->rank - 1];
-    for (int64_t row = 0; row < w->count; row += channels) {
-        double square = 0;
-        for (int64_t i = row; i < row + channels; i++)
-            square += array_get(w, i) * array_get(w, i);
-        const double length = sqrt(square);
-        for (int64_t i = row; i < row + channels && fabs(length - 1) <= rounding; i++)
-            array_set(w, i, array_get(w, i) / length);
-    }
-}
-
-/* What rounding to a type may change of a length of 1, which was not exactly that. */
-static double rounding_of(loam_dtype dtype)
-{
-    return dtype == LOAM_BF16 ? 0x1p-7 : dtype == LOAM_F16 ? 0x1p-9 : dtype == LOAM_F32 ? 0x1p-20 : 0;
-}
-
 static int convert_input(attend_run *run, enum attend_input which, io_error *error)
 {
     array *a = &run->in[which];
@@ -105,10 +85,8 @@ static int convert_input(attend_run *run, enum attend_input which, io_error *err
     bool is_real = which >= IN_RIDGE && which <= IN_SINK;
     if (!a->data || !path) return 0;
     if (which == IN_LOG_DECAY) return convert_log_decay(run, error);
-    const double rounding = rounding_of(a->dtype);
     int status = array_check_finite(a, path, error);
     if (!status) status = array_convert(a, is_real ? run->real : run->problem.dtype, path, error);
-    if (!status && which == IN_W && rounding > rounding_of(a->dtype)) renew_lengths(a, rounding);
     return status ? status : array_check_finite(a, path, error);
 }
 

@@ -4,7 +4,6 @@
 
 #include "cli/bench_count.h"
 #include "cli/names.h"
-#include "cli/pass_args.h"
 #include "cli/random.h"
 #include "io/half.h"
 
@@ -376,8 +375,9 @@ static int run_forward(bench_arrays *a, int threads, io_error *error)
         status = io_fail(error, EXIT_INTERNAL, "%s: out of memory for the forward", a->shape->name);
     } else {
         a->args = bench_args(a);
-        loam_args args = pass_args(a->args, LOAM_FORWARD);
+        loam_args args = a->args;
         args.work = work;
+        loam_args_keep(&args, LOAM_FORWARD);
         args.info = loam_dense_out(a->at[BENCH_INFO], bench_heads_out(&problem), problem.len_q, 1);
         if (loam_run(plan, &args, &reason)) status = bench_fail(a->shape, &reason, error);
     }

@@ -2,7 +2,6 @@
 #include "cli/bench_error.h"
 
 #include "cli/names.h"
-#include "cli/pass_args.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -71,9 +70,10 @@ static int run_pass(bench_reference *r, loam_pass pass, io_error *error)
     loam_error reason;
     if (loam_plan_create(&plan, &problem, &reason)) return bench_fail(&r->shape, &reason, error);
     if (!r->arrays.saved && needs_forward(r)) r->arrays.saved = bench_alloc(loam_plan_saved_bytes(plan));
-    loam_args args = pass_args(r->arrays.args, pass);
+    loam_args args = r->arrays.args;
     args.saved = r->arrays.saved;
     args.work = bench_alloc(loam_plan_work_bytes(plan));
+    loam_args_keep(&args, pass);
     int status = 0;
     if (!args.work || (!args.saved && needs_forward(r)))
         status = io_fail(error, EXIT_INTERNAL, "%s: out of memory for the reference", r->shape.name);

@@ -4,7 +4,6 @@
 #include "cli/bench_count.h"
 #include "cli/bench_device.h"
 #include "cli/bench_roof.h"
-#include "cli/pass_args.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -53,7 +52,9 @@ int64_t bench_most_runs(const bench_protocol *protocol)
 static int run_once(const loam_plan *plan, const bench_arrays *a, const loam_args *args, io_error *error)
 {
     loam_error reason;
-    return loam_run(plan, args, &reason) ? bench_fail(a->shape, &reason, error) : 0;
+    loam_args own = *args;
+    loam_args_keep(&own, loam_plan_problem(plan)->pass);
+    return loam_run(plan, &own, &reason) ? bench_fail(a->shape, &reason, error) : 0;
 }
 
 /* MesaNet's time depends on H, which the same token over and over would leave with one direction. */
@@ -108,7 +109,7 @@ static int measure_plan(const loam_plan *plan, bench_arrays *a, const bench_prot
     if (!work)
         return io_fail(error, EXIT_INTERNAL, "%s: out of memory for a workspace of %zu bytes", a->shape->name,
                        loam_plan_work_bytes(plan));
-    loam_args args = pass_args(a->args, p->pass);
+    loam_args args = a->args;
     args.work = work;
     if (p->pass != LOAM_BACKWARD)
         args.info = loam_dense_out(a->at[BENCH_INFO], bench_heads_out(p), p->len_q, 1);
@@ -118,8 +119,7 @@ static int measure_plan(const loam_plan *plan, bench_arrays *a, const bench_prot
         args.info.data = NULL;
         bench_in_place(&args);
         status = time_runs(plan, a, &args, protocol, result, error);
-        args = pass_args(a->args, p->pass),
-        args.work = work; /* what is compared begins with the state that was made */
+        args = a->args, args.work = work; /* what is compared begins with the state that was made */
         if (!status && args.state_in.data) status = run_once(plan, a, &args, error);
     }
     free(work);

@@ -304,7 +304,8 @@ typedef struct loam_row_info {
  * Gradients of keys beyond lens_kv are 0.
  *
  * What a pass neither reads nor writes must be left out: a probe for softmax, gradients in a forward, `o` in a backward, a
- * stream in host memory are refused, by name. loam_state_partial and loam_state_finish take what their plan's loam_run takes.
+ * stream in host memory are refused, by name; loam_args_keep leaves out what is another pass's. loam_state_partial and
+ * loam_state_finish take what their plan's loam_run takes.
  *
  * With LOAM_BACKEND_CUDA all of these, small arrays included, are device memory, on which host code cannot look: that ridge,
  * slope and sink are finite, log_decay, beta and w in their ranges, that cu_q and cu_kv ascend and that `saved` is of a
@@ -371,8 +372,8 @@ typedef struct loam_args {
     loam_view grad_beta;            /* real, axes of beta */
     loam_view grad_state_in;        /* as state_in */
 
-    /* problem.path; beta and grad_beta above. Rows of w have length 1, to the rounding of dtype and checked as beta is, or 0:
-     * such a token reflects nothing. */
+    /* problem.path; beta and grad_beta above. Rows of w have length 1, checked as beta is, to the rounding of dtype (LOAM_F64:
+     * of bfloat16, since the reference also takes data that were rounded), or 0: such a token reflects nothing. */
     loam_const_view w; /* [batch, heads_kv, len_kv, dim_qk] dtype */
     loam_view grad_w;  /* likewise; of w as it is, not of what was scaled to length 1 */
 } loam_args;
@@ -418,6 +419,9 @@ static inline loam_problem loam_problem_default(loam_mechanism mechanism, loam_p
     problem.ridge = 0.1;
     return problem;
 }
+
+/* Leaves out of args what this pass neither reads nor writes, so that one set serves the forward and the backward. */
+LOAM_API void loam_args_keep(loam_args *args, loam_pass pass);
 
 /* Runs the pass that the plan is for. Checks the arguments first: on failure nothing is written. With LOAM_BACKEND_CUDA the
  * work is only launched when it returns; LOAM_ECUDA: a launch failed, then and there or of an earlier call. */

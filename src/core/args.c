@@ -60,12 +60,18 @@ typedef struct row_rule {
 
 LOAM_INLINE double sum_of_squares(const void *data, loam_dtype dtype, int64_t at, int64_t n)
 {
-    double sums[4] = { 0 };
-    for (int64_t c = 0; c < n; c++) {
-        const double x = element_load(data, dtype, at + c);
-        sums[c % 4] += x * x;
+    double sums[4] = { 0 }, rest = 0;
+    for (int64_t c = 0; c < n / 4 * 4; c += 4) {
+        for (int part = 0; part < 4; part++) {
+            const double x = element_load(data, dtype, at + c + part);
+            sums[part] += x * x;
+        }
     }
-    return sums[0] + sums[1] + (sums[2] + sums[3]);
+    for (int64_t c = n / 4 * 4; c < n; c++) {
+        const double x = element_load(data, dtype, at + c);
+        rest += x * x;
+    }
+    return sums[0] + sums[1] + (sums[2] + sums[3]) + rest;
 }
 
 static double length_of(const void *data, loam_dtype dtype, int64_t at, int64_t n)
@@ -79,11 +85,12 @@ static double length_of(const void *data, loam_dtype dtype, int64_t at, int64_t 
     return 0;
 }
 
-/* How far rounding takes a length from 1: each element's to its type, and 16 of the sum that normalised it. */
+/* How far rounding takes a length from 1: that of the elements to their type, and of the float32 sum that normalised them.
+ * float64 is the reference's, on data that may have been rounded to any type before. */
 static double unit_tolerance(loam_dtype dtype)
 {
-    const double ulp = dtype == LOAM_F64 ? DBL_EPSILON : FLT_EPSILON;
-    return 8 * ulp + (dtype == LOAM_BF16 ? 0x1p-7 : dtype == LOAM_F16 ? 0x1p-10 : ulp);
+    const bool coarse = dtype == LOAM_BF16 || dtype == LOAM_F64;
+    return 8 * (double)FLT_EPSILON + (coarse ? 0x1p-7 : dtype == LOAM_F16 ? 0x1p-10 : (double)FLT_EPSILON);
 }
 
 static bool is_unit(double length, loam_dtype dtype)

@@ -2,8 +2,10 @@
  * Which arguments a problem uses. All others must be left out: whoever gives one expects something of it. */
 #include "src/core/plan.h"
 
+#include <string.h>
+
 enum { FORWARD = 1 << LOAM_FORWARD, BACKWARD = 1 << LOAM_BACKWARD, DECODE = 1 << LOAM_DECODE };
-enum { NONE = 0, OUTPUT = FORWARD | DECODE, EVERY = FORWARD | BACKWARD | DECODE };
+enum { NONE = 0, OUTPUT = FORWARD | DECODE, TRAINING = FORWARD | BACKWARD, EVERY = TRAINING | DECODE };
 
 static bool probed(const loam_problem *p) { return p->mechanism == LOAM_PARALLAX; }
 static bool ridged(const loam_problem *p) { return p->mechanism == LOAM_LLA || p->mechanism == LOAM_MESA; }
@@ -70,7 +72,7 @@ static const argument arguments[] = {
     VIEW(rho, OUTPUT, NONE, NULL, NULL, NULL),
     VIEW(weights, FORWARD, NONE, NULL, NULL, NULL),
     VIEW(info, OUTPUT, OUTPUT, NULL, NULL, NULL),
-    POINTER(saved, FORWARD | BACKWARD, NONE, NULL, NULL, NULL),
+    POINTER(saved, TRAINING, TRAINING, NULL, NULL, NULL), /* recurrent: of 0 bytes */
     VIEW(grad_o, BACKWARD, BACKWARD, NULL, NULL, NULL),
     VIEW(grad_q, BACKWARD, BACKWARD, NULL, NULL, NULL),
     VIEW(grad_k, BACKWARD, BACKWARD, NULL, NULL, NULL),
@@ -111,10 +113,21 @@ loam_status args_check_used(const loam_problem *p, const loam_args *a, loam_erro
     for (size_t i = 0; i < sizeof arguments / sizeof arguments[0]; i++) {
         const argument *x = &arguments[i];
         const int passes = plan_recurrent(p) ? x->recurrent : x->local;
-        const void *given = *(const void *const *)(const void *)((const char *)a + x->offset);
+        const void *given;
+        memcpy(&given, (const char *)a + x->offset, sizeof given);
         if (given && !((passes >> p->pass & 1) && (!x->used || x->used(p)))) {
             return refuse(p, x, passes, error);
         }
     }
     return LOAM_OK;
+}
+
+void loam_args_keep(loam_args *a, loam_pass pass)
+{
+    const void *const none = NULL;
+    for (size_t i = 0; i < sizeof arguments / sizeof arguments[0]; i++) {
+        if (!((arguments[i].local | arguments[i].recurrent) >> pass & 1)) {
+            memcpy((char *)a + arguments[i].offset, &none, sizeof none);
+        }
+    }
 }

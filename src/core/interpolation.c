@@ -224,9 +224,9 @@ static loam_status check_own(const loam_args *r, loam_error *error)
 {
     const void *const given[] = { r->q.data,      r->k.data,      r->v.data,      r->o.data,
                                   r->grad_o.data, r->grad_q.data, r->grad_k.data, r->grad_v.data,
-                                  r->work,        r->cu_q,        r->stream };
+                                  r->work,        r->cu_q,        r->stream,      r->saved };
     static const char *const names[] = { "q",      "k",      "v",    "o",    "grad_o", "grad_q",
-                                         "grad_k", "grad_v", "work", "cu_q", "stream" };
+                                         "grad_k", "grad_v", "work", "cu_q", "stream", "saved" };
     for (size_t n = 0; n < sizeof given / sizeof given[0]; n++) {
         REQUIRE(!given[n], error, LOAM_EARG, "recurrent %s: given, expected only with the local arguments",
                 names[n]);

@@ -12,11 +12,12 @@ loam_status loam_run(const loam_plan *plan, const loam_args *args, loam_error *e
     const loam_problem *p = &plan->problem;
     loam_args ready;
     TRY(local_decay_begin(p, args, &ready, error));
-    if (args->saved) {
+    const bool saves = plan->saved_bytes > 0 && args->saved;
+    if (saves) {
         ready.saved = (char *)args->saved + saved_stamp_bytes(p);
     }
     TRY(plan->kernel->run(p, &ready, error));
-    if (p->pass == LOAM_FORWARD) {
+    if (saves && p->pass == LOAM_FORWARD) {
         saved_write(p, 0, args->saved);
     }
     return LOAM_OK;

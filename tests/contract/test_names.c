@@ -54,6 +54,9 @@ static void plan_tells_what_was_chosen(void **state)
     char name[128];
     snprintf(name, sizeof name, "lla forward f32 %s b1 h8/2 q40 k40 d16/16 causal", checked->kernel);
     assert_string_equal(loam_plan_name(plan), name);
+    const loam_args nothing = { 0 };
+    assert_null(loam_plan_fallback(plan)); /* host memory */
+    assert_ptr_equal(loam_plan_kernel_for(plan, &nothing), checked->kernel);
     loam_plan_destroy(plan);
     p.causal = 0;
     p.window = 5;
@@ -64,6 +67,20 @@ static void plan_tells_what_was_chosen(void **state)
     assert_non_null(strstr(loam_plan_name(plan), "window 5"));
     assert_true(loam_plan_problem(plan)->threads == 3 && loam_plan_problem(plan)->scale == 2);
     loam_plan_destroy(plan);
+}
+
+/* Both orders of heads and tokens: views of one array of batch 2, heads 3, tokens 5, channels 7. */
+static void dense_views(void **state)
+{
+    (void)state;
+    float x[2 * 3 * 5 * 7];
+    const loam_const_view a = loam_dense(x, 3, 5, 7), b = loam_dense_bthd(x, 3, 5, 7);
+    const loam_view c = loam_dense_out(x, 3, 5, 7), d = loam_dense_bthd_out(x, 3, 5, 7);
+    assert_true(a.data == x && b.data == x && c.data == x && d.data == x);
+    assert_true(a.batch == 105 && a.head == 35 && a.token == 7);
+    assert_true(b.batch == 105 && b.head == 7 && b.token == 21);
+    assert_true(c.batch == a.batch && c.head == a.head && c.token == a.token);
+    assert_true(d.batch == b.batch && d.head == b.head && d.token == b.token);
 }
 
 static void versions_and_statuses(void **state)
@@ -291,6 +308,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(defaults),
         cmocka_unit_test(plan_tells_what_was_chosen),
+        cmocka_unit_test(dense_views),
         cmocka_unit_test(versions_and_statuses),
         cmocka_unit_test(registry),
         cmocka_unit_test(names_until_null),

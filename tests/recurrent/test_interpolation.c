@@ -91,20 +91,10 @@ static void *room(size_t bytes)
     return aligned_alloc(LOAM_ALIGN, bytes / LOAM_ALIGN * LOAM_ALIGN + LOAM_ALIGN);
 }
 
-/* Only what this pass reads and writes. */
 static void keep_pass(loam_pass pass, loam_args *a, loam_args *r)
 {
-    if (pass == LOAM_BACKWARD) {
-        a->o.data = r->state_out.data = NULL;
-        return;
-    }
-    loam_view *const written[] = { &a->grad_q,         &a->grad_k,     &a->grad_v,
-                                   &a->grad_probe,     &a->grad_ridge, &r->grad_beta,
-                                   &r->grad_log_decay, &r->grad_ridge, &r->grad_state_in };
-    for (size_t n = 0; n < sizeof written / sizeof written[0]; n++)
-        written[n]->data = NULL;
-    a->grad_o.data = r->grad_state_out.data = NULL;
-    a->grad_scale = r->grad_scale = NULL;
+    loam_args_keep(a, pass);
+    loam_args_keep(r, pass);
 }
 
 static void run_pass(scene *s, loam_pass pass, void **saved)
@@ -298,7 +288,7 @@ static void run_local(scene *s, double *o)
     loam_plan *plan;
     set_args(s, &a, &r);
     a.o = loam_dense_out(o, HEADS, LEN, DV);
-    a.grad_q.data = a.grad_k.data = a.grad_v.data = NULL;
+    loam_args_keep(&a, LOAM_FORWARD);
     assert_int_equal(loam_plan_create(&plan, &p, NULL), LOAM_OK);
     a.work = room(loam_plan_work_bytes(plan));
     assert_int_equal(loam_run(plan, &a, NULL), LOAM_OK);
@@ -503,7 +493,10 @@ static void mistakes_are_named(void **state)
     r.q = a.q;
     assert_int_equal(loam_interpolation_run(i, &a, &r, &error), LOAM_EARG);
     assert_non_null(strstr(error.text, "recurrent q: given"));
-    r.q.data = r.beta.data = NULL;
+    r.q.data = NULL, r.saved = s.o;
+    assert_int_equal(loam_interpolation_run(i, &a, &r, &error), LOAM_EARG);
+    assert_non_null(strstr(error.text, "recurrent saved: given"));
+    r.saved = NULL, r.beta.data = NULL;
     s.o[0] = 1234;
     assert_int_equal(loam_interpolation_run(i, &a, &r, &error), LOAM_EARG);
     assert_non_null(strstr(error.text, "beta"));
@@ -529,7 +522,7 @@ static void saved_is_of_both_problems(void **state)
     loam_error error;
     loam_args a, r;
     run_pass(&s, LOAM_FORWARD, &saved);
-    other.scale *= 2; /* of the recurrence */
+    other.scale = 2; /* of the recurrence */
     run_pass(&other, LOAM_FORWARD, &from_other);
     assert_int_equal(loam_interpolation_create(&i, &local, &recurrent, NULL), LOAM_OK);
     assert_int_equal(loam_interpolation_saved_bytes(i) % LOAM_ALIGN, 0);

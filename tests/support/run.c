@@ -42,19 +42,6 @@ static loam_status settle(arrays *m, loam_status status, loam_error *error)
     return failed ? LOAM_ECUDA : status;
 }
 
-/* What a forward has no use for. */
-static void forget_gradients(loam_args *a)
-{
-    loam_view *const written[] = { &a->grad_q,     &a->grad_k,         &a->grad_v,
-                                   &a->grad_probe, &a->grad_ridge,     &a->grad_key_bias,
-                                   &a->grad_beta,  &a->grad_log_decay, &a->grad_w };
-    for (size_t i = 0; i < sizeof written / sizeof written[0]; i++) {
-        written[i]->data = NULL;
-    }
-    a->grad_o.data = NULL;
-    a->grad_scale = a->grad_slope = a->grad_sink = NULL;
-}
-
 /* Fills m->saved by a forward run that asks for nothing else. */
 static outcome run_forward_first(arrays *m, const values *v)
 {
@@ -76,7 +63,7 @@ static outcome run_forward_first(arrays *m, const values *v)
     }
     loam_args args = m->args;
     const shape a = slot_shape(v, SLOT_O);
-    forget_gradients(&args);
+    loam_args_keep(&args, LOAM_FORWARD);
     args.o = loam_dense_out(guard_address(&o), a.heads, a.tokens, a.channels);
     r.status = settle(m, loam_run(plan, &args, &r.error), &r.error);
     guard_free(&o);
@@ -93,7 +80,7 @@ static outcome run_plan(arrays *m, values *v)
     if (made) {
         return fail(r, made);
     }
-    if (v->spec.pass == LOAM_FORWARD && !spec_recurrent(&v->spec) && !(v->spec.omit & SPEC_OMIT_SAVED)) {
+    if (v->spec.pass == LOAM_FORWARD && !(v->spec.omit & SPEC_OMIT_SAVED)) {
         arrays_saved(m, plan);
     }
     arrays_work(m, plan);

@@ -74,7 +74,6 @@ def main():
         "w": w / np.linalg.norm(w, axis=-1, keepdims=True),
     }
     x = {name: value.astype(float) for name, value in inputs.items()}
-    x["w"] /= np.linalg.norm(x["w"], axis=-1, keepdims=True)  # as the program reads them where it computes in float64
     qkv = {**{name: x[name] for name in ("q", "k", "v")}, "scale": np.float64(1 / np.sqrt(D))}
     path = {"w": x["w"], "beta": x["beta"]}
     cases = {
