@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT
- * Pictures of a fit. Colours: the rows grey, the local constant blue, the local linear fit vermilion. */
+ * Pictures of a fit. Colours: the rows grey, the local constant vermilion and dashed, the local linear fit blue. */
 #include "cli/plot.h"
 #include "cli/regress_model.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+static const int colours[REGRESS_ESTIMATORS] = { 2, 1 };
 
 enum { CURVE_POINTS = 200, DOTS_MOST = 4000, PANELS_MOST = 6, PANELS_A_ROW = 3 };
 
@@ -85,11 +87,11 @@ static void write_panel(const regress_model *model, const regress_points *points
     for (int e = 0; e < REGRESS_ESTIMATORS; e++)
         if (model->wanted[e])
             fprintf(script, ", $%s%d using 1:3:4 with filledcurves lt %d notitle", regress_names[e], panel,
-                    e + 1);
+                    colours[e]);
     for (int e = 0; e < REGRESS_ESTIMATORS; e++)
         if (model->wanted[e])
-            fprintf(script, ", $%s%d using 1:2 with lines lt %d lw 2.5 title 'local %s'", regress_names[e],
-                    panel, e + 1, regress_names[e]);
+            fprintf(script, ", $%s%d using 1:2 with lines lt %d lw 2.5%s title 'local %s'", regress_names[e],
+                    panel, colours[e], e ? "" : " dt (12,5)", regress_names[e]);
     fputs("\nunset key\n", script);
 }
 
@@ -111,7 +113,7 @@ static void write_title(const regress_model *model, int panels, plot *p)
 static void write_layout(const regress_model *model, int panels, int across, int down, plot *p)
 {
     FILE *script = plot_script(p);
-    fputs(panels == 1 ? "set key above\nset title " : "set multiplot title ", script);
+    fputs(panels == 1 ? "set key above maxrows 1 samplen 2\nset title " : "set multiplot title ", script);
     write_title(model, panels, p);
     if (panels > 1)
         fprintf(script,
@@ -130,7 +132,7 @@ int regress_picture(const regress_model *model, const char *path, io_error *erro
     regress_points points;
     int status = make_curves(model, panels, &points, error);
     if (status) return status;
-    status = plot_open(&p, path, panels == 1 ? 900 : 480 * across, panels == 1 ? 560 : 420 * down, error);
+    status = plot_open(&p, path, panels == 1 ? 600 : 480 * across, panels == 1 ? 440 : 420 * down, error);
     if (!status) {
         write_layout(model, panels, across, down, p);
         for (int panel = 0; panel < panels; panel++)
