@@ -157,7 +157,7 @@ $(swatch '#8C8C8C' 'data, or a random guess')
 At the ends all neighbours lie on one side, and their mean is pulled that way; a line follows the slope: $(lag). Errors on
 left-out rows (root mean square): $(left_out quakes).</figcaption></figure>
 <figure>$(picture mcycle.svg 'acceleration against time, two fits')
-<figcaption>Acceleration of a helmet after an impact (133 readings). Each fit has the bandwidth that predicts left-out
+<figcaption>Acceleration of the head in a helmet after an impact (133 readings). Each fit has the bandwidth that predicts left-out
 readings best; their errors (root mean square): $(left_out mcycle).</figcaption></figure>
 </div>
 
@@ -201,7 +201,7 @@ change. A local fit pays for locality: it learns from few pairs near the query, 
 <div class="wide"><table>
 $(winners)
 </table></div>
-<figure><div class="row">
+<figure><div class="row two">
 $(gallery ratio hidden 'error over that of LLA')
 </div>
 <figcaption>The errors of the others over that of LLA, own pair hidden: a curve below 1 does better than LLA. S is the length of
@@ -219,7 +219,7 @@ d = 64: $(segments 64 256 visible mse).<br/>
 <b>Why.</b> The task is now to find one's own pair again. The delta rules have written it an instant ago, with the strength that
 makes the map exact for this key: what is left of their error is rounding. The own pair's weight in softmax and LLA grows
 with d, and so the two find it better. Linear attention and MesaNet give it no such weight.</figcaption></figure>
-<figure><div class="row">
+<figure><div class="row two">
 $(gallery ratio visible 'error over that of LLA')
 </div>
 <figcaption>The errors of the others over that of LLA, own pair visible: above 1 LLA does better, below 1 the other.</figcaption></figure>

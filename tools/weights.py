@@ -70,9 +70,9 @@ def shade_of(weight, colour):
 
 def draw(weights, colour, path):
     """Rows are queries, columns keys; what lies ahead is left out. Tokens count from 1."""
-    side, left, top, bottom = TOKENS * CELL, 52, 10, 50
+    side, left, top, bottom = TOKENS * CELL, 66, 10, 66
     width, height = left + side + 14, top + side + bottom
-    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="20" fill="#1e1e1e">',
+    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="28" fill="#1e1e1e">',
              f'<rect width="{width}" height="{height}" fill="#ffffff"/>']
     # One path a shade: 16 of each sign.
     shades = np.round(np.clip(weights, -1, 1) * 16).astype(int)
@@ -83,10 +83,10 @@ def draw(weights, colour, path):
     lines.append(f'<path d="M{left} {top}v{side}h{side}L{left} {top}" fill="none" stroke="#5a5a5a"/>')
     for token in (8, 16, 24, 32):
         at = (token - 0.5) * CELL
-        lines += [f'<text x="{left + at}" y="{top + side + 20}" text-anchor="middle">{token}</text>',
-                  f'<text x="{left - 6}" y="{top + at + 7}" text-anchor="end">{token}</text>']
-    lines += [f'<text x="{left + side / 2}" y="{top + side + 43}" text-anchor="middle">key, token</text>',
-              f'<text transform="translate(19 {top + side / 2}) rotate(-90)" text-anchor="middle">query, token</text>', "</svg>"]
+        lines += [f'<text x="{left + at}" y="{top + side + 27}" text-anchor="middle">{token}</text>',
+                  f'<text x="{left - 6}" y="{top + at + 10}" text-anchor="end">{token}</text>']
+    lines += [f'<text x="{left + side / 2}" y="{top + side + 56}" text-anchor="middle">key (token)</text>',
+              f'<text transform="translate(24 {top + side / 2}) rotate(-90)" text-anchor="middle">query (token)</text>', "</svg>"]
     path.write_text("\n".join(lines) + "\n")
 
 
