@@ -35,7 +35,7 @@ static void range_add(range *r, double value)
     r->high = fmax(r->high, value);
 }
 
-/* Logarithmic: tics at 1, 2 and 5 within three decades, else at powers of ten, six at most. */
+/* Logarithmic: tics at 1, 2 and 5 within three decades, else at powers of ten, 1 among them, six at most. */
 static void write_range(FILE *out, const range *r)
 {
     fputs("set logscale y\n", out);
@@ -50,7 +50,9 @@ static void write_range(FILE *out, const range *r)
                     2 * pow(10, k), 5 * pow(10, k), 5 * pow(10, k));
         fputs("'' 1e300)\n", out);
     } else {
-        fprintf(out, "set ytics %g\nset mytics 1\nset format y '10^{%%T}'\n", pow(10, ceil(decades / 6)));
+        const double step = ceil(decades / 6);
+        fprintf(out, "set ytics %g,%g\nset mytics 1\nset format y '10^{%%T}'\n", pow(10, -20 * step),
+                pow(10, step));
     }
 }
 
@@ -62,8 +64,10 @@ static void write_frame(FILE *out, const figure_text *text)
         "set key at screen 0.55,0.24 center top vertical maxrows 4 Left reverse samplen 2.4 width 2\n"
         "set xtics offset 0,0.3\n",
         out);
-    fprintf(out, "set title \"{/:Bold %s}\" offset 0,-0.5\nset ylabel \"%s\" offset 0.4,0\n", text->title,
-            text->error);
+    /* A label and not ylabel, whose place depends on the width of the tics. */
+    fprintf(out,
+            "set title \"{/:Bold %s}\" offset 0,-0.5\nset label \"%s\" at screen 0.03,0.64 center rotate\n",
+            text->title, text->error);
 }
 
 /* ---- errors by position */

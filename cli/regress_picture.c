@@ -112,7 +112,7 @@ static void write_title(const regress_model *model, int panels, plot *p)
 static void write_layout(const regress_model *model, int panels, int across, int down, plot *p)
 {
     static const char single[] =
-        "set lmargin at screen 0.2\nset rmargin at screen 0.96\nset tmargin at screen 0.91\n"
+        "set tmargin at screen 0.91\n"
         "set bmargin at screen 0.26\n"
         "set key at screen 0.57, screen 0.04 center\nset title offset 0,-0.6 font ',14' ";
     FILE *script = plot_script(p);
