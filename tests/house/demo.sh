@@ -1,10 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# page.sh PROGRAM SOURCE: runs the demo with few sequences in a folder of its own; every picture and link of its page
+# demo.sh PROGRAM SOURCE: runs the demo with few sequences in a folder of its own; every picture and link of its page
 # exists, page and pictures are well-formed, and a result that is missing is an error.
 set -eu
 program=$1 source=$2
-place=$(mktemp -d "${TMPDIR:-/tmp}/loam-page.XXXXXX")
+place=$(mktemp -d "${TMPDIR:-/tmp}/loam-demo.XXXXXX")
 trap 'rm -rf "$place"' EXIT
 for name in README.md data docs include tools; do
     ln -s "$source/$name" "$place/$name"
@@ -13,7 +13,7 @@ cd "$place"
 
 fail()
 {
-    echo "page: $1"
+    echo "demo: $1"
     exit 1
 }
 
