@@ -229,7 +229,7 @@ static void print_estimates(const regress_model *model, FILE *to)
         print_line(model, to, "  in standard deviations", "", deviations_value, false, c);
     }
     if (model->set->chosen || model->set->errors)
-        print_line(model, to, "leave-one-out error (root mean)", "", score_value, false, 0);
+        print_line(model, to, "leave-one-out error (rms)", "", score_value, false, 0);
     if (model->set->errors) {
         print_line(model, to, "noise (standard deviation)", "", noise_value, false, 0);
         print_line(model, to, "effective parameters", "", parameters_value, false, 0);

@@ -234,8 +234,9 @@ static int take_number(csv_pass *pass, const char *text, size_t length, int slot
         int status = take_missing(pass);
         if (status) return status;
     } else if (!parse_number(pass, text, length, &value) || !isfinite(value)) {
-        char wrong[80];
-        snprintf(wrong, sizeof wrong, "'%.40s' is not a finite number", text);
+        char wrong[100];
+        snprintf(wrong, sizeof wrong, "'%.40s' is not a finite number%s", text,
+                 strchr(text, ',') ? " (decimals have a point)" : "");
         return fail_field(pass, wrong);
     }
     double *row = (double *)pass->values.items + (size_t)pass->rows * (size_t)pass->request->column_count;

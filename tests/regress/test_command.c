@@ -162,7 +162,7 @@ static void test_format(void **state)
 {
     (void)state;
     char text[4096];
-    expect_done("t.csv --x height --y width --bandwidth 1 --grid 3 --out o.csv");
+    expect_done("t.csv --x height --y width --bandwidth 1sd --grid 3 --out o.csv");
     assert_non_null(strstr(said, "width by height, 6 rows (1 more had missing values)"));
     read_file("o.csv", text, sizeof text);
     static const char header[] = "height,constant_fit,constant_se,constant_lower,constant_upper,"
@@ -177,9 +177,9 @@ static void test_format(void **state)
     assert_non_null(strstr(text, "\n6,"));
     assert_non_null(strstr(text, ",\n"));
     unlink("o.csv");
-    expect_done("t.csv --x height --y 3 --estimator linear --bandwidth 1 --grid 2");
+    expect_done("t.csv --x height --y 3 --estimator linear --bandwidth 1sd --grid 2");
     assert_memory_equal(said, "height,linear_fit,linear_se,linear_lower,linear_upper,note\n1,", 58);
-    expect_done("bare.csv --x 1 --y 2 --estimator constant --bandwidth 1 --grid 2");
+    expect_done("bare.csv --x 1 --y 2 --estimator constant --bandwidth 1sd --grid 2");
     assert_memory_equal(said, "1,constant_fit,", 15);
 }
 
@@ -189,11 +189,11 @@ static void test_figures(void **state)
     (void)state;
     const double x[] = { 1, 2, 3, 4, 5, 6 }, y[] = { 2, 3.5, 1, 8, 3, 2 };
     const double bandwidth = 0.8 * brute_deviation(x, 6), level_reach = 1.2815515655446004;
-    expect_done("t.csv --x height --y width --bandwidth 0.8 --ridge 0.05 --grid 7 --level 0.8 --out o.csv");
+    expect_done("t.csv --x height --y width --bandwidth 0.8sd --ridge 0.05 --grid 7 --level 0.8 --out o.csv");
     static const char *const names[] = { "height", "linear_fit", "linear_se", "linear_lower",
                                          "linear_upper" };
     csv_table out;
-    assert_int_equal(csv_read(&out, "o.csv", names, 5, NULL), EXIT_OK);
+    assert_int_equal(csv_read(&out, "o.csv", &(csv_request){ .columns = names, .column_count = 5 }, NULL), 0);
     assert_int_equal(out.rows, 7);
     const brute_problem brute = { x, y, 6, 1, &bandwidth, 0.05, true };
     double squares = 0, freedom = 0;
@@ -226,7 +226,7 @@ static void test_notes(void **state)
 {
     (void)state;
     write_file("at.csv", "height\n3\n1e9\n");
-    expect_done("t.csv --x height --y width --bandwidth 1e-3 --at at.csv --out o.csv");
+    expect_done("t.csv --x height --y width --bandwidth 1e-3sd --at at.csv --out o.csv");
     char text[4096];
     read_file("o.csv", text, sizeof text);
     assert_non_null(strstr(text, "\n3,1,,,,1,,,,linear singular\n"));
@@ -240,7 +240,7 @@ static void test_notes(void **state)
 static void test_grid(void **state)
 {
     (void)state;
-    expect_done("t.csv --x height,width --y 4 --estimator constant --bandwidth 1 --grid 2");
+    expect_done("t.csv --x height,width --y 4 --estimator constant --bandwidth 1sd --grid 2");
     const char *const points[] = { "\n1,1,4,", "\n1,8,4,", "\n6,1,4,", "\n6,8,4," };
     const char *at = said;
     for (int i = 0; i < 4; i++) {
@@ -283,7 +283,7 @@ static void test_pictures(void **state)
     expect_done(DATA_DIR "/mcycle.csv --x times --y accel --estimator linear --out o.csv --plot p.png");
     expect_picture("p.png", "\x89PNG", 4);
     expect_done(DATA_DIR
-                "/quakes.csv --x lat,long,mag,stations --y depth --bandwidth 1 --out o.csv --plot p.svg");
+                "/quakes.csv --x lat,long,mag,stations --y depth --bandwidth 1sd --out o.csv --plot p.svg");
     expect_picture("p.svg", "<?xml", 5);
     write_file("odd.csv", "a_b^{it's},\"x, \"\"y\"\"\"\n1,2\n2,1\n3,4\n4,2\n");
     expect_done("odd.csv --x 1 --y 2 --out o.csv --plot p.svg");
@@ -296,7 +296,7 @@ static void test_help(void **state)
 {
     (void)state;
     expect_done("--help");
-    assert_non_null(strstr(said, "--bandwidth X|auto"));
+    assert_non_null(strstr(said, "--bandwidth H|COL=H,...|auto"));
 }
 
 int main(void)
