@@ -6,7 +6,6 @@
 #include <string.h>
 
 enum { PADDING = 8 };
-static const double reach_bandwidths = 9;
 
 /* ---- sorted rows */
 
@@ -159,7 +158,7 @@ static int64_t count_below(const regress_bins *bins, double x)
 
 void regress_bins_reach(const regress_bins *bins, double point, int64_t *first, int64_t *end)
 {
-    const double reach = reach_bandwidths * bins->bandwidth;
+    const double reach = REGRESS_BINS_REACH * bins->bandwidth;
     *first = count_below(bins, point - reach);
     *end = count_below(bins, point + reach);
 }

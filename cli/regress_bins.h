@@ -21,8 +21,9 @@
 enum {
     REGRESS_BINS_DEFAULT = 4, /* bins per bandwidth */
     REGRESS_BINS_MOST = 64,
-    REGRESS_TERMS = 10, /* of the expansion */
-    REGRESS_SERIES = 3  /* of the weights, of weights times y, of squared weights */
+    REGRESS_BINS_REACH = 9, /* bandwidths */
+    REGRESS_TERMS = 10,     /* of the expansion */
+    REGRESS_SERIES = 3      /* of the weights, of weights times y, of squared weights */
 };
 
 typedef struct regress_sorted {

@@ -14,8 +14,9 @@ static const double far_weight = 1e-8;
  * most of them. */
 static const double poor_pivot = 1e-4, least_pivot = 1e-10, least_moment = 1e-280;
 
-/* Below this sum of weights bins have too few digits for it, and the rows are looked at. */
-static const double binned_weight = 1e-4;
+/* Below this sum of weights, or where the rows in reach spread over less than a share of the bandwidth, what
+ * bins leave out may count, and the rows are looked at. */
+static const double binned_weight = 1e-4, binned_spread = 1e-5;
 
 typedef struct fit_job {
     const regress_table *table;
@@ -279,32 +280,46 @@ static int64_t first_not_below(const regress_sorted *sorted, double x)
     return low;
 }
 
-/* The distinct x nearest to the point; of two, the lesser. */
-static int64_t nearest_sorted(const fit_job *job, double point)
+/* The distinct x nearest to the point, and how far rows count: those beyond weigh less than e^-50 of the
+ * second nearest, without which there is no slope. */
+typedef struct surroundings {
+    int64_t nearest;
+    double reach;
+} surroundings;
+
+static surroundings look_around(const fit_job *job, double point)
 {
     const regress_sorted *sorted = &job->table->sorted;
     int64_t above = first_not_below(sorted, point), below = above - 1;
     if (above < sorted->count && rows_without(job, above, point) == 0) above++;
-    if (above == sorted->count) return below;
-    return below >= 0 && point - sorted->x[below] <= sorted->x[above] - point ? below : above;
+    surroundings s = { 0 };
+    for (int i = 0; i < 2; i++) {
+        const double up = above < sorted->count ? sorted->x[above] - point : HUGE_VAL;
+        const double down = below >= 0 ? point - sorted->x[below] : HUGE_VAL;
+        const int64_t nearer = up < down ? above++ : below--;
+        if (i == 0) s.nearest = nearer;
+        s.reach = hypot(fmin(up, down), 10 * job->with.bandwidth);
+    }
+    return s;
 }
 
-/* Sums over the rows around the nearest to the point, relative to its weight: of those whose weight is above
- * e^-50 of that. Returns the nearest row's own weight. */
+/* Sums over the rows around the point, relative to the weight of the nearest, which is returned. */
 static double sum_sorted(const fit_job *job, int64_t index, local_system *system)
 {
     const regress_sorted *sorted = &job->table->sorted;
-    const double point = point_at(job, 0, index), h = job->with.bandwidth, curve = 0.5 / (h * h);
+    const double point = point_at(job, 0, index), curve = 0.5 / (job->with.bandwidth * job->with.bandwidth);
     const double own = job->rows ? job->table->y[job->rows[index]] : 0;
-    const double centre = sorted->x[nearest_sorted(job, point)], away = centre - point;
-    const double reach = hypot(away, 10 * h);
+    const surroundings around = look_around(job, point);
+    const double centre = sorted->x[around.nearest], away = centre - point;
     memset(system->s, 0, sizeof system->s);
     system->offset[0] = away;
-    for (int64_t j = first_not_below(sorted, point - reach);
-         j < sorted->count && sorted->x[j] <= point + reach; j++) {
+    for (int64_t j = first_not_below(sorted, point - around.reach);
+         j < sorted->count && sorted->x[j] <= point + around.reach; j++) {
         const double z = sorted->x[j] - centre, rows = rows_without(job, j, point);
+        if (rows == 0) continue;
         const double y = sorted->y[j] - (rows < sorted->rows[j] ? own : 0);
-        const double w = z == 0 ? 1 : exp(-curve * z * (z + 2 * away));
+        const double score = z == 0 ? 0 : -curve * z * (z + 2 * away);
+        const double w = score > -700 ? exp(score) : 0; /* as the sums over all rows have it */
         const double terms[] = { w * rows, w * y, w * w * rows };
         for (int i = 0; i < 3; i++)
             system->s[REGRESS_W + i] += terms[i];
@@ -315,6 +330,14 @@ static double sum_sorted(const fit_job *job, int64_t index, local_system *system
         system->s[regress_wwzz(1)] += terms[2] * z * z;
     }
     return exp(-curve * away * away);
+}
+
+/* The variance of x in reach, by which the slope is divided, may come from rows beyond it. */
+static bool is_spread(const fit_job *job, const local_system *system)
+{
+    const double least = binned_spread * job->with.bandwidth, w = system->s[REGRESS_W];
+    return !job->kind.linear ||
+           system->s[regress_wzz(1)] / w - system->mean[0] * system->mean[0] >= least * least;
 }
 
 static void fit_binned(const fit_job *job, int64_t index)
@@ -330,7 +353,7 @@ static void fit_binned(const fit_job *job, int64_t index)
     }
     double weight = system.s[REGRESS_W];
     complete_system(job, &system);
-    if (!(weight >= binned_weight) || is_poor(job, &system)) {
+    if (!(weight >= binned_weight) || !is_spread(job, &system) || is_poor(job, &system)) {
         weight = sum_sorted(job, index, &system);
         weight *= system.s[REGRESS_W];
         complete_system(job, &system);

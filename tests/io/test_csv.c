@@ -112,7 +112,6 @@ static void separators_are_told(void **state)
     expect_values("n\ty\n\t2\n1\t5\n", "n|y", CSV_DROP_ROW, 1, 2, (const double[]){ 1, 5 });
     expect_delimiter("1;2\n", ';');
     expect_delimiter("1\n2\n", ',');
-    expect_delimiter("1.5,2;3\n1.5,2;3\n", ';');
 }
 
 /* Two texts in which each of two separators would do: the one that leaves numbers does. */
