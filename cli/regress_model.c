@@ -149,7 +149,8 @@ int regress_points_grid(regress_points *points, const regress_model *model, int6
 
 bool regress_has_data(const regress_points *points, int estimator, int64_t i)
 {
-    return !points->gaps || points->fits[estimator][i].weight >= 0.1;
+    const regress_fit *fit = &points->fits[estimator][i];
+    return !points->gaps || (fit->weight >= 0.5 && fit->norm2 <= 1 + 1e-9);
 }
 
 regress_tally regress_count_points(const regress_points *points, int estimator)
@@ -177,7 +178,7 @@ static int predict(const regress_model *model, regress_points *points, const dou
     int status = EXIT_OK;
     for (int e = 0; !status && e < REGRESS_ESTIMATORS; e++) {
         if (!points->fits[e]) continue;
-        regress_wish wish = { .squares = model->set->errors };
+        regress_wish wish = { .squares = model->set->errors || points->gaps };
         wish.fits[e] = points->fits[e];
         wish.slopes = e == REGRESS_LINEAR ? points->slopes : NULL;
         status = regress_fit_points(&model->table, model->with[e], standard, points->count, &wish, bar,

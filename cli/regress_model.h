@@ -89,8 +89,8 @@ int regress_points_grid(regress_points *points, const regress_model *model, int6
 
 int regress_predict(const regress_model *model, regress_points *points, const char *label, io_error *error);
 
-/* Whether point i counts as supported by data: its weights sum to a tenth of a row's or more, or there are
- * no gaps. */
+/* Whether data support the fit at point i, or there are no gaps: its weights sum to half a row's or more (a
+ * row at the point itself has 1), and it is no less certain than one row's y (norm2 at most 1). */
 bool regress_has_data(const regress_points *points, int estimator, int64_t i);
 
 typedef struct regress_tally {
