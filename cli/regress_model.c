@@ -88,6 +88,13 @@ int regress_model_estimate(regress_model *model, io_error *error)
     return status;
 }
 
+double regress_bandwidth_of(const regress_model *model, int estimator, int column)
+{
+    const bool as_given = !model->set->chosen && !model->set->deviations[column];
+    return as_given ? model->set->bandwidth[column]
+                    : model->with[estimator].bandwidth * model->table.unit[column];
+}
+
 /* ---- points */
 
 int regress_points_make(regress_points *points, const regress_model *model, int64_t count, io_error *error)

@@ -49,11 +49,8 @@ static inline bool regress_is_fitted(const regress_model *model) { return !model
 /* The bandwidths, where they are to be chosen, and the noise. */
 int regress_model_estimate(regress_model *model, io_error *error);
 
-/* In the units of the column. */
-static inline double regress_bandwidth_of(const regress_model *model, int estimator, int column)
-{
-    return model->with[estimator].bandwidth * model->table.unit[column];
-}
+/* In the units of the column; as given, where it was given. */
+double regress_bandwidth_of(const regress_model *model, int estimator, int column);
 
 typedef struct regress_data {
     csv_table raw;   /* the x columns, then y, and the groups */

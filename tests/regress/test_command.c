@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: MIT
  * `loam regress` as a user meets it: what it writes, and that errors are one line, a status and no file. */
 #define _POSIX_C_SOURCE 200809L
-#include "cli/command.h"
 #include "io/csv.h"
 #include "io/error.h"
 #include "tests/regress/brute.h"
+#include "tests/regress/command.h"
 #include "tests/regress/scratch.h"
 
-#include <dirent.h>
-#include <fcntl.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,78 +17,6 @@
 #include <unistd.h>
 
 #include <cmocka.h>
-
-static char said[1 << 16]; /* stdout and stderr of the last run */
-
-static void write_file(const char *path, const char *text)
-{
-    FILE *file = fopen(path, "w");
-    assert_non_null(file);
-    assert_true(fputs(text, file) >= 0);
-    assert_int_equal(fclose(file), 0);
-}
-
-static void read_file(const char *path, char *text, size_t size)
-{
-    FILE *file = fopen(path, "r");
-    if (!file) fail_msg("%s is missing; the program said: %s", path, said);
-    const size_t n = fread(text, 1, size - 1, file);
-    assert_true(n < size - 1);
-    text[n] = 0;
-    fclose(file);
-}
-
-/* Runs with both streams in the file `said`; the words of `line` are split at spaces. */
-static int run(const char *line)
-{
-    char name[] = "regress", copy[512], *argv[40] = { name }, *rest = NULL;
-    int argc = 1;
-    snprintf(copy, sizeof copy, "%s", line);
-    for (char *word = strtok_r(copy, " ", &rest); word; word = strtok_r(NULL, " ", &rest))
-        argv[argc++] = word;
-    fflush(NULL);
-    const int keep_out = dup(1), keep_err = dup(2), to = open("said", O_RDWR | O_CREAT | O_TRUNC, 0600);
-    assert_true(keep_out >= 0 && keep_err >= 0 && to >= 0);
-    dup2(to, 1);
-    dup2(to, 2);
-    const int status = command_regress(argc, argv);
-    fflush(NULL);
-    dup2(keep_out, 1);
-    dup2(keep_err, 2);
-    close(keep_out);
-    close(keep_err);
-    close(to);
-    read_file("said", said, sizeof said);
-    unlink("said");
-    return status;
-}
-
-static int count_files(void)
-{
-    int count = 0;
-    DIR *directory = opendir(".");
-    assert_non_null(directory);
-    while (readdir(directory))
-        count++;
-    closedir(directory);
-    return count;
-}
-
-/* One line that has the words, the status, and no file more than before. */
-static void expect_error(const char *line, int status, const char *words)
-{
-    const int before = count_files(), got = run(line);
-    if (got != status) fail_msg("'%s': status %d, not %d; said: %s", line, got, status, said);
-    if (!strstr(said, words)) fail_msg("'%s': '%s' lacks '%s'", line, said, words);
-    const char *end = strchr(said, '\n');
-    if (!end || end[1]) fail_msg("'%s': not one line: %s", line, said);
-    if (count_files() != before) fail_msg("'%s' left a file", line);
-}
-
-static void expect_done(const char *line)
-{
-    if (run(line)) fail_msg("'%s' failed: %s", line, said);
-}
 
 static int make_tables(void **state)
 {
