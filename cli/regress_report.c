@@ -240,11 +240,12 @@ static void print_estimates(const regress_model *model, FILE *to)
 /* Which of the figures come from a sample of the rows. */
 static void print_sample(const regress_model *model, FILE *to)
 {
-    if (model->sample.count == model->rows || !(model->set->chosen || model->set->errors)) return;
-    fprintf(to, "  (%s%s from a random sample of %lld rows)\n",
-            model->set->chosen ? "the choice of the bandwidth and " : "",
-            model->set->errors ? "leave-one-out error, noise and parameters are" : "its error are",
-            (long long)model->sample.count);
+    const bool chosen = model->set->chosen, errors = model->set->errors;
+    if (model->sample.count == model->rows || !(chosen || errors)) return;
+    const char *what = !chosen  ? "errors and parameters"
+                       : errors ? "bandwidth, errors and parameters"
+                                : "bandwidth and leave-one-out error";
+    fprintf(to, "  (%s are from a random sample of %lld rows)\n", what, (long long)model->sample.count);
 }
 
 static void print_model(const regress_model *model, const regress_points *points, FILE *to)
