@@ -3,6 +3,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "io/csv.h"
 
+#include "io/csv_delimiter.h"
 #include "tests/io/bytes.h"
 
 #include <locale.h>
@@ -111,6 +112,8 @@ static void separators_are_told(void **state)
     EXPECT("a\tb;c\n1\t2\n", "b;c", 1, 1, 2);
     expect_values("n\ty\n\t2\n1\t5\n", "n|y", CSV_DROP_ROW, 1, 2, (const double[]){ 1, 5 });
     expect_delimiter("1;2\n", ';');
+    const char *mostly = "g;k, l\nab;cd\nef;gh\n1,2\n"; /* lines that agree count for more than numbers */
+    assert_int_equal(csv_guess_delimiter(mostly, strlen(mostly)), ';');
     expect_delimiter("1\n2\n", ',');
 }
 

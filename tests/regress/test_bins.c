@@ -169,6 +169,36 @@ static void test_shapes(void **state)
     }
 }
 
+static void expect_relative(double got, double want, double tolerance, const char *what, const char *name)
+{
+    if (!(fabs(got - want) <= tolerance * fabs(want)))
+        fail_msg("%s of '%s': %.15g through bins, %.15g without", what, name, got, want);
+}
+
+/* The slope at a heap of equal x is told by its neighbours on both sides, one of which is out of the bins' reach. */
+static void test_neighbours(void **state)
+{
+    (void)state;
+    static const char *const names[] = { "x", "y" };
+    static const double places[] = { 0, 1, 2.02 }, heights[] = { 1, 2, 5 };
+    double x[300], y[300], slopes[2];
+    for (int j = 0; j < 300; j++)
+        x[j] = places[j % 3], y[j] = heights[j % 3];
+    for (int bins = 0; bins <= 4; bins += 4) {
+        regress_table table;
+        regress_fit line;
+        assert_int_equal(regress_table_make(&table, x, y, 300, 1, names, NULL), 0);
+        if (bins) assert_int_equal(regress_table_bin(&table, bins, NULL), 0);
+        const double point = regress_standardise(&table, 0, 1), bandwidth = 1.01 / 9 / table.unit[0];
+        const regress_wish wish = { .fits = { NULL, &line }, .slopes = &slopes[bins > 0] };
+        assert_int_equal(
+            regress_fit_points(&table, (regress_smoother){ bandwidth, 0, 1 }, &point, 1, &wish, NULL, NULL),
+            0);
+        regress_table_free(&table);
+    }
+    expect_relative(slopes[1], slopes[0], 1e-9, "slope", "neighbours");
+}
+
 /* The error is the expansion's: it falls by 2^10 where bins are half as wide. */
 static void test_more_bins(void **state)
 {
@@ -178,12 +208,6 @@ static void test_more_bins(void **state)
         errors[i] = compare_shape(&shapes[1], 1 << i, 0.2).fit;
     assert_true(errors[0] > 500 * errors[1] && errors[1] > 500 * errors[2]);
     assert_true(errors[0] < 0.1);
-}
-
-static void expect_relative(double got, double want, double tolerance, const char *what, const char *name)
-{
-    if (!(fabs(got - want) <= tolerance * fabs(want)))
-        fail_msg("%s of '%s': %.15g through bins, %.15g without", what, name, got, want);
 }
 
 /* The same bandwidths, criteria, variances and traces. */
@@ -267,9 +291,9 @@ static void test_instruction_sets(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shapes),           cmocka_unit_test(test_more_bins),
-        cmocka_unit_test(test_choice),           cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_instruction_sets),
+        cmocka_unit_test(test_shapes),    cmocka_unit_test(test_neighbours),
+        cmocka_unit_test(test_more_bins), cmocka_unit_test(test_choice),
+        cmocka_unit_test(test_threads),   cmocka_unit_test(test_instruction_sets),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

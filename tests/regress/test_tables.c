@@ -152,6 +152,30 @@ static void test_units(void **state)
     unlink("o1");
 }
 
+/* The constant by its definition, with a bandwidth for each column in its units. */
+static void test_definition(void **state)
+{
+    (void)state;
+    static const double a[] = { 1, 2, 3, 4, 5, 6 }, c[] = { 5, 3, 9, 1, 4, 6 }, y[] = { 2, 4, 3, 9, 7, 4 };
+    static const char *const columns[] = { "a", "c", "constant_fit" };
+    const csv_request request = { .columns = columns, .column_count = 3 };
+    csv_table out;
+    expect_done(
+        "metres.csv --x a,c --y y --bandwidth a=2,c=0.7 --at metres.csv --estimator constant --out o");
+    assert_int_equal(csv_read(&out, "o", &request, NULL), 0);
+    assert_int_equal(out.rows, 6);
+    for (int i = 0; i < 6; i++) {
+        double sum = 0, total = 0;
+        for (int j = 0; j < 6; j++) {
+            const double w = exp(-0.5 * (pow((a[j] - a[i]) / 2, 2) + pow((c[j] - c[i]) / 0.7, 2)));
+            sum += w * y[j], total += w;
+        }
+        assert_true(fabs(out.values[12 + i] - sum / total) < 1e-10);
+    }
+    csv_table_free(&out);
+    unlink("o");
+}
+
 /* The slopes of a plane are its own, at every point. */
 static void test_slopes(void **state)
 {
@@ -306,6 +330,25 @@ static void test_gaps(void **state)
     unlink("p.svg");
 }
 
+/* Two bandwidths from a heap of rows there is a constant, but a line would be less certain than one row. */
+static void test_uncertain(void **state)
+{
+    (void)state;
+    FILE *file = fopen("heap.csv", "w");
+    assert_non_null(file);
+    fputs("a,b,y\n8,8,3\n", file);
+    for (int i = 0; i < 20; i++)
+        fprintf(file, "%g,%g,%d\n", i % 5 * 0.02, i / 5 * 0.02, i % 3);
+    assert_int_equal(fclose(file), 0);
+    expect_done("heap.csv --x a,b --y y --bandwidth 1 --grid 5 --no-se --out o");
+    read_file("o", first, sizeof first);
+    const char *line = strstr(first, "\n0,2,");
+    assert_non_null(line);
+    assert_true(line[5] != ',');
+    assert_memory_equal(strchr(line + 5, ','), ",,linear no data\n", 17);
+    unlink("o");
+}
+
 /* ---- JSON */
 
 static json_t *load_json(const char *path)
@@ -385,13 +428,14 @@ static void test_files(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_separators),  cmocka_unit_test(test_standard_input),
-        cmocka_unit_test(test_bandwidths),  cmocka_unit_test(test_units),
-        cmocka_unit_test(test_slopes),      cmocka_unit_test(test_no_errors),
-        cmocka_unit_test(test_groups),      cmocka_unit_test(test_small_groups),
-        cmocka_unit_test(test_many_groups), cmocka_unit_test(test_bins),
-        cmocka_unit_test(test_gaps),        cmocka_unit_test(test_json),
-        cmocka_unit_test(test_json_names),  cmocka_unit_test(test_files),
+        cmocka_unit_test(test_separators),   cmocka_unit_test(test_standard_input),
+        cmocka_unit_test(test_bandwidths),   cmocka_unit_test(test_units),
+        cmocka_unit_test(test_definition),   cmocka_unit_test(test_slopes),
+        cmocka_unit_test(test_no_errors),    cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_small_groups), cmocka_unit_test(test_many_groups),
+        cmocka_unit_test(test_bins),         cmocka_unit_test(test_gaps),
+        cmocka_unit_test(test_uncertain),    cmocka_unit_test(test_json),
+        cmocka_unit_test(test_json_names),   cmocka_unit_test(test_files),
     };
     return cmocka_run_group_tests(tests, make_tables, scratch_leave);
 }
