@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT
- * MesaNet on Hopper: the workspace and the kernels in their order; what leaves a chunk to float64. */
+ * MesaNet on Hopper: the workspace, the order of the launches, and the kernels for chunks
+ * that are solved in float64. */
 #include "src/recurrent/recurrent_mesa_backward_sm90.cuh"
 
 #include "src/recurrent/recurrent_backward_cuda.cuh"
 
-/* o = S x of the tokens of a chunk that float64 has solved; a thread has a row of S. */
+/* o = S x for the tokens of a chunk that was solved in float64, one after another;
+ * a thread has a row of S. */
 __global__ void __launch_bounds__(MESA_DIM) mesa_rest_kernel(const __grid_constant__ mesa s)
 {
     __shared__ double k[MESA_DIM], x[MESA_DIM];
@@ -43,7 +45,8 @@ __global__ void __launch_bounds__(MESA_DIM) mesa_rest_kernel(const __grid_consta
     }
 }
 
-/* The same in backward: x and z in parts, and what S0 and H0 say of the gates before each token. */
+/* Backward for such a chunk: stores x and z in bf16 parts, and `carried`, the terms of S0 and H0 in the
+ * gradients of the gates. */
 __global__ void __launch_bounds__(MESA_DIM) mesa_rest_sides_kernel(const __grid_constant__ mesa_backward s)
 {
     __shared__ double x[MESA_DIM], sums[MESA_DIM];
@@ -123,11 +126,13 @@ loam_status recurrent_mesa_sm90_fits(const loam_problem *p, loam_error *error)
     return LOAM_OK;
 }
 
-/* Rows that copies of 16 bytes can read. */
+/* True if 16-byte copies can read the rows. */
 static bool reads(const loam_const_view &view)
 {
     return (uintptr_t)view.data % 16 == 0 && view.batch % 8 == 0 && view.head % 8 == 0 && view.token % 8 == 0;
 }
+
+static bool writes(const loam_view &v) { return reads({ v.data, v.batch, v.head, v.token }); }
 
 /* The states at the beginning of chunks, and state_out. */
 static loam_status states(const mesa &s, loam_error *error)
@@ -150,10 +155,14 @@ size_t recurrent_mesa_sm90_work(const loam_problem *p)
     return pool.used > plain ? pool.used : plain;
 }
 
+bool recurrent_mesa_sm90_reads(const loam_problem *, const loam_args *a)
+{
+    return reads(a->q) && reads(a->k) && reads(a->v) && writes(a->o);
+}
+
 loam_status recurrent_mesa_sm90(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    const loam_const_view o = { a->o.data, a->o.batch, a->o.head, a->o.token };
-    if (!reads(a->q) || !reads(a->k) || !reads(a->v) || !reads(o)) {
+    if (!recurrent_mesa_sm90_reads(p, a)) {
         return recurrent_forward_sm80(p, a, error);
     }
     arena pool = { (char *)a->work, 0 };
@@ -255,20 +264,23 @@ static loam_status backward(const mesa_backward &s, loam_error *error)
                       : LOAM_OK;
 }
 
+bool recurrent_mesa_backward_sm90_reads(const loam_problem *, const loam_args *a)
+{
+    return reads(a->q) && reads(a->k) && reads(a->v) && reads(a->grad_o) && writes(a->grad_q) &&
+           writes(a->grad_k) && writes(a->grad_v);
+}
+
 loam_status recurrent_mesa_backward_sm90(const loam_problem *p, const loam_args *given, loam_error *error)
 {
-    const auto writes = [](const loam_view &v) { return reads({ v.data, v.batch, v.head, v.token }); };
-    if (!reads(given->q) || !reads(given->k) || !reads(given->v) || !reads(given->grad_o) ||
-        !writes(given->grad_q) || !writes(given->grad_k) || !writes(given->grad_v)) {
+    if (!recurrent_mesa_backward_sm90_reads(p, given)) {
         return recurrent_backward_sm80(p, given, error);
     }
     loam_args a = *given;
     arena pool = { (char *)a.work, 0 };
     backward_work<float> w;
-    a.state_out.data = NULL, a.info.data = NULL; /* of forward */
     const mesa_backward s = backward_carve(p, &a, &w, &pool);
     const size_t slots = (size_t)(s.m.kept.per_head * p->heads_v);
-    /* slots that are nobody's add nothing */
+    /* unused slots must add 0 to the sums over slots */
     TRY(cuda_check(cudaMemsetAsync(s.sums, 0, slots * MESA_SUMS * sizeof(float), (cudaStream_t)a.stream),
                    "cudaMemsetAsync", error));
     TRY(p->batch > 0 ? backward(s, error) : LOAM_OK);
@@ -276,7 +288,7 @@ loam_status recurrent_mesa_backward_sm90(const loam_problem *p, const loam_args 
         TRY(sums(s, error));
     }
     if (s.shared) {
-        a.grad_beta.data = NULL, a.grad_log_decay.data = NULL; /* are written */
+        a.grad_beta.data = NULL, a.grad_log_decay.data = NULL; /* already written */
         a.grad_ridge.data = NULL, a.grad_scale = NULL;
         TRY(recurrent_gather_cuda(p, &a, &w, error));
     }

@@ -20,8 +20,8 @@
 #include <cmocka.h>
 
 /* Half a second of work in eight cells. */
-#define SMALL \
-    "experiment regression --backend reference --d 4,8 --segment 64,128 --length 256 --seed 5 --sequences 24"
+#define CELLS "experiment regression --backend reference --d 4,8 --segment 64,128 --length 256 --seed 5"
+#define SMALL CELLS " --sequences 24"
 
 static void expect_same(const char *a, const char *b)
 {
@@ -102,7 +102,7 @@ static void threads_do_not_matter(void **state)
 {
     (void)state;
     for (int threads = 1; threads <= 3; threads++) {
-        outcome result = run_loam(SMALL " --sequences 5 --threads %d --out threads%d", threads, threads);
+        outcome result = run_loam(CELLS " --sequences 5 --threads %d --out threads%d", threads, threads);
         expect_status(&result, EXIT_OK);
     }
     expect_same("threads1", "threads2");
@@ -112,7 +112,7 @@ static void threads_do_not_matter(void **state)
 static void table_and_files(void **state)
 {
     (void)state;
-    outcome result = run_loam(SMALL " --sequences 3 --own hidden --out a/b/c");
+    outcome result = run_loam(CELLS " --sequences 3 --own hidden --out a/b/c");
     expect_status(&result, EXIT_OK);
     assert_non_null(strstr(result.out, "own pair hidden; 3 sequences of 256"));
     assert_null(strstr(result.out, "visible"));
@@ -183,7 +183,7 @@ static void nowhere_to_write(void **state)
     result = run_loam(SMALL " --out unseen --resume");
     expect_complaint(&result, EXIT_INPUT, "holds no run to continue");
     assert_false(file_exists("unseen"));
-    result = run_shell("\"$LOAM\" " SMALL " --sequences 2 --out closed >/dev/full");
+    result = run_shell("\"$LOAM\" " CELLS " --sequences 2 --out closed >/dev/full");
     expect_complaint(&result, EXIT_OUTPUT, "standard output");
 }
 
