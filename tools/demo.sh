@@ -3,7 +3,7 @@
 # The demo: the test-time regression task and local regression of real tables; leaves out/index.html.
 set -eu
 
-loam=build/loam
+loam=${LOAM:-build/demo/loam}
 out=out
 mkdir -p "$out"
 
