@@ -62,6 +62,7 @@ bench-profile: deps ## sample where the time of a kernel goes (needs perf), like
 
 bench-tables:
 	@bench/tables.sh docs/performance.md bench/results/*.csv
+	@bench/tables.sh docs/notes/cpu.md bench/results/*.csv
 
 install: build ## install under PREFIX=/usr/local (and DESTDIR)
 	@cmake --install build --prefix $(PREFIX)

@@ -135,10 +135,12 @@ static int run_forward(const loam_plan *backward, device_run *run, io_error *err
     return status;
 }
 
-/* One run, with its time where `seconds` is not NULL. */
+/* One run, with its time where `seconds` is not NULL. All is launched before the first event comes up: what is timed is the
+ * device, not the host. */
 static int run_once(const loam_plan *plan, device_run *run, double *seconds, io_error *error)
 {
-    const char *failed = device_fill(run->flush, 0, run->flush_bytes);
+    const char *failed = device_hold();
+    if (!failed) failed = device_fill(run->flush, 0, run->flush_bytes);
     if (!failed) failed = device_timer_begin(&run->timer);
     int status = fail(failed, error);
     if (!status) status = launch(plan, run, error);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * Cholesky factor and solve of a small dense symmetric positive definite matrix, float64. */
+ * Cholesky factor A = L L^T of a small dense symmetric positive definite matrix, and the solve; float64. */
 #ifndef LOAM_BASE_CHOLESKY_H
 #define LOAM_BASE_CHOLESKY_H
 
@@ -16,8 +16,8 @@ static inline double cholesky_dot(const double *restrict x, const double *restri
     return sum;
 }
 
-/* a: lower triangle of an n x n matrix, row stride n, overwritten by L with L L^T = A; the diagonal holds
- * 1 / L_cc. Returns 0, or 1 + the first column whose pivot is not above `least`. */
+/* a: lower triangle of A [n][n], row stride n; overwritten by L, with 1 / L_cc on the diagonal.
+ * Returns 0, or 1 + the first column whose pivot is not above `least`. */
 static inline int64_t cholesky_factor(double *a, int64_t n, double least)
 {
     for (int64_t r = 0; r < n; r++) {
@@ -34,7 +34,7 @@ static inline int64_t cholesky_factor(double *a, int64_t n, double least)
     return 0;
 }
 
-/* x <- A^-1 x, from the factor. */
+/* x <- A^-1 x, from the factor l of cholesky_factor. */
 static inline void cholesky_solve(const double *restrict l, int64_t n, double *restrict x)
 {
     for (int64_t r = 0; r < n; r++) {

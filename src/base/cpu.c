@@ -16,7 +16,7 @@ cpu_isa cpu_isa_detect(void)
 #if defined __x86_64__
     __builtin_cpu_init();
     const int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                     __builtin_cpu_supports("bmi2"); /* with f16c on every CPU that was made */
+                     __builtin_cpu_supports("bmi2"); /* every x86 CPU with AVX2 has F16C, too */
     const int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     if (avx2 && avx512) {

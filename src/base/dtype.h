@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * One element of an array of any type, as double; rounding is to nearest, ties to even. */
+ * Loads and stores of one array element of any type, as double. Rounding is to nearest, ties to even. */
 #ifndef LOAM_BASE_DTYPE_H
 #define LOAM_BASE_DTYPE_H
 
@@ -10,7 +10,7 @@
 
 LOAM_INLINE size_t dtype_bytes(loam_dtype dtype) { return dtype == LOAM_F64 ? 8 : dtype == LOAM_F32 ? 4 : 2; }
 
-/* The type `real` of loam.h that goes with a dtype. */
+/* The type of what loam.h calls `real` (parameters and statistics) for arrays of this dtype. */
 LOAM_INLINE loam_dtype dtype_real(loam_dtype dtype) { return dtype == LOAM_F64 ? LOAM_F64 : LOAM_F32; }
 
 LOAM_INLINE float float_from_bits(uint32_t bits)
@@ -44,7 +44,7 @@ LOAM_INLINE float float_from_f16(uint16_t x)
     if (rest >= 0x7c00u) {
         return float_from_bits(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
     }
-    /* Scaling by 2^112 moves the exponent bias from 15 to 127, and makes subnormals normal. */
+    /* The factor 2^112 changes the exponent bias from 15 to 127 and makes subnormal numbers normal. */
     return float_from_bits(bits_from_float(float_from_bits(rest << 13) * 0x1p112f) | sign);
 }
 
@@ -57,7 +57,7 @@ LOAM_INLINE uint16_t f16_from_float(float x)
     if (magnitude >= 0x477ff000u) { /* rounds to 65536 or more */
         return (uint16_t)(sign | 0x7c00u);
     }
-    if (magnitude < 0x38800000u) { /* subnormal: adding 1/2 rounds at 2^-24, the last place of f16 */
+    if (magnitude < 0x38800000u) { /* subnormal: adding 1/2 rounds at 2^-24, the spacing of f16 here */
         return (uint16_t)(sign | (bits_from_float(float_from_bits(magnitude) + 0.5f) - 0x3f000000u));
     }
     return (uint16_t)(sign | ((magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13));
@@ -74,7 +74,7 @@ LOAM_INLINE double element_load(const void *data, loam_dtype dtype, int64_t inde
     return 0;
 }
 
-/* To 16 bits by way of float: rounding twice is within 1/2 ulp (1 + 2^-13). */
+/* 16-bit types are rounded twice, through float: the error stays within 1/2 ulp (1 + 2^-13). */
 LOAM_INLINE void element_store(void *data, loam_dtype dtype, int64_t index, double x)
 {
     switch (dtype) {

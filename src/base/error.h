@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * Statuses with a message: every failure names the argument, the value found and the value expected. */
+ * Statuses with a message, which names the argument, the value found and the value expected. */
 #ifndef LOAM_BASE_ERROR_H
 #define LOAM_BASE_ERROR_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * Small functions of the headers: they serve C files and, on both sides of a launch, CUDA files. */
+ * The qualifier of small functions in headers, for C and for host and device code of CUDA. */
 #ifndef LOAM_BASE_INLINE_H
 #define LOAM_BASE_INLINE_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * Sizes without overflow. A size that overflows becomes SIZE_MAX and stays there. */
+ * Saturating arithmetic on sizes: a result that overflows is SIZE_MAX, and stays SIZE_MAX. */
 #ifndef LOAM_BASE_SIZE_H
 #define LOAM_BASE_SIZE_H
 
@@ -13,15 +13,15 @@ LOAM_INLINE size_t size_mul(size_t a, size_t b)
 
 LOAM_INLINE size_t size_add(size_t a, size_t b) { return a > SIZE_MAX - b ? SIZE_MAX : a + b; }
 
-/* `count` items of `bytes` bytes, rounded up to whole cache lines. */
+/* Bytes of `count` items of `bytes` bytes, rounded up to a multiple of LOAM_ALIGN, a cache line. */
 LOAM_INLINE size_t size_of(size_t count, size_t bytes)
 {
     const size_t total = size_add(size_mul(count, bytes), LOAM_ALIGN - 1);
     return total == SIZE_MAX ? SIZE_MAX : total / LOAM_ALIGN * LOAM_ALIGN;
 }
 
-/* Hands out consecutive cache-aligned pieces of one buffer. With base NULL it only measures, so that one
- * function both sizes a workspace and carves it. */
+/* A bump allocator: consecutive pieces of one buffer, each aligned to a cache line. With base NULL it only
+ * adds up sizes, so that one function both sizes a workspace and divides it. */
 typedef struct arena {
     char *base;
     size_t used;

@@ -3,7 +3,7 @@
 #ifndef LOAM_GPU_BLOCK_SUM_CUH
 #define LOAM_GPU_BLOCK_SUM_CUH
 
-/* The sum of x over all THREADS threads, a power of 2; each gets it. */
+/* The sum of x over the THREADS threads of the block (a power of 2), returned to every thread. */
 template <int THREADS> static __device__ double block_sum(double x)
 {
     __shared__ double sums[THREADS];

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT
- * Instructions of Hopper GPUs (sm_90a), one function each: matrix products of a warpgroup (wgmma), bulk tensor copies, and the
- * barriers in shared memory that these complete on.
  *
- * A tile for wgmma is [rows][64 columns] of bf16, 64 rows where nothing else is said, in the 128-byte swizzle: row r begins at byte 128 r, and its 16-byte piece n
- * lies at piece n ^ (r % 8). It begins at a multiple of 1024 bytes. What tile.cuh's threads hold of a warp's 16 rows, they hold here
- * of the warpgroup's 64: warp w has rows 16 w on.
+ * Instructions of Hopper GPUs (sm_90a), one function each: matrix products of a warpgroup (wgmma), bulk
+ * copies (TMA), and the barriers in shared memory (mbarrier) on which bulk loads complete.
+ *
+ * A tile for wgmma is [rows][64 columns] of bf16, 64 rows unless said otherwise, in the 128-byte swizzle: row
+ * r starts at byte 128 r, and its 16-byte chunk n is stored as chunk n ^ (r % 8). A tile starts at a multiple
+ * of 1024 bytes. Accumulators and register operands have the fragments of mma.cuh: warp w of the warpgroup
+ * has rows 16 w .. 16 w + 15.
  */
 #ifndef LOAM_GPU_HOPPER_CUH
 #define LOAM_GPU_HOPPER_CUH
@@ -17,13 +19,14 @@ enum { SIDE = 64, TILE_ELEMENTS = SIDE * SIDE };
 
 /* ------------------------------------------------------------------ barriers */
 
+/* A phase completes after `arrivals` arrivals. */
 static __device__ __forceinline__ void barrier_init(uint64_t *barrier, unsigned arrivals)
 {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
                  : "memory");
 }
 
-/* One arrival, and `bytes` of copies to wait for. */
+/* Arrives; the phase then completes only after `bytes` of bulk copies as well. */
 static __device__ __forceinline__ void barrier_expect(uint64_t *barrier, unsigned bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
@@ -31,6 +34,7 @@ static __device__ __forceinline__ void barrier_expect(uint64_t *barrier, unsigne
                  : "memory");
 }
 
+/* Waits until the phase of this parity has completed. */
 static __device__ __forceinline__ void barrier_wait(uint64_t *barrier, unsigned parity)
 {
     asm volatile("{\n"
@@ -48,7 +52,7 @@ static __device__ __forceinline__ void barrier_arrive(uint64_t *barrier)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-/* What was written to shared memory, barriers included, is there for copies and products. */
+/* Makes writes of this thread to shared memory, mbarrier inits included, visible to bulk copies and wgmma. */
 static __device__ __forceinline__ void fence_async_proxy()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -56,7 +60,8 @@ static __device__ __forceinline__ void fence_async_proxy()
 
 /* ------------------------------------------------------------------ roles of warpgroups */
 
-/* Registers a thread, a multiple of 8: those that one warpgroup gives up another may take. All its warps call it. */
+/* Sets the registers of a thread to COUNT, a multiple of 8: one warpgroup releases registers, another
+ * acquires them. All warps of the warpgroup execute it. */
 template <int COUNT> static __device__ __forceinline__ void registers_give_up()
 {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
@@ -66,14 +71,14 @@ template <int COUNT> static __device__ __forceinline__ void registers_take()
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
-/* The 128 threads of a warpgroup wait for each other; barrier 0 is __syncthreads'. */
+/* A named barrier of the 128 threads of a warpgroup. Barrier 0 is that of __syncthreads. */
 static __device__ __forceinline__ void warpgroup_sync(int barrier)
 {
     asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory");
 }
 
-/* THREADS threads in whole warps come to a barrier; those that await it go on when all have come. What came before in any of them is
- * then seen by these. */
+/* A named barrier of THREADS_COMING threads, in whole warps: threads_await waits until all of them have come,
+ * threads_arrive does not wait. What any of them wrote before it came is visible to those that waited. */
 template <int THREADS_COMING> static __device__ __forceinline__ void threads_await(int barrier)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREADS_COMING) : "memory");
@@ -85,21 +90,22 @@ template <int THREADS_COMING> static __device__ __forceinline__ void threads_arr
 
 /* ------------------------------------------------------------------ launches that overlap */
 
-/* The next launch of the stream, if it asks for that, may begin before this one has ended. */
+/* Programmatic dependent launch: once every block has called this, the next kernel of the stream may start,
+ * if it was launched with that attribute. */
 static __device__ __forceinline__ void next_launch_may_begin()
 {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-/* The launch before has ended, and what it wrote is there. */
+/* Waits until the previous kernel of the stream has ended and its writes are visible. */
 static __device__ __forceinline__ void await_launch_before()
 {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-/* ------------------------------------------------------------------ bulk tensor copies */
+/* ------------------------------------------------------------------ bulk copies */
 
-/* The box at channel c, token t, head h, batch b of the tensor into a tile. */
+/* Copies the box at channel c, token t, head h, batch b of the tensor into a tile; completes on `barrier`. */
 static __device__ __forceinline__ void copy_box(void *tile, const CUtensorMap *map, uint64_t *barrier, int c,
                                                 int t, int h, int b)
 {
@@ -110,7 +116,7 @@ static __device__ __forceinline__ void copy_box(void *tile, const CUtensorMap *m
         : "memory");
 }
 
-/* `bytes`, a multiple of 16, between addresses that are. */
+/* Copies `bytes`, which is a multiple of 16, as both addresses are; completes on `barrier`. */
 static __device__ __forceinline__ void copy_bytes(void *shared, const void *global, unsigned bytes,
                                                   uint64_t *barrier)
 {
@@ -121,7 +127,8 @@ static __device__ __forceinline__ void copy_bytes(void *shared, const void *glob
         : "memory");
 }
 
-/* A tile into the box at channel c, token t, head h, batch b. What threads wrote of the tile lies before a fence_async_proxy. */
+/* Stores a tile to the box at channel c, token t, head h, batch b. A fence_async_proxy comes between the
+ * threads' writes to the tile and this. */
 static __device__ __forceinline__ void copy_box_out(const CUtensorMap *map, const void *tile, int c, int t,
                                                     int h, int b)
 {
@@ -136,7 +143,8 @@ static __device__ __forceinline__ void copies_out_commit()
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-/* The tiles of all but the last `pending` groups of this thread have been read and may be written again. */
+/* Waits until all but the last `pending` groups of stores of this thread have read their tiles, which may
+ * then be overwritten. */
 template <int pending> static __device__ __forceinline__ void copies_out_wait()
 {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
@@ -144,7 +152,7 @@ template <int pending> static __device__ __forceinline__ void copies_out_wait()
 
 /* ------------------------------------------------------------------ operands into shared memory */
 
-/* The inverse of load_matrices and of load_matrices_transposed. */
+/* The inverses of load_matrices and load_matrices_transposed. */
 static __device__ __forceinline__ void store_matrices(void *row, const uint32_t (&r)[4])
 {
     asm volatile(
@@ -163,7 +171,8 @@ static __device__ __forceinline__ void store_matrices_transposed(void *row, cons
 
 /* ------------------------------------------------------------------ products of a warpgroup */
 
-/* The descriptor of tiles for wgmma, from its low half: 1024 bytes from one group of eight rows to the next, 128-byte swizzle. */
+/* The descriptor of tiles for wgmma, from its low half. The high half is constant: 1024 bytes from one group
+ * of eight rows to the next, 128-byte swizzle. */
 static __device__ __forceinline__ uint64_t descriptor_of(uint32_t low)
 {
     uint64_t descriptor;
@@ -171,8 +180,9 @@ static __device__ __forceinline__ uint64_t descriptor_of(uint32_t low)
     return descriptor;
 }
 
-/* The low half of tiles at an address, which alone changes: `elements` of bf16 further on it is greater by elements / 8. `next` bytes
- * from a tile to that of the next 64 columns, where a product takes its columns from both. */
+/* The low half of a descriptor. An address `elements` of bf16 further on makes it greater by elements / 8.
+ * `next`: bytes from the tile of columns 0 .. 63 to that of columns 64 .. 127, for products that read
+ * both. */
 static __device__ __forceinline__ uint32_t descriptor_low(const void *tile, unsigned next = 1024)
 {
     return (uint32_t)shared_address(tile) >> 4 | next >> 4 << 16;
@@ -191,7 +201,8 @@ template <int pending> static __device__ __forceinline__ void products_wait()
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-/* Between a wait and the first use of what the products gave: without it the compiler may move the use before the wait. */
+/* Stands between a wait for products and the first use of their accumulators: without it the compiler may
+ * move the use before the wait. */
 template <int BLOCKS> static __device__ __forceinline__ void products_arrived(float (&d)[BLOCKS][4])
 {
 #pragma unroll
@@ -219,7 +230,8 @@ template <int TILES> static __device__ __forceinline__ void products_arrived(flo
     WGMMA_REGISTERS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
                        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-/* d (+)= A B^T over 16 columns: both operands by rows in shared memory, B of 32, 48, 64 or 128 rows. */
+/* d (+)= A B^T over 16 columns, d = A B^T where `add` is 0. Both operands are read by rows from shared
+ * memory; B has 32, 48, 64 or 128 rows. */
 static __device__ __forceinline__ void wgmma_rows(float (&d)[4][4], uint64_t a, uint64_t b, int add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
@@ -256,7 +268,7 @@ static __device__ __forceinline__ void wgmma_rows(float (&d)[16][4], uint64_t a,
                  : "l"(a), "l"(b), "r"(add));
 }
 
-/* The same with A in registers, B of 32 or 64 rows. */
+/* The same with A from registers, B of 32 or 64 rows. */
 static __device__ __forceinline__ void wgmma_rows(float (&d)[4][4], const uint32_t (&a)[4], uint64_t b,
                                                   int add)
 {
@@ -277,7 +289,7 @@ static __device__ __forceinline__ void wgmma_rows(float (&d)[8][4], const uint32
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
-/* d (+)= A B over 16 rows of B: A in registers, B in shared memory, of 64 or 128 columns. */
+/* d (+)= A B over 16 rows of B: A from registers, B from shared memory, with 64 or 128 columns. */
 static __device__ __forceinline__ void wgmma_weights(float (&d)[1][8][4], const uint32_t (&a)[4], uint64_t b,
                                                      int add)
 {
@@ -298,7 +310,7 @@ static __device__ __forceinline__ void wgmma_weights(float (&d)[2][8][4], const 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
-/* d (+)= A^T B over 16 rows of both, each of 64 columns in shared memory. */
+/* d (+)= A^T B over 16 rows of both, which have 64 columns each in shared memory. */
 static __device__ __forceinline__ void wgmma_transposed(float (&d)[8][4], uint64_t a, uint64_t b, int add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
@@ -308,8 +320,10 @@ static __device__ __forceinline__ void wgmma_transposed(float (&d)[8][4], uint64
                  : "l"(a), "l"(b), "r"(add));
 }
 
-/* s (+)= rows tile^T: DIM / 64 tiles side by side, `rows` of 64 rows, `tile` of 8 BLOCKS. Under way until a commit and a wait. `more`:
- * after a products_begin since which no register of theirs has changed; each beginning waits for the products before it. */
+/* s (+)= rows tile^T: `rows` [64][DIM] and `tile` [8 BLOCKS][DIM], each as DIM / 64 tiles side by side.
+ * Asynchronous until a commit and a wait. more_rows must follow a products_begin since which no register of
+ * its operands and accumulators has changed; multiply_rows has its own. Each products_begin waits for the
+ * products before it. */
 template <int DIM, int BLOCKS>
 static __device__ __forceinline__ void more_rows(float (&s)[BLOCKS][4], const __nv_bfloat16 *rows,
                                                  const __nv_bfloat16 *tile, bool add)
@@ -325,7 +339,7 @@ static __device__ __forceinline__ void more_rows(float (&s)[BLOCKS][4], const __
     }
 }
 
-/* The same with the rows as operands, which costs products no bandwidth of shared memory. */
+/* The same with `rows` from registers, which saves the products bandwidth of shared memory. */
 template <int DIM, int BLOCKS>
 static __device__ __forceinline__ void more_rows(float (&s)[BLOCKS][4], const uint32_t (&rows)[DIM / 16][4],
                                                  const __nv_bfloat16 *tile, bool add)
@@ -346,7 +360,7 @@ static __device__ __forceinline__ void multiply_rows(float (&s)[BLOCKS][4], cons
     more_rows<DIM>(s, rows, tile, add);
 }
 
-/* 64 rows of DIM channels as operands, from DIM / 64 tiles. */
+/* 64 rows of DIM channels, in DIM / 64 tiles, as operands from registers. */
 template <int DIM>
 static __device__ __forceinline__ void load_rows(uint32_t (&a)[DIM / 16][4], const __nv_bfloat16 *rows)
 {
@@ -358,7 +372,8 @@ static __device__ __forceinline__ void load_rows(uint32_t (&a)[DIM / 16][4], con
     }
 }
 
-/* The pairs of 64 x 16 STEPS weights as operands: part `part` of the split in PARTS. */
+/* 64 x 16 STEPS weights as operands from registers: part[n] is the n-th of the PARTS bf16 parts of each
+ * weight. */
 template <int PARTS, int STEPS = 4> struct weights_operand {
     uint32_t part[PARTS][STEPS][4];
 };
@@ -382,7 +397,8 @@ static __device__ __forceinline__ void split_weights(weights_operand<PARTS, STEP
     }
 }
 
-/* out += w tile, DIM columns, 16 STEPS rows of the tile; not `add`: = w tile. Under way until a commit and a wait. */
+/* out (+)= w tile: w [64][16 STEPS], tile [16 STEPS][DIM]; out = w tile where `add` is false. Asynchronous
+ * until a commit and a wait. */
 template <int DIM, int STEPS>
 static __device__ __forceinline__ void more_weights(float (&out)[DIM / SIDE][8][4],
                                                     const uint32_t (&w)[STEPS][4], const __nv_bfloat16 *tile,
@@ -404,7 +420,7 @@ static __device__ __forceinline__ void multiply_weights(float (&out)[DIM / SIDE]
     more_weights<DIM>(out, w, tile);
 }
 
-/* out = columns^T tile, two tiles of 64 rows. Under way until a commit and a wait. */
+/* out = columns^T tile, for two tiles of 64 rows. Asynchronous until a commit and a wait. */
 static __device__ __forceinline__ void multiply_transposed(float (&out)[8][4], const __nv_bfloat16 *columns,
                                                            const __nv_bfloat16 *tile)
 {
@@ -416,7 +432,7 @@ static __device__ __forceinline__ void multiply_transposed(float (&out)[8][4], c
     }
 }
 
-/* Where element (row, column) of DIM / 64 tiles lies. */
+/* The offset, in elements, of (row, column) in DIM / 64 swizzled tiles of 64 rows, side by side. */
 static __device__ __forceinline__ int swizzled(int row, int column)
 {
     const int c = column % SIDE;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * Launches with their errors as statuses. */
+ * Kernel launches, and errors of CUDA as statuses. */
 #ifndef LOAM_GPU_LAUNCH_CUH
 #define LOAM_GPU_LAUNCH_CUH
 
@@ -13,20 +13,21 @@ static inline loam_status cuda_check(cudaError_t code, const char *what, loam_er
     return LOAM_OK;
 }
 
-/* The launch just made. */
+/* The status of the launch just made. */
 static inline loam_status cuda_launched(const char *kernel, loam_error *error)
 {
     return cuda_check(cudaGetLastError(), kernel, error);
 }
 
-/* Beyond 48 KiB a kernel must ask for its shared memory. */
+/* A kernel with more than 48 KiB of dynamic shared memory must opt in to it. */
 static inline loam_status cuda_allow_shared(const void *kernel, size_t bytes, loam_error *error)
 {
     return cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
                       "shared memory of the kernel", error);
 }
 
-/* A kernel of so many thread blocks and bytes of shared memory. overlapped: it may begin before the launch before it has ended. */
+/* Launches `blocks` blocks of `threads` threads with `shared` bytes of dynamic shared memory. overlapped: the
+ * kernel may start before the previous one of the stream has ended (programmatic dependent launch). */
 template <class... PARAMETERS, class... ARGUMENTS>
 static loam_status cuda_launch(const char *name, void (*kernel)(PARAMETERS...), int64_t blocks,
                                unsigned threads, size_t shared, void *stream, bool overlapped,

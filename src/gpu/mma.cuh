@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT
- * Instructions of GPUs since compute capability 8.0, one function each: the bf16 matrix product of a warp, the loads of
- * its operands from shared memory, asynchronous copies.
  *
- * Who holds what in D (16 x 8) += A (16 x 16) B (16 x 8), lane = 4 g + t:
- *     D, two rows of two:  [g][2 t, 2 t + 1], [g + 8][2 t, 2 t + 1]
- *     A, four pairs:       [g][2 t], [g + 8][2 t], [g][2 t + 8], [g + 8][2 t + 8]   (and the column after)
- *     B, two pairs:        [2 t][g], [2 t + 8][g]                                    (and the row after)
+ * Instructions of GPUs since compute capability 8.0, one function each: the bf16 matrix product of a warp,
+ * the loads of its operands from shared memory, asynchronous copies.
+ *
+ * Fragments of D (16 x 8) += A (16 x 16) B (16 x 8), as [row][column], in lane 4 g + t:
+ *     D, two pairs:   [g][2 t, 2 t + 1], [g + 8][2 t, 2 t + 1]
+ *     A, four pairs:  [g][2 t], [g + 8][2 t], [g][2 t + 8], [g + 8][2 t + 8]    (and the column after)
+ *     B, two pairs:   [2 t][g], [2 t + 8][g]                                    (and the row after)
  */
 #ifndef LOAM_GPU_MMA_CUH
 #define LOAM_GPU_MMA_CUH
@@ -27,7 +28,7 @@ static __device__ __forceinline__ uint32_t shared_address(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* Four 8 x 8 matrices of 16-bit elements; lane l names row l % 8 of matrix l / 8. */
+/* Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8. */
 static __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const void *row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -48,7 +49,7 @@ static __device__ __forceinline__ void copy_async_16(void *shared, const void *g
                  : "memory");
 }
 
-/* 16 zeros where there is nothing to copy; `global` is then not read. */
+/* Where `copy` is false, 16 zero bytes; `global` is then not read. */
 static __device__ __forceinline__ void copy_async_16_or_zero(void *shared, const void *global, bool copy)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
@@ -61,7 +62,7 @@ static __device__ __forceinline__ void copy_async_commit()
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Waits until at most `pending` committed groups are under way. */
+/* Waits until at most `pending` committed groups are in flight. */
 template <int pending> static __device__ __forceinline__ void copy_async_wait()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");

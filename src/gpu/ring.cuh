@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * A ring of slots in shared memory between one thread that fills them by bulk copies and the warps that use them. Both count the
- * slots that they have gone through; the count tells slot and parity.
- */
+ * A ring of stages in shared memory between a producer thread, which fills them by bulk copies, and consumer
+ * warps. A stage has a full and an empty barrier. Producer and consumers each count the stages that they have
+ * used: number `count` is stage count % SLOTS, with parity count / SLOTS % 2. */
 #ifndef LOAM_GPU_RING_CUH
 #define LOAM_GPU_RING_CUH
 
@@ -11,7 +11,8 @@ template <int SLOTS> struct ring_barriers {
     uint64_t full[SLOTS], empty[SLOTS];
 };
 
-/* warps: that use each slot. One thread calls it; a fence and __syncthreads make it known. */
+/* `warps` consumer warps release each stage. One thread calls this; fence_async_proxy and __syncthreads make
+ * the barriers visible to the others. */
 template <int SLOTS>
 static __device__ __forceinline__ void ring_init(ring_barriers<SLOTS> &ring, unsigned warps)
 {
@@ -21,7 +22,8 @@ static __device__ __forceinline__ void ring_init(ring_barriers<SLOTS> &ring, uns
     }
 }
 
-/* Slot of number `count` may be filled: returns the barrier for `bytes` of copies. */
+/* The producer waits until stage number `count` is empty; returns its full barrier, which expects `bytes` of
+ * copies. */
 template <int SLOTS>
 static __device__ __forceinline__ uint64_t *ring_fill(ring_barriers<SLOTS> &ring, unsigned count,
                                                       unsigned bytes)
@@ -32,12 +34,14 @@ static __device__ __forceinline__ uint64_t *ring_fill(ring_barriers<SLOTS> &ring
 }
 
 template <int SLOTS>
+/* A consumer waits until stage number `count` is full. */
 static __device__ __forceinline__ void ring_await(ring_barriers<SLOTS> &ring, unsigned count)
 {
     barrier_wait(&ring.full[count % SLOTS], count / SLOTS % 2);
 }
 
-/* The warp is through with a slot: its products have ended, its other reads too. All its lanes call it. */
+/* A consumer warp releases a stage: its products and other reads of the stage have ended. All lanes call
+ * it. */
 template <int SLOTS>
 static __device__ __forceinline__ void ring_release(ring_barriers<SLOTS> &ring, unsigned count)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * Descriptors of arrays for bulk tensor copies, made on the host for each launch. */
+ * Tensor maps, which describe arrays to bulk tensor copies; the host encodes them for each launch. */
 #ifndef LOAM_GPU_TENSOR_MAP_CUH
 #define LOAM_GPU_TENSOR_MAP_CUH
 
@@ -13,14 +13,15 @@ static inline bool step_fits(int64_t stride, int64_t count)
     return count <= 1 || (stride > 0 && stride % 8 == 0);
 }
 
-/* Can bulk copies read this view of bf16? They want steps of 16 bytes. */
+/* Can bulk copies read this view of bf16? Its address and strides must be multiples of 16 bytes. */
 static inline bool tensor_map_fits(const loam_const_view *v, int64_t batch, int64_t heads, int64_t tokens)
 {
     return (uintptr_t)v->data % 16 == 0 && step_fits(v->token, tokens) && step_fits(v->head, heads) &&
            step_fits(v->batch, batch);
 }
 
-/* `view` as [batch][heads][tokens][channels] of bf16, in boxes of `rows` tokens by 64 channels, or 32. What lies outside reads as 0. */
+/* The map of `view` as [batch][heads][tokens][channels] of bf16, in boxes of `rows` tokens by `columns`
+ * channels: 64 (128-byte swizzle) or 32 (64-byte swizzle). Elements outside the array read as 0. */
 static inline loam_status tensor_map_make(CUtensorMap *map, const loam_const_view *view, int64_t batch,
                                           int64_t heads, int64_t tokens, int64_t channels, int rows,
                                           loam_error *error, int columns = 64)
@@ -34,7 +35,7 @@ static inline loam_status tensor_map_make(CUtensorMap *map, const loam_const_vie
             "cuTensorMapEncodeTiled: not in this driver");
     const cuuint64_t sizes[4] = { (cuuint64_t)channels, (cuuint64_t)tokens, (cuuint64_t)heads,
                                   (cuuint64_t)batch };
-    /* Along an axis of one entry any stride that the copy engine takes will do. */
+    /* Along an axis of one entry the stride may be any that is valid. */
     const cuuint64_t strides[3] = { (cuuint64_t)(tokens > 1 ? view->token * 2 : 16),
                                     (cuuint64_t)(heads > 1 ? view->head * 2 : 16),
                                     (cuuint64_t)(batch > 1 ? view->batch * 2 : 16) };

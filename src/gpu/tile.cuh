@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT
- * Tiles in shared memory and the products of a warp's 16 rows with them.
  *
- * A narrow tile holds bf16, as inputs of that type are. A wide tile holds float, and a product takes each number as the
- * sum of three bf16 parts (8 bits each, so all 24): six products of parts, the least of which is 2^-16 of the first, give float32
- * accuracy on the bf16 units. A weight or a direction that multiplies a narrow tile may be split in two parts (2^-17).
+ * Tiles in shared memory, and the products of a warp's 16 rows with them.
  *
- * Rows are PAD elements longer than they need, so that the eight rows which one access touches lie in different banks.
+ * A narrow tile holds bf16: inputs of that type, unchanged. A wide tile holds float; a product splits each
+ * number into three bf16 parts (8 bits each, so all 24) and adds six products of parts, the least of which is
+ * 2^-16 of the first: float32 accuracy from the bf16 units. A weight or a direction that multiplies a narrow
+ * tile may be split in two parts, hi and lo (relative error 2^-17).
+ *
+ * Rows are padded by PAD elements, so that the eight rows of one access lie in different banks.
  */
 #ifndef LOAM_GPU_TILE_CUH
 #define LOAM_GPU_TILE_CUH
@@ -23,12 +25,12 @@ template <> struct element_of<true> {
 };
 template <bool WIDE> using element = typename element_of<WIDE>::type;
 
-/* Parts of an element of a tile. */
+/* bf16 parts of an element of a tile. */
 template <bool WIDE> constexpr int parts_of = WIDE ? 3 : 1;
 
 /* ------------------------------------------------------------------ numbers as sums of bf16 parts */
 
-/* out[part]: the pair (x, y), x in the low half. */
+/* out[n]: the n-th bf16 part of x (low half) and y (high half). */
 template <int PARTS>
 static __device__ __forceinline__ void split_pair(uint32_t (&out)[PARTS], float x, float y)
 {
@@ -40,7 +42,7 @@ static __device__ __forceinline__ void split_pair(uint32_t (&out)[PARTS], float 
     }
 }
 
-/* x as its parts say. */
+/* x rounded to the sum of PARTS bf16 parts. */
 template <int PARTS> static __device__ __forceinline__ float rounded(float x)
 {
     float sum = 0;
@@ -58,9 +60,10 @@ template <int PARTS> struct operand_b {
     uint32_t part[PARTS][2];
 };
 
-/* d += a b, without the products below the last part. Where float32 accuracy is wanted (three parts) the parts are summed apart, then
- * added: the units cut what they add to a sum and do not round it, which over many steps would show. TURNED: the order in which the
- * product of the transposes, b a, adds its parts, so that both have the same bits. */
+/* d += a b, without the products below the last part. For float32 accuracy (three parts) the products of
+ * parts are summed apart and then added to d: tensor cores truncate when they add to an accumulator, which
+ * would show over many steps. TURNED adds the parts in the order in which the product of the transposes adds
+ * them, so that both have the same bits. */
 template <bool TURNED = false, int PA, int PB>
 static __device__ __forceinline__ void mma(float (&d)[4], const operand_a<PA> &a, const operand_b<PB> &b)
 {
@@ -83,9 +86,11 @@ static __device__ __forceinline__ void mma(float (&d)[4], const operand_a<PA> &a
     }
 }
 
-/* ------------------------------------------------------------------ operands out of tiles of PITCH elements a row */
+/* ------------------------------------------------------------------ operands from tiles
+ *
+ * PITCH: elements from one row of the tile to the next. */
 
-/* Rows m .. m + 15, columns k .. k + 15. */
+/* A from rows m .. m + 15, columns k .. k + 15. */
 template <int PITCH>
 static __device__ __forceinline__ void load_a(operand_a<1> &a, const __nv_bfloat16 *tile, int m, int k)
 {
@@ -106,7 +111,8 @@ static __device__ __forceinline__ void load_a(operand_a<3> &a, const float *tile
     }
 }
 
-/* For products with the transpose: rows n .. n + 15 are columns of B (two operands of 8), columns k .. k + 15. */
+/* B for products with the transpose of the tile: its rows n .. n + 15 are the columns of B (two fragments of
+ * 8), its columns k .. k + 15 the rows. */
 template <int PITCH>
 static __device__ __forceinline__ void load_b_rows(operand_b<1> (&b)[2], const __nv_bfloat16 *tile, int n,
                                                    int k)
@@ -133,7 +139,7 @@ static __device__ __forceinline__ void load_b_rows(operand_b<3> (&b)[2], const f
     }
 }
 
-/* For products with the tile: rows k .. k + 15, columns n .. n + 15 (two operands of 8). */
+/* B for products with the tile: rows k .. k + 15, columns n .. n + 15 (two fragments of 8). */
 template <int PITCH>
 static __device__ __forceinline__ void load_b(operand_b<1> (&b)[2], const __nv_bfloat16 *tile, int k, int n)
 {
@@ -161,7 +167,7 @@ static __device__ __forceinline__ void load_b(operand_b<3> (&b)[2], const float 
 
 /* ------------------------------------------------------------------ products of a warp's 16 rows
  *
- * A block of numbers of the warp, 16 rows by 8 BLOCKS columns, is float x[BLOCKS][4] in the layout of D. */
+ * An accumulator of 16 rows by 8 BLOCKS columns is float x[BLOCKS][4], each x[n] a fragment D of mma.cuh. */
 
 template <int BLOCKS> static __device__ __forceinline__ void clear(float (&x)[BLOCKS][4])
 {
@@ -171,8 +177,8 @@ template <int BLOCKS> static __device__ __forceinline__ void clear(float (&x)[BL
     }
 }
 
-/* s += rows m .. m + 15 of `rows` times the transpose of `tile` [8 BLOCKS][DIM]; PARTS copies of `rows` (its parts, each a
- * tile of its own) lie `step` elements apart. */
+/* s += rows m .. m + 15 of `rows` times the transpose of `tile` [8 BLOCKS][DIM]. The PARTS bf16 parts of
+ * `rows` are tiles `step` elements apart. */
 template <int PARTS, int DIM, int BLOCKS>
 static __device__ __forceinline__ void product_rows(float (&s)[BLOCKS][4], const __nv_bfloat16 *rows,
                                                     int step, int m, const __nv_bfloat16 *tile)
@@ -215,7 +221,8 @@ static __device__ __forceinline__ void product_rows(float (&s)[BLOCKS][4], const
     }
 }
 
-/* out += w tile[][column ...]: w the warp's 16 x 8 BLOCKS weights, taken in PARTS parts, tile [8 BLOCKS] rows of PITCH. */
+/* out += w tile[][column ...]: w is the warp's 16 x 8 BLOCKS weights, split in PARTS parts; tile has 8 BLOCKS
+ * rows of PITCH elements. */
 template <int PARTS, int PITCH, int BLOCKS, int COLUMNS, class T>
 static __device__ __forceinline__ void product_weights(float (&out)[COLUMNS][4], const float (&w)[BLOCKS][4],
                                                        const T *tile, int column)
@@ -245,7 +252,7 @@ static __device__ __forceinline__ void product_weights(float (&out)[COLUMNS][4],
 
 /* ------------------------------------------------------------------ filling tiles */
 
-/* A run of rows in global memory: row r begins at element `at + r * stride` of data. */
+/* Rows in global memory: row r begins at element `at + r * stride` of data. */
 struct rows_view {
     const void *data;
     loam_dtype dtype;
@@ -258,8 +265,9 @@ static __device__ __forceinline__ bool rows_aligned(const rows_view &v, int colu
            (uintptr_t)v.data % 16 == 0;
 }
 
-/* tile [ROWS][COLUMNS + PAD] <- columns first .. first + columns - 1 of `rows` rows; 0 beyond. Asynchronous where the memory is
- * aligned to 16 bytes: commit and wait before use. All threads of the block take part. */
+/* tile [ROWS][COLUMNS + PAD] <- columns first .. first + columns - 1 of `rows` rows; 0 beyond them. Where
+ * memory is aligned to 16 bytes the copies are asynchronous: commit and wait before use. All threads of the
+ * block take part. */
 template <int ROWS, int COLUMNS, int THREADS>
 static __device__ __forceinline__ void fill_tile(__nv_bfloat16 *tile, const rows_view &from, int rows,
                                                  int first, int columns, const float *)
@@ -285,7 +293,7 @@ static __device__ __forceinline__ void fill_tile(__nv_bfloat16 *tile, const rows
     }
 }
 
-/* Wide: any type, relative to `origin` where that is not NULL. */
+/* The same for a wide tile: from any type, less `origin` where that is not NULL. */
 template <int ROWS, int COLUMNS, int THREADS>
 static __device__ __forceinline__ void fill_tile(float *tile, const rows_view &from, int rows, int first,
                                                  int columns, const float *origin)
@@ -304,7 +312,7 @@ static __device__ __forceinline__ void fill_tile(float *tile, const rows_view &f
 static __device__ __forceinline__ float tile_value(__nv_bfloat16 x) { return __bfloat162float(x); }
 static __device__ __forceinline__ float tile_value(float x) { return x; }
 
-/* norm[r] = |row r|^2 of a tile [ROWS][DIM + PAD]; a group of THREADS / ROWS neighbours shares a row. */
+/* norm[r] = |row r|^2 of a tile [ROWS][DIM + PAD]; THREADS / ROWS neighbouring threads share a row. */
 template <int ROWS, int DIM, int THREADS, class T>
 static __device__ __forceinline__ void tile_norms(float *norm, const T *tile)
 {

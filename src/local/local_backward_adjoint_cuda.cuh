@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The adjoint solve on GPUs: y = (Cov + Lambda)^-1 drho, by the solver of the forward pass, and in float64
- * for the rows that it leaves. drho lies where y will.
+ * The adjoint solve on GPUs: y = (Cov + Lambda)^-1 drho, by the solver of the forward pass. Rows that are not
+ * solved in this way are put on a list for adjoint64_kernel. drho is read from the array into which y is
+ * written.
  */
 #ifndef LOAM_LOCAL_LOCAL_BACKWARD_ADJOINT_CUDA_CUH
 #define LOAM_LOCAL_LOCAL_BACKWARD_ADJOINT_CUDA_CUH
@@ -9,7 +10,7 @@
 #include "src/local/local_backward_cuda.h"
 #include "src/local/local_solved_cuda.cuh"
 
-/* A vector of each of the thread's rows, out of dense rows. */
+/* Loads the thread's elements of its two rows from an array [rows][dim_qk]; 0 beyond the sequence. */
 template <int DIM>
 static __device__ __forceinline__ void load_vector(const lane_vector &to, const float *from,
                                                    const loam_problem &p, const row_block &x,
@@ -22,7 +23,7 @@ static __device__ __forceinline__ void load_vector(const lane_vector &to, const 
     }
 }
 
-/* y = unit x, and |b - A x|^2 of each row. */
+/* Writes y = unit x, and finds error2 = |b - (Cov + Lambda) x|^2 of each row. */
 template <int DIM>
 static __device__ __forceinline__ void put_solutions(float (&error2)[2], const lane_vector &solution,
                                                      const lane_vector &b, const lane_vector &image,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Backward on CPUs: what both passes share. The block of a thread, the arrays over rows that the first pass leaves for
- * the second, and what one pair of query and key says.
+ * Backward on CPUs, shared by both passes (local_backward_cpu.c): the block of a thread, the arrays over rows
+ * that the first pass writes for the second, and the gradient terms of one pair of query and key.
  */
 #ifndef LOAM_LOCAL_LOCAL_BACKWARD_BLOCK_H
 #define LOAM_LOCAL_LOCAL_BACKWARD_BLOCK_H
@@ -10,21 +10,21 @@
 
 typedef struct row_record {
     float lse;
-    float gbar, gbar_rest;    /* do . vbar, and what the weighted mean of the g_ij adds to it */
+    float gbar, gbar_rest;    /* do . vbar, and the weighted mean of the g_ij minus that */
     float rho_kbar, rho_rest; /* rho . kbar = rho_kbar + rho_rest: see sweep_centres */
     float y_kbar, y_rest;
-    float x0;            /* as in lanes */
-    float e;             /* the constant of ds = p ((1 - u) E + e) */
-    float spread, trace; /* ridge relative to the trace: e / unit, and trace / dim */
+    float x0;            /* as in struct lanes */
+    float e;             /* of ds = p ((1 - u) E + e) */
+    float spread, trace; /* trace unit of the ridge: e / unit, and trace / dim */
     float kbar2;         /* |kbar|^2 */
-    int32_t peak;        /* ridge relative to the largest weight: its key; else -1 */
+    int32_t peak;        /* max unit of the ridge: its key; else -1 */
     int32_t lo, hi;
 } row_record;
 
-/* The arrays over rows, shared by all threads. */
+/* Arrays over rows, shared by all threads. */
 typedef struct row_arrays {
     row_record *record;
-    float *y, *rho_u; /* [rows][dim_qk], LLA; rho_u: see span_probes */
+    float *y, *rho_u; /* [rows][dim_qk], LLA; rho_u: the probe that u is computed from, see span_probes */
     local_row_sums sums;
 } row_arrays;
 
@@ -56,10 +56,10 @@ typedef struct block {
     float *kbar, *lambda;            /* [dim_qk][LANES], LLA */
     float *weights;                  /* [len_kv][LANES], LLA */
     float *rows_q, *rows_rho, *rows_u, *rows_y,
-        *rows_kbar; /* [TILE][dim_qk]: queries that stream by the keys */
+        *rows_kbar; /* [TILE][dim_qk]: a tile of queries, streamed past the keys */
     float *rows_do; /* [TILE][dim_v] */
-    /* Of bfloat16 pairs. Lanes are queries: the panels of query, probe and grad_o, and key tiles. Lanes are keys: the
-     * panels of key and value, and tiles of queries, probes and grad_o. */
+    /* Operands as bfloat16 pairs. Where lanes are queries: panels of query, probe and grad_o, and key tiles.
+     * Where lanes are keys: panels of key and value, and tiles of queries, probes and grad_o. */
     int32_t *query_pairs, *probe_pairs, *grad_o_pairs, *tile_pairs;
     uint16_t *key_tokens, *query_tokens, *probe_tokens, *do_tokens;
     uint16_t *query_copy, *probe_copy, *value_copy;
@@ -126,9 +126,9 @@ static inline void block_begin(block *k, const loam_problem *p, const loam_args 
     k->by_trace = k->solved && p->ridge_unit == LOAM_RIDGE_TRACE;
 }
 
-/* What one pair says: ds = d loss / d s, and the pieces that dk and dv need. */
+/* The gradient terms of one pair: ds = d loss / d s, and the factors that dk and dv need. */
 typedef struct pair_terms {
-    vec ds, error, kept, spread; /* spread: p x of the trace unit */
+    vec ds, error, kept, spread; /* error: p E; kept: p (1 - u); spread: p e / unit of the trace unit */
 } pair_terms;
 
 VEC_INLINE pair_terms pair_of(bool by_max, bool by_trace, vec p, vec u, vec g, vec t, vec e, vmask at_peak,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * A block of 64 rows in the backward of Local Linear Attention on Hopper: its shared memory, what its sweeps find, and the tiles that
- * stream past it. */
+ * A block of 64 rows in the backward pass of Local Linear Attention on Hopper: its shared memory, the sums of
+ * its sweeps, and the tiles that stream past it. */
 #ifndef LOAM_LOCAL_LOCAL_BACKWARD_BLOCK_SM90_CUH
 #define LOAM_LOCAL_LOCAL_BACKWARD_BLOCK_SM90_CUH
 
@@ -14,8 +14,9 @@ struct rows_maps_sm90 {
 
 /* ------------------------------------------------------------------ shared memory */
 
-/* The last sweep has four tiles of rows: y and rho where the solver has its direction, the output gradients in the last slot of the
- * ring. Second parts lie in the two slots before it. Keys and values take turns in the others. */
+/* Stages of the ring in which the last sweep has tiles of rows: do in the last one, the lo parts of y and rho
+ * in the two before. The hi parts of y and rho are where the solver has its direction. Keys and values take
+ * turns in the other stages. */
 template <int DIM> struct pair_slots {
     static constexpr unsigned grad_o = ring_slots<DIM> - 1, y = grad_o - 1, rho = grad_o - 2;
 };
@@ -24,12 +25,13 @@ template <int DIM> struct pair_barriers {
     uint64_t full[ring_slots<DIM> - 1];
 };
 
-/* Behind all that the solver has there. */
+/* The offset of pair_barriers: behind all that the solver has in shared memory. */
 template <int DIM>
 constexpr size_t pair_barriers_at = offsetof(solve_shared_sm90<DIM>, rows) + sizeof(row_block);
 template <int DIM> constexpr size_t rows_shared_bytes = pair_barriers_at<DIM> + sizeof(pair_barriers<DIM>);
 
-/* Tiles gone through so far; fillings of the tiles of rows; a bit for each slot of the last sweep, the parity of its next filling. */
+/* Entries that have gone through the solver's ring; fillings of the tiles of rows; a bit for each stage of
+ * the last sweep, the parity of its next filling. */
 struct rows_count {
     ring_count ring;
     unsigned rows, parity;
@@ -37,17 +39,17 @@ struct rows_count {
 
 /* ------------------------------------------------------------------ a block of rows */
 
-/* What sweeps find of the thread's rows. */
+/* Sums of the sweeps for the thread's rows. */
 struct rows_sums {
     float gbar[2];           /* do . vbar */
     float rest[2];           /* sum p (g - gbar): 0 but for rounding */
-    float best[2];           /* where it is wanted, the highest product q . k times the scale to base 2 */
+    float best[2];           /* the highest score to base 2, where it is wanted */
     int peak[2];             /* and the first key that has it */
-    float scale[2], mean[2]; /* sum ds x and sum p x, of the thread's columns */
-    float total[2];          /* sum ds likewise, where scores decay */
+    float scale[2], mean[2]; /* sum ds (x - middle), sum p (x - middle), x = q . k, of the thread's columns */
+    float total[2];          /* sum ds of the thread's columns, where scores decay */
 };
 
-/* What every block of a launch shares. */
+/* What all blocks of a launch share. */
 struct rows_launch {
     const loam_problem &p;
     const loam_args &a;
@@ -57,7 +59,7 @@ struct rows_launch {
     const rows_maps_sm90 &maps;
 };
 
-/* A system and what the passes of backward need beside it; as a pass takes it out of memory. */
+/* A copy of the system for one pass (known_system), and what else the passes of backward need. */
 template <int DIM, bool DECAYED> struct rows_system {
     const row_pair r;
     const row_ridge ridge;
@@ -75,23 +77,25 @@ template <int DIM, bool DECAYED> struct rows_system {
     {
         return ((pair_barriers<DIM> *)((char *)&sys.sm + pair_barriers_at<DIM>))->full + n;
     }
-    /* The thread's row in arrays over rows. */
+    /* The index of the thread's row in arrays over rows. */
     __device__ __forceinline__ int64_t line(int row) const
     {
         return local_row(&sys.p, &sys.x.s, sys.x.h, sys.x.i0 + r.at[row]);
     }
+    /* Channels c and c + 1 of the row in such an array; zeros beyond the sequence. */
     __device__ __forceinline__ float2 pair(const void *array, int row, int c) const
     {
         return r.real[row] ? *(const float2 *)((const float *)array + line(row) * DIM + c)
                            : make_float2(0, 0);
     }
-    /* The ridge of element `at` of the thread's rows. */
+    /* Lambda of element `at` of the thread's rows. */
     __device__ __forceinline__ float lambda(int at) const
     {
         return ridge.channels ? sys.vector(VECTOR_RIDGE).get(at) : ridge.number[at / 2 % 2];
     }
 };
 
+/* One thread issues the copies of the 64 rows into a tile; they complete on query_full. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void ask_rows(const system_sm90<DIM, DECAYED> &sys, __nv_bfloat16 *tile,
                                                 const CUtensorMap &map)
@@ -103,7 +107,7 @@ static __device__ __forceinline__ void ask_rows(const system_sm90<DIM, DECAYED> 
     }
 }
 
-/* total += the weights as their parts say, of the thread's columns. */
+/* Adds the weights, as rounded to their parts, to total: sums of the thread's columns. */
 template <int PARTS>
 static __device__ __forceinline__ void add_weights(float (&total)[2], const weights_operand<PARTS> &w)
 {
@@ -120,7 +124,8 @@ static __device__ __forceinline__ void add_weights(float (&total)[2], const weig
     }
 }
 
-/* Values and keys of the block's tiles in turn, or keys alone, through the first SLOTS slots of the ring. */
+/* The stream of tiles past the last sweep: values and keys in turn, or keys alone, through the first SLOTS
+ * stages of the ring. take() waits for the next tile. */
 template <int DIM, bool DECAYED, unsigned SLOTS, bool VALUES> struct tile_turns {
     const rows_system<DIM, DECAYED> &rs;
     unsigned count, taken, given, parity;
@@ -166,7 +171,7 @@ template <int DIM, bool DECAYED, unsigned SLOTS, bool VALUES> struct tile_turns 
         taken++;
         return rs.slot(slot);
     }
-    /* All products with the first so many of the tiles have ended. */
+    /* All products with the first `done` tiles have ended: their stages are filled again. */
     __device__ __forceinline__ void give(unsigned done)
     {
         __syncthreads();

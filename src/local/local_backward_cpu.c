@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Backward on CPUs, compiled once per instruction set. The formulas are those of local_backward_ref.c, from the
- * rows that forward saved. Two passes, so that no thread adds to what another writes:
+ * Backward on CPUs, compiled once for each instruction set. The formulas are those of local_backward_ref.c,
+ * from the rows that forward saved. Two passes, so that no thread adds to what another thread writes:
  *
  *   rows   lanes are queries: drho, the adjoint solve for y, the row constants, dq
- *   keys   lanes are keys: all queries that see them stream by; dk and dv stay in the block
+ *   keys   lanes are keys: all queries that see them are streamed past; dk and dv stay in the block
  *
- * What the second pass needs of a row lies in the workspace as floats: y and a row_record.
+ * For each row the first pass stores y and a row_record, as floats in the workspace, for the second.
  */
 #include "src/local/local_backward_keys.h"
 #include "src/local/local_backward_rows.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Backward of the local family on GPUs of compute capability 8.0 and newer: the workspace, and the kernels in
- * their order. */
+ * The backward row local_backward_sm80 (compute capability 8.0 and newer): its workspace, and the order of
+ * its kernels. */
 #include "src/local/local_backward_cuda.h"
 #include "src/local/local_cuda.cuh"
 

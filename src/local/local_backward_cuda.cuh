@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * Backward on GPUs: what its kernels share. Formulas and numerical care are those of local_backward_cpu.c; so
- * are the two passes, in which no thread block adds to what another writes:
+ * Backward on GPUs: what its kernels share. Formulas and numerical care are those of local_backward_cpu.c.
+ * There are two passes, in which no thread block adds to what another writes:
  *
- *   rows   64 or fewer queries of a head, all keys stream by: drho (probe_kernel), the adjoint solve
- *          (adjoint_kernel), then the row constants and dq (query_kernel)
- *   keys   64 or fewer keys of a key-value head, all queries that see them stream by: dk and dv (key_kernel)
+ *     rows   a block of up to 64 queries of a head, past which all their keys stream: drho (probe_kernel),
+ *            the adjoint solve (adjoint_kernel), then the row constants and dq (query_kernel)
+ *     keys   a block of up to 64 keys of a key-value head, past which all queries that see them stream: dk
+ *            and dv (key_kernel)
  *
- * Beside q, a row has up to three vectors that multiply the keys ("directions"): rho; for LLA y; and where
- * the ridge is relative to the trace, kbar. Those of LLA have more digits than bf16, and are two narrow tiles
- * each.
+ * Beside q, up to three vectors of a row multiply the keys (its "directions"): rho; for LLA y; and kbar where
+ * the ridge is relative to the trace. Directions of LLA are float32; on narrow tiles each is split in hi and
+ * lo parts, a tile for each.
  */
 #ifndef LOAM_LOCAL_LOCAL_BACKWARD_CUDA_CUH
 #define LOAM_LOCAL_LOCAL_BACKWARD_CUDA_CUH
@@ -17,13 +18,14 @@
 #include "src/local/local_backward_cuda.h"
 #include "src/local/local_stream_cuda.cuh"
 
-/* Directions of a row. */
+/* Which directions a row has: none, rho (given), rho and y (solved), or rho, y and kbar. */
 enum { NO_DIRECTION, GIVEN_PROBE, SOLVED_PROBE, SOLVED_BY_TRACE };
 
-/* Shared memory of a thread block for tiles: what compute capability 8.0 has, less a little for the rest. */
+/* Shared memory for the tiles of a thread block: that of compute capability 8.0, less what else
+ * a block needs. */
 constexpr size_t TILE_BYTES = 156 * 1024;
 
-/* The most rows whose tiles fit, where each row takes `each` bytes and all else `rest`. */
+/* The most rows (64, 32 or 16) whose tiles fit, at `each` bytes for each row and `rest` for all else. */
 constexpr int most_rows(size_t each, size_t rest)
 {
     return 64 * each + rest <= TILE_BYTES ? 64 : 32 * each + rest <= TILE_BYTES ? 32 : 16;
@@ -34,43 +36,46 @@ template <bool WIDE, int DIM, int DIRECTIONS> struct backward_shape {
     static constexpr int dim = DIM, pitch = DIM + PAD;
     static constexpr size_t row_bytes = pitch * sizeof(type);
     static constexpr int stages = WIDE || DIM > 128 ? 1 : 2;
-    /* Tiles of a direction, and of a row: q, do, directions. */
+    /* Tiles of one direction; tiles of the block's rows: q, do, directions; tiles of all directions. */
     static constexpr int direction_parts = WIDE || DIRECTIONS < SOLVED_PROBE ? 1 : 2;
     static constexpr int row_tiles = 2 + DIRECTIONS * direction_parts;
     static constexpr int directions = DIRECTIONS > 0 ? DIRECTIONS *direction_parts : 1;
 
-    /* Rows of a block and keys of a tile that streams by. */
+    /* Pass over rows: keys of a streamed tile, and rows of a block. */
     static constexpr int keys = DIM > 128 ? 16 : 32;
     static constexpr int rows = most_rows(row_tiles * row_bytes, 2 * stages * keys * row_bytes);
     static constexpr int threads = 2 * rows;
 
-    /* Keys of a block and queries of a tile that streams by; dk and dv are computed `columns` at a time. */
+    /* Pass over keys: queries of a streamed tile, and keys of a block; dk and dv are computed
+     * `columns` at a time. */
     static constexpr bool light = WIDE ? DIM == 64 && DIRECTIONS == NO_DIRECTION
                                        : DIM == 64 || (DIM == 128 && DIRECTIONS < SOLVED_PROBE);
-    static constexpr int queries = light ? 32 : 16; /* as registers allow */
+    static constexpr int queries = light ? 32 : 16; /* as many as registers allow */
     static constexpr int key_rows = most_rows(2 * row_bytes, row_tiles *stages *queries *row_bytes);
     static constexpr int key_threads = 2 * key_rows;
     static constexpr int columns = DIM < CHUNK ? DIM : DIRECTIONS == SOLVED_BY_TRACE ? CHUNK / 2 : CHUNK;
 
-    /* Parts of the weights of sums over keys, which may cancel, and over queries. */
+    /* bf16 parts of weights: in sums over keys, which may cancel, and in sums over queries. */
     static constexpr int row_parts = WIDE ? 3 : 2;
     static constexpr int key_parts = WIDE ? 3 : DIRECTIONS < SOLVED_PROBE ? 1 : 2;
 };
 
-/* ------------------------------------------------------------------ what one pair says */
+/* ------------------------------------------------------------------ the gradients of one pair */
 
-/* What a row adds to its pairs beside the products. */
+/* Constants of a row in the gradients of its pairs, as in row_record. */
 struct pair_row {
     float e, spread, trace, kbar2;
     int peak;
 };
 
-/* The pieces of dq, dk and dv: ds = d loss / d s; spread: p x of the trace unit. */
+/* ds = d loss / d s; error: p E; kept: p (1 - u); spread: p e / unit where the ridge is relative
+ * to the trace. */
 struct pair_terms {
     float ds, error, kept, spread;
 };
 
-/* u, g, t centred; product = kbar . k. */
+/* u, g and t are centred: u = rho . kappa, g = do . (v - vbar), t = y . kappa. norm = |k|^2,
+ * product = kbar . k. */
 template <int DIRECTIONS>
 static __device__ __forceinline__ pair_terms pair_of(bool by_max, float inverse_d, float p, float u, float g,
                                                      float t, int j, float norm, float product,
@@ -88,7 +93,7 @@ static __device__ __forceinline__ pair_terms pair_of(bool by_max, float inverse_
     return out;
 }
 
-/* x = q . k, or -|q - k|^2 / 2, without what is dropped. */
+/* x = q . k, or -|q - k|^2 / 2, without the constant that scores leave out. */
 static __device__ __forceinline__ float score_argument(const scoring &sc, const key_terms &k, float product,
                                                        float constant, int c)
 {
@@ -97,7 +102,7 @@ static __device__ __forceinline__ float score_argument(const scoring &sc, const 
 
 /* ------------------------------------------------------------------ tiles */
 
-/* tile [ROWS][COLUMNS + PAD] <- dense float rows of `columns` elements; 0 beyond. */
+/* tile [ROWS_OF_TILE][COLUMNS + PAD] <- `rows` dense rows of `columns` floats; 0 beyond them. */
 template <int ROWS_OF_TILE, int COLUMNS, int THREADS_OF_BLOCK>
 static __device__ __forceinline__ void fill_direction(float *tile, const float *from, int rows, int columns)
 {
@@ -107,7 +112,7 @@ static __device__ __forceinline__ void fill_direction(float *tile, const float *
     }
 }
 
-/* In two parts, the second a tile of its own behind the first. */
+/* The same in two bf16 parts: the tile of the lo parts lies right behind that of the hi parts. */
 template <int ROWS_OF_TILE, int COLUMNS, int THREADS_OF_BLOCK>
 static __device__ __forceinline__ void fill_direction(__nv_bfloat16 *tile, const float *from, int rows,
                                                       int columns)
@@ -122,8 +127,8 @@ static __device__ __forceinline__ void fill_direction(__nv_bfloat16 *tile, const
     }
 }
 
-/* The directions of rows `row` .. (in the order of local_row), whose first is token `token` of head h; the
- * tiles lie one after another. */
+/* Loads the directions of `rows` rows, from row `row` (in the order of local_row) on, which is token `token`
+ * of head h. The tiles of the directions lie one after another. */
 template <class S, int DIRECTIONS, int ROWS_OF_TILE, int THREADS_OF_BLOCK>
 static __device__ __forceinline__ void fill_directions(typename S::type *tiles, const loam_problem &p,
                                                        const loam_args &a, const local_saved &saved,
@@ -147,7 +152,7 @@ static __device__ __forceinline__ void fill_directions(typename S::type *tiles, 
     }
 }
 
-/* ------------------------------------------------------------------ keys and values stream past queries */
+/* ------------------------------------------------------------------ keys and values streamed past queries */
 
 template <class S> struct pair_ring {
     alignas(16) typename S::type keys[S::stages][S::keys * S::pitch];
@@ -170,7 +175,7 @@ static __device__ __forceinline__ void fill_pairs(pair_ring<S> &ring, const loam
     copy_async_commit();
 }
 
-/* What scores need of a key beside k. */
+/* Fills in the terms of the scores of a tile's keys: |k|^2 where `norms`, and the biases. */
 template <class S>
 static __device__ __forceinline__ void fill_pair_terms(pair_ring<S> &ring, const scoring &sc, bool norms,
                                                        const loam_args &a, const row_block &x,
@@ -186,8 +191,8 @@ static __device__ __forceinline__ void fill_pair_terms(pair_ring<S> &ring, const
     }
 }
 
-/* Calls use(tile, terms) for all tiles of the block's keys in order. norms: |k|^2 is wanted though the
- * score does not need it. All threads of the block take part. */
+/* Calls use(tile, terms) for each tile of the keys that the block sees, in order. VALUES: loads the values
+ * too. norms: |k|^2 is needed even if the score does not use it. All threads of the block take part. */
 template <class S, bool VALUES, class F>
 static __device__ __forceinline__ void stream_pairs(pair_ring<S> &ring, const loam_problem &p,
                                                     const loam_args &a, const row_block &x, const scoring &sc,
@@ -221,16 +226,16 @@ static __device__ __forceinline__ void stream_pairs(pair_ring<S> &ring, const lo
 
 /* ------------------------------------------------------------------ a block of queries */
 
-/* The thread's rows: what of them does not change from tile to tile. */
+/* Constants of the thread's two rows. */
 struct row_constants {
-    float constant[2]; /* what scores leave out of x; a soft cap must see it: then it is in x0 */
+    float constant[2]; /* the query's part of x: what scores leave out, 0 for a soft cap; then it is x0 */
     float x0[2];
-    float lse[2];  /* 0 where it is -inf */
+    float lse[2];  /* 0 where the row sees no key */
     float gbar[2]; /* do . vbar */
 };
 
-/* The origin, which narrow tiles need too: to take it out of sums that are 0 but for rounding. Then the tiles
- * of queries and output gradients, which it waits for. */
+/* Loads the origin, then the tiles of queries and output gradients, and waits for them. Narrow tiles need the
+ * origin too, to correct sums that are 0 but for rounding. */
 template <class S>
 static __device__ __forceinline__ void begin_queries(typename S::type *query, typename S::type *grad_o,
                                                      float *origin, const loam_problem &p, const loam_args &a,
@@ -274,7 +279,7 @@ static __device__ __forceinline__ row_constants row_constants_of(const element<W
     return out;
 }
 
-/* Products of a block's directions with a tile of keys: direction n of the thread's rows. */
+/* out = the products of direction n of the warp's rows with a tile of keys. */
 template <class S>
 static __device__ __forceinline__ void product_direction(float (&out)[S::keys / 8][4],
                                                          const typename S::type *directions, int n,

@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * Backward of softmax and Parallax on Hopper, first pass: dq, the probe's gradient and the row_record of each row, in one sweep
- * over the keys. With g = do . v, gam = g - do . vbar, t = rho . k - tbar and e = do . (vbar - o):
+ * Backward of softmax and Parallax on Hopper, first pass: dq, the gradient of the probe and the row_record of
+ * each row, in one sweep over the keys. With g = do . v, gam = g - do . vbar, t = rho . k - tbar and
+ * e = do . (vbar - o):
+ *
  *     softmax:   ds = p gam
  *     Parallax:  ds = p (gam (1 - t) + e),  drho = -sum p gam k
  *     dq = scale sum ds k
- * e = sum p gam t, which is why both need no sweep before.
  *
- * A thread block is two warpgroups with 64 queries each, and a third of which one thread asks for the tiles. Weights have one bf16
- * part; what their rounding leaves of sums that are 0 is taken out at the first key of the sequence.
+ * e = sum p gam t, so that neither mechanism needs a sweep before this one.
+ *
+ * Two consumer warpgroups have 64 queries each; one thread of a third produces the tiles. Weights have one
+ * bf16 part. Where a sum of weights is 0 in exact arithmetic, its rounding error is taken out of the gradient
+ * at the key of the row's own position.
  */
 #ifndef LOAM_LOCAL_LOCAL_BACKWARD_GIVEN_SM90_CUH
 #define LOAM_LOCAL_LOCAL_BACKWARD_GIVEN_SM90_CUH
@@ -19,7 +23,8 @@
 
 enum { GIVEN_GROUPS = 2, GIVEN_ROWS = GIVEN_GROUPS * SIDE, GIVEN_THREADS = (GIVEN_GROUPS + 1) * THREADS };
 
-/* keys: of a tile, as many as leave registers for the sums of 64 rows. slots: of the ring, each for a tile of keys or values. */
+/* keys: of a tile, as many as leave registers for the accumulators of 64 rows. slots: stages of the ring,
+ * each for a tile of keys or of values. */
 template <int DIM, bool PROBED> struct given_shape {
     static constexpr int keys = !PROBED ? 128 : DIM == 64 ? 64 : 48;
     static constexpr int blocks = keys / 8, steps = keys / 16;
@@ -33,7 +38,7 @@ template <int DIM, bool PROBED, bool DECAYED> struct given_shared_sm90 {
     __nv_bfloat16 grad_o[GIVEN_GROUPS][DIM * SIDE];
     __nv_bfloat16 probe[PROBED ? GIVEN_GROUPS : 1][PROBED ? DIM * SIDE : SIDE * 8];
     __nv_bfloat16 slot[of::slots][DIM * of::keys];
-    decay_tile<DECAYED, of::keys> decay[of::slots / 2]; /* of every other slot's keys */
+    decay_tile<DECAYED, of::keys> decay[of::slots / 2]; /* of the keys, in every other stage */
 };
 
 template <int SLOTS> struct given_barriers {
@@ -41,12 +46,12 @@ template <int SLOTS> struct given_barriers {
     ring_barriers<SLOTS> ring;
 };
 
-/* The arrays as bulk copies know them. */
+/* Tensor maps of the arrays. */
 struct given_maps {
     CUtensorMap q, grad_o, probe, k, v;
 };
 
-/* ------------------------------------------------------------------ the warpgroup that asks for tiles */
+/* ------------------------------------------------------------------ the producer */
 
 template <int DIM>
 static __device__ __forceinline__ void ask_rows(__nv_bfloat16 (*tile)[DIM * SIDE], const CUtensorMap &map,
@@ -94,30 +99,31 @@ static __device__ __forceinline__ void ask_tiles(given_shared_sm90<DIM, PROBED, 
     }
 }
 
-/* ------------------------------------------------------------------ the warpgroups that multiply */
+/* ------------------------------------------------------------------ the consumers */
 
-/* What does not change from tile to tile of the thread's two rows. */
+/* Constants of the thread's two rows. */
 struct given_rows {
-    float scale2;          /* of scores to base 2 */
-    float lse[2], lse2[2]; /* to base e and 2; 0 where nothing is seen */
+    float scale2;          /* of scores, to base 2 */
+    float lse[2], lse2[2]; /* to base e and 2; 0 for rows that see no key */
     float gbar[2], e[2];   /* do . vbar, do . (vbar - o) */
-    float beside[2];       /* 1 + tbar */
-    int lo[2], hi[2];      /* keys that it sees */
-    int whole, to;         /* all rows of the warpgroup see tiles within whole .. to, */
-    int last;              /* none what is from here on */
-    int odd;               /* of G of the sequence's first key, and G of the rows: where scores decay */
+    float beside[2];       /* 1 + tbar, so that 1 - t = beside - rho . k */
+    int lo[2], hi[2];      /* keys lo .. hi - 1 are seen */
+    int whole, to;         /* all rows of the warpgroup see keys whole .. to - 1, */
+    int last;              /* none sees keys from here on */
+    int odd;               /* where scores decay: the index of the first key's G modulo 2; G of the rows */
     local_decay_pair decay[2];
 
     __device__ __forceinline__ bool seen(int row, int j) const { return j >= lo[row] && j < hi[row]; }
 };
 
-/* Sums over the keys of a row for the gradient of the scale, as row_totals has them; this thread's columns. */
+/* Sums for the gradient of the scale, of this thread's columns, with x = q . k: inner = sum ds, scale = sum
+ * ds (x - middle), large = scale / 2^100 for where scale overflows, mean = sum p (x - middle). */
 struct given_scale_sums {
     float inner[2], scale[2], large[2], mean[2], middle[2];
-    float total[2]; /* of ds, where scores decay */
+    float total[2]; /* sum ds, where scores decay */
 };
 
-/* A row of `saved`, the thread's share: four channels of every sixteen. */
+/* The thread's share of a row of `saved`: four channels of every sixteen. */
 template <int DIM>
 static __device__ __forceinline__ void load_row(float4 (&part)[DIM / 16], const void *rows, int64_t at)
 {
@@ -144,7 +150,7 @@ static __device__ __forceinline__ float grad_o_times(const __nv_bfloat16 *grad_o
     return quad_sum(sum);
 }
 
-/* What the tiles of a warpgroup's rows need of them; waits for do. */
+/* The constants of a warpgroup's rows; waits for the tile of do. */
 template <int DIM, bool PROBED>
 static __device__ __forceinline__ given_rows given_rows_of(const __nv_bfloat16 *grad_o, uint64_t *full,
                                                            const loam_problem &p, const local_saved &saved,
@@ -163,7 +169,7 @@ static __device__ __forceinline__ given_rows given_rows_of(const __nv_bfloat16 *
     float4 vbar[2][DIM / 16], lean[PROBED ? 2 : 1][DIM / 16];
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        /* Rows beyond the sequence read those of the last one, for nothing. */
+        /* Rows beyond the sequence read the last row, to no effect. */
         const int64_t at = local_row(&p, &x.s, x.h, x.i0 + (r.real[row] ? r.at[row] : x.rows - 1));
         load_row<DIM>(vbar[row], saved.vbar, at);
         k.lse[row] = finite_or_zero(((const float *)saved.lse)[at]);
@@ -189,7 +195,7 @@ static __device__ __forceinline__ given_rows given_rows_of(const __nv_bfloat16 *
     return k;
 }
 
-/* The keys of a tile from `count` on, which the block does not see, become 0: what lies there may be no number. */
+/* Keys `count` .. of a tile, which the block does not see, become 0: they may be NaN in memory. */
 template <int DIM, int KEYS>
 static __device__ __forceinline__ void clear_unused(__nv_bfloat16 *tile, int count)
 {
@@ -201,7 +207,7 @@ static __device__ __forceinline__ void clear_unused(__nv_bfloat16 *tile, int cou
     warpgroup_sync(1 + threadIdx.x / THREADS);
 }
 
-/* Of element e of block n of the tile from key j on. */
+/* p of one pair from its product q . k. c: the column in the tile that begins at key j. */
 static __device__ __forceinline__ float weight_at(const given_rows &k, int row, float product,
                                                   const no_decay *, int, int)
 {
@@ -215,7 +221,7 @@ static __device__ __forceinline__ float weight_at(const given_rows &k, int row, 
     return exp2_fast(fminf(fmaf(product, k.scale2, lost) - k.lse2[row], 0));
 }
 
-/* The products q . k become p, but for keys that the row does not see. */
+/* The products q . k become p, without a mask. */
 template <class DECAY, int BLOCKS>
 static __device__ __forceinline__ void weights_of(float (&s)[BLOCKS][4], const given_rows &k,
                                                   const DECAY *decay, int j)
@@ -229,7 +235,7 @@ static __device__ __forceinline__ void weights_of(float (&s)[BLOCKS][4], const g
     }
 }
 
-/* 0 where the row does not see the key. */
+/* x becomes 0 where the row does not see the key. */
 template <int BLOCKS>
 static __device__ __forceinline__ void clear_unseen(float (&x)[BLOCKS][4], const given_rows &k, int j)
 {
@@ -242,7 +248,7 @@ static __device__ __forceinline__ void clear_unseen(float (&x)[BLOCKS][4], const
     }
 }
 
-/* p, g = do . v and u = rho . k become: s ds, g p gam. SCALED: s is q . k on entry. */
+/* s = p becomes ds and g = do . v becomes p gam; u = rho . k. SCALED: s is q . k on entry. */
 template <bool PROBED, bool SCALED, bool DECAYED, class DECAY, int BLOCKS, int PROBE_BLOCKS>
 static __device__ __forceinline__ void pair_gradients(float (&s)[BLOCKS][4], float (&g)[BLOCKS][4],
                                                       const float (&u)[PROBE_BLOCKS][4],
@@ -278,7 +284,7 @@ static __device__ __forceinline__ void pair_gradients(float (&s)[BLOCKS][4], flo
     }
 }
 
-/* Adds the weights as products have them to sum[2 row] and sum[2 row + 1]. */
+/* Adds the weights, as rounded for the products, to sum[2 row] and sum[2 row + 1]. */
 template <int STEPS>
 static __device__ __forceinline__ void add_rounded(float (&sum)[4], const weights_operand<1, STEPS> &w)
 {
@@ -292,8 +298,8 @@ static __device__ __forceinline__ void add_rounded(float (&sum)[4], const weight
     }
 }
 
-/* The two groups take turns to ask for the products of a tile, the first begins: while those of one run, the other turns its own into
- * weights. Barriers 1 and 2 are clear_unused's. */
+/* The two consumers take turns to issue the products of a tile, and the first one begins: while the products
+ * of one run, the other computes its weights. Named barriers 1 and 2 are those of clear_unused. */
 static __device__ __forceinline__ void turn_await(int group)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(1 + GIVEN_GROUPS + group), "n"(GIVEN_GROUPS * THREADS) : "memory");
@@ -304,13 +310,13 @@ static __device__ __forceinline__ void turn_pass(int group)
                  : "memory");
 }
 
-/* Sums over all keys. Those of the weights alone are of this thread's columns, two for each row. */
+/* Accumulators over all keys. inner and total are sums of this thread's columns, two for each row. */
 template <int DIM, bool PROBED> struct given_gradients {
     float dq[DIM / SIDE][8][4], drho[PROBED ? DIM / SIDE : 1][8][4];
-    float inner[4], total[4]; /* of ds, of p gam */
+    float inner[4], total[4]; /* of ds and of p gam, as rounded for the products */
 };
 
-/* The sweep of a warpgroup over the block's tiles. */
+/* The sweep of a consumer warpgroup over the tiles of the block. */
 template <int DIM, bool PROBED, bool SCALED, bool DECAYED>
 static __device__ __forceinline__ void sweep_given(given_gradients<DIM, PROBED> &f, given_scale_sums &sums,
                                                    given_shared_sm90<DIM, PROBED, DECAYED> &sm,
@@ -396,8 +402,9 @@ static __device__ __forceinline__ void sweep_given(given_gradients<DIM, PROBED> 
     }
 }
 
-/* ------------------------------------------------------------------ what a row leaves */
+/* ------------------------------------------------------------------ results of a row */
 
+/* middle: an x between the mean and the largest of the row, from its lse. */
 static __device__ __forceinline__ given_scale_sums scale_sums_begin(const given_rows &k,
                                                                     const loam_problem &p)
 {
@@ -413,7 +420,8 @@ static __device__ __forceinline__ given_scale_sums scale_sums_begin(const given_
     return sum;
 }
 
-/* What rounding leaves of a sum that is 0 is taken out at the mean x. */
+/* The gradient of the scale from one row. sum ds is 0 but for rounding, where there is no sink: the
+ * difference is taken out at the mean x. Where the sum overflows, `large` has it. */
 static __device__ __forceinline__ double scale_sum(const given_scale_sums &sum, int row,
                                                    const loam_problem &p)
 {
@@ -432,16 +440,17 @@ static __device__ __forceinline__ row_record given_record(const given_rows &k, i
     return rec;
 }
 
-/* The key at the row's own place, or the nearest that it sees; any where it sees none. */
+/* The key at the row's own position, or the nearest that the row sees; 0 where it sees none. */
 static __device__ __forceinline__ int64_t own_key(const row_block &x, const row_pair &r, int row)
 {
     const int64_t at = x.i0 + r.at[row] + x.s.nk - x.s.nq, last = r.hi[row] - 1;
     return r.lo[row] > last ? 0 : at < r.lo[row] ? r.lo[row] : at < last ? at : last;
 }
 
-/* to = times (f - excess times a key). The excess is what a sum of weights differs by from what it should be, by rounding: keys that
- * have something in common would bring it into the gradient. The key is one of those that weigh: rotated by position, keys far
- * away have nothing in common with them (RoPE-like data: error of dq 2e-3 so, 4e-3 with the first key). */
+/* to = times (f - excess key). excess: what rounding adds to a sum of weights; where keys have a common part,
+ * it would bring that part into the gradient. `key` is one of those with weight: turned by position (RoPE),
+ * keys far away do not have that part in common with them (RoPE-like data: error of dq 2e-3; 4e-3 with the
+ * first key). */
 template <int DIM>
 static __device__ __forceinline__ void put_gradient(const float (&f)[DIM / SIDE][8][4], int row, float times,
                                                     float excess, const __nv_bfloat162 (&key)[DIM / 8],
@@ -470,7 +479,7 @@ static __device__ __forceinline__ void put_given_rows(const given_gradients<DIM,
                                                       const local_saved &saved, const row_arrays &arrays,
                                                       const row_block &x, const row_pair &r)
 {
-    /* Loads first: they could not pass the stores. */
+    /* Loads come first: the compiler does not move them above stores. */
     __nv_bfloat162 own[2][DIM / 8];
 #pragma unroll
     for (int row = 0; row < 2; row++) {
@@ -504,7 +513,7 @@ static __device__ __forceinline__ void put_given_rows(const given_gradients<DIM,
             continue;
         }
         const int64_t token = x.s.q0 + x.i0 + r.at[row];
-        /* sum ds is 0, but for the mass that a sink takes. */
+        /* sum ds in exact arithmetic: 0, or gbar times the mass of the sink. */
         const float due = p.sink ? k.gbar[row] * expf(sink - rec[row].lse) : 0;
         if (a.grad_q.data) {
             put_gradient<DIM>(f.dq, row, (float)p.scale, inner - due, own[row],

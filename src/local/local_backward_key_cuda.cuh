@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * Backward on GPUs, second pass: a block of keys, past which stream the queries of all heads of its group
- * that see them, with what the first pass left of their rows. dk and dv stay in registers. Products come out
- * as [key][query].
+ * Backward on GPUs, the pass over keys: a block of keys of a key-value head, past which stream the queries
+ * that see them, of all heads of the group, with the row_records of the pass over rows. dk and dv are
+ * accumulated in registers. Products come out as [key][query].
  */
 #ifndef LOAM_LOCAL_LOCAL_BACKWARD_KEY_CUDA_CUH
 #define LOAM_LOCAL_LOCAL_BACKWARD_KEY_CUDA_CUH
 
 #include "src/local/local_backward_launch_cuda.cuh"
 
-/* row_record of N rows, word by word. */
+/* The row_records of N rows, transposed: an array for each word. */
 template <int N> struct record_tile {
     float lse[N];
     float gbar[N], gbar_rest[N];
@@ -37,18 +37,18 @@ template <bool WIDE, int DIM, int DIRECTIONS> struct key_shared {
     float origin[DIM];
 };
 
-/* ------------------------------------------------------------------ the block of keys and what streams by */
+/* ------------------------------------------------------------------ the block of keys and its queries */
 
 struct key_block {
     local_seq s;
-    int64_t h_kv, first_head; /* of the group */
-    int j0, count;            /* keys j0 .. j0 + count - 1; count may be 0 or less: beyond lens_kv */
-    int stored;               /* rows that have a gradient */
-    int first;                /* the tiles of queries that see them: from this query on, */
-    int64_t tiles;            /* so many for each head */
+    int64_t h_kv, first_head; /* of the group of query heads */
+    int j0, count;            /* keys j0 .. j0 + count - 1; count <= 0 beyond the sequence's keys */
+    int stored;               /* keys that have a gradient to write */
+    int first;                /* first query of the tiles that see the keys */
+    int64_t tiles;            /* tiles of queries for each head */
 };
 
-/* The tiles of `step` queries in which some query sees some key of the block. */
+/* Finds the tiles of `step` queries in which some query sees some key of the block. */
 static __device__ __forceinline__ void find_queries(key_block &x, const loam_problem &p, int step)
 {
     const int64_t shift = x.s.nk - x.s.nq, last_key = x.j0 + x.count - 1;
@@ -66,7 +66,7 @@ static __device__ __forceinline__ void find_queries(key_block &x, const loam_pro
     x.tiles = x.count > 0 && last >= first ? (last - first) / step + 1 : 0;
 }
 
-/* Block n of the problem, early keys first: where causal, most queries see them. */
+/* Block n of the problem; early keys first, since under a causal mask most queries see them. */
 template <int ROWS_OF_BLOCK>
 static __device__ __forceinline__ key_block key_block_at(const loam_problem &p, const loam_args &a, int64_t n,
                                                          int step)
@@ -83,7 +83,7 @@ static __device__ __forceinline__ key_block key_block_at(const loam_problem &p, 
     return x;
 }
 
-/* Tile n of the block: its head and first query. */
+/* Tile n of the queries of a block: its head, first query, and stage. */
 struct query_at {
     int64_t h;
     int i, slot;
@@ -108,7 +108,7 @@ static __device__ __forceinline__ void fill_records(record_tile<ROWS_OF_TILE> &t
     }
 }
 
-/* All that the block needs of a tile of queries. */
+/* Loads a tile of queries: q, do, directions and records. */
 template <bool WIDE, int DIM, int DIRECTIONS>
 static __device__ __forceinline__ void fill_queries(key_shared<WIDE, DIM, DIRECTIONS> &sm,
                                                     const loam_problem &p, const loam_args &a,
@@ -129,7 +129,7 @@ static __device__ __forceinline__ void fill_queries(key_shared<WIDE, DIM, DIRECT
     copy_async_commit();
 }
 
-/* The keys and values of the block. */
+/* Loads the keys and values of the block. */
 template <bool WIDE, int DIM, int DIRECTIONS>
 static __device__ __forceinline__ void begin_keys(key_shared<WIDE, DIM, DIRECTIONS> &sm,
                                                   const loam_problem &p, const loam_args &a,
@@ -153,11 +153,11 @@ static __device__ __forceinline__ void begin_keys(key_shared<WIDE, DIM, DIRECTIO
 /* ------------------------------------------------------------------ the thread's keys */
 
 struct key_pair {
-    int at[2];              /* in the block */
-    float norm[2], bias[2]; /* |k|^2, where it is needed; the bias under the head at hand */
-    float inner[2];         /* sum of ds factor, for RBF: of the thread's columns, as are the next two */
-    float spread[2];        /* sum of p x of the trace unit */
-    float grad_bias[2];     /* under the head at hand */
+    int at[2];              /* key of the block */
+    float norm[2], bias[2]; /* |k|^2 where it is needed; bias for the current head */
+    float inner[2];         /* sum of ds factor, for RBF; these three sums are of the thread's columns */
+    float spread[2];        /* sum of p e / unit, for a ridge relative to the trace */
+    float grad_bias[2];     /* sum of ds over the rows of the current head */
 };
 
 template <class S>
@@ -189,7 +189,8 @@ static __device__ __forceinline__ void begin_head(key_pair &k, scoring &sc, cons
     }
 }
 
-/* The sums of ds over queries: the gradient of a key bias, and what that of the decay is made of. */
+/* Writes the sums of ds over queries: the gradient of a key bias, and the column sums that
+ * local_decay_gradient_cuda needs. */
 static __device__ __forceinline__ void put_bias_gradient(const key_pair &k, const loam_problem &p,
                                                          const loam_args &a, const key_block &x, int64_t h)
 {
@@ -211,9 +212,9 @@ static __device__ __forceinline__ void put_bias_gradient(const key_pair &k, cons
 
 /* ------------------------------------------------------------------ one tile of queries */
 
-/* out: the block's keys times the transpose of a tile of queries in PARTS parts. Bit for bit what
- * product_rows makes of them the other way round: u and t are small differences of large products, of
- * which the first pass has found the centres. */
+/* out = the block's keys times the transpose of a tile of queries in PARTS bf16 parts. The bits are those
+ * that product_rows computes with the operands exchanged: u and t are small differences of large products,
+ * and the pass over rows found the centres from products of product_rows. */
 template <class S, int PARTS>
 static __device__ __forceinline__ void product_keys(float (&out)[S::queries / 8][4],
                                                     const typename S::type *keys,
@@ -247,7 +248,7 @@ static __device__ __forceinline__ void product_direction(float (&out)[S::queries
                                         slot.direction + n * S::direction_parts * S::queries * S::pitch);
 }
 
-/* dk += weights times direction n of the tile */
+/* dk += weights times direction n of the tile, columns `first` .. */
 template <class S>
 static __device__ __forceinline__ void add_direction(float (&dk)[S::columns / 8][4],
                                                      const float (&weights)[S::queries / 8][4],
@@ -261,8 +262,9 @@ static __device__ __forceinline__ void add_direction(float (&dk)[S::columns / 8]
     product_weights<S::key_parts, S::pitch>(dk, weights, tile, first);
 }
 
-/* Products s, g, u, t, w of the keys with q, do, rho, y, kbar become:
- * s scale ds factor, g p (1 - u), u -p E, w -2/d p x of the trace unit. */
+/* The products of the keys with the tile become weights: s = k . q becomes scale ds factor,
+ * g = v . do becomes p (1 - u), u = k . rho becomes -p E, w = k . kbar becomes -2/dim p e / unit.
+ * t = k . y is only read. */
 template <class S, int DIRECTIONS, int BLOCKS>
 static __device__ __forceinline__ void key_tile_gradient(float (&s)[BLOCKS][4], float (&g)[BLOCKS][4],
                                                          float (&u)[BLOCKS][4], const float (&t)[BLOCKS][4],
@@ -304,7 +306,7 @@ static __device__ __forceinline__ void key_tile_gradient(float (&s)[BLOCKS][4], 
     }
 }
 
-/* Sums of the block over queries. */
+/* Sums over queries for the block's keys. */
 template <int BLOCKS> struct key_sums {
     float dk[BLOCKS][4], dv[BLOCKS][4];
 };
@@ -346,7 +348,8 @@ static __device__ __forceinline__ void keys_from_tile(
     }
 }
 
-/* RBF: dk also has -scale (sum ds) k; trace: + 2/dim (sum p x) k. */
+/* Writes dk and dv. For RBF dk gains -scale (sum ds) k; for a ridge relative to the trace it gains
+ * 2/dim (sum p e / unit) k. */
 template <class S, int DIRECTIONS>
 static __device__ __forceinline__ void put_key_gradients(const key_sums<S::columns / 8> &sum,
                                                          const key_pair &k, const typename S::type *keys,

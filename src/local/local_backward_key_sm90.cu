@@ -23,7 +23,7 @@ size_t local_keys_sm90_work(const loam_problem *p)
     return pool.used;
 }
 
-/* Rows in the order of local_row as a view. */
+/* A view of dense rows in the order of local_row. */
 static loam_const_view rows_view_of(const loam_problem *p, const void *data)
 {
     const int64_t d = p->dim_qk, tokens = extents_of(p).queries;

@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * Backward on Hopper, second pass: a block of 128 keys, 64 to each of two warpgroups, past which stream the queries of all heads
- * of its group that see them. A third warpgroup fills the ring of tiles: one thread by bulk copies, one warp with the terms of
- * their rows. Products come out as [key][query], so that weights are operands out of registers and dk and dv stay there.
+ * Backward on Hopper, second pass: dk and dv of a block of 128 keys, 64 for each of two consumer warpgroups,
+ * past which stream the queries of all heads of the group that see them:
  *
- * The directions of LLA have more digits than bf16. Tiles take one part of them and of the
- * weights ("plain"). Where the pass over rows wanted two, as for
- * rows that see few keys, rho and y are large and what they add to dk cancels: two parts ("fine").
+ *     dv_j = sum_i p (1 - u) do_i,   dk_j = sum_i (scale ds q_i - p E rho_i + p (1 - u) y_i)
  *
- * A warpgroup goes through plain tiles of which it sees all in a run: sums of one tile are under way while the scores of the next
- * are asked for, and element-wise work falls between products. All other tiles, which need masks, it takes one at a time.
+ * A third warpgroup produces: one thread issues bulk copies, one warp writes the terms of the rows. Products
+ * come out as [key][query], so that weights are operands from registers, and dk and dv stay in registers.
+ *
+ * rho and y of LLA have more digits than bf16. A "plain" tile takes one part of them and of the weights, a
+ * "fine" tile two: where the pass over rows needed two, as for rows that see few keys, rho and y are large
+ * and what they add to dk cancels. Plain tiles that a warpgroup sees whole are pipelined in runs: the sums of
+ * one tile are in flight while the scores of the next are issued, with element-wise work between. All others
+ * come one at a time, with masks.
  */
 #ifndef LOAM_LOCAL_LOCAL_BACKWARD_KEY_SM90_CUH
 #define LOAM_LOCAL_LOCAL_BACKWARD_KEY_SM90_CUH
@@ -18,7 +21,7 @@
 
 /* ------------------------------------------------------------------ a tile and 64 keys */
 
-/* 64 rows as the first operand of products: HELD in registers, or where they lie. */
+/* 64 rows as operand A: HELD in registers, else read from shared memory by each product. */
 template <int DIM, bool HELD> struct first_operand {
     __device__ __forceinline__ void take(const __nv_bfloat16 *) {}
     template <int BLOCKS>
@@ -39,16 +42,16 @@ template <int DIM> struct first_operand<DIM, true> {
     }
 };
 
-/* The thread's two keys where scores decay: G of the head at hand, and the sums of ds. */
+/* The thread's two keys where scores decay: their G in the current head, and the sums of ds. */
 template <bool DECAYED> struct key_decay {
-    int head; /* of the group; -1: none yet */
+    int head; /* current head, within the group; -1: none yet */
     local_decay_pair own[2];
     float sum[2];
 };
 template <> struct key_decay<false> {
 };
 
-/* What a warpgroup has, and where it is. */
+/* The state of a consumer warpgroup. */
 template <int DIM, int DIRECTIONS, bool DECAYED> struct key_group {
     typedef key_shape_sm90<DIM, DIRECTIONS> S;
     key_shared_sm90<DIM, DIRECTIONS> &sm;
@@ -56,8 +59,8 @@ template <int DIM, int DIRECTIONS, bool DECAYED> struct key_group {
     const key_view &v;
     tile_walk t;
     int cheap;                   /* cheap_rows */
-    unsigned group, slot, count; /* slot: where the tile at hand lies; slots used so far */
-    int j, at[2];                /* its first key, and the thread's two */
+    unsigned group, slot, count; /* slot: stage of the current tile; count: stages used so far */
+    int j, at[2];                /* the warpgroup's first key, and the thread's two */
     float scale, scale2;         /* scale2: to base 2 */
     bool by_max;
     first_operand<DIM, S::keys_held> keys;
@@ -71,7 +74,7 @@ template <int DIM, int DIRECTIONS, bool DECAYED> struct key_group {
     }
 };
 
-/* A term of the columns 2 (lane % 4) and the next one of each block. */
+/* A term of the rows that are the thread's columns: 2 (lane % 4) and the next one of each fragment. */
 template <int BLOCKS> struct column_terms {
     float2 x[BLOCKS];
     __device__ __forceinline__ float at(int n, int e) const { return e % 2 ? x[n].y : x[n].x; }
@@ -93,7 +96,7 @@ static __device__ __forceinline__ auto terms_of(const key_group<DIM, DIRECTIONS,
     return columns_of<key_shape_sm90<DIM, DIRECTIONS>::blocks>(g.sm.terms[g.slot][which]);
 }
 
-/* x, which is the same in all lanes, as the compiler then knows: descriptors made from it cost the lanes nothing. */
+/* Tells the compiler that x is the same in all lanes: descriptors made from x then cost the lanes nothing. */
 static __device__ __forceinline__ unsigned uniform(unsigned x) { return __reduce_max_sync(0xffffffffu, x); }
 
 template <int DIM, int DIRECTIONS, bool DECAYED>
@@ -103,6 +106,7 @@ static __device__ __forceinline__ void await_slot(key_group<DIM, DIRECTIONS, DEC
     g.group = uniform(g.group), g.slot = uniform(g.count % KEY_SLOTS);
 }
 
+/* s: k . q, then p; u: k . rho, then 1 - u; e: v . do + k . y, then E. */
 template <int BLOCKS> struct key_scores {
     float s[BLOCKS][4], u[BLOCKS][4], e[BLOCKS][4];
 };
@@ -111,7 +115,7 @@ template <int DIM> struct key_sums_sm90 {
     float dk[DIM / SIDE][8][4], dv[DIM / SIDE][8][4];
 };
 
-/* Three groups of products (two, where there is no direction): k.q, k.rho, v.do + k.y. */
+/* Issues three groups of products (two where there is no direction): k . q, k . rho, v . do + k . y. */
 template <bool FINE, int DIM, int DIRECTIONS, bool DECAYED, int BLOCKS>
 static __device__ __forceinline__ void ask_scores(key_scores<BLOCKS> &x,
                                                   const key_group<DIM, DIRECTIONS, DECAYED> &g)
@@ -137,7 +141,7 @@ static __device__ __forceinline__ void ask_scores(key_scores<BLOCKS> &x,
     products_commit();
 }
 
-/* s: p */
+/* The products s = k . q become p. */
 template <int DIM, int DIRECTIONS, int BLOCKS>
 static __device__ __forceinline__ void weigh_keys(float (&s)[BLOCKS][4], const column_terms<BLOCKS> &lse,
                                                   const key_group<DIM, DIRECTIONS, true> &g)
@@ -168,7 +172,7 @@ static __device__ __forceinline__ void weigh_keys(float (&s)[BLOCKS][4], const c
     }
 }
 
-/* u: 1 - u */
+/* The products k . rho become 1 - u. */
 template <int BLOCKS>
 static __device__ __forceinline__ void centre_probe(float (&u)[BLOCKS][4], const column_terms<BLOCKS> &unit)
 {
@@ -181,6 +185,7 @@ static __device__ __forceinline__ void centre_probe(float (&u)[BLOCKS][4], const
     }
 }
 
+/* The products v . do + k . y become E. */
 template <int BLOCKS>
 static __device__ __forceinline__ void centre_error(float (&x)[BLOCKS][4], const column_terms<BLOCKS> &centre)
 {
@@ -193,7 +198,7 @@ static __device__ __forceinline__ void centre_error(float (&x)[BLOCKS][4], const
     }
 }
 
-/* Pairs that are not seen become zeros in all that they enter, whatever the memory holds. */
+/* Pairs that are not seen become 0 in all three arrays, whatever memory holds there. */
 template <int DIM, int DIRECTIONS, bool DECAYED, int BLOCKS>
 static __device__ __forceinline__ void mask_pairs(key_scores<BLOCKS> &x,
                                                   const key_group<DIM, DIRECTIONS, DECAYED> &g)
@@ -211,7 +216,7 @@ static __device__ __forceinline__ void mask_pairs(key_scores<BLOCKS> &x,
     }
 }
 
-/* p (1 - u) as an operand: what v, and y, are weighed with. */
+/* p (1 - u) as operand: the weights of do in dv, and of y in dk. */
 template <int PARTS, int DIRECTIONS, int STEPS, int BLOCKS>
 static __device__ __forceinline__ void keep_weights(weights_operand<PARTS, STEPS> &kept,
                                                     const key_scores<BLOCKS> &x)
@@ -227,7 +232,7 @@ static __device__ __forceinline__ void keep_weights(weights_operand<PARTS, STEPS
     split_weights(kept, w);
 }
 
-/* s: scale ds, without scale where there is no direction; e: -p E */
+/* s becomes scale ds (without scale where there is no direction), e becomes -p E. */
 template <int DIM, int DIRECTIONS, bool DECAYED, int BLOCKS>
 static __device__ __forceinline__ void score_gradient(key_scores<BLOCKS> &x,
                                                       const key_group<DIM, DIRECTIONS, DECAYED> &g)
@@ -248,7 +253,7 @@ static __device__ __forceinline__ void score_gradient(key_scores<BLOCKS> &x,
     }
 }
 
-/* What the largest weight of a row adds to the gradient of its score. */
+/* Where the unit of the ridge is the largest p: adds scale e to scale ds of the key that has it. */
 template <int DIM, int DIRECTIONS, bool DECAYED, int BLOCKS>
 static __device__ __forceinline__ void add_peaks(float (&ds)[BLOCKS][4],
                                                  const key_group<DIM, DIRECTIONS, DECAYED> &g)
@@ -263,7 +268,7 @@ static __device__ __forceinline__ void add_peaks(float (&ds)[BLOCKS][4],
     }
 }
 
-/* The sums of ds where scores decay. */
+/* Where scores decay: adds ds to the sums of the keys. */
 template <int DIM, int DIRECTIONS, bool DECAYED, int BLOCKS>
 static __device__ __forceinline__ void add_decay_sums(key_group<DIM, DIRECTIONS, DECAYED> &g,
                                                       const float (&ds)[BLOCKS][4])
@@ -279,7 +284,7 @@ static __device__ __forceinline__ void add_decay_sums(key_group<DIM, DIRECTIONS,
     }
 }
 
-/* sum += weights tile, in the parts that both have. */
+/* sum += weights tile. In two parts: hi hi + lo hi, and hi lo where the tile has a lo part, `rest`. */
 template <int DIM, int PARTS, int STEPS>
 static __device__ __forceinline__ void add_weighted(float (&sum)[DIM / SIDE][8][4],
                                                     const weights_operand<PARTS, STEPS> &w,
@@ -300,7 +305,8 @@ template <int DIM> static __device__ __forceinline__ void sums_arrived(key_sums_
     products_arrived(sum.dv);
 }
 
-/* Rows of a tile beyond the sequence, where the next one lies: zero times them must be zero. Both warpgroups call it. */
+/* Rows of a tile beyond the sequence become 0: the next packed sequence lies there, and 0 times NaN is not 0.
+ * Both consumers call it. */
 template <int DIM, int DIRECTIONS, bool DECAYED>
 static __device__ __forceinline__ void clear_beyond(const key_group<DIM, DIRECTIONS, DECAYED> &g)
 {
@@ -316,6 +322,7 @@ static __device__ __forceinline__ void clear_beyond(const key_group<DIM, DIRECTI
     asm volatile("bar.sync 1, %0;" ::"n"(KEY_GROUPS * 128) : "memory");
 }
 
+/* One tile, with masks and without pipelining. */
 template <bool FINE, int DIM, int DIRECTIONS, bool DECAYED>
 static __device__ __forceinline__ void single_tile(key_sums_sm90<DIM> &sum,
                                                    key_group<DIM, DIRECTIONS, DECAYED> &g)
@@ -362,7 +369,8 @@ static __device__ __forceinline__ void single_tile(key_sums_sm90<DIM> &sum,
     }
 }
 
-/* Rows of the head at hand, from its tile on, whose directions have one part: of the next 32 blocks of 64, one for each lane. */
+/* Rows of the current head, from the current tile on, whose directions have one part; among the next 32
+ * blocks of 64 rows, one for each lane. */
 template <int DIM, int DIRECTIONS, bool DECAYED>
 static __device__ __forceinline__ int cheap_rows(const key_group<DIM, DIRECTIONS, DECAYED> &g)
 {
@@ -372,7 +380,7 @@ static __device__ __forceinline__ int cheap_rows(const key_group<DIM, DIRECTIONS
     return uniform((any ? __ffs((int)any) - 1 : 32) * ROWS - (any % 2 ? 0 : g.t.i % ROWS));
 }
 
-/* Tiles from the one at hand on, of the same head, that make a run: plain, and all of them seen. */
+/* Tiles of the current head, from the current one on, that make a run: plain, and seen whole. */
 template <int DIM, int DIRECTIONS, bool DECAYED>
 static __device__ __forceinline__ int run_length(const key_group<DIM, DIRECTIONS, DECAYED> &g)
 {
@@ -380,7 +388,8 @@ static __device__ __forceinline__ int run_length(const key_group<DIM, DIRECTIONS
     if ((S::solved && (g.by_max || g.cheap <= 0)) || !tile_whole<S::queries>(g.v, g.t.i, g.j)) {
         return 0;
     }
-    /* The first rows of later tiles: within the sequence, not beyond the window of the last key, and with one part. */
+    /* The largest first row of a tile in the run: within the sequence, with key j in the window of the last
+     * row of the tile, and with one part. */
     int last = min(g.v.nq - S::queries, g.j - (S::queries - 1) - g.v.low);
     if (S::solved) {
         last = min(last, g.t.i + g.cheap - S::queries);
@@ -388,7 +397,7 @@ static __device__ __forceinline__ int run_length(const key_group<DIM, DIRECTIONS
     return (last - g.t.i) / S::queries + 1;
 }
 
-/* `length` tiles, at least one. */
+/* A run of `length` tiles, at least one, pipelined. */
 template <int DIM, int DIRECTIONS, bool DECAYED>
 static __device__ __forceinline__ void run_tiles(key_sums_sm90<DIM> &sum,
                                                  key_group<DIM, DIRECTIONS, DECAYED> &g, int length)
@@ -450,7 +459,7 @@ static __device__ __forceinline__ void run_tiles(key_sums_sm90<DIM> &sum,
     }
 }
 
-/* The sums of ds of the head that was at hand: what the gradient of the decay is made of. */
+/* Writes the keys' sums of ds over one head, from which the gradient of the decay is made. */
 template <int DIM, int DIRECTIONS>
 static __device__ __forceinline__ void put_decay_sums(const key_group<DIM, DIRECTIONS, true> &g, int head,
                                                       const loam_args &a)
@@ -465,7 +474,7 @@ static __device__ __forceinline__ void put_decay_sums(const key_group<DIM, DIREC
     }
 }
 
-/* Of the last head at hand; all heads of keys that no query sees have sums of 0. */
+/* The same for the last head. Where no query sees the keys, their sums are 0 for all heads. */
 template <int DIM, int DIRECTIONS>
 static __device__ __forceinline__ void put_last_decay_sums(key_group<DIM, DIRECTIONS, true> &g, int heads,
                                                            const loam_args &a)
@@ -480,7 +489,7 @@ static __device__ __forceinline__ void put_last_decay_sums(key_group<DIM, DIRECT
     }
 }
 
-/* Before the tile at hand. */
+/* Before each tile: where its head is new, writes the sums of the head before and loads G for the new one. */
 template <int DIM, int DIRECTIONS>
 static __device__ __forceinline__ void decay_of_head(key_group<DIM, DIRECTIONS, true> &g, const loam_args &a)
 {
@@ -499,6 +508,7 @@ static __device__ __forceinline__ void decay_of_head(key_group<DIM, DIRECTIONS, 
     }
 }
 
+/* A consumer warpgroup: all tiles of queries, in runs or one at a time. */
 template <int DIM, int DIRECTIONS, bool DECAYED>
 static __device__ __forceinline__ void use_slots(key_sums_sm90<DIM> &sum,
                                                  key_group<DIM, DIRECTIONS, DECAYED> &g, const loam_args &a)
@@ -544,7 +554,7 @@ static __device__ __forceinline__ void use_slots(key_sums_sm90<DIM> &sum,
 
 /* ------------------------------------------------------------------ the kernel */
 
-/* Two channels of a row, one access where the view allows it. */
+/* Stores two channels of a row, in one access where the view is aligned. */
 static __device__ __forceinline__ void put_pair(const loam_view &to, int64_t at, float x, float y)
 {
     __nv_bfloat16 *const out = (__nv_bfloat16 *)to.data + at;
@@ -597,14 +607,14 @@ __global__ void __launch_bounds__(KEY_THREADS, 1)
     if (x.stored <= 0) {
         return;
     }
-    /* Blocks of 64 rows are counted from the last of each sequence on. */
+    /* row_arrays.state counts blocks of 64 rows from the end of each sequence. */
     const int64_t last = (p.len_q + ROWS - 1) / ROWS - 1, sequence = blockIdx.x / p.heads_kv % p.batch;
     const key_view v = key_view_of(
         p, x.s, S::solved ? arrays.state + (last * p.batch + sequence) * p.heads_q + x.first_head : NULL);
     const tile_walk t = { x.first, 0, (int)(x.tiles * (p.heads_q / p.heads_kv)) };
     if (threadIdx.x == 0) {
         for (int n = 0; n < KEY_SLOTS; n++) {
-            barrier_init(&sm.ring.full[n], 1 + 32); /* the copies, and each thread that fills in terms */
+            barrier_init(&sm.ring.full[n], 1 + 32); /* the copies, and each lane of fill_terms */
             barrier_init(&sm.ring.empty[n], KEY_GROUPS * 4);
         }
         barrier_init(&sm.keys_full, 1);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * The pass over keys of the backward on Hopper: which tiles of queries a block of keys sees, the directions in two parts, and the
- * warpgroup that brings tiles and the terms of their rows into a ring. local_backward_key_sm90.cuh multiplies them. */
+ * The pass over keys of the backward on Hopper, its producer: which tiles of queries a block of keys sees,
+ * rho and y in two bf16 parts, and the warpgroup that fills the ring with tiles of queries and the terms of
+ * their rows. local_backward_key_sm90.cuh has the consumers. */
 #ifndef LOAM_LOCAL_LOCAL_BACKWARD_KEY_STREAM_SM90_CUH
 #define LOAM_LOCAL_LOCAL_BACKWARD_KEY_STREAM_SM90_CUH
 
@@ -11,20 +12,22 @@
 
 enum { KEY_GROUPS = 2, KEY_ROWS = KEY_GROUPS * SIDE, KEY_THREADS = (KEY_GROUPS + 1) * 128, KEY_SLOTS = 4 };
 
-/* Tiles of a slot of the ring. */
+/* The tiles of a stage. */
 enum { TILE_Q, TILE_GRAD_O, TILE_RHO, TILE_Y };
 
-/* What a pair needs of its row beside products: lse to base 2, the centre of do.v + y.k, 1 + rho.kbar, e; where the ridge is
- * relative to the largest weight e is for the peak alone: which that is, and its e. */
+/* Terms: what a pair needs of its row besides products. lse to base 2; the centre of do . v + y . k;
+ * 1 + rho . kbar; e. Where the unit of the ridge is the largest p, TERM_E is 0: e is for the key with this p
+ * alone, which is TERM_PEAK, and e itself is TERM_PEAK_E. */
 enum { TERM_LSE, TERM_CENTRE, TERM_UNIT, TERM_E, TERM_PEAK, TERM_PEAK_E, TERMS };
 
 template <int DIM, int DIRECTIONS> struct key_shape_sm90 {
-    static constexpr int queries = DIM == 64 ? 64 : 32; /* as registers allow */
+    static constexpr int queries = DIM == 64 ? 64 : 32; /* as many as registers allow */
     static constexpr int blocks = queries / 8, steps = queries / 16;
     static constexpr int tiles = 2 + DIRECTIONS;
     static constexpr int tile = DIM * queries;
     static constexpr bool solved = DIRECTIONS == SOLVED_PROBE;
-    /* Operands in registers, where there is room: from shared memory they would take all its bandwidth. */
+    /* Operands from registers where there is room: reading them from shared memory would take all its
+     * bandwidth. */
     static constexpr bool keys_held = DIM == 64 || DIRECTIONS == NO_DIRECTION,
                           values_held = DIM == 64 && DIRECTIONS == NO_DIRECTION;
 };
@@ -37,28 +40,30 @@ template <int DIM, int DIRECTIONS> struct key_shared_sm90 {
     alignas(16) float terms[KEY_SLOTS][TERMS][of::queries];
     ring_barriers<KEY_SLOTS> ring;
     uint64_t keys_full;
-    float decay[KEY_SLOTS][2][of::queries]; /* hi and lo of the rows (local_decay.h), where scores decay */
+    float decay[KEY_SLOTS][2][of::queries]; /* G of the rows, hi and lo (local_decay.h), where scores decay */
 };
 
 struct key_maps_sm90 {
-    CUtensorMap k, v, query[4], rest[4]; /* of the tiles of a slot; their second parts */
+    CUtensorMap k, v, query[4], rest[4]; /* of the tiles of a stage; rest: of their lo parts */
 };
 
-/* Directions in two bf16 parts, [rows][dim]; the products of the first parts with kbar, [rows]: rho's and y's. */
+/* rho and y in two bf16 parts, hi and lo, [rows][dim]; centre: the products of the hi parts of rho and y with
+ * kbar, [rows]. */
 struct key_directions {
     __nv_bfloat16 *rho[2], *y[2];
     float2 *centre;
 };
 
-/* ------------------------------------------------------------------ which tiles, and what is seen of them */
+/* ------------------------------------------------------------------ which queries see which keys */
 
-/* Key j is seen by query i where i + low <= j <= i + up, beside the lengths. */
+/* Query i sees key j where i + low <= j <= i + up, within the lengths. */
 struct key_view {
     int nq, nk, low, up;
     bool packed;
-    const int32_t *
-        state; /* of the first 64 rows of the sequence, first head of the group; NULL: no probe that is solved */
-    int step; /* back to the next 64 */
+    /* The state (ROWS_CHEAP ..) of the first 64 rows of the sequence in the first head of the group; that of
+     * each next 64 rows is `step` entries before. NULL where no probe is solved. */
+    const int32_t *state;
+    int step;
 };
 
 static __device__ __forceinline__ key_view key_view_of(const loam_problem &p, const local_seq &s,
@@ -76,12 +81,12 @@ static __device__ __forceinline__ key_view key_view_of(const loam_problem &p, co
              (int)(p.batch * p.heads_q) };
 }
 
-/* A tile on its way through the heads of the group. */
+/* A tile of queries in the walk over the heads of the group. */
 struct tile_walk {
-    int i, head, left; /* first query, head of the group, tiles left with it */
+    int i, head, left; /* first query, head within the group, tiles left with this one */
 };
 
-/* On by `count` tiles of this head. */
+/* Advances by `count` tiles of this head. */
 template <int QUERIES>
 static __device__ __forceinline__ void walk_on(tile_walk &t, const key_block &x, int count = 1)
 {
@@ -91,18 +96,20 @@ static __device__ __forceinline__ void walk_on(tile_walk &t, const key_block &x,
     }
 }
 
-/* How the pass over rows went with query i of a head of the group. */
+/* Did the pass over rows need more than one part for query i of a head of the group? */
 static __device__ __forceinline__ bool rows_fine(const key_view &v, int head, int i)
 {
     return v.state[head - (int64_t)(i / ROWS) * v.step] != ROWS_CHEAP;
 }
 
+/* Does any query of the tile from query i on see any of the keys j .. j + 63? */
 template <int QUERIES> static __device__ __forceinline__ bool tile_seen(const key_view &v, int i, int j)
 {
     const int last = min(i + QUERIES, v.nq) - 1;
     return j < v.nk && j <= last + v.up && j + SIDE - 1 >= i + v.low;
 }
 
+/* Does every query of the tile see all of them? */
 template <int QUERIES> static __device__ __forceinline__ bool tile_whole(const key_view &v, int i, int j)
 {
     return j + SIDE <= v.nk && i + QUERIES <= v.nq && j + SIDE - 1 <= i + v.up &&
@@ -118,8 +125,8 @@ template <int N> struct alignas(2 * N) pair_vector {
     uint32_t pair[N / 2];
 };
 
-/* 64 rows of a head; a warp takes a row, a lane DIM / 32 channels. Second parts are for fine tiles alone. A rounded direction has
- * another product with kbar. */
+/* Splits rho and y of 64 rows of a head: a row for each warp at a time, DIM / 32 channels for each lane. lo
+ * parts are for fine tiles alone. `centre` is for the hi parts, since plain tiles have no more. */
 template <int DIM>
 __global__ void __launch_bounds__(256)
     split_directions_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
@@ -170,6 +177,7 @@ __global__ void __launch_bounds__(256)
 
 /* ------------------------------------------------------------------ the producer */
 
+/* Issues the copies of tiles first .. of the queries at t into stage number `count`. */
 template <int DIM, int DIRECTIONS>
 static __device__ __forceinline__ void copy_queries(key_shared_sm90<DIM, DIRECTIONS> &sm,
                                                     const CUtensorMap *maps, const key_block &x,
@@ -189,6 +197,8 @@ static __device__ __forceinline__ void copy_queries(key_shared_sm90<DIM, DIRECTI
     }
 }
 
+/* The producer thread: the keys and values of the block, then all tiles of queries. Where the directions of a
+ * tile have two parts, the next stage has the lo parts. */
 template <int DIM, int DIRECTIONS>
 static __device__ __forceinline__ void fill_slots(key_shared_sm90<DIM, DIRECTIONS> &sm,
                                                   const key_maps_sm90 &maps, const key_block &x,
@@ -211,7 +221,7 @@ static __device__ __forceinline__ void fill_slots(key_shared_sm90<DIM, DIRECTION
     }
 }
 
-/* The terms of a row; zeros beyond the sequence. */
+/* lse to base 2, centre, 1 + rho . kbar and e of a row; zeros beyond the sequence. */
 template <int DIRECTIONS>
 static __device__ __forceinline__ float4 row_terms(const row_arrays &arrays, const key_directions &directions,
                                                    int64_t row, bool real, bool fine)
@@ -219,7 +229,7 @@ static __device__ __forceinline__ float4 row_terms(const row_arrays &arrays, con
     if (!real) {
         return make_float4(0, 0, 0, 0);
     }
-    /* lse, gbar, gbar_rest, rho_kbar; rho_rest, y_kbar, y_rest, e */
+    /* the first words of row_record: lse, gbar, gbar_rest, rho_kbar; rho_rest, y_kbar, y_rest, e */
     const float4 a = ((const float4 *)(arrays.record + row))[0],
                  b = ((const float4 *)(arrays.record + row))[1];
     float rho = a.w + b.x, y = b.y + b.z;
@@ -231,6 +241,7 @@ static __device__ __forceinline__ float4 row_terms(const row_arrays &arrays, con
                        DIRECTIONS > NO_DIRECTION ? b.w : 0);
 }
 
+/* The producer warp of terms: a lane has rows lane + 32 n of a tile. A stage of lo parts gets no terms. */
 template <int DIM, int DIRECTIONS, bool DECAYED>
 static __device__ __forceinline__ void fill_terms(key_shared_sm90<DIM, DIRECTIONS> &sm, const loam_problem &p,
                                                   const loam_args &a, const row_arrays &arrays,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Backward on CPUs, second pass: lanes are keys j0 .. j0 + count - 1. All queries that see them stream by; dk and dv stay
- * in the block until all query heads of the group have added to them.
+ * Backward on CPUs, second pass: lanes are keys j0 .. j0 + count - 1. All queries that see them are streamed
+ * past; dk and dv stay in the block until all query heads of the group have been added.
  */
 #ifndef LOAM_LOCAL_LOCAL_BACKWARD_KEYS_H
 #define LOAM_LOCAL_LOCAL_BACKWARD_KEYS_H
@@ -11,9 +11,9 @@ typedef struct key_lanes {
     int64_t j0, count;
     int32_t j[LANES];
     float at[LANES], norm[LANES], bias[LANES], decay[2][LANES];
-    float *grad_bias;    /* [LANES], of one head */
+    float *grad_bias;    /* [LANES], of one query head */
     float inner[LANES];  /* sum of ds factor, for RBF */
-    float spread[LANES]; /* sum of p x of the trace unit */
+    float spread[LANES]; /* sum of p e / unit of the trace unit */
 } key_lanes;
 
 static inline void load_key_lanes(block *k, key_lanes *l, float *restrict keys, float *restrict values)
@@ -40,7 +40,7 @@ static inline void load_key_lanes(block *k, key_lanes *l, float *restrict keys, 
     }
 }
 
-/* A tile of queries, with what forward and the first pass left of their rows. */
+/* A tile of queries, with the records of their rows from the first pass. */
 typedef struct query_tile {
     int64_t i, n;
     float at[TILE], decay[2][TILE];
@@ -48,7 +48,7 @@ typedef struct query_tile {
     raw_rows query, probe, grad_o;
 } query_tile;
 
-/* 16-bit rows of the tile: as they are for products over channels, as pairs for sums over queries. */
+/* 16-bit rows of the tile: unchanged for products over channels, and as pairs for sums over queries. */
 static inline raw_rows load_raw_tile(const block *k, const query_tile *t, const loam_const_view *view,
                                      int64_t channels, uint16_t *restrict copy, uint16_t *restrict tokens)
 {
@@ -91,7 +91,7 @@ static inline void load_query_tile(block *k, query_tile *t, const row_arrays *ro
     }
 }
 
-/* Does every query of the tile see every key, and are scores products and no more? */
+/* Whether every query of the tile sees every key, and scores are scaled products only. */
 static inline bool queries_are_plain(const block *k, const key_lanes *l, const query_tile *q)
 {
     bool plain = !k->sc.rbf && !k->sc.capped && !k->sc.sloped && !k->sc.biased && l->count == LANES;
@@ -101,8 +101,8 @@ static inline bool queries_are_plain(const block *k, const key_lanes *l, const q
     return plain;
 }
 
-/* Products in s, g, u, t, w become: s scale ds factor, u -p E, t p (1 - u), w p x of the trace unit. Plain: as
- * queries_are_plain says, and no solved probe. */
+/* In place, from products to factors: s becomes scale ds factor, u becomes -p E, t becomes p (1 - u), w
+ * becomes -2/dim p e / unit of the trace unit. plain: queries_are_plain, and no solved probe. */
 VEC_INLINE void key_gradient_of_tile(bool plain, bool probed, block *k, key_lanes *l, const query_tile *q)
 {
     const bool solved = !plain && k->solved, by_max = !plain && k->by_max, by_trace = !plain && k->by_trace;
@@ -196,7 +196,7 @@ static inline void tile_products(block *k, const query_tile *q, const float *key
     }
 }
 
-/* sum [channels][LANES] += weights . tokens over a tile of queries */
+/* sum [channels][LANES] += weights . tokens over a tile of queries. */
 static inline void add_tokens(block *k, float *restrict sum, const uint16_t *restrict tokens,
                               int64_t channels, const float *restrict weights, int64_t n)
 {
@@ -239,7 +239,7 @@ static inline void keys_from_tile(block *k, key_lanes *l, query_tile *q, const r
     add_tile(k, q);
 }
 
-/* The sums of ds over queries: the gradient of a key bias, and what that of the decay is made of. */
+/* The sums of ds over queries: the gradient of a key bias, and the column sums for that of the decay. */
 static inline void put_bias_gradient(const block *k, const key_lanes *l)
 {
     const loam_view *const outs[] = { &k->x.a->grad_key_bias, &k->x.a->grad_log_decay };
@@ -252,7 +252,8 @@ static inline void put_bias_gradient(const block *k, const key_lanes *l)
     }
 }
 
-/* All queries of one head, tile by tile; what a query sees moves right with it, so most tiles are left out. */
+/* All queries of one head, tile by tile. The range that a query sees moves right with the query; tiles
+ * outside are skipped. */
 static inline void keys_from_head(block *k, key_lanes *l, const row_arrays *rows, const float *keys,
                                   const float *values)
 {
@@ -274,7 +275,7 @@ static inline void keys_from_head(block *k, key_lanes *l, const row_arrays *rows
     put_bias_gradient(k, l);
 }
 
-/* RBF: dk also has -scale (sum ds) k'; trace: + 2/dim (sum p x) k'. */
+/* Terms of dk in k' itself: RBF: -scale (sum ds factor) k'; trace unit: + 2/dim (sum p e / unit) k'. */
 static inline void finish_key_gradient(block *k, const key_lanes *l, const float *keys)
 {
     const loam_problem *p = k->x.p;

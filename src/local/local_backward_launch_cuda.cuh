@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * What the launches of the two big backward kernels share: which instance a problem takes. */
+ * How the launches of query_kernel and key_kernel choose the instance for a problem. */
 #ifndef LOAM_LOCAL_LOCAL_BACKWARD_LAUNCH_CUDA_CUH
 #define LOAM_LOCAL_LOCAL_BACKWARD_LAUNCH_CUDA_CUH
 
@@ -10,7 +10,7 @@ template <int N> struct constant {
     static constexpr int value = N;
 };
 
-/* launch(dimensions, directions), both of type constant. */
+/* Calls launch(dimensions, directions), both of type constant. */
 template <int DIM, class LAUNCH> static loam_status by_directions(const loam_problem *p, LAUNCH launch)
 {
     switch (p->mechanism) {

@@ -1,24 +1,31 @@
 /* SPDX-License-Identifier: MIT
- * The last sweep of the rows in the backward of Local Linear Attention on Hopper: dq, the residual of the adjoint solve, the row records
- * and sums, in one bf16 part or two. */
+ *
+ * The last sweep of the rows in the backward of Local Linear Attention on Hopper: dq, the residual of the
+ * adjoint solve, records and sums of the rows, in one bf16 part or two. For each pair, with g = do . v,
+ * t = y . kappa and u = rho . kappa:
+ *
+ *     E = g - gbar + t,   ds = p ((1 - u) E + e),   dq = scale sum ds k - y
+ */
 #ifndef LOAM_LOCAL_LOCAL_BACKWARD_PAIRS_SM90_CUH
 #define LOAM_LOCAL_LOCAL_BACKWARD_PAIRS_SM90_CUH
 
 #include "src/local/local_backward_block_sm90.cuh"
 
-/* What a row adds to its pairs. */
+/* Constants of a row in the formulas of its pairs. */
 struct pair_rows {
-    float error[2];  /* off E = g + t: gbar + y . kbar */
-    float one[2];    /* 1 + rho . kbar, from which u comes off */
-    float e[2];      /* -y . Lambda rho, in p e */
-    float middle[2]; /* an x to count from */
-    /* Where the unit of the ridge is the largest p, the key that has it gets -y . Lambda rho instead. */
+    float error[2];  /* gbar + y . kbar: E = do . v + y . k - error */
+    float one[2];    /* 1 + rho . kbar: 1 - u = one - rho . k */
+    float e[2];      /* -y . Lambda rho */
+    float middle[2]; /* an x = q . k between the mean and the largest, from which x counts in sums */
+    /* Where the unit of the ridge is the largest p, e is 0, and -y . Lambda rho is for the key that has this
+     * p. */
     bool by_max;
     int peak[2];
     float at_peak[2];
 };
 
-/* Where the scale's gradient is wanted (SCALED) products q . k are kept, and p is computed from them twice. */
+/* p of one pair from its product q . k. Where the gradient of the scale is wanted (SCALED) the products are
+ * kept, and p is computed from them at each use. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ float weight_sm90(const system_sm90<DIM, DECAYED> &sys, float product,
                                                     int row, int j)
@@ -32,7 +39,7 @@ static __device__ __forceinline__ float weight_sm90(const system_sm90<DIM, DECAY
     return sys.seen(row, j) ? p : 0;
 }
 
-/* Products s with q become p, and g with do and y become p E. */
+/* The products s = q . k become p (SCALED: are kept), and g = do . v + y . k becomes p E. */
 template <bool SCALED, int DIM, bool DECAYED>
 static __device__ __forceinline__ void pair_errors(float (&s)[8][4], float (&g)[8][4],
                                                    const system_sm90<DIM, DECAYED> &sys, const pair_rows &own,
@@ -51,7 +58,7 @@ static __device__ __forceinline__ void pair_errors(float (&s)[8][4], float (&g)[
     }
 }
 
-/* Products u with rho become ds, from f = p E. */
+/* The products u = rho . k become ds, from f = p E and s, which is p (SCALED: q . k). */
 template <bool SCALED, int DIM, bool DECAYED>
 static __device__ __forceinline__ void pair_gradients(float (&u)[8][4], const float (&s)[8][4],
                                                       const float (&f)[8][4],
@@ -100,7 +107,7 @@ static __device__ __forceinline__ void pair_gradients(float (&u)[8][4], const fl
     }
 }
 
-/* The weights as their part says. */
+/* f: the weights as rounded to bf16. */
 static __device__ __forceinline__ void unpack_weights(float (&f)[8][4], const weights_operand<1> &w)
 {
 #pragma unroll
@@ -114,8 +121,9 @@ static __device__ __forceinline__ void unpack_weights(float (&f)[8][4], const we
     }
 }
 
-/* q = sum ds k and r = sum p E k, with the sums of the weights (this thread's columns) in inner and total. At 128 dimensions there
- * are no registers for three products beside both sums: u comes late, and p and f are then what their parts say. */
+/* q = sum ds k and r = sum p E k; inner and total are the sums of these weights as rounded (this thread's
+ * columns). At 128 dimensions there are no registers for three products beside both accumulators: u = rho . k
+ * is then issued late, and p and p E are rounded to bf16 meanwhile. */
 template <bool SCALED, int DIM, bool DECAYED>
 static __device__ __forceinline__ void pair_sums(float (&q)[DIM / SIDE][8][4], float (&r)[DIM / SIDE][8][4],
                                                  float (&inner)[2], float (&total)[2],
@@ -176,7 +184,8 @@ static __device__ __forceinline__ void pair_sums(float (&q)[DIM / SIDE][8][4], f
     turns.finish();
 }
 
-/* u and t, issued after others with both parts of rho and y. */
+/* Issues u = rho . k and t (+)= y . k, with both parts of rho and y, after other products and without a
+ * products_begin. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void multiply_fine(float (&u)[8][4], float (&t)[8][4],
                                                      const rows_system<DIM, DECAYED> &rs,
@@ -188,8 +197,9 @@ static __device__ __forceinline__ void multiply_fine(float (&u)[8][4], float (&t
     more_rows<DIM>(t, rs.sys.sm.direction[0], keys, true);
 }
 
-/* The means of u and t, which the centres are off by: so both are small to their own precision where one key has nearly all the
- * weight and rho is large. */
+/* rho_rest and y_rest: the means of u and t under p, which are the errors of the centres rho_kbar and y_kbar.
+ * With them u and t are exact relative to their own size, also where one key has nearly all the weight and
+ * rho is large. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void find_rests(row_record (&rec)[2], const rows_system<DIM, DECAYED> &rs)
 {
@@ -229,7 +239,7 @@ static __device__ __forceinline__ void find_rests(row_record (&rec)[2], const ro
     }
 }
 
-/* pair_sums with two parts; r is not wanted. */
+/* pair_sums in two parts, without r. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void pair_sums_fine(float (&q)[DIM / SIDE][8][4], float (&inner)[2],
                                                       const rows_system<DIM, DECAYED> &rs,
@@ -270,7 +280,8 @@ static __device__ __forceinline__ void pair_sums_fine(float (&q)[DIM / SIDE][8][
     turns.finish();
 }
 
-/* y of the solution in the scratch or, FINE, as the direction has it: a pair of row `row`. */
+/* Elements e and e + 1 (e = 0 or 2) of fragment n of y: from the scratch, rounded to one part, or, FINE, from
+ * the direction. */
 template <bool FINE, int DIM, bool DECAYED>
 static __device__ __forceinline__ float2 solution_pair(const system_sm90<DIM, DECAYED> &sys, const cg_rows &k,
                                                        int n, int e)
@@ -281,7 +292,8 @@ static __device__ __forceinline__ float2 solution_pair(const system_sm90<DIM, DE
     return FINE ? y : make_float2(rounded<1>(y.x), rounded<1>(y.y));
 }
 
-/* The tiles of y and rho, the records of the thread's rows, and the ridge's gradient. */
+/* Writes the tiles of y and rho, y itself and the gradient of the ridge; makes the records of the thread's
+ * rows. */
 template <bool FINE, int DIM, bool DECAYED>
 static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM, DECAYED> &rs, const cg_rows &k,
                                                       const rows_sums &sum, row_record (&rec)[2])
@@ -355,7 +367,7 @@ static __device__ __forceinline__ void put_records(const rows_system<DIM, DECAYE
     }
 }
 
-/* What the rows add to their pairs. */
+/* The constants of the pairs from the records of the rows. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ pair_rows pair_rows_of(const system_sm90<DIM, DECAYED> &sys,
                                                          const row_record (&rec)[2])
@@ -376,7 +388,7 @@ static __device__ __forceinline__ pair_rows pair_rows_of(const system_sm90<DIM, 
     return own;
 }
 
-/* The output gradients into their slot, while the threads fill the other tiles. */
+/* Begins the last sweep: do is copied into its stage while the threads fill the other tiles of rows. */
 template <bool FINE, int DIM, bool DECAYED>
 static __device__ __forceinline__ void begin_pairs(const rows_system<DIM, DECAYED> &rs, const cg_rows &k,
                                                    rows_sums &sum, row_record (&rec)[2])
@@ -392,7 +404,7 @@ static __device__ __forceinline__ void begin_pairs(const rows_system<DIM, DECAYE
     barrier_wait(&rs.sys.sm.query_full, rs.count.rows++ % 2);
 }
 
-/* dq and the sums of the rows. q, inner: of this thread's columns. */
+/* Writes dq, and the sums of the rows. inner: sum ds of this thread's columns. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void put_pairs(const rows_system<DIM, DECAYED> &rs,
                                                  const float (&q)[DIM / SIDE][8][4], float (&inner)[2],
@@ -405,7 +417,8 @@ static __device__ __forceinline__ void put_pairs(const rows_system<DIM, DECAYED>
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         inner[row] = quad_sum(inner[row]);
-        /* What rounding leaves of a sum that is 0 is taken out at the mean x, and at the mean key. */
+        /* sum ds is 0 but for rounding: the difference is taken out at the mean x, and in dq at the mean
+         * key. */
         const float rest = inner[row] * quad_sum(sum.mean[row]);
         sum.scale[row] = quad_sum(sum.scale[row]) - (fabsf(rest) < INFINITY ? rest : 0);
         if (sys.r.real[row] && threadIdx.x % 4 == 0) {
@@ -438,7 +451,8 @@ static __device__ __forceinline__ void put_pairs(const rows_system<DIM, DECAYED>
     }
 }
 
-/* The last sweep of a cheap block. True where the solve proves good: then all that the rows have is written. */
+/* The last sweep of a cheap block. True where the solve is accepted: all results of the rows are then
+ * written. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ bool finish_rows(const rows_system<DIM, DECAYED> &rs, const cg_rows &k,
                                                    const bool (&wanted)[2], const cg_tolerance &tolerance,
@@ -486,7 +500,7 @@ static __device__ __forceinline__ bool finish_rows(const rows_system<DIM, DECAYE
     return true;
 }
 
-/* The last sweeps of a block whose solution, in two parts, is the direction. */
+/* The last sweeps of a block in two parts. The solution is the direction. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void finish_rows_fine(const rows_system<DIM, DECAYED> &rs, const cg_rows &k,
                                                         rows_sums &sum)

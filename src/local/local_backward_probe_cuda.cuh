@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Backward on GPUs, first sweep of a row that has a probe: drho = -sum p (g - gbar) kappa. The sum of p (g -
- * gbar) is 0 but for rounding; it is taken out of drho where the mean key is known, and goes to gbar_rest.
- * For a given probe drho is the result, for a solved one the right-hand side of the adjoint solve, whose
- * ridge is found here too.
+ * Backward on GPUs, first sweep for rows that have a probe: drho = -sum p (g - gbar) kappa, g = do . v. The
+ * sum of p (g - gbar) is 0 but for rounding. What rounding leaves of it is kept as gbar_rest, and subtracted
+ * from drho at the mean key where that is saved. For a given probe drho is the result. For a solved one it is
+ * the right-hand side of the adjoint solve, and the unit of the ridge is computed here too.
  */
 #ifndef LOAM_LOCAL_LOCAL_BACKWARD_PROBE_CUDA_CUH
 #define LOAM_LOCAL_LOCAL_BACKWARD_PROBE_CUDA_CUH
@@ -17,14 +17,16 @@ template <bool WIDE, int DIM> struct probe_shared {
     pair_ring<of> ring;
 };
 
-/* Sums over the keys of the thread's rows; but for the peak, of its columns only until probe_finish. */
+/* Sums over the keys, for the thread's two rows. Until probe_finish, each thread has the part
+ * of its columns. */
 struct probe_sums {
-    float total[2], square[2]; /* of p (g - gbar), and p |k|^2 or p |kappa|^2 */
-    float best[2];             /* the highest score, and the first key that has it */
+    float total[2], square[2]; /* sum of p (g - gbar); sum of p |k|^2, or p |kappa|^2 */
+    float best[2];             /* the highest score; peak: the first key that has it */
     int peak[2];
 };
 
-/* The products s = q . k and g = do . v become p and p (g - gbar), the latter as its parts say. */
+/* The products s = q . k and g = do . v of a tile become p, and p (g - gbar) rounded to the sum of
+ * its bf16 parts. */
 template <class S>
 static __device__ __forceinline__ void weigh_errors(float (&s)[S::keys / 8][4], float (&g)[S::keys / 8][4],
                                                     probe_sums &sum, const scoring &sc,
@@ -51,7 +53,7 @@ static __device__ __forceinline__ void weigh_errors(float (&s)[S::keys / 8][4], 
     }
 }
 
-/* Adds p |k|^2 of a tile. */
+/* Adds p |k|^2 over a tile. */
 template <int BLOCKS>
 static __device__ __forceinline__ void add_squares(probe_sums &sum, const float (&w)[BLOCKS][4],
                                                    const key_terms &terms)
@@ -65,8 +67,8 @@ static __device__ __forceinline__ void add_squares(probe_sums &sum, const float 
     }
 }
 
-/* Adds p |kappa|^2, from differences: the ridge relative to the trace needs it to its own precision, also
- * where nearly all weight is on one key. */
+/* Adds p |kappa|^2 over a tile, from differences: a ridge relative to the trace needs it to full precision,
+ * also where nearly all weight is on one key. */
 template <class S, int BLOCKS>
 static __device__ __forceinline__ void add_spread(probe_sums &sum, const float (&w)[BLOCKS][4],
                                                   const typename S::type *keys, const float *kbar,
@@ -87,7 +89,7 @@ static __device__ __forceinline__ void add_spread(probe_sums &sum, const float (
     }
 }
 
-/* Over the four lanes of a row; the peak is the first of the highest. */
+/* Combines the four lanes of a row. The peak is the first key with the highest score. */
 static __device__ __forceinline__ void probe_finish(probe_sums &sum)
 {
 #pragma unroll
@@ -105,8 +107,8 @@ static __device__ __forceinline__ void probe_finish(probe_sums &sum)
     }
 }
 
-/* A given probe: grad_probe, and e = -rho . drho. f: sum p (g - gbar) k; the keys of narrow tiles have the
- * origin in them, which `excess` = sum p (g - gbar) takes out. */
+/* A given probe: writes grad_probe, and returns the thread's part of e = -rho . drho. f = sum p (g - gbar) k.
+ * The keys of narrow tiles are not relative to the origin; excess = sum p (g - gbar) corrects f for that. */
 template <int BLOCKS>
 static __device__ __forceinline__ float given_gradient(const float (&f)[BLOCKS][4], int row, float excess,
                                                        const float *origin, const loam_problem &p,
@@ -131,7 +133,7 @@ static __device__ __forceinline__ float given_gradient(const float (&f)[BLOCKS][
     return e;
 }
 
-/* A solved probe: drho for the solve; returns the thread's part of |kbar|^2. */
+/* A solved probe: writes drho for the solve; returns the thread's part of |kbar|^2. */
 template <int BLOCKS>
 static __device__ __forceinline__ float solved_gradient(const float (&f)[BLOCKS][4], int row, float total,
                                                         const loam_problem &p, const float *kbar, float *drho)
@@ -151,7 +153,7 @@ static __device__ __forceinline__ float solved_gradient(const float (&f)[BLOCKS]
     return kbar2;
 }
 
-/* The unit of the ridge, and |Cov| on average. */
+/* The unit of the ridge, and trace(Cov) / dim, the mean variance of the keys. */
 static __device__ __forceinline__ void set_unit(row_record &rec, const loam_problem &p, float square,
                                                 float most)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Backward on GPUs, last kernel of the rows: dq, the ridge's gradient, what a row adds to the gradients that
- * are sums over rows, and the row_record for the second pass.
+ * Backward on GPUs, last kernel of the pass over rows: dq, the gradient of the ridge, the row's parts of the
+ * gradients that are sums over rows, and the row_record for the pass over keys.
  */
 #ifndef LOAM_LOCAL_LOCAL_BACKWARD_QUERY_CUDA_CUH
 #define LOAM_LOCAL_LOCAL_BACKWARD_QUERY_CUDA_CUH
@@ -22,7 +22,7 @@ static __device__ __forceinline__ double quad_sum(double x)
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-/* e = -y . Lambda rho and the ridge's gradient, -unit y rho; the four lanes of the row call it. */
+/* e = -y . Lambda rho, and the gradient of the ridge, -unit y rho. The four lanes of the row call it. */
 static __device__ __forceinline__ void ridge_gradient(row_record &rec, bool real, const loam_problem &p,
                                                       const loam_args &a, const row_block &x, int64_t i,
                                                       const float *rho, const float *y, double *sums)
@@ -48,8 +48,8 @@ static __device__ __forceinline__ void ridge_gradient(row_record &rec, bool real
     }
 }
 
-/* A direction times the peak key, which the products of all keys are taken relative to. PARTS: of the
- * direction in products. */
+/* The product of a direction with the peak key, relative to which sweep_centres takes the products of all
+ * keys. PARTS: bf16 parts of the direction in products. */
 template <int PARTS>
 static __device__ __forceinline__ float peak_product(bool real, const loam_problem &p, const loam_args &a,
                                                      const row_block &x, int peak, const float *direction,
@@ -64,9 +64,9 @@ static __device__ __forceinline__ float peak_product(bool real, const loam_probl
     return quad_sum(sum);
 }
 
-/* rho . kbar and y . kbar: the product with the peak key plus a rest, the weighted mean of the others
- * relative to it. So u is small to its own precision where one key has nearly all the weight and rho is
- * large. */
+/* Finds rho . kbar and y . kbar, each as the product with the peak key plus a rest: the weighted mean of
+ * the products relative to that one. Thus a small u is exact even where one key has nearly all weight and
+ * rho is large. */
 template <bool WIDE, int DIM, int DIRECTIONS>
 static __device__ __forceinline__ void sweep_centres(query_shared<WIDE, DIM, DIRECTIONS> &sm,
                                                      row_record (&rec)[2], const loam_problem &p,
@@ -103,7 +103,7 @@ static __device__ __forceinline__ void sweep_centres(query_shared<WIDE, DIM, DIR
     }
 }
 
-/* The records of the thread's rows, complete for their block. */
+/* Completes the records of the thread's rows. */
 template <bool WIDE, int DIM, int DIRECTIONS>
 static __device__ __forceinline__ void complete_records(query_shared<WIDE, DIM, DIRECTIONS> &sm,
                                                         row_record (&rec)[2], const loam_problem &p,
@@ -141,12 +141,12 @@ static __device__ __forceinline__ void complete_records(query_shared<WIDE, DIM, 
     }
 }
 
-/* Sums over the keys of a row that only its own parameters need, as in local_backward_rows.h. */
+/* Sums over the keys of a row for the gradients of parameters, as in local_backward_rows.h. */
 struct row_totals {
-    float inner[2], scale[2], slope[2]; /* of ds factor, ds factor (x - middle), -ds distance */
-    float from[2];                      /* what dq has of the point that keys count from */
-    float middle[2], mean[2];           /* an x to count from; of p (x - middle) */
-    float large[2];                     /* scale / 2^100, which counts where scale overflows on the way */
+    float inner[2], scale[2], slope[2]; /* of ds factor, of ds factor (x - middle), of -ds distance */
+    float from[2];                      /* the factor of the point that keys are relative to, in dq */
+    float middle[2], mean[2];           /* an offset of x; sum of p (x - middle) */
+    float large[2];                     /* scale / 2^100, used where scale overflows */
     float total[2];                     /* of ds, where scores decay */
 };
 
@@ -155,7 +155,8 @@ static __device__ __forceinline__ bool sums_to_zero(const scoring &sc, const loa
     return !sc.capped && !p.sink;
 }
 
-/* An x between the mean and the largest of each row, where lse tells one. */
+/* middle: an x between the mean and the maximum of the row, where it follows from lse:
+ * (lse - log n) / scale for n keys. */
 static __device__ __forceinline__ void set_middle(row_totals &sum, const scoring &sc, const loam_problem &p,
                                                   const row_pair &r, const row_constants &rc)
 {
@@ -168,8 +169,8 @@ static __device__ __forceinline__ void set_middle(row_totals &sum, const scoring
     }
 }
 
-/* Adds one tile to the totals; s, products q . k on entry, becomes ds factor. g, u, t, w: products with
- * the tile of do, rho, y, kbar. */
+/* Adds one tile to the totals. s, which holds the products q . k, becomes ds factor. g, u, t, w: products
+ * with the tile of do, rho, y, kbar. */
 template <class S, int DIRECTIONS, int BLOCKS>
 static __device__ __forceinline__ void row_tile_gradient(
     float (&s)[BLOCKS][4], const float (&g)[BLOCKS][4], const float (&u)[BLOCKS][4],
@@ -209,9 +210,9 @@ static __device__ __forceinline__ void row_tile_gradient(
     }
 }
 
-/* The totals of whole rows. Wide tiles leave the origin out of the keys. Narrow ones do not: what rounding
- * leaves of a sum that is 0 would bring keys far from zero into dq, and is taken out at the mean key, or
- * at the origin where that is not known. */
+/* Completes the totals of the rows. On wide tiles keys are relative to the origin. On narrow tiles they are
+ * not, and what rounding leaves of sum ds = 0 would bring keys far from zero into dq: it is subtracted at the
+ * mean key, or at the origin where the mean key is not saved. */
 template <bool WIDE>
 static __device__ __forceinline__ void finish_totals(row_totals &sum, bool zero_sum, const row_constants &rc)
 {
@@ -219,7 +220,7 @@ static __device__ __forceinline__ void finish_totals(row_totals &sum, bool zero_
     for (int row = 0; row < 2; row++) {
         float inner = quad_sum(sum.inner[row]), scale = quad_sum(sum.scale[row]),
               large = quad_sum(sum.large[row]);
-        /* What rounding leaves of a sum that is 0 is taken out at the mean x. */
+        /* What rounding leaves of sum ds = 0 is subtracted at the mean x. */
         const float rest = inner * quad_sum(sum.mean[row]);
         scale -= zero_sum && fabsf(rest) < INFINITY ? rest : 0;
         sum.from[row] = WIDE ? (zero_sum ? 0 : inner) : zero_sum ? -inner : 0;
@@ -231,7 +232,7 @@ static __device__ __forceinline__ void finish_totals(row_totals &sum, bool zero_
     }
 }
 
-/* dq = scale sum ds (k or k - q) - y */
+/* dq = scale sum ds (k or, for RBF, k - q) - y. */
 template <bool WIDE, int DIM, int DIRECTIONS>
 static __device__ __forceinline__ void put_query_gradient(const query_shared<WIDE, DIM, DIRECTIONS> &sm,
                                                           const float (&f)[DIM / 8][4], const row_totals &sum,
@@ -283,7 +284,7 @@ static __device__ __forceinline__ void put_row(const row_record &rec, const row_
     }
 }
 
-/* Has another kernel done the rows of thread block n? */
+/* Whether the Hopper kernels have finished the rows of thread block n. */
 static __device__ __forceinline__ bool finished(const row_arrays &arrays, const loam_problem &p,
                                                 const row_block &x, int64_t n)
 {

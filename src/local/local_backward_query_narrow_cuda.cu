@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The launches of query_kernel on narrow tiles: a file of its own, for the compiler takes long over each. */
+ * The launches of query_kernel on narrow tiles: a file of their own, since the kernels take long to compile.
+ */
 #include "src/local/local_backward_query_cuda.cuh"
 
 loam_status local_query_gradient_narrow_cuda(const loam_problem *p, const loam_args *a,

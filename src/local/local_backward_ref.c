@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The reference backward. It fits every row anew in float64 and needs nothing of `saved`. With g_ij = do_i . v_j
- * and gbar_i = sum_j p_ij g_ij:
+ * The reference backward in float64. It fits every row again and reads nothing of `saved`. With
+ * g_ij = do_i . v_j and gbar_i = sum_j p_ij g_ij, and the rest as in local_row_ref.h:
  *
  *     drho_i = -sum_j p (g - gbar) k,        y_i = (Cov_i + Lambda_i)^-1 drho_i (solved probe; else 0)
  *     t_ij = y_i . kappa_ij,                 E_ij = g_ij - gbar_i + t_ij
@@ -10,8 +10,9 @@
  *     dq_i = sum_j ds x'_q - y_i,            dk_j = sum_i ds x'_k - p E rho_i + p (1 - u) y_i
  *     dv_j = sum_i p (1 - u) do_i,           dridge_ic = -unit y_ic rho_ic
  *
- * First all rows, which leave lse, kbar, rho, y and a few scalars; then all keys, which sum over rows. PaTH: dk_j is a
- * gradient of the key as row i sees it; each key gathers them from the last row to its own, turning back.
+ * A first sweep over rows stores lse, kbar, rho, y and a few scalars of each; a second sweep over keys sums
+ * over rows. PaTH: each dk_j is the gradient of the key as row i sees it; a key sums these from the last row
+ * back to its own position and applies M_t^T at each position between.
  */
 #include "src/local/local_row_ref.h"
 
@@ -21,10 +22,10 @@
 #include <omp.h>
 #include <string.h>
 
-/* What a key needs of a row: this head, then kbar, rho, y. */
+/* Of each row, what the sweep over keys needs: scalars of one query head, and the vectors kbar, rho, y. */
 typedef struct row_record {
     double lse, gbar, e;
-    double spread, trace; /* ridge relative to the trace: d loss / d unit, and trace / dim */
+    double spread, trace; /* trace unit of the ridge: d loss / d unit, and trace / dim */
     int64_t peak;
     double *kbar, *rho, *y;
 } row_record;
@@ -45,7 +46,7 @@ static records records_carve(const loam_problem *p, arena *pool)
 
 typedef struct pair {
     double weight, kept; /* p E and p (1 - u) */
-    double ds, spread;   /* d loss / d s_ij; 2/dim x p, times kappa: the direct part of the trace in dk */
+    double ds, spread;   /* d loss / d s_ij; 2/dim x p: times kappa, the direct part of the trace in dk */
     ref_score score;
 } pair;
 
@@ -70,7 +71,7 @@ static pair pair_gradient(const loam_problem *p, const loam_args *a, const local
     out.kept = w * (1 - u);
     out.ds = out.kept * miss;
     if (p->mechanism == LOAM_LLA && p->ridge_unit == LOAM_RIDGE_MAX) {
-        out.ds += j == r->peak ? r->e : 0; /* unit = p of the peak: its derivative takes e p away again */
+        out.ds += j == r->peak ? r->e : 0; /* unit = p of the peak: the e p terms of its derivative cancel */
     } else {
         out.ds += w * r->e;
     }
@@ -81,7 +82,7 @@ static pair pair_gradient(const loam_problem *p, const loam_args *a, const local
     return out;
 }
 
-/* drho into r->y */
+/* r->y += drho */
 static void probe_gradient(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
                            const ref_row *row, const double *g, row_record *r)
 {
@@ -93,7 +94,8 @@ static void probe_gradient(const loam_problem *p, const loam_args *a, const loca
     }
 }
 
-/* y, e and the ridge's gradient of a solved row, from drho in r->y. */
+/* y, e and the gradient of the ridge of a solved row, from drho in r->y. Returns the sum of the
+ * latter over channels. */
 static double adjoint(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
                       const ref_row *row, row_record *r)
 {
@@ -118,7 +120,7 @@ static double adjoint(const loam_problem *p, const loam_args *a, const local_seq
     return sum;
 }
 
-/* Everything of a row that needs no other row. g: scratch over keys. */
+/* The record of a row and its part of the gradients of sink, ridge and probe. g: scratch over keys. */
 static void row_backward(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
                          ref_row *row, double *g, row_record *r, local_row_sums *sums)
 {
@@ -190,7 +192,8 @@ static void row_query(const loam_problem *p, const loam_args *a, const local_seq
     }
 }
 
-/* Adds to dk, dv what row i says of key j, which it sees as `key`; returns d loss / d s_ij. */
+/* Adds the contribution of row i to dk and dv of key j, which row i sees as `key`. Returns
+ * d loss / d s_ij. */
 static double key_from_row(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
                            int64_t i, int64_t j, const double *key, const row_record *r, double *dk,
                            double *dv)
@@ -220,7 +223,7 @@ static void put_column_sum(const loam_problem *p, const loam_args *a, const loca
     }
 }
 
-/* What the rows of one query head say of key j. */
+/* The contributions of all rows of one query head to key j. */
 static void key_from_head(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t j,
                           const records *rec, const double *key, double *dk, double *dv)
 {
@@ -266,9 +269,9 @@ static void key_backward(const loam_problem *p, const loam_args *a, const local_
     put_key(p, a, s, h_kv, j, dk, dv);
 }
 
-/* PaTH: what a thread needs for the keys of one head. */
+/* PaTH: scratch of a thread for the keys of one head. */
 typedef struct turning {
-    double *trail;      /* [len_kv][dim_qk]: the key as seen from each position */
+    double *trail;      /* [len_kv][dim_qk]: the key as each position sees it */
     double *dw, *dbeta; /* [len_kv][dim_qk], [len_kv] */
     double *ds;         /* [heads_q / heads_kv]: the column sums of the key */
 } turning;
@@ -284,7 +287,7 @@ static turning turning_carve(const loam_problem *p, arena *pool)
     return x;
 }
 
-/* Back through k' = k - beta w (w . k) at position t: dk from dk', and its parts of dw and dbeta. */
+/* The adjoint of k' = k - beta w (w . k) at position t: dk <- dk from dk', and its parts of dw and dbeta. */
 static void turn_back(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t t,
                       const double *key, double *dk, const turning *x)
 {
@@ -300,7 +303,7 @@ static void turn_back(const loam_problem *p, const loam_args *a, const local_seq
     }
 }
 
-/* Key j as all positions after it see it, then back from the last to its own. */
+/* Key j forward through all positions after it, then the gradient back from the last position to its own. */
 static void key_backward_path(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h_kv,
                               int64_t j, const records *rec, const turning *x, double *dk, double *dv)
 {

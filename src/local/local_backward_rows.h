@@ -6,10 +6,11 @@
 
 #include "src/local/local_backward_block.h"
 
-/* |rho| times the spread of the keys above which the rounding of rho . k shows: it is 6e-5 in u. */
+/* |rho| times the spread of the keys from which on rounding of rho . k matters: the error of u
+ * is 6e-5 there. */
 #define SPAN_EXTENT 1e3f
 
-/* A panel from dense rows of the saved arrays. */
+/* Loads a panel from dense rows of a saved array. */
 static inline void load_saved(block *k, float *restrict panel, const void *saved, int64_t channels)
 {
     const int64_t at = local_row(k->x.p, &k->x.s, k->x.h, k->l.i0);
@@ -62,7 +63,7 @@ static inline void load_lanes(block *k, int64_t i0)
     }
 }
 
-/* g of the tile: grad_o . v */
+/* g <- grad_o . v for the tile. */
 static inline void value_products(block *k)
 {
     const head *x = &k->x;
@@ -76,7 +77,7 @@ static inline void value_products(block *k)
     }
 }
 
-/* grad += weights . keys over the tile; for raw keys, taken += the weights as rounded for that. */
+/* grad += weights . keys over the tile; for raw keys, taken += the weights as rounded for it. */
 static inline void add_keys(block *k, const float *restrict weights, float *restrict taken)
 {
     const head *x = &k->x;
@@ -90,7 +91,7 @@ static inline void add_keys(block *k, const float *restrict weights, float *rest
     }
 }
 
-/* p of the tile into w; best and peak follow the scores where the peak is asked for. */
+/* w <- p of the tile; with `peaks`, best and peak track the largest score and its key. */
 VEC_INLINE void weights_of_tile(bool plain, bool peaks, block *k, float *restrict w, float *restrict best)
 {
     FOR_LANES(lane)
@@ -114,7 +115,7 @@ VEC_INLINE void weights_of_tile(bool plain, bool peaks, block *k, float *restric
     }
 }
 
-/* The peak key is the ridge's unit, and where LLA counts its products from. */
+/* LLA tracks the peak key: it gives the max unit of the ridge, and sweep_centres counts products from it. */
 static inline void tile_weights(block *k, float *restrict w, float *restrict best)
 {
     const bool plain = tile_is_plain(&k->sc, &k->l, &k->tile);
@@ -127,7 +128,7 @@ static inline void tile_weights(block *k, float *restrict w, float *restrict bes
     }
 }
 
-/* g of the tile becomes p (g - gbar); its column sums go to total; square gathers p |k'|^2. */
+/* g of the tile becomes p (g - gbar), whose column sums are added to total; square += p |k'|^2. */
 static inline void weigh_errors(block *k, const float *restrict w, float *restrict total,
                                 float *restrict square)
 {
@@ -147,8 +148,8 @@ static inline void weigh_errors(block *k, const float *restrict w, float *restri
     }
 }
 
-/* drho = -sum p (g - gbar) kappa into grad; for LLA the weights stay. The column sum of p (g - gbar) is 0 but for
- * rounding, and is taken out where the mean key is known. */
+/* grad <- drho = -sum p (g - gbar) kappa; LLA keeps the weights. The sum of p (g - gbar) over keys is 0 but
+ * for rounding; where kbar is known, that sum times kbar is subtracted. */
 static inline void sweep_probe(block *k, float *restrict square)
 {
     const int64_t d = k->x.p->dim_qk;
@@ -166,7 +167,7 @@ static inline void sweep_probe(block *k, float *restrict square)
         tile_weights(k, w, best);
         value_products(k);
         weigh_errors(k, w, total, square);
-        if (k->solved) { /* the system may magnify what is rounded here */
+        if (k->solved) { /* in float32, as the solve may amplify rounding errors */
             panel_product(k->grad, d, k->tile.keys, 1, d, k->g, k->tile.n, true);
         } else {
             add_keys(k, k->g, taken);
@@ -184,7 +185,7 @@ static inline void sweep_probe(block *k, float *restrict square)
     panel_scale(k->grad, d, minus);
 }
 
-/* The weight of the peak key: the unit of LOAM_RIDGE_MAX. */
+/* The weight of the peak key, which is the unit of LOAM_RIDGE_MAX. */
 static inline void peak_weights(const block *k, float *restrict most)
 {
     for (int64_t lane = 0; lane < k->l.count; lane++) {
@@ -194,7 +195,7 @@ static inline void peak_weights(const block *k, float *restrict most)
     }
 }
 
-/* y = (Cov + Lambda)^-1 drho */
+/* y = (Cov + Lambda)^-1 drho. */
 static inline void solve_adjoint(block *k, const float *square)
 {
     const int64_t d = k->x.p->dim_qk;
@@ -218,8 +219,9 @@ static inline void solve_adjoint(block *k, const float *square)
     }
 }
 
-/* From here on probe is what u is taken from. A row of few keys may have a probe that is huge across all of them, of
- * which u keeps nothing but the rounding error: such a row gets the shortest probe with the same u. */
+/* Replaces probe by the vector that u is computed from. With few keys the probe may have a huge part
+ * orthogonal to all of them, which adds only rounding errors to u: such a row gets the shortest
+ * vector with the same u. */
 static inline void span_probes(block *k)
 {
     const int64_t d = k->x.p->dim_qk;
@@ -237,9 +239,9 @@ static inline void span_probes(block *k)
     }
 }
 
-/* rho . kbar and y . kbar as the product with the peak key plus a rest, the weighted mean of the products that u and
- * t are taken from relative to that one. Where a key has nearly all the weight and rho is large, u_j is then small
- * to its own precision, not to that of rho . k. */
+/* rho . kbar as rho_kbar + rho_rest: the product with the peak key, and the weighted mean of the products
+ * minus that one. y . kbar likewise. u_j is computed relative to the peak; where one key has nearly all the
+ * weight and rho is large, a small u_j then has its own precision, not that of rho . k. */
 static inline void sweep_centres(block *k)
 {
     const int64_t d = k->x.p->dim_qk;
@@ -268,7 +270,7 @@ static inline void sweep_centres(block *k)
     }
 }
 
-/* e = -y . Lambda rho and the ridge's gradient, -unit y rho. */
+/* e = -y . Lambda rho, and the gradient of the ridge, -unit y rho. */
 static inline void ridge_gradient(block *k, const row_arrays *rows)
 {
     const loam_problem *p = k->x.p;
@@ -291,7 +293,7 @@ static inline void ridge_gradient(block *k, const row_arrays *rows)
     }
 }
 
-/* drho of a given probe, and e = -rho . drho. */
+/* Stores drho of a given probe; e = -rho . drho. */
 static inline void given_gradient(block *k)
 {
     const loam_problem *p = k->x.p;
@@ -306,19 +308,20 @@ static inline void given_gradient(block *k)
     }
 }
 
-/* Sums over the keys of a row that only its own parameters need. Without a soft cap and a sink the ds of a row sum
- * to 0: then what x has in common for all keys drops out, and keys far from the origin cost no precision. */
+/* Sums over the keys of a row, for gradients of shared parameters. Without a soft cap and a sink the ds of a
+ * row sum to 0: then the part of x that all keys have in common drops out, and keys far from the origin cost
+ * no precision. */
 typedef struct row_totals {
     float inner[LANES], scale[LANES], slope[LANES]; /* of ds factor, ds factor (x - middle), -ds distance */
-    float middle[LANES], mean[LANES];               /* an x to count from; of p (x - middle) */
+    float middle[LANES], mean[LANES];               /* an x near those of large weight; of p (x - middle) */
     float total[LANES];                             /* of ds */
-    float large[LANES]; /* scale / 2^100, which counts where scale overflows on the way */
+    float large[LANES];                             /* scale / 2^100, used where scale overflows in between */
 } row_totals;
 
 static inline bool sums_to_zero(const block *k) { return !k->sc.capped && !k->x.p->sink; }
 
-/* An x between the mean and the largest of each row, where lse tells one: the gradient of the scale counts from there,
- * and steep scores cost it no precision. */
+/* middle: an x between the mean and the largest x of the row, from lse, where a score is scale x and nothing
+ * else. The gradient of the scale is summed relative to middle, so that steep scores cost no precision. */
 static inline void set_middle(const block *k, row_totals *sum)
 {
     const bool told = sums_to_zero(k) && !k->sc.sloped && !k->sc.biased && k->x.p->scale != 0;
@@ -329,8 +332,8 @@ static inline void set_middle(const block *k, row_totals *sum)
     }
 }
 
-/* s (q . k on entry) becomes ds factor. Plain: as tile_is_plain says, of no solved probe, and where no sum but that of ds
- * is wanted. */
+/* s (q . k on entry) becomes ds factor. plain: tile_is_plain, no solved probe, and no row sum is needed but
+ * that of ds factor. */
 VEC_INLINE void row_gradient_of_tile(bool plain, bool probed, block *k, row_totals *sum)
 {
     const bool solved = !plain && k->solved, by_max = !plain && k->by_max, by_trace = !plain && k->by_trace;
@@ -392,7 +395,7 @@ static inline void tile_row_gradient(block *k, row_totals *sum)
     }
 }
 
-/* grad <- sum ds factor k' */
+/* grad <- sum ds factor k'. */
 static inline void sweep_query(block *k, row_totals *sum)
 {
     const int64_t d = k->x.p->dim_qk;
@@ -422,7 +425,7 @@ static inline void sweep_query(block *k, row_totals *sum)
     }
     subtract_common(k->grad, &k->x, taken);
     for (int lane = 0; lane < LANES; lane++) {
-        /* What rounding leaves of a sum that is 0 is taken out at the mean x. */
+        /* The sum of ds is 0: its rounding error, at the mean of x, is subtracted. */
         const float rest = sum->inner[lane] * sum->mean[lane];
         sum->scale[lane] -= sums_to_zero(k) && fabsf(rest) < INFINITY ? rest : 0;
         sum->inner[lane] = sums_to_zero(k) ? 0 : sum->inner[lane];
@@ -433,7 +436,7 @@ static inline void sweep_query(block *k, row_totals *sum)
     }
 }
 
-/* dq = scale sum ds (k or k - q) - y */
+/* dq = scale sum ds factor (k or k - q) - y. */
 static inline void put_query_gradient(block *k, const row_totals *sum)
 {
     const loam_problem *p = k->x.p;
@@ -502,7 +505,8 @@ static inline void backward_rows(block *k, const row_arrays *rows, int64_t i0)
     }
     if (k->solved) {
         solve_adjoint(k, square);
-        /* Where Lambda is a number, y lies in the span of the keys, and y . rho needs only that part of rho. */
+        /* If Lambda is a multiple of I, y lies in the span of the keys, and y . rho needs only that
+         * part of rho. */
         const bool by_channel = k->x.p->ridge_axes == LOAM_RIDGE_CHANNEL;
         if (by_channel) {
             ridge_gradient(k, rows);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The pass over rows of Local Linear Attention on Hopper: the launches of rows_kernel_sm90, and of the plain kernels for what it
- * leaves. */
+ * The pass over rows of Local Linear Attention on Hopper: the launches of rows_kernel_sm90, and of the
+ * kernels for sm80 for the blocks that it leaves. */
 #include "src/local/local_backward_rows_sm90.cuh"
 #include "src/local/local_maps_sm90.cuh"
 #include "src/local/local_solve_work_cuda.cuh"

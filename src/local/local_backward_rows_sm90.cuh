@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * Backward of Local Linear Attention on Hopper, the pass over rows: drho, the adjoint solve and dq of 64 rows in one go, with the
- * solver of local_solve_sm90.cuh. Formulas are those of local_backward_probe_cuda.cuh and local_backward_query_cuda.cuh.
+ * Backward of Local Linear Attention on Hopper, the pass over rows: drho, the adjoint solve (Cov + Lambda)
+ * y = drho, and dq of 64 rows at a time, with the solver of local_solve_sm90.cuh. Formulas are those of
+ * local_backward_probe_cuda.cuh and local_backward_query_cuda.cuh.
  *
- * As in forward, blocks whose rows see many keys go with one bf16 part ("cheap"), if forward was content with one for each of their
- * probes: rho and y are then bf16 numbers times a power of two, the last sweep takes each in one tile, and that sweep finds the
- * residual of the adjoint solve too: with E = g + t, drho - (Cov + Lambda) y = -sum p E kappa - Lambda y. Where that misses, and in all
- * other blocks, everything is done with two parts, in launches of their own. There a sweep finds the means of u and t before the
- * last. Blocks with rows for float64 are left to query_kernel.
+ * As in forward, blocks whose rows see many keys have one bf16 part ("cheap"), if one was enough for each of
+ * their probes in forward. rho and y are then bf16 numbers times a power of two, and the last sweep has each
+ * in one tile. That sweep also finds the residual of the adjoint solve: with E = g - gbar + t,
+ * drho - (Cov + Lambda) y = -sum p E kappa - Lambda y. Blocks that miss the tolerance, and all other blocks,
+ * have two parts in everything, in launches of their own; there a sweep before the last finds the means of u
+ * and t. Blocks with rows for float64 are left to query_kernel.
  */
 #ifndef LOAM_LOCAL_LOCAL_BACKWARD_ROWS_SM90_CUH
 #define LOAM_LOCAL_LOCAL_BACKWARD_ROWS_SM90_CUH
@@ -16,6 +18,7 @@
 
 /* ------------------------------------------------------------------ first sweep */
 
+/* Finds the highest score of each row, and its first key, in the tile that begins at key j. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void find_peak(rows_sums &sum, const float (&products)[8][4],
                                                  const system_sm90<DIM, DECAYED> &sys, int j)
@@ -36,7 +39,8 @@ static __device__ __forceinline__ void find_peak(rows_sums &sum, const float (&p
     }
 }
 
-/* Over the four lanes of a row; the peak is the first of the highest, -1 where nothing is seen. */
+/* Combines the four lanes of a row. The peak is the first key with the highest score; -1 where none is
+ * seen. */
 static __device__ __forceinline__ void finish_peak(rows_sums &sum)
 {
 #pragma unroll
@@ -53,7 +57,8 @@ static __device__ __forceinline__ void finish_peak(rows_sums &sum)
     }
 }
 
-/* f = sum p (g - gbar) k of the thread's rows. The output gradients lie where the direction will. */
+/* The first sweep: f = sum p (g - gbar) k of the thread's rows, and sum.rest. do lies where the direction
+ * will be. */
 template <bool FINE, int DIM, bool DECAYED>
 static __device__ __forceinline__ void probe_gradient_sm90(float (&f)[DIM / SIDE][8][4],
                                                            const rows_system<DIM, DECAYED> &rs,
@@ -102,7 +107,7 @@ static __device__ __forceinline__ void probe_gradient_sm90(float (&f)[DIM / SIDE
     sum.rest[0] = quad_sum(total[0]), sum.rest[1] = quad_sum(total[1]);
 }
 
-/* drho = -sum p (g - gbar) kappa, scaled to about 1, becomes b of the solve, which begins at 0. */
+/* drho = -sum p (g - gbar) kappa, scaled to about 1, becomes b of the solve; x = 0. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void begin_adjoint(const rows_system<DIM, DECAYED> &rs, cg_rows &k,
                                                      const float (&f)[DIM / SIDE][8][4], const rows_sums &sum,
@@ -122,8 +127,9 @@ static __device__ __forceinline__ void begin_adjoint(const rows_system<DIM, DECA
 
 /* ------------------------------------------------------------------ the solve */
 
-/* The solution becomes the direction, in two parts. True where all rows are solved; where not, those that are not go on the list for
- * float64, and y and records are written for query_kernel. */
+/* The solution becomes the direction, in two parts, and its true residual is found. Returns true where all
+ * rows are solved. If not, the rows that are not go on the list for float64, and y and records of all rows
+ * are written for query_kernel. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ bool check_rows(const rows_system<DIM, DECAYED> &rs, const cg_rows &k,
                                                   const bool (&wanted)[2], const cg_tolerance &tolerance,
@@ -178,7 +184,8 @@ static __device__ __forceinline__ bool check_rows(const rows_system<DIM, DECAYED
     return false;
 }
 
-/* kbar into the scratch, do . vbar; true where forward has needed more than one part for a probe of the thread's rows. */
+/* Loads kbar into the scratch, and sums gbar = do . vbar. True where forward needed two parts for the probe
+ * of one of the thread's rows. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ bool load_means(const rows_system<DIM, DECAYED> &rs, rows_sums &sum)
 {
@@ -204,7 +211,7 @@ static __device__ __forceinline__ bool load_means(const rows_system<DIM, DECAYED
     return fine;
 }
 
-/* From the gradient of the output to b of the adjoint solve. */
+/* The first sweep, from do to b of the adjoint solve; and the ridge, where its unit is the largest p. */
 template <bool FINE, int DIM, bool DECAYED>
 static __device__ __forceinline__ void begin_rows(system_sm90<DIM, DECAYED> &sys, row_ridge &ridge,
                                                   cg_rows &k, rows_sums &sums, const rows_launch &all,
@@ -228,7 +235,8 @@ static __device__ __forceinline__ void begin_rows(system_sm90<DIM, DECAYED> &sys
     }
 }
 
-/* The rows that the last sweep would refuse if their residual were what the iteration takes it for, or close to it, go on. */
+/* Marks as live the rows that the last sweep would not accept, or only just, if their true residual were the
+ * recursive one; true where there are any. */
 static __device__ __forceinline__ bool go_on(cg_rows &k, const cg_tolerance &tolerance,
                                              const bool (&wanted)[2])
 {
@@ -241,7 +249,7 @@ static __device__ __forceinline__ bool go_on(cg_rows &k, const cg_tolerance &tol
     return k.live[0] || k.live[1];
 }
 
-/* The rows of the block with one part or, FINE, with two; false where one part is not enough. */
+/* Computes the rows of the block in one part or, FINE, in two; false where one part is not enough. */
 template <bool FINE, int DIM, bool DECAYED>
 static __device__ __forceinline__ bool rows_block_sm90(solve_shared_sm90<DIM> &sm, rows_count &count,
                                                        const rows_launch &all, float *scratch)
@@ -296,11 +304,12 @@ static __device__ __forceinline__ bool rows_block_sm90(solve_shared_sm90<DIM> &s
         many |= r.lo[row] < r.hi[row] && !wanted[row];
     }
     sys.tame = __syncthreads_and(tame);
-    /* The scale's gradient wants more registers than one pass at 128 dimensions has. */
+    /* In one part, the pass at 128 dimensions has no registers for the gradient of the scale. */
     if (!FINE && (__syncthreads_or(many) || (DIM > 64 && a.grad_scale))) {
         return false;
     }
-    /* One part accepts more than forward does: its error reaches the gradients once, and a block that is listed alone takes 0.3 ms. */
+    /* One part is accepted at a larger residual than in forward: its error enters the gradients once, and a
+     * launch with one listed block takes 0.3 ms. */
     const cg_tolerance tolerance = FINE ? cg_tolerance{ 3e-4f, 1e-2f, 128 } : cg_tolerance{ 8e-3f, 3e-2f, 8 };
     begin_rows<FINE>(sys, ridge, k, sum, all, count, wanted);
     cg_run<FINE>(sys, k, tolerance);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Backward of the local family on Hopper: the workspace, and the passes in their order. The plain path takes arrays that bulk
- * copies cannot read, which only the arguments tell. */
+ * Backward of the local family on Hopper: the workspace, and the order of the passes. Arrays that bulk copies
+ * cannot read, which only the arguments tell, go to the kernels for sm80. */
 #include "src/local/local_backward_cuda.h"
 #include "src/local/local_maps_sm90.cuh"
 
@@ -10,7 +10,7 @@ static bool reads(const loam_problem *p, const loam_args *a)
            key_map_fits(p, &a->v) && (p->mechanism != LOAM_PARALLAX || query_map_fits(p, &a->probe));
 }
 
-/* The passes use what is behind the arrays over rows one after the other. */
+/* One pass after the other uses the workspace behind the arrays over rows. */
 size_t local_backward_sm90_work(const loam_problem *p)
 {
     arena pool = { NULL, 0 };

@@ -2,26 +2,28 @@
  *
  * Conjugate gradients in float32 for a block of rows at once, one row per lane.
  *
- * A lane stops by its own residual only, so that a row's bits do not depend on its neighbours. At the end the true
- * residual b - A x decides. A lane whose residual falls so slowly that a Cholesky factor costs less leaves early.
+ * Each lane stops by its own residual only, so that the bits of a row do not depend on its neighbours. At the
+ * end a lane is accepted by its true residual b - A x. A lane whose residual falls so slowly that a Cholesky
+ * factor costs less stops early.
  */
 #ifndef LOAM_LOCAL_LOCAL_CG_H
 #define LOAM_LOCAL_LOCAL_CG_H
 
 #include "src/local/local_system.h"
 
-/* Steps at most; those after which a lane is judged by how its residual falls, and those after which it must have
- * fallen at all. */
+/* The maximum of steps; the step from which on a lane is judged by how fast its residual falls; the step by
+ * which the residual must have fallen at all. */
 enum { CG_MOST = 96, CG_TRIAL = 8, CG_FIRST_TRIAL = 4 };
 
-/* A lane stops where its recursive residual, relative to b, is below this. */
+/* A lane stops when its recursive residual, relative to b, is below this. */
 static inline float cg_stop(loam_dtype dtype) { return dtype == LOAM_F32 ? 3e-7f : 2e-6f; }
 
-/* What a solve by local_gram.h costs, in iterations: d / 4 for the matrix, the rest for the factor and the residuals. */
+/* The cost of a solve by local_gram.h in iterations: d / 4 for the matrix, the rest for the factor
+ * and the residuals. */
 static inline float cg_worth(int64_t d) { return 8 + 0.25f * (float)d; }
 
-/* What the steps of a lane have in common: |r|^2, whether it goes on, the |r|^2 to stop at, and the smallest and
- * largest Rayleigh quotients met, which estimate the condition. */
+/* The state of each lane: rr = |r|^2; live: 0 when stopped; stop: the |r|^2 to stop at; least and most: the
+ * smallest and largest Rayleigh quotients so far, which estimate the condition number. */
 typedef struct cg_lanes {
     float rr[LANES], live[LANES], stop[LANES], least[LANES], most[LANES];
     float *r, *direction, *image; /* [dim_qk][LANES] */
@@ -67,8 +69,8 @@ static inline bool any_live(const float *live)
     return false;
 }
 
-/* The power of two at or below the largest |b| of each lane: dividing by it is exact and keeps the squares of
- * small and large right-hand sides within range. */
+/* The power of two at or below the largest |b| of each lane. Division by it is exact and keeps the squares of
+ * very small and very large right-hand sides within range. */
 static inline void lane_magnitudes(float *restrict out, const float *restrict b, int64_t d)
 {
     for (int lane = 0; lane < LANES; lane++) {
@@ -81,9 +83,10 @@ static inline void lane_magnitudes(float *restrict out, const float *restrict b,
     }
 }
 
-/* Leaves alone the lanes that go on for nothing. Those whose residual, falling as it has so far, needs more than
- * `patience` further steps: twice what the factor costs, as the residual falls faster later on, and lanes that stay make
- * the block go on anyway. And those whose true residual will end above the tolerance by the rounding of A x alone. */
+/* Stops the lanes that further steps would not bring to acceptance: lanes that need more than `patience`
+ * further steps if the residual falls as it has so far, and lanes whose true residual will stay above the
+ * tolerance by the rounding of A x alone. patience is twice the cost of the factor, as residuals fall faster
+ * later on and the other lanes keep the block running anyway. */
 static inline void cg_leave(const block_system *sys, cg_lanes *k, const float *x, const float *bb, int steps,
                             float patience)
 {
@@ -103,7 +106,8 @@ static inline void cg_leave(const block_system *sys, cg_lanes *k, const float *x
     }
 }
 
-/* r <- b / unit and what follows from it; x <- 0. Lanes that are not `wanted` take no step. */
+/* r <- b / unit, the direction and the norms that follow from r; x <- 0. Lanes outside `wanted`
+ * are not live. */
 static inline void cg_begin(cg_lanes *k, const float *restrict b, const bool *restrict wanted, int64_t d,
                             float stop, float *restrict unit, float *restrict bb)
 {
@@ -125,8 +129,8 @@ static inline void cg_begin(cg_lanes *k, const float *restrict b, const bool *re
     }
 }
 
-/* The true residuals of x, and which lanes they accept: their relative size times the square root of the condition
- * bounds the relative error of x in the norm of the system. */
+/* Computes the true residuals of x and accepts lanes: the relative residual times the square root of the
+ * condition number bounds the relative error of x in the norm of the system. */
 static inline void cg_judge(const block_system *sys, const cg_lanes *k, const float *restrict b,
                             const float *restrict unit, const float *restrict bb, const bool *restrict wanted,
                             const float *restrict x, block_result *result)
@@ -148,7 +152,7 @@ static inline void cg_judge(const block_system *sys, const cg_lanes *k, const fl
     }
 }
 
-/* x <- (Cov + Lambda)^-1 b for the lanes in `wanted`; other lanes are 0 and not accepted. work: 3 panels. */
+/* x <- (Cov + Lambda)^-1 b for the lanes in `wanted`; x of other lanes is 0, not accepted. work: 3 panels. */
 static inline void cg_solve(const block_system *sys, float *const work[3], const float *restrict b,
                             const bool *restrict wanted, float *restrict x, block_result *result)
 {

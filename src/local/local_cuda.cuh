@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the CUDA kernels of the local family share: the shapes of tiles, the block of rows at hand, the score.
+ * What the CUDA kernels of the local family share: the shapes of tiles, the block of rows of a thread block,
+ * the score, the online softmax.
  *
- * A thread block is 4 warps; each warp has 16 of its 64 rows to itself, from the scores to the output, and a thread has two
- * of those (g and g + 8 in mma.cuh). Sums over keys end within the four lanes of a row: no warp waits for another but for
- * the tiles, which all of them read.
+ * A thread block has 4 warps and 64 rows (queries). Each warp has 16 rows to itself, from the scores to the
+ * output; each thread has two of them, in the layout of D in mma.cuh (rows g and g + 8). Sums over keys are
+ * reduced within the four lanes of a row: warps wait for each other only where the next tile of keys, which
+ * all of them read, is loaded.
  *
- * bf16 problems with dot scores compute on narrow tiles of the inputs as they are; all others on wide tiles, relative to the
- * first key of the sequence ("origin", as on CPUs), so that nothing is lost where all keys lie far from zero.
+ * bf16 problems with dot scores compute on narrow tiles, which hold the inputs unchanged. All others compute
+ * on wide tiles, with keys relative to the first key of the sequence (the "origin", as on CPUs), so that no
+ * precision is lost where all keys lie far from zero.
  */
 #ifndef LOAM_LOCAL_LOCAL_CUDA_CUH
 #define LOAM_LOCAL_LOCAL_CUDA_CUH
@@ -17,7 +20,7 @@
 
 enum { THREADS = 128, ROWS = 64, CHUNK = 128 };
 
-/* Tiles for head dimensions up to DIM. Outputs are computed CHUNK columns at a time. */
+/* Tiles for head dimensions up to DIM. A pass computes CHUNK columns of the output at most. */
 template <bool WIDE, int DIM> struct shape {
     typedef element<WIDE> type;
     static constexpr int keys = WIDE ? (DIM == 256 ? 16 : 32) : DIM == 64 ? 64 : 32;
@@ -25,7 +28,7 @@ template <bool WIDE, int DIM> struct shape {
     static constexpr int columns = DIM < CHUNK ? DIM : CHUNK;
     static constexpr int pitch = DIM + PAD;
     static constexpr int row_tile = ROWS * pitch; /* elements of a tile of queries */
-    static constexpr int key_tile = keys * pitch; /* of keys */
+    static constexpr int key_tile = keys * pitch; /* of a tile of keys */
     static constexpr int value_tile = keys * (columns + PAD);
     static constexpr int parts = parts_of<WIDE>;
 };
@@ -42,11 +45,12 @@ LOAM_INLINE int local_padded_dim(const loam_problem *p)
 struct row_block {
     local_seq s;
     int64_t h, h_kv, i0;
-    int rows;        /* queries i0 .. i0 + rows - 1 */
-    int first, last; /* keys first .. last - 1: all that any of them sees */
+    int rows;        /* queries i0 .. i0 + rows - 1 of sequence s */
+    int first, last; /* keys first .. last - 1: all that any of the rows sees */
 };
 
-/* Block n of the problem, late rows first: they see the most keys. No rows: the sequence is shorter. */
+/* Block n of the problem; late rows first, since they see the most keys. rows <= 0 where the sequence is too
+ * short to have this block. */
 template <int ROWS_OF_BLOCK = ROWS>
 static __device__ __forceinline__ row_block row_block_at(const loam_problem &p, const loam_args &a, int64_t n)
 {
@@ -69,10 +73,10 @@ static __device__ __forceinline__ row_block row_block_at(const loam_problem &p, 
 
 /* The two rows of this thread. */
 struct row_pair {
-    int at[2];         /* in the block */
-    bool real[2];      /* not beyond the sequence */
-    int lo[2], hi[2];  /* keys that it sees */
-    float position[2]; /* i + n_kv - n_q */
+    int at[2];         /* row of the block */
+    bool real[2];      /* the row is within the sequence */
+    int lo[2], hi[2];  /* the row sees keys lo .. hi - 1 */
+    float position[2]; /* of the row among the keys: i + n_kv - n_q */
 };
 
 static __device__ __forceinline__ row_pair row_pair_of(const loam_problem &p, const row_block &x)
@@ -92,13 +96,13 @@ static __device__ __forceinline__ row_pair row_pair_of(const loam_problem &p, co
     return r;
 }
 
-/* Has the warp no rows? It has no part in the products with the keys that stream by. */
+/* Whether the warp has no rows: it then skips products, but helps to load tiles. */
 static __device__ __forceinline__ bool warp_is_idle(const row_block &x)
 {
     return (int)(threadIdx.x / 32 * 16) >= x.rows;
 }
 
-/* The column of element e (0 to 3) of block n of a warp's numbers. */
+/* The column of element e (0 to 3) of fragment n of a warp's accumulator. */
 static __device__ __forceinline__ int column_of(int n, int e)
 {
     return 8 * n + 2 * (threadIdx.x % 4) + e % 2;
@@ -111,8 +115,8 @@ static __device__ __forceinline__ rows_view rows_of(const loam_const_view &v, lo
     return out;
 }
 
-/* The first key, as float, for wide tiles; zeros where there is none, beyond dim_qk, and where keys are turned: no point of
- * them is the same for all rows. */
+/* origin <- the first key of the sequence, as float. Zeros where the sequence has no keys, beyond dim_qk, and
+ * with PaTH: there each row sees the keys reflected differently, and no shift is common to all rows. */
 template <int DIM>
 static __device__ __forceinline__ void load_origin(float *origin, const loam_problem &p, const loam_args &a,
                                                    const local_seq &s, int64_t h_kv)
@@ -128,7 +132,7 @@ static __device__ __forceinline__ void load_origin(float *origin, const loam_pro
 struct scoring {
     bool rbf, capped, sloped, biased, decayed, plain;
     float scale, cap, slope;
-    const local_decay_pair *decay; /* G of the sequence's first key, as local_decay.h has it, to base 2 */
+    const local_decay_pair *decay; /* G of local_decay.h to base 2, from the sequence's first key on */
 };
 
 static __device__ __forceinline__ scoring scoring_of(const loam_problem &p, const loam_args &a,
@@ -145,7 +149,7 @@ static __device__ __forceinline__ scoring scoring_of(const loam_problem &p, cons
     return s;
 }
 
-/* What the score of a key needs beside the product: |k|^2 (RBF) and the bias, for the tile at hand. */
+/* Terms of the score of a key beside the product q . k, for one tile: |k|^2 (RBF) and the bias. */
 struct key_terms {
     const float *norm, *bias; /* [keys of the tile] */
 };
@@ -157,7 +161,8 @@ static __device__ __forceinline__ float clamp_score(float x)
     return fminf(fmaxf(x, -SCORE_LIMIT), SCORE_LIMIT);
 }
 
-/* Read where it is used, and not held from pair to pair: kernels of scores that do not decay have no registers for it. */
+/* Reads a pair of G by volatile asm, so that the compiler does not keep it in registers from one use to the
+ * next: kernels whose scores do not decay have no registers for that. */
 static __device__ __forceinline__ local_decay_pair read_decay(const local_decay_pair *at)
 {
     local_decay_pair pair;
@@ -165,7 +170,8 @@ static __device__ __forceinline__ local_decay_pair read_decay(const local_decay_
     return pair;
 }
 
-/* What key j loses on its way to a query that sees keys up to `hi` and not beyond. */
+/* G_a - G_j, the sum of the log decays between key j and a query at position a = hi - 1, the last key that
+ * the query sees. Natural logarithm. */
 static __device__ __forceinline__ float decay_between(const scoring &sc, int hi, int j)
 {
     const local_decay_pair query = read_decay(sc.decay + (hi > 0 ? hi - 1 : 0)),
@@ -173,8 +179,9 @@ static __device__ __forceinline__ float decay_between(const scoring &sc, int hi,
     return ((query.hi - key.hi) + (query.lo - key.lo)) * 0.693147181f;
 }
 
-/* The score from the product q . k of key j (column c of the tile); `constant` is the part of x that the query alone gives, where a
- * soft cap must see it, hi the first key that it does not see. *factor is d s / d (scale x). */
+/* The score of key j, column c of its tile, from the product q . k. constant: the part of the product that
+ * depends on the query alone (query_constants), 0 but for soft caps: elsewhere it shifts all scores of the
+ * row alike. hi: the end of the keys that the query sees. *factor is d s / d (scale x). */
 static __device__ __forceinline__ float score_of(const scoring &sc, const key_terms &k, float product,
                                                  float constant, float position, int hi, int j, int c,
                                                  float *factor)
@@ -198,7 +205,8 @@ static __device__ __forceinline__ float score_of(const scoring &sc, const key_te
     return sc.biased ? s + k.bias[c] : s;
 }
 
-/* The products of the warp with the tile of keys from j on become scores; -inf where a row does not see the key. */
+/* The warp's products with the tile that begins at key j become scores; -inf where a row does
+ * not see the key. */
 template <int BLOCKS>
 static __device__ __forceinline__ void scores_in_place(float (&s)[BLOCKS][4], const scoring &sc,
                                                        const key_terms &k, const row_pair &r,
@@ -217,15 +225,17 @@ static __device__ __forceinline__ void scores_in_place(float (&s)[BLOCKS][4], co
     }
 }
 
-/* e^x for x <= 0 */
+/* e^x for x <= 0. */
 static __device__ __forceinline__ float exp_fast(float x) { return exp2_fast(x * 1.44269504f); }
 
 static __device__ __forceinline__ float finite_or_zero(float m) { return m > -INFINITY ? m : 0; }
 
-/* p = exp(s - lse); where s and lse are large their rounding errors are too: p must not exceed 1 for it. */
+/* p = exp(s - lse). Where s and lse are large so are their rounding errors, which must not
+ * make p exceed 1. */
 static __device__ __forceinline__ float weight_of(float s, float lse) { return exp_fast(fminf(s - lse, 0)); }
 
-/* The running maximum and sum of a row pair over its keys so far. */
+/* Online softmax: the running maximum and sum of weights of the thread's two rows. omega is of the
+ * thread's columns. */
 struct online {
     float m[2], omega[2];
 };
@@ -236,8 +246,8 @@ static __device__ __forceinline__ void online_begin(online &o)
     o.omega[0] = o.omega[1] = 0;
 }
 
-/* Scores of a tile become exp(s - m) of the new maximum, in PARTS bf16 parts (0: as it is), which omega then counts (this
- * thread's columns); keep[row] is what everything gathered so far is to be multiplied with. */
+/* Scores of a tile become w = exp(s - m) under the new maximum, rounded to PARTS bf16 parts (0: not rounded),
+ * and are added to omega. keep[row] is the factor for all that the row has accumulated before. */
 template <int PARTS, int BLOCKS>
 static __device__ __forceinline__ void online_weigh(online &o, float (&s)[BLOCKS][4], float (&keep)[2])
 {
@@ -281,7 +291,8 @@ static __device__ __forceinline__ void scale_rows(float (&x)[BLOCKS][4], const f
 
 /* ------------------------------------------------------------------ results */
 
-/* Columns c and c + 1 of the row of `columns` elements that begins at `at`, those that it has. */
+/* Stores x and y to columns c and c + 1 of a row that begins at element `at`, where the row, of `columns`
+ * elements, has them. */
 static __device__ __forceinline__ void store_pair(void *data, loam_dtype dtype, int64_t at, int c,
                                                   int64_t columns, float x, float y)
 {
@@ -301,7 +312,7 @@ static __device__ __forceinline__ void put_info(const loam_args &a, const row_bl
     }
 }
 
-/* args.weights: zeros first, for the keys that a row does not see. */
+/* Clears the block's rows of args.weights: keys that a row does not see keep weight 0. */
 static __device__ __forceinline__ void clear_weights(const loam_problem &p, const loam_args &a,
                                                      const row_block &x)
 {

@@ -56,7 +56,8 @@ loam_status local_decay_begin(const loam_problem *p, const loam_args *a, loam_ar
     return LOAM_OK;
 }
 
-/* In place: the sum at t is of the keys before t. Row i is at position i + nk - nq; what it leaves counts from the key after. */
+/* In place: grad_log_decay[t] <- the column sums of keys before t less the row sums, which are rounding
+ * errors, of the queries at positions i + nk - nq before t. */
 static void gradient_of_head(const loam_problem *p, const loam_args *a, const double *rows,
                              const local_seq *s, int64_t h)
 {

@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * Scores that decay (FoX, Lin et al. 2025): with G the running sums of the log decays of a head, the score of a query at
- * position a and key j gains
+ * Scores that decay (FoX, Lin et al. 2025). With g_t <= 0 the log decays of a head and G their running sum
+ * (inclusive), the score of a query at position a and key j gains
  *
  *     sum_{t = j+1 .. a} g_t = G_a - G_j
  *
- * G is found once for each call, in float64, ahead of the kernels, which find it where args.log_decay was: [batch, heads_q,
- * len_kv] doubles for the reference, else pairs of floats hi + lo = G. (hi_a - hi_j) + (lo_a - lo_j) is then as exact as a sum of
- * the gates between, whatever the length: no digits are lost to what lies before j.
+ * G is computed in float64, once per call and before the kernels, which read it through args.log_decay:
+ * [batch, heads_q, len_kv] doubles for the reference, else pairs of floats hi + lo = G.
+ * (hi_a - hi_j) + (lo_a - lo_j) is as exact as a sum of g over j + 1 .. a, whatever the length: the gates
+ * before j cost no digits.
  *
- * Row sums of ds = d loss / d score are 0, so the gradient needs column sums alone: d g_t = sum_{j < t} sum_i ds_ij. What rounding
- * leaves of the row sums is taken out, for it would add up over the rows before t.
+ * The row sums of ds = d loss / d score are 0, so the gradient needs only column sums,
+ * d g_t = sum_{j < t} sum_i ds_ij. The rounding error of each row sum is subtracted, because it would add up
+ * over the rows before t.
  */
 #ifndef LOAM_LOCAL_LOCAL_DECAY_H
 #define LOAM_LOCAL_LOCAL_DECAY_H
@@ -21,25 +23,28 @@
 extern "C" {
 #endif
 
-/* Gates below this count as this, so that sums are finite. e to it is 0 in float64: no score outweighs it. */
+/* Gates are clamped to at least this, so that sums are finite. exp of it is 0 in float64: no
+ * score outweighs it. */
 #define LOCAL_LEAST_DECAY (-16384.0)
 
 typedef struct local_decay_pair {
     float hi, lo;
 } local_decay_pair;
 
-/* Tiles of keys reach this far beyond the last one of all. */
+/* Entries of G allocated beyond the last key: kernels load whole tiles of keys, which may
+ * extend beyond it. */
 enum { LOCAL_DECAY_SPARE = 256 };
 
-/* Bytes of G, at the beginning of the workspace; 0 where nothing decays. */
+/* Bytes of G, the first part of the workspace; 0 without a decay. */
 size_t local_decay_work(const loam_problem *problem);
 
-/* *ready: args with G as log_decay and the workspace behind it, or args themselves where nothing decays. CUDA: the sums are
- * launched, and G is to base 2. */
+/* Computes G. *ready: args with log_decay = G and the workspace after G; without a decay, args themselves.
+ * CUDA: launches the kernel for the sums, and G is in the log2 domain. */
 loam_status local_decay_begin(const loam_problem *problem, const loam_args *args, loam_args *ready,
                               loam_error *error);
 
-/* grad_log_decay holds the column sums of ds; they become the gradient. rows: the row sums, indexed by local_row. */
+/* Replaces the column sums of ds in grad_log_decay by the gradient. rows: the row sums of ds,
+ * indexed by local_row. */
 void local_decay_gradient(const loam_problem *problem, const loam_args *args, const double *rows);
 
 /* The same on GPUs: local_decay_cuda.cu. */
@@ -54,7 +59,7 @@ LOAM_INLINE int64_t local_keys(const loam_problem *p)
     return local_packed(p) ? p->total_kv : p->batch * p->len_kv;
 }
 
-/* The position among the keys of query i; no key is visible where it is negative. */
+/* The position of query i among the keys, at least 0 (a query at a negative position sees no key). */
 LOAM_INLINE int64_t local_position(const local_seq *s, int64_t i)
 {
     const int64_t at = i + s->nk - s->nq;

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT
- * The running sums of log decays, and the gradient, on GPUs: a thread block goes through the keys of a head, a piece at a time, each
- * piece a scan in float64. The order of the sums is that of the keys alone. */
+ * The running log-decay sums G of local_decay.h, and the gradient of the log decays, on GPUs. A thread block
+ * scans the keys of one head of one sequence in pieces of SCAN_PIECE keys, in float64. The order of the sums
+ * depends on the positions of the keys alone. */
 #include "src/gpu/launch.cuh"
 #include "src/local/local_decay.h"
 
 enum { SCAN_THREADS = 512, SCAN_EACH = 4, SCAN_PIECE = SCAN_THREADS * SCAN_EACH };
 static_assert((int)SCAN_THREADS >= (int)LOCAL_DECAY_SPARE, "a thread for each spare pair");
 
-/* The sum of x over the threads before this one, and over all of them. */
+/* The exclusive prefix sum of x over the threads of the block; *whole: the sum over all threads. */
 static __device__ __forceinline__ double scan_threads(double x, double *whole)
 {
     __shared__ double warps[SCAN_THREADS / 32];
@@ -32,7 +33,7 @@ static __device__ __forceinline__ double scan_threads(double x, double *whole)
     return before + (sum - x);
 }
 
-/* Calls put(j, sum of load before j, load(j)) for j of 0 .. count - 1. */
+/* Exclusive prefix sum over 0 .. count - 1: calls put(j, sum of load(t) over t < j, load(j)). */
 template <class LOAD, class PUT>
 static __device__ __forceinline__ void scan(int64_t count, LOAD load, PUT put)
 {
@@ -75,7 +76,8 @@ __global__ void __launch_bounds__(SCAN_THREADS)
             const float hi = (float)sum;
             out[j] = local_decay_pair{ hi, (float)(sum - (double)hi) };
         });
-    /* Tiles of keys reach beyond those in use, and the last tile beyond them all. */
+    /* Tiles of keys reach beyond the keys in use, and the last tile beyond the end of the array
+     * (LOCAL_DECAY_SPARE). */
     for (int64_t j = s.nk + threadIdx.x; j < local_stored_keys(&p, &s); j += SCAN_THREADS) {
         out[j] = local_decay_pair{ 0, 0 };
     }
@@ -84,7 +86,9 @@ __global__ void __launch_bounds__(SCAN_THREADS)
     }
 }
 
-/* Row i is at position i + nk - nq; what rounding leaves of its sum counts from the key after. */
+/* The column sums of ds in grad_log_decay become the gradient, an exclusive prefix sum over keys. The row
+ * sums of ds are 0 but for rounding. What rounding leaves of the sum of row i is subtracted at the row's own
+ * position, i + nk - nq, and thus enters the gradients of the keys after it. */
 __global__ void __launch_bounds__(SCAN_THREADS)
     decay_gradient_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                           const double *rows)

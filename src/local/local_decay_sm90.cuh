@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT
- * Scores that decay on Hopper: G (local_decay.h, to base 2) of a tile of keys in shared memory. */
+ * Scores that decay (FoX) on Hopper. G: the running sums of the log decays of a head, to base 2, as pairs
+ * hi + lo (local_decay.h). A score gains G_row - G_key. */
 #ifndef LOAM_LOCAL_LOCAL_DECAY_SM90_CUH
 #define LOAM_LOCAL_LOCAL_DECAY_SM90_CUH
 
 #include "src/gpu/hopper.cuh"
 #include "src/local/local_cuda.cuh"
 
-/* G of KEYS keys from any key on. Copies begin at pairs of them: where the first is odd it comes second. */
+/* G of KEYS consecutive keys in shared memory. Bulk copies start at an even index, for 16 bytes of alignment:
+ * where the index of the first key is odd, its G is the second entry. */
 template <bool DECAYED, int KEYS> struct decay_tile {
     alignas(16) local_decay_pair pair[KEYS + 2];
     static constexpr unsigned bytes = (KEYS + 2) * sizeof(local_decay_pair);
@@ -16,7 +18,7 @@ template <int KEYS> struct decay_tile<false, KEYS> {
     static constexpr unsigned bytes = 0;
 };
 
-/* What scores read of a tile. */
+/* The type of what scores read of a decay_tile; no_decay where scores do not decay. */
 struct no_decay {
 };
 template <int KEYS>
@@ -30,13 +32,13 @@ static __device__ __forceinline__ const no_decay *decay_of(const decay_tile<fals
     return NULL;
 }
 
-/* Where G of the first key of a sequence lies among the sums of all. */
+/* The index in args.log_decay of G of the first key of a sequence. */
 static __device__ __forceinline__ int64_t decay_origin(const loam_args &a, const local_seq &s, int64_t h)
 {
     return LOCAL_AT(a.log_decay, s.b, h, s.k0);
 }
 
-/* G of the keys from `at` on, counted over all heads, as part of what `full` waits for. */
+/* Copies G of the keys from index `at` of args.log_decay on; completes on `full`. */
 template <int KEYS>
 static __device__ __forceinline__ void copy_decay(decay_tile<true, KEYS> &tile, const loam_args &a,
                                                   int64_t at, uint64_t *full)
@@ -49,14 +51,14 @@ static __device__ __forceinline__ void copy_decay(decay_tile<false, KEYS> &, con
 {
 }
 
-/* G of a sequence's keys. */
+/* G of the keys of a sequence. */
 static __device__ __forceinline__ const local_decay_pair *decay_sums(const loam_args &a, const local_seq &s,
                                                                      int64_t h)
 {
     return (const local_decay_pair *)a.log_decay.data + decay_origin(a, s, h);
 }
 
-/* G at the row's place; that of the first key for rows that see none. */
+/* G at a row that sees keys below `hi`: that of its last key, or of the first key for rows that see none. */
 static __device__ __forceinline__ local_decay_pair row_decay(const local_decay_pair *sums, int hi)
 {
     return sums[hi > 0 ? hi - 1 : 0];
@@ -68,7 +70,7 @@ static __device__ __forceinline__ float decay_between(const local_decay_pair &qu
     return (query.hi - key.hi) + (query.lo - key.lo);
 }
 
-/* Products q . k become scores to base 2. */
+/* Products s = q . k become scores to base 2: s scale2 + G_row - G_key. */
 template <int BLOCKS>
 static __device__ __forceinline__ void decay_scores(float (&s)[BLOCKS][4], const local_decay_pair *keys,
                                                     const local_decay_pair (&row)[2], float scale2)
@@ -82,7 +84,7 @@ static __device__ __forceinline__ void decay_scores(float (&s)[BLOCKS][4], const
     }
 }
 
-/* What keys lose on the way to the last of their tile, and G there. */
+/* Keys relative to the last one of their tile: lost[j] = G_last - G_j, and last = G_last. */
 template <bool DECAYED, int KEYS> struct near_tile {
     alignas(16) float lost[KEYS];
     local_decay_pair last;
@@ -90,7 +92,7 @@ template <bool DECAYED, int KEYS> struct near_tile {
 template <int KEYS> struct near_tile<false, KEYS> {
 };
 
-/* A warp's share of such a tile: KEYS / 32 keys of each lane, those beyond `end` as the last before it. */
+/* A warp fills a near_tile, KEYS / 32 keys a lane. Keys from `end` on are replaced by key end - 1. */
 template <int KEYS> struct near_keys {
     static constexpr int each = KEYS / 32;
     local_decay_pair own[each];
@@ -115,7 +117,8 @@ template <int KEYS> struct near_keys {
     }
 };
 
-/* decay_scores of a tile that the rows see whole, but for `from`. */
+/* decay_scores for a tile of which the rows see every key, as s + from: s = q . k scale2 + G_last - G_key and
+ * from = G_row - G_last. */
 template <int KEYS, int BLOCKS>
 static __device__ __forceinline__ void near_scores(float (&s)[BLOCKS][4], const near_tile<true, KEYS> &tile,
                                                    const local_decay_pair (&row)[2], float scale2,

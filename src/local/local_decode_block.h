@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Decode on CPUs: chunks of rows, what a thread needs to work on one, and the scores of its rows.
+ * Decode on CPUs: chunks of rows, the scratch of a thread for one chunk, and the scores of its rows.
  *
- * A chunk is some rows of one key-value head: its query heads and their queries, which so share each tile of keys while it
- * is in cache. Its keys are cut into splits; within a split keys are held relative to the mean of its first keys, so that
- * keys far from zero cost no precision.
+ * A chunk is up to CHUNK_ROWS rows of one key-value head: queries of its query heads, which share each tile
+ * of keys while the tile is in cache. The keys of a chunk are cut into splits. Within a split keys are held
+ * relative to the mean of its first keys (the origin), so that keys far from zero cost no precision.
  */
 #ifndef LOAM_LOCAL_LOCAL_DECODE_BLOCK_H
 #define LOAM_LOCAL_LOCAL_DECODE_BLOCK_H
@@ -20,34 +20,34 @@ static inline int64_t group_rows(const loam_problem *p) { return p->heads_q / p-
 typedef struct chunk {
     local_seq s;
     int64_t h_kv, row, rows; /* rows row .. row + rows - 1 of the group */
-    int64_t index;           /* of the first among all rows */
-    int64_t first;           /* row 0 of k is key `first` */
-    int64_t begin, end;      /* the keys that count */
+    int64_t index;           /* of the first row among all rows */
+    int64_t first;           /* the key that row 0 of args.k holds */
+    int64_t begin, end;      /* the keys that the chunk's rows see */
 } chunk;
 
 typedef struct decode_row {
     int64_t h, i, lo, hi;
     scoring sc;
-    float constant; /* x of the origin, where the soft cap must see it; else */
-    double dropped; /* scores are too low by this */
+    float constant; /* x of the origin, if a soft cap needs the complete x; else */
+    double dropped; /* the constant that scores leave out */
     float decay_hi, decay_lo;
 } decode_row;
 
 typedef struct block {
-    head x; /* its h is that of the row at hand; its origin is not used */
+    head x; /* its h is that of the current row; its origin is not used */
     chunk c;
     decode_row row[CHUNK_ROWS];
     int64_t stride, stride_v; /* of float rows of dim_qk and dim_v channels */
-    int64_t keys, gram_keys;  /* of a tile, and of one where the moments of keys are wanted */
+    int64_t keys, gram_keys;  /* keys of a tile; of a tile for the moments of LLA */
     float *origin;            /* [stride] */
     float *query, *probe;     /* [CHUNK_ROWS][stride] */
-    float *w;    /* [2 SHARE_ROWS][keys]: weights of rows, then weights times products with the probe */
+    float *w;    /* [2 SHARE_ROWS][keys]: weights of rows, then weights times the products with the probe */
     float *bias; /* [MOST_KEYS] */
-    float *decay_hi, *decay_lo; /* likewise */
+    float *decay_hi, *decay_lo; /* [MOST_KEYS] each */
     float *sums;                /* [2 SHARE_ROWS][stride or stride_v] */
-    float *scaled;              /* [gram_keys][stride]; this and the rest: LLA */
+    float *scaled;              /* [gram_keys][stride]; from here on only for LLA */
     double *gram, *mean;        /* [stride][stride], [stride] */
-    float *tile_k, *tile_v;     /* [TILE][dim_qk], [TILE][dim_v]: of the exact sums, as the rest */
+    float *tile_k, *tile_v;     /* [TILE][dim_qk], [TILE][dim_v]; from here on only for the exact phase */
     double *kd, *vd;            /* the same, centred */
     double *tile_state;
     double *scratch; /* of local_state_probe, and a probe */
@@ -58,7 +58,7 @@ static inline int64_t clamp_to(int64_t x, int64_t least, int64_t most)
     return x < least ? least : x > most ? most : x;
 }
 
-/* Tiles of 64 KiB of float keys, and of 32 KiB where they are read again and again; whole vectors. */
+/* Tiles hold 64 KiB of float keys, or 32 KiB where each tile is read many times; they are whole vectors. */
 static inline void block_carve(block *k, const loam_problem *p, arena *pool)
 {
     const int64_t d = whole_vectors(p->dim_qk), dv = whole_vectors(p->dim_v), wider = d > dv ? d : dv;
@@ -87,7 +87,7 @@ static inline void block_carve(block *k, const loam_problem *p, arena *pool)
     k->scratch = arena_take(pool, local_state_scratch(p) + (size_t)p->dim_qk, f64);
 }
 
-/* Keys j .. j + n - 1 of the chunk, or their values, where they lie. */
+/* Rows j .. j + n - 1 of the chunk's keys or values, in place. */
 static inline table rows_of(const block *k, const loam_const_view *view, int64_t channels, int64_t j,
                             int64_t n)
 {
@@ -119,8 +119,8 @@ static inline double dot64(const float *restrict x, const float *restrict y, int
     return sum;
 }
 
-/* The mean of the first keys of a split, as far as every row sees them that sees any of the split: no result depends on
- * keys of the future. */
+/* origin <- the mean of the first keys of a split that every row with keys in the split sees: so no result
+ * depends on later keys. */
 static inline void set_origin(block *k, int64_t begin, int64_t end)
 {
     float weight[ORIGIN_KEYS];
@@ -163,7 +163,7 @@ static inline void set_query(block *k, int64_t slot)
     }
 }
 
-/* Makes the rows of the chunk ready for keys begin .. end - 1, of which there is at least one. */
+/* Prepares the rows of the chunk for keys begin .. end - 1, at least one. */
 static inline void split_begin(block *k, int64_t begin, int64_t end)
 {
     const loam_problem *p = k->x.p;
@@ -182,10 +182,10 @@ static inline void split_begin(block *k, int64_t begin, int64_t end)
     }
 }
 
-/* ------------------------------------------------------------------ scores and weights of one row on one tile */
+/* ------------------------------------------------------------------ scores of one row on one tile */
 
-/* s: products with keys j .. j + n - 1 become scores, -inf where the row does not see the key and up to the next whole
- * vector. Their maximum. */
+/* Products s with keys j .. j + n - 1 become scores: -inf where the row does not see the key, and in the tail
+ * of the last vector. Returns their maximum. */
 static inline float tile_scores(block *k, const decode_row *r, int64_t j, int64_t n, float *restrict s)
 {
     const vmask lo = v_set_int((int32_t)clamp_to(r->lo - j, 0, n)),
@@ -215,7 +215,7 @@ static inline float tile_scores(block *k, const decode_row *r, int64_t j, int64_
     return v_top(top);
 }
 
-/* s <- exp(half (s - best)), and the sum of exp(s - best); half is 1 or 1/2. */
+/* s <- w = exp(s - best), or with `root` sqrt(w); returns the sum of w. */
 static inline double tile_weights(float *restrict s, int64_t n, float best, const bool root)
 {
     vec omega = v_set(0);

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * Decode on CPUs: few queries, many keys. The keys that a chunk of rows sees are cut into splits that depend on the
- * problem alone; each split reduces to a state per row (local_state.c), and the states of a chunk merge in order. Threads
- * share the splits of a wave of chunks, then its merges: the bits do not depend on how many there are.
+ * Decode on CPUs: few queries, many keys. The keys that a chunk of rows sees are cut into splits, which
+ * depend on the problem alone. Each split is reduced to a partial state per row (local_state.c), and the
+ * states of a chunk are merged in order. The threads share the splits of a wave of chunks, then the merges:
+ * the bits do not depend on the number of threads.
  *
- * Softmax and Parallax are one phase of that. LLA is two: the moments of the keys give the probe of each row, and then it
- * is Parallax. Rows whose system is too badly conditioned for float32 moments go through a third, exact one.
+ * Softmax and Parallax need one phase, GIVEN. LLA needs two: MOMENTS gives the probe of each row, then GIVEN
+ * as for Parallax. Rows whose system is too badly conditioned for float32 moments go through a third phase,
+ * EXACT.
  */
 #include "src/local/local_decode_given.h"
 #include "src/local/local_decode_solved.h"
@@ -20,15 +22,15 @@ typedef enum method { GIVEN, MOMENTS, EXACT } method;
 
 typedef struct phase {
     method how;
-    loam_problem p; /* as its states see it: moments have dim_v = 0, a solved probe is a given one */
+    loam_problem p; /* the problem of its states: MOMENTS has dim_v = 0, a solved probe is a given one */
     int64_t size;   /* doubles of a state */
-    int64_t rows;   /* of a chunk, at most */
+    int64_t rows;   /* the most rows of a chunk */
     int64_t per_head, chunks;
-    int64_t splits, wave; /* of a chunk, and chunks at a time, at most */
-    int64_t parts;        /* states of a chunk that there is room for */
+    int64_t splits, wave; /* the most splits of a chunk, and the most chunks of a wave */
+    int64_t parts;        /* the number of states of a wave, in units of a chunk's rows */
 } phase;
 
-/* Keys of a split: whole tiles, and no more splits than the workspace has room for. */
+/* A split is whole tiles of keys, and there are at most as many splits as the workspace has room for. */
 static int64_t most_splits(const phase *ph) { return clamp_to(WAVE_DOUBLES / ph->size, 32, 256); }
 
 static int64_t split_keys(const phase *ph, int64_t keys)
@@ -55,7 +57,7 @@ static phase phase_of(const loam_problem *p, method how)
     ph.rows = how == EXACT ? 1 : clamp_to(group, 1, fit);
     ph.per_head = (group + ph.rows - 1) / ph.rows;
     ph.chunks = p->batch * p->heads_kv * ph.per_head;
-    /* A bound for any number of keys in use: more keys may be cut into fewer splits. */
+    /* An upper bound for any number of keys in use: more keys may mean fewer splits. */
     ph.splits = clamp_to((p->len_kv + SPLIT_KEYS - 1) / SPLIT_KEYS, 1, most_splits(&ph));
     ph.parts = p->threads * clamp_to(WAVE_DOUBLES / (ph.size * ph.rows), 1, 16);
     ph.parts = ph.parts > ph.splits ? ph.parts : ph.splits;
@@ -68,10 +70,10 @@ static phase phase_of(const loam_problem *p, method how)
 typedef struct decode_work {
     char *blocks; /* one for each thread */
     size_t block_bytes;
-    double *parts;       /* states: [chunk of a wave][split][row] */
-    float *probes;       /* solved: [row][whole_vectors(dim_qk)] */
-    loam_row_info *info; /* of these, [row] */
-    uint8_t *again;      /* [row]: 1 where the exact phase must do it */
+    double *parts;       /* states: [chunk of the wave][split][row] */
+    float *probes;       /* solved probes: [row][whole_vectors(dim_qk)] */
+    loam_row_info *info; /* of the solved probes, [row] */
+    uint8_t *again;      /* [row]: 1 where the exact phase must compute the row */
 } decode_work;
 
 static size_t part_doubles(const phase *ph)
@@ -101,8 +103,8 @@ static decode_work work_carve(const loam_problem *p, arena *pool)
     return w;
 }
 
-/* What a call is about: keys first .. first + count - 1, into `states` of all rows, or, where that is NULL, all the way
- * to the outputs. */
+/* One call: keys first .. first + count - 1. The result is the partial state of every row in `states`, or, if
+ * that is NULL, the outputs. */
 typedef struct decode_call {
     const loam_problem *p;
     const loam_args *a;
@@ -137,7 +139,7 @@ static chunk chunk_of(const decode_call *call, const phase *ph, int64_t n)
     return c;
 }
 
-/* Rows left to the exact phase need no other, and the other way round. */
+/* A row of LLA is computed by GIVEN or by EXACT, never by both. */
 static bool row_wanted(const decode_call *call, const phase *ph, int64_t row)
 {
     const bool whole = call->p->mechanism != LOAM_LLA || ph->how == MOMENTS || call->states;
@@ -167,7 +169,7 @@ static void set_probes(block *k, const decode_call *call)
     }
 }
 
-/* The states of a chunk over its split `split`. */
+/* The states of a chunk over one split. */
 static void chunk_split(block *k, const decode_call *call, const phase *ph, int64_t split, double *states)
 {
     const int64_t step = split_keys(ph, k->c.end - k->c.begin), begin = k->c.begin + split * step;
@@ -190,7 +192,7 @@ static void chunk_split(block *k, const decode_call *call, const phase *ph, int6
     }
 }
 
-/* What becomes of the merged state of row `row` of the chunk. */
+/* Stores the result of the merged state of one row: state, probe, or outputs. */
 static void row_end(block *k, const decode_call *call, const phase *ph, int64_t row, double *state)
 {
     const loam_problem *p = call->p;
@@ -216,7 +218,8 @@ static void row_end(block *k, const decode_call *call, const phase *ph, int64_t 
     }
 }
 
-/* Merges the states of the splits, those of row r of a split at parts + (split rows + r) size, and ends the rows. */
+/* Merges the states of the splits (row r of a split at parts + (split ph->rows + r) ph->size)
+ * and finishes the rows. */
 static void chunk_end(block *k, const decode_call *call, const phase *ph, double *parts)
 {
     const int64_t splits = split_count(ph, k->c.end - k->c.begin);
@@ -241,7 +244,7 @@ static void chunk_end(block *k, const decode_call *call, const phase *ph, double
 
 /* ------------------------------------------------------------------ all chunks */
 
-/* True where the block now holds chunk n of the phase, and there is something to do. */
+/* Sets the block to chunk n of the phase; returns whether the phase computes any of its rows. */
 static bool block_begin(block *k, const decode_call *call, const phase *ph, int64_t n)
 {
     k->c = chunk_of(call, ph, n);
@@ -249,7 +252,7 @@ static bool block_begin(block *k, const decode_call *call, const phase *ph, int6
     return chunk_wanted(call, ph, &k->c);
 }
 
-/* Called by each thread of a team. */
+/* Called by every thread of a parallel region. */
 static void phase_run(block *k, const decode_call *call, method how)
 {
     const phase ph = phase_of(call->p, how);

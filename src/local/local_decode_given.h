@@ -1,19 +1,21 @@
 /* SPDX-License-Identifier: MIT
  *
- * The state of rows whose probe is known (none, given, or solved before) over a split: two products with each tile of keys
- * and values, read once for up to four rows. Weights are relative to the largest score so far; sums of a tile are float32,
- * sums over tiles float64. With t = probe . k relative to the tile's mean c, a tile adds
+ * The partial state, over one split, of rows whose probe is known (none, given, or solved for before): two
+ * products with each tile of keys and values, each read once for up to four rows. Weights w are relative to
+ * the running maximum of the scores. Sums within a tile are float32, sums over tiles float64. With
+ * t = probe . k and c the weighted mean of t in a tile, a tile adds
  *
- *     sum w v,    sum w t + omega c,    sum w (t - c) v + c sum w v
+ *     sum w v,    sum w (t - c) + omega c  to sum w t,    sum w (t - c) v + c sum w v  to sum w t v
  *
- * so that the float32 sums hold no large c to cancel.
+ * so that no large c cancels in the float32 sums.
  */
 #ifndef LOAM_LOCAL_LOCAL_DECODE_GIVEN_H
 #define LOAM_LOCAL_LOCAL_DECODE_GIVEN_H
 
 #include "src/local/local_decode_block.h"
 
-/* While the split is at work a state holds sums where it will hold means: m, omega, [sum w t], sum w v, [sum w t v]. */
+/* During a split a state holds sums in place of means: m, omega, [sum w t], sum w v, [sum w t v].
+ * Rescales it to m. */
 static inline void scale_state(double *state, int64_t doubles, double m)
 {
     const double factor = state[0] > -INFINITY ? exp(state[0] - m) : 0;
@@ -23,7 +25,8 @@ static inline void scale_state(double *state, int64_t doubles, double m)
     }
 }
 
-/* The tile's mean of t; t <- w (t - mean). Adds to sum w t. */
+/* t <- w (t - mean), with the weighted mean of t in the tile, which is returned; adds the sum of w
+ * t to *sum. */
 static inline float centre_products_of(const float *restrict w, float *restrict t, int64_t n, double omega,
                                        double *restrict sum)
 {
@@ -44,7 +47,7 @@ static inline float centre_products_of(const float *restrict w, float *restrict 
     return mean;
 }
 
-/* Rows slot .. slot + rows - 1 of the chunk on keys j .. j + n - 1. */
+/* Adds keys j .. j + n - 1 to the states of rows slot .. slot + rows - 1 of the chunk. */
 static inline void given_tile(block *k, int64_t slot, int64_t rows, int64_t j, int64_t n, double *states,
                               int64_t size)
 {
@@ -91,7 +94,7 @@ static inline void given_tile(block *k, int64_t slot, int64_t rows, int64_t j, i
     }
 }
 
-/* Sums become the means and centred sums of loam.h. */
+/* Converts the sums into the means and centred sums of loam.h. */
 static inline void given_end(const block *k, int64_t slot, double *state)
 {
     const bool probed = k->x.p->mechanism != LOAM_SOFTMAX;
@@ -113,7 +116,7 @@ static inline void given_end(const block *k, int64_t slot, double *state)
     }
 }
 
-/* The states of the chunk over keys begin .. end - 1; they are clear. */
+/* The states of the chunk over keys begin .. end - 1. On entry they are clear. */
 static inline void given_split(block *k, int64_t begin, int64_t end, double *states, int64_t size)
 {
     for (int64_t j = begin; j < end; j += k->keys) {

@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: MIT
  *
- * LLA from a state, in two ways.
+ * LLA decode, in two ways.
  *
- * Moments: mean and second moment of the keys alone, by float32 products over small tiles, summed in float64. They give the
- * probe, and a second pass over keys and values that knows it needs 2 (dim_qk + dim_v) operations per key in the place of
- * the dim_qk dim_v of sum w v' k'^T. What float32 costs: an entry of the second moment is off by about 2^-24 of the largest
- * one, and errors of tiles are independent, so the state carries
+ * Moments: mean and second moment of the keys only, by float32 products over small tiles, summed in float64.
+ * They determine the probe. A second pass over keys and values with that probe costs 2 (dim_qk + dim_v)
+ * operations per key, against dim_qk dim_v for sum w v' k'^T. The price is float32 rounding: an entry of the
+ * second moment has an error of about 2^-24 times the largest entry, independent from tile to tile. So the
+ * state carries
  *
  *     noise^2 = (largest second moment)^2 (sum over tiles of omega_tile^2) / omega^2
  *
- * which merges like a sum of squares; 2^-24 noise / (omega pivot) is the relative error of the probe. Rows where it is too
- * large are done again.
+ * which merges like a sum of squares; 2^-24 noise / (omega pivot) is the relative error of the probe. Rows
+ * where that is too large are computed again.
  *
- * Exact: the whole public state, in float64 but for scores and weights.
+ * Exact: the whole partial state of loam.h, in float64 except for scores and weights.
  */
 #ifndef LOAM_LOCAL_LOCAL_DECODE_SOLVED_H
 #define LOAM_LOCAL_LOCAL_DECODE_SOLVED_H
@@ -20,12 +21,13 @@
 #include "src/local/local_decode_block.h"
 #include "src/simd/gram.h"
 
-/* The largest noise / (omega pivot) at which a probe from float32 products is taken. Measured on normal, shifted,
- * anisotropic, rotated, clustered and self-retrieving keys, 40 to 20000 of them, the output is off by at most 4e-7 times
- * this number: 2e-5. */
+/* The largest noise / (omega pivot) at which a probe from float32 moments is accepted. Measured on normal,
+ * shifted, anisotropic, rotated, clustered and self-retrieving keys, 40 to 20000 of them: the error of the
+ * output is at most 4e-7 times this number, 2e-5. */
 #define MOST_NOISE 50.0
 
-/* Below this pivot products of keys may underflow float32; beyond this probe its products with keys may overflow. */
+/* Below this least pivot, products of keys may underflow in float32; above this probe, its products with keys
+ * may overflow. */
 #define LEAST_PIVOT 1e-24
 #define MOST_PROBE 1e18
 
@@ -47,7 +49,7 @@ static inline void scale_moments(block *k, moments *s, double m)
     }
 }
 
-/* next: the keys of the tile after this one. */
+/* Adds one tile to the moments of a row. next: the tile that follows, to prefetch. */
 static inline void moments_tile(block *k, int64_t slot, int64_t j, int64_t n, const table *next, moments *s)
 {
     const table keys = keys_of(k, j, n);
@@ -72,7 +74,7 @@ static inline void moments_tile(block *k, int64_t slot, int64_t j, int64_t n, co
     gram_add(k->gram, k->scaled, k->stride, n, next);
 }
 
-/* The state of loam.h with dim_v = 0, and noise^2 after it. */
+/* Writes the state of loam.h with dim_v = 0, and noise^2 after it. */
 static inline void moments_end(const block *k, int64_t slot, const moments *s, double *state)
 {
     const int64_t d = k->x.p->dim_qk, stride = k->stride;
@@ -90,7 +92,7 @@ static inline void moments_end(const block *k, int64_t slot, const moments *s, d
     *kk = largest * largest * (s->omega2 / (s->omega * s->omega));
 }
 
-/* Row by row: the products dominate, not the keys' way from memory. */
+/* Row by row: the time goes into products, not into loading the keys. */
 static inline void moments_split(block *k, int64_t begin, int64_t end, double *states, int64_t size)
 {
     for (int64_t slot = 0; slot < k->c.rows; slot++) {
@@ -108,7 +110,7 @@ static inline void moments_split(block *k, int64_t begin, int64_t end, double *s
     }
 }
 
-/* p has dim_v = 0. */
+/* into += from, with noise^2. p has dim_v = 0. */
 static inline void moments_merge(const loam_problem *p, double *into, const double *from)
 {
     const size_t noise = local_state_doubles(p);
@@ -119,7 +121,8 @@ static inline void moments_merge(const loam_problem *p, double *into, const doub
     into[noise] = fa * into[noise] + fb * from[noise];
 }
 
-/* The probe from the merged moments. False where float32 does not do. scratch: of local_state_probe. */
+/* The probe from the merged moments; returns false where float32 is not accurate enough. scratch: of
+ * local_state_probe. */
 static inline bool moments_probe(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
                                  int64_t i, const double *state, double *scratch, double *rho,
                                  loam_row_info *info)
@@ -139,7 +142,7 @@ static inline bool moments_probe(const loam_problem *p, const loam_args *a, cons
 
 /* ------------------------------------------------------------------ exact */
 
-/* mean[c] = weighted mean of the tile; rows <- tile - mean, 0 beyond n */
+/* mean[c] <- weighted mean of the tile; rows <- tile - mean, 0 beyond n. */
 static inline void centre(double *restrict rows, double *restrict mean, const float *restrict w,
                           const float *restrict tile, int64_t n, int64_t channels, double omega)
 {
@@ -161,7 +164,7 @@ static inline void centre(double *restrict rows, double *restrict mean, const fl
     }
 }
 
-/* out[c] += sum over four rows of x[e] rows[e][c] */
+/* out[c] += sum over four rows of x[e] rows[e][c]. */
 static inline void add_four(double *restrict out, const double x[4], const double *restrict rows,
                             int64_t stride, int64_t n)
 {
@@ -196,7 +199,7 @@ static inline void exact_tile(const block *k, const float *restrict w, int64_t n
     }
 }
 
-/* The state of one row of the chunk over keys begin .. end - 1; it is clear. */
+/* The state of one row of the chunk over keys begin .. end - 1. On entry it is clear. */
 static inline void exact_split(block *k, int64_t slot, int64_t begin, int64_t end, double *state)
 {
     const loam_problem *p = k->x.p;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * GROUP Cholesky factors side by side in float32, one per lane: no horizontal sums, any size.
+ * GROUP Cholesky factors in float32 at once, one per lane: without horizontal sums, for any size.
  *
- * A lower triangle lies by blocks of FOUR rows, [block][column][FOUR][GROUP], block n with its first 4 n + 4 columns:
- * the rows of a block then are the LANES columns of a panel. Sizes are rounded up to whole blocks.
+ * A lower triangle is stored by blocks of FOUR rows, [block][column][FOUR][GROUP]; block n has its first 4 n
+ * + 4 columns. So the FOUR rows of a block, for GROUP lanes, are the LANES columns of a panel. Sizes are
+ * rounded up to whole blocks.
  */
 #ifndef LOAM_LOCAL_LOCAL_FACTOR_H
 #define LOAM_LOCAL_LOCAL_FACTOR_H
@@ -15,14 +16,15 @@ enum { FOUR = LANES / GROUP };
 
 static inline int64_t factor_blocks(int64_t d) { return (d + FOUR - 1) / FOUR; }
 
-/* Where block n begins; the floats of n blocks. */
+/* The offset of block n in floats, which is also the size of n blocks. */
 static inline int64_t factor_block_at(int64_t n) { return n * (n + 1) / 2 * FOUR * LANES; }
 
 typedef struct factor_square {
     vec x[FOUR][FOUR];
 } factor_square;
 
-/* The rows of block n and the columns of block k, less what the columns before them say. */
+/* The square of block n's rows and block k's columns, minus its products with the columns before:
+ * A - sum_c L_rc L_kc. */
 VEC_INLINE factor_square factor_reduce(const float *rows, const float *columns, int64_t k)
 {
     factor_square s;
@@ -51,7 +53,8 @@ VEC_INLINE factor_square factor_reduce(const float *rows, const float *columns, 
     return s;
 }
 
-/* A pivot that is not above 0 counts as 1: that factor is of no use, which its residuals will say. */
+/* A pivot that is not above 0 is replaced by 1. That factor is useless, and the residuals of its
+ * solves show it. */
 VEC_INLINE vec inverse_root(vec pivot)
 {
     float out[VL];
@@ -62,7 +65,7 @@ VEC_INLINE vec inverse_root(vec pivot)
     return v_load(out);
 }
 
-/* A square below the diagonal; corner: the square on the diagonal of its columns, done. */
+/* A square below the diagonal: solves with `corner`, the finished diagonal square of its columns. */
 VEC_INLINE void factor_below(factor_square *s, const float *corner)
 {
 #pragma GCC unroll 4
@@ -97,7 +100,7 @@ VEC_INLINE void factor_diagonal(factor_square *s)
     }
 }
 
-/* Lower triangles become L with L L^T = A; the diagonal holds 1 / L_cc. */
+/* Overwrites the lower triangles by L with L L^T = A; the diagonal holds 1 / L_cc. */
 static inline void factor_make(float *factor, int64_t blocks)
 {
     for (int m = 0; m < GROUP; m += VL) {
@@ -123,7 +126,7 @@ static inline void factor_make(float *factor, int64_t blocks)
     }
 }
 
-/* z of block n from those before it: z <- L^-1 z */
+/* Forward substitution for block n of z, from the blocks before: z <- L^-1 z. */
 VEC_INLINE void factor_forward(const float *rows, int64_t n, float *z)
 {
     const float *corner = rows + n * FOUR * LANES;
@@ -150,7 +153,7 @@ VEC_INLINE void factor_forward(const float *rows, int64_t n, float *z)
     }
 }
 
-/* z of block n, and its part of those before: z <- L^-T z */
+/* Backward substitution for block n of z, whose part is subtracted from the blocks before: z <- L^-T z. */
 VEC_INLINE void factor_backward(const float *rows, int64_t n, float *z)
 {
     const float *corner = rows + n * FOUR * LANES;
@@ -189,7 +192,7 @@ static inline void factor_solve(const float *factor, int64_t blocks, float *z)
     }
 }
 
-/* out[m] = 1 / the smallest L_cc of the first d, which is near 1 / sqrt(the least eigenvalue) */
+/* out[m] = 1 / min L_cc over the first d columns, which is near 1 / sqrt(least eigenvalue). */
 static inline void factor_steepest(const float *factor, int64_t d, double *restrict out)
 {
     for (int m = 0; m < GROUP; m++) {

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * Forward on CPUs, LANES queries of one head at a time, compiled once per instruction set.
+ * Forward on CPUs, LANES queries of one head at a time, compiled once for each instruction set.
  *
- * A given probe (0 or args.probe) takes one sweep over the keys with the running maximum m of online softmax, and t
- * relative to a running centre c, near its mean, so that large probes on peaked weights do not cancel:
- *     omega = sum w,  T = sum w (t - c),  A = sum w v,  B = sum w (t - c) v,   w = exp(s - m),  t = rho . k'
- *     o = (A (1 + T / omega) - B) / omega;  all rescaled by exp(m_old - m_new); c + z makes T - z omega, B - z A
+ * Given probe rho (0 or args.probe): one sweep over the keys with online softmax; m is the running maximum.
+ * t = rho . k' is held relative to a running centre c near its mean, so that large probes with peaked weights
+ * do not cancel:
+ *     omega = sum w,  T = sum w (t - c),  A = sum w v,  B = sum w (t - c) v,   w = exp(s - m)
+ *     o = (A (1 + T / omega) - B) / omega
+ * A new maximum rescales all sums by exp(m_old - m_new); c + z changes T to T - z omega and B to B - z A.
  *
- * The solved probe takes: scores, kept for the block; weights and means; the solver; o = vbar - sum p u v.
- * Rows that the block solver leaves are done again, whole, in float64 (local_row64.h).
+ * Solved probe: scores, kept for the block; weights and means; the solver; o = vbar - sum p u v. Rows that
+ * the block solver does not accept are computed again in float64 (local_row64.h).
  */
 #include "src/local/local_row64.h"
 #include "src/local/local_solve.h"
@@ -22,14 +24,14 @@ typedef struct block {
     key_tile tile;
     float m[LANES], omega[LANES], inverse[LANES];
     float taken[LANES],
-        per_taken[LANES]; /* omega and inverse of the weights as multiplied by the values: rounded */
-    float lse[LANES], full_lse[LANES]; /* without and with what scores leave out */
+        per_taken[LANES]; /* omega and inverse of the weights as rounded for the product with values */
+    float lse[LANES], full_lse[LANES]; /* without and with the dropped constant of the scores */
     float centre[LANES], tsum[LANES];  /* c and T of a given probe; tsum ends as T / omega */
-    float tsum_taken[LANES];           /* T of w (t - c) as multiplied by the values */
+    float tsum_taken[LANES];           /* T of w (t - c) as rounded for the product with values */
     float *values;                     /* [TILE][dim_v] */
-    float_rows value_rows;             /* values, or where they are in memory */
-    uint16_t *value_pairs;             /* the same as pairs of tokens */
-    int32_t *weight_pairs;             /* of TILE weights */
+    float_rows value_rows;             /* the values as float, converted or in place */
+    uint16_t *value_pairs;             /* the values as pairs of tokens */
+    int32_t *weight_pairs;             /* a tile of weights as pairs of keys */
     int32_t *query_pairs, *probe_pairs;
     float *s, *t;         /* [TILE][LANES] */
     float *query, *probe; /* [dim_qk][LANES] */
@@ -89,7 +91,8 @@ static void load_value_tile(block *k)
     }
 }
 
-/* sum [dim_v][LANES] += weights . values over the tile; taken += the weights as rounded for that, where they are. */
+/* sum [dim_v][LANES] += weights . values over the tile; with pairs, taken += the weights as
+ * rounded for it. */
 static void add_values(block *k, float *restrict sum, const float *restrict weights, float *restrict taken)
 {
     const int64_t dv = k->x.p->dim_v;
@@ -113,7 +116,7 @@ static bool all_ones(const float *x)
     return true;
 }
 
-/* Everything gathered so far, from the maximum m to the one in best. */
+/* Rescales all sums from the maximum m to the one in best. */
 static void rescale(block *k, const float *best)
 {
     float keep[LANES];
@@ -128,7 +131,7 @@ static void rescale(block *k, const float *best)
         v_store(k->tsum + lane, v_load(k->tsum + lane) * ratio);
         v_store(k->tsum_taken + lane, v_load(k->tsum_taken + lane) * ratio);
     }
-    if (all_ones(keep)) { /* most tiles */
+    if (all_ones(keep)) { /* true for most tiles */
         return;
     }
     panel_scale(k->o, k->x.p->dim_v, keep);
@@ -137,7 +140,7 @@ static void rescale(block *k, const float *best)
     }
 }
 
-/* s: scores become w. omega takes their sum. */
+/* The scores in s become w; adds them to omega. */
 static void weigh_tile(block *k)
 {
     FOR_LANES(lane)
@@ -154,8 +157,8 @@ static void weigh_tile(block *k)
     }
 }
 
-/* Moves the centre to the mean of t over this tile and all before, then t becomes w (t - c). before: omega without
- * the tile. */
+/* Shifts the centre to the mean of t over this tile and all before it; t becomes w (t - c). before: omega
+ * without this tile. */
 static void centre_probe(block *k, const float *before)
 {
     float minus[LANES];
@@ -193,7 +196,7 @@ static void load_probe(block *k)
     }
 }
 
-/* The B sum lies in vbar until the end. */
+/* vbar holds the sum B until finish_given. */
 static void sweep_given(block *k, bool probed)
 {
     for (int64_t j = k->l.first; j < k->l.last; j += TILE) {
@@ -234,7 +237,7 @@ static void finish_given(block *k, bool probed)
     }
 }
 
-/* lse and 1 / omega (0 for a row that sees nothing). */
+/* lse and 1 / omega (0 for a row that sees no key). */
 static void finish_weights(block *k)
 {
     for (int lane = 0; lane < LANES; lane++) {
@@ -246,7 +249,8 @@ static void finish_weights(block *k)
     }
 }
 
-/* The sink takes its share of the mass; it comes last because it competes with the full scores. */
+/* Adds the mass of the sink. After the sweep, because the sink competes with the full
+ * scores, including dropped. */
 static void add_sink(block *k)
 {
     const float sink = ((const float *)k->x.a->sink)[k->x.h];
@@ -298,7 +302,7 @@ static void sweep_scores(block *k)
     }
 }
 
-/* Scores become weights; also sum w |k'|^2 into square. */
+/* Scores become weights; square += sum w |k'|^2. */
 static void sweep_means(block *k, float *restrict square)
 {
     const int64_t d = k->x.p->dim_qk;
@@ -332,7 +336,7 @@ static block_system system_of(block *k)
     return block_system_of(&k->x, &k->l, &k->tile, k->s, k->weights, k->inverse, k->kbar, k->lambda);
 }
 
-/* o <- vbar - sum p u v, u = rho . kappa */
+/* o <- vbar - sum p u v, u = rho . kappa. */
 static void sweep_lines(block *k)
 {
     const int64_t d = k->x.p->dim_qk, dv = k->x.p->dim_v;
@@ -368,7 +372,7 @@ static void solve_block(block *k, const float *square)
     const int64_t d = k->x.p->dim_qk;
     const block_system sys = system_of(k);
     block_ridge ridge;
-    float *rhs = k->query; /* the scores are done with it */
+    float *rhs = k->query; /* the scores are complete, so the query panel is free */
     for (int64_t c = 0; c < d; c++) {
         FOR_LANES(lane)
         {
@@ -401,7 +405,7 @@ static void forward_solved(block *k)
     sweep_lines(k);
 }
 
-/* Keys so large that the block overflowed: float64 has the range. */
+/* False where keys are so large that float32 overflowed in the block; float64 has the range. */
 static bool lane_is_finite(const block *k, int64_t lane)
 {
     float sum = 0;
@@ -411,7 +415,7 @@ static bool lane_is_finite(const block *k, int64_t lane)
     return sum == 0;
 }
 
-/* A row in float64, put into its lane. */
+/* Computes a row in float64 and stores it in its lane. */
 static void redo_lane(block *k, int64_t lane)
 {
     row64 *r = &k->row;
@@ -479,7 +483,8 @@ static float *weights_row(const block *k, int64_t lane)
     return (float *)view->data + LOCAL_AT(*view, k->x.s.b, k->x.h, k->x.s.q0 + k->l.i0 + lane);
 }
 
-/* What the weighted mean of rho . k' adds to its value at kbar: rounding, which shows where rho is large. */
+/* rest <- the weighted mean of rho . k' minus rho . kbar: a rounding error that matters where
+ * rho is large. */
 static void sweep_rest(block *k, const float *centre, float *restrict rest)
 {
     const int64_t d = k->x.p->dim_qk;
@@ -491,7 +496,7 @@ static void sweep_rest(block *k, const float *centre, float *restrict rest)
     panel_scale(rest, 1, k->inverse);
 }
 
-/* Effective weights p (1 - u) of the block, in a sweep of their own: small inputs only. */
+/* Writes the effective weights p (1 - u) of the block in a separate sweep; meant for small inputs. */
 static void put_weights(block *k)
 {
     const loam_problem *p = k->x.p;
@@ -591,7 +596,7 @@ loam_status ISA(local_forward)(const loam_problem *p, const loam_args *a, loam_e
         arena pool = { (char *)a->work + each * (size_t)omp_get_thread_num(), 0 };
         block k;
         block_carve(&k, p, &pool);
-        /* Late blocks see the most keys: they go first, so that the threads end together. */
+        /* Late blocks see the most keys: they are scheduled first, so that all threads finish together. */
 #pragma omp for collapse(3) schedule(dynamic, 1)
         for (int64_t back = 0; back < blocks; back++) {
             for (int64_t b = 0; b < p->batch; b++) {

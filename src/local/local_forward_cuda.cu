@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Forward of the local family on GPUs: on all of compute capability 8.0 and newer, and on Hopper. */
+ * The forward rows local_forward_sm80 (compute capability 8.0 and newer) and local_forward_sm90 (Hopper) of
+ * the local family. */
 #include "src/local/local_forward_cuda.h"
 
 #include "src/base/error.h"
@@ -27,7 +28,8 @@ loam_status local_forward_sm80(const loam_problem *p, const loam_args *a, loam_e
 
 size_t local_forward_sm90_work(const loam_problem *p) { return local_forward_sm80_work(p); }
 
-/* Arrays that bulk copies cannot read, which only the arguments tell, take the other path. */
+/* Whether bulk copies can read the arrays shows only in the arguments; where they cannot, the
+ * sm80 kernels run. */
 loam_status local_forward_sm90(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     const bool solved = p->mechanism == LOAM_LLA;

@@ -11,13 +11,15 @@ extern "C" {
 
 /* Softmax and Parallax. */
 local_run_fn local_given_cuda;
-/* Local Linear Attention by conjugate gradients; the rows that these leave, in float64. */
+/* Local Linear Attention: the rows by conjugate gradients, then those that these did not
+ * solve, in float64. */
 local_run_fn local_solved_cuda, local_row64_cuda;
 local_work_fn local_solved_cuda_work;
-/* All of it in float64; args.weights, if wanted, holds zeros. */
+/* Local Linear Attention with all rows in float64. args.weights, where given, must hold zeros. */
 local_run_fn local_all64_cuda;
 local_work_fn local_all64_cuda_work;
-/* The same on Hopper, for arrays that bulk copies can read; args.weights is not for them. */
+/* The same on Hopper, for arguments of which *_reads is true: arrays that bulk copies can read, and no
+ * args.weights. */
 local_run_fn local_given_sm90, local_solved_sm90;
 bool local_given_sm90_reads(const loam_problem *problem, const loam_args *args);
 bool local_solved_sm90_reads(const loam_problem *problem, const loam_args *args);

@@ -41,7 +41,7 @@ static loam_status launch_decayed(const loam_problem *p, const loam_args *a, loa
     return p->decay ? launch<DIM, PROBED, true>(p, a, error) : launch<DIM, PROBED, false>(p, a, error);
 }
 
-/* Maxima of scores are those of the products where the scale is positive. */
+/* The kernel takes the maximum of products q . k for that of scores, which needs a positive scale. */
 bool local_given_sm90_reads(const loam_problem *p, const loam_args *a)
 {
     return !a->weights.data && p->scale > 0 && query_map_fits(p, &a->q) && key_map_fits(p, &a->k) &&

@@ -119,7 +119,7 @@ size_t local_decode_ref_work(const loam_problem *p)
     return whole > slice ? whole : slice;
 }
 
-/* The state of one key: itself as mean, nothing around it. */
+/* The partial state of one key: the key itself is the mean, and the second moments are 0. */
 static void single_key(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
                        int64_t j, int64_t k_row, double *key, double *state)
 {

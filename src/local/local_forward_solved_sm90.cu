@@ -16,8 +16,8 @@ static loam_status launch_pass(const loam_problem *p, const loam_args *a, const 
                        overlapped, error, *p, *a, *saved, *work, blocks, *maps);
 }
 
-/* Blocks that see few keys, all others beside them, then those of these that one part was not enough for; or, where scores decay, all
- * with two parts. */
+/* Blocks with few keys in two parts; beside them all others in one part; then, in two parts, those of the
+ * others for which one part was not enough. Where scores decay, all blocks in two parts. */
 template <int DIM> static loam_status launch(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     const local_saved saved = local_saved_carve(p, a->saved, NULL);

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * Forward with a given probe (0 or args.probe) on GPUs: one sweep over the keys, as in local_forward_cpu.c:
+ * Forward with a given probe rho (0 or args.probe) on GPUs: one sweep over the keys, with the sums of
+ * local_forward_cpu.c,
  *     omega = sum w,  T = sum w (t - c),  A = sum w v,  B = sum w (t - c) v,   w = exp(s - m),  t = rho . k
  *     o = (A (1 + T / omega) - B) / omega
- * with the running maximum m and, for a probe, a centre c that follows the mean of t.
+ * where m is the running maximum and c, with a probe, a centre that follows the running mean of t.
+ * A thread block has 64 rows and, in blockIdx.y, CHUNK columns of the values.
  */
 #ifndef LOAM_LOCAL_LOCAL_GIVEN_CUDA_CUH
 #define LOAM_LOCAL_LOCAL_GIVEN_CUDA_CUH
@@ -17,12 +19,12 @@ template <bool WIDE, int DIM, bool PROBED> struct given_shared {
     stream_shared<WIDE, DIM> ring;
 };
 
-/* Sums over the keys so far; o is A. Only a probe has the others. */
+/* Sums over the keys so far; o is A, b is B. b, centre and tsum are for a probe only. */
 template <int BLOCKS, bool PROBED> struct given_sums {
     online w;
     float o[BLOCKS][4];
     float b[PROBED ? BLOCKS : 1][4];
-    float centre[2], tsum[2]; /* c and T, of which each thread has the part of its columns */
+    float centre[2], tsum[2]; /* c, and T of the thread's columns */
 };
 
 template <int BLOCKS, bool PROBED>
@@ -34,8 +36,8 @@ static __device__ __forceinline__ void given_begin(given_sums<BLOCKS, PROBED> &g
     g.centre[0] = g.centre[1] = g.tsum[0] = g.tsum[1] = 0;
 }
 
-/* Moves the centre to the mean of t over this tile and all before; t becomes w (t - c). before: omega without the tile (this
- * thread's columns); shift: what B then loses of A. */
+/* Moves the centre c to the mean of t over this tile and all before it; t becomes w (t - c). before: omega
+ * without this tile, of the thread's columns. shift: by how much c moved; B must then lose shift A. */
 template <int BLOCKS>
 static __device__ __forceinline__ void centre_probe(float (&t)[BLOCKS][4], const float (&w)[BLOCKS][4],
                                                     float (&centre)[2], float (&tsum)[2],
@@ -67,7 +69,7 @@ static __device__ __forceinline__ void centre_probe(float (&t)[BLOCKS][4], const
     }
 }
 
-/* One tile of keys and values; s: its scores. */
+/* Adds one tile of keys and values to the sums; s: its scores. */
 template <bool WIDE, int DIM, bool PROBED>
 static __device__ __forceinline__ void given_tile(given_sums<shape<WIDE, DIM>::columns / 8, PROBED> &g,
                                                   given_shared<WIDE, DIM, PROBED> &sm, int slot,
@@ -99,7 +101,8 @@ static __device__ __forceinline__ void given_tile(given_sums<shape<WIDE, DIM>::c
     product_weights<of::parts, of::columns + PAD>(g.o, s, sm.ring.values[slot], 0);
 }
 
-/* How a row ends: 1 / omega (of which a sink takes its share), T / omega, and lse with and without what scores leave out. */
+/* Results of a row: 1 / omega (where omega includes the sink), T / omega, lse without the constant that the
+ * scores leave out, and lse with it. */
 struct given_row {
     float inverse, rest, lse, full_lse;
 };
@@ -125,7 +128,7 @@ static __device__ __forceinline__ given_row given_finish(const online &w, float 
     return g;
 }
 
-/* What belongs to a row as a whole; the four lanes of the row call it. */
+/* Writes the results that a row has once: info, lse, and saved. The four lanes of the row call it. */
 template <bool PROBED>
 static __device__ __forceinline__ void put_given_row(const loam_problem &p, const loam_args &a,
                                                      const local_saved &saved, const row_block &x,
@@ -150,7 +153,7 @@ static __device__ __forceinline__ void put_given_row(const loam_problem &p, cons
     }
 }
 
-/* args.rho: what probe(c) says, 0 for a row that sees nothing. The four lanes of the row call it. */
+/* Writes args.rho: probe(c), or 0 for a row that sees no key. The four lanes of the row call it. */
 template <bool PROBED, class F>
 static __device__ __forceinline__ void put_given_probe(const loam_problem &p, const loam_args &a,
                                                        const row_block &x, const row_pair &r, int row,
@@ -163,7 +166,7 @@ static __device__ __forceinline__ void put_given_probe(const loam_problem &p, co
     }
 }
 
-/* Effective weights p (1 - u), in a sweep of their own: small inputs only. */
+/* Writes effective weights p (1 - u), in a sweep of their own: they are meant for small inputs only. */
 template <bool WIDE, int DIM, bool PROBED>
 static __device__ void put_given_weights(given_shared<WIDE, DIM, PROBED> &sm, const loam_problem &p,
                                          const loam_args &a, const row_block &x, const row_pair &r,

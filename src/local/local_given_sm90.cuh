@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * Forward with a given probe on Hopper: the sums of local_given_cuda.cuh, for bf16 dot scores without bias terms but decay, and head
- * dimensions 64 and 128.
+ * Forward with a given probe (0 or args.probe) on Hopper: the sums of local_given_cuda.cuh, for bf16, dot
+ * scores that may decay but have no other bias, and head dimensions 64 and 128.
  *
- * A thread block holds a multiprocessor and takes one block of rows after another. Its last warpgroup asks for copies: one warp for
- * keys and values, one thread for the rows. Each of the others has 64 rows, from the scores to the output, and goes through the tiles
- * at its own pace: while the exponentials of one warpgroup are found, the products of the other run. Without a probe a warpgroup also
- * gathers the values of a tile while the next one's scores become weights.
+ * Persistent blocks, one on each multiprocessor, go through blocks of 128 rows. Two consumer warpgroups have
+ * 64 rows each, from the scores to the output. Each goes through the tiles at its own pace: the exponentials
+ * of one overlap with the products of the other. Without a probe, the product of a tile's weights with its
+ * values also overlaps with the weights of the next tile. The last warpgroup produces: one warp copies keys
+ * and values, one thread the rows, and one warp computes decays. Scores and their maxima are to base 2.
  */
 #ifndef LOAM_LOCAL_LOCAL_GIVEN_SM90_CUH
 #define LOAM_LOCAL_LOCAL_GIVEN_SM90_CUH
@@ -23,9 +24,10 @@ template <int DIM, bool PROBED> struct given_shape_sm90 {
     static constexpr int threads = (consumers + 1) * THREADS;
 };
 
-/* What a thread leaves of its two rows in shared memory: which keys they see, for the few tiles that need it, and omega of its columns.
- * That this is stored with every tile has another use: the compiler moves arithmetic beyond a wait for products, but no store, and so
- * what leads to it overlaps with the products. */
+/* What a thread keeps of its two rows in shared memory: keys lo .. hi - 1 that they see, for the few tiles
+ * that need a mask, and omega of its columns. The store of omega with every tile also serves scheduling: the
+ * compiler moves arithmetic beyond a wait for products, but no volatile store, so that the arithmetic which
+ * leads to the store overlaps with the products. */
 struct row_state_sm90 {
     int lo[2], hi[2];
     volatile float omega[2];
@@ -33,7 +35,7 @@ struct row_state_sm90 {
 
 template <int DIM, bool PROBED, bool DECAYED> struct given_shared_sm90 {
     typedef given_shape_sm90<DIM, PROBED> of;
-    /* The rows of each warpgroup; their outputs pass through where their queries were. */
+    /* The rows of each warpgroup; their outputs overwrite their queries. */
     alignas(1024) __nv_bfloat16 query[of::consumers][DIM * SIDE];
     __nv_bfloat16 probe[PROBED ? of::consumers : 1][PROBED ? DIM * SIDE : 512];
     __nv_bfloat16 keys[of::slots][DIM * of::keys], values[of::slots][DIM * of::keys];
@@ -41,15 +43,16 @@ template <int DIM, bool PROBED, bool DECAYED> struct given_shared_sm90 {
     ring_barriers<1> row_ring[of::consumers];
     uint64_t tail;
     row_state_sm90 state[of::consumers * THREADS];
-    near_tile<DECAYED, of::keys> near[of::slots]; /* of the keys */
+    near_tile<DECAYED, of::keys> near[of::slots]; /* of the keys in each stage */
 };
 
 struct given_maps_sm90 {
     CUtensorMap q, k, v, probe;
 };
 
-/* What the roles of a thread block go through together: its blocks of rows. Every other round of the grid goes backwards: late rows see
- * the most keys, and so each thread block has its share of them. */
+/* Calls use(n) for each block of rows n that this thread block has; all roles go through them in this order.
+ * Every other round of the grid runs backwards: late rows see the most keys, and each thread block thus gets
+ * its share of them. */
 template <class F> static __device__ __forceinline__ void given_blocks(unsigned blocks, F use)
 {
     for (unsigned round = 0; round * gridDim.x < blocks; round++) {
@@ -62,7 +65,7 @@ template <class F> static __device__ __forceinline__ void given_blocks(unsigned 
 
 /* ------------------------------------------------------------------ copies */
 
-/* DIM / 64 boxes of the map side by side, each of ROWS_OF_BOX rows. */
+/* Copies DIM / 64 boxes of the map, each of ROWS_OF_BOX rows by 64 channels, side by side. */
 template <int DIM, int ROWS_OF_BOX>
 static __device__ __forceinline__ void copy_rows(__nv_bfloat16 *tile, const CUtensorMap &map,
                                                  uint64_t *barrier, int64_t token, int64_t h, int64_t b)
@@ -73,7 +76,7 @@ static __device__ __forceinline__ void copy_rows(__nv_bfloat16 *tile, const CUte
     }
 }
 
-/* One thread: queries and probes of each warpgroup, as soon as it is through with those before. */
+/* The producer thread of rows: queries and probes of each warpgroup, when it has released those before. */
 template <int DIM, bool PROBED, bool DECAYED>
 static __device__ __forceinline__ void ask_rows(given_shared_sm90<DIM, PROBED, DECAYED> &sm,
                                                 const loam_problem &p, const loam_args &a,
@@ -98,7 +101,7 @@ static __device__ __forceinline__ void ask_rows(given_shared_sm90<DIM, PROBED, D
     });
 }
 
-/* Rows `from` .. KEYS - 1 of a tile become zeros; the lanes of a warp share the work. */
+/* Rows `from` .. KEYS - 1 of a tile become 0; the lanes of a warp share the work. */
 template <int DIM, int KEYS> static __device__ __forceinline__ void clear_tail(__nv_bfloat16 *tile, int from)
 {
     const uint4 zeros = make_uint4(0, 0, 0, 0);
@@ -111,7 +114,9 @@ template <int DIM, int KEYS> static __device__ __forceinline__ void clear_tail(_
     }
 }
 
-/* One warp: keys and values. What follows the last key belongs to nobody and may be no number: weights of 0 need values. */
+/* The producer warp of keys and values. Values beyond the last key that the block sees may be NaN (beyond the
+ * sequence, anything), which weights of 0 do not cancel. So the last tile of values completes on `tail`
+ * first; the warp clears the rows beyond the last key and then arrives at the full barrier. */
 template <int DIM, bool PROBED, bool DECAYED>
 static __device__ __forceinline__ void ask_keys(given_shared_sm90<DIM, PROBED, DECAYED> &sm,
                                                 const loam_problem &p, const loam_args &a,
@@ -153,7 +158,8 @@ static __device__ __forceinline__ void ask_keys(given_shared_sm90<DIM, PROBED, D
     });
 }
 
-/* One warp, where scores decay: what the keys of a tile are from its last one, as part of what fills their slot. */
+/* The producer warp of decays: fills the near_tile of each tile of keys, and each lane arrives at the full
+ * barrier of its stage. */
 template <int DIM, bool PROBED>
 static __device__ __forceinline__ void fill_near(given_shared_sm90<DIM, PROBED, true> &sm,
                                                  const loam_problem &p, const loam_args &a, unsigned blocks)
@@ -174,12 +180,14 @@ static __device__ __forceinline__ void fill_near(given_shared_sm90<DIM, PROBED, 
 
 /* ------------------------------------------------------------------ sums */
 
-/* A row's maximum moves only where it grows by more than this, to base 2: sums are as exact relative to any number near it, and most
- * tiles then leave what is gathered as it is. With a probe the centre moves along, to where the mean then is, and must not stay behind
- * what has most of the weight. */
+/* The running maximum of a row moves only where it grows by more than this, to base 2: sums are as exact
+ * relative to any number near it, and for most tiles the accumulators then need no rescaling. With a probe
+ * the centre moves with the maximum, to the mean of t at that time; it must not stay behind keys that have
+ * most of the weight, so that the slack is smaller. */
 template <bool PROBED> constexpr float maximum_slack = PROBED ? 2.0f : 8.0f;
 
-/* The rows of a warpgroup: o is A, b is B, m the maximum to base 2, which the products q . k are times scale2. */
+/* Sums of a warpgroup's rows, named as in local_given_cuda.cuh: o is A, b is B, tsum is T. m is the running
+ * maximum to base 2, that is of scale2 q . k. omega and tsum are of the thread's columns. */
 template <int DIM, bool PROBED> struct given_sums_sm90 {
     float o[DIM / SIDE][8][4];
     float b[PROBED ? DIM / SIDE : 1][8][4];
@@ -202,7 +210,7 @@ static __device__ __forceinline__ void given_begin_sm90(given_sums_sm90<DIM, PRO
     }
 }
 
-/* x of the tile from j on becomes other[row] where a row does not see the key. */
+/* The mask: x of the tile from key j on becomes other[row] where the row does not see the key. */
 template <int BLOCKS>
 static __device__ __forceinline__ void hide_sm90(float (&x)[BLOCKS][4], const row_state_sm90 &state, int j,
                                                  const float (&other)[2])
@@ -221,8 +229,10 @@ static __device__ __forceinline__ void hide_sm90(float (&x)[BLOCKS][4], const ro
     }
 }
 
-/* s, less `from` to base 2 than scores, becomes w, which omega counts. Whether the maximum of any of the warp's rows moves is returned; keep[row] is then what all that is
- * gathered is to be multiplied with. Whether a row's moves depends on that row alone, so that others do not change its bits. */
+/* Scores become weights, w = 2^(scale2 s + from - m), which are added to omega; from[row] is the part of the
+ * row's scores to base 2 that s lacks. Returns whether the maximum of any of the warp's rows moved; keep[row]
+ * is then the factor for all that the row has accumulated. Whether a row's maximum moves depends on that row
+ * alone, so that other rows do not change its bits. */
 template <int DIM, bool PROBED, int BLOCKS>
 static __device__ __forceinline__ bool weigh_sm90(given_sums_sm90<DIM, PROBED> &g, row_state_sm90 &state,
                                                   float (&s)[BLOCKS][4], float (&keep)[2], float scale2,
@@ -265,7 +275,7 @@ static __device__ __forceinline__ bool weigh_sm90(given_sums_sm90<DIM, PROBED> &
     return moves;
 }
 
-/* What is gathered so far, to the maximum as it is now. */
+/* Scales the accumulators to the maximum that has moved. */
 template <int DIM>
 static __device__ __forceinline__ void rescale_sm90(given_sums_sm90<DIM, false> &g, const float (&keep)[2])
 {
@@ -275,7 +285,7 @@ static __device__ __forceinline__ void rescale_sm90(given_sums_sm90<DIM, false> 
     }
 }
 
-/* t: the products probe . k become w (t - c), which tsum counts. */
+/* The products t = probe . k become w (t - c), which are added to tsum. */
 template <int DIM, int BLOCKS>
 static __device__ __forceinline__ void lean_sm90(given_sums_sm90<DIM, true> &g, float (&t)[BLOCKS][4],
                                                  const float (&w)[BLOCKS][4], const float (&keep)[2])
@@ -291,8 +301,8 @@ static __device__ __forceinline__ void lean_sm90(given_sums_sm90<DIM, true> &g, 
     }
 }
 
-/* What is gathered so far to the maximum as it is now; where that moved, the centre too goes to where the mean is now, and with it
- * w (t - c) of the tile at hand. */
+/* Scales the accumulators to the maximum that has moved. Where a row's maximum moved, its centre moves to the
+ * mean of t so far, and with it B and w (t - c) of this tile. */
 template <int DIM, int BLOCKS>
 static __device__ __forceinline__ void recentre_sm90(given_sums_sm90<DIM, true> &g, float (&t)[BLOCKS][4],
                                                      const float (&w)[BLOCKS][4], const float (&keep)[2])
@@ -326,20 +336,20 @@ static __device__ __forceinline__ void recentre_sm90(given_sums_sm90<DIM, true> 
     }
 }
 
-/* x, which is the same in all lanes, as the compiler then knows: descriptors made from it cost the lanes nothing. */
+/* Tells the compiler that x is the same in all lanes: descriptors made from x then cost the lanes nothing. */
 static __device__ __forceinline__ unsigned same_in_warp(unsigned x)
 {
     return __reduce_max_sync(0xffffffffu, x);
 }
 
-/* A warpgroup's way through the keys of its rows. */
+/* The sweep of a warpgroup over the keys of its rows. */
 template <int DIM, bool PROBED, bool DECAYED> struct given_sweep {
     typedef given_shape_sm90<DIM, PROBED> of;
     given_shared_sm90<DIM, PROBED, DECAYED> &sm;
     given_sums_sm90<DIM, PROBED> &g;
     float scale2;
     int whole, to; /* keys whole .. to - 1 are seen by all rows of the warpgroup */
-    /* Where scores decay: G of the sequence, and of the rows. */
+    /* Where scores decay: G of the sequence's keys, and of the two rows. */
     const local_decay_pair *sums;
     local_decay_pair decay[2];
 
@@ -357,7 +367,8 @@ template <int DIM, bool PROBED, bool DECAYED> struct given_sweep {
     }
 };
 
-/* The first products of a tile, s = q . k, under way; more may follow without a beginning of their own. */
+/* Issues the products s = q . k of a tile and commits them; more products may follow without a
+ * products_begin. */
 template <int DIM, bool PROBED, bool DECAYED, int BLOCKS>
 static __device__ __forceinline__ void begin_scores(const given_sweep<DIM, PROBED, DECAYED> &on,
                                                     float (&s)[BLOCKS][4], unsigned count)
@@ -367,8 +378,9 @@ static __device__ __forceinline__ void begin_scores(const given_sweep<DIM, PROBE
     products_commit();
 }
 
-/* Where scores decay: s, the products q . k of tile `count`, from key j on, become scores to base 2, less `from`: a tile that is
- * seen whole counts from its last key. Nothing cancels so, and a pair costs one addition more than without. */
+/* Where scores decay: s, the products q . k of tile `count`, which begins at key j, become scores to base 2
+ * less `from`. Where all rows see every key of the tile, decay is counted from its last key (near_scores):
+ * nothing cancels, and a pair costs one addition more than without decay. */
 template <int DIM, bool PROBED, bool DECAYED, int BLOCKS>
 static __device__ __forceinline__ void decay_tile_scores(const given_sweep<DIM, PROBED, DECAYED> &on,
                                                          float (&s)[BLOCKS][4], int j, unsigned count,
@@ -385,7 +397,8 @@ static __device__ __forceinline__ void decay_tile_scores(const given_sweep<DIM, 
     }
 }
 
-/* s, the products q . k of the tile from j on or what decay_tile_scores made of them, become weights. */
+/* s, which is the products q . k of the tile from key j on or comes from decay_tile_scores, becomes
+ * weights. */
 template <int DIM, bool PROBED, bool DECAYED, int BLOCKS>
 static __device__ __forceinline__ bool weigh_tile(const given_sweep<DIM, PROBED, DECAYED> &on,
                                                   float (&s)[BLOCKS][4], int j, float (&keep)[2],
@@ -398,7 +411,8 @@ static __device__ __forceinline__ bool weigh_tile(const given_sweep<DIM, PROBED,
     return weigh_sm90(on.g, on.state(), s, keep, DECAYED ? 1.0f : on.scale2, from);
 }
 
-/* Tiles `count` .. `end` - 1, the first from key j on: o += w v of a tile while the next one's scores become weights. */
+/* Tiles count .. end - 1, of which the first begins at key j. The product o += w v of a tile overlaps with
+ * the weights of the next. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void sweep(const given_sweep<DIM, false, DECAYED> &on, int j,
                                              unsigned count, unsigned end)
@@ -442,8 +456,8 @@ static __device__ __forceinline__ void sweep(const given_sweep<DIM, false, DECAY
     ring_release(on.sm.value_ring, count);
 }
 
-/* The same with a probe, one tile after another, for there are no registers for two: what leads to the weights overlaps with the
- * products t = probe . k, all else with the other warpgroup. */
+/* The same with a probe, one tile after another, since there are no registers for two: the weights overlap
+ * with the products t = probe . k, all else with the other warpgroup. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void sweep(const given_sweep<DIM, true, DECAYED> &on, int j, unsigned count,
                                              unsigned end)
@@ -465,7 +479,7 @@ static __device__ __forceinline__ void sweep(const given_sweep<DIM, true, DECAYE
         products_arrived(t);
         ring_release(on.sm.key_ring, count);
         if (!on.all_seen(j)) {
-            hide_sm90(t, on.state(), j, on.g.centre); /* where it may be no number */
+            hide_sm90(t, on.state(), j, on.g.centre); /* t may be NaN there */
         }
         lean_sm90(on.g, t, s, keep);
         if (moves) {
@@ -484,7 +498,7 @@ static __device__ __forceinline__ void sweep(const given_sweep<DIM, true, DECAYE
     }
 }
 
-/* Tiles count .. end - 1, for which the warpgroup has no use. */
+/* Releases tiles count .. end - 1, of which the warpgroup's rows see no key. */
 template <int SLOTS>
 static __device__ __forceinline__ void pass_tiles(ring_barriers<SLOTS> &keys, ring_barriers<SLOTS> &values,
                                                   unsigned count, unsigned end)
@@ -500,7 +514,7 @@ static __device__ __forceinline__ void pass_tiles(ring_barriers<SLOTS> &keys, ri
 
 /* ------------------------------------------------------------------ results */
 
-/* o, by way of the tile of the warpgroup's queries; vbar and lean. */
+/* Writes o, through the tile of the warpgroup's queries, and saves vbar and lean = vbar - o. */
 template <int DIM, bool PROBED>
 static __device__ __forceinline__ void put_means_sm90(const given_sums_sm90<DIM, PROBED> &sums,
                                                       __nv_bfloat16 *tile, const loam_args &a,
@@ -582,7 +596,7 @@ static __device__ __forceinline__ void put_rows_sm90(given_sums_sm90<DIM, PROBED
 
 /* ------------------------------------------------------------------ the kernel */
 
-/* Warpgroup w: the first and the last of its rows that there are; none where the last comes first. */
+/* The first and the last row that warpgroup w has; none where last < first. */
 struct row_span {
     int64_t first, last;
 };
@@ -603,7 +617,8 @@ static __device__ __forceinline__ void state_begin(row_state_sm90 &state, const 
     }
 }
 
-/* Of the block's `tiles` tiles the rows of a warpgroup see something of from .. to - 1; keys whole .. all - 1 are seen by all of them. */
+/* Of the `tiles` tiles of a block, those in which the rows of a warpgroup see keys: from .. to - 1. Keys
+ * whole .. all - 1 are seen by all these rows. */
 struct tile_range {
     int from, to, tiles, whole, all;
 };
@@ -623,7 +638,7 @@ static __device__ __forceinline__ tile_range tiles_of(const loam_problem &p, con
     return range;
 }
 
-/* Warpgroup w: the rows from 64 w on of each block. */
+/* A consumer: warpgroup w computes rows 64 w .. 64 w + 63 of each block of rows. */
 template <int DIM, bool PROBED, bool DECAYED>
 static __device__ __forceinline__ void gather_rows(given_shared_sm90<DIM, PROBED, DECAYED> &sm,
                                                    const loam_problem &p, const loam_args &a,
@@ -657,7 +672,7 @@ static __device__ __forceinline__ void gather_rows(given_shared_sm90<DIM, PROBED
             }
             pass_tiles(sm.key_ring, sm.value_ring, to, count);
         }
-        /* Found again, so that it takes no registers during the sweep. */
+        /* Computed again, so that it takes no registers during the sweep. */
         asm volatile("" : "+r"(n));
         const row_block x = row_block_at<of::rows>(p, a, n);
         warpgroup_sync(1 + w);
@@ -680,7 +695,7 @@ __global__ void __launch_bounds__(given_shape_sm90<DIM, PROBED>::threads, 1)
     if (threadIdx.x == 0) {
         ring_init(sm.key_ring, of::consumers * THREADS / 32);
         for (int n = 0; n < of::slots && DECAYED; n++) {
-            barrier_init(&sm.key_ring.full[n], 1 + 32); /* the copies, and each thread of fill_near */
+            barrier_init(&sm.key_ring.full[n], 1 + 32); /* the copies, and each lane of fill_near */
         }
         ring_init(sm.value_ring, of::consumers * THREADS / 32);
         for (int w = 0; w < of::consumers; w++) {

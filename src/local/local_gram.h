@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * GROUP rows of a block at once by Cholesky in float32, refined by residuals in float64. For the rows that conjugate
- * gradients leave.
+ * Cholesky in float32 for GROUP rows of a block at once, refined with residuals in float64: for the rows that
+ * conjugate gradients do not accept.
  *
  *     A = Cov + Lambda ~ L L^T (float32),   x += (L L^T)^-1 r,   r = b - A x (float64), until
  *     |x - A^-1 b|_A / |x|_A ~ sqrt(r . (L L^T)^-1 r / x . b)  is below the tolerance.
  *
- * Each step divides the error by about 1e7 / condition, so the factor need not be exact: r alone says what x is.
+ * Each step of refinement divides the error by about 1e7 / condition. The factor need not be exact: x is
+ * determined by r alone.
  *
- * Rows of a block share their keys: Cov of FOUR channels c against all others is one panel product, of the keys with
- * p kappa_c of the FOUR channels, GROUP rows each.
+ * The rows of a block share their keys: Cov of FOUR channels c with all others is one panel product of the
+ * keys with p kappa_c, for FOUR channels and GROUP rows.
  */
 #ifndef LOAM_LOCAL_LOCAL_GRAM_H
 #define LOAM_LOCAL_LOCAL_GRAM_H
@@ -19,22 +20,23 @@
 
 enum { GRAM_STEPS_MOST = 6 };
 
-/* A step that leaves more than this of the error will not get there: the row is for float64 alone. */
+/* A step that leaves more than this part of the error does not converge in time: the row is
+ * left to float64. */
 #define GRAM_LEAST_FALL 0.25
 
-/* b and the weights are float32: a relative error of this size is in b whatever the solver does. */
+/* b and the weights are float32, so b has a relative error of this size whatever the solver. */
 #define GRAM_ROUNDING 0x1p-20
 
 typedef struct gram {
-    float *factor;         /* see above; its diagonal holds 1 / L_cc */
+    float *factor;         /* [blocks of local_factor.h]; the diagonal holds 1 / L_cc */
     float *weights;        /* [TILE][GROUP], p */
-    float *kbar, *lambda;  /* [channels of whole blocks][GROUP] */
-    float *b, *z, *total;  /* likewise */
+    float *kbar, *lambda;  /* [channels rounded up to whole blocks][GROUP] */
+    float *b, *z, *total;  /* the same */
     double *x, *r, *image; /* [dim_qk][GROUP] */
     double *keys;          /* [TILE][dim_qk] */
     double *product;       /* [TILE][GROUP] */
     double *solution;      /* [dim_qk][LANES]: x of all refined lanes */
-    int *lane;             /* [GROUP] whose rows these are; the last ones may repeat the first */
+    int *lane;             /* [GROUP]: the lane of each row; unused ones repeat the first */
 } gram;
 
 static inline gram gram_carve(const loam_problem *p, arena *pool)
@@ -59,7 +61,7 @@ static inline gram gram_carve(const loam_problem *p, arena *pool)
     return g;
 }
 
-/* ------------------------------------------------------------------ lanes in and out of the group */
+/* ------------------------------------------------------------------ gathering lanes into the group */
 
 static inline void gram_gather(const gram *g, float *restrict to, const float *restrict panel, int64_t rows)
 {
@@ -70,7 +72,7 @@ static inline void gram_gather(const gram *g, float *restrict to, const float *r
     }
 }
 
-/* The tile of keys from j on, and the weights p of the group on it. */
+/* Loads the tile of keys from j on, and the weights p of the group for it. */
 static inline void gram_tile(const block_system *sys, const gram *g, int64_t j)
 {
     key_tile_load(sys->tile, sys->x, j, sys->l->last);
@@ -99,7 +101,7 @@ static inline void gram_begin(const block_system *sys, const gram *g, const floa
 
 /* ------------------------------------------------------------------ the matrix */
 
-/* scaled [TILE][FOUR][GROUP] <- p kappa_c of the channels c of block n; total takes its sums. */
+/* scaled [TILE][FOUR][GROUP] <- p kappa_c for the channels c of block n; adds the sums over keys to total. */
 static inline void gram_scale_keys(const block_system *sys, const gram *g, int64_t n, float *restrict scaled)
 {
     const int64_t d = sys->x->p->dim_qk;
@@ -119,8 +121,8 @@ static inline void gram_scale_keys(const block_system *sys, const gram *g, int64
     }
 }
 
-/* Takes out of the sums what their centred factors leave, and adds Lambda, and ones for the rows that fill up the last
- * block. */
+/* Subtracts total kbar^T (the compensated centring of local_system.h), and adds Lambda to the diagonal, or 1
+ * in the rows that pad the last block. */
 static inline void gram_finish_matrix(const gram *g, int64_t d)
 {
     for (int64_t n = 0; n < factor_blocks(d); n++) {
@@ -141,7 +143,7 @@ static inline void gram_finish_matrix(const gram *g, int64_t d)
     }
 }
 
-/* factor <- lower triangle of Cov + Lambda */
+/* factor <- lower triangle of Cov + Lambda. */
 static inline void gram_matrix(const block_system *sys, const gram *g)
 {
     const int64_t d = sys->x->p->dim_qk, blocks = factor_blocks(d);
@@ -161,7 +163,7 @@ static inline void gram_matrix(const block_system *sys, const gram *g)
 
 /* ------------------------------------------------------------------ residuals in float64 */
 
-/* The tile of keys as doubles. */
+/* Converts the tile of keys to double. */
 static inline void gram_widen_keys(const block_system *sys, const gram *g)
 {
     const int64_t count = sys->tile->n * sys->x->p->dim_qk;
@@ -170,7 +172,7 @@ static inline void gram_widen_keys(const block_system *sys, const gram *g)
     }
 }
 
-/* out[m] = sum over channels of x y */
+/* out[m] = sum over channels of x y. */
 static inline void gram_dot(double *restrict out, const double *x, const float *y, int64_t d)
 {
     for (int m = 0; m < GROUP; m++) {
@@ -183,7 +185,7 @@ static inline void gram_dot(double *restrict out, const double *x, const float *
     }
 }
 
-/* r <- b - (Cov + Lambda) x */
+/* r <- b - (Cov + Lambda) x. */
 static inline void gram_residual(const block_system *sys, const gram *g)
 {
     const int64_t d = sys->x->p->dim_qk;
@@ -212,7 +214,7 @@ static inline void gram_residual(const block_system *sys, const gram *g)
     }
 }
 
-/* z <- (L L^T)^-1 r / unit, unit the largest |r| of each lane, which keeps it within the range of float. */
+/* z <- (L L^T)^-1 r / unit; unit, the largest |r| of each row, keeps z within the range of float. */
 static inline void gram_correct(const gram *g, int64_t d, double *restrict unit)
 {
     const int64_t blocks = factor_blocks(d);
@@ -238,7 +240,8 @@ typedef struct gram_progress {
     bool live[GROUP], done[GROUP];
 } gram_progress;
 
-/* What the residual and its correction z say of x. */
+/* Estimates the error of x from the residual r and its correction z, and decides which rows are
+ * done or stop. */
 static inline void gram_judge(const gram *g, int64_t d, const double *unit, double tolerance,
                               gram_progress *at)
 {
@@ -274,7 +277,7 @@ static inline void gram_start(const gram *g, int64_t d, gram_progress *at)
     }
 }
 
-/* Adds the corrections of the lanes in `moving`; false where there are none. */
+/* Adds the corrections z of the rows in `moving`; returns whether there are any. */
 static inline bool gram_advance(const gram *g, int64_t d, const double *unit, const bool *moving)
 {
     bool any = false;
@@ -287,7 +290,8 @@ static inline bool gram_advance(const gram *g, int64_t d, const double *unit, co
     return any;
 }
 
-/* x of the group by refinement. A lane that is done takes the correction that says so along: x only gains from it. */
+/* x of the group by iterative refinement. A row that is done still adds the correction that showed it:
+ * x only gains. */
 static inline void gram_refine(const block_system *sys, const gram *g, gram_progress *at)
 {
     const int64_t d = sys->x->p->dim_qk;
@@ -311,7 +315,7 @@ static inline void gram_refine(const block_system *sys, const gram *g, gram_prog
     }
 }
 
-/* One group: x of the lanes that made it goes into the panel, and in float64 into solution. */
+/* Solves one group. Rows that converge are written to the panel x, and in float64 to solution. */
 static inline void gram_group(const block_system *sys, const gram *g, int count, float *restrict x,
                               block_result *result)
 {
@@ -331,7 +335,7 @@ static inline void gram_group(const block_system *sys, const gram *g, int count,
     }
 }
 
-/* The lanes that are picked, and how many. */
+/* Writes the indices of the lanes in `picked` to rows; returns their number. */
 static inline int lanes_of(int *restrict rows, const bool *restrict picked)
 {
     int count = 0;
@@ -343,7 +347,7 @@ static inline int lanes_of(int *restrict rows, const bool *restrict picked)
     return count;
 }
 
-/* x of the lanes in `picked`, those that can be. */
+/* Solves for x of the lanes in `picked`; result says which are accepted. */
 static inline void gram_solve(const block_system *sys, const gram *g, const float *restrict b,
                               const bool *restrict picked, float *restrict x, block_result *result)
 {
@@ -356,7 +360,7 @@ static inline void gram_solve(const block_system *sys, const gram *g, const floa
     }
 }
 
-/* u of a tile, centred, of the lanes that were refined: from x as it is in float64. product: [TILE][LANES] */
+/* product [TILE][LANES] <- u = x . kappa of a tile for the refined lanes, from x in float64. */
 static inline void gram_lines(const block_system *sys, const gram *g, const block_result *result,
                               float *restrict product)
 {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
- * The arrays of a problem as bulk copies know them: which of them these can read, and their descriptors. */
+ * Tensor maps of a problem's arrays, and which arrays bulk copies can read. */
 #ifndef LOAM_LOCAL_LOCAL_MAPS_SM90_CUH
 #define LOAM_LOCAL_LOCAL_MAPS_SM90_CUH
 
 #include "src/gpu/tensor_map.cuh"
 #include "src/local/local.h"
 
-/* The arrays as a whole: packed sequences lie one after another. */
+/* Extents of the arrays. Packed sequences lie one after another in a batch of 1. */
 typedef struct extents {
     int64_t batch, queries, keys;
 } extents;
@@ -17,7 +17,7 @@ static inline extents extents_of(const loam_problem *p)
     return local_packed(p) ? packed : whole;
 }
 
-/* Views of one row for each query, and for each key. */
+/* Can bulk copies read a view with one row for each query, or for each key? */
 static inline bool query_map_fits(const loam_problem *p, const loam_const_view *view)
 {
     const extents n = extents_of(p);
@@ -30,7 +30,7 @@ static inline bool key_map_fits(const loam_problem *p, const loam_const_view *vi
     return n.keys > 0 && tensor_map_fits(view, n.batch, p->heads_kv, n.keys);
 }
 
-/* In boxes of `rows` tokens by 64 channels. */
+/* The maps of such views, in boxes of `rows` tokens by 64 channels. */
 static inline loam_status query_map_make(CUtensorMap *map, const loam_problem *p, const loam_const_view *view,
                                          int rows, loam_error *error)
 {

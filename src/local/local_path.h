@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Kernels where keys are turned (problem.path). CPU, softmax and Parallax: local_path_forward_cpu.c, local_path_backward_cpu.c,
- * local_path_decode_cpu.c; LLA: local_path_each_cpu.c. */
+ * Kernels for PaTH (problem.path). CPU, softmax and Parallax: local_path_forward_cpu.c,
+ * local_path_backward_cpu.c, local_path_decode_cpu.c; LLA: local_path_each_cpu.c. */
 #ifndef LOAM_LOCAL_LOCAL_PATH_H
 #define LOAM_LOCAL_LOCAL_PATH_H
 
@@ -21,7 +21,7 @@ extern "C" {
         local_path_each_decode_##isa##_work; \
     local_partial_fn local_path_each_partial_##isa;
 
-/* CUDA: softmax, bfloat16, 64 channels; and every probe, type and dimension. */
+/* CUDA: local_path_*: softmax, bfloat16, 64 channels; local_path_each_*: every probe, type and dimension. */
 local_run_fn local_path_forward_sm80, local_path_backward_sm80, local_path_each_forward_sm80,
     local_path_each_backward_sm80;
 local_work_fn local_path_forward_sm80_work, local_path_backward_sm80_work, local_path_each_forward_sm80_work,

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * Backward on CPUs where keys are turned, compiled once per instruction set; the names are those of local_path_tile.h and
- * local_backward_ref.c. Two passes over the key-value heads, a wave of them at a time:
+ * PaTH backward on CPUs, compiled once for each instruction set. Names as in local_path_tile.h and
+ * local_backward_ref.c. Two passes over the key-value heads, a wave of heads at a time:
  *
- *   rows   each block of 64 rows walks to the first tile and keeps what every tile sees of it; then back, with Y the gradient of
- *          what the tile at hand sees: Y <- Y - (Y W^T) N + cx Kr. What it says of Kr, N, W, B and v is added to the sums
- *          of its part: parts depend on the problem alone, so that bits do not depend on the threads.
- *   tiles  sums over parts, then back through the making of the tile.
+ *   rows   each block of 64 rows walks to the first tile and stores how each tile sees it. Then it walks back
+ *          with Y, the gradient of the rows as the current tile sees them: Y <- Y - (Y W^T) N + cx Kr. It
+ *          adds the gradients of Kr, N, W, B and v to the sums of its part. Parts depend on the problem
+ *          alone, so the bits do not depend on the threads.
+ *   tiles  the sum over parts, then the adjoint of making the tile.
  *
- * cx = scale ds goes with products of queries, cu = -p E with those of probes; e = do . (vbar - o).
+ * cx = scale ds multiplies queries, cu = -p E multiplies probes; e = do . (vbar - o).
  */
 #include "src/local/local_path.h"
 #include "src/local/local_path_tile.h"
@@ -19,9 +20,9 @@ enum { PARTS = 4 };
 
 /* Sums of one part of one key-value head. */
 typedef struct path_sums {
-    float *keys, *own, *n, *w; /* [tiles] wide: of Kr, of K by the scores within its tile, of N, of -W */
-    float *values;             /* [tiles] wide */
-    float *within;             /* [tiles] square: of -B */
+    float *keys, *own, *n, *w; /* [tiles] wide: gradients of Kr, of K (within its tile), of N, of -W */
+    float *values;             /* [tiles] wide: gradient of the values */
+    float *within;             /* [tiles] square: gradient of -B */
     float *decay;              /* [group][tiles * 64]: column sums of ds */
 } path_sums;
 
@@ -46,14 +47,14 @@ static path_sums path_sums_carve(const loam_problem *p, arena *pool, size_t *flo
     return s;
 }
 
-/* What follows a query, or a probe. */
+/* A block of queries or of probes on its walk. */
 typedef struct follower {
-    float *x;     /* wide: as it is */
-    float *trail; /* [tiles] wide: as tiles see it */
+    float *x;     /* wide: as loaded */
+    float *trail; /* [tiles] wide: as each tile sees it */
     float *a;     /* square: lower(X N^T) */
     float *grad;  /* wide: Y */
-    float *c;     /* square: its products with keys, then the gradient of those */
-    float *own;   /* square: its products with the keys of its own tile */
+    float *c;     /* square: the products with keys, then their gradient */
+    float *own;   /* square: the products with the keys of the own tile */
 } follower;
 
 typedef struct walk {
@@ -61,7 +62,7 @@ typedef struct walk {
     path_making making;
     follower query, probe;
     float *grad_o, *values, *turned; /* wide */
-    float *g, *s, *t;                /* squares: do . v, then p (1 - u); scratch */
+    float *g, *s, *t;                /* squares: do . v, then p (1 - u); s, t: scratch */
     float lse[EDGE], gbar[EDGE], ubar[EDGE], urest[EDGE], e[EDGE];
     double scale[EDGE], inner[EDGE]; /* sums over keys of ds x and ds */
 } walk;
@@ -98,7 +99,7 @@ static bool probed(const walk *k) { return k->rows.p->mechanism == LOAM_PARALLAX
 
 /* ------------------------------------------------------------------ rows */
 
-/* From the own tile to the first. */
+/* The walk from the own tile to the first, which fills trail. */
 static void walk_out(walk *k, follower *f, const loam_const_view *view)
 {
     const path_rows *rows = &k->rows;
@@ -139,7 +140,7 @@ static void load_rows_of(walk *k)
     }
 }
 
-/* Row r with tile n: products become the gradients of products, g becomes p (1 - u). */
+/* Row r with tile n: the products in query.c and probe.c become their gradients, g becomes p (1 - u). */
 static void weigh_row(walk *k, int64_t r, int64_t n, float *decay)
 {
     const float scale = (float)k->rows.p->scale;
@@ -170,7 +171,7 @@ static void weigh_row(walk *k, int64_t r, int64_t n, float *decay)
     }
 }
 
-/* query.c and probe.c hold products with tile n on entry. */
+/* On entry query.c and probe.c hold the products with tile n. */
 static void weigh_tile(walk *k, const path_sums *sums, int64_t n)
 {
     const path_rows *rows = &k->rows;
@@ -190,13 +191,13 @@ static void weigh_tile(walk *k, const path_sums *sums, int64_t n)
     wide_add_turned(sums->values + n * values * SQUARE, k->g, k->grad_o, values);
 }
 
-/* Back over the reflections of tile n, then what its products say. */
+/* The adjoint of the reflections of tile n, then of its products. */
 static void follow_back(walk *k, follower *f, const path_sums *sums, int64_t n)
 {
     const int64_t blocks = blocks_of(k->rows.p->dim_qk), at = n * blocks * SQUARE;
     const path_tile t = path_tile_of(&k->rows, n);
     const float *x = f->trail + at;
-    if (n > 0) { /* nothing comes from before the first tile */
+    if (n > 0) { /* nothing lies before the first tile */
         wide_dots(k->s, f->grad, t.w_turned, blocks, false);
         wide_dots(k->t, x, t.n_turned, blocks, false);
         wide_add_turned(sums->n + at, k->s, x, blocks);
@@ -207,7 +208,7 @@ static void follow_back(walk *k, follower *f, const path_sums *sums, int64_t n)
     wide_add_turned(sums->keys + at, f->c, x, blocks);
 }
 
-/* Back through path_enter: grad ends as the gradient of the query, or probe, itself. */
+/* The adjoint of path_enter: grad becomes the gradient of the query or probe. */
 static void leave(walk *k, follower *f, const path_sums *sums)
 {
     const int64_t n = k->rows.n, blocks = blocks_of(k->rows.p->dim_qk), at = n * blocks * SQUARE;
@@ -288,7 +289,7 @@ static void backward_rows(walk *k, const path_sums *sums)
     }
 }
 
-/* The blocks of rows of one part: every PARTS-th of each head. */
+/* The blocks of rows of one part: every PARTS-th block of each head. */
 static void backward_part(walk *k, const loam_problem *p, const loam_args *a, float *tiles, int64_t b,
                           int64_t h_kv, int64_t part, const path_sums *sums, const local_row_sums *row_sums)
 {
@@ -305,7 +306,7 @@ static void backward_part(walk *k, const loam_problem *p, const loam_args *a, fl
 
 /* ------------------------------------------------------------------ tiles */
 
-/* Squares that the way back through a tile needs, and wide matrices. */
+/* Scratch of the adjoint of a tile. */
 typedef struct tile_grads {
     float *lam, *b, *cross, *s, *turned; /* squares */
     float *wide;
@@ -323,7 +324,7 @@ static tile_grads tile_grads_carve(const loam_problem *p, arena *pool)
     return g;
 }
 
-/* The sums of all parts into the first. */
+/* Adds the sums of all parts to the first part. */
 static void add_parts(float *first, size_t stride, int64_t at, int64_t count)
 {
     for (int64_t part = 1; part < PARTS; part++) {
@@ -334,7 +335,7 @@ static void add_parts(float *first, size_t stride, int64_t at, int64_t count)
     }
 }
 
-/* dbeta, and the gradient of strict(N N^T) into g->lam, from that of Lam there:
+/* dbeta, and the gradient of strict(N N^T) into g->lam, where the gradient of Lam is on entry:
  * Lam = R diag(beta), R^-1 = I + diag(beta) strict(N N^T), dL = -strict(R^T dR R^T). */
 static void reflections_back(const path_making *m, tile_grads *g, float *dbeta)
 {
@@ -359,7 +360,8 @@ static void reflections_back(const path_making *m, tile_grads *g, float *dbeta)
     }
 }
 
-/* Back through path_tile_make: dk and dn end in own and n. keys, own, n, w (of -W), within (of -B): gradients. */
+/* The adjoint of path_tile_make. On entry keys, own, n, w (of -W) and within (of -B) are gradients; own and n
+ * become dk and dw. */
 static void tile_back(const loam_problem *p, const path_tile *t, const path_making *m, tile_grads *g,
                       const float *keys, float *own, float *n, float *w, float *within, float *dbeta)
 {
@@ -385,7 +387,7 @@ static void tile_back(const loam_problem *p, const path_tile *t, const path_maki
     wide_add_turned(n, g->lam, t->n, blocks);
 }
 
-/* A row of a gradient by keys, 0 beyond the keys in use. */
+/* Stores one row of a gradient by keys, or 0 for keys that are not in use. */
 static void put_key(const loam_view *view, loam_dtype dtype, int64_t b, int64_t h, int64_t token,
                     const float *x, int64_t r, int64_t channels, bool used)
 {
@@ -438,7 +440,7 @@ static void backward_tile(walk *k, tile_grads *g, const loam_problem *p, const l
 
 /* ------------------------------------------------------------------ the pass */
 
-/* Key-value heads at a time: enough parts for all threads. */
+/* The number of key-value heads in a wave: enough parts for all threads. */
 static int64_t wave_of(const loam_problem *p) { return (p->threads + PARTS - 1) / PARTS; }
 
 typedef struct path_work {
@@ -446,7 +448,7 @@ typedef struct path_work {
     local_row_sums rows;
     path_sums first; /* of the first part of a wave */
     size_t stride;   /* floats from part to part */
-    size_t shared;   /* bytes of all that */
+    size_t shared;   /* bytes of all of these */
 } path_work;
 
 static path_work path_work_carve(const loam_problem *p, void *work)
@@ -462,7 +464,7 @@ static path_work path_work_carve(const loam_problem *p, void *work)
     return x;
 }
 
-/* The sums of one part of one head of a wave. */
+/* The sums of part `index` of a wave. */
 static path_sums part_sums(const path_work *x, int64_t index)
 {
     const size_t by = (size_t)index * x->stride;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * PaTH scores on GPUs: the launches of the backward. */
+ * PaTH scores on GPUs: the order of the kernels of the backward pass. */
 #include "src/local/local_path_backward_cuda.cuh"
 
 extern "C" size_t local_path_backward_sm80_work(const loam_problem *p)
@@ -16,7 +16,7 @@ extern "C" loam_status local_path_backward_sm80(const loam_problem *p, const loa
     if (p->batch > 0 && p->len_kv > 0) {
         TRY(local_path_prepare_cuda(p, a, &g.w, error));
     }
-    if (p->batch > 0) { /* blocks without rows too: keys read what they leave */
+    if (p->batch > 0) { /* also without queries: keys read the arrays of a block without rows */
         TRY(local_path_rows_cuda(p, a, &g, error));
     }
     if (p->batch > 0 && p->len_kv > 0) {

@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * PaTH scores on GPUs, backward; the names are those of local_path_cuda.cuh. No sum is shared by thread blocks:
+ * PaTH scores on GPUs, backward; names as in local_path_cuda.cuh. Four kernels, in which no thread block adds
+ * to what another writes:
  *
- *   rows    a block of rows walks out and keeps what each tile of its group, and each group before, sees of it (X); then back,
- *           with Y the gradient of what was crossed to: Y <- Y - Y E^T + scale dS K. Where it crosses it keeps Y.
- *   keys    a tile of keys meets all X of the rows after it: dKr, dKt, dv, and dE = -X^T Y at each crossing.
- *   groups  dKt goes back through the crossings of the keys, dEg through those of the rows of I; both leave what
- *           crossed and its gradient, as rows do.
- *   tiles   the sums for a tile, and back through its making.
+ *     rows    A block of rows goes left through its tiles and keeps X, its queries as seen by each tile of
+ *             its group and by each group before. Then it goes back right, where Y is the gradient of what
+ *             it crossed to: Y <- Y - Y E^T + scale dS K. It keeps Y at each crossing.
+ *     keys    A tile of keys reads the X and Y of all rows after it: dKr, dKt, dv, and dE = -X^T Y.
+ *     groups  dKt goes back through the crossings of the keys, dEg through those of the rows of I. Both
+ *             keep what crossed and its gradient, as rows do.
+ *     tiles   Adds the sums of a tile, and goes back through the computation of its arrays: dq, dk, dw,
+ *             dbeta.
  */
 #ifndef LOAM_LOCAL_LOCAL_PATH_BACKWARD_CUDA_CUH
 #define LOAM_LOCAL_LOCAL_PATH_BACKWARD_CUDA_CUH
@@ -15,20 +18,18 @@
 #include "src/local/local_backward_cuda.h"
 #include "src/local/local_path_cuda.cuh"
 
-/* Arrays by slots of query heads, and what crossings leave. */
+/* Arrays by slots of query heads unless said otherwise, and what crossed, with its gradients. */
 struct path_grads {
     path_arrays w;
     local_saved saved;
-    bf16 *x, *y; /* [copies][64][64] of each block of rows */
-    bf16 *own_ds, *own_p,
-        *inner;         /* scale dS and p of a block with its own tile; gradient of what leaves that */
-    float *lse, *delta; /* [64] of a block; lse to base 2, infinite for rows that are not there */
+    bf16 *x, *y;                  /* X and Y of each block of rows, [copies][64][64] */
+    bf16 *own_ds, *own_p, *inner; /* a block with its own tile: scale dS, p, gradient of Ql */
+    float *lse, *delta; /* [64] of a block; lse to base 2, inf outside the sequence; delta: do . vbar */
     float *dkr, *dkt, *de,
-        *deg; /* by slots of key-value heads, [64][64]; deg: each tile of a group has a part */
-    bf16 *key_x,
-        *key_y; /* [group][64][64] of each tile: keys that cross the tiles after it; last: rows of I that cross it */
+        *deg; /* by slots of key-value heads, [64][64]; deg: a part of dEg at each tile of the group */
+    bf16 *key_x, *key_y; /* [group][64][64] of each tile: what crossed, its gradient (key_crossing) */
     int64_t slots, copies;
-    float *own_columns; /* [64] of a block: column sums of ds with its own tile; where scores decay */
+    float *own_columns; /* [64] of a block: column sums of ds with its own tile, where scores decay */
     row_arrays rows;
 };
 
@@ -64,7 +65,7 @@ static inline path_grads path_grads_carve(const loam_problem *p, const loam_args
     return g;
 }
 
-/* Rows m .. of a strip from floats [64][64]. */
+/* Loads rows m .. of a strip from [64][64] floats. */
 static __device__ __forceinline__ void strip_get_float(strip &x, int m, const float *from)
 {
     for_pairs(x, m, [&](int r, int c, float &u, float &v) {
@@ -73,7 +74,7 @@ static __device__ __forceinline__ void strip_get_float(strip &x, int m, const fl
     });
 }
 
-/* The warp's part of sums over rows, by columns. */
+/* out[column] <- the sum over the warp's rows. */
 static __device__ __forceinline__ void column_sums(const strip &x, float *out)
 {
 #pragma unroll
@@ -91,7 +92,7 @@ static __device__ __forceinline__ void column_sums(const strip &x, float *out)
     }
 }
 
-/* Which copy of a block of rows at tile n is the one that tile j sees. */
+/* Which copy of its queries a block of rows at tile n shows to tile j. */
 static __device__ __forceinline__ int copy_of(int n, int j, int group)
 {
     const int own = n % group;
@@ -103,7 +104,8 @@ static __device__ __forceinline__ int64_t query_slot(const path_grads &g, const 
     return x.base + (x.h - x.h_kv) * g.slots + x.n;
 }
 
-/* Where tile n's keys crossing tile j, or (j = n) the rows of I crossing tile n, are. */
+/* The offset in key_x and key_y of the keys of tile n as they cross tile j or, for j = n, of the rows of I as
+ * they cross tile n. */
 static __device__ __forceinline__ int64_t key_crossing(const path_grads &g, int64_t slot, int64_t n,
                                                        int64_t j)
 {

@@ -1,17 +1,20 @@
 /* SPDX-License-Identifier: MIT
  *
- * PaTH scores on GPUs: what the kernels share. Tiles of 64 keys as in local_path_tile.h (N, Lam, W, B, Kr), and
+ * PaTH scores on GPUs: what the kernels share. Tiles of 64 keys have the arrays of local_path_tile.h: N (rows
+ * w), Lam, W, B and Kr (keys as seen from the end of their tile), and
  *
  *     E = N^T W:  a row x crosses a tile as x - x E, a key as k - k E^T
  *
- * Tiles come in groups: Kt, keys as seen from the end of their group, and Eg, which crosses a whole group. A block of 64
- * queries walks the tiles of its own group one by one (products with Kr, then over E), then the groups before it: products
- * with the Kt of all tiles of a group, then over its Eg. With as many tiles in a group as there are groups, both kinds of
- * steps are few. What is crossed is kept in float32, and E as the sum of two bf16 parts: the steps lose nothing.
+ * Tiles come in groups: Kt are keys as seen from the end of their group, and Eg crosses a whole group. A
+ * block of 64 queries x goes through the tiles of its own group one by one, from right to left: scores with
+ * Kr, then x crosses by E. Then it goes through the groups before its own, one by one: scores with the Kt of
+ * all tiles of the group, then x crosses by Eg. With about as many tiles in a group as there are groups, both
+ * kinds of steps are few. x is kept in float32, and E is split in hi and lo parts, so that the crossings lose
+ * no precision.
  *
- * A slot is one tile of one head: slot = head * slots + base_b + n, base_b = b * tiles, or cu_kv[b] / 64 + b where packed:
- * slots of sequences never overlap. Query rows are taken by the tile that they lie in, 64 n .. 64 n + 63 of the keys'
- * positions.
+ * Arrays are indexed by slots. A slot is one tile of one head: slot = head * slots + base_b + n for tile n of
+ * sequence b, with base_b = b * tiles or, packed, cu_kv[b] / 64 + b, so that the slots of sequences never
+ * overlap. Queries are blocked by the tile that holds their positions among the keys, 64 n .. 64 n + 63.
  */
 #ifndef LOAM_LOCAL_LOCAL_PATH_CUDA_CUH
 #define LOAM_LOCAL_LOCAL_PATH_CUDA_CUH
@@ -25,15 +28,15 @@ enum { EDGE = 64, WARPS = 4, THREADS = 32 * WARPS, PITCH = EDGE + PAD, TILE_SIZE
 
 typedef __nv_bfloat16 bf16;
 typedef bf16 shared_tile[EDGE * PITCH];
-/* A warp's 16 rows of a tile of 64 columns, in the layout of D. */
+/* A warp's 16 rows of a tile of 64 columns, in the layout of D in mma.cuh. */
 typedef float strip[8][4];
 
-/* Arrays by slots of key-value heads, [64][64] each; hi, lo: two parts of a number. */
+/* Arrays by slots of key-value heads, [64][64] each; hi and lo are the two bf16 parts of a number. */
 struct path_arrays {
     bf16 *kr, *kt;
     bf16 *w_hi, *w_lo, *b_hi, *b_lo, *e_hi, *e_lo, *eg_hi,
-        *eg_lo;        /* eg: at the slot of the first tile of a group */
-    bf16 *r_hi, *r_lo; /* backward alone, else NULL */
+        *eg_lo;        /* Eg: at the slot of the first tile of a group */
+    bf16 *r_hi, *r_lo; /* backward only, else NULL */
     int64_t slots;     /* of one head */
     int group;         /* tiles of a group */
 };
@@ -43,7 +46,7 @@ static inline int64_t path_slots(const loam_problem *p)
     return local_packed(p) ? p->total_kv / EDGE + p->batch : p->batch * ((p->len_kv + EDGE - 1) / EDGE);
 }
 
-/* A power of 2 near the square root of the number of tiles. */
+/* Tiles in a group: a power of 2 near the square root of the number of tiles. */
 static inline int path_group(const loam_problem *p)
 {
     int group = 4;
@@ -75,9 +78,9 @@ static __device__ __forceinline__ int64_t slot_base(const loam_problem &p, const
 
 static __device__ __forceinline__ int64_t tiles_of(const local_seq &s) { return (s.nk + EDGE - 1) / EDGE; }
 
-/* ------------------------------------------------------------------ a warp's strips */
+/* ------------------------------------------------------------------ strips of a warp */
 
-/* x += y tile^T */
+/* x += y tile^T. PARTS: bf16 parts of y. */
 template <int PARTS>
 static __device__ __forceinline__ void product_turned(strip &x, const strip &y, const bf16 *tile)
 {
@@ -103,14 +106,14 @@ static __device__ __forceinline__ void product_turned(strip &x, const strip &y, 
     }
 }
 
-/* Rows m .. m + 15, columns k .. k + 15 of the transpose of a tile. */
+/* Operand A from rows m .. m + 15, columns k .. k + 15 of the transpose of a tile. */
 static __device__ __forceinline__ void load_a_turned(operand_a<1> &a, const bf16 *tile, int m, int k)
 {
     const int lane = threadIdx.x % 32;
     load_matrices_transposed(a.part[0], tile + (k + lane / 16 * 8 + lane % 8) * PITCH + m + lane / 8 % 2 * 8);
 }
 
-/* x += rows m .. of left^T times right */
+/* x += rows m .. m + 15 of left^T times right. */
 static __device__ __forceinline__ void product_of_turned(strip &x, const bf16 *left, int m, const bf16 *right)
 {
 #pragma unroll
@@ -127,7 +130,7 @@ static __device__ __forceinline__ void product_of_turned(strip &x, const bf16 *l
     }
 }
 
-/* x += rows m .. of left times right */
+/* x += rows m .. m + 15 of left times right. */
 static __device__ __forceinline__ void product_plain(strip &x, const bf16 *left, int m, const bf16 *right)
 {
 #pragma unroll
@@ -144,7 +147,8 @@ static __device__ __forceinline__ void product_plain(strip &x, const bf16 *left,
     }
 }
 
-/* Calls f(row, column, x, y) for the pairs of a warp's strip whose first row is m. */
+/* Calls f(row, column, x, y) for the pairs (two neighbours of a row) of a warp's strip that
+ * begins at row m. */
 template <class F> static __device__ __forceinline__ void for_pairs(strip &x, int m, F f)
 {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -176,7 +180,7 @@ static __device__ __forceinline__ void put_pair(bf16 *to, float x, float y)
     *(__nv_bfloat162 *)to = __floats2bfloat162_rn(x, y);
 }
 
-/* A strip into rows of `pitch` elements; lo: what the first part leaves, NULL: not wanted. */
+/* Stores a strip to rows m .. of `pitch` elements as bf16; lo, if not NULL, gets the lo part. */
 static __device__ __forceinline__ void strip_put(strip &x, int m, bf16 *hi, bf16 *lo, int pitch)
 {
     for_pairs(x, m, [&](int r, int c, float &u, float &v) {
@@ -196,7 +200,7 @@ static __device__ __forceinline__ void strip_get(strip &x, int m, const bf16 *fr
     });
 }
 
-/* x <- x - x E, of the parts of E; minus: scratch. */
+/* x <- x - x E, with E in two parts. */
 static __device__ __forceinline__ void cross_tile(strip &x, const bf16 *e_hi, const bf16 *e_lo)
 {
     strip minus;
@@ -206,7 +210,7 @@ static __device__ __forceinline__ void cross_tile(strip &x, const bf16 *e_hi, co
     product_weights<2, PITCH>(x, minus, e_hi, 0);
 }
 
-/* x <- x - x E^T */
+/* x <- x - x E^T. */
 static __device__ __forceinline__ void cross_tile_turned(strip &x, const bf16 *e_hi, const bf16 *e_lo)
 {
     strip minus;
@@ -216,9 +220,9 @@ static __device__ __forceinline__ void cross_tile_turned(strip &x, const bf16 *e
     product_turned<2>(x, minus, e_hi);
 }
 
-/* ------------------------------------------------------------------ tiles into shared memory */
+/* ------------------------------------------------------------------ loads of tiles to shared memory */
 
-/* A slot's array: dense [64][64]. Asynchronous. */
+/* Loads the [64][64] array of a slot. Asynchronous: filled() waits. */
 static __device__ __forceinline__ void fill_slot(bf16 *tile, const bf16 *slot)
 {
     for (int e = threadIdx.x; e < EDGE * EDGE / 8; e += THREADS) {
@@ -226,7 +230,7 @@ static __device__ __forceinline__ void fill_slot(bf16 *tile, const bf16 *slot)
     }
 }
 
-/* Rows first .. first + 63 of an argument, 0 where a row is not below `count` or before 0. */
+/* Loads rows first .. first + 63 of an argument; 0 where a row is negative or not below `count`. */
 static __device__ __forceinline__ void fill_argument(bf16 *tile, const loam_const_view &view, int64_t b,
                                                      int64_t h, int64_t token, int64_t first, int64_t count)
 {
@@ -259,14 +263,14 @@ static __device__ __forceinline__ void filled()
 struct path_rows {
     local_seq s;
     int64_t b, h, h_kv;
-    int n;         /* its tile; negative: before all keys */
-    int64_t first; /* row r is query first + r, where that is one */
+    int n;         /* tile of its positions; negative: before all keys */
+    int64_t first; /* row r is query first + r, if there is one */
     int64_t base;  /* slot of tile 0 of the key-value head */
 };
 
 static inline int64_t path_row_blocks(const loam_problem *p) { return (p->len_q + EDGE - 1) / EDGE + 1; }
 
-/* Block `index`: the last rows of all heads first. False where there are no such rows. */
+/* Block `index` of the launch: the last rows of all heads come first. False where the block has no rows. */
 static __device__ __forceinline__ bool path_rows_of(const loam_problem &p, const loam_args &a, int64_t slots,
                                                     int64_t index, path_rows &x)
 {
@@ -287,7 +291,7 @@ static __device__ __forceinline__ bool row_is_there(const path_rows &x, int r)
 
 #define LOG2_E 1.4426950408889634f
 
-/* Log decays summed up to a position, to base 2. */
+/* Running log-decay sum G at a position among the keys, to base 2. */
 static __device__ __forceinline__ local_decay_pair decay_at(const loam_args &a, const path_rows &x,
                                                             int64_t at)
 {
@@ -296,7 +300,8 @@ static __device__ __forceinline__ local_decay_pair decay_at(const loam_args &a, 
                                   : local_decay_pair{ 0, 0 };
 }
 
-/* Products of a warp's rows with tile n to scores to base 2; -inf above the diagonal of the rows' own tile. */
+/* The products of a warp's rows with tile n become scores to base 2; -inf above the diagonal of the
+ * rows' own tile. */
 template <bool DECAY>
 static __device__ __forceinline__ void scores_of(strip &s, const path_rows &x, const loam_args &a,
                                                  float scale, int n, int m)
@@ -322,8 +327,9 @@ static __device__ __forceinline__ void scores_of(strip &s, const path_rows &x, c
     });
 }
 
-/* Scores of rows m .. with the keys of their own tile from queries in shared memory: s = q k^T - a B, a = lower(q N^T); and
- * what they are to the tiles before, x = q - a W. tiles: q, k, N, then the parts of B and of W. minus_a: -a. */
+/* For rows m .. of a block: the scores with the keys of their own tile, s = q k^T - a B with
+ * a = lower(q N^T), and the queries as the tiles before see them, x = q - a W. tiles, in shared memory: q, k,
+ * N, then hi and lo of B and of W. minus_a: -a. */
 static __device__ __forceinline__ void enter(strip &s, strip &x, strip &minus_a, const shared_tile *tiles,
                                              int m)
 {
@@ -342,7 +348,7 @@ static __device__ __forceinline__ void enter(strip &s, strip &x, strip &minus_a,
     product_weights<2, PITCH>(x, minus_a, tiles[5], 0);
 }
 
-/* The tiles that `enter` reads, of a slot. */
+/* Loads the tiles that `enter` reads. */
 static __device__ __forceinline__ void fill_own(shared_tile *tiles, const loam_args &a, const path_rows &x,
                                                 const path_arrays &w)
 {
@@ -356,8 +362,8 @@ static __device__ __forceinline__ void fill_own(shared_tile *tiles, const loam_a
     fill_slot(tiles[6], w.w_lo + slot);
 }
 
-/* Whether rows of tile n, which have been with tile j, then cross something, and what: E of the tile in their own group,
- * Eg at the first tile of another. Nothing lies before tile 0. */
+/* Whether rows of tile n cross something after their scores with tile j: E of tile j in their own group; Eg
+ * at the first tile of another group. Nothing lies before tile 0. */
 static __device__ __forceinline__ bool crosses(int n, int j, int group)
 {
     return j > 0 && (j / group == n / group || j % group == 0);
@@ -379,7 +385,7 @@ static __device__ __forceinline__ const bf16 *keys_for(const path_rows &x, const
 
 /* ------------------------------------------------------------------ host */
 
-/* Makes the tiles and groups: local_path_prepare_cuda.cu. */
+/* Computes the arrays of all tiles and groups: local_path_prepare_cuda.cu. */
 loam_status local_path_prepare_cuda(const loam_problem *p, const loam_args *a, const path_arrays *w,
                                     loam_error *error);
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Decode on CPUs where keys are turned, compiled once per instruction set. The cache stays as it is: the query, and the
- * probe, walk the keys from the last to the first, a reflection at a time, which reads w besides k and v (half as much
- * again) and is a chain, so that threads share rows and not the keys of one row. Turning the cached keys instead would write all of
- * them at each step.
+ * PaTH decode on CPUs, compiled once for each instruction set. The cache is not changed: query and probe walk
+ * the keys from the last to the first and are reflected at each. That reads w besides k and v (half as many
+ * bytes again) and is sequential, so threads share rows, not the keys of one row. Reflecting the cached keys
+ * instead would write all of them at every step.
  */
 #include "src/local/local_path.h"
 #include "src/local/local_path_tile.h"
@@ -15,7 +15,7 @@ typedef struct walk {
     const loam_args *a;
     local_seq s;
     int64_t b, h, h_kv, i, at;
-    int64_t first; /* the key that row 0 of k and v is */
+    int64_t first; /* the key that row 0 of k and v holds */
     float query[LOAM_MAX_DIM], probe[LOAM_MAX_DIM], row[LOAM_MAX_DIM];
     float s_of[EDGE], t_of[EDGE];
     double m, omega, tbar;
@@ -32,7 +32,7 @@ static void reflect(float *restrict x, const float *restrict w, float beta, int6
     }
 }
 
-/* Over the reflection of key t. */
+/* Reflects query and probe by w and beta of key t. */
 static void cross(walk *k, int64_t t)
 {
     const loam_args *a = k->a;
@@ -56,7 +56,7 @@ static float decay_of(const walk *k, int64_t j)
     return (at.hi - key.hi) + (at.lo - key.lo);
 }
 
-/* Scores, and products of the probe, of keys last - 1 down to j. */
+/* Scores and products with the probe of keys last - 1 down to j; returns the largest score. */
 static float scores(walk *k, int64_t j, int64_t last)
 {
     const loam_args *a = k->a;
@@ -73,7 +73,8 @@ static float scores(walk *k, int64_t j, int64_t last)
     return top;
 }
 
-/* The state takes the keys j .. last - 1: sums relative to m, and of t to tbar, which is then moved to the mean. */
+/* Adds keys j .. last - 1 to the state: sums relative to m, and t relative to tbar, which is then
+ * shifted to the mean. */
 static void gather(walk *k, int64_t j, int64_t last)
 {
     const int64_t dv = k->p->dim_v;
@@ -106,7 +107,7 @@ static void gather(walk *k, int64_t j, int64_t last)
     }
 }
 
-/* The state (loam.h) of what the row sees of keys first .. first + count - 1. */
+/* The state (loam.h) of the keys that the row sees among first .. first + count - 1. */
 static void row_state(walk *k, int64_t count, double *state)
 {
     const loam_problem *p = k->p;
@@ -144,7 +145,7 @@ static void row_state(walk *k, int64_t count, double *state)
     }
 }
 
-/* What a thread needs: a state, the sums of values, what finishing a state needs. */
+/* Scratch of a thread: a state, sums of values, and scratch of local_state_finish. */
 typedef struct decode_work {
     double *state, *vbar, *lean, *scratch;
 } decode_work;
@@ -166,7 +167,7 @@ size_t LOCAL_JOIN(ISA(local_path_decode), work)(const loam_problem *p)
     return size_mul(pool.used, (size_t)p->threads);
 }
 
-/* states: where the states go, or NULL: they are finished. */
+/* states: array for the partial states; NULL: finish them and write the outputs. */
 static void decode(const loam_problem *p, const loam_args *a, int64_t first, int64_t count, double *states)
 {
     const size_t each = LOCAL_JOIN(ISA(local_path_decode), work)(p) / (size_t)p->threads;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * PaTH scores for any probe: the workspace, the problems of the rows, and the order of what a back end does. */
+ * PaTH for any probe: the workspace, the problems of the rows, and the sequence of back end operations. */
 #include "src/local/local_path_each.h"
 
 enum { LEAST_GROUP = 8, MOST_GROUP = 64 };
@@ -23,8 +23,8 @@ static each_shape shape_of(const each_backend *backend, const loam_problem *p)
     return x;
 }
 
-/* Forward turns one frame in place. Backward keeps the first, those on the way to a group, each of which halves what is left of
- * it, and one that turning a group leaves. */
+/* Forward transforms one frame in place. Backward stores the first frame, those between it and a group, each
+ * at half the remaining distance, and one that the reflections of the group write. */
 static size_t frame_slots(const loam_problem *p, int64_t groups)
 {
     size_t slots = p->pass == LOAM_BACKWARD ? 2 : 1;
@@ -174,7 +174,7 @@ static loam_args backward_args(const loam_problem *p, const loam_args *a, const 
     return x;
 }
 
-/* ------------------------------------------------------------------ what moves */
+/* ------------------------------------------------------------------ rows to copy */
 
 static void add_rows(each_moves *moves, void *data, loam_dtype dtype, int64_t batch, int64_t head,
                      int64_t token, int64_t width, void *own)
@@ -190,7 +190,7 @@ static void add_input(each_moves *moves, const loam_const_view *view, loam_dtype
     add_rows(moves, (void *)(uintptr_t)view->data, dtype, view->batch, view->head, view->token, width, own);
 }
 
-/* scale: numbers of the type in an element of the view. */
+/* scale: elements of dtype per element of the view. */
 static void add_output(each_moves *moves, const loam_view *view, loam_dtype dtype, int64_t scale,
                        int64_t width, void *own)
 {
@@ -207,7 +207,7 @@ static void add_line(each_moves *moves, const loam_problem *p, void *data, loam_
              (packed ? p->total_q : p->len_q) * width, width, width, own);
 }
 
-/* What forward leaves for backward. */
+/* The arrays that forward saves for backward. */
 static void add_saved(each_moves *moves, const loam_problem *p, void *saved, const each_arrays *w)
 {
     const local_saved all = local_saved_carve(p, saved, NULL),
@@ -223,7 +223,7 @@ static void add_saved(each_moves *moves, const loam_problem *p, void *saved, con
     }
 }
 
-/* What every pass reads of the rows. */
+/* The rows that every pass reads. */
 static void add_inputs(each_moves *moves, const loam_problem *p, const loam_args *a, const each_arrays *w)
 {
     add_input(moves, &a->q, p->dtype, p->dim_qk, w->q);
@@ -268,7 +268,7 @@ static each_steps group_at(const each_arrays *w, int64_t b, int64_t n)
     return (each_steps){ b, first, count, first + count > w->shape.no_rows };
 }
 
-/* The group's problem: so many rows, and the keys that they may see. */
+/* Sets the problem of a group: the number of rows, and the most keys that they see. */
 static void set_own(const loam_problem *p, each_arrays *w, const each_steps *steps)
 {
     w->own.batch = steps->count;
@@ -288,7 +288,7 @@ static loam_status forward_group(const each_backend *backend, const loam_problem
     add_inputs(&in, p, a, w);
     add_results(&out, p, a, w);
     TRY(backend->move(p, a, w, &in, true, steps, error));
-    if (a->weights.data) { /* of keys that a row does not see */
+    if (a->weights.data) { /* 0 for keys that a row does not see */
         const size_t pairs = (size_t)(steps->count * p->heads_q * p->len_kv);
         TRY(backend->clear(a, w->weights, pairs * sizeof(float), error));
     }
@@ -296,7 +296,7 @@ static loam_status forward_group(const each_backend *backend, const loam_problem
     return backend->move(p, a, w, &out, false, steps, error);
 }
 
-/* The rows of a group whose keys lie in w->keys. */
+/* The rows of a group, whose keys are in w->keys. */
 static loam_status backward_rows(const each_backend *backend, const loam_problem *p, const loam_args *a,
                                  each_arrays *w, const each_steps *steps, loam_error *error)
 {
@@ -309,7 +309,7 @@ static loam_status backward_rows(const each_backend *backend, const loam_problem
     add_saved(&in, p, a->saved, w);
     add_input(&in, &a->grad_o, p->dtype, p->dim_v, w->grad_o);
     TRY(backend->move(p, a, w, &in, true, steps, error));
-    if (p->decay) { /* of keys that a row does not see */
+    if (p->decay) { /* 0 for keys that a row does not see */
         const size_t pairs = (size_t)(steps->count * p->heads_q * p->len_kv);
         TRY(backend->clear(a, w->columns, pairs * sizeof(float), error));
     }
@@ -324,14 +324,14 @@ static loam_status backward_rows(const each_backend *backend, const loam_problem
                     : LOAM_OK;
 }
 
-/* Slot n of the frames holds that before group[n]; slot 0 is before the first step, where there are no keys. */
+/* Slot n holds the frame before group[n]; slot 0 that before the first step, where there are no keys. */
 enum { MOST_FRAMES = 64 };
 typedef struct frame_stack {
     int64_t group[MOST_FRAMES];
     int count;
 } frame_stack;
 
-/* The frame before group n becomes the last of the stack. */
+/* Pushes frames until the last one is that before group n. */
 static loam_status push_frame(const each_backend *backend, const loam_problem *p, const loam_args *a,
                               const each_arrays *w, frame_stack *frames, int64_t b, int64_t n,
                               loam_error *error)
@@ -411,7 +411,7 @@ loam_status local_path_each_backward(const each_backend *backend, const loam_pro
     return backend->reduce(p, a, &w, error);
 }
 
-/* Rows of the group to their places among all. */
+/* Copies the states of the group to their places among all rows. */
 static void put_states(const loam_problem *p, const loam_args *a, const each_arrays *w,
                        const each_steps *steps, double *states)
 {
@@ -443,7 +443,7 @@ loam_status local_path_each_partial(const each_backend *backend, local_partial_f
                 continue;
             }
             set_own(p, &w, &steps);
-            w.own.len_kv = p->len_kv; /* the slice may lie beyond what the rows see */
+            w.own.len_kv = p->len_kv; /* the slice may lie beyond the keys that the rows see */
             loam_args own = own_inputs(p, a, &w);
             own.k.data = w.keys + first * p->dim_qk, own.v.data = w.values + first * p->dim_v;
             add_inputs(&in, p, a, &w);

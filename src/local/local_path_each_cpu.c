@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * PaTH scores on CPUs for any probe (local_path_each.h), compiled once per instruction set. Threads share heads and tiles of keys,
- * then, in the kernels of the family, rows. Keys turn in float64.
+ * PaTH on CPUs for any probe (local_path_each.h), compiled once for each instruction set. The threads share
+ * heads and tiles of keys, then, in the kernels of the family, rows. Reflections are applied in float64.
  */
 #include "src/local/local_path_each.h"
 #include "src/local/local_tile.h"
 
-/* Sums of products in parts, which vector units add side by side. */
+/* Dot products have LINES partial sums, so that the compiler can use vector instructions. */
 enum { LINES = 8 };
 
 static double along(const double *restrict x, const double *restrict y, int64_t d)
@@ -27,7 +27,7 @@ static double along(const double *restrict x, const double *restrict y, int64_t 
     return rest;
 }
 
-/* x += scale y */
+/* x += scale y. */
 static void add_scaled(double *restrict x, double scale, const double *restrict y, int64_t d)
 {
     for (int64_t c = 0; c < d; c++) {
@@ -82,7 +82,7 @@ static loam_status clear(const loam_args *a, void *data, size_t bytes, loam_erro
     return LOAM_OK;
 }
 
-/* One row of one array. */
+/* Copies one row of one array. */
 static void move_row(const each_rows *x, bool in, int64_t outside, int64_t inside)
 {
     const size_t bytes = dtype_bytes(x->dtype);
@@ -129,7 +129,7 @@ static loam_status move(const loam_problem *p, const loam_args *a, const each_ar
 
 /* ------------------------------------------------------------------ keys turn */
 
-/* w and beta of a step's position, as each_turns has them; NULL where the step has none. */
+/* w and beta of step n of a group; load_turns fills those of steps with a position. */
 static double *turn_of(const loam_problem *p, const each_arrays *w, int64_t h, int64_t n)
 {
     return w->turns + (h * w->shape.group + n) * (p->dim_qk + 1);
@@ -151,7 +151,8 @@ static void load_turns(const loam_problem *p, const loam_args *a, const each_arr
     }
 }
 
-/* Key j of a head past `count` positions from t0 on, from one frame to another, which may be the same. */
+/* Applies the reflections of `count` positions from t0 on to key j of a head, from one frame to another
+ * or in place. */
 static void turn_key(const loam_problem *p, const loam_args *a, const each_arrays *w, const local_seq *s,
                      int64_t h, int64_t j, int64_t t0, int64_t count, const double *from, double *to,
                      float *copies)
@@ -174,7 +175,7 @@ static void turn_key(const loam_problem *p, const loam_args *a, const each_array
     }
 }
 
-/* No more steps than a group has. */
+/* The same for all keys; count is at most the steps of a group. */
 static void turn_some(const loam_problem *p, const loam_args *a, const each_arrays *w, const local_seq *s,
                       int64_t t0, int64_t count, const double *from, double *to, float *copies)
 {
@@ -208,8 +209,8 @@ static loam_status turn(const loam_problem *p, const loam_args *a, const each_ar
 
 /* ------------------------------------------------------------------ and their gradients turn back */
 
-/* Through k' = k - beta w (w . k), with G the gradient of k': dbeta -= (w . k)(w . G), dw -= beta ((w . G) k + (w . k) G),
- * G <- G - beta w (w . G). */
+/* The adjoint of k' = k - beta w (w . k), with G the gradient of k':
+ * dbeta -= (w . k)(w . G), dw -= beta ((w . G) k + (w . k) G), G <- G - beta w (w . G). */
 static void turn_back_key(const double *turn, const double *key, double *grad, double *part, int64_t d)
 {
     const double along_key = along(turn, key, d), along_grad = along(turn, grad, d), beta = turn[d];
@@ -219,7 +220,7 @@ static void turn_back_key(const double *turn, const double *key, double *grad, d
     add_scaled(grad, -beta * along_grad, turn, d);
 }
 
-/* As the copies of the steps are, so that groups make no difference. */
+/* Rounds a frame like the copies of the steps, so that the result does not depend on the size of groups. */
 static void round_to_float(double *to, const double *from, int64_t d)
 {
     for (int64_t c = 0; c < d; c++) {
@@ -257,7 +258,7 @@ static void turn_back_tile(const loam_problem *p, const each_arrays *w, const lo
     }
 }
 
-/* The parts of all keys before the position of step n. */
+/* Writes dw and dbeta at position t of step n: the partial sums of all keys before it. */
 static void put_reflection(const loam_problem *p, const loam_args *a, const each_arrays *w,
                            const local_seq *s, int64_t h, int64_t n, int64_t t, int64_t tiles)
 {
@@ -328,7 +329,7 @@ static void put_row(const loam_view *view, loam_dtype dtype, int64_t b, int64_t 
     }
 }
 
-/* Keys beyond those in use no step has met: their gradients are 0. */
+/* Keys that are not in use belong to no step: their gradients are 0. */
 static loam_status finish(const loam_problem *p, const loam_args *a, const each_arrays *w, int64_t b,
                           loam_error *error)
 {
@@ -365,7 +366,8 @@ static loam_status reduce(const loam_problem *p, const loam_args *a, const each_
 
 /* ------------------------------------------------------------------ the kernels of the family */
 
-/* Forward takes the kernels of decode, made for one query at a time, where these give all that is asked for. */
+/* Forward uses the decode kernels, which are made for one query at a time, unless more than their
+ * outputs is wanted. */
 static size_t work(const loam_problem *own)
 {
     const size_t one = own->pass == LOAM_BACKWARD ? 0 : LOCAL_JOIN(ISA(local_decode), work)(own);

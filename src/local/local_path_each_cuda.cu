@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * PaTH scores on GPUs for any probe (local_path_each.h): what moves between a problem and the problems of its rows, and the
- * kernels that take these. */
+ * PaTH scores on GPUs for any probe, with each row as a problem of its own (local_path_each.h): the copies
+ * between the caller's arrays and those of a group of rows, and the calls of the family's kernels on the
+ * group. */
 #include "src/gpu/launch.cuh"
 #include "src/local/local_backward_cuda.h"
 #include "src/local/local_forward_cuda.h"
@@ -19,7 +20,7 @@ static __device__ __forceinline__ void move_element(const each_rows &x, int64_t 
         *(IN ? own : all) = *(IN ? all : own);
         return;
     }
-    case LOAM_F32: { /* any 32 bits */
+    case LOAM_F32: { /* any 32-bit elements */
         uint32_t *const all = (uint32_t *)x.data + outside, *const own = (uint32_t *)x.own + inside;
         *(IN ? own : all) = *(IN ? all : own);
         return;
@@ -33,7 +34,8 @@ static __device__ __forceinline__ void move_element(const each_rows &x, int64_t 
     }
 }
 
-/* blockIdx.x: row of the group, .y: which array. Rows that are not there are 0 in the group. */
+/* blockIdx.x: row of the group; blockIdx.y: which array. Copies rows into the group, or out of it; a row of
+ * the group that has no query is 0. */
 template <bool IN>
 static __global__ void __launch_bounds__(MOVE_THREADS)
     each_move_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
@@ -79,9 +81,9 @@ static loam_status move(const loam_problem *p, const loam_args *a, const each_ar
     return cuda_launched("each_move_kernel", error);
 }
 
-/* ------------------------------------------------------------------ a sequence begins and ends */
+/* ------------------------------------------------------------------ begin and end of a sequence */
 
-/* blockIdx.x: key, .y: head of q; those of k are among them. */
+/* blockIdx.x: key; blockIdx.y: query head, of which the first heads_kv also stand for the key-value heads. */
 static __global__ void __launch_bounds__(MOVE_THREADS)
     each_begin_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                       float *values, local_decay_pair *decay, int64_t b)
@@ -115,12 +117,12 @@ static loam_status begin(const loam_problem *p, const loam_args *a, const each_a
     if (p->len_kv == 0) {
         return LOAM_OK;
     }
-    TRY(clear(a, w->decay, pairs * sizeof *w->decay, error)); /* tiles reach beyond the keys */
+    TRY(clear(a, w->decay, pairs * sizeof *w->decay, error)); /* tiles of keys reach beyond the last key */
     each_begin_kernel<<<grid, MOVE_THREADS, 0, (cudaStream_t)a->stream>>>(*p, *a, w->values, w->decay, b);
     return cuda_launched("each_begin_kernel", error);
 }
 
-/* sum[h][j][c] += parts[n][h][j][c] for the rows n of a group, from the last. */
+/* sum[h][j][c] += parts[n][h][j][c] over the rows n of a group, from the last to the first. */
 static __global__ void __launch_bounds__(SUM_THREADS)
     each_add_kernel(double *sum, const float *parts, int64_t heads, int64_t stored, int64_t keys,
                     int64_t width, int64_t count)
@@ -146,7 +148,8 @@ static loam_status add(const loam_args *a, double *sum, const float *parts, int6
     return cuda_launched("each_add_kernel", error);
 }
 
-/* Gradients of key blockIdx.x, head blockIdx.y; 0 of keys beyond those in use, which no step has met. */
+/* Writes the gradients of key blockIdx.x, head blockIdx.y; 0 for stored keys beyond those in use, which no
+ * step has touched. */
 static __global__ void __launch_bounds__(MOVE_THREADS)
     each_finish_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                        const double *sum_k, const double *sum_v, const double *columns, int64_t b)
@@ -195,7 +198,7 @@ static loam_status finish(const loam_problem *p, const loam_args *a, const each_
 
 /* ------------------------------------------------------------------ the kernels of the family */
 
-/* What backward has in the workspace of the group. */
+/* Backward: the workspace of the group's problem. */
 struct group_work {
     row_arrays rows;
     void *solver;
@@ -249,7 +252,7 @@ static loam_status reduce(const loam_problem *p, const loam_args *a, const each_
     return local_row_sums_cuda(p, a, &rows, error);
 }
 
-/* So many rows that they fill the device, at 4096 keys of 8 heads. */
+/* 640 MiB for copies of keys: at 4096 keys of 8 heads, a group then has enough rows to fill the device. */
 static const each_backend cuda = {
     (size_t)640 << 20,   work,   begin, clear, move, each_turn_cuda, forward, backward, add,
     each_turn_back_cuda, finish, reduce

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * What each_backend asks of CUDA: the parts that turn keys, in local_path_each_turn_cuda.cu. */
+ * The functions of each_backend on CUDA that turn keys: local_path_each_turn_cuda.cu. */
 #ifndef LOAM_LOCAL_LOCAL_PATH_EACH_CUDA_H
 #define LOAM_LOCAL_LOCAL_PATH_EACH_CUDA_H
 

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * Keys turn, k <- k - beta_t w_t (w_t . k) for each position t after their own, and their gradients turn back. A warp has a key,
- * or a few, to itself; the channels are over its lanes. In float64: nothing is lost over thousands of reflections.
+ * PaTH for each row as a problem of its own: keys turn, k <- k - beta_t w_t (w_t . k) for each position t
+ * after their own, and their gradients turn back. A warp has one key, or BACK_KEYS of them, with the channels
+ * spread over its lanes. In float64, so that thousands of reflections lose no precision.
  */
 #include "src/gpu/launch.cuh"
 #include "src/local/local_path_each_cuda.h"
 
 enum { TURN_THREADS = 256, TURN_WARPS = TURN_THREADS / 32, BACK_KEYS = EACH_KEYS / TURN_WARPS };
 
-/* A row of channels, N of them a lane. */
+/* A row of channels: lane l has channels l + 32 n, n < N. */
 template <int N> struct lane_row {
     double x[N];
 };
@@ -64,7 +65,8 @@ static __device__ __forceinline__ double beta_of(const loam_args &a, const local
 
 /* ------------------------------------------------------------------ forward */
 
-/* blockIdx.y: head; a warp's key goes from position to position. */
+/* A warp takes one key of head blockIdx.y through the positions of the group, from frame `from` to frame
+ * `to`, and stores it after each position where copies are wanted. */
 template <int N>
 static __global__ void __launch_bounds__(TURN_THREADS)
     each_turn_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
@@ -101,12 +103,12 @@ static __global__ void __launch_bounds__(TURN_THREADS)
 struct turn_back {
     const double *frame;
     const float *copies,
-        *grads; /* keys as the rows of the group saw them, and the gradients of those; NULL: no rows */
+        *grads; /* copies: keys as the rows of the group saw them; grads: of these, NULL without rows */
     double *sum, *parts;
 };
 
-/* The key at the step before n, of those that are there: a float, whether of a copy or of the frame, so that groups make no
- * difference. */
+/* The key before step n, from the copy of the step before or from the frame. It is rounded to float in both
+ * cases, so that results do not depend on how steps are grouped. */
 template <int N>
 static __device__ __forceinline__ lane_row<N> key_before(const turn_back &x, int64_t n, int64_t step,
                                                          int64_t at, int64_t d)
@@ -120,8 +122,9 @@ static __device__ __forceinline__ lane_row<N> key_before(const turn_back &x, int
     return key;
 }
 
-/* A block has EACH_KEYS keys of a head, a warp BACK_KEYS of them. Through k' = k - beta w (w . k), with G the gradient of k':
- * dbeta -= (w . k)(w . G), dw -= beta ((w . G) k + (w . k) G), G <- G - beta w (w . G). */
+/* A block has EACH_KEYS keys of a head, each warp BACK_KEYS of them. Back through
+ * k' = k - beta w (w . k), with G the gradient of k':
+ *     dbeta -= (w . k)(w . G),  dw -= beta ((w . G) k + (w . k) G),  G <- G - beta w (w . G) */
 template <int N>
 static __global__ void __launch_bounds__(TURN_THREADS)
     each_turn_back_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
@@ -195,7 +198,8 @@ static __global__ void __launch_bounds__(TURN_THREADS)
     }
 }
 
-/* dw and dbeta of step blockIdx.x, head blockIdx.y: the parts of all keys before its position. */
+/* Writes dw and dbeta of step blockIdx.x, head blockIdx.y: the sums of the parts of all keys before
+ * its position. */
 static __global__ void __launch_bounds__(TURN_THREADS)
     each_reflection_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                            const each_shape shape, int64_t b, int64_t first, int64_t tiles,
@@ -222,7 +226,7 @@ template <int N> struct channels {
     static constexpr int value = N;
 };
 
-/* launch(channels of a lane). */
+/* Calls launch(N), where N is the number of channels of a lane. */
 template <class LAUNCH> static void by_channels(const loam_problem *p, LAUNCH launch)
 {
     p->dim_qk <= 32    ? launch(channels<1>())

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Forward on CPUs where keys are turned, compiled once per instruction set: 64 queries walk the tiles from their own to the
- * first (local_path_tile.h), with the sums of the online softmax as in local_forward_cpu.c:
+ * PaTH forward on CPUs, compiled once for each instruction set: 64 queries walk the tiles from their own to
+ * the first (local_path_tile.h), with the sums of online softmax as in local_forward_cpu.c, c the running
+ * centre of t:
  *     omega = sum w,  T = sum w (t - c),  A = sum w v,  B = sum w (t - c) v,   w = exp(s - m),  t = rho . k
  *     o = (A (1 + T / omega) - B) / omega
  */
@@ -13,9 +14,9 @@
 typedef struct walk {
     path_rows rows;
     path_making making;
-    float *query, *probe; /* wide, as the tile at hand sees them */
+    float *query, *probe; /* wide: as the current tile sees them */
     float *values;        /* wide */
-    float *mean, *lean;   /* wide: A, B; then vbar, vbar - o */
+    float *mean, *lean;   /* wide: A, B; finish makes them vbar, vbar - o */
     float *s, *t, *cross; /* squares */
     float m[EDGE], omega[EDGE], centre[EDGE], tsum[EDGE];
 } walk;
@@ -37,7 +38,7 @@ static walk walk_carve(const loam_problem *p, arena *pool)
 
 static bool probed(const walk *k) { return k->rows.p->mechanism == LOAM_PARALLAX; }
 
-/* Queries and probes in their own tile: s, t. */
+/* The products s and t of queries and probes with their own tile. */
 static void begin(walk *k)
 {
     const path_rows *rows = &k->rows;
@@ -50,7 +51,7 @@ static void begin(walk *k)
     }
 }
 
-/* s, t of tile n, and across it. */
+/* The products s and t with tile n; then query and probe are reflected by it. */
 static void step(walk *k, int64_t n)
 {
     const path_tile t = path_tile_of(&k->rows, n);
@@ -89,7 +90,7 @@ static float row_top(const float *s, float top)
     return top;
 }
 
-/* Row r: s to weights, t to w (t - c), with the centre c moved to the mean of t so far. */
+/* Row r: s becomes weights, t becomes w (t - c), with c shifted to the mean of t so far. */
 static void weigh_row(walk *k, int64_t r, int64_t n)
 {
     const int64_t blocks = blocks_of(k->rows.p->dim_v);
@@ -155,7 +156,7 @@ static void take_tile(walk *k, int64_t n)
     }
 }
 
-/* tsum ends as T / omega, mean as vbar, lean as vbar - o. */
+/* tsum <- T / omega, mean <- vbar, lean <- vbar - o. */
 static void finish(walk *k)
 {
     const int64_t blocks = blocks_of(k->rows.p->dim_v);
@@ -215,7 +216,7 @@ static void put_row(walk *k, int64_t r)
                    (loam_row_info){ empty ? LOAM_ROW_EMPTY : LOAM_ROW_SOLVED, LOAM_SOLVER_NONE, 0, 0 });
 }
 
-/* p (1 - u) of tile n, from its products s and t. */
+/* Writes p (1 - u) of tile n, from the products s and t. */
 static void put_weights_tile(walk *k, int64_t n)
 {
     const loam_view *view = &k->rows.a->weights;
@@ -233,7 +234,7 @@ static void put_weights_tile(walk *k, int64_t n)
     }
 }
 
-/* In a walk of their own: small inputs only. */
+/* A second walk for the weights; meant for small inputs. */
 static void put_weights(walk *k)
 {
     const loam_view *view = &k->rows.a->weights;
@@ -303,7 +304,7 @@ loam_status ISA(local_path_forward)(const loam_problem *p, const loam_args *a, l
         arena pool = { (char *)a->work + shared.used + each * (size_t)omp_get_thread_num(), 0 };
         walk k = walk_carve(p, &pool);
         path_tiles_make(p, a, tiles, &k.making);
-        /* Late blocks see the most keys: they go first, so that the threads end together. */
+        /* Late blocks see the most keys: they are scheduled first, so that all threads finish together. */
 #pragma omp for collapse(3) schedule(dynamic, 1)
         for (int64_t back = 0; back < blocks; back++) {
             for (int64_t b = 0; b < p->batch; b++) {

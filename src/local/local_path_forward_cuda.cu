@@ -1,22 +1,23 @@
 /* SPDX-License-Identifier: MIT
- * PaTH scores on GPUs: forward. 64 queries of a head walk the tiles (local_path_cuda.cuh) with the sums of the online softmax;
- * a warp has 16 of them, and all its numbers, in registers. */
+ * PaTH scores on GPUs: forward. A thread block has 64 queries of a head and goes through the tiles as
+ * local_path_cuda.cuh says, with the sums of the online softmax. Each warp has 16 queries, with scores, sums
+ * and output in registers. */
 #include "src/local/local_path_cuda.cuh"
 
-/* A stage: keys, values, and what is crossed after them. */
+/* A stage of the ring: keys, values, and E or Eg in hi and lo parts, which the rows cross after the tile. */
 enum { STAGES = 2, STAGE_TILES = 4, KEYS = 0, VALUES = 1, CROSS_HI = 2, CROSS_LO = 3 };
 
 struct forward_shared {
     shared_tile tile[STAGES][STAGE_TILES];
 };
 
-/* The sums of a warp's rows, two of each thread: m and omega of rows g and g + 8. */
+/* Online softmax of a warp's rows: m (to base 2) and omega of the thread's rows g and g + 8, and sum w v. */
 struct softmax_sums {
     float m[2], omega[2];
     strip o;
 };
 
-/* s: scores to weights. */
+/* Scores s become weights under the new maximum; the sums are rescaled to it. */
 static __device__ __forceinline__ void take_scores(softmax_sums &x, strip &s)
 {
 #pragma unroll

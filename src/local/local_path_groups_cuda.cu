@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * PaTH scores on GPUs, backward: through the crossings within groups that made Kt and Eg (path_group_kernel). */
+ * PaTH scores on GPUs, backward: from dKt and dEg back through the crossings within groups
+ * (path_group_kernel). */
 #include "src/local/local_path_backward_cuda.cuh"
 
 struct crossing_shared {
@@ -15,7 +16,8 @@ static __device__ __forceinline__ void load_crossing(crossing_shared &shared, co
     filled();
 }
 
-/* Kr of tile n crosses the tiles after it, k' = k - k E^T, and back: dk = dk' - dk' E. */
+/* Keys of tile n, from Kr, cross the tiles after it by k' = k - k E^T; then back, dk = dk' - dk' E. dKr
+ * gains the result. */
 static __device__ void back_through_keys(crossing_shared &shared, const path_grads &w, int64_t base,
                                          int64_t n, int64_t last, int m)
 {
@@ -43,7 +45,8 @@ static __device__ void back_through_keys(crossing_shared &shared, const path_gra
               [&](int r, int c, float &u, float &v) { *(float2 *)(dkr + r * EDGE + c) = make_float2(u, v); });
 }
 
-/* The rows of I cross the tiles of a group from the last, x' = x - x E, and back; Eg = I - x. */
+/* The rows of I cross the tiles of a group from the last, x' = x - x E, and Eg = I - x; then back,
+ * with dx = -dEg. */
 static __device__ void back_through_group(crossing_shared &shared, const path_grads &w, int64_t base,
                                           int64_t first, int64_t last, int m)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * PaTH scores on GPUs, backward: a tile of keys and all the rows after it. A warp has 16 of the keys: its strips are of
- * transposed scores, and of dk and dv. */
+ * PaTH scores on GPUs, backward: a thread block has a tile of keys and reads all rows after it. Each warp has
+ * 16 of the keys: its strips hold transposed scores [key][row], and dk and dv. */
 #include "src/local/local_path_backward_cuda.cuh"
 
 enum { STAGES = 2, STAGE_TILES = 3, ROWS = 0, GRAD_O = 1, CROSSED = 2 };
@@ -11,11 +11,13 @@ struct keys_shared {
     float lse[STAGES][EDGE], delta[STAGES][EDGE];
 };
 
-/* One meeting of the tile with a block of rows. */
+/* A tile of keys paired with a block of rows. crossed: after the tile, the rows cross it or, from a later
+ * group, its whole group. The sum for dEg is shared among the tiles of the group: tile j adds the blocks of
+ * rows i with i = j modulo the size of a group. */
 struct meeting {
     path_rows x;
-    int copy;     /* of the rows, that the tile sees */
-    bool crossed; /* and that then crosses the tile, or its group on behalf of this tile */
+    int copy; /* of the rows' queries, as the tile sees them */
+    bool crossed;
 };
 
 static __device__ __forceinline__ meeting meet(const loam_problem &p, const path_grads &w, path_rows x,
@@ -46,12 +48,13 @@ static __device__ __forceinline__ void fill_stage(keys_shared &shared, int stage
     }
 }
 
-/* Sums of one head or one kind of rows. */
+/* Sums of a warp over rows. de: -dE, or -dEg. */
 struct key_sums {
     strip dk, dv, de;
 };
 
-/* s: transposed products; then p and scale dS, whose row sums (columns of dS) go to column. */
+/* The transposed products s = k . x and g = v . do become p and scale dS; column gains the
+ * column sums of dS. */
 template <bool DECAY>
 static __device__ __forceinline__ void key_gradient(strip &s, strip &g, const loam_args &a,
                                                     const path_rows &x, int j, int m, float scale,
@@ -81,7 +84,7 @@ static __device__ __forceinline__ void key_gradient(strip &s, strip &g, const lo
     }
 }
 
-/* Rows m .. of a strip to floats [64][64]. */
+/* Stores sign times a strip to rows m .. of [64][64] floats. */
 static __device__ __forceinline__ void strip_put_float(strip &x, int m, float *to, float sign)
 {
     for_pairs(x, m, [&](int r, int c, float &u, float &v) {
@@ -89,7 +92,7 @@ static __device__ __forceinline__ void strip_put_float(strip &x, int m, float *t
     });
 }
 
-/* The blocks of rows from .. to - 1 of a head. */
+/* Adds the blocks of rows from .. to - 1 of a head to the sums. */
 template <bool DECAY>
 static __device__ __forceinline__ void take_rows(keys_shared &shared, const loam_problem &p,
                                                  const loam_args &a, const path_grads &w, const path_rows &x,
@@ -128,7 +131,7 @@ static __device__ __forceinline__ void take_rows(keys_shared &shared, const loam
     }
 }
 
-/* The tile's own rows: p and dS are there. */
+/* Adds the block of rows at the tile itself, of which p and dS were kept. */
 static __device__ __forceinline__ void take_own(keys_shared &shared, const loam_args &a, const path_grads &w,
                                                 path_rows x, int64_t h, int j, key_sums &sums, float *column)
 {
@@ -160,7 +163,8 @@ static __device__ __forceinline__ void put_values(const loam_problem &p, const l
     });
 }
 
-/* Column sums of dS of head h, where decays want them; more: to what is there. */
+/* Writes the column sums of dS of head h, for the gradient of the log decays; more: adds to those that
+ * were written. */
 static __device__ __forceinline__ void put_columns(const loam_problem &p, const loam_args &a,
                                                    const path_rows &x, int64_t h, int j, int m,
                                                    const float (&column)[2], const float *own, bool more)

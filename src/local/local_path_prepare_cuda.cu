@@ -1,22 +1,23 @@
 /* SPDX-License-Identifier: MIT
- * PaTH scores on GPUs: the tiles of keys, and their groups. */
+ * PaTH scores on GPUs: computes the arrays of the tiles of keys, and those of their groups. */
 #include "src/local/local_path_cuda.cuh"
 
-/* Floats of a row: rows four apart then lie 16 banks apart. */
+/* Floats from one row to the next: rows four apart are 16 banks apart. */
 enum { FLOAT_PITCH = EDGE + 4 };
 
 struct prepare_shared {
-    shared_tile k, n, c_hi, c_lo; /* c: of strict(N K^T), then of W */
+    shared_tile k, n, c_hi, c_lo; /* c: hi and lo of strict(N K^T), then of W */
     union {
-        float nn[EDGE][FLOAT_PITCH]; /* until R is found */
-        shared_tile b[2];            /* B in two parts */
+        float nn[EDGE][FLOAT_PITCH]; /* N N^T, until R is computed */
+        shared_tile b[2];            /* B in hi and lo parts */
     };
     float r[EDGE][FLOAT_PITCH];
     float beta[EDGE];
 };
 
-/* R = (I + diag(beta) strict(N N^T))^-1 by forward substitution, R_i = e_i - beta_i sum_{j < i} (n_i . n_j) R_j: a column by
- * two neighbours, who share its sums. Rows of R not yet found are 0. */
+/* R = (I + diag(beta) strict(N N^T))^-1 by forward substitution,
+ * R_i = e_i - beta_i sum_{j < i} (n_i . n_j) R_j. Two neighbouring threads have one column and share its
+ * sums. Rows of R that are not computed yet are 0. */
 static __device__ __forceinline__ void invert_reflections(prepare_shared &x)
 {
     const int c = threadIdx.x / 2, half = threadIdx.x % 2;
@@ -43,7 +44,7 @@ static __device__ __forceinline__ void invert_reflections(prepare_shared &x)
     }
 }
 
-/* The warp's rows of Lam = R diag(beta). */
+/* lam <- the warp's rows of Lam = R diag(beta). */
 static __device__ __forceinline__ void load_lam(strip &lam, const prepare_shared &x, int m)
 {
     for_pairs(lam, m, [&](int r, int c, float &u, float &v) {
@@ -52,7 +53,7 @@ static __device__ __forceinline__ void load_lam(strip &lam, const prepare_shared
     });
 }
 
-/* A thread block for each slot of each key-value head. */
+/* One thread block for each tile of each sequence and key-value head. */
 static __global__ void __launch_bounds__(THREADS)
     path_tile_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                      const path_arrays w)
@@ -118,8 +119,8 @@ static __global__ void __launch_bounds__(THREADS)
     strip_put(part, m, w.e_hi + slot, w.e_lo + slot, EDGE);
 }
 
-/* Kt: keys cross the tiles after theirs in their group. Eg: the rows of I cross all tiles of the group, I - what they become.
- * Blocks with y = 1 do Eg. */
+/* With blockIdx.y = 0, Kt: the keys of tile n cross the tiles after it in their group. With blockIdx.y = 1,
+ * Eg of a group: the rows of I cross all its tiles and become X; Eg = I - X. */
 static __global__ void __launch_bounds__(THREADS)
     path_group_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                       const path_arrays w)
@@ -131,7 +132,7 @@ static __global__ void __launch_bounds__(THREADS)
     const int m = threadIdx.x / 32 * 16;
     const int64_t first = n / w.group * w.group, last = first + w.group - 1;
     const bool whole = blockIdx.y == 1;
-    /* Nothing comes after the last group. */
+    /* No rows lie beyond the last group, and none cross the first. */
     if (last + 1 >= tiles_of(s) || (whole && (n != first || n == 0))) {
         return;
     }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * PaTH scores on GPUs, backward: the blocks of rows. */
+ * PaTH scores on GPUs, backward: the pass over blocks of rows. */
 #include "src/local/local_path_backward_cuda.cuh"
 
 enum { STAGES = 2, STAGE_TILES = 4, KEYS = 0, VALUES = 1, CROSS_HI = 2, CROSS_LO = 3 };
@@ -10,7 +10,8 @@ struct rows_shared {
     float columns[WARPS][EDGE];
 };
 
-/* lse to base 2 and do . vbar of a thread's two rows; also into their arrays. */
+/* Loads lse to base 2 and computes delta = do . vbar of the thread's two rows; stores both for the
+ * pass over keys. */
 static __device__ __forceinline__ void load_rows(const loam_problem &p, const path_grads &w,
                                                  const path_rows &x, const bf16 *grad_o, int m,
                                                  float (&lse)[2], float (&delta)[2])
@@ -35,7 +36,7 @@ static __device__ __forceinline__ void load_rows(const loam_problem &p, const pa
     }
 }
 
-/* s: scores to p (put into keep where that is given), then with g = do . v to scale dS; inner takes the row sums of dS. */
+/* Scores s become p, and g = do . v becomes scale dS; inner gains the row sums of dS. */
 static __device__ __forceinline__ void row_gradient(strip &s, strip &g, const float (&lse)[2],
                                                     const float (&delta)[2], float scale, float (&inner)[2])
 {
@@ -51,7 +52,7 @@ static __device__ __forceinline__ void row_gradient(strip &s, strip &g, const fl
     }
 }
 
-/* What copy `copy` of the rows crosses: the slot of E, or of Eg. */
+/* Loads what copy `copy` of the rows crosses to become the next one: E of a tile, or Eg of a group. */
 static __device__ __forceinline__ void fill_copy_crossing(bf16 *hi, bf16 *lo, const path_rows &x,
                                                           const path_arrays &w, int copy)
 {
@@ -85,7 +86,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
     if (!path_rows_of(p, a, w.slots, blockIdx.x, x)) {
         return;
     }
-    if (x.n < 0) { /* rows that see nothing */
+    if (x.n < 0) { /* rows that see no key */
         for (int e = threadIdx.x; e < EDGE * EDGE; e += THREADS) {
             const int64_t i = x.first + e / EDGE;
             if (i >= 0 && i < x.s.nq && a.grad_q.data) {
@@ -133,7 +134,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
             w.own_columns[slot * EDGE + threadIdx.x] = sum / scale;
         }
     }
-    /* Out: y is what the tiles see. */
+    /* To the left: y holds the queries as the tiles see them. */
     for (int copy = 0; copy < copies; copy++) {
         strip_put(y, m, trail + copy * TILE_SIZE, NULL, EDGE);
         if (copy + 1 < copies) {
@@ -144,7 +145,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
         }
     }
     __syncthreads();
-    /* Back: y is the gradient of what the tile at hand sees. */
+    /* To the right: y holds the gradient of the queries as tile j sees them. */
     clear(y);
     fill_stage(shared.tile[0], a, x, w.w, 0);
     for (int j = 0; j < x.n; j++) {

@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: MIT
  *
- * PaTH scores by tiles of 64 keys (Yang et al. 2025). With M_t = I - beta_t w_t w_t^T, rows of N the w of a tile and
+ * PaTH scores by tiles of 64 keys (Yang et al. 2025). A key is multiplied by the reflections of all tokens
+ * after it, M_t = I - beta_t w_t w_t^T. With the w of a tile as rows of N, strict and lower the
+ * triangles without and with the diagonal,
  *
  *     R = (I + diag(beta) strict(N N^T))^-1,  Lam = R diag(beta),  W = Lam N,  B = Lam strict(N K^T)
  *
- * the product of all M of a tile takes a row x to x - (x N^T) W, and
+ * the product of all M of a tile maps a row x to x - (x N^T) W (the WY representation), and
  *
  *     Kr = K - B^T N                  keys as seen from the end of their tile
  *     Ql = Q - a W,  a = lower(Q N^T) queries as they see the tiles before their own
- *     A  = lower(Q K^T - a B)         scores within the tile
+ *     A  = lower(Q K^T - a B)         products within the tile
  *
- * so a query walks the tiles from its own to the first: products with Kr, then once over the reflections of that tile.
- * A probe is walked like a query: rho . k is a score too. Tiles begin at multiples of 64 in each sequence; rows beyond its
- * ends are 0, which is neutral.
- *
- * Shapes: a square is [64][64]; a wide matrix has 64 rows and its channels in blocks, [blocks][64][64].
+ * A query walks the tiles from its own to the first: in each, products with Kr, then the reflections of that
+ * tile. A probe walks like a query, as rho . k is a product with the same keys. Tiles begin at multiples of
+ * 64 in each sequence. Rows beyond the ends are 0, which changes nothing. Shapes: a square is [64][64]; a
+ * wide matrix has 64 rows, channels in blocks: [blocks][64][64].
  */
 #ifndef LOAM_LOCAL_LOCAL_PATH_TILE_H
 #define LOAM_LOCAL_LOCAL_PATH_TILE_H
@@ -37,14 +38,14 @@ static inline void square_turn(float *restrict out, const float *restrict x)
     }
 }
 
-/* c (+)= a b */
+/* c (+)= a b. */
 static inline void square_product(float *restrict c, const float *restrict a, const float *restrict b,
                                   bool add)
 {
     panel_product(c, EDGE, a, EDGE, 1, b, EDGE, add);
 }
 
-/* c (+)= a^T b */
+/* c (+)= a^T b. */
 static inline void square_product_turned(float *restrict c, const float *restrict a, const float *restrict b,
                                          bool add)
 {
@@ -58,7 +59,7 @@ static inline void square_negate(float *x)
     }
 }
 
-/* Keeps c <= r, or c < r. */
+/* Zeroes all but the lower triangle, c <= r, or the strict one, c < r. */
 static inline void square_lower(float *x, bool strict)
 {
     for (int64_t r = 0; r < EDGE; r++) {
@@ -68,7 +69,7 @@ static inline void square_lower(float *x, bool strict)
     }
 }
 
-/* Blocks one by one, each turned; or back. */
+/* Transposes each block of a wide matrix; its own inverse. */
 static inline void wide_turn(float *restrict out, const float *restrict x, int64_t blocks)
 {
     for (int64_t n = 0; n < blocks; n++) {
@@ -76,7 +77,7 @@ static inline void wide_turn(float *restrict out, const float *restrict x, int64
     }
 }
 
-/* s (+)= x y^T, y given turned */
+/* s (+)= x y^T; y is given with transposed blocks. */
 static inline void wide_dots(float *restrict s, const float *restrict x, const float *restrict y_turned,
                              int64_t blocks, bool add)
 {
@@ -85,7 +86,7 @@ static inline void wide_dots(float *restrict s, const float *restrict x, const f
     }
 }
 
-/* x += s y */
+/* x += s y. */
 static inline void wide_add(float *restrict x, const float *restrict s, const float *restrict y,
                             int64_t blocks)
 {
@@ -94,7 +95,7 @@ static inline void wide_add(float *restrict x, const float *restrict s, const fl
     }
 }
 
-/* x += s^T y */
+/* x += s^T y. */
 static inline void wide_add_turned(float *restrict x, const float *restrict s, const float *restrict y,
                                    int64_t blocks)
 {
@@ -105,7 +106,7 @@ static inline void wide_add_turned(float *restrict x, const float *restrict s, c
 
 static inline void floats_clear(float *x, int64_t n) { memset(x, 0, (size_t)n * sizeof *x); }
 
-/* Row r of a wide matrix to and from a run of channels. */
+/* Row r of a wide matrix to and from contiguous channels. */
 static inline void wide_row_set(float *restrict x, int64_t r, const float *restrict row, int64_t channels)
 {
     for (int64_t c = 0; c < channels; c++) {
@@ -129,7 +130,7 @@ static inline float wide_row_dot(const float *x, const float *y, int64_t r, int6
     return sum;
 }
 
-/* Tokens from `token`, of which `count` (as row 0 is token `token`, rows `from` ..) are there; all else is 0. */
+/* Row r of x <- token `token` + r for from <= r < to; all other rows are 0. */
 static inline void wide_load(float *x, const loam_const_view *view, loam_dtype dtype, int64_t b, int64_t h,
                              int64_t token, int64_t from, int64_t to, int64_t channels)
 {
@@ -151,9 +152,9 @@ static inline void wide_store_row(const loam_view *view, loam_dtype dtype, int64
 
 /* ------------------------------------------------------------------ the tiles of keys */
 
-/* One tile of one key-value head, as the walks need it. */
+/* One tile of one key-value head, as the walks of queries and probes read it. */
 typedef struct path_tile {
-    float *keys, *keys_turned; /* wide: Kr */
+    float *keys, *keys_turned; /* wide: Kr, and its transposed blocks */
     float *n, *n_turned;       /* wide: N */
     float *w, *w_turned;       /* wide: -W */
     float *within;             /* square: -B */
@@ -188,7 +189,7 @@ static inline path_tile path_tile_at(const loam_problem *p, float *tiles, int64_
                         at + 6 * wide };
 }
 
-/* What making a tile needs besides: also what its backward reads. */
+/* Intermediate results of making a tile, which its backward reads, too. */
 typedef struct path_making {
     float *keys, *turned;        /* wide: K, scratch */
     float *nn, *r, *lam, *cross; /* squares: strict(N N^T), R, Lam, strict(N K^T) */
@@ -208,7 +209,8 @@ static inline path_making path_making_carve(const loam_problem *p, arena *pool)
     return m;
 }
 
-/* R by forward substitution, row by row: R_i = e_i - beta_i sum_{j < i} (n_i . n_j) R_j. Lam: its columns times beta. */
+/* R by forward substitution, row by row: R_i = e_i - beta_i sum_{j < i} (n_i . n_j) R_j.
+ * Lam = R diag(beta). */
 static inline void invert_reflections(path_making *m)
 {
     for (int64_t i = 0; i < EDGE; i++) {
@@ -259,7 +261,7 @@ static inline void path_tile_make(const loam_problem *p, const loam_args *a, con
     wide_turn(t->w_turned, t->w, blocks);
 }
 
-/* All tiles; the threads of the enclosing parallel region share them. */
+/* Makes all tiles; they are distributed over the threads of the enclosing parallel region. */
 static inline void path_tiles_make(const loam_problem *p, const loam_args *a, float *tiles, path_making *m)
 {
 #pragma omp for schedule(dynamic, 1)
@@ -275,7 +277,8 @@ static inline void path_tiles_make(const loam_problem *p, const loam_args *a, fl
 
 /* ------------------------------------------------------------------ a block of rows */
 
-/* The rows at positions 64 n .. 64 n + 63 of a sequence: row r is query first + r, and `from` .. `to` - 1 are there. */
+/* The rows at positions 64 n .. 64 n + 63 of a sequence: row r is query first + r, which exists for
+ * from <= r < to. */
 typedef struct path_rows {
     const loam_problem *p;
     const loam_args *a;
@@ -285,17 +288,17 @@ typedef struct path_rows {
     int64_t first, from, to;
 } path_rows;
 
-/* The first block of a sequence; negative where queries lie before all keys. */
+/* The first block of rows of a sequence; negative where queries lie before all keys. */
 static inline int64_t path_first_block(const local_seq *s)
 {
     const int64_t at = s->nk - s->nq;
     return at >= 0 ? at / EDGE : -((-at + EDGE - 1) / EDGE);
 }
 
-/* Blocks of the longest sequence that there may be. */
+/* The most blocks of rows of any sequence. */
 static inline int64_t path_row_blocks(const loam_problem *p) { return (p->len_q + EDGE - 1) / EDGE + 1; }
 
-/* Block `index` of head h counted from the last; false where there is none. */
+/* Block `back` of head h, counted from the last; false where there is none. */
 static inline bool path_rows_at(path_rows *x, const loam_problem *p, const loam_args *a, float *tiles,
                                 int64_t b, int64_t h, int64_t back)
 {
@@ -312,8 +315,8 @@ static inline path_tile path_tile_of(const path_rows *x, int64_t n)
     return path_tile_at(x->p, x->tiles, path_tile_index(x->p, x->b, x->h_kv, n));
 }
 
-/* Scores of the rows with the keys of their own tile, from queries or probes (m->keys, m->turned: scratch). a: their
- * lower(X N^T); *x becomes what they are to the tiles before. */
+/* s <- the products of x, the rows' queries or probes, with the keys of their own tile; a <- lower(X N^T);
+ * x <- the rows as they see the tiles before. own_keys_turned: the tile's K with transposed blocks. */
 static inline void path_enter(const path_rows *rows, float *restrict x, float *restrict s, float *restrict a,
                               const float *restrict own_keys_turned)
 {
@@ -326,7 +329,7 @@ static inline void path_enter(const path_rows *rows, float *restrict x, float *r
     wide_add(x, a, t.w, blocks);
 }
 
-/* Once over the reflections of tile n; s: scratch, left as X N^T. */
+/* Applies the reflections of tile n to the rows x; s <- X N^T. */
 static inline void path_cross(const path_rows *rows, float *restrict x, float *restrict s, int64_t n)
 {
     const int64_t blocks = blocks_of(rows->p->dim_qk);
@@ -335,7 +338,7 @@ static inline void path_cross(const path_rows *rows, float *restrict x, float *r
     wide_add(x, s, t.w, blocks);
 }
 
-/* The rows' own keys, turned; keys: scratch. */
+/* turned <- the keys of the rows' own tile with transposed blocks; keys: the same, not transposed. */
 static inline void path_own_keys(const path_rows *rows, float *restrict keys, float *restrict turned)
 {
     const loam_problem *p = rows->p;
@@ -360,7 +363,7 @@ static inline void path_load_rows(const path_rows *rows, float *restrict x, cons
               channels);
 }
 
-/* What tiles add to scores: nothing, or the decay between. out [64] for the keys of tile n, as row r sees them. */
+/* out [64] <- the log decay between each key of tile n and row r; 0 without a decay. */
 static inline void path_decay(const path_rows *rows, int64_t r, int64_t n, float *restrict out)
 {
     const loam_const_view *view = &rows->a->log_decay;
@@ -377,7 +380,7 @@ static inline void path_decay(const path_rows *rows, int64_t r, int64_t n, float
     }
 }
 
-/* Products become scores, of row r with tile n; -inf where the row does not see the key. */
+/* Products of row r with tile n become scores; -inf where the row does not see the key (causal mask). */
 static inline void path_scores(const path_rows *rows, int64_t r, int64_t n, float *restrict s)
 {
     float decay[EDGE];

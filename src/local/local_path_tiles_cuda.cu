@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: MIT
- * PaTH scores on GPUs, backward: the sums for a tile, and back through its making (path_tile_kernel, enter):
- *     A = lower(Q K^T - a B),  Ql = Q - a W,  a = lower(Q N^T)              of each head's own rows
+ * PaTH scores on GPUs, backward: adds the sums of a tile, and goes back through the computation of its arrays
+ * (path_tile_kernel, enter):
+ *     A = lower(Q K^T - a B),  Ql = Q - a W,  a = lower(Q N^T)              for each head's own rows
  *     Kr = K - B^T N,  E = N^T W,  W = Lam N,  B = Lam strict(N K^T)
  *     Lam = R diag(beta),  R^-1 = I + diag(beta) strict(N N^T) */
 #include "src/local/local_path_backward_cuda.cuh"
 
 struct tiles_shared {
-    shared_tile k, n, w, b, lam; /* w: of R in the end */
+    shared_tile k, n, w, b, lam; /* w: at the end the hi part of R */
     shared_tile one, two, three, four, five;
     float beta[EDGE], columns[WARPS][EDGE];
 };
 
-/* Of the tile: dk and dn, with the signs turned those of W and B. */
+/* Gradients of the tile: dk, dn, -dW and -dB. */
 struct tile_sums {
     strip k, n, w, b;
 };
@@ -32,7 +33,7 @@ static __device__ __forceinline__ void strip_add(strip &x, const strip &y, float
     }
 }
 
-/* A row of the gradient of q, and its part of that of the scale: products are linear in q, so sum_j ds_ij x_ij is
+/* Writes dq, and the row's part of the gradient of the scale: scores are linear in q, so sum_j ds_ij x_ij =
  * q_i . dq_i / scale. */
 static __device__ __forceinline__ void put_queries(const loam_problem &p, const loam_args &a,
                                                    const path_grads &w, const path_rows &x, strip &dq,
@@ -57,7 +58,7 @@ static __device__ __forceinline__ void put_queries(const loam_problem &p, const 
     }
 }
 
-/* one: q, two: dA, three: gradient of Ql; four: da, five: a */
+/* Back through A, Ql and a of one head's rows. one: q; two: dA; three: gradient of Ql; four: da; five: a. */
 static __device__ void back_through_rows(tiles_shared &t, const loam_problem &p, const loam_args &a,
                                          const path_grads &w, const path_rows &x, tile_sums &sums, int m)
 {
@@ -88,7 +89,8 @@ static __device__ void back_through_rows(tiles_shared &t, const loam_problem &p,
     __syncthreads();
 }
 
-/* dE: what rows left at this tile, and the crossings within its group. one, two: scratch. */
+/* de <- dE: that of the rows, from the pass over keys, and that of the keys and of the rows of I which
+ * crossed this tile within its group. one, two: scratch. */
 static __device__ void gather_crossings(tiles_shared &t, const path_grads &w, int64_t base, int64_t n,
                                         int64_t tiles, strip &de, int m)
 {
@@ -96,7 +98,7 @@ static __device__ void gather_crossings(tiles_shared &t, const path_grads &w, in
     strip sum;
     clear(sum);
     for (int64_t from = first; from <= n && last + 1 < tiles; from++) {
-        if (from == n && first == 0) { /* no rows cross the first group */
+        if (from == n && first == 0) { /* no rows cross the first group, so Eg is not used */
             break;
         }
         const int64_t at = from == n ? key_crossing(w, slot, n, n) : key_crossing(w, base + from, from, n);
@@ -111,7 +113,7 @@ static __device__ void gather_crossings(tiles_shared &t, const path_grads &w, in
     __syncthreads();
 }
 
-/* From the gradients of Kr and E to those of W, B and their parts, and on to Lam, which is left in `lam`. */
+/* From the gradients of Kr and E to those of W, B, N and K, and to that of Lam, in `lam`. */
 static __device__ void back_through_making(tiles_shared &t, const path_grads &w, int64_t base, int64_t n,
                                            int64_t tiles, tile_sums &sums, strip &lam, int m)
 {
@@ -151,7 +153,7 @@ static __device__ void back_through_making(tiles_shared &t, const path_grads &w,
     product_of_turned(sums.k, t.b, m, t.n);
 }
 
-/* dbeta of the warp's rows (two of each thread) but for what columns hold, and dn, from the gradient of Lam. */
+/* From the gradient of Lam back through R: dbeta of the thread's two rows, and dn. */
 static __device__ void back_through_inverse(tiles_shared &t, const bf16 *r_hi, const bf16 *r_lo,
                                             tile_sums &sums, strip &lam, float (&dbeta)[2], int m)
 {
@@ -195,7 +197,7 @@ static __device__ void back_through_inverse(tiles_shared &t, const bf16 *r_hi, c
     }
 }
 
-/* Rows of the tile into a gradient by keys; 0 beyond the keys in use. */
+/* Writes the rows of a tile to a gradient by keys; 0 for stored keys beyond those in use. */
 static __device__ __forceinline__ void put_keys(const loam_problem &p, const loam_view &view,
                                                 const path_rows &x, int n, strip &sum, int m)
 {

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * One row in float64, for rows that the solvers of a block leave: very few keys, tiny ridge, bad conditioning. Two direct solvers, each a Cholesky factor:
+ * One row in float64, for rows that the block solvers do not accept or do not attempt: very few keys, a tiny
+ * ridge, bad conditioning. Two direct solvers, each by a Cholesky factor, of d channels and n keys:
  *
  *     gram   (Cov + Lambda) x = b                                               d x d
  *     dual   (I + M) t = D kappa Lambda^-1 b,   M = D kappa Lambda^-1 kappa^T D,   D = diag sqrt(p)
  *            x = Lambda^-1 (b - sum_j sqrt(p_j) t_j kappa_j)                    n x n, for n <= d
  *
- * The dual costs n^2 d / 2 + n^3 / 6 against n d^2 / 2 + d^3 / 6, and its t gives u_j = t_j / sqrt(p_j) without
- * the cancellation that a huge x (small Lambda) would bring to x . kappa_j.
+ * The dual costs n^2 d / 2 + n^3 / 6 against n d^2 / 2 + d^3 / 6. Its t gives u_j = t_j / sqrt(p_j) without
+ * the cancellation that a huge x (small Lambda) causes in x . kappa_j.
  */
 #ifndef LOAM_LOCAL_LOCAL_ROW64_H
 #define LOAM_LOCAL_LOCAL_ROW64_H
@@ -17,14 +18,14 @@
 
 typedef struct row64 {
     int64_t lo, hi, peak;
-    double lse, dropped, unit; /* dropped: as in lanes */
+    double lse, dropped, unit; /* dropped: as in struct lanes; unit: of the ridge */
     loam_row_info info;
     bool dual;
     double *kbar, *lambda, *rho, *rhs; /* [dim_qk]; kbar relative to the origin */
     double *vbar, *o;                  /* [dim_v] */
     double *p, *u;                     /* [keys] */
-    double *matrix;                    /* [dim_qk][dim_qk], the factor */
-    double *kappa;                     /* [dim_qk][dim_qk]: sqrt(p) times the centred keys of a dual row */
+    double *matrix;                    /* the factor: [dim_qk][dim_qk], or of a dual row [n][n] */
+    double *kappa;                     /* [n][dim_qk] of a dual row: sqrt(p_j) kappa_j */
     double *key;                       /* scratch [4][dim_qk] */
     float *row;                        /* one key or value as float */
 } row64;
@@ -70,7 +71,7 @@ static inline double row64_query(const head *x, int64_t i, int64_t c)
     return element_load(x->a->q.data, x->p->dtype, LOCAL_AT(x->a->q, x->s.b, x->h, x->s.q0 + i) + c);
 }
 
-/* s_ij from the key relative to the origin and q - origin (RBF) or q (dot) in rhs. */
+/* s_ij. key: relative to the origin; r->rhs: q - origin (RBF) or q (dot). */
 static inline double row64_score(const row64 *r, const head *x, const scoring *sc, int64_t i, int64_t j,
                                  const double *restrict key)
 {
@@ -102,7 +103,7 @@ static inline double row64_score(const row64 *r, const head *x, const scoring *s
     return s;
 }
 
-/* p, lse, peak, kbar and vbar */
+/* p, lse, peak, kbar and vbar. */
 static inline void row64_weights(row64 *r, const head *x, const scoring *sc, int64_t i)
 {
     const int64_t d = x->p->dim_qk, dv = x->p->dim_v;
@@ -144,7 +145,7 @@ static inline void row64_weights(row64 *r, const head *x, const scoring *sc, int
     }
 }
 
-/* matrix += x0 k0 k0^T + .. + x3 k3 k3^T, lower triangle; four keys at a time to load each entry less often */
+/* matrix += x0 k0 k0^T + .. + x3 k3 k3^T, lower triangle: four keys per pass over the matrix save loads. */
 static inline void row64_update(double *restrict matrix, int64_t d, const double *restrict k,
                                 const double weight[restrict 4])
 {
@@ -159,7 +160,7 @@ static inline void row64_update(double *restrict matrix, int64_t d, const double
     }
 }
 
-/* matrix <- lower triangle of Cov */
+/* matrix <- lower triangle of Cov. */
 static inline void row64_covariance(row64 *r, const head *x)
 {
     const int64_t d = x->p->dim_qk;
@@ -175,7 +176,7 @@ static inline void row64_covariance(row64 *r, const head *x)
     }
 }
 
-/* The diagonal of Cov without the rest, into out. */
+/* out <- the diagonal of Cov. */
 static inline void row64_variances(const row64 *r, const head *x, double *restrict out)
 {
     const int64_t d = x->p->dim_qk;
@@ -191,7 +192,7 @@ static inline void row64_variances(const row64 *r, const head *x, double *restri
     }
 }
 
-/* unit, lambda, and the pivot below which the system counts as singular */
+/* Sets unit and lambda; returns the pivot at or below which the system is singular. */
 static inline double row64_ridge(row64 *r, const head *x, int64_t i, double *restrict variance)
 {
     const int64_t d = x->p->dim_qk;
@@ -232,7 +233,7 @@ static inline bool row64_factor_dual(row64 *r, const head *x)
     return cholesky_factor(r->matrix, n, 0) == 0;
 }
 
-/* The factor of the row's system. False, with info.code set, where it is singular. */
+/* Factors the system of the row. Returns false, and sets info.code, if it is singular. */
 static inline bool row64_factor(row64 *r, const head *x, int64_t i)
 {
     const int64_t d = x->p->dim_qk;
@@ -275,7 +276,8 @@ static inline void row64_solve_dual(row64 *r, int64_t d, int64_t n, const double
     }
 }
 
-/* out <- (Cov + Lambda)^-1 b and u_j = out . kappa_j, of which sum_j p_j u_j = 0 takes a rounding error out. */
+/* out <- (Cov + Lambda)^-1 b and u_j = out . kappa_j. As sum_j p_j u_j = 0, the rounding error of that
+ * sum is subtracted. */
 static inline void row64_solve(row64 *r, const head *x, const double *restrict b, double *restrict out)
 {
     const int64_t d = x->p->dim_qk, n = r->hi - r->lo;
@@ -300,7 +302,7 @@ static inline void row64_solve(row64 *r, const head *x, const double *restrict b
     }
 }
 
-/* |(Cov + Lambda) x - b| / |b| by way of u: Cov x = sum p u kappa. */
+/* |(Cov + Lambda) x - b| / |b|, computed from u: Cov x = sum p u kappa. */
 static inline float row64_residual(const row64 *r, const head *x, const double *restrict b,
                                    const double *restrict solution)
 {
@@ -322,7 +324,8 @@ static inline float row64_residual(const row64 *r, const head *x, const double *
     return size2 > 0 ? (float)sqrt(error2 / size2) : 0;
 }
 
-/* Weights, means and the factor of one LLA row that sees at least one key. */
+/* Weights, means and the factor of one LLA row that sees at least one key; returns false if the
+ * row is singular. */
 static inline bool row64_begin(row64 *r, const head *x, const scoring *sc, int64_t i)
 {
     local_visible(x->p, &x->s, i, &r->lo, &r->hi);
@@ -331,7 +334,7 @@ static inline bool row64_begin(row64 *r, const head *x, const scoring *sc, int64
     return row64_factor(r, x, i);
 }
 
-/* A solution that float32 cannot hold counts as none: the row is treated as singular. */
+/* Whether float32 can hold the solution; if not, the row is treated as singular. */
 static inline bool row64_fits_float(const double *x, int64_t d)
 {
     for (int64_t c = 0; c < d; c++) {
@@ -342,7 +345,7 @@ static inline bool row64_fits_float(const double *x, int64_t d)
     return true;
 }
 
-/* The whole forward of one row: rho, u, o = sum p (1 - u) v. */
+/* The forward of one row: rho, u, o = sum p (1 - u) v. */
 static inline void row64_forward(row64 *r, const head *x, const scoring *sc, int64_t i)
 {
     const int64_t d = x->p->dim_qk, dv = x->p->dim_v;
@@ -371,9 +374,9 @@ static inline void row64_forward(row64 *r, const head *x, const scoring *sc, int
     }
 }
 
-/* The shortest vector with the same products with all centred keys as the probe, into r->rho: what u is computed from
- * where the probe itself has a huge part across all keys (fewer keys than channels, tiny ridge). That part drops out of
- * u but for its rounding. False where the row is singular. */
+/* r->rho <- the shortest vector that has the products of the probe with all centred keys. u is computed from
+ * it where the probe has a huge part orthogonal to the keys (fewer keys than channels, tiny ridge): that part
+ * adds only rounding errors to u. Returns false where the row is singular. */
 static inline bool row64_span_probe(row64 *r, const head *x, const scoring *sc, int64_t i)
 {
     row64_forward(r, x, sc, i);
@@ -384,7 +387,7 @@ static inline bool row64_span_probe(row64 *r, const head *x, const scoring *sc, 
     }
     for (int64_t j = 0; j < n; j++) {
         row64_centred_key(r, x, r->lo + j, r->kappa + j * d);
-        /* Not the dual's u, which is exact only in sqrt(p) u. */
+        /* The u of the dual solver does not serve here: only sqrt(p) u is exact there. */
         r->u[j] = cholesky_dot(r->kappa + j * d, r->rho, d);
         trace += cholesky_dot(r->kappa + j * d, r->kappa + j * d, d);
         for (int64_t l = 0; l <= j; l++) {
@@ -392,7 +395,7 @@ static inline bool row64_span_probe(row64 *r, const head *x, const scoring *sc, 
         }
     }
     for (int64_t j = 0; j < n; j++) {
-        r->matrix[j * n + j] += 1e-13 * trace; /* centred keys are dependent: sum p kappa = 0 */
+        r->matrix[j * n + j] += 1e-13 * trace; /* centred keys are linearly dependent: sum p kappa = 0 */
     }
     if (cholesky_factor(r->matrix, n, 0)) {
         return false;
@@ -407,8 +410,8 @@ static inline bool row64_span_probe(row64 *r, const head *x, const scoring *sc, 
     return true;
 }
 
-/* The adjoint solution y of one row: (Cov + Lambda) y = -sum_j p_j (do . v_j - gbar) kappa_j. y lies in r->rho;
- * 0 where the system is singular. */
+/* r->rho <- y, the adjoint solution of one row: (Cov + Lambda) y = -sum_j p_j (do . v_j - gbar) kappa_j; 0 if
+ * the system is singular. */
 static inline void row64_adjoint(row64 *r, const head *x, const scoring *sc, int64_t i)
 {
     const int64_t d = x->p->dim_qk, dv = x->p->dim_v;

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Rows of Local Linear Attention whole in float64, a thread block each: those that conjugate gradients left, or all, where
- * rows share no keys that a block could multiply by at once (PaTH). Keys relative to
- * the first key of the sequence; Cov + Lambda gathered centred and factored by Cholesky. Channel c of k and v belongs to thread c
- * and c + ROW64_THREADS; keys come KEYS64 at a time.
+ * Rows of Local Linear Attention in float64, one thread block for each row at a time: the rows that conjugate
+ * gradients did not solve, or all rows with PaTH, where the rows of a block see the keys reflected
+ * differently and cannot share products with them. Forward: means, Cov + Lambda by centred sums, its Cholesky
+ * factor, rho, output. Backward: the adjoint solve.
+ *
+ * Keys are relative to the first key of the sequence, and are loaded in tiles of KEYS64. Thread c has channel
+ * c of all sums over keys; dimensions are at most DIM64 = ROW64_THREADS.
  */
 #include "src/local/local_backward_cuda.h"
 #include "src/local/local_forward_cuda.h"
@@ -14,11 +17,12 @@ enum { ROW64_THREADS = 256, KEYS64 = 8, DIM64 = 256, BLOCK64 = 4 };
 struct row64_shared {
     double keys[KEYS64][DIM64], values[KEYS64][DIM64];
     double query[DIM64], origin[DIM64], kbar[DIM64], vbar[DIM64], right[DIM64], rho[DIM64];
-    double score[KEYS64], line[KEYS64]; /* of the keys of the tile: s, and p u */
+    double score[KEYS64], line[KEYS64]; /* of the keys of the tile: s; p u, or p g */
     double sum[ROW64_THREADS / 32];
 };
 
-/* The row at hand. */
+/* The row of the thread block: query i sees keys lo .. hi - 1; m and omega are the maximum and sum of the
+ * softmax, unit that of the ridge. */
 struct row64_at {
     row_block x;
     int64_t i, lo, hi;
@@ -28,7 +32,7 @@ struct row64_at {
 
 static __host__ __device__ __forceinline__ int64_t triangle(int64_t n) { return n * (n + 1) / 2; }
 
-/* The sum over the block of one number a thread; every thread gets it. */
+/* The sum of x over the threads of the block, returned to every thread. */
 static __device__ double block_sum(row64_shared &sm, double x)
 {
 #pragma unroll
@@ -67,7 +71,8 @@ static __device__ double score64(const row64_at &r, const loam_args &a, double p
     return s;
 }
 
-/* Keys j .. of the row into the tile, with their scores; those beyond the row's last are 0 with score -inf. */
+/* Loads the row's keys and values from j on into the tile, and computes their scores; beyond the row's last
+ * key, keys and values are 0 and scores -inf. */
 static __device__ void load_tile64(row64_shared &sm, const loam_problem &p, const loam_args &a,
                                    const row64_at &r, int64_t j)
 {
@@ -105,7 +110,7 @@ static __device__ void load_tile64(row64_shared &sm, const loam_problem &p, cons
     __syncthreads();
 }
 
-/* Maximum, sum and means. */
+/* Online softmax: the maximum, the sum of weights, kbar and vbar. */
 static __device__ void means64(row64_shared &sm, const loam_problem &p, const loam_args &a, row64_at &r)
 {
     const int c = threadIdx.x;
@@ -131,7 +136,8 @@ static __device__ void means64(row64_shared &sm, const loam_problem &p, const lo
     __syncthreads();
 }
 
-/* Lower triangle of Cov into `gram`: each thread has SHARE blocks of BLOCK64 x BLOCK64 at a time. */
+/* gram <- the lower triangle of Cov, packed by rows. Each thread accumulates SHARE blocks of BLOCK64 x
+ * BLOCK64 elements in each sweep over the keys. */
 template <int SHARE>
 static __device__ void gram64(row64_shared &sm, const loam_problem &p, const loam_args &a, const row64_at &r,
                               double *gram)
@@ -191,7 +197,8 @@ static __device__ double ridge64(const loam_problem &p, const loam_args &a, cons
     return r.unit * local_ridge(&p, &a, &r.x.s, r.x.h, r.i, c);
 }
 
-/* The unit of the ridge; gram gets the ridge on its diagonal. Returns the least pivot that counts as one. */
+/* Finds the unit of the ridge and adds Lambda to the diagonal of gram. Returns the bound at or below which a
+ * pivot counts as zero. */
 static __device__ double add_ridge64(row64_shared &sm, const loam_problem &p, const loam_args &a, row64_at &r,
                                      double *gram)
 {
@@ -216,7 +223,8 @@ static __device__ double add_ridge64(row64_shared &sm, const loam_problem &p, co
     return local_least_pivot(largest, mean2);
 }
 
-/* gram <- its Cholesky factor; false where a pivot is not above `least`. */
+/* gram <- its Cholesky factor; false where a pivot is not above `least`. All threads of the
+ * block take part. */
 static __device__ bool factor64(double *gram, int64_t d, double least)
 {
     const int64_t across = threadIdx.x % 16, down = threadIdx.x / 16;
@@ -241,7 +249,7 @@ static __device__ bool factor64(double *gram, int64_t d, double least)
     return true;
 }
 
-/* rho <- the solution for the right side in `right` */
+/* rho <- the solution for the right-hand side in sm.right, by forward and back substitution. */
 static __device__ void substitute64(row64_shared &sm, const double *gram, int64_t d)
 {
     const int64_t c = threadIdx.x;
@@ -265,7 +273,7 @@ static __device__ void substitute64(row64_shared &sm, const double *gram, int64_
     __syncthreads();
 }
 
-/* The last sweep: thread c has channel c of sum p u v and of Cov rho. */
+/* Sums of the last sweep in thread c: channel c of sum p u (v - vbar) and of Cov rho. */
 struct lines64 {
     double value, image;
 };
@@ -328,7 +336,7 @@ static __device__ row64_at begin64(row64_shared &sm, const loam_problem &p, cons
         }
     }
     constant = block_sum(sm, constant);
-    /* Scores hold all of x here, so only what the other kernels leave out of lse is to be told. */
+    /* Scores are complete here; saved.lse must lack the constant that the other kernels leave out. */
     r.dropped = local_wide(&p) && !r.sc.capped ? (double)r.sc.scale * constant : 0;
     return r;
 }
@@ -365,7 +373,7 @@ static __device__ void put_row64(row64_shared &sm, const loam_problem &p, const 
     }
 }
 
-/* A probe that float32 cannot hold is as good as none. */
+/* A row whose rho or y float32 cannot hold counts as singular. */
 static __device__ bool fits_float(double x) { return fabs(x) <= 3.4e38; }
 
 template <int SHARE>
@@ -405,7 +413,8 @@ static __global__ void __launch_bounds__(ROW64_THREADS, SHARE == 1 ? 3 : 1)
     }
 }
 
-/* Is a block of the triangle for each thread enough? Then three thread blocks fit where else one does. */
+/* Whether one block of the triangle for each thread is enough. Then (SHARE = 1) a multiprocessor holds three
+ * thread blocks instead of one. */
 static bool few_channels(const loam_problem *p)
 {
     return triangle((p->dim_qk + BLOCK64 - 1) / BLOCK64) <= ROW64_THREADS;
@@ -429,7 +438,7 @@ loam_status local_row64_cuda(const loam_problem *p, const loam_args *a, loam_err
 
 /* ------------------------------------------------------------------ the adjoint solve */
 
-/* right = -sum p (do . (v - vbar)) kappa of a row whose means are known */
+/* right <- drho = -sum p (do . (v - vbar)) kappa of a row whose means are known. */
 static __device__ void adjoint_right64(row64_shared &sm, const loam_problem &p, const loam_args &a,
                                        const row64_at &r)
 {
@@ -461,7 +470,7 @@ static __device__ void adjoint_right64(row64_shared &sm, const loam_problem &p, 
     __syncthreads();
 }
 
-/* y of the rows on the list; 0 where the system is singular or float32 cannot hold it. */
+/* y of the rows on the list; 0 where the system is singular or float32 cannot hold y. */
 template <int SHARE>
 static __global__ void __launch_bounds__(ROW64_THREADS, SHARE == 1 ? 3 : 1)
     adjoint64_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
@@ -506,7 +515,7 @@ loam_status local_adjoint64_cuda(const loam_problem *p, const loam_args *a, cons
 
 /* ------------------------------------------------------------------ all rows */
 
-/* What row64_kernel would write of a row that sees nothing. */
+/* Writes the results of a row that sees no key. */
 static __device__ void put_empty(const loam_problem &p, const loam_args &a, const local_saved &saved,
                                  const row_block &x, int64_t i)
 {
@@ -535,7 +544,8 @@ static __device__ void put_empty(const loam_problem &p, const loam_args &a, cons
     }
 }
 
-/* A thread for each row: onto the list, or done with, where it sees nothing. y: of the adjoint solve, or NULL. */
+/* One thread for each row: puts it on the list or, where it sees no key, writes its results: y = 0 for the
+ * adjoint solve, the outputs where y is NULL. */
 static __global__ void __launch_bounds__(ROW64_THREADS)
     list_rows_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                      const local_saved saved, const solve_work work, float *y)
@@ -559,7 +569,7 @@ static __global__ void __launch_bounds__(ROW64_THREADS)
     }
 }
 
-/* As many thread blocks as H200s hold, or fewer. */
+/* As many thread blocks as an H200 holds at once, or one for each row where these are fewer. */
 static int64_t all64_blocks(const loam_problem *p)
 {
     const int64_t rows = local_rows(p), most = (few_channels(p) ? 3 : 1) * ROW64_BLOCKS;

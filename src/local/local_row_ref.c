@@ -52,7 +52,7 @@ ref_score ref_row_score(const loam_problem *p, const loam_args *a, const local_s
     return r;
 }
 
-/* PaTH: the keys that the row before saw, turned once more, and the row's own. */
+/* PaTH: the keys of the position before, transformed by M_t, and the position's own key appended. */
 static void turn_keys(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
                       ref_row *row)
 {
@@ -122,7 +122,7 @@ static void fit_means(const loam_problem *p, const loam_args *a, const local_seq
     }
 }
 
-/* matrix <- lower triangle of Cov */
+/* matrix <- lower triangle of Cov. */
 static void fit_covariance(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
                            ref_row *row)
 {
@@ -159,7 +159,7 @@ static double ridge_unit(const loam_problem *p, const ref_row *row)
     }
 }
 
-/* Leaves the factor in matrix and the probe in rho. */
+/* Writes the Cholesky factor to matrix and the probe to rho. */
 static void fit_probe(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
                       ref_row *row)
 {
@@ -185,7 +185,7 @@ static void fit_probe(const loam_problem *p, const loam_args *a, const local_seq
     cholesky_solve(row->matrix, d, row->rho);
 }
 
-/* |(Cov + Lambda) rho - (kbar - q)| / |kbar - q|, by way of u: Cov rho = sum p u kappa. left: scratch. */
+/* |(Cov + Lambda) rho - (kbar - q)| / |kbar - q|, computed from u: Cov rho = sum p u kappa. left: scratch. */
 static float probe_residual(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
                             const ref_row *row, double *left)
 {
@@ -242,7 +242,7 @@ void ref_row_fit(const loam_problem *p, const loam_args *a, const local_seq *s, 
         row->u[j - row->lo] = u;
         mean += row->p[j - row->lo] * u;
     }
-    /* sum_j p_j u_j is 0; its rounding error matters where rho is huge. */
+    /* In exact arithmetic sum_j p_j u_j = 0; where rho is huge its rounding error matters. */
     for (int64_t j = row->lo; j < row->hi; j++) {
         row->u[j - row->lo] -= mean;
     }

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT
- * One row of the local family, scalar and in float64, written from the equations:
+ * One row of the local family (query i of one head), scalar and in float64, written from the equations:
  *
  *     x_ij = q_i . k_j (dot)  or  -|q_i - k_j|^2 / 2 (RBF)
- *     PaTH: every k_j of row i is M_t ... M_{j+1} k_j instead, M_t = I - beta_t w_t w_t^T, t = i + n_kv - n_q
- *     s_ij = cap(scale x_ij) - slope |i + n_kv - n_q - j| + bias_j + G_i+n_kv-n_q - G_j,   cap(z) = c tanh(z / c)
+ *     PaTH: row i sees M_t ... M_{j+1} k_j in place of k_j, M_t = I - beta_t w_t w_t^T, t = i + n_kv - n_q
+ *     s_ij = cap(scale x_ij) - slope |i + n_kv - n_q - j| + bias_j + G_i+n_kv-n_q - G_j, cap(z) = c tanh(z/c)
  *     p_ij = exp(s_ij - lse_i),   kbar = sum p k,   vbar = sum p v,   kappa_ij = k_j - kbar_i
  *     Cov_i = sum p kappa kappa^T,   (Cov_i + Lambda_i) rho_i = kbar_i - q_i          (LLA)
  *     u_ij = rho_i . kappa_ij,   o_i = sum p (1 - u) v
+ *
+ * G: the running log-decay sums (local_decay.h), 0 without a decay; the slope is that of ALiBi.
  */
 #ifndef LOAM_LOCAL_ROW_REF_H
 #define LOAM_LOCAL_ROW_REF_H
@@ -18,21 +20,22 @@ typedef struct ref_score {
 } ref_score;
 
 typedef struct ref_row {
-    int64_t lo, hi, peak; /* visible keys; the first key with the largest score */
+    int64_t lo, hi, peak; /* visible keys [lo, hi); the first key with the largest score */
     double lse, unit;     /* unit of the ridge */
     loam_row_info info;
     double *q, *kbar, *vbar, *rho, *lambda; /* lambda = ridge * unit */
-    double *p, *u;                          /* of key lo + index */
+    double *p, *u;                          /* [hi - lo]: of keys lo .. hi - 1 */
     double *seen;                /* [dim_qk], or PaTH [len_kv][dim_qk]: keys as the row sees them */
-    int64_t turned_h, turned_to; /* PaTH: from this head and position; -1: from none */
+    int64_t turned_h, turned_to; /* PaTH: the head and position that `seen` holds keys for; -1: none */
     double *key, *matrix;        /* scratch: one kappa; the factor of Cov + Lambda */
 } ref_row;
 
 ref_row ref_row_carve(const loam_problem *p, arena *pool);
-/* key: key j as row i sees it; k_row: where it lies in the k at hand (j itself, but for a slice of the keys). */
+/* key: key j as row i sees it; k_row: its index in args.k, which is not j where args.k is a slice
+ * of the keys. */
 ref_score ref_row_score(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
                         int64_t j, int64_t k_row, const double *key);
-/* Key j as the row that was fitted last sees it; holds until the next call. */
+/* Key j as the last fitted row sees it; valid until the next call. */
 const double *ref_row_key(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t j,
                           const ref_row *row);
 void ref_row_fit(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
@@ -48,7 +51,7 @@ static inline double ref_k(const loam_problem *p, const loam_args *a, const loca
 {
     return element_load(a->k.data, p->dtype, LOCAL_AT(a->k, s->b, local_kv_head(p, h), s->k0 + j) + c);
 }
-/* Key k_row of the k at hand as it lies there. */
+/* Loads row k_row of args.k, unchanged. */
 static inline void ref_load_key(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
                                 int64_t k_row, double *key)
 {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The ladder of solvers for a block of rows: conjugate gradients, then Cholesky of few rows at a time; what both leave
- * is for float64 (local_row64.h), row by row.
+ * The sequence of solvers for a block of rows: conjugate gradients in float32 for the whole block, then
+ * Cholesky factors of a few rows at a time (local_gram.h). Rows that neither accepts are solved one by one in
+ * float64 (local_row64.h).
  */
 #ifndef LOAM_LOCAL_LOCAL_SOLVE_H
 #define LOAM_LOCAL_LOCAL_SOLVE_H
@@ -9,10 +10,12 @@
 #include "src/local/local_cg.h"
 #include "src/local/local_gram.h"
 
-/* Above this condition conjugate gradients mostly miss the tolerance where there are fewer keys than channels. */
+/* With fewer keys than channels and a condition number above this, conjugate gradients mostly
+ * miss the tolerance. */
 #define SKIP_CONDITION 64.0f
 
-/* With fewer keys than this part of the channels, float64's dual of n x n costs less than float32's factor of d x d. */
+/* For n keys, n <= d / DUAL_SHARE, the dual n x n system in float64 costs less than the d x d
+ * factor in float32. */
 enum { DUAL_SHARE = 4 };
 
 typedef struct solver {
@@ -30,9 +33,9 @@ static inline solver solver_carve(const loam_problem *p, arena *pool)
     return s;
 }
 
-/* Fewer keys than channels leave eigenvalues that are the bare ridge; the largest is about as below for random keys.
- * Where conjugate gradients then need more steps than the factor is worth, or float32 does not hold the residual
- * that they would have to reach, a trial is wasted. */
+/* Whether to skip conjugate gradients. With n <= d keys some eigenvalues are the bare ridge; the largest is
+ * estimated as for random keys. The trial is skipped where conjugate gradients would need more steps than the
+ * factor is worth, or where float32 cannot hold the residual that they would have to reach. */
 static inline bool solver_skips_trial(const block_system *sys, const block_ridge *ridge, int64_t lane)
 {
     const int64_t d = sys->x->p->dim_qk, n = sys->l->hi[lane] - sys->l->lo[lane];
@@ -42,7 +45,8 @@ static inline bool solver_skips_trial(const block_system *sys, const block_ridge
     return n <= d && (condition > SKIP_CONDITION || fminf(steps, (float)n) > worth);
 }
 
-/* x <- (Cov + Lambda)^-1 b for the lanes that ridge wants; those not accepted are left to float64. */
+/* x <- (Cov + Lambda)^-1 b for the lanes in ridge->wanted; lanes that are not accepted are
+ * left to float64. */
 static inline void block_solve(const block_system *sys, const solver *s, const block_ridge *ridge,
                                const float *restrict b, float *restrict x, block_result *result)
 {

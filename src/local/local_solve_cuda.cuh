@@ -1,23 +1,27 @@
 /* SPDX-License-Identifier: MIT
  *
- * Conjugate gradients on GPUs: (Cov_i + Lambda_i) x_i = b_i for the 64 rows of a block. As on CPUs, a product with Cov is two
- * products with the keys, Cov x = sum_j p_j kappa_j (kappa_j . x), centred before it is weighted and once more after
- * ("compensated centring"); scores are computed again each time, since n weights a row would not fit anywhere near.
+ * Conjugate gradients on GPUs: (Cov_i + Lambda_i) x_i = b_i for the 64 rows of a block, all at once. As on
+ * CPUs, Cov x = sum_j p_j kappa_j (kappa_j . x) is computed by two products with the keys and no matrix. It
+ * is centred twice ("compensated centring"): x . kbar is subtracted from the products k_j . x before they are
+ * weighted, and kbar times the sum of the weights from the result. Scores are computed again each time, since
+ * n weights for each row do not fit in any memory.
  *
- * Directions and weights carry more digits than the keys: on narrow tiles each is split in two bf16 parts, so that the product
- * is as exact as its operands. The vectors of a row lie with the threads that own its elements (the layout of D in mma.cuh), in
- * a scratch in global memory that only they touch; the direction also lies in shared memory, as the operand of products.
+ * Directions and weights carry more digits than narrow keys: each is split in two bf16 parts, hi and lo, so
+ * that the product is as exact as its operands. The vectors of a row have the layout of D in mma.cuh and lie
+ * in a scratch in global memory, of which each thread touches only its own elements. The direction also lies
+ * in shared memory, as operand of products.
  *
- * A row stops by its own residual only: its bits do not depend on its neighbours. At the end the true residual decides.
+ * A row stops by its own residual alone, so that its bits do not depend on other rows. The true residual,
+ * computed at the end, decides whether it is accepted.
  */
 #ifndef LOAM_LOCAL_LOCAL_SOLVE_CUDA_CUH
 #define LOAM_LOCAL_LOCAL_SOLVE_CUDA_CUH
 
 #include "src/local/local_stream_cuda.cuh"
 
-/* A row stops where its recursive residual, relative to b, is below `stop`; it is accepted where the true one, times the square
- * root of the condition that the iteration met, is below `accept`: that bounds the relative error of x in the norm of the system,
- * which is the error that the output sees. */
+/* A row stops where its recursive residual, relative to |b|, is below `stop`. It is accepted where the true
+ * residual, relative to |b| and times the square root of the estimated condition number, is below `accept`:
+ * this bounds the relative error of x in the norm of the system, which is the error that the output sees. */
 struct cg_tolerance {
     float stop, accept;
     int most; /* iterations */
@@ -29,10 +33,11 @@ static __device__ __forceinline__ cg_tolerance cg_tolerance_of(loam_dtype dtype)
     return dtype == LOAM_F32 ? f32 : dtype == LOAM_F16 ? f16 : bf16;
 }
 
-/* A ridge below this part of the mean variance of the keys goes straight to float64: only that can tell what is singular. */
+/* Rows whose ridge is below this share of the mean variance of the keys are left to float64, which alone can
+ * tell whether such a system is singular. */
 #define BLOCK_LEAST_RIDGE 1e-6f
 
-/* The elements of one vector of the thread's two rows: n x 4 of D. */
+/* One vector of the thread's two rows in the scratch: DIM / 8 fragments of 4 elements. */
 struct lane_vector {
     float *at;
     __device__ __forceinline__ float get(int element) const { return at[(int64_t)element * THREADS]; }
@@ -47,7 +52,7 @@ template <int DIM> static __device__ __forceinline__ lane_vector scratch_vector(
     return v;
 }
 
-/* Parts of a weight or a direction. */
+/* bf16 parts of a weight or of a direction. */
 template <bool WIDE> constexpr int fine_parts = WIDE ? 3 : 2;
 
 template <bool WIDE, int DIM> struct solve_shared {
@@ -58,7 +63,8 @@ template <bool WIDE, int DIM> struct solve_shared {
     stream_shared<WIDE, DIM> ring;
 };
 
-/* The ridge of the thread's rows: ridge times unit, or one ridge per channel. */
+/* Lambda of the thread's rows: one number for all channels (ridge times unit) or, where `channels`, one for
+ * each channel. least: the smallest of a row. */
 struct row_ridge {
     float unit[2], number[2], least[2];
     bool channels;
@@ -99,7 +105,7 @@ static __device__ __forceinline__ float ridge_at(const row_ridge &ridge, const l
     return (float)((double)ridge.unit[row] * ((const float *)a.ridge.data)[at]);
 }
 
-/* What the solver knows of its rows. */
+/* The systems (Cov + Lambda) x = b of the block's rows, as one thread sees them. */
 template <bool WIDE, int DIM> struct system_of {
     static constexpr int dim = DIM;
     const loam_problem &p;
@@ -116,10 +122,10 @@ template <bool WIDE, int DIM> struct system_of {
     {
         return scratch_vector<DIM>(scratch, which);
     }
-    /* A warp has its rows to itself: it works while any of them is live. */
+    /* Warps do not share rows: a warp works while any of its rows is live. */
     __device__ __forceinline__ bool works(bool live) const { return __any_sync(0xffffffffu, live); }
     __device__ __forceinline__ int warp_row() const { return threadIdx.x / 32 * 16; }
-    /* Channel c of the query, relative to what kbar is relative to. */
+    /* Channel c of the query, relative to the same point as kbar. */
     __device__ __forceinline__ float target(int row, int c) const
     {
         const float shift = WIDE && !sc.rbf ? sm.ring.origin[c] : 0;
@@ -127,7 +133,7 @@ template <bool WIDE, int DIM> struct system_of {
     }
 };
 
-/* p of the tile at hand. */
+/* w <- p = exp(s - lse) of the tile. */
 template <bool WIDE, int DIM>
 static __device__ __forceinline__ void tile_weights(float (&w)[shape<WIDE, DIM>::keys / 8][4],
                                                     const system_of<WIDE, DIM> &sys, const tile_at &t)
@@ -145,7 +151,8 @@ static __device__ __forceinline__ void tile_weights(float (&w)[shape<WIDE, DIM>:
     }
 }
 
-/* The direction of the thread's rows becomes the operand of products, and itself what its parts say. */
+/* Writes the vector to shared memory as operand of products. On narrow tiles the operand has two bf16 parts,
+ * and the vector is rounded to their sum. */
 template <bool WIDE, int DIM>
 static __device__ __forceinline__ void put_direction(const system_of<WIDE, DIM> &sys, int which)
 {
@@ -171,7 +178,7 @@ static __device__ __forceinline__ void put_direction(const system_of<WIDE, DIM> 
     __syncwarp();
 }
 
-/* sum over channels of y z for both rows */
+/* out[row] = y . z for both rows. */
 template <int DIM>
 static __device__ __forceinline__ void row_dots(float (&out)[2], const lane_vector &y, const lane_vector &z)
 {
@@ -183,7 +190,7 @@ static __device__ __forceinline__ void row_dots(float (&out)[2], const lane_vect
     out[0] = quad_sum(out[0]), out[1] = quad_sum(out[1]);
 }
 
-/* w <- p (direction . k - centre); its row sums (this thread's columns) go to total */
+/* w <- p (direction . k - centre); row sums of w (this thread's columns) are added to total. */
 template <bool WIDE, int DIM>
 static __device__ __forceinline__ void centred_weights(float (&w)[shape<WIDE, DIM>::keys / 8][4],
                                                        const system_of<WIDE, DIM> &sys, const tile_at &t,
@@ -205,7 +212,8 @@ static __device__ __forceinline__ void centred_weights(float (&w)[shape<WIDE, DI
     }
 }
 
-/* columns `first` .. of the image (Cov + Lambda) v, from the sums y = sum f k and total = sum f */
+/* Columns `first` .. of the image (Cov + Lambda) v, from y = sum f k and total = sum f over the keys, where f
+ * are the centred weights. */
 template <bool WIDE, int DIM>
 static __device__ __forceinline__ void finish_image(const system_of<WIDE, DIM> &sys,
                                                     const float (&y)[shape<WIDE, DIM>::columns / 8][4],
@@ -224,7 +232,8 @@ static __device__ __forceinline__ void finish_image(const system_of<WIDE, DIM> &
     }
 }
 
-/* image <- (Cov + Lambda) v, v the vector that put_direction was called with; a warp that is not `busy` only helps to load. */
+/* image <- (Cov + Lambda) v, where v is the vector that put_direction was called with. A warp that is not
+ * `busy` only helps to load tiles. */
 template <bool WIDE, int DIM>
 static __device__ __forceinline__ void apply(const system_of<WIDE, DIM> &sys, const lane_vector &v,
                                              const lane_vector &image, bool busy)
@@ -248,22 +257,23 @@ static __device__ __forceinline__ void apply(const system_of<WIDE, DIM> &sys, co
     }
 }
 
-/* How the solve of the thread's two rows stands. */
+/* State of the solves of the thread's two rows: b . b, r . r, the unit that b was divided by, and whether the
+ * row still iterates. */
 struct cg_rows {
     float bb[2], rr[2], unit[2];
-    float least[2], most[2]; /* Rayleigh quotients met: they estimate the condition */
+    float least[2], most[2]; /* Rayleigh quotients met: they estimate the condition number */
     int iterations[2];
     bool live[2];
 };
 
-/* The power of two at or below |x|: dividing by it is exact. */
+/* The power of two at or below |x|: division by it is exact. 1 where it is near the limits of float. */
 static __device__ __forceinline__ float magnitude(float x)
 {
     const float power = __uint_as_float(__float_as_uint(x) & 0x7f800000u);
     return power >= 0x1p-120f && power < 0x1p120f ? power : 1;
 }
 
-/* b is scaled to about 1; x = 0, r = p = b. */
+/* Scales b to about 1, and sets x = 0, r = p = b. */
 template <class SYSTEM>
 static __device__ __forceinline__ void cg_begin(const SYSTEM &sys, cg_rows &k, const bool (&wanted)[2])
 {
@@ -333,7 +343,7 @@ static __device__ __forceinline__ void cg_step(const SYSTEM &sys, cg_rows &k, fl
     }
 }
 
-/* x of the rows `wanted`, in units of k.unit; then x is the direction in shared memory. */
+/* Solves the rows `wanted`: x in units of k.unit. Afterwards x is the direction in shared memory. */
 template <class SYSTEM>
 static __device__ __forceinline__ void solve_rows(const SYSTEM &sys, cg_rows &k, const bool (&wanted)[2])
 {
@@ -345,7 +355,8 @@ static __device__ __forceinline__ void solve_rows(const SYSTEM &sys, cg_rows &k,
     put_direction(sys, VECTOR_X);
 }
 
-/* Was the row solved? From |b - A x|^2 with b and x as they lie there. */
+/* Whether the row is solved, by its true residual: error2 = |b - (Cov + Lambda) x|^2, in the units of the
+ * solve. *residual: relative to |b|. */
 static __device__ __forceinline__ bool accepted(const cg_rows &k, const cg_tolerance &tolerance, int row,
                                                 float error2, float *residual)
 {

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * The solver of Local Linear Attention on Hopper, which forward and the adjoint solve of backward share: what a block of 64 rows
- * knows, (Cov + Lambda) times a direction, conjugate gradients, and how blocks are handed out.
+ * The solver of Local Linear Attention on Hopper, for the forward pass and for the adjoint solve of the
+ * backward pass: the state of a block of 64 rows, the product of Cov + Lambda with a direction (its image),
+ * conjugate gradients, and how thread blocks get blocks of rows.
  *
- * A direction and weights in one bf16 part each leave a residual of about 2^-8, two parts (FINE) one of about 2^-17.
+ * A direction and weights in one bf16 part each leave a relative residual of about 2^-8, in two parts (FINE)
+ * of about 2^-17. Queries, directions and tiles of keys lie in shared memory; x, r, b and the means of the
+ * rows in a scratch in global memory.
  */
 #ifndef LOAM_LOCAL_LOCAL_SOLVE_SM90_CUH
 #define LOAM_LOCAL_LOCAL_SOLVE_SM90_CUH
@@ -11,30 +14,32 @@
 #include "src/local/local_decay_sm90.cuh"
 #include "src/local/local_stream_sm90.cuh"
 
-/* Keys that rows must see, in head dimensions, for one part to do. */
+/* Rows must see this many keys for each channel for one part to be enough. */
 enum { FEW_KEYS = 6 };
 
-/* One ridge for each channel, in the scratch. */
+/* The ridge of each channel lies in the scratch where the solver for sm80 has the image. */
 enum { VECTOR_RIDGE = VECTOR_IMAGE };
 
-/* Below it, in size, lse to base 2 is exact enough that no weight exceeds 1 + 2^-10. */
+/* Where |lse|, to base 2, is below this, it is exact enough that no weight exceeds 1 + 2^-10. */
 #define TAME_LSE 4096.0f
 
-/* Thread blocks to a multiprocessor: 105 or 113 KiB of shared memory each, and all registers. */
+/* Thread blocks on a multiprocessor. Each takes 105 or 113 KiB of shared memory; together they take all
+ * registers. */
 enum { BLOCKS_SM90 = 2 };
 
 template <int DIM> struct solve_shared_sm90 {
     alignas(1024) __nv_bfloat16 direction[2][DIM * SIDE];
-    __nv_bfloat16 slot[ring_slots<DIM>]
-                      [DIM * SIDE]; /* after the direction: passes that leave it alone have slots there too */
+    /* Right after the direction, whose memory is used for more stages by passes that do not need it. */
+    __nv_bfloat16 slot[ring_slots<DIM>][DIM * SIDE];
     __nv_bfloat16 query[DIM * SIDE];
     uint64_t full[ring_slots<DIM>], query_full, wide_full[2][ring_slots<DIM> + 2];
-    ring_count wide[2]; /* of the rings of one and two slots more */
+    ring_count wide[2]; /* of the rings with 1 and 2 more stages */
     int64_t block;
     int scratch;
     row_block rows;
 };
 
+/* The systems (Cov + Lambda) x = b of a block of 64 rows. */
 template <int DIM, bool DECAYED> struct system_sm90 {
     static constexpr int dim = DIM;
     const loam_problem &p;
@@ -46,18 +51,18 @@ template <int DIM, bool DECAYED> struct system_sm90 {
     solve_shared_sm90<DIM> &sm;
     ring_count &count;
     float *scratch;
-    float scale2;  /* of scores to base 2 */
-    float lse2[2]; /* to base 2; 0 where nothing is seen */
-    int whole, to; /* tiles within whole .. to are seen by all rows */
+    float scale2;  /* of scores, to base 2 */
+    float lse2[2]; /* to base 2; 0 for rows that see no key */
+    int whole, to; /* keys whole .. to - 1 are seen by all rows */
     bool fine;     /* two parts */
-    bool tame;     /* the block's lse are: weights need no bound */
+    bool tame;     /* |lse2| < TAME_LSE in all rows of the block: weights need no bound */
 
     __device__ __forceinline__ lane_vector vector(int which) const
     {
         return scratch_vector<DIM>(scratch, which);
     }
     __device__ __forceinline__ ring_sm90<DIM> ring() const { return { sm.slot, sm.full }; }
-    /* With MORE slots, 1 or 2, in place of the direction's second part, or of both. */
+    /* The ring with MORE stages, 1 or 2, in the place of the direction's lo part, or of both parts. */
     template <int MORE> __device__ __forceinline__ ring_sm90<DIM, ring_slots<DIM> + MORE> wide_ring() const
     {
         return { &sm.direction[2 - MORE], sm.wide_full[MORE - 1] };
@@ -70,14 +75,16 @@ template <int DIM, bool DECAYED> struct system_sm90 {
     __device__ __forceinline__ bool seen(int row, int j) const { return j >= r.lo[row] && j < r.hi[row]; }
 };
 
-/* Keeps the compiler from remembering an address for each element from sweep to sweep, for which there are no registers. */
+/* Returns x as if it were new, so that the compiler does not hold an address for each element from sweep to
+ * sweep: there are no registers for that. */
 static __device__ __forceinline__ int forget(int x)
 {
     asm volatile("" : "+r"(x));
     return x;
 }
 
-/* An object in memory: what a kernel knows of its rows, held in registers, would leave the products of a pass too few. */
+/* Keeps an object in memory: in registers, the state of its rows would leave a kernel too few for the
+ * products of a pass. */
 template <class T> static __device__ __forceinline__ T &in_memory(T &object)
 {
     T *at = &object;
@@ -85,8 +92,8 @@ template <class T> static __device__ __forceinline__ T &in_memory(T &object)
     return *at;
 }
 
-/* The system as a pass takes it out of memory. Addresses known to be of shared and global memory make shorter code; solve_shared_sm90
- * is what a block's shared memory begins with. */
+/* A copy of the system for one pass, in registers. Where addresses are known to be of shared and global
+ * memory the code is shorter; solve_shared_sm90 lies at the beginning of the shared memory of a block. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ system_sm90<DIM, DECAYED> known_system(
     const system_sm90<DIM, DECAYED> &from, const row_pair &r, const row_ridge &ridge)
@@ -123,7 +130,7 @@ static __device__ __forceinline__ void decay_of_tile(float (&s)[8][4], const sys
     }
 }
 
-/* w: the products q . k become p; 0 where a row does not see the key. */
+/* The products w = q . k with keys from j on become p; 0 where a row does not see the key. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void weights_sm90(float (&w)[8][4], const system_sm90<DIM, DECAYED> &sys,
                                                     int j)
@@ -154,7 +161,7 @@ static __device__ __forceinline__ void weights_sm90(float (&w)[8][4], const syst
     }
 }
 
-/* The pairs that the thread owns of a tile of rows: they are its operands of products with the rows. */
+/* The pairs of a tile of rows that this thread owns, which are its fragments of the rows as operand A. */
 template <int DIM>
 static __device__ __forceinline__ void own_pairs(uint32_t (&a)[DIM / 16][4], const __nv_bfloat16 *tile,
                                                  const row_pair &r)
@@ -168,7 +175,8 @@ static __device__ __forceinline__ void own_pairs(uint32_t (&a)[DIM / 16][4], con
     }
 }
 
-/* Queries and directions as operands of a pass: in registers where there are enough, which spares shared memory the reading. */
+/* Queries and directions as operands of a pass: from registers where there are enough, which saves reads of
+ * shared memory, else from shared memory. */
 template <int DIM, bool DECAYED, bool FINE, bool VALUES> struct score_rows {
     static constexpr bool query_held = DIM == 64 && !FINE, direction_held = !FINE && (DIM == 64 || !VALUES);
     uint32_t query[query_held ? DIM / 16 : 1][4];
@@ -216,7 +224,8 @@ template <int DIM, bool DECAYED, bool FINE, bool VALUES> struct score_rows {
     }
 };
 
-/* w <- p (u - centre), from w = q . k and u = direction . k; its row sums (this thread's columns) go to total */
+/* w <- p (u - centre), from w = q . k and u = direction . k; row sums of w (this thread's columns) are added
+ * to total. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void centre_weights(float (&w)[8][4], float (&u)[8][4],
                                                       const system_sm90<DIM, DECAYED> &sys, int j,
@@ -233,10 +242,11 @@ static __device__ __forceinline__ void centre_weights(float (&w)[8][4], float (&
             total[e / 2] += w[n][e];
         }
     }
-    products_arrived(w); /* made here, and not where they are used: beyond the next wait */
+    products_arrived(w); /* else the compiler computes w beyond the next wait */
 }
 
-/* w <- p (direction . k - centre); its row sums (this thread's columns) go to total */
+/* w <- p (direction . k - centre), with the products; row sums of w (this thread's columns) are added to
+ * total. */
 template <bool FINE, int DIM, bool DECAYED>
 static __device__ __forceinline__ void centred_sm90(float (&w)[8][4], const system_sm90<DIM, DECAYED> &sys,
                                                     const tiles_at &t, const float (&centre)[2],
@@ -254,7 +264,8 @@ static __device__ __forceinline__ void centred_sm90(float (&w)[8][4], const syst
     centre_weights(w, u, sys, t.j, centre, total);
 }
 
-/* Zeros that are there before the first product of a pass is issued: set any later they would hold up all products of the pass. */
+/* Clears accumulators before the first product of a pass is issued: any later, that would hold up all
+ * products of the pass. */
 template <int DIM> static __device__ __forceinline__ void clear_sums(float (&y)[DIM / SIDE][8][4])
 {
 #pragma unroll
@@ -264,7 +275,7 @@ template <int DIM> static __device__ __forceinline__ void clear_sums(float (&y)[
     products_arrived(y);
 }
 
-/* The elements of the direction as its parts say: pair `e` (0 or 2) of block n. */
+/* Elements e and e + 1 (e = 0 or 2) of fragment n of the direction, each as the sum of its parts. */
 template <bool FINE, int DIM, bool DECAYED>
 static __device__ __forceinline__ float2 direction_pair(const system_sm90<DIM, DECAYED> &sys, int n, int e)
 {
@@ -277,7 +288,7 @@ static __device__ __forceinline__ float2 direction_pair(const system_sm90<DIM, D
     return p;
 }
 
-/* Sets a pair of the direction; returns it as its parts say. */
+/* Stores such a pair of the direction; returns it as rounded to its parts. */
 template <bool FINE, int DIM, bool DECAYED>
 static __device__ __forceinline__ float2 set_direction_pair(const system_sm90<DIM, DECAYED> &sys, int n,
                                                             int e, float2 p)
@@ -292,12 +303,13 @@ static __device__ __forceinline__ float2 set_direction_pair(const system_sm90<DI
     return direction_pair<FINE>(sys, n, e);
 }
 
-/* Products of an image with its direction, with itself of the direction, and with the mean key. */
+/* Dot products of a row: direction . image, direction . direction, kbar . image. */
 struct image_products {
     float curvature[2], size[2], mean[2];
 };
 
-/* y becomes (Cov + Lambda) times the direction, from y = sum f k and total = sum f (this thread's columns). */
+/* y becomes the image (Cov + Lambda) direction, from y = sum f k and total = sum f (this thread's columns),
+ * where f = p (direction . k - centre): y - total kbar + Lambda direction. */
 template <bool FINE, int DIM, bool DECAYED>
 static __device__ __forceinline__ image_products finish_image(float (&y)[DIM / SIDE][8][4],
                                                               const system_sm90<DIM, DECAYED> &sys,
@@ -342,8 +354,8 @@ static __device__ __forceinline__ image_products finish_image(float (&y)[DIM / S
     return d;
 }
 
-/* y = (Cov + Lambda) times the direction. centre: direction . kbar, which rounding may have moved: what f is off by, the mean
- * key times the sum of f takes away again. */
+/* y = (Cov + Lambda) direction. centre is direction . kbar up to rounding; the error that it leaves in f is
+ * taken out by finish_image, which subtracts kbar times the sum of f. */
 template <bool FINE, int DIM, bool DECAYED>
 static __device__ __forceinline__ image_products image_sm90(float (&y)[DIM / SIDE][8][4],
                                                             const system_sm90<DIM, DECAYED> &sys,
@@ -375,7 +387,7 @@ static __device__ __forceinline__ image_products image_sm90(float (&y)[DIM / SID
     return finish_image<FINE>(y, sys, total);
 }
 
-/* The direction becomes `source` + turn x direction, from registers; centre is then its product with kbar. */
+/* direction <- source + turn x direction, with `source` in registers; centre is then direction . kbar. */
 template <bool FINE, int DIM, bool DECAYED>
 static __device__ __forceinline__ void turn_direction(const system_sm90<DIM, DECAYED> &sys,
                                                       const float (&source)[DIM / SIDE][8][4],
@@ -403,7 +415,7 @@ static __device__ __forceinline__ void turn_direction(const system_sm90<DIM, DEC
     __syncthreads();
 }
 
-/* A ridge of its own for each channel, where the problem has that. */
+/* Writes the ridge of each channel to the scratch, where the problem has one for each channel. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void put_ridge(const system_sm90<DIM, DECAYED> &sys)
 {
@@ -416,7 +428,8 @@ static __device__ __forceinline__ void put_ridge(const system_sm90<DIM, DECAYED>
     }
 }
 
-/* Does the row go on? To where it is accepted too, by the condition that it met, with a margin for rounding. */
+/* Must the row iterate on? It stops where its residual is below `stop` and where it would also be accepted,
+ * by the condition number met so far and with a margin for rounding. */
 static __device__ __forceinline__ bool unsolved(const cg_rows &k, const cg_tolerance &tolerance, int row)
 {
     const float sure = 0.64f * tolerance.accept * tolerance.accept;
@@ -424,11 +437,12 @@ static __device__ __forceinline__ bool unsolved(const cg_rows &k, const cg_toler
            k.rr[row] * k.most[row] > sure * k.bb[row] * k.least[row];
 }
 
-/* In one part, a row whose residual is above START PACE^n of b after n iterations would not be there in time. */
+/* In one part, a row whose residual, relative to b, is above START PACE^n after n iterations would not
+ * converge in time. */
 #define START 1.6f
 #define PACE 0.65f
 
-/* Conjugate gradients from x and its residual r, which both lie in the scratch, for the rows that are live. */
+/* Conjugate gradients for the rows that are live, from x and its residual r, which lie in the scratch. */
 template <bool FINE, int DIM, bool DECAYED>
 static __device__ __forceinline__ void cg_run(const system_sm90<DIM, DECAYED> &outer, cg_rows &rows,
                                               const cg_tolerance &tolerance)
@@ -438,7 +452,7 @@ static __device__ __forceinline__ void cg_run(const system_sm90<DIM, DECAYED> &o
     const system_sm90<DIM, DECAYED> sys = known_system(outer, r, ridge);
     cg_rows k = rows;
     const lane_vector x = sys.vector(VECTOR_X), residual = sys.vector(VECTOR_R);
-    float y[DIM / SIDE][8][4], centre[2], turn[2] = { 0, 0 }, rest_mean[2];
+    float y[DIM / SIDE][8][4], centre[2], turn[2] = { 0, 0 }, rest_mean[2]; /* residual . kbar */
 #pragma unroll
     for (int n = 0; n < DIM / 2; n++) {
         y[n / 32][n / 4 % 8][n % 4] = residual.get(n);
@@ -537,7 +551,7 @@ static __device__ __forceinline__ void cg_begin_sm90(const system_sm90<DIM, DECA
 
 /* ------------------------------------------------------------------ blocks of a launch */
 
-/* What every block of a launch shares. */
+/* What all blocks of a launch share. */
 struct solve_launch {
     const loam_problem &p;
     const loam_args &a;
@@ -546,7 +560,7 @@ struct solve_launch {
     const maps_sm90 &maps;
 };
 
-/* Do the block's rows see too few keys for one part? */
+/* Does the first row of the block see too few keys for one part? */
 template <int DIM> static __device__ __forceinline__ bool sees_few(const loam_problem &p, const row_block &x)
 {
     int64_t lo, hi;
@@ -554,8 +568,9 @@ template <int DIM> static __device__ __forceinline__ bool sees_few(const loam_pr
     return hi - lo < FEW_KEYS * DIM;
 }
 
-/* The next block for this launch, and its rows; -1 where there is none. LISTED: of those that one part was not enough for. Where
- * scores decay, few keys have weight and all blocks take two. */
+/* Takes the next block of rows for this launch from its counter: returns its number, and its rows, or -1
+ * where there is none. LISTED: from the list of those for which one part was not enough. Where scores decay,
+ * few keys have weight and all blocks take two parts. */
 template <bool FINE, bool LISTED, int DIM, bool DECAYED>
 static __device__ __forceinline__ int64_t take_block(row_block &rows, const solve_launch &all, int64_t blocks)
 {
@@ -576,7 +591,7 @@ static __device__ __forceinline__ int64_t take_block(row_block &rows, const solv
     }
 }
 
-/* The blocks with few keys run while the others begin: a thread block takes any scratch that is free. */
+/* Takes any scratch that is free: the launch of blocks with few keys overlaps with that of the others. */
 static __device__ __forceinline__ int take_scratch(const solve_work &work)
 {
     int n = (int)(blockIdx.x % work.scratches);

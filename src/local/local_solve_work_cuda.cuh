@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
- * The workspace of the solvers on GPUs, and the launch of the rows that they leave to float64. */
+ * The workspace of the solvers of Local Linear Attention on GPUs, for host code. */
 #ifndef LOAM_LOCAL_LOCAL_SOLVE_WORK_CUDA_CUH
 #define LOAM_LOCAL_LOCAL_SOLVE_WORK_CUDA_CUH
 
 #include "src/gpu/launch.cuh"
 #include "src/local/local_solved_cuda.cuh"
 
-/* Thread blocks, each with a scratch: what the device may hold at once. */
+/* Thread blocks of a launch, each with a scratch: as many as the device can hold at once. */
 static inline int64_t solve_blocks(const loam_problem *p)
 {
     int device = 0, multiprocessors = 0;
@@ -23,14 +23,15 @@ static inline size_t row_blocks(const loam_problem *p)
     return (size_t)((p->len_q + ROWS - 1) / ROWS * p->batch * p->heads_q);
 }
 
-/* Doubles of the workspace for float64: a lower triangle for each thread block. */
+/* Doubles of the scratch of row64_kernel: a lower triangle for each thread block. */
 static inline size_t row64_scratch(const loam_problem *p)
 {
     const size_t d = (size_t)p->dim_qk;
     return ROW64_BLOCKS * (d * (d + 1) / 2);
 }
 
-/* The scratch of the solver has done when the rows left to float64 begin: both lie in one place. */
+/* The scratch of the solver and that of row64_kernel share one place: the solver has ended when
+ * row64_kernel begins. */
 static inline solve_work solve_work_carve(const loam_problem *p, arena *pool)
 {
     const size_t dim = (size_t)local_padded_dim(p), blocks = (size_t)solve_blocks(p);
@@ -51,7 +52,7 @@ static inline solve_work solve_work_carve(const loam_problem *p, arena *pool)
     return w;
 }
 
-/* The counters begin at 0, and no scratch is taken. */
+/* Clears the counters and the marks of scratches that are taken, which lie before `listed`. */
 static inline loam_status solve_work_clear(const solve_work *work, const loam_args *a, loam_error *error)
 {
     return cuda_check(cudaMemsetAsync(work->next_block, 0,

@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: MIT
  *
- * Forward of Local Linear Attention on GPUs, 64 rows of a head at a time: means (online softmax), the solver, and a last sweep
+ * Forward of Local Linear Attention on GPUs, 64 rows of a head at a time: a sweep for the means (online
+ * softmax), the solver, and a last sweep
  *     o = vbar - sum p u v,   u = rho . kappa,
- * which also finds the true residual. Rows that the solver leaves are put on a list, and a second kernel does them again, whole,
- * in float64 (local_row64_cuda.cuh).
+ * which also computes the true residual. Rows that are not solved in this way are put on a list; row64_kernel
+ * (local_row64_cuda.cu) then computes them anew in float64.
  *
- * Thread blocks take blocks of rows off a counter: some rows take longer than others.
+ * Persistent blocks take blocks of rows from a counter, since some rows need more iterations than others.
  */
 #ifndef LOAM_LOCAL_LOCAL_SOLVED_CUDA_CUH
 #define LOAM_LOCAL_LOCAL_SOLVED_CUDA_CUH
 
 #include "src/local/local_solve_cuda.cuh"
 
-/* A row left to float64: row `at` of block `block`. */
+/* A row left to float64: row `at` of block of rows `block`. */
 struct hard_row {
     int64_t block;
     int32_t at, iterations;
@@ -22,21 +23,23 @@ struct hard_row {
 struct solve_work {
     int64_t *next_block;
     unsigned long long *hard_count;
-    /* On Hopper: blocks of rows with few keys, and those that are listed for a second launch; which scratch is taken. */
+    /* On Hopper: counters of the launches for blocks of rows with few keys, and for those listed for a second
+     * launch; the list; which scratches are taken. */
     int64_t *next_few, *next_listed;
     unsigned long long *listed_count;
     int32_t *scratch_taken;
     int32_t *listed;
     hard_row *hard;
     int64_t scratches;
-    float *scratch;      /* of each thread block */
-    double *row_scratch; /* of each thread block of row64_kernel */
+    float *scratch;      /* of the solver, for each thread block */
+    double *row_scratch; /* of row64_kernel, for each thread block */
 };
 
 enum { ROW64_BLOCKS = 132 };
 
-/* Means under the weights into the scratch; square[row] = sum p |k|^2; the largest p. Weights are what their parts say, so that
- * a mean of keys far from zero is off by its share of their spread, not of their size. */
+/* Writes the means kbar and vbar to the scratch, and finds lse, square[row] = sum p |k|^2 and the largest p
+ * of a row. Weights are rounded to the sum of their bf16 parts before they are added to omega, so that the
+ * error of a mean is relative to the spread of the keys, not to their distance from zero. */
 template <bool WIDE, int DIM>
 static __device__ void sweep_means(system_of<WIDE, DIM> &sys, float (&square)[2], float (&most)[2])
 {
@@ -103,8 +106,9 @@ template <class SYSTEM> static __device__ __forceinline__ void put_right_side(co
     }
 }
 
-/* sum p |k - kbar|^2 of each row. From differences: sum p |k|^2 - |kbar|^2 would leave nothing where nearly all weight is on one key,
- * and the ridge relative to the trace needs that nothing to its own precision. */
+/* spread[row] = sum p |k - kbar|^2, from differences. The formula sum p |k|^2 - |kbar|^2 would cancel
+ * where nearly all weight is on one key, and a ridge relative to the trace needs the small result to
+ * full precision. */
 template <bool WIDE, int DIM>
 static __device__ void sweep_spread(const system_of<WIDE, DIM> &sys, float (&spread)[2])
 {
@@ -132,8 +136,8 @@ static __device__ void sweep_spread(const system_of<WIDE, DIM> &sys, float (&spr
     spread[0] = quad_sum(spread[0]), spread[1] = quad_sum(spread[1]);
 }
 
-/* The unit of the ridge, and which rows the solver gets: those that see a key, have not overflowed, and whose ridge is not so small
- * that only float64 can tell what is singular. */
+/* Finds Lambda with its unit, and `wanted`, the rows for the solver: those that see a key, have not
+ * overflowed, and whose ridge is not so small that only float64 can tell what is singular. */
 template <class SYSTEM>
 static __device__ __forceinline__ row_ridge ridge_of_rows(const SYSTEM &sys, const float (&square)[2],
                                                           const float (&most)[2], bool (&wanted)[2])
@@ -161,7 +165,8 @@ static __device__ __forceinline__ row_ridge ridge_of_rows(const SYSTEM &sys, con
     return ridge;
 }
 
-/* Effective weights p (1 - u), in a sweep of their own: small inputs only. rest: the mean of u, which is rounding. */
+/* Writes effective weights p (1 - u), in a sweep of their own: they are meant for small inputs only. rest:
+ * the mean of u, which is 0 but for rounding. */
 template <bool WIDE, int DIM>
 static __device__ void put_solved_weights(const system_of<WIDE, DIM> &sys, const cg_rows &k,
                                           const float (&centre)[2], const float (&rest)[2])
@@ -186,7 +191,8 @@ static __device__ void put_solved_weights(const system_of<WIDE, DIM> &sys, const
     });
 }
 
-/* o, rho, saved of the real rows; error2: |b - A x|^2 of each. */
+/* The last sweep: writes o, rho and saved of rows within the sequence.
+ * error2[row] = |b - (Cov + Lambda) x|^2; finite: whether all of o is. */
 template <bool WIDE, int DIM>
 static __device__ void sweep_lines(const system_of<WIDE, DIM> &sys, const cg_rows &k,
                                    const local_saved &saved, float (&error2)[2], bool (&finite)[2])

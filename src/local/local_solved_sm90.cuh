@@ -1,19 +1,22 @@
 /* SPDX-License-Identifier: MIT
  *
- * Local Linear Attention forward on Hopper: the same passes as local_solved_cuda.cuh, for bf16 dot scores without bias terms and
- * head dimensions 64 and 128, with products of the whole warpgroup (a thread block is one) and bulk copies.
+ * Local Linear Attention forward on Hopper: the passes of local_solved_cuda.cuh, for bf16, dot scores that
+ * may decay but have no other bias, and head dimensions 64 and 128. A thread block is one warpgroup with 64
+ * rows.
  *
- * Blocks whose rows see many keys take directions and weights in one bf16 part each, which leaves a residual of about 2^-8; the last
- * sweep finds the true one. Where it misses, or the iteration is too slow to get there, the block is listed for a second launch,
- * in two parts. Blocks with few keys take two parts at once, in a launch beside the first. One kernel for both would hold too
- * much in registers for products to run ahead of what is made of them.
+ * Blocks whose rows see many keys have directions and weights in one bf16 part each, which leaves a residual
+ * of about 2^-8; the last sweep measures the true one. Where it misses the tolerance, or the iteration is too
+ * slow to reach it, the block is listed for a launch in two parts. Blocks with few keys have two parts at
+ * once, in a launch that overlaps with the first. One kernel for both would need too many registers for its
+ * products to be pipelined.
  */
 #ifndef LOAM_LOCAL_LOCAL_SOLVED_SM90_CUH
 #define LOAM_LOCAL_LOCAL_SOLVED_SM90_CUH
 
 #include "src/local/local_solve_sm90.cuh"
 
-/* A pass over keys and values, on a ring of MORE slots than the solver's: what lay there is gone. */
+/* A pass over keys and values, in a ring of MORE stages than the solver's, which overwrite parts of the
+ * direction. */
 template <int MORE, bool AHEAD, int DIM, bool DECAYED, class SCORE, class WEIGH, class PACK, class GATHER>
 static __device__ __forceinline__ void stream_values_sm90(const system_sm90<DIM, DECAYED> &sys, SCORE score,
                                                           WEIGH weigh, PACK pack, GATHER gather)
@@ -33,7 +36,9 @@ static __device__ __forceinline__ void stream_values_sm90(const system_sm90<DIM,
     }
 }
 
-/* Means under the weights into the scratch; most: the largest p. */
+/* The online softmax: lse, and the means of keys and values into the scratch. most: the largest p of a row.
+ * Means are divided by the sum of the weights as rounded to their parts: their error is then relative to the
+ * spread of the keys, not to their size. */
 template <bool FINE, int DIM, bool DECAYED>
 static __device__ __forceinline__ void means_sm90(system_sm90<DIM, DECAYED> &outer, float (&lse)[2],
                                                   float (&most)[2])
@@ -169,7 +174,7 @@ static __device__ __forceinline__ void begin_sm90(const system_sm90<DIM, DECAYED
     cg_begin_sm90(sys, k, y, top, wanted);
 }
 
-/* Two neighbours of a row of bf16. */
+/* Stores two neighbours of a row of bf16. */
 static __device__ __forceinline__ void store_bf16_pair(__nv_bfloat16 *to, float x, float y)
 {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
@@ -180,7 +185,7 @@ static __device__ __forceinline__ void store_bf16_pair(__nv_bfloat16 *to, float 
     }
 }
 
-/* rho, and what backward wants of the real rows. */
+/* Writes rho, and saves rho, kbar and vbar for the backward pass, of rows within the sequence. */
 template <bool FINE, int DIM, bool DECAYED>
 static __device__ __forceinline__ void put_rows(const system_sm90<DIM, DECAYED> &sys, const cg_rows &k,
                                                 const local_saved &saved)
@@ -211,7 +216,8 @@ static __device__ __forceinline__ void put_rows(const system_sm90<DIM, DECAYED> 
     }
 }
 
-/* o, rho, saved of the real rows; error2: the square of the residual of each. */
+/* The last sweep: writes o = vbar - sum p u v, rho and saved of rows within the sequence. error: the square
+ * of |b - (Cov + Lambda) x| of each row; finite: whether its o is. */
 template <bool FINE, int DIM, bool DECAYED>
 static __device__ __forceinline__ void lines_sm90(const system_sm90<DIM, DECAYED> &outer, const cg_rows &k,
                                                   const local_saved &saved, float (&error)[2],
@@ -295,7 +301,7 @@ static __device__ __forceinline__ void lines_sm90(const system_sm90<DIM, DECAYED
     finite[0] = quad_sum(bad[0]) == 0, finite[1] = quad_sum(bad[1]) == 0;
 }
 
-/* The rows of the block are solved in one part or, FINE, in two; false where one part was not enough. */
+/* Solves the rows of the block in one part or, FINE, in two; false where one part was not enough. */
 template <bool FINE, int DIM, bool DECAYED>
 static __device__ __forceinline__ bool solved_block_sm90(solve_shared_sm90<DIM> &sm, ring_count &count,
                                                          unsigned &queries, const solve_launch &all,
@@ -343,7 +349,7 @@ static __device__ __forceinline__ bool solved_block_sm90(solve_shared_sm90<DIM> 
     const bool by_max = p.ridge_unit == LOAM_RIDGE_MAX;
     const float unit[2] = { by_max ? most[0] : 1, by_max ? most[1] : 1 };
     ridge = row_ridge_of(p, a, x, r, unit);
-    /* Gradients take more of the probe than o does. */
+    /* Gradients need a more exact probe than o does. */
     const cg_tolerance tolerance = FINE ? cg_tolerance{ a.saved ? 3e-4f : 1.2e-3f, 1e-2f, 128 }
                                         : cg_tolerance{ 6e-3f, 1.8e-2f, 8 };
     const bool wanted[2] = { r.lo[0] < r.hi[0] && ridge.least[0] > 0,

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * Partial states of a row: the sums over a set of keys that determine its output, kept centred at their own
- * weighted mean so that nothing cancels. With W1 = f1 omega1, W2 = f2 omega2 the weights of both sets at the
- * common maximum, r = W2 / (W1 + W2) and dx = x2 - x1 the difference of means, sums of centred products merge
- * as  XY = f1 XY1 + f2 XY2 + W1 r dx dy^T  (Chan, Golub and LeVeque's update of a covariance, weighted).
+ * Partial states of a row: the sums over a set of keys that determine the row's output. Second moments are
+ * centred at the weighted mean of the set, so that nothing cancels. Two sets with maximum m, weight sum omega
+ * and means x, y merge with f = exp(m_set - max(m1, m2)), W = f omega, r = W2 / (W1 + W2) and dx = x2 - x1
+ * (Chan, Golub and LeVeque 1983, weighted):
+ *
+ *     XY = f1 XY1 + f2 XY2 + W1 r dx dy^T
  */
 #include "src/local/local.h"
 
@@ -104,7 +106,7 @@ void local_put_info(const loam_args *args, const local_seq *seq, int64_t h, int6
     }
 }
 
-/* Matrix, right-hand side, solution. */
+/* Doubles of the matrix, the right-hand side and the solution. */
 size_t local_state_scratch(const loam_problem *p)
 {
     return p->mechanism == LOAM_LLA ? (size_t)(p->dim_qk * p->dim_qk + 2 * p->dim_qk) : (size_t)p->dim_qk;

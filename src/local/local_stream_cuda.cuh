@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * Tiles of keys, and of values, streaming past a block of rows. */
+ * The stream of tiles of keys, and of values, past a block of rows: a ring of one or two stages in shared
+ * memory, filled by asynchronous copies, and read by all four warps. With two stages the copies of the next
+ * tile overlap with the use of the current one. */
 #ifndef LOAM_LOCAL_LOCAL_STREAM_CUDA_CUH
 #define LOAM_LOCAL_LOCAL_STREAM_CUDA_CUH
 
@@ -13,7 +15,7 @@ template <bool WIDE, int DIM> struct stream_shared {
     float origin[DIM];
 };
 
-/* The tile of keys from j on lies in slot `slot` of the ring. */
+/* The tile that begins at key j is in stage `slot` of the ring. */
 struct tile_at {
     int j, slot;
 };
@@ -34,7 +36,7 @@ static __device__ __forceinline__ void fill_slot(stream_shared<WIDE, DIM> &ring,
     copy_async_commit();
 }
 
-/* What scores need of a key beside k. */
+/* Fills in the terms of the scores of a tile's keys: |k|^2 where `norms`, and the biases. */
 template <bool WIDE, int DIM>
 static __device__ __forceinline__ void fill_terms(stream_shared<WIDE, DIM> &ring, const scoring &sc,
                                                   bool norms, const loam_args &a, const row_block &x,
@@ -52,8 +54,9 @@ static __device__ __forceinline__ void fill_terms(stream_shared<WIDE, DIM> &ring
     }
 }
 
-/* Calls use(tile) for all tiles of the block's keys in order, with columns `first` .. of the values where VALUES is set. norms: |k|^2 is
- * wanted though the score does not need it. All threads of the block take part. */
+/* Calls use(tile) for each tile of the keys that the block sees, in order. VALUES: loads the values too,
+ * their columns from `first` on. norms: |k|^2 is needed even if the score does not use it. All threads of the
+ * block take part. */
 template <bool WIDE, int DIM, bool VALUES, class F>
 static __device__ __forceinline__ void stream_keys(stream_shared<WIDE, DIM> &ring, const loam_problem &p,
                                                    const loam_args &a, const row_block &x, const scoring &sc,
@@ -85,9 +88,9 @@ static __device__ __forceinline__ void stream_keys(stream_shared<WIDE, DIM> &rin
     }
 }
 
-/* ------------------------------------------------------------------ the rows' own tiles */
+/* ------------------------------------------------------------------ tiles of the block's rows */
 
-/* Queries, or probes, of the block, relative to the origin where that is not NULL (RBF). */
+/* Loads the block's rows of v (queries, or probes), relative to `origin` where that is not NULL (RBF). */
 template <bool WIDE, int DIM>
 static __device__ __forceinline__ void fill_rows(element<WIDE> *tile, const loam_problem &p,
                                                  const loam_const_view &v, const row_block &x,
@@ -98,7 +101,7 @@ static __device__ __forceinline__ void fill_rows(element<WIDE> *tile, const loam
     copy_async_commit();
 }
 
-/* The origin of the block's sequence, and its queries. */
+/* Loads the origin of the block's sequence, and the block's queries. */
 template <bool WIDE, int DIM>
 static __device__ __forceinline__ void begin_rows(element<WIDE> *query, stream_shared<WIDE, DIM> &ring,
                                                   const loam_problem &p, const loam_args &a,
@@ -108,11 +111,12 @@ static __device__ __forceinline__ void begin_rows(element<WIDE> *query, stream_s
     __syncthreads();
     fill_rows<WIDE, DIM>(query, p, a.q, x, p.score == LOAM_RBF ? ring.origin : NULL);
     if (WIDE) {
-        __syncthreads(); /* for query_constants */
+        __syncthreads(); /* query_constants reads queries of other threads */
     }
 }
 
-/* constant[row]: the part of x that the query alone gives: q . origin, or -|q'|^2 / 2; 0 on narrow tiles, which have no origin. */
+/* constant[row]: the part of the product x that depends on the query alone: q . origin or, for RBF,
+ * -|q - origin|^2 / 2. 0 on narrow tiles, which have no origin. */
 template <bool WIDE, int DIM>
 static __device__ __forceinline__ void query_constants(float (&constant)[2], const element<WIDE> *query,
                                                        const float *origin, const row_pair &r, bool rbf)

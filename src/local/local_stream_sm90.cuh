@@ -1,38 +1,40 @@
 /* SPDX-License-Identifier: MIT
- * Tiles of 64 keys, and of values, streaming past a block of 64 rows by bulk copies: one thread asks for a tile as soon as its slot
- * of the ring is free, the copy engine fills it, a barrier in shared memory says when it is there.
- */
+ * Tiles of 64 keys, and of values, stream past a block of 64 rows through a ring of stages in shared memory.
+ * One thread issues the bulk copy of a tile when all threads have passed the __syncthreads after the last use
+ * of its stage; the full barrier of the stage completes when the tile has arrived. */
 #ifndef LOAM_LOCAL_LOCAL_STREAM_SM90_CUH
 #define LOAM_LOCAL_LOCAL_STREAM_SM90_CUH
 
 #include "src/gpu/hopper.cuh"
 #include "src/local/local_solved_cuda.cuh"
 
-/* Slots of the ring, each for a tile of keys or of values. */
+/* Stages of the ring, each for a tile of keys or of values. */
 template <int DIM> constexpr unsigned ring_slots = DIM == 64 ? 10 : 4;
 
-/* A ring lies in two places, for swizzled tiles want 1024 bytes of alignment and barriers none. */
+/* Stages and full barriers lie apart: swizzled tiles must be aligned to 1024 bytes. */
 template <int DIM, unsigned SLOTS = ring_slots<DIM>> struct ring_sm90 {
     __nv_bfloat16 (*slot)[DIM * SIDE];
     uint64_t *full;
 };
 
-/* The arrays as bulk copies know them. */
+/* Tensor maps of queries, keys and values. */
 struct maps_sm90 {
     CUtensorMap q, k, v;
 };
 
-/* Slots filled and used so far, which tells slot and parity: the same in all threads. */
+/* Entries that have gone through the ring; the next one's stage and parity follow. The same in all
+ * threads. */
 struct ring_count {
     unsigned used;
 };
 
-/* Keys from j on, and their values where these are streamed too. */
+/* A tile of keys from key j on, and of their values where values are streamed too. */
 struct tiles_at {
     int j;
     const __nv_bfloat16 *keys, *values;
 };
 
+/* One thread issues the copy of entry `count` of the ring, the tile from key j on. */
 template <int DIM, unsigned SLOTS>
 static __device__ __forceinline__ void ask_tile(const ring_sm90<DIM, SLOTS> &ring, const CUtensorMap &map,
                                                 const row_block &x, int j, unsigned count)
@@ -46,7 +48,7 @@ static __device__ __forceinline__ void ask_tile(const ring_sm90<DIM, SLOTS> &rin
     }
 }
 
-/* Rows `rows` .. of a tile become 0: what lies beyond a sequence may be anything, and 0 times NaN is not 0. */
+/* Rows `rows` .. 63 of a tile become 0: memory beyond a sequence may hold NaN, and 0 times NaN is not 0. */
 template <int DIM> static __device__ __forceinline__ void clear_beyond(__nv_bfloat16 *tile, int rows)
 {
 #pragma unroll
@@ -60,7 +62,7 @@ template <int DIM> static __device__ __forceinline__ void clear_beyond(__nv_bflo
     __syncthreads();
 }
 
-/* The tile from key j on, number `count` of the ring, when it is there. */
+/* Waits for entry `count` of the ring, the tile from key j on; clears rows beyond the sequence. */
 template <int DIM, unsigned SLOTS>
 static __device__ __forceinline__ void await_tile(const ring_sm90<DIM, SLOTS> &ring, const row_block &x,
                                                   int j, unsigned count)
@@ -71,16 +73,17 @@ static __device__ __forceinline__ void await_tile(const ring_sm90<DIM, SLOTS> &r
     }
 }
 
-/* A pass over the tiles of a block: keys and values in turn are its entries. */
+/* A pass over the tiles of a block. Its entries in the ring are tiles of keys, or of keys and of values in
+ * turn. */
 template <int DIM, bool VALUES, unsigned SLOTS> struct pass_sm90 {
     static constexpr unsigned each = VALUES ? 2 : 1;
     const ring_sm90<DIM, SLOTS> &ring;
     const maps_sm90 &maps;
     const row_block &x;
-    const unsigned begin; /* entries of the ring before this pass */
+    const unsigned begin; /* entries that went through the ring before this pass */
     const int tiles;
 
-    /* One thread asks for entry n, if there is one. */
+    /* One thread issues the copy of entry n, if the pass has that many. */
     __device__ __forceinline__ void ask(unsigned n) const
     {
         if (n / each < (unsigned)tiles) {
@@ -93,7 +96,7 @@ template <int DIM, bool VALUES, unsigned SLOTS> struct pass_sm90 {
             ask(n);
         }
     }
-    /* Tile n is done with: its slots take the next entries. */
+    /* All threads have used tile n: its stages are filled with later entries. */
     __device__ __forceinline__ void done(int n) const
     {
         __syncthreads();
@@ -143,10 +146,11 @@ static __device__ __forceinline__ void stream_sm90(const ring_sm90<DIM, SLOTS> &
     count.used += (unsigned)pass.tiles * pass.each;
 }
 
-/* A pass in four steps: score(tiles) issues the products that weights are made of, weigh(tiles) makes weights once these have ended,
- * pack() takes them as operands when the sums are at rest, gather(tiles) issues the products with them. AHEAD, where the ring
- * has room: the scores of the next tile are issued before gather, so that the tensor cores work while the next weights are
- * made. BOTH: score uses the values too. */
+/* A pass in four steps for each tile: score(tiles) issues the products that weights are made of; weigh(tiles)
+ * makes weights when these products have ended; pack() converts the weights to register operands when no
+ * product is in flight; gather(tiles) issues the products with these operands. AHEAD, where the ring has
+ * room: the scores of the next tile are issued before gather of this one, so that the tensor cores work while
+ * the next weights are made. BOTH: score reads the values too. */
 template <int DIM, bool VALUES, bool AHEAD, bool BOTH = false, unsigned SLOTS, class SCORE, class WEIGH,
           class PACK, class GATHER>
 static __device__ __forceinline__ void stream_steps_sm90(const ring_sm90<DIM, SLOTS> &ring, ring_count &count,
@@ -178,11 +182,11 @@ static __device__ __forceinline__ void stream_steps_sm90(const ring_sm90<DIM, SL
     tiles_at t = pass.at(0);
     score(t);
     products_commit();
-    products_commit();
+    products_commit(); /* an empty group, in the place of gather of the tile before */
     for (int n = 0;; n++) {
         products_wait<1>();
         weigh(t);
-        /* The wait for the tile, a loop, also keeps the making of weights ahead of the wait for the sums. */
+        /* This wait, a loop, also keeps the compiler from moving weigh beyond the wait for the sums below. */
         const bool more = n + 1 < pass.tiles;
         if (more) {
             pass.await_keys(n + 1);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Gradients that are sums over rows: each row leaves its part, one thread adds them in a fixed order, so that
- * the bits do not depend on how the rows were shared among threads. */
+ * Gradients that are sums over rows: each row stores its part, and one thread adds the parts in a fixed
+ * order, so that the result does not depend, to the bit, on how rows were distributed over threads. */
 #include "src/local/local_decay.h"
 
 local_row_sums local_row_sums_carve(const loam_problem *p, arena *pool)

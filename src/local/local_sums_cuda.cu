@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * Gradients that are sums over rows, on GPUs: each row has left its part; a thread block adds those of a head
- * in a fixed order, one thread those of the heads. Gradients of a ridge with tokens are written row by row,
- * in the first pass. */
+ * Gradients that are sums over rows, on GPUs, from the part of each row in row_arrays, float64. A thread
+ * block adds the rows of a head in a fixed order, then one thread adds the heads. Gradients of a ridge for
+ * each token are not sums: the pass over rows writes them. */
 #include "src/gpu/block_sum.cuh"
 #include "src/gpu/launch.cuh"
 #include "src/local/local_backward_cuda.h"
@@ -9,13 +9,13 @@
 
 enum { SUM_THREADS = 256 };
 
-/* Row n of a head, of rows / heads_q, in the order of local_row. */
+/* The index (local_row) of row n of head h; a head has local_tokens rows. */
 static __device__ __forceinline__ int64_t row_of_head(const loam_problem &p, int64_t h, int64_t n)
 {
     return local_packed(&p) ? h * p.total_q + n : (n / p.len_q * p.heads_q + h) * p.len_q + n % p.len_q;
 }
 
-/* The sum of part over the rows of head h. */
+/* The sum of part over the rows of head h, in every thread of the block. */
 static __device__ double head_sum(const loam_problem &p, const double *part, int64_t h)
 {
     double sum = 0;
@@ -25,7 +25,7 @@ static __device__ double head_sum(const loam_problem &p, const double *part, int
     return block_sum<SUM_THREADS>(sum);
 }
 
-/* One block for each head. */
+/* One thread block for each head. */
 __global__ void __launch_bounds__(SUM_THREADS)
     head_sums_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                      const row_arrays rows)

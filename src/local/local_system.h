@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: MIT
  *
- * The linear systems of a block of rows, (Cov_i + Lambda_i) x_i = b_i, one row per lane, the weights of the block cached.
- * Cov x = sum_j p_j kappa_j (kappa_j . x) costs two panel products; the sum of the centred weights, 0 but for rounding,
- * is taken out again ("compensated centring").
+ * The linear systems of a block of rows, (Cov_i + Lambda_i) x_i = b_i, one row per lane, with the weights of
+ * the block cached. Cov x = sum_j p_j kappa_j (kappa_j . x) costs two panel products. The sum over j of the
+ * centred weights is 0 but for rounding; its product with kbar is subtracted ("compensated centring").
  */
 #ifndef LOAM_LOCAL_LOCAL_SYSTEM_H
 #define LOAM_LOCAL_LOCAL_SYSTEM_H
 
 #include "src/local/local_tile.h"
 
-/* Rows whose least ridge is below this part of the mean variance of the keys go straight to float64. */
+/* Rows whose least ridge is below this part of the mean variance of the keys are solved in float64 only. */
 #define BLOCK_LEAST_RIDGE 1e-6f
 
-/* The largest relative error of x in the norm of the system, |x - A^-1 b|_A / |x|_A, which is the error that the output
- * sees. Results of 16 bits need less. */
+/* The accepted relative error of x in the norm of the system, |x - A^-1 b|_A / |x|_A: the error that the
+ * output sees. Larger for 16-bit results. */
 static inline float block_tolerance(loam_dtype dtype) { return dtype == LOAM_F32 ? 2e-5f : 1e-4f; }
 
 typedef struct block_system {
@@ -34,8 +34,9 @@ static inline block_system block_system_of(const head *x, const lanes *l, key_ti
     return (block_system){ x, l, tile, product, weights, inverse, kbar, lambda };
 }
 
-/* Lambda of every lane. Lanes that are `wanted` go to the block solver: those that see a key, have not overflowed, and
- * whose ridge is not so small, against the variance of the keys, that only float64 can tell what is singular. */
+/* Lambda of every lane. The block solver gets the lanes in `wanted`: rows that see a key, have not
+ * overflowed, and whose ridge is not so small, relative to the variance of the keys, that only float64 can
+ * tell a singular matrix. */
 typedef struct block_ridge {
     float variance[LANES]; /* trace of Cov / dim_qk */
     float unit[LANES];     /* of the ridge */
@@ -43,7 +44,7 @@ typedef struct block_ridge {
     bool wanted[LANES];
 } block_ridge;
 
-/* square: sum_j w_j |k'_j|^2; most: the largest p. Writes sys->lambda too. */
+/* square: sum_j w_j |k'_j|^2; most: the largest p. Writes sys->lambda, too. */
 static inline void block_ridge_set(block_ridge *out, const block_system *sys, const float *square,
                                    const float *most)
 {
@@ -82,7 +83,7 @@ typedef struct block_result {
     bool refined[LANES]; /* accepted from local_gram.h */
 } block_result;
 
-/* product <- w (kappa . v) for one tile; adds its column sums to total */
+/* product <- w (kappa . v) for one tile, from product = k' . v; adds the column sums of product to total. */
 static inline void centred_weights(const block_system *sys, const float *restrict v_kbar,
                                    float *restrict total)
 {

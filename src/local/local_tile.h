@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the CPU kernels of the local family share: the head at hand, tiles of keys and queries as float, the
- * lanes of a block and the score.
+ * What the CPU kernels of the local family share: the head, tiles of keys and queries as float, the lanes of
+ * a block of queries, and the score.
  *
- * Keys are held relative to the first key of the sequence ("origin"), so that neither scores nor covariances
- * lose precision when all keys lie far from zero. The origin is a key that every later query may see, so causal
- * results stay independent of the future.
+ * Keys are held relative to the first key of the sequence (the origin): k' = k - origin. So neither scores
+ * nor covariances lose precision when all keys lie far from zero. Every later query may see the first key, so
+ * causal results stay independent of later keys.
  *
- * Where the machine has products of bfloat16 pairs (src/simd/pairs.h), operands that are bfloat16 in memory take part as
- * they are: exactly, without conversion. Then the keys are raw: what is theirs relative to the origin is recovered from
- * the products, by query_constant, common_products and subtract_common. Only float32's last bits are lost, while the origin is small.
+ * With AVX512_BF16 (PAIR_DOTS, src/simd/pairs.h) bfloat16 operands enter products as they lie in memory:
+ * exactly, without conversion. Such keys are raw, not relative to the origin; query_constant, common_products
+ * and subtract_common correct the products. While the origin is small, that costs only the last bits of
+ * float32.
  */
 #ifndef LOAM_LOCAL_LOCAL_TILE_H
 #define LOAM_LOCAL_LOCAL_TILE_H
@@ -23,7 +24,7 @@
 /* The name of a kernel in this instruction set: ISA(local_forward) is local_forward_avx2. */
 #define ISA(name) LOCAL_JOIN(name, LOAM_ISA_SUFFIX)
 
-enum { TILE = 64 }; /* keys of a tile, or queries where lanes are keys */
+enum { TILE = 64 }; /* keys in a tile; queries in a tile where lanes are keys */
 
 typedef struct head {
     const loam_problem *p;
@@ -31,10 +32,11 @@ typedef struct head {
     local_seq s;
     int64_t h, h_kv;
     float origin[LOAM_MAX_DIM]; /* the first key; 0 where there is none */
-    bool raw;                   /* products with keys take the keys as they are in memory */
+    bool raw;                   /* products with keys use the keys as they are in memory */
 } head;
 
-/* The largest coordinate of the origin with which keys are used raw: q . origin then has few more digits than q . k'. */
+/* Keys are used raw up to this largest coordinate of the origin: q . origin then has few more digits than
+ * q . k'. */
 #define RAW_ORIGIN 64.0f
 
 static inline void head_begin(head *x, const loam_problem *p, const loam_args *a, const local_seq *s,
@@ -99,7 +101,7 @@ typedef struct float_rows {
     int64_t stride;
 } float_rows;
 
-/* The values as float: in place where they are, one after another, else a copy. */
+/* The values as float: in place where they are contiguous floats, else a copy in `tile`. */
 static inline float_rows value_rows(float *restrict tile, const head *x, int64_t j, int64_t n)
 {
     const loam_const_view *v = &x->a->v;
@@ -111,7 +113,7 @@ static inline float_rows value_rows(float *restrict tile, const head *x, int64_t
     return (float_rows){ tile, dv };
 }
 
-/* Queries as the score wants them: relative to the origin for RBF. */
+/* Queries as the score uses them: relative to the origin for RBF. */
 static inline void load_queries(float *restrict tile, const head *x, int64_t i, int64_t n)
 {
     load_rows(tile, &x->a->q, x->p->dtype, x->s.b, x->h, x->s.q0 + i, n, x->p->dim_qk);
@@ -147,13 +149,13 @@ static inline void key_norms(float *restrict out, const float *restrict keys, in
 
 /* ------------------------------------------------------------------ tiles of bfloat16, where PAIR_DOTS */
 
-/* Rows as they lie in memory, for products over channels; a copy where the number of channels is odd. */
+/* Rows in memory, for products over channels; a padded copy where the number of channels is odd. */
 typedef struct raw_rows {
     const uint16_t *at;
     int64_t stride;
 } raw_rows;
 
-/* Elements of the copy of a tile. */
+/* Elements of the copy of a tile, if any. */
 static inline size_t raw_copy_size(int64_t channels)
 {
     return PAIR_DOTS && channels % 2 != 0 ? TILE * (size_t)(channels + 1) : 0;
@@ -180,7 +182,7 @@ static inline void raw_product(float *restrict out, raw_rows rows, int64_t n, co
     pair_product(out, n, rows.at, rows.stride, 2, panel, (channels + 1) / 2, false);
 }
 
-/* Pairs of tokens, for sums over tokens: TILE / 2 rows of channels pairs. */
+/* Elements of a tile as pairs of tokens, for sums over tokens: [TILE / 2][channels] pairs. */
 static inline size_t token_pairs_size(int64_t channels) { return PAIR_DOTS ? TILE * (size_t)channels : 0; }
 
 static inline void load_token_pairs(uint16_t *restrict out, const loam_const_view *view, int64_t b, int64_t h,
@@ -215,7 +217,7 @@ static inline void transpose(float *restrict panel, const float *restrict tile, 
     }
 }
 
-/* One lane of a panel as a run of elements. */
+/* Stores one lane of a panel as contiguous elements. */
 static inline void store_lane(const loam_view *view, loam_dtype dtype, int64_t b, int64_t h, int64_t token,
                               const float *panel, int64_t lane, int64_t channels)
 {
@@ -237,7 +239,7 @@ static inline void load_bias(float *restrict out, const head *x, int64_t j, int6
     }
 }
 
-/* G of keys j .. j + n - 1 of the whole sequence; 0 where nothing decays. */
+/* G (local_decay.h) of keys j .. j + n - 1; 0 without a decay. */
 static inline void load_decay(float *restrict hi, float *restrict lo, const head *x, int64_t j, int64_t n)
 {
     const loam_const_view *view = &x->a->log_decay;
@@ -254,18 +256,20 @@ static inline void load_decay(float *restrict hi, float *restrict lo, const head
 
 typedef struct lanes {
     int64_t i0, count;            /* queries i0 .. i0 + count - 1 */
-    int64_t first, last;          /* keys first .. last - 1: all that any of them sees */
-    int32_t lo[LANES], hi[LANES]; /* each lane's; lo = hi = 0 beyond count */
+    int64_t first, last;          /* keys first .. last - 1: the union of what the lanes see */
+    int32_t lo[LANES], hi[LANES]; /* the keys [lo, hi) of each lane; lo = hi = 0 beyond count */
     int64_t all_from, all_to;     /* keys that every lane sees */
     float at[LANES];              /* the position i + n_kv - n_q */
-    float decay[2][LANES];        /* hi and lo of local_decay.h there */
-    float constant[LANES]; /* query_constant, which adds the same to all x of a row. Scores leave it out: */
-    float dropped[LANES];  /* they are too low by this (scale constant), and so is lse; but a soft cap */
-    float
-        x0[LANES]; /* must see all of x: then dropped is 0. x0 is what x has beyond the product of the keys */
+    float decay[2][LANES];        /* hi and lo of G at that position */
+    /* constant: query_constant, the same addend in x_ij of all keys of a row. Scores and lse leave out
+     * dropped = scale constant; a soft cap needs the whole of x, so that dropped is 0 with a cap. x0: what is
+     * added to the product with a key to give x. */
+    float constant[LANES];
+    float dropped[LANES];
+    float x0[LANES];
 } lanes;
 
-/* Fills l and the query panel, using tile (TILE rows) as scratch. */
+/* Fills l and the query panel; tile [TILE][dim_qk] is scratch. */
 static inline void lanes_begin(lanes *l, const head *x, int64_t i0, float *restrict query,
                                float *restrict tile)
 {
@@ -303,7 +307,7 @@ static inline void lanes_begin(lanes *l, const head *x, int64_t i0, float *restr
 /* ------------------------------------------------------------------ the score */
 
 typedef struct scoring {
-    bool rbf, capped, sloped, biased, decayed; /* biased: by anything but slopes */
+    bool rbf, capped, sloped, biased, decayed; /* biased: by keys or decays */
     float scale, cap, slope;
 } scoring;
 
@@ -320,7 +324,8 @@ static inline scoring scoring_of(const head *x)
                       .slope = p->slope ? ((const float *)x->a->slope)[x->h] : 0 };
 }
 
-/* x and scores are kept within +-SCORE_LIMIT, so that products that overflow give large weights and not NaN. */
+/* x and scores are clamped to +-SCORE_LIMIT, so that products that overflow give large weights
+ * and not NaN. */
 #define SCORE_LIMIT 1e37f
 
 /* s from x = q.k or -|q - k|^2 / 2; *factor is d s / d (scale x). */
@@ -339,13 +344,13 @@ VEC_INLINE vec score_of(const scoring *sc, vec x, vec distance, vec bias, vec *f
     return sc->biased ? s + bias : s;
 }
 
-/* What a key has lost on its way to a query, from hi and lo of both. */
+/* G_query - G_key (local_decay.h), from hi and lo of both. */
 VEC_INLINE vec decay_between(vec query_hi, vec query_lo, vec key_hi, vec key_lo)
 {
     return (query_hi - key_hi) + (query_lo - key_lo);
 }
 
-/* A tile of keys with what the score needs of them. */
+/* A tile of keys and what the score needs of each key. */
 typedef struct key_tile {
     int64_t j, n;
     float *keys;      /* [TILE][dim_qk] */
@@ -374,7 +379,7 @@ static inline void key_tile_load(key_tile *t, const head *x, int64_t j, int64_t 
     }
 }
 
-/* What key_products needs and no more. */
+/* Loads only what key_products needs. */
 static inline void score_tile_load(key_tile *t, const head *x, int64_t j, int64_t last)
 {
     if (x->raw) {
@@ -384,7 +389,8 @@ static inline void score_tile_load(key_tile *t, const head *x, int64_t j, int64_
     }
 }
 
-/* out = the products of the keys, as x->raw says, with a panel that is also given as pairs. */
+/* out = the products of the keys (raw or relative to the origin, as x->raw says) with a panel that is also
+ * given as pairs. */
 static inline void key_products(float *restrict out, const head *x, const key_tile *t,
                                 const float *restrict panel, const int32_t *restrict pairs)
 {
@@ -396,7 +402,7 @@ static inline void key_products(float *restrict out, const head *x, const key_ti
     }
 }
 
-/* x_ij (but for what is dropped) of key r of a tile for the lanes at `lane`, from the product q . k'. */
+/* x_ij, without the dropped constant, of key r of a tile for the lanes at `lane`, from the product q . k'. */
 VEC_INLINE vec score_argument(const scoring *sc, const lanes *l, const key_tile *t, int64_t r, int lane,
                               vec product)
 {
@@ -409,7 +415,7 @@ VEC_INLINE vec score_distance(const lanes *l, int64_t j, int lane)
     return v_abs(v_load(l->at + lane) - (float)j);
 }
 
-/* s_ij, or -inf where the lane does not see the key. */
+/* s_ij, or -inf where the lane does not see the key (causal, window and tail masks). */
 VEC_INLINE vec score_masked(const scoring *sc, const lanes *l, const key_tile *t, int64_t r, int lane, vec x,
                             vec *factor)
 {
@@ -424,15 +430,16 @@ VEC_INLINE vec score_masked(const scoring *sc, const lanes *l, const key_tile *t
     return v_select(seen, s, v_set(-INFINITY));
 }
 
-/* Tiles that every lane sees whole, of scores that are products and no more, need no masks and no cases. Functions that
- * take `plain` are inlined once with and once without; the bits are the same. */
+/* Tiles that every lane sees whole, with scores that are scaled products only, need no masks and no case
+ * distinctions. Functions with an argument `plain` are inlined once with true and once with false; both give
+ * the same bits. */
 static inline bool tile_is_plain(const scoring *sc, const lanes *l, const key_tile *t)
 {
     return !sc->rbf && !sc->capped && !sc->sloped && !sc->biased && l->all_from <= t->j &&
            t->j + t->n <= l->all_to;
 }
 
-/* s_ij from the product q . k' or q . k. */
+/* s_ij from the product of the query with the key, k' or raw k. */
 VEC_INLINE vec score_from(bool plain, const scoring *sc, const lanes *l, const key_tile *t, int64_t r,
                           int lane, vec product, vec *x, vec *factor)
 {
@@ -462,7 +469,7 @@ VEC_INLINE void scores_of_tile(bool plain, float *restrict tile, const scoring *
     }
 }
 
-/* tile [n][LANES]: products q . k' become scores; best[lane] = max over the tile and what it was. */
+/* tile [n][LANES]: products with keys become scores. best[lane] <- max(best[lane], scores of the tile). */
 static inline void scores_in_place(float *restrict tile, const scoring *sc, const lanes *l, const key_tile *t,
                                    float *restrict best)
 {
@@ -473,11 +480,11 @@ static inline void scores_in_place(float *restrict tile, const scoring *sc, cons
     }
 }
 
-/* p = exp(s - lse). Where s and lse are large their rounding errors are too: p must not exceed 1 for it. */
+/* p = exp(s - lse). Large s and lse have large rounding errors; the clamp keeps p <= 1. */
 VEC_INLINE vec weight_of(vec s, vec lse) { return v_exp(v_min(v_set(0), s - lse)); }
 
-/* Sums of raw keys to sums of keys relative to the origin, where keys are raw: sum [dim_qk][LANES] -= weights origin, where weights is the sum
- * of what the keys were multiplied by. */
+/* Where keys are raw: converts sums of raw keys into sums of keys relative to the origin, sum
+ * [dim_qk][LANES] -= weights origin. weights: for each lane the sum of the factors of the keys. */
 static inline void subtract_common(float *restrict sum, const head *x, const float *restrict weights)
 {
     for (int64_t c = 0; x->raw && c < x->p->dim_qk; c++) {
@@ -489,7 +496,7 @@ static inline void subtract_common(float *restrict sum, const head *x, const flo
     }
 }
 
-/* out[lane] = panel . origin, what products with raw keys have too much */
+/* out[lane] = panel . origin: the excess of products with raw keys. */
 static inline void common_products(float *restrict out, const head *x, const float *restrict panel)
 {
     FOR_LANES(lane)
@@ -502,7 +509,7 @@ static inline void common_products(float *restrict out, const head *x, const flo
     }
 }
 
-/* sum += w (product - centre) over a tile of `rows` keys */
+/* sum += w (product - centre) over a tile of `rows` keys. */
 static inline void centre_products(const float *restrict w, const float *restrict product,
                                    const float *restrict centre, float *restrict sum, int64_t rows)
 {
@@ -517,8 +524,9 @@ static inline void centre_products(const float *restrict w, const float *restric
     }
 }
 
-/* out[lane] = sum_j w_j |kappa_j|^2. From differences: |k|^2 - |kbar|^2 would leave nothing where all keys are equal, and
- * the ridge relative to the trace needs that nothing to its own precision. weights: [last - first][LANES]. */
+/* out[lane] = sum_j w_j |kappa_j|^2, from differences: |k|^2 - |kbar|^2 would cancel where all keys are
+ * equal, and the trace unit of the ridge needs that small sum to its own relative precision. weights:
+ * [last - first][LANES]. */
 static inline void sum_spread(float *restrict out, const head *x, const lanes *l, key_tile *tile,
                               const float *restrict weights, const float *restrict kbar)
 {
@@ -541,7 +549,7 @@ static inline void sum_spread(float *restrict out, const head *x, const lanes *l
     }
 }
 
-/* -inf stands for "nothing seen yet"; subtracting it would make NaN. */
+/* m, or 0 for -inf, which stands for "no key seen yet": subtracting -inf would give NaN. */
 VEC_INLINE vec finite_or_zero(vec m) { return v_select(m > -INFINITY, m, v_set(0)); }
 
 #endif

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * The recurrent family: what its kernels share. A kernel gets a checked problem with all defaults filled in and checked
- * arguments; it sees no plan.
+ * The recurrent family: definitions that its kernels share. A kernel gets a checked problem, with all
+ * defaults filled in, and checked arguments; it does not see the plan.
  *
- * A state M [rows, dim_qk] holds all that is carried from token to token. Its rows belong to the entries of one generalised
- * value w_t: v_t, then 1 where the read is normalised, or k_t where it is solved, so that one recurrence serves S, s and H:
+ * A state M [rows, dim_qk] holds all that is carried from token to token. Its rows belong to the entries of
+ * one generalised value w_t: v_t, then 1 where the read is normalised, or k_t where it is solved (MesaNet).
+ * So one recurrence serves S, s and H:
  *
  *     M_t = M_{t-1} Diag(e^{g_t}) + u_t k_t^T,   u_t = beta_t (w_t - [delta rule] M_{t-1} Diag(e^{g_t}) k_t)
  *
@@ -38,36 +39,38 @@ RECURRENT_DECLARE_ISA(portable)
 RECURRENT_DECLARE_ISA(avx2)
 RECURRENT_DECLARE_ISA(avx512)
 
-/* CUDA, where LOAM_HAVE_CUDA: pointers in args are device memory, and a run only launches on args.stream. */
+/* CUDA, where LOAM_HAVE_CUDA: pointers in args are device memory, and a run only launches kernels on
+ * args.stream. */
 recurrent_run_fn recurrent_forward_sm80, recurrent_backward_sm80, recurrent_decode_sm80;
 recurrent_work_fn recurrent_forward_sm80_work, recurrent_backward_sm80_work, recurrent_decode_sm80_work;
 recurrent_run_fn recurrent_forward_sm90, recurrent_backward_sm90;
 recurrent_work_fn recurrent_forward_sm90_work, recurrent_backward_sm90_work;
 
-/* What else than mechanism, pass and type must hold of a problem; `error` may be NULL. */
+/* What a kernel needs besides mechanism, pass and type; `error` may be NULL. */
 loam_status recurrent_sm90_fits(const loam_problem *problem, loam_error *error);
-/* MesaNet alone. */
+/* MesaNet only. */
 recurrent_run_fn recurrent_mesa_sm90, recurrent_mesa_backward_sm90;
 recurrent_work_fn recurrent_mesa_sm90_work, recurrent_mesa_backward_sm90_work;
 loam_status recurrent_mesa_sm90_fits(const loam_problem *problem, loam_error *error);
 
-/* ------------------------------------------------------------------ mechanisms: the switches of the recurrence */
+/* ------------------------------------------------------------------ mechanisms: the switches
+ * of the recurrence */
 
 typedef enum recurrent_gate {
     GATE_NONE,
-    GATE_HEAD,   /* a constant of the head */
-    GATE_TOKEN,  /* a number for each token */
-    GATE_CHANNEL /* one for each token and channel */
+    GATE_HEAD,   /* a constant per head */
+    GATE_TOKEN,  /* one per token */
+    GATE_CHANNEL /* one per token and channel */
 } recurrent_gate;
 
 typedef struct recurrent_form {
     recurrent_gate gate;
-    bool beta;   /* a write strength for each token, else 1 */
-    bool delta;  /* what the state already says of k_t is taken back first */
+    bool beta;   /* a write strength per token, else 1 */
+    bool delta;  /* delta rule: the value that the state predicts for k_t is subtracted first */
     bool solved; /* x_t = (H_t + Lambda)^-1 scale q_t, else scale q_t */
 } recurrent_form;
 
-/* NULL where the mechanism is of another family. */
+/* NULL for mechanisms of other families. */
 const recurrent_form *recurrent_form_of(loam_mechanism mechanism);
 
 static inline int64_t recurrent_state_rows(const loam_problem *p)
@@ -87,7 +90,7 @@ LOAM_INLINE int64_t recurrent_clamp(int64_t x, int64_t lo, int64_t hi)
     return x < lo ? lo : x > hi ? hi : x;
 }
 
-/* On a GPU nobody has looked at the lengths: they are held within the arrays here. */
+/* On a GPU the host has not checked the lengths: they are clamped to the arrays here. */
 LOAM_INLINE recurrent_seq recurrent_seq_at(const loam_problem *p, const loam_args *a, int64_t b)
 {
     if (p->total_q >= 0) {

@@ -1,35 +1,35 @@
 /* SPDX-License-Identifier: MIT
- * The backward pass by chunks of 64 tokens: forwards for the state at the beginning of each, which is kept, by the spans of the
- * forward pass, then backwards.
- * Value heads that share a head of q and k go one after the other and add their gradients of its features. Threads share
- * heads and sequences, or, where there are fewer than threads, the chunks of one head; then only the states go from chunk to
- * chunk in order. Compiled once per instruction set. */
+ * The backward pass by chunks of 64 tokens. A first pass goes forwards, by the spans of the forward pass, and
+ * stores the state at the start of each chunk; a second pass goes backwards. Value heads that share a head of
+ * q and k are processed one after another, and add their gradients of its features. The threads share heads
+ * and sequences. Where there are fewer of these than threads, the threads share the chunks of one head, and
+ * only the updates of states run in order. Compiled once for each instruction set. */
 #include "src/recurrent/recurrent_mesa_gradient.h"
 #include "src/recurrent/recurrent_span.h"
 
 #include <omp.h>
 
-/* What is summed over tokens. The chunks of a head add to its ridge in their order, from the last to the first. */
+/* Sums over tokens. The chunks of a head add to its ridge in order, from the last to the first. */
 typedef struct head_sums {
     int64_t chunks;
     double *scale, *decay; /* [batch][heads_v][chunks] */
     double *ridge;         /* [batch][heads_v][dim_qk] */
 } head_sums;
 
-/* What a head of q and k needs while it is under way. */
+/* Arrays of the current head of q and k. */
 typedef struct head {
-    char *states;         /* [chunks + 1]: at the beginning of each chunk, and at the end */
-    void *grad;           /* of the state */
+    char *states;         /* [chunks + 1]: at the start of each chunk, and at the end */
+    void *grad;           /* gradient of the state */
     float *q_sum, *k_sum; /* [len][width]: gradients of the features */
 } head;
 
-/* What one thread has; states are float, MesaNet's double. */
+/* Scratch of a thread; states are float, or double for MesaNet. */
 typedef struct scratch {
-    chunk *x; /* direct, or that of mesa */
+    chunk *x; /* direct, or mesa.x */
     chunk direct;
     chunk span[CHUNK / SPAN];
     mesa mesa;
-    gradient *rows; /* g, or that of mesa_g */
+    gradient *rows; /* g, or mesa_g.rows */
     gradient g;
     mesa_gradient mesa_g;
     head own;
@@ -101,7 +101,7 @@ static void *state_of(const scratch *y, const head *at, int64_t n)
     return at->states + (size_t)n * y->state_bytes;
 }
 
-/* Chunk n, which is whole, as state n + 1 needs it. */
+/* Loads chunk n, a whole one, for the update of the state. */
 static void begin_advance(scratch *y, int64_t n)
 {
     if (y->x->form->solved) {
@@ -116,7 +116,7 @@ static void begin_advance(scratch *y, int64_t n)
     }
 }
 
-/* State n + 1 from state n, with the bits that the forward pass has. */
+/* State n + 1 from state n, with the same bits as in the forward pass. */
 static void advance(scratch *y, const head *at, int64_t n)
 {
     void *end = state_of(y, at, n + 1);
@@ -149,7 +149,7 @@ static void begin_gradient(scratch *y, const head *at, int64_t n)
     }
 }
 
-/* at->grad from the end of chunk n to its beginning. */
+/* at->grad: from the end of chunk n to its start. */
 static void retreat(scratch *y, const head *at, int64_t n, const head_sums *sums)
 {
     const chunk *x = y->x;
@@ -195,7 +195,7 @@ static void put_tokens(const gradient *g, const chunk *x)
     }
 }
 
-/* Gradients of the features join those of the value heads before; sums over the chunk. */
+/* Adds the gradients of the features to those of earlier value heads; also the sums over the chunk. */
 static void add_features(const gradient *g, const chunk *x, const head *at, const head_sums *sums)
 {
     const bool begins = x->h % (x->p->heads_v / x->p->heads_q) == 0;
@@ -232,7 +232,7 @@ static void end_gradient(scratch *y, const head *at, int64_t n, const head_sums 
 
 /* ------------------------------------------------------------------ rows of q and k */
 
-/* row <- the gradient of row t of q or k, from that of its features */
+/* row <- the gradient of row t of q or k. On entry it is the gradient of its features. */
 static void features_gradient(const chunk *x, const loam_const_view *from, int64_t t, float *row)
 {
     float values[LOAM_MAX_DIM];
@@ -315,7 +315,7 @@ static void one_head(scratch *y, const head_sums *sums)
     store_gradient(y, at);
 }
 
-/* The same by all threads, which come here together. */
+/* The same by all threads of the team. */
 static void one_head_together(scratch *y, const head *at, const head_sums *sums)
 {
     const int64_t chunks = chunks_of(y->x->s.len);
@@ -340,7 +340,7 @@ static void one_head_together(scratch *y, const head *at, const head_sums *sums)
 
 /* ------------------------------------------------------------------ all heads */
 
-/* The sum over sequences and chunks of value head h. */
+/* Sum over sequences and chunks, for value head h. */
 static double sum_of(const loam_problem *p, const loam_args *a, const head_sums *sums, const double *part,
                      int64_t h)
 {
@@ -396,7 +396,7 @@ static void put_sums(const loam_problem *p, const loam_args *a, const head_sums 
                                                                                           sums->decay, h);
         }
     }
-    if (a->grad_scale) { /* a mean does not depend on it */
+    if (a->grad_scale) { /* a weighted mean does not depend on the scale */
         *(float *)a->grad_scale = p->normalise ? 0 : (float)scale;
     }
     if (form->solved && a->grad_ridge.data) {
@@ -404,7 +404,7 @@ static void put_sums(const loam_problem *p, const loam_args *a, const head_sums 
     }
 }
 
-/* Key head n % heads_q of sequence n / heads_q, by all threads together where `shared` is given. */
+/* Key head n % heads_q of sequence n / heads_q; by all threads of the team if `shared` is given. */
 static void one_key_head(scratch *y, int64_t n, const head *shared, const head_sums *sums)
 {
     chunk *x = y->x;
@@ -445,7 +445,7 @@ loam_status ISA(recurrent_backward)(const loam_problem *p, const loam_args *a, l
     const head_sums sums = head_sums_carve(p, &first);
     const size_t each = scratch_bytes(p);
     const int64_t heads = p->batch * p->heads_q;
-    head shared = { 0 }; /* what the first thread has */
+    head shared = { 0 }; /* the arrays of the first thread */
 #pragma omp parallel num_threads(p->threads)
     {
         arena pool = { (char *)a->work + first.used + each * (size_t)omp_get_thread_num(), 0 };

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * Backward of the recurrent family on GPUs of compute capability 8.0 and newer: the workspace, and the kernels in their order. The
- * states are made once more and some of them kept; then the recurrence goes back through all tokens. */
+ * The backward row recurrent_backward_sm80 (compute capability 8.0 and newer): its workspace, and the order
+ * of its kernels. The states are computed once more and one in every sqrt(tokens) is kept; then the
+ * recurrence runs in reverse through all tokens. */
 #include "src/recurrent/recurrent_backward_cuda.cuh"
 #include "src/recurrent/recurrent_solve_cuda.cuh"
 #include "src/recurrent/recurrent_sweep_cuda.cuh"
@@ -9,7 +10,8 @@
 
 enum { MOST_PARTS = 4 };
 
-/* Rows of a tile of reverse_kernel (src/recurrent/recurrent_reverse_cuda.cuh). */
+/* Rows of the state in a tile of reverse_kernel: reverse_shape in
+ * src/recurrent/recurrent_reverse_cuda.cuh. */
 static int64_t tile_rows(const loam_problem *p, bool wide)
 {
     const int lanes = recurrent_cuda_width(p) / CHANNELS, warps = lanes == 32 ? 4 : 8;
@@ -68,7 +70,7 @@ size_t recurrent_backward_sm80_work(const loam_problem *p)
     return pool.used;
 }
 
-/* All rows of the states, some kept. */
+/* A sweep of all rows of the states, which keeps some of the states. */
 template <class REAL>
 static sweep<REAL> sweep_all(const loam_problem *p, const loam_args *a, const backward_work<REAL> &w)
 {
@@ -104,7 +106,7 @@ loam_status recurrent_backward_sm80(const loam_problem *p, const loam_args *give
 {
     loam_args a = *given;
     arena pool = { (char *)a.work, 0 };
-    a.state_out.data = NULL, a.info.data = NULL; /* of forward */
+    a.state_out.data = NULL, a.info.data = NULL; /* outputs of the forward pass: not written again */
     if (is_solved(p)) {
         const backward_work<double> w = backward_carve<double>(p, &pool);
         TRY(p->batch > 0 ? solved(p, &a, w, error) : LOAM_OK);

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT
- * The reference backward: the recurrence in reverse. States are not kept: one in every sqrt(tokens) is, and those of one
- * block at a time are made again from it. With dM the gradient of M_t, from the last token to the first:
+ * The reference backward: the recurrence in reverse. One state in every sqrt(tokens) is stored; the states of
+ * one block at a time are computed again from the stored one. With dM the gradient of M_t, from the last
+ * token to the first:
  *
  *     dy = do, or [do; -do . o] / y_last;   dM += dy x^T,   dx = M^T dy
- *     solved: z = (H + Lambda)^-1 dx,   dx^ = z,   dLambda_c -= z_c x_c,   dH -= (z x^T + x z^T) / 2;   else dx^ = dx
+ *     solved: z = (H + Lambda)^-1 dx,   dx^ = z,   dLambda_c -= z_c x_c,   dH -= (z x^T + x z^T) / 2;
+ *         else dx^ = dx
  *     du = dM k,   dk = dM^T u,   dw = beta du,   dbeta = du . err
  *     delta rule: dk -= D^T dw,   dM -= dw k^T
  *     dg_c = sum_r dM_rc D_rc,   dM <- dM Diag(e^g)
@@ -15,7 +17,7 @@
 #include <omp.h>
 #include <string.h>
 
-/* Of each sequence and value head, one after the other: what is summed over tokens. */
+/* Sums over tokens, for each of the n pairs of sequence and value head. */
 typedef struct head_sums {
     double *scale, *decay, *ridge; /* [n], [n], [n, d] */
 } head_sums;
@@ -33,15 +35,15 @@ static head_sums head_sums_carve(const loam_problem *p, arena *pool)
 
 typedef struct scratch {
     ref_token token;
-    int64_t block;      /* tokens from one kept state to the next */
-    double *kept;       /* the states before tokens 0, block, 2 block, ... */
+    int64_t block;      /* tokens from one stored state to the next */
+    double *kept;       /* the stored states, before tokens 0, block, 2 block, ... */
     double *before;     /* the states before each token of one block */
     double *m, *dm;     /* [rows, d] */
     double *o, *grad_o; /* [dim_v] */
     double *dy, *du;    /* [rows] */
     double *dx, *dk;    /* [d] */
     double *q_sum,
-        *k_sum; /* [len, d]: gradients of the features of one head, summed over the value heads that read it */
+        *k_sum; /* [len, d]: gradients of the features of one head of q and k, summed over its value heads */
 } scratch;
 
 static scratch scratch_carve(const loam_problem *p, arena *pool)
@@ -81,7 +83,7 @@ static void add(double *to, double factor, const double *from, int64_t n)
     }
 }
 
-/* The read y = M x, as far as x: dm and dx. */
+/* The adjoint of the read y = M x with respect to M and x: dm and dx. */
 static void read_backward(const loam_problem *p, scratch *x)
 {
     const ref_token *token = &x->token;
@@ -98,7 +100,7 @@ static void read_backward(const loam_problem *p, scratch *x)
     }
 }
 
-/* x = (H + Lambda)^-1 x^: dx becomes the gradient of x^, z. */
+/* The adjoint of x = (H + Lambda)^-1 x^: dx becomes the gradient z of x^. */
 static void solve_backward(scratch *x, double *ridge)
 {
     const ref_token *token = &x->token;
@@ -111,8 +113,8 @@ static void solve_backward(scratch *x, double *ridge)
     }
 }
 
-/* From the gradient dm of the state after the token to that of the decayed state before it; dk, dw (in du). Returns that of
- * beta. */
+/* On entry dm is the gradient of the state after the token; it becomes that of the decayed state before the
+ * token. Also dk, and dw in x->du. Returns the gradient of beta. */
 static double write_backward(scratch *x)
 {
     const ref_token *token = &x->token;
@@ -129,13 +131,14 @@ static double write_backward(scratch *x)
             add(dm, -x->du[r], token->k, d);
         }
     }
-    if (token->form->solved) { /* the keys are values too */
+    if (token->form->solved) { /* the keys are values, too */
         add(x->dk, 1, x->du + token->dim_v, d);
     }
     return beta;
 }
 
-/* dm <- that of the state before the token; dx <- the gradients of the log decays of its channels. Returns their sum. */
+/* dm <- the gradient of the state before the token; dx <- those of the log decays of its
+ * channels. Returns their sum. */
 static double decay_backward(scratch *x)
 {
     const ref_token *token = &x->token;
@@ -222,7 +225,7 @@ static void one_head(const loam_problem *p, const loam_args *a, const recurrent_
     ref_state_store(p, &a->grad_state_in, s, h, x->dm);
 }
 
-/* All value heads that read head h of q and k, and its gradients. */
+/* All value heads that read head h of q and k, then the gradients of that head. */
 static void one_key_head(const loam_problem *p, const loam_args *a, const recurrent_seq *s, int64_t h,
                          const head_sums *sums, scratch *x)
 {
@@ -245,7 +248,7 @@ static void one_key_head(const loam_problem *p, const loam_args *a, const recurr
     }
 }
 
-/* The sum over the sequences, then `heads` heads from h on and `channels` channels from c on. */
+/* The sum over sequences, over `heads` heads from h on and `channels` channels from c on. */
 static double sum_of(const loam_problem *p, const double *part, int64_t width, int64_t h, int64_t heads,
                      int64_t c, int64_t channels)
 {
@@ -283,7 +286,7 @@ static void put_sums(const loam_problem *p, const loam_args *a, const head_sums 
     const recurrent_form *form = recurrent_form_of(p->mechanism);
     if (a->grad_scale) {
         const double scale = p->normalise ? 0 : sum_of(p, sums->scale, 1, 0, p->heads_v, 0, 1);
-        element_store(a->grad_scale, real, 0, scale); /* a mean does not depend on it */
+        element_store(a->grad_scale, real, 0, scale); /* a weighted mean does not depend on the scale */
     }
     for (int64_t h = 0; form->gate == GATE_HEAD && a->grad_log_decay.data && h < p->heads_v; h++) {
         element_store(a->grad_log_decay.data, real, h * a->grad_log_decay.head,

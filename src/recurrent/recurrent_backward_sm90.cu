@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Backward of the recurrent family on Hopper: states and u once more, then from the last chunk to the first the gradients of the
- * states, then all others. */
+ * The backward pass of the recurrent family on Hopper: PREPARE and PASS recompute the states and u, REVERSE
+ * computes the gradients of the states from the last chunk to the first, and GRADIENT all other gradients. */
 #include "src/recurrent/recurrent_chunks_sm90.h"
 
 size_t recurrent_backward_sm90_work(const loam_problem *p)

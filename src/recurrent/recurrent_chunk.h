@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * A chunk of up to 64 tokens of one head, float32. With pre_i, suf_j the sums of log decays to and after a token of the
- * chunk and seg_ij = sum of those of j + 1 .. i:
+ * A chunk of up to 64 tokens of one head, float32. pre_i is the inclusive prefix sum of the log decays of the
+ * chunk, suf_j the exclusive suffix sum, seg_ij the sum over tokens j + 1 .. i:
  *
  *     P_ij = q_i . (k_j e^seg_ij) for j <= i,   A_ij = k_i . (k_j e^seg_ij) for j < i
  *     u_i = beta_i (v_i - [delta rule] (S e^pre_i k_i + sum_{j<i} A_ij u_j))
  *     o_i = S e^pre_i q_i + sum_{j<=i} P_ij u_j,   S <- S e^pre_last + sum_j u_j (e^suf_j k_j)^T
  *
- * Every exponent is a sum of numbers <= 0 and made as one: none is a difference of sums, nothing is divided by a decay.
- * Gates of channels go in blocks of 16 tokens: the keys of earlier blocks carry the decay up to the block (`tail`), the rows
- * of the block that from its start; within a block decays are products of one token's after the other. */
+ * Each exponent is computed as a sum of numbers <= 0: none is a difference of sums, and nothing is divided by
+ * a decay. With gates per channel the chunk is cut into blocks of 16 tokens: keys of earlier blocks carry the
+ * decay up to the start of a block (`tail`), rows of the block carry the decay from there; within a block
+ * decays are products over single tokens. */
 #ifndef LOAM_RECURRENT_CHUNK_H
 #define LOAM_RECURRENT_CHUNK_H
 
@@ -18,7 +19,7 @@
 
 enum { CHUNK = LANES, BLOCK = 16, BLOCKS = CHUNK / BLOCK };
 
-/* Rows and lanes beyond the last token are 0 in q, k and what is made of them. */
+/* Rows and lanes beyond the last token are 0 in q, k and everything computed from them. */
 typedef struct chunk {
     const loam_problem *p;
     const loam_args *a;
@@ -27,8 +28,8 @@ typedef struct chunk {
     int64_t h, first, tokens; /* tokens first .. first + tokens - 1 of the sequence */
     int64_t d, width, panels; /* width: d in whole vectors, the stride of rows; panels of 64 channels of v */
     float *q, *k, *beta;      /* [CHUNK][width], features, q scaled; [CHUNK] */
-    float *q_in, *k_in;       /* [CHUNK][width]: times e^pre */
-    float *k_lanes;           /* [width][LANES], lanes are tokens: k */
+    float *q_in, *k_in;       /* [CHUNK][width]: q and k times e^pre */
+    float *k_lanes;           /* [width][LANES]: k, lanes are tokens */
     float *gate;              /* [CHUNK][width], or [CHUNK]: log decays */
     float *total;             /* [width]: e^pre of the last token */
     float *P, *A;             /* [CHUNK][LANES] */
@@ -37,16 +38,16 @@ typedef struct chunk {
     float *known;             /* [CHUNK][LANES]: scratch */
     float *u, *o;             /* [panels][CHUNK][LANES], [CHUNK][LANES] */
     float *weight;            /* [CHUNK]: s . x of normalised reads */
-    /* One decay a token: e^seg, 0 beyond the diagonal [CHUNK][LANES]; e^pre and e^suf [CHUNK]. */
+    /* One decay per token: e^seg, 0 above the diagonal [CHUNK][LANES]; e^pre and e^suf [CHUNK]. */
     float *between, *before, *after;
-    /* A decay for each channel. Within its block, of a token: e^gate, e^pre, q and k times e^pre [CHUNK][width]; e^suf
-     * [width][LANES]. */
+    /* One decay per channel. Within the block of a token: e^gate, e^pre, q and k times that e^pre
+     * [CHUNK][width]; e^suf [width][LANES]. */
     float *decay, *rise, *q_block, *k_block, *fall;
-    float *block_decay, *block_start; /* [BLOCKS][width]: of a block, of all before it */
-    float *tails[BLOCKS + 1];         /* [width][LANES]: keys with the decay up to the beginning of block i */
+    float *block_decay, *block_start; /* [BLOCKS][width]: decay of a block, and of all before it */
+    float *tails[BLOCKS + 1];         /* [width][LANES]: keys with the decay up to the start of block i */
 } chunk;
 
-/* With `kept`, the keys at the beginning of each block are, for a backward pass. */
+/* kept: store the keys at the start of every block, for a backward pass. */
 static inline void chunk_carve(chunk *x, const loam_problem *p, const loam_args *a, bool kept, arena *pool)
 {
     const size_t f32 = sizeof(float);
@@ -106,7 +107,7 @@ static inline void chunk_scale_row(const chunk *x, float *to, const float *from,
     FOR_WIDTH(c, x) { v_store(to + c, v_load(from + c) * factor); }
 }
 
-/* Rows tokens .. CHUNK - 1 of an array with rows of `width` */
+/* Zeroes rows tokens .. CHUNK - 1 of an array with rows of `width`. */
 static inline void chunk_clear_rest(const chunk *x, float *rows, int64_t width)
 {
     memset(rows + x->tokens * width, 0, (size_t)((CHUNK - x->tokens) * width) * sizeof *rows);
@@ -149,9 +150,11 @@ static inline void chunk_load(chunk *x, int64_t first, int64_t tokens)
     turn(x->k_lanes, LANES, x->k, x->width, CHUNK, x->width);
 }
 
-/* ------------------------------------------------------------------ pairs: P, A and the decays of the chunk */
+/* ------------------------------------------------------------------ pairs: P, A and the decays
+ * of the chunk */
 
-/* between, before, after, total. Sums begin at 0 beyond a closed gate too: e^-inf is 0 for good. */
+/* between, before, after, total. A gate of -inf makes all sums across it -inf, and their exponential 0; sums
+ * that begin after it begin at 0. */
 static inline void chunk_decays_of_tokens(chunk *x)
 {
     float seg[CHUNK], pre = 0, suf = 0;
@@ -181,7 +184,7 @@ static inline void chunk_decays_of_tokens(chunk *x)
     FOR_WIDTH(c, x) { v_store(x->total + c, v_set(x->before[x->tokens - 1])); }
 }
 
-/* Rows of P or A: times e^seg, 0 beyond the diagonal. */
+/* Multiplies rows of P or A by e^seg, which is 0 above the diagonal. */
 static inline void chunk_decay_pairs(const chunk *x, float *pairs)
 {
     for (int64_t e = 0; e < x->tokens * LANES; e += VL) {
@@ -190,7 +193,7 @@ static inline void chunk_decay_pairs(const chunk *x, float *pairs)
     }
 }
 
-/* One decay for all channels of a token, or none. */
+/* P and A with one decay per token, or none. */
 static inline void chunk_pairs_of_tokens(chunk *x)
 {
     chunk_decays_of_tokens(x);
@@ -216,7 +219,7 @@ static inline void chunk_pairs_of_tokens(chunk *x)
     }
 }
 
-/* Pairs within tokens begin .. end - 1. */
+/* Pairs within tokens begin .. end - 1, one decay per channel. */
 static inline void chunk_diagonal_block(chunk *x, int64_t begin, int64_t end)
 {
     for (int64_t j = begin; j < end; j++) {
@@ -233,12 +236,12 @@ static inline void chunk_diagonal_block(chunk *x, int64_t begin, int64_t end)
     }
 }
 
-/* The decays within block i, and q and k with the decay from its beginning; its keys with that to its end, in `scratch`
- * [BLOCK][width], give `fall`. */
+/* The decays within block i, and q and k with the decay from its start. `scratch` [BLOCK][width] holds the
+ * decay to the block's end, which is transposed into `fall`. */
 static inline void chunk_block_rows(chunk *x, int64_t i, int64_t end)
 {
     const int64_t begin = i * BLOCK;
-    float *scratch = x->q_in + begin * x->width; /* written later */
+    float *scratch = x->q_in + begin * x->width; /* q_in is written later */
     FOR_WIDTH(c, x)
     {
         vec sum = v_set(0);
@@ -263,7 +266,8 @@ static inline void chunk_block_rows(chunk *x, int64_t i, int64_t end)
     turn(x->fall + begin, LANES, scratch, x->width, BLOCK, x->width);
 }
 
-/* The keys before block i + 1: those before block i decay by it, its own join. */
+/* tails[i + 1]: the keys before block i decay by the decay of the block, and the keys of block
+ * i are added. */
 static inline void chunk_block_tail(chunk *x, int64_t i)
 {
     const int64_t begin = i * BLOCK;
@@ -280,7 +284,7 @@ static inline void chunk_block_tail(chunk *x, int64_t i)
     }
 }
 
-/* A decay for each channel. */
+/* P and A with one decay per channel. */
 static inline void chunk_pairs_of_channels(chunk *x)
 {
     panel_fill(x->P, x->tokens, 0);
@@ -321,7 +325,7 @@ static inline void chunk_pairs(chunk *x)
 
 /* ------------------------------------------------------------------ 64 channels of v */
 
-/* beta v of the tokens, 0 beyond them and beyond the last channel. */
+/* factor_t v_t of 64 channels of the tokens; 0 beyond the tokens and beyond the last channel. */
 static inline void chunk_load_values(const chunk *x, const loam_const_view *v, const float *factor,
                                      int64_t panel, float *rows)
 {
@@ -336,7 +340,7 @@ static inline void chunk_load_values(const chunk *x, const loam_const_view *v, c
     chunk_clear_rest(x, rows, LANES);
 }
 
-/* u_i -= beta_i known_i for rows begin .. end - 1 */
+/* u_i -= beta_i known_i for rows begin .. end - 1. */
 static inline void chunk_take_back(const chunk *x, float *u, int64_t begin, int64_t end)
 {
     for (int64_t i = begin; i < end; i++) {
@@ -348,7 +352,8 @@ static inline void chunk_take_back(const chunk *x, float *u, int64_t begin, int6
     }
 }
 
-/* (I + Diag(beta) A) u = beta v - beta S k_in, by blocks of rows; u holds beta v. */
+/* Solves (I + Diag(beta) A) u = beta v - beta S k_in by forward substitution in blocks of rows; u
+ * holds beta v on entry. */
 static inline void chunk_delta(const chunk *x, const float *state, float *u)
 {
     panel_product(x->known, x->tokens, x->k_in, x->width, 1, state, x->d, false);
@@ -370,7 +375,7 @@ static inline void chunk_delta(const chunk *x, const float *state, float *u)
 
 static inline float *chunk_panel(float *panels, int64_t panel) { return panels + panel * CHUNK * LANES; }
 
-/* u of a panel, from the state before the chunk. */
+/* u of a panel of 64 channels, from the state before the chunk. */
 static inline void chunk_write(const chunk *x, const float *state, int64_t panel)
 {
     float *u = chunk_panel(x->u, panel);
@@ -380,7 +385,8 @@ static inline void chunk_write(const chunk *x, const float *state, int64_t panel
     }
 }
 
-/* The weights of normalised reads: as if v had a channel of ones. mass [width] is its state. */
+/* The weights of normalised reads: as for a channel of v that is 1 everywhere. mass [width]: the state of
+ * that channel. */
 static inline void chunk_weigh(const chunk *x, const float *mass)
 {
     for (int64_t i = 0; i < x->tokens; i++) {
@@ -404,7 +410,7 @@ static inline float *chunk_state_panel(const chunk *x, float *state, int64_t pan
 
 static inline float *chunk_mass(const chunk *x, float *state) { return state + x->panels * x->width * LANES; }
 
-/* Row r of a state: where channel c of it is. */
+/* The address of channel c of row r of a state. */
 static inline float *chunk_state_at(const chunk *x, float *state, int64_t r, int64_t c)
 {
     return r < x->p->dim_v ? &state[(r / LANES * x->width + c) * LANES + r % LANES]

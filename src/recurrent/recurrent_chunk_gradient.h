@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * A chunk backwards, float32. With dS1 and dS0 the gradients of the state at its end and at its beginning, do that of the
- * output (divided by the weight where reads are normalised), and the rest as in recurrent_chunk.h:
+ * Backward of a chunk, float32. S0 is the state at the chunk's start, dS1 and dS0 are the gradients of the
+ * state at its end and start, do the gradient of the output (divided by the weight where reads are
+ * normalised), and the rest is as in recurrent_chunk.h:
  *
  *     du = P^T do + (k e^suf) dS1^T,   delta rule: (I + A^T Diag(beta)) r = du, else r = du;   w = beta r
  *     dv = w,   dbeta = r . err,   err = v - [delta rule] (S0 k_in + A u)
@@ -9,11 +10,12 @@
  *     dq_in = do S0,   dk_in = -w S0,   dk_out = u dS1
  *     dS0 = dS1 e^pre_last + do^T q_in - [delta rule] w^T k_in
  *
- * and from these dq, dk and the gradient of the gates. Gate t has a part in every decay that reaches over it, so its
- * gradient is the sum of their gradients, each times the decayed thing itself: pairs i >= t > j, rows i >= t that read S0,
- * keys j < t that S1 keeps, and S0 . dS1. All are added up as such; none is a difference of sums over time.
+ * and from these dq, dk and the gradient of the gates. Gate t is a summand of every decay that spans it, so
+ * its gradient is the sum of the gradients of these decays, each times the decayed quantity: pairs
+ * i >= t > j, rows i >= t that read S0, keys j < t in S1, and S0 . dS1. All terms are summed directly; none
+ * is a difference of sums over time.
  *
- * Arrays of tokens are [width][LANES] here, lanes are tokens, until they are turned at the end. */
+ * Arrays over tokens are [width][LANES] here, lanes are tokens, until they are transposed at the end. */
 #ifndef LOAM_RECURRENT_CHUNK_GRADIENT_H
 #define LOAM_RECURRENT_CHUNK_GRADIENT_H
 
@@ -21,22 +23,23 @@
 
 typedef struct gradient {
     float *grad_o, *err, *r;       /* [panels][CHUNK][LANES]; r begins as P^T do */
-    float *w;                      /* [panels][CHUNK][LANES]; delta rule: -w, as everything but dv has it */
-    float *state;                  /* as a state: dS1 */
-    float *turned[3];              /* [LANES][CHUNK]: do, u, w of one panel */
+    float *w;                      /* [panels][CHUNK][LANES]; delta rule: -w, as all uses but dv need it */
+    float *state;                  /* laid out as a state: dS1 */
+    float *turned[3];              /* [LANES][CHUNK]: do, u, w of one panel, transposed */
     float *dP, *dA;                /* [CHUNK][LANES] */
     float *pairs, *pairs_turned;   /* [CHUNK][LANES]: scratch */
     float *q_lanes;                /* [width][LANES] */
     float *q_in, *k_in, *k_out;    /* [width][LANES]: gradients */
-    float *q, *k;                  /* [width][LANES]: gradients, in the end turned into .. */
+    float *q, *k;                  /* [width][LANES]: gradients, transposed in the end into .. */
     float *q_rows, *k_rows, *gate; /* .. [CHUNK][width]; gate: or [CHUNK] */
-    float *kept;                   /* [width]: sum over rows of S0 dS1, then e^pre_last times it */
+    float *kept;                   /* [width]: sum over rows of S0 dS1; per channel then times e^pre_last */
     float *weight, *beta;          /* [CHUNK]: gradients */
     float *divisor;                /* [CHUNK]: 1 / weight of normalised reads, 0 where that is 0; else 1 */
-    /* A decay for each channel: own keys, and rows, times their gradients, [width][LANES] and turned [CHUNK][width]; e^pre
-     * within the block [width][LANES]. */
+    /* One decay per channel. own: keys of a block times their gradients, rows: rows of a block times theirs,
+     * [width][LANES]; own_rows, rows_rows: the same transposed, [CHUNK][width]; rise: e^pre within the block
+     * [width][LANES]. */
     float *own, *rows, *own_rows, *rows_rows, *rise;
-    float *older, *later; /* [width]: keys of earlier blocks, rows of later blocks */
+    float *older, *later; /* [width]: sums over keys of earlier blocks, rows of later blocks */
 } gradient;
 
 static inline void gradient_carve(gradient *g, const chunk *x, arena *pool)
@@ -85,7 +88,7 @@ static inline void gradient_carve(gradient *g, const chunk *x, arena *pool)
     }
 }
 
-/* sum over lanes, first to last */
+/* Sum over lanes, first to last. */
 static inline float lanes_sum(const float *row, int64_t lanes)
 {
     float sum = 0;
@@ -95,7 +98,7 @@ static inline float lanes_sum(const float *row, int64_t lanes)
     return sum;
 }
 
-/* to[lane] += sum over c of x[c] y[c] */
+/* to[lane] += sum over c of a[c] b[c]. */
 static inline void lanes_dot(const chunk *x, float *restrict to, const float *restrict a,
                              const float *restrict b)
 {
@@ -109,7 +112,7 @@ static inline void lanes_dot(const chunk *x, float *restrict to, const float *re
     }
 }
 
-/* to[c] += by[lane] from[c] */
+/* to[c] += by[lane] from[c]. */
 static inline void lanes_add(const chunk *x, float *restrict to, const float *restrict by,
                              const float *restrict from)
 {
@@ -122,9 +125,9 @@ static inline void lanes_add(const chunk *x, float *restrict to, const float *re
     }
 }
 
-/* ------------------------------------------------------------------ before the order of chunks: from S0 alone */
+/* ------------------------------------------------------------------ of any chunk, from S0 alone */
 
-/* err = v - S0 k_in - A u. Only dbeta reads it. */
+/* err = v - S0 k_in - A u; only dbeta reads it. */
 static inline void gradient_errors(gradient *g, const chunk *x, const float *state, int64_t panel)
 {
     float *err = chunk_panel(g->err, panel);
@@ -138,7 +141,7 @@ static inline void gradient_errors(gradient *g, const chunk *x, const float *sta
     }
 }
 
-/* With o = n / weight: dn = do / weight, dweight = -do . o / weight. A weight of 0 has no gradients. */
+/* For o = n / weight: dn = do / weight, dweight = -do . o / weight. Tokens of weight 0 have no gradients. */
 static inline void gradient_normalised(gradient *g, const chunk *x, float *start)
 {
     memset(g->weight, 0, CHUNK * sizeof *g->weight);
@@ -159,7 +162,7 @@ static inline void gradient_normalised(gradient *g, const chunk *x, float *start
     }
 }
 
-/* u, err, do, P^T do. */
+/* u, err, do, and r <- P^T do. */
 static inline void gradient_begin(gradient *g, const chunk *x, float *start)
 {
     for (int64_t t = 0; t < CHUNK; t++) {
@@ -182,9 +185,9 @@ static inline void gradient_begin(gradient *g, const chunk *x, float *start)
     }
 }
 
-/* ------------------------------------------------------------------ in the order of chunks: from dS1 to dS0 */
+/* ------------------------------------------------------------------ chunk after chunk: from dS1 to dS0 */
 
-/* r_i += known_i for rows begin .. end - 1 */
+/* r_i += known_i for rows begin .. end - 1. */
 static inline void gradient_take_back(const chunk *x, float *r, int64_t begin, int64_t end)
 {
     for (int64_t e = begin * LANES; e < end * LANES; e += VL) {
@@ -197,7 +200,7 @@ static inline void gradient_scale_row(float *to, const float *from, float factor
     FOR_LANES(lane) { v_store(to + lane, v_load(from + lane) * factor); }
 }
 
-/* (I + A^T Diag(beta)) r = du, from the last block of rows to the first. */
+/* Solves (I + A^T Diag(beta)) r = du by substitution, from the last block of rows to the first. */
 static inline void gradient_delta(const chunk *x, float *r, float *w)
 {
     for (int64_t begin = (chunk_blocks(x) - 1) * BLOCK; begin >= 0; begin -= BLOCK) {
@@ -226,7 +229,7 @@ static inline void gradient_advance_mass(const gradient *g, const chunk *x, floa
     }
 }
 
-/* `state` is dS1, then dS0; what it was is copied to g->state. */
+/* On entry `state` is dS1, which is copied to g->state; `state` becomes dS0. */
 static inline void gradient_advance(const gradient *g, const chunk *x, float *state)
 {
     memcpy(g->state, state, (size_t)chunk_state_floats(x) * sizeof *state);
@@ -255,9 +258,9 @@ static inline void gradient_advance(const gradient *g, const chunk *x, float *st
     }
 }
 
-/* ------------------------------------------------------------------ after it: from S0, dS1, do, u, w to the factors */
+/* ------------------------------------------------------------------ of any chunk, from S0 and dS1 */
 
-/* kept += sum over the lanes of S0 dS1 */
+/* kept += sum over the lanes of S0 dS1. */
 static inline void gradient_kept(const gradient *g, const chunk *x, const float *state, const float *grad)
 {
     for (int64_t c = 0; c < x->d; c++) {
@@ -294,7 +297,7 @@ static inline void gradient_factors(const gradient *g, const chunk *x, float *st
     }
 }
 
-/* The ones that normalised reads have for a channel of v: u is beta there. */
+/* The contribution of the normaliser, a channel of v that is 1 everywhere: its u is beta. */
 static inline void gradient_factors_of_mass(const gradient *g, const chunk *x, float *start)
 {
     const float *mass = chunk_mass(x, start), *grad = chunk_mass(x, g->state);
@@ -316,7 +319,7 @@ static inline void gradient_factors_of_mass(const gradient *g, const chunk *x, f
     }
 }
 
-/* dbeta = r . err, and that of the ones. */
+/* dbeta = r . err, plus the contribution of the normaliser. */
 static inline void gradient_beta(const gradient *g, const chunk *x)
 {
     const float *mass = chunk_mass(x, g->state);
@@ -335,9 +338,9 @@ static inline void gradient_beta(const gradient *g, const chunk *x)
     }
 }
 
-/* ------------------------------------------------------------------ one decay a token */
+/* ------------------------------------------------------------------ one decay per token */
 
-/* pairs <- dP e^seg (j <= i) or dA e^seg (j < i), and turned; rows and lanes beyond the tokens are 0. */
+/* pairs <- dP e^seg (j <= i) or dA e^seg (j < i), also transposed; rows and lanes beyond the tokens are 0. */
 static inline void gradient_pairs(const gradient *g, const chunk *x, const float *from, bool diagonal)
 {
     for (int64_t e = 0; e < x->tokens * LANES; e += VL) {
@@ -358,7 +361,7 @@ static inline void gradient_of_tokens(const gradient *g, const chunk *x)
     panel_product(g->k, x->d, x->q, 1, x->width, g->pairs, x->tokens, false);
     lanes_add(x, g->q, x->before, g->q_in);
     lanes_add(x, g->k, x->after, g->k_out);
-    if (x->form->delta) { /* A is of k twice */
+    if (x->form->delta) { /* both factors of A are k */
         gradient_pairs(g, x, g->dA, false);
         for (int64_t e = 0; e < CHUNK * LANES; e += VL) {
             v_store(g->pairs + e, v_load(g->pairs + e) + v_load(g->pairs_turned + e));
@@ -368,7 +371,7 @@ static inline void gradient_of_tokens(const gradient *g, const chunk *x)
     }
 }
 
-/* From sums of terms that reach over a gate: column j of `over` holds those of rows i >= t of the pairs (i, j). */
+/* Sums the terms whose decays span gate t. over[j]: the terms of pairs (i, j) with i >= t. */
 static inline void gradient_gate_of_tokens(const gradient *g, const chunk *x)
 {
     float reads[LANES] = { 0 }, keeps[LANES] = { 0 }, writes[LANES] = { 0 }, over[LANES] = { 0 };
@@ -400,9 +403,9 @@ static inline void gradient_gate_of_tokens(const gradient *g, const chunk *x)
     }
 }
 
-/* ------------------------------------------------------------------ a decay for each channel */
+/* ------------------------------------------------------------------ one decay per channel */
 
-/* Pairs within tokens begin .. end - 1 of VL channels from c on: rows of dq, dk and the gates. */
+/* Pairs within tokens begin .. end - 1, for VL channels from c on: adds to rows of dq, dk and the gates. */
 static inline void gradient_diagonal_block(const gradient *g, const chunk *x, int64_t begin, int64_t end,
                                            int64_t c)
 {
@@ -438,7 +441,8 @@ static inline void gradient_diagonal_block(const gradient *g, const chunk *x, in
     }
 }
 
-/* Block i takes its keys out of the gradient of tails[i + 1], in g->k_out, which becomes that of tails[i]. */
+/* On entry g->k_out is the gradient of tails[i + 1]. It becomes the gradient of tails[i]; that of block i's
+ * own keys goes to g->k. */
 static inline void gradient_block_tail(const gradient *g, const chunk *x, int64_t i)
 {
     const int64_t begin = i * BLOCK;
@@ -463,7 +467,7 @@ static inline void gradient_block_tail(const gradient *g, const chunk *x, int64_
     }
 }
 
-/* The rows of block i: reads of earlier blocks' keys and of S0. */
+/* The rows of block i, which read keys of earlier blocks and S0. */
 static inline void gradient_block_rows(const gradient *g, const chunk *x, int64_t i, int64_t end)
 {
     const int64_t begin = i * BLOCK, at = begin * x->width;
@@ -497,7 +501,7 @@ static inline void gradient_block_rows(const gradient *g, const chunk *x, int64_
                 v_store(g->rows + e, sum);
             }
             v_store(part, later);
-            g->later[c] += lanes_sum(part, VL); /* of the gates of earlier blocks */
+            g->later[c] += lanes_sum(part, VL); /* for the gates of earlier blocks */
         }
     }
     if (begin > 0) {
@@ -510,7 +514,7 @@ static inline void gradient_block_rows(const gradient *g, const chunk *x, int64_
     }
 }
 
-/* Within each block, of what is turned: gate t has a part in rows i >= t and keys j < t. */
+/* Within a block: the gate at t gets rows i >= t and keys j < t. */
 static inline void gradient_gate_of_channels(const gradient *g, const chunk *x, int64_t begin, int64_t end)
 {
     FOR_WIDTH(c, x)
@@ -561,9 +565,9 @@ static inline void gradient_of_channels(const gradient *g, const chunk *x)
     }
 }
 
-/* ------------------------------------------------------------------ all that follows from the factors */
+/* ------------------------------------------------------------------ all gradients */
 
-/* q_rows, k_rows [CHUNK][width], gate. */
+/* q_rows, k_rows [CHUNK][width], gate and beta, from S0 in `start`. */
 static inline void gradient_end(gradient *g, const chunk *x, float *start)
 {
     gradient_factors(g, x, start);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * The launches that the passes of the chunk kernels on Hopper consist of, in order. Arguments in a loam_args, all else in the arrays over
- * slots. */
+ * The stages of the chunked forward and backward pass on Hopper, one launch each, in the order of execution.
+ * A stage reads the caller's arguments from loam_args and the results of earlier stages from the arrays over
+ * slots, named here as in recurrent_slots_cuda.cuh. */
 #ifndef LOAM_RECURRENT_RECURRENT_CHUNKS_SM90_H
 #define LOAM_RECURRENT_RECURRENT_CHUNKS_SM90_H
 
@@ -9,23 +10,27 @@
 typedef loam_status recurrent_launch_fn(const loam_problem *problem, const loam_args *args,
                                         const recurrent_chunks *chunks, loam_error *error);
 
-/* q_in, k_out, P, total, u_hat, w, Linv and, where there is a feature map, features. */
+/* PREPARE. Writes q_in, k_out, P, total, after, u_hat, w, Linv and the features: those of
+ * them that have an array. */
 recurrent_launch_fn recurrent_prepare_sm90;
-/* states and state_out, u; reads u_hat, k_out, total, w. */
+/* PASS. Writes states, state_out and, with a delta rule, u; reads u_hat, k_out (or k and after), total, w. */
 recurrent_launch_fn recurrent_pass_sm90;
-/* o; reads q_in, states, P, u. */
+/* OUTPUT. Writes o; reads q_in, states, P, u. */
 recurrent_launch_fn recurrent_output_sm90;
-/* grad_states and grad_state_in, du of delta rules; reads grad_o, q_in, k_out, total, w, P. */
+/* REVERSE. Writes grad_states, grad_state_in and, with a delta rule, du; reads grad_o,
+ * q_in, k_out, total, w, P. */
 recurrent_launch_fn recurrent_reverse_sm90;
-/* du where there is no delta rule; reads grad_o, k_out, grad_states, P. */
+/* Writes du where there is no delta rule; reads grad_o, k_out, grad_states, P. */
 recurrent_launch_fn recurrent_output_reverse_sm90;
-/* The other gradients; reads the features, v, grad_o, u, states, inverse, du, grad_states. */
+/* GRADIENT. Writes all other gradients; reads the features, v, grad_o, u, states,
+ * inverse, du, grad_states. */
 recurrent_launch_fn recurrent_gradient_sm90;
 
-/* Can bulk copies read these sources? */
+/* True if bulk tensor copies can read all sources: addresses and strides are multiples of 16 bytes. */
 bool recurrent_chunks_sm90_fit(const loam_problem *problem, const recurrent_chunks *chunks);
 
-/* Can the stages read and write these arguments? Rows of 16 bits, and log decays of channels, 16 bytes at a time. */
+/* True if the stages can access the arguments: rows of bf16, and of log decays per
+ * channel, by 16-byte accesses. */
 static inline bool recurrent_stages_sm90_fit(const loam_problem *p, const loam_args *a,
                                              const recurrent_chunks *chunks)
 {

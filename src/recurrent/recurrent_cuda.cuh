@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the plain CUDA kernels of the recurrent family share. Rows of a state do not know of each other but in what they are
- * multiplied with: a thread block takes some rows of one head through all tokens, in registers. LANES lanes of a warp hold a row,
- * CHANNELS of its channels each, in quads of four that lie side by side; the other lanes of the warp hold other rows.
+ * What the plain CUDA kernels of the recurrent family share. The rows of a state interact only through the
+ * vectors that multiply all of them (keys, queries, decays). So a thread block keeps some rows of one head in
+ * registers and takes them through all tokens. A row belongs to LANES lanes of a warp, with CHANNELS of its
+ * channels in each, as quads: four neighbouring channels. The other lanes of the warp have other rows.
  *
- * REAL is float, or double where H is solved with: its rounding, divided by a small ridge, would be all that is seen.
+ * REAL is float, or double for MesaNet, which solves systems with H: rounding errors of H, divided by a small
+ * ridge, would dominate the result.
  */
 #ifndef LOAM_RECURRENT_RECURRENT_CUDA_CUH
 #define LOAM_RECURRENT_RECURRENT_CUDA_CUH
@@ -15,7 +17,7 @@
 
 enum { CHANNELS = 16 };
 
-/* Channels that LANES lanes have room for: rows in work and in shared memory are so wide, zeros beyond dim_qk. */
+/* Width of rows in the workspace and in shared memory: the channels of LANES lanes; zeros beyond dim_qk. */
 template <int LANES> constexpr int width_of = LANES *CHANNELS;
 
 static inline int recurrent_cuda_width(const loam_problem *p)
@@ -25,7 +27,8 @@ static inline int recurrent_cuda_width(const loam_problem *p)
 
 /* ------------------------------------------------------------------ numbers */
 
-/* Products that no addition may swallow: instances of one kernel must agree to the bit. */
+/* A product that the compiler cannot contract to a fused multiply-add: instances of one kernel must
+ * agree to the bit. */
 static __device__ __forceinline__ float product(float x, float y) { return __fmul_rn(x, y); }
 static __device__ __forceinline__ double product(double x, double y) { return __dmul_rn(x, y); }
 
@@ -39,7 +42,7 @@ template <int LANES> static __device__ __forceinline__ int quad_channel(int n)
     return (n * LANES + (int)threadIdx.x % LANES) * 4;
 }
 
-/* The sum over the lanes of a row; all of them get it. */
+/* The sum of x over the lanes of a row, returned to all of them. */
 template <int LANES, class REAL> static __device__ __forceinline__ REAL row_sum(REAL x)
 {
 #pragma unroll
@@ -49,7 +52,7 @@ template <int LANES, class REAL> static __device__ __forceinline__ REAL row_sum(
     return x;
 }
 
-/* This lane's channels of a row of width_of<LANES>. */
+/* Loads this lane's channels of a row of width_of<LANES>. */
 template <int LANES, class REAL>
 static __device__ __forceinline__ void load_row(REAL (&x)[CHANNELS], const REAL *row)
 {
@@ -86,7 +89,7 @@ static __device__ __forceinline__ REAL row_dot(const REAL (&x)[CHANNELS], const 
 
 /* ------------------------------------------------------------------ states of the caller */
 
-/* Rows of dim_qk elements that accesses of four at a time can reach. */
+/* Whether rows of dim_qk elements can be accessed four elements at a time. */
 static inline bool rows_in_quads(const loam_problem *p, const void *data, size_t bytes, int64_t batch,
                                  int64_t head, int64_t token)
 {
@@ -98,7 +101,7 @@ template <class VIEW> static inline bool state_in_quads(const loam_problem *p, c
     return rows_in_quads(p, view.data, sizeof(float), view.batch, view.head, view.token);
 }
 
-/* Each element is read once and written once: nothing of it should stay in the caches. */
+/* Each element of a state is read once and written once, so accesses use the streaming cache policy. */
 template <int LANES, class REAL>
 static __device__ __forceinline__ void load_state_row(REAL (&x)[CHANNELS], const float *row, int64_t d,
                                                       bool quads)
@@ -142,9 +145,10 @@ static __device__ __forceinline__ void store_state_row(float *row, const REAL (&
     }
 }
 
-/* ------------------------------------------------------------------ rows of work */
+/* ------------------------------------------------------------------ rows of the workspace */
 
-/* Tokens of a head over the whole batch, and where one token of one head lies in arrays over them. */
+/* Tokens of a head over the whole batch, and the index of token t of head h (the work row) in
+ * arrays over them. */
 LOAM_INLINE int64_t recurrent_tokens(const loam_problem *p)
 {
     return p->total_q >= 0 ? p->total_q : p->batch * p->len_q;
@@ -154,8 +158,8 @@ LOAM_INLINE int64_t recurrent_work_row(const loam_problem *p, const recurrent_se
     return p->total_q >= 0 ? h * p->total_q + s->first + t : (s->b * p->heads_v + h) * p->len_q + t;
 }
 
-/* States of some rows before tokens 0, every, 2 every, ... of each sequence and head: [slot][rows][width]. Sequences do not share
- * slots, whatever their lengths; some slots of packed sequences belong to nobody. */
+/* States of some rows before tokens 0, every, 2 every, ... of each sequence and head: [slot][rows][width].
+ * Slots of sequences never overlap, whatever their lengths; some slots of packed sequences are unused. */
 template <class REAL> struct kept_states {
     REAL *data;
     int64_t every, per_sequence, per_head, rows, width;
@@ -172,7 +176,7 @@ static kept_states<REAL> kept_carve(const loam_problem *p, int64_t every, int64_
     return k;
 }
 
-/* The state before token n * every, and row r of it. */
+/* The slot of the state before token n * every, and row r of that state. */
 template <class REAL>
 static __device__ __forceinline__ int64_t kept_slot(const kept_states<REAL> &k, const loam_problem &p,
                                                     const recurrent_seq &s, int64_t h, int64_t n)
@@ -186,9 +190,9 @@ static __device__ __forceinline__ REAL *kept_row(const kept_states<REAL> &k, con
     return k.data + (kept_slot(k, p, s, h, n) * k.rows + r) * k.width;
 }
 
-/* ------------------------------------------------------------------ what a token brings, by one warp */
+/* ------------------------------------------------------------------ staging of a token, by one warp */
 
-/* to[width] <- factor * features of the row of q or k at element `at`; zeros beyond dim_qk. */
+/* to[width] <- factor times the features of the row of q or k at element `at`; zeros beyond dim_qk. */
 template <int LANES, class REAL>
 static __device__ __forceinline__ void stage_features(REAL *to, const loam_problem &p, const void *data,
                                                       int64_t at, REAL factor)
@@ -202,7 +206,7 @@ static __device__ __forceinline__ void stage_features(REAL *to, const loam_probl
         x[i] = c < p.dim_qk ? load_real<REAL>(data, p.dtype, at + c) : 0;
     }
     if (p.feature_map == LOAM_FEATURES_UNIT) {
-        double norm2 = 0; /* squares that float does not hold */
+        double norm2 = 0; /* float overflows or underflows on some squares */
 #pragma unroll
         for (int i = 0; i < each; i++) {
             norm2 = fma((double)x[i], (double)x[i], norm2);
@@ -218,8 +222,9 @@ static __device__ __forceinline__ void stage_features(REAL *to, const loam_probl
     }
 }
 
-/* What e^g does to a number: e^g - 1, which is <= 0, where e^g is near 1, else e^g, or -1 where that is 0. Of an e^g near 1 the rounding,
- * alike at every token, would add up: to 1e-4 over the tokens that a decay of 1 - 2^-12 lasts. */
+/* How e^g changes a number: e^g - 1 (<= 0) where e^g is near 1, else e^g (> 0), or -1 where e^g is 0,
+ * for which 0 would mean no change. The rounding of an e^g near 1, the same at every token, would accumulate:
+ * to 1e-4 over the tokens that a decay of 1 - 2^-12 lasts. */
 template <class REAL> static __device__ __forceinline__ REAL decay_change(REAL g)
 {
     const REAL e = exp(g);
@@ -230,7 +235,7 @@ template <class REAL> static __device__ __forceinline__ REAL decayed(REAL x, REA
     return fma(x, change, change > 0 ? (REAL)0 : x);
 }
 
-/* to[width] <- the change by the decay of token t. */
+/* to[width] <- the decay_change of token t for each channel. */
 template <int LANES, class REAL>
 static __device__ __forceinline__ void stage_decay(REAL *to, const loam_problem &p,
                                                    const recurrent_form &form, const loam_const_view &view,

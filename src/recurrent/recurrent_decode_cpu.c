@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT
- * Decode: token after token on float32 states where they lie, each read and written once. Compiled once per instruction set.
- * A row of the state belongs to an entry of the value (to 1 in the last, where the read is normalised):
+ * Decode: token after token, on float32 states in place, each state row read and written once. Compiled once
+ * for each instruction set. Row r of the state belongs to entry r of the generalised value (the last one is 1
+ * where the read is normalised):
  *
  *     D = M_r Diag(e^g),   u = beta (w_r - [delta rule] D . k),   M_r <- D + u k,   y_r = M_r . q
  *
- * MesaNet's states are float64 while a call lasts. */
+ * Between the tokens of a call, states of MesaNet are float64. */
 #include "src/recurrent/recurrent_decode_rows.h"
 #include "src/recurrent/recurrent_features_exact.h"
 #include "src/recurrent/recurrent_mesa_decode.h"
@@ -16,10 +17,10 @@ typedef struct step {
     const loam_args *a;
     const recurrent_form *form;
     recurrent_seq s;
-    int64_t item, h, d, width, rows; /* item: the head among those of all sequences */
+    int64_t item, h, d, width, rows; /* item: index of sequence and head */
     decode_token token;
     mesa_step mesa;
-    mesa_ahead ahead; /* the state of the head after this one */
+    mesa_ahead ahead; /* the state of the next item, to prefetch */
 } step;
 
 static step step_carve(const loam_problem *p, const loam_args *a, arena *pool)
@@ -50,8 +51,8 @@ static inline vec decay_less_one(vec g)
     return g * sum;
 }
 
-/* e^g and what rounding takes off it, which at every token alike would be 1e-4 of a state over the tokens that a decay of
- * 1 - 2^-12 lasts. */
+/* e^g, and its rounding error. That error is the same at every token: for a decay of 1 - 2^-12 it would add
+ * up to 1e-4 of a state over the tokens that the decay lasts. */
 static void load_decay(step *x, int64_t t)
 {
     const loam_const_view *g = &x->a->log_decay;
@@ -118,7 +119,7 @@ static void put_token(step *x, int64_t t)
     }
 }
 
-/* state_out <- state_in */
+/* state_out <- state_in. */
 static void begin_state(const step *x)
 {
     const loam_const_view *in = &x->a->state_in;
@@ -177,7 +178,7 @@ static void mesa_token(step *x, int64_t t, mesa_rows from, mesa_rows to)
     }
 }
 
-/* Of the state that is read, where its rows lie one after the other. */
+/* The range to prefetch: the input state of the next item, if its rows are contiguous. */
 static mesa_ahead ahead_of(const step *x)
 {
     const loam_const_view *in = &x->a->state_in;
@@ -189,7 +190,7 @@ static mesa_ahead ahead_of(const step *x)
     return (mesa_ahead){ (uintptr_t)at, (uintptr_t)(at + x->rows * x->d) };
 }
 
-/* From the caller's state to the caller's state; tokens between go from and to one in float64. */
+/* From state_in to state_out; between the tokens of a call the state is float64, in x->mesa.state. */
 static void one_mesa_head(step *x)
 {
     const loam_const_view *in = &x->a->state_in;
@@ -221,7 +222,7 @@ static void prefetch_row(const step *x, const loam_const_view *view, int64_t at,
     }
 }
 
-/* The first token of a head. */
+/* Prefetches the first token of an item. */
 static void prefetch_token(const step *x, int64_t item)
 {
     const loam_problem *p = x->p;
@@ -261,7 +262,7 @@ size_t RECURRENT_JOIN(ISA(recurrent_decode), work)(const loam_problem *p)
     return size_mul(step_bytes(p), (size_t)p->threads);
 }
 
-/* Threads take runs of heads, whose states mostly lie one after the other. */
+/* Threads share runs of items, whose states are mostly contiguous. */
 loam_status ISA(recurrent_decode)(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     const size_t each = step_bytes(p);

@@ -1,34 +1,35 @@
 /* SPDX-License-Identifier: MIT
- * Rows of a float32 state where they lie, several at a time, so that none waits for another's sums: read once, written once,
- * and on their way from memory while those before them are at work. */
+ * Decode on the rows of a float32 state in place. Several rows at a time, so that their sums are independent.
+ * Each row is read once and written once, and prefetched while the rows before it are processed. */
 #ifndef LOAM_RECURRENT_DECODE_ROWS_H
 #define LOAM_RECURRENT_DECODE_ROWS_H
 
 #include "src/simd/table.h"
 
 enum {
-    DECODE_AHEAD = 6144 / sizeof(float), /* between what is at work and what is asked for */
+    DECODE_AHEAD = 6144 / sizeof(float), /* floats from the current row to the prefetched lines */
     DECODE_LINE = 64 / sizeof(float),
-    DECODE_ROWS = VL / 4 /* at a time; more of them go too far from one line after the other */
+    DECODE_ROWS = VL / 4 /* rows at a time; with more, memory would be read less sequentially */
 };
 
-/* Rows `step` floats apart. Most states lie one after the other: what follows the last row is wanted too. */
+/* A state: rows `step` floats apart. Most states are contiguous, so the prefetch goes on beyond
+ * the last row. */
 typedef struct decode_state {
     float *at;
-    int64_t step, rows, ahead; /* ahead: DECODE_AHEAD, or 0 where rows do not follow one another */
+    int64_t step, rows, ahead; /* ahead: DECODE_AHEAD, or 0 where rows are not contiguous */
 } decode_state;
 
-/* What one token brings, as whole vectors with zeros at the end. */
+/* The inputs of one token, as whole vectors padded with zeros. */
 typedef struct decode_token {
     float *q, *k;
-    float *decay, *rest; /* e^g, and what rounding took off it */
-    float *q_in, *k_in;  /* times the decay */
-    float *w;            /* [rows in whole vectors] of the generalised value; in the end y */
-    float *none;         /* a row for those that are not there */
+    float *decay, *rest; /* e^g, and its rounding error */
+    float *q_in, *k_in;  /* q and k times the decay */
+    float *w;            /* [rows rounded up to whole vectors]: the generalised value; replaced by y */
+    float *none;         /* a row in place of those beyond the last */
     float beta, along;   /* along: k . q */
 } decode_token;
 
-/* Rows r .. of DECODE_ROWS; `none` where there is no such row. */
+/* Pointers to DECODE_ROWS rows from r on; `none` beyond the last. */
 VEC_INLINE void decode_rows_at(const decode_state *s, int64_t r, float *none, float **row)
 {
     for (int e = 0; e < DECODE_ROWS; e++) {
@@ -36,7 +37,7 @@ VEC_INLINE void decode_rows_at(const decode_state *s, int64_t r, float *none, fl
     }
 }
 
-/* Channels are taken as whole vectors, then as the first n of one. */
+/* Channels are processed as whole vectors, then a tail of n channels. */
 VEC_INLINE vec decode_load(const float *row, int n)
 {
     return n == VL ? v_load(row) : v_load_part(LOAM_F32, (const char *)row, n);
@@ -51,7 +52,7 @@ VEC_INLINE void decode_store(float *row, vec v, int n)
     }
 }
 
-/* As many lines ahead of `row` as a step over DECODE_ROWS rows reads, each after the one before it. */
+/* Prefetches as many consecutive lines as a step over DECODE_ROWS rows reads, `ahead` floats beyond. */
 VEC_INLINE void decode_prefetch(const float *row, int64_t ahead, int64_t c)
 {
     const uintptr_t at = (uintptr_t)row + sizeof(float) * (uintptr_t)(ahead + c * DECODE_ROWS);
@@ -63,7 +64,7 @@ VEC_INLINE void decode_prefetch(const float *row, int64_t ahead, int64_t c)
     }
 }
 
-/* DECODE_ROWS rows: M <- M Diag(e^g) + u k^T, sum += M . q */
+/* DECODE_ROWS rows: M <- M Diag(e^g) + u k^T, sum += M . q. */
 VEC_INLINE void decode_add_step(float *const *row, const decode_token *x, const float *u, int64_t ahead,
                                 int64_t c, int n, vec *sum)
 {
@@ -78,7 +79,7 @@ VEC_INLINE void decode_add_step(float *const *row, const decode_token *x, const 
     }
 }
 
-/* VL rows from r on; their entries of w become those of y. */
+/* VL rows from r on without the delta rule; their entries of w are replaced by those of y. */
 static inline void decode_add_rows(const decode_state *s, int64_t r, const decode_token *x, int64_t d)
 {
     const int rest = (int)(d % VL);
@@ -103,7 +104,7 @@ static inline void decode_add_rows(const decode_state *s, int64_t r, const decod
     v_store(x->w + r, v_sums(sum));
 }
 
-/* DECODE_ROWS rows: sum += M Diag(e^g) k, then M Diag(e^g) q */
+/* DECODE_ROWS rows: sum += M Diag(e^g) k, then M Diag(e^g) q. */
 VEC_INLINE void decode_look_step(float *const *row, const decode_token *x, int64_t ahead, int64_t c, int n,
                                  vec *sum)
 {
@@ -127,8 +128,8 @@ VEC_INLINE void decode_write_step(float *const *row, const decode_token *x, cons
     }
 }
 
-/* The same by the delta rule, DECODE_ROWS at a time. With D = M Diag(e^g) both D . k and y = D . q + u (k . q) come from one
- * look at the rows, which are still in the nearest cache when they are written. */
+/* The delta rule for DECODE_ROWS rows from r on. With D = M Diag(e^g), D . k and y = D . q + u (k . q) come
+ * from one pass over the rows, which are still in the L1 cache when the second pass writes them. */
 static inline void decode_delta_rows(const decode_state *s, int64_t r, const decode_token *x, int64_t d)
 {
     const int rest = (int)(d % VL);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * Rows of q and k as float32 features, padded with zeros to whole vectors. */
+ * Features of rows of q and k in float32, padded with zeros to whole vectors. */
 #ifndef LOAM_RECURRENT_FEATURES_H
 #define LOAM_RECURRENT_FEATURES_H
 
@@ -11,13 +11,13 @@
 
 #define RECURRENT_JOIN_(a, b) a##_##b
 #define RECURRENT_JOIN(a, b) RECURRENT_JOIN_(a, b)
-/* The name of a kernel in this instruction set. */
+/* The name of a kernel in this instruction set: ISA(recurrent_forward) is recurrent_forward_avx2. */
 #define ISA(name) RECURRENT_JOIN(name, LOAM_ISA_SUFFIX)
 
-/* dim_qk in whole vectors. */
+/* dim_qk rounded up to whole vectors. */
 static inline int64_t features_width(const loam_problem *p) { return (p->dim_qk + VL - 1) / VL * VL; }
 
-/* a . b over whole vectors */
+/* a . b; width is a multiple of VL. */
 static inline float features_dot(const float *a, const float *b, int64_t width)
 {
     vec sum = v_set(0);
@@ -41,7 +41,7 @@ static inline void features_clear_tail(float *row, int64_t from, int64_t to)
 
 static inline void features_map(const loam_problem *p, float *row, int64_t width, float factor)
 {
-    double norm2 = p->feature_map == LOAM_FEATURES_UNIT ? 0 : 1; /* squares that float does not hold */
+    double norm2 = p->feature_map == LOAM_FEATURES_UNIT ? 0 : 1; /* double: float would overflow */
     if (p->feature_map == LOAM_FEATURES_UNIT) {
 #pragma omp simd reduction(+ : norm2)
         for (int64_t c = 0; c < width; c++) {
@@ -56,7 +56,7 @@ static inline void features_map(const loam_problem *p, float *row, int64_t width
     }
 }
 
-/* row <- factor * features of token t of the head of `view` that value head h reads */
+/* row <- factor * features of token t in the head of `view` that value head h reads. */
 static inline void features_load(const loam_problem *p, const loam_const_view *view, const recurrent_seq *s,
                                  int64_t h, int64_t t, float factor, float *row)
 {
@@ -65,10 +65,10 @@ static inline void features_load(const loam_problem *p, const loam_const_view *v
                 p->dim_qk);
     features_clear_tail(row, p->dim_qk, width);
     features_map(p, row, width, factor);
-    features_clear_tail(row, p->dim_qk, width); /* elu(0) + 1 is 1 */
+    features_clear_tail(row, p->dim_qk, width); /* ELU features of the padding are 1 */
 }
 
-/* The same of tokens t .. t + count - 1, rows of the width of features */
+/* The same for tokens t .. t + count - 1; rows are features_width(p) apart. */
 static inline void features_load_rows(const loam_problem *p, const loam_const_view *view,
                                       const recurrent_seq *s, int64_t h, int64_t t, int64_t count,
                                       float factor, float *rows)

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT
- * Features in float64: what rounding adds to a key that others repeat is a direction of its own, which a small ridge magnifies. */
+ * Features in float64. Rounding a key that is repeated often would add a direction of its own to H, which a
+ * small ridge magnifies. */
 #ifndef LOAM_RECURRENT_FEATURES_EXACT_H
 #define LOAM_RECURRENT_FEATURES_EXACT_H
 
 #include "src/recurrent/recurrent_features.h"
 
-/* to [dim_qk] <- factor * features of token t of the head of `view` that value head h reads; `row` [dim_qk] is scratch */
+/* to [dim_qk] <- factor * features of token t in the head of `view` that value head h reads;
+ * `row` [dim_qk]: scratch. */
 static inline void features_load_exact(const loam_problem *p, const loam_const_view *view,
                                        const recurrent_seq *s, int64_t h, int64_t t, double factor,
                                        float *row, double *to)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
- * What the rows of the registry cannot do although pass, mechanism and type are theirs. */
+ * Limits of the recurrent kernels besides pass, mechanism and type. */
 #include "src/recurrent/recurrent.h"
 
-/* Tiles there are 64 channels wide, states are square. */
+/* The tiles of these kernels are 64 channels wide, and states are square. */
 loam_status recurrent_sm90_fits(const loam_problem *p, loam_error *error)
 {
     REQUIRE(p->dim_qk == p->dim_v && (p->dim_qk == 64 || p->dim_qk == 128), error, LOAM_EUNSUPPORTED,

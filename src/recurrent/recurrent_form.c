@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * The mechanisms of the recurrent family: one line each. */
+ * The mechanisms of the recurrent family, one line each. */
 #include "src/recurrent/recurrent.h"
 
 static const recurrent_form forms[] = {

@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: MIT
- * The forward pass by spans of 32 tokens, MesaNet's by chunks of 64, one after the other. Heads and sequences are shared among
- * the threads; where there are fewer than threads, they share the chunks of one head, and only its state goes from one to the
- * next in order. Compiled once per instruction set. */
+ * The forward pass by spans of 32 tokens, for MesaNet by chunks of 64. The threads share heads and sequences.
+ * Where there are fewer of these than threads, the threads share the chunks of one head, and only the update
+ * of its state runs in order. Compiled once for each instruction set. */
 #include "src/recurrent/recurrent_mesa_span.h"
 
 #include <omp.h>
 
 enum { SPANS = CHUNK / SPAN };
 
-/* What one thread has; states are float, MesaNet's double. */
+/* Scratch of a thread; states are float, or double for MesaNet. */
 typedef struct scratch {
-    chunk *x; /* that of mesa, or the first span of a chunk */
+    chunk *x; /* mesa.x, or the first span of a chunk */
     chunk span[SPANS];
     mesa mesa;
-    mesa_span quick[SPANS];  /* of MesaNet, where its condition lets them */
-    bool symmetric, quickly; /* H came so; this chunk is quick */
-    void *state;             /* of the head, where it is this thread's alone */
-    void *start[SPANS];      /* as it is at the beginning of each span */
+    mesa_span quick[SPANS];  /* MesaNet chunks in float32, where the condition allows it */
+    bool symmetric, quickly; /* H of state_in is symmetric; the current chunk goes by spans */
+    void *state;             /* of the head, if this thread has the head to itself */
+    void *start[SPANS];      /* the state at the start of each span */
     size_t state_bytes;
 } scratch;
 
@@ -96,8 +96,8 @@ static void mesa_end_chunk(mesa *m, double *start)
     mesa_put_info(&m->x, m->read.info);
 }
 
-/* The same by spans. A chunk that forgets nothing has an exact form, and one whose systems may be worse conditioned than
- * float32 bears is float64. */
+/* Whether a chunk of MesaNet goes by spans in float32. Not if it forgets nothing (the nested solve in
+ * mesa_invert is direct), nor if the bound of the condition exceeds what float32 bears. */
 static bool mesa_is_quick(const scratch *y, int64_t spans, double *state)
 {
     const mesa *m = &y->mesa;
@@ -131,7 +131,7 @@ static void mesa_advance_chunk(scratch *y, int64_t first, int64_t spans, double 
     }
 }
 
-/* False: a residual did not become small enough. */
+/* Returns false if a residual did not become small enough. */
 static bool mesa_end_spans(scratch *y, int64_t spans)
 {
     for (int64_t i = 0; i < spans; i++) {
@@ -144,7 +144,7 @@ static bool mesa_end_spans(scratch *y, int64_t spans)
     return true;
 }
 
-/* H of the initial state is symmetric, but for its rounding. */
+/* Whether H of the initial state is symmetric up to rounding. */
 static bool mesa_is_symmetric(const chunk *x)
 {
     const loam_const_view *in = &x->a->state_in;
@@ -172,7 +172,7 @@ static void begin_span(chunk *x, int64_t first)
     span_pairs(x);
 }
 
-/* `start` is the state before the span. */
+/* `start`: the state before the span. */
 static void write_span(const chunk *x, float *start, ahead *next)
 {
     for (int64_t panel = 0; panel < x->panels; panel++) {
@@ -201,7 +201,8 @@ static void advance_span(const chunk *x, float *state, ahead *next)
     }
 }
 
-/* ------------------------------------------------------------------ a chunk, of which only `advance_chunk` waits for the one before */
+/* ------------------------------------------------------------------ one chunk; only advance_chunk
+ * runs in order */
 
 static int64_t spans_of(const scratch *y, int64_t first)
 {
@@ -303,7 +304,7 @@ static void one_head(scratch *y)
     store_state(y, y->state);
 }
 
-/* One head by all threads, which come here together; `state` is theirs together. */
+/* One head by all threads of the team, with one shared `state`. */
 static void one_head_together(scratch *y, void *state)
 {
 #pragma omp single
@@ -328,7 +329,7 @@ loam_status ISA(recurrent_forward)(const loam_problem *p, const loam_args *a, lo
 {
     const size_t each = scratch_bytes(p);
     const int64_t heads = p->batch * p->heads_v;
-    void *shared = NULL; /* the state of the first thread */
+    void *shared = NULL; /* the state buffer of the first thread */
 #pragma omp parallel num_threads(p->threads)
     {
         arena pool = { (char *)a->work + each * (size_t)omp_get_thread_num(), 0 };

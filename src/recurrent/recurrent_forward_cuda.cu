@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: MIT
- * Forward and decode of the recurrent family on GPUs of compute capability 8.0 and newer. Normalised reads first take s alone
- * through the tokens, which leaves their weights; MesaNet takes H, keeps it at the beginning of each chunk of tokens, solves all
- * chunks side by side, and reads S with the solutions. */
+ * Forward and decode of the recurrent family on GPUs of compute capability 8.0 and newer. With normalised
+ * reads, a first sweep takes s alone through the tokens and writes the weights s . x. MesaNet first takes H
+ * through the tokens and keeps it at the beginning of each chunk, then solves the systems of all chunks in
+ * parallel, and then reads S with the solutions. */
 #include "src/recurrent/recurrent_decode_cuda.h"
 #include "src/recurrent/recurrent_solve_cuda.cuh"
 #include "src/recurrent/recurrent_sweep_cuda.cuh"
 
-/* What lies in work; NULL where the problem has no use for it. */
+/* Arrays in the workspace; NULL where the problem does not need one. */
 typedef struct forward_work {
-    float *weight;              /* [work rows] */
-    double *x;                  /* [work rows][dim_qk] */
-    kept_states<double> system; /* H at the beginning of chunks */
+    float *weight;              /* [work row]: s . x of normalised reads */
+    double *x;                  /* [work row][dim_qk], MesaNet: what reads S */
+    kept_states<double> system; /* MesaNet: H before tokens 0, SOLVE_TOKENS, ... */
 } forward_work;
 
 static forward_work forward_carve(const loam_problem *p, arena *pool)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * Forward of the recurrent family on Hopper: the stages of the chunk kernels in their order. The plain kernels take arrays that copies
- * of 16 bytes cannot read, which only the arguments tell. */
+ * The forward pass of the recurrent family on Hopper: the stages PREPARE, PASS and OUTPUT of the chunk
+ * kernels. Arguments that 16-byte copies cannot read are left to the sm80 kernels. Alignment is known only
+ * when the arguments are, so the workspace suffices for either. */
 #include "src/recurrent/recurrent_chunks_sm90.h"
 
 size_t recurrent_forward_sm90_work(const loam_problem *p)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * What reverse_kernel leaves becomes gradients: sums over its parts and over the value heads that share a head of q and k, the chain
- * rule of the features, and sums over tokens, all in a fixed order. */
+ * From the parts that reverse_kernel writes to gradients: sums over the parts and over the value heads that
+ * share a head of q and k, the chain rule of the feature map, and sums over tokens, all in a fixed order. */
 #include "src/gpu/block_sum.cuh"
 #include "src/recurrent/recurrent_backward_cuda.cuh"
 
@@ -18,7 +18,7 @@ struct gather_place {
     int64_t b, token, key_head;
 };
 
-/* Entry e of [parts][plane], summed over the parts. */
+/* Entry e of an array [parts][plane], summed over the parts. */
 template <class REAL>
 static __device__ __forceinline__ REAL sum_parts(const REAL *x, int parts, int64_t plane, int64_t e)
 {
@@ -29,7 +29,9 @@ static __device__ __forceinline__ REAL sum_parts(const REAL *x, int parts, int64
     return sum;
 }
 
-/* phi of the row at element `at`, this lane's channels; 1 / |row| for features of length 1, which a row of one number has exactly. */
+/* phi <- features of the row at element `at`, this lane's channels. Returns the factor of the chain rule:
+ * 1 / |row| for unit features. Those are divided by |row|, not multiplied by its inverse, so that a row of
+ * one channel is exactly 1 or -1. */
 template <int EACH, class REAL>
 static __device__ __forceinline__ REAL load_phi(REAL (&phi)[EACH], const loam_problem &p, const void *data,
                                                 int64_t at)
@@ -54,7 +56,7 @@ static __device__ __forceinline__ REAL load_phi(REAL (&phi)[EACH], const loam_pr
     return norm > 0 ? (REAL)(1 / norm) : 0;
 }
 
-/* The gradient of a row of q or k from that of its features. */
+/* Writes the gradient of a row of q or k, from the gradient of its features. */
 template <int EACH, class REAL>
 static __device__ __forceinline__ void put_row(const gather<REAL> &s, const loam_const_view &from,
                                                const loam_view &to, const gather_place &x,
@@ -84,7 +86,8 @@ static __device__ __forceinline__ void put_row(const gather<REAL> &s, const loam
     }
 }
 
-/* The log decay and beta of one value head, and its part of the gradient of the scale. */
+/* Writes the gradients of the log decay and beta of one value head, and its part of the gradient
+ * of the scale. */
 template <int EACH, class REAL>
 static __device__ __forceinline__ void put_parameters(const gather<REAL> &s, const gather_place &x, int64_t h,
                                                       int64_t row, const REAL (&phi)[EACH],
@@ -122,7 +125,7 @@ static __device__ __forceinline__ void put_parameters(const gather<REAL> &s, con
     }
 }
 
-/* One warp for each token of each head of q and k; EACH channels of a lane. */
+/* One warp for each token of each head of q and k; a lane has EACH channels. */
 template <int EACH, class REAL>
 __global__ void __launch_bounds__(GATHER_THREADS) gather_kernel(const __grid_constant__ gather<REAL> s)
 {
@@ -164,13 +167,13 @@ __global__ void __launch_bounds__(GATHER_THREADS) gather_kernel(const __grid_con
 
 /* ------------------------------------------------------------------ sums over tokens */
 
-/* Work row of token n of a head over the whole batch. */
+/* The work row of token n of head h, counted over the whole batch. */
 static __device__ __forceinline__ int64_t row_of_head(const loam_problem &p, int64_t h, int64_t n)
 {
     return p.total_q >= 0 ? h * p.total_q + n : (n / p.len_q * p.heads_v + h) * p.len_q + n % p.len_q;
 }
 
-/* The sum of part over the tokens of head h; all threads get it. */
+/* The sum of part over the tokens of head h, returned to all threads. */
 static __device__ double head_sum(const loam_problem &p, const double *part, int64_t h)
 {
     double sum = 0;
@@ -180,7 +183,7 @@ static __device__ double head_sum(const loam_problem &p, const double *part, int
     return block_sum<SUM_THREADS>(sum);
 }
 
-/* One block: heads one after the other. */
+/* One thread block, for all heads one after the other. */
 template <class REAL>
 __global__ void __launch_bounds__(SUM_THREADS) parameter_sums_kernel(const __grid_constant__ gather<REAL> s)
 {
@@ -193,7 +196,7 @@ __global__ void __launch_bounds__(SUM_THREADS) parameter_sums_kernel(const __gri
                 ((float *)g.data)[h * g.head] = (float)decay;
             }
         }
-        /* a mean does not depend on it */
+        /* a normalised read is a mean, which does not depend on the scale */
         scale += s.a.grad_scale && !s.p.normalise ? head_sum(s.p, s.w.scale, h) : 0;
     }
     if (s.a.grad_scale && threadIdx.x == 0) {
@@ -201,7 +204,8 @@ __global__ void __launch_bounds__(SUM_THREADS) parameter_sums_kernel(const __gri
     }
 }
 
-/* dLambda_c = -sum_t z_c x_c: one block for 32 channels of a head, its warps take tokens in turns. */
+/* dLambda_c = -sum_t z_c x_c: one thread block for 32 channels of a head, with the tokens distributed
+ * over its warps. */
 template <class REAL>
 __global__ void __launch_bounds__(SUM_THREADS) ridge_sums_kernel(const __grid_constant__ gather<REAL> s)
 {
@@ -225,7 +229,7 @@ __global__ void __launch_bounds__(SUM_THREADS) ridge_sums_kernel(const __grid_co
     }
 }
 
-/* One warp. */
+/* Writes the gradient of the ridge from the sums of heads and channels; one warp. */
 template <class REAL> __global__ void put_ridge_kernel(const __grid_constant__ gather<REAL> s)
 {
     const int64_t d = s.p.dim_qk;

@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: MIT
- * Gradients of a chunk where channels have gates: pairs of tokens of one block of 16, whose decays are products of one token's after
- * the other, and gradients of gates. Notation of recurrent_gradient_sm90.cuh. */
+ * Gradients of a chunk where each channel has its own gate: the pairs of tokens of the same block of 16,
+ * whose decay is the product of the decays of the tokens between them, and the gradients of the gates.
+ * Notation of recurrent_gradient_sm90.cuh. */
 #ifndef LOAM_RECURRENT_GRADIENT_CHANNELS_SM90_CUH
 #define LOAM_RECURRENT_GRADIENT_CHANNELS_SM90_CUH
 
 #include "src/recurrent/recurrent_gradient_shared_sm90.cuh"
 
-/* A thread of gates of channels has one channel of one block of 16 tokens. */
+/* In this file a thread has one channel of one block of 16 tokens. */
 template <int DIM> static __device__ __forceinline__ int own_channel() { return threadIdx.x % DIM; }
 template <int DIM> static __device__ __forceinline__ int own_block() { return threadIdx.x / DIM; }
 
-/* e^g of its tokens; 1 beyond the sequence. All loads are under way together. */
+/* e^g of the thread's 16 tokens; 1 beyond the sequence. All loads are issued before
+ * the first result is used. */
 template <int DIM>
 static __device__ __forceinline__ void load_decays(float (&decay)[PAIR_BLOCK], const loam_problem &p,
                                                    const loam_args &a, const chunk_place &place)
@@ -27,7 +29,8 @@ static __device__ __forceinline__ void load_decays(float (&decay)[PAIR_BLOCK], c
     }
 }
 
-/* Rows decayed within their block of 16 tokens, by products of decays. */
+/* Fills m.in.local, the rows decayed within their block of 16 tokens, and m.whole, the decay over the
+ * block, by products of decays. */
 template <int DIM, bool DELTA>
 static __device__ __forceinline__ void decay_locally(gradient_shared<DIM, CHANNEL_GATES, DELTA> &m,
                                                      const float (&decay)[PAIR_BLOCK])
@@ -53,7 +56,8 @@ static __device__ __forceinline__ void decay_locally(gradient_shared<DIM, CHANNE
     }
 }
 
-/* Completes the sums of a block in one channel, and leaves in e what the block itself adds to the gradients of its gates. */
+/* Completes the sums of one channel and block. Afterwards m.sum has x, z, y + e and, in place of e, what the
+ * tokens of the block add to the gradients of the gates of the same block. */
 template <int DIM, bool DELTA>
 static __device__ __forceinline__ void finish_block(gradient_shared<DIM, CHANNEL_GATES, DELTA> &m,
                                                     const loam_problem &p, const loam_args &a,
@@ -140,6 +144,8 @@ static __device__ __forceinline__ void finish_block(gradient_shared<DIM, CHANNEL
     m.before[block][c] = before;
 }
 
+/* Completes all blocks, then stores the gradients of the gates: contributions of the own block, of other
+ * blocks and of the states. */
 template <int DIM, bool DELTA>
 static __device__ __forceinline__ void finish_channels(gradient_shared<DIM, CHANNEL_GATES, DELTA> &m,
                                                        const loam_problem &p, const loam_args &a,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Gradients of a chunk: the products of matrices, x, y, e and z but for pairs of tokens of one block of 16 where channels have gates.
- * Notation of recurrent_gradient_sm90.cuh. */
+ * Gradients of a chunk: the matrix products that give x, y, e and z. Where each channel has its own gate, the
+ * pairs of tokens of the same block of 16 are not included. Notation of recurrent_gradient_sm90.cuh. */
 #ifndef LOAM_RECURRENT_GRADIENT_PRODUCTS_SM90_CUH
 #define LOAM_RECURRENT_GRADIENT_PRODUCTS_SM90_CUH
 
@@ -8,7 +8,7 @@
 
 /* ------------------------------------------------------------------ dr = Linv^T du */
 
-/* The warp's 16 rows of Linv^T, in two parts: pairs (i, j), j from the block of i on. */
+/* Loads the warp's 16 rows of Linv^T, an upper triangular matrix, as operand A in hi and lo part. */
 static __device__ __forceinline__ void load_inverse(weights_operand<2> &a, const float *inverse)
 {
     const int lane = threadIdx.x % 32, t = lane % 4;
@@ -25,7 +25,7 @@ static __device__ __forceinline__ void load_inverse(weights_operand<2> &a, const
     split_weights(a, w);
 }
 
-/* dr in the place of du; each warpgroup some of its columns. */
+/* Replaces du by dr = Linv^T du in the tiles `dr`. Each warpgroup computes COLUMNS of the columns. */
 template <int COLUMNS>
 static __device__ __forceinline__ void solve_transposed(__nv_bfloat16 *dr, const weights_operand<2> &inverse)
 {
@@ -64,8 +64,11 @@ static __device__ __forceinline__ void solve_transposed(__nv_bfloat16 *dr, const
 
 /* ------------------------------------------------------------------ pairs of tokens of a chunk */
 
-/* s: products of do or dr with u -> W, or, erased, -A: what multiplies q and k, times `factor`. Of KEYS, whose rows are keys, -A is
- * times beta of the query. Zero where the key is not before the query, but for W_ii without gates. */
+/* Turns s, the products of do (`read`) or dr with u, into the weights of q and k: W_ij or -X_ij, where
+ * `factor` is the scale or -1. With TOKEN_GATES they are multiplied by D_ij. KEYS: rows are keys,
+ * columns queries, and -X_ij is multiplied by beta_i. Weights with j >= i are 0, except W_ii without
+ * gates; with gates W_ii is stored in m.diagonal. With CHANNEL_GATES the pairs of each block of 16
+ * tokens are stored in m.pair. */
 template <int DIM, gate_reach GATES, bool DELTA, bool KEYS>
 static __device__ __forceinline__ void weigh_pairs(float (&s)[8][4], gradient_shared<DIM, GATES, DELTA> &m,
                                                    float factor, bool read, int tile)
@@ -96,7 +99,7 @@ static __device__ __forceinline__ void weigh_pairs(float (&s)[8][4], gradient_sh
     }
 }
 
-/* x times `factor` of its two rows. */
+/* Multiplies the thread's two rows of x by `first` and `second`. */
 static __device__ __forceinline__ void scale_rows(float (&x)[8][4], float first, float second)
 {
 #pragma unroll
@@ -105,7 +108,7 @@ static __device__ __forceinline__ void scale_rows(float (&x)[8][4], float first,
     }
 }
 
-/* x times a number of each channel. */
+/* Multiplies each channel (column) of x by its factor. */
 static __device__ __forceinline__ void scale_channels(float (&x)[8][4], const float *factor)
 {
 #pragma unroll
@@ -115,7 +118,7 @@ static __device__ __forceinline__ void scale_channels(float (&x)[8][4], const fl
     }
 }
 
-/* x += w rows: the warp's 16 rows, 16 rows of the tile from `block` on. */
+/* x += w B for the warp's 16 rows, where B is the 16 rows of block `block` of the tile. */
 static __device__ __forceinline__ void add_block(float (&x)[8][4], const uint32_t (&w)[4],
                                                  const __nv_bfloat16 *tile, int block)
 {
@@ -130,8 +133,8 @@ static __device__ __forceinline__ void add_block(float (&x)[8][4], const uint32_
     }
 }
 
-/* The warp's rows are queries of one block: x decays over each block before it, from the start of the chunk on, and its keys join.
- * All factors are in [0, 1]. */
+/* The warp's rows are queries of one block of 16 tokens. For each earlier block, from the first on, x is
+ * decayed over that block, and its keys, decayed to its end, are added. All factors are in [0, 1]. */
 template <int DIM, bool DELTA>
 static __device__ __forceinline__ void add_earlier(float (&x)[8][4], const uint32_t (&w)[4][4],
                                                    gradient_shared<DIM, CHANNEL_GATES, DELTA> &m, int tile)
@@ -146,7 +149,8 @@ static __device__ __forceinline__ void add_earlier(float (&x)[8][4], const uint3
     }
 }
 
-/* The warp's rows are keys of one block: sums over the queries of the blocks behind it, from the last one back. */
+/* The warp's rows are keys of one block. For each later block, from the last one back, y is decayed over that
+ * block, and its queries (with a delta rule its keys too), decayed from its beginning, are added. */
 template <int DIM, bool DELTA>
 static __device__ __forceinline__ void add_later(float (&y)[8][4], const uint32_t (&w)[4][4],
                                                  const uint32_t (&erased)[4][4],
@@ -188,7 +192,8 @@ static __device__ __forceinline__ void wgmma_columns(float (&d)[8][4], uint64_t 
                  : "l"(a), "l"(b), "r"(add));
 }
 
-/* out = rows state: DIM / 64 tiles of 64 rows, 64 columns of a state. Under way until a commit and a wait. */
+/* out = rows state: DIM / 64 tiles of 64 rows, 64 columns of a state. Asynchronous:
+ * commit and wait before use. */
 template <int DIM>
 static __device__ __forceinline__ void more_state(float (&out)[8][4], const __nv_bfloat16 *rows,
                                                   const __nv_bfloat16 *state)
@@ -201,14 +206,15 @@ static __device__ __forceinline__ void more_state(float (&out)[8][4], const __nv
     }
 }
 
-/* out += w times a tile: 64 channels of the chunk's rows. */
+/* out += w tile, 64 channels of the chunk's rows. Asynchronous. */
 static __device__ __forceinline__ void more_tile(float (&out)[8][4], const weights_operand<1> &w,
                                                  const __nv_bfloat16 *tile)
 {
     more_weights<SIDE>((float(&)[1][8][4])out, w.part[0], tile);
 }
 
-/* The tiles of a warpgroup from the first on. */
+/* The accumulators of a warpgroup, `tiles` times 64 x 64. In the functions below `tile` is the first of
+ * its tiles of 64 channels. */
 template <int DIM, gate_reach GATES> using tile_sums = float[gradient_shape<DIM, GATES>::tiles][8][4];
 
 template <int DIM, gate_reach GATES>
@@ -234,7 +240,7 @@ static __device__ __forceinline__ void scale_sums(tile_sums<DIM, GATES> &x, floa
     }
 }
 
-/* s = products of rows with the transposes of others. */
+/* s = rows others^T. */
 template <int DIM>
 static __device__ __forceinline__ void multiply_tokens(float (&s)[8][4], const __nv_bfloat16 *rows,
                                                        const __nv_bfloat16 *others)
@@ -245,8 +251,9 @@ static __device__ __forceinline__ void multiply_tokens(float (&s)[8][4], const _
     products_arrived(s);
 }
 
-/* A warpgroup with queries as rows: out = what do (x) or dr (z) of theirs gives, `factor` times. Where gates have channels, it lacks
- * the decay from the start of the rows' own block of 16 tokens on, and the pairs within that. */
+/* A warpgroup with queries as rows: out is x for rows do (`read`, `factor` is the scale) and z for rows dr
+ * (`factor` is -1). With CHANNEL_GATES two things are left to finish_block: the decay from the beginning of
+ * the row's own block of 16 tokens, and the pairs within that block. */
 template <int DIM, gate_reach GATES, bool DELTA>
 static __device__ __forceinline__ void multiply_queries(gradient_shared<DIM, GATES, DELTA> &m,
                                                         tile_sums<DIM, GATES> &out, const __nv_bfloat16 *rows,
@@ -274,8 +281,9 @@ static __device__ __forceinline__ void multiply_queries(gradient_shared<DIM, GAT
     }
 }
 
-/* A warpgroup with keys as rows: y and e, without gates y + e in e. Where gates have channels, both lack the decay to the end of the
- * rows' own block, e also that from there on, and y the pairs within it. */
+/* A warpgroup with keys as rows: y and e; without gates e is y + e, and y is not set. With CHANNEL_GATES
+ * finish_block does the rest: the decay of both to the end of the row's own block, that of e from there to
+ * the end of the chunk, and for y the pairs within the block. */
 template <int DIM, gate_reach GATES, bool DELTA>
 static __device__ __forceinline__ void multiply_keys(gradient_shared<DIM, GATES, DELTA> &m,
                                                      tile_sums<DIM, GATES> &y, tile_sums<DIM, GATES> &e,
@@ -338,8 +346,10 @@ static __device__ __forceinline__ void store_sums(float *sum, const tile_sums<DI
     }
 }
 
-/* The threads of a block wait for each other, half of them in one branch (FIRST) and half in another. A barrier of all threads in two
- * places is an error to compute-sanitizer: each half waits for itself, and each quarter, at a barrier of its own, for the other half. */
+/* A barrier for all threads of the block, which half of them reach in one branch (FIRST) and half in the
+ * other. compute-sanitizer reports one barrier of all threads in two places as an error. So each half
+ * waits for its own threads at named barrier 5 or 6, and each quarter for the other half at a named
+ * barrier of its own, 1 .. 4. */
 template <int THREADS, bool FIRST> static __device__ __forceinline__ void branches_meet()
 {
     constexpr int half = THREADS / 2, quarter = THREADS / 4, mine = FIRST ? 1 : 3, theirs = FIRST ? 3 : 1;
@@ -353,13 +363,14 @@ template <int THREADS, bool FIRST> static __device__ __forceinline__ void branch
     }
 }
 
-/* The sums of all warpgroups to where the operands were. */
+/* All products of the chunk. The results of all warpgroups overwrite the operands in shared memory. */
 template <int DIM, gate_reach GATES, bool DELTA>
 static __device__ __forceinline__ void multiply_chunk(gradient_shared<DIM, GATES, DELTA> &m, float scale)
 {
     typedef gradient_shared<DIM, GATES, DELTA> shared;
     typedef gradient_shape<DIM, GATES> of;
-    /* known to be the same for a whole warp: products of matrices in a branch that might part it would wait for each other */
+    /* The shuffle tells the compiler that the branch is uniform in a warp: in a divergent one it would
+     * serialise the products. */
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), tile = group % of::sharers * of::tiles;
     tile_sums<DIM, GATES> first, second;
     if (group < of::sharers) {
@@ -382,7 +393,7 @@ static __device__ __forceinline__ void multiply_chunk(gradient_shared<DIM, GATES
     }
 }
 
-/* Parts of sum_r S_r dS_r of each channel; a thread has two channels of some rows. */
+/* Partial sums of sum_r S_r dS_r for each channel: a thread has two channels and every STATE_PARTS-th row. */
 template <int DIM, gate_reach GATES, bool DELTA>
 static __device__ __forceinline__ void dot_states(gradient_shared<DIM, GATES, DELTA> &m)
 {

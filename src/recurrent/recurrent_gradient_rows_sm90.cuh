@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * Gradients of a chunk: from x, y, e and z to the rows of the arguments, 8 channels a thread, and to what dots of rows give.
- * Notation of recurrent_gradient_sm90.cuh. */
+ * Gradients of a chunk: dq, dk and dv from x, y, e and z, 8 channels per thread, and the gradients that are
+ * sums over channels: of beta, of the gates of tokens, of the scale. Notation of
+ * recurrent_gradient_sm90.cuh. */
 #ifndef LOAM_RECURRENT_GRADIENT_ROWS_SM90_CUH
 #define LOAM_RECURRENT_GRADIENT_ROWS_SM90_CUH
 
@@ -48,7 +49,7 @@ static __device__ __forceinline__ float dot_8(const float (&x)[8], const float (
     return sum;
 }
 
-/* Over LANES lanes in a row. */
+/* The sum over LANES neighbouring lanes, in all of them. */
 template <int LANES> static __device__ __forceinline__ float lane_sum(float x)
 {
 #pragma unroll
@@ -58,7 +59,8 @@ template <int LANES> static __device__ __forceinline__ float lane_sum(float x)
     return x;
 }
 
-/* The gradient dx of features x becomes that of the row `given` that they were made of. LANES lanes share the row. */
+/* The chain rule of the feature map: dx, the gradient of the features x, becomes the gradient of the row
+ * `given`, whose features x are. LANES lanes share a row. */
 template <int LANES>
 static __device__ __forceinline__ void chain_features(const loam_problem &p, float (&dx)[8],
                                                       const float (&x)[8], const uint4 &given)
@@ -80,7 +82,7 @@ static __device__ __forceinline__ void chain_features(const loam_problem &p, flo
     }
 }
 
-/* What rows need from global memory and where they go; a thread has 8 channels of every step-th row. */
+/* Rows in registers: a thread has 8 channels of every step-th row of the chunk. */
 template <int DIM, int THREADS> struct row_pieces {
     enum { lanes = DIM / 8, step = THREADS / lanes, count = CHUNK_TOKENS / step };
     uint4 piece[count];
@@ -101,7 +103,7 @@ static __device__ __forceinline__ void load_pieces(row_pieces<DIM, THREADS> &x, 
     }
 }
 
-/* Rows of a gradient; NULL where it is not wanted. */
+/* Row r of a gradient is at first + r * stride; `first` is NULL where the gradient is not wanted. */
 struct rows_out {
     __nv_bfloat16 *first;
     int64_t stride;
@@ -113,7 +115,8 @@ static __device__ __forceinline__ rows_out rows_to(const loam_view &view, const 
              view.token };
 }
 
-/* Where value heads have yet to be summed, the slot. */
+/* The rows in the array over slots where contributions of value heads are still to be summed,
+ * else those in the view. */
 template <int DIM>
 static __device__ __forceinline__ rows_out rows_to(const loam_view &view, __nv_bfloat16 *by_slot,
                                                    const chunk_place &place)
@@ -132,6 +135,8 @@ static __device__ __forceinline__ void put_row(const rows_out &to, int r, int c,
     }
 }
 
+/* Stores dq, dk, dv and dbeta of all rows, and keeps the dot products of which the gradients of
+ * gates and scale are sums. */
 template <int DIM, gate_reach GATES, bool DELTA>
 static __device__ __forceinline__ void finish_rows(gradient_shared<DIM, GATES, DELTA> &m,
                                                    const loam_problem &p, const loam_args &a,
@@ -212,7 +217,7 @@ static __device__ __forceinline__ void finish_rows(gradient_shared<DIM, GATES, D
     }
 }
 
-/* One warp: gradients of the gates of tokens, two a lane, from the dots of their rows. */
+/* One warp: gradients of the gates of tokens, two tokens per lane, from the dot products of the rows. */
 template <int DIM, bool DELTA>
 static __device__ __forceinline__ void finish_gates(gradient_shared<DIM, TOKEN_GATES, DELTA> &m,
                                                     const loam_problem &p, const loam_args &a,
@@ -233,7 +238,7 @@ static __device__ __forceinline__ void finish_gates(gradient_shared<DIM, TOKEN_G
         after += lane + step < 32 ? later : 0;
         before += lane >= step ? earlier : 0;
     }
-    /* sums over i >= t and over j < t, of the lane's two tokens t; none is found by taking away */
+    /* Sums over i >= t and over j < t for the lane's two tokens t. No sum is a difference of two others. */
     const float beyond = __shfl_down_sync(0xffffffffu, after, 1),
                 so_far = __shfl_up_sync(0xffffffffu, before, 1);
     const float rest = lane < 31 ? beyond : 0, start = lane > 0 ? so_far : 0;

@@ -1,67 +1,72 @@
 /* SPDX-License-Identifier: MIT
- * Gradients of a chunk: what its threads share, and how it gets there. Notation of recurrent_gradient_sm90.cuh. */
+ * Gradients of a chunk: the shared memory of a thread block and the loads that fill it. Notation of
+ * recurrent_gradient_sm90.cuh. */
 #ifndef LOAM_RECURRENT_GRADIENT_SHARED_SM90_CUH
 #define LOAM_RECURRENT_GRADIENT_SHARED_SM90_CUH
 
 #include "src/recurrent/recurrent_slots_cuda.cuh"
 
-/* What a gate decays. */
+/* What one gate decays: nothing (there are no gates), all channels of a token, one channel of a token. */
 enum gate_reach { NO_GATES, TOKEN_GATES, CHANNEL_GATES };
 
 enum { PAIR_BLOCK = 16, PAIR_BLOCKS = CHUNK_TOKENS / PAIR_BLOCK };
 
-/* Where channels have gates, a thread for each channel and block of 16 tokens. Half of the warpgroups have queries as rows, the others
- * keys; each has 64 `tiles` of the channels. */
+/* Half of the warpgroups have queries as rows, the others keys; each computes 64 `tiles` of the channels.
+ * With CHANNEL_GATES there is one thread for each channel and block of 16 tokens. */
 template <int DIM, gate_reach GATES> struct gradient_shape {
     enum {
         tiles = GATES == CHANNEL_GATES ? 1 : DIM / SIDE,
         sharers = DIM / SIDE / tiles, /* warpgroups that have the same rows */
         threads = 2 * sharers * 128,
-        blocks = DIM == 64 ? 2 : 1 /* that a multiprocessor holds */
+        blocks = DIM == 64 ? 2 : 1 /* thread blocks resident on a multiprocessor */
     };
 };
-constexpr int STATE_PARTS = 4; /* of sums over rows of states: threads that share two channels */
+constexpr int STATE_PARTS = 4; /* partial sums over the rows of a state, each by another thread */
 
 template <int DIM, gate_reach GATES, bool DELTA> struct gradient_shared {
     enum {
         rows = CHUNK_TOKENS * DIM,
         state_size = DIM * DIM,
         local_rows = GATES == CHANNEL_GATES ? 2 + DELTA : 0,
-        pitch = DIM + 8, /* so that rows of a warp's products lie in different banks */
+        pitch = DIM + 8, /* padded, so that the rows of an accumulator lie in different banks */
         sums = 2 + (GATES != NO_GATES) + DELTA,
         blocks = GATES == CHANNEL_GATES ? PAIR_BLOCKS : 1
     };
     struct operands {
         __nv_bfloat16 grad_o[rows], u[rows], state[state_size], grad_state[state_size];
-        /* k decayed to the end of its block of 16 tokens, q and k decayed from its beginning */
+        /* With CHANNEL_GATES: k decayed to the end of its block of 16 tokens; q, and with a delta rule k,
+         * decayed from its beginning. */
         __nv_bfloat16 local[local_rows > 0 ? local_rows *rows : 8];
     };
     __nv_bfloat16 q[rows], k[rows];
     __nv_bfloat16 dr[DELTA ? rows : 512];
     union {
         operands in;
-        float sum[sums][CHUNK_TOKENS * pitch]; /* x, y, e, z */
+        float sum[sums][CHUNK_TOKENS * pitch]; /* x, y, e, z: the products, which overwrite the operands */
     };
-    chunk_place place;                 /* so that no registers hold it while matrices are multiplied */
-    float2 pre[CHUNK_TOKENS];          /* sums of gates, base 2, in two parts */
-    float whole[blocks][DIM];          /* decay of each block of 16 tokens */
-    float state_dot[STATE_PARTS][DIM]; /* parts of sum_r S_r dS_r */
-    float pair[1 + DELTA][blocks][PAIR_BLOCK][PAIR_BLOCK]; /* [j][i] of each block: W, -A */
-    float before[blocks][DIM],
-        after[blocks][DIM]; /* sums of a block for the gates of later and of earlier ones */
-    float diagonal[CHUNK_TOKENS], beta[CHUNK_TOKENS];
+    chunk_place place;                 /* here so that it occupies no registers during the products */
+    float2 pre[CHUNK_TOKENS];          /* inclusive prefix sums of the gates, log2 domain, hi and lo */
+    float whole[blocks][DIM];          /* decay over each block of 16 tokens */
+    float state_dot[STATE_PARTS][DIM]; /* partial sums of sum_r S_r dS_r */
+    float pair[1 + DELTA][blocks][PAIR_BLOCK][PAIR_BLOCK]; /* pairs (i, j) of a block, [j][i]: W, -X */
+    /* Sums over a block: of k e, for the gates of later blocks; of q x + beta k z - k y, for
+     * those of earlier blocks. */
+    float before[blocks][DIM], after[blocks][DIM];
+    float diagonal[CHUNK_TOKENS], beta[CHUNK_TOKENS]; /* W_ii; beta */
+    /* Sums over channels: q x + beta k z - k y; k e; q dq. */
     float row_dot[CHUNK_TOKENS], out_dot[CHUNK_TOKENS], scale_dot[CHUNK_TOKENS];
 
     enum { x = 0, y = 1, e = 2, z = 2 + (GATES != NO_GATES) };
 };
 
+/* The index of element (row, column) of a state in shared memory: DIM / 64 tiles of DIM rows. */
 template <int DIM> static __device__ __forceinline__ int swizzled_state(int row, int column)
 {
     const int c = column % SIDE;
     return column / SIDE * (DIM * SIDE) + row * SIDE + ((c / 8 ^ row % 8) * 8 | c % 8);
 }
 
-/* Rows r of a chunk at first + r * stride. */
+/* Row r of a chunk is at first + r * stride. */
 struct chunk_rows {
     const __nv_bfloat16 *first;
     int64_t stride;
@@ -73,7 +78,8 @@ static __device__ __forceinline__ chunk_rows rows_of(const chunk_source &s, cons
     return { chunk_row<DIM>(s, place, 0), s.by_slot ? DIM : s.token };
 }
 
-/* Rows into tiles of ROWS rows, zeros beyond `tokens`. Asynchronous. */
+/* Copies rows into tiles of ROWS rows; rows from `tokens` on become 0. Asynchronous:
+ * commit and wait before use. */
 template <int DIM, int THREADS, int ROWS>
 static __device__ __forceinline__ void load_tiles(__nv_bfloat16 *tiles, const chunk_rows &from, int tokens)
 {
@@ -102,6 +108,7 @@ static __device__ __forceinline__ void load_source(__nv_bfloat16 *tiles, const c
     load_tiles<DIM, THREADS, CHUNK_TOKENS>(tiles, rows_of<DIM>(s, place), place.tokens);
 }
 
+/* The log decay of row `row` of the chunk; RetNet has one for the head. */
 static __device__ __forceinline__ const float *gate_of(const loam_problem &p, const loam_args &a,
                                                        const chunk_place &place, int row)
 {
@@ -119,14 +126,16 @@ static __device__ __forceinline__ float2 two_floats(double x)
     return make_float2(high, (float)(x - high));
 }
 
-/* e^(a - b), rounded once where the difference is: its second parts alone carry what it loses. */
+/* e^(a - b) of sums in the log2 domain, hi and lo. The error of a - b is small relative to the
+ * difference, not only to a and b. */
 static __device__ __forceinline__ float decay_between(const float2 &a, const float2 &b)
 {
     return exp2_fast((a.x - b.x) + (a.y - b.y));
 }
 
-/* beta of the tokens; sums of their gates, base 2. Held at -1e4, beyond which e^g is 0, a difference of sums in float64 is as good as
- * a sum of its own. Two warps each take part. */
+/* Two warps load beta, 1 where the mechanism has none and 0 beyond the sequence. With TOKEN_GATES a third
+ * warp computes the prefix sums of the gates in the log2 domain. Gates are clamped to at least -1e4, whose
+ * e^g is 0, so that the difference of two sums in float64 is as exact as a sum over the tokens between. */
 template <int DIM, gate_reach GATES, bool DELTA>
 static __device__ __forceinline__ void load_numbers(gradient_shared<DIM, GATES, DELTA> &m,
                                                     const loam_problem &p, const loam_args &a,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The launches of the gradients of chunks, and what is left after them: sums over the value heads that share a key head, and over
- * slots. */
+ * The launches of GRADIENT, and of the sums that follow it: over the value heads that share a
+ * key head, and over slots. */
 #include "src/gpu/launch.cuh"
 #include "src/recurrent/recurrent_chunks_sm90.h"
 #include "src/recurrent/recurrent_gradient_sm90.cuh"
@@ -9,7 +9,8 @@
 
 enum { SUM_THREADS = 256 };
 
-/* Block n: the chunk n % per_head of key head n / per_head; what its value heads left is added in their order. */
+/* Thread block n: chunk n % per_head of key head n / per_head. Adds the contributions of the value heads to
+ * the gradients of the features, in the order of the heads, and applies the chain rule of the feature map. */
 template <int DIM>
 static __global__ void __launch_bounds__(SUM_THREADS)
     share_kernel(const loam_problem p, const loam_args a, const recurrent_chunks chunks)
@@ -47,7 +48,8 @@ static __global__ void __launch_bounds__(SUM_THREADS)
     }
 }
 
-/* to = sum of n numbers over `divisor`; one block. Block h > 0 has its own n numbers, to[h * stride]. */
+/* Thread block h: to[h * stride] = (sum of from[h * n] .. from[h * n + n - 1]) /
+ * divisor, summed in float64. */
 static __global__ void __launch_bounds__(SUM_THREADS)
     slots_kernel(float *to, int64_t stride, const float *from, int64_t n, double divisor)
 {

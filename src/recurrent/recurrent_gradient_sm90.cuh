@@ -1,20 +1,23 @@
 /* SPDX-License-Identifier: MIT
- * Gradients of one chunk of 64 tokens from the states around it (docs/recurrent.md, 'Backward by chunks'): chunks and value heads in
- * parallel. With D_ij = e^seg_ij, S the state before the chunk, dS the gradient of that after it, do the scaled gradient of o and
- * dr = Linv^T du (no delta rule: du):
+ * GRADIENT on Hopper: all gradients of one chunk of 64 tokens from the states around it (docs/recurrent.md,
+ * 'Backward by chunks'), for all chunks and value heads in parallel. With D_ij = e^seg_ij, S the state
+ * before the chunk, dS the gradient of the state after it, do the scaled gradient of o, and dr = Linv^T du
+ * (without a delta rule dr = du):
  *
  *     x_i = sum_{j<i} W_ij D_ij k_j + e^pre_i S^T do_i             W_ij = do_i . u_j
- *     z_i = -(sum_{j<i} A_ij D_ij k_j + e^pre_i S^T dr_i)          A_ij = dr_i . u_j    (delta rule)
- *     y_j = sum_{i>j} D_ij (W_ij q_i - beta_i A_ij k_i)
+ *     z_i = -(sum_{j<i} X_ij D_ij k_j + e^pre_i S^T dr_i)          X_ij = dr_i . u_j    (delta rule)
+ *     y_j = sum_{i>j} D_ij (W_ij q_i - beta_i X_ij k_i)
  *     e_j = e^suf_j dS^T u_j
- *     dq_i = x_i + W_ii k_i,   dk_i = beta_i z_i + y_i + e_i + W_ii q_i,   dv_i = beta_i dr_i,   dbeta_i = dr_i . v_i + k_i . z_i
+ *     dq_i = x_i + W_ii k_i,   dk_i = beta_i z_i + y_i + e_i + W_ii q_i
+ *     dv_i = beta_i dr_i,   dbeta_i = dr_i . v_i + k_i . z_i
  *     dg_t = sum_{i>=t} (q_i x_i + beta_i k_i z_i - k_i y_i) + sum_{j<t} k_j e_j + e^total sum_r S_r dS_r
  *
- * W_ii, whose exponent is 0, stays out of x and y: in dg it would be added and taken away again. Nor does e_t of the last token enter.
+ * W_ii, whose exponent is 0, is not in x and y: in dg it would be added and subtracted again. e of the last
+ * token, whose exponent is 0 too, is in no dg_t.
  *
- * Half of the warpgroups have queries as rows (x, z), the others keys (y, e); what they find goes to shared memory, where threads that
- * each have some channels of a row finish. Where channels have gates of their own, between the two come pairs within blocks of 16
- * tokens. */
+ * Half of the warpgroups compute the products with queries as rows (x, z), the others those with keys as rows
+ * (y, e). The results go to shared memory, from which threads with 8 channels of a row compute the gradients.
+ * Where each channel has its own gate, the pairs within blocks of 16 tokens are added in between. */
 #ifndef LOAM_RECURRENT_GRADIENT_SM90_CUH
 #define LOAM_RECURRENT_GRADIENT_SM90_CUH
 
@@ -22,7 +25,7 @@
 #include "src/recurrent/recurrent_gradient_products_sm90.cuh"
 #include "src/recurrent/recurrent_gradient_rows_sm90.cuh"
 
-/* Block n: slot n. */
+/* Thread block n computes slot n. */
 template <int DIM, gate_reach GATES, bool DELTA>
 static __global__ void __launch_bounds__(gradient_shape<DIM, GATES>::threads,
                                          gradient_shape<DIM, GATES>::blocks)

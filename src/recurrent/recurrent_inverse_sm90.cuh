@@ -1,21 +1,26 @@
 /* SPDX-License-Identifier: MIT
  *
- * The inverse of L = I + Diag(beta) A of a chunk, and products with it. A is strictly lower triangular, so that L has blocks of 16
- * tokens: those of the diagonal are inverted by forward substitution, the others follow from
+ * The inverse Linv of L = I + Diag(beta) A of a chunk, 64 x 64, and products with it. A
+ * (recurrent_prepare_sm90.cuh) is strictly lower triangular. L is split into blocks of 16 x 16,
+ * L[I,J] in block row I and block column J. Diagonal blocks are inverted by forward
+ * substitution, the others follow from
  *
  *     Linv[I,J] = -Linv[I,I] sum_{J<=M<I} L[I,M] Linv[M,J]
  *
- * by products of three bf16 parts, which are as exact as float32. Powers of the whole of A would not do: they grow before they vanish.
+ * by products of three bf16 parts, which are as exact as float32. A series of powers of the whole matrix
+ * Diag(beta) A would lose accuracy: the powers grow before they vanish.
  */
 #ifndef LOAM_RECURRENT_INVERSE_SM90_CUH
 #define LOAM_RECURRENT_INVERSE_SM90_CUH
 
 #include "src/gpu/hopper.cuh"
 
-/* Rows of the square in shared memory; those of a warp are also where its rows of other arrays pass through. */
+/* The square is a 64 x 64 matrix of floats in shared memory, with rows SQUARE_PITCH apart. Its 16 rows of a
+ * warp later serve as the staging buffer of that warp for rows of other arrays. */
 enum { SQUARE_PITCH = SIDE + PAD, BLOCK_TOKENS = 16, SQUARE_ELEMENTS = SIDE * SQUARE_PITCH };
 
-/* The block of the diagonal that is the warp's, in place; a lane has one column. */
+/* Inverts the diagonal block of the warp in place by forward substitution; lanes 0 ..
+ * 15 have one column each. */
 static __device__ __forceinline__ void invert_diagonal(float *square)
 {
     float *block = square + threadIdx.x / 32 * BLOCK_TOKENS * (SQUARE_PITCH + 1);
@@ -45,7 +50,7 @@ static __device__ __forceinline__ void invert_diagonal(float *square)
     }
 }
 
-/* 16 x 16 numbers of a warp as the first operand of a product. */
+/* Splits an accumulator of a warp, 16 x 16, into operand A of three bf16 parts. */
 static __device__ __forceinline__ void operand_of(operand_a<3> &a, const float (&x)[2][4])
 {
 #pragma unroll
@@ -66,8 +71,9 @@ static __device__ __forceinline__ void multiply_block(float (&d)[2][4], const op
     mma(d[1], a, b[1]);
 }
 
-/* square: L below the diagonal, 0 above it; becomes Linv. 128 threads. Warp J finds the blocks of block column J, transposed: their rows
- * are then at hand as operands for those that follow. */
+/* Replaces L by Linv. square: L below the diagonal, 0 above it; the unit diagonal is implied. 128 threads.
+ * Warp J computes block column J of Linv, from the diagonal down. It computes the blocks transposed, because
+ * an accumulator then is an operand A of later products. */
 static __device__ __forceinline__ void invert(float *square)
 {
     const int J = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -127,7 +133,7 @@ static __device__ __forceinline__ void invert(float *square)
     __syncthreads();
 }
 
-/* The warp's rows of the square, as it has them as operands. */
+/* Loads the 16 rows of the warp from the square, in the layout of operand A. */
 static __device__ __forceinline__ void load_square(float (&own)[4][4][2], const float *square)
 {
     const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -142,7 +148,8 @@ static __device__ __forceinline__ void load_square(float (&own)[4][4][2], const 
     }
 }
 
-/* The square times Diag(factor), in two parts: what is multiplied with it loses nothing by its rounding. */
+/* m = square Diag(factor) as operand A in hi and lo part: one part alone would add its
+ * rounding to the products. */
 static __device__ __forceinline__ void scale_square(weights_operand<2> &m, const float (&own)[4][4][2],
                                                     const float *factor)
 {
@@ -158,7 +165,7 @@ static __device__ __forceinline__ void scale_square(weights_operand<2> &m, const
     }
 }
 
-/* out = m tile, or m (tile + low), 64 columns. */
+/* out = m tile, or m (tile + low) without the product of lo parts; 64 columns. Waits for the result. */
 template <bool LOW>
 static __device__ __forceinline__ void multiply_chunk(float (&out)[1][8][4], const weights_operand<2> &m,
                                                       const __nv_bfloat16 *tile, const __nv_bfloat16 *low)

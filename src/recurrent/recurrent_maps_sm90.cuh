@@ -1,19 +1,22 @@
 /* SPDX-License-Identifier: MIT
- * Rows of chunks as bulk tensor copies know them: views of arguments and arrays over slots alike. */
+ * Descriptors of bulk tensor copies for the rows of chunks, in views of arguments and in arrays over slots,
+ * and the coordinates of the boxes that a chunk consists of. */
 #ifndef LOAM_RECURRENT_RECURRENT_MAPS_SM90_CUH
 #define LOAM_RECURRENT_RECURRENT_MAPS_SM90_CUH
 
 #include "src/gpu/tensor_map.cuh"
 #include "src/recurrent/recurrent_slots_cuda.cuh"
 
-/* Boxes of 64 channels by some rows of a chunk_source, or of an array over slots. */
+/* The descriptor of a chunk_source or of an array over slots. `share` value heads
+ * read one head of the view. */
 struct chunk_map {
     CUtensorMap map;
     int share;
     bool by_slot;
 };
 
-/* `rows` x `columns` of bf16 for each slot, in boxes of 64 columns, or as many as said, by `box` rows. */
+/* The descriptor of an array over slots, [rows][columns] of bf16 for each, in boxes of `box` rows
+ * by `box_columns` columns. */
 static inline loam_status slot_map_make(chunk_map *to, const recurrent_chunks *x, const __nv_bfloat16 *array,
                                         int64_t rows, int64_t columns, int box, loam_error *error,
                                         int box_columns = SIDE)
@@ -28,7 +31,7 @@ static inline loam_const_view chunk_source_view(const chunk_source &s)
     return { s.data, s.batch, s.head, s.token };
 }
 
-/* Sequences, heads and tokens of the view of a source. */
+/* The sizes of the view of a source: batch, heads and tokens. */
 static inline int64_t source_batch(const loam_problem *p) { return recurrent_is_packed(p) ? 1 : p->batch; }
 static inline int64_t source_heads(const loam_problem *p, const chunk_source &s)
 {
@@ -39,17 +42,17 @@ static inline int64_t source_tokens(const loam_problem *p)
     return recurrent_is_packed(p) ? p->total_q : p->len_q;
 }
 
-/* Is there anything to describe? */
+/* Tokens of all sequences. Where there are none, no descriptor can be made. */
 static inline int64_t recurrent_tokens(const loam_problem *p) { return source_batch(p) * source_tokens(p); }
 
-/* Can bulk copies read it? */
+/* True if bulk tensor copies can read the source. */
 static inline bool chunk_source_fits(const loam_problem *p, const chunk_source &s)
 {
     const loam_const_view view = chunk_source_view(s);
     return s.by_slot || tensor_map_fits(&view, source_batch(p), source_heads(p, s), source_tokens(p));
 }
 
-/* Chunks of a source of `columns` channels, in boxes of 64 by 64. */
+/* The descriptor of a source of `columns` channels, in boxes of 64 tokens by 64 channels. */
 static inline loam_status chunk_map_make(chunk_map *to, const loam_problem *p, const recurrent_chunks *x,
                                          const chunk_source &s, int64_t columns, loam_error *error)
 {
@@ -62,11 +65,12 @@ static inline loam_status chunk_map_make(chunk_map *to, const loam_problem *p, c
                            CHUNK_TOKENS, error);
 }
 
-/* TILES boxes of 64 columns side by side, of one chunk and then of the next: an address is only to be added to. */
+/* Coordinates of TILES boxes of 64 columns side by side. Each copy advances them to the next chunk,
+ * which costs two additions. */
 template <int TILES> struct chunk_boxes {
     const CUtensorMap *map;
     int column, token, head, batch;
-    int tokens, heads; /* to the next */
+    int tokens, heads; /* distance to the next chunk */
 
     __device__ __forceinline__ void copy(__nv_bfloat16 *tiles, uint64_t *barrier)
     {
@@ -86,7 +90,8 @@ template <int TILES> struct chunk_boxes {
     }
 };
 
-/* From channel `column` of the chunk x, or row `row` of what its slot has, on to the next chunk (step 1) or to the one before (-1). */
+/* The boxes from row `row` and column `column` of chunk x. step: 1 to advance to the next chunk, -1 to
+ * the one before, 0 to stay. */
 template <int TILES>
 static __device__ __forceinline__ chunk_boxes<TILES> chunk_boxes_at(const chunk_map &m, int column, int row,
                                                                     const chunk_place &x, int step)

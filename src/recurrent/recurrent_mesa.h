@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: MIT
  *
- * A chunk of up to 64 tokens of MesaNet: a system for each token (von Oswald et al. 2025),
+ * A chunk of up to 64 tokens of MesaNet, with one linear system per token (von Oswald et al. 2025); pre, seg
+ * as in recurrent_chunk.h:
  *
  *     (H_i + Lambda) x_i = x^_i,   H_i = e^pre_i H + sum_{j<=i} m_ji k_j k_j^T,   m_ji = e^seg_ij beta_j
  *     o_i = e^pre_i S x_i + sum_{j<=i} m_ji (k_j . x_i) v_j
  *
- * All systems of the chunk are solved together, lanes are tokens, so that a product with every H_i is three products of
- * matrices. Conjugate gradients in float32 give steps; residuals, states and reads are float64: a small ridge makes x large in
- * directions that no key has, where float32 states are not empty. Rows whose residual does not fall are solved by themselves,
- * by Cholesky. Without forgetting the inverses are nested, and one Cholesky serves the chunk:
+ * All systems of the chunk are solved together, lanes are tokens: a product with every H_i is three matrix
+ * products. The method is iterative refinement: corrections by conjugate gradients in float32, residuals in
+ * float64. States and reads are float64, too: a small ridge makes x large in directions that no key has,
+ * where rounding errors of a float32 state are not 0. Rows whose residual does not fall are solved one by
+ * one, by Cholesky in float64. If the chunk forgets nothing, its inverses are nested, and two Cholesky
+ * factors serve all:
  *
  *     (H_i + Lambda)^-1 = A^-1 - sum_{j<=i} y_j y_j^T,   A = H + Lambda,
  *     Y = R^-1 K~ A^-1,   R R^T = I + K~ A^-1 K~^T,   K~ = Diag(sqrt beta) K */
@@ -21,14 +24,14 @@
 #include "src/simd/factor64.h"
 
 enum {
-    MESA_ROUNDS = 6,     /* of steps and residuals */
-    MESA_ITERATIONS = 32 /* of conjugate gradients in a step, besides one for each channel */
+    MESA_ROUNDS = 6,     /* of refinement: a correction, then a residual */
+    MESA_ITERATIONS = 32 /* at most, of conjugate gradients in a round, besides one per channel */
 };
-#define MESA_STEP 1e-4         /* where a step ends at the latest: this part of the residual */
-#define MESA_FALLS 0.1         /* a residual that does not fall to this part in a round stays */
-#define MESA_LEAST_PIVOT 1e-14 /* of the largest diagonal entry, as in the reference */
+#define MESA_STEP 1e-4         /* a correction stops at this part of the residual at the latest */
+#define MESA_FALLS 0.1         /* a row stops if a round leaves more than this part of the residual */
+#define MESA_LEAST_PIVOT 1e-14 /* relative to the largest diagonal entry, as in the reference */
 
-/* What one system is solved for. */
+/* The solutions of all lanes, and products with them. */
 typedef struct mesa_lanes {
     double *x, *kx;      /* [width][LANES] the solution; [CHUNK][LANES]: k_j . x_i */
     double *hx;          /* [width][LANES]: e^pre_i H x_i */
@@ -42,15 +45,15 @@ typedef struct mesa {
     double *rhs, *rest, *ax; /* [width][LANES] */
     double *weighted;        /* [CHUNK][LANES] */
     double *size, *target,
-        *norm; /* [LANES]: of the right side; of the residual where all is well; of the residual */
+        *norm;               /* [LANES]: norms of the right side, of an accepted residual, of the residual */
     double *v, *o, *scaled;  /* [panels][CHUNK][LANES]; [CHUNK][LANES]; [CHUNK][width or LANES] */
     double *inverse, *y, *r; /* [width][width] A^-1; [CHUNK][width]; [CHUNK][CHUNK] */
-    double *row, *column;    /* [d][d], [width]: a system by itself */
+    double *row, *column;    /* [d][d], [width]: the system of one lane, by Cholesky */
     mesa_lanes read;
-    float *h32, *ridge32, *m32;                         /* as above */
+    float *h32, *ridge32, *m32;                         /* as above, in float32 */
     float *cg_x, *cg_r, *cg_p, *cg_ap, *cg_kp, *turned; /* [width][LANES], the last two [CHUNK][LANES] */
-    bool forgets;                                       /* a gate of the chunk is not 0 */
-    bool inverted;                                      /* Y is there */
+    bool forgets;                                       /* whether a log decay of the chunk is not 0 */
+    bool inverted;                                      /* whether A^-1 and Y are computed */
     double least_ridge, most_ridge;
 } mesa;
 
@@ -159,7 +162,7 @@ static inline void mesa_store_state(const chunk *x, const loam_view *out, double
     }
 }
 
-/* to[c][t] = from[t][c] */
+/* to[c][t] = from[t][c]. */
 static inline void mesa_turn(double *to, int64_t to_stride, const double *from, int64_t from_stride,
                              int64_t rows, int64_t columns)
 {
@@ -170,7 +173,7 @@ static inline void mesa_turn(double *to, int64_t to_stride, const double *from, 
     }
 }
 
-/* to[t][c] = factor_t from[t][c] */
+/* to[t][c] = factor_t from[t][c]. */
 static inline void mesa_scale_rows(double *to, const double *from, int64_t width, const double *factor)
 {
     for (int64_t t = 0; t < CHUNK; t++) {
@@ -180,7 +183,7 @@ static inline void mesa_scale_rows(double *to, const double *from, int64_t width
     }
 }
 
-/* The state to the end of the chunk: S and H, with what was before decayed. */
+/* Updates S and H to the end of the chunk. */
 static inline void mesa_advance(const mesa *m, double *state)
 {
     const chunk *x = &m->x;
@@ -219,7 +222,7 @@ static inline void mesa_load_head(mesa *m)
     }
 }
 
-/* to [CHUNK][width] <- factor times the features of the tokens */
+/* to [CHUNK][width] <- factor times the features of the tokens. */
 static inline void mesa_load_features(const chunk *x, const loam_const_view *view, double factor, double *to)
 {
     memset(to, 0, (size_t)(CHUNK * x->width) * sizeof *to);
@@ -254,7 +257,7 @@ static inline void mesa_load(mesa *m, int64_t first, int64_t tokens)
     }
 }
 
-/* The symmetric part of H before the chunk. */
+/* Loads the symmetric part of H before the chunk. */
 static inline void mesa_load_h(mesa *m, double *start)
 {
     const int64_t width = m->x.width;
@@ -271,7 +274,7 @@ static inline void mesa_load_h(mesa *m, double *start)
 
 /* ------------------------------------------------------------------ products with every H_i + Lambda */
 
-/* ax, and hx, kx of the solution; weighted <- m_ji (k_j . x_i) */
+/* ax <- (H_i + Lambda) x_i for each lane i, with hx and kx; weighted <- m_ji (k_j . x_i). */
 static inline void mesa_apply(const mesa *m, const mesa_lanes *l)
 {
     const chunk *x = &m->x;
@@ -291,7 +294,7 @@ static inline void mesa_apply(const mesa *m, const mesa_lanes *l)
               true);
 }
 
-/* cg_ap of cg_p */
+/* cg_ap <- (H_i + Lambda) cg_p in float32. */
 static inline void mesa_apply32(const mesa *m)
 {
     const chunk *x = &m->x;
@@ -311,7 +314,7 @@ static inline void mesa_apply32(const mesa *m)
     panel_product(m->cg_ap, x->d, x->k, 1, x->width, m->cg_kp, x->tokens, true);
 }
 
-/* ------------------------------------------------------------------ steps */
+/* ------------------------------------------------------------------ corrections */
 
 static inline void mesa_dots(const mesa *m, float *to, const float *a, const float *b)
 {
@@ -325,8 +328,9 @@ static inline void mesa_dots(const mesa *m, float *to, const float *a, const flo
     }
 }
 
-/* cg_x <- about the solution for the right side cg_r, whose columns are of length 1 or 0. A lane that is done, or whose
- * matrix is not positive in float32, no longer moves. A step goes to half the target, if that is within float32. */
+/* cg_x <- an approximate solution for the right side cg_r, whose columns have norm 1 or 0. A lane stops when
+ * its residual is half the target, or MESA_STEP if that is larger, or when its matrix is not
+ * positive in float32. */
 static inline void mesa_gradients(const mesa *m, loam_row_info *info)
 {
     const int64_t d = m->x.d;
@@ -370,7 +374,7 @@ static inline void mesa_gradients(const mesa *m, loam_row_info *info)
     }
 }
 
-/* A^-1 = U^-1 U^-T */
+/* inverse <- A^-1 = U^-1 U^-T. */
 static inline bool mesa_invert_start(const mesa *m)
 {
     const int64_t d = m->x.d, width = m->x.width;
@@ -392,7 +396,7 @@ static inline bool mesa_invert_start(const mesa *m)
     return true;
 }
 
-/* A^-1 and Y. False: A is singular. */
+/* Computes A^-1 and Y; returns false if A is singular. */
 static inline bool mesa_invert(mesa *m)
 {
     const chunk *x = &m->x;
@@ -418,7 +422,7 @@ static inline bool mesa_invert(mesa *m)
     return true;
 }
 
-/* ax <- (A^-1 - sum_{j<=i} y_j y_j^T) rest_i */
+/* ax <- (A^-1 - sum_{j<=i} y_j y_j^T) rest_i. */
 static inline void mesa_nested(const mesa *m)
 {
     const chunk *x = &m->x;
@@ -434,7 +438,7 @@ static inline void mesa_nested(const mesa *m)
               true);
 }
 
-/* x += a step towards what leaves no rest */
+/* x += a correction, the approximate solution for the residual in rest. */
 static inline void mesa_step(mesa *m, const mesa_lanes *l)
 {
     const int64_t n = m->x.d * LANES;
@@ -475,8 +479,8 @@ static inline void mesa_norms(const mesa *m, double *to, const double *of)
     }
 }
 
-/* The residual that is small enough, of a right side of length 1. Its effect grows with the condition, which the trace of H_i
- * bounds: on gradients as it is, on outputs with its root. */
+/* The accepted residual for a right side of norm 1. Its effect on gradients grows with the condition number,
+ * which the trace of H_i bounds; its effect on outputs grows with the square root. */
 static inline double mesa_target(const mesa *m, double trace)
 {
     const loam_problem *p = m->x.p;
@@ -505,7 +509,7 @@ static inline void mesa_targets(const mesa *m)
     }
 }
 
-/* rest <- rhs - (H_i + Lambda) x */
+/* rest <- rhs - (H_i + Lambda) x. */
 static inline void mesa_rest(const mesa *m, const mesa_lanes *l)
 {
     mesa_apply(m, l);
@@ -514,7 +518,7 @@ static inline void mesa_rest(const mesa *m, const mesa_lanes *l)
     }
 }
 
-/* Lane i by itself: Cholesky in float64. */
+/* Solves the system of lane i alone, by Cholesky in float64. */
 static inline void mesa_exact(const mesa *m, const mesa_lanes *l, int64_t i)
 {
     const chunk *x = &m->x;
@@ -553,8 +557,8 @@ static inline void mesa_clear_lane(const mesa *m, int lane)
     }
 }
 
-/* l <- the solution for rhs, with what a product with it has on the way. A lane's steps are its own: what its neighbours
- * still need adds 0. */
+/* l <- the solutions for rhs, with hx and kx. The steps of a lane do not depend on the other lanes: while
+ * others still run, its corrections are 0. */
 static inline void mesa_solve(mesa *m, const mesa_lanes *l)
 {
     const int64_t n = m->x.d * LANES;
@@ -599,7 +603,7 @@ static inline void mesa_solve(mesa *m, const mesa_lanes *l)
             known = false;
         }
     }
-    if (!known) { /* what goes with the solutions; the residuals of those by themselves */
+    if (!known) { /* hx, kx and weighted of the solutions; residuals of rows solved alone */
         mesa_rest(m, l);
         mesa_norms(m, m->norm, m->rest);
     }
@@ -611,7 +615,7 @@ static inline void mesa_solve(mesa *m, const mesa_lanes *l)
     }
 }
 
-/* The queries' systems. */
+/* Solves the systems of the queries. */
 static inline void mesa_solve_queries(mesa *m)
 {
     const chunk *x = &m->x;
@@ -622,7 +626,7 @@ static inline void mesa_solve_queries(mesa *m)
 
 /* ------------------------------------------------------------------ the read */
 
-/* m->o <- o of a panel, of the state before the chunk; `weighted` is that of the queries' solve. */
+/* m->o <- o of a panel, from the state before the chunk; m->weighted is still that of mesa_solve_queries. */
 static inline void mesa_read(const mesa *m, double *start, int64_t panel)
 {
     const chunk *x = &m->x;

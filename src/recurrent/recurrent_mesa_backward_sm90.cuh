@@ -1,19 +1,22 @@
 /* SPDX-License-Identifier: MIT
  *
- * Gradients of MesaNet by chunks (recurrent_mesa_sm90.cuh). With dx_t = S_t^T do_t and z_t = A_t^-1 dx_t, from the last chunk to the
- * first, dS and dH at the end of each,
+ * Gradients of MesaNet by chunks (recurrent_mesa_sm90.cuh), in three stages. First x_t and z_t = A_t^-1 dx_t,
+ * dx_t = S_t^T do_t, for all chunks in parallel. Then the gradients dS and dH of the states at the end of
+ * each chunk, from the last chunk to the first,
  *
  *     dS <- e^total dS + do^T (e^pre x),   dH <- e^total dH - (z^T (e^pre x) + x^T (e^pre z)) / 2
  *
- * and then, all chunks side by side, with D_tj = e^(sum of the gates of j + 1 .. t), suf_j that of those after j,
+ * with x and z as matrices whose rows are tokens. Then all other gradients, for all chunks in parallel, with
+ * D_tj = e^(sum of the gates of j + 1 .. t) for t >= j, and suf_j the sum of the gates after j:
  *
  *     dv_j = beta_j (sum_t D_tj (k_j . x_t) do_t + e^suf_j dS k_j),   dk_j = beta_j (s_j + h_j)
  *     s_j = sum_t D_tj (v_j . do_t) x_t + e^suf_j dS^T v_j
  *     h_j = -sum_t D_tj ((k_j . z_t) x_t + (k_j . x_t) z_t) + 2 e^suf_j dH k_j
  *     dbeta_j = s_j . k_j + h_j . k_j / 2 (from the pairs),   dq = scale z,   dLambda = -sum_t z_t x_t
  *
- * The gradient of a gate is the sum of all that its decay multiplies: pairs across it, reads of S0 and H0 after it, writes before it that
- * reach the end of the chunk, and the states that pass through. */
+ * The gradient of a gate is the sum over all that its decay multiplies: pairs with one token on each side of
+ * it, reads of S0 and H0 after it, writes before it that reach the end of the chunk, and the states before
+ * the chunk that reach its end. */
 #ifndef LOAM_RECURRENT_MESA_BACKWARD_SM90_CUH
 #define LOAM_RECURRENT_MESA_BACKWARD_SM90_CUH
 
@@ -25,21 +28,21 @@ typedef __nv_bfloat16 mesa_dense[MESA_TOKENS][MESA_DIM];
 
 struct mesa_backward {
     mesa m;
-    kept_states<float> grads; /* dS, then dH, at the ends of chunks */
-    mesa_dense (*sides)
-        [MESA_PARTS]; /* [slot]: x and z in two parts each, a third of x, which a small ridge makes large */
-    float *carried;   /* [slot][64]: e^pre (do . S0 x - z . H0 x) */
-    double *apart;    /* [head of a sequence][SCAN_BLOCKS], see mesa_scan_kernel */
-    float *z, *dk;    /* [work row][64]: where value heads share a key head */
-    double *dx;       /* [work row][64]: for chunks that float64 solves */
-    float *sums;      /* [slot][MESA_SUMS]: of -z x of each channel, of z q */
-    double *of_head;  /* [value head][MESA_SUMS]: the same over its tokens */
-    bool shared;      /* value heads share a key head */
+    kept_states<float> grads; /* [slot]: dS, then dH, at the end of the chunk */
+    /* [slot]: x and z in hi and lo part each, and a third part of x, because a small ridge makes x large. */
+    mesa_dense (*sides)[MESA_PARTS];
+    float *carried;  /* [slot][64]: e^pre (do . S0 x - z . H0 x) */
+    double *apart;   /* [sequence][value head][SCAN_BLOCKS], see mesa_scan */
+    float *z, *dk;   /* [work row][64]: z and dk of one value head, where value heads share a key head */
+    double *dx;      /* [work row][64]: dx, then z, of chunks that are solved in float64 */
+    float *sums;     /* [slot][MESA_SUMS]: sums over the tokens of -z x, channel by channel, and of z . q */
+    double *of_head; /* [value head][MESA_SUMS]: the same over all tokens of the head */
+    bool shared;     /* value heads share a key head */
 };
 
 /* ------------------------------------------------------------------ x and z */
 
-/* Part n of x becomes part place[n] of a slot. */
+/* Splits x into PARTS bf16 parts and stores part n as matrix place[n] of a slot. */
 template <int PARTS>
 static __device__ __forceinline__ void mesa_store_parts(mesa_dense *to, const mesa_rows &x,
                                                         const int (&place)[PARTS])
@@ -56,6 +59,7 @@ static __device__ __forceinline__ void mesa_store_parts(mesa_dense *to, const me
     }
 }
 
+/* x, z and `carried` of a chunk, one thread block for each. NESTED as for mesa_solve_kernel. */
 template <bool NESTED>
 __global__ void __launch_bounds__(MESA_THREADS, 2)
     mesa_adjoint_kernel(const __grid_constant__ mesa_backward s)
@@ -89,7 +93,7 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
     mesa_dot(ofs, r, y);
     mesa_apply<MAP_ADJOINT>(y, r, stage, decay);
     clear(r);
-    mesa_multiply<false, 2>(r, x, stage.states[1]); /* H0 x, for later */
+    mesa_multiply<false, 2>(r, x, stage.states[1]); /* H0 x, for its product with z */
     {
         mesa_rows z, b;
         memcpy(b, y, sizeof b);
@@ -134,7 +138,7 @@ struct mesa_reverse_stage {
     float factor[2][MESA_TOKENS]; /* e^pre; -e^pre / 2 */
 };
 
-/* What a chunk adds to dS and dH, for mesa_scan_kernel; one block for each. */
+/* What a chunk adds to dS and dH, for mesa_scan_kernel; one thread block for each chunk. */
 __global__ void __launch_bounds__(MESA_THREADS)
     mesa_reverse_write_kernel(const __grid_constant__ mesa_backward s)
 {
@@ -184,15 +188,19 @@ __global__ void __launch_bounds__(MESA_THREADS)
 /* ------------------------------------------------------------------ gradients of a chunk */
 
 struct mesa_gradient_stage {
-    mesa_tile k, v, grad_o, x[3], z[2], states[2][2]; /* dS, dH */
-    double sums[MESA_TOKENS];
-    float beta[MESA_TOKENS], over[MESA_TOKENS]; /* 1 / |k| */
-    float pairs[MESA_WARPS][MESA_TOKENS];       /* sums of pairs over the keys of a warp */
+    mesa_tile k, v, grad_o, x[3], z[2], states[2][2]; /* states: dS and 2 dH, each in hi and lo part */
+    double sums[MESA_TOKENS];                         /* prefix sums of the gates */
+    float beta[MESA_TOKENS], over[MESA_TOKENS];       /* over: 1 / |k| */
+    /* Terms of the gradients of the gates: pairs of a query, summed over the keys of a warp; pairs of a key,
+     * summed over the queries; the write of a key as it reaches the end of the chunk; dS . S + dH . H,
+     * partial sums of a warp. */
+    float pairs[MESA_WARPS][MESA_TOKENS];
     float gate[MESA_TOKENS], write[MESA_TOKENS];
     float passing[MESA_WARPS];
-    float ridge[MESA_WARPS][MESA_DIM], scale[MESA_WARPS];
+    float ridge[MESA_WARPS][MESA_DIM], scale[MESA_WARPS]; /* partial sums of -z x and z . q */
 };
 
+/* Loads the operands of mesa_gradient_kernel. All of them are complete at the end. */
 static __device__ __forceinline__ void mesa_gradient_load(const mesa_backward &s, mesa_gradient_stage &x,
                                                           const mesa_chunk &at, int64_t slot)
 {
@@ -217,7 +225,7 @@ static __device__ __forceinline__ void mesa_gradient_load(const mesa_backward &s
         float4 f = *(const float4 *)(grads + row * MESA_DIM + c);
         const float4 m = *(const float4 *)(kept + row * MESA_DIM + c);
         passing = fma(f.x, m.x, fma(f.y, m.y, fma(f.z, m.z, fma(f.w, m.w, passing))));
-        if (row >= MESA_DIM) { /* dH + dH^T */
+        if (row >= MESA_DIM) { /* dH + dH^T = 2 dH, as dH is symmetric */
             f.x *= 2, f.y *= 2, f.z *= 2, f.w *= 2;
         }
         uint32_t low[2], high[2];
@@ -254,7 +262,7 @@ static __device__ __forceinline__ void mesa_gradient_load(const mesa_backward &s
     __syncthreads();
 }
 
-/* Rows of k, of length 1 where features are. */
+/* Loads the warp's rows of the features of k; over: 1 / |k|, or 1. */
 static __device__ __forceinline__ void mesa_keys(mesa_rows &k, const mesa_gradient_stage &x,
                                                  const float (&over)[2], int t0)
 {
@@ -274,11 +282,12 @@ static __device__ __forceinline__ void mesa_put_gates(const mesa_backward &s, co
     float passing = expf((float)x.sums[MESA_TOKENS - 1]) *
                     (x.passing[0] + x.passing[1] + x.passing[2] + x.passing[3]);
     if (s.m.a.state_in.data && s.m.a.grad_state_out.data) {
-        /* that of H and dH besides their symmetric parts has passed all gates there are */
+        /* The antisymmetric parts of H and dH only decay, by all gates of the sequence: every gate
+         * gets the whole product. */
         const double *apart = s.apart + (at.seq.index * s.m.p.heads_v + at.h) * SCAN_BLOCKS;
         passing += (float)row_sum<32>(lane < SCAN_BLOCKS ? apart[lane] : 0);
     }
-    double after[2], before[2]; /* what gates up to the token decay; what gates after it do */
+    double after[2], before[2]; /* terms of a token for the gates up to it, and for the gates after it */
 #pragma unroll
     for (int e = 0; e < 2; e++) {
         const int t = 2 * lane + e;
@@ -306,7 +315,7 @@ static __device__ __forceinline__ void mesa_put_gates(const mesa_backward &s, co
     }
 }
 
-/* Rows of 16 bits of a view, beyond the chunk none. */
+/* Stores the warp's rows to a view of bf16, none beyond the chunk. */
 static __device__ __forceinline__ void mesa_put_rows(const loam_view &to, const mesa_chunk &at, int64_t head,
                                                      const mesa_rows &y, int t0)
 {
@@ -322,7 +331,7 @@ static __device__ __forceinline__ void mesa_put_rows(const loam_view &to, const 
     }
 }
 
-/* For the sum over the value heads that share a key head. */
+/* Stores the warp's rows in float32, for the sum over the value heads that share a key head. */
 static __device__ __forceinline__ void mesa_put_parts(float *to, const mesa_backward &s, const mesa_chunk &at,
                                                       const mesa_rows &y, int t0)
 {
@@ -337,7 +346,8 @@ static __device__ __forceinline__ void mesa_put_parts(float *to, const mesa_back
     }
 }
 
-/* y, the gradient of features of length 1, becomes that of what they are made of; over: 1 / its length. */
+/* The chain rule of features of length 1: y becomes the gradient of the rows whose features
+ * these are; over: 1 / |row|. */
 static __device__ __forceinline__ void mesa_unmap(mesa_rows &y, const mesa_rows &features,
                                                   const float (&over)[2])
 {
@@ -350,6 +360,7 @@ static __device__ __forceinline__ void mesa_unmap(mesa_rows &y, const mesa_rows 
     }
 }
 
+/* Stores dk of the warp's rows; k: their features. */
 static __device__ __forceinline__ void mesa_put_keys(const mesa_backward &s, const mesa_chunk &at,
                                                      mesa_rows &dk, const mesa_rows &k,
                                                      const float (&over)[2], int j0)
@@ -364,7 +375,8 @@ static __device__ __forceinline__ void mesa_put_keys(const mesa_backward &s, con
     }
 }
 
-/* dq = scale z, and the sums over tokens: the warp's rows, here and there as a row is summed and as a column. */
+/* dq = scale z of the warp's rows, and their part of the sums over tokens: -z x,
+ * channel by channel, and z . q. */
 static __device__ __forceinline__ void mesa_put_queries(const mesa_backward &s, mesa_gradient_stage &x,
                                                         const mesa_chunk &at, int t0)
 {
@@ -428,7 +440,7 @@ static __device__ __forceinline__ void mesa_put_queries(const mesa_backward &s, 
     }
 }
 
-/* Of the chunk, by 64 threads. */
+/* Stores the sums of the chunk; each of 64 threads has one channel c. */
 static __device__ __forceinline__ void mesa_put_sums(const mesa_backward &s, const mesa_gradient_stage &x,
                                                      int64_t slot, int c)
 {
@@ -439,7 +451,8 @@ static __device__ __forceinline__ void mesa_put_sums(const mesa_backward &s, con
     }
 }
 
-/* One block for each chunk; a warp has 16 keys. */
+/* The gradients of a chunk, one thread block for each. A warp has 16 keys j as
+ * rows; columns are queries t. */
 __global__ void __launch_bounds__(MESA_THREADS, 2)
     mesa_gradient_kernel(const __grid_constant__ mesa_backward s)
 {
@@ -503,7 +516,8 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
             mesa_put_rows(a.grad_v, at, at.h, dv, j0);
         }
     }
-    /* s, h; what of the writes reaches the end */
+    /* s and h; `ends`: the part of s . k + h . k / 2 that comes from dS and dH, for the writes that
+     * reach the end of the chunk */
     mesa_rows dk = {}, k;
     float ends[2], part[2];
     mesa_keys(k, x, over, j0);
@@ -553,7 +567,7 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
 
 enum { SUM_GROUPS = 8, SUM_THREADS = SUM_GROUPS * (MESA_DIM + 32) };
 
-/* One block for each value head. */
+/* The sums over all slots of a value head, one thread block for each. */
 __global__ void __launch_bounds__(SUM_THREADS) mesa_sums_kernel(const __grid_constant__ mesa_backward s)
 {
     __shared__ double parts[SUM_GROUPS][MESA_SUMS];
@@ -578,7 +592,7 @@ __global__ void __launch_bounds__(SUM_THREADS) mesa_sums_kernel(const __grid_con
     }
 }
 
-/* One warp. */
+/* grad_ridge, summed over heads and channels as the ridge is given, and grad_scale; one warp. */
 __global__ void mesa_put_sums_kernel(const __grid_constant__ mesa_backward s)
 {
     const loam_problem &p = s.m.p;

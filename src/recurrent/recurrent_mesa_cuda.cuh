@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * What the kernels of MesaNet on Hopper hand to each other. */
+ * The arguments and the workspace of the kernels of MesaNet on Hopper. A slot is the place of one
+ * chunk of one value head. */
 #ifndef LOAM_RECURRENT_MESA_CUDA_CUH
 #define LOAM_RECURRENT_MESA_CUDA_CUH
 
@@ -11,12 +12,12 @@ struct mesa {
     loam_problem p;
     loam_args a;
     recurrent_form form;
-    kept_states<float> kept; /* S, then the symmetric part of H, at the beginning of chunks */
-    float *given;            /* [sequence][value head][64][64]: H of state_in */
-    float *total;            /* by their slots: e^(sum of the gates) of the chunk */
-    int32_t *nested;         /* by their slots: 1 for chunks whose gates are all 0 */
-    int32_t *doubtful;       /* by their slots: chunks that float64 shall solve */
-    double *x;               /* [work row][64]: its solutions */
+    kept_states<float> kept; /* [slot]: S, then the symmetric part of H, at the beginning of the chunk */
+    float *given;            /* [sequence][value head][64][64]: a copy of H of state_in */
+    float *total;            /* [slot]: e^(sum of the gates) of the chunk */
+    int32_t *nested;         /* [slot]: 1 for a chunk whose gates are all 0 */
+    int32_t *doubtful;       /* [slot]: 1 for a chunk that must be solved in float64 */
+    double *x;               /* [work row][64]: the solutions of such chunks */
 };
 
 #endif

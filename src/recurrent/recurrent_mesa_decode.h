@@ -3,10 +3,10 @@
  *
  *     A x = q^,   A = e^g H + beta k k^T + Lambda,   o = e^g S x + beta (k . x) v
  *
- * and then S and H are written. They are read as the token before left them: rows of float where the caller has them, rows of
- * double in between where a call has more than one token; what is read is added up in float64, and rounded where it is
- * written. x comes by conjugate gradients in float32 on a rounded A, from residuals in float64 of A itself; where these do not
- * fall, by Cholesky in float64. */
+ * then S and H are updated. Both are read as the token before wrote them: float rows of the caller, or double
+ * rows between the tokens of one call. Sums over what is read are float64, and rounded only when stored. x is
+ * computed by iterative refinement: conjugate gradients in float32 on A rounded, residuals in float64 with A
+ * itself. If the residuals do not fall, Cholesky in float64. */
 #ifndef LOAM_RECURRENT_MESA_DECODE_H
 #define LOAM_RECURRENT_MESA_DECODE_H
 
@@ -16,16 +16,16 @@
 #include "src/simd/wide.h"
 
 enum {
-    MESA_STEP_ROUNDS = 4, /* of steps and residuals */
+    MESA_STEP_ROUNDS = 4, /* of refinement: a correction, then a residual */
     MESA_STEP_LINE = 64   /* bytes */
 };
-#define MESA_STEP_LEAST 1e-4        /* where a step ends at the latest: this part of the residual */
-#define MESA_STEP_GRAIN 5e-9        /* times the condition: the least part that float32 can tell */
-#define MESA_STEP_FALLS 0.1         /* a residual that does not fall to this part in a round stays */
-#define MESA_STEP_WORST 1e-12       /* 1 / condition at or below which pivots decide what is singular */
-#define MESA_STEP_LEAST_PIVOT 1e-14 /* of the largest diagonal entry, as in the reference */
+#define MESA_STEP_LEAST 1e-4        /* a correction may always reduce the residual to this part */
+#define MESA_STEP_GRAIN 5e-9        /* times the condition: the least part that float32 resolves */
+#define MESA_STEP_FALLS 0.1         /* refinement ends if a round leaves more than this part */
+#define MESA_STEP_WORST 1e-12       /* 1 / condition at or below which only pivots tell a singular A */
+#define MESA_STEP_LEAST_PIVOT 1e-14 /* relative to the largest diagonal entry, as in the reference */
 
-/* Rows `step` elements apart, of double where `wide`, else of float; 0: they are one row. */
+/* Rows `step` elements apart, of double if `wide`, else of float; step 0: all rows are the same row. */
 typedef struct mesa_rows {
     void *at;
     int64_t step;
@@ -34,18 +34,18 @@ typedef struct mesa_rows {
 
 typedef struct mesa_step {
     int64_t d, width, dim_v;
-    double *ridge, *k, *q, *x; /* [width], with zeros at the end */
+    double *ridge, *k, *q, *x; /* [width], padded with zeros */
     double *ax, *other, *rest; /* [width] */
-    double *u;                 /* [dim_v + d in whole vectors] beta times the value, then times the key */
-    double *y;                 /* [dim_v in whole vectors] S x, then o */
-    double *zeros, *spare;     /* [width]: a row that is not there, as read and as written */
-    double *state;             /* [rows][width], where a call has more than one token */
-    double *system;            /* [d][width] A, or its factor */
-    float *a32;                /* [d][width] A, rounded */
+    double *u;                 /* [dim_v + d rounded up to whole vectors]: beta times v, then beta times k */
+    double *y;                 /* [dim_v rounded up to whole vectors]: S x, then o */
+    double *zeros, *spare;     /* [width]: in place of rows beyond the last, to read and to write */
+    double *state;             /* [rows][width], if a call has more than one token */
+    double *system;            /* [d][width]: A, or its Cholesky factor */
+    float *a32;                /* [d][width]: A rounded to float */
     float *k32, *x32, *r32, *p32, *ap32;
     double decay, beta;
     double least_ridge, most_ridge;
-    double goal, most; /* of residuals: times the root of 1 / condition; at most */
+    double goal, most; /* accepted residual: goal sqrt(1 / condition), and no more than most */
 } mesa_step;
 
 static inline mesa_step mesa_step_carve(const loam_problem *p, arena *pool)
@@ -89,7 +89,7 @@ static inline void mesa_step_head(const loam_problem *p, const loam_args *a, int
 
 /* ------------------------------------------------------------------ rows */
 
-/* What will be wanted from memory next: lines that are asked for one after the other. */
+/* A range of memory to prefetch, line by line. */
 typedef struct mesa_ahead {
     uintptr_t at, end;
 } mesa_ahead;
@@ -101,7 +101,7 @@ static inline void mesa_ahead_rest(mesa_ahead *a)
     }
 }
 
-/* Elements c .. of a row; n of them where it is of float. */
+/* Elements from c on of a row; for a row of float, n of them. */
 VEC_INLINE vec64 mesa_row_load(const bool wide, const void *row, int64_t c, int n)
 {
     return wide ? v64_load((const double *)row + c) : v64_widen((const float *)row + c, n);
@@ -121,7 +121,7 @@ VEC_INLINE void *mesa_row_at(const bool wide, mesa_rows rows, int64_t r)
     return wide ? (void *)((double *)rows.at + r * rows.step) : (void *)((float *)rows.at + r * rows.step);
 }
 
-/* Rows r .. of VL64, those from `count` on being row `none`. */
+/* Pointers to VL64 rows from r on; `none` for rows from `count` on. */
 VEC_INLINE void mesa_rows_at(const bool wide, mesa_rows rows, int64_t r, int64_t count, double *none,
                              void **at)
 {
@@ -143,7 +143,7 @@ VEC_INLINE void mesa_move_step(const bool in, const bool out, const bool read, c
     }
 }
 
-/* Rows first .. end of a state, decayed and with u k added; where `read`, y <- what they were times x. */
+/* Rows first .. end - 1 of a state: decayed, plus u k^T. If `read`, y <- the old rows times x. */
 VEC_INLINE void mesa_move_as(const bool in, const bool out, const bool read, const mesa_step *y,
                              mesa_rows source, mesa_rows target, int64_t first, int64_t end)
 {
@@ -169,13 +169,14 @@ VEC_INLINE void mesa_move_as(const bool in, const bool out, const bool read, con
     }
 }
 
-/* What rounding takes off the decay: alike at every token, it would add up. */
+/* The rounding error of the decay as float. It is the same at every token and would add up. */
 VEC_INLINE vec mesa_decay_rest(const mesa_step *y)
 {
     return v_set((float)(y->decay - (double)(float)y->decay));
 }
 
-/* One vector, or the last n channels, of rows of float that become rows of float: products are float64, writes float32. */
+/* One vector, or the last n channels, of float rows stored as float rows: sums with x are float64, updates
+ * are float32. */
 VEC_INLINE void mesa_pass_step(const bool read, const mesa_step *y, void *const *from, void *const *to,
                                const float *u, int64_t c, int n, vec64 *sum)
 {
@@ -202,7 +203,7 @@ VEC_INLINE void mesa_pass_step(const bool read, const mesa_step *y, void *const 
     }
 }
 
-/* As mesa_move_as, of rows of float. */
+/* mesa_move_as for float rows. */
 VEC_INLINE void mesa_pass_as(const bool read, const mesa_step *y, mesa_rows source, mesa_rows target,
                              int64_t first, int64_t end)
 {
@@ -243,7 +244,7 @@ VEC_INLINE void mesa_move(const bool in, const bool out, const mesa_step *y, mes
     }
 }
 
-/* The token is written, and o = e^g S x + beta (k . x) v read. */
+/* Writes the token to the state, and computes o = e^g S x + beta (k . x) v. */
 static inline void mesa_step_move(const mesa_step *y, mesa_rows source, mesa_rows target)
 {
     if (source.wide) {
@@ -273,7 +274,7 @@ VEC_INLINE void mesa_apply_step(const bool wide, const mesa_step *y, void *const
     v64_store(y->other + c, other);
 }
 
-/* ax <- H x, other <- H^T x */
+/* ax <- H x, other <- H^T x. */
 VEC_INLINE void mesa_apply_as(const bool wide, const mesa_step *y, mesa_rows source)
 {
     const int rest = (int)(y->d % VL64);
@@ -298,7 +299,7 @@ VEC_INLINE void mesa_apply_as(const bool wide, const mesa_step *y, mesa_rows sou
     }
 }
 
-/* rest <- q - A x. Returns its square. */
+/* rest <- q - A x, with the symmetric part of H. Returns |rest|^2. */
 static inline double mesa_step_rest(const mesa_step *y, mesa_rows source)
 {
     source.wide ? mesa_apply_as(true, y, source) : mesa_apply_as(false, y, source);
@@ -314,7 +315,7 @@ static inline double mesa_step_rest(const mesa_step *y, mesa_rows source)
     return v64_sum(square);
 }
 
-/* a32 <- A but for its symmetry, from rows of float; k32 and u32 are k and u of the rows of H. */
+/* a32 <- e^g H + beta k k^T from float rows, H as stored (not its symmetric part). */
 static inline void mesa_round_narrow(const mesa_step *y, mesa_rows source)
 {
     const int rest = (int)(y->d % VL);
@@ -333,7 +334,7 @@ static inline void mesa_round_narrow(const mesa_step *y, mesa_rows source)
     }
 }
 
-/* Likewise from rows of double. */
+/* The same from double rows. */
 static inline void mesa_round_wide(const mesa_step *y, mesa_rows source)
 {
     for (int64_t r = 0; r < y->d; r++) {
@@ -345,7 +346,7 @@ static inline void mesa_round_wide(const mesa_step *y, mesa_rows source)
     }
 }
 
-/* Returns a bound on the norm of A: its trace. */
+/* a32 <- A rounded; returns a bound on the norm of A: trace + largest ridge. */
 static inline double mesa_step_round(const mesa_step *y, mesa_rows source)
 {
     float trace = 0;
@@ -363,12 +364,13 @@ static inline double mesa_step_round(const mesa_step *y, mesa_rows source)
 
 enum { MESA_PANEL = 4 };
 
-/* p . A p and A p . A p */
+/* p . A p and A p . A p. */
 typedef struct mesa_along {
     vec pap, apap;
 } mesa_along;
 
-/* `vecs` vectors of ap32 <- A p32; their part of the sums. */
+/* ap32 <- A p32 for `vecs` vectors of columns, and adds their part to the sums. With `asks`,
+ * prefetches lines of *ahead. */
 VEC_INLINE mesa_along mesa_times_panel(const int vecs, const bool asks, const mesa_step *y, int64_t at,
                                        mesa_along sums, mesa_ahead *ahead)
 {
@@ -418,17 +420,17 @@ VEC_INLINE mesa_along mesa_times_as(const bool asks, const mesa_step *y, mesa_ah
     return (mesa_along){ v_total(sums.pap), v_total(sums.apap) };
 }
 
-/* ap32 <- A p32, and on the way some lines of what comes next are asked for. */
+/* ap32 <- A p32, with prefetches of the state of the next head. */
 static inline mesa_along mesa_times(const mesa_step *y, mesa_ahead *ahead)
 {
     return ahead->at < ahead->end ? mesa_times_as(true, y, ahead) : mesa_times_as(false, y, ahead);
 }
 
-/* x32 <- about the solution for the right side r32, which is of length 1. Ends where the square of the residual is at most
- * `least`, or A is not positive in float32. Returns the iterations.
+/* x32 <- an approximate solution for the right side r32, which has norm 1. Ends when |r|^2 is at most
+ * `least`, or A is not positive in float32. Returns the number of iterations.
  *
- * With r . A p = p . A p the square of the next residual is alpha^2 A p . A p - r . r, so that the next direction need not
- * wait for it; where it is read, it is summed. */
+ * As r . A p = p . A p, the next |r|^2 is alpha^2 A p . A p - r . r: the next direction does not wait for the
+ * sum over the new r. The test for the end and the next alpha use that sum. */
 static inline int mesa_step_gradients(const mesa_step *y, float least, int64_t most, mesa_ahead *ahead)
 {
     const size_t bytes = (size_t)y->width * sizeof(float);
@@ -462,7 +464,7 @@ static inline int mesa_step_gradients(const mesa_step *y, float least, int64_t m
 
 /* ------------------------------------------------------------------ the solve */
 
-/* The upper triangle of A; returns its largest diagonal entry. */
+/* system <- the upper triangle of A; returns its largest diagonal entry. */
 VEC_INLINE double mesa_system_as(const bool wide, const mesa_step *y, mesa_rows source)
 {
     double largest = 0;
@@ -481,7 +483,7 @@ VEC_INLINE double mesa_system_as(const bool wide, const mesa_step *y, mesa_rows 
     return largest;
 }
 
-/* By Cholesky. */
+/* x by Cholesky in float64. */
 static inline void mesa_step_exact(const mesa_step *y, mesa_rows source, double size, loam_row_info *info)
 {
     const double largest = source.wide ? mesa_system_as(true, y, source) : mesa_system_as(false, y, source);
@@ -498,7 +500,7 @@ static inline void mesa_step_exact(const mesa_step *y, mesa_rows source, double 
     info->residual = size > 0 ? (float)(wrong / size) : 0;
 }
 
-/* x += a step that leaves `part` of the rest, of length `norm`, or as little as float32 can tell. */
+/* x += a correction that leaves `part` of the residual, whose norm is `norm`. Returns the iterations. */
 static inline int mesa_step_towards(const mesa_step *y, double norm, double part, int64_t most,
                                     mesa_ahead *ahead)
 {
@@ -513,7 +515,8 @@ static inline int mesa_step_towards(const mesa_step *y, double norm, double part
     return count;
 }
 
-/* x = A^-1 q. A residual that is small enough: its effect on o grows with the root of the condition, which the trace bounds. */
+/* x = A^-1 q. A residual is accepted by its effect on o, which grows with the square root of the condition
+ * number. The trace bounds the condition number. */
 static inline loam_row_info mesa_step_solve(const mesa_step *y, mesa_rows source, mesa_ahead *ahead)
 {
     const size_t bytes = (size_t)y->width * sizeof(double);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A chunk of MesaNet backwards, float64. dS and dH are the gradients of the state at its end, D_ji = e^seg_ij, b beta:
+ * Backward of a chunk of MesaNet, float64. dS and dH are the gradients of the state at its end,
+ * D_ji = e^seg_ij, b beta, and the rest is as in recurrent_mesa.h:
  *
  *     dx_i = e^pre_i S^T do_i + sum_{j<=i} m_ji (v_j . do_i) k_j,   (H_i + Lambda) z_i = dx_i,   dx^_i = z_i
  *     dLambda = -sum_i z_i x_i,   fit_ji = v_j . do_i - k_j . z_i
@@ -10,7 +11,7 @@
  *     dS <- e^pre_last dS + sum_i e^pre_i do_i x_i^T
  *     dH <- e^pre_last dH - sum_i e^pre_i (z_i x_i^T + x_i z_i^T) / 2
  *
- * and gates from sums over what reaches over them, as in recurrent_chunk_gradient.h. */
+ * and gates from sums over the decays that span them, as in recurrent_chunk_gradient.h. */
 #ifndef LOAM_RECURRENT_MESA_GRADIENT_H
 #define LOAM_RECURRENT_MESA_GRADIENT_H
 
@@ -26,7 +27,7 @@ typedef struct mesa_gradient {
     double *along;                  /* [CHUNK][LANES]: v_j . do_i */
     double *x_rows, *z_rows;        /* [CHUNK][width] */
     double *to_x, *to_z, *pairs;    /* [CHUNK][LANES]: D fit, -D k.x, D fit k.x */
-    double *state;                  /* as a state: dS, dH at the end */
+    double *state;                  /* laid out as a state: dS, dH at the end */
     double *out, *write, *h, *keep; /* [width][LANES] twice, [width][width]: dH + dH^T, [LANES] */
     double *ridge;                  /* [width]: dLambda of the chunk */
     double *k;                      /* [CHUNK][width] */
@@ -67,7 +68,8 @@ static inline void mesa_gradient_carve(mesa_gradient *g, const chunk *x, arena *
     g->rows.w = arena_take(pool, (size_t)x->panels * square, sizeof(float));
 }
 
-/* ------------------------------------------------------------------ before the order of chunks */
+/* ------------------------------------------------------------------ of any chunk, from S and H
+ * at its start */
 
 /* Rows that were not solved have no gradients. */
 static inline void mesa_load_grad_o(mesa_gradient *g, const mesa *m)
@@ -118,9 +120,10 @@ static inline void mesa_gradient_begin(mesa_gradient *g, mesa *m, double *start)
     }
 }
 
-/* ------------------------------------------------------------------ in the order of chunks */
+/* ------------------------------------------------------------------ chunk after chunk */
 
-/* `state` is that of the end, then that of the beginning; what it was is copied to g->state. */
+/* On entry `state` is the gradient at the end, which is copied to g->state; `state` becomes the
+ * gradient at the start. */
 static inline void mesa_gradient_advance(mesa_gradient *g, const mesa *m, double *state)
 {
     const chunk *x = &m->x;
@@ -148,9 +151,10 @@ static inline void mesa_gradient_advance(mesa_gradient *g, const mesa *m, double
               true);
 }
 
-/* ------------------------------------------------------------------ after it */
+/* ------------------------------------------------------------------ of any chunk, from dS and dH
+ * at its end */
 
-/* What pairs of tokens weigh. */
+/* The factors of pairs of tokens. */
 static inline void mesa_gradient_pairs(mesa_gradient *g, const mesa *m)
 {
     for (int64_t e = 0; e < CHUNK * LANES; e++) {
@@ -162,7 +166,7 @@ static inline void mesa_gradient_pairs(mesa_gradient *g, const mesa *m)
     }
 }
 
-/* dv, in rows.w; out <- dS^T v. */
+/* rows.w <- dv; out <- dS^T v. */
 static inline void mesa_gradient_values(mesa_gradient *g, mesa *m)
 {
     const chunk *x = &m->x;
@@ -185,7 +189,7 @@ static inline void mesa_gradient_values(mesa_gradient *g, mesa *m)
     }
 }
 
-/* keep <- v . dS k + k . dH k; out += (dH + dH^T) k */
+/* keep <- v . dS k + k . dH k; out += (dH + dH^T) k. */
 static inline void mesa_gradient_keys(mesa_gradient *g, const mesa *m)
 {
     const chunk *x = &m->x;
@@ -207,7 +211,7 @@ static inline void mesa_gradient_keys(mesa_gradient *g, const mesa *m)
     }
 }
 
-/* rows of dq^ and dk, dbeta */
+/* Rows of dq^ and dk, and dbeta. */
 static inline void mesa_gradient_rows(mesa_gradient *g, const mesa *m)
 {
     const chunk *x = &m->x;

@@ -1,19 +1,23 @@
 /* SPDX-License-Identifier: MIT
  *
- * A chunk of MesaNet that forgets nothing. With A = H0 + Lambda its systems are nested, and two factors serve them all
- * (docs/recurrent.md), here in coordinates where A is 1:
+ * The systems of a chunk of MesaNet whose gates are all 0. With A = H0 + Lambda they are nested, A_t = A +
+ * sum_{j<=t} beta_j k_j k_j^T, and two factors solve all of them (docs/recurrent.md), here in coordinates
+ * where A is the unit matrix:
  *
  *     N A N^T = 1,   Z = Diag(sqrt(beta)) K N^T,   R R^T = 1 + Z Z^T,   Y = R^-1 Z
- *     x_t = N^T (p_t - sum_{j<=t} (p_t . y_j) y_j),   p = N b_t
+ *     x_t = N^T (p_t - sum_{j<=t} (p_t . y_j) y_j),   p_t = N b_t,   y_j row j of Y
  *
- * N is the inverse of the triangular factor of A. Both factors are found by elimination in float32; products take N and Y in two bf16
- * parts, which leaves a residual of some 2^-17 sqrt(cond A), and a second step is taken from there where that is too much. */
+ * N is the inverse of the Cholesky factor of A, R the Cholesky factor of 1 + Z Z^T. N and R^-1 are
+ * computed by elimination in float32. In products N and Y are split into hi and lo parts, which
+ * leaves a relative residual of about 2^-17 sqrt(cond A). Where that is too large, iterative
+ * refinement follows (mesa_nested). */
 #ifndef LOAM_RECURRENT_MESA_NESTED_SM90_CUH
 #define LOAM_RECURRENT_MESA_NESTED_SM90_CUH
 
 #include "src/recurrent/recurrent_mesa_system_sm90.cuh"
 
-/* What a thread has of a square while it is eliminated: rows 8 (thread / 16) on, columns 4 (thread % 16) on. */
+/* A thread's patch of a 64 x 64 matrix during elimination: 8 rows from 8 (thread / 16), 4
+ * columns from 4 (thread % 16). */
 typedef float mesa_patch[8][4];
 
 /* 1 / x, within 1 ulp. */
@@ -24,12 +28,13 @@ static __device__ __forceinline__ float reciprocal(float x)
     return y;
 }
 
-/* L, D of four pivots: their block is L D L^T. */
+/* The factors of the 4 x 4 block of four pivots on the diagonal, L D L^T. */
 struct mesa_pivots {
-    float below[6];      /* of L: 10, 20, 21, 30, 31, 32 */
+    float below[6];      /* L below its unit diagonal: elements 10, 20, 21, 30, 31, 32 */
     float d[4], over[4]; /* D, 1 / D */
 };
 
+/* rows: the pivot rows, of which the first is row k of the matrix. */
 static __device__ __forceinline__ mesa_pivots mesa_pivots_of(const float (&rows)[PIVOTS][MESA_DIM], int k)
 {
     const float4 s1 = *(const float4 *)&rows[1][k], s2 = *(const float4 *)&rows[2][k],
@@ -51,7 +56,9 @@ static __device__ __forceinline__ mesa_pivots mesa_pivots_of(const float (&rows)
     return p;
 }
 
-/* b rows first .. first + 3 -= (columns of the pivots)^T along; column: of the patch's first of these rows. */
+/* Updates four rows of the patch: b[first + r] -= sum_p rows[p][column + r] along[p], where `column` is the
+ * index of row b[first] in the matrix: by symmetry, elements of pivot rows are the elements of pivot columns.
+ * fresh: b is 0 before, because the patch has the pivot columns themselves, which are eliminated. */
 static __device__ __forceinline__ void mesa_update(mesa_patch &b, int first,
                                                    const float (&rows)[PIVOTS][MESA_DIM], int column,
                                                    const float (&along)[4][4], bool fresh)
@@ -77,7 +84,8 @@ static __device__ __forceinline__ void mesa_update(mesa_patch &b, int first,
     }
 }
 
-/* Rows first .. of the patch are the next pivots, number n. */
+/* Stores rows first .. first + 3 of the patch as the pivot rows of step n, and arrives at
+ * the barrier of that step. */
 static __device__ __forceinline__ void mesa_put_pivots(mesa_solve_stage &stage, const mesa_patch &b,
                                                        int first, int n)
 {
@@ -89,9 +97,12 @@ static __device__ __forceinline__ void mesa_put_pivots(mesa_solve_stage &stage, 
     barrier_arrive(&stage.eliminated[n]);
 }
 
-/* b = L D L^T becomes D^-1/2 L^-1, where it is not above the diagonal: what is eliminated makes place for what the elimination does to
- * the unit matrix. Four pivots at a time; b is symmetric, so that their rows are their columns too. A pivot that is not positive makes its
- * row NaN. Rows that come next are brought up to date first, and nobody waits for any others. */
+/* Replaces b = L D L^T by D^-1/2 L^-1, the inverse of its Cholesky factor, on and below the diagonal. This is
+ * Gaussian elimination of b, applied to the unit matrix too: once a column of b is eliminated, its memory
+ * holds that column of the transformed unit matrix. A step eliminates four pivots; b is symmetric, so that
+ * the pivot rows are the pivot columns too. A pivot that is not positive makes its row NaN. In each step the
+ * rows of the next pivots are updated and published first. Threads wait for pivot rows only, at one mbarrier
+ * for each step, and never for all threads. parity: the phase of these barriers. */
 static __device__ __forceinline__ void mesa_eliminate(mesa_patch &b, mesa_solve_stage &stage, unsigned parity)
 {
     const int row = (int)threadIdx.x / 16 * 8, column = (int)threadIdx.x % 16 * 4;
@@ -107,8 +118,9 @@ static __device__ __forceinline__ void mesa_eliminate(mesa_patch &b, mesa_solve_
             barrier_wait(&stage.eliminated[n], parity);
             if (row >= k0) {
                 const mesa_pivots pivots = mesa_pivots_of(rows, k);
-                const bool fresh = column ==
-                                   k; /* the columns of the pivots: of the unit matrix from here on */
+                /* The patch has the pivot columns, which from here on are columns of the
+                 * transformed unit matrix. */
+                const bool fresh = column == k;
                 float along[4][4];
 #pragma unroll
                 for (int p = 0; p < PIVOTS; p++) {
@@ -141,7 +153,8 @@ static __device__ __forceinline__ void mesa_eliminate(mesa_patch &b, mesa_solve_
                     along[0][c] = fmaf(-l[3], along[3][c],
                                        fmaf(-l[1], along[2][c], fmaf(-l[0], along[1][c], along[0][c])));
                 }
-                /* the next pivots are rows 4 .. 7 of the same patches, then 0 .. 3 of those below */
+                /* The next pivots: after half 0 rows 4 .. 7 of the same patches, else
+                 * rows 0 .. 3 of those below. */
                 constexpr int next[] = { 4, 0 };
                 if (row > k0 || half == 0) {
                     mesa_update(b, next[half / 4], rows, row + next[half / 4], along, fresh);
@@ -157,7 +170,7 @@ static __device__ __forceinline__ void mesa_eliminate(mesa_patch &b, mesa_solve_
     }
 }
 
-/* A triangular patch in two parts. */
+/* Stores a patch of a lower triangular matrix in hi and lo part, with 0 above the diagonal. */
 static __device__ __forceinline__ void mesa_put_patch(mesa_tile (&to)[2], const mesa_patch &b)
 {
     const int row = (int)threadIdx.x / 16 * 8, column = (int)threadIdx.x % 16 * 4;
@@ -177,7 +190,7 @@ static __device__ __forceinline__ void mesa_put_patch(mesa_tile (&to)[2], const 
     }
 }
 
-/* The warp's rows in two parts. */
+/* Stores the warp's 16 rows, from row m, in hi and lo part. */
 static __device__ __forceinline__ void mesa_put_tile(mesa_tile (&to)[2], const mesa_rows &x, int m)
 {
     const int row = m + (int)threadIdx.x % 32 / 4, t2 = (int)threadIdx.x % 4 * 2;
@@ -190,7 +203,8 @@ static __device__ __forceinline__ void mesa_put_tile(mesa_tile (&to)[2], const m
     }
 }
 
-/* N and Y of a chunk whose keys are there; H: [64][64] before it. */
+/* Computes N (stage.whiten) and Y (stage.past) of a chunk that mesa_solve_load has loaded. H:
+ * H0 in float32, [64][64]. */
 static __device__ __forceinline__ void mesa_factor(mesa_solve_stage &stage, const float *H)
 {
     const int warp = (int)threadIdx.x / 32, lane = threadIdx.x % 32, m = 16 * warp, t0 = m + lane / 4,
@@ -272,7 +286,7 @@ static __device__ __forceinline__ void mesa_factor(mesa_solve_stage &stage, cons
     __syncthreads();
 }
 
-/* x = A_t^-1 b of each row. N is lower triangular. */
+/* x_t = A_t^-1 b_t for each row. N is lower triangular: blocks of 16 above its diagonal are skipped. */
 static __device__ __forceinline__ void mesa_solve_nested(mesa_rows &x, const mesa_rows &b,
                                                          const mesa_solve_stage &stage)
 {

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT
- * MesaNet on Hopper: the workspace and the kernels in their order; what leaves a chunk to float64. */
+ * MesaNet on Hopper: the workspace, the order of the launches, and the kernels for chunks
+ * that are solved in float64. */
 #include "src/recurrent/recurrent_mesa_backward_sm90.cuh"
 
 #include "src/recurrent/recurrent_backward_cuda.cuh"
 
-/* o = S x of the tokens of a chunk that float64 has solved; a thread has a row of S. */
+/* o = S x for the tokens of a chunk that was solved in float64, one after another;
+ * a thread has a row of S. */
 __global__ void __launch_bounds__(MESA_DIM) mesa_rest_kernel(const __grid_constant__ mesa s)
 {
     __shared__ double k[MESA_DIM], x[MESA_DIM];
@@ -43,7 +45,8 @@ __global__ void __launch_bounds__(MESA_DIM) mesa_rest_kernel(const __grid_consta
     }
 }
 
-/* The same in backward: x and z in parts, and what S0 and H0 say of the gates before each token. */
+/* Backward for such a chunk: stores x and z in bf16 parts, and `carried`, the terms of S0 and H0 in the
+ * gradients of the gates. */
 __global__ void __launch_bounds__(MESA_DIM) mesa_rest_sides_kernel(const __grid_constant__ mesa_backward s)
 {
     __shared__ double x[MESA_DIM], sums[MESA_DIM];
@@ -123,7 +126,7 @@ loam_status recurrent_mesa_sm90_fits(const loam_problem *p, loam_error *error)
     return LOAM_OK;
 }
 
-/* Rows that copies of 16 bytes can read. */
+/* True if 16-byte copies can read the rows. */
 static bool reads(const loam_const_view &view)
 {
     return (uintptr_t)view.data % 16 == 0 && view.batch % 8 == 0 && view.head % 8 == 0 && view.token % 8 == 0;
@@ -265,10 +268,10 @@ loam_status recurrent_mesa_backward_sm90(const loam_problem *p, const loam_args 
     loam_args a = *given;
     arena pool = { (char *)a.work, 0 };
     backward_work<float> w;
-    a.state_out.data = NULL, a.info.data = NULL; /* of forward */
+    a.state_out.data = NULL, a.info.data = NULL; /* results of the forward pass */
     const mesa_backward s = backward_carve(p, &a, &w, &pool);
     const size_t slots = (size_t)(s.m.kept.per_head * p->heads_v);
-    /* slots that are nobody's add nothing */
+    /* unused slots must add 0 to the sums over slots */
     TRY(cuda_check(cudaMemsetAsync(s.sums, 0, slots * MESA_SUMS * sizeof(float), (cudaStream_t)a.stream),
                    "cudaMemsetAsync", error));
     TRY(p->batch > 0 ? backward(s, error) : LOAM_OK);
@@ -276,7 +279,7 @@ loam_status recurrent_mesa_backward_sm90(const loam_problem *p, const loam_args 
         TRY(sums(s, error));
     }
     if (s.shared) {
-        a.grad_beta.data = NULL, a.grad_log_decay.data = NULL; /* are written */
+        a.grad_beta.data = NULL, a.grad_log_decay.data = NULL; /* already written */
         a.grad_ridge.data = NULL, a.grad_scale = NULL;
         TRY(recurrent_gather_cuda(p, &a, &w, error));
     }

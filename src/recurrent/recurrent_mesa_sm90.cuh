@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * MesaNet by chunks of 64 tokens, 64 channels, bf16: all systems of a chunk (recurrent_mesa_system_sm90.cuh) by conjugate gradients, a
- * product of matrices a step, or, where the chunk forgets nothing, by two factors (recurrent_mesa_nested_sm90.cuh). A row that ends above
- * RESIDUAL, or whose products are not exact enough to tell, leaves its chunk to float64. */
+ * MesaNet by chunks of 64 tokens, 64 channels, bf16. All systems of a chunk (recurrent_mesa_system_sm90.cuh)
+ * are solved together: by conjugate gradients, whose steps are matrix products, or, where all gates of the
+ * chunk are 0, by two factors (recurrent_mesa_nested_sm90.cuh). If a row ends with a relative residual above
+ * RESIDUAL, or if its products are not exact enough to tell, the whole chunk is solved again in float64. */
 #ifndef LOAM_RECURRENT_MESA_SM90_CUH
 #define LOAM_RECURRENT_MESA_SM90_CUH
 
@@ -10,12 +11,16 @@
 
 enum { MESA_MOST_STEPS = 96, MESA_MOST_ROUNDS = 4 };
 
+/* A row is solved when |b - A x| <= RESIDUAL |b|. */
 #define RESIDUAL 5e-5f
-/* |A x| as two parts give it is off by less than this times trace(A) |x| / 8, by experience: where that is much of |b|, float64. */
+/* The error of A x, computed with hi and lo parts, is below TWO_PARTS trace(A) |x| / 8 (found by experiment).
+ * Where this exceeds DOUBTFUL |b|, the residual cannot be trusted and the chunk is solved in float64. */
 #define TWO_PARTS 3.8e-6f
 #define DOUBTFUL 1e-3f
 
-/* x: from 0 until the residual of each row is RESIDUAL of |b|. r is b to begin with, what is left of it at the end. Returns the steps. */
+/* Conjugate gradients for A x = b from x = 0, for the 16 rows of the warp, until |r|^2 <= goal in
+ * each row or for MESA_MOST_STEPS steps. r is b on entry and the residual on return; rest is |r|^2.
+ * Returns the number of steps. */
 static __device__ __forceinline__ int mesa_conjugate(mesa_rows &x, mesa_rows &r,
                                                      const mesa_solve_stage &stage, const float (&decay)[2],
                                                      const float (&goal)[2], float (&rest)[2])
@@ -56,14 +61,15 @@ static __device__ __forceinline__ int mesa_conjugate(mesa_rows &x, mesa_rows &r,
     return steps;
 }
 
-/* What is known of how the systems of a row pair ended. */
+/* How the systems of the thread's two rows ended. */
 struct mesa_end {
     float residual[2];
-    int steps; /* of conjugate gradients */
+    int steps; /* of conjugate gradients; 0 with NESTED */
     bool doubtful;
 };
 
-/* x: from 0, by the factors of the chunk, until the residual of each row is as above; r likewise. */
+/* The same by the two factors of the chunk: iterative refinement from x = 0, until |r|^2 <= goal in each row
+ * or for MESA_MOST_ROUNDS rounds. */
 static __device__ __forceinline__ void mesa_nested(mesa_rows &x, mesa_rows &r, const mesa_solve_stage &stage,
                                                    const float (&goal)[2], float (&rest)[2])
 {
@@ -78,7 +84,7 @@ static __device__ __forceinline__ void mesa_nested(mesa_rows &x, mesa_rows &r, c
         mesa_solve_nested(step, r, stage);
 #pragma unroll
         for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
-            const int row = e % 4 / 2; /* a row that has ended moves no more */
+            const int row = e % 4 / 2; /* a row that has converged stays as it is */
             step[e / 4][e % 4] = rest[row] > goal[row] ? step[e / 4][e % 4] : 0;
             x[e / 4][e % 4] += step[e / 4][e % 4];
         }
@@ -92,7 +98,7 @@ static __device__ __forceinline__ void mesa_nested(mesa_rows &x, mesa_rows &r, c
     }
 }
 
-/* A x = r; r is lost. trace: of A, of the rows. */
+/* Solves A x = r for the warp's rows; r is overwritten. trace: trace(A) of the thread's two rows. */
 template <bool NESTED>
 static __device__ __forceinline__ mesa_end mesa_solve_rows(mesa_rows &x, mesa_rows &r,
                                                            const mesa_solve_stage &stage,
@@ -110,7 +116,7 @@ static __device__ __forceinline__ mesa_end mesa_solve_rows(mesa_rows &x, mesa_ro
     mesa_dot(length, x, x);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        /* written so that NaN is doubtful */
+        /* the comparisons are negated, so that NaN is doubtful */
         end.doubtful |= !(rest[row] <= goal[row]) ||
                         !(TWO_PARTS / 8 * trace[row] * sqrtf(length[row]) <= DOUBTFUL * sqrtf(size[row]));
         end.residual[row] = size[row] > 0 ? sqrtf(rest[row] / size[row]) : 0;
@@ -118,18 +124,20 @@ static __device__ __forceinline__ mesa_end mesa_solve_rows(mesa_rows &x, mesa_ro
     return end;
 }
 
-/* What a kernel of the one way or the other needs of a stage. */
+/* The shared memory of a kernel: without NESTED the members of mesa_solve_stage from
+ * `whiten` on are not used. */
 template <bool NESTED>
 constexpr size_t mesa_stage_bytes = NESTED ? sizeof(mesa_solve_stage) : offsetof(mesa_solve_stage, whiten);
 
-/* Is there anything for the block to do? */
+/* True if the chunk of the thread block has tokens and is of the kind that the kernel solves. */
 template <bool NESTED>
 static __device__ __forceinline__ bool mesa_has_chunk(const mesa &s, const mesa_chunk &at)
 {
     return at.tokens > 0 && s.nested[kept_slot(s.kept, s.p, at.seq, at.h, at.chunk)] == (int32_t)NESTED;
 }
 
-/* One block for each chunk. */
+/* Forward: x, o and info of a chunk, one thread block for each. Two launches cover all chunks: NESTED
+ * those whose gates are all 0. */
 template <bool NESTED>
 __global__ void __launch_bounds__(MESA_THREADS, 2) mesa_solve_kernel(const __grid_constant__ mesa s)
 {

@@ -1,29 +1,29 @@
 /* SPDX-License-Identifier: MIT
  *
- * A span of up to 32 tokens of MesaNet forwards, where the condition of its systems is small enough for float32 (see
- * recurrent_mesa.h for what they are). Rows are tokens, so that with H symmetric a product of a vector of each token with its
- * own matrix is
+ * Forward of a span of up to 32 tokens of MesaNet, where the condition of its systems is small enough for
+ * float32 (the systems are in recurrent_mesa.h). Rows are tokens. With H symmetric, the product of a vector
+ * p_i per token with the token's matrix is
  *
  *     y_i = e^pre_i p_i H + Lambda p_i + sum_{j<=i} m_ij (p_i . k_j) k_j
  *
- * Conjugate gradients are float32 and go the whole way; the residual is then taken in float64. What a span adds to a state is
- * summed in float32, and the state itself is float64. */
+ * Conjugate gradients in float32 run until their own residual is small enough; the true residual is then
+ * computed in float64. The sum that a span adds to a state is float32; the state is float64. */
 #ifndef LOAM_RECURRENT_MESA_SPAN_H
 #define LOAM_RECURRENT_MESA_SPAN_H
 
 #include "src/recurrent/recurrent_mesa.h"
 #include "src/recurrent/recurrent_span.h"
 
-#define MESA_SPAN_CONDITION 512.0 /* at most, as the trace bounds it: rounding of states counts as much */
-#define MESA_SPAN_STEP 3e-7       /* about what float32 can tell of a residual */
-#define MESA_SPAN_PART 0.8        /* of the target, as gradients count it on the way */
+#define MESA_SPAN_CONDITION 512.0 /* the largest bound of the condition: a float32 sum costs states as much */
+#define MESA_SPAN_STEP 3e-7       /* about the least residual that float32 can resolve */
+#define MESA_SPAN_PART 0.8        /* of the target: where the recursive residual stops */
 enum { MESA_SPAN_ROUNDS = 3 };
 
 typedef struct mesa_span {
     chunk x;
-    int64_t wide, parts; /* d in whole panels, the stride of rows; how many */
-    float *k, *kept;     /* [parts][SPAN][LANES]: keys; times the root of what is left of their weight */
-    float *h, *s;        /* [parts][width][LANES], [width][LANES]: H, and a panel of S */
+    int64_t wide, parts; /* d in whole panels, the stride of rows; number of panels */
+    float *k, *kept;     /* [parts][SPAN][LANES]: keys; keys times sqrt(e^suf beta) */
+    float *h, *s;        /* [parts][width][LANES], [width][LANES]: H, and a panel of S, in float32 */
     float *ridge;        /* [wide] */
     float *m, *weighted; /* [SPAN][SPAN]: m_ij; times p_i . k_j */
     float *p, *r, *y, *step, *before; /* [SPAN][wide]; before: e^pre p */
@@ -99,7 +99,7 @@ static inline void mesa_span_load_ridge(mesa_span *y, const mesa *m)
     }
 }
 
-/* [parts][SPAN][LANES] <- factor times rows, 0 beyond the last channel */
+/* to [parts][SPAN][LANES] <- factor times rows; 0 beyond the last channel. */
 static inline void mesa_span_panels(const mesa_span *y, float *to, const float *rows, const float *factor)
 {
     for (int64_t part = 0; part < y->parts; part++) {
@@ -132,7 +132,7 @@ static inline void mesa_span_load(mesa_span *y, int64_t first, int64_t tokens)
     mesa_span_panels(y, y->k, x->k, one);
     mesa_span_panels(y, y->kept, x->k, kept);
     span_scale_rows(x, x->tail, x->k, x->after);
-    for (int64_t i = 0; i < BLOCK; i++) { /* beyond the block of the diagonal */
+    for (int64_t i = 0; i < BLOCK; i++) { /* above the block diagonal */
         memset(x->between + i * SPAN + BLOCK, 0, BLOCK * sizeof(float));
     }
     for (int64_t e = 0; e < SPAN * SPAN; e += VL) {
@@ -143,9 +143,10 @@ static inline void mesa_span_load(mesa_span *y, int64_t first, int64_t tokens)
     }
 }
 
-/* ------------------------------------------------------------------ the state, [panels][width][LANES], [width][width] */
+/* ------------------------------------------------------------------ the state, [panels][width][LANES],
+ * [width][width] */
 
-/* rows [n][stride] <- total rows + added [n][LANES], `columns` of them */
+/* rows [n][stride] <- total rows + added [n][LANES], for `columns` columns. */
 static inline void mesa_span_add(double *rows, int64_t stride, int64_t n, int64_t columns, const float *added,
                                  double total)
 {
@@ -156,7 +157,7 @@ static inline void mesa_span_add(double *rows, int64_t stride, int64_t n, int64_
     }
 }
 
-/* The state to the end of the span. */
+/* Updates the state to the end of the span. */
 static inline void mesa_span_advance(const mesa_span *y, double *state)
 {
     const chunk *x = &y->x;
@@ -181,7 +182,7 @@ static inline void mesa_span_advance(const mesa_span *y, double *state)
     }
 }
 
-/* H as the products need it. */
+/* H in float32, by panels of 64 columns, for the products. */
 static inline void mesa_span_load_h(const mesa_span *y, double *start)
 {
     const chunk *x = &y->x;
@@ -198,7 +199,7 @@ static inline void mesa_span_load_h(const mesa_span *y, double *start)
 
 /* ------------------------------------------------------------------ conjugate gradients */
 
-/* to[t] = the sum over the lanes of part[t] */
+/* to[t] = the horizontal sum of part[t]. */
 static inline void mesa_span_sums(float *to, const vec *part)
 {
     for (int64_t t = 0; t < SPAN; t += VL) {
@@ -211,7 +212,7 @@ static inline void mesa_span_sums(float *to, const vec *part)
     }
 }
 
-/* p <- r + beta p; `before` and y <- e^pre p and Lambda p, with which the product begins */
+/* p <- r + beta p; before <- e^pre p; y <- Lambda p, the first term of the product. */
 static inline void mesa_span_turn(const mesa_span *y, const float *beta)
 {
     FOR_SPAN(t)
@@ -226,7 +227,7 @@ static inline void mesa_span_turn(const mesa_span *y, const float *beta)
     }
 }
 
-/* y of p, where a row of the block moves */
+/* y += the other terms of the product with p, for blocks with a row that is not finished. */
 static inline void mesa_span_apply(const mesa_span *y, const bool *moves)
 {
     const chunk *x = &y->x;
@@ -253,7 +254,7 @@ static inline void mesa_span_apply(const mesa_span *y, const bool *moves)
     }
 }
 
-/* p . y */
+/* to <- p . y for each row. */
 static inline void mesa_span_along(const mesa_span *y, float *to)
 {
     vec part[SPAN];
@@ -267,7 +268,7 @@ static inline void mesa_span_along(const mesa_span *y, float *to)
     mesa_span_sums(to, part);
 }
 
-/* step += alpha p, r -= alpha y; `to` <- r . r */
+/* step += alpha p, r -= alpha y; to <- r . r. */
 static inline void mesa_span_move(const mesa_span *y, const float *alpha, float *to)
 {
     vec part[SPAN];
@@ -284,8 +285,8 @@ static inline void mesa_span_move(const mesa_span *y, const float *alpha, float 
     mesa_span_sums(to, part);
 }
 
-/* step <- about the solution for the right side r, rows of length 1 or 0, until its square is `least`. A row that is there, or
- * whose matrix is not positive in float32, no longer moves. */
+/* step <- an approximate solution for the right side r, whose rows have norm 1 or 0. A row stops when |r|^2
+ * is at most `least`, or when its matrix is not positive in float32. */
 static inline void mesa_span_gradients(mesa_span *y, const float *least)
 {
     const size_t bytes = (size_t)(SPAN * y->wide) * sizeof(float);
@@ -319,7 +320,7 @@ static inline void mesa_span_gradients(mesa_span *y, const float *least)
 
 /* ------------------------------------------------------------------ residuals, in float64 */
 
-/* rest <- q - (H_i + Lambda) x of what x64 holds; P <- e^seg_ij (k_j . x_i) */
+/* rest <- q - (H_i + Lambda) x for x in x64; P <- e^seg_ij (k_j . x_i), which mesa_span_read uses. */
 static inline void mesa_span_rest(mesa_span *y, double *start)
 {
     const chunk *x = &y->x;
@@ -337,7 +338,7 @@ static inline void mesa_span_rest(mesa_span *y, double *start)
         double *pairs = y->weighted64 + begin * SPAN;
         product64(pairs, SPAN, end - begin, mesa_by_rows(y->x64 + begin * y->wide, y->wide), y->k_lanes64,
                   SPAN, x->d, lanes, false);
-        for (int64_t e = begin * SPAN; e < end * SPAN; e++) { /* beyond the diagonal m is 0 */
+        for (int64_t e = begin * SPAN; e < end * SPAN; e++) { /* above the diagonal m is 0 */
             x->P[e] = (float)y->weighted64[e] * x->between[e];
             y->weighted64[e] *= y->m64[e];
         }
@@ -367,7 +368,7 @@ static inline void mesa_span_widen(const mesa_span *y)
 
 /* ------------------------------------------------------------------ the solve */
 
-/* The residuals that are small enough, as mesa_targets has them. */
+/* The accepted residuals, as in mesa_targets. */
 static inline void mesa_span_targets(const mesa_span *y, const mesa *m, double trace, const double *size,
                                      double *target)
 {
@@ -388,7 +389,7 @@ static inline double mesa_span_norm(const mesa_span *y, int64_t t)
     return sqrt(sum);
 }
 
-/* x64 <- the solutions for the queries. False: a row's residual stays too large. */
+/* x64 <- the solutions for the queries. Returns false if the residual of a row stays too large. */
 static inline bool mesa_span_solve(mesa_span *y, const mesa *m, double *start)
 {
     const chunk *x = &y->x;
@@ -442,7 +443,7 @@ static inline bool mesa_span_solve(mesa_span *y, const mesa *m, double *start)
     return !moving;
 }
 
-/* o from the solutions: as linear attention reads, with what decays and weights on its side. */
+/* o from the solutions, by the read of linear attention with x e^pre for q. */
 static inline void mesa_span_read(mesa_span *y, double *start)
 {
     chunk *x = &y->x;

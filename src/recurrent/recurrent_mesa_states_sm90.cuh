@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: MIT
  *
- * The states of MesaNet at the edges of chunks. What the tokens of a chunk add, `written`, is known without the state, so that all chunks
- * find it side by side; what is left is a scan, element by element,
+ * The states S and H of MesaNet at the edges of chunks. What the tokens of a chunk add to a state, `written`,
+ * does not depend on the state, so that mesa_write_kernel computes it for all chunks in parallel.
+ * mesa_scan_kernel then scans each element of the state M,
  *
  *     M <- e^total M + written
  *
- * from the first chunk to the last, or for the gradients of the states back. It reads what is written and leaves M in its place.
+ * from the first chunk to the last; gradients of states from the last to the first. The scan reads
+ * `written` of a chunk and overwrites it with M as it is before the update, the state at the edge where
+ * the scan enters the chunk.
  *
- * Products with H take its symmetric part alone, which is what is kept; the scan itself is of H as the caller has it. */
+ * Products need only the symmetric part of H, so that part is stored for each chunk. The scan itself carries
+ * H as the caller gives it. */
 #ifndef LOAM_RECURRENT_MESA_STATES_SM90_CUH
 #define LOAM_RECURRENT_MESA_STATES_SM90_CUH
 
@@ -15,10 +19,12 @@
 
 /* ------------------------------------------------------------------ what a chunk adds */
 
-/* 4 more than there are channels: rows and columns then lie in different banks. */
+/* A matrix that is written by rows and read by columns. Rows are padded by 4 floats against bank
+ * conflicts of both accesses. */
 typedef float mesa_turned[MESA_DIM][MESA_DIM + 4];
 
-/* acc += (columns m .. m + 15 of `rows`, the sum of ROW_PARTS tiles)^T Diag(factor) x, x the sum of PARTS tiles */
+/* acc += (columns m .. m + 15 of `rows`)^T Diag(factor) x, where `rows` is the sum of ROW_PARTS tiles and x
+ * the sum of PARTS tiles. */
 template <int ROW_PARTS, int PARTS>
 static __device__ __forceinline__ void mesa_outer(mesa_rows &acc, const mesa_tile *rows, const mesa_tile *x,
                                                   const float *factor, int m)
@@ -50,7 +56,7 @@ static __device__ __forceinline__ void mesa_outer(mesa_rows &acc, const mesa_til
     }
 }
 
-/* Rows m .. m + 15 of 64, the warp's. */
+/* Stores the warp's rows m .. m + 15 of a 64 x 64 matrix. */
 static __device__ __forceinline__ void mesa_put_written(float *to, const mesa_rows &x, int m)
 {
     const int lane = threadIdx.x % 32;
@@ -62,7 +68,8 @@ static __device__ __forceinline__ void mesa_put_written(float *to, const mesa_ro
     }
 }
 
-/* x <- x + x^T, over the warps: the same bits on both sides of the diagonal. */
+/* x <- x + x^T, where x is the 64 x 64 matrix whose rows the warps share. The result
+ * is symmetric to the bit. */
 static __device__ __forceinline__ void mesa_add_transpose(mesa_rows &x, mesa_turned &turned, int m)
 {
     const int lane = threadIdx.x % 32, row = m + lane / 4, t2 = lane % 4 * 2;
@@ -81,11 +88,14 @@ static __device__ __forceinline__ void mesa_add_transpose(mesa_rows &x, mesa_tur
 struct mesa_write_stage {
     mesa_tile k, v;
     mesa_turned turned;
-    float factor[2][MESA_TOKENS]; /* of values, of keys as values of H; the latter halved */
-    float suf[MESA_TOKENS];
+    /* Factors of v k^T and k k^T of a token, beta e^suf with the 1 / |k| of features of length 1; of k k^T
+     * half, as x + x^T follows. */
+    float factor[2][MESA_TOKENS];
+    float suf[MESA_TOKENS]; /* e^suf */
 };
 
-/* state_out may lie over state_in: a thread of the scan that reads a column of H would meet what another has written. */
+/* Copies H of state_in to s.given. state_out may be the same memory as state_in: a thread of the scan that
+ * reads a column of H there could read what another thread has already overwritten. */
 static __device__ __forceinline__ void mesa_keep_given(const mesa &s, const mesa_chunk &at)
 {
     const loam_const_view &view = s.a.state_in;
@@ -103,7 +113,8 @@ static __device__ __forceinline__ void mesa_keep_given(const mesa &s, const mesa
     }
 }
 
-/* One block for each chunk. */
+/* What a chunk adds to S and H, and `total`, `nested` and `doubtful` = 0 of the chunk;
+ * one thread block for each. */
 __global__ void __launch_bounds__(MESA_THREADS) mesa_write_kernel(const __grid_constant__ mesa s)
 {
     extern __shared__ __align__(16) char shared[];
@@ -121,7 +132,7 @@ __global__ void __launch_bounds__(MESA_THREADS) mesa_write_kernel(const __grid_c
     mesa_load(x.v, a.v, at.seq.b, at.h, at.first, at.tokens);
     copy_async_commit();
     const float beta = mesa_scalar(a.beta, at.seq, at.h, first, (int)threadIdx.x / 2, at.tokens);
-    if (threadIdx.x < 32) { /* sums of the gates after tokens 2 lane and 2 lane + 1, and of all */
+    if (threadIdx.x < 32) { /* suffix sums: gates after tokens 2 lane and 2 lane + 1, and of all tokens */
         const int lane = threadIdx.x;
         const float gate[2] = { mesa_scalar(a.log_decay, at.seq, at.h, first, 2 * lane, at.tokens),
                                 mesa_scalar(a.log_decay, at.seq, at.h, first, 2 * lane + 1, at.tokens) };
@@ -168,23 +179,26 @@ struct mesa_scan {
     kept_states<float> kept;
     loam_const_view begin, other; /* other: BACKWARD, state_in */
     loam_view end;
-    double *apart; /* BACKWARD: parts of the product of what H and dH have besides their symmetric parts */
+    double *apart; /* BACKWARD: partial sums of the inner product of the antisymmetric parts of H and dH */
 };
 
-/* Elements of the column of a row of H, as they lie in the row. */
+/* The transposes of elements (row, column) .. (row, column + 3) of H. */
 static __device__ __forceinline__ float4 mesa_load_across(const float *h, int64_t stride, int row, int column)
 {
     const float *from = h + column * stride + row;
     return make_float4(from[0], from[stride], from[2 * stride], from[3 * stride]);
 }
 
+/* x <- decay x + w */
 static __device__ __forceinline__ void mesa_step(float4 &x, float decay, const float4 &w)
 {
     x.x = fmaf(decay, x.x, w.x), x.y = fmaf(decay, x.y, w.y);
     x.z = fmaf(decay, x.z, w.z), x.w = fmaf(decay, x.w, w.w);
 }
 
-/* A thread has four elements of a row; SCAN_BLOCKS blocks have S and H of a head. What is written is asked for some chunks ahead. */
+/* The scan. A thread has four elements of a row (`state`) and their transposes (`across`, for S the
+ * same elements); SCAN_BLOCKS thread blocks have S and H of a head. `written` is prefetched
+ * SCAN_AHEAD chunks ahead. */
 template <bool BACKWARD>
 __global__ void __launch_bounds__(SCAN_THREADS)
     mesa_scan_kernel(const __grid_constant__ mesa m, const __grid_constant__ mesa_scan s)

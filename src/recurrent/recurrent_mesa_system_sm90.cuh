@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * The systems of a chunk of MesaNet as products of matrices. With S0, H0 the states at the beginning of the chunk, pre_t the sum of its
- * log decays up to token t and W_ti = beta_i e^(sum of those of i + 1 .. t) for i <= t, else 0, rows being tokens (von Oswald et al.
- * 2025):
+ * The systems A_t x_t = b_t of the tokens of a chunk of MesaNet as matrix products (von Oswald et al. 2025).
+ * S0 and H0 are the states at the beginning of the chunk, pre_t is the inclusive prefix sum of its log
+ * decays, and W_ti = beta_i e^(sum of the log decays of i + 1 .. t) for i <= t, else 0. Rows are tokens: row
+ * t of P is p_t, row t of X is x_t, and row t of A P is A_t p_t:
  *
- *     A p = Lambda p + e^pre (P H0) + ((P K^T) o W) K,   o = e^pre (X S0^T) + ((X K^T) o W) V
+ *     A P = P Lambda + e^pre (P H0) + ((P K^T) o W) K,   o = e^pre (X S0^T) + ((X K^T) o W) V
  *
- * A warp has 16 rows to itself and waits for no other. What a product takes from registers is split in two bf16 parts, as are the states;
- * keys and values are bf16 as they are: keys of length 1 put 1 / |k| into W. */
+ * A warp solves the systems of 16 rows without waiting for other warps. Operands from registers are split
+ * into hi and lo parts, and so are the states; keys and values are exact in bf16. For keys of length 1 the
+ * tiles have the keys as given, and W includes the factors 1 / |k|. */
 #ifndef LOAM_RECURRENT_MESA_SYSTEM_SM90_CUH
 #define LOAM_RECURRENT_MESA_SYSTEM_SM90_CUH
 
@@ -17,27 +19,28 @@
 enum { PIVOTS = 4, ELIMINATIONS = MESA_DIM / PIVOTS };
 
 struct mesa_solve_stage {
-    mesa_tile k, v, states[2][2]; /* S0, H0 in two parts */
+    mesa_tile k, v, states[2][2]; /* states: S0 and H0, each in hi and lo part */
     union {
-        float4 weights[MESA_WARPS][MESA_BLOCKS][32]; /* W as the lanes hold it */
-        /* before there is W, of mesa_factor: */
-        mesa_turned square;
-        float pivots[ELIMINATIONS][PIVOTS][MESA_DIM]; /* rows that are eliminated with */
-        mesa_tile root[2];
+        float4 weights[MESA_WARPS][MESA_BLOCKS][32]; /* W in the layout of D, one float4 for each lane */
+        /* Used by mesa_factor, before W is computed: */
+        mesa_turned square;                           /* Z Z^T */
+        float pivots[ELIMINATIONS][PIVOTS][MESA_DIM]; /* the pivot rows of each step */
+        mesa_tile root[2];                            /* R^-1, hi and lo part */
     };
     double sums[MESA_TOKENS];                    /* pre */
-    float write[MESA_TOKENS], norm[MESA_TOKENS]; /* beta / |k|^2, |k|; beta, 1 without features */
+    float write[MESA_TOKENS], norm[MESA_TOKENS]; /* beta / |k|^2 and |k|; beta and 1 without a feature map */
     float ridge[MESA_DIM];
-    mesa_tile whiten[2],
-        past[2]; /* N and Y, see mesa_factor; there where nothing is forgotten, and what follows */
-    uint64_t eliminated[ELIMINATIONS]; /* barriers: pivots are there */
+    /* From here on only for chunks whose gates are all 0: N and Y of mesa_factor, in hi and lo part. */
+    mesa_tile whiten[2], past[2];
+    uint64_t eliminated[ELIMINATIONS]; /* mbarriers: the pivot rows of a step are complete */
 };
 
-/* What is applied to rows: H, S or S^T. */
+/* The matrix that mesa_apply multiplies each row by: H_t, S_t or S_t^T. */
 typedef enum mesa_map { MAP_SYSTEM, MAP_OUTPUT, MAP_ADJOINT } mesa_map;
 
-/* y = e^pre (x state) + ((x from^T) o W) to: H and keys for both, S^T and keys to values, or S and values to keys. W is times |k| where
- * values take part. */
+/* y = e^pre (x M) + ((x from^T) o W) to. MAP_SYSTEM: M = H0, `from` and `to` are keys. MAP_OUTPUT: M = S0^T,
+ * from keys to values. MAP_ADJOINT: M = S0, from values to keys. With values W is multiplied by |k|, since
+ * its factor 1 / |k|^2 is that of two keys. */
 template <mesa_map MAP>
 static __device__ __forceinline__ void mesa_apply(mesa_rows &y, const mesa_rows &x,
                                                   const mesa_solve_stage &stage, const float (&decay)[2])
@@ -54,7 +57,7 @@ static __device__ __forceinline__ void mesa_apply(mesa_rows &y, const mesa_rows 
 #pragma unroll
         for (int n = 0; n < MESA_BLOCKS; n += 2) {
             mesa_product<MAP == MAP_OUTPUT, 2>(y, a, stage.states[MAP == MAP_SYSTEM], k, n);
-            if (n <= 2 * warp) { /* keys up to the last of the rows */
+            if (n <= 2 * warp) { /* causal: keys up to the last row of the warp */
                 mesa_product<true, 1>(pairs, a, &from, k, n);
             }
         }
@@ -85,6 +88,7 @@ static __device__ __forceinline__ void mesa_apply(mesa_rows &y, const mesa_rows 
     }
 }
 
+/* y += x Diag(ridge) */
 static __device__ __forceinline__ void mesa_add_ridge(mesa_rows &y, const mesa_rows &x, const float *ridge)
 {
 #pragma unroll
@@ -97,7 +101,8 @@ static __device__ __forceinline__ void mesa_add_ridge(mesa_rows &y, const mesa_r
     }
 }
 
-/* S0 and H0 in two parts, the gates summed, the ridge; K and V follow asynchronously. */
+/* Loads all of the stage that mesa_weigh and mesa_factor need: K, V, S0 and H0 in hi and lo part, the prefix
+ * sums of the gates, the ridge, beta and |k|. All of it is complete at the end. */
 static __device__ __forceinline__ void mesa_solve_load(const mesa &s, mesa_solve_stage &x,
                                                        const recurrent_seq &seq, int64_t h, int64_t chunk,
                                                        int tokens)
@@ -120,7 +125,7 @@ static __device__ __forceinline__ void mesa_solve_load(const mesa &s, mesa_solve
         }
     }
     if (threadIdx.x < 32) {
-        /* sums of 64 bits, gates held at -1e4: their differences are exact to 1e-10, and e^-1e4 is 0 */
+        /* float64, gates clamped to at least -1e4: differences of sums are exact to 1e-10, and e^-1e4 is 0 */
         const double g0 = fmax((double)mesa_scalar(s.a.log_decay, seq, h, first, 2 * lane, tokens), -1e4);
         const double g1 = fmax((double)mesa_scalar(s.a.log_decay, seq, h, first, 2 * lane + 1, tokens), -1e4);
         double sum = g0 + g1;
@@ -145,7 +150,8 @@ static __device__ __forceinline__ void mesa_solve_load(const mesa &s, mesa_solve
     __syncthreads();
 }
 
-/* W of this warp's rows; the parts of trace(A) that come from the keys of the chunk. */
+/* Computes W of the warp's rows. trace: the part of trace(A_t) that comes from the keys of the chunk,
+ * for the thread's two rows. */
 static __device__ __forceinline__ void mesa_weigh(mesa_solve_stage &x, float (&trace)[2])
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t0 = 16 * warp + lane / 4;
@@ -164,7 +170,7 @@ static __device__ __forceinline__ void mesa_weigh(mesa_solve_stage &x, float (&t
     trace[0] = quad_sum(trace[0]), trace[1] = quad_sum(trace[1]);
 }
 
-/* trace(A) of the rows, to which mesa_weigh has given what the keys of the chunk add. */
+/* Adds the parts of trace(A_t) that come from H0 and the ridge to the part computed by mesa_weigh. */
 static __device__ __forceinline__ void mesa_trace(float (&trace)[2], const mesa_solve_stage &stage,
                                                   const float (&decay)[2])
 {
@@ -176,7 +182,7 @@ static __device__ __forceinline__ void mesa_trace(float (&trace)[2], const mesa_
     trace[0] += decay[0] * state + ridge, trace[1] += decay[1] * state + ridge;
 }
 
-/* This warp's rows of a view of bf16, zeros beyond the chunk. */
+/* Loads the warp's rows of a chunk from a view of bf16; rows beyond the chunk are 0. */
 static __device__ __forceinline__ void mesa_load_rows(mesa_rows &x, const loam_const_view &view, int64_t b,
                                                       int64_t head, int64_t first, int tokens)
 {
@@ -191,7 +197,7 @@ static __device__ __forceinline__ void mesa_load_rows(mesa_rows &x, const loam_c
     }
 }
 
-/* r <- scale phi(r) */
+/* r <- scale phi(r), phi the feature map: the right sides from rows of q. */
 static __device__ __forceinline__ void mesa_queries(mesa_rows &r, const loam_problem &p)
 {
     float norm2[2], factor[2] = { (float)p.scale, (float)p.scale };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * Chunks of MesaNet in shared memory and in the registers of a warp. */
+ * Tiles of a chunk of MesaNet in shared memory, and products of a warp's 16 rows with them. */
 #ifndef LOAM_RECURRENT_MESA_TILES_SM90_CUH
 #define LOAM_RECURRENT_MESA_TILES_SM90_CUH
 
@@ -16,7 +16,8 @@ typedef float mesa_rows[MESA_BLOCKS][4];
 
 /* ------------------------------------------------------------------ chunks */
 
-/* Rows first .. of a view, `tokens` of them, zeros beyond; asynchronous. */
+/* Copies `tokens` rows of a view, from row `first` of the token axis, into a tile; the other rows
+ * become 0. Asynchronous. */
 static __device__ __forceinline__ void mesa_load(mesa_tile &tile, const loam_const_view &view, int64_t b,
                                                  int64_t head, int64_t first, int tokens)
 {
@@ -31,7 +32,7 @@ static __device__ __forceinline__ void mesa_load(mesa_tile &tile, const loam_con
     }
 }
 
-/* |row|^2 of two neighbouring threads' row threadIdx.x / 2. */
+/* |row|^2 of row threadIdx.x / 2 of a tile; two neighbouring threads share a row. */
 static __device__ __forceinline__ float mesa_norm2(const mesa_tile &tile)
 {
     const uint4 *row = (const uint4 *)&tile[threadIdx.x / 2][threadIdx.x % 2 * (MESA_DIM / 2)];
@@ -49,14 +50,15 @@ static __device__ __forceinline__ float mesa_norm2(const mesa_tile &tile)
     return sum + __shfl_xor_sync(~0u, sum, 1);
 }
 
-/* Log decay and beta of token t of a chunk, 0 beyond it. */
+/* The log decay or beta of token t of a chunk; 0 beyond the chunk. `first`: token of the sequence
+ * where the chunk begins. */
 static __device__ __forceinline__ float mesa_scalar(const loam_const_view &view, const recurrent_seq &s,
                                                     int64_t h, int64_t first, int t, int tokens)
 {
     return t < tokens ? ((const float *)view.data)[RECURRENT_AT(view, s.b, h, s.first + first + t)] : 0;
 }
 
-/* a = rows of `x` in columns 16 k .. as an operand. */
+/* a = columns 16 k .. 16 k + 15 of x as operand A, in hi and lo part. */
 static __device__ __forceinline__ void mesa_operand(operand_a<2> &a, const mesa_rows &x, int k)
 {
 #pragma unroll
@@ -67,7 +69,8 @@ static __device__ __forceinline__ void mesa_operand(operand_a<2> &a, const mesa_
     }
 }
 
-/* y += the rows of `a`, columns 16 k .., times columns 8 n .. 8 n + 15 of tile (of its transpose BY_ROWS), PARTS parts of it. */
+/* Columns 8 n .. 8 n + 15 of y += x B, the terms of columns 16 k .. of x, which are `a`. B is the tile, with
+ * BY_ROWS its transpose, as the sum of PARTS parts. The product of the lo parts is left out. */
 template <bool BY_ROWS, int PARTS>
 static __device__ __forceinline__ void mesa_product(mesa_rows &y, const operand_a<2> &a,
                                                     const mesa_tile *tile, int k, int n)
@@ -91,7 +94,7 @@ static __device__ __forceinline__ void mesa_product(mesa_rows &y, const operand_
     }
 }
 
-/* y += x tile, likewise. */
+/* y += x B, with B as in mesa_product. */
 template <bool BY_ROWS, int PARTS>
 static __device__ __forceinline__ void mesa_multiply(mesa_rows &y, const mesa_rows &x, const mesa_tile *tile)
 {
@@ -106,7 +109,7 @@ static __device__ __forceinline__ void mesa_multiply(mesa_rows &y, const mesa_ro
     }
 }
 
-/* Of both rows, over their lanes. */
+/* out[n] = x . y for each of the thread's two rows, summed over the four lanes of a row. */
 static __device__ __forceinline__ void mesa_dot(float (&out)[2], const mesa_rows &x, const mesa_rows &y)
 {
     out[0] = out[1] = 0;
@@ -125,12 +128,12 @@ static __device__ __forceinline__ void mesa_scale(mesa_rows &y, const float (&by
     }
 }
 
-/* y += rows m .. m + 15 of `rows` times tile (its transpose BY_ROWS), PARTS parts of it. */
+/* y += (rows m .. m + 15 of the tile `rows`) B, with B as in mesa_product. */
 template <bool BY_ROWS, int PARTS>
 static __device__ __forceinline__ void mesa_given(mesa_rows &y, const mesa_tile &rows, const mesa_tile *tile,
                                                   int m)
 {
-#pragma unroll 1 /* kernels are long, and fetching them is what they wait for */
+#pragma unroll 1 /* the kernels are long: instruction fetch is their bottleneck */
     for (int k = 0; k < MESA_BLOCKS / 2; k++) {
         operand_a<1> a;
         load_a<MESA_PITCH>(a, &rows[0][0], m, 16 * k);
@@ -154,8 +157,8 @@ static __device__ __forceinline__ void mesa_given(mesa_rows &y, const mesa_tile 
 /* The chunk of a thread block. */
 struct mesa_chunk {
     recurrent_seq seq;
-    int64_t chunk, h, key_head, first; /* first: of the token axis */
-    int tokens;                        /* <= 0: the sequence is shorter */
+    int64_t chunk, h, key_head, first; /* first: row of the token axis */
+    int tokens;                        /* <= 0: the sequence ends before the chunk */
 };
 
 static __device__ __forceinline__ mesa_chunk mesa_chunk_of_block(const mesa &s)

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT
- * Operands of products between registers and the tiles of chunks on Hopper. */
+ * Operands of matrix products, moved between registers and the tiles of chunks in shared memory (tile
+ * and swizzle: hopper.cuh). */
 #ifndef LOAM_RECURRENT_RECURRENT_OPERANDS_SM90_CUH
 #define LOAM_RECURRENT_RECURRENT_OPERANDS_SM90_CUH
 
 #include "src/recurrent/recurrent_maps_sm90.cuh"
 
-/* Rows `from` .. 63 of TILES tiles become zeros; `threads` share the work. */
+/* Sets rows `from` .. 63 of TILES tiles to 0. The work is shared by `threads` threads, of which the
+ * caller is number `thread`. */
 template <int TILES>
 static __device__ __forceinline__ void clear_rows(__nv_bfloat16 *tiles, int from, int thread, int threads)
 {
@@ -17,7 +19,8 @@ static __device__ __forceinline__ void clear_rows(__nv_bfloat16 *tiles, int from
     }
 }
 
-/* A 64 x 64 tile, its transpose as operands: rows 16 warp .. of it, columns 16 k .. in a[k]. */
+/* Loads the transpose of a 64 x 64 tile as operand A: rows 16 warp .. 16 warp + 15 of the transpose,
+ * columns 16 k .. in a[k]. */
 static __device__ __forceinline__ void load_transposed(uint32_t (&a)[4][4], const __nv_bfloat16 *tile)
 {
     const int lane = threadIdx.x % 32, column = threadIdx.x % 128 / 32 * 16 + lane / 8 % 2 * 8;
@@ -27,7 +30,7 @@ static __device__ __forceinline__ void load_transposed(uint32_t (&a)[4][4], cons
     }
 }
 
-/* The inverse of load_rows. */
+/* Stores operand A to tiles: the inverse of load_rows. */
 template <int STEPS>
 static __device__ __forceinline__ void store_operands(__nv_bfloat16 *tiles, const uint32_t (&a)[STEPS][4])
 {
@@ -38,7 +41,8 @@ static __device__ __forceinline__ void store_operands(__nv_bfloat16 *tiles, cons
     }
 }
 
-/* The inverse of load_transposed, signs changed by `sign`. */
+/* Stores operand A to a tile: the inverse of load_transposed. `sign` is XORed into each pair:
+ * 0x80008000 negates both numbers. */
 static __device__ __forceinline__ void store_transposed(__nv_bfloat16 *tile, const uint32_t (&a)[4][4],
                                                         uint32_t sign)
 {
@@ -50,6 +54,7 @@ static __device__ __forceinline__ void store_transposed(__nv_bfloat16 *tile, con
     }
 }
 
+/* Two numbers rounded to bf16, x in the low half; and each half of such a pair as float32. */
 static __device__ __forceinline__ uint32_t pair_of(float x, float y)
 {
     uint32_t pair[1];
@@ -62,6 +67,7 @@ static __device__ __forceinline__ float pair_high(uint32_t pair)
     return __uint_as_float(pair & 0xffff0000u);
 }
 
+/* Rounds an accumulator of 64 TILES columns to bf16, in the layout of operand A. */
 template <int TILES>
 static __device__ __forceinline__ void round_state(uint32_t (&a)[TILES * 4][4],
                                                    const float (&state)[TILES][8][4])

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * The launches of output_kernel. */
+ * The launches of OUTPUT. */
 #include "src/recurrent/recurrent_chunks_sm90.h"
 #include "src/recurrent/recurrent_output_sm90.cuh"
 
@@ -40,7 +40,7 @@ loam_status recurrent_output_reverse_sm90(const loam_problem *p, const loam_args
     return output_launch<true, false>(p, a, x, &arrays, error);
 }
 
-/* Outputs are written as they are, sources read by bulk copies. */
+/* Only what is read matters: o may have any alignment, and du is an array over slots. */
 bool recurrent_chunks_sm90_fit(const loam_problem *p, const recurrent_chunks *x)
 {
     return chunk_source_fits(p, x->q_in) && chunk_source_fits(p, x->k_out) &&

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a chunk reads on Hopper, once its state is known; a thread block has a chunk, all of them at the same time:
+ * OUTPUT on Hopper, after the states are known: a thread block computes one chunk, all chunks in parallel. S0
+ * is the state before the chunk, dS1 the gradient of the state after it:
  *
- *     forward             o = scale (q_in S0^T + P u), with a delta rule LOW: u in two parts
+ *     forward             o = scale (q_in S0^T + P u), with a delta rule LOW: u in hi and lo part
  *     backward, additive  du = k_out dS1^T + scale P^T do
  *
- * Products of the pairs come first, then those with the state. */
+ * The product with the pairs (P) runs while the state is still being copied to shared memory. */
 #ifndef LOAM_RECURRENT_RECURRENT_OUTPUT_SM90_CUH
 #define LOAM_RECURRENT_RECURRENT_OUTPUT_SM90_CUH
 
@@ -18,14 +19,14 @@ struct output_arrays {
     chunk_map state;            /* states; grad_states */
     loam_view o;
     __nv_bfloat16 *du;
-    bool aligned; /* o to 16 bytes */
+    bool aligned; /* rows of o can be written 16 bytes at a time */
     float scale;
 };
 
 enum { OUTPUT_THREADS = 128 };
 
 template <int DIM, bool LOW> struct output_shared {
-    alignas(1024) __nv_bfloat16 row[DIM * SIDE]; /* the output passes through */
+    alignas(1024) __nv_bfloat16 row[DIM * SIDE]; /* at the end: staging buffer of the output */
     __nv_bfloat16 state[DIM * DIM], value[(1 + LOW) * DIM * SIDE], pairs[TILE_ELEMENTS];
     uint64_t pairs_there, state_there;
 };
@@ -50,7 +51,7 @@ static __device__ __forceinline__ void output_copy(output_shared<DIM, LOW> &sm, 
     }
 }
 
-/* The pairs as operands, rows 16 warp .. of P or of its transpose. */
+/* Loads the pairs as operand A: rows 16 warp .. of P or of its transpose. */
 template <bool TRANSPOSED>
 static __device__ __forceinline__ void load_pairs(uint32_t (&a)[4][4], const __nv_bfloat16 *pairs)
 {
@@ -70,7 +71,7 @@ static __device__ __forceinline__ void scale_rows(float (&x)[DIM / SIDE][8][4], 
     }
 }
 
-/* Rows from the tiles to where they belong; each warp has its own 16. */
+/* Copies rows from the staging buffer to o or du; each warp copies its own 16. */
 template <int DIM, bool BACKWARD>
 static __device__ __forceinline__ void put_rows(const output_arrays &arrays, const __nv_bfloat16 *tiles,
                                                 const chunk_place &x)
@@ -127,8 +128,8 @@ __global__ void __launch_bounds__(OUTPUT_THREADS)
     float(&columns)[DIM / 8][4] = *(float(*)[DIM / 8][4]) & out;
     uint32_t pairs[4][4], rounded[DIM / 16][4];
     barrier_wait(&sm.pairs_there, 0);
-    if (x.tokens <
-        CHUNK_TOKENS) { /* there follows another sequence: P is 0, but what it multiplies may be no number */
+    /* Rows of another sequence may follow. P is 0 there, but 0 times inf or NaN is not 0. */
+    if (x.tokens < CHUNK_TOKENS) {
         clear_rows<DIM / SIDE>(sm.value, x.tokens, threadIdx.x, OUTPUT_THREADS);
         fence_async_proxy();
         __syncthreads();

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * The pass where states are sums, in either direction: S1 = S0 Diag(total) + X, X = u^T k_out. X needs no state: while S0 is on its way
- * out, the product of the next chunk is under way. */
+ * The pass of additive rules in both directions: S1 = S0 Diag(total) + X, X = u^T k_out; backward, with
+ * scaled do, dS0 = dS1 Diag(total) + do^T q_in. X does not depend on the state: its product runs while the
+ * snapshot of S0 is stored. */
 #ifndef LOAM_RECURRENT_RECURRENT_PASS_ADDITIVE_SM90_CUH
 #define LOAM_RECURRENT_RECURRENT_PASS_ADDITIVE_SM90_CUH
 
@@ -11,7 +12,7 @@ template <int DIM, bool GATED, bool BACKWARD> struct additive_pass {
     typedef pass_shared<DIM, false, BACKWARD, false> shared;
     float state[8][4];
 
-    /* The product of a chunk, and its decays. */
+    /* Issues the product of chunk number n, and loads the decays of the chunk. */
     static __device__ __forceinline__ void ask(float (&product)[8][4], float2 (&total)[8], shared &sm,
                                                const pass_block &block, unsigned n)
     {
@@ -47,8 +48,8 @@ template <int DIM, bool GATED, bool BACKWARD> struct additive_pass {
                 x = BACKWARD ? fmaf(product[e / 4][e % 4], arrays.scale, x) : x + product[e / 4][e % 4];
             }
             ring_release(sm.ring, n);
-            ask(product, total, sm, block,
-                n + 1 < block.chunks ? n + 1 : n); /* the last once more: no branch around it */
+            /* The last product is computed twice, so that there is no branch around the products. */
+            ask(product, total, sm, block, n + 1 < block.chunks ? n + 1 : n);
         }
         products_wait<0>();
     }

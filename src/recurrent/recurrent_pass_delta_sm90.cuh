@@ -1,23 +1,29 @@
 /* SPDX-License-Identifier: MIT
- * The pass of a delta rule from the first chunk to the last: u = u_hat - w S0^T, S1 = S0 Diag(total) + u^T k_out, or where k_out is
- * k e^suf and e^suf one number of a token, (e^suf u)^T k. Everything is transposed, u^T = u_hat^T - S0 w^T, so that the state, and then
- * u^T, go from one product into the next as they lie in registers: between chunks nothing passes through shared memory, and no warp
- * waits for another.
+ * The pass of a delta rule from the first chunk to the last:
  *
- * S0 and u are two bf16 parts each. Of the 16 rows of a warp's products 8 are the first parts and 8 the second ones of the same rows,
- * so a thread has both, and a block 32 rows of the state: twice as many thread blocks, each with half of the work. */
+ *     u = u_hat - w S0^T,   S1 = S0 Diag(total) + u^T k_out
+ *
+ * Where e^suf is one number per token and k needs no other preparation, (e^suf u)^T k replaces u^T k_out
+ * (`late`). The first product is transposed, u^T = u_hat^T - S0 w^T: the accumulators of the state, and then
+ * of u^T, become operands of the next product in registers. Neither goes through shared memory in between,
+ * and no warp waits for another.
+ *
+ * S0 and u are split into hi and lo parts. Of the 16 rows of a warp's operand, 8 are the hi parts and 8 the
+ * lo parts of the same rows, so that one thread has both. A warp thus has 8 rows of the state and a thread
+ * block 32: twice as many thread blocks as with 64 rows, each with half of the work. */
 #ifndef LOAM_RECURRENT_RECURRENT_PASS_DELTA_SM90_CUH
 #define LOAM_RECURRENT_RECURRENT_PASS_DELTA_SM90_CUH
 
 #include "src/recurrent/recurrent_pass_sm90.cuh"
 
-/* Where element (row, column) of a tile of 32 columns lies, in the 64-byte swizzle. */
+/* The index of element (row, column) in a tile of 32 columns, in the 64-byte swizzle. */
 static __device__ __forceinline__ int swizzled_half(int row, int column)
 {
     return (row * 32 + column) ^ row / 2 % 4 * 8;
 }
 
-/* Where a lane finds rows 8 n + .. of the warp's 8 columns of such a tile, n = 4 i + lane / 8. */
+/* For four 8 x 8 matrices of such a tile: the index of the row that the lane addresses, token 32 i + lane
+ * of the warp's 8 columns. */
 static __device__ __forceinline__ int half_piece(int i)
 {
     const int lane = threadIdx.x % 32;
@@ -27,11 +33,12 @@ static __device__ __forceinline__ int half_piece(int i)
 template <int DIM, bool GATED, bool LOW> struct delta_pass {
     typedef pass_shape<DIM, true, false, LOW> of;
     typedef pass_shared<DIM, true, false, LOW> shared;
-    static constexpr bool late = GATED && !LOW; /* u takes e^suf */
+    static constexpr bool late = GATED && !LOW; /* e^suf multiplies u */
     static constexpr int blocks = DIM / 8;      /* of 8 columns of the state */
     float state[blocks][2];
 
-    /* What a thread has of a chunk: u_hat^T in two parts, the decays of its columns, and of the tokens where `late`. */
+    /* What a thread loads of a chunk: u_hat^T in hi and lo part, the decays of its columns of the state,
+     * and e^suf where `late`. */
     struct chunk_numbers {
         uint32_t value[2][8];
         float2 total[late ? 1 : blocks], after[8];
@@ -57,7 +64,7 @@ template <int DIM, bool GATED, bool LOW> struct delta_pass {
 
     __device__ __forceinline__ void decay(const chunk_numbers &chunk)
     {
-        if constexpr (late) { /* all channels alike */
+        if constexpr (late) { /* all channels have the same decay */
 #pragma unroll
             for (int b = 0; b < blocks; b++) {
                 state[b][0] *= chunk.total[0].x, state[b][1] *= chunk.total[0].x;
@@ -67,7 +74,8 @@ template <int DIM, bool GATED, bool LOW> struct delta_pass {
         }
     }
 
-    /* u_hat^T less what the two parts of S0 read. */
+    /* u^T = u_hat^T - S0 w^T; `read` has the products of the hi part of S0 (elements 0, 1)
+     * and of the lo part (2, 3). */
     static __device__ __forceinline__ void subtract(float (&u)[8][2], const chunk_numbers &chunk,
                                                     const float (&read)[8][4])
     {
@@ -79,7 +87,7 @@ template <int DIM, bool GATED, bool LOW> struct delta_pass {
         }
     }
 
-    /* Columns 16 k .. as operands: a row's first part, and as the row eight further down its second. */
+    /* Operand A, columns 16 k .. in a[k]: the hi part of a row and, eight rows further down, its lo part. */
     template <int BLOCKS>
     static __device__ __forceinline__ void split(uint32_t (&a)[BLOCKS / 2][4], const float (&x)[BLOCKS][2])
     {
@@ -116,8 +124,9 @@ template <int DIM, bool GATED, bool LOW> struct delta_pass {
         }
     }
 
-    /* Reads and writes of shared memory wait for the products that a warp asked for before them, so they come before these, or where
-     * something else must wait anyway; arithmetic does not wait. */
+    /* Loads and stores of shared memory wait for the asynchronous products that the warp has issued
+     * before them. They are therefore placed before the products, or where a wait is needed anyway;
+     * arithmetic does not wait. */
     __device__ __forceinline__ void run(shared &sm, const pass_arrays &, const pass_block &block)
     {
         uint32_t a[DIM / 16][4], u_parts[4][4], decayed[late ? 4 : 1][4];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * The kernel of the passes and its launches. */
+ * The kernel of PASS and REVERSE, and its launches. */
 #ifndef LOAM_RECURRENT_RECURRENT_PASS_LAUNCH_SM90_CUH
 #define LOAM_RECURRENT_RECURRENT_PASS_LAUNCH_SM90_CUH
 
@@ -20,8 +20,10 @@ static __device__ __forceinline__ void take_state_of(pass_shared<DIM, DELTA, BAC
     }
 }
 
-/* Backwards it reads nothing that the launch before, the pass forwards, writes: both run at the same time. A launch may begin when all
- * blocks of the one before say so, which these do after PREPARE has ended; and it ends after that one. */
+/* REVERSE (BACKWARD) reads nothing that PASS writes, so the two run at the same time by programmatic
+ * dependent launch: REVERSE may begin when all blocks of PASS have called next_launch_may_begin(), which they
+ * do after PREPARE has ended, so that the arrays of PREPARE are complete. REVERSE calls await_launch_before()
+ * only at its end, so that it does not end before PASS. */
 template <int DIM, bool DELTA, bool GATED, bool BACKWARD, bool LOW>
 __global__ void __launch_bounds__(pass_shape<DIM, DELTA, BACKWARD, LOW>::threads, 1)
     pass_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,

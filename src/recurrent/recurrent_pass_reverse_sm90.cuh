@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: MIT
- * The pass of a delta rule from the last chunk to the first: du = P^T do + k_out dS1^T, dS0 = dS1 Diag(total) + do^T q_in - du^T w,
- * transposed as in recurrent_pass_delta_sm90.cuh. */
+ * The pass of a delta rule from the last chunk to the first, with scaled do:
+ *
+ *     du = P^T do + k_out dS1^T,   dS0 = dS1 Diag(total) + do^T q_in - du^T w
+ *
+ * The first product is transposed, du^T = do^T P + dS1 k_out^T, for the reason given in
+ * recurrent_pass_delta_sm90.cuh. */
 #ifndef LOAM_RECURRENT_RECURRENT_PASS_REVERSE_SM90_CUH
 #define LOAM_RECURRENT_RECURRENT_PASS_REVERSE_SM90_CUH
 
@@ -12,7 +16,7 @@ template <int DIM, bool GATED> struct reverse_pass {
     static constexpr int blocks = DIM / 8; /* of 8 columns of the state */
     float state[blocks][4];
 
-    /* do^T as operands, times the scale. */
+    /* do^T times the scale, as operand A. */
     static __device__ __forceinline__ void scale_value(uint32_t (&to)[4][4], const uint32_t (&value)[4][4],
                                                        float factor)
     {
@@ -23,6 +27,7 @@ template <int DIM, bool GATED> struct reverse_pass {
         }
     }
 
+    /* a = -x, rounded to bf16, as operand A. */
     static __device__ __forceinline__ void negate(uint32_t (&a)[4][4], const float (&x)[8][4])
     {
         float minus[1][8][4];
@@ -33,8 +38,8 @@ template <int DIM, bool GATED> struct reverse_pass {
         round_state(a, minus);
     }
 
-    /* Reads and writes of shared memory wait for the products that a warp asked for before them, so they come before these, or where
-     * something else must wait anyway. */
+    /* Loads and stores of shared memory wait for the asynchronous products that the warp has issued before
+     * them. They are therefore placed before the products, or where a wait is needed anyway. */
     __device__ __forceinline__ void run(shared &sm, const pass_arrays &arrays, const pass_block &block)
     {
         float(&columns)[of::tiles][8][4] = *(float(*)[of::tiles][8][4]) & state;

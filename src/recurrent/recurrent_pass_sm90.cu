@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
- * The pass from the first chunk to the last: states, and u of the delta rules. */
+ * PASS, from the first chunk to the last: states and, with a delta rule, u. */
 #include "src/recurrent/recurrent_chunks_sm90.h"
 #include "src/recurrent/recurrent_pass_launch_sm90.cuh"
 
-/* Without tokens there are no arrays to describe. */
+/* The descriptors of the arrays; called only where there are tokens. */
 static loam_status forward_maps(pass_arrays *to, const loam_problem *p, const recurrent_chunks *x,
                                 loam_error *error)
 {
@@ -21,7 +21,7 @@ static loam_status forward_maps(pass_arrays *to, const loam_problem *p, const re
     }
     TRY(slot_map_make(&to->read, x, x->w, CHUNK_TOKENS, d, SIDE, error));
     TRY(slot_map_make(&to->snapshot, x, x->states, d, d, rows, error));
-    to->with_low = p->pass == LOAM_FORWARD; /* o has it from OUTPUT */
+    to->with_low = p->pass == LOAM_FORWARD; /* OUTPUT alone reads the lo part of u */
     to->result_low = to->value_low;
     return slot_map_make(&to->result, x, x->values, CHUNK_TOKENS, d, CHUNK_TOKENS, error, rows);
 }

@@ -1,17 +1,20 @@
 /* SPDX-License-Identifier: MIT
  *
- * The pass over the chunks of a sequence on Hopper: what is sequential, and nothing else. A thread block has rows of the state of one
- * head, or a tile of 64 by 64 where no product sums over its columns, and takes one chunk after the other:
+ * PASS and REVERSE, the sequential stages on Hopper, which carry the state from chunk to chunk. A thread
+ * block has some rows of the state of one head, or a tile of 64 x 64 where no product sums over the columns
+ * of the state. S0, S1: state before and after a chunk.
  *
  *     additive           S1 = S0 Diag(total) + u^T k_out
  *     delta rule         u = u_hat - w S0^T,   S1 = S0 Diag(total) + u^T k_out
  *     backward, additive dS0 = dS1 Diag(total) + do^T q_in
  *     backward, delta    du = P^T do + k_out dS1^T,   dS0 = dS1 Diag(total) + do^T q_in - du^T w
  *
- * backward from the last chunk to the first. All four find the state of the next chunk from a snapshot of this one's in bf16, the operand
- * of the products and what other kernels read; the state itself is float32, in registers. What a warpgroup does is in a file each
- * (recurrent_pass_additive, _delta and _reverse_sm90.cuh); one more warp asks for copies of the next chunks, into a ring, and one for
- * those out. Here is what they share.
+ * do is scaled; backward goes from the last chunk to the first. The state is float32 in registers.
+ * For each chunk a snapshot of it in bf16 is written, which other kernels read; the same rounding of
+ * the state, forward with its lo part, is the operand of w S0^T and of k_out dS1^T. A warpgroup
+ * computes (recurrent_pass_additive, _delta and _reverse_sm90.cuh), a producer warp fills a ring of
+ * stages with the arrays of the next chunks, and one more warp copies snapshots and results to global
+ * memory. This file has what they share.
  */
 #ifndef LOAM_RECURRENT_RECURRENT_PASS_SM90_CUH
 #define LOAM_RECURRENT_RECURRENT_PASS_SM90_CUH
@@ -19,47 +22,49 @@
 #include "src/gpu/ring.cuh"
 #include "src/recurrent/recurrent_operands_sm90.cuh"
 
-/* The sources of a chunk by what the pass does with them. */
+/* The arrays of a chunk, named by their role in the pass: forward; backward. */
 struct pass_arrays {
     chunk_map value, value_low; /* u_hat; do */
-    chunk_map key, key_low;     /* what the state takes up: k_out; q_in */
-    chunk_map read;             /* delta: what reads the state: w; k_out */
-    chunk_map erase;            /* delta, backward: w */
+    chunk_map key, key_low;     /* added to the state, value^T key: k_out; q_in */
+    chunk_map read;             /* delta: multiplies the state, read S^T: w; k_out */
+    chunk_map erase;            /* delta, backward: subtracted from the state, du^T erase: w */
     chunk_map pairs;            /* delta, backward: P */
     const float *total, *after;
     chunk_map snapshot;           /* written: states; grad_states */
     chunk_map result, result_low; /* written, delta: u; du */
-    bool with_low;                /* u in two parts */
+    bool with_low;                /* store the lo part of u too */
     loam_const_view begin;
     loam_view end;
-    float scale; /* backward: of do */
+    float scale; /* backward: multiplies do */
 };
 
 template <int DIM, bool DELTA, bool BACKWARD, bool LOW> struct pass_shape {
-    static constexpr bool parts = DELTA && !BACKWARD; /* two of u_hat, S0 and u; LOW: of k_out too */
+    /* u_hat, S0 and u have hi and lo parts. LOW: k_out too. */
+    static constexpr bool parts = DELTA && !BACKWARD;
     static constexpr int rows = parts ? SIDE / 2 : SIDE, columns = DELTA ? DIM : SIDE; /* of the state */
     static constexpr int tiles = columns / SIDE;
-    /* The tiles of a slot of the ring, after the value, of whose two parts each is half a tile. */
+    /* The index of the first tile of each array in a stage of the ring. The value is tile 0; its hi and lo
+     * part are half a tile each. */
     static constexpr int key = 1, key_low = key + tiles, read = LOW ? key_low + tiles : key_low,
                          erase = read + (DELTA ? tiles : 0);
     static constexpr int pairs = erase + (DELTA && BACKWARD ? tiles : 0);
     static constexpr int all = pairs + (DELTA && BACKWARD ? 1 : 0);
-    static constexpr int first_view =
-        parts ? key : 0; /* u_hat of a delta rule is an array over slots: zeros follow */
-    static constexpr int slots = all > 6 ? 3 : all > 4 ? 4 : 6;
-    static constexpr int places = DELTA && BACKWARD
-                                      ? 2
-                                      : 4; /* of what is on its way out: snapshots and results by turns */
+    /* The first tile that may have rows of the next sequence. u_hat of a delta rule has none: rows beyond the
+     * end of an array over slots are 0. */
+    static constexpr int first_view = parts ? key : 0;
+    static constexpr int slots = all > 6 ? 3 : all > 4 ? 4 : 6; /* stages of the ring */
+    /* Output buffers; with a delta rule snapshots and results alternate. */
+    static constexpr int places = DELTA && BACKWARD ? 2 : 4;
     static constexpr int results = DELTA ? places / 2 : 0, snapshots = places - results;
     static constexpr int blocks_of_head = DIM / rows * (DIM / columns);
-    static constexpr int consumers = 128,
-                         threads = consumers + 64; /* one warp asks for copies, one for those out */
+    /* The warpgroup; a warp for copies to shared memory and a warp for copies to global memory. */
+    static constexpr int consumers = 128, threads = consumers + 64;
 };
 
 template <int DIM, bool DELTA, bool BACKWARD, bool LOW> struct pass_shared {
     typedef pass_shape<DIM, DELTA, BACKWARD, LOW> of;
     alignas(1024) __nv_bfloat16 ring_tiles[of::slots][of::all * TILE_ELEMENTS];
-    __nv_bfloat16 snapshot[of::snapshots][of::tiles * of::rows * SIDE]; /* on the way out */
+    __nv_bfloat16 snapshot[of::snapshots][of::tiles * of::rows * SIDE]; /* output buffers, result too */
     __nv_bfloat16 result[DELTA ? of::results : 1][DELTA ? (1 + of::parts) * CHUNK_TOKENS * of::rows : 512];
     float total[of::slots][of::columns];
     float after[DELTA && !BACKWARD && !LOW ? of::slots : 1][CHUNK_TOKENS];
@@ -67,8 +72,9 @@ template <int DIM, bool DELTA, bool BACKWARD, bool LOW> struct pass_shared {
     uint64_t cleared;
 };
 
-/* What a thread block has: rows from `row`, columns from `column` of the state of head h of a sequence. The rest of chunk number `shared`,
- * counted as they are taken, is the next sequence's. */
+/* The work of a thread block: rows from `row`, columns from `column` of the state of value head h of sequence
+ * s. Chunks are numbered in the order of the pass. Chunk number `shared` (~0: none) is the last one of a
+ * packed sequence, where rows of the next sequence follow. */
 struct pass_block {
     chunk_sequence s;
     int64_t h;
@@ -92,7 +98,7 @@ static __device__ __forceinline__ pass_block pass_block_at(const loam_problem &p
     return block;
 }
 
-/* The chunk that comes first. */
+/* The first chunk in the order of the pass. */
 template <bool BACKWARD>
 static __device__ __forceinline__ chunk_place pass_begin(const recurrent_chunks &x, const pass_block &block)
 {
@@ -101,10 +107,10 @@ static __device__ __forceinline__ chunk_place pass_begin(const recurrent_chunks 
 
 /* ------------------------------------------------------------------ copies */
 
-/* What a slot of the ring is filled with. */
+/* The coordinates of the copies that fill a stage of the ring, `bytes` in all. */
 template <int DIM, bool DELTA, bool GATED, bool BACKWARD, bool LOW> struct pass_boxes {
     typedef pass_shape<DIM, DELTA, BACKWARD, LOW> of;
-    static constexpr bool late = GATED && of::parts && !LOW; /* u takes e^suf, k_out is k */
+    static constexpr bool late = GATED && of::parts && !LOW; /* e^suf multiplies u, and key is k */
     static constexpr unsigned bytes = of::all * TILE_ELEMENTS * 2 + (GATED ? of::columns * 4 : 0) +
                                       (late ? CHUNK_TOKENS * 4 : 0);
     chunk_boxes<1> value, value_low, pairs;
@@ -167,8 +173,9 @@ template <int DIM, bool DELTA, bool GATED, bool BACKWARD, bool LOW> struct pass_
     }
 };
 
-/* One warp. What follows the last token of a packed sequence is the next one's, and 0 times what is there need not be 0: such rows
- * become zeros. */
+/* The producer, one warp. The rows after the last token of a packed sequence belong to the next
+ * sequence. Their weights are 0, but 0 times inf or NaN is not 0: the producer sets these rows to 0 and
+ * arrives at the barrier `cleared`. */
 template <int DIM, bool DELTA, bool GATED, bool BACKWARD, bool LOW>
 static __device__ __forceinline__ void pass_ask(pass_shared<DIM, DELTA, BACKWARD, LOW> &sm,
                                                 const recurrent_chunks &chunks, const pass_arrays &arrays,
@@ -194,7 +201,7 @@ static __device__ __forceinline__ void pass_ask(pass_shared<DIM, DELTA, BACKWARD
     }
 }
 
-/* Chunk number n is there. */
+/* Waits until stage n % slots has chunk number n. */
 template <class SHARED>
 static __device__ __forceinline__ void pass_await(SHARED &sm, const pass_block &block, unsigned n)
 {
@@ -206,8 +213,9 @@ static __device__ __forceinline__ void pass_await(SHARED &sm, const pass_block &
 
 /* ------------------------------------------------------------------ the state */
 
-/* What a thread has of the state: two columns of each eight, in one row or in two eight rows apart. use(x, row, column), counted from
- * the block's. */
+/* Calls use(x, row, column) for the elements of the state that a thread has: two columns of every
+ * eight, in one row (ELEMENTS = 2) or in two rows that are eight apart (4). Row and column are
+ * relative to the thread block's. */
 template <int BLOCKS, int ELEMENTS, class F>
 static __device__ __forceinline__ void each_of_state(float (&state)[BLOCKS][ELEMENTS], F use)
 {
@@ -242,7 +250,7 @@ static __device__ __forceinline__ void end_state(float (&state)[BLOCKS][ELEMENTS
     }
 }
 
-/* The decays of a thread's columns. */
+/* Loads the decays of the thread's columns. */
 template <int BLOCKS>
 static __device__ __forceinline__ void load_totals(float2 (&to)[BLOCKS], const float *totals)
 {
@@ -265,10 +273,11 @@ static __device__ __forceinline__ void decay_state(float (&state)[BLOCKS][ELEMEN
     }
 }
 
-/* ------------------------------------------------------------------ copies out */
+/* ------------------------------------------------------------------ copies to global memory */
 
-/* Tiles on their way out, in PLACES places by turns: the warpgroup writes, one warp copies. Barriers of the hardware, which take no
- * branch: one between products that are under way would cost a wait for them. */
+/* Output buffers, PLACES of them in turn: the warpgroup writes a buffer, one warp copies it to global memory.
+ * A buffer has two named barriers: 1 + n, it is empty, and 1 + PLACES + n, it is full. These need no branch,
+ * unlike an mbarrier: a branch among asynchronous products makes the compiler wait for the products. */
 enum { PUT_THREADS = 128 + 32 };
 
 static __device__ __forceinline__ void put_begin(unsigned place)
@@ -280,7 +289,8 @@ template <int PLACES> static __device__ __forceinline__ void put_end(unsigned pl
     threads_arrive<PUT_THREADS>(1 + PLACES + (int)place);
 }
 
-/* One warp: copy(n) for tiles 0 .. count - 1. The place of one has been read when the copy after it is under way. */
+/* One warp: copy(n) for buffers 0 .. count - 1 in the order of the pass. After the copy of buffer n is issued
+ * it waits until that of buffer n - 1 has read shared memory, and then declares that buffer empty. */
 template <int PLACES, class F> static __device__ __forceinline__ void copy_put_tiles(unsigned count, F copy)
 {
     for (unsigned n = 0; n < min(count, (unsigned)PLACES); n++) {
@@ -290,7 +300,7 @@ template <int PLACES, class F> static __device__ __forceinline__ void copy_put_t
     for (unsigned n = 0; n < count; n++) {
         threads_await<PUT_THREADS>(1 + PLACES + (int)(n % PLACES));
         if (threadIdx.x % 32 == 0) {
-            fence_async_proxy(); /* for all that wrote: theirs would wait for the products that are under way */
+            fence_async_proxy(); /* here for all writers: in the warpgroup it would wait for the products */
             copy(n);
             copies_out_commit();
             copies_out_wait<1>();
@@ -303,7 +313,8 @@ template <int PLACES, class F> static __device__ __forceinline__ void copy_put_t
     copies_out_wait<0>();
 }
 
-/* One warp: snapshots, and with a delta rule a result after each, go out. */
+/* One warp: copies the snapshot of each chunk to global memory and, with a delta
+ * rule, its result after it. */
 template <int DIM, bool DELTA, bool BACKWARD, bool LOW>
 static __device__ __forceinline__ void pass_put(pass_shared<DIM, DELTA, BACKWARD, LOW> &sm,
                                                 const recurrent_chunks &chunks, const pass_arrays &arrays,
@@ -335,7 +346,7 @@ static __device__ __forceinline__ void pass_put(pass_shared<DIM, DELTA, BACKWARD
     });
 }
 
-/* What the warpgroup of a block does: PASS has its part of the state, and takes it through the chunks. */
+/* The warpgroup: PASS has the block's part of the state in registers, and carries it through the chunks. */
 template <class PASS, class SHARED>
 static __device__ __forceinline__ void take_state(SHARED &sm, const pass_arrays &arrays,
                                                   const pass_block &block)

@@ -1,39 +1,45 @@
 /* SPDX-License-Identifier: MIT
  *
- * PREPARE where every channel has its own decay. No exponent is a difference and nothing is divided by a decay: two tokens meet at a
- * boundary between them, the later with its decay since, the earlier with that up to there, both at most 1, and what many pairs share
- * is a matrix product. Pairs of one warp's 16 tokens meet at the middle of the smallest block of 2, 4, 8 or 16 tokens that holds both,
- * pairs of different warps at the beginning of the later one's tokens.
+ * PREPARE where every channel has its own decay. No exponent is a difference of sums and nothing is divided
+ * by a decay: for each pair of tokens there is a boundary between the two. The later token is multiplied by
+ * the decay since the boundary, the earlier one by the decay up to the boundary, both at most 1, and all
+ * pairs that share a boundary are one matrix product. The boundary of two tokens of the same warp is the
+ * middle of the smallest block of 2, 4, 8 or 16 tokens that contains both; that of tokens of different warps
+ * is the beginning of the later token's warp, 16 tokens.
  *
- * A thread has tokens g and g + 8 of its warp, 8 of 32 channels at a time (lane = 4 g + t). Those are its parts of both operands of
- * mma_bf16, so that no operand of the warp's own pairs passes through memory. The decays are products, block by block of twice the
- * tokens: `since` is that of a token from the beginning of its block, itself included, `until` that after it to the end of the block.
+ * Lane 4 g + t has tokens g and g + 8 of its warp and, in each round of 32 channels, channels 8 t .. 8 t + 7.
+ * This is its share of both operands of mma_bf16, so that products within a warp need no shared memory.
+ * Decays are products, built up over blocks of doubling length: `since` is the decay from the beginning of a
+ * token's block up to the token, inclusive; `until` is the decay after the token to the end of the block.
  */
 #ifndef LOAM_RECURRENT_PREPARE_CHANNELS_SM90_CUH
 #define LOAM_RECURRENT_PREPARE_CHANNELS_SM90_CUH
 
 #include "src/recurrent/recurrent_prepare_sm90.cuh"
 
-/* Channels of a round, warps. */
+/* Channels of a round; groups of 16 tokens, one for each warp. */
 enum { ROUND_CHANNELS = 32, GROUPS = SIDE / BLOCK_TOKENS };
 
 template <int DIM, bool DELTA> struct prepare_channels_shared {
-    alignas(1024) __nv_bfloat16 k_in[DELTA ? 2 : 1][DELTA ? SIDE * DIM : 512]; /* two parts of k e^pre */
+    alignas(1024) __nv_bfloat16 k_in[DELTA ? 2 : 1][DELTA ? SIDE * DIM : 512]; /* hi and lo part of k e^pre */
     __nv_bfloat16 v[DELTA ? SIDE * DIM : 512];
     float square[SQUARE_ELEMENTS];
-    /* k until the end of the warp's tokens, in parts, as operands; of this round and the last */
+    /* k decayed to the end of the warp's 16 tokens, as operand B: [round % 2][warp][token
+     * g or g + 8][part][lane]. */
     uint4 keys[2][GROUPS][2][DELTA ? 2 : 1][32];
-    float whole[2][GROUPS][ROUND_CHANNELS]; /* the decay of a warp's tokens */
-    /* What products and rows lack of features of length 1, else 1. */
+    float whole[2][GROUPS][ROUND_CHANNELS]; /* [round % 2][warp]: the decay over all 16 tokens of a warp */
+    /* For features of length 1 the `rest` of unit_factor, which multiplies products
+     * and stored rows; else 1. */
     float q_norm[SIDE], k_norm[SIDE], beta[SIDE];
 };
 
-/* The pairs of a warp: those of its own tokens in the layout of D; with the tokens of the warp 1 + n before. */
+/* Accumulators of a warp's 16 rows of P or A, in the layout of D. own[m]: the columns of its own tokens 8 m
+ * .. 8 m + 7. earlier[n][m]: the same of the warp that is 1 + n before it. */
 struct channel_pairs {
     float own[2][4], earlier[GROUPS - 1][2][4];
 };
 
-/* Token g or g + 8 of a warp. */
+/* 8 channels of token g or g + 8 of a warp. */
 struct token_piece {
     uint4 q, k;
     piece since, until;
@@ -56,7 +62,8 @@ static __device__ __forceinline__ void multiply(piece &p, const piece &by)
     }
 }
 
-/* In parts: the delta rule carries errors of its pairs from token to token. */
+/* A piece as bf16, hi part first. The delta rule needs two parts, because it carries errors of its
+ * pairs from token to token. */
 template <int PARTS> struct piece_parts {
     uint4 part[PARTS];
 };
@@ -85,7 +92,8 @@ static __device__ __forceinline__ float dot(const uint4 &a, const uint4 &b)
     return sum;
 }
 
-/* d (+)= rows columns^T over 32 channels, in whatever order both have them: rows of tokens g, g + 8; columns of 8 tokens. */
+/* d += rows columns^T over the 32 channels of a round, in an order of channels that both operands share.
+ * Rows: tokens g (`low`) and g + 8 (`high`), columns: 8 tokens. */
 static __device__ __forceinline__ void multiply_pieces(float (&d)[4], const uint4 &low, const uint4 &high,
                                                        const uint4 &columns)
 {
@@ -106,7 +114,7 @@ static __device__ __forceinline__ void multiply_pieces(float (&d)[4], const piec
     multiply_pieces(d, rows[0].part[0], rows[1].part[0], columns.part[0]);
 }
 
-/* What a thread has of a token in this round; tokens beyond the sequence are 0 and do not decay. */
+/* Loads channels c .. c + 7 of token r. A token beyond the sequence is 0 and its decay is 1. */
 template <int DIM>
 static __device__ __forceinline__ token_piece load_token(const recurrent_chunks &chunks, const loam_args &a,
                                                          const chunk_place &x, int r, int c)
@@ -130,7 +138,7 @@ static __device__ __forceinline__ token_piece load_token(const recurrent_chunks 
     return token;
 }
 
-/* The lane whose g is `of`. */
+/* The piece of the lane with the same t and with g = `of`. */
 static __device__ __forceinline__ piece piece_of(const piece &p, int of)
 {
     piece other;
@@ -156,7 +164,10 @@ static __device__ __forceinline__ uint4 select(bool first, const uint4 &a, const
     return make_uint4(first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w);
 }
 
-/* The pairs within blocks of 2 STEP tokens that lie on both sides of its middle, STEP = 1, 2 or 4. */
+/* Pairs of one token before and one after the middle of a block of 2 STEP tokens, STEP = 1, 2 or 4.
+ * One product has all tokens as rows and as columns, each decayed to or from the middle of its
+ * block; only entries of such pairs are added to P and A. Afterwards `since` and `until` refer to
+ * blocks of 2 STEP tokens. */
 template <int STEP, bool DELTA>
 static __device__ __forceinline__ void pairs_at(channel_pairs &P, channel_pairs &A, token_piece (&token)[2])
 {
@@ -197,7 +208,8 @@ static __device__ __forceinline__ void pairs_at(channel_pairs &P, channel_pairs 
     }
 }
 
-/* The pairs of tokens g + 8 and g. */
+/* Pairs of a row of tokens 8 .. 15 and a column of tokens 0 .. 7. Afterwards `since` and `until` refer
+ * to the warp's 16 tokens. */
 template <bool DELTA>
 static __device__ __forceinline__ void pairs_at_eight(channel_pairs &P, channel_pairs &A,
                                                       token_piece (&token)[2])
@@ -221,7 +233,8 @@ static __device__ __forceinline__ void pairs_at_eight(channel_pairs &P, channel_
     multiply(token[0].until, second);
 }
 
-/* Pairs with the tokens of warps before, from the last of those; `since` then is from the beginning of the chunk, `until` to its end. */
+/* Pairs with the tokens of earlier warps, the nearest warp first. Afterwards `since` begins at the beginning
+ * of the chunk and `until` ends at its end. */
 template <bool DELTA, class SHARED>
 static __device__ __forceinline__ void pairs_of_warps(channel_pairs &P, channel_pairs &A,
                                                       token_piece (&token)[2], const SHARED &sm, int turn)
@@ -266,7 +279,8 @@ static __device__ __forceinline__ void pairs_of_warps(channel_pairs &P, channel_
     }
 }
 
-/* Of q and k of the thread's tokens, for features of length 1; else 1. `rest` multiplies what is made of the products. */
+/* unit_factor of the thread's tokens, [token][q, k], for features of length 1, else 1. `power` multiplies q
+ * and k before the products, `rest` the results of the products and the rows that are stored. */
 struct token_norms {
     float power[2][2], rest[2][2];
 };
@@ -294,7 +308,8 @@ static __device__ __forceinline__ void find_norms(token_norms &norm, const recur
     }
 }
 
-/* Channels c on, 32 of them. */
+/* One round: channels c .. c + 31 of the features, P, A, q_in, k_out and total. same: the thread's channels
+ * of q . k of its tokens, the diagonal of P. */
 template <int DIM, bool DELTA, class SHARED>
 static __device__ __forceinline__ void channel_round(channel_pairs &P, channel_pairs &A, float (&same)[2],
                                                      const token_norms &norm, SHARED &sm,
@@ -364,7 +379,7 @@ static __device__ __forceinline__ void channel_round(channel_pairs &P, channel_p
     }
 }
 
-/* The warp's rows of P. `same`: its diagonal, the thread's channels of it. */
+/* Stores the warp's rows of P. same: the thread's part of the diagonal. */
 template <class SHARED>
 static __device__ __forceinline__ void store_pairs(const recurrent_chunks &chunks, const chunk_place &x,
                                                    SHARED &sm, channel_pairs &P, const float (&same)[2])
@@ -406,7 +421,7 @@ static __device__ __forceinline__ void store_pairs(const recurrent_chunks &chunk
     store_passing<SIDE>(chunks.P, x, stage, 0);
 }
 
-/* The warp's rows of L. */
+/* Writes the warp's rows of L = I + Diag(beta) A, without the unit diagonal, to the square. */
 template <class SHARED> static __device__ __forceinline__ void put_system(SHARED &sm, const channel_pairs &A)
 {
     const int w = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane % 4, row = w * BLOCK_TOKENS + lane / 4;

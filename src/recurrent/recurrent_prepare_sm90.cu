@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * The launches of PREPARE. */
+ * The launches of PREPARE: one thread block for each slot. */
 #include "src/gpu/launch.cuh"
 #include "src/recurrent/recurrent_chunks_sm90.h"
 #include "src/recurrent/recurrent_prepare_channels_sm90.cuh"

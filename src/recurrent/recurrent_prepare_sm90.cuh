@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * The first of the chunk kernels of Hopper: what of a chunk does not depend on the state, all chunks at once. With pre_i, suf_j the sums
- * of log decays to and after a token of the chunk and seg_ij = sum of those of j + 1 .. i:
+ * PREPARE, the first stage of the chunk kernels on Hopper: everything in a chunk that does not depend on the
+ * state, for all chunks in parallel. For tokens i and j of a chunk, pre_i is the inclusive prefix sum of the
+ * log decays up to i, suf_j the sum over the tokens after j, and seg_ij the sum over j + 1 .. i:
  *
- *     P_ij = q_i . (k_j e^seg_ij) for j <= i,   A_ij = k_i . (k_j e^seg_ij) for j < i,   q_in = q e^pre,   k_out = k e^suf
- *     additive: u_hat = beta v;   delta rule: Linv = (I + Diag(beta) A)^-1, u_hat = Linv Diag(beta) v, w = Linv Diag(beta) (k e^pre)
+ *     P_ij = q_i . (k_j e^seg_ij) for j <= i,   A_ij = k_i . (k_j e^seg_ij) for j < i
+ *     q_in = q e^pre,   k_out = k e^suf,   additive: u_hat = beta v
+ *     delta rule: Linv = (I + Diag(beta) A)^-1,   u_hat = Linv Diag(beta) v,   w = Linv Diag(beta) (k e^pre)
  *
- * A thread block is one chunk of one value head, and each of its four warps has 16 tokens. Here is what both kinds of gates share; the
- * kernels are in recurrent_prepare_tokens_sm90.cuh and recurrent_prepare_channels_sm90.cuh.
+ * A thread block computes one chunk of one value head; each of its four warps has 16 tokens. This file has
+ * what the kernels share. They are in recurrent_prepare_tokens_sm90.cuh (one gate per token, or none) and
+ * recurrent_prepare_channels_sm90.cuh (gates per channel).
  */
 #ifndef LOAM_RECURRENT_PREPARE_SM90_CUH
 #define LOAM_RECURRENT_PREPARE_SM90_CUH
@@ -19,7 +22,8 @@ enum { PREPARE_THREADS = 128 };
 
 static constexpr float LOG2_E = 1.44269504f;
 
-/* ------------------------------------------------------------------ pieces: 8 channels of a row */
+/* ------------------------------------------------------------------ pieces: 8 channels of
+ * a row, 16 bytes of bf16 */
 
 struct piece {
     float x[8];
@@ -66,7 +70,7 @@ static __device__ __forceinline__ uint4 scaled(const uint4 &bits, float factor)
     return pack(p);
 }
 
-/* What `high`, its rounding, lacks. */
+/* The lo part of p, whose hi part is `high`. */
 static __device__ __forceinline__ uint4 rest(const piece &p, const uint4 &high)
 {
     piece low = unpack(high);
@@ -77,7 +81,7 @@ static __device__ __forceinline__ uint4 rest(const piece &p, const uint4 &high)
     return pack(low);
 }
 
-/* Squares that float does not hold. */
+/* In float64: squares of bf16 numbers leave the range of float32. */
 static __device__ __forceinline__ double square_sum(const uint4 &bits)
 {
     const piece p = unpack(bits);
@@ -89,7 +93,8 @@ static __device__ __forceinline__ double square_sum(const uint4 &bits)
     return sum;
 }
 
-/* 1 / |x|, 0 for x = 0, as the product of a power of two, exact where it multiplies bf16, and a number of about 1. */
+/* 1 / |x|, and 0 for x = 0, as power * rest. `power` is a power of two, so that bf16 times `power` is
+ * exact; `rest` is about 1. */
 struct unit_factor {
     float power, rest;
 };
@@ -120,13 +125,14 @@ static __device__ __forceinline__ uint4 *slot_piece(__nv_bfloat16 *array, const 
     return (uint4 *)(array + (x.slot * CHUNK_TOKENS + r) * DIM + c);
 }
 
-/* Where element (row, column) of 64 columns of a warp's 16 rows lies while they pass through shared memory. */
+/* The index of element (row, column) in the staging buffer of a warp, 16 rows x 64 columns of bf16
+ * in the 128-byte swizzle. */
 static __device__ __forceinline__ int passing(int row, int column)
 {
     return row * SIDE + ((column / 8 ^ row % 8) * 8 | column % 8);
 }
 
-/* 64 columns of the warp's 16 rows of an array, from where they pass through. */
+/* Copies the staging buffer of the warp to its 16 rows of an array over slots, 64 columns from `column`. */
 template <int DIM>
 static __device__ __forceinline__ void store_passing(__nv_bfloat16 *array, const chunk_place &x,
                                                      const __nv_bfloat16 *stage, int column)
@@ -141,12 +147,14 @@ static __device__ __forceinline__ void store_passing(__nv_bfloat16 *array, const
     __syncwarp();
 }
 
+/* The staging buffer of the warp: its rows of the square. */
 static __device__ __forceinline__ __nv_bfloat16 *passing_stage(float *square)
 {
     return (__nv_bfloat16 *)(square + threadIdx.x / 32 * 16 * SQUARE_PITCH);
 }
 
-/* 64 columns of the warp's rows as the products leave them; LOW: what their rounding lacks. */
+/* Stores 64 columns of an accumulator, the warp's 16 rows, to an array over slots: the hi
+ * part, with LOW the lo part. */
 template <int DIM, bool LOW = false>
 static __device__ __forceinline__ void store_product(__nv_bfloat16 *array, const chunk_place &x,
                                                      float *square, const float (&out)[8][4], int column)
@@ -165,7 +173,7 @@ static __device__ __forceinline__ void store_product(__nv_bfloat16 *array, const
     store_passing<DIM>(array, x, stage, column);
 }
 
-/* Rows that solve nothing all end well. */
+/* Reports every row as solved, without a solver: these mechanisms have no system to solve. */
 static __device__ __forceinline__ void put_info(const loam_problem &p, const loam_args &a,
                                                 const chunk_place &x)
 {
@@ -203,7 +211,8 @@ static __device__ __forceinline__ void store_weighted(const recurrent_chunks &ch
     }
 }
 
-/* From L: Linv, u_hat and w. k, v: tiles, complete and fenced; `before` turns a token's k into beta k e^pre; LOW: k has a second part. */
+/* Inverts L and stores Linv, u_hat and w. k, v: tiles in shared memory, complete and fenced. before[j] is the
+ * factor from row j of the tiles of k to beta k e^pre. LOW: k_low has the lo part of k. */
 template <int DIM, bool LOW>
 static __device__ __forceinline__ void store_delta(const recurrent_chunks &chunks, const chunk_place &x,
                                                    float *square, const float *beta, const float *before,
@@ -222,7 +231,7 @@ static __device__ __forceinline__ void store_delta(const recurrent_chunks &chunk
     float own[4][4][2], out[1][8][4];
     weights_operand<2> m;
     load_square(own, square);
-    __syncthreads(); /* the square is now a stage */
+    __syncthreads(); /* all have read the square: from here it serves as staging buffers */
     scale_square(m, own, beta);
 #pragma unroll
     for (int c = 0; c < DIM; c += SIDE) {

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * PREPARE where a token has one decay for all channels, or none: P = (q k^T) o e^seg, from one product of the whole chunk.
+ * PREPARE where a token has one decay for all channels, or none: P = (q k^T) o e^seg, from one matrix
+ * product over the whole chunk; `o` is the elementwise product.
  *
- * e^seg_ij is found from pre_i - pre_j. Sums are made in float64 of log decays held at >= HELD, where e^HELD is 0 in float32 and float64
- * loses 1e-10, and kept as two floats: their difference is as exact as one of float64 wherever e^seg is not 0.
+ * e^seg_ij is computed from pre_i - pre_j. Log decays are clamped to at least HELD: e^HELD is 0 in float32,
+ * and the rounding of their sums in float64 is below 1e-10. A sum is stored as two floats, hi and lo, whose
+ * difference is as exact as one in float64 wherever e^seg is not 0.
  */
 #ifndef LOAM_RECURRENT_PREPARE_TOKENS_SM90_CUH
 #define LOAM_RECURRENT_PREPARE_TOKENS_SM90_CUH
@@ -13,16 +15,18 @@
 static constexpr float HELD = -1e4f;
 
 template <int DIM, bool DELTA> struct prepare_tokens_shared {
-    alignas(1024) __nv_bfloat16 q[SIDE * DIM], k[SIDE * DIM]; /* with a delta rule v takes the place of q */
+    alignas(1024) __nv_bfloat16 q[SIDE * DIM], k[SIDE * DIM]; /* with a delta rule, v overwrites q */
     float square[SQUARE_ELEMENTS];
-    float2 sum[SIDE]; /* pre to base 2, as two floats */
-    float pre[SIDE], suf[SIDE], beta[SIDE];
-    float q_norm[SIDE],
-        k_norm[SIDE];   /* what tiles lack of the features: 1, or 1 / |x| but for a power of two */
-    float before[SIDE]; /* from the tile of k to beta k e^pre */
+    float2 sum[SIDE];                       /* pre in the log2 domain, hi and lo */
+    float pre[SIDE], suf[SIDE], beta[SIDE]; /* e^pre, e^suf */
+    /* Factors from rows of the tiles to features: for features of length 1 the `rest`
+     * of unit_factor, else 1. */
+    float q_norm[SIDE], k_norm[SIDE];
+    float before[SIDE]; /* factors from rows of the tile of k to beta k e^pre */
 };
 
-/* The log decay of a token is read as that of a view, which for a constant of the head does not move. One warp: tokens 2 l, 2 l + 1. */
+/* Prefix sums of the log decays; called by one warp, whose lane l has tokens 2 l and 2 l + 1. A decay of the
+ * head is a view whose batch and token strides are 0. */
 template <class SHARED>
 static __device__ __forceinline__ void sum_gates(SHARED &sm, const loam_const_view &gates,
                                                  const chunk_place &x)
@@ -53,8 +57,9 @@ static __device__ __forceinline__ void sum_gates(SHARED &sm, const loam_const_vi
     }
 }
 
-/* Rows of a tile to their features, and to the array where there is one. Those of length 1 are rounded in the array alone: a factor of
- * the row is left to what is made of the tile. */
+/* Replaces the rows of a tile by their features, and stores these in `array` unless it is NULL. For features
+ * of length 1 the tile is multiplied by the power of two alone, which is exact; norm[r], the rest, multiplies
+ * what is computed from row r. */
 template <int DIM>
 static __device__ __forceinline__ void map_rows(__nv_bfloat16 *tile, float *norm, __nv_bfloat16 *array,
                                                 const chunk_place &x, loam_feature_map map)
@@ -83,7 +88,7 @@ static __device__ __forceinline__ void map_rows(__nv_bfloat16 *tile, float *norm
     }
 }
 
-/* The features of a tile, times the decay of their row where GATED, and where there is an array for it what the rounding lacks. */
+/* Stores the features of a tile, times decay[row] where GATED, and their lo part unless `low` is NULL. */
 template <int DIM, bool GATED>
 static __device__ __forceinline__ void store_scaled(__nv_bfloat16 *array, __nv_bfloat16 *low,
                                                     const chunk_place &x, const __nv_bfloat16 *tile,
@@ -102,7 +107,8 @@ static __device__ __forceinline__ void store_scaled(__nv_bfloat16 *array, __nv_b
     }
 }
 
-/* s becomes s o e^seg below the diagonal; on it s where DIAGONAL, else 0; 0 above. row_norm: what the rows lack. */
+/* s becomes s o e^seg below the diagonal; s on the diagonal where DIAGONAL, else 0; 0 above the diagonal.
+ * row_norm: the factors from rows of the tile to features. */
 template <bool GATED, bool DIAGONAL, class SHARED>
 static __device__ __forceinline__ void decay_pairs(float (&s)[8][4], const SHARED &sm, const float *row_norm)
 {
@@ -124,7 +130,7 @@ static __device__ __forceinline__ void decay_pairs(float (&s)[8][4], const SHARE
     }
 }
 
-/* The warp's rows of L. */
+/* Writes the warp's rows of L = I + Diag(beta) A, without the unit diagonal, to the square. */
 template <class SHARED> static __device__ __forceinline__ void put_system(SHARED &sm, const float (&s)[8][4])
 {
     const int i = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, j = threadIdx.x % 4 * 2;

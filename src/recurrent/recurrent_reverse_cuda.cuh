@@ -1,20 +1,24 @@
 /* SPDX-License-Identifier: MIT
  *
- * The recurrence in reverse, some rows of the state of a head by one thread block. The states before each token of a block of
- * `every` tokens are made again from the one kept at its beginning. With dM the gradient of M_t, from the last token to the first:
+ * The recurrence in reverse. A thread block has some rows of the state of a head. From the state kept at the
+ * beginning of each span of `every` tokens, it computes the states before all tokens of the span again, then
+ * goes back through them. With dM the gradient of M_t, from the last token to the first:
  *
  *     dM += dy x^T + dz z^T,   dx = M^T dy
- *     du = dM k,   dk = dM^T u - [delta rule] D^T dw,   dw = beta du,   dbeta = du . err,   dM -= [delta rule] dw k^T
- *     dg_c = sum_r dM_rc D_rc,   dM <- dM Diag(e^g)
+ *     du = dM k,   dk = dM^T u - [delta rule] D^T dw,   dw = beta du,   dbeta = du . err
+ *     dM -= [delta rule] dw k^T,   dg_c = sum_r dM_rc D_rc,   dM <- dM Diag(e^g)
  *
- * dy is the gradient of what the row reads; rows of H, which are solved with, have -z_r / 2 for it and dz_r = -x_r / 2, all others
- * dz = 0. Sums over rows are taken in the order of lanes, warps and tiles, and left for recurrent_gather_cuda.cuh. */
+ * dy is the gradient of y = M x, and dz = 0. For rows of H (MesaNet), dy_r = -z_r / 2 and dz_r = -x_r / 2.
+ * Sums over rows are added in the order of lanes, warps and tiles; recurrent_gather_cuda.cu adds up the parts
+ * of the thread blocks.
+ */
 #ifndef LOAM_RECURRENT_REVERSE_CUDA_CUH
 #define LOAM_RECURRENT_REVERSE_CUDA_CUH
 
 #include "src/recurrent/recurrent_backward_cuda.cuh"
 
-/* Threads of a block and tokens staged at a time, so that all GPUs have the shared memory; rows of a lane. */
+/* Threads of a block; tokens staged at a time, few enough for the shared memory of all GPUs; rows of the
+ * state in a lane. */
 template <int LANES> constexpr int reverse_threads = LANES == 32 ? 128 : 256;
 template <int LANES> constexpr int reverse_staged = LANES == 32 ? 2 : LANES == 16 ? 4 : 8;
 template <class REAL, int LANES> constexpr int reverse_groups = solves<REAL> || LANES == 4 ? 1 : 2;
@@ -38,17 +42,17 @@ template <class REAL, int LANES, int GROUPS> struct reverse_stage {
     REAL z[solves<REAL> ? shape::staged : 1][solves<REAL> ? shape::width : 4];
     REAL w[shape::staged][shape::rows], dy[shape::staged][shape::rows], dz[shape::staged][shape::rows];
     REAL dw[shape::staged][shape::rows];
-    REAL columns[3][shape::warps][shape::width]; /* dx, dk, dg of the warps' rows */
-    REAL scalars[shape::warps];                  /* dbeta */
+    REAL columns[3][shape::warps][shape::width]; /* of dx, dk and dg, summed over the rows of each warp */
+    REAL scalars[shape::warps];                  /* of dbeta, likewise */
     REAL beta[shape::staged];
 };
 
-/* One tile of a head: rows row0 .. of the state. */
+/* A tile: rows row0 .. of the state of a head. */
 struct reverse_tile {
     recurrent_seq seq;
-    int64_t h, row0, rows; /* rows of the whole state */
+    int64_t h, row0, rows; /* rows: of the whole state */
     int part;
-    bool first; /* of its block: sums are written, by the others added to */
+    bool first; /* first tile of its thread block: writes its sums, later ones add to them */
 };
 
 template <class REAL>
@@ -73,10 +77,11 @@ static __device__ __forceinline__ REAL read_gradient(const reverse<REAL> &s, con
     return -along / weight / weight;
 }
 
-/* What takes the state forwards; also gradients of what is read; also what takes the gradient of the state backwards. */
+/* What to load: for the state forward; the same and the gradients of reads; all that the step
+ * backward needs. */
 typedef enum reverse_loads { LOAD_WRITE, LOAD_READ, LOAD_BACK } reverse_loads;
 
-/* Tokens first .. first + n - 1. */
+/* Stages tokens first .. first + n - 1 in shared memory. */
 template <class REAL, int LANES, int GROUPS>
 static __device__ __forceinline__ void reverse_load(const reverse<REAL> &s,
                                                     reverse_stage<REAL, LANES, GROUPS> &stage,
@@ -134,7 +139,7 @@ static __device__ __forceinline__ void reverse_load(const reverse<REAL> &s,
     __syncthreads();
 }
 
-/* m <- D = M Diag(e^g), u. Returns nothing else: M is D + u k. */
+/* m <- D = M Diag(e^g); err and u of the write, which would make it M = D + u k^T. */
 template <class REAL, int LANES, int GROUPS>
 static __device__ __forceinline__ void decay_and_write(const reverse<REAL> &s,
                                                        const reverse_stage<REAL, LANES, GROUPS> &stage, int t,
@@ -172,7 +177,7 @@ static __device__ __forceinline__ void put_columns(REAL *to, REAL (&x)[CHANNELS]
     }
 }
 
-/* One token back; m holds the state before it. */
+/* One token backward. m holds the state before the token, and becomes D; dm is dM. */
 template <class REAL, int LANES, int GROUPS>
 static __device__ __forceinline__ void reverse_token(const reverse<REAL> &s,
                                                      reverse_stage<REAL, LANES, GROUPS> &stage, int t,
@@ -256,7 +261,7 @@ static __device__ __forceinline__ void reverse_token(const reverse<REAL> &s,
     }
 }
 
-/* In the order of the warps. */
+/* The sum of a column over the warps, in their order. */
 template <int WARPS, int WIDTH, class REAL>
 static __device__ __forceinline__ REAL column_sum(const REAL (&columns)[WARPS][WIDTH], int c)
 {
@@ -273,7 +278,7 @@ template <class REAL> static __device__ __forceinline__ void put_sum(REAL *place
     *place = first ? sum : *place + sum;
 }
 
-/* What the warps have left of token t joins what other tiles of the block have. */
+/* Adds the warps' sums for token t to those of the earlier tiles of the thread block. */
 template <class REAL, int LANES, int GROUPS>
 static __device__ __forceinline__ void put_sums(const reverse<REAL> &s,
                                                 const reverse_stage<REAL, LANES, GROUPS> &stage,
@@ -299,7 +304,7 @@ static __device__ __forceinline__ void put_sums(const reverse<REAL> &s,
     }
 }
 
-/* dw of rows of values is grad_v; that of rows of H joins dk. */
+/* Writes dw: grad_v for rows of values; for rows of H, a part of dk that gather_kernel adds. */
 template <class REAL, int LANES, int GROUPS>
 static __device__ __forceinline__ void put_values(const reverse<REAL> &s,
                                                   const reverse_stage<REAL, LANES, GROUPS> &stage,
@@ -321,7 +326,7 @@ static __device__ __forceinline__ void put_values(const reverse<REAL> &s,
     }
 }
 
-/* This thread's part of the states before the tokens of one block, as it lies in registers. */
+/* The states before the tokens of one span, this thread's part, in the order of its registers. */
 template <class REAL, int LANES, int GROUPS> struct before_states {
     quad<REAL> *at;
 
@@ -355,7 +360,7 @@ template <class REAL, int LANES, int GROUPS> struct before_states {
     }
 };
 
-/* Tokens first .. end - 1 forwards, the states before them kept. */
+/* Takes the state forward through tokens first .. end - 1 and stores it before each of them. */
 template <class REAL, int LANES, int GROUPS>
 static __device__ __forceinline__ void replay(const reverse<REAL> &s,
                                               reverse_stage<REAL, LANES, GROUPS> &stage,
@@ -437,7 +442,7 @@ static __device__ __forceinline__ void reverse_rows(const reverse<REAL> &s,
     }
 }
 
-/* What the blocks of one head do: tiles part, part + parts, ... of its rows. */
+/* Calls each(tile) for the tiles of this thread block: part, part + parts, ... of the rows of its head. */
 template <class REAL, int LANES, int GROUPS, class TILE>
 static __device__ __forceinline__ void for_tiles(const reverse<REAL> &s, int64_t rows, const TILE &each)
 {
@@ -465,7 +470,7 @@ __global__ void __launch_bounds__(reverse_threads<LANES>)
     });
 }
 
-/* dx = S^T do of all tokens, S on its way through them. */
+/* dx = S^T do for all tokens, as S goes forward through them. */
 template <class REAL, int LANES, int GROUPS>
 static __device__ __forceinline__ void adjoint_rows(const reverse<REAL> &s,
                                                     reverse_stage<REAL, LANES, GROUPS> &stage,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * The pass from the last chunk to the first: gradients of states, and du of the delta rules. */
+ * REVERSE, from the last chunk to the first: gradients of the states and, with a delta rule, du. */
 #include "src/recurrent/recurrent_chunks_sm90.h"
 #include "src/recurrent/recurrent_pass_launch_sm90.cuh"
 

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the chunk kernels of the recurrent family share on GPUs: chunks of 64 tokens, the slots that hold what is known of one of
- * them for one value head, and the arrays over slots that one kernel hands to the next.
+ * Chunks, slots and the arrays over slots of the chunk kernels on GPUs. A chunk is 64 tokens of one sequence,
+ * fewer at its end. A slot is the place of one chunk of one value head in the workspace arrays through which
+ * a kernel passes its results to the next:
  *
- *     slot = head * chunks + base_b + c     chunk c of sequence b
+ *     slot = head * per_head + base_b + c     chunk c of sequence b, per_head slots for each value head
  *
- * with base_b = b ceil(len / 64) or, where sequences are packed, cu_q[b] / 64 + b: sequences then never share a slot, whatever their
- * lengths, and where one begins needs no look at the others. Some slots there belong to nobody.
+ * with base_b = b ceil(len / 64) or, for packed sequences, cu_q[b] / 64 + b. The packed form depends on the
+ * beginning of sequence b alone, and no two sequences share a slot, whatever their lengths. Some slots of
+ * packed sequences are unused: they have no chunk.
  */
 #ifndef LOAM_RECURRENT_SLOTS_CUDA_CUH
 #define LOAM_RECURRENT_SLOTS_CUDA_CUH
@@ -16,8 +18,8 @@
 
 enum { CHUNK_TOKENS = 64 };
 
-/* Rows of chunks: those of a view, or an array over slots [64][dim], whose rows beyond the sequence are 0. `share` value heads read
- * one head of the view. */
+/* Where the rows of a chunk are read: in a view of an argument, or in an array over slots, [64][dim] for each
+ * slot, whose rows beyond the end of the sequence are 0. `share` value heads read one head of the view. */
 struct chunk_source {
     const __nv_bfloat16 *data;
     int64_t batch, head, token;
@@ -25,45 +27,52 @@ struct chunk_source {
     bool by_slot;
 };
 
-/* The arrays over slots; NULL where the problem has no use for one. What is only read by others are sources, as nothing may have to be
- * done to an argument. Notation of docs/recurrent.md; the scale multiplies o and what is made of grad_o. */
+/* The arrays over slots; NULL where the problem does not need one. Members that later kernels only read are
+ * chunk_sources, because they may be arguments that need no preparation: without gates, for example, q_in is
+ * q. Notation of docs/recurrent.md; `scale` is in none of the arrays of PREPARE and PASS, it multiplies o and
+ * what is computed from grad_o. */
 struct recurrent_chunks {
-    int64_t per_head, slots; /* slots of a head, of all */
-    int64_t per_sequence;    /* not packed: chunks of a sequence */
+    int64_t per_head, slots; /* slots of one value head, of all value heads */
+    int64_t per_sequence;    /* chunks of a sequence, where sequences are not packed */
 
     chunk_source q_given, k_given, v, grad_o; /* arguments; grad_o: backward */
-    chunk_source q,
-        k; /* features; with gates in forward no array holds them: data is then NULL, but where they are the arguments */
+    /* Features of q and k. A gated forward pass does not store them: without a feature map they are the
+     * arguments, else data is NULL. */
+    chunk_source q, k;
     chunk_source q_in, k_out; /* q e^pre, k e^suf */
-    chunk_source u_hat, u; /* beta v, delta rule: Linv Diag(beta) v; u_hat - w S0^T, in the memory of u_hat */
-    __nv_bfloat16 *q_features, *k_features, *q_decayed, *k_decayed,
-        *values; /* the memory of q, k, q_in, k_out, u_hat and u */
-    __nv_bfloat16 *k_low,
-        *values_low; /* delta rule, what k_out and u_hat or u lack of float32: their roundings would go round with
-                                          the state; NULL where k_out is the argument. Backward u has no second part */
-    __nv_bfloat16 *P;           /* [64][64]: q_i . (k_j e^seg_ij), 0 above the diagonal */
-    float *total;               /* [dim_qk]: e^(sum of the gates) of each channel */
-    float *after;               /* [64]: e^suf, where the pass takes k as it is and decays u; else NULL */
-    __nv_bfloat16 *w;           /* delta rule, [64][dim_qk]: Linv Diag(beta) (k e^pre) */
+    /* u_hat = beta v, with a delta rule Linv Diag(beta) v. u = u_hat, with a delta rule u_hat - w S0^T, which
+     * overwrites u_hat. S0 is the state at the beginning of the chunk. */
+    chunk_source u_hat, u;
+    /* The memory of q, k, q_in, k_out, and of u_hat and u. */
+    __nv_bfloat16 *q_features, *k_features, *q_decayed, *k_decayed, *values;
+    /* Delta rule: the lo parts of k_out, and of u_hat or u, because the state would carry rounding errors of
+     * the hi parts from chunk to chunk. k_low is NULL where the pass reads the argument k itself. In a
+     * backward pass u has no lo part. */
+    __nv_bfloat16 *k_low, *values_low;
+    __nv_bfloat16 *P; /* [64][64]: q_i . (k_j e^seg_ij), 0 above the diagonal */
+    float *total;     /* [dim_qk]: e^(sum of the gates) of each channel */
+    float *after;     /* [64]: e^suf, where the forward pass reads k without decay and decays u; else NULL */
+    __nv_bfloat16 *w; /* delta rule, [64][dim_qk]: Linv Diag(beta) (k e^pre) */
     __nv_bfloat16 *states;      /* [dim_v][dim_qk]: at the beginning of the chunk */
     float *inverse;             /* delta rule, backward, [64][64]: Linv = (I + Diag(beta) A)^-1 */
     __nv_bfloat16 *du;          /* backward, [64][dim_v] */
     __nv_bfloat16 *grad_states; /* backward, [dim_v][dim_qk]: gradient of the state at the end of the chunk */
-    __nv_bfloat16 *grad_q,
-        *grad_k; /* backward where value heads share a key head, [64][dim_qk]: what each adds to the
-                                       gradients of the features */
-    float *grad_scale,
-        *grad_decay; /* backward, 1 a slot: sum of q . dq; of the gradients of the gates, where a head has one */
+    /* Backward where value heads share a key head, [64][dim_qk]: the contribution of one value head to the
+     * gradients of the features. */
+    __nv_bfloat16 *grad_q, *grad_k;
+    /* Backward, one number per slot: the sum of q . dq; the sum of the gradients of the gates,
+     * where a head has one gate. */
+    float *grad_scale, *grad_decay;
 };
 
-/* ------------------------------------------------------------------ carving */
+/* ------------------------------------------------------------------ allocation */
 
 static inline chunk_source chunk_source_of_view(const loam_const_view *view, int64_t share)
 {
     return { (const __nv_bfloat16 *)view->data, view->batch, view->head, view->token, (int)share, false };
 }
 
-/* The array where there is one, else the source that stands for it. */
+/* The array over slots if `stored`, else `other`. */
 static inline chunk_source chunk_source_or(const __nv_bfloat16 *array, bool stored, const chunk_source &other)
 {
     return stored ? chunk_source{ array, 0, 0, 0, 1, true } : other;
@@ -71,14 +80,16 @@ static inline chunk_source chunk_source_or(const __nv_bfloat16 *array, bool stor
 
 static inline bool recurrent_is_packed(const loam_problem *p) { return p->total_q >= 0; }
 
-/* The arrays of a pass from `pool`, sources from the arguments; measuring alone needs none. */
+/* Allocates the arrays of a pass in `pool` and sets the sources. `a` is NULL where
+ * only the size is wanted. */
 static inline recurrent_chunks recurrent_chunks_carve(const loam_problem *p, const loam_args *a,
                                                       bool backward, arena *pool)
 {
     const recurrent_form *form = recurrent_form_of(p->mechanism);
     const bool gated = form->gate != GATE_NONE, mapped = p->feature_map != LOAM_FEATURES_IDENTITY;
     const bool features = mapped && (backward || !gated), weighted = form->beta;
-    /* k has no second part, and e^suf, one number of a token, is left to u, which has two. */
+    /* e^suf is one number per token and multiplies u, which has a lo part, so that k stays
+     * exact and needs no lo part. */
     const bool late = form->delta && form->gate == GATE_TOKEN && !mapped;
     const int64_t share = p->heads_v / p->heads_q;
     recurrent_chunks x = {};
@@ -127,7 +138,7 @@ static inline recurrent_chunks recurrent_chunks_carve(const loam_problem *p, con
     return x;
 }
 
-/* Rows that 16-byte copies can read and write. */
+/* True if 16-byte accesses can read and write the rows of a view; `elements` are 16 bytes. */
 static inline bool chunk_view_aligned(const void *data, int64_t batch, int64_t head, int64_t token,
                                       int64_t elements)
 {
@@ -137,12 +148,14 @@ static inline bool chunk_view_aligned(const void *data, int64_t batch, int64_t h
 
 /* ------------------------------------------------------------------ sequences and chunks */
 
-/* A sequence: token t is row first + t of the token axis at batch index b of the views; chunk c has slot base + c of its head. */
+/* Sequence `index`: token t is row first + t of the token axis at batch index b of the views; chunk c has
+ * slot base + c of its head. */
 struct chunk_sequence {
     int64_t b, first, len, index, base;
 };
 
-/* On a GPU nobody has looked at the lengths: they are held within the arrays here. */
+/* cu_q is in device memory, where the host has not checked it: it is clamped to the
+ * size of the arrays here. */
 static __device__ __forceinline__ chunk_sequence chunk_sequence_at(const loam_problem &p, const loam_args &a,
                                                                    const recurrent_chunks &x, int64_t index)
 {
@@ -154,7 +167,8 @@ static __device__ __forceinline__ chunk_sequence chunk_sequence_at(const loam_pr
     return { 0, first, min(end - first, p.len_q), index, first / CHUNK_TOKENS + index };
 }
 
-/* The chunk of a slot: its rows are first .. first + tokens - 1 of the token axis. No tokens: the slot is nobody's. */
+/* The chunk of a slot: its rows are first .. first + tokens - 1 of the token axis. tokens
+ * = 0: the slot is unused. */
 struct chunk_place {
     int64_t slot, h, b, first;
     int64_t index, c, chunks; /* chunk c of the `chunks` of sequence `index` */
@@ -175,7 +189,7 @@ static __device__ __forceinline__ chunk_place chunk_of_sequence(const recurrent_
              (int)max(min(rest, (int64_t)CHUNK_TOKENS), (int64_t)0) };
 }
 
-/* Thread block n = slot n. */
+/* Kernels with a thread block for each slot call it with blockIdx.x. */
 static __device__ __forceinline__ chunk_place chunk_of_slot(const loam_problem &p, const loam_args &a,
                                                             const recurrent_chunks &x, int64_t slot)
 {
@@ -183,7 +197,7 @@ static __device__ __forceinline__ chunk_place chunk_of_slot(const loam_problem &
     int64_t index;
     if (p.total_q < 0) {
         index = at / x.per_sequence;
-    } else { /* the last sequence that begins at or before it: bases ascend */
+    } else { /* binary search for the last sequence whose base is at most `at`: bases ascend */
         int64_t low = 0, high = p.batch - 1;
         while (low < high) {
             const int64_t middle = (low + high + 1) / 2;
@@ -210,8 +224,9 @@ static __device__ __forceinline__ const __nv_bfloat16 *chunk_row(const chunk_sou
                                : x.b * s.batch + x.h / s.share * s.head + (x.first + r) * s.token);
 }
 
-/* 64 rows of DIM channels into DIM / 64 tiles of hopper.cuh, zeros beyond the sequence. Asynchronous: commit and wait before use, and
- * fence_async_proxy() before wgmma. THREADS threads take part, `thread` of them. */
+/* Copies 64 rows of DIM channels into DIM / 64 tiles of hopper.cuh; rows beyond the sequence become 0.
+ * Asynchronous: commit and wait before use, and fence_async_proxy() before wgmma. All THREADS_LOADING threads
+ * call it, each with its own `thread`. */
 template <int DIM, int THREADS_LOADING>
 static __device__ __forceinline__ void load_chunk(__nv_bfloat16 *tiles, const chunk_source &s,
                                                   const chunk_place &x, int thread)

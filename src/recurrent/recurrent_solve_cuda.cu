@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: MIT
- * The systems of MesaNet, one token after another: H follows its recurrence, A = (H + H^T) / 2 + Lambda = L D L^T is factored anew.
- * All of it is float64. One square holds both: H in the lower triangle, the factor's columns, transposed and times D, above. */
+ * The systems of MesaNet in float64, one token after another: H follows its recurrence, and A = (H + H^T) / 2
+ * + Lambda = L D L^T is factored for each token. One square array holds both: H in the lower triangle, and
+ * above the diagonal the columns of L times D, transposed. */
 #include "src/recurrent/recurrent_solve_cuda.cuh"
 
 enum { SOLVE_THREADS = 256, SOLVE_WARPS = SOLVE_THREADS / 32 };
 
-/* A pivot of A at or below this part of the largest diagonal entry is zero, as in the reference. */
+/* A pivot of A at or below this share of the largest diagonal entry counts as zero, as in the reference. */
 #define LEAST_PIVOT 1e-14
 
-/* H fits shared memory of all GPUs up to here; beyond, it stays where it was kept. */
+/* Up to this dimension H fits the shared memory of all GPUs; beyond it, H stays where it was kept, in
+ * the workspace. */
 enum { SHARED_DIM = 96 };
 
 struct solve {
@@ -18,19 +20,19 @@ struct solve {
     kept_states<double> system;
     double *x, *dx;
     int parts;
-    int64_t plane; /* elements of a part of dx */
+    int64_t plane; /* elements of one part of dx */
     kept_states<float> states;
-    const int32_t *only; /* where it is given, H is in `states`, and only these slots are wanted */
+    const int32_t *only; /* flags by slots, or NULL: chunks to solve, with H taken from `states` */
 };
 
 struct solve_stage {
     double k[LOAM_MAX_DIM], q[LOAM_MAX_DIM], ridge[LOAM_MAX_DIM];
-    double diagonal[LOAM_MAX_DIM]; /* of A, D, then 1 / D */
-    double right[2][LOAM_MAX_DIM]; /* right sides, then solutions */
+    double diagonal[LOAM_MAX_DIM]; /* of A, then D, then 1 / D */
+    double right[2][LOAM_MAX_DIM]; /* right-hand sides, then solutions */
     double wrong[LOAM_MAX_DIM];    /* residuals */
 };
 
-/* Row r of the square begins at row * pitch. */
+/* A square matrix: row r begins at at[r * pitch]. */
 struct square {
     double *at;
     int pitch, d;
@@ -44,7 +46,7 @@ static __device__ __forceinline__ double warp_max(double x)
     return x;
 }
 
-/* H <- its symmetric part, into the lower triangle. */
+/* Lower triangle of H <- its symmetric part, from a kept state. */
 template <class REAL>
 static __device__ __forceinline__ void load_system(const square &h, const REAL *kept, int64_t width)
 {
@@ -55,7 +57,7 @@ static __device__ __forceinline__ void load_system(const square &h, const REAL *
     }
 }
 
-/* H <- a H + beta k k^T, and A from it. */
+/* H <- a H + beta k k^T, and A = H + Lambda. */
 static __device__ __forceinline__ void write_system(const square &h, solve_stage &x, double a, double beta)
 {
     for (int r = threadIdx.x / 32; r < h.d; r += SOLVE_WARPS) {
@@ -72,7 +74,8 @@ static __device__ __forceinline__ void write_system(const square &h, solve_stage
     }
 }
 
-/* A = L D L^T column by column, and right <- L^-1 right. False: A is singular. All threads agree. */
+/* Factors A = L D L^T column by column, and right <- L^-1 right for the first `sides` right-hand sides.
+ * False, in all threads, where A is singular. */
 static __device__ __forceinline__ bool factor_system(const square &h, solve_stage &x, int sides)
 {
     const int lane = threadIdx.x % 32;
@@ -122,7 +125,7 @@ static __device__ __forceinline__ void substitute(const square &h, const solve_s
     }
 }
 
-/* |A x - q|, x the first solution, over |q|. Only thread 0 gets it. */
+/* The relative residual |A x - q| / |q| of the first solution, in thread 0 only. */
 static __device__ __forceinline__ float residual_of(const square &h, solve_stage &x)
 {
     const int lane = threadIdx.x % 32;
@@ -183,7 +186,7 @@ static __device__ __forceinline__ void put_token(const solve &s, const solve_sta
     }
 }
 
-/* One block for SOLVE_TOKENS tokens of a head. */
+/* One thread block for each SOLVE_TOKENS tokens of a head. */
 __global__ void __launch_bounds__(SOLVE_THREADS) solve_kernel(const __grid_constant__ solve s)
 {
     extern __shared__ __align__(16) char shared[];

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * A span of up to 32 tokens of one head forwards, float32: the chunk of recurrent_chunk.h, whose arrays it uses, in the size
- * that takes fewest operations. What lies beyond the diagonal is left out by blocks of 16 tokens: P and A are [SPAN][SPAN],
- * and of a row what its own block and those before hold; A is -Diag(beta) A. Rows beyond the last token are 0 in q, k, u. */
+ * Forward of a span of up to 32 tokens of one head, float32: the equations and arrays of recurrent_chunk.h,
+ * at the length that needs the fewest operations. Blocks of 16 x 16 tokens above the diagonal are not
+ * computed. P and A are [SPAN][SPAN], and A holds -Diag(beta) A. Rows beyond the last token are 0 in
+ * q, k, u. */
 #ifndef LOAM_RECURRENT_SPAN_H
 #define LOAM_RECURRENT_SPAN_H
 
@@ -16,7 +17,8 @@ enum { SPAN = 2 * BLOCK };
 
 /* ------------------------------------------------------------------ loading */
 
-/* Rows beyond the tokens; mostly there are none, and a memset of nothing costs a hundred cycles here. */
+/* Zeroes rows beyond the tokens. Usually there are none, and a memset of 0 bytes takes a
+ * hundred cycles here. */
 static inline void span_clear_rest(const chunk *x, float *rows, int64_t width)
 {
     if (x->tokens < SPAN) {
@@ -61,7 +63,7 @@ static inline void span_load(chunk *x, int64_t first, int64_t tokens)
     FOR_SPAN(t) { x->beta[t] = t >= tokens ? 0 : x->form->beta ? betas[at + t * beta->token] : 1; }
 }
 
-/* What the next span reads and writes comes from memory while this one's products are made. */
+/* The rows that the next span reads and writes, to be prefetched during the products of this span. */
 static inline ahead span_ahead(const chunk *x)
 {
     const loam_args *a = x->a;
@@ -82,9 +84,7 @@ static inline ahead span_ahead(const chunk *x)
     };
 }
 
-/* ------------------------------------------------------------------ products of pairs
- *
- * Rows begin .. begin + BLOCK - 1 and the lanes of some blocks. */
+/* ------------------------------------------------------------------ products of pairs of tokens */
 
 #if defined __AVX512F__
 enum { PAIR_ROWS = 8 };
@@ -92,7 +92,7 @@ enum { PAIR_ROWS = 8 };
 enum { PAIR_ROWS = 4 };
 #endif
 
-/* to [PAIR_ROWS][SPAN] <- a [PAIR_ROWS][width] b [d][stride], of 2 or 1 vectors of lanes */
+/* to [PAIR_ROWS][SPAN] <- a [PAIR_ROWS][width] b [d][stride], for 2 or 1 vectors of lanes. */
 VEC_INLINE void span_products(const int vecs, float *restrict to, const float *restrict a, int64_t width,
                               const float *restrict b, int64_t stride, int64_t d)
 {
@@ -125,7 +125,7 @@ VEC_INLINE void span_products(const int vecs, float *restrict to, const float *r
     }
 }
 
-/* The block of rows at `to`, lanes 0 .. lanes - 1, of rows `width` apart */
+/* A block of BLOCK rows at `to`, lanes 0 .. lanes - 1: the products of rows, `width` apart, with keys. */
 static inline void span_block_products(float *to, const float *rows, int64_t width, const float *keys,
                                        int64_t stride, int64_t d, int64_t lanes)
 {
@@ -140,9 +140,10 @@ static inline void span_block_products(float *to, const float *rows, int64_t wid
     }
 }
 
-/* ------------------------------------------------------------------ one decay a token, or none */
+/* ------------------------------------------------------------------ one decay per token, or none */
 
-/* e^seg of a block's own pairs. Sums begin at 0 beyond a closed gate too: e^-inf is 0 for good. */
+/* e^seg of pairs within a block. A gate of -inf makes sums across it -inf; sums that begin after it
+ * begin at 0. */
 static inline void span_decays_within(const chunk *x, int64_t begin)
 {
     for (int64_t lane = 0; lane < BLOCK; lane += VL) {
@@ -155,11 +156,11 @@ static inline void span_decays_within(const chunk *x, int64_t begin)
     }
 }
 
-/* between [SPAN][SPAN], before, after, total. */
+/* between [SPAN][SPAN], before, after, total. rise and fall are the sums within a block, to and
+ * after a token. */
 static inline void span_decays(chunk *x)
 {
-    float rise[SPAN], fall[SPAN],
-        sum[2] = { 0, 0 }; /* sums within the blocks: to and after a token, of all */
+    float rise[SPAN], fall[SPAN], sum[2] = { 0, 0 }; /* sum: of each block */
     for (int64_t t = 0; t < BLOCK; t++) {
         rise[t] = sum[0] += x->gate[t];
         rise[BLOCK + t] = sum[1] += x->gate[BLOCK + t];
@@ -187,7 +188,7 @@ static inline void span_decays(chunk *x)
     }
 }
 
-/* Without gates `between` is 1 up to the diagonal. */
+/* Without gates `between` is 1 up to and on the diagonal. */
 static inline void span_no_decays(chunk *x)
 {
     FOR_WIDTH(c, x) { v_store(x->total + c, v_set(1)); }
@@ -200,7 +201,7 @@ static inline void span_no_decays(chunk *x)
     }
 }
 
-/* A block of rows of P or A: times e^seg and the row's factor, 0 beyond the diagonal. */
+/* A block of rows of P or A: times e^seg and the row's factor; 0 above the diagonal. */
 static inline void span_decay_pairs(const chunk *x, float *pairs, int64_t begin, const float *factor)
 {
     for (int64_t i = begin; i < begin + BLOCK; i++) {
@@ -251,13 +252,14 @@ static inline void span_pairs_of_tokens(chunk *x)
     }
 }
 
-/* q e^pre and k e^suf */
+/* q e^pre and k e^suf. */
 static inline const float *span_reads(const chunk *x) { return x->form->gate == GATE_NONE ? x->q : x->q_in; }
 static inline const float *span_writes(const chunk *x) { return x->form->gate == GATE_NONE ? x->k : x->tail; }
 
-/* ------------------------------------------------------------------ a decay for each channel */
+/* ------------------------------------------------------------------ one decay per channel */
 
-/* The gates of a block: e^gate, e^pre and e^suf within it times q and k, in place of gates, q_in, k_in and tail. */
+/* For the rows of block i: gate <- e^gate; q_in, k_in and tail <- q, k e^pre and k e^suf, with
+ * sums within the block. */
 static inline void span_block_rows(const chunk *x, int64_t i)
 {
     const int64_t width = x->width, begin = i * BLOCK * width, end = begin + BLOCK * width;
@@ -281,7 +283,8 @@ static inline void span_block_rows(const chunk *x, int64_t i)
     }
 }
 
-/* parts of q . k (and k . k) of the pairs of row i with keys `begin` .. i, whose decays join i on the way back */
+/* Per lane partial sums of q . k (or k . k) of row i with keys begin .. i, whose decays are multiplied
+ * from i down. */
 VEC_INLINE void span_diagonal_parts(const int vecs, const chunk *x, const float *row, int64_t i,
                                     int64_t begin, int64_t c, bool add, float *part)
 {
@@ -303,7 +306,7 @@ VEC_INLINE void span_diagonal_parts(const int vecs, const chunk *x, const float 
     }
 }
 
-/* The pairs of a block's own tokens: pairs [BLOCK][SPAN] times the row's factor, of rows and keys. */
+/* pairs [BLOCK][SPAN] of a block's own tokens: products of rows and keys, times the factor of the row. */
 static inline void span_diagonal_block(const chunk *x, float *pairs, const float *row, int64_t begin,
                                        const float *factor)
 {
@@ -378,7 +381,8 @@ static inline void span_pairs(chunk *x)
 
 /* ------------------------------------------------------------------ 64 channels of v */
 
-/* Rows of u less what A says of the rows before, in registers; both are of the block's own tokens. */
+/* Forward substitution within a block, in registers: u_i += sum_{j<i} A_ij u_j, where A
+ * holds -Diag(beta) A. */
 static inline void span_solve_block(const float *restrict A, float *restrict u)
 {
     enum { ROWS = VL < 16 ? 8 : 16 };
@@ -412,7 +416,7 @@ static inline void span_solve_block(const float *restrict A, float *restrict u)
     }
 }
 
-/* beta v, 0 beyond the tokens and beyond the last channel */
+/* u <- beta v; 0 beyond the tokens and beyond the last channel. */
 static inline void span_load_values(const chunk *x, float *u, int64_t panel)
 {
     const int64_t from = panel * LANES, rest = x->p->dim_v - from, n = rest < LANES ? rest : LANES;
@@ -431,7 +435,7 @@ static inline void span_load_values(const chunk *x, float *u, int64_t panel)
     span_clear_rest(x, u, LANES);
 }
 
-/* u of a panel, from the state before the span. */
+/* u of a panel of 64 channels, from the state before the span. */
 static inline void span_write(const chunk *x, const float *state, int64_t panel, ahead *next)
 {
     float *u = chunk_panel(x->u, panel);
@@ -445,7 +449,7 @@ static inline void span_write(const chunk *x, const float *state, int64_t panel,
     }
 }
 
-/* o of a panel, from the state before the span; a weight of 0 has no mean. */
+/* o of a panel, from the state before the span; 0 where the weight of a normalised read is 0. */
 static inline void span_read(const chunk *x, const float *state, int64_t panel, ahead *next)
 {
     const loam_view *o = &x->a->o;
@@ -469,7 +473,7 @@ static inline void span_read(const chunk *x, const float *state, int64_t panel, 
     }
 }
 
-/* The state of a panel, [width][LANES], goes to the end of the span. */
+/* Updates the state of a panel, [width][LANES], to the end of the span. */
 static inline void span_advance(const chunk *x, float *state, int64_t panel, ahead *next)
 {
     const term keys = { span_writes(x), 1, x->width, chunk_panel(x->u, panel), x->tokens };
@@ -477,7 +481,8 @@ static inline void span_advance(const chunk *x, float *state, int64_t panel, ahe
     terms_sum((terms_rows){ state, LANES, state, total }, x->d, 1, &keys, next);
 }
 
-/* The weights of normalised reads: as if v had a channel of ones. mass [width] is its state. */
+/* The weights of normalised reads: as for a channel of v that is 1 everywhere. mass [width]: the state of
+ * that channel. */
 static inline void span_weigh(const chunk *x, const float *mass)
 {
     for (int64_t i = 0; i < x->tokens; i++) {

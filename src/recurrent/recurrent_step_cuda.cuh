@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * One token at the speed of memory: some rows of a state by one warp, which waits for no other. All that a token brings is asked for
- * at once, rows of the state first; these stay in registers between the read S k and the update. For rows of q, k, gates of
- * channels and states that accesses of four elements can reach; sweep_kernel takes all others. */
+ * One token of decode, bound by memory bandwidth. A warp has some rows of a state and never waits for another
+ * warp. It issues all its loads at once, those of the state first; the state stays in registers from the read
+ * S k to the update. It needs rows of q, k, log decays by channel and states that can be accessed four
+ * elements at a time; sweep_kernel handles all others.
+ */
 #ifndef LOAM_RECURRENT_STEP_CUDA_CUH
 #define LOAM_RECURRENT_STEP_CUDA_CUH
 
 #include "src/recurrent/recurrent_cuda.cuh"
 
-enum { STEP_THREADS = 128, STEP_BLOCKS = 4, STEP_GROUPS = 4 }; /* of a multiprocessor; rows of a lane */
+enum { STEP_THREADS = 128, STEP_BLOCKS = 4, STEP_GROUPS = 4 }; /* on a multiprocessor; rows of a lane */
 
 struct step {
     loam_problem p;
@@ -19,7 +21,7 @@ struct step {
     const float *weight; /* [work row]: s . x of normalised reads */
 };
 
-/* Four elements of q or k as they lie in memory. */
+/* Four elements of q or k, as stored in memory. */
 template <class TYPE> struct packed_quad {
     uint2 bits;
     static __device__ __forceinline__ packed_quad zero() { return { make_uint2(0, 0) }; }
@@ -68,7 +70,8 @@ static __device__ __forceinline__ void load_packed(packed_quad<TYPE> (&x)[CHANNE
     }
 }
 
-/* factor / |x|, 0 for x = 0. The largest entry is taken out first: its square need not be a float. */
+/* factor / |x|, 0 for x = 0. x is divided by its largest entry first, since squares may overflow
+ * or underflow. */
 template <int LANES>
 static __device__ __forceinline__ float over_norm(const float (&x)[CHANNELS], float factor)
 {
@@ -89,7 +92,7 @@ static __device__ __forceinline__ float over_norm(const float (&x)[CHANNELS], fl
     return most > 0 ? factor / sqrtf(row_sum<LANES>(sum)) * unit : 0;
 }
 
-/* factor * features, zeros beyond dim_qk. */
+/* to <- factor times the features; zeros beyond dim_qk. */
 template <int LANES, class TYPE>
 static __device__ __forceinline__ void unpack_features(float (&to)[CHANNELS],
                                                        const packed_quad<TYPE> (&x)[CHANNELS / 4],
@@ -112,7 +115,7 @@ static __device__ __forceinline__ void unpack_features(float (&to)[CHANNELS],
     }
 }
 
-/* A row of the state is read once and written once: nothing of it should stay in the caches. */
+/* Each row of the state is read once and written once, so accesses use the streaming cache policy. */
 template <int LANES>
 static __device__ __forceinline__ void load_streamed(float (&x)[CHANNELS], const float *row, int d)
 {
@@ -136,7 +139,8 @@ static __device__ __forceinline__ void store_streamed(float *row, const float (&
     }
 }
 
-/* Block (n, h): rows of head h; warps follow one another through the rows of a sequence, then through sequences. */
+/* blockIdx.y: head h. The warps of the grid's x axis take the tiles of rows of the first sequence, then
+ * those of the next. */
 template <class TYPE, int LANES, bool BY_CHANNEL>
 __global__ void __launch_bounds__(STEP_THREADS, STEP_BLOCKS - BY_CHANNEL)
     step_kernel(const __grid_constant__ step s)

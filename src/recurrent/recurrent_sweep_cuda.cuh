@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Some rows of the states of all heads through all tokens, one token after another:
+ * Some rows of the states of all heads, through all tokens, one token after another:
  *
  *     D = M_r Diag(e^g),   u = beta (w_r - [delta rule] D . k),   M_r <- D + u k,   y_r = M_r . x
  *
- * The state stays in registers; what a few tokens bring is staged in shared memory, where all warps of the block find it. */
+ * where w is the generalised value and x what reads the state. The state stays in registers; k, x, decays,
+ * values and betas of a few tokens at a time are staged in shared memory for all warps of the block.
+ */
 #ifndef LOAM_RECURRENT_SWEEP_CUDA_CUH
 #define LOAM_RECURRENT_SWEEP_CUDA_CUH
 
@@ -14,9 +16,9 @@ enum { SWEEP_THREADS = 128 };
 
 typedef enum sweep_read {
     READ_NOTHING,
-    READ_OUTPUT, /* y into args.o, divided by the weight where reads are normalised */
-    READ_WEIGHT, /* y of the one row into `weight` */
-    READ_ALONG   /* do . y over the rows of values of each thread block into `along` */
+    READ_OUTPUT, /* y to args.o, divided by the weight where reads are normalised */
+    READ_WEIGHT, /* y of the one row to `weight` */
+    READ_ALONG   /* do . y over the value rows of each thread block, to `along` */
 } sweep_read;
 
 template <class REAL> struct sweep {
@@ -24,20 +26,20 @@ template <class REAL> struct sweep {
     loam_args a;
     recurrent_form form;
     int64_t first_row, rows; /* of the state */
-    int tiles, block_rows;   /* a head is so many thread blocks of so many rows */
-    int staged;              /* tokens at a time */
+    int tiles, block_rows;   /* thread blocks of a head, and rows of each */
+    int staged;              /* tokens staged at a time */
     bool quads_in, quads_out;
     sweep_read read;
     const REAL *x; /* what reads the state, [work row][dim_qk]; NULL: the features of q times scale */
     float *weight; /* [work row]: s . x of normalised reads */
     REAL *along;   /* [tile][work row] */
-    kept_states<REAL> kept; /* data NULL: none */
+    kept_states<REAL> kept; /* states to keep; data is NULL where there are none */
 };
 
-/* Shared memory of a block. */
+/* Shared memory of a block, carved into arrays. */
 template <int LANES, class REAL> struct sweep_stage {
     REAL *k, *x, *decay; /* [staged][width] */
-    REAL *w, *y;         /* [staged][block_rows]: entries of the generalised value, what was read */
+    REAL *w, *y;         /* [staged][block_rows]: the generalised value w; what was read, y */
     REAL *beta;          /* [staged] */
 
     __host__ __device__ static size_t bytes(int64_t staged, int64_t block_rows)
@@ -51,7 +53,8 @@ template <int LANES, class REAL> struct sweep_stage {
     }
 };
 
-/* Tokens first .. first + n - 1: warps share the rows of k, x and the decay among them, threads the values. */
+/* Stages tokens first .. first + n - 1: each warp loads whole rows of k, x or the decay; the threads
+ * share the values. */
 template <int LANES, class REAL>
 static __device__ __forceinline__ void sweep_load(const sweep<REAL> &s, const sweep_stage<LANES, REAL> &stage,
                                                   const recurrent_seq &seq, int64_t h, int64_t row0,
@@ -97,7 +100,7 @@ static __device__ __forceinline__ void sweep_load(const sweep<REAL> &s, const sw
     }
 }
 
-/* Rows of H have the keys, as features, for values. */
+/* For rows of H the value is the key, as features. */
 template <int LANES, class REAL>
 static __device__ __forceinline__ void sweep_load_keys(const sweep<REAL> &s,
                                                        const sweep_stage<LANES, REAL> &stage, int64_t row0,
@@ -112,7 +115,7 @@ static __device__ __forceinline__ void sweep_load_keys(const sweep<REAL> &s,
     __syncthreads();
 }
 
-/* One warp for each token. */
+/* One warp for each token: do . y over the rows of the block. */
 template <int LANES, class REAL>
 static __device__ __forceinline__ void sweep_put_along(const sweep<REAL> &s,
                                                        const sweep_stage<LANES, REAL> &stage,
@@ -208,7 +211,7 @@ static __device__ __forceinline__ void sweep_token(const sweep<REAL> &s,
     }
 }
 
-/* GROUPS rows a lane. */
+/* GROUPS rows in a lane. */
 template <class REAL, int LANES, int GROUPS>
 __global__ void __launch_bounds__(SWEEP_THREADS) sweep_kernel(const __grid_constant__ sweep<REAL> s)
 {
@@ -270,7 +273,8 @@ __global__ void __launch_bounds__(SWEEP_THREADS) sweep_kernel(const __grid_const
 
 /* ------------------------------------------------------------------ launches */
 
-/* How `rows` rows are spread: warps of a block, and tiles of so many rows. */
+/* How the rows are spread over thread blocks: warps of a block, rows of a block, and blocks
+ * (tiles) of a head. */
 struct sweep_shape {
     int warps, block_rows, tiles;
 };
@@ -282,7 +286,7 @@ static inline sweep_shape sweep_shape_of(const loam_problem *p, int groups, int6
     return { (int)used, (int)(used * warp_rows), (int)((warps + used - 1) / used) };
 }
 
-/* All rows of the state that first_row and rows name, and what else of `s` says what to do with them. */
+/* Launches the sweep that `s` describes: rows first_row .. first_row + rows - 1 of the state. */
 template <class REAL, int LANES, int GROUPS>
 static loam_status sweep_launch(sweep<REAL> *s, loam_error *error)
 {
@@ -316,7 +320,8 @@ template <class REAL> static sweep<REAL> sweep_of(const loam_problem *p, const l
     return s;
 }
 
-/* s of normalised reads alone, for its weights; its row of state_out is written. */
+/* Takes s of normalised reads alone through the tokens: writes the weights s . x, and its row
+ * of state_out. */
 static inline loam_status sweep_weights(const loam_problem *p, const loam_args *a, float *weight,
                                         loam_error *error)
 {
@@ -325,7 +330,8 @@ static inline loam_status sweep_weights(const loam_problem *p, const loam_args *
     return sweep_run<float, 1>(&s, error);
 }
 
-/* H of MesaNet before tokens 0, every, ...; its rows of state_out are written. */
+/* Takes H of MesaNet through the tokens: keeps it before tokens 0, every, ..., and writes its rows
+ * of state_out. */
 static inline loam_status sweep_systems(const loam_problem *p, const loam_args *a,
                                         const kept_states<double> *kept, loam_error *error)
 {

@@ -5,7 +5,7 @@
 
 #include <math.h>
 
-/* A pivot of H + Lambda at or below this part of the largest diagonal entry is zero. */
+/* A pivot of H + Lambda at or below this part of the largest diagonal entry counts as zero. */
 #define LEAST_PIVOT 1e-14
 
 ref_token ref_token_carve(const loam_problem *p, arena *pool)
@@ -122,7 +122,7 @@ void ref_token_write(const loam_problem *p, const loam_args *a, const recurrent_
     }
 }
 
-/* factor <- that of (H + H^T) / 2 + Lambda. False: it is singular. */
+/* factor <- the Cholesky factor of (H + H^T) / 2 + Lambda. Returns false if it is singular. */
 static bool factor_system(ref_token *x, const double *state)
 {
     const double *H = state + x->dim_v * x->d;
@@ -136,7 +136,7 @@ static bool factor_system(ref_token *x, const double *state)
     return cholesky_factor(x->factor, x->d, LEAST_PIVOT * largest) == 0;
 }
 
-/* |(H + Lambda) x - x^| / |x^| */
+/* |(H + Lambda) x - x^| / |x^|. */
 static double residual_of(const ref_token *x, const double *state, double scale)
 {
     const double *H = state + x->dim_v * x->d;

@@ -16,35 +16,35 @@ typedef struct ref_token {
     int64_t d, rows, dim_v;
     double beta;
     loam_row_info info;
-    double *q, *k;   /* phi of them; x^ = scale q */
+    double *q, *k;   /* their features phi; x^ = scale q */
     double *a;       /* e^g */
     double *w, *err; /* [rows]: the generalised value; u = beta err */
-    double *x, *y;   /* what reads the state, what is read */
-    double *ridge;   /* of this head */
+    double *x, *y;   /* the vector that reads the state, and the result */
+    double *ridge;   /* Lambda of this head */
     double *decayed; /* D_t [rows, d] */
     double *factor;  /* of H_t + Lambda, lower triangle [d, d] */
 } ref_token;
 
 ref_token ref_token_carve(const loam_problem *p, arena *pool);
 
-/* The ridge of a value head, which its tokens share. */
+/* Loads the ridge of a value head. */
 void ref_token_head(const loam_problem *p, const loam_args *a, int64_t h, ref_token *x);
-/* Loads token t and takes the state from before it to after it. */
+/* Loads token t and updates the state with it. */
 void ref_token_write(const loam_problem *p, const loam_args *a, const recurrent_seq *s, int64_t h, int64_t t,
                      ref_token *x, double *state);
 /* Reads the state after the token: x, y, info, and o into `out` [dim_v]. */
 void ref_token_read(const loam_problem *p, ref_token *x, const double *state, double *out);
 
-/* The state of a head, dense [rows, d]; `view` is not given: 0. */
+/* The state of a head, dense [rows, d]; 0 if `view` has no data. */
 void ref_state_load(const loam_problem *p, const loam_const_view *view, const recurrent_seq *s, int64_t h,
                     double *state);
-/* Where it is wanted. */
+/* Stores the state, if `view` has data. */
 void ref_state_store(const loam_problem *p, const loam_view *view, const recurrent_seq *s, int64_t h,
                      const double *state);
 
 /* phi of the row of q or k that begins at element `at`. */
 void ref_features(const loam_problem *p, const loam_const_view *view, int64_t at, double *phi);
-/* x <- the gradient of that row, from the gradient x of its features. */
+/* x <- the gradient of that row. On entry x is the gradient of its features. */
 void ref_features_backward(const loam_problem *p, const loam_const_view *view, int64_t at, const double *phi,
                            double *x);
 

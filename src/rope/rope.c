@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Rotary positions: the checks, and the rotation in host memory. A token's angles serve all of its heads. */
+ * Rotary positions: the checks, and the rotation in host memory. The angles of a token are computed once for
+ * all of its heads. */
 #include "src/rope/rope.h"
 
 #include "src/base/size.h"
@@ -71,7 +72,7 @@ static loam_status check_views(const loam_rope *r, const loam_const_view *from, 
     return LOAM_OK;
 }
 
-/* What turns plane c of a token. */
+/* Cosine and sine of the angle by which a plane of a token turns. */
 typedef struct turn {
     double cosine, sine;
 } turn;

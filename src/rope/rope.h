@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Rotary positions (Su et al. 2021, eq. 34): what the kernels for host and device memory share. */
+ * Rotary positions (Su et al. 2021, eq. 34): what the code for host memory and that for device memory share.
+ */
 #ifndef LOAM_ROPE_ROPE_H
 #define LOAM_ROPE_ROPE_H
 
@@ -10,7 +11,7 @@
 extern "C" {
 #endif
 
-/* The channels of plane c. */
+/* The two channels of plane c. */
 typedef struct rope_plane {
     int64_t x, y;
 } rope_plane;
@@ -27,13 +28,13 @@ LOAM_INLINE int64_t rope_position(const loam_rope *r, int64_t b, int64_t t)
 
 #define ROPE_AT(view, b, h, t) ((b) * (view)->batch + (h) * (view)->head + (t) * (view)->token)
 
-/* Angle of each plane at position 1. Found on the host for either back end: a unit in the last place is 1e-10 of a turn at
- * position 10^6. */
+/* Angle of each plane at position 1, in radians. Computed on the host for both back ends: a unit in the last
+ * place of it is an error of 1e-10 radians at position 10^6. */
 typedef struct rope_paces {
     double plane[LOAM_MAX_DIM / 2];
 } rope_paces;
 
-/* The launch, for checked options that are filled in. */
+/* Launches the kernel. Options are checked and have their defaults filled in. */
 loam_status rope_apply_cuda(const loam_rope *rope, const rope_paces *paces, const loam_const_view *from,
                             const loam_view *to, loam_error *error);
 

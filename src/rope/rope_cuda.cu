@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Rotary positions on GPUs: a thread has a plane of a token, or a channel that does not turn, and goes through the heads. */
+ * Rotary positions on GPUs: a thread has one plane of a token, or one channel that does not turn, for all
+ * heads. */
 #include "src/gpu/launch.cuh"
 #include "src/rope/rope.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * Runs of elements of any 32- or 16-bit type, to and from float. */
+ * Conversion of contiguous elements of any 32- or 16-bit type to and from float. */
 #ifndef LOAM_SIMD_CONVERT_H
 #define LOAM_SIMD_CONVERT_H
 
@@ -22,7 +22,7 @@ static inline void load_f16(float *restrict to, const uint16_t *restrict from, i
     }
 }
 
-/* to[0 .. n) = elements at .. at + n of data */
+/* to[0 .. n) = elements [at, at + n) of data. */
 static inline void load_floats(float *restrict to, const void *restrict data, loam_dtype dtype, int64_t at,
                                int64_t n)
 {

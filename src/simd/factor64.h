@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
- * Cholesky factors in float64 by whole rows: U^T U = A, U in the upper triangle, and solves with it. */
+ * Cholesky factor A = U^T U in float64, U in the upper triangle, and solves; loops run along rows. */
 #ifndef LOAM_SIMD_FACTOR64_H
 #define LOAM_SIMD_FACTOR64_H
 
 #include "src/simd/product64.h"
 
-/* The upper triangle of a [n][stride] <- U; stride is in whole vectors, what is below the diagonal is lost. False: a pivot is not
- * above `least`. */
+/* Overwrites the upper triangle of a [n][stride] with U; stride is a multiple of VL64, and entries below
+ * the diagonal are overwritten with intermediate values. Returns false if a pivot is not above `least`. */
 static inline bool factor64(double *restrict a, int64_t stride, int64_t n, double least)
 {
     for (int64_t k = 0; k < n; k++) {
@@ -29,7 +29,7 @@ static inline bool factor64(double *restrict a, int64_t stride, int64_t n, doubl
     return true;
 }
 
-/* rows [n][width] <- U^-T rows; `row` [width] is scratch */
+/* rows [n][width] <- U^-T rows by forward substitution; `row` [width] is scratch. */
 static inline void factor64_rows(const double *u, int64_t stride, int64_t n, double *rows, int64_t width,
                                  double *row)
 {
@@ -43,7 +43,7 @@ static inline void factor64_rows(const double *u, int64_t stride, int64_t n, dou
     }
 }
 
-/* x <- A^-1 x */
+/* x <- A^-1 x: forward substitution with U^T, backward substitution with U. */
 static inline void factor64_solve(const double *restrict u, int64_t stride, int64_t n, double *restrict x)
 {
     for (int64_t i = 0; i < n; i++) {

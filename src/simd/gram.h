@@ -1,22 +1,23 @@
 /* SPDX-License-Identifier: MIT
  *
- * C += sum_j x_j x_j^T, lower triangle, for few rows x_j: float32 products summed in registers over the rows at hand, then
- * added to C in float64. So the rounding errors are those of sums of as many terms as there are rows, and rows that come
- * in pieces of a bounded number can be arbitrarily many.
+ * Gram matrix of n rows x_j, lower triangle: C += sum_j x_j x_j^T. The float32 products are summed over
+ * the n rows in registers, and the sum is added to C in float64. The rounding error is that of a float32
+ * sum of n terms: a caller that splits its rows into calls of bounded n may add any number of rows.
  */
 #ifndef LOAM_SIMD_GRAM_H
 #define LOAM_SIMD_GRAM_H
 
 #include "src/simd/table.h"
 
-/* Accumulators: GRAM_ROWS x 2 registers. GRAM_ROWS divides VL. */
+/* The register block: GRAM_ROWS x 2 vector accumulators. GRAM_ROWS divides VL. */
 #if defined __AVX512F__
 enum { GRAM_ROWS = 8 };
 #else
 enum { GRAM_ROWS = 4 };
 #endif
 
-/* Row j of what is read next comes from memory by one line from `next + j step` for each j; NULL: none. */
+/* One register block of `vecs` vectors. With each row j it prefetches the cache line at next + j * step,
+ * unless next is NULL. */
 VEC_INLINE void gram_block(const int vecs, double *restrict c, const float *restrict rows,
                            const float *restrict columns, int64_t stride, int64_t n, const char *next,
                            int64_t step)
@@ -55,8 +56,8 @@ VEC_INLINE void gram_block(const int vecs, double *restrict c, const float *rest
     }
 }
 
-/* x [n][stride], c [stride][stride]; stride is a multiple of VL, and entries above the diagonal are left anyhow. `next`
- * is what the caller reads after this: its way from memory hides behind the products. */
+/* x [n][stride], c [stride][stride]; stride is a multiple of VL; entries of c above the diagonal are
+ * undefined. `next` is the table that the caller reads next: its rows are prefetched here. */
 static inline void gram_add(double *restrict c, const float *restrict x, int64_t stride, int64_t n,
                             const table *next)
 {

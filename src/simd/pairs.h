@@ -1,24 +1,28 @@
 /* SPDX-License-Identifier: MIT
  *
- * Products of 16-bit operands, two at a time: where PAIR_DOTS, one instruction takes two bfloat16 products per lane and
- * adds them in float32. A pair is two neighbours along the axis of the sum, in 32 bits, the first one low. So the pairs of
- * a row in memory are its channels 0 and 1, 2 and 3, .., and a panel of pairs is [(rows + 1) / 2][LANES].
+ * Matrix products of bfloat16 pairs. With AVX512_BF16 (PAIR_DOTS = 1) one instruction multiplies two pairs
+ * of bfloat16 numbers per lane and adds both products to a float32 accumulator.
  *
- * The products are exact; what is lost is lost when an operand is rounded to bfloat16. Subnormal operands count as 0.
+ * A pair is two neighbours along the axis of summation in one 32-bit word, the first in the low half. So a
+ * row in memory is already a row of pairs (channels 0 and 1, 2 and 3, ..), and a panel of pairs is
+ * [(rows + 1) / 2][LANES].
+ *
+ * The products are exact: the only loss is the rounding of an operand to bfloat16. The instruction treats
+ * subnormal operands as 0.
  */
 #ifndef LOAM_SIMD_PAIRS_H
 #define LOAM_SIMD_PAIRS_H
 
 #include "src/simd/panel.h"
 
-/* Where there is no such instruction the functions below are correct, and not called. */
+/* With PAIR_DOTS = 0 the functions below are correct, but no kernel calls them. */
 #if defined __AVX512BF16__
 enum { PAIR_DOTS = 1 };
 #else
 enum { PAIR_DOTS = 0 };
 #endif
 
-/* sum + the products of the pairs */
+/* sum + a.low * b.low + a.high * b.high, lane by lane. */
 VEC_INLINE vec pair_dot(vec sum, vmask a, vmask b)
 {
 #if defined __AVX512BF16__
@@ -29,11 +33,12 @@ VEC_INLINE vec pair_dot(vec sum, vmask a, vmask b)
 #endif
 }
 
-/* Both rounded to nearest, ties to even. */
+/* Pairs (first, second) per lane, each rounded to bfloat16 to nearest, ties to even. */
 VEC_INLINE vmask pair_join(vec first, vec second)
 {
 #if defined __AVX512BF16__
-    /* The conversion puts all of `second` after all of `first`; index 16 i + [0, 16] takes turns. */
+    /* The conversion yields the 16 halves of `first`, then those of `second`; the permutation interleaves
+     * them. */
     const vmask turn = (vmask){ 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 } * 0x10001 + 0x100000;
     const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
     return (vmask)_mm512_permutexvar_epi16((__m512i)turn, both);
@@ -44,7 +49,7 @@ VEC_INLINE vmask pair_join(vec first, vec second)
 #endif
 }
 
-/* The pair at x in all lanes. */
+/* Broadcasts the pair at x to all lanes. */
 VEC_INLINE vmask pair_set(const uint16_t *x)
 {
     int32_t both;
@@ -52,8 +57,8 @@ VEC_INLINE vmask pair_set(const uint16_t *x)
     return v_set_int(both);
 }
 
-/* The rows of a panel by twos, the last one with 0 where their number is odd. Where sum is given, it gains the sum of
- * the rows as rounded. */
+/* out: panel of pairs of rows 2t and 2t + 1 of a float panel; an odd last row is paired with 0. If sum is
+ * not NULL, it is increased by the sum over the rows, each rounded to bfloat16. */
 static inline void pair_rows(int32_t *restrict out, const float *restrict panel, int64_t rows,
                              float *restrict sum)
 {
@@ -73,8 +78,8 @@ static inline void pair_rows(int32_t *restrict out, const float *restrict panel,
     }
 }
 
-/* Pair (t / 2, c) of out: elements c of rows t and t + 1 of memory, which lie `stride` apart; the last one with 0 where
- * their number is odd. */
+/* out[t / 2][c] = the pair of elements c of the token rows t and t + 1, which lie `stride` elements apart
+ * in memory; an odd last token is paired with 0. */
 static inline void pair_tokens(uint16_t *restrict out, const uint16_t *restrict from, int64_t stride,
                                int64_t tokens, int64_t channels)
 {
@@ -131,7 +136,8 @@ VEC_INLINE void pair_product_rows(const int rows, float *restrict c, const uint1
     }
 }
 
-/* c [rows][LANES] (+)= sum over t of A(r, t) b [t][LANES], of pairs;  A(r, t) is at a + r * row_stride + t * t_stride */
+/* c [rows][LANES] (+)= sum over t of A(r, t) b[t][LANES], A and b of pairs;
+ * A(r, t) = the pair at a + r * row_stride + t * t_stride. */
 static inline void pair_product(float *restrict c, int64_t rows, const uint16_t *restrict a,
                                 int64_t row_stride, int64_t t_stride, const int32_t *restrict b,
                                 int64_t t_count, bool add)

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Panels: the one shape of data that the kernels compute on. A panel is [rows][LANES] floats, one row of
- * attention per lane, so that softmax, conjugate gradients and all other work on rows is vertical: no
- * horizontal sums, no padding, any head dimension.
+ * Panels: the data layout of the float32 kernels. A panel is [rows][LANES] floats with one row of attention
+ * (one query of one head) per lane. So softmax, conjugate gradients and all other work on rows is vertical:
+ * without horizontal sums and without padding, for any head dimension.
  *
- * One small matrix product serves everything:   C[r][lane] (+)= sum_t A(r, t) B[t][lane]
- * where A is read through two strides, so that K (for scores) and K^T (for weighted sums of keys) are the same
+ * One small matrix product serves every use:
+ *     C[r][lane] (+)= sum_t A(r, t) B[t][lane]
+ * A is addressed with two strides, so that K (for scores) and K^T (for weighted sums of keys) are the same
  * memory.
  */
 #ifndef LOAM_SIMD_PANEL_H
@@ -18,7 +19,7 @@
 
 enum { LANES = 64 };
 
-/* Accumulators: PANEL_ROWS x PANEL_VECS registers, with room left for PANEL_VECS of B and one of A. */
+/* The register block: PANEL_ROWS x PANEL_VECS accumulators, beside PANEL_VECS registers of B and one of A. */
 #if defined __AVX512F__
 enum { PANEL_ROWS = 6, PANEL_VECS = 4 };
 #else
@@ -26,7 +27,7 @@ enum { PANEL_ROWS = 6, PANEL_VECS = 2 };
 #endif
 enum { PANEL_WIDTH = PANEL_VECS * VL };
 
-/* `rows` is a constant at each call, which unrolls everything. */
+/* `rows` is a constant at each call, so that the loops are unrolled. */
 VEC_INLINE void panel_product_rows(const int rows, float *restrict c, const float *restrict a,
                                    int64_t row_stride, int64_t t_stride, const float *restrict b,
                                    int64_t t_count, bool add)
@@ -94,7 +95,7 @@ static inline void panel_product(float *restrict c, int64_t rows, const float *r
     }
 }
 
-/* Walks the vectors of one row of lanes. */
+/* Loops over the vectors of one panel row. */
 #define FOR_LANES(lane) for (int lane = 0; lane < LANES; lane += VL)
 
 static inline void panel_fill(float *x, int64_t rows, float value)

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * Panels of doubles, [rows][GROUP], and their one product: panel.h once more, for few lanes in float64.
- */
+ * Panels of doubles, [rows][GROUP], and their matrix product: panel.h in float64, with fewer lanes. */
 #ifndef LOAM_SIMD_PANEL64_H
 #define LOAM_SIMD_PANEL64_H
 
@@ -10,7 +9,7 @@
 
 enum { GROUP = 16 };
 
-/* Accumulators, as in panel.h. */
+/* The register block, as in panel.h. */
 enum { PANEL64_ROWS = 6, PANEL64_VECS = 2 };
 
 VEC_INLINE void panel64_rows(const int rows, double *restrict c, const double *restrict a, int64_t row_stride,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * The small matrix product of panel.h in float64, with rows of any width. */
+ * The matrix product of panel.h in float64, for rows of any width. */
 #ifndef LOAM_SIMD_PRODUCT64_H
 #define LOAM_SIMD_PRODUCT64_H
 
@@ -71,7 +71,8 @@ VEC_INLINE void product64_rows(const int rows, double *restrict c, int64_t c_str
     }
 }
 
-/* c [rows][columns] (+)= sum over t < count of A(r, t) b [t][columns]; columns are whole vectors. */
+/* c [rows][columns] (+)= sum over t < count of A(r, t) b[t][columns]; columns are rounded up
+ * to whole vectors. */
 static inline void product64(double *restrict c, int64_t c_stride, int64_t rows, matrix64 a,
                              const double *restrict b, int64_t b_stride, int64_t count, int64_t columns,
                              bool add)

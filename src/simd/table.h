@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * Tables: rows of elements of any 32- or 16-bit type, read where they lie. Two products that between them are attention
- * for few queries, both without a copy of the table:
+ * Tables: rows t_j of elements of any 32- or 16-bit type, read in place. Attention for few queries is two
+ * products with a table, and neither copies the table:
  *
- *     table_dots    out[r][j] = x_r . (t_j - origin)         lanes are keys: no sum across lanes but a transposition
- *     table_weigh   out[r][c] = sum_j w_r[j] t_j[c]          lanes are channels
+ *     table_dots    out[r][j] = x_r . (t_j - origin)
+ *     table_weigh   out[r][c] = sum_j w_r[j] t_j[c]
  *
- * Up to four rows share each load and conversion of the table. The result of a row does not depend on how many.
+ * Lanes are channels in both; table_dots sums over lanes by a transposition, VL keys and rows at a time.
+ *
+ * Up to four rows x_r or w_r share each load and conversion of the table. The result of a row does not depend
+ * on how many rows share them.
  */
 #ifndef LOAM_SIMD_TABLE_H
 #define LOAM_SIMD_TABLE_H
@@ -23,11 +26,12 @@ typedef struct table {
     loam_dtype dtype;
 } table;
 
-/* Channels rounded up to whole vectors: the stride of float arrays that go with a table, 0 beyond its channels. */
+/* Channels rounded up to whole vectors: the stride of the float arrays used with a table, 0
+ * beyond the channels. */
 static inline int64_t whole_vectors(int64_t channels) { return (channels + VL - 1) / VL * VL; }
 
-/* Asks for the row some 8 KiB after row j: streams of rows otherwise wait at each page. It may be one beyond the last,
- * where a caller goes on with the rows that follow; asking for an address that is none does nothing. */
+/* Prefetches the row some 8 KiB after row j: the hardware prefetcher stops at each page. That row may lie
+ * beyond the last one, where the caller reads on; the prefetch of an unmapped address does nothing. */
 VEC_INLINE void table_prefetch(const table *t, int64_t j)
 {
     const int64_t bytes = t->channels * (int64_t)(t->dtype == LOAM_F32 ? 4 : 2), ahead = j + 8192 / bytes;
@@ -60,7 +64,7 @@ VEC_INLINE vec v_from_f16(halves x)
 #endif
 }
 
-/* VL elements. dtype is a constant at each call. */
+/* Loads VL elements as float; dtype is a constant at each call. */
 VEC_INLINE vec v_load_as(const loam_dtype dtype, const char *x)
 {
     if (dtype == LOAM_F32) {
@@ -70,7 +74,8 @@ VEC_INLINE vec v_load_as(const loam_dtype dtype, const char *x)
     return dtype == LOAM_BF16 ? v_from_bf16(h) : v_from_f16(h);
 }
 
-/* The first n of VL elements, 0 < n < VL, and zeros; reads nothing beyond them. */
+/* Loads the first n elements, 0 < n < VL, and zeros in the other lanes; reads nothing beyond
+ * them (tail mask). */
 VEC_INLINE vec v_load_part(const loam_dtype dtype, const char *x, int n)
 {
 #if defined __AVX512F__
@@ -91,10 +96,10 @@ VEC_INLINE vec v_load_part(const loam_dtype dtype, const char *x, int n)
     return dtype == LOAM_BF16 ? v_from_bf16(h) : v_from_f16(h);
 }
 
-/* ------------------------------------------------------------------ across lanes */
+/* ------------------------------------------------------------------ horizontal sums */
 
-/* One step of the transposition below, on vectors of so many lanes of any type: half of the lanes of two vectors each, twice, and their
- * sum. */
+/* One step of the transposition below, named by the number of lanes: each of a and b is cut into blocks of N
+ * of its lanes, odd and even blocks are added, and the sums of a and b alternate. */
 #define SUM_8_OF_16(a, b) \
     (__builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) + \
      __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))
@@ -122,7 +127,7 @@ VEC_INLINE vec v_load_part(const loam_dtype dtype, const char *x, int n)
     (__builtin_shufflevector(a, b, 0, 4, 2, 6) + __builtin_shufflevector(a, b, 1, 5, 3, 7))
 #define SUM_1_OF_2(a, b) (__builtin_shufflevector(a, b, 0, 2) + __builtin_shufflevector(a, b, 1, 3))
 
-/* SUM: of vec; SUM64: of vec64, whose lanes are half as many. */
+/* SUM_n: for vec; SUM64_n: for vec64, which has half as many lanes. */
 #if VEC_BYTES == 64
 #define SUM_8 SUM_8_OF_16
 #define SUM_4 SUM_4_OF_16
@@ -143,7 +148,8 @@ VEC_INLINE vec v_load_part(const loam_dtype dtype, const char *x, int n)
 #define SUM64_1 SUM_1_OF_2
 #endif
 
-/* Lane e of the result is the sum over the lanes of x[e], in the same order for each e. Overwrites x. */
+/* Lane e of the result is the horizontal sum of x[e]; the order of the additions is the same for each e.
+ * Overwrites x. */
 VEC_INLINE vec v_sums(vec x[VL])
 {
 #if VEC_BYTES == 64
@@ -194,16 +200,17 @@ VEC_INLINE vmask v_iota(void)
 #endif
 }
 
-/* ------------------------------------------------------------------ dot products with all rows */
+/* ------------------------------------------------------------------ dot products of all rows */
 
-/* What a product reads and writes besides the table: float rows `stride` apart. */
+/* The float arrays that a product reads and writes besides the table: rows `stride` elements apart. */
 typedef struct table_rows {
     const float *in;
     float *out;
     int64_t in_stride, out_stride;
 } table_rows;
 
-/* sum[r * keys + e] += x_r k_e over one vector of channels, or -(x_r - k_e)^2 / 2. `keys` is VL / rows. */
+/* sum[r * keys + e] += x_r k_e over one vector of channels; with `distance`, -(x_r - k_e)^2 / 2. `keys`
+ * is VL / rows. */
 VEC_INLINE void dots_step(const int rows, const bool distance, const int keys, vec *sum, const vec *x,
                           const vec *k)
 {
@@ -293,8 +300,8 @@ VEC_INLINE table_rows rows_from(table_rows io, int64_t r)
     return io;
 }
 
-/* out[r][j] = in_r . (t_j - origin), or the squared distance -|in_r - t_j|^2 / 2; out is written up to whole_vectors(t->rows).
- * in and origin are 0 beyond the channels. */
+/* out[r][j] = in_r . (t_j - origin); with `distance`, -|in_r - t_j|^2 / 2. Writes out up to
+ * whole_vectors(t->rows). in and origin are 0 beyond the channels. */
 static inline void table_dots(const table *t, const float *origin, bool distance, int64_t rows, table_rows io)
 {
     int64_t r = 0;
@@ -314,7 +321,7 @@ static inline void table_dots(const table *t, const float *origin, bool distance
 
 /* ------------------------------------------------------------------ weighted sums of all rows */
 
-/* Channels c .. c + vecs VL - 1, or the last `rest` of them. */
+/* Channels c .. c + vecs VL - 1; if rest > 0, the last `rest` channels. */
 VEC_INLINE void weigh_block(const loam_dtype dtype, const int rows, const int vecs, const int rest,
                             const table *t, int64_t c, table_rows io, bool ahead)
 {
@@ -379,7 +386,7 @@ VEC_INLINE void weigh_rows(const int rows, const table *t, table_rows io, bool a
     }
 }
 
-/* out[r][c] = sum_j in[r][j] t_j[c]; out is written up to whole_vectors(t->channels). */
+/* out[r][c] = sum_j in[r][j] t_j[c]; writes out up to whole_vectors(t->channels). */
 static inline void table_weigh(const table *t, int64_t rows, table_rows io)
 {
     int64_t r = 0;
@@ -394,7 +401,7 @@ static inline void table_weigh(const table *t, int64_t rows, table_rows io)
     }
 }
 
-/* ------------------------------------------------------------------ rows centred and scaled, and their mean */
+/* ------------------------------------------------------------------ rows centred and scaled */
 
 VEC_INLINE void scaled_as(const loam_dtype dtype, const table *t, const float *restrict origin,
                           const float *restrict scale, float *restrict out, int64_t stride)

@@ -1,29 +1,30 @@
 /* SPDX-License-Identifier: MIT
- * Sums of products of small matrices, LANES wide, kept in registers until they are whole:
+ * Sums of one or two matrix products on panels, accumulated in registers and stored once:
  *     C[r][lane] = scale_r C0[r][lane] + sum over terms and t of A(r, t) B[t][lane] */
 #ifndef LOAM_SIMD_TERMS_H
 #define LOAM_SIMD_TERMS_H
 
 #include "src/simd/panel.h"
 
-/* Rows of arrays that are wanted soon, token by token: `lines` of 64 bytes each. */
+/* Rows of up to AHEAD arrays to prefetch, token by token: `step` bytes from row to row, `lines`
+ * cache lines each. */
 enum { AHEAD = 5 };
 typedef struct ahead {
     struct ahead_rows {
         const char *data;
         int64_t step, lines;
     } of[AHEAD];
-    int64_t rows, row; /* how many, and the next */
+    int64_t rows, row; /* number of rows, and the next row to prefetch */
 } ahead;
 
-/* n elements of `size` bytes at `at` and every `stride` further; NULL: none */
+/* n elements of `size` bytes from element `at`, rows `stride` elements apart; data NULL: none. */
 VEC_INLINE struct ahead_rows ahead_of(const void *data, int64_t at, int64_t stride, int64_t n, int64_t size)
 {
     return data ? (struct ahead_rows){ (const char *)data + at * size, stride * size, (n * size + 63) / 64 }
                 : (struct ahead_rows){ 0 };
 }
 
-/* The next row of each array is fetched. */
+/* Prefetches the next row of each array. */
 static inline void ahead_fetch(ahead *x)
 {
     if (x->row < x->rows) {
@@ -44,7 +45,8 @@ typedef struct term {
     int64_t count;
 } term;
 
-/* Where sums begin and end: rows `stride` floats apart; from may be NULL (0) or c itself, scale NULL (1). */
+/* The result and the initial value of the sums: rows `stride` floats apart. from: NULL (0) or c itself;
+ * scale: NULL (1). */
 typedef struct terms_rows {
     float *c;
     int64_t stride;
@@ -97,7 +99,8 @@ VEC_INLINE void terms_tile(const int rows, const int terms, terms_rows to, int64
     }
 }
 
-/* Rows 0 .. rows - 1 of C; `terms` is a constant, 1 or 2. Two tokens of `next` are fetched with each tile. */
+/* Rows 0 .. rows - 1 of C; `terms` is a constant, 1 or 2. Prefetches two rows of `next` with
+ * each register block. */
 VEC_INLINE void terms_sum(terms_rows to, int64_t rows, const int terms, const term *x, ahead *next)
 {
     int64_t r = 0;

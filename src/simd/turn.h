@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT
- * Transposed tiles, and the product of panel.h on a part of the lanes. */
+ * Transposition of tiles, and the product of panel.h on a part of the lanes. */
 #ifndef LOAM_SIMD_TURN_H
 #define LOAM_SIMD_TURN_H
 
 #include "src/simd/panel.h"
 
-/* Exchanges the half of x's lanes whose number has bit `h` with the other half of y's. */
+/* One butterfly step with (TURN_LOW_h, TURN_HIGH_h): the lanes of x whose number has bit h set are exchanged
+ * with the lanes of y whose bit is clear. */
 #define TURN_PAIR(x, y, low, high) \
     do { \
         const vec first = low(x, y), second = high(x, y); \
@@ -42,7 +43,7 @@
 #define TURN_HIGH_1(a, b) __builtin_shufflevector(a, b, 1, 5, 3, 7)
 #endif
 
-/* x[r][c] of VL vectors becomes x[c][r]. */
+/* Transposes a tile of VL x VL floats in registers: x[r][c] becomes x[c][r]. */
 VEC_INLINE void turn_vectors(vec x[VL])
 {
 #if VEC_BYTES == 64
@@ -75,7 +76,7 @@ VEC_INLINE void turn_vectors(vec x[VL])
     }
 }
 
-/* to[c][r] = from[r][c] for whole vectors of rows and columns. */
+/* to[c][r] = from[r][c]; rows and columns are multiples of VL. */
 static inline void turn(float *restrict to, int64_t to_stride, const float *restrict from,
                         int64_t from_stride, int64_t rows, int64_t columns)
 {
@@ -118,7 +119,7 @@ VEC_INLINE void lanes_product_rows(const int rows, float *restrict c, const floa
     }
 }
 
-/* panel_product on the first `lanes` lanes, whole vectors of them. */
+/* panel_product on the first `lanes` lanes, a multiple of VL. */
 static inline void lanes_product(float *restrict c, int64_t rows, const float *restrict a, int64_t row_stride,
                                  int64_t t_stride, const float *restrict b, int64_t t_count, int64_t lanes,
                                  bool add)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * One vector type per instruction set, chosen by the flags that the file is compiled with. Arithmetic and
- * comparison are the compiler's own vector operators, so this header only adds what those lack. Everything is
- * static: no AVX-512 copy of a function can be linked into the AVX2 path.
+ * One vector type for each instruction set, chosen by the flags that a file is compiled with. Arithmetic and
+ * comparisons are the vector operators of the compiler; this header adds only what the compiler lacks. Every
+ * function is static, so that the linker cannot put an AVX-512 copy of a function into the AVX2 path.
  *
- * A comparison gives lanes of all ones or all zeros (vmask).
+ * A comparison yields a vmask: all bits of a lane set or clear.
  */
 #ifndef LOAM_SIMD_VEC_H
 #define LOAM_SIMD_VEC_H
@@ -44,7 +44,7 @@ VEC_INLINE vmask v_load_int(const int32_t *x) { return *(const vmask_unaligned *
 VEC_INLINE vec v_set(float x) { return x - (vec){ 0 }; }
 VEC_INLINE vmask v_set_int(int32_t x) { return x - (vmask){ 0 }; }
 
-/* yes where the mask is set, else no */
+/* `yes` in lanes where the mask is set, else `no`. */
 VEC_INLINE vec v_select(vmask mask, vec yes, vec no)
 {
 #if defined __AVX512F__
@@ -56,7 +56,7 @@ VEC_INLINE vec v_select(vmask mask, vec yes, vec no)
 #endif
 }
 
-/* The larger; no where either is NaN. */
+/* The larger; `no` where either is NaN. */
 VEC_INLINE vec v_max(vec yes, vec no)
 {
 #if defined __AVX512F__
@@ -68,7 +68,7 @@ VEC_INLINE vec v_max(vec yes, vec no)
 #endif
 }
 
-/* The smaller; no where either is NaN. */
+/* The smaller; `no` where either is NaN. */
 VEC_INLINE vec v_min(vec yes, vec no)
 {
 #if defined __AVX512F__
@@ -80,15 +80,15 @@ VEC_INLINE vec v_min(vec yes, vec no)
 #endif
 }
 
-/* x within +-limit; -limit for NaN. */
+/* x clamped to [-limit, limit]; -limit for NaN. */
 VEC_INLINE vec v_clamp(vec x, float limit) { return v_min(v_max(x, v_set(-limit)), v_set(limit)); }
 
 VEC_INLINE vec v_abs(vec x) { return (vec)((vmask)x & 0x7fffffff); }
 
-/* e^x for x <= 88, to 1.5 ulp; 0 below -87.3 (where float is about to underflow) and for NaN. */
+/* e^x for x <= 88, to 1.5 ulp; 0 below -87.3 (just above the underflow of float) and for NaN. */
 VEC_INLINE vec v_exp(vec x)
 {
-    /* Adding 1.5 * 2^23 rounds to an integer, whose low bits then are those of the float. */
+    /* Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits of the float. */
     const vec shifted = x * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
     const vec r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
     vec p = v_set(1.0f / 5040);
@@ -108,7 +108,7 @@ VEC_INLINE vec v_exp(vec x)
 #endif
 }
 
-/* tanh x to 3 ulp: a series where 1 - e^-2|x| would cancel. */
+/* tanh x to 3 ulp; |x| < 0.3 uses a series, where 1 - e^-2|x| would cancel. */
 VEC_INLINE vec v_tanh(vec x)
 {
     const vec a = v_abs(x), e = v_exp(a * -2.0f), x2 = x * x;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * Vectors of doubles from and to runs of floats, and sums over lanes. */
+ * Conversion of contiguous floats to and from vectors of doubles, and horizontal sums. */
 #ifndef LOAM_SIMD_WIDE_H
 #define LOAM_SIMD_WIDE_H
 
@@ -8,7 +8,7 @@
 typedef float vec_half __attribute__((vector_size(VEC_BYTES / 2)));
 typedef float vec_half_unaligned __attribute__((vector_size(VEC_BYTES / 2), aligned(4), may_alias));
 
-/* Compilers take a vector of 64 bytes apart for this. */
+/* __builtin_convertvector splits a vector of 64 bytes; the intrinsic is one instruction. */
 VEC_INLINE vec64 v64_from_half(vec_half x)
 {
 #if defined __AVX512F__
@@ -27,7 +27,7 @@ VEC_INLINE vec_half v64_to_half(vec64 x)
 #endif
 }
 
-/* VL64 floats, or the first n and zeros; reads and writes nothing beyond them. */
+/* Loads VL64 floats, or the first n and zeros in the other lanes; reads nothing beyond them. */
 VEC_INLINE vec64 v64_widen(const float *x, int n)
 {
     vec_half half = { 0 };
@@ -49,7 +49,7 @@ VEC_INLINE void v64_narrow(float *x, vec64 v, int n)
     }
 }
 
-/* The sum over the lanes, in all lanes. */
+/* The horizontal sum, in all lanes. */
 VEC_INLINE vec v_total(vec x)
 {
 #if VEC_BYTES == 64
@@ -62,7 +62,8 @@ VEC_INLINE vec v_total(vec x)
     return SUM_1(x, x);
 }
 
-/* Lane e of the result is the sum over the lanes of x[e], in the same order for each e. Overwrites x. */
+/* Lane e of the result is the horizontal sum of x[e]; the order of the additions is the same for each e.
+ * Overwrites x. */
 VEC_INLINE vec64 v64_sums(vec64 x[VL64])
 {
 #if VEC_BYTES == 64
@@ -91,7 +92,7 @@ VEC_INLINE double v64_sum(vec64 x)
     return SUM64_1(x, x)[0];
 }
 
-/* a . b over whole vectors */
+/* a . b; width is a multiple of VL64. */
 VEC_INLINE double v64_dot(const double *a, const double *b, int64_t width)
 {
     vec64 sum = v64_set(0);
