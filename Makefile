@@ -6,7 +6,7 @@ JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 60
 # CUDA=0 leaves the GPU's kernels out of build/, CUDA=1 takes them in again; without it what was said last holds.
 CUDA ?=
-cuda = $(if $(CUDA),-DLOAM_CUDA=$(CUDA))
+cuda = $(if $(filter 0 1,$(CUDA)),-DLOAM_CUDA=$(CUDA))
 configure = mkdir -p build && cmake --preset $(1) $(if $(WERROR),-DLOAM_WERROR=ON) $(2) >$(log) 2>&1 || { cat $(log); exit 1; }
 log = build/configure.log
 compile = cmake --build --preset $(1) --parallel $(JOBS)
