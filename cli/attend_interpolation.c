@@ -34,17 +34,17 @@ static int run_both(const attend_run *run, const loam_interpolation *plan, atten
     args.grad_v = all->grad_v;
     args.grad_scale = all->grad_scale, args.saved = call->saved;
     args.cu_q = all->cu_q, args.cu_kv = all->cu_q;
-    const loam_args recurrent = { .log_decay = all->log_decay,
-                                  .beta = all->beta,
-                                  .ridge = all->ridge,
-                                  .info = all->info,
-                                  .state_in = all->state_in,
-                                  .state_out = all->state_out,
-                                  .grad_state_out = all->grad_state_out,
-                                  .grad_log_decay = all->grad_log_decay,
-                                  .grad_beta = all->grad_beta,
-                                  .grad_ridge = all->grad_ridge,
-                                  .grad_state_in = all->grad_state_in };
+    loam_args recurrent = { .log_decay = all->log_decay,
+                            .beta = all->beta,
+                            .ridge = all->ridge,
+                            .info = all->info,
+                            .state_in = all->state_in,
+                            .state_out = all->state_out,
+                            .grad_state_out = all->grad_state_out,
+                            .grad_log_decay = all->grad_log_decay,
+                            .grad_beta = all->grad_beta,
+                            .grad_ridge = all->grad_ridge,
+                            .grad_state_in = all->grad_state_in };
     const size_t bytes = loam_interpolation_work_bytes(plan);
     if (run->options->verbose)
         fprintf(stderr, "loam attend: %s over %s, %zu bytes of workspace\n",
@@ -52,6 +52,8 @@ static int run_both(const attend_run *run, const loam_interpolation *plan, atten
                 loam_plan_name(loam_interpolation_recurrent(plan)), bytes);
     int status = attend_buffer(call, &args.work, bytes, "a workspace", error);
     if (status) return status;
+    loam_args_keep(&args, run->problem.pass);
+    loam_args_keep(&recurrent, run->problem.pass);
     loam_error reason;
     if (loam_interpolation_run(plan, &args, &recurrent, &reason))
         status = attend_report(&reason, EXIT_INPUT, error);

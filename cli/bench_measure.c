@@ -52,7 +52,9 @@ int64_t bench_most_runs(const bench_protocol *protocol)
 static int run_once(const loam_plan *plan, const bench_arrays *a, const loam_args *args, io_error *error)
 {
     loam_error reason;
-    return loam_run(plan, args, &reason) ? bench_fail(a->shape, &reason, error) : 0;
+    loam_args own = *args;
+    loam_args_keep(&own, loam_plan_problem(plan)->pass);
+    return loam_run(plan, &own, &reason) ? bench_fail(a->shape, &reason, error) : 0;
 }
 
 /* MesaNet's time depends on H, which the same token over and over would leave with one direction. */

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT
- * Pictures of a fit. Colours: the rows grey, the local constant blue, the local linear fit vermilion. */
+ * Pictures of a fit. Colours: the rows grey, the local constant vermilion and dashed, the local linear fit blue. */
 #include "cli/plot.h"
 #include "cli/regress_model.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+static const int colours[REGRESS_ESTIMATORS] = { 2, 1 };
 
 enum { CURVE_POINTS = 200, DOTS_MOST = 4000, PANELS_MOST = 6, PANELS_A_ROW = 3 };
 
@@ -85,11 +87,11 @@ static void write_panel(const regress_model *model, const regress_points *points
     for (int e = 0; e < REGRESS_ESTIMATORS; e++)
         if (model->wanted[e])
             fprintf(script, ", $%s%d using 1:3:4 with filledcurves lt %d notitle", regress_names[e], panel,
-                    e + 1);
+                    colours[e]);
     for (int e = 0; e < REGRESS_ESTIMATORS; e++)
         if (model->wanted[e])
-            fprintf(script, ", $%s%d using 1:2 with lines lt %d lw 2.5 title 'local %s'", regress_names[e],
-                    panel, e + 1, regress_names[e]);
+            fprintf(script, ", $%s%d using 1:2 with lines lt %d lw 2.5%s title 'local %s'", regress_names[e],
+                    panel, colours[e], e ? "" : " dt (12,5)", regress_names[e]);
     fputs("\nunset key\n", script);
 }
 
@@ -101,22 +103,28 @@ static void write_title(const regress_model *model, int panels, plot *p)
         bands |= model->wanted[e] && model->noise[e].variance >= 0;
     char title[400];
     int n = snprintf(title, sizeof title, "%.200s by local regression", model->raw.names[model->columns]);
-    if (bands)
-        n += snprintf(title + n, sizeof title - (size_t)n, ", pointwise %.4g %% bands", 100 * model->level);
+    if (bands) n += snprintf(title + n, sizeof title - (size_t)n, ", %.4g %% bands", 100 * model->level);
     if (panels > 1) snprintf(title + n, sizeof title - (size_t)n, "; other columns at their medians");
     plot_quote(p, title);
 }
 
-/* The key stands above one panel, below several: beside no curve. */
+/* The key stands below the panels: beside no curve. */
 static void write_layout(const regress_model *model, int panels, int across, int down, plot *p)
 {
+    static const char single[] =
+        "set tmargin at screen 0.91\n"
+        "set bmargin at screen 0.26\n"
+        "set key at screen 0.57, screen 0.04 center\nset title offset 0,-0.6 font ',14' ";
     FILE *script = plot_script(p);
-    fputs(panels == 1 ? "set key above\nset title " : "set multiplot title ", script);
+    fputs("set xtics offset 0,0.3\nset xlabel offset 0,0.9\nset ylabel offset 1,0\n"
+          "set key vertical maxrows 1 Left reverse samplen 2 width -2 font ',14'\n",
+          script);
+    fputs(panels == 1 ? single : "set multiplot title ", script);
     write_title(model, panels, p);
     if (panels > 1)
         fprintf(script,
                 " layout %d,%d margins %g,0.98,%g,%g spacing %g,%g\n"
-                "set key at screen 0.5, screen %g center horizontal maxrows 1",
+                "set key at screen 0.5, screen %g center",
                 down, across, 0.18 / across, 0.24 / down, 1 - 0.12 / down, 0.16 / across, 0.2 / down,
                 0.07 / down);
     fputc('\n', script);
@@ -130,7 +138,7 @@ int regress_picture(const regress_model *model, const char *path, io_error *erro
     regress_points points;
     int status = make_curves(model, panels, &points, error);
     if (status) return status;
-    status = plot_open(&p, path, panels == 1 ? 900 : 480 * across, panels == 1 ? 560 : 420 * down, error);
+    status = plot_open(&p, path, panels == 1 ? 480 : 480 * across, panels == 1 ? 400 : 420 * down, error);
     if (!status) {
         write_layout(model, panels, across, down, p);
         for (int panel = 0; panel < panels; panel++)

@@ -55,6 +55,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -70,7 +71,9 @@ extern "C" {
 #define LOAM_VERSION_MINOR 1
 #define LOAM_VERSION_PATCH 0
 
-/* Alignment in bytes of `work`; loam_plan_work_bytes is a multiple of it. */
+#define LOAM_VERSION_NUMBER (LOAM_VERSION_MAJOR * 10000 + LOAM_VERSION_MINOR * 100 + LOAM_VERSION_PATCH)
+
+/* Alignment in bytes of `work` and `saved`; loam_plan_work_bytes and loam_plan_saved_bytes are multiples of it. */
 #define LOAM_ALIGN 64
 
 /* Largest dim_qk and dim_v. */
@@ -163,7 +166,18 @@ typedef enum loam_backend {
     LOAM_BACKEND_CUDA       /* float32 inside, on an NVIDIA GPU; all pointers are device pointers */
 } loam_backend;
 
+/* What the structs of this header are to the caller's compiler. It begins those that the library takes, which
+ * loam_problem_default and loam_rope_default fill in; the library refuses a struct with any other stamp: one that did not
+ * begin with its default, and one of another version's header. */
+typedef struct loam_stamp {
+    uint64_t version;    /* LOAM_VERSION_NUMBER */
+    uint64_t bytes;      /* of the struct that it begins */
+    uint64_t args_bytes; /* of loam_args; loam_rope: of loam_view */
+} loam_stamp;
+
 typedef struct loam_problem {
+    loam_stamp stamp; /* of loam_problem_default */
+
     loam_mechanism mechanism;
     loam_pass pass;
     loam_dtype dtype; /* of q, k, v, probe, o and their gradients */
@@ -216,15 +230,13 @@ typedef struct loam_problem {
                       where features are positive. LOAM_LINEAR, RETENTION, SSD and GLA */
 } loam_problem;
 
-/* Defaults as said at each member; shapes are 0 and must be set (batch, heads_q and heads_kv are 1). */
-LOAM_API loam_problem loam_problem_default(loam_mechanism mechanism, loam_pass pass);
-
 /* ---------------------------------------------------------------- the plan */
 
 typedef struct loam_plan loam_plan;
+struct loam_args;
 
-/* Checks the problem, chooses the kernel and fixes the sizes. On failure *plan is NULL. A plan for CUDA is made for the
- * current device of the calling thread, and runs on each of its kind. */
+/* Checks the problem, which begins as loam_problem_default (below), chooses the kernel and fixes the sizes. On failure *plan
+ * is NULL. A plan for CUDA is made for the current device of the calling thread, and runs on each of its kind. */
 LOAM_API loam_status loam_plan_create(loam_plan **plan, const loam_problem *problem, loam_error *error);
 LOAM_API void loam_plan_destroy(loam_plan *plan); /* NULL is allowed */
 
@@ -236,11 +248,18 @@ LOAM_API const loam_problem *loam_plan_problem(const loam_plan *plan);
  * for each thread O(tokens * dim_qk) and 2 sqrt(tokens) states; of its CPU kernels: likewise, with a state for every 64
  * tokens instead (LOAM_MESA: in float64). */
 LOAM_API size_t loam_plan_work_bytes(const loam_plan *plan);
-/* Bytes of args.saved: lse, mean key, mean value and probe of each query, as real. Recurrent: 0, nothing is saved. */
+/* Bytes of args.saved: lse, mean key, mean value and probe of each query, as real; in host memory a stamp of LOAM_ALIGN bytes
+ * before them. Recurrent: 0, nothing is saved. */
 LOAM_API size_t loam_plan_saved_bytes(const loam_plan *plan);
 /* Rows of the state of one head of the recurrent family, dim_qk wide: dim_v of S, then 1 of s with normalise, or dim_qk of
  * H for LOAM_MESA. 0 for the local family. */
 LOAM_API int64_t loam_plan_state_rows(const loam_plan *plan);
+/* The row of the registry that may run in place of the chosen one, or NULL: then none may, as in host memory always. Rows of
+ * CUDA for Hopper read 16 bytes at a time, and leave to this one what they cannot: data and strides that are not multiples of
+ * 16 bytes, broadcast strides; in a local forward also wanted weights, and a scale <= 0. The result is right, but slower. */
+LOAM_API const char *loam_plan_fallback(const loam_plan *plan);
+/* The row that a run with these arguments takes: the chosen one or its fallback. Looks at pointers and strides alone. */
+LOAM_API const char *loam_plan_kernel_for(const loam_plan *plan, const struct loam_args *args);
 
 /* ---------------------------------------------------------------- running */
 
@@ -284,9 +303,14 @@ typedef struct loam_row_info {
  * LLA are as exact as o, and real gradients of LOAM_BF16 as exact as those of its type, not more.
  * Gradients of keys beyond lens_kv are 0.
  *
+ * What a pass neither reads nor writes must be left out: a probe for softmax, gradients in a forward, `o` in a backward, a
+ * stream in host memory are refused, by name; loam_args_keep leaves out what is another pass's. loam_state_partial and
+ * loam_state_finish take what their plan's loam_run takes.
+ *
  * With LOAM_BACKEND_CUDA all of these, small arrays included, are device memory, on which host code cannot look: that ridge,
- * slope and sink are finite and cu_q and cu_kv ascend is then the caller's promise. Kernels hold lengths and offsets within
- * the arrays that the problem describes. Any alignment of elements works; 16-byte aligned rows are fastest. */
+ * slope and sink are finite, log_decay, beta and w in their ranges, that cu_q and cu_kv ascend and that `saved` is of a
+ * forward of the same problem is then the caller's promise. Kernels hold lengths and offsets within the arrays that the
+ * problem describes. Any alignment of elements works; 16-byte aligned rows are fastest (loam_plan_kernel_for). */
 typedef struct loam_args {
     /* Read by every pass. */
     loam_const_view q;        /* [batch, heads_q,  len_q,  dim_qk] dtype */
@@ -310,7 +334,9 @@ typedef struct loam_args {
                           unseen keys. For small inputs: it is n^2. Forward only */
     loam_view info;    /* [batch, heads_q, len_q] loam_row_info, or not wanted */
 
-    void *saved; /* written by forward (or NULL), read by backward; private layout; aligned to LOAM_ALIGN */
+    /* Written by forward where it is given, read by backward. Private layout, aligned to LOAM_ALIGN. In host memory backward
+     * refuses what no forward of the same problem wrote; kernel, back end and threads of the two may differ. */
+    void *saved;
 
     /* Backward: grad_o is read, the others are written (not added to); each may be unwanted. */
     loam_const_view grad_o;  /* [batch, heads_q,  len_q,  dim_v]  dtype */
@@ -346,13 +372,13 @@ typedef struct loam_args {
     loam_view grad_beta;            /* real, axes of beta */
     loam_view grad_state_in;        /* as state_in */
 
-    /* problem.path; beta and grad_beta above. */
-    loam_const_view w; /* [batch, heads_kv, len_kv, dim_qk] dtype, rows of length 1 */
+    /* problem.path; beta and grad_beta above. Rows of w have length 1, checked as beta is, to the rounding of dtype (LOAM_F64:
+     * of bfloat16, since the reference also takes data that were rounded), or 0: such a token reflects nothing. */
+    loam_const_view w; /* [batch, heads_kv, len_kv, dim_qk] dtype */
     loam_view grad_w;  /* likewise; of w as it is, not of what was scaled to length 1 */
 } loam_args;
 
-/* Views of a dense (batch, heads, tokens, channels) array; with channels = 1 also of [batch, heads, tokens].
- * A (batch, tokens, heads, channels) array is { data, tokens * heads * channels, channels, heads * channels }. */
+/* Views of a dense (batch, heads, tokens, channels) array; with channels = 1 also of [batch, heads, tokens]. */
 static inline loam_const_view loam_dense(const void *data, int64_t heads, int64_t tokens, int64_t channels)
 {
     loam_const_view view = { data, heads * tokens * channels, tokens * channels, channels };
@@ -363,10 +389,56 @@ static inline loam_view loam_dense_out(void *data, int64_t heads, int64_t tokens
     loam_view view = { data, heads * tokens * channels, tokens * channels, channels };
     return view;
 }
+/* Of a dense (batch, tokens, heads, channels) array; packed sequences: of (tokens, heads, channels). */
+static inline loam_const_view loam_dense_bthd(const void *data, int64_t heads, int64_t tokens,
+                                              int64_t channels)
+{
+    loam_const_view view = { data, tokens * heads * channels, channels, heads * channels };
+    return view;
+}
+static inline loam_view loam_dense_bthd_out(void *data, int64_t heads, int64_t tokens, int64_t channels)
+{
+    loam_view view = { data, tokens * heads * channels, channels, heads * channels };
+    return view;
+}
+
+/* Defaults as said at each member; shapes are 0 and must be set (batch, heads_q and heads_kv are 1). Inline, so that the stamp
+ * is of the header that the caller compiled with; other languages fill the three numbers of the stamp in themselves. */
+static inline loam_problem loam_problem_default(loam_mechanism mechanism, loam_pass pass)
+{
+    loam_problem problem;
+    memset(&problem, 0, sizeof problem);
+    problem.stamp.version = LOAM_VERSION_NUMBER;
+    problem.stamp.bytes = sizeof(loam_problem);
+    problem.stamp.args_bytes = sizeof(loam_args);
+    problem.mechanism = mechanism;
+    problem.pass = pass;
+    problem.batch = problem.heads_q = problem.heads_kv = 1;
+    problem.total_q = problem.total_kv = -1;
+    problem.causal = 1;
+    problem.ridge = 0.1;
+    return problem;
+}
+
+/* Leaves out of args what this pass neither reads nor writes, so that one set serves the forward and the backward. */
+LOAM_API void loam_args_keep(loam_args *args, loam_pass pass);
 
 /* Runs the pass that the plan is for. Checks the arguments first: on failure nothing is written. With LOAM_BACKEND_CUDA the
  * work is only launched when it returns; LOAM_ECUDA: a launch failed, then and there or of an earlier call. */
 LOAM_API loam_status loam_run(const loam_plan *plan, const loam_args *args, loam_error *error);
+
+/* ---------------------------------------------------------------- caches that grow
+ *
+ * A plan depends on the sizes of its problem, not on how many keys are in use. For a key-value cache make one local plan for
+ * LOAM_DECODE with len_kv = the capacity and len_q = the queries of a step (mostly 1); k and v have room for all keys, at the
+ * strides of that room, so that nothing moves when a token is appended. At each step write the new keys and values into the
+ * next rows and pass lens_kv[b] = keys in use, the new ones included: the last query is aligned with the last of them. Rows
+ * beyond are not read, log_decay, beta and w included. A step costs what its keys in use cost; work is as large as the plan
+ * says, whatever they are. When the capacity is reached, move to larger arrays and make another plan. Sequences of a batch
+ * grow each at its own pace.
+ *
+ * The recurrent family has no cache: a decode of len_q tokens goes from state_in to state_out, which may be the same memory,
+ * and one plan serves every step. examples/03_decode.c does both. */
 
 /* ---------------------------------------------------------------- partial states (local plans for LOAM_DECODE)
  *
@@ -412,6 +484,8 @@ typedef enum loam_rope_layout {
 } loam_rope_layout;
 
 typedef struct loam_rope {
+    loam_stamp stamp; /* of loam_rope_default */
+
     loam_dtype dtype;
     int64_t batch, heads, tokens; /* >= 0; packed sequences: one batch of all tokens, with positions */
     int64_t channels;             /* 1 .. LOAM_MAX_DIM */
@@ -429,7 +503,17 @@ typedef struct loam_rope {
 } loam_rope;
 
 /* Defaults as said at each member; shapes are 0 and must be set. */
-LOAM_API loam_rope loam_rope_default(loam_dtype dtype);
+static inline loam_rope loam_rope_default(loam_dtype dtype)
+{
+    loam_rope rope;
+    memset(&rope, 0, sizeof rope);
+    rope.stamp.version = LOAM_VERSION_NUMBER;
+    rope.stamp.bytes = sizeof(loam_rope);
+    rope.stamp.args_bytes = sizeof(loam_view);
+    rope.dtype = dtype;
+    rope.base = 10000;
+    return rope;
+}
 
 /* to [batch, heads, tokens, channels] = from, turned. They may be the same memory with the same strides; else they must not
  * overlap. Angles are found in float64. */
@@ -456,7 +540,7 @@ LOAM_API void loam_interpolation_destroy(loam_interpolation *interpolation); /* 
 /* Its two plans, for their names and state rows; they live as long. */
 LOAM_API const loam_plan *loam_interpolation_local(const loam_interpolation *interpolation);
 LOAM_API const loam_plan *loam_interpolation_recurrent(const loam_interpolation *interpolation);
-/* Bytes of args.work and of args.saved, which forward writes where it is given and backward reads. */
+/* Bytes of args.work and of args.saved, which forward writes where it is given and backward reads; stamped like that of a plan. */
 LOAM_API size_t loam_interpolation_work_bytes(const loam_interpolation *interpolation);
 LOAM_API size_t loam_interpolation_saved_bytes(const loam_interpolation *interpolation);
 
@@ -488,8 +572,14 @@ typedef enum loam_decay_axes {
     LOAM_DECAY_CHANNEL
 } loam_decay_axes;
 
+typedef enum loam_family {
+    LOAM_FAMILY_LOCAL, /* scores: scale, soft_cap, causal, window, slope, key_bias, decay (log_decay), path (w, beta) */
+    LOAM_FAMILY_RECURRENT /* states; heads_v, feature_map */
+} loam_family;
+
 /* A mechanism as a fit: J and R of the values v of a key k, what is carried on, what is read for a query, and the
- * operations of one more token with dim_qk = dim_v = d, a multiply-add counted as two, after t tokens in the local family. */
+ * operations of one more token with dim_qk = dim_v = d, a multiply-add counted as two, after t tokens in the local family.
+ * Then what it takes besides q, k, v and what its family does: enough to decide which arrays and options go with it. */
 typedef struct loam_mechanism_info {
     const char *name;        /* loam_mechanism_name */
     const char *objective;   /* "|S k - v|^2 / 2" */
@@ -497,19 +587,34 @@ typedef struct loam_mechanism_info {
     const char *update;      /* "S = S (I - beta k k^T) + beta v k^T" */
     const char *output;      /* "S q" */
     const char *cost;        /* "6 d^2" */
-    int recurrent;           /* of which family: 0, the local one, reads none of the following */
-    loam_decay_axes log_decay;
-    int beta, delta; /* reads beta; writes by a delta rule */
+    loam_family family;
+    int probe;                 /* 1: reads args.probe */
+    int sink;                  /* 1: problem.sink may be 1 */
+    unsigned ridge_axes;       /* bit 1 << loam_ridge_axes: those that it may have; 0: it has no ridge */
+    unsigned ridge_units;      /* bit 1 << loam_ridge_unit: likewise */
+    int ridge_positive;        /* 1: its ridge is > 0, not >= 0; only where it has one */
+    loam_decay_axes log_decay; /* of args.log_decay where it always reads one; local: see problem.decay */
+    int beta;                  /* 1: always reads args.beta; local: see problem.path */
+    double beta_most;          /* the largest beta, where one is read: 2, or infinity */
+    int delta;                 /* 1: writes by a delta rule */
+    int normalise;             /* 1: problem.normalise may be 1 */
 } loam_mechanism_info;
 
 /* Mechanism `index` of loam_mechanism; LOAM_EARG beyond the last. */
 LOAM_API loam_status loam_mechanism_at(int index, loam_mechanism_info *info);
 
-/* The names that the registry, plans and the program use; NULL outside the enumeration. */
+/* The names that the registry, plans and the program use; NULL outside the enumeration, so that those of 0, 1, ... until NULL
+ * are all there are. */
 LOAM_API const char *loam_mechanism_name(loam_mechanism mechanism); /* "softmax", "parallax", "lla", ... */
+LOAM_API const char *loam_family_name(loam_family family);          /* "local", "recurrent" */
 LOAM_API const char *loam_pass_name(loam_pass pass);                /* "forward", "backward", "decode" */
 LOAM_API const char *loam_dtype_name(loam_dtype dtype);             /* "f32", "bf16", "f16", "f64" */
 LOAM_API const char *loam_backend_name(loam_backend backend);       /* "auto", "cpu", "cuda", ... */
+LOAM_API const char *loam_score_name(loam_score score);             /* "dot", "rbf" */
+LOAM_API const char *loam_ridge_axes_name(loam_ridge_axes axes);    /* "number", "head", "token", ... */
+LOAM_API const char *loam_ridge_unit_name(loam_ridge_unit unit);    /* "normalised", "max", "trace" */
+LOAM_API const char *loam_feature_map_name(loam_feature_map map);   /* "identity", "elu", "unit" */
+LOAM_API const char *loam_rope_layout_name(loam_rope_layout turns); /* "half", "interleaved" */
 LOAM_API const char *loam_row_code_name(loam_row_code code);        /* "solved", "empty", "singular" */
 LOAM_API const char *loam_solver_name(loam_solver solver);          /* "none", "cg", "dual", "gram" */
 

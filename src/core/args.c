@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * The checks of a call's arguments. They cost O(batch + ridge + log_decay + beta), never O(tokens * dim). Device memory is not
+ * The checks of a call's arguments. They cost O(batch + ridge + log_decay + beta + w), and leave q, k and v alone. Device memory is not
  * looked into: there only pointers and strides are checked. */
 #include "src/core/plan.h"
 
@@ -51,43 +51,125 @@ static bool within(const void *data, loam_dtype real, int64_t at, int64_t n, dou
     return !outside;
 }
 
-/* Gates of channels are as large as keys: threads share them, RANGE_TOKENS of a head at a time. */
-static bool all_within(const loam_problem *p, const loam_const_view *view, int64_t heads, int64_t tokens,
-                       int64_t rows, int64_t channels, double least, double most)
+/* What every row must be: its values from `least` to `most`, or its length 1 or 0. */
+typedef struct row_rule {
+    loam_dtype dtype;
+    bool unit;
+    double least, most;
+} row_rule;
+
+LOAM_INLINE double sum_of_squares(const void *data, loam_dtype dtype, int64_t at, int64_t n)
 {
-    enum { RANGE_TOKENS = 1024, RANGE_SHARED = 1 << 16 };
-    const loam_dtype real = dtype_real(p->dtype);
-    const int64_t pieces = (tokens + RANGE_TOKENS - 1) / RANGE_TOKENS;
-    const bool dense = view->token == channels;
-    bool all = true;
-#pragma omp parallel for num_threads(p->threads) reduction(&& : all) if (rows * channels >= RANGE_SHARED)
-    for (int64_t n = 0; n < rows / tokens * pieces; n++) {
-        const int64_t first = n % pieces * RANGE_TOKENS, head = n / pieces;
-        const int64_t rest = tokens - first, count = rest < RANGE_TOKENS ? rest : RANGE_TOKENS;
-        const int64_t at = LOCAL_AT(*view, head / heads, head % heads, first);
-        for (int64_t t = 0; t < (dense ? 1 : count); t++) {
-            all = all && within(view->data, real, at + t * view->token, dense ? count * channels : channels,
-                                least, most);
+    double sums[4] = { 0 }, rest = 0;
+    for (int64_t c = 0; c < n / 4 * 4; c += 4) {
+        for (int part = 0; part < 4; part++) {
+            const double x = element_load(data, dtype, at + c + part);
+            sums[part] += x * x;
         }
+    }
+    for (int64_t c = n / 4 * 4; c < n; c++) {
+        const double x = element_load(data, dtype, at + c);
+        rest += x * x;
+    }
+    return sums[0] + sums[1] + (sums[2] + sums[3]) + rest;
+}
+
+static double length_of(const void *data, loam_dtype dtype, int64_t at, int64_t n)
+{
+    switch (dtype) { /* a loop for each type */
+    case LOAM_F64: return sqrt(sum_of_squares(data, LOAM_F64, at, n));
+    case LOAM_F32: return sqrt(sum_of_squares(data, LOAM_F32, at, n));
+    case LOAM_BF16: return sqrt(sum_of_squares(data, LOAM_BF16, at, n));
+    case LOAM_F16: return sqrt(sum_of_squares(data, LOAM_F16, at, n));
+    }
+    return 0;
+}
+
+/* How far rounding takes a length from 1: that of the elements to their type, and of the float32 sum that normalised them.
+ * float64 is the reference's, on data that may have been rounded to any type before. */
+static double unit_tolerance(loam_dtype dtype)
+{
+    const bool coarse = dtype == LOAM_BF16 || dtype == LOAM_F64;
+    return 8 * (double)FLT_EPSILON + (coarse ? 0x1p-7 : dtype == LOAM_F16 ? 0x1p-10 : (double)FLT_EPSILON);
+}
+
+static bool is_unit(double length, loam_dtype dtype)
+{
+    return length == 0 || fabs(length - 1) <= unit_tolerance(dtype);
+}
+
+static bool rows_hold(const row_rule *rule, const loam_const_view *view, int64_t at, int64_t rows,
+                      int64_t channels)
+{
+    bool all = true;
+    if (!rule->unit && view->token == channels) {
+        return within(view->data, rule->dtype, at, rows * channels, rule->least, rule->most);
+    }
+    for (int64_t t = 0; t < rows && all; t++, at += view->token) {
+        all = rule->unit ? is_unit(length_of(view->data, rule->dtype, at, channels), rule->dtype)
+                         : within(view->data, rule->dtype, at, channels, rule->least, rule->most);
     }
     return all;
 }
 
-loam_status args_check_range(const loam_problem *p, const loam_const_view *view, const char *name,
-                             int64_t batch, int64_t heads, int64_t tokens, int64_t channels, double least,
-                             double most, const char *expected, loam_error *error)
+static int64_t in_use(const args_extent *e, int64_t b) { return e->lens ? e->lens[b] : e->tokens; }
+
+/* Gates of channels are as large as keys: threads share them, RANGE_TOKENS of a head at a time. */
+static bool all_hold(const loam_problem *p, const row_rule *rule, const loam_const_view *view,
+                     const args_extent *e)
 {
-    const int64_t rows = batch * heads * tokens;
-    if (on_device(p) || rows == 0 || all_within(p, view, heads, tokens, rows, channels, least, most)) {
+    enum { RANGE_TOKENS = 1024, RANGE_SHARED = 1 << 16 };
+    const int64_t heads = e->batch * e->heads, pieces = (e->tokens + RANGE_TOKENS - 1) / RANGE_TOKENS;
+    const bool shared = heads * e->tokens * e->channels >= RANGE_SHARED;
+    bool all = true;
+#pragma omp parallel for num_threads(p->threads) reduction(&& : all) if (shared)
+    for (int64_t n = 0; n < heads * pieces; n++) {
+        const int64_t first = n % pieces * RANGE_TOKENS, b = n / pieces / e->heads, h = n / pieces % e->heads;
+        const int64_t rest = in_use(e, b) - first, count = rest < RANGE_TOKENS ? rest : RANGE_TOKENS;
+        all = all && rows_hold(rule, view, LOCAL_AT(*view, b, h, first), count, e->channels);
+    }
+    return all;
+}
+
+static bool looked_into(const loam_problem *p, const args_extent *e)
+{
+    return p->backend != LOAM_BACKEND_CUDA && e->batch * e->heads * e->tokens > 0;
+}
+
+loam_status args_check_range(const loam_problem *p, const loam_const_view *view, const char *name,
+                             const args_extent *e, double least, double most, const char *expected,
+                             loam_error *error)
+{
+    const row_rule rule = { dtype_real(p->dtype), false, least, most };
+    if (!looked_into(p, e) || all_hold(p, &rule, view, e)) {
         return LOAM_OK;
     }
-    for (int64_t row = 0; row < rows; row++) {
-        const int64_t t = row % tokens, h = row / tokens % heads, b = row / tokens / heads;
-        for (int64_t c = 0; c < channels; c++) {
-            const double x = element_load(view->data, dtype_real(p->dtype), LOCAL_AT(*view, b, h, t) + c);
+    for (int64_t row = 0; row < e->batch * e->heads * e->tokens; row++) {
+        const int64_t t = row % e->tokens, h = row / e->tokens % e->heads, b = row / e->tokens / e->heads;
+        for (int64_t c = 0; c < e->channels && t < in_use(e, b); c++) {
+            const double x = element_load(view->data, rule.dtype, LOCAL_AT(*view, b, h, t) + c);
             REQUIRE(x >= least && x <= most, error, LOAM_EVALUE,
                     "%s: %g at batch %lld, head %lld, token %lld, channel %lld, expected %s", name, x,
                     (long long)b, (long long)h, (long long)t, (long long)c, expected);
+        }
+    }
+    return LOAM_OK;
+}
+
+loam_status args_check_unit(const loam_problem *p, const loam_const_view *view, const char *name,
+                            const args_extent *e, loam_error *error)
+{
+    const row_rule rule = { p->dtype, true, 0, 0 };
+    if (!looked_into(p, e) || all_hold(p, &rule, view, e)) {
+        return LOAM_OK;
+    }
+    for (int64_t row = 0; row < e->batch * e->heads * e->tokens; row++) {
+        const int64_t t = row % e->tokens, h = row / e->tokens % e->heads, b = row / e->tokens / e->heads;
+        if (t < in_use(e, b)) {
+            const double length = length_of(view->data, p->dtype, LOCAL_AT(*view, b, h, t), e->channels);
+            REQUIRE(is_unit(length, p->dtype), error, LOAM_EVALUE,
+                    "%s: length %.17g at batch %lld, head %lld, token %lld, expected 1 to within %.2g, or 0",
+                    name, length, (long long)b, (long long)h, (long long)t, unit_tolerance(p->dtype));
         }
     }
     return LOAM_OK;
@@ -117,12 +199,9 @@ loam_status args_check_ascending(const loam_problem *p, const int64_t *cu, const
 static loam_status check_lengths(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     if (local_packed(p)) {
-        REQUIRE(!a->lens_kv, error, LOAM_EARG, "lens_kv: given, but the problem is packed; use cu_kv");
         TRY(args_check_ascending(p, a->cu_q, "cu_q", p->len_q, p->total_q, error));
         return args_check_ascending(p, a->cu_kv, "cu_kv", p->len_kv, p->total_kv, error);
     }
-    REQUIRE(!a->cu_q && !a->cu_kv, error, LOAM_EARG,
-            "%s: given, but the problem is not packed (total_q is -1)", a->cu_q ? "cu_q" : "cu_kv");
     for (int64_t b = 0; a->lens_kv && !on_device(p) && b < p->batch; b++) {
         REQUIRE(a->lens_kv[b] >= 0 && a->lens_kv[b] <= p->len_kv, error, LOAM_ESHAPE,
                 "lens_kv[%lld]: %lld, expected 0 to %lld", (long long)b, (long long)a->lens_kv[b],
@@ -182,13 +261,17 @@ static loam_status check_between(const loam_problem *p, const loam_args *a, loam
     const int64_t batch = local_packed(p) ? 1 : p->batch, keys = local_packed(p) ? p->total_kv : p->len_kv;
     if (p->decay) {
         TRY(args_need(a->log_decay.data, "log_decay", "the problem says that scores decay", error));
-        TRY(args_check_range(p, &a->log_decay, "log_decay", batch, p->heads_q, keys, 1, -HUGE_VAL, 0,
+        const args_extent gates = { batch, p->heads_q, keys, 1, a->lens_kv };
+        TRY(args_check_range(p, &a->log_decay, "log_decay", &gates, -HUGE_VAL, 0,
                              "a logarithm from -inf to 0", error));
     }
     if (p->path) {
         TRY(args_need(a->w.data, "w", "the problem says that keys are reflected", error));
         TRY(args_need(a->beta.data, "beta", "the problem says that keys are reflected", error));
-        TRY(args_check_range(p, &a->beta, "beta", batch, p->heads_kv, keys, 1, 0, 2, "0 to 2", error));
+        const args_extent strengths = { batch, p->heads_kv, keys, 1, a->lens_kv },
+                          rows = { batch, p->heads_kv, keys, p->dim_qk, a->lens_kv };
+        TRY(args_check_range(p, &a->beta, "beta", &strengths, 0, 2, "0 to 2", error));
+        TRY(args_check_unit(p, &a->w, "w", &rows, error));
     }
     return LOAM_OK;
 }
@@ -220,17 +303,13 @@ static loam_status check_inputs(const loam_problem *p, const loam_args *a, args_
     return p->mechanism == LOAM_LLA && use != ARGS_PARTIAL ? check_ridge(p, a, error) : LOAM_OK;
 }
 
-static loam_status check_forward(const loam_problem *p, const loam_args *a, args_use use, loam_error *error)
+static loam_status check_forward(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     const int64_t batch = local_packed(p) ? 1 : p->batch, heads = p->heads_q;
     const int64_t tokens = local_packed(p) ? p->total_q : p->len_q;
     if (batch * tokens > 0) {
         TRY(args_need(a->o.data, "o", "forward and decode write it", error));
     }
-    REQUIRE(!a->weights.data || (p->pass == LOAM_FORWARD && use == ARGS_RUN), error, LOAM_EUNSUPPORTED,
-            "weights: only the forward pass gives them");
-    REQUIRE(!a->saved || p->pass == LOAM_FORWARD, error, LOAM_EUNSUPPORTED,
-            "saved: only the forward pass writes it");
     TRY(args_check_output(&a->o, "o", batch, heads, tokens, p->dim_v, error));
     TRY(args_check_output(&a->lse, "lse", batch, heads, tokens, 1, error));
     TRY(args_check_output(&a->rho, "rho", batch, heads, tokens, p->dim_qk, error));
@@ -251,14 +330,6 @@ static loam_status check_backward(const loam_problem *p, const loam_args *a, loa
     TRY(args_check_output(&a->grad_k, "grad_k", batch, p->heads_kv, keys, p->dim_qk, error));
     TRY(args_check_output(&a->grad_v, "grad_v", batch, p->heads_kv, keys, p->dim_v, error));
     TRY(args_check_output(&a->grad_key_bias, "grad_key_bias", batch, p->heads_q, keys, 1, error));
-    REQUIRE(!a->grad_probe.data || p->mechanism == LOAM_PARALLAX, error, LOAM_EARG,
-            "grad_probe: only Parallax has a probe to give");
-    REQUIRE(!a->grad_ridge.data || p->mechanism == LOAM_LLA, error, LOAM_EARG,
-            "grad_ridge: only LLA has a ridge");
-    REQUIRE(!a->grad_slope || p->slope, error, LOAM_EARG, "grad_slope: the problem has no slope");
-    REQUIRE(!a->grad_key_bias.data || p->key_bias, error, LOAM_EARG,
-            "grad_key_bias: the problem has no key bias");
-    REQUIRE(!a->grad_sink || p->sink, error, LOAM_EARG, "grad_sink: the problem has no sink");
     TRY(args_check_output(&a->grad_log_decay, "grad_log_decay", batch, p->heads_q, keys, 1, error));
     TRY(args_check_output(&a->grad_beta, "grad_beta", batch, p->heads_kv, keys, 1, error));
     TRY(args_check_output(&a->grad_w, "grad_w", batch, p->heads_kv, keys, p->dim_qk, error));
@@ -272,23 +343,6 @@ static loam_status check_backward(const loam_problem *p, const loam_args *a, loa
                                    p->ridge_axes == LOAM_RIDGE_CHANNEL ? p->dim_qk : 1, error);
 }
 
-static loam_status check_not_recurrent(const loam_problem *p, const loam_args *a, loam_error *error)
-{
-    const void *const states[] = { a->state_in.data, a->state_out.data, a->grad_state_out.data,
-                                   a->grad_state_in.data };
-    static const char *const names[] = { "state_in", "state_out", "grad_state_out", "grad_state_in" };
-    for (size_t i = 0; i < sizeof states / sizeof states[0]; i++) {
-        REQUIRE(!states[i], error, LOAM_EARG, "%s: given, but only the recurrent family has one", names[i]);
-    }
-    REQUIRE(p->decay || !(a->log_decay.data || a->grad_log_decay.data), error, LOAM_EARG,
-            "%slog_decay: given, but the problem has no decay", a->log_decay.data ? "" : "grad_");
-    REQUIRE(p->path || !(a->beta.data || a->grad_beta.data), error, LOAM_EARG,
-            "%sbeta: given, but the problem has no path", a->beta.data ? "" : "grad_");
-    REQUIRE(p->path || !(a->w.data || a->grad_w.data), error, LOAM_EARG,
-            "%sw: given, but the problem has no path", a->w.data ? "" : "grad_");
-    return LOAM_OK;
-}
-
 loam_status args_check(const loam_plan *plan, const loam_args *a, args_use use, loam_error *error)
 {
     const loam_problem *p = &plan->problem;
@@ -299,14 +353,15 @@ loam_status args_check(const loam_plan *plan, const loam_args *a, args_use use, 
             a->work, LOAM_ALIGN);
     REQUIRE((uintptr_t)a->saved % LOAM_ALIGN == 0, error, LOAM_EARG, "saved: %p, expected a multiple of %d",
             a->saved, LOAM_ALIGN);
+    TRY(args_check_used(p, a, error));
     if (plan_recurrent(p)) {
         return args_check_recurrent(p, a, error);
     }
-    TRY(check_not_recurrent(p, a, error));
     TRY(check_lengths(p, a, error));
     TRY(check_inputs(p, a, use, error));
     if (use == ARGS_PARTIAL) {
         return LOAM_OK;
     }
-    return p->pass == LOAM_BACKWARD ? check_backward(p, a, error) : check_forward(p, a, use, error);
+    TRY((p->pass == LOAM_BACKWARD ? check_backward : check_forward)(p, a, error));
+    return p->pass == LOAM_BACKWARD ? saved_check(p, 0, a->saved, error) : LOAM_OK;
 }

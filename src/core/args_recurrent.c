@@ -20,8 +20,8 @@ static loam_status check_range(const loam_problem *p, const loam_const_view *vie
                                int64_t channels, double least, double most, const char *expected,
                                loam_error *error)
 {
-    return args_check_range(p, view, name, e.batch, e.heads, e.tokens, channels, least, most, expected,
-                            error);
+    const args_extent all = { e.batch, e.heads, e.tokens, channels, NULL };
+    return args_check_range(p, view, name, &all, least, most, expected, error);
 }
 
 static extent decay_extent(const loam_problem *p)
@@ -39,10 +39,6 @@ static loam_status check_parameters(const loam_problem *p, const loam_args *a, l
 {
     const recurrent_form *form = recurrent_form_of(p->mechanism);
     const extent values = tokens_of(p, p->heads_v);
-    const char *name = loam_mechanism_name(p->mechanism);
-    REQUIRE(form->gate != GATE_NONE || !a->log_decay.data, error, LOAM_EARG,
-            "log_decay: given, but %s has none", name);
-    REQUIRE(form->beta || !a->beta.data, error, LOAM_EARG, "beta: given, but %s has none", name);
     if (count(values) == 0) {
         return LOAM_OK;
     }
@@ -79,14 +75,9 @@ static loam_status check_ridge(const loam_problem *p, const loam_args *a, loam_e
 
 static loam_status check_inputs(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    REQUIRE(!a->lens_kv && !a->cu_kv, error, LOAM_EARG,
-            "%s: given, but %s has one token of q for each of k; pack sequences with cu_q",
-            a->lens_kv ? "lens_kv" : "cu_kv", loam_mechanism_name(p->mechanism));
     if (local_packed(p)) {
         TRY(args_check_ascending(p, a->cu_q, "cu_q", p->len_q, p->total_q, error));
     }
-    REQUIRE(local_packed(p) || !a->cu_q, error, LOAM_EARG,
-            "cu_q: given, but the problem is not packed (total_q is -1)");
     if (count(tokens_of(p, 1)) > 0) {
         TRY(args_need(a->q.data, "q", "every pass reads it", error));
         TRY(args_need(a->k.data, "k", "every pass reads it", error));
@@ -94,21 +85,6 @@ static loam_status check_inputs(const loam_problem *p, const loam_args *a, loam_
     }
     TRY(check_parameters(p, a, error));
     return recurrent_form_of(p->mechanism)->solved ? check_ridge(p, a, error) : LOAM_OK;
-}
-
-/* Outputs of the local family. */
-static loam_status check_not_local(const loam_problem *p, const loam_args *a, loam_error *error)
-{
-    const void *const given[] = { a->lse.data,        a->rho.data,   a->weights.data,
-                                  a->grad_probe.data, a->grad_slope, a->grad_key_bias.data,
-                                  a->grad_sink,       a->w.data,     a->grad_w.data };
-    static const char *const names[] = { "lse",           "rho",       "weights", "grad_probe", "grad_slope",
-                                         "grad_key_bias", "grad_sink", "w",       "grad_w" };
-    for (size_t i = 0; i < sizeof given / sizeof given[0]; i++) {
-        REQUIRE(!given[i], error, LOAM_EARG, "%s: given, but %s has none", names[i],
-                loam_mechanism_name(p->mechanism));
-    }
-    return LOAM_OK;
 }
 
 static loam_status check_state(const loam_problem *p, const loam_view *view, const char *name,
@@ -141,14 +117,7 @@ static loam_status check_forward(const loam_problem *p, const loam_args *a, loam
 
 static loam_status check_parameter_gradients(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    const recurrent_form *form = recurrent_form_of(p->mechanism);
-    const char *name = loam_mechanism_name(p->mechanism);
     const extent e = tokens_of(p, p->heads_v), decay = decay_extent(p);
-    REQUIRE(form->gate != GATE_NONE || !a->grad_log_decay.data, error, LOAM_EARG,
-            "grad_log_decay: given, but %s has no log decay", name);
-    REQUIRE(form->beta || !a->grad_beta.data, error, LOAM_EARG, "grad_beta: given, but %s has no beta", name);
-    REQUIRE(form->solved || !a->grad_ridge.data, error, LOAM_EARG, "grad_ridge: given, but %s has no ridge",
-            name);
     TRY(args_check_output(&a->grad_log_decay, "grad_log_decay", decay.batch, decay.heads, decay.tokens,
                           decay_channels(p), error));
     TRY(args_check_output(&a->grad_beta, "grad_beta", e.batch, e.heads, e.tokens, 1, error));
@@ -173,7 +142,6 @@ static loam_status check_backward(const loam_problem *p, const loam_args *a, loa
 
 loam_status args_check_recurrent(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    TRY(check_not_local(p, a, error));
     TRY(check_inputs(p, a, error));
     return p->pass == LOAM_BACKWARD ? check_backward(p, a, error) : check_forward(p, a, error);
 }

@@ -135,12 +135,13 @@ static pieces carve(const loam_interpolation *i, void *work, size_t *bytes)
     return s;
 }
 
-/* What the local plan saves, then x. */
+/* `saved`: a stamp, what the local plan saves, then x. */
 static void *saved_x(const loam_interpolation *i, void *saved, size_t *bytes)
 {
     const loam_problem *p = &i->local->problem;
     const size_t tokens = local_packed(p) ? (size_t)p->total_q : size_mul((size_t)p->batch, (size_t)p->len_q);
     arena a = { saved, 0 };
+    arena_take(&a, saved_stamp_bytes(p), 1);
     arena_take(&a, i->local->saved_bytes, 1);
     void *x = arena_take(&a, size_mul(size_mul(tokens, (size_t)p->heads_q), (size_t)p->dim_qk),
                          dtype_bytes(p->dtype));
@@ -168,7 +169,8 @@ loam_status loam_interpolation_create(loam_interpolation **out, const loam_probl
 {
     REQUIRE(out, error, LOAM_EARG, "interpolation: NULL, expected where to put it");
     *out = NULL;
-    REQUIRE(local && recurrent, error, LOAM_EARG, "local, recurrent: NULL");
+    TRY(problem_check_stamp(local, "local", error));
+    TRY(problem_check_stamp(recurrent, "recurrent", error));
     TRY(check_pair(local, recurrent, error));
     loam_interpolation *i = calloc(1, sizeof *i);
     REQUIRE(i, error, LOAM_EMEMORY, "interpolation: out of memory");
@@ -222,9 +224,9 @@ static loam_status check_own(const loam_args *r, loam_error *error)
 {
     const void *const given[] = { r->q.data,      r->k.data,      r->v.data,      r->o.data,
                                   r->grad_o.data, r->grad_q.data, r->grad_k.data, r->grad_v.data,
-                                  r->work,        r->cu_q,        r->stream };
+                                  r->work,        r->cu_q,        r->stream,      r->saved };
     static const char *const names[] = { "q",      "k",      "v",    "o",    "grad_o", "grad_q",
-                                         "grad_k", "grad_v", "work", "cu_q", "stream" };
+                                         "grad_k", "grad_v", "work", "cu_q", "stream", "saved" };
     for (size_t n = 0; n < sizeof given / sizeof given[0]; n++) {
         REQUIRE(!given[n], error, LOAM_EARG, "recurrent %s: given, expected only with the local arguments",
                 names[n]);
@@ -252,7 +254,8 @@ static loam_status check_arrays(const loam_interpolation *i, const loam_args *a,
     TRY(args_check_output(&a->o, "o", batch, p->heads_q, tokens, i->dim_v, error));
     TRY(args_check_output(&a->grad_q, "grad_q", batch, p->heads_q, tokens, p->dim_qk, error));
     TRY(args_check_output(&a->grad_k, "grad_k", batch, p->heads_q, tokens, p->dim_qk, error));
-    return args_check_output(&a->grad_v, "grad_v", batch, p->heads_q, tokens, i->dim_v, error);
+    TRY(args_check_output(&a->grad_v, "grad_v", batch, p->heads_q, tokens, i->dim_v, error));
+    return backward ? saved_check(p, saved_identity(&i->recurrent->problem), a->saved, error) : LOAM_OK;
 }
 
 /* The arguments of the two plans, checked before either runs. */
@@ -262,6 +265,9 @@ static loam_status set_args(const loam_interpolation *i, const loam_args *a, con
     const int64_t d = i->local->problem.dim_qk, dv = i->dim_v;
     *local = *a, *recurrent = *given;
     local->work = recurrent->work = s->work;
+    if (a->saved) {
+        local->saved = (char *)a->saved + saved_stamp_bytes(&i->local->problem);
+    }
     local->v = dense_in(i, s->values, d + dv);
     recurrent->q = dense_in(i, s->x, d);
     recurrent->k = a->k, recurrent->v = a->v;
@@ -345,5 +351,8 @@ loam_status loam_interpolation_run(const loam_interpolation *i, const loam_args 
     TRY(sum_rows(p, dense(i, s.values, d + dv), dv, d, (sum_term[]){ { args->k, 0, 1 } }, 1, args->stream,
                  error));
     TRY((p->pass == LOAM_BACKWARD ? run_backward : run_forward)(i, args, &s, &local, &recurrent, error));
+    if (p->pass == LOAM_FORWARD) {
+        saved_write(p, saved_identity(&i->recurrent->problem), args->saved);
+    }
     return loam_succeed(error);
 }

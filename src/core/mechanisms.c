@@ -4,6 +4,8 @@
  * at S_{t-1} itself the steps of the gated delta rules would be others. MesaNet is the minimiser of J + R. */
 #include "src/core/plan.h"
 
+#include <math.h>
+
 typedef struct mechanism_text {
     const char *objective, *regulariser, *update, *output, *cost;
 } mechanism_text;
@@ -39,6 +41,34 @@ static loam_decay_axes decay_axes(const recurrent_form *form)
     return LOAM_DECAY_NONE;
 }
 
+static void local_reads(loam_mechanism mechanism, loam_mechanism_info *info)
+{
+    info->family = LOAM_FAMILY_LOCAL;
+    info->probe = mechanism == LOAM_PARALLAX;
+    info->sink = mechanism == LOAM_SOFTMAX;
+    info->beta_most = 2;
+    if (mechanism == LOAM_LLA) {
+        info->ridge_axes = 1u << LOAM_RIDGE_NUMBER | 1u << LOAM_RIDGE_HEAD | 1u << LOAM_RIDGE_TOKEN |
+                           1u << LOAM_RIDGE_CHANNEL;
+        info->ridge_units = 1u << LOAM_RIDGE_NORMALISED | 1u << LOAM_RIDGE_MAX | 1u << LOAM_RIDGE_TRACE;
+    }
+}
+
+static void recurrent_reads(const recurrent_form *form, loam_mechanism_info *info)
+{
+    info->family = LOAM_FAMILY_RECURRENT;
+    info->log_decay = decay_axes(form);
+    info->beta = form->beta;
+    info->beta_most = form->delta ? 2 : HUGE_VAL;
+    info->delta = form->delta;
+    info->normalise = !form->delta && !form->solved;
+    if (form->solved) {
+        info->ridge_axes = 1u << LOAM_RIDGE_NUMBER | 1u << LOAM_RIDGE_HEAD | 1u << LOAM_RIDGE_HEAD_CHANNEL;
+        info->ridge_units = 1u << LOAM_RIDGE_NORMALISED;
+        info->ridge_positive = 1;
+    }
+}
+
 loam_status loam_mechanism_at(int index, loam_mechanism_info *info)
 {
     if (index < 0 || index >= (int)(sizeof texts / sizeof texts[0]) || !info) {
@@ -51,12 +81,11 @@ loam_status loam_mechanism_at(int index, loam_mechanism_info *info)
                                    .regulariser = t->regulariser,
                                    .update = t->update,
                                    .output = t->output,
-                                   .cost = t->cost,
-                                   .recurrent = form != NULL };
+                                   .cost = t->cost };
     if (form) {
-        info->log_decay = decay_axes(form);
-        info->beta = form->beta;
-        info->delta = form->delta;
+        recurrent_reads(form, info);
+    } else {
+        local_reads((loam_mechanism)index, info);
     }
     return LOAM_OK;
 }

@@ -36,6 +36,42 @@ const char *loam_backend_name(loam_backend backend)
     return name_at(names, (int)backend);
 }
 
+const char *loam_family_name(loam_family family)
+{
+    static const char *const names[] = { "local", "recurrent", NULL };
+    return name_at(names, (int)family);
+}
+
+const char *loam_score_name(loam_score score)
+{
+    static const char *const names[] = { "dot", "rbf", NULL };
+    return name_at(names, (int)score);
+}
+
+const char *loam_ridge_axes_name(loam_ridge_axes axes)
+{
+    static const char *const names[] = { "number", "head", "token", "channel", "head-channel", NULL };
+    return name_at(names, (int)axes);
+}
+
+const char *loam_ridge_unit_name(loam_ridge_unit unit)
+{
+    static const char *const names[] = { "normalised", "max", "trace", NULL };
+    return name_at(names, (int)unit);
+}
+
+const char *loam_feature_map_name(loam_feature_map map)
+{
+    static const char *const names[] = { "identity", "elu", "unit", NULL };
+    return name_at(names, (int)map);
+}
+
+const char *loam_rope_layout_name(loam_rope_layout turns)
+{
+    static const char *const names[] = { "half", "interleaved", NULL };
+    return name_at(names, (int)turns);
+}
+
 const char *loam_row_code_name(loam_row_code code)
 {
     static const char *const names[] = { "solved", "empty", "singular", NULL };

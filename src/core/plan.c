@@ -40,7 +40,7 @@ loam_status loam_plan_create(loam_plan **out, const loam_problem *problem, loam_
 {
     REQUIRE(out, error, LOAM_EARG, "plan: NULL, expected where to put it");
     *out = NULL;
-    REQUIRE(problem, error, LOAM_EARG, "problem: NULL");
+    TRY(problem_check_stamp(problem, "problem", error));
     loam_problem checked = *problem;
     TRY(problem_check(&checked, error));
     const kernel *chosen;
@@ -55,6 +55,7 @@ loam_status loam_plan_create(loam_plan **out, const loam_problem *problem, loam_
     plan->saved_bytes = 0;
     if (!plan_recurrent(&plan->problem)) {
         local_saved_carve(&plan->problem, NULL, &plan->saved_bytes);
+        plan->saved_bytes = size_add(plan->saved_bytes, saved_stamp_bytes(&plan->problem));
     }
     if (plan->work_bytes > PTRDIFF_MAX || plan->saved_bytes > PTRDIFF_MAX) {
         free(plan);
@@ -70,6 +71,14 @@ const char *loam_plan_name(const loam_plan *plan) { return plan->name; }
 const loam_problem *loam_plan_problem(const loam_plan *plan) { return &plan->problem; }
 size_t loam_plan_work_bytes(const loam_plan *plan) { return plan->work_bytes; }
 size_t loam_plan_saved_bytes(const loam_plan *plan) { return plan->saved_bytes; }
+
+const char *loam_plan_fallback(const loam_plan *plan) { return plan->kernel->fallback; }
+
+const char *loam_plan_kernel_for(const loam_plan *plan, const loam_args *args)
+{
+    const kernel *k = plan->kernel;
+    return k->fallback && !k->reads(&plan->problem, args) ? k->fallback : k->name;
+}
 
 int64_t loam_plan_state_rows(const loam_plan *plan)
 {

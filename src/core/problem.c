@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * The checks of a problem: everything that can be known before there is data. */
+#include "src/base/stamp.h"
 #include "src/core/plan.h"
 
 #include <math.h>
@@ -7,19 +8,10 @@
 
 enum { MAX_THREADS = 1024 };
 
-loam_problem loam_problem_default(loam_mechanism mechanism, loam_pass pass)
+loam_status problem_check_stamp(const loam_problem *p, const char *name, loam_error *error)
 {
-    return (loam_problem){
-        .mechanism = mechanism,
-        .pass = pass,
-        .batch = 1,
-        .heads_q = 1,
-        .heads_kv = 1,
-        .total_q = -1,
-        .total_kv = -1,
-        .causal = 1,
-        .ridge = 0.1,
-    };
+    REQUIRE(p, error, LOAM_EARG, "%s: NULL", name);
+    return stamp_check(&p->stamp, sizeof *p, sizeof(loam_args), name, "loam_problem_default", error);
 }
 
 static loam_status check_enum(const char *name, int value, int count, loam_error *error)
@@ -135,6 +127,20 @@ static loam_status check_between(const loam_problem *p, loam_error *error)
     return LOAM_OK;
 }
 
+/* The axes and the unit of the ridge; those of a number are the default of mechanisms that have none. */
+static loam_status check_ridge_kind(const loam_problem *p, loam_error *error)
+{
+    loam_mechanism_info info;
+    loam_mechanism_at((int)p->mechanism, &info);
+    REQUIRE(p->ridge_axes == LOAM_RIDGE_NUMBER || (info.ridge_axes >> p->ridge_axes & 1), error,
+            LOAM_EUNSUPPORTED, "ridge_axes: per %s, which %s does not have",
+            loam_ridge_axes_name(p->ridge_axes), info.name);
+    REQUIRE(p->ridge_unit == LOAM_RIDGE_NORMALISED || (info.ridge_units >> p->ridge_unit & 1), error,
+            LOAM_EUNSUPPORTED, "ridge_unit: %s, which %s does not have", loam_ridge_unit_name(p->ridge_unit),
+            info.name);
+    return LOAM_OK;
+}
+
 /* The options of the recurrent family are not those of this one. */
 static loam_status check_local(const loam_problem *p, loam_error *error)
 {
@@ -144,11 +150,7 @@ static loam_status check_local(const loam_problem *p, loam_error *error)
     REQUIRE(p->feature_map == LOAM_FEATURES_IDENTITY, error, LOAM_EUNSUPPORTED,
             "feature_map: %d, expected 0: %s has none", (int)p->feature_map, name);
     REQUIRE(!p->normalise, error, LOAM_EUNSUPPORTED, "normalise: 1, expected 0: %s always is", name);
-    TRY(check_between(p, error));
-    REQUIRE(
-        p->ridge_axes != LOAM_RIDGE_HEAD_CHANNEL || p->mechanism != LOAM_LLA, error, LOAM_EUNSUPPORTED,
-        "ridge_axes: per head and channel, which lla does not have; per channel with a token stride of 0 is the same");
-    return LOAM_OK;
+    return check_between(p, error);
 }
 
 static loam_status check_recurrent_shape(const loam_problem *p, loam_error *error)
@@ -196,11 +198,6 @@ static loam_status check_recurrent(const loam_problem *p, loam_error *error)
     if (form->solved) {
         REQUIRE(isfinite(p->ridge) && p->ridge > 0, error, LOAM_EVALUE,
                 "ridge: %g, expected a finite number > 0", p->ridge);
-        REQUIRE(p->ridge_axes != LOAM_RIDGE_TOKEN && p->ridge_axes != LOAM_RIDGE_CHANNEL, error,
-                LOAM_EUNSUPPORTED,
-                "ridge_axes: per token, expected a number, per head or per head and channel for %s", name);
-        REQUIRE(p->ridge_unit == LOAM_RIDGE_NORMALISED, error, LOAM_EUNSUPPORTED,
-                "ridge_unit: %d, expected 0: only lla has units, not %s", (int)p->ridge_unit, name);
     }
     return check_recurrent_shape(p, error);
 }
@@ -220,6 +217,7 @@ loam_status problem_check(loam_problem *p, loam_error *error)
     } else {
         TRY(check_local(p, error));
     }
+    TRY(check_ridge_kind(p, error));
     TRY(check_values(p, error));
     if (p->scale == 0) {
         p->scale = default_scale(p);

@@ -21,7 +21,11 @@
 #define TYPES_ALL (TYPES_F32 | 1u << LOAM_F64)
 
 #define KERNEL_ROW(function, family, pass, types, backend, isa, partial, gpu, fits, keys) \
-    { #function, family, pass, types, backend, isa, function, function##_work, partial, gpu, fits, keys },
+    { #function,       family,  pass, types, backend, isa,  function, \
+      function##_work, partial, gpu,  fits,  keys,    NULL, NULL },
+#define KERNEL_GPU_OR(function, fallback, family, pass, types, gpu, fits) \
+    { #function,       family, pass, types, LOAM_BACKEND_CUDA, CPU_PORTABLE, function, \
+      function##_work, NULL,   gpu,  fits,  KEYS_PLAIN,        #fallback,    function##_reads },
 #define KERNEL(function, family, pass, types, backend, isa) \
     KERNEL_ROW(function, family, pass, types, backend, isa, NULL, GPU_NONE, NULL, KEYS_PLAIN)
 #define KERNEL_DECODE(function, partial, family, types, backend, isa) \
@@ -58,9 +62,11 @@
 #endif
 #ifdef LOAM_HAVE_CUDA
 #define KERNEL_CUDA KERNEL_GPU
+#define KERNEL_CUDA_OR KERNEL_GPU_OR
 #define KERNEL_CUDA_PATH KERNEL_GPU_PATH
 #else
 #define KERNEL_CUDA(...)
+#define KERNEL_CUDA_OR(...)
 #define KERNEL_CUDA_PATH(...)
 #endif
 

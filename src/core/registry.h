@@ -12,6 +12,7 @@
 /* Each family declares its functions under its own name for these types. */
 typedef loam_status kernel_run_fn(const loam_problem *problem, const loam_args *args, loam_error *error);
 typedef size_t kernel_work_fn(const loam_problem *problem);
+typedef bool kernel_reads_fn(const loam_problem *problem, const loam_args *args);
 
 /* Whether the keys of a row may be turned (problem.path). */
 typedef enum kernel_keys { KEYS_PLAIN, KEYS_TURNED, KEYS_EITHER } kernel_keys;
@@ -29,6 +30,8 @@ typedef struct kernel {
     gpu_level gpu;             /* rows of CUDA */
     local_fits_fn *fits;       /* what else must hold; NULL: nothing */
     kernel_keys keys;
+    const char *fallback; /* the row that it leaves arrays to which it does not read; NULL: it reads all */
+    kernel_reads_fn *reads;
 } kernel;
 
 /* NULL beyond the last row. */

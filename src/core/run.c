@@ -9,9 +9,18 @@ loam_status loam_run(const loam_plan *plan, const loam_args *args, loam_error *e
 {
     REQUIRE(plan, error, LOAM_EARG, "plan: NULL");
     TRY(args_check(plan, args, ARGS_RUN, error));
+    const loam_problem *p = &plan->problem;
     loam_args ready;
-    TRY(local_decay_begin(&plan->problem, args, &ready, error));
-    return plan->kernel->run(&plan->problem, &ready, error);
+    TRY(local_decay_begin(p, args, &ready, error));
+    const bool saves = plan->saved_bytes > 0 && args->saved;
+    if (saves) {
+        ready.saved = (char *)args->saved + saved_stamp_bytes(p);
+    }
+    TRY(plan->kernel->run(p, &ready, error));
+    if (saves && p->pass == LOAM_FORWARD) {
+        saved_write(p, 0, args->saved);
+    }
+    return LOAM_OK;
 }
 
 static loam_status check_decode(const loam_plan *plan, loam_error *error)

@@ -46,6 +46,9 @@ local_run_fn local_forward_sm80, local_forward_sm90, local_backward_sm80, local_
 local_work_fn local_forward_sm80_work, local_forward_sm90_work, local_backward_sm80_work,
     local_backward_sm90_work;
 local_fits_fn local_sm80_fits, local_sm90_fits;
+/* Can the rows for Hopper read these arrays? Else the plain ones run. */
+typedef bool local_reads_fn(const loam_problem *problem, const loam_args *args);
+local_reads_fn local_forward_sm90_reads, local_backward_sm90_reads;
 
 /* The trace unit of the ridge is trace / dim + this, so that Lambda > 0 where one key has all the weight. */
 #define LOCAL_TRACE_FLOOR 1e-3

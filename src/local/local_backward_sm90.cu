@@ -4,10 +4,11 @@
 #include "src/local/local_backward_cuda.h"
 #include "src/local/local_maps_sm90.cuh"
 
-static bool reads(const loam_problem *p, const loam_args *a)
+bool local_backward_sm90_reads(const loam_problem *p, const loam_args *a)
 {
-    return query_map_fits(p, &a->q) && query_map_fits(p, &a->grad_o) && key_map_fits(p, &a->k) &&
-           key_map_fits(p, &a->v) && (p->mechanism != LOAM_PARALLAX || query_map_fits(p, &a->probe));
+    return p->batch > 0 && query_map_fits(p, &a->q) && query_map_fits(p, &a->grad_o) &&
+           key_map_fits(p, &a->k) && key_map_fits(p, &a->v) &&
+           (p->mechanism != LOAM_PARALLAX || query_map_fits(p, &a->probe));
 }
 
 /* One pass after the other uses the workspace behind the arrays over rows. */
@@ -23,7 +24,7 @@ size_t local_backward_sm90_work(const loam_problem *p)
 
 loam_status local_backward_sm90(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    if (p->batch == 0 || !reads(p, a)) {
+    if (!local_backward_sm90_reads(p, a)) {
         return local_backward_sm80(p, a, error);
     }
     arena pool = { (char *)a->work, 0 };

@@ -28,15 +28,19 @@ loam_status local_forward_sm80(const loam_problem *p, const loam_args *a, loam_e
 
 size_t local_forward_sm90_work(const loam_problem *p) { return local_forward_sm80_work(p); }
 
+bool local_forward_sm90_reads(const loam_problem *p, const loam_args *a)
+{
+    return !nothing(p) && (p->mechanism == LOAM_LLA ? local_solved_sm90_reads : local_given_sm90_reads)(p, a);
+}
+
 /* Whether bulk copies can read the arrays shows only in the arguments; where they cannot, the
  * sm80 kernels run. */
 loam_status local_forward_sm90(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    const bool solved = p->mechanism == LOAM_LLA;
-    if (nothing(p) || !(solved ? local_solved_sm90_reads(p, a) : local_given_sm90_reads(p, a))) {
+    if (!local_forward_sm90_reads(p, a)) {
         return local_forward_sm80(p, a, error);
     }
-    if (solved) {
+    if (p->mechanism == LOAM_LLA) {
         TRY(local_solved_sm90(p, a, error));
         TRY(local_row64_cuda(p, a, error));
     } else {

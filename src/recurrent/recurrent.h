@@ -48,6 +48,10 @@ recurrent_work_fn recurrent_forward_sm90_work, recurrent_backward_sm90_work;
 
 /* What a kernel needs besides mechanism, pass and type; `error` may be NULL. */
 loam_status recurrent_sm90_fits(const loam_problem *problem, loam_error *error);
+/* Can the rows for Hopper read these arrays? Else the plain ones run. */
+typedef bool recurrent_reads_fn(const loam_problem *problem, const loam_args *args);
+recurrent_reads_fn recurrent_forward_sm90_reads, recurrent_backward_sm90_reads, recurrent_mesa_sm90_reads,
+    recurrent_mesa_backward_sm90_reads;
 /* MesaNet only. */
 recurrent_run_fn recurrent_mesa_sm90, recurrent_mesa_backward_sm90;
 recurrent_work_fn recurrent_mesa_sm90_work, recurrent_mesa_backward_sm90_work;

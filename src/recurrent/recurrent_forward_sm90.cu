@@ -12,13 +12,20 @@ size_t recurrent_forward_sm90_work(const loam_problem *p)
     return pool.used > plain ? pool.used : plain;
 }
 
+bool recurrent_forward_sm90_reads(const loam_problem *p, const loam_args *a)
+{
+    arena pool = { (char *)LOAM_ALIGN, 0 }; /* only the alignment counts: nothing is read */
+    const recurrent_chunks chunks = recurrent_chunks_carve(p, a, false, &pool);
+    return recurrent_stages_sm90_fit(p, a, &chunks);
+}
+
 loam_status recurrent_forward_sm90(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    arena pool = { (char *)a->work, 0 };
-    const recurrent_chunks chunks = recurrent_chunks_carve(p, a, false, &pool);
-    if (!recurrent_stages_sm90_fit(p, a, &chunks)) {
+    if (!recurrent_forward_sm90_reads(p, a)) {
         return recurrent_forward_sm80(p, a, error);
     }
+    arena pool = { (char *)a->work, 0 };
+    const recurrent_chunks chunks = recurrent_chunks_carve(p, a, false, &pool);
     TRY(recurrent_prepare_sm90(p, a, &chunks, error));
     TRY(recurrent_pass_sm90(p, a, &chunks, error));
     TRY(recurrent_output_sm90(p, a, &chunks, error));

@@ -132,6 +132,8 @@ static bool reads(const loam_const_view &view)
     return (uintptr_t)view.data % 16 == 0 && view.batch % 8 == 0 && view.head % 8 == 0 && view.token % 8 == 0;
 }
 
+static bool writes(const loam_view &v) { return reads({ v.data, v.batch, v.head, v.token }); }
+
 /* The states at the beginning of chunks, and state_out. */
 static loam_status states(const mesa &s, loam_error *error)
 {
@@ -153,10 +155,14 @@ size_t recurrent_mesa_sm90_work(const loam_problem *p)
     return pool.used > plain ? pool.used : plain;
 }
 
+bool recurrent_mesa_sm90_reads(const loam_problem *, const loam_args *a)
+{
+    return reads(a->q) && reads(a->k) && reads(a->v) && writes(a->o);
+}
+
 loam_status recurrent_mesa_sm90(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    const loam_const_view o = { a->o.data, a->o.batch, a->o.head, a->o.token };
-    if (!reads(a->q) || !reads(a->k) || !reads(a->v) || !reads(o)) {
+    if (!recurrent_mesa_sm90_reads(p, a)) {
         return recurrent_forward_sm80(p, a, error);
     }
     arena pool = { (char *)a->work, 0 };
@@ -258,17 +264,20 @@ static loam_status backward(const mesa_backward &s, loam_error *error)
                       : LOAM_OK;
 }
 
+bool recurrent_mesa_backward_sm90_reads(const loam_problem *, const loam_args *a)
+{
+    return reads(a->q) && reads(a->k) && reads(a->v) && reads(a->grad_o) && writes(a->grad_q) &&
+           writes(a->grad_k) && writes(a->grad_v);
+}
+
 loam_status recurrent_mesa_backward_sm90(const loam_problem *p, const loam_args *given, loam_error *error)
 {
-    const auto writes = [](const loam_view &v) { return reads({ v.data, v.batch, v.head, v.token }); };
-    if (!reads(given->q) || !reads(given->k) || !reads(given->v) || !reads(given->grad_o) ||
-        !writes(given->grad_q) || !writes(given->grad_k) || !writes(given->grad_v)) {
+    if (!recurrent_mesa_backward_sm90_reads(p, given)) {
         return recurrent_backward_sm80(p, given, error);
     }
     loam_args a = *given;
     arena pool = { (char *)a.work, 0 };
     backward_work<float> w;
-    a.state_out.data = NULL, a.info.data = NULL; /* results of the forward pass */
     const mesa_backward s = backward_carve(p, &a, &w, &pool);
     const size_t slots = (size_t)(s.m.kept.per_head * p->heads_v);
     /* unused slots must add 0 to the sums over slots */

@@ -4,14 +4,13 @@
 #include "src/rope/rope.h"
 
 #include "src/base/size.h"
+#include "src/base/stamp.h"
 #include "src/simd/convert.h"
 
 #include <math.h>
 #include <omp.h>
 
 enum { PLANES = LOAM_MAX_DIM / 2, MOST_THREADS = 1024 };
-
-loam_rope loam_rope_default(loam_dtype dtype) { return (loam_rope){ .dtype = dtype, .base = 10000 }; }
 
 static loam_status check_counts(const loam_rope *r, loam_error *error)
 {
@@ -144,6 +143,7 @@ loam_status loam_rope_apply(const loam_rope *rope, const loam_const_view *from, 
                             loam_error *error)
 {
     REQUIRE(rope && from && to, error, LOAM_EARG, "%s: NULL", !rope ? "rope" : !from ? "from" : "to");
+    TRY(stamp_check(&rope->stamp, sizeof *rope, sizeof *to, "rope", "loam_rope_default", error));
     TRY(check_options(rope, error));
     loam_rope r = *rope;
     r.dim = r.dim ? r.dim : r.channels;

@@ -215,8 +215,10 @@ static double run_pass(const sample *s, const question *ask, loam_pass pass, sto
     } else if (pass == LOAM_FORWARD && ask->gradients) {
         m->saved = args->saved = aligned(loam_plan_saved_bytes(plan));
     }
+    loam_args own = *args;
+    loam_args_keep(&own, pass);
     const double begin = processor_seconds();
-    if (loam_run(plan, args, &error)) {
+    if (loam_run(plan, &own, &error)) {
         fail(&error);
     }
     const double seconds = processor_seconds() - begin;

@@ -78,7 +78,7 @@ static void nothing_is_nan_on_finite_inputs(void **state)
                 s.dim_qk = s.dim_v = 9;
                 s.score = number / 3 % 2;
                 s.ridge = number % 4 ? 1e-3 : 0;
-                s.ridge_unit = number % 5 % 3;
+                s.ridge_unit = s.mechanism == LOAM_LLA ? number % 5 % 3 : LOAM_RIDGE_NORMALISED;
                 s.seed = 1 + number;
                 values v = values_make(&s);
                 for (int which = SLOT_Q; which <= SLOT_V; which++) {

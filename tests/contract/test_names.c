@@ -54,6 +54,9 @@ static void plan_tells_what_was_chosen(void **state)
     char name[128];
     snprintf(name, sizeof name, "lla forward f32 %s b1 h8/2 q40 k40 d16/16 causal", checked->kernel);
     assert_string_equal(loam_plan_name(plan), name);
+    const loam_args nothing = { 0 };
+    assert_null(loam_plan_fallback(plan)); /* host memory */
+    assert_ptr_equal(loam_plan_kernel_for(plan, &nothing), checked->kernel);
     loam_plan_destroy(plan);
     p.causal = 0;
     p.window = 5;
@@ -64,6 +67,20 @@ static void plan_tells_what_was_chosen(void **state)
     assert_non_null(strstr(loam_plan_name(plan), "window 5"));
     assert_true(loam_plan_problem(plan)->threads == 3 && loam_plan_problem(plan)->scale == 2);
     loam_plan_destroy(plan);
+}
+
+/* Both orders of heads and tokens: views of one array of batch 2, heads 3, tokens 5, channels 7. */
+static void dense_views(void **state)
+{
+    (void)state;
+    float x[2 * 3 * 5 * 7];
+    const loam_const_view a = loam_dense(x, 3, 5, 7), b = loam_dense_bthd(x, 3, 5, 7);
+    const loam_view c = loam_dense_out(x, 3, 5, 7), d = loam_dense_bthd_out(x, 3, 5, 7);
+    assert_true(a.data == x && b.data == x && c.data == x && d.data == x);
+    assert_true(a.batch == 105 && a.head == 35 && a.token == 7);
+    assert_true(b.batch == 105 && b.head == 7 && b.token == 21);
+    assert_true(c.batch == a.batch && c.head == a.head && c.token == a.token);
+    assert_true(d.batch == b.batch && d.head == b.head && d.token == b.token);
 }
 
 static void versions_and_statuses(void **state)
@@ -126,6 +143,37 @@ static void registry(void **state)
     }
 }
 
+/* The names of 0, 1, ... until NULL; nothing has a name below 0. */
+#define EXPECT_NAMES(type, name, ...) \
+    do { \
+        static const char *const words[] = { __VA_ARGS__ }; \
+        int count = 0; \
+        for (; name((type)count); count++) { \
+            assert_true(count < (int)(sizeof words / sizeof words[0])); \
+            assert_string_equal(name((type)count), words[count]); \
+        } \
+        assert_int_equal(count, sizeof words / sizeof words[0]); \
+        assert_null(name((type)-1)); \
+    } while (0)
+
+static void names_until_null(void **state)
+{
+    (void)state;
+    EXPECT_NAMES(loam_mechanism, loam_mechanism_name, "softmax", "parallax", "lla", "linear", "retention",
+                 "ssd", "gla", "delta", "gated-delta", "kda", "mesa");
+    EXPECT_NAMES(loam_family, loam_family_name, "local", "recurrent");
+    EXPECT_NAMES(loam_pass, loam_pass_name, "forward", "backward", "decode");
+    EXPECT_NAMES(loam_dtype, loam_dtype_name, "f32", "bf16", "f16", "f64");
+    EXPECT_NAMES(loam_backend, loam_backend_name, "auto", "reference", "cpu", "cuda");
+    EXPECT_NAMES(loam_score, loam_score_name, "dot", "rbf");
+    EXPECT_NAMES(loam_ridge_axes, loam_ridge_axes_name, "number", "head", "token", "channel", "head-channel");
+    EXPECT_NAMES(loam_ridge_unit, loam_ridge_unit_name, "normalised", "max", "trace");
+    EXPECT_NAMES(loam_feature_map, loam_feature_map_name, "identity", "elu", "unit");
+    EXPECT_NAMES(loam_rope_layout, loam_rope_layout_name, "half", "interleaved");
+    EXPECT_NAMES(loam_row_code, loam_row_code_name, "solved", "empty", "singular");
+    EXPECT_NAMES(loam_solver, loam_solver_name, "none", "cg", "dual", "gram");
+}
+
 /* What a mechanism is said to read is what it cannot run without. */
 static void mechanisms(void **state)
 {
@@ -138,10 +186,14 @@ static void mechanisms(void **state)
         assert_string_equal(info.name, loam_mechanism_name((loam_mechanism)count));
         assert_true(strlen(info.objective) > 0 && strlen(info.regulariser) > 0 && strlen(info.update) > 0 &&
                     strlen(info.output) > 0 && strlen(info.cost) > 0);
-        assert_int_equal(info.recurrent, count >= LOAM_LINEAR);
+        assert_int_equal(info.family, count >= LOAM_LINEAR ? LOAM_FAMILY_RECURRENT : LOAM_FAMILY_LOCAL);
+        const spec s = spec_default((loam_mechanism)count, LOAM_FORWARD, 4, 4, 4);
+        const spec_recurrence form = spec_recurrence_of(&s);
+        assert_true((int)info.log_decay == (int)form.gate && info.beta == form.beta &&
+                    info.delta == form.delta);
         const loam_problem p = small((loam_mechanism)count, LOAM_FORWARD);
         loam_plan *plan;
-        for (int without = 0; without < 3 && info.recurrent; without++) {
+        for (int without = 0; without < 3 && info.family == LOAM_FAMILY_RECURRENT; without++) {
             assert_int_equal(loam_plan_create(&plan, &p, NULL), LOAM_OK);
             loam_args args = { .q = loam_dense(zeros, 8, 40, 16),
                                .k = loam_dense(zeros, 8, 40, 16),
@@ -160,6 +212,42 @@ static void mechanisms(void **state)
     assert_int_equal(count, LOAM_MESA + 1);
     assert_int_equal(loam_mechanism_at(-1, &info), LOAM_EARG);
     assert_int_equal(loam_mechanism_at(0, NULL), LOAM_EARG);
+}
+
+static loam_status plan_of(const loam_problem *p)
+{
+    loam_plan *plan;
+    const loam_status status = loam_plan_create(&plan, p, NULL);
+    loam_plan_destroy(plan);
+    return status;
+}
+
+/* What a mechanism is said to take, plans take, and nothing else. */
+static void options_of_mechanisms(void **state)
+{
+    (void)state;
+    loam_mechanism_info info;
+    for (int m = 0; loam_mechanism_at(m, &info) == LOAM_OK; m++) {
+        const loam_problem plain = small((loam_mechanism)m, LOAM_FORWARD);
+        for (int axes = 0; loam_ridge_axes_name((loam_ridge_axes)axes); axes++) {
+            loam_problem p = plain;
+            p.ridge_axes = (loam_ridge_axes)axes;
+            const int none = axes == LOAM_RIDGE_NUMBER; /* the default, with or without a ridge */
+            assert_int_equal(plan_of(&p), none || info.ridge_axes >> axes & 1 ? LOAM_OK : LOAM_EUNSUPPORTED);
+        }
+        for (int unit = 0; loam_ridge_unit_name((loam_ridge_unit)unit); unit++) {
+            loam_problem p = plain;
+            p.ridge_unit = (loam_ridge_unit)unit;
+            const int none = unit == LOAM_RIDGE_NORMALISED;
+            assert_int_equal(plan_of(&p), none || info.ridge_units >> unit & 1 ? LOAM_OK : LOAM_EUNSUPPORTED);
+        }
+        loam_problem sink = plain, normal = plain, zero = plain;
+        sink.sink = normal.normalise = 1, zero.ridge = 0;
+        assert_int_equal(plan_of(&sink), info.sink ? LOAM_OK : LOAM_EUNSUPPORTED);
+        assert_int_equal(plan_of(&normal), info.normalise ? LOAM_OK : LOAM_EUNSUPPORTED);
+        assert_int_equal(plan_of(&zero), info.ridge_positive ? LOAM_EVALUE : LOAM_OK);
+        assert_true(info.beta_most == (info.delta || info.family == LOAM_FAMILY_LOCAL ? 2 : HUGE_VAL));
+    }
 }
 
 static int isa_rank(const char *isa)
@@ -220,9 +308,12 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(defaults),
         cmocka_unit_test(plan_tells_what_was_chosen),
+        cmocka_unit_test(dense_views),
         cmocka_unit_test(versions_and_statuses),
         cmocka_unit_test(registry),
+        cmocka_unit_test(names_until_null),
         cmocka_unit_test(mechanisms),
+        cmocka_unit_test(options_of_mechanisms),
         cmocka_unit_test(environment_masks_instruction_sets),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -262,9 +262,31 @@ static void edges_that_are_allowed(void **state)
     }
 }
 
+/* What did not begin with loam_problem_default of this header. */
+static void stamps(void **state)
+{
+    (void)state;
+    loam_problem p = { 0 };
+    p.heads_q = p.heads_kv = p.len_q = p.len_kv = p.dim_qk = p.dim_v = 1;
+    p.batch = 1, p.total_q = p.total_kv = -1, p.ridge = 0.1;
+    refuse(&p, LOAM_EARG, "problem", "without a stamp", "loam_problem_default");
+    p = good();
+    p.stamp.version = LOAM_VERSION_NUMBER + 1;
+    refuse(&p, LOAM_EARG, "problem", "stamp of loam.h 0.1.1", loam_version());
+    p = good();
+    p.stamp.bytes -= 8;
+    refuse(&p, LOAM_EARG, "problem", "expected", "loam_problem_default");
+    p = good();
+    p.stamp.args_bytes += 16;
+    refuse(&p, LOAM_EARG, "problem", "expected", "loam_problem_default");
+    memset(&p, 0x55, sizeof p);
+    refuse(&p, LOAM_EARG, "problem", "stamp of loam.h", "loam_problem_default");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(stamps),
         cmocka_unit_test(enumerators),
         cmocka_unit_test(shapes),
         cmocka_unit_test(numbers),

@@ -189,8 +189,8 @@ static void outputs_that_the_problem_does_not_have(void **state)
     double x[4];
     const loam_view view = { x, 1, 1, 1 };
     spec s = basic(LOAM_SOFTMAX, LOAM_BACKWARD);
-    REFUSE(&s, args.grad_probe = view, LOAM_EARG, "grad_probe", "Parallax");
-    REFUSE(&s, args.grad_ridge = view, LOAM_EARG, "grad_ridge", "LLA");
+    REFUSE(&s, args.grad_probe = view, LOAM_EARG, "grad_probe", "softmax has none");
+    REFUSE(&s, args.grad_ridge = view, LOAM_EARG, "grad_ridge", "softmax has none");
     REFUSE(&s, args.grad_slope = x, LOAM_EARG, "grad_slope", "slope");
     REFUSE(&s, args.grad_key_bias = view, LOAM_EARG, "grad_key_bias", "key bias");
     REFUSE(&s, args.grad_sink = x, LOAM_EARG, "grad_sink", "sink");
@@ -198,9 +198,187 @@ static void outputs_that_the_problem_does_not_have(void **state)
     REFUSE(&s, args.grad_beta = view, LOAM_EARG, "grad_beta", "no path");
     REFUSE(&s, args.grad_w = view, LOAM_EARG, "grad_w", "no path");
     s = basic(LOAM_SOFTMAX, LOAM_DECODE);
-    REFUSE(&s, args.weights = view, LOAM_EUNSUPPORTED, "weights", "forward");
-    REFUSE(&s, args.saved = args.work, LOAM_EUNSUPPORTED, "saved", "forward");
+    REFUSE(&s, args.weights = view, LOAM_EARG, "weights", "decode");
+    REFUSE(&s, args.saved = args.work, LOAM_EARG, "saved", "decode");
 }
+
+/* Where the arguments are in loam_args; views begin with a pointer. */
+static const size_t places[SLOT_COUNT] = {
+    offsetof(loam_args, q),
+    offsetof(loam_args, k),
+    offsetof(loam_args, v),
+    offsetof(loam_args, probe),
+    offsetof(loam_args, ridge),
+    offsetof(loam_args, slope),
+    offsetof(loam_args, key_bias),
+    offsetof(loam_args, sink),
+    offsetof(loam_args, grad_o),
+    offsetof(loam_args, log_decay),
+    offsetof(loam_args, beta),
+    offsetof(loam_args, state_in),
+    offsetof(loam_args, grad_state_out),
+    offsetof(loam_args, w),
+    offsetof(loam_args, o),
+    offsetof(loam_args, lse),
+    offsetof(loam_args, rho),
+    offsetof(loam_args, weights),
+    offsetof(loam_args, info),
+    offsetof(loam_args, grad_q),
+    offsetof(loam_args, grad_k),
+    offsetof(loam_args, grad_v),
+    offsetof(loam_args, grad_probe),
+    offsetof(loam_args, grad_ridge),
+    offsetof(loam_args, grad_scale),
+    offsetof(loam_args, grad_slope),
+    offsetof(loam_args, grad_key_bias),
+    offsetof(loam_args, grad_sink),
+    offsetof(loam_args, state_out),
+    offsetof(loam_args, grad_log_decay),
+    offsetof(loam_args, grad_beta),
+    offsetof(loam_args, grad_state_in),
+    offsetof(loam_args, grad_w),
+};
+
+/* The scene with one more argument, which it has no use for. */
+static void refuse_more(const spec *s, size_t place, const char *name)
+{
+    static const _Alignas(LOAM_ALIGN) int64_t memory[16];
+    scene x = scene_make(s);
+    const void *pointer = memory;
+    char begin[40];
+    loam_args args = x.m.args;
+    memcpy((char *)&args + place, &pointer, sizeof pointer);
+    snprintf(begin, sizeof begin, "%s: given, but ", name);
+    refuse_call(&x, CALL_RUN, &args, (extra){ 0, 0, 0 }, LOAM_EARG, begin, "");
+    scene_free(&x);
+}
+
+static void arguments_that_are_not_used(void **state)
+{
+    (void)state;
+    for (int mechanism = 0; mechanism <= LOAM_MESA; mechanism++) {
+        for (int pass = LOAM_FORWARD; pass <= LOAM_DECODE; pass++) {
+            spec s = basic((loam_mechanism)mechanism, (loam_pass)pass);
+            const int recurrent = spec_recurrent(&s);
+            s.heads_kv = recurrent ? s.heads_q : s.heads_kv;
+            for (int which = 0; which < SLOT_COUNT; which++) {
+                if (!slot_used(&s, (slot)which) && !(which == SLOT_RIDGE && mechanism == LOAM_LLA) &&
+                    !(which == SLOT_RIDGE && mechanism == LOAM_MESA) &&
+                    !(which == SLOT_STATE_IN && recurrent) &&
+                    !(which == SLOT_GRAD_STATE_OUT && recurrent && pass == LOAM_BACKWARD)) {
+                    refuse_more(&s, places[which], slot_names[which]);
+                }
+            }
+            refuse_more(&s, offsetof(loam_args, cu_q), "cu_q");
+            refuse_more(&s, offsetof(loam_args, cu_kv), "cu_kv");
+            refuse_more(&s, offsetof(loam_args, stream), "stream");
+            if (recurrent) {
+                refuse_more(&s, offsetof(loam_args, lens_kv), "lens_kv");
+            }
+            if (pass == LOAM_DECODE) {
+                refuse_more(&s, offsetof(loam_args, saved), "saved");
+            }
+        }
+    }
+}
+
+/* ------------------------------------------------------------------ what forward left for backward */
+
+static loam_status run_problem(const loam_problem *p, const loam_args *from, void *saved, loam_error *error)
+{
+    loam_args args = *from;
+    loam_plan *plan;
+    if (loam_plan_create(&plan, p, error)) {
+        fail_msg("%s", error->text);
+    }
+    args.saved = saved;
+    args.work = memory_zeroed(loam_plan_work_bytes(plan) / LOAM_ALIGN + 2, LOAM_ALIGN);
+    void *whole = args.work;
+    args.work = (char *)whole + (LOAM_ALIGN - (uintptr_t)whole % LOAM_ALIGN);
+    const loam_status status = loam_run(plan, &args, error);
+    free(whole);
+    loam_plan_destroy(plan);
+    return status;
+}
+
+/* A forward's arguments, then a backward's. */
+typedef struct both {
+    scene forward, backward;
+    loam_problem problem; /* of the backward */
+    void *saved;
+} both;
+
+static both both_make(loam_mechanism mechanism)
+{
+    spec s = basic(mechanism, LOAM_FORWARD);
+    s.backend = LOAM_BACKEND_AUTO, s.dtype = LOAM_F32;
+    both x = { .forward = scene_make(&s) };
+    loam_error error;
+    s.pass = LOAM_BACKWARD;
+    x.backward = scene_make(&s);
+    x.problem = values_problem(&x.backward.v);
+    x.saved = x.forward.m.args.saved;
+    const loam_problem p = values_problem(&x.forward.v);
+    if (run_problem(&p, &x.forward.m.args, x.saved, &error)) {
+        fail_msg("%s", error.text);
+    }
+    return x;
+}
+
+static void both_free(both *x)
+{
+    scene_free(&x->forward);
+    scene_free(&x->backward);
+}
+
+static void expect_saved(const both *x, const loam_problem *p, void *saved, const char *text)
+{
+    loam_error error;
+    const loam_status status = run_problem(p, &x->backward.m.args, saved, &error);
+    if (status != (text ? LOAM_EARG : LOAM_OK) ||
+        (text && (!strstr(error.text, "saved") || !strstr(error.text, text)))) {
+        fail_msg("%s: status %d, '%s'", text ? text : "accepted", (int)status, error.text);
+    }
+}
+
+#define EXPECT_OTHER(member, value) \
+    do { \
+        loam_problem p_ = x.problem; \
+        p_.member = value; \
+        expect_saved(&x, &p_, x.saved, "another problem"); \
+    } while (0)
+
+static void saved_is_of_a_forward_of_the_problem(void **state)
+{
+    (void)state;
+    for (int mechanism = LOAM_SOFTMAX; mechanism <= LOAM_LLA; mechanism++) {
+        both x = both_make((loam_mechanism)mechanism);
+        loam_problem same = x.problem;
+        expect_saved(&x, &same, x.saved, NULL);
+        same.threads = 3;
+        same.backend = LOAM_BACKEND_REFERENCE;
+        expect_saved(&x, &same, x.saved, NULL);
+        EXPECT_OTHER(scale, 0.25);
+        EXPECT_OTHER(soft_cap, 5);
+        EXPECT_OTHER(causal, 0);
+        EXPECT_OTHER(window, 3);
+        EXPECT_OTHER(score, LOAM_RBF);
+        EXPECT_OTHER(batch, 1);
+        EXPECT_OTHER(len_kv, 6);
+        EXPECT_OTHER(dim_v, 5);
+        EXPECT_OTHER(dim_qk, 4);
+        if (mechanism == LOAM_LLA) {
+            EXPECT_OTHER(ridge, 0.2);
+            EXPECT_OTHER(ridge_unit, LOAM_RIDGE_MAX);
+        }
+        expect_saved(&x, &x.problem, x.backward.m.args.saved, "nothing that a forward wrote");
+        ((unsigned char *)x.saved)[8] ^= 1; /* the version */
+        expect_saved(&x, &x.problem, x.saved, "version");
+        both_free(&x);
+    }
+}
+
+/* ------------------------------------------------------------------ values */
 
 static void set(arrays *m, slot which, int64_t at, double to)
 {
@@ -232,6 +410,43 @@ static void numbers(void **state)
         s.decay = 1;
         REFUSE(&s, set(&scene_.m, SLOT_LOG_DECAY, 3, (double)NAN), LOAM_EVALUE, "log_decay", "nan");
         REFUSE(&s, set(&scene_.m, SLOT_LOG_DECAY, 5, 0.5), LOAM_EVALUE, "log_decay", "0.5");
+    }
+}
+
+/* Rows of w: length 1 to the rounding of their type, or 0; not beyond the keys in use. */
+static void reflections(void **state)
+{
+    (void)state;
+    static const double least[] = { 1e-5, 0.02, 0.005, 0.02 }; /* off 1 by this and more is refused */
+    for (int dtype = LOAM_F32; dtype <= LOAM_F64; dtype++) {
+        spec s = basic(LOAM_SOFTMAX, LOAM_FORWARD);
+        s.dtype = dtype;
+        s.path = 1;
+        s.dim_qk = 1;
+        const int64_t row = (1 * s.heads_kv + 1) * s.len_kv + 4; /* batch 1, head 1, token 4 */
+        REFUSE(&s, set(&scene_.m, SLOT_W, row, 1 + least[dtype]), LOAM_EVALUE, "w: length 1.0",
+               "batch 1, head 1, token 4");
+        REFUSE(&s, set(&scene_.m, SLOT_W, row, -1 + least[dtype]), LOAM_EVALUE, "w: length 0.9", "token 4");
+        REFUSE(&s, set(&scene_.m, SLOT_W, row, (double)NAN), LOAM_EVALUE, "w: length", "token 4");
+        REFUSE(&s, set(&scene_.m, SLOT_BETA, row, 2.5), LOAM_EVALUE, "beta", "token 4");
+        s.pass = LOAM_DECODE;
+        scene x = scene_make(&s);
+        const int64_t lens[2] = { 7, 4 };
+        loam_error error;
+        set(&x.m, SLOT_W, row, 1.5),
+            set(&x.m, SLOT_BETA, row, (double)NAN); /* beyond the keys of sequence 1 */
+        set(&x.m, SLOT_W, 3, 0);
+        x.m.args.lens_kv = lens;
+        if (loam_run(x.plan, &x.m.args, &error)) {
+            fail_msg("%s", error.text);
+        }
+        scene_free(&x);
+        s.dim_qk = 64; /* normalised in its own type, summed in order */
+        for (s.seed = 1; s.seed < 20; s.seed++) {
+            values v = values_make(&s);
+            expect_run(&v);
+            values_free(&v);
+        }
     }
 }
 
@@ -360,7 +575,10 @@ int main(void)
         cmocka_unit_test(workspace),
         cmocka_unit_test(outputs_that_overlap),
         cmocka_unit_test(outputs_that_the_problem_does_not_have),
+        cmocka_unit_test(arguments_that_are_not_used),
+        cmocka_unit_test(saved_is_of_a_forward_of_the_problem),
         cmocka_unit_test(numbers),
+        cmocka_unit_test(reflections),
         cmocka_unit_test(lengths),
         cmocka_unit_test(packed_sequence_too_long),
         cmocka_unit_test(states),

@@ -86,7 +86,9 @@ void scene_launch(scene *x, cudaStream_t stream)
 {
     loam_error error;
     x->m.args.stream = stream;
-    if (loam_run(x->plan, &x->m.args, &error)) {
+    loam_args args = x->m.args;
+    loam_args_keep(&args, loam_plan_problem(x->plan)->pass);
+    if (loam_run(x->plan, &args, &error)) {
         fail_msg("%s: %s", loam_plan_name(x->plan), error.text);
     }
 }

@@ -159,6 +159,43 @@ static void failures_have_the_text_of_cuda(void **state)
     scene_free(&x);
 }
 
+/* A row for Hopper names its fallback, and says which of the two runs: nothing is launched here. */
+static void plans_tell_what_runs(void **state)
+{
+    (void)state;
+    static const int each[][2] = { { LOAM_SOFTMAX, LOAM_FORWARD },   { LOAM_LLA, LOAM_FORWARD },
+                                   { LOAM_PARALLAX, LOAM_BACKWARD }, { LOAM_GATED_DELTA, LOAM_FORWARD },
+                                   { LOAM_KDA, LOAM_BACKWARD },      { LOAM_MESA, LOAM_FORWARD },
+                                   { LOAM_MESA, LOAM_BACKWARD } };
+    char *const memory = (char *)(uintptr_t)4096;
+    for (size_t i = 0; i < sizeof each / sizeof each[0]; i++) {
+        loam_problem p = loam_problem_default((loam_mechanism)each[i][0], (loam_pass)each[i][1]);
+        p.backend = LOAM_BACKEND_CUDA;
+        p.dtype = LOAM_BF16;
+        p.len_q = p.len_kv = 256, p.dim_qk = p.dim_v = 64;
+        loam_plan *plan;
+        assert_int_equal(loam_plan_create(&plan, &p, NULL), LOAM_OK);
+        const char *row = loam_plan_problem(plan)->kernel, *fallback = loam_plan_fallback(plan);
+        const loam_const_view in = loam_dense(memory, 1, 256, 64);
+        const loam_view out = loam_dense_out(memory, 1, 256, 64);
+        loam_args args = { .q = in, .k = in, .v = in, .probe = in, .o = out, .grad_o = in };
+        args.log_decay = args.beta = loam_dense(memory, 1, 256, p.mechanism == LOAM_KDA ? 64 : 1);
+        args.grad_q = args.grad_k = args.grad_v = out;
+        assert_string_equal(loam_plan_kernel_for(plan, &args), row);
+        if (strstr(row, "_sm90")) {
+            assert_non_null(fallback);
+            assert_non_null(strstr(fallback, "_sm80"));
+            args.k.data = memory + 2;
+            assert_string_equal(loam_plan_kernel_for(plan, &args), fallback);
+            args.k = loam_dense(memory, 1, 256, 65);
+            assert_string_equal(loam_plan_kernel_for(plan, &args), fallback);
+        } else {
+            assert_null(fallback);
+        }
+        loam_plan_destroy(plan);
+    }
+}
+
 int main(void)
 {
     if (!device_count()) {
@@ -168,6 +205,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(problems_that_are_refused),
         cmocka_unit_test(auto_means_host_memory),
+        cmocka_unit_test(plans_tell_what_runs),
         cmocka_unit_test(missing_pointers_are_refused),
         cmocka_unit_test(lengths_are_held_within_the_arrays),
         cmocka_unit_test(offsets_are_held_within_the_arrays),

@@ -71,8 +71,8 @@ static void problems(void **state)
     REFUSE_PROBLEM(LOAM_MESA, ridge, 0, LOAM_EVALUE, "> 0");
     REFUSE_PROBLEM(LOAM_MESA, ridge, (double)NAN, LOAM_EVALUE, "nan");
     REFUSE_PROBLEM(LOAM_MESA, ridge_axes, LOAM_RIDGE_TOKEN, LOAM_EUNSUPPORTED, "per token");
-    REFUSE_PROBLEM(LOAM_MESA, ridge_axes, LOAM_RIDGE_CHANNEL, LOAM_EUNSUPPORTED, "per token");
-    REFUSE_PROBLEM(LOAM_MESA, ridge_unit, LOAM_RIDGE_TRACE, LOAM_EUNSUPPORTED, "lla");
+    REFUSE_PROBLEM(LOAM_MESA, ridge_axes, LOAM_RIDGE_CHANNEL, LOAM_EUNSUPPORTED, "per channel");
+    REFUSE_PROBLEM(LOAM_MESA, ridge_unit, LOAM_RIDGE_TRACE, LOAM_EUNSUPPORTED, "trace");
 }
 
 static void the_other_family_has_none_of_it(void **state)
@@ -287,7 +287,7 @@ static void lengths(void **state)
     (void)state;
     const int64_t lens[3] = { 0, 0, 0 }, shifted[3] = { 1, 2, 3 };
     spec s = basic(LOAM_GLA, LOAM_FORWARD);
-    REFUSE(args.lens_kv = lens, LOAM_EARG, "lens_kv", "gla");
+    REFUSE(args.lens_kv = lens, LOAM_EARG, "lens_kv", "one length");
     REFUSE(args.cu_kv = lens, LOAM_EARG, "cu_kv", "cu_q");
     REFUSE(args.cu_q = lens, LOAM_EARG, "cu_q", "packed");
     s.packed = 1;

@@ -47,7 +47,7 @@ static loam_problem problem_of(const scene *s, loam_mechanism mechanism, loam_pa
     if (s->cu) p.total_q = p.total_kv = BATCH * LEN;
     if (mechanism == LOAM_MESA) p.ridge_axes = LOAM_RIDGE_HEAD_CHANNEL;
     if (mechanism == LOAM_LLA) p.ridge = s->ridge;
-    if (form_of(mechanism).recurrent) p.scale = s->scale;
+    if (form_of(mechanism).family == LOAM_FAMILY_RECURRENT) p.scale = s->scale;
     return p;
 }
 
@@ -91,6 +91,12 @@ static void *room(size_t bytes)
     return aligned_alloc(LOAM_ALIGN, bytes / LOAM_ALIGN * LOAM_ALIGN + LOAM_ALIGN);
 }
 
+static void keep_pass(loam_pass pass, loam_args *a, loam_args *r)
+{
+    loam_args_keep(a, pass);
+    loam_args_keep(r, pass);
+}
+
 static void run_pass(scene *s, loam_pass pass, void **saved)
 {
     const loam_problem local = problem_of(s, s->local, pass), recurrent = problem_of(s, s->recurrent, pass);
@@ -103,6 +109,7 @@ static void run_pass(scene *s, loam_pass pass, void **saved)
     memset(work, 0xff, loam_interpolation_work_bytes(i)); /* NaN */
     if (!*saved) *saved = room(loam_interpolation_saved_bytes(i));
     a.saved = *saved;
+    keep_pass(pass, &a, &r);
     if (loam_interpolation_run(i, &a, &r, &error)) fail_msg("%s", error.text);
     free(work);
     loam_interpolation_destroy(i);
@@ -281,7 +288,7 @@ static void run_local(scene *s, double *o)
     loam_plan *plan;
     set_args(s, &a, &r);
     a.o = loam_dense_out(o, HEADS, LEN, DV);
-    a.grad_q.data = a.grad_k.data = a.grad_v.data = NULL;
+    loam_args_keep(&a, LOAM_FORWARD);
     assert_int_equal(loam_plan_create(&plan, &p, NULL), LOAM_OK);
     a.work = room(loam_plan_work_bytes(plan));
     assert_int_equal(loam_run(plan, &a, NULL), LOAM_OK);
@@ -420,8 +427,9 @@ static void fast_rows_agree(void **state)
                             .grad_k = loam_dense_out(out[fast][2], HEADS, N, WIDE),
                             .grad_v = loam_dense_out(out[fast][3], HEADS, N, WIDE),
                             .work = room(loam_interpolation_work_bytes(i)) };
-            const loam_args r = { .beta = loam_dense(beta, HEADS, N, 1),
-                                  .log_decay = loam_dense(decay, HEADS, N, 1) };
+            loam_args r = { .beta = loam_dense(beta, HEADS, N, 1),
+                            .log_decay = loam_dense(decay, HEADS, N, 1) };
+            keep_pass((loam_pass)pass, &a, &r);
             if (!saved) saved = room(loam_interpolation_saved_bytes(i));
             a.saved = saved;
             assert_int_equal(loam_interpolation_run(i, &a, &r, NULL), LOAM_OK);
@@ -480,11 +488,15 @@ static void mistakes_are_named(void **state)
     loam_args a, r;
     assert_int_equal(loam_interpolation_create(&i, &local, &recurrent, NULL), LOAM_OK);
     set_args(&s, &a, &r);
+    keep_pass(LOAM_FORWARD, &a, &r);
     a.work = room(loam_interpolation_work_bytes(i));
     r.q = a.q;
     assert_int_equal(loam_interpolation_run(i, &a, &r, &error), LOAM_EARG);
     assert_non_null(strstr(error.text, "recurrent q: given"));
-    r.q.data = r.beta.data = NULL;
+    r.q.data = NULL, r.saved = s.o;
+    assert_int_equal(loam_interpolation_run(i, &a, &r, &error), LOAM_EARG);
+    assert_non_null(strstr(error.text, "recurrent saved: given"));
+    r.saved = NULL, r.beta.data = NULL;
     s.o[0] = 1234;
     assert_int_equal(loam_interpolation_run(i, &a, &r, &error), LOAM_EARG);
     assert_non_null(strstr(error.text, "beta"));
@@ -498,6 +510,40 @@ static void mistakes_are_named(void **state)
     loam_interpolation_destroy(NULL);
 }
 
+/* A backward goes on from a forward of both problems, and from no other buffer. */
+static void saved_is_of_both_problems(void **state)
+{
+    (void)state;
+    scene s = make_scene(LOAM_SOFTMAX, LOAM_DELTA), other = make_scene(LOAM_SOFTMAX, LOAM_DELTA);
+    const loam_problem local = problem_of(&s, LOAM_SOFTMAX, LOAM_BACKWARD),
+                       recurrent = problem_of(&s, LOAM_DELTA, LOAM_BACKWARD);
+    void *saved = NULL, *from_other = NULL;
+    loam_interpolation *i;
+    loam_error error;
+    loam_args a, r;
+    run_pass(&s, LOAM_FORWARD, &saved);
+    other.scale = 2; /* of the recurrence */
+    run_pass(&other, LOAM_FORWARD, &from_other);
+    assert_int_equal(loam_interpolation_create(&i, &local, &recurrent, NULL), LOAM_OK);
+    assert_int_equal(loam_interpolation_saved_bytes(i) % LOAM_ALIGN, 0);
+    set_args(&s, &a, &r);
+    keep_pass(LOAM_BACKWARD, &a, &r);
+    void *work = a.work = room(loam_interpolation_work_bytes(i));
+    a.saved = from_other;
+    assert_int_equal(loam_interpolation_run(i, &a, &r, &error), LOAM_EARG);
+    assert_non_null(strstr(error.text, "saved: of another problem"));
+    memset(from_other, 0xff, LOAM_ALIGN);
+    assert_int_equal(loam_interpolation_run(i, &a, &r, &error), LOAM_EARG);
+    assert_non_null(strstr(error.text, "saved: nothing"));
+    a.saved = (char *)saved + LOAM_ALIGN; /* what the local plan left there */
+    assert_int_equal(loam_interpolation_run(i, &a, &r, &error), LOAM_EARG);
+    assert_non_null(strstr(error.text, "saved: of another problem"));
+    a.saved = saved;
+    assert_int_equal(loam_interpolation_run(i, &a, &r, &error), LOAM_OK);
+    free(saved), free(from_other), free(work);
+    loam_interpolation_destroy(i);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -508,6 +554,7 @@ int main(void)
         cmocka_unit_test(linear_values_are_reproduced),
         cmocka_unit_test(packed_is_separate),
         cmocka_unit_test(fast_rows_agree),
+        cmocka_unit_test(saved_is_of_both_problems),
         cmocka_unit_test(mistakes_are_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -236,6 +236,9 @@ static void errors_are_statuses(void **state)
     REFUSE(to.data = NULL, LOAM_EARG, "to");
     REFUSE(to.token = CHANNELS - 1, LOAM_ESHAPE, "token");
     REFUSE(from.head = 0, LOAM_ESHAPE, "memory of from");
+    REFUSE(r.stamp.version++, LOAM_EARG, "loam_rope_default");
+    REFUSE(r.stamp.bytes--, LOAM_EARG, "loam_rope_default");
+    REFUSE(r.stamp = (loam_stamp){ 0 }, LOAM_EARG, "without a stamp");
     assert_int_equal(loam_rope_apply(NULL, &view, &out, &error), LOAM_EARG);
     loam_rope empty = none;
     empty.channels = 2; /* no rows: nothing is read */

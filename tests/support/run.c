@@ -63,6 +63,7 @@ static outcome run_forward_first(arrays *m, const values *v)
     }
     loam_args args = m->args;
     const shape a = slot_shape(v, SLOT_O);
+    loam_args_keep(&args, LOAM_FORWARD);
     args.o = loam_dense_out(guard_address(&o), a.heads, a.tokens, a.channels);
     r.status = settle(m, loam_run(plan, &args, &r.error), &r.error);
     guard_free(&o);

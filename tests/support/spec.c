@@ -41,23 +41,30 @@ const char *const slot_names[SLOT_COUNT] = {
     "grad_w",
 };
 
-static const char *const mechanism_words[] = { "softmax",     "parallax", "lla",  "linear",
-                                               "retention",   "ssd",      "gla",  "delta",
-                                               "gated-delta", "kda",      "mesa", NULL };
-static const char *const pass_words[] = { "forward", "backward", "decode", NULL };
-static const char *const dtype_words[] = { "f32", "bf16", "f16", "f64", NULL };
-static const char *const backend_words[] = { "auto", "reference", "cpu", "cuda", NULL };
-static const char *const score_words[] = { "dot", "rbf", NULL };
-static const char *const axes_words[] = { "number", "head", "token", "channel", "head-channel", NULL };
-static const char *const feature_map_words[] = { "identity", "elu", "unit", NULL };
-static const char *const unit_words[] = { "normalised", "max", "trace", NULL };
-static const char *const data_words[] = { "normal", "steep", "equal", "repeated", "dominant",
-                                          "far",    "tiny",  "large", "self",     NULL };
+/* The words of an enumeration, those of the library where it has them. */
+typedef const char *words_fn(int64_t value);
+#define WORDS_OF(member) \
+    static const char *member##_words(int64_t value) { return loam_##member##_name((loam_##member)value); }
+WORDS_OF(mechanism)
+WORDS_OF(pass)
+WORDS_OF(dtype)
+WORDS_OF(backend)
+WORDS_OF(score)
+WORDS_OF(ridge_axes)
+WORDS_OF(ridge_unit)
+WORDS_OF(feature_map)
+
+static const char *data_words(int64_t value)
+{
+    static const char *const words[DATA_KINDS] = { "normal", "steep", "equal", "repeated", "dominant",
+                                                   "far",    "tiny",  "large", "self" };
+    return value >= 0 && value < DATA_KINDS ? words[value] : NULL;
+}
 
 typedef struct field {
     const char *name;
     size_t offset;
-    const char *const *words; /* NULL: a number */
+    words_fn *words; /* NULL: a number */
     int real;
 } field;
 
@@ -73,8 +80,6 @@ typedef struct field {
     { \
         name, offsetof(spec, member), member##_words, 0 \
     }
-#define ridge_axes_words axes_words
-#define ridge_unit_words unit_words
 
 static const field fields[] = {
     WORD("mech", mechanism),
@@ -163,7 +168,7 @@ void spec_print(const spec *s, char *text, size_t bytes)
         int wrote = 0;
         if (f->words) {
             wrote = snprintf(text + used, bytes - used, "%s%s=%s", space, f->name,
-                             f->words[*field_number(&copy, f)]);
+                             f->words(*field_number(&copy, f)));
         } else if (f->real && *field_real(&copy, f) != 0) {
             wrote = snprintf(text + used, bytes - used, "%s%s=%.17g", space, f->name, *field_real(&copy, f));
         } else if (!f->real && *field_number(&copy, f) != 0) {
@@ -178,8 +183,8 @@ static int parse_value(spec *s, const field *f, const char *value)
 {
     char *end = NULL;
     if (f->words) {
-        for (int i = 0; f->words[i]; i++) {
-            if (strcmp(value, f->words[i]) == 0) {
+        for (int64_t i = 0; f->words(i); i++) {
+            if (strcmp(value, f->words(i)) == 0) {
                 *field_number(s, f) = i;
                 return 0;
             }
