@@ -13,9 +13,9 @@ echo "1. The test-time regression task of Zuo et al. 2025 (about a minute)"
 awk 'NF == 0 || /^Mean/ || $1 == "d" || $2 == 256' "$out/regression.txt"
 
 echo "2. Local regression of real tables: how far the local constant lags at the edge"
-"$loam" regress data/quakes.csv --x mag --y stations --bandwidth 0.6 --out "$out/quakes.csv" --plot "$out/quakes.svg"
+"$loam" regress data/quakes.csv --x mag --y stations --bandwidth 0.6sd --out "$out/quakes.csv" --plot "$out/quakes.svg"
 "$loam" regress data/mcycle.csv --x times --y accel --out "$out/mcycle.csv" --plot "$out/mcycle.svg" >"$out/mcycle.txt"
-"$loam" regress data/quakes.csv --x mag --y stations --bandwidth 0.6 --grid 7 --out "$out/lag.csv" >"$out/lag.txt"
+"$loam" regress data/quakes.csv --x mag --y stations --bandwidth 0.6sd --grid 7 --out "$out/lag.csv" >"$out/lag.txt"
 awk -F, 'NR == 1 { for (c = 1; c <= NF; c++) column[$c] = c
                    print "   magnitude   stations by the local constant   by the local line"; next }
          { printf "   %9.2f   %30.1f   %17.1f\n", $1, $(column["constant_fit"]), $(column["linear_fit"]) }' "$out/lag.csv"
