@@ -178,11 +178,11 @@ static void write_title(const picture *all, plot *p)
 {
     const csv_table *raw = &all->data->raw;
     char title[600];
-    int n = snprintf(title, sizeof title, "%.200s by local regression", raw->names[all->columns]);
-    if (raw->label_column)
-        n += snprintf(title + n, sizeof title - (size_t)n, ", %s for each %.200s",
-                      all->set->wanted[REGRESS_LINEAR] ? "local linear" : "local constant",
-                      raw->label_column);
+    const char *y = raw->names[all->columns];
+    int n = raw->label_column
+                ? snprintf(title, sizeof title, "%.200s, local %s for each %.200s", y,
+                           is_drawn(all, REGRESS_LINEAR) ? "linear" : "constant", raw->label_column)
+                : snprintf(title, sizeof title, "%.200s by local regression", y);
     if (has_bands(all))
         n += snprintf(title + n, sizeof title - (size_t)n, ", %.4g %% bands", 100 * all->set->level);
     if (all->panels > 1) snprintf(title + n, sizeof title - (size_t)n, "; other columns at their medians");
@@ -192,15 +192,14 @@ static void write_title(const picture *all, plot *p)
 /* The key stands below the panels: beside no curve. */
 static void write_layout(const picture *all, int across, int down, plot *p)
 {
-    static const char single[] =
-        "set tmargin at screen 0.91\n"
-        "set bmargin at screen 0.26\n"
-        "set key at screen 0.57, screen 0.04 center\nset title offset 0,-0.6 font ',14' ";
+    static const char single[] = "set tmargin at screen 0.91\n"
+                                 "set bmargin at screen 0.26\n"
+                                 "set key at screen 0.57, screen 0.04 center\nset title offset 0,-0.6 ";
     FILE *script = plot_script(p);
     fprintf(script,
             "set xtics offset 0,0.3\nset xlabel offset 0,0.9\nset ylabel offset 1,0\n"
-            "set key vertical maxrows %d Left reverse samplen 2 width -2 font ',14'\n",
-            all->data->count > REGRESS_GROUPS_PICTURED / 2 ? 2 : 1);
+            "set key vertical maxrows %d Left reverse samplen 2 width %d\n",
+            all->data->count > REGRESS_GROUPS_PICTURED / 2 ? 2 : 1, all->data->raw.label_column ? 0 : -2);
     fputs(all->panels == 1 ? single : "set multiplot title ", script);
     write_title(all, p);
     if (all->panels > 1)
