@@ -16,6 +16,7 @@ typedef struct picture {
     const regress_settings *set;
     regress_points *points; /* of each model: CURVE_POINTS a panel */
     int columns, panels;
+    const char *letters; /* of key and title: larger ones leave the narrow .png no room */
 } picture;
 
 static int compare_doubles(const void *a, const void *b)
@@ -189,18 +190,23 @@ static void write_title(const picture *all, plot *p)
     plot_quote(p, title);
 }
 
-/* The key stands below the panels: beside no curve. */
+/* The key stands below the panels, that of groups above them: beside no curve. */
 static void write_layout(const picture *all, int across, int down, plot *p)
 {
     static const char single[] = "set tmargin at screen 0.91\n"
                                  "set bmargin at screen 0.26\n"
-                                 "set key at screen 0.57, screen 0.04 center\nset title offset 0,-0.6 ";
+                                 "set key at screen 0.57, screen 0.04 center vertical maxrows 1 width -2\n"
+                                 "set title offset 0,-0.6";
+    const bool grouped = all->data->raw.label_column != NULL;
     FILE *script = plot_script(p);
     fprintf(script,
             "set xtics offset 0,0.3\nset xlabel offset 0,0.9\nset ylabel offset 1,0\n"
-            "set key vertical maxrows %d Left reverse samplen 2 width %d\n",
-            all->data->count > REGRESS_GROUPS_PICTURED / 2 ? 2 : 1, all->data->raw.label_column ? 0 : -2);
-    fputs(all->panels == 1 ? single : "set multiplot title ", script);
+            "set key Left reverse samplen 2%s\n",
+            all->letters);
+    if (all->panels > 1)
+        fputs("set multiplot title ", script);
+    else
+        fprintf(script, "%s%s ", grouped ? "set key above\nset title" : single, all->letters);
     write_title(all, p);
     if (all->panels > 1)
         fprintf(script,
@@ -216,7 +222,8 @@ static int draw_panels(const picture *all, const char *path, io_error *error)
     const int panels = all->panels, across = panels < PANELS_A_ROW ? panels : PANELS_A_ROW,
               down = (panels + across - 1) / across;
     plot *p;
-    const int status = plot_open(&p, path, 480 * across, panels == 1 ? 400 : 420 * down, error);
+    const int width = panels == 1 && all->data->raw.label_column ? 720 : 480 * across;
+    const int status = plot_open(&p, path, width, (panels == 1 ? 400 : 420) * down, error);
     if (status) return status;
     write_layout(all, across, down, p);
     for (int panel = 0; panel < panels; panel++)
@@ -230,6 +237,7 @@ int regress_picture(const regress_data *data, const char *path, io_error *error)
     picture all = { .data = data,
                     .set = data->models[0].set,
                     .columns = columns,
+                    .letters = strcmp(strrchr(path, '.'), ".svg") ? "" : " font ',14'",
                     .panels = columns < PANELS_MOST ? columns : PANELS_MOST };
     all.points = calloc((size_t)data->count, sizeof *all.points);
     if (!all.points) return io_fail(error, EXIT_INTERNAL, "out of memory");

@@ -4,7 +4,7 @@
 # Options go to the larger task: tools/demo.sh --sequences 4
 set -eu
 
-loam=${LOAM:-build/loam}
+loam=${LOAM:-build/demo/loam}
 out=out
 tools=$(dirname "$0")
 mkdir -p "$out/weights"
