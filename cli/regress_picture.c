@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT
- * Pictures of a fit. Colours: the rows grey, the local constant vermilion and dashed, the local linear fit blue; with
- * groups each has a colour, its rows too, and the line is drawn where there is one, else the constant. */
+ * Pictures of a fit. Colours: the rows grey, the local constant vermilion and dashed, the local linear fit blue;
+ * with groups each has a colour, its rows too, and the line is drawn where there is one, else the constant. */
 #include "cli/plot.h"
 #include "cli/regress_model.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+static const int colours[REGRESS_ESTIMATORS] = { 2, 1 };
 
 enum { CURVE_POINTS = 200, DOTS_MOST = 4000, PANELS_MOST = 6, PANELS_A_ROW = 3, GREY = 8 };
 
@@ -14,6 +16,7 @@ typedef struct picture {
     const regress_settings *set;
     regress_points *points; /* of each model: CURVE_POINTS a panel */
     int columns, panels;
+    const char *letters; /* of key and title: larger ones leave the narrow .png no room */
 } picture;
 
 static int compare_doubles(const void *a, const void *b)
@@ -62,7 +65,7 @@ static bool is_drawn(const picture *all, int e)
 
 static int colour_of(const picture *all, int group, int e)
 {
-    return all->data->raw.label_column ? group + 1 : e == REGRESS_LINEAR ? 1 : 2;
+    return all->data->raw.label_column ? group + 1 : colours[e];
 }
 
 static void write_rows(const picture *all, int group, int column, FILE *script)
@@ -109,17 +112,33 @@ static void write_data(const picture *all, int group, int panel, FILE *script)
         if (is_drawn(all, e)) write_curve(all, group, panel, (regress_estimator)e, script);
 }
 
-static void plot_curve(const picture *all, int group, int panel, int e, plot *p)
+static void plot_band(const picture *all, int group, int panel, int e, plot *p)
+{
+    if (all->set->errors && has_curve(all, group, panel, e))
+        fprintf(plot_script(p), ", $%s_%d_%d using 1:3:4 with filledcurves lt %d notitle", regress_names[e],
+                group, panel, colour_of(all, group, e));
+}
+
+/* A curve without points is still in the key, which the first panel writes for all. */
+static void plot_line(const picture *all, int group, int panel, int e, plot *p)
 {
     FILE *script = plot_script(p);
-    const int colour = colour_of(all, group, e);
     const char *title = all->data->models[group].group;
-    if (all->set->errors)
-        fprintf(script, ", $%s_%d_%d using 1:3:4 with filledcurves lt %d notitle", regress_names[e], group,
-                panel, colour);
-    fprintf(script, ", $%s_%d_%d using 1:2 with lines lt %d lw 2.5%s title ", regress_names[e], group, panel,
-            colour, e == REGRESS_LINEAR ? "" : " dt (12,5)");
+    if (has_curve(all, group, panel, e))
+        fprintf(script, ", $%s_%d_%d using 1:2", regress_names[e], group, panel);
+    else
+        fputs(", keyentry", script);
+    fprintf(script, " with lines lt %d lw 2.5%s title ", colour_of(all, group, e),
+            e == REGRESS_LINEAR ? "" : " dt (12,5)");
     plot_quote(p, title ? title : e == REGRESS_LINEAR ? "local linear" : "local constant");
+}
+
+static void plot_curves(const picture *all, int panel,
+                        void (*draw)(const picture *, int group, int panel, int e, plot *), plot *p)
+{
+    for (int g = 0; g < all->data->count; g++)
+        for (int e = 0; e < REGRESS_ESTIMATORS; e++)
+            if (regress_is_fitted(&all->data->models[g]) && is_drawn(all, e)) draw(all, g, panel, e, p);
 }
 
 static void write_panel(const picture *all, int panel, plot *p)
@@ -140,10 +159,8 @@ static void write_panel(const picture *all, int panel, plot *p)
                 raw->label_column ? "notitle" : "title 'rows'");
         between = ", ";
     }
-    for (int g = 0; g < all->data->count; g++)
-        for (int e = 0; e < REGRESS_ESTIMATORS; e++)
-            if (regress_is_fitted(&all->data->models[g]) && is_drawn(all, e) && has_curve(all, g, panel, e))
-                plot_curve(all, g, panel, e, p);
+    plot_curves(all, panel, plot_band, p);
+    plot_curves(all, panel, plot_line, p);
     fputs("\nunset key\n", script);
 }
 
@@ -162,14 +179,13 @@ static void write_title(const picture *all, plot *p)
 {
     const csv_table *raw = &all->data->raw;
     char title[600];
-    int n = snprintf(title, sizeof title, "%.200s by local regression", raw->names[all->columns]);
-    if (raw->label_column)
-        n += snprintf(title + n, sizeof title - (size_t)n, ", %s for each %.200s",
-                      all->set->wanted[REGRESS_LINEAR] ? "local linear" : "local constant",
-                      raw->label_column);
+    const char *y = raw->names[all->columns];
+    int n = raw->label_column
+                ? snprintf(title, sizeof title, "%.200s, local %s for each %.200s", y,
+                           is_drawn(all, REGRESS_LINEAR) ? "linear" : "constant", raw->label_column)
+                : snprintf(title, sizeof title, "%.200s by local regression", y);
     if (has_bands(all))
-        n += snprintf(title + n, sizeof title - (size_t)n, ", pointwise %.4g %% bands",
-                      100 * all->set->level);
+        n += snprintf(title + n, sizeof title - (size_t)n, ", %.4g %% bands", 100 * all->set->level);
     if (all->panels > 1) snprintf(title + n, sizeof title - (size_t)n, "; other columns at their medians");
     plot_quote(p, title);
 }
@@ -180,27 +196,28 @@ static void write_layout(const picture *all, int across, int down, plot *p)
     static const char single[] = "set tmargin at screen 0.91\n"
                                  "set bmargin at screen 0.26\n"
                                  "set key at screen 0.57, screen 0.04 center vertical maxrows 1 width -2\n"
-                                 "set title offset 0,-0.6 font ',14' ";
+                                 "set title offset 0,-0.6";
     const bool grouped = all->data->raw.label_column != NULL;
     FILE *script = plot_script(p);
-    fputs("set xtics offset 0,0.3\nset xlabel offset 0,0.9\nset ylabel offset 1,0\n"
-          "set key Left reverse samplen 2 font ',14'\n",
-          script);
-    fputs(all->panels > 1 ? "set multiplot title "
-          : grouped       ? "set key above\nset title font ',14' "
-                          : single,
-          script);
+    fprintf(script,
+            "set xtics offset 0,0.3\nset xlabel offset 0,0.9\nset ylabel offset 1,0\n"
+            "set key Left reverse samplen 2%s\n",
+            all->letters);
+    if (all->panels > 1)
+        fputs("set multiplot title ", script);
+    else
+        fprintf(script, "%s%s ", grouped ? "set key above\nset title" : single, all->letters);
     write_title(all, p);
     if (all->panels > 1)
         fprintf(script,
                 " layout %d,%d margins %g,0.98,%g,%g spacing %g,%g\n"
-                "set key at screen 0.5, screen %g center horizontal maxrows 1",
+                "set key at screen 0.5, screen %g center",
                 down, across, 0.18 / across, 0.24 / down, 1 - 0.12 / down, 0.16 / across, 0.2 / down,
                 0.07 / down);
     fputc('\n', script);
 }
 
-static int draw(const picture *all, const char *path, io_error *error)
+static int draw_panels(const picture *all, const char *path, io_error *error)
 {
     const int panels = all->panels, across = panels < PANELS_A_ROW ? panels : PANELS_A_ROW,
               down = (panels + across - 1) / across;
@@ -220,6 +237,7 @@ int regress_picture(const regress_data *data, const char *path, io_error *error)
     picture all = { .data = data,
                     .set = data->models[0].set,
                     .columns = columns,
+                    .letters = strcmp(strrchr(path, '.'), ".svg") ? "" : " font ',14'",
                     .panels = columns < PANELS_MOST ? columns : PANELS_MOST };
     all.points = calloc((size_t)data->count, sizeof *all.points);
     if (!all.points) return io_fail(error, EXIT_INTERNAL, "out of memory");
@@ -227,7 +245,7 @@ int regress_picture(const regress_data *data, const char *path, io_error *error)
     for (int g = 0; !status && g < data->count; g++)
         if (regress_is_fitted(&data->models[g]))
             status = make_curves(&data->models[g], all.panels, &all.points[g], error);
-    if (!status) status = draw(&all, path, error);
+    if (!status) status = draw_panels(&all, path, error);
     for (int g = 0; g < data->count; g++)
         regress_points_free(&all.points[g]);
     free(all.points);
