@@ -4,9 +4,14 @@
 PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 60
-configure = cmake --preset $(1) $(if $(WERROR),-DLOAM_WERROR=ON) $(2) >$(log) || { cat $(log); exit 1; }
+# CUDA=0 leaves the GPU's kernels out of build/, CUDA=1 takes them in again; without it what was said last holds.
+CUDA ?=
+cuda = $(if $(filter 0 1,$(CUDA)),-DLOAM_CUDA=$(CUDA))
+configure = mkdir -p build && cmake --preset $(1) $(if $(WERROR),-DLOAM_WERROR=ON) $(2) >$(log) 2>&1 || { cat $(log); exit 1; }
 log = build/configure.log
 compile = cmake --build --preset $(1) --parallel $(JOBS)
+cuda_cost = "nvcc found: compiling the CUDA kernels too (about 7 minutes on 2 cores; CUDA=0 leaves them out)"
+say_cuda = ! cmake --build --preset release --target loam_shared -- -n | grep -q 'CUDA object' || echo $(cuda_cost)
 sources = $(shell git ls-files '*.c' '*.h' '*.inc' '*.cu' '*.cuh')
 
 .DEFAULT_GOAL := help
@@ -18,22 +23,27 @@ help: ## say what there is to type
 deps:
 	@tools/install-deps.sh build
 
-build: deps ## build the program, build/loam, and the libraries
-	@mkdir -p build
-	@$(call configure,release)
-	@$(call compile,release)
+build: deps ## build the program, build/loam, and the libraries (CUDA=0: without CUDA)
+	@$(call configure,release,$(cuda))
+	@$(say_cuda)
+	@$(call compile,release) --target loam_program loam_shared loam_static
 
-demo: ## build, run the demo and leave its pictures in out/
+demo: ## build without CUDA, run the demo and leave its pictures in out/
 	@tools/install-deps.sh demo
-	@$(MAKE) --no-print-directory build
-	@tools/demo.sh
+	@$(call configure,demo)
+	@$(call compile,demo) --target loam_program
+	@LOAM=build/demo/loam tools/demo.sh
 
 test: ## build and run all tests
 	@tools/install-deps.sh test
-	@$(MAKE) --no-print-directory build
+	@$(call configure,release,-DLOAM_TESTS=ON $(cuda))
+	@$(say_cuda)
+	@$(call compile,release)
 	@ctest --preset release
 
 bench: build ## measure the default shapes and write the tables of docs/performance.md
+	@$(call configure,release,-DLOAM_BENCH=ON)
+	@$(call compile,release) --target loam-parts
 	@mkdir -p bench/results
 	@build/loam bench --format csv --out bench/results/default.csv
 	@build/bench/loam-parts bench/results/parts.csv
@@ -45,8 +55,7 @@ bench-scaling: build ## measure lengths, dimensions, heads and threads, likewise
 	@$(MAKE) --no-print-directory bench-tables
 
 bench-profile: deps ## sample where the time of a kernel goes (needs perf), likewise
-	@mkdir -p build
-	@cmake --preset release -B build/profile -DCMAKE_C_FLAGS=-g -DLOAM_TESTS=OFF -DLOAM_CUDA=OFF >build/profile.log || { cat build/profile.log; exit 1; }
+	@$(call configure,release,-B build/profile -DCMAKE_C_FLAGS=-g -DLOAM_CUDA=OFF)
 	@cmake --build build/profile --target loam_program --parallel $(JOBS)
 	@bench/profile.py --out bench/results/profile.csv
 	@$(MAKE) --no-print-directory bench-tables
@@ -66,40 +75,34 @@ lint: ## check the look and the layers, and run clang-tidy
 	@tools/install-deps.sh lint
 	@clang-format --dry-run --Werror $(sources)
 	@tools/layers.sh
-	@mkdir -p build
 	@$(call configure,clang)
 	@git ls-files 'src/*.c' 'io/*.c' 'cli/*.c' | xargs -P $(JOBS) -n 4 clang-tidy --quiet -p build/clang
 
 clang: ## build everything with clang too
 	@tools/install-deps.sh lint
-	@mkdir -p build
 	@$(call configure,clang)
 	@$(call compile,clang)
 
 sanitize: ## run the fast tests under AddressSanitizer and UBSan
 	@tools/install-deps.sh lint
-	@mkdir -p build
 	@$(call configure,asan)
 	@$(call compile,asan)
 	@ctest --preset asan
 
 tsan: ## run the threaded tests under ThreadSanitizer (clang)
 	@tools/install-deps.sh lint
-	@mkdir -p build
 	@$(call configure,tsan)
 	@$(call compile,tsan)
 	@ctest --preset tsan
 
 coverage: ## run the tests and count covered lines and branches
 	@tools/install-deps.sh lint
-	@mkdir -p build
 	@$(call configure,coverage)
 	@$(call compile,coverage)
 	@tools/coverage.sh build/coverage
 
 fuzz: ## fuzz the readers for FUZZ_SECONDS=60 each (clang)
 	@tools/install-deps.sh lint
-	@mkdir -p build
 	@$(call configure,fuzz)
 	@$(call compile,fuzz)
 	@tools/fuzz.sh build/fuzz $(FUZZ_SECONDS)

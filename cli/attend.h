@@ -52,9 +52,15 @@ enum attend_output {
     OUT_COUNT
 };
 
+/* What words stand for: places in the enumerations of loam.h; -1: not given. */
+typedef struct attend_choices {
+    int feature_map, ridge_unit, score, rope_layout, tokens_first, dtype, backend;
+} attend_choices;
+
 typedef struct attend_options {
     bool help;
-    const char *name; /* of the mechanism, as it was asked for: "fox" is softmax */
+    const char *name;              /* of the mechanism, as it was asked for: "fox" is softmax */
+    bool fox, path, interpolation; /* such a name */
     loam_mechanism mechanism;
     loam_mechanism_info form; /* of it */
     const char *in[IN_COUNT]; /* paths, NULL where not given; of IN_RIDGE also where it is a number */
@@ -64,6 +70,7 @@ typedef struct attend_options {
     const char *rope_layout;
     const char *cu_seqlens, *cu_seqlens_k;
     const char *linear; /* the recurrence of an interpolation, which `mechanism` then is */
+    attend_choices choice;
     double ridge_number, scale, soft_cap, rope; /* rope: its base, 0 for none */
     int64_t window, threads, rope_dim, rope_offset;
     bool full, normalise, verbose;
@@ -86,8 +93,16 @@ typedef struct attend_run {
     array out[OUT_COUNT]; /* OUT_INFO: data is loam_row_info, `dtype` means nothing */
 } attend_run;
 
-/* The option that names an input: "--q". */
+/* The option that names an input, or an output that is no gradient: "--q". */
 const char *attend_input_option(enum attend_input which);
+const char *attend_output_option(enum attend_output which);
+
+/* Whether log decays and strengths are read, given or not, and whether a gradient is written. */
+bool attend_decays(const attend_options *options);
+bool attend_writes(const attend_options *options);
+bool attend_has_gradient(const attend_options *options, enum attend_output which);
+/* The file of a gradient; malloc's. */
+int attend_gradient_path(char **path, const char *directory, enum attend_output which, io_error *error);
 
 /* Sizes of a (B,H,T,D) array by its rank and layout; absent axes are 1. */
 typedef struct attend_sizes {
@@ -97,11 +112,6 @@ attend_sizes attend_sizes_of(const attend_run *run, const array *a);
 /* Strides of such an array for the library. */
 loam_view attend_view(const attend_run *run, array *a);
 loam_const_view attend_const_view(const attend_run *run, array *a);
-
-static inline bool attend_is_recurrent(const attend_options *o)
-{
-    return o->form.family == LOAM_FAMILY_RECURRENT;
-}
 
 /* Parses argv; sets options->help where only the help was asked for. */
 int attend_parse(attend_options *options, int argc, char **argv, io_error *error);
@@ -129,11 +139,9 @@ int attend_check_ranks(const attend_run *run, io_error *error);
 /* Whether the shapes of all inputs go together; sets run->problem.ridge_axes. */
 int attend_local_shapes(attend_run *run, io_error *error);
 int attend_recurrent_shapes(attend_run *run, io_error *error);
-/* What stands for inputs of the recurrent family that may be left out. */
-int attend_recurrent_defaults(attend_run *run, io_error *error);
+/* Log decays and strengths that are read and were not given: 0 and 1, and the decays of retention. */
+int attend_defaults(attend_run *run, io_error *error);
 int64_t attend_state_rows(const attend_run *run);
-
-extern const char *const attend_feature_maps[];
 
 /* What goes along the tokens: of all sequences, where they are packed. */
 int64_t attend_tokens_q(const attend_run *run);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "cli/attend.h"
+#include "cli/names.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,14 +29,6 @@ static int make_rows(attend_run *run, enum attend_output which, int64_t last, co
                         error);
 }
 
-static int make_like(attend_run *run, enum attend_output which, enum attend_input like, const char *what,
-                     io_error *error)
-{
-    const array *a = &run->in[like];
-    if (!a->data) return 0;
-    return array_create(&run->out[which], a->dtype, a->rank, a->shape, what, error);
-}
-
 /* Heads of the result. */
 static int64_t row_heads(const loam_problem *p) { return p->heads_v ? p->heads_v : p->heads_q; }
 
@@ -57,7 +50,7 @@ static int make_state(attend_run *run, io_error *error)
 static int prepare_forward(attend_run *run, io_error *error)
 {
     const attend_options *o = run->options;
-    const array *like = &run->in[attend_is_recurrent(o) ? IN_V : IN_Q];
+    const array *like = &run->in[names_is_recurrent(&o->form) ? IN_V : IN_Q];
     int64_t o_shape[ARRAY_MAX_RANK];
     for (int axis = 0; axis < run->rank; axis++)
         o_shape[axis] = like->shape[axis];
@@ -73,29 +66,23 @@ static int prepare_forward(attend_run *run, io_error *error)
     return status;
 }
 
+/* Of the shape of what it is a gradient of, or a single number where that is one. */
 static int prepare_backward(attend_run *run, io_error *error)
 {
-    static const struct {
-        enum attend_output out;
-        enum attend_input in;
-    } pairs[] = { { OUT_DQ, IN_Q },
-                  { OUT_DK, IN_K },
-                  { OUT_DV, IN_V },
-                  { OUT_DPROBE, IN_PROBE },
-                  { OUT_DRIDGE, IN_RIDGE },
-                  { OUT_DSLOPE, IN_SLOPE },
-                  { OUT_DKEY_BIAS, IN_KEY_BIAS },
-                  { OUT_DSINK, IN_SINK },
-                  { OUT_DLOG_DECAY, IN_LOG_DECAY },
-                  { OUT_DBETA, IN_BETA },
-                  { OUT_DW, IN_W },
-                  { OUT_DSTATE, IN_STATE } };
-    const loam_mechanism mechanism = run->problem.mechanism;
-    int status = array_create(&run->out[OUT_DSCALE], run->real, 0, NULL, "dscale", error);
-    for (size_t i = 0; i < sizeof pairs / sizeof *pairs && !status; i++)
-        status = make_like(run, pairs[i].out, pairs[i].in, "a gradient", error);
-    if (!status && (mechanism == LOAM_LLA || mechanism == LOAM_MESA) && !run->out[OUT_DRIDGE].data)
-        status = array_create(&run->out[OUT_DRIDGE], run->real, 0, NULL, "dridge", error);
+    static const enum attend_input of[OUT_COUNT] = { [OUT_DQ] = IN_Q,         [OUT_DK] = IN_K,
+                                                     [OUT_DV] = IN_V,         [OUT_DPROBE] = IN_PROBE,
+                                                     [OUT_DRIDGE] = IN_RIDGE, [OUT_DSCALE] = IN_COUNT,
+                                                     [OUT_DSLOPE] = IN_SLOPE, [OUT_DKEY_BIAS] = IN_KEY_BIAS,
+                                                     [OUT_DSINK] = IN_SINK,   [OUT_DLOG_DECAY] = IN_LOG_DECAY,
+                                                     [OUT_DBETA] = IN_BETA,   [OUT_DW] = IN_W,
+                                                     [OUT_DSTATE] = IN_STATE };
+    int status = 0;
+    for (int i = OUT_DQ; i < OUT_COUNT && !status; i++) {
+        const array *a = of[i] < IN_COUNT && run->in[of[i]].data ? &run->in[of[i]] : NULL;
+        if (attend_has_gradient(run->options, (enum attend_output)i))
+            status = array_create(&run->out[i], a ? a->dtype : run->real, a ? a->rank : 0,
+                                  a ? a->shape : NULL, "a gradient", error);
+    }
     return status;
 }
 
@@ -136,7 +123,7 @@ static loam_view decay_view(const attend_run *run, array *a)
 static loam_view beta_view(const attend_run *run, array *a)
 {
     const loam_problem *p = &run->problem;
-    return loam_dense_out(a->data, attend_is_recurrent(run->options) ? p->heads_v : p->heads_kv,
+    return loam_dense_out(a->data, names_is_recurrent(&run->options->form) ? p->heads_v : p->heads_kv,
                           attend_tokens_kv(run), 1);
 }
 
@@ -194,7 +181,7 @@ loam_args attend_args(attend_run *run)
                         .w = attend_const_view(run, &in[IN_W]),
                         .grad_w = attend_view(run, &out[OUT_DW]),
                         .cu_q = run->cu_q.at,
-                        .cu_kv = attend_is_recurrent(run->options) ? NULL : run->cu_kv.at };
+                        .cu_kv = names_is_recurrent(&run->options->form) ? NULL : run->cu_kv.at };
 }
 
 static int device_report(const char *failed, io_error *error)
@@ -296,9 +283,9 @@ static int run_planned(attend_run *run, const loam_plan *plan, attend_call *call
         return io_fail(error, EXIT_USAGE, "%s: the gradients must be on the back end of the forward",
                        loam_plan_problem(plan)->kernel);
     }
-    if (!status && run->options->grad_dir && !call->saved)
-        status = attend_buffer(call, &call->saved, loam_plan_saved_bytes(plan), "what the gradients need",
-                               error);
+    const size_t bytes = loam_plan_saved_bytes(plan);
+    if (!status && run->options->grad_dir && bytes && !call->saved)
+        status = attend_buffer(call, &call->saved, bytes, "what the gradients need", error);
     call->args.saved = call->saved;
     return status ? status : run_plan(run, plan, call, error);
 }

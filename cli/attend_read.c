@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: MIT */
 #include "cli/attend.h"
 
-#include "cli/options.h"
+#include "cli/names.h"
 #include "io/load.h"
 
 #include <float.h>
-#include <string.h>
+#include <math.h>
+#include <stdio.h>
 
 /* ---------------------------------------------------------------- the problem */
 
 static loam_dtype chosen_dtype(const attend_run *run)
 {
-    static const char *const names[] = { "f32", "bf16", "f16", "f64", NULL };
     const attend_options *o = run->options;
-    if (o->dtype) return (loam_dtype)options_choice(o->dtype, names);
-    bool reference = o->backend && strcmp(o->backend, "reference") == 0;
+    if (o->choice.dtype >= 0) return (loam_dtype)o->choice.dtype;
+    bool reference = o->choice.backend == LOAM_BACKEND_REFERENCE;
     loam_dtype dtype = run->in[IN_Q].dtype;
     return dtype == LOAM_F64 && !reference ? LOAM_F32 : dtype;
 }
@@ -34,38 +34,32 @@ static void fill_switches(attend_run *run)
 {
     const attend_options *o = run->options;
     loam_problem *p = &run->problem;
-    if (attend_is_recurrent(o)) {
+    if (names_is_recurrent(&o->form)) {
         p->heads_v = attend_sizes_of(run, &run->in[IN_V]).heads;
-        p->feature_map = o->feature_map
-                             ? (loam_feature_map)options_choice(o->feature_map, attend_feature_maps)
-                             : LOAM_FEATURES_IDENTITY;
+        p->feature_map = (loam_feature_map)o->choice.feature_map;
         p->normalise = o->normalise;
     } else {
-        p->decay = run->in[IN_LOG_DECAY].data != NULL;
+        p->decay = attend_decays(o);
         p->path = run->in[IN_W].data != NULL;
     }
 }
 
 static void fill_options(attend_run *run)
 {
-    static const char *const units[] = { "normalised", "max", "trace", NULL };
-    static const char *const backends[] = { "auto", "reference", "cpu", "cuda", NULL };
     const attend_options *o = run->options;
     loam_problem *p = &run->problem;
     p->dtype = chosen_dtype(run);
     run->real = p->dtype == LOAM_F64 ? LOAM_F64 : LOAM_F32;
-    p->score = o->score && strcmp(o->score, "rbf") == 0 ? LOAM_RBF : LOAM_DOT;
+    p->score = (loam_score)o->choice.score;
     p->scale = o->scale, p->soft_cap = o->soft_cap;
     p->causal = !o->full, p->window = o->window;
     p->slope = run->in[IN_SLOPE].data != NULL;
     p->key_bias = run->in[IN_KEY_BIAS].data != NULL;
     p->sink = run->in[IN_SINK].data != NULL;
-    if (o->mechanism == LOAM_LLA || o->mechanism == LOAM_MESA) p->ridge = o->ridge_number;
-    if (o->mechanism == LOAM_LLA)
-        p->ridge_unit = o->ridge_unit ? (loam_ridge_unit)options_choice(o->ridge_unit, units)
-                                      : LOAM_RIDGE_NORMALISED;
+    if (o->form.ridge_axes) p->ridge = o->ridge_number;
+    p->ridge_unit = (loam_ridge_unit)o->choice.ridge_unit;
     fill_switches(run);
-    p->backend = o->backend ? (loam_backend)options_choice(o->backend, backends) : LOAM_BACKEND_AUTO;
+    p->backend = (loam_backend)o->choice.backend;
     p->kernel = o->kernel;
     p->threads = (int)o->threads;
 }
@@ -112,12 +106,13 @@ static int check_values(const attend_run *run, enum attend_input which, const ch
 static int check_ranges(const attend_run *run, io_error *error)
 {
     const attend_options *o = run->options;
-    const bool bounded = o->form.delta || !attend_is_recurrent(o), solved = o->mechanism == LOAM_MESA;
-    const int status = check_values(run, IN_RIDGE, "ridge", solved ? DBL_MIN : 0, DBL_MAX,
-                                    solved ? "a number above 0" : "a number of at least 0", error);
-    return status ? status
-                  : check_values(run, IN_BETA, "beta", 0, bounded ? 2 : DBL_MAX,
-                                 bounded ? "a number from 0 to 2" : "a number of at least 0", error);
+    const bool positive = o->form.ridge_positive;
+    char expected[64] = "a number of at least 0";
+    const int status = check_values(run, IN_RIDGE, "ridge", positive ? DBL_MIN : 0, DBL_MAX,
+                                    positive ? "a number above 0" : expected, error);
+    if (isfinite(o->form.beta_most))
+        snprintf(expected, sizeof expected, "a number from 0 to %g", o->form.beta_most);
+    return status ? status : check_values(run, IN_BETA, "beta", 0, o->form.beta_most, expected, error);
 }
 
 int attend_read(attend_run *run, io_error *error)
@@ -128,17 +123,17 @@ int attend_read(attend_run *run, io_error *error)
         if (o->in[i]) status = array_load(&run->in[i], o->in[i], error);
     if (status) return status;
     run->problem = loam_problem_default(o->mechanism, LOAM_FORWARD);
-    run->tokens_first = o->layout && strcmp(o->layout, "bthd") == 0;
+    run->tokens_first = o->choice.tokens_first;
     run->rank = run->in[IN_Q].rank;
     status = attend_check_ranks(run, error);
     if (!status) status = attend_packed_read(run, error);
     if (!status)
-        status = (attend_is_recurrent(o) ? attend_recurrent_shapes : attend_local_shapes)(run, error);
+        status = (names_is_recurrent(&o->form) ? attend_recurrent_shapes : attend_local_shapes)(run, error);
     if (status) return status;
     fill_sizes(run);
     fill_options(run);
     for (int i = 0; i < IN_COUNT && !status; i++)
         status = convert_input(run, (enum attend_input)i, error);
     if (!status) status = check_ranges(run, error);
-    return status || !attend_is_recurrent(o) ? status : attend_recurrent_defaults(run, error);
+    return status ? status : attend_defaults(run, error);
 }

@@ -2,8 +2,6 @@
  * What the recurrent family reads beside q, k and v: shapes, and what stands for inputs that were left out. */
 #include "cli/attend.h"
 
-#include <math.h>
-
 static attend_sizes values_of(const attend_run *run) { return attend_sizes_of(run, &run->in[IN_V]); }
 
 int64_t attend_state_rows(const attend_run *run)
@@ -78,38 +76,4 @@ int attend_recurrent_shapes(attend_run *run, io_error *error)
     if (!status) status = check_state(run, IN_STATE, error);
     if (!status) status = check_state(run, IN_GRAD_STATE, error);
     return status ? status : check_ridge(run, error);
-}
-
-/* ---------------------------------------------------------------- defaults */
-
-static int fill(attend_run *run, enum attend_input which, double value, io_error *error)
-{
-    int64_t shape[4];
-    const int rank = attend_side_shape(run, IN_V, 3, values_of(run).tokens, 1, shape);
-    array *a = &run->in[which];
-    const int status = array_create(a, run->real, rank, shape, attend_input_option(which), error);
-    for (int64_t i = 0; i < a->count && !status; i++)
-        array_set(a, i, value);
-    return status;
-}
-
-/* 1 - 2^(-5 - h), Sun et al. 2023. */
-static int fill_retention(attend_run *run, io_error *error)
-{
-    const int64_t heads = values_of(run).heads;
-    array *a = &run->in[IN_LOG_DECAY];
-    const int status = array_create(a, run->real, 1, &heads, "--log-decay", error);
-    for (int64_t h = 0; h < heads && !status; h++)
-        array_set(a, h, log1p(-exp2(-5 - (double)h)));
-    return status;
-}
-
-int attend_recurrent_defaults(attend_run *run, io_error *error)
-{
-    const loam_mechanism mechanism = run->options->mechanism;
-    int status = 0;
-    if (mechanism == LOAM_RETENTION && !run->in[IN_LOG_DECAY].data) status = fill_retention(run, error);
-    if (mechanism == LOAM_MESA && !run->in[IN_LOG_DECAY].data) status = fill(run, IN_LOG_DECAY, 0, error);
-    if (mechanism == LOAM_MESA && !run->in[IN_BETA].data && !status) status = fill(run, IN_BETA, 1, error);
-    return status;
 }

@@ -4,7 +4,6 @@
 #include "cli/attend.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 /* The last query stands where the last key does. */
 static int turn(attend_run *run, array *a, int64_t position, const int64_t *positions, int inverse,
@@ -16,8 +15,7 @@ static int turn(attend_run *run, array *a, int64_t position, const int64_t *posi
     const attend_sizes sizes = attend_sizes_of(run, a);
     rope.batch = sizes.batch, rope.heads = sizes.heads, rope.tokens = sizes.tokens;
     rope.channels = sizes.channels, rope.dim = o->rope_dim, rope.base = o->rope;
-    rope.layout = o->rope_layout && strcmp(o->rope_layout, "interleaved") == 0 ? LOAM_ROPE_INTERLEAVED
-                                                                               : LOAM_ROPE_HALF;
+    rope.layout = (loam_rope_layout)o->choice.rope_layout;
     rope.offset = o->rope_offset + position, rope.positions = positions;
     rope.inverse = inverse, rope.threads = (int)o->threads;
     const loam_view view = attend_view(run, a);

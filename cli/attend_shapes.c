@@ -23,6 +23,15 @@ const char *attend_input_option(enum attend_input which)
     return options[which];
 }
 
+const char *attend_output_option(enum attend_output which)
+{
+    static const char *const options[OUT_DQ] = {
+        [OUT_O] = "--out",           [OUT_LSE] = "--lse",   [OUT_RHO] = "--rho",
+        [OUT_WEIGHTS] = "--weights", [OUT_INFO] = "--info", [OUT_STATE] = "--state-out"
+    };
+    return options[which];
+}
+
 attend_sizes attend_sizes_of(const attend_run *run, const array *a)
 {
     attend_sizes sizes = { 1, 1, 1, 1 };

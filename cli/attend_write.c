@@ -30,10 +30,10 @@ static int64_t rows_of(const attend_run *run, int64_t b, int64_t head, int64_t h
     return cu ? head * tokens + cu[b] : (b * heads + head) * tokens;
 }
 
+static const char *known(const char *name) { return name ? name : "unknown"; }
+
 static void write_info(FILE *stream, const attend_run *run)
 {
-    static const char *const codes[] = { "solved", "empty", "singular" };
-    static const char *const solvers[] = { "none", "cg", "dual", "gram" };
     const loam_problem *p = &run->problem;
     const int64_t heads = p->heads_v ? p->heads_v : p->heads_q;
     fprintf(stream, "batch,head,token,code,solver,iterations,residual\n");
@@ -44,21 +44,27 @@ static void write_info(FILE *stream, const attend_run *run)
             row += rows_of(run, b, h, heads, &count);
             for (int64_t i = 0; i < count; i++, row++)
                 fprintf(stream, "%lld,%lld,%lld,%s,%s,%d,%.9g\n", (long long)b, (long long)h, (long long)i,
-                        row->code >= 0 && row->code < 3 ? codes[row->code] : "unknown",
-                        row->solver >= 0 && row->solver < 4 ? solvers[row->solver] : "unknown",
-                        row->iterations, (double)row->residual);
+                        known(loam_row_code_name((loam_row_code)row->code)),
+                        known(loam_solver_name((loam_solver)row->solver)), row->iterations,
+                        (double)row->residual);
         }
+}
+
+int attend_gradient_path(char **path, const char *directory, enum attend_output which, io_error *error)
+{
+    const size_t room = strlen(directory) + 1 + strlen(GRADIENT_FILES[which]) + 1;
+    *path = malloc(room);
+    if (!*path) return io_fail(error, EXIT_INTERNAL, "out of memory for a name in %s", directory);
+    snprintf(*path, room, "%s/%s", directory, GRADIENT_FILES[which]);
+    return 0;
 }
 
 static int open_output(const attend_run *run, int which, out_file **file, io_error *error)
 {
+    char *path;
     if (which < OUT_DQ) return out_open(file, run->options->out[which], error);
-    const char *directory = run->options->grad_dir;
-    size_t room = strlen(directory) + 1 + strlen(GRADIENT_FILES[which]) + 1;
-    char *path = malloc(room);
-    if (!path) return io_fail(error, EXIT_INTERNAL, "out of memory for a name in %s", directory);
-    snprintf(path, room, "%s/%s", directory, GRADIENT_FILES[which]);
-    int status = out_open(file, path, error);
+    int status = attend_gradient_path(&path, run->options->grad_dir, (enum attend_output)which, error);
+    if (!status) status = out_open(file, path, error);
     free(path);
     return status;
 }

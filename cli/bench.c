@@ -5,6 +5,8 @@
 #include "cli/bench_error.h"
 #include "cli/bench_report.h"
 #include "cli/command.h"
+#include "cli/files.h"
+#include "cli/names.h"
 #include "cli/options.h"
 #include "cli/progress.h"
 #include "io/out_file.h"
@@ -17,9 +19,9 @@
 static const char ABOUT[] =
     "Measures the kernels on the problems of shape files, or of a set built in, against what the machine can do in "
     "the same run: OpenBLAS's sgemm for forward and backward, reading memory for decode, updating it for that of "
-    "recurrences. Each shape is run by the kernel that a plan chooses, unless it, or --kernel, names more. Rows of "
-    "CUDA run on the current GPU, on arrays in its memory, and are timed by its events with its cache emptied before "
-    "each run.";
+    "recurrences. The set built in has every mechanism, but without --mechanism and --shape its local family alone is "
+    "measured. Each shape is run by the kernel that a plan chooses, unless it, or --kernel, names more. Rows of CUDA run "
+    "on the current GPU, on arrays in its memory, and are timed by its events with its cache emptied before each run.";
 
 /* Seconds after which the roofs are measured again before the next shape. */
 static const double ROOF_AGE = 10;
@@ -31,6 +33,7 @@ typedef struct bench_options {
     int64_t threads, repeat, seed;
     double seconds, memory; /* GiB; 0: three quarters of the machine's */
     bool no_error, no_roof, print_shapes;
+    int only_mechanism, only_pass, only_dtype; /* -1: all */
     int form;
     loam_backend on;
 } bench_options;
@@ -57,27 +60,34 @@ typedef struct bench_run {
 
 /* ---------------------------------------------------------------- options */
 
-static int check_word(const char *option, const char *word, const char *const *names, io_error *error)
+static const char *format_name(int index)
 {
-    if (!word || options_choice(word, names) >= 0) return 0;
-    const char *nearest = options_nearest(word, names);
+    static const char *const names[] = { "table", "json", "csv", NULL };
+    return names[index];
+}
+
+/* The index of a word among names, -1 where it is not given. */
+static int choose(const char *option, const char *word, names_word *names, int *choice, io_error *error)
+{
+    char text[NAMES_BYTES];
+    *choice = word ? names_find(names, word) : -1;
+    if (!word || *choice >= 0) return 0;
+    const char *nearest = names_nearest(names, word);
     if (nearest)
         return io_fail(error, EXIT_USAGE, "--%s: unknown '%s'; did you mean '%s'?", option, word, nearest);
-    return io_fail(error, EXIT_USAGE, "--%s: unknown '%s', expected %s, %s, %s ...", option, word, names[0],
-                   names[1], names[2]);
+    return io_fail(error, EXIT_USAGE, "--%s: unknown '%s', expected %s", option, word,
+                   names_list(text, names, " or "));
 }
 
 static int check_options(bench_options *o, io_error *error)
 {
-    static const char *const formats[] = { "table", "json", "csv", NULL };
-    static const char *const backends[] = { "auto", "reference", "cpu", "cuda", NULL };
-    int status = check_word("mechanism", o->mechanism, bench_mechanisms, error);
-    if (!status) status = check_word("pass", o->pass, bench_passes, error);
-    if (!status) status = check_word("dtype", o->dtype, bench_dtypes, error);
-    if (!status) status = check_word("format", o->format, formats, error);
-    if (!status) status = check_word("backend", o->backend, backends, error);
-    if (!status) o->form = options_choice(o->format, formats);
-    if (!status) o->on = (loam_backend)options_choice(o->backend, backends);
+    int on;
+    int status = choose("mechanism", o->mechanism, names_mechanism, &o->only_mechanism, error);
+    if (!status) status = choose("pass", o->pass, names_pass, &o->only_pass, error);
+    if (!status) status = choose("dtype", o->dtype, names_dtype, &o->only_dtype, error);
+    if (!status) status = choose("format", o->format, format_name, &o->form, error);
+    if (!status) status = choose("backend", o->backend, names_backend, &on, error);
+    if (!status) o->on = (loam_backend)on;
     return status;
 }
 
@@ -88,7 +98,8 @@ static int parse(int *argc, char **argv, bench_options *o, bool *help, io_error 
           "every available row of the registry (loam list) so named" },
         { "backend", OPTION_TEXT, &o->backend, 0, 0, "B",
           "auto, the default: the fastest of the CPU's; or cpu, cuda (the current NVIDIA GPU) or reference" },
-        { "mechanism", OPTION_TEXT, &o->mechanism, 0, 0, "M", "only shapes of this mechanism" },
+        { "mechanism", OPTION_TEXT, &o->mechanism, 0, 0, "M",
+          "only shapes of this mechanism, of either family" },
         { "pass", OPTION_TEXT, &o->pass, 0, 0, "P", "only forward, backward or decode" },
         { "dtype", OPTION_TEXT, &o->dtype, 0, 0, "T", "only f32, bf16, f16 or f64" },
         { "shape", OPTION_TEXT, &o->shape, 0, 0, "GLOB", "only shapes so named" },
@@ -117,40 +128,34 @@ static int parse(int *argc, char **argv, bench_options *o, bool *help, io_error 
 
 /* ---------------------------------------------------------------- what to measure */
 
-static int read_shapes(bench_shapes *shapes, int argc, char **argv, io_error *error)
+static int read_shapes(bench_shapes *shapes, const bench_options *o, int argc, char **argv, io_error *error)
 {
-    if (argc < 2) return bench_shapes_default(shapes, error);
+    if (argc < 2) return bench_shapes_default(shapes, o->mechanism || o->shape, error);
     int status = 0;
     for (int i = 1; i < argc && !status; i++)
         status = bench_shapes_load(shapes, argv[i], error);
     return status;
 }
 
+/* The result would be written over what it is a result of. */
+static int check_files(int argc, char **argv, const bench_options *o, io_error *error)
+{
+    const named_file outputs[] = { { "--out", o->out }, { NULL, NULL } };
+    int status = 0;
+    for (int i = 1; i < argc && !status; i++) {
+        const named_file inputs[] = { { "the shapes", argv[i] }, { NULL, NULL } };
+        status = files_check(inputs, outputs, error);
+    }
+    return status;
+}
+
 static bool is_chosen(const bench_options *o, const bench_shape *s)
 {
     const loam_problem *p = &s->problem;
-    return (!o->mechanism || strcmp(o->mechanism, bench_mechanisms[p->mechanism]) == 0) &&
-           (!o->pass || strcmp(o->pass, bench_passes[p->pass]) == 0) &&
-           (!o->dtype || strcmp(o->dtype, bench_dtypes[p->dtype]) == 0) &&
+    return (o->only_mechanism < 0 || o->only_mechanism == (int)p->mechanism) &&
+           (o->only_pass < 0 || o->only_pass == (int)p->pass) &&
+           (o->only_dtype < 0 || o->only_dtype == (int)p->dtype) &&
            (!o->shape || fnmatch(o->shape, s->name, 0) == 0);
-}
-
-/* True where `word` is one of the blank-separated words of `list`. */
-static bool has_word(const char *list, const char *word)
-{
-    const size_t length = strlen(word);
-    for (const char *at = list; (at = strstr(at, word)); at += length)
-        if ((at == list || at[-1] == ' ') && (at[length] == ' ' || at[length] == '\0')) return true;
-    return false;
-}
-
-static bool row_does(const loam_kernel_info *row, const loam_problem *p, loam_backend on)
-{
-    return row->available && (on == LOAM_BACKEND_AUTO || strcmp(row->backend, loam_backend_name(on)) == 0) &&
-           strcmp(row->pass, bench_passes[p->pass]) == 0 &&
-           (p->path || strncmp(row->name, "local_path", strlen("local_path")) != 0) &&
-           has_word(row->mechanisms, bench_mechanisms[p->mechanism]) &&
-           has_word(row->dtypes, bench_dtypes[p->dtype]);
 }
 
 static int add_job(bench_run *run, const bench_shape *shape, const char *kernel, io_error *error)
@@ -166,7 +171,7 @@ static int add_job(bench_run *run, const bench_shape *shape, const char *kernel,
     return 0;
 }
 
-/* Some rows are for a part of what their mechanism has, as those of PaTH scores. */
+/* What a row does, and whether this machine can run it, a plan says. */
 static int add_if_fits(bench_run *run, const bench_shape *shape, const char *kernel, io_error *error)
 {
     loam_problem problem = shape->problem;
@@ -187,8 +192,7 @@ static int add_shape(bench_run *run, const bench_shape *shape, io_error *error)
     loam_kernel_info row;
     int status = 0;
     for (int i = 0; !status && loam_kernel_at(i, &row) == LOAM_OK; i++)
-        if (fnmatch(glob, row.name, 0) == 0 && row_does(&row, &shape->problem, run->options->on))
-            status = add_if_fits(run, shape, row.name, error);
+        if (fnmatch(glob, row.name, 0) == 0) status = add_if_fits(run, shape, row.name, error);
     return status;
 }
 
@@ -379,7 +383,8 @@ static int run_bench(bench_run *run, int argc, char **argv, io_error *error)
                                       .seed = (uint64_t)o->seed,
                                       .backend = o->on };
     bench_machine_read(&run->machine);
-    int status = read_shapes(&run->shapes, argc, argv, error);
+    int status = check_files(argc, argv, o, error);
+    if (!status) status = read_shapes(&run->shapes, o, argc, argv, error);
     if (!status) status = choose_jobs(run, error);
     return status ? status : measure_and_write(run, error);
 }

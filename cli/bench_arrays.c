@@ -3,6 +3,7 @@
 #include "cli/bench_arrays.h"
 
 #include "cli/bench_count.h"
+#include "cli/names.h"
 #include "cli/random.h"
 #include "io/half.h"
 
@@ -15,30 +16,28 @@ enum { FILL_CHUNK = 4096 };
 
 /* ---------------------------------------------------------------- sizes */
 
-bool bench_recurrent(const loam_problem *p) { return p->mechanism >= LOAM_LINEAR; }
+bool bench_recurrent(const loam_problem *p)
+{
+    const loam_mechanism_info form = names_form(p->mechanism);
+    return names_is_recurrent(&form);
+}
 
 int64_t bench_heads_out(const loam_problem *p) { return bench_recurrent(p) ? p->heads_v : p->heads_q; }
 
 static loam_decay_axes decay_axes(const loam_problem *p)
 {
-    loam_mechanism_info info;
-    if (loam_mechanism_at((int)p->mechanism, &info)) return LOAM_DECAY_NONE;
-    return p->decay ? LOAM_DECAY_TOKEN : info.log_decay;
+    return p->decay ? LOAM_DECAY_TOKEN : names_form(p->mechanism).log_decay;
 }
 
-static bool has_beta(const loam_problem *p)
-{
-    loam_mechanism_info info;
-    return p->path || (loam_mechanism_at((int)p->mechanism, &info) == LOAM_OK && info.beta);
-}
+static bool has_beta(const loam_problem *p) { return p->path || names_form(p->mechanism).beta; }
 
 static bool wanted(const loam_problem *p, enum bench_array which)
 {
-    const bool backward = p->pass == LOAM_BACKWARD,
-               solved = p->mechanism == LOAM_LLA || p->mechanism == LOAM_MESA;
+    const loam_mechanism_info form = names_form(p->mechanism);
+    const bool backward = p->pass == LOAM_BACKWARD, solved = form.ridge_axes;
     switch (which) {
-    case BENCH_PROBE: return p->mechanism == LOAM_PARALLAX;
-    case BENCH_GRAD_PROBE: return backward && p->mechanism == LOAM_PARALLAX;
+    case BENCH_PROBE: return form.probe;
+    case BENCH_GRAD_PROBE: return backward && form.probe;
     case BENCH_W: return p->path;
     case BENCH_GRAD_W: return backward && p->path;
     case BENCH_LOG_DECAY: return decay_axes(p) != LOAM_DECAY_NONE;
@@ -368,10 +367,11 @@ static int run_forward(bench_arrays *a, int threads, io_error *error)
     loam_plan *plan;
     loam_error reason;
     if (loam_plan_create(&plan, &problem, &reason)) return bench_fail(a->shape, &reason, error);
-    a->saved = bench_alloc(loam_plan_saved_bytes(plan));
+    const size_t saved = loam_plan_saved_bytes(plan);
+    a->saved = saved ? bench_alloc(saved) : NULL;
     void *work = bench_alloc(loam_plan_work_bytes(plan));
     int status = 0;
-    if (!a->saved || !work) {
+    if ((saved && !a->saved) || !work) {
         status = io_fail(error, EXIT_INTERNAL, "%s: out of memory for the forward", a->shape->name);
     } else {
         a->args = bench_args(a);

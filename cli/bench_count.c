@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "cli/bench_count.h"
 
+#include "cli/names.h"
+
 #include <stdbool.h>
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -27,7 +29,11 @@ static double row_pairs(const loam_problem *p, int64_t i)
     return (double)(hi - lo);
 }
 
-static bool recurrent(const loam_problem *p) { return p->mechanism >= LOAM_LINEAR; }
+static bool recurrent(const loam_problem *p)
+{
+    const loam_mechanism_info form = names_form(p->mechanism);
+    return names_is_recurrent(&form);
+}
 
 double bench_pairs(const loam_problem *p)
 {
@@ -100,9 +106,8 @@ static double mesa_flop(const loam_problem *p, const loam_row_info *info)
 static double recurrent_flop(const loam_problem *p, const loam_row_info *info)
 {
     const int64_t rows = p->batch * p->heads_v * p->len_q;
-    loam_mechanism_info form;
+    const loam_mechanism_info form = names_form(p->mechanism);
     double flop = 0;
-    if (loam_mechanism_at((int)p->mechanism, &form)) return 0;
     if (p->mechanism != LOAM_MESA) return (double)rows * direct_flop(p, &form);
     for (int64_t row = 0; row < rows; row++)
         flop += mesa_flop(p, &info[row]);
@@ -155,8 +160,7 @@ static double keys_seen(const loam_problem *p)
 /* Log decays and betas of one sequence. */
 static double gates(const loam_problem *p)
 {
-    loam_mechanism_info form;
-    if (loam_mechanism_at((int)p->mechanism, &form)) return 0;
+    const loam_mechanism_info form = names_form(p->mechanism);
     const double tokens = (double)p->heads_v * (double)p->len_q, d = (double)p->dim_qk;
     const double decays = form.log_decay == LOAM_DECAY_CHANNEL ? d * tokens
                           : form.log_decay == LOAM_DECAY_TOKEN ? tokens

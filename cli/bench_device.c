@@ -127,7 +127,8 @@ static int run_forward(const loam_plan *backward, device_run *run, io_error *err
     loam_plan *plan;
     loam_error reason;
     if (loam_plan_create(&plan, &problem, &reason)) return bench_fail(run->arrays->shape, &reason, error);
-    const char *failed = device_set_scratch(&run->set, &run->args.saved, loam_plan_saved_bytes(backward));
+    const size_t saved = loam_plan_saved_bytes(backward);
+    const char *failed = saved ? device_set_scratch(&run->set, &run->args.saved, saved) : NULL;
     if (!failed) failed = device_set_scratch(&run->set, &run->args.work, loam_plan_work_bytes(plan));
     want_info(run, true);
     int status = fail(failed, error);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "cli/bench_error.h"
 
+#include "cli/names.h"
+
 #include <math.h>
 #include <stdlib.h>
 
@@ -156,12 +158,12 @@ double bench_error(const bench_reference *r, const bench_arrays *a)
     const int64_t queries = r->shape.problem.len_q;
     if (r->shape.problem.pass != LOAM_BACKWARD) return worse(0, relative_error(r, a, BENCH_O, queries));
     double error = worse(0, relative_error(r, a, BENCH_GRAD_Q, queries));
-    if (r->shape.problem.mechanism == LOAM_PARALLAX)
-        error = worse(error, relative_error(r, a, BENCH_GRAD_PROBE, queries));
+    if (a->at[BENCH_GRAD_PROBE]) error = worse(error, relative_error(r, a, BENCH_GRAD_PROBE, queries));
     static const enum bench_array by_key[] = { BENCH_GRAD_K, BENCH_GRAD_V, BENCH_GRAD_W, BENCH_GRAD_BETA };
     for (size_t i = 0; i < sizeof by_key / sizeof *by_key; i++)
         if (a->at[by_key[i]]) error = worse(error, relative_error(r, a, by_key[i], r->keys));
     /* The decays of heads belong to the whole batch. */
-    const bool decays = a->at[BENCH_GRAD_LOG_DECAY] && r->shape.problem.mechanism != LOAM_RETENTION;
+    const bool decays = a->at[BENCH_GRAD_LOG_DECAY] &&
+                        names_form(r->shape.problem.mechanism).log_decay != LOAM_DECAY_HEAD;
     return decays ? worse(error, relative_error(r, a, BENCH_GRAD_LOG_DECAY, r->keys)) : error;
 }

@@ -3,7 +3,8 @@
 #ifndef LOAM_CLI_BENCH_GENERATED_H
 #define LOAM_CLI_BENCH_GENERATED_H
 
-extern const char *const BENCH_DEFAULT[]; /* the lines of bench/shapes/default.txt, NULL-terminated */
-extern const char BENCH_COMMIT[];         /* see bench_machine.h */
+/* The lines of bench/shapes/default.txt and recurrent.txt, NULL after the last. */
+extern const char *const BENCH_DEFAULT[], *const BENCH_RECURRENT[];
+extern const char BENCH_COMMIT[]; /* see bench_machine.h */
 
 #endif

@@ -97,9 +97,9 @@ static void put_problem(fields *f, const bench_result *r)
     const loam_problem *p = &r->shape->problem;
     put_text(f, "shape", r->shape->name);
     put_text(f, "kernel", r->kernel);
-    put_text(f, "mechanism", bench_mechanisms[p->mechanism]);
-    put_text(f, "pass", bench_passes[p->pass]);
-    put_text(f, "dtype", bench_dtypes[p->dtype]);
+    put_text(f, "mechanism", loam_mechanism_name(p->mechanism));
+    put_text(f, "pass", loam_pass_name(p->pass));
+    put_text(f, "dtype", loam_dtype_name(p->dtype));
     put_whole(f, "batch", (double)p->batch);
     put_whole(f, "heads_q", (double)p->heads_q);
     put_whole(f, "heads_kv", (double)(bench_recurrent(p) ? p->heads_v : p->heads_kv));
@@ -281,6 +281,10 @@ static void write_device(const bench_device *d, FILE *stream)
     fputc('\n', stream);
 }
 
+typedef struct name_widths {
+    int shape, kernel;
+} name_widths;
+
 /* Right-aligned; "-" where there is no number. */
 static void write_cell(FILE *stream, int width, int digits, double number, double unit)
 {
@@ -290,10 +294,27 @@ static void write_cell(FILE *stream, int width, int digits, double number, doubl
         fprintf(stream, " %*.*f", width, digits, number / unit);
 }
 
-static void write_row(const bench_report *report, const bench_result *r, FILE *stream)
+static int wider(int width, const char *text)
+{
+    const int length = (int)strlen(text);
+    return length > width ? length : width;
+}
+
+/* As wide as the longest name. */
+static name_widths widths_of(const bench_report *report)
+{
+    name_widths w = { 26, 23 };
+    for (size_t i = 0; i < report->count; i++) {
+        w.shape = wider(w.shape, report->results[i].shape->name);
+        w.kernel = wider(w.kernel, report->results[i].kernel);
+    }
+    return w;
+}
+
+static void write_row(const bench_report *report, const bench_result *r, name_widths w, FILE *stream)
 {
     const bench_rates x = bench_rates_of(report, r);
-    fprintf(stream, "%-26s %-23s", r->shape->name, r->kernel);
+    fprintf(stream, "%-*s %-*s", w.shape, r->shape->name, w.kernel, r->kernel);
     write_cell(stream, 10, 3, r->median, 1e-3);
     write_cell(stream, 6, 1, (r->high - r->low) / r->median, 1e-2);
     fprintf(stream, " %5lld", (long long)r->runs);
@@ -315,11 +336,12 @@ int bench_report_table(const bench_report *report, FILE *stream, io_error *error
     (void)error;
     write_head(report, stream);
     if (report->device) write_device(report->device, stream);
-    fprintf(stream, "\n%-26s %-23s %10s %6s %5s %8s %7s %6s %9s %6s %9s %9s\n", "shape", "kernel",
-            "median ms", "iqr %", "runs", "GFLOP/s", "GB/s", "roof %", "x softmax", "iter", "error",
+    const name_widths w = widths_of(report);
+    fprintf(stream, "\n%-*s %-*s %10s %6s %5s %8s %7s %6s %9s %6s %9s %9s\n", w.shape, "shape", w.kernel,
+            "kernel", "median ms", "iqr %", "runs", "GFLOP/s", "GB/s", "roof %", "x softmax", "iter", "error",
             "work MiB");
     for (size_t i = 0; i < report->count; i++)
-        write_row(report, &report->results[i], stream);
+        write_row(report, &report->results[i], w, stream);
     fprintf(
         stream,
         "\nroof %%: of sgemm by operations; decode: of read by compulsory bytes, recurrences of update; CUDA: likewise of the device's copy. x softmax: by medians, "

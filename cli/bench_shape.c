@@ -3,6 +3,7 @@
 #include "cli/bench_shape.h"
 
 #include "cli/bench_generated.h"
+#include "cli/names.h"
 #include "cli/options.h"
 
 #include <errno.h>
@@ -11,20 +12,23 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const bench_mechanisms[] = { "softmax", "parallax", "lla",         "linear", "retention", "ssd",
-                                         "gla",     "delta",    "gated-delta", "kda",    "mesa",      NULL };
-const char *const bench_passes[] = { "forward", "backward", "decode", NULL };
-const char *const bench_dtypes[] = { "f32", "bf16", "f16", "f64", NULL };
-
-static const char *const SCORES[] = { "dot", "rbf", NULL };
-static const char *const UNITS[] = { "normalised", "max", "trace", NULL };
-static const char *const FEATURES[] = { "identity", "elu", "unit", NULL };
-static const char *const LAYOUTS[] = { "bhtd", "bthd", NULL };
 static const char BLANKS[] = " \t\r\n";
 
 enum { MOST_LENGTH = INT32_MAX / 4, MOST_COUNT = 1 << 20 };
 
-static bool is_recurrent(const loam_problem *p) { return p->mechanism >= LOAM_LINEAR; }
+static const char *layout_name(int index)
+{
+    static const char *const names[] = { "bhtd", "bthd", NULL };
+    return names[index];
+}
+
+static const char *data_name(int index) { return bench_data_names[index]; }
+
+static bool is_recurrent(const loam_problem *p)
+{
+    const loam_mechanism_info form = names_form(p->mechanism);
+    return names_is_recurrent(&form);
+}
 
 /* The line that is being read, for messages and results. */
 typedef struct reader {
@@ -47,17 +51,11 @@ static int fail(const reader *r, const char *format, ...)
 
 /* ---------------------------------------------------------------- single fields */
 
-static int set_choice(const reader *r, const char *field, const char *word, const char *const *names,
-                      int *choice)
+static int set_choice(const reader *r, const char *field, const char *word, names_word *names, int *choice)
 {
-    *choice = options_choice(word, names);
-    if (*choice >= 0) return 0;
-    char list[160] = "";
-    for (int i = 0; names[i]; i++) {
-        strncat(list, i == 0 ? "" : names[i + 1] ? ", " : " or ", sizeof list - strlen(list) - 1);
-        strncat(list, names[i], sizeof list - strlen(list) - 1);
-    }
-    return fail(r, "%s: '%s', expected %s", field, word, list);
+    char text[NAMES_BYTES];
+    *choice = names_find(names, word);
+    return *choice >= 0 ? 0 : fail(r, "%s: '%s', expected %s", field, word, names_list(text, names, " or "));
 }
 
 static int set_size(const reader *r, const char *field, const char *word, int64_t most, int64_t *size)
@@ -133,7 +131,7 @@ static int set_switch(const reader *r, enum flag flag, const char *value)
     else if (flag == FLAG_NORMALISE)
         p->normalise = 1;
     else if (flag == FLAG_SAVED && is_recurrent(p))
-        return fail(r, "saved: %s leaves nothing for its backward", bench_mechanisms[p->mechanism]);
+        return fail(r, "saved: %s leaves nothing for its backward", loam_mechanism_name(p->mechanism));
     else if (flag == FLAG_SAVED && p->pass == LOAM_DECODE)
         return fail(r, "saved: only a forward has it to leave, not decode");
     else if (flag == FLAG_SAVED)
@@ -143,7 +141,7 @@ static int set_switch(const reader *r, enum flag flag, const char *value)
     return 0;
 }
 
-static int set_word(const reader *r, enum flag flag, const char *value, const char *const *names)
+static int set_word(const reader *r, enum flag flag, const char *value, names_word *names)
 {
     int choice;
     const int status = set_choice(r, FLAGS[flag], value, names, &choice);
@@ -165,20 +163,24 @@ static int set_value(const reader *r, enum flag flag, const char *value)
 {
     loam_problem *p = &r->shape->problem;
     if (!value) return fail(r, "%s: expected a value, as in %s=...", FLAGS[flag], FLAGS[flag]);
-    const bool solved = p->mechanism == LOAM_LLA || (flag == FLAG_RIDGE && p->mechanism == LOAM_MESA);
-    if ((flag == FLAG_RIDGE || flag == FLAG_UNIT) && !solved)
-        return fail(r, "%s: only lla has a ridge and its unit, and mesa a ridge, not %s", FLAGS[flag],
-                    bench_mechanisms[p->mechanism]);
+    if (flag == FLAG_RIDGE || flag == FLAG_UNIT) {
+        names_test *has = flag == FLAG_RIDGE ? names_has_ridge : names_has_units;
+        const loam_mechanism_info form = names_form(p->mechanism);
+        char text[NAMES_BYTES];
+        if (!has(&form))
+            return fail(r, "%s: is for %s, not for %s", FLAGS[flag],
+                        names_mechanisms(text, has, NULL, " and "), form.name);
+    }
     switch (flag) {
     case FLAG_WINDOW: return set_size(r, FLAGS[flag], value, MOST_LENGTH, &p->window);
     case FLAG_RIDGE: return set_real(r, FLAGS[flag], value, &p->ridge);
     case FLAG_SCALE: return set_real(r, FLAGS[flag], value, &p->scale);
     case FLAG_SOFT_CAP: return set_real(r, FLAGS[flag], value, &p->soft_cap);
-    case FLAG_UNIT: return set_word(r, flag, value, UNITS);
-    case FLAG_SCORE: return set_word(r, flag, value, SCORES);
-    case FLAG_FEATURES: return set_word(r, flag, value, FEATURES);
-    case FLAG_LAYOUT: return set_word(r, flag, value, LAYOUTS);
-    case FLAG_DATA: return set_word(r, flag, value, bench_data_names);
+    case FLAG_UNIT: return set_word(r, flag, value, names_ridge_unit);
+    case FLAG_SCORE: return set_word(r, flag, value, names_score);
+    case FLAG_FEATURES: return set_word(r, flag, value, names_feature_map);
+    case FLAG_LAYOUT: return set_word(r, flag, value, layout_name);
+    case FLAG_DATA: return set_word(r, flag, value, data_name);
     default: return set_name(r, FLAGS[flag], value, r->shape->kernel);
     }
 }
@@ -227,7 +229,7 @@ static int next_word(const reader *r, char **rest, const char *field, char **wor
 static int read_kind(const reader *r, char **rest)
 {
     static const char *const fields[] = { "mechanism", "pass", "dtype" };
-    const char *const *names[] = { bench_mechanisms, bench_passes, bench_dtypes };
+    names_word *const names[] = { names_mechanism, names_pass, names_dtype };
     int choice[3];
     for (int i = 0; i < 3; i++) {
         char *word;
@@ -238,8 +240,9 @@ static int read_kind(const reader *r, char **rest)
     r->shape->problem = loam_problem_default((loam_mechanism)choice[0], (loam_pass)choice[1]);
     r->shape->problem.dtype = (loam_dtype)choice[2];
     /* MesaNet's saves nothing, but tells how each row was solved. */
+    const loam_mechanism_info form = names_form(r->shape->problem.mechanism);
     r->shape->saved = r->shape->problem.pass == LOAM_BACKWARD &&
-                      (!is_recurrent(&r->shape->problem) || r->shape->problem.mechanism == LOAM_MESA);
+                      (!names_is_recurrent(&form) || form.ridge_axes);
     return 0;
 }
 
@@ -248,10 +251,10 @@ static int set_recurrent_sizes(const reader *r)
     loam_problem *p = &r->shape->problem;
     if (p->heads_kv % p->heads_q)
         return fail(r, "Hkv: %lld, expected a multiple of Hq %lld for %s", (long long)p->heads_kv,
-                    (long long)p->heads_q, bench_mechanisms[p->mechanism]);
+                    (long long)p->heads_q, loam_mechanism_name(p->mechanism));
     if (p->len_kv != p->len_q)
         return fail(r, "Lkv: %lld, expected Lq %lld for %s", (long long)p->len_kv, (long long)p->len_q,
-                    bench_mechanisms[p->mechanism]);
+                    loam_mechanism_name(p->mechanism));
     p->heads_v = p->heads_kv;
     p->heads_kv = p->heads_q;
     return 0;
@@ -345,16 +348,22 @@ int bench_shapes_load(bench_shapes *shapes, const char *path, io_error *error)
     return status;
 }
 
-int bench_shapes_default(bench_shapes *shapes, io_error *error)
+static int read_lines(bench_shapes *shapes, const char *const *lines, const char *source, io_error *error)
 {
     int status = 0;
-    for (int i = 0; BENCH_DEFAULT[i] && !status; i++) {
-        char *line = strdup(BENCH_DEFAULT[i]);
-        status = line ? read_line(shapes, line, "default.txt", i + 1, error)
+    for (int i = 0; lines[i] && !status; i++) {
+        char *line = strdup(lines[i]);
+        status = line ? read_line(shapes, line, source, i + 1, error)
                       : io_fail(error, EXIT_INTERNAL, "out of memory for the shapes");
         free(line);
     }
     return status;
+}
+
+int bench_shapes_default(bench_shapes *shapes, bool all, io_error *error)
+{
+    const int status = read_lines(shapes, BENCH_DEFAULT, "default.txt", error);
+    return status || !all ? status : read_lines(shapes, BENCH_RECURRENT, "recurrent.txt", error);
 }
 
 void bench_shapes_free(bench_shapes *shapes)
@@ -367,7 +376,7 @@ void bench_shape_print(const bench_shape *s, FILE *stream)
 {
     const loam_problem *p = &s->problem;
     fprintf(stream, "%-26s %-11s %-8s %-4s %lld %lld %lld %lld %lld %lld %lld%s%s\n", s->name,
-            bench_mechanisms[p->mechanism], bench_passes[p->pass], bench_dtypes[p->dtype],
+            loam_mechanism_name(p->mechanism), loam_pass_name(p->pass), loam_dtype_name(p->dtype),
             (long long)p->batch, (long long)p->heads_q,
             (long long)(is_recurrent(p) ? p->heads_v : p->heads_kv), (long long)p->len_q,
             (long long)p->len_kv, (long long)p->dim_qk, (long long)p->dim_v, *s->flags ? " " : "", s->flags);

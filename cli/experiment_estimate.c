@@ -12,8 +12,8 @@
 const char *const estimator_names[ESTIMATORS + 1] = { "lla",         "softmax", "mesa",   "linear", "delta",
                                                       "gated-delta", "kda",     "random", NULL };
 
-/* Of a pair from one token to the next: that of Gated DeltaNet, and those of the first and last channel of KDA. */
-static const double KEPT = 0.99, KEPT_LEAST = 0.9, KEPT_MOST = 0.999;
+/* What one pair costs the memory of those before: Gated DeltaNet's, and those of the first and last channel of KDA. */
+static const double LOST = 0.01, LOST_MOST = 0.1, LOST_LEAST = 0.001;
 
 static int no_memory(io_error *error) { return io_fail(error, EXIT_INTERNAL, "out of memory"); }
 
@@ -100,44 +100,48 @@ static bool is_delta(estimator which)
     return which == ESTIMATOR_DELTA || which == ESTIMATOR_GATED_DELTA || which == ESTIMATOR_KDA;
 }
 
-/* beta = 1 / |k|^2 makes a delta rule exact for its key, as 1 does where keys have length 1; MesaNet has 1. */
-static void fill_betas(const estimate_batch *batch, estimator which, double *betas)
+/* strength 1 makes a delta rule exact for its key, as beta 1 does where keys have length 1; MesaNet has beta 1. */
+static void fill_betas(const estimate_setup *setup, const estimate_batch *batch, estimator which,
+                       double *betas)
 {
     const int64_t d = batch->task.dim;
     for (int64_t i = 0; i < batch->count * batch->task.length; i++) {
         double square = 0;
         for (int64_t a = i * d; a < (i + 1) * d; a++)
             square += batch->keys[a] * batch->keys[a];
-        betas[i] = !is_delta(which) ? 1 : fmin(2, 1 / square);
+        betas[i] = !is_delta(which) ? 1 : fmin(2, setup->strength / square);
     }
 }
 
-/* MesaNet forgets nothing; the channels of KDA from KEPT_LEAST to KEPT_MOST in equal ratios of what they lose. */
-static void fill_decays(int64_t dim, estimator which, double *decays)
+/* MesaNet forgets nothing; the channels of KDA lose from LOST_MOST to LOST_LEAST in equal ratios. */
+static void fill_decays(const estimate_setup *setup, int64_t dim, estimator which, double *decays)
 {
     for (int64_t a = 0; a < dim; a++) {
         const double part = dim > 1 ? (double)a / (double)(dim - 1) : 1;
-        const double lost = (1 - KEPT_LEAST) * pow((1 - KEPT_MOST) / (1 - KEPT_LEAST), part);
-        decays[a] = which == ESTIMATOR_KDA ? log1p(-lost) : which == ESTIMATOR_GATED_DELTA ? log(KEPT) : 0;
+        const double lost = which == ESTIMATOR_KDA           ? LOST_MOST * pow(LOST_LEAST / LOST_MOST, part)
+                            : which == ESTIMATOR_GATED_DELTA ? LOST
+                                                             : 0;
+        decays[a] = log1p(-setup->forget * lost);
     }
 }
 
-static int fill_gates(typed_arrays *arrays, const estimate_batch *batch, estimator which, io_error *error)
+static int fill_gates(typed_arrays *arrays, const estimate_setup *setup, const estimate_batch *batch,
+                      estimator which, io_error *error)
 {
     const int64_t tokens = batch->count * batch->task.length;
     arrays->gate_count = tokens + batch->task.dim;
     arrays->exact = calloc((size_t)arrays->gate_count, sizeof *arrays->exact);
     if (!arrays->exact) return no_memory(error);
-    fill_betas(batch, which, arrays->exact);
-    fill_decays(batch->task.dim, which, arrays->exact + tokens);
+    fill_betas(setup, batch, which, arrays->exact);
+    fill_decays(setup, batch->task.dim, which, arrays->exact + tokens);
     arrays->gates = arrays->exact;
     return EXIT_OK;
 }
 
 /* ---- running */
 
-static int typed_open(typed_arrays *arrays, const loam_plan *plan, estimator which,
-                      const estimate_batch *batch, double *outputs, io_error *error)
+static int typed_open(typed_arrays *arrays, const loam_plan *plan, const estimate_setup *setup,
+                      estimator which, const estimate_batch *batch, double *outputs, io_error *error)
 {
     const int64_t total = batch->count * sequence_size(batch);
     const bool device = loam_plan_problem(plan)->backend == LOAM_BACKEND_CUDA;
@@ -145,7 +149,7 @@ static int typed_open(typed_arrays *arrays, const loam_plan *plan, estimator whi
     *arrays = (typed_arrays){
         .keys = batch->keys, .values = batch->values, .outputs = outputs, .total = total
     };
-    const int status = fill_gates(arrays, batch, which, error);
+    const int status = fill_gates(arrays, setup, batch, which, error);
     if (status) return status;
     if (work_bytes > 0 && !(arrays->work = aligned_alloc(LOAM_ALIGN, work_bytes))) return no_memory(error);
     if (loam_plan_problem(plan)->dtype == LOAM_F64) return EXIT_OK;
@@ -242,7 +246,7 @@ static int run_library(const estimate_setup *setup, estimator which, const estim
     int status = plan_of(&plan, setup, which, batch, error);
     if (status != EXIT_OK) return status;
     typed_arrays arrays;
-    status = typed_open(&arrays, plan, which, batch, outputs, error);
+    status = typed_open(&arrays, plan, setup, which, batch, outputs, error);
     if (status == EXIT_OK) {
         const loam_args args = args_of(&arrays, which, batch, arrays.copies ? sizeof(float) : sizeof(double));
         status = loam_plan_problem(plan)->backend == LOAM_BACKEND_CUDA

@@ -11,7 +11,7 @@ typedef enum estimator {
     ESTIMATOR_SOFTMAX,
     ESTIMATOR_MESA,   /* gates 1 */
     ESTIMATOR_LINEAR, /* divided by the number of pairs seen */
-    ESTIMATOR_DELTA,  /* this and the next two: beta = 1 / |k|^2, fixed decays */
+    ESTIMATOR_DELTA,  /* this and the next two: betas by the length of the key, fixed decays */
     ESTIMATOR_GATED_DELTA,
     ESTIMATOR_KDA,
     ESTIMATOR_RANDOM, /* the only one that is not of loam.h */
@@ -26,6 +26,8 @@ typedef struct estimate_setup {
     double ridge;
     loam_ridge_unit ridge_unit;
     double mesa_ridge;
+    double strength; /* of the delta rules: beta = strength / |k|^2 */
+    double forget;   /* what the gated ones lose at each pair, in units of what the regression task has */
     loam_backend backend; /* LOAM_BACKEND_REFERENCE works on float64, the others on float32 */
     int threads;
 } estimate_setup;

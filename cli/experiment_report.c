@@ -6,22 +6,21 @@
 #include <inttypes.h>
 #include <math.h>
 
-static void write_cell_name(FILE *out, const sweep_cell *cell, int e)
+static void name_cell(const sweep_cell *cell, char name[64])
 {
-    fprintf(out, "%" PRId64 ",%" PRId64 ",%s,%s", cell->task.dim, cell->task.segment,
-            cell->hidden ? "hidden" : "visible", estimator_names[e]);
+    snprintf(name, 64, "%" PRId64 ",%" PRId64 ",%s", cell->task.dim, cell->task.segment,
+             cell->hidden ? "hidden" : "visible");
 }
 
-static void write_positions(FILE *out, const sweep_cell *cell)
+void report_curves(FILE *out, const char *cell, const moments *m)
 {
-    const double reach = moments_reach(cell->sums.sequences);
+    const double reach = moments_reach(m->sequences);
     for (int e = 0; e < ESTIMATORS; e++)
-        for (int64_t i = 0; i < cell->task.length; i++) {
-            const mean_error at = moments_position(&cell->sums, (estimator)e, i);
+        for (int64_t i = 0; i < m->length; i++) {
+            const mean_error at = moments_position(m, (estimator)e, i);
             const double half = reach * at.error;
-            write_cell_name(out, cell, e);
-            fprintf(out, ",%" PRId64 ",%.9g,%.9g,%.9g,%.9g\n", i + 1, at.mean, at.error,
-                    fmax(0, at.mean - half), at.mean + half);
+            fprintf(out, "%s,%s,%" PRId64 ",%.9g,%.9g,%.9g,%.9g\n", cell, estimator_names[e], i + 1, at.mean,
+                    at.error, fmax(0, at.mean - half), at.mean + half);
         }
 }
 
@@ -31,8 +30,11 @@ int report_positions(const sweep *s, const char *path, io_error *error)
     const int status = out_open(&file, path, error);
     if (status != EXIT_OK) return status;
     fputs("d,segment,own,estimator,position,mse,se,low95,high95\n", out_stream(file));
-    for (int64_t i = 0; i < s->cell_count; i++)
-        write_positions(out_stream(file), &s->cells[i]);
+    for (int64_t i = 0; i < s->cell_count; i++) {
+        char name[64];
+        name_cell(&s->cells[i], name);
+        report_curves(out_stream(file), name, &s->cells[i].sums);
+    }
     return out_commit(file, error);
 }
 
@@ -42,9 +44,10 @@ static void write_summary(FILE *out, const sweep_cell *cell, int e)
     const int64_t segment = cell->task.segment, length = cell->task.length;
     const mean_error total = moments_total(m, (estimator)e);
     const mean_error ratio = moments_ratio(m, (estimator)e, ESTIMATOR_LLA);
-    write_cell_name(out, cell, e);
-    fprintf(out, ",%" PRId64 ",%.9g,%.9g,%.9g,", m->sequences, total.mean, total.error,
-            moments_range(m, (estimator)e, 0, segment));
+    char name[64];
+    name_cell(cell, name);
+    fprintf(out, "%s,%s,%" PRId64 ",%.9g,%.9g,%.9g,", name, estimator_names[e], m->sequences, total.mean,
+            total.error, moments_range(m, (estimator)e, 0, segment));
     if (segment < length) fprintf(out, "%.9g", moments_range(m, (estimator)e, segment, length));
     fprintf(out, ",%.9g,%.9g\n", ratio.mean, ratio.error);
 }

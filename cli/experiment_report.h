@@ -5,6 +5,11 @@
 
 #include "cli/experiment_sweep.h"
 
+#include <stdio.h>
+
+/* Rows of one cell, whose columns are given: an estimator, position, mean, standard error and 95 % interval each. */
+void report_curves(FILE *out, const char *cell, const moments *m);
+
 /* One row per cell, estimator and position. */
 int report_positions(const sweep *s, const char *path, io_error *error);
 /* One row per cell and estimator. */

@@ -4,10 +4,8 @@
 #include <inttypes.h>
 #include <math.h>
 
-typedef enum purpose { FOR_KEYS, FOR_MAPS, FOR_NOISE, FOR_GUESSES } purpose;
-
 /* Sequences below 2^32, segments below 2^20, dimensions below 2^10: no two streams are the same. */
-static random_stream stream_of(const experiment_task *task, int64_t sequence, purpose use)
+random_stream task_stream(const experiment_task *task, int64_t sequence, task_purpose use)
 {
     const uint64_t stream = (uint64_t)sequence << 32 | (uint64_t)task->segment << 12 |
                             (uint64_t)task->dim << 2 | (uint64_t)use;
@@ -61,15 +59,15 @@ void task_generate(const experiment_task *task, int64_t sequence, double *keys, 
 {
     const int64_t d = task->dim, step = task->segment * d;
     const int channels = cone_channels(task);
-    random_normals(stream_of(task, sequence, FOR_KEYS), 0, task->length * d, keys);
-    random_normals(stream_of(task, sequence, FOR_NOISE), 0, task->length * d, values);
+    random_normals(task_stream(task, sequence, FOR_KEYS), 0, task->length * d, keys);
+    random_normals(task_stream(task, sequence, FOR_NOISE), 0, task->length * d, values);
     for (int64_t index = 0; index < task->length / task->segment; index++) {
-        random_normals(stream_of(task, sequence, FOR_MAPS), (uint64_t)(index * d * d), d * d, map);
+        random_normals(task_stream(task, sequence, FOR_MAPS), (uint64_t)(index * d * d), d * d, map);
         generate_segment(task, index, channels, map, keys + index * step, values + index * step);
     }
 }
 
 void task_guess(const experiment_task *task, int64_t sequence, double *guess)
 {
-    random_normals(stream_of(task, sequence, FOR_GUESSES), 0, task->length * task->dim, guess);
+    random_normals(task_stream(task, sequence, FOR_GUESSES), 0, task->length * task->dim, guess);
 }

@@ -17,6 +17,11 @@ typedef struct experiment_task {
     uint64_t seed;
 } experiment_task;
 
+typedef enum task_purpose { FOR_KEYS, FOR_MAPS, FOR_NOISE, FOR_GUESSES } task_purpose;
+
+/* The numbers of one purpose in one sequence; a segment of 0 is the smooth task's. */
+random_stream task_stream(const experiment_task *task, int64_t sequence, task_purpose use);
+
 int task_check(const experiment_task *task, io_error *error);
 
 /* keys, values: [length, dim]. Segment c = 1 .. 2^m draws keys N(0, I) whose first m channels then get the

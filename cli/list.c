@@ -3,7 +3,9 @@
 #include "cli/options.h"
 #include "loam.h"
 
+#include <stdbool.h>
 #include <stdio.h>
+#include <string.h>
 
 static const char ABOUT[] =
     "The kernels of this build, slowest first within each pass: what each computes, its element types, back "
@@ -16,24 +18,49 @@ static const char NOTATION[] =
     "tokens; n steps of conjugate\ngradients. Scores of the local family: q.k; with decay (FoX) plus the log decays "
     "between; with path (PaTH) the key\nreflected by the tokens between; after a rotation (RoPE).\n";
 
-static void print_kernels(void)
+enum { COLUMNS = 7 };
+
+typedef struct table_row {
+    const char *cell[COLUMNS]; /* as many as the table has columns; NULL beyond */
+} table_row;
+
+/* Row `index` of a table, its heading at 0; false beyond the last. */
+typedef bool row_at(int index, table_row *row);
+
+static bool kernel_row(int index, table_row *row)
 {
-    static const char format[] = "%-28s %-9s %-52s %-18s %-10s %-10s %s\n";
-    printf(format, "kernel", "pass", "mechanisms", "types", "back end", "isa", "available");
-    loam_kernel_info row;
-    for (int i = 0; loam_kernel_at(i, &row) == LOAM_OK; i++)
-        printf(format, row.name, row.pass, row.mechanisms, row.dtypes, row.backend, row.isa,
-               row.available ? "yes" : "no");
+    loam_kernel_info k;
+    *row = (table_row){ { "kernel", "pass", "mechanisms", "types", "back end", "isa", "available" } };
+    if (index == 0) return true;
+    if (loam_kernel_at(index - 1, &k)) return false;
+    *row = (table_row){ { k.name, k.pass, k.mechanisms, k.dtypes, k.backend, k.isa,
+                          k.available ? "yes" : "no" } };
+    return true;
 }
 
-static void print_mechanisms(void)
+static bool mechanism_row(int index, table_row *row)
 {
-    static const char format[] = "%-11s %-39s %-21s %-42s %-36s %s\n";
-    printf(format, "mechanism", "objective J", "regulariser R", "update", "output", "cost");
-    loam_mechanism_info row;
-    for (int i = 0; loam_mechanism_at(i, &row) == LOAM_OK; i++)
-        printf(format, row.name, row.objective, row.regulariser, row.update, row.output, row.cost);
-    printf("\n%s", NOTATION);
+    loam_mechanism_info m;
+    *row = (table_row){ { "mechanism", "objective J", "regulariser R", "update", "output", "cost", NULL } };
+    if (index == 0) return true;
+    if (loam_mechanism_at(index - 1, &m)) return false;
+    *row = (table_row){ { m.name, m.objective, m.regulariser, m.update, m.output, m.cost, NULL } };
+    return true;
+}
+
+/* Columns as wide as their longest cell, two blanks between; the last is not filled up. */
+static void print_table(row_at *at)
+{
+    int width[COLUMNS] = { 0 };
+    table_row row;
+    for (int i = 0; at(i, &row); i++)
+        for (int c = 0; c < COLUMNS && row.cell[c]; c++)
+            width[c] = (int)strlen(row.cell[c]) > width[c] ? (int)strlen(row.cell[c]) : width[c];
+    for (int i = 0; at(i, &row); i++)
+        for (int c = 0; c < COLUMNS && row.cell[c]; c++) {
+            const bool last = c + 1 == COLUMNS || !row.cell[c + 1];
+            printf("%-*s%s", last ? 0 : width[c], row.cell[c], last ? "\n" : "  ");
+        }
 }
 
 int command_list(int argc, char **argv)
@@ -49,6 +76,8 @@ int command_list(int argc, char **argv)
     if (!status && !help && argc > 1)
         status = io_fail(&error, EXIT_USAGE, "unexpected argument '%s'", argv[1]);
     if (status) return options_report("list", &error);
-    if (!help) (table ? print_mechanisms : print_kernels)();
+    if (help) return EXIT_OK;
+    print_table(table ? mechanism_row : kernel_row);
+    if (table) printf("\n%s", NOTATION);
     return EXIT_OK;
 }

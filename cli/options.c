@@ -50,13 +50,23 @@ static void print_row(const char *name, const char *argument, const char *help)
     print_wrapped(help, HELP_COLUMN, HELP_COLUMN);
 }
 
+static void print_group(const option_row *row)
+{
+    printf("\n%s:\n", row->name);
+    if (row->help) print_wrapped(row->help, 0, 0);
+    if (row->argument) printf("  %s\n", row->argument);
+}
+
 static void print_help(const option_row *rows, const char *usage, const char *about)
 {
     printf("usage: %s\n\n", usage);
     print_wrapped(about, 0, 0);
-    printf("\noptions:\n");
+    if (rows->kind != OPTION_GROUP) printf("\noptions:\n");
     for (; rows->name; rows++)
-        print_row(rows->name, rows->argument, rows->help);
+        if (rows->kind == OPTION_GROUP)
+            print_group(rows);
+        else
+            print_row(rows->name, rows->argument, rows->help);
     print_row("help", NULL, "this text");
 }
 
@@ -98,13 +108,16 @@ static int set_real(const option_row *row, const char *text, io_error *error)
     return 0;
 }
 
-static int set_row(const option_row *row, const char *text, io_error *error)
+static int set_row(const option_row *row, bool *given, const char *text, io_error *error)
 {
+    if (*given) return io_fail(error, EXIT_USAGE, "--%s: given twice", row->name);
+    *given = true;
     switch (row->kind) {
     case OPTION_FLAG: *(bool *)row->value = true; return 0;
     case OPTION_TEXT: *(const char **)row->value = text; return 0;
     case OPTION_INT: return set_int(row, text, error);
     case OPTION_REAL: return set_real(row, text, error);
+    case OPTION_GROUP: break;
     }
     return io_fail(error, EXIT_INTERNAL, "--%s has no kind", row->name);
 }
@@ -117,11 +130,12 @@ static int unknown_option(const char *given, const option_row *rows, io_error *e
     snprintf(word, sizeof word, "%.*s", (int)(name_length < 63 ? name_length : 63), given);
     const char *first = NULL;
     bool several = false;
-    for (size_t i = 0; rows[i].name && i < 62; i++) {
-        names[i + 1] = rows[i].name;
-        if (strncmp(rows[i].name, word, strlen(word)) == 0) {
+    for (int count = 1; rows->name && count < 63; rows++) {
+        if (rows->kind == OPTION_GROUP) continue;
+        names[count++] = rows->name;
+        if (strncmp(rows->name, word, strlen(word)) == 0) {
             several = first != NULL;
-            first = first ? first : rows[i].name;
+            first = first ? first : rows->name;
         }
     }
     if (several)
@@ -149,19 +163,20 @@ static int wrong_option(int result, char *const *argv, const option_row *rows, i
 static struct option *long_options(const option_row *rows)
 {
     size_t count = count_rows(rows);
-    struct option *options = calloc(count + 2, sizeof *options);
+    struct option *options = calloc(count + 2, sizeof *options), *next = options;
     if (!options) return NULL;
     for (size_t i = 0; i < count; i++) {
         int has_argument = rows[i].kind == OPTION_FLAG ? no_argument : required_argument;
-        options[i] = (struct option){ rows[i].name, has_argument, NULL, FIRST_VALUE + (int)i };
+        if (rows[i].kind != OPTION_GROUP)
+            *next++ = (struct option){ rows[i].name, has_argument, NULL, FIRST_VALUE + (int)i };
     }
-    options[count] = (struct option){ "help", no_argument, NULL, HELP_VALUE };
+    *next = (struct option){ "help", no_argument, NULL, HELP_VALUE };
     return options;
 }
 
 /* The leading '-' makes getopt hand over positional arguments in order, whatever the environment says. */
-static int parse_all(int *argc, char **argv, const option_row *rows, const struct option *options, bool *help,
-                     io_error *error)
+static int parse_all(int *argc, char **argv, const option_row *rows, const struct option *options,
+                     bool *given, bool *help, io_error *error)
 {
     int positional = 0, result;
     optind = 0; /* makes glibc start afresh */
@@ -175,7 +190,7 @@ static int parse_all(int *argc, char **argv, const option_row *rows, const struc
         else if (result == 1)
             argv[1 + positional++] = optarg;
         else
-            status = set_row(&rows[result - FIRST_VALUE], optarg, error);
+            status = set_row(&rows[result - FIRST_VALUE], &given[result - FIRST_VALUE], optarg, error);
         if (status) return status;
     }
     while (optind < *argc)
@@ -189,9 +204,11 @@ int options_parse(int *argc, char **argv, const option_row *rows, const char *us
 {
     *help = false;
     struct option *options = long_options(rows);
-    if (!options) return io_fail(error, EXIT_INTERNAL, "out of memory for the options");
-    int status = parse_all(argc, argv, rows, options, help, error);
+    bool *given = calloc(count_rows(rows) + 1, sizeof *given);
+    int status = options && given ? parse_all(argc, argv, rows, options, given, help, error)
+                                  : io_fail(error, EXIT_INTERNAL, "out of memory for the options");
     free(options);
+    free(given);
     if (!status && *help) print_help(rows, usage, about);
     return status;
 }

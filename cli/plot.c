@@ -23,9 +23,9 @@ struct plot {
     const char *ending; /* of the path: ".svg" or ".png" */
 };
 
-/* Okabe and Ito's palette, in the order of the line types. */
+/* Okabe and Ito's palette, in the order of the line types, but Tol's wine for black. */
 static const char *const palette[] = { "#0072B2", "#D55E00", "#009E73", "#CC79A7",
-                                       "#E69F00", "#56B4E9", "#000000", "#8C8C8C" };
+                                       "#E69F00", "#56B4E9", "#882255", "#8C8C8C" };
 
 static const char style[] = "set border 3 lc rgb '#5A5A5A' lw 1\n"
                             "set tics nomirror out scale 0.5 textcolor rgb '#3C3C3C'\n"
@@ -75,7 +75,7 @@ static void write_header(const plot *p, int width, int height)
 {
     if (!strcmp(p->ending, ".svg"))
         fprintf(p->script,
-                "set terminal svg size %d,%d dynamic enhanced font 'Arial,14' background '#FFFFFF'\n", width,
+                "set terminal svg size %d,%d dynamic enhanced font 'Arial,16' background '#FFFFFF'\n", width,
                 height);
     else
         fprintf(p->script, "set terminal pngcairo size %d,%d enhanced font 'DejaVu Sans,11'\n", width,

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { GRID = 15, SECTIONS = 9, SAMPLE_LEAST = 250 };
+enum { GRID = 15, SECTIONS = 9, SAMPLE_LEAST = 250, SAMPLE_LEAST_BINNED = 4000 };
 static const double pairs_most = 4e8;
 static const double grid_first = 0.003, grid_ratio = 1.7;
 static const double golden = 0.6180339887498949;
@@ -22,10 +22,11 @@ static uint64_t draw(uint64_t seed, int64_t index, int64_t bound)
 }
 
 /* Each row in turn is taken with the chance (still wanted) / (still to come). */
-int regress_sample_make(regress_sample *sample, int64_t rows, uint64_t seed, io_error *error)
+int regress_sample_make(regress_sample *sample, const regress_table *table, uint64_t seed, io_error *error)
 {
-    const int64_t affordable = (int64_t)(pairs_most / (double)rows);
-    int64_t wanted = affordable > SAMPLE_LEAST ? affordable : SAMPLE_LEAST;
+    const int64_t rows = table->rows.rows, affordable = (int64_t)(pairs_most / (double)rows);
+    const int64_t least = table->bins ? SAMPLE_LEAST_BINNED : SAMPLE_LEAST;
+    int64_t wanted = affordable > least ? affordable : least;
     if (wanted > rows) wanted = rows;
     *sample = (regress_sample){ .rows = malloc((size_t)wanted * sizeof *sample->rows) };
     if (!sample->rows) return io_fail(error, EXIT_INTERNAL, "out of memory");
@@ -49,6 +50,8 @@ typedef struct search {
     const regress_sample *sample;
     regress_fit *fits[REGRESS_ESTIMATORS];
     progress bar;
+    int status; /* of the first failure */
+    io_error *error;
 } search;
 
 static double mean_square(const search *s, const regress_fit *fits)
@@ -70,7 +73,9 @@ static void evaluate(search *s, double bandwidth, const bool wanted[REGRESS_ESTI
     for (int e = 0; e < REGRESS_ESTIMATORS; e++)
         fits[e] = wanted[e] ? s->fits[e] : NULL;
     s->with.bandwidth = bandwidth;
-    regress_fit_others(s->table, s->with, s->sample->rows, s->sample->count, fits, &s->bar);
+    if (!s->status)
+        s->status = regress_fit_others(s->table, s->with, s->sample->rows, s->sample->count, fits, &s->bar,
+                                       s->error);
     const double floor = 1e-20 * s->table->y_deviation * s->table->y_deviation;
     for (int e = 0; e < REGRESS_ESTIMATORS; e++)
         if (wanted[e]) scores[e] = fmax(mean_square(s, fits[e]), floor);
@@ -157,12 +162,12 @@ int regress_choose_bandwidth(const regress_table *table, regress_smoother with, 
 {
     regress_fit *fits = calloc((size_t)sample->count * REGRESS_ESTIMATORS, sizeof *fits);
     if (!fits) return io_fail(error, EXIT_INTERNAL, "out of memory");
-    search s = { .table = table, .with = with, .sample = sample };
+    search s = { .table = table, .with = with, .sample = sample, .error = error };
     for (int e = 0; e < REGRESS_ESTIMATORS; e++)
         s.fits[e] = fits + e * sample->count;
     run_search(&s, wanted, choices);
     free(fits);
-    return EXIT_OK;
+    return s.status;
 }
 
 /* ---- noise */
@@ -202,15 +207,17 @@ int regress_estimate_noise(const regress_table *table, regress_smoother with, co
     }
     gather_points(&table->rows, sample, points);
     search s = { .table = table, .with = with, .sample = sample };
-    regress_fit *wanted[REGRESS_ESTIMATORS] = { NULL };
-    wanted[estimator] = fits;
+    regress_wish wish = { .squares = true };
+    wish.fits[estimator] = fits;
     progress_begin(&s.bar, "noise", 2 * sample->count);
-    regress_fit_at(table, with, points, sample->count, wanted, &s.bar);
-    *noise = noise_of(table, sample, fits);
-    regress_fit_others(table, with, sample->rows, sample->count, wanted, &s.bar);
-    noise->score = mean_square(&s, fits);
+    int status = regress_fit_points(table, with, points, sample->count, &wish, &s.bar, error);
+    if (!status) {
+        *noise = noise_of(table, sample, fits);
+        status = regress_fit_others(table, with, sample->rows, sample->count, wish.fits, &s.bar, error);
+    }
+    if (!status) noise->score = mean_square(&s, fits);
     progress_end(&s.bar);
     free(points);
     free(fits);
-    return EXIT_OK;
+    return status;
 }

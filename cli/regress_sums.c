@@ -32,15 +32,17 @@ enum { TILE_ROWS = 512 };
 #include "cli/regress_sums.inc"
 #endif
 
-regress_sums_fn *regress_sums_choose(void)
+regress_engine regress_engine_choose(void)
 {
+    const regress_engine portable = { sums_portable, bin_sums_portable };
 #if defined __x86_64__
+    const regress_engine avx2 = { sums_avx2, bin_sums_avx2 }, avx512 = { sums_avx512, bin_sums_avx512 };
     const char *limit = getenv("LOAM_ISA");
-    if (limit && !strcmp(limit, "portable")) return sums_portable;
+    if (limit && !strcmp(limit, "portable")) return portable;
     if ((!limit || strcmp(limit, "avx2") != 0) && __builtin_cpu_supports("avx512f") &&
         __builtin_cpu_supports("avx512dq"))
-        return sums_avx512;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return sums_avx2;
+        return avx512;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return avx2;
 #endif
-    return sums_portable;
+    return portable;
 }

@@ -8,6 +8,8 @@
 #ifndef LOAM_CLI_REGRESS_SUMS_H
 #define LOAM_CLI_REGRESS_SUMS_H
 
+#include "cli/regress_bins.h"
+
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -29,13 +31,13 @@ typedef struct regress_block {
     double centre[REGRESS_COLUMNS_MAX][REGRESS_LANES];
     double tilt[REGRESS_COLUMNS_MAX][REGRESS_LANES];
     double curve;
-    int64_t left_out[REGRESS_LANES]; /* a row that gets no weight, where leave_out is asked for */
+    int64_t left_out[REGRESS_LANES]; /* a row that gets no weight, obeyed without `squares`; or -1 */
 } regress_block;
 
 /* Which sums; each kind is compiled by itself. */
 typedef struct regress_kind {
-    bool linear;    /* those with z; without it only w, wy and ww are */
-    bool leave_out; /* for cross-validation: obey left_out, and leave the sums of w^2 at 0 */
+    bool linear;  /* those with z; without it only w, wy and ww are */
+    bool squares; /* those of w^2; without it they stay 0 */
 } regress_kind;
 
 /* Places of the sums in an array [REGRESS_SUMS_MAX]. Pairs (a, b), b <= a, lie at a (a + 1) / 2 + b. */
@@ -53,7 +55,16 @@ static inline int regress_sum_count(int columns, bool linear)
 typedef void regress_sums_fn(const regress_rows *rows, const regress_block *block, regress_kind kind,
                              double (*sums)[REGRESS_LANES]);
 
+/* The same sums for one point and one column through bins: sums[s], over the bins first .. end - 1. */
+typedef void regress_bin_sums_fn(const regress_bins *bins, int64_t first, int64_t end, double point,
+                                 regress_kind kind, double *sums);
+
+typedef struct regress_engine {
+    regress_sums_fn *sums;
+    regress_bin_sums_fn *bin_sums;
+} regress_engine;
+
 /* The fastest that this machine runs and LOAM_ISA (portable, avx2, avx512, avx512bf16; of the environment) allows. */
-regress_sums_fn *regress_sums_choose(void);
+regress_engine regress_engine_choose(void);
 
 #endif

@@ -45,7 +45,7 @@ static int standardise_x(regress_table *table, const double *x, const char *cons
         const column_summary s = summarise(x + c * rows, rows);
         const int status = check_summary(&s, names[c], false, error);
         if (status) return status;
-        table->mean[c] = s.mean, table->deviation[c] = s.deviation;
+        table->mean[c] = s.mean, table->deviation[c] = table->unit[c] = s.deviation;
         table->least[c] = s.least, table->most[c] = s.most;
         for (int64_t j = 0; j < rows; j++)
             table->x[c * rows + j] = regress_standardise(table, c, x[c * rows + j]);
@@ -83,8 +83,25 @@ int regress_table_make(regress_table *table, const double *x, const double *y, i
     return status;
 }
 
+void regress_table_stretch(regress_table *table, const double *units)
+{
+    const int64_t rows = table->rows.rows;
+    for (int c = 0; c < table->rows.columns; c++) {
+        for (int64_t j = 0; j < rows; j++)
+            table->x[c * rows + j] *= table->unit[c] / units[c];
+        table->unit[c] = units[c];
+    }
+}
+
+int regress_table_bin(regress_table *table, int per_bandwidth, io_error *error)
+{
+    table->bins = per_bandwidth;
+    return regress_sorted_make(&table->sorted, table->x, table->y, table->rows.rows, error);
+}
+
 void regress_table_free(regress_table *table)
 {
+    regress_sorted_free(&table->sorted);
     free(table->x);
     free(table->y);
     memset(table, 0, sizeof *table);

@@ -18,8 +18,8 @@ else()
 endif()
 option(LOAM_CUDA "The CUDA back end (nvcc 12.4 or newer)" ${found})
 
-set(LOAM_CUDA_ARCHITECTURES 80-real 90-real 90-virtual CACHE STRING
-    "What the plain CUDA kernels are compiled for; PTX serves what is newer")
+set(LOAM_CUDA_CAPABILITIES 80 90 CACHE STRING
+    "Compute capabilities whose machine code the plain CUDA kernels have; all else runs their PTX for 8.0")
 
 if(LOAM_CUDA)
     set(CMAKE_CUDA_STANDARD 17)

@@ -21,12 +21,24 @@ static int load_tensor(array *out, const char *path, size_t file_length, io_erro
     return status;
 }
 
+/* Where the ending of a .safetensors file stops, NULL where there is none. */
+static const char *tensor_file_end(const char *path)
+{
+    const size_t ending = sizeof ENDING - 1;
+    for (const char *at = strstr(path, ENDING); at; at = strstr(at + 1, ENDING))
+        if (at[ending] == ':' || at[ending] == '\0') return at + ending;
+    return NULL;
+}
+
+size_t array_file_length(const char *path)
+{
+    const char *end = tensor_file_end(path);
+    return end ? (size_t)(end - path) : strlen(path);
+}
+
 int array_load(array *out, const char *path, io_error *error)
 {
     *out = (array){ 0 };
-    const size_t ending = sizeof ENDING - 1;
-    for (const char *at = strstr(path, ENDING); at; at = strstr(at + 1, ENDING))
-        if (at[ending] == ':' || at[ending] == '\0')
-            return load_tensor(out, path, (size_t)(at - path) + ending, error);
-    return npy_read(out, path, error);
+    const char *end = tensor_file_end(path);
+    return end ? load_tensor(out, path, (size_t)(end - path), error) : npy_read(out, path, error);
 }

@@ -23,10 +23,10 @@ mkdir -p "$logs"
 OMP_WAIT_POLICY=passive
 export OMP_WAIT_POLICY
 
-# The program NAME in the bundle, or somewhere in the build tree.
+# The program NAME in the bundle, or in the build tree; not in another build inside it.
 program()
 {
-    find "$place/bin" "$place" -maxdepth 3 -type f -name "$1" 2>/dev/null | head -n 1
+    find "$place/bin/$1" "$place/$1" "$place/tests" -maxdepth 2 -type f -name "$1" 2>/dev/null | head -n 1
 }
 
 if ! "$(program loam-check)" --list -k '*_sm*' >"$logs/rows"; then

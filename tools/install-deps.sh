@@ -27,6 +27,7 @@ libomp-14-dev       lint                   OpenMP for clang, with Archer that ex
 clang-format        lint                   checks the look
 clang-tidy          lint                   finds what warnings miss
 gcovr               lint                   counts covered lines and branches
+mmdebstrap          lint                   makes the bare Debian of tools/bare.sh
 '
 
 task=${1:-build}

@@ -54,26 +54,39 @@ CALLS = {
 }
 
 
-def colour(weight):
-    """White at 0; towards blue for weights above, orange below (Okabe and Ito's), full at 1 and -1."""
-    full = np.array([0, 114, 178] if weight > 0 else [213, 94, 0])
+# The colours of cli/plot.h: one a fit, whatever its gates and scores.
+CONSTANT, LINE, MESA, SUMS, DELTA, GATED, KDA = "#D55E00", "#0072B2", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#882255"
+COLOURS = {
+    "softmax": CONSTANT, "fox": CONSTANT, "path": CONSTANT, "rope": CONSTANT, "parallax": LINE, "lla": LINE, "mesa": MESA,
+    "linear": SUMS, "retention": SUMS, "ssd": SUMS, "gla": SUMS, "delta": DELTA, "gated_delta": GATED, "kda": KDA,
+}
+
+
+def shade_of(weight, colour):
+    """White at 0; the mechanism's colour at 1 and above, black at -1 and below."""
+    full = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)] if weight > 0 else [0, 0, 0])
     return "#%02x%02x%02x" % tuple(np.round(255 + (full - 255) * min(1, abs(weight))).astype(int))
 
 
-def draw(weights, path):
-    """Rows are queries, columns keys; what lies ahead is left out."""
-    side, margin = TOKENS * CELL, 34
-    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{side + 2 * margin}" height="{side + margin + 10}" font-family="sans-serif" font-size="13">',
-             f'<rect width="{side + 2 * margin}" height="{side + margin + 10}" fill="#ffffff"/>']
-    # One path a shade: 16 of each colour.
+def draw(weights, colour, path):
+    """Rows are queries, columns keys; what lies ahead is left out. Tokens count from 1."""
+    side, left, top, bottom = TOKENS * CELL, 66, 10, 66
+    width, height = left + side + 14, top + side + bottom
+    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="28" fill="#1e1e1e">',
+             f'<rect width="{width}" height="{height}" fill="#ffffff"/>']
+    # One path a shade: 16 of each sign.
     shades = np.round(np.clip(weights, -1, 1) * 16).astype(int)
     for shade in sorted(set(shades[np.tril_indices(TOKENS)]) - {0}):
         cells = zip(*np.nonzero(np.tril(shades == shade)))
-        squares = "".join(f"M{margin + j * CELL} {10 + i * CELL}h{CELL}v{CELL}h-{CELL}z" for i, j in cells)
-        lines.append(f'<path fill="{colour(shade / 16)}" d="{squares}"/>')
-    lines.append(f'<path d="M{margin} 10v{side}h{side}L{margin} 10" fill="none" stroke="#5a5a5a"/>')
-    lines += [f'<text x="{margin + side / 2}" y="{side + margin - 4}" text-anchor="middle">key</text>',
-              f'<text transform="translate(20 {10 + side / 2}) rotate(-90)" text-anchor="middle">query</text>', "</svg>"]
+        squares = "".join(f"M{left + j * CELL} {top + i * CELL}h{CELL}v{CELL}h-{CELL}z" for i, j in cells)
+        lines.append(f'<path fill="{shade_of(shade / 16, colour)}" d="{squares}"/>')
+    lines.append(f'<path d="M{left} {top}v{side}h{side}L{left} {top}" fill="none" stroke="#5a5a5a"/>')
+    for token in (8, 16, 24, 32):
+        at = (token - 0.5) * CELL
+        lines += [f'<text x="{left + at}" y="{top + side + 27}" text-anchor="middle">{token}</text>',
+                  f'<text x="{left - 6}" y="{top + at + 10}" text-anchor="end">{token}</text>']
+    lines += [f'<text x="{left + side / 2}" y="{top + side + 56}" text-anchor="middle">key (token)</text>',
+              f'<text transform="translate(24 {top + side / 2}) rotate(-90)" text-anchor="middle">query (token)</text>', "</svg>"]
     path.write_text("\n".join(lines) + "\n")
 
 
@@ -87,7 +100,7 @@ def main():
             np.save(f"{folder}/{name}.npy", value)
         for name, call in CALLS.items():
             subprocess.run([loam, "attend", *call.split(), *"--q q.npy --k k.npy --v v.npy --dtype f64 --out o.npy".split()], cwd=folder, check=True)
-            draw(np.load(f"{folder}/o.npy"), ROOT / f"docs/pictures/weights-{name}.svg")
+            draw(np.load(f"{folder}/o.npy"), COLOURS[name], ROOT / f"docs/pictures/weights-{name}.svg")
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@
 #ifndef LOAM_GPU_TILE_CUH
 #define LOAM_GPU_TILE_CUH
 
-#include "src/base/dtype.h"
 #include "src/gpu/mma.cuh"
+#include "src/gpu/number.cuh"
 
 enum { PAD = 8 };
 
@@ -302,7 +302,7 @@ static __device__ __forceinline__ void fill_tile(float *tile, const rows_view &f
         const int r = e / COLUMNS, c = e % COLUMNS;
         float x = 0;
         if (r < rows && c < columns) {
-            x = (float)element_load(from.data, from.dtype, from.at + r * from.stride + first + c);
+            x = load_real<float>(from.data, from.dtype, from.at + r * from.stride + first + c);
             x -= origin ? origin[first + c] : 0;
         }
         tile[r * (COLUMNS + PAD) + c] = x;

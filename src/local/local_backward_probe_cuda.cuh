@@ -124,7 +124,7 @@ static __device__ __forceinline__ float given_gradient(const float (&f)[BLOCKS][
 #pragma unroll
         for (int s = 0; s < 2; s++) {
             drho[s] = excess * origin[c + s] - f[n][2 * row + s];
-            e -= c + s < p.dim_qk ? drho[s] * (float)element_load(a.probe.data, p.dtype, probe + c + s) : 0;
+            e -= c + s < p.dim_qk ? drho[s] * load_real<float>(a.probe.data, p.dtype, probe + c + s) : 0;
         }
         if (a.grad_probe.data) {
             store_pair(a.grad_probe.data, p.dtype, out, c, p.dim_qk, drho[0], drho[1]);

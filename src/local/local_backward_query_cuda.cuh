@@ -58,7 +58,7 @@ static __device__ __forceinline__ float peak_product(bool real, const loam_probl
     const int64_t at = LOCAL_AT(a.k, x.s.b, x.h_kv, x.s.k0 + peak);
     float sum = 0;
     for (int c = threadIdx.x % 4; real && peak >= 0 && c < p.dim_qk; c += 4) {
-        const float k = (float)element_load(a.k.data, p.dtype, at + c) - (PARTS == 3 ? origin[c] : 0);
+        const float k = load_real<float>(a.k.data, p.dtype, at + c) - (PARTS == 3 ? origin[c] : 0);
         sum += rounded<PARTS>(direction[c]) * k;
     }
     return quad_sum(sum);

@@ -123,7 +123,7 @@ static __device__ __forceinline__ void load_origin(float *origin, const loam_pro
 {
     for (int c = threadIdx.x; c < DIM; c += blockDim.x) {
         const int64_t at = LOCAL_AT(a.k, s.b, h_kv, s.k0) + c;
-        origin[c] = !p.path && s.nk > 0 && c < p.dim_qk ? (float)element_load(a.k.data, p.dtype, at) : 0;
+        origin[c] = !p.path && s.nk > 0 && c < p.dim_qk ? load_real<float>(a.k.data, p.dtype, at) : 0;
     }
 }
 
@@ -297,10 +297,10 @@ static __device__ __forceinline__ void store_pair(void *data, loam_dtype dtype, 
                                                   int64_t columns, float x, float y)
 {
     if (c < columns) {
-        element_store(data, dtype, at + c, x);
+        store_real(data, dtype, at + c, x);
     }
     if (c + 1 < columns) {
-        element_store(data, dtype, at + c + 1, y);
+        store_real(data, dtype, at + c + 1, y);
     }
 }
 

@@ -101,7 +101,8 @@ static __device__ __forceinline__ float ridge_at(const row_ridge &ridge, const l
     if (!ridge.channels || !r.real[row] || c >= p.dim_qk) {
         return ridge.number[row];
     }
-    return (float)((double)ridge.unit[row] * local_ridge(&p, &a, &x.s, x.h, x.i0 + r.at[row], c));
+    const int64_t at = LOCAL_AT(a.ridge, x.s.b, x.h, x.s.q0 + x.i0 + r.at[row]) + c;
+    return (float)((double)ridge.unit[row] * ((const float *)a.ridge.data)[at]);
 }
 
 /* The systems (Cov + Lambda) x = b of the block's rows, as one thread sees them. */

@@ -12,10 +12,8 @@
 #define LOAM_RECURRENT_RECURRENT_CUDA_CUH
 
 #include "src/gpu/launch.cuh"
+#include "src/gpu/number.cuh"
 #include "src/recurrent/recurrent.h"
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 
 enum { CHANNELS = 16 };
 
@@ -33,25 +31,6 @@ static inline int recurrent_cuda_width(const loam_problem *p)
  * agree to the bit. */
 static __device__ __forceinline__ float product(float x, float y) { return __fmul_rn(x, y); }
 static __device__ __forceinline__ double product(double x, double y) { return __dmul_rn(x, y); }
-
-template <class REAL>
-static __device__ __forceinline__ REAL load_real(const void *data, loam_dtype dtype, int64_t index)
-{
-    switch (dtype) {
-    case LOAM_BF16: return (REAL)__bfloat162float(((const __nv_bfloat16 *)data)[index]);
-    case LOAM_F16: return (REAL)__half2float(((const __half *)data)[index]);
-    default: return (REAL)((const float *)data)[index];
-    }
-}
-
-static __device__ __forceinline__ void store_real(void *data, loam_dtype dtype, int64_t index, float x)
-{
-    switch (dtype) {
-    case LOAM_BF16: ((__nv_bfloat16 *)data)[index] = __float2bfloat16_rn(x); break;
-    case LOAM_F16: ((__half *)data)[index] = __float2half_rn(x); break;
-    default: ((float *)data)[index] = x;
-    }
-}
 
 template <class REAL> struct __align__(16) quad { REAL x[4]; };
 

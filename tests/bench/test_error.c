@@ -51,11 +51,20 @@ static void expect_same(const bench_shape *shape, const char *what)
     if (!(error < 1e-11)) fail_msg("seed %d, %s: the sample differs by %g", SEED, what, error);
 }
 
+/* The first mechanism of a family from *m on. */
+static bool next_of(loam_family family, int *m, loam_mechanism_info *info)
+{
+    for (; loam_mechanism_at(*m, info) == LOAM_OK; ++*m)
+        if (info->family == family) return true;
+    return false;
+}
+
 static void sample_is_the_whole(void **state)
 {
     (void)state;
     static const int64_t lengths[][2] = { { 40, 40 }, { 24, 40 }, { 40, 24 }, { 3, 30 }, { 30, 3 } };
-    for (int m = LOAM_SOFTMAX; m <= LOAM_LLA; m++)
+    loam_mechanism_info info;
+    for (int m = 0; next_of(LOAM_FAMILY_LOCAL, &m, &info); m++)
         for (int pass = LOAM_FORWARD; pass <= LOAM_DECODE; pass++)
             for (int length = 0; length < 5; length++)
                 for (int variant = 0; variant < 5; variant++) {
@@ -65,10 +74,10 @@ static void sample_is_the_whole(void **state)
                     s.problem.causal = variant != 2;
                     s.problem.window = variant == 3 ? 7 : 0;
                     s.problem.slope = variant == 4;
-                    s.problem.sink = variant == 4 && m == LOAM_SOFTMAX;
+                    s.problem.sink = variant == 4 && info.sink;
                     char what[80];
-                    snprintf(what, sizeof what, "%s %s lengths %d variant %d", bench_mechanisms[m],
-                             bench_passes[pass], length, variant);
+                    snprintf(what, sizeof what, "%s %s lengths %d variant %d", info.name,
+                             loam_pass_name((loam_pass)pass), length, variant);
                     expect_same(&s, what);
                 }
 }
@@ -77,17 +86,18 @@ static void sample_is_the_whole(void **state)
 static void recurrent_sample_is_the_whole(void **state)
 {
     (void)state;
-    for (int m = LOAM_LINEAR; m <= LOAM_MESA; m++)
+    loam_mechanism_info info;
+    for (int m = 0; next_of(LOAM_FAMILY_RECURRENT, &m, &info); m++)
         for (int pass = LOAM_FORWARD; pass <= LOAM_DECODE; pass++)
             for (int variant = 0; variant < 3; variant++) {
                 bench_shape s = shape_of((loam_mechanism)m, (loam_pass)pass, 21, 21);
-                s.saved = pass == LOAM_BACKWARD && m == LOAM_MESA;
+                s.saved = pass == LOAM_BACKWARD && info.ridge_axes;
                 s.problem.heads_q = s.problem.heads_kv = 2, s.problem.heads_v = 6;
                 s.tokens_first = variant == 1;
-                s.problem.feature_map = m >= LOAM_DELTA ? LOAM_FEATURES_UNIT : LOAM_FEATURES_ELU;
-                s.problem.normalise = variant == 2 && m <= LOAM_GLA;
+                s.problem.feature_map = info.normalise ? LOAM_FEATURES_ELU : LOAM_FEATURES_UNIT;
+                s.problem.normalise = variant == 2 && info.normalise;
                 char what[80];
-                snprintf(what, sizeof what, "%s %s variant %d", bench_mechanisms[m], bench_passes[pass],
+                snprintf(what, sizeof what, "%s %s variant %d", info.name, loam_pass_name((loam_pass)pass),
                          variant);
                 expect_same(&s, what);
             }
@@ -96,11 +106,12 @@ static void recurrent_sample_is_the_whole(void **state)
 static void fox_sample_is_the_whole(void **state)
 {
     (void)state;
-    for (int m = LOAM_SOFTMAX; m <= LOAM_LLA; m++)
+    loam_mechanism_info info;
+    for (int m = 0; next_of(LOAM_FAMILY_LOCAL, &m, &info); m++)
         for (int pass = LOAM_FORWARD; pass <= LOAM_DECODE; pass++) {
             bench_shape s = shape_of((loam_mechanism)m, (loam_pass)pass, 24, 40);
             s.problem.decay = 1;
-            expect_same(&s, bench_mechanisms[m]);
+            expect_same(&s, info.name);
         }
 }
 
@@ -183,7 +194,8 @@ static void types_are_read(void **state)
             bench_reference_free(&reference);
             bench_arrays_free(&arrays);
             if (!(error < bounds[dtype]) || error == 0)
-                fail_msg("seed %d, %s %s: error %g", SEED, bench_passes[pass], bench_dtypes[dtype], error);
+                fail_msg("seed %d, %s %s: error %g", SEED, loam_pass_name((loam_pass)pass),
+                         loam_dtype_name((loam_dtype)dtype), error);
         }
 }
 

@@ -59,14 +59,19 @@ static double number_of(json_t *object, const char *name)
     return json_number_value(value);
 }
 
-/* That do float32. */
-static int available_rows(const char *pass)
+/* Rows that a plan takes for the shape "rows". */
+static int available_rows(void)
 {
     int rows = 0;
     loam_kernel_info row;
-    for (int i = 0; loam_kernel_at(i, &row) == LOAM_OK; i++)
-        rows += row.available && strcmp(row.pass, pass) == 0 && strstr(row.dtypes, "f32") &&
-                strstr(row.mechanisms, "lla") && !strstr(row.name, "path"); /* those are for other scores */
+    for (int i = 0; loam_kernel_at(i, &row) == LOAM_OK; i++) {
+        loam_problem problem = loam_problem_default(LOAM_SOFTMAX, LOAM_FORWARD);
+        problem.len_q = problem.len_kv = 5, problem.dim_qk = problem.dim_v = 4;
+        problem.kernel = row.name;
+        loam_plan *plan;
+        rows += loam_plan_create(&plan, &problem, NULL) == LOAM_OK;
+        loam_plan_destroy(plan);
+    }
     return rows;
 }
 
@@ -80,7 +85,7 @@ static void results_are_whole(void **state)
     assert_true(*text_of(root, "machine") && *text_of(root, "compiler") && *text_of(root, "commit"));
     assert_int_equal(strlen(text_of(root, "date")), strlen("2026-01-02T03:04:05Z"));
     assert_true(json_is_null(json_object_get(root, "sgemm_gflops")));
-    assert_int_equal(json_array_size(json_object_get(root, "results")), 6 + available_rows("forward"));
+    assert_int_equal(json_array_size(json_object_get(root, "results")), 6 + available_rows());
     json_array_foreach(json_object_get(root, "results"), index, row)
     {
         const double least = number_of(row, "min_s"), most = number_of(row, "max_s");
@@ -180,6 +185,26 @@ static void shapes_are_printed(void **state)
     outcome some = run_loam("bench --print-shapes --mechanism lla --pass decode | grep -c decode");
     assert_int_equal(some.status, 0);
     assert_non_null(strstr(first.out, "softmax-f32-d64 "));
+    assert_null(strstr(first.out, "gated-delta"));
+}
+
+/* Whatever the library has is found by its name, without a file. */
+static void every_mechanism_is_found(void **state)
+{
+    (void)state;
+    loam_mechanism_info info;
+    for (int m = 0; loam_mechanism_at(m, &info) == LOAM_OK; m++) {
+        outcome result = run_loam("bench --print-shapes --mechanism %s", info.name);
+        expect_status(&result, 0);
+        for (int pass = 0; loam_pass_name((loam_pass)pass); pass++) {
+            char words[64];
+            snprintf(words, sizeof words, " %-11s %-8s ", info.name, loam_pass_name((loam_pass)pass));
+            if (!strstr(result.out, words)) fail_msg("no '%s' in: %s", words, result.out);
+        }
+    }
+    outcome result = run_loam("bench --print-shapes --shape gated-delta-unit");
+    expect_status(&result, 0);
+    assert_non_null(strstr(result.out, "\ngated-delta-unit "));
 }
 
 static void expect_refusal(const char *arguments, int status, const char *part)
@@ -204,6 +229,11 @@ static void mistakes_are_refused(void **state)
     expect_refusal("large.txt", EXIT_INPUT, "large.txt:1: large: needs ");
     expect_refusal("small.txt --memory 0.000001", EXIT_INPUT, "(--memory)");
     expect_refusal("small.txt --mechanism softmux", EXIT_USAGE, "did you mean 'softmax'?");
+    expect_refusal(
+        "--mechanism fax", EXIT_USAGE,
+        "--mechanism: unknown 'fax', expected softmax, parallax, lla, linear, retention, ssd, gla, "
+        "delta, gated-delta, kda or mesa");
+    expect_refusal("small.txt --repeat 1", EXIT_USAGE, "--repeat: given twice");
     expect_refusal("small.txt --pass sideways", EXIT_USAGE, "--pass: unknown 'sideways', expected forward");
     expect_refusal("small.txt --dtype f65", EXIT_USAGE, "--dtype: unknown 'f65'");
     expect_refusal("small.txt --format xml", EXIT_USAGE, "--format: unknown 'xml'");
@@ -211,7 +241,9 @@ static void mistakes_are_refused(void **state)
     expect_refusal("small.txt --kernel nothing", EXIT_USAGE, "'nothing'");
     expect_refusal("small.txt --threads -1", EXIT_USAGE, "--threads -1");
     expect_refusal("small.txt small.txt", EXIT_INPUT, "is taken by small.txt:1");
-    outcome result = run_loam("bench small.txt --no-roof --repeat 1 --out no/such/directory");
+    outcome result = run_loam("bench small.txt --no-roof --repeat 1 --out ./small.txt");
+    expect_complaint(&result, EXIT_USAGE, "--out ./small.txt would be written over the shapes small.txt");
+    result = run_loam("bench small.txt --no-roof --repeat 1 --out no/such/directory");
     expect_complaint(&result, EXIT_OUTPUT, "no/such/directory");
     result = run_loam("bench small.txt --no-roof --repeat 1 --format json --out /dev/full");
     expect_complaint(&result, EXIT_OUTPUT, "");
@@ -220,10 +252,10 @@ static void mistakes_are_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(results_are_whole),    cmocka_unit_test(roofs_are_measured),
-        cmocka_unit_test(options_choose),       cmocka_unit_test(rows_that_cannot_run_are_left_out),
-        cmocka_unit_test(table_is_the_default), cmocka_unit_test(shapes_are_printed),
-        cmocka_unit_test(mistakes_are_refused),
+        cmocka_unit_test(results_are_whole),        cmocka_unit_test(roofs_are_measured),
+        cmocka_unit_test(options_choose),           cmocka_unit_test(rows_that_cannot_run_are_left_out),
+        cmocka_unit_test(table_is_the_default),     cmocka_unit_test(shapes_are_printed),
+        cmocka_unit_test(every_mechanism_is_found), cmocka_unit_test(mistakes_are_refused),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }

@@ -131,10 +131,10 @@ static void flags_are_checked(void **state)
     expect("a kda forward f32 1 4 4 9 9 8 8 saved", "saved: kda leaves nothing");
     expect("a kda forward f32 1 4 4 9 9 8 8 features=relu",
            "features: 'relu', expected identity, elu or unit");
-    expect("a kda forward f32 1 4 4 9 9 8 8 ridge=1", "ridge: only lla has a ridge");
-    expect("a mesa forward f32 1 4 4 9 9 8 8 unit=max", "unit: only lla has a ridge");
-    expect(LINE "ridge=1", "ridge: only lla has a ridge and its unit, and mesa a ridge, not softmax");
-    expect(LINE "unit=max", "unit: only lla has a ridge");
+    expect("a kda forward f32 1 4 4 9 9 8 8 ridge=1", "ridge: is for lla and mesa, not for kda");
+    expect("a mesa forward f32 1 4 4 9 9 8 8 unit=max", "unit: is for lla, not for mesa");
+    expect(LINE "ridge=1", "ridge: is for lla and mesa, not for softmax");
+    expect(LINE "unit=max", "unit: is for lla, not for softmax");
     expect(LLA "unit=min", "unit: 'min', expected normalised, max or trace");
     expect(LLA "ridge=1e", "ridge: '1e'");
     expect(LINE "kernel=", "kernel: ''");
@@ -171,7 +171,7 @@ static void printed_shapes_read_back(void **state)
     io_error error;
     char *text = NULL;
     size_t length;
-    assert_int_equal(bench_shapes_default(&before, &error), 0);
+    assert_int_equal(bench_shapes_default(&before, true, &error), 0);
     FILE *stream = open_memstream(&text, &length);
     assert_non_null(stream);
     for (size_t i = 0; i < before.count; i++)
@@ -189,13 +189,38 @@ static void printed_shapes_read_back(void **state)
     bench_shapes_free(&after);
 }
 
+/* Every mechanism of the library is among the shapes built in, in each pass; those that run by default are local. */
+static void every_mechanism_has_shapes(void **state)
+{
+    (void)state;
+    bench_shapes local = { 0 }, all = { 0 };
+    io_error error;
+    assert_int_equal(bench_shapes_default(&local, false, &error), 0);
+    assert_int_equal(bench_shapes_default(&all, true, &error), 0);
+    loam_mechanism_info info;
+    for (int m = 0; loam_mechanism_at(m, &info) == LOAM_OK; m++)
+        for (int pass = 0; loam_pass_name((loam_pass)pass); pass++) {
+            int in_local = 0, in_all = 0;
+            for (size_t i = 0; i < all.count; i++) {
+                const loam_problem *p = &all.at[i].problem;
+                const int is = (int)p->mechanism == m && (int)p->pass == pass;
+                in_all += is;
+                in_local += is && i < local.count;
+            }
+            if (in_all == 0) fail_msg("no shape of %s %s", info.name, loam_pass_name((loam_pass)pass));
+            assert_true((in_local > 0) == (info.family == LOAM_FAMILY_LOCAL));
+        }
+    bench_shapes_free(&local);
+    bench_shapes_free(&all);
+}
+
 /* A default shape that no plan takes would fail before anything is measured. */
 static void default_shapes_are_planned(void **state)
 {
     (void)state;
     bench_shapes shapes = { 0 };
     io_error error;
-    assert_int_equal(bench_shapes_default(&shapes, &error), 0);
+    assert_int_equal(bench_shapes_default(&shapes, true, &error), 0);
     assert_true(shapes.count > 40);
     for (size_t i = 0; i < shapes.count; i++) {
         loam_plan *plan;
@@ -216,6 +241,7 @@ int main(void)
         cmocka_unit_test(names_are_unique),
         cmocka_unit_test(earlier_shapes_stay),
         cmocka_unit_test(printed_shapes_read_back),
+        cmocka_unit_test(every_mechanism_has_shapes),
         cmocka_unit_test(default_shapes_are_planned),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

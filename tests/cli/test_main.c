@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT
  * The program around its commands: help, versions, lists, and output that does not arrive. */
 #include "io/error.h"
+#include "io/npy.h"
 #include "loam.h"
 #include "tests/cli/program.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -95,8 +97,87 @@ static void list_shows_the_mechanisms(void **state)
         expect_output(&result, row.objective);
         expect_output(&result, row.update);
     }
-    assert_int_equal(rows, LOAM_MESA + 1);
+    assert_true(rows > LOAM_MESA);
     expect_output(&result, "S = a S (I - beta k k^T) + beta v k^T");
+}
+
+/* Every line of a table has two blanks before each of its columns, so that these begin where their heading does. */
+static void expect_columns(char *text, const char *const *headings, int rows)
+{
+    size_t at[8];
+    int columns = 0;
+    for (; headings[columns]; columns++) {
+        const char *found = strstr(text, headings[columns]);
+        if (!found) fail_msg("no column %s in: %s", headings[columns], text);
+        at[columns] = (size_t)(found - text);
+    }
+    char *line = strtok(text, "\n");
+    for (int row = 0; row < rows; row++, line = strtok(NULL, "\n")) {
+        assert_non_null(line);
+        for (int c = 1; c < columns; c++)
+            if (strlen(line) <= at[c] || strncmp(line + at[c] - 2, "  ", 2) != 0 || line[at[c]] == ' ')
+                fail_msg("column %s is not at %zu: %s", headings[c], at[c], line);
+    }
+}
+
+static void columns_are_as_wide_as_what_they_hold(void **state)
+{
+    (void)state;
+    static const char *const kernels[] = { "kernel",   "pass", "mechanisms", "types",
+                                           "back end", "isa",  "available",  NULL };
+    static const char *const mechanisms[] = { "mechanism", "objective", "regulariser", "update",
+                                              "output",    "cost",      NULL };
+    loam_kernel_info kernel;
+    loam_mechanism_info mechanism;
+    int rows = 1;
+    while (loam_kernel_at(rows - 1, &kernel) == LOAM_OK)
+        rows++;
+    outcome result = run_loam("list");
+    expect_columns(result.out, kernels, rows);
+    for (rows = 1; loam_mechanism_at(rows - 1, &mechanism) == LOAM_OK;)
+        rows++;
+    result = run_loam("list --table");
+    expect_columns(result.out, mechanisms, rows);
+}
+
+static int64_t lines_with(const char *text, const char *part)
+{
+    int64_t count = 0;
+    for (const char *at = text; (at = strstr(at, part)); at += strlen(part))
+        count++;
+    return count;
+}
+
+static void save_normal(const char *path, int64_t channels)
+{
+    const int64_t shape[] = { 2, 12, channels };
+    array a;
+    assert_int_equal(array_create(&a, LOAM_F32, 3, shape, path, NULL), 0);
+    for (int64_t i = 0; i < a.count; i++)
+        array_set(&a, i, sin((double)(i * i + channels)));
+    assert_int_equal(npy_write(path, &a, NULL), 0);
+    array_free(&a);
+}
+
+/* Each family of `attend --help` has an example, and it runs as it is printed. */
+static void examples_of_the_help_run(void **state)
+{
+    (void)state;
+    save_normal("q.npy", 4), save_normal("k.npy", 4), save_normal("v.npy", 3);
+    outcome help = run_loam("attend --help");
+    static const char *const groups[] = { "\ninputs and results:\n", "\nlocal family:\n", "\nrecurrences:\n",
+                                          "\ninterpolation:\n" };
+    const int count = sizeof groups / sizeof *groups;
+    assert_int_equal(lines_with(help.out, "\n  loam attend "), count);
+    for (int i = 0; i < count; i++) {
+        const char *group = strstr(help.out, groups[i]);
+        if (!group) fail_msg("no '%s' in the help", groups[i]);
+        const char *example = strstr(group, "\n  loam ") + strlen("\n  loam ");
+        outcome result = run_loam("%.*s", (int)strcspn(example, "\n"), example);
+        expect_status(&result, 0);
+        assert_true(file_exists("o.npy"));
+        result = run_shell("rm o.npy");
+    }
 }
 
 static void info_tells_versions_and_features(void **state)
@@ -139,6 +220,8 @@ int main(void)
         cmocka_unit_test(unknown_commands_get_a_suggestion),
         cmocka_unit_test(list_shows_the_registry),
         cmocka_unit_test(list_shows_the_mechanisms),
+        cmocka_unit_test(columns_are_as_wide_as_what_they_hold),
+        cmocka_unit_test(examples_of_the_help_run),
         cmocka_unit_test(info_tells_versions_and_features),
         cmocka_unit_test(lost_output_is_an_error),
         cmocka_unit_test(closed_pipe_is_an_error),

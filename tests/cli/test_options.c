@@ -25,9 +25,11 @@ typedef struct parsed {
 static parsed parse(char *line)
 {
     parsed p = { .whole = 7, .real = 0.5, .text = "default" };
-    const option_row rows[] = { { "flag", OPTION_FLAG, &p.flag, 0, 0, NULL, "a flag" },
+    const option_row rows[] = { { "first", OPTION_GROUP, NULL, 0, 0, "test --flag", "of a kind" },
+                                { "flag", OPTION_FLAG, &p.flag, 0, 0, NULL, "a flag" },
                                 { "text", OPTION_TEXT, &p.text, 0, 0, "F", "a text" },
                                 { "whole", OPTION_INT, &p.whole, -2, 9, "N", "a whole number" },
+                                { "second", OPTION_GROUP, NULL, 0, 0, NULL, NULL },
                                 { "real", OPTION_REAL, &p.real, 0, 1e300, "X", "a number" },
                                 { "wide", OPTION_REAL, &p.wide, -1e300, 1e300, "X", "a number" },
                                 { "low", OPTION_REAL, &p.wide, -1e300, 3, "X", "a number" },
@@ -99,6 +101,10 @@ static void mistakes_are_named(void **state)
 {
     (void)state;
     expect_error(PARSE("--flga"), "unknown option --flga; did you mean --flag?");
+    expect_error(PARSE("--second"), "unknown option --second; see --help");
+    expect_error(PARSE("--flag --whole 3 --flag"), "--flag: given twice");
+    expect_error(PARSE("--text a --whole 1 --text=a"), "--text: given twice");
+    expect_error(PARSE("--real 1 --re 1"), "--real: given twice");
     expect_error(PARSE("--zzzzzz=3"), "unknown option --zzzzzz; see --help");
     expect_error(PARSE("--w 3"), "option --w fits several options; did you mean --whole?");
     expect_error(PARSE("--flag -z"), "unknown option -z; options are long: see --help");

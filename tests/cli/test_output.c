@@ -104,6 +104,82 @@ static void links_are_followed(void **state)
     expect_status(&result, 0);
 }
 
+#define LOAM_QKV "lla --q in.safetensors:q --k in.safetensors:k --v in.safetensors:v "
+#define GRADIENTS "--out o.npy --grad-out in.safetensors:grad_out --grad-dir "
+
+/* By any name: itself, links, another spelling; and also where one output is another. */
+static void nothing_is_written_over_an_input(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *arguments, *complaint;
+    } bad[] = {
+        { "softmax --q long.npy --k long.npy --v long.npy --out long.npy",
+          "--out long.npy would be written over --q long.npy" },
+        { LOAM_QKV "--out over/../soft.npy",
+          "--out over/../soft.npy would be written over --q in.safetensors:q" },
+        { LOAM_QKV "--out o.npy --lse hard.npy",
+          "--lse hard.npy would be written over --q in.safetensors:q" },
+        { LOAM_QKV "--out o.npy --info hard.npy", "--info hard.npy would be written over" },
+        { LOAM_QKV "--out o.npy --ridge ridge.npy --rho ./ridge.npy",
+          "--rho ./ridge.npy would be written over --ridge ridge.npy" },
+        { LOAM_QKV "--out o.npy --cu-seqlens ridge.npy --weights ridge.npy",
+          "--weights ridge.npy would be written over --cu-seqlens ridge.npy" },
+        { "linear --q long.npy --k long.npy --v long.npy --out o.npy --state-in ridge.npy --state-out ridge.npy",
+          "--state-out ridge.npy would be written over --state-in ridge.npy" },
+        { LOAM_QKV GRADIENTS "over --ridge over/dridge.npy",
+          "--grad-dir over/dridge.npy would be written over --ridge over/dridge.npy" },
+        { LOAM_QKV GRADIENTS "linked --ridge over/dridge.npy",
+          "--grad-dir linked/dridge.npy would be written over --ridge over/dridge.npy" },
+        { LOAM_QKV GRADIENTS "over --lse linked/dq.npy",
+          "--grad-dir over/dq.npy would be written over --lse linked/dq.npy" },
+        { LOAM_QKV GRADIENTS "missing --lse ./missing//dq.npy",
+          "--grad-dir missing/dq.npy would be written over" },
+        { LOAM_QKV "--out new.npy --lse over/../new.npy",
+          "--lse over/../new.npy would be written over --out new.npy" },
+        { LOAM_QKV "--out - --lse -", "--lse - would be written over --out -" },
+        { LOAM_QKV "--out - --lse .out", "--lse .out would be written over --out -" },
+    };
+    outcome result = run_shell(
+        "cp \"$IN\" in.safetensors; ln in.safetensors hard.npy; ln -s in.safetensors soft.npy; "
+        "mkdir over; ln -s over linked; cp long.npy ridge.npy; cp long.npy over/dridge.npy; "
+        "cat long.npy in.safetensors ridge.npy over/* | cksum >before");
+    expect_status(&result, 0);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        result = run_loam("attend %s", bad[i].arguments);
+        expect_complaint(&result, EXIT_USAGE, bad[i].complaint);
+        expect_nothing_left();
+    }
+    result = run_shell(
+        "cat long.npy in.safetensors ridge.npy over/* | cksum | cmp - before && ! test -e missing");
+    expect_status(&result, 0);
+}
+
+/* An old result is no input, a gradient that is not written none either, and devices keep nothing. */
+static void what_is_no_input_may_be_replaced(void **state)
+{
+    (void)state;
+    static const char *const good[] = { LOAM_QKV "--out old.npy",
+                                        LOAM_QKV "--out old.npy --lse old/../old2.npy",
+                                        LOAM_QKV GRADIENTS "old --ridge old/dslope.npy",
+                                        LOAM_QKV "--out /dev/null --lse /dev/stderr --rho /dev/null" };
+    outcome result = run_shell(
+        "mkdir old; cp long.npy old.npy; \"$LOAM\" attend softmax --window 1 --q long.npy --k "
+        "long.npy --v long.npy --out o.npy --lse old/l.npy; cp \"$IN\" in.safetensors");
+    expect_status(&result, 0);
+    float one = 1;
+    array ridge;
+    const int64_t count = 1;
+    assert_int_equal(array_create(&ridge, LOAM_F32, 1, &count, "ridge", NULL), 0);
+    memcpy(ridge.data, &one, sizeof one);
+    assert_int_equal(npy_write("old/dslope.npy", &ridge, NULL), 0);
+    array_free(&ridge);
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        result = run_loam("attend %s 2>/dev/null", good[i]);
+        if (result.status) fail_msg("loam attend %s: %d", good[i], result.status);
+    }
+}
+
 static void start(const char *out)
 {
     execl(LOAM_PROGRAM, "loam", "attend", "softmax", "--window", "1", "--q", "long.npy", "--k", "long.npy",
@@ -158,6 +234,8 @@ int main(void)
         cmocka_unit_test(directories_without_permission_are_noticed),
         cmocka_unit_test(closed_pipes_are_noticed),
         cmocka_unit_test(links_are_followed),
+        cmocka_unit_test(nothing_is_written_over_an_input),
+        cmocka_unit_test(what_is_no_input_may_be_replaced),
         cmocka_unit_test(killed_at_any_moment_nothing_is_half),
     };
     return cmocka_run_group_tests(tests, make_long_input, program_teardown);

@@ -96,6 +96,8 @@ static void mistakes_are_named(void **state)
         { EXIT_INPUT, "fox --log-decay " X "beta", "expected (1, 4, 6)" },
         { EXIT_INPUT, "path --w " X "w --beta " X "log_decay", "expected (1, 2, 6)" },
         { EXIT_INPUT, "path --beta " X "beta --w " X "q", "expected the same shape" },
+        { EXIT_INPUT, "path --w " X "k", "w: length " },
+        { EXIT_INPUT, "path --dtype f64 --w " X "k", "w: length " },
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         outcome result = run_loam("attend %s %s", QKV, bad[i].arguments);

@@ -15,6 +15,8 @@ estimate_setup fixture_setup(void)
                              .ridge = 0.1,
                              .ridge_unit = LOAM_RIDGE_MAX,
                              .mesa_ridge = 0.01,
+                             .strength = 1,
+                             .forget = 1,
                              .backend = LOAM_BACKEND_REFERENCE,
                              .threads = 2 };
 }

@@ -8,13 +8,12 @@
 #include <string.h>
 #include <unistd.h>
 
-static int run_command(const char *directory)
+static int run_command(const char *options, const char *directory)
 {
     char line[256], *argv[24];
     int argc = 0;
     snprintf(line, sizeof line,
-             "experiment regression --d 2 --segment 8 --length 8 --out %s --sequences 2 --threads 1"
-             " --backend reference --restart",
+             "experiment %s --d 2 --length 8 --out %s --sequences 2 --threads 1 --backend reference", options,
              directory);
     for (char *word = strtok(line, " "); word; word = strtok(NULL, " "))
         argv[argc++] = word;
@@ -22,16 +21,15 @@ static int run_command(const char *directory)
     return command_experiment(argc, argv);
 }
 
-static void test_each_allocation(void **state)
+static void fail_each(const char *options)
 {
-    (void)state;
     char directory[64];
     bool happened = true;
     int nth = 0;
     while (happened) {
         fixture_directory(directory);
         alloc_fail_at(++nth);
-        const int status = run_command(directory);
+        const int status = run_command(options, directory);
         happened = alloc_fail_happened();
         alloc_fail_at(0);
         if (happened ? status == EXIT_OK : status != EXIT_OK)
@@ -42,8 +40,20 @@ static void test_each_allocation(void **state)
     assert_true(nth > 30);
 }
 
+static void test_regression(void **state)
+{
+    (void)state;
+    fail_each("regression --segment 8 --restart");
+}
+
+static void test_smooth(void **state)
+{
+    (void)state;
+    fail_each("smooth");
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_each_allocation) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_regression), cmocka_unit_test(test_smooth) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

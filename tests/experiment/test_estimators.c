@@ -50,9 +50,9 @@ static void naive_mesa(const double *keys, const double *values, int64_t seen, c
             output[a] += values[j * DIM + a] * dot(keys + j * DIM, solved);
 }
 
-/* S = S Diag(kept), then what S says of the key becomes the value. */
+/* S = S Diag(kept), then what S says of the key moves to the value; at strength 1 it becomes the value. */
 static void naive_delta_rule(const double *keys, const double *values, int64_t seen, const double *query,
-                             const double kept[DIM], double *output)
+                             const double kept[DIM], double strength, double *output)
 {
     double memory[DIM][DIM] = { { 0 } };
     for (int64_t j = 0; j < seen; j++) {
@@ -62,7 +62,7 @@ static void naive_delta_rule(const double *keys, const double *values, int64_t s
                 memory[a][b] *= kept[b];
             const double miss = values[j * DIM + a] - dot(memory[a], key);
             for (int b = 0; b < DIM; b++)
-                memory[a][b] += miss * key[b] / dot(key, key);
+                memory[a][b] += strength * miss * key[b] / dot(key, key);
         }
     }
     for (int a = 0; a < DIM; a++)
@@ -75,8 +75,7 @@ static void naive_delta(const double *keys, const double *values, int64_t seen, 
     double kept[DIM];
     for (int a = 0; a < DIM; a++)
         kept[a] = 1;
-    (void)setup;
-    naive_delta_rule(keys, values, seen, query, kept, output);
+    naive_delta_rule(keys, values, seen, query, kept, setup->strength, output);
 }
 
 static void naive_gated_delta(const double *keys, const double *values, int64_t seen, const double *query,
@@ -84,9 +83,8 @@ static void naive_gated_delta(const double *keys, const double *values, int64_t 
 {
     double kept[DIM];
     for (int a = 0; a < DIM; a++)
-        kept[a] = 0.99;
-    (void)setup;
-    naive_delta_rule(keys, values, seen, query, kept, output);
+        kept[a] = 1 - 0.01 * setup->forget;
+    naive_delta_rule(keys, values, seen, query, kept, setup->strength, output);
 }
 
 /* 0.9 to 0.999: what is lost falls from 1e-1 to 1e-3. */
@@ -95,9 +93,8 @@ static void naive_kda(const double *keys, const double *values, int64_t seen, co
 {
     double kept[DIM];
     for (int a = 0; a < DIM; a++)
-        kept[a] = 1 - pow(10, -1 - 2 * (double)a / (DIM - 1));
-    (void)setup;
-    naive_delta_rule(keys, values, seen, query, kept, output);
+        kept[a] = 1 - setup->forget * pow(10, -1 - 2 * (double)a / (DIM - 1));
+    naive_delta_rule(keys, values, seen, query, kept, setup->strength, output);
 }
 
 static double score_of(const estimate_setup *setup, const double *query, const double *key)
@@ -192,6 +189,8 @@ static void test_definitions(void **state)
                 estimate_setup setup = fixture_setup();
                 setup.score = rbf ? LOAM_RBF : LOAM_DOT;
                 setup.bandwidth = 1.5;
+                setup.strength = rbf ? 0.5 : 1;
+                setup.forget = rbf ? 0.1 : 1;
                 compare(&setup, cases[i].which, cases[i].expected, hidden);
             }
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * `loam experiment regression` as a user runs it: what it writes, killed runs, wrong options, no room. */
+ * `loam experiment` as a user runs it: what it writes, killed runs, wrong options, no room. */
 #define _XOPEN_SOURCE 700
 #include "tests/cli/program.h"
 
@@ -20,8 +20,8 @@
 #include <cmocka.h>
 
 /* Half a second of work in eight cells. */
-#define SMALL \
-    "experiment regression --backend reference --d 4,8 --segment 64,128 --length 256 --seed 5 --sequences 24"
+#define CELLS "experiment regression --backend reference --d 4,8 --segment 64,128 --length 256 --seed 5"
+#define SMALL CELLS " --sequences 24"
 
 static void expect_same(const char *a, const char *b)
 {
@@ -65,8 +65,8 @@ static void killed_runs_continue(void **state)
         "test -e killed/state/d8-S64-hidden",
         "test -e killed/state/d8-S128-hidden",
         "test -e killed/regression.csv",
-        "test -e killed/figure3.svg",
-        "test -e killed/figure4.svg",
+        "test -e killed/position-d4-S64-visible.svg",
+        "test -e killed/ratio-S64-hidden.svg",
     };
     outcome result = run_loam(SMALL " --out whole");
     expect_status(&result, EXIT_OK);
@@ -102,7 +102,7 @@ static void threads_do_not_matter(void **state)
 {
     (void)state;
     for (int threads = 1; threads <= 3; threads++) {
-        outcome result = run_loam(SMALL " --sequences 5 --threads %d --out threads%d", threads, threads);
+        outcome result = run_loam(CELLS " --sequences 5 --threads %d --out threads%d", threads, threads);
         expect_status(&result, EXIT_OK);
     }
     expect_same("threads1", "threads2");
@@ -112,15 +112,16 @@ static void threads_do_not_matter(void **state)
 static void table_and_files(void **state)
 {
     (void)state;
-    outcome result = run_loam(SMALL " --sequences 3 --own hidden --out a/b/c");
+    outcome result = run_loam(CELLS " --sequences 3 --own hidden --out a/b/c");
     expect_status(&result, EXIT_OK);
     assert_non_null(strstr(result.out, "own pair hidden; 3 sequences of 256"));
     assert_null(strstr(result.out, "visible"));
     assert_string_equal(result.err, "");
     result = run_shell("cd a/b/c && ls -A && wc -l < regression.csv && wc -l < summary.csv");
-    assert_string_equal(result.out,
-                        "figure3.png\nfigure3.svg\nfigure4.png\nfigure4.svg\nfigure7.png\nfigure7.svg\n"
-                        "regression.csv\nsummary.csv\n8193\n33\n");
+    assert_string_equal(
+        result.out, "position-d4-S128-hidden.svg\nposition-d4-S64-hidden.svg\nposition-d8-S128-hidden.svg\n"
+                    "position-d8-S64-hidden.svg\nratio-S128-hidden.svg\nratio-S64-hidden.svg\n"
+                    "regression.csv\nsummary.csv\n8193\n33\n");
     result = run_shell(
         "awk -F, 'NR > 1 && ($9 < $6 || $8 > $6 || $8 < 0 || $7 < 0)' a/b/c/regression.csv | wc -l");
     assert_string_equal(result.out, "0\n");
@@ -164,12 +165,57 @@ static void wrong_options(void **state)
         { "regression --backend gpu", "reference, cpu" },
         { "regression --resume --restart", "contradict" },
         { "regression --out ''", "--out" },
+        { "smooth more", "unknown argument more" },
+        { "smooth --segment 8", "--segment" },
+        { "smooth --d 4,2", "ascending" },
+        { "smooth --d 65", "from 1 to 64" },
+        { "smooth --length 1", "--length 1" },
+        { "smooth --sequences 1", "--sequences 1" },
+        { "smooth --noise -1", "--noise -1" },
+        { "smooth --scale 0", "--scale 0" },
+        { "smooth --scale nan", "--scale nan" },
+        { "smooth --backend gpu", "reference, cpu" },
+        { "smooth --threads 0", "--threads 0" },
+        { "smooth --out ''", "--out" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const outcome result = run_loam("experiment %s", cases[i].options);
         expect_complaint(&result, EXIT_USAGE, cases[i].part);
         assert_false(file_exists("out"));
     }
+}
+
+#define SMOOTH "experiment smooth --d 2 --length 128 --sequences 12"
+
+/* A bent function seen through noise: a local line beats a local constant, which beats linear maps of any kind. */
+static void a_smooth_map(void **state)
+{
+    (void)state;
+    outcome result = run_loam(SMOOTH " --threads 1 --out smooth1");
+    expect_status(&result, EXIT_OK);
+    assert_string_equal(result.err, "");
+    assert_non_null(strstr(result.out, "12 sequences of 128"));
+    result = run_shell("ls -A smooth1 && wc -l < smooth1/smooth.csv && wc -l < smooth1/summary.csv");
+    assert_string_equal(result.out, "smooth-d2.svg\nsmooth.csv\nsummary.csv\n1025\n9\n");
+    result = run_shell(
+        "sort -t, -g -k 6 smooth1/summary.csv | cut -d, -f 2 | grep -v estimator | head -3 | tr '\\n' ' '");
+    assert_string_equal(result.out, "lla softmax mesa ");
+    /* By more than three standard errors of the ratio. */
+    result = run_shell("awk -F, 'NR > 1 && $2 != \"lla\" && $7 - 3 * $8 < 1' smooth1/summary.csv");
+    assert_string_equal(result.out, "");
+    result = run_loam(SMOOTH " --threads 3 --out smooth3");
+    expect_status(&result, EXIT_OK);
+    expect_same("smooth1", "smooth3");
+}
+
+/* Without noise and over a long distance the map is its tangent, which one linear map tells. */
+static void a_map_without_bends(void **state)
+{
+    (void)state;
+    outcome result = run_loam(SMOOTH " --noise 0 --scale 1000 --backend reference --out tangent");
+    expect_status(&result, EXIT_OK);
+    result = run_shell("awk -F, '$2 == \"mesa\" && $6 < 1e-6 { print \"told\" }' tangent/summary.csv");
+    assert_string_equal(result.out, "told\n");
 }
 
 static void nowhere_to_write(void **state)
@@ -183,7 +229,12 @@ static void nowhere_to_write(void **state)
     result = run_loam(SMALL " --out unseen --resume");
     expect_complaint(&result, EXIT_INPUT, "holds no run to continue");
     assert_false(file_exists("unseen"));
-    result = run_shell("\"$LOAM\" " SMALL " --sequences 2 --out closed >/dev/full");
+    result = run_shell(": > plain; \"$LOAM\" " SMOOTH " --out plain");
+    expect_complaint(&result, EXIT_OUTPUT, "plain");
+    result = run_shell("PATH=/nowhere \"$LOAM\" " SMOOTH " --out unseen");
+    expect_complaint(&result, EXIT_OUTPUT, "gnuplot");
+    assert_false(file_exists("unseen"));
+    result = run_shell("\"$LOAM\" " CELLS " --sequences 2 --out closed >/dev/full");
     expect_complaint(&result, EXIT_OUTPUT, "standard output");
 }
 
@@ -222,6 +273,8 @@ int main(void)
         cmocka_unit_test(threads_do_not_matter),
         cmocka_unit_test(table_and_files),
         cmocka_unit_test(wrong_options),
+        cmocka_unit_test(a_smooth_map),
+        cmocka_unit_test(a_map_without_bends),
         cmocka_unit_test(nowhere_to_write),
         cmocka_unit_test(no_room),
         cmocka_unit_test(other_options_are_refused),

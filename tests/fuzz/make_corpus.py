@@ -68,6 +68,8 @@ def main():
     save("csv", "stray_quote", b'x\n1"2\n')
     save("csv", "infinite", b"x\n1e999\ninf\n")
     save("csv", "hexadecimal", b"\xef\xbb\xbfx\n0x1p3\n")
+    save("csv", "semicolons", b"g;x (a, b);y\na;1.5;2\nb;3;NA\na;4,5;1\n")
+    save("csv", "tabs", b"g\tx\ty\r\n\"a;b\"\t1\t2\r\n\t3\t4\r\nc\t5\t6\r\n")
     save("csv", "blank", b"\n\n x \n\n1\n")
 
 

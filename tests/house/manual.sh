@@ -15,9 +15,12 @@ grep -q "\"loam $version\"" "$page" || complain "$page does not say \"loam $vers
 
 commands=$("$program" --help | awk '/^commands:/ { on = 1; next } on && NF == 0 { exit } on { print $1 }')
 [ -n "$commands" ] || complain "$program --help lists no commands"
-for command in $commands; do
-    words=$command
-    [ "$command" = experiment ] && words='experiment regression'
+# An experiment has options of its own.
+commands=$(echo "$commands" | sed 's/^experiment$/experiment regression\nexperiment smooth/')
+IFS='
+'
+for words in $commands; do
+    unset IFS
     # shellcheck disable=SC2086
     printed=$("$program" $words --help | grep -o '^  --[a-z][a-z-]*' | tr -d ' ' | sort -u)
     # Roff writes a dash as \-.

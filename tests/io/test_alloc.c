@@ -96,7 +96,8 @@ static int read_csv(io_error *error)
 {
     csv_table table;
     const char *const columns[] = { "y", "1" };
-    int status = csv_read_with(&table, "a.csv", columns, 2, CSV_DROP_ROW, error);
+    const csv_request request = { .columns = columns, .column_count = 2, .missing = CSV_DROP_ROW };
+    int status = csv_read(&table, "a.csv", &request, error);
     csv_table_free(&table);
     return status;
 }
@@ -105,16 +106,21 @@ static int read_plain_csv(io_error *error)
 {
     csv_table table;
     const char *const columns[] = { "2" };
-    int status = csv_read(&table, "plain.csv", columns, 1, error);
+    int status = csv_read(&table, "plain.csv", &(csv_request){ .columns = columns, .column_count = 1 },
+                          error);
     csv_table_free(&table);
     return status;
 }
 
-static int list_csv_columns(io_error *error)
+static int read_labelled_csv(io_error *error)
 {
-    char **names;
-    int count, status = csv_columns(&names, &count, "a.csv", error);
-    csv_free_columns(names, count);
+    csv_table table;
+    const char *const columns[] = { "x" };
+    const csv_request request = {
+        .columns = columns, .column_count = 1, .label = "y", .missing = CSV_DROP_ROW
+    };
+    int status = csv_read(&table, "a.csv", &request, error);
+    csv_table_free(&table);
     return status;
 }
 
@@ -177,7 +183,7 @@ static void readers(void **state)
     fail_each_allocation(load_safetensors, 8);
     fail_each_allocation(read_csv, 8);
     fail_each_allocation(read_plain_csv, 8);
-    fail_each_allocation(list_csv_columns, 3);
+    fail_each_allocation(read_labelled_csv, 8);
 }
 
 static void writers(void **state)

@@ -19,7 +19,7 @@ static int run(const char *words)
 {
     char line[512], *argv[24], *rest = NULL;
     int argc = 0;
-    snprintf(line, sizeof line, "regress " DATA_DIR "/%s --threads 1 --out o.csv --plot p.svg", words);
+    snprintf(line, sizeof line, "regress %s --threads 1 --out o.csv --plot p.svg --json j.json", words);
     for (char *word = strtok_r(line, " ", &rest); word; word = strtok_r(NULL, " ", &rest))
         argv[argc++] = word;
     argv[argc] = NULL;
@@ -35,12 +35,13 @@ static int fail_each(const char *words)
         const int status = run(words);
         happened = alloc_fail_happened();
         alloc_fail_at(0);
-        const bool csv = access("o.csv", F_OK) == 0, picture = access("p.svg", F_OK) == 0;
-        if (status == EXIT_OK ? !csv || !picture : csv || picture)
-            fail_msg("allocation %d: status %d, but files: %d and %d", nth, status, csv, picture);
+        const int files = !access("o.csv", F_OK) + !access("p.svg", F_OK) + !access("j.json", F_OK);
+        if (files != (status == EXIT_OK ? 3 : 0))
+            fail_msg("allocation %d: status %d, but %d files", nth, status, files);
         if (!happened && status) fail_msg("status %d without a failed allocation", status);
         unlink("o.csv");
         unlink("p.svg");
+        unlink("j.json");
     }
     return nth - 1;
 }
@@ -48,10 +49,18 @@ static int fail_each(const char *words)
 static void test_each_allocation(void **state)
 {
     (void)state;
-    assert_in_range(fail_each("mcycle.csv --x times --y accel"), 20, 10000);
-    assert_in_range(
-        fail_each("quakes.csv --x lat,long --y depth --bandwidth 0.5 --at " DATA_DIR "/quakes.csv"), 20,
-        10000);
+    static const char *const commands[] = {
+        DATA_DIR "/mcycle.csv --x times --y accel",
+        DATA_DIR "/mcycle.csv --x times --y accel --bins 4 --slopes --bandwidth 1",
+        DATA_DIR "/quakes.csv --x lat,long --y depth --bandwidth lat=2,long=3 --at " DATA_DIR "/quakes.csv",
+        "groups.csv --x x --y y --by g --bandwidth 1 --no-se",
+    };
+    FILE *file = fopen("groups.csv", "w");
+    assert_non_null(file);
+    assert_true(fputs("x,y,g\n1,2,a\n2,3,a\n1,5,b\n2,6,b\n3,4,b\n1,1,c\n", file) >= 0);
+    assert_int_equal(fclose(file), 0);
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
+        assert_in_range(fail_each(commands[i]), 20, 10000);
 }
 
 int main(void)

@@ -27,7 +27,7 @@ static void make_table(fixture *f, int columns)
     io_error error;
     assert_int_equal(
         regress_table_make(&f->table, f->x, f->y, ROWS, columns, columns == 1 ? one : two, &error), EXIT_OK);
-    assert_int_equal(regress_sample_make(&f->sample, ROWS, 1, &error), EXIT_OK);
+    assert_int_equal(regress_sample_make(&f->sample, &f->table, 1, &error), EXIT_OK);
 }
 
 static void free_fixture(fixture *f)
@@ -173,16 +173,23 @@ static void test_no_noise(void **state)
     free_fixture(&f);
 }
 
+static regress_sample sample_of(int64_t rows, int bins, uint64_t seed)
+{
+    const regress_table table = { .rows.rows = rows, .bins = bins };
+    regress_sample sample;
+    assert_int_equal(regress_sample_make(&sample, &table, seed, NULL), EXIT_OK);
+    return sample;
+}
+
 static void test_sample(void **state)
 {
     (void)state;
-    regress_sample all, some, again, other;
-    assert_int_equal(regress_sample_make(&all, 20000, 1, NULL), EXIT_OK);
+    regress_sample all = sample_of(20000, 0, 1), some = sample_of(1000000, 0, 1),
+                   again = sample_of(1000000, 0, 1), other = sample_of(1000000, 0, 2),
+                   binned = sample_of(1000000, 4, 1);
     assert_int_equal(all.count, 20000);
-    assert_int_equal(regress_sample_make(&some, 1000000, 1, NULL), EXIT_OK);
-    assert_int_equal(regress_sample_make(&again, 1000000, 1, NULL), EXIT_OK);
-    assert_int_equal(regress_sample_make(&other, 1000000, 2, NULL), EXIT_OK);
     assert_int_equal(some.count, 400);
+    assert_int_equal(binned.count, 4000);
     assert_memory_equal(some.rows, again.rows, 400 * sizeof *some.rows);
     assert_memory_not_equal(some.rows, other.rows, 400 * sizeof *some.rows);
     double mean = 0;
@@ -191,10 +198,9 @@ static void test_sample(void **state)
         mean += (double)some.rows[i] / 400;
     }
     assert_true(fabs(mean - 5e5) < 4 * 1e6 / sqrt(12 * 400));
-    regress_sample_free(&all);
-    regress_sample_free(&some);
-    regress_sample_free(&again);
-    regress_sample_free(&other);
+    regress_sample *samples[] = { &all, &some, &again, &other, &binned };
+    for (int i = 0; i < 5; i++)
+        regress_sample_free(samples[i]);
 }
 
 int main(void)

@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: MIT
  * `loam regress` as a user meets it: what it writes, and that errors are one line, a status and no file. */
 #define _POSIX_C_SOURCE 200809L
-#include "cli/command.h"
 #include "io/csv.h"
 #include "io/error.h"
 #include "tests/regress/brute.h"
+#include "tests/regress/command.h"
 #include "tests/regress/scratch.h"
 
-#include <dirent.h>
-#include <fcntl.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,78 +17,6 @@
 #include <unistd.h>
 
 #include <cmocka.h>
-
-static char said[1 << 16]; /* stdout and stderr of the last run */
-
-static void write_file(const char *path, const char *text)
-{
-    FILE *file = fopen(path, "w");
-    assert_non_null(file);
-    assert_true(fputs(text, file) >= 0);
-    assert_int_equal(fclose(file), 0);
-}
-
-static void read_file(const char *path, char *text, size_t size)
-{
-    FILE *file = fopen(path, "r");
-    if (!file) fail_msg("%s is missing; the program said: %s", path, said);
-    const size_t n = fread(text, 1, size - 1, file);
-    assert_true(n < size - 1);
-    text[n] = 0;
-    fclose(file);
-}
-
-/* Runs with both streams in the file `said`; the words of `line` are split at spaces. */
-static int run(const char *line)
-{
-    char name[] = "regress", copy[512], *argv[40] = { name }, *rest = NULL;
-    int argc = 1;
-    snprintf(copy, sizeof copy, "%s", line);
-    for (char *word = strtok_r(copy, " ", &rest); word; word = strtok_r(NULL, " ", &rest))
-        argv[argc++] = word;
-    fflush(NULL);
-    const int keep_out = dup(1), keep_err = dup(2), to = open("said", O_RDWR | O_CREAT | O_TRUNC, 0600);
-    assert_true(keep_out >= 0 && keep_err >= 0 && to >= 0);
-    dup2(to, 1);
-    dup2(to, 2);
-    const int status = command_regress(argc, argv);
-    fflush(NULL);
-    dup2(keep_out, 1);
-    dup2(keep_err, 2);
-    close(keep_out);
-    close(keep_err);
-    close(to);
-    read_file("said", said, sizeof said);
-    unlink("said");
-    return status;
-}
-
-static int count_files(void)
-{
-    int count = 0;
-    DIR *directory = opendir(".");
-    assert_non_null(directory);
-    while (readdir(directory))
-        count++;
-    closedir(directory);
-    return count;
-}
-
-/* One line that has the words, the status, and no file more than before. */
-static void expect_error(const char *line, int status, const char *words)
-{
-    const int before = count_files(), got = run(line);
-    if (got != status) fail_msg("'%s': status %d, not %d; said: %s", line, got, status, said);
-    if (!strstr(said, words)) fail_msg("'%s': '%s' lacks '%s'", line, said, words);
-    const char *end = strchr(said, '\n');
-    if (!end || end[1]) fail_msg("'%s': not one line: %s", line, said);
-    if (count_files() != before) fail_msg("'%s' left a file", line);
-}
-
-static void expect_done(const char *line)
-{
-    if (run(line)) fail_msg("'%s' failed: %s", line, said);
-}
 
 static int make_tables(void **state)
 {
@@ -162,7 +88,7 @@ static void test_format(void **state)
 {
     (void)state;
     char text[4096];
-    expect_done("t.csv --x height --y width --bandwidth 1 --grid 3 --out o.csv");
+    expect_done("t.csv --x height --y width --bandwidth 1sd --grid 3 --out o.csv");
     assert_non_null(strstr(said, "width by height, 6 rows (1 more had missing values)"));
     read_file("o.csv", text, sizeof text);
     static const char header[] = "height,constant_fit,constant_se,constant_lower,constant_upper,"
@@ -177,9 +103,9 @@ static void test_format(void **state)
     assert_non_null(strstr(text, "\n6,"));
     assert_non_null(strstr(text, ",\n"));
     unlink("o.csv");
-    expect_done("t.csv --x height --y 3 --estimator linear --bandwidth 1 --grid 2");
+    expect_done("t.csv --x height --y 3 --estimator linear --bandwidth 1sd --grid 2");
     assert_memory_equal(said, "height,linear_fit,linear_se,linear_lower,linear_upper,note\n1,", 58);
-    expect_done("bare.csv --x 1 --y 2 --estimator constant --bandwidth 1 --grid 2");
+    expect_done("bare.csv --x 1 --y 2 --estimator constant --bandwidth 1sd --grid 2");
     assert_memory_equal(said, "1,constant_fit,", 15);
 }
 
@@ -189,11 +115,11 @@ static void test_figures(void **state)
     (void)state;
     const double x[] = { 1, 2, 3, 4, 5, 6 }, y[] = { 2, 3.5, 1, 8, 3, 2 };
     const double bandwidth = 0.8 * brute_deviation(x, 6), level_reach = 1.2815515655446004;
-    expect_done("t.csv --x height --y width --bandwidth 0.8 --ridge 0.05 --grid 7 --level 0.8 --out o.csv");
+    expect_done("t.csv --x height --y width --bandwidth 0.8sd --ridge 0.05 --grid 7 --level 0.8 --out o.csv");
     static const char *const names[] = { "height", "linear_fit", "linear_se", "linear_lower",
                                          "linear_upper" };
     csv_table out;
-    assert_int_equal(csv_read(&out, "o.csv", names, 5, NULL), EXIT_OK);
+    assert_int_equal(csv_read(&out, "o.csv", &(csv_request){ .columns = names, .column_count = 5 }, NULL), 0);
     assert_int_equal(out.rows, 7);
     const brute_problem brute = { x, y, 6, 1, &bandwidth, 0.05, true };
     double squares = 0, freedom = 0;
@@ -226,7 +152,7 @@ static void test_notes(void **state)
 {
     (void)state;
     write_file("at.csv", "height\n3\n1e9\n");
-    expect_done("t.csv --x height --y width --bandwidth 1e-3 --at at.csv --out o.csv");
+    expect_done("t.csv --x height --y width --bandwidth 1e-3sd --at at.csv --out o.csv");
     char text[4096];
     read_file("o.csv", text, sizeof text);
     assert_non_null(strstr(text, "\n3,1,,,,1,,,,linear singular\n"));
@@ -240,7 +166,7 @@ static void test_notes(void **state)
 static void test_grid(void **state)
 {
     (void)state;
-    expect_done("t.csv --x height,width --y 4 --estimator constant --bandwidth 1 --grid 2");
+    expect_done("t.csv --x height,width --y 4 --estimator constant --bandwidth 1sd --grid 2");
     const char *const points[] = { "\n1,1,4,", "\n1,8,4,", "\n6,1,4,", "\n6,8,4," };
     const char *at = said;
     for (int i = 0; i < 4; i++) {
@@ -283,7 +209,7 @@ static void test_pictures(void **state)
     expect_done(DATA_DIR "/mcycle.csv --x times --y accel --estimator linear --out o.csv --plot p.png");
     expect_picture("p.png", "\x89PNG", 4);
     expect_done(DATA_DIR
-                "/quakes.csv --x lat,long,mag,stations --y depth --bandwidth 1 --out o.csv --plot p.svg");
+                "/quakes.csv --x lat,long,mag,stations --y depth --bandwidth 1sd --out o.csv --plot p.svg");
     expect_picture("p.svg", "<?xml", 5);
     write_file("odd.csv", "a_b^{it's},\"x, \"\"y\"\"\"\n1,2\n2,1\n3,4\n4,2\n");
     expect_done("odd.csv --x 1 --y 2 --out o.csv --plot p.svg");
@@ -296,7 +222,7 @@ static void test_help(void **state)
 {
     (void)state;
     expect_done("--help");
-    assert_non_null(strstr(said, "--bandwidth X|auto"));
+    assert_non_null(strstr(said, "--bandwidth H|COL=H,...|auto"));
 }
 
 int main(void)

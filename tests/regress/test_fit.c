@@ -3,6 +3,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "cli/regress_fit.h"
 #include "tests/regress/brute.h"
+#include "tests/regress/fit_at.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -53,7 +54,7 @@ static void fit_points(fixture *f, regress_smoother with)
     for (int i = 0; i < f->table.rows.columns * POINTS; i++)
         standard[i] = regress_standardise(&f->table, i / POINTS, f->points[i]);
     regress_fit *fits[] = { f->fits[0], f->fits[1] };
-    regress_fit_at(&f->table, with, standard, POINTS, fits, NULL);
+    fit_at(&f->table, with, standard, POINTS, fits);
 }
 
 static brute_problem brute_of(const fixture *f, double ridge, int estimator)
@@ -122,7 +123,7 @@ static void test_left_out(void **state)
         regress_fit fits[REGRESS_ESTIMATORS][ROWS], *wanted[] = { fits[0], fits[1] };
         for (int j = 0; j < ROWS; j++)
             rows[j] = j;
-        regress_fit_others(&f.table, (regress_smoother){ bandwidth, ridge, 1 }, rows, ROWS, wanted, NULL);
+        fit_others(&f.table, (regress_smoother){ bandwidth, ridge, 1 }, rows, ROWS, wanted);
         for (int e = 0; e < REGRESS_ESTIMATORS; e++) {
             const brute_problem brute = brute_of(&f, ridge, e);
             for (int j = 0; j < ROWS; j++) {
@@ -196,7 +197,7 @@ static void test_far(void **state)
     for (size_t i = 0; i < sizeof distances / sizeof *distances; i++) {
         const double point = -distances[i];
         regress_fit fits[2], *wanted[] = { &fits[0], &fits[1] };
-        regress_fit_at(&table, (regress_smoother){ 0.05, 0, 1 }, &point, 1, wanted, NULL);
+        fit_at(&table, (regress_smoother){ 0.05, 0, 1 }, &point, 1, wanted);
         assert_true(fits[0].far && fits[1].far);
         assert_true(isfinite(fits[0].value) && isfinite(fits[1].value));
         assert_true(isfinite(fits[0].norm2) && isfinite(fits[1].norm2));
@@ -238,11 +239,11 @@ static void test_singular(void **state)
     assert_int_equal(regress_table_make(&table, x, y, 6, 1, names, NULL), EXIT_OK);
     const double point = regress_standardise(&table, 0, 1);
     regress_fit fits[2], *wanted[] = { &fits[0], &fits[1] };
-    regress_fit_at(&table, (regress_smoother){ 1e-3, 0, 1 }, &point, 1, wanted, NULL);
+    fit_at(&table, (regress_smoother){ 1e-3, 0, 1 }, &point, 1, wanted);
     assert_true(fits[1].singular && !fits[0].singular && !fits[0].far);
     brute_close(fits[1].value, 3, 1e-14, "mean of equal x", 0);
     brute_close(fits[1].norm2, 1.0 / 3, 1e-14, "norm of equal x", 0);
-    regress_fit_at(&table, (regress_smoother){ 1e-3, 1e-6, 1 }, &point, 1, wanted, NULL);
+    fit_at(&table, (regress_smoother){ 1e-3, 1e-6, 1 }, &point, 1, wanted);
     assert_false(fits[1].singular);
     brute_close(fits[1].value, 3, 1e-14, "mean of equal x with a ridge", 0);
     regress_table_free(&table);
@@ -250,7 +251,7 @@ static void test_singular(void **state)
     const double line[] = { 1, 2, 3, 4, 2, 4, 6, 8 };
     assert_int_equal(regress_table_make(&table, line, y, 4, 2, names, NULL), EXIT_OK);
     const double both[] = { 0.1, 0.1 };
-    regress_fit_at(&table, (regress_smoother){ 1, 0, 1 }, both, 1, wanted, NULL);
+    fit_at(&table, (regress_smoother){ 1, 0, 1 }, both, 1, wanted);
     assert_true(fits[1].singular);
     assert_true(fits[1].value == fits[0].value);
     regress_table_free(&table);
@@ -265,7 +266,7 @@ static void test_left_out_alone(void **state)
     assert_int_equal(regress_table_make(&table, x, y, 3, 1, names, NULL), EXIT_OK);
     const int64_t rows[] = { 0, 1, 2 };
     regress_fit constant[3], *wanted[] = { constant, NULL };
-    regress_fit_others(&table, (regress_smoother){ 1e-4, 0, 1 }, rows, 3, wanted, NULL);
+    fit_others(&table, (regress_smoother){ 1e-4, 0, 1 }, rows, 3, wanted);
     const double expected[] = { 1, 2, 1 };
     for (int j = 0; j < 3; j++) {
         assert_true(constant[j].far);
@@ -290,12 +291,12 @@ static regress_fit *fit_many(int columns, int threads)
                                         x[i / MANY_POINTS * MANY + i % MANY_POINTS] * (i % 50 ? 1 : 30));
     regress_fit *fits = calloc(4 * MANY, sizeof *fits), *wanted[] = { fits, fits + MANY };
     assert_non_null(fits);
-    regress_fit_at(&table, (regress_smoother){ 0.4, 0, threads }, points, MANY_POINTS, wanted, NULL);
+    fit_at(&table, (regress_smoother){ 0.4, 0, threads }, points, MANY_POINTS, wanted);
     int64_t rows[MANY];
     for (int j = 0; j < MANY; j++)
         rows[j] = MANY - 1 - j;
     regress_fit *others[] = { fits + 2 * MANY, fits + 3 * MANY };
-    regress_fit_others(&table, (regress_smoother){ 0.4, 0, threads }, rows, MANY / 3, others, NULL);
+    fit_others(&table, (regress_smoother){ 0.4, 0, threads }, rows, MANY / 3, others);
     regress_table_free(&table);
     return fits;
 }

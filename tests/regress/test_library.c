@@ -5,6 +5,7 @@
 #include "cli/regress_fit.h"
 #include "loam.h"
 #include "tests/regress/brute.h"
+#include "tests/regress/fit_at.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -87,7 +88,7 @@ static void compare(loam_dtype dtype, double ridge, double tolerance)
     for (double bandwidth = 0.4; bandwidth < 4; bandwidth *= 2) {
         const regress_smoother with = { bandwidth, ridge, 1 };
         regress_fit fits[REGRESS_ESTIMATORS][POINTS], *wanted[] = { fits[0], fits[1] };
-        regress_fit_at(&f.table, with, f.points, POINTS, wanted, NULL);
+        fit_at(&f.table, with, f.points, POINTS, wanted);
         for (int e = 0; e < REGRESS_ESTIMATORS; e++) {
             double out[POINTS];
             const loam_problem problem = problem_of(e == REGRESS_LINEAR ? LOAM_LLA : LOAM_SOFTMAX, with,

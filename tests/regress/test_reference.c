@@ -3,6 +3,7 @@
 #include "cli/regress_bandwidth.h"
 #include "io/csv.h"
 #include "tests/regress/brute.h"
+#include "tests/regress/fit_at.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -30,7 +31,8 @@ static const real_data quakes = {
 static void read_csv(csv_table *table, const char *path, const char *const *names, int count)
 {
     io_error error = { 0 };
-    if (csv_read(table, path, names, count, &error)) fail_msg("%s", error.text);
+    const csv_request request = { .columns = names, .column_count = count };
+    if (csv_read(table, path, &request, &error)) fail_msg("%s", error.text);
 }
 
 static void make_table(const real_data *real, regress_table *table)
@@ -55,7 +57,7 @@ static void fit_figures(const real_data *real, const regress_table *table, const
     fits[1] = fits[0] + count;
     for (int64_t i = 0; i < count * real->columns; i++)
         points[i] = regress_standardise(table, (int)(i / count), figures->values[i]);
-    regress_fit_at(table, (regress_smoother){ real->bandwidth, 0, 2 }, points, count, fits, NULL);
+    fit_at(table, (regress_smoother){ real->bandwidth, 0, 2 }, points, count, fits);
     free(points);
 }
 
@@ -65,7 +67,7 @@ static void compare_figures(const real_data *real)
     regress_table table;
     make_table(real, &table);
     regress_sample sample;
-    assert_int_equal(regress_sample_make(&sample, table.rows.rows, 1, NULL), EXIT_OK);
+    assert_int_equal(regress_sample_make(&sample, &table, 1, NULL), EXIT_OK);
     static const char *const figure_names[] = { "constant", "constant_se", "constant_qr",
                                                 "linear",   "linear_se",   "linear_qr" };
     const char *names[8] = { real->names[0], real->names[1] };
@@ -145,7 +147,7 @@ static void test_totals(void **state)
         regress_sample sample;
         regress_noise noise;
         make_table(line[0] < 2 ? &mcycle : &quakes, &table);
-        assert_int_equal(regress_sample_make(&sample, table.rows.rows, 1, NULL), EXIT_OK);
+        assert_int_equal(regress_sample_make(&sample, &table, 1, NULL), EXIT_OK);
         assert_int_equal(regress_estimate_noise(&table, (regress_smoother){ line[2], 0, 2 }, &sample,
                                                 (regress_estimator)line[1], &noise, NULL),
                          EXIT_OK);

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: MIT
+ * What the commands of the experiments share: lists and names as options, the folder of the results. */
+#ifndef LOAM_CLI_EXPERIMENT_OPTIONS_H
+#define LOAM_CLI_EXPERIMENT_OPTIONS_H
+
+#include "io/error.h"
+
+#include <stdint.h>
+
+enum { EXPERIMENT_LIST = 32, EXPERIMENT_OUT = 1024, EXPERIMENT_PATH = EXPERIMENT_OUT + 64 };
+
+typedef struct number_list {
+    int64_t items[EXPERIMENT_LIST];
+    int count;
+} number_list;
+
+/* Ascending numbers from 1 to max, as in 8,16,32. */
+int experiment_read_list(const char *option, const char *text, int64_t max, number_list *out,
+                         io_error *error);
+
+/* The place of `word` among the choices, or a complaint. */
+int experiment_choose(const char *option, const char *word, const char *const *choices, int *index,
+                      io_error *error);
+
+/* Of --out: 1 to EXPERIMENT_OUT characters. */
+int experiment_check_out(const char *path, io_error *error);
+int experiment_make_directories(const char *path, io_error *error);
+
+/* The experiments, each with its own options; argv[0] is its name. */
+int experiment_regression(int argc, char **argv);
+int experiment_smooth(int argc, char **argv);
+
+#endif

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: MIT
+ * One number of an array in global memory, of the types that problems have on GPUs, by the instructions that convert it:
+ * those of base/dtype.h go through double and integers, and kernels have hundreds of such places. */
+#ifndef LOAM_GPU_NUMBER_CUH
+#define LOAM_GPU_NUMBER_CUH
+
+#include "loam.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+template <class REAL>
+static __device__ __forceinline__ REAL load_real(const void *data, loam_dtype dtype, int64_t index)
+{
+    switch (dtype) {
+    case LOAM_BF16: return (REAL)__bfloat162float(((const __nv_bfloat16 *)data)[index]);
+    case LOAM_F16: return (REAL)__half2float(((const __half *)data)[index]);
+    default: return (REAL)((const float *)data)[index];
+    }
+}
+
+static __device__ __forceinline__ void store_real(void *data, loam_dtype dtype, int64_t index, float x)
+{
+    switch (dtype) {
+    case LOAM_BF16: ((__nv_bfloat16 *)data)[index] = __float2bfloat16_rn(x); break;
+    case LOAM_F16: ((__half *)data)[index] = __float2half_rn(x); break;
+    default: ((float *)data)[index] = x;
+    }
+}
+
+#endif
