@@ -34,7 +34,7 @@ cli/experiment include io cli
 cli/regress    include io cli
 tests     include io cli cli/attend cli/bench cli/experiment cli/regress
 tests/simd include src/base src/simd tests
-bench     include io cli src/base src/simd
+bench     include io cli cli/bench src/base src/simd
 examples  include
 '
 
@@ -50,9 +50,8 @@ includes()
         }'
 }
 
-for directory in src/*/; do
-    directory=${directory%/}
-    if ! echo "$law" | grep -q "^$directory\b"; then
+for directory in $(find src -mindepth 1 -type d | sort); do
+    if ! echo "$law" | grep -qE "^$directory( |$)"; then
         echo "layers: $directory is not in the law; add its line to tools/layers.sh"
         exit 1
     fi

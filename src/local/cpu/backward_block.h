@@ -5,8 +5,8 @@
 #ifndef LOAM_LOCAL_CPU_BACKWARD_BLOCK_H
 #define LOAM_LOCAL_CPU_BACKWARD_BLOCK_H
 
-#include "src/local/cpu/solve/ladder.h"
-#include "src/local/cpu/solve/row64.h"
+#include "src/local/cpu/ladder.h"
+#include "src/local/cpu/row64.h"
 
 typedef struct row_record {
     float lse;

@@ -10,10 +10,10 @@
  * A new maximum rescales all sums by exp(m_old - m_new); c + z changes T to T - z omega and B to B - z A.
  *
  * Solved probe: scores, kept for the block; weights and means; the solver; o = vbar - sum p u v. Rows that
- * the block solver does not accept are computed again in float64 (local/cpu/solve/row64.h).
+ * the block solver does not accept are computed again in float64 (local/cpu/row64.h).
  */
-#include "src/local/cpu/solve/ladder.h"
-#include "src/local/cpu/solve/row64.h"
+#include "src/local/cpu/ladder.h"
+#include "src/local/cpu/row64.h"
 
 #include <omp.h>
 

@@ -10,8 +10,8 @@
  * The dual costs n^2 d / 2 + n^3 / 6 against n d^2 / 2 + d^3 / 6. Its t gives u_j = t_j / sqrt(p_j) without
  * the cancellation that a huge x (small Lambda) causes in x . kappa_j.
  */
-#ifndef LOAM_LOCAL_CPU_SOLVE_ROW64_H
-#define LOAM_LOCAL_CPU_SOLVE_ROW64_H
+#ifndef LOAM_LOCAL_CPU_ROW64_H
+#define LOAM_LOCAL_CPU_ROW64_H
 
 #include "src/base/cholesky.h"
 #include "src/local/cpu/tile.h"

@@ -6,8 +6,8 @@
  * + 4 columns. So the FOUR rows of a block, for GROUP lanes, are the LANES columns of a panel. Sizes are
  * rounded up to whole blocks.
  */
-#ifndef LOAM_LOCAL_CPU_SOLVE_FACTOR_H
-#define LOAM_LOCAL_CPU_SOLVE_FACTOR_H
+#ifndef LOAM_LOCAL_CPU_FACTOR_H
+#define LOAM_LOCAL_CPU_FACTOR_H
 
 #include "src/simd/panel.h"
 #include "src/simd/panel64.h"

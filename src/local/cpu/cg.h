@@ -6,10 +6,10 @@
  * end a lane is accepted by its true residual b - A x. A lane whose residual falls so slowly that a Cholesky
  * factor costs less stops early.
  */
-#ifndef LOAM_LOCAL_CPU_SOLVE_CG_H
-#define LOAM_LOCAL_CPU_SOLVE_CG_H
+#ifndef LOAM_LOCAL_CPU_CG_H
+#define LOAM_LOCAL_CPU_CG_H
 
-#include "src/local/cpu/solve/system.h"
+#include "src/local/cpu/system.h"
 
 /* The maximum of steps; the step from which on a lane is judged by how fast its residual falls; the step by
  * which the residual must have fallen at all. */
@@ -18,7 +18,7 @@ enum { CG_MOST = 96, CG_TRIAL = 8, CG_FIRST_TRIAL = 4 };
 /* A lane stops when its recursive residual, relative to b, is below this. */
 static inline float cg_stop(loam_dtype dtype) { return dtype == LOAM_F32 ? 3e-7f : 2e-6f; }
 
-/* The cost of a solve by local/cpu/solve/gram.h in iterations: d / 4 for the matrix, the rest for the factor
+/* The cost of a solve by local/cpu/gram.h in iterations: d / 4 for the matrix, the rest for the factor
  * and the residuals. */
 static inline float cg_worth(int64_t d) { return 8 + 0.25f * (float)d; }
 

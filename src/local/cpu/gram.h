@@ -12,11 +12,11 @@
  * The rows of a block share their keys: Cov of FOUR channels c with all others is one panel product of the
  * keys with p kappa_c, for FOUR channels and GROUP rows.
  */
-#ifndef LOAM_LOCAL_CPU_SOLVE_GRAM_H
-#define LOAM_LOCAL_CPU_SOLVE_GRAM_H
+#ifndef LOAM_LOCAL_CPU_GRAM_H
+#define LOAM_LOCAL_CPU_GRAM_H
 
-#include "src/local/cpu/solve/factor.h"
-#include "src/local/cpu/solve/system.h"
+#include "src/local/cpu/factor.h"
+#include "src/local/cpu/system.h"
 
 enum { GRAM_STEPS_MOST = 6 };
 
@@ -28,7 +28,7 @@ enum { GRAM_STEPS_MOST = 6 };
 #define GRAM_ROUNDING 0x1p-20
 
 typedef struct gram {
-    float *factor;         /* [blocks of local/cpu/solve/factor.h]; the diagonal holds 1 / L_cc */
+    float *factor;         /* [blocks of local/cpu/factor.h]; the diagonal holds 1 / L_cc */
     float *weights;        /* [TILE][GROUP], p */
     float *kbar, *lambda;  /* [channels rounded up to whole blocks][GROUP] */
     float *b, *z, *total;  /* the same */
@@ -121,7 +121,7 @@ static inline void gram_scale_keys(const block_system *sys, const gram *g, int64
     }
 }
 
-/* Subtracts total kbar^T (the compensated centring of local/cpu/solve/system.h), and adds Lambda to the diagonal, or 1
+/* Subtracts total kbar^T (the compensated centring of local/cpu/system.h), and adds Lambda to the diagonal, or 1
  * in the rows that pad the last block. */
 static inline void gram_finish_matrix(const gram *g, int64_t d)
 {

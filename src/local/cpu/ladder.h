@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
  * The sequence of solvers for a block of rows: conjugate gradients in float32 for the whole block, then
- * Cholesky factors of a few rows at a time (local/cpu/solve/gram.h). Rows that neither accepts are solved one by one in
- * float64 (local/cpu/solve/row64.h).
+ * Cholesky factors of a few rows at a time (local/cpu/gram.h). Rows that neither accepts are solved one by one in
+ * float64 (local/cpu/row64.h).
  */
-#ifndef LOAM_LOCAL_CPU_SOLVE_LADDER_H
-#define LOAM_LOCAL_CPU_SOLVE_LADDER_H
+#ifndef LOAM_LOCAL_CPU_LADDER_H
+#define LOAM_LOCAL_CPU_LADDER_H
 
-#include "src/local/cpu/solve/cg.h"
-#include "src/local/cpu/solve/gram.h"
+#include "src/local/cpu/cg.h"
+#include "src/local/cpu/gram.h"
 
 /* With fewer keys than channels and a condition number above this, conjugate gradients mostly
  * miss the tolerance. */

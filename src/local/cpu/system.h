@@ -4,8 +4,8 @@
  * the block cached. Cov x = sum_j p_j kappa_j (kappa_j . x) costs two panel products. The sum over j of the
  * centred weights is 0 but for rounding; its product with kbar is subtracted ("compensated centring").
  */
-#ifndef LOAM_LOCAL_CPU_SOLVE_SYSTEM_H
-#define LOAM_LOCAL_CPU_SOLVE_SYSTEM_H
+#ifndef LOAM_LOCAL_CPU_SYSTEM_H
+#define LOAM_LOCAL_CPU_SYSTEM_H
 
 #include "src/local/cpu/tile.h"
 
@@ -80,7 +80,7 @@ typedef struct block_result {
     float residual[LANES];     /* |b - A x| / |b| */
     int32_t iterations[LANES]; /* of conjugate gradients */
     bool accepted[LANES];
-    bool refined[LANES]; /* accepted from local/cpu/solve/gram.h */
+    bool refined[LANES]; /* accepted from local/cpu/gram.h */
 } block_result;
 
 /* product <- w (kappa . v) for one tile, from product = k' . v; adds the column sums of product to total. */
