@@ -2,13 +2,13 @@
 #define _POSIX_C_SOURCE 200809L
 #include "cli/regress/options.h"
 
+#include "cli/files.h"
 #include "cli/options.h"
 #include "cli/plot.h"
 #include "loam.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 static const char usage[] = "loam regress TABLE.csv --x COLS --y COL [options]";
 
@@ -202,32 +202,18 @@ static int check_settings(const regress_options *o, const raw_options *raw, io_e
     return EXIT_OK;
 }
 
-static bool is_same_file(const char *a, const char *b)
-{
-    struct stat first, second;
-    if (!a || !b || !strcmp(a, "-") || !strcmp(b, "-")) return false;
-    if (!strcmp(a, b)) return true;
-    return !stat(a, &first) && !stat(b, &second) && S_ISREG(first.st_mode) && first.st_dev == second.st_dev &&
-           first.st_ino == second.st_ino;
-}
-
 static int check_files(const regress_options *o, io_error *error)
 {
-    const char *const written[] = { o->out, o->json, o->plot };
-    static const char *const names[] = { "--out", "--json", "--plot" };
+    const named_file inputs[] = { { "the table", o->path }, { "--at", o->at }, { NULL, NULL } };
+    const named_file outputs[] = {
+        { "--out", o->out }, { "--json", o->json }, { "--plot", o->plot }, { NULL, NULL }
+    };
     if (o->at && !strcmp(o->path, "-") && !strcmp(o->at, "-"))
         return io_fail(error, EXIT_USAGE, "--at -: standard input is the table already");
     if (o->json && !strcmp(o->json, "-") && !strcmp(o->out, "-"))
         return io_fail(error, EXIT_USAGE, "--json -: the predictions go to standard output; give --out F");
-    for (int i = 0; i < 3; i++) {
-        if (is_same_file(written[i], o->path) || is_same_file(written[i], o->at))
-            return io_fail(error, EXIT_USAGE, "%s %s would overwrite an input", names[i], written[i]);
-        for (int j = 0; j < i; j++)
-            if (is_same_file(written[i], written[j]))
-                return io_fail(error, EXIT_USAGE, "%s and %s are one file: %s", names[j], names[i],
-                               written[i]);
-    }
-    return o->plot ? plot_check(o->plot, error) : EXIT_OK;
+    const int status = files_check(inputs, outputs, error);
+    return status || !o->plot ? status : plot_check(o->plot, error);
 }
 
 int regress_options_parse(regress_options *o, int argc, char **argv, io_error *error)
