@@ -3,8 +3,8 @@
  * every instruction set of this machine, beside the same products of OpenBLAS and libxsmm and the rate of a loop of
  * multiply-adds that touches registers only. */
 #include "bench/parts.h"
-#include "cli/bench_machine.h"
-#include "cli/bench_roof.h"
+#include "cli/bench/machine.h"
+#include "cli/bench/roof.h"
 #include "io/out_file.h"
 #include "loam.h"
 

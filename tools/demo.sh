@@ -24,7 +24,7 @@ sed '1s/.*/latitude,longitude,depth (km),magnitude (Richter),stations that repor
 sed '1s/.*/time after the impact (ms),acceleration of the head (g)/' data/mcycle.csv >"$out/mcycle-named.csv"
 quakes()
 {
-    "$loam" regress "$out/quakes-named.csv" --x 'magnitude (Richter)' --y 'stations that report it' --bandwidth 0.6sd "$@"
+    "$loam" regress "$out/quakes-named.csv" --x 'magnitude (Richter)' --y 'stations that report it' --bandwidth 0.24 "$@"
 }
 quakes --out "$out/quakes.csv" --plot "$out/quakes.svg" >"$out/quakes.txt"
 quakes --grid 7 --out "$out/lag.csv" >"$out/lag.txt"

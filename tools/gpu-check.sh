@@ -29,7 +29,7 @@ program()
     find "$place/bin/$1" "$place/$1" "$place/tests" -maxdepth 2 -type f -name "$1" 2>/dev/null | head -n 1
 }
 
-if ! "$(program loam-check)" --list -k '*_sm*' >"$logs/rows"; then
+if ! "$(program loam-check)" --list -k cuda >"$logs/rows"; then
     echo "no row of CUDA can run here"
     exit 77
 fi
@@ -55,7 +55,7 @@ step()
 while read -r row; do
     step "check-$row" "$(program loam-check)" -k "$row" -n "$cases" --seed "$seed"
 done <"$logs/rows"
-step full "$(program loam-check)" -k '*_sm*' --full
+step full "$(program loam-check)" -k cuda --full
 step bits "$(program test_parallel_bits)"
 step recurrent-bits "$(program test_recurrent_bits)"
 step recurrent-rows "$(program test_recurrent_rows)"

@@ -5,22 +5,36 @@
 set -eu
 cd "${1:-$(dirname "$0")/..}"
 
-# layer, then what it may include besides itself. Families of src (local, and more to come) come between simd, gpu
-# and core and never include each other. A directory with a line of its own is no part of the one around it.
+# layer, then what it may include besides itself: just these rooms, not the rooms within them. A directory with a line of
+# its own is no part of the one around it. The families of src never include each other.
 law='
 include
 src/base  include
 src/simd  include src/base
 src/gpu   include src/base
-src/local include src/base src/simd src/gpu
-src/recurrent include src/base src/simd src/gpu
+src/local include src/base
+src/local/reference include src/base src/local
+src/local/cpu       include src/base src/simd src/local
+src/local/cuda      include src/base src/gpu src/local
+src/local/cuda/path include src/base src/gpu src/local src/local/cuda
+src/local/hopper    include src/base src/gpu src/local src/local/cuda
+src/recurrent include src/base
+src/recurrent/reference   include src/base src/recurrent
+src/recurrent/cpu         include src/base src/simd src/recurrent
+src/recurrent/cuda        include src/base src/gpu src/recurrent
+src/recurrent/hopper      include src/base src/gpu src/recurrent
+src/recurrent/hopper/mesa include src/base src/gpu src/recurrent/cuda
 src/rope  include src/base src/simd src/gpu
-src/core  include src/base src/simd src/gpu src/local src/recurrent
+src/core  include src/base src/gpu src/local src/recurrent
 io        include
 cli       include io
-tests     include io cli
+cli/attend     include io cli
+cli/bench      include io cli
+cli/experiment include io cli
+cli/regress    include io cli
+tests     include io cli cli/attend cli/bench cli/experiment cli/regress
 tests/simd include src/base src/simd tests
-bench     include io cli src/base src/simd
+bench     include io cli cli/bench src/base src/simd
 examples  include
 '
 
@@ -36,9 +50,8 @@ includes()
         }'
 }
 
-for directory in src/*/; do
-    directory=${directory%/}
-    if ! echo "$law" | grep -q "^$directory\b"; then
+for directory in $(find src -mindepth 1 -type d | sort); do
+    if ! echo "$law" | grep -qE "^$directory( |$)"; then
         echo "layers: $directory is not in the law; add its line to tools/layers.sh"
         exit 1
     fi
@@ -47,10 +60,16 @@ done
 broken=$(echo "$law" | while read -r layer allowed; do
     [ -d "$layer" ] || continue
     includes "$layer" | awk -v layer="$layer" -v allowed="$layer $allowed" -v layers="$layers" '
+        # The innermost layer that a path lies in.
+        function room(path,    i, found) {
+            for (i = 1; i <= m; i++)
+                if (index(path, others[i] "/") == 1 && length(others[i]) > length(found)) found = others[i]
+            return found
+        }
         BEGIN { n = split(allowed, may, " "); m = split(layers, others, " ") }
         {
-            for (i = 1; i <= m; i++) if (index(others[i], layer "/") == 1 && index($1, others[i] "/") == 1) next
-            for (i = 1; i <= n; i++) if (index($2, may[i] "/") == 1) next
+            if (room($1) != layer) next
+            for (i = 1; i <= n; i++) if (room($2) == may[i]) next
             print $1 ": " layer " must not include \"" $2 "\" (it may: " allowed ")"
         }'
 done)

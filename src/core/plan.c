@@ -2,7 +2,7 @@
  * Making a plan: check the problem, choose the kernel, fix the sizes. */
 #include "src/core/plan.h"
 
-#include "src/local/local_decay.h"
+#include "src/local/decay.h"
 
 #include <stdio.h>
 #include <stdlib.h>

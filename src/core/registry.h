@@ -6,7 +6,7 @@
 #include "src/base/cpu.h"
 #include "src/base/gpu.h"
 #include "src/local/local.h"
-#include "src/local/local_path.h"
+#include "src/local/path.h"
 #include "src/recurrent/recurrent.h"
 
 /* Each family declares its functions under its own name for these types. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Running a plan: check the arguments, call the kernel. */
 #include "src/core/plan.h"
-#include "src/local/local_decay.h"
+#include "src/local/decay.h"
 
 #include <omp.h>
 

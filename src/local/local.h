@@ -42,13 +42,13 @@ LOCAL_DECLARE_ISA(avx512)
 LOCAL_DECLARE_ISA(avx512bf16)
 
 /* CUDA, where LOAM_HAVE_CUDA: pointers in args are device memory, and a run only launches on args.stream. */
-local_run_fn local_forward_sm80, local_forward_sm90, local_backward_sm80, local_backward_sm90;
-local_work_fn local_forward_sm80_work, local_forward_sm90_work, local_backward_sm80_work,
-    local_backward_sm90_work;
-local_fits_fn local_sm80_fits, local_sm90_fits;
+local_run_fn local_forward_cuda, local_forward_hopper, local_backward_cuda, local_backward_hopper;
+local_work_fn local_forward_cuda_work, local_forward_hopper_work, local_backward_cuda_work,
+    local_backward_hopper_work;
+local_fits_fn local_cuda_fits, local_hopper_fits;
 /* Can the rows for Hopper read these arrays? Else the plain ones run. */
 typedef bool local_reads_fn(const loam_problem *problem, const loam_args *args);
-local_reads_fn local_forward_sm90_reads, local_backward_sm90_reads;
+local_reads_fn local_forward_hopper_reads, local_backward_hopper_reads;
 
 /* The trace unit of the ridge is trace / dim + this, so that Lambda > 0 where one key has all the weight. */
 #define LOCAL_TRACE_FLOOR 1e-3
@@ -175,7 +175,7 @@ LOAM_INLINE local_saved local_saved_carve(const loam_problem *p, void *saved, si
     return s;
 }
 
-/* ------------------------------------------------------------------ partial states, src/local/local_state.c */
+/* ------------------------------------------------------------------ partial states, src/local/state.c */
 
 size_t local_state_doubles(const loam_problem *problem);
 void local_state_clear(const loam_problem *problem, double *state);

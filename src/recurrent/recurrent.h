@@ -41,21 +41,21 @@ RECURRENT_DECLARE_ISA(avx512)
 
 /* CUDA, where LOAM_HAVE_CUDA: pointers in args are device memory, and a run only launches kernels on
  * args.stream. */
-recurrent_run_fn recurrent_forward_sm80, recurrent_backward_sm80, recurrent_decode_sm80;
-recurrent_work_fn recurrent_forward_sm80_work, recurrent_backward_sm80_work, recurrent_decode_sm80_work;
-recurrent_run_fn recurrent_forward_sm90, recurrent_backward_sm90;
-recurrent_work_fn recurrent_forward_sm90_work, recurrent_backward_sm90_work;
+recurrent_run_fn recurrent_forward_cuda, recurrent_backward_cuda, recurrent_decode_cuda;
+recurrent_work_fn recurrent_forward_cuda_work, recurrent_backward_cuda_work, recurrent_decode_cuda_work;
+recurrent_run_fn recurrent_forward_hopper, recurrent_backward_hopper;
+recurrent_work_fn recurrent_forward_hopper_work, recurrent_backward_hopper_work;
 
 /* What a kernel needs besides mechanism, pass and type; `error` may be NULL. */
-loam_status recurrent_sm90_fits(const loam_problem *problem, loam_error *error);
+loam_status recurrent_hopper_fits(const loam_problem *problem, loam_error *error);
 /* Can the rows for Hopper read these arrays? Else the plain ones run. */
 typedef bool recurrent_reads_fn(const loam_problem *problem, const loam_args *args);
-recurrent_reads_fn recurrent_forward_sm90_reads, recurrent_backward_sm90_reads, recurrent_mesa_sm90_reads,
-    recurrent_mesa_backward_sm90_reads;
+recurrent_reads_fn recurrent_forward_hopper_reads, recurrent_backward_hopper_reads,
+    recurrent_mesa_hopper_reads, recurrent_mesa_backward_hopper_reads;
 /* MesaNet only. */
-recurrent_run_fn recurrent_mesa_sm90, recurrent_mesa_backward_sm90;
-recurrent_work_fn recurrent_mesa_sm90_work, recurrent_mesa_backward_sm90_work;
-loam_status recurrent_mesa_sm90_fits(const loam_problem *problem, loam_error *error);
+recurrent_run_fn recurrent_mesa_hopper, recurrent_mesa_backward_hopper;
+recurrent_work_fn recurrent_mesa_hopper_work, recurrent_mesa_backward_hopper_work;
+loam_status recurrent_mesa_hopper_fits(const loam_problem *problem, loam_error *error);
 
 /* ------------------------------------------------------------------ mechanisms: the switches
  * of the recurrence */

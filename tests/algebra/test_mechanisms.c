@@ -20,6 +20,9 @@ static values like_mechanism(const values *from, loam_mechanism mechanism)
 {
     spec s = from->spec;
     s.mechanism = mechanism;
+    if (mechanism != LOAM_LLA) {
+        s.ridge_unit = LOAM_RIDGE_NORMALISED;
+    }
     return values_like(&s, from);
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * Each allocation of the command fails once: a status and a line, and no output file. */
-#include "cli/bench_roof.h"
+#include "cli/bench/roof.h"
 #include "cli/command.h"
 #include "io/error.h"
 #include "tests/support/alloc_fail.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * cli/bench_count.c against counting one by one. */
-#include "cli/bench_count.h"
+ * cli/bench/count.c against counting one by one. */
+#include "cli/bench/count.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * The kinds of queries and keys that loam bench measures. */
-#include "cli/bench_data.h"
+#include "cli/bench/data.h"
 #include "cli/random.h"
 
 #include <math.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
- * cli/bench_error.c: the sample is the same problem as the whole, and a wrong element is seen. The whole is run in
+ * cli/bench/error.c: the sample is the same problem as the whole, and a wrong element is seen. The whole is run in
  * float64 by the reference, so that nothing but rounding may differ. */
-#include "cli/bench_error.h"
-#include "cli/bench_measure.h"
+#include "cli/bench/error.h"
+#include "cli/bench/measure.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

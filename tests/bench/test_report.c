@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * cli/bench_report.c and the statistics, on times that are made up. */
+ * cli/bench/report.c and the statistics, on times that are made up. */
 #define _POSIX_C_SOURCE 200809L
-#include "cli/bench_report.h"
+#include "cli/bench/report.h"
 
 #include <jansson.h>
 #include <math.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * cli/bench_shape.c: what a line means, and what is said about a wrong one. */
+ * cli/bench/shape.c: what a line means, and what is said about a wrong one. */
 #define _POSIX_C_SOURCE 200809L
-#include "cli/bench_shape.h"
+#include "cli/bench/shape.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

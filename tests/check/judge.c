@@ -220,7 +220,7 @@ static double promised_of_recurrences(const spec *s, slot which)
     const int gradient = which >= SLOT_GRAD_Q && which != SLOT_STATE_OUT;
     const int parameter = gradient && slot_dtype(s, which) != (loam_dtype)s->dtype;
     const int alike = s->data >= DATA_EQUAL && s->data <= DATA_FAR;
-    const int taken_back = spec_recurrence_of(s).delta && alike && strstr(s->kernel, "_sm90");
+    const int taken_back = spec_recurrence_of(s).delta && alike && strstr(s->kernel, "_hopper");
     const double twice = (parameter || (gradient && s->dtype == LOAM_F64) ? 2 : 1) * (taken_back ? 4 : 1);
     switch ((loam_dtype)s->dtype) {
     case LOAM_F64: return twice * 1e-12;

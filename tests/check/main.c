@@ -275,6 +275,12 @@ static int parse(int argc, char **argv, options *o)
     return 0;
 }
 
+/* By the row's name, or all rows of a back end by the back end's. */
+static int is_asked_for(const loam_kernel_info *row, const char *pattern)
+{
+    return fnmatch(pattern, row->name, 0) == 0 || strcmp(pattern, row->backend) == 0;
+}
+
 int main(int argc, char **argv)
 {
     options o = { .pattern = "*", .cases = 500, .seed = 1, .budget = 1e7 };
@@ -293,7 +299,7 @@ int main(int argc, char **argv)
     loam_kernel_info row;
     int ran = 0, failed = 0;
     for (int i = 0; loam_kernel_at(i, &row) == LOAM_OK; i++) {
-        if (row.available && is_comparable(&row, o.against) && fnmatch(o.pattern, row.name, 0) == 0) {
+        if (row.available && is_comparable(&row, o.against) && is_asked_for(&row, o.pattern)) {
             ran = 1;
             if (o.list) {
                 printf("%s\n", row.name);

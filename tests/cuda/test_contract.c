@@ -38,7 +38,7 @@ static void problems_that_are_refused(void **state)
     p.dim_v = 512;
     refuse(&p, LOAM_EUNSUPPORTED, "dim_v: 512, the CUDA kernels take 1 to 256");
     p.backend = LOAM_BACKEND_AUTO;
-    p.kernel = "local_forward_sm80";
+    p.kernel = "local_forward_cuda";
     refuse(&p, LOAM_EUNSUPPORTED, "dim_v: 512");
     p = good;
     p.dtype = LOAM_F64;
@@ -58,7 +58,7 @@ static void auto_means_host_memory(void **state)
     assert_int_equal(loam_plan_create(&plan, &p, NULL), LOAM_OK);
     assert_int_not_equal(loam_plan_problem(plan)->backend, LOAM_BACKEND_CUDA);
     loam_plan_destroy(plan);
-    p.kernel = "local_forward_sm80";
+    p.kernel = "local_forward_cuda";
     assert_int_equal(loam_plan_create(&plan, &p, NULL), LOAM_OK);
     assert_int_equal(loam_plan_problem(plan)->backend, LOAM_BACKEND_CUDA);
     loam_plan_destroy(plan);
@@ -182,9 +182,9 @@ static void plans_tell_what_runs(void **state)
         args.log_decay = args.beta = loam_dense(memory, 1, 256, p.mechanism == LOAM_KDA ? 64 : 1);
         args.grad_q = args.grad_k = args.grad_v = out;
         assert_string_equal(loam_plan_kernel_for(plan, &args), row);
-        if (strstr(row, "_sm90")) {
+        if (strstr(row, "_hopper")) {
             assert_non_null(fallback);
-            assert_non_null(strstr(fallback, "_sm80"));
+            assert_non_null(strstr(fallback, "_cuda"));
             args.k.data = memory + 2;
             assert_string_equal(loam_plan_kernel_for(plan, &args), fallback);
             args.k = loam_dense(memory, 1, 256, 65);

@@ -3,7 +3,7 @@
 #ifndef LOAM_TESTS_EXPERIMENT_FIXTURE_H
 #define LOAM_TESTS_EXPERIMENT_FIXTURE_H
 
-#include "cli/experiment_sweep.h"
+#include "cli/experiment/sweep.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * The smooth task: the data are what they claim to be, and the settings chosen are the best of the grid. */
-#include "cli/experiment_smooth_task.h"
-#include "cli/experiment_tune.h"
+#include "cli/experiment/smooth_task.h"
+#include "cli/experiment/tune.h"
 #include "tests/experiment/fixture.h"
 
 #include <math.h>

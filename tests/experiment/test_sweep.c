@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Sums that do not depend on threads, chunks, or where a run was cut; and state files that are wrong. */
 #define _POSIX_C_SOURCE 200809L
-#include "cli/experiment_state.h"
+#include "cli/experiment/state.h"
 #include "tests/experiment/fixture.h"
 
 #include <stdio.h>

@@ -6,8 +6,10 @@ set -eu
 layers=$1
 tree=$(mktemp -d "${TMPDIR:-/tmp}/loam-layers.XXXXXX")
 trap 'rm -rf "$tree"' EXIT
-mkdir -p "$tree/include" "$tree/src/base" "$tree/src/simd" "$tree/src/gpu" "$tree/src/local" "$tree/src/recurrent" "$tree/src/core" "$tree/io" "$tree/cli" "$tree/tests/simd" \
-    "$tree/bench"
+for room in include src/base src/simd src/gpu src/local/reference src/local/cpu src/local/cuda src/local/hopper src/recurrent \
+    src/core io cli/attend cli/bench tests/simd bench; do
+    mkdir -p "$tree/$room"
+done
 
 # expect STATUS FILE INCLUDED: the status of the check where FILE has that #include and no other file is there.
 expect()
@@ -23,7 +25,15 @@ expect()
 }
 
 expect 0 src/base/a.c loam.h
-expect 0 src/local/a.h src/simd/vec.h
+expect 0 src/local/cpu/a.h src/simd/vec.h
+expect 0 src/local/cpu/a.h src/local/local.h
+expect 1 src/local/a.h src/local/cpu/tile.h
+expect 1 src/local/a.h src/simd/vec.h
+expect 1 src/local/reference/a.c src/simd/vec.h
+expect 1 src/local/reference/a.c src/local/cpu/tile.h
+expect 1 src/local/cpu/a.c src/local/reference/row.h
+expect 0 src/local/hopper/a.cuh src/local/cuda/stream.cuh
+expect 1 src/local/cuda/a.cuh src/local/hopper/stream.cuh
 expect 0 src/core/a.c src/local/local.h
 expect 0 src/recurrent/a.c src/base/cholesky.h
 expect 1 src/recurrent/a.c src/local/local.h
@@ -41,7 +51,7 @@ expect 1 include/loam.h src/base/error.h
 expect 1 src/base/a.c src/simd/vec.h
 expect 1 src/simd/a.h src/local/local.h
 expect 1 src/local/a.c src/core/plan.h
-expect 0 src/local/a.cu src/gpu/tile.cuh
+expect 0 src/local/cuda/a.cu src/gpu/tile.cuh
 expect 1 src/gpu/a.cuh src/simd/vec.h
 expect 1 src/gpu/a.cuh src/local/local.h
 expect 1 src/local/a.cu src/core/plan.h
@@ -50,10 +60,12 @@ expect 1 src/core/a.c io/npy.h
 expect 1 src/core/a.def ../io/npy.h
 expect 1 io/a.c src/base/error.h
 expect 1 io/a.c cli/options.h
+expect 0 cli/bench/a.c cli/options.h
+expect 1 cli/bench/a.c cli/attend/attend.h
 expect 1 cli/a.c src/base/error.h
 expect 1 cli/a.c tests/support/data.h
 
-mkdir "$tree/src/unknown"
+mkdir "$tree/src/local/unknown"
 if "$layers" "$tree" >/dev/null; then
     echo "a layer that the law does not know passed"
     exit 1

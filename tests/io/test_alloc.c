@@ -2,7 +2,7 @@
  * Every allocation of the readers, the writers, the options and `loam attend` fails once: each time an error
  * that says so, exit status 1, and nothing half done. */
 #define _XOPEN_SOURCE 700
-#include "cli/attend.h"
+#include "cli/attend/attend.h"
 #include "cli/options.h"
 #include "io/csv.h"
 #include "io/load.h"

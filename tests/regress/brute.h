@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * Local regression written from its definition: a dense weighted least-squares problem at each point, solved
- * by LAPACK from the design matrix. Shares nothing with cli/regress_fit.c. */
+ * by LAPACK from the design matrix. Shares nothing with cli/regress/fit.c. */
 #ifndef TESTS_REGRESS_BRUTE_H
 #define TESTS_REGRESS_BRUTE_H
 

@@ -3,7 +3,7 @@
 #ifndef TESTS_REGRESS_FIT_AT_H
 #define TESTS_REGRESS_FIT_AT_H
 
-#include "cli/regress_fit.h"
+#include "cli/regress/fit.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * The choice of the bandwidth, the sample of rows it looks at, and the variance of the noise. */
-#include "cli/regress_bandwidth.h"
+#include "cli/regress/bandwidth.h"
 #include "tests/regress/brute.h"
 
 #include <math.h>

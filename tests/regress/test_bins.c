@@ -3,7 +3,7 @@
  * of the standard error that the fit has anyway. */
 #define _POSIX_C_SOURCE 200809L
 #include "cli/random.h"
-#include "cli/regress_bandwidth.h"
+#include "cli/regress/bandwidth.h"
 #include "tests/regress/brute.h"
 #include "tests/regress/fit_at.h"
 

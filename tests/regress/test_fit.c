@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * The fits against weighted least squares from the definition, and what must hold without a reference. */
 #define _POSIX_C_SOURCE 200809L
-#include "cli/regress_fit.h"
+#include "cli/regress/fit.h"
 #include "tests/regress/brute.h"
 #include "tests/regress/fit_at.h"
 

@@ -2,7 +2,7 @@
  * The program's own estimator is the library's: softmax and Local Linear Attention with the RBF score, of the
  * standardised rows, scale 1 / h^2 and ridge X h^2. */
 #define _ISOC11_SOURCE
-#include "cli/regress_fit.h"
+#include "cli/regress/fit.h"
 #include "loam.h"
 #include "tests/regress/brute.h"
 #include "tests/regress/fit_at.h"

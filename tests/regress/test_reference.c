@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * Real data against locfit and KernSmooth: figures stored by make_reference.R. */
-#include "cli/regress_bandwidth.h"
+#include "cli/regress/bandwidth.h"
 #include "io/csv.h"
 #include "tests/regress/brute.h"
 #include "tests/regress/fit_at.h"

@@ -414,13 +414,14 @@ static void test_files(void **state)
 {
     (void)state;
     expect_error("comma.csv --x a --y b --json -", EXIT_USAGE, "give --out F");
-    expect_error("comma.csv --x a --y b --json o --out o", EXIT_USAGE, "--out and --json are one file: o");
+    expect_error("comma.csv --x a --y b --json o --out o", EXIT_USAGE,
+                 "--json o would be written over --out o");
     expect_error("comma.csv --x a --y b --out ./comma.csv", EXIT_USAGE,
-                 "--out ./comma.csv would overwrite an input");
+                 "--out ./comma.csv would be written over the table comma.csv");
     expect_error("comma.csv --x a --y b --out o --json comma.csv", EXIT_USAGE,
-                 "--json comma.csv would overwrite");
+                 "--json comma.csv would be written over the table comma.csv");
     expect_error("comma.csv --x a --y b --at u.csv --out u.csv", EXIT_USAGE,
-                 "--out u.csv would overwrite an input");
+                 "--out u.csv would be written over --at u.csv");
     expect_error("comma.csv --x a --y b --out o --json nowhere/j", EXIT_OUTPUT, "nowhere/j");
     expect_error("comma.csv --x a --y b --out o --json /dev/full", EXIT_OUTPUT, "/dev/full");
 }

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: MIT
+ * loam experiment NAME ...: finds the experiment. */
+#include "cli/command.h"
+
+#include "cli/experiment/options.h"
+#include "cli/options.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const struct {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *help;
+} experiments[] = {
+    { "regression", experiment_regression, "linear maps that change from segment to segment, without noise" },
+    { "smooth", experiment_smooth, "one smooth map, seen through noise" },
+};
+enum { EXPERIMENTS = sizeof experiments / sizeof *experiments };
+
+static void print_help(void)
+{
+    printf(
+        "usage: loam experiment NAME [options]\n\nRegression at test time: nothing is trained, each estimator predicts the "
+        "value of a key from the pairs before it.\n\nexperiments:\n");
+    for (int i = 0; i < EXPERIMENTS; i++)
+        printf("  %-12s %s\n", experiments[i].name, experiments[i].help);
+    printf("\nloam experiment NAME --help tells the options.\n");
+}
+
+int command_experiment(int argc, char **argv)
+{
+    io_error error;
+    if (argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
+        print_help();
+        return EXIT_OK;
+    }
+    for (int i = 0; i < EXPERIMENTS && argc > 1; i++)
+        if (strcmp(argv[1], experiments[i].name) == 0) return experiments[i].run(argc - 1, argv + 1);
+    io_fail(&error, EXIT_USAGE, "%s%s; expected `regression` or `smooth`",
+            argc < 2 ? "no experiment named" : "unknown argument ", argc < 2 ? "" : argv[1]);
+    return options_report("experiment", &error);
+}

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: MIT
+ * Backward on CPUs, shared by both passes (local/cpu/backward.c): the block of a thread, the arrays over rows
+ * that the first pass writes for the second, and the gradient terms of one pair of query and key.
+ */
+#ifndef LOAM_LOCAL_CPU_BACKWARD_BLOCK_H
+#define LOAM_LOCAL_CPU_BACKWARD_BLOCK_H
+
+#include "src/local/cpu/ladder.h"
+#include "src/local/cpu/row64.h"
+
+typedef struct row_record {
+    float lse;
+    float gbar, gbar_rest;    /* do . vbar, and the weighted mean of the g_ij minus that */
+    float rho_kbar, rho_rest; /* rho . kbar = rho_kbar + rho_rest: see sweep_centres */
+    float y_kbar, y_rest;
+    float x0;            /* as in struct lanes */
+    float e;             /* of ds = p ((1 - u) E + e) */
+    float spread, trace; /* trace unit of the ridge: e / unit, and trace / dim */
+    float kbar2;         /* |kbar|^2 */
+    int32_t peak;        /* max unit of the ridge: its key; else -1 */
+    int32_t lo, hi;
+} row_record;
+
+/* Arrays over rows, shared by all threads. */
+typedef struct row_arrays {
+    row_record *record;
+    float *y, *rho_u; /* [rows][dim_qk], LLA; rho_u: the probe that u is computed from, see span_probes */
+    local_row_sums sums;
+} row_arrays;
+
+static inline row_arrays row_arrays_carve(const loam_problem *p, arena *pool)
+{
+    const size_t rows = (size_t)local_rows(p);
+    row_arrays x;
+    x.record = arena_take(pool, rows, sizeof(row_record));
+    x.y = arena_take(pool, p->mechanism == LOAM_LLA ? size_mul(rows, (size_t)p->dim_qk) : 0, sizeof(float));
+    x.rho_u = arena_take(pool, p->mechanism == LOAM_LLA ? size_mul(rows, (size_t)p->dim_qk) : 0,
+                         sizeof(float));
+    x.sums = local_row_sums_carve(p, pool);
+    return x;
+}
+
+typedef struct block {
+    head x;
+    scoring sc;
+    bool probed, solved, by_max, by_trace;
+    lanes l;
+    key_tile tile;
+    float lse[LANES], gbar[LANES], gbar_rest[LANES], rho_kbar[LANES], rho_rest[LANES], y_kbar[LANES],
+        y_rest[LANES], e[LANES], spread[LANES], trace[LANES], kbar2[LANES], inverse[LANES], unit[LANES];
+    int32_t peak[LANES];
+    float *values;                   /* [TILE][dim_v] */
+    float *s, *t, *u, *g, *w;        /* [TILE][LANES] */
+    float *query, *probe, *y, *grad; /* [dim_qk][LANES]; grad: of q or k */
+    float *grad_o, *grad_v;          /* [dim_v][LANES]; grad_v with lanes as keys */
+    float *kbar, *lambda;            /* [dim_qk][LANES], LLA */
+    float *weights;                  /* [len_kv][LANES], LLA */
+    float *rows_q, *rows_rho, *rows_u, *rows_y,
+        *rows_kbar; /* [TILE][dim_qk]: a tile of queries, streamed past the keys */
+    float *rows_do; /* [TILE][dim_v] */
+    /* Operands as bfloat16 pairs. Where lanes are queries: panels of query, probe and grad_o, and key tiles.
+     * Where lanes are keys: panels of key and value, and tiles of queries, probes and grad_o. */
+    int32_t *query_pairs, *probe_pairs, *grad_o_pairs, *tile_pairs;
+    uint16_t *key_tokens, *query_tokens, *probe_tokens, *do_tokens;
+    uint16_t *query_copy, *probe_copy, *value_copy;
+    solver solver;
+    row64 row;
+} block;
+
+static inline void block_carve(block *k, const loam_problem *p, arena *pool)
+{
+    const size_t d = (size_t)p->dim_qk, dv = (size_t)p->dim_v, wide = d > dv ? d : dv, f = sizeof(float);
+    const bool solved = p->mechanism == LOAM_LLA, probed = p->mechanism != LOAM_SOFTMAX;
+    float **const tiles[] = { &k->s, &k->t, &k->u, &k->g, &k->w };
+    float **const panels[] = { &k->query, &k->probe, &k->y, &k->grad, &k->kbar, &k->lambda };
+    float **const rows[] = { &k->rows_q, &k->rows_rho, &k->rows_u, &k->rows_y, &k->rows_kbar };
+    k->tile.keys = arena_take(pool, TILE * wide, f);
+    k->values = arena_take(pool, TILE * dv, f);
+    for (size_t n = 0; n < sizeof tiles / sizeof *tiles; n++) {
+        *tiles[n] = arena_take(pool, TILE * LANES, f);
+    }
+    for (size_t n = 0; n < sizeof panels / sizeof *panels; n++) {
+        *panels[n] = arena_take(pool, d * LANES, f);
+    }
+    for (size_t n = 0; n < sizeof rows / sizeof *rows; n++) {
+        *rows[n] = arena_take(pool, probed || n == 0 ? TILE * d : 0, f);
+    }
+    k->grad_o = arena_take(pool, dv * LANES, f);
+    k->grad_v = arena_take(pool, dv * LANES, f);
+    k->rows_do = arena_take(pool, TILE * dv, f);
+    k->tile.copy = arena_take(pool, raw_copy_size(p->dim_qk), sizeof(uint16_t));
+    k->query_copy = arena_take(pool, raw_copy_size(p->dim_qk), sizeof(uint16_t));
+    k->probe_copy = arena_take(pool, raw_copy_size(p->dim_qk), sizeof(uint16_t));
+    k->value_copy = arena_take(pool, raw_copy_size(p->dim_v), sizeof(uint16_t));
+    k->query_pairs = arena_take(pool, pair_panel_size(p->dim_qk), sizeof(int32_t));
+    k->probe_pairs = arena_take(pool, pair_panel_size(p->dim_qk), sizeof(int32_t));
+    k->grad_o_pairs = arena_take(pool, pair_panel_size(p->dim_v), sizeof(int32_t));
+    k->tile_pairs = arena_take(pool, pair_panel_size(TILE), sizeof(int32_t));
+    k->key_tokens = arena_take(pool, token_pairs_size(p->dim_qk), sizeof(uint16_t));
+    k->query_tokens = arena_take(pool, token_pairs_size(p->dim_qk), sizeof(uint16_t));
+    k->probe_tokens = arena_take(pool, token_pairs_size(p->dim_qk), sizeof(uint16_t));
+    k->do_tokens = arena_take(pool, token_pairs_size(p->dim_v), sizeof(uint16_t));
+    k->weights = arena_take(pool, solved ? size_mul((size_t)p->len_kv, LANES) : 0, f);
+    if (solved) {
+        k->solver = solver_carve(p, pool);
+        k->row = row64_carve(p, pool);
+    }
+}
+
+static inline size_t block_bytes(const loam_problem *p)
+{
+    block k;
+    arena pool = { 0 };
+    block_carve(&k, p, &pool);
+    return pool.used;
+}
+
+static inline void block_begin(block *k, const loam_problem *p, const loam_args *a, const local_seq *s,
+                               int64_t h)
+{
+    head_begin(&k->x, p, a, s, h);
+    k->sc = scoring_of(&k->x);
+    k->probed = p->mechanism != LOAM_SOFTMAX;
+    k->solved = p->mechanism == LOAM_LLA;
+    k->by_max = k->solved && p->ridge_unit == LOAM_RIDGE_MAX;
+    k->by_trace = k->solved && p->ridge_unit == LOAM_RIDGE_TRACE;
+}
+
+/* The gradient terms of one pair: ds = d loss / d s, and the factors that dk and dv need. */
+typedef struct pair_terms {
+    vec ds, error, kept, spread; /* error: p E; kept: p (1 - u); spread: p e / unit of the trace unit */
+} pair_terms;
+
+VEC_INLINE pair_terms pair_of(bool by_max, bool by_trace, vec p, vec u, vec g, vec t, vec e, vmask at_peak,
+                              vec spread, vec excess)
+{
+    const vec error = g + t, kept = p * (1.0f - u);
+    pair_terms out = { kept * error, p * error, kept, p * spread };
+    out.ds += by_max ? v_select(at_peak, e, v_set(0)) : p * e;
+    if (by_trace) {
+        out.ds += out.spread * excess;
+    }
+    return out;
+}
+
+#endif

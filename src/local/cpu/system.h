@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The linear systems of a block of rows, (Cov_i + Lambda_i) x_i = b_i, one row per lane, with the weights of
+ * the block cached. Cov x = sum_j p_j kappa_j (kappa_j . x) costs two panel products. The sum over j of the
+ * centred weights is 0 but for rounding; its product with kbar is subtracted ("compensated centring").
+ */
+#ifndef LOAM_LOCAL_CPU_SYSTEM_H
+#define LOAM_LOCAL_CPU_SYSTEM_H
+
+#include "src/local/cpu/tile.h"
+
+/* Rows whose least ridge is below this part of the mean variance of the keys are solved in float64 only. */
+#define BLOCK_LEAST_RIDGE 1e-6f
+
+/* The accepted relative error of x in the norm of the system, |x - A^-1 b|_A / |x|_A: the error that the
+ * output sees. Larger for 16-bit results. */
+static inline float block_tolerance(loam_dtype dtype) { return dtype == LOAM_F32 ? 2e-5f : 1e-4f; }
+
+typedef struct block_system {
+    const head *x;
+    const lanes *l;
+    key_tile *tile;
+    float *product;       /* scratch [TILE][LANES] */
+    const float *weights; /* [last - first][LANES], not normalised */
+    const float *inverse; /* 1 / omega [LANES] */
+    const float *kbar;    /* [dim_qk][LANES] relative to the origin */
+    float *lambda;        /* [dim_qk][LANES] */
+} block_system;
+
+static inline block_system block_system_of(const head *x, const lanes *l, key_tile *tile, float *product,
+                                           const float *weights, const float *inverse, const float *kbar,
+                                           float *lambda)
+{
+    return (block_system){ x, l, tile, product, weights, inverse, kbar, lambda };
+}
+
+/* Lambda of every lane. The block solver gets the lanes in `wanted`: rows that see a key, have not
+ * overflowed, and whose ridge is not so small, relative to the variance of the keys, that only float64 can
+ * tell a singular matrix. */
+typedef struct block_ridge {
+    float variance[LANES]; /* trace of Cov / dim_qk */
+    float unit[LANES];     /* of the ridge */
+    float least[LANES];    /* the least entry of Lambda */
+    bool wanted[LANES];
+} block_ridge;
+
+/* square: sum_j w_j |k'_j|^2; most: the largest p. Writes sys->lambda, too. */
+static inline void block_ridge_set(block_ridge *out, const block_system *sys, const float *square,
+                                   const float *most)
+{
+    const loam_problem *p = sys->x->p;
+    const int64_t d = p->dim_qk;
+    const bool by_trace = p->ridge_unit == LOAM_RIDGE_TRACE, by_max = p->ridge_unit == LOAM_RIDGE_MAX;
+    float centre2[LANES], spread[LANES];
+    panel_dot(centre2, sys->kbar, sys->kbar, d);
+    if (by_trace) {
+        sum_spread(spread, sys->x, sys->l, sys->tile, sys->weights, sys->kbar);
+    }
+    for (int64_t lane = 0; lane < LANES; lane++) {
+        const bool some = sys->l->lo[lane] < sys->l->hi[lane];
+        const float rough = fmaxf(square[lane] * sys->inverse[lane] - centre2[lane], 0);
+        const float variance = (by_trace ? spread[lane] * sys->inverse[lane] : rough) / (float)d;
+        const float unit = by_max ? most[lane] : by_trace ? variance + (float)LOCAL_TRACE_FLOOR : 1;
+        double least = INFINITY;
+        for (int64_t c = 0; c < d; c++) {
+            const double ridge = some ? (double)unit * local_ridge(p, sys->x->a, &sys->x->s, sys->x->h,
+                                                                   sys->l->i0 + lane, c)
+                                      : 0;
+            sys->lambda[c * LANES + lane] = (float)ridge;
+            least = fmin(least, ridge);
+        }
+        out->variance[lane] = variance;
+        out->unit[lane] = unit;
+        out->least[lane] = (float)least;
+        out->wanted[lane] = some && square[lane] < INFINITY && least > (double)(BLOCK_LEAST_RIDGE * variance);
+    }
+}
+
+typedef struct block_result {
+    float residual[LANES];     /* |b - A x| / |b| */
+    int32_t iterations[LANES]; /* of conjugate gradients */
+    bool accepted[LANES];
+    bool refined[LANES]; /* accepted from local/cpu/gram.h */
+} block_result;
+
+/* product <- w (kappa . v) for one tile, from product = k' . v; adds the column sums of product to total. */
+static inline void centred_weights(const block_system *sys, const float *restrict v_kbar,
+                                   float *restrict total)
+{
+    const float *w = sys->weights + (sys->tile->j - sys->l->first) * LANES;
+    FOR_LANES(lane)
+    {
+        const vec centre = v_load(v_kbar + lane);
+        vec sum = v_load(total + lane);
+        for (int64_t r = 0; r < sys->tile->n; r++) {
+            float *at = sys->product + r * LANES + lane;
+            const vec f = v_load(w + r * LANES + lane) * (v_load(at) - centre);
+            sum += f;
+            v_store(at, f);
+        }
+        v_store(total + lane, sum);
+    }
+}
+
+/* image <- (Cov + Lambda) v */
+static inline void block_apply(const block_system *sys, const float *restrict v, float *restrict image)
+{
+    const int64_t d = sys->x->p->dim_qk;
+    float v_kbar[LANES], total[LANES] = { 0 };
+    panel_dot(v_kbar, v, sys->kbar, d);
+    panel_fill(image, d, 0);
+    for (int64_t j = sys->l->first; j < sys->l->last; j += TILE) {
+        key_tile_load(sys->tile, sys->x, j, sys->l->last);
+        panel_product(sys->product, sys->tile->n, sys->tile->keys, d, 1, v, d, false);
+        centred_weights(sys, v_kbar, total);
+        panel_product(image, d, sys->tile->keys, 1, d, sys->product, sys->tile->n, true);
+    }
+    for (int64_t c = 0; c < d; c++) {
+        FOR_LANES(lane)
+        {
+            const int64_t at = c * LANES + lane;
+            const vec cov = (v_load(image + at) - v_load(total + lane) * v_load(sys->kbar + at)) *
+                            v_load(sys->inverse + lane);
+            v_store(image + at, cov + v_load(sys->lambda + at) * v_load(v + at));
+        }
+    }
+}
+
+#endif

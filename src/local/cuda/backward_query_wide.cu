@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: MIT
+ * The launches of query_kernel on wide tiles: a file of their own, since the kernels take long to compile. */
+#include "src/local/cuda/backward_query.cuh"
+
+loam_status local_query_gradient_wide_cuda(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                                           loam_error *error)
+{
+    return by_shape(p, [&](auto dim, auto directions) {
+        return launch_query<true, decltype(dim)::value, decltype(directions)::value>(p, a, rows, error);
+    });
+}

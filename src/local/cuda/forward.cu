@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: MIT
+ * The forward rows local_forward_cuda (compute capability 8.0 and newer) and local_forward_hopper (Hopper) of
+ * the local family. */
+#include "src/local/cuda/forward.h"
+
+#include "src/base/error.h"
+
+static bool nothing(const loam_problem *p) { return p->batch == 0 || p->len_q == 0; }
+
+size_t local_forward_cuda_work(const loam_problem *p)
+{
+    return p->mechanism == LOAM_LLA && !nothing(p) ? local_solved_cuda_work(p) : 0;
+}
+
+loam_status local_forward_cuda(const loam_problem *p, const loam_args *a, loam_error *error)
+{
+    if (nothing(p)) {
+        return loam_succeed(error);
+    }
+    if (p->mechanism == LOAM_LLA) {
+        TRY(local_solved_cuda(p, a, error));
+        TRY(local_row64_cuda(p, a, error));
+    } else {
+        TRY(local_given_cuda(p, a, error));
+    }
+    return loam_succeed(error);
+}
+
+size_t local_forward_hopper_work(const loam_problem *p) { return local_forward_cuda_work(p); }
+
+bool local_forward_hopper_reads(const loam_problem *p, const loam_args *a)
+{
+    return !nothing(p) &&
+           (p->mechanism == LOAM_LLA ? local_solved_hopper_reads : local_given_hopper_reads)(p, a);
+}
+
+/* Whether bulk copies can read the arrays shows only in the arguments; where they cannot, the
+ * sm80 kernels run. */
+loam_status local_forward_hopper(const loam_problem *p, const loam_args *a, loam_error *error)
+{
+    if (!local_forward_hopper_reads(p, a)) {
+        return local_forward_cuda(p, a, error);
+    }
+    if (p->mechanism == LOAM_LLA) {
+        TRY(local_solved_hopper(p, a, error));
+        TRY(local_row64_cuda(p, a, error));
+    } else {
+        TRY(local_given_hopper(p, a, error));
+    }
+    return loam_succeed(error);
+}

@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: MIT
+ * The functions of each_backend on CUDA that turn keys: local/cuda/path/each_turn.cu. */
+#ifndef LOAM_LOCAL_CUDA_PATH_EACH_H
+#define LOAM_LOCAL_CUDA_PATH_EACH_H
+
+#include "src/local/path_each.h"
+
+loam_status each_turn_cuda(const loam_problem *p, const loam_args *a, const each_arrays *w,
+                           const each_steps *steps, int64_t from, int64_t to, bool copies, loam_error *error);
+loam_status each_turn_back_cuda(const loam_problem *p, const loam_args *a, const each_arrays *w,
+                                const each_steps *steps, int64_t frame, loam_error *error);
+
+#endif

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: MIT
+ * Backward of the local family on Hopper: the workspace, and the order of the passes. Arrays that bulk copies
+ * cannot read, which only the arguments tell, go to the kernels for sm80. */
+#include "src/local/cuda/backward.h"
+#include "src/local/hopper/maps.cuh"
+
+bool local_backward_hopper_reads(const loam_problem *p, const loam_args *a)
+{
+    return p->batch > 0 && query_map_fits(p, &a->q) && query_map_fits(p, &a->grad_o) &&
+           key_map_fits(p, &a->k) && key_map_fits(p, &a->v) &&
+           (p->mechanism != LOAM_PARALLAX || query_map_fits(p, &a->probe));
+}
+
+/* One pass after the other uses the workspace behind the arrays over rows. */
+size_t local_backward_hopper_work(const loam_problem *p)
+{
+    arena pool = { NULL, 0 };
+    (void)local_row_arrays_carve(p, &pool);
+    const size_t rows = p->mechanism == LOAM_LLA ? local_rows_solved_hopper_work(p) : 0,
+                 keys = local_keys_hopper_work(p), here = size_add(pool.used, rows > keys ? rows : keys),
+                 plain = local_backward_cuda_work(p);
+    return here > plain ? here : plain;
+}
+
+loam_status local_backward_hopper(const loam_problem *p, const loam_args *a, loam_error *error)
+{
+    if (!local_backward_hopper_reads(p, a)) {
+        return local_backward_cuda(p, a, error);
+    }
+    arena pool = { (char *)a->work, 0 };
+    const row_arrays rows = local_row_arrays_carve(p, &pool);
+    void *const memory = (char *)a->work + pool.used;
+    TRY(p->mechanism == LOAM_LLA ? local_rows_solved_hopper(p, a, &rows, memory, error)
+                                 : local_rows_given_hopper(p, a, &rows, error));
+    TRY(local_keys_hopper(p, a, &rows, memory, error));
+    TRY(local_row_sums_cuda(p, a, &rows, error));
+    return loam_succeed(error);
+}

@@ -1,0 +1,602 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Backward of softmax and Parallax on Hopper, first pass: dq, the gradient of the probe and the row_record of
+ * each row, in one sweep over the keys. With g = do . v, gam = g - do . vbar, t = rho . k - tbar and
+ * e = do . (vbar - o):
+ *
+ *     softmax:   ds = p gam
+ *     Parallax:  ds = p (gam (1 - t) + e),  drho = -sum p gam k
+ *     dq = scale sum ds k
+ *
+ * e = sum p gam t, so that neither mechanism needs a sweep before this one.
+ *
+ * Two consumer warpgroups have 64 queries each; one thread of a third produces the tiles. Weights have one
+ * bf16 part. Where a sum of weights is 0 in exact arithmetic, its rounding error is taken out of the gradient
+ * at the key of the row's own position.
+ */
+#ifndef LOAM_LOCAL_HOPPER_BACKWARD_GIVEN_CUH
+#define LOAM_LOCAL_HOPPER_BACKWARD_GIVEN_CUH
+
+#include "src/gpu/ring.cuh"
+#include "src/local/cuda/backward.h"
+#include "src/local/hopper/decay.cuh"
+
+enum { GIVEN_GROUPS = 2, GIVEN_ROWS = GIVEN_GROUPS * SIDE, GIVEN_THREADS = (GIVEN_GROUPS + 1) * THREADS };
+
+/* keys: of a tile, as many as leave registers for the accumulators of 64 rows. slots: stages of the ring,
+ * each for a tile of keys or of values. */
+template <int DIM, bool PROBED> struct given_shape {
+    static constexpr int keys = !PROBED ? 128 : DIM == 64 ? 64 : 48;
+    static constexpr int blocks = keys / 8, steps = keys / 16;
+    static constexpr int slots = !PROBED && DIM == 128 ? 4 : 8;
+    static constexpr int row_tiles = PROBED ? 3 : 2;
+};
+
+template <int DIM, bool PROBED, bool DECAYED> struct given_shared_hopper {
+    typedef given_shape<DIM, PROBED> of;
+    alignas(1024) __nv_bfloat16 query[GIVEN_GROUPS][DIM * SIDE];
+    __nv_bfloat16 grad_o[GIVEN_GROUPS][DIM * SIDE];
+    __nv_bfloat16 probe[PROBED ? GIVEN_GROUPS : 1][PROBED ? DIM * SIDE : SIDE * 8];
+    __nv_bfloat16 slot[of::slots][DIM * of::keys];
+    decay_tile<DECAYED, of::keys> decay[of::slots / 2]; /* of the keys, in every other stage */
+};
+
+template <int SLOTS> struct given_barriers {
+    uint64_t rows;
+    ring_barriers<SLOTS> ring;
+};
+
+/* Tensor maps of the arrays. */
+struct given_maps {
+    CUtensorMap q, grad_o, probe, k, v;
+};
+
+/* ------------------------------------------------------------------ the producer */
+
+template <int DIM>
+static __device__ __forceinline__ void ask_rows(__nv_bfloat16 (*tile)[DIM * SIDE], const CUtensorMap &map,
+                                                const row_block &x, uint64_t *full)
+{
+#pragma unroll
+    for (int group = 0; group < GIVEN_GROUPS; group++) {
+#pragma unroll
+        for (int c = 0; c < DIM; c += SIDE) {
+            copy_box(tile[group] + c * SIDE, &map, full, c, (int)(x.s.q0 + x.i0) + group * SIDE, (int)x.h,
+                     (int)x.s.b);
+        }
+    }
+}
+
+template <int DIM, bool PROBED, bool DECAYED>
+static __device__ __forceinline__ void ask_tiles(given_shared_hopper<DIM, PROBED, DECAYED> &sm,
+                                                 given_barriers<given_shape<DIM, PROBED>::slots> &bar,
+                                                 const given_maps &maps, const loam_args &a,
+                                                 const row_block &x)
+{
+    typedef given_shape<DIM, PROBED> of;
+    barrier_expect(&bar.rows, of::row_tiles * sizeof sm.query);
+    ask_rows<DIM>(sm.query, maps.q, x, &bar.rows);
+    ask_rows<DIM>(sm.grad_o, maps.grad_o, x, &bar.rows);
+    if constexpr (PROBED) {
+        ask_rows<DIM>(sm.probe, maps.probe, x, &bar.rows);
+    }
+    unsigned count = 0;
+    const int64_t origin = DECAYED ? decay_origin(a, x.s, x.h) : 0;
+    for (int j = x.first; j < x.last; j += of::keys) {
+#pragma unroll
+        for (int which = 0; which < 2; which++, count++) {
+            const unsigned beside = which == 0 ? decay_tile<DECAYED, of::keys>::bytes : 0;
+            uint64_t *const full = ring_fill(bar.ring, count, sizeof sm.slot[0] + beside);
+            if (which == 0) {
+                copy_decay(sm.decay[count % of::slots / 2], a, origin + j, full);
+            }
+#pragma unroll
+            for (int c = 0; c < DIM; c += SIDE) {
+                copy_box(sm.slot[count % of::slots] + c * of::keys, which == 0 ? &maps.k : &maps.v, full, c,
+                         (int)x.s.k0 + j, (int)x.h_kv, (int)x.s.b);
+            }
+        }
+    }
+}
+
+/* ------------------------------------------------------------------ the consumers */
+
+/* Constants of the thread's two rows. */
+struct given_rows {
+    float scale2;          /* of scores, to base 2 */
+    float lse[2], lse2[2]; /* to base e and 2; 0 for rows that see no key */
+    float gbar[2], e[2];   /* do . vbar, do . (vbar - o) */
+    float beside[2];       /* 1 + tbar, so that 1 - t = beside - rho . k */
+    int lo[2], hi[2];      /* keys lo .. hi - 1 are seen */
+    int whole, to;         /* all rows of the warpgroup see keys whole .. to - 1, */
+    int last;              /* none sees keys from here on */
+    int odd;               /* where scores decay: the index of the first key's G modulo 2; G of the rows */
+    local_decay_pair decay[2];
+
+    __device__ __forceinline__ bool seen(int row, int j) const { return j >= lo[row] && j < hi[row]; }
+};
+
+/* Sums for the gradient of the scale, of this thread's columns, with x = q . k: inner = sum ds, scale = sum
+ * ds (x - middle), large = scale / 2^100 for where scale overflows, mean = sum p (x - middle). */
+struct given_scale_sums {
+    float inner[2], scale[2], large[2], mean[2], middle[2];
+    float total[2]; /* sum ds, where scores decay */
+};
+
+/* The thread's share of a row of `saved`: four channels of every sixteen. */
+template <int DIM>
+static __device__ __forceinline__ void load_row(float4 (&part)[DIM / 16], const void *rows, int64_t at)
+{
+#pragma unroll
+    for (int n = 0; n < DIM / 16; n++) {
+        part[n] = *(const float4 *)((const float *)rows + at * DIM + 16 * n + threadIdx.x % 4 * 4);
+    }
+}
+
+/* do . a row of `saved`; the four lanes of the row call it. */
+template <int DIM>
+static __device__ __forceinline__ float grad_o_times(const __nv_bfloat16 *grad_o, int r,
+                                                     const float4 (&part)[DIM / 16])
+{
+    float sum = 0;
+#pragma unroll
+    for (int n = 0; n < DIM / 16; n++) {
+        const uint2 y = *(const uint2 *)(grad_o + swizzled(r, 16 * n + threadIdx.x % 4 * 4));
+        __nv_bfloat162 pair[2];
+        memcpy(pair, &y, sizeof pair);
+        const float2 low = __bfloat1622float2(pair[0]), high = __bfloat1622float2(pair[1]);
+        sum += low.x * part[n].x + low.y * part[n].y + high.x * part[n].z + high.y * part[n].w;
+    }
+    return quad_sum(sum);
+}
+
+/* The constants of a warpgroup's rows; waits for the tile of do. */
+template <int DIM, bool PROBED>
+static __device__ __forceinline__ given_rows given_rows_of(const __nv_bfloat16 *grad_o, uint64_t *full,
+                                                           const loam_problem &p, const local_saved &saved,
+                                                           const row_block &x, const row_pair &r)
+{
+    given_rows k;
+    const int group = threadIdx.x / THREADS, left = x.rows - group * SIDE;
+    int64_t lo = 0, to = 0, last = 0, unused;
+    if (left > 0) {
+        const int64_t i = x.i0 + group * SIDE;
+        local_visible(&p, &x.s, i, &unused, &to);
+        local_visible(&p, &x.s, i + (left < SIDE ? left : SIDE) - 1, &lo, &last);
+    }
+    k.whole = (int)lo, k.to = left < SIDE ? 0 : (int)to, k.last = (int)(last > to ? last : to);
+    k.scale2 = (float)(p.scale * 1.4426950408889634);
+    float4 vbar[2][DIM / 16], lean[PROBED ? 2 : 1][DIM / 16];
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        /* Rows beyond the sequence read the last row, to no effect. */
+        const int64_t at = local_row(&p, &x.s, x.h, x.i0 + (r.real[row] ? r.at[row] : x.rows - 1));
+        load_row<DIM>(vbar[row], saved.vbar, at);
+        k.lse[row] = finite_or_zero(((const float *)saved.lse)[at]);
+        k.beside[row] = 0;
+        if constexpr (PROBED) {
+            load_row<DIM>(lean[row], saved.lean, at);
+            k.beside[row] = 1 + ((const float *)saved.tbar)[2 * at] + ((const float *)saved.tbar)[2 * at + 1];
+        }
+    }
+    barrier_wait(full, 0);
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const float gbar = grad_o_times<DIM>(grad_o, r.at[row] % SIDE, vbar[row]);
+        k.lo[row] = r.lo[row], k.hi[row] = r.hi[row];
+        k.lse2[row] = k.lse[row] * 1.44269504f;
+        k.gbar[row] = r.real[row] ? gbar : 0;
+        k.e[row] = 0;
+        if constexpr (PROBED) {
+            const float e = grad_o_times<DIM>(grad_o, r.at[row] % SIDE, lean[row]);
+            k.e[row] = r.real[row] ? e : 0;
+        }
+    }
+    return k;
+}
+
+/* Keys `count` .. of a tile, which the block does not see, become 0: they may be NaN in memory. */
+template <int DIM, int KEYS>
+static __device__ __forceinline__ void clear_unused(__nv_bfloat16 *tile, int count)
+{
+    for (int e = threadIdx.x % THREADS; e < (KEYS - count) * (DIM / 8); e += THREADS) {
+        const int row = count + e / (DIM / 8), piece = e % (DIM / 8);
+        *(uint4 *)(tile + (piece / 8 * KEYS + row) * SIDE + piece % 8 * 8) = make_uint4(0, 0, 0, 0);
+    }
+    fence_async_proxy();
+    warpgroup_sync(1 + threadIdx.x / THREADS);
+}
+
+/* p of one pair from its product q . k. c: the column in the tile that begins at key j. */
+static __device__ __forceinline__ float weight_at(const given_rows &k, int row, float product,
+                                                  const no_decay *, int, int)
+{
+    return exp2_fast(fminf(product * k.scale2 - k.lse2[row], 0));
+}
+static __device__ __forceinline__ float weight_at(const given_rows &k, int row, float product,
+                                                  const local_decay_pair *keys, int j, int c)
+{
+    const local_decay_pair key = keys[(k.odd + j) % 2 + c];
+    const float lost = (k.decay[row].hi - key.hi) + (k.decay[row].lo - key.lo);
+    return exp2_fast(fminf(fmaf(product, k.scale2, lost) - k.lse2[row], 0));
+}
+
+/* The products q . k become p, without a mask. */
+template <class DECAY, int BLOCKS>
+static __device__ __forceinline__ void weights_of(float (&s)[BLOCKS][4], const given_rows &k,
+                                                  const DECAY *decay, int j)
+{
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            s[n][e] = weight_at(k, e / 2, s[n][e], decay, j, column_of(n, e));
+        }
+    }
+}
+
+/* x becomes 0 where the row does not see the key. */
+template <int BLOCKS>
+static __device__ __forceinline__ void clear_unseen(float (&x)[BLOCKS][4], const given_rows &k, int j)
+{
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            x[n][e] = k.seen(e / 2, j + column_of(n, e)) ? x[n][e] : 0;
+        }
+    }
+}
+
+/* s = p becomes ds and g = do . v becomes p gam; u = rho . k. SCALED: s is q . k on entry. */
+template <bool PROBED, bool SCALED, bool DECAYED, class DECAY, int BLOCKS, int PROBE_BLOCKS>
+static __device__ __forceinline__ void pair_gradients(float (&s)[BLOCKS][4], float (&g)[BLOCKS][4],
+                                                      const float (&u)[PROBE_BLOCKS][4],
+                                                      given_scale_sums &sum, const given_rows &k,
+                                                      const DECAY *decay, int j)
+{
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int row = e / 2;
+            const bool seen = !SCALED || k.seen(row, j + column_of(n, e));
+            const float x = s[n][e], p = !SCALED ? x
+                                         : seen  ? weight_at(k, row, x, decay, j, column_of(n, e))
+                                                 : 0;
+            float ds = p * (g[n][e] - k.gbar[row]);
+            g[n][e] = ds;
+            if constexpr (PROBED) {
+                ds = ds * (k.beside[row] - u[n][e]) + p * k.e[row];
+            }
+            s[n][e] = ds;
+            if constexpr (DECAYED) {
+                sum.total[row] += ds;
+            }
+            if constexpr (SCALED) {
+                const float y = seen ? clamp_score(x) - sum.middle[row] : 0;
+                sum.inner[row] += ds;
+                sum.scale[row] += ds * y;
+                sum.large[row] += ds * (y * 0x1p-100f);
+                sum.mean[row] += p * y;
+            }
+        }
+    }
+}
+
+/* Adds the weights, as rounded for the products, to sum[2 row] and sum[2 row + 1]. */
+template <int STEPS>
+static __device__ __forceinline__ void add_rounded(float (&sum)[4], const weights_operand<1, STEPS> &w)
+{
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            sum[e % 2 * 2] += __uint_as_float(w.part[0][k][e] << 16);
+            sum[e % 2 * 2 + 1] += __uint_as_float(w.part[0][k][e] & 0xffff0000);
+        }
+    }
+}
+
+/* The two consumers take turns to issue the products of a tile, and the first one begins: while the products
+ * of one run, the other computes its weights. Named barriers 1 and 2 are those of clear_unused. */
+static __device__ __forceinline__ void turn_await(int group)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + GIVEN_GROUPS + group), "n"(GIVEN_GROUPS * THREADS) : "memory");
+}
+static __device__ __forceinline__ void turn_pass(int group)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(2 * GIVEN_GROUPS - group), "n"(GIVEN_GROUPS * THREADS)
+                 : "memory");
+}
+
+/* Accumulators over all keys. inner and total are sums of this thread's columns, two for each row. */
+template <int DIM, bool PROBED> struct given_gradients {
+    float dq[DIM / SIDE][8][4], drho[PROBED ? DIM / SIDE : 1][8][4];
+    float inner[4], total[4]; /* of ds and of p gam, as rounded for the products */
+};
+
+/* The sweep of a consumer warpgroup over the tiles of the block. */
+template <int DIM, bool PROBED, bool SCALED, bool DECAYED>
+static __device__ __forceinline__ void sweep_given(given_gradients<DIM, PROBED> &f, given_scale_sums &sums,
+                                                   given_shared_hopper<DIM, PROBED, DECAYED> &sm,
+                                                   given_barriers<given_shape<DIM, PROBED>::slots> &bar,
+                                                   const row_block &x, const given_rows &k)
+{
+    typedef given_shape<DIM, PROBED> of;
+    constexpr int under_way = PROBED ? 2 : 1;
+    const int group = threadIdx.x / THREADS;
+    float s[of::blocks][4], g[of::blocks][4], u[PROBED ? of::blocks : 1][4];
+    unsigned count = 0;
+    for (int j = x.first; j < k.last; j += of::keys, count += 2) {
+        __nv_bfloat16 *const keys = sm.slot[count % of::slots];
+        const __nv_bfloat16 *const values = sm.slot[(count + 1) % of::slots];
+        const auto *const decay = decay_of(sm.decay[count % of::slots / 2]);
+        const bool edge = j < k.whole || j + of::keys > k.to;
+        ring_await(bar.ring, count);
+        if (j + of::keys > x.last) {
+            clear_unused<DIM, of::keys>(keys, x.last - j);
+        }
+        turn_await(group);
+        multiply_rows<DIM>(s, sm.query[group], keys, false);
+        products_commit();
+        if constexpr (PROBED) {
+            multiply_rows<DIM>(u, sm.probe[group], keys, false);
+            products_commit();
+        }
+        products_wait<under_way>();
+        if (count > 0) {
+            ring_release(bar.ring, count - 2);
+        }
+        ring_await(bar.ring, count + 1);
+        multiply_rows<DIM>(g, sm.grad_o[group], values, false);
+        products_commit();
+        turn_pass(group);
+        products_wait<under_way>();
+        products_arrived(s);
+        if constexpr (!SCALED) {
+            weights_of(s, k, decay, j);
+            if (edge) {
+                clear_unseen(s, k, j);
+            }
+        }
+        products_wait<0>();
+        products_arrived(g);
+        ring_release(bar.ring, count + 1);
+        if constexpr (PROBED) {
+            products_arrived(u);
+        }
+        if (edge) {
+            clear_unseen(g, k, j);
+            if constexpr (PROBED) {
+                clear_unseen(u, k, j);
+            }
+        }
+        pair_gradients<PROBED, SCALED, DECAYED>(s, g, u, sums, k, decay, j);
+        weights_operand<1, of::steps> ds, error;
+        split_weights(ds, s);
+        add_rounded(f.inner, ds);
+        multiply_weights<DIM>(f.dq, ds.part[0], keys);
+        if constexpr (PROBED) {
+            split_weights(error, g);
+            add_rounded(f.total, error);
+            multiply_weights<DIM>(f.drho, error.part[0], keys);
+        }
+        products_commit();
+    }
+    products_wait<0>();
+    products_arrived(f.dq);
+    if constexpr (PROBED) {
+        products_arrived(f.drho);
+    }
+    if (count > 0) {
+        ring_release(bar.ring, count - 2);
+    }
+    for (int j = x.first + (int)(count / 2) * of::keys; j < x.last; j += of::keys, count += 2) {
+        ring_await(bar.ring, count);
+        ring_release(bar.ring, count);
+        ring_await(bar.ring, count + 1);
+        ring_release(bar.ring, count + 1);
+        turn_await(group);
+        turn_pass(group);
+    }
+}
+
+/* ------------------------------------------------------------------ results of a row */
+
+/* middle: an x between the mean and the largest of the row, from its lse. */
+static __device__ __forceinline__ given_scale_sums scale_sums_begin(const given_rows &k,
+                                                                    const loam_problem &p)
+{
+    given_scale_sums sum = {};
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const int keys = k.hi[row] - k.lo[row];
+        const float x = !p.sink && p.scale != 0 && keys > 0
+                            ? (k.lse[row] - logf((float)keys)) / (float)p.scale
+                            : 0;
+        sum.middle[row] = fabsf(x) < 1e30f ? x : 0;
+    }
+    return sum;
+}
+
+/* The gradient of the scale from one row. sum ds is 0 but for rounding, where there is no sink: the
+ * difference is taken out at the mean x. Where the sum overflows, `large` has it. */
+static __device__ __forceinline__ double scale_sum(const given_scale_sums &sum, int row,
+                                                   const loam_problem &p)
+{
+    const float rest = quad_sum(sum.inner[row]) * quad_sum(sum.mean[row]);
+    const float scale = quad_sum(sum.scale[row]) - (!p.sink && fabsf(rest) < INFINITY ? rest : 0),
+                large = quad_sum(sum.large[row]);
+    return fabsf(scale) < INFINITY ? (double)scale : (double)large * 0x1p100;
+}
+
+static __device__ __forceinline__ row_record given_record(const given_rows &k, int row)
+{
+    row_record rec = {};
+    rec.lse = k.lse[row];
+    rec.gbar = k.gbar[row], rec.e = k.e[row];
+    rec.peak = -1, rec.lo = k.lo[row], rec.hi = k.hi[row];
+    return rec;
+}
+
+/* The key at the row's own position, or the nearest that the row sees; 0 where it sees none. */
+static __device__ __forceinline__ int64_t own_key(const row_block &x, const row_pair &r, int row)
+{
+    const int64_t at = x.i0 + r.at[row] + x.s.nk - x.s.nq, last = r.hi[row] - 1;
+    return r.lo[row] > last ? 0 : at < r.lo[row] ? r.lo[row] : at < last ? at : last;
+}
+
+/* to = times (f - excess key). excess: what rounding adds to a sum of weights; where keys have a common part,
+ * it would bring that part into the gradient. `key` is one of those with weight: turned by position (RoPE),
+ * keys far away do not have that part in common with them (RoPE-like data: error of dq 2e-3; 4e-3 with the
+ * first key). */
+template <int DIM>
+static __device__ __forceinline__ void put_gradient(const float (&f)[DIM / SIDE][8][4], int row, float times,
+                                                    float excess, const __nv_bfloat162 (&key)[DIM / 8],
+                                                    __nv_bfloat16 *to)
+{
+    const bool pairs = (uintptr_t)to % 4 == 0;
+#pragma unroll
+    for (int n = 0; n < DIM / 8; n++) {
+        const int c = column_of(n, 0);
+        const float2 own = __bfloat1622float2(key[n]);
+        const float(&sum)[4] = f[n / 8][n % 8];
+        const __nv_bfloat162 y = __floats2bfloat162_rn(times * (sum[2 * row] - excess * own.x),
+                                                       times * (sum[2 * row + 1] - excess * own.y));
+        if (pairs) {
+            *(__nv_bfloat162 *)(to + c) = y;
+        } else {
+            to[c] = y.x, to[c + 1] = y.y;
+        }
+    }
+}
+
+template <int DIM, bool PROBED, bool SCALED, bool DECAYED>
+static __device__ __forceinline__ void put_given_rows(const given_gradients<DIM, PROBED> &f,
+                                                      const given_scale_sums &sums, const given_rows &k,
+                                                      const loam_problem &p, const loam_args &a,
+                                                      const local_saved &saved, const row_arrays &arrays,
+                                                      const row_block &x, const row_pair &r)
+{
+    /* Loads come first: the compiler does not move them above stores. */
+    __nv_bfloat162 own[2][DIM / 8];
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const int64_t token = x.s.nk > 0 ? x.s.k0 + own_key(x, r, row) : 0;
+        const __nv_bfloat16 *const key = (const __nv_bfloat16 *)a.k.data +
+                                         LOCAL_AT(a.k, x.s.b, x.h_kv, token);
+#pragma unroll
+        for (int n = 0; n < DIM / 8; n++) {
+            own[row][n] = *(const __nv_bfloat162 *)(key + column_of(n, 0));
+        }
+    }
+    const float sink = p.sink ? ((const float *)a.sink)[x.h] : 0;
+    row_record rec[2];
+    int64_t at[2];
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        at[row] = local_row(&p, &x.s, x.h, x.i0 + (r.real[row] ? r.at[row] : 0));
+        rec[row] = given_record(k, row);
+        if constexpr (PROBED) {
+            rec[row].rho_kbar = ((const float *)saved.tbar)[2 * at[row]];
+            rec[row].rho_rest = ((const float *)saved.tbar)[2 * at[row] + 1];
+        }
+    }
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const float inner = quad_sum(f.inner[2 * row] + f.inner[2 * row + 1]);
+        const float total = PROBED ? quad_sum(f.total[2 * row] + f.total[2 * row + 1]) : 0;
+        const double scale = SCALED ? scale_sum(sums, row, p) : 0;
+        const float ds = DECAYED ? quad_sum(sums.total[row]) : 0;
+        if (!r.real[row]) {
+            continue;
+        }
+        const int64_t token = x.s.q0 + x.i0 + r.at[row];
+        /* sum ds in exact arithmetic: 0, or gbar times the mass of the sink. */
+        const float due = p.sink ? k.gbar[row] * expf(sink - rec[row].lse) : 0;
+        if (a.grad_q.data) {
+            put_gradient<DIM>(f.dq, row, (float)p.scale, inner - due, own[row],
+                              (__nv_bfloat16 *)a.grad_q.data + LOCAL_AT(a.grad_q, x.s.b, x.h, token));
+        }
+        if constexpr (PROBED) {
+            if (a.grad_probe.data) {
+                put_gradient<DIM>(f.drho, row, -1, total, own[row],
+                                  (__nv_bfloat16 *)a.grad_probe.data +
+                                      LOCAL_AT(a.grad_probe, x.s.b, x.h, token));
+            }
+        }
+        if (threadIdx.x % 4 == 0) {
+            arrays.record[at[row]] = rec[row];
+            if (SCALED) {
+                arrays.sums.scale[at[row]] = scale;
+            }
+            if (DECAYED) {
+                arrays.sums.inner[at[row]] = (double)ds;
+            }
+            if (p.sink) {
+                arrays.sums.sink[at[row]] = -exp((double)sink - (double)rec[row].lse) * (double)k.gbar[row];
+            }
+        }
+    }
+}
+
+template <int DIM, bool PROBED, bool SCALED, bool DECAYED>
+static __device__ __forceinline__ void given_group(given_shared_hopper<DIM, PROBED, DECAYED> &sm,
+                                                   given_barriers<given_shape<DIM, PROBED>::slots> &bar,
+                                                   const loam_problem &p, const loam_args &a,
+                                                   const local_saved &saved, const row_arrays &arrays,
+                                                   const row_block &x)
+{
+    const row_pair r = row_pair_of(p, x);
+    given_rows k = given_rows_of<DIM, PROBED>(sm.grad_o[threadIdx.x / THREADS], &bar.rows, p, saved, x, r);
+    if constexpr (DECAYED) {
+        const local_decay_pair *const sums = decay_sums(a, x.s, x.h);
+        k.odd = (int)(decay_origin(a, x.s, x.h) % 2);
+        k.decay[0] = row_decay(sums, k.hi[0]), k.decay[1] = row_decay(sums, k.hi[1]);
+    }
+    given_scale_sums sums = {};
+    if (SCALED) {
+        sums = scale_sums_begin(k, p);
+    }
+    given_gradients<DIM, PROBED> f = {};
+    sweep_given<DIM, PROBED, SCALED, DECAYED>(f, sums, sm, bar, x, k);
+    put_given_rows<DIM, PROBED, SCALED, DECAYED>(f, sums, k, p, a, saved, arrays, x, r);
+}
+
+template <int DIM, bool PROBED, bool SCALED, bool DECAYED>
+__global__ void __launch_bounds__(GIVEN_THREADS, 1)
+    given_rows_kernel_hopper(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                             const local_saved saved, const row_arrays arrays,
+                             const __grid_constant__ given_maps maps)
+{
+    typedef given_shape<DIM, PROBED> of;
+    extern __shared__ __align__(1024) unsigned char swizzled_memory[];
+    __shared__ given_barriers<of::slots> bar;
+    given_shared_hopper<DIM, PROBED, DECAYED> &sm = *(
+        given_shared_hopper<DIM, PROBED, DECAYED> *)swizzled_memory;
+    const row_block x = row_block_at<GIVEN_ROWS>(p, a, blockIdx.x);
+    if (x.rows <= 0) {
+        return;
+    }
+    if (threadIdx.x == 0) {
+        barrier_init(&bar.rows, 1);
+        ring_init(bar.ring, GIVEN_GROUPS * 4);
+        fence_async_proxy();
+    }
+    __syncthreads();
+    if (threadIdx.x >= GIVEN_GROUPS * THREADS) {
+        registers_give_up<24>();
+        if (threadIdx.x == GIVEN_GROUPS * THREADS) {
+            ask_tiles(sm, bar, maps, a, x);
+        }
+    } else {
+        registers_take<240>();
+        if (threadIdx.x >= THREADS) {
+            turn_pass(1);
+        }
+        given_group<DIM, PROBED, SCALED, DECAYED>(sm, bar, p, a, saved, arrays, x);
+    }
+}
+
+#endif

@@ -1,0 +1,658 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Backward on Hopper, second pass: dk and dv of a block of 128 keys, 64 for each of two consumer warpgroups,
+ * past which stream the queries of all heads of the group that see them:
+ *
+ *     dv_j = sum_i p (1 - u) do_i,   dk_j = sum_i (scale ds q_i - p E rho_i + p (1 - u) y_i)
+ *
+ * A third warpgroup produces: one thread issues bulk copies, one warp writes the terms of the rows. Products
+ * come out as [key][query], so that weights are operands from registers, and dk and dv stay in registers.
+ *
+ * rho and y of LLA have more digits than bf16. A "plain" tile takes one part of them and of the weights, a
+ * "fine" tile two: where the pass over rows needed two, as for rows that see few keys, rho and y are large
+ * and what they add to dk cancels. Plain tiles that a warpgroup sees whole are pipelined in runs: the sums of
+ * one tile are in flight while the scores of the next are issued, with element-wise work between. All others
+ * come one at a time, with masks.
+ */
+#ifndef LOAM_LOCAL_HOPPER_BACKWARD_KEY_CUH
+#define LOAM_LOCAL_HOPPER_BACKWARD_KEY_CUH
+
+#include "src/local/hopper/backward_key_stream.cuh"
+
+/* ------------------------------------------------------------------ a tile and 64 keys */
+
+/* 64 rows as operand A: HELD in registers, else read from shared memory by each product. */
+template <int DIM, bool HELD> struct first_operand {
+    __device__ __forceinline__ void take(const __nv_bfloat16 *) {}
+    template <int BLOCKS>
+    __device__ __forceinline__ void times(float (&s)[BLOCKS][4], const __nv_bfloat16 *at,
+                                          const __nv_bfloat16 *tile, bool add) const
+    {
+        more_rows<DIM>(s, at, tile, add);
+    }
+};
+template <int DIM> struct first_operand<DIM, true> {
+    uint32_t rows[DIM / 16][4];
+    __device__ __forceinline__ void take(const __nv_bfloat16 *at) { load_rows<DIM>(rows, at); }
+    template <int BLOCKS>
+    __device__ __forceinline__ void times(float (&s)[BLOCKS][4], const __nv_bfloat16 *,
+                                          const __nv_bfloat16 *tile, bool add) const
+    {
+        more_rows<DIM>(s, rows, tile, add);
+    }
+};
+
+/* The thread's two keys where scores decay: their G in the current head, and the sums of ds. */
+template <bool DECAYED> struct key_decay {
+    int head; /* current head, within the group; -1: none yet */
+    local_decay_pair own[2];
+    float sum[2];
+};
+template <> struct key_decay<false> {
+};
+
+/* The state of a consumer warpgroup. */
+template <int DIM, int DIRECTIONS, bool DECAYED> struct key_group {
+    typedef key_shape_hopper<DIM, DIRECTIONS> S;
+    key_shared_hopper<DIM, DIRECTIONS> &sm;
+    const key_block &x;
+    const key_view &v;
+    tile_walk t;
+    int cheap;                   /* cheap_rows */
+    unsigned group, slot, count; /* slot: stage of the current tile; count: stages used so far */
+    int j, at[2];                /* the warpgroup's first key, and the thread's two */
+    float scale, scale2;         /* scale2: to base 2 */
+    bool by_max;
+    first_operand<DIM, S::keys_held> keys;
+    first_operand<DIM, S::values_held> values;
+    key_decay<DECAYED> decay;
+
+    __device__ __forceinline__ const __nv_bfloat16 *tile(int which) const { return sm.slot[slot][which]; }
+    __device__ __forceinline__ const __nv_bfloat16 *rest(int which) const
+    {
+        return sm.slot[(slot + 1) % KEY_SLOTS][which];
+    }
+};
+
+/* A term of the rows that are the thread's columns: 2 (lane % 4) and the next one of each fragment. */
+template <int BLOCKS> struct column_terms {
+    float2 x[BLOCKS];
+    __device__ __forceinline__ float at(int n, int e) const { return e % 2 ? x[n].y : x[n].x; }
+};
+
+template <int BLOCKS> static __device__ __forceinline__ column_terms<BLOCKS> columns_of(const float *terms)
+{
+    column_terms<BLOCKS> out;
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+        out.x[n] = *(const float2 *)(terms + 8 * n + threadIdx.x % 4 * 2);
+    }
+    return out;
+}
+
+template <int DIM, int DIRECTIONS, bool DECAYED>
+static __device__ __forceinline__ auto terms_of(const key_group<DIM, DIRECTIONS, DECAYED> &g, int which)
+{
+    return columns_of<key_shape_hopper<DIM, DIRECTIONS>::blocks>(g.sm.terms[g.slot][which]);
+}
+
+/* Tells the compiler that x is the same in all lanes: descriptors made from x then cost the lanes nothing. */
+static __device__ __forceinline__ unsigned uniform(unsigned x) { return __reduce_max_sync(0xffffffffu, x); }
+
+template <int DIM, int DIRECTIONS, bool DECAYED>
+static __device__ __forceinline__ void await_slot(key_group<DIM, DIRECTIONS, DECAYED> &g)
+{
+    ring_await(g.sm.ring, g.count);
+    g.group = uniform(g.group), g.slot = uniform(g.count % KEY_SLOTS);
+}
+
+/* s: k . q, then p; u: k . rho, then 1 - u; e: v . do + k . y, then E. */
+template <int BLOCKS> struct key_scores {
+    float s[BLOCKS][4], u[BLOCKS][4], e[BLOCKS][4];
+};
+
+template <int DIM> struct key_sums_hopper {
+    float dk[DIM / SIDE][8][4], dv[DIM / SIDE][8][4];
+};
+
+/* Issues three groups of products (two where there is no direction): k . q, k . rho, v . do + k . y. */
+template <bool FINE, int DIM, int DIRECTIONS, bool DECAYED, int BLOCKS>
+static __device__ __forceinline__ void ask_scores(key_scores<BLOCKS> &x,
+                                                  const key_group<DIM, DIRECTIONS, DECAYED> &g)
+{
+    const __nv_bfloat16 *const keys = g.sm.keys[g.group];
+    products_begin();
+    g.keys.times(x.s, keys, g.tile(TILE_Q), false);
+    products_commit();
+    if constexpr (DIRECTIONS > NO_DIRECTION) {
+        if (FINE) {
+            g.keys.times(x.u, keys, g.rest(TILE_RHO), false);
+        }
+        g.keys.times(x.u, keys, g.tile(TILE_RHO), FINE);
+        products_commit();
+    }
+    g.values.times(x.e, g.sm.values[g.group], g.tile(TILE_GRAD_O), false);
+    if constexpr (DIRECTIONS == SOLVED_PROBE) {
+        if (FINE) {
+            g.keys.times(x.e, keys, g.rest(TILE_Y), true);
+        }
+        g.keys.times(x.e, keys, g.tile(TILE_Y), true);
+    }
+    products_commit();
+}
+
+/* The products s = k . q become p. */
+template <int DIM, int DIRECTIONS, int BLOCKS>
+static __device__ __forceinline__ void weigh_keys(float (&s)[BLOCKS][4], const column_terms<BLOCKS> &lse,
+                                                  const key_group<DIM, DIRECTIONS, true> &g)
+{
+    const column_terms<BLOCKS> hi = columns_of<BLOCKS>(g.sm.decay[g.slot][0]),
+                               lo = columns_of<BLOCKS>(g.sm.decay[g.slot][1]);
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const local_decay_pair &key = g.decay.own[e / 2];
+            const float lost = (hi.at(n, e) - key.hi) + (lo.at(n, e) - key.lo);
+            s[n][e] = exp2_fast(fminf(fmaf(s[n][e], g.scale2, lost) - lse.at(n, e), 0));
+        }
+    }
+}
+template <int DIM, int DIRECTIONS, int BLOCKS>
+static __device__ __forceinline__ void weigh_keys(float (&s)[BLOCKS][4], const column_terms<BLOCKS> &lse,
+                                                  const key_group<DIM, DIRECTIONS, false> &g)
+{
+    const float scale2 = g.scale2;
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            s[n][e] = exp2_fast(fminf(s[n][e] * scale2 - lse.at(n, e), 0));
+        }
+    }
+}
+
+/* The products k . rho become 1 - u. */
+template <int BLOCKS>
+static __device__ __forceinline__ void centre_probe(float (&u)[BLOCKS][4], const column_terms<BLOCKS> &unit)
+{
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            u[n][e] = unit.at(n, e) - u[n][e];
+        }
+    }
+}
+
+/* The products v . do + k . y become E. */
+template <int BLOCKS>
+static __device__ __forceinline__ void centre_error(float (&x)[BLOCKS][4], const column_terms<BLOCKS> &centre)
+{
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            x[n][e] -= centre.at(n, e);
+        }
+    }
+}
+
+/* Pairs that are not seen become 0 in all three arrays, whatever memory holds there. */
+template <int DIM, int DIRECTIONS, bool DECAYED, int BLOCKS>
+static __device__ __forceinline__ void mask_pairs(key_scores<BLOCKS> &x,
+                                                  const key_group<DIM, DIRECTIONS, DECAYED> &g)
+{
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int i = g.t.i + column_of(n, e), j = g.at[e / 2];
+            const bool seen = i < g.v.nq && j < g.v.nk && j <= i + g.v.up && j >= i + g.v.low;
+            x.s[n][e] = seen ? x.s[n][e] : 0;
+            x.u[n][e] = seen && DIRECTIONS > NO_DIRECTION ? x.u[n][e] : 0;
+            x.e[n][e] = seen ? x.e[n][e] : 0;
+        }
+    }
+}
+
+/* p (1 - u) as operand: the weights of do in dv, and of y in dk. */
+template <int PARTS, int DIRECTIONS, int STEPS, int BLOCKS>
+static __device__ __forceinline__ void keep_weights(weights_operand<PARTS, STEPS> &kept,
+                                                    const key_scores<BLOCKS> &x)
+{
+    float w[BLOCKS][4];
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            w[n][e] = DIRECTIONS > NO_DIRECTION ? x.s[n][e] * x.u[n][e] : x.s[n][e];
+        }
+    }
+    split_weights(kept, w);
+}
+
+/* s becomes scale ds (without scale where there is no direction), e becomes -p E. */
+template <int DIM, int DIRECTIONS, bool DECAYED, int BLOCKS>
+static __device__ __forceinline__ void score_gradient(key_scores<BLOCKS> &x,
+                                                      const key_group<DIM, DIRECTIONS, DECAYED> &g)
+{
+    column_terms<BLOCKS> own;
+    if (DIRECTIONS > NO_DIRECTION) {
+        own = terms_of(g, TERM_E);
+    }
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const float p = x.s[n][e], error = x.e[n][e];
+            x.s[n][e] = DIRECTIONS > NO_DIRECTION ? p * g.scale * (x.u[n][e] * error + own.at(n, e))
+                                                  : p * error;
+            x.e[n][e] = -p * error;
+        }
+    }
+}
+
+/* Where the unit of the ridge is the largest p: adds scale e to scale ds of the key that has it. */
+template <int DIM, int DIRECTIONS, bool DECAYED, int BLOCKS>
+static __device__ __forceinline__ void add_peaks(float (&ds)[BLOCKS][4],
+                                                 const key_group<DIM, DIRECTIONS, DECAYED> &g)
+{
+    const column_terms<BLOCKS> peak = terms_of(g, TERM_PEAK), own = terms_of(g, TERM_PEAK_E);
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            ds[n][e] += g.at[e / 2] == __float_as_int(peak.at(n, e)) ? g.scale * own.at(n, e) : 0;
+        }
+    }
+}
+
+/* Where scores decay: adds ds to the sums of the keys. */
+template <int DIM, int DIRECTIONS, bool DECAYED, int BLOCKS>
+static __device__ __forceinline__ void add_decay_sums(key_group<DIM, DIRECTIONS, DECAYED> &g,
+                                                      const float (&ds)[BLOCKS][4])
+{
+    if constexpr (DECAYED) {
+#pragma unroll
+        for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                g.decay.sum[e / 2] += ds[n][e];
+            }
+        }
+    }
+}
+
+/* sum += weights tile. In two parts: hi hi + lo hi, and hi lo where the tile has a lo part, `rest`. */
+template <int DIM, int PARTS, int STEPS>
+static __device__ __forceinline__ void add_weighted(float (&sum)[DIM / SIDE][8][4],
+                                                    const weights_operand<PARTS, STEPS> &w,
+                                                    const __nv_bfloat16 *tile, const __nv_bfloat16 *rest)
+{
+    if (PARTS > 1) {
+        if (rest) {
+            multiply_weights<DIM>(sum, w.part[0], rest);
+        }
+        multiply_weights<DIM>(sum, w.part[PARTS - 1], tile);
+    }
+    multiply_weights<DIM>(sum, w.part[0], tile);
+}
+
+template <int DIM> static __device__ __forceinline__ void sums_arrived(key_sums_hopper<DIM> &sum)
+{
+    products_arrived(sum.dk);
+    products_arrived(sum.dv);
+}
+
+/* Rows of a tile beyond the sequence become 0: the next packed sequence lies there, and 0 times NaN is not 0.
+ * Both consumers call it. */
+template <int DIM, int DIRECTIONS, bool DECAYED>
+static __device__ __forceinline__ void clear_beyond(const key_group<DIM, DIRECTIONS, DECAYED> &g)
+{
+    typedef key_shape_hopper<DIM, DIRECTIONS> S;
+    const int real = g.v.nq - g.t.i, words = (S::queries - real) * (SIDE / 2);
+    uint32_t *const slot = (uint32_t *)g.sm.slot[g.count % KEY_SLOTS][0];
+    for (int n = 0; n < S::tiles * (DIM / SIDE); n++) {
+        for (int e = threadIdx.x; e < words; e += KEY_GROUPS * 128) {
+            slot[(n * S::queries + real) * (SIDE / 2) + e] = 0;
+        }
+    }
+    fence_async_proxy();
+    asm volatile("bar.sync 1, %0;" ::"n"(KEY_GROUPS * 128) : "memory");
+}
+
+/* One tile, with masks and without pipelining. */
+template <bool FINE, int DIM, int DIRECTIONS, bool DECAYED>
+static __device__ __forceinline__ void single_tile(key_sums_hopper<DIM> &sum,
+                                                   key_group<DIM, DIRECTIONS, DECAYED> &g)
+{
+    typedef key_shape_hopper<DIM, DIRECTIONS> S;
+    constexpr int parts = FINE ? 2 : 1;
+    key_scores<S::blocks> x;
+    weights_operand<parts, S::steps> w;
+    ask_scores<FINE>(x, g);
+    products_wait<0>();
+    products_arrived(x.s);
+    products_arrived(x.e);
+    weigh_keys(x.s, terms_of(g, TERM_LSE), g);
+    if constexpr (DIRECTIONS > NO_DIRECTION) {
+        products_arrived(x.u);
+        centre_probe(x.u, terms_of(g, TERM_UNIT));
+    }
+    centre_error(x.e, terms_of(g, TERM_CENTRE));
+    mask_pairs(x, g);
+    keep_weights<parts, DIRECTIONS>(w, x);
+    add_weighted<DIM>(sum.dv, w, g.tile(TILE_GRAD_O), NULL);
+    if constexpr (S::solved) {
+        add_weighted<DIM>(sum.dk, w, g.tile(TILE_Y), FINE ? g.rest(TILE_Y) : NULL);
+    }
+    products_commit();
+    products_wait<0>();
+    sums_arrived(sum);
+    score_gradient(x, g);
+    if (S::solved && g.by_max) {
+        add_peaks(x.s, g);
+    }
+    add_decay_sums(g, x.s);
+    split_weights(w, x.s);
+    add_weighted<DIM>(sum.dk, w, g.tile(TILE_Q), NULL);
+    products_commit();
+    products_wait<0>();
+    sums_arrived(sum);
+    if constexpr (DIRECTIONS > NO_DIRECTION) {
+        split_weights(w, x.e);
+        add_weighted<DIM>(sum.dk, w, g.tile(TILE_RHO), FINE ? g.rest(TILE_RHO) : NULL);
+        products_commit();
+        products_wait<0>();
+        sums_arrived(sum);
+    }
+}
+
+/* Rows of the current head, from the current tile on, whose directions have one part; among the next 32
+ * blocks of 64 rows, one for each lane. */
+template <int DIM, int DIRECTIONS, bool DECAYED>
+static __device__ __forceinline__ int cheap_rows(const key_group<DIM, DIRECTIONS, DECAYED> &g)
+{
+    const int i = g.t.i + (int)(threadIdx.x % 32) * ROWS;
+    const bool fine = i < g.v.nq && rows_fine(g.v, g.t.head, i);
+    const unsigned any = __ballot_sync(0xffffffffu, fine);
+    return uniform((any ? __ffs((int)any) - 1 : 32) * ROWS - (any % 2 ? 0 : g.t.i % ROWS));
+}
+
+/* Tiles of the current head, from the current one on, that make a run: plain, and seen whole. */
+template <int DIM, int DIRECTIONS, bool DECAYED>
+static __device__ __forceinline__ int run_length(const key_group<DIM, DIRECTIONS, DECAYED> &g)
+{
+    typedef key_shape_hopper<DIM, DIRECTIONS> S;
+    if ((S::solved && (g.by_max || g.cheap <= 0)) || !tile_whole<S::queries>(g.v, g.t.i, g.j)) {
+        return 0;
+    }
+    /* The largest first row of a tile in the run: within the sequence, with key j in the window of the last
+     * row of the tile, and with one part. */
+    int last = min(g.v.nq - S::queries, g.j - (S::queries - 1) - g.v.low);
+    if (S::solved) {
+        last = min(last, g.t.i + g.cheap - S::queries);
+    }
+    return (last - g.t.i) / S::queries + 1;
+}
+
+/* A run of `length` tiles, at least one, pipelined. */
+template <int DIM, int DIRECTIONS, bool DECAYED>
+static __device__ __forceinline__ void run_tiles(key_sums_hopper<DIM> &sum,
+                                                 key_group<DIM, DIRECTIONS, DECAYED> &g, int length)
+{
+    typedef key_shape_hopper<DIM, DIRECTIONS> S;
+    constexpr int groups = DIRECTIONS > NO_DIRECTION ? 3 : 2;
+    key_scores<S::blocks> x;
+    walk_on<S::queries>(g.t, g.x, length);
+    await_slot(g);
+    ask_scores<false>(x, g);
+    for (;;) {
+        weights_operand<1, S::steps> kept, ds, error;
+        g.slot = uniform(g.slot);
+        column_terms<S::blocks> term = terms_of(g, TERM_LSE);
+        products_wait<groups - 1>();
+        products_arrived(x.s);
+        weigh_keys(x.s, term, g);
+        if constexpr (DIRECTIONS > NO_DIRECTION) {
+            term = terms_of(g, TERM_UNIT);
+            products_wait<1>();
+            products_arrived(x.u);
+            centre_probe(x.u, term);
+        }
+        keep_weights<1, DIRECTIONS>(kept, x);
+        multiply_weights<DIM>(sum.dv, kept.part[0], g.tile(TILE_GRAD_O));
+        if constexpr (S::solved) {
+            more_weights<DIM>(sum.dk, kept.part[0], g.tile(TILE_Y));
+        }
+        products_commit();
+        term = terms_of(g, TERM_CENTRE);
+        products_wait<1>();
+        products_arrived(x.e);
+        centre_error(x.e, term);
+        score_gradient(x, g);
+        add_decay_sums(g, x.s);
+        split_weights(ds, x.s);
+        if constexpr (DIRECTIONS > NO_DIRECTION) {
+            split_weights(error, x.e);
+        }
+        multiply_weights<DIM>(sum.dk, ds.part[0], g.tile(TILE_Q));
+        if constexpr (DIRECTIONS > NO_DIRECTION) {
+            more_weights<DIM>(sum.dk, error.part[0], g.tile(TILE_RHO));
+        }
+        products_commit();
+        if constexpr (S::keys_held && DIRECTIONS > NO_DIRECTION) {
+            products_wait<1>();
+        }
+        const unsigned used = g.count++;
+        if (--length == 0) {
+            products_wait<0>();
+            sums_arrived(sum);
+            ring_release(g.sm.ring, used);
+            return;
+        }
+        await_slot(g);
+        ask_scores<false>(x, g);
+        products_wait<groups>();
+        ring_release(g.sm.ring, used);
+    }
+}
+
+/* Writes the keys' sums of ds over one head, from which the gradient of the decay is made. */
+template <int DIM, int DIRECTIONS>
+static __device__ __forceinline__ void put_decay_sums(const key_group<DIM, DIRECTIONS, true> &g, int head,
+                                                      const loam_args &a)
+{
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const float sum = quad_sum(g.decay.sum[row]) * (DIRECTIONS > NO_DIRECTION ? 1 / g.scale : 1);
+        if (a.grad_log_decay.data && threadIdx.x % 4 == 0 && g.at[row] - g.x.j0 < g.x.stored) {
+            ((float *)a.grad_log_decay.data)[LOCAL_AT(a.grad_log_decay, g.x.s.b, g.x.first_head + head,
+                                                      g.x.s.k0 + g.at[row])] = sum;
+        }
+    }
+}
+
+/* The same for the last head. Where no query sees the keys, their sums are 0 for all heads. */
+template <int DIM, int DIRECTIONS>
+static __device__ __forceinline__ void put_last_decay_sums(key_group<DIM, DIRECTIONS, true> &g, int heads,
+                                                           const loam_args &a)
+{
+    if (g.decay.head >= 0) {
+        put_decay_sums(g, g.decay.head, a);
+        return;
+    }
+    g.decay.sum[0] = g.decay.sum[1] = 0;
+    for (int head = 0; head < heads; head++) {
+        put_decay_sums(g, head, a);
+    }
+}
+
+/* Before each tile: where its head is new, writes the sums of the head before and loads G for the new one. */
+template <int DIM, int DIRECTIONS>
+static __device__ __forceinline__ void decay_of_head(key_group<DIM, DIRECTIONS, true> &g, const loam_args &a)
+{
+    if (g.t.head == g.decay.head) {
+        return;
+    }
+    if (g.decay.head >= 0) {
+        put_decay_sums(g, g.decay.head, a);
+    }
+    g.decay.head = g.t.head;
+    const local_decay_pair *const sums = decay_sums(a, g.x.s, g.x.first_head + g.t.head);
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        g.decay.own[row] = row_decay(sums, min(g.at[row] + 1, g.v.nk));
+        g.decay.sum[row] = 0;
+    }
+}
+
+/* A consumer warpgroup: all tiles of queries, in runs or one at a time. */
+template <int DIM, int DIRECTIONS, bool DECAYED>
+static __device__ __forceinline__ void use_slots(key_sums_hopper<DIM> &sum,
+                                                 key_group<DIM, DIRECTIONS, DECAYED> &g, const loam_args &a)
+{
+    typedef key_shape_hopper<DIM, DIRECTIONS> S;
+    while (g.t.left > 0) {
+        if constexpr (DECAYED) {
+            decay_of_head(g, a);
+        }
+        g.cheap = S::solved ? cheap_rows(g) : 0;
+        const int length = run_length(g);
+        if (length > 0) {
+            run_tiles(sum, g, length);
+            continue;
+        }
+        const bool fine = S::solved && g.cheap <= 0;
+        await_slot(g);
+        if (fine) {
+            ring_await(g.sm.ring, g.count + 1);
+        }
+        if (g.v.packed && g.t.i + S::queries > g.v.nq) {
+            clear_beyond(g);
+            if (fine) {
+                g.count++;
+                clear_beyond(g);
+                g.count--;
+            }
+        }
+        if (tile_seen<S::queries>(g.v, g.t.i, g.j)) {
+            if (S::solved && fine) {
+                single_tile<true>(sum, g);
+            } else {
+                single_tile<false>(sum, g);
+            }
+        }
+        ring_release(g.sm.ring, g.count++);
+        if (fine) {
+            ring_release(g.sm.ring, g.count++);
+        }
+        walk_on<S::queries>(g.t, g.x);
+    }
+}
+
+/* ------------------------------------------------------------------ the kernel */
+
+/* Stores two channels of a row, in one access where the view is aligned. */
+static __device__ __forceinline__ void put_pair(const loam_view &to, int64_t at, float x, float y)
+{
+    __nv_bfloat16 *const out = (__nv_bfloat16 *)to.data + at;
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
+    if ((uintptr_t)out % 4 == 0) {
+        *(__nv_bfloat162 *)out = pair;
+    } else {
+        out[0] = pair.x, out[1] = pair.y;
+    }
+}
+
+template <int DIM, int DIRECTIONS, bool DECAYED>
+static __device__ __forceinline__ void put_key_sums(const key_sums_hopper<DIM> &sum,
+                                                    const key_group<DIM, DIRECTIONS, DECAYED> &g,
+                                                    const loam_args &a)
+{
+    const float scale = DIRECTIONS > NO_DIRECTION ? 1 : g.scale;
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        if (g.at[row] - g.x.j0 >= g.x.stored) {
+            continue;
+        }
+        const int64_t token = g.x.s.k0 + g.at[row];
+#pragma unroll
+        for (int n = 0; n < DIM / 8; n++) {
+            const float(&dk)[4] = sum.dk[n / 8][n % 8], (&dv)[4] = sum.dv[n / 8][n % 8];
+            const int c = column_of(n, 0);
+            if (a.grad_k.data) {
+                put_pair(a.grad_k, LOCAL_AT(a.grad_k, g.x.s.b, g.x.h_kv, token) + c, scale * dk[2 * row],
+                         scale * dk[2 * row + 1]);
+            }
+            if (a.grad_v.data) {
+                put_pair(a.grad_v, LOCAL_AT(a.grad_v, g.x.s.b, g.x.h_kv, token) + c, dv[2 * row],
+                         dv[2 * row + 1]);
+            }
+        }
+    }
+}
+
+template <int DIM, int DIRECTIONS, bool DECAYED>
+__global__ void __launch_bounds__(KEY_THREADS, 1)
+    key_kernel_hopper(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                      const row_arrays arrays, const key_directions directions,
+                      const __grid_constant__ key_maps_hopper maps)
+{
+    typedef key_shape_hopper<DIM, DIRECTIONS> S;
+    extern __shared__ __align__(1024) unsigned char swizzled_memory[];
+    key_shared_hopper<DIM, DIRECTIONS> &sm = *(key_shared_hopper<DIM, DIRECTIONS> *)swizzled_memory;
+    const key_block x = key_block_at<KEY_ROWS>(p, a, blockIdx.x, S::queries);
+    if (x.stored <= 0) {
+        return;
+    }
+    /* row_arrays.state counts blocks of 64 rows from the end of each sequence. */
+    const int64_t last = (p.len_q + ROWS - 1) / ROWS - 1, sequence = blockIdx.x / p.heads_kv % p.batch;
+    const key_view v = key_view_of(
+        p, x.s, S::solved ? arrays.state + (last * p.batch + sequence) * p.heads_q + x.first_head : NULL);
+    const tile_walk t = { x.first, 0, (int)(x.tiles * (p.heads_q / p.heads_kv)) };
+    if (threadIdx.x == 0) {
+        for (int n = 0; n < KEY_SLOTS; n++) {
+            barrier_init(&sm.ring.full[n], 1 + 32); /* the copies, and each lane of fill_terms */
+            barrier_init(&sm.ring.empty[n], KEY_GROUPS * 4);
+        }
+        barrier_init(&sm.keys_full, 1);
+        fence_async_proxy();
+    }
+    __syncthreads();
+    const bool by_max = S::solved && p.ridge_unit == LOAM_RIDGE_MAX;
+    const unsigned group = uniform(threadIdx.x / 128);
+    if (group == KEY_GROUPS) {
+        registers_give_up<24>();
+        if (threadIdx.x == KEY_GROUPS * 128) {
+            fill_slots<DIM, DIRECTIONS>(sm, maps, x, v, t);
+        } else if (threadIdx.x / 32 == KEY_GROUPS * 4 + 1) {
+            fill_terms<DIM, DIRECTIONS, DECAYED>(sm, p, a, arrays, directions, x, v, by_max, t);
+        }
+        return;
+    }
+    registers_take<240>();
+    const int j = x.j0 + (int)group * SIDE, row = j + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    const float scale = (float)p.scale;
+    key_group<DIM, DIRECTIONS, DECAYED> g = {
+        sm,     x,  v,  t, 0, group, 0, 0, j, { row, row + 8 }, scale, (float)(p.scale * 1.4426950408889634),
+        by_max, {}, {}, {}
+    };
+    if constexpr (DECAYED) {
+        g.decay.head = -1;
+    }
+    key_sums_hopper<DIM> sum;
+    clear_sums<DIM>(sum.dk);
+    clear_sums<DIM>(sum.dv);
+    barrier_wait(&sm.keys_full, 0);
+    g.keys.take(sm.keys[group]);
+    g.values.take(sm.values[group]);
+    use_slots(sum, g, a);
+    put_key_sums(sum, g, a);
+    if constexpr (DECAYED) {
+        put_last_decay_sums(g, (int)(p.heads_q / p.heads_kv), a);
+    }
+}
+
+#endif

@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: MIT
+ * The pass over keys of the backward on Hopper, its producer: which tiles of queries a block of keys sees,
+ * rho and y in two bf16 parts, and the warpgroup that fills the ring with tiles of queries and the terms of
+ * their rows. local/hopper/backward_key.cuh has the consumers. */
+#ifndef LOAM_LOCAL_HOPPER_BACKWARD_KEY_STREAM_CUH
+#define LOAM_LOCAL_HOPPER_BACKWARD_KEY_STREAM_CUH
+
+#include "src/gpu/ring.cuh"
+#include "src/local/cuda/backward_key.cuh"
+#include "src/local/hopper/decay.cuh"
+#include "src/local/hopper/solved.cuh"
+
+enum { KEY_GROUPS = 2, KEY_ROWS = KEY_GROUPS * SIDE, KEY_THREADS = (KEY_GROUPS + 1) * 128, KEY_SLOTS = 4 };
+
+/* The tiles of a stage. */
+enum { TILE_Q, TILE_GRAD_O, TILE_RHO, TILE_Y };
+
+/* Terms: what a pair needs of its row besides products. lse to base 2; the centre of do . v + y . k;
+ * 1 + rho . kbar; e. Where the unit of the ridge is the largest p, TERM_E is 0: e is for the key with this p
+ * alone, which is TERM_PEAK, and e itself is TERM_PEAK_E. */
+enum { TERM_LSE, TERM_CENTRE, TERM_UNIT, TERM_E, TERM_PEAK, TERM_PEAK_E, TERMS };
+
+template <int DIM, int DIRECTIONS> struct key_shape_hopper {
+    static constexpr int queries = DIM == 64 ? 64 : 32; /* as many as registers allow */
+    static constexpr int blocks = queries / 8, steps = queries / 16;
+    static constexpr int tiles = 2 + DIRECTIONS;
+    static constexpr int tile = DIM * queries;
+    static constexpr bool solved = DIRECTIONS == SOLVED_PROBE;
+    /* Operands from registers where there is room: reading them from shared memory would take all its
+     * bandwidth. */
+    static constexpr bool keys_held = DIM == 64 || DIRECTIONS == NO_DIRECTION,
+                          values_held = DIM == 64 && DIRECTIONS == NO_DIRECTION;
+};
+
+template <int DIM, int DIRECTIONS> struct key_shared_hopper {
+    typedef key_shape_hopper<DIM, DIRECTIONS> of;
+    alignas(1024) __nv_bfloat16 keys[KEY_GROUPS][DIM * SIDE];
+    __nv_bfloat16 values[KEY_GROUPS][DIM * SIDE];
+    __nv_bfloat16 slot[KEY_SLOTS][of::tiles][of::tile];
+    alignas(16) float terms[KEY_SLOTS][TERMS][of::queries];
+    ring_barriers<KEY_SLOTS> ring;
+    uint64_t keys_full;
+    float decay[KEY_SLOTS][2][of::queries]; /* G of the rows, hi and lo (local/decay.h), where scores decay */
+};
+
+struct key_maps_hopper {
+    CUtensorMap k, v, query[4], rest[4]; /* of the tiles of a stage; rest: of their lo parts */
+};
+
+/* rho and y in two bf16 parts, hi and lo, [rows][dim]; centre: the products of the hi parts of rho and y with
+ * kbar, [rows]. */
+struct key_directions {
+    __nv_bfloat16 *rho[2], *y[2];
+    float2 *centre;
+};
+
+/* ------------------------------------------------------------------ which queries see which keys */
+
+/* Query i sees key j where i + low <= j <= i + up, within the lengths. */
+struct key_view {
+    int nq, nk, low, up;
+    bool packed;
+    /* The state (ROWS_CHEAP ..) of the first 64 rows of the sequence in the first head of the group; that of
+     * each next 64 rows is `step` entries before. NULL where no probe is solved. */
+    const int32_t *state;
+    int step;
+};
+
+static __device__ __forceinline__ key_view key_view_of(const loam_problem &p, const local_seq &s,
+                                                       const int32_t *state)
+{
+    const int64_t far = 1 << 30, shift = s.nk - s.nq,
+                  reach = p.window > 0 && p.window < far ? p.window - 1 : far;
+    const int64_t up = p.causal ? shift : shift + reach;
+    return { (int)s.nq,
+             (int)s.nk,
+             (int)local_clamp(shift - reach, -far, far),
+             (int)local_clamp(up, -far, far),
+             local_packed(&p),
+             state,
+             (int)(p.batch * p.heads_q) };
+}
+
+/* A tile of queries in the walk over the heads of the group. */
+struct tile_walk {
+    int i, head, left; /* first query, head within the group, tiles left with this one */
+};
+
+/* Advances by `count` tiles of this head. */
+template <int QUERIES>
+static __device__ __forceinline__ void walk_on(tile_walk &t, const key_block &x, int count = 1)
+{
+    t.i += count * QUERIES, t.left -= count;
+    if (t.i >= x.first + (int)x.tiles * QUERIES) {
+        t.i = x.first, t.head++;
+    }
+}
+
+/* Did the pass over rows need more than one part for query i of a head of the group? */
+static __device__ __forceinline__ bool rows_fine(const key_view &v, int head, int i)
+{
+    return v.state[head - (int64_t)(i / ROWS) * v.step] != ROWS_CHEAP;
+}
+
+/* Does any query of the tile from query i on see any of the keys j .. j + 63? */
+template <int QUERIES> static __device__ __forceinline__ bool tile_seen(const key_view &v, int i, int j)
+{
+    const int last = min(i + QUERIES, v.nq) - 1;
+    return j < v.nk && j <= last + v.up && j + SIDE - 1 >= i + v.low;
+}
+
+/* Does every query of the tile see all of them? */
+template <int QUERIES> static __device__ __forceinline__ bool tile_whole(const key_view &v, int i, int j)
+{
+    return j + SIDE <= v.nk && i + QUERIES <= v.nq && j + SIDE - 1 <= i + v.up &&
+           j >= i + QUERIES - 1 + v.low;
+}
+
+/* ------------------------------------------------------------------ the directions in parts */
+
+template <int N> struct alignas(4 * N) float_vector {
+    float x[N];
+};
+template <int N> struct alignas(2 * N) pair_vector {
+    uint32_t pair[N / 2];
+};
+
+/* Splits rho and y of 64 rows of a head: a row for each warp at a time, DIM / 32 channels for each lane. lo
+ * parts are for fine tiles alone. `centre` is for the hi parts, since plain tiles have no more. */
+template <int DIM>
+__global__ void __launch_bounds__(256)
+    split_directions_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                            const local_saved saved, const row_arrays arrays, const key_directions out)
+{
+    constexpr int channels = DIM / 32;
+    const row_block x = row_block_at(p, a, blockIdx.x);
+    const bool fine = x.rows > 0 && arrays.state[blockIdx.x] != ROWS_CHEAP;
+    const int64_t first = x.rows > 0 ? local_row(&p, &x.s, x.h, x.i0) : 0;
+#pragma unroll 2
+    for (int r = threadIdx.x / 32; r < x.rows; r += 8) {
+        const int64_t row = first + r, at = row * DIM + threadIdx.x % 32 * channels;
+        const float_vector<channels> kbar = *(const float_vector<channels> *)((const float *)saved.kbar + at),
+                                     rho = *(const float_vector<channels> *)((const float *)saved.rho + at),
+                                     y = *(const float_vector<channels> *)(arrays.y + at);
+        float lost[2] = { 0, 0 };
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            pair_vector<channels> part[2];
+#pragma unroll
+            for (int c = 0; c < channels; c++) {
+                const float value = n ? y.x[c] : rho.x[c];
+                lost[n] += (value - rounded<1>(value)) * kbar.x[c];
+            }
+#pragma unroll
+            for (int c = 0; c < channels; c += 2) {
+                uint32_t pair[2];
+                split_pair(pair, n ? y.x[c] : rho.x[c], n ? y.x[c + 1] : rho.x[c + 1]);
+                part[0].pair[c / 2] = pair[0], part[1].pair[c / 2] = pair[1];
+            }
+            *(pair_vector<channels> *)((n ? out.y : out.rho)[0] + at) = part[0];
+            if (fine) {
+                *(pair_vector<channels> *)((n ? out.y : out.rho)[1] + at) = part[1];
+            }
+        }
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) {
+            lost[0] += __shfl_xor_sync(0xffffffffu, lost[0], step);
+            lost[1] += __shfl_xor_sync(0xffffffffu, lost[1], step);
+        }
+        if (threadIdx.x % 32 == 0) {
+            const row_record &rec = arrays.record[row];
+            out.centre[row] = make_float2(rec.rho_kbar + (rec.rho_rest - lost[0]),
+                                          rec.y_kbar + (rec.y_rest - lost[1]));
+        }
+    }
+}
+
+/* ------------------------------------------------------------------ the producer */
+
+/* Issues the copies of tiles first .. of the queries at t into stage number `count`. */
+template <int DIM, int DIRECTIONS>
+static __device__ __forceinline__ void copy_queries(key_shared_hopper<DIM, DIRECTIONS> &sm,
+                                                    const CUtensorMap *maps, const key_block &x,
+                                                    const tile_walk &t, int first, unsigned count)
+{
+    typedef key_shape_hopper<DIM, DIRECTIONS> S;
+    uint64_t *const full = ring_fill(sm.ring, count, (S::tiles - first) * S::tile * 2);
+#pragma unroll
+    for (int n = 0; n < S::tiles; n++) {
+#pragma unroll
+        for (int c = 0; c < DIM; c += SIDE) {
+            if (n >= first) {
+                copy_box(sm.slot[count % KEY_SLOTS][n] + c * S::queries, maps + n, full, c, (int)x.s.q0 + t.i,
+                         (int)x.first_head + t.head, (int)x.s.b);
+            }
+        }
+    }
+}
+
+/* The producer thread: the keys and values of the block, then all tiles of queries. Where the directions of a
+ * tile have two parts, the next stage has the lo parts. */
+template <int DIM, int DIRECTIONS>
+static __device__ __forceinline__ void fill_slots(key_shared_hopper<DIM, DIRECTIONS> &sm,
+                                                  const key_maps_hopper &maps, const key_block &x,
+                                                  const key_view &v, tile_walk t)
+{
+    typedef key_shape_hopper<DIM, DIRECTIONS> S;
+    barrier_expect(&sm.keys_full, KEY_ROWS * DIM * 4);
+    for (int n = 0; n < KEY_GROUPS; n++) {
+        for (int c = 0; c < DIM; c += SIDE) {
+            const int token = (int)x.s.k0 + x.j0 + n * SIDE;
+            copy_box(sm.keys[n] + c * SIDE, &maps.k, &sm.keys_full, c, token, (int)x.h_kv, (int)x.s.b);
+            copy_box(sm.values[n] + c * SIDE, &maps.v, &sm.keys_full, c, token, (int)x.h_kv, (int)x.s.b);
+        }
+    }
+    for (unsigned count = 0; t.left > 0; walk_on<S::queries>(t, x)) {
+        copy_queries<DIM, DIRECTIONS>(sm, maps.query, x, t, 0, count++);
+        if (S::solved && rows_fine(v, t.head, t.i)) {
+            copy_queries<DIM, DIRECTIONS>(sm, maps.rest, x, t, TILE_RHO, count++);
+        }
+    }
+}
+
+/* lse to base 2, centre, 1 + rho . kbar and e of a row; zeros beyond the sequence. */
+template <int DIRECTIONS>
+static __device__ __forceinline__ float4 row_terms(const row_arrays &arrays, const key_directions &directions,
+                                                   int64_t row, bool real, bool fine)
+{
+    if (!real) {
+        return make_float4(0, 0, 0, 0);
+    }
+    /* the first words of row_record: lse, gbar, gbar_rest, rho_kbar; rho_rest, y_kbar, y_rest, e */
+    const float4 a = ((const float4 *)(arrays.record + row))[0],
+                 b = ((const float4 *)(arrays.record + row))[1];
+    float rho = a.w + b.x, y = b.y + b.z;
+    if (DIRECTIONS == SOLVED_PROBE && !fine) {
+        const float2 centre = directions.centre[row];
+        rho = centre.x, y = centre.y;
+    }
+    return make_float4(a.x * 1.44269504f, a.y + a.z + (DIRECTIONS == SOLVED_PROBE ? y : 0), 1 + rho,
+                       DIRECTIONS > NO_DIRECTION ? b.w : 0);
+}
+
+/* The producer warp of terms: a lane has rows lane + 32 n of a tile. A stage of lo parts gets no terms. */
+template <int DIM, int DIRECTIONS, bool DECAYED>
+static __device__ __forceinline__ void fill_terms(key_shared_hopper<DIM, DIRECTIONS> &sm,
+                                                  const loam_problem &p, const loam_args &a,
+                                                  const row_arrays &arrays, const key_directions &directions,
+                                                  const key_block &x, const key_view &v, bool by_max,
+                                                  tile_walk t)
+{
+    typedef key_shape_hopper<DIM, DIRECTIONS> S;
+    const int lane = threadIdx.x % 32;
+    for (unsigned count = 0; t.left > 0; walk_on<S::queries>(t, x)) {
+        const bool fine = S::solved && rows_fine(v, t.head, t.i);
+        const unsigned slot = count % KEY_SLOTS;
+        const int64_t row = local_row(&p, &x.s, x.first_head + t.head, t.i + lane);
+        float4 own[S::queries / 32];
+#pragma unroll
+        for (int n = 0; n < S::queries / 32; n++) {
+            own[n] = row_terms<DIRECTIONS>(arrays, directions, row + 32 * n, t.i + lane + 32 * n < v.nq,
+                                           fine);
+        }
+        local_decay_pair decay[S::queries / 32] = {};
+#pragma unroll
+        for (int n = 0; n < S::queries / 32; n++) {
+            const int i = t.i + lane + 32 * n;
+            if (DECAYED && i < v.nq) {
+                decay[n] = row_decay(decay_sums(a, x.s, x.first_head + t.head), i + v.up + 1);
+            }
+        }
+        barrier_wait(&sm.ring.empty[slot], count / KEY_SLOTS % 2 ^ 1);
+#pragma unroll
+        for (int n = 0; n < S::queries / 32; n++) {
+            sm.terms[slot][TERM_LSE][lane + 32 * n] = own[n].x;
+            sm.terms[slot][TERM_CENTRE][lane + 32 * n] = own[n].y;
+            sm.terms[slot][TERM_UNIT][lane + 32 * n] = own[n].z;
+            sm.terms[slot][TERM_E][lane + 32 * n] = by_max ? 0 : own[n].w;
+            if (by_max) {
+                const bool real = t.i + lane + 32 * n < v.nq;
+                sm.terms[slot][TERM_PEAK][lane + 32 * n] = __int_as_float(
+                    real ? arrays.record[row + 32 * n].peak : -1);
+                sm.terms[slot][TERM_PEAK_E][lane + 32 * n] = own[n].w;
+            }
+            if constexpr (DECAYED) {
+                sm.decay[slot][0][lane + 32 * n] = decay[n].hi;
+                sm.decay[slot][1][lane + 32 * n] = decay[n].lo;
+            }
+        }
+        barrier_arrive(&sm.ring.full[slot]);
+        count++;
+        if (fine) {
+            barrier_wait(&sm.ring.empty[count % KEY_SLOTS], count / KEY_SLOTS % 2 ^ 1);
+            barrier_arrive(&sm.ring.full[count % KEY_SLOTS]);
+            count++;
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,518 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The last sweep of the rows in the backward of Local Linear Attention on Hopper: dq, the residual of the
+ * adjoint solve, records and sums of the rows, in one bf16 part or two. For each pair, with g = do . v,
+ * t = y . kappa and u = rho . kappa:
+ *
+ *     E = g - gbar + t,   ds = p ((1 - u) E + e),   dq = scale sum ds k - y
+ */
+#ifndef LOAM_LOCAL_HOPPER_BACKWARD_PAIRS_CUH
+#define LOAM_LOCAL_HOPPER_BACKWARD_PAIRS_CUH
+
+#include "src/local/hopper/backward_block.cuh"
+
+/* Constants of a row in the formulas of its pairs. */
+struct pair_rows {
+    float error[2];  /* gbar + y . kbar: E = do . v + y . k - error */
+    float one[2];    /* 1 + rho . kbar: 1 - u = one - rho . k */
+    float e[2];      /* -y . Lambda rho */
+    float middle[2]; /* an x = q . k between the mean and the largest, from which x counts in sums */
+    /* Where the unit of the ridge is the largest p, e is 0, and -y . Lambda rho is for the key that has this
+     * p. */
+    bool by_max;
+    int peak[2];
+    float at_peak[2];
+};
+
+/* p of one pair from its product q . k. Where the gradient of the scale is wanted (SCALED) the products are
+ * kept, and p is computed from them at each use. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ float weight_hopper(const system_hopper<DIM, DECAYED> &sys, float product,
+                                                      int row, int j)
+{
+    float score = product * sys.scale2;
+    if constexpr (DECAYED) {
+        const local_decay_pair *const sums = decay_sums(sys.a, sys.x.s, sys.x.h);
+        score += decay_between(row_decay(sums, sys.r.hi[row]), sums[j]);
+    }
+    const float p = exp2_fast(fminf(score - sys.lse2[row], 0));
+    return sys.seen(row, j) ? p : 0;
+}
+
+/* The products s = q . k become p (SCALED: are kept), and g = do . v + y . k becomes p E. */
+template <bool SCALED, int DIM, bool DECAYED>
+static __device__ __forceinline__ void pair_errors(float (&s)[8][4], float (&g)[8][4],
+                                                   const system_hopper<DIM, DECAYED> &sys,
+                                                   const pair_rows &own, int j)
+{
+    if (!SCALED) {
+        weights_hopper(s, sys, j);
+    }
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const float p = SCALED ? weight_hopper(sys, s[n][e], e / 2, j + column_of(n, e)) : s[n][e];
+            g[n][e] = p * (g[n][e] - own.error[e / 2]);
+        }
+    }
+}
+
+/* The products u = rho . k become ds, from f = p E and s, which is p (SCALED: q . k). */
+template <bool SCALED, int DIM, bool DECAYED>
+static __device__ __forceinline__ void pair_gradients(float (&u)[8][4], const float (&s)[8][4],
+                                                      const float (&f)[8][4],
+                                                      const system_hopper<DIM, DECAYED> &sys,
+                                                      const pair_rows &own, rows_sums &sum, int j)
+{
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int row = e / 2;
+            const float p = SCALED ? weight_hopper(sys, s[n][e], row, j + column_of(n, e)) : s[n][e];
+            u[n][e] = f[n][e] * (own.one[row] - u[n][e]) + p * own.e[row];
+        }
+    }
+    if (own.by_max) {
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                u[n][e] += j + column_of(n, e) == own.peak[e / 2] ? own.at_peak[e / 2] : 0;
+            }
+        }
+    }
+    if constexpr (DECAYED) {
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                sum.total[e / 2] += u[n][e];
+            }
+        }
+    }
+    if (SCALED) {
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int row = e / 2;
+                const float p = weight_hopper(sys, s[n][e], row, j + column_of(n, e)),
+                            x = s[n][e] - own.middle[row];
+                sum.scale[row] += p != 0 ? u[n][e] * x : 0;
+                sum.mean[row] += p != 0 ? p * x : 0;
+            }
+        }
+    }
+}
+
+/* f: the weights as rounded to bf16. */
+static __device__ __forceinline__ void unpack_weights(float (&f)[8][4], const weights_operand<1> &w)
+{
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e += 2) {
+            const uint32_t pair = w.part[0][n / 2][n % 2 * 2 + e / 2];
+            f[n][e] = __uint_as_float(pair << 16);
+            f[n][e + 1] = __uint_as_float(pair & 0xffff0000u);
+        }
+    }
+}
+
+/* q = sum ds k and r = sum p E k; inner and total are the sums of these weights as rounded (this thread's
+ * columns). At 128 dimensions there are no registers for three products beside both accumulators: u = rho . k
+ * is then issued late, and p and p E are rounded to bf16 meanwhile. */
+template <bool SCALED, int DIM, bool DECAYED>
+static __device__ __forceinline__ void pair_sums(float (&q)[DIM / SIDE][8][4], float (&r)[DIM / SIDE][8][4],
+                                                 float (&inner)[2], float (&total)[2],
+                                                 const rows_system<DIM, DECAYED> &rs, const pair_rows &own,
+                                                 rows_sums &sum)
+{
+    constexpr bool late = DIM > 64;
+    static_assert(!(late && SCALED), "p in one part will not do");
+    const system_hopper<DIM, DECAYED> &sys = rs.sys;
+    tile_turns<DIM, DECAYED, pair_slots<DIM>::grad_o, true> turns(rs);
+    clear_sums<DIM>(q);
+    clear_sums<DIM>(r);
+    while (turns.taken < turns.count) {
+        const int j = turns.key_of(turns.taken);
+        const __nv_bfloat16 *const values = turns.take(), *const keys = turns.take();
+        float s[8][4], g[8][4], u[8][4];
+        weights_operand<1> p, f, ds;
+        multiply_rows<DIM>(s, sys.sm.query, keys, false);
+        more_rows<DIM>(g, rs.slot(pair_slots<DIM>::grad_o), values, false);
+        more_rows<DIM>(g, sys.sm.direction[0], keys, true);
+        if (!late) {
+            more_rows<DIM>(u, sys.sm.direction[1], keys, false);
+        }
+        products_commit();
+        products_wait<0>();
+        products_arrived(s);
+        products_arrived(g);
+        if (late) {
+            turns.give(turns.taken - 1);
+        }
+        pair_errors<SCALED>(s, g, sys, own, j);
+        split_weights(f, g);
+        add_weights(total, f);
+        if (late) {
+            split_weights(p, s);
+            multiply_rows<DIM>(u, sys.sm.direction[1], keys, false);
+            more_weights<DIM>(r, f.part[0], keys);
+            products_commit();
+            products_wait<0>();
+            products_arrived(r);
+            unpack_weights(g, f);
+            unpack_weights(s, p);
+        }
+        products_arrived(u);
+        pair_gradients<SCALED>(u, s, g, sys, own, sum, j);
+        split_weights(ds, u);
+        add_weights(inner, ds);
+        multiply_weights<DIM>(q, ds.part[0], keys);
+        if (!late) {
+            more_weights<DIM>(r, f.part[0], keys);
+        }
+        products_commit();
+        products_wait<0>();
+        products_arrived(r);
+        products_arrived(q);
+        turns.give(turns.taken);
+    }
+    turns.finish();
+}
+
+/* Issues u = rho . k and t (+)= y . k, with both parts of rho and y, after other products and without a
+ * products_begin. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void multiply_fine(float (&u)[8][4], float (&t)[8][4],
+                                                     const rows_system<DIM, DECAYED> &rs,
+                                                     const __nv_bfloat16 *keys, bool add)
+{
+    more_rows<DIM>(u, rs.slot(pair_slots<DIM>::rho), keys, false);
+    more_rows<DIM>(u, rs.sys.sm.direction[1], keys, true);
+    more_rows<DIM>(t, rs.slot(pair_slots<DIM>::y), keys, add);
+    more_rows<DIM>(t, rs.sys.sm.direction[0], keys, true);
+}
+
+/* rho_rest and y_rest: the means of u and t under p, which are the errors of the centres rho_kbar and y_kbar.
+ * With them u and t are exact relative to their own size, also where one key has nearly all the weight and
+ * rho is large. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void find_rests(row_record (&rec)[2], const rows_system<DIM, DECAYED> &rs)
+{
+    const system_hopper<DIM, DECAYED> &sys = rs.sys;
+    float omega[2] = { 0, 0 }, rho[2] = { 0, 0 }, y[2] = { 0, 0 };
+    tile_turns<DIM, DECAYED, pair_slots<DIM>::rho, false> turns(rs);
+    while (turns.taken < turns.count) {
+        const int j = turns.key_of(turns.taken);
+        const __nv_bfloat16 *const keys = turns.take();
+        float s[8][4], u[8][4], t[8][4];
+        multiply_rows<DIM>(s, sys.sm.query, keys, false);
+        multiply_fine(u, t, rs, keys, false);
+        products_commit();
+        products_wait<0>();
+        products_arrived(s);
+        products_arrived(u);
+        products_arrived(t);
+        turns.give(turns.taken);
+        weights_hopper(s, sys, j);
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int row = e / 2;
+                omega[row] += s[n][e];
+                rho[row] += s[n][e] * (u[n][e] - rec[row].rho_kbar);
+                y[row] += s[n][e] * (t[n][e] - rec[row].y_kbar);
+            }
+        }
+    }
+    turns.finish();
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const float sum = quad_sum(omega[row]), inverse = sum > 0 ? 1 / sum : 0;
+        rec[row].rho_rest = quad_sum(rho[row]) * inverse;
+        rec[row].y_rest = quad_sum(y[row]) * inverse;
+    }
+}
+
+/* pair_sums in two parts, without r. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void pair_sums_fine(float (&q)[DIM / SIDE][8][4], float (&inner)[2],
+                                                      const rows_system<DIM, DECAYED> &rs,
+                                                      const pair_rows &own, rows_sums &sum)
+{
+    const system_hopper<DIM, DECAYED> &sys = rs.sys;
+    tile_turns<DIM, DECAYED, pair_slots<DIM>::rho, true> turns(rs);
+    clear_sums<DIM>(q);
+    while (turns.taken < turns.count) {
+        const int j = turns.key_of(turns.taken);
+        float s[8][4], g[8][4], u[8][4];
+        weights_operand<2> ds;
+        const __nv_bfloat16 *const values = turns.take();
+        multiply_rows<DIM>(g, rs.slot(pair_slots<DIM>::grad_o), values, false);
+        products_commit();
+        products_wait<0>();
+        products_arrived(g);
+        turns.give(turns.taken);
+        const __nv_bfloat16 *const keys = turns.take();
+        multiply_rows<DIM>(s, sys.sm.query, keys, false);
+        multiply_fine(u, g, rs, keys, true);
+        products_commit();
+        products_wait<0>();
+        products_arrived(s);
+        products_arrived(g);
+        products_arrived(u);
+        pair_errors<true>(s, g, sys, own, j);
+        pair_gradients<true>(u, s, g, sys, own, sum, j);
+        split_weights(ds, u);
+        add_weights(inner, ds);
+        multiply_weights<DIM>(q, ds.part[1], keys);
+        more_weights<DIM>(q, ds.part[0], keys);
+        products_commit();
+        products_wait<0>();
+        products_arrived(q);
+        turns.give(turns.taken);
+    }
+    turns.finish();
+}
+
+/* Elements e and e + 1 (e = 0 or 2) of fragment n of y: from the scratch, rounded to one part, or, FINE, from
+ * the direction. */
+template <bool FINE, int DIM, bool DECAYED>
+static __device__ __forceinline__ float2 solution_pair(const system_hopper<DIM, DECAYED> &sys,
+                                                       const cg_rows &k, int n, int e)
+{
+    const lane_vector x = sys.vector(VECTOR_X);
+    float2 y = FINE ? direction_pair<true>(sys, n, e) : make_float2(x.get(4 * n + e), x.get(4 * n + e + 1));
+    y.x *= k.unit[e / 2], y.y *= k.unit[e / 2];
+    return FINE ? y : make_float2(rounded<1>(y.x), rounded<1>(y.y));
+}
+
+/* Writes the tiles of y and rho, y itself and the gradient of the ridge; makes the records of the thread's
+ * rows. */
+template <bool FINE, int DIM, bool DECAYED>
+static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM, DECAYED> &rs, const cg_rows &k,
+                                                      const rows_sums &sum, row_record (&rec)[2])
+{
+    const system_hopper<DIM, DECAYED> &sys = rs.sys;
+    const loam_args &a = sys.a;
+    const lane_vector kbar = sys.vector(VECTOR_KBAR);
+    float e[2] = { 0, 0 }, ridge[2] = { 0, 0 }, rho_kbar[2] = { 0, 0 }, y_kbar[2] = { 0, 0 };
+    int64_t out[2];
+    for (int row = 0; row < 2; row++) {
+        out[row] = LOCAL_AT(a.grad_ridge, sys.x.s.b, sys.x.h, sys.x.s.q0 + sys.x.i0 + sys.r.at[row]);
+    }
+#pragma unroll 4
+    for (int n = 0; n < DIM / 8; n++) {
+#pragma unroll
+        for (int at = 0; at < 4; at += 2) {
+            const int row = at / 2, c = column_of(n, at), tile = swizzled(sys.r.at[row], c);
+            const float2 rho = rs.pair(rs.all.saved.rho, row, c), y = solution_pair<FINE>(sys, k, n, at);
+            uint32_t rho_part[2], y_part[2];
+            split_pair(rho_part, rho.x, rho.y);
+            split_pair(y_part, y.x, y.y);
+            *(uint32_t *)(sys.sm.direction[1] + tile) = rho_part[0];
+            *(uint32_t *)(sys.sm.direction[0] + tile) = y_part[0];
+            if (FINE) {
+                *(uint32_t *)(rs.slot(pair_slots<DIM>::rho) + tile) = rho_part[1];
+                *(uint32_t *)(rs.slot(pair_slots<DIM>::y) + tile) = y_part[1];
+            }
+            const float part[2] = { -y.x * rho.x * sys.ridge.unit[row], -y.y * rho.y * sys.ridge.unit[row] };
+            const float mean[2] = { kbar.get(4 * n + at), kbar.get(4 * n + at + 1) };
+            rho_kbar[row] += rho.x * mean[0] + rho.y * mean[1];
+            y_kbar[row] += y.x * mean[0] + y.y * mean[1];
+            ridge[row] += part[0] + part[1];
+            e[row] -= y.x * rho.x * rs.lambda(4 * n + at) + y.y * rho.y * rs.lambda(4 * n + at + 1);
+            if (sys.p.ridge_axes == LOAM_RIDGE_CHANNEL && a.grad_ridge.data && sys.r.real[row]) {
+                store_pair(a.grad_ridge.data, LOAM_F32, out[row], c, DIM, part[0], part[1]);
+            }
+            if (sys.r.real[row]) {
+                *(float2 *)(rs.all.arrays.y + rs.line(row) * DIM + c) = y;
+            }
+        }
+    }
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        row_record r = {};
+        ridge[row] = quad_sum(ridge[row]);
+        r.lse = sys.lse2[row] * 0.693147181f;
+        r.gbar = sum.gbar[row], r.gbar_rest = sum.rest[row];
+        r.rho_kbar = quad_sum(rho_kbar[row]), r.y_kbar = quad_sum(y_kbar[row]);
+        r.e = quad_sum(e[row]);
+        r.unit = sys.ridge.unit[row];
+        r.peak = sum.peak[row], r.lo = sys.r.lo[row], r.hi = sys.r.hi[row];
+        rec[row] = r;
+        if (sys.r.real[row] && threadIdx.x % 4 == 0) {
+            rs.all.arrays.sums.ridge[rs.line(row)] = (double)ridge[row];
+            if (sys.p.ridge_axes == LOAM_RIDGE_TOKEN && a.grad_ridge.data) {
+                ((float *)a.grad_ridge.data)[out[row]] = ridge[row];
+            }
+        }
+    }
+}
+
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void put_records(const rows_system<DIM, DECAYED> &rs,
+                                                   const row_record (&rec)[2])
+{
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        if (rs.r.real[row] && threadIdx.x % 4 == 0) {
+            rs.all.arrays.record[rs.line(row)] = rec[row];
+        }
+    }
+}
+
+/* The constants of the pairs from the records of the rows. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ pair_rows pair_rows_of(const system_hopper<DIM, DECAYED> &sys,
+                                                         const row_record (&rec)[2])
+{
+    const float scale = (float)sys.p.scale;
+    pair_rows own;
+    own.by_max = sys.p.ridge_unit == LOAM_RIDGE_MAX;
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const row_record &r = rec[row];
+        const float middle = r.lo < r.hi && scale != 0 ? (r.lse - logf((float)(r.hi - r.lo))) / scale : 0;
+        own.error[row] = r.gbar + r.gbar_rest + r.y_kbar + r.y_rest;
+        own.one[row] = 1 + r.rho_kbar + r.rho_rest;
+        own.e[row] = own.by_max ? 0 : r.e;
+        own.peak[row] = r.peak, own.at_peak[row] = r.e;
+        own.middle[row] = fabsf(middle) < 1e30f ? middle : 0;
+    }
+    return own;
+}
+
+/* Begins the last sweep: do is copied into its stage while the threads fill the other tiles of rows. */
+template <bool FINE, int DIM, bool DECAYED>
+static __device__ __forceinline__ void begin_pairs(const rows_system<DIM, DECAYED> &rs, const cg_rows &k,
+                                                   rows_sums &sum, row_record (&rec)[2])
+{
+    if (threadIdx.x == 0) {
+        barrier_expect(&rs.sys.sm.query_full, DIM * SIDE * 2);
+        ask_rows(rs.sys, rs.slot(pair_slots<DIM>::grad_o), rs.all.maps.grad_o);
+    }
+    sum.scale[0] = sum.scale[1] = sum.mean[0] = sum.mean[1] = sum.total[0] = sum.total[1] = 0;
+    fill_pair_rows<FINE>(rs, k, sum, rec);
+    fence_async_proxy();
+    __syncthreads();
+    barrier_wait(&rs.sys.sm.query_full, rs.count.rows++ % 2);
+}
+
+/* Writes dq, and the sums of the rows. inner: sum ds of this thread's columns. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void put_pairs(const rows_system<DIM, DECAYED> &rs,
+                                                 const float (&q)[DIM / SIDE][8][4], float (&inner)[2],
+                                                 rows_sums &sum)
+{
+    const system_hopper<DIM, DECAYED> &sys = rs.sys;
+    const loam_args &a = sys.a;
+    const lane_vector kbar = sys.vector(VECTOR_KBAR);
+    const float scale = (float)sys.p.scale;
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        inner[row] = quad_sum(inner[row]);
+        /* sum ds is 0 but for rounding: the difference is taken out at the mean x, and in dq at the mean
+         * key. */
+        const float rest = inner[row] * quad_sum(sum.mean[row]);
+        sum.scale[row] = quad_sum(sum.scale[row]) - (fabsf(rest) < INFINITY ? rest : 0);
+        if (sys.r.real[row] && threadIdx.x % 4 == 0) {
+            rs.all.arrays.sums.scale[rs.line(row)] = (double)sum.scale[row];
+        }
+        if constexpr (DECAYED) {
+            const float ds = quad_sum(sum.total[row]);
+            if (sys.r.real[row] && threadIdx.x % 4 == 0) {
+                rs.all.arrays.sums.inner[rs.line(row)] = (double)ds;
+            }
+        }
+    }
+    if (!a.grad_q.data) {
+        return;
+    }
+#pragma unroll
+    for (int n = 0; n < DIM / 8; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e += 2) {
+            const int row = e / 2, c = column_of(n, e);
+            if (!sys.r.real[row]) {
+                continue;
+            }
+            const float2 y = rs.pair(rs.all.arrays.y, row, c);
+            const int64_t out = LOCAL_AT(a.grad_q, sys.x.s.b, sys.x.h, sys.x.s.q0 + sys.x.i0 + sys.r.at[row]);
+            store_pair(a.grad_q.data, LOAM_BF16, out, c, DIM,
+                       scale * (q[n / 8][n % 8][e] - inner[row] * kbar.get(4 * n + e)) - y.x,
+                       scale * (q[n / 8][n % 8][e + 1] - inner[row] * kbar.get(4 * n + e + 1)) - y.y);
+        }
+    }
+}
+
+/* The last sweep of a cheap block. True where the solve is accepted: all results of the rows are then
+ * written. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ bool finish_rows(const rows_system<DIM, DECAYED> &rs, const cg_rows &k,
+                                                   const bool (&wanted)[2], const cg_tolerance &tolerance,
+                                                   rows_sums &sum)
+{
+    const system_hopper<DIM, DECAYED> &sys = rs.sys;
+    float q[DIM / SIDE][8][4], r[DIM / SIDE][8][4];
+    float inner[2] = { 0, 0 }, total[2] = { 0, 0 }, error2[2] = { 0, 0 }, residual;
+    row_record rec[2];
+    begin_pairs<false>(rs, k, sum, rec);
+    put_records(rs, rec);
+    const pair_rows own = pair_rows_of(sys, rec);
+    if (DIM > 64 || !sys.a.grad_scale) {
+        pair_sums<false>(q, r, inner, total, rs, own, sum);
+    } else if constexpr (DIM == 64) {
+        pair_sums<true>(q, r, inner, total, rs, own, sum);
+    }
+    const lane_vector kbar = sys.vector(VECTOR_KBAR);
+    const float inverse[2] = { 1 / (k.unit[0] * k.unit[0]), 1 / (k.unit[1] * k.unit[1]) };
+    total[0] = quad_sum(total[0]), total[1] = quad_sum(total[1]);
+#pragma unroll
+    for (int n = 0; n < DIM / 8; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e += 2) {
+            const float2 y = direction_pair<false>(sys, n, e);
+#pragma unroll
+            for (int s = 0; s < 2; s++) {
+                const int row = e / 2;
+                const float rest = r[n / 8][n % 8][e + s] - total[row] * kbar.get(4 * n + e + s) +
+                                   rs.lambda(4 * n + e + s) * (s ? y.y : y.x);
+                error2[row] += rest * rest * inverse[row];
+            }
+        }
+    }
+    bool missed = false;
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        missed |= wanted[row] && !(accepted(k, tolerance, row, quad_sum(error2[row]), &residual) &&
+                                   sys.ridge.least[row] > BLOCK_LEAST_RIDGE * k.most[row]);
+    }
+    if (__syncthreads_or(missed)) {
+        return false;
+    }
+    put_pairs(rs, q, inner, sum);
+    return true;
+}
+
+/* The last sweeps of a block in two parts. The solution is the direction. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void finish_rows_fine(const rows_system<DIM, DECAYED> &rs, const cg_rows &k,
+                                                        rows_sums &sum)
+{
+    float q[DIM / SIDE][8][4], inner[2] = { 0, 0 };
+    row_record rec[2];
+    begin_pairs<true>(rs, k, sum, rec);
+    find_rests(rec, rs);
+    put_records(rs, rec);
+    const pair_rows own = pair_rows_of(rs.sys, rec);
+    pair_sums_fine(q, inner, rs, own, sum);
+    put_pairs(rs, q, inner, sum);
+}
+
+#endif

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: MIT
+ * The pass over rows of Local Linear Attention on Hopper: the launches of rows_kernel_hopper, and of the
+ * kernels for sm80 for the blocks that it leaves. */
+#include "src/local/cuda/solve_work.cuh"
+#include "src/local/hopper/backward_rows.cuh"
+#include "src/local/hopper/maps.cuh"
+
+template <bool FINE, bool LISTED, int DIM, bool DECAYED>
+static loam_status launch_pass(const loam_problem *p, const loam_args *a, const local_saved *saved,
+                               const row_arrays *rows, const solve_work *work, const rows_maps_hopper *maps,
+                               bool overlapped, loam_error *error)
+{
+    const int64_t blocks = (int64_t)row_blocks(p), most = work->scratches;
+    return cuda_launch("rows_kernel_hopper", rows_kernel_hopper<FINE, LISTED, DIM, DECAYED>,
+                       most < blocks ? most : blocks, THREADS, rows_shared_bytes<DIM>, a->stream, overlapped,
+                       error, *p, *a, *saved, *rows, *work, blocks, *maps);
+}
+
+template <int DIM>
+static loam_status launch(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                          const solve_work *work, loam_error *error)
+{
+    const local_saved saved = local_saved_carve(p, a->saved, NULL);
+    rows_maps_hopper maps;
+    TRY(query_map_make(&maps.all.q, p, &a->q, SIDE, error));
+    TRY(query_map_make(&maps.grad_o, p, &a->grad_o, SIDE, error));
+    TRY(key_map_make(&maps.all.k, p, &a->k, SIDE, error));
+    TRY(key_map_make(&maps.all.v, p, &a->v, SIDE, error));
+    TRY(solve_work_clear(work, a, error));
+    if (p->decay) {
+        return launch_pass<true, false, DIM, true>(p, a, &saved, rows, work, &maps, false, error);
+    }
+    TRY((launch_pass<true, false, DIM, false>(p, a, &saved, rows, work, &maps, false, error)));
+    TRY((launch_pass<false, false, DIM, false>(p, a, &saved, rows, work, &maps, true, error)));
+    return launch_pass<true, true, DIM, false>(p, a, &saved, rows, work, &maps, false, error);
+}
+
+loam_status local_rows_solved_hopper(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                                     void *memory, loam_error *error)
+{
+    arena pool = { (char *)memory, 0 };
+    const solve_work work = solve_work_carve(p, &pool);
+    TRY(p->dim_qk == 64 ? launch<64>(p, a, rows, &work, error) : launch<128>(p, a, rows, &work, error));
+    TRY(local_adjoint64_cuda(p, a, rows, memory, error));
+    return local_query_gradient_narrow_cuda(p, a, rows, error);
+}
+
+size_t local_rows_solved_hopper_work(const loam_problem *p) { return local_adjoint_cuda_work(p); }

@@ -1,0 +1,727 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Forward with a given probe (0 or args.probe) on Hopper: the sums of local/cuda/given.cuh, for bf16, dot
+ * scores that may decay but have no other bias, and head dimensions 64 and 128.
+ *
+ * Persistent blocks, one on each multiprocessor, go through blocks of 128 rows. Two consumer warpgroups have
+ * 64 rows each, from the scores to the output. Each goes through the tiles at its own pace: the exponentials
+ * of one overlap with the products of the other. Without a probe, the product of a tile's weights with its
+ * values also overlaps with the weights of the next tile. The last warpgroup produces: one warp copies keys
+ * and values, one thread the rows, and one warp computes decays. Scores and their maxima are to base 2.
+ */
+#ifndef LOAM_LOCAL_HOPPER_GIVEN_CUH
+#define LOAM_LOCAL_HOPPER_GIVEN_CUH
+
+#include "src/gpu/ring.cuh"
+#include "src/local/cuda/given.cuh"
+#include "src/local/hopper/decay.cuh"
+
+template <int DIM, bool PROBED> struct given_shape_hopper {
+    static constexpr int consumers = 2;                          /* warpgroups of 64 rows */
+    static constexpr int keys = PROBED && DIM == 128 ? 64 : 128; /* of a tile */
+    static constexpr int slots = DIM == 64 || PROBED ? 4 : 2;
+    static constexpr int rows = consumers * ROWS;
+    static constexpr int threads = (consumers + 1) * THREADS;
+};
+
+/* What a thread keeps of its two rows in shared memory: keys lo .. hi - 1 that they see, for the few tiles
+ * that need a mask, and omega of its columns. The store of omega with every tile also serves scheduling: the
+ * compiler moves arithmetic beyond a wait for products, but no volatile store, so that the arithmetic which
+ * leads to the store overlaps with the products. */
+struct row_state_hopper {
+    int lo[2], hi[2];
+    volatile float omega[2];
+};
+
+template <int DIM, bool PROBED, bool DECAYED> struct given_shared_hopper {
+    typedef given_shape_hopper<DIM, PROBED> of;
+    /* The rows of each warpgroup; their outputs overwrite their queries. */
+    alignas(1024) __nv_bfloat16 query[of::consumers][DIM * SIDE];
+    __nv_bfloat16 probe[PROBED ? of::consumers : 1][PROBED ? DIM * SIDE : 512];
+    __nv_bfloat16 keys[of::slots][DIM * of::keys], values[of::slots][DIM * of::keys];
+    ring_barriers<of::slots> key_ring, value_ring;
+    ring_barriers<1> row_ring[of::consumers];
+    uint64_t tail;
+    row_state_hopper state[of::consumers * THREADS];
+    near_tile<DECAYED, of::keys> near[of::slots]; /* of the keys in each stage */
+};
+
+struct given_maps_hopper {
+    CUtensorMap q, k, v, probe;
+};
+
+/* Calls use(n) for each block of rows n that this thread block has; all roles go through them in this order.
+ * Every other round of the grid runs backwards: late rows see the most keys, and each thread block thus gets
+ * its share of them. */
+template <class F> static __device__ __forceinline__ void given_blocks(unsigned blocks, F use)
+{
+    for (unsigned round = 0; round * gridDim.x < blocks; round++) {
+        const unsigned n = round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+        if (n < blocks) {
+            use(n);
+        }
+    }
+}
+
+/* ------------------------------------------------------------------ copies */
+
+/* Copies DIM / 64 boxes of the map, each of ROWS_OF_BOX rows by 64 channels, side by side. */
+template <int DIM, int ROWS_OF_BOX>
+static __device__ __forceinline__ void copy_rows(__nv_bfloat16 *tile, const CUtensorMap &map,
+                                                 uint64_t *barrier, int64_t token, int64_t h, int64_t b)
+{
+#pragma unroll
+    for (int c = 0; c < DIM; c += SIDE) {
+        copy_box(tile + c * ROWS_OF_BOX, &map, barrier, c, (int)token, (int)h, (int)b);
+    }
+}
+
+/* The producer thread of rows: queries and probes of each warpgroup, when it has released those before. */
+template <int DIM, bool PROBED, bool DECAYED>
+static __device__ __forceinline__ void ask_rows(given_shared_hopper<DIM, PROBED, DECAYED> &sm,
+                                                const loam_problem &p, const loam_args &a,
+                                                const given_maps_hopper &maps, unsigned blocks)
+{
+    typedef given_shape_hopper<DIM, PROBED> of;
+    unsigned turn = 0;
+    given_blocks(blocks, [&](unsigned n) {
+        const row_block x = row_block_at<of::rows>(p, a, n);
+        if (x.rows <= 0) {
+            return;
+        }
+        for (int w = 0; w < of::consumers; w++) {
+            const int64_t token = x.s.q0 + x.i0 + w * ROWS;
+            uint64_t *full = ring_fill(sm.row_ring[w], turn, (PROBED ? 2 : 1) * DIM * ROWS * 2);
+            copy_rows<DIM, ROWS>(sm.query[w], maps.q, full, token, x.h, x.s.b);
+            if (PROBED) {
+                copy_rows<DIM, ROWS>(sm.probe[w], maps.probe, full, token, x.h, x.s.b);
+            }
+        }
+        turn++;
+    });
+}
+
+/* Rows `from` .. KEYS - 1 of a tile become 0; the lanes of a warp share the work. */
+template <int DIM, int KEYS> static __device__ __forceinline__ void clear_tail(__nv_bfloat16 *tile, int from)
+{
+    const uint4 zeros = make_uint4(0, 0, 0, 0);
+#pragma unroll 1
+    for (int c = 0; c < DIM; c += SIDE) {
+#pragma unroll 1
+        for (int e = from * SIDE + threadIdx.x % 32 * 8; e < KEYS * SIDE; e += 32 * 8) {
+            *(uint4 *)(tile + c * KEYS + e) = zeros;
+        }
+    }
+}
+
+/* The producer warp of keys and values. Values beyond the last key that the block sees may be NaN (beyond the
+ * sequence, anything), which weights of 0 do not cancel. So the last tile of values completes on `tail`
+ * first; the warp clears the rows beyond the last key and then arrives at the full barrier. */
+template <int DIM, bool PROBED, bool DECAYED>
+static __device__ __forceinline__ void ask_keys(given_shared_hopper<DIM, PROBED, DECAYED> &sm,
+                                                const loam_problem &p, const loam_args &a,
+                                                const given_maps_hopper &maps, unsigned blocks)
+{
+    typedef given_shape_hopper<DIM, PROBED> of;
+    constexpr unsigned bytes = DIM * of::keys * 2;
+    const bool first = threadIdx.x % 32 == 0;
+    unsigned count = 0, tails = 0;
+    given_blocks(blocks, [&](unsigned n) {
+        const row_block x = row_block_at<of::rows>(p, a, n);
+        for (int j = x.first; j < x.last; j += of::keys, count++) {
+            const unsigned slot = count % of::slots;
+            const int64_t token = x.s.k0 + j;
+            const bool whole = x.last - j >= of::keys;
+            if (first) {
+                uint64_t *full = ring_fill(sm.key_ring, count, bytes);
+                copy_rows<DIM, of::keys>(sm.keys[slot], maps.k, full, token, x.h_kv, x.s.b);
+                if (whole) {
+                    full = ring_fill(sm.value_ring, count, bytes);
+                } else {
+                    barrier_wait(&sm.value_ring.empty[slot], count / of::slots % 2 ^ 1);
+                    barrier_expect(full = &sm.tail, bytes);
+                }
+                copy_rows<DIM, of::keys>(sm.values[slot], maps.v, full, token, x.h_kv, x.s.b);
+            }
+            if (!whole) {
+                __syncwarp();
+                barrier_wait(&sm.tail, tails++ % 2);
+                clear_tail<DIM, of::keys>(sm.values[slot], x.last - j);
+                fence_async_proxy();
+                __syncwarp();
+                if (first) {
+                    barrier_arrive(&sm.value_ring.full[slot]);
+                }
+            }
+            __syncwarp();
+        }
+    });
+}
+
+/* The producer warp of decays: fills the near_tile of each tile of keys, and each lane arrives at the full
+ * barrier of its stage. */
+template <int DIM, bool PROBED>
+static __device__ __forceinline__ void fill_near(given_shared_hopper<DIM, PROBED, true> &sm,
+                                                 const loam_problem &p, const loam_args &a, unsigned blocks)
+{
+    typedef given_shape_hopper<DIM, PROBED> of;
+    unsigned count = 0;
+    given_blocks(blocks, [&](unsigned n) {
+        const row_block x = row_block_at<of::rows>(p, a, n);
+        const local_decay_pair *const sums = decay_sums(a, x.s, x.h);
+        for (int j = x.first; j < x.last; j += of::keys, count++) {
+            const near_keys<of::keys> keys(sums, j, x.last);
+            barrier_wait(&sm.key_ring.empty[count % of::slots], count / of::slots % 2 ^ 1);
+            keys.put(sm.near[count % of::slots]);
+            barrier_arrive(&sm.key_ring.full[count % of::slots]);
+        }
+    });
+}
+
+/* ------------------------------------------------------------------ sums */
+
+/* The running maximum of a row moves only where it grows by more than this, to base 2: sums are as exact
+ * relative to any number near it, and for most tiles the accumulators then need no rescaling. With a probe
+ * the centre moves with the maximum, to the mean of t at that time; it must not stay behind keys that have
+ * most of the weight, so that the slack is smaller. */
+template <bool PROBED> constexpr float maximum_slack = PROBED ? 2.0f : 8.0f;
+
+/* Sums of a warpgroup's rows, named as in local/cuda/given.cuh: o is A, b is B, tsum is T. m is the running
+ * maximum to base 2, that is of scale2 q . k. omega and tsum are of the thread's columns. */
+template <int DIM, bool PROBED> struct given_sums_hopper {
+    float o[DIM / SIDE][8][4];
+    float b[PROBED ? DIM / SIDE : 1][8][4];
+    float m[2], omega[2], centre[2], tsum[2];
+};
+
+template <int DIM, bool PROBED>
+static __device__ __forceinline__ void given_begin_hopper(given_sums_hopper<DIM, PROBED> &g)
+{
+#pragma unroll
+    for (int n = 0; n < DIM / SIDE; n++) {
+        clear(g.o[n]);
+        if constexpr (PROBED) {
+            clear(g.b[n]);
+        }
+    }
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        g.m[row] = -INFINITY, g.omega[row] = 0, g.centre[row] = 0, g.tsum[row] = 0;
+    }
+}
+
+/* The mask: x of the tile from key j on becomes other[row] where the row does not see the key. */
+template <int BLOCKS>
+static __device__ __forceinline__ void hide_hopper(float (&x)[BLOCKS][4], const row_state_hopper &state,
+                                                   int j, const float (&other)[2])
+{
+    const int at = j + column_of(0, 0);
+    const int from[2] = { state.lo[0] - at, state.lo[1] - at };
+    const unsigned count[2] = { (unsigned)(state.hi[0] - state.lo[0]),
+                                (unsigned)(state.hi[1] - state.lo[1]) };
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const unsigned back = (unsigned)(8 * n + e % 2 - from[e / 2]);
+            x[n][e] = back < count[e / 2] ? x[n][e] : other[e / 2];
+        }
+    }
+}
+
+/* Scores become weights, w = 2^(scale2 s + from - m), which are added to omega; from[row] is the part of the
+ * row's scores to base 2 that s lacks. Returns whether the maximum of any of the warp's rows moved; keep[row]
+ * is then the factor for all that the row has accumulated. Whether a row's maximum moves depends on that row
+ * alone, so that other rows do not change its bits. */
+template <int DIM, bool PROBED, int BLOCKS>
+static __device__ __forceinline__ bool weigh_hopper(given_sums_hopper<DIM, PROBED> &g,
+                                                    row_state_hopper &state, float (&s)[BLOCKS][4],
+                                                    float (&keep)[2], float scale2, const float (&from)[2])
+{
+    float top[2];
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        top[row] = fmaxf(s[0][2 * row], s[0][2 * row + 1]);
+#pragma unroll
+        for (int n = 1; n < BLOCKS; n++) {
+            top[row] = fmaxf(top[row], fmaxf(s[n][2 * row], s[n][2 * row + 1]));
+        }
+        top[row] = top[row] * scale2 + from[row];
+        keep[row] = 1;
+    }
+    constexpr float slack = maximum_slack<PROBED>;
+    const bool moves = __any_sync(0xffffffffu, top[0] > g.m[0] + slack || top[1] > g.m[1] + slack);
+    if (moves) {
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            const float m = quad_max(top[row]);
+            if (m > g.m[row] + slack) {
+                keep[row] = exp2_fast(g.m[row] - m);
+                g.m[row] = m;
+                g.omega[row] *= keep[row];
+            }
+        }
+    }
+    const float base[2] = { finite_or_zero(g.m[0]) - from[0], finite_or_zero(g.m[1]) - from[1] };
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            s[n][e] = exp2_fast(fmaf(s[n][e], scale2, -base[e / 2]));
+            g.omega[e / 2] += s[n][e];
+        }
+    }
+    state.omega[0] = g.omega[0], state.omega[1] = g.omega[1];
+    return moves;
+}
+
+/* Scales the accumulators to the maximum that has moved. */
+template <int DIM>
+static __device__ __forceinline__ void rescale_hopper(given_sums_hopper<DIM, false> &g,
+                                                      const float (&keep)[2])
+{
+#pragma unroll
+    for (int n = 0; n < DIM / SIDE; n++) {
+        scale_rows(g.o[n], keep);
+    }
+}
+
+/* The products t = probe . k become w (t - c), which are added to tsum. */
+template <int DIM, int BLOCKS>
+static __device__ __forceinline__ void lean_hopper(given_sums_hopper<DIM, true> &g, float (&t)[BLOCKS][4],
+                                                   const float (&w)[BLOCKS][4], const float (&keep)[2])
+{
+    g.tsum[0] *= keep[0], g.tsum[1] *= keep[1];
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            t[n][e] = w[n][e] * (t[n][e] - g.centre[e / 2]);
+            g.tsum[e / 2] += t[n][e];
+        }
+    }
+}
+
+/* Scales the accumulators to the maximum that has moved. Where a row's maximum moved, its centre moves to the
+ * mean of t so far, and with it B and w (t - c) of this tile. */
+template <int DIM, int BLOCKS>
+static __device__ __forceinline__ void recentre_hopper(given_sums_hopper<DIM, true> &g, float (&t)[BLOCKS][4],
+                                                       const float (&w)[BLOCKS][4], const float (&keep)[2])
+{
+    float shift[2];
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const float mass = quad_sum(g.omega[row]), sum = quad_sum(g.tsum[row]);
+        shift[row] = keep[row] != 1 && mass > 0 ? sum / mass : 0;
+        g.centre[row] += shift[row];
+        g.tsum[row] -= shift[row] * g.omega[row];
+    }
+#pragma unroll
+    for (int n = 0; n < DIM / SIDE; n++) {
+        scale_rows(g.o[n], keep);
+        scale_rows(g.b[n], keep);
+#pragma unroll
+        for (int c = 0; c < 8; c++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                g.b[n][c][e] -= shift[e / 2] * g.o[n][c][e];
+            }
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            t[n][e] -= shift[e / 2] * w[n][e];
+        }
+    }
+}
+
+/* Tells the compiler that x is the same in all lanes: descriptors made from x then cost the lanes nothing. */
+static __device__ __forceinline__ unsigned same_in_warp(unsigned x)
+{
+    return __reduce_max_sync(0xffffffffu, x);
+}
+
+/* The sweep of a warpgroup over the keys of its rows. */
+template <int DIM, bool PROBED, bool DECAYED> struct given_sweep {
+    typedef given_shape_hopper<DIM, PROBED> of;
+    given_shared_hopper<DIM, PROBED, DECAYED> &sm;
+    given_sums_hopper<DIM, PROBED> &g;
+    float scale2;
+    int whole, to; /* keys whole .. to - 1 are seen by all rows of the warpgroup */
+    /* Where scores decay: G of the sequence's keys, and of the two rows. */
+    const local_decay_pair *sums;
+    local_decay_pair decay[2];
+
+    __device__ __forceinline__ int w() const { return same_in_warp(threadIdx.x / THREADS); }
+    __device__ __forceinline__ bool all_seen(int j) const { return j >= whole && j + of::keys <= to; }
+    __device__ __forceinline__ row_state_hopper &state() const { return sm.state[threadIdx.x]; }
+
+    __device__ __forceinline__ const __nv_bfloat16 *keys(unsigned count) const
+    {
+        return sm.keys[same_in_warp(count % of::slots)];
+    }
+    __device__ __forceinline__ const __nv_bfloat16 *values(unsigned count) const
+    {
+        return sm.values[same_in_warp(count % of::slots)];
+    }
+};
+
+/* Issues the products s = q . k of a tile and commits them; more products may follow without a
+ * products_begin. */
+template <int DIM, bool PROBED, bool DECAYED, int BLOCKS>
+static __device__ __forceinline__ void begin_scores(const given_sweep<DIM, PROBED, DECAYED> &on,
+                                                    float (&s)[BLOCKS][4], unsigned count)
+{
+    products_begin();
+    more_rows<DIM>(s, on.sm.query[on.w()], on.keys(count), false);
+    products_commit();
+}
+
+/* Where scores decay: s, the products q . k of tile `count`, which begins at key j, become scores to base 2
+ * less `from`. Where all rows see every key of the tile, decay is counted from its last key (near_scores):
+ * nothing cancels, and a pair costs one addition more than without decay. */
+template <int DIM, bool PROBED, bool DECAYED, int BLOCKS>
+static __device__ __forceinline__ void decay_tile_scores(const given_sweep<DIM, PROBED, DECAYED> &on,
+                                                         float (&s)[BLOCKS][4], int j, unsigned count,
+                                                         float (&from)[2])
+{
+    from[0] = from[1] = 0;
+    if constexpr (DECAYED) {
+        if (on.all_seen(j)) {
+            near_scores(s, on.sm.near[count % given_shape_hopper<DIM, PROBED>::slots], on.decay, on.scale2,
+                        from);
+        } else {
+            decay_scores(s, on.sums + j, on.decay, on.scale2);
+        }
+    }
+}
+
+/* s, which is the products q . k of the tile from key j on or comes from decay_tile_scores, becomes
+ * weights. */
+template <int DIM, bool PROBED, bool DECAYED, int BLOCKS>
+static __device__ __forceinline__ bool weigh_tile(const given_sweep<DIM, PROBED, DECAYED> &on,
+                                                  float (&s)[BLOCKS][4], int j, float (&keep)[2],
+                                                  const float (&from)[2])
+{
+    const float nothing[2] = { -INFINITY, -INFINITY };
+    if (!on.all_seen(j)) {
+        hide_hopper(s, on.state(), j, nothing);
+    }
+    return weigh_hopper(on.g, on.state(), s, keep, DECAYED ? 1.0f : on.scale2, from);
+}
+
+/* Tiles count .. end - 1, of which the first begins at key j. The product o += w v of a tile overlaps with
+ * the weights of the next. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void sweep(const given_sweep<DIM, false, DECAYED> &on, int j,
+                                             unsigned count, unsigned end)
+{
+    typedef given_shape_hopper<DIM, false> of;
+    float s[of::keys / 8][4], keep[2], from[2];
+    weights_operand<1, of::keys / 16> w;
+    ring_await(on.sm.key_ring, count);
+    begin_scores(on, s, count);
+    products_wait<0>();
+    products_arrived(s);
+    decay_tile_scores(on, s, j, count, from);
+    ring_release(on.sm.key_ring, count);
+    weigh_tile(on, s, j, keep, from);
+    split_weights(w, s);
+#pragma unroll 1
+    for (; count + 1 != end; count++) {
+        ring_await(on.sm.key_ring, count + 1);
+        ring_await(on.sm.value_ring, count);
+        begin_scores(on, s, count + 1);
+        more_weights<DIM>(on.g.o, w.part[0], on.values(count));
+        products_commit();
+        products_wait<1>();
+        products_arrived(s);
+        decay_tile_scores(on, s, j += of::keys, count + 1, from);
+        ring_release(on.sm.key_ring, count + 1);
+        const bool moves = weigh_tile(on, s, j, keep, from);
+        products_wait<0>();
+        products_arrived(on.g.o);
+        ring_release(on.sm.value_ring, count);
+        if (moves) {
+            rescale_hopper(on.g, keep);
+        }
+        split_weights(w, s);
+    }
+    ring_await(on.sm.value_ring, count);
+    multiply_weights<DIM>(on.g.o, w.part[0], on.values(count));
+    products_commit();
+    products_wait<0>();
+    products_arrived(on.g.o);
+    ring_release(on.sm.value_ring, count);
+}
+
+/* The same with a probe, one tile after another, since there are no registers for two: the weights overlap
+ * with the products t = probe . k, all else with the other warpgroup. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void sweep(const given_sweep<DIM, true, DECAYED> &on, int j, unsigned count,
+                                             unsigned end)
+{
+    typedef given_shape_hopper<DIM, true> of;
+#pragma unroll 1
+    for (; count != end; count++, j += of::keys) {
+        float s[of::keys / 8][4], t[of::keys / 8][4], keep[2], from[2];
+        weights_operand<1, of::keys / 16> w, u;
+        ring_await(on.sm.key_ring, count);
+        begin_scores(on, s, count);
+        more_rows<DIM>(t, on.sm.probe[on.w()], on.keys(count), false);
+        products_commit();
+        products_wait<1>();
+        products_arrived(s);
+        decay_tile_scores(on, s, j, count, from);
+        const bool moves = weigh_tile(on, s, j, keep, from);
+        products_wait<0>();
+        products_arrived(t);
+        ring_release(on.sm.key_ring, count);
+        if (!on.all_seen(j)) {
+            hide_hopper(t, on.state(), j, on.g.centre); /* t may be NaN there */
+        }
+        lean_hopper(on.g, t, s, keep);
+        if (moves) {
+            recentre_hopper(on.g, t, s, keep);
+        }
+        split_weights(w, s);
+        split_weights(u, t);
+        ring_await(on.sm.value_ring, count);
+        multiply_weights<DIM>(on.g.o, w.part[0], on.values(count));
+        more_weights<DIM>(on.g.b, u.part[0], on.values(count));
+        products_commit();
+        products_wait<0>();
+        products_arrived(on.g.o);
+        products_arrived(on.g.b);
+        ring_release(on.sm.value_ring, count);
+    }
+}
+
+/* Releases tiles count .. end - 1, of which the warpgroup's rows see no key. */
+template <int SLOTS>
+static __device__ __forceinline__ void pass_tiles(ring_barriers<SLOTS> &keys, ring_barriers<SLOTS> &values,
+                                                  unsigned count, unsigned end)
+{
+#pragma unroll 1
+    for (; count != end; count++) {
+        ring_await(keys, count);
+        ring_release(keys, count);
+        ring_await(values, count);
+        ring_release(values, count);
+    }
+}
+
+/* ------------------------------------------------------------------ results */
+
+/* Writes o, through the tile of the warpgroup's queries, and saves vbar and lean = vbar - o. */
+template <int DIM, bool PROBED>
+static __device__ __forceinline__ void put_means_hopper(const given_sums_hopper<DIM, PROBED> &sums,
+                                                        __nv_bfloat16 *tile, const loam_args &a,
+                                                        const local_saved &saved, const row_block &x,
+                                                        const row_pair &r, const int64_t (&line)[2],
+                                                        const given_row (&g)[2])
+{
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+#pragma unroll
+        for (int n = 0; n < DIM / 8; n++) {
+            const int c = column_of(n, 0), e = 2 * row;
+            float2 mean = { sums.o[n / 8][n % 8][e] * g[row].inverse,
+                            sums.o[n / 8][n % 8][e + 1] * g[row].inverse };
+            if (a.saved && r.real[row]) {
+                *(float2 *)((float *)saved.vbar + line[row] * DIM + c) = mean;
+            }
+            if constexpr (PROBED) {
+                const float2 lean = { sums.b[n / 8][n % 8][e] * g[row].inverse - mean.x * g[row].rest,
+                                      sums.b[n / 8][n % 8][e + 1] * g[row].inverse - mean.y * g[row].rest };
+                if (a.saved && r.real[row]) {
+                    *(float2 *)((float *)saved.lean + line[row] * DIM + c) = lean;
+                }
+                mean.x -= lean.x, mean.y -= lean.y;
+            }
+            *(__nv_bfloat162 *)(tile + swizzled(r.at[row] % ROWS, c)) = __floats2bfloat162_rn(mean.x, mean.y);
+        }
+    }
+    __syncwarp();
+    const bool aligned = (uintptr_t)a.o.data % 16 == 0 && a.o.batch % 8 == 0 && a.o.head % 8 == 0 &&
+                         a.o.token % 8 == 0;
+    const int first = threadIdx.x / 32 * 16;
+#pragma unroll 1
+    for (int e = threadIdx.x % 32; e < 16 * (DIM / 8); e += 32) {
+        const int at = first + e / (DIM / 8), c = e % (DIM / 8) * 8;
+        if (at >= x.rows) {
+            break;
+        }
+        const uint4 out = *(const uint4 *)(tile + swizzled(at % ROWS, c));
+        uint16_t *to = (uint16_t *)a.o.data + LOCAL_AT(a.o, x.s.b, x.h, x.s.q0 + x.i0 + at) + c;
+        if (aligned) {
+            *(uint4 *)to = out;
+        } else {
+            const uint32_t pairs[4] = { out.x, out.y, out.z, out.w };
+#pragma unroll
+            for (int s = 0; s < 8; s++) {
+                to[s] = (uint16_t)(pairs[s / 2] >> s % 2 * 16);
+            }
+        }
+    }
+}
+
+template <int DIM, bool PROBED, bool DECAYED>
+static __device__ __forceinline__ void put_rows_hopper(given_sums_hopper<DIM, PROBED> &sums,
+                                                       given_shared_hopper<DIM, PROBED, DECAYED> &sm,
+                                                       const loam_problem &p, const loam_args &a,
+                                                       const local_saved &saved, const row_block &x,
+                                                       const row_pair &r)
+{
+    const int w = threadIdx.x / THREADS;
+    const row_state_hopper &state = sm.state[threadIdx.x];
+    int64_t line[2];
+    given_row g[2];
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        online o;
+        o.m[row] = sums.m[row] * 0.693147181f, o.omega[row] = state.omega[row];
+        g[row] = given_finish(o, sums.tsum[row], 0, row, p, a, x.h);
+        line[row] = local_row(&p, &x.s, x.h, x.i0 + r.at[row]);
+        if (r.real[row]) {
+            put_given_row<PROBED>(p, a, saved, x, r, row, g[row], sums.centre[row]);
+            put_given_probe<PROBED>(p, a, x, r, row, [&](int c) {
+                return sm.probe[PROBED ? w : 0][swizzled(r.at[row] % ROWS, c)];
+            });
+        }
+    }
+    put_means_hopper(sums, sm.query[w], a, saved, x, r, line, g);
+}
+
+/* ------------------------------------------------------------------ the kernel */
+
+/* The first and the last row that warpgroup w has; none where last < first. */
+struct row_span {
+    int64_t first, last;
+};
+
+static __device__ __forceinline__ row_span row_span_of(const row_block &x, int w)
+{
+    return { x.i0 + w * ROWS, x.i0 + min(x.rows, (w + 1) * ROWS) - 1 };
+}
+
+static __device__ __forceinline__ void state_begin(row_state_hopper &state, const loam_problem &p,
+                                                   const row_block &x)
+{
+    const row_pair r = row_pair_of(p, x);
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        state.lo[row] = r.lo[row], state.hi[row] = r.hi[row];
+        state.omega[row] = 0;
+    }
+}
+
+/* Of the `tiles` tiles of a block, those in which the rows of a warpgroup see keys: from .. to - 1. Keys
+ * whole .. all - 1 are seen by all these rows. */
+struct tile_range {
+    int from, to, tiles, whole, all;
+};
+
+template <int KEYS>
+static __device__ __forceinline__ tile_range tiles_of(const loam_problem &p, const row_block &x, int w)
+{
+    const row_span span = row_span_of(x, w);
+    int64_t lo, hi, whole, all;
+    local_visible(&p, &x.s, span.first, &lo, &all);
+    local_visible(&p, &x.s, span.last, &whole, &hi);
+    tile_range range = { 0, 0, (x.last - x.first + KEYS - 1) / KEYS, (int)whole, (int)all };
+    if (span.first <= span.last && lo < hi) {
+        range.from = ((int)lo - x.first) / KEYS;
+        range.to = ((int)hi - x.first + KEYS - 1) / KEYS;
+    }
+    return range;
+}
+
+/* A consumer: warpgroup w computes rows 64 w .. 64 w + 63 of each block of rows. */
+template <int DIM, bool PROBED, bool DECAYED>
+static __device__ __forceinline__ void gather_rows(given_shared_hopper<DIM, PROBED, DECAYED> &sm,
+                                                   const loam_problem &p, const loam_args &a,
+                                                   const local_saved &saved, unsigned blocks, float scale2)
+{
+    typedef given_shape_hopper<DIM, PROBED> of;
+    const int w = threadIdx.x / THREADS;
+    unsigned turn = 0, count = 0;
+    given_blocks(blocks, [&](unsigned n) {
+        given_sums_hopper<DIM, PROBED> sums;
+        given_begin_hopper(sums);
+        {
+            const row_block x = row_block_at<of::rows>(p, a, n);
+            if (x.rows <= 0) {
+                return;
+            }
+            state_begin(sm.state[threadIdx.x], p, x);
+            const tile_range range = tiles_of<of::keys>(p, x, w);
+            const unsigned from = count + range.from, to = count + range.to;
+            count += range.tiles;
+            ring_await(sm.row_ring[w], turn);
+            pass_tiles(sm.key_ring, sm.value_ring, from - range.from, from);
+            if (from != to) {
+                given_sweep<DIM, PROBED, DECAYED> on = { sm, sums, scale2, range.whole, range.all, NULL, {} };
+                if constexpr (DECAYED) {
+                    on.sums = decay_sums(a, x.s, x.h);
+                    on.decay[0] = row_decay(on.sums, on.state().hi[0]);
+                    on.decay[1] = row_decay(on.sums, on.state().hi[1]);
+                }
+                sweep(on, x.first + range.from * of::keys, from, to);
+            }
+            pass_tiles(sm.key_ring, sm.value_ring, to, count);
+        }
+        /* Computed again, so that it takes no registers during the sweep. */
+        asm volatile("" : "+r"(n));
+        const row_block x = row_block_at<of::rows>(p, a, n);
+        warpgroup_sync(1 + w);
+        put_rows_hopper(sums, sm, p, a, saved, x, row_pair_of(p, x));
+        fence_async_proxy();
+        ring_release(sm.row_ring[w], turn);
+        turn++;
+    });
+}
+
+template <int DIM, bool PROBED, bool DECAYED>
+__global__ void __launch_bounds__(given_shape_hopper<DIM, PROBED>::threads, 1)
+    given_kernel_hopper(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                        const local_saved saved, const unsigned blocks, const float scale2,
+                        const __grid_constant__ given_maps_hopper maps)
+{
+    typedef given_shape_hopper<DIM, PROBED> of;
+    extern __shared__ __align__(1024) unsigned char swizzled_memory[];
+    given_shared_hopper<DIM, PROBED, DECAYED> &sm = *(
+        given_shared_hopper<DIM, PROBED, DECAYED> *)swizzled_memory;
+    if (threadIdx.x == 0) {
+        ring_init(sm.key_ring, of::consumers * THREADS / 32);
+        for (int n = 0; n < of::slots && DECAYED; n++) {
+            barrier_init(&sm.key_ring.full[n], 1 + 32); /* the copies, and each lane of fill_near */
+        }
+        ring_init(sm.value_ring, of::consumers * THREADS / 32);
+        for (int w = 0; w < of::consumers; w++) {
+            ring_init(sm.row_ring[w], THREADS / 32);
+        }
+        barrier_init(&sm.tail, 1);
+        fence_async_proxy();
+    }
+    __syncthreads();
+    if (threadIdx.x / THREADS == of::consumers) {
+        registers_give_up<40>();
+        if (threadIdx.x / 32 == of::consumers * 4) {
+            ask_keys(sm, p, a, maps, blocks);
+        } else if (threadIdx.x == of::consumers * THREADS + 32) {
+            ask_rows(sm, p, a, maps, blocks);
+        } else if (DECAYED && threadIdx.x / 32 == of::consumers * 4 + 2) {
+            if constexpr (DECAYED) {
+                fill_near(sm, p, a, blocks);
+            }
+        }
+    } else {
+        registers_take<232>();
+        gather_rows(sm, p, a, saved, blocks, scale2);
+    }
+}
+
+#endif

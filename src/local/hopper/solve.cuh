@@ -1,0 +1,606 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The solver of Local Linear Attention on Hopper, for the forward pass and for the adjoint solve of the
+ * backward pass: the state of a block of 64 rows, the product of Cov + Lambda with a direction (its image),
+ * conjugate gradients, and how thread blocks get blocks of rows.
+ *
+ * A direction and weights in one bf16 part each leave a relative residual of about 2^-8, in two parts (FINE)
+ * of about 2^-17. Queries, directions and tiles of keys lie in shared memory; x, r, b and the means of the
+ * rows in a scratch in global memory.
+ */
+#ifndef LOAM_LOCAL_HOPPER_SOLVE_CUH
+#define LOAM_LOCAL_HOPPER_SOLVE_CUH
+
+#include "src/local/hopper/decay.cuh"
+#include "src/local/hopper/stream.cuh"
+
+/* Rows must see this many keys for each channel for one part to be enough. */
+enum { FEW_KEYS = 6 };
+
+/* The ridge of each channel lies in the scratch where the solver for sm80 has the image. */
+enum { VECTOR_RIDGE = VECTOR_IMAGE };
+
+/* Where |lse|, to base 2, is below this, it is exact enough that no weight exceeds 1 + 2^-10. */
+#define TAME_LSE 4096.0f
+
+/* Thread blocks on a multiprocessor. Each takes 105 or 113 KiB of shared memory; together they take all
+ * registers. */
+enum { BLOCKS_SM90 = 2 };
+
+template <int DIM> struct solve_shared_hopper {
+    alignas(1024) __nv_bfloat16 direction[2][DIM * SIDE];
+    /* Right after the direction, whose memory is used for more stages by passes that do not need it. */
+    __nv_bfloat16 slot[ring_slots<DIM>][DIM * SIDE];
+    __nv_bfloat16 query[DIM * SIDE];
+    uint64_t full[ring_slots<DIM>], query_full, wide_full[2][ring_slots<DIM> + 2];
+    ring_count wide[2]; /* of the rings with 1 and 2 more stages */
+    int64_t block;
+    int scratch;
+    row_block rows;
+};
+
+/* The systems (Cov + Lambda) x = b of a block of 64 rows. */
+template <int DIM, bool DECAYED> struct system_hopper {
+    static constexpr int dim = DIM;
+    const loam_problem &p;
+    const loam_args &a;
+    const row_block &x;
+    const row_pair &r;
+    const row_ridge &ridge;
+    const maps_hopper &maps;
+    solve_shared_hopper<DIM> &sm;
+    ring_count &count;
+    float *scratch;
+    float scale2;  /* of scores, to base 2 */
+    float lse2[2]; /* to base 2; 0 for rows that see no key */
+    int whole, to; /* keys whole .. to - 1 are seen by all rows */
+    bool fine;     /* two parts */
+    bool tame;     /* |lse2| < TAME_LSE in all rows of the block: weights need no bound */
+
+    __device__ __forceinline__ lane_vector vector(int which) const
+    {
+        return scratch_vector<DIM>(scratch, which);
+    }
+    __device__ __forceinline__ ring_hopper<DIM> ring() const { return { sm.slot, sm.full }; }
+    /* The ring with MORE stages, 1 or 2, in the place of the direction's lo part, or of both parts. */
+    template <int MORE> __device__ __forceinline__ ring_hopper<DIM, ring_slots<DIM> + MORE> wide_ring() const
+    {
+        return { &sm.direction[2 - MORE], sm.wide_full[MORE - 1] };
+    }
+    __device__ __forceinline__ float target(int row, int c) const
+    {
+        return tile_value(sm.query[swizzled(r.at[row], c)]);
+    }
+    __device__ __forceinline__ bool all_seen(int j) const { return j >= whole && j + SIDE <= to; }
+    __device__ __forceinline__ bool seen(int row, int j) const { return j >= r.lo[row] && j < r.hi[row]; }
+};
+
+/* Returns x as if it were new, so that the compiler does not hold an address for each element from sweep to
+ * sweep: there are no registers for that. */
+static __device__ __forceinline__ int forget(int x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+/* Keeps an object in memory: in registers, the state of its rows would leave a kernel too few for the
+ * products of a pass. */
+template <class T> static __device__ __forceinline__ T &in_memory(T &object)
+{
+    T *at = &object;
+    asm volatile("" : "+l"(at)::"memory");
+    return *at;
+}
+
+/* A copy of the system for one pass, in registers. Where addresses are known to be of shared and global
+ * memory the code is shorter; solve_shared_hopper lies at the beginning of the shared memory of a block. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ system_hopper<DIM, DECAYED> known_system(
+    const system_hopper<DIM, DECAYED> &from, const row_pair &r, const row_ridge &ridge)
+{
+    extern __shared__ __align__(1024) unsigned char swizzled_memory[];
+    __builtin_assume(__isGlobal(from.scratch));
+    system_hopper<DIM, DECAYED> sys = { from.p,
+                                        from.a,
+                                        from.x,
+                                        r,
+                                        ridge,
+                                        from.maps,
+                                        *(solve_shared_hopper<DIM> *)swizzled_memory,
+                                        from.count,
+                                        from.scratch,
+                                        from.scale2,
+                                        { from.lse2[0], from.lse2[1] },
+                                        from.whole,
+                                        from.to,
+                                        from.fine,
+                                        from.tame };
+    return sys;
+}
+
+/* Where scores decay: the products q . k with keys from j on become scores to base 2. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void decay_of_tile(float (&s)[8][4], const system_hopper<DIM, DECAYED> &sys,
+                                                     int j)
+{
+    if constexpr (DECAYED) {
+        const local_decay_pair *const sums = decay_sums(sys.a, sys.x.s, sys.x.h);
+        const local_decay_pair row[2] = { row_decay(sums, sys.r.hi[0]), row_decay(sums, sys.r.hi[1]) };
+        decay_scores(s, sums + j, row, sys.scale2);
+    }
+}
+
+/* The products w = q . k with keys from j on become p; 0 where a row does not see the key. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void weights_hopper(float (&w)[8][4],
+                                                      const system_hopper<DIM, DECAYED> &sys, int j)
+{
+    decay_of_tile(w, sys, j);
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            w[n][e] = DECAYED ? w[n][e] - sys.lse2[e / 2] : w[n][e] * sys.scale2 - sys.lse2[e / 2];
+        }
+    }
+    if (DECAYED || !sys.tame || !sys.all_seen(j)) {
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                w[n][e] = sys.seen(e / 2, j + column_of(n, e)) ? fminf(w[n][e], 0) : -INFINITY;
+            }
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            w[n][e] = exp2_fast(w[n][e]);
+        }
+    }
+}
+
+/* The pairs of a tile of rows that this thread owns, which are its fragments of the rows as operand A. */
+template <int DIM>
+static __device__ __forceinline__ void own_pairs(uint32_t (&a)[DIM / 16][4], const __nv_bfloat16 *tile,
+                                                 const row_pair &r)
+{
+#pragma unroll
+    for (int k = 0; k < DIM / 16; k++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            a[k][e] = *(const uint32_t *)(tile + swizzled(forget(r.at[e % 2]), column_of(2 * k + e / 2, 0)));
+        }
+    }
+}
+
+/* Queries and directions as operands of a pass: from registers where there are enough, which saves reads of
+ * shared memory, else from shared memory. */
+template <int DIM, bool DECAYED, bool FINE, bool VALUES> struct score_rows {
+    static constexpr bool query_held = DIM == 64 && !FINE, direction_held = !FINE && (DIM == 64 || !VALUES);
+    uint32_t query[query_held ? DIM / 16 : 1][4];
+    uint32_t direction[direction_held ? (FINE ? 2 : 1) : 1][direction_held ? DIM / 16 : 1][4];
+
+    __device__ __forceinline__ void load_query(const system_hopper<DIM, DECAYED> &sys)
+    {
+        if constexpr (query_held) {
+            own_pairs<DIM>(query, sys.sm.query, sys.r);
+        }
+    }
+    __device__ __forceinline__ void load(const system_hopper<DIM, DECAYED> &sys)
+    {
+        load_query(sys);
+        if constexpr (direction_held) {
+            own_pairs<DIM>(direction[0], sys.sm.direction[0], sys.r);
+            if constexpr (FINE) {
+                own_pairs<DIM>(direction[1], sys.sm.direction[1], sys.r);
+            }
+        }
+    }
+    __device__ __forceinline__ void query_keys(float (&s)[8][4], const system_hopper<DIM, DECAYED> &sys,
+                                               const __nv_bfloat16 *keys) const
+    {
+        if constexpr (query_held) {
+            multiply_rows<DIM>(s, query, keys, false);
+        } else {
+            multiply_rows<DIM>(s, sys.sm.query, keys, false);
+        }
+    }
+    __device__ __forceinline__ void direction_keys(float (&u)[8][4], const system_hopper<DIM, DECAYED> &sys,
+                                                   const __nv_bfloat16 *keys) const
+    {
+        if constexpr (direction_held) {
+            if constexpr (FINE) {
+                multiply_rows<DIM>(u, direction[1], keys, false);
+            }
+            multiply_rows<DIM>(u, direction[0], keys, FINE);
+        } else {
+            if constexpr (FINE) {
+                multiply_rows<DIM>(u, sys.sm.direction[1], keys, false);
+            }
+            multiply_rows<DIM>(u, sys.sm.direction[0], keys, FINE);
+        }
+    }
+};
+
+/* w <- p (u - centre), from w = q . k and u = direction . k; row sums of w (this thread's columns) are added
+ * to total. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void centre_weights(float (&w)[8][4], float (&u)[8][4],
+                                                      const system_hopper<DIM, DECAYED> &sys, int j,
+                                                      const float (&centre)[2], float (&total)[2])
+{
+    products_arrived(w);
+    products_arrived(u);
+    weights_hopper(w, sys, j);
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            w[n][e] *= u[n][e] - centre[e / 2];
+            total[e / 2] += w[n][e];
+        }
+    }
+    products_arrived(w); /* else the compiler computes w beyond the next wait */
+}
+
+/* w <- p (direction . k - centre), with the products; row sums of w (this thread's columns) are added to
+ * total. */
+template <bool FINE, int DIM, bool DECAYED>
+static __device__ __forceinline__ void centred_hopper(float (&w)[8][4],
+                                                      const system_hopper<DIM, DECAYED> &sys,
+                                                      const tiles_at &t, const float (&centre)[2],
+                                                      float (&total)[2])
+{
+    float u[8][4];
+    const __nv_bfloat16 *keys = t.keys;
+    multiply_rows<DIM>(w, sys.sm.query, keys, false);
+    if (FINE) {
+        multiply_rows<DIM>(u, sys.sm.direction[1], keys, false);
+    }
+    multiply_rows<DIM>(u, sys.sm.direction[0], keys, FINE);
+    products_commit();
+    products_wait<0>();
+    centre_weights(w, u, sys, t.j, centre, total);
+}
+
+/* Clears accumulators before the first product of a pass is issued: any later, that would hold up all
+ * products of the pass. */
+template <int DIM> static __device__ __forceinline__ void clear_sums(float (&y)[DIM / SIDE][8][4])
+{
+#pragma unroll
+    for (int n = 0; n < DIM / SIDE; n++) {
+        clear(y[n]);
+    }
+    products_arrived(y);
+}
+
+/* Elements e and e + 1 (e = 0 or 2) of fragment n of the direction, each as the sum of its parts. */
+template <bool FINE, int DIM, bool DECAYED>
+static __device__ __forceinline__ float2 direction_pair(const system_hopper<DIM, DECAYED> &sys, int n, int e)
+{
+    const int at = swizzled(forget(sys.r.at[e / 2]), column_of(n, e));
+    float2 p = __bfloat1622float2(*(const __nv_bfloat162 *)(sys.sm.direction[0] + at));
+    if (FINE) {
+        const float2 rest = __bfloat1622float2(*(const __nv_bfloat162 *)(sys.sm.direction[1] + at));
+        p.x += rest.x, p.y += rest.y;
+    }
+    return p;
+}
+
+/* Stores such a pair of the direction; returns it as rounded to its parts. */
+template <bool FINE, int DIM, bool DECAYED>
+static __device__ __forceinline__ float2 set_direction_pair(const system_hopper<DIM, DECAYED> &sys, int n,
+                                                            int e, float2 p)
+{
+    const int at = swizzled(forget(sys.r.at[e / 2]), column_of(n, e));
+    uint32_t part[2];
+    split_pair(part, p.x, p.y);
+    *(uint32_t *)(sys.sm.direction[0] + at) = part[0];
+    if (FINE) {
+        *(uint32_t *)(sys.sm.direction[1] + at) = part[1];
+    }
+    return direction_pair<FINE>(sys, n, e);
+}
+
+/* Dot products of a row: direction . image, direction . direction, kbar . image. */
+struct image_products {
+    float curvature[2], size[2], mean[2];
+};
+
+/* y becomes the image (Cov + Lambda) direction, from y = sum f k and total = sum f (this thread's columns),
+ * where f = p (direction . k - centre): y - total kbar + Lambda direction. */
+template <bool FINE, int DIM, bool DECAYED>
+static __device__ __forceinline__ image_products finish_image(float (&y)[DIM / SIDE][8][4],
+                                                              const system_hopper<DIM, DECAYED> &sys,
+                                                              float (&total)[2])
+{
+    const lane_vector kbar = sys.vector(VECTOR_KBAR), ridge = sys.vector(VECTOR_RIDGE);
+    image_products d = {};
+    total[0] = quad_sum(total[0]), total[1] = quad_sum(total[1]);
+    if (sys.ridge.channels) {
+#pragma unroll
+        for (int n = 0; n < DIM / 8; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e += 2) {
+                const float2 p = direction_pair<FINE>(sys, n, e);
+                y[n / 8][n % 8][e] += ridge.get(4 * n + e) * p.x;
+                y[n / 8][n % 8][e + 1] += ridge.get(4 * n + e + 1) * p.y;
+            }
+        }
+    }
+    const float common[2] = { sys.ridge.channels ? 0 : sys.ridge.number[0],
+                              sys.ridge.channels ? 0 : sys.ridge.number[1] };
+#pragma unroll
+    for (int n = 0; n < DIM / 8; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e += 2) {
+            const float2 p = direction_pair<FINE>(sys, n, e);
+            const float mean[2] = { kbar.get(4 * n + e), kbar.get(4 * n + e + 1) };
+            const int row = e / 2;
+            float *image = &y[n / 8][n % 8][e];
+            image[0] += common[row] * p.x - total[row] * mean[0];
+            image[1] += common[row] * p.y - total[row] * mean[1];
+            d.curvature[row] += p.x * image[0] + p.y * image[1];
+            d.size[row] += p.x * p.x + p.y * p.y;
+            d.mean[row] += mean[0] * image[0] + mean[1] * image[1];
+        }
+    }
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        d.curvature[row] = quad_sum(d.curvature[row]), d.size[row] = quad_sum(d.size[row]);
+        d.mean[row] = quad_sum(d.mean[row]);
+    }
+    return d;
+}
+
+/* y = (Cov + Lambda) direction. centre is direction . kbar up to rounding; the error that it leaves in f is
+ * taken out by finish_image, which subtracts kbar times the sum of f. */
+template <bool FINE, int DIM, bool DECAYED>
+static __device__ __forceinline__ image_products image_hopper(float (&y)[DIM / SIDE][8][4],
+                                                              const system_hopper<DIM, DECAYED> &sys,
+                                                              const float (&centre)[2])
+{
+    float total[2] = { 0, 0 }, f[8][4], u[8][4];
+    weights_operand<FINE ? 2 : 1> w;
+    score_rows<DIM, DECAYED, FINE, false> rows;
+    rows.load(sys);
+    clear_sums<DIM>(y);
+    stream_steps_hopper<DIM, false, true>(
+        sys.ring(), sys.count, sys.maps, sys.x,
+        [&](const tiles_at &t) {
+            rows.query_keys(f, sys, t.keys);
+            rows.direction_keys(u, sys, t.keys);
+        },
+        [&](const tiles_at &t) { centre_weights(f, u, sys, t.j, centre, total); },
+        [&]() {
+            products_arrived(y);
+            split_weights(w, f);
+        },
+        [&](const tiles_at &t) {
+            if (FINE) {
+                multiply_weights<DIM>(y, w.part[FINE], t.keys);
+            }
+            multiply_weights<DIM>(y, w.part[0], t.keys);
+        });
+    products_arrived(y);
+    return finish_image<FINE>(y, sys, total);
+}
+
+/* direction <- source + turn x direction, with `source` in registers; centre is then direction . kbar. */
+template <bool FINE, int DIM, bool DECAYED>
+static __device__ __forceinline__ void turn_direction(const system_hopper<DIM, DECAYED> &sys,
+                                                      const float (&source)[DIM / SIDE][8][4],
+                                                      const float (&turn)[2], float (&centre)[2])
+{
+    const lane_vector kbar = sys.vector(VECTOR_KBAR);
+    centre[0] = centre[1] = 0;
+#pragma unroll
+    for (int n = 0; n < DIM / 8; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e += 2) {
+            const int row = e / 2;
+            float2 p = { 0, 0 };
+            if (turn[row] != 0) {
+                p = direction_pair<FINE>(sys, n, e);
+            }
+            p.x = source[n / 8][n % 8][e] + turn[row] * p.x,
+            p.y = source[n / 8][n % 8][e + 1] + turn[row] * p.y;
+            p = set_direction_pair<FINE>(sys, n, e, p);
+            centre[row] += p.x * kbar.get(4 * n + e) + p.y * kbar.get(4 * n + e + 1);
+        }
+    }
+    centre[0] = quad_sum(centre[0]), centre[1] = quad_sum(centre[1]);
+    fence_async_proxy();
+    __syncthreads();
+}
+
+/* Writes the ridge of each channel to the scratch, where the problem has one for each channel. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void put_ridge(const system_hopper<DIM, DECAYED> &sys)
+{
+    const lane_vector ridge = sys.vector(VECTOR_RIDGE);
+    if (sys.ridge.channels) {
+#pragma unroll 1
+        for (int n = 0; n < DIM / 2; n++) {
+            ridge.put(n, ridge_at(sys.ridge, sys.p, sys.a, sys.x, sys.r, n / 2 % 2, column_of(n / 4, n % 4)));
+        }
+    }
+}
+
+/* Must the row iterate on? It stops where its residual is below `stop` and where it would also be accepted,
+ * by the condition number met so far and with a margin for rounding. */
+static __device__ __forceinline__ bool unsolved(const cg_rows &k, const cg_tolerance &tolerance, int row)
+{
+    const float sure = 0.64f * tolerance.accept * tolerance.accept;
+    return k.rr[row] > tolerance.stop * tolerance.stop * k.bb[row] ||
+           k.rr[row] * k.most[row] > sure * k.bb[row] * k.least[row];
+}
+
+/* In one part, a row whose residual, relative to b, is above START PACE^n after n iterations would not
+ * converge in time. */
+#define START 1.6f
+#define PACE 0.65f
+
+/* Conjugate gradients for the rows that are live, from x and its residual r, which lie in the scratch. */
+template <bool FINE, int DIM, bool DECAYED>
+static __device__ __forceinline__ void cg_run(const system_hopper<DIM, DECAYED> &outer, cg_rows &rows,
+                                              const cg_tolerance &tolerance)
+{
+    const row_pair r = outer.r;
+    const row_ridge ridge = outer.ridge;
+    const system_hopper<DIM, DECAYED> sys = known_system(outer, r, ridge);
+    cg_rows k = rows;
+    const lane_vector x = sys.vector(VECTOR_X), residual = sys.vector(VECTOR_R);
+    float y[DIM / SIDE][8][4], centre[2], turn[2] = { 0, 0 }, rest_mean[2]; /* residual . kbar */
+#pragma unroll
+    for (int n = 0; n < DIM / 2; n++) {
+        y[n / 32][n / 4 % 8][n % 4] = residual.get(n);
+    }
+    put_ridge(sys);
+    turn_direction<FINE>(sys, y, turn, centre);
+    rest_mean[0] = centre[0], rest_mean[1] = centre[1];
+    float pace = START * START;
+    for (int count = 0; count < tolerance.most && __syncthreads_or(k.live[0] || k.live[1]); count++) {
+        float next[2] = { 0, 0 }, step[2];
+        const image_products d = image_hopper<FINE>(y, sys, centre);
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            k.iterations[row] += k.live[row];
+            k.live[row] = k.live[row] && d.curvature[row] > 0;
+            step[row] = k.live[row] ? k.rr[row] / d.curvature[row] : 0;
+            if (k.live[row]) {
+                k.least[row] = fminf(k.least[row], d.curvature[row] / d.size[row]);
+                k.most[row] = fmaxf(k.most[row], d.curvature[row] / d.size[row]);
+            }
+        }
+        float old[DIM / 2]; /* all loads before any store */
+#pragma unroll
+        for (int n = 0; n < DIM / 2; n++) {
+            old[n] = residual.get(n);
+        }
+#pragma unroll
+        for (int n = 0; n < DIM / 2; n++) {
+            const int row = n / 2 % 2;
+            float &rest = y[n / 32][n / 4 % 8][n % 4];
+            rest = old[n] - step[row] * rest;
+            next[row] += rest * rest;
+            old[n] = x.get(n);
+        }
+#pragma unroll
+        for (int n = 0; n < DIM / 2; n += 2) {
+            const float2 p = direction_pair<FINE>(sys, n / 4, n % 4);
+            x.put(n, old[n] + step[n / 2 % 2] * p.x), x.put(n + 1, old[n + 1] + step[n / 2 % 2] * p.y);
+            residual.put(n, y[n / 32][n / 4 % 8][n % 4]),
+                residual.put(n + 1, y[n / 32][n / 4 % 8][n % 4 + 1]);
+        }
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            next[row] = quad_sum(next[row]);
+            turn[row] = k.live[row] ? next[row] / k.rr[row] : 0;
+            k.rr[row] = k.live[row] ? next[row] : k.rr[row];
+            k.live[row] = k.live[row] && unsolved(k, tolerance, row);
+            rest_mean[row] -= step[row] * d.mean[row];
+            centre[row] = rest_mean[row] + turn[row] * centre[row];
+        }
+#pragma unroll
+        for (int n = 0; n < DIM / 8; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e += 2) {
+                float2 p = direction_pair<FINE>(sys, n, e);
+                p.x = y[n / 8][n % 8][e] + turn[e / 2] * p.x,
+                p.y = y[n / 8][n % 8][e + 1] + turn[e / 2] * p.y;
+                set_direction_pair<FINE>(sys, n, e, p);
+            }
+        }
+        fence_async_proxy();
+        pace *= PACE * PACE;
+        const bool late = (k.live[0] && k.rr[0] > pace * k.bb[0]) || (k.live[1] && k.rr[1] > pace * k.bb[1]);
+        if (!FINE && count >= 2 && __syncthreads_or(late)) {
+            break;
+        }
+    }
+    rows = k;
+}
+
+/* y, scaled to about 1, becomes b; x = 0 and r = b. top: the largest |y| of the thread's columns. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void cg_begin_hopper(const system_hopper<DIM, DECAYED> &sys, cg_rows &k,
+                                                       float (&y)[DIM / 2], const float (&top)[2],
+                                                       const bool (&wanted)[2])
+{
+    const lane_vector x = sys.vector(VECTOR_X), rest = sys.vector(VECTOR_R), b = sys.vector(VECTOR_B);
+    float bb[2] = { 0, 0 };
+    k.unit[0] = magnitude(quad_max(top[0])), k.unit[1] = magnitude(quad_max(top[1]));
+    const float inverse[2] = { 1 / k.unit[0], 1 / k.unit[1] };
+#pragma unroll
+    for (int n = 0; n < DIM / 2; n++) {
+        const int row = n / 2 % 2;
+        y[n] *= inverse[row];
+        b.put(n, y[n]), rest.put(n, y[n]), x.put(n, 0);
+        bb[row] += y[n] * y[n];
+    }
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        k.bb[row] = k.rr[row] = quad_sum(bb[row]);
+        k.live[row] = wanted[row] && k.bb[row] > 0 && k.bb[row] < INFINITY;
+        k.least[row] = INFINITY, k.most[row] = 0;
+        k.iterations[row] = 0;
+    }
+}
+
+/* ------------------------------------------------------------------ blocks of a launch */
+
+/* What all blocks of a launch share. */
+struct solve_launch {
+    const loam_problem &p;
+    const loam_args &a;
+    const local_saved &saved;
+    const solve_work &work;
+    const maps_hopper &maps;
+};
+
+/* Does the first row of the block see too few keys for one part? */
+template <int DIM> static __device__ __forceinline__ bool sees_few(const loam_problem &p, const row_block &x)
+{
+    int64_t lo, hi;
+    local_visible(&p, &x.s, x.i0, &lo, &hi);
+    return hi - lo < FEW_KEYS * DIM;
+}
+
+/* Takes the next block of rows for this launch from its counter: returns its number, and its rows, or -1
+ * where there is none. LISTED: from the list of those for which one part was not enough. Where scores decay,
+ * few keys have weight and all blocks take two parts. */
+template <bool FINE, bool LISTED, int DIM, bool DECAYED>
+static __device__ __forceinline__ int64_t take_block(row_block &rows, const solve_launch &all, int64_t blocks)
+{
+    unsigned long long *counter = (unsigned long long *)(LISTED ? all.work.next_listed
+                                                         : FINE ? all.work.next_few
+                                                                : all.work.next_block);
+    const int64_t count = LISTED ? (int64_t)*all.work.listed_count : blocks;
+    for (;;) {
+        const int64_t n = (int64_t)atomicAdd(counter, 1ull);
+        if (n >= count) {
+            return -1;
+        }
+        const int64_t block = LISTED ? all.work.listed[n] : n;
+        rows = row_block_at(all.p, all.a, block);
+        if (rows.rows > 0 && (LISTED || DECAYED || sees_few<DIM>(all.p, rows) == FINE)) {
+            return block;
+        }
+    }
+}
+
+/* Takes any scratch that is free: the launch of blocks with few keys overlaps with that of the others. */
+static __device__ __forceinline__ int take_scratch(const solve_work &work)
+{
+    int n = (int)(blockIdx.x % work.scratches);
+    while (atomicCAS(&work.scratch_taken[n], 0, 1) != 0) {
+        n = n + 1 < (int)work.scratches ? n + 1 : 0;
+    }
+    __threadfence();
+    return n;
+}
+
+#endif

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: MIT
+ * GRADIENT on Hopper: all gradients of one chunk of 64 tokens from the states around it (docs/recurrent.md,
+ * 'Backward by chunks'), for all chunks and value heads in parallel. With D_ij = e^seg_ij, S the state
+ * before the chunk, dS the gradient of the state after it, do the scaled gradient of o, and dr = Linv^T du
+ * (without a delta rule dr = du):
+ *
+ *     x_i = sum_{j<i} W_ij D_ij k_j + e^pre_i S^T do_i             W_ij = do_i . u_j
+ *     z_i = -(sum_{j<i} X_ij D_ij k_j + e^pre_i S^T dr_i)          X_ij = dr_i . u_j    (delta rule)
+ *     y_j = sum_{i>j} D_ij (W_ij q_i - beta_i X_ij k_i)
+ *     e_j = e^suf_j dS^T u_j
+ *     dq_i = x_i + W_ii k_i,   dk_i = beta_i z_i + y_i + e_i + W_ii q_i
+ *     dv_i = beta_i dr_i,   dbeta_i = dr_i . v_i + k_i . z_i
+ *     dg_t = sum_{i>=t} (q_i x_i + beta_i k_i z_i - k_i y_i) + sum_{j<t} k_j e_j + e^total sum_r S_r dS_r
+ *
+ * W_ii, whose exponent is 0, is not in x and y: in dg it would be added and subtracted again. e of the last
+ * token, whose exponent is 0 too, is in no dg_t.
+ *
+ * Half of the warpgroups compute the products with queries as rows (x, z), the others those with keys as rows
+ * (y, e). The results go to shared memory, from which threads with 8 channels of a row compute the gradients.
+ * Where each channel has its own gate, the pairs within blocks of 16 tokens are added in between. */
+#ifndef LOAM_RECURRENT_HOPPER_GRADIENT_CUH
+#define LOAM_RECURRENT_HOPPER_GRADIENT_CUH
+
+#include "src/recurrent/hopper/gradient_channels.cuh"
+#include "src/recurrent/hopper/gradient_products.cuh"
+#include "src/recurrent/hopper/gradient_rows.cuh"
+
+/* Thread block n computes slot n. */
+template <int DIM, gate_reach GATES, bool DELTA>
+static __global__ void __launch_bounds__(gradient_shape<DIM, GATES>::threads,
+                                         gradient_shape<DIM, GATES>::blocks)
+    gradient_kernel_hopper(const loam_problem p, const loam_args a, const recurrent_chunks chunks)
+{
+    extern __shared__ __align__(1024) unsigned char memory[];
+    gradient_shared<DIM, GATES, DELTA> &m = *(gradient_shared<DIM, GATES, DELTA> *)memory;
+    const chunk_place place = chunk_of_slot(p, a, chunks, blockIdx.x);
+    constexpr int threads = gradient_shape<DIM, GATES>::threads;
+    const int thread = threadIdx.x;
+    if (place.tokens == 0) {
+        if (thread == 0) {
+            chunks.grad_scale[blockIdx.x] = 0;
+            if (chunks.grad_decay) {
+                chunks.grad_decay[blockIdx.x] = 0;
+            }
+        }
+        return;
+    }
+    load_source<DIM, threads>(m.in.grad_o, chunks.grad_o, place);
+    load_source<DIM, threads>(m.in.u, chunks.u, place);
+    if (DELTA) {
+        load_source<DIM, threads>(m.dr, { chunks.du, 0, 0, 0, 1, true }, place);
+        copy_async_commit();
+    }
+    load_source<DIM, threads>(m.q, chunks.q, place);
+    load_source<DIM, threads>(m.k, chunks.k, place);
+    load_state<DIM, threads>(m.in.state, chunks.states + place.slot * DIM * DIM);
+    load_state<DIM, threads>(m.in.grad_state, chunks.grad_states + place.slot * DIM * DIM);
+    copy_async_commit();
+    if (thread == 0) {
+        m.place = place;
+    }
+    load_numbers(m, p, a, place);
+    float decay[PAIR_BLOCK];
+    if (GATES == CHANNEL_GATES) {
+        load_decays<DIM>(decay, p, a, place);
+    }
+    if (DELTA) {
+        weights_operand<2> inverse;
+        load_inverse(inverse, chunks.inverse + place.slot * CHUNK_TOKENS * CHUNK_TOKENS);
+        copy_async_wait<1>();
+        __syncthreads();
+        solve_transposed<DIM / (threads / 128)>(m.dr, inverse);
+    }
+    copy_async_wait<0>();
+    fence_async_proxy();
+    __syncthreads();
+    if constexpr (GATES == CHANNEL_GATES) {
+        decay_locally(m, decay);
+        __syncthreads();
+    }
+    if (GATES != NO_GATES) {
+        dot_states(m);
+    }
+    multiply_chunk(m, (float)p.scale);
+    __syncthreads();
+    if constexpr (GATES == CHANNEL_GATES) {
+        finish_channels(m, p, a, m.place);
+        __syncthreads();
+    }
+    finish_rows(m, p, a, chunks, m.place);
+    __syncthreads();
+    if constexpr (GATES == TOKEN_GATES) {
+        if (thread < 32) {
+            finish_gates(m, p, a, chunks, m.place);
+        }
+    }
+    if (thread >= 32 && thread < 64) {
+        const float sum = lane_sum<32>(m.scale_dot[thread - 32] + m.scale_dot[thread]);
+        if (thread == 32) {
+            chunks.grad_scale[m.place.slot] = sum;
+        }
+    }
+}
+
+#endif

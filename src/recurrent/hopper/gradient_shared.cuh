@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: MIT
+ * Gradients of a chunk: the shared memory of a thread block and the loads that fill it. Notation of
+ * recurrent/hopper/gradient.cuh. */
+#ifndef LOAM_RECURRENT_HOPPER_GRADIENT_SHARED_CUH
+#define LOAM_RECURRENT_HOPPER_GRADIENT_SHARED_CUH
+
+#include "src/recurrent/hopper/slots.cuh"
+
+/* What one gate decays: nothing (there are no gates), all channels of a token, one channel of a token. */
+enum gate_reach { NO_GATES, TOKEN_GATES, CHANNEL_GATES };
+
+enum { PAIR_BLOCK = 16, PAIR_BLOCKS = CHUNK_TOKENS / PAIR_BLOCK };
+
+/* Half of the warpgroups have queries as rows, the others keys; each computes 64 `tiles` of the channels.
+ * With CHANNEL_GATES there is one thread for each channel and block of 16 tokens. */
+template <int DIM, gate_reach GATES> struct gradient_shape {
+    enum {
+        tiles = GATES == CHANNEL_GATES ? 1 : DIM / SIDE,
+        sharers = DIM / SIDE / tiles, /* warpgroups that have the same rows */
+        threads = 2 * sharers * 128,
+        blocks = DIM == 64 ? 2 : 1 /* thread blocks resident on a multiprocessor */
+    };
+};
+constexpr int STATE_PARTS = 4; /* partial sums over the rows of a state, each by another thread */
+
+template <int DIM, gate_reach GATES, bool DELTA> struct gradient_shared {
+    enum {
+        rows = CHUNK_TOKENS * DIM,
+        state_size = DIM * DIM,
+        local_rows = GATES == CHANNEL_GATES ? 2 + DELTA : 0,
+        pitch = DIM + 8, /* padded, so that the rows of an accumulator lie in different banks */
+        sums = 2 + (GATES != NO_GATES) + DELTA,
+        blocks = GATES == CHANNEL_GATES ? PAIR_BLOCKS : 1
+    };
+    struct operands {
+        __nv_bfloat16 grad_o[rows], u[rows], state[state_size], grad_state[state_size];
+        /* With CHANNEL_GATES: k decayed to the end of its block of 16 tokens; q, and with a delta rule k,
+         * decayed from its beginning. */
+        __nv_bfloat16 local[local_rows > 0 ? local_rows *rows : 8];
+    };
+    __nv_bfloat16 q[rows], k[rows];
+    __nv_bfloat16 dr[DELTA ? rows : 512];
+    union {
+        operands in;
+        float sum[sums][CHUNK_TOKENS * pitch]; /* x, y, e, z: the products, which overwrite the operands */
+    };
+    chunk_place place;                 /* here so that it occupies no registers during the products */
+    float2 pre[CHUNK_TOKENS];          /* inclusive prefix sums of the gates, log2 domain, hi and lo */
+    float whole[blocks][DIM];          /* decay over each block of 16 tokens */
+    float state_dot[STATE_PARTS][DIM]; /* partial sums of sum_r S_r dS_r */
+    float pair[1 + DELTA][blocks][PAIR_BLOCK][PAIR_BLOCK]; /* pairs (i, j) of a block, [j][i]: W, -X */
+    /* Sums over a block: of k e, for the gates of later blocks; of q x + beta k z - k y, for
+     * those of earlier blocks. */
+    float before[blocks][DIM], after[blocks][DIM];
+    float diagonal[CHUNK_TOKENS], beta[CHUNK_TOKENS]; /* W_ii; beta */
+    /* Sums over channels: q x + beta k z - k y; k e; q dq. */
+    float row_dot[CHUNK_TOKENS], out_dot[CHUNK_TOKENS], scale_dot[CHUNK_TOKENS];
+
+    enum { x = 0, y = 1, e = 2, z = 2 + (GATES != NO_GATES) };
+};
+
+/* The index of element (row, column) of a state in shared memory: DIM / 64 tiles of DIM rows. */
+template <int DIM> static __device__ __forceinline__ int swizzled_state(int row, int column)
+{
+    const int c = column % SIDE;
+    return column / SIDE * (DIM * SIDE) + row * SIDE + ((c / 8 ^ row % 8) * 8 | c % 8);
+}
+
+/* Row r of a chunk is at first + r * stride. */
+struct chunk_rows {
+    const __nv_bfloat16 *first;
+    int64_t stride;
+};
+
+template <int DIM>
+static __device__ __forceinline__ chunk_rows rows_of(const chunk_source &s, const chunk_place &place)
+{
+    return { chunk_row<DIM>(s, place, 0), s.by_slot ? DIM : s.token };
+}
+
+/* Copies rows into tiles of ROWS rows; rows from `tokens` on become 0. Asynchronous:
+ * commit and wait before use. */
+template <int DIM, int THREADS, int ROWS>
+static __device__ __forceinline__ void load_tiles(__nv_bfloat16 *tiles, const chunk_rows &from, int tokens)
+{
+    constexpr int pieces = DIM / 8, step = THREADS / pieces;
+    const int first = threadIdx.x / pieces, c = threadIdx.x % pieces * 8;
+    const __nv_bfloat16 *row = from.first + first * from.stride + c;
+    __nv_bfloat16 *to = tiles + c / SIDE * (ROWS * SIDE) + first * SIDE + (c % SIDE / 8 ^ first % 8) * 8;
+    static_assert(step % 8 == 0, "all rows of a thread have the same swizzle");
+#pragma unroll
+    for (int n = 0; n < ROWS / step; n++) {
+        const bool real = first + n * step < tokens;
+        copy_async_16_or_zero(to + n * step * SIDE, real ? row + n * step * from.stride : from.first, real);
+    }
+}
+
+template <int DIM, int THREADS>
+static __device__ __forceinline__ void load_state(__nv_bfloat16 *tiles, const __nv_bfloat16 *state)
+{
+    load_tiles<DIM, THREADS, DIM>(tiles, { state, DIM }, DIM);
+}
+
+template <int DIM, int THREADS>
+static __device__ __forceinline__ void load_source(__nv_bfloat16 *tiles, const chunk_source &s,
+                                                   const chunk_place &place)
+{
+    load_tiles<DIM, THREADS, CHUNK_TOKENS>(tiles, rows_of<DIM>(s, place), place.tokens);
+}
+
+/* The log decay of row `row` of the chunk; RetNet has one for the head. */
+static __device__ __forceinline__ const float *gate_of(const loam_problem &p, const loam_args &a,
+                                                       const chunk_place &place, int row)
+{
+    const float *data = (const float *)a.log_decay.data;
+    return p.mechanism == LOAM_RETENTION
+               ? data + place.h * a.log_decay.head
+               : data + RECURRENT_AT(a.log_decay, place.b, place.h, place.first + row);
+}
+
+/* ------------------------------------------------------------------ decays */
+
+static __device__ __forceinline__ float2 two_floats(double x)
+{
+    const float high = (float)x;
+    return make_float2(high, (float)(x - high));
+}
+
+/* e^(a - b) of sums in the log2 domain, hi and lo. The error of a - b is small relative to the
+ * difference, not only to a and b. */
+static __device__ __forceinline__ float decay_between(const float2 &a, const float2 &b)
+{
+    return exp2_fast((a.x - b.x) + (a.y - b.y));
+}
+
+/* Two warps load beta, 1 where the mechanism has none and 0 beyond the sequence. With TOKEN_GATES a third
+ * warp computes the prefix sums of the gates in the log2 domain. Gates are clamped to at least -1e4, whose
+ * e^g is 0, so that the difference of two sums in float64 is as exact as a sum over the tokens between. */
+template <int DIM, gate_reach GATES, bool DELTA>
+static __device__ __forceinline__ void load_numbers(gradient_shared<DIM, GATES, DELTA> &m,
+                                                    const loam_problem &p, const loam_args &a,
+                                                    const chunk_place &place)
+{
+    const int thread = threadIdx.x, lane = thread % 32;
+    if (thread < CHUNK_TOKENS) {
+        const float *beta = (const float *)a.beta.data;
+        const bool given = beta && p.mechanism != LOAM_LINEAR && p.mechanism != LOAM_RETENTION &&
+                           p.mechanism != LOAM_GLA;
+        m.beta[thread] = thread >= place.tokens ? 0
+                         : given ? beta[RECURRENT_AT(a.beta, place.b, place.h, place.first + thread)]
+                                 : 1;
+    } else if (GATES == TOKEN_GATES && thread < CHUNK_TOKENS + 32) {
+        double g[2];
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            const int row = 2 * lane + n;
+            g[n] = row < place.tokens ? fmax((double)*gate_of(p, a, place, row), -1e4) * 1.4426950408889634
+                                      : 0;
+        }
+        double sum = g[0] + g[1];
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const double other = __shfl_up_sync(0xffffffffu, sum, step);
+            sum += lane >= step ? other : 0;
+        }
+        m.pre[2 * lane] = two_floats(sum - g[1]);
+        m.pre[2 * lane + 1] = two_floats(sum);
+    }
+}
+
+#endif

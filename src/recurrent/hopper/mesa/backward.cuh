@@ -1,0 +1,621 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Gradients of MesaNet by chunks (recurrent/hopper/mesa/solve.cuh), in three stages. First x_t and z_t = A_t^-1 dx_t,
+ * dx_t = S_t^T do_t, for all chunks in parallel. Then the gradients dS and dH of the states at the end of
+ * each chunk, from the last chunk to the first,
+ *
+ *     dS <- e^total dS + do^T (e^pre x),   dH <- e^total dH - (z^T (e^pre x) + x^T (e^pre z)) / 2
+ *
+ * with x and z as matrices whose rows are tokens. Then all other gradients, for all chunks in parallel, with
+ * D_tj = e^(sum of the gates of j + 1 .. t) for t >= j, and suf_j the sum of the gates after j:
+ *
+ *     dv_j = beta_j (sum_t D_tj (k_j . x_t) do_t + e^suf_j dS k_j),   dk_j = beta_j (s_j + h_j)
+ *     s_j = sum_t D_tj (v_j . do_t) x_t + e^suf_j dS^T v_j
+ *     h_j = -sum_t D_tj ((k_j . z_t) x_t + (k_j . x_t) z_t) + 2 e^suf_j dH k_j
+ *     dbeta_j = s_j . k_j + h_j . k_j / 2 (from the pairs),   dq = scale z,   dLambda = -sum_t z_t x_t
+ *
+ * The gradient of a gate is the sum over all that its decay multiplies: pairs with one token on each side of
+ * it, reads of S0 and H0 after it, writes before it that reach the end of the chunk, and the states before
+ * the chunk that reach its end. */
+#ifndef LOAM_RECURRENT_HOPPER_MESA_BACKWARD_CUH
+#define LOAM_RECURRENT_HOPPER_MESA_BACKWARD_CUH
+
+#include "src/recurrent/hopper/mesa/solve.cuh"
+
+enum { MESA_PARTS = 5, MESA_SUMS = MESA_DIM + 1 };
+
+typedef __nv_bfloat16 mesa_dense[MESA_TOKENS][MESA_DIM];
+
+struct mesa_backward {
+    mesa m;
+    kept_states<float> grads; /* [slot]: dS, then dH, at the end of the chunk */
+    /* [slot]: x and z in hi and lo part each, and a third part of x, because a small ridge makes x large. */
+    mesa_dense (*sides)[MESA_PARTS];
+    float *carried;  /* [slot][64]: e^pre (do . S0 x - z . H0 x) */
+    double *apart;   /* [sequence][value head][SCAN_BLOCKS], see mesa_scan */
+    float *z, *dk;   /* [work row][64]: z and dk of one value head, where value heads share a key head */
+    double *dx;      /* [work row][64]: dx, then z, of chunks that are solved in float64 */
+    float *sums;     /* [slot][MESA_SUMS]: sums over the tokens of -z x, channel by channel, and of z . q */
+    double *of_head; /* [value head][MESA_SUMS]: the same over all tokens of the head */
+    bool shared;     /* value heads share a key head */
+};
+
+/* ------------------------------------------------------------------ x and z */
+
+/* Splits x into PARTS bf16 parts and stores part n as matrix place[n] of a slot. */
+template <int PARTS>
+static __device__ __forceinline__ void mesa_store_parts(mesa_dense *to, const mesa_rows &x,
+                                                        const int (&place)[PARTS])
+{
+    const int t0 = (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
+        uint32_t part[PARTS];
+        split_pair(part, x[e / 2][e % 2 * 2], x[e / 2][e % 2 * 2 + 1]);
+#pragma unroll
+        for (int i = 0; i < PARTS; i++) {
+            *(uint32_t *)&to[place[i]][t0 + e % 2 * 8][e / 2 * 8 + (int)threadIdx.x % 4 * 2] = part[i];
+        }
+    }
+}
+
+/* x, z and `carried` of a chunk, one thread block for each. NESTED as for mesa_solve_kernel. */
+template <bool NESTED>
+__global__ void __launch_bounds__(MESA_THREADS, 2)
+    mesa_adjoint_kernel(const __grid_constant__ mesa_backward s)
+{
+    extern __shared__ __align__(16) char shared[];
+    mesa_solve_stage &stage = *(mesa_solve_stage *)shared;
+    const mesa_chunk at = mesa_chunk_of_block(s.m);
+    if (!mesa_has_chunk<NESTED>(s.m, at)) {
+        return;
+    }
+    const loam_args &a = s.m.a;
+    const int64_t slot = kept_slot(s.m.kept, s.m.p, at.seq, at.h, at.chunk);
+    mesa_solve_load(s.m, stage, at.seq, at.h, at.chunk, at.tokens);
+    const int lane = threadIdx.x % 32, t0 = (int)threadIdx.x / 32 * 16 + lane / 4;
+    const float decay[2] = { expf((float)stage.sums[t0]), expf((float)stage.sums[t0 + 8]) };
+    mesa_rows x, y, r;
+    float trace[2], ofs[2], ofh[2];
+    if constexpr (NESTED) {
+        mesa_factor(stage, kept_row(s.m.kept, s.m.p, at.seq, at.h, at.chunk, MESA_DIM));
+    }
+    mesa_weigh(stage, trace);
+    mesa_trace(trace, stage, decay);
+    __syncwarp();
+    mesa_load_rows(r, a.q, at.seq.b, at.key_head, at.first, at.tokens);
+    mesa_queries(r, s.m.p);
+    bool doubtful = mesa_solve_rows<NESTED>(x, r, stage, decay, trace).doubtful;
+    mesa_store_parts<3>(s.sides[slot], x, { 0, 1, 4 });
+    clear(y);
+    mesa_multiply<true, 2>(y, x, stage.states[0]);
+    mesa_load_rows(r, a.grad_o, at.seq.b, at.h, at.first, at.tokens);
+    mesa_dot(ofs, r, y);
+    mesa_apply<MAP_ADJOINT>(y, r, stage, decay);
+    clear(r);
+    mesa_multiply<false, 2>(r, x, stage.states[1]); /* H0 x, for its product with z */
+    {
+        mesa_rows z, b;
+        memcpy(b, y, sizeof b);
+        doubtful |= mesa_solve_rows<NESTED>(z, b, stage, decay, trace).doubtful;
+        mesa_store_parts<2>(s.sides[slot], z, { 2, 3 });
+        mesa_dot(ofh, z, r);
+    }
+    if (lane % 4 == 0) {
+        s.carried[slot * MESA_TOKENS + t0] = decay[0] * (ofs[0] - ofh[0]);
+        s.carried[slot * MESA_TOKENS + t0 + 8] = decay[1] * (ofs[1] - ofh[1]);
+    }
+    if (__syncthreads_or(doubtful)) {
+        if (threadIdx.x == 0) {
+            s.m.doubtful[slot] = 1;
+        }
+        mesa_load_rows(r, a.grad_o, at.seq.b, at.h, at.first, at.tokens);
+        mesa_apply<MAP_ADJOINT>(y, r, stage, decay);
+#pragma unroll
+        for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
+            const int t = t0 + e % 4 / 2 * 8, c = e / 4 * 8 + lane % 4 * 2 + e % 2;
+            if (t < at.tokens) {
+                const int64_t row = recurrent_work_row(&s.m.p, &at.seq, at.h, at.chunk * MESA_TOKENS + t);
+                s.dx[row * MESA_DIM + c] = y[e / 4][e % 4];
+            }
+        }
+    }
+}
+
+/* ------------------------------------------------------------------ the gradients of the states */
+
+static __device__ __forceinline__ void mesa_load_dense(mesa_tile &tile, const mesa_dense &from)
+{
+    for (int e = threadIdx.x; e < MESA_TOKENS * (MESA_DIM / 8); e += MESA_THREADS) {
+        const int t = e / (MESA_DIM / 8), c = e % (MESA_DIM / 8) * 8;
+        copy_async_16(&tile[t][c], &from[t][c]);
+    }
+}
+
+struct mesa_reverse_stage {
+    mesa_tile x[2], z[2], grad_o;
+    mesa_turned turned;
+    float factor[2][MESA_TOKENS]; /* e^pre; -e^pre / 2 */
+};
+
+/* What a chunk adds to dS and dH, for mesa_scan_kernel; one thread block for each chunk. */
+__global__ void __launch_bounds__(MESA_THREADS)
+    mesa_reverse_write_kernel(const __grid_constant__ mesa_backward s)
+{
+    extern __shared__ __align__(16) char shared[];
+    mesa_reverse_stage &x = *(mesa_reverse_stage *)shared;
+    const loam_args &a = s.m.a;
+    const mesa_chunk at = mesa_chunk_of_block(s.m);
+    if (at.tokens <= 0) {
+        return;
+    }
+    const mesa_dense *sides = s.sides[kept_slot(s.m.kept, s.m.p, at.seq, at.h, at.chunk)];
+    mesa_load_dense(x.x[0], sides[0]), mesa_load_dense(x.x[1], sides[1]);
+    mesa_load_dense(x.z[0], sides[2]), mesa_load_dense(x.z[1], sides[3]);
+    mesa_load(x.grad_o, a.grad_o, at.seq.b, at.h, at.first, at.tokens);
+    copy_async_commit();
+    if (threadIdx.x < 32) {
+        const int lane = threadIdx.x;
+        const int64_t first = at.chunk * MESA_TOKENS;
+        const float gate[2] = { mesa_scalar(a.log_decay, at.seq, at.h, first, 2 * lane, at.tokens),
+                                mesa_scalar(a.log_decay, at.seq, at.h, first, 2 * lane + 1, at.tokens) };
+        float sum = gate[0] + gate[1];
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const float before = __shfl_up_sync(~0u, sum, step);
+            sum += lane >= step ? before : 0;
+        }
+        const float earlier = __shfl_up_sync(~0u, sum, 1);
+        const float pre[2] = { expf((lane ? earlier : 0) + gate[0]), expf(sum) };
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            x.factor[0][2 * lane + e] = pre[e], x.factor[1][2 * lane + e] = -pre[e] / 2;
+        }
+    }
+    copy_async_wait<0>();
+    __syncthreads();
+    const int m = (int)threadIdx.x / 32 * 16;
+    float *written = kept_row(s.grads, s.m.p, at.seq, at.h, at.chunk, 0);
+    mesa_rows acc = {};
+    mesa_outer<1, 2>(acc, &x.grad_o, x.x, x.factor[0], m);
+    mesa_put_written(written, acc, m);
+    clear(acc);
+    mesa_outer<2, 2>(acc, x.z, x.x, x.factor[1], m);
+    mesa_add_transpose(acc, x.turned, m);
+    mesa_put_written(written + MESA_DIM * MESA_DIM, acc, m);
+}
+
+/* ------------------------------------------------------------------ gradients of a chunk */
+
+struct mesa_gradient_stage {
+    mesa_tile k, v, grad_o, x[3], z[2], states[2][2]; /* states: dS and 2 dH, each in hi and lo part */
+    double sums[MESA_TOKENS];                         /* prefix sums of the gates */
+    float beta[MESA_TOKENS], over[MESA_TOKENS];       /* over: 1 / |k| */
+    /* Terms of the gradients of the gates: pairs of a query, summed over the keys of a warp; pairs of a key,
+     * summed over the queries; the write of a key as it reaches the end of the chunk; dS . S + dH . H,
+     * partial sums of a warp. */
+    float pairs[MESA_WARPS][MESA_TOKENS];
+    float gate[MESA_TOKENS], write[MESA_TOKENS];
+    float passing[MESA_WARPS];
+    float ridge[MESA_WARPS][MESA_DIM], scale[MESA_WARPS]; /* partial sums of -z x and z . q */
+};
+
+/* Loads the operands of mesa_gradient_kernel. All of them are complete at the end. */
+static __device__ __forceinline__ void mesa_gradient_load(const mesa_backward &s, mesa_gradient_stage &x,
+                                                          const mesa_chunk &at, int64_t slot)
+{
+    const loam_args &a = s.m.a;
+    const int lane = threadIdx.x % 32;
+    const int64_t first = at.chunk * MESA_TOKENS;
+    mesa_load(x.k, a.k, at.seq.b, at.key_head, at.first, at.tokens);
+    mesa_load(x.v, a.v, at.seq.b, at.h, at.first, at.tokens);
+    mesa_load(x.grad_o, a.grad_o, at.seq.b, at.h, at.first, at.tokens);
+    for (int part = 0; part < 2; part++) {
+        mesa_load_dense(x.x[part], s.sides[slot][part]);
+        mesa_load_dense(x.z[part], s.sides[slot][2 + part]);
+    }
+    mesa_load_dense(x.x[2], s.sides[slot][4]);
+    copy_async_commit();
+    const float *kept = kept_row(s.m.kept, s.m.p, at.seq, at.h, at.chunk, 0);
+    const float *grads = kept_row(s.grads, s.m.p, at.seq, at.h, at.chunk, 0);
+    float passing = 0;
+#pragma unroll 4
+    for (int e = threadIdx.x; e < 2 * MESA_DIM * (MESA_DIM / 4); e += MESA_THREADS) {
+        const int row = e / (MESA_DIM / 4), c = e % (MESA_DIM / 4) * 4;
+        float4 f = *(const float4 *)(grads + row * MESA_DIM + c);
+        const float4 m = *(const float4 *)(kept + row * MESA_DIM + c);
+        passing = fma(f.x, m.x, fma(f.y, m.y, fma(f.z, m.z, fma(f.w, m.w, passing))));
+        if (row >= MESA_DIM) { /* dH + dH^T = 2 dH, as dH is symmetric */
+            f.x *= 2, f.y *= 2, f.z *= 2, f.w *= 2;
+        }
+        uint32_t low[2], high[2];
+        split_pair(low, f.x, f.y), split_pair(high, f.z, f.w);
+#pragma unroll
+        for (int part = 0; part < 2; part++) {
+            *(uint2 *)&x.states[row / MESA_DIM][part][row % MESA_DIM][c] = make_uint2(low[part], high[part]);
+        }
+    }
+    passing = row_sum<32>(passing);
+    if (lane == 0) {
+        x.passing[threadIdx.x / 32] = passing;
+    }
+    if (threadIdx.x < 32) {
+        const double g0 = fmax((double)mesa_scalar(a.log_decay, at.seq, at.h, first, 2 * lane, at.tokens),
+                               -1e4);
+        const double g1 = fmax((double)mesa_scalar(a.log_decay, at.seq, at.h, first, 2 * lane + 1, at.tokens),
+                               -1e4);
+        double sum = g0 + g1;
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const double before = __shfl_up_sync(~0u, sum, step);
+            sum += lane >= step ? before : 0;
+        }
+        x.sums[2 * lane] = sum - g1, x.sums[2 * lane + 1] = sum;
+    }
+    const float beta = mesa_scalar(a.beta, at.seq, at.h, first, (int)threadIdx.x / 2, at.tokens);
+    copy_async_wait<0>();
+    __syncthreads();
+    const float norm2 = s.m.p.feature_map == LOAM_FEATURES_UNIT ? mesa_norm2(x.k) : 1;
+    if (threadIdx.x % 2 == 0) {
+        x.beta[threadIdx.x / 2] = beta, x.over[threadIdx.x / 2] = norm2 > 0 ? rsqrtf(norm2) : 0;
+    }
+    __syncthreads();
+}
+
+/* Loads the warp's rows of the features of k; over: 1 / |k|, or 1. */
+static __device__ __forceinline__ void mesa_keys(mesa_rows &k, const mesa_gradient_stage &x,
+                                                 const float (&over)[2], int t0)
+{
+#pragma unroll
+    for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
+        const uint32_t pair = *(const uint32_t *)&x.k[t0 + e % 2 * 8][e / 2 * 8 + (int)threadIdx.x % 4 * 2];
+        k[e / 2][e % 2 * 2] = __uint_as_float(pair << 16) * over[e % 2];
+        k[e / 2][e % 2 * 2 + 1] = __uint_as_float(pair & 0xffff0000u) * over[e % 2];
+    }
+}
+
+/* The gradients of the gates of a chunk, by one warp; lane l has tokens 2 l and 2 l + 1. */
+static __device__ __forceinline__ void mesa_put_gates(const mesa_backward &s, const mesa_gradient_stage &x,
+                                                      const mesa_chunk &at, int64_t slot)
+{
+    const int lane = threadIdx.x % 32;
+    float passing = expf((float)x.sums[MESA_TOKENS - 1]) *
+                    (x.passing[0] + x.passing[1] + x.passing[2] + x.passing[3]);
+    if (s.m.a.state_in.data && s.m.a.grad_state_out.data) {
+        /* The antisymmetric parts of H and dH only decay, by all gates of the sequence: every gate
+         * gets the whole product. */
+        const double *apart = s.apart + (at.seq.index * s.m.p.heads_v + at.h) * SCAN_BLOCKS;
+        passing += (float)row_sum<32>(lane < SCAN_BLOCKS ? apart[lane] : 0);
+    }
+    double after[2], before[2]; /* terms of a token for the gates up to it, and for the gates after it */
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        const int t = 2 * lane + e;
+        after[e] = (double)s.carried[slot * MESA_TOKENS + t] - x.gate[t];
+        for (int warp = 0; warp < MESA_WARPS; warp++) {
+            after[e] += x.pairs[warp][t];
+        }
+        before[e] = x.write[t];
+    }
+    double suffix = after[0] + after[1], prefix = before[0] + before[1];
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const double later = __shfl_down_sync(~0u, suffix, step), earlier = __shfl_up_sync(~0u, prefix, step);
+        suffix += lane + step < 32 ? later : 0, prefix += lane >= step ? earlier : 0;
+    }
+    prefix -= before[0] + before[1];
+    const double gates[2] = { suffix + prefix + passing, suffix - after[0] + prefix + before[0] + passing };
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        const int t = 2 * lane + e;
+        if (t < at.tokens && s.m.a.grad_log_decay.data) {
+            ((float *)s.m.a.grad_log_decay
+                 .data)[RECURRENT_AT(s.m.a.grad_log_decay, at.seq.b, at.h, at.first + t)] = (float)gates[e];
+        }
+    }
+}
+
+/* Stores the warp's rows to a view of bf16, none beyond the chunk. */
+static __device__ __forceinline__ void mesa_put_rows(const loam_view &to, const mesa_chunk &at, int64_t head,
+                                                     const mesa_rows &y, int t0)
+{
+    __nv_bfloat16 *data = (__nv_bfloat16 *)to.data + RECURRENT_AT(to, at.seq.b, head, at.first);
+#pragma unroll
+    for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
+        const int t = t0 + e % 2 * 8;
+        if (t < at.tokens) {
+            *(__nv_bfloat162 *)(data + t * to.token + e / 2 * 8 +
+                                (int)threadIdx.x % 4 * 2) = __floats2bfloat162_rn(y[e / 2][e % 2 * 2],
+                                                                                  y[e / 2][e % 2 * 2 + 1]);
+        }
+    }
+}
+
+/* Stores the warp's rows in float32, for the sum over the value heads that share a key head. */
+static __device__ __forceinline__ void mesa_put_parts(float *to, const mesa_backward &s, const mesa_chunk &at,
+                                                      const mesa_rows &y, int t0)
+{
+    const int64_t work = recurrent_work_row(&s.m.p, &at.seq, at.h, at.chunk * MESA_TOKENS);
+#pragma unroll
+    for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
+        const int t = t0 + e % 2 * 8;
+        if (t < at.tokens) {
+            *(float2 *)(to + (work + t) * MESA_DIM + e / 2 * 8 +
+                        (int)threadIdx.x % 4 * 2) = make_float2(y[e / 2][e % 2 * 2], y[e / 2][e % 2 * 2 + 1]);
+        }
+    }
+}
+
+/* The chain rule of features of length 1: y becomes the gradient of the rows whose features
+ * these are; over: 1 / |row|. */
+static __device__ __forceinline__ void mesa_unmap(mesa_rows &y, const mesa_rows &features,
+                                                  const float (&over)[2])
+{
+    float along[2];
+    mesa_dot(along, y, features);
+#pragma unroll
+    for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
+        const int row = e % 4 / 2;
+        y[e / 4][e % 4] = fma(-along[row], features[e / 4][e % 4], y[e / 4][e % 4]) * over[row];
+    }
+}
+
+/* Stores dk of the warp's rows; k: their features. */
+static __device__ __forceinline__ void mesa_put_keys(const mesa_backward &s, const mesa_chunk &at,
+                                                     mesa_rows &dk, const mesa_rows &k,
+                                                     const float (&over)[2], int j0)
+{
+    if (s.shared) {
+        mesa_put_parts(s.dk, s, at, dk, j0);
+    } else if (s.m.a.grad_k.data) {
+        if (s.m.p.feature_map == LOAM_FEATURES_UNIT) {
+            mesa_unmap(dk, k, over);
+        }
+        mesa_put_rows(s.m.a.grad_k, at, at.key_head, dk, j0);
+    }
+}
+
+/* dq = scale z of the warp's rows, and their part of the sums over tokens: -z x,
+ * channel by channel, and z . q. */
+static __device__ __forceinline__ void mesa_put_queries(const mesa_backward &s, mesa_gradient_stage &x,
+                                                        const mesa_chunk &at, int t0)
+{
+    const loam_problem &p = s.m.p;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t2 = lane % 4 * 2;
+    mesa_rows z, q;
+    float over[2] = { 1, 1 }, scale[2];
+    mesa_load_rows(q, s.m.a.q, at.seq.b, at.key_head, at.first, at.tokens);
+    if (p.feature_map == LOAM_FEATURES_UNIT) {
+        mesa_dot(over, q, q);
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            over[row] = over[row] > 0 ? rsqrtf(over[row]) : 0;
+        }
+        mesa_scale(q, over);
+    }
+#pragma unroll
+    for (int n = 0; n < MESA_BLOCKS; n++) {
+        float ridge[2] = { 0, 0 };
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            float part[2][2] = {};
+#pragma unroll
+            for (int i = 0; i < 5; i++) {
+                const mesa_tile &from = i < 3 ? x.x[2 - i] : x.z[4 - i];
+                const uint32_t pair = *(const uint32_t *)&from[t0 + 8 * row][8 * n + t2];
+                part[i / 3][0] += __uint_as_float(pair << 16);
+                part[i / 3][1] += __uint_as_float(pair & 0xffff0000u);
+            }
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                z[n][2 * row + e] = part[1][e];
+                ridge[e] = fma(-part[1][e], part[0][e], ridge[e]);
+            }
+        }
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+#pragma unroll
+            for (int step = 4; step < 32; step *= 2) {
+                ridge[e] += __shfl_xor_sync(~0u, ridge[e], step);
+            }
+        }
+        if (lane < 4) {
+            x.ridge[warp][8 * n + t2] = ridge[0], x.ridge[warp][8 * n + t2 + 1] = ridge[1];
+        }
+    }
+    mesa_dot(scale, z, q);
+    scale[0] = row_sum<32>(lane % 4 ? 0 : scale[0] + scale[1]);
+    if (lane == 0) {
+        x.scale[warp] = scale[0];
+    }
+    if (s.shared) {
+        mesa_put_parts(s.z, s, at, z, t0);
+    } else if (s.m.a.grad_q.data) {
+        const float by[2] = { (float)p.scale, (float)p.scale };
+        if (p.feature_map == LOAM_FEATURES_UNIT) {
+            mesa_unmap(z, q, over);
+        }
+        mesa_scale(z, by);
+        mesa_put_rows(s.m.a.grad_q, at, at.key_head, z, t0);
+    }
+}
+
+/* Stores the sums of the chunk; each of 64 threads has one channel c. */
+static __device__ __forceinline__ void mesa_put_sums(const mesa_backward &s, const mesa_gradient_stage &x,
+                                                     int64_t slot, int c)
+{
+    float *to = s.sums + slot * MESA_SUMS;
+    to[c] = (x.ridge[0][c] + x.ridge[1][c]) + (x.ridge[2][c] + x.ridge[3][c]);
+    if (c == 0) {
+        to[MESA_DIM] = (x.scale[0] + x.scale[1]) + (x.scale[2] + x.scale[3]);
+    }
+}
+
+/* The gradients of a chunk, one thread block for each. A warp has 16 keys j as
+ * rows; columns are queries t. */
+__global__ void __launch_bounds__(MESA_THREADS, 2)
+    mesa_gradient_kernel(const __grid_constant__ mesa_backward s)
+{
+    extern __shared__ __align__(16) char shared[];
+    mesa_gradient_stage &x = *(mesa_gradient_stage *)shared;
+    const mesa_chunk at = mesa_chunk_of_block(s.m);
+    if (at.tokens <= 0) {
+        return;
+    }
+    const loam_args &a = s.m.a;
+    const int64_t slot = kept_slot(s.m.kept, s.m.p, at.seq, at.h, at.chunk);
+    mesa_gradient_load(s, x, at, slot);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t2 = lane % 4 * 2, m = 16 * warp,
+              j0 = m + lane / 4;
+    const float over[2] = { x.over[j0], x.over[j0 + 8] }, beta[2] = { x.beta[j0], x.beta[j0 + 8] };
+    const double last = x.sums[MESA_TOKENS - 1];
+    const float suf[2] = { expf((float)(last - x.sums[j0])), expf((float)(last - x.sums[j0 + 8])) };
+
+    /* D (k . x), D (k . z), D (v . do) */
+    mesa_rows kx = {}, kz = {}, vo = {};
+    mesa_given<true, 3>(kx, x.k, x.x, m);
+    mesa_given<true, 2>(kz, x.k, x.z, m);
+    mesa_given<true, 1>(vo, x.v, &x.grad_o, m);
+    float pairs[2] = { 0, 0 }, dbeta[2] = { 0, 0 };
+#pragma unroll
+    for (int n = 0; n < MESA_BLOCKS; n++) {
+        float column[2] = { 0, 0 };
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int t = 8 * n + t2 + e % 2, row = e / 2, j = j0 + 8 * row;
+            const float decay = t >= j ? expf((float)(x.sums[t] - x.sums[j])) : 0;
+            kx[n][e] *= over[row], kz[n][e] *= over[row];
+            const float both = decay * kx[n][e] * (vo[n][e] - kz[n][e]), pair = t > j ? beta[row] * both : 0;
+            dbeta[row] += both;
+            kx[n][e] *= decay, kz[n][e] *= decay, vo[n][e] *= decay;
+            pairs[row] += pair, column[e % 2] += pair;
+        }
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+#pragma unroll
+            for (int step = 4; step < 32; step *= 2) {
+                column[e] += __shfl_xor_sync(~0u, column[e], step);
+            }
+        }
+        if (lane < 4) {
+            x.pairs[warp][8 * n + t2] = column[0], x.pairs[warp][8 * n + t2 + 1] = column[1];
+        }
+    }
+    pairs[0] = quad_sum(pairs[0]), pairs[1] = quad_sum(pairs[1]);
+    dbeta[0] = quad_sum(dbeta[0]), dbeta[1] = quad_sum(dbeta[1]);
+
+    /* dv */
+    {
+        mesa_rows dv = {};
+        const float by[2] = { suf[0] * over[0], suf[1] * over[1] };
+        mesa_given<true, 2>(dv, x.k, x.states[0], m);
+        mesa_scale(dv, by);
+        mesa_multiply<false, 1>(dv, kx, &x.grad_o);
+        mesa_scale(dv, beta);
+        if (a.grad_v.data) {
+            mesa_put_rows(a.grad_v, at, at.h, dv, j0);
+        }
+    }
+    /* s and h; `ends`: the part of s . k + h . k / 2 that comes from dS and dH, for the writes that
+     * reach the end of the chunk */
+    mesa_rows dk = {}, k;
+    float ends[2], part[2];
+    mesa_keys(k, x, over, j0);
+    mesa_given<false, 2>(dk, x.v, x.states[0], m);
+    mesa_scale(dk, suf);
+    mesa_dot(ends, dk, k);
+    mesa_multiply<false, 2>(dk, vo, x.x);
+    {
+        mesa_rows h = {};
+        const float by[2] = { suf[0] * over[0], suf[1] * over[1] };
+        mesa_given<false, 2>(h, x.k, x.states[1], m);
+        mesa_scale(h, by);
+        mesa_dot(part, h, k);
+        ends[0] += part[0] / 2, ends[1] += part[1] / 2;
+        const float minus[2] = { -1, -1 };
+        mesa_scale(kx, minus), mesa_scale(kz, minus);
+        mesa_multiply<false, 2>(h, kz, x.x);
+        mesa_multiply<false, 2>(h, kx, x.z);
+#pragma unroll
+        for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
+            dk[e / 4][e % 4] = beta[e % 4 / 2] * (dk[e / 4][e % 4] + h[e / 4][e % 4]);
+        }
+    }
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const int j = j0 + 8 * row;
+        if (lane % 4 == 0) {
+            x.gate[j] = pairs[row];
+            x.write[j] = j < MESA_TOKENS - 1 ? beta[row] * ends[row] : 0;
+            if (j < at.tokens && a.grad_beta.data) {
+                ((float *)a.grad_beta.data)[RECURRENT_AT(a.grad_beta, at.seq.b, at.h, at.first + j)] =
+                    dbeta[row] + ends[row];
+            }
+        }
+    }
+    mesa_put_keys(s, at, dk, k, over, j0);
+    mesa_put_queries(s, x, at, j0);
+    __syncthreads();
+    if (warp == 0) {
+        mesa_put_gates(s, x, at, slot);
+    } else if (threadIdx.x >= 64) {
+        mesa_put_sums(s, x, slot, (int)threadIdx.x - 64);
+    }
+}
+
+/* ------------------------------------------------------------------ sums over tokens */
+
+enum { SUM_GROUPS = 8, SUM_THREADS = SUM_GROUPS * (MESA_DIM + 32) };
+
+/* The sums over all slots of a value head, one thread block for each. */
+__global__ void __launch_bounds__(SUM_THREADS) mesa_sums_kernel(const __grid_constant__ mesa_backward s)
+{
+    __shared__ double parts[SUM_GROUPS][MESA_SUMS];
+    const int group = threadIdx.x / (MESA_DIM + 32), c = threadIdx.x % (MESA_DIM + 32);
+    const int64_t slots = s.m.kept.per_head;
+    const float *from = s.sums + blockIdx.x * slots * MESA_SUMS + c;
+    if (c < MESA_SUMS) {
+        double sum = 0;
+#pragma unroll 8
+        for (int64_t n = group; n < slots; n += SUM_GROUPS) {
+            sum += (double)from[n * MESA_SUMS];
+        }
+        parts[group][c] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x < MESA_SUMS) {
+        double sum = 0;
+        for (int n = 0; n < SUM_GROUPS; n++) {
+            sum += parts[n][threadIdx.x];
+        }
+        s.of_head[blockIdx.x * MESA_SUMS + threadIdx.x] = sum;
+    }
+}
+
+/* grad_ridge, summed over heads and channels as the ridge is given, and grad_scale; one warp. */
+__global__ void mesa_put_sums_kernel(const __grid_constant__ mesa_backward s)
+{
+    const loam_problem &p = s.m.p;
+    const loam_view &g = s.m.a.grad_ridge;
+    const int lane = threadIdx.x;
+    double all = 0, scale = 0;
+    for (int64_t h = 0; h < p.heads_v; h++) {
+        const double *of = s.of_head + h * MESA_SUMS;
+        const double first = of[lane], second = of[lane + 32], sum = row_sum<32>(first + second);
+        if (g.data && p.ridge_axes == LOAM_RIDGE_HEAD_CHANNEL) {
+            float *to = (float *)g.data + h * g.head;
+            to[lane] = (float)first, to[lane + 32] = (float)second;
+        } else if (g.data && p.ridge_axes == LOAM_RIDGE_HEAD && lane == 0) {
+            ((float *)g.data)[h * g.head] = (float)sum;
+        }
+        all += sum, scale += of[MESA_DIM];
+    }
+    if (g.data && p.ridge_axes == LOAM_RIDGE_NUMBER && lane == 0) {
+        *(float *)g.data = (float)all;
+    }
+    if (s.m.a.grad_scale && lane == 0) {
+        *(float *)s.m.a.grad_scale = (float)scale;
+    }
+}
+
+#endif

@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The systems A_t x_t = b_t of the tokens of a chunk of MesaNet as matrix products (von Oswald et al. 2025).
+ * S0 and H0 are the states at the beginning of the chunk, pre_t is the inclusive prefix sum of its log
+ * decays, and W_ti = beta_i e^(sum of the log decays of i + 1 .. t) for i <= t, else 0. Rows are tokens: row
+ * t of P is p_t, row t of X is x_t, and row t of A P is A_t p_t:
+ *
+ *     A P = P Lambda + e^pre (P H0) + ((P K^T) o W) K,   o = e^pre (X S0^T) + ((X K^T) o W) V
+ *
+ * A warp solves the systems of 16 rows without waiting for other warps. Operands from registers are split
+ * into hi and lo parts, and so are the states; keys and values are exact in bf16. For keys of length 1 the
+ * tiles have the keys as given, and W includes the factors 1 / |k|. */
+#ifndef LOAM_RECURRENT_HOPPER_MESA_SYSTEM_CUH
+#define LOAM_RECURRENT_HOPPER_MESA_SYSTEM_CUH
+
+#include "src/gpu/hopper.cuh"
+#include "src/recurrent/hopper/mesa/states.cuh"
+
+enum { PIVOTS = 4, ELIMINATIONS = MESA_DIM / PIVOTS };
+
+struct mesa_solve_stage {
+    mesa_tile k, v, states[2][2]; /* states: S0 and H0, each in hi and lo part */
+    union {
+        float4 weights[MESA_WARPS][MESA_BLOCKS][32]; /* W in the layout of D, one float4 for each lane */
+        /* Used by mesa_factor, before W is computed: */
+        mesa_turned square;                           /* Z Z^T */
+        float pivots[ELIMINATIONS][PIVOTS][MESA_DIM]; /* the pivot rows of each step */
+        mesa_tile root[2];                            /* R^-1, hi and lo part */
+    };
+    double sums[MESA_TOKENS];                    /* pre */
+    float write[MESA_TOKENS], norm[MESA_TOKENS]; /* beta / |k|^2 and |k|; beta and 1 without a feature map */
+    float ridge[MESA_DIM];
+    /* From here on only for chunks whose gates are all 0: N and Y of mesa_factor, in hi and lo part. */
+    mesa_tile whiten[2], past[2];
+    uint64_t eliminated[ELIMINATIONS]; /* mbarriers: the pivot rows of a step are complete */
+};
+
+/* The matrix that mesa_apply multiplies each row by: H_t, S_t or S_t^T. */
+typedef enum mesa_map { MAP_SYSTEM, MAP_OUTPUT, MAP_ADJOINT } mesa_map;
+
+/* y = e^pre (x M) + ((x from^T) o W) to. MAP_SYSTEM: M = H0, `from` and `to` are keys. MAP_OUTPUT: M = S0^T,
+ * from keys to values. MAP_ADJOINT: M = S0, from values to keys. With values W is multiplied by |k|, since
+ * its factor 1 / |k|^2 is that of two keys. */
+template <mesa_map MAP>
+static __device__ __forceinline__ void mesa_apply(mesa_rows &y, const mesa_rows &x,
+                                                  const mesa_solve_stage &stage, const float (&decay)[2])
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t2 = lane % 4 * 2;
+    const mesa_tile &from = MAP == MAP_ADJOINT ? stage.v : stage.k,
+                    &to = MAP == MAP_OUTPUT ? stage.v : stage.k;
+    mesa_rows pairs = {};
+    clear(y);
+#pragma unroll
+    for (int k = 0; k < MESA_BLOCKS / 2; k++) {
+        operand_a<2> a;
+        mesa_operand(a, x, k);
+#pragma unroll
+        for (int n = 0; n < MESA_BLOCKS; n += 2) {
+            mesa_product<MAP == MAP_OUTPUT, 2>(y, a, stage.states[MAP == MAP_SYSTEM], k, n);
+            if (n <= 2 * warp) { /* causal: keys up to the last row of the warp */
+                mesa_product<true, 1>(pairs, a, &from, k, n);
+            }
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < MESA_BLOCKS; n++) {
+        const float4 w = stage.weights[warp][n][lane];
+        pairs[n][0] *= w.x, pairs[n][1] *= w.y, pairs[n][2] *= w.z, pairs[n][3] *= w.w;
+        if (MAP != MAP_SYSTEM) {
+            const float2 norm = *(const float2 *)&stage.norm[8 * n + t2];
+            pairs[n][0] *= norm.x, pairs[n][1] *= norm.y, pairs[n][2] *= norm.x, pairs[n][3] *= norm.y;
+        }
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            y[n][e] *= decay[e / 2];
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < MESA_BLOCKS / 2; k++) {
+        if (k <= warp) {
+            operand_a<2> a;
+            mesa_operand(a, pairs, k);
+#pragma unroll
+            for (int n = 0; n < MESA_BLOCKS; n += 2) {
+                mesa_product<false, 1>(y, a, &to, k, n);
+            }
+        }
+    }
+}
+
+/* y += x Diag(ridge) */
+static __device__ __forceinline__ void mesa_add_ridge(mesa_rows &y, const mesa_rows &x, const float *ridge)
+{
+#pragma unroll
+    for (int n = 0; n < MESA_BLOCKS; n++) {
+        const float2 by = *(const float2 *)&ridge[8 * n + (int)threadIdx.x % 4 * 2];
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            y[n][e] = fma(e % 2 ? by.y : by.x, x[n][e], y[n][e]);
+        }
+    }
+}
+
+/* Loads all of the stage that mesa_weigh and mesa_factor need: K, V, S0 and H0 in hi and lo part, the prefix
+ * sums of the gates, the ridge, beta and |k|. All of it is complete at the end. */
+static __device__ __forceinline__ void mesa_solve_load(const mesa &s, mesa_solve_stage &x,
+                                                       const recurrent_seq &seq, int64_t h, int64_t chunk,
+                                                       int tokens)
+{
+    const int64_t first = chunk * MESA_TOKENS;
+    const int lane = threadIdx.x % 32;
+    mesa_load(x.k, s.a.k, seq.b, recurrent_key_head(&s.p, h), seq.first + first, tokens);
+    mesa_load(x.v, s.a.v, seq.b, h, seq.first + first, tokens);
+    copy_async_commit();
+    const float *kept = kept_row(s.kept, s.p, seq, h, chunk, 0);
+#pragma unroll 8
+    for (int e = threadIdx.x; e < 2 * MESA_DIM * (MESA_DIM / 4); e += MESA_THREADS) {
+        const int row = e / (MESA_DIM / 4), c = e % (MESA_DIM / 4) * 4;
+        const float4 f = *(const float4 *)(kept + row * MESA_DIM + c);
+        uint32_t low[2], high[2];
+        split_pair(low, f.x, f.y), split_pair(high, f.z, f.w);
+#pragma unroll
+        for (int part = 0; part < 2; part++) {
+            *(uint2 *)&x.states[row / MESA_DIM][part][row % MESA_DIM][c] = make_uint2(low[part], high[part]);
+        }
+    }
+    if (threadIdx.x < 32) {
+        /* float64, gates clamped to at least -1e4: differences of sums are exact to 1e-10, and e^-1e4 is 0 */
+        const double g0 = fmax((double)mesa_scalar(s.a.log_decay, seq, h, first, 2 * lane, tokens), -1e4);
+        const double g1 = fmax((double)mesa_scalar(s.a.log_decay, seq, h, first, 2 * lane + 1, tokens), -1e4);
+        double sum = g0 + g1;
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const double before = __shfl_up_sync(~0u, sum, step);
+            sum += lane >= step ? before : 0;
+        }
+        x.sums[2 * lane] = sum - g1, x.sums[2 * lane + 1] = sum;
+    } else if (threadIdx.x >= 64) {
+        const int c = threadIdx.x - 64;
+        x.ridge[c] = (float)recurrent_ridge(&s.p, &s.a, h, c);
+    }
+    const float beta = mesa_scalar(s.a.beta, seq, h, first, (int)threadIdx.x / 2, tokens);
+    copy_async_wait<0>();
+    __syncthreads();
+    const float norm2 = s.p.feature_map == LOAM_FEATURES_UNIT ? mesa_norm2(x.k) : 1;
+    if (threadIdx.x % 2 == 0) {
+        x.write[threadIdx.x / 2] = norm2 > 0 ? beta / norm2 : 0;
+        x.norm[threadIdx.x / 2] = sqrtf(norm2);
+    }
+    __syncthreads();
+}
+
+/* Computes W of the warp's rows. trace: the part of trace(A_t) that comes from the keys of the chunk,
+ * for the thread's two rows. */
+static __device__ __forceinline__ void mesa_weigh(mesa_solve_stage &x, float (&trace)[2])
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t0 = 16 * warp + lane / 4;
+    trace[0] = trace[1] = 0;
+#pragma unroll
+    for (int n = 0; n < MESA_BLOCKS; n++) {
+        float w[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int t = t0 + e / 2 * 8, i = 8 * n + lane % 4 * 2 + e % 2;
+            w[e] = i <= t ? expf((float)(x.sums[t] - x.sums[i])) * x.write[i] : 0;
+            trace[e / 2] = fma(w[e] * x.norm[i], x.norm[i], trace[e / 2]);
+        }
+        x.weights[warp][n][lane] = make_float4(w[0], w[1], w[2], w[3]);
+    }
+    trace[0] = quad_sum(trace[0]), trace[1] = quad_sum(trace[1]);
+}
+
+/* Adds the parts of trace(A_t) that come from H0 and the ridge to the part computed by mesa_weigh. */
+static __device__ __forceinline__ void mesa_trace(float (&trace)[2], const mesa_solve_stage &stage,
+                                                  const float (&decay)[2])
+{
+    float state = 0, ridge = 0;
+    for (int c = threadIdx.x % 32; c < MESA_DIM; c += 32) {
+        state += __bfloat162float(stage.states[1][0][c][c]), ridge += stage.ridge[c];
+    }
+    state = row_sum<32>(state), ridge = row_sum<32>(ridge);
+    trace[0] += decay[0] * state + ridge, trace[1] += decay[1] * state + ridge;
+}
+
+/* Loads the warp's rows of a chunk from a view of bf16; rows beyond the chunk are 0. */
+static __device__ __forceinline__ void mesa_load_rows(mesa_rows &x, const loam_const_view &view, int64_t b,
+                                                      int64_t head, int64_t first, int tokens)
+{
+    const int t0 = (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4;
+    const __nv_bfloat16 *from = (const __nv_bfloat16 *)view.data + RECURRENT_AT(view, b, head, first);
+#pragma unroll
+    for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
+        const int t = t0 + e % 2 * 8, c = e / 2 * 8 + (int)threadIdx.x % 4 * 2;
+        const uint32_t pair = t < tokens ? *(const uint32_t *)(from + t * view.token + c) : 0;
+        x[e / 2][e % 2 * 2] = __uint_as_float(pair << 16);
+        x[e / 2][e % 2 * 2 + 1] = __uint_as_float(pair & 0xffff0000u);
+    }
+}
+
+/* r <- scale phi(r), phi the feature map: the right sides from rows of q. */
+static __device__ __forceinline__ void mesa_queries(mesa_rows &r, const loam_problem &p)
+{
+    float norm2[2], factor[2] = { (float)p.scale, (float)p.scale };
+    if (p.feature_map == LOAM_FEATURES_UNIT) {
+        mesa_dot(norm2, r, r);
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            factor[row] *= norm2[row] > 0 ? rsqrtf(norm2[row]) : 0;
+        }
+    }
+#pragma unroll
+    for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
+        r[e / 4][e % 4] *= factor[e % 4 / 2];
+    }
+}
+
+#endif

@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: MIT
+ * Tiles of a chunk of MesaNet in shared memory, and products of a warp's 16 rows with them. */
+#ifndef LOAM_RECURRENT_HOPPER_MESA_TILES_CUH
+#define LOAM_RECURRENT_HOPPER_MESA_TILES_CUH
+
+#include "src/gpu/block_sum.cuh"
+#include "src/gpu/tile.cuh"
+#include "src/recurrent/hopper/mesa/handoff.cuh"
+
+enum { MESA_WARPS = 4, MESA_THREADS = 32 * MESA_WARPS, MESA_PITCH = MESA_DIM + PAD };
+enum { MESA_BLOCKS = MESA_DIM / 8 };
+
+typedef __nv_bfloat16 mesa_tile[MESA_TOKENS][MESA_PITCH];
+/* 16 rows by 64 columns of a warp, in the layout of D (mma.cuh). */
+typedef float mesa_rows[MESA_BLOCKS][4];
+
+/* ------------------------------------------------------------------ chunks */
+
+/* Copies `tokens` rows of a view, from row `first` of the token axis, into a tile; the other rows
+ * become 0. Asynchronous. */
+static __device__ __forceinline__ void mesa_load(mesa_tile &tile, const loam_const_view &view, int64_t b,
+                                                 int64_t head, int64_t first, int tokens)
+{
+    const __nv_bfloat16 *from = (const __nv_bfloat16 *)view.data + RECURRENT_AT(view, b, head, first);
+    for (int e = threadIdx.x; e < MESA_TOKENS * (MESA_DIM / 8); e += MESA_THREADS) {
+        const int t = e / (MESA_DIM / 8), c = e % (MESA_DIM / 8) * 8;
+        if (t < tokens) {
+            copy_async_16(&tile[t][c], from + t * view.token + c);
+        } else {
+            *(uint4 *)&tile[t][c] = make_uint4(0, 0, 0, 0);
+        }
+    }
+}
+
+/* |row|^2 of row threadIdx.x / 2 of a tile; two neighbouring threads share a row. */
+static __device__ __forceinline__ float mesa_norm2(const mesa_tile &tile)
+{
+    const uint4 *row = (const uint4 *)&tile[threadIdx.x / 2][threadIdx.x % 2 * (MESA_DIM / 2)];
+    float sum = 0;
+#pragma unroll
+    for (int n = 0; n < MESA_DIM / 16; n++) {
+        const uint4 q = row[n];
+        const uint32_t pairs[4] = { q.x, q.y, q.z, q.w };
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float low = __uint_as_float(pairs[i] << 16), high = __uint_as_float(pairs[i] & 0xffff0000u);
+            sum = fma(low, low, fma(high, high, sum));
+        }
+    }
+    return sum + __shfl_xor_sync(~0u, sum, 1);
+}
+
+/* The log decay or beta of token t of a chunk; 0 beyond the chunk. `first`: token of the sequence
+ * where the chunk begins. */
+static __device__ __forceinline__ float mesa_scalar(const loam_const_view &view, const recurrent_seq &s,
+                                                    int64_t h, int64_t first, int t, int tokens)
+{
+    return t < tokens ? ((const float *)view.data)[RECURRENT_AT(view, s.b, h, s.first + first + t)] : 0;
+}
+
+/* a = columns 16 k .. 16 k + 15 of x as operand A, in hi and lo part. */
+static __device__ __forceinline__ void mesa_operand(operand_a<2> &a, const mesa_rows &x, int k)
+{
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        uint32_t part[2];
+        split_pair(part, x[2 * k + e / 2][e % 2 * 2], x[2 * k + e / 2][e % 2 * 2 + 1]);
+        a.part[0][e] = part[0], a.part[1][e] = part[1];
+    }
+}
+
+/* Columns 8 n .. 8 n + 15 of y += x B, the terms of columns 16 k .. of x, which are `a`. B is the tile, with
+ * BY_ROWS its transpose, as the sum of PARTS parts. The product of the lo parts is left out. */
+template <bool BY_ROWS, int PARTS>
+static __device__ __forceinline__ void mesa_product(mesa_rows &y, const operand_a<2> &a,
+                                                    const mesa_tile *tile, int k, int n)
+{
+    operand_b<1> b[PARTS][2];
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) {
+        if constexpr (BY_ROWS) {
+            load_b_rows<MESA_PITCH>(b[part], &tile[part][0][0], 8 * n, 16 * k);
+        } else {
+            load_b<MESA_PITCH>(b[part], &tile[part][0][0], 16 * k, 8 * n);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        mma_bf16(y[n + i], a.part[1], b[0][i].part[0]);
+        if constexpr (PARTS == 2) {
+            mma_bf16(y[n + i], a.part[0], b[1][i].part[0]);
+        }
+        mma_bf16(y[n + i], a.part[0], b[0][i].part[0]);
+    }
+}
+
+/* y += x B, with B as in mesa_product. */
+template <bool BY_ROWS, int PARTS>
+static __device__ __forceinline__ void mesa_multiply(mesa_rows &y, const mesa_rows &x, const mesa_tile *tile)
+{
+#pragma unroll
+    for (int k = 0; k < MESA_BLOCKS / 2; k++) {
+        operand_a<2> a;
+        mesa_operand(a, x, k);
+#pragma unroll
+        for (int n = 0; n < MESA_BLOCKS; n += 2) {
+            mesa_product<BY_ROWS, PARTS>(y, a, tile, k, n);
+        }
+    }
+}
+
+/* out[n] = x . y for each of the thread's two rows, summed over the four lanes of a row. */
+static __device__ __forceinline__ void mesa_dot(float (&out)[2], const mesa_rows &x, const mesa_rows &y)
+{
+    out[0] = out[1] = 0;
+#pragma unroll
+    for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
+        out[e % 4 / 2] = fma(x[e / 4][e % 4], y[e / 4][e % 4], out[e % 4 / 2]);
+    }
+    out[0] = quad_sum(out[0]), out[1] = quad_sum(out[1]);
+}
+
+static __device__ __forceinline__ void mesa_scale(mesa_rows &y, const float (&by)[2])
+{
+#pragma unroll
+    for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
+        y[e / 4][e % 4] *= by[e % 4 / 2];
+    }
+}
+
+/* y += (rows m .. m + 15 of the tile `rows`) B, with B as in mesa_product. */
+template <bool BY_ROWS, int PARTS>
+static __device__ __forceinline__ void mesa_given(mesa_rows &y, const mesa_tile &rows, const mesa_tile *tile,
+                                                  int m)
+{
+#pragma unroll 1 /* the kernels are long: instruction fetch is their bottleneck */
+    for (int k = 0; k < MESA_BLOCKS / 2; k++) {
+        operand_a<1> a;
+        load_a<MESA_PITCH>(a, &rows[0][0], m, 16 * k);
+#pragma unroll
+        for (int n = 0; n < MESA_BLOCKS; n += 2) {
+#pragma unroll
+            for (int part = PARTS - 1; part >= 0; part--) {
+                operand_b<1> b[2];
+                if constexpr (BY_ROWS) {
+                    load_b_rows<MESA_PITCH>(b, &tile[part][0][0], 8 * n, 16 * k);
+                } else {
+                    load_b<MESA_PITCH>(b, &tile[part][0][0], 16 * k, 8 * n);
+                }
+                mma_bf16(y[n], a.part[0], b[0].part[0]);
+                mma_bf16(y[n + 1], a.part[0], b[1].part[0]);
+            }
+        }
+    }
+}
+
+/* The chunk of a thread block. */
+struct mesa_chunk {
+    recurrent_seq seq;
+    int64_t chunk, h, key_head, first; /* first: row of the token axis */
+    int tokens;                        /* <= 0: the sequence ends before the chunk */
+};
+
+static __device__ __forceinline__ mesa_chunk mesa_chunk_of_block(const mesa &s)
+{
+    const int64_t head = blockIdx.x / s.kept.per_sequence;
+    mesa_chunk x;
+    x.chunk = blockIdx.x % s.kept.per_sequence, x.h = head % s.p.heads_v;
+    x.key_head = recurrent_key_head(&s.p, x.h);
+    x.seq = recurrent_seq_at(&s.p, &s.a, head / s.p.heads_v);
+    x.first = x.seq.first + x.chunk * MESA_TOKENS;
+    x.tokens = (int)min(x.seq.len - x.chunk * MESA_TOKENS, (int64_t)MESA_TOKENS);
+    return x;
+}
+
+#endif

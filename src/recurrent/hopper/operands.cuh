@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: MIT
+ * Operands of matrix products, moved between registers and the tiles of chunks in shared memory (tile
+ * and swizzle: hopper.cuh). */
+#ifndef LOAM_RECURRENT_HOPPER_OPERANDS_CUH
+#define LOAM_RECURRENT_HOPPER_OPERANDS_CUH
+
+#include "src/recurrent/hopper/maps.cuh"
+
+/* Sets rows `from` .. 63 of TILES tiles to 0. The work is shared by `threads` threads, of which the
+ * caller is number `thread`. */
+template <int TILES>
+static __device__ __forceinline__ void clear_rows(__nv_bfloat16 *tiles, int from, int thread, int threads)
+{
+#pragma unroll 1
+    for (int e = thread * 8; e < TILES * TILE_ELEMENTS; e += threads * 8) {
+        if (e % TILE_ELEMENTS >= from * SIDE) {
+            *(uint4 *)(tiles + e) = make_uint4(0, 0, 0, 0);
+        }
+    }
+}
+
+/* Loads the transpose of a 64 x 64 tile as operand A: rows 16 warp .. 16 warp + 15 of the transpose,
+ * columns 16 k .. in a[k]. */
+static __device__ __forceinline__ void load_transposed(uint32_t (&a)[4][4], const __nv_bfloat16 *tile)
+{
+    const int lane = threadIdx.x % 32, column = threadIdx.x % 128 / 32 * 16 + lane / 8 % 2 * 8;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        load_matrices_transposed(a[k], tile + swizzled(16 * k + lane / 16 * 8 + lane % 8, column));
+    }
+}
+
+/* Stores operand A to tiles: the inverse of load_rows. */
+template <int STEPS>
+static __device__ __forceinline__ void store_operands(__nv_bfloat16 *tiles, const uint32_t (&a)[STEPS][4])
+{
+    const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) {
+        store_matrices(tiles + swizzled(row, 16 * k + lane / 16 * 8), a[k]);
+    }
+}
+
+/* Stores operand A to a tile: the inverse of load_transposed. `sign` is XORed into each pair:
+ * 0x80008000 negates both numbers. */
+static __device__ __forceinline__ void store_transposed(__nv_bfloat16 *tile, const uint32_t (&a)[4][4],
+                                                        uint32_t sign)
+{
+    const int lane = threadIdx.x % 32, column = threadIdx.x % 128 / 32 * 16 + lane / 8 % 2 * 8;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        const uint32_t out[4] = { a[k][0] ^ sign, a[k][1] ^ sign, a[k][2] ^ sign, a[k][3] ^ sign };
+        store_matrices_transposed(tile + swizzled(16 * k + lane / 16 * 8 + lane % 8, column), out);
+    }
+}
+
+/* Two numbers rounded to bf16, x in the low half; and each half of such a pair as float32. */
+static __device__ __forceinline__ uint32_t pair_of(float x, float y)
+{
+    uint32_t pair[1];
+    split_pair(pair, x, y);
+    return pair[0];
+}
+static __device__ __forceinline__ float pair_low(uint32_t pair) { return __uint_as_float(pair << 16); }
+static __device__ __forceinline__ float pair_high(uint32_t pair)
+{
+    return __uint_as_float(pair & 0xffff0000u);
+}
+
+/* Rounds an accumulator of 64 TILES columns to bf16, in the layout of operand A. */
+template <int TILES>
+static __device__ __forceinline__ void round_state(uint32_t (&a)[TILES * 4][4],
+                                                   const float (&state)[TILES][8][4])
+{
+#pragma unroll
+    for (int k = 0; k < TILES * 4; k++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const float *x = state[k / 4][k % 4 * 2 + e / 2] + e % 2 * 2;
+            a[k][e] = pair_of(x[0], x[1]);
+        }
+    }
+}
+
+#endif

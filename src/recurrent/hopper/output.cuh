@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * OUTPUT on Hopper, after the states are known: a thread block computes one chunk, all chunks in parallel. S0
+ * is the state before the chunk, dS1 the gradient of the state after it:
+ *
+ *     forward             o = scale (q_in S0^T + P u), with a delta rule LOW: u in hi and lo part
+ *     backward, additive  du = k_out dS1^T + scale P^T do
+ *
+ * The product with the pairs (P) runs while the state is still being copied to shared memory. */
+#ifndef LOAM_RECURRENT_HOPPER_OUTPUT_CUH
+#define LOAM_RECURRENT_HOPPER_OUTPUT_CUH
+
+#include "src/recurrent/hopper/operands.cuh"
+
+struct output_arrays {
+    chunk_map value, value_low; /* u; do */
+    chunk_map pairs;            /* P */
+    chunk_map row;              /* q_in; k_out */
+    chunk_map state;            /* states; grad_states */
+    loam_view o;
+    __nv_bfloat16 *du;
+    bool aligned; /* rows of o can be written 16 bytes at a time */
+    float scale;
+};
+
+enum { OUTPUT_THREADS = 128 };
+
+template <int DIM, bool LOW> struct output_shared {
+    alignas(1024) __nv_bfloat16 row[DIM * SIDE]; /* at the end: staging buffer of the output */
+    __nv_bfloat16 state[DIM * DIM], value[(1 + LOW) * DIM * SIDE], pairs[TILE_ELEMENTS];
+    uint64_t pairs_there, state_there;
+};
+
+template <int DIM, bool LOW>
+static __device__ __forceinline__ void output_copy(output_shared<DIM, LOW> &sm, const output_arrays &arrays,
+                                                   const chunk_place &x)
+{
+    constexpr int tiles = DIM / SIDE;
+    barrier_expect(&sm.pairs_there, ((1 + LOW) * DIM + SIDE) * SIDE * 2);
+    chunk_boxes_at<1>(arrays.pairs, 0, 0, x, 0).copy(sm.pairs, &sm.pairs_there);
+    chunk_boxes_at<tiles>(arrays.value, 0, 0, x, 0).copy(sm.value, &sm.pairs_there);
+    if (LOW) {
+        chunk_boxes_at<tiles>(arrays.value_low, 0, 0, x, 0).copy(sm.value + DIM * SIDE, &sm.pairs_there);
+    }
+    barrier_expect(&sm.state_there, (DIM + SIDE) * DIM * 2);
+    chunk_boxes_at<tiles>(arrays.row, 0, 0, x, 0).copy(sm.row, &sm.state_there);
+    for (int c = 0; c < DIM; c += SIDE) { /* a tile has all DIM rows */
+        for (int r = 0; r < DIM; r += SIDE) {
+            chunk_boxes_at<1>(arrays.state, c, r, x, 0).copy(sm.state + c * DIM + r * SIDE, &sm.state_there);
+        }
+    }
+}
+
+/* Loads the pairs as operand A: rows 16 warp .. of P or of its transpose. */
+template <bool TRANSPOSED>
+static __device__ __forceinline__ void load_pairs(uint32_t (&a)[4][4], const __nv_bfloat16 *pairs)
+{
+    if constexpr (TRANSPOSED) {
+        load_transposed(a, pairs);
+    } else {
+        load_rows<SIDE>(a, pairs);
+    }
+}
+
+template <int DIM>
+static __device__ __forceinline__ void scale_rows(float (&x)[DIM / SIDE][8][4], float scale)
+{
+#pragma unroll
+    for (int n = 0; n < DIM / 2; n++) {
+        x[n / 32][n / 4 % 8][n % 4] *= scale;
+    }
+}
+
+/* Copies rows from the staging buffer to o or du; each warp copies its own 16. */
+template <int DIM, bool BACKWARD>
+static __device__ __forceinline__ void put_rows(const output_arrays &arrays, const __nv_bfloat16 *tiles,
+                                                const chunk_place &x)
+{
+    const int first = threadIdx.x / 32 * 16;
+#pragma unroll 4
+    for (int e = threadIdx.x % 32; e < 16 * (DIM / 8); e += 32) {
+        const int r = first + e / (DIM / 8), c = e % (DIM / 8) * 8;
+        uint4 out = *(const uint4 *)(tiles + swizzled(r, c));
+        if (BACKWARD) {
+            if (r >= x.tokens) {
+                out = make_uint4(0, 0, 0, 0);
+            }
+            *(uint4 *)(arrays.du + (x.slot * CHUNK_TOKENS + r) * DIM + c) = out;
+        } else if (r < x.tokens) {
+            uint16_t *to = (uint16_t *)arrays.o.data + RECURRENT_AT(arrays.o, x.b, x.h, x.first + r) + c;
+            if (arrays.aligned) {
+                *(uint4 *)to = out;
+            } else {
+                const uint32_t pairs[4] = { out.x, out.y, out.z, out.w };
+#pragma unroll
+                for (int s = 0; s < 8; s++) {
+                    to[s] = (uint16_t)(pairs[s / 2] >> s % 2 * 16);
+                }
+            }
+        }
+    }
+}
+
+template <int DIM, bool BACKWARD, bool LOW>
+__global__ void __launch_bounds__(OUTPUT_THREADS)
+    output_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                  const __grid_constant__ recurrent_chunks chunks,
+                  const __grid_constant__ output_arrays arrays)
+{
+    extern __shared__ __align__(1024) unsigned char swizzled_memory[];
+    output_shared<DIM, LOW> &sm = *(output_shared<DIM, LOW> *)swizzled_memory;
+    if (threadIdx.x == 0) {
+        barrier_init(&sm.pairs_there, 1);
+        barrier_init(&sm.state_there, 1);
+        fence_async_proxy();
+    }
+    __syncthreads();
+    next_launch_may_begin();
+    await_launch_before();
+    const chunk_place x = chunk_of_slot(p, a, chunks, blockIdx.x);
+    if (x.tokens == 0) {
+        return;
+    }
+    if (threadIdx.x == 0) {
+        output_copy(sm, arrays, x);
+    }
+    float out[DIM / SIDE][8][4];
+    float(&columns)[DIM / 8][4] = *(float(*)[DIM / 8][4]) & out;
+    uint32_t pairs[4][4], rounded[DIM / 16][4];
+    barrier_wait(&sm.pairs_there, 0);
+    /* Rows of another sequence may follow. P is 0 there, but 0 times inf or NaN is not 0. */
+    if (x.tokens < CHUNK_TOKENS) {
+        clear_rows<DIM / SIDE>(sm.value, x.tokens, threadIdx.x, OUTPUT_THREADS);
+        fence_async_proxy();
+        __syncthreads();
+    }
+    load_pairs<BACKWARD>(pairs, sm.pairs);
+    products_begin();
+    if (LOW) {
+        more_weights<DIM>(out, pairs, sm.value + DIM * SIDE, false);
+    }
+    more_weights<DIM>(out, pairs, sm.value, LOW);
+    products_commit();
+    barrier_wait(&sm.state_there, 0);
+    if constexpr (BACKWARD) {
+        products_wait<0>();
+        products_arrived(out);
+        scale_rows<DIM>(out, arrays.scale);
+    }
+    multiply_rows<DIM>(columns, sm.row, sm.state, true);
+    products_commit();
+    products_wait<0>();
+    products_arrived(out);
+    if constexpr (!BACKWARD) {
+        scale_rows<DIM>(out, arrays.scale);
+    }
+    round_state(rounded, out);
+    __syncthreads();
+    store_operands(sm.row, rounded);
+    __syncwarp();
+    put_rows<DIM, BACKWARD>(arrays, sm.row, x);
+}
+
+/* ------------------------------------------------------------------ launches */
+
+template <int DIM, bool BACKWARD, bool LOW>
+static loam_status output_launch_as(const loam_problem *p, const loam_args *a, const recurrent_chunks *x,
+                                    const output_arrays *arrays, loam_error *error)
+{
+    return cuda_launch("output_kernel", output_kernel<DIM, BACKWARD, LOW>, x->slots, OUTPUT_THREADS,
+                       sizeof(output_shared<DIM, LOW>), a->stream, true, error, *p, *a, *x, *arrays);
+}
+
+template <bool BACKWARD, bool LOW>
+static loam_status output_launch(const loam_problem *p, const loam_args *a, const recurrent_chunks *x,
+                                 const output_arrays *arrays, loam_error *error)
+{
+    return p->dim_qk == 64 ? output_launch_as<64, BACKWARD, LOW>(p, a, x, arrays, error)
+                           : output_launch_as<128, BACKWARD, LOW>(p, a, x, arrays, error);
+}
+
+#endif

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: MIT
+ * The pass of a delta rule from the last chunk to the first, with scaled do:
+ *
+ *     du = P^T do + k_out dS1^T,   dS0 = dS1 Diag(total) + do^T q_in - du^T w
+ *
+ * The first product is transposed, du^T = do^T P + dS1 k_out^T, for the reason given in
+ * recurrent/hopper/pass_delta.cuh. */
+#ifndef LOAM_RECURRENT_HOPPER_PASS_REVERSE_CUH
+#define LOAM_RECURRENT_HOPPER_PASS_REVERSE_CUH
+
+#include "src/recurrent/hopper/pass.cuh"
+
+template <int DIM, bool GATED> struct reverse_pass {
+    typedef pass_shape<DIM, true, true, false> of;
+    typedef pass_shared<DIM, true, true, false> shared;
+    static constexpr int blocks = DIM / 8; /* of 8 columns of the state */
+    float state[blocks][4];
+
+    /* do^T times the scale, as operand A. */
+    static __device__ __forceinline__ void scale_value(uint32_t (&to)[4][4], const uint32_t (&value)[4][4],
+                                                       float factor)
+    {
+#pragma unroll
+        for (int e = 0; e < 16; e++) {
+            const uint32_t pair = value[e / 4][e % 4];
+            to[e / 4][e % 4] = pair_of(pair_low(pair) * factor, pair_high(pair) * factor);
+        }
+    }
+
+    /* a = -x, rounded to bf16, as operand A. */
+    static __device__ __forceinline__ void negate(uint32_t (&a)[4][4], const float (&x)[8][4])
+    {
+        float minus[1][8][4];
+#pragma unroll
+        for (int e = 0; e < 32; e++) {
+            minus[0][e / 4][e % 4] = -x[e / 4][e % 4];
+        }
+        round_state(a, minus);
+    }
+
+    /* Loads and stores of shared memory wait for the asynchronous products that the warp has issued before
+     * them. They are therefore placed before the products, or where a wait is needed anyway. */
+    __device__ __forceinline__ void run(shared &sm, const pass_arrays &arrays, const pass_block &block)
+    {
+        float(&columns)[of::tiles][8][4] = *(float(*)[of::tiles][8][4]) & state;
+        uint32_t snapshot[of::tiles * 4][4], value[4][4], raw[4][4], out[4][4]; /* out: -du^T */
+        float sum[1][8][4];
+        float2 total[blocks];
+        pass_await(sm, block, 0);
+        load_transposed(raw, sm.ring_tiles[0]);
+#pragma unroll 1
+        for (unsigned n = 0; n < block.chunks; n++) {
+            const unsigned next = n + 1 < block.chunks ? n + 1 : n;
+            const __nv_bfloat16 *tiles = sm.ring_tiles[n % of::slots];
+            if (GATED) {
+                load_totals(total, sm.total[n % of::slots]);
+            }
+            scale_value(value, raw, arrays.scale);
+            round_state(snapshot, columns);
+            put_begin(0);
+            store_operands(sm.snapshot[0], snapshot);
+            put_end<of::places>(0);
+            if (GATED) {
+                decay_state(state, total);
+            }
+            products_begin();
+            more_weights<SIDE>(sum, value, tiles + of::pairs * TILE_ELEMENTS, false);
+            more_rows<DIM>(sum[0], snapshot, tiles + of::read * TILE_ELEMENTS, true);
+            products_commit();
+            more_weights<of::columns>(columns, value, tiles + of::key * TILE_ELEMENTS);
+            products_commit();
+            put_begin(1);
+            products_wait<1>();
+            products_arrived(sum);
+            negate(out, sum[0]);
+            products_begin();
+            more_weights<DIM>(columns, out, tiles + of::erase * TILE_ELEMENTS);
+            products_commit();
+            store_transposed(sm.result[0], out, 0x80008000u);
+            put_end<of::places>(1);
+            pass_await(sm, block, next);
+            load_transposed(raw, sm.ring_tiles[next % of::slots]);
+            products_wait<0>();
+            products_arrived(state);
+            ring_release(sm.ring, n);
+        }
+    }
+};
+
+#endif

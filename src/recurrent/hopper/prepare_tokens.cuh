@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * PREPARE where a token has one decay for all channels, or none: P = (q k^T) o e^seg, from one matrix
+ * product over the whole chunk; `o` is the elementwise product.
+ *
+ * e^seg_ij is computed from pre_i - pre_j. Log decays are clamped to at least HELD: e^HELD is 0 in float32,
+ * and the rounding of their sums in float64 is below 1e-10. A sum is stored as two floats, hi and lo, whose
+ * difference is as exact as one in float64 wherever e^seg is not 0.
+ */
+#ifndef LOAM_RECURRENT_HOPPER_PREPARE_TOKENS_CUH
+#define LOAM_RECURRENT_HOPPER_PREPARE_TOKENS_CUH
+
+#include "src/recurrent/hopper/prepare.cuh"
+
+static constexpr float HELD = -1e4f;
+
+template <int DIM, bool DELTA> struct prepare_tokens_shared {
+    alignas(1024) __nv_bfloat16 q[SIDE * DIM], k[SIDE * DIM]; /* with a delta rule, v overwrites q */
+    float square[SQUARE_ELEMENTS];
+    float2 sum[SIDE];                       /* pre in the log2 domain, hi and lo */
+    float pre[SIDE], suf[SIDE], beta[SIDE]; /* e^pre, e^suf */
+    /* Factors from rows of the tiles to features: for features of length 1 the `rest`
+     * of unit_factor, else 1. */
+    float q_norm[SIDE], k_norm[SIDE];
+    float before[SIDE]; /* factors from rows of the tile of k to beta k e^pre */
+};
+
+/* Prefix sums of the log decays; called by one warp, whose lane l has tokens 2 l and 2 l + 1. A decay of the
+ * head is a view whose batch and token strides are 0. */
+template <class SHARED>
+static __device__ __forceinline__ void sum_gates(SHARED &sm, const loam_const_view &gates,
+                                                 const chunk_place &x)
+{
+    const int lane = threadIdx.x % 32;
+    double gate[2];
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        const int t = 2 * lane + n;
+        const float g = t < x.tokens ? ((const float *)gates.data)[RECURRENT_AT(gates, x.b, x.h, x.first + t)]
+                                     : 0;
+        gate[n] = (double)fmaxf(g, HELD) * 1.4426950408889634;
+    }
+    double sum = gate[0] + gate[1];
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const double left = __shfl_up_sync(0xffffffffu, sum, step);
+        sum += lane >= step ? left : 0;
+    }
+    const double all = __shfl_sync(0xffffffffu, sum, 31);
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        const double pre = n ? sum : sum - gate[1];
+        const float high = (float)pre;
+        sm.sum[2 * lane + n] = make_float2(high, (float)(pre - high));
+        sm.pre[2 * lane + n] = exp2_fast(high);
+        sm.suf[2 * lane + n] = exp2_fast((float)(all - pre));
+    }
+}
+
+/* Replaces the rows of a tile by their features, and stores these in `array` unless it is NULL. For features
+ * of length 1 the tile is multiplied by the power of two alone, which is exact; norm[r], the rest, multiplies
+ * what is computed from row r. */
+template <int DIM>
+static __device__ __forceinline__ void map_rows(__nv_bfloat16 *tile, float *norm, __nv_bfloat16 *array,
+                                                const chunk_place &x, loam_feature_map map)
+{
+    const int r = threadIdx.x / 2, half = threadIdx.x % 2 * (DIM / 2);
+    unit_factor factor = { 1, 1 };
+    if (map == LOAM_FEATURES_UNIT) {
+        double norm2 = 0;
+#pragma unroll
+        for (int c = 0; c < DIM / 2; c += 8) {
+            norm2 += square_sum(*(const uint4 *)(tile + swizzled(r, half + c)));
+        }
+        factor = unit_factor_of(norm2 + __shfl_xor_sync(0xffffffffu, norm2, 1));
+    }
+    norm[r] = factor.rest;
+#pragma unroll
+    for (int c = 0; c < DIM / 2 && map != LOAM_FEATURES_IDENTITY; c += 8) {
+        uint4 *at = (uint4 *)(tile + swizzled(r, half + c));
+        const uint4 out = map == LOAM_FEATURES_UNIT ? scaled(*at, factor.power)
+                          : r < x.tokens            ? elu(*at)
+                                                    : make_uint4(0, 0, 0, 0);
+        *at = out;
+        if (array) {
+            *slot_piece<DIM>(array, x, r, half + c) = scaled(out, factor.rest);
+        }
+    }
+}
+
+/* Stores the features of a tile, times decay[row] where GATED, and their lo part unless `low` is NULL. */
+template <int DIM, bool GATED>
+static __device__ __forceinline__ void store_scaled(__nv_bfloat16 *array, __nv_bfloat16 *low,
+                                                    const chunk_place &x, const __nv_bfloat16 *tile,
+                                                    const float *norm, const float *decay)
+{
+#pragma unroll 2
+    for (int e = threadIdx.x; e < CHUNK_TOKENS * (DIM / 8); e += PREPARE_THREADS) {
+        const int r = e / (DIM / 8), c = e % (DIM / 8) * 8;
+        piece out = unpack(*(const uint4 *)(tile + swizzled(r, c)));
+        multiply(out, GATED ? norm[r] * decay[r] : norm[r]);
+        const uint4 high = pack(out);
+        *slot_piece<DIM>(array, x, r, c) = high;
+        if (low) {
+            *slot_piece<DIM>(low, x, r, c) = rest(out, high);
+        }
+    }
+}
+
+/* s becomes s o e^seg below the diagonal; s on the diagonal where DIAGONAL, else 0; 0 above the diagonal.
+ * row_norm: the factors from rows of the tile to features. */
+template <bool GATED, bool DIAGONAL, class SHARED>
+static __device__ __forceinline__ void decay_pairs(float (&s)[8][4], const SHARED &sm, const float *row_norm)
+{
+    const int i = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, j = threadIdx.x % 4 * 2;
+    const float2 row[2] = { sm.sum[i], sm.sum[i + 8] };
+    const float norm[2] = { row_norm[i], row_norm[i + 8] };
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int back = i + e / 2 * 8 - (8 * n + j + e % 2);
+            float decay = norm[e / 2] * sm.k_norm[8 * n + j + e % 2];
+            if (GATED) {
+                const float2 column = sm.sum[8 * n + j + e % 2];
+                decay *= exp2_fast((row[e / 2].x - column.x) + (row[e / 2].y - column.y));
+            }
+            s[n][e] = back > 0 || (DIAGONAL && back == 0) ? s[n][e] * decay : 0;
+        }
+    }
+}
+
+/* Writes the warp's rows of L = I + Diag(beta) A, without the unit diagonal, to the square. */
+template <class SHARED> static __device__ __forceinline__ void put_system(SHARED &sm, const float (&s)[8][4])
+{
+    const int i = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, j = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            const float beta = sm.beta[i + 8 * row];
+            *(float2 *)(sm.square + (i + 8 * row) * SQUARE_PITCH + 8 * n +
+                        j) = make_float2(s[n][2 * row] * beta, s[n][2 * row + 1] * beta);
+        }
+    }
+}
+
+template <int DIM, bool GATED, bool DELTA>
+__global__ void __launch_bounds__(PREPARE_THREADS, DELTA ? (DIM == 64 ? 4 : 3) : 1)
+    prepare_tokens_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                          const __grid_constant__ recurrent_chunks chunks)
+{
+    extern __shared__ __align__(1024) unsigned char swizzled_memory[];
+    auto &sm = *(prepare_tokens_shared<DIM, DELTA> *)swizzled_memory;
+    const chunk_place x = chunk_of_slot(p, a, chunks, blockIdx.x);
+    if (x.tokens == 0) {
+        return;
+    }
+    put_info(p, a, x);
+    load_chunk<DIM, PREPARE_THREADS>(sm.q, chunks.q_given, x, threadIdx.x);
+    load_chunk<DIM, PREPARE_THREADS>(sm.k, chunks.k_given, x, threadIdx.x);
+    copy_async_commit();
+    if (a.beta.data) {
+        load_beta(sm.beta, a, x);
+    }
+    if (GATED && threadIdx.x >= PREPARE_THREADS - 32) {
+        sum_gates(sm, a.log_decay, x);
+    }
+    copy_async_wait<0>();
+    __syncthreads();
+    map_rows<DIM>(sm.q, sm.q_norm, chunks.q_features, x, p.feature_map);
+    map_rows<DIM>(sm.k, sm.k_norm, chunks.k_features, x, p.feature_map);
+    fence_async_proxy();
+    __syncthreads();
+    if (threadIdx.x < SIDE) {
+        const int t = threadIdx.x;
+        sm.before[t] = DELTA ? sm.beta[t] * (GATED ? sm.pre[t] : 1) * sm.k_norm[t] : 0;
+    }
+    if (threadIdx.x < DIM) {
+        chunks.total[x.slot * DIM + threadIdx.x] = GATED ? sm.pre[SIDE - 1] : 1;
+    }
+    if (GATED) {
+        store_scaled<DIM, true>(chunks.q_decayed, NULL, x, sm.q, sm.q_norm, sm.pre);
+    }
+    if (GATED && DELTA && chunks.after && threadIdx.x < SIDE) {
+        chunks.after[x.slot * SIDE + threadIdx.x] = sm.suf[threadIdx.x];
+    }
+    if (GATED ? chunks.k_decayed != NULL : DELTA && chunks.k_low) {
+        store_scaled<DIM, GATED>(GATED ? chunks.k_decayed : chunks.k_features, chunks.k_low, x, sm.k,
+                                 sm.k_norm, sm.suf);
+    }
+    float s[1][8][4], l[1][8][4];
+    products_begin();
+    more_rows<DIM>(s[0], sm.q, sm.k, false);
+    if (DELTA) {
+        more_rows<DIM>(l[0], sm.k, sm.k, false);
+    }
+    products_commit();
+    products_wait<0>();
+    products_arrived(s[0]);
+    if (DELTA) {
+        products_arrived(l[0]);
+        __syncthreads();
+        load_chunk<DIM, PREPARE_THREADS>(sm.q, chunks.v, x, threadIdx.x);
+        copy_async_commit();
+    }
+    decay_pairs<GATED, true>(s[0], sm, sm.q_norm);
+    store_product<SIDE>(chunks.P, x, sm.square, s[0], 0);
+    if constexpr (DELTA) {
+        decay_pairs<GATED, false>(l[0], sm, sm.k_norm);
+        put_system(sm, l[0]);
+        copy_async_wait<0>();
+        fence_async_proxy();
+        store_delta<DIM, false>(chunks, x, sm.square, sm.beta, sm.before, sm.k, sm.k, sm.q);
+    } else if (chunks.values) {
+        store_weighted<DIM>(chunks, x, sm.beta);
+    }
+}
+
+#endif

@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Chunks, slots and the arrays over slots of the chunk kernels on GPUs. A chunk is 64 tokens of one sequence,
+ * fewer at its end. A slot is the place of one chunk of one value head in the workspace arrays through which
+ * a kernel passes its results to the next:
+ *
+ *     slot = head * per_head + base_b + c     chunk c of sequence b, per_head slots for each value head
+ *
+ * with base_b = b ceil(len / 64) or, for packed sequences, cu_q[b] / 64 + b. The packed form depends on the
+ * beginning of sequence b alone, and no two sequences share a slot, whatever their lengths. Some slots of
+ * packed sequences are unused: they have no chunk.
+ */
+#ifndef LOAM_RECURRENT_HOPPER_SLOTS_CUH
+#define LOAM_RECURRENT_HOPPER_SLOTS_CUH
+
+#include "src/gpu/hopper.cuh"
+#include "src/recurrent/recurrent.h"
+
+enum { CHUNK_TOKENS = 64 };
+
+/* Where the rows of a chunk are read: in a view of an argument, or in an array over slots, [64][dim] for each
+ * slot, whose rows beyond the end of the sequence are 0. `share` value heads read one head of the view. */
+struct chunk_source {
+    const __nv_bfloat16 *data;
+    int64_t batch, head, token;
+    int share;
+    bool by_slot;
+};
+
+/* The arrays over slots; NULL where the problem does not need one. Members that later kernels only read are
+ * chunk_sources, because they may be arguments that need no preparation: without gates, for example, q_in is
+ * q. Notation of docs/recurrent.md; `scale` is in none of the arrays of PREPARE and PASS, it multiplies o and
+ * what is computed from grad_o. */
+struct recurrent_chunks {
+    int64_t per_head, slots; /* slots of one value head, of all value heads */
+    int64_t per_sequence;    /* chunks of a sequence, where sequences are not packed */
+
+    chunk_source q_given, k_given, v, grad_o; /* arguments; grad_o: backward */
+    /* Features of q and k. A gated forward pass does not store them: without a feature map they are the
+     * arguments, else data is NULL. */
+    chunk_source q, k;
+    chunk_source q_in, k_out; /* q e^pre, k e^suf */
+    /* u_hat = beta v, with a delta rule Linv Diag(beta) v. u = u_hat, with a delta rule u_hat - w S0^T, which
+     * overwrites u_hat. S0 is the state at the beginning of the chunk. */
+    chunk_source u_hat, u;
+    /* The memory of q, k, q_in, k_out, and of u_hat and u. */
+    __nv_bfloat16 *q_features, *k_features, *q_decayed, *k_decayed, *values;
+    /* Delta rule: the lo parts of k_out, and of u_hat or u, because the state would carry rounding errors of
+     * the hi parts from chunk to chunk. k_low is NULL where the pass reads the argument k itself. In a
+     * backward pass u has no lo part. */
+    __nv_bfloat16 *k_low, *values_low;
+    __nv_bfloat16 *P; /* [64][64]: q_i . (k_j e^seg_ij), 0 above the diagonal */
+    float *total;     /* [dim_qk]: e^(sum of the gates) of each channel */
+    float *after;     /* [64]: e^suf, where the forward pass reads k without decay and decays u; else NULL */
+    __nv_bfloat16 *w; /* delta rule, [64][dim_qk]: Linv Diag(beta) (k e^pre) */
+    __nv_bfloat16 *states;      /* [dim_v][dim_qk]: at the beginning of the chunk */
+    float *inverse;             /* delta rule, backward, [64][64]: Linv = (I + Diag(beta) A)^-1 */
+    __nv_bfloat16 *du;          /* backward, [64][dim_v] */
+    __nv_bfloat16 *grad_states; /* backward, [dim_v][dim_qk]: gradient of the state at the end of the chunk */
+    /* Backward where value heads share a key head, [64][dim_qk]: the contribution of one value head to the
+     * gradients of the features. */
+    __nv_bfloat16 *grad_q, *grad_k;
+    /* Backward, one number per slot: the sum of q . dq; the sum of the gradients of the gates,
+     * where a head has one gate. */
+    float *grad_scale, *grad_decay;
+};
+
+/* ------------------------------------------------------------------ allocation */
+
+static inline chunk_source chunk_source_of_view(const loam_const_view *view, int64_t share)
+{
+    return { (const __nv_bfloat16 *)view->data, view->batch, view->head, view->token, (int)share, false };
+}
+
+/* The array over slots if `stored`, else `other`. */
+static inline chunk_source chunk_source_or(const __nv_bfloat16 *array, bool stored, const chunk_source &other)
+{
+    return stored ? chunk_source{ array, 0, 0, 0, 1, true } : other;
+}
+
+static inline bool recurrent_is_packed(const loam_problem *p) { return p->total_q >= 0; }
+
+/* Allocates the arrays of a pass in `pool` and sets the sources. `a` is NULL where
+ * only the size is wanted. */
+static inline recurrent_chunks recurrent_chunks_carve(const loam_problem *p, const loam_args *a,
+                                                      bool backward, arena *pool)
+{
+    const recurrent_form *form = recurrent_form_of(p->mechanism);
+    const bool gated = form->gate != GATE_NONE, mapped = p->feature_map != LOAM_FEATURES_IDENTITY;
+    const bool features = mapped && (backward || !gated), weighted = form->beta;
+    /* e^suf is one number per token and multiplies u, which has a lo part, so that k stays
+     * exact and needs no lo part. */
+    const bool late = form->delta && form->gate == GATE_TOKEN && !mapped;
+    const int64_t share = p->heads_v / p->heads_q;
+    recurrent_chunks x = {};
+    x.per_sequence = (p->len_q + CHUNK_TOKENS - 1) / CHUNK_TOKENS;
+    x.per_head = recurrent_is_packed(p) ? p->total_q / CHUNK_TOKENS + p->batch
+                                        : (int64_t)size_mul((size_t)p->batch, (size_t)x.per_sequence);
+    const size_t slots = size_mul((size_t)p->heads_v, (size_t)x.per_head), dk = (size_t)p->dim_qk,
+                 dv = (size_t)p->dim_v;
+    x.slots = (int64_t)slots;
+    const auto take = [&](bool wanted, size_t each, size_t bytes) {
+        return wanted ? arena_take(pool, size_mul(slots, each), bytes) : NULL;
+    };
+    const auto take_bf16 = [&](bool wanted, size_t each) {
+        return (__nv_bfloat16 *)take(wanted, each, sizeof(__nv_bfloat16));
+    };
+    x.q_features = take_bf16(features, CHUNK_TOKENS * dk);
+    x.k_features = take_bf16(features, CHUNK_TOKENS * dk);
+    x.q_decayed = take_bf16(gated, CHUNK_TOKENS * dk);
+    x.k_decayed = take_bf16(gated && (!late || backward), CHUNK_TOKENS * dk);
+    x.values = take_bf16(weighted, CHUNK_TOKENS * dv);
+    x.k_low = take_bf16(form->delta && (gated || mapped) && !late, CHUNK_TOKENS * dk);
+    x.values_low = take_bf16(form->delta, CHUNK_TOKENS * dv);
+    x.P = take_bf16(true, CHUNK_TOKENS * CHUNK_TOKENS);
+    x.total = (float *)take(true, dk, sizeof(float));
+    x.after = (float *)take(late, CHUNK_TOKENS, sizeof(float));
+    x.w = take_bf16(form->delta, CHUNK_TOKENS * dk);
+    x.states = take_bf16(true, dv * dk);
+    x.inverse = (float *)take(form->delta && backward, CHUNK_TOKENS * CHUNK_TOKENS, sizeof(float));
+    x.du = take_bf16(backward, CHUNK_TOKENS * dv);
+    x.grad_states = take_bf16(backward, dv * dk);
+    x.grad_q = take_bf16(backward && share > 1, CHUNK_TOKENS * dk);
+    x.grad_k = take_bf16(backward && share > 1, CHUNK_TOKENS * dk);
+    x.grad_scale = (float *)take(backward, 1, sizeof(float));
+    x.grad_decay = (float *)take(backward && form->gate == GATE_HEAD, 1, sizeof(float));
+    if (a) {
+        x.q_given = chunk_source_of_view(&a->q, share);
+        x.k_given = chunk_source_of_view(&a->k, share);
+        x.v = chunk_source_of_view(&a->v, 1);
+        x.grad_o = chunk_source_of_view(&a->grad_o, 1);
+        x.q = chunk_source_or(x.q_features, mapped, x.q_given);
+        x.k = chunk_source_or(x.k_features, mapped, x.k_given);
+        x.q_in = chunk_source_or(x.q_decayed, gated, x.q);
+        x.k_out = chunk_source_or(x.k_decayed, gated && (!late || backward), x.k);
+        x.u_hat = x.u = chunk_source_or(x.values, weighted, x.v);
+    }
+    return x;
+}
+
+/* True if 16-byte accesses can read and write the rows of a view; `elements` are 16 bytes. */
+static inline bool chunk_view_aligned(const void *data, int64_t batch, int64_t head, int64_t token,
+                                      int64_t elements)
+{
+    return (uintptr_t)data % 16 == 0 && batch % elements == 0 && head % elements == 0 &&
+           token % elements == 0;
+}
+
+/* ------------------------------------------------------------------ sequences and chunks */
+
+/* Sequence `index`: token t is row first + t of the token axis at batch index b of the views; chunk c has
+ * slot base + c of its head. */
+struct chunk_sequence {
+    int64_t b, first, len, index, base;
+};
+
+/* cu_q is in device memory, where the host has not checked it: it is clamped to the
+ * size of the arrays here. */
+static __device__ __forceinline__ chunk_sequence chunk_sequence_at(const loam_problem &p, const loam_args &a,
+                                                                   const recurrent_chunks &x, int64_t index)
+{
+    if (p.total_q < 0) {
+        return { index, 0, p.len_q, index, index * x.per_sequence };
+    }
+    const int64_t first = min(max(a.cu_q[index], (int64_t)0), p.total_q);
+    const int64_t end = min(max(a.cu_q[index + 1], first), p.total_q);
+    return { 0, first, min(end - first, p.len_q), index, first / CHUNK_TOKENS + index };
+}
+
+/* The chunk of a slot: its rows are first .. first + tokens - 1 of the token axis. tokens
+ * = 0: the slot is unused. */
+struct chunk_place {
+    int64_t slot, h, b, first;
+    int64_t index, c, chunks; /* chunk c of the `chunks` of sequence `index` */
+    int tokens;
+};
+
+static __device__ __forceinline__ chunk_place chunk_of_sequence(const recurrent_chunks &x,
+                                                                const chunk_sequence &s, int64_t h, int64_t c)
+{
+    const int64_t rest = s.len - c * CHUNK_TOKENS;
+    return { h * x.per_head + s.base + c,
+             h,
+             s.b,
+             s.first + c * CHUNK_TOKENS,
+             s.index,
+             c,
+             (s.len + CHUNK_TOKENS - 1) / CHUNK_TOKENS,
+             (int)max(min(rest, (int64_t)CHUNK_TOKENS), (int64_t)0) };
+}
+
+/* Kernels with a thread block for each slot call it with blockIdx.x. */
+static __device__ __forceinline__ chunk_place chunk_of_slot(const loam_problem &p, const loam_args &a,
+                                                            const recurrent_chunks &x, int64_t slot)
+{
+    const int64_t h = slot / x.per_head, at = slot % x.per_head;
+    int64_t index;
+    if (p.total_q < 0) {
+        index = at / x.per_sequence;
+    } else { /* binary search for the last sequence whose base is at most `at`: bases ascend */
+        int64_t low = 0, high = p.batch - 1;
+        while (low < high) {
+            const int64_t middle = (low + high + 1) / 2;
+            if (chunk_sequence_at(p, a, x, middle).base <= at) {
+                low = middle;
+            } else {
+                high = middle - 1;
+            }
+        }
+        index = low;
+    }
+    const chunk_sequence s = chunk_sequence_at(p, a, x, index);
+    return chunk_of_sequence(x, s, h, at - s.base);
+}
+
+/* ------------------------------------------------------------------ tiles of chunks */
+
+/* Row r of the chunk. */
+template <int DIM>
+static __device__ __forceinline__ const __nv_bfloat16 *chunk_row(const chunk_source &s, const chunk_place &x,
+                                                                 int r)
+{
+    return s.data + (s.by_slot ? (x.slot * CHUNK_TOKENS + r) * DIM
+                               : x.b * s.batch + x.h / s.share * s.head + (x.first + r) * s.token);
+}
+
+/* Copies 64 rows of DIM channels into DIM / 64 tiles of hopper.cuh; rows beyond the sequence become 0.
+ * Asynchronous: commit and wait before use, and fence_async_proxy() before wgmma. All THREADS_LOADING threads
+ * call it, each with its own `thread`. */
+template <int DIM, int THREADS_LOADING>
+static __device__ __forceinline__ void load_chunk(__nv_bfloat16 *tiles, const chunk_source &s,
+                                                  const chunk_place &x, int thread)
+{
+#pragma unroll 4
+    for (int e = thread; e < CHUNK_TOKENS * (DIM / 8); e += THREADS_LOADING) {
+        const int r = e / (DIM / 8), c = e % (DIM / 8) * 8;
+        const bool real = r < x.tokens;
+        copy_async_16_or_zero(tiles + swizzled(r, c), chunk_row<DIM>(s, x, real ? r : 0) + c, real);
+    }
+}
+
+#endif
