@@ -18,7 +18,7 @@ else()
 endif()
 option(LOAM_CUDA "The CUDA back end (nvcc 12.4 or newer)" ${found})
 
-set(LOAM_CUDA_CAPABILITIES 80 90 CACHE STRING
+set(LOAM_CUDA_CAPABILITIES 90 CACHE STRING
     "Compute capabilities whose machine code the plain CUDA kernels have; all else runs their PTX for 8.0")
 
 if(LOAM_CUDA)
