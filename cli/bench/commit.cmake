@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-# cmake -DOUT=F.c -DSOURCE=DIR -P bench_commit.cmake: writes F.c, the commit of the tree in DIR as it is now ("+":
+# cmake -DOUT=F.c -DSOURCE=DIR -P commit.cmake: writes F.c, the commit of the tree in DIR as it is now ("+":
 # what the program is made of has changed since), and touches it only where that is another.
 cmake_minimum_required(VERSION 3.25)
 set(commit unknown)
