@@ -57,7 +57,7 @@ bench-scaling: build ## measure lengths, dimensions, heads and threads, likewise
 bench-profile: deps ## sample where the time of a kernel goes (needs perf), likewise
 	@$(call configure,release,-B build/profile -DCMAKE_C_FLAGS=-g -DLOAM_CUDA=OFF)
 	@cmake --build build/profile --target loam_program --parallel $(JOBS)
-	@bench/profile.py --out bench/results/profile.csv
+	@bench/hot_spots.py --out bench/results/profile.csv
 	@$(MAKE) --no-print-directory bench-tables
 
 bench-tables:

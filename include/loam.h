@@ -557,8 +557,9 @@ typedef struct loam_kernel_info {
     const char *pass;       /* "forward" */
     const char *dtypes;     /* "f32 bf16 f16" */
     const char *backend;    /* "reference", "cpu", "cuda" */
-    const char *isa; /* "portable", "avx2", "avx512", "avx512bf16"; "sm80": compute capability 8.0 or newer */
-    int available;   /* 1: this CPU (and LOAM_ISA), or the current GPU, can run it */
+    const char *isa;        /* "portable", "avx2", "avx512", "avx512bf16"; "cuda": compute
+                        capability 8.0 or newer, "hopper": 9.0 */
+    int available;          /* 1: this CPU (and LOAM_ISA), or the current GPU, can run it */
 } loam_kernel_info;
 
 /* Row `index` of the registry, slowest first within each pass; LOAM_EARG beyond the last. */

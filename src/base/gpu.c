@@ -28,7 +28,7 @@ bool gpu_offers(int capability, gpu_level level)
 
 const char *gpu_level_name(gpu_level level)
 {
-    return level == GPU_SM80 ? "sm80" : level == GPU_SM90 ? "sm90" : NULL;
+    return level == GPU_SM80 ? "cuda" : level == GPU_SM90 ? "hopper" : NULL;
 }
 
 const char *gpu_level_words(gpu_level level)

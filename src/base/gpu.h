@@ -17,7 +17,7 @@ typedef enum gpu_level {
 int gpu_capability(void);
 /* Whether a device of this capability runs kernels that need `level`. */
 bool gpu_offers(int capability, gpu_level level);
-const char *gpu_level_name(gpu_level level);  /* "sm80" */
+const char *gpu_level_name(gpu_level level);  /* "cuda", "hopper": as rows end */
 const char *gpu_level_words(gpu_level level); /* "an NVIDIA GPU of compute capability 8.0 or newer" */
 
 #endif

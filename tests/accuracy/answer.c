@@ -87,11 +87,11 @@ static storage store(const sample *s, const question *ask)
     m.q = stored(m.dtype, s->q, queries);
     m.k = stored(m.dtype, s->k, keys);
     m.v = stored(m.dtype, s->v, keys);
-    m.probe = stored(m.dtype, s->probe, queries);
+    m.probe = ask->mechanism == LOAM_PARALLAX ? stored(m.dtype, s->probe, queries) : NULL;
     m.grad_o = stored(m.dtype, s->grad_o, queries);
     const loam_dtype real = element_real(m.dtype);
-    m.ridge = stored(real, NULL, s->len_q);
-    for (int64_t i = 0; i < s->len_q; i++) {
+    m.ridge = ask->mechanism == LOAM_LLA ? stored(real, NULL, s->len_q) : NULL;
+    for (int64_t i = 0; m.ridge && i < s->len_q; i++) {
         /* The reference sees the number that float32 holds. */
         element_set(m.ridge, real, i, (double)(float)ask->ridge);
     }
@@ -231,7 +231,7 @@ answer answer_make(const sample *s, const question *ask)
     answer a = { .info = memory_zeroed((size_t)s->len_q, sizeof *a.info) };
     storage m = store(s, ask);
     loam_args args = arguments(s, &m, &a);
-    m.device = ask->isa && strncmp(ask->isa, "sm", 2) == 0;
+    m.device = ask->isa && kernel_lists("cuda hopper", ask->isa);
     if (m.device) {
         send(s, &m, &args);
     }

@@ -14,7 +14,7 @@ extern const char *const part_names[PARTS];
 typedef struct question {
     loam_mechanism mechanism;
     loam_dtype dtype; /* LOAM_F64: the reference */
-    const char *isa;  /* "portable", ..., "sm80"; NULL: the fastest for the CPU */
+    const char *isa;  /* "portable", ..., "cuda", "hopper"; NULL: the fastest for the CPU */
     double ridge;     /* the same for every token, given per token so that its gradient has rows */
     bool gradients;
     int threads;

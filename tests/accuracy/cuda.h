@@ -3,7 +3,7 @@
 #ifndef TESTS_ACCURACY_CUDA_H
 #define TESTS_ACCURACY_CUDA_H
 
-/* Prints tables, of the rows for one instruction set ("sm90") or of all (NULL); 0: all within their bounds, 1: some beyond,
+/* Prints tables, of the rows for one instruction set ("hopper") or of all (NULL); 0: all within their bounds, 1: some beyond,
  * 77: no such row can run here. */
 int cuda_run(const char *isa);
 

@@ -161,7 +161,7 @@ static double recurrent_cost(const spec *s)
 }
 
 /* The row's tiles are 64 channels wide and the state is square. */
-static int tiled(const loam_kernel_info *row) { return strcmp(row->isa, "sm90") == 0; }
+static int tiled(const loam_kernel_info *row) { return strcmp(row->isa, "hopper") == 0; }
 
 static void draw_recurrent_shape(spec *s, rng *r, const loam_kernel_info *row)
 {

@@ -236,13 +236,20 @@ static void compare_with_reference(const char *kernel, loam_pass pass, loam_mech
     scene_free(&want);
 }
 
+/* The reference takes each key of each row through the reflections between, which sanitizers make slow. */
+#ifdef __SANITIZE_ADDRESS__
+enum { MOST_KEYS = 130 };
+#else
+enum { MOST_KEYS = 200 };
+#endif
+
 /* kernel: NULL for those of this machine. */
 static void check_shapes(const char *kernel, loam_pass pass, loam_mechanism mechanism)
 {
     static const loam_dtype types[] = { LOAM_F32, LOAM_BF16, LOAM_F16 };
     for (size_t n = 0; n < sizeof shapes / sizeof shapes[0]; n++) {
         /* The reference solves for each row: large shapes take it long. */
-        if (mechanism == LOAM_LLA && shapes[n].nk * shapes[n].d > 8000) {
+        if (shapes[n].nk > MOST_KEYS || (mechanism == LOAM_LLA && shapes[n].nk * shapes[n].d > 8000)) {
             continue;
         }
         compare_with_reference(kernel, pass, mechanism, &shapes[n], types[n % 3], n % 2 == 1, -1);
@@ -303,7 +310,7 @@ static void same_bits(void **state)
 {
     (void)state;
     for (int which = 0; which < 3; which++) {
-        loam_problem p = problem_of(mechanisms[which], 300, 300, 32, 32);
+        loam_problem p = problem_of(mechanisms[which], 200, 200, 32, 32);
         p.dtype = LOAM_F32, p.backend = LOAM_BACKEND_CPU, p.batch = 3;
         scene one = scene_make(&p, 3), many = scene_copy(&one);
         many.p.threads = 7;

@@ -45,7 +45,7 @@ void kernel_fit(spec *s)
             s->omit |= spec_omit(SLOT_WEIGHTS);
         }
     }
-    if (strcmp(info.isa, "sm90") != 0) {
+    if (strcmp(info.isa, "hopper") != 0) {
         return;
     }
     if (kernel_lists(info.mechanisms, "mesa")) {

@@ -35,7 +35,7 @@ bool local_forward_hopper_reads(const loam_problem *p, const loam_args *a)
 }
 
 /* Whether bulk copies can read the arrays shows only in the arguments; where they cannot, the
- * sm80 kernels run. */
+ * kernels of this folder run. */
 loam_status local_forward_hopper(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     if (!local_forward_hopper_reads(p, a)) {

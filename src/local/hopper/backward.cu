@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * Backward of the local family on Hopper: the workspace, and the order of the passes. Arrays that bulk copies
- * cannot read, which only the arguments tell, go to the kernels for sm80. */
+ * cannot read, which only the arguments tell, go to the kernels of cuda/. */
 #include "src/local/cuda/backward.h"
 #include "src/local/hopper/maps.cuh"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * The pass over rows of Local Linear Attention on Hopper: the launches of rows_kernel_hopper, and of the
- * kernels for sm80 for the blocks that it leaves. */
+ * kernels of cuda/ for the blocks that it leaves. */
 #include "src/local/cuda/solve_work.cuh"
 #include "src/local/hopper/backward_rows.cuh"
 #include "src/local/hopper/maps.cuh"

@@ -17,7 +17,7 @@
 /* Rows must see this many keys for each channel for one part to be enough. */
 enum { FEW_KEYS = 6 };
 
-/* The ridge of each channel lies in the scratch where the solver for sm80 has the image. */
+/* The ridge of each channel lies in the scratch where the solver of cuda/ has the image. */
 enum { VECTOR_RIDGE = VECTOR_IMAGE };
 
 /* Where |lse|, to base 2, is below this, it is exact enough that no weight exceeds 1 + 2^-10. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * The forward pass of the recurrent family on Hopper: the stages PREPARE, PASS and OUTPUT of the chunk
- * kernels. Arguments that 16-byte copies cannot read are left to the sm80 kernels. Alignment is known only
+ * kernels. Arguments that 16-byte copies cannot read are left to the kernels of cuda/. Alignment is known only
  * when the arguments are, so the workspace suffices for either. */
 #include "src/recurrent/hopper/chunks.h"
 
