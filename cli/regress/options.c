@@ -212,8 +212,8 @@ static int check_files(const regress_options *o, io_error *error)
         return io_fail(error, EXIT_USAGE, "--at -: standard input is the table already");
     if (o->json && !strcmp(o->json, "-") && !strcmp(o->out, "-"))
         return io_fail(error, EXIT_USAGE, "--json -: the predictions go to standard output; give --out F");
-    const int status = files_check(inputs, outputs, error);
-    return status || !o->plot ? status : plot_check(o->plot, error);
+    const int status = o->plot ? plot_check(o->plot, error) : EXIT_OK;
+    return status ? status : files_check(inputs, outputs, error);
 }
 
 int regress_options_parse(regress_options *o, int argc, char **argv, io_error *error)
