@@ -9,6 +9,13 @@
 
 enum { VARIANTS = 4, MOST_THREADS = 4, BATCH = 3 };
 
+/* Sequences are shorter where a sanitizer makes all of this slow. */
+#ifdef __SANITIZE_ADDRESS__
+enum { SLOWER = 2 };
+#else
+enum { SLOWER = 1 };
+#endif
+
 typedef void check_fn(spec s);
 
 /* Lengths around tiles and lanes, all options on or off, lists of dtypes as the row has them. */
@@ -21,7 +28,7 @@ static spec variant(const loam_kernel_info *row, loam_mechanism mechanism, int n
                                                                 : LOAM_DECODE;
     /* Turned keys take their time, and for each row more of it. */
     const int64_t part = strstr(row->name, "_each_") ? 4 : kernel_turns_keys(row->name) ? 2 : 1;
-    const int64_t length = lengths[number] / part;
+    const int64_t length = lengths[number] / (part * SLOWER);
     spec s = spec_default(mechanism, pass, length, dims[number], dims[VARIANTS - 1 - number]);
     s.backend = LOAM_BACKEND_AUTO;
     s.dtype = kernel_lists(row->dtypes, loam_dtype_name(dtypes[number])) ? dtypes[number] : LOAM_BF16;
