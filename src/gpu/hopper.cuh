@@ -15,7 +15,7 @@
 
 #include <cuda.h>
 
-enum { SIDE = 64, TILE_ELEMENTS = SIDE * SIDE };
+enum { TILE_SIDE = 64, TILE_ELEMENTS = TILE_SIDE * TILE_SIDE };
 
 /* ------------------------------------------------------------------ barriers */
 
@@ -62,11 +62,11 @@ static __device__ __forceinline__ void fence_async_proxy()
 
 /* Sets the registers of a thread to COUNT, a multiple of 8: one warpgroup releases registers, another
  * acquires them. All warps of the warpgroup execute it. */
-template <int COUNT> static __device__ __forceinline__ void registers_give_up()
+template <int COUNT> static __device__ __forceinline__ void registers_release()
 {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
-template <int COUNT> static __device__ __forceinline__ void registers_take()
+template <int COUNT> static __device__ __forceinline__ void registers_acquire()
 {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
@@ -77,28 +77,28 @@ static __device__ __forceinline__ void warpgroup_sync(int barrier)
     asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory");
 }
 
-/* A named barrier of THREADS_COMING threads, in whole warps: threads_await waits until all of them have come,
- * threads_arrive does not wait. What any of them wrote before it came is visible to those that waited. */
-template <int THREADS_COMING> static __device__ __forceinline__ void threads_await(int barrier)
+/* A named barrier of THREADS threads, in whole warps: named_barrier_sync waits until all of them have come,
+ * named_barrier_arrive does not wait. What any of them wrote before it came is visible to those that waited. */
+template <int THREADS> static __device__ __forceinline__ void named_barrier_sync(int barrier)
 {
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREADS_COMING) : "memory");
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");
 }
-template <int THREADS_COMING> static __device__ __forceinline__ void threads_arrive(int barrier)
+template <int THREADS> static __device__ __forceinline__ void named_barrier_arrive(int barrier)
 {
-    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(THREADS_COMING) : "memory");
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");
 }
 
 /* ------------------------------------------------------------------ launches that overlap */
 
 /* Programmatic dependent launch: once every block has called this, the next kernel of the stream may start,
  * if it was launched with that attribute. */
-static __device__ __forceinline__ void next_launch_may_begin()
+static __device__ __forceinline__ void launch_dependents()
 {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
 /* Waits until the previous kernel of the stream has ended and its writes are visible. */
-static __device__ __forceinline__ void await_launch_before()
+static __device__ __forceinline__ void wait_for_previous_launch()
 {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 }
@@ -106,7 +106,7 @@ static __device__ __forceinline__ void await_launch_before()
 /* ------------------------------------------------------------------ bulk copies */
 
 /* Copies the box at channel c, token t, head h, batch b of the tensor into a tile; completes on `barrier`. */
-static __device__ __forceinline__ void copy_box(void *tile, const CUtensorMap *map, uint64_t *barrier, int c,
+static __device__ __forceinline__ void load_box(void *tile, const CUtensorMap *map, uint64_t *barrier, int c,
                                                 int t, int h, int b)
 {
     asm volatile(
@@ -117,7 +117,7 @@ static __device__ __forceinline__ void copy_box(void *tile, const CUtensorMap *m
 }
 
 /* Copies `bytes`, which is a multiple of 16, as both addresses are; completes on `barrier`. */
-static __device__ __forceinline__ void copy_bytes(void *shared, const void *global, unsigned bytes,
+static __device__ __forceinline__ void load_bytes(void *shared, const void *global, unsigned bytes,
                                                   uint64_t *barrier)
 {
     asm volatile(
@@ -129,8 +129,8 @@ static __device__ __forceinline__ void copy_bytes(void *shared, const void *glob
 
 /* Stores a tile to the box at channel c, token t, head h, batch b. A fence_async_proxy comes between the
  * threads' writes to the tile and this. */
-static __device__ __forceinline__ void copy_box_out(const CUtensorMap *map, const void *tile, int c, int t,
-                                                    int h, int b)
+static __device__ __forceinline__ void store_box(const CUtensorMap *map, const void *tile, int c, int t,
+                                                 int h, int b)
 {
     asm volatile(
         "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
@@ -138,14 +138,14 @@ static __device__ __forceinline__ void copy_box_out(const CUtensorMap *map, cons
         : "memory");
 }
 
-static __device__ __forceinline__ void copies_out_commit()
+static __device__ __forceinline__ void store_commit()
 {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
 /* Waits until all but the last `pending` groups of stores of this thread have read their tiles, which may
  * then be overwritten. */
-template <int pending> static __device__ __forceinline__ void copies_out_wait()
+template <int pending> static __device__ __forceinline__ void store_wait()
 {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
 }
@@ -188,22 +188,22 @@ static __device__ __forceinline__ uint32_t descriptor_low(const void *tile, unsi
     return (uint32_t)shared_address(tile) >> 4 | next >> 4 << 16;
 }
 
-static __device__ __forceinline__ void products_begin()
+static __device__ __forceinline__ void wgmma_fence()
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
-static __device__ __forceinline__ void products_commit()
+static __device__ __forceinline__ void wgmma_commit()
 {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-template <int pending> static __device__ __forceinline__ void products_wait()
+template <int pending> static __device__ __forceinline__ void wgmma_wait()
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
 /* Stands between a wait for products and the first use of their accumulators: without it the compiler may
  * move the use before the wait. */
-template <int BLOCKS> static __device__ __forceinline__ void products_arrived(float (&d)[BLOCKS][4])
+template <int BLOCKS> static __device__ __forceinline__ void wgmma_results(float (&d)[BLOCKS][4])
 {
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
@@ -211,11 +211,11 @@ template <int BLOCKS> static __device__ __forceinline__ void products_arrived(fl
     }
 }
 
-template <int TILES> static __device__ __forceinline__ void products_arrived(float (&d)[TILES][8][4])
+template <int TILES> static __device__ __forceinline__ void wgmma_results(float (&d)[TILES][8][4])
 {
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
-        products_arrived(d[n]);
+        wgmma_results(d[n]);
     }
 }
 
@@ -321,8 +321,8 @@ static __device__ __forceinline__ void wgmma_transposed(float (&d)[8][4], uint64
 }
 
 /* s (+)= rows tile^T: `rows` [64][DIM] and `tile` [8 BLOCKS][DIM], each as DIM / 64 tiles side by side.
- * Asynchronous until a commit and a wait. more_rows must follow a products_begin since which no register of
- * its operands and accumulators has changed; multiply_rows has its own. Each products_begin waits for the
+ * Asynchronous until a commit and a wait. more_rows must follow a wgmma_fence since which no register of
+ * its operands and accumulators has changed; multiply_rows has its own. Each wgmma_fence waits for the
  * products before it. */
 template <int DIM, int BLOCKS>
 static __device__ __forceinline__ void more_rows(float (&s)[BLOCKS][4], const __nv_bfloat16 *rows,
@@ -330,11 +330,11 @@ static __device__ __forceinline__ void more_rows(float (&s)[BLOCKS][4], const __
 {
     const uint32_t a = descriptor_low(rows), b = descriptor_low(tile);
 #pragma unroll
-    for (int n = 0; n < DIM / SIDE; n++) {
+    for (int n = 0; n < DIM / TILE_SIDE; n++) {
 #pragma unroll
-        for (int k = 0; k < SIDE; k += 16) {
+        for (int k = 0; k < TILE_SIDE; k += 16) {
             wgmma_rows(s, descriptor_of(a + (n * TILE_ELEMENTS + k) / 8),
-                       descriptor_of(b + (n * 8 * BLOCKS * SIDE + k) / 8), add || n + k > 0);
+                       descriptor_of(b + (n * 8 * BLOCKS * TILE_SIDE + k) / 8), add || n + k > 0);
         }
     }
 }
@@ -347,7 +347,8 @@ static __device__ __forceinline__ void more_rows(float (&s)[BLOCKS][4], const ui
     const uint32_t b = descriptor_low(tile);
 #pragma unroll
     for (int k = 0; k < DIM; k += 16) {
-        wgmma_rows(s, rows[k / 16], descriptor_of(b + (k / SIDE * 8 * BLOCKS * SIDE + k % SIDE) / 8),
+        wgmma_rows(s, rows[k / 16],
+                   descriptor_of(b + (k / TILE_SIDE * 8 * BLOCKS * TILE_SIDE + k % TILE_SIDE) / 8),
                    add || k > 0);
     }
 }
@@ -356,7 +357,7 @@ template <int DIM, int BLOCKS, class ROWS>
 static __device__ __forceinline__ void multiply_rows(float (&s)[BLOCKS][4], const ROWS &rows,
                                                      const __nv_bfloat16 *tile, bool add)
 {
-    products_begin();
+    wgmma_fence();
     more_rows<DIM>(s, rows, tile, add);
 }
 
@@ -368,7 +369,8 @@ static __device__ __forceinline__ void load_rows(uint32_t (&a)[DIM / 16][4], con
 #pragma unroll
     for (int k = 0; k < DIM; k += 16) {
         const int c = k + lane / 16 * 8;
-        load_matrices(a[k / 16], rows + c / SIDE * TILE_ELEMENTS + row * SIDE + (c % SIDE / 8 ^ row % 8) * 8);
+        load_matrices(a[k / 16], rows + c / TILE_SIDE * TILE_ELEMENTS + row * TILE_SIDE +
+                                     (c % TILE_SIDE / 8 ^ row % 8) * 8);
     }
 }
 
@@ -400,23 +402,23 @@ static __device__ __forceinline__ void split_weights(weights_operand<PARTS, STEP
 /* out (+)= w tile: w [64][16 STEPS], tile [16 STEPS][DIM]; out = w tile where `add` is false. Asynchronous
  * until a commit and a wait. */
 template <int DIM, int STEPS>
-static __device__ __forceinline__ void more_weights(float (&out)[DIM / SIDE][8][4],
+static __device__ __forceinline__ void more_weights(float (&out)[DIM / TILE_SIDE][8][4],
                                                     const uint32_t (&w)[STEPS][4], const __nv_bfloat16 *tile,
                                                     bool add = true)
 {
-    const uint32_t b = descriptor_low(tile, STEPS * 16 * SIDE * 2);
+    const uint32_t b = descriptor_low(tile, STEPS * 16 * TILE_SIDE * 2);
 #pragma unroll
     for (int k = 0; k < STEPS; k++) {
-        wgmma_weights(out, w[k], descriptor_of(b + k * 16 * SIDE / 8), add || k > 0);
+        wgmma_weights(out, w[k], descriptor_of(b + k * 16 * TILE_SIDE / 8), add || k > 0);
     }
 }
 
 template <int DIM, int STEPS>
-static __device__ __forceinline__ void multiply_weights(float (&out)[DIM / SIDE][8][4],
+static __device__ __forceinline__ void multiply_weights(float (&out)[DIM / TILE_SIDE][8][4],
                                                         const uint32_t (&w)[STEPS][4],
                                                         const __nv_bfloat16 *tile)
 {
-    products_begin();
+    wgmma_fence();
     more_weights<DIM>(out, w, tile);
 }
 
@@ -425,18 +427,19 @@ static __device__ __forceinline__ void multiply_transposed(float (&out)[8][4], c
                                                            const __nv_bfloat16 *tile)
 {
     const uint32_t a = descriptor_low(columns), b = descriptor_low(tile);
-    products_begin();
+    wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < SIDE; k += 16) {
-        wgmma_transposed(out, descriptor_of(a + k * SIDE / 8), descriptor_of(b + k * SIDE / 8), k > 0);
+    for (int k = 0; k < TILE_SIDE; k += 16) {
+        wgmma_transposed(out, descriptor_of(a + k * TILE_SIDE / 8), descriptor_of(b + k * TILE_SIDE / 8),
+                         k > 0);
     }
 }
 
 /* The offset, in elements, of (row, column) in DIM / 64 swizzled tiles of 64 rows, side by side. */
 static __device__ __forceinline__ int swizzled(int row, int column)
 {
-    const int c = column % SIDE;
-    return column / SIDE * TILE_ELEMENTS + row * SIDE + ((c / 8 ^ row % 8) * 8 | c % 8);
+    const int c = column % TILE_SIDE;
+    return column / TILE_SIDE * TILE_ELEMENTS + row * TILE_SIDE + ((c / 8 ^ row % 8) * 8 | c % 8);
 }
 
 #endif

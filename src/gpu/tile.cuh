@@ -62,9 +62,9 @@ template <int PARTS> struct operand_b {
 
 /* d += a b, without the products below the last part. For float32 accuracy (three parts) the products of
  * parts are summed apart and then added to d: tensor cores truncate when they add to an accumulator, which
- * would show over many steps. TURNED adds the parts in the order in which the product of the transposes adds
+ * would show over many steps. TRANSPOSED adds the parts in the order in which the product of the transposes adds
  * them, so that both have the same bits. */
-template <bool TURNED = false, int PA, int PB>
+template <bool TRANSPOSED = false, int PA, int PB>
 static __device__ __forceinline__ void mma(float (&d)[4], const operand_a<PA> &a, const operand_b<PB> &b)
 {
     constexpr int kept = PA > PB ? PA : PB;
@@ -75,7 +75,7 @@ static __device__ __forceinline__ void mma(float (&d)[4], const operand_a<PA> &a
     for (int order = kept - 1; order >= 0; order--) {
 #pragma unroll
         for (int n = 0; n <= order; n++) {
-            const int i = TURNED ? order - n : n;
+            const int i = TRANSPOSED ? order - n : n;
             if (i < PA && order - i < PB) {
                 mma_bf16(sum, a.part[i], b.part[order - i]);
             }

@@ -102,8 +102,9 @@ static __device__ __forceinline__ void ask_rows(const system_hopper<DIM, DECAYED
 {
     const row_block &x = sys.x;
 #pragma unroll
-    for (int c = 0; c < DIM; c += SIDE) {
-        copy_box(tile + c * SIDE, &map, &sys.sm.query_full, c, (int)(x.s.q0 + x.i0), (int)x.h, (int)x.s.b);
+    for (int c = 0; c < DIM; c += TILE_SIDE) {
+        load_box(tile + c * TILE_SIDE, &map, &sys.sm.query_full, c, (int)(x.s.q0 + x.i0), (int)x.h,
+                 (int)x.s.b);
     }
 }
 
@@ -124,9 +125,9 @@ static __device__ __forceinline__ void add_weights(float (&total)[2], const weig
     }
 }
 
-/* The stream of tiles past the last sweep: values and keys in turn, or keys alone, through the first SLOTS
+/* The stream of tiles past the last sweep: values and keys in turn, or keys alone, through the first STAGES
  * stages of the ring. take() waits for the next tile. */
-template <int DIM, bool DECAYED, unsigned SLOTS, bool VALUES> struct tile_turns {
+template <int DIM, bool DECAYED, unsigned STAGES, bool VALUES> struct tile_turns {
     const rows_system<DIM, DECAYED> &rs;
     unsigned count, taken, given, parity;
 
@@ -134,36 +135,36 @@ template <int DIM, bool DECAYED, unsigned SLOTS, bool VALUES> struct tile_turns 
         : rs(system), taken(0), given(0), parity(rs.count.parity)
     {
         const row_block &x = rs.sys.x;
-        count = (unsigned)((x.last - x.first + SIDE - 1) / SIDE) * (VALUES ? 2 : 1);
+        count = (unsigned)((x.last - x.first + TILE_SIDE - 1) / TILE_SIDE) * (VALUES ? 2 : 1);
         if (threadIdx.x == 0) {
-            for (unsigned n = 0; n < SLOTS && n < count; n++) {
+            for (unsigned n = 0; n < STAGES && n < count; n++) {
                 ask(n);
             }
         }
     }
     __device__ __forceinline__ int key_of(unsigned n) const
     {
-        return rs.sys.x.first + (int)(VALUES ? n / 2 : n) * SIDE;
+        return rs.sys.x.first + (int)(VALUES ? n / 2 : n) * TILE_SIDE;
     }
     __device__ __forceinline__ void ask(unsigned n) const
     {
         const row_block &x = rs.sys.x;
-        const unsigned slot = n % SLOTS;
+        const unsigned slot = n % STAGES;
         const CUtensorMap *map = VALUES && n % 2 == 0 ? &rs.all.maps.all.v : &rs.all.maps.all.k;
-        barrier_expect(rs.full(slot), DIM * SIDE * 2);
+        barrier_expect(rs.full(slot), DIM * TILE_SIDE * 2);
 #pragma unroll
-        for (int c = 0; c < DIM; c += SIDE) {
-            copy_box(rs.slot(slot) + c * SIDE, map, rs.full(slot), c, (int)x.s.k0 + key_of(n), (int)x.h_kv,
-                     (int)x.s.b);
+        for (int c = 0; c < DIM; c += TILE_SIDE) {
+            load_box(rs.slot(slot) + c * TILE_SIDE, map, rs.full(slot), c, (int)x.s.k0 + key_of(n),
+                     (int)x.h_kv, (int)x.s.b);
         }
     }
     __device__ __forceinline__ const __nv_bfloat16 *take()
     {
-        const unsigned slot = taken % SLOTS;
+        const unsigned slot = taken % STAGES;
         barrier_wait(rs.full(slot), parity >> slot & 1);
         parity ^= 1u << slot;
         const int left = (int)rs.sys.x.s.nk - key_of(taken);
-        if (left < SIDE) {
+        if (left < TILE_SIDE) {
             clear_beyond<DIM>(rs.slot(slot), left);
             fence_async_proxy();
             __syncthreads();
@@ -177,8 +178,8 @@ template <int DIM, bool DECAYED, unsigned SLOTS, bool VALUES> struct tile_turns 
         __syncthreads();
         if (threadIdx.x == 0) {
             for (unsigned n = given; n < done; n++) {
-                if (n + SLOTS < count) {
-                    ask(n + SLOTS);
+                if (n + STAGES < count) {
+                    ask(n + STAGES);
                 }
             }
         }

@@ -11,10 +11,10 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const row_a
     const int64_t blocks = (p->len_q + GIVEN_ROWS - 1) / GIVEN_ROWS * p->batch * p->heads_q;
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
     given_maps maps = {};
-    TRY(query_map_make(&maps.q, p, &a->q, SIDE, error));
-    TRY(query_map_make(&maps.grad_o, p, &a->grad_o, SIDE, error));
+    TRY(query_map_make(&maps.q, p, &a->q, TILE_SIDE, error));
+    TRY(query_map_make(&maps.grad_o, p, &a->grad_o, TILE_SIDE, error));
     if (PROBED) {
-        TRY(query_map_make(&maps.probe, p, &a->probe, SIDE, error));
+        TRY(query_map_make(&maps.probe, p, &a->probe, TILE_SIDE, error));
     }
     TRY(key_map_make(&maps.k, p, &a->k, of::keys, error));
     TRY(key_map_make(&maps.v, p, &a->v, of::keys, error));

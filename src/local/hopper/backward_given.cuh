@@ -21,7 +21,11 @@
 #include "src/local/cuda/backward.h"
 #include "src/local/hopper/decay.cuh"
 
-enum { GIVEN_GROUPS = 2, GIVEN_ROWS = GIVEN_GROUPS * SIDE, GIVEN_THREADS = (GIVEN_GROUPS + 1) * THREADS };
+enum {
+    GIVEN_GROUPS = 2,
+    GIVEN_ROWS = GIVEN_GROUPS * TILE_SIDE,
+    GIVEN_THREADS = (GIVEN_GROUPS + 1) * THREADS
+};
 
 /* keys: of a tile, as many as leave registers for the accumulators of 64 rows. slots: stages of the ring,
  * each for a tile of keys or of values. */
@@ -34,16 +38,16 @@ template <int DIM, bool PROBED> struct given_shape {
 
 template <int DIM, bool PROBED, bool DECAYED> struct given_shared_hopper {
     typedef given_shape<DIM, PROBED> of;
-    alignas(1024) __nv_bfloat16 query[GIVEN_GROUPS][DIM * SIDE];
-    __nv_bfloat16 grad_o[GIVEN_GROUPS][DIM * SIDE];
-    __nv_bfloat16 probe[PROBED ? GIVEN_GROUPS : 1][PROBED ? DIM * SIDE : SIDE * 8];
+    alignas(1024) __nv_bfloat16 query[GIVEN_GROUPS][DIM * TILE_SIDE];
+    __nv_bfloat16 grad_o[GIVEN_GROUPS][DIM * TILE_SIDE];
+    __nv_bfloat16 probe[PROBED ? GIVEN_GROUPS : 1][PROBED ? DIM * TILE_SIDE : TILE_SIDE * 8];
     __nv_bfloat16 slot[of::slots][DIM * of::keys];
     decay_tile<DECAYED, of::keys> decay[of::slots / 2]; /* of the keys, in every other stage */
 };
 
-template <int SLOTS> struct given_barriers {
+template <int STAGES> struct given_barriers {
     uint64_t rows;
-    ring_barriers<SLOTS> ring;
+    ring_barriers<STAGES> ring;
 };
 
 /* Tensor maps of the arrays. */
@@ -54,15 +58,15 @@ struct given_maps {
 /* ------------------------------------------------------------------ the producer */
 
 template <int DIM>
-static __device__ __forceinline__ void ask_rows(__nv_bfloat16 (*tile)[DIM * SIDE], const CUtensorMap &map,
-                                                const row_block &x, uint64_t *full)
+static __device__ __forceinline__ void ask_rows(__nv_bfloat16 (*tile)[DIM * TILE_SIDE],
+                                                const CUtensorMap &map, const row_block &x, uint64_t *full)
 {
 #pragma unroll
     for (int group = 0; group < GIVEN_GROUPS; group++) {
 #pragma unroll
-        for (int c = 0; c < DIM; c += SIDE) {
-            copy_box(tile[group] + c * SIDE, &map, full, c, (int)(x.s.q0 + x.i0) + group * SIDE, (int)x.h,
-                     (int)x.s.b);
+        for (int c = 0; c < DIM; c += TILE_SIDE) {
+            load_box(tile[group] + c * TILE_SIDE, &map, full, c, (int)(x.s.q0 + x.i0) + group * TILE_SIDE,
+                     (int)x.h, (int)x.s.b);
         }
     }
 }
@@ -86,13 +90,13 @@ static __device__ __forceinline__ void ask_tiles(given_shared_hopper<DIM, PROBED
 #pragma unroll
         for (int which = 0; which < 2; which++, count++) {
             const unsigned beside = which == 0 ? decay_tile<DECAYED, of::keys>::bytes : 0;
-            uint64_t *const full = ring_fill(bar.ring, count, sizeof sm.slot[0] + beside);
+            uint64_t *const full = ring_acquire(bar.ring, count, sizeof sm.slot[0] + beside);
             if (which == 0) {
                 copy_decay(sm.decay[count % of::slots / 2], a, origin + j, full);
             }
 #pragma unroll
-            for (int c = 0; c < DIM; c += SIDE) {
-                copy_box(sm.slot[count % of::slots] + c * of::keys, which == 0 ? &maps.k : &maps.v, full, c,
+            for (int c = 0; c < DIM; c += TILE_SIDE) {
+                load_box(sm.slot[count % of::slots] + c * of::keys, which == 0 ? &maps.k : &maps.v, full, c,
                          (int)x.s.k0 + j, (int)x.h_kv, (int)x.s.b);
             }
         }
@@ -157,14 +161,14 @@ static __device__ __forceinline__ given_rows given_rows_of(const __nv_bfloat16 *
                                                            const row_block &x, const row_pair &r)
 {
     given_rows k;
-    const int group = threadIdx.x / THREADS, left = x.rows - group * SIDE;
+    const int group = threadIdx.x / THREADS, left = x.rows - group * TILE_SIDE;
     int64_t lo = 0, to = 0, last = 0, unused;
     if (left > 0) {
-        const int64_t i = x.i0 + group * SIDE;
+        const int64_t i = x.i0 + group * TILE_SIDE;
         local_visible(&p, &x.s, i, &unused, &to);
-        local_visible(&p, &x.s, i + (left < SIDE ? left : SIDE) - 1, &lo, &last);
+        local_visible(&p, &x.s, i + (left < TILE_SIDE ? left : TILE_SIDE) - 1, &lo, &last);
     }
-    k.whole = (int)lo, k.to = left < SIDE ? 0 : (int)to, k.last = (int)(last > to ? last : to);
+    k.whole = (int)lo, k.to = left < TILE_SIDE ? 0 : (int)to, k.last = (int)(last > to ? last : to);
     k.scale2 = (float)(p.scale * 1.4426950408889634);
     float4 vbar[2][DIM / 16], lean[PROBED ? 2 : 1][DIM / 16];
 #pragma unroll
@@ -182,13 +186,13 @@ static __device__ __forceinline__ given_rows given_rows_of(const __nv_bfloat16 *
     barrier_wait(full, 0);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        const float gbar = grad_o_times<DIM>(grad_o, r.at[row] % SIDE, vbar[row]);
+        const float gbar = grad_o_times<DIM>(grad_o, r.at[row] % TILE_SIDE, vbar[row]);
         k.lo[row] = r.lo[row], k.hi[row] = r.hi[row];
         k.lse2[row] = k.lse[row] * 1.44269504f;
         k.gbar[row] = r.real[row] ? gbar : 0;
         k.e[row] = 0;
         if constexpr (PROBED) {
-            const float e = grad_o_times<DIM>(grad_o, r.at[row] % SIDE, lean[row]);
+            const float e = grad_o_times<DIM>(grad_o, r.at[row] % TILE_SIDE, lean[row]);
             k.e[row] = r.real[row] ? e : 0;
         }
     }
@@ -201,7 +205,7 @@ static __device__ __forceinline__ void clear_unused(__nv_bfloat16 *tile, int cou
 {
     for (int e = threadIdx.x % THREADS; e < (KEYS - count) * (DIM / 8); e += THREADS) {
         const int row = count + e / (DIM / 8), piece = e % (DIM / 8);
-        *(uint4 *)(tile + (piece / 8 * KEYS + row) * SIDE + piece % 8 * 8) = make_uint4(0, 0, 0, 0);
+        *(uint4 *)(tile + (piece / 8 * KEYS + row) * TILE_SIDE + piece % 8 * 8) = make_uint4(0, 0, 0, 0);
     }
     fence_async_proxy();
     warpgroup_sync(1 + threadIdx.x / THREADS);
@@ -312,7 +316,7 @@ static __device__ __forceinline__ void turn_pass(int group)
 
 /* Accumulators over all keys. inner and total are sums of this thread's columns, two for each row. */
 template <int DIM, bool PROBED> struct given_gradients {
-    float dq[DIM / SIDE][8][4], drho[PROBED ? DIM / SIDE : 1][8][4];
+    float dq[DIM / TILE_SIDE][8][4], drho[PROBED ? DIM / TILE_SIDE : 1][8][4];
     float inner[4], total[4]; /* of ds and of p gam, as rounded for the products */
 };
 
@@ -333,38 +337,38 @@ static __device__ __forceinline__ void sweep_given(given_gradients<DIM, PROBED> 
         const __nv_bfloat16 *const values = sm.slot[(count + 1) % of::slots];
         const auto *const decay = decay_of(sm.decay[count % of::slots / 2]);
         const bool edge = j < k.whole || j + of::keys > k.to;
-        ring_await(bar.ring, count);
+        ring_wait(bar.ring, count);
         if (j + of::keys > x.last) {
             clear_unused<DIM, of::keys>(keys, x.last - j);
         }
         turn_await(group);
         multiply_rows<DIM>(s, sm.query[group], keys, false);
-        products_commit();
+        wgmma_commit();
         if constexpr (PROBED) {
             multiply_rows<DIM>(u, sm.probe[group], keys, false);
-            products_commit();
+            wgmma_commit();
         }
-        products_wait<under_way>();
+        wgmma_wait<under_way>();
         if (count > 0) {
             ring_release(bar.ring, count - 2);
         }
-        ring_await(bar.ring, count + 1);
+        ring_wait(bar.ring, count + 1);
         multiply_rows<DIM>(g, sm.grad_o[group], values, false);
-        products_commit();
+        wgmma_commit();
         turn_pass(group);
-        products_wait<under_way>();
-        products_arrived(s);
+        wgmma_wait<under_way>();
+        wgmma_results(s);
         if constexpr (!SCALED) {
             weights_of(s, k, decay, j);
             if (edge) {
                 clear_unseen(s, k, j);
             }
         }
-        products_wait<0>();
-        products_arrived(g);
+        wgmma_wait<0>();
+        wgmma_results(g);
         ring_release(bar.ring, count + 1);
         if constexpr (PROBED) {
-            products_arrived(u);
+            wgmma_results(u);
         }
         if (edge) {
             clear_unseen(g, k, j);
@@ -382,20 +386,20 @@ static __device__ __forceinline__ void sweep_given(given_gradients<DIM, PROBED> 
             add_rounded(f.total, error);
             multiply_weights<DIM>(f.drho, error.part[0], keys);
         }
-        products_commit();
+        wgmma_commit();
     }
-    products_wait<0>();
-    products_arrived(f.dq);
+    wgmma_wait<0>();
+    wgmma_results(f.dq);
     if constexpr (PROBED) {
-        products_arrived(f.drho);
+        wgmma_results(f.drho);
     }
     if (count > 0) {
         ring_release(bar.ring, count - 2);
     }
     for (int j = x.first + (int)(count / 2) * of::keys; j < x.last; j += of::keys, count += 2) {
-        ring_await(bar.ring, count);
+        ring_wait(bar.ring, count);
         ring_release(bar.ring, count);
-        ring_await(bar.ring, count + 1);
+        ring_wait(bar.ring, count + 1);
         ring_release(bar.ring, count + 1);
         turn_await(group);
         turn_pass(group);
@@ -452,9 +456,9 @@ static __device__ __forceinline__ int64_t own_key(const row_block &x, const row_
  * keys far away do not have that part in common with them (RoPE-like data: error of dq 2e-3; 4e-3 with the
  * first key). */
 template <int DIM>
-static __device__ __forceinline__ void put_gradient(const float (&f)[DIM / SIDE][8][4], int row, float times,
-                                                    float excess, const __nv_bfloat162 (&key)[DIM / 8],
-                                                    __nv_bfloat16 *to)
+static __device__ __forceinline__ void put_gradient(const float (&f)[DIM / TILE_SIDE][8][4], int row,
+                                                    float times, float excess,
+                                                    const __nv_bfloat162 (&key)[DIM / 8], __nv_bfloat16 *to)
 {
     const bool pairs = (uintptr_t)to % 4 == 0;
 #pragma unroll
@@ -586,12 +590,12 @@ __global__ void __launch_bounds__(GIVEN_THREADS, 1)
     }
     __syncthreads();
     if (threadIdx.x >= GIVEN_GROUPS * THREADS) {
-        registers_give_up<24>();
+        registers_release<24>();
         if (threadIdx.x == GIVEN_GROUPS * THREADS) {
             ask_tiles(sm, bar, maps, a, x);
         }
     } else {
-        registers_take<240>();
+        registers_acquire<240>();
         if (threadIdx.x >= THREADS) {
             turn_pass(1);
         }

@@ -35,8 +35,8 @@ static loam_status make_maps(key_maps_hopper *maps, const loam_problem *p, const
                              const key_directions *directions, loam_error *error)
 {
     constexpr int rows = key_shape_hopper<DIM, DIRECTIONS>::queries;
-    TRY(key_map_make(&maps->k, p, &a->k, SIDE, error));
-    TRY(key_map_make(&maps->v, p, &a->v, SIDE, error));
+    TRY(key_map_make(&maps->k, p, &a->k, TILE_SIDE, error));
+    TRY(key_map_make(&maps->v, p, &a->v, TILE_SIDE, error));
     TRY(query_map_make(&maps->query[TILE_Q], p, &a->q, rows, error));
     TRY(query_map_make(&maps->query[TILE_GRAD_O], p, &a->grad_o, rows, error));
     if (DIRECTIONS == GIVEN_PROBE) {

@@ -102,7 +102,7 @@ static __device__ __forceinline__ unsigned uniform(unsigned x) { return __reduce
 template <int DIM, int DIRECTIONS, bool DECAYED>
 static __device__ __forceinline__ void await_slot(key_group<DIM, DIRECTIONS, DECAYED> &g)
 {
-    ring_await(g.sm.ring, g.count);
+    ring_wait(g.sm.ring, g.count);
     g.group = uniform(g.group), g.slot = uniform(g.count % KEY_SLOTS);
 }
 
@@ -112,7 +112,7 @@ template <int BLOCKS> struct key_scores {
 };
 
 template <int DIM> struct key_sums_hopper {
-    float dk[DIM / SIDE][8][4], dv[DIM / SIDE][8][4];
+    float dk[DIM / TILE_SIDE][8][4], dv[DIM / TILE_SIDE][8][4];
 };
 
 /* Issues three groups of products (two where there is no direction): k . q, k . rho, v . do + k . y. */
@@ -121,15 +121,15 @@ static __device__ __forceinline__ void ask_scores(key_scores<BLOCKS> &x,
                                                   const key_group<DIM, DIRECTIONS, DECAYED> &g)
 {
     const __nv_bfloat16 *const keys = g.sm.keys[g.group];
-    products_begin();
+    wgmma_fence();
     g.keys.times(x.s, keys, g.tile(TILE_Q), false);
-    products_commit();
+    wgmma_commit();
     if constexpr (DIRECTIONS > NO_DIRECTION) {
         if (FINE) {
             g.keys.times(x.u, keys, g.rest(TILE_RHO), false);
         }
         g.keys.times(x.u, keys, g.tile(TILE_RHO), FINE);
-        products_commit();
+        wgmma_commit();
     }
     g.values.times(x.e, g.sm.values[g.group], g.tile(TILE_GRAD_O), false);
     if constexpr (DIRECTIONS == SOLVED_PROBE) {
@@ -138,7 +138,7 @@ static __device__ __forceinline__ void ask_scores(key_scores<BLOCKS> &x,
         }
         g.keys.times(x.e, keys, g.tile(TILE_Y), true);
     }
-    products_commit();
+    wgmma_commit();
 }
 
 /* The products s = k . q become p. */
@@ -286,7 +286,7 @@ static __device__ __forceinline__ void add_decay_sums(key_group<DIM, DIRECTIONS,
 
 /* sum += weights tile. In two parts: hi hi + lo hi, and hi lo where the tile has a lo part, `rest`. */
 template <int DIM, int PARTS, int STEPS>
-static __device__ __forceinline__ void add_weighted(float (&sum)[DIM / SIDE][8][4],
+static __device__ __forceinline__ void add_weighted(float (&sum)[DIM / TILE_SIDE][8][4],
                                                     const weights_operand<PARTS, STEPS> &w,
                                                     const __nv_bfloat16 *tile, const __nv_bfloat16 *rest)
 {
@@ -301,8 +301,8 @@ static __device__ __forceinline__ void add_weighted(float (&sum)[DIM / SIDE][8][
 
 template <int DIM> static __device__ __forceinline__ void sums_arrived(key_sums_hopper<DIM> &sum)
 {
-    products_arrived(sum.dk);
-    products_arrived(sum.dv);
+    wgmma_results(sum.dk);
+    wgmma_results(sum.dv);
 }
 
 /* Rows of a tile beyond the sequence become 0: the next packed sequence lies there, and 0 times NaN is not 0.
@@ -311,11 +311,11 @@ template <int DIM, int DIRECTIONS, bool DECAYED>
 static __device__ __forceinline__ void clear_beyond(const key_group<DIM, DIRECTIONS, DECAYED> &g)
 {
     typedef key_shape_hopper<DIM, DIRECTIONS> S;
-    const int real = g.v.nq - g.t.i, words = (S::queries - real) * (SIDE / 2);
+    const int real = g.v.nq - g.t.i, words = (S::queries - real) * (TILE_SIDE / 2);
     uint32_t *const slot = (uint32_t *)g.sm.slot[g.count % KEY_SLOTS][0];
-    for (int n = 0; n < S::tiles * (DIM / SIDE); n++) {
+    for (int n = 0; n < S::tiles * (DIM / TILE_SIDE); n++) {
         for (int e = threadIdx.x; e < words; e += KEY_GROUPS * 128) {
-            slot[(n * S::queries + real) * (SIDE / 2) + e] = 0;
+            slot[(n * S::queries + real) * (TILE_SIDE / 2) + e] = 0;
         }
     }
     fence_async_proxy();
@@ -332,12 +332,12 @@ static __device__ __forceinline__ void single_tile(key_sums_hopper<DIM> &sum,
     key_scores<S::blocks> x;
     weights_operand<parts, S::steps> w;
     ask_scores<FINE>(x, g);
-    products_wait<0>();
-    products_arrived(x.s);
-    products_arrived(x.e);
+    wgmma_wait<0>();
+    wgmma_results(x.s);
+    wgmma_results(x.e);
     weigh_keys(x.s, terms_of(g, TERM_LSE), g);
     if constexpr (DIRECTIONS > NO_DIRECTION) {
-        products_arrived(x.u);
+        wgmma_results(x.u);
         centre_probe(x.u, terms_of(g, TERM_UNIT));
     }
     centre_error(x.e, terms_of(g, TERM_CENTRE));
@@ -347,8 +347,8 @@ static __device__ __forceinline__ void single_tile(key_sums_hopper<DIM> &sum,
     if constexpr (S::solved) {
         add_weighted<DIM>(sum.dk, w, g.tile(TILE_Y), FINE ? g.rest(TILE_Y) : NULL);
     }
-    products_commit();
-    products_wait<0>();
+    wgmma_commit();
+    wgmma_wait<0>();
     sums_arrived(sum);
     score_gradient(x, g);
     if (S::solved && g.by_max) {
@@ -357,14 +357,14 @@ static __device__ __forceinline__ void single_tile(key_sums_hopper<DIM> &sum,
     add_decay_sums(g, x.s);
     split_weights(w, x.s);
     add_weighted<DIM>(sum.dk, w, g.tile(TILE_Q), NULL);
-    products_commit();
-    products_wait<0>();
+    wgmma_commit();
+    wgmma_wait<0>();
     sums_arrived(sum);
     if constexpr (DIRECTIONS > NO_DIRECTION) {
         split_weights(w, x.e);
         add_weighted<DIM>(sum.dk, w, g.tile(TILE_RHO), FINE ? g.rest(TILE_RHO) : NULL);
-        products_commit();
-        products_wait<0>();
+        wgmma_commit();
+        wgmma_wait<0>();
         sums_arrived(sum);
     }
 }
@@ -412,13 +412,13 @@ static __device__ __forceinline__ void run_tiles(key_sums_hopper<DIM> &sum,
         weights_operand<1, S::steps> kept, ds, error;
         g.slot = uniform(g.slot);
         column_terms<S::blocks> term = terms_of(g, TERM_LSE);
-        products_wait<groups - 1>();
-        products_arrived(x.s);
+        wgmma_wait<groups - 1>();
+        wgmma_results(x.s);
         weigh_keys(x.s, term, g);
         if constexpr (DIRECTIONS > NO_DIRECTION) {
             term = terms_of(g, TERM_UNIT);
-            products_wait<1>();
-            products_arrived(x.u);
+            wgmma_wait<1>();
+            wgmma_results(x.u);
             centre_probe(x.u, term);
         }
         keep_weights<1, DIRECTIONS>(kept, x);
@@ -426,10 +426,10 @@ static __device__ __forceinline__ void run_tiles(key_sums_hopper<DIM> &sum,
         if constexpr (S::solved) {
             more_weights<DIM>(sum.dk, kept.part[0], g.tile(TILE_Y));
         }
-        products_commit();
+        wgmma_commit();
         term = terms_of(g, TERM_CENTRE);
-        products_wait<1>();
-        products_arrived(x.e);
+        wgmma_wait<1>();
+        wgmma_results(x.e);
         centre_error(x.e, term);
         score_gradient(x, g);
         add_decay_sums(g, x.s);
@@ -441,20 +441,20 @@ static __device__ __forceinline__ void run_tiles(key_sums_hopper<DIM> &sum,
         if constexpr (DIRECTIONS > NO_DIRECTION) {
             more_weights<DIM>(sum.dk, error.part[0], g.tile(TILE_RHO));
         }
-        products_commit();
+        wgmma_commit();
         if constexpr (S::keys_held && DIRECTIONS > NO_DIRECTION) {
-            products_wait<1>();
+            wgmma_wait<1>();
         }
         const unsigned used = g.count++;
         if (--length == 0) {
-            products_wait<0>();
+            wgmma_wait<0>();
             sums_arrived(sum);
             ring_release(g.sm.ring, used);
             return;
         }
         await_slot(g);
         ask_scores<false>(x, g);
-        products_wait<groups>();
+        wgmma_wait<groups>();
         ring_release(g.sm.ring, used);
     }
 }
@@ -527,7 +527,7 @@ static __device__ __forceinline__ void use_slots(key_sums_hopper<DIM> &sum,
         const bool fine = S::solved && g.cheap <= 0;
         await_slot(g);
         if (fine) {
-            ring_await(g.sm.ring, g.count + 1);
+            ring_wait(g.sm.ring, g.count + 1);
         }
         if (g.v.packed && g.t.i + S::queries > g.v.nq) {
             clear_beyond(g);
@@ -624,7 +624,7 @@ __global__ void __launch_bounds__(KEY_THREADS, 1)
     const bool by_max = S::solved && p.ridge_unit == LOAM_RIDGE_MAX;
     const unsigned group = uniform(threadIdx.x / 128);
     if (group == KEY_GROUPS) {
-        registers_give_up<24>();
+        registers_release<24>();
         if (threadIdx.x == KEY_GROUPS * 128) {
             fill_slots<DIM, DIRECTIONS>(sm, maps, x, v, t);
         } else if (threadIdx.x / 32 == KEY_GROUPS * 4 + 1) {
@@ -632,8 +632,8 @@ __global__ void __launch_bounds__(KEY_THREADS, 1)
         }
         return;
     }
-    registers_take<240>();
-    const int j = x.j0 + (int)group * SIDE, row = j + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    registers_acquire<240>();
+    const int j = x.j0 + (int)group * TILE_SIDE, row = j + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     const float scale = (float)p.scale;
     key_group<DIM, DIRECTIONS, DECAYED> g = {
         sm,     x,  v,  t, 0, group, 0, 0, j, { row, row + 8 }, scale, (float)(p.scale * 1.4426950408889634),

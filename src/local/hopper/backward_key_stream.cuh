@@ -10,7 +10,12 @@
 #include "src/local/hopper/decay.cuh"
 #include "src/local/hopper/solved.cuh"
 
-enum { KEY_GROUPS = 2, KEY_ROWS = KEY_GROUPS * SIDE, KEY_THREADS = (KEY_GROUPS + 1) * 128, KEY_SLOTS = 4 };
+enum {
+    KEY_GROUPS = 2,
+    KEY_ROWS = KEY_GROUPS * TILE_SIDE,
+    KEY_THREADS = (KEY_GROUPS + 1) * 128,
+    KEY_SLOTS = 4
+};
 
 /* The tiles of a stage. */
 enum { TILE_Q, TILE_GRAD_O, TILE_RHO, TILE_Y };
@@ -34,8 +39,8 @@ template <int DIM, int DIRECTIONS> struct key_shape_hopper {
 
 template <int DIM, int DIRECTIONS> struct key_shared_hopper {
     typedef key_shape_hopper<DIM, DIRECTIONS> of;
-    alignas(1024) __nv_bfloat16 keys[KEY_GROUPS][DIM * SIDE];
-    __nv_bfloat16 values[KEY_GROUPS][DIM * SIDE];
+    alignas(1024) __nv_bfloat16 keys[KEY_GROUPS][DIM * TILE_SIDE];
+    __nv_bfloat16 values[KEY_GROUPS][DIM * TILE_SIDE];
     __nv_bfloat16 slot[KEY_SLOTS][of::tiles][of::tile];
     alignas(16) float terms[KEY_SLOTS][TERMS][of::queries];
     ring_barriers<KEY_SLOTS> ring;
@@ -106,13 +111,13 @@ static __device__ __forceinline__ bool rows_fine(const key_view &v, int head, in
 template <int QUERIES> static __device__ __forceinline__ bool tile_seen(const key_view &v, int i, int j)
 {
     const int last = min(i + QUERIES, v.nq) - 1;
-    return j < v.nk && j <= last + v.up && j + SIDE - 1 >= i + v.low;
+    return j < v.nk && j <= last + v.up && j + TILE_SIDE - 1 >= i + v.low;
 }
 
 /* Does every query of the tile see all of them? */
 template <int QUERIES> static __device__ __forceinline__ bool tile_whole(const key_view &v, int i, int j)
 {
-    return j + SIDE <= v.nk && i + QUERIES <= v.nq && j + SIDE - 1 <= i + v.up &&
+    return j + TILE_SIDE <= v.nk && i + QUERIES <= v.nq && j + TILE_SIDE - 1 <= i + v.up &&
            j >= i + QUERIES - 1 + v.low;
 }
 
@@ -184,13 +189,13 @@ static __device__ __forceinline__ void copy_queries(key_shared_hopper<DIM, DIREC
                                                     const tile_walk &t, int first, unsigned count)
 {
     typedef key_shape_hopper<DIM, DIRECTIONS> S;
-    uint64_t *const full = ring_fill(sm.ring, count, (S::tiles - first) * S::tile * 2);
+    uint64_t *const full = ring_acquire(sm.ring, count, (S::tiles - first) * S::tile * 2);
 #pragma unroll
     for (int n = 0; n < S::tiles; n++) {
 #pragma unroll
-        for (int c = 0; c < DIM; c += SIDE) {
+        for (int c = 0; c < DIM; c += TILE_SIDE) {
             if (n >= first) {
-                copy_box(sm.slot[count % KEY_SLOTS][n] + c * S::queries, maps + n, full, c, (int)x.s.q0 + t.i,
+                load_box(sm.slot[count % KEY_SLOTS][n] + c * S::queries, maps + n, full, c, (int)x.s.q0 + t.i,
                          (int)x.first_head + t.head, (int)x.s.b);
             }
         }
@@ -207,10 +212,10 @@ static __device__ __forceinline__ void fill_slots(key_shared_hopper<DIM, DIRECTI
     typedef key_shape_hopper<DIM, DIRECTIONS> S;
     barrier_expect(&sm.keys_full, KEY_ROWS * DIM * 4);
     for (int n = 0; n < KEY_GROUPS; n++) {
-        for (int c = 0; c < DIM; c += SIDE) {
-            const int token = (int)x.s.k0 + x.j0 + n * SIDE;
-            copy_box(sm.keys[n] + c * SIDE, &maps.k, &sm.keys_full, c, token, (int)x.h_kv, (int)x.s.b);
-            copy_box(sm.values[n] + c * SIDE, &maps.v, &sm.keys_full, c, token, (int)x.h_kv, (int)x.s.b);
+        for (int c = 0; c < DIM; c += TILE_SIDE) {
+            const int token = (int)x.s.k0 + x.j0 + n * TILE_SIDE;
+            load_box(sm.keys[n] + c * TILE_SIDE, &maps.k, &sm.keys_full, c, token, (int)x.h_kv, (int)x.s.b);
+            load_box(sm.values[n] + c * TILE_SIDE, &maps.v, &sm.keys_full, c, token, (int)x.h_kv, (int)x.s.b);
         }
     }
     for (unsigned count = 0; t.left > 0; walk_on<S::queries>(t, x)) {

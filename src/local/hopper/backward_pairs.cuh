@@ -125,10 +125,10 @@ static __device__ __forceinline__ void unpack_weights(float (&f)[8][4], const we
  * columns). At 128 dimensions there are no registers for three products beside both accumulators: u = rho . k
  * is then issued late, and p and p E are rounded to bf16 meanwhile. */
 template <bool SCALED, int DIM, bool DECAYED>
-static __device__ __forceinline__ void pair_sums(float (&q)[DIM / SIDE][8][4], float (&r)[DIM / SIDE][8][4],
-                                                 float (&inner)[2], float (&total)[2],
-                                                 const rows_system<DIM, DECAYED> &rs, const pair_rows &own,
-                                                 rows_sums &sum)
+static __device__ __forceinline__ void pair_sums(float (&q)[DIM / TILE_SIDE][8][4],
+                                                 float (&r)[DIM / TILE_SIDE][8][4], float (&inner)[2],
+                                                 float (&total)[2], const rows_system<DIM, DECAYED> &rs,
+                                                 const pair_rows &own, rows_sums &sum)
 {
     constexpr bool late = DIM > 64;
     static_assert(!(late && SCALED), "p in one part will not do");
@@ -147,10 +147,10 @@ static __device__ __forceinline__ void pair_sums(float (&q)[DIM / SIDE][8][4], f
         if (!late) {
             more_rows<DIM>(u, sys.sm.direction[1], keys, false);
         }
-        products_commit();
-        products_wait<0>();
-        products_arrived(s);
-        products_arrived(g);
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_results(s);
+        wgmma_results(g);
         if (late) {
             turns.give(turns.taken - 1);
         }
@@ -161,13 +161,13 @@ static __device__ __forceinline__ void pair_sums(float (&q)[DIM / SIDE][8][4], f
             split_weights(p, s);
             multiply_rows<DIM>(u, sys.sm.direction[1], keys, false);
             more_weights<DIM>(r, f.part[0], keys);
-            products_commit();
-            products_wait<0>();
-            products_arrived(r);
+            wgmma_commit();
+            wgmma_wait<0>();
+            wgmma_results(r);
             unpack_weights(g, f);
             unpack_weights(s, p);
         }
-        products_arrived(u);
+        wgmma_results(u);
         pair_gradients<SCALED>(u, s, g, sys, own, sum, j);
         split_weights(ds, u);
         add_weights(inner, ds);
@@ -175,17 +175,17 @@ static __device__ __forceinline__ void pair_sums(float (&q)[DIM / SIDE][8][4], f
         if (!late) {
             more_weights<DIM>(r, f.part[0], keys);
         }
-        products_commit();
-        products_wait<0>();
-        products_arrived(r);
-        products_arrived(q);
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_results(r);
+        wgmma_results(q);
         turns.give(turns.taken);
     }
     turns.finish();
 }
 
 /* Issues u = rho . k and t (+)= y . k, with both parts of rho and y, after other products and without a
- * products_begin. */
+ * wgmma_fence. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void multiply_fine(float (&u)[8][4], float (&t)[8][4],
                                                      const rows_system<DIM, DECAYED> &rs,
@@ -212,11 +212,11 @@ static __device__ __forceinline__ void find_rests(row_record (&rec)[2], const ro
         float s[8][4], u[8][4], t[8][4];
         multiply_rows<DIM>(s, sys.sm.query, keys, false);
         multiply_fine(u, t, rs, keys, false);
-        products_commit();
-        products_wait<0>();
-        products_arrived(s);
-        products_arrived(u);
-        products_arrived(t);
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_results(s);
+        wgmma_results(u);
+        wgmma_results(t);
         turns.give(turns.taken);
         weights_hopper(s, sys, j);
 #pragma unroll
@@ -241,7 +241,7 @@ static __device__ __forceinline__ void find_rests(row_record (&rec)[2], const ro
 
 /* pair_sums in two parts, without r. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void pair_sums_fine(float (&q)[DIM / SIDE][8][4], float (&inner)[2],
+static __device__ __forceinline__ void pair_sums_fine(float (&q)[DIM / TILE_SIDE][8][4], float (&inner)[2],
                                                       const rows_system<DIM, DECAYED> &rs,
                                                       const pair_rows &own, rows_sums &sum)
 {
@@ -254,27 +254,27 @@ static __device__ __forceinline__ void pair_sums_fine(float (&q)[DIM / SIDE][8][
         weights_operand<2> ds;
         const __nv_bfloat16 *const values = turns.take();
         multiply_rows<DIM>(g, rs.slot(pair_slots<DIM>::grad_o), values, false);
-        products_commit();
-        products_wait<0>();
-        products_arrived(g);
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_results(g);
         turns.give(turns.taken);
         const __nv_bfloat16 *const keys = turns.take();
         multiply_rows<DIM>(s, sys.sm.query, keys, false);
         multiply_fine(u, g, rs, keys, true);
-        products_commit();
-        products_wait<0>();
-        products_arrived(s);
-        products_arrived(g);
-        products_arrived(u);
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_results(s);
+        wgmma_results(g);
+        wgmma_results(u);
         pair_errors<true>(s, g, sys, own, j);
         pair_gradients<true>(u, s, g, sys, own, sum, j);
         split_weights(ds, u);
         add_weights(inner, ds);
         multiply_weights<DIM>(q, ds.part[1], keys);
         more_weights<DIM>(q, ds.part[0], keys);
-        products_commit();
-        products_wait<0>();
-        products_arrived(q);
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_results(q);
         turns.give(turns.taken);
     }
     turns.finish();
@@ -394,7 +394,7 @@ static __device__ __forceinline__ void begin_pairs(const rows_system<DIM, DECAYE
                                                    rows_sums &sum, row_record (&rec)[2])
 {
     if (threadIdx.x == 0) {
-        barrier_expect(&rs.sys.sm.query_full, DIM * SIDE * 2);
+        barrier_expect(&rs.sys.sm.query_full, DIM * TILE_SIDE * 2);
         ask_rows(rs.sys, rs.slot(pair_slots<DIM>::grad_o), rs.all.maps.grad_o);
     }
     sum.scale[0] = sum.scale[1] = sum.mean[0] = sum.mean[1] = sum.total[0] = sum.total[1] = 0;
@@ -407,7 +407,7 @@ static __device__ __forceinline__ void begin_pairs(const rows_system<DIM, DECAYE
 /* Writes dq, and the sums of the rows. inner: sum ds of this thread's columns. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void put_pairs(const rows_system<DIM, DECAYED> &rs,
-                                                 const float (&q)[DIM / SIDE][8][4], float (&inner)[2],
+                                                 const float (&q)[DIM / TILE_SIDE][8][4], float (&inner)[2],
                                                  rows_sums &sum)
 {
     const system_hopper<DIM, DECAYED> &sys = rs.sys;
@@ -459,7 +459,7 @@ static __device__ __forceinline__ bool finish_rows(const rows_system<DIM, DECAYE
                                                    rows_sums &sum)
 {
     const system_hopper<DIM, DECAYED> &sys = rs.sys;
-    float q[DIM / SIDE][8][4], r[DIM / SIDE][8][4];
+    float q[DIM / TILE_SIDE][8][4], r[DIM / TILE_SIDE][8][4];
     float inner[2] = { 0, 0 }, total[2] = { 0, 0 }, error2[2] = { 0, 0 }, residual;
     row_record rec[2];
     begin_pairs<false>(rs, k, sum, rec);
@@ -505,7 +505,7 @@ template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void finish_rows_fine(const rows_system<DIM, DECAYED> &rs, const cg_rows &k,
                                                         rows_sums &sum)
 {
-    float q[DIM / SIDE][8][4], inner[2] = { 0, 0 };
+    float q[DIM / TILE_SIDE][8][4], inner[2] = { 0, 0 };
     row_record rec[2];
     begin_pairs<true>(rs, k, sum, rec);
     find_rests(rec, rs);

@@ -22,10 +22,10 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const row_a
 {
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
     rows_maps_hopper maps;
-    TRY(query_map_make(&maps.all.q, p, &a->q, SIDE, error));
-    TRY(query_map_make(&maps.grad_o, p, &a->grad_o, SIDE, error));
-    TRY(key_map_make(&maps.all.k, p, &a->k, SIDE, error));
-    TRY(key_map_make(&maps.all.v, p, &a->v, SIDE, error));
+    TRY(query_map_make(&maps.all.q, p, &a->q, TILE_SIDE, error));
+    TRY(query_map_make(&maps.grad_o, p, &a->grad_o, TILE_SIDE, error));
+    TRY(key_map_make(&maps.all.k, p, &a->k, TILE_SIDE, error));
+    TRY(key_map_make(&maps.all.v, p, &a->v, TILE_SIDE, error));
     TRY(solve_work_clear(work, a, error));
     if (p->decay) {
         return launch_pass<true, false, DIM, true>(p, a, &saved, rows, work, &maps, false, error);

@@ -60,7 +60,7 @@ static __device__ __forceinline__ void finish_peak(rows_sums &sum)
 /* The first sweep: f = sum p (g - gbar) k of the thread's rows, and sum.rest. do lies where the direction
  * will be. */
 template <bool FINE, int DIM, bool DECAYED>
-static __device__ __forceinline__ void probe_gradient_hopper(float (&f)[DIM / SIDE][8][4],
+static __device__ __forceinline__ void probe_gradient_hopper(float (&f)[DIM / TILE_SIDE][8][4],
                                                              const rows_system<DIM, DECAYED> &rs,
                                                              rows_sums &sum, bool peak)
 {
@@ -77,8 +77,8 @@ static __device__ __forceinline__ void probe_gradient_hopper(float (&f)[DIM / SI
             more_rows<DIM>(g, sys.sm.direction[0], t.values, false);
         },
         [&](const tiles_at &t) {
-            products_arrived(s);
-            products_arrived(g);
+            wgmma_results(s);
+            wgmma_results(g);
             if (peak) {
                 find_peak(sum, s, sys, t.j);
             }
@@ -92,7 +92,7 @@ static __device__ __forceinline__ void probe_gradient_hopper(float (&f)[DIM / SI
             }
         },
         [&]() {
-            products_arrived(f);
+            wgmma_results(f);
             split_weights(w, g);
             add_weights(total, w);
         },
@@ -102,7 +102,7 @@ static __device__ __forceinline__ void probe_gradient_hopper(float (&f)[DIM / SI
                 more_weights<DIM>(f, w.part[FINE], t.keys);
             }
         });
-    products_arrived(f);
+    wgmma_results(f);
     finish_peak(sum);
     sum.rest[0] = quad_sum(total[0]), sum.rest[1] = quad_sum(total[1]);
 }
@@ -110,8 +110,8 @@ static __device__ __forceinline__ void probe_gradient_hopper(float (&f)[DIM / SI
 /* drho = -sum p (g - gbar) kappa, scaled to about 1, becomes b of the solve; x = 0. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void begin_adjoint(const rows_system<DIM, DECAYED> &rs, cg_rows &k,
-                                                     const float (&f)[DIM / SIDE][8][4], const rows_sums &sum,
-                                                     const bool (&wanted)[2])
+                                                     const float (&f)[DIM / TILE_SIDE][8][4],
+                                                     const rows_sums &sum, const bool (&wanted)[2])
 {
     const system_hopper<DIM, DECAYED> &sys = rs.sys;
     const lane_vector kbar = sys.vector(VECTOR_KBAR);
@@ -138,7 +138,7 @@ static __device__ __forceinline__ bool check_rows(const rows_system<DIM, DECAYED
     const system_hopper<DIM, DECAYED> &sys = rs.sys;
     const lane_vector x = sys.vector(VECTOR_X), b = sys.vector(VECTOR_B);
     const float none[2] = { 0, 0 };
-    float y[DIM / SIDE][8][4], centre[2], error2[2] = { 0, 0 }, residual;
+    float y[DIM / TILE_SIDE][8][4], centre[2], error2[2] = { 0, 0 }, residual;
     bool hard[2];
 #pragma unroll
     for (int n = 0; n < DIM / 2; n++) {
@@ -221,7 +221,7 @@ static __device__ __forceinline__ void begin_rows(system_hopper<DIM, DECAYED> &s
     const bool by_max = all.p.ridge_unit == LOAM_RIDGE_MAX;
     rows_sums sum = sums;
     cg_rows begun;
-    float f[DIM / SIDE][8][4];
+    float f[DIM / TILE_SIDE][8][4];
     probe_gradient_hopper<FINE>(f, rs, sum, FINE || by_max);
     begin_adjoint(rs, begun, f, sum, wanted);
     k = begun, sums = sum;
@@ -286,7 +286,7 @@ static __device__ __forceinline__ bool rows_block_hopper(solve_shared_hopper<DIM
     cg_rows k_storage;
     cg_rows &k = in_memory(k_storage);
     if (threadIdx.x == 0) {
-        barrier_expect(&sm.query_full, 2 * DIM * SIDE * 2);
+        barrier_expect(&sm.query_full, 2 * DIM * TILE_SIDE * 2);
         ask_rows(sys, sm.query, all.maps.all.q);
         ask_rows(sys, sm.direction[0], all.maps.grad_o);
     }
@@ -348,7 +348,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     const solve_launch solve = { p, a, saved, work, maps.all };
     rows_count count = {};
     if (FINE && !LISTED) {
-        next_launch_may_begin();
+        launch_dependents();
     }
     if (threadIdx.x == 0) {
         for (int n = 0; n < (int)ring_slots<DIM>; n++) {
@@ -382,7 +382,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         atomicExch(&work.scratch_taken[sm.scratch], 0);
     }
     if (!FINE) {
-        await_launch_before();
+        wait_for_previous_launch();
     }
 }
 

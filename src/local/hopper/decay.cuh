@@ -43,7 +43,7 @@ template <int KEYS>
 static __device__ __forceinline__ void copy_decay(decay_tile<true, KEYS> &tile, const loam_args &a,
                                                   int64_t at, uint64_t *full)
 {
-    copy_bytes(tile.pair, (const local_decay_pair *)a.log_decay.data + (at & ~(int64_t)1), tile.bytes, full);
+    load_bytes(tile.pair, (const local_decay_pair *)a.log_decay.data + (at & ~(int64_t)1), tile.bytes, full);
 }
 template <int KEYS>
 static __device__ __forceinline__ void copy_decay(decay_tile<false, KEYS> &, const loam_args &, int64_t,

@@ -24,9 +24,9 @@ template <int DIM> static loam_status launch(const loam_problem *p, const loam_a
     arena pool = { (char *)a->work, 0 };
     const solve_work work = solve_work_carve(p, &pool);
     maps_hopper maps;
-    TRY(query_map_make(&maps.q, p, &a->q, SIDE, error));
-    TRY(key_map_make(&maps.k, p, &a->k, SIDE, error));
-    TRY(key_map_make(&maps.v, p, &a->v, SIDE, error));
+    TRY(query_map_make(&maps.q, p, &a->q, TILE_SIDE, error));
+    TRY(key_map_make(&maps.k, p, &a->k, TILE_SIDE, error));
+    TRY(key_map_make(&maps.v, p, &a->v, TILE_SIDE, error));
     TRY(solve_work_clear(&work, a, error));
     if (p->decay) {
         return launch_pass<true, false, DIM, true>(p, a, &saved, &work, &maps, false, error);

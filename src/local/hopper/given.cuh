@@ -36,8 +36,8 @@ struct row_state_hopper {
 template <int DIM, bool PROBED, bool DECAYED> struct given_shared_hopper {
     typedef given_shape_hopper<DIM, PROBED> of;
     /* The rows of each warpgroup; their outputs overwrite their queries. */
-    alignas(1024) __nv_bfloat16 query[of::consumers][DIM * SIDE];
-    __nv_bfloat16 probe[PROBED ? of::consumers : 1][PROBED ? DIM * SIDE : 512];
+    alignas(1024) __nv_bfloat16 query[of::consumers][DIM * TILE_SIDE];
+    __nv_bfloat16 probe[PROBED ? of::consumers : 1][PROBED ? DIM * TILE_SIDE : 512];
     __nv_bfloat16 keys[of::slots][DIM * of::keys], values[of::slots][DIM * of::keys];
     ring_barriers<of::slots> key_ring, value_ring;
     ring_barriers<1> row_ring[of::consumers];
@@ -71,8 +71,8 @@ static __device__ __forceinline__ void copy_rows(__nv_bfloat16 *tile, const CUte
                                                  uint64_t *barrier, int64_t token, int64_t h, int64_t b)
 {
 #pragma unroll
-    for (int c = 0; c < DIM; c += SIDE) {
-        copy_box(tile + c * ROWS_OF_BOX, &map, barrier, c, (int)token, (int)h, (int)b);
+    for (int c = 0; c < DIM; c += TILE_SIDE) {
+        load_box(tile + c * ROWS_OF_BOX, &map, barrier, c, (int)token, (int)h, (int)b);
     }
 }
 
@@ -91,7 +91,7 @@ static __device__ __forceinline__ void ask_rows(given_shared_hopper<DIM, PROBED,
         }
         for (int w = 0; w < of::consumers; w++) {
             const int64_t token = x.s.q0 + x.i0 + w * ROWS;
-            uint64_t *full = ring_fill(sm.row_ring[w], turn, (PROBED ? 2 : 1) * DIM * ROWS * 2);
+            uint64_t *full = ring_acquire(sm.row_ring[w], turn, (PROBED ? 2 : 1) * DIM * ROWS * 2);
             copy_rows<DIM, ROWS>(sm.query[w], maps.q, full, token, x.h, x.s.b);
             if (PROBED) {
                 copy_rows<DIM, ROWS>(sm.probe[w], maps.probe, full, token, x.h, x.s.b);
@@ -106,9 +106,9 @@ template <int DIM, int KEYS> static __device__ __forceinline__ void clear_tail(_
 {
     const uint4 zeros = make_uint4(0, 0, 0, 0);
 #pragma unroll 1
-    for (int c = 0; c < DIM; c += SIDE) {
+    for (int c = 0; c < DIM; c += TILE_SIDE) {
 #pragma unroll 1
-        for (int e = from * SIDE + threadIdx.x % 32 * 8; e < KEYS * SIDE; e += 32 * 8) {
+        for (int e = from * TILE_SIDE + threadIdx.x % 32 * 8; e < KEYS * TILE_SIDE; e += 32 * 8) {
             *(uint4 *)(tile + c * KEYS + e) = zeros;
         }
     }
@@ -133,10 +133,10 @@ static __device__ __forceinline__ void ask_keys(given_shared_hopper<DIM, PROBED,
             const int64_t token = x.s.k0 + j;
             const bool whole = x.last - j >= of::keys;
             if (first) {
-                uint64_t *full = ring_fill(sm.key_ring, count, bytes);
+                uint64_t *full = ring_acquire(sm.key_ring, count, bytes);
                 copy_rows<DIM, of::keys>(sm.keys[slot], maps.k, full, token, x.h_kv, x.s.b);
                 if (whole) {
-                    full = ring_fill(sm.value_ring, count, bytes);
+                    full = ring_acquire(sm.value_ring, count, bytes);
                 } else {
                     barrier_wait(&sm.value_ring.empty[slot], count / of::slots % 2 ^ 1);
                     barrier_expect(full = &sm.tail, bytes);
@@ -189,8 +189,8 @@ template <bool PROBED> constexpr float maximum_slack = PROBED ? 2.0f : 8.0f;
 /* Sums of a warpgroup's rows, named as in local/cuda/given.cuh: o is A, b is B, tsum is T. m is the running
  * maximum to base 2, that is of scale2 q . k. omega and tsum are of the thread's columns. */
 template <int DIM, bool PROBED> struct given_sums_hopper {
-    float o[DIM / SIDE][8][4];
-    float b[PROBED ? DIM / SIDE : 1][8][4];
+    float o[DIM / TILE_SIDE][8][4];
+    float b[PROBED ? DIM / TILE_SIDE : 1][8][4];
     float m[2], omega[2], centre[2], tsum[2];
 };
 
@@ -198,7 +198,7 @@ template <int DIM, bool PROBED>
 static __device__ __forceinline__ void given_begin_hopper(given_sums_hopper<DIM, PROBED> &g)
 {
 #pragma unroll
-    for (int n = 0; n < DIM / SIDE; n++) {
+    for (int n = 0; n < DIM / TILE_SIDE; n++) {
         clear(g.o[n]);
         if constexpr (PROBED) {
             clear(g.b[n]);
@@ -281,7 +281,7 @@ static __device__ __forceinline__ void rescale_hopper(given_sums_hopper<DIM, fal
                                                       const float (&keep)[2])
 {
 #pragma unroll
-    for (int n = 0; n < DIM / SIDE; n++) {
+    for (int n = 0; n < DIM / TILE_SIDE; n++) {
         scale_rows(g.o[n], keep);
     }
 }
@@ -317,7 +317,7 @@ static __device__ __forceinline__ void recentre_hopper(given_sums_hopper<DIM, tr
         g.tsum[row] -= shift[row] * g.omega[row];
     }
 #pragma unroll
-    for (int n = 0; n < DIM / SIDE; n++) {
+    for (int n = 0; n < DIM / TILE_SIDE; n++) {
         scale_rows(g.o[n], keep);
         scale_rows(g.b[n], keep);
 #pragma unroll
@@ -369,14 +369,14 @@ template <int DIM, bool PROBED, bool DECAYED> struct given_sweep {
 };
 
 /* Issues the products s = q . k of a tile and commits them; more products may follow without a
- * products_begin. */
+ * wgmma_fence. */
 template <int DIM, bool PROBED, bool DECAYED, int BLOCKS>
 static __device__ __forceinline__ void begin_scores(const given_sweep<DIM, PROBED, DECAYED> &on,
                                                     float (&s)[BLOCKS][4], unsigned count)
 {
-    products_begin();
+    wgmma_fence();
     more_rows<DIM>(s, on.sm.query[on.w()], on.keys(count), false);
-    products_commit();
+    wgmma_commit();
 }
 
 /* Where scores decay: s, the products q . k of tile `count`, which begins at key j, become scores to base 2
@@ -421,39 +421,39 @@ static __device__ __forceinline__ void sweep(const given_sweep<DIM, false, DECAY
     typedef given_shape_hopper<DIM, false> of;
     float s[of::keys / 8][4], keep[2], from[2];
     weights_operand<1, of::keys / 16> w;
-    ring_await(on.sm.key_ring, count);
+    ring_wait(on.sm.key_ring, count);
     begin_scores(on, s, count);
-    products_wait<0>();
-    products_arrived(s);
+    wgmma_wait<0>();
+    wgmma_results(s);
     decay_tile_scores(on, s, j, count, from);
     ring_release(on.sm.key_ring, count);
     weigh_tile(on, s, j, keep, from);
     split_weights(w, s);
 #pragma unroll 1
     for (; count + 1 != end; count++) {
-        ring_await(on.sm.key_ring, count + 1);
-        ring_await(on.sm.value_ring, count);
+        ring_wait(on.sm.key_ring, count + 1);
+        ring_wait(on.sm.value_ring, count);
         begin_scores(on, s, count + 1);
         more_weights<DIM>(on.g.o, w.part[0], on.values(count));
-        products_commit();
-        products_wait<1>();
-        products_arrived(s);
+        wgmma_commit();
+        wgmma_wait<1>();
+        wgmma_results(s);
         decay_tile_scores(on, s, j += of::keys, count + 1, from);
         ring_release(on.sm.key_ring, count + 1);
         const bool moves = weigh_tile(on, s, j, keep, from);
-        products_wait<0>();
-        products_arrived(on.g.o);
+        wgmma_wait<0>();
+        wgmma_results(on.g.o);
         ring_release(on.sm.value_ring, count);
         if (moves) {
             rescale_hopper(on.g, keep);
         }
         split_weights(w, s);
     }
-    ring_await(on.sm.value_ring, count);
+    ring_wait(on.sm.value_ring, count);
     multiply_weights<DIM>(on.g.o, w.part[0], on.values(count));
-    products_commit();
-    products_wait<0>();
-    products_arrived(on.g.o);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_results(on.g.o);
     ring_release(on.sm.value_ring, count);
 }
 
@@ -468,16 +468,16 @@ static __device__ __forceinline__ void sweep(const given_sweep<DIM, true, DECAYE
     for (; count != end; count++, j += of::keys) {
         float s[of::keys / 8][4], t[of::keys / 8][4], keep[2], from[2];
         weights_operand<1, of::keys / 16> w, u;
-        ring_await(on.sm.key_ring, count);
+        ring_wait(on.sm.key_ring, count);
         begin_scores(on, s, count);
         more_rows<DIM>(t, on.sm.probe[on.w()], on.keys(count), false);
-        products_commit();
-        products_wait<1>();
-        products_arrived(s);
+        wgmma_commit();
+        wgmma_wait<1>();
+        wgmma_results(s);
         decay_tile_scores(on, s, j, count, from);
         const bool moves = weigh_tile(on, s, j, keep, from);
-        products_wait<0>();
-        products_arrived(t);
+        wgmma_wait<0>();
+        wgmma_results(t);
         ring_release(on.sm.key_ring, count);
         if (!on.all_seen(j)) {
             hide_hopper(t, on.state(), j, on.g.centre); /* t may be NaN there */
@@ -488,27 +488,27 @@ static __device__ __forceinline__ void sweep(const given_sweep<DIM, true, DECAYE
         }
         split_weights(w, s);
         split_weights(u, t);
-        ring_await(on.sm.value_ring, count);
+        ring_wait(on.sm.value_ring, count);
         multiply_weights<DIM>(on.g.o, w.part[0], on.values(count));
         more_weights<DIM>(on.g.b, u.part[0], on.values(count));
-        products_commit();
-        products_wait<0>();
-        products_arrived(on.g.o);
-        products_arrived(on.g.b);
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_results(on.g.o);
+        wgmma_results(on.g.b);
         ring_release(on.sm.value_ring, count);
     }
 }
 
 /* Releases tiles count .. end - 1, of which the warpgroup's rows see no key. */
-template <int SLOTS>
-static __device__ __forceinline__ void pass_tiles(ring_barriers<SLOTS> &keys, ring_barriers<SLOTS> &values,
+template <int STAGES>
+static __device__ __forceinline__ void pass_tiles(ring_barriers<STAGES> &keys, ring_barriers<STAGES> &values,
                                                   unsigned count, unsigned end)
 {
 #pragma unroll 1
     for (; count != end; count++) {
-        ring_await(keys, count);
+        ring_wait(keys, count);
         ring_release(keys, count);
-        ring_await(values, count);
+        ring_wait(values, count);
         ring_release(values, count);
     }
 }
@@ -660,7 +660,7 @@ static __device__ __forceinline__ void gather_rows(given_shared_hopper<DIM, PROB
             const tile_range range = tiles_of<of::keys>(p, x, w);
             const unsigned from = count + range.from, to = count + range.to;
             count += range.tiles;
-            ring_await(sm.row_ring[w], turn);
+            ring_wait(sm.row_ring[w], turn);
             pass_tiles(sm.key_ring, sm.value_ring, from - range.from, from);
             if (from != to) {
                 given_sweep<DIM, PROBED, DECAYED> on = { sm, sums, scale2, range.whole, range.all, NULL, {} };
@@ -708,7 +708,7 @@ __global__ void __launch_bounds__(given_shape_hopper<DIM, PROBED>::threads, 1)
     }
     __syncthreads();
     if (threadIdx.x / THREADS == of::consumers) {
-        registers_give_up<40>();
+        registers_release<40>();
         if (threadIdx.x / 32 == of::consumers * 4) {
             ask_keys(sm, p, a, maps, blocks);
         } else if (threadIdx.x == of::consumers * THREADS + 32) {
@@ -719,7 +719,7 @@ __global__ void __launch_bounds__(given_shape_hopper<DIM, PROBED>::threads, 1)
             }
         }
     } else {
-        registers_take<232>();
+        registers_acquire<232>();
         gather_rows(sm, p, a, saved, blocks, scale2);
     }
 }

@@ -28,10 +28,10 @@ enum { VECTOR_RIDGE = VECTOR_IMAGE };
 enum { BLOCKS_SM90 = 2 };
 
 template <int DIM> struct solve_shared_hopper {
-    alignas(1024) __nv_bfloat16 direction[2][DIM * SIDE];
+    alignas(1024) __nv_bfloat16 direction[2][DIM * TILE_SIDE];
     /* Right after the direction, whose memory is used for more stages by passes that do not need it. */
-    __nv_bfloat16 slot[ring_slots<DIM>][DIM * SIDE];
-    __nv_bfloat16 query[DIM * SIDE];
+    __nv_bfloat16 slot[ring_slots<DIM>][DIM * TILE_SIDE];
+    __nv_bfloat16 query[DIM * TILE_SIDE];
     uint64_t full[ring_slots<DIM>], query_full, wide_full[2][ring_slots<DIM> + 2];
     ring_count wide[2]; /* of the rings with 1 and 2 more stages */
     int64_t block;
@@ -71,7 +71,7 @@ template <int DIM, bool DECAYED> struct system_hopper {
     {
         return tile_value(sm.query[swizzled(r.at[row], c)]);
     }
-    __device__ __forceinline__ bool all_seen(int j) const { return j >= whole && j + SIDE <= to; }
+    __device__ __forceinline__ bool all_seen(int j) const { return j >= whole && j + TILE_SIDE <= to; }
     __device__ __forceinline__ bool seen(int row, int j) const { return j >= r.lo[row] && j < r.hi[row]; }
 };
 
@@ -231,8 +231,8 @@ static __device__ __forceinline__ void centre_weights(float (&w)[8][4], float (&
                                                       const system_hopper<DIM, DECAYED> &sys, int j,
                                                       const float (&centre)[2], float (&total)[2])
 {
-    products_arrived(w);
-    products_arrived(u);
+    wgmma_results(w);
+    wgmma_results(u);
     weights_hopper(w, sys, j);
 #pragma unroll
     for (int n = 0; n < 8; n++) {
@@ -242,7 +242,7 @@ static __device__ __forceinline__ void centre_weights(float (&w)[8][4], float (&
             total[e / 2] += w[n][e];
         }
     }
-    products_arrived(w); /* else the compiler computes w beyond the next wait */
+    wgmma_results(w); /* else the compiler computes w beyond the next wait */
 }
 
 /* w <- p (direction . k - centre), with the products; row sums of w (this thread's columns) are added to
@@ -260,20 +260,20 @@ static __device__ __forceinline__ void centred_hopper(float (&w)[8][4],
         multiply_rows<DIM>(u, sys.sm.direction[1], keys, false);
     }
     multiply_rows<DIM>(u, sys.sm.direction[0], keys, FINE);
-    products_commit();
-    products_wait<0>();
+    wgmma_commit();
+    wgmma_wait<0>();
     centre_weights(w, u, sys, t.j, centre, total);
 }
 
 /* Clears accumulators before the first product of a pass is issued: any later, that would hold up all
  * products of the pass. */
-template <int DIM> static __device__ __forceinline__ void clear_sums(float (&y)[DIM / SIDE][8][4])
+template <int DIM> static __device__ __forceinline__ void clear_sums(float (&y)[DIM / TILE_SIDE][8][4])
 {
 #pragma unroll
-    for (int n = 0; n < DIM / SIDE; n++) {
+    for (int n = 0; n < DIM / TILE_SIDE; n++) {
         clear(y[n]);
     }
-    products_arrived(y);
+    wgmma_results(y);
 }
 
 /* Elements e and e + 1 (e = 0 or 2) of fragment n of the direction, each as the sum of its parts. */
@@ -312,7 +312,7 @@ struct image_products {
 /* y becomes the image (Cov + Lambda) direction, from y = sum f k and total = sum f (this thread's columns),
  * where f = p (direction . k - centre): y - total kbar + Lambda direction. */
 template <bool FINE, int DIM, bool DECAYED>
-static __device__ __forceinline__ image_products finish_image(float (&y)[DIM / SIDE][8][4],
+static __device__ __forceinline__ image_products finish_image(float (&y)[DIM / TILE_SIDE][8][4],
                                                               const system_hopper<DIM, DECAYED> &sys,
                                                               float (&total)[2])
 {
@@ -358,7 +358,7 @@ static __device__ __forceinline__ image_products finish_image(float (&y)[DIM / S
 /* y = (Cov + Lambda) direction. centre is direction . kbar up to rounding; the error that it leaves in f is
  * taken out by finish_image, which subtracts kbar times the sum of f. */
 template <bool FINE, int DIM, bool DECAYED>
-static __device__ __forceinline__ image_products image_hopper(float (&y)[DIM / SIDE][8][4],
+static __device__ __forceinline__ image_products image_hopper(float (&y)[DIM / TILE_SIDE][8][4],
                                                               const system_hopper<DIM, DECAYED> &sys,
                                                               const float (&centre)[2])
 {
@@ -375,7 +375,7 @@ static __device__ __forceinline__ image_products image_hopper(float (&y)[DIM / S
         },
         [&](const tiles_at &t) { centre_weights(f, u, sys, t.j, centre, total); },
         [&]() {
-            products_arrived(y);
+            wgmma_results(y);
             split_weights(w, f);
         },
         [&](const tiles_at &t) {
@@ -384,14 +384,14 @@ static __device__ __forceinline__ image_products image_hopper(float (&y)[DIM / S
             }
             multiply_weights<DIM>(y, w.part[0], t.keys);
         });
-    products_arrived(y);
+    wgmma_results(y);
     return finish_image<FINE>(y, sys, total);
 }
 
 /* direction <- source + turn x direction, with `source` in registers; centre is then direction . kbar. */
 template <bool FINE, int DIM, bool DECAYED>
 static __device__ __forceinline__ void turn_direction(const system_hopper<DIM, DECAYED> &sys,
-                                                      const float (&source)[DIM / SIDE][8][4],
+                                                      const float (&source)[DIM / TILE_SIDE][8][4],
                                                       const float (&turn)[2], float (&centre)[2])
 {
     const lane_vector kbar = sys.vector(VECTOR_KBAR);
@@ -453,7 +453,7 @@ static __device__ __forceinline__ void cg_run(const system_hopper<DIM, DECAYED> 
     const system_hopper<DIM, DECAYED> sys = known_system(outer, r, ridge);
     cg_rows k = rows;
     const lane_vector x = sys.vector(VECTOR_X), residual = sys.vector(VECTOR_R);
-    float y[DIM / SIDE][8][4], centre[2], turn[2] = { 0, 0 }, rest_mean[2]; /* residual . kbar */
+    float y[DIM / TILE_SIDE][8][4], centre[2], turn[2] = { 0, 0 }, rest_mean[2]; /* residual . kbar */
 #pragma unroll
     for (int n = 0; n < DIM / 2; n++) {
         y[n / 32][n / 4 % 8][n % 4] = residual.get(n);

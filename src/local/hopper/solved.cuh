@@ -48,7 +48,7 @@ static __device__ __forceinline__ void means_hopper(system_hopper<DIM, DECAYED> 
     const row_ridge ridge = outer.ridge;
     system_hopper<DIM, DECAYED> sys = known_system(outer, r, ridge);
     constexpr int parts = FINE ? 2 : 1;
-    float k[DIM / SIDE][8][4], v[DIM / SIDE][8][4], s[8][4];
+    float k[DIM / TILE_SIDE][8][4], v[DIM / TILE_SIDE][8][4], s[8][4];
     float m[2] = { -INFINITY, -INFINITY }, omega[2] = { 0, 0 }, sum[2] = { 0, 0 }, keep[2];
     weights_operand<parts> a;
     score_rows<DIM, DECAYED, FINE, true> rows;
@@ -58,7 +58,7 @@ static __device__ __forceinline__ void means_hopper(system_hopper<DIM, DECAYED> 
     stream_values_hopper<FINE || DIM == 64 ? 0 : 2, true>(
         sys, [&](const tiles_at &t) { rows.query_keys(s, sys, t.keys); },
         [&](const tiles_at &t) {
-            products_arrived(s);
+            wgmma_results(s);
             decay_of_tile(s, sys, t.j);
 #pragma unroll
             for (int n = 0; n < 8; n++) {
@@ -96,11 +96,11 @@ static __device__ __forceinline__ void means_hopper(system_hopper<DIM, DECAYED> 
                     }
                 }
             }
-            products_arrived(s);
+            wgmma_results(s);
         },
         [&]() {
-            products_arrived(k);
-            products_arrived(v);
+            wgmma_results(k);
+            wgmma_results(v);
             split_weights(a, s);
 #pragma unroll
             for (int step = 0; step < 4; step++) {
@@ -130,8 +130,8 @@ static __device__ __forceinline__ void means_hopper(system_hopper<DIM, DECAYED> 
             multiply_weights<DIM>(k, a.part[0], t.keys);
             multiply_weights<DIM>(v, a.part[0], t.values);
         });
-    products_arrived(k);
-    products_arrived(v);
+    wgmma_results(k);
+    wgmma_results(v);
     const lane_vector kbar = sys.vector(VECTOR_KBAR), vbar = sys.vector(VECTOR_VBAR);
     sys.tame = true;
 #pragma unroll
@@ -229,7 +229,7 @@ static __device__ __forceinline__ void lines_hopper(const system_hopper<DIM, DEC
     const system_hopper<DIM, DECAYED> sys = known_system(outer, r, ridge);
     float error2[2];
     const loam_args &a = sys.a;
-    float y[DIM / SIDE][8][4], o[DIM / SIDE][8][4], total[2] = { 0, 0 }, centre[2];
+    float y[DIM / TILE_SIDE][8][4], o[DIM / TILE_SIDE][8][4], total[2] = { 0, 0 }, centre[2];
     float f[8][4], u[8][4];
     weights_operand<FINE ? 2 : 1> w;
     score_rows<DIM, DECAYED, FINE, true> rows;
@@ -253,8 +253,8 @@ static __device__ __forceinline__ void lines_hopper(const system_hopper<DIM, DEC
         },
         [&](const tiles_at &t) { centre_weights(f, u, sys, t.j, centre, total); },
         [&]() {
-            products_arrived(y);
-            products_arrived(o);
+            wgmma_results(y);
+            wgmma_results(o);
             split_weights(w, f);
         },
         [&](const tiles_at &t) {
@@ -265,8 +265,8 @@ static __device__ __forceinline__ void lines_hopper(const system_hopper<DIM, DEC
             multiply_weights<DIM>(y, w.part[0], t.keys);
             multiply_weights<DIM>(o, w.part[0], t.values);
         });
-    products_arrived(y);
-    products_arrived(o);
+    wgmma_results(y);
+    wgmma_results(o);
     finish_image<FINE>(y, sys, total);
     const lane_vector b = sys.vector(VECTOR_B), vbar = sys.vector(VECTOR_VBAR);
     float bad[2] = { 0, 0 };
@@ -314,9 +314,9 @@ static __device__ __forceinline__ bool solved_block_hopper(solve_shared_hopper<D
     row_pair r_storage = row_pair_of(p, x);
     const row_pair &r = in_memory(r_storage);
     if (threadIdx.x == 0) {
-        barrier_expect(&sm.query_full, DIM * SIDE * 2);
-        for (int c = 0; c < DIM; c += SIDE) {
-            copy_box(sm.query + c * SIDE, &all.maps.q, &sm.query_full, c, (int)(x.s.q0 + x.i0), (int)x.h,
+        barrier_expect(&sm.query_full, DIM * TILE_SIDE * 2);
+        for (int c = 0; c < DIM; c += TILE_SIDE) {
+            load_box(sm.query + c * TILE_SIDE, &all.maps.q, &sm.query_full, c, (int)(x.s.q0 + x.i0), (int)x.h,
                      (int)x.s.b);
         }
     }
@@ -413,7 +413,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_SM90)
     ring_count count = { 0 };
     unsigned queries = 0;
     if (FINE && !LISTED) {
-        next_launch_may_begin();
+        launch_dependents();
     }
     if (threadIdx.x == 0) {
         for (int n = 0; n < (int)ring_slots<DIM>; n++) {
@@ -448,7 +448,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_SM90)
         atomicExch(&work.scratch_taken[sm.scratch], 0);
     }
     if (!FINE) {
-        await_launch_before();
+        wait_for_previous_launch();
     }
 }
 

@@ -12,8 +12,8 @@
 template <int DIM> constexpr unsigned ring_slots = DIM == 64 ? 10 : 4;
 
 /* Stages and full barriers lie apart: swizzled tiles must be aligned to 1024 bytes. */
-template <int DIM, unsigned SLOTS = ring_slots<DIM>> struct ring_hopper {
-    __nv_bfloat16 (*slot)[DIM * SIDE];
+template <int DIM, unsigned STAGES = ring_slots<DIM>> struct ring_hopper {
+    __nv_bfloat16 (*slot)[DIM * TILE_SIDE];
     uint64_t *full;
 };
 
@@ -35,15 +35,15 @@ struct tiles_at {
 };
 
 /* One thread issues the copy of entry `count` of the ring, the tile from key j on. */
-template <int DIM, unsigned SLOTS>
-static __device__ __forceinline__ void ask_tile(const ring_hopper<DIM, SLOTS> &ring, const CUtensorMap &map,
+template <int DIM, unsigned STAGES>
+static __device__ __forceinline__ void ask_tile(const ring_hopper<DIM, STAGES> &ring, const CUtensorMap &map,
                                                 const row_block &x, int j, unsigned count)
 {
-    const unsigned slot = count % SLOTS;
-    barrier_expect(&ring.full[slot], DIM * SIDE * 2);
+    const unsigned slot = count % STAGES;
+    barrier_expect(&ring.full[slot], DIM * TILE_SIDE * 2);
 #pragma unroll
-    for (int c = 0; c < DIM; c += SIDE) {
-        copy_box(ring.slot[slot] + c * SIDE, &map, &ring.full[slot], c, (int)x.s.k0 + j, (int)x.h_kv,
+    for (int c = 0; c < DIM; c += TILE_SIDE) {
+        load_box(ring.slot[slot] + c * TILE_SIDE, &map, &ring.full[slot], c, (int)x.s.k0 + j, (int)x.h_kv,
                  (int)x.s.b);
     }
 }
@@ -52,9 +52,9 @@ static __device__ __forceinline__ void ask_tile(const ring_hopper<DIM, SLOTS> &r
 template <int DIM> static __device__ __forceinline__ void clear_beyond(__nv_bfloat16 *tile, int rows)
 {
 #pragma unroll
-    for (int c = 0; c < DIM / SIDE; c++) {
+    for (int c = 0; c < DIM / TILE_SIDE; c++) {
         uint4 *piece = (uint4 *)(tile + c * TILE_ELEMENTS);
-        for (int n = rows * 8 + (int)threadIdx.x; n < SIDE * 8; n += THREADS) {
+        for (int n = rows * 8 + (int)threadIdx.x; n < TILE_SIDE * 8; n += THREADS) {
             piece[n] = make_uint4(0, 0, 0, 0);
         }
     }
@@ -63,21 +63,21 @@ template <int DIM> static __device__ __forceinline__ void clear_beyond(__nv_bflo
 }
 
 /* Waits for entry `count` of the ring, the tile from key j on; clears rows beyond the sequence. */
-template <int DIM, unsigned SLOTS>
-static __device__ __forceinline__ void await_tile(const ring_hopper<DIM, SLOTS> &ring, const row_block &x,
+template <int DIM, unsigned STAGES>
+static __device__ __forceinline__ void await_tile(const ring_hopper<DIM, STAGES> &ring, const row_block &x,
                                                   int j, unsigned count)
 {
-    barrier_wait(&ring.full[count % SLOTS], count / SLOTS % 2);
-    if (j + SIDE > x.s.nk) {
-        clear_beyond<DIM>(ring.slot[count % SLOTS], (int)x.s.nk - j);
+    barrier_wait(&ring.full[count % STAGES], count / STAGES % 2);
+    if (j + TILE_SIDE > x.s.nk) {
+        clear_beyond<DIM>(ring.slot[count % STAGES], (int)x.s.nk - j);
     }
 }
 
 /* A pass over the tiles of a block. Its entries in the ring are tiles of keys, or of keys and of values in
  * turn. */
-template <int DIM, bool VALUES, unsigned SLOTS> struct pass_hopper {
+template <int DIM, bool VALUES, unsigned STAGES> struct pass_hopper {
     static constexpr unsigned each = VALUES ? 2 : 1;
-    const ring_hopper<DIM, SLOTS> &ring;
+    const ring_hopper<DIM, STAGES> &ring;
     const maps_hopper &maps;
     const row_block &x;
     const unsigned begin; /* entries that went through the ring before this pass */
@@ -87,12 +87,12 @@ template <int DIM, bool VALUES, unsigned SLOTS> struct pass_hopper {
     __device__ __forceinline__ void ask(unsigned n) const
     {
         if (n / each < (unsigned)tiles) {
-            ask_tile(ring, n % each ? maps.v : maps.k, x, x.first + (int)(n / each) * SIDE, begin + n);
+            ask_tile(ring, n % each ? maps.v : maps.k, x, x.first + (int)(n / each) * TILE_SIDE, begin + n);
         }
     }
     __device__ __forceinline__ void ask_first() const
     {
-        for (unsigned n = 0; threadIdx.x == 0 && n < SLOTS; n++) {
+        for (unsigned n = 0; threadIdx.x == 0 && n < STAGES; n++) {
             ask(n);
         }
     }
@@ -101,41 +101,40 @@ template <int DIM, bool VALUES, unsigned SLOTS> struct pass_hopper {
     {
         __syncthreads();
         for (unsigned i = 0; threadIdx.x == 0 && n >= 0 && i < each; i++) {
-            ask((unsigned)n * each + i + SLOTS);
+            ask((unsigned)n * each + i + STAGES);
         }
     }
     __device__ __forceinline__ tiles_at at(int n) const
     {
         const unsigned entry = begin + (unsigned)n * each;
-        return { x.first + n * SIDE, ring.slot[entry % SLOTS], ring.slot[(entry + each - 1) % SLOTS] };
+        return { x.first + n * TILE_SIDE, ring.slot[entry % STAGES], ring.slot[(entry + each - 1) % STAGES] };
     }
     __device__ __forceinline__ void await_keys(int n) const
     {
-        await_tile(ring, x, x.first + n * SIDE, begin + (unsigned)n * each);
+        await_tile(ring, x, x.first + n * TILE_SIDE, begin + (unsigned)n * each);
     }
     __device__ __forceinline__ void await_values(int n) const
     {
         if (VALUES) {
-            await_tile(ring, x, x.first + n * SIDE, begin + (unsigned)n * each + 1);
+            await_tile(ring, x, x.first + n * TILE_SIDE, begin + (unsigned)n * each + 1);
         }
     }
 };
 
-template <bool VALUES, int DIM, unsigned SLOTS>
-static __device__ __forceinline__ pass_hopper<DIM, VALUES, SLOTS> pass_of(const ring_hopper<DIM, SLOTS> &ring,
-                                                                          const ring_count &count,
-                                                                          const maps_hopper &maps,
-                                                                          const row_block &x)
+template <bool VALUES, int DIM, unsigned STAGES>
+static __device__ __forceinline__ pass_hopper<DIM, VALUES, STAGES> pass_of(
+    const ring_hopper<DIM, STAGES> &ring, const ring_count &count, const maps_hopper &maps,
+    const row_block &x)
 {
-    return { ring, maps, x, count.used, (x.last - x.first + SIDE - 1) / SIDE };
+    return { ring, maps, x, count.used, (x.last - x.first + TILE_SIDE - 1) / TILE_SIDE };
 }
 
 /* Calls use(tiles) for all tiles of the block's keys in order. All threads of the block take part. */
-template <int DIM, bool VALUES, unsigned SLOTS, class F>
-static __device__ __forceinline__ void stream_hopper(const ring_hopper<DIM, SLOTS> &ring, ring_count &count,
+template <int DIM, bool VALUES, unsigned STAGES, class F>
+static __device__ __forceinline__ void stream_hopper(const ring_hopper<DIM, STAGES> &ring, ring_count &count,
                                                      const maps_hopper &maps, const row_block &x, F use)
 {
-    const pass_hopper<DIM, VALUES, SLOTS> pass = pass_of<VALUES>(ring, count, maps, x);
+    const pass_hopper<DIM, VALUES, STAGES> pass = pass_of<VALUES>(ring, count, maps, x);
     pass.ask_first();
     for (int n = 0; n < pass.tiles; n++) {
         pass.await_keys(n);
@@ -151,24 +150,24 @@ static __device__ __forceinline__ void stream_hopper(const ring_hopper<DIM, SLOT
  * product is in flight; gather(tiles) issues the products with these operands. AHEAD, where the ring has
  * room: the scores of the next tile are issued before gather of this one, so that the tensor cores work while
  * the next weights are made. BOTH: score reads the values too. */
-template <int DIM, bool VALUES, bool AHEAD, bool BOTH = false, unsigned SLOTS, class SCORE, class WEIGH,
+template <int DIM, bool VALUES, bool AHEAD, bool BOTH = false, unsigned STAGES, class SCORE, class WEIGH,
           class PACK, class GATHER>
-static __device__ __forceinline__ void stream_steps_hopper(const ring_hopper<DIM, SLOTS> &ring,
+static __device__ __forceinline__ void stream_steps_hopper(const ring_hopper<DIM, STAGES> &ring,
                                                            ring_count &count, const maps_hopper &maps,
                                                            const row_block &x, SCORE score, WEIGH weigh,
                                                            PACK pack, GATHER gather)
 {
-    const pass_hopper<DIM, VALUES, SLOTS> pass = pass_of<VALUES>(ring, count, maps, x);
-    if constexpr (!AHEAD || SLOTS <= 2 * pass.each) {
+    const pass_hopper<DIM, VALUES, STAGES> pass = pass_of<VALUES>(ring, count, maps, x);
+    if constexpr (!AHEAD || STAGES <= 2 * pass.each) {
         stream_hopper<DIM, VALUES>(ring, count, maps, x, [&](const tiles_at &t) {
             score(t);
-            products_commit();
-            products_wait<0>();
+            wgmma_commit();
+            wgmma_wait<0>();
             weigh(t);
             pack();
             gather(t);
-            products_commit();
-            products_wait<0>();
+            wgmma_commit();
+            wgmma_wait<0>();
         });
         return;
     }
@@ -182,17 +181,17 @@ static __device__ __forceinline__ void stream_steps_hopper(const ring_hopper<DIM
     }
     tiles_at t = pass.at(0);
     score(t);
-    products_commit();
-    products_commit(); /* an empty group, in the place of gather of the tile before */
+    wgmma_commit();
+    wgmma_commit(); /* an empty group, in the place of gather of the tile before */
     for (int n = 0;; n++) {
-        products_wait<1>();
+        wgmma_wait<1>();
         weigh(t);
         /* This wait, a loop, also keeps the compiler from moving weigh beyond the wait for the sums below. */
         const bool more = n + 1 < pass.tiles;
         if (more) {
             pass.await_keys(n + 1);
         }
-        products_wait<0>();
+        wgmma_wait<0>();
         pack();
         if (!BOTH) {
             pass.await_values(n);
@@ -204,15 +203,15 @@ static __device__ __forceinline__ void stream_steps_hopper(const ring_hopper<DIM
         }
         const tiles_at after = pass.at(n + 1);
         score(after);
-        products_commit();
+        wgmma_commit();
         gather(t);
-        products_commit();
+        wgmma_commit();
         pass.done(n - 1);
         t = after;
     }
     gather(t);
-    products_commit();
-    products_wait<0>();
+    wgmma_commit();
+    wgmma_wait<0>();
     __syncthreads();
     count.used += (unsigned)pass.tiles * pass.each;
 }

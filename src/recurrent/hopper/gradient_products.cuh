@@ -143,7 +143,7 @@ static __device__ __forceinline__ void add_earlier(float (&x)[8][4], const uint3
 #pragma unroll
     for (int block = 0; block < PAIR_BLOCKS - 1; block++) {
         if (block < warp) {
-            scale_channels(x, m.whole[block] + tile * SIDE);
+            scale_channels(x, m.whole[block] + tile * TILE_SIDE);
             add_block(x, w[block], m.in.local + tile * TILE_ELEMENTS, block);
         }
     }
@@ -161,7 +161,7 @@ static __device__ __forceinline__ void add_later(float (&y)[8][4], const uint32_
 #pragma unroll
     for (int block = PAIR_BLOCKS - 1; block > 0; block--) {
         if (block > warp) {
-            scale_channels(y, m.whole[block] + tile * SIDE);
+            scale_channels(y, m.whole[block] + tile * TILE_SIDE);
             add_block(y, w[block], m.in.local + rows + tile * TILE_ELEMENTS, block);
             if (DELTA) {
                 add_block(y, erased[block], m.in.local + 2 * rows + tile * TILE_ELEMENTS, block);
@@ -174,7 +174,7 @@ template <int DIM>
 static __device__ __forceinline__ void store_sum(float *sum, const float (&x)[8][4], int tile)
 {
     const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane / 4;
-    float *to = sum + row * (DIM + 8) + tile * SIDE + lane % 4 * 2;
+    float *to = sum + row * (DIM + 8) + tile * TILE_SIDE + lane % 4 * 2;
 #pragma unroll
     for (int n = 0; n < 8; n++) {
         *(float2 *)(to + 8 * n) = make_float2(x[n][0], x[n][1]);
@@ -201,8 +201,8 @@ static __device__ __forceinline__ void more_state(float (&out)[8][4], const __nv
     const uint32_t a = descriptor_low(rows), b = descriptor_low(state);
 #pragma unroll
     for (int k = 0; k < DIM; k += 16) {
-        wgmma_columns(out, descriptor_of(a + (k / SIDE * TILE_ELEMENTS + k % SIDE) / 8),
-                      descriptor_of(b + k * SIDE / 8), k > 0);
+        wgmma_columns(out, descriptor_of(a + (k / TILE_SIDE * TILE_ELEMENTS + k % TILE_SIDE) / 8),
+                      descriptor_of(b + k * TILE_SIDE / 8), k > 0);
     }
 }
 
@@ -210,7 +210,7 @@ static __device__ __forceinline__ void more_state(float (&out)[8][4], const __nv
 static __device__ __forceinline__ void more_tile(float (&out)[8][4], const weights_operand<1> &w,
                                                  const __nv_bfloat16 *tile)
 {
-    more_weights<SIDE>((float(&)[1][8][4])out, w.part[0], tile);
+    more_weights<TILE_SIDE>((float(&)[1][8][4])out, w.part[0], tile);
 }
 
 /* The accumulators of a warpgroup, `tiles` times 64 x 64. In the functions below `tile` is the first of
@@ -221,14 +221,14 @@ template <int DIM, gate_reach GATES>
 static __device__ __forceinline__ void multiply_states(tile_sums<DIM, GATES> &out, const __nv_bfloat16 *rows,
                                                        const __nv_bfloat16 *state, int tile)
 {
-    products_begin();
+    wgmma_fence();
 #pragma unroll
     for (int n = 0; n < gradient_shape<DIM, GATES>::tiles; n++) {
-        more_state<DIM>(out[n], rows, state + (tile + n) * DIM * SIDE);
+        more_state<DIM>(out[n], rows, state + (tile + n) * DIM * TILE_SIDE);
     }
-    products_commit();
-    products_wait<0>();
-    products_arrived(out);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_results(out);
 }
 
 template <int DIM, gate_reach GATES>
@@ -246,9 +246,9 @@ static __device__ __forceinline__ void multiply_tokens(float (&s)[8][4], const _
                                                        const __nv_bfloat16 *others)
 {
     multiply_rows<DIM>(s, rows, others, false);
-    products_commit();
-    products_wait<0>();
-    products_arrived(s);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_results(s);
 }
 
 /* A warpgroup with queries as rows: out is x for rows do (`read`, `factor` is the scale) and z for rows dr
@@ -275,9 +275,9 @@ static __device__ __forceinline__ void multiply_queries(gradient_shared<DIM, GAT
         add_earlier<DIM, DELTA>(out[0], w.part[0], m, tile);
     } else {
         multiply_weights<DIM>(out, w.part[0], m.k);
-        products_commit();
-        products_wait<0>();
-        products_arrived(out);
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_results(out);
     }
 }
 
@@ -301,18 +301,18 @@ static __device__ __forceinline__ void multiply_keys(gradient_shared<DIM, GATES,
         split_weights(erased, s);
     }
     if constexpr (GATES == NO_GATES) {
-        products_begin();
+        wgmma_fence();
 #pragma unroll
         for (int n = 0; n < gradient_shape<DIM, GATES>::tiles; n++) {
-            more_state<DIM>(e[n], m.in.u, m.in.grad_state + (tile + n) * DIM * SIDE);
+            more_state<DIM>(e[n], m.in.u, m.in.grad_state + (tile + n) * DIM * TILE_SIDE);
             more_tile(e[n], w, m.q + (tile + n) * TILE_ELEMENTS);
             if (DELTA) {
                 more_tile(e[n], erased, m.k + (tile + n) * TILE_ELEMENTS);
             }
         }
-        products_commit();
-        products_wait<0>();
-        products_arrived(e);
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_results(e);
         return;
     }
     multiply_states<DIM, GATES>(e, m.in.u, m.in.grad_state, tile);
@@ -331,9 +331,9 @@ static __device__ __forceinline__ void multiply_keys(gradient_shared<DIM, GATES,
         if (DELTA) {
             more_weights<DIM>(y, erased.part[0], m.k);
         }
-        products_commit();
-        products_wait<0>();
-        products_arrived(y);
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_results(y);
     }
 }
 
@@ -353,13 +353,13 @@ static __device__ __forceinline__ void store_sums(float *sum, const tile_sums<DI
 template <int THREADS, bool FIRST> static __device__ __forceinline__ void branches_meet()
 {
     constexpr int half = THREADS / 2, quarter = THREADS / 4, mine = FIRST ? 1 : 3, theirs = FIRST ? 3 : 1;
-    threads_arrive<half + quarter>(theirs);
-    threads_arrive<half + quarter>(theirs + 1);
-    threads_await<half>(FIRST ? 5 : 6);
+    named_barrier_arrive<half + quarter>(theirs);
+    named_barrier_arrive<half + quarter>(theirs + 1);
+    named_barrier_sync<half>(FIRST ? 5 : 6);
     if (__shfl_sync(0xffffffffu, threadIdx.x % half / quarter, 0) == 0) {
-        threads_await<half + quarter>(mine);
+        named_barrier_sync<half + quarter>(mine);
     } else {
-        threads_await<half + quarter>(mine + 1);
+        named_barrier_sync<half + quarter>(mine + 1);
     }
 }
 

@@ -15,8 +15,8 @@ enum { PAIR_BLOCK = 16, PAIR_BLOCKS = CHUNK_TOKENS / PAIR_BLOCK };
  * With CHANNEL_GATES there is one thread for each channel and block of 16 tokens. */
 template <int DIM, gate_reach GATES> struct gradient_shape {
     enum {
-        tiles = GATES == CHANNEL_GATES ? 1 : DIM / SIDE,
-        sharers = DIM / SIDE / tiles, /* warpgroups that have the same rows */
+        tiles = GATES == CHANNEL_GATES ? 1 : DIM / TILE_SIDE,
+        sharers = DIM / TILE_SIDE / tiles, /* warpgroups that have the same rows */
         threads = 2 * sharers * 128,
         blocks = DIM == 64 ? 2 : 1 /* thread blocks resident on a multiprocessor */
     };
@@ -62,8 +62,8 @@ template <int DIM, gate_reach GATES, bool DELTA> struct gradient_shared {
 /* The index of element (row, column) of a state in shared memory: DIM / 64 tiles of DIM rows. */
 template <int DIM> static __device__ __forceinline__ int swizzled_state(int row, int column)
 {
-    const int c = column % SIDE;
-    return column / SIDE * (DIM * SIDE) + row * SIDE + ((c / 8 ^ row % 8) * 8 | c % 8);
+    const int c = column % TILE_SIDE;
+    return column / TILE_SIDE * (DIM * TILE_SIDE) + row * TILE_SIDE + ((c / 8 ^ row % 8) * 8 | c % 8);
 }
 
 /* Row r of a chunk is at first + r * stride. */
@@ -86,12 +86,14 @@ static __device__ __forceinline__ void load_tiles(__nv_bfloat16 *tiles, const ch
     constexpr int pieces = DIM / 8, step = THREADS / pieces;
     const int first = threadIdx.x / pieces, c = threadIdx.x % pieces * 8;
     const __nv_bfloat16 *row = from.first + first * from.stride + c;
-    __nv_bfloat16 *to = tiles + c / SIDE * (ROWS * SIDE) + first * SIDE + (c % SIDE / 8 ^ first % 8) * 8;
+    __nv_bfloat16 *to = tiles + c / TILE_SIDE * (ROWS * TILE_SIDE) + first * TILE_SIDE +
+                        (c % TILE_SIDE / 8 ^ first % 8) * 8;
     static_assert(step % 8 == 0, "all rows of a thread have the same swizzle");
 #pragma unroll
     for (int n = 0; n < ROWS / step; n++) {
         const bool real = first + n * step < tokens;
-        copy_async_16_or_zero(to + n * step * SIDE, real ? row + n * step * from.stride : from.first, real);
+        copy_async_16_or_zero(to + n * step * TILE_SIDE, real ? row + n * step * from.stride : from.first,
+                              real);
     }
 }
 

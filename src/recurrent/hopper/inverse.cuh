@@ -17,7 +17,7 @@
 
 /* The square is a 64 x 64 matrix of floats in shared memory, with rows SQUARE_PITCH apart. Its 16 rows of a
  * warp later serve as the staging buffer of that warp for rows of other arrays. */
-enum { SQUARE_PITCH = SIDE + PAD, BLOCK_TOKENS = 16, SQUARE_ELEMENTS = SIDE * SQUARE_PITCH };
+enum { SQUARE_PITCH = TILE_SIDE + PAD, BLOCK_TOKENS = 16, SQUARE_ELEMENTS = TILE_SIDE * SQUARE_PITCH };
 
 /* Inverts the diagonal block of the warp in place by forward substitution; lanes 0 ..
  * 15 have one column each. */
@@ -95,7 +95,7 @@ static __device__ __forceinline__ void invert(float *square)
     for (int s = 0; s < 3; s++) {
         const int I = J + 1 + s;
         clear(found[s]);
-        if (I < SIDE / BLOCK_TOKENS) {
+        if (I < TILE_SIDE / BLOCK_TOKENS) {
             float sum[2][4];
             clear(sum);
 #pragma unroll
@@ -122,7 +122,7 @@ static __device__ __forceinline__ void invert(float *square)
     for (int s = 0; s < 3; s++) {
         const int I = J + 1 + s;
 #pragma unroll
-        for (int n = 0; n < 2 && I < SIDE / BLOCK_TOKENS; n++) {
+        for (int n = 0; n < 2 && I < TILE_SIDE / BLOCK_TOKENS; n++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 square[(I * BLOCK_TOKENS + 8 * n + 2 * t + e % 2) * SQUARE_PITCH + J * BLOCK_TOKENS + g +
@@ -171,15 +171,15 @@ static __device__ __forceinline__ void multiply_chunk(float (&out)[1][8][4], con
                                                       const __nv_bfloat16 *tile, const __nv_bfloat16 *low)
 {
     clear(out[0]);
-    products_begin();
+    wgmma_fence();
     if (LOW) {
-        more_weights<SIDE>(out, m.part[0], low);
+        more_weights<TILE_SIDE>(out, m.part[0], low);
     }
-    more_weights<SIDE>(out, m.part[1], tile);
-    more_weights<SIDE>(out, m.part[0], tile);
-    products_commit();
-    products_wait<0>();
-    products_arrived(out[0]);
+    more_weights<TILE_SIDE>(out, m.part[1], tile);
+    more_weights<TILE_SIDE>(out, m.part[0], tile);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_results(out[0]);
 }
 
 #endif

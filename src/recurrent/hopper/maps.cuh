@@ -19,7 +19,7 @@ struct chunk_map {
  * by `box_columns` columns. */
 static inline loam_status slot_map_make(chunk_map *to, const recurrent_chunks *x, const __nv_bfloat16 *array,
                                         int64_t rows, int64_t columns, int box, loam_error *error,
-                                        int box_columns = SIDE)
+                                        int box_columns = TILE_SIDE)
 {
     const loam_const_view view = { array, 0, rows * columns, columns };
     to->share = 1, to->by_slot = true;
@@ -76,7 +76,7 @@ template <int TILES> struct chunk_boxes {
     {
 #pragma unroll
         for (int n = 0; n < TILES; n++) {
-            copy_box(tiles + n * TILE_ELEMENTS, map, barrier, column + n * SIDE, token, head, batch);
+            load_box(tiles + n * TILE_ELEMENTS, map, barrier, column + n * TILE_SIDE, token, head, batch);
         }
         token += tokens, head += heads;
     }
@@ -84,7 +84,7 @@ template <int TILES> struct chunk_boxes {
     {
 #pragma unroll
         for (int n = 0; n < TILES; n++) {
-            copy_box_out(map, tiles + n * apart, column + n * SIDE, token, head, batch);
+            store_box(map, tiles + n * apart, column + n * TILE_SIDE, token, head, batch);
         }
         token += tokens, head += heads;
     }

@@ -13,7 +13,7 @@ static __device__ __forceinline__ void clear_rows(__nv_bfloat16 *tiles, int from
 {
 #pragma unroll 1
     for (int e = thread * 8; e < TILES * TILE_ELEMENTS; e += threads * 8) {
-        if (e % TILE_ELEMENTS >= from * SIDE) {
+        if (e % TILE_ELEMENTS >= from * TILE_SIDE) {
             *(uint4 *)(tiles + e) = make_uint4(0, 0, 0, 0);
         }
     }

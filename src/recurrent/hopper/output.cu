@@ -12,9 +12,9 @@ loam_status recurrent_output_hopper(const loam_problem *p, const loam_args *a, c
     const int64_t d = p->dim_qk;
     output_arrays arrays = {};
     TRY(chunk_map_make(&arrays.value, p, x, x->u, d, error));
-    TRY(slot_map_make(&arrays.pairs, x, x->P, CHUNK_TOKENS, CHUNK_TOKENS, SIDE, error));
+    TRY(slot_map_make(&arrays.pairs, x, x->P, CHUNK_TOKENS, CHUNK_TOKENS, TILE_SIDE, error));
     TRY(chunk_map_make(&arrays.row, p, x, x->q_in, d, error));
-    TRY(slot_map_make(&arrays.state, x, x->states, d, d, SIDE, error));
+    TRY(slot_map_make(&arrays.state, x, x->states, d, d, TILE_SIDE, error));
     arrays.o = a->o, arrays.scale = (float)p->scale;
     arrays.aligned = chunk_view_aligned(a->o.data, a->o.batch, a->o.head, a->o.token, 8);
     if (!recurrent_form_of(p->mechanism)->delta) {
@@ -33,9 +33,9 @@ loam_status recurrent_output_reverse_hopper(const loam_problem *p, const loam_ar
     const int64_t d = p->dim_qk;
     output_arrays arrays = {};
     TRY(chunk_map_make(&arrays.value, p, x, x->grad_o, d, error));
-    TRY(slot_map_make(&arrays.pairs, x, x->P, CHUNK_TOKENS, CHUNK_TOKENS, SIDE, error));
+    TRY(slot_map_make(&arrays.pairs, x, x->P, CHUNK_TOKENS, CHUNK_TOKENS, TILE_SIDE, error));
     TRY(chunk_map_make(&arrays.row, p, x, x->k_out, d, error));
-    TRY(slot_map_make(&arrays.state, x, x->grad_states, d, d, SIDE, error));
+    TRY(slot_map_make(&arrays.state, x, x->grad_states, d, d, TILE_SIDE, error));
     arrays.du = x->du, arrays.scale = (float)p->scale;
     return output_launch<true, false>(p, a, x, &arrays, error);
 }

@@ -26,8 +26,8 @@ struct output_arrays {
 enum { OUTPUT_THREADS = 128 };
 
 template <int DIM, bool LOW> struct output_shared {
-    alignas(1024) __nv_bfloat16 row[DIM * SIDE]; /* at the end: staging buffer of the output */
-    __nv_bfloat16 state[DIM * DIM], value[(1 + LOW) * DIM * SIDE], pairs[TILE_ELEMENTS];
+    alignas(1024) __nv_bfloat16 row[DIM * TILE_SIDE]; /* at the end: staging buffer of the output */
+    __nv_bfloat16 state[DIM * DIM], value[(1 + LOW) * DIM * TILE_SIDE], pairs[TILE_ELEMENTS];
     uint64_t pairs_there, state_there;
 };
 
@@ -35,18 +35,19 @@ template <int DIM, bool LOW>
 static __device__ __forceinline__ void output_copy(output_shared<DIM, LOW> &sm, const output_arrays &arrays,
                                                    const chunk_place &x)
 {
-    constexpr int tiles = DIM / SIDE;
-    barrier_expect(&sm.pairs_there, ((1 + LOW) * DIM + SIDE) * SIDE * 2);
+    constexpr int tiles = DIM / TILE_SIDE;
+    barrier_expect(&sm.pairs_there, ((1 + LOW) * DIM + TILE_SIDE) * TILE_SIDE * 2);
     chunk_boxes_at<1>(arrays.pairs, 0, 0, x, 0).copy(sm.pairs, &sm.pairs_there);
     chunk_boxes_at<tiles>(arrays.value, 0, 0, x, 0).copy(sm.value, &sm.pairs_there);
     if (LOW) {
-        chunk_boxes_at<tiles>(arrays.value_low, 0, 0, x, 0).copy(sm.value + DIM * SIDE, &sm.pairs_there);
+        chunk_boxes_at<tiles>(arrays.value_low, 0, 0, x, 0).copy(sm.value + DIM * TILE_SIDE, &sm.pairs_there);
     }
-    barrier_expect(&sm.state_there, (DIM + SIDE) * DIM * 2);
+    barrier_expect(&sm.state_there, (DIM + TILE_SIDE) * DIM * 2);
     chunk_boxes_at<tiles>(arrays.row, 0, 0, x, 0).copy(sm.row, &sm.state_there);
-    for (int c = 0; c < DIM; c += SIDE) { /* a tile has all DIM rows */
-        for (int r = 0; r < DIM; r += SIDE) {
-            chunk_boxes_at<1>(arrays.state, c, r, x, 0).copy(sm.state + c * DIM + r * SIDE, &sm.state_there);
+    for (int c = 0; c < DIM; c += TILE_SIDE) { /* a tile has all DIM rows */
+        for (int r = 0; r < DIM; r += TILE_SIDE) {
+            chunk_boxes_at<1>(arrays.state, c, r, x, 0)
+                .copy(sm.state + c * DIM + r * TILE_SIDE, &sm.state_there);
         }
     }
 }
@@ -58,12 +59,12 @@ static __device__ __forceinline__ void load_pairs(uint32_t (&a)[4][4], const __n
     if constexpr (TRANSPOSED) {
         load_transposed(a, pairs);
     } else {
-        load_rows<SIDE>(a, pairs);
+        load_rows<TILE_SIDE>(a, pairs);
     }
 }
 
 template <int DIM>
-static __device__ __forceinline__ void scale_rows(float (&x)[DIM / SIDE][8][4], float scale)
+static __device__ __forceinline__ void scale_rows(float (&x)[DIM / TILE_SIDE][8][4], float scale)
 {
 #pragma unroll
     for (int n = 0; n < DIM / 2; n++) {
@@ -115,8 +116,8 @@ __global__ void __launch_bounds__(OUTPUT_THREADS)
         fence_async_proxy();
     }
     __syncthreads();
-    next_launch_may_begin();
-    await_launch_before();
+    launch_dependents();
+    wait_for_previous_launch();
     const chunk_place x = chunk_of_slot(p, a, chunks, blockIdx.x);
     if (x.tokens == 0) {
         return;
@@ -124,33 +125,33 @@ __global__ void __launch_bounds__(OUTPUT_THREADS)
     if (threadIdx.x == 0) {
         output_copy(sm, arrays, x);
     }
-    float out[DIM / SIDE][8][4];
+    float out[DIM / TILE_SIDE][8][4];
     float(&columns)[DIM / 8][4] = *(float(*)[DIM / 8][4]) & out;
     uint32_t pairs[4][4], rounded[DIM / 16][4];
     barrier_wait(&sm.pairs_there, 0);
     /* Rows of another sequence may follow. P is 0 there, but 0 times inf or NaN is not 0. */
     if (x.tokens < CHUNK_TOKENS) {
-        clear_rows<DIM / SIDE>(sm.value, x.tokens, threadIdx.x, OUTPUT_THREADS);
+        clear_rows<DIM / TILE_SIDE>(sm.value, x.tokens, threadIdx.x, OUTPUT_THREADS);
         fence_async_proxy();
         __syncthreads();
     }
     load_pairs<BACKWARD>(pairs, sm.pairs);
-    products_begin();
+    wgmma_fence();
     if (LOW) {
-        more_weights<DIM>(out, pairs, sm.value + DIM * SIDE, false);
+        more_weights<DIM>(out, pairs, sm.value + DIM * TILE_SIDE, false);
     }
     more_weights<DIM>(out, pairs, sm.value, LOW);
-    products_commit();
+    wgmma_commit();
     barrier_wait(&sm.state_there, 0);
     if constexpr (BACKWARD) {
-        products_wait<0>();
-        products_arrived(out);
+        wgmma_wait<0>();
+        wgmma_results(out);
         scale_rows<DIM>(out, arrays.scale);
     }
     multiply_rows<DIM>(columns, sm.row, sm.state, true);
-    products_commit();
-    products_wait<0>();
-    products_arrived(out);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_results(out);
     if constexpr (!BACKWARD) {
         scale_rows<DIM>(out, arrays.scale);
     }

@@ -11,15 +11,15 @@ static loam_status forward_maps(pass_arrays *to, const loam_problem *p, const re
     TRY(chunk_map_make(&to->key, p, x, x->after ? x->k : x->k_out, d, error));
     if (!recurrent_form_of(p->mechanism)->delta) {
         TRY(chunk_map_make(&to->value, p, x, x->u_hat, d, error));
-        return slot_map_make(&to->snapshot, x, x->states, d, d, SIDE, error);
+        return slot_map_make(&to->snapshot, x, x->states, d, d, TILE_SIDE, error);
     }
-    constexpr int rows = SIDE / 2; /* rows of the state that a block has */
+    constexpr int rows = TILE_SIDE / 2; /* rows of the state that a block has */
     TRY(slot_map_make(&to->value, x, x->values, CHUNK_TOKENS, d, CHUNK_TOKENS, error, rows));
     TRY(slot_map_make(&to->value_low, x, x->values_low, CHUNK_TOKENS, d, CHUNK_TOKENS, error, rows));
     if (x->k_low) {
-        TRY(slot_map_make(&to->key_low, x, x->k_low, CHUNK_TOKENS, d, SIDE, error));
+        TRY(slot_map_make(&to->key_low, x, x->k_low, CHUNK_TOKENS, d, TILE_SIDE, error));
     }
-    TRY(slot_map_make(&to->read, x, x->w, CHUNK_TOKENS, d, SIDE, error));
+    TRY(slot_map_make(&to->read, x, x->w, CHUNK_TOKENS, d, TILE_SIDE, error));
     TRY(slot_map_make(&to->snapshot, x, x->states, d, d, rows, error));
     to->with_low = p->pass == LOAM_FORWARD; /* OUTPUT alone reads the lo part of u */
     to->result_low = to->value_low;

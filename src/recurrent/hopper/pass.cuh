@@ -41,8 +41,9 @@ struct pass_arrays {
 template <int DIM, bool DELTA, bool BACKWARD, bool LOW> struct pass_shape {
     /* u_hat, S0 and u have hi and lo parts. LOW: k_out too. */
     static constexpr bool parts = DELTA && !BACKWARD;
-    static constexpr int rows = parts ? SIDE / 2 : SIDE, columns = DELTA ? DIM : SIDE; /* of the state */
-    static constexpr int tiles = columns / SIDE;
+    static constexpr int rows = parts ? TILE_SIDE / 2 : TILE_SIDE,
+                         columns = DELTA ? DIM : TILE_SIDE; /* of the state */
+    static constexpr int tiles = columns / TILE_SIDE;
     /* The index of the first tile of each array in a stage of the ring. The value is tile 0; its hi and lo
      * part are half a tile each. */
     static constexpr int key = 1, key_low = key + tiles, read = LOW ? key_low + tiles : key_low,
@@ -64,7 +65,7 @@ template <int DIM, bool DELTA, bool BACKWARD, bool LOW> struct pass_shape {
 template <int DIM, bool DELTA, bool BACKWARD, bool LOW> struct pass_shared {
     typedef pass_shape<DIM, DELTA, BACKWARD, LOW> of;
     alignas(1024) __nv_bfloat16 ring_tiles[of::slots][of::all * TILE_ELEMENTS];
-    __nv_bfloat16 snapshot[of::snapshots][of::tiles * of::rows * SIDE]; /* output buffers, result too */
+    __nv_bfloat16 snapshot[of::snapshots][of::tiles * of::rows * TILE_SIDE]; /* output buffers, result too */
     __nv_bfloat16 result[DELTA ? of::results : 1][DELTA ? (1 + of::parts) * CHUNK_TOKENS * of::rows : 512];
     float total[of::slots][of::columns];
     float after[DELTA && !BACKWARD && !LOW ? of::slots : 1][CHUNK_TOKENS];
@@ -91,7 +92,8 @@ static __device__ __forceinline__ pass_block pass_block_at(const loam_problem &p
     pass_block block;
     block.h = rest % (unsigned)p.heads_v;
     block.s = chunk_sequence_at(p, a, x, rest / (unsigned)p.heads_v);
-    block.row = (int)tile % (DIM / of::rows) * of::rows, block.column = (int)tile / (DIM / of::rows) * SIDE;
+    block.row = (int)tile % (DIM / of::rows) * of::rows,
+    block.column = (int)tile / (DIM / of::rows) * TILE_SIDE;
     block.chunks = __shfl_sync(0xffffffffu, (unsigned)((block.s.len + CHUNK_TOKENS - 1) / CHUNK_TOKENS), 0);
     const bool ends_within = p.total_q >= 0 && block.s.len % CHUNK_TOKENS != 0;
     block.shared = !ends_within ? ~0u : BACKWARD ? 0 : block.chunks - 1;
@@ -156,11 +158,11 @@ template <int DIM, bool DELTA, bool GATED, bool BACKWARD, bool LOW> struct pass_
             read.copy(tiles + of::read * TILE_ELEMENTS, full);
         }
         if (GATED) {
-            copy_bytes(sm.total[slot], total, of::columns * 4, full);
+            load_bytes(sm.total[slot], total, of::columns * 4, full);
             total += BACKWARD ? -DIM : DIM;
         }
         if constexpr (late) {
-            copy_bytes(sm.after[slot], after, CHUNK_TOKENS * 4, full);
+            load_bytes(sm.after[slot], after, CHUNK_TOKENS * 4, full);
             after += CHUNK_TOKENS;
         }
         key.copy(tiles + of::key * TILE_ELEMENTS, full);
@@ -192,7 +194,7 @@ static __device__ __forceinline__ void pass_ask(pass_shared<DIM, DELTA, BACKWARD
         }
         __syncwarp();
         if (n == block.shared) {
-            ring_await(sm.ring, n);
+            ring_wait(sm.ring, n);
             clear_rows<of::all - of::first_view>(sm.ring_tiles[slot] + of::first_view * TILE_ELEMENTS,
                                                  (int)(block.s.len % CHUNK_TOKENS), threadIdx.x % 32, 32);
             fence_async_proxy();
@@ -205,7 +207,7 @@ static __device__ __forceinline__ void pass_ask(pass_shared<DIM, DELTA, BACKWARD
 template <class SHARED>
 static __device__ __forceinline__ void pass_await(SHARED &sm, const pass_block &block, unsigned n)
 {
-    ring_await(sm.ring, n);
+    ring_wait(sm.ring, n);
     if (n == block.shared) {
         barrier_wait(&sm.cleared, 0);
     }
@@ -282,11 +284,11 @@ enum { PUT_THREADS = 128 + 32 };
 
 static __device__ __forceinline__ void put_begin(unsigned place)
 {
-    threads_await<PUT_THREADS>(1 + (int)place);
+    named_barrier_sync<PUT_THREADS>(1 + (int)place);
 }
 template <int PLACES> static __device__ __forceinline__ void put_end(unsigned place)
 {
-    threads_arrive<PUT_THREADS>(1 + PLACES + (int)place);
+    named_barrier_arrive<PUT_THREADS>(1 + PLACES + (int)place);
 }
 
 /* One warp: copy(n) for buffers 0 .. count - 1 in the order of the pass. After the copy of buffer n is issued
@@ -294,23 +296,23 @@ template <int PLACES> static __device__ __forceinline__ void put_end(unsigned pl
 template <int PLACES, class F> static __device__ __forceinline__ void copy_put_tiles(unsigned count, F copy)
 {
     for (unsigned n = 0; n < min(count, (unsigned)PLACES); n++) {
-        threads_arrive<PUT_THREADS>(1 + (int)n);
+        named_barrier_arrive<PUT_THREADS>(1 + (int)n);
     }
 #pragma unroll 1
     for (unsigned n = 0; n < count; n++) {
-        threads_await<PUT_THREADS>(1 + PLACES + (int)(n % PLACES));
+        named_barrier_sync<PUT_THREADS>(1 + PLACES + (int)(n % PLACES));
         if (threadIdx.x % 32 == 0) {
             fence_async_proxy(); /* here for all writers: in the warpgroup it would wait for the products */
             copy(n);
-            copies_out_commit();
-            copies_out_wait<1>();
+            store_commit();
+            store_wait<1>();
         }
         __syncwarp();
         if (n > 0 && n - 1 + PLACES < count) {
-            threads_arrive<PUT_THREADS>(1 + (int)((n - 1) % PLACES));
+            named_barrier_arrive<PUT_THREADS>(1 + (int)((n - 1) % PLACES));
         }
     }
-    copies_out_wait<0>();
+    store_wait<0>();
 }
 
 /* One warp: copies the snapshot of each chunk to global memory and, with a delta
@@ -341,7 +343,7 @@ static __device__ __forceinline__ void pass_put(pass_shared<DIM, DELTA, BACKWARD
                 result_low.copy_out(tile + CHUNK_TOKENS * of::rows);
             }
         } else {
-            snapshot.copy_out(sm.snapshot[(DELTA ? n / 2 : n) % of::snapshots], of::rows * SIDE);
+            snapshot.copy_out(sm.snapshot[(DELTA ? n / 2 : n) % of::snapshots], of::rows * TILE_SIDE);
         }
     });
 }

@@ -19,7 +19,7 @@ template <int DIM, bool GATED, bool BACKWARD> struct additive_pass {
         const unsigned slot = n % of::slots;
         pass_await(sm, block, n);
         multiply_transposed(product, sm.ring_tiles[slot], sm.ring_tiles[slot] + of::key * TILE_ELEMENTS);
-        products_commit();
+        wgmma_commit();
         if (GATED) {
             load_totals(total, sm.total[slot]);
         }
@@ -37,8 +37,8 @@ template <int DIM, bool GATED, bool BACKWARD> struct additive_pass {
             put_begin(n % of::places);
             store_operands(sm.snapshot[n % of::places], snapshot);
             put_end<of::places>(n % of::places);
-            products_wait<0>();
-            products_arrived(product);
+            wgmma_wait<0>();
+            wgmma_results(product);
             if (GATED) {
                 decay_state(state, total);
             }
@@ -51,7 +51,7 @@ template <int DIM, bool GATED, bool BACKWARD> struct additive_pass {
             /* The last product is computed twice, so that there is no branch around the products. */
             ask(product, total, sm, block, n + 1 < block.chunks ? n + 1 : n);
         }
-        products_wait<0>();
+        wgmma_wait<0>();
     }
 };
 

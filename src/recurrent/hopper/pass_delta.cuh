@@ -107,7 +107,7 @@ template <int DIM, bool GATED, bool LOW> struct delta_pass {
         for (int i = 0; i < DIM / 32; i++) {
             const int piece = i % 2 * 4 + lane / 8;
             const uint32_t out[4] = { a[2 * i][0], a[2 * i][2], a[2 * i + 1][0], a[2 * i + 1][2] };
-            store_matrices(tiles + (i / 2 * of::rows + row) * SIDE + (piece ^ row % 8) * 8, out);
+            store_matrices(tiles + (i / 2 * of::rows + row) * TILE_SIDE + (piece ^ row % 8) * 8, out);
         }
     }
 
@@ -142,33 +142,33 @@ template <int DIM, bool GATED, bool LOW> struct delta_pass {
             put_begin(2 * turn);
             store_snapshot(sm.snapshot[turn], a);
             put_end<of::places>(2 * turn);
-            products_begin();
+            wgmma_fence();
             more_rows<DIM>(read, a, tiles + of::read * TILE_ELEMENTS, false);
-            products_commit();
+            wgmma_commit();
             decay(chunk);
             put_begin(2 * turn + 1);
-            products_wait<0>();
-            products_arrived(read);
+            wgmma_wait<0>();
+            wgmma_results(read);
             subtract(u, chunk, read);
             split(u_parts, u);
             if constexpr (late) {
                 decay_state(u, chunk.after);
                 split(decayed, u);
-                products_begin();
+                wgmma_fence();
                 more_weights<DIM>(more, decayed, tiles + of::key * TILE_ELEMENTS, false);
             } else {
-                products_begin();
+                wgmma_fence();
                 more_weights<DIM>(more, u_parts, tiles + of::key * TILE_ELEMENTS, false);
             }
             if constexpr (LOW) {
                 more_weights<DIM>(more, u_parts, tiles + of::key_low * TILE_ELEMENTS);
             }
-            products_commit();
+            wgmma_commit();
             store_result(sm.result[turn], u_parts);
             put_end<of::places>(2 * turn + 1);
             pass_await(sm, block, n + 1 < block.chunks ? n + 1 : n);
-            products_wait<0>();
-            products_arrived(more);
+            wgmma_wait<0>();
+            wgmma_results(more);
 #pragma unroll
             for (int b = 0; b < blocks; b++) {
                 const float(&x)[4] = more[b / 8][b % 8];

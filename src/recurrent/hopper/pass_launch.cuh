@@ -21,8 +21,8 @@ static __device__ __forceinline__ void take_state_of(pass_shared<DIM, DELTA, BAC
 }
 
 /* REVERSE (BACKWARD) reads nothing that PASS writes, so the two run at the same time by programmatic
- * dependent launch: REVERSE may begin when all blocks of PASS have called next_launch_may_begin(), which they
- * do after PREPARE has ended, so that the arrays of PREPARE are complete. REVERSE calls await_launch_before()
+ * dependent launch: REVERSE may begin when all blocks of PASS have called launch_dependents(), which they
+ * do after PREPARE has ended, so that the arrays of PREPARE are complete. REVERSE calls wait_for_previous_launch()
  * only at its end, so that it does not end before PASS. */
 template <int DIM, bool DELTA, bool GATED, bool BACKWARD, bool LOW>
 __global__ void __launch_bounds__(pass_shape<DIM, DELTA, BACKWARD, LOW>::threads, 1)
@@ -39,9 +39,9 @@ __global__ void __launch_bounds__(pass_shape<DIM, DELTA, BACKWARD, LOW>::threads
     }
     __syncthreads();
     if (!BACKWARD) {
-        await_launch_before();
+        wait_for_previous_launch();
     }
-    next_launch_may_begin();
+    launch_dependents();
     const pass_block block = pass_block_at<DIM, DELTA, BACKWARD, LOW>(p, a, chunks);
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
     if (warp > 4) {
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(pass_shape<DIM, DELTA, BACKWARD, LOW>::threads
         take_state_of<DIM, DELTA, GATED, BACKWARD, LOW>(sm, arrays, block);
     }
     if (BACKWARD) {
-        await_launch_before();
+        wait_for_previous_launch();
     }
 }
 

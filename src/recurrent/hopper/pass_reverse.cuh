@@ -63,25 +63,25 @@ template <int DIM, bool GATED> struct reverse_pass {
             if (GATED) {
                 decay_state(state, total);
             }
-            products_begin();
-            more_weights<SIDE>(sum, value, tiles + of::pairs * TILE_ELEMENTS, false);
+            wgmma_fence();
+            more_weights<TILE_SIDE>(sum, value, tiles + of::pairs * TILE_ELEMENTS, false);
             more_rows<DIM>(sum[0], snapshot, tiles + of::read * TILE_ELEMENTS, true);
-            products_commit();
+            wgmma_commit();
             more_weights<of::columns>(columns, value, tiles + of::key * TILE_ELEMENTS);
-            products_commit();
+            wgmma_commit();
             put_begin(1);
-            products_wait<1>();
-            products_arrived(sum);
+            wgmma_wait<1>();
+            wgmma_results(sum);
             negate(out, sum[0]);
-            products_begin();
+            wgmma_fence();
             more_weights<DIM>(columns, out, tiles + of::erase * TILE_ELEMENTS);
-            products_commit();
+            wgmma_commit();
             store_transposed(sm.result[0], out, 0x80008000u);
             put_end<of::places>(1);
             pass_await(sm, block, next);
             load_transposed(raw, sm.ring_tiles[next % of::slots]);
-            products_wait<0>();
-            products_arrived(state);
+            wgmma_wait<0>();
+            wgmma_results(state);
             ring_release(sm.ring, n);
         }
     }

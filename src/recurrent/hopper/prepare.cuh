@@ -129,7 +129,7 @@ static __device__ __forceinline__ uint4 *slot_piece(__nv_bfloat16 *array, const 
  * in the 128-byte swizzle. */
 static __device__ __forceinline__ int passing(int row, int column)
 {
-    return row * SIDE + ((column / 8 ^ row % 8) * 8 | column % 8);
+    return row * TILE_SIDE + ((column / 8 ^ row % 8) * 8 | column % 8);
 }
 
 /* Copies the staging buffer of the warp to its 16 rows of an array over slots, 64 columns from `column`. */
@@ -139,8 +139,8 @@ static __device__ __forceinline__ void store_passing(__nv_bfloat16 *array, const
 {
     __syncwarp();
 #pragma unroll
-    for (int e = threadIdx.x % 32; e < 16 * (SIDE / 8); e += 32) {
-        const int row = e / (SIDE / 8), c = e % (SIDE / 8) * 8;
+    for (int e = threadIdx.x % 32; e < 16 * (TILE_SIDE / 8); e += 32) {
+        const int row = e / (TILE_SIDE / 8), c = e % (TILE_SIDE / 8) * 8;
         *slot_piece<DIM>(array, x, threadIdx.x / 32 * 16 + row,
                          column + c) = *(const uint4 *)(stage + passing(row, c));
     }
@@ -162,7 +162,7 @@ static __device__ __forceinline__ void store_product(__nv_bfloat16 *array, const
     __nv_bfloat16 *stage = passing_stage(square);
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
-    for (int n = 0; n < SIDE / 8; n++) {
+    for (int n = 0; n < TILE_SIDE / 8; n++) {
 #pragma unroll
         for (int row = 0; row < 2; row++) {
             uint32_t part[2];
@@ -222,9 +222,9 @@ static __device__ __forceinline__ void store_delta(const recurrent_chunks &chunk
     invert(square);
     if (chunks.inverse) {
 #pragma unroll 4
-        for (int e = threadIdx.x; e < SIDE * SIDE / 4; e += PREPARE_THREADS) {
-            const int r = e / (SIDE / 4), c = e % (SIDE / 4) * 4;
-            *(float4 *)(chunks.inverse + x.slot * SIDE * SIDE + r * SIDE +
+        for (int e = threadIdx.x; e < TILE_SIDE * TILE_SIDE / 4; e += PREPARE_THREADS) {
+            const int r = e / (TILE_SIDE / 4), c = e % (TILE_SIDE / 4) * 4;
+            *(float4 *)(chunks.inverse + x.slot * TILE_SIDE * TILE_SIDE + r * TILE_SIDE +
                         c) = *(const float4 *)(square + r * SQUARE_PITCH + c);
         }
     }
@@ -234,15 +234,15 @@ static __device__ __forceinline__ void store_delta(const recurrent_chunks &chunk
     __syncthreads(); /* all have read the square: from here it serves as staging buffers */
     scale_square(m, own, beta);
 #pragma unroll
-    for (int c = 0; c < DIM; c += SIDE) {
-        multiply_chunk<false>(out, m, v + c * SIDE, NULL);
+    for (int c = 0; c < DIM; c += TILE_SIDE) {
+        multiply_chunk<false>(out, m, v + c * TILE_SIDE, NULL);
         store_product<DIM>(chunks.values, x, square, out[0], c);
         store_product<DIM, true>(chunks.values_low, x, square, out[0], c);
     }
     scale_square(m, own, before);
 #pragma unroll
-    for (int c = 0; c < DIM; c += SIDE) {
-        multiply_chunk<LOW>(out, m, k + c * SIDE, k_low + c * SIDE);
+    for (int c = 0; c < DIM; c += TILE_SIDE) {
+        multiply_chunk<LOW>(out, m, k + c * TILE_SIDE, k_low + c * TILE_SIDE);
         store_product<DIM>(chunks.w, x, square, out[0], c);
     }
 }

@@ -18,11 +18,12 @@
 #include "src/recurrent/hopper/prepare.cuh"
 
 /* Channels of a round; groups of 16 tokens, one for each warp. */
-enum { ROUND_CHANNELS = 32, GROUPS = SIDE / BLOCK_TOKENS };
+enum { ROUND_CHANNELS = 32, GROUPS = TILE_SIDE / BLOCK_TOKENS };
 
 template <int DIM, bool DELTA> struct prepare_channels_shared {
-    alignas(1024) __nv_bfloat16 k_in[DELTA ? 2 : 1][DELTA ? SIDE * DIM : 512]; /* hi and lo part of k e^pre */
-    __nv_bfloat16 v[DELTA ? SIDE * DIM : 512];
+    alignas(1024)
+        __nv_bfloat16 k_in[DELTA ? 2 : 1][DELTA ? TILE_SIDE * DIM : 512]; /* hi and lo part of k e^pre */
+    __nv_bfloat16 v[DELTA ? TILE_SIDE * DIM : 512];
     float square[SQUARE_ELEMENTS];
     /* k decayed to the end of the warp's 16 tokens, as operand B: [round % 2][warp][token
      * g or g + 8][part][lane]. */
@@ -30,7 +31,7 @@ template <int DIM, bool DELTA> struct prepare_channels_shared {
     float whole[2][GROUPS][ROUND_CHANNELS]; /* [round % 2][warp]: the decay over all 16 tokens of a warp */
     /* For features of length 1 the `rest` of unit_factor, which multiplies products
      * and stored rows; else 1. */
-    float q_norm[SIDE], k_norm[SIDE], beta[SIDE];
+    float q_norm[TILE_SIDE], k_norm[TILE_SIDE], beta[TILE_SIDE];
 };
 
 /* Accumulators of a warp's 16 rows of P or A, in the layout of D. own[m]: the columns of its own tokens 8 m
@@ -387,7 +388,7 @@ static __device__ __forceinline__ void store_pairs(const recurrent_chunks &chunk
     const int w = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     __nv_bfloat16 *stage = passing_stage(sm.square);
 #pragma unroll
-    for (int e = lane; e < 16 * SIDE / 8; e += 32) {
+    for (int e = lane; e < 16 * TILE_SIDE / 8; e += 32) {
         *(uint4 *)(stage + 8 * e) = make_uint4(0, 0, 0, 0);
     }
     __syncwarp();
@@ -418,7 +419,7 @@ static __device__ __forceinline__ void store_pairs(const recurrent_chunks &chunk
             }
         }
     }
-    store_passing<SIDE>(chunks.P, x, stage, 0);
+    store_passing<TILE_SIDE>(chunks.P, x, stage, 0);
 }
 
 /* Writes the warp's rows of L = I + Diag(beta) A, without the unit diagonal, to the square. */

@@ -15,14 +15,15 @@
 static constexpr float HELD = -1e4f;
 
 template <int DIM, bool DELTA> struct prepare_tokens_shared {
-    alignas(1024) __nv_bfloat16 q[SIDE * DIM], k[SIDE * DIM]; /* with a delta rule, v overwrites q */
+    alignas(1024) __nv_bfloat16 q[TILE_SIDE * DIM],
+        k[TILE_SIDE * DIM]; /* with a delta rule, v overwrites q */
     float square[SQUARE_ELEMENTS];
-    float2 sum[SIDE];                       /* pre in the log2 domain, hi and lo */
-    float pre[SIDE], suf[SIDE], beta[SIDE]; /* e^pre, e^suf */
+    float2 sum[TILE_SIDE];                                 /* pre in the log2 domain, hi and lo */
+    float pre[TILE_SIDE], suf[TILE_SIDE], beta[TILE_SIDE]; /* e^pre, e^suf */
     /* Factors from rows of the tiles to features: for features of length 1 the `rest`
      * of unit_factor, else 1. */
-    float q_norm[SIDE], k_norm[SIDE];
-    float before[SIDE]; /* factors from rows of the tile of k to beta k e^pre */
+    float q_norm[TILE_SIDE], k_norm[TILE_SIDE];
+    float before[TILE_SIDE]; /* factors from rows of the tile of k to beta k e^pre */
 };
 
 /* Prefix sums of the log decays; called by one warp, whose lane l has tokens 2 l and 2 l + 1. A decay of the
@@ -172,40 +173,40 @@ __global__ void __launch_bounds__(PREPARE_THREADS, DELTA ? (DIM == 64 ? 4 : 3) :
     map_rows<DIM>(sm.k, sm.k_norm, chunks.k_features, x, p.feature_map);
     fence_async_proxy();
     __syncthreads();
-    if (threadIdx.x < SIDE) {
+    if (threadIdx.x < TILE_SIDE) {
         const int t = threadIdx.x;
         sm.before[t] = DELTA ? sm.beta[t] * (GATED ? sm.pre[t] : 1) * sm.k_norm[t] : 0;
     }
     if (threadIdx.x < DIM) {
-        chunks.total[x.slot * DIM + threadIdx.x] = GATED ? sm.pre[SIDE - 1] : 1;
+        chunks.total[x.slot * DIM + threadIdx.x] = GATED ? sm.pre[TILE_SIDE - 1] : 1;
     }
     if (GATED) {
         store_scaled<DIM, true>(chunks.q_decayed, NULL, x, sm.q, sm.q_norm, sm.pre);
     }
-    if (GATED && DELTA && chunks.after && threadIdx.x < SIDE) {
-        chunks.after[x.slot * SIDE + threadIdx.x] = sm.suf[threadIdx.x];
+    if (GATED && DELTA && chunks.after && threadIdx.x < TILE_SIDE) {
+        chunks.after[x.slot * TILE_SIDE + threadIdx.x] = sm.suf[threadIdx.x];
     }
     if (GATED ? chunks.k_decayed != NULL : DELTA && chunks.k_low) {
         store_scaled<DIM, GATED>(GATED ? chunks.k_decayed : chunks.k_features, chunks.k_low, x, sm.k,
                                  sm.k_norm, sm.suf);
     }
     float s[1][8][4], l[1][8][4];
-    products_begin();
+    wgmma_fence();
     more_rows<DIM>(s[0], sm.q, sm.k, false);
     if (DELTA) {
         more_rows<DIM>(l[0], sm.k, sm.k, false);
     }
-    products_commit();
-    products_wait<0>();
-    products_arrived(s[0]);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_results(s[0]);
     if (DELTA) {
-        products_arrived(l[0]);
+        wgmma_results(l[0]);
         __syncthreads();
         load_chunk<DIM, PREPARE_THREADS>(sm.q, chunks.v, x, threadIdx.x);
         copy_async_commit();
     }
     decay_pairs<GATED, true>(s[0], sm, sm.q_norm);
-    store_product<SIDE>(chunks.P, x, sm.square, s[0], 0);
+    store_product<TILE_SIDE>(chunks.P, x, sm.square, s[0], 0);
     if constexpr (DELTA) {
         decay_pairs<GATED, false>(l[0], sm, sm.k_norm);
         put_system(sm, l[0]);

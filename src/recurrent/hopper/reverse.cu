@@ -9,12 +9,12 @@ static loam_status backward_maps(pass_arrays *to, const loam_problem *p, const r
     const int64_t d = p->dim_qk;
     TRY(chunk_map_make(&to->value, p, x, x->grad_o, d, error));
     TRY(chunk_map_make(&to->key, p, x, x->q_in, d, error));
-    TRY(slot_map_make(&to->snapshot, x, x->grad_states, d, d, SIDE, error));
+    TRY(slot_map_make(&to->snapshot, x, x->grad_states, d, d, TILE_SIDE, error));
     if (recurrent_form_of(p->mechanism)->delta) {
         TRY(chunk_map_make(&to->read, p, x, x->k_out, d, error));
-        TRY(slot_map_make(&to->erase, x, x->w, CHUNK_TOKENS, d, SIDE, error));
-        TRY(slot_map_make(&to->pairs, x, x->P, CHUNK_TOKENS, CHUNK_TOKENS, SIDE, error));
-        TRY(slot_map_make(&to->result, x, x->du, CHUNK_TOKENS, d, SIDE, error));
+        TRY(slot_map_make(&to->erase, x, x->w, CHUNK_TOKENS, d, TILE_SIDE, error));
+        TRY(slot_map_make(&to->pairs, x, x->P, CHUNK_TOKENS, CHUNK_TOKENS, TILE_SIDE, error));
+        TRY(slot_map_make(&to->result, x, x->du, CHUNK_TOKENS, d, TILE_SIDE, error));
     }
     return LOAM_OK;
 }
