@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * What the mechanisms fit, one line for each, in the notation of docs/mathematics.md and docs/recurrent.md. A recurrence is
- * one step of a fit, S_t = argmin_S <grad J(D_t), S - D_t> + R / beta_t, from the decayed state D_t = S_{t-1} Diag(e^{g_t});
- * at S_{t-1} itself the steps of the gated delta rules would be others. MesaNet is the minimiser of J + R. */
+ * What each mechanism fits and reads (loam_mechanism_at). */
+#include "src/core/mechanisms.h"
 #include "src/core/plan.h"
 
 #include <math.h>
@@ -10,25 +9,10 @@ typedef struct mechanism_text {
     const char *objective, *regulariser, *update, *output, *cost;
 } mechanism_text;
 
-static const mechanism_text texts[] = {
-    [LOAM_SOFTMAX] = { "sum_j p_j |b - v_j|^2 / 2", "0", "keep k, v", "b", "4 t d" },
-    [LOAM_PARALLAX] = { "as lla, its probe rho given", "-", "keep k, v",
-                        "sum_j p_j (1 - rho.(k_j - kbar)) v_j", "8 t d" },
-    [LOAM_LLA] = { "sum_j p_j |b + W (k_j - q) - v_j|^2 / 2", "tr(W Lambda W^T) / 2", "keep k, v", "b",
-                   "3 t d^2 + 7 t d + d^3 / 3" },
-    [LOAM_LINEAR] = { "-<S k, v>", "|S - D|^2 / 2", "S = S + v k^T", "S q", "4 d^2" },
-    [LOAM_RETENTION] = { "-<S k, v>", "|S - D|^2 / 2", "S = a S + v k^T, a of the head", "S q", "5 d^2" },
-    [LOAM_SSD] = { "-<S k, v>", "|S - D|^2 / 2", "S = a S + beta v k^T", "S q", "5 d^2" },
-    [LOAM_GLA] = { "-<S k, v>", "|S - D|^2 / 2", "S = S Diag(a) + v k^T", "S q", "5 d^2" },
-    [LOAM_DELTA] = { "|S k - v|^2 / 2", "|S - D|^2 / 2", "S = S (I - beta k k^T) + beta v k^T", "S q",
-                     "6 d^2" },
-    [LOAM_GATED_DELTA] = { "|S k - v|^2 / 2", "|S - D|^2 / 2", "S = a S (I - beta k k^T) + beta v k^T", "S q",
-                           "7 d^2" },
-    [LOAM_KDA] = { "|S k - v|^2 / 2", "|S - D|^2 / 2", "S = S Diag(a) (I - beta k k^T) + beta v k^T", "S q",
-                   "7 d^2" },
-    [LOAM_MESA] = { "sum_i w_i |S k_i - v_i|^2 / 2", "tr(S Lambda S^T) / 2",
-                    "S = a S + beta v k^T, H = a H + beta k k^T", "S (H + Lambda)^-1 q", "8 d^2 + 2 n d^2" },
-};
+#define LOCAL_TEXT(id, name, ...) [LOAM_##id] = { __VA_ARGS__ },
+#define RECURRENT_TEXT(id, name, gate, beta, delta, ...) [LOAM_##id] = { __VA_ARGS__ },
+
+static const mechanism_text texts[] = { LOCAL_MECHANISMS(LOCAL_TEXT) RECURRENT_MECHANISMS(RECURRENT_TEXT) };
 
 static loam_decay_axes decay_axes(const recurrent_form *form)
 {
@@ -71,7 +55,7 @@ static void recurrent_reads(const recurrent_form *form, loam_mechanism_info *inf
 
 loam_status loam_mechanism_at(int index, loam_mechanism_info *info)
 {
-    if (index < 0 || index >= (int)(sizeof texts / sizeof texts[0]) || !info) {
+    if (index < 0 || index >= MECHANISM_COUNT || !info) {
         return LOAM_EARG;
     }
     const mechanism_text *t = &texts[index];

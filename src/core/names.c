@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "loam.h"
+#include "src/core/mechanisms.h"
 
 /* `names` ends with NULL, which is what a value outside the enumeration gets. */
 static const char *name_at(const char *const *names, int value)
@@ -11,11 +12,12 @@ static const char *name_at(const char *const *names, int value)
     return names[value >= 0 && value < count ? value : count];
 }
 
+#define NAME(id, name, ...) [LOAM_##id] = name,
+
 const char *loam_mechanism_name(loam_mechanism mechanism)
 {
-    static const char *const names[] = { "softmax", "parallax", "lla",         "linear", "retention", "ssd",
-                                         "gla",     "delta",    "gated-delta", "kda",    "mesa",      NULL };
-    return name_at(names, (int)mechanism);
+    static const char *const names[] = { MECHANISMS(NAME) };
+    return (size_t)mechanism < MECHANISM_COUNT ? names[mechanism] : NULL;
 }
 
 const char *loam_pass_name(loam_pass pass)

@@ -4,6 +4,8 @@
 #define LOAM_CORE_PLAN_H
 
 #include "src/core/registry.h"
+#include "src/local/local.h"
+#include "src/recurrent/recurrent.h"
 
 struct loam_plan {
     loam_problem problem;

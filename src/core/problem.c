@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * The checks of a problem: everything that can be known before there is data. */
 #include "src/base/stamp.h"
+#include "src/core/mechanisms.h"
 #include "src/core/plan.h"
 
 #include <math.h>
@@ -36,7 +37,7 @@ static loam_status check_size(const char *name, int64_t value, int64_t least, in
 
 static loam_status check_enums(const loam_problem *p, loam_error *error)
 {
-    TRY(check_enum("mechanism", (int)p->mechanism, LOAM_MESA + 1, error));
+    TRY(check_enum("mechanism", (int)p->mechanism, MECHANISM_COUNT, error));
     TRY(check_enum("pass", (int)p->pass, LOAM_DECODE + 1, error));
     TRY(check_enum("dtype", (int)p->dtype, LOAM_F64 + 1, error));
     TRY(check_enum("score", (int)p->score, LOAM_RBF + 1, error));

@@ -2,79 +2,84 @@
 #include "src/core/registry.h"
 
 #include "src/base/error.h"
+#include "src/core/mechanisms.h"
+#include "src/local/local.h"
+#include "src/recurrent/recurrent.h"
 
 #include <string.h>
 
-#define FAMILY_LOCAL (1u << LOAM_SOFTMAX | 1u << LOAM_PARALLAX | 1u << LOAM_LLA)
-/* Where the probe is 0 or given. */
-#define FAMILY_GIVEN (1u << LOAM_SOFTMAX | 1u << LOAM_PARALLAX)
-/* Where it is solved for. */
-#define FAMILY_SOLVED (1u << LOAM_LLA)
-/* The recurrences whose read solves nothing. */
-#define FAMILY_DIRECT \
-    (1u << LOAM_LINEAR | 1u << LOAM_RETENTION | 1u << LOAM_SSD | 1u << LOAM_GLA | 1u << LOAM_DELTA | \
-     1u << LOAM_GATED_DELTA | 1u << LOAM_KDA)
-#define FAMILY_MESA (1u << LOAM_MESA)
-#define FAMILY_RECURRENT (FAMILY_DIRECT | FAMILY_MESA)
-#define TYPES_F32 (1u << LOAM_F32 | 1u << LOAM_BF16 | 1u << LOAM_F16)
-#define TYPES_BF16 (1u << LOAM_BF16)
-#define TYPES_ALL (TYPES_F32 | 1u << LOAM_F64)
+/* ------------------------------------------------------------------ rows
+ * The bits of a list of mechanisms or types, and its words, which each bring a space before them. */
+#define LIST_BIT(id, ...) | 1u << LOAM_##id
+#define LIST_WORD(id, name, ...) " " name
+#define OF(list) .mechanisms = 0 list(LIST_BIT), .mechanism_names = &list(LIST_WORD)[1]
+#define FORWARD(list) .pass = LOAM_FORWARD, OF(list)
+#define BACKWARD(list) .pass = LOAM_BACKWARD, OF(list)
+#define DECODE(list) .pass = LOAM_DECODE, OF(list)
+#define PATH .keys = KEYS_TURNED
 
-#define KERNEL_ROW(function, family, pass, types, backend, isa, partial, gpu, fits, keys) \
-    { #function,       family,  pass, types, backend, isa,  function, \
-      function##_work, partial, gpu,  fits,  keys,    NULL, NULL },
-#define KERNEL_GPU_OR(function, fallback, family, pass, types, gpu, fits) \
-    { #function,       family, pass, types, LOAM_BACKEND_CUDA, CPU_PORTABLE, function, \
-      function##_work, NULL,   gpu,  fits,  KEYS_PLAIN,        #fallback,    function##_reads },
-#define KERNEL(function, family, pass, types, backend, isa) \
-    KERNEL_ROW(function, family, pass, types, backend, isa, NULL, GPU_NONE, NULL, KEYS_PLAIN)
-#define KERNEL_DECODE(function, partial, family, types, backend, isa) \
-    KERNEL_ROW(function, family, LOAM_DECODE, types, backend, isa, partial, GPU_NONE, NULL, KEYS_PLAIN)
-#define KERNEL_GPU(function, family, pass, types, gpu, fits) \
-    KERNEL_ROW(function, family, pass, types, LOAM_BACKEND_CUDA, CPU_PORTABLE, NULL, gpu, fits, KEYS_PLAIN)
-#define KERNEL_PATH(function, partial, family, pass, types, backend, isa, keys) \
-    KERNEL_ROW(function, family, pass, types, backend, isa, partial, GPU_NONE, NULL, keys)
-#define KERNEL_GPU_PATH(function, family, pass, types, gpu, fits) \
-    KERNEL_ROW(function, family, pass, types, LOAM_BACKEND_CUDA, CPU_PORTABLE, NULL, gpu, fits, KEYS_TURNED)
+#define TYPE_BF16(X) X(BF16, "bf16")
+#define TYPES_F32(X) X(F32, "f32") TYPE_BF16(X) X(F16, "f16")
+#define TYPES_ALL(X) TYPES_F32(X) X(F64, "f64")
+#define TYPES(list) .dtypes = 0 list(LIST_BIT), .type_names = &list(LIST_WORD)[1]
 
+#define ROW(function, ...) { .name = #function, .run = function, .work = function##_work, __VA_ARGS__ },
+#define ROW_CPU(function, level, types, ...) \
+    ROW(function, .backend = LOAM_BACKEND_CPU, .isa = level, TYPES(types), __VA_ARGS__)
+#define ROW_GPU(function, level, types, ...) \
+    ROW(function, .backend = LOAM_BACKEND_CUDA, .gpu = level, TYPES(types), __VA_ARGS__)
+
+/* What this build has. */
 #ifdef LOAM_HAVE_AVX2
-#define KERNEL_AVX2 KERNEL
-#define KERNEL_DECODE_AVX2 KERNEL_DECODE
-#define KERNEL_PATH_AVX2 KERNEL_PATH
+#define ROW_AVX2 ROW_CPU
 #else
-#define KERNEL_AVX2(...)
-#define KERNEL_PATH_AVX2(...)
-#define KERNEL_DECODE_AVX2(...)
+#define ROW_AVX2(...)
 #endif
 #ifdef LOAM_HAVE_AVX512
-#define KERNEL_AVX512 KERNEL
-#define KERNEL_DECODE_AVX512 KERNEL_DECODE
-#define KERNEL_PATH_AVX512 KERNEL_PATH
+#define ROW_AVX512 ROW_CPU
 #else
-#define KERNEL_AVX512(...)
-#define KERNEL_PATH_AVX512(...)
-#define KERNEL_DECODE_AVX512(...)
+#define ROW_AVX512(...)
 #endif
 #ifdef LOAM_HAVE_AVX512BF16
-#define KERNEL_AVX512BF16 KERNEL
+#define ROW_AVX512BF16 ROW_CPU
 #else
-#define KERNEL_AVX512BF16(...)
+#define ROW_AVX512BF16(...)
 #endif
 #ifdef LOAM_HAVE_CUDA
-#define KERNEL_CUDA KERNEL_GPU
-#define KERNEL_CUDA_OR KERNEL_GPU_OR
-#define KERNEL_CUDA_PATH KERNEL_GPU_PATH
+#define ROW_CUDA ROW_GPU
 #else
-#define KERNEL_CUDA(...)
-#define KERNEL_CUDA_OR(...)
-#define KERNEL_CUDA_PATH(...)
+#define ROW_CUDA(...)
 #endif
 
+/* The rows of a line of kernels.def, one macro for each machine. */
+#define ROWS_REFERENCE(name, ...) \
+    ROW(name##_ref, .backend = LOAM_BACKEND_REFERENCE, TYPES(TYPES_ALL), __VA_ARGS__)
+#define ROWS_REFERENCE_PARTIAL(name, function, ...) \
+    ROWS_REFERENCE(name, .partial = function##_ref, __VA_ARGS__)
+#define ROWS_CPU(name, ...) \
+    ROW_CPU(name##_portable, CPU_PORTABLE, TYPES_F32, __VA_ARGS__) \
+    ROW_AVX2(name##_avx2, CPU_AVX2, TYPES_F32, __VA_ARGS__) \
+    ROW_AVX512(name##_avx512, CPU_AVX512, TYPES_F32, __VA_ARGS__)
+#define ROWS_CPU_PARTIAL(name, function, ...) \
+    ROW_CPU(name##_portable, CPU_PORTABLE, TYPES_F32, .partial = function##_portable, __VA_ARGS__) \
+    ROW_AVX2(name##_avx2, CPU_AVX2, TYPES_F32, .partial = function##_avx2, __VA_ARGS__) \
+    ROW_AVX512(name##_avx512, CPU_AVX512, TYPES_F32, .partial = function##_avx512, __VA_ARGS__)
+#define ROWS_CPU_BF16(name, ...) ROW_AVX512BF16(name##_avx512bf16, CPU_AVX512BF16, TYPE_BF16, __VA_ARGS__)
+#define ROWS_CUDA(name, ...) ROW_CUDA(name##_cuda, GPU_SM80, TYPES_F32, __VA_ARGS__)
+#define ROWS_CUDA_BF16(name, ...) ROW_CUDA(name##_cuda, GPU_SM80, TYPE_BF16, __VA_ARGS__)
+#define ROWS_HOPPER(name, other, ...) \
+    ROW_CUDA(name##_hopper, GPU_SM90, TYPE_BF16, .fallback = #other, .reads = name##_hopper_reads, \
+             __VA_ARGS__)
+
+#define KERNEL(machine, ...) ROWS_##machine(__VA_ARGS__)
 static const kernel kernels[] = {
-#include "src/core/kernels.def"
+#include "src/local/kernels.def"
+#include "src/recurrent/kernels.def"
 };
 
 enum { KERNEL_COUNT = sizeof kernels / sizeof kernels[0] };
+
+/* ------------------------------------------------------------------ the choice among them */
 
 const kernel *registry_at(int index) { return index >= 0 && index < KERNEL_COUNT ? &kernels[index] : NULL; }
 
@@ -178,23 +183,6 @@ loam_status registry_choose(const kernel **out, const loam_problem *p, loam_erro
     return p->kernel ? choose_named(out, p, have, error) : choose_best(out, p, have, error);
 }
 
-/* The rows in words: the distinct sets are few, so constant texts serve. */
-static const char *mechanisms_text(unsigned mechanisms)
-{
-    return mechanisms == FAMILY_DIRECT        ? "linear retention ssd gla delta gated-delta kda"
-           : mechanisms == FAMILY_MESA        ? "mesa"
-           : mechanisms == FAMILY_RECURRENT   ? "linear retention ssd gla delta gated-delta kda mesa"
-           : mechanisms == FAMILY_GIVEN       ? "softmax parallax"
-           : mechanisms == FAMILY_SOLVED      ? "lla"
-           : mechanisms == 1u << LOAM_SOFTMAX ? "softmax"
-                                              : "softmax parallax lla";
-}
-
-static const char *types_text(unsigned dtypes)
-{
-    return dtypes == TYPES_ALL ? "f32 bf16 f16 f64" : dtypes == TYPES_BF16 ? "bf16" : "f32 bf16 f16";
-}
-
 loam_status loam_kernel_at(int index, loam_kernel_info *info)
 {
     const kernel *k = registry_at(index);
@@ -202,9 +190,9 @@ loam_status loam_kernel_at(int index, loam_kernel_info *info)
         return LOAM_EARG;
     }
     *info = (loam_kernel_info){ .name = k->name,
-                                .mechanisms = mechanisms_text(k->mechanisms),
+                                .mechanisms = k->mechanism_names,
                                 .pass = loam_pass_name(k->pass),
-                                .dtypes = types_text(k->dtypes),
+                                .dtypes = k->type_names,
                                 .backend = loam_backend_name(k->backend),
                                 .isa = k->gpu ? gpu_level_name(k->gpu) : cpu_isa_name(k->isa),
                                 .available = runs_here(k, cpu_isa_allowed(), k->gpu ? gpu_capability() : 0) };

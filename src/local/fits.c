@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * What the rows of the registry cannot do although pass, mechanism and type are theirs. */
-#include "src/local/path.h"
+#include "src/local/local.h"
 
 /* The CUDA kernels hold a row of each operand in shared memory. */
 enum { CUDA_MAX_DIM = 256, CUDA_MAX_HEADS = 65535 };

@@ -11,44 +11,17 @@
 
 #include "src/base/dtype.h"
 #include "src/base/error.h"
+#include "src/base/kernel.h"
 #include "src/base/size.h"
-
-#include <stdbool.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* One kernel is these four functions; `partial` is for decode kernels of the CPU only. `fits` says what of a problem a row
- * cannot do, LOAM_OK if nothing. */
-typedef loam_status local_run_fn(const loam_problem *problem, const loam_args *args, loam_error *error);
-typedef size_t local_work_fn(const loam_problem *problem);
-typedef loam_status local_fits_fn(const loam_problem *problem, loam_error *error);
-typedef loam_status local_partial_fn(const loam_problem *problem, const loam_args *args, int64_t first,
-                                     int64_t count, double *states, loam_error *error);
-
-local_run_fn local_forward_ref, local_backward_ref, local_decode_ref;
-local_work_fn local_forward_ref_work, local_backward_ref_work, local_decode_ref_work;
-local_partial_fn local_partial_ref;
-
-#define LOCAL_DECLARE_ISA(isa) \
-    local_run_fn local_forward_##isa, local_backward_##isa, local_decode_##isa; \
-    local_work_fn local_forward_##isa##_work, local_backward_##isa##_work, local_decode_##isa##_work; \
-    local_partial_fn local_partial_##isa;
-
-LOCAL_DECLARE_ISA(portable)
-LOCAL_DECLARE_ISA(avx2)
-LOCAL_DECLARE_ISA(avx512)
-LOCAL_DECLARE_ISA(avx512bf16)
-
-/* CUDA, where LOAM_HAVE_CUDA: pointers in args are device memory, and a run only launches on args.stream. */
-local_run_fn local_forward_cuda, local_forward_hopper, local_backward_cuda, local_backward_hopper;
-local_work_fn local_forward_cuda_work, local_forward_hopper_work, local_backward_cuda_work,
-    local_backward_hopper_work;
-local_fits_fn local_cuda_fits, local_hopper_fits;
-/* Can the rows for Hopper read these arrays? Else the plain ones run. */
-typedef bool local_reads_fn(const loam_problem *problem, const loam_args *args);
-local_reads_fn local_forward_hopper_reads, local_backward_hopper_reads;
+#define KERNEL(machine, ...) KERNEL_DECLARE_##machine(__VA_ARGS__)
+#include "src/local/kernels.def"
+#undef KERNEL
+kernel_fits_fn local_cuda_fits, local_hopper_fits, local_path_cuda_fits, local_path_each_cuda_fits;
 
 /* The trace unit of the ridge is trace / dim + this, so that Lambda > 0 where one key has all the weight. */
 #define LOCAL_TRACE_FLOOR 1e-3

@@ -426,7 +426,7 @@ static void put_states(const loam_problem *p, const loam_args *a, const each_arr
     }
 }
 
-loam_status local_path_each_partial(const each_backend *backend, local_partial_fn *partial,
+loam_status local_path_each_partial(const each_backend *backend, kernel_partial_fn *partial,
                                     const loam_problem *p, const loam_args *a, int64_t first, int64_t count,
                                     double *states, loam_error *error)
 {

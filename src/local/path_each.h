@@ -18,7 +18,7 @@
 #define LOAM_LOCAL_PATH_EACH_H
 
 #include "src/local/decay.h"
-#include "src/local/path.h"
+#include "src/local/local.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -120,7 +120,7 @@ loam_status local_path_each_forward(const each_backend *backend, const loam_prob
 loam_status local_path_each_backward(const each_backend *backend, const loam_problem *p, const loam_args *a,
                                      loam_error *error);
 /* partial: the kernel for partial states without PaTH. */
-loam_status local_path_each_partial(const each_backend *backend, local_partial_fn *partial,
+loam_status local_path_each_partial(const each_backend *backend, kernel_partial_fn *partial,
                                     const loam_problem *p, const loam_args *a, int64_t first, int64_t count,
                                     double *states, loam_error *error);
 

@@ -1,19 +1,15 @@
 /* SPDX-License-Identifier: MIT
- * The mechanisms of the recurrent family, one line each. */
+ * The switches of each mechanism of the recurrent family. */
+#include "src/recurrent/mechanisms.h"
 #include "src/recurrent/recurrent.h"
 
-static const recurrent_form forms[] = {
-    [LOAM_LINEAR] = { .gate = GATE_NONE },
-    [LOAM_RETENTION] = { .gate = GATE_HEAD },
-    [LOAM_SSD] = { .gate = GATE_TOKEN, .beta = true },
-    [LOAM_GLA] = { .gate = GATE_CHANNEL },
-    [LOAM_DELTA] = { .gate = GATE_NONE, .beta = true, .delta = true },
-    [LOAM_GATED_DELTA] = { .gate = GATE_TOKEN, .beta = true, .delta = true },
-    [LOAM_KDA] = { .gate = GATE_CHANNEL, .beta = true, .delta = true },
-    [LOAM_MESA] = { .gate = GATE_TOKEN, .beta = true, .solved = true },
-};
+#define FORM(id, ...) [LOAM_##id] = &(const recurrent_form){ __VA_ARGS__ },
+#define DIRECT_FORM(id, name, gate, beta, delta, ...) FORM(id, gate, beta, delta, false)
+#define SOLVED_FORM(id, name, gate, beta, delta, ...) FORM(id, gate, beta, delta, true)
+
+static const recurrent_form *const forms[] = { RECURRENT_DIRECT(DIRECT_FORM) RECURRENT_SOLVED(SOLVED_FORM) };
 
 const recurrent_form *recurrent_form_of(loam_mechanism mechanism)
 {
-    return mechanism >= LOAM_LINEAR && mechanism <= LOAM_MESA ? &forms[mechanism] : NULL;
+    return (size_t)mechanism < sizeof forms / sizeof forms[0] ? forms[mechanism] : NULL;
 }

@@ -16,46 +16,17 @@
 
 #include "src/base/dtype.h"
 #include "src/base/error.h"
+#include "src/base/kernel.h"
 #include "src/base/size.h"
-
-#include <stdbool.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-typedef loam_status recurrent_run_fn(const loam_problem *problem, const loam_args *args, loam_error *error);
-typedef size_t recurrent_work_fn(const loam_problem *problem);
-
-recurrent_run_fn recurrent_forward_ref, recurrent_backward_ref, recurrent_decode_ref;
-recurrent_work_fn recurrent_forward_ref_work, recurrent_backward_ref_work, recurrent_decode_ref_work;
-
-#define RECURRENT_DECLARE_ISA(isa) \
-    recurrent_run_fn recurrent_forward_##isa, recurrent_backward_##isa, recurrent_decode_##isa; \
-    recurrent_work_fn recurrent_forward_##isa##_work, recurrent_backward_##isa##_work, \
-        recurrent_decode_##isa##_work;
-
-RECURRENT_DECLARE_ISA(portable)
-RECURRENT_DECLARE_ISA(avx2)
-RECURRENT_DECLARE_ISA(avx512)
-
-/* CUDA, where LOAM_HAVE_CUDA: pointers in args are device memory, and a run only launches kernels on
- * args.stream. */
-recurrent_run_fn recurrent_forward_cuda, recurrent_backward_cuda, recurrent_decode_cuda;
-recurrent_work_fn recurrent_forward_cuda_work, recurrent_backward_cuda_work, recurrent_decode_cuda_work;
-recurrent_run_fn recurrent_forward_hopper, recurrent_backward_hopper;
-recurrent_work_fn recurrent_forward_hopper_work, recurrent_backward_hopper_work;
-
-/* What a kernel needs besides mechanism, pass and type; `error` may be NULL. */
-loam_status recurrent_hopper_fits(const loam_problem *problem, loam_error *error);
-/* Can the rows for Hopper read these arrays? Else the plain ones run. */
-typedef bool recurrent_reads_fn(const loam_problem *problem, const loam_args *args);
-recurrent_reads_fn recurrent_forward_hopper_reads, recurrent_backward_hopper_reads,
-    recurrent_mesa_hopper_reads, recurrent_mesa_backward_hopper_reads;
-/* MesaNet only. */
-recurrent_run_fn recurrent_mesa_hopper, recurrent_mesa_backward_hopper;
-recurrent_work_fn recurrent_mesa_hopper_work, recurrent_mesa_backward_hopper_work;
-loam_status recurrent_mesa_hopper_fits(const loam_problem *problem, loam_error *error);
+#define KERNEL(machine, ...) KERNEL_DECLARE_##machine(__VA_ARGS__)
+#include "src/recurrent/kernels.def"
+#undef KERNEL
+kernel_fits_fn recurrent_hopper_fits, recurrent_mesa_hopper_fits;
 
 /* ------------------------------------------------------------------ mechanisms: the switches
  * of the recurrence */

@@ -12,7 +12,7 @@
  * cx = scale ds multiplies queries, cu = -p E multiplies probes; e = do . (vbar - o).
  */
 #include "src/local/cpu/path_tile.h"
-#include "src/local/path.h"
+#include "src/local/local.h"
 
 #include <omp.h>
 

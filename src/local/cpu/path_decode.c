@@ -6,7 +6,7 @@
  * instead would write all of them at every step.
  */
 #include "src/local/cpu/path_tile.h"
-#include "src/local/path.h"
+#include "src/local/local.h"
 
 #include <omp.h>
 

@@ -7,7 +7,7 @@
  *     o = (A (1 + T / omega) - B) / omega
  */
 #include "src/local/cpu/path_tile.h"
-#include "src/local/path.h"
+#include "src/local/local.h"
 
 #include <omp.h>
 

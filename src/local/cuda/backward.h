@@ -49,7 +49,7 @@ local_rows_fn local_probe_gradient_cuda;
 typedef loam_status local_adjoint_fn(const loam_problem *problem, const loam_args *args,
                                      const row_arrays *rows, void *memory, loam_error *error);
 local_adjoint_fn local_adjoint_cuda, local_adjoint64_cuda;
-local_work_fn local_adjoint_cuda_work;
+kernel_work_fn local_adjoint_cuda_work;
 /* y of all rows in float64. memory: local_all64_cuda_work bytes of the workspace. */
 local_adjoint_fn local_adjoint_all64_cuda;
 /* dq, and the records for the pass over keys. */
@@ -67,7 +67,7 @@ local_rows_fn local_keys_cuda;
 local_adjoint_fn local_rows_solved_hopper;
 local_rows_fn local_rows_given_hopper;
 local_adjoint_fn local_keys_hopper;
-local_work_fn local_rows_solved_hopper_work, local_keys_hopper_work;
+kernel_work_fn local_rows_solved_hopper_work, local_keys_hopper_work;
 
 #ifdef __cplusplus
 }

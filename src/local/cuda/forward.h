@@ -10,17 +10,17 @@ extern "C" {
 #endif
 
 /* Softmax and Parallax. */
-local_run_fn local_given_cuda;
+kernel_run_fn local_given_cuda;
 /* Local Linear Attention: the rows by conjugate gradients, then those that these did not
  * solve, in float64. */
-local_run_fn local_solved_cuda, local_row64_cuda;
-local_work_fn local_solved_cuda_work;
+kernel_run_fn local_solved_cuda, local_row64_cuda;
+kernel_work_fn local_solved_cuda_work;
 /* Local Linear Attention with all rows in float64. args.weights, where given, must hold zeros. */
-local_run_fn local_all64_cuda;
-local_work_fn local_all64_cuda_work;
+kernel_run_fn local_all64_cuda;
+kernel_work_fn local_all64_cuda_work;
 /* The same on Hopper, for arguments of which *_reads is true: arrays that bulk copies can read, and no
  * args.weights. */
-local_run_fn local_given_hopper, local_solved_hopper;
+kernel_run_fn local_given_hopper, local_solved_hopper;
 bool local_given_hopper_reads(const loam_problem *problem, const loam_args *args);
 bool local_solved_hopper_reads(const loam_problem *problem, const loam_args *args);
 

@@ -22,7 +22,7 @@
 #include "src/gpu/launch.cuh"
 #include "src/gpu/tile.cuh"
 #include "src/local/decay.h"
-#include "src/local/path.h"
+#include "src/local/local.h"
 
 enum { EDGE = 64, WARPS = 4, THREADS = 32 * WARPS, PITCH = EDGE + PAD, TILE_SIZE = EDGE * EDGE };
 
