@@ -11,7 +11,7 @@ typedef struct extent {
 
 static extent tokens_of(const loam_problem *p, int64_t heads)
 {
-    return local_packed(p) ? (extent){ 1, heads, p->total_q } : (extent){ p->batch, heads, p->len_q };
+    return sequence_packed(p) ? (extent){ 1, heads, p->total_q } : (extent){ p->batch, heads, p->len_q };
 }
 
 static int64_t count(extent e) { return e.batch * e.heads * e.tokens; }
@@ -75,7 +75,7 @@ static loam_status check_ridge(const loam_problem *p, const loam_args *a, loam_e
 
 static loam_status check_inputs(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    if (local_packed(p)) {
+    if (sequence_packed(p)) {
         TRY(args_check_ascending(p, a->cu_q, "cu_q", p->len_q, p->total_q, error));
     }
     if (count(tokens_of(p, 1)) > 0) {

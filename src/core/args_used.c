@@ -13,7 +13,7 @@ static bool sloped(const loam_problem *p) { return p->slope; }
 static bool biased(const loam_problem *p) { return p->key_bias; }
 static bool sunk(const loam_problem *p) { return p->sink; }
 static bool turned(const loam_problem *p) { return p->path; }
-static bool unpacked(const loam_problem *p) { return !local_packed(p); }
+static bool unpacked(const loam_problem *p) { return !sequence_packed(p); }
 static bool on_device(const loam_problem *p) { return p->backend == LOAM_BACKEND_CUDA; }
 
 static bool decays(const loam_problem *p)
@@ -64,8 +64,8 @@ static const argument arguments[] = {
     POINTER(slope, EVERY, NONE, sloped, NO_SLOPE, NULL),
     VIEW(key_bias, EVERY, NONE, biased, NO_BIAS, NULL),
     POINTER(sink, EVERY, NONE, sunk, NO_SINK, NULL),
-    POINTER(cu_q, EVERY, EVERY, local_packed, NOT_PACKED, NOT_PACKED),
-    POINTER(cu_kv, EVERY, NONE, local_packed, NOT_PACKED, ONE_LENGTH),
+    POINTER(cu_q, EVERY, EVERY, sequence_packed, NOT_PACKED, NOT_PACKED),
+    POINTER(cu_kv, EVERY, NONE, sequence_packed, NOT_PACKED, ONE_LENGTH),
     POINTER(lens_kv, EVERY, NONE, unpacked, PACKED, ONE_LENGTH),
     VIEW(o, OUTPUT, OUTPUT, NULL, NULL, NULL),
     VIEW(lse, OUTPUT, NONE, NULL, NULL, NULL),

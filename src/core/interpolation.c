@@ -45,7 +45,7 @@ static void row_sum_cpu(const row_sum *s, int threads)
 static loam_status sum_rows(const loam_problem *p, loam_view to, int64_t channel, int64_t channels,
                             const sum_term *terms, int count, void *stream, loam_error *error)
 {
-    const int64_t batch = local_packed(p) ? 1 : p->batch, tokens = local_packed(p) ? p->total_q : p->len_q;
+    const int64_t batch = sequence_packed(p) ? 1 : p->batch, tokens = sequence_packed(p) ? p->total_q : p->len_q;
     row_sum sum = { p->dtype, batch, p->heads_q, tokens, channels, to, channel, { { { 0 }, 0, 0 } }, count };
     for (int i = 0; i < count; i++) {
         sum.terms[i] = terms[i];
@@ -112,7 +112,7 @@ static pieces carve(const loam_interpolation *i, void *work, size_t *bytes)
 {
     const loam_problem *p = &i->local->problem;
     const bool backward = p->pass == LOAM_BACKWARD;
-    const size_t tokens = local_packed(p) ? (size_t)p->total_q : size_mul((size_t)p->batch, (size_t)p->len_q);
+    const size_t tokens = sequence_packed(p) ? (size_t)p->total_q : size_mul((size_t)p->batch, (size_t)p->len_q);
     const size_t rows = size_mul(tokens, (size_t)p->heads_q), element = dtype_bytes(p->dtype);
     const size_t d = size_mul(rows, (size_t)p->dim_qk), dv = size_mul(rows, (size_t)i->dim_v),
                  both = size_add(d, dv);
@@ -139,7 +139,7 @@ static pieces carve(const loam_interpolation *i, void *work, size_t *bytes)
 static void *saved_x(const loam_interpolation *i, void *saved, size_t *bytes)
 {
     const loam_problem *p = &i->local->problem;
-    const size_t tokens = local_packed(p) ? (size_t)p->total_q : size_mul((size_t)p->batch, (size_t)p->len_q);
+    const size_t tokens = sequence_packed(p) ? (size_t)p->total_q : size_mul((size_t)p->batch, (size_t)p->len_q);
     arena a = { saved, 0 };
     arena_take(&a, saved_stamp_bytes(p), 1);
     arena_take(&a, i->local->saved_bytes, 1);
@@ -211,7 +211,7 @@ size_t loam_interpolation_saved_bytes(const loam_interpolation *i) { return i->s
 static loam_view dense(const loam_interpolation *i, void *data, int64_t channels)
 {
     const loam_problem *p = &i->local->problem;
-    return loam_dense_out(data, p->heads_q, local_packed(p) ? p->total_q : p->len_q, channels);
+    return loam_dense_out(data, p->heads_q, sequence_packed(p) ? p->total_q : p->len_q, channels);
 }
 
 static loam_const_view dense_in(const loam_interpolation *i, void *data, int64_t channels)
@@ -237,7 +237,7 @@ static loam_status check_own(const loam_args *r, loam_error *error)
 static loam_status check_arrays(const loam_interpolation *i, const loam_args *a, loam_error *error)
 {
     const loam_problem *p = &i->local->problem;
-    const int64_t batch = local_packed(p) ? 1 : p->batch, tokens = local_packed(p) ? p->total_q : p->len_q;
+    const int64_t batch = sequence_packed(p) ? 1 : p->batch, tokens = sequence_packed(p) ? p->total_q : p->len_q;
     const bool backward = p->pass == LOAM_BACKWARD;
     if (batch * tokens > 0) {
         TRY(args_need(a->q.data, "q", "every pass reads it", error));

@@ -81,7 +81,7 @@ static loam_status check_shape(const loam_problem *p, loam_error *error)
     TRY(check_size("len_kv", p->len_kv, 0, INT32_MAX / 4, error));
     TRY(check_size("dim_qk", p->dim_qk, 1, LOAM_MAX_DIM, error));
     TRY(check_size("dim_v", p->dim_v, 1, LOAM_MAX_DIM, error));
-    const size_t tokens = local_packed(p) ? (size_t)p->total_q : size_mul((size_t)p->batch, (size_t)p->len_q);
+    const size_t tokens = sequence_packed(p) ? (size_t)p->total_q : size_mul((size_t)p->batch, (size_t)p->len_q);
     const size_t elements = size_mul(size_mul(tokens, (size_t)p->heads_q), LOAM_MAX_DIM * sizeof(double));
     REQUIRE(elements < INT64_MAX, error, LOAM_EMEMORY, "batch x heads_q x len_q: too large to address");
     return check_packing(p, error);
@@ -166,7 +166,7 @@ static loam_status check_recurrent_shape(const loam_problem *p, loam_error *erro
     REQUIRE(p->heads_v % p->heads_q == 0, error, LOAM_ESHAPE,
             "heads_v: %lld, expected 0 or a multiple of heads_q %lld", (long long)p->heads_v,
             (long long)p->heads_q);
-    const size_t tokens = local_packed(p) ? (size_t)p->total_q : size_mul((size_t)p->batch, (size_t)p->len_q);
+    const size_t tokens = sequence_packed(p) ? (size_t)p->total_q : size_mul((size_t)p->batch, (size_t)p->len_q);
     const size_t rows = size_add(tokens, size_mul((size_t)p->batch, (size_t)recurrent_state_rows(p)));
     const size_t elements = size_mul(size_mul(rows, (size_t)p->heads_v), LOAM_MAX_DIM * sizeof(double));
     REQUIRE(elements < INT64_MAX, error, LOAM_EMEMORY, "batch x heads_v x len_q: too large to address");

@@ -12,6 +12,7 @@
 #include "src/base/dtype.h"
 #include "src/base/error.h"
 #include "src/base/kernel.h"
+#include "src/base/sequence.h"
 #include "src/base/size.h"
 
 #ifdef __cplusplus
@@ -33,42 +34,36 @@ typedef struct local_seq {
     int64_t b, q0, nq, k0, nk;
 } local_seq;
 
-LOAM_INLINE bool local_packed(const loam_problem *p) { return p->total_q >= 0; }
-
-LOAM_INLINE int64_t local_clamp(int64_t x, int64_t lo, int64_t hi) { return x < lo ? lo : x > hi ? hi : x; }
-
-/* On a GPU nobody has looked at the lengths: they are held within the arrays here. */
 LOAM_INLINE local_seq local_seq_at(const loam_problem *p, const loam_args *a, int64_t b)
 {
-    if (local_packed(p)) {
-        const int64_t q0 = local_clamp(a->cu_q[b], 0, p->total_q),
-                      k0 = local_clamp(a->cu_kv[b], 0, p->total_kv);
-        const int64_t q1 = local_clamp(a->cu_q[b + 1], q0, p->total_q);
-        const int64_t k1 = local_clamp(a->cu_kv[b + 1], k0, p->total_kv);
-        return (local_seq){ 0, q0, local_clamp(q1 - q0, 0, p->len_q), k0,
-                            local_clamp(k1 - k0, 0, p->len_kv) };
+    if (sequence_packed(p)) {
+        const sequence_span q = sequence_span_at(a->cu_q, b, p->len_q, p->total_q),
+                            k = sequence_span_at(a->cu_kv, b, p->len_kv, p->total_kv);
+        return (local_seq){ 0, q.first, q.len, k.first, k.len };
     }
     return (local_seq){ b, 0, p->len_q, 0,
-                        a->lens_kv ? local_clamp(a->lens_kv[b], 0, p->len_kv) : p->len_kv };
+                        a->lens_kv ? sequence_clamp(a->lens_kv[b], 0, p->len_kv) : p->len_kv };
 }
+
+LOAM_INLINE bool local_packed(const loam_problem *p) { return sequence_packed(p); }
 
 /* Query tokens of one head over the whole batch, and rows in all: the index space of `saved` and of row
  * arrays in the workspace. */
 LOAM_INLINE int64_t local_tokens(const loam_problem *p)
 {
-    return local_packed(p) ? p->total_q : p->batch * p->len_q;
+    return sequence_packed(p) ? p->total_q : p->batch * p->len_q;
 }
 LOAM_INLINE int64_t local_rows(const loam_problem *p) { return local_tokens(p) * p->heads_q; }
 
 LOAM_INLINE int64_t local_row(const loam_problem *p, const local_seq *s, int64_t h, int64_t i)
 {
-    return local_packed(p) ? h * p->total_q + s->q0 + i : (s->b * p->heads_q + h) * p->len_q + i;
+    return sequence_packed(p) ? h * p->total_q + s->q0 + i : (s->b * p->heads_q + h) * p->len_q + i;
 }
 
 /* Keys of a sequence that k has room for: those beyond lens_kv belong to no query, and their gradients are 0. */
 LOAM_INLINE int64_t local_stored_keys(const loam_problem *p, const local_seq *s)
 {
-    return local_packed(p) ? s->nk : p->len_kv;
+    return sequence_packed(p) ? s->nk : p->len_kv;
 }
 
 LOAM_INLINE int64_t local_kv_head(const loam_problem *p, int64_t h) { return h / (p->heads_q / p->heads_kv); }

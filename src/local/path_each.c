@@ -16,7 +16,7 @@ static each_shape shape_of(const each_backend *backend, const loam_problem *p)
     const size_t each = step_bytes(p), room = backend->group_bytes / (each > 0 ? each : 1);
     each_shape x;
     x.steps = p->len_q > p->len_kv ? p->len_q : p->len_kv;
-    x.group = local_clamp((int64_t)room, LEAST_GROUP, MOST_GROUP);
+    x.group = sequence_clamp((int64_t)room, LEAST_GROUP, MOST_GROUP);
     x.group = x.group < x.steps ? x.group : x.steps > 0 ? x.steps : 1;
     x.groups = (x.steps + x.group - 1) / x.group;
     x.no_rows = x.steps - p->len_q;
@@ -202,7 +202,7 @@ static void add_output(each_moves *moves, const loam_view *view, loam_dtype dtyp
 static void add_line(each_moves *moves, const loam_problem *p, void *data, loam_dtype dtype, int64_t width,
                      void *own)
 {
-    const bool packed = local_packed(p);
+    const bool packed = sequence_packed(p);
     add_rows(moves, data, dtype, packed ? 0 : p->heads_q * p->len_q * width,
              (packed ? p->total_q : p->len_q) * width, width, width, own);
 }

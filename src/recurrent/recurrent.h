@@ -17,6 +17,7 @@
 #include "src/base/dtype.h"
 #include "src/base/error.h"
 #include "src/base/kernel.h"
+#include "src/base/sequence.h"
 #include "src/base/size.h"
 
 #ifdef __cplusplus
@@ -60,18 +61,11 @@ typedef struct recurrent_seq {
     int64_t b, first, len, index;
 } recurrent_seq;
 
-LOAM_INLINE int64_t recurrent_clamp(int64_t x, int64_t lo, int64_t hi)
-{
-    return x < lo ? lo : x > hi ? hi : x;
-}
-
-/* On a GPU the host has not checked the lengths: they are clamped to the arrays here. */
 LOAM_INLINE recurrent_seq recurrent_seq_at(const loam_problem *p, const loam_args *a, int64_t b)
 {
-    if (p->total_q >= 0) {
-        const int64_t first = recurrent_clamp(a->cu_q[b], 0, p->total_q);
-        const int64_t len = recurrent_clamp(a->cu_q[b + 1], first, p->total_q) - first;
-        return (recurrent_seq){ 0, first, recurrent_clamp(len, 0, p->len_q), b };
+    if (sequence_packed(p)) {
+        const sequence_span span = sequence_span_at(a->cu_q, b, p->len_q, p->total_q);
+        return (recurrent_seq){ 0, span.first, span.len, b };
     }
     return (recurrent_seq){ b, 0, p->len_q, b };
 }

@@ -12,7 +12,7 @@ enum { SUM_THREADS = 256 };
 /* The index (local_row) of row n of head h; a head has local_tokens rows. */
 static __device__ __forceinline__ int64_t row_of_head(const loam_problem &p, int64_t h, int64_t n)
 {
-    return local_packed(&p) ? h * p.total_q + n : (n / p.len_q * p.heads_q + h) * p.len_q + n % p.len_q;
+    return sequence_packed(&p) ? h * p.total_q + n : (n / p.len_q * p.heads_q + h) * p.len_q + n % p.len_q;
 }
 
 /* The sum of part over the rows of head h, in every thread of the block. */

@@ -79,9 +79,9 @@ static __device__ __forceinline__ key_view key_view_of(const loam_problem &p, co
     const int64_t up = p.causal ? shift : shift + reach;
     return { (int)s.nq,
              (int)s.nk,
-             (int)local_clamp(shift - reach, -far, far),
-             (int)local_clamp(up, -far, far),
-             local_packed(&p),
+             (int)sequence_clamp(shift - reach, -far, far),
+             (int)sequence_clamp(up, -far, far),
+             sequence_packed(&p),
              state,
              (int)(p.batch * p.heads_q) };
 }

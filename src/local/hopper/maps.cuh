@@ -14,7 +14,7 @@ typedef struct extents {
 static inline extents extents_of(const loam_problem *p)
 {
     const extents packed = { 1, p->total_q, p->total_kv }, whole = { p->batch, p->len_q, p->len_kv };
-    return local_packed(p) ? packed : whole;
+    return sequence_packed(p) ? packed : whole;
 }
 
 /* Can bulk copies read a view with one row for each query, or for each key? */

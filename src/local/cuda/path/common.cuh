@@ -43,7 +43,7 @@ struct path_arrays {
 
 static inline int64_t path_slots(const loam_problem *p)
 {
-    return local_packed(p) ? p->total_kv / EDGE + p->batch : p->batch * ((p->len_kv + EDGE - 1) / EDGE);
+    return sequence_packed(p) ? p->total_kv / EDGE + p->batch : p->batch * ((p->len_kv + EDGE - 1) / EDGE);
 }
 
 /* Tiles in a group: a power of 2 near the square root of the number of tiles. */
@@ -73,7 +73,7 @@ static inline path_arrays path_arrays_carve(const loam_problem *p, arena *pool)
 
 static __device__ __forceinline__ int64_t slot_base(const loam_problem &p, const local_seq &s, int64_t b)
 {
-    return local_packed(&p) ? s.k0 / EDGE + b : b * ((p.len_kv + EDGE - 1) / EDGE);
+    return sequence_packed(&p) ? s.k0 / EDGE + b : b * ((p.len_kv + EDGE - 1) / EDGE);
 }
 
 static __device__ __forceinline__ int64_t tiles_of(const local_seq &s) { return (s.nk + EDGE - 1) / EDGE; }

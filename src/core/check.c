@@ -198,7 +198,7 @@ loam_status args_check_ascending(const loam_problem *p, const int64_t *cu, const
 
 static loam_status check_lengths(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    if (local_packed(p)) {
+    if (sequence_packed(p)) {
         TRY(args_check_ascending(p, a->cu_q, "cu_q", p->len_q, p->total_q, error));
         return args_check_ascending(p, a->cu_kv, "cu_kv", p->len_kv, p->total_kv, error);
     }
@@ -258,7 +258,7 @@ static loam_status check_numbers(const loam_problem *p, const void *values, cons
 
 static loam_status check_between(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    const int64_t batch = local_packed(p) ? 1 : p->batch, keys = local_packed(p) ? p->total_kv : p->len_kv;
+    const int64_t batch = sequence_packed(p) ? 1 : p->batch, keys = sequence_packed(p) ? p->total_kv : p->len_kv;
     if (p->decay) {
         TRY(args_need(a->log_decay.data, "log_decay", "the problem says that scores decay", error));
         const args_extent gates = { batch, p->heads_q, keys, 1, a->lens_kv };
@@ -279,7 +279,7 @@ static loam_status check_between(const loam_problem *p, const loam_args *a, loam
 static loam_status check_inputs(const loam_problem *p, const loam_args *a, args_use use, loam_error *error)
 {
     const bool queries = p->batch > 0 && local_tokens(p) > 0;
-    const bool keys = p->batch > 0 && (local_packed(p) ? p->total_kv : p->len_kv) > 0;
+    const bool keys = p->batch > 0 && (sequence_packed(p) ? p->total_kv : p->len_kv) > 0;
     if (queries) {
         TRY(args_need(a->q.data, "q", "every pass reads it", error));
         if (p->mechanism == LOAM_PARALLAX) {
@@ -305,8 +305,8 @@ static loam_status check_inputs(const loam_problem *p, const loam_args *a, args_
 
 static loam_status check_forward(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    const int64_t batch = local_packed(p) ? 1 : p->batch, heads = p->heads_q;
-    const int64_t tokens = local_packed(p) ? p->total_q : p->len_q;
+    const int64_t batch = sequence_packed(p) ? 1 : p->batch, heads = p->heads_q;
+    const int64_t tokens = sequence_packed(p) ? p->total_q : p->len_q;
     if (batch * tokens > 0) {
         TRY(args_need(a->o.data, "o", "forward and decode write it", error));
     }
@@ -319,9 +319,9 @@ static loam_status check_forward(const loam_problem *p, const loam_args *a, loam
 
 static loam_status check_backward(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    const int64_t batch = local_packed(p) ? 1 : p->batch;
-    const int64_t tokens = local_packed(p) ? p->total_q : p->len_q,
-                  keys = local_packed(p) ? p->total_kv : p->len_kv;
+    const int64_t batch = sequence_packed(p) ? 1 : p->batch;
+    const int64_t tokens = sequence_packed(p) ? p->total_q : p->len_q,
+                  keys = sequence_packed(p) ? p->total_kv : p->len_kv;
     if (batch * tokens > 0) {
         TRY(args_need(a->grad_o.data, "grad_o", "backward reads it", error));
         TRY(args_need(a->saved, "saved", "backward reads what forward left there", error));
