@@ -6,7 +6,12 @@
  * The local plan has the values [v_j, k_j] and so gives [vbar_i, kbar_i]; the recurrent plan reads its W_i at x_i. Backward,
  * the recurrence first: with its gradient dx of x, that of [vbar, kbar] is [do, -dx], and dx is a part of dq. */
 #include "src/core/interpolation.h"
-#include "src/core/plan.h"
+
+#include "src/base/size.h"
+#include "src/core/args.h"
+#include "src/core/check.h"
+#include "src/core/problem.h"
+#include "src/core/saved.h"
 
 #include <stdlib.h>
 
@@ -45,12 +50,12 @@ static void row_sum_cpu(const row_sum *s, int threads)
 static loam_status sum_rows(const loam_problem *p, loam_view to, int64_t channel, int64_t channels,
                             const sum_term *terms, int count, void *stream, loam_error *error)
 {
-    const int64_t batch = sequence_packed(p) ? 1 : p->batch, tokens = sequence_packed(p) ? p->total_q : p->len_q;
-    row_sum sum = { p->dtype, batch, p->heads_q, tokens, channels, to, channel, { { { 0 }, 0, 0 } }, count };
+    const extent e = extent_of_q(p, p->heads_q, channels);
+    row_sum sum = { p->dtype, e.batch, e.heads, e.tokens, channels, to, channel, { { { 0 }, 0, 0 } }, count };
     for (int i = 0; i < count; i++) {
         sum.terms[i] = terms[i];
     }
-    if (!to.data || batch * tokens == 0) {
+    if (!to.data || extent_rows(e) == 0) {
         return LOAM_OK;
     }
 #ifdef LOAM_HAVE_CUDA
@@ -73,9 +78,11 @@ static loam_status check_same(int64_t local, int64_t recurrent, const char *name
     return LOAM_OK;
 }
 
+static bool recurrent(const loam_problem *p) { return family_of(p->mechanism) == &family_recurrent; }
+
 static loam_status check_pair(const loam_problem *l, const loam_problem *r, loam_error *error)
 {
-    REQUIRE(!plan_recurrent(l) && plan_recurrent(r), error, LOAM_EARG,
+    REQUIRE(!recurrent(l) && recurrent(r), error, LOAM_EARG,
             "local, recurrent: %s and %s, expected a mechanism of each family",
             loam_mechanism_name(l->mechanism), loam_mechanism_name(r->mechanism));
     REQUIRE(l->pass != LOAM_DECODE && l->pass == r->pass, error, LOAM_EUNSUPPORTED,
@@ -112,7 +119,8 @@ static pieces carve(const loam_interpolation *i, void *work, size_t *bytes)
 {
     const loam_problem *p = &i->local->problem;
     const bool backward = p->pass == LOAM_BACKWARD;
-    const size_t tokens = sequence_packed(p) ? (size_t)p->total_q : size_mul((size_t)p->batch, (size_t)p->len_q);
+    const size_t tokens = sequence_packed(p) ? (size_t)p->total_q
+                                             : size_mul((size_t)p->batch, (size_t)p->len_q);
     const size_t rows = size_mul(tokens, (size_t)p->heads_q), element = dtype_bytes(p->dtype);
     const size_t d = size_mul(rows, (size_t)p->dim_qk), dv = size_mul(rows, (size_t)i->dim_v),
                  both = size_add(d, dv);
@@ -139,7 +147,8 @@ static pieces carve(const loam_interpolation *i, void *work, size_t *bytes)
 static void *saved_x(const loam_interpolation *i, void *saved, size_t *bytes)
 {
     const loam_problem *p = &i->local->problem;
-    const size_t tokens = sequence_packed(p) ? (size_t)p->total_q : size_mul((size_t)p->batch, (size_t)p->len_q);
+    const size_t tokens = sequence_packed(p) ? (size_t)p->total_q
+                                             : size_mul((size_t)p->batch, (size_t)p->len_q);
     arena a = { saved, 0 };
     arena_take(&a, saved_stamp_bytes(p), 1);
     arena_take(&a, i->local->saved_bytes, 1);
@@ -237,24 +246,24 @@ static loam_status check_own(const loam_args *r, loam_error *error)
 static loam_status check_arrays(const loam_interpolation *i, const loam_args *a, loam_error *error)
 {
     const loam_problem *p = &i->local->problem;
-    const int64_t batch = sequence_packed(p) ? 1 : p->batch, tokens = sequence_packed(p) ? p->total_q : p->len_q;
+    const extent rows = extent_of_q(p, p->heads_q, p->dim_qk), values = extent_of_q(p, p->heads_q, i->dim_v);
     const bool backward = p->pass == LOAM_BACKWARD;
-    if (batch * tokens > 0) {
-        TRY(args_need(a->q.data, "q", "every pass reads it", error));
-        TRY(args_need(a->k.data, "k", "every pass reads it", error));
-        TRY(args_need(a->v.data, "v", "every pass reads it", error));
-        TRY(backward ? args_need(a->grad_o.data, "grad_o", "backward reads it", error)
-                     : args_need(a->o.data, "o", "forward writes it", error));
+    if (extent_rows(rows) > 0) {
+        TRY(check_given(a->q.data, "q", "every pass reads it", error));
+        TRY(check_given(a->k.data, "k", "every pass reads it", error));
+        TRY(check_given(a->v.data, "v", "every pass reads it", error));
+        TRY(backward ? check_given(a->grad_o.data, "grad_o", "backward reads it", error)
+                     : check_given(a->o.data, "o", "forward writes it", error));
         REQUIRE(!backward || a->saved, error, LOAM_EARG, "saved: NULL, expected what a forward wrote");
     }
     REQUIRE(a->work && (uintptr_t)a->work % LOAM_ALIGN == 0, error, LOAM_EARG,
             "work: %p, expected memory aligned to %d", a->work, LOAM_ALIGN);
     REQUIRE((uintptr_t)a->saved % LOAM_ALIGN == 0, error, LOAM_EARG,
             "saved: %p, expected memory aligned to %d", a->saved, LOAM_ALIGN);
-    TRY(args_check_output(&a->o, "o", batch, p->heads_q, tokens, i->dim_v, error));
-    TRY(args_check_output(&a->grad_q, "grad_q", batch, p->heads_q, tokens, p->dim_qk, error));
-    TRY(args_check_output(&a->grad_k, "grad_k", batch, p->heads_q, tokens, p->dim_qk, error));
-    TRY(args_check_output(&a->grad_v, "grad_v", batch, p->heads_q, tokens, i->dim_v, error));
+    TRY(check_output(&a->o, "o", values, error));
+    TRY(check_output(&a->grad_q, "grad_q", rows, error));
+    TRY(check_output(&a->grad_k, "grad_k", rows, error));
+    TRY(check_output(&a->grad_v, "grad_v", values, error));
     return backward ? saved_check(p, saved_identity(&i->recurrent->problem), a->saved, error) : LOAM_OK;
 }
 

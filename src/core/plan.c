@@ -2,7 +2,7 @@
  * Making a plan: check the problem, choose the kernel, fix the sizes. */
 #include "src/core/plan.h"
 
-#include "src/local/decay.h"
+#include "src/core/problem.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,17 +25,6 @@ static void write_name(loam_plan *plan)
     }
 }
 
-/* The workspace of the kernel, and of loam_state_finish where the plan is for decode. */
-static size_t work_bytes(const loam_plan *plan)
-{
-    const loam_problem *p = &plan->problem;
-    const size_t own = size_add(local_decay_work(p), plan->kernel->work(p));
-    const size_t finish = p->pass == LOAM_DECODE && !plan_recurrent(p)
-                              ? size_mul(size_of(local_state_scratch(p), sizeof(double)), (size_t)p->threads)
-                              : 0;
-    return own > finish ? own : finish;
-}
-
 loam_status loam_plan_create(loam_plan **out, const loam_problem *problem, loam_error *error)
 {
     REQUIRE(out, error, LOAM_EARG, "plan: NULL, expected where to put it");
@@ -43,6 +32,7 @@ loam_status loam_plan_create(loam_plan **out, const loam_problem *problem, loam_
     TRY(problem_check_stamp(problem, "problem", error));
     loam_problem checked = *problem;
     TRY(problem_check(&checked, error));
+    const family *f = family_of(checked.mechanism);
     const kernel *chosen;
     TRY(registry_choose(&chosen, &checked, error));
     loam_plan *plan = malloc(sizeof *plan);
@@ -51,12 +41,9 @@ loam_status loam_plan_create(loam_plan **out, const loam_problem *problem, loam_
     checked.backend = chosen->backend;
     plan->problem = checked;
     plan->kernel = chosen;
-    plan->work_bytes = work_bytes(plan);
-    plan->saved_bytes = 0;
-    if (!plan_recurrent(&plan->problem)) {
-        local_saved_carve(&plan->problem, NULL, &plan->saved_bytes);
-        plan->saved_bytes = size_add(plan->saved_bytes, saved_stamp_bytes(&plan->problem));
-    }
+    plan->family = f;
+    plan->work_bytes = f->work_bytes(&checked, chosen->work(&checked));
+    plan->saved_bytes = f->saved_bytes ? f->saved_bytes(&checked) : 0;
     if (plan->work_bytes > PTRDIFF_MAX || plan->saved_bytes > PTRDIFF_MAX) {
         free(plan);
         return loam_fail(error, LOAM_EMEMORY, "work: the workspace of this problem is too large to address");
@@ -82,5 +69,5 @@ const char *loam_plan_kernel_for(const loam_plan *plan, const loam_args *args)
 
 int64_t loam_plan_state_rows(const loam_plan *plan)
 {
-    return plan_recurrent(&plan->problem) ? recurrent_state_rows(&plan->problem) : 0;
+    return plan->family->state_rows ? plan->family->state_rows(&plan->problem) : 0;
 }

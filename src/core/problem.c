@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: MIT
  * The checks of a problem: everything that can be known before there is data. */
+#include "src/core/problem.h"
+
+#include "src/base/size.h"
 #include "src/base/stamp.h"
+#include "src/core/check.h"
+#include "src/core/family.h"
 #include "src/core/mechanisms.h"
-#include "src/core/plan.h"
 
 #include <math.h>
 #include <omp.h>
@@ -25,13 +29,6 @@ static loam_status check_enum(const char *name, int value, int count, loam_error
 static loam_status check_switch(const char *name, int value, loam_error *error)
 {
     REQUIRE(value == 0 || value == 1, error, LOAM_EARG, "%s: %d, expected 0 or 1", name, value);
-    return LOAM_OK;
-}
-
-static loam_status check_size(const char *name, int64_t value, int64_t least, int64_t most, loam_error *error)
-{
-    REQUIRE(value >= least && value <= most, error, LOAM_ESHAPE, "%s: %lld, expected %lld to %lld", name,
-            (long long)value, (long long)least, (long long)most);
     return LOAM_OK;
 }
 
@@ -62,7 +59,7 @@ static loam_status check_packing(const loam_problem *p, loam_error *error)
     REQUIRE(p->total_q >= 0 && p->total_kv >= 0, error, LOAM_ESHAPE,
             "total_q, total_kv: %lld and %lld, expected both >= 0 (packed) or both -1", (long long)p->total_q,
             (long long)p->total_kv);
-    REQUIRE(p->pass != LOAM_DECODE || plan_recurrent(p), error, LOAM_EUNSUPPORTED,
+    REQUIRE(p->pass != LOAM_DECODE || family_of(p->mechanism)->packed_decode, error, LOAM_EUNSUPPORTED,
             "total_q: packed sequences do not go with decode; use lens_kv");
     TRY(check_size("total_q", p->total_q, 0, INT32_MAX, error));
     return check_size("total_kv", p->total_kv, 0, INT32_MAX, error);
@@ -81,13 +78,26 @@ static loam_status check_shape(const loam_problem *p, loam_error *error)
     TRY(check_size("len_kv", p->len_kv, 0, INT32_MAX / 4, error));
     TRY(check_size("dim_qk", p->dim_qk, 1, LOAM_MAX_DIM, error));
     TRY(check_size("dim_v", p->dim_v, 1, LOAM_MAX_DIM, error));
-    const size_t tokens = sequence_packed(p) ? (size_t)p->total_q : size_mul((size_t)p->batch, (size_t)p->len_q);
+    const size_t tokens = sequence_packed(p) ? (size_t)p->total_q
+                                             : size_mul((size_t)p->batch, (size_t)p->len_q);
     const size_t elements = size_mul(size_mul(tokens, (size_t)p->heads_q), LOAM_MAX_DIM * sizeof(double));
     REQUIRE(elements < INT64_MAX, error, LOAM_EMEMORY, "batch x heads_q x len_q: too large to address");
     return check_packing(p, error);
 }
 
-static loam_status check_values(const loam_problem *p, loam_error *error)
+/* The axes and the unit of the ridge; those of a number are the default of mechanisms that have none. */
+static loam_status check_ridge_kind(const loam_problem *p, const loam_mechanism_info *m, loam_error *error)
+{
+    REQUIRE(p->ridge_axes == LOAM_RIDGE_NUMBER || (m->ridge_axes >> p->ridge_axes & 1), error,
+            LOAM_EUNSUPPORTED, "ridge_axes: per %s, which %s does not have",
+            loam_ridge_axes_name(p->ridge_axes), m->name);
+    REQUIRE(p->ridge_unit == LOAM_RIDGE_NORMALISED || (m->ridge_units >> p->ridge_unit & 1), error,
+            LOAM_EUNSUPPORTED, "ridge_unit: %s, which %s does not have", loam_ridge_unit_name(p->ridge_unit),
+            m->name);
+    return LOAM_OK;
+}
+
+static loam_status check_values(const loam_problem *p, const loam_mechanism_info *m, loam_error *error)
 {
     REQUIRE(isfinite(p->scale), error, LOAM_EVALUE, "scale: %g, expected a finite number", p->scale);
     REQUIRE(p->score == LOAM_DOT || p->scale >= 0, error, LOAM_EVALUE,
@@ -98,131 +108,27 @@ static loam_status check_values(const loam_problem *p, loam_error *error)
             (long long)p->window);
     REQUIRE(p->threads >= 0 && p->threads <= MAX_THREADS, error, LOAM_EVALUE, "threads: %d, expected 0 to %d",
             p->threads, MAX_THREADS);
-    REQUIRE(!p->sink || p->mechanism == LOAM_SOFTMAX, error, LOAM_EUNSUPPORTED,
+    REQUIRE(!p->sink || m->sink, error, LOAM_EUNSUPPORTED,
             "sink: only softmax has one, not %s: the mass that leaves has no key to fit a line through",
-            loam_mechanism_name(p->mechanism));
-    if (p->mechanism == LOAM_LLA) {
+            m->name);
+    if (m->ridge_axes) {
         REQUIRE(isfinite(p->ridge) && p->ridge >= 0, error, LOAM_EVALUE,
                 "ridge: %g, expected a finite number >= 0", p->ridge);
     }
     return LOAM_OK;
 }
 
-/* Scores that depend on the tokens between query and key. */
-static loam_status check_between(const loam_problem *p, loam_error *error)
-{
-    const char *name = p->path ? "path" : "decay";
-    if (!p->decay && !p->path) {
-        return LOAM_OK;
-    }
-    REQUIRE(p->causal, error, LOAM_EUNSUPPORTED,
-            "%s: 1, expected 0 where causal is 0: keys lie before queries", name);
-    REQUIRE(p->score == LOAM_DOT, error, LOAM_EUNSUPPORTED, "%s: 1, expected 0 for the score rbf", name);
-    REQUIRE(!p->sink, error, LOAM_EUNSUPPORTED, "sink: 1, expected 0 with %s", name);
-    REQUIRE(!p->path || (p->soft_cap == 0 && p->window == 0 && !p->slope && !p->key_bias), error,
-            LOAM_EUNSUPPORTED, "path: 1, expected 0 with %s",
-            p->soft_cap != 0 ? "a soft cap"
-            : p->window != 0 ? "a window"
-            : p->slope       ? "slopes"
-                             : "a key bias");
-    return LOAM_OK;
-}
-
-/* The axes and the unit of the ridge; those of a number are the default of mechanisms that have none. */
-static loam_status check_ridge_kind(const loam_problem *p, loam_error *error)
-{
-    loam_mechanism_info info;
-    loam_mechanism_at((int)p->mechanism, &info);
-    REQUIRE(p->ridge_axes == LOAM_RIDGE_NUMBER || (info.ridge_axes >> p->ridge_axes & 1), error,
-            LOAM_EUNSUPPORTED, "ridge_axes: per %s, which %s does not have",
-            loam_ridge_axes_name(p->ridge_axes), info.name);
-    REQUIRE(p->ridge_unit == LOAM_RIDGE_NORMALISED || (info.ridge_units >> p->ridge_unit & 1), error,
-            LOAM_EUNSUPPORTED, "ridge_unit: %s, which %s does not have", loam_ridge_unit_name(p->ridge_unit),
-            info.name);
-    return LOAM_OK;
-}
-
-/* The options of the recurrent family are not those of this one. */
-static loam_status check_local(const loam_problem *p, loam_error *error)
-{
-    const char *name = loam_mechanism_name(p->mechanism);
-    REQUIRE(p->heads_v == 0, error, LOAM_EUNSUPPORTED, "heads_v: %lld, expected 0: %s has heads_kv",
-            (long long)p->heads_v, name);
-    REQUIRE(p->feature_map == LOAM_FEATURES_IDENTITY, error, LOAM_EUNSUPPORTED,
-            "feature_map: %d, expected 0: %s has none", (int)p->feature_map, name);
-    REQUIRE(!p->normalise, error, LOAM_EUNSUPPORTED, "normalise: 1, expected 0: %s always is", name);
-    return check_between(p, error);
-}
-
-static loam_status check_recurrent_shape(const loam_problem *p, loam_error *error)
-{
-    REQUIRE(p->heads_kv == p->heads_q, error, LOAM_ESHAPE, "heads_kv: %lld, expected heads_q, %lld, for %s",
-            (long long)p->heads_kv, (long long)p->heads_q, loam_mechanism_name(p->mechanism));
-    REQUIRE(p->len_kv == p->len_q && p->total_kv == p->total_q, error, LOAM_ESHAPE,
-            "len_kv, total_kv: %lld, %lld, expected those of q, %lld, %lld, for %s", (long long)p->len_kv,
-            (long long)p->total_kv, (long long)p->len_q, (long long)p->total_q,
-            loam_mechanism_name(p->mechanism));
-    TRY(check_size("heads_v", p->heads_v, 0, INT32_MAX, error));
-    REQUIRE(p->heads_v % p->heads_q == 0, error, LOAM_ESHAPE,
-            "heads_v: %lld, expected 0 or a multiple of heads_q %lld", (long long)p->heads_v,
-            (long long)p->heads_q);
-    const size_t tokens = sequence_packed(p) ? (size_t)p->total_q : size_mul((size_t)p->batch, (size_t)p->len_q);
-    const size_t rows = size_add(tokens, size_mul((size_t)p->batch, (size_t)recurrent_state_rows(p)));
-    const size_t elements = size_mul(size_mul(rows, (size_t)p->heads_v), LOAM_MAX_DIM * sizeof(double));
-    REQUIRE(elements < INT64_MAX, error, LOAM_EMEMORY, "batch x heads_v x len_q: too large to address");
-    return LOAM_OK;
-}
-
-static loam_status check_recurrent(const loam_problem *p, loam_error *error)
-{
-    const char *name = loam_mechanism_name(p->mechanism);
-    const recurrent_form *form = recurrent_form_of(p->mechanism);
-    REQUIRE(p->score == LOAM_DOT, error, LOAM_EUNSUPPORTED, "score: rbf, expected dot: %s has no other",
-            name);
-    REQUIRE(p->soft_cap == 0, error, LOAM_EUNSUPPORTED, "soft_cap: %g, expected 0: %s has none", p->soft_cap,
-            name);
-    REQUIRE(p->causal, error, LOAM_EUNSUPPORTED, "causal: 0, expected 1: %s is a recurrence", name);
-    REQUIRE(p->window == 0, error, LOAM_EUNSUPPORTED, "window: %lld, expected 0: %s has none",
-            (long long)p->window, name);
-    REQUIRE(!p->slope && !p->key_bias && !p->sink, error, LOAM_EUNSUPPORTED, "%s: 1, expected 0: %s has none",
-            p->slope      ? "slope"
-            : p->key_bias ? "key_bias"
-                          : "sink",
-            name);
-    REQUIRE(!p->decay && !p->path, error, LOAM_EUNSUPPORTED, "%s: 1, expected 0: a score, which %s has not",
-            p->decay ? "decay" : "path", name);
-    REQUIRE(!p->normalise || !(form->delta || form->solved), error, LOAM_EUNSUPPORTED,
-            "normalise: 1, expected 0: %s fits the values themselves; linear, retention, ssd and gla can be",
-            name);
-    REQUIRE(!p->normalise || p->scale == 0 || p->scale == 1, error, LOAM_EUNSUPPORTED,
-            "scale: %g, expected 0 or 1: it cancels where the read is normalised", p->scale);
-    if (form->solved) {
-        REQUIRE(isfinite(p->ridge) && p->ridge > 0, error, LOAM_EVALUE,
-                "ridge: %g, expected a finite number > 0", p->ridge);
-    }
-    return check_recurrent_shape(p, error);
-}
-
-static double default_scale(const loam_problem *p)
-{
-    return p->normalise || p->mechanism == LOAM_MESA ? 1 : 1 / sqrt((double)p->dim_qk);
-}
-
 loam_status problem_check(loam_problem *p, loam_error *error)
 {
     TRY(check_enums(p, error));
     TRY(check_shape(p, error));
-    if (plan_recurrent(p)) {
-        TRY(check_recurrent(p, error));
-        p->heads_v = p->heads_v ? p->heads_v : p->heads_q;
-    } else {
-        TRY(check_local(p, error));
-    }
-    TRY(check_ridge_kind(p, error));
-    TRY(check_values(p, error));
-    if (p->scale == 0) {
-        p->scale = default_scale(p);
-    }
+    const family *f = family_of(p->mechanism);
+    loam_mechanism_info info;
+    loam_mechanism_at((int)p->mechanism, &info);
+    TRY(f->check_problem(p, error));
+    TRY(check_ridge_kind(p, &info, error));
+    TRY(check_values(p, &info, error));
+    f->fill(p);
     if (p->threads == 0) {
         const int most = omp_get_max_threads();
         p->threads = most < MAX_THREADS ? most : MAX_THREADS;

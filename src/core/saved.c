@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
- * The stamp of `saved` in host memory: LOAM_ALIGN bytes before what the kernels keep there. Forward writes it last, backward
- * looks for it first. What the kernel or the number of threads is makes no difference to what is kept. */
-#include "src/core/plan.h"
+ * The stamp of `saved` in host memory: LOAM_ALIGN bytes before what kernels save. Forward writes it last, backward
+ * checks it first. What is saved depends neither on the kernel nor on the number of threads. */
+#include "src/core/saved.h"
 
+#include <stdbool.h>
 #include <string.h>
 
 typedef struct saved_stamp {
@@ -30,7 +31,7 @@ static uint64_t word_of(double x)
     return word;
 }
 
-/* All that says how `saved` is laid out and what its numbers mean; `more` is of the caller. */
+/* Of all that determines the layout of `saved` and the meaning of its numbers. */
 static saved_stamp stamp_of(const loam_problem *p, uint64_t more)
 {
     const bool solved = p->mechanism == LOAM_LLA;
@@ -75,9 +76,9 @@ loam_status saved_check(const loam_problem *p, uint64_t more, const void *saved,
     REQUIRE(found.version == expected.version, error, LOAM_EARG,
             "saved: of a library of version number %llu, expected this one's, %llu",
             (unsigned long long)found.version, (unsigned long long)expected.version);
-    REQUIRE(
-        found.problem == expected.problem, error, LOAM_EARG,
-        "saved: of another problem (identity %016llx), expected what a forward of this one left there (%016llx)",
-        (unsigned long long)found.problem, (unsigned long long)expected.problem);
+    REQUIRE(found.problem == expected.problem, error, LOAM_EARG,
+            "saved: of another problem (identity %016llx), expected what a forward of this one left there "
+            "(%016llx)",
+            (unsigned long long)found.problem, (unsigned long long)expected.problem);
     return LOAM_OK;
 }
