@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  * What a kernel is: its functions, and how a line of a family's kernels.def declares them.
  *
- * A line is KERNEL(machine, name, ...). A row is called `name` and a suffix for the machine: _ref, _cuda, _hopper, or
- * the instruction set; CPU makes one row for each of those. src/core/registry.c reads the rest of the line. */
+ * A line is KERNEL(machine, name, ...). A row's name is `name` with a suffix for the machine: _ref, _cuda,
+ * _hopper, or the instruction sets, which each have a row. src/core/registry.c reads the rest of the line. */
 #ifndef LOAM_BASE_KERNEL_H
 #define LOAM_BASE_KERNEL_H
 
@@ -18,12 +18,12 @@ typedef size_t kernel_work_fn(const loam_problem *problem);
 /* Decode on CPUs: the partial states of keys first .. first + count - 1. */
 typedef loam_status kernel_partial_fn(const loam_problem *problem, const loam_args *args, int64_t first,
                                       int64_t count, double *states, loam_error *error);
-/* Refuses problems that a kernel cannot do although mechanism, pass and type are its own. `error` may be NULL. */
+/* Refuses what a kernel cannot do although mechanism, pass and type are its own. `error` may be NULL. */
 typedef loam_status kernel_fits_fn(const loam_problem *problem, loam_error *error);
 /* Can the kernel read these arrays? */
 typedef bool kernel_reads_fn(const loam_problem *problem, const loam_args *args);
 
-/* The prototypes of a line, one macro for each machine. Rows with suffix _hopper have a `reads` function: where it is
+/* The prototypes of a line, one macro for each machine. Rows for Hopper have a `reads` function: where it is
  * false, the row that they name as their fallback runs instead. */
 #define KERNEL_DECLARE(name) \
     kernel_run_fn name; \

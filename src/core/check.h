@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
- * The checks that families share: of a size, of a pointer, of an array. Arrays in device memory are not read. */
+ * The checks that families share: of sizes, pointers and arrays. Arrays in device memory are not read. */
 #ifndef LOAM_CORE_CHECK_H
 #define LOAM_CORE_CHECK_H
 
 #include "src/base/error.h"
 #include "src/base/sequence.h"
 
-/* The rows of an array [batch, heads, tokens, channels] that are in use: all of them or, where lens is given, the
- * first lens[b] tokens of batch entry b. */
+/* The rows in use of an array [batch, heads, tokens, channels]: all or, where lens is given, the first
+ * lens[b] tokens of batch entry b. */
 typedef struct extent {
     int64_t batch, heads, tokens, channels;
     const int64_t *lens;

@@ -14,14 +14,14 @@ typedef struct family {
     loam_family id;
     bool packed_decode; /* decode takes packed sequences */
 
-    /* Of a problem whose enumerators, sizes and lengths are checked: refuses what the family does not have. */
+    /* Refuses what the family does not have. Enumerators, sizes and lengths are checked before. */
     loam_status (*check_problem)(const loam_problem *problem, loam_error *error);
     /* Sets the defaults of a checked problem: scale, heads. */
     void (*fill)(loam_problem *problem);
     /* What a mechanism reads: members of *info, which are 0 before. */
     void (*describe)(loam_mechanism mechanism, loam_mechanism_info *info);
 
-    /* Of arguments that the problem uses: refuses missing ones, strides and values. */
+    /* Checks pointers, strides and values. Arguments that the problem does not use are refused before. */
     loam_status (*check_args)(const loam_problem *problem, const loam_args *args, args_use use,
                               loam_error *error);
     /* Bytes of args.work where the kernel takes `kernel` bytes. */

@@ -3,8 +3,9 @@
  *
  *     o_i = sum_j p_ij (v_j - W_i k_j) + W_i q_i = vbar_i + W_i x_i,   x_i = q_i - kbar_i
  *
- * The local plan has the values [v_j, k_j] and so gives [vbar_i, kbar_i]; the recurrent plan reads its W_i at x_i. Backward,
- * the recurrence first: with its gradient dx of x, that of [vbar, kbar] is [do, -dx], and dx is a part of dq. */
+ * The local plan has the values [v_j, k_j], so that its output is [vbar_i, kbar_i]; the recurrent plan reads
+ * its state W_i with the query x_i. Backward runs the recurrence first: with dx, the gradient of x, that
+ * of [vbar, kbar] is [do, -dx], and dx is a part of dq. */
 #include "src/core/interpolation.h"
 
 #include "src/base/size.h"
@@ -46,7 +47,7 @@ static void row_sum_cpu(const row_sum *s, int threads)
     }
 }
 
-/* The channels from `channel` on of every row of `to` become the sum of the terms; an unwanted `to` is let be. */
+/* The channels from `channel` on of every row of `to` become the sum of the terms; without `to`, nothing. */
 static loam_status sum_rows(const loam_problem *p, loam_view to, int64_t channel, int64_t channels,
                             const sum_term *terms, int count, void *stream, loam_error *error)
 {
@@ -228,7 +229,7 @@ static loam_const_view dense_in(const loam_interpolation *i, void *data, int64_t
     return as_const(dense(i, data, channels));
 }
 
-/* What is the template's own to give the recurrence. */
+/* Arguments of the recurrence that the interpolation sets itself must not be given. */
 static loam_status check_own(const loam_args *r, loam_error *error)
 {
     const void *const given[] = { r->q.data,      r->k.data,      r->v.data,      r->o.data,

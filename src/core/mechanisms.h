@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * The mechanisms of all families: X(enumerator less LOAM_, name, ...), the rest as in their family's table. */
+ * The mechanisms of all families: X(enumerator less LOAM_, name, ...), further columns as in each family. */
 #ifndef LOAM_CORE_MECHANISMS_H
 #define LOAM_CORE_MECHANISMS_H
 

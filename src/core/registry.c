@@ -83,7 +83,7 @@ enum { KERNEL_COUNT = sizeof kernels / sizeof kernels[0] };
 
 const kernel *registry_at(int index) { return index >= 0 && index < KERNEL_COUNT ? &kernels[index] : NULL; }
 
-/* Host memory is what a caller has who asks for nothing: CUDA only by name. */
+/* A caller who names no back end has host memory: CUDA only where it is asked for. */
 static bool does(const kernel *k, const loam_problem *p)
 {
     const bool backend = p->backend != LOAM_BACKEND_AUTO ? k->backend == p->backend
@@ -135,8 +135,8 @@ static loam_status choose_named(const kernel **out, const loam_problem *p, cpu_i
     return loam_fail(error, LOAM_EARG, "kernel: '%s' is unknown; `loam list` names them", p->kernel);
 }
 
-/* The last row that does the pass, fits the problem and runs here; where there is none, `error` says what the first that
- * came closest lacks. */
+/* The last row that does the pass, fits the problem and runs here. Where there is none, `error` says what is
+ * missing: a GPU, else what the first row that does the pass does not fit. */
 static loam_status choose_best(const kernel **out, const loam_problem *p, cpu_isa have, loam_error *error)
 {
     const int capability = p->backend == LOAM_BACKEND_CUDA ? gpu_capability() : 0;

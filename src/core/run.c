@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * Running a plan: check the arguments, prepare what kernels read in their place, run the kernel, stamp what it saved. */
+ * Running a plan: check the arguments, prepare what kernels read instead, run the kernel, stamp `saved`. */
 #include "src/core/args.h"
 #include "src/core/saved.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The stamp of `saved` in host memory: LOAM_ALIGN bytes before what kernels save. Forward writes it last, backward
- * checks it first. What is saved depends neither on the kernel nor on the number of threads. */
+ * The stamp of `saved` in host memory: LOAM_ALIGN bytes before what kernels save. Forward writes it last,
+ * backward checks it first. What is saved depends neither on the kernel nor on the number of threads. */
 #include "src/core/saved.h"
 
 #include <stdbool.h>

@@ -60,7 +60,7 @@ LOAM_INLINE int64_t local_row(const loam_problem *p, const local_seq *s, int64_t
     return sequence_packed(p) ? h * p->total_q + s->q0 + i : (s->b * p->heads_q + h) * p->len_q + i;
 }
 
-/* Keys of a sequence that k has room for: those beyond lens_kv belong to no query, and their gradients are 0. */
+/* Keys of a sequence that k has room for. Those beyond lens_kv belong to no query: their gradients are 0. */
 LOAM_INLINE int64_t local_stored_keys(const loam_problem *p, const local_seq *s)
 {
     return sequence_packed(p) ? s->nk : p->len_kv;
@@ -113,9 +113,9 @@ LOAM_INLINE double local_least_pivot(double largest, double mean2) { return 1e-1
 
 /* ------------------------------------------------------------------ saved for backward */
 
-/* Dense arrays over rows, of type real. Keys are taken relative to the first key of the row's sequence, as the
- * kernels do: a common shift of all keys then costs no precision. Likewise lse is without scale x_i0, the score of that
- * key before biases, but where there is a soft cap. */
+/* Dense arrays over rows, of type real. Keys are relative to the first key of the row's sequence, as in the
+ * kernels: a common shift of all keys then costs no precision. Without a soft cap, lse likewise lacks
+ * scale x_i0, the score of that key before biases. */
 typedef struct local_saved {
     void *lse, *vbar; /* [rows], [rows, dim_v] */
     void *tbar;       /* Parallax: probe . kbar as the sum of two, a centre and the rest, [rows, 2] */
@@ -149,8 +149,8 @@ size_t local_state_doubles(const loam_problem *problem);
 void local_state_clear(const loam_problem *problem, double *state);
 /* into += from; see loam.h for the layout. */
 void local_state_merge(const loam_problem *problem, double *__restrict into, const double *__restrict from);
-/* rho <- 0, the given probe or the solution; scratch has local_state_scratch(problem) doubles. LLA reads only the means
- * and second moments of the keys: a state of dim_v = 0 will do. */
+/* rho <- 0, the given probe or the solution; scratch has local_state_scratch(problem) doubles. LLA reads only
+ * means and second moments of the keys: a state with dim_v = 0 is enough. */
 loam_row_info local_state_probe(const loam_problem *problem, const loam_args *args, const local_seq *seq,
                                 int64_t h, int64_t i, const double *state, double *scratch, double *rho);
 /* The least pivot of the system that local_state_probe left factored in scratch. */
@@ -172,12 +172,12 @@ typedef struct local_row_sums {
 } local_row_sums;
 
 local_row_sums local_row_sums_carve(const loam_problem *problem, arena *pool);
-/* local_backward_* of the CPU but for these gradients: the parts, in the workspace, and the column sums of what decays. */
+/* local_backward_* of the CPU up to these gradients: the parts and, where scores decay, column sums of ds. */
 typedef void local_backward_rows_fn(const loam_problem *problem, const loam_args *args, local_row_sums *sums);
 local_backward_rows_fn local_backward_rows_portable, local_backward_rows_avx2, local_backward_rows_avx512,
     local_backward_rows_avx512bf16;
-/* Writes grad_scale, grad_slope, grad_sink and, for axes without channels, grad_ridge; sums in row order. Then grad_log_decay
- * from the column sums that are there. */
+/* Writes grad_scale, grad_slope, grad_sink and, for axes without channels, grad_ridge: sums in row order.
+ * Turns the column sums of ds in grad_log_decay into its gradient. */
 void local_row_sums_reduce(const loam_problem *problem, const loam_args *args, const local_row_sums *sums);
 
 /* grad_key_bias of the keys beyond lens_kv. */

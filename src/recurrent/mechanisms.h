@@ -3,9 +3,9 @@
  *
  *     X(enumerator less LOAM_, name, gate, beta, delta, objective, regulariser, update, output, cost)
  *
- * gate, beta, delta: the switches of recurrent_form (recurrent.h). The texts are those of loam_mechanism_info, in
- * the notation of docs/recurrent.md. Where S is read as it is, a token is one step of a fit from the decayed state
- * D_t = S_{t-1} Diag(e^{g_t}),
+ * gate, beta, delta: the switches of recurrent_form (recurrent.h). The texts are those of loam_mechanism_info
+ * in the notation of docs/recurrent.md. Where S is read as it is, a token is one step of a fit from the
+ * decayed state D_t = S_{t-1} Diag(e^{g_t}) (steps from S_{t-1} would be other gated delta rules),
  *
  *     S_t = argmin_S <grad J(D_t), S - D_t> + R / beta_t
  *
