@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * The recurrent family: its checks of a problem and of arguments. Values of log_decay and beta in host memory
- * are checked too: a log decay above 0, or a delta rule with beta above 2, makes states grow without bound. */
+ * are checked too: a log decay above 0, or a delta rule with beta above 2, lets the state grow. */
 #include "src/core/check.h"
 #include "src/core/family.h"
 #include "src/recurrent/recurrent.h"
