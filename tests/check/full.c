@@ -61,7 +61,7 @@ static int local_specs(const loam_kernel_info *row, int mechanism, spec *cases)
 int full_specs(const loam_kernel_info *row, spec cases[FULL_MOST])
 {
     int count = 0;
-    for (int mechanism = LOAM_SOFTMAX; mechanism <= LOAM_MESA; mechanism++) {
+    for (int mechanism = LOAM_SOFTMAX; mechanism < spec_mechanisms(); mechanism++) {
         if (strcmp(row->backend, "reference") != 0 &&
             kernel_lists(row->mechanisms, loam_mechanism_name((loam_mechanism)mechanism))) {
             count += (mechanism >= LOAM_LINEAR ? recurrent_specs : local_specs)(row, mechanism,

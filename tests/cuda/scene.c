@@ -128,7 +128,7 @@ void scene_expect_same(const char *what, const values *got, const values *want)
 void scene_for_all(void (*fn)(const spec *s))
 {
     for (int pass = LOAM_FORWARD; pass <= LOAM_DECODE; pass++) {
-        for (int mechanism = pass == LOAM_DECODE ? LOAM_LINEAR : LOAM_SOFTMAX; mechanism <= LOAM_MESA;
+        for (int mechanism = pass == LOAM_DECODE ? LOAM_LINEAR : LOAM_SOFTMAX; mechanism < spec_mechanisms();
              mechanism++) {
             for (int number = 0; number <= (mechanism == LOAM_SOFTMAX ? TURNED : NUMBERS - 1); number++) {
                 const spec s = scene_spec((loam_mechanism)mechanism, (loam_pass)pass, number);

@@ -135,6 +135,16 @@ spec spec_default(loam_mechanism mechanism, loam_pass pass, int64_t len, int64_t
     return s;
 }
 
+int spec_mechanisms(void)
+{
+    loam_mechanism_info info;
+    int count = 0;
+    while (loam_mechanism_at(count, &info) == LOAM_OK) {
+        count++;
+    }
+    return count;
+}
+
 spec_recurrence spec_recurrence_of(const spec *s)
 {
     switch ((loam_mechanism)s->mechanism) {

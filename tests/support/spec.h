@@ -84,6 +84,8 @@ typedef struct spec_recurrence {
     int beta, delta;
 } spec_recurrence;
 
+/* How many mechanisms the library has: loops over all of them meet new ones. */
+int spec_mechanisms(void);
 static inline int spec_recurrent(const spec *s) { return s->mechanism >= LOAM_LINEAR; }
 spec_recurrence spec_recurrence_of(const spec *s);
 static inline int64_t spec_heads_v(const spec *s) { return s->heads_v ? s->heads_v : s->heads_q; }
