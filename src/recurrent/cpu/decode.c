@@ -18,6 +18,7 @@
 
 enum {
     DECODE_AHEAD = 6144 / sizeof(float), /* floats from the current row to the prefetched lines */
+    DECODE_LINE = CACHE_LINE / sizeof(float),
     DECODE_ROWS = VL / 4 /* rows at a time; with more, memory would be read less sequentially */
 };
 
@@ -67,8 +68,8 @@ VEC_INLINE void decode_prefetch(const float *row, int64_t ahead, int64_t c)
     const uintptr_t at = (uintptr_t)row + sizeof(float) * (uintptr_t)(ahead + c * DECODE_ROWS);
     if (ahead > 0) {
 #pragma GCC unroll 4
-        for (int byte = 0; byte < DECODE_ROWS * VEC_BYTES; byte += CACHE_LINE) {
-            __builtin_prefetch((const void *)(at + (uintptr_t)byte));
+        for (int line = 0; line < DECODE_ROWS * VL; line += DECODE_LINE) {
+            __builtin_prefetch((const void *)(at + sizeof(float) * (uintptr_t)line));
         }
     }
 }
