@@ -184,8 +184,8 @@ static __device__ __forceinline__ void sweep_token(const sweep<REAL> &s,
             m[i] = decayed(m[i], decay[i]);
         }
     }
-    const REAL w = stage.w[t * s.block_rows + local];
-    const REAL u = mul_unfused(stage.beta[t], s.form.delta ? w - row_dot<LANES>(m, k) : w);
+    const REAL beta = stage.beta[t], w = stage.w[t * s.block_rows + local];
+    const REAL u = mul_unfused(beta, s.form.delta ? w - row_dot<LANES>(m, k) : w);
 #pragma unroll
     for (int i = 0; i < CHANNELS; i++) {
         m[i] = fma(u, k[i], m[i]);
@@ -211,10 +211,10 @@ __global__ void __launch_bounds__(SWEEP_THREADS) sweep_kernel(const __grid_const
     const int local = threadIdx.x / 32 * (32 / LANES) + threadIdx.x % 32 / LANES;
     const recurrent_seq seq = recurrent_seq_at(&s.p, &s.a, head / s.p.heads_v);
     const int64_t row = row0 + local;
-    const bool inside = row < s.first_row + s.rows;
+    const auto inside = [&] { return row < s.first_row + s.rows; };
     REAL m[CHANNELS] = {};
 
-    if (s.a.state_in.data && inside) {
+    if (s.a.state_in.data && inside()) {
         load_state_row<LANES>(
             m, (const float *)s.a.state_in.data + RECURRENT_AT(s.a.state_in, seq.index, h, row), s.p.dim_qk,
             s.quads_in);
@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(SWEEP_THREADS) sweep_kernel(const __grid_const
             sweep_load_keys<LANES>(s, stage, row0, n);
         }
         for (int t = 0; t < n; t++) {
-            if (s.kept.data && (first + t) % s.kept.every == 0 && inside) {
+            if (s.kept.data && (first + t) % s.kept.every == 0 && inside()) {
                 store_row<LANES>(kept_row(s.kept, s.p, seq, h, (first + t) / s.kept.every, row - s.first_row),
                                  m);
             }
@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(SWEEP_THREADS) sweep_kernel(const __grid_const
             sweep_store<LANES>(s, stage, seq, h, row0, first, n);
         }
     }
-    if (s.a.state_out.data && inside) {
+    if (s.a.state_out.data && inside()) {
         store_state_row<LANES>((float *)s.a.state_out.data + RECURRENT_AT(s.a.state_out, seq.index, h, row),
                                m, s.p.dim_qk, s.quads_out);
     }
