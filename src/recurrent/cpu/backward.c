@@ -87,7 +87,7 @@ static size_t scratch_bytes(const loam_problem *p)
 
 static void prepare_chunk(scratch *s, int64_t n)
 {
-    const int64_t first = n * CHUNK, rest = s->chunk->seq.len - first, tokens = rest < CHUNK ? rest : CHUNK;
+    const int64_t first = n * CHUNK, tokens = chunk_tokens(s->chunk, first, CHUNK);
     if (s->chunk->form->solved) {
         mesa_load(&s->mesa, first, tokens);
     } else {
@@ -169,7 +169,7 @@ static void store_values(const gradient *g, const chunk *x)
     const loam_view *v = &x->a->grad_v;
     const float sign = x->form->delta ? -1 : 1;
     for (int64_t panel = 0; v->data && panel < x->panels; panel++) {
-        const int64_t from = panel * LANES, rest = x->p->dim_v - from, n = rest < LANES ? rest : LANES;
+        const int64_t from = panel * LANES, n = chunk_panel_channels(x, panel);
         for (int64_t t = 0; t < x->tokens; t++) {
             float *row = chunk_panel(g->w, panel) + t * LANES;
             gradient_scale_row(row, row, sign);

@@ -101,6 +101,26 @@ static inline void chunk_carve(chunk *x, const loam_problem *p, const loam_args 
 
 static inline int64_t chunk_blocks(const chunk *x) { return (x->tokens + BLOCK - 1) / BLOCK; }
 
+/* The end of the block of tokens that starts at `begin`. */
+static inline int64_t chunk_block_end(const chunk *x, int64_t begin)
+{
+    return begin + BLOCK < x->tokens ? begin + BLOCK : x->tokens;
+}
+
+/* Tokens of the sequence from `first` on, at most `most`. */
+static inline int64_t chunk_tokens(const chunk *x, int64_t first, int64_t most)
+{
+    const int64_t rest = x->seq.len - first;
+    return rest < most ? rest : most;
+}
+
+/* Channels of v in a panel. */
+static inline int64_t chunk_panel_channels(const chunk *x, int64_t panel)
+{
+    const int64_t rest = x->p->dim_v - panel * LANES;
+    return rest < LANES ? rest : LANES;
+}
+
 /* ------------------------------------------------------------------ rows */
 
 static inline void chunk_scale_row(const chunk *x, float *to, const float *from, float factor)
@@ -293,7 +313,7 @@ static inline void chunk_pair_products_by_channel(chunk *x)
     panel_fill(x->A, x->tokens, 0);
     FOR_WIDTH(c, x) { v_store(x->total_decay + c, v_set(1)); }
     for (int64_t i = 0; i < chunk_blocks(x); i++) {
-        const int64_t begin = i * BLOCK, end = begin + BLOCK < x->tokens ? begin + BLOCK : x->tokens;
+        const int64_t begin = i * BLOCK, end = chunk_block_end(x, begin);
         const int64_t at = begin * x->width;
         chunk_block_decays(x, i, end);
         if (begin > 0) {
@@ -331,7 +351,7 @@ static inline void chunk_pair_products(chunk *x)
 static inline void chunk_load_values(const chunk *x, const loam_const_view *v, const float *factor,
                                      int64_t panel, float *rows)
 {
-    const int64_t from = panel * LANES, rest = x->p->dim_v - from, n = rest < LANES ? rest : LANES;
+    const int64_t from = panel * LANES, n = chunk_panel_channels(x, panel);
     for (int64_t t = 0; t < x->tokens; t++) {
         float *row = rows + t * LANES;
         load_floats(row, v->data, x->p->dtype,
@@ -361,7 +381,7 @@ static inline void chunk_forward_substitution(const chunk *x, const float *state
     panel_product(x->correction, x->tokens, x->k_in, x->width, 1, state, x->d, false);
     chunk_subtract_correction(x, u, 0, x->tokens);
     for (int64_t begin = 0; begin < x->tokens; begin += BLOCK) {
-        const int64_t end = begin + BLOCK < x->tokens ? begin + BLOCK : x->tokens;
+        const int64_t end = chunk_block_end(x, begin);
         if (begin > 0) {
             panel_product(x->correction + begin * LANES, end - begin, x->A + begin * LANES, LANES, 1, u,
                           begin, false);
@@ -387,14 +407,15 @@ static inline void chunk_write(const chunk *x, const float *state, int64_t panel
     }
 }
 
-/* The weights of normalised reads: as for a channel of v that is 1 everywhere. mass [width]: the state of
- * that channel. */
-static inline void chunk_denominators(const chunk *x, const float *mass)
+/* The denominators of normalised reads: as for a channel of v that is 1 everywhere. reads: q e^pre; normaliser
+ * [width]: the state of that channel; rows of P are `stride` apart. */
+static inline void chunk_denominators(const chunk *x, const float *reads, const float *normaliser,
+                                      int64_t stride)
 {
     for (int64_t i = 0; i < x->tokens; i++) {
-        x->denominator[i] = features_dot(x->q_in + i * x->width, mass, x->width);
+        x->denominator[i] = features_dot(reads + i * x->width, normaliser, x->width);
         for (int64_t j = 0; j <= i; j++) {
-            x->denominator[i] += x->P[i * LANES + j] * x->beta[j];
+            x->denominator[i] += x->P[i * stride + j] * x->beta[j];
         }
     }
 }

@@ -98,33 +98,6 @@ static inline float lanes_sum(const float *row, int64_t lanes)
     return sum;
 }
 
-/* to[lane] += sum over c of a[c] b[c]. */
-static inline void lanes_dot(const chunk *x, float *restrict to, const float *restrict a,
-                             const float *restrict b)
-{
-    FOR_LANES(lane)
-    {
-        vec sum = v_load(to + lane);
-        for (int64_t c = 0; c < x->d; c++) {
-            sum += v_load(a + c * LANES + lane) * v_load(b + c * LANES + lane);
-        }
-        v_store(to + lane, sum);
-    }
-}
-
-/* to[c] += by[lane] from[c]. */
-static inline void lanes_add(const chunk *x, float *restrict to, const float *restrict by,
-                             const float *restrict from)
-{
-    for (int64_t c = 0; c < x->d; c++) {
-        FOR_LANES(lane)
-        {
-            const int64_t e = c * LANES + lane;
-            v_store(to + e, v_load(to + e) + v_load(by + lane) * v_load(from + e));
-        }
-    }
-}
-
 /* ------------------------------------------------------------------ of any chunk, from S0 alone */
 
 /* err = v - S0 k_in - A u; only dbeta reads it. */
@@ -145,7 +118,7 @@ static inline void gradient_errors(gradient *g, const chunk *x, const float *sta
 static inline void gradient_normalised(gradient *g, const chunk *x, float *start)
 {
     memset(g->denominator, 0, CHUNK * sizeof *g->denominator);
-    chunk_denominators(x, chunk_normaliser(x, start));
+    chunk_denominators(x, x->q_in, chunk_normaliser(x, start), LANES);
     for (int64_t panel = 0; panel < x->panels; panel++) {
         float *grad_o = chunk_panel(g->grad_o, panel);
         chunk_load_values(x, &x->a->grad_o, g->inverse, panel, grad_o);
@@ -204,7 +177,7 @@ static inline void gradient_scale_row(float *to, const float *from, float factor
 static inline void gradient_back_substitution(const chunk *x, float *r, float *w)
 {
     for (int64_t begin = (chunk_blocks(x) - 1) * BLOCK; begin >= 0; begin -= BLOCK) {
-        const int64_t end = begin + BLOCK < x->tokens ? begin + BLOCK : x->tokens;
+        const int64_t end = chunk_block_end(x, begin);
         if (end < x->tokens) {
             panel_product(x->correction + begin * LANES, end - begin, x->A + end * LANES + begin, 1, LANES,
                           w + end * LANES, x->tokens - end, false);
@@ -360,15 +333,15 @@ static inline void gradient_by_token(const gradient *g, const chunk *x)
     gradient_pairs(g, x, g->dP, true);
     panel_product(g->q, x->d, x->k, 1, x->width, g->pairs_transposed, x->tokens, false);
     panel_product(g->k, x->d, x->q, 1, x->width, g->pairs, x->tokens, false);
-    lanes_add(x, g->q, x->decay_to, g->q_in);
-    lanes_add(x, g->k, x->decay_from, g->k_out);
+    panel_axpy(g->q, x->d, x->decay_to, g->q_in);
+    panel_axpy(g->k, x->d, x->decay_from, g->k_out);
     if (x->form->delta) { /* both factors of A are k */
         gradient_pairs(g, x, g->dA, false);
         for (int64_t e = 0; e < CHUNK * LANES; e += VL) {
             v_store(g->pairs + e, v_load(g->pairs + e) + v_load(g->pairs_transposed + e));
         }
         panel_product(g->k, x->d, x->k, 1, x->width, g->pairs, x->tokens, true);
-        lanes_add(x, g->k, x->decay_to, g->k_in);
+        panel_axpy(g->k, x->d, x->decay_to, g->k_in);
     }
 }
 
@@ -377,10 +350,10 @@ static inline void gradient_gate_by_token(const gradient *g, const chunk *x)
 {
     float reads[LANES] = { 0 }, keeps[LANES] = { 0 }, writes[LANES] = { 0 }, over[LANES] = { 0 };
     float kept = 0, later = 0, earlier = 0;
-    lanes_dot(x, reads, g->q_lanes, g->q_in);
-    lanes_dot(x, keeps, x->k_lanes, g->k_out);
+    panel_dot(reads, g->q_lanes, g->q_in, x->d);
+    panel_dot(keeps, x->k_lanes, g->k_out, x->d);
     if (x->form->delta) {
-        lanes_dot(x, writes, x->k_lanes, g->k_in);
+        panel_dot(writes, x->k_lanes, g->k_in, x->d);
     }
     for (int64_t c = 0; c < x->d; c++) {
         kept += x->total_decay[c] * g->state_dot[c];
@@ -555,7 +528,7 @@ static inline void gradient_by_channel(const gradient *g, const chunk *x)
         g->state_dot[c] *= x->total_decay[c];
     }
     for (int64_t i = chunk_blocks(x) - 1; i >= 0; i--) {
-        const int64_t begin = i * BLOCK, end = begin + BLOCK < x->tokens ? begin + BLOCK : x->tokens;
+        const int64_t begin = i * BLOCK, end = chunk_block_end(x, begin);
         gradient_block_keys(g, x, i);
         for (int64_t t = begin; t < end; t++) {
             for (int64_t c = 0; c < x->width; c++) {
@@ -596,7 +569,7 @@ static inline void gradient_finish(gradient *g, const chunk *x, float *start)
         turn(g->key_terms_rows, x->width, g->key_terms, LANES, x->width, CHUNK);
         turn(g->row_terms_rows, x->width, g->row_terms, LANES, x->width, CHUNK);
         for (int64_t begin = 0; begin < x->tokens; begin += BLOCK) {
-            const int64_t end = begin + BLOCK < x->tokens ? begin + BLOCK : x->tokens;
+            const int64_t end = chunk_block_end(x, begin);
             FOR_WIDTH(c, x) { gradient_diagonal_block(g, x, begin, end, c); }
             gradient_gate_by_channel(g, x, begin, end);
         }

@@ -279,17 +279,14 @@ static void load_token(scratch *s, int64_t t)
 
 static void store_token(scratch *s, int64_t t)
 {
-    const loam_view *o = &s->a->o, *info = &s->a->info;
+    const loam_view *o = &s->a->o;
     float *y = s->token.w;
-    const float weight = s->p->normalise ? y[s->p->dim_v] : 1;
+    const float denominator = s->p->normalise ? y[s->p->dim_v] : 1;
     for (int64_t r = 0; s->p->normalise && r < s->p->dim_v; r++) {
-        y[r] = weight == 0 ? 0 : y[r] / weight;
+        y[r] = denominator == 0 ? 0 : y[r] / denominator;
     }
     store_floats(o->data, s->p->dtype, RECURRENT_AT(*o, s->seq.b, s->h, s->seq.first + t), y, s->p->dim_v);
-    if (info->data) {
-        ((loam_row_info *)info->data)[RECURRENT_AT(*info, s->seq.b, s->h, s->seq.first + t)] =
-            (loam_row_info){ weight == 0 ? LOAM_ROW_SINGULAR : LOAM_ROW_SOLVED, LOAM_SOLVER_NONE, 0, 0 };
-    }
+    store_row_info(s->a, &s->seq, s->h, t, direct_row_info(denominator));
 }
 
 /* state_out <- state_in. */
@@ -325,30 +322,27 @@ static void decode_head(scratch *s)
 
 static void mesa_decode_token(scratch *s, int64_t t, mesa_rows from, mesa_rows to)
 {
-    const loam_view *o = &s->a->o, *info = &s->a->info;
-    const int64_t token = s->seq.first + t;
-    mesa_decode *y = &s->mesa;
+    const loam_view *o = &s->a->o;
+    mesa_decode *m = &s->mesa;
     float *w = s->token.w;
     prefetch_range ahead = t + 1 == s->seq.len ? s->ahead : (prefetch_range){ 0, 0 };
     load_decay(s, t);
     load_value(s, t);
-    y->decay = (double)s->token.decay[0];
-    y->beta = (double)s->token.beta;
-    features_load64(s->p, &s->a->k, &s->seq, s->h, t, 1, s->token.k, y->k);
-    features_load64(s->p, &s->a->q, &s->seq, s->h, t, s->p->scale, s->token.q, y->q);
+    m->decay = (double)s->token.decay[0];
+    m->beta = (double)s->token.beta;
+    features_load64(s->p, &s->a->k, &s->seq, s->h, t, 1, s->token.k, m->k);
+    features_load64(s->p, &s->a->q, &s->seq, s->h, t, s->p->scale, s->token.q, m->q);
     for (int64_t r = 0; r < s->rows; r++) {
-        y->u[r] = y->beta * (r < s->p->dim_v ? (double)w[r] : y->k[r - s->p->dim_v]);
+        m->u[r] = m->beta * (r < s->p->dim_v ? (double)w[r] : m->k[r - s->p->dim_v]);
     }
-    const loam_row_info row = mesa_decode_solve(y, from, &ahead);
+    const loam_row_info row = mesa_decode_solve(m, from, &ahead);
     prefetch_rest(&ahead);
-    mesa_decode_update(y, from, to);
+    mesa_decode_update(m, from, to);
     for (int64_t r = 0; r < s->p->dim_v; r++) {
-        w[r] = (float)y->y[r];
+        w[r] = (float)m->y[r];
     }
-    store_floats(o->data, s->p->dtype, RECURRENT_AT(*o, s->seq.b, s->h, token), w, s->p->dim_v);
-    if (info->data) {
-        ((loam_row_info *)info->data)[RECURRENT_AT(*info, s->seq.b, s->h, token)] = row;
-    }
+    store_floats(o->data, s->p->dtype, RECURRENT_AT(*o, s->seq.b, s->h, s->seq.first + t), w, s->p->dim_v);
+    store_row_info(s->a, &s->seq, s->h, t, row);
 }
 
 /* The range to prefetch: the input state of the next item, if its rows are contiguous. */
@@ -377,7 +371,7 @@ static void mesa_decode_head(scratch *s)
         from = (mesa_rows){ (void *)(uintptr_t)at, in->token, false };
     }
     s->ahead = next_state_of(s);
-    mesa_decode_load_ridge(s->p, s->a, s->h, &s->mesa);
+    s->mesa.bounds = ridge_load(s->p, s->a, s->h, s->mesa.ridge);
     for (int64_t t = 0; t < s->seq.len; t++) {
         const mesa_rows to = t + 1 < s->seq.len ? kept : last;
         mesa_decode_token(s, t, from, to);

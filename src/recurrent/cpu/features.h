@@ -123,4 +123,42 @@ static inline void features_load64(const loam_problem *p, const loam_const_view 
     }
 }
 
+/* Writes the info of a row of o, where it is wanted. */
+static inline void store_row_info(const loam_args *a, const recurrent_seq *s, int64_t h, int64_t t,
+                                  loam_row_info row)
+{
+    const loam_view *info = &a->info;
+    if (info->data) {
+        ((loam_row_info *)info->data)[RECURRENT_AT(*info, s->b, h, s->first + t)] = row;
+    }
+}
+
+/* The info of a row without a solve; `denominator`: of a normalised read, else 1. */
+static inline loam_row_info direct_row_info(float denominator)
+{
+    return (loam_row_info){ denominator == 0 ? LOAM_ROW_SINGULAR : LOAM_ROW_SOLVED, LOAM_SOLVER_NONE, 0, 0 };
+}
+
+/* ------------------------------------------------------------------ Lambda of a value head */
+
+typedef struct ridge_bounds {
+    double least, most;
+} ridge_bounds;
+
+/* ridge [dim_qk] <- Lambda of value head h. */
+static inline ridge_bounds ridge_load(const loam_problem *p, const loam_args *a, int64_t h, double *ridge)
+{
+    const int64_t each = p->ridge_axes == LOAM_RIDGE_HEAD_CHANNEL ? 1 : p->dim_qk;
+    ridge_bounds bounds = { HUGE_VAL, 0 };
+    for (int64_t c = 0; c < p->dim_qk; c += each) {
+        const double value = recurrent_ridge(p, a, h, c);
+        for (int64_t e = c; e < c + each; e++) {
+            ridge[e] = value;
+        }
+        bounds.least = value < bounds.least ? value : bounds.least;
+        bounds.most = value > bounds.most ? value : bounds.most;
+    }
+    return bounds;
+}
+
 #endif

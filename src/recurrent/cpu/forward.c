@@ -52,12 +52,9 @@ static size_t scratch_bytes(const loam_problem *p)
 
 static void store_info(const chunk *x)
 {
-    const loam_view *info = &x->a->info;
-    for (int64_t t = 0; info->data && t < x->tokens; t++) {
-        const bool empty = x->p->normalise && x->denominator[t] == 0;
-        loam_row_info *row = (loam_row_info *)info->data +
-                             RECURRENT_AT(*info, x->seq.b, x->h, x->seq.first + x->first + t);
-        *row = (loam_row_info){ empty ? LOAM_ROW_SINGULAR : LOAM_ROW_SOLVED, LOAM_SOLVER_NONE, 0, 0 };
+    for (int64_t t = 0; t < x->tokens; t++) {
+        store_row_info(x->a, &x->seq, x->h, x->first + t,
+                       direct_row_info(x->p->normalise ? x->denominator[t] : 1));
     }
 }
 
@@ -67,7 +64,7 @@ static void mesa_store_panel(const mesa *m, int64_t panel)
 {
     const chunk *x = &m->chunk;
     const loam_view *o = &x->a->o;
-    const int64_t from = panel * LANES, rest = x->p->dim_v - from, n = rest < LANES ? rest : LANES;
+    const int64_t from = panel * LANES, n = chunk_panel_channels(x, panel);
     for (int64_t t = 0; t < x->tokens; t++) {
         for (int64_t c = 0; c < n; c++) {
             x->o[c] = (float)m->o[t * LANES + c];
@@ -79,10 +76,8 @@ static void mesa_store_panel(const mesa *m, int64_t panel)
 
 static void mesa_store_info(const chunk *x, const loam_row_info *rows)
 {
-    const loam_view *info = &x->a->info;
-    for (int64_t t = 0; info->data && t < x->tokens; t++) {
-        ((loam_row_info *)info->data)[RECURRENT_AT(*info, x->seq.b, x->h, x->seq.first + x->first + t)] =
-            rows[t];
+    for (int64_t t = 0; t < x->tokens; t++) {
+        store_row_info(x->a, &x->seq, x->h, x->first + t, rows[t]);
     }
 }
 
@@ -103,7 +98,7 @@ static bool mesa_fits_spans(const scratch *s, int64_t spans, double *state)
 {
     const mesa *m = &s->mesa;
     const double *h = mesa_state_h(&m->chunk, state);
-    double trace = m->most_ridge;
+    double trace = m->bounds.most;
     bool forgets = false;
     for (int64_t c = 0; c < m->chunk.d; c++) {
         trace += h[c * m->chunk.width + c];
@@ -112,7 +107,7 @@ static bool mesa_fits_spans(const scratch *s, int64_t spans, double *state)
         trace += s->mesa_span[i].norm2;
         FOR_SPAN(t) { forgets |= s->mesa_span[i].chunk.gate[t] != 0; }
     }
-    return s->symmetric && forgets && trace <= MESA_SPAN_CONDITION * m->least_ridge;
+    return s->symmetric && forgets && trace <= MESA_SPAN_CONDITION * m->bounds.least;
 }
 
 static void mesa_advance_chunk(scratch *s, int64_t first, int64_t spans, double *state)
@@ -126,8 +121,7 @@ static void mesa_advance_chunk(scratch *s, int64_t first, int64_t spans, double 
         mesa_span_advance(&s->mesa_span[i], state);
     }
     if (!s->by_spans) {
-        const int64_t rest = s->chunk->seq.len - first;
-        mesa_load(&s->mesa, first, rest < CHUNK ? rest : CHUNK);
+        mesa_load(&s->mesa, first, chunk_tokens(s->chunk, first, CHUNK));
         mesa_advance(&s->mesa, state);
     }
 }
@@ -168,8 +162,7 @@ static bool mesa_is_symmetric(const chunk *x)
 
 static void prepare_span(chunk *x, int64_t first)
 {
-    const int64_t rest = x->seq.len - first;
-    span_load(x, first, rest < SPAN ? rest : SPAN);
+    span_load(x, first, chunk_tokens(x, first, SPAN));
     span_pair_products(x);
 }
 
@@ -184,7 +177,7 @@ static void write_panels(const chunk *x, float *start, ahead *next)
 static void read_panels(const chunk *x, float *start, ahead *next)
 {
     if (x->p->normalise) {
-        span_denominators(x, chunk_normaliser(x, start));
+        chunk_denominators(x, span_reads(x), chunk_normaliser(x, start), SPAN);
     }
     for (int64_t panel = 0; panel < x->panels; panel++) {
         span_read(x, chunk_state_panel(x, start, panel), panel, next);
@@ -207,8 +200,7 @@ static void advance_panels(const chunk *x, float *state, ahead *next)
 
 static int64_t spans_of(const scratch *s, int64_t first)
 {
-    const int64_t rest = s->chunk->seq.len - first;
-    return (rest < CHUNK ? rest + SPAN - 1 : CHUNK) / SPAN;
+    return (chunk_tokens(s->chunk, first, CHUNK) + SPAN - 1) / SPAN;
 }
 
 static void prepare_chunk(scratch *s, int64_t first)
@@ -218,8 +210,7 @@ static void prepare_chunk(scratch *s, int64_t first)
         x->seq = s->chunk->seq;
         x->h = s->chunk->h;
         if (x->form->solved) {
-            const int64_t at = first + i * SPAN, rest = x->seq.len - at;
-            mesa_span_load(&s->mesa_span[i], at, rest < SPAN ? rest : SPAN);
+            mesa_span_load(&s->mesa_span[i], first + i * SPAN, chunk_tokens(x, first + i * SPAN, SPAN));
         } else {
             prepare_span(x, first + i * SPAN);
         }
@@ -244,8 +235,7 @@ static void read_chunk(scratch *s, int64_t first)
 {
     if (s->chunk->form->solved) {
         if (s->by_spans && !mesa_read_spans(s, spans_of(s, first))) {
-            const int64_t rest = s->chunk->seq.len - first;
-            mesa_load(&s->mesa, first, rest < CHUNK ? rest : CHUNK);
+            mesa_load(&s->mesa, first, chunk_tokens(s->chunk, first, CHUNK));
             s->by_spans = false;
         }
         if (!s->by_spans) {

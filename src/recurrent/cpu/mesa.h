@@ -53,7 +53,7 @@ typedef struct mesa {
         *decay_transposed; /* [width][LANES], the last two [CHUNK][LANES] */
     bool has_decay;        /* whether a log decay of the chunk is not 0 */
     bool inverted;         /* whether A^-1 and Y are computed */
-    double least_ridge, most_ridge;
+    ridge_bounds bounds;
 } mesa;
 
 typedef struct mesa_array {
@@ -161,6 +161,20 @@ static inline void mesa_store_state(const chunk *x, const loam_view *out, double
     }
 }
 
+static inline void widen(double *restrict to, const float *restrict from, int64_t n)
+{
+    for (int64_t e = 0; e < n; e++) {
+        to[e] = (double)from[e];
+    }
+}
+
+static inline void narrow(float *restrict to, const double *restrict from, int64_t n)
+{
+    for (int64_t e = 0; e < n; e++) {
+        to[e] = (float)from[e];
+    }
+}
+
 /* to[c][t] = from[t][c]. */
 static inline void mesa_transpose(double *to, int64_t to_stride, const double *from, int64_t from_stride,
                                   int64_t rows, int64_t columns)
@@ -208,17 +222,11 @@ static inline void mesa_advance(const mesa *m, double *state)
 
 static inline void mesa_load_head(mesa *m)
 {
-    m->least_ridge = HUGE_VAL;
-    m->most_ridge = 0;
-    for (int64_t c = 0; c < m->chunk.width; c++) {
-        const double ridge = c < m->chunk.d ? recurrent_ridge(m->chunk.p, m->chunk.a, m->chunk.h, c) : 1;
-        m->ridge[c] = ridge;
-        m->ridge32[c] = (float)ridge;
-        if (c < m->chunk.d) {
-            m->least_ridge = fmin(m->least_ridge, ridge);
-            m->most_ridge = fmax(m->most_ridge, ridge);
-        }
+    m->bounds = ridge_load(m->chunk.p, m->chunk.a, m->chunk.h, m->ridge);
+    for (int64_t c = m->chunk.d; c < m->chunk.width; c++) {
+        m->ridge[c] = 1;
     }
+    narrow(m->ridge32, m->ridge, m->chunk.width);
 }
 
 /* to [CHUNK][width] <- factor times the features of the tokens. */
@@ -250,9 +258,7 @@ static inline void mesa_load(mesa *m, int64_t first, int64_t tokens)
     mesa_load_features(x, &x->a->k, 1, m->k);
     for (int64_t panel = 0; panel < x->panels; panel++) {
         chunk_load_values(x, &x->a->v, one, panel, x->o);
-        for (int64_t e = 0; e < CHUNK * LANES; e++) {
-            m->v[panel * CHUNK * LANES + e] = (double)x->o[e];
-        }
+        widen(m->v + panel * CHUNK * LANES, x->o, CHUNK * LANES);
     }
 }
 
@@ -315,18 +321,6 @@ static inline void mesa_apply32(const mesa *m)
 
 /* ------------------------------------------------------------------ corrections */
 
-static inline void mesa_dots(const mesa *m, float *to, const float *a, const float *b)
-{
-    FOR_LANES(lane)
-    {
-        vec sum = v_set(0);
-        for (int64_t c = 0; c < m->chunk.d; c++) {
-            sum += v_load(a + c * LANES + lane) * v_load(b + c * LANES + lane);
-        }
-        v_store(to + lane, sum);
-    }
-}
-
 /* cg_x <- an approximate solution for the right side cg_r, whose columns have norm 1 or 0. A lane stops when
  * its residual is half the target, or MESA_CG_REDUCTION if that is larger, or when its matrix is not
  * positive in float32. */
@@ -341,10 +335,10 @@ static inline void mesa_cg(const mesa *m, loam_row_info *info)
     }
     memset(m->cg_x, 0, (size_t)(d * LANES) * sizeof(float));
     memcpy(m->cg_p, m->cg_r, (size_t)(d * LANES) * sizeof(float));
-    mesa_dots(m, rr, m->cg_r, m->cg_r);
+    panel_dot(rr, m->cg_r, m->cg_r, d);
     for (int n = 0; n < MESA_ITERATIONS + d && moving; n++) {
         mesa_apply32(m);
-        mesa_dots(m, pap, m->cg_p, m->cg_ap);
+        panel_dot(pap, m->cg_p, m->cg_ap, d);
         for (int lane = 0; lane < LANES; lane++) {
             const bool moves = rr[lane] > least[lane] && pap[lane] > 0;
             pap[lane] = moves ? rr[lane] / pap[lane] : 0;
@@ -359,7 +353,7 @@ static inline void mesa_cg(const mesa *m, loam_row_info *info)
                 v_store(m->cg_r + e, v_load(m->cg_r + e) - alpha * v_load(m->cg_ap + e));
             }
         }
-        mesa_dots(m, next, m->cg_r, m->cg_r);
+        panel_dot(next, m->cg_r, m->cg_r, d);
         moving = false;
         for (int lane = 0; lane < LANES; lane++) {
             const bool moves = pap[lane] > 0 && next[lane] > least[lane];
@@ -485,7 +479,7 @@ static inline double mesa_target(const mesa *m, double trace)
     const loam_problem *p = m->chunk.p;
     const bool half = p->dtype != LOAM_F32, root = p->pass == LOAM_FORWARD;
     const double goal = half ? 1e-4 : 1e-5, most = root ? goal : goal / 10, least = 1e-13;
-    const double inverse = m->least_ridge / (trace + m->most_ridge);
+    const double inverse = m->bounds.least / (trace + m->bounds.most);
     const double part = goal * (root ? sqrt(inverse) : inverse);
     return part > most ? most : part > least ? part : least;
 }

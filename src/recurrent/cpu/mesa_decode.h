@@ -44,7 +44,7 @@ typedef struct mesa_decode {
     float *a32;            /* [d][width]: A rounded to float */
     float *k32, *x32, *r32, *p32, *ap32;
     double decay, beta;
-    double least_ridge, most_ridge;
+    ridge_bounds bounds;
     double goal, most; /* accepted residual: goal sqrt(1 / condition), and no more than most */
 } mesa_decode;
 
@@ -70,22 +70,6 @@ static inline mesa_decode mesa_decode_carve(const loam_problem *p, arena *pool)
     m.system = arena_take(pool, d * width, f64);
     m.state = arena_take(pool, p->len_q > 1 ? (rows - VL64) * width : 0, f64);
     return m;
-}
-
-static inline void mesa_decode_load_ridge(const loam_problem *p, const loam_args *a, int64_t h,
-                                          mesa_decode *m)
-{
-    const int64_t each = p->ridge_axes == LOAM_RIDGE_HEAD_CHANNEL ? 1 : m->d;
-    m->least_ridge = HUGE_VAL;
-    m->most_ridge = 0;
-    for (int64_t c = 0; c < m->d; c += each) {
-        const double ridge = recurrent_ridge(p, a, h, c);
-        for (int64_t e = c; e < c + each; e++) {
-            m->ridge[e] = ridge;
-        }
-        m->least_ridge = ridge < m->least_ridge ? ridge : m->least_ridge;
-        m->most_ridge = ridge > m->most_ridge ? ridge : m->most_ridge;
-    }
 }
 
 /* ------------------------------------------------------------------ rows */
@@ -363,7 +347,7 @@ static inline double mesa_decode_round(const mesa_decode *m, mesa_rows source)
         trace += *at;
         *at += (float)m->ridge[c];
     }
-    return (double)trace + m->most_ridge;
+    return (double)trace + m->bounds.most;
 }
 
 enum { MESA_PANEL = 4 };
@@ -527,7 +511,7 @@ static inline loam_row_info mesa_decode_solve(const mesa_decode *m, mesa_rows so
     const size_t bytes = (size_t)m->width * sizeof(double);
     loam_row_info info = { LOAM_ROW_SOLVED, LOAM_SOLVER_CG, 0, 0 };
     const double size = sqrt(v64_dot(m->q, m->q, m->width));
-    const double largest = mesa_decode_round(m, source), inverse = m->least_ridge / largest;
+    const double largest = mesa_decode_round(m, source), inverse = m->bounds.least / largest;
     const double accepted = size * fmin(m->goal * sqrt(inverse), m->most);
     const double resolvable = fmin(MESA_DECODE_RESOLUTION / inverse, MESA_DECODE_REDUCTION);
     double norm = size, last = HUGE_VAL;

@@ -84,9 +84,7 @@ static inline void mesa_load_grad_o(mesa_gradient *g, const mesa *m)
     }
     for (int64_t panel = 0; panel < x->panels; panel++) {
         chunk_load_values(x, &x->a->grad_o, solved, panel, x->o);
-        for (int64_t e = 0; e < CHUNK * LANES; e++) {
-            g->grad_o[panel * CHUNK * LANES + e] = (double)x->o[e];
-        }
+        widen(g->grad_o + panel * CHUNK * LANES, x->o, CHUNK * LANES);
     }
 }
 

@@ -75,22 +75,6 @@ static inline void mesa_span_carve(mesa_span *span, const loam_problem *p, const
     }
 }
 
-/* ------------------------------------------------------------------ between float and double */
-
-static inline void widen(double *restrict to, const float *restrict from, int64_t n)
-{
-    for (int64_t e = 0; e < n; e++) {
-        to[e] = (double)from[e];
-    }
-}
-
-static inline void narrow(float *restrict to, const double *restrict from, int64_t n)
-{
-    for (int64_t e = 0; e < n; e++) {
-        to[e] = (float)from[e];
-    }
-}
-
 /* ------------------------------------------------------------------ loading */
 
 static inline void mesa_span_load_ridge(mesa_span *span, const mesa *m)
@@ -340,7 +324,7 @@ static inline void mesa_span_residual(mesa_span *span, double *start)
         }
     }
     for (int64_t begin = 0; begin < x->tokens; begin += BLOCK) {
-        const int64_t end = begin + BLOCK < x->tokens ? begin + BLOCK : x->tokens, lanes = begin + BLOCK;
+        const int64_t end = chunk_block_end(x, begin), lanes = begin + BLOCK;
         double *pairs = span->weighted64 + begin * SPAN;
         product64(pairs, SPAN, end - begin, mesa_by_rows(span->x64 + begin * span->stride, span->stride),
                   span->k_lanes64, SPAN, x->d, lanes, false);

@@ -422,7 +422,7 @@ static inline void span_solve_block(const float *restrict A, float *restrict u)
 /* u <- beta v; 0 beyond the tokens and beyond the last channel. */
 static inline void span_load_values(const chunk *x, float *u, int64_t panel)
 {
-    const int64_t from = panel * LANES, rest = x->p->dim_v - from, n = rest < LANES ? rest : LANES;
+    const int64_t from = panel * LANES, n = chunk_panel_channels(x, panel);
     const loam_const_view *v = &x->a->v;
     int64_t at = RECURRENT_AT(*v, x->seq.b, x->h, x->seq.first + x->first) + from;
     const bool direct = x->p->dtype == LOAM_F32 && n == LANES;
@@ -456,11 +456,11 @@ static inline void span_write(const chunk *x, const float *state, int64_t panel,
 static inline void span_read(const chunk *x, const float *state, int64_t panel, ahead *next)
 {
     const loam_view *o = &x->a->o;
-    const int64_t from = panel * LANES, rest = x->p->dim_v - from, n = rest < LANES ? rest : LANES;
+    const int64_t from = panel * LANES, n = chunk_panel_channels(x, panel);
     const int64_t out = RECURRENT_AT(*o, x->seq.b, x->h, x->seq.first + x->first) + from;
     const bool direct = x->p->dtype == LOAM_F32 && n == LANES && !x->p->normalise;
     for (int64_t begin = 0; begin < x->tokens; begin += BLOCK) {
-        const int64_t end = begin + BLOCK < x->tokens ? begin + BLOCK : x->tokens;
+        const int64_t end = chunk_block_end(x, begin);
         const term terms[] = { { span_reads(x) + begin * x->width, x->width, 1, state, x->d },
                                { x->P + begin * SPAN, SPAN, 1, chunk_panel(x->u, panel), end } };
         const terms_rows rows = { direct ? (float *)o->data + out + begin * o->token : x->o + begin * LANES,
@@ -482,18 +482,6 @@ static inline void span_advance(const chunk *x, float *state, int64_t panel, ahe
     const term keys = { span_writes(x), 1, x->width, chunk_panel(x->u, panel), x->tokens };
     const float *total = x->form->gate == GATE_NONE ? NULL : x->total_decay;
     terms_sum((terms_rows){ state, LANES, state, total }, x->d, 1, &keys, next);
-}
-
-/* The weights of normalised reads: as for a channel of v that is 1 everywhere. mass [width]: the state of
- * that channel. */
-static inline void span_denominators(const chunk *x, const float *mass)
-{
-    for (int64_t i = 0; i < x->tokens; i++) {
-        x->denominator[i] = features_dot(span_reads(x) + i * x->width, mass, x->width);
-        for (int64_t j = 0; j <= i; j++) {
-            x->denominator[i] += x->P[i * SPAN + j] * x->beta[j];
-        }
-    }
 }
 
 static inline void span_advance_normaliser(const chunk *x, float *mass)

@@ -146,21 +146,27 @@ template <class TYPE> struct step_inputs {
     float gate, beta, denominator;
 };
 
+/* The rows of this lane: row0, row0 + 32 / LANES, ... of the state of head h. d and rows: dim_qk and dim_v. */
+struct step_place {
+    recurrent_seq seq;
+    unsigned h;
+    int row0, d, rows;
+};
+
 template <class TYPE, int LANES, bool BY_CHANNEL>
-static __device__ __forceinline__ void step_load(step_inputs<TYPE> &x, const step &s,
-                                                 const recurrent_seq &seq, unsigned h, int row0)
+static __device__ __forceinline__ void step_load(step_inputs<TYPE> &x, const step &s, const step_place &at)
 {
     constexpr int apart = 32 / LANES;
     const loam_problem &p = s.p;
     const loam_args &a = s.a;
-    const int d = (int)p.dim_qk, rows = (int)p.dim_v;
-    const int64_t key_head = h / s.share, token = seq.first;
-    load_packed<LANES>(x.k, (const TYPE *)a.k.data + RECURRENT_AT(a.k, seq.b, key_head, token), d);
-    load_packed<LANES>(x.q, (const TYPE *)a.q.data + RECURRENT_AT(a.q, seq.b, key_head, token), d);
+    const recurrent_seq &seq = at.seq;
+    const int64_t h = at.h, key_head = at.h / s.share, token = seq.first;
+    load_packed<LANES>(x.k, (const TYPE *)a.k.data + RECURRENT_AT(a.k, seq.b, key_head, token), at.d);
+    load_packed<LANES>(x.q, (const TYPE *)a.q.data + RECURRENT_AT(a.q, seq.b, key_head, token), at.d);
     const float *log_decay = (const float *)a.log_decay.data + RECURRENT_AT(a.log_decay, seq.b, h, token);
     x.gate = 0;
     if (BY_CHANNEL) {
-        load_packed<LANES>(x.gates, log_decay, d);
+        load_packed<LANES>(x.gates, log_decay, at.d);
     } else if (s.form.gate != GATE_NONE) {
         x.gate = s.form.gate == GATE_HEAD ? ((const float *)a.log_decay.data)[h * a.log_decay.head]
                                           : *log_decay;
@@ -170,17 +176,17 @@ static __device__ __forceinline__ void step_load(step_inputs<TYPE> &x, const ste
     const TYPE *values = (const TYPE *)a.v.data + RECURRENT_AT(a.v, seq.b, h, token);
 #pragma unroll
     for (int g = 0; g < STEP_GROUPS; g++) {
-        x.v[g] = row0 + g * apart < rows ? values[row0 + g * apart] : TYPE(0.0f);
+        x.v[g] = at.row0 + g * apart < at.rows ? values[at.row0 + g * apart] : TYPE(0.0f);
     }
 }
 
 /* m <- M Diag(e^g) + u k^T for the rows of this lane. */
 template <class TYPE, int LANES, bool BY_CHANNEL>
 static __device__ __forceinline__ void step_write(float (&m)[STEP_GROUPS][CHANNELS], const step &s,
-                                                  const step_inputs<TYPE> &x)
+                                                  const step_inputs<TYPE> &x, int d)
 {
     float k[CHANNELS];
-    unpack_features<LANES>(k, x.k, s.p.feature_map, (int)s.p.dim_qk, 1);
+    unpack_features<LANES>(k, x.k, s.p.feature_map, d, 1);
     const float all = decay_change(x.gate);
 #pragma unroll
     for (int i = 0; i < CHANNELS; i += 4) {
@@ -207,31 +213,30 @@ static __device__ __forceinline__ void step_write(float (&m)[STEP_GROUPS][CHANNE
 /* o <- M q, or that over the denominator, for the rows of this lane; the first row of a head writes info. */
 template <class TYPE, int LANES>
 static __device__ __forceinline__ void step_read(const float (&m)[STEP_GROUPS][CHANNELS], const step &s,
-                                                 const step_inputs<TYPE> &x, const recurrent_seq &seq,
-                                                 unsigned h, int row0)
+                                                 const step_inputs<TYPE> &x, const step_place &at)
 {
     constexpr int apart = 32 / LANES;
     const loam_problem &p = s.p;
     const loam_args &a = s.a;
-    const int lane = (int)threadIdx.x % LANES, rows = (int)p.dim_v;
+    const int lane = (int)threadIdx.x % LANES;
     float q[CHANNELS], y[STEP_GROUPS];
-    unpack_features<LANES>(q, x.q, p.feature_map, (int)p.dim_qk, (float)p.scale);
+    unpack_features<LANES>(q, x.q, p.feature_map, at.d, (float)p.scale);
 #pragma unroll
     for (int g = 0; g < STEP_GROUPS; g++) {
         y[g] = row_dot<LANES>(m[g], q);
     }
-    TYPE *o = (TYPE *)a.o.data + RECURRENT_AT(a.o, seq.b, h, seq.first);
+    TYPE *o = (TYPE *)a.o.data + RECURRENT_AT(a.o, at.seq.b, at.h, at.seq.first);
 #pragma unroll
     for (int g = 0; g < STEP_GROUPS; g++) {
-        const int row = row0 + g * apart;
-        if (lane == g && row < rows) {
+        const int row = at.row0 + g * apart;
+        if (lane == g && row < at.rows) {
             from_float(o + row, x.denominator == 0 ? 0 : p.normalise ? y[g] / x.denominator : y[g]);
         }
     }
-    if (a.info.data && row0 == 0 && lane == 0) {
+    if (a.info.data && at.row0 == 0 && lane == 0) {
         const loam_row_info info = { x.denominator == 0 ? LOAM_ROW_SINGULAR : LOAM_ROW_SOLVED,
                                      LOAM_SOLVER_NONE, 0, 0 };
-        ((loam_row_info *)a.info.data)[RECURRENT_AT(a.info, seq.b, h, seq.first)] = info;
+        ((loam_row_info *)a.info.data)[RECURRENT_AT(a.info, at.seq.b, at.h, at.seq.first)] = info;
     }
 }
 
@@ -262,9 +267,10 @@ __global__ void __launch_bounds__(STEP_THREADS, STEP_BLOCKS - BY_CHANNEL)
     const recurrent_seq seq = recurrent_seq_at(&s.p, &a, b);
     if (seq.len > 0) {
         step_inputs<TYPE> x;
-        step_load<TYPE, LANES, BY_CHANNEL>(x, s, seq, h, row0);
-        step_write<TYPE, LANES, BY_CHANNEL>(m, s, x);
-        step_read<TYPE, LANES>(m, s, x, seq, h, row0);
+        const step_place at = { seq, h, row0, d, rows };
+        step_load<TYPE, LANES, BY_CHANNEL>(x, s, at);
+        step_write<TYPE, LANES, BY_CHANNEL>(m, s, x, d);
+        step_read<TYPE, LANES>(m, s, x, at);
     }
     float *to = (float *)a.state_out.data + RECURRENT_AT(a.state_out, b, h, row0);
 #pragma unroll
