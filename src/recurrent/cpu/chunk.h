@@ -174,7 +174,7 @@ static inline void chunk_load(chunk *x, int64_t first, int64_t tokens)
 /* ------------------------------------------------------------------ pairs: P, A and the decays
  * of the chunk */
 
-/* between, before, after, total. A gate of -inf makes all sums across it -inf, and their exponential 0; sums
+/* pair_decay, decay_to, decay_from, total_decay. A gate of -inf makes all sums across it -inf, and their exponential 0; sums
  * that begin after it begin at 0. */
 static inline void chunk_token_decays(chunk *x)
 {
@@ -258,7 +258,7 @@ static inline void chunk_diagonal_block(chunk *x, int64_t begin, int64_t end)
 }
 
 /* The decays within block i, and q and k with the decay from its start. `scratch` [BLOCK][width] holds the
- * decay to the block's end, which is transposed into `fall`. */
+ * decay to the block's end, which is transposed into `block_decay_from`. */
 static inline void chunk_block_decays(chunk *x, int64_t i, int64_t end)
 {
     const int64_t begin = i * BLOCK;
@@ -270,11 +270,11 @@ static inline void chunk_block_decays(chunk *x, int64_t i, int64_t end)
             const int64_t e = t * x->width + c;
             const vec gate = v_load(x->gate + e);
             sum += gate;
-            const vec rise = v_exp(sum);
+            const vec decay_to = v_exp(sum);
             v_store(x->decay + e, v_exp(gate));
-            v_store(x->block_decay_to + e, rise);
-            v_store(x->q_block + e, v_load(x->q + e) * rise);
-            v_store(x->k_block + e, v_load(x->k + e) * rise);
+            v_store(x->block_decay_to + e, decay_to);
+            v_store(x->q_block + e, v_load(x->q + e) * decay_to);
+            v_store(x->k_block + e, v_load(x->k + e) * decay_to);
         }
         v_store(x->block_decay + i * x->width + c, v_exp(sum));
         sum = v_set(0);
@@ -287,7 +287,7 @@ static inline void chunk_block_decays(chunk *x, int64_t i, int64_t end)
     turn(x->block_decay_from + begin, LANES, scratch, x->width, BLOCK, x->width);
 }
 
-/* tails[i + 1]: the keys before block i decay by the decay of the block, and the keys of block
+/* k_at_block[i + 1]: the keys before block i decay by the decay of the block, and the keys of block
  * i are added. */
 static inline void chunk_block_keys(chunk *x, int64_t i)
 {
@@ -295,12 +295,12 @@ static inline void chunk_block_keys(chunk *x, int64_t i)
     for (int64_t c = 0; c < x->d; c++) {
         const float decay = x->block_decay[i * x->width + c];
         const float *from = x->k_at_block[i] + c * LANES, *k = x->k_lanes + c * LANES,
-                    *fall = x->block_decay_from + c * LANES;
+                    *decay_from = x->block_decay_from + c * LANES;
         float *to = x->k_at_block[i + 1] + c * LANES;
         FOR_LANES(lane)
         {
             v_store(to + lane, lane < begin           ? v_load(from + lane) * decay
-                               : lane < begin + BLOCK ? v_load(k + lane) * v_load(fall + lane)
+                               : lane < begin + BLOCK ? v_load(k + lane) * v_load(decay_from + lane)
                                                       : v_set(0));
         }
     }
@@ -407,8 +407,8 @@ static inline void chunk_write(const chunk *x, const float *state, int64_t panel
     }
 }
 
-/* The denominators of normalised reads: as for a channel of v that is 1 everywhere. reads: q e^pre; normaliser
- * [width]: the state of that channel; rows of P are `stride` apart. */
+/* The denominators of normalised reads: as for a channel of v that is 1 everywhere. reads: q e^pre;
+ * normaliser [width]: the state of that channel; rows of P are `stride` apart. */
 static inline void chunk_denominators(const chunk *x, const float *reads, const float *normaliser,
                                       int64_t stride)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Backward of a chunk, float32. S0 is the state at the chunk's start, dS1 and dS0 are the gradients of the
- * state at its end and start, do the gradient of the output (divided by the weight where reads are
+ * state at its end and start, do the gradient of the output (divided by the denominator where reads are
  * normalised), and the rest is as in recurrent/cpu/chunk.h:
  *
  *     du = P^T do + (k e^suf) dS1^T,   delta rule: (I + A^T Diag(beta)) r = du, else r = du;   w = beta r
@@ -114,7 +114,7 @@ static inline void gradient_errors(gradient *g, const chunk *x, const float *sta
     }
 }
 
-/* For o = n / weight: dn = do / weight, dweight = -do . o / weight. Tokens of weight 0 have no gradients. */
+/* For o = n / z: dn = do / z, dz = -do . o / z, with z the denominator. Tokens of z = 0 have no gradients. */
 static inline void gradient_normalised(gradient *g, const chunk *x, float *start)
 {
     memset(g->denominator, 0, CHUNK * sizeof *g->denominator);
@@ -129,9 +129,9 @@ static inline void gradient_normalised(gradient *g, const chunk *x, float *start
         }
     }
     for (int64_t t = 0; t < x->tokens; t++) {
-        const float weight = x->denominator[t];
-        g->inverse[t] = weight == 0 ? 0 : 1 / weight;
-        g->denominator[t] = weight == 0 ? 0 : g->denominator[t] / weight / weight;
+        const float denominator = x->denominator[t];
+        g->inverse[t] = denominator == 0 ? 0 : 1 / denominator;
+        g->denominator[t] = denominator == 0 ? 0 : g->denominator[t] / denominator / denominator;
     }
 }
 
@@ -192,12 +192,12 @@ static inline void gradient_back_substitution(const chunk *x, float *r, float *w
     }
 }
 
-static inline void gradient_advance_normaliser(const gradient *g, const chunk *x, float *mass)
+static inline void gradient_advance_normaliser(const gradient *g, const chunk *x, float *normaliser)
 {
     for (int64_t c = 0; c < x->d; c++) {
-        mass[c] *= x->total_decay[c];
+        normaliser[c] *= x->total_decay[c];
         for (int64_t t = 0; t < x->tokens; t++) {
-            mass[c] += x->q_in[t * x->width + c] * g->denominator[t];
+            normaliser[c] += x->q_in[t * x->width + c] * g->denominator[t];
         }
     }
 }
@@ -233,7 +233,7 @@ static inline void gradient_advance(const gradient *g, const chunk *x, float *st
 
 /* ------------------------------------------------------------------ of any chunk, from S0 and dS1 */
 
-/* kept += sum over the lanes of S0 dS1. */
+/* state_dot += sum over the lanes of S0 dS1. */
 static inline void gradient_state_dot(const gradient *g, const chunk *x, const float *state,
                                       const float *grad)
 {
@@ -246,24 +246,24 @@ static inline void gradient_state_dot(const gradient *g, const chunk *x, const f
     }
 }
 
-/* dP, dA, dq_in, dk_in, dk_out, kept. */
+/* dP, dA, dq_in, dk_in, dk_out, state_dot. */
 static inline void gradient_factors(const gradient *g, const chunk *x, float *start)
 {
-    float *const *turned = g->transposed;
+    float *const *transposed = g->transposed;
     memset(g->state_dot, 0, (size_t)x->width * sizeof *g->state_dot);
     for (int64_t panel = 0; panel < x->panels; panel++) {
         const float *grad_o = chunk_panel(g->grad_o, panel), *u = chunk_panel(x->u, panel);
         const float *w = chunk_panel(g->w, panel), *state = chunk_state_panel(x, start, panel);
         const float *grad = chunk_state_panel(x, g->state, panel);
-        turn(turned[0], LANES, grad_o, LANES, CHUNK, LANES);
-        turn(turned[1], LANES, u, LANES, CHUNK, LANES);
-        panel_product(g->dP, x->tokens, grad_o, LANES, 1, turned[1], LANES, panel > 0);
-        panel_product(g->q_in, x->d, state, LANES, 1, turned[0], LANES, panel > 0);
-        panel_product(g->k_out, x->d, grad, LANES, 1, turned[1], LANES, panel > 0);
+        turn(transposed[0], LANES, grad_o, LANES, CHUNK, LANES);
+        turn(transposed[1], LANES, u, LANES, CHUNK, LANES);
+        panel_product(g->dP, x->tokens, grad_o, LANES, 1, transposed[1], LANES, panel > 0);
+        panel_product(g->q_in, x->d, state, LANES, 1, transposed[0], LANES, panel > 0);
+        panel_product(g->k_out, x->d, grad, LANES, 1, transposed[1], LANES, panel > 0);
         if (x->form->delta) {
-            turn(turned[2], LANES, w, LANES, CHUNK, LANES);
-            panel_product(g->dA, x->tokens, w, LANES, 1, turned[1], LANES, panel > 0);
-            panel_product(g->k_in, x->d, state, LANES, 1, turned[2], LANES, panel > 0);
+            turn(transposed[2], LANES, w, LANES, CHUNK, LANES);
+            panel_product(g->dA, x->tokens, w, LANES, 1, transposed[1], LANES, panel > 0);
+            panel_product(g->k_in, x->d, state, LANES, 1, transposed[2], LANES, panel > 0);
         }
         if (x->form->gate != GATE_NONE) {
             gradient_state_dot(g, x, state, grad);
@@ -274,7 +274,7 @@ static inline void gradient_factors(const gradient *g, const chunk *x, float *st
 /* The contribution of the normaliser, a channel of v that is 1 everywhere: its u is beta. */
 static inline void gradient_factors_of_normaliser(const gradient *g, const chunk *x, float *start)
 {
-    const float *mass = chunk_normaliser(x, start), *grad = chunk_normaliser(x, g->state);
+    const float *normaliser = chunk_normaliser(x, start), *grad = chunk_normaliser(x, g->state);
     for (int64_t i = 0; i < x->tokens; i++) {
         FOR_LANES(lane)
         {
@@ -283,11 +283,11 @@ static inline void gradient_factors_of_normaliser(const gradient *g, const chunk
         }
     }
     for (int64_t c = 0; c < x->d; c++) {
-        g->state_dot[c] += mass[c] * grad[c];
+        g->state_dot[c] += normaliser[c] * grad[c];
         FOR_LANES(lane)
         {
             const int64_t e = c * LANES + lane;
-            v_store(g->q_in + e, v_load(g->q_in + e) + v_load(g->denominator + lane) * mass[c]);
+            v_store(g->q_in + e, v_load(g->q_in + e) + v_load(g->denominator + lane) * normaliser[c]);
             v_store(g->k_out + e, v_load(g->k_out + e) + v_load(x->beta + lane) * grad[c]);
         }
     }
@@ -296,7 +296,7 @@ static inline void gradient_factors_of_normaliser(const gradient *g, const chunk
 /* dbeta = r . err, plus the contribution of the normaliser. */
 static inline void gradient_beta(const gradient *g, const chunk *x)
 {
-    const float *mass = chunk_normaliser(x, g->state);
+    const float *normaliser = chunk_normaliser(x, g->state);
     for (int64_t t = 0; t < x->tokens; t++) {
         g->beta[t] = 0;
         for (int64_t panel = 0; panel < x->panels; panel++) {
@@ -307,7 +307,7 @@ static inline void gradient_beta(const gradient *g, const chunk *x)
             g->beta[t] += x->P[i * LANES + t] * g->denominator[i];
         }
         for (int64_t c = 0; x->p->normalise && c < x->d; c++) {
-            g->beta[t] += x->k_out[c * LANES + t] * mass[c];
+            g->beta[t] += x->k_out[c * LANES + t] * normaliser[c];
         }
     }
 }
@@ -349,14 +349,14 @@ static inline void gradient_by_token(const gradient *g, const chunk *x)
 static inline void gradient_gate_by_token(const gradient *g, const chunk *x)
 {
     float reads[LANES] = { 0 }, keeps[LANES] = { 0 }, writes[LANES] = { 0 }, over[LANES] = { 0 };
-    float kept = 0, later = 0, earlier = 0;
+    float state_term = 0, later = 0, earlier = 0;
     panel_dot(reads, g->q_lanes, g->q_in, x->d);
     panel_dot(keeps, x->k_lanes, g->k_out, x->d);
     if (x->form->delta) {
         panel_dot(writes, x->k_lanes, g->k_in, x->d);
     }
     for (int64_t c = 0; c < x->d; c++) {
-        kept += x->total_decay[c] * g->state_dot[c];
+        state_term += x->total_decay[c] * g->state_dot[c];
     }
     for (int64_t t = x->tokens - 1; t >= 0; t--) {
         FOR_LANES(lane)
@@ -369,7 +369,7 @@ static inline void gradient_gate_by_token(const gradient *g, const chunk *x)
             v_store(over + lane, sum);
         }
         later += x->decay_to[t] * (reads[t] + writes[t]);
-        g->gate[t] = kept + later + lanes_sum(over, t);
+        g->gate[t] = state_term + later + lanes_sum(over, t);
     }
     for (int64_t t = 0; t < x->tokens; t++) {
         g->gate[t] += earlier;
@@ -386,11 +386,11 @@ static inline void gradient_diagonal_block(const gradient *g, const chunk *x, in
     const int64_t width = x->width;
     const bool delta = x->form->delta;
     for (int64_t j = begin; j < end; j++) {
-        const vec key = v_load(x->k + j * width + c), own = v_set(g->dP[j * LANES + j]);
+        const vec key = v_load(x->k + j * width + c), diagonal = v_set(g->dP[j * LANES + j]);
         vec decay[BLOCK], all = v_set(1), over = v_set(0);
-        vec grad = own * v_load(x->q + j * width + c);
+        vec grad = diagonal * v_load(x->q + j * width + c);
         float *at = g->q_rows + j * width + c;
-        v_store(at, v_load(at) + own * key);
+        v_store(at, v_load(at) + diagonal * key);
         for (int64_t i = j + 1; i < end; i++) {
             all *= v_load(x->decay + i * width + c);
             decay[i - begin] = all;
@@ -415,7 +415,7 @@ static inline void gradient_diagonal_block(const gradient *g, const chunk *x, in
     }
 }
 
-/* On entry g->k_out is the gradient of tails[i + 1]. It becomes the gradient of tails[i]; that of block i's
+/* On entry g->k_out is the gradient of k_at_block[i + 1]. It becomes the gradient of k_at_block[i]; that of block i's
  * own keys goes to g->k. */
 static inline void gradient_block_keys(const gradient *g, const chunk *x, int64_t i)
 {
@@ -460,14 +460,15 @@ static inline void gradient_block_rows(const gradient *g, const chunk *x, int64_
             float part[VL];
             for (int64_t lane = 0; lane < BLOCK; lane += VL) {
                 const int64_t e = c * LANES + begin + lane, n = (c - from) * LANES + lane;
-                const vec rise = v_load(g->block_decay_to + e), first = v_load(g->q_in + e) * start * rise;
-                const vec dq = v_load(of_q + n) * rise + first;
+                const vec decay_to = v_load(g->block_decay_to + e),
+                          first = v_load(g->q_in + e) * start * decay_to;
+                const vec dq = v_load(of_q + n) * decay_to + first;
                 vec sum = dq * v_load(g->q_lanes + e);
                 later += first * v_load(g->q_lanes + e);
                 v_store(g->q + e, dq);
                 if (delta) {
-                    const vec second = v_load(g->k_in + e) * start * rise;
-                    const vec dk = v_load(of_k + n) * rise + second;
+                    const vec second = v_load(g->k_in + e) * start * decay_to;
+                    const vec dk = v_load(of_k + n) * decay_to + second;
                     sum += dk * v_load(x->k_lanes + e);
                     later += second * v_load(x->k_lanes + e);
                     v_store(g->k + e, v_load(g->k + e) + dk);

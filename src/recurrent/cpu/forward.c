@@ -99,15 +99,15 @@ static bool mesa_fits_spans(const scratch *s, int64_t spans, double *state)
     const mesa *m = &s->mesa;
     const double *h = mesa_state_h(&m->chunk, state);
     double trace = m->bounds.most;
-    bool forgets = false;
+    bool has_decay = false;
     for (int64_t c = 0; c < m->chunk.d; c++) {
         trace += h[c * m->chunk.width + c];
     }
     for (int64_t i = 0; i < spans; i++) {
         trace += s->mesa_span[i].norm2;
-        FOR_SPAN(t) { forgets |= s->mesa_span[i].chunk.gate[t] != 0; }
+        FOR_SPAN(t) { has_decay |= s->mesa_span[i].chunk.gate[t] != 0; }
     }
-    return s->symmetric && forgets && trace <= MESA_SPAN_CONDITION * m->bounds.least;
+    return s->symmetric && has_decay && trace <= MESA_SPAN_CONDITION * m->bounds.least;
 }
 
 static void mesa_advance_chunk(scratch *s, int64_t first, int64_t spans, double *state)

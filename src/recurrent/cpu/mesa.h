@@ -432,7 +432,7 @@ static inline void mesa_apply_inverse(const mesa *m)
 }
 
 /* x += a correction, the approximate solution for the residual in rest. */
-static inline void mesa_refine(mesa *m, const mesa_lanes *l)
+static inline void mesa_correct(mesa *m, const mesa_lanes *l)
 {
     const int64_t n = m->chunk.d * LANES;
     if (m->inverted) {
@@ -551,58 +551,83 @@ static inline void mesa_clear_lane(const mesa *m, int lane)
     }
 }
 
-/* l <- the solutions for rhs, with hx and kx. The steps of a lane do not depend on the other lanes: while
- * others still run, its corrections are 0. */
-static inline void mesa_solve(mesa *m, const mesa_lanes *l)
+/* How far the lanes are. A lane stalls if a round did not reduce its residual enough. */
+typedef struct mesa_progress {
+    bool done[LANES], stalled[LANES];
+} mesa_progress;
+
+static inline bool mesa_moves(const mesa_progress *at, int lane)
 {
-    const int64_t n = m->chunk.d * LANES;
-    bool done[LANES], stays[LANES], moving = false, known = false;
-    m->inverted = m->inverted || (!m->has_decay && mesa_invert(m));
+    return !at->done[lane] && !at->stalled[lane];
+}
+
+/* x <- 0; residuals, targets, infos. Returns whether there is a lane to solve. */
+static inline bool mesa_begin_solve(const mesa *m, const mesa_lanes *l, mesa_progress *at)
+{
+    bool moving = false;
     memset(l->x, 0, (size_t)(m->chunk.width * LANES) * sizeof(double));
-    memcpy(m->residual, m->rhs, (size_t)n * sizeof(double));
+    memcpy(m->residual, m->rhs, (size_t)(m->chunk.d * LANES) * sizeof(double));
     mesa_norms(m, m->rhs_norm, m->rhs);
     mesa_targets(m);
     memcpy(m->norm, m->rhs_norm, LANES * sizeof(double));
     for (int lane = 0; lane < LANES; lane++) {
-        done[lane] = m->rhs_norm[lane] == 0;
-        stays[lane] = false;
-        moving |= !done[lane];
+        at->done[lane] = m->rhs_norm[lane] == 0;
+        at->stalled[lane] = false;
+        moving |= !at->done[lane];
         l->info[lane] = (loam_row_info){ LOAM_ROW_SOLVED, m->inverted ? LOAM_SOLVER_GRAM : LOAM_SOLVER_CG, 0,
                                          0 };
     }
+    return moving;
+}
+
+/* A round of refinement: a correction of the lanes that move, and their residuals. Returns whether any still
+ * moves. */
+static inline bool mesa_refine(mesa *m, const mesa_lanes *l, mesa_progress *at)
+{
+    double last[LANES];
+    bool moving = false;
+    memcpy(last, m->norm, sizeof last);
+    mesa_correct(m, l);
+    mesa_residual(m, l);
+    mesa_norms(m, m->norm, m->residual);
+    for (int lane = 0; lane < LANES; lane++) {
+        if (mesa_moves(at, lane)) {
+            l->info[lane].residual = (float)(m->norm[lane] / m->rhs_norm[lane]);
+            at->done[lane] = m->norm[lane] <= m->target[lane];
+            at->stalled[lane] = !at->done[lane] && !(m->norm[lane] <= MESA_STAGNATION * last[lane]);
+        }
+        moving |= mesa_moves(at, lane);
+        if (!mesa_moves(at, lane)) {
+            mesa_clear_lane(m, lane);
+        }
+    }
+    return moving;
+}
+
+/* l <- the solutions for rhs, with hx and kx. The steps of a lane do not depend on the other lanes: while
+ * others still run, its corrections are 0. */
+static inline void mesa_solve(mesa *m, const mesa_lanes *l)
+{
+    mesa_progress at;
+    m->inverted = m->inverted || (!m->has_decay && mesa_invert(m));
+    bool moving = mesa_begin_solve(m, l, &at),
+         current = false; /* current: hx, kx and weighted are those of x */
     for (int round = 0; round < MESA_ROUNDS && moving; round++) {
-        double last[LANES];
-        memcpy(last, m->norm, sizeof last);
-        mesa_refine(m, l);
-        mesa_residual(m, l);
-        mesa_norms(m, m->norm, m->residual);
-        known = true;
-        moving = false;
-        for (int lane = 0; lane < LANES; lane++) {
-            const bool moved = !done[lane] && !stays[lane];
-            if (moved) {
-                l->info[lane].residual = (float)(m->norm[lane] / m->rhs_norm[lane]);
-                done[lane] = m->norm[lane] <= m->target[lane];
-                stays[lane] = !done[lane] && !(m->norm[lane] <= MESA_STAGNATION * last[lane]);
-            }
-            moving |= !done[lane] && !stays[lane];
-            if (done[lane] || stays[lane]) {
-                mesa_clear_lane(m, lane);
-            }
-        }
+        moving = mesa_refine(m, l, &at);
+        current = true;
     }
     for (int lane = 0; lane < LANES; lane++) {
-        if (!done[lane]) {
+        if (!at.done[lane]) {
             mesa_solve_lane(m, l, lane);
-            known = false;
+            current = false;
         }
     }
-    if (!known) { /* hx, kx and weighted of the solutions; residuals of rows solved alone */
+    if (!current) {
         mesa_residual(m, l);
         mesa_norms(m, m->norm, m->residual);
     }
     for (int lane = 0; lane < LANES; lane++) {
-        if (!done[lane]) {
+        if (!at.done[lane]) {
             const bool solved = l->info[lane].code == LOAM_ROW_SOLVED;
             l->info[lane].residual = solved ? (float)(m->norm[lane] / m->rhs_norm[lane]) : 0;
         }

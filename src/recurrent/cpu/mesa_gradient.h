@@ -241,7 +241,8 @@ static inline void mesa_gradient_gates(const mesa_gradient *g, const mesa *m, co
 {
     const chunk *x = &m->chunk;
     double reads[LANES] = { 0 }, over[CHUNK] = { 0 }, later = 0, earlier = 0;
-    const double kept = (double)x->total_decay[0] * cholesky_dot(start, g->state, mesa_state_doubles(x));
+    const double state_term = (double)x->total_decay[0] *
+                              cholesky_dot(start, g->state, mesa_state_doubles(x));
     for (int64_t c = 0; c < x->d; c++) {
         for (int64_t lane = 0; lane < LANES; lane++) {
             const int64_t e = c * LANES + lane;
@@ -256,7 +257,7 @@ static inline void mesa_gradient_gates(const mesa_gradient *g, const mesa *m, co
             pairs += over[j];
         }
         later += reads[t];
-        gate[t] = kept + later + pairs;
+        gate[t] = state_term + later + pairs;
     }
     for (int64_t t = 0; t < x->tokens; t++) {
         g->result.gate[t] = (float)(gate[t] + earlier);

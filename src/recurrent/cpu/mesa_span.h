@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Forward of a span of up to 32 tokens of MesaNet, where the condition of its systems is small enough for
- * float32 (the systems are in recurrent/cpu/mesa.h). Rows are tokens. With H symmetric, the product of a vector
- * p_i per token with the token's matrix is
+ * float32 (the systems are in recurrent/cpu/mesa.h). Rows are tokens. With H symmetric, the product of a
+ * vector p_i per token with the token's matrix is
  *
  *     y_i = e^pre_i p_i H + Lambda p_i + sum_{j<=i} m_ij (p_i . k_j) k_j
  *
@@ -105,7 +105,7 @@ static inline void mesa_span_panels(const mesa_span *span, float *to, const floa
 static inline void mesa_span_load(mesa_span *span, int64_t first, int64_t tokens)
 {
     chunk *x = &span->chunk;
-    float one[SPAN], kept[SPAN];
+    float one[SPAN], root[SPAN];
     span_load(x, first, tokens);
     span_decays(x);
     turn(x->k_lanes, SPAN, x->k, x->width, SPAN, x->width);
@@ -113,12 +113,12 @@ static inline void mesa_span_load(mesa_span *span, int64_t first, int64_t tokens
     FOR_SPAN(t)
     {
         one[t] = 1;
-        kept[t] = sqrtf(x->decay_from[t] * x->beta[t]);
+        root[t] = sqrtf(x->decay_from[t] * x->beta[t]);
         span->norm2 += (double)(x->beta[t] *
                                 features_dot(x->k + t * x->width, x->k + t * x->width, x->width));
     }
     mesa_span_panels(span, span->k, x->k, one);
-    mesa_span_panels(span, span->k_write, x->k, kept);
+    mesa_span_panels(span, span->k_write, x->k, root);
     span_scale_rows(x, x->k_out, x->k, x->decay_from);
     for (int64_t i = 0; i < BLOCK; i++) { /* above the block diagonal */
         memset(x->pair_decay + i * SPAN + BLOCK, 0, BLOCK * sizeof(float));
@@ -200,7 +200,7 @@ static inline void mesa_span_sums(float *to, const vec *part)
     }
 }
 
-/* p <- r + beta p; before <- e^pre p; y <- Lambda p, the first term of the product. */
+/* p <- r + beta p; p_decayed <- e^pre p; product <- Lambda p, its first term. */
 static inline void mesa_span_direction(const mesa_span *span, const float *beta)
 {
     FOR_SPAN(t)
@@ -215,7 +215,7 @@ static inline void mesa_span_direction(const mesa_span *span, const float *beta)
     }
 }
 
-/* y += the other terms of the product with p, for blocks with a row that is not finished. */
+/* product += the other terms of A p, for blocks with a row that is not finished. */
 static inline void mesa_span_apply(const mesa_span *span, const bool *moves)
 {
     const chunk *x = &span->chunk;
@@ -244,7 +244,7 @@ static inline void mesa_span_apply(const mesa_span *span, const bool *moves)
     }
 }
 
-/* to <- p . y for each row. */
+/* to <- p . A p for each row. */
 static inline void mesa_span_dots(const mesa_span *span, float *to)
 {
     vec part[SPAN];
@@ -258,7 +258,7 @@ static inline void mesa_span_dots(const mesa_span *span, float *to)
     mesa_span_sums(to, part);
 }
 
-/* step += alpha p, r -= alpha y; to <- r . r. */
+/* correction += alpha p, r -= alpha A p; to <- r . r. */
 static inline void mesa_span_update(const mesa_span *span, const float *alpha, float *to)
 {
     vec part[SPAN];
@@ -275,7 +275,7 @@ static inline void mesa_span_update(const mesa_span *span, const float *alpha, f
     mesa_span_sums(to, part);
 }
 
-/* step <- an approximate solution for the right side r, whose rows have norm 1 or 0. A row stops when |r|^2
+/* correction <- an approximate solution for the right side r, whose rows have norm 1 or 0. A row stops when |r|^2
  * is at most `least`, or when its matrix is not positive in float32. */
 static inline void mesa_span_cg(mesa_span *span, const float *least)
 {
@@ -310,7 +310,7 @@ static inline void mesa_span_cg(mesa_span *span, const float *least)
 
 /* ------------------------------------------------------------------ residuals, in float64 */
 
-/* rest <- q - (H_i + Lambda) x for x in x64; P <- e^seg_ij (k_j . x_i), which mesa_span_read uses. */
+/* residual <- q - (H_i + Lambda) x for x in x64; P <- e^seg_ij (k_j . x_i), which mesa_span_read uses. */
 static inline void mesa_span_residual(mesa_span *span, double *start)
 {
     const chunk *x = &span->chunk;
@@ -379,55 +379,70 @@ static inline double mesa_span_norm(const mesa_span *span, int64_t t)
     return sqrt(sum);
 }
 
-/* x64 <- the solutions for the queries. Returns false if the residual of a row stays too large. */
-static inline bool mesa_span_solve(mesa_span *span, const mesa *m, double *start)
+/* x64 <- 0, residual <- q, and the operands of both precisions; norm [SPAN] <- |q|. Returns the trace of H. */
+static inline double mesa_span_begin(mesa_span *span, double *start, double *norm)
 {
     const chunk *x = &span->chunk;
     const double *h = mesa_state_h(x, start);
-    const int64_t n = SPAN * span->stride;
-    double size[SPAN], target[SPAN], norm[SPAN], trace = 0;
-    float least[SPAN];
-    bool moving = true;
+    const size_t bytes = (size_t)(SPAN * span->stride) * sizeof(double);
+    double trace = 0;
     for (int64_t c = 0; c < x->d; c++) {
         trace += h[c * x->width + c];
     }
-    memset(span->x64, 0, (size_t)n * sizeof(double));
+    memset(span->x64, 0, bytes);
     memset(span->weighted64, 0, SPAN * SPAN * sizeof(double));
-    memset(span->residual, 0, (size_t)n * sizeof(double));
+    memset(span->residual, 0, bytes);
     FOR_SPAN(t)
     {
         widen(span->residual + t * span->stride, x->q + t * x->width, x->d);
-        norm[t] = size[t] = mesa_span_norm(span, t);
+        norm[t] = mesa_span_norm(span, t);
         span->info[t] = (loam_row_info){ LOAM_ROW_SOLVED, LOAM_SOLVER_CG, 0, 0 };
     }
-    mesa_span_targets(span, m, trace, size, target);
     mesa_span_load_h(span, start);
     mesa_span_widen(span);
+    return trace;
+}
+
+/* x64 += a correction by conjugate gradients for the residuals; rows within their target get none. */
+static inline void mesa_span_refine(mesa_span *span, const double *norm, const double *target)
+{
+    float least[SPAN];
+    FOR_SPAN(t)
+    {
+        const bool moves = norm[t] > target[t];
+        const double inverse = moves ? 1 / norm[t] : 0;
+        const double part = moves ? MESA_SPAN_MARGIN * target[t] * inverse : 1;
+        least[t] = (float)(part > MESA_SPAN_RESOLUTION ? part * part
+                                                       : MESA_SPAN_RESOLUTION * MESA_SPAN_RESOLUTION);
+        for (int64_t e = t * span->stride; e < (t + 1) * span->stride; e++) {
+            span->r[e] = (float)(span->residual[e] * inverse);
+        }
+    }
+    mesa_span_cg(span, least);
+    FOR_SPAN(t)
+    {
+        for (int64_t e = t * span->stride; e < (t + 1) * span->stride; e++) {
+            span->x64[e] += norm[t] * (double)span->correction[e];
+        }
+    }
+}
+
+/* x64 <- the solutions for the queries. Returns false if the residual of a row stays too large. */
+static inline bool mesa_span_solve(mesa_span *span, const mesa *m, double *start)
+{
+    double q_norm[SPAN], target[SPAN], norm[SPAN];
+    bool moving = true;
+    const double trace = mesa_span_begin(span, start, q_norm);
+    mesa_span_targets(span, m, trace, q_norm, target);
+    memcpy(norm, q_norm, sizeof norm);
     for (int round = 0; round < MESA_SPAN_ROUNDS && moving; round++) {
-        FOR_SPAN(t)
-        {
-            const bool moves = norm[t] > target[t];
-            const double inverse = moves ? 1 / norm[t] : 0;
-            const double part = moves ? MESA_SPAN_MARGIN * target[t] * inverse : 1;
-            least[t] = (float)(part > MESA_SPAN_RESOLUTION ? part * part
-                                                           : MESA_SPAN_RESOLUTION * MESA_SPAN_RESOLUTION);
-            for (int64_t e = t * span->stride; e < (t + 1) * span->stride; e++) {
-                span->r[e] = (float)(span->residual[e] * inverse);
-            }
-        }
-        mesa_span_cg(span, least);
-        FOR_SPAN(t)
-        {
-            for (int64_t e = t * span->stride; e < (t + 1) * span->stride; e++) {
-                span->x64[e] += norm[t] * (double)span->correction[e];
-            }
-        }
+        mesa_span_refine(span, norm, target);
         mesa_span_residual(span, start);
         moving = false;
         FOR_SPAN(t)
         {
             norm[t] = mesa_span_norm(span, t);
-            span->info[t].residual = size[t] > 0 ? (float)(norm[t] / size[t]) : 0;
+            span->info[t].residual = q_norm[t] > 0 ? (float)(norm[t] / q_norm[t]) : 0;
             moving |= !(norm[t] <= target[t]);
         }
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Forward of a span of up to 32 tokens of one head, float32: the equations and arrays of recurrent/cpu/chunk.h,
- * at the length that needs the fewest operations. Blocks of 16 x 16 tokens above the diagonal are not
+ * Forward of a span, a chunk of up to 32 tokens of one head, float32: the equations and arrays of
+ * recurrent/cpu/chunk.h, at the length that needs the fewest operations. Blocks of 16 x 16 tokens above the diagonal are not
  * computed. P and A are [SPAN][SPAN], and A holds -Diag(beta) A. Rows beyond the last token are 0 in
  * q, k, u. */
 #ifndef LOAM_RECURRENT_CPU_SPAN_H
@@ -156,39 +156,39 @@ static inline void span_decays_within(const chunk *x, int64_t begin)
     }
 }
 
-/* between [SPAN][SPAN], before, after, total. rise and fall are the sums within a block, to and
- * after a token. */
+/* pair_decay [SPAN][SPAN], decay_to, decay_from, total_decay. block_to and block_from are the sums within a
+ * block, to and after a token. */
 static inline void span_decays(chunk *x)
 {
-    float rise[SPAN], fall[SPAN], sum[2] = { 0, 0 }; /* sum: of each block */
+    float block_to[SPAN], block_from[SPAN], sum[2] = { 0, 0 }; /* sum: of each block */
     for (int64_t t = 0; t < BLOCK; t++) {
-        rise[t] = sum[0] += x->gate[t];
-        rise[BLOCK + t] = sum[1] += x->gate[BLOCK + t];
+        block_to[t] = sum[0] += x->gate[t];
+        block_to[BLOCK + t] = sum[1] += x->gate[BLOCK + t];
     }
-    fall[BLOCK - 1] = fall[SPAN - 1] = 0;
+    block_from[BLOCK - 1] = block_from[SPAN - 1] = 0;
     for (int64_t t = BLOCK - 1; t > 0; t--) {
-        fall[t - 1] = fall[t] + x->gate[t];
-        fall[BLOCK + t - 1] = fall[BLOCK + t] + x->gate[BLOCK + t];
+        block_from[t - 1] = block_from[t] + x->gate[t];
+        block_from[BLOCK + t - 1] = block_from[BLOCK + t] + x->gate[BLOCK + t];
     }
     const float first = expf(sum[0]), second = expf(sum[1]), total = expf(sum[0] + sum[1]);
     FOR_WIDTH(c, x) { v_store(x->total_decay + c, v_set(total)); }
     for (int64_t t = 0; t < SPAN; t += VL) {
         const bool later = t >= BLOCK;
-        v_store(rise + t, v_exp(v_load(rise + t)));
-        v_store(fall + t, v_exp(v_load(fall + t)));
-        v_store(x->decay_to + t, v_load(rise + t) * (later ? first : 1));
-        v_store(x->decay_from + t, v_load(fall + t) * (later ? 1 : second));
+        v_store(block_to + t, v_exp(v_load(block_to + t)));
+        v_store(block_from + t, v_exp(v_load(block_from + t)));
+        v_store(x->decay_to + t, v_load(block_to + t) * (later ? first : 1));
+        v_store(x->decay_from + t, v_load(block_from + t) * (later ? 1 : second));
     }
     span_decays_within(x, 0);
     span_decays_within(x, BLOCK);
     for (int64_t i = BLOCK; i < SPAN; i++) {
         for (int64_t lane = 0; lane < BLOCK; lane += VL) {
-            v_store(x->pair_decay + i * SPAN + lane, v_load(fall + lane) * rise[i]);
+            v_store(x->pair_decay + i * SPAN + lane, v_load(block_from + lane) * block_to[i]);
         }
     }
 }
 
-/* Without gates `between` is 1 up to and on the diagonal. */
+/* Without gates `pair_decay` is 1 up to and on the diagonal. */
 static inline void span_no_decays(chunk *x)
 {
     FOR_WIDTH(c, x) { v_store(x->total_decay + c, v_set(1)); }
@@ -221,7 +221,7 @@ static inline void span_scale_rows(const chunk *x, float *to, const float *from,
 static inline void span_pair_products_by_token(chunk *x)
 {
     const bool gated = x->form->gate != GATE_NONE;
-    float one[SPAN], minus[SPAN], known[SPAN];
+    float one[SPAN], minus[SPAN], k_in_factor[SPAN];
     if (gated) {
         span_decays(x);
     } else {
@@ -231,7 +231,7 @@ static inline void span_pair_products_by_token(chunk *x)
     {
         one[t] = 1;
         minus[t] = -x->beta[t];
-        known[t] = gated ? minus[t] * x->decay_to[t] : minus[t];
+        k_in_factor[t] = gated ? minus[t] * x->decay_to[t] : minus[t];
     }
     turn(x->k_lanes, SPAN, x->k, x->width, SPAN, x->width);
     for (int64_t begin = 0; begin < x->tokens; begin += BLOCK) {
@@ -244,7 +244,7 @@ static inline void span_pair_products_by_token(chunk *x)
         }
     }
     if (x->form->delta) {
-        span_scale_rows(x, x->k_in, x->k, known);
+        span_scale_rows(x, x->k_in, x->k, k_in_factor);
     }
     if (gated) {
         span_scale_rows(x, x->q_in, x->q, x->decay_to);
@@ -398,10 +398,10 @@ static inline void span_solve_block(const float *restrict A, float *restrict u)
                 row[i] = v_load(u + (begin + i) * LANES + lane);
             }
             for (int64_t j = 0; j < begin; j++) {
-                const vec known = v_load(u + j * LANES + lane);
+                const vec solved = v_load(u + j * LANES + lane);
 #pragma GCC unroll 16
                 for (int i = 0; i < ROWS; i++) {
-                    row[i] += A[(begin + i) * SPAN + j] * known;
+                    row[i] += A[(begin + i) * SPAN + j] * solved;
                 }
             }
 #pragma GCC unroll 16
@@ -445,14 +445,14 @@ static inline void span_write(const chunk *x, const float *state, int64_t panel,
     span_load_values(x, u, panel);
     for (int64_t begin = 0; x->form->delta && begin < x->tokens; begin += BLOCK) {
         float *block = u + begin * LANES;
-        const term known[] = { { x->k_in + begin * x->width, x->width, 1, state, x->d },
-                               { x->A + begin * SPAN, SPAN, 1, u, begin } };
-        terms_sum((terms_rows){ block, LANES, block, NULL }, BLOCK, 2, known, next);
+        const term corrections[] = { { x->k_in + begin * x->width, x->width, 1, state, x->d },
+                                     { x->A + begin * SPAN, SPAN, 1, u, begin } };
+        terms_sum((terms_rows){ block, LANES, block, NULL }, BLOCK, 2, corrections, next);
         span_solve_block(x->A + begin * SPAN + begin, block);
     }
 }
 
-/* o of a panel, from the state before the span; 0 where the weight of a normalised read is 0. */
+/* o of a panel, from the state before the span; 0 where the denominator of a normalised read is 0. */
 static inline void span_read(const chunk *x, const float *state, int64_t panel, ahead *next)
 {
     const loam_view *o = &x->a->o;
@@ -484,15 +484,15 @@ static inline void span_advance(const chunk *x, float *state, int64_t panel, ahe
     terms_sum((terms_rows){ state, LANES, state, total }, x->d, 1, &keys, next);
 }
 
-static inline void span_advance_normaliser(const chunk *x, float *mass)
+static inline void span_advance_normaliser(const chunk *x, float *normaliser)
 {
     FOR_WIDTH(c, x)
     {
-        vec sum = v_load(mass + c) * v_load(x->total_decay + c);
+        vec sum = v_load(normaliser + c) * v_load(x->total_decay + c);
         for (int64_t t = 0; t < x->tokens; t++) {
             sum += v_load(span_writes(x) + t * x->width + c) * x->beta[t];
         }
-        v_store(mass + c, sum);
+        v_store(normaliser + c, sum);
     }
 }
 

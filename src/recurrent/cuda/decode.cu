@@ -146,7 +146,7 @@ template <class TYPE> struct step_inputs {
     float gate, beta, denominator;
 };
 
-/* The rows of this lane: row0, row0 + 32 / LANES, ... of the state of head h. d and rows: dim_qk and dim_v. */
+/* The rows of this lane: row0, row0 + 32 / LANES, ... of the state of head h; d: dim_qk, rows: dim_v. */
 struct step_place {
     recurrent_seq seq;
     unsigned h;

@@ -177,7 +177,8 @@ static __device__ __forceinline__ void store_columns(REAL *to, REAL (&x)[CHANNEL
     }
 }
 
-/* dM += dy x^T + dz z^T. Writes the warp's part of dx = M^T dy, but for MesaNet, whose x comes from a solve. */
+/* dM += dy x^T + dz z^T. Writes the warp's part of dx = M^T dy; not for MesaNet, where adjoint_read_kernel
+ * has computed dx. */
 template <class REAL, int LANES, int GROUPS>
 static __device__ __forceinline__ void reverse_read(reverse_stage<REAL, LANES, GROUPS> &stage, int t,
                                                     int local, const REAL (&k)[CHANNELS],
