@@ -174,8 +174,8 @@ static inline void chunk_load(chunk *x, int64_t first, int64_t tokens)
 /* ------------------------------------------------------------------ pairs: P, A and the decays
  * of the chunk */
 
-/* pair_decay, decay_to, decay_from, total_decay. A gate of -inf makes all sums across it -inf, and their exponential 0; sums
- * that begin after it begin at 0. */
+/* pair_decay, decay_to, decay_from, total_decay. A gate of -inf makes all sums across it -inf, and their
+ * exponential 0; sums that begin after it begin at 0. */
 static inline void chunk_token_decays(chunk *x)
 {
     float seg[CHUNK], pre = 0, suf = 0;

@@ -275,8 +275,8 @@ static inline void mesa_span_update(const mesa_span *span, const float *alpha, f
     mesa_span_sums(to, part);
 }
 
-/* correction <- an approximate solution for the right side r, whose rows have norm 1 or 0. A row stops when |r|^2
- * is at most `least`, or when its matrix is not positive in float32. */
+/* correction <- an approximate solution for the right side r, whose rows have norm 1 or 0. A row stops when
+ * |r|^2 is at most `least`, or when its matrix is not positive in float32. */
 static inline void mesa_span_cg(mesa_span *span, const float *least)
 {
     const size_t bytes = (size_t)(SPAN * span->stride) * sizeof(float);
@@ -379,7 +379,7 @@ static inline double mesa_span_norm(const mesa_span *span, int64_t t)
     return sqrt(sum);
 }
 
-/* x64 <- 0, residual <- q, and the operands of both precisions; norm [SPAN] <- |q|. Returns the trace of H. */
+/* x64 <- 0, residual <- q, norm [SPAN] <- |q|, and the operands in both precisions. Returns the trace of H. */
 static inline double mesa_span_begin(mesa_span *span, double *start, double *norm)
 {
     const chunk *x = &span->chunk;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * Forward of a span, a chunk of up to 32 tokens of one head, float32: the equations and arrays of
- * recurrent/cpu/chunk.h, at the length that needs the fewest operations. Blocks of 16 x 16 tokens above the diagonal are not
- * computed. P and A are [SPAN][SPAN], and A holds -Diag(beta) A. Rows beyond the last token are 0 in
- * q, k, u. */
+ * recurrent/cpu/chunk.h, at the length that needs the fewest operations. Blocks of 16 x 16 tokens above the
+ * diagonal are not computed. P and A are [SPAN][SPAN], and A holds -Diag(beta) A. Rows beyond the last token
+ * are 0 in q, k, u. */
 #ifndef LOAM_RECURRENT_CPU_SPAN_H
 #define LOAM_RECURRENT_CPU_SPAN_H
 
