@@ -415,8 +415,8 @@ static inline void gradient_diagonal_block(const gradient *g, const chunk *x, in
     }
 }
 
-/* On entry g->k_out is the gradient of k_at_block[i + 1]. It becomes that of k_at_block[i]; the gradient of the
- * keys of block i goes to g->k. */
+/* On entry g->k_out is the gradient of k_at_block[i + 1]. It becomes that of k_at_block[i]; the gradient of
+ * the keys of block i goes to g->k. */
 static inline void gradient_block_keys(const gradient *g, const chunk *x, int64_t i)
 {
     const int64_t begin = i * BLOCK;

@@ -379,7 +379,7 @@ static inline double mesa_span_norm(const mesa_span *span, int64_t t)
     return sqrt(sum);
 }
 
-/* x64 <- 0, residual <- q, norm [SPAN] <- |q|, and the operands in both precisions. Returns the trace of H. */
+/* x64 <- 0, residual <- q, norm [SPAN] <- |q|, the operands in both precisions. Returns the trace of H. */
 static inline double mesa_span_begin(mesa_span *span, double *start, double *norm)
 {
     const chunk *x = &span->chunk;
