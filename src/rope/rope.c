@@ -71,70 +71,70 @@ static loam_status check_views(const loam_rope *r, const loam_const_view *from, 
     return LOAM_OK;
 }
 
-/* Cosine and sine of the angle by which a plane of a token turns. */
-typedef struct turn {
+/* Cosine and sine of the angle by which a plane of a token is rotated. */
+typedef struct rotation {
     double cosine, sine;
-} turn;
+} rotation;
 
-static void turn_double_row(const loam_rope *r, const turn *turns, const double *from, double *to)
+static void rotate_double_row(const loam_rope *r, const rotation *rotations, const double *from, double *to)
 {
     for (int64_t c = 0; c < r->dim / 2; c++) {
         const rope_plane at = rope_plane_of(r, c);
         const double x = from[at.x], y = from[at.y];
-        to[at.x] = x * turns[c].cosine - y * turns[c].sine;
-        to[at.y] = x * turns[c].sine + y * turns[c].cosine;
+        to[at.x] = x * rotations[c].cosine - y * rotations[c].sine;
+        to[at.y] = x * rotations[c].sine + y * rotations[c].cosine;
     }
     for (int64_t c = r->dim; from != to && c < r->channels; c++) {
         to[c] = from[c];
     }
 }
 
-static void turn_float_row(const loam_rope *r, const turn *turns, float *row)
+static void rotate_float_row(const loam_rope *r, const rotation *rotations, float *row)
 {
     for (int64_t c = 0; c < r->dim / 2; c++) {
         const rope_plane at = rope_plane_of(r, c);
         const double x = (double)row[at.x], y = (double)row[at.y];
-        row[at.x] = (float)(x * turns[c].cosine - y * turns[c].sine);
-        row[at.y] = (float)(x * turns[c].sine + y * turns[c].cosine);
+        row[at.x] = (float)(x * rotations[c].cosine - y * rotations[c].sine);
+        row[at.y] = (float)(x * rotations[c].sine + y * rotations[c].cosine);
     }
 }
 
-static void turn_token(const loam_rope *r, const turn *turns, const loam_const_view *from,
-                       const loam_view *to, int64_t b, int64_t t)
+static void rotate_token(const loam_rope *r, const rotation *rotations, const loam_const_view *from,
+                         const loam_view *to, int64_t b, int64_t t)
 {
     float row[LOAM_MAX_DIM];
     for (int64_t h = 0; h < r->heads; h++) {
         const int64_t in = ROPE_AT(from, b, h, t), out = ROPE_AT(to, b, h, t);
         if (r->dtype == LOAM_F64) {
-            turn_double_row(r, turns, (const double *)from->data + in, (double *)to->data + out);
+            rotate_double_row(r, rotations, (const double *)from->data + in, (double *)to->data + out);
         } else {
             load_floats(row, from->data, r->dtype, in, r->channels);
-            turn_float_row(r, turns, row);
+            rotate_float_row(r, rotations, row);
             store_floats(to->data, r->dtype, out, row, r->channels);
         }
     }
 }
 
-static void find_paces(const loam_rope *r, rope_paces *paces)
+static void find_frequencies(const loam_rope *r, rope_frequencies *frequencies)
 {
     for (int64_t c = 0; c < r->dim / 2; c++) {
-        paces->plane[c] = pow(r->base, -2 * (double)c / (double)r->dim);
+        frequencies->plane[c] = pow(r->base, -2 * (double)c / (double)r->dim);
     }
 }
 
-static void apply(const loam_rope *r, const rope_paces *paces, const loam_const_view *from,
+static void apply(const loam_rope *r, const rope_frequencies *frequencies, const loam_const_view *from,
                   const loam_view *to)
 {
 #pragma omp parallel for collapse(2) num_threads(r->threads)
     for (int64_t b = 0; b < r->batch; b++) {
         for (int64_t t = 0; t < r->tokens; t++) {
             const double position = (double)rope_position(r, b, t) * (r->inverse ? -1 : 1);
-            turn turns[PLANES];
+            rotation rotations[PLANES];
             for (int64_t c = 0; c < r->dim / 2; c++) {
-                const double angle = position * paces->plane[c];
-                turns[c] = (turn){ cos(angle), sin(angle) };
+                const double angle = position * frequencies->plane[c];
+                rotations[c] = (rotation){ cos(angle), sin(angle) };
             }
-            turn_token(r, turns, from, to, b, t);
+            rotate_token(r, rotations, from, to, b, t);
         }
     }
 }
@@ -154,17 +154,17 @@ loam_status loam_rope_apply(const loam_rope *rope, const loam_const_view *from, 
         return loam_succeed(error);
     }
     TRY(check_views(&r, from, to, error));
-    rope_paces paces = { 0 };
-    find_paces(&r, &paces);
+    rope_frequencies frequencies = { 0 };
+    find_frequencies(&r, &frequencies);
     if (r.backend == LOAM_BACKEND_CUDA) {
 #ifdef LOAM_HAVE_CUDA
-        TRY(rope_apply_cuda(&r, &paces, from, to, error));
+        TRY(rope_apply_cuda(&r, &frequencies, from, to, error));
 #else
         return loam_fail(error, LOAM_EUNSUPPORTED,
                          "backend: cuda is not in this build of the library (LOAM_CUDA)");
 #endif
     } else {
-        apply(&r, &paces, from, to);
+        apply(&r, &frequencies, from, to);
     }
     return loam_succeed(error);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * Rotary positions on GPUs: a thread has one plane of a token, or one channel that does not turn, for all
+ * Rotary positions on GPUs: a thread has one plane of a token, or one channel that is not rotated, for all
  * heads. */
 #include "src/gpu/launch.cuh"
 #include "src/rope/rope.h"
@@ -7,7 +7,7 @@
 enum { ROPE_THREADS = 256 };
 
 __global__ void __launch_bounds__(ROPE_THREADS)
-    rope_kernel(const __grid_constant__ loam_rope r, const __grid_constant__ rope_paces paces,
+    rope_kernel(const __grid_constant__ loam_rope r, const __grid_constant__ rope_frequencies frequencies,
                 const loam_const_view from, const loam_view to)
 {
     const int64_t planes = r.dim / 2, items = planes + r.channels - r.dim,
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(ROPE_THREADS)
     const rope_plane at = rope_plane_of(&r, c);
     const double position = (double)rope_position(&r, b, t) * (r.inverse ? -1 : 1);
     double sine, cosine;
-    sincos(position * paces.plane[c], &sine, &cosine);
+    sincos(position * frequencies.plane[c], &sine, &cosine);
     for (int64_t h = 0; h < r.heads; h++) {
         const int64_t in = ROPE_AT(&from, b, h, t), out = ROPE_AT(&to, b, h, t);
         const double x = element_load(from.data, r.dtype, in + at.x),
@@ -37,12 +37,12 @@ __global__ void __launch_bounds__(ROPE_THREADS)
     }
 }
 
-loam_status rope_apply_cuda(const loam_rope *r, const rope_paces *paces, const loam_const_view *from,
-                            const loam_view *to, loam_error *error)
+loam_status rope_apply_cuda(const loam_rope *r, const rope_frequencies *frequencies,
+                            const loam_const_view *from, const loam_view *to, loam_error *error)
 {
     const int64_t items = r->dim / 2 + r->channels - r->dim,
                   blocks = (r->batch * r->tokens * items + ROPE_THREADS - 1) / ROPE_THREADS;
     REQUIRE(blocks <= INT32_MAX, error, LOAM_EMEMORY, "batch x tokens: too large for one launch");
-    rope_kernel<<<(unsigned)blocks, ROPE_THREADS, 0, (cudaStream_t)r->stream>>>(*r, *paces, *from, *to);
+    rope_kernel<<<(unsigned)blocks, ROPE_THREADS, 0, (cudaStream_t)r->stream>>>(*r, *frequencies, *from, *to);
     return cuda_launched("rope_kernel", error);
 }

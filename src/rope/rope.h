@@ -30,13 +30,13 @@ LOAM_INLINE int64_t rope_position(const loam_rope *r, int64_t b, int64_t t)
 
 /* Angle of each plane at position 1, in radians. Computed on the host for both back ends: a unit in the last
  * place of it is an error of 1e-10 radians at position 10^6. */
-typedef struct rope_paces {
+typedef struct rope_frequencies {
     double plane[LOAM_MAX_DIM / 2];
-} rope_paces;
+} rope_frequencies;
 
 /* Launches the kernel. Options are checked and have their defaults filled in. */
-loam_status rope_apply_cuda(const loam_rope *rope, const rope_paces *paces, const loam_const_view *from,
-                            const loam_view *to, loam_error *error);
+loam_status rope_apply_cuda(const loam_rope *rope, const rope_frequencies *frequencies,
+                            const loam_const_view *from, const loam_view *to, loam_error *error);
 
 #ifdef __cplusplus
 }

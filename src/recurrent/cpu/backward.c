@@ -17,22 +17,22 @@ typedef struct head_sums {
 } head_sums;
 
 /* Arrays of the current head of q and k. */
-typedef struct head {
+typedef struct head_work {
     char *states;         /* [chunks + 1]: at the start of each chunk, and at the end */
     void *grad;           /* gradient of the state */
     float *q_sum, *k_sum; /* [len][width]: gradients of the features */
-} head;
+} head_work;
 
 /* Scratch of a thread; states are float, or double for MesaNet. */
 typedef struct scratch {
-    chunk *x; /* direct, or mesa.x */
+    chunk *chunk; /* direct, or that of mesa */
     chunk direct;
     chunk span[CHUNK / SPAN];
     mesa mesa;
-    gradient *rows; /* g, or mesa_g.rows */
+    gradient *result; /* g, or that of mesa_g */
     gradient g;
     mesa_gradient mesa_g;
-    head own;
+    head_work own;
     size_t state_bytes;
 } scratch;
 
@@ -50,83 +50,83 @@ static head_sums head_sums_carve(const loam_problem *p, arena *pool)
     return sums;
 }
 
-static void scratch_carve(scratch *y, const loam_problem *p, const loam_args *a, arena *pool)
+static void scratch_carve(scratch *s, const loam_problem *p, const loam_args *a, arena *pool)
 {
     if (recurrent_form_of(p->mechanism)->solved) {
-        y->x = &y->mesa.x;
-        y->rows = &y->mesa_g.rows;
-        mesa_carve(&y->mesa, p, a, pool);
-        mesa_gradient_carve(&y->mesa_g, y->x, pool);
-        y->state_bytes = (size_t)mesa_state_doubles(y->x) * sizeof(double);
+        s->chunk = &s->mesa.chunk;
+        s->result = &s->mesa_g.result;
+        mesa_carve(&s->mesa, p, a, pool);
+        mesa_gradient_carve(&s->mesa_g, s->chunk, pool);
+        s->state_bytes = (size_t)mesa_state_doubles(s->chunk) * sizeof(double);
     } else {
-        y->x = &y->direct;
-        y->rows = &y->g;
-        chunk_carve(y->x, p, a, true, pool);
+        s->chunk = &s->direct;
+        s->result = &s->g;
+        chunk_carve(s->chunk, p, a, true, pool);
         for (int i = 0; i < CHUNK / SPAN; i++) {
-            chunk_carve(&y->span[i], p, a, false, pool);
+            chunk_carve(&s->span[i], p, a, false, pool);
         }
-        gradient_carve(&y->g, y->x, pool);
-        y->state_bytes = size_of((size_t)chunk_state_floats(y->x), sizeof(float));
+        gradient_carve(&s->g, s->chunk, pool);
+        s->state_bytes = size_of((size_t)chunk_state_floats(s->chunk), sizeof(float));
     }
-    const size_t rows = size_mul((size_t)p->len_q, (size_t)y->x->width);
-    y->own.states = arena_take(pool, size_mul((size_t)chunks_of(p->len_q) + 1, y->state_bytes), 1);
-    y->own.grad = arena_take(pool, y->state_bytes, 1);
-    y->own.q_sum = arena_take(pool, rows, sizeof(float));
-    y->own.k_sum = arena_take(pool, rows, sizeof(float));
+    const size_t rows = size_mul((size_t)p->len_q, (size_t)s->chunk->width);
+    s->own.states = arena_take(pool, size_mul((size_t)chunks_of(p->len_q) + 1, s->state_bytes), 1);
+    s->own.grad = arena_take(pool, s->state_bytes, 1);
+    s->own.q_sum = arena_take(pool, rows, sizeof(float));
+    s->own.k_sum = arena_take(pool, rows, sizeof(float));
 }
 
 static size_t scratch_bytes(const loam_problem *p)
 {
-    scratch y;
+    scratch s;
     arena pool = { 0 };
-    scratch_carve(&y, p, NULL, &pool);
+    scratch_carve(&s, p, NULL, &pool);
     return pool.used;
 }
 
 /* ------------------------------------------------------------------ one chunk */
 
-static void begin_chunk(scratch *y, int64_t n)
+static void prepare_chunk(scratch *s, int64_t n)
 {
-    const int64_t first = n * CHUNK, rest = y->x->s.len - first, tokens = rest < CHUNK ? rest : CHUNK;
-    if (y->x->form->solved) {
-        mesa_load(&y->mesa, first, tokens);
+    const int64_t first = n * CHUNK, tokens = chunk_tokens(s->chunk, first, CHUNK);
+    if (s->chunk->form->solved) {
+        mesa_load(&s->mesa, first, tokens);
     } else {
-        chunk_load(y->x, first, tokens);
-        chunk_pairs(y->x);
+        chunk_load(s->chunk, first, tokens);
+        chunk_pair_products(s->chunk);
     }
 }
 
-static void *state_of(const scratch *y, const head *at, int64_t n)
+static void *state_of(const scratch *s, const head_work *work, int64_t n)
 {
-    return at->states + (size_t)n * y->state_bytes;
+    return work->states + (size_t)n * s->state_bytes;
 }
 
 /* Loads chunk n, a whole one, for the update of the state. */
-static void begin_advance(scratch *y, int64_t n)
+static void prepare_advance(scratch *s, int64_t n)
 {
-    if (y->x->form->solved) {
-        begin_chunk(y, n);
+    if (s->chunk->form->solved) {
+        prepare_chunk(s, n);
         return;
     }
     for (int64_t i = 0; i < CHUNK / SPAN; i++) {
-        y->span[i].s = y->x->s;
-        y->span[i].h = y->x->h;
-        span_load(&y->span[i], n * CHUNK + i * SPAN, SPAN);
-        span_pairs(&y->span[i]);
+        s->span[i].seq = s->chunk->seq;
+        s->span[i].h = s->chunk->h;
+        span_load(&s->span[i], n * CHUNK + i * SPAN, SPAN);
+        span_pair_products(&s->span[i]);
     }
 }
 
 /* State n + 1 from state n, with the same bits as in the forward pass. */
-static void advance(scratch *y, const head *at, int64_t n)
+static void advance(scratch *s, const head_work *work, int64_t n)
 {
-    void *end = state_of(y, at, n + 1);
-    memcpy(end, state_of(y, at, n), y->state_bytes);
-    if (y->x->form->solved) {
-        mesa_advance(&y->mesa, end);
+    void *end = state_of(s, work, n + 1);
+    memcpy(end, state_of(s, work, n), s->state_bytes);
+    if (s->chunk->form->solved) {
+        mesa_advance(&s->mesa, end);
         return;
     }
     for (int64_t i = 0; i < CHUNK / SPAN; i++) {
-        const chunk *x = &y->span[i];
+        const chunk *x = &s->span[i];
         ahead next = span_ahead(x);
         for (int64_t panel = 0; panel < x->panels; panel++) {
             float *state = chunk_state_panel(x, end, panel);
@@ -134,100 +134,100 @@ static void advance(scratch *y, const head *at, int64_t n)
             span_advance(x, state, panel, &next);
         }
         if (x->p->normalise) {
-            span_advance_mass(x, chunk_mass(x, end));
+            span_advance_normaliser(x, chunk_normaliser(x, end));
         }
     }
 }
 
-static void begin_gradient(scratch *y, const head *at, int64_t n)
+static void prepare_gradient(scratch *s, const head_work *work, int64_t n)
 {
-    begin_chunk(y, n);
-    if (y->x->form->solved) {
-        mesa_gradient_begin(&y->mesa_g, &y->mesa, state_of(y, at, n));
+    prepare_chunk(s, n);
+    if (s->chunk->form->solved) {
+        mesa_gradient_prepare(&s->mesa_g, &s->mesa, state_of(s, work, n));
     } else {
-        gradient_begin(&y->g, y->x, state_of(y, at, n));
+        gradient_prepare(&s->g, s->chunk, state_of(s, work, n));
     }
 }
 
-/* at->grad: from the end of chunk n to its start. */
-static void retreat(scratch *y, const head *at, int64_t n, const head_sums *sums)
+/* work->grad: from the end of chunk n to its start. */
+static void advance_gradient(scratch *s, const head_work *work, int64_t n, const head_sums *sums)
 {
-    const chunk *x = y->x;
+    const chunk *x = s->chunk;
     if (x->form->solved) {
-        double *ridge = sums->ridge + (x->s.index * x->p->heads_v + x->h) * x->d;
-        mesa_gradient_advance(&y->mesa_g, &y->mesa, at->grad);
+        double *ridge = sums->ridge + (x->seq.index * x->p->heads_v + x->h) * x->d;
+        mesa_gradient_advance(&s->mesa_g, &s->mesa, work->grad);
         for (int64_t c = 0; c < x->d; c++) {
-            ridge[c] = y->mesa_g.ridge[c] + (n + 1 < chunks_of(x->s.len) ? ridge[c] : 0);
+            ridge[c] = s->mesa_g.ridge[c] + (n + 1 < chunks_of(x->seq.len) ? ridge[c] : 0);
         }
     } else {
-        gradient_advance(&y->g, y->x, at->grad);
+        gradient_advance(&s->g, s->chunk, work->grad);
     }
 }
 
-static void put_values(const gradient *g, const chunk *x)
+static void store_values(const gradient *g, const chunk *x)
 {
     const loam_view *v = &x->a->grad_v;
     const float sign = x->form->delta ? -1 : 1;
     for (int64_t panel = 0; v->data && panel < x->panels; panel++) {
-        const int64_t from = panel * LANES, rest = x->p->dim_v - from, n = rest < LANES ? rest : LANES;
+        const int64_t from = panel * LANES, n = chunk_panel_channels(x, panel);
         for (int64_t t = 0; t < x->tokens; t++) {
             float *row = chunk_panel(g->w, panel) + t * LANES;
             gradient_scale_row(row, row, sign);
             store_floats(v->data, x->p->dtype,
-                         RECURRENT_AT(*v, x->s.b, x->h, x->s.first + x->first + t) + from, row, n);
+                         RECURRENT_AT(*v, x->seq.b, x->h, x->seq.first + x->first + t) + from, row, n);
         }
     }
 }
 
-static void put_tokens(const gradient *g, const chunk *x)
+static void store_tokens(const gradient *g, const chunk *x)
 {
     const loam_view *beta = &x->a->grad_beta, *gate = &x->a->grad_log_decay;
     const bool channels = x->form->gate == GATE_CHANNEL;
     for (int64_t t = 0; t < x->tokens; t++) {
-        const int64_t token = x->s.first + x->first + t;
+        const int64_t token = x->seq.first + x->first + t;
         if (beta->data) {
-            ((float *)beta->data)[RECURRENT_AT(*beta, x->s.b, x->h, token)] = g->beta[t];
+            ((float *)beta->data)[RECURRENT_AT(*beta, x->seq.b, x->h, token)] = g->beta[t];
         }
         if (gate->data && (channels || x->form->gate == GATE_TOKEN)) {
-            memcpy((float *)gate->data + RECURRENT_AT(*gate, x->s.b, x->h, token),
+            memcpy((float *)gate->data + RECURRENT_AT(*gate, x->seq.b, x->h, token),
                    g->gate + t * (channels ? x->width : 1), (size_t)(channels ? x->d : 1) * sizeof(float));
         }
     }
 }
 
 /* Adds the gradients of the features to those of earlier value heads; also the sums over the chunk. */
-static void add_features(const gradient *g, const chunk *x, const head *at, const head_sums *sums)
+static void add_features(const gradient *g, const chunk *x, const head_work *work, const head_sums *sums)
 {
-    const bool begins = x->h % (x->p->heads_v / x->p->heads_q) == 0;
-    const int64_t n = (x->s.index * x->p->heads_v + x->h) * sums->chunks + x->first / CHUNK;
+    const bool first_head = x->h % (x->p->heads_v / x->p->heads_q) == 0;
+    const int64_t n = (x->seq.index * x->p->heads_v + x->h) * sums->chunks + x->first / CHUNK;
     const float scale = (float)x->p->scale;
-    double along = 0, decay = 0;
+    double scale_sum = 0, decay = 0;
     for (int64_t t = 0; t < x->tokens; t++) {
         const int64_t e = t * x->width, to = x->first * x->width + e;
-        along += (double)features_dot(x->q + e, g->q_rows + e, x->width);
+        scale_sum += (double)features_dot(x->q + e, g->q_rows + e, x->width);
         decay += x->form->gate == GATE_HEAD ? (double)g->gate[t] : 0;
         FOR_WIDTH(c, x)
         {
-            float *q = at->q_sum + to + c, *k = at->k_sum + to + c;
-            v_store(q, v_load(g->q_rows + e + c) * scale + (begins ? v_set(0) : v_load(q)));
-            v_store(k, v_load(g->k_rows + e + c) + (begins ? v_set(0) : v_load(k)));
+            float *q = work->q_sum + to + c, *k = work->k_sum + to + c;
+            v_store(q, v_load(g->q_rows + e + c) * scale + (first_head ? v_set(0) : v_load(q)));
+            v_store(k, v_load(g->k_rows + e + c) + (first_head ? v_set(0) : v_load(k)));
         }
     }
-    sums->scale[n] = along / x->p->scale;
+    sums->scale[n] = scale_sum / x->p->scale;
     sums->decay[n] = decay;
 }
 
-static void end_gradient(scratch *y, const head *at, int64_t n, const head_sums *sums)
+static void finish_gradient(scratch *s, const head_work *work, int64_t n, const head_sums *sums)
 {
-    const chunk *x = y->x;
+    const chunk *x = s->chunk;
     if (x->form->solved) {
-        mesa_gradient_end(&y->mesa_g, &y->mesa, state_of(y, at, n));
+        mesa_gradient_finish(&s->mesa_g, &s->mesa, state_of(s, work, n));
     } else {
-        gradient_end(&y->g, x, state_of(y, at, n));
+        gradient_finish(&s->g, x, state_of(s, work, n));
     }
-    put_values(y->rows, x);
-    put_tokens(y->rows, x);
-    add_features(y->rows, x, at, sums);
+    store_values(s->result, x);
+    store_tokens(s->result, x);
+    add_features(s->result, x, work, sums);
 }
 
 /* ------------------------------------------------------------------ rows of q and k */
@@ -236,13 +236,13 @@ static void end_gradient(scratch *y, const head *at, int64_t n, const head_sums 
 static void features_gradient(const chunk *x, const loam_const_view *from, int64_t t, float *row)
 {
     float values[LOAM_MAX_DIM];
-    double phi[LOAM_MAX_DIM], norm2 = 0, along = 0;
+    double phi[LOAM_MAX_DIM], norm2 = 0, scale_sum = 0;
     const loam_problem *p = x->p;
     if (p->feature_map == LOAM_FEATURES_IDENTITY) {
         return;
     }
     load_floats(values, from->data, p->dtype,
-                RECURRENT_AT(*from, x->s.b, recurrent_key_head(p, x->h), x->s.first + t), x->d);
+                RECURRENT_AT(*from, x->seq.b, recurrent_key_head(p, x->h), x->seq.first + t), x->d);
     if (p->feature_map == LOAM_FEATURES_ELU) {
         for (int64_t c = 0; c < x->d; c++) {
             row[c] *= values[c] > 0 ? 1 : expf(values[c]);
@@ -255,87 +255,88 @@ static void features_gradient(const chunk *x, const loam_const_view *from, int64
     const double norm = sqrt(norm2);
     for (int64_t c = 0; c < x->d; c++) {
         phi[c] = norm > 0 ? (double)values[c] / norm : 0;
-        along += phi[c] * (double)row[c];
+        scale_sum += phi[c] * (double)row[c];
     }
     for (int64_t c = 0; c < x->d; c++) {
-        row[c] = norm > 0 ? (float)(((double)row[c] - along * phi[c]) / norm) : 0;
+        row[c] = norm > 0 ? (float)(((double)row[c] - scale_sum * phi[c]) / norm) : 0;
     }
 }
 
-static void put_features(const chunk *x, const head *at, int64_t n)
+static void store_features(const chunk *x, const head_work *work, int64_t n)
 {
     const loam_const_view *const from[] = { &x->a->q, &x->a->k };
     const loam_view *const to[] = { &x->a->grad_q, &x->a->grad_k };
-    float *const sum[] = { at->q_sum, at->k_sum };
+    float *const sum[] = { work->q_sum, work->k_sum };
     const int64_t h = recurrent_key_head(x->p, x->h);
     for (int side = 0; side < 2; side++) {
-        for (int64_t t = n * CHUNK; to[side]->data && t < (n + 1) * CHUNK && t < x->s.len; t++) {
+        for (int64_t t = n * CHUNK; to[side]->data && t < (n + 1) * CHUNK && t < x->seq.len; t++) {
             float *row = sum[side] + t * x->width;
             features_gradient(x, from[side], t, row);
-            store_floats(to[side]->data, x->p->dtype, RECURRENT_AT(*to[side], x->s.b, h, x->s.first + t), row,
-                         x->d);
+            store_floats(to[side]->data, x->p->dtype, RECURRENT_AT(*to[side], x->seq.b, h, x->seq.first + t),
+                         row, x->d);
         }
     }
 }
 
 /* ------------------------------------------------------------------ one value head */
 
-static void load_states(const scratch *y, const head *at)
+static void load_states(const scratch *s, const head_work *work)
 {
-    const loam_const_view *in = &y->x->a->state_in, *grad = &y->x->a->grad_state_out;
-    if (y->x->form->solved) {
-        mesa_load_state(y->x, in, state_of(y, at, 0));
-        mesa_load_state(y->x, grad, at->grad);
+    const loam_const_view *in = &s->chunk->a->state_in, *grad = &s->chunk->a->grad_state_out;
+    if (s->chunk->form->solved) {
+        mesa_load_state(s->chunk, in, state_of(s, work, 0));
+        mesa_load_state(s->chunk, grad, work->grad);
     } else {
-        chunk_load_state(y->x, in, state_of(y, at, 0));
-        chunk_load_state(y->x, grad, at->grad);
+        chunk_load_state(s->chunk, in, state_of(s, work, 0));
+        chunk_load_state(s->chunk, grad, work->grad);
     }
 }
 
-static void store_gradient(const scratch *y, const head *at)
+static void store_gradient(const scratch *s, const head_work *work)
 {
-    const loam_view *out = &y->x->a->grad_state_in;
-    y->x->form->solved ? mesa_store_state(y->x, out, at->grad) : chunk_store_state(y->x, out, at->grad);
+    const loam_view *out = &s->chunk->a->grad_state_in;
+    s->chunk->form->solved ? mesa_store_state(s->chunk, out, work->grad)
+                           : chunk_store_state(s->chunk, out, work->grad);
 }
 
-static void one_head(scratch *y, const head_sums *sums)
+static void head_by_thread(scratch *s, const head_sums *sums)
 {
-    const head *at = &y->own;
-    const int64_t chunks = chunks_of(y->x->s.len);
-    load_states(y, at);
+    const head_work *work = &s->own;
+    const int64_t chunks = chunks_of(s->chunk->seq.len);
+    load_states(s, work);
     for (int64_t n = 0; n + 1 < chunks; n++) {
-        begin_advance(y, n);
-        advance(y, at, n);
+        prepare_advance(s, n);
+        advance(s, work, n);
     }
     for (int64_t n = chunks - 1; n >= 0; n--) {
-        begin_gradient(y, at, n);
-        retreat(y, at, n, sums);
-        end_gradient(y, at, n, sums);
+        prepare_gradient(s, work, n);
+        advance_gradient(s, work, n, sums);
+        finish_gradient(s, work, n, sums);
     }
-    store_gradient(y, at);
+    store_gradient(s, work);
 }
 
 /* The same by all threads of the team. */
-static void one_head_together(scratch *y, const head *at, const head_sums *sums)
+static void head_by_team(scratch *s, const head_work *work, const head_sums *sums)
 {
-    const int64_t chunks = chunks_of(y->x->s.len);
+    const int64_t chunks = chunks_of(s->chunk->seq.len);
 #pragma omp single
-    load_states(y, at);
+    load_states(s, work);
 #pragma omp for ordered schedule(static, 1)
     for (int64_t n = 0; n < chunks - 1; n++) {
-        begin_advance(y, n);
+        prepare_advance(s, n);
 #pragma omp ordered
-        advance(y, at, n);
+        advance(s, work, n);
     }
 #pragma omp for ordered schedule(static, 1)
     for (int64_t n = chunks - 1; n >= 0; n--) {
-        begin_gradient(y, at, n);
+        prepare_gradient(s, work, n);
 #pragma omp ordered
-        retreat(y, at, n, sums);
-        end_gradient(y, at, n, sums);
+        advance_gradient(s, work, n, sums);
+        finish_gradient(s, work, n, sums);
     }
 #pragma omp single
-    store_gradient(y, at);
+    store_gradient(s, work);
 }
 
 /* ------------------------------------------------------------------ all heads */
@@ -362,7 +363,7 @@ static double ridge_of(const loam_problem *p, const loam_args *a, const head_sum
     return sum;
 }
 
-static void put_ridge(const loam_problem *p, const loam_args *a, const head_sums *sums)
+static void store_ridge(const loam_problem *p, const loam_args *a, const head_sums *sums)
 {
     float *to = a->grad_ridge.data;
     double all = 0;
@@ -385,7 +386,7 @@ static void put_ridge(const loam_problem *p, const loam_args *a, const head_sums
     }
 }
 
-static void put_sums(const loam_problem *p, const loam_args *a, const head_sums *sums)
+static void store_sums(const loam_problem *p, const loam_args *a, const head_sums *sums)
 {
     const recurrent_form *form = recurrent_form_of(p->mechanism);
     double scale = 0;
@@ -400,35 +401,35 @@ static void put_sums(const loam_problem *p, const loam_args *a, const head_sums 
         *(float *)a->grad_scale = p->normalise ? 0 : (float)scale;
     }
     if (form->solved && a->grad_ridge.data) {
-        put_ridge(p, a, sums);
+        store_ridge(p, a, sums);
     }
 }
 
 /* Key head n % heads_q of sequence n / heads_q; by all threads of the team if `shared` is given. */
-static void one_key_head(scratch *y, int64_t n, const head *shared, const head_sums *sums)
+static void one_key_head(scratch *s, int64_t n, const head_work *shared, const head_sums *sums)
 {
-    chunk *x = y->x;
+    chunk *x = s->chunk;
     const int64_t group = x->p->heads_v / x->p->heads_q, h = n % x->p->heads_q * group;
-    x->s = recurrent_seq_at(x->p, x->a, n / x->p->heads_q);
+    x->seq = recurrent_seq_at(x->p, x->a, n / x->p->heads_q);
     for (x->h = h; x->h < h + group; x->h++) {
         if (x->form->solved) {
-            mesa_load_head(&y->mesa);
+            mesa_load_head(&s->mesa);
         }
         if (shared) {
-            one_head_together(y, shared, sums);
+            head_by_team(s, shared, sums);
         } else {
-            one_head(y, sums);
+            head_by_thread(s, sums);
         }
     }
     x->h = h;
     if (shared) {
 #pragma omp for
-        for (int64_t i = 0; i < chunks_of(x->s.len); i++) {
-            put_features(x, shared, i);
+        for (int64_t i = 0; i < chunks_of(x->seq.len); i++) {
+            store_features(x, shared, i);
         }
     }
-    for (int64_t i = 0; !shared && i < chunks_of(x->s.len); i++) {
-        put_features(x, &y->own, i);
+    for (int64_t i = 0; !shared && i < chunks_of(x->seq.len); i++) {
+        store_features(x, &s->own, i);
     }
 }
 
@@ -445,26 +446,26 @@ loam_status ISA(recurrent_backward)(const loam_problem *p, const loam_args *a, l
     const head_sums sums = head_sums_carve(p, &first);
     const size_t each = scratch_bytes(p);
     const int64_t heads = p->batch * p->heads_q;
-    head shared = { 0 }; /* the arrays of the first thread */
+    head_work shared = { 0 }; /* the arrays of the first thread */
 #pragma omp parallel num_threads(p->threads)
     {
         arena pool = { (char *)a->work + first.used + each * (size_t)omp_get_thread_num(), 0 };
-        scratch y;
-        scratch_carve(&y, p, a, &pool);
+        scratch s;
+        scratch_carve(&s, p, a, &pool);
 #pragma omp master
-        shared = y.own;
+        shared = s.own;
 #pragma omp barrier
         if (heads < omp_get_num_threads()) {
             for (int64_t n = 0; n < heads; n++) {
-                one_key_head(&y, n, &shared, &sums);
+                one_key_head(&s, n, &shared, &sums);
             }
         } else {
 #pragma omp for schedule(dynamic, 1)
             for (int64_t n = 0; n < heads; n++) {
-                one_key_head(&y, n, NULL, &sums);
+                one_key_head(&s, n, NULL, &sums);
             }
         }
     }
-    put_sums(p, a, &sums);
+    store_sums(p, a, &sums);
     return loam_succeed(error);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Backward of a chunk, float32. S0 is the state at the chunk's start, dS1 and dS0 are the gradients of the
- * state at its end and start, do the gradient of the output (divided by the weight where reads are
+ * state at its end and start, do the gradient of the output (divided by the denominator where reads are
  * normalised), and the rest is as in recurrent/cpu/chunk.h:
  *
  *     du = P^T do + (k e^suf) dS1^T,   delta rule: (I + A^T Diag(beta)) r = du, else r = du;   w = beta r
@@ -22,24 +22,24 @@
 #include "src/recurrent/cpu/chunk.h"
 
 typedef struct gradient {
-    float *grad_o, *err, *r;       /* [panels][CHUNK][LANES]; r begins as P^T do */
-    float *w;                      /* [panels][CHUNK][LANES]; delta rule: -w, as all uses but dv need it */
-    float *state;                  /* laid out as a state: dS1 */
-    float *turned[3];              /* [LANES][CHUNK]: do, u, w of one panel, transposed */
-    float *dP, *dA;                /* [CHUNK][LANES] */
-    float *pairs, *pairs_turned;   /* [CHUNK][LANES]: scratch */
-    float *q_lanes;                /* [width][LANES] */
-    float *q_in, *k_in, *k_out;    /* [width][LANES]: gradients */
-    float *q, *k;                  /* [width][LANES]: gradients, transposed in the end into .. */
-    float *q_rows, *k_rows, *gate; /* .. [CHUNK][width]; gate: or [CHUNK] */
-    float *kept;                   /* [width]: sum over rows of S0 dS1; per channel then times e^pre_last */
-    float *weight, *beta;          /* [CHUNK]: gradients */
-    float *divisor;                /* [CHUNK]: 1 / weight of normalised reads, 0 where that is 0; else 1 */
-    /* One decay per channel. own: keys of a block times their gradients, rows: rows of a block times theirs,
-     * [width][LANES]; own_rows, rows_rows: the same transposed, [CHUNK][width]; rise: e^pre within the block
-     * [width][LANES]. */
-    float *own, *rows, *own_rows, *rows_rows, *rise;
-    float *older, *later; /* [width]: sums over keys of earlier blocks, rows of later blocks */
+    float *grad_o, *err, *r;         /* [panels][CHUNK][LANES]; r begins as P^T do */
+    float *w;                        /* [panels][CHUNK][LANES]; delta rule: -w, as all uses but dv need it */
+    float *state;                    /* laid out as a state: dS1 */
+    float *transposed[3];            /* [LANES][CHUNK]: do, u, w of one panel */
+    float *dP, *dA;                  /* [CHUNK][LANES] */
+    float *pairs, *pairs_transposed; /* [CHUNK][LANES]: scratch */
+    float *q_lanes;                  /* [width][LANES] */
+    float *q_in, *k_in, *k_out;      /* [width][LANES]: gradients */
+    float *q, *k;                    /* [width][LANES]: gradients, transposed in the end into .. */
+    float *q_rows, *k_rows, *gate;   /* .. [CHUNK][width]; gate: or [CHUNK] */
+    float *state_dot;                /* [width]: sum over rows of S0 dS1; per channel then times e^pre_last */
+    float *denominator, *beta;       /* [CHUNK]: gradients */
+    float *inverse; /* [CHUNK]: 1 / denominator of normalised reads, 0 where that is 0; else 1 */
+    /* One decay per channel, terms of the gradient of gates: keys of a block times their gradients, and rows
+     * of a block times theirs, [width][LANES]; the same transposed, [CHUNK][width]. */
+    float *key_terms, *row_terms, *key_terms_rows, *row_terms_rows;
+    float *block_decay_to;            /* [width][LANES]: e^pre within the block */
+    float *earlier_keys, *later_rows; /* [width]: sums over keys of earlier blocks, rows of later blocks */
 } gradient;
 
 static inline void gradient_carve(gradient *g, const chunk *x, arena *pool)
@@ -55,13 +55,13 @@ static inline void gradient_carve(gradient *g, const chunk *x, arena *pool)
         { &g->r, panels },
         { &g->w, panels },
         { &g->state, (size_t)chunk_state_floats(x) },
-        { &g->turned[0], square },
-        { &g->turned[1], square },
-        { &g->turned[2], square },
+        { &g->transposed[0], square },
+        { &g->transposed[1], square },
+        { &g->transposed[2], square },
         { &g->dP, square },
         { &g->dA, square },
         { &g->pairs, square },
-        { &g->pairs_turned, square },
+        { &g->pairs_transposed, square },
         { &g->q_lanes, rows },
         { &g->q_in, rows },
         { &g->k_in, rows },
@@ -71,17 +71,17 @@ static inline void gradient_carve(gradient *g, const chunk *x, arena *pool)
         { &g->q_rows, rows },
         { &g->k_rows, rows },
         { &g->gate, rows },
-        { &g->kept, width },
-        { &g->weight, CHUNK },
+        { &g->state_dot, width },
+        { &g->denominator, CHUNK },
         { &g->beta, CHUNK },
-        { &g->divisor, CHUNK },
-        { &g->own, channels },
-        { &g->rows, channels },
-        { &g->own_rows, channels },
-        { &g->rows_rows, channels },
-        { &g->rise, channels },
-        { &g->older, width },
-        { &g->later, width },
+        { &g->inverse, CHUNK },
+        { &g->key_terms, channels },
+        { &g->row_terms, channels },
+        { &g->key_terms_rows, channels },
+        { &g->row_terms_rows, channels },
+        { &g->block_decay_to, channels },
+        { &g->earlier_keys, width },
+        { &g->later_rows, width },
     };
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         *parts[i].at = arena_take(pool, parts[i].floats, sizeof(float));
@@ -98,75 +98,48 @@ static inline float lanes_sum(const float *row, int64_t lanes)
     return sum;
 }
 
-/* to[lane] += sum over c of a[c] b[c]. */
-static inline void lanes_dot(const chunk *x, float *restrict to, const float *restrict a,
-                             const float *restrict b)
-{
-    FOR_LANES(lane)
-    {
-        vec sum = v_load(to + lane);
-        for (int64_t c = 0; c < x->d; c++) {
-            sum += v_load(a + c * LANES + lane) * v_load(b + c * LANES + lane);
-        }
-        v_store(to + lane, sum);
-    }
-}
-
-/* to[c] += by[lane] from[c]. */
-static inline void lanes_add(const chunk *x, float *restrict to, const float *restrict by,
-                             const float *restrict from)
-{
-    for (int64_t c = 0; c < x->d; c++) {
-        FOR_LANES(lane)
-        {
-            const int64_t e = c * LANES + lane;
-            v_store(to + e, v_load(to + e) + v_load(by + lane) * v_load(from + e));
-        }
-    }
-}
-
 /* ------------------------------------------------------------------ of any chunk, from S0 alone */
 
 /* err = v - S0 k_in - A u; only dbeta reads it. */
 static inline void gradient_errors(gradient *g, const chunk *x, const float *state, int64_t panel)
 {
     float *err = chunk_panel(g->err, panel);
-    chunk_load_values(x, &x->a->v, g->divisor, panel, err);
+    chunk_load_values(x, &x->a->v, g->inverse, panel, err);
     if (x->form->delta) {
-        panel_product(x->known, x->tokens, x->k_in, x->width, 1, state, x->d, false);
-        panel_product(x->known, x->tokens, x->A, LANES, 1, chunk_panel(x->u, panel), x->tokens, true);
+        panel_product(x->correction, x->tokens, x->k_in, x->width, 1, state, x->d, false);
+        panel_product(x->correction, x->tokens, x->A, LANES, 1, chunk_panel(x->u, panel), x->tokens, true);
         for (int64_t e = 0; e < x->tokens * LANES; e += VL) {
-            v_store(err + e, v_load(err + e) - v_load(x->known + e));
+            v_store(err + e, v_load(err + e) - v_load(x->correction + e));
         }
     }
 }
 
-/* For o = n / weight: dn = do / weight, dweight = -do . o / weight. Tokens of weight 0 have no gradients. */
+/* For o = n / z: dn = do / z, dz = -do . o / z, with z the denominator. Tokens of z = 0 have no gradients. */
 static inline void gradient_normalised(gradient *g, const chunk *x, float *start)
 {
-    memset(g->weight, 0, CHUNK * sizeof *g->weight);
-    chunk_weigh(x, chunk_mass(x, start));
+    memset(g->denominator, 0, CHUNK * sizeof *g->denominator);
+    chunk_denominators(x, x->q_in, chunk_normaliser(x, start), LANES);
     for (int64_t panel = 0; panel < x->panels; panel++) {
         float *grad_o = chunk_panel(g->grad_o, panel);
-        chunk_load_values(x, &x->a->grad_o, g->divisor, panel, grad_o);
+        chunk_load_values(x, &x->a->grad_o, g->inverse, panel, grad_o);
         panel_product(x->o, x->tokens, x->q_in, x->width, 1, chunk_state_panel(x, start, panel), x->d, false);
         panel_product(x->o, x->tokens, x->P, LANES, 1, chunk_panel(x->u, panel), x->tokens, true);
         for (int64_t t = 0; t < x->tokens; t++) {
-            g->weight[t] -= features_dot(grad_o + t * LANES, x->o + t * LANES, LANES);
+            g->denominator[t] -= features_dot(grad_o + t * LANES, x->o + t * LANES, LANES);
         }
     }
     for (int64_t t = 0; t < x->tokens; t++) {
-        const float weight = x->weight[t];
-        g->divisor[t] = weight == 0 ? 0 : 1 / weight;
-        g->weight[t] = weight == 0 ? 0 : g->weight[t] / weight / weight;
+        const float denominator = x->denominator[t];
+        g->inverse[t] = denominator == 0 ? 0 : 1 / denominator;
+        g->denominator[t] = denominator == 0 ? 0 : g->denominator[t] / denominator / denominator;
     }
 }
 
 /* u, err, do, and r <- P^T do. */
-static inline void gradient_begin(gradient *g, const chunk *x, float *start)
+static inline void gradient_prepare(gradient *g, const chunk *x, float *start)
 {
     for (int64_t t = 0; t < CHUNK; t++) {
-        g->divisor[t] = 1;
+        g->inverse[t] = 1;
     }
     for (int64_t panel = 0; panel < x->panels; panel++) {
         float *state = chunk_state_panel(x, start, panel);
@@ -179,7 +152,7 @@ static inline void gradient_begin(gradient *g, const chunk *x, float *start)
         gradient_normalised(g, x, start);
     }
     for (int64_t panel = 0; panel < x->panels; panel++) {
-        chunk_load_values(x, &x->a->grad_o, g->divisor, panel, chunk_panel(g->grad_o, panel));
+        chunk_load_values(x, &x->a->grad_o, g->inverse, panel, chunk_panel(g->grad_o, panel));
         panel_product(chunk_panel(g->r, panel), x->tokens, x->P, 1, LANES, chunk_panel(g->grad_o, panel),
                       x->tokens, false);
     }
@@ -188,10 +161,10 @@ static inline void gradient_begin(gradient *g, const chunk *x, float *start)
 /* ------------------------------------------------------------------ chunk after chunk: from dS1 to dS0 */
 
 /* r_i += known_i for rows begin .. end - 1. */
-static inline void gradient_take_back(const chunk *x, float *r, int64_t begin, int64_t end)
+static inline void gradient_add_correction(const chunk *x, float *r, int64_t begin, int64_t end)
 {
     for (int64_t e = begin * LANES; e < end * LANES; e += VL) {
-        v_store(r + e, v_load(r + e) + v_load(x->known + e));
+        v_store(r + e, v_load(r + e) + v_load(x->correction + e));
     }
 }
 
@@ -201,30 +174,30 @@ static inline void gradient_scale_row(float *to, const float *from, float factor
 }
 
 /* Solves (I + A^T Diag(beta)) r = du by substitution, from the last block of rows to the first. */
-static inline void gradient_delta(const chunk *x, float *r, float *w)
+static inline void gradient_back_substitution(const chunk *x, float *r, float *w)
 {
     for (int64_t begin = (chunk_blocks(x) - 1) * BLOCK; begin >= 0; begin -= BLOCK) {
-        const int64_t end = begin + BLOCK < x->tokens ? begin + BLOCK : x->tokens;
+        const int64_t end = chunk_block_end(x, begin);
         if (end < x->tokens) {
-            panel_product(x->known + begin * LANES, end - begin, x->A + end * LANES + begin, 1, LANES,
+            panel_product(x->correction + begin * LANES, end - begin, x->A + end * LANES + begin, 1, LANES,
                           w + end * LANES, x->tokens - end, false);
-            gradient_take_back(x, r, begin, end);
+            gradient_add_correction(x, r, begin, end);
         }
         for (int64_t i = end - 1; i >= begin; i--) {
-            panel_product(x->known + i * LANES, 1, x->A + (i + 1) * LANES + i, 1, LANES, w + (i + 1) * LANES,
-                          end - i - 1, false);
-            gradient_take_back(x, r, i, i + 1);
+            panel_product(x->correction + i * LANES, 1, x->A + (i + 1) * LANES + i, 1, LANES,
+                          w + (i + 1) * LANES, end - i - 1, false);
+            gradient_add_correction(x, r, i, i + 1);
             gradient_scale_row(w + i * LANES, r + i * LANES, -x->beta[i]);
         }
     }
 }
 
-static inline void gradient_advance_mass(const gradient *g, const chunk *x, float *mass)
+static inline void gradient_advance_normaliser(const gradient *g, const chunk *x, float *normaliser)
 {
     for (int64_t c = 0; c < x->d; c++) {
-        mass[c] *= x->total[c];
+        normaliser[c] *= x->total_decay[c];
         for (int64_t t = 0; t < x->tokens; t++) {
-            mass[c] += x->q_in[t * x->width + c] * g->weight[t];
+            normaliser[c] += x->q_in[t * x->width + c] * g->denominator[t];
         }
     }
 }
@@ -236,17 +209,17 @@ static inline void gradient_advance(const gradient *g, const chunk *x, float *st
     for (int64_t panel = 0; panel < x->panels; panel++) {
         float *r = chunk_panel(g->r, panel), *w = chunk_panel(g->w, panel);
         float *at = chunk_state_panel(x, state, panel);
-        panel_product(r, x->tokens, x->tail, 1, LANES, at, x->d, true);
+        panel_product(r, x->tokens, x->k_out, 1, LANES, at, x->d, true);
         if (x->form->delta) {
-            gradient_delta(x, r, w);
+            gradient_back_substitution(x, r, w);
         } else {
             for (int64_t i = 0; i < x->tokens; i++) {
                 gradient_scale_row(w + i * LANES, r + i * LANES, x->beta[i]);
             }
         }
-        chunk_clear_rest(x, w, LANES);
+        chunk_clear_tail(x, w, LANES);
         for (int64_t c = 0; c < x->d; c++) {
-            gradient_scale_row(at + c * LANES, at + c * LANES, x->total[c]);
+            gradient_scale_row(at + c * LANES, at + c * LANES, x->total_decay[c]);
         }
         panel_product(at, x->d, x->q_in, 1, x->width, chunk_panel(g->grad_o, panel), x->tokens, true);
         if (x->form->delta) {
@@ -254,66 +227,67 @@ static inline void gradient_advance(const gradient *g, const chunk *x, float *st
         }
     }
     if (x->p->normalise) {
-        gradient_advance_mass(g, x, chunk_mass(x, state));
+        gradient_advance_normaliser(g, x, chunk_normaliser(x, state));
     }
 }
 
 /* ------------------------------------------------------------------ of any chunk, from S0 and dS1 */
 
-/* kept += sum over the lanes of S0 dS1. */
-static inline void gradient_kept(const gradient *g, const chunk *x, const float *state, const float *grad)
+/* state_dot += sum over the lanes of S0 dS1. */
+static inline void gradient_state_dot(const gradient *g, const chunk *x, const float *state,
+                                      const float *grad)
 {
     for (int64_t c = 0; c < x->d; c++) {
         vec sum = v_set(0);
         float part[VL];
         FOR_LANES(lane) { sum += v_load(state + c * LANES + lane) * v_load(grad + c * LANES + lane); }
         v_store(part, sum);
-        g->kept[c] += lanes_sum(part, VL);
+        g->state_dot[c] += lanes_sum(part, VL);
     }
 }
 
-/* dP, dA, dq_in, dk_in, dk_out, kept. */
+/* dP, dA, dq_in, dk_in, dk_out, state_dot. */
 static inline void gradient_factors(const gradient *g, const chunk *x, float *start)
 {
-    float *const *turned = g->turned;
-    memset(g->kept, 0, (size_t)x->width * sizeof *g->kept);
+    float *const *transposed = g->transposed;
+    memset(g->state_dot, 0, (size_t)x->width * sizeof *g->state_dot);
     for (int64_t panel = 0; panel < x->panels; panel++) {
         const float *grad_o = chunk_panel(g->grad_o, panel), *u = chunk_panel(x->u, panel);
         const float *w = chunk_panel(g->w, panel), *state = chunk_state_panel(x, start, panel);
         const float *grad = chunk_state_panel(x, g->state, panel);
-        turn(turned[0], LANES, grad_o, LANES, CHUNK, LANES);
-        turn(turned[1], LANES, u, LANES, CHUNK, LANES);
-        panel_product(g->dP, x->tokens, grad_o, LANES, 1, turned[1], LANES, panel > 0);
-        panel_product(g->q_in, x->d, state, LANES, 1, turned[0], LANES, panel > 0);
-        panel_product(g->k_out, x->d, grad, LANES, 1, turned[1], LANES, panel > 0);
+        turn(transposed[0], LANES, grad_o, LANES, CHUNK, LANES);
+        turn(transposed[1], LANES, u, LANES, CHUNK, LANES);
+        panel_product(g->dP, x->tokens, grad_o, LANES, 1, transposed[1], LANES, panel > 0);
+        panel_product(g->q_in, x->d, state, LANES, 1, transposed[0], LANES, panel > 0);
+        panel_product(g->k_out, x->d, grad, LANES, 1, transposed[1], LANES, panel > 0);
         if (x->form->delta) {
-            turn(turned[2], LANES, w, LANES, CHUNK, LANES);
-            panel_product(g->dA, x->tokens, w, LANES, 1, turned[1], LANES, panel > 0);
-            panel_product(g->k_in, x->d, state, LANES, 1, turned[2], LANES, panel > 0);
+            turn(transposed[2], LANES, w, LANES, CHUNK, LANES);
+            panel_product(g->dA, x->tokens, w, LANES, 1, transposed[1], LANES, panel > 0);
+            panel_product(g->k_in, x->d, state, LANES, 1, transposed[2], LANES, panel > 0);
         }
         if (x->form->gate != GATE_NONE) {
-            gradient_kept(g, x, state, grad);
+            gradient_state_dot(g, x, state, grad);
         }
     }
 }
 
 /* The contribution of the normaliser, a channel of v that is 1 everywhere: its u is beta. */
-static inline void gradient_factors_of_mass(const gradient *g, const chunk *x, float *start)
+static inline void gradient_factors_of_normaliser(const gradient *g, const chunk *x, float *start)
 {
-    const float *mass = chunk_mass(x, start), *grad = chunk_mass(x, g->state);
+    const float *normaliser = chunk_normaliser(x, start), *grad = chunk_normaliser(x, g->state);
     for (int64_t i = 0; i < x->tokens; i++) {
         FOR_LANES(lane)
         {
             const int64_t e = i * LANES + lane;
-            v_store(g->dP + e, v_load(g->dP + e) + v_load(x->beta + lane) * g->weight[i]);
+            v_store(g->dP + e, v_load(g->dP + e) + v_load(x->beta + lane) * g->denominator[i]);
         }
     }
     for (int64_t c = 0; c < x->d; c++) {
-        g->kept[c] += mass[c] * grad[c];
+        g->state_dot[c] += normaliser[c] * grad[c];
         FOR_LANES(lane)
         {
             const int64_t e = c * LANES + lane;
-            v_store(g->q_in + e, v_load(g->q_in + e) + v_load(g->weight + lane) * mass[c]);
+            v_store(g->q_in + e, v_load(g->q_in + e) + v_load(g->denominator + lane) * normaliser[c]);
             v_store(g->k_out + e, v_load(g->k_out + e) + v_load(x->beta + lane) * grad[c]);
         }
     }
@@ -322,7 +296,7 @@ static inline void gradient_factors_of_mass(const gradient *g, const chunk *x, f
 /* dbeta = r . err, plus the contribution of the normaliser. */
 static inline void gradient_beta(const gradient *g, const chunk *x)
 {
-    const float *mass = chunk_mass(x, g->state);
+    const float *normaliser = chunk_normaliser(x, g->state);
     for (int64_t t = 0; t < x->tokens; t++) {
         g->beta[t] = 0;
         for (int64_t panel = 0; panel < x->panels; panel++) {
@@ -330,10 +304,10 @@ static inline void gradient_beta(const gradient *g, const chunk *x)
                                        chunk_panel(g->err, panel) + t * LANES, LANES);
         }
         for (int64_t i = t; x->p->normalise && i < x->tokens; i++) {
-            g->beta[t] += x->P[i * LANES + t] * g->weight[i];
+            g->beta[t] += x->P[i * LANES + t] * g->denominator[i];
         }
         for (int64_t c = 0; x->p->normalise && c < x->d; c++) {
-            g->beta[t] += x->tail[c * LANES + t] * mass[c];
+            g->beta[t] += x->k_out[c * LANES + t] * normaliser[c];
         }
     }
 }
@@ -344,45 +318,45 @@ static inline void gradient_beta(const gradient *g, const chunk *x)
 static inline void gradient_pairs(const gradient *g, const chunk *x, const float *from, bool diagonal)
 {
     for (int64_t e = 0; e < x->tokens * LANES; e += VL) {
-        const vec decay = v_load(x->between + e);
+        const vec decay = v_load(x->pair_decay + e);
         v_store(g->pairs + e, v_select(decay > 0, v_load(from + e) * decay, v_set(0)));
     }
     for (int64_t i = 0; !diagonal && i < x->tokens; i++) {
         g->pairs[i * LANES + i] = 0;
     }
-    chunk_clear_rest(x, g->pairs, LANES);
-    turn(g->pairs_turned, LANES, g->pairs, LANES, CHUNK, LANES);
+    chunk_clear_tail(x, g->pairs, LANES);
+    turn(g->pairs_transposed, LANES, g->pairs, LANES, CHUNK, LANES);
 }
 
-static inline void gradient_of_tokens(const gradient *g, const chunk *x)
+static inline void gradient_by_token(const gradient *g, const chunk *x)
 {
     gradient_pairs(g, x, g->dP, true);
-    panel_product(g->q, x->d, x->k, 1, x->width, g->pairs_turned, x->tokens, false);
+    panel_product(g->q, x->d, x->k, 1, x->width, g->pairs_transposed, x->tokens, false);
     panel_product(g->k, x->d, x->q, 1, x->width, g->pairs, x->tokens, false);
-    lanes_add(x, g->q, x->before, g->q_in);
-    lanes_add(x, g->k, x->after, g->k_out);
+    panel_axpy(g->q, x->d, x->decay_to, g->q_in);
+    panel_axpy(g->k, x->d, x->decay_from, g->k_out);
     if (x->form->delta) { /* both factors of A are k */
         gradient_pairs(g, x, g->dA, false);
         for (int64_t e = 0; e < CHUNK * LANES; e += VL) {
-            v_store(g->pairs + e, v_load(g->pairs + e) + v_load(g->pairs_turned + e));
+            v_store(g->pairs + e, v_load(g->pairs + e) + v_load(g->pairs_transposed + e));
         }
         panel_product(g->k, x->d, x->k, 1, x->width, g->pairs, x->tokens, true);
-        lanes_add(x, g->k, x->before, g->k_in);
+        panel_axpy(g->k, x->d, x->decay_to, g->k_in);
     }
 }
 
 /* Sums the terms whose decays span gate t. over[j]: the terms of pairs (i, j) with i >= t. */
-static inline void gradient_gate_of_tokens(const gradient *g, const chunk *x)
+static inline void gradient_gate_by_token(const gradient *g, const chunk *x)
 {
     float reads[LANES] = { 0 }, keeps[LANES] = { 0 }, writes[LANES] = { 0 }, over[LANES] = { 0 };
-    float kept = 0, later = 0, earlier = 0;
-    lanes_dot(x, reads, g->q_lanes, g->q_in);
-    lanes_dot(x, keeps, x->k_lanes, g->k_out);
+    float state_term = 0, later = 0, earlier = 0;
+    panel_dot(reads, g->q_lanes, g->q_in, x->d);
+    panel_dot(keeps, x->k_lanes, g->k_out, x->d);
     if (x->form->delta) {
-        lanes_dot(x, writes, x->k_lanes, g->k_in);
+        panel_dot(writes, x->k_lanes, g->k_in, x->d);
     }
     for (int64_t c = 0; c < x->d; c++) {
-        kept += x->total[c] * g->kept[c];
+        state_term += x->total_decay[c] * g->state_dot[c];
     }
     for (int64_t t = x->tokens - 1; t >= 0; t--) {
         FOR_LANES(lane)
@@ -394,12 +368,12 @@ static inline void gradient_gate_of_tokens(const gradient *g, const chunk *x)
             }
             v_store(over + lane, sum);
         }
-        later += x->before[t] * (reads[t] + writes[t]);
-        g->gate[t] = kept + later + lanes_sum(over, t);
+        later += x->decay_to[t] * (reads[t] + writes[t]);
+        g->gate[t] = state_term + later + lanes_sum(over, t);
     }
     for (int64_t t = 0; t < x->tokens; t++) {
         g->gate[t] += earlier;
-        earlier += x->after[t] * keeps[t];
+        earlier += x->decay_from[t] * keeps[t];
     }
 }
 
@@ -412,11 +386,11 @@ static inline void gradient_diagonal_block(const gradient *g, const chunk *x, in
     const int64_t width = x->width;
     const bool delta = x->form->delta;
     for (int64_t j = begin; j < end; j++) {
-        const vec key = v_load(x->k + j * width + c), own = v_set(g->dP[j * LANES + j]);
+        const vec key = v_load(x->k + j * width + c), diagonal = v_set(g->dP[j * LANES + j]);
         vec decay[BLOCK], all = v_set(1), over = v_set(0);
-        vec grad = own * v_load(x->q + j * width + c);
+        vec grad = diagonal * v_load(x->q + j * width + c);
         float *at = g->q_rows + j * width + c;
-        v_store(at, v_load(at) + own * key);
+        v_store(at, v_load(at) + diagonal * key);
         for (int64_t i = j + 1; i < end; i++) {
             all *= v_load(x->decay + i * width + c);
             decay[i - begin] = all;
@@ -441,14 +415,14 @@ static inline void gradient_diagonal_block(const gradient *g, const chunk *x, in
     }
 }
 
-/* On entry g->k_out is the gradient of tails[i + 1]. It becomes the gradient of tails[i]; that of block i's
- * own keys goes to g->k. */
-static inline void gradient_block_tail(const gradient *g, const chunk *x, int64_t i)
+/* On entry g->k_out is the gradient of k_at_block[i + 1]. It becomes that of k_at_block[i]; the gradient of
+ * the keys of block i goes to g->k. */
+static inline void gradient_block_keys(const gradient *g, const chunk *x, int64_t i)
 {
     const int64_t begin = i * BLOCK;
     for (int64_t c = 0; c < x->d; c++) {
         const int64_t at = c * LANES;
-        const float *tail = x->tails[i + 1] + at;
+        const float *tail = x->k_at_block[i + 1] + at;
         float *grad = g->k_out + at, part[VL];
         vec older = v_set(0);
         const vec decay = v_set(x->block_decay[i * x->width + c]);
@@ -458,11 +432,11 @@ static inline void gradient_block_tail(const gradient *g, const chunk *x, int64_
             v_store(grad + lane, now * decay);
         }
         v_store(part, older);
-        g->older[c] = lanes_sum(part, VL);
+        g->earlier_keys[c] = lanes_sum(part, VL);
         for (int64_t lane = begin; lane < begin + BLOCK; lane += VL) {
             const vec now = v_load(grad + lane);
-            v_store(g->own + at + lane, now * v_load(tail + lane));
-            v_store(g->k + at + lane, now * v_load(x->fall + at + lane));
+            v_store(g->key_terms + at + lane, now * v_load(tail + lane));
+            v_store(g->k + at + lane, now * v_load(x->block_decay_from + at + lane));
         }
     }
 }
@@ -472,36 +446,37 @@ static inline void gradient_block_rows(const gradient *g, const chunk *x, int64_
 {
     const int64_t begin = i * BLOCK, at = begin * x->width;
     const bool delta = x->form->delta;
-    float *const of_q = g->turned[0], *const of_k = g->turned[1]; /* [CHUNK][LANES] at a time */
+    float *const of_q = g->transposed[0], *const of_k = g->transposed[1]; /* [CHUNK][LANES] at a time */
     for (int64_t from = 0; from < x->d; from += LANES) {
         const int64_t rows = x->d - from < LANES ? x->d - from : LANES;
-        const float *tail = x->tails[i] + from * LANES;
-        lanes_product(of_q, rows, tail, LANES, 1, g->pairs_turned + begin, begin, BLOCK, false);
+        const float *tail = x->k_at_block[i] + from * LANES;
+        lanes_product(of_q, rows, tail, LANES, 1, g->pairs_transposed + begin, begin, BLOCK, false);
         if (delta) {
             lanes_product(of_k, rows, tail, LANES, 1, g->pairs + begin, begin, BLOCK, false);
         }
         for (int64_t c = from; c < from + rows; c++) {
-            const vec start = v_set(x->block_start[i * x->width + c]);
+            const vec start = v_set(x->decay_to_block[i * x->width + c]);
             vec later = v_set(0);
             float part[VL];
             for (int64_t lane = 0; lane < BLOCK; lane += VL) {
                 const int64_t e = c * LANES + begin + lane, n = (c - from) * LANES + lane;
-                const vec rise = v_load(g->rise + e), first = v_load(g->q_in + e) * start * rise;
-                const vec dq = v_load(of_q + n) * rise + first;
+                const vec decay_to = v_load(g->block_decay_to + e),
+                          first = v_load(g->q_in + e) * start * decay_to;
+                const vec dq = v_load(of_q + n) * decay_to + first;
                 vec sum = dq * v_load(g->q_lanes + e);
                 later += first * v_load(g->q_lanes + e);
                 v_store(g->q + e, dq);
                 if (delta) {
-                    const vec second = v_load(g->k_in + e) * start * rise;
-                    const vec dk = v_load(of_k + n) * rise + second;
+                    const vec second = v_load(g->k_in + e) * start * decay_to;
+                    const vec dk = v_load(of_k + n) * decay_to + second;
                     sum += dk * v_load(x->k_lanes + e);
                     later += second * v_load(x->k_lanes + e);
                     v_store(g->k + e, v_load(g->k + e) + dk);
                 }
-                v_store(g->rows + e, sum);
+                v_store(g->row_terms + e, sum);
             }
             v_store(part, later);
-            g->later[c] += lanes_sum(part, VL); /* for the gates of earlier blocks */
+            g->later_rows[c] += lanes_sum(part, VL); /* for the gates of earlier blocks */
         }
     }
     if (begin > 0) {
@@ -515,7 +490,7 @@ static inline void gradient_block_rows(const gradient *g, const chunk *x, int64_
 }
 
 /* Within a block: the gate at t gets rows i >= t and keys j < t. */
-static inline void gradient_gate_of_channels(const gradient *g, const chunk *x, int64_t begin, int64_t end)
+static inline void gradient_gate_by_channel(const gradient *g, const chunk *x, int64_t begin, int64_t end)
 {
     FOR_WIDTH(c, x)
     {
@@ -523,42 +498,43 @@ static inline void gradient_gate_of_channels(const gradient *g, const chunk *x, 
         for (int64_t t = begin; t < end; t++) {
             const int64_t e = t * x->width + c;
             v_store(g->gate + e, v_load(g->gate + e) + sum);
-            sum += v_load(g->own_rows + e);
+            sum += v_load(g->key_terms_rows + e);
         }
         sum = v_set(0);
         for (int64_t t = end - 1; t >= begin; t--) {
             const int64_t e = t * x->width + c;
-            sum += v_load(g->rows_rows + e);
+            sum += v_load(g->row_terms_rows + e);
             v_store(g->gate + e, v_load(g->gate + e) + sum);
         }
     }
 }
 
-static inline void gradient_of_channels(const gradient *g, const chunk *x)
+static inline void gradient_by_channel(const gradient *g, const chunk *x)
 {
     const size_t lanes = (size_t)(x->width * LANES) * sizeof(float);
-    chunk_clear_rest(x, x->rise, x->width);
-    turn(g->rise, LANES, x->rise, x->width, CHUNK, x->width);
-    chunk_clear_rest(x, g->dP, LANES);
-    turn(g->pairs_turned, LANES, g->dP, LANES, CHUNK, LANES);
+    chunk_clear_tail(x, x->block_decay_to, x->width);
+    turn(g->block_decay_to, LANES, x->block_decay_to, x->width, CHUNK, x->width);
+    chunk_clear_tail(x, g->dP, LANES);
+    turn(g->pairs_transposed, LANES, g->dP, LANES, CHUNK, LANES);
     if (x->form->delta) {
-        chunk_clear_rest(x, g->dA, LANES);
+        chunk_clear_tail(x, g->dA, LANES);
         turn(g->pairs, LANES, g->dA, LANES, CHUNK, LANES);
     }
     memset(g->q, 0, lanes);
     memset(g->k, 0, lanes);
-    memset(g->own, 0, lanes);
-    memset(g->rows, 0, lanes);
-    memset(g->later, 0, (size_t)x->width * sizeof(float));
+    memset(g->key_terms, 0, lanes);
+    memset(g->row_terms, 0, lanes);
+    memset(g->later_rows, 0, (size_t)x->width * sizeof(float));
     for (int64_t c = 0; c < x->d; c++) {
-        g->kept[c] *= x->total[c];
+        g->state_dot[c] *= x->total_decay[c];
     }
     for (int64_t i = chunk_blocks(x) - 1; i >= 0; i--) {
-        const int64_t begin = i * BLOCK, end = begin + BLOCK < x->tokens ? begin + BLOCK : x->tokens;
-        gradient_block_tail(g, x, i);
+        const int64_t begin = i * BLOCK, end = chunk_block_end(x, begin);
+        gradient_block_keys(g, x, i);
         for (int64_t t = begin; t < end; t++) {
             for (int64_t c = 0; c < x->width; c++) {
-                g->gate[t * x->width + c] = c < x->d ? g->kept[c] + g->older[c] + g->later[c] : 0;
+                g->gate[t * x->width + c] = c < x->d ? g->state_dot[c] + g->earlier_keys[c] + g->later_rows[c]
+                                                     : 0;
             }
         }
         gradient_block_rows(g, x, i, end);
@@ -568,11 +544,11 @@ static inline void gradient_of_channels(const gradient *g, const chunk *x)
 /* ------------------------------------------------------------------ all gradients */
 
 /* q_rows, k_rows [CHUNK][width], gate and beta, from S0 in `start`. */
-static inline void gradient_end(gradient *g, const chunk *x, float *start)
+static inline void gradient_finish(gradient *g, const chunk *x, float *start)
 {
     gradient_factors(g, x, start);
     if (x->p->normalise) {
-        gradient_factors_of_mass(g, x, start);
+        gradient_factors_of_normaliser(g, x, start);
     }
     if (x->form->beta) {
         gradient_beta(g, x);
@@ -580,9 +556,9 @@ static inline void gradient_end(gradient *g, const chunk *x, float *start)
     turn(g->q_lanes, LANES, x->q, x->width, CHUNK, x->width);
     const bool channels = x->form->gate == GATE_CHANNEL;
     if (channels) {
-        gradient_of_channels(g, x);
+        gradient_by_channel(g, x);
     } else {
-        gradient_of_tokens(g, x);
+        gradient_by_token(g, x);
     }
     for (int64_t c = x->d; c < x->width; c++) {
         memset(g->q + c * LANES, 0, LANES * sizeof(float));
@@ -591,15 +567,15 @@ static inline void gradient_end(gradient *g, const chunk *x, float *start)
     turn(g->q_rows, x->width, g->q, LANES, x->width, CHUNK);
     turn(g->k_rows, x->width, g->k, LANES, x->width, CHUNK);
     if (channels) {
-        turn(g->own_rows, x->width, g->own, LANES, x->width, CHUNK);
-        turn(g->rows_rows, x->width, g->rows, LANES, x->width, CHUNK);
+        turn(g->key_terms_rows, x->width, g->key_terms, LANES, x->width, CHUNK);
+        turn(g->row_terms_rows, x->width, g->row_terms, LANES, x->width, CHUNK);
         for (int64_t begin = 0; begin < x->tokens; begin += BLOCK) {
-            const int64_t end = begin + BLOCK < x->tokens ? begin + BLOCK : x->tokens;
+            const int64_t end = chunk_block_end(x, begin);
             FOR_WIDTH(c, x) { gradient_diagonal_block(g, x, begin, end, c); }
-            gradient_gate_of_channels(g, x, begin, end);
+            gradient_gate_by_channel(g, x, begin, end);
         }
     } else if (x->form->gate != GATE_NONE) {
-        gradient_gate_of_tokens(g, x);
+        gradient_gate_by_token(g, x);
     }
 }
 

@@ -89,4 +89,76 @@ static inline void features_load_rows(const loam_problem *p, const loam_const_vi
     }
 }
 
+/* ------------------------------------------------------------------ features in float64
+ *
+ * Rounding a key that is repeated often would add a direction of its own to H, which a small ridge
+ * magnifies. */
+
+/* to [dim_qk] <- factor * features of token t in the head of `view` that value head h reads;
+ * `row` [dim_qk]: scratch. */
+static inline void features_load64(const loam_problem *p, const loam_const_view *view, const recurrent_seq *s,
+                                   int64_t h, int64_t t, double factor, float *row, double *to)
+{
+    const int64_t d = p->dim_qk;
+    load_floats(row, view->data, p->dtype, RECURRENT_AT(*view, s->b, recurrent_key_head(p, h), s->first + t),
+                d);
+    for (int64_t c = 0; c < d; c++) {
+        to[c] = factor * (double)row[c];
+    }
+    if (p->feature_map == LOAM_FEATURES_ELU) {
+        for (int64_t c = 0; c < d; c++) {
+            const double value = (double)row[c];
+            to[c] = factor * (value > 0 ? value + 1 : exp(value));
+        }
+    } else if (p->feature_map == LOAM_FEATURES_UNIT) {
+        double norm2 = 0;
+#pragma omp simd reduction(+ : norm2)
+        for (int64_t c = 0; c < d; c++) {
+            norm2 += (double)row[c] * (double)row[c];
+        }
+        const double norm = sqrt(norm2);
+        for (int64_t c = 0; c < d; c++) {
+            to[c] = norm > 0 ? to[c] / norm : 0;
+        }
+    }
+}
+
+/* Writes the info of a row of o, where it is wanted. */
+static inline void store_row_info(const loam_args *a, const recurrent_seq *s, int64_t h, int64_t t,
+                                  loam_row_info row)
+{
+    const loam_view *info = &a->info;
+    if (info->data) {
+        ((loam_row_info *)info->data)[RECURRENT_AT(*info, s->b, h, s->first + t)] = row;
+    }
+}
+
+/* The info of a row without a solve; `denominator`: of a normalised read, else 1. */
+static inline loam_row_info direct_row_info(float denominator)
+{
+    return (loam_row_info){ denominator == 0 ? LOAM_ROW_SINGULAR : LOAM_ROW_SOLVED, LOAM_SOLVER_NONE, 0, 0 };
+}
+
+/* ------------------------------------------------------------------ Lambda of a value head */
+
+typedef struct ridge_bounds {
+    double least, most;
+} ridge_bounds;
+
+/* ridge [dim_qk] <- Lambda of value head h. */
+static inline ridge_bounds ridge_load(const loam_problem *p, const loam_args *a, int64_t h, double *ridge)
+{
+    const int64_t each = p->ridge_axes == LOAM_RIDGE_HEAD_CHANNEL ? 1 : p->dim_qk;
+    ridge_bounds bounds = { HUGE_VAL, 0 };
+    for (int64_t c = 0; c < p->dim_qk; c += each) {
+        const double value = recurrent_ridge(p, a, h, c);
+        for (int64_t e = c; e < c + each; e++) {
+            ridge[e] = value;
+        }
+        bounds.least = value < bounds.least ? value : bounds.least;
+        bounds.most = value > bounds.most ? value : bounds.most;
+    }
+    return bounds;
+}
+
 #endif

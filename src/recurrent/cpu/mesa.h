@@ -20,15 +20,14 @@
 
 #include "src/base/cholesky.h"
 #include "src/recurrent/cpu/chunk.h"
-#include "src/recurrent/cpu/features_exact.h"
 #include "src/simd/factor64.h"
 
 enum {
     MESA_ROUNDS = 6,     /* of refinement: a correction, then a residual */
     MESA_ITERATIONS = 32 /* at most, of conjugate gradients in a round, besides one per channel */
 };
-#define MESA_STEP 1e-4         /* a correction stops at this part of the residual at the latest */
-#define MESA_FALLS 0.1         /* a row stops if a round leaves more than this part of the residual */
+#define MESA_CG_REDUCTION 1e-4 /* a correction stops at this part of the residual at the latest */
+#define MESA_STAGNATION 0.1    /* a row stops if a round leaves more than this part of the residual */
 #define MESA_LEAST_PIVOT 1e-14 /* relative to the largest diagonal entry, as in the reference */
 
 /* The solutions of all lanes, and products with them. */
@@ -39,28 +38,28 @@ typedef struct mesa_lanes {
 } mesa_lanes;
 
 typedef struct mesa {
-    chunk x;
-    double *ridge, *k, *h;   /* [width]; [CHUNK][width]; [width][width]: the symmetric part of H */
-    double *m;               /* [CHUNK][LANES]: m_ji */
-    double *rhs, *rest, *ax; /* [width][LANES] */
-    double *weighted;        /* [CHUNK][LANES] */
-    double *size, *target,
-        *norm;               /* [LANES]: norms of the right side, of an accepted residual, of the residual */
-    double *v, *o, *scaled;  /* [panels][CHUNK][LANES]; [CHUNK][LANES]; [CHUNK][width or LANES] */
-    double *inverse, *y, *r; /* [width][width] A^-1; [CHUNK][width]; [CHUNK][CHUNK] */
-    double *row, *column;    /* [d][d], [width]: the system of one lane, by Cholesky */
-    mesa_lanes read;
-    float *h32, *ridge32, *m32;                         /* as above, in float32 */
-    float *cg_x, *cg_r, *cg_p, *cg_ap, *cg_kp, *turned; /* [width][LANES], the last two [CHUNK][LANES] */
-    bool forgets;                                       /* whether a log decay of the chunk is not 0 */
-    bool inverted;                                      /* whether A^-1 and Y are computed */
-    double least_ridge, most_ridge;
+    chunk chunk;
+    double *ridge, *k, *h;            /* [width]; [CHUNK][width]; [width][width]: the symmetric part of H */
+    double *m;                        /* [CHUNK][LANES]: m_ji */
+    double *rhs, *residual, *ax;      /* [width][LANES] */
+    double *weighted;                 /* [CHUNK][LANES] */
+    double *rhs_norm, *target, *norm; /* [LANES]: norms of rhs, of an accepted residual, of the residual */
+    double *v, *o, *scaled;           /* [panels][CHUNK][LANES]; [CHUNK][LANES]; [CHUNK][width or LANES] */
+    double *inverse, *y, *r;          /* [width][width] A^-1; [CHUNK][width]; [CHUNK][CHUNK] */
+    double *system, *right_side;      /* [width][width], [width]: the system of one lane, by Cholesky */
+    mesa_lanes query;                 /* x of the queries */
+    float *h32, *ridge32, *m32;       /* as above, in float32 */
+    float *cg_x, *cg_r, *cg_p, *cg_ap, *cg_kp,
+        *decay_transposed; /* [width][LANES], the last two [CHUNK][LANES] */
+    bool has_decay;        /* whether a log decay of the chunk is not 0 */
+    bool inverted;         /* whether A^-1 and Y are computed */
+    ridge_bounds bounds;
 } mesa;
 
-typedef struct mesa_part {
+typedef struct mesa_array {
     double **at;
     size_t count;
-} mesa_part;
+} mesa_array;
 
 static inline void mesa_carve_lanes(mesa_lanes *l, const chunk *x, arena *pool)
 {
@@ -72,29 +71,29 @@ static inline void mesa_carve_lanes(mesa_lanes *l, const chunk *x, arena *pool)
 
 static inline void mesa_carve(mesa *m, const loam_problem *p, const loam_args *a, arena *pool)
 {
-    chunk_carve(&m->x, p, a, false, pool);
-    const size_t width = (size_t)m->x.width, lanes = width * LANES, square = CHUNK * LANES;
+    chunk_carve(&m->chunk, p, a, false, pool);
+    const size_t width = (size_t)m->chunk.width, lanes = width * LANES, square = CHUNK * LANES;
     const size_t wide = width > LANES ? width : LANES;
-    const mesa_part parts[] = {
+    const mesa_array parts[] = {
         { &m->ridge, width },
         { &m->k, lanes },
         { &m->h, width * width },
         { &m->m, square },
         { &m->rhs, lanes },
-        { &m->rest, lanes },
+        { &m->residual, lanes },
         { &m->ax, lanes },
         { &m->weighted, square },
-        { &m->size, LANES },
+        { &m->rhs_norm, LANES },
         { &m->target, LANES },
         { &m->norm, LANES },
-        { &m->v, (size_t)m->x.panels * square },
+        { &m->v, (size_t)m->chunk.panels * square },
         { &m->o, square },
         { &m->scaled, CHUNK * wide },
         { &m->inverse, width * width },
         { &m->y, lanes },
         { &m->r, square },
-        { &m->row, width * width },
-        { &m->column, width },
+        { &m->system, width * width },
+        { &m->right_side, width },
     };
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         *parts[i].at = arena_take(pool, parts[i].count, sizeof(double));
@@ -105,12 +104,12 @@ static inline void mesa_carve(mesa *m, const loam_problem *p, const loam_args *a
     } floats[] = {
         { &m->h32, width * width }, { &m->ridge32, width }, { &m->m32, square },
         { &m->cg_x, lanes },        { &m->cg_r, lanes },    { &m->cg_p, lanes },
-        { &m->cg_ap, lanes },       { &m->cg_kp, square },  { &m->turned, square },
+        { &m->cg_ap, lanes },       { &m->cg_kp, square },  { &m->decay_transposed, square },
     };
     for (size_t i = 0; i < sizeof floats / sizeof floats[0]; i++) {
         *floats[i].at = arena_take(pool, floats[i].count, sizeof(float));
     }
-    mesa_carve_lanes(&m->read, &m->x, pool);
+    mesa_carve_lanes(&m->query, &m->chunk, pool);
 }
 
 static inline matrix64 mesa_by_rows(const double *at, int64_t stride) { return (matrix64){ at, stride, 1 }; }
@@ -145,7 +144,7 @@ static inline void mesa_load_state(const chunk *x, const loam_const_view *in, do
 {
     memset(state, 0, (size_t)mesa_state_doubles(x) * sizeof *state);
     for (int64_t r = 0; in->data && r < recurrent_state_rows(x->p); r++) {
-        const float *row = (const float *)in->data + RECURRENT_AT(*in, x->s.index, x->h, r);
+        const float *row = (const float *)in->data + RECURRENT_AT(*in, x->seq.index, x->h, r);
         for (int64_t c = 0; c < x->d; c++) {
             *mesa_state_at(x, state, r, c) = (double)row[c];
         }
@@ -155,16 +154,30 @@ static inline void mesa_load_state(const chunk *x, const loam_const_view *in, do
 static inline void mesa_store_state(const chunk *x, const loam_view *out, double *state)
 {
     for (int64_t r = 0; out->data && r < recurrent_state_rows(x->p); r++) {
-        float *row = (float *)out->data + RECURRENT_AT(*out, x->s.index, x->h, r);
+        float *row = (float *)out->data + RECURRENT_AT(*out, x->seq.index, x->h, r);
         for (int64_t c = 0; c < x->d; c++) {
             row[c] = (float)*mesa_state_at(x, state, r, c);
         }
     }
 }
 
+static inline void widen(double *restrict to, const float *restrict from, int64_t n)
+{
+    for (int64_t e = 0; e < n; e++) {
+        to[e] = (double)from[e];
+    }
+}
+
+static inline void narrow(float *restrict to, const double *restrict from, int64_t n)
+{
+    for (int64_t e = 0; e < n; e++) {
+        to[e] = (float)from[e];
+    }
+}
+
 /* to[c][t] = from[t][c]. */
-static inline void mesa_turn(double *to, int64_t to_stride, const double *from, int64_t from_stride,
-                             int64_t rows, int64_t columns)
+static inline void mesa_transpose(double *to, int64_t to_stride, const double *from, int64_t from_stride,
+                                  int64_t rows, int64_t columns)
 {
     for (int64_t r = 0; r < rows; r++) {
         for (int64_t c = 0; c < columns; c++) {
@@ -186,14 +199,14 @@ static inline void mesa_scale_rows(double *to, const double *from, int64_t width
 /* Updates S and H to the end of the chunk. */
 static inline void mesa_advance(const mesa *m, double *state)
 {
-    const chunk *x = &m->x;
+    const chunk *x = &m->chunk;
     double keep[CHUNK];
-    const double total = (double)x->total[0];
+    const double total = (double)x->total_decay[0];
     for (int64_t e = 0; e < mesa_state_doubles(x); e += VL64) {
         v64_store(state + e, v64_load(state + e) * total);
     }
     for (int64_t t = 0; t < CHUNK; t++) {
-        keep[t] = (double)x->after[t] * (double)x->beta[t];
+        keep[t] = (double)x->decay_from[t] * (double)x->beta[t];
     }
     for (int64_t panel = 0; panel < x->panels; panel++) {
         mesa_scale_rows(m->scaled, m->v + panel * CHUNK * LANES, LANES, keep);
@@ -209,17 +222,11 @@ static inline void mesa_advance(const mesa *m, double *state)
 
 static inline void mesa_load_head(mesa *m)
 {
-    m->least_ridge = HUGE_VAL;
-    m->most_ridge = 0;
-    for (int64_t c = 0; c < m->x.width; c++) {
-        const double ridge = c < m->x.d ? recurrent_ridge(m->x.p, m->x.a, m->x.h, c) : 1;
-        m->ridge[c] = ridge;
-        m->ridge32[c] = (float)ridge;
-        if (c < m->x.d) {
-            m->least_ridge = fmin(m->least_ridge, ridge);
-            m->most_ridge = fmax(m->most_ridge, ridge);
-        }
+    m->bounds = ridge_load(m->chunk.p, m->chunk.a, m->chunk.h, m->ridge);
+    for (int64_t c = m->chunk.d; c < m->chunk.width; c++) {
+        m->ridge[c] = 1;
     }
+    narrow(m->ridge32, m->ridge, m->chunk.width);
 }
 
 /* to [CHUNK][width] <- factor times the features of the tokens. */
@@ -227,41 +234,39 @@ static inline void mesa_load_features(const chunk *x, const loam_const_view *vie
 {
     memset(to, 0, (size_t)(CHUNK * x->width) * sizeof *to);
     for (int64_t t = 0; t < x->tokens; t++) {
-        features_load_exact(x->p, view, &x->s, x->h, x->first + t, factor, x->sum, to + t * x->width);
+        features_load64(x->p, view, &x->seq, x->h, x->first + t, factor, x->row, to + t * x->width);
     }
 }
 
 static inline void mesa_load(mesa *m, int64_t first, int64_t tokens)
 {
-    chunk *x = &m->x;
+    chunk *x = &m->chunk;
     float one[CHUNK];
     chunk_load(x, first, tokens);
-    chunk_decays_of_tokens(x);
-    chunk_clear_rest(x, x->between, LANES);
-    turn(m->turned, LANES, x->between, LANES, CHUNK, LANES); /* e^seg_ij at [j][i] */
-    m->forgets = false;
+    chunk_token_decays(x);
+    chunk_clear_tail(x, x->pair_decay, LANES);
+    turn(m->decay_transposed, LANES, x->pair_decay, LANES, CHUNK, LANES); /* e^seg_ij at [j][i] */
+    m->has_decay = false;
     for (int64_t t = 0; t < CHUNK; t++) {
         one[t] = 1;
-        m->forgets |= t < tokens && x->gate[t] != 0;
+        m->has_decay |= t < tokens && x->gate[t] != 0;
     }
     for (int64_t e = 0; e < CHUNK * LANES; e++) {
-        m->m32[e] = m->turned[e] * x->beta[e / LANES];
-        m->m[e] = (double)m->turned[e] * (double)x->beta[e / LANES];
+        m->m32[e] = m->decay_transposed[e] * x->beta[e / LANES];
+        m->m[e] = (double)m->decay_transposed[e] * (double)x->beta[e / LANES];
     }
     mesa_load_features(x, &x->a->k, 1, m->k);
     for (int64_t panel = 0; panel < x->panels; panel++) {
         chunk_load_values(x, &x->a->v, one, panel, x->o);
-        for (int64_t e = 0; e < CHUNK * LANES; e++) {
-            m->v[panel * CHUNK * LANES + e] = (double)x->o[e];
-        }
+        widen(m->v + panel * CHUNK * LANES, x->o, CHUNK * LANES);
     }
 }
 
 /* Loads the symmetric part of H before the chunk. */
 static inline void mesa_load_h(mesa *m, double *start)
 {
-    const int64_t width = m->x.width;
-    const double *h = mesa_state_h(&m->x, start);
+    const int64_t width = m->chunk.width;
+    const double *h = mesa_state_h(&m->chunk, start);
     for (int64_t r = 0; r < width; r++) {
         for (int64_t c = 0; c < width; c++) {
             const double both = (h[r * width + c] + h[c * width + r]) / 2;
@@ -277,7 +282,7 @@ static inline void mesa_load_h(mesa *m, double *start)
 /* ax <- (H_i + Lambda) x_i for each lane i, with hx and kx; weighted <- m_ji (k_j . x_i). */
 static inline void mesa_apply(const mesa *m, const mesa_lanes *l)
 {
-    const chunk *x = &m->x;
+    const chunk *x = &m->chunk;
     product64(l->hx, LANES, x->d, mesa_by_rows(m->h, x->width), l->x, LANES, x->d, LANES, false);
     product64(l->kx, LANES, CHUNK, mesa_by_rows(m->k, x->width), l->x, LANES, x->d, LANES, false);
     for (int64_t e = 0; e < CHUNK * LANES; e += VL64) {
@@ -286,7 +291,7 @@ static inline void mesa_apply(const mesa *m, const mesa_lanes *l)
     for (int64_t c = 0; c < x->d; c++) {
         for (int64_t lane = 0; lane < LANES; lane++) {
             const int64_t e = c * LANES + lane;
-            l->hx[e] *= (double)x->before[lane];
+            l->hx[e] *= (double)x->decay_to[lane];
             m->ax[e] = l->hx[e] + m->ridge[c] * l->x[e];
         }
     }
@@ -297,7 +302,7 @@ static inline void mesa_apply(const mesa *m, const mesa_lanes *l)
 /* cg_ap <- (H_i + Lambda) cg_p in float32. */
 static inline void mesa_apply32(const mesa *m)
 {
-    const chunk *x = &m->x;
+    const chunk *x = &m->chunk;
     panel_product(m->cg_ap, x->d, m->h32, x->width, 1, m->cg_p, x->d, false);
     panel_product(m->cg_kp, x->tokens, x->k, x->width, 1, m->cg_p, x->d, false);
     for (int64_t e = 0; e < x->tokens * LANES; e += VL) {
@@ -308,7 +313,7 @@ static inline void mesa_apply32(const mesa *m)
         {
             const int64_t e = c * LANES + lane;
             v_store(m->cg_ap + e,
-                    v_load(m->cg_ap + e) * v_load(x->before + lane) + v_load(m->cg_p + e) * m->ridge32[c]);
+                    v_load(m->cg_ap + e) * v_load(x->decay_to + lane) + v_load(m->cg_p + e) * m->ridge32[c]);
         }
     }
     panel_product(m->cg_ap, x->d, x->k, 1, x->width, m->cg_kp, x->tokens, true);
@@ -316,36 +321,24 @@ static inline void mesa_apply32(const mesa *m)
 
 /* ------------------------------------------------------------------ corrections */
 
-static inline void mesa_dots(const mesa *m, float *to, const float *a, const float *b)
-{
-    FOR_LANES(lane)
-    {
-        vec sum = v_set(0);
-        for (int64_t c = 0; c < m->x.d; c++) {
-            sum += v_load(a + c * LANES + lane) * v_load(b + c * LANES + lane);
-        }
-        v_store(to + lane, sum);
-    }
-}
-
 /* cg_x <- an approximate solution for the right side cg_r, whose columns have norm 1 or 0. A lane stops when
- * its residual is half the target, or MESA_STEP if that is larger, or when its matrix is not
+ * its residual is half the target, or MESA_CG_REDUCTION if that is larger, or when its matrix is not
  * positive in float32. */
-static inline void mesa_gradients(const mesa *m, loam_row_info *info)
+static inline void mesa_cg(const mesa *m, loam_row_info *info)
 {
-    const int64_t d = m->x.d;
+    const int64_t d = m->chunk.d;
     float rr[LANES], pap[LANES], next[LANES], least[LANES];
     bool moving = true;
     for (int lane = 0; lane < LANES; lane++) {
         const double part = m->norm[lane] > 0 ? m->target[lane] / m->norm[lane] / 2 : 1;
-        least[lane] = (float)(part > MESA_STEP ? part * part : MESA_STEP * MESA_STEP);
+        least[lane] = (float)(part > MESA_CG_REDUCTION ? part * part : MESA_CG_REDUCTION * MESA_CG_REDUCTION);
     }
     memset(m->cg_x, 0, (size_t)(d * LANES) * sizeof(float));
     memcpy(m->cg_p, m->cg_r, (size_t)(d * LANES) * sizeof(float));
-    mesa_dots(m, rr, m->cg_r, m->cg_r);
+    panel_dot(rr, m->cg_r, m->cg_r, d);
     for (int n = 0; n < MESA_ITERATIONS + d && moving; n++) {
         mesa_apply32(m);
-        mesa_dots(m, pap, m->cg_p, m->cg_ap);
+        panel_dot(pap, m->cg_p, m->cg_ap, d);
         for (int lane = 0; lane < LANES; lane++) {
             const bool moves = rr[lane] > least[lane] && pap[lane] > 0;
             pap[lane] = moves ? rr[lane] / pap[lane] : 0;
@@ -360,7 +353,7 @@ static inline void mesa_gradients(const mesa *m, loam_row_info *info)
                 v_store(m->cg_r + e, v_load(m->cg_r + e) - alpha * v_load(m->cg_ap + e));
             }
         }
-        mesa_dots(m, next, m->cg_r, m->cg_r);
+        panel_dot(next, m->cg_r, m->cg_r, d);
         moving = false;
         for (int lane = 0; lane < LANES; lane++) {
             const bool moves = pap[lane] > 0 && next[lane] > least[lane];
@@ -377,7 +370,7 @@ static inline void mesa_gradients(const mesa *m, loam_row_info *info)
 /* inverse <- A^-1 = U^-1 U^-T. */
 static inline bool mesa_invert_start(const mesa *m)
 {
-    const int64_t d = m->x.d, width = m->x.width;
+    const int64_t d = m->chunk.d, width = m->chunk.width;
     double largest = 0;
     memcpy(m->inverse, m->h, (size_t)(width * width) * sizeof(double));
     for (int64_t c = 0; c < d; c++) {
@@ -387,19 +380,19 @@ static inline bool mesa_invert_start(const mesa *m)
     if (!factor64(m->inverse, width, d, MESA_LEAST_PIVOT * largest)) {
         return false;
     }
-    memset(m->row, 0, (size_t)(width * width) * sizeof(double));
+    memset(m->system, 0, (size_t)(width * width) * sizeof(double));
     for (int64_t c = 0; c < d; c++) {
-        m->row[c * width + c] = 1;
+        m->system[c * width + c] = 1;
     }
-    factor64_rows(m->inverse, width, d, m->row, width, m->column);
-    product64(m->inverse, width, width, mesa_by_columns(m->row, width), m->row, width, d, width, false);
+    factor64_rows(m->inverse, width, d, m->system, width, m->right_side);
+    product64(m->inverse, width, width, mesa_by_columns(m->system, width), m->system, width, d, width, false);
     return true;
 }
 
 /* Computes A^-1 and Y; returns false if A is singular. */
 static inline bool mesa_invert(mesa *m)
 {
-    const chunk *x = &m->x;
+    const chunk *x = &m->chunk;
     const int64_t width = x->width;
     double root[CHUNK];
     if (!mesa_invert_start(m)) {
@@ -409,7 +402,7 @@ static inline bool mesa_invert(mesa *m)
         root[t] = sqrt((double)x->beta[t]);
     }
     mesa_scale_rows(m->scaled, m->k, width, root);
-    mesa_turn(m->ax, LANES, m->scaled, width, CHUNK, width);
+    mesa_transpose(m->ax, LANES, m->scaled, width, CHUNK, width);
     product64(m->y, width, CHUNK, mesa_by_rows(m->scaled, width), m->inverse, width, x->d, width, false);
     product64(m->r, LANES, CHUNK, mesa_by_rows(m->y, width), m->ax, LANES, x->d, LANES, false);
     for (int64_t t = 0; t < CHUNK; t++) {
@@ -418,16 +411,16 @@ static inline bool mesa_invert(mesa *m)
     if (!factor64(m->r, LANES, CHUNK, 0)) {
         return false;
     }
-    factor64_rows(m->r, LANES, CHUNK, m->y, width, m->column);
+    factor64_rows(m->r, LANES, CHUNK, m->y, width, m->right_side);
     return true;
 }
 
 /* ax <- (A^-1 - sum_{j<=i} y_j y_j^T) rest_i. */
-static inline void mesa_nested(const mesa *m)
+static inline void mesa_apply_inverse(const mesa *m)
 {
-    const chunk *x = &m->x;
-    product64(m->ax, LANES, x->d, mesa_by_rows(m->inverse, x->width), m->rest, LANES, x->d, LANES, false);
-    product64(m->weighted, LANES, x->tokens, mesa_by_rows(m->y, x->width), m->rest, LANES, x->d, LANES,
+    const chunk *x = &m->chunk;
+    product64(m->ax, LANES, x->d, mesa_by_rows(m->inverse, x->width), m->residual, LANES, x->d, LANES, false);
+    product64(m->weighted, LANES, x->tokens, mesa_by_rows(m->y, x->width), m->residual, LANES, x->d, LANES,
               false);
     for (int64_t j = 0; j < x->tokens; j++) {
         for (int64_t lane = 0; lane < LANES; lane++) {
@@ -439,11 +432,11 @@ static inline void mesa_nested(const mesa *m)
 }
 
 /* x += a correction, the approximate solution for the residual in rest. */
-static inline void mesa_step(mesa *m, const mesa_lanes *l)
+static inline void mesa_correct(mesa *m, const mesa_lanes *l)
 {
-    const int64_t n = m->x.d * LANES;
+    const int64_t n = m->chunk.d * LANES;
     if (m->inverted) {
-        mesa_nested(m);
+        mesa_apply_inverse(m);
         for (int64_t e = 0; e < n; e++) {
             l->x[e] += m->ax[e];
         }
@@ -454,9 +447,9 @@ static inline void mesa_step(mesa *m, const mesa_lanes *l)
         inverse[lane] = m->norm[lane] > 0 ? 1 / m->norm[lane] : 0;
     }
     for (int64_t e = 0; e < n; e++) {
-        m->cg_r[e] = (float)(m->rest[e] * inverse[e % LANES]);
+        m->cg_r[e] = (float)(m->residual[e] * inverse[e % LANES]);
     }
-    mesa_gradients(m, l->info);
+    mesa_cg(m, l->info);
     for (int64_t e = 0; e < n; e++) {
         l->x[e] += m->norm[e % LANES] * (double)m->cg_x[e];
     }
@@ -469,7 +462,7 @@ static inline void mesa_norms(const mesa *m, double *to, const double *of)
     for (int lane = 0; lane < LANES; lane++) {
         to[lane] = 0;
     }
-    for (int64_t c = 0; c < m->x.d; c++) {
+    for (int64_t c = 0; c < m->chunk.d; c++) {
         for (int lane = 0; lane < LANES; lane++) {
             to[lane] += of[c * LANES + lane] * of[c * LANES + lane];
         }
@@ -483,17 +476,17 @@ static inline void mesa_norms(const mesa *m, double *to, const double *of)
  * which the trace of H_i bounds; its effect on outputs grows with the square root. */
 static inline double mesa_target(const mesa *m, double trace)
 {
-    const loam_problem *p = m->x.p;
+    const loam_problem *p = m->chunk.p;
     const bool half = p->dtype != LOAM_F32, root = p->pass == LOAM_FORWARD;
     const double goal = half ? 1e-4 : 1e-5, most = root ? goal : goal / 10, least = 1e-13;
-    const double inverse = m->least_ridge / (trace + m->most_ridge);
+    const double inverse = m->bounds.least / (trace + m->bounds.most);
     const double part = goal * (root ? sqrt(inverse) : inverse);
     return part > most ? most : part > least ? part : least;
 }
 
 static inline void mesa_targets(const mesa *m)
 {
-    const chunk *x = &m->x;
+    const chunk *x = &m->chunk;
     double trace[LANES] = { 0 }, before = 0;
     for (int64_t c = 0; c < x->d; c++) {
         before += m->h[c * x->width + c];
@@ -505,23 +498,24 @@ static inline void mesa_targets(const mesa *m)
         }
     }
     for (int lane = 0; lane < LANES; lane++) {
-        m->target[lane] = m->size[lane] * mesa_target(m, trace[lane] + (double)x->before[lane] * before);
+        m->target[lane] = m->rhs_norm[lane] *
+                          mesa_target(m, trace[lane] + (double)x->decay_to[lane] * before);
     }
 }
 
 /* rest <- rhs - (H_i + Lambda) x. */
-static inline void mesa_rest(const mesa *m, const mesa_lanes *l)
+static inline void mesa_residual(const mesa *m, const mesa_lanes *l)
 {
     mesa_apply(m, l);
-    for (int64_t e = 0; e < m->x.d * LANES; e++) {
-        m->rest[e] = m->rhs[e] - m->ax[e];
+    for (int64_t e = 0; e < m->chunk.d * LANES; e++) {
+        m->residual[e] = m->rhs[e] - m->ax[e];
     }
 }
 
 /* Solves the system of lane i alone, by Cholesky in float64. */
-static inline void mesa_exact(const mesa *m, const mesa_lanes *l, int64_t i)
+static inline void mesa_solve_lane(const mesa *m, const mesa_lanes *l, int64_t i)
 {
-    const chunk *x = &m->x;
+    const chunk *x = &m->chunk;
     const int64_t d = x->d, width = x->width;
     double largest = 0, part[CHUNK];
     for (int64_t j = 0; j < CHUNK; j++) {
@@ -529,88 +523,113 @@ static inline void mesa_exact(const mesa *m, const mesa_lanes *l, int64_t i)
     }
     mesa_scale_rows(m->scaled, m->k, width, part);
     for (int64_t e = 0; e < width * width; e++) {
-        m->row[e] = (double)x->before[i] * m->h[e];
+        m->system[e] = (double)x->decay_to[i] * m->h[e];
     }
-    product64(m->row, width, d, mesa_by_columns(m->k, width), m->scaled, width, i + 1, width, true);
+    product64(m->system, width, d, mesa_by_columns(m->k, width), m->scaled, width, i + 1, width, true);
     for (int64_t r = 0; r < d; r++) {
-        m->row[r * width + r] += m->ridge[r];
-        largest = fmax(largest, m->row[r * width + r]);
-        m->column[r] = m->rhs[r * LANES + i];
+        m->system[r * width + r] += m->ridge[r];
+        largest = fmax(largest, m->system[r * width + r]);
+        m->right_side[r] = m->rhs[r * LANES + i];
     }
     l->info[i].solver = LOAM_SOLVER_GRAM;
-    if (factor64(m->row, width, d, MESA_LEAST_PIVOT * largest)) {
-        factor64_solve(m->row, width, d, m->column);
+    if (factor64(m->system, width, d, MESA_LEAST_PIVOT * largest)) {
+        factor64_solve(m->system, width, d, m->right_side);
     } else {
         l->info[i].code = LOAM_ROW_SINGULAR;
-        memset(m->column, 0, (size_t)d * sizeof(double));
+        memset(m->right_side, 0, (size_t)d * sizeof(double));
     }
     for (int64_t r = 0; r < d; r++) {
-        l->x[r * LANES + i] = m->column[r];
+        l->x[r * LANES + i] = m->right_side[r];
     }
 }
 
 static inline void mesa_clear_lane(const mesa *m, int lane)
 {
     m->norm[lane] = 0;
-    for (int64_t c = 0; c < m->x.d; c++) {
-        m->rest[c * LANES + lane] = 0;
+    for (int64_t c = 0; c < m->chunk.d; c++) {
+        m->residual[c * LANES + lane] = 0;
     }
+}
+
+/* How far the lanes are. A lane stalls if a round did not reduce its residual enough. */
+typedef struct mesa_progress {
+    bool done[LANES], stalled[LANES];
+} mesa_progress;
+
+static inline bool mesa_moves(const mesa_progress *at, int lane)
+{
+    return !at->done[lane] && !at->stalled[lane];
+}
+
+/* x <- 0; residuals, targets, infos. Returns whether there is a lane to solve. */
+static inline bool mesa_begin_solve(const mesa *m, const mesa_lanes *l, mesa_progress *at)
+{
+    bool moving = false;
+    memset(l->x, 0, (size_t)(m->chunk.width * LANES) * sizeof(double));
+    memcpy(m->residual, m->rhs, (size_t)(m->chunk.d * LANES) * sizeof(double));
+    mesa_norms(m, m->rhs_norm, m->rhs);
+    mesa_targets(m);
+    memcpy(m->norm, m->rhs_norm, LANES * sizeof(double));
+    for (int lane = 0; lane < LANES; lane++) {
+        at->done[lane] = m->rhs_norm[lane] == 0;
+        at->stalled[lane] = false;
+        moving |= !at->done[lane];
+        l->info[lane] = (loam_row_info){ LOAM_ROW_SOLVED, m->inverted ? LOAM_SOLVER_GRAM : LOAM_SOLVER_CG, 0,
+                                         0 };
+    }
+    return moving;
+}
+
+/* A round of refinement: a correction of the lanes that move, and their residuals. Returns whether any still
+ * moves. */
+static inline bool mesa_refine(mesa *m, const mesa_lanes *l, mesa_progress *at)
+{
+    double last[LANES];
+    bool moving = false;
+    memcpy(last, m->norm, sizeof last);
+    mesa_correct(m, l);
+    mesa_residual(m, l);
+    mesa_norms(m, m->norm, m->residual);
+    for (int lane = 0; lane < LANES; lane++) {
+        if (mesa_moves(at, lane)) {
+            l->info[lane].residual = (float)(m->norm[lane] / m->rhs_norm[lane]);
+            at->done[lane] = m->norm[lane] <= m->target[lane];
+            at->stalled[lane] = !at->done[lane] && !(m->norm[lane] <= MESA_STAGNATION * last[lane]);
+        }
+        moving |= mesa_moves(at, lane);
+        if (!mesa_moves(at, lane)) {
+            mesa_clear_lane(m, lane);
+        }
+    }
+    return moving;
 }
 
 /* l <- the solutions for rhs, with hx and kx. The steps of a lane do not depend on the other lanes: while
  * others still run, its corrections are 0. */
 static inline void mesa_solve(mesa *m, const mesa_lanes *l)
 {
-    const int64_t n = m->x.d * LANES;
-    bool done[LANES], stays[LANES], moving = false, known = false;
-    m->inverted = m->inverted || (!m->forgets && mesa_invert(m));
-    memset(l->x, 0, (size_t)(m->x.width * LANES) * sizeof(double));
-    memcpy(m->rest, m->rhs, (size_t)n * sizeof(double));
-    mesa_norms(m, m->size, m->rhs);
-    mesa_targets(m);
-    memcpy(m->norm, m->size, LANES * sizeof(double));
-    for (int lane = 0; lane < LANES; lane++) {
-        done[lane] = m->size[lane] == 0;
-        stays[lane] = false;
-        moving |= !done[lane];
-        l->info[lane] = (loam_row_info){ LOAM_ROW_SOLVED, m->inverted ? LOAM_SOLVER_GRAM : LOAM_SOLVER_CG, 0,
-                                         0 };
-    }
+    mesa_progress at;
+    m->inverted = m->inverted || (!m->has_decay && mesa_invert(m));
+    bool moving = mesa_begin_solve(m, l, &at),
+         current = false; /* current: hx, kx and weighted are those of x */
     for (int round = 0; round < MESA_ROUNDS && moving; round++) {
-        double last[LANES];
-        memcpy(last, m->norm, sizeof last);
-        mesa_step(m, l);
-        mesa_rest(m, l);
-        mesa_norms(m, m->norm, m->rest);
-        known = true;
-        moving = false;
-        for (int lane = 0; lane < LANES; lane++) {
-            const bool moved = !done[lane] && !stays[lane];
-            if (moved) {
-                l->info[lane].residual = (float)(m->norm[lane] / m->size[lane]);
-                done[lane] = m->norm[lane] <= m->target[lane];
-                stays[lane] = !done[lane] && !(m->norm[lane] <= MESA_FALLS * last[lane]);
-            }
-            moving |= !done[lane] && !stays[lane];
-            if (done[lane] || stays[lane]) {
-                mesa_clear_lane(m, lane);
-            }
-        }
+        moving = mesa_refine(m, l, &at);
+        current = true;
     }
     for (int lane = 0; lane < LANES; lane++) {
-        if (!done[lane]) {
-            mesa_exact(m, l, lane);
-            known = false;
+        if (!at.done[lane]) {
+            mesa_solve_lane(m, l, lane);
+            current = false;
         }
     }
-    if (!known) { /* hx, kx and weighted of the solutions; residuals of rows solved alone */
-        mesa_rest(m, l);
-        mesa_norms(m, m->norm, m->rest);
+    if (!current) {
+        mesa_residual(m, l);
+        mesa_norms(m, m->norm, m->residual);
     }
     for (int lane = 0; lane < LANES; lane++) {
-        if (!done[lane]) {
+        if (!at.done[lane]) {
             const bool solved = l->info[lane].code == LOAM_ROW_SOLVED;
-            l->info[lane].residual = solved ? (float)(m->norm[lane] / m->size[lane]) : 0;
+            l->info[lane].residual = solved ? (float)(m->norm[lane] / m->rhs_norm[lane]) : 0;
         }
     }
 }
@@ -618,10 +637,10 @@ static inline void mesa_solve(mesa *m, const mesa_lanes *l)
 /* Solves the systems of the queries. */
 static inline void mesa_solve_queries(mesa *m)
 {
-    const chunk *x = &m->x;
+    const chunk *x = &m->chunk;
     mesa_load_features(x, &x->a->q, x->p->scale, m->scaled);
-    mesa_turn(m->rhs, LANES, m->scaled, x->width, CHUNK, x->width);
-    mesa_solve(m, &m->read);
+    mesa_transpose(m->rhs, LANES, m->scaled, x->width, CHUNK, x->width);
+    mesa_solve(m, &m->query);
 }
 
 /* ------------------------------------------------------------------ the read */
@@ -629,13 +648,13 @@ static inline void mesa_solve_queries(mesa *m)
 /* m->o <- o of a panel, from the state before the chunk; m->weighted is still that of mesa_solve_queries. */
 static inline void mesa_read(const mesa *m, double *start, int64_t panel)
 {
-    const chunk *x = &m->x;
-    product64(m->o, LANES, x->tokens, mesa_by_columns(m->read.x, LANES), mesa_state_panel(x, start, panel),
+    const chunk *x = &m->chunk;
+    product64(m->o, LANES, x->tokens, mesa_by_columns(m->query.x, LANES), mesa_state_panel(x, start, panel),
               LANES, x->d, LANES, false);
     for (int64_t t = 0; t < x->tokens; t++) {
         for (int64_t lane = 0; lane < LANES; lane += VL64) {
             double *o = m->o + t * LANES + lane;
-            v64_store(o, v64_load(o) * (double)x->before[t]);
+            v64_store(o, v64_load(o) * (double)x->decay_to[t]);
         }
     }
     product64(m->o, LANES, x->tokens, mesa_by_columns(m->weighted, LANES), m->v + panel * CHUNK * LANES,

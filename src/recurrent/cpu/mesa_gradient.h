@@ -19,40 +19,43 @@
 #include "src/recurrent/cpu/mesa.h"
 
 typedef struct mesa_gradient {
-    mesa_lanes adjoint;             /* z */
-    double *grad_o;                 /* [panels][CHUNK][LANES] */
-    double *turned;                 /* [LANES][CHUNK]: grad_o or v of one panel, lanes are tokens */
-    double *k_lanes;                /* [width][LANES] */
-    double *sx;                     /* [width][LANES]: e^pre_i S^T do_i */
-    double *along;                  /* [CHUNK][LANES]: v_j . do_i */
-    double *x_rows, *z_rows;        /* [CHUNK][width] */
-    double *to_x, *to_z, *pairs;    /* [CHUNK][LANES]: D fit, -D k.x, D fit k.x */
-    double *state;                  /* laid out as a state: dS, dH at the end */
-    double *out, *write, *h, *keep; /* [width][LANES] twice, [width][width]: dH + dH^T, [LANES] */
-    double *ridge;                  /* [width]: dLambda of the chunk */
-    double *k;                      /* [CHUNK][width] */
-    gradient rows;                  /* its q_rows, k_rows, gate, beta and w */
+    mesa_lanes adjoint;        /* z */
+    double *grad_o;            /* [panels][CHUNK][LANES] */
+    double *transposed;        /* [LANES][CHUNK]: grad_o or v of one panel, lanes are tokens */
+    double *k_lanes;           /* [width][LANES] */
+    double *sx;                /* [width][LANES]: e^pre_i S^T do_i */
+    double *v_dot_do;          /* [CHUNK][LANES]: v_j . do_i */
+    double *x_rows, *z_rows;   /* [CHUNK][width] */
+    double *coeff_x, *coeff_z; /* [CHUNK][LANES]: D fit and -D k.x, of x_i and z_i in dk_j */
+    double *pairs;             /* [CHUNK][LANES]: D fit k.x */
+    double *state;             /* laid out as a state: dS, dH at the end */
+    double *k_out;             /* [width][LANES]: dS^T v + (dH + dH^T) k */
+    double *h_k, *h;           /* [width][LANES]: (dH + dH^T) k; [width][width]: dH + dH^T */
+    double *state_terms;       /* [LANES]: v . dS k + k . dH k */
+    double *ridge;             /* [width]: dLambda of the chunk */
+    double *k;                 /* [CHUNK][width] */
+    gradient result;           /* its q_rows, k_rows, gate, beta and w */
 } mesa_gradient;
 
 static inline void mesa_gradient_carve(mesa_gradient *g, const chunk *x, arena *pool)
 {
     const size_t width = (size_t)x->width, lanes = width * LANES, square = CHUNK * LANES;
-    const mesa_part parts[] = {
+    const mesa_array parts[] = {
         { &g->grad_o, (size_t)x->panels * square },
-        { &g->turned, square },
+        { &g->transposed, square },
         { &g->k_lanes, lanes },
         { &g->sx, lanes },
-        { &g->along, square },
+        { &g->v_dot_do, square },
         { &g->x_rows, lanes },
         { &g->z_rows, lanes },
-        { &g->to_x, square },
-        { &g->to_z, square },
+        { &g->coeff_x, square },
+        { &g->coeff_z, square },
         { &g->pairs, square },
         { &g->state, (size_t)mesa_state_doubles(x) },
-        { &g->out, lanes },
-        { &g->write, lanes },
+        { &g->k_out, lanes },
+        { &g->h_k, lanes },
         { &g->h, width * width },
-        { &g->keep, LANES },
+        { &g->state_terms, LANES },
         { &g->ridge, width },
         { &g->k, lanes },
     };
@@ -60,12 +63,12 @@ static inline void mesa_gradient_carve(mesa_gradient *g, const chunk *x, arena *
         *parts[i].at = arena_take(pool, parts[i].count, sizeof(double));
     }
     mesa_carve_lanes(&g->adjoint, x, pool);
-    g->rows = (gradient){ 0 };
-    g->rows.q_rows = arena_take(pool, lanes, sizeof(float));
-    g->rows.k_rows = arena_take(pool, lanes, sizeof(float));
-    g->rows.gate = arena_take(pool, CHUNK, sizeof(float));
-    g->rows.beta = arena_take(pool, CHUNK, sizeof(float));
-    g->rows.w = arena_take(pool, (size_t)x->panels * square, sizeof(float));
+    g->result = (gradient){ 0 };
+    g->result.q_rows = arena_take(pool, lanes, sizeof(float));
+    g->result.k_rows = arena_take(pool, lanes, sizeof(float));
+    g->result.gate = arena_take(pool, CHUNK, sizeof(float));
+    g->result.beta = arena_take(pool, CHUNK, sizeof(float));
+    g->result.w = arena_take(pool, (size_t)x->panels * square, sizeof(float));
 }
 
 /* ------------------------------------------------------------------ of any chunk, from S and H
@@ -74,49 +77,47 @@ static inline void mesa_gradient_carve(mesa_gradient *g, const chunk *x, arena *
 /* Rows that were not solved have no gradients. */
 static inline void mesa_load_grad_o(mesa_gradient *g, const mesa *m)
 {
-    const chunk *x = &m->x;
+    const chunk *x = &m->chunk;
     float solved[CHUNK];
     for (int64_t t = 0; t < CHUNK; t++) {
-        solved[t] = m->read.info[t].code == LOAM_ROW_SOLVED ? 1 : 0;
+        solved[t] = m->query.info[t].code == LOAM_ROW_SOLVED ? 1 : 0;
     }
     for (int64_t panel = 0; panel < x->panels; panel++) {
         chunk_load_values(x, &x->a->grad_o, solved, panel, x->o);
-        for (int64_t e = 0; e < CHUNK * LANES; e++) {
-            g->grad_o[panel * CHUNK * LANES + e] = (double)x->o[e];
-        }
+        widen(g->grad_o + panel * CHUNK * LANES, x->o, CHUNK * LANES);
     }
 }
 
 /* x, z and dLambda. */
-static inline void mesa_gradient_begin(mesa_gradient *g, mesa *m, double *start)
+static inline void mesa_gradient_prepare(mesa_gradient *g, mesa *m, double *start)
 {
-    const chunk *x = &m->x;
+    const chunk *x = &m->chunk;
     mesa_load_h(m, start);
     mesa_solve_queries(m);
     mesa_load_grad_o(g, m);
     for (int64_t panel = 0; panel < x->panels; panel++) {
         const int64_t at = panel * CHUNK * LANES;
-        mesa_turn(g->turned, LANES, g->grad_o + at, LANES, CHUNK, LANES);
-        product64(g->sx, LANES, x->d, mesa_by_rows(mesa_state_panel(x, start, panel), LANES), g->turned,
+        mesa_transpose(g->transposed, LANES, g->grad_o + at, LANES, CHUNK, LANES);
+        product64(g->sx, LANES, x->d, mesa_by_rows(mesa_state_panel(x, start, panel), LANES), g->transposed,
                   LANES, LANES, LANES, panel > 0);
-        product64(g->along, LANES, CHUNK, mesa_by_rows(m->v + at, LANES), g->turned, LANES, LANES, LANES,
-                  panel > 0);
+        product64(g->v_dot_do, LANES, CHUNK, mesa_by_rows(m->v + at, LANES), g->transposed, LANES, LANES,
+                  LANES, panel > 0);
     }
     for (int64_t e = 0; e < x->d * LANES; e++) {
-        g->sx[e] *= (double)x->before[e % LANES];
+        g->sx[e] *= (double)x->decay_to[e % LANES];
     }
     for (int64_t e = 0; e < CHUNK * LANES; e++) {
-        m->weighted[e] = m->m[e] * g->along[e];
+        m->weighted[e] = m->m[e] * g->v_dot_do[e];
     }
     memset(m->rhs, 0, (size_t)(x->width * LANES) * sizeof(double));
     memcpy(m->rhs, g->sx, (size_t)(x->d * LANES) * sizeof(double));
     product64(m->rhs, LANES, x->d, mesa_by_columns(m->k, x->width), m->weighted, LANES, x->tokens, LANES,
               true);
     mesa_solve(m, &g->adjoint);
-    mesa_turn(g->x_rows, x->width, m->read.x, LANES, x->width, CHUNK);
-    mesa_turn(g->z_rows, x->width, g->adjoint.x, LANES, x->width, CHUNK);
+    mesa_transpose(g->x_rows, x->width, m->query.x, LANES, x->width, CHUNK);
+    mesa_transpose(g->z_rows, x->width, g->adjoint.x, LANES, x->width, CHUNK);
     for (int64_t c = 0; c < x->width; c++) {
-        g->ridge[c] = -cholesky_dot(g->adjoint.x + c * LANES, m->read.x + c * LANES, x->tokens);
+        g->ridge[c] = -cholesky_dot(g->adjoint.x + c * LANES, m->query.x + c * LANES, x->tokens);
     }
 }
 
@@ -126,20 +127,20 @@ static inline void mesa_gradient_begin(mesa_gradient *g, mesa *m, double *start)
  * gradient at the start. */
 static inline void mesa_gradient_advance(mesa_gradient *g, const mesa *m, double *state)
 {
-    const chunk *x = &m->x;
-    const double total = (double)x->total[0];
+    const chunk *x = &m->chunk;
+    const double total = (double)x->total_decay[0];
     double reads[CHUNK], halves[CHUNK];
     memcpy(g->state, state, (size_t)mesa_state_doubles(x) * sizeof *state);
     for (int64_t e = 0; e < mesa_state_doubles(x); e += VL64) {
         v64_store(state + e, v64_load(state + e) * total);
     }
     for (int64_t t = 0; t < CHUNK; t++) {
-        reads[t] = (double)x->before[t];
-        halves[t] = (double)x->before[t] / -2;
+        reads[t] = (double)x->decay_to[t];
+        halves[t] = (double)x->decay_to[t] / -2;
     }
     for (int64_t panel = 0; panel < x->panels; panel++) {
         mesa_scale_rows(m->scaled, g->grad_o + panel * CHUNK * LANES, LANES, reads);
-        product64(mesa_state_panel(x, state, panel), LANES, x->d, mesa_by_rows(m->read.x, LANES), m->scaled,
+        product64(mesa_state_panel(x, state, panel), LANES, x->d, mesa_by_rows(m->query.x, LANES), m->scaled,
                   LANES, x->tokens, LANES, true);
     }
     double *h = mesa_state_h(x, state);
@@ -147,7 +148,7 @@ static inline void mesa_gradient_advance(mesa_gradient *g, const mesa *m, double
     product64(h, x->width, x->d, mesa_by_rows(g->adjoint.x, LANES), m->scaled, x->width, x->tokens, x->width,
               true);
     mesa_scale_rows(m->scaled, g->z_rows, x->width, halves);
-    product64(h, x->width, x->d, mesa_by_rows(m->read.x, LANES), m->scaled, x->width, x->tokens, x->width,
+    product64(h, x->width, x->d, mesa_by_rows(m->query.x, LANES), m->scaled, x->width, x->tokens, x->width,
               true);
 }
 
@@ -158,10 +159,10 @@ static inline void mesa_gradient_advance(mesa_gradient *g, const mesa *m, double
 static inline void mesa_gradient_pairs(mesa_gradient *g, const mesa *m)
 {
     for (int64_t e = 0; e < CHUNK * LANES; e++) {
-        const double decay = (double)m->turned[e], kx = m->read.kx[e];
-        const double fit = g->along[e] - g->adjoint.kx[e];
-        g->to_x[e] = decay * fit;
-        g->to_z[e] = -decay * kx;
+        const double decay = (double)m->decay_transposed[e], kx = m->query.kx[e];
+        const double fit = g->v_dot_do[e] - g->adjoint.kx[e];
+        g->coeff_x[e] = decay * fit;
+        g->coeff_z[e] = -decay * kx;
         g->pairs[e] = decay * fit * kx;
     }
 }
@@ -169,44 +170,45 @@ static inline void mesa_gradient_pairs(mesa_gradient *g, const mesa *m)
 /* rows.w <- dv; out <- dS^T v. */
 static inline void mesa_gradient_values(mesa_gradient *g, mesa *m)
 {
-    const chunk *x = &m->x;
+    const chunk *x = &m->chunk;
     double keep[CHUNK];
     for (int64_t t = 0; t < CHUNK; t++) {
-        keep[t] = -(double)x->after[t];
+        keep[t] = -(double)x->decay_from[t];
     }
     mesa_scale_rows(g->k, m->k, x->width, keep);
     for (int64_t panel = 0; panel < x->panels; panel++) {
         const int64_t at = panel * CHUNK * LANES;
         const double *grad = mesa_state_panel(x, g->state, panel);
-        product64(m->o, LANES, x->tokens, mesa_by_rows(g->to_z, LANES), g->grad_o + at, LANES, x->tokens,
+        product64(m->o, LANES, x->tokens, mesa_by_rows(g->coeff_z, LANES), g->grad_o + at, LANES, x->tokens,
                   LANES, false);
         product64(m->o, LANES, x->tokens, mesa_by_rows(g->k, x->width), grad, LANES, x->d, LANES, true);
         for (int64_t e = 0; e < x->tokens * LANES; e++) {
-            g->rows.w[at + e] = (float)(m->o[e] * -(double)x->beta[e / LANES]);
+            g->result.w[at + e] = (float)(m->o[e] * -(double)x->beta[e / LANES]);
         }
-        mesa_turn(g->turned, LANES, m->v + at, LANES, CHUNK, LANES);
-        product64(g->out, LANES, x->d, mesa_by_rows(grad, LANES), g->turned, LANES, LANES, LANES, panel > 0);
+        mesa_transpose(g->transposed, LANES, m->v + at, LANES, CHUNK, LANES);
+        product64(g->k_out, LANES, x->d, mesa_by_rows(grad, LANES), g->transposed, LANES, LANES, LANES,
+                  panel > 0);
     }
 }
 
 /* keep <- v . dS k + k . dH k; out += (dH + dH^T) k. */
 static inline void mesa_gradient_keys(mesa_gradient *g, const mesa *m)
 {
-    const chunk *x = &m->x;
+    const chunk *x = &m->chunk;
     const double *h = mesa_state_h(x, g->state);
     for (int64_t r = 0; r < x->width; r++) {
         for (int64_t c = 0; c < x->width; c++) {
             g->h[r * x->width + c] = h[r * x->width + c] + h[c * x->width + r];
         }
     }
-    mesa_turn(g->k_lanes, LANES, m->k, x->width, CHUNK, x->width);
-    product64(g->write, LANES, x->d, mesa_by_rows(g->h, x->width), g->k_lanes, LANES, x->d, LANES, false);
-    memset(g->keep, 0, LANES * sizeof(double));
+    mesa_transpose(g->k_lanes, LANES, m->k, x->width, CHUNK, x->width);
+    product64(g->h_k, LANES, x->d, mesa_by_rows(g->h, x->width), g->k_lanes, LANES, x->d, LANES, false);
+    memset(g->state_terms, 0, LANES * sizeof(double));
     for (int64_t c = 0; c < x->d; c++) {
         for (int64_t lane = 0; lane < LANES; lane++) {
             const int64_t e = c * LANES + lane;
-            g->keep[lane] += (g->out[e] + g->write[e] / 2) * g->k_lanes[e];
-            g->out[e] += g->write[e];
+            g->state_terms[lane] += (g->k_out[e] + g->h_k[e] / 2) * g->k_lanes[e];
+            g->k_out[e] += g->h_k[e];
         }
     }
 }
@@ -214,35 +216,37 @@ static inline void mesa_gradient_keys(mesa_gradient *g, const mesa *m)
 /* Rows of dq^ and dk, and dbeta. */
 static inline void mesa_gradient_rows(mesa_gradient *g, const mesa *m)
 {
-    const chunk *x = &m->x;
+    const chunk *x = &m->chunk;
     const int64_t width = x->width;
-    product64(g->k, width, x->tokens, mesa_by_rows(g->to_x, LANES), g->x_rows, width, x->tokens, width,
+    product64(g->k, width, x->tokens, mesa_by_rows(g->coeff_x, LANES), g->x_rows, width, x->tokens, width,
               false);
-    product64(g->k, width, x->tokens, mesa_by_rows(g->to_z, LANES), g->z_rows, width, x->tokens, width, true);
+    product64(g->k, width, x->tokens, mesa_by_rows(g->coeff_z, LANES), g->z_rows, width, x->tokens, width,
+              true);
     for (int64_t t = 0; t < x->tokens; t++) {
-        const double after = (double)x->after[t], beta = (double)x->beta[t];
+        const double after = (double)x->decay_from[t], beta = (double)x->beta[t];
         double pairs = 0;
         for (int64_t i = t; i < x->tokens; i++) {
             pairs += g->pairs[t * LANES + i];
         }
-        g->rows.beta[t] = (float)(pairs + after * g->keep[t]);
+        g->result.beta[t] = (float)(pairs + after * g->state_terms[t]);
         for (int64_t c = 0; c < width; c++) {
-            const double out = c < x->d ? after * g->out[c * LANES + t] : 0;
-            g->rows.q_rows[t * width + c] = (float)g->z_rows[t * width + c];
-            g->rows.k_rows[t * width + c] = (float)(beta * (g->k[t * width + c] + out));
+            const double out = c < x->d ? after * g->k_out[c * LANES + t] : 0;
+            g->result.q_rows[t * width + c] = (float)g->z_rows[t * width + c];
+            g->result.k_rows[t * width + c] = (float)(beta * (g->k[t * width + c] + out));
         }
     }
 }
 
 static inline void mesa_gradient_gates(const mesa_gradient *g, const mesa *m, const double *start)
 {
-    const chunk *x = &m->x;
+    const chunk *x = &m->chunk;
     double reads[LANES] = { 0 }, over[CHUNK] = { 0 }, later = 0, earlier = 0;
-    const double kept = (double)x->total[0] * cholesky_dot(start, g->state, mesa_state_doubles(x));
+    const double state_term = (double)x->total_decay[0] *
+                              cholesky_dot(start, g->state, mesa_state_doubles(x));
     for (int64_t c = 0; c < x->d; c++) {
         for (int64_t lane = 0; lane < LANES; lane++) {
             const int64_t e = c * LANES + lane;
-            reads[lane] += g->sx[e] * m->read.x[e] - m->read.hx[e] * g->adjoint.x[e];
+            reads[lane] += g->sx[e] * m->query.x[e] - m->query.hx[e] * g->adjoint.x[e];
         }
     }
     double gate[CHUNK];
@@ -253,15 +257,15 @@ static inline void mesa_gradient_gates(const mesa_gradient *g, const mesa *m, co
             pairs += over[j];
         }
         later += reads[t];
-        gate[t] = kept + later + pairs;
+        gate[t] = state_term + later + pairs;
     }
     for (int64_t t = 0; t < x->tokens; t++) {
-        g->rows.gate[t] = (float)(gate[t] + earlier);
-        earlier += (double)x->after[t] * (double)x->beta[t] * g->keep[t];
+        g->result.gate[t] = (float)(gate[t] + earlier);
+        earlier += (double)x->decay_from[t] * (double)x->beta[t] * g->state_terms[t];
     }
 }
 
-static inline void mesa_gradient_end(mesa_gradient *g, mesa *m, const double *start)
+static inline void mesa_gradient_finish(mesa_gradient *g, mesa *m, const double *start)
 {
     mesa_gradient_pairs(g, m);
     mesa_gradient_values(g, m);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Forward of a span of up to 32 tokens of MesaNet, where the condition of its systems is small enough for
- * float32 (the systems are in recurrent/cpu/mesa.h). Rows are tokens. With H symmetric, the product of a vector
- * p_i per token with the token's matrix is
+ * float32 (the systems are in recurrent/cpu/mesa.h). Rows are tokens. With H symmetric, the product of a
+ * vector p_i per token with the token's matrix is
  *
  *     y_i = e^pre_i p_i H + Lambda p_i + sum_{j<=i} m_ij (p_i . k_j) k_j
  *
@@ -15,55 +15,57 @@
 #include "src/recurrent/cpu/span.h"
 
 #define MESA_SPAN_CONDITION 512.0 /* the largest bound of the condition: a float32 sum costs states as much */
-#define MESA_SPAN_STEP 3e-7       /* about the least residual that float32 can resolve */
-#define MESA_SPAN_PART 0.8        /* of the target: where the recursive residual stops */
+#define MESA_SPAN_RESOLUTION 3e-7 /* about the least residual that float32 can resolve */
+#define MESA_SPAN_MARGIN 0.8      /* of the target: where the recursive residual stops */
 enum { MESA_SPAN_ROUNDS = 3 };
 
 typedef struct mesa_span {
-    chunk x;
-    int64_t wide, parts; /* d in whole panels, the stride of rows; number of panels */
-    float *k, *kept;     /* [parts][SPAN][LANES]: keys; keys times sqrt(e^suf beta) */
-    float *h, *s;        /* [parts][width][LANES], [width][LANES]: H, and a panel of S, in float32 */
-    float *ridge;        /* [wide] */
-    float *m, *weighted; /* [SPAN][SPAN]: m_ij; times p_i . k_j */
-    float *p, *r, *y, *step, *before; /* [SPAN][wide]; before: e^pre p */
-    float *added;                     /* [LANES][LANES] */
-    double *ridge64;                  /* [wide] */
-    double *k64, *k_lanes64, *m64;    /* [SPAN][wide], [width][SPAN], [SPAN][SPAN] */
-    double *x64, *rest, *product;     /* [SPAN][wide]: solutions, residuals, x H */
-    double *weighted64;               /* [SPAN][SPAN] */
-    double norm2;                     /* sum of beta |k|^2 */
+    chunk chunk;
+    int64_t stride, k_panels; /* d in whole panels, the stride of rows; number of panels */
+    float *k, *k_write;       /* [k_panels][SPAN][LANES]: keys; keys times sqrt(e^suf beta) */
+    float *h, *state;         /* [k_panels][width][LANES], [width][LANES]: H, and a panel of S, in float32 */
+    float *ridge;             /* [stride] */
+    float *m, *weighted;      /* [SPAN][SPAN]: m_ij; times p_i . k_j */
+    float *p, *r, *product;   /* [SPAN][stride]: direction, recursive residual, y = A p */
+    float *correction, *p_decayed; /* [SPAN][stride]: solution of a round; e^pre p */
+    float *update;                 /* [LANES][LANES]: what the span adds to a block of S or H */
+    double *ridge64;               /* [stride] */
+    double *k64, *k_lanes64, *m64; /* [SPAN][stride], [width][SPAN], [SPAN][SPAN] */
+    double *x64, *residual, *xh;   /* [SPAN][stride]: solutions, residuals, x H */
+    double *weighted64;            /* [SPAN][SPAN] */
+    double norm2;                  /* sum of beta |k|^2 */
     loam_row_info info[SPAN];
 } mesa_span;
 
-static inline void mesa_span_carve(mesa_span *y, const loam_problem *p, const loam_args *a, arena *pool)
+static inline void mesa_span_carve(mesa_span *span, const loam_problem *p, const loam_args *a, arena *pool)
 {
-    chunk_carve(&y->x, p, a, false, pool);
-    y->parts = (y->x.d + LANES - 1) / LANES;
-    y->wide = y->parts * LANES;
-    const size_t wide = (size_t)y->wide, rows = SPAN * wide, square = SPAN * SPAN, width = (size_t)y->x.width;
+    chunk_carve(&span->chunk, p, a, false, pool);
+    span->k_panels = (span->chunk.d + LANES - 1) / LANES;
+    span->stride = span->k_panels * LANES;
+    const size_t wide = (size_t)span->stride, rows = SPAN * wide, square = SPAN * SPAN,
+                 width = (size_t)span->chunk.width;
     const struct {
         float **at;
         size_t count;
     } floats[] = {
-        { &y->k, rows },
-        { &y->kept, rows },
-        { &y->h, width * wide },
-        { &y->s, width * LANES },
-        { &y->ridge, wide },
-        { &y->m, square },
-        { &y->weighted, square },
-        { &y->p, rows },
-        { &y->r, rows },
-        { &y->y, rows },
-        { &y->step, rows },
-        { &y->before, rows },
-        { &y->added, LANES * LANES },
+        { &span->k, rows },
+        { &span->k_write, rows },
+        { &span->h, width * wide },
+        { &span->state, width * LANES },
+        { &span->ridge, wide },
+        { &span->m, square },
+        { &span->weighted, square },
+        { &span->p, rows },
+        { &span->r, rows },
+        { &span->product, rows },
+        { &span->correction, rows },
+        { &span->p_decayed, rows },
+        { &span->update, LANES * LANES },
     };
-    const mesa_part doubles[] = {
-        { &y->ridge64, wide }, { &y->k64, rows },          { &y->k_lanes64, width * SPAN },
-        { &y->m64, square },   { &y->x64, rows },          { &y->rest, rows },
-        { &y->product, rows }, { &y->weighted64, square },
+    const mesa_array doubles[] = {
+        { &span->ridge64, wide }, { &span->k64, rows },          { &span->k_lanes64, width * SPAN },
+        { &span->m64, square },   { &span->x64, rows },          { &span->residual, rows },
+        { &span->xh, rows },      { &span->weighted64, square },
     };
     for (size_t i = 0; i < sizeof floats / sizeof floats[0]; i++) {
         *floats[i].at = arena_take(pool, floats[i].count, sizeof(float));
@@ -73,70 +75,56 @@ static inline void mesa_span_carve(mesa_span *y, const loam_problem *p, const lo
     }
 }
 
-/* ------------------------------------------------------------------ between float and double */
-
-static inline void widen(double *restrict to, const float *restrict from, int64_t n)
-{
-    for (int64_t e = 0; e < n; e++) {
-        to[e] = (double)from[e];
-    }
-}
-
-static inline void narrow(float *restrict to, const double *restrict from, int64_t n)
-{
-    for (int64_t e = 0; e < n; e++) {
-        to[e] = (float)from[e];
-    }
-}
-
 /* ------------------------------------------------------------------ loading */
 
-static inline void mesa_span_load_ridge(mesa_span *y, const mesa *m)
+static inline void mesa_span_load_ridge(mesa_span *span, const mesa *m)
 {
-    for (int64_t c = 0; c < y->wide; c++) {
-        y->ridge64[c] = c < y->x.d ? m->ridge[c] : 1;
-        y->ridge[c] = (float)y->ridge64[c];
+    for (int64_t c = 0; c < span->stride; c++) {
+        span->ridge64[c] = c < span->chunk.d ? m->ridge[c] : 1;
+        span->ridge[c] = (float)span->ridge64[c];
     }
 }
 
-/* to [parts][SPAN][LANES] <- factor times rows; 0 beyond the last channel. */
-static inline void mesa_span_panels(const mesa_span *y, float *to, const float *rows, const float *factor)
+/* to [k_panels][SPAN][LANES] <- factor times rows; 0 beyond the last channel. */
+static inline void mesa_span_panels(const mesa_span *span, float *to, const float *rows, const float *factor)
 {
-    for (int64_t part = 0; part < y->parts; part++) {
+    for (int64_t part = 0; part < span->k_panels; part++) {
         FOR_SPAN(t)
         {
             FOR_LANES(lane)
             {
                 const int64_t c = part * LANES + lane;
                 v_store(to + (part * SPAN + t) * LANES + lane,
-                        c < y->x.width ? v_load(rows + t * y->x.width + c) * factor[t] : v_set(0));
+                        c < span->chunk.width ? v_load(rows + t * span->chunk.width + c) * factor[t]
+                                              : v_set(0));
             }
         }
     }
 }
 
-static inline void mesa_span_load(mesa_span *y, int64_t first, int64_t tokens)
+static inline void mesa_span_load(mesa_span *span, int64_t first, int64_t tokens)
 {
-    chunk *x = &y->x;
-    float one[SPAN], kept[SPAN];
+    chunk *x = &span->chunk;
+    float one[SPAN], root[SPAN];
     span_load(x, first, tokens);
     span_decays(x);
     turn(x->k_lanes, SPAN, x->k, x->width, SPAN, x->width);
-    y->norm2 = 0;
+    span->norm2 = 0;
     FOR_SPAN(t)
     {
         one[t] = 1;
-        kept[t] = sqrtf(x->after[t] * x->beta[t]);
-        y->norm2 += (double)(x->beta[t] * features_dot(x->k + t * x->width, x->k + t * x->width, x->width));
+        root[t] = sqrtf(x->decay_from[t] * x->beta[t]);
+        span->norm2 += (double)(x->beta[t] *
+                                features_dot(x->k + t * x->width, x->k + t * x->width, x->width));
     }
-    mesa_span_panels(y, y->k, x->k, one);
-    mesa_span_panels(y, y->kept, x->k, kept);
-    span_scale_rows(x, x->tail, x->k, x->after);
+    mesa_span_panels(span, span->k, x->k, one);
+    mesa_span_panels(span, span->k_write, x->k, root);
+    span_scale_rows(x, x->k_out, x->k, x->decay_from);
     for (int64_t i = 0; i < BLOCK; i++) { /* above the block diagonal */
-        memset(x->between + i * SPAN + BLOCK, 0, BLOCK * sizeof(float));
+        memset(x->pair_decay + i * SPAN + BLOCK, 0, BLOCK * sizeof(float));
     }
     for (int64_t e = 0; e < SPAN * SPAN; e += VL) {
-        v_store(y->m + e, v_load(x->between + e) * v_load(x->beta + e % SPAN));
+        v_store(span->m + e, v_load(x->pair_decay + e) * v_load(x->beta + e % SPAN));
     }
     for (int64_t panel = 0; panel < x->panels; panel++) {
         span_load_values(x, chunk_panel(x->u, panel), panel);
@@ -158,38 +146,38 @@ static inline void mesa_span_add(double *rows, int64_t stride, int64_t n, int64_
 }
 
 /* Updates the state to the end of the span. */
-static inline void mesa_span_advance(const mesa_span *y, double *state)
+static inline void mesa_span_advance(const mesa_span *span, double *state)
 {
-    const chunk *x = &y->x;
+    const chunk *x = &span->chunk;
     ahead none = { 0 };
-    const terms_rows added = { y->added, LANES, NULL, NULL };
-    const double total = (double)x->total[0];
+    const terms_rows added = { span->update, LANES, NULL, NULL };
+    const double total = (double)x->total_decay[0];
     for (int64_t from = 0; from < x->d; from += LANES) {
         const int64_t rows = x->d - from < LANES ? x->d - from : LANES;
         for (int64_t panel = 0; panel < x->panels; panel++) {
-            const term values = { x->tail + from, 1, x->width, chunk_panel(x->u, panel), x->tokens };
+            const term values = { x->k_out + from, 1, x->width, chunk_panel(x->u, panel), x->tokens };
             terms_sum(added, rows, 1, &values, &none);
-            mesa_span_add(mesa_state_panel(x, state, panel) + from * LANES, LANES, rows, LANES, y->added,
+            mesa_span_add(mesa_state_panel(x, state, panel) + from * LANES, LANES, rows, LANES, span->update,
                           total);
         }
         for (int64_t to = 0; to < x->d; to += LANES) {
             const int64_t columns = x->d - to < LANES ? x->d - to : LANES;
-            const term keys = { y->kept + from * SPAN, 1, LANES, y->kept + to * SPAN, x->tokens };
+            const term keys = { span->k_write + from * SPAN, 1, LANES, span->k_write + to * SPAN, x->tokens };
             terms_sum(added, rows, 1, &keys, &none);
-            mesa_span_add(mesa_state_h(x, state) + from * x->width + to, x->width, rows, columns, y->added,
-                          total);
+            mesa_span_add(mesa_state_h(x, state) + from * x->width + to, x->width, rows, columns,
+                          span->update, total);
         }
     }
 }
 
 /* H in float32, by panels of 64 columns, for the products. */
-static inline void mesa_span_load_h(const mesa_span *y, double *start)
+static inline void mesa_span_load_h(const mesa_span *span, double *start)
 {
-    const chunk *x = &y->x;
+    const chunk *x = &span->chunk;
     const double *h = mesa_state_h(x, start);
-    for (int64_t part = 0; part < y->parts; part++) {
+    for (int64_t part = 0; part < span->k_panels; part++) {
         for (int64_t r = 0; r < x->width; r++) {
-            float *row = y->h + (part * x->width + r) * LANES;
+            float *row = span->h + (part * x->width + r) * LANES;
             const int64_t from = part * LANES, rest = x->width - from, n = rest < LANES ? rest : LANES;
             narrow(row, h + r * x->width + from, n);
             features_clear_tail(row, n, LANES);
@@ -212,101 +200,103 @@ static inline void mesa_span_sums(float *to, const vec *part)
     }
 }
 
-/* p <- r + beta p; before <- e^pre p; y <- Lambda p, the first term of the product. */
-static inline void mesa_span_turn(const mesa_span *y, const float *beta)
+/* p <- r + beta p; p_decayed <- e^pre p; product <- Lambda p, its first term. */
+static inline void mesa_span_direction(const mesa_span *span, const float *beta)
 {
     FOR_SPAN(t)
     {
-        for (int64_t c = 0; c < y->wide; c += VL) {
-            const int64_t e = t * y->wide + c;
-            const vec p = v_load(y->r + e) + v_load(y->p + e) * beta[t];
-            v_store(y->p + e, p);
-            v_store(y->before + e, p * y->x.before[t]);
-            v_store(y->y + e, p * v_load(y->ridge + c));
+        for (int64_t c = 0; c < span->stride; c += VL) {
+            const int64_t e = t * span->stride + c;
+            const vec p = v_load(span->r + e) + v_load(span->p + e) * beta[t];
+            v_store(span->p + e, p);
+            v_store(span->p_decayed + e, p * span->chunk.decay_to[t]);
+            v_store(span->product + e, p * v_load(span->ridge + c));
         }
     }
 }
 
-/* y += the other terms of the product with p, for blocks with a row that is not finished. */
-static inline void mesa_span_apply(const mesa_span *y, const bool *moves)
+/* product += the other terms of A p, for blocks with a row that is not finished. */
+static inline void mesa_span_apply(const mesa_span *span, const bool *moves)
 {
-    const chunk *x = &y->x;
+    const chunk *x = &span->chunk;
     ahead none = { 0 };
     for (int64_t begin = 0; begin < x->tokens; begin += BLOCK) {
         if (!moves[begin / BLOCK]) {
             continue;
         }
-        const int64_t lanes = begin + BLOCK, at = begin * y->wide;
-        span_block_products(y->weighted + begin * SPAN, y->p + at, y->wide, x->k_lanes, SPAN, x->d, lanes);
+        const int64_t lanes = begin + BLOCK, at = begin * span->stride;
+        span_block_products(span->weighted + begin * SPAN, span->p + at, span->stride, x->k_lanes, SPAN, x->d,
+                            lanes);
         for (int64_t i = begin; i < begin + BLOCK; i++) {
             for (int64_t lane = 0; lane < lanes; lane += VL) {
-                float *pair = y->weighted + i * SPAN + lane;
-                v_store(pair, v_load(pair) * v_load(y->m + i * SPAN + lane));
+                float *pair = span->weighted + i * SPAN + lane;
+                v_store(pair, v_load(pair) * v_load(span->m + i * SPAN + lane));
             }
         }
-        for (int64_t part = 0; part < y->parts; part++) {
-            const term terms[] = { { y->before + at, y->wide, 1, y->h + part * x->width * LANES, x->d },
-                                   { y->weighted + begin * SPAN, SPAN, 1, y->k + part * SPAN * LANES,
-                                     lanes } };
-            float *rows = y->y + at + part * LANES;
-            terms_sum((terms_rows){ rows, y->wide, rows, NULL }, BLOCK, 2, terms, &none);
+        for (int64_t part = 0; part < span->k_panels; part++) {
+            const term terms[] = {
+                { span->p_decayed + at, span->stride, 1, span->h + part * x->width * LANES, x->d },
+                { span->weighted + begin * SPAN, SPAN, 1, span->k + part * SPAN * LANES, lanes }
+            };
+            float *rows = span->product + at + part * LANES;
+            terms_sum((terms_rows){ rows, span->stride, rows, NULL }, BLOCK, 2, terms, &none);
         }
     }
 }
 
-/* to <- p . y for each row. */
-static inline void mesa_span_along(const mesa_span *y, float *to)
+/* to <- p . A p for each row. */
+static inline void mesa_span_dots(const mesa_span *span, float *to)
 {
     vec part[SPAN];
     FOR_SPAN(t)
     {
         part[t] = v_set(0);
-        for (int64_t e = t * y->wide; e < (t + 1) * y->wide; e += VL) {
-            part[t] += v_load(y->p + e) * v_load(y->y + e);
+        for (int64_t e = t * span->stride; e < (t + 1) * span->stride; e += VL) {
+            part[t] += v_load(span->p + e) * v_load(span->product + e);
         }
     }
     mesa_span_sums(to, part);
 }
 
-/* step += alpha p, r -= alpha y; to <- r . r. */
-static inline void mesa_span_move(const mesa_span *y, const float *alpha, float *to)
+/* correction += alpha p, r -= alpha A p; to <- r . r. */
+static inline void mesa_span_update(const mesa_span *span, const float *alpha, float *to)
 {
     vec part[SPAN];
     FOR_SPAN(t)
     {
         part[t] = v_set(0);
-        for (int64_t e = t * y->wide; e < (t + 1) * y->wide; e += VL) {
-            const vec r = v_load(y->r + e) - v_load(y->y + e) * alpha[t];
-            v_store(y->step + e, v_load(y->step + e) + v_load(y->p + e) * alpha[t]);
-            v_store(y->r + e, r);
+        for (int64_t e = t * span->stride; e < (t + 1) * span->stride; e += VL) {
+            const vec r = v_load(span->r + e) - v_load(span->product + e) * alpha[t];
+            v_store(span->correction + e, v_load(span->correction + e) + v_load(span->p + e) * alpha[t]);
+            v_store(span->r + e, r);
             part[t] += r * r;
         }
     }
     mesa_span_sums(to, part);
 }
 
-/* step <- an approximate solution for the right side r, whose rows have norm 1 or 0. A row stops when |r|^2
- * is at most `least`, or when its matrix is not positive in float32. */
-static inline void mesa_span_gradients(mesa_span *y, const float *least)
+/* correction <- an approximate solution for the right side r, whose rows have norm 1 or 0. A row stops when
+ * |r|^2 is at most `least`, or when its matrix is not positive in float32. */
+static inline void mesa_span_cg(mesa_span *span, const float *least)
 {
-    const size_t bytes = (size_t)(SPAN * y->wide) * sizeof(float);
+    const size_t bytes = (size_t)(SPAN * span->stride) * sizeof(float);
     float rr[SPAN], alpha[SPAN] = { 0 }, beta[SPAN] = { 0 }, next[SPAN];
     bool moving[SPAN / BLOCK] = { true, true };
-    memset(y->step, 0, bytes);
-    memset(y->p, 0, bytes);
-    memset(y->y, 0, bytes);
-    mesa_span_move(y, alpha, rr);
-    for (int n = 0; n < MESA_ITERATIONS + y->x.d && (moving[0] || moving[1]); n++) {
-        mesa_span_turn(y, beta);
-        mesa_span_apply(y, moving);
-        mesa_span_along(y, alpha);
+    memset(span->correction, 0, bytes);
+    memset(span->p, 0, bytes);
+    memset(span->product, 0, bytes);
+    mesa_span_update(span, alpha, rr);
+    for (int n = 0; n < MESA_ITERATIONS + span->chunk.d && (moving[0] || moving[1]); n++) {
+        mesa_span_direction(span, beta);
+        mesa_span_apply(span, moving);
+        mesa_span_dots(span, alpha);
         FOR_SPAN(t)
         {
             const bool moves = rr[t] > least[t] && alpha[t] > 0;
             alpha[t] = moves ? rr[t] / alpha[t] : 0;
-            y->info[t].iterations += moves;
+            span->info[t].iterations += moves;
         }
-        mesa_span_move(y, alpha, next);
+        mesa_span_update(span, alpha, next);
         moving[0] = moving[1] = false;
         FOR_SPAN(t)
         {
@@ -320,48 +310,48 @@ static inline void mesa_span_gradients(mesa_span *y, const float *least)
 
 /* ------------------------------------------------------------------ residuals, in float64 */
 
-/* rest <- q - (H_i + Lambda) x for x in x64; P <- e^seg_ij (k_j . x_i), which mesa_span_read uses. */
-static inline void mesa_span_rest(mesa_span *y, double *start)
+/* residual <- q - (H_i + Lambda) x for x in x64; P <- e^seg_ij (k_j . x_i), which mesa_span_read uses. */
+static inline void mesa_span_residual(mesa_span *span, double *start)
 {
-    const chunk *x = &y->x;
-    product64(y->product, y->wide, x->tokens, mesa_by_rows(y->x64, y->wide), mesa_state_h(x, start), x->width,
-              x->d, x->width, false);
+    const chunk *x = &span->chunk;
+    product64(span->xh, span->stride, x->tokens, mesa_by_rows(span->x64, span->stride),
+              mesa_state_h(x, start), x->width, x->d, x->width, false);
     for (int64_t t = 0; t < x->tokens; t++) {
-        const double before = (double)x->before[t];
+        const double before = (double)x->decay_to[t];
         for (int64_t c = 0; c < x->d; c++) {
-            const int64_t e = t * y->wide + c;
-            y->rest[e] = y->ridge64[c] * y->x64[e] + before * y->product[e];
+            const int64_t e = t * span->stride + c;
+            span->residual[e] = span->ridge64[c] * span->x64[e] + before * span->xh[e];
         }
     }
     for (int64_t begin = 0; begin < x->tokens; begin += BLOCK) {
-        const int64_t end = begin + BLOCK < x->tokens ? begin + BLOCK : x->tokens, lanes = begin + BLOCK;
-        double *pairs = y->weighted64 + begin * SPAN;
-        product64(pairs, SPAN, end - begin, mesa_by_rows(y->x64 + begin * y->wide, y->wide), y->k_lanes64,
-                  SPAN, x->d, lanes, false);
+        const int64_t end = chunk_block_end(x, begin), lanes = begin + BLOCK;
+        double *pairs = span->weighted64 + begin * SPAN;
+        product64(pairs, SPAN, end - begin, mesa_by_rows(span->x64 + begin * span->stride, span->stride),
+                  span->k_lanes64, SPAN, x->d, lanes, false);
         for (int64_t e = begin * SPAN; e < end * SPAN; e++) { /* above the diagonal m is 0 */
-            x->P[e] = (float)y->weighted64[e] * x->between[e];
-            y->weighted64[e] *= y->m64[e];
+            x->P[e] = (float)span->weighted64[e] * x->pair_decay[e];
+            span->weighted64[e] *= span->m64[e];
         }
-        product64(y->rest + begin * y->wide, y->wide, end - begin, mesa_by_rows(pairs, SPAN), y->k64, y->wide,
-                  lanes, y->wide, true);
+        product64(span->residual + begin * span->stride, span->stride, end - begin, mesa_by_rows(pairs, SPAN),
+                  span->k64, span->stride, lanes, span->stride, true);
     }
     for (int64_t t = 0; t < x->tokens; t++) {
         for (int64_t c = 0; c < x->d; c++) {
-            const int64_t e = t * y->wide + c;
-            y->rest[e] = (double)x->q[t * x->width + c] - y->rest[e];
+            const int64_t e = t * span->stride + c;
+            span->residual[e] = (double)x->q[t * x->width + c] - span->residual[e];
         }
     }
 }
 
-static inline void mesa_span_widen(const mesa_span *y)
+static inline void mesa_span_widen(const mesa_span *span)
 {
-    const chunk *x = &y->x;
-    widen(y->k_lanes64, x->k_lanes, x->width * SPAN);
-    widen(y->m64, y->m, SPAN * SPAN);
+    const chunk *x = &span->chunk;
+    widen(span->k_lanes64, x->k_lanes, x->width * SPAN);
+    widen(span->m64, span->m, SPAN * SPAN);
     FOR_SPAN(t)
     {
-        for (int64_t part = 0; part < y->parts; part++) {
-            widen(y->k64 + t * y->wide + part * LANES, y->k + (part * SPAN + t) * LANES, LANES);
+        for (int64_t part = 0; part < span->k_panels; part++) {
+            widen(span->k64 + t * span->stride + part * LANES, span->k + (part * SPAN + t) * LANES, LANES);
         }
     }
 }
@@ -369,74 +359,90 @@ static inline void mesa_span_widen(const mesa_span *y)
 /* ------------------------------------------------------------------ the solve */
 
 /* The accepted residuals, as in mesa_targets. */
-static inline void mesa_span_targets(const mesa_span *y, const mesa *m, double trace, const double *size,
+static inline void mesa_span_targets(const mesa_span *span, const mesa *m, double trace, const double *size,
                                      double *target)
 {
-    const chunk *x = &y->x;
+    const chunk *x = &span->chunk;
     float norm2[SPAN], sum[SPAN];
     FOR_SPAN(t) { norm2[t] = features_dot(x->k + t * x->width, x->k + t * x->width, x->width); }
-    FOR_SPAN(t) { sum[t] = features_dot(y->m + t * SPAN, norm2, SPAN); }
-    FOR_SPAN(t) { target[t] = size[t] * mesa_target(m, (double)sum[t] + (double)x->before[t] * trace); }
+    FOR_SPAN(t) { sum[t] = features_dot(span->m + t * SPAN, norm2, SPAN); }
+    FOR_SPAN(t) { target[t] = size[t] * mesa_target(m, (double)sum[t] + (double)x->decay_to[t] * trace); }
 }
 
-static inline double mesa_span_norm(const mesa_span *y, int64_t t)
+static inline double mesa_span_norm(const mesa_span *span, int64_t t)
 {
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t c = t * y->wide; c < (t + 1) * y->wide; c++) {
-        sum += y->rest[c] * y->rest[c];
+    for (int64_t c = t * span->stride; c < (t + 1) * span->stride; c++) {
+        sum += span->residual[c] * span->residual[c];
     }
     return sqrt(sum);
 }
 
-/* x64 <- the solutions for the queries. Returns false if the residual of a row stays too large. */
-static inline bool mesa_span_solve(mesa_span *y, const mesa *m, double *start)
+/* x64 <- 0, residual <- q, norm [SPAN] <- |q|, the operands in both precisions. Returns the trace of H. */
+static inline double mesa_span_begin(mesa_span *span, double *start, double *norm)
 {
-    const chunk *x = &y->x;
+    const chunk *x = &span->chunk;
     const double *h = mesa_state_h(x, start);
-    const int64_t n = SPAN * y->wide;
-    double size[SPAN], target[SPAN], norm[SPAN], trace = 0;
-    float least[SPAN];
-    bool moving = true;
+    const size_t bytes = (size_t)(SPAN * span->stride) * sizeof(double);
+    double trace = 0;
     for (int64_t c = 0; c < x->d; c++) {
         trace += h[c * x->width + c];
     }
-    memset(y->x64, 0, (size_t)n * sizeof(double));
-    memset(y->weighted64, 0, SPAN * SPAN * sizeof(double));
-    memset(y->rest, 0, (size_t)n * sizeof(double));
+    memset(span->x64, 0, bytes);
+    memset(span->weighted64, 0, SPAN * SPAN * sizeof(double));
+    memset(span->residual, 0, bytes);
     FOR_SPAN(t)
     {
-        widen(y->rest + t * y->wide, x->q + t * x->width, x->d);
-        norm[t] = size[t] = mesa_span_norm(y, t);
-        y->info[t] = (loam_row_info){ LOAM_ROW_SOLVED, LOAM_SOLVER_CG, 0, 0 };
+        widen(span->residual + t * span->stride, x->q + t * x->width, x->d);
+        norm[t] = mesa_span_norm(span, t);
+        span->info[t] = (loam_row_info){ LOAM_ROW_SOLVED, LOAM_SOLVER_CG, 0, 0 };
     }
-    mesa_span_targets(y, m, trace, size, target);
-    mesa_span_load_h(y, start);
-    mesa_span_widen(y);
+    mesa_span_load_h(span, start);
+    mesa_span_widen(span);
+    return trace;
+}
+
+/* x64 += a correction by conjugate gradients for the residuals; rows within their target get none. */
+static inline void mesa_span_refine(mesa_span *span, const double *norm, const double *target)
+{
+    float least[SPAN];
+    FOR_SPAN(t)
+    {
+        const bool moves = norm[t] > target[t];
+        const double inverse = moves ? 1 / norm[t] : 0;
+        const double part = moves ? MESA_SPAN_MARGIN * target[t] * inverse : 1;
+        least[t] = (float)(part > MESA_SPAN_RESOLUTION ? part * part
+                                                       : MESA_SPAN_RESOLUTION * MESA_SPAN_RESOLUTION);
+        for (int64_t e = t * span->stride; e < (t + 1) * span->stride; e++) {
+            span->r[e] = (float)(span->residual[e] * inverse);
+        }
+    }
+    mesa_span_cg(span, least);
+    FOR_SPAN(t)
+    {
+        for (int64_t e = t * span->stride; e < (t + 1) * span->stride; e++) {
+            span->x64[e] += norm[t] * (double)span->correction[e];
+        }
+    }
+}
+
+/* x64 <- the solutions for the queries. Returns false if the residual of a row stays too large. */
+static inline bool mesa_span_solve(mesa_span *span, const mesa *m, double *start)
+{
+    double q_norm[SPAN], target[SPAN], norm[SPAN];
+    bool moving = true;
+    const double trace = mesa_span_begin(span, start, q_norm);
+    mesa_span_targets(span, m, trace, q_norm, target);
+    memcpy(norm, q_norm, sizeof norm);
     for (int round = 0; round < MESA_SPAN_ROUNDS && moving; round++) {
-        FOR_SPAN(t)
-        {
-            const bool moves = norm[t] > target[t];
-            const double inverse = moves ? 1 / norm[t] : 0;
-            const double part = moves ? MESA_SPAN_PART * target[t] * inverse : 1;
-            least[t] = (float)(part > MESA_SPAN_STEP ? part * part : MESA_SPAN_STEP * MESA_SPAN_STEP);
-            for (int64_t e = t * y->wide; e < (t + 1) * y->wide; e++) {
-                y->r[e] = (float)(y->rest[e] * inverse);
-            }
-        }
-        mesa_span_gradients(y, least);
-        FOR_SPAN(t)
-        {
-            for (int64_t e = t * y->wide; e < (t + 1) * y->wide; e++) {
-                y->x64[e] += norm[t] * (double)y->step[e];
-            }
-        }
-        mesa_span_rest(y, start);
+        mesa_span_refine(span, norm, target);
+        mesa_span_residual(span, start);
         moving = false;
         FOR_SPAN(t)
         {
-            norm[t] = mesa_span_norm(y, t);
-            y->info[t].residual = size[t] > 0 ? (float)(norm[t] / size[t]) : 0;
+            norm[t] = mesa_span_norm(span, t);
+            span->info[t].residual = q_norm[t] > 0 ? (float)(norm[t] / q_norm[t]) : 0;
             moving |= !(norm[t] <= target[t]);
         }
     }
@@ -444,19 +450,19 @@ static inline bool mesa_span_solve(mesa_span *y, const mesa *m, double *start)
 }
 
 /* o from the solutions, by the read of linear attention with x e^pre for q. */
-static inline void mesa_span_read(mesa_span *y, double *start)
+static inline void mesa_span_read(mesa_span *span, double *start)
 {
-    chunk *x = &y->x;
+    chunk *x = &span->chunk;
     ahead none = { 0 };
     FOR_SPAN(t)
     {
         for (int64_t c = 0; c < x->width; c++) {
-            x->q_in[t * x->width + c] = (float)(y->x64[t * y->wide + c] * (double)x->before[t]);
+            x->q_in[t * x->width + c] = (float)(span->x64[t * span->stride + c] * (double)x->decay_to[t]);
         }
     }
     for (int64_t panel = 0; panel < x->panels; panel++) {
-        narrow(y->s, mesa_state_panel(x, start, panel), x->width * LANES);
-        span_read(x, y->s, panel, &none);
+        narrow(span->state, mesa_state_panel(x, start, panel), x->width * LANES);
+        span_read(x, span->state, panel, &none);
     }
 }
 

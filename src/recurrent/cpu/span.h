@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Forward of a span of up to 32 tokens of one head, float32: the equations and arrays of recurrent/cpu/chunk.h,
- * at the length that needs the fewest operations. Blocks of 16 x 16 tokens above the diagonal are not
- * computed. P and A are [SPAN][SPAN], and A holds -Diag(beta) A. Rows beyond the last token are 0 in
- * q, k, u. */
+ * Forward of a span, a chunk of up to 32 tokens of one head, float32: the equations and arrays of
+ * recurrent/cpu/chunk.h, at the length that needs the fewest operations. Blocks of 16 x 16 tokens above the
+ * diagonal are not computed. P and A are [SPAN][SPAN], and A holds -Diag(beta) A. Rows beyond the last token
+ * are 0 in q, k, u. */
 #ifndef LOAM_RECURRENT_CPU_SPAN_H
 #define LOAM_RECURRENT_CPU_SPAN_H
 
@@ -19,7 +19,7 @@ enum { SPAN = 2 * BLOCK };
 
 /* Zeroes rows beyond the tokens. Usually there are none, and a memset of 0 bytes takes a
  * hundred cycles here. */
-static inline void span_clear_rest(const chunk *x, float *rows, int64_t width)
+static inline void span_clear_tail(const chunk *x, float *rows, int64_t width)
 {
     if (x->tokens < SPAN) {
         memset(rows + x->tokens * width, 0, (size_t)((SPAN - x->tokens) * width) * sizeof *rows);
@@ -29,7 +29,7 @@ static inline void span_clear_rest(const chunk *x, float *rows, int64_t width)
 static inline void span_load_gates(const chunk *x)
 {
     const loam_const_view *g = &x->a->log_decay;
-    const int64_t at = RECURRENT_AT(*g, x->s.b, x->h, x->s.first + x->first);
+    const int64_t at = RECURRENT_AT(*g, x->seq.b, x->h, x->seq.first + x->first);
     const float *from = g->data;
     if (x->form->gate == GATE_CHANNEL) {
         for (int64_t t = 0; t < x->tokens; t++) {
@@ -37,7 +37,7 @@ static inline void span_load_gates(const chunk *x)
             memcpy(row, from + at + t * g->token, (size_t)x->d * sizeof *row);
             features_clear_tail(row, x->d, x->width);
         }
-        span_clear_rest(x, x->gate, x->width);
+        span_clear_tail(x, x->gate, x->width);
         return;
     }
     FOR_SPAN(t)
@@ -52,13 +52,13 @@ static inline void span_load(chunk *x, int64_t first, int64_t tokens)
 {
     const loam_const_view *beta = &x->a->beta;
     const float *betas = beta->data;
-    const int64_t at = RECURRENT_AT(*beta, x->s.b, x->h, x->s.first + first);
+    const int64_t at = RECURRENT_AT(*beta, x->seq.b, x->h, x->seq.first + first);
     x->first = first;
     x->tokens = tokens;
-    features_load_rows(x->p, &x->a->q, &x->s, x->h, first, tokens, (float)x->p->scale, x->q);
-    features_load_rows(x->p, &x->a->k, &x->s, x->h, first, tokens, 1, x->k);
-    span_clear_rest(x, x->q, x->width);
-    span_clear_rest(x, x->k, x->width);
+    features_load_rows(x->p, &x->a->q, &x->seq, x->h, first, tokens, (float)x->p->scale, x->q);
+    features_load_rows(x->p, &x->a->k, &x->seq, x->h, first, tokens, 1, x->k);
+    span_clear_tail(x, x->q, x->width);
+    span_clear_tail(x, x->k, x->width);
     span_load_gates(x);
     FOR_SPAN(t) { x->beta[t] = t >= tokens ? 0 : x->form->beta ? betas[at + t * beta->token] : 1; }
 }
@@ -67,8 +67,8 @@ static inline void span_load(chunk *x, int64_t first, int64_t tokens)
 static inline ahead span_ahead(const chunk *x)
 {
     const loam_args *a = x->a;
-    const int64_t next = x->first + SPAN, rest = x->s.len - next;
-    const int64_t token = x->s.first + next, b = x->s.b, size = (int64_t)dtype_bytes(x->p->dtype);
+    const int64_t next = x->first + SPAN, rest = x->seq.len - next;
+    const int64_t token = x->seq.first + next, b = x->seq.b, size = (int64_t)dtype_bytes(x->p->dtype);
     const int64_t h = recurrent_key_head(x->p, x->h);
     return (ahead){
         .rows = rest <= 0     ? 0
@@ -93,8 +93,8 @@ enum { PAIR_ROWS = 4 };
 #endif
 
 /* to [PAIR_ROWS][SPAN] <- a [PAIR_ROWS][width] b [d][stride], for 2 or 1 vectors of lanes. */
-VEC_INLINE void span_products(const int vecs, float *restrict to, const float *restrict a, int64_t width,
-                              const float *restrict b, int64_t stride, int64_t d)
+VEC_INLINE void span_tile_products(const int vecs, float *restrict to, const float *restrict a, int64_t width,
+                                   const float *restrict b, int64_t stride, int64_t d)
 {
     vec sum[PAIR_ROWS][2];
 #pragma GCC unroll 8
@@ -132,10 +132,10 @@ static inline void span_block_products(float *to, const float *rows, int64_t wid
     for (int64_t r = 0; r < BLOCK; r += PAIR_ROWS) {
         int64_t lane = 0;
         for (; lane + 2 * VL <= lanes; lane += 2 * VL) {
-            span_products(2, to + r * SPAN + lane, rows + r * width, width, keys + lane, stride, d);
+            span_tile_products(2, to + r * SPAN + lane, rows + r * width, width, keys + lane, stride, d);
         }
         for (; lane < lanes; lane += VL) {
-            span_products(1, to + r * SPAN + lane, rows + r * width, width, keys + lane, stride, d);
+            span_tile_products(1, to + r * SPAN + lane, rows + r * width, width, keys + lane, stride, d);
         }
     }
 }
@@ -151,52 +151,52 @@ static inline void span_decays_within(const chunk *x, int64_t begin)
         vec seg = v_set(-HUGE_VALF);
         for (int64_t i = 0; i < BLOCK; i++) {
             seg = v_select(at == (int32_t)i, v_set(0), seg + x->gate[begin + i]);
-            v_store(x->between + (begin + i) * SPAN + begin + lane, v_exp(seg));
+            v_store(x->pair_decay + (begin + i) * SPAN + begin + lane, v_exp(seg));
         }
     }
 }
 
-/* between [SPAN][SPAN], before, after, total. rise and fall are the sums within a block, to and
- * after a token. */
+/* pair_decay [SPAN][SPAN], decay_to, decay_from, total_decay. block_to and block_from are the sums within a
+ * block, to and after a token. */
 static inline void span_decays(chunk *x)
 {
-    float rise[SPAN], fall[SPAN], sum[2] = { 0, 0 }; /* sum: of each block */
+    float block_to[SPAN], block_from[SPAN], sum[2] = { 0, 0 }; /* sum: of each block */
     for (int64_t t = 0; t < BLOCK; t++) {
-        rise[t] = sum[0] += x->gate[t];
-        rise[BLOCK + t] = sum[1] += x->gate[BLOCK + t];
+        block_to[t] = sum[0] += x->gate[t];
+        block_to[BLOCK + t] = sum[1] += x->gate[BLOCK + t];
     }
-    fall[BLOCK - 1] = fall[SPAN - 1] = 0;
+    block_from[BLOCK - 1] = block_from[SPAN - 1] = 0;
     for (int64_t t = BLOCK - 1; t > 0; t--) {
-        fall[t - 1] = fall[t] + x->gate[t];
-        fall[BLOCK + t - 1] = fall[BLOCK + t] + x->gate[BLOCK + t];
+        block_from[t - 1] = block_from[t] + x->gate[t];
+        block_from[BLOCK + t - 1] = block_from[BLOCK + t] + x->gate[BLOCK + t];
     }
     const float first = expf(sum[0]), second = expf(sum[1]), total = expf(sum[0] + sum[1]);
-    FOR_WIDTH(c, x) { v_store(x->total + c, v_set(total)); }
+    FOR_WIDTH(c, x) { v_store(x->total_decay + c, v_set(total)); }
     for (int64_t t = 0; t < SPAN; t += VL) {
         const bool later = t >= BLOCK;
-        v_store(rise + t, v_exp(v_load(rise + t)));
-        v_store(fall + t, v_exp(v_load(fall + t)));
-        v_store(x->before + t, v_load(rise + t) * (later ? first : 1));
-        v_store(x->after + t, v_load(fall + t) * (later ? 1 : second));
+        v_store(block_to + t, v_exp(v_load(block_to + t)));
+        v_store(block_from + t, v_exp(v_load(block_from + t)));
+        v_store(x->decay_to + t, v_load(block_to + t) * (later ? first : 1));
+        v_store(x->decay_from + t, v_load(block_from + t) * (later ? 1 : second));
     }
     span_decays_within(x, 0);
     span_decays_within(x, BLOCK);
     for (int64_t i = BLOCK; i < SPAN; i++) {
         for (int64_t lane = 0; lane < BLOCK; lane += VL) {
-            v_store(x->between + i * SPAN + lane, v_load(fall + lane) * rise[i]);
+            v_store(x->pair_decay + i * SPAN + lane, v_load(block_from + lane) * block_to[i]);
         }
     }
 }
 
-/* Without gates `between` is 1 up to and on the diagonal. */
+/* Without gates `pair_decay` is 1 up to and on the diagonal. */
 static inline void span_no_decays(chunk *x)
 {
-    FOR_WIDTH(c, x) { v_store(x->total + c, v_set(1)); }
+    FOR_WIDTH(c, x) { v_store(x->total_decay + c, v_set(1)); }
     FOR_SPAN(i)
     {
         for (int64_t lane = 0; lane < SPAN; lane += VL) {
             const vmask at = v_iota() + (int32_t)lane;
-            v_store(x->between + i * SPAN + lane, v_select(at <= (int32_t)i, v_set(1), v_set(0)));
+            v_store(x->pair_decay + i * SPAN + lane, v_select(at <= (int32_t)i, v_set(1), v_set(0)));
         }
     }
 }
@@ -206,7 +206,7 @@ static inline void span_decay_pairs(const chunk *x, float *pairs, int64_t begin,
 {
     for (int64_t i = begin; i < begin + BLOCK; i++) {
         for (int64_t lane = 0; lane < begin + BLOCK; lane += VL) {
-            const vec decay = v_load(x->between + i * SPAN + lane);
+            const vec decay = v_load(x->pair_decay + i * SPAN + lane);
             float *at = pairs + i * SPAN + lane;
             v_store(at, v_select(decay > 0, v_load(at) * (decay * factor[i]), v_set(0)));
         }
@@ -218,10 +218,10 @@ static inline void span_scale_rows(const chunk *x, float *to, const float *from,
     FOR_SPAN(t) { chunk_scale_row(x, to + t * x->width, from + t * x->width, factor[t]); }
 }
 
-static inline void span_pairs_of_tokens(chunk *x)
+static inline void span_pair_products_by_token(chunk *x)
 {
     const bool gated = x->form->gate != GATE_NONE;
-    float one[SPAN], minus[SPAN], known[SPAN];
+    float one[SPAN], minus[SPAN], k_in_factor[SPAN];
     if (gated) {
         span_decays(x);
     } else {
@@ -231,7 +231,7 @@ static inline void span_pairs_of_tokens(chunk *x)
     {
         one[t] = 1;
         minus[t] = -x->beta[t];
-        known[t] = gated ? minus[t] * x->before[t] : minus[t];
+        k_in_factor[t] = gated ? minus[t] * x->decay_to[t] : minus[t];
     }
     turn(x->k_lanes, SPAN, x->k, x->width, SPAN, x->width);
     for (int64_t begin = 0; begin < x->tokens; begin += BLOCK) {
@@ -244,23 +244,26 @@ static inline void span_pairs_of_tokens(chunk *x)
         }
     }
     if (x->form->delta) {
-        span_scale_rows(x, x->k_in, x->k, known);
+        span_scale_rows(x, x->k_in, x->k, k_in_factor);
     }
     if (gated) {
-        span_scale_rows(x, x->q_in, x->q, x->before);
-        span_scale_rows(x, x->tail, x->k, x->after);
+        span_scale_rows(x, x->q_in, x->q, x->decay_to);
+        span_scale_rows(x, x->k_out, x->k, x->decay_from);
     }
 }
 
 /* q e^pre and k e^suf. */
 static inline const float *span_reads(const chunk *x) { return x->form->gate == GATE_NONE ? x->q : x->q_in; }
-static inline const float *span_writes(const chunk *x) { return x->form->gate == GATE_NONE ? x->k : x->tail; }
+static inline const float *span_writes(const chunk *x)
+{
+    return x->form->gate == GATE_NONE ? x->k : x->k_out;
+}
 
 /* ------------------------------------------------------------------ one decay per channel */
 
 /* For the rows of block i: gate <- e^gate; q_in, k_in and tail <- q, k e^pre and k e^suf, with
  * sums within the block. */
-static inline void span_block_rows(const chunk *x, int64_t i)
+static inline void span_block_decays(const chunk *x, int64_t i)
 {
     const int64_t width = x->width, begin = i * BLOCK * width, end = begin + BLOCK * width;
     FOR_WIDTH(c, x)
@@ -277,7 +280,7 @@ static inline void span_block_rows(const chunk *x, int64_t i)
         v_store(x->block_decay + i * width + c, v_exp(sum));
         all = v_set(1);
         for (int64_t e = end - width + c; e >= begin; e -= width) {
-            v_store(x->tail + e, v_load(x->k + e) * all);
+            v_store(x->k_out + e, v_load(x->k + e) * all);
             all *= v_load(x->gate + e);
         }
     }
@@ -333,7 +336,7 @@ static inline void span_diagonal_block(const chunk *x, float *pairs, const float
     }
 }
 
-static inline void span_pairs_of_channels(chunk *x)
+static inline void span_pair_products_by_channel(chunk *x)
 {
     const int64_t width = x->width, half = BLOCK * width;
     const float *first = x->block_decay, *second = x->block_decay + width;
@@ -344,13 +347,13 @@ static inline void span_pairs_of_channels(chunk *x)
         minus[t] = -x->beta[t];
     }
     for (int64_t i = 0; i * BLOCK < SPAN; i++) {
-        span_block_rows(x, i);
+        span_block_decays(x, i);
         span_diagonal_block(x, x->P, x->q, i * BLOCK, one);
         if (x->form->delta) {
             span_diagonal_block(x, x->A, x->k, i * BLOCK, minus);
         }
     }
-    turn(x->k_lanes, BLOCK, x->tail, width, BLOCK, width);
+    turn(x->k_lanes, BLOCK, x->k_out, width, BLOCK, width);
     span_block_products(x->P + BLOCK * SPAN, x->q_in + half, width, x->k_lanes, BLOCK, x->d, BLOCK);
     if (x->form->delta) {
         span_block_products(x->A + BLOCK * SPAN, x->k_in + half, width, x->k_lanes, BLOCK, x->d, BLOCK);
@@ -365,18 +368,18 @@ static inline void span_pairs_of_channels(chunk *x)
     FOR_WIDTH(c, x)
     {
         const vec before = v_load(first + c), after = v_load(second + c);
-        v_store(x->total + c, before * after);
+        v_store(x->total_decay + c, before * after);
         for (int64_t e = c; e < half; e += width) {
-            v_store(x->tail + e, v_load(x->tail + e) * after);
+            v_store(x->k_out + e, v_load(x->k_out + e) * after);
             v_store(x->q_in + half + e, v_load(x->q_in + half + e) * before);
             v_store(x->k_in + half + e, v_load(x->k_in + half + e) * before);
         }
     }
 }
 
-static inline void span_pairs(chunk *x)
+static inline void span_pair_products(chunk *x)
 {
-    x->form->gate == GATE_CHANNEL ? span_pairs_of_channels(x) : span_pairs_of_tokens(x);
+    x->form->gate == GATE_CHANNEL ? span_pair_products_by_channel(x) : span_pair_products_by_token(x);
 }
 
 /* ------------------------------------------------------------------ 64 channels of v */
@@ -395,10 +398,10 @@ static inline void span_solve_block(const float *restrict A, float *restrict u)
                 row[i] = v_load(u + (begin + i) * LANES + lane);
             }
             for (int64_t j = 0; j < begin; j++) {
-                const vec known = v_load(u + j * LANES + lane);
+                const vec solved = v_load(u + j * LANES + lane);
 #pragma GCC unroll 16
                 for (int i = 0; i < ROWS; i++) {
-                    row[i] += A[(begin + i) * SPAN + j] * known;
+                    row[i] += A[(begin + i) * SPAN + j] * solved;
                 }
             }
 #pragma GCC unroll 16
@@ -419,9 +422,9 @@ static inline void span_solve_block(const float *restrict A, float *restrict u)
 /* u <- beta v; 0 beyond the tokens and beyond the last channel. */
 static inline void span_load_values(const chunk *x, float *u, int64_t panel)
 {
-    const int64_t from = panel * LANES, rest = x->p->dim_v - from, n = rest < LANES ? rest : LANES;
+    const int64_t from = panel * LANES, n = chunk_panel_channels(x, panel);
     const loam_const_view *v = &x->a->v;
-    int64_t at = RECURRENT_AT(*v, x->s.b, x->h, x->s.first + x->first) + from;
+    int64_t at = RECURRENT_AT(*v, x->seq.b, x->h, x->seq.first + x->first) + from;
     const bool direct = x->p->dtype == LOAM_F32 && n == LANES;
     for (int64_t t = 0; t < x->tokens; t++, at += v->token) {
         float *row = u + t * LANES;
@@ -432,7 +435,7 @@ static inline void span_load_values(const chunk *x, float *u, int64_t panel)
         }
         FOR_LANES(lane) { v_store(row + lane, v_load(value + lane) * x->beta[t]); }
     }
-    span_clear_rest(x, u, LANES);
+    span_clear_tail(x, u, LANES);
 }
 
 /* u of a panel of 64 channels, from the state before the span. */
@@ -442,22 +445,22 @@ static inline void span_write(const chunk *x, const float *state, int64_t panel,
     span_load_values(x, u, panel);
     for (int64_t begin = 0; x->form->delta && begin < x->tokens; begin += BLOCK) {
         float *block = u + begin * LANES;
-        const term known[] = { { x->k_in + begin * x->width, x->width, 1, state, x->d },
-                               { x->A + begin * SPAN, SPAN, 1, u, begin } };
-        terms_sum((terms_rows){ block, LANES, block, NULL }, BLOCK, 2, known, next);
+        const term corrections[] = { { x->k_in + begin * x->width, x->width, 1, state, x->d },
+                                     { x->A + begin * SPAN, SPAN, 1, u, begin } };
+        terms_sum((terms_rows){ block, LANES, block, NULL }, BLOCK, 2, corrections, next);
         span_solve_block(x->A + begin * SPAN + begin, block);
     }
 }
 
-/* o of a panel, from the state before the span; 0 where the weight of a normalised read is 0. */
+/* o of a panel, from the state before the span; 0 where the denominator of a normalised read is 0. */
 static inline void span_read(const chunk *x, const float *state, int64_t panel, ahead *next)
 {
     const loam_view *o = &x->a->o;
-    const int64_t from = panel * LANES, rest = x->p->dim_v - from, n = rest < LANES ? rest : LANES;
-    const int64_t out = RECURRENT_AT(*o, x->s.b, x->h, x->s.first + x->first) + from;
+    const int64_t from = panel * LANES, n = chunk_panel_channels(x, panel);
+    const int64_t out = RECURRENT_AT(*o, x->seq.b, x->h, x->seq.first + x->first) + from;
     const bool direct = x->p->dtype == LOAM_F32 && n == LANES && !x->p->normalise;
     for (int64_t begin = 0; begin < x->tokens; begin += BLOCK) {
-        const int64_t end = begin + BLOCK < x->tokens ? begin + BLOCK : x->tokens;
+        const int64_t end = chunk_block_end(x, begin);
         const term terms[] = { { span_reads(x) + begin * x->width, x->width, 1, state, x->d },
                                { x->P + begin * SPAN, SPAN, 1, chunk_panel(x->u, panel), end } };
         const terms_rows rows = { direct ? (float *)o->data + out + begin * o->token : x->o + begin * LANES,
@@ -467,7 +470,7 @@ static inline void span_read(const chunk *x, const float *state, int64_t panel, 
     for (int64_t t = 0; !direct && t < x->tokens; t++) {
         float *row = x->o + t * LANES;
         for (int64_t c = 0; x->p->normalise && c < n; c++) {
-            row[c] = x->weight[t] == 0 ? 0 : row[c] / x->weight[t];
+            row[c] = x->denominator[t] == 0 ? 0 : row[c] / x->denominator[t];
         }
         store_floats(o->data, x->p->dtype, out + t * o->token, row, n);
     }
@@ -477,31 +480,19 @@ static inline void span_read(const chunk *x, const float *state, int64_t panel, 
 static inline void span_advance(const chunk *x, float *state, int64_t panel, ahead *next)
 {
     const term keys = { span_writes(x), 1, x->width, chunk_panel(x->u, panel), x->tokens };
-    const float *total = x->form->gate == GATE_NONE ? NULL : x->total;
+    const float *total = x->form->gate == GATE_NONE ? NULL : x->total_decay;
     terms_sum((terms_rows){ state, LANES, state, total }, x->d, 1, &keys, next);
 }
 
-/* The weights of normalised reads: as for a channel of v that is 1 everywhere. mass [width]: the state of
- * that channel. */
-static inline void span_weigh(const chunk *x, const float *mass)
-{
-    for (int64_t i = 0; i < x->tokens; i++) {
-        x->weight[i] = features_dot(span_reads(x) + i * x->width, mass, x->width);
-        for (int64_t j = 0; j <= i; j++) {
-            x->weight[i] += x->P[i * SPAN + j] * x->beta[j];
-        }
-    }
-}
-
-static inline void span_advance_mass(const chunk *x, float *mass)
+static inline void span_advance_normaliser(const chunk *x, float *normaliser)
 {
     FOR_WIDTH(c, x)
     {
-        vec sum = v_load(mass + c) * v_load(x->total + c);
+        vec sum = v_load(normaliser + c) * v_load(x->total_decay + c);
         for (int64_t t = 0; t < x->tokens; t++) {
             sum += v_load(span_writes(x) + t * x->width + c) * x->beta[t];
         }
-        v_store(mass + c, sum);
+        v_store(normaliser + c, sum);
     }
 }
 

@@ -34,18 +34,18 @@ template <class REAL> static backward_work<REAL> backward_carve(const loam_probl
     w.parts = tiles < MOST_PARTS ? (int)tiles : MOST_PARTS;
     w.kept = kept_carve<REAL>(p, every > 1 ? every : 1, rows, pool);
     const int64_t by_sequence = (int64_t)size_mul((size_t)p->batch, (size_t)w.kept.every);
-    w.before_by_sequence = p->total_q < 0 || by_sequence <= p->total_q;
-    w.before_per_head = w.before_by_sequence ? by_sequence : p->total_q;
-    const size_t before = size_mul(size_mul((size_t)w.before_per_head, heads), (size_t)w.parts);
-    w.before = (REAL *)take(true, size_mul(before, (size_t)(tile * w.kept.width)), f);
+    w.replayed_by_sequence = p->total_q < 0 || by_sequence <= p->total_q;
+    w.replayed_per_head = w.replayed_by_sequence ? by_sequence : p->total_q;
+    const size_t replayed = size_mul(size_mul((size_t)w.replayed_per_head, heads), (size_t)w.parts);
+    w.replayed = (REAL *)take(true, size_mul(replayed, (size_t)(tile * w.kept.width)), f);
     const size_t per_part = size_mul(work_rows, (size_t)w.parts), columns = size_mul(per_part, d);
     w.dx = (REAL *)take(true, columns, f);
     w.dk = (REAL *)take(true, columns, f);
     w.dg = (REAL *)take(form->gate != GATE_NONE, columns, f);
     w.dbeta = (REAL *)take(form->beta, per_part, f);
-    w.weight = (float *)take(p->normalise, work_rows, sizeof(float));
-    w.along_parts = sweep_shape_of(p, 1, rows).tiles;
-    w.along = (REAL *)take(p->normalise, size_mul(work_rows, (size_t)w.along_parts), f);
+    w.denominator = (float *)take(p->normalise, work_rows, sizeof(float));
+    w.o_dot_parts = sweep_shape_of(p, rows).tiles;
+    w.o_dot = (REAL *)take(p->normalise, size_mul(work_rows, (size_t)w.o_dot_parts), f);
     if (form->solved) {
         w.system = kept_carve<double>(p, SOLVE_TOKENS, p->dim_qk, pool);
     }
@@ -84,10 +84,10 @@ static loam_status direct(const loam_problem *p, const loam_args *a, const backw
 {
     sweep<float> s = sweep_all(p, a, w);
     if (p->normalise) {
-        TRY(sweep_weights(p, a, w.weight, error));
-        s.read = READ_ALONG, s.along = w.along;
+        TRY(sweep_denominators(p, a, w.denominator, error));
+        s.read = READ_O_DOT, s.o_dot = w.o_dot;
     }
-    TRY((sweep_run<float, 1>(&s, error)));
+    TRY(sweep_run(&s, error));
     return recurrent_reverse_cuda(p, a, &w, error);
 }
 
@@ -96,7 +96,7 @@ static loam_status solved(const loam_problem *p, const loam_args *a, const backw
 {
     sweep<double> s = sweep_all(p, a, w);
     TRY(sweep_systems(p, a, &w.system, error));
-    TRY((sweep_run<double, 1>(&s, error)));
+    TRY(sweep_run(&s, error));
     TRY(recurrent_adjoint_cuda(p, a, &w, error));
     TRY(recurrent_solve_cuda(p, a, &w.system, w.x, w.dx, w.parts, error));
     return recurrent_reverse64_cuda(p, a, &w, error);

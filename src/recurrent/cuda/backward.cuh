@@ -13,29 +13,29 @@ template <class REAL> constexpr bool solves = sizeof(REAL) == sizeof(double);
  * not need one. */
 template <class REAL> struct backward_work {
     int64_t work_rows;
-    int parts;               /* thread blocks of a head; each has its own sums over rows of the state */
-    kept_states<REAL> kept;  /* states before tokens 0, every, ..., all rows; every = sqrt(tokens) */
-    REAL *before;            /* states before each token of one span of `every` tokens (before_states) */
-    int64_t before_per_head; /* tokens for which there is room, for each part */
-    bool before_by_sequence; /* room of sequence n begins at token n every; else at its first token */
+    int parts;                 /* thread blocks of a head; each has its own sums over rows of the state */
+    kept_states<REAL> kept;    /* states before tokens 0, every, ..., all rows; every = sqrt(tokens) */
+    REAL *replayed;            /* states before each token of one span of `every` tokens (replayed_states) */
+    int64_t replayed_per_head; /* tokens for which there is room, for each part */
+    bool replayed_by_sequence; /* room of sequence n begins at token n every; else at its first token */
     REAL *dx, *dk, *dg; /* [parts][work row][dim_qk]: of x, k, log decays; MesaNet: z replaces part 0 of dx */
     REAL *dbeta;        /* [parts][work row] */
-    float *weight;      /* normalise: s . x */
-    REAL *along;        /* normalise: do . y, [along_parts][work row] */
-    int along_parts;
+    float *denominator; /* normalise: s . x */
+    REAL *o_dot;        /* normalise: do . y, [o_dot_parts][work row] */
+    int o_dot_parts;
     kept_states<double> system; /* MesaNet: H before tokens 0, SOLVE_TOKENS, ... */
     REAL *x, *dw;          /* [work row][dim_qk], MesaNet: what reads S; gradients of keys as values of H */
     double *scale, *decay; /* [work row]: parts of sums over tokens */
     double *ridge;         /* MesaNet: [heads_v][dim_qk] */
 
     /* Where the room for the states of a sequence begins, and for how many tokens it is. */
-    __device__ int64_t before_slot(const recurrent_seq &s, int64_t h) const
+    __device__ int64_t replayed_slot(const recurrent_seq &s, int64_t h) const
     {
-        return h * before_per_head + (before_by_sequence ? s.index * kept.every : s.first);
+        return h * replayed_per_head + (replayed_by_sequence ? s.index * kept.every : s.first);
     }
-    __device__ int64_t before_tokens(const recurrent_seq &s) const
+    __device__ int64_t replayed_tokens(const recurrent_seq &s) const
     {
-        return before_by_sequence ? kept.every : s.len;
+        return replayed_by_sequence ? kept.every : s.len;
     }
 };
 

@@ -29,8 +29,8 @@ static inline int recurrent_cuda_width(const loam_problem *p)
 
 /* A product that the compiler cannot contract to a fused multiply-add: instances of one kernel must
  * agree to the bit. */
-static __device__ __forceinline__ float product(float x, float y) { return __fmul_rn(x, y); }
-static __device__ __forceinline__ double product(double x, double y) { return __dmul_rn(x, y); }
+static __device__ __forceinline__ float mul_unfused(float x, float y) { return __fmul_rn(x, y); }
+static __device__ __forceinline__ double mul_unfused(double x, double y) { return __dmul_rn(x, y); }
 
 template <class REAL> struct __align__(16) quad { REAL x[4]; };
 
@@ -218,7 +218,7 @@ static __device__ __forceinline__ void stage_features(REAL *to, const loam_probl
     for (int i = 0; i < each; i++) {
         const int c = lane + 32 * i;
         const REAL phi = p.feature_map == LOAM_FEATURES_ELU ? (x[i] > 0 ? x[i] + 1 : exp(x[i])) : x[i];
-        to[c] = c < p.dim_qk ? product(phi, factor) : 0;
+        to[c] = c < p.dim_qk ? mul_unfused(phi, factor) : 0;
     }
 }
 

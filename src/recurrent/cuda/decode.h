@@ -8,8 +8,8 @@
 /* Whether there is one token, and all rows can be accessed four elements at a time. */
 bool recurrent_step_reads(const loam_problem *p, const loam_args *a);
 
-/* weight: s . x of normalised reads, indexed by recurrent_work_row; else NULL. */
-loam_status recurrent_step_cuda(const loam_problem *p, const loam_args *a, const float *weight,
+/* denominator: s . x of normalised reads, indexed by recurrent_work_row; else NULL. */
+loam_status recurrent_step_cuda(const loam_problem *p, const loam_args *a, const float *denominator,
                                 loam_error *error);
 
 #endif

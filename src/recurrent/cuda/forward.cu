@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * Forward and decode of the recurrent family on GPUs of compute capability 8.0 and newer. With normalised
- * reads, a first sweep takes s alone through the tokens and writes the weights s . x. MesaNet first takes H
+ * reads, a first sweep takes s alone through the tokens and writes s . x. MesaNet first takes H
  * through the tokens and keeps it at the beginning of each chunk, then solves the systems of all chunks in
  * parallel, and then reads S with the solutions. */
 #include "src/recurrent/cuda/decode.h"
@@ -9,7 +9,7 @@
 
 /* Arrays in the workspace; NULL where the problem does not need one. */
 typedef struct forward_work {
-    float *weight;              /* [work row]: s . x of normalised reads */
+    float *denominator;         /* [work row]: s . x of normalised reads */
     double *x;                  /* [work row][dim_qk], MesaNet: what reads S */
     kept_states<double> system; /* MesaNet: H before tokens 0, SOLVE_TOKENS, ... */
 } forward_work;
@@ -19,7 +19,7 @@ static forward_work forward_carve(const loam_problem *p, arena *pool)
     forward_work w = {};
     const size_t rows = size_mul((size_t)recurrent_tokens(p), (size_t)p->heads_v);
     if (p->normalise) {
-        w.weight = (float *)arena_take(pool, rows, sizeof(float));
+        w.denominator = (float *)arena_take(pool, rows, sizeof(float));
     }
     if (recurrent_form_of(p->mechanism)->solved) {
         w.x = (double *)arena_take(pool, size_mul(rows, (size_t)p->dim_qk), sizeof(double));
@@ -32,12 +32,13 @@ static loam_status direct(const loam_problem *p, const loam_args *a, loam_error 
 {
     arena pool = { (char *)a->work, 0 };
     sweep<float> s = sweep_of<float>(p, a);
-    s.weight = forward_carve(p, &pool).weight;
+    s.denominator = forward_carve(p, &pool).denominator;
     if (p->normalise) {
-        TRY(sweep_weights(p, a, s.weight, error));
+        TRY(sweep_denominators(p, a, s.denominator, error));
     }
-    return p->pass == LOAM_DECODE && recurrent_step_reads(p, a) ? recurrent_step_cuda(p, a, s.weight, error)
-                                                                : sweep_run<float, 1>(&s, error);
+    return p->pass == LOAM_DECODE && recurrent_step_reads(p, a)
+               ? recurrent_step_cuda(p, a, s.denominator, error)
+               : sweep_run(&s, error);
 }
 
 static loam_status solved(const loam_problem *p, const loam_args *a, loam_error *error)
@@ -48,7 +49,7 @@ static loam_status solved(const loam_problem *p, const loam_args *a, loam_error 
     TRY(sweep_systems(p, a, &w.system, error));
     TRY(recurrent_solve_cuda(p, a, &w.system, w.x, NULL, 0, error));
     s.x = w.x;
-    return sweep_run<double, 1>(&s, error);
+    return sweep_run(&s, error);
 }
 
 static loam_status run(const loam_problem *p, const loam_args *a, loam_error *error)

@@ -58,19 +58,19 @@ static __device__ __forceinline__ REAL load_phi(REAL (&phi)[EACH], const loam_pr
 
 /* Writes the gradient of a row of q or k, from the gradient of its features. */
 template <int EACH, class REAL>
-static __device__ __forceinline__ void put_row(const gather<REAL> &s, const loam_const_view &from,
-                                               const loam_view &to, const gather_place &x,
-                                               REAL (&gradient)[EACH])
+static __device__ __forceinline__ void store_row_gradient(const gather<REAL> &s, const loam_const_view &from,
+                                                          const loam_view &to, const gather_place &x,
+                                                          REAL (&gradient)[EACH])
 {
     const loam_problem &p = s.p;
-    REAL phi[EACH], along = 0;
+    REAL phi[EACH], radial = 0;
     const REAL factor = load_phi(phi, p, from.data, RECURRENT_AT(from, x.b, x.key_head, x.token));
     if (p.feature_map == LOAM_FEATURES_UNIT) {
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
-            along = fma(gradient[i], phi[i], along);
+            radial = fma(gradient[i], phi[i], radial);
         }
-        along = row_sum<32>(along);
+        radial = row_sum<32>(radial);
     }
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
@@ -78,7 +78,7 @@ static __device__ __forceinline__ void put_row(const gather<REAL> &s, const loam
         if (p.feature_map == LOAM_FEATURES_ELU) {
             gradient[i] *= phi[i] > 1 ? (REAL)1 : phi[i];
         } else if (p.feature_map == LOAM_FEATURES_UNIT) {
-            gradient[i] = fma(-along, phi[i], gradient[i]) * factor;
+            gradient[i] = fma(-radial, phi[i], gradient[i]) * factor;
         }
         if (c < p.dim_qk) {
             store_real(to.data, p.dtype, RECURRENT_AT(to, x.b, x.key_head, x.token) + c, (float)gradient[i]);
@@ -89,9 +89,9 @@ static __device__ __forceinline__ void put_row(const gather<REAL> &s, const loam
 /* Writes the gradients of the log decay and beta of one value head, and its part of the gradient
  * of the scale. */
 template <int EACH, class REAL>
-static __device__ __forceinline__ void put_parameters(const gather<REAL> &s, const gather_place &x, int64_t h,
-                                                      int64_t row, const REAL (&phi)[EACH],
-                                                      const REAL (&dx)[EACH])
+static __device__ __forceinline__ void store_parameters(const gather<REAL> &s, const gather_place &x,
+                                                        int64_t h, int64_t row, const REAL (&phi)[EACH],
+                                                        const REAL (&dx)[EACH])
 {
     const loam_args &a = s.a;
     const int64_t d = s.p.dim_qk, plane = s.w.work_rows * d;
@@ -155,13 +155,13 @@ __global__ void __launch_bounds__(GATHER_THREADS) gather_kernel(const __grid_con
                 dk[i] += solves<REAL> ? s.w.dw[row * d + c] : (REAL)0;
             }
         }
-        put_parameters(s, x, h, row, phi, dx);
+        store_parameters(s, x, h, row, phi, dx);
     }
     if (s.a.grad_q.data) {
-        put_row(s, s.a.q, s.a.grad_q, x, dq);
+        store_row_gradient(s, s.a.q, s.a.grad_q, x, dq);
     }
     if (s.a.grad_k.data) {
-        put_row(s, s.a.k, s.a.grad_k, x, dk);
+        store_row_gradient(s, s.a.k, s.a.grad_k, x, dk);
     }
 }
 

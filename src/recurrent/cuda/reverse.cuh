@@ -61,25 +61,25 @@ static __device__ __forceinline__ REAL read_gradient(const reverse<REAL> &s, con
 {
     const loam_problem &p = s.p;
     const int64_t at = recurrent_work_row(&p, &tile.seq, tile.h, t);
-    const REAL weight = p.normalise ? (REAL)s.w.weight[at] : (REAL)1;
-    if (weight == 0 || row >= p.dim_v + p.normalise) {
+    const REAL denominator = p.normalise ? (REAL)s.w.denominator[at] : (REAL)1;
+    if (denominator == 0 || row >= p.dim_v + p.normalise) {
         return 0;
     }
     if (row < p.dim_v) {
         return load_real<REAL>(s.a.grad_o.data, p.dtype,
                                RECURRENT_AT(s.a.grad_o, tile.seq.b, tile.h, tile.seq.first + t) + row) /
-               weight;
+               denominator;
     }
-    REAL along = 0; /* do . y */
-    for (int part = 0; part < s.w.along_parts; part++) {
-        along += s.w.along[part * s.w.work_rows + at];
+    REAL o_dot = 0; /* do . y */
+    for (int part = 0; part < s.w.o_dot_parts; part++) {
+        o_dot += s.w.o_dot[part * s.w.work_rows + at];
     }
-    return -along / weight / weight;
+    return -o_dot / denominator / denominator;
 }
 
 /* What to load: for the state forward; the same and the gradients of reads; all that the step
  * backward needs. */
-typedef enum reverse_loads { LOAD_WRITE, LOAD_READ, LOAD_BACK } reverse_loads;
+typedef enum reverse_loads { LOAD_WRITE, LOAD_READ, LOAD_REVERSE } reverse_loads;
 
 /* Stages tokens first .. first + n - 1 in shared memory. */
 template <class REAL, int LANES, int GROUPS>
@@ -101,12 +101,12 @@ static __device__ __forceinline__ void reverse_load(const reverse<REAL> &s,
                                   (REAL)1);
         } else if (task % 3 == 1) {
             stage_decay<LANES>(stage.decay[t], p, s.form, s.a.log_decay, seq, tile.h, first + t);
-        } else if (what == LOAD_BACK && solves<REAL>) {
+        } else if (what == LOAD_REVERSE && solves<REAL>) {
             for (int c = threadIdx.x % 32; c < shape::width; c += 32) {
                 stage.x[t][c] = c < p.dim_qk ? s.w.x[work * p.dim_qk + c] : 0;
                 stage.z[solves<REAL> ? t : 0][c] = c < p.dim_qk ? s.w.dx[work * p.dim_qk + c] : 0;
             }
-        } else if (what == LOAD_BACK) {
+        } else if (what == LOAD_REVERSE) {
             stage_features<LANES>(stage.x[t], p, s.a.q.data, RECURRENT_AT(s.a.q, seq.b, key_head, token),
                                   (REAL)p.scale);
         }
@@ -128,7 +128,7 @@ static __device__ __forceinline__ void reverse_load(const reverse<REAL> &s,
                          : (REAL)1;
             if (what == LOAD_READ) {
                 dy = read_gradient(s, tile, first + t, row);
-            } else if (what == LOAD_BACK) {
+            } else if (what == LOAD_REVERSE) {
                 dy = system ? -stage.z[solves<REAL> ? t : 0][row - p.dim_v] / 2
                             : read_gradient(s, tile, first + t, row);
                 dz = system ? -stage.x[t][row - p.dim_v] / 2 : 0;
@@ -157,13 +157,13 @@ static __device__ __forceinline__ void decay_and_write(const reverse<REAL> &s,
         }
         const REAL w = stage.w[t][local + g * (32 / LANES)];
         err[g] = s.form.delta ? w - row_dot<LANES>(m[g], k) : w;
-        u[g] = product(stage.beta[t], err[g]);
+        u[g] = mul_unfused(stage.beta[t], err[g]);
     }
 }
 
 /* to[width] <- the sum of x over the rows of the warp. */
 template <int LANES, class REAL>
-static __device__ __forceinline__ void put_columns(REAL *to, REAL (&x)[CHANNELS])
+static __device__ __forceinline__ void store_columns(REAL *to, REAL (&x)[CHANNELS])
 {
 #pragma unroll
     for (int i = 0; i < CHANNELS; i++) {
@@ -177,28 +177,27 @@ static __device__ __forceinline__ void put_columns(REAL *to, REAL (&x)[CHANNELS]
     }
 }
 
-/* One token backward. m holds the state before the token, and becomes D; dm is dM. */
+/* dM += dy x^T + dz z^T. Writes the warp's part of dx = M^T dy; not for MesaNet, where adjoint_read_kernel
+ * has computed dx. */
 template <class REAL, int LANES, int GROUPS>
-static __device__ __forceinline__ void reverse_token(const reverse<REAL> &s,
-                                                     reverse_stage<REAL, LANES, GROUPS> &stage, int t,
-                                                     int local, REAL (&m)[GROUPS][CHANNELS],
-                                                     REAL (&dm)[GROUPS][CHANNELS])
+static __device__ __forceinline__ void reverse_read(reverse_stage<REAL, LANES, GROUPS> &stage, int t,
+                                                    int local, const REAL (&k)[CHANNELS],
+                                                    const REAL (&u)[GROUPS],
+                                                    const REAL (&m)[GROUPS][CHANNELS],
+                                                    REAL (&dm)[GROUPS][CHANNELS])
 {
     constexpr int apart = 32 / LANES;
-    const int warp = threadIdx.x / 32;
-    REAL k[CHANNELS], part[CHANNELS], err[GROUPS], u[GROUPS], dw[GROUPS], dbeta = 0;
-    load_row<LANES>(k, stage.k[t]);
-    decay_and_write<REAL, LANES, GROUPS>(s, stage, t, local, k, m, err, u);
+    REAL dx[CHANNELS];
     {
         REAL x[CHANNELS];
         load_row<LANES>(x, stage.x[t]);
 #pragma unroll
         for (int i = 0; i < CHANNELS; i++) {
-            part[i] = 0;
+            dx[i] = 0;
 #pragma unroll
             for (int g = 0; g < GROUPS; g++) {
                 const REAL dy = stage.dy[t][local + g * apart];
-                part[i] = fma(dy, fma(u[g], k[i], m[g][i]), part[i]);
+                dx[i] = fma(dy, fma(u[g], k[i], m[g][i]), dx[i]);
                 dm[g][i] = fma(dy, x[i], dm[g][i]);
             }
         }
@@ -214,15 +213,25 @@ static __device__ __forceinline__ void reverse_token(const reverse<REAL> &s,
             }
         }
     } else {
-        put_columns<LANES>(stage.columns[0][warp], part);
+        store_columns<LANES>(stage.columns[0][threadIdx.x / 32], dx);
     }
+}
+
+/* du = dM k, dw = beta du. Writes dw, and the warp's part of dbeta = du . err. */
+template <class REAL, int LANES, int GROUPS>
+static __device__ __forceinline__ void reverse_values(reverse_stage<REAL, LANES, GROUPS> &stage, int t,
+                                                      int local, const REAL (&k)[CHANNELS],
+                                                      const REAL (&err)[GROUPS],
+                                                      const REAL (&dm)[GROUPS][CHANNELS], REAL (&dw)[GROUPS])
+{
+    REAL dbeta = 0;
 #pragma unroll
     for (int g = 0; g < GROUPS; g++) {
         const REAL du = row_dot<LANES>(dm[g], k);
         dbeta = fma(du, err[g], dbeta);
-        dw[g] = product(stage.beta[t], du);
+        dw[g] = mul_unfused(stage.beta[t], du);
         if (threadIdx.x % LANES == 0) {
-            stage.dw[t][local + g * apart] = dw[g];
+            stage.dw[t][local + g * (32 / LANES)] = dw[g];
         }
     }
 #pragma unroll
@@ -230,34 +239,70 @@ static __device__ __forceinline__ void reverse_token(const reverse<REAL> &s,
         dbeta += __shfl_xor_sync(~0u, dbeta, step);
     }
     if (threadIdx.x % 32 == 0) {
-        stage.scalars[warp] = dbeta;
+        stage.scalars[threadIdx.x / 32] = dbeta;
     }
+}
+
+/* dM -= [delta rule] dw k^T. Writes the warp's part of dk = dM^T u - [delta rule] D^T dw. */
+template <class REAL, int LANES, int GROUPS>
+static __device__ __forceinline__ void reverse_keys(const reverse<REAL> &s,
+                                                    reverse_stage<REAL, LANES, GROUPS> &stage,
+                                                    const REAL (&k)[CHANNELS], const REAL (&u)[GROUPS],
+                                                    const REAL (&dw)[GROUPS],
+                                                    const REAL (&m)[GROUPS][CHANNELS],
+                                                    REAL (&dm)[GROUPS][CHANNELS])
+{
+    REAL dk[CHANNELS];
 #pragma unroll
     for (int i = 0; i < CHANNELS; i++) {
-        part[i] = 0;
+        dk[i] = 0;
 #pragma unroll
         for (int g = 0; g < GROUPS; g++) {
-            part[i] = fma(u[g], dm[g][i], part[i]);
+            dk[i] = fma(u[g], dm[g][i], dk[i]);
             if (s.form.delta) {
-                part[i] = fma(-dw[g], m[g][i], part[i]);
+                dk[i] = fma(-dw[g], m[g][i], dk[i]);
                 dm[g][i] = fma(-dw[g], k[i], dm[g][i]);
             }
         }
     }
-    put_columns<LANES>(stage.columns[1][warp], part);
-    if (s.form.gate != GATE_NONE) {
-        REAL decay[CHANNELS];
-        load_row<LANES>(decay, stage.decay[t]);
+    store_columns<LANES>(stage.columns[1][threadIdx.x / 32], dk);
+}
+
+/* dM <- dM Diag(e^g). Writes the warp's part of dg_c = sum_r dM_rc D_rc. */
+template <class REAL, int LANES, int GROUPS>
+static __device__ __forceinline__ void reverse_decay(reverse_stage<REAL, LANES, GROUPS> &stage, int t,
+                                                     const REAL (&m)[GROUPS][CHANNELS],
+                                                     REAL (&dm)[GROUPS][CHANNELS])
+{
+    REAL decay[CHANNELS], dg[CHANNELS];
+    load_row<LANES>(decay, stage.decay[t]);
 #pragma unroll
-        for (int i = 0; i < CHANNELS; i++) {
-            part[i] = 0;
+    for (int i = 0; i < CHANNELS; i++) {
+        dg[i] = 0;
 #pragma unroll
-            for (int g = 0; g < GROUPS; g++) {
-                part[i] = fma(dm[g][i], m[g][i], part[i]);
-                dm[g][i] = decayed(dm[g][i], decay[i]);
-            }
+        for (int g = 0; g < GROUPS; g++) {
+            dg[i] = fma(dm[g][i], m[g][i], dg[i]);
+            dm[g][i] = decayed(dm[g][i], decay[i]);
         }
-        put_columns<LANES>(stage.columns[2][warp], part);
+    }
+    store_columns<LANES>(stage.columns[2][threadIdx.x / 32], dg);
+}
+
+/* One token of the reverse pass. m holds the state before the token, and becomes D; dm is dM. */
+template <class REAL, int LANES, int GROUPS>
+static __device__ __forceinline__ void reverse_token(const reverse<REAL> &s,
+                                                     reverse_stage<REAL, LANES, GROUPS> &stage, int t,
+                                                     int local, REAL (&m)[GROUPS][CHANNELS],
+                                                     REAL (&dm)[GROUPS][CHANNELS])
+{
+    REAL k[CHANNELS], err[GROUPS], u[GROUPS], dw[GROUPS];
+    load_row<LANES>(k, stage.k[t]);
+    decay_and_write<REAL, LANES, GROUPS>(s, stage, t, local, k, m, err, u);
+    reverse_read<REAL, LANES, GROUPS>(stage, t, local, k, u, m, dm);
+    reverse_values<REAL, LANES, GROUPS>(stage, t, local, k, err, dm, dw);
+    reverse_keys<REAL, LANES, GROUPS>(s, stage, k, u, dw, m, dm);
+    if (s.form.gate != GATE_NONE) {
+        reverse_decay<REAL, LANES, GROUPS>(stage, t, m, dm);
     }
 }
 
@@ -273,16 +318,16 @@ static __device__ __forceinline__ REAL column_sum(const REAL (&columns)[WARPS][W
     return sum;
 }
 
-template <class REAL> static __device__ __forceinline__ void put_sum(REAL *place, REAL sum, bool first)
+template <class REAL> static __device__ __forceinline__ void store_sum(REAL *place, REAL sum, bool first)
 {
     *place = first ? sum : *place + sum;
 }
 
 /* Adds the warps' sums for token t to those of the earlier tiles of the thread block. */
 template <class REAL, int LANES, int GROUPS>
-static __device__ __forceinline__ void put_sums(const reverse<REAL> &s,
-                                                const reverse_stage<REAL, LANES, GROUPS> &stage,
-                                                const reverse_tile &tile, int64_t t)
+static __device__ __forceinline__ void store_sums(const reverse<REAL> &s,
+                                                  const reverse_stage<REAL, LANES, GROUPS> &stage,
+                                                  const reverse_tile &tile, int64_t t)
 {
     typedef reverse_shape<REAL, LANES, GROUPS> shape;
     const int64_t at = tile.part * s.w.work_rows + recurrent_work_row(&s.p, &tile.seq, tile.h, t),
@@ -291,7 +336,7 @@ static __device__ __forceinline__ void put_sums(const reverse<REAL> &s,
 #pragma unroll
     for (int which = 0; which < 3; which++) {
         for (int c = threadIdx.x; to[which] && c < d; c += blockDim.x) {
-            put_sum(to[which] + at * d + c, column_sum(stage.columns[which], c), tile.first);
+            store_sum(to[which] + at * d + c, column_sum(stage.columns[which], c), tile.first);
         }
     }
     if (threadIdx.x == 0 && s.w.dbeta) {
@@ -300,15 +345,15 @@ static __device__ __forceinline__ void put_sums(const reverse<REAL> &s,
         for (int warp = 0; warp < shape::warps; warp++) {
             sum += stage.scalars[warp];
         }
-        put_sum(s.w.dbeta + at, sum, tile.first);
+        store_sum(s.w.dbeta + at, sum, tile.first);
     }
 }
 
 /* Writes dw: grad_v for rows of values; for rows of H, a part of dk that gather_kernel adds. */
 template <class REAL, int LANES, int GROUPS>
-static __device__ __forceinline__ void put_values(const reverse<REAL> &s,
-                                                  const reverse_stage<REAL, LANES, GROUPS> &stage,
-                                                  const reverse_tile &tile, int64_t first, int n)
+static __device__ __forceinline__ void store_values(const reverse<REAL> &s,
+                                                    const reverse_stage<REAL, LANES, GROUPS> &stage,
+                                                    const reverse_tile &tile, int64_t first, int n)
 {
     typedef reverse_shape<REAL, LANES, GROUPS> shape;
     const loam_problem &p = s.p;
@@ -327,14 +372,15 @@ static __device__ __forceinline__ void put_values(const reverse<REAL> &s,
 }
 
 /* The states before the tokens of one span, this thread's part, in the order of its registers. */
-template <class REAL, int LANES, int GROUPS> struct before_states {
+template <class REAL, int LANES, int GROUPS> struct replayed_states {
     quad<REAL> *at;
 
-    __device__ before_states(const reverse<REAL> &s, const reverse_tile &tile)
+    __device__ replayed_states(const reverse<REAL> &s, const reverse_tile &tile)
     {
-        const int64_t n = s.w.before_slot(tile.seq, tile.h) * s.w.parts +
-                          tile.part * s.w.before_tokens(tile.seq);
-        at = (quad<REAL> *)s.w.before + n * (reverse_shape<REAL, LANES, GROUPS>::rows * width_of<LANES> / 4);
+        const int64_t n = s.w.replayed_slot(tile.seq, tile.h) * s.w.parts +
+                          tile.part * s.w.replayed_tokens(tile.seq);
+        at = (quad<REAL> *)s.w.replayed +
+             n * (reverse_shape<REAL, LANES, GROUPS>::rows * width_of<LANES> / 4);
     }
     __device__ quad<REAL> *of(int64_t t, int g, int n) const
     {
@@ -365,8 +411,9 @@ template <class REAL, int LANES, int GROUPS>
 static __device__ __forceinline__ void replay(const reverse<REAL> &s,
                                               reverse_stage<REAL, LANES, GROUPS> &stage,
                                               const reverse_tile &tile,
-                                              const before_states<REAL, LANES, GROUPS> &before, int64_t first,
-                                              int64_t end, int local, REAL (&m)[GROUPS][CHANNELS])
+                                              const replayed_states<REAL, LANES, GROUPS> &replayed,
+                                              int64_t first, int64_t end, int local,
+                                              REAL (&m)[GROUPS][CHANNELS])
 {
     typedef reverse_shape<REAL, LANES, GROUPS> shape;
     for (int64_t begin = first; begin < end; begin += shape::staged) {
@@ -374,7 +421,7 @@ static __device__ __forceinline__ void replay(const reverse<REAL> &s,
         reverse_load<REAL, LANES, GROUPS>(s, stage, tile, begin, n, LOAD_WRITE);
         for (int t = 0; t < n; t++) {
             REAL k[CHANNELS], err[GROUPS], u[GROUPS];
-            before.store(begin + t - first, m);
+            replayed.store(begin + t - first, m);
             load_row<LANES>(k, stage.k[t]);
             decay_and_write<REAL, LANES, GROUPS>(s, stage, t, local, k, m, err, u);
 #pragma unroll
@@ -396,7 +443,7 @@ static __device__ __forceinline__ void reverse_rows(const reverse<REAL> &s,
     typedef reverse_shape<REAL, LANES, GROUPS> shape;
     const int local = threadIdx.x / 32 * shape::apart * GROUPS + threadIdx.x % 32 / LANES;
     const recurrent_seq &seq = tile.seq;
-    const before_states<REAL, LANES, GROUPS> before(s, tile);
+    const replayed_states<REAL, LANES, GROUPS> replayed(s, tile);
     const loam_const_view &from = s.a.grad_state_out;
     const loam_view &to = s.a.grad_state_in;
     const auto row_of = [&](int g) { return tile.row0 + local + g * shape::apart; };
@@ -418,19 +465,19 @@ static __device__ __forceinline__ void reverse_rows(const reverse<REAL> &s,
                 load_row<LANES>(m[g], kept_row(s.w.kept, s.p, seq, tile.h, first / every, row_of(g)));
             }
         }
-        replay<REAL, LANES, GROUPS>(s, stage, tile, before, first, end, local, m);
+        replay<REAL, LANES, GROUPS>(s, stage, tile, replayed, first, end, local, m);
         for (int64_t begin = first + (end - 1 - first) / shape::staged * shape::staged; begin >= first;
              begin -= shape::staged) {
             const int n = (int)min(end - begin, (int64_t)shape::staged);
-            reverse_load<REAL, LANES, GROUPS>(s, stage, tile, begin, n, LOAD_BACK);
+            reverse_load<REAL, LANES, GROUPS>(s, stage, tile, begin, n, LOAD_REVERSE);
             for (int t = n - 1; t >= 0; t--) {
-                before.load(begin + t - first, m);
+                replayed.load(begin + t - first, m);
                 reverse_token<REAL, LANES, GROUPS>(s, stage, t, local, m, dm);
                 __syncthreads();
-                put_sums<REAL, LANES, GROUPS>(s, stage, tile, begin + t);
+                store_sums<REAL, LANES, GROUPS>(s, stage, tile, begin + t);
                 __syncthreads();
             }
-            put_values<REAL, LANES, GROUPS>(s, stage, tile, begin, n);
+            store_values<REAL, LANES, GROUPS>(s, stage, tile, begin, n);
         }
     }
 #pragma unroll
@@ -504,12 +551,12 @@ static __device__ __forceinline__ void adjoint_rows(const reverse<REAL> &s,
                     part[i] = fma(stage.dy[t][local + g * shape::apart], m[g][i], part[i]);
                 }
             }
-            put_columns<LANES>(stage.columns[0][threadIdx.x / 32], part);
+            store_columns<LANES>(stage.columns[0][threadIdx.x / 32], part);
             __syncthreads();
             const int64_t row = tile.part * s.w.work_rows +
                                 recurrent_work_row(&s.p, &tile.seq, tile.h, first + t);
             for (int c = threadIdx.x; c < s.p.dim_qk; c += blockDim.x) {
-                put_sum(s.w.dx + row * s.p.dim_qk + c, column_sum(stage.columns[0], c), tile.first);
+                store_sum(s.w.dx + row * s.p.dim_qk + c, column_sum(stage.columns[0], c), tile.first);
             }
             __syncthreads();
         }

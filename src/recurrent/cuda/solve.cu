@@ -168,9 +168,9 @@ static __device__ __forceinline__ void load_token(const solve &s, solve_stage &x
     }
 }
 
-static __device__ __forceinline__ void put_token(const solve &s, const solve_stage &x,
-                                                 const recurrent_seq &seq, int64_t h, int64_t t, bool regular,
-                                                 float residual)
+static __device__ __forceinline__ void store_token(const solve &s, const solve_stage &x,
+                                                   const recurrent_seq &seq, int64_t h, int64_t t,
+                                                   bool regular, float residual)
 {
     const int64_t d = s.p.dim_qk, row = recurrent_work_row(&s.p, &seq, h, t);
     for (int64_t c = threadIdx.x; c < d; c += SOLVE_THREADS) {
@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(SOLVE_THREADS) solve_kernel(const __grid_const
             substitute(square, x, x.right[threadIdx.x / 32]);
         }
         __syncthreads();
-        put_token(s, x, seq, h, t, regular, regular && s.a.info.data ? residual_of(square, x) : 0);
+        store_token(s, x, seq, h, t, regular, regular && s.a.info.data ? residual_of(square, x) : 0);
     }
 }
 

@@ -16,9 +16,9 @@ enum { SWEEP_THREADS = 128 };
 
 typedef enum sweep_read {
     READ_NOTHING,
-    READ_OUTPUT, /* y to args.o, divided by the weight where reads are normalised */
-    READ_WEIGHT, /* y of the one row to `weight` */
-    READ_ALONG   /* do . y over the value rows of each thread block, to `along` */
+    READ_OUTPUT,      /* y to args.o, divided by s . x where reads are normalised */
+    READ_DENOMINATOR, /* y of the one row to `denominator` */
+    READ_O_DOT        /* do . y over the value rows of each thread block, to `o_dot` */
 } sweep_read;
 
 template <class REAL> struct sweep {
@@ -30,9 +30,9 @@ template <class REAL> struct sweep {
     int staged;              /* tokens staged at a time */
     bool quads_in, quads_out;
     sweep_read read;
-    const REAL *x; /* what reads the state, [work row][dim_qk]; NULL: the features of q times scale */
-    float *weight; /* [work row]: s . x of normalised reads */
-    REAL *along;   /* [tile][work row] */
+    const REAL *x;      /* what reads the state, [work row][dim_qk]; NULL: the features of q times scale */
+    float *denominator; /* [work row]: s . x of normalised reads */
+    REAL *o_dot;        /* [tile][work row] */
     kept_states<REAL> kept; /* states to keep; data is NULL where there are none */
 };
 
@@ -117,10 +117,10 @@ static __device__ __forceinline__ void sweep_load_keys(const sweep<REAL> &s,
 
 /* One warp for each token: do . y over the rows of the block. */
 template <int LANES, class REAL>
-static __device__ __forceinline__ void sweep_put_along(const sweep<REAL> &s,
-                                                       const sweep_stage<LANES, REAL> &stage,
-                                                       const recurrent_seq &seq, int64_t h, int64_t row0,
-                                                       int64_t first, int n)
+static __device__ __forceinline__ void sweep_store_o_dot(const sweep<REAL> &s,
+                                                         const sweep_stage<LANES, REAL> &stage,
+                                                         const recurrent_seq &seq, int64_t h, int64_t row0,
+                                                         int64_t first, int n)
 {
     const int64_t plane = recurrent_tokens(&s.p) * s.p.heads_v * (blockIdx.x % s.tiles);
     for (int t = threadIdx.x / 32; t < n; t += blockDim.x / 32) {
@@ -132,15 +132,16 @@ static __device__ __forceinline__ void sweep_put_along(const sweep<REAL> &s,
         }
         sum = row_sum<32>(sum);
         if (threadIdx.x % 32 == 0) {
-            s.along[plane + recurrent_work_row(&s.p, &seq, h, first + t)] = sum;
+            s.o_dot[plane + recurrent_work_row(&s.p, &seq, h, first + t)] = sum;
         }
     }
 }
 
 template <int LANES, class REAL>
-static __device__ __forceinline__ void sweep_put(const sweep<REAL> &s, const sweep_stage<LANES, REAL> &stage,
-                                                 const recurrent_seq &seq, int64_t h, int64_t row0,
-                                                 int64_t first, int n)
+static __device__ __forceinline__ void sweep_store(const sweep<REAL> &s,
+                                                   const sweep_stage<LANES, REAL> &stage,
+                                                   const recurrent_seq &seq, int64_t h, int64_t row0,
+                                                   int64_t first, int n)
 {
     const loam_args &a = s.a;
     for (int e = threadIdx.x; e < n * s.block_rows; e += blockDim.x) {
@@ -149,90 +150,74 @@ static __device__ __forceinline__ void sweep_put(const sweep<REAL> &s, const swe
         if (row >= s.first_row + s.rows) {
             continue;
         }
-        if (s.read == READ_WEIGHT) {
-            s.weight[at] = (float)stage.y[e];
+        if (s.read == READ_DENOMINATOR) {
+            s.denominator[at] = (float)stage.y[e];
             continue;
         }
-        const float y = (float)stage.y[e], weight = s.p.normalise ? s.weight[at] : 1;
+        const float y = (float)stage.y[e], denominator = s.p.normalise ? s.denominator[at] : 1;
         store_real(a.o.data, s.p.dtype, RECURRENT_AT(a.o, seq.b, h, seq.first + first + t) + row,
-                   weight == 0     ? 0
-                   : s.p.normalise ? y / weight
-                                   : y);
+                   denominator == 0 ? 0
+                   : s.p.normalise  ? y / denominator
+                                    : y);
         if (row == 0 && a.info.data && !s.form.solved) {
-            const loam_row_info info = { weight == 0 ? LOAM_ROW_SINGULAR : LOAM_ROW_SOLVED, LOAM_SOLVER_NONE,
-                                         0, 0 };
+            const loam_row_info info = { denominator == 0 ? LOAM_ROW_SINGULAR : LOAM_ROW_SOLVED,
+                                         LOAM_SOLVER_NONE, 0, 0 };
             ((loam_row_info *)a.info.data)[RECURRENT_AT(a.info, seq.b, h, seq.first + first + t)] = info;
         }
     }
 }
 
-template <class REAL, int LANES, int GROUPS>
+/* m, a row of the state: decayed, written to by token t, and read by its x. */
+template <class REAL, int LANES>
 static __device__ __forceinline__ void sweep_token(const sweep<REAL> &s,
                                                    const sweep_stage<LANES, REAL> &stage, int t, int local,
-                                                   REAL (&m)[GROUPS][CHANNELS])
+                                                   REAL (&m)[CHANNELS])
 {
-    constexpr int width = width_of<LANES>, apart = 32 / LANES;
-    REAL k[CHANNELS], u[GROUPS];
+    constexpr int width = width_of<LANES>;
+    REAL k[CHANNELS];
     load_row<LANES>(k, stage.k + t * width);
     {
         REAL decay[CHANNELS];
         load_row<LANES>(decay, stage.decay + t * width);
 #pragma unroll
-        for (int g = 0; g < GROUPS; g++) {
-#pragma unroll
-            for (int i = 0; i < CHANNELS; i++) {
-                m[g][i] = decayed(m[g][i], decay[i]);
-            }
-        }
-    }
-    const REAL beta = stage.beta[t];
-#pragma unroll
-    for (int g = 0; g < GROUPS; g++) {
-        const REAL w = stage.w[t * s.block_rows + local + g * apart];
-        u[g] = product(beta, s.form.delta ? w - row_dot<LANES>(m[g], k) : w);
-    }
-#pragma unroll
-    for (int g = 0; g < GROUPS; g++) {
-#pragma unroll
         for (int i = 0; i < CHANNELS; i++) {
-            m[g][i] = fma(u[g], k[i], m[g][i]);
+            m[i] = decayed(m[i], decay[i]);
         }
+    }
+    const REAL beta = stage.beta[t], w = stage.w[t * s.block_rows + local];
+    const REAL u = mul_unfused(beta, s.form.delta ? w - row_dot<LANES>(m, k) : w);
+#pragma unroll
+    for (int i = 0; i < CHANNELS; i++) {
+        m[i] = fma(u, k[i], m[i]);
     }
     if (s.read != READ_NOTHING) {
         REAL x[CHANNELS];
         load_row<LANES>(x, stage.x + t * width);
-#pragma unroll
-        for (int g = 0; g < GROUPS; g++) {
-            const REAL y = row_dot<LANES>(m[g], x);
-            if (threadIdx.x % LANES == 0) {
-                stage.y[t * s.block_rows + local + g * apart] = y;
-            }
+        const REAL y = row_dot<LANES>(m, x);
+        if (threadIdx.x % LANES == 0) {
+            stage.y[t * s.block_rows + local] = y;
         }
     }
 }
 
-/* GROUPS rows in a lane. */
-template <class REAL, int LANES, int GROUPS>
+/* A lane has channels of one row. */
+template <class REAL, int LANES>
 __global__ void __launch_bounds__(SWEEP_THREADS) sweep_kernel(const __grid_constant__ sweep<REAL> s)
 {
     extern __shared__ __align__(16) char shared[];
-    constexpr int apart = 32 / LANES;
     const sweep_stage<LANES, REAL> stage(shared, s.staged, s.block_rows);
     const int64_t head = blockIdx.x / s.tiles, h = head % s.p.heads_v;
     const int64_t row0 = s.first_row + (int64_t)(blockIdx.x % s.tiles) * s.block_rows;
-    const int local = threadIdx.x / 32 * apart * GROUPS + threadIdx.x % 32 / LANES;
+    const int local = threadIdx.x / 32 * (32 / LANES) + threadIdx.x % 32 / LANES;
     const recurrent_seq seq = recurrent_seq_at(&s.p, &s.a, head / s.p.heads_v);
-    REAL m[GROUPS][CHANNELS] = {};
-    const auto row_of = [&](int g) { return row0 + local + g * apart; };
-    const auto real = [&](int g) { return row_of(g) < s.first_row + s.rows; };
+    const int64_t row = row0 + local;
+    const auto inside = [&] { return row < s.first_row + s.rows; };
+    REAL m[CHANNELS] = {};
 
-#pragma unroll
-    for (int g = 0; g < GROUPS; g++) {
-        if (s.a.state_in.data && real(g)) {
-            load_state_row<LANES>(
-                m[g], (const float *)s.a.state_in.data + RECURRENT_AT(s.a.state_in, seq.index, h, row_of(g)),
-                s.p.dim_qk, s.quads_in);
-        }
+    if (s.a.state_in.data && inside()) {
+        load_state_row<LANES>(
+            m, (const float *)s.a.state_in.data + RECURRENT_AT(s.a.state_in, seq.index, h, row), s.p.dim_qk,
+            s.quads_in);
     }
     for (int64_t first = 0; first < seq.len; first += s.staged) {
         const int n = (int)min(seq.len - first, (int64_t)s.staged);
@@ -242,32 +227,22 @@ __global__ void __launch_bounds__(SWEEP_THREADS) sweep_kernel(const __grid_const
             sweep_load_keys<LANES>(s, stage, row0, n);
         }
         for (int t = 0; t < n; t++) {
-            if (s.kept.data && (first + t) % s.kept.every == 0) {
-#pragma unroll
-                for (int g = 0; g < GROUPS; g++) {
-                    if (real(g)) {
-                        store_row<LANES>(kept_row(s.kept, s.p, seq, h, (first + t) / s.kept.every,
-                                                  row_of(g) - s.first_row),
-                                         m[g]);
-                    }
-                }
+            if (s.kept.data && (first + t) % s.kept.every == 0 && inside()) {
+                store_row<LANES>(kept_row(s.kept, s.p, seq, h, (first + t) / s.kept.every, row - s.first_row),
+                                 m);
             }
-            sweep_token<REAL, LANES, GROUPS>(s, stage, t, local, m);
+            sweep_token<REAL, LANES>(s, stage, t, local, m);
         }
         __syncthreads();
-        if (s.read == READ_ALONG) {
-            sweep_put_along<LANES>(s, stage, seq, h, row0, first, n);
+        if (s.read == READ_O_DOT) {
+            sweep_store_o_dot<LANES>(s, stage, seq, h, row0, first, n);
         } else if (s.read != READ_NOTHING) {
-            sweep_put<LANES>(s, stage, seq, h, row0, first, n);
+            sweep_store<LANES>(s, stage, seq, h, row0, first, n);
         }
     }
-#pragma unroll
-    for (int g = 0; g < GROUPS; g++) {
-        if (s.a.state_out.data && real(g)) {
-            store_state_row<LANES>((float *)s.a.state_out.data +
-                                       RECURRENT_AT(s.a.state_out, seq.index, h, row_of(g)),
-                                   m[g], s.p.dim_qk, s.quads_out);
-        }
+    if (s.a.state_out.data && inside()) {
+        store_state_row<LANES>((float *)s.a.state_out.data + RECURRENT_AT(s.a.state_out, seq.index, h, row),
+                               m, s.p.dim_qk, s.quads_out);
     }
 }
 
@@ -279,36 +254,34 @@ struct sweep_shape {
     int warps, block_rows, tiles;
 };
 
-static inline sweep_shape sweep_shape_of(const loam_problem *p, int groups, int64_t rows)
+static inline sweep_shape sweep_shape_of(const loam_problem *p, int64_t rows)
 {
-    const int64_t warp_rows = 32 * CHANNELS / recurrent_cuda_width(p) * groups, most = SWEEP_THREADS / 32;
+    const int64_t warp_rows = 32 * CHANNELS / recurrent_cuda_width(p), most = SWEEP_THREADS / 32;
     const int64_t warps = (rows + warp_rows - 1) / warp_rows, used = warps < most ? warps : most;
     return { (int)used, (int)(used * warp_rows), (int)((warps + used - 1) / used) };
 }
 
 /* Launches the sweep that `s` describes: rows first_row .. first_row + rows - 1 of the state. */
-template <class REAL, int LANES, int GROUPS>
-static loam_status sweep_launch(sweep<REAL> *s, loam_error *error)
+template <class REAL, int LANES> static loam_status sweep_launch(sweep<REAL> *s, loam_error *error)
 {
     const loam_args *a = &s->a;
-    const sweep_shape shape = sweep_shape_of(&s->p, GROUPS, s->rows);
+    const sweep_shape shape = sweep_shape_of(&s->p, s->rows);
     const int64_t staged = width_of<LANES> * sizeof(REAL) <= 512 ? 16 : 8;
     s->staged = (int)(s->p.len_q < staged ? s->p.len_q : staged);
     s->block_rows = shape.block_rows, s->tiles = shape.tiles;
     s->quads_in = state_in_quads(&s->p, a->state_in), s->quads_out = state_in_quads(&s->p, a->state_out);
-    return cuda_launch("sweep_kernel", sweep_kernel<REAL, LANES, GROUPS>,
-                       s->p.batch * s->p.heads_v * s->tiles, (unsigned)shape.warps * 32,
-                       sweep_stage<LANES, REAL>::bytes(s->staged, s->block_rows), a->stream, false, error,
-                       *s);
+    return cuda_launch("sweep_kernel", sweep_kernel<REAL, LANES>, s->p.batch * s->p.heads_v * s->tiles,
+                       (unsigned)shape.warps * 32, sweep_stage<LANES, REAL>::bytes(s->staged, s->block_rows),
+                       a->stream, false, error, *s);
 }
 
-template <class REAL, int GROUPS> static loam_status sweep_run(sweep<REAL> *s, loam_error *error)
+template <class REAL> static loam_status sweep_run(sweep<REAL> *s, loam_error *error)
 {
     switch (recurrent_cuda_width(&s->p)) {
-    case 64: return sweep_launch<REAL, 4, GROUPS>(s, error);
-    case 128: return sweep_launch<REAL, 8, GROUPS>(s, error);
-    case 256: return sweep_launch<REAL, 16, GROUPS>(s, error);
-    default: return sweep_launch<REAL, 32, GROUPS>(s, error);
+    case 64: return sweep_launch<REAL, 4>(s, error);
+    case 128: return sweep_launch<REAL, 8>(s, error);
+    case 256: return sweep_launch<REAL, 16>(s, error);
+    default: return sweep_launch<REAL, 32>(s, error);
     }
 }
 
@@ -320,14 +293,14 @@ template <class REAL> static sweep<REAL> sweep_of(const loam_problem *p, const l
     return s;
 }
 
-/* Takes s of normalised reads alone through the tokens: writes the weights s . x, and its row
+/* Takes s of normalised reads alone through the tokens: writes s . x, and its row
  * of state_out. */
-static inline loam_status sweep_weights(const loam_problem *p, const loam_args *a, float *weight,
-                                        loam_error *error)
+static inline loam_status sweep_denominators(const loam_problem *p, const loam_args *a, float *denominator,
+                                             loam_error *error)
 {
     sweep<float> s = sweep_of<float>(p, a);
-    s.first_row = p->dim_v, s.rows = 1, s.read = READ_WEIGHT, s.weight = weight;
-    return sweep_run<float, 1>(&s, error);
+    s.first_row = p->dim_v, s.rows = 1, s.read = READ_DENOMINATOR, s.denominator = denominator;
+    return sweep_run(&s, error);
 }
 
 /* Takes H of MesaNet through the tokens: keeps it before tokens 0, every, ..., and writes its rows
@@ -337,7 +310,7 @@ static inline loam_status sweep_systems(const loam_problem *p, const loam_args *
 {
     sweep<double> s = sweep_of<double>(p, a);
     s.first_row = p->dim_v, s.rows = p->dim_qk, s.read = READ_NOTHING, s.kept = *kept;
-    return sweep_run<double, 1>(&s, error);
+    return sweep_run(&s, error);
 }
 
 #endif

@@ -35,9 +35,9 @@ static head_sums head_sums_carve(const loam_problem *p, arena *pool)
 
 typedef struct scratch {
     ref_token token;
-    int64_t block;      /* tokens from one stored state to the next */
-    double *kept;       /* the stored states, before tokens 0, block, 2 block, ... */
-    double *before;     /* the states before each token of one block */
+    int64_t every;      /* tokens from one stored state to the next */
+    double *kept;       /* the stored states, before tokens 0, every, 2 every, ... */
+    double *before;     /* the states before each token from one stored state to the next */
     double *m, *dm;     /* [rows, d] */
     double *o, *grad_o; /* [dim_v] */
     double *dy, *du;    /* [rows] */
@@ -51,10 +51,10 @@ static scratch scratch_carve(const loam_problem *p, arena *pool)
     scratch x = { .token = ref_token_carve(p, pool) };
     const size_t f64 = sizeof(double), d = (size_t)p->dim_qk, len = (size_t)p->len_q;
     const size_t rows = (size_t)x.token.rows, state = rows * d;
-    x.block = (int64_t)ceil(sqrt((double)p->len_q));
-    x.block = x.block > 1 ? x.block : 1;
-    x.kept = arena_take(pool, size_mul(len / (size_t)x.block + 1, state), f64);
-    x.before = arena_take(pool, size_mul((size_t)x.block, state), f64);
+    x.every = (int64_t)ceil(sqrt((double)p->len_q));
+    x.every = x.every > 1 ? x.every : 1;
+    x.kept = arena_take(pool, size_mul(len / (size_t)x.every + 1, state), f64);
+    x.before = arena_take(pool, size_mul((size_t)x.every, state), f64);
     x.m = arena_take(pool, state, f64);
     x.dm = arena_take(pool, state, f64);
     x.o = arena_take(pool, (size_t)p->dim_v, f64);
@@ -147,22 +147,22 @@ static double decay_backward(scratch *x)
         x->dx[c] = 0;
         for (int64_t r = 0; r < token->rows; r++) {
             x->dx[c] += x->dm[r * token->d + c] * token->decayed[r * token->d + c];
-            x->dm[r * token->d + c] *= token->a[c];
+            x->dm[r * token->d + c] *= token->decay[c];
         }
         sum += x->dx[c];
     }
     return sum;
 }
 
-static void put_row(const loam_view *view, loam_dtype dtype, int64_t at, const double *row, int64_t n)
+static void store_row(const loam_view *view, loam_dtype dtype, int64_t at, const double *row, int64_t n)
 {
     for (int64_t c = 0; view->data && c < n; c++) {
         element_store(view->data, dtype, at + c, row[c]);
     }
 }
 
-static void one_token(const loam_problem *p, const loam_args *a, const recurrent_seq *s, int64_t h, int64_t t,
-                      const head_sums *sums, scratch *x)
+static void token_backward(const loam_problem *p, const loam_args *a, const recurrent_seq *s, int64_t h,
+                           int64_t t, const head_sums *sums, scratch *x)
 {
     ref_token *token = &x->token;
     const loam_dtype real = dtype_real(p->dtype);
@@ -184,56 +184,56 @@ static void one_token(const loam_problem *p, const loam_args *a, const recurrent
     sums->scale[at] += cholesky_dot(token->q, x->dx, d);
     const double beta = write_backward(x);
     add(x->k_sum + t * d, 1, x->dk, d);
-    put_row(&a->grad_v, p->dtype, RECURRENT_AT(a->grad_v, s->b, h, row), x->du, p->dim_v);
-    put_row(&a->grad_beta, real, RECURRENT_AT(a->grad_beta, s->b, h, row), &beta, 1);
+    store_row(&a->grad_v, p->dtype, RECURRENT_AT(a->grad_v, s->b, h, row), x->du, p->dim_v);
+    store_row(&a->grad_beta, real, RECURRENT_AT(a->grad_beta, s->b, h, row), &beta, 1);
     const double decay = decay_backward(x);
     sums->decay[at] += decay;
     if (token->form->gate == GATE_TOKEN || token->form->gate == GATE_CHANNEL) {
         const bool channels = token->form->gate == GATE_CHANNEL;
-        put_row(&a->grad_log_decay, real, RECURRENT_AT(a->grad_log_decay, s->b, h, row),
-                channels ? x->dx : &decay, channels ? d : 1);
+        store_row(&a->grad_log_decay, real, RECURRENT_AT(a->grad_log_decay, s->b, h, row),
+                  channels ? x->dx : &decay, channels ? d : 1);
     }
 }
 
-static void one_head(const loam_problem *p, const loam_args *a, const recurrent_seq *s, int64_t h,
-                     const head_sums *sums, scratch *x)
+static void head_backward(const loam_problem *p, const loam_args *a, const recurrent_seq *s, int64_t h,
+                          const head_sums *sums, scratch *x)
 {
     const int64_t state = x->token.rows * x->token.d;
     const size_t bytes = (size_t)state * sizeof(double);
     ref_token_head(p, a, h, &x->token);
     ref_state_load(p, &a->state_in, s, h, x->m);
     for (int64_t t = 0; t < s->len; t++) {
-        if (t % x->block == 0) {
-            memcpy(x->kept + t / x->block * state, x->m, bytes);
+        if (t % x->every == 0) {
+            memcpy(x->kept + t / x->every * state, x->m, bytes);
         }
         ref_token_write(p, a, s, h, t, &x->token, x->m);
     }
     ref_state_load(p, &a->grad_state_out, s, h, x->dm);
-    for (int64_t first = s->len > 0 ? (s->len - 1) / x->block * x->block : -1; first >= 0;
-         first -= x->block) {
-        const int64_t end = first + x->block < s->len ? first + x->block : s->len;
-        memcpy(x->m, x->kept + first / x->block * state, bytes);
+    for (int64_t first = s->len > 0 ? (s->len - 1) / x->every * x->every : -1; first >= 0;
+         first -= x->every) {
+        const int64_t end = first + x->every < s->len ? first + x->every : s->len;
+        memcpy(x->m, x->kept + first / x->every * state, bytes);
         for (int64_t t = first; t < end; t++) {
             memcpy(x->before + (t - first) * state, x->m, bytes);
             ref_token_write(p, a, s, h, t, &x->token, x->m);
         }
         for (int64_t t = end - 1; t >= first; t--) {
             memcpy(x->m, x->before + (t - first) * state, bytes);
-            one_token(p, a, s, h, t, sums, x);
+            token_backward(p, a, s, h, t, sums, x);
         }
     }
     ref_state_store(p, &a->grad_state_in, s, h, x->dm);
 }
 
 /* All value heads that read head h of q and k, then the gradients of that head. */
-static void one_key_head(const loam_problem *p, const loam_args *a, const recurrent_seq *s, int64_t h,
-                         const head_sums *sums, scratch *x)
+static void key_head_backward(const loam_problem *p, const loam_args *a, const recurrent_seq *s, int64_t h,
+                              const head_sums *sums, scratch *x)
 {
     const int64_t d = p->dim_qk, group = p->heads_v / p->heads_q;
     memset(x->q_sum, 0, (size_t)(s->len * d) * sizeof *x->q_sum);
     memset(x->k_sum, 0, (size_t)(s->len * d) * sizeof *x->k_sum);
     for (int64_t each = h * group; each < (h + 1) * group; each++) {
-        one_head(p, a, s, each, sums, x);
+        head_backward(p, a, s, each, sums, x);
     }
     const loam_const_view *const from[] = { &a->q, &a->k };
     const loam_view *const to[] = { &a->grad_q, &a->grad_k };
@@ -243,7 +243,8 @@ static void one_key_head(const loam_problem *p, const loam_args *a, const recurr
             const int64_t at = RECURRENT_AT(*from[side], s->b, h, s->first + t);
             ref_features(p, from[side], at, x->dx);
             ref_features_backward(p, from[side], at, x->dx, sum[side] + t * d);
-            put_row(to[side], p->dtype, RECURRENT_AT(*to[side], s->b, h, s->first + t), sum[side] + t * d, d);
+            store_row(to[side], p->dtype, RECURRENT_AT(*to[side], s->b, h, s->first + t), sum[side] + t * d,
+                      d);
         }
     }
 }
@@ -263,7 +264,7 @@ static double sum_of(const loam_problem *p, const double *part, int64_t width, i
     return sum;
 }
 
-static void put_ridge(const loam_problem *p, const loam_args *a, const double *ridge)
+static void store_ridge(const loam_problem *p, const loam_args *a, const double *ridge)
 {
     const loam_dtype real = dtype_real(p->dtype);
     const int64_t d = p->dim_qk;
@@ -280,7 +281,7 @@ static void put_ridge(const loam_problem *p, const loam_args *a, const double *r
     }
 }
 
-static void put_sums(const loam_problem *p, const loam_args *a, const head_sums *sums)
+static void store_sums(const loam_problem *p, const loam_args *a, const head_sums *sums)
 {
     const loam_dtype real = dtype_real(p->dtype);
     const recurrent_form *form = recurrent_form_of(p->mechanism);
@@ -293,7 +294,7 @@ static void put_sums(const loam_problem *p, const loam_args *a, const head_sums 
                       sum_of(p, sums->decay, 1, h, 1, 0, 1));
     }
     if (form->solved && a->grad_ridge.data) {
-        put_ridge(p, a, sums->ridge);
+        store_ridge(p, a, sums->ridge);
     }
 }
 
@@ -320,10 +321,10 @@ loam_status recurrent_backward_ref(const loam_problem *p, const loam_args *a, lo
         for (int64_t b = 0; b < p->batch; b++) {
             for (int64_t h = 0; h < p->heads_q; h++) {
                 const recurrent_seq s = recurrent_seq_at(p, a, b);
-                one_key_head(p, a, &s, h, &sums, &x);
+                key_head_backward(p, a, &s, h, &sums, &x);
             }
         }
     }
-    put_sums(p, a, &sums);
+    store_sums(p, a, &sums);
     return loam_succeed(error);
 }

@@ -24,8 +24,8 @@ static size_t scratch_bytes(const loam_problem *p)
     return pool.used;
 }
 
-static void put_row(const loam_problem *p, const loam_args *a, const recurrent_seq *s, int64_t h, int64_t t,
-                    const scratch *x)
+static void store_token(const loam_problem *p, const loam_args *a, const recurrent_seq *s, int64_t h,
+                        int64_t t, const scratch *x)
 {
     for (int64_t c = 0; c < p->dim_v; c++) {
         element_store(a->o.data, p->dtype, RECURRENT_AT(a->o, s->b, h, s->first + t) + c, x->o[c]);
@@ -35,14 +35,15 @@ static void put_row(const loam_problem *p, const loam_args *a, const recurrent_s
     }
 }
 
-static void one_head(const loam_problem *p, const loam_args *a, const recurrent_seq *s, int64_t h, scratch *x)
+static void head_forward(const loam_problem *p, const loam_args *a, const recurrent_seq *s, int64_t h,
+                         scratch *x)
 {
     ref_state_load(p, &a->state_in, s, h, x->state);
     ref_token_head(p, a, h, &x->token);
     for (int64_t t = 0; t < s->len; t++) {
         ref_token_write(p, a, s, h, t, &x->token, x->state);
         ref_token_read(p, &x->token, x->state, x->o);
-        put_row(p, a, s, h, t, x);
+        store_token(p, a, s, h, t, x);
     }
     ref_state_store(p, &a->state_out, s, h, x->state);
 }
@@ -63,7 +64,7 @@ loam_status recurrent_forward_ref(const loam_problem *p, const loam_args *a, loa
         for (int64_t b = 0; b < p->batch; b++) {
             for (int64_t h = 0; h < p->heads_v; h++) {
                 const recurrent_seq s = recurrent_seq_at(p, a, b);
-                one_head(p, a, &s, h, &x);
+                head_forward(p, a, &s, h, &x);
             }
         }
     }

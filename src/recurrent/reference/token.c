@@ -17,7 +17,7 @@ ref_token ref_token_carve(const loam_problem *p, arena *pool)
                     .dim_v = p->dim_v };
     x.q = arena_take(pool, d, f64);
     x.k = arena_take(pool, d, f64);
-    x.a = arena_take(pool, d, f64);
+    x.decay = arena_take(pool, d, f64);
     x.w = arena_take(pool, rows, f64);
     x.err = arena_take(pool, rows, f64);
     x.x = arena_take(pool, d, f64);
@@ -35,7 +35,7 @@ void ref_token_head(const loam_problem *p, const loam_args *a, int64_t h, ref_to
     }
 }
 
-static double norm_of(const loam_problem *p, const loam_const_view *view, int64_t at)
+static double row_norm(const loam_problem *p, const loam_const_view *view, int64_t at)
 {
     double sum = 0;
     for (int64_t c = 0; c < p->dim_qk; c++) {
@@ -47,7 +47,7 @@ static double norm_of(const loam_problem *p, const loam_const_view *view, int64_
 
 void ref_features(const loam_problem *p, const loam_const_view *view, int64_t at, double *phi)
 {
-    const double norm = p->feature_map == LOAM_FEATURES_UNIT ? norm_of(p, view, at) : 1;
+    const double norm = p->feature_map == LOAM_FEATURES_UNIT ? row_norm(p, view, at) : 1;
     for (int64_t c = 0; c < p->dim_qk; c++) {
         const double x = element_load(view->data, p->dtype, at + c);
         switch (p->feature_map) {
@@ -66,7 +66,7 @@ void ref_features_backward(const loam_problem *p, const loam_const_view *view, i
             x[c] *= phi[c] > 1 ? 1 : phi[c];
         }
     } else if (p->feature_map == LOAM_FEATURES_UNIT) {
-        const double norm = norm_of(p, view, at), along = cholesky_dot(x, phi, p->dim_qk);
+        const double norm = row_norm(p, view, at), along = cholesky_dot(x, phi, p->dim_qk);
         for (int64_t c = 0; c < p->dim_qk; c++) {
             x[c] = norm > 0 ? (x[c] - along * phi[c]) / norm : 0;
         }
@@ -94,7 +94,7 @@ static void load_token(const loam_problem *p, const loam_args *a, const recurren
     ref_features(p, &a->q, RECURRENT_AT(a->q, s->b, key_head, token), x->q);
     ref_features(p, &a->k, RECURRENT_AT(a->k, s->b, key_head, token), x->k);
     for (int64_t c = 0; c < x->d; c++) {
-        x->a[c] = exp(log_decay(p, a, s, h, t, c));
+        x->decay[c] = exp(log_decay(p, a, s, h, t, c));
     }
     x->beta = x->form->beta
                   ? element_load(a->beta.data, dtype_real(p->dtype), RECURRENT_AT(a->beta, s->b, h, token))
@@ -113,7 +113,7 @@ void ref_token_write(const loam_problem *p, const loam_args *a, const recurrent_
     for (int64_t r = 0; r < x->rows; r++) {
         double *row = state + r * x->d, *decayed = x->decayed + r * x->d;
         for (int64_t c = 0; c < x->d; c++) {
-            decayed[c] = x->a[c] * row[c];
+            decayed[c] = x->decay[c] * row[c];
         }
         x->err[r] = x->w[r] - (x->form->delta ? cholesky_dot(decayed, x->k, x->d) : 0);
         for (int64_t c = 0; c < x->d; c++) {

@@ -17,7 +17,7 @@ typedef struct ref_token {
     double beta;
     loam_row_info info;
     double *q, *k;   /* their features phi; x^ = scale q */
-    double *a;       /* e^g */
+    double *decay;   /* e^g */
     double *w, *err; /* [rows]: the generalised value; u = beta err */
     double *x, *y;   /* the vector that reads the state, and the result */
     double *ridge;   /* Lambda of this head */
