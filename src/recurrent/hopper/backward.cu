@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * The backward pass of the recurrent family on Hopper: PREPARE and PASS recompute the states and u, REVERSE
  * computes the gradients of the states from the last chunk to the first, and GRADIENT all other gradients. */
-#include "src/recurrent/hopper/chunks.h"
+#include "src/recurrent/hopper/stages.h"
 
 size_t recurrent_backward_hopper_work(const loam_problem *p)
 {

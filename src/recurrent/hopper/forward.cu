@@ -2,7 +2,7 @@
  * The forward pass of the recurrent family on Hopper: the stages PREPARE, PASS and OUTPUT of the chunk
  * kernels. Arguments that 16-byte copies cannot read are left to the kernels of cuda/. Alignment is known only
  * when the arguments are, so the workspace suffices for either. */
-#include "src/recurrent/hopper/chunks.h"
+#include "src/recurrent/hopper/stages.h"
 
 size_t recurrent_forward_hopper_work(const loam_problem *p)
 {

@@ -2,8 +2,8 @@
  * The launches of GRADIENT, and of the sums that follow it: over the value heads that share a
  * key head, and over slots. */
 #include "src/gpu/launch.cuh"
-#include "src/recurrent/hopper/chunks.h"
 #include "src/recurrent/hopper/gradient.cuh"
+#include "src/recurrent/hopper/stages.h"
 
 /* ------------------------------------------------------------------ sums */
 
@@ -13,27 +13,27 @@ enum { SUM_THREADS = 256 };
  * the gradients of the features, in the order of the heads, and applies the chain rule of the feature map. */
 template <int DIM>
 static __global__ void __launch_bounds__(SUM_THREADS)
-    share_kernel(const loam_problem p, const loam_args a, const recurrent_chunks chunks)
+    head_group_sum_kernel(const loam_problem p, const loam_args a, const recurrent_chunks chunks)
 {
-    typedef row_pieces<DIM, SUM_THREADS> of;
-    const int64_t share = chunks.q_given.share, head = blockIdx.x / chunks.per_head;
-    const chunk_place place = chunk_of_slot(p, a, chunks,
-                                            head * share * chunks.per_head + blockIdx.x % chunks.per_head);
-    const int c = threadIdx.x % of::lanes * 8;
+    typedef row_vectors<DIM, SUM_THREADS> vectors;
+    const int64_t head_group = chunks.q_given.head_group, head = blockIdx.x / chunks.per_head;
+    const chunk_place chunk = chunk_of_slot(
+        p, a, chunks, head * head_group * chunks.per_head + blockIdx.x % chunks.per_head);
+    const int c = threadIdx.x % vectors::lanes * 8;
 #pragma unroll
     for (int side = 0; side < 2; side++) {
         const __nv_bfloat16 *parts = (side ? chunks.grad_k : chunks.grad_q) +
-                                     place.slot * CHUNK_TOKENS * DIM + c;
-        const rows_out to = rows_to(side ? a.grad_k : a.grad_q, place, head);
-        of features, given;
-        load_pieces(features, true, side ? chunks.k : chunks.q, place);
-        load_pieces(given, true, side ? chunks.k_given : chunks.q_given, place);
+                                     chunk.slot * CHUNK_TOKENS * DIM + c;
+        const rows_out to = rows_to(side ? a.grad_k : a.grad_q, chunk, head);
+        vectors features, given;
+        load_vectors(features, true, side ? chunks.k : chunks.q, chunk);
+        load_vectors(given, true, side ? chunks.k_given : chunks.q_given, chunk);
 #pragma unroll
-        for (int piece = 0; piece < of::count; piece++) {
-            const int r = threadIdx.x / of::lanes + piece * of::step;
-            const bool real = r < place.tokens;
+        for (int n8 = 0; n8 < vectors::count; n8++) {
+            const int r = threadIdx.x / vectors::lanes + n8 * vectors::step;
+            const bool real = r < chunk.tokens;
             float sum[8] = {}, x[8];
-            for (int64_t each = 0; real && each < share; each++) {
+            for (int64_t each = 0; real && each < head_group; each++) {
                 float more[8];
                 load_8(more, parts + (each * chunks.per_head * CHUNK_TOKENS + r) * DIM);
 #pragma unroll
@@ -41,9 +41,9 @@ static __global__ void __launch_bounds__(SUM_THREADS)
                     sum[n] += more[n];
                 }
             }
-            unpack_8(x, features.piece[piece]);
-            chain_features<of::lanes>(p, sum, x, given.piece[piece]);
-            put_row(to, r, c, real, sum);
+            unpack_8(x, features.vector[n8]);
+            feature_map_gradient<vectors::lanes>(p, sum, x, given.vector[n8]);
+            store_row(to, r, c, real, sum);
         }
     }
 }
@@ -51,7 +51,7 @@ static __global__ void __launch_bounds__(SUM_THREADS)
 /* Thread block h: to[h * stride] = (sum of from[h * n] .. from[h * n + n - 1]) /
  * divisor, summed in float64. */
 static __global__ void __launch_bounds__(SUM_THREADS)
-    slots_kernel(float *to, int64_t stride, const float *from, int64_t n, double divisor)
+    slot_sum_kernel(float *to, int64_t stride, const float *from, int64_t n, double divisor)
 {
     __shared__ double sums[SUM_THREADS];
     double sum = 0;
@@ -102,21 +102,10 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const recur
                              : launch_form<DIM, TOKEN_GATES, false>(p, a, chunks, error);
     }
     TRY(status);
-    return p->heads_v > p->heads_q
-               ? cuda_launch("share_kernel", share_kernel<DIM>, p->heads_q * chunks->per_head, SUM_THREADS, 0,
-                             a->stream, false, error, *p, *a, *chunks)
-               : LOAM_OK;
-}
-
-bool recurrent_gradient_hopper_fit(const loam_args *a)
-{
-    const loam_view *const rows[] = { &a->grad_q, &a->grad_k, &a->grad_v };
-    for (const loam_view *v : rows) {
-        if (!chunk_view_aligned(v->data, v->batch, v->head, v->token, 8)) {
-            return false;
-        }
-    }
-    return true;
+    return p->heads_v > p->heads_q ? cuda_launch("head_group_sum_kernel", head_group_sum_kernel<DIM>,
+                                                 p->heads_q * chunks->per_head, SUM_THREADS, 0, a->stream,
+                                                 false, error, *p, *a, *chunks)
+                                   : LOAM_OK;
 }
 
 loam_status recurrent_gradient_hopper(const loam_problem *p, const loam_args *a,
@@ -126,13 +115,13 @@ loam_status recurrent_gradient_hopper(const loam_problem *p, const loam_args *a,
         TRY(p->dim_qk == 64 ? launch<64>(p, a, chunks, error) : launch<128>(p, a, chunks, error));
     }
     if (a->grad_scale) {
-        TRY(cuda_launch("slots_kernel", slots_kernel, 1, SUM_THREADS, 0, a->stream, false, error,
+        TRY(cuda_launch("slot_sum_kernel", slot_sum_kernel, 1, SUM_THREADS, 0, a->stream, false, error,
                         (float *)a->grad_scale, (int64_t)0, (const float *)chunks->grad_scale, chunks->slots,
                         p->scale));
     }
     if (chunks->grad_decay && a->grad_log_decay.data) {
-        TRY(cuda_launch("slots_kernel", slots_kernel, p->heads_v, SUM_THREADS, 0, a->stream, false, error,
-                        (float *)a->grad_log_decay.data, a->grad_log_decay.head,
+        TRY(cuda_launch("slot_sum_kernel", slot_sum_kernel, p->heads_v, SUM_THREADS, 0, a->stream, false,
+                        error, (float *)a->grad_log_decay.data, a->grad_log_decay.head,
                         (const float *)chunks->grad_decay, chunks->per_head, 1.0));
     }
     return LOAM_OK;

@@ -32,11 +32,11 @@ static __global__ void __launch_bounds__(gradient_shape<DIM, GATES>::threads,
     gradient_kernel_hopper(const loam_problem p, const loam_args a, const recurrent_chunks chunks)
 {
     extern __shared__ __align__(1024) unsigned char memory[];
-    gradient_shared<DIM, GATES, DELTA> &m = *(gradient_shared<DIM, GATES, DELTA> *)memory;
-    const chunk_place place = chunk_of_slot(p, a, chunks, blockIdx.x);
+    gradient_shared<DIM, GATES, DELTA> &sm = *(gradient_shared<DIM, GATES, DELTA> *)memory;
+    const chunk_place chunk = chunk_of_slot(p, a, chunks, blockIdx.x);
     constexpr int threads = gradient_shape<DIM, GATES>::threads;
     const int thread = threadIdx.x;
-    if (place.tokens == 0) {
+    if (chunk.tokens == 0) {
         if (thread == 0) {
             chunks.grad_scale[blockIdx.x] = 0;
             if (chunks.grad_decay) {
@@ -45,59 +45,59 @@ static __global__ void __launch_bounds__(gradient_shape<DIM, GATES>::threads,
         }
         return;
     }
-    load_source<DIM, threads>(m.in.grad_o, chunks.grad_o, place);
-    load_source<DIM, threads>(m.in.u, chunks.u, place);
+    load_rows_of<DIM, threads>(sm.in.grad_o, chunks.grad_o, chunk);
+    load_rows_of<DIM, threads>(sm.in.u, chunks.u, chunk);
     if (DELTA) {
-        load_source<DIM, threads>(m.dr, { chunks.du, 0, 0, 0, 1, true }, place);
+        load_rows_of<DIM, threads>(sm.dr, { chunks.du, 0, 0, 0, 1, true }, chunk);
         copy_async_commit();
     }
-    load_source<DIM, threads>(m.q, chunks.q, place);
-    load_source<DIM, threads>(m.k, chunks.k, place);
-    load_state<DIM, threads>(m.in.state, chunks.states + place.slot * DIM * DIM);
-    load_state<DIM, threads>(m.in.grad_state, chunks.grad_states + place.slot * DIM * DIM);
+    load_rows_of<DIM, threads>(sm.q, chunks.q, chunk);
+    load_rows_of<DIM, threads>(sm.k, chunks.k, chunk);
+    load_state_tiles<DIM, threads>(sm.in.state, chunks.states + chunk.slot * DIM * DIM);
+    load_state_tiles<DIM, threads>(sm.in.grad_state, chunks.grad_states + chunk.slot * DIM * DIM);
     copy_async_commit();
     if (thread == 0) {
-        m.place = place;
+        sm.chunk = chunk;
     }
-    load_numbers(m, p, a, place);
-    float decay[PAIR_BLOCK];
+    load_scalars(sm, p, a, chunk);
+    float decay[BLOCK_TOKENS];
     if (GATES == CHANNEL_GATES) {
-        load_decays<DIM>(decay, p, a, place);
+        load_decays<DIM>(decay, p, a, chunk);
     }
     if (DELTA) {
         weights_operand<2> inverse;
-        load_inverse(inverse, chunks.inverse + place.slot * CHUNK_TOKENS * CHUNK_TOKENS);
+        load_inverse(inverse, chunks.inverse + chunk.slot * CHUNK_TOKENS * CHUNK_TOKENS);
         copy_async_wait<1>();
         __syncthreads();
-        solve_transposed<DIM / (threads / 128)>(m.dr, inverse);
+        multiply_inverse_transposed<DIM / (threads / 128)>(sm.dr, inverse);
     }
     copy_async_wait<0>();
     fence_async_proxy();
     __syncthreads();
     if constexpr (GATES == CHANNEL_GATES) {
-        decay_locally(m, decay);
+        decay_in_blocks(sm, decay);
         __syncthreads();
     }
     if (GATES != NO_GATES) {
-        dot_states(m);
+        dot_states(sm);
     }
-    multiply_chunk(m, (float)p.scale);
+    multiply_all(sm, (float)p.scale);
     __syncthreads();
     if constexpr (GATES == CHANNEL_GATES) {
-        finish_channels(m, p, a, m.place);
+        store_channel_gates(sm, p, a, sm.chunk);
         __syncthreads();
     }
-    finish_rows(m, p, a, chunks, m.place);
+    store_row_gradients(sm, p, a, chunks, sm.chunk);
     __syncthreads();
     if constexpr (GATES == TOKEN_GATES) {
         if (thread < 32) {
-            finish_gates(m, p, a, chunks, m.place);
+            store_token_gates(sm, p, a, chunks, sm.chunk);
         }
     }
     if (thread >= 32 && thread < 64) {
-        const float sum = lane_sum<32>(m.scale_dot[thread - 32] + m.scale_dot[thread]);
+        const float sum = lane_sum<32>(sm.scale_dot[thread - 32] + sm.scale_dot[thread]);
         if (thread == 32) {
-            chunks.grad_scale[m.place.slot] = sum;
+            chunks.grad_scale[sm.chunk.slot] = sum;
         }
     }
 }

@@ -62,8 +62,8 @@ template <int LANES> static __device__ __forceinline__ float lane_sum(float x)
 /* The chain rule of the feature map: dx, the gradient of the features x, becomes the gradient of the row
  * `given`, whose features x are. LANES lanes share a row. */
 template <int LANES>
-static __device__ __forceinline__ void chain_features(const loam_problem &p, float (&dx)[8],
-                                                      const float (&x)[8], const uint4 &given)
+static __device__ __forceinline__ void feature_map_gradient(const loam_problem &p, float (&dx)[8],
+                                                            const float (&x)[8], const uint4 &given)
 {
     if (p.feature_map == LOAM_FEATURES_ELU) {
 #pragma unroll
@@ -73,33 +73,33 @@ static __device__ __forceinline__ void chain_features(const loam_problem &p, flo
     } else if (p.feature_map == LOAM_FEATURES_UNIT) {
         float raw[8];
         unpack_8(raw, given);
-        const float along = lane_sum<LANES>(dot_8(x, dx)), square = lane_sum<LANES>(dot_8(raw, raw));
+        const float projection = lane_sum<LANES>(dot_8(x, dx)), square = lane_sum<LANES>(dot_8(raw, raw));
         const float inverse = square > 0 ? rsqrtf(square) : 0;
 #pragma unroll
         for (int n = 0; n < 8; n++) {
-            dx[n] = (dx[n] - along * x[n]) * inverse;
+            dx[n] = (dx[n] - projection * x[n]) * inverse;
         }
     }
 }
 
 /* Rows in registers: a thread has 8 channels of every step-th row of the chunk. */
-template <int DIM, int THREADS> struct row_pieces {
+template <int DIM, int THREADS> struct row_vectors {
     enum { lanes = DIM / 8, step = THREADS / lanes, count = CHUNK_TOKENS / step };
-    uint4 piece[count];
+    uint4 vector[count];
 };
 
 template <int DIM, int THREADS>
-static __device__ __forceinline__ void load_pieces(row_pieces<DIM, THREADS> &x, bool wanted,
-                                                   const chunk_source &s, const chunk_place &place)
+static __device__ __forceinline__ void load_vectors(row_vectors<DIM, THREADS> &x, bool wanted,
+                                                    const chunk_source &s, const chunk_place &chunk)
 {
-    typedef row_pieces<DIM, THREADS> of;
-    const chunk_rows rows = rows_of<DIM>(s, place);
-    const int c = threadIdx.x % of::lanes * 8;
+    typedef row_vectors<DIM, THREADS> vectors;
+    const chunk_rows rows = rows_of<DIM>(s, chunk);
+    const int c = threadIdx.x % vectors::lanes * 8;
 #pragma unroll
-    for (int n = 0; n < of::count; n++) {
-        const int r = threadIdx.x / of::lanes + n * of::step;
-        x.piece[n] = wanted && r < place.tokens ? *(const uint4 *)(rows.first + r * rows.stride + c)
-                                                : make_uint4(0, 0, 0, 0);
+    for (int n = 0; n < vectors::count; n++) {
+        const int r = threadIdx.x / vectors::lanes + n * vectors::step;
+        x.vector[n] = wanted && r < chunk.tokens ? *(const uint4 *)(rows.first + r * rows.stride + c)
+                                                 : make_uint4(0, 0, 0, 0);
     }
 }
 
@@ -109,9 +109,9 @@ struct rows_out {
     int64_t stride;
 };
 
-static __device__ __forceinline__ rows_out rows_to(const loam_view &view, const chunk_place &place, int64_t h)
+static __device__ __forceinline__ rows_out rows_to(const loam_view &view, const chunk_place &chunk, int64_t h)
 {
-    return { view.data ? (__nv_bfloat16 *)view.data + RECURRENT_AT(view, place.b, h, place.first) : NULL,
+    return { view.data ? (__nv_bfloat16 *)view.data + RECURRENT_AT(view, chunk.b, h, chunk.first) : NULL,
              view.token };
 }
 
@@ -119,16 +119,16 @@ static __device__ __forceinline__ rows_out rows_to(const loam_view &view, const 
  * else those in the view. */
 template <int DIM>
 static __device__ __forceinline__ rows_out rows_to(const loam_view &view, __nv_bfloat16 *by_slot,
-                                                   const chunk_place &place)
+                                                   const chunk_place &chunk)
 {
     if (by_slot) {
-        return { by_slot + place.slot * CHUNK_TOKENS * DIM, DIM };
+        return { by_slot + chunk.slot * CHUNK_TOKENS * DIM, DIM };
     }
-    return rows_to(view, place, place.h);
+    return rows_to(view, chunk, chunk.h);
 }
 
-static __device__ __forceinline__ void put_row(const rows_out &to, int r, int c, bool real,
-                                               const float (&x)[8])
+static __device__ __forceinline__ void store_row(const rows_out &to, int r, int c, bool real,
+                                                 const float (&x)[8])
 {
     if (real && to.first) {
         store_8(to.first + r * to.stride + c, x);
@@ -138,47 +138,48 @@ static __device__ __forceinline__ void put_row(const rows_out &to, int r, int c,
 /* Stores dq, dk, dv and dbeta of all rows, and keeps the dot products of which the gradients of
  * gates and scale are sums. */
 template <int DIM, gate_reach GATES, bool DELTA>
-static __device__ __forceinline__ void finish_rows(gradient_shared<DIM, GATES, DELTA> &m,
-                                                   const loam_problem &p, const loam_args &a,
-                                                   const recurrent_chunks &chunks, const chunk_place &place)
+static __device__ __forceinline__ void store_row_gradients(gradient_shared<DIM, GATES, DELTA> &sm,
+                                                           const loam_problem &p, const loam_args &a,
+                                                           const recurrent_chunks &chunks,
+                                                           const chunk_place &chunk)
 {
     typedef gradient_shared<DIM, GATES, DELTA> shared;
-    typedef row_pieces<DIM, gradient_shape<DIM, GATES>::threads> of;
-    const int c = threadIdx.x % of::lanes * 8;
-    const bool strengths = a.grad_beta.data, chained = !chunks.grad_q,
-               norms = chained && p.feature_map == LOAM_FEATURES_UNIT;
-    of du, v, q_given, k_given;
+    typedef row_vectors<DIM, gradient_shape<DIM, GATES>::threads> vectors;
+    const int c = threadIdx.x % vectors::lanes * 8;
+    const bool wants_beta = a.grad_beta.data, to_inputs = !chunks.grad_q,
+               norms = to_inputs && p.feature_map == LOAM_FEATURES_UNIT;
+    vectors du, v, q_given, k_given;
     if (!DELTA) {
-        load_pieces(du, true, { chunks.du, 0, 0, 0, 1, true }, place);
+        load_vectors(du, true, { chunks.du, 0, 0, 0, 1, true }, chunk);
     }
-    load_pieces(v, strengths, chunks.v, place);
-    load_pieces(q_given, norms, chunks.q_given, place);
-    load_pieces(k_given, norms, chunks.k_given, place);
-    const rows_out to_q = rows_to<DIM>(a.grad_q, chunks.grad_q, place),
-                   to_k = rows_to<DIM>(a.grad_k, chunks.grad_k, place),
-                   to_v = rows_to(a.grad_v, place, place.h);
+    load_vectors(v, wants_beta, chunks.v, chunk);
+    load_vectors(q_given, norms, chunks.q_given, chunk);
+    load_vectors(k_given, norms, chunks.k_given, chunk);
+    const rows_out to_q = rows_to<DIM>(a.grad_q, chunks.grad_q, chunk),
+                   to_k = rows_to<DIM>(a.grad_k, chunks.grad_k, chunk),
+                   to_v = rows_to(a.grad_v, chunk, chunk.h);
 #pragma unroll
-    for (int piece = 0; piece < of::count; piece++) {
-        const int r = threadIdx.x / of::lanes + piece * of::step;
-        const bool real = r < place.tokens;
-        const float beta = m.beta[r], diagonal = GATES == NO_GATES ? 0 : m.diagonal[r];
+    for (int n8 = 0; n8 < vectors::count; n8++) {
+        const int r = threadIdx.x / vectors::lanes + n8 * vectors::step;
+        const bool real = r < chunk.tokens;
+        const float beta = sm.beta[r], diagonal = GATES == NO_GATES ? 0 : sm.diagonal[r];
         float q[8], k[8], dq[8], dk[8], z[8], dr[8], row = 0, out = 0, erased = 0;
-        load_8(q, m.q + swizzled(r, c));
-        load_8(k, m.k + swizzled(r, c));
-        load_8(dq, m.sum[shared::x] + r * shared::pitch + c);
-        load_8(dk, m.sum[shared::y] + r * shared::pitch + c);
+        load_8(q, sm.q + swizzled(r, c));
+        load_8(k, sm.k + swizzled(r, c));
+        load_8(dq, sm.products[shared::x] + r * shared::pitch + c);
+        load_8(dk, sm.products[shared::y] + r * shared::pitch + c);
         if (DELTA) {
-            load_8(z, m.sum[shared::z] + r * shared::pitch + c);
-            load_8(dr, m.dr + swizzled(r, c));
-            erased = lane_sum<of::lanes>(dot_8(k, z));
+            load_8(z, sm.products[shared::z] + r * shared::pitch + c);
+            load_8(dr, sm.dr + swizzled(r, c));
+            erased = lane_sum<vectors::lanes>(dot_8(k, z));
         } else {
-            unpack_8(dr, du.piece[piece]);
+            unpack_8(dr, du.vector[n8]);
         }
         if (GATES == TOKEN_GATES) {
             float e[8];
-            load_8(e, m.sum[shared::e] + r * shared::pitch + c);
-            row = lane_sum<of::lanes>(dot_8(q, dq) - dot_8(k, dk)) + beta * erased;
-            out = lane_sum<of::lanes>(dot_8(k, e));
+            load_8(e, sm.products[shared::e] + r * shared::pitch + c);
+            row = lane_sum<vectors::lanes>(dot_8(q, dq) - dot_8(k, dk)) + beta * erased;
+            out = lane_sum<vectors::lanes>(dot_8(k, e));
 #pragma unroll
             for (int n = 0; n < 8; n++) {
                 dk[n] += e[n];
@@ -189,47 +190,48 @@ static __device__ __forceinline__ void finish_rows(gradient_shared<DIM, GATES, D
             dq[n] += diagonal * k[n];
             dk[n] += diagonal * q[n] + (DELTA ? beta * z[n] : 0);
         }
-        const float along = lane_sum<of::lanes>(dot_8(q, dq));
-        float strength = erased;
-        if (strengths) {
+        const float projection = lane_sum<vectors::lanes>(dot_8(q, dq));
+        float dbeta = erased;
+        if (wants_beta) {
             float value[8];
-            unpack_8(value, v.piece[piece]);
-            strength += lane_sum<of::lanes>(dot_8(dr, value));
+            unpack_8(value, v.vector[n8]);
+            dbeta += lane_sum<vectors::lanes>(dot_8(dr, value));
         }
-        if (threadIdx.x % of::lanes == 0) {
-            m.row_dot[r] = row, m.out_dot[r] = out, m.scale_dot[r] = along;
-            if (real && strengths) {
-                ((float *)a.grad_beta.data)[RECURRENT_AT(a.grad_beta, place.b, place.h, place.first + r)] =
-                    strength;
+        if (threadIdx.x % vectors::lanes == 0) {
+            sm.row_dot[r] = row, sm.out_dot[r] = out, sm.scale_dot[r] = projection;
+            if (real && wants_beta) {
+                ((float *)a.grad_beta.data)[RECURRENT_AT(a.grad_beta, chunk.b, chunk.h, chunk.first + r)] =
+                    dbeta;
             }
         }
-        if (chained) {
-            chain_features<of::lanes>(p, dq, q, q_given.piece[piece]);
-            chain_features<of::lanes>(p, dk, k, k_given.piece[piece]);
+        if (to_inputs) {
+            feature_map_gradient<vectors::lanes>(p, dq, q, q_given.vector[n8]);
+            feature_map_gradient<vectors::lanes>(p, dk, k, k_given.vector[n8]);
         }
 #pragma unroll
         for (int n = 0; n < 8; n++) {
             dr[n] *= beta;
         }
-        put_row(to_q, r, c, real, dq);
-        put_row(to_k, r, c, real, dk);
-        put_row(to_v, r, c, real, dr);
+        store_row(to_q, r, c, real, dq);
+        store_row(to_k, r, c, real, dk);
+        store_row(to_v, r, c, real, dr);
     }
 }
 
 /* One warp: gradients of the gates of tokens, two tokens per lane, from the dot products of the rows. */
 template <int DIM, bool DELTA>
-static __device__ __forceinline__ void finish_gates(gradient_shared<DIM, TOKEN_GATES, DELTA> &m,
-                                                    const loam_problem &p, const loam_args &a,
-                                                    const recurrent_chunks &chunks, const chunk_place &place)
+static __device__ __forceinline__ void store_token_gates(gradient_shared<DIM, TOKEN_GATES, DELTA> &sm,
+                                                         const loam_problem &p, const loam_args &a,
+                                                         const recurrent_chunks &chunks,
+                                                         const chunk_place &chunk)
 {
     const int lane = threadIdx.x % 32;
     float whole = 0;
     for (int n = lane; n < STATE_PARTS * DIM; n += 32) {
-        whole += m.state_dot[0][n];
+        whole += sm.state_dot[0][n];
     }
-    whole = lane_sum<32>(whole) * exp2_fast(m.pre[CHUNK_TOKENS - 1].x);
-    const float2 row = *(const float2 *)&m.row_dot[2 * lane], out = *(const float2 *)&m.out_dot[2 * lane];
+    whole = lane_sum<32>(whole) * exp2_fast(sm.pre[CHUNK_TOKENS - 1].x);
+    const float2 row = *(const float2 *)&sm.row_dot[2 * lane], out = *(const float2 *)&sm.out_dot[2 * lane];
     float after = row.x + row.y, before = out.x + out.y;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
@@ -246,17 +248,17 @@ static __device__ __forceinline__ void finish_gates(gradient_shared<DIM, TOKEN_G
     float sum = 0;
 #pragma unroll
     for (int n = 0; n < 2; n++) {
-        if (2 * lane + n < place.tokens) {
+        if (2 * lane + n < chunk.tokens) {
             sum += gate[n];
             if (p.mechanism != LOAM_RETENTION && a.grad_log_decay.data) {
-                ((float *)a.grad_log_decay.data)[RECURRENT_AT(a.grad_log_decay, place.b, place.h,
-                                                              place.first + 2 * lane + n)] = gate[n];
+                ((float *)a.grad_log_decay.data)[RECURRENT_AT(a.grad_log_decay, chunk.b, chunk.h,
+                                                              chunk.first + 2 * lane + n)] = gate[n];
             }
         }
     }
     sum = lane_sum<32>(sum);
     if (lane == 0 && chunks.grad_decay) {
-        chunks.grad_decay[place.slot] = sum;
+        chunks.grad_decay[chunk.slot] = sum;
     }
 }
 

@@ -55,14 +55,14 @@ static __device__ __forceinline__ void store_transposed(__nv_bfloat16 *tile, con
 }
 
 /* Two numbers rounded to bf16, x in the low half; and each half of such a pair as float32. */
-static __device__ __forceinline__ uint32_t pair_of(float x, float y)
+static __device__ __forceinline__ uint32_t pack_bf16(float x, float y)
 {
     uint32_t pair[1];
     split_pair(pair, x, y);
     return pair[0];
 }
-static __device__ __forceinline__ float pair_low(uint32_t pair) { return __uint_as_float(pair << 16); }
-static __device__ __forceinline__ float pair_high(uint32_t pair)
+static __device__ __forceinline__ float unpack_first(uint32_t pair) { return __uint_as_float(pair << 16); }
+static __device__ __forceinline__ float unpack_second(uint32_t pair)
 {
     return __uint_as_float(pair & 0xffff0000u);
 }
@@ -77,7 +77,7 @@ static __device__ __forceinline__ void round_state(uint32_t (&a)[TILES * 4][4],
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const float *x = state[k / 4][k % 4 * 2 + e / 2] + e % 2 * 2;
-            a[k][e] = pair_of(x[0], x[1]);
+            a[k][e] = pack_bf16(x[0], x[1]);
         }
     }
 }

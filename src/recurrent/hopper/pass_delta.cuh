@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  * The pass of a delta rule from the first chunk to the last:
  *
- *     u = u_hat - w S0^T,   S1 = S0 Diag(total) + u^T k_out
+ *     u = u_hat - w S0^T,   S1 = S0 Diag(chunk_decay) + u^T k_out
  *
  * Where e^suf is one number per token and k needs no other preparation, (e^suf u)^T k replaces u^T k_out
- * (`late`). The first product is transposed, u^T = u_hat^T - S0 w^T: the accumulators of the state, and then
+ * (`decay_on_u`). The first product is transposed, u^T = u_hat^T - S0 w^T: the accumulators of the state, and then
  * of u^T, become operands of the next product in registers. Neither goes through shared memory in between,
  * and no warp waits for another.
  *
@@ -17,73 +17,73 @@
 #include "src/recurrent/hopper/pass.cuh"
 
 /* The index of element (row, column) in a tile of 32 columns, in the 64-byte swizzle. */
-static __device__ __forceinline__ int swizzled_half(int row, int column)
+static __device__ __forceinline__ int swizzled_32(int row, int column)
 {
     return (row * 32 + column) ^ row / 2 % 4 * 8;
 }
 
 /* For four 8 x 8 matrices of such a tile: the index of the row that the lane addresses, token 32 i + lane
  * of the warp's 8 columns. */
-static __device__ __forceinline__ int half_piece(int i)
+static __device__ __forceinline__ int matrix_row_32(int i)
 {
     const int lane = threadIdx.x % 32;
-    return swizzled_half(32 * i + lane, threadIdx.x % 128 / 32 * 8);
+    return swizzled_32(32 * i + lane, threadIdx.x % 128 / 32 * 8);
 }
 
-template <int DIM, bool GATED, bool LOW> struct delta_pass {
-    typedef pass_shape<DIM, true, false, LOW> of;
-    typedef pass_shared<DIM, true, false, LOW> shared;
-    static constexpr bool late = GATED && !LOW; /* e^suf multiplies u */
-    static constexpr int blocks = DIM / 8;      /* of 8 columns of the state */
+template <int DIM, bool GATED, bool LO> struct delta_pass {
+    typedef pass_shape<DIM, true, false, LO> shape;
+    typedef pass_shared<DIM, true, false, LO> shared;
+    static constexpr bool decay_on_u = GATED && !LO; /* e^suf multiplies u */
+    static constexpr int blocks = DIM / 8;           /* of 8 columns of the state */
     float state[blocks][2];
 
     /* What a thread loads of a chunk: u_hat^T in hi and lo part, the decays of its columns of the state,
-     * and e^suf where `late`. */
-    struct chunk_numbers {
+     * and e^suf where `decay_on_u`. */
+    struct chunk_inputs {
         uint32_t value[2][8];
-        float2 total[late ? 1 : blocks], after[8];
+        float2 chunk_decay[decay_on_u ? 1 : blocks], suf_decay[8];
 
-        __device__ __forceinline__ void load(const shared &sm, unsigned slot)
+        __device__ __forceinline__ void load(const shared &sm, unsigned stage)
         {
 #pragma unroll
             for (int part = 0; part < 2; part++) {
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    const __nv_bfloat16 *tile = sm.ring_tiles[slot] + part * (TILE_ELEMENTS / 2);
-                    load_matrices_transposed(*(uint32_t(*)[4])(value[part] + 4 * i), tile + half_piece(i));
+                    const __nv_bfloat16 *tile = sm.ring_tiles[stage] + part * (TILE_ELEMENTS / 2);
+                    load_matrices_transposed(*(uint32_t(*)[4])(value[part] + 4 * i), tile + matrix_row_32(i));
                 }
             }
             if (GATED) {
-                load_totals(total, sm.total[slot]);
+                load_decays(chunk_decay, sm.chunk_decay[stage]);
             }
-            if (late) {
-                load_totals(after, sm.after[slot]);
+            if (decay_on_u) {
+                load_decays(suf_decay, sm.suf_decay[stage]);
             }
         }
     };
 
-    __device__ __forceinline__ void decay(const chunk_numbers &chunk)
+    __device__ __forceinline__ void decay(const chunk_inputs &in)
     {
-        if constexpr (late) { /* all channels have the same decay */
+        if constexpr (decay_on_u) { /* all channels have the same decay */
 #pragma unroll
             for (int b = 0; b < blocks; b++) {
-                state[b][0] *= chunk.total[0].x, state[b][1] *= chunk.total[0].x;
+                state[b][0] *= in.chunk_decay[0].x, state[b][1] *= in.chunk_decay[0].x;
             }
         } else if constexpr (GATED) {
-            decay_state(state, chunk.total);
+            decay_state(state, in.chunk_decay);
         }
     }
 
     /* u^T = u_hat^T - S0 w^T; `read` has the products of the hi part of S0 (elements 0, 1)
      * and of the lo part (2, 3). */
-    static __device__ __forceinline__ void subtract(float (&u)[8][2], const chunk_numbers &chunk,
+    static __device__ __forceinline__ void subtract(float (&u)[8][2], const chunk_inputs &in,
                                                     const float (&read)[8][4])
     {
 #pragma unroll
         for (int n = 0; n < 8; n++) {
-            const uint32_t high = chunk.value[0][n], low = chunk.value[1][n];
-            u[n][0] = (pair_low(high) + pair_low(low)) - (read[n][0] + read[n][2]);
-            u[n][1] = (pair_high(high) + pair_high(low)) - (read[n][1] + read[n][3]);
+            const uint32_t hi = in.value[0][n], lo = in.value[1][n];
+            u[n][0] = (unpack_first(hi) + unpack_first(lo)) - (read[n][0] + read[n][2]);
+            u[n][1] = (unpack_second(hi) + unpack_second(lo)) - (read[n][1] + read[n][3]);
         }
     }
 
@@ -107,7 +107,7 @@ template <int DIM, bool GATED, bool LOW> struct delta_pass {
         for (int i = 0; i < DIM / 32; i++) {
             const int piece = i % 2 * 4 + lane / 8;
             const uint32_t out[4] = { a[2 * i][0], a[2 * i][2], a[2 * i + 1][0], a[2 * i + 1][2] };
-            store_matrices(tiles + (i / 2 * of::rows + row) * TILE_SIDE + (piece ^ row % 8) * 8, out);
+            store_matrices(tiles + (i / 2 * shape::rows + row) * TILE_SIDE + (piece ^ row % 8) * 8, out);
         }
     }
 
@@ -119,7 +119,7 @@ template <int DIM, bool GATED, bool LOW> struct delta_pass {
             for (int i = 0; i < 2; i++) {
                 const uint32_t out[4] = { a[2 * i][part], a[2 * i][2 + part], a[2 * i + 1][part],
                                           a[2 * i + 1][2 + part] };
-                store_matrices_transposed(tiles + part * (TILE_ELEMENTS / 2) + half_piece(i), out);
+                store_matrices_transposed(tiles + part * (TILE_ELEMENTS / 2) + matrix_row_32(i), out);
             }
         }
     }
@@ -129,49 +129,49 @@ template <int DIM, bool GATED, bool LOW> struct delta_pass {
      * arithmetic does not wait. */
     __device__ __forceinline__ void run(shared &sm, const pass_arrays &, const pass_block &block)
     {
-        uint32_t a[DIM / 16][4], u_parts[4][4], decayed[late ? 4 : 1][4];
-        float u[8][2], read[8][4], more[of::tiles][8][4];
-        chunk_numbers chunk;
-        pass_await(sm, block, 0);
+        uint32_t a[DIM / 16][4], u_parts[4][4], decayed[decay_on_u ? 4 : 1][4];
+        float u[8][2], read[8][4], update[shape::tiles][8][4];
+        chunk_inputs in;
+        pass_wait(sm, block, 0);
 #pragma unroll 1
         for (unsigned n = 0; n < block.chunks; n++) {
-            const __nv_bfloat16 *tiles = sm.ring_tiles[n % of::slots];
-            const unsigned turn = n % of::snapshots;
-            chunk.load(sm, n % of::slots);
+            const __nv_bfloat16 *tiles = sm.ring_tiles[n % shape::stages];
+            const unsigned buffer = n % shape::snapshots;
+            in.load(sm, n % shape::stages);
             split(a, state);
-            put_begin(2 * turn);
-            store_snapshot(sm.snapshot[turn], a);
-            put_end<of::places>(2 * turn);
+            output_acquire(2 * buffer);
+            store_snapshot(sm.snapshot[buffer], a);
+            output_commit<shape::buffers>(2 * buffer);
             wgmma_fence();
-            more_rows<DIM>(read, a, tiles + of::read * TILE_ELEMENTS, false);
+            more_rows<DIM>(read, a, tiles + shape::read * TILE_ELEMENTS, false);
             wgmma_commit();
-            decay(chunk);
-            put_begin(2 * turn + 1);
+            decay(in);
+            output_acquire(2 * buffer + 1);
             wgmma_wait<0>();
             wgmma_results(read);
-            subtract(u, chunk, read);
+            subtract(u, in, read);
             split(u_parts, u);
-            if constexpr (late) {
-                decay_state(u, chunk.after);
+            if constexpr (decay_on_u) {
+                decay_state(u, in.suf_decay);
                 split(decayed, u);
                 wgmma_fence();
-                more_weights<DIM>(more, decayed, tiles + of::key * TILE_ELEMENTS, false);
+                more_weights<DIM>(update, decayed, tiles + shape::key * TILE_ELEMENTS, false);
             } else {
                 wgmma_fence();
-                more_weights<DIM>(more, u_parts, tiles + of::key * TILE_ELEMENTS, false);
+                more_weights<DIM>(update, u_parts, tiles + shape::key * TILE_ELEMENTS, false);
             }
-            if constexpr (LOW) {
-                more_weights<DIM>(more, u_parts, tiles + of::key_low * TILE_ELEMENTS);
+            if constexpr (LO) {
+                more_weights<DIM>(update, u_parts, tiles + shape::key_lo * TILE_ELEMENTS);
             }
             wgmma_commit();
-            store_result(sm.result[turn], u_parts);
-            put_end<of::places>(2 * turn + 1);
-            pass_await(sm, block, n + 1 < block.chunks ? n + 1 : n);
+            store_result(sm.result[buffer], u_parts);
+            output_commit<shape::buffers>(2 * buffer + 1);
+            pass_wait(sm, block, n + 1 < block.chunks ? n + 1 : n);
             wgmma_wait<0>();
-            wgmma_results(more);
+            wgmma_results(update);
 #pragma unroll
             for (int b = 0; b < blocks; b++) {
-                const float(&x)[4] = more[b / 8][b % 8];
+                const float(&x)[4] = update[b / 8][b % 8];
                 state[b][0] += x[0] + x[2], state[b][1] += x[1] + x[3];
             }
             ring_release(sm.ring, n);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * The pass of a delta rule from the last chunk to the first, with scaled do:
  *
- *     du = P^T do + k_out dS1^T,   dS0 = dS1 Diag(total) + do^T q_in - du^T w
+ *     du = P^T do + k_out dS1^T,   dS0 = dS1 Diag(chunk_decay) + do^T q_in - du^T w
  *
  * The first product is transposed, du^T = do^T P + dS1 k_out^T, for the reason given in
  * recurrent/hopper/pass_delta.cuh. */
@@ -11,7 +11,7 @@
 #include "src/recurrent/hopper/pass.cuh"
 
 template <int DIM, bool GATED> struct reverse_pass {
-    typedef pass_shape<DIM, true, true, false> of;
+    typedef pass_shape<DIM, true, true, false> shape;
     typedef pass_shared<DIM, true, true, false> shared;
     static constexpr int blocks = DIM / 8; /* of 8 columns of the state */
     float state[blocks][4];
@@ -23,7 +23,7 @@ template <int DIM, bool GATED> struct reverse_pass {
 #pragma unroll
         for (int e = 0; e < 16; e++) {
             const uint32_t pair = value[e / 4][e % 4];
-            to[e / 4][e % 4] = pair_of(pair_low(pair) * factor, pair_high(pair) * factor);
+            to[e / 4][e % 4] = pack_bf16(unpack_first(pair) * factor, unpack_second(pair) * factor);
         }
     }
 
@@ -42,44 +42,44 @@ template <int DIM, bool GATED> struct reverse_pass {
      * them. They are therefore placed before the products, or where a wait is needed anyway. */
     __device__ __forceinline__ void run(shared &sm, const pass_arrays &arrays, const pass_block &block)
     {
-        float(&columns)[of::tiles][8][4] = *(float(*)[of::tiles][8][4]) & state;
-        uint32_t snapshot[of::tiles * 4][4], value[4][4], raw[4][4], out[4][4]; /* out: -du^T */
+        float(&columns)[shape::tiles][8][4] = *(float(*)[shape::tiles][8][4]) & state;
+        uint32_t snapshot[shape::tiles * 4][4], value[4][4], raw[4][4], out[4][4]; /* out: -du^T */
         float sum[1][8][4];
-        float2 total[blocks];
-        pass_await(sm, block, 0);
+        float2 chunk_decay[blocks];
+        pass_wait(sm, block, 0);
         load_transposed(raw, sm.ring_tiles[0]);
 #pragma unroll 1
         for (unsigned n = 0; n < block.chunks; n++) {
             const unsigned next = n + 1 < block.chunks ? n + 1 : n;
-            const __nv_bfloat16 *tiles = sm.ring_tiles[n % of::slots];
+            const __nv_bfloat16 *tiles = sm.ring_tiles[n % shape::stages];
             if (GATED) {
-                load_totals(total, sm.total[n % of::slots]);
+                load_decays(chunk_decay, sm.chunk_decay[n % shape::stages]);
             }
             scale_value(value, raw, arrays.scale);
             round_state(snapshot, columns);
-            put_begin(0);
+            output_acquire(0);
             store_operands(sm.snapshot[0], snapshot);
-            put_end<of::places>(0);
+            output_commit<shape::buffers>(0);
             if (GATED) {
-                decay_state(state, total);
+                decay_state(state, chunk_decay);
             }
             wgmma_fence();
-            more_weights<TILE_SIDE>(sum, value, tiles + of::pairs * TILE_ELEMENTS, false);
-            more_rows<DIM>(sum[0], snapshot, tiles + of::read * TILE_ELEMENTS, true);
+            more_weights<TILE_SIDE>(sum, value, tiles + shape::pairs * TILE_ELEMENTS, false);
+            more_rows<DIM>(sum[0], snapshot, tiles + shape::read * TILE_ELEMENTS, true);
             wgmma_commit();
-            more_weights<of::columns>(columns, value, tiles + of::key * TILE_ELEMENTS);
+            more_weights<shape::columns>(columns, value, tiles + shape::key * TILE_ELEMENTS);
             wgmma_commit();
-            put_begin(1);
+            output_acquire(1);
             wgmma_wait<1>();
             wgmma_results(sum);
             negate(out, sum[0]);
             wgmma_fence();
-            more_weights<DIM>(columns, out, tiles + of::erase * TILE_ELEMENTS);
+            more_weights<DIM>(columns, out, tiles + shape::erase * TILE_ELEMENTS);
             wgmma_commit();
             store_transposed(sm.result[0], out, 0x80008000u);
-            put_end<of::places>(1);
-            pass_await(sm, block, next);
-            load_transposed(raw, sm.ring_tiles[next % of::slots]);
+            output_commit<shape::buffers>(1);
+            pass_wait(sm, block, next);
+            load_transposed(raw, sm.ring_tiles[next % shape::stages]);
             wgmma_wait<0>();
             wgmma_results(state);
             ring_release(sm.ring, n);

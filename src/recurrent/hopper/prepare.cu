@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  * The launches of PREPARE: one thread block for each slot. */
 #include "src/gpu/launch.cuh"
-#include "src/recurrent/hopper/chunks.h"
 #include "src/recurrent/hopper/prepare_channels.cuh"
 #include "src/recurrent/hopper/prepare_tokens.cuh"
+#include "src/recurrent/hopper/stages.h"
 
 template <int DIM, bool GATED, bool DELTA>
 static loam_status launch_tokens(const loam_problem *p, const loam_args *a, const recurrent_chunks *chunks,

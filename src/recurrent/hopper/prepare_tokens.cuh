@@ -3,7 +3,7 @@
  * PREPARE where a token has one decay for all channels, or none: P = (q k^T) o e^seg, from one matrix
  * product over the whole chunk; `o` is the elementwise product.
  *
- * e^seg_ij is computed from pre_i - pre_j. Log decays are clamped to at least HELD: e^HELD is 0 in float32,
+ * e^seg_ij is computed from pre_i - pre_j. Log decays are clamped to at least LOG_DECAY_MIN: e^LOG_DECAY_MIN is 0 in float32,
  * and the rounding of their sums in float64 is below 1e-10. A sum is stored as two floats, hi and lo, whose
  * difference is as exact as one in float64 wherever e^seg is not 0.
  */
@@ -12,34 +12,36 @@
 
 #include "src/recurrent/hopper/prepare.cuh"
 
-static constexpr float HELD = -1e4f;
+static constexpr float LOG_DECAY_MIN = -1e4f;
 
 template <int DIM, bool DELTA> struct prepare_tokens_shared {
     alignas(1024) __nv_bfloat16 q[TILE_SIDE * DIM],
         k[TILE_SIDE * DIM]; /* with a delta rule, v overwrites q */
     float square[SQUARE_ELEMENTS];
-    float2 sum[TILE_SIDE];                                 /* pre in the log2 domain, hi and lo */
-    float pre[TILE_SIDE], suf[TILE_SIDE], beta[TILE_SIDE]; /* e^pre, e^suf */
-    /* Factors from rows of the tiles to features: for features of length 1 the `rest`
+    float2 pre_log2[TILE_SIDE];                                        /* pre in the log2 domain, hi and lo */
+    float pre_decay[TILE_SIDE], suf_decay[TILE_SIDE], beta[TILE_SIDE]; /* e^pre, e^suf */
+    /* Factors from rows of the tiles to features: for features of length 1 the `mantissa`
      * of unit_factor, else 1. */
     float q_norm[TILE_SIDE], k_norm[TILE_SIDE];
-    float before[TILE_SIDE]; /* factors from rows of the tile of k to beta k e^pre */
+    float k_factor[TILE_SIDE]; /* factors from rows of the tile of k to beta k e^pre */
 };
 
 /* Prefix sums of the log decays; called by one warp, whose lane l has tokens 2 l and 2 l + 1. A decay of the
  * head is a view whose batch and token strides are 0. */
 template <class SHARED>
-static __device__ __forceinline__ void sum_gates(SHARED &sm, const loam_const_view &gates,
-                                                 const chunk_place &x)
+static __device__ __forceinline__ void scan_gates(SHARED &sm, const loam_const_view &gates,
+                                                  const chunk_place &chunk)
 {
     const int lane = threadIdx.x % 32;
     double gate[2];
 #pragma unroll
     for (int n = 0; n < 2; n++) {
         const int t = 2 * lane + n;
-        const float g = t < x.tokens ? ((const float *)gates.data)[RECURRENT_AT(gates, x.b, x.h, x.first + t)]
-                                     : 0;
-        gate[n] = (double)fmaxf(g, HELD) * 1.4426950408889634;
+        const float g =
+            t < chunk.tokens
+                ? ((const float *)gates.data)[RECURRENT_AT(gates, chunk.b, chunk.h, chunk.first + t)]
+                : 0;
+        gate[n] = (double)fmaxf(g, LOG_DECAY_MIN) * 1.4426950408889634;
     }
     double sum = gate[0] + gate[1];
 #pragma unroll
@@ -51,10 +53,10 @@ static __device__ __forceinline__ void sum_gates(SHARED &sm, const loam_const_vi
 #pragma unroll
     for (int n = 0; n < 2; n++) {
         const double pre = n ? sum : sum - gate[1];
-        const float high = (float)pre;
-        sm.sum[2 * lane + n] = make_float2(high, (float)(pre - high));
-        sm.pre[2 * lane + n] = exp2_fast(high);
-        sm.suf[2 * lane + n] = exp2_fast((float)(all - pre));
+        const float hi = (float)pre;
+        sm.pre_log2[2 * lane + n] = make_float2(hi, (float)(pre - hi));
+        sm.pre_decay[2 * lane + n] = exp2_fast(hi);
+        sm.suf_decay[2 * lane + n] = exp2_fast((float)(all - pre));
     }
 }
 
@@ -62,8 +64,9 @@ static __device__ __forceinline__ void sum_gates(SHARED &sm, const loam_const_vi
  * of length 1 the tile is multiplied by the power of two alone, which is exact; norm[r], the rest, multiplies
  * what is computed from row r. */
 template <int DIM>
-static __device__ __forceinline__ void map_rows(__nv_bfloat16 *tile, float *norm, __nv_bfloat16 *array,
-                                                const chunk_place &x, loam_feature_map map)
+static __device__ __forceinline__ void apply_feature_map(__nv_bfloat16 *tile, float *norm,
+                                                         __nv_bfloat16 *array, const chunk_place &chunk,
+                                                         loam_feature_map map)
 {
     const int r = threadIdx.x / 2, half = threadIdx.x % 2 * (DIM / 2);
     unit_factor factor = { 1, 1 };
@@ -71,39 +74,39 @@ static __device__ __forceinline__ void map_rows(__nv_bfloat16 *tile, float *norm
         double norm2 = 0;
 #pragma unroll
         for (int c = 0; c < DIM / 2; c += 8) {
-            norm2 += square_sum(*(const uint4 *)(tile + swizzled(r, half + c)));
+            norm2 += norm2_of(*(const uint4 *)(tile + swizzled(r, half + c)));
         }
         factor = unit_factor_of(norm2 + __shfl_xor_sync(0xffffffffu, norm2, 1));
     }
-    norm[r] = factor.rest;
+    norm[r] = factor.mantissa;
 #pragma unroll
     for (int c = 0; c < DIM / 2 && map != LOAM_FEATURES_IDENTITY; c += 8) {
         uint4 *at = (uint4 *)(tile + swizzled(r, half + c));
         const uint4 out = map == LOAM_FEATURES_UNIT ? scaled(*at, factor.power)
-                          : r < x.tokens            ? elu(*at)
+                          : r < chunk.tokens        ? elu(*at)
                                                     : make_uint4(0, 0, 0, 0);
         *at = out;
         if (array) {
-            *slot_piece<DIM>(array, x, r, half + c) = scaled(out, factor.rest);
+            *slot_vector<DIM>(array, chunk, r, half + c) = scaled(out, factor.mantissa);
         }
     }
 }
 
-/* Stores the features of a tile, times decay[row] where GATED, and their lo part unless `low` is NULL. */
+/* Stores the features of a tile, times decay[row] where GATED, and their lo part unless `lo` is NULL. */
 template <int DIM, bool GATED>
-static __device__ __forceinline__ void store_scaled(__nv_bfloat16 *array, __nv_bfloat16 *low,
-                                                    const chunk_place &x, const __nv_bfloat16 *tile,
-                                                    const float *norm, const float *decay)
+static __device__ __forceinline__ void store_features(__nv_bfloat16 *array, __nv_bfloat16 *lo,
+                                                      const chunk_place &chunk, const __nv_bfloat16 *tile,
+                                                      const float *norm, const float *decay)
 {
 #pragma unroll 2
     for (int e = threadIdx.x; e < CHUNK_TOKENS * (DIM / 8); e += PREPARE_THREADS) {
         const int r = e / (DIM / 8), c = e % (DIM / 8) * 8;
-        piece out = unpack(*(const uint4 *)(tile + swizzled(r, c)));
+        float8 out = unpack(*(const uint4 *)(tile + swizzled(r, c)));
         multiply(out, GATED ? norm[r] * decay[r] : norm[r]);
-        const uint4 high = pack(out);
-        *slot_piece<DIM>(array, x, r, c) = high;
-        if (low) {
-            *slot_piece<DIM>(low, x, r, c) = rest(out, high);
+        const uint4 hi = pack(out);
+        *slot_vector<DIM>(array, chunk, r, c) = hi;
+        if (lo) {
+            *slot_vector<DIM>(lo, chunk, r, c) = lo_part(out, hi);
         }
     }
 }
@@ -114,25 +117,26 @@ template <bool GATED, bool DIAGONAL, class SHARED>
 static __device__ __forceinline__ void decay_pairs(float (&s)[8][4], const SHARED &sm, const float *row_norm)
 {
     const int i = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, j = threadIdx.x % 4 * 2;
-    const float2 row[2] = { sm.sum[i], sm.sum[i + 8] };
+    const float2 row[2] = { sm.pre_log2[i], sm.pre_log2[i + 8] };
     const float norm[2] = { row_norm[i], row_norm[i + 8] };
 #pragma unroll
     for (int n = 0; n < 8; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const int back = i + e / 2 * 8 - (8 * n + j + e % 2);
+            const int distance = i + e / 2 * 8 - (8 * n + j + e % 2);
             float decay = norm[e / 2] * sm.k_norm[8 * n + j + e % 2];
             if (GATED) {
-                const float2 column = sm.sum[8 * n + j + e % 2];
+                const float2 column = sm.pre_log2[8 * n + j + e % 2];
                 decay *= exp2_fast((row[e / 2].x - column.x) + (row[e / 2].y - column.y));
             }
-            s[n][e] = back > 0 || (DIAGONAL && back == 0) ? s[n][e] * decay : 0;
+            s[n][e] = distance > 0 || (DIAGONAL && distance == 0) ? s[n][e] * decay : 0;
         }
     }
 }
 
 /* Writes the warp's rows of L = I + Diag(beta) A, without the unit diagonal, to the square. */
-template <class SHARED> static __device__ __forceinline__ void put_system(SHARED &sm, const float (&s)[8][4])
+template <class SHARED>
+static __device__ __forceinline__ void store_system(SHARED &sm, const float (&s)[8][4])
 {
     const int i = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, j = threadIdx.x % 4 * 2;
 #pragma unroll
@@ -153,42 +157,42 @@ __global__ void __launch_bounds__(PREPARE_THREADS, DELTA ? (DIM == 64 ? 4 : 3) :
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     auto &sm = *(prepare_tokens_shared<DIM, DELTA> *)swizzled_memory;
-    const chunk_place x = chunk_of_slot(p, a, chunks, blockIdx.x);
-    if (x.tokens == 0) {
+    const chunk_place chunk = chunk_of_slot(p, a, chunks, blockIdx.x);
+    if (chunk.tokens == 0) {
         return;
     }
-    put_info(p, a, x);
-    load_chunk<DIM, PREPARE_THREADS>(sm.q, chunks.q_given, x, threadIdx.x);
-    load_chunk<DIM, PREPARE_THREADS>(sm.k, chunks.k_given, x, threadIdx.x);
+    report_solved(p, a, chunk);
+    load_chunk<DIM, PREPARE_THREADS>(sm.q, chunks.q_given, chunk, threadIdx.x);
+    load_chunk<DIM, PREPARE_THREADS>(sm.k, chunks.k_given, chunk, threadIdx.x);
     copy_async_commit();
     if (a.beta.data) {
-        load_beta(sm.beta, a, x);
+        load_beta(sm.beta, a, chunk);
     }
     if (GATED && threadIdx.x >= PREPARE_THREADS - 32) {
-        sum_gates(sm, a.log_decay, x);
+        scan_gates(sm, a.log_decay, chunk);
     }
     copy_async_wait<0>();
     __syncthreads();
-    map_rows<DIM>(sm.q, sm.q_norm, chunks.q_features, x, p.feature_map);
-    map_rows<DIM>(sm.k, sm.k_norm, chunks.k_features, x, p.feature_map);
+    apply_feature_map<DIM>(sm.q, sm.q_norm, chunks.q_features, chunk, p.feature_map);
+    apply_feature_map<DIM>(sm.k, sm.k_norm, chunks.k_features, chunk, p.feature_map);
     fence_async_proxy();
     __syncthreads();
     if (threadIdx.x < TILE_SIDE) {
         const int t = threadIdx.x;
-        sm.before[t] = DELTA ? sm.beta[t] * (GATED ? sm.pre[t] : 1) * sm.k_norm[t] : 0;
+        sm.k_factor[t] = DELTA ? sm.beta[t] * (GATED ? sm.pre_decay[t] : 1) * sm.k_norm[t] : 0;
     }
     if (threadIdx.x < DIM) {
-        chunks.total[x.slot * DIM + threadIdx.x] = GATED ? sm.pre[TILE_SIDE - 1] : 1;
+        chunks.chunk_decay[chunk.slot * DIM + threadIdx.x] = GATED ? sm.pre_decay[TILE_SIDE - 1] : 1;
     }
     if (GATED) {
-        store_scaled<DIM, true>(chunks.q_decayed, NULL, x, sm.q, sm.q_norm, sm.pre);
+        store_features<DIM, true>(chunks.q_decayed, NULL, chunk, sm.q, sm.q_norm, sm.pre_decay);
     }
-    if (GATED && DELTA && chunks.after && threadIdx.x < TILE_SIDE) {
-        chunks.after[x.slot * TILE_SIDE + threadIdx.x] = sm.suf[threadIdx.x];
+    if (GATED && DELTA && chunks.suf_decay && threadIdx.x < TILE_SIDE) {
+        chunks.suf_decay[chunk.slot * TILE_SIDE + threadIdx.x] = sm.suf_decay[threadIdx.x];
     }
-    if (GATED ? chunks.k_decayed != NULL : DELTA && chunks.k_low) {
-        store_scaled<DIM, GATED>(GATED ? chunks.k_decayed : chunks.k_features, chunks.k_low, x, sm.k,
-                                 sm.k_norm, sm.suf);
+    if (GATED ? chunks.k_decayed != NULL : DELTA && chunks.k_lo) {
+        store_features<DIM, GATED>(GATED ? chunks.k_decayed : chunks.k_features, chunks.k_lo, chunk, sm.k,
+                                   sm.k_norm, sm.suf_decay);
     }
     float s[1][8][4], l[1][8][4];
     wgmma_fence();
@@ -202,19 +206,19 @@ __global__ void __launch_bounds__(PREPARE_THREADS, DELTA ? (DIM == 64 ? 4 : 3) :
     if (DELTA) {
         wgmma_results(l[0]);
         __syncthreads();
-        load_chunk<DIM, PREPARE_THREADS>(sm.q, chunks.v, x, threadIdx.x);
+        load_chunk<DIM, PREPARE_THREADS>(sm.q, chunks.v, chunk, threadIdx.x);
         copy_async_commit();
     }
     decay_pairs<GATED, true>(s[0], sm, sm.q_norm);
-    store_product<TILE_SIDE>(chunks.P, x, sm.square, s[0], 0);
+    store_product<TILE_SIDE>(chunks.pairs, chunk, sm.square, s[0], 0);
     if constexpr (DELTA) {
         decay_pairs<GATED, false>(l[0], sm, sm.k_norm);
-        put_system(sm, l[0]);
+        store_system(sm, l[0]);
         copy_async_wait<0>();
         fence_async_proxy();
-        store_delta<DIM, false>(chunks, x, sm.square, sm.beta, sm.before, sm.k, sm.k, sm.q);
+        store_wy<DIM, false>(chunks, chunk, sm.square, sm.beta, sm.k_factor, sm.k, sm.k, sm.q);
     } else if (chunks.values) {
-        store_weighted<DIM>(chunks, x, sm.beta);
+        store_beta_v<DIM>(chunks, chunk, sm.beta);
     }
 }
 

@@ -52,8 +52,8 @@ static __device__ __forceinline__ float mesa_norm2(const mesa_tile &tile)
 
 /* The log decay or beta of token t of a chunk; 0 beyond the chunk. `first`: token of the sequence
  * where the chunk begins. */
-static __device__ __forceinline__ float mesa_scalar(const loam_const_view &view, const recurrent_seq &s,
-                                                    int64_t h, int64_t first, int t, int tokens)
+static __device__ __forceinline__ float mesa_load_scalar(const loam_const_view &view, const recurrent_seq &s,
+                                                         int64_t h, int64_t first, int t, int tokens)
 {
     return t < tokens ? ((const float *)view.data)[RECURRENT_AT(view, s.b, h, s.first + first + t)] : 0;
 }
@@ -130,8 +130,8 @@ static __device__ __forceinline__ void mesa_scale(mesa_rows &y, const float (&by
 
 /* y += (rows m .. m + 15 of the tile `rows`) B, with B as in mesa_product. */
 template <bool BY_ROWS, int PARTS>
-static __device__ __forceinline__ void mesa_given(mesa_rows &y, const mesa_tile &rows, const mesa_tile *tile,
-                                                  int m)
+static __device__ __forceinline__ void mesa_multiply_rows(mesa_rows &y, const mesa_tile &rows,
+                                                          const mesa_tile *tile, int m)
 {
 #pragma unroll 1 /* the kernels are long: instruction fetch is their bottleneck */
     for (int k = 0; k < MESA_BLOCKS / 2; k++) {
@@ -157,19 +157,19 @@ static __device__ __forceinline__ void mesa_given(mesa_rows &y, const mesa_tile 
 /* The chunk of a thread block. */
 struct mesa_chunk {
     recurrent_seq seq;
-    int64_t chunk, h, key_head, first; /* first: row of the token axis */
+    int64_t index, h, key_head, first; /* first: row of the token axis */
     int tokens;                        /* <= 0: the sequence ends before the chunk */
 };
 
-static __device__ __forceinline__ mesa_chunk mesa_chunk_of_block(const mesa &s)
+static __device__ __forceinline__ mesa_chunk mesa_chunk_of_block(const mesa_params &s)
 {
     const int64_t head = blockIdx.x / s.kept.per_sequence;
     mesa_chunk x;
-    x.chunk = blockIdx.x % s.kept.per_sequence, x.h = head % s.p.heads_v;
+    x.index = blockIdx.x % s.kept.per_sequence, x.h = head % s.p.heads_v;
     x.key_head = recurrent_key_head(&s.p, x.h);
     x.seq = recurrent_seq_at(&s.p, &s.a, head / s.p.heads_v);
-    x.first = x.seq.first + x.chunk * MESA_TOKENS;
-    x.tokens = (int)min(x.seq.len - x.chunk * MESA_TOKENS, (int64_t)MESA_TOKENS);
+    x.first = x.seq.first + x.index * MESA_TOKENS;
+    x.tokens = (int)min(x.seq.len - x.index * MESA_TOKENS, (int64_t)MESA_TOKENS);
     return x;
 }
 
