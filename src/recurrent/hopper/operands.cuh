@@ -4,7 +4,7 @@
 #ifndef LOAM_RECURRENT_HOPPER_OPERANDS_CUH
 #define LOAM_RECURRENT_HOPPER_OPERANDS_CUH
 
-#include "src/recurrent/hopper/maps.cuh"
+#include "src/gpu/hopper.cuh"
 
 /* Sets rows `from` .. 63 of TILES tiles to 0. The work is shared by `threads` threads, of which the
  * caller is number `thread`. */

@@ -12,14 +12,16 @@
  * do is scaled; backward goes from the last chunk to the first. The state is float32 in registers.
  * For each chunk a snapshot of it in bf16 is written, which other kernels read; the same rounding of
  * the state, forward with its lo part, is the operand of w S0^T and of k_out dS1^T. A warpgroup
- * computes (recurrent_pass_additive, _delta and _reverse_hopper.cuh), a producer warp fills a ring of
- * stages with the arrays of the next chunks, and one more warp copies snapshots and results to global
- * memory. This file has what they share.
+ * computes, a producer warp fills a ring of stages with the arrays of the next chunks, and one more warp
+ * copies snapshots and results to global memory. This file has the kernel, for a class PASS of the warpgroup,
+ * and the class of the additive rules; those of the delta rules are in pass.cu and reverse.cu.
  */
 #ifndef LOAM_RECURRENT_HOPPER_PASS_CUH
 #define LOAM_RECURRENT_HOPPER_PASS_CUH
 
+#include "src/gpu/launch.cuh"
 #include "src/gpu/ring.cuh"
+#include "src/recurrent/hopper/maps.cuh"
 #include "src/recurrent/hopper/operands.cuh"
 
 /* The arrays of a chunk, named by their role in the pass: forward; backward. */
@@ -38,9 +40,13 @@ struct pass_arrays {
     float scale; /* backward: multiplies do */
 };
 
-template <int DIM, bool DELTA, bool BACKWARD, bool LO> struct pass_shape {
-    /* u_hat, S0 and u have hi and lo parts. LO: k_out too. */
-    static constexpr bool hi_lo = DELTA && !BACKWARD;
+template <int DIM, bool DELTA, bool GATED, bool BACKWARD, bool LO> struct pass_shape {
+    static constexpr int dim = DIM;
+    static constexpr bool delta = DELTA, gated = GATED, backward = BACKWARD;
+    /* hi_lo: u_hat, S0 and u have hi and lo parts; lo: k_out too. */
+    static constexpr bool hi_lo = DELTA && !BACKWARD, lo = LO;
+    /* e^suf is one number per token and multiplies u; the key is then k itself. */
+    static constexpr bool decay_on_u = GATED && hi_lo && !LO;
     static constexpr int rows = hi_lo ? TILE_SIDE / 2 : TILE_SIDE,
                          columns = DELTA ? DIM : TILE_SIDE; /* of the state */
     static constexpr int tiles = columns / TILE_SIDE;
@@ -57,21 +63,22 @@ template <int DIM, bool DELTA, bool BACKWARD, bool LO> struct pass_shape {
     /* Output buffers; with a delta rule snapshots and results alternate. */
     static constexpr int buffers = DELTA && BACKWARD ? 2 : 4;
     static constexpr int results = DELTA ? buffers / 2 : 0, snapshots = buffers - results;
+    static constexpr unsigned stage_bytes = all * TILE_ELEMENTS * 2 + (GATED ? columns * 4 : 0) +
+                                            (decay_on_u ? CHUNK_TOKENS * 4 : 0);
     static constexpr int blocks_per_head = DIM / rows * (DIM / columns);
     /* The warpgroup; a warp for copies to shared memory and a warp for copies to global memory. */
     static constexpr int consumers = 128, threads = consumers + 64;
 };
 
-template <int DIM, bool DELTA, bool BACKWARD, bool LO> struct pass_shared {
-    typedef pass_shape<DIM, DELTA, BACKWARD, LO> shape;
-    alignas(1024) __nv_bfloat16 ring_tiles[shape::stages][shape::all * TILE_ELEMENTS];
-    __nv_bfloat16 snapshot[shape::snapshots]
-                          [shape::tiles * shape::rows * TILE_SIDE]; /* output buffers, result too */
-    __nv_bfloat16 result[DELTA ? shape::results : 1]
-                        [DELTA ? (1 + shape::hi_lo) * CHUNK_TOKENS * shape::rows : 512];
-    float chunk_decay[shape::stages][shape::columns];
-    float suf_decay[DELTA && !BACKWARD && !LO ? shape::stages : 1][CHUNK_TOKENS];
-    ring_barriers<shape::stages> ring;
+template <class SHAPE> struct pass_shared {
+    alignas(1024) __nv_bfloat16 ring_tiles[SHAPE::stages][SHAPE::all * TILE_ELEMENTS];
+    __nv_bfloat16 snapshot[SHAPE::snapshots]
+                          [SHAPE::tiles * SHAPE::rows * TILE_SIDE]; /* output buffers, result too */
+    __nv_bfloat16 result[SHAPE::delta ? SHAPE::results : 1]
+                        [SHAPE::delta ? (1 + SHAPE::hi_lo) * CHUNK_TOKENS * SHAPE::rows : 512];
+    float chunk_decay[SHAPE::stages][SHAPE::columns];
+    float suf_decay[SHAPE::hi_lo && !SHAPE::lo ? SHAPE::stages : 1][CHUNK_TOKENS];
+    ring_barriers<SHAPE::stages> ring;
     uint64_t cleared;
 };
 
@@ -85,94 +92,89 @@ struct pass_block {
     unsigned chunks, partial;
 };
 
-template <int DIM, bool DELTA, bool BACKWARD, bool LO>
+template <class SHAPE>
 static __device__ __forceinline__ pass_block pass_block_at(const loam_problem &p, const loam_args &a,
-                                                           const recurrent_chunks &x)
+                                                           const recurrent_chunks &chunks)
 {
-    typedef pass_shape<DIM, DELTA, BACKWARD, LO> shape;
-    const unsigned tile = blockIdx.x % shape::blocks_per_head, rest = blockIdx.x / shape::blocks_per_head;
+    const unsigned tile = blockIdx.x % SHAPE::blocks_per_head, rest = blockIdx.x / SHAPE::blocks_per_head;
     pass_block block;
     block.h = rest % (unsigned)p.heads_v;
-    block.s = chunk_sequence_at(p, a, x, rest / (unsigned)p.heads_v);
-    block.row = (int)tile % (DIM / shape::rows) * shape::rows,
-    block.column = (int)tile / (DIM / shape::rows) * TILE_SIDE;
+    block.s = chunk_sequence_at(p, a, chunks, rest / (unsigned)p.heads_v);
+    block.row = (int)tile % (SHAPE::dim / SHAPE::rows) * SHAPE::rows,
+    block.column = (int)tile / (SHAPE::dim / SHAPE::rows) * TILE_SIDE;
     block.chunks = __shfl_sync(0xffffffffu, (unsigned)((block.s.len + CHUNK_TOKENS - 1) / CHUNK_TOKENS), 0);
     const bool ends_within = p.total_q >= 0 && block.s.len % CHUNK_TOKENS != 0;
-    block.partial = !ends_within ? ~0u : BACKWARD ? 0 : block.chunks - 1;
+    block.partial = !ends_within ? ~0u : SHAPE::backward ? 0 : block.chunks - 1;
     return block;
 }
 
 /* The first chunk in the order of the pass. */
-template <bool BACKWARD>
-static __device__ __forceinline__ chunk_place pass_begin(const recurrent_chunks &x, const pass_block &block)
+template <class SHAPE>
+static __device__ __forceinline__ chunk_place pass_begin(const recurrent_chunks &chunks,
+                                                         const pass_block &block)
 {
-    return chunk_of_sequence(x, block.s, block.h, BACKWARD ? (int64_t)block.chunks - 1 : 0);
+    return chunk_of_sequence(chunks, block.s, block.h, SHAPE::backward ? (int64_t)block.chunks - 1 : 0);
 }
 
 /* ------------------------------------------------------------------ copies */
 
-/* The coordinates of the copies that fill a stage of the ring, `bytes` in all. */
-template <int DIM, bool DELTA, bool GATED, bool BACKWARD, bool LO> struct pass_boxes {
-    typedef pass_shape<DIM, DELTA, BACKWARD, LO> shape;
-    static constexpr bool decay_on_u = GATED && shape::hi_lo && !LO; /* e^suf multiplies u, and key is k */
-    static constexpr unsigned bytes = shape::all * TILE_ELEMENTS * 2 + (GATED ? shape::columns * 4 : 0) +
-                                      (decay_on_u ? CHUNK_TOKENS * 4 : 0);
+/* The coordinates of the copies that fill a stage of the ring. */
+template <class SHAPE> struct pass_boxes {
     chunk_boxes<1> value, value_lo, pairs;
-    chunk_boxes<shape::tiles> key, key_lo, read, erase;
+    chunk_boxes<SHAPE::tiles> key, key_lo, read, erase;
     const float *chunk_decay, *suf_decay;
 
     __device__ __forceinline__ pass_boxes(const pass_arrays &arrays, const pass_block &block,
                                           const chunk_place &chunk)
     {
-        constexpr int step = BACKWARD ? -1 : 1;
+        constexpr int step = SHAPE::backward ? -1 : 1;
         value = chunk_boxes_at<1>(arrays.value, block.row, 0, chunk, step);
-        key = chunk_boxes_at<shape::tiles>(arrays.key, block.column, 0, chunk, step);
-        if (shape::hi_lo) {
+        key = chunk_boxes_at<SHAPE::tiles>(arrays.key, block.column, 0, chunk, step);
+        if (SHAPE::hi_lo) {
             value_lo = chunk_boxes_at<1>(arrays.value_lo, block.row, 0, chunk, step);
         }
-        if (LO) {
-            key_lo = chunk_boxes_at<shape::tiles>(arrays.key_lo, block.column, 0, chunk, step);
+        if (SHAPE::lo) {
+            key_lo = chunk_boxes_at<SHAPE::tiles>(arrays.key_lo, block.column, 0, chunk, step);
         }
-        if (DELTA) {
-            read = chunk_boxes_at<shape::tiles>(arrays.read, 0, 0, chunk, step);
+        if (SHAPE::delta) {
+            read = chunk_boxes_at<SHAPE::tiles>(arrays.read, 0, 0, chunk, step);
         }
-        if (DELTA && BACKWARD) {
+        if (SHAPE::delta && SHAPE::backward) {
             pairs = chunk_boxes_at<1>(arrays.pairs, 0, 0, chunk, step);
-            erase = chunk_boxes_at<shape::tiles>(arrays.erase, 0, 0, chunk, step);
+            erase = chunk_boxes_at<SHAPE::tiles>(arrays.erase, 0, 0, chunk, step);
         }
-        chunk_decay = arrays.chunk_decay + chunk.slot * DIM + block.column;
-        suf_decay = arrays.suf_decay + (decay_on_u ? chunk.slot * CHUNK_TOKENS : 0);
+        chunk_decay = arrays.chunk_decay + chunk.slot * SHAPE::dim + block.column;
+        suf_decay = arrays.suf_decay + (SHAPE::decay_on_u ? chunk.slot * CHUNK_TOKENS : 0);
     }
 
-    __device__ __forceinline__ void copy(pass_shared<DIM, DELTA, BACKWARD, LO> &sm, unsigned stage,
-                                         uint64_t *full)
+    __device__ __forceinline__ void copy(pass_shared<SHAPE> &sm, unsigned stage, uint64_t *full)
     {
         __nv_bfloat16 *tiles = sm.ring_tiles[stage];
-        barrier_expect(full, bytes);
+        barrier_expect(full, SHAPE::stage_bytes);
         value.copy(tiles, full);
-        if constexpr (shape::hi_lo) {
+        if constexpr (SHAPE::hi_lo) {
             value_lo.copy(tiles + TILE_ELEMENTS / 2, full);
         }
-        if constexpr (DELTA && BACKWARD) {
-            pairs.copy(tiles + shape::pairs * TILE_ELEMENTS, full);
+        if constexpr (SHAPE::delta && SHAPE::backward) {
+            pairs.copy(tiles + SHAPE::pairs * TILE_ELEMENTS, full);
         }
-        if constexpr (DELTA) {
-            read.copy(tiles + shape::read * TILE_ELEMENTS, full);
+        if constexpr (SHAPE::delta) {
+            read.copy(tiles + SHAPE::read * TILE_ELEMENTS, full);
         }
-        if (GATED) {
-            load_bytes(sm.chunk_decay[stage], chunk_decay, shape::columns * 4, full);
-            chunk_decay += BACKWARD ? -DIM : DIM;
+        if (SHAPE::gated) {
+            load_bytes(sm.chunk_decay[stage], chunk_decay, SHAPE::columns * 4, full);
+            chunk_decay += SHAPE::backward ? -SHAPE::dim : SHAPE::dim;
         }
-        if constexpr (decay_on_u) {
+        if constexpr (SHAPE::decay_on_u) {
             load_bytes(sm.suf_decay[stage], suf_decay, CHUNK_TOKENS * 4, full);
             suf_decay += CHUNK_TOKENS;
         }
-        key.copy(tiles + shape::key * TILE_ELEMENTS, full);
-        if constexpr (LO) {
-            key_lo.copy(tiles + shape::key_lo * TILE_ELEMENTS, full);
+        key.copy(tiles + SHAPE::key * TILE_ELEMENTS, full);
+        if constexpr (SHAPE::lo) {
+            key_lo.copy(tiles + SHAPE::key_lo * TILE_ELEMENTS, full);
         }
-        if constexpr (DELTA && BACKWARD) {
-            erase.copy(tiles + shape::erase * TILE_ELEMENTS, full);
+        if constexpr (SHAPE::delta && SHAPE::backward) {
+            erase.copy(tiles + SHAPE::erase * TILE_ELEMENTS, full);
         }
     }
 };
@@ -180,25 +182,23 @@ template <int DIM, bool DELTA, bool GATED, bool BACKWARD, bool LO> struct pass_b
 /* The producer, one warp. The rows after the last token of a packed sequence belong to the next
  * sequence. Their weights are 0, but 0 times inf or NaN is not 0: the producer sets these rows to 0 and
  * arrives at the barrier `cleared`. */
-template <int DIM, bool DELTA, bool GATED, bool BACKWARD, bool LO>
-static __device__ __forceinline__ void pass_load(pass_shared<DIM, DELTA, BACKWARD, LO> &sm,
-                                                 const recurrent_chunks &chunks, const pass_arrays &arrays,
-                                                 const pass_block &block)
+template <class SHAPE>
+static __device__ __forceinline__ void pass_load(pass_shared<SHAPE> &sm, const recurrent_chunks &chunks,
+                                                 const pass_arrays &arrays, const pass_block &block)
 {
-    typedef pass_shape<DIM, DELTA, BACKWARD, LO> shape;
-    pass_boxes<DIM, DELTA, GATED, BACKWARD, LO> boxes(arrays, block, pass_begin<BACKWARD>(chunks, block));
+    pass_boxes<SHAPE> boxes(arrays, block, pass_begin<SHAPE>(chunks, block));
 #pragma unroll 1
     for (unsigned n = 0; n < block.chunks; n++) {
-        const unsigned stage = n % shape::stages;
+        const unsigned stage = n % SHAPE::stages;
         if (threadIdx.x % 32 == 0) {
-            barrier_wait(&sm.ring.empty[stage], n / shape::stages % 2 ^ 1);
+            barrier_wait(&sm.ring.empty[stage], n / SHAPE::stages % 2 ^ 1);
             boxes.copy(sm, stage, &sm.ring.full[stage]);
         }
         __syncwarp();
         if (n == block.partial) {
             ring_wait(sm.ring, n);
-            clear_rows<shape::all - shape::first_view>(
-                sm.ring_tiles[stage] + shape::first_view * TILE_ELEMENTS, (int)(block.s.len % CHUNK_TOKENS),
+            clear_rows<SHAPE::all - SHAPE::first_view>(
+                sm.ring_tiles[stage] + SHAPE::first_view * TILE_ELEMENTS, (int)(block.s.len % CHUNK_TOKENS),
                 threadIdx.x % 32, 32);
             fence_async_proxy();
             barrier_arrive(&sm.cleared);
@@ -320,40 +320,94 @@ template <int BUFFERS, class F> static __device__ __forceinline__ void store_out
 
 /* One warp: copies the snapshot of each chunk to global memory and, with a delta
  * rule, its result after it. */
-template <int DIM, bool DELTA, bool BACKWARD, bool LO>
-static __device__ __forceinline__ void pass_store(pass_shared<DIM, DELTA, BACKWARD, LO> &sm,
-                                                  const recurrent_chunks &chunks, const pass_arrays &arrays,
-                                                  const pass_block &block)
+template <class SHAPE>
+static __device__ __forceinline__ void pass_store(pass_shared<SHAPE> &sm, const recurrent_chunks &chunks,
+                                                  const pass_arrays &arrays, const pass_block &block)
 {
-    typedef pass_shape<DIM, DELTA, BACKWARD, LO> shape;
-    const chunk_place chunk = pass_begin<BACKWARD>(chunks, block);
-    constexpr int step = BACKWARD ? -1 : 1;
-    chunk_boxes<shape::tiles> snapshot = chunk_boxes_at<shape::tiles>(arrays.snapshot, block.column,
+    const chunk_place chunk = pass_begin<SHAPE>(chunks, block);
+    constexpr int step = SHAPE::backward ? -1 : 1;
+    chunk_boxes<SHAPE::tiles> snapshot = chunk_boxes_at<SHAPE::tiles>(arrays.snapshot, block.column,
                                                                       block.row, chunk, step);
     chunk_boxes<1> result = {}, result_lo = {};
-    if (DELTA) {
+    if (SHAPE::delta) {
         result = chunk_boxes_at<1>(arrays.result, block.row, 0, chunk, step);
     }
-    const bool store_lo = shape::hi_lo && arrays.store_lo;
+    const bool store_lo = SHAPE::hi_lo && arrays.store_lo;
     if (store_lo) {
         result_lo = chunk_boxes_at<1>(arrays.result_lo, block.row, 0, chunk, step);
     }
-    store_outputs<shape::buffers>(block.chunks * (DELTA ? 2 : 1), [&](unsigned n) {
-        if (DELTA && n % 2) {
-            const __nv_bfloat16 *tile = sm.result[n / 2 % (DELTA ? shape::results : 1)];
+    store_outputs<SHAPE::buffers>(block.chunks * (SHAPE::delta ? 2 : 1), [&](unsigned n) {
+        if (SHAPE::delta && n % 2) {
+            const __nv_bfloat16 *tile = sm.result[n / 2 % (SHAPE::delta ? SHAPE::results : 1)];
             result.copy_out(tile);
             if (store_lo) {
-                result_lo.copy_out(tile + CHUNK_TOKENS * shape::rows);
+                result_lo.copy_out(tile + CHUNK_TOKENS * SHAPE::rows);
             }
         } else {
-            snapshot.copy_out(sm.snapshot[(DELTA ? n / 2 : n) % shape::snapshots], shape::rows * TILE_SIDE);
+            snapshot.copy_out(sm.snapshot[(SHAPE::delta ? n / 2 : n) % SHAPE::snapshots],
+                              SHAPE::rows * TILE_SIDE);
         }
     });
 }
 
+/* ------------------------------------------------------------------ additive rules
+ *
+ * S1 = S0 Diag(chunk_decay) + X, X = u^T k_out; backward, with scaled do, dS0 = dS1 Diag(chunk_decay) + do^T q_in.
+ * X does not depend on the state: its product runs while the snapshot of S0 is stored. */
+
+template <int DIM, bool GATED, bool BACKWARD> struct additive_pass {
+    typedef pass_shape<DIM, false, GATED, BACKWARD, false> shape;
+    typedef pass_shared<shape> shared;
+    float state[8][4];
+
+    /* Issues the product of chunk number n, and loads the decays of the chunk. */
+    static __device__ __forceinline__ void issue_product(float (&product)[8][4], float2 (&chunk_decay)[8],
+                                                         shared &sm, const pass_block &block, unsigned n)
+    {
+        const unsigned stage = n % shape::stages;
+        pass_wait(sm, block, n);
+        multiply_transposed(product, sm.ring_tiles[stage], sm.ring_tiles[stage] + shape::key * TILE_ELEMENTS);
+        wgmma_commit();
+        if (GATED) {
+            load_decays(chunk_decay, sm.chunk_decay[stage]);
+        }
+    }
+
+    __device__ __forceinline__ void run(shared &sm, const pass_arrays &arrays, const pass_block &block)
+    {
+        float product[8][4];
+        float2 chunk_decay[8];
+        issue_product(product, chunk_decay, sm, block, 0);
+#pragma unroll 1
+        for (unsigned n = 0; n < block.chunks; n++) {
+            uint32_t snapshot[4][4];
+            round_state(snapshot, *(float(*)[1][8][4]) & state);
+            output_acquire(n % shape::buffers);
+            store_operands(sm.snapshot[n % shape::buffers], snapshot);
+            output_commit<shape::buffers>(n % shape::buffers);
+            wgmma_wait<0>();
+            wgmma_results(product);
+            if (GATED) {
+                decay_state(state, chunk_decay);
+            }
+#pragma unroll
+            for (int e = 0; e < 32; e++) {
+                float &x = state[e / 4][e % 4];
+                x = BACKWARD ? fmaf(product[e / 4][e % 4], arrays.scale, x) : x + product[e / 4][e % 4];
+            }
+            ring_release(sm.ring, n);
+            /* The last product is computed twice, so that there is no branch around the products. */
+            issue_product(product, chunk_decay, sm, block, n + 1 < block.chunks ? n + 1 : n);
+        }
+        wgmma_wait<0>();
+    }
+};
+
+/* ------------------------------------------------------------------ the kernel */
+
 /* The warpgroup: PASS has the block's part of the state in registers, and carries it through the chunks. */
-template <class PASS, class SHARED>
-static __device__ __forceinline__ void carry_state(SHARED &sm, const pass_arrays &arrays,
+template <class PASS>
+static __device__ __forceinline__ void carry_state(typename PASS::shared &sm, const pass_arrays &arrays,
                                                    const pass_block &block)
 {
     PASS pass;
@@ -362,6 +416,54 @@ static __device__ __forceinline__ void carry_state(SHARED &sm, const pass_arrays
         pass.run(sm, arrays, block);
     }
     store_state(pass.state, arrays.state_out, block);
+}
+
+/* REVERSE (backward) reads nothing that PASS writes, so the two run at the same time by programmatic
+ * dependent launch: REVERSE may begin when all blocks of PASS have called launch_dependents(), which they
+ * do after PREPARE has ended, so that the arrays of PREPARE are complete. REVERSE calls wait_for_previous_launch()
+ * only at its end, so that it does not end before PASS. */
+template <class PASS>
+__global__ void __launch_bounds__(PASS::shape::threads, 1)
+    pass_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                const __grid_constant__ recurrent_chunks chunks, const __grid_constant__ pass_arrays arrays)
+{
+    typedef typename PASS::shape shape;
+    extern __shared__ __align__(1024) unsigned char swizzled_memory[];
+    typename PASS::shared &sm = *(typename PASS::shared *)swizzled_memory;
+    if (threadIdx.x == 0) {
+        ring_init(sm.ring, shape::consumers / 32);
+        barrier_init(&sm.cleared, 32);
+        fence_async_proxy();
+    }
+    __syncthreads();
+    if (!shape::backward) {
+        wait_for_previous_launch();
+    }
+    launch_dependents();
+    const pass_block block = pass_block_at<shape>(p, a, chunks);
+    const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
+    if (warp > 4) {
+        pass_store(sm, chunks, arrays, block);
+    } else if (warp == 4) {
+        pass_load(sm, chunks, arrays, block);
+    } else {
+        carry_state<PASS>(sm, arrays, block);
+    }
+    if (shape::backward) {
+        wait_for_previous_launch();
+    }
+}
+
+template <class PASS>
+static loam_status pass_launch(const loam_problem *p, const loam_args *a, const recurrent_chunks *chunks,
+                               const pass_arrays *arrays, loam_error *error)
+{
+    typedef typename PASS::shape shape;
+    const int64_t blocks = p->batch * p->heads_v * shape::blocks_per_head;
+    return blocks == 0
+               ? LOAM_OK
+               : cuda_launch("pass_kernel", pass_kernel<PASS>, blocks, shape::threads,
+                             sizeof(typename PASS::shared), a->stream, true, error, *p, *a, *chunks, *arrays);
 }
 
 #endif
