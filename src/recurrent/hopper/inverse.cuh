@@ -167,8 +167,8 @@ static __device__ __forceinline__ void scale_square(weights_operand<2> &m, const
 
 /* out = m tile, or m (tile + lo) without the product of lo parts; 64 columns. Waits for the result. */
 template <bool LO>
-static __device__ __forceinline__ void multiply_inverse(float (&out)[1][8][4], const weights_operand<2> &m,
-                                                        const __nv_bfloat16 *tile, const __nv_bfloat16 *lo)
+static __device__ __forceinline__ void multiply_linv(float (&out)[1][8][4], const weights_operand<2> &m,
+                                                     const __nv_bfloat16 *tile, const __nv_bfloat16 *lo)
 {
     clear(out[0]);
     wgmma_fence();

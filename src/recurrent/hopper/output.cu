@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(OUTPUT_THREADS)
     if constexpr (!BACKWARD) {
         scale_output<DIM>(out, arrays.scale);
     }
-    round_state(rounded, out);
+    round_to_operand(rounded, out);
     __syncthreads();
     store_operands(sm.row, rounded);
     __syncwarp();

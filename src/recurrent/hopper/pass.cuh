@@ -381,7 +381,7 @@ template <int DIM, bool GATED, bool BACKWARD> struct additive_pass {
 #pragma unroll 1
         for (unsigned n = 0; n < block.chunks; n++) {
             uint32_t snapshot[4][4];
-            round_state(snapshot, *(float(*)[1][8][4]) & state);
+            round_to_operand(snapshot, *(float(*)[1][8][4]) & state);
             output_acquire(n % shape::buffers);
             store_operands(sm.snapshot[n % shape::buffers], snapshot);
             output_commit<shape::buffers>(n % shape::buffers);

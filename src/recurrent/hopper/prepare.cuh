@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * PREPARE, the first staging of the chunk kernels on Hopper: everything in a chunk that does not depend on the
+ * PREPARE, the first stage of the chunk kernels on Hopper: everything in a chunk that does not depend on the
  * state, for all chunks in parallel. For tokens i and j of a chunk, pre_i is the inclusive prefix sum of the
  * log decays up to i, suf_j the sum over the tokens after j, and seg_ij the sum over j + 1 .. i:
  *
@@ -9,21 +9,21 @@
  *     delta rule: Linv = (I + Diag(beta) A)^-1,   u_hat = Linv Diag(beta) v,   w = Linv Diag(beta) (k e^pre)
  *
  * A thread block computes one chunk of one value head; each of its four warps has 16 tokens. This file has
- * what the kernels share. They are in recurrent/hopper/prepare_tokens.cuh (one gate per token, or none) and
- * recurrent/hopper/prepare_channels.cuh (gates per channel).
+ * what the kernels share. They are in recurrent/hopper/prepare.cu (one gate per token, or none) and
+ * recurrent/hopper/prepare_channels.cu (gates per channel).
  */
 #ifndef LOAM_RECURRENT_HOPPER_PREPARE_CUH
 #define LOAM_RECURRENT_HOPPER_PREPARE_CUH
 
+#include "src/gpu/launch.cuh"
+#include "src/recurrent/hopper/bf16.cuh"
 #include "src/recurrent/hopper/chunks.cuh"
+#include "src/recurrent/hopper/decays.cuh"
 #include "src/recurrent/hopper/inverse.cuh"
 
 enum { PREPARE_THREADS = 128 };
 
-static constexpr float LOG2_E = 1.44269504f;
-
-/* ------------------------------------------------------------------ pieces: 8 channels of
- * a row, 16 bytes of bf16 */
+/* ------------------------------------------------------------------ 8 channels of a row */
 
 struct float8 {
     float x[8];
@@ -31,29 +31,12 @@ struct float8 {
 
 static __device__ __forceinline__ float8 unpack(const uint4 &bits)
 {
-    const uint32_t pairs[4] = { bits.x, bits.y, bits.z, bits.w };
     float8 p;
-#pragma unroll
-    for (int n = 0; n < 4; n++) {
-        p.x[2 * n] = __uint_as_float(pairs[n] << 16);
-        p.x[2 * n + 1] = __uint_as_float(pairs[n] & 0xffff0000u);
-    }
+    unpack_8(p.x, bits);
     return p;
 }
 
-static __device__ __forceinline__ uint32_t pack_bf16(float x, float y)
-{
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
-    uint32_t bits;
-    memcpy(&bits, &pair, sizeof bits);
-    return bits;
-}
-
-static __device__ __forceinline__ uint4 pack(const float8 &p)
-{
-    return make_uint4(pack_bf16(p.x[0], p.x[1]), pack_bf16(p.x[2], p.x[3]), pack_bf16(p.x[4], p.x[5]),
-                      pack_bf16(p.x[6], p.x[7]));
-}
+static __device__ __forceinline__ uint4 pack(const float8 &p) { return pack_8(p.x); }
 
 static __device__ __forceinline__ void multiply(float8 &p, float by)
 {
@@ -112,7 +95,7 @@ static __device__ __forceinline__ uint4 elu(const uint4 &bits)
     float8 p = unpack(bits);
 #pragma unroll
     for (int n = 0; n < 8; n++) {
-        p.x[n] = p.x[n] > 0 ? p.x[n] + 1 : exp2_fast(p.x[n] * LOG2_E);
+        p.x[n] = p.x[n] > 0 ? p.x[n] + 1 : exp_fast(p.x[n]);
     }
     return pack(p);
 }
@@ -215,8 +198,9 @@ static __device__ __forceinline__ void store_beta_v(const recurrent_chunks &chun
     }
 }
 
-/* Inverts L and stores Linv, u_hat and w. k, v: tiles in shared memory, complete and fenced. k_factor[j] is the
- * factor from row j of the tiles of k to beta k e^pre. LO: k_lo has the lo part of k. */
+/* The WY representation of the chunk: inverts L and stores Linv, u_hat and w. k, v: tiles in shared memory,
+ * complete and fenced. k_factor[j] is the factor from row j of the tiles of k to beta k e^pre. LO: k_lo has the
+ * lo part of k. */
 template <int DIM, bool LO>
 static __device__ __forceinline__ void store_wy(const recurrent_chunks &chunks, const chunk_place &chunk,
                                                 float *square, const float *beta, const float *k_factor,
@@ -239,14 +223,14 @@ static __device__ __forceinline__ void store_wy(const recurrent_chunks &chunks, 
     scale_square(m, linv, beta);
 #pragma unroll
     for (int c = 0; c < DIM; c += TILE_SIDE) {
-        multiply_inverse<false>(out, m, v + c * TILE_SIDE, NULL);
+        multiply_linv<false>(out, m, v + c * TILE_SIDE, NULL);
         store_product<DIM>(chunks.values, chunk, square, out[0], c);
         store_product<DIM, true>(chunks.values_lo, chunk, square, out[0], c);
     }
     scale_square(m, linv, k_factor);
 #pragma unroll
     for (int c = 0; c < DIM; c += TILE_SIDE) {
-        multiply_inverse<LO>(out, m, k + c * TILE_SIDE, k_lo + c * TILE_SIDE);
+        multiply_linv<LO>(out, m, k + c * TILE_SIDE, k_lo + c * TILE_SIDE);
         store_product<DIM>(chunks.w, chunk, square, out[0], c);
     }
 }

@@ -35,7 +35,7 @@ template <int DIM, bool GATED> struct reverse_pass {
         for (int e = 0; e < 32; e++) {
             minus[0][e / 4][e % 4] = -x[e / 4][e % 4];
         }
-        round_state(a, minus);
+        round_to_operand(a, minus);
     }
 
     /* Loads and stores of shared memory wait for the asynchronous products that the warp has issued before
@@ -56,7 +56,7 @@ template <int DIM, bool GATED> struct reverse_pass {
                 load_decays(chunk_decay, sm.chunk_decay[n % shape::stages]);
             }
             scale_value(value, raw, arrays.scale);
-            round_state(snapshot, columns);
+            round_to_operand(snapshot, columns);
             output_acquire(0);
             store_operands(sm.snapshot[0], snapshot);
             output_commit<shape::buffers>(0);

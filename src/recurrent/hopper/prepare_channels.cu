@@ -9,13 +9,11 @@
  *
  * Lane 4 g + t has tokens g and g + 8 of its warp and, in each round of 32 channels, channels 8 t .. 8 t + 7.
  * This is its share of both operands of mma_bf16, so that products within a warp need no shared memory.
- * Decays are products, built up over blocks of doubling length: `pre_decay` is the decay from the beginning of a
- * token's block up to the token, inclusive; `suf_decay` is the decay after the token to the end of the block.
+ * Decays are products, built up over blocks of doubling length: `pre_decay` is the decay from the beginning of
+ * a token's block up to the token, inclusive; `suf_decay` is the decay after the token to the block's end.
  */
-#ifndef LOAM_RECURRENT_HOPPER_PREPARE_CHANNELS_CUH
-#define LOAM_RECURRENT_HOPPER_PREPARE_CHANNELS_CUH
-
 #include "src/recurrent/hopper/prepare.cuh"
+#include "src/recurrent/hopper/stages.h"
 
 /* Channels of a round. */
 enum { ROUND_CHANNELS = 32 };
@@ -28,8 +26,8 @@ template <int DIM, bool DELTA> struct prepare_channels_shared {
     /* k decayed to the end of the warp's 16 tokens, as operand B: [round % 2][warp][token
      * g or g + 8][part][lane]. */
     uint4 keys[2][CHUNK_BLOCKS][2][DELTA ? 2 : 1][32];
-    float block_decay[2][CHUNK_BLOCKS]
-                     [ROUND_CHANNELS]; /* [round % 2][warp]: the decay over all 16 tokens of a warp */
+    /* [round % 2][warp]: the decay over all 16 tokens of a warp. */
+    float block_decay[2][CHUNK_BLOCKS][ROUND_CHANNELS];
     /* For features of length 1 the `mantissa` of unit_factor, which multiplies products
      * and stored rows; else 1. */
     float q_norm[TILE_SIDE], k_norm[TILE_SIDE], beta[TILE_SIDE];
@@ -95,11 +93,11 @@ static __device__ __forceinline__ float dot(const uint4 &a, const uint4 &b)
 }
 
 /* d += rows columns^T over the 32 channels of a round, in an order of channels that both operands share.
- * Rows: tokens g (`lo`) and g + 8 (`hi`), columns: 8 tokens. */
-static __device__ __forceinline__ void mma_channels(float (&d)[4], const uint4 &lo, const uint4 &hi,
+ * Rows: tokens g and g + 8, columns: 8 tokens. */
+static __device__ __forceinline__ void mma_channels(float (&d)[4], const uint4 &g, const uint4 &g8,
                                                     const uint4 &columns)
 {
-    const uint32_t first[4] = { lo.x, hi.x, lo.y, hi.y }, second[4] = { lo.z, hi.z, lo.w, hi.w };
+    const uint32_t first[4] = { g.x, g8.x, g.y, g8.y }, second[4] = { g.z, g8.z, g.w, g8.w };
     const uint32_t b0[2] = { columns.x, columns.y }, b1[2] = { columns.z, columns.w };
     mma_bf16(d, first, b0);
     mma_bf16(d, second, b1);
@@ -136,19 +134,19 @@ static __device__ __forceinline__ token_channels load_token(const recurrent_chun
                          gate[1].x, gate[1].y, gate[1].z, gate[1].w };
 #pragma unroll
     for (int n = 0; n < 8; n++) {
-        token.pre_decay.x[n] = exp2_fast(g[n] * LOG2_E);
+        token.pre_decay.x[n] = exp_fast(g[n]);
         token.suf_decay.x[n] = 1;
     }
     return token;
 }
 
-/* The float8 of the lane with the same t and with g = `of`. */
-static __device__ __forceinline__ float8 shuffle(const float8 &p, int of)
+/* p of the lane with the same t and with g = `from`. */
+static __device__ __forceinline__ float8 shuffle(const float8 &p, int from)
 {
     float8 other;
 #pragma unroll
     for (int n = 0; n < 8; n++) {
-        other.x[n] = __shfl_sync(0xffffffffu, p.x[n], of * 4 + threadIdx.x % 4);
+        other.x[n] = __shfl_sync(0xffffffffu, p.x[n], from * 4 + threadIdx.x % 4);
     }
     return other;
 }
@@ -314,21 +312,18 @@ static __device__ __forceinline__ void find_norms(token_norms &norm, const recur
     }
 }
 
-/* One round: channels c .. c + 31 of the features, P, A, q_in, k_out and chunk_decay. diagonal: the thread's channels
- * of q . k of its tokens, the diagonal of P. */
-template <int DIM, bool DELTA, class SHARED>
-static __device__ __forceinline__ void channel_round(channel_pairs &P, channel_pairs &A, float (&diagonal)[2],
-                                                     const token_norms &norm, SHARED &sm,
-                                                     const recurrent_chunks &chunks, const loam_problem &p,
-                                                     const loam_args &a, const chunk_place &chunk, int c)
+/* Loads channels c .. c + 7 of the features of the thread's tokens, and stores them where they have an array.
+ * diagonal: these channels of q . k of the tokens are added, the diagonal of P. */
+template <int DIM>
+static __device__ __forceinline__ void load_features(token_channels (&token)[2], float (&diagonal)[2],
+                                                     const token_norms &norm, const recurrent_chunks &chunks,
+                                                     const loam_problem &p, const loam_args &a,
+                                                     const chunk_place &chunk, int row, int c)
 {
-    const int w = threadIdx.x / 32, lane = threadIdx.x % 32, buffer = c / ROUND_CHANNELS % 2;
-    const int row = w * BLOCK_TOKENS + lane / 4, at = c + lane % 4 * 8;
-    token_channels token[2];
 #pragma unroll
     for (int n = 0; n < 2; n++) {
         const int r = row + 8 * n;
-        token[n] = load_token<DIM>(chunks, a, chunk, r, at);
+        token[n] = load_token<DIM>(chunks, a, chunk, r, c);
         if (p.feature_map == LOAM_FEATURES_ELU && r < chunk.tokens) {
             token[n].q = elu(token[n].q), token[n].k = elu(token[n].k);
         } else if (p.feature_map == LOAM_FEATURES_UNIT) {
@@ -336,53 +331,88 @@ static __device__ __forceinline__ void channel_round(channel_pairs &P, channel_p
             token[n].k = scaled(token[n].k, norm.power[n][1]);
         }
         if (chunks.q_features) {
-            *slot_vector<DIM>(chunks.q_features, chunk, r, at) = scaled(token[n].q, norm.mantissa[n][0]);
-            *slot_vector<DIM>(chunks.k_features, chunk, r, at) = scaled(token[n].k, norm.mantissa[n][1]);
+            *slot_vector<DIM>(chunks.q_features, chunk, r, c) = scaled(token[n].q, norm.mantissa[n][0]);
+            *slot_vector<DIM>(chunks.k_features, chunk, r, c) = scaled(token[n].k, norm.mantissa[n][1]);
         }
         diagonal[n] += dot(token[n].q, token[n].k);
     }
-    add_pairs<1, DELTA>(P, A, token);
-    add_pairs<2, DELTA>(P, A, token);
-    add_pairs<4, DELTA>(P, A, token);
-    add_pairs_of_halves<DELTA>(P, A, token);
+}
+
+static __device__ __forceinline__ void store_float8(float *to, const float8 &p)
+{
+    const float(&x)[8] = p.x;
+    *(float4 *)to = make_float4(x[0], x[1], x[2], x[3]);
+    *(float4 *)(to + 4) = make_float4(x[4], x[5], x[6], x[7]);
+}
+
+/* Shares the warp's keys, decayed to the end of its tokens, and its decay with the other warps. */
+template <bool DELTA, class SHARED>
+static __device__ __forceinline__ void share_keys(SHARED &sm, const token_channels (&token)[2], int buffer)
+{
+    constexpr int parts = DELTA ? 2 : 1;
+    const int w = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
     for (int n = 0; n < 2; n++) {
-        const auto key = scaled < DELTA ? 2 : 1 > (token[n].k, token[n].suf_decay);
+        const bf16_parts<parts> key = scaled<parts>(token[n].k, token[n].suf_decay);
 #pragma unroll
-        for (int part = 0; part < (DELTA ? 2 : 1); part++) {
+        for (int part = 0; part < parts; part++) {
             sm.keys[buffer][w][n][part][lane] = key.part[part];
         }
     }
     if (lane / 4 == 7) {
-        float4 *to = (float4 *)(sm.block_decay[buffer][w] + lane % 4 * 8);
-        const float(&s)[8] = token[1].pre_decay.x;
-        to[0] = make_float4(s[0], s[1], s[2], s[3]), to[1] = make_float4(s[4], s[5], s[6], s[7]);
+        store_float8(sm.block_decay[buffer][w] + lane % 4 * 8, token[1].pre_decay);
     }
     __syncthreads();
-    add_pairs_of_warps<DELTA>(P, A, token, sm, buffer);
+}
+
+/* Stores q_in, k_out and chunk_decay; with a delta rule k e^pre to shared memory. */
+template <int DIM, bool DELTA, class SHARED>
+static __device__ __forceinline__ void store_decayed(SHARED &sm, token_channels (&token)[2],
+                                                     const token_norms &norm, const recurrent_chunks &chunks,
+                                                     const chunk_place &chunk, int row, int c)
+{
 #pragma unroll
     for (int n = 0; n < 2; n++) {
         const int r = row + 8 * n;
-        float8 pre_decay_q = token[n].pre_decay;
-        multiply(pre_decay_q, norm.mantissa[n][0]);
+        float8 q_decay = token[n].pre_decay;
+        multiply(q_decay, norm.mantissa[n][0]);
         multiply(token[n].suf_decay, norm.mantissa[n][1]);
-        *slot_vector<DIM>(chunks.q_decayed, chunk, r, at) = scaled<1>(token[n].q, pre_decay_q).part[0];
-        const auto out = scaled < DELTA ? 2 : 1 > (token[n].k, token[n].suf_decay);
-        *slot_vector<DIM>(chunks.k_decayed, chunk, r, at) = out.part[0];
+        *slot_vector<DIM>(chunks.q_decayed, chunk, r, c) = scaled<1>(token[n].q, q_decay).part[0];
+        const bf16_parts<DELTA ? 2 : 1> out = scaled < DELTA ? 2 : 1 > (token[n].k, token[n].suf_decay);
+        *slot_vector<DIM>(chunks.k_decayed, chunk, r, c) = out.part[0];
         if (DELTA) {
-            float8 pre_decay_k = token[n].pre_decay;
-            multiply(pre_decay_k, norm.mantissa[n][1]);
-            const auto in = scaled<2>(token[n].k, pre_decay_k);
-            *slot_vector<DIM>(chunks.k_lo, chunk, r, at) = out.part[DELTA];
-            *(uint4 *)(sm.k_in[0] + swizzled(r, at)) = in.part[0];
-            *(uint4 *)(sm.k_in[DELTA] + swizzled(r, at)) = in.part[1];
+            float8 k_decay = token[n].pre_decay;
+            multiply(k_decay, norm.mantissa[n][1]);
+            const bf16_parts<2> in = scaled<2>(token[n].k, k_decay);
+            *slot_vector<DIM>(chunks.k_lo, chunk, r, c) = out.part[DELTA];
+            *(uint4 *)(sm.k_in[0] + swizzled(r, c)) = in.part[0];
+            *(uint4 *)(sm.k_in[DELTA] + swizzled(r, c)) = in.part[1];
         }
     }
+    const int w = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (w == CHUNK_BLOCKS - 1 && lane / 4 == 7) {
-        float4 *to = (float4 *)(chunks.chunk_decay + chunk.slot * DIM + at);
-        const float(&s)[8] = token[1].pre_decay.x;
-        to[0] = make_float4(s[0], s[1], s[2], s[3]), to[1] = make_float4(s[4], s[5], s[6], s[7]);
+        store_float8(chunks.chunk_decay + chunk.slot * DIM + c, token[1].pre_decay);
     }
+}
+
+/* One round: channels c .. c + 31 of the features, P, A, q_in, k_out and chunk_decay. */
+template <int DIM, bool DELTA, class SHARED>
+static __device__ __forceinline__ void channel_round(channel_pairs &P, channel_pairs &A, float (&diagonal)[2],
+                                                     const token_norms &norm, SHARED &sm,
+                                                     const recurrent_chunks &chunks, const loam_problem &p,
+                                                     const loam_args &a, const chunk_place &chunk, int c)
+{
+    const int w = threadIdx.x / 32, lane = threadIdx.x % 32, buffer = c / ROUND_CHANNELS % 2;
+    const int row = w * BLOCK_TOKENS + lane / 4, own = c + lane % 4 * 8;
+    token_channels token[2];
+    load_features<DIM>(token, diagonal, norm, chunks, p, a, chunk, row, own);
+    add_pairs<1, DELTA>(P, A, token);
+    add_pairs<2, DELTA>(P, A, token);
+    add_pairs<4, DELTA>(P, A, token);
+    add_pairs_of_halves<DELTA>(P, A, token);
+    share_keys<DELTA>(sm, token, buffer);
+    add_pairs_of_warps<DELTA>(P, A, token, sm, buffer);
+    store_decayed<DIM, DELTA>(sm, token, norm, chunks, chunk, row, own);
 }
 
 /* Stores the warp's rows of P. diagonal: the thread's part of the diagonal. */
@@ -500,4 +530,23 @@ __global__ void __launch_bounds__(PREPARE_THREADS)
     }
 }
 
-#endif
+/* ------------------------------------------------------------------ launches */
+
+template <int DIM, bool DELTA>
+static loam_status launch(const loam_problem *p, const loam_args *a, const recurrent_chunks *chunks,
+                          loam_error *error)
+{
+    return cuda_launch("prepare_channels_kernel", prepare_channels_kernel<DIM, DELTA>, chunks->slots,
+                       PREPARE_THREADS, sizeof(prepare_channels_shared<DIM, DELTA>), a->stream, false, error,
+                       *p, *a, *chunks);
+}
+
+loam_status recurrent_prepare_channels_hopper(const loam_problem *p, const loam_args *a,
+                                              const recurrent_chunks *chunks, loam_error *error)
+{
+    if (recurrent_form_of(p->mechanism)->delta) {
+        return p->dim_qk == 64 ? launch<64, true>(p, a, chunks, error)
+                               : launch<128, true>(p, a, chunks, error);
+    }
+    return p->dim_qk == 64 ? launch<64, false>(p, a, chunks, error) : launch<128, false>(p, a, chunks, error);
+}
