@@ -7,8 +7,8 @@ size_t recurrent_backward_hopper_work(const loam_problem *p)
 {
     arena pool = { NULL, 0 };
     (void)recurrent_chunks_carve(p, NULL, true, &pool);
-    const size_t plain = recurrent_backward_cuda_work(p);
-    return pool.used > plain ? pool.used : plain;
+    const size_t fallback = recurrent_backward_cuda_work(p);
+    return pool.used > fallback ? pool.used : fallback;
 }
 
 bool recurrent_backward_hopper_reads(const loam_problem *p, const loam_args *a)

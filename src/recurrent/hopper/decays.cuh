@@ -2,9 +2,9 @@
  * Cumulative log decays of a chunk, and other sums over its tokens, by one warp: lane l has tokens 2 l and
  * 2 l + 1.
  *
- * Log decays are clamped to at least LOG_DECAY_MIN: e^LOG_DECAY_MIN is 0 in float32, and the rounding of their
- * sums in float64 is below 1e-10, so that a difference of two sums is as exact as the sum over the tokens
- * between. */
+ * Log decays are clamped to at least LOG_DECAY_MIN: e^LOG_DECAY_MIN is 0 in float32, and the rounding of
+ * their sums in float64 is below 1e-10, so that a difference of two sums is as exact as the sum over the
+ * tokens between. */
 #ifndef LOAM_RECURRENT_HOPPER_DECAYS_CUH
 #define LOAM_RECURRENT_HOPPER_DECAYS_CUH
 

@@ -24,26 +24,23 @@
 #include "src/recurrent/hopper/gradient_rows.cuh"
 #include "src/recurrent/hopper/stages.h"
 
-/* Thread block n computes slot n. */
-template <int DIM, gate_reach GATES, bool DELTA>
-static __global__ void __launch_bounds__(gradient_shape<DIM, GATES>::threads,
-                                         gradient_shape<DIM, GATES>::blocks)
-    gradient_kernel_hopper(const loam_problem p, const loam_args a, const recurrent_chunks chunks)
+/* The sums of a slot without tokens. */
+static __device__ __forceinline__ void clear_sums(const recurrent_chunks &chunks)
 {
-    extern __shared__ __align__(1024) unsigned char memory[];
-    gradient_shared<DIM, GATES, DELTA> &sm = *(gradient_shared<DIM, GATES, DELTA> *)memory;
-    const chunk_place chunk = chunk_of_slot(p, a, chunks, blockIdx.x);
-    constexpr int threads = gradient_shape<DIM, GATES>::threads;
-    const int thread = threadIdx.x;
-    if (chunk.tokens == 0) {
-        if (thread == 0) {
-            chunks.grad_scale[blockIdx.x] = 0;
-            if (chunks.grad_decay) {
-                chunks.grad_decay[blockIdx.x] = 0;
-            }
+    if (threadIdx.x == 0) {
+        chunks.grad_scale[blockIdx.x] = 0;
+        if (chunks.grad_decay) {
+            chunks.grad_decay[blockIdx.x] = 0;
         }
-        return;
     }
+}
+
+/* Issues the copies of all operands; with a delta rule those that dr is made of are a group of their own. */
+template <int DIM, gate_reach GATES, bool DELTA>
+static __device__ __forceinline__ void load_operands(gradient_shared<DIM, GATES, DELTA> &sm,
+                                                     const recurrent_chunks &chunks, const chunk_place &chunk)
+{
+    constexpr int threads = gradient_shape<DIM, GATES>::threads;
     load_rows_of<DIM, threads>(sm.in.grad_o, chunks.grad_o, chunk);
     load_rows_of<DIM, threads>(sm.in.u, chunks.u, chunk);
     if (DELTA) {
@@ -55,33 +52,15 @@ static __global__ void __launch_bounds__(gradient_shape<DIM, GATES>::threads,
     load_state_tiles<DIM, threads>(sm.in.state, chunks.states + chunk.slot * DIM * DIM);
     load_state_tiles<DIM, threads>(sm.in.grad_state, chunks.grad_states + chunk.slot * DIM * DIM);
     copy_async_commit();
-    if (thread == 0) {
-        sm.chunk = chunk;
-    }
-    load_scalars(sm, p, a, chunk);
-    float decay[BLOCK_TOKENS];
-    if (GATES == CHANNEL_GATES) {
-        load_decays<DIM>(decay, p, a, chunk);
-    }
-    if (DELTA) {
-        weights_operand<2> inverse;
-        load_inverse(inverse, chunks.inverse + chunk.slot * CHUNK_TOKENS * CHUNK_TOKENS);
-        copy_async_wait<1>();
-        __syncthreads();
-        multiply_inverse_transposed<DIM / (threads / 128)>(sm.dr, inverse);
-    }
-    copy_async_wait<0>();
-    fence_async_proxy();
-    __syncthreads();
-    if constexpr (GATES == CHANNEL_GATES) {
-        decay_in_blocks(sm, decay);
-        __syncthreads();
-    }
-    if (GATES != NO_GATES) {
-        dot_states(sm);
-    }
-    multiply_all(sm, (float)p.scale);
-    __syncthreads();
+}
+
+/* The gradients from the products in shared memory. */
+template <int DIM, gate_reach GATES, bool DELTA>
+static __device__ __forceinline__ void store_gradients(gradient_shared<DIM, GATES, DELTA> &sm,
+                                                       const loam_problem &p, const loam_args &a,
+                                                       const recurrent_chunks &chunks)
+{
+    const int thread = threadIdx.x;
     if constexpr (GATES == CHANNEL_GATES) {
         store_channel_gates(sm, p, a, sm.chunk);
         __syncthreads();
@@ -99,6 +78,50 @@ static __global__ void __launch_bounds__(gradient_shape<DIM, GATES>::threads,
             chunks.grad_scale[sm.chunk.slot] = sum;
         }
     }
+}
+
+/* Thread block n computes slot n. */
+template <int DIM, gate_reach GATES, bool DELTA>
+static __global__ void __launch_bounds__(gradient_shape<DIM, GATES>::threads,
+                                         gradient_shape<DIM, GATES>::blocks)
+    gradient_kernel_hopper(const loam_problem p, const loam_args a, const recurrent_chunks chunks)
+{
+    extern __shared__ __align__(1024) unsigned char memory[];
+    gradient_shared<DIM, GATES, DELTA> &sm = *(gradient_shared<DIM, GATES, DELTA> *)memory;
+    const chunk_place chunk = chunk_of_slot(p, a, chunks, blockIdx.x);
+    if (chunk.tokens == 0) {
+        clear_sums(chunks);
+        return;
+    }
+    load_operands(sm, chunks, chunk);
+    if (threadIdx.x == 0) {
+        sm.chunk = chunk;
+    }
+    load_scalars(sm, p, a, chunk);
+    float decay[BLOCK_TOKENS];
+    if (GATES == CHANNEL_GATES) {
+        load_decays<DIM>(decay, p, a, chunk);
+    }
+    if (DELTA) {
+        weights_operand<2> inverse;
+        load_inverse(inverse, chunks.inverse + chunk.slot * CHUNK_TOKENS * CHUNK_TOKENS);
+        copy_async_wait<1>();
+        __syncthreads();
+        multiply_inverse_transposed<DIM / (gradient_shape<DIM, GATES>::threads / 128)>(sm.dr, inverse);
+    }
+    copy_async_wait<0>();
+    fence_async_proxy();
+    __syncthreads();
+    if constexpr (GATES == CHANNEL_GATES) {
+        decay_in_blocks(sm, decay);
+        __syncthreads();
+    }
+    if (GATES != NO_GATES) {
+        dot_states(sm);
+    }
+    multiply_all(sm, (float)p.scale);
+    __syncthreads();
+    store_gradients(sm, p, a, chunks);
 }
 
 /* ------------------------------------------------------------------ sums */
@@ -125,20 +148,20 @@ static __global__ void __launch_bounds__(SUM_THREADS)
         load_vectors(features, true, side ? chunks.k : chunks.q, chunk);
         load_vectors(given, true, side ? chunks.k_given : chunks.q_given, chunk);
 #pragma unroll
-        for (int n8 = 0; n8 < vectors::count; n8++) {
-            const int r = threadIdx.x / vectors::lanes + n8 * vectors::step;
+        for (int i = 0; i < vectors::count; i++) {
+            const int r = threadIdx.x / vectors::lanes + i * vectors::step;
             const bool real = r < chunk.tokens;
             float sum[8] = {}, x[8];
-            for (int64_t each = 0; real && each < head_group; each++) {
-                float more[8];
-                load_8(more, parts + (each * chunks.per_head * CHUNK_TOKENS + r) * DIM);
+            for (int64_t h = 0; real && h < head_group; h++) {
+                float part[8];
+                load_8(part, parts + (h * chunks.per_head * CHUNK_TOKENS + r) * DIM);
 #pragma unroll
                 for (int n = 0; n < 8; n++) {
-                    sum[n] += more[n];
+                    sum[n] += part[n];
                 }
             }
-            unpack_8(x, features.vector[n8]);
-            feature_map_gradient<vectors::lanes>(p, sum, x, given.vector[n8]);
+            unpack_8(x, features.vector[i]);
+            feature_map_gradient<vectors::lanes>(p, sum, x, given.vector[i]);
             store_row(to, r, c, real, sum);
         }
     }

@@ -25,7 +25,7 @@ static __device__ __forceinline__ void load_decays(float (&decay)[BLOCK_TOKENS],
     }
 #pragma unroll
     for (int i = 0; i < BLOCK_TOKENS; i++) {
-        decay[i] = first + i < chunk.tokens ? exp2_fast(decay[i] * 1.4426950408889634f) : 1;
+        decay[i] = first + i < chunk.tokens ? exp_fast(decay[i]) : 1;
     }
 }
 
@@ -56,93 +56,132 @@ static __device__ __forceinline__ void decay_in_blocks(gradient_shared<DIM, CHAN
     }
 }
 
-/* Completes the sums of one channel and block. Afterwards sm.products has x, z, y + e and, in place of e,
- * what the tokens of the block add to the gradients of the gates of the same block. */
+/* One channel of the 16 tokens of a block: decays, features, and the sums x, y and z. */
+struct block_channel {
+    float decay[BLOCK_TOKENS], q[BLOCK_TOKENS], k[BLOCK_TOKENS];
+    float x[BLOCK_TOKENS], y[BLOCK_TOKENS], z[BLOCK_TOKENS];
+};
+
+/* The weights of key j with the queries i > j of its block, from w[i] on. */
+static __device__ __forceinline__ void load_weights(float (&w)[BLOCK_TOKENS],
+                                                    const float (&row)[BLOCK_TOKENS], int j)
+{
+#pragma unroll
+    for (int i = (j + 1) / 4 * 4; i < BLOCK_TOKENS; i += 4) {
+        const float4 four = *(const float4 *)&row[i];
+        w[i] = four.x, w[i + 1] = four.y, w[i + 2] = four.z, w[i + 3] = four.w;
+    }
+}
+
+/* x and z: adds the pairs of the block. y: is these pairs. */
+template <int DIM, bool DELTA>
+static __device__ __forceinline__ void add_block_pairs(block_channel &b,
+                                                       const gradient_shared<DIM, CHANNEL_GATES, DELTA> &sm,
+                                                       int block)
+{
+#pragma unroll
+    for (int j = 0; j < BLOCK_TOKENS; j++) {
+        float w[BLOCK_TOKENS], erased[BLOCK_TOKENS];
+        load_weights(w, sm.block_pairs[0][block][j], j);
+        if (DELTA) {
+            load_weights(erased, sm.block_pairs[DELTA][block][j], j);
+        }
+        float key = b.k[j];
+#pragma unroll
+        for (int i = j + 1; i < BLOCK_TOKENS; i++) {
+            key *= b.decay[i];
+            b.x[i] += w[i] * key;
+            if (DELTA) {
+                b.z[i] += erased[i] * key;
+            }
+        }
+        float sum = 0;
+#pragma unroll
+        for (int i = BLOCK_TOKENS - 1; i > j; i--) {
+            sum += w[i] * b.q[i];
+            if (DELTA) {
+                sum += erased[i] * (sm.beta[block * BLOCK_TOKENS + i] * b.k[i]);
+            }
+            sum *= b.decay[i];
+        }
+        b.y[j] = sum;
+    }
+}
+
+/* Completes x and z, which sm.products then has. terms: q x + beta k z of each token. */
+template <int DIM, bool DELTA>
+static __device__ __forceinline__ void complete_queries(float (&terms)[BLOCK_TOKENS], block_channel &b,
+                                                        gradient_shared<DIM, CHANNEL_GATES, DELTA> &sm,
+                                                        int block, int c)
+{
+    typedef gradient_shared<DIM, CHANNEL_GATES, DELTA> shared;
+    float from_start = 1;
+#pragma unroll
+    for (int i = 0; i < BLOCK_TOKENS; i++) {
+        const int row = block * BLOCK_TOKENS + i, at = row * shared::pitch + c;
+        from_start *= b.decay[i];
+        b.x[i] += from_start * sm.products[shared::x][at];
+        sm.products[shared::x][at] = b.x[i];
+        terms[i] = b.q[i] * b.x[i];
+        if (DELTA) {
+            b.z[i] += from_start * sm.products[shared::z][at];
+            sm.products[shared::z][at] = b.z[i];
+            terms[i] += sm.beta[row] * b.k[i] * b.z[i];
+        }
+    }
+}
+
+/* Completes y and e: sm.products then has y + e and, in place of e, what the tokens of the block add to the
+ * gradients of the gates of the same block. */
+template <int DIM, bool DELTA>
+static __device__ __forceinline__ void complete_keys(float (&terms)[BLOCK_TOKENS], block_channel &b,
+                                                     gradient_shared<DIM, CHANNEL_GATES, DELTA> &sm,
+                                                     int block, int c)
+{
+    typedef gradient_shared<DIM, CHANNEL_GATES, DELTA> shared;
+    float to_end = 1, beyond = 1, after = 0, before = 0, end_terms[BLOCK_TOKENS];
+    for (int later = block + 1; later < CHUNK_BLOCKS; later++) {
+        beyond *= sm.block_decay[later][c];
+    }
+#pragma unroll
+    for (int i = BLOCK_TOKENS - 1; i >= 0; i--) {
+        const int at = (block * BLOCK_TOKENS + i) * shared::pitch + c;
+        const float e = to_end * beyond * sm.products[shared::e][at];
+        b.y[i] += to_end * sm.products[shared::y][at];
+        sm.products[shared::y][at] = b.y[i] + e;
+        after += terms[i] - b.k[i] * b.y[i];
+        terms[i] = after;
+        end_terms[i] = b.k[i] * e;
+        to_end *= b.decay[i];
+    }
+#pragma unroll
+    for (int i = 0; i < BLOCK_TOKENS; i++) {
+        sm.products[shared::e][(block * BLOCK_TOKENS + i) * shared::pitch + c] = terms[i] + before;
+        before += end_terms[i];
+    }
+    sm.for_earlier[block][c] = after;
+    sm.for_later[block][c] = before;
+}
+
+/* Completes the sums of one channel and block. */
 template <int DIM, bool DELTA>
 static __device__ __forceinline__ void complete_block(gradient_shared<DIM, CHANNEL_GATES, DELTA> &sm,
                                                       const loam_problem &p, const loam_args &a,
                                                       const chunk_place &chunk)
 {
     const int block = own_block<DIM>(), c = own_channel<DIM>();
-    typedef gradient_shared<DIM, CHANNEL_GATES, DELTA> shared;
-    float decay[BLOCK_TOKENS], q[BLOCK_TOKENS], k[BLOCK_TOKENS], x[BLOCK_TOKENS], y[BLOCK_TOKENS],
-        z[BLOCK_TOKENS];
-    load_decays<DIM>(decay, p, a, chunk);
+    block_channel b;
+    float terms[BLOCK_TOKENS];
+    load_decays<DIM>(b.decay, p, a, chunk);
 #pragma unroll
     for (int i = 0; i < BLOCK_TOKENS; i++) {
-        const int row = block * BLOCK_TOKENS + i, at = swizzled(row, c);
-        q[i] = __bfloat162float(sm.q[at]), k[i] = __bfloat162float(sm.k[at]);
-        x[i] = z[i] = 0;
+        const int at = swizzled(block * BLOCK_TOKENS + i, c);
+        b.q[i] = __bfloat162float(sm.q[at]), b.k[i] = __bfloat162float(sm.k[at]);
+        b.x[i] = b.z[i] = 0;
     }
-#pragma unroll
-    for (int j = 0; j < BLOCK_TOKENS; j++) {
-        float w[BLOCK_TOKENS], erased[BLOCK_TOKENS];
-#pragma unroll
-        for (int i = (j + 1) / 4 * 4; i < BLOCK_TOKENS; i += 4) {
-            const float4 four = *(const float4 *)&sm.block_pairs[0][block][j][i];
-            w[i] = four.x, w[i + 1] = four.y, w[i + 2] = four.z, w[i + 3] = four.w;
-            if (DELTA) {
-                const float4 taken = *(const float4 *)&sm.block_pairs[DELTA][block][j][i];
-                erased[i] = taken.x, erased[i + 1] = taken.y, erased[i + 2] = taken.z,
-                erased[i + 3] = taken.w;
-            }
-        }
-        float key = k[j];
-#pragma unroll
-        for (int i = j + 1; i < BLOCK_TOKENS; i++) {
-            key *= decay[i];
-            x[i] += w[i] * key;
-            if (DELTA) {
-                z[i] += erased[i] * key;
-            }
-        }
-        float sum = 0;
-#pragma unroll
-        for (int i = BLOCK_TOKENS - 1; i > j; i--) {
-            sum += w[i] * q[i];
-            if (DELTA) {
-                sum += erased[i] * (sm.beta[block * BLOCK_TOKENS + i] * k[i]);
-            }
-            sum *= decay[i];
-        }
-        y[j] = sum;
-    }
-    float from_start = 1, to_end = 1, beyond = 1, after = 0, before = 0;
-    for (int later = block + 1; later < CHUNK_BLOCKS; later++) {
-        beyond *= sm.block_decay[later][c];
-    }
-    float rest[BLOCK_TOKENS];
-#pragma unroll
-    for (int i = 0; i < BLOCK_TOKENS; i++) {
-        const int row = block * BLOCK_TOKENS + i, at = row * shared::pitch + c;
-        from_start *= decay[i];
-        x[i] += from_start * sm.products[shared::x][at];
-        sm.products[shared::x][at] = x[i];
-        rest[i] = q[i] * x[i];
-        if (DELTA) {
-            z[i] += from_start * sm.products[shared::z][at];
-            sm.products[shared::z][at] = z[i];
-            rest[i] += sm.beta[row] * k[i] * z[i];
-        }
-    }
-#pragma unroll
-    for (int i = BLOCK_TOKENS - 1; i >= 0; i--) {
-        const int at = (block * BLOCK_TOKENS + i) * shared::pitch + c;
-        const float out = to_end * beyond * sm.products[shared::e][at];
-        y[i] += to_end * sm.products[shared::y][at];
-        sm.products[shared::y][at] = y[i] + out;
-        after += rest[i] - k[i] * y[i];
-        rest[i] = after;
-        z[i] = k[i] * out;
-        to_end *= decay[i];
-    }
-#pragma unroll
-    for (int i = 0; i < BLOCK_TOKENS; i++) {
-        sm.products[shared::e][(block * BLOCK_TOKENS + i) * shared::pitch + c] = rest[i] + before;
-        before += z[i];
-    }
-    sm.for_earlier[block][c] = after;
-    sm.for_later[block][c] = before;
+    add_block_pairs(b, sm, block);
+    complete_queries(terms, b, sm, block, c);
+    complete_keys(terms, b, sm, block, c);
 }
 
 /* Completes all blocks, then stores the gradients of the gates: contributions of the own block, of other
@@ -165,8 +204,8 @@ static __device__ __forceinline__ void store_channel_gates(gradient_shared<DIM, 
         others += sm.state_dot[part][c];
     }
 #pragma unroll
-    for (int each = 0; each < CHUNK_BLOCKS; each++) {
-        others *= sm.block_decay[each][c];
+    for (int n = 0; n < CHUNK_BLOCKS; n++) {
+        others *= sm.block_decay[n][c];
     }
 #pragma unroll
     for (int other = 0; other < CHUNK_BLOCKS; other++) {

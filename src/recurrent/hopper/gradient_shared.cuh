@@ -5,6 +5,7 @@
 #define LOAM_RECURRENT_HOPPER_GRADIENT_SHARED_CUH
 
 #include "src/recurrent/hopper/chunks.cuh"
+#include "src/recurrent/hopper/decays.cuh"
 
 /* What one gate decays: nothing (there are no gates), all channels of a token, one channel of a token. */
 enum gate_reach { NO_GATES, TOKEN_GATES, CHANNEL_GATES };
@@ -120,24 +121,8 @@ static __device__ __forceinline__ const float *gate_of(const loam_problem &p, co
                : data + RECURRENT_AT(a.log_decay, chunk.b, chunk.h, chunk.first + row);
 }
 
-/* ------------------------------------------------------------------ decays */
-
-static __device__ __forceinline__ float2 split_double(double x)
-{
-    const float high = (float)x;
-    return make_float2(high, (float)(x - high));
-}
-
-/* e^(a - b) of sums in the log2 domain, hi and lo. The error of a - b is small relative to the
- * difference, not only to a and b. */
-static __device__ __forceinline__ float decay_between(const float2 &a, const float2 &b)
-{
-    return exp2_fast((a.x - b.x) + (a.y - b.y));
-}
-
 /* Two warps load beta, 1 where the mechanism has none and 0 beyond the sequence. With TOKEN_GATES a third
- * warp computes the prefix sums of the gates in the log2 domain. Gates are clamped to at least -1e4, whose
- * e^g is 0, so that the difference of two sums in float64 is as exact as a sum over the tokens between. */
+ * warp computes the cumulative log decays. */
 template <int DIM, gate_reach GATES, bool DELTA>
 static __device__ __forceinline__ void load_scalars(gradient_shared<DIM, GATES, DELTA> &sm,
                                                     const loam_problem &p, const loam_args &a,
@@ -152,21 +137,15 @@ static __device__ __forceinline__ void load_scalars(gradient_shared<DIM, GATES, 
                           : given ? beta[RECURRENT_AT(a.beta, chunk.b, chunk.h, chunk.first + thread)]
                                   : 1;
     } else if (GATES == TOKEN_GATES && thread < CHUNK_TOKENS + 32) {
-        double g[2];
+        float gate[2];
 #pragma unroll
         for (int n = 0; n < 2; n++) {
             const int row = 2 * lane + n;
-            g[n] = row < chunk.tokens ? fmax((double)*gate_of(p, a, chunk, row), -1e4) * 1.4426950408889634
-                                      : 0;
+            gate[n] = row < chunk.tokens ? *gate_of(p, a, chunk, row) : 0;
         }
-        double sum = g[0] + g[1];
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            const double other = __shfl_up_sync(0xffffffffu, sum, step);
-            sum += lane >= step ? other : 0;
-        }
-        sm.pre[2 * lane] = split_double(sum - g[1]);
-        sm.pre[2 * lane + 1] = split_double(sum);
+        double pre[2];
+        cumulative_log_decay(pre, gate, LOG2_E);
+        sm.pre[2 * lane] = split_double(pre[0]), sm.pre[2 * lane + 1] = split_double(pre[1]);
     }
 }
 

@@ -280,9 +280,10 @@ static __device__ __forceinline__ void decay_state(float (&state)[BLOCKS][ELEMEN
 
 /* ------------------------------------------------------------------ copies to global memory */
 
-/* Output buffers, BUFFERS of them in turn: the warpgroup writes a buffer, one warp copies it to global memory.
- * A buffer has two named barriers: 1 + n, it is empty, and 1 + BUFFERS + n, it is full. These need no branch,
- * unlike an mbarrier: a branch among asynchronous products makes the compiler wait for the products. */
+/* Output buffers, BUFFERS of them in turn: the warpgroup writes a buffer, one warp copies it to global
+ * memory. A buffer has two named barriers: 1 + n, it is empty, and 1 + BUFFERS + n, it is full. These need
+ * no branch, unlike an mbarrier: a branch among asynchronous products makes the compiler wait for the
+ * products. */
 enum { OUTPUT_BARRIER_THREADS = 128 + 32 };
 
 static __device__ __forceinline__ void output_acquire(unsigned buffer)
@@ -352,8 +353,8 @@ static __device__ __forceinline__ void pass_store(pass_shared<SHAPE> &sm, const 
 
 /* ------------------------------------------------------------------ additive rules
  *
- * S1 = S0 Diag(chunk_decay) + X, X = u^T k_out; backward, with scaled do, dS0 = dS1 Diag(chunk_decay) + do^T q_in.
- * X does not depend on the state: its product runs while the snapshot of S0 is stored. */
+ * S1 = S0 Diag(chunk_decay) + X, X = u^T k_out; backward, with scaled do, dS0 = dS1 Diag(chunk_decay) + do^T
+ * q_in. X does not depend on the state: its product runs while the snapshot of S0 is stored. */
 
 template <int DIM, bool GATED, bool BACKWARD> struct additive_pass {
     typedef pass_shape<DIM, false, GATED, BACKWARD, false> shape;
@@ -420,8 +421,8 @@ static __device__ __forceinline__ void carry_state(typename PASS::shared &sm, co
 
 /* REVERSE (backward) reads nothing that PASS writes, so the two run at the same time by programmatic
  * dependent launch: REVERSE may begin when all blocks of PASS have called launch_dependents(), which they
- * do after PREPARE has ended, so that the arrays of PREPARE are complete. REVERSE calls wait_for_previous_launch()
- * only at its end, so that it does not end before PASS. */
+ * do after PREPARE has ended, so that the arrays of PREPARE are complete. REVERSE calls
+ * wait_for_previous_launch() only at its end, so that it does not end before PASS. */
 template <class PASS>
 __global__ void __launch_bounds__(PASS::shape::threads, 1)
     pass_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,

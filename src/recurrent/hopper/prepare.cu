@@ -3,8 +3,8 @@
  * PREPARE where a token has one decay for all channels, or none: P = (q k^T) o e^seg, from one matrix
  * product over the whole chunk; `o` is the elementwise product.
  *
- * e^seg_ij is computed from pre_i - pre_j (recurrent/hopper/decays.cuh). A sum is stored as two floats, hi and
- * lo, whose difference is as exact as one in float64 wherever e^seg is not 0.
+ * e^seg_ij is computed from pre_i - pre_j (recurrent/hopper/decays.cuh). A sum is stored as two floats, hi
+ * and lo, whose difference is as exact as one in float64 wherever e^seg is not 0.
  */
 #include "src/recurrent/hopper/prepare.cuh"
 #include "src/recurrent/hopper/stages.h"
@@ -21,8 +21,8 @@ template <int DIM, bool DELTA> struct prepare_tokens_shared {
     float k_factor[TILE_SIDE]; /* factors from rows of the tile of k to beta k e^pre */
 };
 
-/* Cumulative log decays and decays; called by one warp, whose lane l has tokens 2 l and 2 l + 1. A decay of the
- * head is a view whose batch and token strides are 0. */
+/* Cumulative log decays and decays; called by one warp, whose lane l has tokens 2 l and 2 l + 1. A decay of
+ * the head is a view whose batch and token strides are 0. */
 template <class SHARED>
 static __device__ __forceinline__ void scan_gates(SHARED &sm, const loam_const_view &gates,
                                                   const chunk_place &chunk)
@@ -159,7 +159,8 @@ static __device__ __forceinline__ void load_inputs(prepare_tokens_shared<DIM, DE
     __syncthreads();
 }
 
-/* Stores q_in, k_out and the decays that the pass reads, as far as they have arrays, and computes k_factor. */
+/* Stores q_in, k_out and the decays that the pass reads, as far as they have arrays, and computes
+ * k_factor. */
 template <int DIM, bool GATED, bool DELTA>
 static __device__ __forceinline__ void store_decayed(prepare_tokens_shared<DIM, DELTA> &sm,
                                                      const recurrent_chunks &chunks, const chunk_place &chunk)

@@ -199,8 +199,8 @@ static __device__ __forceinline__ void store_beta_v(const recurrent_chunks &chun
 }
 
 /* The WY representation of the chunk: inverts L and stores Linv, u_hat and w. k, v: tiles in shared memory,
- * complete and fenced. k_factor[j] is the factor from row j of the tiles of k to beta k e^pre. LO: k_lo has the
- * lo part of k. */
+ * complete and fenced. k_factor[j] is the factor from row j of the tiles of k to beta k e^pre. LO: k_lo has
+ * the lo part of k. */
 template <int DIM, bool LO>
 static __device__ __forceinline__ void store_wy(const recurrent_chunks &chunks, const chunk_place &chunk,
                                                 float *square, const float *beta, const float *k_factor,

@@ -9,8 +9,8 @@
  *
  * Lane 4 g + t has tokens g and g + 8 of its warp and, in each round of 32 channels, channels 8 t .. 8 t + 7.
  * This is its share of both operands of mma_bf16, so that products within a warp need no shared memory.
- * Decays are products, built up over blocks of doubling length: `pre_decay` is the decay from the beginning of
- * a token's block up to the token, inclusive; `suf_decay` is the decay after the token to the block's end.
+ * Decays are products, built up over blocks of doubling length: `pre_decay` is the decay from the beginning
+ * of a token's block up to the token, inclusive; `suf_decay` is the decay after the token to the block's end.
  */
 #include "src/recurrent/hopper/prepare.cuh"
 #include "src/recurrent/hopper/stages.h"
@@ -211,8 +211,8 @@ static __device__ __forceinline__ void add_pairs(channel_pairs &P, channel_pairs
     }
 }
 
-/* Pairs of a row of tokens 8 .. 15 and a column of tokens 0 .. 7. Afterwards `pre_decay` and `suf_decay` refer
- * to the warp's 16 tokens. */
+/* Pairs of a row of tokens 8 .. 15 and a column of tokens 0 .. 7. Afterwards `pre_decay` and `suf_decay`
+ * refer to the warp's 16 tokens. */
 template <bool DELTA>
 static __device__ __forceinline__ void add_pairs_of_halves(channel_pairs &P, channel_pairs &A,
                                                            token_channels (&token)[2])
@@ -236,8 +236,8 @@ static __device__ __forceinline__ void add_pairs_of_halves(channel_pairs &P, cha
     multiply(token[0].suf_decay, second);
 }
 
-/* Pairs with the tokens of earlier warps, the nearest warp first. Afterwards `pre_decay` begins at the beginning
- * of the chunk and `suf_decay` ends at its end. */
+/* Pairs with the tokens of earlier warps, the nearest warp first. Afterwards `pre_decay` begins at the
+ * beginning of the chunk and `suf_decay` ends at its end. */
 template <bool DELTA, class SHARED>
 static __device__ __forceinline__ void add_pairs_of_warps(channel_pairs &P, channel_pairs &A,
                                                           token_channels (&token)[2], const SHARED &sm,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * REVERSE, from the last chunk to the first: gradients of the states and, with a delta rule, du. The pass of a
- * delta rule, with scaled do:
+ * REVERSE, from the last chunk to the first: gradients of the states and, with a delta rule, du. The pass of
+ * a delta rule, with scaled do:
  *
  *     du = P^T do + k_out dS1^T,   dS0 = dS1 Diag(chunk_decay) + do^T q_in - du^T w
  *

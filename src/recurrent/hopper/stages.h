@@ -15,7 +15,8 @@ typedef loam_status recurrent_launch_fn(const loam_problem *problem, const loam_
 recurrent_launch_fn recurrent_prepare_hopper;
 /* The same where each channel has its own gate. */
 recurrent_launch_fn recurrent_prepare_channels_hopper;
-/* PASS. Writes states, state_out and, with a delta rule, u; reads u_hat, k_out (or k and suf_decay), chunk_decay, w. */
+/* PASS. Writes states, state_out and, with a delta rule, u; reads u_hat, k_out (or k and suf_decay),
+ * chunk_decay, w. */
 recurrent_launch_fn recurrent_pass_hopper;
 /* OUTPUT. Writes o; reads q_in, states, P, u. */
 recurrent_launch_fn recurrent_output_hopper;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Gradients of MesaNet by chunks (recurrent/hopper/mesa/solve.cuh), in three stages. First x_t and z_t = A_t^-1 dx_t,
- * dx_t = S_t^T do_t, for all chunks in parallel. Then the gradients dS and dH of the states at the end of
- * each chunk, from the last chunk to the first,
+ * Gradients of MesaNet by chunks (recurrent/hopper/mesa/solve.cuh), in three stages. First x_t and z_t =
+ * A_t^-1 dx_t, dx_t = S_t^T do_t, for all chunks in parallel. Then the gradients dS and dH of the states at
+ * the end of each chunk, from the last chunk to the first,
  *
  *     dS <- e^total dS + do^T (e^pre x),   dH <- e^total dH - (z^T (e^pre x) + x^T (e^pre z)) / 2
  *
@@ -59,6 +59,29 @@ static __device__ __forceinline__ void mesa_store_parts(mesa_dense *to, const me
     }
 }
 
+/* Flags the chunk for float64, and stores dx for it. */
+static __device__ __forceinline__ void mesa_leave_to_f64(const mesa_backward_params &s,
+                                                         const mesa_solve_shared &sm, const mesa_chunk &chunk,
+                                                         int64_t slot, const float (&decay)[2])
+{
+    const int lane = threadIdx.x % 32, t0 = (int)threadIdx.x / 32 * 16 + lane / 4;
+    if (threadIdx.x == 0) {
+        s.m.needs_f64[slot] = 1;
+    }
+    mesa_rows dx, grad_o;
+    mesa_load_rows(grad_o, s.m.a.grad_o, chunk, chunk.h);
+    mesa_apply<MAP_ADJOINT>(dx, grad_o, sm, decay);
+#pragma unroll
+    for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
+        const int t = t0 + e % 4 / 2 * 8, c = e / 4 * 8 + lane % 4 * 2 + e % 2;
+        if (t < chunk.tokens) {
+            const int64_t row = recurrent_work_row(&s.m.p, &chunk.seq, chunk.h,
+                                                   chunk.index * MESA_TOKENS + t);
+            s.dx[row * MESA_DIM + c] = dx[e / 4][e % 4];
+        }
+    }
+}
+
 /* x, z and `read_terms` of a chunk, one thread block for each. NESTED as for mesa_solve_kernel. */
 template <bool NESTED>
 __global__ void __launch_bounds__(MESA_THREADS, 2)
@@ -71,25 +94,25 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
         return;
     }
     const loam_args &a = s.m.a;
-    const int64_t slot = kept_slot(s.m.kept, s.m.p, chunk.seq, chunk.h, chunk.index);
-    mesa_solve_load(s.m, sm, chunk.seq, chunk.h, chunk.index, chunk.tokens);
+    const int64_t slot = mesa_slot(s.m, chunk);
+    mesa_solve_load(s.m, sm, chunk);
     const int lane = threadIdx.x % 32, t0 = (int)threadIdx.x / 32 * 16 + lane / 4;
     const float decay[2] = { expf((float)sm.sums[t0]), expf((float)sm.sums[t0 + 8]) };
     mesa_rows x, y, r;
     float trace[2], do_s0_x[2], z_h0_x[2];
     if constexpr (NESTED) {
-        mesa_factor(sm, kept_row(s.m.kept, s.m.p, chunk.seq, chunk.h, chunk.index, MESA_DIM));
+        mesa_factor(sm, mesa_states(s.m.kept, s.m, chunk) + MESA_DIM * MESA_DIM);
     }
     mesa_pair_weights(sm, trace);
     mesa_add_trace(trace, sm, decay);
     __syncwarp();
-    mesa_load_rows(r, a.q, chunk.seq.b, chunk.key_head, chunk.first, chunk.tokens);
+    mesa_load_rows(r, a.q, chunk, chunk.key_head);
     mesa_scale_queries(r, s.m.p);
     bool needs_f64 = mesa_solve_rows<NESTED>(x, r, sm, decay, trace).needs_f64;
     mesa_store_parts<3>(s.solutions[slot], x, { 0, 1, 4 });
     clear(y);
     mesa_multiply<true, 2>(y, x, sm.states[0]);
-    mesa_load_rows(r, a.grad_o, chunk.seq.b, chunk.h, chunk.first, chunk.tokens);
+    mesa_load_rows(r, a.grad_o, chunk, chunk.h);
     mesa_dot(do_s0_x, r, y);
     mesa_apply<MAP_ADJOINT>(y, r, sm, decay);
     clear(r);
@@ -106,20 +129,7 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
         s.read_terms[slot * MESA_TOKENS + t0 + 8] = decay[1] * (do_s0_x[1] - z_h0_x[1]);
     }
     if (__syncthreads_or(needs_f64)) {
-        if (threadIdx.x == 0) {
-            s.m.needs_f64[slot] = 1;
-        }
-        mesa_load_rows(r, a.grad_o, chunk.seq.b, chunk.h, chunk.first, chunk.tokens);
-        mesa_apply<MAP_ADJOINT>(y, r, sm, decay);
-#pragma unroll
-        for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
-            const int t = t0 + e % 4 / 2 * 8, c = e / 4 * 8 + lane % 4 * 2 + e % 2;
-            if (t < chunk.tokens) {
-                const int64_t row = recurrent_work_row(&s.m.p, &chunk.seq, chunk.h,
-                                                       chunk.index * MESA_TOKENS + t);
-                s.dx[row * MESA_DIM + c] = y[e / 4][e % 4];
-            }
-        }
+        mesa_leave_to_f64(s, sm, chunk, slot, decay);
     }
 }
 
@@ -139,6 +149,21 @@ struct mesa_reverse_shared {
     float factor[2][MESA_TOKENS]; /* e^pre; -e^pre / 2 */
 };
 
+/* One warp: the factors of the tokens. */
+static __device__ __forceinline__ void mesa_reverse_factors(mesa_reverse_shared &sm, const mesa_params &s,
+                                                            const mesa_chunk &chunk)
+{
+    const int lane = threadIdx.x;
+    float gate[2];
+    mesa_load_gates(gate, s, chunk);
+    const float sum = prefix_sum(gate[0] + gate[1]);
+    const float pre[2] = { expf(previous_lane(sum) + gate[0]), expf(sum) };
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        sm.factor[0][2 * lane + e] = pre[e], sm.factor[1][2 * lane + e] = -pre[e] / 2;
+    }
+}
+
 /* What a chunk adds to dS and dH, for mesa_scan_kernel; one thread block for each chunk. */
 __global__ void __launch_bounds__(MESA_THREADS)
     mesa_reverse_write_kernel(const __grid_constant__ mesa_backward_params s)
@@ -150,35 +175,18 @@ __global__ void __launch_bounds__(MESA_THREADS)
     if (chunk.tokens <= 0) {
         return;
     }
-    const mesa_dense *solutions = s.solutions[kept_slot(s.m.kept, s.m.p, chunk.seq, chunk.h, chunk.index)];
+    const mesa_dense *solutions = s.solutions[mesa_slot(s.m, chunk)];
     mesa_load_dense(sm.x[0], solutions[0]), mesa_load_dense(sm.x[1], solutions[1]);
     mesa_load_dense(sm.z[0], solutions[2]), mesa_load_dense(sm.z[1], solutions[3]);
-    mesa_load(sm.grad_o, a.grad_o, chunk.seq.b, chunk.h, chunk.first, chunk.tokens);
+    mesa_load(sm.grad_o, a.grad_o, chunk, chunk.h);
     copy_async_commit();
     if (threadIdx.x < 32) {
-        const int lane = threadIdx.x;
-        const int64_t first = chunk.index * MESA_TOKENS;
-        const float gate[2] = {
-            mesa_load_scalar(a.log_decay, chunk.seq, chunk.h, first, 2 * lane, chunk.tokens),
-            mesa_load_scalar(a.log_decay, chunk.seq, chunk.h, first, 2 * lane + 1, chunk.tokens)
-        };
-        float sum = gate[0] + gate[1];
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            const float before = __shfl_up_sync(~0u, sum, step);
-            sum += lane >= step ? before : 0;
-        }
-        const float earlier = __shfl_up_sync(~0u, sum, 1);
-        const float pre[2] = { expf((lane ? earlier : 0) + gate[0]), expf(sum) };
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            sm.factor[0][2 * lane + e] = pre[e], sm.factor[1][2 * lane + e] = -pre[e] / 2;
-        }
+        mesa_reverse_factors(sm, s.m, chunk);
     }
     copy_async_wait<0>();
     __syncthreads();
     const int m = (int)threadIdx.x / 32 * 16;
-    float *written = kept_row(s.grads, s.m.p, chunk.seq, chunk.h, chunk.index, 0);
+    float *written = mesa_states(s.grads, s.m, chunk);
     mesa_rows acc = {};
     mesa_outer<1, 2>(acc, &sm.grad_o, sm.x, sm.factor[0], m);
     mesa_store_matrix(written, acc, m);
@@ -203,67 +211,56 @@ struct mesa_gradient_shared {
     float ridge[MESA_WARPS][MESA_DIM], scale[MESA_WARPS]; /* partial sums of -z x and z . q */
 };
 
+/* Loads dS and 2 dH in hi and lo part; each warp leaves its part of dS . S + dH . H in state_dot. */
+static __device__ __forceinline__ void mesa_load_grad_states(const mesa_backward_params &s,
+                                                             mesa_gradient_shared &sm,
+                                                             const mesa_chunk &chunk)
+{
+    const float *states = mesa_states(s.m.kept, s.m, chunk), *grads = mesa_states(s.grads, s.m, chunk);
+    float dot = 0;
+#pragma unroll 4
+    for (int e = threadIdx.x; e < 2 * MESA_DIM * (MESA_DIM / 4); e += MESA_THREADS) {
+        const int row = e / (MESA_DIM / 4), c = e % (MESA_DIM / 4) * 4;
+        float4 f = *(const float4 *)(grads + row * MESA_DIM + c);
+        const float4 m = *(const float4 *)(states + row * MESA_DIM + c);
+        dot = fma(f.x, m.x, fma(f.y, m.y, fma(f.z, m.z, fma(f.w, m.w, dot))));
+        if (row >= MESA_DIM) { /* dH + dH^T = 2 dH, as dH is symmetric */
+            f.x *= 2, f.y *= 2, f.z *= 2, f.w *= 2;
+        }
+        mesa_store_split(sm.states[row / MESA_DIM], row % MESA_DIM, c, f);
+    }
+    dot = row_sum<32>(dot);
+    if (threadIdx.x % 32 == 0) {
+        sm.state_dot[threadIdx.x / 32] = dot;
+    }
+}
+
 /* Loads the operands of mesa_gradient_kernel. All of them are complete at the end. */
 static __device__ __forceinline__ void mesa_gradient_load(const mesa_backward_params &s,
                                                           mesa_gradient_shared &sm, const mesa_chunk &chunk,
                                                           int64_t slot)
 {
     const loam_args &a = s.m.a;
-    const int lane = threadIdx.x % 32;
-    const int64_t first = chunk.index * MESA_TOKENS;
-    mesa_load(sm.k, a.k, chunk.seq.b, chunk.key_head, chunk.first, chunk.tokens);
-    mesa_load(sm.v, a.v, chunk.seq.b, chunk.h, chunk.first, chunk.tokens);
-    mesa_load(sm.grad_o, a.grad_o, chunk.seq.b, chunk.h, chunk.first, chunk.tokens);
+    mesa_load(sm.k, a.k, chunk, chunk.key_head);
+    mesa_load(sm.v, a.v, chunk, chunk.h);
+    mesa_load(sm.grad_o, a.grad_o, chunk, chunk.h);
     for (int part = 0; part < 2; part++) {
         mesa_load_dense(sm.x[part], s.solutions[slot][part]);
         mesa_load_dense(sm.z[part], s.solutions[slot][2 + part]);
     }
     mesa_load_dense(sm.x[2], s.solutions[slot][4]);
     copy_async_commit();
-    const float *kept = kept_row(s.m.kept, s.m.p, chunk.seq, chunk.h, chunk.index, 0);
-    const float *grads = kept_row(s.grads, s.m.p, chunk.seq, chunk.h, chunk.index, 0);
-    float state_dot = 0;
-#pragma unroll 4
-    for (int e = threadIdx.x; e < 2 * MESA_DIM * (MESA_DIM / 4); e += MESA_THREADS) {
-        const int row = e / (MESA_DIM / 4), c = e % (MESA_DIM / 4) * 4;
-        float4 f = *(const float4 *)(grads + row * MESA_DIM + c);
-        const float4 m = *(const float4 *)(kept + row * MESA_DIM + c);
-        state_dot = fma(f.x, m.x, fma(f.y, m.y, fma(f.z, m.z, fma(f.w, m.w, state_dot))));
-        if (row >= MESA_DIM) { /* dH + dH^T = 2 dH, as dH is symmetric */
-            f.x *= 2, f.y *= 2, f.z *= 2, f.w *= 2;
-        }
-        uint32_t low[2], high[2];
-        split_pair(low, f.x, f.y), split_pair(high, f.z, f.w);
-#pragma unroll
-        for (int part = 0; part < 2; part++) {
-            *(uint2 *)&sm.states[row / MESA_DIM][part][row % MESA_DIM][c] = make_uint2(low[part], high[part]);
-        }
-    }
-    state_dot = row_sum<32>(state_dot);
-    if (lane == 0) {
-        sm.state_dot[threadIdx.x / 32] = state_dot;
-    }
+    mesa_load_grad_states(s, sm, chunk);
     if (threadIdx.x < 32) {
-        const double g0 = fmax(
-            (double)mesa_load_scalar(a.log_decay, chunk.seq, chunk.h, first, 2 * lane, chunk.tokens), -1e4);
-        const double g1 = fmax(
-            (double)mesa_load_scalar(a.log_decay, chunk.seq, chunk.h, first, 2 * lane + 1, chunk.tokens),
-            -1e4);
-        double sum = g0 + g1;
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            const double before = __shfl_up_sync(~0u, sum, step);
-            sum += lane >= step ? before : 0;
-        }
-        sm.sums[2 * lane] = sum - g1, sm.sums[2 * lane + 1] = sum;
+        mesa_cumulative_log_decay(sm.sums, s.m, chunk);
     }
-    const float beta = mesa_load_scalar(a.beta, chunk.seq, chunk.h, first, (int)threadIdx.x / 2,
-                                        chunk.tokens);
+    const float beta = mesa_load_scalar(a.beta, chunk, (int)threadIdx.x / 2);
     copy_async_wait<0>();
     __syncthreads();
     const float norm2 = s.m.p.feature_map == LOAM_FEATURES_UNIT ? mesa_norm2(sm.k) : 1;
     if (threadIdx.x % 2 == 0) {
-        sm.beta[threadIdx.x / 2] = beta, sm.inverse_norm[threadIdx.x / 2] = norm2 > 0 ? rsqrtf(norm2) : 0;
+        const int t = threadIdx.x / 2;
+        sm.beta[t] = beta, sm.inverse_norm[t] = norm2 > 0 ? rsqrtf(norm2) : 0;
     }
     __syncthreads();
 }
@@ -275,8 +272,8 @@ static __device__ __forceinline__ void mesa_load_keys(mesa_rows &k, const mesa_g
 #pragma unroll
     for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
         const uint32_t pair = *(const uint32_t *)&sm.k[t0 + e % 2 * 8][e / 2 * 8 + (int)threadIdx.x % 4 * 2];
-        k[e / 2][e % 2 * 2] = __uint_as_float(pair << 16) * inverse_norm[e % 2];
-        k[e / 2][e % 2 * 2 + 1] = __uint_as_float(pair & 0xffff0000u) * inverse_norm[e % 2];
+        k[e / 2][e % 2 * 2] = unpack_first(pair) * inverse_norm[e % 2];
+        k[e / 2][e % 2 * 2 + 1] = unpack_second(pair) * inverse_norm[e % 2];
     }
 }
 
@@ -305,13 +302,8 @@ static __device__ __forceinline__ void mesa_store_gates(const mesa_backward_para
         }
         before[e] = sm.write_terms[t];
     }
-    double suffix = after[0] + after[1], prefix = before[0] + before[1];
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-        const double later = __shfl_down_sync(~0u, suffix, step), earlier = __shfl_up_sync(~0u, prefix, step);
-        suffix += lane + step < 32 ? later : 0, prefix += lane >= step ? earlier : 0;
-    }
-    prefix -= before[0] + before[1];
+    const double suffix = suffix_sum(after[0] + after[1]),
+                 prefix = prefix_sum(before[0] + before[1]) - (before[0] + before[1]);
     const double gates[2] = { suffix + prefix + state_dot,
                               suffix - after[0] + prefix + before[0] + state_dot };
 #pragma unroll
@@ -384,6 +376,16 @@ static __device__ __forceinline__ void mesa_store_keys(const mesa_backward_param
     }
 }
 
+/* The sum over the eight lanes that share columns of D. */
+static __device__ __forceinline__ float mesa_column_sum(float x)
+{
+#pragma unroll
+    for (int step = 4; step < 32; step *= 2) {
+        x += __shfl_xor_sync(~0u, x, step);
+    }
+    return x;
+}
+
 /* dq = scale z of the warp's rows, and their part of the sums over tokens: -z x,
  * channel by channel, and z . q. */
 static __device__ __forceinline__ void mesa_store_queries(const mesa_backward_params &s,
@@ -394,7 +396,7 @@ static __device__ __forceinline__ void mesa_store_queries(const mesa_backward_pa
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t2 = lane % 4 * 2;
     mesa_rows z, q;
     float inverse_norm[2] = { 1, 1 }, scale[2];
-    mesa_load_rows(q, s.m.a.q, chunk.seq.b, chunk.key_head, chunk.first, chunk.tokens);
+    mesa_load_rows(q, s.m.a.q, chunk, chunk.key_head);
     if (p.feature_map == LOAM_FEATURES_UNIT) {
         mesa_dot(inverse_norm, q, q);
 #pragma unroll
@@ -413,8 +415,8 @@ static __device__ __forceinline__ void mesa_store_queries(const mesa_backward_pa
             for (int i = 0; i < 5; i++) {
                 const mesa_tile &from = i < 3 ? sm.x[2 - i] : sm.z[4 - i];
                 const uint32_t pair = *(const uint32_t *)&from[t0 + 8 * row][8 * n + t2];
-                part[i / 3][0] += __uint_as_float(pair << 16);
-                part[i / 3][1] += __uint_as_float(pair & 0xffff0000u);
+                part[i / 3][0] += unpack_first(pair);
+                part[i / 3][1] += unpack_second(pair);
             }
 #pragma unroll
             for (int e = 0; e < 2; e++) {
@@ -422,13 +424,7 @@ static __device__ __forceinline__ void mesa_store_queries(const mesa_backward_pa
                 ridge[e] = fma(-part[1][e], part[0][e], ridge[e]);
             }
         }
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-#pragma unroll
-            for (int step = 4; step < 32; step *= 2) {
-                ridge[e] += __shfl_xor_sync(~0u, ridge[e], step);
-            }
-        }
+        ridge[0] = mesa_column_sum(ridge[0]), ridge[1] = mesa_column_sum(ridge[1]);
         if (lane < 4) {
             sm.ridge[warp][8 * n + t2] = ridge[0], sm.ridge[warp][8 * n + t2 + 1] = ridge[1];
         }
@@ -461,8 +457,120 @@ static __device__ __forceinline__ void mesa_store_sums(const mesa_backward_param
     }
 }
 
-/* The gradients of a chunk, one thread block for each. A warp has 16 keys j as
- * rows; columns are queries t. */
+/* A warp has 16 keys j as rows, from row m; the thread has j0 and j0 + 8. Columns are queries t. */
+struct mesa_key_rows {
+    int m, j0;
+    float inverse_norm[2], beta[2], suf_decay[2];
+};
+
+static __device__ __forceinline__ mesa_key_rows mesa_own_keys(const mesa_gradient_shared &sm)
+{
+    mesa_key_rows own;
+    own.m = (int)threadIdx.x / 32 * 16, own.j0 = own.m + (int)threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const int j = own.j0 + 8 * row;
+        own.inverse_norm[row] = sm.inverse_norm[j], own.beta[row] = sm.beta[j];
+        own.suf_decay[row] = expf((float)(sm.sums[MESA_TOKENS - 1] - sm.sums[j]));
+    }
+    return own;
+}
+
+/* The weights of the pairs: kx = D (k . x), kz = D (k . z), vo = D (v . do). Leaves the terms of the gates in
+ * sm.query_terms and `key_terms`; dbeta is their part of dbeta. */
+static __device__ __forceinline__ void mesa_pair_gradients(mesa_rows &kx, mesa_rows &kz, mesa_rows &vo,
+                                                           float (&key_terms)[2], float (&dbeta)[2],
+                                                           mesa_gradient_shared &sm, const mesa_key_rows &own)
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t2 = lane % 4 * 2;
+    mesa_multiply_rows<true, 3>(kx, sm.k, sm.x, own.m);
+    mesa_multiply_rows<true, 2>(kz, sm.k, sm.z, own.m);
+    mesa_multiply_rows<true, 1>(vo, sm.v, &sm.grad_o, own.m);
+#pragma unroll
+    for (int n = 0; n < MESA_BLOCKS; n++) {
+        float column[2] = { 0, 0 };
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int t = 8 * n + t2 + e % 2, row = e / 2, j = own.j0 + 8 * row;
+            const float decay = t >= j ? expf((float)(sm.sums[t] - sm.sums[j])) : 0;
+            kx[n][e] *= own.inverse_norm[row], kz[n][e] *= own.inverse_norm[row];
+            const float both = decay * kx[n][e] * (vo[n][e] - kz[n][e]),
+                        pair = t > j ? own.beta[row] * both : 0;
+            dbeta[row] += both;
+            kx[n][e] *= decay, kz[n][e] *= decay, vo[n][e] *= decay;
+            key_terms[row] += pair, column[e % 2] += pair;
+        }
+        column[0] = mesa_column_sum(column[0]), column[1] = mesa_column_sum(column[1]);
+        if (lane < 4) {
+            sm.query_terms[warp][8 * n + t2] = column[0], sm.query_terms[warp][8 * n + t2 + 1] = column[1];
+        }
+    }
+    key_terms[0] = quad_sum(key_terms[0]), key_terms[1] = quad_sum(key_terms[1]);
+    dbeta[0] = quad_sum(dbeta[0]), dbeta[1] = quad_sum(dbeta[1]);
+}
+
+/* dv of the warp's rows. */
+static __device__ __forceinline__ void mesa_value_gradients(mesa_rows &dv, const mesa_rows &kx,
+                                                            const mesa_gradient_shared &sm,
+                                                            const mesa_key_rows &own)
+{
+    const float by[2] = { own.suf_decay[0] * own.inverse_norm[0], own.suf_decay[1] * own.inverse_norm[1] };
+    mesa_multiply_rows<true, 2>(dv, sm.k, sm.states[0], own.m);
+    mesa_scale(dv, by);
+    mesa_multiply<false, 1>(dv, kx, &sm.grad_o);
+    mesa_scale(dv, own.beta);
+}
+
+/* dk = beta (s + h) of the warp's rows, and end_terms, the part of s . k + h . k / 2 that comes from dS and
+ * dH, for the writes that reach the end of the chunk. kx and kz change their sign. */
+static __device__ __forceinline__ void mesa_key_gradients(mesa_rows &dk, float (&end_terms)[2], mesa_rows &kx,
+                                                          mesa_rows &kz, const mesa_rows &vo,
+                                                          const mesa_rows &k, const mesa_gradient_shared &sm,
+                                                          const mesa_key_rows &own)
+{
+    const float by[2] = { own.suf_decay[0] * own.inverse_norm[0], own.suf_decay[1] * own.inverse_norm[1] },
+                minus[2] = { -1, -1 };
+    float part[2];
+    mesa_multiply_rows<false, 2>(dk, sm.v, sm.states[0], own.m);
+    mesa_scale(dk, own.suf_decay);
+    mesa_dot(end_terms, dk, k);
+    mesa_multiply<false, 2>(dk, vo, sm.x);
+    mesa_rows h = {};
+    mesa_multiply_rows<false, 2>(h, sm.k, sm.states[1], own.m);
+    mesa_scale(h, by);
+    mesa_dot(part, h, k);
+    end_terms[0] += part[0] / 2, end_terms[1] += part[1] / 2;
+    mesa_scale(kx, minus), mesa_scale(kz, minus);
+    mesa_multiply<false, 2>(h, kz, sm.x);
+    mesa_multiply<false, 2>(h, kx, sm.z);
+#pragma unroll
+    for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
+        dk[e / 4][e % 4] = own.beta[e % 4 / 2] * (dk[e / 4][e % 4] + h[e / 4][e % 4]);
+    }
+}
+
+/* Leaves the terms of the gates that the thread's keys have, and stores dbeta. */
+static __device__ __forceinline__ void mesa_store_key_terms(const loam_args &a, mesa_gradient_shared &sm,
+                                                            const mesa_chunk &chunk, const mesa_key_rows &own,
+                                                            const float (&key_terms)[2],
+                                                            const float (&end_terms)[2],
+                                                            const float (&dbeta)[2])
+{
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const int j = own.j0 + 8 * row;
+        if (threadIdx.x % 4 == 0) {
+            sm.key_terms[j] = key_terms[row];
+            sm.write_terms[j] = j < MESA_TOKENS - 1 ? own.beta[row] * end_terms[row] : 0;
+            if (j < chunk.tokens && a.grad_beta.data) {
+                ((float *)a.grad_beta.data)[RECURRENT_AT(a.grad_beta, chunk.seq.b, chunk.h,
+                                                         chunk.first + j)] = dbeta[row] + end_terms[row];
+            }
+        }
+    }
+}
+
+/* The gradients of a chunk, one thread block for each. */
 __global__ void __launch_bounds__(MESA_THREADS, 2)
     mesa_gradient_kernel(const __grid_constant__ mesa_backward_params s)
 {
@@ -473,101 +581,27 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
         return;
     }
     const loam_args &a = s.m.a;
-    const int64_t slot = kept_slot(s.m.kept, s.m.p, chunk.seq, chunk.h, chunk.index);
+    const int64_t slot = mesa_slot(s.m, chunk);
     mesa_gradient_load(s, sm, chunk, slot);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t2 = lane % 4 * 2, m = 16 * warp,
-              j0 = m + lane / 4;
-    const float inverse_norm[2] = { sm.inverse_norm[j0], sm.inverse_norm[j0 + 8] },
-                beta[2] = { sm.beta[j0], sm.beta[j0 + 8] };
-    const double last = sm.sums[MESA_TOKENS - 1];
-    const float suf_decay[2] = { expf((float)(last - sm.sums[j0])), expf((float)(last - sm.sums[j0 + 8])) };
-
-    /* D (k . x), D (k . z), D (v . do) */
+    const mesa_key_rows own = mesa_own_keys(sm);
     mesa_rows kx = {}, kz = {}, vo = {};
-    mesa_multiply_rows<true, 3>(kx, sm.k, sm.x, m);
-    mesa_multiply_rows<true, 2>(kz, sm.k, sm.z, m);
-    mesa_multiply_rows<true, 1>(vo, sm.v, &sm.grad_o, m);
-    float pairs[2] = { 0, 0 }, dbeta[2] = { 0, 0 };
-#pragma unroll
-    for (int n = 0; n < MESA_BLOCKS; n++) {
-        float column[2] = { 0, 0 };
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const int t = 8 * n + t2 + e % 2, row = e / 2, j = j0 + 8 * row;
-            const float decay = t >= j ? expf((float)(sm.sums[t] - sm.sums[j])) : 0;
-            kx[n][e] *= inverse_norm[row], kz[n][e] *= inverse_norm[row];
-            const float both = decay * kx[n][e] * (vo[n][e] - kz[n][e]), pair = t > j ? beta[row] * both : 0;
-            dbeta[row] += both;
-            kx[n][e] *= decay, kz[n][e] *= decay, vo[n][e] *= decay;
-            pairs[row] += pair, column[e % 2] += pair;
-        }
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-#pragma unroll
-            for (int step = 4; step < 32; step *= 2) {
-                column[e] += __shfl_xor_sync(~0u, column[e], step);
-            }
-        }
-        if (lane < 4) {
-            sm.query_terms[warp][8 * n + t2] = column[0], sm.query_terms[warp][8 * n + t2 + 1] = column[1];
-        }
-    }
-    pairs[0] = quad_sum(pairs[0]), pairs[1] = quad_sum(pairs[1]);
-    dbeta[0] = quad_sum(dbeta[0]), dbeta[1] = quad_sum(dbeta[1]);
-
-    /* dv */
+    float key_terms[2] = { 0, 0 }, dbeta[2] = { 0, 0 }, end_terms[2];
+    mesa_pair_gradients(kx, kz, vo, key_terms, dbeta, sm, own);
     {
         mesa_rows dv = {};
-        const float by[2] = { suf_decay[0] * inverse_norm[0], suf_decay[1] * inverse_norm[1] };
-        mesa_multiply_rows<true, 2>(dv, sm.k, sm.states[0], m);
-        mesa_scale(dv, by);
-        mesa_multiply<false, 1>(dv, kx, &sm.grad_o);
-        mesa_scale(dv, beta);
+        mesa_value_gradients(dv, kx, sm, own);
         if (a.grad_v.data) {
-            mesa_store_rows(a.grad_v, chunk, chunk.h, dv, j0);
+            mesa_store_rows(a.grad_v, chunk, chunk.h, dv, own.j0);
         }
     }
-    /* s and h; `end_terms`: the part of s . k + h . k / 2 that comes from dS and dH, for the writes that
-     * reach the end of the chunk */
     mesa_rows dk = {}, k;
-    float end_terms[2], part[2];
-    mesa_load_keys(k, sm, inverse_norm, j0);
-    mesa_multiply_rows<false, 2>(dk, sm.v, sm.states[0], m);
-    mesa_scale(dk, suf_decay);
-    mesa_dot(end_terms, dk, k);
-    mesa_multiply<false, 2>(dk, vo, sm.x);
-    {
-        mesa_rows h = {};
-        const float by[2] = { suf_decay[0] * inverse_norm[0], suf_decay[1] * inverse_norm[1] };
-        mesa_multiply_rows<false, 2>(h, sm.k, sm.states[1], m);
-        mesa_scale(h, by);
-        mesa_dot(part, h, k);
-        end_terms[0] += part[0] / 2, end_terms[1] += part[1] / 2;
-        const float minus[2] = { -1, -1 };
-        mesa_scale(kx, minus), mesa_scale(kz, minus);
-        mesa_multiply<false, 2>(h, kz, sm.x);
-        mesa_multiply<false, 2>(h, kx, sm.z);
-#pragma unroll
-        for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
-            dk[e / 4][e % 4] = beta[e % 4 / 2] * (dk[e / 4][e % 4] + h[e / 4][e % 4]);
-        }
-    }
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        const int j = j0 + 8 * row;
-        if (lane % 4 == 0) {
-            sm.key_terms[j] = pairs[row];
-            sm.write_terms[j] = j < MESA_TOKENS - 1 ? beta[row] * end_terms[row] : 0;
-            if (j < chunk.tokens && a.grad_beta.data) {
-                ((float *)a.grad_beta.data)[RECURRENT_AT(a.grad_beta, chunk.seq.b, chunk.h,
-                                                         chunk.first + j)] = dbeta[row] + end_terms[row];
-            }
-        }
-    }
-    mesa_store_keys(s, chunk, dk, k, inverse_norm, j0);
-    mesa_store_queries(s, sm, chunk, j0);
+    mesa_load_keys(k, sm, own.inverse_norm, own.j0);
+    mesa_key_gradients(dk, end_terms, kx, kz, vo, k, sm, own);
+    mesa_store_key_terms(a, sm, chunk, own, key_terms, end_terms, dbeta);
+    mesa_store_keys(s, chunk, dk, k, own.inverse_norm, own.j0);
+    mesa_store_queries(s, sm, chunk, own.j0);
     __syncthreads();
-    if (warp == 0) {
+    if (threadIdx.x < 32) {
         mesa_store_gates(s, sm, chunk, slot);
     } else if (threadIdx.x >= 64) {
         mesa_store_sums(s, sm, slot, (int)threadIdx.x - 64);
@@ -612,15 +646,15 @@ __global__ void mesa_store_sums_kernel(const __grid_constant__ mesa_backward_par
     const int lane = threadIdx.x;
     double all = 0, scale = 0;
     for (int64_t h = 0; h < p.heads_v; h++) {
-        const double *of = s.head_sums + h * MESA_SUMS;
-        const double first = of[lane], second = of[lane + 32], sum = row_sum<32>(first + second);
+        const double *sums = s.head_sums + h * MESA_SUMS;
+        const double first = sums[lane], second = sums[lane + 32], sum = row_sum<32>(first + second);
         if (g.data && p.ridge_axes == LOAM_RIDGE_HEAD_CHANNEL) {
             float *to = (float *)g.data + h * g.head;
             to[lane] = (float)first, to[lane + 32] = (float)second;
         } else if (g.data && p.ridge_axes == LOAM_RIDGE_HEAD && lane == 0) {
             ((float *)g.data)[h * g.head] = (float)sum;
         }
-        all += sum, scale += of[MESA_DIM];
+        all += sum, scale += sums[MESA_DIM];
     }
     if (g.data && p.ridge_axes == LOAM_RIDGE_NUMBER && lane == 0) {
         *(float *)g.data = (float)all;

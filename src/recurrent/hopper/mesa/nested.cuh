@@ -57,9 +57,9 @@ static __device__ __forceinline__ mesa_pivots mesa_pivots_of(const float (&rows)
     return p;
 }
 
-/* Updates four rows of the patch: b[first + r] -= sum_p rows[p][column + r] pivot_rows[p], where `column` is the
- * index of row b[first] in the matrix: by symmetry, elements of pivot rows are the elements of pivot columns.
- * fresh: b is 0 before, because the patch has the pivot columns themselves, which are eliminated. */
+/* Updates four rows of the patch: b[first + r] -= sum_p rows[p][column + r] pivot_rows[p], where `column` is
+ * the index of row b[first] in the matrix: by symmetry, elements of pivot rows are the elements of pivot
+ * columns. fresh: b is 0 before, because the patch has the pivot columns themselves, which are eliminated. */
 static __device__ __forceinline__ void mesa_update(mesa_patch &b, int first,
                                                    const float (&rows)[PIVOTS][MESA_DIM], int column,
                                                    const float (&pivot_rows)[4][4], bool fresh)
@@ -98,80 +98,95 @@ static __device__ __forceinline__ void mesa_store_pivots(mesa_solve_shared &sm, 
     barrier_arrive(&sm.eliminated[n]);
 }
 
+/* x <- L^-1 of the thread's columns of the pivot rows, which begin with row k. fresh: the patch has the pivot
+ * columns, which from here on are columns of the transformed unit matrix. */
+static __device__ __forceinline__ void mesa_forward_pivots(float (&x)[PIVOTS][4],
+                                                           const float (&rows)[PIVOTS][MESA_DIM],
+                                                           const mesa_pivots &pivots, int column, bool fresh)
+{
+    const float(&l)[6] = pivots.below;
+#pragma unroll
+    for (int p = 0; p < PIVOTS; p++) {
+        const float4 row = *(const float4 *)&rows[p][column];
+        x[p][0] = fresh ? p == 0 : row.x, x[p][1] = fresh ? p == 1 : row.y;
+        x[p][2] = fresh ? p == 2 : row.z, x[p][3] = fresh ? p == 3 : row.w;
+    }
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+        x[1][c] = fmaf(-l[0], x[0][c], x[1][c]);
+        x[2][c] = fmaf(-l[2], x[1][c], fmaf(-l[1], x[0][c], x[2][c]));
+        x[3][c] = fmaf(-l[5], x[2][c], fmaf(-l[4], x[1][c], fmaf(-l[3], x[0][c], x[3][c])));
+    }
+}
+
+/* x <- L^-T D^-1 x */
+static __device__ __forceinline__ void mesa_backward_pivots(float (&x)[PIVOTS][4], const mesa_pivots &pivots)
+{
+    const float(&l)[6] = pivots.below;
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+#pragma unroll
+        for (int p = 0; p < PIVOTS; p++) {
+            x[p][c] *= pivots.d_inverse[p];
+        }
+        x[2][c] = fmaf(-l[5], x[3][c], x[2][c]);
+        x[1][c] = fmaf(-l[4], x[3][c], fmaf(-l[2], x[2][c], x[1][c]));
+        x[0][c] = fmaf(-l[3], x[3][c], fmaf(-l[1], x[2][c], fmaf(-l[0], x[1][c], x[0][c])));
+    }
+}
+
+/* Eliminates pivots k0 + HALF .. k0 + HALF + 3 from the patch, which begins with row `row`. In each step the
+ * rows of the next pivots, after half 0 rows 4 .. 7 of the same patches, else rows 0 .. 3 of those below, are
+ * updated and published first. */
+template <int HALF>
+static __device__ __forceinline__ void mesa_eliminate_pivots(mesa_patch &b, mesa_solve_shared &sm, int k0,
+                                                             unsigned parity)
+{
+    constexpr int next = HALF ? 0 : 4;
+    const int row = (int)threadIdx.x / 16 * 8, column = (int)threadIdx.x % 16 * 4;
+    const int k = k0 + HALF, n = k / PIVOTS;
+    const float(&rows)[PIVOTS][MESA_DIM] = sm.pivots[n];
+    barrier_wait(&sm.eliminated[n], parity);
+    if (row < k0) {
+        return;
+    }
+    const mesa_pivots pivots = mesa_pivots_of(rows, k);
+    const bool fresh = column == k;
+    float pivot_rows[PIVOTS][4];
+    mesa_forward_pivots(pivot_rows, rows, pivots, column, fresh);
+    if (row == k0) {
+#pragma unroll
+        for (int e = 0; e < 16; e++) {
+            b[HALF + e / 4][e % 4] = pivot_rows[e / 4][e % 4] * rsqrtf(pivots.d[e / 4]);
+        }
+    }
+    mesa_backward_pivots(pivot_rows, pivots);
+    if (row > k0 || HALF == 0) {
+        mesa_update(b, next, rows, row + next, pivot_rows, fresh);
+    }
+    if (row == k + (HALF ? 4 : 0)) {
+        mesa_store_pivots(sm, b, next, n + 1);
+    }
+    if (row > k0) {
+        mesa_update(b, HALF, rows, row + HALF, pivot_rows, fresh);
+    }
+}
+
 /* Replaces b = L D L^T by D^-1/2 L^-1, the inverse of its Cholesky factor, on and below the diagonal. This is
  * Gaussian elimination of b, applied to the unit matrix too: once a column of b is eliminated, its memory
  * holds that column of the transformed unit matrix. A step eliminates four pivots; b is symmetric, so that
- * the pivot rows are the pivot columns too. A pivot that is not positive makes its row NaN. In each step the
- * rows of the next pivots are updated and published first. Threads wait for pivot rows only, at one mbarrier
- * for each step, and never for all threads. parity: the phase of these barriers. */
+ * the pivot rows are the pivot columns too. A pivot that is not positive makes its row NaN. Threads wait for
+ * pivot rows only, at one mbarrier for each step, and never for all threads. parity: the phase of these
+ * barriers. */
 static __device__ __forceinline__ void mesa_eliminate(mesa_patch &b, mesa_solve_shared &sm, unsigned parity)
 {
-    const int row = (int)threadIdx.x / 16 * 8, column = (int)threadIdx.x % 16 * 4;
-    if (row == 0) {
+    if (threadIdx.x < 16) {
         mesa_store_pivots(sm, b, 0, 0);
     }
 #pragma unroll 1
     for (int k0 = 0; k0 <= ((int)threadIdx.x / 32 * 16 + 8); k0 += 8) {
-#pragma unroll
-        for (int half = 0; half < 8; half += PIVOTS) {
-            const int k = k0 + half, n = k / PIVOTS;
-            const float(&rows)[PIVOTS][MESA_DIM] = sm.pivots[n];
-            barrier_wait(&sm.eliminated[n], parity);
-            if (row >= k0) {
-                const mesa_pivots pivots = mesa_pivots_of(rows, k);
-                /* The patch has the pivot columns, which from here on are columns of the
-                 * transformed unit matrix. */
-                const bool fresh = column == k;
-                float pivot_rows[4][4];
-#pragma unroll
-                for (int p = 0; p < PIVOTS; p++) {
-                    const float4 x = *(const float4 *)&rows[p][column];
-                    pivot_rows[p][0] = fresh ? p == 0 : x.x, pivot_rows[p][1] = fresh ? p == 1 : x.y;
-                    pivot_rows[p][2] = fresh ? p == 2 : x.z, pivot_rows[p][3] = fresh ? p == 3 : x.w;
-                }
-                const float(&l)[6] = pivots.below;
-#pragma unroll
-                for (int c = 0; c < 4; c++) {
-                    pivot_rows[1][c] = fmaf(-l[0], pivot_rows[0][c], pivot_rows[1][c]);
-                    pivot_rows[2][c] = fmaf(-l[2], pivot_rows[1][c],
-                                            fmaf(-l[1], pivot_rows[0][c], pivot_rows[2][c]));
-                    pivot_rows[3][c] = fmaf(
-                        -l[5], pivot_rows[2][c],
-                        fmaf(-l[4], pivot_rows[1][c], fmaf(-l[3], pivot_rows[0][c], pivot_rows[3][c])));
-                }
-                if (row == k0) {
-#pragma unroll
-                    for (int e = 0; e < 16; e++) {
-                        b[half + e / 4][e % 4] = pivot_rows[e / 4][e % 4] * rsqrtf(pivots.d[e / 4]);
-                    }
-                }
-#pragma unroll
-                for (int c = 0; c < 4; c++) {
-#pragma unroll
-                    for (int p = 0; p < PIVOTS; p++) {
-                        pivot_rows[p][c] *= pivots.d_inverse[p];
-                    }
-                    pivot_rows[2][c] = fmaf(-l[5], pivot_rows[3][c], pivot_rows[2][c]);
-                    pivot_rows[1][c] = fmaf(-l[4], pivot_rows[3][c],
-                                            fmaf(-l[2], pivot_rows[2][c], pivot_rows[1][c]));
-                    pivot_rows[0][c] = fmaf(
-                        -l[3], pivot_rows[3][c],
-                        fmaf(-l[1], pivot_rows[2][c], fmaf(-l[0], pivot_rows[1][c], pivot_rows[0][c])));
-                }
-                /* The next pivots: after half 0 rows 4 .. 7 of the same patches, else
-                 * rows 0 .. 3 of those below. */
-                constexpr int next[] = { 4, 0 };
-                if (row > k0 || half == 0) {
-                    mesa_update(b, next[half / 4], rows, row + next[half / 4], pivot_rows, fresh);
-                }
-                if (row == k + (half ? 4 : 0)) {
-                    mesa_store_pivots(sm, b, next[half / 4], n + 1);
-                }
-                if (row > k0) {
-                    mesa_update(b, half, rows, row + half, pivot_rows, fresh);
-                }
-            }
-        }
+        mesa_eliminate_pivots<0>(b, sm, k0, parity);
+        mesa_eliminate_pivots<PIVOTS>(b, sm, k0, parity);
     }
 }
 
@@ -208,68 +223,46 @@ static __device__ __forceinline__ void mesa_store_tile(mesa_tile (&to)[2], const
     }
 }
 
-/* Computes N (sm.whiten) and Y (sm.past) of a chunk that mesa_solve_load has loaded. H:
- * H0 in float32, [64][64]. */
-static __device__ __forceinline__ void mesa_factor(mesa_solve_shared &sm, const float *H)
+/* Loads the patch of a matrix with rows `pitch` apart, and adds diagonal(c) to element (c, c). */
+template <class DIAGONAL>
+static __device__ __forceinline__ void mesa_load_patch(mesa_patch &b, const float *from, int pitch,
+                                                       DIAGONAL diagonal)
 {
-    const int warp = (int)threadIdx.x / 32, lane = threadIdx.x % 32, m = 16 * warp, t0 = m + lane / 4,
-              t2 = lane % 4 * 2;
     const int row = (int)threadIdx.x / 16 * 8, column = (int)threadIdx.x % 16 * 4;
-    mesa_patch b;
-    if (threadIdx.x < ELIMINATIONS) {
-        barrier_init(&sm.eliminated[threadIdx.x], MESA_DIM / 4);
-    }
-    __syncthreads();
 #pragma unroll
     for (int r = 0; r < 8; r++) {
-        const float4 h = *(const float4 *)(H + (row + r) * MESA_DIM + column);
-        const float columns[4] = { h.x, h.y, h.z, h.w };
+        const float4 four = *(const float4 *)(from + (row + r) * pitch + column);
+        const float x[4] = { four.x, four.y, four.z, four.w };
 #pragma unroll
         for (int n = 0; n < 4; n++) {
-            b[r][n] = columns[n] + (row + r == column + n ? sm.ridge[column + n] : 0);
+            b[r][n] = x[n] + (row + r == column + n ? diagonal(column + n) : 0);
         }
     }
-    mesa_eliminate(b, sm, 0);
-    mesa_store_patch(sm.whiten, b);
+}
+
+/* Z = Diag(sqrt(beta)) K N^T, to sm.past, and Z Z^T, to sm.square. All of it is complete at the end. */
+static __device__ __forceinline__ void mesa_gram(mesa_solve_shared &sm)
+{
+    const int lane = threadIdx.x % 32, m = (int)threadIdx.x / 32 * 16, t0 = m + lane / 4, t2 = lane % 4 * 2;
+    const float weight[2] = { sqrtf(sm.key_weight[t0]), sqrtf(sm.key_weight[t0 + 8]) };
+    mesa_rows z = {}, g = {};
+    mesa_multiply_rows<true, 2>(z, sm.k, sm.whiten, m);
+    mesa_scale(z, weight);
+    mesa_store_tile(sm.past, z, m);
     __syncthreads();
-    {
-        mesa_rows z = {}, g = {};
-        const float write[2] = { sqrtf(sm.key_weight[t0]), sqrtf(sm.key_weight[t0 + 8]) };
-        mesa_multiply_rows<true, 2>(z, sm.k, sm.whiten, m);
-        mesa_scale(z, write);
-        mesa_store_tile(sm.past, z, m);
-        __syncthreads();
+    mesa_multiply<true, 2>(g, z, sm.past);
 #pragma unroll
-        for (int k = 0; k < MESA_BLOCKS / 2; k++) {
-            operand_a<2> a;
-            mesa_operand(a, z, k);
-#pragma unroll
-            for (int n = 0; n < MESA_BLOCKS; n += 2) {
-                mesa_product<true, 2>(g, a, sm.past, k, n);
-            }
-        }
-#pragma unroll
-        for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
-            *(float2 *)&sm.square[t0 + e % 2 * 8][e / 2 * 8 + t2] = make_float2(g[e / 2][e % 2 * 2],
-                                                                                g[e / 2][e % 2 * 2 + 1]);
-        }
+    for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
+        *(float2 *)&sm.square[t0 + e % 2 * 8][e / 2 * 8 + t2] = make_float2(g[e / 2][e % 2 * 2],
+                                                                            g[e / 2][e % 2 * 2 + 1]);
     }
     __syncthreads();
-#pragma unroll
-    for (int r = 0; r < 8; r++) {
-        const float4 g = *(const float4 *)&sm.square[row + r][column];
-        const float columns[4] = { g.x, g.y, g.z, g.w };
-#pragma unroll
-        for (int n = 0; n < 4; n++) {
-            b[r][n] = columns[n] + (row + r == column + n ? 1.0f : 0.0f);
-        }
-    }
-    __syncthreads();
-    mesa_eliminate(b, sm, 1);
-    __syncthreads();
-    mesa_store_patch(sm.root, b);
-    __syncthreads();
-    mesa_rows y = {};
+}
+
+/* The warp's rows of Y = R^-1 Z. R^-1 is lower triangular: blocks of 16 above its diagonal are skipped. */
+static __device__ __forceinline__ void mesa_past_rows(mesa_rows &y, const mesa_solve_shared &sm)
+{
+    const int warp = threadIdx.x / 32;
 #pragma unroll
     for (int k = 0; k < MESA_BLOCKS / 2; k++) {
         if (k <= warp) {
@@ -277,7 +270,7 @@ static __device__ __forceinline__ void mesa_factor(mesa_solve_shared &sm, const 
 #pragma unroll
             for (int part = 0; part < 2; part++) {
                 operand_a<1> one;
-                load_a<MESA_PITCH>(one, &sm.root[part][0][0], m, 16 * k);
+                load_a<MESA_PITCH>(one, &sm.root[part][0][0], 16 * warp, 16 * k);
                 memcpy(a.part[part], one.part[0], sizeof a.part[part]);
             }
 #pragma unroll
@@ -286,8 +279,32 @@ static __device__ __forceinline__ void mesa_factor(mesa_solve_shared &sm, const 
             }
         }
     }
+}
+
+/* Computes N (sm.whiten) and Y (sm.past) of a chunk that mesa_solve_load has loaded. H: H0 in float32,
+ * [64][64]. */
+static __device__ __forceinline__ void mesa_factor(mesa_solve_shared &sm, const float *H)
+{
+    mesa_patch b;
+    if (threadIdx.x < ELIMINATIONS) {
+        barrier_init(&sm.eliminated[threadIdx.x], MESA_DIM / 4);
+    }
     __syncthreads();
-    mesa_store_tile(sm.past, y, m);
+    mesa_load_patch(b, H, MESA_DIM, [&](int c) { return sm.ridge[c]; });
+    mesa_eliminate(b, sm, 0);
+    mesa_store_patch(sm.whiten, b);
+    __syncthreads();
+    mesa_gram(sm);
+    mesa_load_patch(b, &sm.square[0][0], MESA_DIM + 4, [](int) { return 1.0f; });
+    __syncthreads();
+    mesa_eliminate(b, sm, 1);
+    __syncthreads();
+    mesa_store_patch(sm.root, b);
+    __syncthreads();
+    mesa_rows y = {};
+    mesa_past_rows(y, sm);
+    __syncthreads();
+    mesa_store_tile(sm.past, y, (int)threadIdx.x / 32 * 16);
     __syncthreads();
 }
 

@@ -4,6 +4,7 @@
 #include "src/recurrent/hopper/mesa/backward.cuh"
 
 #include "src/recurrent/cuda/backward.cuh"
+#include "src/recurrent/hopper/chunks.cuh"
 
 /* o = S x for the tokens of a chunk that was solved in float64, one after another;
  * a thread has a row of S. */
@@ -56,11 +57,11 @@ __global__ void __launch_bounds__(MESA_DIM)
     if (chunk.tokens <= 0) {
         return;
     }
-    const int64_t slot = kept_slot(s.m.kept, s.m.p, chunk.seq, chunk.h, chunk.index);
+    const int64_t slot = mesa_slot(s.m, chunk);
     if (!s.m.needs_f64[slot]) {
         return;
     }
-    const float *kept = kept_row(s.m.kept, s.m.p, chunk.seq, chunk.h, chunk.index, 0);
+    const float *kept = mesa_states(s.m.kept, s.m, chunk);
     double pre = 0;
     for (int t = 0; t < chunk.tokens; t++) {
         const int64_t row = recurrent_work_row(&s.m.p, &chunk.seq, chunk.h, chunk.index * MESA_TOKENS + t) *
@@ -130,12 +131,12 @@ loam_status recurrent_mesa_hopper_fits(const loam_problem *p, loam_error *error)
 }
 
 /* True if 16-byte copies can read the rows. */
-static bool reads(const loam_const_view &view)
+static bool reads(const loam_const_view &v)
 {
-    return (uintptr_t)view.data % 16 == 0 && view.batch % 8 == 0 && view.head % 8 == 0 && view.token % 8 == 0;
+    return chunk_view_aligned(v.data, v.batch, v.head, v.token, 8);
 }
 
-static bool writes(const loam_view &v) { return reads({ v.data, v.batch, v.head, v.token }); }
+static bool writes(const loam_view &v) { return chunk_view_aligned(v.data, v.batch, v.head, v.token, 8); }
 
 /* The states at the beginning of chunks, and state_out. */
 static loam_status states(const mesa_params &s, loam_error *error)
@@ -154,8 +155,8 @@ size_t recurrent_mesa_hopper_work(const loam_problem *p)
 {
     arena pool = {};
     (void)mesa_carve(p, NULL, &pool);
-    const size_t plain = recurrent_forward_cuda_work(p);
-    return pool.used > plain ? pool.used : plain;
+    const size_t fallback = recurrent_forward_cuda_work(p);
+    return pool.used > fallback ? pool.used : fallback;
 }
 
 bool recurrent_mesa_hopper_reads(const loam_problem *, const loam_args *a)
@@ -220,8 +221,8 @@ size_t recurrent_mesa_backward_hopper_work(const loam_problem *p)
     arena pool = {};
     backward_work<float> w;
     (void)backward_carve(p, NULL, &w, &pool);
-    const size_t plain = recurrent_backward_cuda_work(p);
-    return pool.used > plain ? pool.used : plain;
+    const size_t fallback = recurrent_backward_cuda_work(p);
+    return pool.used > fallback ? pool.used : fallback;
 }
 
 /* The gradients of the states at the ends of chunks, and grad_state_in. */

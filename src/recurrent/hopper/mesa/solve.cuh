@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * MesaNet by chunks of 64 tokens, 64 channels, bf16. All systems of a chunk (recurrent/hopper/mesa/system.cuh)
- * are solved together: by conjugate gradients, whose steps are matrix products, or, where all gates of the
- * chunk are 0, by two factors (recurrent/hopper/mesa/nested.cuh). If a row ends with a relative residual above
- * RESIDUAL_MAX, or if its products are not exact enough to tell, the whole chunk is solved again in float64. */
+ * MesaNet by chunks of 64 tokens, 64 channels, bf16. All systems of a chunk
+ * (recurrent/hopper/mesa/system.cuh) are solved together: by conjugate gradients, whose steps are matrix
+ * products, or, where all gates of the chunk are 0, by two factors (recurrent/hopper/mesa/nested.cuh). If a
+ * row ends with a relative residual above RESIDUAL_MAX, or if its products are not exact enough to tell, the
+ * whole chunk is solved again in float64. */
 #ifndef LOAM_RECURRENT_HOPPER_MESA_SOLVE_CUH
 #define LOAM_RECURRENT_HOPPER_MESA_SOLVE_CUH
 
@@ -13,8 +14,9 @@ enum { MESA_MOST_STEPS = 96, MESA_MOST_ROUNDS = 4 };
 
 /* A row is solved when |b - A x| <= RESIDUAL_MAX |b|. */
 #define RESIDUAL_MAX 5e-5f
-/* The error of A x, computed with hi and lo parts, is below PRODUCT_ERROR trace(A) |x| / 8 (found by experiment).
- * Where this exceeds PRODUCT_ERROR_MAX |b|, the residual cannot be trusted and the chunk is solved in float64. */
+/* The error of A x, computed with hi and lo parts, is below PRODUCT_ERROR trace(A) |x| / 8 (found by
+ * experiment). Where this exceeds PRODUCT_ERROR_MAX |b|, the residual cannot be trusted and the chunk is
+ * solved in float64. */
 #define PRODUCT_ERROR 3.8e-6f
 #define PRODUCT_ERROR_MAX 1e-3f
 
@@ -70,8 +72,8 @@ struct mesa_outcome {
     bool needs_f64;
 };
 
-/* The same by the two factors of the chunk: iterative refinement from x = 0, until |r|^2 <= tolerance2 in each row
- * or for MESA_MOST_ROUNDS rounds. */
+/* The same by the two factors of the chunk: iterative refinement from x = 0, until |r|^2 <= tolerance2 in
+ * each row or for MESA_MOST_ROUNDS rounds. */
 static __device__ __forceinline__ void mesa_refine_nested(mesa_rows &x, mesa_rows &r,
                                                           const mesa_solve_shared &sm,
                                                           const float (&tolerance2)[2], float (&residual2)[2])
@@ -139,8 +141,7 @@ constexpr size_t mesa_solve_bytes = NESTED ? sizeof(mesa_solve_shared) : offseto
 template <bool NESTED>
 static __device__ __forceinline__ bool mesa_has_chunk(const mesa_params &s, const mesa_chunk &chunk)
 {
-    return chunk.tokens > 0 &&
-           s.nested[kept_slot(s.kept, s.p, chunk.seq, chunk.h, chunk.index)] == (int32_t)NESTED;
+    return chunk.tokens > 0 && s.nested[mesa_slot(s, chunk)] == (int32_t)NESTED;
 }
 
 /* Forward: x, o and info of a chunk, one thread block for each. Two launches cover all chunks: NESTED
@@ -154,22 +155,22 @@ __global__ void __launch_bounds__(MESA_THREADS, 2) mesa_solve_kernel(const __gri
     if (!mesa_has_chunk<NESTED>(s, chunk)) {
         return;
     }
-    mesa_solve_load(s, sm, chunk.seq, chunk.h, chunk.index, chunk.tokens);
+    mesa_solve_load(s, sm, chunk);
     const int lane = threadIdx.x % 32, t2 = lane % 4 * 2, t0 = (int)threadIdx.x / 32 * 16 + lane / 4;
     const float decay[2] = { expf((float)sm.sums[t0]), expf((float)sm.sums[t0 + 8]) };
     mesa_rows x, r;
     float trace[2];
     if constexpr (NESTED) {
-        mesa_factor(sm, kept_row(s.kept, s.p, chunk.seq, chunk.h, chunk.index, MESA_DIM));
+        mesa_factor(sm, mesa_states(s.kept, s, chunk) + MESA_DIM * MESA_DIM);
     }
     mesa_pair_weights(sm, trace);
     mesa_add_trace(trace, sm, decay);
     __syncwarp();
-    mesa_load_rows(r, s.a.q, chunk.seq.b, chunk.key_head, chunk.first, chunk.tokens);
+    mesa_load_rows(r, s.a.q, chunk, chunk.key_head);
     mesa_scale_queries(r, s.p);
     const mesa_outcome outcome = mesa_solve_rows<NESTED>(x, r, sm, decay, trace);
     if (__any_sync(~0u, outcome.needs_f64) && lane == 0) {
-        s.needs_f64[kept_slot(s.kept, s.p, chunk.seq, chunk.h, chunk.index)] = 1;
+        s.needs_f64[mesa_slot(s, chunk)] = 1;
     }
     mesa_apply<MAP_OUTPUT>(r, x, sm, decay);
     __nv_bfloat16 *o = (__nv_bfloat16 *)s.a.o.data + RECURRENT_AT(s.a.o, chunk.seq.b, chunk.h, chunk.first);

@@ -42,11 +42,10 @@ static __device__ __forceinline__ void mesa_outer(mesa_rows &acc, const mesa_til
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const float2 by = *(const float2 *)&factor[step + t2 + e / 2 * 8];
-            const float low = __uint_as_float(raw[0][e] << 16) + __uint_as_float(raw[1][e] << 16);
-            const float high = __uint_as_float(raw[0][e] & 0xffff0000u) +
-                               __uint_as_float(raw[1][e] & 0xffff0000u);
+            const float first = unpack_first(raw[0][e]) + unpack_first(raw[1][e]),
+                        second = unpack_second(raw[0][e]) + unpack_second(raw[1][e]);
             uint32_t part[2];
-            split_pair(part, low * by.x, high * by.y);
+            split_pair(part, first * by.x, second * by.y);
             u.part[0][e] = part[0], u.part[1][e] = part[1];
         }
 #pragma unroll
@@ -113,6 +112,23 @@ static __device__ __forceinline__ void mesa_copy_h_in(const mesa_params &s, cons
     }
 }
 
+/* One warp: e^suf of the tokens; `chunk_decay`, `nested` and `needs_f64` = 0 of the chunk. */
+static __device__ __forceinline__ void mesa_write_decays(const mesa_params &s, mesa_write_shared &sm,
+                                                         const mesa_chunk &chunk, int64_t slot)
+{
+    const int lane = threadIdx.x;
+    float gate[2];
+    mesa_load_gates(gate, s, chunk);
+    const float after = suffix_sum(gate[0] + gate[1]), later = next_lane(after);
+    sm.suf_decay[2 * lane] = expf(later + gate[1]), sm.suf_decay[2 * lane + 1] = expf(later);
+    const bool forgets = __any_sync(~0u, gate[0] != 0 || gate[1] != 0);
+    if (lane == 0) {
+        s.nested[slot] = !forgets;
+        s.chunk_decay[slot] = expf(after);
+        s.needs_f64[slot] = 0;
+    }
+}
+
 /* What a chunk adds to S and H, and `chunk_decay`, `nested` and `needs_f64` = 0 of the chunk;
  * one thread block for each. */
 __global__ void __launch_bounds__(MESA_THREADS) mesa_write_kernel(const __grid_constant__ mesa_params s)
@@ -127,33 +143,13 @@ __global__ void __launch_bounds__(MESA_THREADS) mesa_write_kernel(const __grid_c
     if (chunk.index == 0 && s.a.state_in.data && s.a.state_out.data) {
         mesa_copy_h_in(s, chunk);
     }
-    const int64_t slot = kept_slot(s.kept, s.p, chunk.seq, chunk.h, chunk.index),
-                  first = chunk.index * MESA_TOKENS;
-    mesa_load(sm.k, a.k, chunk.seq.b, chunk.key_head, chunk.first, chunk.tokens);
-    mesa_load(sm.v, a.v, chunk.seq.b, chunk.h, chunk.first, chunk.tokens);
+    const int64_t slot = mesa_slot(s, chunk);
+    mesa_load(sm.k, a.k, chunk, chunk.key_head);
+    mesa_load(sm.v, a.v, chunk, chunk.h);
     copy_async_commit();
-    const float beta = mesa_load_scalar(a.beta, chunk.seq, chunk.h, first, (int)threadIdx.x / 2,
-                                        chunk.tokens);
-    if (threadIdx.x < 32) { /* suffix sums: gates after tokens 2 lane and 2 lane + 1, and of all tokens */
-        const int lane = threadIdx.x;
-        const float gate[2] = {
-            mesa_load_scalar(a.log_decay, chunk.seq, chunk.h, first, 2 * lane, chunk.tokens),
-            mesa_load_scalar(a.log_decay, chunk.seq, chunk.h, first, 2 * lane + 1, chunk.tokens)
-        };
-        float after = gate[0] + gate[1];
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            const float next = __shfl_down_sync(~0u, after, step);
-            after += lane + step < 32 ? next : 0;
-        }
-        const float later = __shfl_down_sync(~0u, after, 1), rest = lane < 31 ? later : 0;
-        sm.suf_decay[2 * lane] = expf(rest + gate[1]), sm.suf_decay[2 * lane + 1] = expf(rest);
-        const bool forgets = __any_sync(~0u, gate[0] != 0 || gate[1] != 0);
-        if (lane == 0) {
-            s.nested[slot] = !forgets;
-            s.chunk_decay[slot] = expf(after);
-            s.needs_f64[slot] = 0;
-        }
+    const float beta = mesa_load_scalar(a.beta, chunk, (int)threadIdx.x / 2);
+    if (threadIdx.x < 32) {
+        mesa_write_decays(s, sm, chunk, slot);
     }
     copy_async_wait<0>();
     __syncthreads();
@@ -165,7 +161,7 @@ __global__ void __launch_bounds__(MESA_THREADS) mesa_write_kernel(const __grid_c
     }
     __syncthreads();
     const int m = (int)threadIdx.x / 32 * 16;
-    float *written = kept_row(s.kept, s.p, chunk.seq, chunk.h, chunk.index, 0);
+    float *written = mesa_states(s.kept, s, chunk);
     mesa_rows acc = {};
     mesa_outer<1, 1>(acc, &sm.v, &sm.k, sm.factor[0], m);
     mesa_store_matrix(written, acc, m);
@@ -181,10 +177,11 @@ enum { SCAN_THREADS = 64, SCAN_PREFETCH = 16, SCAN_BLOCKS = 2 * MESA_DIM * MESA_
 
 struct mesa_scan {
     kept_states<float> kept;
-    loam_const_view first, state_in; /* state_in: BACKWARD, state_in */
-    loam_view last;
-    double *
-        antisymmetric; /* BACKWARD: partial sums of the inner product of the antisymmetric parts of H and dH */
+    loam_const_view first;    /* the state where the scan begins: state_in; BACKWARD: grad_state_out */
+    loam_const_view state_in; /* BACKWARD */
+    loam_view last;           /* where the scan ends: state_out; BACKWARD: grad_state_in */
+    /* BACKWARD: partial sums of the inner product of the antisymmetric parts of H and dH. */
+    double *antisymmetric;
 };
 
 /* The transposes of elements (row, column) .. (row, column + 3) of H. */
@@ -202,36 +199,42 @@ static __device__ __forceinline__ void mesa_decay_add(float4 &x, float decay, co
     x.z = fmaf(decay, x.z, w.z), x.w = fmaf(decay, x.w, w.w);
 }
 
-/* The scan. A thread has four elements of a row (`state`) and their transposes (`transposed`, for S the
- * same elements); SCAN_BLOCKS thread blocks have S and H of a head. `written` is prefetched
- * SCAN_PREFETCH chunks ahead. */
+/* The elements of S and H that a thread has: four of row `row` (`state`), and their transposes (`transposed`,
+ * for S the same elements). Rows from MESA_DIM on are H. */
+struct mesa_scan_part {
+    float4 state, transposed;
+    int row, column;
+};
+
+/* Loads the state where the scan begins. `head`: index of sequence and value head, h: value head. */
 template <bool BACKWARD>
-__global__ void __launch_bounds__(SCAN_THREADS)
-    mesa_scan_kernel(const __grid_constant__ mesa_params m, const __grid_constant__ mesa_scan s)
+static __device__ __forceinline__ void mesa_scan_begin(mesa_scan_part &x, const mesa_params &m,
+                                                       const mesa_scan &s, const recurrent_seq &seq,
+                                                       int64_t head, int64_t h)
 {
-    const int64_t head = blockIdx.x / SCAN_BLOCKS, h = head % m.p.heads_v;
-    const recurrent_seq seq = recurrent_seq_at(&m.p, &m.a, head / m.p.heads_v);
-    const int e = ((int)blockIdx.x % SCAN_BLOCKS * SCAN_THREADS + (int)threadIdx.x) * 4;
-    const int row = e / MESA_DIM, column = e % MESA_DIM;
-    const int chunks = (int)((seq.len + MESA_TOKENS - 1) / MESA_TOKENS);
-    const bool system = row >= MESA_DIM;
-    float4 state = { 0, 0, 0, 0 }, transposed = { 0, 0, 0, 0 };
-    if (s.first.data) {
-        const float *from = (const float *)s.first.data + RECURRENT_AT(s.first, seq.index, h, 0);
-        const float *elements = from + row * s.first.token + column;
-        state = transposed = make_float4(elements[0], elements[1], elements[2], elements[3]);
-        if (system && (BACKWARD || !s.last.data)) {
-            transposed = mesa_load_transposed(from + MESA_DIM * s.first.token, s.first.token, row - MESA_DIM,
-                                              column);
-        } else if (system) {
-            transposed = mesa_load_transposed(m.h_in + head * MESA_DIM * MESA_DIM, MESA_DIM, row - MESA_DIM,
-                                              column);
-        }
+    x.state = x.transposed = make_float4(0, 0, 0, 0);
+    if (!s.first.data) {
+        return;
     }
+    const int64_t stride = s.first.token;
+    const float *from = (const float *)s.first.data + RECURRENT_AT(s.first, seq.index, h, 0);
+    const float *elements = from + x.row * stride + x.column;
+    x.state = x.transposed = make_float4(elements[0], elements[1], elements[2], elements[3]);
+    if (x.row >= MESA_DIM && (BACKWARD || !s.last.data)) {
+        x.transposed = mesa_load_transposed(from + MESA_DIM * stride, stride, x.row - MESA_DIM, x.column);
+    } else if (x.row >= MESA_DIM) {
+        x.transposed = mesa_load_transposed(m.h_in + head * MESA_DIM * MESA_DIM, MESA_DIM, x.row - MESA_DIM,
+                                            x.column);
+    }
+}
+
+/* Carries the state through the chunks, from the first one of the scan, whose elements are at `at` and whose
+ * decay is at `chunk_decay`. `written` is prefetched SCAN_PREFETCH chunks ahead. */
+template <bool BACKWARD>
+static __device__ __forceinline__ void mesa_scan_chunks(mesa_scan_part &x, float *at,
+                                                        const float *chunk_decay, int chunks)
+{
     constexpr int64_t step = (BACKWARD ? -1 : 1) * 2 * MESA_DIM * MESA_DIM;
-    const int first = BACKWARD ? chunks - 1 : 0;
-    float *at = kept_row(s.kept, m.p, seq, h, first, 0) + e;
-    const float *chunk_decay = m.chunk_decay + kept_slot(s.kept, m.p, seq, h, first);
     float4 prefetched[SCAN_PREFETCH];
     float decays[SCAN_PREFETCH];
     const auto load = [&](int i, int n) {
@@ -250,31 +253,52 @@ __global__ void __launch_bounds__(SCAN_THREADS)
             const int n = n0 + i;
             if (n < chunks) {
                 *(float4 *)(at + n * step) = make_float4(
-                    (state.x + transposed.x) / 2, (state.y + transposed.y) / 2, (state.z + transposed.z) / 2,
-                    (state.w + transposed.w) / 2);
-                mesa_decay_add(state, decays[i], prefetched[i]);
-                mesa_decay_add(transposed, decays[i], prefetched[i]);
+                    (x.state.x + x.transposed.x) / 2, (x.state.y + x.transposed.y) / 2,
+                    (x.state.z + x.transposed.z) / 2, (x.state.w + x.transposed.w) / 2);
+                mesa_decay_add(x.state, decays[i], prefetched[i]);
+                mesa_decay_add(x.transposed, decays[i], prefetched[i]);
                 load(i, n + SCAN_PREFETCH);
             }
         }
     }
+}
+
+/* The thread's terms of the inner product of dH - dH^T and H - H^T. */
+static __device__ __forceinline__ double mesa_antisymmetric(const mesa_scan_part &x, const mesa_scan &s,
+                                                            const recurrent_seq &seq, int64_t h)
+{
+    if (x.row < MESA_DIM || !s.first.data || !s.state_in.data) {
+        return 0;
+    }
+    const float *H = (const float *)s.state_in.data + RECURRENT_AT(s.state_in, seq.index, h, MESA_DIM);
+    const float *elements = H + (x.row - MESA_DIM) * s.state_in.token + x.column;
+    const float4 other = mesa_load_transposed(H, s.state_in.token, x.row - MESA_DIM, x.column);
+    return (double)(x.state.x - x.transposed.x) * (double)(elements[0] - other.x) +
+           (double)(x.state.y - x.transposed.y) * (double)(elements[1] - other.y) +
+           (double)(x.state.z - x.transposed.z) * (double)(elements[2] - other.z) +
+           (double)(x.state.w - x.transposed.w) * (double)(elements[3] - other.w);
+}
+
+/* The scan; SCAN_BLOCKS thread blocks have S and H of a head. */
+template <bool BACKWARD>
+__global__ void __launch_bounds__(SCAN_THREADS)
+    mesa_scan_kernel(const __grid_constant__ mesa_params m, const __grid_constant__ mesa_scan s)
+{
+    const int64_t head = blockIdx.x / SCAN_BLOCKS, h = head % m.p.heads_v;
+    const recurrent_seq seq = recurrent_seq_at(&m.p, &m.a, head / m.p.heads_v);
+    const int e = ((int)blockIdx.x % SCAN_BLOCKS * SCAN_THREADS + (int)threadIdx.x) * 4;
+    const int chunks = (int)((seq.len + MESA_TOKENS - 1) / MESA_TOKENS), first = BACKWARD ? chunks - 1 : 0;
+    mesa_scan_part x;
+    x.row = e / MESA_DIM, x.column = e % MESA_DIM;
+    mesa_scan_begin<BACKWARD>(x, m, s, seq, head, h);
+    mesa_scan_chunks<BACKWARD>(x, kept_row(s.kept, m.p, seq, h, first, 0) + e,
+                               m.chunk_decay + kept_slot(s.kept, m.p, seq, h, first), chunks);
     if (s.last.data) {
-        float *to = (float *)s.last.data + RECURRENT_AT(s.last, seq.index, h, row) + column;
-        to[0] = state.x, to[1] = state.y, to[2] = state.z, to[3] = state.w;
+        float *to = (float *)s.last.data + RECURRENT_AT(s.last, seq.index, h, x.row) + x.column;
+        to[0] = x.state.x, to[1] = x.state.y, to[2] = x.state.z, to[3] = x.state.w;
     }
     if (BACKWARD) {
-        double sum = 0;
-        if (system && s.first.data && s.state_in.data) {
-            const float *H = (const float *)s.state_in.data +
-                             RECURRENT_AT(s.state_in, seq.index, h, MESA_DIM);
-            const float *elements = H + (row - MESA_DIM) * s.state_in.token + column;
-            const float4 other = mesa_load_transposed(H, s.state_in.token, row - MESA_DIM, column);
-            sum = (double)(state.x - transposed.x) * (double)(elements[0] - other.x) +
-                  (double)(state.y - transposed.y) * (double)(elements[1] - other.y) +
-                  (double)(state.z - transposed.z) * (double)(elements[2] - other.z) +
-                  (double)(state.w - transposed.w) * (double)(elements[3] - other.w);
-        }
-        sum = block_sum<SCAN_THREADS>(sum / 4);
+        const double sum = block_sum<SCAN_THREADS>(mesa_antisymmetric(x, s, seq, h) / 4);
         if (threadIdx.x == 0) {
             s.antisymmetric[blockIdx.x] = sum;
         }

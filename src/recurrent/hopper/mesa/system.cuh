@@ -101,47 +101,28 @@ static __device__ __forceinline__ void mesa_add_ridge(mesa_rows &y, const mesa_r
     }
 }
 
-/* Loads all of the sm that mesa_pair_weights and mesa_factor need: K, V, S0 and H0 in hi and lo part, the prefix
- * sums of the gates, the ridge, beta and |k|. All of it is complete at the end. */
+/* Loads all of the sm that mesa_pair_weights and mesa_factor need: K, V, S0 and H0 in hi and lo part, the
+ * prefix sums of the gates, the ridge, beta and |k|. All of it is complete at the end. */
 static __device__ __forceinline__ void mesa_solve_load(const mesa_params &s, mesa_solve_shared &sm,
-                                                       const recurrent_seq &seq, int64_t h, int64_t chunk,
-                                                       int tokens)
+                                                       const mesa_chunk &chunk)
 {
-    const int64_t first = chunk * MESA_TOKENS;
-    const int lane = threadIdx.x % 32;
-    mesa_load(sm.k, s.a.k, seq.b, recurrent_key_head(&s.p, h), seq.first + first, tokens);
-    mesa_load(sm.v, s.a.v, seq.b, h, seq.first + first, tokens);
+    mesa_load(sm.k, s.a.k, chunk, chunk.key_head);
+    mesa_load(sm.v, s.a.v, chunk, chunk.h);
     copy_async_commit();
-    const float *kept = kept_row(s.kept, s.p, seq, h, chunk, 0);
+    const float *states = mesa_states(s.kept, s, chunk);
 #pragma unroll 8
     for (int e = threadIdx.x; e < 2 * MESA_DIM * (MESA_DIM / 4); e += MESA_THREADS) {
         const int row = e / (MESA_DIM / 4), c = e % (MESA_DIM / 4) * 4;
-        const float4 f = *(const float4 *)(kept + row * MESA_DIM + c);
-        uint32_t low[2], high[2];
-        split_pair(low, f.x, f.y), split_pair(high, f.z, f.w);
-#pragma unroll
-        for (int part = 0; part < 2; part++) {
-            *(uint2 *)&sm.states[row / MESA_DIM][part][row % MESA_DIM][c] = make_uint2(low[part], high[part]);
-        }
+        mesa_store_split(sm.states[row / MESA_DIM], row % MESA_DIM, c,
+                         *(const float4 *)(states + row * MESA_DIM + c));
     }
     if (threadIdx.x < 32) {
-        /* float64, gates clamped to at least -1e4: differences of sums are exact to 1e-10, and e^-1e4 is 0 */
-        const double g0 = fmax((double)mesa_load_scalar(s.a.log_decay, seq, h, first, 2 * lane, tokens),
-                               -1e4);
-        const double g1 = fmax((double)mesa_load_scalar(s.a.log_decay, seq, h, first, 2 * lane + 1, tokens),
-                               -1e4);
-        double sum = g0 + g1;
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            const double before = __shfl_up_sync(~0u, sum, step);
-            sum += lane >= step ? before : 0;
-        }
-        sm.sums[2 * lane] = sum - g1, sm.sums[2 * lane + 1] = sum;
+        mesa_cumulative_log_decay(sm.sums, s, chunk);
     } else if (threadIdx.x >= 64) {
         const int c = threadIdx.x - 64;
-        sm.ridge[c] = (float)recurrent_ridge(&s.p, &s.a, h, c);
+        sm.ridge[c] = (float)recurrent_ridge(&s.p, &s.a, chunk.h, c);
     }
-    const float beta = mesa_load_scalar(s.a.beta, seq, h, first, (int)threadIdx.x / 2, tokens);
+    const float beta = mesa_load_scalar(s.a.beta, chunk, (int)threadIdx.x / 2);
     copy_async_wait<0>();
     __syncthreads();
     const float norm2 = s.p.feature_map == LOAM_FEATURES_UNIT ? mesa_norm2(sm.k) : 1;
@@ -185,17 +166,18 @@ static __device__ __forceinline__ void mesa_add_trace(float (&trace)[2], const m
 }
 
 /* Loads the warp's rows of a chunk from a view of bf16; rows beyond the chunk are 0. */
-static __device__ __forceinline__ void mesa_load_rows(mesa_rows &x, const loam_const_view &view, int64_t b,
-                                                      int64_t head, int64_t first, int tokens)
+static __device__ __forceinline__ void mesa_load_rows(mesa_rows &x, const loam_const_view &view,
+                                                      const mesa_chunk &chunk, int64_t head)
 {
     const int t0 = (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4;
-    const __nv_bfloat16 *from = (const __nv_bfloat16 *)view.data + RECURRENT_AT(view, b, head, first);
+    const __nv_bfloat16 *from = (const __nv_bfloat16 *)view.data +
+                                RECURRENT_AT(view, chunk.seq.b, head, chunk.first);
 #pragma unroll
     for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
         const int t = t0 + e % 2 * 8, c = e / 2 * 8 + (int)threadIdx.x % 4 * 2;
-        const uint32_t pair = t < tokens ? *(const uint32_t *)(from + t * view.token + c) : 0;
-        x[e / 2][e % 2 * 2] = __uint_as_float(pair << 16);
-        x[e / 2][e % 2 * 2 + 1] = __uint_as_float(pair & 0xffff0000u);
+        const uint32_t pair = t < chunk.tokens ? *(const uint32_t *)(from + t * view.token + c) : 0;
+        x[e / 2][e % 2 * 2] = unpack_first(pair);
+        x[e / 2][e % 2 * 2 + 1] = unpack_second(pair);
     }
 }
 
