@@ -209,6 +209,7 @@ struct mesa_gradient_shared {
     float key_terms[MESA_TOKENS], write_terms[MESA_TOKENS];
     float state_dot[MESA_WARPS];
     float ridge[MESA_WARPS][MESA_DIM], scale[MESA_WARPS]; /* partial sums of -z x and z . q */
+    mesa_chunk chunk; /* here so that it occupies no registers during the products */
 };
 
 /* Loads dS and 2 dH in hi and lo part; each warp leaves its part of dS . S + dH . H in state_dot. */
@@ -466,7 +467,8 @@ struct mesa_key_rows {
 static __device__ __forceinline__ mesa_key_rows mesa_own_keys(const mesa_gradient_shared &sm)
 {
     mesa_key_rows own;
-    own.m = (int)threadIdx.x / 32 * 16, own.j0 = own.m + (int)threadIdx.x % 32 / 4;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    own.m = 16 * warp, own.j0 = own.m + lane / 4;
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         const int j = own.j0 + 8 * row;
@@ -581,8 +583,10 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
         return;
     }
     const loam_args &a = s.m.a;
-    const int64_t slot = mesa_slot(s.m, chunk);
-    mesa_gradient_load(s, sm, chunk, slot);
+    if (threadIdx.x == 0) {
+        sm.chunk = chunk;
+    }
+    mesa_gradient_load(s, sm, chunk, mesa_slot(s.m, chunk));
     const mesa_key_rows own = mesa_own_keys(sm);
     mesa_rows kx = {}, kz = {}, vo = {};
     float key_terms[2] = { 0, 0 }, dbeta[2] = { 0, 0 }, end_terms[2];
@@ -591,20 +595,20 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
         mesa_rows dv = {};
         mesa_value_gradients(dv, kx, sm, own);
         if (a.grad_v.data) {
-            mesa_store_rows(a.grad_v, chunk, chunk.h, dv, own.j0);
+            mesa_store_rows(a.grad_v, sm.chunk, sm.chunk.h, dv, own.j0);
         }
     }
     mesa_rows dk = {}, k;
     mesa_load_keys(k, sm, own.inverse_norm, own.j0);
     mesa_key_gradients(dk, end_terms, kx, kz, vo, k, sm, own);
-    mesa_store_key_terms(a, sm, chunk, own, key_terms, end_terms, dbeta);
-    mesa_store_keys(s, chunk, dk, k, own.inverse_norm, own.j0);
-    mesa_store_queries(s, sm, chunk, own.j0);
+    mesa_store_key_terms(a, sm, sm.chunk, own, key_terms, end_terms, dbeta);
+    mesa_store_keys(s, sm.chunk, dk, k, own.inverse_norm, own.j0);
+    mesa_store_queries(s, sm, sm.chunk, own.j0);
     __syncthreads();
     if (threadIdx.x < 32) {
-        mesa_store_gates(s, sm, chunk, slot);
+        mesa_store_gates(s, sm, sm.chunk, mesa_slot(s.m, sm.chunk));
     } else if (threadIdx.x >= 64) {
-        mesa_store_sums(s, sm, slot, (int)threadIdx.x - 64);
+        mesa_store_sums(s, sm, mesa_slot(s.m, sm.chunk), (int)threadIdx.x - 64);
     }
 }
 
