@@ -601,14 +601,16 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
     mesa_rows dk = {}, k;
     mesa_load_keys(k, sm, own.inverse_norm, own.j0);
     mesa_key_gradients(dk, end_terms, kx, kz, vo, k, sm, own);
-    mesa_store_key_terms(a, sm, sm.chunk, own, key_terms, end_terms, dbeta);
-    mesa_store_keys(s, sm.chunk, dk, k, own.inverse_norm, own.j0);
-    mesa_store_queries(s, sm, sm.chunk, own.j0);
+    const mesa_chunk own_chunk = sm.chunk;
+    const int64_t slot = mesa_slot(s.m, own_chunk);
+    mesa_store_key_terms(a, sm, own_chunk, own, key_terms, end_terms, dbeta);
+    mesa_store_keys(s, own_chunk, dk, k, own.inverse_norm, own.j0);
+    mesa_store_queries(s, sm, own_chunk, own.j0);
     __syncthreads();
     if (threadIdx.x < 32) {
-        mesa_store_gates(s, sm, sm.chunk, mesa_slot(s.m, sm.chunk));
+        mesa_store_gates(s, sm, own_chunk, slot);
     } else if (threadIdx.x >= 64) {
-        mesa_store_sums(s, sm, mesa_slot(s.m, sm.chunk), (int)threadIdx.x - 64);
+        mesa_store_sums(s, sm, slot, (int)threadIdx.x - 64);
     }
 }
 
