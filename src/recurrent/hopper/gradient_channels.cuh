@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Gradients of a chunk where each channel has its own gate: the pairs of tokens of the same block of 16,
  * whose decay is the product of the decays of the tokens between them, and the gradients of the gates.
- * Notation of recurrent/hopper/gradient.cuh. */
+ * Notation of recurrent/hopper/gradient.cu. */
 #ifndef LOAM_RECURRENT_HOPPER_GRADIENT_CHANNELS_CUH
 #define LOAM_RECURRENT_HOPPER_GRADIENT_CHANNELS_CUH
 

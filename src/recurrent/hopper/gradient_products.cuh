@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * Gradients of a chunk: the matrix products that give x, y, e and z. Where each channel has its own gate, the
- * pairs of tokens of the same block of 16 are not included. Notation of recurrent/hopper/gradient.cuh. */
+ * pairs of tokens of the same block of 16 are not included. Notation of recurrent/hopper/gradient.cu. */
 #ifndef LOAM_RECURRENT_HOPPER_GRADIENT_PRODUCTS_CUH
 #define LOAM_RECURRENT_HOPPER_GRADIENT_PRODUCTS_CUH
 

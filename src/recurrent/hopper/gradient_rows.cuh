@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Gradients of a chunk: dq, dk and dv from x, y, e and z, 8 channels per thread, and the gradients that are
  * sums over channels: of beta, of the gates of tokens, of the scale. Notation of
- * recurrent/hopper/gradient.cuh. */
+ * recurrent/hopper/gradient.cu. */
 #ifndef LOAM_RECURRENT_HOPPER_GRADIENT_ROWS_CUH
 #define LOAM_RECURRENT_HOPPER_GRADIENT_ROWS_CUH
 

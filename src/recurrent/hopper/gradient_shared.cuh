@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * Gradients of a chunk: the shared memory of a thread block and the loads that fill it. Notation of
- * recurrent/hopper/gradient.cuh. */
+ * recurrent/hopper/gradient.cu. */
 #ifndef LOAM_RECURRENT_HOPPER_GRADIENT_SHARED_CUH
 #define LOAM_RECURRENT_HOPPER_GRADIENT_SHARED_CUH
 

@@ -98,7 +98,7 @@ static __device__ __forceinline__ void mesa_store_pivots(mesa_solve_shared &sm, 
     barrier_arrive(&sm.eliminated[n]);
 }
 
-/* x <- L^-1 of the thread's columns of the pivot rows, which begin with row k. fresh: the patch has the pivot
+/* x = L^-1 times the thread's columns of the pivot rows. fresh: the patch has the pivot
  * columns, which from here on are columns of the transformed unit matrix. */
 static __device__ __forceinline__ void mesa_forward_pivots(float (&x)[PIVOTS][4],
                                                            const float (&rows)[PIVOTS][MESA_DIM],
