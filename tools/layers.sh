@@ -23,7 +23,7 @@ src/recurrent/reference   include src/base src/recurrent
 src/recurrent/cpu         include src/base src/simd src/recurrent
 src/recurrent/cuda        include src/base src/gpu src/recurrent
 src/recurrent/hopper      include src/base src/gpu src/recurrent
-src/recurrent/hopper/mesa include src/base src/gpu src/recurrent/cuda
+src/recurrent/hopper/mesa include src/base src/gpu src/recurrent/cuda src/recurrent/hopper
 src/rope  include src/base src/simd src/gpu
 src/core  include src/base src/gpu src/local src/recurrent
 io        include

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT
  * The backward pass of the recurrent family on Hopper: PREPARE and PASS recompute the states and u, REVERSE
  * computes the gradients of the states from the last chunk to the first, and GRADIENT all other gradients. */
-#include "src/recurrent/hopper/chunks.h"
+#include "src/recurrent/hopper/stages.h"
 
 size_t recurrent_backward_hopper_work(const loam_problem *p)
 {
     arena pool = { NULL, 0 };
     (void)recurrent_chunks_carve(p, NULL, true, &pool);
-    const size_t plain = recurrent_backward_cuda_work(p);
-    return pool.used > plain ? pool.used : plain;
+    const size_t fallback = recurrent_backward_cuda_work(p);
+    return pool.used > fallback ? pool.used : fallback;
 }
 
 bool recurrent_backward_hopper_reads(const loam_problem *p, const loam_args *a)

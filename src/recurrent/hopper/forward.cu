@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT
  * The forward pass of the recurrent family on Hopper: the stages PREPARE, PASS and OUTPUT of the chunk
- * kernels. Arguments that 16-byte copies cannot read are left to the kernels of cuda/. Alignment is known only
- * when the arguments are, so the workspace suffices for either. */
-#include "src/recurrent/hopper/chunks.h"
+ * kernels. Arguments that 16-byte copies cannot read are left to the kernels of cuda/. Alignment is known
+ * only when the arguments are, so the workspace suffices for either. */
+#include "src/recurrent/hopper/stages.h"
 
 size_t recurrent_forward_hopper_work(const loam_problem *p)
 {
     arena pool = { NULL, 0 };
     (void)recurrent_chunks_carve(p, NULL, false, &pool);
-    const size_t plain = recurrent_forward_cuda_work(p);
-    return pool.used > plain ? pool.used : plain;
+    const size_t fallback = recurrent_forward_cuda_work(p);
+    return pool.used > fallback ? pool.used : fallback;
 }
 
 bool recurrent_forward_hopper_reads(const loam_problem *p, const loam_args *a)

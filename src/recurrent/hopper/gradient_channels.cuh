@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Gradients of a chunk where each channel has its own gate: the pairs of tokens of the same block of 16,
  * whose decay is the product of the decays of the tokens between them, and the gradients of the gates.
- * Notation of recurrent/hopper/gradient.cuh. */
+ * Notation of recurrent/hopper/gradient.cu. */
 #ifndef LOAM_RECURRENT_HOPPER_GRADIENT_CHANNELS_CUH
 #define LOAM_RECURRENT_HOPPER_GRADIENT_CHANNELS_CUH
 
@@ -14,146 +14,186 @@ template <int DIM> static __device__ __forceinline__ int own_block() { return th
 /* e^g of the thread's 16 tokens; 1 beyond the sequence. All loads are issued before
  * the first result is used. */
 template <int DIM>
-static __device__ __forceinline__ void load_decays(float (&decay)[PAIR_BLOCK], const loam_problem &p,
-                                                   const loam_args &a, const chunk_place &place)
+static __device__ __forceinline__ void load_decays(float (&decay)[BLOCK_TOKENS], const loam_problem &p,
+                                                   const loam_args &a, const chunk_place &chunk)
 {
-    const float *gates = gate_of(p, a, place, 0) + own_channel<DIM>();
-    const int first = own_block<DIM>() * PAIR_BLOCK;
+    const float *gates = gate_of(p, a, chunk, 0) + own_channel<DIM>();
+    const int first = own_block<DIM>() * BLOCK_TOKENS;
 #pragma unroll
-    for (int i = 0; i < PAIR_BLOCK; i++) {
-        decay[i] = gates[min(first + i, place.tokens - 1) * a.log_decay.token];
+    for (int i = 0; i < BLOCK_TOKENS; i++) {
+        decay[i] = gates[min(first + i, chunk.tokens - 1) * a.log_decay.token];
     }
 #pragma unroll
-    for (int i = 0; i < PAIR_BLOCK; i++) {
-        decay[i] = first + i < place.tokens ? exp2_fast(decay[i] * 1.4426950408889634f) : 1;
+    for (int i = 0; i < BLOCK_TOKENS; i++) {
+        decay[i] = first + i < chunk.tokens ? exp_fast(decay[i]) : 1;
     }
 }
 
-/* Fills m.in.local, the rows decayed within their block of 16 tokens, and m.whole, the decay over the
- * block, by products of decays. */
+/* Fills sm.in.decayed, the rows decayed within their block of 16 tokens, and sm.block_decay, the decay over
+ * the block, by products of decays. */
 template <int DIM, bool DELTA>
-static __device__ __forceinline__ void decay_locally(gradient_shared<DIM, CHANNEL_GATES, DELTA> &m,
-                                                     const float (&decay)[PAIR_BLOCK])
+static __device__ __forceinline__ void decay_in_blocks(gradient_shared<DIM, CHANNEL_GATES, DELTA> &sm,
+                                                       const float (&decay)[BLOCK_TOKENS])
 {
     constexpr int rows = CHUNK_TOKENS * DIM;
     const int c = own_channel<DIM>(), block = own_block<DIM>();
     float start = 1, end = 1;
 #pragma unroll
-    for (int i = 0; i < PAIR_BLOCK; i++) {
-        const int at = swizzled(block * PAIR_BLOCK + i, c);
+    for (int i = 0; i < BLOCK_TOKENS; i++) {
+        const int at = swizzled(block * BLOCK_TOKENS + i, c);
         start *= decay[i];
-        m.in.local[rows + at] = __float2bfloat16_rn(__bfloat162float(m.q[at]) * start);
+        sm.in.decayed[rows + at] = __float2bfloat16_rn(__bfloat162float(sm.q[at]) * start);
         if (DELTA) {
-            m.in.local[2 * rows + at] = __float2bfloat16_rn(__bfloat162float(m.k[at]) * start);
+            sm.in.decayed[2 * rows + at] = __float2bfloat16_rn(__bfloat162float(sm.k[at]) * start);
         }
     }
-    m.whole[block][c] = start;
+    sm.block_decay[block][c] = start;
 #pragma unroll
-    for (int i = PAIR_BLOCK - 1; i >= 0; i--) {
-        const int at = swizzled(block * PAIR_BLOCK + i, c);
-        m.in.local[at] = __float2bfloat16_rn(__bfloat162float(m.k[at]) * end);
+    for (int i = BLOCK_TOKENS - 1; i >= 0; i--) {
+        const int at = swizzled(block * BLOCK_TOKENS + i, c);
+        sm.in.decayed[at] = __float2bfloat16_rn(__bfloat162float(sm.k[at]) * end);
         end *= decay[i];
     }
 }
 
-/* Completes the sums of one channel and block. Afterwards m.sum has x, z, y + e and, in place of e, what the
- * tokens of the block add to the gradients of the gates of the same block. */
-template <int DIM, bool DELTA>
-static __device__ __forceinline__ void finish_block(gradient_shared<DIM, CHANNEL_GATES, DELTA> &m,
-                                                    const loam_problem &p, const loam_args &a,
-                                                    const chunk_place &place)
+/* One channel of the 16 tokens of a block: decays, features, and the sums x, y and z. */
+struct block_channel {
+    float decay[BLOCK_TOKENS], q[BLOCK_TOKENS], k[BLOCK_TOKENS];
+    float x[BLOCK_TOKENS], y[BLOCK_TOKENS], z[BLOCK_TOKENS];
+};
+
+/* The weights of key j with the queries i > j of its block, from w[i] on. */
+static __device__ __forceinline__ void load_weights(float (&w)[BLOCK_TOKENS],
+                                                    const float (&row)[BLOCK_TOKENS], int j)
 {
-    const int block = own_block<DIM>(), c = own_channel<DIM>();
-    typedef gradient_shared<DIM, CHANNEL_GATES, DELTA> shared;
-    float decay[PAIR_BLOCK], q[PAIR_BLOCK], k[PAIR_BLOCK], x[PAIR_BLOCK], y[PAIR_BLOCK], z[PAIR_BLOCK];
-    load_decays<DIM>(decay, p, a, place);
 #pragma unroll
-    for (int i = 0; i < PAIR_BLOCK; i++) {
-        const int row = block * PAIR_BLOCK + i, at = swizzled(row, c);
-        q[i] = __bfloat162float(m.q[at]), k[i] = __bfloat162float(m.k[at]);
-        x[i] = z[i] = 0;
+    for (int i = (j + 1) / 4 * 4; i < BLOCK_TOKENS; i += 4) {
+        const float4 four = *(const float4 *)&row[i];
+        w[i] = four.x, w[i + 1] = four.y, w[i + 2] = four.z, w[i + 3] = four.w;
     }
+}
+
+/* x and z: adds the pairs of the block. y: is these pairs. */
+template <int DIM, bool DELTA>
+static __device__ __forceinline__ void add_block_pairs(block_channel &b,
+                                                       const gradient_shared<DIM, CHANNEL_GATES, DELTA> &sm,
+                                                       int block)
+{
 #pragma unroll
-    for (int j = 0; j < PAIR_BLOCK; j++) {
-        float w[PAIR_BLOCK], erased[PAIR_BLOCK];
-#pragma unroll
-        for (int i = (j + 1) / 4 * 4; i < PAIR_BLOCK; i += 4) {
-            const float4 four = *(const float4 *)&m.pair[0][block][j][i];
-            w[i] = four.x, w[i + 1] = four.y, w[i + 2] = four.z, w[i + 3] = four.w;
-            if (DELTA) {
-                const float4 taken = *(const float4 *)&m.pair[DELTA][block][j][i];
-                erased[i] = taken.x, erased[i + 1] = taken.y, erased[i + 2] = taken.z,
-                erased[i + 3] = taken.w;
-            }
+    for (int j = 0; j < BLOCK_TOKENS; j++) {
+        float w[BLOCK_TOKENS], erased[BLOCK_TOKENS];
+        load_weights(w, sm.block_pairs[0][block][j], j);
+        if (DELTA) {
+            load_weights(erased, sm.block_pairs[DELTA][block][j], j);
         }
-        float key = k[j];
+        float key = b.k[j];
 #pragma unroll
-        for (int i = j + 1; i < PAIR_BLOCK; i++) {
-            key *= decay[i];
-            x[i] += w[i] * key;
+        for (int i = j + 1; i < BLOCK_TOKENS; i++) {
+            key *= b.decay[i];
+            b.x[i] += w[i] * key;
             if (DELTA) {
-                z[i] += erased[i] * key;
+                b.z[i] += erased[i] * key;
             }
         }
         float sum = 0;
 #pragma unroll
-        for (int i = PAIR_BLOCK - 1; i > j; i--) {
-            sum += w[i] * q[i];
+        for (int i = BLOCK_TOKENS - 1; i > j; i--) {
+            sum += w[i] * b.q[i];
             if (DELTA) {
-                sum += erased[i] * (m.beta[block * PAIR_BLOCK + i] * k[i]);
+                sum += erased[i] * (sm.beta[block * BLOCK_TOKENS + i] * b.k[i]);
             }
-            sum *= decay[i];
+            sum *= b.decay[i];
         }
-        y[j] = sum;
+        b.y[j] = sum;
     }
-    float from_start = 1, to_end = 1, beyond = 1, after = 0, before = 0;
-    for (int later = block + 1; later < PAIR_BLOCKS; later++) {
-        beyond *= m.whole[later][c];
-    }
-    float rest[PAIR_BLOCK];
+}
+
+/* Completes x and z, which sm.products then has. terms: q x + beta k z of each token. */
+template <int DIM, bool DELTA>
+static __device__ __forceinline__ void complete_queries(float (&terms)[BLOCK_TOKENS], block_channel &b,
+                                                        gradient_shared<DIM, CHANNEL_GATES, DELTA> &sm,
+                                                        int block, int c)
+{
+    typedef gradient_shared<DIM, CHANNEL_GATES, DELTA> shared;
+    float from_start = 1;
 #pragma unroll
-    for (int i = 0; i < PAIR_BLOCK; i++) {
-        const int row = block * PAIR_BLOCK + i, at = row * shared::pitch + c;
-        from_start *= decay[i];
-        x[i] += from_start * m.sum[shared::x][at];
-        m.sum[shared::x][at] = x[i];
-        rest[i] = q[i] * x[i];
+    for (int i = 0; i < BLOCK_TOKENS; i++) {
+        const int row = block * BLOCK_TOKENS + i, at = row * shared::pitch + c;
+        from_start *= b.decay[i];
+        b.x[i] += from_start * sm.products[shared::x][at];
+        sm.products[shared::x][at] = b.x[i];
+        terms[i] = b.q[i] * b.x[i];
         if (DELTA) {
-            z[i] += from_start * m.sum[shared::z][at];
-            m.sum[shared::z][at] = z[i];
-            rest[i] += m.beta[row] * k[i] * z[i];
+            b.z[i] += from_start * sm.products[shared::z][at];
+            sm.products[shared::z][at] = b.z[i];
+            terms[i] += sm.beta[row] * b.k[i] * b.z[i];
         }
     }
-#pragma unroll
-    for (int i = PAIR_BLOCK - 1; i >= 0; i--) {
-        const int at = (block * PAIR_BLOCK + i) * shared::pitch + c;
-        const float out = to_end * beyond * m.sum[shared::e][at];
-        y[i] += to_end * m.sum[shared::y][at];
-        m.sum[shared::y][at] = y[i] + out;
-        after += rest[i] - k[i] * y[i];
-        rest[i] = after;
-        z[i] = k[i] * out;
-        to_end *= decay[i];
+}
+
+/* Completes y and e: sm.products then has y + e and, in place of e, what the tokens of the block add to the
+ * gradients of the gates of the same block. */
+template <int DIM, bool DELTA>
+static __device__ __forceinline__ void complete_keys(float (&terms)[BLOCK_TOKENS], block_channel &b,
+                                                     gradient_shared<DIM, CHANNEL_GATES, DELTA> &sm,
+                                                     int block, int c)
+{
+    typedef gradient_shared<DIM, CHANNEL_GATES, DELTA> shared;
+    float to_end = 1, beyond = 1, after = 0, before = 0, end_terms[BLOCK_TOKENS];
+    for (int later = block + 1; later < CHUNK_BLOCKS; later++) {
+        beyond *= sm.block_decay[later][c];
     }
 #pragma unroll
-    for (int i = 0; i < PAIR_BLOCK; i++) {
-        m.sum[shared::e][(block * PAIR_BLOCK + i) * shared::pitch + c] = rest[i] + before;
-        before += z[i];
+    for (int i = BLOCK_TOKENS - 1; i >= 0; i--) {
+        const int at = (block * BLOCK_TOKENS + i) * shared::pitch + c;
+        const float e = to_end * beyond * sm.products[shared::e][at];
+        b.y[i] += to_end * sm.products[shared::y][at];
+        sm.products[shared::y][at] = b.y[i] + e;
+        after += terms[i] - b.k[i] * b.y[i];
+        terms[i] = after;
+        end_terms[i] = b.k[i] * e;
+        to_end *= b.decay[i];
     }
-    m.after[block][c] = after;
-    m.before[block][c] = before;
+#pragma unroll
+    for (int i = 0; i < BLOCK_TOKENS; i++) {
+        sm.products[shared::e][(block * BLOCK_TOKENS + i) * shared::pitch + c] = terms[i] + before;
+        before += end_terms[i];
+    }
+    sm.for_earlier[block][c] = after;
+    sm.for_later[block][c] = before;
+}
+
+/* Completes the sums of one channel and block. */
+template <int DIM, bool DELTA>
+static __device__ __forceinline__ void complete_block(gradient_shared<DIM, CHANNEL_GATES, DELTA> &sm,
+                                                      const loam_problem &p, const loam_args &a,
+                                                      const chunk_place &chunk)
+{
+    const int block = own_block<DIM>(), c = own_channel<DIM>();
+    block_channel b;
+    float terms[BLOCK_TOKENS];
+    load_decays<DIM>(b.decay, p, a, chunk);
+#pragma unroll
+    for (int i = 0; i < BLOCK_TOKENS; i++) {
+        const int at = swizzled(block * BLOCK_TOKENS + i, c);
+        b.q[i] = __bfloat162float(sm.q[at]), b.k[i] = __bfloat162float(sm.k[at]);
+        b.x[i] = b.z[i] = 0;
+    }
+    add_block_pairs(b, sm, block);
+    complete_queries(terms, b, sm, block, c);
+    complete_keys(terms, b, sm, block, c);
 }
 
 /* Completes all blocks, then stores the gradients of the gates: contributions of the own block, of other
  * blocks and of the states. */
 template <int DIM, bool DELTA>
-static __device__ __forceinline__ void finish_channels(gradient_shared<DIM, CHANNEL_GATES, DELTA> &m,
-                                                       const loam_problem &p, const loam_args &a,
-                                                       const chunk_place &place)
+static __device__ __forceinline__ void store_channel_gates(gradient_shared<DIM, CHANNEL_GATES, DELTA> &sm,
+                                                           const loam_problem &p, const loam_args &a,
+                                                           const chunk_place &chunk)
 {
     typedef gradient_shared<DIM, CHANNEL_GATES, DELTA> shared;
     const int c = own_channel<DIM>(), block = own_block<DIM>();
-    finish_block<DIM, DELTA>(m, p, a, place);
+    complete_block<DIM, DELTA>(sm, p, a, chunk);
     __syncthreads();
     if (!a.grad_log_decay.data) {
         return;
@@ -161,23 +201,23 @@ static __device__ __forceinline__ void finish_channels(gradient_shared<DIM, CHAN
     float others = 0;
 #pragma unroll
     for (int part = 0; part < STATE_PARTS; part++) {
-        others += m.state_dot[part][c];
+        others += sm.state_dot[part][c];
     }
 #pragma unroll
-    for (int each = 0; each < PAIR_BLOCKS; each++) {
-        others *= m.whole[each][c];
+    for (int n = 0; n < CHUNK_BLOCKS; n++) {
+        others *= sm.block_decay[n][c];
     }
 #pragma unroll
-    for (int other = 0; other < PAIR_BLOCKS; other++) {
-        others += other < block ? m.before[other][c] : other > block ? m.after[other][c] : 0;
+    for (int other = 0; other < CHUNK_BLOCKS; other++) {
+        others += other < block ? sm.for_later[other][c] : other > block ? sm.for_earlier[other][c] : 0;
     }
     float *to = (float *)a.grad_log_decay.data +
-                RECURRENT_AT(a.grad_log_decay, place.b, place.h, place.first + block * PAIR_BLOCK) + c;
-    const int tokens = min(place.tokens - block * PAIR_BLOCK, (int)PAIR_BLOCK);
+                RECURRENT_AT(a.grad_log_decay, chunk.b, chunk.h, chunk.first + block * BLOCK_TOKENS) + c;
+    const int tokens = min(chunk.tokens - block * BLOCK_TOKENS, (int)BLOCK_TOKENS);
 #pragma unroll 4
     for (int i = 0; i < tokens; i++) {
-        to[i * a.grad_log_decay.token] = m.sum[shared::e][(block * PAIR_BLOCK + i) * shared::pitch + c] +
-                                         others;
+        to[i * a.grad_log_decay.token] =
+            sm.products[shared::e][(block * BLOCK_TOKENS + i) * shared::pitch + c] + others;
     }
 }
 

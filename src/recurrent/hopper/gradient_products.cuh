@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * Gradients of a chunk: the matrix products that give x, y, e and z. Where each channel has its own gate, the
- * pairs of tokens of the same block of 16 are not included. Notation of recurrent/hopper/gradient.cuh. */
+ * pairs of tokens of the same block of 16 are not included. Notation of recurrent/hopper/gradient.cu. */
 #ifndef LOAM_RECURRENT_HOPPER_GRADIENT_PRODUCTS_CUH
 #define LOAM_RECURRENT_HOPPER_GRADIENT_PRODUCTS_CUH
 
@@ -27,13 +27,14 @@ static __device__ __forceinline__ void load_inverse(weights_operand<2> &a, const
 
 /* Replaces du by dr = Linv^T du in the tiles `dr`. Each warpgroup computes COLUMNS of the columns. */
 template <int COLUMNS>
-static __device__ __forceinline__ void solve_transposed(__nv_bfloat16 *dr, const weights_operand<2> &inverse)
+static __device__ __forceinline__ void multiply_inverse_transposed(__nv_bfloat16 *dr,
+                                                                   const weights_operand<2> &inverse)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, first = threadIdx.x / 128 * COLUMNS;
     float out[COLUMNS / 8][4];
     clear(out);
 #pragma unroll
-    for (int block = 0; block < PAIR_BLOCKS; block++) {
+    for (int block = 0; block < CHUNK_BLOCKS; block++) {
         if (block < warp) {
             continue;
         }
@@ -41,7 +42,7 @@ static __device__ __forceinline__ void solve_transposed(__nv_bfloat16 *dr, const
         for (int n = 0; n < COLUMNS / 8; n += 2) {
             uint32_t r[4];
             load_matrices_transposed(
-                r, dr + swizzled(block * PAIR_BLOCK + lane % 16, first + 8 * n + lane / 16 * 8));
+                r, dr + swizzled(block * BLOCK_TOKENS + lane % 16, first + 8 * n + lane / 16 * 8));
             const uint32_t left[2] = { r[0], r[1] }, right[2] = { r[2], r[3] };
 #pragma unroll
             for (int part = 1; part >= 0; part--) {
@@ -67,10 +68,10 @@ static __device__ __forceinline__ void solve_transposed(__nv_bfloat16 *dr, const
 /* Turns s, the products of do (`read`) or dr with u, into the weights of q and k: W_ij or -X_ij, where
  * `factor` is the scale or -1. With TOKEN_GATES they are multiplied by D_ij. KEYS: rows are keys,
  * columns queries, and -X_ij is multiplied by beta_i. Weights with j >= i are 0, except W_ii without
- * gates; with gates W_ii is stored in m.diagonal. With CHANNEL_GATES the pairs of each block of 16
- * tokens are stored in m.pair. */
+ * gates; with gates W_ii is stored in sm.diagonal. With CHANNEL_GATES the pairs of each block of 16
+ * tokens are stored in sm.block_pairs. */
 template <int DIM, gate_reach GATES, bool DELTA, bool KEYS>
-static __device__ __forceinline__ void weigh_pairs(float (&s)[8][4], gradient_shared<DIM, GATES, DELTA> &m,
+static __device__ __forceinline__ void weigh_pairs(float (&s)[8][4], gradient_shared<DIM, GATES, DELTA> &sm,
                                                    float factor, bool read, int tile)
 {
     const int lane = threadIdx.x % 32, t = lane % 4, warp = threadIdx.x % 128 / 32;
@@ -83,17 +84,17 @@ static __device__ __forceinline__ void weigh_pairs(float (&s)[8][4], gradient_sh
             const int i = KEYS ? c : r, j = KEYS ? r : c;
             float weight = s[n][e] * factor;
             if (KEYS && !read) {
-                weight *= m.beta[i];
+                weight *= sm.beta[i];
             }
             if (!KEYS && GATES != NO_GATES && read && i == j && tile == 0) {
-                m.diagonal[i] = weight;
+                sm.diagonal[i] = weight;
             }
             if (GATES == TOKEN_GATES) {
-                weight *= decay_between(m.pre[i], m.pre[j]);
+                weight *= decay_between(sm.pre[i], sm.pre[j]);
             }
             s[n][e] = i > j || (GATES == NO_GATES && read && i == j) ? weight : 0;
             if (GATES == CHANNEL_GATES && !KEYS && n / 2 == warp && tile == 0) {
-                m.pair[read ? 0 : DELTA][warp][j % PAIR_BLOCK][i % PAIR_BLOCK] = s[n][e];
+                sm.block_pairs[read ? 0 : DELTA][warp][j % BLOCK_TOKENS][i % BLOCK_TOKENS] = s[n][e];
             }
         }
     }
@@ -126,7 +127,7 @@ static __device__ __forceinline__ void add_block(float (&x)[8][4], const uint32_
 #pragma unroll
     for (int n = 0; n < 8; n += 2) {
         uint32_t r[4];
-        load_matrices_transposed(r, tile + swizzled(block * PAIR_BLOCK + lane % 16, 8 * n + lane / 16 * 8));
+        load_matrices_transposed(r, tile + swizzled(block * BLOCK_TOKENS + lane % 16, 8 * n + lane / 16 * 8));
         const uint32_t left[2] = { r[0], r[1] }, right[2] = { r[2], r[3] };
         mma_bf16(x[n], w, left);
         mma_bf16(x[n + 1], w, right);
@@ -137,14 +138,14 @@ static __device__ __forceinline__ void add_block(float (&x)[8][4], const uint32_
  * decayed over that block, and its keys, decayed to its end, are added. All factors are in [0, 1]. */
 template <int DIM, bool DELTA>
 static __device__ __forceinline__ void add_earlier(float (&x)[8][4], const uint32_t (&w)[4][4],
-                                                   gradient_shared<DIM, CHANNEL_GATES, DELTA> &m, int tile)
+                                                   gradient_shared<DIM, CHANNEL_GATES, DELTA> &sm, int tile)
 {
     const int warp = threadIdx.x % 128 / 32;
 #pragma unroll
-    for (int block = 0; block < PAIR_BLOCKS - 1; block++) {
+    for (int block = 0; block < CHUNK_BLOCKS - 1; block++) {
         if (block < warp) {
-            scale_channels(x, m.whole[block] + tile * TILE_SIDE);
-            add_block(x, w[block], m.in.local + tile * TILE_ELEMENTS, block);
+            scale_channels(x, sm.block_decay[block] + tile * TILE_SIDE);
+            add_block(x, w[block], sm.in.decayed + tile * TILE_ELEMENTS, block);
         }
     }
 }
@@ -154,17 +155,17 @@ static __device__ __forceinline__ void add_earlier(float (&x)[8][4], const uint3
 template <int DIM, bool DELTA>
 static __device__ __forceinline__ void add_later(float (&y)[8][4], const uint32_t (&w)[4][4],
                                                  const uint32_t (&erased)[4][4],
-                                                 gradient_shared<DIM, CHANNEL_GATES, DELTA> &m, int tile)
+                                                 gradient_shared<DIM, CHANNEL_GATES, DELTA> &sm, int tile)
 {
     constexpr int rows = CHUNK_TOKENS * DIM;
     const int warp = threadIdx.x % 128 / 32;
 #pragma unroll
-    for (int block = PAIR_BLOCKS - 1; block > 0; block--) {
+    for (int block = CHUNK_BLOCKS - 1; block > 0; block--) {
         if (block > warp) {
-            scale_channels(y, m.whole[block] + tile * TILE_SIDE);
-            add_block(y, w[block], m.in.local + rows + tile * TILE_ELEMENTS, block);
+            scale_channels(y, sm.block_decay[block] + tile * TILE_SIDE);
+            add_block(y, w[block], sm.in.decayed + rows + tile * TILE_ELEMENTS, block);
             if (DELTA) {
-                add_block(y, erased[block], m.in.local + 2 * rows + tile * TILE_ELEMENTS, block);
+                add_block(y, erased[block], sm.in.decayed + 2 * rows + tile * TILE_ELEMENTS, block);
             }
         }
     }
@@ -252,29 +253,29 @@ static __device__ __forceinline__ void multiply_tokens(float (&s)[8][4], const _
 }
 
 /* A warpgroup with queries as rows: out is x for rows do (`read`, `factor` is the scale) and z for rows dr
- * (`factor` is -1). With CHANNEL_GATES two things are left to finish_block: the decay from the beginning of
+ * (`factor` is -1). With CHANNEL_GATES two things are left to complete_block: the decay from the beginning of
  * the row's own block of 16 tokens, and the pairs within that block. */
 template <int DIM, gate_reach GATES, bool DELTA>
-static __device__ __forceinline__ void multiply_queries(gradient_shared<DIM, GATES, DELTA> &m,
+static __device__ __forceinline__ void multiply_queries(gradient_shared<DIM, GATES, DELTA> &sm,
                                                         tile_sums<DIM, GATES> &out, const __nv_bfloat16 *rows,
                                                         float factor, bool read, int tile)
 {
     const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     float s[8][4];
     weights_operand<1> w;
-    multiply_tokens<DIM>(s, rows, m.in.u);
-    weigh_pairs<DIM, GATES, DELTA, false>(s, m, factor, read, tile);
+    multiply_tokens<DIM>(s, rows, sm.in.u);
+    weigh_pairs<DIM, GATES, DELTA, false>(s, sm, factor, read, tile);
     split_weights(w, s);
-    multiply_states<DIM, GATES>(out, rows, m.in.state, tile);
+    multiply_states<DIM, GATES>(out, rows, sm.in.state, tile);
     if (GATES == TOKEN_GATES) {
-        scale_sums<DIM, GATES>(out, factor * exp2_fast(m.pre[row].x), factor * exp2_fast(m.pre[row + 8].x));
+        scale_sums<DIM, GATES>(out, factor * exp2_fast(sm.pre[row].x), factor * exp2_fast(sm.pre[row + 8].x));
     } else {
         scale_sums<DIM, GATES>(out, factor, factor);
     }
     if constexpr (GATES == CHANNEL_GATES) {
-        add_earlier<DIM, DELTA>(out[0], w.part[0], m, tile);
+        add_earlier<DIM, DELTA>(out[0], w.part[0], sm, tile);
     } else {
-        multiply_weights<DIM>(out, w.part[0], m.k);
+        multiply_weights<DIM>(out, w.part[0], sm.k);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_results(out);
@@ -282,32 +283,32 @@ static __device__ __forceinline__ void multiply_queries(gradient_shared<DIM, GAT
 }
 
 /* A warpgroup with keys as rows: y and e; without gates e is y + e, and y is not set. With CHANNEL_GATES
- * finish_block does the rest: the decay of both to the end of the row's own block, that of e from there to
+ * complete_block does the rest: the decay of both to the end of the row's own block, that of e from there to
  * the end of the chunk, and for y the pairs within the block. */
 template <int DIM, gate_reach GATES, bool DELTA>
-static __device__ __forceinline__ void multiply_keys(gradient_shared<DIM, GATES, DELTA> &m,
+static __device__ __forceinline__ void multiply_keys(gradient_shared<DIM, GATES, DELTA> &sm,
                                                      tile_sums<DIM, GATES> &y, tile_sums<DIM, GATES> &e,
                                                      float scale, int tile)
 {
     const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     float s[8][4];
     weights_operand<1> w, erased;
-    multiply_tokens<DIM>(s, m.in.u, m.in.grad_o);
-    weigh_pairs<DIM, GATES, DELTA, true>(s, m, scale, true, tile);
+    multiply_tokens<DIM>(s, sm.in.u, sm.in.grad_o);
+    weigh_pairs<DIM, GATES, DELTA, true>(s, sm, scale, true, tile);
     split_weights(w, s);
     if (DELTA) {
-        multiply_tokens<DIM>(s, m.in.u, m.dr);
-        weigh_pairs<DIM, GATES, DELTA, true>(s, m, -1, false, tile);
+        multiply_tokens<DIM>(s, sm.in.u, sm.dr);
+        weigh_pairs<DIM, GATES, DELTA, true>(s, sm, -1, false, tile);
         split_weights(erased, s);
     }
     if constexpr (GATES == NO_GATES) {
         wgmma_fence();
 #pragma unroll
         for (int n = 0; n < gradient_shape<DIM, GATES>::tiles; n++) {
-            more_state<DIM>(e[n], m.in.u, m.in.grad_state + (tile + n) * DIM * TILE_SIDE);
-            more_tile(e[n], w, m.q + (tile + n) * TILE_ELEMENTS);
+            more_state<DIM>(e[n], sm.in.u, sm.in.grad_state + (tile + n) * DIM * TILE_SIDE);
+            more_tile(e[n], w, sm.q + (tile + n) * TILE_ELEMENTS);
             if (DELTA) {
-                more_tile(e[n], erased, m.k + (tile + n) * TILE_ELEMENTS);
+                more_tile(e[n], erased, sm.k + (tile + n) * TILE_ELEMENTS);
             }
         }
         wgmma_commit();
@@ -315,21 +316,21 @@ static __device__ __forceinline__ void multiply_keys(gradient_shared<DIM, GATES,
         wgmma_results(e);
         return;
     }
-    multiply_states<DIM, GATES>(e, m.in.u, m.in.grad_state, tile);
+    multiply_states<DIM, GATES>(e, sm.in.u, sm.in.grad_state, tile);
     if (GATES == TOKEN_GATES) {
-        const float2 end = m.pre[CHUNK_TOKENS - 1];
-        scale_sums<DIM, GATES>(e, decay_between(end, m.pre[row]), decay_between(end, m.pre[row + 8]));
+        const float2 end = sm.pre[CHUNK_TOKENS - 1];
+        scale_sums<DIM, GATES>(e, decay_between(end, sm.pre[row]), decay_between(end, sm.pre[row + 8]));
     }
 #pragma unroll
     for (int n = 0; n < gradient_shape<DIM, GATES>::tiles; n++) {
         clear(y[n]);
     }
     if constexpr (GATES == CHANNEL_GATES) {
-        add_later<DIM, DELTA>(y[0], w.part[0], erased.part[0], m, tile);
+        add_later<DIM, DELTA>(y[0], w.part[0], erased.part[0], sm, tile);
     } else {
-        multiply_weights<DIM>(y, w.part[0], m.q);
+        multiply_weights<DIM>(y, w.part[0], sm.q);
         if (DELTA) {
-            more_weights<DIM>(y, erased.part[0], m.k);
+            more_weights<DIM>(y, erased.part[0], sm.k);
         }
         wgmma_commit();
         wgmma_wait<0>();
@@ -350,7 +351,7 @@ static __device__ __forceinline__ void store_sums(float *sum, const tile_sums<DI
  * other. compute-sanitizer reports one barrier of all threads in two places as an error. So each half
  * waits for its own threads at named barrier 5 or 6, and each quarter for the other half at a named
  * barrier of its own, 1 .. 4. */
-template <int THREADS, bool FIRST> static __device__ __forceinline__ void branches_meet()
+template <int THREADS, bool FIRST> static __device__ __forceinline__ void sync_branches()
 {
     constexpr int half = THREADS / 2, quarter = THREADS / 4, mine = FIRST ? 1 : 3, theirs = FIRST ? 3 : 1;
     named_barrier_arrive<half + quarter>(theirs);
@@ -365,37 +366,38 @@ template <int THREADS, bool FIRST> static __device__ __forceinline__ void branch
 
 /* All products of the chunk. The results of all warpgroups overwrite the operands in shared memory. */
 template <int DIM, gate_reach GATES, bool DELTA>
-static __device__ __forceinline__ void multiply_chunk(gradient_shared<DIM, GATES, DELTA> &m, float scale)
+static __device__ __forceinline__ void multiply_all(gradient_shared<DIM, GATES, DELTA> &sm, float scale)
 {
     typedef gradient_shared<DIM, GATES, DELTA> shared;
-    typedef gradient_shape<DIM, GATES> of;
+    typedef gradient_shape<DIM, GATES> shape;
     /* The shuffle tells the compiler that the branch is uniform in a warp: in a divergent one it would
      * serialise the products. */
-    const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), tile = group % of::sharers * of::tiles;
+    const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0),
+              tile = group % shape::warpgroups * shape::tiles;
     tile_sums<DIM, GATES> first, second;
-    if (group < of::sharers) {
-        multiply_queries(m, first, m.in.grad_o, scale, true, tile);
+    if (group < shape::warpgroups) {
+        multiply_queries(sm, first, sm.in.grad_o, scale, true, tile);
         if (DELTA) {
-            multiply_queries(m, second, m.dr, -1, false, tile);
+            multiply_queries(sm, second, sm.dr, -1, false, tile);
         }
-        branches_meet<of::threads, true>();
-        store_sums<DIM, GATES>(m.sum[shared::x], first, tile);
+        sync_branches<shape::threads, true>();
+        store_sums<DIM, GATES>(sm.products[shared::x], first, tile);
         if (DELTA) {
-            store_sums<DIM, GATES>(m.sum[shared::z], second, tile);
+            store_sums<DIM, GATES>(sm.products[shared::z], second, tile);
         }
     } else {
-        multiply_keys(m, first, second, scale, tile);
-        branches_meet<of::threads, false>();
-        store_sums<DIM, GATES>(m.sum[shared::y], GATES == NO_GATES ? second : first, tile);
+        multiply_keys(sm, first, second, scale, tile);
+        sync_branches<shape::threads, false>();
+        store_sums<DIM, GATES>(sm.products[shared::y], GATES == NO_GATES ? second : first, tile);
         if (GATES != NO_GATES) {
-            store_sums<DIM, GATES>(m.sum[shared::e], second, tile);
+            store_sums<DIM, GATES>(sm.products[shared::e], second, tile);
         }
     }
 }
 
 /* Partial sums of sum_r S_r dS_r for each channel: a thread has two channels and every STATE_PARTS-th row. */
 template <int DIM, gate_reach GATES, bool DELTA>
-static __device__ __forceinline__ void dot_states(gradient_shared<DIM, GATES, DELTA> &m)
+static __device__ __forceinline__ void dot_states(gradient_shared<DIM, GATES, DELTA> &sm)
 {
     const int c = threadIdx.x % (DIM / 2) * 2, part = threadIdx.x / (DIM / 2);
     if (part >= STATE_PARTS) {
@@ -405,11 +407,11 @@ static __device__ __forceinline__ void dot_states(gradient_shared<DIM, GATES, DE
 #pragma unroll 8
     for (int r = part; r < DIM; r += STATE_PARTS) {
         const int at = swizzled_state<DIM>(r, c);
-        const float2 s = __bfloat1622float2(*(const __nv_bfloat162 *)(m.in.state + at));
-        const float2 ds = __bfloat1622float2(*(const __nv_bfloat162 *)(m.in.grad_state + at));
+        const float2 s = __bfloat1622float2(*(const __nv_bfloat162 *)(sm.in.state + at));
+        const float2 ds = __bfloat1622float2(*(const __nv_bfloat162 *)(sm.in.grad_state + at));
         sum.x += s.x * ds.x, sum.y += s.y * ds.y;
     }
-    *(float2 *)&m.state_dot[part][c] = sum;
+    *(float2 *)&sm.state_dot[part][c] = sum;
 }
 
 #endif

@@ -1,23 +1,22 @@
 /* SPDX-License-Identifier: MIT
  * Gradients of a chunk: the shared memory of a thread block and the loads that fill it. Notation of
- * recurrent/hopper/gradient.cuh. */
+ * recurrent/hopper/gradient.cu. */
 #ifndef LOAM_RECURRENT_HOPPER_GRADIENT_SHARED_CUH
 #define LOAM_RECURRENT_HOPPER_GRADIENT_SHARED_CUH
 
-#include "src/recurrent/hopper/slots.cuh"
+#include "src/recurrent/hopper/chunks.cuh"
+#include "src/recurrent/hopper/decays.cuh"
 
 /* What one gate decays: nothing (there are no gates), all channels of a token, one channel of a token. */
 enum gate_reach { NO_GATES, TOKEN_GATES, CHANNEL_GATES };
-
-enum { PAIR_BLOCK = 16, PAIR_BLOCKS = CHUNK_TOKENS / PAIR_BLOCK };
 
 /* Half of the warpgroups have queries as rows, the others keys; each computes 64 `tiles` of the channels.
  * With CHANNEL_GATES there is one thread for each channel and block of 16 tokens. */
 template <int DIM, gate_reach GATES> struct gradient_shape {
     enum {
         tiles = GATES == CHANNEL_GATES ? 1 : DIM / TILE_SIDE,
-        sharers = DIM / TILE_SIDE / tiles, /* warpgroups that have the same rows */
-        threads = 2 * sharers * 128,
+        warpgroups = DIM / TILE_SIDE / tiles, /* warpgroups that have the same rows */
+        threads = 2 * warpgroups * 128,
         blocks = DIM == 64 ? 2 : 1 /* thread blocks resident on a multiprocessor */
     };
 };
@@ -27,31 +26,33 @@ template <int DIM, gate_reach GATES, bool DELTA> struct gradient_shared {
     enum {
         rows = CHUNK_TOKENS * DIM,
         state_size = DIM * DIM,
-        local_rows = GATES == CHANNEL_GATES ? 2 + DELTA : 0,
+        decayed_rows = GATES == CHANNEL_GATES ? 2 + DELTA : 0,
         pitch = DIM + 8, /* padded, so that the rows of an accumulator lie in different banks */
-        sums = 2 + (GATES != NO_GATES) + DELTA,
-        blocks = GATES == CHANNEL_GATES ? PAIR_BLOCKS : 1
+        products_count = 2 + (GATES != NO_GATES) + DELTA,
+        blocks = GATES == CHANNEL_GATES ? CHUNK_BLOCKS : 1
     };
     struct operands {
         __nv_bfloat16 grad_o[rows], u[rows], state[state_size], grad_state[state_size];
         /* With CHANNEL_GATES: k decayed to the end of its block of 16 tokens; q, and with a delta rule k,
          * decayed from its beginning. */
-        __nv_bfloat16 local[local_rows > 0 ? local_rows *rows : 8];
+        __nv_bfloat16 decayed[decayed_rows > 0 ? decayed_rows *rows : 8];
     };
     __nv_bfloat16 q[rows], k[rows];
     __nv_bfloat16 dr[DELTA ? rows : 512];
     union {
         operands in;
-        float sum[sums][CHUNK_TOKENS * pitch]; /* x, y, e, z: the products, which overwrite the operands */
+        float products[products_count]
+                      [CHUNK_TOKENS * pitch]; /* x, y, e, z: the products, which overwrite the operands */
     };
-    chunk_place place;                 /* here so that it occupies no registers during the products */
+    chunk_place chunk;                 /* here so that it occupies no registers during the products */
     float2 pre[CHUNK_TOKENS];          /* inclusive prefix sums of the gates, log2 domain, hi and lo */
-    float whole[blocks][DIM];          /* decay over each block of 16 tokens */
+    float block_decay[blocks][DIM];    /* decay over each block of 16 tokens */
     float state_dot[STATE_PARTS][DIM]; /* partial sums of sum_r S_r dS_r */
-    float pair[1 + DELTA][blocks][PAIR_BLOCK][PAIR_BLOCK]; /* pairs (i, j) of a block, [j][i]: W, -X */
+    float block_pairs[1 + DELTA][blocks][BLOCK_TOKENS]
+                     [BLOCK_TOKENS]; /* pairs (i, j) of a block, [j][i]: W, -X */
     /* Sums over a block: of k e, for the gates of later blocks; of q x + beta k z - k y, for
      * those of earlier blocks. */
-    float before[blocks][DIM], after[blocks][DIM];
+    float for_later[blocks][DIM], for_earlier[blocks][DIM];
     float diagonal[CHUNK_TOKENS], beta[CHUNK_TOKENS]; /* W_ii; beta */
     /* Sums over channels: q x + beta k z - k y; k e; q dq. */
     float row_dot[CHUNK_TOKENS], out_dot[CHUNK_TOKENS], scale_dot[CHUNK_TOKENS];
@@ -73,9 +74,9 @@ struct chunk_rows {
 };
 
 template <int DIM>
-static __device__ __forceinline__ chunk_rows rows_of(const chunk_source &s, const chunk_place &place)
+static __device__ __forceinline__ chunk_rows rows_of(const chunk_source &s, const chunk_place &chunk)
 {
-    return { chunk_row<DIM>(s, place, 0), s.by_slot ? DIM : s.token };
+    return { chunk_row<DIM>(s, chunk, 0), s.by_slot ? DIM : s.token };
 }
 
 /* Copies rows into tiles of ROWS rows; rows from `tokens` on become 0. Asynchronous:
@@ -98,75 +99,53 @@ static __device__ __forceinline__ void load_tiles(__nv_bfloat16 *tiles, const ch
 }
 
 template <int DIM, int THREADS>
-static __device__ __forceinline__ void load_state(__nv_bfloat16 *tiles, const __nv_bfloat16 *state)
+static __device__ __forceinline__ void load_state_tiles(__nv_bfloat16 *tiles, const __nv_bfloat16 *state)
 {
     load_tiles<DIM, THREADS, DIM>(tiles, { state, DIM }, DIM);
 }
 
 template <int DIM, int THREADS>
-static __device__ __forceinline__ void load_source(__nv_bfloat16 *tiles, const chunk_source &s,
-                                                   const chunk_place &place)
+static __device__ __forceinline__ void load_rows_of(__nv_bfloat16 *tiles, const chunk_source &s,
+                                                    const chunk_place &chunk)
 {
-    load_tiles<DIM, THREADS, CHUNK_TOKENS>(tiles, rows_of<DIM>(s, place), place.tokens);
+    load_tiles<DIM, THREADS, CHUNK_TOKENS>(tiles, rows_of<DIM>(s, chunk), chunk.tokens);
 }
 
 /* The log decay of row `row` of the chunk; RetNet has one for the head. */
 static __device__ __forceinline__ const float *gate_of(const loam_problem &p, const loam_args &a,
-                                                       const chunk_place &place, int row)
+                                                       const chunk_place &chunk, int row)
 {
     const float *data = (const float *)a.log_decay.data;
     return p.mechanism == LOAM_RETENTION
-               ? data + place.h * a.log_decay.head
-               : data + RECURRENT_AT(a.log_decay, place.b, place.h, place.first + row);
-}
-
-/* ------------------------------------------------------------------ decays */
-
-static __device__ __forceinline__ float2 two_floats(double x)
-{
-    const float high = (float)x;
-    return make_float2(high, (float)(x - high));
-}
-
-/* e^(a - b) of sums in the log2 domain, hi and lo. The error of a - b is small relative to the
- * difference, not only to a and b. */
-static __device__ __forceinline__ float decay_between(const float2 &a, const float2 &b)
-{
-    return exp2_fast((a.x - b.x) + (a.y - b.y));
+               ? data + chunk.h * a.log_decay.head
+               : data + RECURRENT_AT(a.log_decay, chunk.b, chunk.h, chunk.first + row);
 }
 
 /* Two warps load beta, 1 where the mechanism has none and 0 beyond the sequence. With TOKEN_GATES a third
- * warp computes the prefix sums of the gates in the log2 domain. Gates are clamped to at least -1e4, whose
- * e^g is 0, so that the difference of two sums in float64 is as exact as a sum over the tokens between. */
+ * warp computes the cumulative log decays. */
 template <int DIM, gate_reach GATES, bool DELTA>
-static __device__ __forceinline__ void load_numbers(gradient_shared<DIM, GATES, DELTA> &m,
+static __device__ __forceinline__ void load_scalars(gradient_shared<DIM, GATES, DELTA> &sm,
                                                     const loam_problem &p, const loam_args &a,
-                                                    const chunk_place &place)
+                                                    const chunk_place &chunk)
 {
     const int thread = threadIdx.x, lane = thread % 32;
     if (thread < CHUNK_TOKENS) {
         const float *beta = (const float *)a.beta.data;
         const bool given = beta && p.mechanism != LOAM_LINEAR && p.mechanism != LOAM_RETENTION &&
                            p.mechanism != LOAM_GLA;
-        m.beta[thread] = thread >= place.tokens ? 0
-                         : given ? beta[RECURRENT_AT(a.beta, place.b, place.h, place.first + thread)]
-                                 : 1;
+        sm.beta[thread] = thread >= chunk.tokens ? 0
+                          : given ? beta[RECURRENT_AT(a.beta, chunk.b, chunk.h, chunk.first + thread)]
+                                  : 1;
     } else if (GATES == TOKEN_GATES && thread < CHUNK_TOKENS + 32) {
-        double g[2];
+        float gate[2];
 #pragma unroll
         for (int n = 0; n < 2; n++) {
             const int row = 2 * lane + n;
-            g[n] = row < place.tokens ? fmax((double)*gate_of(p, a, place, row), -1e4) * 1.4426950408889634
-                                      : 0;
+            gate[n] = row < chunk.tokens ? *gate_of(p, a, chunk, row) : 0;
         }
-        double sum = g[0] + g[1];
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            const double other = __shfl_up_sync(0xffffffffu, sum, step);
-            sum += lane >= step ? other : 0;
-        }
-        m.pre[2 * lane] = two_floats(sum - g[1]);
-        m.pre[2 * lane + 1] = two_floats(sum);
+        double pre[2];
+        cumulative_log_decay(pre, gate, LOG2_E);
+        sm.pre[2 * lane] = split_double(pre[0]), sm.pre[2 * lane + 1] = split_double(pre[1]);
     }
 }
 

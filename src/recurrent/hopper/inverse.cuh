@@ -13,15 +13,15 @@
 #ifndef LOAM_RECURRENT_HOPPER_INVERSE_CUH
 #define LOAM_RECURRENT_HOPPER_INVERSE_CUH
 
-#include "src/gpu/hopper.cuh"
+#include "src/recurrent/hopper/chunks.cuh"
 
 /* The square is a 64 x 64 matrix of floats in shared memory, with rows SQUARE_PITCH apart. Its 16 rows of a
  * warp later serve as the staging buffer of that warp for rows of other arrays. */
-enum { SQUARE_PITCH = TILE_SIDE + PAD, BLOCK_TOKENS = 16, SQUARE_ELEMENTS = TILE_SIDE * SQUARE_PITCH };
+enum { SQUARE_PITCH = TILE_SIDE + PAD, SQUARE_ELEMENTS = TILE_SIDE * SQUARE_PITCH };
 
 /* Inverts the diagonal block of the warp in place by forward substitution; lanes 0 ..
  * 15 have one column each. */
-static __device__ __forceinline__ void invert_diagonal(float *square)
+static __device__ __forceinline__ void invert_diagonal_block(float *square)
 {
     float *block = square + threadIdx.x / 32 * BLOCK_TOKENS * (SQUARE_PITCH + 1);
     const int column = threadIdx.x % BLOCK_TOKENS;
@@ -51,7 +51,7 @@ static __device__ __forceinline__ void invert_diagonal(float *square)
 }
 
 /* Splits an accumulator of a warp, 16 x 16, into operand A of three bf16 parts. */
-static __device__ __forceinline__ void operand_of(operand_a<3> &a, const float (&x)[2][4])
+static __device__ __forceinline__ void split_operand(operand_a<3> &a, const float (&x)[2][4])
 {
 #pragma unroll
     for (int e = 0; e < 4; e++) {
@@ -78,23 +78,23 @@ static __device__ __forceinline__ void invert(float *square)
 {
     const int J = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     __syncwarp();
-    invert_diagonal(square);
+    invert_diagonal_block(square);
     __syncthreads();
     operand_a<3> y[3];
-    float found[3][2][4], own[2][4];
+    float below[3][2][4], linv[2][4];
 #pragma unroll
     for (int n = 0; n < 2; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            own[n][e] = square[(J * BLOCK_TOKENS + 8 * n + 2 * t + e % 2) * SQUARE_PITCH + J * BLOCK_TOKENS +
-                               g + e / 2 * 8];
+            linv[n][e] = square[(J * BLOCK_TOKENS + 8 * n + 2 * t + e % 2) * SQUARE_PITCH + J * BLOCK_TOKENS +
+                                g + e / 2 * 8];
         }
     }
-    operand_of(y[0], own);
+    split_operand(y[0], linv);
 #pragma unroll
     for (int s = 0; s < 3; s++) {
         const int I = J + 1 + s;
-        clear(found[s]);
+        clear(below[s]);
         if (I < TILE_SIDE / BLOCK_TOKENS) {
             float sum[2][4];
             clear(sum);
@@ -110,10 +110,10 @@ static __device__ __forceinline__ void invert(float *square)
                     sum[n][e] = -sum[n][e];
                 }
             }
-            operand_of(negative, sum);
-            multiply_block(found[s], negative, square, I, I);
+            split_operand(negative, sum);
+            multiply_block(below[s], negative, square, I, I);
             if (s < 2) {
-                operand_of(y[s + 1], found[s]);
+                split_operand(y[s + 1], below[s]);
             }
         }
     }
@@ -126,7 +126,7 @@ static __device__ __forceinline__ void invert(float *square)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 square[(I * BLOCK_TOKENS + 8 * n + 2 * t + e % 2) * SQUARE_PITCH + J * BLOCK_TOKENS + g +
-                       e / 2 * 8] = found[s][n][e];
+                       e / 2 * 8] = below[s][n][e];
             }
         }
     }
@@ -134,7 +134,7 @@ static __device__ __forceinline__ void invert(float *square)
 }
 
 /* Loads the 16 rows of the warp from the square, in the layout of operand A. */
-static __device__ __forceinline__ void load_square(float (&own)[4][4][2], const float *square)
+static __device__ __forceinline__ void load_square(float (&linv)[4][4][2], const float *square)
 {
     const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
@@ -143,14 +143,14 @@ static __device__ __forceinline__ void load_square(float (&own)[4][4][2], const 
         for (int e = 0; e < 4; e++) {
             const float2 x = *(const float2 *)(square + (row + e % 2 * 8) * SQUARE_PITCH + 16 * k + 2 * t +
                                                e / 2 * 8);
-            own[k][e][0] = x.x, own[k][e][1] = x.y;
+            linv[k][e][0] = x.x, linv[k][e][1] = x.y;
         }
     }
 }
 
 /* m = square Diag(factor) as operand A in hi and lo part: one part alone would add its
  * rounding to the products. */
-static __device__ __forceinline__ void scale_square(weights_operand<2> &m, const float (&own)[4][4][2],
+static __device__ __forceinline__ void scale_square(weights_operand<2> &m, const float (&linv)[4][4][2],
                                                     const float *factor)
 {
 #pragma unroll
@@ -159,21 +159,21 @@ static __device__ __forceinline__ void scale_square(weights_operand<2> &m, const
         for (int e = 0; e < 4; e++) {
             const float2 f = *(const float2 *)(factor + 16 * k + threadIdx.x % 4 * 2 + e / 2 * 8);
             uint32_t part[2];
-            split_pair(part, own[k][e][0] * f.x, own[k][e][1] * f.y);
+            split_pair(part, linv[k][e][0] * f.x, linv[k][e][1] * f.y);
             m.part[0][k][e] = part[0], m.part[1][k][e] = part[1];
         }
     }
 }
 
-/* out = m tile, or m (tile + low) without the product of lo parts; 64 columns. Waits for the result. */
-template <bool LOW>
-static __device__ __forceinline__ void multiply_chunk(float (&out)[1][8][4], const weights_operand<2> &m,
-                                                      const __nv_bfloat16 *tile, const __nv_bfloat16 *low)
+/* out = m tile, or m (tile + lo) without the product of lo parts; 64 columns. Waits for the result. */
+template <bool LO>
+static __device__ __forceinline__ void multiply_linv(float (&out)[1][8][4], const weights_operand<2> &m,
+                                                     const __nv_bfloat16 *tile, const __nv_bfloat16 *lo)
 {
     clear(out[0]);
     wgmma_fence();
-    if (LOW) {
-        more_weights<TILE_SIDE>(out, m.part[0], low);
+    if (LO) {
+        more_weights<TILE_SIDE>(out, m.part[0], lo);
     }
     more_weights<TILE_SIDE>(out, m.part[1], tile);
     more_weights<TILE_SIDE>(out, m.part[0], tile);

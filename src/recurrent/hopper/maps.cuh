@@ -5,25 +5,25 @@
 #define LOAM_RECURRENT_HOPPER_MAPS_CUH
 
 #include "src/gpu/tensor_map.cuh"
-#include "src/recurrent/hopper/slots.cuh"
+#include "src/recurrent/hopper/chunks.cuh"
 
-/* The descriptor of a chunk_source or of an array over slots. `share` value heads
+/* The descriptor of a chunk_source or of an array over slots. `head_group` value heads
  * read one head of the view. */
 struct chunk_map {
     CUtensorMap map;
-    int share;
+    int head_group;
     bool by_slot;
 };
 
 /* The descriptor of an array over slots, [rows][columns] of bf16 for each, in boxes of `box` rows
  * by `box_columns` columns. */
-static inline loam_status slot_map_make(chunk_map *to, const recurrent_chunks *x, const __nv_bfloat16 *array,
-                                        int64_t rows, int64_t columns, int box, loam_error *error,
-                                        int box_columns = TILE_SIDE)
+static inline loam_status slot_map_make(chunk_map *to, const recurrent_chunks *chunks,
+                                        const __nv_bfloat16 *array, int64_t rows, int64_t columns, int box,
+                                        loam_error *error, int box_columns = TILE_SIDE)
 {
     const loam_const_view view = { array, 0, rows * columns, columns };
-    to->share = 1, to->by_slot = true;
-    return tensor_map_make(&to->map, &view, 1, x->slots, rows, columns, box, error, box_columns);
+    to->head_group = 1, to->by_slot = true;
+    return tensor_map_make(&to->map, &view, 1, chunks->slots, rows, columns, box, error, box_columns);
 }
 
 static inline loam_const_view chunk_source_view(const chunk_source &s)
@@ -35,7 +35,7 @@ static inline loam_const_view chunk_source_view(const chunk_source &s)
 static inline int64_t source_batch(const loam_problem *p) { return recurrent_is_packed(p) ? 1 : p->batch; }
 static inline int64_t source_heads(const loam_problem *p, const chunk_source &s)
 {
-    return p->heads_v / s.share;
+    return p->heads_v / s.head_group;
 }
 static inline int64_t source_tokens(const loam_problem *p)
 {
@@ -53,14 +53,14 @@ static inline bool chunk_source_fits(const loam_problem *p, const chunk_source &
 }
 
 /* The descriptor of a source of `columns` channels, in boxes of 64 tokens by 64 channels. */
-static inline loam_status chunk_map_make(chunk_map *to, const loam_problem *p, const recurrent_chunks *x,
+static inline loam_status chunk_map_make(chunk_map *to, const loam_problem *p, const recurrent_chunks *chunks,
                                          const chunk_source &s, int64_t columns, loam_error *error)
 {
     if (s.by_slot) {
-        return slot_map_make(to, x, s.data, CHUNK_TOKENS, columns, CHUNK_TOKENS, error);
+        return slot_map_make(to, chunks, s.data, CHUNK_TOKENS, columns, CHUNK_TOKENS, error);
     }
     const loam_const_view view = chunk_source_view(s);
-    to->share = s.share, to->by_slot = false;
+    to->head_group = s.head_group, to->by_slot = false;
     return tensor_map_make(&to->map, &view, source_batch(p), source_heads(p, s), source_tokens(p), columns,
                            CHUNK_TOKENS, error);
 }
@@ -90,16 +90,22 @@ template <int TILES> struct chunk_boxes {
     }
 };
 
-/* The boxes from row `row` and column `column` of chunk x. step: 1 to advance to the next chunk, -1 to
+/* The boxes from row `row` and column `column` of the chunk. step: 1 to advance to the next chunk, -1 to
  * the one before, 0 to stay. */
 template <int TILES>
 static __device__ __forceinline__ chunk_boxes<TILES> chunk_boxes_at(const chunk_map &m, int column, int row,
-                                                                    const chunk_place &x, int step)
+                                                                    const chunk_place &chunk, int step)
 {
     if (m.by_slot) {
-        return { &m.map, column, row, (int)x.slot, 0, 0, step };
+        return { &m.map, column, row, (int)chunk.slot, 0, 0, step };
     }
-    return { &m.map, column, (int)x.first + row, (int)x.h / m.share, (int)x.b, step * CHUNK_TOKENS, 0 };
+    return { &m.map,
+             column,
+             (int)chunk.first + row,
+             (int)chunk.h / m.head_group,
+             (int)chunk.b,
+             step * CHUNK_TOKENS,
+             0 };
 }
 
 #endif

@@ -4,7 +4,8 @@
 #ifndef LOAM_RECURRENT_HOPPER_OPERANDS_CUH
 #define LOAM_RECURRENT_HOPPER_OPERANDS_CUH
 
-#include "src/recurrent/hopper/maps.cuh"
+#include "src/gpu/hopper.cuh"
+#include "src/recurrent/hopper/bf16.cuh"
 
 /* Sets rows `from` .. 63 of TILES tiles to 0. The work is shared by `threads` threads, of which the
  * caller is number `thread`. */
@@ -54,30 +55,17 @@ static __device__ __forceinline__ void store_transposed(__nv_bfloat16 *tile, con
     }
 }
 
-/* Two numbers rounded to bf16, x in the low half; and each half of such a pair as float32. */
-static __device__ __forceinline__ uint32_t pair_of(float x, float y)
-{
-    uint32_t pair[1];
-    split_pair(pair, x, y);
-    return pair[0];
-}
-static __device__ __forceinline__ float pair_low(uint32_t pair) { return __uint_as_float(pair << 16); }
-static __device__ __forceinline__ float pair_high(uint32_t pair)
-{
-    return __uint_as_float(pair & 0xffff0000u);
-}
-
 /* Rounds an accumulator of 64 TILES columns to bf16, in the layout of operand A. */
 template <int TILES>
-static __device__ __forceinline__ void round_state(uint32_t (&a)[TILES * 4][4],
-                                                   const float (&state)[TILES][8][4])
+static __device__ __forceinline__ void round_to_operand(uint32_t (&a)[TILES * 4][4],
+                                                        const float (&x)[TILES][8][4])
 {
 #pragma unroll
     for (int k = 0; k < TILES * 4; k++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const float *x = state[k / 4][k % 4 * 2 + e / 2] + e % 2 * 2;
-            a[k][e] = pair_of(x[0], x[1]);
+            const float *pair = x[k / 4][k % 4 * 2 + e / 2] + e % 2 * 2;
+            a[k][e] = pack_bf16(pair[0], pair[1]);
         }
     }
 }

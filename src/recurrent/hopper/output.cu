@@ -1,9 +1,188 @@
 /* SPDX-License-Identifier: MIT
- * The launches of OUTPUT. */
-#include "src/recurrent/hopper/chunks.h"
-#include "src/recurrent/hopper/output.cuh"
+ *
+ * OUTPUT on Hopper, after the states are known: a thread block computes one chunk, all chunks in parallel. S0
+ * is the state before the chunk, dS1 the gradient of the state after it:
+ *
+ *     forward             o = scale (q_in S0^T + P u), with a delta rule LO: u in hi and lo part
+ *     backward, additive  du = k_out dS1^T + scale P^T do
+ *
+ * The product with the pairs (P) runs while the state is still being copied to shared memory. */
+#include "src/gpu/launch.cuh"
+#include "src/recurrent/hopper/maps.cuh"
+#include "src/recurrent/hopper/operands.cuh"
+#include "src/recurrent/hopper/stages.h"
 
-loam_status recurrent_output_hopper(const loam_problem *p, const loam_args *a, const recurrent_chunks *x,
+struct output_arrays {
+    chunk_map value, value_lo; /* u; do */
+    chunk_map pairs;           /* P */
+    chunk_map row;             /* q_in; k_out */
+    chunk_map state;           /* states; grad_states */
+    loam_view o;
+    __nv_bfloat16 *du;
+    bool aligned; /* rows of o can be written 16 bytes at a time */
+    float scale;
+};
+
+enum { OUTPUT_THREADS = 128 };
+
+template <int DIM, bool LO> struct output_shared {
+    alignas(1024) __nv_bfloat16 row[DIM * TILE_SIDE]; /* at the end: staging buffer of the output */
+    __nv_bfloat16 state[DIM * DIM], value[(1 + LO) * DIM * TILE_SIDE], pairs[TILE_ELEMENTS];
+    uint64_t pairs_full, state_full;
+};
+
+template <int DIM, bool LO>
+static __device__ __forceinline__ void output_load(output_shared<DIM, LO> &sm, const output_arrays &arrays,
+                                                   const chunk_place &chunk)
+{
+    constexpr int tiles = DIM / TILE_SIDE;
+    barrier_expect(&sm.pairs_full, ((1 + LO) * DIM + TILE_SIDE) * TILE_SIDE * 2);
+    chunk_boxes_at<1>(arrays.pairs, 0, 0, chunk, 0).copy(sm.pairs, &sm.pairs_full);
+    chunk_boxes_at<tiles>(arrays.value, 0, 0, chunk, 0).copy(sm.value, &sm.pairs_full);
+    if (LO) {
+        chunk_boxes_at<tiles>(arrays.value_lo, 0, 0, chunk, 0)
+            .copy(sm.value + DIM * TILE_SIDE, &sm.pairs_full);
+    }
+    barrier_expect(&sm.state_full, (DIM + TILE_SIDE) * DIM * 2);
+    chunk_boxes_at<tiles>(arrays.row, 0, 0, chunk, 0).copy(sm.row, &sm.state_full);
+    for (int c = 0; c < DIM; c += TILE_SIDE) { /* a tile has all DIM rows */
+        for (int r = 0; r < DIM; r += TILE_SIDE) {
+            chunk_boxes_at<1>(arrays.state, c, r, chunk, 0)
+                .copy(sm.state + c * DIM + r * TILE_SIDE, &sm.state_full);
+        }
+    }
+}
+
+/* Loads the pairs as operand A: rows 16 warp .. of P or of its transpose. */
+template <bool TRANSPOSED>
+static __device__ __forceinline__ void load_pairs(uint32_t (&a)[4][4], const __nv_bfloat16 *pairs)
+{
+    if constexpr (TRANSPOSED) {
+        load_transposed(a, pairs);
+    } else {
+        load_rows<TILE_SIDE>(a, pairs);
+    }
+}
+
+template <int DIM>
+static __device__ __forceinline__ void scale_output(float (&x)[DIM / TILE_SIDE][8][4], float scale)
+{
+#pragma unroll
+    for (int n = 0; n < DIM / 2; n++) {
+        x[n / 32][n / 4 % 8][n % 4] *= scale;
+    }
+}
+
+/* Copies rows from the staging buffer to o or du; each warp copies its own 16. */
+template <int DIM, bool BACKWARD>
+static __device__ __forceinline__ void store_rows(const output_arrays &arrays, const __nv_bfloat16 *tiles,
+                                                  const chunk_place &chunk)
+{
+    const int first = threadIdx.x / 32 * 16;
+#pragma unroll 4
+    for (int e = threadIdx.x % 32; e < 16 * (DIM / 8); e += 32) {
+        const int r = first + e / (DIM / 8), c = e % (DIM / 8) * 8;
+        uint4 out = *(const uint4 *)(tiles + swizzled(r, c));
+        if (BACKWARD) {
+            if (r >= chunk.tokens) {
+                out = make_uint4(0, 0, 0, 0);
+            }
+            *(uint4 *)(arrays.du + (chunk.slot * CHUNK_TOKENS + r) * DIM + c) = out;
+        } else if (r < chunk.tokens) {
+            uint16_t *to = (uint16_t *)arrays.o.data +
+                           RECURRENT_AT(arrays.o, chunk.b, chunk.h, chunk.first + r) + c;
+            if (arrays.aligned) {
+                *(uint4 *)to = out;
+            } else {
+                const uint32_t pairs[4] = { out.x, out.y, out.z, out.w };
+#pragma unroll
+                for (int s = 0; s < 8; s++) {
+                    to[s] = (uint16_t)(pairs[s / 2] >> s % 2 * 16);
+                }
+            }
+        }
+    }
+}
+
+template <int DIM, bool BACKWARD, bool LO>
+__global__ void __launch_bounds__(OUTPUT_THREADS)
+    output_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                  const __grid_constant__ recurrent_chunks chunks,
+                  const __grid_constant__ output_arrays arrays)
+{
+    extern __shared__ __align__(1024) unsigned char swizzled_memory[];
+    output_shared<DIM, LO> &sm = *(output_shared<DIM, LO> *)swizzled_memory;
+    if (threadIdx.x == 0) {
+        barrier_init(&sm.pairs_full, 1);
+        barrier_init(&sm.state_full, 1);
+        fence_async_proxy();
+    }
+    __syncthreads();
+    launch_dependents();
+    wait_for_previous_launch();
+    const chunk_place chunk = chunk_of_slot(p, a, chunks, blockIdx.x);
+    if (chunk.tokens == 0) {
+        return;
+    }
+    if (threadIdx.x == 0) {
+        output_load(sm, arrays, chunk);
+    }
+    float out[DIM / TILE_SIDE][8][4];
+    float(&columns)[DIM / 8][4] = *(float(*)[DIM / 8][4]) & out;
+    uint32_t pairs[4][4], rounded[DIM / 16][4];
+    barrier_wait(&sm.pairs_full, 0);
+    /* Rows of another sequence may follow. P is 0 there, but 0 times inf or NaN is not 0. */
+    if (chunk.tokens < CHUNK_TOKENS) {
+        clear_rows<DIM / TILE_SIDE>(sm.value, chunk.tokens, threadIdx.x, OUTPUT_THREADS);
+        fence_async_proxy();
+        __syncthreads();
+    }
+    load_pairs<BACKWARD>(pairs, sm.pairs);
+    wgmma_fence();
+    if (LO) {
+        more_weights<DIM>(out, pairs, sm.value + DIM * TILE_SIDE, false);
+    }
+    more_weights<DIM>(out, pairs, sm.value, LO);
+    wgmma_commit();
+    barrier_wait(&sm.state_full, 0);
+    if constexpr (BACKWARD) {
+        wgmma_wait<0>();
+        wgmma_results(out);
+        scale_output<DIM>(out, arrays.scale);
+    }
+    multiply_rows<DIM>(columns, sm.row, sm.state, true);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_results(out);
+    if constexpr (!BACKWARD) {
+        scale_output<DIM>(out, arrays.scale);
+    }
+    round_to_operand(rounded, out);
+    __syncthreads();
+    store_operands(sm.row, rounded);
+    __syncwarp();
+    store_rows<DIM, BACKWARD>(arrays, sm.row, chunk);
+}
+
+/* ------------------------------------------------------------------ launches */
+
+template <int DIM, bool BACKWARD, bool LO>
+static loam_status output_launch_as(const loam_problem *p, const loam_args *a, const recurrent_chunks *chunks,
+                                    const output_arrays *arrays, loam_error *error)
+{
+    return cuda_launch("output_kernel", output_kernel<DIM, BACKWARD, LO>, chunks->slots, OUTPUT_THREADS,
+                       sizeof(output_shared<DIM, LO>), a->stream, true, error, *p, *a, *chunks, *arrays);
+}
+
+template <bool BACKWARD, bool LO>
+static loam_status output_launch(const loam_problem *p, const loam_args *a, const recurrent_chunks *chunks,
+                                 const output_arrays *arrays, loam_error *error)
+{
+    return p->dim_qk == 64 ? output_launch_as<64, BACKWARD, LO>(p, a, chunks, arrays, error)
+                           : output_launch_as<128, BACKWARD, LO>(p, a, chunks, arrays, error);
+}
+
+loam_status recurrent_output_hopper(const loam_problem *p, const loam_args *a, const recurrent_chunks *chunks,
                                     loam_error *error)
 {
     if (recurrent_tokens(p) == 0) {
@@ -11,39 +190,39 @@ loam_status recurrent_output_hopper(const loam_problem *p, const loam_args *a, c
     }
     const int64_t d = p->dim_qk;
     output_arrays arrays = {};
-    TRY(chunk_map_make(&arrays.value, p, x, x->u, d, error));
-    TRY(slot_map_make(&arrays.pairs, x, x->P, CHUNK_TOKENS, CHUNK_TOKENS, TILE_SIDE, error));
-    TRY(chunk_map_make(&arrays.row, p, x, x->q_in, d, error));
-    TRY(slot_map_make(&arrays.state, x, x->states, d, d, TILE_SIDE, error));
+    TRY(chunk_map_make(&arrays.value, p, chunks, chunks->u, d, error));
+    TRY(slot_map_make(&arrays.pairs, chunks, chunks->pairs, CHUNK_TOKENS, CHUNK_TOKENS, TILE_SIDE, error));
+    TRY(chunk_map_make(&arrays.row, p, chunks, chunks->q_in, d, error));
+    TRY(slot_map_make(&arrays.state, chunks, chunks->states, d, d, TILE_SIDE, error));
     arrays.o = a->o, arrays.scale = (float)p->scale;
     arrays.aligned = chunk_view_aligned(a->o.data, a->o.batch, a->o.head, a->o.token, 8);
     if (!recurrent_form_of(p->mechanism)->delta) {
-        return output_launch<false, false>(p, a, x, &arrays, error);
+        return output_launch<false, false>(p, a, chunks, &arrays, error);
     }
-    TRY(slot_map_make(&arrays.value_low, x, x->values_low, CHUNK_TOKENS, d, CHUNK_TOKENS, error));
-    return output_launch<false, true>(p, a, x, &arrays, error);
+    TRY(slot_map_make(&arrays.value_lo, chunks, chunks->values_lo, CHUNK_TOKENS, d, CHUNK_TOKENS, error));
+    return output_launch<false, true>(p, a, chunks, &arrays, error);
 }
 
 loam_status recurrent_output_reverse_hopper(const loam_problem *p, const loam_args *a,
-                                            const recurrent_chunks *x, loam_error *error)
+                                            const recurrent_chunks *chunks, loam_error *error)
 {
     if (recurrent_tokens(p) == 0) {
         return LOAM_OK;
     }
     const int64_t d = p->dim_qk;
     output_arrays arrays = {};
-    TRY(chunk_map_make(&arrays.value, p, x, x->grad_o, d, error));
-    TRY(slot_map_make(&arrays.pairs, x, x->P, CHUNK_TOKENS, CHUNK_TOKENS, TILE_SIDE, error));
-    TRY(chunk_map_make(&arrays.row, p, x, x->k_out, d, error));
-    TRY(slot_map_make(&arrays.state, x, x->grad_states, d, d, TILE_SIDE, error));
-    arrays.du = x->du, arrays.scale = (float)p->scale;
-    return output_launch<true, false>(p, a, x, &arrays, error);
+    TRY(chunk_map_make(&arrays.value, p, chunks, chunks->grad_o, d, error));
+    TRY(slot_map_make(&arrays.pairs, chunks, chunks->pairs, CHUNK_TOKENS, CHUNK_TOKENS, TILE_SIDE, error));
+    TRY(chunk_map_make(&arrays.row, p, chunks, chunks->k_out, d, error));
+    TRY(slot_map_make(&arrays.state, chunks, chunks->grad_states, d, d, TILE_SIDE, error));
+    arrays.du = chunks->du, arrays.scale = (float)p->scale;
+    return output_launch<true, false>(p, a, chunks, &arrays, error);
 }
 
 /* Only what is read matters: o may have any alignment, and du is an array over slots. */
-bool recurrent_chunks_hopper_fit(const loam_problem *p, const recurrent_chunks *x)
+bool recurrent_chunks_hopper_fit(const loam_problem *p, const recurrent_chunks *chunks)
 {
-    return chunk_source_fits(p, x->q_in) && chunk_source_fits(p, x->k_out) &&
-           (!x->after || chunk_source_fits(p, x->k)) && chunk_source_fits(p, x->u_hat) &&
-           (p->pass != LOAM_BACKWARD || chunk_source_fits(p, x->grad_o));
+    return chunk_source_fits(p, chunks->q_in) && chunk_source_fits(p, chunks->k_out) &&
+           (!chunks->suf_decay || chunk_source_fits(p, chunks->k)) && chunk_source_fits(p, chunks->u_hat) &&
+           (p->pass != LOAM_BACKWARD || chunk_source_fits(p, chunks->grad_o));
 }

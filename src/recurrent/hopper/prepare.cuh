@@ -9,53 +9,36 @@
  *     delta rule: Linv = (I + Diag(beta) A)^-1,   u_hat = Linv Diag(beta) v,   w = Linv Diag(beta) (k e^pre)
  *
  * A thread block computes one chunk of one value head; each of its four warps has 16 tokens. This file has
- * what the kernels share. They are in recurrent/hopper/prepare_tokens.cuh (one gate per token, or none) and
- * recurrent/hopper/prepare_channels.cuh (gates per channel).
+ * what the kernels share. They are in recurrent/hopper/prepare.cu (one gate per token, or none) and
+ * recurrent/hopper/prepare_channels.cu (gates per channel).
  */
 #ifndef LOAM_RECURRENT_HOPPER_PREPARE_CUH
 #define LOAM_RECURRENT_HOPPER_PREPARE_CUH
 
+#include "src/gpu/launch.cuh"
+#include "src/recurrent/hopper/bf16.cuh"
+#include "src/recurrent/hopper/chunks.cuh"
+#include "src/recurrent/hopper/decays.cuh"
 #include "src/recurrent/hopper/inverse.cuh"
-#include "src/recurrent/hopper/slots.cuh"
 
 enum { PREPARE_THREADS = 128 };
 
-static constexpr float LOG2_E = 1.44269504f;
+/* ------------------------------------------------------------------ 8 channels of a row */
 
-/* ------------------------------------------------------------------ pieces: 8 channels of
- * a row, 16 bytes of bf16 */
-
-struct piece {
+struct float8 {
     float x[8];
 };
 
-static __device__ __forceinline__ piece unpack(const uint4 &bits)
+static __device__ __forceinline__ float8 unpack(const uint4 &bits)
 {
-    const uint32_t pairs[4] = { bits.x, bits.y, bits.z, bits.w };
-    piece p;
-#pragma unroll
-    for (int n = 0; n < 4; n++) {
-        p.x[2 * n] = __uint_as_float(pairs[n] << 16);
-        p.x[2 * n + 1] = __uint_as_float(pairs[n] & 0xffff0000u);
-    }
+    float8 p;
+    unpack_8(p.x, bits);
     return p;
 }
 
-static __device__ __forceinline__ uint32_t pack_pair(float x, float y)
-{
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
-    uint32_t bits;
-    memcpy(&bits, &pair, sizeof bits);
-    return bits;
-}
+static __device__ __forceinline__ uint4 pack(const float8 &p) { return pack_8(p.x); }
 
-static __device__ __forceinline__ uint4 pack(const piece &p)
-{
-    return make_uint4(pack_pair(p.x[0], p.x[1]), pack_pair(p.x[2], p.x[3]), pack_pair(p.x[4], p.x[5]),
-                      pack_pair(p.x[6], p.x[7]));
-}
-
-static __device__ __forceinline__ void multiply(piece &p, float by)
+static __device__ __forceinline__ void multiply(float8 &p, float by)
 {
 #pragma unroll
     for (int n = 0; n < 8; n++) {
@@ -65,26 +48,26 @@ static __device__ __forceinline__ void multiply(piece &p, float by)
 
 static __device__ __forceinline__ uint4 scaled(const uint4 &bits, float factor)
 {
-    piece p = unpack(bits);
+    float8 p = unpack(bits);
     multiply(p, factor);
     return pack(p);
 }
 
-/* The lo part of p, whose hi part is `high`. */
-static __device__ __forceinline__ uint4 rest(const piece &p, const uint4 &high)
+/* The lo part of p, whose hi part is `hi`. */
+static __device__ __forceinline__ uint4 lo_part(const float8 &p, const uint4 &hi)
 {
-    piece low = unpack(high);
+    float8 lo = unpack(hi);
 #pragma unroll
     for (int n = 0; n < 8; n++) {
-        low.x[n] = p.x[n] - low.x[n];
+        lo.x[n] = p.x[n] - lo.x[n];
     }
-    return pack(low);
+    return pack(lo);
 }
 
 /* In float64: squares of bf16 numbers leave the range of float32. */
-static __device__ __forceinline__ double square_sum(const uint4 &bits)
+static __device__ __forceinline__ double norm2_of(const uint4 &bits)
 {
-    const piece p = unpack(bits);
+    const float8 p = unpack(bits);
     double sum = 0;
 #pragma unroll
     for (int n = 0; n < 8; n++) {
@@ -93,10 +76,10 @@ static __device__ __forceinline__ double square_sum(const uint4 &bits)
     return sum;
 }
 
-/* 1 / |x|, and 0 for x = 0, as power * rest. `power` is a power of two, so that bf16 times `power` is
- * exact; `rest` is about 1. */
+/* 1 / |x|, and 0 for x = 0, as power * mantissa. `power` is a power of two, so that bf16 times `power` is
+ * exact; `mantissa` is about 1. */
 struct unit_factor {
-    float power, rest;
+    float power, mantissa;
 };
 
 static __device__ __forceinline__ unit_factor unit_factor_of(double norm2)
@@ -109,10 +92,10 @@ static __device__ __forceinline__ unit_factor unit_factor_of(double norm2)
 /* elu(x) + 1 */
 static __device__ __forceinline__ uint4 elu(const uint4 &bits)
 {
-    piece p = unpack(bits);
+    float8 p = unpack(bits);
 #pragma unroll
     for (int n = 0; n < 8; n++) {
-        p.x[n] = p.x[n] > 0 ? p.x[n] + 1 : exp2_fast(p.x[n] * LOG2_E);
+        p.x[n] = p.x[n] > 0 ? p.x[n] + 1 : exp_fast(p.x[n]);
     }
     return pack(p);
 }
@@ -120,46 +103,47 @@ static __device__ __forceinline__ uint4 elu(const uint4 &bits)
 /* ------------------------------------------------------------------ arrays over slots */
 
 template <int DIM>
-static __device__ __forceinline__ uint4 *slot_piece(__nv_bfloat16 *array, const chunk_place &x, int r, int c)
+static __device__ __forceinline__ uint4 *slot_vector(__nv_bfloat16 *array, const chunk_place &chunk, int r,
+                                                     int c)
 {
-    return (uint4 *)(array + (x.slot * CHUNK_TOKENS + r) * DIM + c);
+    return (uint4 *)(array + (chunk.slot * CHUNK_TOKENS + r) * DIM + c);
 }
 
 /* The index of element (row, column) in the staging buffer of a warp, 16 rows x 64 columns of bf16
  * in the 128-byte swizzle. */
-static __device__ __forceinline__ int passing(int row, int column)
+static __device__ __forceinline__ int staging_index(int row, int column)
 {
     return row * TILE_SIDE + ((column / 8 ^ row % 8) * 8 | column % 8);
 }
 
 /* Copies the staging buffer of the warp to its 16 rows of an array over slots, 64 columns from `column`. */
 template <int DIM>
-static __device__ __forceinline__ void store_passing(__nv_bfloat16 *array, const chunk_place &x,
-                                                     const __nv_bfloat16 *stage, int column)
+static __device__ __forceinline__ void store_staging(__nv_bfloat16 *array, const chunk_place &chunk,
+                                                     const __nv_bfloat16 *staging, int column)
 {
     __syncwarp();
 #pragma unroll
     for (int e = threadIdx.x % 32; e < 16 * (TILE_SIDE / 8); e += 32) {
         const int row = e / (TILE_SIDE / 8), c = e % (TILE_SIDE / 8) * 8;
-        *slot_piece<DIM>(array, x, threadIdx.x / 32 * 16 + row,
-                         column + c) = *(const uint4 *)(stage + passing(row, c));
+        *slot_vector<DIM>(array, chunk, threadIdx.x / 32 * 16 + row,
+                          column + c) = *(const uint4 *)(staging + staging_index(row, c));
     }
     __syncwarp();
 }
 
 /* The staging buffer of the warp: its rows of the square. */
-static __device__ __forceinline__ __nv_bfloat16 *passing_stage(float *square)
+static __device__ __forceinline__ __nv_bfloat16 *staging_buffer(float *square)
 {
     return (__nv_bfloat16 *)(square + threadIdx.x / 32 * 16 * SQUARE_PITCH);
 }
 
 /* Stores 64 columns of an accumulator, the warp's 16 rows, to an array over slots: the hi
- * part, with LOW the lo part. */
-template <int DIM, bool LOW = false>
-static __device__ __forceinline__ void store_product(__nv_bfloat16 *array, const chunk_place &x,
+ * part, with LO the lo part. */
+template <int DIM, bool LO = false>
+static __device__ __forceinline__ void store_product(__nv_bfloat16 *array, const chunk_place &chunk,
                                                      float *square, const float (&out)[8][4], int column)
 {
-    __nv_bfloat16 *stage = passing_stage(square);
+    __nv_bfloat16 *staging = staging_buffer(square);
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int n = 0; n < TILE_SIDE / 8; n++) {
@@ -167,83 +151,87 @@ static __device__ __forceinline__ void store_product(__nv_bfloat16 *array, const
         for (int row = 0; row < 2; row++) {
             uint32_t part[2];
             split_pair(part, out[n][2 * row], out[n][2 * row + 1]);
-            *(uint32_t *)(stage + passing(g + 8 * row, 8 * n + 2 * t)) = part[LOW];
+            *(uint32_t *)(staging + staging_index(g + 8 * row, 8 * n + 2 * t)) = part[LO];
         }
     }
-    store_passing<DIM>(array, x, stage, column);
+    store_staging<DIM>(array, chunk, staging, column);
 }
 
 /* Reports every row as solved, without a solver: these mechanisms have no system to solve. */
-static __device__ __forceinline__ void put_info(const loam_problem &p, const loam_args &a,
-                                                const chunk_place &x)
+static __device__ __forceinline__ void report_solved(const loam_problem &p, const loam_args &a,
+                                                     const chunk_place &chunk)
 {
     const loam_view &view = a.info;
-    if (p.pass == LOAM_FORWARD && view.data && (int)threadIdx.x < x.tokens) {
-        loam_row_info *row = (loam_row_info *)view.data + RECURRENT_AT(view, x.b, x.h, x.first + threadIdx.x);
+    if (p.pass == LOAM_FORWARD && view.data && (int)threadIdx.x < chunk.tokens) {
+        loam_row_info *row = (loam_row_info *)view.data +
+                             RECURRENT_AT(view, chunk.b, chunk.h, chunk.first + threadIdx.x);
         *row = { LOAM_ROW_SOLVED, LOAM_SOLVER_NONE, 0, 0 };
     }
 }
 
 /* ------------------------------------------------------------------ values */
 
-static __device__ __forceinline__ void load_beta(float *beta, const loam_args &a, const chunk_place &x)
+static __device__ __forceinline__ void load_beta(float *beta, const loam_args &a, const chunk_place &chunk)
 {
     const int t = threadIdx.x;
     if (t < CHUNK_TOKENS) {
         const loam_const_view &v = a.beta;
-        beta[t] = t < x.tokens ? ((const float *)v.data)[RECURRENT_AT(v, x.b, x.h, x.first + t)] : 0;
+        beta[t] = t < chunk.tokens
+                      ? ((const float *)v.data)[RECURRENT_AT(v, chunk.b, chunk.h, chunk.first + t)]
+                      : 0;
     }
 }
 
 /* u_hat = beta v */
 template <int DIM>
-static __device__ __forceinline__ void store_weighted(const recurrent_chunks &chunks, const chunk_place &x,
-                                                      const float *beta)
+static __device__ __forceinline__ void store_beta_v(const recurrent_chunks &chunks, const chunk_place &chunk,
+                                                    const float *beta)
 {
 #pragma unroll 4
     for (int e = threadIdx.x; e < CHUNK_TOKENS * (DIM / 8); e += PREPARE_THREADS) {
         const int r = e / (DIM / 8), c = e % (DIM / 8) * 8;
         uint4 out = make_uint4(0, 0, 0, 0);
-        if (r < x.tokens) {
-            out = scaled(*(const uint4 *)(chunk_row<DIM>(chunks.v, x, r) + c), beta[r]);
+        if (r < chunk.tokens) {
+            out = scaled(*(const uint4 *)(chunk_row<DIM>(chunks.v, chunk, r) + c), beta[r]);
         }
-        *slot_piece<DIM>(chunks.values, x, r, c) = out;
+        *slot_vector<DIM>(chunks.values, chunk, r, c) = out;
     }
 }
 
-/* Inverts L and stores Linv, u_hat and w. k, v: tiles in shared memory, complete and fenced. before[j] is the
- * factor from row j of the tiles of k to beta k e^pre. LOW: k_low has the lo part of k. */
-template <int DIM, bool LOW>
-static __device__ __forceinline__ void store_delta(const recurrent_chunks &chunks, const chunk_place &x,
-                                                   float *square, const float *beta, const float *before,
-                                                   const __nv_bfloat16 *k, const __nv_bfloat16 *k_low,
-                                                   const __nv_bfloat16 *v)
+/* The WY representation of the chunk: inverts L and stores Linv, u_hat and w. k, v: tiles in shared memory,
+ * complete and fenced. k_factor[j] is the factor from row j of the tiles of k to beta k e^pre. LO: k_lo has
+ * the lo part of k. */
+template <int DIM, bool LO>
+static __device__ __forceinline__ void store_wy(const recurrent_chunks &chunks, const chunk_place &chunk,
+                                                float *square, const float *beta, const float *k_factor,
+                                                const __nv_bfloat16 *k, const __nv_bfloat16 *k_lo,
+                                                const __nv_bfloat16 *v)
 {
     invert(square);
     if (chunks.inverse) {
 #pragma unroll 4
         for (int e = threadIdx.x; e < TILE_SIDE * TILE_SIDE / 4; e += PREPARE_THREADS) {
             const int r = e / (TILE_SIDE / 4), c = e % (TILE_SIDE / 4) * 4;
-            *(float4 *)(chunks.inverse + x.slot * TILE_SIDE * TILE_SIDE + r * TILE_SIDE +
+            *(float4 *)(chunks.inverse + chunk.slot * TILE_SIDE * TILE_SIDE + r * TILE_SIDE +
                         c) = *(const float4 *)(square + r * SQUARE_PITCH + c);
         }
     }
-    float own[4][4][2], out[1][8][4];
+    float linv[4][4][2], out[1][8][4];
     weights_operand<2> m;
-    load_square(own, square);
+    load_square(linv, square);
     __syncthreads(); /* all have read the square: from here it serves as staging buffers */
-    scale_square(m, own, beta);
+    scale_square(m, linv, beta);
 #pragma unroll
     for (int c = 0; c < DIM; c += TILE_SIDE) {
-        multiply_chunk<false>(out, m, v + c * TILE_SIDE, NULL);
-        store_product<DIM>(chunks.values, x, square, out[0], c);
-        store_product<DIM, true>(chunks.values_low, x, square, out[0], c);
+        multiply_linv<false>(out, m, v + c * TILE_SIDE, NULL);
+        store_product<DIM>(chunks.values, chunk, square, out[0], c);
+        store_product<DIM, true>(chunks.values_lo, chunk, square, out[0], c);
     }
-    scale_square(m, own, before);
+    scale_square(m, linv, k_factor);
 #pragma unroll
     for (int c = 0; c < DIM; c += TILE_SIDE) {
-        multiply_chunk<LOW>(out, m, k + c * TILE_SIDE, k_low + c * TILE_SIDE);
-        store_product<DIM>(chunks.w, x, square, out[0], c);
+        multiply_linv<LO>(out, m, k + c * TILE_SIDE, k_lo + c * TILE_SIDE);
+        store_product<DIM>(chunks.w, chunk, square, out[0], c);
     }
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Gradients of MesaNet by chunks (recurrent/hopper/mesa/solve.cuh), in three stages. First x_t and z_t = A_t^-1 dx_t,
- * dx_t = S_t^T do_t, for all chunks in parallel. Then the gradients dS and dH of the states at the end of
- * each chunk, from the last chunk to the first,
+ * Gradients of MesaNet by chunks (recurrent/hopper/mesa/solve.cuh), in three stages. First x_t and z_t =
+ * A_t^-1 dx_t, dx_t = S_t^T do_t, for all chunks in parallel. Then the gradients dS and dH of the states at
+ * the end of each chunk, from the last chunk to the first,
  *
  *     dS <- e^total dS + do^T (e^pre x),   dH <- e^total dH - (z^T (e^pre x) + x^T (e^pre z)) / 2
  *
@@ -26,18 +26,18 @@ enum { MESA_PARTS = 5, MESA_SUMS = MESA_DIM + 1 };
 
 typedef __nv_bfloat16 mesa_dense[MESA_TOKENS][MESA_DIM];
 
-struct mesa_backward {
-    mesa m;
+struct mesa_backward_params {
+    mesa_params m;
     kept_states<float> grads; /* [slot]: dS, then dH, at the end of the chunk */
     /* [slot]: x and z in hi and lo part each, and a third part of x, because a small ridge makes x large. */
-    mesa_dense (*sides)[MESA_PARTS];
-    float *carried;  /* [slot][64]: e^pre (do . S0 x - z . H0 x) */
-    double *apart;   /* [sequence][value head][SCAN_BLOCKS], see mesa_scan */
-    float *z, *dk;   /* [work row][64]: z and dk of one value head, where value heads share a key head */
-    double *dx;      /* [work row][64]: dx, then z, of chunks that are solved in float64 */
-    float *sums;     /* [slot][MESA_SUMS]: sums over the tokens of -z x, channel by channel, and of z . q */
-    double *of_head; /* [value head][MESA_SUMS]: the same over all tokens of the head */
-    bool shared;     /* value heads share a key head */
+    mesa_dense (*solutions)[MESA_PARTS];
+    float *read_terms;     /* [slot][64]: e^pre (do . S0 x - z . H0 x) */
+    double *antisymmetric; /* [sequence][value head][SCAN_BLOCKS], see mesa_scan */
+    float *z, *dk;     /* [work row][64]: z and dk of one value head, where value heads share a key head */
+    double *dx;        /* [work row][64]: dx, then z, of chunks that are solved in float64 */
+    float *sums;       /* [slot][MESA_SUMS]: sums over the tokens of -z x, channel by channel, and of z . q */
+    double *head_sums; /* [value head][MESA_SUMS]: the same over all tokens of the head */
+    bool shared;       /* value heads share a key head */
 };
 
 /* ------------------------------------------------------------------ x and z */
@@ -59,66 +59,77 @@ static __device__ __forceinline__ void mesa_store_parts(mesa_dense *to, const me
     }
 }
 
-/* x, z and `carried` of a chunk, one thread block for each. NESTED as for mesa_solve_kernel. */
+/* Flags the chunk for float64, and stores dx for it. */
+static __device__ __forceinline__ void mesa_leave_to_f64(const mesa_backward_params &s,
+                                                         const mesa_solve_shared &sm, const mesa_chunk &chunk,
+                                                         int64_t slot, const float (&decay)[2])
+{
+    const int lane = threadIdx.x % 32, t0 = (int)threadIdx.x / 32 * 16 + lane / 4;
+    if (threadIdx.x == 0) {
+        s.m.needs_f64[slot] = 1;
+    }
+    mesa_rows dx, grad_o;
+    mesa_load_rows(grad_o, s.m.a.grad_o, chunk, chunk.h);
+    mesa_apply<MAP_ADJOINT>(dx, grad_o, sm, decay);
+#pragma unroll
+    for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
+        const int t = t0 + e % 4 / 2 * 8, c = e / 4 * 8 + lane % 4 * 2 + e % 2;
+        if (t < chunk.tokens) {
+            const int64_t row = recurrent_work_row(&s.m.p, &chunk.seq, chunk.h,
+                                                   chunk.index * MESA_TOKENS + t);
+            s.dx[row * MESA_DIM + c] = dx[e / 4][e % 4];
+        }
+    }
+}
+
+/* x, z and `read_terms` of a chunk, one thread block for each. NESTED as for mesa_solve_kernel. */
 template <bool NESTED>
 __global__ void __launch_bounds__(MESA_THREADS, 2)
-    mesa_adjoint_kernel(const __grid_constant__ mesa_backward s)
+    mesa_adjoint_kernel(const __grid_constant__ mesa_backward_params s)
 {
-    extern __shared__ __align__(16) char shared[];
-    mesa_solve_stage &stage = *(mesa_solve_stage *)shared;
-    const mesa_chunk at = mesa_chunk_of_block(s.m);
-    if (!mesa_has_chunk<NESTED>(s.m, at)) {
+    extern __shared__ __align__(16) char shared_memory[];
+    mesa_solve_shared &sm = *(mesa_solve_shared *)shared_memory;
+    const mesa_chunk chunk = mesa_chunk_of_block(s.m);
+    if (!mesa_has_chunk<NESTED>(s.m, chunk)) {
         return;
     }
     const loam_args &a = s.m.a;
-    const int64_t slot = kept_slot(s.m.kept, s.m.p, at.seq, at.h, at.chunk);
-    mesa_solve_load(s.m, stage, at.seq, at.h, at.chunk, at.tokens);
+    const int64_t slot = mesa_slot(s.m, chunk);
+    mesa_solve_load(s.m, sm, chunk);
     const int lane = threadIdx.x % 32, t0 = (int)threadIdx.x / 32 * 16 + lane / 4;
-    const float decay[2] = { expf((float)stage.sums[t0]), expf((float)stage.sums[t0 + 8]) };
+    const float decay[2] = { expf((float)sm.sums[t0]), expf((float)sm.sums[t0 + 8]) };
     mesa_rows x, y, r;
-    float trace[2], ofs[2], ofh[2];
+    float trace[2], do_s0_x[2], z_h0_x[2];
     if constexpr (NESTED) {
-        mesa_factor(stage, kept_row(s.m.kept, s.m.p, at.seq, at.h, at.chunk, MESA_DIM));
+        mesa_factor(sm, mesa_states(s.m.kept, s.m, chunk) + MESA_DIM * MESA_DIM);
     }
-    mesa_weigh(stage, trace);
-    mesa_trace(trace, stage, decay);
+    mesa_pair_weights(sm, trace);
+    mesa_add_trace(trace, sm, decay);
     __syncwarp();
-    mesa_load_rows(r, a.q, at.seq.b, at.key_head, at.first, at.tokens);
-    mesa_queries(r, s.m.p);
-    bool doubtful = mesa_solve_rows<NESTED>(x, r, stage, decay, trace).doubtful;
-    mesa_store_parts<3>(s.sides[slot], x, { 0, 1, 4 });
+    mesa_load_rows(r, a.q, chunk, chunk.key_head);
+    mesa_scale_queries(r, s.m.p);
+    bool needs_f64 = mesa_solve_rows<NESTED>(x, r, sm, decay, trace).needs_f64;
+    mesa_store_parts<3>(s.solutions[slot], x, { 0, 1, 4 });
     clear(y);
-    mesa_multiply<true, 2>(y, x, stage.states[0]);
-    mesa_load_rows(r, a.grad_o, at.seq.b, at.h, at.first, at.tokens);
-    mesa_dot(ofs, r, y);
-    mesa_apply<MAP_ADJOINT>(y, r, stage, decay);
+    mesa_multiply<true, 2>(y, x, sm.states[0]);
+    mesa_load_rows(r, a.grad_o, chunk, chunk.h);
+    mesa_dot(do_s0_x, r, y);
+    mesa_apply<MAP_ADJOINT>(y, r, sm, decay);
     clear(r);
-    mesa_multiply<false, 2>(r, x, stage.states[1]); /* H0 x, for its product with z */
+    mesa_multiply<false, 2>(r, x, sm.states[1]); /* H0 x, for its product with z */
     {
         mesa_rows z, b;
         memcpy(b, y, sizeof b);
-        doubtful |= mesa_solve_rows<NESTED>(z, b, stage, decay, trace).doubtful;
-        mesa_store_parts<2>(s.sides[slot], z, { 2, 3 });
-        mesa_dot(ofh, z, r);
+        needs_f64 |= mesa_solve_rows<NESTED>(z, b, sm, decay, trace).needs_f64;
+        mesa_store_parts<2>(s.solutions[slot], z, { 2, 3 });
+        mesa_dot(z_h0_x, z, r);
     }
     if (lane % 4 == 0) {
-        s.carried[slot * MESA_TOKENS + t0] = decay[0] * (ofs[0] - ofh[0]);
-        s.carried[slot * MESA_TOKENS + t0 + 8] = decay[1] * (ofs[1] - ofh[1]);
+        s.read_terms[slot * MESA_TOKENS + t0] = decay[0] * (do_s0_x[0] - z_h0_x[0]);
+        s.read_terms[slot * MESA_TOKENS + t0 + 8] = decay[1] * (do_s0_x[1] - z_h0_x[1]);
     }
-    if (__syncthreads_or(doubtful)) {
-        if (threadIdx.x == 0) {
-            s.m.doubtful[slot] = 1;
-        }
-        mesa_load_rows(r, a.grad_o, at.seq.b, at.h, at.first, at.tokens);
-        mesa_apply<MAP_ADJOINT>(y, r, stage, decay);
-#pragma unroll
-        for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
-            const int t = t0 + e % 4 / 2 * 8, c = e / 4 * 8 + lane % 4 * 2 + e % 2;
-            if (t < at.tokens) {
-                const int64_t row = recurrent_work_row(&s.m.p, &at.seq, at.h, at.chunk * MESA_TOKENS + t);
-                s.dx[row * MESA_DIM + c] = y[e / 4][e % 4];
-            }
-        }
+    if (__syncthreads_or(needs_f64)) {
+        mesa_leave_to_f64(s, sm, chunk, slot, decay);
     }
 }
 
@@ -132,198 +143,189 @@ static __device__ __forceinline__ void mesa_load_dense(mesa_tile &tile, const me
     }
 }
 
-struct mesa_reverse_stage {
+struct mesa_reverse_shared {
     mesa_tile x[2], z[2], grad_o;
-    mesa_turned turned;
+    mesa_transpose transposed;
     float factor[2][MESA_TOKENS]; /* e^pre; -e^pre / 2 */
 };
 
+/* One warp: the factors of the tokens. */
+static __device__ __forceinline__ void mesa_reverse_factors(mesa_reverse_shared &sm, const mesa_params &s,
+                                                            const mesa_chunk &chunk)
+{
+    const int lane = threadIdx.x;
+    float gate[2];
+    mesa_load_gates(gate, s, chunk);
+    const float sum = prefix_sum(gate[0] + gate[1]);
+    const float pre[2] = { expf(previous_lane(sum) + gate[0]), expf(sum) };
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        sm.factor[0][2 * lane + e] = pre[e], sm.factor[1][2 * lane + e] = -pre[e] / 2;
+    }
+}
+
 /* What a chunk adds to dS and dH, for mesa_scan_kernel; one thread block for each chunk. */
 __global__ void __launch_bounds__(MESA_THREADS)
-    mesa_reverse_write_kernel(const __grid_constant__ mesa_backward s)
+    mesa_reverse_write_kernel(const __grid_constant__ mesa_backward_params s)
 {
-    extern __shared__ __align__(16) char shared[];
-    mesa_reverse_stage &x = *(mesa_reverse_stage *)shared;
+    extern __shared__ __align__(16) char shared_memory[];
+    mesa_reverse_shared &sm = *(mesa_reverse_shared *)shared_memory;
     const loam_args &a = s.m.a;
-    const mesa_chunk at = mesa_chunk_of_block(s.m);
-    if (at.tokens <= 0) {
+    const mesa_chunk chunk = mesa_chunk_of_block(s.m);
+    if (chunk.tokens <= 0) {
         return;
     }
-    const mesa_dense *sides = s.sides[kept_slot(s.m.kept, s.m.p, at.seq, at.h, at.chunk)];
-    mesa_load_dense(x.x[0], sides[0]), mesa_load_dense(x.x[1], sides[1]);
-    mesa_load_dense(x.z[0], sides[2]), mesa_load_dense(x.z[1], sides[3]);
-    mesa_load(x.grad_o, a.grad_o, at.seq.b, at.h, at.first, at.tokens);
+    const mesa_dense *solutions = s.solutions[mesa_slot(s.m, chunk)];
+    mesa_load_dense(sm.x[0], solutions[0]), mesa_load_dense(sm.x[1], solutions[1]);
+    mesa_load_dense(sm.z[0], solutions[2]), mesa_load_dense(sm.z[1], solutions[3]);
+    mesa_load(sm.grad_o, a.grad_o, chunk, chunk.h);
     copy_async_commit();
     if (threadIdx.x < 32) {
-        const int lane = threadIdx.x;
-        const int64_t first = at.chunk * MESA_TOKENS;
-        const float gate[2] = { mesa_scalar(a.log_decay, at.seq, at.h, first, 2 * lane, at.tokens),
-                                mesa_scalar(a.log_decay, at.seq, at.h, first, 2 * lane + 1, at.tokens) };
-        float sum = gate[0] + gate[1];
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            const float before = __shfl_up_sync(~0u, sum, step);
-            sum += lane >= step ? before : 0;
-        }
-        const float earlier = __shfl_up_sync(~0u, sum, 1);
-        const float pre[2] = { expf((lane ? earlier : 0) + gate[0]), expf(sum) };
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            x.factor[0][2 * lane + e] = pre[e], x.factor[1][2 * lane + e] = -pre[e] / 2;
-        }
+        mesa_reverse_factors(sm, s.m, chunk);
     }
     copy_async_wait<0>();
     __syncthreads();
     const int m = (int)threadIdx.x / 32 * 16;
-    float *written = kept_row(s.grads, s.m.p, at.seq, at.h, at.chunk, 0);
+    float *written = mesa_states(s.grads, s.m, chunk);
     mesa_rows acc = {};
-    mesa_outer<1, 2>(acc, &x.grad_o, x.x, x.factor[0], m);
-    mesa_put_written(written, acc, m);
+    mesa_outer<1, 2>(acc, &sm.grad_o, sm.x, sm.factor[0], m);
+    mesa_store_matrix(written, acc, m);
     clear(acc);
-    mesa_outer<2, 2>(acc, x.z, x.x, x.factor[1], m);
-    mesa_add_transpose(acc, x.turned, m);
-    mesa_put_written(written + MESA_DIM * MESA_DIM, acc, m);
+    mesa_outer<2, 2>(acc, sm.z, sm.x, sm.factor[1], m);
+    mesa_add_transpose(acc, sm.transposed, m);
+    mesa_store_matrix(written + MESA_DIM * MESA_DIM, acc, m);
 }
 
 /* ------------------------------------------------------------------ gradients of a chunk */
 
-struct mesa_gradient_stage {
-    mesa_tile k, v, grad_o, x[3], z[2], states[2][2]; /* states: dS and 2 dH, each in hi and lo part */
-    double sums[MESA_TOKENS];                         /* prefix sums of the gates */
-    float beta[MESA_TOKENS], over[MESA_TOKENS];       /* over: 1 / |k| */
+struct mesa_gradient_shared {
+    mesa_tile k, v, grad_o, x[3], z[2], states[2][2];   /* states: dS and 2 dH, each in hi and lo part */
+    double sums[MESA_TOKENS];                           /* prefix sums of the gates */
+    float beta[MESA_TOKENS], inverse_norm[MESA_TOKENS]; /* inverse_norm: 1 / |k| */
     /* Terms of the gradients of the gates: pairs of a query, summed over the keys of a warp; pairs of a key,
      * summed over the queries; the write of a key as it reaches the end of the chunk; dS . S + dH . H,
      * partial sums of a warp. */
-    float pairs[MESA_WARPS][MESA_TOKENS];
-    float gate[MESA_TOKENS], write[MESA_TOKENS];
-    float passing[MESA_WARPS];
+    float query_terms[MESA_WARPS][MESA_TOKENS];
+    float key_terms[MESA_TOKENS], write_terms[MESA_TOKENS];
+    float state_dot[MESA_WARPS];
     float ridge[MESA_WARPS][MESA_DIM], scale[MESA_WARPS]; /* partial sums of -z x and z . q */
+    mesa_chunk chunk; /* here so that it occupies no registers during the products */
 };
 
-/* Loads the operands of mesa_gradient_kernel. All of them are complete at the end. */
-static __device__ __forceinline__ void mesa_gradient_load(const mesa_backward &s, mesa_gradient_stage &x,
-                                                          const mesa_chunk &at, int64_t slot)
+/* Loads dS and 2 dH in hi and lo part; each warp leaves its part of dS . S + dH . H in state_dot. */
+static __device__ __forceinline__ void mesa_load_grad_states(const mesa_backward_params &s,
+                                                             mesa_gradient_shared &sm,
+                                                             const mesa_chunk &chunk)
 {
-    const loam_args &a = s.m.a;
-    const int lane = threadIdx.x % 32;
-    const int64_t first = at.chunk * MESA_TOKENS;
-    mesa_load(x.k, a.k, at.seq.b, at.key_head, at.first, at.tokens);
-    mesa_load(x.v, a.v, at.seq.b, at.h, at.first, at.tokens);
-    mesa_load(x.grad_o, a.grad_o, at.seq.b, at.h, at.first, at.tokens);
-    for (int part = 0; part < 2; part++) {
-        mesa_load_dense(x.x[part], s.sides[slot][part]);
-        mesa_load_dense(x.z[part], s.sides[slot][2 + part]);
-    }
-    mesa_load_dense(x.x[2], s.sides[slot][4]);
-    copy_async_commit();
-    const float *kept = kept_row(s.m.kept, s.m.p, at.seq, at.h, at.chunk, 0);
-    const float *grads = kept_row(s.grads, s.m.p, at.seq, at.h, at.chunk, 0);
-    float passing = 0;
+    const float *states = mesa_states(s.m.kept, s.m, chunk), *grads = mesa_states(s.grads, s.m, chunk);
+    float dot = 0;
 #pragma unroll 4
     for (int e = threadIdx.x; e < 2 * MESA_DIM * (MESA_DIM / 4); e += MESA_THREADS) {
         const int row = e / (MESA_DIM / 4), c = e % (MESA_DIM / 4) * 4;
         float4 f = *(const float4 *)(grads + row * MESA_DIM + c);
-        const float4 m = *(const float4 *)(kept + row * MESA_DIM + c);
-        passing = fma(f.x, m.x, fma(f.y, m.y, fma(f.z, m.z, fma(f.w, m.w, passing))));
+        const float4 m = *(const float4 *)(states + row * MESA_DIM + c);
+        dot = fma(f.x, m.x, fma(f.y, m.y, fma(f.z, m.z, fma(f.w, m.w, dot))));
         if (row >= MESA_DIM) { /* dH + dH^T = 2 dH, as dH is symmetric */
             f.x *= 2, f.y *= 2, f.z *= 2, f.w *= 2;
         }
-        uint32_t low[2], high[2];
-        split_pair(low, f.x, f.y), split_pair(high, f.z, f.w);
-#pragma unroll
-        for (int part = 0; part < 2; part++) {
-            *(uint2 *)&x.states[row / MESA_DIM][part][row % MESA_DIM][c] = make_uint2(low[part], high[part]);
-        }
+        mesa_store_split(sm.states[row / MESA_DIM], row % MESA_DIM, c, f);
     }
-    passing = row_sum<32>(passing);
-    if (lane == 0) {
-        x.passing[threadIdx.x / 32] = passing;
+    dot = row_sum<32>(dot);
+    if (threadIdx.x % 32 == 0) {
+        sm.state_dot[threadIdx.x / 32] = dot;
     }
+}
+
+/* Loads the operands of mesa_gradient_kernel. All of them are complete at the end. */
+static __device__ __forceinline__ void mesa_gradient_load(const mesa_backward_params &s,
+                                                          mesa_gradient_shared &sm, const mesa_chunk &chunk,
+                                                          int64_t slot)
+{
+    const loam_args &a = s.m.a;
+    mesa_load(sm.k, a.k, chunk, chunk.key_head);
+    mesa_load(sm.v, a.v, chunk, chunk.h);
+    mesa_load(sm.grad_o, a.grad_o, chunk, chunk.h);
+    for (int part = 0; part < 2; part++) {
+        mesa_load_dense(sm.x[part], s.solutions[slot][part]);
+        mesa_load_dense(sm.z[part], s.solutions[slot][2 + part]);
+    }
+    mesa_load_dense(sm.x[2], s.solutions[slot][4]);
+    copy_async_commit();
+    mesa_load_grad_states(s, sm, chunk);
     if (threadIdx.x < 32) {
-        const double g0 = fmax((double)mesa_scalar(a.log_decay, at.seq, at.h, first, 2 * lane, at.tokens),
-                               -1e4);
-        const double g1 = fmax((double)mesa_scalar(a.log_decay, at.seq, at.h, first, 2 * lane + 1, at.tokens),
-                               -1e4);
-        double sum = g0 + g1;
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            const double before = __shfl_up_sync(~0u, sum, step);
-            sum += lane >= step ? before : 0;
-        }
-        x.sums[2 * lane] = sum - g1, x.sums[2 * lane + 1] = sum;
+        mesa_cumulative_log_decay(sm.sums, s.m, chunk);
     }
-    const float beta = mesa_scalar(a.beta, at.seq, at.h, first, (int)threadIdx.x / 2, at.tokens);
+    const float beta = mesa_load_scalar(a.beta, chunk, (int)threadIdx.x / 2);
     copy_async_wait<0>();
     __syncthreads();
-    const float norm2 = s.m.p.feature_map == LOAM_FEATURES_UNIT ? mesa_norm2(x.k) : 1;
+    const float norm2 = s.m.p.feature_map == LOAM_FEATURES_UNIT ? mesa_norm2(sm.k) : 1;
     if (threadIdx.x % 2 == 0) {
-        x.beta[threadIdx.x / 2] = beta, x.over[threadIdx.x / 2] = norm2 > 0 ? rsqrtf(norm2) : 0;
+        const int t = threadIdx.x / 2;
+        sm.beta[t] = beta, sm.inverse_norm[t] = norm2 > 0 ? rsqrtf(norm2) : 0;
     }
     __syncthreads();
 }
 
-/* Loads the warp's rows of the features of k; over: 1 / |k|, or 1. */
-static __device__ __forceinline__ void mesa_keys(mesa_rows &k, const mesa_gradient_stage &x,
-                                                 const float (&over)[2], int t0)
+/* Loads the warp's rows of the features of k; inverse_norm: 1 / |k|, or 1. */
+static __device__ __forceinline__ void mesa_load_keys(mesa_rows &k, const mesa_gradient_shared &sm,
+                                                      const float (&inverse_norm)[2], int t0)
 {
 #pragma unroll
     for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
-        const uint32_t pair = *(const uint32_t *)&x.k[t0 + e % 2 * 8][e / 2 * 8 + (int)threadIdx.x % 4 * 2];
-        k[e / 2][e % 2 * 2] = __uint_as_float(pair << 16) * over[e % 2];
-        k[e / 2][e % 2 * 2 + 1] = __uint_as_float(pair & 0xffff0000u) * over[e % 2];
+        const uint32_t pair = *(const uint32_t *)&sm.k[t0 + e % 2 * 8][e / 2 * 8 + (int)threadIdx.x % 4 * 2];
+        k[e / 2][e % 2 * 2] = unpack_first(pair) * inverse_norm[e % 2];
+        k[e / 2][e % 2 * 2 + 1] = unpack_second(pair) * inverse_norm[e % 2];
     }
 }
 
 /* The gradients of the gates of a chunk, by one warp; lane l has tokens 2 l and 2 l + 1. */
-static __device__ __forceinline__ void mesa_put_gates(const mesa_backward &s, const mesa_gradient_stage &x,
-                                                      const mesa_chunk &at, int64_t slot)
+static __device__ __forceinline__ void mesa_store_gates(const mesa_backward_params &s,
+                                                        const mesa_gradient_shared &sm,
+                                                        const mesa_chunk &chunk, int64_t slot)
 {
     const int lane = threadIdx.x % 32;
-    float passing = expf((float)x.sums[MESA_TOKENS - 1]) *
-                    (x.passing[0] + x.passing[1] + x.passing[2] + x.passing[3]);
+    float state_dot = expf((float)sm.sums[MESA_TOKENS - 1]) *
+                      (sm.state_dot[0] + sm.state_dot[1] + sm.state_dot[2] + sm.state_dot[3]);
     if (s.m.a.state_in.data && s.m.a.grad_state_out.data) {
         /* The antisymmetric parts of H and dH only decay, by all gates of the sequence: every gate
          * gets the whole product. */
-        const double *apart = s.apart + (at.seq.index * s.m.p.heads_v + at.h) * SCAN_BLOCKS;
-        passing += (float)row_sum<32>(lane < SCAN_BLOCKS ? apart[lane] : 0);
+        const double *antisymmetric = s.antisymmetric +
+                                      (chunk.seq.index * s.m.p.heads_v + chunk.h) * SCAN_BLOCKS;
+        state_dot += (float)row_sum<32>(lane < SCAN_BLOCKS ? antisymmetric[lane] : 0);
     }
     double after[2], before[2]; /* terms of a token for the gates up to it, and for the gates after it */
 #pragma unroll
     for (int e = 0; e < 2; e++) {
         const int t = 2 * lane + e;
-        after[e] = (double)s.carried[slot * MESA_TOKENS + t] - x.gate[t];
+        after[e] = (double)s.read_terms[slot * MESA_TOKENS + t] - sm.key_terms[t];
         for (int warp = 0; warp < MESA_WARPS; warp++) {
-            after[e] += x.pairs[warp][t];
+            after[e] += sm.query_terms[warp][t];
         }
-        before[e] = x.write[t];
+        before[e] = sm.write_terms[t];
     }
-    double suffix = after[0] + after[1], prefix = before[0] + before[1];
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-        const double later = __shfl_down_sync(~0u, suffix, step), earlier = __shfl_up_sync(~0u, prefix, step);
-        suffix += lane + step < 32 ? later : 0, prefix += lane >= step ? earlier : 0;
-    }
-    prefix -= before[0] + before[1];
-    const double gates[2] = { suffix + prefix + passing, suffix - after[0] + prefix + before[0] + passing };
+    const double suffix = suffix_sum(after[0] + after[1]),
+                 prefix = prefix_sum(before[0] + before[1]) - (before[0] + before[1]);
+    const double gates[2] = { suffix + prefix + state_dot,
+                              suffix - after[0] + prefix + before[0] + state_dot };
 #pragma unroll
     for (int e = 0; e < 2; e++) {
         const int t = 2 * lane + e;
-        if (t < at.tokens && s.m.a.grad_log_decay.data) {
-            ((float *)s.m.a.grad_log_decay
-                 .data)[RECURRENT_AT(s.m.a.grad_log_decay, at.seq.b, at.h, at.first + t)] = (float)gates[e];
+        if (t < chunk.tokens && s.m.a.grad_log_decay.data) {
+            ((float *)s.m.a.grad_log_decay.data)[RECURRENT_AT(s.m.a.grad_log_decay, chunk.seq.b, chunk.h,
+                                                              chunk.first + t)] = (float)gates[e];
         }
     }
 }
 
 /* Stores the warp's rows to a view of bf16, none beyond the chunk. */
-static __device__ __forceinline__ void mesa_put_rows(const loam_view &to, const mesa_chunk &at, int64_t head,
-                                                     const mesa_rows &y, int t0)
+static __device__ __forceinline__ void mesa_store_rows(const loam_view &to, const mesa_chunk &chunk,
+                                                       int64_t head, const mesa_rows &y, int t0)
 {
-    __nv_bfloat16 *data = (__nv_bfloat16 *)to.data + RECURRENT_AT(to, at.seq.b, head, at.first);
+    __nv_bfloat16 *data = (__nv_bfloat16 *)to.data + RECURRENT_AT(to, chunk.seq.b, head, chunk.first);
 #pragma unroll
     for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
         const int t = t0 + e % 2 * 8;
-        if (t < at.tokens) {
+        if (t < chunk.tokens) {
             *(__nv_bfloat162 *)(data + t * to.token + e / 2 * 8 +
                                 (int)threadIdx.x % 4 * 2) = __floats2bfloat162_rn(y[e / 2][e % 2 * 2],
                                                                                   y[e / 2][e % 2 * 2 + 1]);
@@ -332,14 +334,14 @@ static __device__ __forceinline__ void mesa_put_rows(const loam_view &to, const 
 }
 
 /* Stores the warp's rows in float32, for the sum over the value heads that share a key head. */
-static __device__ __forceinline__ void mesa_put_parts(float *to, const mesa_backward &s, const mesa_chunk &at,
-                                                      const mesa_rows &y, int t0)
+static __device__ __forceinline__ void mesa_store_parts(float *to, const mesa_backward_params &s,
+                                                        const mesa_chunk &chunk, const mesa_rows &y, int t0)
 {
-    const int64_t work = recurrent_work_row(&s.m.p, &at.seq, at.h, at.chunk * MESA_TOKENS);
+    const int64_t work = recurrent_work_row(&s.m.p, &chunk.seq, chunk.h, chunk.index * MESA_TOKENS);
 #pragma unroll
     for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
         const int t = t0 + e % 2 * 8;
-        if (t < at.tokens) {
+        if (t < chunk.tokens) {
             *(float2 *)(to + (work + t) * MESA_DIM + e / 2 * 8 +
                         (int)threadIdx.x % 4 * 2) = make_float2(y[e / 2][e % 2 * 2], y[e / 2][e % 2 * 2 + 1]);
         }
@@ -347,51 +349,62 @@ static __device__ __forceinline__ void mesa_put_parts(float *to, const mesa_back
 }
 
 /* The chain rule of features of length 1: y becomes the gradient of the rows whose features
- * these are; over: 1 / |row|. */
-static __device__ __forceinline__ void mesa_unmap(mesa_rows &y, const mesa_rows &features,
-                                                  const float (&over)[2])
+ * these are; inverse_norm: 1 / |row|. */
+static __device__ __forceinline__ void mesa_feature_gradient(mesa_rows &y, const mesa_rows &features,
+                                                             const float (&inverse_norm)[2])
 {
     float along[2];
     mesa_dot(along, y, features);
 #pragma unroll
     for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
         const int row = e % 4 / 2;
-        y[e / 4][e % 4] = fma(-along[row], features[e / 4][e % 4], y[e / 4][e % 4]) * over[row];
+        y[e / 4][e % 4] = fma(-along[row], features[e / 4][e % 4], y[e / 4][e % 4]) * inverse_norm[row];
     }
 }
 
 /* Stores dk of the warp's rows; k: their features. */
-static __device__ __forceinline__ void mesa_put_keys(const mesa_backward &s, const mesa_chunk &at,
-                                                     mesa_rows &dk, const mesa_rows &k,
-                                                     const float (&over)[2], int j0)
+static __device__ __forceinline__ void mesa_store_keys(const mesa_backward_params &s, const mesa_chunk &chunk,
+                                                       mesa_rows &dk, const mesa_rows &k,
+                                                       const float (&inverse_norm)[2], int j0)
 {
     if (s.shared) {
-        mesa_put_parts(s.dk, s, at, dk, j0);
+        mesa_store_parts(s.dk, s, chunk, dk, j0);
     } else if (s.m.a.grad_k.data) {
         if (s.m.p.feature_map == LOAM_FEATURES_UNIT) {
-            mesa_unmap(dk, k, over);
+            mesa_feature_gradient(dk, k, inverse_norm);
         }
-        mesa_put_rows(s.m.a.grad_k, at, at.key_head, dk, j0);
+        mesa_store_rows(s.m.a.grad_k, chunk, chunk.key_head, dk, j0);
     }
+}
+
+/* The sum over the eight lanes that share columns of D. */
+static __device__ __forceinline__ float mesa_column_sum(float x)
+{
+#pragma unroll
+    for (int step = 4; step < 32; step *= 2) {
+        x += __shfl_xor_sync(~0u, x, step);
+    }
+    return x;
 }
 
 /* dq = scale z of the warp's rows, and their part of the sums over tokens: -z x,
  * channel by channel, and z . q. */
-static __device__ __forceinline__ void mesa_put_queries(const mesa_backward &s, mesa_gradient_stage &x,
-                                                        const mesa_chunk &at, int t0)
+static __device__ __forceinline__ void mesa_store_queries(const mesa_backward_params &s,
+                                                          mesa_gradient_shared &sm, const mesa_chunk &chunk,
+                                                          int t0)
 {
     const loam_problem &p = s.m.p;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t2 = lane % 4 * 2;
     mesa_rows z, q;
-    float over[2] = { 1, 1 }, scale[2];
-    mesa_load_rows(q, s.m.a.q, at.seq.b, at.key_head, at.first, at.tokens);
+    float inverse_norm[2] = { 1, 1 }, scale[2];
+    mesa_load_rows(q, s.m.a.q, chunk, chunk.key_head);
     if (p.feature_map == LOAM_FEATURES_UNIT) {
-        mesa_dot(over, q, q);
+        mesa_dot(inverse_norm, q, q);
 #pragma unroll
         for (int row = 0; row < 2; row++) {
-            over[row] = over[row] > 0 ? rsqrtf(over[row]) : 0;
+            inverse_norm[row] = inverse_norm[row] > 0 ? rsqrtf(inverse_norm[row]) : 0;
         }
-        mesa_scale(q, over);
+        mesa_scale(q, inverse_norm);
     }
 #pragma unroll
     for (int n = 0; n < MESA_BLOCKS; n++) {
@@ -401,10 +414,10 @@ static __device__ __forceinline__ void mesa_put_queries(const mesa_backward &s, 
             float part[2][2] = {};
 #pragma unroll
             for (int i = 0; i < 5; i++) {
-                const mesa_tile &from = i < 3 ? x.x[2 - i] : x.z[4 - i];
+                const mesa_tile &from = i < 3 ? sm.x[2 - i] : sm.z[4 - i];
                 const uint32_t pair = *(const uint32_t *)&from[t0 + 8 * row][8 * n + t2];
-                part[i / 3][0] += __uint_as_float(pair << 16);
-                part[i / 3][1] += __uint_as_float(pair & 0xffff0000u);
+                part[i / 3][0] += unpack_first(pair);
+                part[i / 3][1] += unpack_second(pair);
             }
 #pragma unroll
             for (int e = 0; e < 2; e++) {
@@ -412,154 +425,192 @@ static __device__ __forceinline__ void mesa_put_queries(const mesa_backward &s, 
                 ridge[e] = fma(-part[1][e], part[0][e], ridge[e]);
             }
         }
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-#pragma unroll
-            for (int step = 4; step < 32; step *= 2) {
-                ridge[e] += __shfl_xor_sync(~0u, ridge[e], step);
-            }
-        }
+        ridge[0] = mesa_column_sum(ridge[0]), ridge[1] = mesa_column_sum(ridge[1]);
         if (lane < 4) {
-            x.ridge[warp][8 * n + t2] = ridge[0], x.ridge[warp][8 * n + t2 + 1] = ridge[1];
+            sm.ridge[warp][8 * n + t2] = ridge[0], sm.ridge[warp][8 * n + t2 + 1] = ridge[1];
         }
     }
     mesa_dot(scale, z, q);
     scale[0] = row_sum<32>(lane % 4 ? 0 : scale[0] + scale[1]);
     if (lane == 0) {
-        x.scale[warp] = scale[0];
+        sm.scale[warp] = scale[0];
     }
     if (s.shared) {
-        mesa_put_parts(s.z, s, at, z, t0);
+        mesa_store_parts(s.z, s, chunk, z, t0);
     } else if (s.m.a.grad_q.data) {
         const float by[2] = { (float)p.scale, (float)p.scale };
         if (p.feature_map == LOAM_FEATURES_UNIT) {
-            mesa_unmap(z, q, over);
+            mesa_feature_gradient(z, q, inverse_norm);
         }
         mesa_scale(z, by);
-        mesa_put_rows(s.m.a.grad_q, at, at.key_head, z, t0);
+        mesa_store_rows(s.m.a.grad_q, chunk, chunk.key_head, z, t0);
     }
 }
 
 /* Stores the sums of the chunk; each of 64 threads has one channel c. */
-static __device__ __forceinline__ void mesa_put_sums(const mesa_backward &s, const mesa_gradient_stage &x,
-                                                     int64_t slot, int c)
+static __device__ __forceinline__ void mesa_store_sums(const mesa_backward_params &s,
+                                                       const mesa_gradient_shared &sm, int64_t slot, int c)
 {
     float *to = s.sums + slot * MESA_SUMS;
-    to[c] = (x.ridge[0][c] + x.ridge[1][c]) + (x.ridge[2][c] + x.ridge[3][c]);
+    to[c] = (sm.ridge[0][c] + sm.ridge[1][c]) + (sm.ridge[2][c] + sm.ridge[3][c]);
     if (c == 0) {
-        to[MESA_DIM] = (x.scale[0] + x.scale[1]) + (x.scale[2] + x.scale[3]);
+        to[MESA_DIM] = (sm.scale[0] + sm.scale[1]) + (sm.scale[2] + sm.scale[3]);
     }
 }
 
-/* The gradients of a chunk, one thread block for each. A warp has 16 keys j as
- * rows; columns are queries t. */
-__global__ void __launch_bounds__(MESA_THREADS, 2)
-    mesa_gradient_kernel(const __grid_constant__ mesa_backward s)
-{
-    extern __shared__ __align__(16) char shared[];
-    mesa_gradient_stage &x = *(mesa_gradient_stage *)shared;
-    const mesa_chunk at = mesa_chunk_of_block(s.m);
-    if (at.tokens <= 0) {
-        return;
-    }
-    const loam_args &a = s.m.a;
-    const int64_t slot = kept_slot(s.m.kept, s.m.p, at.seq, at.h, at.chunk);
-    mesa_gradient_load(s, x, at, slot);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t2 = lane % 4 * 2, m = 16 * warp,
-              j0 = m + lane / 4;
-    const float over[2] = { x.over[j0], x.over[j0 + 8] }, beta[2] = { x.beta[j0], x.beta[j0 + 8] };
-    const double last = x.sums[MESA_TOKENS - 1];
-    const float suf[2] = { expf((float)(last - x.sums[j0])), expf((float)(last - x.sums[j0 + 8])) };
+/* A warp has 16 keys j as rows, from row m; the thread has j0 and j0 + 8. Columns are queries t. */
+struct mesa_key_rows {
+    int m, j0;
+    float inverse_norm[2], beta[2], suf_decay[2];
+};
 
-    /* D (k . x), D (k . z), D (v . do) */
-    mesa_rows kx = {}, kz = {}, vo = {};
-    mesa_given<true, 3>(kx, x.k, x.x, m);
-    mesa_given<true, 2>(kz, x.k, x.z, m);
-    mesa_given<true, 1>(vo, x.v, &x.grad_o, m);
-    float pairs[2] = { 0, 0 }, dbeta[2] = { 0, 0 };
+static __device__ __forceinline__ mesa_key_rows mesa_own_keys(const mesa_gradient_shared &sm)
+{
+    mesa_key_rows own;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    own.m = 16 * warp, own.j0 = own.m + lane / 4;
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const int j = own.j0 + 8 * row;
+        own.inverse_norm[row] = sm.inverse_norm[j], own.beta[row] = sm.beta[j];
+        own.suf_decay[row] = expf((float)(sm.sums[MESA_TOKENS - 1] - sm.sums[j]));
+    }
+    return own;
+}
+
+/* The weights of the pairs: kx = D (k . x), kz = D (k . z), vo = D (v . do). Leaves the terms of the gates in
+ * sm.query_terms and `key_terms`; dbeta is their part of dbeta. */
+static __device__ __forceinline__ void mesa_pair_gradients(mesa_rows &kx, mesa_rows &kz, mesa_rows &vo,
+                                                           float (&key_terms)[2], float (&dbeta)[2],
+                                                           mesa_gradient_shared &sm, const mesa_key_rows &own)
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t2 = lane % 4 * 2;
+    mesa_multiply_rows<true, 3>(kx, sm.k, sm.x, own.m);
+    mesa_multiply_rows<true, 2>(kz, sm.k, sm.z, own.m);
+    mesa_multiply_rows<true, 1>(vo, sm.v, &sm.grad_o, own.m);
 #pragma unroll
     for (int n = 0; n < MESA_BLOCKS; n++) {
         float column[2] = { 0, 0 };
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const int t = 8 * n + t2 + e % 2, row = e / 2, j = j0 + 8 * row;
-            const float decay = t >= j ? expf((float)(x.sums[t] - x.sums[j])) : 0;
-            kx[n][e] *= over[row], kz[n][e] *= over[row];
-            const float both = decay * kx[n][e] * (vo[n][e] - kz[n][e]), pair = t > j ? beta[row] * both : 0;
+            const int t = 8 * n + t2 + e % 2, row = e / 2, j = own.j0 + 8 * row;
+            const float decay = t >= j ? expf((float)(sm.sums[t] - sm.sums[j])) : 0;
+            kx[n][e] *= own.inverse_norm[row], kz[n][e] *= own.inverse_norm[row];
+            const float both = decay * kx[n][e] * (vo[n][e] - kz[n][e]),
+                        pair = t > j ? own.beta[row] * both : 0;
             dbeta[row] += both;
             kx[n][e] *= decay, kz[n][e] *= decay, vo[n][e] *= decay;
-            pairs[row] += pair, column[e % 2] += pair;
+            key_terms[row] += pair, column[e % 2] += pair;
         }
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-#pragma unroll
-            for (int step = 4; step < 32; step *= 2) {
-                column[e] += __shfl_xor_sync(~0u, column[e], step);
-            }
-        }
+        column[0] = mesa_column_sum(column[0]), column[1] = mesa_column_sum(column[1]);
         if (lane < 4) {
-            x.pairs[warp][8 * n + t2] = column[0], x.pairs[warp][8 * n + t2 + 1] = column[1];
+            sm.query_terms[warp][8 * n + t2] = column[0], sm.query_terms[warp][8 * n + t2 + 1] = column[1];
         }
     }
-    pairs[0] = quad_sum(pairs[0]), pairs[1] = quad_sum(pairs[1]);
+    key_terms[0] = quad_sum(key_terms[0]), key_terms[1] = quad_sum(key_terms[1]);
     dbeta[0] = quad_sum(dbeta[0]), dbeta[1] = quad_sum(dbeta[1]);
+}
 
-    /* dv */
-    {
-        mesa_rows dv = {};
-        const float by[2] = { suf[0] * over[0], suf[1] * over[1] };
-        mesa_given<true, 2>(dv, x.k, x.states[0], m);
-        mesa_scale(dv, by);
-        mesa_multiply<false, 1>(dv, kx, &x.grad_o);
-        mesa_scale(dv, beta);
-        if (a.grad_v.data) {
-            mesa_put_rows(a.grad_v, at, at.h, dv, j0);
-        }
-    }
-    /* s and h; `ends`: the part of s . k + h . k / 2 that comes from dS and dH, for the writes that
-     * reach the end of the chunk */
-    mesa_rows dk = {}, k;
-    float ends[2], part[2];
-    mesa_keys(k, x, over, j0);
-    mesa_given<false, 2>(dk, x.v, x.states[0], m);
-    mesa_scale(dk, suf);
-    mesa_dot(ends, dk, k);
-    mesa_multiply<false, 2>(dk, vo, x.x);
-    {
-        mesa_rows h = {};
-        const float by[2] = { suf[0] * over[0], suf[1] * over[1] };
-        mesa_given<false, 2>(h, x.k, x.states[1], m);
-        mesa_scale(h, by);
-        mesa_dot(part, h, k);
-        ends[0] += part[0] / 2, ends[1] += part[1] / 2;
-        const float minus[2] = { -1, -1 };
-        mesa_scale(kx, minus), mesa_scale(kz, minus);
-        mesa_multiply<false, 2>(h, kz, x.x);
-        mesa_multiply<false, 2>(h, kx, x.z);
+/* dv of the warp's rows. */
+static __device__ __forceinline__ void mesa_value_gradients(mesa_rows &dv, const mesa_rows &kx,
+                                                            const mesa_gradient_shared &sm,
+                                                            const mesa_key_rows &own)
+{
+    const float by[2] = { own.suf_decay[0] * own.inverse_norm[0], own.suf_decay[1] * own.inverse_norm[1] };
+    mesa_multiply_rows<true, 2>(dv, sm.k, sm.states[0], own.m);
+    mesa_scale(dv, by);
+    mesa_multiply<false, 1>(dv, kx, &sm.grad_o);
+    mesa_scale(dv, own.beta);
+}
+
+/* dk = beta (s + h) of the warp's rows, and end_terms, the part of s . k + h . k / 2 that comes from dS and
+ * dH, for the writes that reach the end of the chunk. kx and kz change their sign. */
+static __device__ __forceinline__ void mesa_key_gradients(mesa_rows &dk, float (&end_terms)[2], mesa_rows &kx,
+                                                          mesa_rows &kz, const mesa_rows &vo,
+                                                          const mesa_rows &k, const mesa_gradient_shared &sm,
+                                                          const mesa_key_rows &own)
+{
+    const float by[2] = { own.suf_decay[0] * own.inverse_norm[0], own.suf_decay[1] * own.inverse_norm[1] },
+                minus[2] = { -1, -1 };
+    float part[2];
+    mesa_multiply_rows<false, 2>(dk, sm.v, sm.states[0], own.m);
+    mesa_scale(dk, own.suf_decay);
+    mesa_dot(end_terms, dk, k);
+    mesa_multiply<false, 2>(dk, vo, sm.x);
+    mesa_rows h = {};
+    mesa_multiply_rows<false, 2>(h, sm.k, sm.states[1], own.m);
+    mesa_scale(h, by);
+    mesa_dot(part, h, k);
+    end_terms[0] += part[0] / 2, end_terms[1] += part[1] / 2;
+    mesa_scale(kx, minus), mesa_scale(kz, minus);
+    mesa_multiply<false, 2>(h, kz, sm.x);
+    mesa_multiply<false, 2>(h, kx, sm.z);
 #pragma unroll
-        for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
-            dk[e / 4][e % 4] = beta[e % 4 / 2] * (dk[e / 4][e % 4] + h[e / 4][e % 4]);
-        }
+    for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
+        dk[e / 4][e % 4] = own.beta[e % 4 / 2] * (dk[e / 4][e % 4] + h[e / 4][e % 4]);
     }
+}
+
+/* Leaves the terms of the gates that the thread's keys have, and stores dbeta. */
+static __device__ __forceinline__ void mesa_store_key_terms(const loam_args &a, mesa_gradient_shared &sm,
+                                                            const mesa_chunk &chunk, const mesa_key_rows &own,
+                                                            const float (&key_terms)[2],
+                                                            const float (&end_terms)[2],
+                                                            const float (&dbeta)[2])
+{
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        const int j = j0 + 8 * row;
-        if (lane % 4 == 0) {
-            x.gate[j] = pairs[row];
-            x.write[j] = j < MESA_TOKENS - 1 ? beta[row] * ends[row] : 0;
-            if (j < at.tokens && a.grad_beta.data) {
-                ((float *)a.grad_beta.data)[RECURRENT_AT(a.grad_beta, at.seq.b, at.h, at.first + j)] =
-                    dbeta[row] + ends[row];
+        const int j = own.j0 + 8 * row;
+        if (threadIdx.x % 4 == 0) {
+            sm.key_terms[j] = key_terms[row];
+            sm.write_terms[j] = j < MESA_TOKENS - 1 ? own.beta[row] * end_terms[row] : 0;
+            if (j < chunk.tokens && a.grad_beta.data) {
+                ((float *)a.grad_beta.data)[RECURRENT_AT(a.grad_beta, chunk.seq.b, chunk.h,
+                                                         chunk.first + j)] = dbeta[row] + end_terms[row];
             }
         }
     }
-    mesa_put_keys(s, at, dk, k, over, j0);
-    mesa_put_queries(s, x, at, j0);
+}
+
+/* The gradients of a chunk, one thread block for each. */
+__global__ void __launch_bounds__(MESA_THREADS, 2)
+    mesa_gradient_kernel(const __grid_constant__ mesa_backward_params s)
+{
+    extern __shared__ __align__(16) char shared_memory[];
+    mesa_gradient_shared &sm = *(mesa_gradient_shared *)shared_memory;
+    const mesa_chunk chunk = mesa_chunk_of_block(s.m);
+    if (chunk.tokens <= 0) {
+        return;
+    }
+    const loam_args &a = s.m.a;
+    if (threadIdx.x == 0) {
+        sm.chunk = chunk;
+    }
+    mesa_gradient_load(s, sm, chunk, mesa_slot(s.m, chunk));
+    const mesa_key_rows own = mesa_own_keys(sm);
+    mesa_rows kx = {}, kz = {}, vo = {};
+    float key_terms[2] = { 0, 0 }, dbeta[2] = { 0, 0 }, end_terms[2];
+    mesa_pair_gradients(kx, kz, vo, key_terms, dbeta, sm, own);
+    {
+        mesa_rows dv = {};
+        mesa_value_gradients(dv, kx, sm, own);
+        if (a.grad_v.data) {
+            mesa_store_rows(a.grad_v, sm.chunk, sm.chunk.h, dv, own.j0);
+        }
+    }
+    mesa_rows dk = {}, k;
+    mesa_load_keys(k, sm, own.inverse_norm, own.j0);
+    mesa_key_gradients(dk, end_terms, kx, kz, vo, k, sm, own);
+    const mesa_chunk own_chunk = sm.chunk;
+    const int64_t slot = mesa_slot(s.m, own_chunk);
+    mesa_store_key_terms(a, sm, own_chunk, own, key_terms, end_terms, dbeta);
+    mesa_store_keys(s, own_chunk, dk, k, own.inverse_norm, own.j0);
+    mesa_store_queries(s, sm, own_chunk, own.j0);
     __syncthreads();
-    if (warp == 0) {
-        mesa_put_gates(s, x, at, slot);
+    if (threadIdx.x < 32) {
+        mesa_store_gates(s, sm, own_chunk, slot);
     } else if (threadIdx.x >= 64) {
-        mesa_put_sums(s, x, slot, (int)threadIdx.x - 64);
+        mesa_store_sums(s, sm, slot, (int)threadIdx.x - 64);
     }
 }
 
@@ -568,7 +619,8 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
 enum { SUM_GROUPS = 8, SUM_THREADS = SUM_GROUPS * (MESA_DIM + 32) };
 
 /* The sums over all slots of a value head, one thread block for each. */
-__global__ void __launch_bounds__(SUM_THREADS) mesa_sums_kernel(const __grid_constant__ mesa_backward s)
+__global__ void __launch_bounds__(SUM_THREADS)
+    mesa_sums_kernel(const __grid_constant__ mesa_backward_params s)
 {
     __shared__ double parts[SUM_GROUPS][MESA_SUMS];
     const int group = threadIdx.x / (MESA_DIM + 32), c = threadIdx.x % (MESA_DIM + 32);
@@ -588,27 +640,27 @@ __global__ void __launch_bounds__(SUM_THREADS) mesa_sums_kernel(const __grid_con
         for (int n = 0; n < SUM_GROUPS; n++) {
             sum += parts[n][threadIdx.x];
         }
-        s.of_head[blockIdx.x * MESA_SUMS + threadIdx.x] = sum;
+        s.head_sums[blockIdx.x * MESA_SUMS + threadIdx.x] = sum;
     }
 }
 
 /* grad_ridge, summed over heads and channels as the ridge is given, and grad_scale; one warp. */
-__global__ void mesa_put_sums_kernel(const __grid_constant__ mesa_backward s)
+__global__ void mesa_store_sums_kernel(const __grid_constant__ mesa_backward_params s)
 {
     const loam_problem &p = s.m.p;
     const loam_view &g = s.m.a.grad_ridge;
     const int lane = threadIdx.x;
     double all = 0, scale = 0;
     for (int64_t h = 0; h < p.heads_v; h++) {
-        const double *of = s.of_head + h * MESA_SUMS;
-        const double first = of[lane], second = of[lane + 32], sum = row_sum<32>(first + second);
+        const double *sums = s.head_sums + h * MESA_SUMS;
+        const double first = sums[lane], second = sums[lane + 32], sum = row_sum<32>(first + second);
         if (g.data && p.ridge_axes == LOAM_RIDGE_HEAD_CHANNEL) {
             float *to = (float *)g.data + h * g.head;
             to[lane] = (float)first, to[lane + 32] = (float)second;
         } else if (g.data && p.ridge_axes == LOAM_RIDGE_HEAD && lane == 0) {
             ((float *)g.data)[h * g.head] = (float)sum;
         }
-        all += sum, scale += of[MESA_DIM];
+        all += sum, scale += sums[MESA_DIM];
     }
     if (g.data && p.ridge_axes == LOAM_RIDGE_NUMBER && lane == 0) {
         *(float *)g.data = (float)all;

@@ -10,7 +10,7 @@
  * N is the inverse of the Cholesky factor of A, R the Cholesky factor of 1 + Z Z^T. N and R^-1 are
  * computed by elimination in float32. In products N and Y are split into hi and lo parts, which
  * leaves a relative residual of about 2^-17 sqrt(cond A). Where that is too large, iterative
- * refinement follows (mesa_nested). */
+ * refinement follows (mesa_refine_nested). */
 #ifndef LOAM_RECURRENT_HOPPER_MESA_NESTED_CUH
 #define LOAM_RECURRENT_HOPPER_MESA_NESTED_CUH
 
@@ -30,8 +30,8 @@ static __device__ __forceinline__ float reciprocal(float x)
 
 /* The factors of the 4 x 4 block of four pivots on the diagonal, L D L^T. */
 struct mesa_pivots {
-    float below[6];      /* L below its unit diagonal: elements 10, 20, 21, 30, 31, 32 */
-    float d[4], over[4]; /* D, 1 / D */
+    float below[6];           /* L below its unit diagonal: elements 10, 20, 21, 30, 31, 32 */
+    float d[4], d_inverse[4]; /* D, 1 / D */
 };
 
 /* rows: the pivot rows, of which the first is row k of the matrix. */
@@ -41,27 +41,28 @@ static __device__ __forceinline__ mesa_pivots mesa_pivots_of(const float (&rows)
                  s3 = *(const float4 *)&rows[3][k];
     mesa_pivots p;
     p.d[0] = rows[0][k];
-    p.over[0] = reciprocal(p.d[0]);
-    p.below[0] = s1.x * p.over[0], p.below[1] = s2.x * p.over[0], p.below[3] = s3.x * p.over[0];
+    p.d_inverse[0] = reciprocal(p.d[0]);
+    p.below[0] = s1.x * p.d_inverse[0], p.below[1] = s2.x * p.d_inverse[0],
+    p.below[3] = s3.x * p.d_inverse[0];
     p.d[1] = fmaf(-p.below[0], s1.x, s1.y);
-    p.over[1] = reciprocal(p.d[1]);
+    p.d_inverse[1] = reciprocal(p.d[1]);
     const float e21 = fmaf(-p.below[0], s2.x, s2.y), e31 = fmaf(-p.below[0], s3.x, s3.y);
-    p.below[2] = e21 * p.over[1], p.below[4] = e31 * p.over[1];
+    p.below[2] = e21 * p.d_inverse[1], p.below[4] = e31 * p.d_inverse[1];
     p.d[2] = fmaf(-p.below[2], e21, fmaf(-p.below[1], s2.x, s2.z));
-    p.over[2] = reciprocal(p.d[2]);
+    p.d_inverse[2] = reciprocal(p.d[2]);
     const float e32 = fmaf(-p.below[2], e31, fmaf(-p.below[1], s3.x, s3.z));
-    p.below[5] = e32 * p.over[2];
+    p.below[5] = e32 * p.d_inverse[2];
     p.d[3] = fmaf(-p.below[5], e32, fmaf(-p.below[4], e31, fmaf(-p.below[3], s3.x, s3.w)));
-    p.over[3] = reciprocal(p.d[3]);
+    p.d_inverse[3] = reciprocal(p.d[3]);
     return p;
 }
 
-/* Updates four rows of the patch: b[first + r] -= sum_p rows[p][column + r] along[p], where `column` is the
- * index of row b[first] in the matrix: by symmetry, elements of pivot rows are the elements of pivot columns.
- * fresh: b is 0 before, because the patch has the pivot columns themselves, which are eliminated. */
+/* Updates four rows of the patch: b[first + r] -= sum_p rows[p][column + r] pivot_rows[p], where `column` is
+ * the index of row b[first] in the matrix: by symmetry, elements of pivot rows are the elements of pivot
+ * columns. fresh: b is 0 before, because the patch has the pivot columns themselves, which are eliminated. */
 static __device__ __forceinline__ void mesa_update(mesa_patch &b, int first,
                                                    const float (&rows)[PIVOTS][MESA_DIM], int column,
-                                                   const float (&along)[4][4], bool fresh)
+                                                   const float (&pivot_rows)[4][4], bool fresh)
 {
 #pragma unroll
     for (int r = 0; r < 4; r++) {
@@ -72,13 +73,13 @@ static __device__ __forceinline__ void mesa_update(mesa_patch &b, int first,
     }
 #pragma unroll
     for (int p = 0; p < PIVOTS; p++) {
-        const float4 across = *(const float4 *)&rows[p][column];
-        const float of[4] = { across.x, across.y, across.z, across.w };
+        const float4 x = *(const float4 *)&rows[p][column];
+        const float columns[4] = { x.x, x.y, x.z, x.w };
 #pragma unroll
         for (int r = 0; r < 4; r++) {
 #pragma unroll
             for (int n = 0; n < 4; n++) {
-                b[first + r][n] = fmaf(-of[r], along[p][n], b[first + r][n]);
+                b[first + r][n] = fmaf(-columns[r], pivot_rows[p][n], b[first + r][n]);
             }
         }
     }
@@ -86,92 +87,111 @@ static __device__ __forceinline__ void mesa_update(mesa_patch &b, int first,
 
 /* Stores rows first .. first + 3 of the patch as the pivot rows of step n, and arrives at
  * the barrier of that step. */
-static __device__ __forceinline__ void mesa_put_pivots(mesa_solve_stage &stage, const mesa_patch &b,
-                                                       int first, int n)
+static __device__ __forceinline__ void mesa_store_pivots(mesa_solve_shared &sm, const mesa_patch &b,
+                                                         int first, int n)
 {
 #pragma unroll
     for (int p = 0; p < PIVOTS; p++) {
-        *(float4 *)&stage.pivots[n][p][(int)threadIdx.x % 16 * 4] = make_float4(
+        *(float4 *)&sm.pivots[n][p][(int)threadIdx.x % 16 * 4] = make_float4(
             b[first + p][0], b[first + p][1], b[first + p][2], b[first + p][3]);
     }
-    barrier_arrive(&stage.eliminated[n]);
+    barrier_arrive(&sm.eliminated[n]);
+}
+
+/* x = L^-1 times the thread's columns of the pivot rows. fresh: the patch has the pivot
+ * columns, which from here on are columns of the transformed unit matrix. */
+static __device__ __forceinline__ void mesa_forward_pivots(float (&x)[PIVOTS][4],
+                                                           const float (&rows)[PIVOTS][MESA_DIM],
+                                                           const mesa_pivots &pivots, int column, bool fresh)
+{
+    const float(&l)[6] = pivots.below;
+#pragma unroll
+    for (int p = 0; p < PIVOTS; p++) {
+        const float4 row = *(const float4 *)&rows[p][column];
+        x[p][0] = fresh ? p == 0 : row.x, x[p][1] = fresh ? p == 1 : row.y;
+        x[p][2] = fresh ? p == 2 : row.z, x[p][3] = fresh ? p == 3 : row.w;
+    }
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+        x[1][c] = fmaf(-l[0], x[0][c], x[1][c]);
+        x[2][c] = fmaf(-l[2], x[1][c], fmaf(-l[1], x[0][c], x[2][c]));
+        x[3][c] = fmaf(-l[5], x[2][c], fmaf(-l[4], x[1][c], fmaf(-l[3], x[0][c], x[3][c])));
+    }
+}
+
+/* x <- L^-T D^-1 x */
+static __device__ __forceinline__ void mesa_backward_pivots(float (&x)[PIVOTS][4], const mesa_pivots &pivots)
+{
+    const float(&l)[6] = pivots.below;
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+#pragma unroll
+        for (int p = 0; p < PIVOTS; p++) {
+            x[p][c] *= pivots.d_inverse[p];
+        }
+        x[2][c] = fmaf(-l[5], x[3][c], x[2][c]);
+        x[1][c] = fmaf(-l[4], x[3][c], fmaf(-l[2], x[2][c], x[1][c]));
+        x[0][c] = fmaf(-l[3], x[3][c], fmaf(-l[1], x[2][c], fmaf(-l[0], x[1][c], x[0][c])));
+    }
+}
+
+/* Eliminates pivots k0 + HALF .. k0 + HALF + 3 from the patch, which begins with row `row`. In each step the
+ * rows of the next pivots, after half 0 rows 4 .. 7 of the same patches, else rows 0 .. 3 of those below, are
+ * updated and published first. */
+template <int HALF>
+static __device__ __forceinline__ void mesa_eliminate_pivots(mesa_patch &b, mesa_solve_shared &sm, int k0,
+                                                             unsigned parity)
+{
+    constexpr int next = HALF ? 0 : 4;
+    const int row = (int)threadIdx.x / 16 * 8, column = (int)threadIdx.x % 16 * 4;
+    const int k = k0 + HALF, n = k / PIVOTS;
+    const float(&rows)[PIVOTS][MESA_DIM] = sm.pivots[n];
+    barrier_wait(&sm.eliminated[n], parity);
+    if (row < k0) {
+        return;
+    }
+    const mesa_pivots pivots = mesa_pivots_of(rows, k);
+    const bool fresh = column == k;
+    float pivot_rows[PIVOTS][4];
+    mesa_forward_pivots(pivot_rows, rows, pivots, column, fresh);
+    if (row == k0) {
+#pragma unroll
+        for (int e = 0; e < 16; e++) {
+            b[HALF + e / 4][e % 4] = pivot_rows[e / 4][e % 4] * rsqrtf(pivots.d[e / 4]);
+        }
+    }
+    mesa_backward_pivots(pivot_rows, pivots);
+    if (row > k0 || HALF == 0) {
+        mesa_update(b, next, rows, row + next, pivot_rows, fresh);
+    }
+    if (row == k + (HALF ? 4 : 0)) {
+        mesa_store_pivots(sm, b, next, n + 1);
+    }
+    if (row > k0) {
+        mesa_update(b, HALF, rows, row + HALF, pivot_rows, fresh);
+    }
 }
 
 /* Replaces b = L D L^T by D^-1/2 L^-1, the inverse of its Cholesky factor, on and below the diagonal. This is
  * Gaussian elimination of b, applied to the unit matrix too: once a column of b is eliminated, its memory
  * holds that column of the transformed unit matrix. A step eliminates four pivots; b is symmetric, so that
- * the pivot rows are the pivot columns too. A pivot that is not positive makes its row NaN. In each step the
- * rows of the next pivots are updated and published first. Threads wait for pivot rows only, at one mbarrier
- * for each step, and never for all threads. parity: the phase of these barriers. */
-static __device__ __forceinline__ void mesa_eliminate(mesa_patch &b, mesa_solve_stage &stage, unsigned parity)
+ * the pivot rows are the pivot columns too. A pivot that is not positive makes its row NaN. Threads wait for
+ * pivot rows only, at one mbarrier for each step, and never for all threads. parity: the phase of these
+ * barriers. */
+static __device__ __forceinline__ void mesa_eliminate(mesa_patch &b, mesa_solve_shared &sm, unsigned parity)
 {
-    const int row = (int)threadIdx.x / 16 * 8, column = (int)threadIdx.x % 16 * 4;
-    if (row == 0) {
-        mesa_put_pivots(stage, b, 0, 0);
+    if (threadIdx.x < 16) {
+        mesa_store_pivots(sm, b, 0, 0);
     }
 #pragma unroll 1
     for (int k0 = 0; k0 <= ((int)threadIdx.x / 32 * 16 + 8); k0 += 8) {
-#pragma unroll
-        for (int half = 0; half < 8; half += PIVOTS) {
-            const int k = k0 + half, n = k / PIVOTS;
-            const float(&rows)[PIVOTS][MESA_DIM] = stage.pivots[n];
-            barrier_wait(&stage.eliminated[n], parity);
-            if (row >= k0) {
-                const mesa_pivots pivots = mesa_pivots_of(rows, k);
-                /* The patch has the pivot columns, which from here on are columns of the
-                 * transformed unit matrix. */
-                const bool fresh = column == k;
-                float along[4][4];
-#pragma unroll
-                for (int p = 0; p < PIVOTS; p++) {
-                    const float4 x = *(const float4 *)&rows[p][column];
-                    along[p][0] = fresh ? p == 0 : x.x, along[p][1] = fresh ? p == 1 : x.y;
-                    along[p][2] = fresh ? p == 2 : x.z, along[p][3] = fresh ? p == 3 : x.w;
-                }
-                const float(&l)[6] = pivots.below;
-#pragma unroll
-                for (int c = 0; c < 4; c++) {
-                    along[1][c] = fmaf(-l[0], along[0][c], along[1][c]);
-                    along[2][c] = fmaf(-l[2], along[1][c], fmaf(-l[1], along[0][c], along[2][c]));
-                    along[3][c] = fmaf(-l[5], along[2][c],
-                                       fmaf(-l[4], along[1][c], fmaf(-l[3], along[0][c], along[3][c])));
-                }
-                if (row == k0) {
-#pragma unroll
-                    for (int e = 0; e < 16; e++) {
-                        b[half + e / 4][e % 4] = along[e / 4][e % 4] * rsqrtf(pivots.d[e / 4]);
-                    }
-                }
-#pragma unroll
-                for (int c = 0; c < 4; c++) {
-#pragma unroll
-                    for (int p = 0; p < PIVOTS; p++) {
-                        along[p][c] *= pivots.over[p];
-                    }
-                    along[2][c] = fmaf(-l[5], along[3][c], along[2][c]);
-                    along[1][c] = fmaf(-l[4], along[3][c], fmaf(-l[2], along[2][c], along[1][c]));
-                    along[0][c] = fmaf(-l[3], along[3][c],
-                                       fmaf(-l[1], along[2][c], fmaf(-l[0], along[1][c], along[0][c])));
-                }
-                /* The next pivots: after half 0 rows 4 .. 7 of the same patches, else
-                 * rows 0 .. 3 of those below. */
-                constexpr int next[] = { 4, 0 };
-                if (row > k0 || half == 0) {
-                    mesa_update(b, next[half / 4], rows, row + next[half / 4], along, fresh);
-                }
-                if (row == k + (half ? 4 : 0)) {
-                    mesa_put_pivots(stage, b, next[half / 4], n + 1);
-                }
-                if (row > k0) {
-                    mesa_update(b, half, rows, row + half, along, fresh);
-                }
-            }
-        }
+        mesa_eliminate_pivots<0>(b, sm, k0, parity);
+        mesa_eliminate_pivots<PIVOTS>(b, sm, k0, parity);
     }
 }
 
 /* Stores a patch of a lower triangular matrix in hi and lo part, with 0 above the diagonal. */
-static __device__ __forceinline__ void mesa_put_patch(mesa_tile (&to)[2], const mesa_patch &b)
+static __device__ __forceinline__ void mesa_store_patch(mesa_tile (&to)[2], const mesa_patch &b)
 {
     const int row = (int)threadIdx.x / 16 * 8, column = (int)threadIdx.x % 16 * 4;
 #pragma unroll
@@ -191,7 +211,7 @@ static __device__ __forceinline__ void mesa_put_patch(mesa_tile (&to)[2], const 
 }
 
 /* Stores the warp's 16 rows, from row m, in hi and lo part. */
-static __device__ __forceinline__ void mesa_put_tile(mesa_tile (&to)[2], const mesa_rows &x, int m)
+static __device__ __forceinline__ void mesa_store_tile(mesa_tile (&to)[2], const mesa_rows &x, int m)
 {
     const int row = m + (int)threadIdx.x % 32 / 4, t2 = (int)threadIdx.x % 4 * 2;
 #pragma unroll
@@ -203,68 +223,46 @@ static __device__ __forceinline__ void mesa_put_tile(mesa_tile (&to)[2], const m
     }
 }
 
-/* Computes N (stage.whiten) and Y (stage.past) of a chunk that mesa_solve_load has loaded. H:
- * H0 in float32, [64][64]. */
-static __device__ __forceinline__ void mesa_factor(mesa_solve_stage &stage, const float *H)
+/* Loads the patch of a matrix with rows `pitch` apart, and adds diagonal(c) to element (c, c). */
+template <class DIAGONAL>
+static __device__ __forceinline__ void mesa_load_patch(mesa_patch &b, const float *from, int pitch,
+                                                       DIAGONAL diagonal)
 {
-    const int warp = (int)threadIdx.x / 32, lane = threadIdx.x % 32, m = 16 * warp, t0 = m + lane / 4,
-              t2 = lane % 4 * 2;
     const int row = (int)threadIdx.x / 16 * 8, column = (int)threadIdx.x % 16 * 4;
-    mesa_patch b;
-    if (threadIdx.x < ELIMINATIONS) {
-        barrier_init(&stage.eliminated[threadIdx.x], MESA_DIM / 4);
-    }
-    __syncthreads();
 #pragma unroll
     for (int r = 0; r < 8; r++) {
-        const float4 h = *(const float4 *)(H + (row + r) * MESA_DIM + column);
-        const float of[4] = { h.x, h.y, h.z, h.w };
+        const float4 four = *(const float4 *)(from + (row + r) * pitch + column);
+        const float x[4] = { four.x, four.y, four.z, four.w };
 #pragma unroll
         for (int n = 0; n < 4; n++) {
-            b[r][n] = of[n] + (row + r == column + n ? stage.ridge[column + n] : 0);
+            b[r][n] = x[n] + (row + r == column + n ? diagonal(column + n) : 0);
         }
     }
-    mesa_eliminate(b, stage, 0);
-    mesa_put_patch(stage.whiten, b);
+}
+
+/* Z = Diag(sqrt(beta)) K N^T, to sm.past, and Z Z^T, to sm.square. All of it is complete at the end. */
+static __device__ __forceinline__ void mesa_gram(mesa_solve_shared &sm)
+{
+    const int lane = threadIdx.x % 32, m = (int)threadIdx.x / 32 * 16, t0 = m + lane / 4, t2 = lane % 4 * 2;
+    const float weight[2] = { sqrtf(sm.key_weight[t0]), sqrtf(sm.key_weight[t0 + 8]) };
+    mesa_rows z = {}, g = {};
+    mesa_multiply_rows<true, 2>(z, sm.k, sm.whiten, m);
+    mesa_scale(z, weight);
+    mesa_store_tile(sm.past, z, m);
     __syncthreads();
-    {
-        mesa_rows z = {}, g = {};
-        const float write[2] = { sqrtf(stage.write[t0]), sqrtf(stage.write[t0 + 8]) };
-        mesa_given<true, 2>(z, stage.k, stage.whiten, m);
-        mesa_scale(z, write);
-        mesa_put_tile(stage.past, z, m);
-        __syncthreads();
+    mesa_multiply<true, 2>(g, z, sm.past);
 #pragma unroll
-        for (int k = 0; k < MESA_BLOCKS / 2; k++) {
-            operand_a<2> a;
-            mesa_operand(a, z, k);
-#pragma unroll
-            for (int n = 0; n < MESA_BLOCKS; n += 2) {
-                mesa_product<true, 2>(g, a, stage.past, k, n);
-            }
-        }
-#pragma unroll
-        for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
-            *(float2 *)&stage.square[t0 + e % 2 * 8][e / 2 * 8 + t2] = make_float2(g[e / 2][e % 2 * 2],
-                                                                                   g[e / 2][e % 2 * 2 + 1]);
-        }
+    for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
+        *(float2 *)&sm.square[t0 + e % 2 * 8][e / 2 * 8 + t2] = make_float2(g[e / 2][e % 2 * 2],
+                                                                            g[e / 2][e % 2 * 2 + 1]);
     }
     __syncthreads();
-#pragma unroll
-    for (int r = 0; r < 8; r++) {
-        const float4 g = *(const float4 *)&stage.square[row + r][column];
-        const float of[4] = { g.x, g.y, g.z, g.w };
-#pragma unroll
-        for (int n = 0; n < 4; n++) {
-            b[r][n] = of[n] + (row + r == column + n ? 1.0f : 0.0f);
-        }
-    }
-    __syncthreads();
-    mesa_eliminate(b, stage, 1);
-    __syncthreads();
-    mesa_put_patch(stage.root, b);
-    __syncthreads();
-    mesa_rows y = {};
+}
+
+/* The warp's rows of Y = R^-1 Z. R^-1 is lower triangular: blocks of 16 above its diagonal are skipped. */
+static __device__ __forceinline__ void mesa_past_rows(mesa_rows &y, const mesa_solve_shared &sm)
+{
+    const int warp = threadIdx.x / 32;
 #pragma unroll
     for (int k = 0; k < MESA_BLOCKS / 2; k++) {
         if (k <= warp) {
@@ -272,23 +270,47 @@ static __device__ __forceinline__ void mesa_factor(mesa_solve_stage &stage, cons
 #pragma unroll
             for (int part = 0; part < 2; part++) {
                 operand_a<1> one;
-                load_a<MESA_PITCH>(one, &stage.root[part][0][0], m, 16 * k);
+                load_a<MESA_PITCH>(one, &sm.root[part][0][0], 16 * warp, 16 * k);
                 memcpy(a.part[part], one.part[0], sizeof a.part[part]);
             }
 #pragma unroll
             for (int n = 0; n < MESA_BLOCKS; n += 2) {
-                mesa_product<false, 2>(y, a, stage.past, k, n);
+                mesa_product<false, 2>(y, a, sm.past, k, n);
             }
         }
     }
+}
+
+/* Computes N (sm.whiten) and Y (sm.past) of a chunk that mesa_solve_load has loaded. H: H0 in float32,
+ * [64][64]. */
+static __device__ __forceinline__ void mesa_factor(mesa_solve_shared &sm, const float *H)
+{
+    mesa_patch b;
+    if (threadIdx.x < ELIMINATIONS) {
+        barrier_init(&sm.eliminated[threadIdx.x], MESA_DIM / 4);
+    }
     __syncthreads();
-    mesa_put_tile(stage.past, y, m);
+    mesa_load_patch(b, H, MESA_DIM, [&](int c) { return sm.ridge[c]; });
+    mesa_eliminate(b, sm, 0);
+    mesa_store_patch(sm.whiten, b);
+    __syncthreads();
+    mesa_gram(sm);
+    mesa_load_patch(b, &sm.square[0][0], MESA_DIM + 4, [](int) { return 1.0f; });
+    __syncthreads();
+    mesa_eliminate(b, sm, 1);
+    __syncthreads();
+    mesa_store_patch(sm.root, b);
+    __syncthreads();
+    mesa_rows y = {};
+    mesa_past_rows(y, sm);
+    __syncthreads();
+    mesa_store_tile(sm.past, y, (int)threadIdx.x / 32 * 16);
     __syncthreads();
 }
 
 /* x_t = A_t^-1 b_t for each row. N is lower triangular: blocks of 16 above its diagonal are skipped. */
 static __device__ __forceinline__ void mesa_solve_nested(mesa_rows &x, const mesa_rows &b,
-                                                         const mesa_solve_stage &stage)
+                                                         const mesa_solve_shared &sm)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t2 = lane % 4 * 2, t0 = 16 * warp + lane / 4;
     mesa_rows p = {}, pairs = {};
@@ -298,7 +320,7 @@ static __device__ __forceinline__ void mesa_solve_nested(mesa_rows &x, const mes
         mesa_operand(a, b, k);
 #pragma unroll
         for (int n = 2 * k; n < MESA_BLOCKS; n += 2) {
-            mesa_product<true, 2>(p, a, stage.whiten, k, n);
+            mesa_product<true, 2>(p, a, sm.whiten, k, n);
         }
     }
 #pragma unroll
@@ -308,7 +330,7 @@ static __device__ __forceinline__ void mesa_solve_nested(mesa_rows &x, const mes
 #pragma unroll
         for (int n = 0; n < MESA_BLOCKS; n += 2) {
             if (n <= 2 * warp) {
-                mesa_product<true, 2>(pairs, a, stage.past, k, n);
+                mesa_product<true, 2>(pairs, a, sm.past, k, n);
             }
         }
     }
@@ -324,7 +346,7 @@ static __device__ __forceinline__ void mesa_solve_nested(mesa_rows &x, const mes
             mesa_operand(a, pairs, k);
 #pragma unroll
             for (int n = 0; n < MESA_BLOCKS; n += 2) {
-                mesa_product<false, 2>(p, a, stage.past, k, n);
+                mesa_product<false, 2>(p, a, sm.past, k, n);
             }
         }
     }
@@ -335,7 +357,7 @@ static __device__ __forceinline__ void mesa_solve_nested(mesa_rows &x, const mes
         mesa_operand(a, p, k);
 #pragma unroll
         for (int n = 0; n <= 2 * k; n += 2) {
-            mesa_product<false, 2>(x, a, stage.whiten, k, n);
+            mesa_product<false, 2>(x, a, sm.whiten, k, n);
         }
     }
 }

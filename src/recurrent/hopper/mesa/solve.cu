@@ -4,16 +4,17 @@
 #include "src/recurrent/hopper/mesa/backward.cuh"
 
 #include "src/recurrent/cuda/backward.cuh"
+#include "src/recurrent/hopper/chunks.cuh"
 
 /* o = S x for the tokens of a chunk that was solved in float64, one after another;
  * a thread has a row of S. */
-__global__ void __launch_bounds__(MESA_DIM) mesa_rest_kernel(const __grid_constant__ mesa s)
+__global__ void __launch_bounds__(MESA_DIM) mesa_output_f64_kernel(const __grid_constant__ mesa_params s)
 {
     __shared__ double k[MESA_DIM], x[MESA_DIM];
     const int64_t chunk = blockIdx.x % s.kept.per_sequence, head = blockIdx.x / s.kept.per_sequence;
     const int64_t h = head % s.p.heads_v, first = chunk * MESA_TOKENS, key_head = recurrent_key_head(&s.p, h);
     const recurrent_seq seq = recurrent_seq_at(&s.p, &s.a, head / s.p.heads_v);
-    if (first >= seq.len || !s.doubtful[kept_slot(s.kept, s.p, seq, h, chunk)]) {
+    if (first >= seq.len || !s.needs_f64[kept_slot(s.kept, s.p, seq, h, chunk)]) {
         return;
     }
     const float *kept = kept_row(s.kept, s.p, seq, h, chunk, threadIdx.x);
@@ -45,24 +46,26 @@ __global__ void __launch_bounds__(MESA_DIM) mesa_rest_kernel(const __grid_consta
     }
 }
 
-/* Backward for such a chunk: stores x and z in bf16 parts, and `carried`, the terms of S0 and H0 in the
+/* Backward for such a chunk: stores x and z in bf16 parts, and `read_terms`, the terms of S0 and H0 in the
  * gradients of the gates. */
-__global__ void __launch_bounds__(MESA_DIM) mesa_rest_sides_kernel(const __grid_constant__ mesa_backward s)
+__global__ void __launch_bounds__(MESA_DIM)
+    mesa_adjoint_f64_kernel(const __grid_constant__ mesa_backward_params s)
 {
     __shared__ double x[MESA_DIM], sums[MESA_DIM];
-    const mesa_chunk at = mesa_chunk_of_block(s.m);
+    const mesa_chunk chunk = mesa_chunk_of_block(s.m);
     const int r = threadIdx.x;
-    if (at.tokens <= 0) {
+    if (chunk.tokens <= 0) {
         return;
     }
-    const int64_t slot = kept_slot(s.m.kept, s.m.p, at.seq, at.h, at.chunk);
-    if (!s.m.doubtful[slot]) {
+    const int64_t slot = mesa_slot(s.m, chunk);
+    if (!s.m.needs_f64[slot]) {
         return;
     }
-    const float *kept = kept_row(s.m.kept, s.m.p, at.seq, at.h, at.chunk, 0);
+    const float *kept = mesa_states(s.m.kept, s.m, chunk);
     double pre = 0;
-    for (int t = 0; t < at.tokens; t++) {
-        const int64_t row = recurrent_work_row(&s.m.p, &at.seq, at.h, at.chunk * MESA_TOKENS + t) * MESA_DIM;
+    for (int t = 0; t < chunk.tokens; t++) {
+        const int64_t row = recurrent_work_row(&s.m.p, &chunk.seq, chunk.h, chunk.index * MESA_TOKENS + t) *
+                            MESA_DIM;
         const double z = s.dx[row + r];
         __syncthreads();
         x[r] = s.m.x[row + r];
@@ -72,35 +75,36 @@ __global__ void __launch_bounds__(MESA_DIM) mesa_rest_sides_kernel(const __grid_
             double rest = side ? z : x[r];
             for (int part = 0; part < (side ? 2 : 3); part++) {
                 const __nv_bfloat16 high = __float2bfloat16_rn((float)rest);
-                s.sides[slot][places[part]][t][r] = high;
+                s.solutions[slot][places[part]][t][r] = high;
                 rest -= (double)__bfloat162float(high);
             }
         }
-        double of_s = 0, of_h = 0;
+        double s0_x = 0, h0_x = 0;
         for (int c = 0; c < MESA_DIM; c++) {
             const float *H = kept + MESA_DIM * MESA_DIM;
-            of_s = fma((double)kept[r * MESA_DIM + c], x[c], of_s);
-            of_h = fma(((double)H[r * MESA_DIM + c] + (double)H[c * MESA_DIM + r]) / 2, x[c], of_h);
+            s0_x = fma((double)kept[r * MESA_DIM + c], x[c], s0_x);
+            h0_x = fma(((double)H[r * MESA_DIM + c] + (double)H[c * MESA_DIM + r]) / 2, x[c], h0_x);
         }
-        const double grad_o = load_real<double>(s.m.a.grad_o.data, s.m.p.dtype,
-                                                RECURRENT_AT(s.m.a.grad_o, at.seq.b, at.h, at.first + t) + r);
-        sums[r] = grad_o * of_s - z * of_h;
+        const double grad_o = load_real<double>(
+            s.m.a.grad_o.data, s.m.p.dtype,
+            RECURRENT_AT(s.m.a.grad_o, chunk.seq.b, chunk.h, chunk.first + t) + r);
+        sums[r] = grad_o * s0_x - z * h0_x;
         __syncthreads();
         pre += (double)((const float *)s.m.a.log_decay
-                            .data)[RECURRENT_AT(s.m.a.log_decay, at.seq.b, at.h, at.first + t)];
+                            .data)[RECURRENT_AT(s.m.a.log_decay, chunk.seq.b, chunk.h, chunk.first + t)];
         if (r == 0) {
             double sum = 0;
             for (int c = 0; c < MESA_DIM; c++) {
                 sum += sums[c];
             }
-            s.carried[slot * MESA_TOKENS + t] = (float)(exp(pre) * sum);
+            s.read_terms[slot * MESA_TOKENS + t] = (float)(exp(pre) * sum);
         }
     }
 }
 
-static mesa mesa_carve(const loam_problem *p, const loam_args *a, arena *pool)
+static mesa_params mesa_carve(const loam_problem *p, const loam_args *a, arena *pool)
 {
-    mesa s = {};
+    mesa_params s = {};
     const size_t rows = size_mul((size_t)recurrent_tokens(p), (size_t)p->heads_v);
     s.p = *p, s.form = *recurrent_form_of(p->mechanism);
     if (a) {
@@ -108,11 +112,11 @@ static mesa mesa_carve(const loam_problem *p, const loam_args *a, arena *pool)
     }
     s.kept = kept_carve<float>(p, MESA_TOKENS, 2 * MESA_DIM, pool);
     const size_t slots = size_mul((size_t)s.kept.per_head, (size_t)p->heads_v);
-    s.given = (float *)arena_take(
+    s.h_in = (float *)arena_take(
         pool, size_mul(size_mul((size_t)p->batch, (size_t)p->heads_v), MESA_DIM * MESA_DIM), sizeof(float));
-    s.total = (float *)arena_take(pool, slots, sizeof(float));
+    s.chunk_decay = (float *)arena_take(pool, slots, sizeof(float));
     s.nested = (int32_t *)arena_take(pool, slots, sizeof(int32_t));
-    s.doubtful = (int32_t *)arena_take(pool, slots, sizeof(int32_t));
+    s.needs_f64 = (int32_t *)arena_take(pool, slots, sizeof(int32_t));
     s.x = (double *)arena_take(pool, size_mul(rows, MESA_DIM), sizeof(double));
     return s;
 }
@@ -127,20 +131,20 @@ loam_status recurrent_mesa_hopper_fits(const loam_problem *p, loam_error *error)
 }
 
 /* True if 16-byte copies can read the rows. */
-static bool reads(const loam_const_view &view)
+static bool reads(const loam_const_view &v)
 {
-    return (uintptr_t)view.data % 16 == 0 && view.batch % 8 == 0 && view.head % 8 == 0 && view.token % 8 == 0;
+    return chunk_view_aligned(v.data, v.batch, v.head, v.token, 8);
 }
 
-static bool writes(const loam_view &v) { return reads({ v.data, v.batch, v.head, v.token }); }
+static bool writes(const loam_view &v) { return chunk_view_aligned(v.data, v.batch, v.head, v.token, 8); }
 
 /* The states at the beginning of chunks, and state_out. */
-static loam_status states(const mesa &s, loam_error *error)
+static loam_status states(const mesa_params &s, loam_error *error)
 {
     const int64_t heads = s.p.batch * s.p.heads_v, chunks = heads * s.kept.per_sequence;
     if (chunks > 0) {
         TRY(cuda_launch("mesa_write_kernel", mesa_write_kernel, chunks, MESA_THREADS,
-                        sizeof(mesa_write_stage), s.a.stream, false, error, s));
+                        sizeof(mesa_write_shared), s.a.stream, false, error, s));
     }
     const mesa_scan scan = { s.kept, s.a.state_in, {}, s.a.state_out, NULL };
     return cuda_launch("mesa_scan_kernel", mesa_scan_kernel<false>, heads * SCAN_BLOCKS, SCAN_THREADS, 0,
@@ -151,8 +155,8 @@ size_t recurrent_mesa_hopper_work(const loam_problem *p)
 {
     arena pool = {};
     (void)mesa_carve(p, NULL, &pool);
-    const size_t plain = recurrent_forward_cuda_work(p);
-    return pool.used > plain ? pool.used : plain;
+    const size_t fallback = recurrent_forward_cuda_work(p);
+    return pool.used > fallback ? pool.used : fallback;
 }
 
 bool recurrent_mesa_hopper_reads(const loam_problem *, const loam_args *a)
@@ -166,42 +170,42 @@ loam_status recurrent_mesa_hopper(const loam_problem *p, const loam_args *a, loa
         return recurrent_forward_cuda(p, a, error);
     }
     arena pool = { (char *)a->work, 0 };
-    const mesa s = mesa_carve(p, a, &pool);
+    const mesa_params s = mesa_carve(p, a, &pool);
     if (p->batch > 0) {
         TRY(states(s, error));
     }
     const int64_t chunks = p->batch * p->heads_v * s.kept.per_sequence;
     if (chunks > 0) {
         TRY(cuda_launch("mesa_solve_kernel", mesa_solve_kernel<false>, chunks, MESA_THREADS,
-                        mesa_stage_bytes<false>, a->stream, false, error, s));
+                        mesa_solve_bytes<false>, a->stream, false, error, s));
         TRY(cuda_launch("mesa_solve_kernel", mesa_solve_kernel<true>, chunks, MESA_THREADS,
-                        mesa_stage_bytes<true>, a->stream, false, error, s));
-        TRY(recurrent_solve_rest_cuda(p, a, &s.kept, s.doubtful, s.x, NULL, error));
-        TRY(cuda_launch("mesa_rest_kernel", mesa_rest_kernel, chunks, MESA_DIM, 0, a->stream, false, error,
-                        s));
+                        mesa_solve_bytes<true>, a->stream, false, error, s));
+        TRY(recurrent_solve_rest_cuda(p, a, &s.kept, s.needs_f64, s.x, NULL, error));
+        TRY(cuda_launch("mesa_output_f64_kernel", mesa_output_f64_kernel, chunks, MESA_DIM, 0, a->stream,
+                        false, error, s));
     }
     return loam_succeed(error);
 }
 
 /* ------------------------------------------------------------------ backward */
 
-static mesa_backward backward_carve(const loam_problem *p, const loam_args *a, backward_work<float> *w,
-                                    arena *pool)
+static mesa_backward_params backward_carve(const loam_problem *p, const loam_args *a, backward_work<float> *w,
+                                           arena *pool)
 {
-    mesa_backward s = {};
+    mesa_backward_params s = {};
     const size_t rows = size_mul((size_t)recurrent_tokens(p), (size_t)p->heads_v),
                  numbers = size_mul(rows, MESA_DIM), heads_v = (size_t)p->heads_v;
     s.m = mesa_carve(p, a, pool);
     const size_t slots = size_mul((size_t)s.m.kept.per_head, heads_v);
     s.shared = p->heads_v > p->heads_q;
     s.grads = kept_carve<float>(p, MESA_TOKENS, 2 * MESA_DIM, pool);
-    s.sides = (mesa_dense(*)[MESA_PARTS])arena_take(pool, slots, sizeof(mesa_dense) * MESA_PARTS);
-    s.carried = (float *)arena_take(pool, size_mul(slots, MESA_TOKENS), sizeof(float));
-    s.apart = (double *)arena_take(pool, size_mul(size_mul((size_t)p->batch, heads_v), SCAN_BLOCKS),
-                                   sizeof(double));
+    s.solutions = (mesa_dense(*)[MESA_PARTS])arena_take(pool, slots, sizeof(mesa_dense) * MESA_PARTS);
+    s.read_terms = (float *)arena_take(pool, size_mul(slots, MESA_TOKENS), sizeof(float));
+    s.antisymmetric = (double *)arena_take(pool, size_mul(size_mul((size_t)p->batch, heads_v), SCAN_BLOCKS),
+                                           sizeof(double));
     s.dx = (double *)arena_take(pool, numbers, sizeof(double));
     s.sums = (float *)arena_take(pool, size_mul(slots, MESA_SUMS), sizeof(float));
-    s.of_head = (double *)arena_take(pool, size_mul(heads_v, MESA_SUMS), sizeof(double));
+    s.head_sums = (double *)arena_take(pool, size_mul(heads_v, MESA_SUMS), sizeof(double));
     *w = {};
     if (s.shared) {
         s.z = (float *)arena_take(pool, numbers, sizeof(float));
@@ -217,33 +221,34 @@ size_t recurrent_mesa_backward_hopper_work(const loam_problem *p)
     arena pool = {};
     backward_work<float> w;
     (void)backward_carve(p, NULL, &w, &pool);
-    const size_t plain = recurrent_backward_cuda_work(p);
-    return pool.used > plain ? pool.used : plain;
+    const size_t fallback = recurrent_backward_cuda_work(p);
+    return pool.used > fallback ? pool.used : fallback;
 }
 
 /* The gradients of the states at the ends of chunks, and grad_state_in. */
-static loam_status grad_states(const mesa_backward &s, loam_error *error)
+static loam_status grad_states(const mesa_backward_params &s, loam_error *error)
 {
     const loam_args &a = s.m.a;
     const int64_t heads = s.m.p.batch * s.m.p.heads_v, chunks = heads * s.m.kept.per_sequence;
     if (chunks > 0) {
         TRY(cuda_launch("mesa_reverse_write_kernel", mesa_reverse_write_kernel, chunks, MESA_THREADS,
-                        sizeof(mesa_reverse_stage), a.stream, false, error, s));
+                        sizeof(mesa_reverse_shared), a.stream, false, error, s));
     }
-    const mesa_scan scan = { s.grads, a.grad_state_out, a.state_in, a.grad_state_in, s.apart };
+    const mesa_scan scan = { s.grads, a.grad_state_out, a.state_in, a.grad_state_in, s.antisymmetric };
     return cuda_launch("mesa_scan_kernel", mesa_scan_kernel<true>, heads * SCAN_BLOCKS, SCAN_THREADS, 0,
                        a.stream, false, error, s.m, scan);
 }
 
 /* grad_ridge and grad_scale */
-static loam_status sums(const mesa_backward &s, loam_error *error)
+static loam_status sums(const mesa_backward_params &s, loam_error *error)
 {
     TRY(cuda_launch("mesa_sums_kernel", mesa_sums_kernel, s.m.p.heads_v, SUM_THREADS, 0, s.m.a.stream, false,
                     error, s));
-    return cuda_launch("mesa_put_sums_kernel", mesa_put_sums_kernel, 1, 32, 0, s.m.a.stream, false, error, s);
+    return cuda_launch("mesa_store_sums_kernel", mesa_store_sums_kernel, 1, 32, 0, s.m.a.stream, false, error,
+                       s);
 }
 
-static loam_status backward(const mesa_backward &s, loam_error *error)
+static loam_status backward(const mesa_backward_params &s, loam_error *error)
 {
     const loam_problem *p = &s.m.p;
     const loam_args *a = &s.m.a;
@@ -251,16 +256,16 @@ static loam_status backward(const mesa_backward &s, loam_error *error)
     TRY(states(s.m, error));
     if (chunks > 0) {
         TRY(cuda_launch("mesa_adjoint_kernel", mesa_adjoint_kernel<false>, chunks, MESA_THREADS,
-                        mesa_stage_bytes<false>, a->stream, false, error, s));
+                        mesa_solve_bytes<false>, a->stream, false, error, s));
         TRY(cuda_launch("mesa_adjoint_kernel", mesa_adjoint_kernel<true>, chunks, MESA_THREADS,
-                        mesa_stage_bytes<true>, a->stream, false, error, s));
-        TRY(recurrent_solve_rest_cuda(p, a, &s.m.kept, s.m.doubtful, s.m.x, s.dx, error));
-        TRY(cuda_launch("mesa_rest_sides_kernel", mesa_rest_sides_kernel, chunks, MESA_DIM, 0, a->stream,
+                        mesa_solve_bytes<true>, a->stream, false, error, s));
+        TRY(recurrent_solve_rest_cuda(p, a, &s.m.kept, s.m.needs_f64, s.m.x, s.dx, error));
+        TRY(cuda_launch("mesa_adjoint_f64_kernel", mesa_adjoint_f64_kernel, chunks, MESA_DIM, 0, a->stream,
                         false, error, s));
     }
     TRY(grad_states(s, error));
     return chunks > 0 ? cuda_launch("mesa_gradient_kernel", mesa_gradient_kernel, chunks, MESA_THREADS,
-                                    sizeof(mesa_gradient_stage), a->stream, false, error, s)
+                                    sizeof(mesa_gradient_shared), a->stream, false, error, s)
                       : LOAM_OK;
 }
 
@@ -278,7 +283,7 @@ loam_status recurrent_mesa_backward_hopper(const loam_problem *p, const loam_arg
     loam_args a = *given;
     arena pool = { (char *)a.work, 0 };
     backward_work<float> w;
-    const mesa_backward s = backward_carve(p, &a, &w, &pool);
+    const mesa_backward_params s = backward_carve(p, &a, &w, &pool);
     const size_t slots = (size_t)(s.m.kept.per_head * p->heads_v);
     /* unused slots must add 0 to the sums over slots */
     TRY(cuda_check(cudaMemsetAsync(s.sums, 0, slots * MESA_SUMS * sizeof(float), (cudaStream_t)a.stream),

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * MesaNet by chunks of 64 tokens, 64 channels, bf16. All systems of a chunk (recurrent/hopper/mesa/system.cuh)
- * are solved together: by conjugate gradients, whose steps are matrix products, or, where all gates of the
- * chunk are 0, by two factors (recurrent/hopper/mesa/nested.cuh). If a row ends with a relative residual above
- * RESIDUAL, or if its products are not exact enough to tell, the whole chunk is solved again in float64. */
+ * MesaNet by chunks of 64 tokens, 64 channels, bf16. All systems of a chunk
+ * (recurrent/hopper/mesa/system.cuh) are solved together: by conjugate gradients, whose steps are matrix
+ * products, or, where all gates of the chunk are 0, by two factors (recurrent/hopper/mesa/nested.cuh). If a
+ * row ends with a relative residual above RESIDUAL_MAX, or if its products are not exact enough to tell, the
+ * whole chunk is solved again in float64. */
 #ifndef LOAM_RECURRENT_HOPPER_MESA_SOLVE_CUH
 #define LOAM_RECURRENT_HOPPER_MESA_SOLVE_CUH
 
@@ -11,36 +12,39 @@
 
 enum { MESA_MOST_STEPS = 96, MESA_MOST_ROUNDS = 4 };
 
-/* A row is solved when |b - A x| <= RESIDUAL |b|. */
-#define RESIDUAL 5e-5f
-/* The error of A x, computed with hi and lo parts, is below TWO_PARTS trace(A) |x| / 8 (found by experiment).
- * Where this exceeds DOUBTFUL |b|, the residual cannot be trusted and the chunk is solved in float64. */
-#define TWO_PARTS 3.8e-6f
-#define DOUBTFUL 1e-3f
+/* A row is solved when |b - A x| <= RESIDUAL_MAX |b|. */
+#define RESIDUAL_MAX 5e-5f
+/* The error of A x, computed with hi and lo parts, is below PRODUCT_ERROR trace(A) |x| / 8 (found by
+ * experiment). Where this exceeds PRODUCT_ERROR_MAX |b|, the residual cannot be trusted and the chunk is
+ * solved in float64. */
+#define PRODUCT_ERROR 3.8e-6f
+#define PRODUCT_ERROR_MAX 1e-3f
 
-/* Conjugate gradients for A x = b from x = 0, for the 16 rows of the warp, until |r|^2 <= goal in
- * each row or for MESA_MOST_STEPS steps. r is b on entry and the residual on return; rest is |r|^2.
+/* Conjugate gradients for A x = b from x = 0, for the 16 rows of the warp, until |r|^2 <= tolerance2 in
+ * each row or for MESA_MOST_STEPS steps. r is b on entry and the residual on return; residual2 is |r|^2.
  * Returns the number of steps. */
-static __device__ __forceinline__ int mesa_conjugate(mesa_rows &x, mesa_rows &r,
-                                                     const mesa_solve_stage &stage, const float (&decay)[2],
-                                                     const float (&goal)[2], float (&rest)[2])
+static __device__ __forceinline__ int mesa_cg(mesa_rows &x, mesa_rows &r, const mesa_solve_shared &sm,
+                                              const float (&decay)[2], const float (&tolerance2)[2],
+                                              float (&residual2)[2])
 {
     mesa_rows p, y;
     clear(x);
     memcpy(p, r, sizeof p);
-    mesa_dot(rest, r, r);
+    mesa_dot(residual2, r, r);
     int steps = 0;
     for (; steps < MESA_MOST_STEPS; steps++) {
-        if (!__any_sync(~0u, rest[0] > goal[0] || rest[1] > goal[1])) {
+        if (!__any_sync(~0u, residual2[0] > tolerance2[0] || residual2[1] > tolerance2[1])) {
             break;
         }
         float curvature[2], alpha[2], next[2], beta[2];
-        mesa_apply<MAP_SYSTEM>(y, p, stage, decay);
-        mesa_add_ridge(y, p, stage.ridge);
+        mesa_apply<MAP_SYSTEM>(y, p, sm, decay);
+        mesa_add_ridge(y, p, sm.ridge);
         mesa_dot(curvature, p, y);
 #pragma unroll
         for (int row = 0; row < 2; row++) {
-            alpha[row] = rest[row] > goal[row] && curvature[row] > 0 ? rest[row] / curvature[row] : 0;
+            alpha[row] = residual2[row] > tolerance2[row] && curvature[row] > 0
+                             ? residual2[row] / curvature[row]
+                             : 0;
         }
 #pragma unroll
         for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
@@ -50,8 +54,8 @@ static __device__ __forceinline__ int mesa_conjugate(mesa_rows &x, mesa_rows &r,
         mesa_dot(next, r, r);
 #pragma unroll
         for (int row = 0; row < 2; row++) {
-            beta[row] = rest[row] > 0 ? next[row] / rest[row] : 0;
-            rest[row] = next[row];
+            beta[row] = residual2[row] > 0 ? next[row] / residual2[row] : 0;
+            residual2[row] = next[row];
         }
 #pragma unroll
         for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
@@ -62,114 +66,118 @@ static __device__ __forceinline__ int mesa_conjugate(mesa_rows &x, mesa_rows &r,
 }
 
 /* How the systems of the thread's two rows ended. */
-struct mesa_end {
+struct mesa_outcome {
     float residual[2];
     int steps; /* of conjugate gradients; 0 with NESTED */
-    bool doubtful;
+    bool needs_f64;
 };
 
-/* The same by the two factors of the chunk: iterative refinement from x = 0, until |r|^2 <= goal in each row
- * or for MESA_MOST_ROUNDS rounds. */
-static __device__ __forceinline__ void mesa_nested(mesa_rows &x, mesa_rows &r, const mesa_solve_stage &stage,
-                                                   const float (&goal)[2], float (&rest)[2])
+/* The same by the two factors of the chunk: iterative refinement from x = 0, until |r|^2 <= tolerance2 in
+ * each row or for MESA_MOST_ROUNDS rounds. */
+static __device__ __forceinline__ void mesa_refine_nested(mesa_rows &x, mesa_rows &r,
+                                                          const mesa_solve_shared &sm,
+                                                          const float (&tolerance2)[2], float (&residual2)[2])
 {
     const float one[2] = { 1, 1 };
     clear(x);
-    mesa_dot(rest, r, r);
+    mesa_dot(residual2, r, r);
     for (int round = 0; round < MESA_MOST_ROUNDS; round++) {
-        if (!__any_sync(~0u, rest[0] > goal[0] || rest[1] > goal[1])) {
+        if (!__any_sync(~0u, residual2[0] > tolerance2[0] || residual2[1] > tolerance2[1])) {
             break;
         }
         mesa_rows step, y;
-        mesa_solve_nested(step, r, stage);
+        mesa_solve_nested(step, r, sm);
 #pragma unroll
         for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
             const int row = e % 4 / 2; /* a row that has converged stays as it is */
-            step[e / 4][e % 4] = rest[row] > goal[row] ? step[e / 4][e % 4] : 0;
+            step[e / 4][e % 4] = residual2[row] > tolerance2[row] ? step[e / 4][e % 4] : 0;
             x[e / 4][e % 4] += step[e / 4][e % 4];
         }
-        mesa_apply<MAP_SYSTEM>(y, step, stage, one);
-        mesa_add_ridge(y, step, stage.ridge);
+        mesa_apply<MAP_SYSTEM>(y, step, sm, one);
+        mesa_add_ridge(y, step, sm.ridge);
 #pragma unroll
         for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
             r[e / 4][e % 4] -= y[e / 4][e % 4];
         }
-        mesa_dot(rest, r, r);
+        mesa_dot(residual2, r, r);
     }
 }
 
 /* Solves A x = r for the warp's rows; r is overwritten. trace: trace(A) of the thread's two rows. */
 template <bool NESTED>
-static __device__ __forceinline__ mesa_end mesa_solve_rows(mesa_rows &x, mesa_rows &r,
-                                                           const mesa_solve_stage &stage,
-                                                           const float (&decay)[2], const float (&trace)[2])
+static __device__ __forceinline__ mesa_outcome mesa_solve_rows(mesa_rows &x, mesa_rows &r,
+                                                               const mesa_solve_shared &sm,
+                                                               const float (&decay)[2],
+                                                               const float (&trace)[2])
 {
-    float size[2], goal[2], rest[2], length[2];
-    mesa_end end = {};
-    mesa_dot(size, r, r);
-    goal[0] = RESIDUAL * RESIDUAL * size[0], goal[1] = RESIDUAL * RESIDUAL * size[1];
+    float rhs2[2], tolerance2[2], residual2[2], solution2[2];
+    mesa_outcome outcome = {};
+    mesa_dot(rhs2, r, r);
+    tolerance2[0] = RESIDUAL_MAX * RESIDUAL_MAX * rhs2[0],
+    tolerance2[1] = RESIDUAL_MAX * RESIDUAL_MAX * rhs2[1];
     if constexpr (NESTED) {
-        mesa_nested(x, r, stage, goal, rest);
+        mesa_refine_nested(x, r, sm, tolerance2, residual2);
     } else {
-        end.steps = mesa_conjugate(x, r, stage, decay, goal, rest);
+        outcome.steps = mesa_cg(x, r, sm, decay, tolerance2, residual2);
     }
-    mesa_dot(length, x, x);
+    mesa_dot(solution2, x, x);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        /* the comparisons are negated, so that NaN is doubtful */
-        end.doubtful |= !(rest[row] <= goal[row]) ||
-                        !(TWO_PARTS / 8 * trace[row] * sqrtf(length[row]) <= DOUBTFUL * sqrtf(size[row]));
-        end.residual[row] = size[row] > 0 ? sqrtf(rest[row] / size[row]) : 0;
+        /* the comparisons are negated, so that NaN is needs_f64 */
+        outcome.needs_f64 |= !(residual2[row] <= tolerance2[row]) ||
+                             !(PRODUCT_ERROR / 8 * trace[row] * sqrtf(solution2[row]) <=
+                               PRODUCT_ERROR_MAX * sqrtf(rhs2[row]));
+        outcome.residual[row] = rhs2[row] > 0 ? sqrtf(residual2[row] / rhs2[row]) : 0;
     }
-    return end;
+    return outcome;
 }
 
-/* The shared memory of a kernel: without NESTED the members of mesa_solve_stage from
+/* The shared memory of a kernel: without NESTED the members of mesa_solve_shared from
  * `whiten` on are not used. */
 template <bool NESTED>
-constexpr size_t mesa_stage_bytes = NESTED ? sizeof(mesa_solve_stage) : offsetof(mesa_solve_stage, whiten);
+constexpr size_t mesa_solve_bytes = NESTED ? sizeof(mesa_solve_shared) : offsetof(mesa_solve_shared, whiten);
 
 /* True if the chunk of the thread block has tokens and is of the kind that the kernel solves. */
 template <bool NESTED>
-static __device__ __forceinline__ bool mesa_has_chunk(const mesa &s, const mesa_chunk &at)
+static __device__ __forceinline__ bool mesa_has_chunk(const mesa_params &s, const mesa_chunk &chunk)
 {
-    return at.tokens > 0 && s.nested[kept_slot(s.kept, s.p, at.seq, at.h, at.chunk)] == (int32_t)NESTED;
+    return chunk.tokens > 0 && s.nested[mesa_slot(s, chunk)] == (int32_t)NESTED;
 }
 
 /* Forward: x, o and info of a chunk, one thread block for each. Two launches cover all chunks: NESTED
  * those whose gates are all 0. */
 template <bool NESTED>
-__global__ void __launch_bounds__(MESA_THREADS, 2) mesa_solve_kernel(const __grid_constant__ mesa s)
+__global__ void __launch_bounds__(MESA_THREADS, 2) mesa_solve_kernel(const __grid_constant__ mesa_params s)
 {
-    extern __shared__ __align__(16) char shared[];
-    mesa_solve_stage &stage = *(mesa_solve_stage *)shared;
-    const mesa_chunk at = mesa_chunk_of_block(s);
-    if (!mesa_has_chunk<NESTED>(s, at)) {
+    extern __shared__ __align__(16) char shared_memory[];
+    mesa_solve_shared &sm = *(mesa_solve_shared *)shared_memory;
+    const mesa_chunk chunk = mesa_chunk_of_block(s);
+    if (!mesa_has_chunk<NESTED>(s, chunk)) {
         return;
     }
-    mesa_solve_load(s, stage, at.seq, at.h, at.chunk, at.tokens);
+    mesa_solve_load(s, sm, chunk);
     const int lane = threadIdx.x % 32, t2 = lane % 4 * 2, t0 = (int)threadIdx.x / 32 * 16 + lane / 4;
-    const float decay[2] = { expf((float)stage.sums[t0]), expf((float)stage.sums[t0 + 8]) };
+    const float decay[2] = { expf((float)sm.sums[t0]), expf((float)sm.sums[t0 + 8]) };
     mesa_rows x, r;
     float trace[2];
     if constexpr (NESTED) {
-        mesa_factor(stage, kept_row(s.kept, s.p, at.seq, at.h, at.chunk, MESA_DIM));
+        mesa_factor(sm, mesa_states(s.kept, s, chunk) + MESA_DIM * MESA_DIM);
     }
-    mesa_weigh(stage, trace);
-    mesa_trace(trace, stage, decay);
+    mesa_pair_weights(sm, trace);
+    mesa_add_trace(trace, sm, decay);
     __syncwarp();
-    mesa_load_rows(r, s.a.q, at.seq.b, at.key_head, at.first, at.tokens);
-    mesa_queries(r, s.p);
-    const mesa_end end = mesa_solve_rows<NESTED>(x, r, stage, decay, trace);
-    if (__any_sync(~0u, end.doubtful) && lane == 0) {
-        s.doubtful[kept_slot(s.kept, s.p, at.seq, at.h, at.chunk)] = 1;
+    mesa_load_rows(r, s.a.q, chunk, chunk.key_head);
+    mesa_scale_queries(r, s.p);
+    const mesa_outcome outcome = mesa_solve_rows<NESTED>(x, r, sm, decay, trace);
+    if (__any_sync(~0u, outcome.needs_f64) && lane == 0) {
+        s.needs_f64[mesa_slot(s, chunk)] = 1;
     }
-    mesa_apply<MAP_OUTPUT>(r, x, stage, decay);
-    __nv_bfloat16 *o = (__nv_bfloat16 *)s.a.o.data + RECURRENT_AT(s.a.o, at.seq.b, at.h, at.first);
+    mesa_apply<MAP_OUTPUT>(r, x, sm, decay);
+    __nv_bfloat16 *o = (__nv_bfloat16 *)s.a.o.data + RECURRENT_AT(s.a.o, chunk.seq.b, chunk.h, chunk.first);
 #pragma unroll
     for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
         const int t = t0 + e % 2 * 8, c = e / 2 * 8 + t2;
-        if (t < at.tokens) {
+        if (t < chunk.tokens) {
             *(__nv_bfloat162 *)(o + t * s.a.o.token + c) = __floats2bfloat162_rn(r[e / 2][e % 2 * 2],
                                                                                  r[e / 2][e % 2 * 2 + 1]);
         }
@@ -179,9 +187,10 @@ __global__ void __launch_bounds__(MESA_THREADS, 2) mesa_solve_kernel(const __gri
         for (int row = 0; row < 2; row++) {
             const int t = t0 + 8 * row;
             const loam_row_info info = { LOAM_ROW_SOLVED, NESTED ? LOAM_SOLVER_GRAM : LOAM_SOLVER_CG,
-                                         end.steps, end.residual[row] };
-            if (t < at.tokens) {
-                ((loam_row_info *)s.a.info.data)[RECURRENT_AT(s.a.info, at.seq.b, at.h, at.first + t)] = info;
+                                         outcome.steps, outcome.residual[row] };
+            if (t < chunk.tokens) {
+                ((loam_row_info *)
+                     s.a.info.data)[RECURRENT_AT(s.a.info, chunk.seq.b, chunk.h, chunk.first + t)] = info;
             }
         }
     }

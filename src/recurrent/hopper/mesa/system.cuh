@@ -18,17 +18,18 @@
 
 enum { PIVOTS = 4, ELIMINATIONS = MESA_DIM / PIVOTS };
 
-struct mesa_solve_stage {
+struct mesa_solve_shared {
     mesa_tile k, v, states[2][2]; /* states: S0 and H0, each in hi and lo part */
     union {
         float4 weights[MESA_WARPS][MESA_BLOCKS][32]; /* W in the layout of D, one float4 for each lane */
         /* Used by mesa_factor, before W is computed: */
-        mesa_turned square;                           /* Z Z^T */
+        mesa_transpose square;                        /* Z Z^T */
         float pivots[ELIMINATIONS][PIVOTS][MESA_DIM]; /* the pivot rows of each step */
         mesa_tile root[2];                            /* R^-1, hi and lo part */
     };
-    double sums[MESA_TOKENS];                    /* pre */
-    float write[MESA_TOKENS], norm[MESA_TOKENS]; /* beta / |k|^2 and |k|; beta and 1 without a feature map */
+    double sums[MESA_TOKENS]; /* pre */
+    float key_weight[MESA_TOKENS],
+        norm[MESA_TOKENS]; /* beta / |k|^2 and |k|; beta and 1 without a feature map */
     float ridge[MESA_DIM];
     /* From here on only for chunks whose gates are all 0: N and Y of mesa_factor, in hi and lo part. */
     mesa_tile whiten[2], past[2];
@@ -43,11 +44,10 @@ typedef enum mesa_map { MAP_SYSTEM, MAP_OUTPUT, MAP_ADJOINT } mesa_map;
  * its factor 1 / |k|^2 is that of two keys. */
 template <mesa_map MAP>
 static __device__ __forceinline__ void mesa_apply(mesa_rows &y, const mesa_rows &x,
-                                                  const mesa_solve_stage &stage, const float (&decay)[2])
+                                                  const mesa_solve_shared &sm, const float (&decay)[2])
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t2 = lane % 4 * 2;
-    const mesa_tile &from = MAP == MAP_ADJOINT ? stage.v : stage.k,
-                    &to = MAP == MAP_OUTPUT ? stage.v : stage.k;
+    const mesa_tile &from = MAP == MAP_ADJOINT ? sm.v : sm.k, &to = MAP == MAP_OUTPUT ? sm.v : sm.k;
     mesa_rows pairs = {};
     clear(y);
 #pragma unroll
@@ -56,7 +56,7 @@ static __device__ __forceinline__ void mesa_apply(mesa_rows &y, const mesa_rows 
         mesa_operand(a, x, k);
 #pragma unroll
         for (int n = 0; n < MESA_BLOCKS; n += 2) {
-            mesa_product<MAP == MAP_OUTPUT, 2>(y, a, stage.states[MAP == MAP_SYSTEM], k, n);
+            mesa_product<MAP == MAP_OUTPUT, 2>(y, a, sm.states[MAP == MAP_SYSTEM], k, n);
             if (n <= 2 * warp) { /* causal: keys up to the last row of the warp */
                 mesa_product<true, 1>(pairs, a, &from, k, n);
             }
@@ -64,10 +64,10 @@ static __device__ __forceinline__ void mesa_apply(mesa_rows &y, const mesa_rows 
     }
 #pragma unroll
     for (int n = 0; n < MESA_BLOCKS; n++) {
-        const float4 w = stage.weights[warp][n][lane];
+        const float4 w = sm.weights[warp][n][lane];
         pairs[n][0] *= w.x, pairs[n][1] *= w.y, pairs[n][2] *= w.z, pairs[n][3] *= w.w;
         if (MAP != MAP_SYSTEM) {
-            const float2 norm = *(const float2 *)&stage.norm[8 * n + t2];
+            const float2 norm = *(const float2 *)&sm.norm[8 * n + t2];
             pairs[n][0] *= norm.x, pairs[n][1] *= norm.y, pairs[n][2] *= norm.x, pairs[n][3] *= norm.y;
         }
 #pragma unroll
@@ -101,58 +101,41 @@ static __device__ __forceinline__ void mesa_add_ridge(mesa_rows &y, const mesa_r
     }
 }
 
-/* Loads all of the stage that mesa_weigh and mesa_factor need: K, V, S0 and H0 in hi and lo part, the prefix
- * sums of the gates, the ridge, beta and |k|. All of it is complete at the end. */
-static __device__ __forceinline__ void mesa_solve_load(const mesa &s, mesa_solve_stage &x,
-                                                       const recurrent_seq &seq, int64_t h, int64_t chunk,
-                                                       int tokens)
+/* Loads all of the sm that mesa_pair_weights and mesa_factor need: K, V, S0 and H0 in hi and lo part, the
+ * prefix sums of the gates, the ridge, beta and |k|. All of it is complete at the end. */
+static __device__ __forceinline__ void mesa_solve_load(const mesa_params &s, mesa_solve_shared &sm,
+                                                       const mesa_chunk &chunk)
 {
-    const int64_t first = chunk * MESA_TOKENS;
-    const int lane = threadIdx.x % 32;
-    mesa_load(x.k, s.a.k, seq.b, recurrent_key_head(&s.p, h), seq.first + first, tokens);
-    mesa_load(x.v, s.a.v, seq.b, h, seq.first + first, tokens);
+    mesa_load(sm.k, s.a.k, chunk, chunk.key_head);
+    mesa_load(sm.v, s.a.v, chunk, chunk.h);
     copy_async_commit();
-    const float *kept = kept_row(s.kept, s.p, seq, h, chunk, 0);
+    const float *states = mesa_states(s.kept, s, chunk);
 #pragma unroll 8
     for (int e = threadIdx.x; e < 2 * MESA_DIM * (MESA_DIM / 4); e += MESA_THREADS) {
         const int row = e / (MESA_DIM / 4), c = e % (MESA_DIM / 4) * 4;
-        const float4 f = *(const float4 *)(kept + row * MESA_DIM + c);
-        uint32_t low[2], high[2];
-        split_pair(low, f.x, f.y), split_pair(high, f.z, f.w);
-#pragma unroll
-        for (int part = 0; part < 2; part++) {
-            *(uint2 *)&x.states[row / MESA_DIM][part][row % MESA_DIM][c] = make_uint2(low[part], high[part]);
-        }
+        mesa_store_split(sm.states[row / MESA_DIM], row % MESA_DIM, c,
+                         *(const float4 *)(states + row * MESA_DIM + c));
     }
     if (threadIdx.x < 32) {
-        /* float64, gates clamped to at least -1e4: differences of sums are exact to 1e-10, and e^-1e4 is 0 */
-        const double g0 = fmax((double)mesa_scalar(s.a.log_decay, seq, h, first, 2 * lane, tokens), -1e4);
-        const double g1 = fmax((double)mesa_scalar(s.a.log_decay, seq, h, first, 2 * lane + 1, tokens), -1e4);
-        double sum = g0 + g1;
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            const double before = __shfl_up_sync(~0u, sum, step);
-            sum += lane >= step ? before : 0;
-        }
-        x.sums[2 * lane] = sum - g1, x.sums[2 * lane + 1] = sum;
+        mesa_cumulative_log_decay(sm.sums, s, chunk);
     } else if (threadIdx.x >= 64) {
         const int c = threadIdx.x - 64;
-        x.ridge[c] = (float)recurrent_ridge(&s.p, &s.a, h, c);
+        sm.ridge[c] = (float)recurrent_ridge(&s.p, &s.a, chunk.h, c);
     }
-    const float beta = mesa_scalar(s.a.beta, seq, h, first, (int)threadIdx.x / 2, tokens);
+    const float beta = mesa_load_scalar(s.a.beta, chunk, (int)threadIdx.x / 2);
     copy_async_wait<0>();
     __syncthreads();
-    const float norm2 = s.p.feature_map == LOAM_FEATURES_UNIT ? mesa_norm2(x.k) : 1;
+    const float norm2 = s.p.feature_map == LOAM_FEATURES_UNIT ? mesa_norm2(sm.k) : 1;
     if (threadIdx.x % 2 == 0) {
-        x.write[threadIdx.x / 2] = norm2 > 0 ? beta / norm2 : 0;
-        x.norm[threadIdx.x / 2] = sqrtf(norm2);
+        sm.key_weight[threadIdx.x / 2] = norm2 > 0 ? beta / norm2 : 0;
+        sm.norm[threadIdx.x / 2] = sqrtf(norm2);
     }
     __syncthreads();
 }
 
 /* Computes W of the warp's rows. trace: the part of trace(A_t) that comes from the keys of the chunk,
  * for the thread's two rows. */
-static __device__ __forceinline__ void mesa_weigh(mesa_solve_stage &x, float (&trace)[2])
+static __device__ __forceinline__ void mesa_pair_weights(mesa_solve_shared &sm, float (&trace)[2])
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t0 = 16 * warp + lane / 4;
     trace[0] = trace[1] = 0;
@@ -162,43 +145,44 @@ static __device__ __forceinline__ void mesa_weigh(mesa_solve_stage &x, float (&t
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int t = t0 + e / 2 * 8, i = 8 * n + lane % 4 * 2 + e % 2;
-            w[e] = i <= t ? expf((float)(x.sums[t] - x.sums[i])) * x.write[i] : 0;
-            trace[e / 2] = fma(w[e] * x.norm[i], x.norm[i], trace[e / 2]);
+            w[e] = i <= t ? expf((float)(sm.sums[t] - sm.sums[i])) * sm.key_weight[i] : 0;
+            trace[e / 2] = fma(w[e] * sm.norm[i], sm.norm[i], trace[e / 2]);
         }
-        x.weights[warp][n][lane] = make_float4(w[0], w[1], w[2], w[3]);
+        sm.weights[warp][n][lane] = make_float4(w[0], w[1], w[2], w[3]);
     }
     trace[0] = quad_sum(trace[0]), trace[1] = quad_sum(trace[1]);
 }
 
-/* Adds the parts of trace(A_t) that come from H0 and the ridge to the part computed by mesa_weigh. */
-static __device__ __forceinline__ void mesa_trace(float (&trace)[2], const mesa_solve_stage &stage,
-                                                  const float (&decay)[2])
+/* Adds the parts of trace(A_t) that come from H0 and the ridge to the part computed by mesa_pair_weights. */
+static __device__ __forceinline__ void mesa_add_trace(float (&trace)[2], const mesa_solve_shared &sm,
+                                                      const float (&decay)[2])
 {
     float state = 0, ridge = 0;
     for (int c = threadIdx.x % 32; c < MESA_DIM; c += 32) {
-        state += __bfloat162float(stage.states[1][0][c][c]), ridge += stage.ridge[c];
+        state += __bfloat162float(sm.states[1][0][c][c]), ridge += sm.ridge[c];
     }
     state = row_sum<32>(state), ridge = row_sum<32>(ridge);
     trace[0] += decay[0] * state + ridge, trace[1] += decay[1] * state + ridge;
 }
 
 /* Loads the warp's rows of a chunk from a view of bf16; rows beyond the chunk are 0. */
-static __device__ __forceinline__ void mesa_load_rows(mesa_rows &x, const loam_const_view &view, int64_t b,
-                                                      int64_t head, int64_t first, int tokens)
+static __device__ __forceinline__ void mesa_load_rows(mesa_rows &x, const loam_const_view &view,
+                                                      const mesa_chunk &chunk, int64_t head)
 {
     const int t0 = (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4;
-    const __nv_bfloat16 *from = (const __nv_bfloat16 *)view.data + RECURRENT_AT(view, b, head, first);
+    const __nv_bfloat16 *from = (const __nv_bfloat16 *)view.data +
+                                RECURRENT_AT(view, chunk.seq.b, head, chunk.first);
 #pragma unroll
     for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
         const int t = t0 + e % 2 * 8, c = e / 2 * 8 + (int)threadIdx.x % 4 * 2;
-        const uint32_t pair = t < tokens ? *(const uint32_t *)(from + t * view.token + c) : 0;
-        x[e / 2][e % 2 * 2] = __uint_as_float(pair << 16);
-        x[e / 2][e % 2 * 2 + 1] = __uint_as_float(pair & 0xffff0000u);
+        const uint32_t pair = t < chunk.tokens ? *(const uint32_t *)(from + t * view.token + c) : 0;
+        x[e / 2][e % 2 * 2] = unpack_first(pair);
+        x[e / 2][e % 2 * 2 + 1] = unpack_second(pair);
     }
 }
 
-/* r <- scale phi(r), phi the feature map: the right sides from rows of q. */
-static __device__ __forceinline__ void mesa_queries(mesa_rows &r, const loam_problem &p)
+/* r <- scale phi(r), phi the feature map: the right solutions from rows of q. */
+static __device__ __forceinline__ void mesa_scale_queries(mesa_rows &r, const loam_problem &p)
 {
     float norm2[2], factor[2] = { (float)p.scale, (float)p.scale };
     if (p.feature_map == LOAM_FEATURES_UNIT) {

@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: MIT
- * Tiles of a chunk of MesaNet in shared memory, and products of a warp's 16 rows with them. */
+ * The arguments and the workspace of the kernels of MesaNet on Hopper; tiles of a chunk in shared memory, and
+ * products of a warp's 16 rows with them. A slot is the place of one chunk of one value head. */
 #ifndef LOAM_RECURRENT_HOPPER_MESA_TILES_CUH
 #define LOAM_RECURRENT_HOPPER_MESA_TILES_CUH
 
 #include "src/gpu/block_sum.cuh"
 #include "src/gpu/tile.cuh"
-#include "src/recurrent/hopper/mesa/handoff.cuh"
+#include "src/recurrent/cuda/solve.cuh"
+#include "src/recurrent/hopper/bf16.cuh"
+#include "src/recurrent/hopper/decays.cuh"
 
+enum { MESA_DIM = 64, MESA_TOKENS = SOLVE_TOKENS };
 enum { MESA_WARPS = 4, MESA_THREADS = 32 * MESA_WARPS, MESA_PITCH = MESA_DIM + PAD };
 enum { MESA_BLOCKS = MESA_DIM / 8 };
 
@@ -14,17 +18,59 @@ typedef __nv_bfloat16 mesa_tile[MESA_TOKENS][MESA_PITCH];
 /* 16 rows by 64 columns of a warp, in the layout of D (mma.cuh). */
 typedef float mesa_rows[MESA_BLOCKS][4];
 
+struct mesa_params {
+    loam_problem p;
+    loam_args a;
+    recurrent_form form;
+    kept_states<float> kept; /* [slot]: S, then the symmetric part of H, at the beginning of the chunk */
+    float *h_in;             /* [sequence][value head][64][64]: a copy of H of state_in */
+    float *chunk_decay;      /* [slot]: e^(sum of the gates) of the chunk */
+    int32_t *nested;         /* [slot]: 1 for a chunk whose gates are all 0 */
+    int32_t *needs_f64;      /* [slot]: 1 for a chunk that must be solved in float64 */
+    double *x;               /* [work row][64]: the solutions of such chunks */
+};
+
 /* ------------------------------------------------------------------ chunks */
 
-/* Copies `tokens` rows of a view, from row `first` of the token axis, into a tile; the other rows
- * become 0. Asynchronous. */
-static __device__ __forceinline__ void mesa_load(mesa_tile &tile, const loam_const_view &view, int64_t b,
-                                                 int64_t head, int64_t first, int tokens)
+/* The chunk of a thread block. */
+struct mesa_chunk {
+    recurrent_seq seq;
+    int64_t index, h, key_head, first; /* first: row of the token axis */
+    int tokens;                        /* <= 0: the sequence ends before the chunk */
+};
+
+static __device__ __forceinline__ mesa_chunk mesa_chunk_of_block(const mesa_params &s)
 {
-    const __nv_bfloat16 *from = (const __nv_bfloat16 *)view.data + RECURRENT_AT(view, b, head, first);
+    const int64_t head = blockIdx.x / s.kept.per_sequence;
+    mesa_chunk x;
+    x.index = blockIdx.x % s.kept.per_sequence, x.h = head % s.p.heads_v;
+    x.key_head = recurrent_key_head(&s.p, x.h);
+    x.seq = recurrent_seq_at(&s.p, &s.a, head / s.p.heads_v);
+    x.first = x.seq.first + x.index * MESA_TOKENS;
+    x.tokens = (int)min(x.seq.len - x.index * MESA_TOKENS, (int64_t)MESA_TOKENS);
+    return x;
+}
+
+/* The slot of a chunk, and its rows of S and H in an array of states. */
+static __device__ __forceinline__ int64_t mesa_slot(const mesa_params &s, const mesa_chunk &chunk)
+{
+    return kept_slot(s.kept, s.p, chunk.seq, chunk.h, chunk.index);
+}
+static __device__ __forceinline__ float *mesa_states(const kept_states<float> &states, const mesa_params &s,
+                                                     const mesa_chunk &chunk)
+{
+    return kept_row(states, s.p, chunk.seq, chunk.h, chunk.index, 0);
+}
+
+/* Copies the chunk's rows of a view into a tile; rows beyond the chunk become 0. Asynchronous. */
+static __device__ __forceinline__ void mesa_load(mesa_tile &tile, const loam_const_view &view,
+                                                 const mesa_chunk &chunk, int64_t head)
+{
+    const __nv_bfloat16 *from = (const __nv_bfloat16 *)view.data +
+                                RECURRENT_AT(view, chunk.seq.b, head, chunk.first);
     for (int e = threadIdx.x; e < MESA_TOKENS * (MESA_DIM / 8); e += MESA_THREADS) {
         const int t = e / (MESA_DIM / 8), c = e % (MESA_DIM / 8) * 8;
-        if (t < tokens) {
+        if (t < chunk.tokens) {
             copy_async_16(&tile[t][c], from + t * view.token + c);
         } else {
             *(uint4 *)&tile[t][c] = make_uint4(0, 0, 0, 0);
@@ -43,19 +89,53 @@ static __device__ __forceinline__ float mesa_norm2(const mesa_tile &tile)
         const uint32_t pairs[4] = { q.x, q.y, q.z, q.w };
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const float low = __uint_as_float(pairs[i] << 16), high = __uint_as_float(pairs[i] & 0xffff0000u);
-            sum = fma(low, low, fma(high, high, sum));
+            const float x = unpack_first(pairs[i]), y = unpack_second(pairs[i]);
+            sum = fma(x, x, fma(y, y, sum));
         }
     }
     return sum + __shfl_xor_sync(~0u, sum, 1);
 }
 
-/* The log decay or beta of token t of a chunk; 0 beyond the chunk. `first`: token of the sequence
- * where the chunk begins. */
-static __device__ __forceinline__ float mesa_scalar(const loam_const_view &view, const recurrent_seq &s,
-                                                    int64_t h, int64_t first, int t, int tokens)
+/* The log decay or beta of token t of the chunk; 0 beyond the chunk. */
+static __device__ __forceinline__ float mesa_load_scalar(const loam_const_view &view, const mesa_chunk &chunk,
+                                                         int t)
 {
-    return t < tokens ? ((const float *)view.data)[RECURRENT_AT(view, s.b, h, s.first + first + t)] : 0;
+    return t < chunk.tokens
+               ? ((const float *)view.data)[RECURRENT_AT(view, chunk.seq.b, chunk.h, chunk.first + t)]
+               : 0;
+}
+
+/* One warp: loads the gates of the lane's tokens, 2 lane and 2 lane + 1. */
+static __device__ __forceinline__ void mesa_load_gates(float (&gate)[2], const mesa_params &s,
+                                                       const mesa_chunk &chunk)
+{
+    const int lane = threadIdx.x % 32;
+    gate[0] = mesa_load_scalar(s.a.log_decay, chunk, 2 * lane);
+    gate[1] = mesa_load_scalar(s.a.log_decay, chunk, 2 * lane + 1);
+}
+
+/* One warp: the cumulative log decays of the chunk. */
+static __device__ __forceinline__ void mesa_cumulative_log_decay(double (&sums)[MESA_TOKENS],
+                                                                 const mesa_params &s,
+                                                                 const mesa_chunk &chunk)
+{
+    const int lane = threadIdx.x % 32;
+    float gate[2];
+    double pre[2];
+    mesa_load_gates(gate, s, chunk);
+    cumulative_log_decay(pre, gate, 1);
+    sums[2 * lane] = pre[0], sums[2 * lane + 1] = pre[1];
+}
+
+/* Stores four neighbouring elements in hi and lo part. */
+static __device__ __forceinline__ void mesa_store_split(mesa_tile (&to)[2], int row, int column, float4 x)
+{
+    uint32_t first[2], second[2];
+    split_pair(first, x.x, x.y), split_pair(second, x.z, x.w);
+#pragma unroll
+    for (int part = 0; part < 2; part++) {
+        *(uint2 *)&to[part][row][column] = make_uint2(first[part], second[part]);
+    }
 }
 
 /* a = columns 16 k .. 16 k + 15 of x as operand A, in hi and lo part. */
@@ -130,8 +210,8 @@ static __device__ __forceinline__ void mesa_scale(mesa_rows &y, const float (&by
 
 /* y += (rows m .. m + 15 of the tile `rows`) B, with B as in mesa_product. */
 template <bool BY_ROWS, int PARTS>
-static __device__ __forceinline__ void mesa_given(mesa_rows &y, const mesa_tile &rows, const mesa_tile *tile,
-                                                  int m)
+static __device__ __forceinline__ void mesa_multiply_rows(mesa_rows &y, const mesa_tile &rows,
+                                                          const mesa_tile *tile, int m)
 {
 #pragma unroll 1 /* the kernels are long: instruction fetch is their bottleneck */
     for (int k = 0; k < MESA_BLOCKS / 2; k++) {
@@ -152,25 +232,6 @@ static __device__ __forceinline__ void mesa_given(mesa_rows &y, const mesa_tile 
             }
         }
     }
-}
-
-/* The chunk of a thread block. */
-struct mesa_chunk {
-    recurrent_seq seq;
-    int64_t chunk, h, key_head, first; /* first: row of the token axis */
-    int tokens;                        /* <= 0: the sequence ends before the chunk */
-};
-
-static __device__ __forceinline__ mesa_chunk mesa_chunk_of_block(const mesa &s)
-{
-    const int64_t head = blockIdx.x / s.kept.per_sequence;
-    mesa_chunk x;
-    x.chunk = blockIdx.x % s.kept.per_sequence, x.h = head % s.p.heads_v;
-    x.key_head = recurrent_key_head(&s.p, x.h);
-    x.seq = recurrent_seq_at(&s.p, &s.a, head / s.p.heads_v);
-    x.first = x.seq.first + x.chunk * MESA_TOKENS;
-    x.tokens = (int)min(x.seq.len - x.chunk * MESA_TOKENS, (int64_t)MESA_TOKENS);
-    return x;
 }
 
 #endif

@@ -10,20 +10,21 @@
  * beginning of sequence b alone, and no two sequences share a slot, whatever their lengths. Some slots of
  * packed sequences are unused: they have no chunk.
  */
-#ifndef LOAM_RECURRENT_HOPPER_SLOTS_CUH
-#define LOAM_RECURRENT_HOPPER_SLOTS_CUH
+#ifndef LOAM_RECURRENT_HOPPER_CHUNKS_CUH
+#define LOAM_RECURRENT_HOPPER_CHUNKS_CUH
 
 #include "src/gpu/hopper.cuh"
 #include "src/recurrent/recurrent.h"
 
-enum { CHUNK_TOKENS = 64 };
+enum { CHUNK_TOKENS = 64, BLOCK_TOKENS = 16, CHUNK_BLOCKS = CHUNK_TOKENS / BLOCK_TOKENS };
 
 /* Where the rows of a chunk are read: in a view of an argument, or in an array over slots, [64][dim] for each
- * slot, whose rows beyond the end of the sequence are 0. `share` value heads read one head of the view. */
+ * slot, whose rows beyond the end of the sequence are 0. head_group: value heads that read one head of the
+ * view, as in grouped-query attention. */
 struct chunk_source {
     const __nv_bfloat16 *data;
     int64_t batch, head, token;
-    int share;
+    int head_group;
     bool by_slot;
 };
 
@@ -46,12 +47,12 @@ struct recurrent_chunks {
     /* The memory of q, k, q_in, k_out, and of u_hat and u. */
     __nv_bfloat16 *q_features, *k_features, *q_decayed, *k_decayed, *values;
     /* Delta rule: the lo parts of k_out, and of u_hat or u, because the state would carry rounding errors of
-     * the hi parts from chunk to chunk. k_low is NULL where the pass reads the argument k itself. In a
+     * the hi parts from chunk to chunk. k_lo is NULL where the pass reads the argument k itself. In a
      * backward pass u has no lo part. */
-    __nv_bfloat16 *k_low, *values_low;
-    __nv_bfloat16 *P; /* [64][64]: q_i . (k_j e^seg_ij), 0 above the diagonal */
-    float *total;     /* [dim_qk]: e^(sum of the gates) of each channel */
-    float *after;     /* [64]: e^suf, where the forward pass reads k without decay and decays u; else NULL */
+    __nv_bfloat16 *k_lo, *values_lo;
+    __nv_bfloat16 *pairs; /* [64][64]: q_i . (k_j e^seg_ij), 0 above the diagonal */
+    float *chunk_decay;   /* [dim_qk]: e^(sum of the gates) of each channel */
+    float *suf_decay; /* [64]: e^suf, where the forward pass reads k without decay and decays u; else NULL */
     __nv_bfloat16 *w; /* delta rule, [64][dim_qk]: Linv Diag(beta) (k e^pre) */
     __nv_bfloat16 *states;      /* [dim_v][dim_qk]: at the beginning of the chunk */
     float *inverse;             /* delta rule, backward, [64][64]: Linv = (I + Diag(beta) A)^-1 */
@@ -67,9 +68,11 @@ struct recurrent_chunks {
 
 /* ------------------------------------------------------------------ allocation */
 
-static inline chunk_source chunk_source_of_view(const loam_const_view *view, int64_t share)
+static inline chunk_source chunk_source_of_view(const loam_const_view *view, int64_t head_group)
 {
-    return { (const __nv_bfloat16 *)view->data, view->batch, view->head, view->token, (int)share, false };
+    return {
+        (const __nv_bfloat16 *)view->data, view->batch, view->head, view->token, (int)head_group, false
+    };
 }
 
 /* The array over slots if `stored`, else `other`. */
@@ -90,8 +93,8 @@ static inline recurrent_chunks recurrent_chunks_carve(const loam_problem *p, con
     const bool features = mapped && (backward || !gated), weighted = form->beta;
     /* e^suf is one number per token and multiplies u, which has a lo part, so that k stays
      * exact and needs no lo part. */
-    const bool late = form->delta && form->gate == GATE_TOKEN && !mapped;
-    const int64_t share = p->heads_v / p->heads_q;
+    const bool decay_on_u = form->delta && form->gate == GATE_TOKEN && !mapped;
+    const int64_t head_group = p->heads_v / p->heads_q;
     recurrent_chunks x = {};
     x.per_sequence = (p->len_q + CHUNK_TOKENS - 1) / CHUNK_TOKENS;
     x.per_head = recurrent_is_packed(p) ? p->total_q / CHUNK_TOKENS + p->batch
@@ -108,31 +111,31 @@ static inline recurrent_chunks recurrent_chunks_carve(const loam_problem *p, con
     x.q_features = take_bf16(features, CHUNK_TOKENS * dk);
     x.k_features = take_bf16(features, CHUNK_TOKENS * dk);
     x.q_decayed = take_bf16(gated, CHUNK_TOKENS * dk);
-    x.k_decayed = take_bf16(gated && (!late || backward), CHUNK_TOKENS * dk);
+    x.k_decayed = take_bf16(gated && (!decay_on_u || backward), CHUNK_TOKENS * dk);
     x.values = take_bf16(weighted, CHUNK_TOKENS * dv);
-    x.k_low = take_bf16(form->delta && (gated || mapped) && !late, CHUNK_TOKENS * dk);
-    x.values_low = take_bf16(form->delta, CHUNK_TOKENS * dv);
-    x.P = take_bf16(true, CHUNK_TOKENS * CHUNK_TOKENS);
-    x.total = (float *)take(true, dk, sizeof(float));
-    x.after = (float *)take(late, CHUNK_TOKENS, sizeof(float));
+    x.k_lo = take_bf16(form->delta && (gated || mapped) && !decay_on_u, CHUNK_TOKENS * dk);
+    x.values_lo = take_bf16(form->delta, CHUNK_TOKENS * dv);
+    x.pairs = take_bf16(true, CHUNK_TOKENS * CHUNK_TOKENS);
+    x.chunk_decay = (float *)take(true, dk, sizeof(float));
+    x.suf_decay = (float *)take(decay_on_u, CHUNK_TOKENS, sizeof(float));
     x.w = take_bf16(form->delta, CHUNK_TOKENS * dk);
     x.states = take_bf16(true, dv * dk);
     x.inverse = (float *)take(form->delta && backward, CHUNK_TOKENS * CHUNK_TOKENS, sizeof(float));
     x.du = take_bf16(backward, CHUNK_TOKENS * dv);
     x.grad_states = take_bf16(backward, dv * dk);
-    x.grad_q = take_bf16(backward && share > 1, CHUNK_TOKENS * dk);
-    x.grad_k = take_bf16(backward && share > 1, CHUNK_TOKENS * dk);
+    x.grad_q = take_bf16(backward && head_group > 1, CHUNK_TOKENS * dk);
+    x.grad_k = take_bf16(backward && head_group > 1, CHUNK_TOKENS * dk);
     x.grad_scale = (float *)take(backward, 1, sizeof(float));
     x.grad_decay = (float *)take(backward && form->gate == GATE_HEAD, 1, sizeof(float));
     if (a) {
-        x.q_given = chunk_source_of_view(&a->q, share);
-        x.k_given = chunk_source_of_view(&a->k, share);
+        x.q_given = chunk_source_of_view(&a->q, head_group);
+        x.k_given = chunk_source_of_view(&a->k, head_group);
         x.v = chunk_source_of_view(&a->v, 1);
         x.grad_o = chunk_source_of_view(&a->grad_o, 1);
         x.q = chunk_source_or(x.q_features, mapped, x.q_given);
         x.k = chunk_source_or(x.k_features, mapped, x.k_given);
         x.q_in = chunk_source_or(x.q_decayed, gated, x.q);
-        x.k_out = chunk_source_or(x.k_decayed, gated && (!late || backward), x.k);
+        x.k_out = chunk_source_or(x.k_decayed, gated && (!decay_on_u || backward), x.k);
         x.u_hat = x.u = chunk_source_or(x.values, weighted, x.v);
     }
     return x;
@@ -217,11 +220,12 @@ static __device__ __forceinline__ chunk_place chunk_of_slot(const loam_problem &
 
 /* Row r of the chunk. */
 template <int DIM>
-static __device__ __forceinline__ const __nv_bfloat16 *chunk_row(const chunk_source &s, const chunk_place &x,
-                                                                 int r)
+static __device__ __forceinline__ const __nv_bfloat16 *chunk_row(const chunk_source &s,
+                                                                 const chunk_place &chunk, int r)
 {
-    return s.data + (s.by_slot ? (x.slot * CHUNK_TOKENS + r) * DIM
-                               : x.b * s.batch + x.h / s.share * s.head + (x.first + r) * s.token);
+    return s.data + (s.by_slot
+                         ? (chunk.slot * CHUNK_TOKENS + r) * DIM
+                         : chunk.b * s.batch + chunk.h / s.head_group * s.head + (chunk.first + r) * s.token);
 }
 
 /* Copies 64 rows of DIM channels into DIM / 64 tiles of hopper.cuh; rows beyond the sequence become 0.
@@ -229,13 +233,13 @@ static __device__ __forceinline__ const __nv_bfloat16 *chunk_row(const chunk_sou
  * call it, each with its own `thread`. */
 template <int DIM, int THREADS_LOADING>
 static __device__ __forceinline__ void load_chunk(__nv_bfloat16 *tiles, const chunk_source &s,
-                                                  const chunk_place &x, int thread)
+                                                  const chunk_place &chunk, int thread)
 {
 #pragma unroll 4
     for (int e = thread; e < CHUNK_TOKENS * (DIM / 8); e += THREADS_LOADING) {
         const int r = e / (DIM / 8), c = e % (DIM / 8) * 8;
-        const bool real = r < x.tokens;
-        copy_async_16_or_zero(tiles + swizzled(r, c), chunk_row<DIM>(s, x, real ? r : 0) + c, real);
+        const bool real = r < chunk.tokens;
+        copy_async_16_or_zero(tiles + swizzled(r, c), chunk_row<DIM>(s, chunk, real ? r : 0) + c, real);
     }
 }
 

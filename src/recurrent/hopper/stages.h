@@ -1,24 +1,27 @@
 /* SPDX-License-Identifier: MIT
  * The stages of the chunked forward and backward pass on Hopper, one launch each, in the order of execution.
  * A stage reads the caller's arguments from loam_args and the results of earlier stages from the arrays over
- * slots, named here as in recurrent/hopper/slots.cuh. */
-#ifndef LOAM_RECURRENT_HOPPER_CHUNKS_H
-#define LOAM_RECURRENT_HOPPER_CHUNKS_H
+ * slots, named here as in recurrent/hopper/chunks.cuh. */
+#ifndef LOAM_RECURRENT_HOPPER_STAGES_H
+#define LOAM_RECURRENT_HOPPER_STAGES_H
 
-#include "src/recurrent/hopper/slots.cuh"
+#include "src/recurrent/hopper/chunks.cuh"
 
 typedef loam_status recurrent_launch_fn(const loam_problem *problem, const loam_args *args,
                                         const recurrent_chunks *chunks, loam_error *error);
 
-/* PREPARE. Writes q_in, k_out, P, total, after, u_hat, w, Linv and the features: those of
+/* PREPARE. Writes q_in, k_out, P, chunk_decay, suf_decay, u_hat, w, Linv and the features: those of
  * them that have an array. */
 recurrent_launch_fn recurrent_prepare_hopper;
-/* PASS. Writes states, state_out and, with a delta rule, u; reads u_hat, k_out (or k and after), total, w. */
+/* The same where each channel has its own gate. */
+recurrent_launch_fn recurrent_prepare_channels_hopper;
+/* PASS. Writes states, state_out and, with a delta rule, u; reads u_hat, k_out (or k and suf_decay),
+ * chunk_decay, w. */
 recurrent_launch_fn recurrent_pass_hopper;
 /* OUTPUT. Writes o; reads q_in, states, P, u. */
 recurrent_launch_fn recurrent_output_hopper;
 /* REVERSE. Writes grad_states, grad_state_in and, with a delta rule, du; reads grad_o,
- * q_in, k_out, total, w, P. */
+ * q_in, k_out, chunk_decay, w, P. */
 recurrent_launch_fn recurrent_reverse_hopper;
 /* Writes du where there is no delta rule; reads grad_o, k_out, grad_states, P. */
 recurrent_launch_fn recurrent_output_reverse_hopper;
