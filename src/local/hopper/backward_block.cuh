@@ -7,27 +7,26 @@
 #include "src/local/cuda/backward.h"
 #include "src/local/hopper/solve.cuh"
 
-struct rows_maps_hopper {
-    maps_hopper all;
+struct row_pass_maps {
+    qkv_maps all;
     CUtensorMap grad_o;
 };
 
 /* ------------------------------------------------------------------ shared memory */
 
 /* Stages of the ring in which the last sweep has tiles of rows: do in the last one, the lo parts of y and rho
- * in the two before. The hi parts of y and rho are where the solver has its direction. Keys and values take
- * turns in the other stages. */
-template <int DIM> struct pair_slots {
-    static constexpr unsigned grad_o = ring_slots<DIM> - 1, y = grad_o - 1, rho = grad_o - 2;
+ * in the two before. The hi parts of y and rho are where the solver has its direction. Keys and values
+ * alternate in the other stages. */
+template <int DIM> struct pair_stages {
+    static constexpr unsigned grad_o = ring_stages<DIM> - 1, y = grad_o - 1, rho = grad_o - 2;
 };
 
 template <int DIM> struct pair_barriers {
-    uint64_t full[ring_slots<DIM> - 1];
+    uint64_t full[ring_stages<DIM> - 1];
 };
 
 /* The offset of pair_barriers: behind all that the solver has in shared memory. */
-template <int DIM>
-constexpr size_t pair_barriers_at = offsetof(solve_shared_hopper<DIM>, rows) + sizeof(row_block);
+template <int DIM> constexpr size_t pair_barriers_at = offsetof(solver_shared<DIM>, rows) + sizeof(row_block);
 template <int DIM> constexpr size_t rows_shared_bytes = pair_barriers_at<DIM> + sizeof(pair_barriers<DIM>);
 
 /* Entries that have gone through the solver's ring; fillings of the tiles of rows; a bit for each stage of
@@ -56,23 +55,23 @@ struct rows_launch {
     const local_saved &saved;
     const row_arrays &arrays;
     const solve_work &work;
-    const rows_maps_hopper &maps;
+    const row_pass_maps &maps;
 };
 
-/* A copy of the system for one pass (known_system), and what else the passes of backward need. */
+/* A copy of the system for one pass (system_in_registers), and what else the passes of backward need. */
 template <int DIM, bool DECAYED> struct rows_system {
     const row_pair r;
     const row_ridge ridge;
-    const system_hopper<DIM, DECAYED> sys;
+    const block_system<DIM, DECAYED> sys;
     const rows_launch &all;
     rows_count &count;
 
-    __device__ __forceinline__ rows_system(const system_hopper<DIM, DECAYED> &from, const rows_launch &launch,
+    __device__ __forceinline__ rows_system(const block_system<DIM, DECAYED> &from, const rows_launch &launch,
                                            rows_count &counts)
-        : r(from.r), ridge(from.ridge), sys(known_system(from, r, ridge)), all(launch), count(counts)
+        : r(from.r), ridge(from.ridge), sys(system_in_registers(from, r, ridge)), all(launch), count(counts)
     {
     }
-    __device__ __forceinline__ __nv_bfloat16 *slot(unsigned n) const { return sys.sm.slot[n]; }
+    __device__ __forceinline__ __nv_bfloat16 *stage(unsigned n) const { return sys.sm.stage[n]; }
     __device__ __forceinline__ uint64_t *full(unsigned n) const
     {
         return ((pair_barriers<DIM> *)((char *)&sys.sm + pair_barriers_at<DIM>))->full + n;
@@ -97,8 +96,8 @@ template <int DIM, bool DECAYED> struct rows_system {
 
 /* One thread issues the copies of the 64 rows into a tile; they complete on query_full. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void ask_rows(const system_hopper<DIM, DECAYED> &sys, __nv_bfloat16 *tile,
-                                                const CUtensorMap &map)
+static __device__ __forceinline__ void load_row_tile(const block_system<DIM, DECAYED> &sys,
+                                                     __nv_bfloat16 *tile, const CUtensorMap &map)
 {
     const row_block &x = sys.x;
 #pragma unroll
@@ -126,19 +125,19 @@ static __device__ __forceinline__ void add_weights(float (&total)[2], const weig
 }
 
 /* The stream of tiles past the last sweep: values and keys in turn, or keys alone, through the first STAGES
- * stages of the ring. take() waits for the next tile. */
-template <int DIM, bool DECAYED, unsigned STAGES, bool VALUES> struct tile_turns {
+ * stages of the ring. wait() waits for the next tile. */
+template <int DIM, bool DECAYED, unsigned STAGES, bool VALUES> struct pair_stream {
     const rows_system<DIM, DECAYED> &rs;
-    unsigned count, taken, given, parity;
+    unsigned count, waited, released, parity;
 
-    __device__ __forceinline__ tile_turns(const rows_system<DIM, DECAYED> &system)
-        : rs(system), taken(0), given(0), parity(rs.count.parity)
+    __device__ __forceinline__ pair_stream(const rows_system<DIM, DECAYED> &system)
+        : rs(system), waited(0), released(0), parity(rs.count.parity)
     {
         const row_block &x = rs.sys.x;
         count = (unsigned)((x.last - x.first + TILE_SIDE - 1) / TILE_SIDE) * (VALUES ? 2 : 1);
         if (threadIdx.x == 0) {
             for (unsigned n = 0; n < STAGES && n < count; n++) {
-                ask(n);
+                load(n);
             }
         }
     }
@@ -146,44 +145,44 @@ template <int DIM, bool DECAYED, unsigned STAGES, bool VALUES> struct tile_turns
     {
         return rs.sys.x.first + (int)(VALUES ? n / 2 : n) * TILE_SIDE;
     }
-    __device__ __forceinline__ void ask(unsigned n) const
+    __device__ __forceinline__ void load(unsigned n) const
     {
         const row_block &x = rs.sys.x;
-        const unsigned slot = n % STAGES;
+        const unsigned stage = n % STAGES;
         const CUtensorMap *map = VALUES && n % 2 == 0 ? &rs.all.maps.all.v : &rs.all.maps.all.k;
-        barrier_expect(rs.full(slot), DIM * TILE_SIDE * 2);
+        barrier_expect(rs.full(stage), DIM * TILE_SIDE * 2);
 #pragma unroll
         for (int c = 0; c < DIM; c += TILE_SIDE) {
-            load_box(rs.slot(slot) + c * TILE_SIDE, map, rs.full(slot), c, (int)x.s.k0 + key_of(n),
+            load_box(rs.stage(stage) + c * TILE_SIDE, map, rs.full(stage), c, (int)x.s.k0 + key_of(n),
                      (int)x.h_kv, (int)x.s.b);
         }
     }
-    __device__ __forceinline__ const __nv_bfloat16 *take()
+    __device__ __forceinline__ const __nv_bfloat16 *wait()
     {
-        const unsigned slot = taken % STAGES;
-        barrier_wait(rs.full(slot), parity >> slot & 1);
-        parity ^= 1u << slot;
-        const int left = (int)rs.sys.x.s.nk - key_of(taken);
+        const unsigned stage = waited % STAGES;
+        barrier_wait(rs.full(stage), parity >> stage & 1);
+        parity ^= 1u << stage;
+        const int left = (int)rs.sys.x.s.nk - key_of(waited);
         if (left < TILE_SIDE) {
-            clear_beyond<DIM>(rs.slot(slot), left);
+            clear_tail_block<DIM>(rs.stage(stage), left);
             fence_async_proxy();
             __syncthreads();
         }
-        taken++;
-        return rs.slot(slot);
+        waited++;
+        return rs.stage(stage);
     }
-    /* All products with the first `done` tiles have ended: their stages are filled again. */
-    __device__ __forceinline__ void give(unsigned done)
+    /* All products with the first `used` tiles have ended: their stages are filled again. */
+    __device__ __forceinline__ void release(unsigned used)
     {
         __syncthreads();
         if (threadIdx.x == 0) {
-            for (unsigned n = given; n < done; n++) {
+            for (unsigned n = released; n < used; n++) {
                 if (n + STAGES < count) {
-                    ask(n + STAGES);
+                    load(n + STAGES);
                 }
             }
         }
-        given = done;
+        released = used;
     }
     __device__ __forceinline__ void finish() const { rs.count.parity = parity; }
 };

@@ -7,18 +7,18 @@ template <int DIM, bool PROBED, bool SCALED, bool DECAYED>
 static loam_status launch(const loam_problem *p, const loam_args *a, const row_arrays *rows,
                           loam_error *error)
 {
-    typedef given_shape<DIM, PROBED> of;
+    typedef given_backward_shape<DIM, PROBED> tile_shape;
     const int64_t blocks = (p->len_q + GIVEN_ROWS - 1) / GIVEN_ROWS * p->batch * p->heads_q;
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
-    given_maps maps = {};
+    given_backward_maps maps = {};
     TRY(query_map_make(&maps.q, p, &a->q, TILE_SIDE, error));
     TRY(query_map_make(&maps.grad_o, p, &a->grad_o, TILE_SIDE, error));
     if (PROBED) {
         TRY(query_map_make(&maps.probe, p, &a->probe, TILE_SIDE, error));
     }
-    TRY(key_map_make(&maps.k, p, &a->k, of::keys, error));
-    TRY(key_map_make(&maps.v, p, &a->v, of::keys, error));
-    constexpr size_t shared = sizeof(given_shared_hopper<DIM, PROBED, DECAYED>);
+    TRY(key_map_make(&maps.k, p, &a->k, tile_shape::keys, error));
+    TRY(key_map_make(&maps.v, p, &a->v, tile_shape::keys, error));
+    constexpr size_t shared = sizeof(given_backward_shared<DIM, PROBED, DECAYED>);
     TRY(cuda_allow_shared((const void *)given_rows_kernel_hopper<DIM, PROBED, SCALED, DECAYED>, shared,
                           error));
     given_rows_kernel_hopper<DIM, PROBED, SCALED, DECAYED>

@@ -27,39 +27,41 @@ enum {
     GIVEN_THREADS = (GIVEN_GROUPS + 1) * THREADS
 };
 
-/* keys: of a tile, as many as leave registers for the accumulators of 64 rows. slots: stages of the ring,
+/* keys: of a tile, as many as leave registers for the accumulators of 64 rows. stages: of the ring,
  * each for a tile of keys or of values. */
-template <int DIM, bool PROBED> struct given_shape {
+template <int DIM, bool PROBED> struct given_backward_shape {
     static constexpr int keys = !PROBED ? 128 : DIM == 64 ? 64 : 48;
     static constexpr int blocks = keys / 8, steps = keys / 16;
-    static constexpr int slots = !PROBED && DIM == 128 ? 4 : 8;
+    static constexpr int stages = !PROBED && DIM == 128 ? 4 : 8;
     static constexpr int row_tiles = PROBED ? 3 : 2;
 };
 
-template <int DIM, bool PROBED, bool DECAYED> struct given_shared_hopper {
-    typedef given_shape<DIM, PROBED> of;
+template <int DIM, bool PROBED, bool DECAYED> struct given_backward_shared {
+    typedef given_backward_shape<DIM, PROBED> tile_shape;
     alignas(1024) __nv_bfloat16 query[GIVEN_GROUPS][DIM * TILE_SIDE];
     __nv_bfloat16 grad_o[GIVEN_GROUPS][DIM * TILE_SIDE];
     __nv_bfloat16 probe[PROBED ? GIVEN_GROUPS : 1][PROBED ? DIM * TILE_SIDE : TILE_SIDE * 8];
-    __nv_bfloat16 slot[of::slots][DIM * of::keys];
-    decay_tile<DECAYED, of::keys> decay[of::slots / 2]; /* of the keys, in every other stage */
+    __nv_bfloat16 stage[tile_shape::stages][DIM * tile_shape::keys];
+    decay_tile<DECAYED, tile_shape::keys>
+        decay[tile_shape::stages / 2]; /* of the keys, in every other stage */
 };
 
-template <int STAGES> struct given_barriers {
+template <int STAGES> struct given_backward_barriers {
     uint64_t rows;
     ring_barriers<STAGES> ring;
 };
 
 /* Tensor maps of the arrays. */
-struct given_maps {
+struct given_backward_maps {
     CUtensorMap q, grad_o, probe, k, v;
 };
 
 /* ------------------------------------------------------------------ the producer */
 
 template <int DIM>
-static __device__ __forceinline__ void ask_rows(__nv_bfloat16 (*tile)[DIM * TILE_SIDE],
-                                                const CUtensorMap &map, const row_block &x, uint64_t *full)
+static __device__ __forceinline__ void load_rows_of_groups(__nv_bfloat16 (*tile)[DIM * TILE_SIDE],
+                                                           const CUtensorMap &map, const row_block &x,
+                                                           uint64_t *full)
 {
 #pragma unroll
     for (int group = 0; group < GIVEN_GROUPS; group++) {
@@ -72,32 +74,32 @@ static __device__ __forceinline__ void ask_rows(__nv_bfloat16 (*tile)[DIM * TILE
 }
 
 template <int DIM, bool PROBED, bool DECAYED>
-static __device__ __forceinline__ void ask_tiles(given_shared_hopper<DIM, PROBED, DECAYED> &sm,
-                                                 given_barriers<given_shape<DIM, PROBED>::slots> &bar,
-                                                 const given_maps &maps, const loam_args &a,
-                                                 const row_block &x)
+static __device__ __forceinline__ void produce_tiles(
+    given_backward_shared<DIM, PROBED, DECAYED> &sm,
+    given_backward_barriers<given_backward_shape<DIM, PROBED>::stages> &bar, const given_backward_maps &maps,
+    const loam_args &a, const row_block &x)
 {
-    typedef given_shape<DIM, PROBED> of;
-    barrier_expect(&bar.rows, of::row_tiles * sizeof sm.query);
-    ask_rows<DIM>(sm.query, maps.q, x, &bar.rows);
-    ask_rows<DIM>(sm.grad_o, maps.grad_o, x, &bar.rows);
+    typedef given_backward_shape<DIM, PROBED> tile_shape;
+    barrier_expect(&bar.rows, tile_shape::row_tiles * sizeof sm.query);
+    load_rows_of_groups<DIM>(sm.query, maps.q, x, &bar.rows);
+    load_rows_of_groups<DIM>(sm.grad_o, maps.grad_o, x, &bar.rows);
     if constexpr (PROBED) {
-        ask_rows<DIM>(sm.probe, maps.probe, x, &bar.rows);
+        load_rows_of_groups<DIM>(sm.probe, maps.probe, x, &bar.rows);
     }
     unsigned count = 0;
     const int64_t origin = DECAYED ? decay_origin(a, x.s, x.h) : 0;
-    for (int j = x.first; j < x.last; j += of::keys) {
+    for (int j = x.first; j < x.last; j += tile_shape::keys) {
 #pragma unroll
         for (int which = 0; which < 2; which++, count++) {
-            const unsigned beside = which == 0 ? decay_tile<DECAYED, of::keys>::bytes : 0;
-            uint64_t *const full = ring_acquire(bar.ring, count, sizeof sm.slot[0] + beside);
+            const unsigned decay_bytes = which == 0 ? decay_tile<DECAYED, tile_shape::keys>::bytes : 0;
+            uint64_t *const full = ring_acquire(bar.ring, count, sizeof sm.stage[0] + decay_bytes);
             if (which == 0) {
-                copy_decay(sm.decay[count % of::slots / 2], a, origin + j, full);
+                copy_decay(sm.decay[count % tile_shape::stages / 2], a, origin + j, full);
             }
 #pragma unroll
             for (int c = 0; c < DIM; c += TILE_SIDE) {
-                load_box(sm.slot[count % of::slots] + c * of::keys, which == 0 ? &maps.k : &maps.v, full, c,
-                         (int)x.s.k0 + j, (int)x.h_kv, (int)x.s.b);
+                load_box(sm.stage[count % tile_shape::stages] + c * tile_shape::keys,
+                         which == 0 ? &maps.k : &maps.v, full, c, (int)x.s.k0 + j, (int)x.h_kv, (int)x.s.b);
             }
         }
     }
@@ -106,15 +108,15 @@ static __device__ __forceinline__ void ask_tiles(given_shared_hopper<DIM, PROBED
 /* ------------------------------------------------------------------ the consumers */
 
 /* Constants of the thread's two rows. */
-struct given_rows {
-    float scale2;          /* of scores, to base 2 */
-    float lse[2], lse2[2]; /* to base e and 2; 0 for rows that see no key */
-    float gbar[2], e[2];   /* do . vbar, do . (vbar - o) */
-    float beside[2];       /* 1 + tbar, so that 1 - t = beside - rho . k */
-    int lo[2], hi[2];      /* keys lo .. hi - 1 are seen */
-    int whole, to;         /* all rows of the warpgroup see keys whole .. to - 1, */
-    int last;              /* none sees keys from here on */
-    int odd;               /* where scores decay: the index of the first key's G modulo 2; G of the rows */
+struct row_constants {
+    float scale2;                     /* of scores, to base 2 */
+    float lse[2], lse2[2];            /* to base e and 2; 0 for rows that see no key */
+    float gbar[2], e[2];              /* do . vbar, do . (vbar - o) */
+    float one_plus_tbar[2];           /* 1 + tbar, so that 1 - t = beside - rho . k */
+    int lo[2], hi[2];                 /* keys lo .. hi - 1 are seen */
+    int unmasked_begin, unmasked_end; /* all rows of the warpgroup see all keys between; */
+    int last;                         /* no row sees keys from here on */
+    int first_odd; /* where scores decay: the index of G of the first key, modulo 2; G of the rows */
     local_decay_pair decay[2];
 
     __device__ __forceinline__ bool seen(int row, int j) const { return j >= lo[row] && j < hi[row]; }
@@ -122,7 +124,7 @@ struct given_rows {
 
 /* Sums for the gradient of the scale, of this thread's columns, with x = q . k: inner = sum ds, scale = sum
  * ds (x - middle), large = scale / 2^100 for where scale overflows, mean = sum p (x - middle). */
-struct given_scale_sums {
+struct scale_sums {
     float inner[2], scale[2], large[2], mean[2], middle[2];
     float total[2]; /* sum ds, where scores decay */
 };
@@ -156,11 +158,12 @@ static __device__ __forceinline__ float grad_o_times(const __nv_bfloat16 *grad_o
 
 /* The constants of a warpgroup's rows; waits for the tile of do. */
 template <int DIM, bool PROBED>
-static __device__ __forceinline__ given_rows given_rows_of(const __nv_bfloat16 *grad_o, uint64_t *full,
-                                                           const loam_problem &p, const local_saved &saved,
-                                                           const row_block &x, const row_pair &r)
+static __device__ __forceinline__ row_constants row_constants_of(const __nv_bfloat16 *grad_o, uint64_t *full,
+                                                                 const loam_problem &p,
+                                                                 const local_saved &saved, const row_block &x,
+                                                                 const row_pair &r)
 {
-    given_rows k;
+    row_constants k;
     const int group = threadIdx.x / THREADS, left = x.rows - group * TILE_SIDE;
     int64_t lo = 0, to = 0, last = 0, unused;
     if (left > 0) {
@@ -168,19 +171,21 @@ static __device__ __forceinline__ given_rows given_rows_of(const __nv_bfloat16 *
         local_visible(&p, &x.s, i, &unused, &to);
         local_visible(&p, &x.s, i + (left < TILE_SIDE ? left : TILE_SIDE) - 1, &lo, &last);
     }
-    k.whole = (int)lo, k.to = left < TILE_SIDE ? 0 : (int)to, k.last = (int)(last > to ? last : to);
+    k.unmasked_begin = (int)lo, k.unmasked_end = left < TILE_SIDE ? 0 : (int)to,
+    k.last = (int)(last > to ? last : to);
     k.scale2 = (float)(p.scale * 1.4426950408889634);
-    float4 vbar[2][DIM / 16], lean[PROBED ? 2 : 1][DIM / 16];
+    float4 vbar[2][DIM / 16], value_shift[PROBED ? 2 : 1][DIM / 16];
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         /* Rows beyond the sequence read the last row, to no effect. */
         const int64_t at = local_row(&p, &x.s, x.h, x.i0 + (r.real[row] ? r.at[row] : x.rows - 1));
         load_row<DIM>(vbar[row], saved.vbar, at);
         k.lse[row] = finite_or_zero(((const float *)saved.lse)[at]);
-        k.beside[row] = 0;
+        k.one_plus_tbar[row] = 0;
         if constexpr (PROBED) {
-            load_row<DIM>(lean[row], saved.lean, at);
-            k.beside[row] = 1 + ((const float *)saved.tbar)[2 * at] + ((const float *)saved.tbar)[2 * at + 1];
+            load_row<DIM>(value_shift[row], saved.lean, at);
+            k.one_plus_tbar[row] = 1 + ((const float *)saved.tbar)[2 * at] +
+                                   ((const float *)saved.tbar)[2 * at + 1];
         }
     }
     barrier_wait(full, 0);
@@ -192,7 +197,7 @@ static __device__ __forceinline__ given_rows given_rows_of(const __nv_bfloat16 *
         k.gbar[row] = r.real[row] ? gbar : 0;
         k.e[row] = 0;
         if constexpr (PROBED) {
-            const float e = grad_o_times<DIM>(grad_o, r.at[row] % TILE_SIDE, lean[row]);
+            const float e = grad_o_times<DIM>(grad_o, r.at[row] % TILE_SIDE, value_shift[row]);
             k.e[row] = r.real[row] ? e : 0;
         }
     }
@@ -201,7 +206,7 @@ static __device__ __forceinline__ given_rows given_rows_of(const __nv_bfloat16 *
 
 /* Keys `count` .. of a tile, which the block does not see, become 0: they may be NaN in memory. */
 template <int DIM, int KEYS>
-static __device__ __forceinline__ void clear_unused(__nv_bfloat16 *tile, int count)
+static __device__ __forceinline__ void clear_tail_warpgroup(__nv_bfloat16 *tile, int count)
 {
     for (int e = threadIdx.x % THREADS; e < (KEYS - count) * (DIM / 8); e += THREADS) {
         const int row = count + e / (DIM / 8), piece = e % (DIM / 8);
@@ -212,22 +217,22 @@ static __device__ __forceinline__ void clear_unused(__nv_bfloat16 *tile, int cou
 }
 
 /* p of one pair from its product q . k. c: the column in the tile that begins at key j. */
-static __device__ __forceinline__ float weight_at(const given_rows &k, int row, float product,
+static __device__ __forceinline__ float weight_at(const row_constants &k, int row, float product,
                                                   const no_decay *, int, int)
 {
     return exp2_fast(fminf(product * k.scale2 - k.lse2[row], 0));
 }
-static __device__ __forceinline__ float weight_at(const given_rows &k, int row, float product,
+static __device__ __forceinline__ float weight_at(const row_constants &k, int row, float product,
                                                   const local_decay_pair *keys, int j, int c)
 {
-    const local_decay_pair key = keys[(k.odd + j) % 2 + c];
+    const local_decay_pair key = keys[(k.first_odd + j) % 2 + c];
     const float lost = (k.decay[row].hi - key.hi) + (k.decay[row].lo - key.lo);
     return exp2_fast(fminf(fmaf(product, k.scale2, lost) - k.lse2[row], 0));
 }
 
 /* The products q . k become p, without a mask. */
 template <class DECAY, int BLOCKS>
-static __device__ __forceinline__ void weights_of(float (&s)[BLOCKS][4], const given_rows &k,
+static __device__ __forceinline__ void weights_of(float (&s)[BLOCKS][4], const row_constants &k,
                                                   const DECAY *decay, int j)
 {
 #pragma unroll
@@ -241,7 +246,7 @@ static __device__ __forceinline__ void weights_of(float (&s)[BLOCKS][4], const g
 
 /* x becomes 0 where the row does not see the key. */
 template <int BLOCKS>
-static __device__ __forceinline__ void clear_unseen(float (&x)[BLOCKS][4], const given_rows &k, int j)
+static __device__ __forceinline__ void clear_unseen(float (&x)[BLOCKS][4], const row_constants &k, int j)
 {
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
@@ -254,10 +259,10 @@ static __device__ __forceinline__ void clear_unseen(float (&x)[BLOCKS][4], const
 
 /* s = p becomes ds and g = do . v becomes p gam; u = rho . k. SCALED: s is q . k on entry. */
 template <bool PROBED, bool SCALED, bool DECAYED, class DECAY, int BLOCKS, int PROBE_BLOCKS>
-static __device__ __forceinline__ void pair_gradients(float (&s)[BLOCKS][4], float (&g)[BLOCKS][4],
-                                                      const float (&u)[PROBE_BLOCKS][4],
-                                                      given_scale_sums &sum, const given_rows &k,
-                                                      const DECAY *decay, int j)
+static __device__ __forceinline__ void probe_score_gradients(float (&s)[BLOCKS][4], float (&g)[BLOCKS][4],
+                                                             const float (&u)[PROBE_BLOCKS][4],
+                                                             scale_sums &sum, const row_constants &k,
+                                                             const DECAY *decay, int j)
 {
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
@@ -271,7 +276,7 @@ static __device__ __forceinline__ void pair_gradients(float (&s)[BLOCKS][4], flo
             float ds = p * (g[n][e] - k.gbar[row]);
             g[n][e] = ds;
             if constexpr (PROBED) {
-                ds = ds * (k.beside[row] - u[n][e]) + p * k.e[row];
+                ds = ds * (k.one_plus_tbar[row] - u[n][e]) + p * k.e[row];
             }
             s[n][e] = ds;
             if constexpr (DECAYED) {
@@ -302,65 +307,66 @@ static __device__ __forceinline__ void add_rounded(float (&sum)[4], const weight
     }
 }
 
-/* The two consumers take turns to issue the products of a tile, and the first one begins: while the products
- * of one run, the other computes its weights. Named barriers 1 and 2 are those of clear_unused. */
-static __device__ __forceinline__ void turn_await(int group)
+/* Ping-pong: the two consumers alternate in issuing the products of a tile, and the first one begins. While
+ * the products of one run, the other computes its weights. Named barriers 1 and 2 are those of
+ * clear_tail_warpgroup. */
+static __device__ __forceinline__ void pingpong_wait(int group)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(1 + GIVEN_GROUPS + group), "n"(GIVEN_GROUPS * THREADS) : "memory");
 }
-static __device__ __forceinline__ void turn_pass(int group)
+static __device__ __forceinline__ void pingpong_arrive(int group)
 {
     asm volatile("bar.arrive %0, %1;" ::"r"(2 * GIVEN_GROUPS - group), "n"(GIVEN_GROUPS * THREADS)
                  : "memory");
 }
 
 /* Accumulators over all keys. inner and total are sums of this thread's columns, two for each row. */
-template <int DIM, bool PROBED> struct given_gradients {
+template <int DIM, bool PROBED> struct row_gradients {
     float dq[DIM / TILE_SIDE][8][4], drho[PROBED ? DIM / TILE_SIDE : 1][8][4];
     float inner[4], total[4]; /* of ds and of p gam, as rounded for the products */
 };
 
 /* The sweep of a consumer warpgroup over the tiles of the block. */
 template <int DIM, bool PROBED, bool SCALED, bool DECAYED>
-static __device__ __forceinline__ void sweep_given(given_gradients<DIM, PROBED> &f, given_scale_sums &sums,
-                                                   given_shared_hopper<DIM, PROBED, DECAYED> &sm,
-                                                   given_barriers<given_shape<DIM, PROBED>::slots> &bar,
-                                                   const row_block &x, const given_rows &k)
+static __device__ __forceinline__ void sweep_rows(
+    row_gradients<DIM, PROBED> &f, scale_sums &sums, given_backward_shared<DIM, PROBED, DECAYED> &sm,
+    given_backward_barriers<given_backward_shape<DIM, PROBED>::stages> &bar, const row_block &x,
+    const row_constants &k)
 {
-    typedef given_shape<DIM, PROBED> of;
-    constexpr int under_way = PROBED ? 2 : 1;
+    typedef given_backward_shape<DIM, PROBED> tile_shape;
+    constexpr int in_flight = PROBED ? 2 : 1;
     const int group = threadIdx.x / THREADS;
-    float s[of::blocks][4], g[of::blocks][4], u[PROBED ? of::blocks : 1][4];
+    float s[tile_shape::blocks][4], g[tile_shape::blocks][4], u[PROBED ? tile_shape::blocks : 1][4];
     unsigned count = 0;
-    for (int j = x.first; j < k.last; j += of::keys, count += 2) {
-        __nv_bfloat16 *const keys = sm.slot[count % of::slots];
-        const __nv_bfloat16 *const values = sm.slot[(count + 1) % of::slots];
-        const auto *const decay = decay_of(sm.decay[count % of::slots / 2]);
-        const bool edge = j < k.whole || j + of::keys > k.to;
+    for (int j = x.first; j < k.last; j += tile_shape::keys, count += 2) {
+        __nv_bfloat16 *const keys = sm.stage[count % tile_shape::stages];
+        const __nv_bfloat16 *const values = sm.stage[(count + 1) % tile_shape::stages];
+        const auto *const decay = decay_of(sm.decay[count % tile_shape::stages / 2]);
+        const bool masked = j < k.unmasked_begin || j + tile_shape::keys > k.unmasked_end;
         ring_wait(bar.ring, count);
-        if (j + of::keys > x.last) {
-            clear_unused<DIM, of::keys>(keys, x.last - j);
+        if (j + tile_shape::keys > x.last) {
+            clear_tail_warpgroup<DIM, tile_shape::keys>(keys, x.last - j);
         }
-        turn_await(group);
+        pingpong_wait(group);
         multiply_rows<DIM>(s, sm.query[group], keys, false);
         wgmma_commit();
         if constexpr (PROBED) {
             multiply_rows<DIM>(u, sm.probe[group], keys, false);
             wgmma_commit();
         }
-        wgmma_wait<under_way>();
+        wgmma_wait<in_flight>();
         if (count > 0) {
             ring_release(bar.ring, count - 2);
         }
         ring_wait(bar.ring, count + 1);
         multiply_rows<DIM>(g, sm.grad_o[group], values, false);
         wgmma_commit();
-        turn_pass(group);
-        wgmma_wait<under_way>();
+        pingpong_arrive(group);
+        wgmma_wait<in_flight>();
         wgmma_results(s);
         if constexpr (!SCALED) {
             weights_of(s, k, decay, j);
-            if (edge) {
+            if (masked) {
                 clear_unseen(s, k, j);
             }
         }
@@ -370,14 +376,14 @@ static __device__ __forceinline__ void sweep_given(given_gradients<DIM, PROBED> 
         if constexpr (PROBED) {
             wgmma_results(u);
         }
-        if (edge) {
+        if (masked) {
             clear_unseen(g, k, j);
             if constexpr (PROBED) {
                 clear_unseen(u, k, j);
             }
         }
-        pair_gradients<PROBED, SCALED, DECAYED>(s, g, u, sums, k, decay, j);
-        weights_operand<1, of::steps> ds, error;
+        probe_score_gradients<PROBED, SCALED, DECAYED>(s, g, u, sums, k, decay, j);
+        weights_operand<1, tile_shape::steps> ds, error;
         split_weights(ds, s);
         add_rounded(f.inner, ds);
         multiply_weights<DIM>(f.dq, ds.part[0], keys);
@@ -396,23 +402,23 @@ static __device__ __forceinline__ void sweep_given(given_gradients<DIM, PROBED> 
     if (count > 0) {
         ring_release(bar.ring, count - 2);
     }
-    for (int j = x.first + (int)(count / 2) * of::keys; j < x.last; j += of::keys, count += 2) {
+    for (int j = x.first + (int)(count / 2) * tile_shape::keys; j < x.last;
+         j += tile_shape::keys, count += 2) {
         ring_wait(bar.ring, count);
         ring_release(bar.ring, count);
         ring_wait(bar.ring, count + 1);
         ring_release(bar.ring, count + 1);
-        turn_await(group);
-        turn_pass(group);
+        pingpong_wait(group);
+        pingpong_arrive(group);
     }
 }
 
 /* ------------------------------------------------------------------ results of a row */
 
 /* middle: an x between the mean and the largest of the row, from its lse. */
-static __device__ __forceinline__ given_scale_sums scale_sums_begin(const given_rows &k,
-                                                                    const loam_problem &p)
+static __device__ __forceinline__ scale_sums scale_sums_begin(const row_constants &k, const loam_problem &p)
 {
-    given_scale_sums sum = {};
+    scale_sums sum = {};
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         const int keys = k.hi[row] - k.lo[row];
@@ -426,8 +432,7 @@ static __device__ __forceinline__ given_scale_sums scale_sums_begin(const given_
 
 /* The gradient of the scale from one row. sum ds is 0 but for rounding, where there is no sink: the
  * difference is taken out at the mean x. Where the sum overflows, `large` has it. */
-static __device__ __forceinline__ double scale_sum(const given_scale_sums &sum, int row,
-                                                   const loam_problem &p)
+static __device__ __forceinline__ double scale_sum(const scale_sums &sum, int row, const loam_problem &p)
 {
     const float rest = quad_sum(sum.inner[row]) * quad_sum(sum.mean[row]);
     const float scale = quad_sum(sum.scale[row]) - (!p.sink && fabsf(rest) < INFINITY ? rest : 0),
@@ -435,7 +440,7 @@ static __device__ __forceinline__ double scale_sum(const given_scale_sums &sum, 
     return fabsf(scale) < INFINITY ? (double)scale : (double)large * 0x1p100;
 }
 
-static __device__ __forceinline__ row_record given_record(const given_rows &k, int row)
+static __device__ __forceinline__ row_record record_of(const row_constants &k, int row)
 {
     row_record rec = {};
     rec.lse = k.lse[row];
@@ -477,11 +482,11 @@ static __device__ __forceinline__ void put_gradient(const float (&f)[DIM / TILE_
 }
 
 template <int DIM, bool PROBED, bool SCALED, bool DECAYED>
-static __device__ __forceinline__ void put_given_rows(const given_gradients<DIM, PROBED> &f,
-                                                      const given_scale_sums &sums, const given_rows &k,
-                                                      const loam_problem &p, const loam_args &a,
-                                                      const local_saved &saved, const row_arrays &arrays,
-                                                      const row_block &x, const row_pair &r)
+static __device__ __forceinline__ void put_rows(const row_gradients<DIM, PROBED> &f, const scale_sums &sums,
+                                                const row_constants &k, const loam_problem &p,
+                                                const loam_args &a, const local_saved &saved,
+                                                const row_arrays &arrays, const row_block &x,
+                                                const row_pair &r)
 {
     /* Loads come first: the compiler does not move them above stores. */
     __nv_bfloat162 own[2][DIM / 8];
@@ -501,7 +506,7 @@ static __device__ __forceinline__ void put_given_rows(const given_gradients<DIM,
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         at[row] = local_row(&p, &x.s, x.h, x.i0 + (r.real[row] ? r.at[row] : 0));
-        rec[row] = given_record(k, row);
+        rec[row] = record_of(k, row);
         if constexpr (PROBED) {
             rec[row].rho_kbar = ((const float *)saved.tbar)[2 * at[row]];
             rec[row].rho_rest = ((const float *)saved.tbar)[2 * at[row] + 1];
@@ -518,9 +523,9 @@ static __device__ __forceinline__ void put_given_rows(const given_gradients<DIM,
         }
         const int64_t token = x.s.q0 + x.i0 + r.at[row];
         /* sum ds in exact arithmetic: 0, or gbar times the mass of the sink. */
-        const float due = p.sink ? k.gbar[row] * expf(sink - rec[row].lse) : 0;
+        const float expected = p.sink ? k.gbar[row] * expf(sink - rec[row].lse) : 0;
         if (a.grad_q.data) {
-            put_gradient<DIM>(f.dq, row, (float)p.scale, inner - due, own[row],
+            put_gradient<DIM>(f.dq, row, (float)p.scale, inner - expected, own[row],
                               (__nv_bfloat16 *)a.grad_q.data + LOCAL_AT(a.grad_q, x.s.b, x.h, token));
         }
         if constexpr (PROBED) {
@@ -546,39 +551,39 @@ static __device__ __forceinline__ void put_given_rows(const given_gradients<DIM,
 }
 
 template <int DIM, bool PROBED, bool SCALED, bool DECAYED>
-static __device__ __forceinline__ void given_group(given_shared_hopper<DIM, PROBED, DECAYED> &sm,
-                                                   given_barriers<given_shape<DIM, PROBED>::slots> &bar,
-                                                   const loam_problem &p, const loam_args &a,
-                                                   const local_saved &saved, const row_arrays &arrays,
-                                                   const row_block &x)
+static __device__ __forceinline__ void consume_rows(
+    given_backward_shared<DIM, PROBED, DECAYED> &sm,
+    given_backward_barriers<given_backward_shape<DIM, PROBED>::stages> &bar, const loam_problem &p,
+    const loam_args &a, const local_saved &saved, const row_arrays &arrays, const row_block &x)
 {
     const row_pair r = row_pair_of(p, x);
-    given_rows k = given_rows_of<DIM, PROBED>(sm.grad_o[threadIdx.x / THREADS], &bar.rows, p, saved, x, r);
+    row_constants k = row_constants_of<DIM, PROBED>(sm.grad_o[threadIdx.x / THREADS], &bar.rows, p, saved, x,
+                                                    r);
     if constexpr (DECAYED) {
         const local_decay_pair *const sums = decay_sums(a, x.s, x.h);
-        k.odd = (int)(decay_origin(a, x.s, x.h) % 2);
+        k.first_odd = (int)(decay_origin(a, x.s, x.h) % 2);
         k.decay[0] = row_decay(sums, k.hi[0]), k.decay[1] = row_decay(sums, k.hi[1]);
     }
-    given_scale_sums sums = {};
+    scale_sums sums = {};
     if (SCALED) {
         sums = scale_sums_begin(k, p);
     }
-    given_gradients<DIM, PROBED> f = {};
-    sweep_given<DIM, PROBED, SCALED, DECAYED>(f, sums, sm, bar, x, k);
-    put_given_rows<DIM, PROBED, SCALED, DECAYED>(f, sums, k, p, a, saved, arrays, x, r);
+    row_gradients<DIM, PROBED> f = {};
+    sweep_rows<DIM, PROBED, SCALED, DECAYED>(f, sums, sm, bar, x, k);
+    put_rows<DIM, PROBED, SCALED, DECAYED>(f, sums, k, p, a, saved, arrays, x, r);
 }
 
 template <int DIM, bool PROBED, bool SCALED, bool DECAYED>
 __global__ void __launch_bounds__(GIVEN_THREADS, 1)
     given_rows_kernel_hopper(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                              const local_saved saved, const row_arrays arrays,
-                             const __grid_constant__ given_maps maps)
+                             const __grid_constant__ given_backward_maps maps)
 {
-    typedef given_shape<DIM, PROBED> of;
+    typedef given_backward_shape<DIM, PROBED> tile_shape;
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
-    __shared__ given_barriers<of::slots> bar;
-    given_shared_hopper<DIM, PROBED, DECAYED> &sm = *(
-        given_shared_hopper<DIM, PROBED, DECAYED> *)swizzled_memory;
+    __shared__ given_backward_barriers<tile_shape::stages> bar;
+    given_backward_shared<DIM, PROBED, DECAYED> &sm = *(
+        given_backward_shared<DIM, PROBED, DECAYED> *)swizzled_memory;
     const row_block x = row_block_at<GIVEN_ROWS>(p, a, blockIdx.x);
     if (x.rows <= 0) {
         return;
@@ -592,14 +597,14 @@ __global__ void __launch_bounds__(GIVEN_THREADS, 1)
     if (threadIdx.x >= GIVEN_GROUPS * THREADS) {
         registers_release<24>();
         if (threadIdx.x == GIVEN_GROUPS * THREADS) {
-            ask_tiles(sm, bar, maps, a, x);
+            produce_tiles(sm, bar, maps, a, x);
         }
     } else {
         registers_acquire<240>();
         if (threadIdx.x >= THREADS) {
-            turn_pass(1);
+            pingpong_arrive(1);
         }
-        given_group<DIM, PROBED, SCALED, DECAYED>(sm, bar, p, a, saved, arrays, x);
+        consume_rows<DIM, PROBED, SCALED, DECAYED>(sm, bar, p, a, saved, arrays, x);
     }
 }
 

@@ -31,10 +31,10 @@ static loam_const_view rows_view_of(const loam_problem *p, const void *data)
 }
 
 template <int DIM, int DIRECTIONS>
-static loam_status make_maps(key_maps_hopper *maps, const loam_problem *p, const loam_args *a,
+static loam_status make_maps(key_maps *maps, const loam_problem *p, const loam_args *a,
                              const key_directions *directions, loam_error *error)
 {
-    constexpr int rows = key_shape_hopper<DIM, DIRECTIONS>::queries;
+    constexpr int rows = key_shape<DIM, DIRECTIONS>::queries;
     TRY(key_map_make(&maps->k, p, &a->k, TILE_SIDE, error));
     TRY(key_map_make(&maps->v, p, &a->v, TILE_SIDE, error));
     TRY(query_map_make(&maps->query[TILE_Q], p, &a->q, rows, error));
@@ -43,7 +43,7 @@ static loam_status make_maps(key_maps_hopper *maps, const loam_problem *p, const
         TRY(query_map_make(&maps->query[TILE_RHO], p, &a->probe, rows, error));
     }
     for (int part = 0; part < 2 && DIRECTIONS == SOLVED_PROBE; part++) {
-        CUtensorMap *const to = part ? maps->rest : maps->query;
+        CUtensorMap *const to = part ? maps->lo : maps->query;
         const loam_const_view rho = rows_view_of(p, directions->rho[part]),
                               y = rows_view_of(p, directions->y[part]);
         TRY(query_map_make(to + TILE_RHO, p, &rho, rows, error));
@@ -66,9 +66,9 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const row_a
         split_directions_kernel<DIM><<<(unsigned)tiles, 256, 0, stream>>>(*p, *a, saved, *rows, directions);
         TRY(cuda_launched("split_directions_kernel", error));
     }
-    key_maps_hopper maps;
+    key_maps maps;
     TRY((make_maps<DIM, DIRECTIONS>(&maps, p, a, &directions, error)));
-    constexpr size_t shared = sizeof(key_shared_hopper<DIM, DIRECTIONS>);
+    constexpr size_t shared = sizeof(key_pass_shared<DIM, DIRECTIONS>);
     TRY(cuda_allow_shared((const void *)key_kernel_hopper<DIM, DIRECTIONS, DECAYED>, shared, error));
     key_kernel_hopper<DIM, DIRECTIONS, DECAYED>
         <<<(unsigned)blocks, KEY_THREADS, shared, stream>>>(*p, *a, *rows, directions, maps);

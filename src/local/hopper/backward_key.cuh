@@ -8,9 +8,9 @@
  * A third warpgroup produces: one thread issues bulk copies, one warp writes the terms of the rows. Products
  * come out as [key][query], so that weights are operands from registers, and dk and dv stay in registers.
  *
- * rho and y of LLA have more digits than bf16. A "plain" tile takes one part of them and of the weights, a
- * "fine" tile two: where the pass over rows needed two, as for rows that see few keys, rho and y are large
- * and what they add to dk cancels. Plain tiles that a warpgroup sees whole are pipelined in runs: the sums of
+ * rho and y of LLA have more digits than bf16. A tile takes one part of them and of the weights, or two
+ * parts: where the pass over rows needed two, as for rows that see few keys, rho and y are large and what
+ * they add to dk cancels. Tiles in one part that a warpgroup sees whole are pipelined in runs: the sums of
  * one tile are in flight while the scores of the next are issued, with element-wise work between. All others
  * come one at a time, with masks.
  */
@@ -22,21 +22,21 @@
 /* ------------------------------------------------------------------ a tile and 64 keys */
 
 /* 64 rows as operand A: HELD in registers, else read from shared memory by each product. */
-template <int DIM, bool HELD> struct first_operand {
-    __device__ __forceinline__ void take(const __nv_bfloat16 *) {}
+template <int DIM, bool HELD> struct row_operand {
+    __device__ __forceinline__ void load(const __nv_bfloat16 *) {}
     template <int BLOCKS>
-    __device__ __forceinline__ void times(float (&s)[BLOCKS][4], const __nv_bfloat16 *at,
-                                          const __nv_bfloat16 *tile, bool add) const
+    __device__ __forceinline__ void multiply(float (&s)[BLOCKS][4], const __nv_bfloat16 *at,
+                                             const __nv_bfloat16 *tile, bool add) const
     {
         more_rows<DIM>(s, at, tile, add);
     }
 };
-template <int DIM> struct first_operand<DIM, true> {
+template <int DIM> struct row_operand<DIM, true> {
     uint32_t rows[DIM / 16][4];
-    __device__ __forceinline__ void take(const __nv_bfloat16 *at) { load_rows<DIM>(rows, at); }
+    __device__ __forceinline__ void load(const __nv_bfloat16 *at) { load_rows<DIM>(rows, at); }
     template <int BLOCKS>
-    __device__ __forceinline__ void times(float (&s)[BLOCKS][4], const __nv_bfloat16 *,
-                                          const __nv_bfloat16 *tile, bool add) const
+    __device__ __forceinline__ void multiply(float (&s)[BLOCKS][4], const __nv_bfloat16 *,
+                                             const __nv_bfloat16 *tile, bool add) const
     {
         more_rows<DIM>(s, rows, tile, add);
     }
@@ -52,25 +52,25 @@ template <> struct key_decay<false> {
 };
 
 /* The state of a consumer warpgroup. */
-template <int DIM, int DIRECTIONS, bool DECAYED> struct key_group {
-    typedef key_shape_hopper<DIM, DIRECTIONS> S;
-    key_shared_hopper<DIM, DIRECTIONS> &sm;
+template <int DIM, int DIRECTIONS, bool DECAYED> struct key_consumer {
+    typedef key_shape<DIM, DIRECTIONS> tile_shape;
+    key_pass_shared<DIM, DIRECTIONS> &sm;
     const key_block &x;
     const key_view &v;
     tile_walk t;
-    int cheap;                   /* cheap_rows */
-    unsigned group, slot, count; /* slot: stage of the current tile; count: stages used so far */
-    int j, at[2];                /* the warpgroup's first key, and the thread's two */
-    float scale, scale2;         /* scale2: to base 2 */
+    int one_part_rows;            /* count_one_part_rows */
+    unsigned group, stage, count; /* stage: of the current tile; count: stages used so far */
+    int j, at[2];                 /* the warpgroup's first key, and the thread's two */
+    float scale, scale2;          /* scale2: to base 2 */
     bool by_max;
-    first_operand<DIM, S::keys_held> keys;
-    first_operand<DIM, S::values_held> values;
+    row_operand<DIM, tile_shape::keys_held> keys;
+    row_operand<DIM, tile_shape::values_held> values;
     key_decay<DECAYED> decay;
 
-    __device__ __forceinline__ const __nv_bfloat16 *tile(int which) const { return sm.slot[slot][which]; }
-    __device__ __forceinline__ const __nv_bfloat16 *rest(int which) const
+    __device__ __forceinline__ const __nv_bfloat16 *tile(int which) const { return sm.stage[stage][which]; }
+    __device__ __forceinline__ const __nv_bfloat16 *lo_tile(int which) const
     {
-        return sm.slot[(slot + 1) % KEY_SLOTS][which];
+        return sm.stage[(stage + 1) % KEY_STAGES][which];
     }
 };
 
@@ -91,19 +91,22 @@ template <int BLOCKS> static __device__ __forceinline__ column_terms<BLOCKS> col
 }
 
 template <int DIM, int DIRECTIONS, bool DECAYED>
-static __device__ __forceinline__ auto terms_of(const key_group<DIM, DIRECTIONS, DECAYED> &g, int which)
+static __device__ __forceinline__ auto terms_of(const key_consumer<DIM, DIRECTIONS, DECAYED> &wg, int which)
 {
-    return columns_of<key_shape_hopper<DIM, DIRECTIONS>::blocks>(g.sm.terms[g.slot][which]);
+    return columns_of<key_shape<DIM, DIRECTIONS>::blocks>(wg.sm.terms[wg.stage][which]);
 }
 
 /* Tells the compiler that x is the same in all lanes: descriptors made from x then cost the lanes nothing. */
-static __device__ __forceinline__ unsigned uniform(unsigned x) { return __reduce_max_sync(0xffffffffu, x); }
+static __device__ __forceinline__ unsigned warp_uniform(unsigned x)
+{
+    return __reduce_max_sync(0xffffffffu, x);
+}
 
 template <int DIM, int DIRECTIONS, bool DECAYED>
-static __device__ __forceinline__ void await_slot(key_group<DIM, DIRECTIONS, DECAYED> &g)
+static __device__ __forceinline__ void wait_stage(key_consumer<DIM, DIRECTIONS, DECAYED> &wg)
 {
-    ring_wait(g.sm.ring, g.count);
-    g.group = uniform(g.group), g.slot = uniform(g.count % KEY_SLOTS);
+    ring_wait(wg.sm.ring, wg.count);
+    wg.group = warp_uniform(wg.group), wg.stage = warp_uniform(wg.count % KEY_STAGES);
 }
 
 /* s: k . q, then p; u: k . rho, then 1 - u; e: v . do + k . y, then E. */
@@ -111,58 +114,58 @@ template <int BLOCKS> struct key_scores {
     float s[BLOCKS][4], u[BLOCKS][4], e[BLOCKS][4];
 };
 
-template <int DIM> struct key_sums_hopper {
+template <int DIM> struct key_gradients {
     float dk[DIM / TILE_SIDE][8][4], dv[DIM / TILE_SIDE][8][4];
 };
 
 /* Issues three groups of products (two where there is no direction): k . q, k . rho, v . do + k . y. */
-template <bool FINE, int DIM, int DIRECTIONS, bool DECAYED, int BLOCKS>
-static __device__ __forceinline__ void ask_scores(key_scores<BLOCKS> &x,
-                                                  const key_group<DIM, DIRECTIONS, DECAYED> &g)
+template <int PARTS, int DIM, int DIRECTIONS, bool DECAYED, int BLOCKS>
+static __device__ __forceinline__ void issue_scores(key_scores<BLOCKS> &x,
+                                                    const key_consumer<DIM, DIRECTIONS, DECAYED> &wg)
 {
-    const __nv_bfloat16 *const keys = g.sm.keys[g.group];
+    const __nv_bfloat16 *const keys = wg.sm.keys[wg.group];
     wgmma_fence();
-    g.keys.times(x.s, keys, g.tile(TILE_Q), false);
+    wg.keys.multiply(x.s, keys, wg.tile(TILE_Q), false);
     wgmma_commit();
     if constexpr (DIRECTIONS > NO_DIRECTION) {
-        if (FINE) {
-            g.keys.times(x.u, keys, g.rest(TILE_RHO), false);
+        if (PARTS == 2) {
+            wg.keys.multiply(x.u, keys, wg.lo_tile(TILE_RHO), false);
         }
-        g.keys.times(x.u, keys, g.tile(TILE_RHO), FINE);
+        wg.keys.multiply(x.u, keys, wg.tile(TILE_RHO), PARTS == 2);
         wgmma_commit();
     }
-    g.values.times(x.e, g.sm.values[g.group], g.tile(TILE_GRAD_O), false);
+    wg.values.multiply(x.e, wg.sm.values[wg.group], wg.tile(TILE_GRAD_O), false);
     if constexpr (DIRECTIONS == SOLVED_PROBE) {
-        if (FINE) {
-            g.keys.times(x.e, keys, g.rest(TILE_Y), true);
+        if (PARTS == 2) {
+            wg.keys.multiply(x.e, keys, wg.lo_tile(TILE_Y), true);
         }
-        g.keys.times(x.e, keys, g.tile(TILE_Y), true);
+        wg.keys.multiply(x.e, keys, wg.tile(TILE_Y), true);
     }
     wgmma_commit();
 }
 
 /* The products s = k . q become p. */
 template <int DIM, int DIRECTIONS, int BLOCKS>
-static __device__ __forceinline__ void weigh_keys(float (&s)[BLOCKS][4], const column_terms<BLOCKS> &lse,
-                                                  const key_group<DIM, DIRECTIONS, true> &g)
+static __device__ __forceinline__ void key_weights(float (&s)[BLOCKS][4], const column_terms<BLOCKS> &lse,
+                                                   const key_consumer<DIM, DIRECTIONS, true> &wg)
 {
-    const column_terms<BLOCKS> hi = columns_of<BLOCKS>(g.sm.decay[g.slot][0]),
-                               lo = columns_of<BLOCKS>(g.sm.decay[g.slot][1]);
+    const column_terms<BLOCKS> hi = columns_of<BLOCKS>(wg.sm.decay[wg.stage][0]),
+                               lo = columns_of<BLOCKS>(wg.sm.decay[wg.stage][1]);
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const local_decay_pair &key = g.decay.own[e / 2];
+            const local_decay_pair &key = wg.decay.own[e / 2];
             const float lost = (hi.at(n, e) - key.hi) + (lo.at(n, e) - key.lo);
-            s[n][e] = exp2_fast(fminf(fmaf(s[n][e], g.scale2, lost) - lse.at(n, e), 0));
+            s[n][e] = exp2_fast(fminf(fmaf(s[n][e], wg.scale2, lost) - lse.at(n, e), 0));
         }
     }
 }
 template <int DIM, int DIRECTIONS, int BLOCKS>
-static __device__ __forceinline__ void weigh_keys(float (&s)[BLOCKS][4], const column_terms<BLOCKS> &lse,
-                                                  const key_group<DIM, DIRECTIONS, false> &g)
+static __device__ __forceinline__ void key_weights(float (&s)[BLOCKS][4], const column_terms<BLOCKS> &lse,
+                                                   const key_consumer<DIM, DIRECTIONS, false> &wg)
 {
-    const float scale2 = g.scale2;
+    const float scale2 = wg.scale2;
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
@@ -201,14 +204,14 @@ static __device__ __forceinline__ void centre_error(float (&x)[BLOCKS][4], const
 /* Pairs that are not seen become 0 in all three arrays, whatever memory holds there. */
 template <int DIM, int DIRECTIONS, bool DECAYED, int BLOCKS>
 static __device__ __forceinline__ void mask_pairs(key_scores<BLOCKS> &x,
-                                                  const key_group<DIM, DIRECTIONS, DECAYED> &g)
+                                                  const key_consumer<DIM, DIRECTIONS, DECAYED> &wg)
 {
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const int i = g.t.i + column_of(n, e), j = g.at[e / 2];
-            const bool seen = i < g.v.nq && j < g.v.nk && j <= i + g.v.up && j >= i + g.v.low;
+            const int i = wg.t.i + column_of(n, e), j = wg.at[e / 2];
+            const bool seen = i < wg.v.nq && j < wg.v.nk && j <= i + wg.v.up && j >= i + wg.v.low;
             x.s[n][e] = seen ? x.s[n][e] : 0;
             x.u[n][e] = seen && DIRECTIONS > NO_DIRECTION ? x.u[n][e] : 0;
             x.e[n][e] = seen ? x.e[n][e] : 0;
@@ -218,8 +221,8 @@ static __device__ __forceinline__ void mask_pairs(key_scores<BLOCKS> &x,
 
 /* p (1 - u) as operand: the weights of do in dv, and of y in dk. */
 template <int PARTS, int DIRECTIONS, int STEPS, int BLOCKS>
-static __device__ __forceinline__ void keep_weights(weights_operand<PARTS, STEPS> &kept,
-                                                    const key_scores<BLOCKS> &x)
+static __device__ __forceinline__ void pack_effective_weights(weights_operand<PARTS, STEPS> &effective,
+                                                              const key_scores<BLOCKS> &x)
 {
     float w[BLOCKS][4];
 #pragma unroll
@@ -229,24 +232,24 @@ static __device__ __forceinline__ void keep_weights(weights_operand<PARTS, STEPS
             w[n][e] = DIRECTIONS > NO_DIRECTION ? x.s[n][e] * x.u[n][e] : x.s[n][e];
         }
     }
-    split_weights(kept, w);
+    split_weights(effective, w);
 }
 
 /* s becomes scale ds (without scale where there is no direction), e becomes -p E. */
 template <int DIM, int DIRECTIONS, bool DECAYED, int BLOCKS>
 static __device__ __forceinline__ void score_gradient(key_scores<BLOCKS> &x,
-                                                      const key_group<DIM, DIRECTIONS, DECAYED> &g)
+                                                      const key_consumer<DIM, DIRECTIONS, DECAYED> &wg)
 {
     column_terms<BLOCKS> own;
     if (DIRECTIONS > NO_DIRECTION) {
-        own = terms_of(g, TERM_E);
+        own = terms_of(wg, TERM_E);
     }
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const float p = x.s[n][e], error = x.e[n][e];
-            x.s[n][e] = DIRECTIONS > NO_DIRECTION ? p * g.scale * (x.u[n][e] * error + own.at(n, e))
+            x.s[n][e] = DIRECTIONS > NO_DIRECTION ? p * wg.scale * (x.u[n][e] * error + own.at(n, e))
                                                   : p * error;
             x.e[n][e] = -p * error;
         }
@@ -256,21 +259,21 @@ static __device__ __forceinline__ void score_gradient(key_scores<BLOCKS> &x,
 /* Where the unit of the ridge is the largest p: adds scale e to scale ds of the key that has it. */
 template <int DIM, int DIRECTIONS, bool DECAYED, int BLOCKS>
 static __device__ __forceinline__ void add_peaks(float (&ds)[BLOCKS][4],
-                                                 const key_group<DIM, DIRECTIONS, DECAYED> &g)
+                                                 const key_consumer<DIM, DIRECTIONS, DECAYED> &wg)
 {
-    const column_terms<BLOCKS> peak = terms_of(g, TERM_PEAK), own = terms_of(g, TERM_PEAK_E);
+    const column_terms<BLOCKS> peak = terms_of(wg, TERM_PEAK), own = terms_of(wg, TERM_PEAK_E);
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            ds[n][e] += g.at[e / 2] == __float_as_int(peak.at(n, e)) ? g.scale * own.at(n, e) : 0;
+            ds[n][e] += wg.at[e / 2] == __float_as_int(peak.at(n, e)) ? wg.scale * own.at(n, e) : 0;
         }
     }
 }
 
 /* Where scores decay: adds ds to the sums of the keys. */
 template <int DIM, int DIRECTIONS, bool DECAYED, int BLOCKS>
-static __device__ __forceinline__ void add_decay_sums(key_group<DIM, DIRECTIONS, DECAYED> &g,
+static __device__ __forceinline__ void add_decay_sums(key_consumer<DIM, DIRECTIONS, DECAYED> &wg,
                                                       const float (&ds)[BLOCKS][4])
 {
     if constexpr (DECAYED) {
@@ -278,7 +281,7 @@ static __device__ __forceinline__ void add_decay_sums(key_group<DIM, DIRECTIONS,
         for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                g.decay.sum[e / 2] += ds[n][e];
+                wg.decay.sum[e / 2] += ds[n][e];
             }
         }
     }
@@ -299,7 +302,7 @@ static __device__ __forceinline__ void add_weighted(float (&sum)[DIM / TILE_SIDE
     multiply_weights<DIM>(sum, w.part[0], tile);
 }
 
-template <int DIM> static __device__ __forceinline__ void sums_arrived(key_sums_hopper<DIM> &sum)
+template <int DIM> static __device__ __forceinline__ void wgmma_results(key_gradients<DIM> &sum)
 {
     wgmma_results(sum.dk);
     wgmma_results(sum.dv);
@@ -308,14 +311,14 @@ template <int DIM> static __device__ __forceinline__ void sums_arrived(key_sums_
 /* Rows of a tile beyond the sequence become 0: the next packed sequence lies there, and 0 times NaN is not 0.
  * Both consumers call it. */
 template <int DIM, int DIRECTIONS, bool DECAYED>
-static __device__ __forceinline__ void clear_beyond(const key_group<DIM, DIRECTIONS, DECAYED> &g)
+static __device__ __forceinline__ void clear_tail_consumers(const key_consumer<DIM, DIRECTIONS, DECAYED> &wg)
 {
-    typedef key_shape_hopper<DIM, DIRECTIONS> S;
-    const int real = g.v.nq - g.t.i, words = (S::queries - real) * (TILE_SIDE / 2);
-    uint32_t *const slot = (uint32_t *)g.sm.slot[g.count % KEY_SLOTS][0];
-    for (int n = 0; n < S::tiles * (DIM / TILE_SIDE); n++) {
+    typedef key_shape<DIM, DIRECTIONS> tile_shape;
+    const int real = wg.v.nq - wg.t.i, words = (tile_shape::queries - real) * (TILE_SIDE / 2);
+    uint32_t *const stage = (uint32_t *)wg.sm.stage[wg.count % KEY_STAGES][0];
+    for (int n = 0; n < tile_shape::tiles * (DIM / TILE_SIDE); n++) {
         for (int e = threadIdx.x; e < words; e += KEY_GROUPS * 128) {
-            slot[(n * S::queries + real) * (TILE_SIDE / 2) + e] = 0;
+            stage[(n * tile_shape::queries + real) * (TILE_SIDE / 2) + e] = 0;
         }
     }
     fence_async_proxy();
@@ -323,232 +326,234 @@ static __device__ __forceinline__ void clear_beyond(const key_group<DIM, DIRECTI
 }
 
 /* One tile, with masks and without pipelining. */
-template <bool FINE, int DIM, int DIRECTIONS, bool DECAYED>
-static __device__ __forceinline__ void single_tile(key_sums_hopper<DIM> &sum,
-                                                   key_group<DIM, DIRECTIONS, DECAYED> &g)
+template <int PARTS, int DIM, int DIRECTIONS, bool DECAYED>
+static __device__ __forceinline__ void masked_tile(key_gradients<DIM> &sum,
+                                                   key_consumer<DIM, DIRECTIONS, DECAYED> &wg)
 {
-    typedef key_shape_hopper<DIM, DIRECTIONS> S;
-    constexpr int parts = FINE ? 2 : 1;
-    key_scores<S::blocks> x;
-    weights_operand<parts, S::steps> w;
-    ask_scores<FINE>(x, g);
+    typedef key_shape<DIM, DIRECTIONS> tile_shape;
+    key_scores<tile_shape::blocks> x;
+    weights_operand<PARTS, tile_shape::steps> w;
+    issue_scores<PARTS>(x, wg);
     wgmma_wait<0>();
     wgmma_results(x.s);
     wgmma_results(x.e);
-    weigh_keys(x.s, terms_of(g, TERM_LSE), g);
+    key_weights(x.s, terms_of(wg, TERM_LSE), wg);
     if constexpr (DIRECTIONS > NO_DIRECTION) {
         wgmma_results(x.u);
-        centre_probe(x.u, terms_of(g, TERM_UNIT));
+        centre_probe(x.u, terms_of(wg, TERM_UNIT));
     }
-    centre_error(x.e, terms_of(g, TERM_CENTRE));
-    mask_pairs(x, g);
-    keep_weights<parts, DIRECTIONS>(w, x);
-    add_weighted<DIM>(sum.dv, w, g.tile(TILE_GRAD_O), NULL);
-    if constexpr (S::solved) {
-        add_weighted<DIM>(sum.dk, w, g.tile(TILE_Y), FINE ? g.rest(TILE_Y) : NULL);
+    centre_error(x.e, terms_of(wg, TERM_CENTRE));
+    mask_pairs(x, wg);
+    pack_effective_weights<PARTS, DIRECTIONS>(w, x);
+    add_weighted<DIM>(sum.dv, w, wg.tile(TILE_GRAD_O), NULL);
+    if constexpr (tile_shape::solved) {
+        add_weighted<DIM>(sum.dk, w, wg.tile(TILE_Y), PARTS == 2 ? wg.lo_tile(TILE_Y) : NULL);
     }
     wgmma_commit();
     wgmma_wait<0>();
-    sums_arrived(sum);
-    score_gradient(x, g);
-    if (S::solved && g.by_max) {
-        add_peaks(x.s, g);
+    wgmma_results(sum);
+    score_gradient(x, wg);
+    if (tile_shape::solved && wg.by_max) {
+        add_peaks(x.s, wg);
     }
-    add_decay_sums(g, x.s);
+    add_decay_sums(wg, x.s);
     split_weights(w, x.s);
-    add_weighted<DIM>(sum.dk, w, g.tile(TILE_Q), NULL);
+    add_weighted<DIM>(sum.dk, w, wg.tile(TILE_Q), NULL);
     wgmma_commit();
     wgmma_wait<0>();
-    sums_arrived(sum);
+    wgmma_results(sum);
     if constexpr (DIRECTIONS > NO_DIRECTION) {
         split_weights(w, x.e);
-        add_weighted<DIM>(sum.dk, w, g.tile(TILE_RHO), FINE ? g.rest(TILE_RHO) : NULL);
+        add_weighted<DIM>(sum.dk, w, wg.tile(TILE_RHO), PARTS == 2 ? wg.lo_tile(TILE_RHO) : NULL);
         wgmma_commit();
         wgmma_wait<0>();
-        sums_arrived(sum);
+        wgmma_results(sum);
     }
 }
 
 /* Rows of the current head, from the current tile on, whose directions have one part; among the next 32
  * blocks of 64 rows, one for each lane. */
 template <int DIM, int DIRECTIONS, bool DECAYED>
-static __device__ __forceinline__ int cheap_rows(const key_group<DIM, DIRECTIONS, DECAYED> &g)
+static __device__ __forceinline__ int count_one_part_rows(const key_consumer<DIM, DIRECTIONS, DECAYED> &wg)
 {
-    const int i = g.t.i + (int)(threadIdx.x % 32) * ROWS;
-    const bool fine = i < g.v.nq && rows_fine(g.v, g.t.head, i);
-    const unsigned any = __ballot_sync(0xffffffffu, fine);
-    return uniform((any ? __ffs((int)any) - 1 : 32) * ROWS - (any % 2 ? 0 : g.t.i % ROWS));
+    const int i = wg.t.i + (int)(threadIdx.x % 32) * ROWS;
+    const bool two_parts = i < wg.v.nq && needs_two_parts(wg.v, wg.t.head, i);
+    const unsigned any = __ballot_sync(0xffffffffu, two_parts);
+    return warp_uniform((any ? __ffs((int)any) - 1 : 32) * ROWS - (any % 2 ? 0 : wg.t.i % ROWS));
 }
 
-/* Tiles of the current head, from the current one on, that make a run: plain, and seen whole. */
+/* Tiles of the current head, from the current one on, that make a run: in one part, and seen whole. */
 template <int DIM, int DIRECTIONS, bool DECAYED>
-static __device__ __forceinline__ int run_length(const key_group<DIM, DIRECTIONS, DECAYED> &g)
+static __device__ __forceinline__ int run_length(const key_consumer<DIM, DIRECTIONS, DECAYED> &wg)
 {
-    typedef key_shape_hopper<DIM, DIRECTIONS> S;
-    if ((S::solved && (g.by_max || g.cheap <= 0)) || !tile_whole<S::queries>(g.v, g.t.i, g.j)) {
+    typedef key_shape<DIM, DIRECTIONS> tile_shape;
+    if ((tile_shape::solved && (wg.by_max || wg.one_part_rows <= 0)) ||
+        !tile_whole<tile_shape::queries>(wg.v, wg.t.i, wg.j)) {
         return 0;
     }
     /* The largest first row of a tile in the run: within the sequence, with key j in the window of the last
      * row of the tile, and with one part. */
-    int last = min(g.v.nq - S::queries, g.j - (S::queries - 1) - g.v.low);
-    if (S::solved) {
-        last = min(last, g.t.i + g.cheap - S::queries);
+    int last = min(wg.v.nq - tile_shape::queries, wg.j - (tile_shape::queries - 1) - wg.v.low);
+    if (tile_shape::solved) {
+        last = min(last, wg.t.i + wg.one_part_rows - tile_shape::queries);
     }
-    return (last - g.t.i) / S::queries + 1;
+    return (last - wg.t.i) / tile_shape::queries + 1;
 }
 
 /* A run of `length` tiles, at least one, pipelined. */
 template <int DIM, int DIRECTIONS, bool DECAYED>
-static __device__ __forceinline__ void run_tiles(key_sums_hopper<DIM> &sum,
-                                                 key_group<DIM, DIRECTIONS, DECAYED> &g, int length)
+static __device__ __forceinline__ void pipelined_tiles(key_gradients<DIM> &sum,
+                                                       key_consumer<DIM, DIRECTIONS, DECAYED> &wg, int length)
 {
-    typedef key_shape_hopper<DIM, DIRECTIONS> S;
+    typedef key_shape<DIM, DIRECTIONS> tile_shape;
     constexpr int groups = DIRECTIONS > NO_DIRECTION ? 3 : 2;
-    key_scores<S::blocks> x;
-    walk_on<S::queries>(g.t, g.x, length);
-    await_slot(g);
-    ask_scores<false>(x, g);
+    key_scores<tile_shape::blocks> x;
+    advance<tile_shape::queries>(wg.t, wg.x, length);
+    wait_stage(wg);
+    issue_scores<1>(x, wg);
     for (;;) {
-        weights_operand<1, S::steps> kept, ds, error;
-        g.slot = uniform(g.slot);
-        column_terms<S::blocks> term = terms_of(g, TERM_LSE);
+        weights_operand<1, tile_shape::steps> effective, ds, error;
+        wg.stage = warp_uniform(wg.stage);
+        column_terms<tile_shape::blocks> term = terms_of(wg, TERM_LSE);
         wgmma_wait<groups - 1>();
         wgmma_results(x.s);
-        weigh_keys(x.s, term, g);
+        key_weights(x.s, term, wg);
         if constexpr (DIRECTIONS > NO_DIRECTION) {
-            term = terms_of(g, TERM_UNIT);
+            term = terms_of(wg, TERM_UNIT);
             wgmma_wait<1>();
             wgmma_results(x.u);
             centre_probe(x.u, term);
         }
-        keep_weights<1, DIRECTIONS>(kept, x);
-        multiply_weights<DIM>(sum.dv, kept.part[0], g.tile(TILE_GRAD_O));
-        if constexpr (S::solved) {
-            more_weights<DIM>(sum.dk, kept.part[0], g.tile(TILE_Y));
+        pack_effective_weights<1, DIRECTIONS>(effective, x);
+        multiply_weights<DIM>(sum.dv, effective.part[0], wg.tile(TILE_GRAD_O));
+        if constexpr (tile_shape::solved) {
+            more_weights<DIM>(sum.dk, effective.part[0], wg.tile(TILE_Y));
         }
         wgmma_commit();
-        term = terms_of(g, TERM_CENTRE);
+        term = terms_of(wg, TERM_CENTRE);
         wgmma_wait<1>();
         wgmma_results(x.e);
         centre_error(x.e, term);
-        score_gradient(x, g);
-        add_decay_sums(g, x.s);
+        score_gradient(x, wg);
+        add_decay_sums(wg, x.s);
         split_weights(ds, x.s);
         if constexpr (DIRECTIONS > NO_DIRECTION) {
             split_weights(error, x.e);
         }
-        multiply_weights<DIM>(sum.dk, ds.part[0], g.tile(TILE_Q));
+        multiply_weights<DIM>(sum.dk, ds.part[0], wg.tile(TILE_Q));
         if constexpr (DIRECTIONS > NO_DIRECTION) {
-            more_weights<DIM>(sum.dk, error.part[0], g.tile(TILE_RHO));
+            more_weights<DIM>(sum.dk, error.part[0], wg.tile(TILE_RHO));
         }
         wgmma_commit();
-        if constexpr (S::keys_held && DIRECTIONS > NO_DIRECTION) {
+        if constexpr (tile_shape::keys_held && DIRECTIONS > NO_DIRECTION) {
             wgmma_wait<1>();
         }
-        const unsigned used = g.count++;
+        const unsigned used = wg.count++;
         if (--length == 0) {
             wgmma_wait<0>();
-            sums_arrived(sum);
-            ring_release(g.sm.ring, used);
+            wgmma_results(sum);
+            ring_release(wg.sm.ring, used);
             return;
         }
-        await_slot(g);
-        ask_scores<false>(x, g);
+        wait_stage(wg);
+        issue_scores<1>(x, wg);
         wgmma_wait<groups>();
-        ring_release(g.sm.ring, used);
+        ring_release(wg.sm.ring, used);
     }
 }
 
 /* Writes the keys' sums of ds over one head, from which the gradient of the decay is made. */
 template <int DIM, int DIRECTIONS>
-static __device__ __forceinline__ void put_decay_sums(const key_group<DIM, DIRECTIONS, true> &g, int head,
+static __device__ __forceinline__ void put_decay_sums(const key_consumer<DIM, DIRECTIONS, true> &wg, int head,
                                                       const loam_args &a)
 {
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        const float sum = quad_sum(g.decay.sum[row]) * (DIRECTIONS > NO_DIRECTION ? 1 / g.scale : 1);
-        if (a.grad_log_decay.data && threadIdx.x % 4 == 0 && g.at[row] - g.x.j0 < g.x.stored) {
-            ((float *)a.grad_log_decay.data)[LOCAL_AT(a.grad_log_decay, g.x.s.b, g.x.first_head + head,
-                                                      g.x.s.k0 + g.at[row])] = sum;
+        const float sum = quad_sum(wg.decay.sum[row]) * (DIRECTIONS > NO_DIRECTION ? 1 / wg.scale : 1);
+        if (a.grad_log_decay.data && threadIdx.x % 4 == 0 && wg.at[row] - wg.x.j0 < wg.x.stored) {
+            ((float *)a.grad_log_decay.data)[LOCAL_AT(a.grad_log_decay, wg.x.s.b, wg.x.first_head + head,
+                                                      wg.x.s.k0 + wg.at[row])] = sum;
         }
     }
 }
 
 /* The same for the last head. Where no query sees the keys, their sums are 0 for all heads. */
 template <int DIM, int DIRECTIONS>
-static __device__ __forceinline__ void put_last_decay_sums(key_group<DIM, DIRECTIONS, true> &g, int heads,
+static __device__ __forceinline__ void put_last_decay_sums(key_consumer<DIM, DIRECTIONS, true> &wg, int heads,
                                                            const loam_args &a)
 {
-    if (g.decay.head >= 0) {
-        put_decay_sums(g, g.decay.head, a);
+    if (wg.decay.head >= 0) {
+        put_decay_sums(wg, wg.decay.head, a);
         return;
     }
-    g.decay.sum[0] = g.decay.sum[1] = 0;
+    wg.decay.sum[0] = wg.decay.sum[1] = 0;
     for (int head = 0; head < heads; head++) {
-        put_decay_sums(g, head, a);
+        put_decay_sums(wg, head, a);
     }
 }
 
 /* Before each tile: where its head is new, writes the sums of the head before and loads G for the new one. */
 template <int DIM, int DIRECTIONS>
-static __device__ __forceinline__ void decay_of_head(key_group<DIM, DIRECTIONS, true> &g, const loam_args &a)
+static __device__ __forceinline__ void decay_of_head(key_consumer<DIM, DIRECTIONS, true> &wg,
+                                                     const loam_args &a)
 {
-    if (g.t.head == g.decay.head) {
+    if (wg.t.head == wg.decay.head) {
         return;
     }
-    if (g.decay.head >= 0) {
-        put_decay_sums(g, g.decay.head, a);
+    if (wg.decay.head >= 0) {
+        put_decay_sums(wg, wg.decay.head, a);
     }
-    g.decay.head = g.t.head;
-    const local_decay_pair *const sums = decay_sums(a, g.x.s, g.x.first_head + g.t.head);
+    wg.decay.head = wg.t.head;
+    const local_decay_pair *const sums = decay_sums(a, wg.x.s, wg.x.first_head + wg.t.head);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        g.decay.own[row] = row_decay(sums, min(g.at[row] + 1, g.v.nk));
-        g.decay.sum[row] = 0;
+        wg.decay.own[row] = row_decay(sums, min(wg.at[row] + 1, wg.v.nk));
+        wg.decay.sum[row] = 0;
     }
 }
 
 /* A consumer warpgroup: all tiles of queries, in runs or one at a time. */
 template <int DIM, int DIRECTIONS, bool DECAYED>
-static __device__ __forceinline__ void use_slots(key_sums_hopper<DIM> &sum,
-                                                 key_group<DIM, DIRECTIONS, DECAYED> &g, const loam_args &a)
+static __device__ __forceinline__ void consume_tiles(key_gradients<DIM> &sum,
+                                                     key_consumer<DIM, DIRECTIONS, DECAYED> &wg,
+                                                     const loam_args &a)
 {
-    typedef key_shape_hopper<DIM, DIRECTIONS> S;
-    while (g.t.left > 0) {
+    typedef key_shape<DIM, DIRECTIONS> tile_shape;
+    while (wg.t.left > 0) {
         if constexpr (DECAYED) {
-            decay_of_head(g, a);
+            decay_of_head(wg, a);
         }
-        g.cheap = S::solved ? cheap_rows(g) : 0;
-        const int length = run_length(g);
+        wg.one_part_rows = tile_shape::solved ? count_one_part_rows(wg) : 0;
+        const int length = run_length(wg);
         if (length > 0) {
-            run_tiles(sum, g, length);
+            pipelined_tiles(sum, wg, length);
             continue;
         }
-        const bool fine = S::solved && g.cheap <= 0;
-        await_slot(g);
-        if (fine) {
-            ring_wait(g.sm.ring, g.count + 1);
+        const bool two_parts = tile_shape::solved && wg.one_part_rows <= 0;
+        wait_stage(wg);
+        if (two_parts) {
+            ring_wait(wg.sm.ring, wg.count + 1);
         }
-        if (g.v.packed && g.t.i + S::queries > g.v.nq) {
-            clear_beyond(g);
-            if (fine) {
-                g.count++;
-                clear_beyond(g);
-                g.count--;
+        if (wg.v.packed && wg.t.i + tile_shape::queries > wg.v.nq) {
+            clear_tail_consumers(wg);
+            if (two_parts) {
+                wg.count++;
+                clear_tail_consumers(wg);
+                wg.count--;
             }
         }
-        if (tile_seen<S::queries>(g.v, g.t.i, g.j)) {
-            if (S::solved && fine) {
-                single_tile<true>(sum, g);
+        if (tile_seen<tile_shape::queries>(wg.v, wg.t.i, wg.j)) {
+            if (tile_shape::solved && two_parts) {
+                masked_tile<2>(sum, wg);
             } else {
-                single_tile<false>(sum, g);
+                masked_tile<1>(sum, wg);
             }
         }
-        ring_release(g.sm.ring, g.count++);
-        if (fine) {
-            ring_release(g.sm.ring, g.count++);
+        ring_release(wg.sm.ring, wg.count++);
+        if (two_parts) {
+            ring_release(wg.sm.ring, wg.count++);
         }
-        walk_on<S::queries>(g.t, g.x);
+        advance<tile_shape::queries>(wg.t, wg.x);
     }
 }
 
@@ -567,27 +572,27 @@ static __device__ __forceinline__ void put_pair(const loam_view &to, int64_t at,
 }
 
 template <int DIM, int DIRECTIONS, bool DECAYED>
-static __device__ __forceinline__ void put_key_sums(const key_sums_hopper<DIM> &sum,
-                                                    const key_group<DIM, DIRECTIONS, DECAYED> &g,
-                                                    const loam_args &a)
+static __device__ __forceinline__ void put_key_gradients(const key_gradients<DIM> &sum,
+                                                         const key_consumer<DIM, DIRECTIONS, DECAYED> &wg,
+                                                         const loam_args &a)
 {
-    const float scale = DIRECTIONS > NO_DIRECTION ? 1 : g.scale;
+    const float scale = DIRECTIONS > NO_DIRECTION ? 1 : wg.scale;
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        if (g.at[row] - g.x.j0 >= g.x.stored) {
+        if (wg.at[row] - wg.x.j0 >= wg.x.stored) {
             continue;
         }
-        const int64_t token = g.x.s.k0 + g.at[row];
+        const int64_t token = wg.x.s.k0 + wg.at[row];
 #pragma unroll
         for (int n = 0; n < DIM / 8; n++) {
             const float(&dk)[4] = sum.dk[n / 8][n % 8], (&dv)[4] = sum.dv[n / 8][n % 8];
             const int c = column_of(n, 0);
             if (a.grad_k.data) {
-                put_pair(a.grad_k, LOCAL_AT(a.grad_k, g.x.s.b, g.x.h_kv, token) + c, scale * dk[2 * row],
+                put_pair(a.grad_k, LOCAL_AT(a.grad_k, wg.x.s.b, wg.x.h_kv, token) + c, scale * dk[2 * row],
                          scale * dk[2 * row + 1]);
             }
             if (a.grad_v.data) {
-                put_pair(a.grad_v, LOCAL_AT(a.grad_v, g.x.s.b, g.x.h_kv, token) + c, dv[2 * row],
+                put_pair(a.grad_v, LOCAL_AT(a.grad_v, wg.x.s.b, wg.x.h_kv, token) + c, dv[2 * row],
                          dv[2 * row + 1]);
             }
         }
@@ -598,60 +603,61 @@ template <int DIM, int DIRECTIONS, bool DECAYED>
 __global__ void __launch_bounds__(KEY_THREADS, 1)
     key_kernel_hopper(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                       const row_arrays arrays, const key_directions directions,
-                      const __grid_constant__ key_maps_hopper maps)
+                      const __grid_constant__ key_maps maps)
 {
-    typedef key_shape_hopper<DIM, DIRECTIONS> S;
+    typedef key_shape<DIM, DIRECTIONS> tile_shape;
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
-    key_shared_hopper<DIM, DIRECTIONS> &sm = *(key_shared_hopper<DIM, DIRECTIONS> *)swizzled_memory;
-    const key_block x = key_block_at<KEY_ROWS>(p, a, blockIdx.x, S::queries);
+    key_pass_shared<DIM, DIRECTIONS> &sm = *(key_pass_shared<DIM, DIRECTIONS> *)swizzled_memory;
+    const key_block x = key_block_at<KEY_ROWS>(p, a, blockIdx.x, tile_shape::queries);
     if (x.stored <= 0) {
         return;
     }
     /* row_arrays.state counts blocks of 64 rows from the end of each sequence. */
     const int64_t last = (p.len_q + ROWS - 1) / ROWS - 1, sequence = blockIdx.x / p.heads_kv % p.batch;
     const key_view v = key_view_of(
-        p, x.s, S::solved ? arrays.state + (last * p.batch + sequence) * p.heads_q + x.first_head : NULL);
+        p, x.s,
+        tile_shape::solved ? arrays.state + (last * p.batch + sequence) * p.heads_q + x.first_head : NULL);
     const tile_walk t = { x.first, 0, (int)(x.tiles * (p.heads_q / p.heads_kv)) };
     if (threadIdx.x == 0) {
-        for (int n = 0; n < KEY_SLOTS; n++) {
-            barrier_init(&sm.ring.full[n], 1 + 32); /* the copies, and each lane of fill_terms */
+        for (int n = 0; n < KEY_STAGES; n++) {
+            barrier_init(&sm.ring.full[n], 1 + 32); /* the copies, and each lane of produce_terms */
             barrier_init(&sm.ring.empty[n], KEY_GROUPS * 4);
         }
         barrier_init(&sm.keys_full, 1);
         fence_async_proxy();
     }
     __syncthreads();
-    const bool by_max = S::solved && p.ridge_unit == LOAM_RIDGE_MAX;
-    const unsigned group = uniform(threadIdx.x / 128);
+    const bool by_max = tile_shape::solved && p.ridge_unit == LOAM_RIDGE_MAX;
+    const unsigned group = warp_uniform(threadIdx.x / 128);
     if (group == KEY_GROUPS) {
         registers_release<24>();
         if (threadIdx.x == KEY_GROUPS * 128) {
-            fill_slots<DIM, DIRECTIONS>(sm, maps, x, v, t);
+            produce_tiles<DIM, DIRECTIONS>(sm, maps, x, v, t);
         } else if (threadIdx.x / 32 == KEY_GROUPS * 4 + 1) {
-            fill_terms<DIM, DIRECTIONS, DECAYED>(sm, p, a, arrays, directions, x, v, by_max, t);
+            produce_terms<DIM, DIRECTIONS, DECAYED>(sm, p, a, arrays, directions, x, v, by_max, t);
         }
         return;
     }
     registers_acquire<240>();
     const int j = x.j0 + (int)group * TILE_SIDE, row = j + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     const float scale = (float)p.scale;
-    key_group<DIM, DIRECTIONS, DECAYED> g = {
+    key_consumer<DIM, DIRECTIONS, DECAYED> wg = {
         sm,     x,  v,  t, 0, group, 0, 0, j, { row, row + 8 }, scale, (float)(p.scale * 1.4426950408889634),
         by_max, {}, {}, {}
     };
     if constexpr (DECAYED) {
-        g.decay.head = -1;
+        wg.decay.head = -1;
     }
-    key_sums_hopper<DIM> sum;
+    key_gradients<DIM> sum;
     clear_sums<DIM>(sum.dk);
     clear_sums<DIM>(sum.dv);
     barrier_wait(&sm.keys_full, 0);
-    g.keys.take(sm.keys[group]);
-    g.values.take(sm.values[group]);
-    use_slots(sum, g, a);
-    put_key_sums(sum, g, a);
+    wg.keys.load(sm.keys[group]);
+    wg.values.load(sm.values[group]);
+    consume_tiles(sum, wg, a);
+    put_key_gradients(sum, wg, a);
     if constexpr (DECAYED) {
-        put_last_decay_sums(g, (int)(p.heads_q / p.heads_kv), a);
+        put_last_decay_sums(wg, (int)(p.heads_q / p.heads_kv), a);
     }
 }
 

@@ -27,13 +27,13 @@ struct pair_rows {
 /* p of one pair from its product q . k. Where the gradient of the scale is wanted (SCALED) the products are
  * kept, and p is computed from them at each use. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ float weight_hopper(const system_hopper<DIM, DECAYED> &sys, float product,
-                                                      int row, int j)
+static __device__ __forceinline__ float score_weight(const block_system<DIM, DECAYED> &sys, float product,
+                                                     int row, int j)
 {
     float score = product * sys.scale2;
     if constexpr (DECAYED) {
         const local_decay_pair *const sums = decay_sums(sys.a, sys.x.s, sys.x.h);
-        score += decay_between(row_decay(sums, sys.r.hi[row]), sums[j]);
+        score += decay_log2(row_decay(sums, sys.r.hi[row]), sums[j]);
     }
     const float p = exp2_fast(fminf(score - sys.lse2[row], 0));
     return sys.seen(row, j) ? p : 0;
@@ -42,17 +42,17 @@ static __device__ __forceinline__ float weight_hopper(const system_hopper<DIM, D
 /* The products s = q . k become p (SCALED: are kept), and g = do . v + y . k becomes p E. */
 template <bool SCALED, int DIM, bool DECAYED>
 static __device__ __forceinline__ void pair_errors(float (&s)[8][4], float (&g)[8][4],
-                                                   const system_hopper<DIM, DECAYED> &sys,
+                                                   const block_system<DIM, DECAYED> &sys,
                                                    const pair_rows &own, int j)
 {
     if (!SCALED) {
-        weights_hopper(s, sys, j);
+        score_weights(s, sys, j);
     }
 #pragma unroll
     for (int n = 0; n < 8; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const float p = SCALED ? weight_hopper(sys, s[n][e], e / 2, j + column_of(n, e)) : s[n][e];
+            const float p = SCALED ? score_weight(sys, s[n][e], e / 2, j + column_of(n, e)) : s[n][e];
             g[n][e] = p * (g[n][e] - own.error[e / 2]);
         }
     }
@@ -62,7 +62,7 @@ static __device__ __forceinline__ void pair_errors(float (&s)[8][4], float (&g)[
 template <bool SCALED, int DIM, bool DECAYED>
 static __device__ __forceinline__ void pair_gradients(float (&u)[8][4], const float (&s)[8][4],
                                                       const float (&f)[8][4],
-                                                      const system_hopper<DIM, DECAYED> &sys,
+                                                      const block_system<DIM, DECAYED> &sys,
                                                       const pair_rows &own, rows_sums &sum, int j)
 {
 #pragma unroll
@@ -70,7 +70,7 @@ static __device__ __forceinline__ void pair_gradients(float (&u)[8][4], const fl
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int row = e / 2;
-            const float p = SCALED ? weight_hopper(sys, s[n][e], row, j + column_of(n, e)) : s[n][e];
+            const float p = SCALED ? score_weight(sys, s[n][e], row, j + column_of(n, e)) : s[n][e];
             u[n][e] = f[n][e] * (own.one[row] - u[n][e]) + p * own.e[row];
         }
     }
@@ -98,7 +98,7 @@ static __device__ __forceinline__ void pair_gradients(float (&u)[8][4], const fl
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int row = e / 2;
-                const float p = weight_hopper(sys, s[n][e], row, j + column_of(n, e)),
+                const float p = score_weight(sys, s[n][e], row, j + column_of(n, e)),
                             x = s[n][e] - own.middle[row];
                 sum.scale[row] += p != 0 ? u[n][e] * x : 0;
                 sum.mean[row] += p != 0 ? p * x : 0;
@@ -125,24 +125,25 @@ static __device__ __forceinline__ void unpack_weights(float (&f)[8][4], const we
  * columns). At 128 dimensions there are no registers for three products beside both accumulators: u = rho . k
  * is then issued late, and p and p E are rounded to bf16 meanwhile. */
 template <bool SCALED, int DIM, bool DECAYED>
-static __device__ __forceinline__ void pair_sums(float (&q)[DIM / TILE_SIDE][8][4],
-                                                 float (&r)[DIM / TILE_SIDE][8][4], float (&inner)[2],
-                                                 float (&total)[2], const rows_system<DIM, DECAYED> &rs,
-                                                 const pair_rows &own, rows_sums &sum)
+static __device__ __forceinline__ void pair_sums_one_part(float (&q)[DIM / TILE_SIDE][8][4],
+                                                          float (&r)[DIM / TILE_SIDE][8][4],
+                                                          float (&inner)[2], float (&total)[2],
+                                                          const rows_system<DIM, DECAYED> &rs,
+                                                          const pair_rows &own, rows_sums &sum)
 {
     constexpr bool late = DIM > 64;
     static_assert(!(late && SCALED), "p in one part will not do");
-    const system_hopper<DIM, DECAYED> &sys = rs.sys;
-    tile_turns<DIM, DECAYED, pair_slots<DIM>::grad_o, true> turns(rs);
+    const block_system<DIM, DECAYED> &sys = rs.sys;
+    pair_stream<DIM, DECAYED, pair_stages<DIM>::grad_o, true> stream(rs);
     clear_sums<DIM>(q);
     clear_sums<DIM>(r);
-    while (turns.taken < turns.count) {
-        const int j = turns.key_of(turns.taken);
-        const __nv_bfloat16 *const values = turns.take(), *const keys = turns.take();
+    while (stream.waited < stream.count) {
+        const int j = stream.key_of(stream.waited);
+        const __nv_bfloat16 *const values = stream.wait(), *const keys = stream.wait();
         float s[8][4], g[8][4], u[8][4];
         weights_operand<1> p, f, ds;
         multiply_rows<DIM>(s, sys.sm.query, keys, false);
-        more_rows<DIM>(g, rs.slot(pair_slots<DIM>::grad_o), values, false);
+        more_rows<DIM>(g, rs.stage(pair_stages<DIM>::grad_o), values, false);
         more_rows<DIM>(g, sys.sm.direction[0], keys, true);
         if (!late) {
             more_rows<DIM>(u, sys.sm.direction[1], keys, false);
@@ -152,7 +153,7 @@ static __device__ __forceinline__ void pair_sums(float (&q)[DIM / TILE_SIDE][8][
         wgmma_results(s);
         wgmma_results(g);
         if (late) {
-            turns.give(turns.taken - 1);
+            stream.release(stream.waited - 1);
         }
         pair_errors<SCALED>(s, g, sys, own, j);
         split_weights(f, g);
@@ -179,21 +180,21 @@ static __device__ __forceinline__ void pair_sums(float (&q)[DIM / TILE_SIDE][8][
         wgmma_wait<0>();
         wgmma_results(r);
         wgmma_results(q);
-        turns.give(turns.taken);
+        stream.release(stream.waited);
     }
-    turns.finish();
+    stream.finish();
 }
 
 /* Issues u = rho . k and t (+)= y . k, with both parts of rho and y, after other products and without a
  * wgmma_fence. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void multiply_fine(float (&u)[8][4], float (&t)[8][4],
-                                                     const rows_system<DIM, DECAYED> &rs,
-                                                     const __nv_bfloat16 *keys, bool add)
+static __device__ __forceinline__ void multiply_two_parts(float (&u)[8][4], float (&t)[8][4],
+                                                          const rows_system<DIM, DECAYED> &rs,
+                                                          const __nv_bfloat16 *keys, bool add)
 {
-    more_rows<DIM>(u, rs.slot(pair_slots<DIM>::rho), keys, false);
+    more_rows<DIM>(u, rs.stage(pair_stages<DIM>::rho), keys, false);
     more_rows<DIM>(u, rs.sys.sm.direction[1], keys, true);
-    more_rows<DIM>(t, rs.slot(pair_slots<DIM>::y), keys, add);
+    more_rows<DIM>(t, rs.stage(pair_stages<DIM>::y), keys, add);
     more_rows<DIM>(t, rs.sys.sm.direction[0], keys, true);
 }
 
@@ -201,24 +202,25 @@ static __device__ __forceinline__ void multiply_fine(float (&u)[8][4], float (&t
  * With them u and t are exact relative to their own size, also where one key has nearly all the weight and
  * rho is large. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void find_rests(row_record (&rec)[2], const rows_system<DIM, DECAYED> &rs)
+static __device__ __forceinline__ void centre_errors(row_record (&rec)[2],
+                                                     const rows_system<DIM, DECAYED> &rs)
 {
-    const system_hopper<DIM, DECAYED> &sys = rs.sys;
+    const block_system<DIM, DECAYED> &sys = rs.sys;
     float omega[2] = { 0, 0 }, rho[2] = { 0, 0 }, y[2] = { 0, 0 };
-    tile_turns<DIM, DECAYED, pair_slots<DIM>::rho, false> turns(rs);
-    while (turns.taken < turns.count) {
-        const int j = turns.key_of(turns.taken);
-        const __nv_bfloat16 *const keys = turns.take();
+    pair_stream<DIM, DECAYED, pair_stages<DIM>::rho, false> stream(rs);
+    while (stream.waited < stream.count) {
+        const int j = stream.key_of(stream.waited);
+        const __nv_bfloat16 *const keys = stream.wait();
         float s[8][4], u[8][4], t[8][4];
         multiply_rows<DIM>(s, sys.sm.query, keys, false);
-        multiply_fine(u, t, rs, keys, false);
+        multiply_two_parts(u, t, rs, keys, false);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_results(s);
         wgmma_results(u);
         wgmma_results(t);
-        turns.give(turns.taken);
-        weights_hopper(s, sys, j);
+        stream.release(stream.waited);
+        score_weights(s, sys, j);
 #pragma unroll
         for (int n = 0; n < 8; n++) {
 #pragma unroll
@@ -230,7 +232,7 @@ static __device__ __forceinline__ void find_rests(row_record (&rec)[2], const ro
             }
         }
     }
-    turns.finish();
+    stream.finish();
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         const float sum = quad_sum(omega[row]), inverse = sum > 0 ? 1 / sum : 0;
@@ -239,28 +241,29 @@ static __device__ __forceinline__ void find_rests(row_record (&rec)[2], const ro
     }
 }
 
-/* pair_sums in two parts, without r. */
+/* The same in two parts, without r. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void pair_sums_fine(float (&q)[DIM / TILE_SIDE][8][4], float (&inner)[2],
-                                                      const rows_system<DIM, DECAYED> &rs,
-                                                      const pair_rows &own, rows_sums &sum)
+static __device__ __forceinline__ void pair_sums_two_parts(float (&q)[DIM / TILE_SIDE][8][4],
+                                                           float (&inner)[2],
+                                                           const rows_system<DIM, DECAYED> &rs,
+                                                           const pair_rows &own, rows_sums &sum)
 {
-    const system_hopper<DIM, DECAYED> &sys = rs.sys;
-    tile_turns<DIM, DECAYED, pair_slots<DIM>::rho, true> turns(rs);
+    const block_system<DIM, DECAYED> &sys = rs.sys;
+    pair_stream<DIM, DECAYED, pair_stages<DIM>::rho, true> stream(rs);
     clear_sums<DIM>(q);
-    while (turns.taken < turns.count) {
-        const int j = turns.key_of(turns.taken);
+    while (stream.waited < stream.count) {
+        const int j = stream.key_of(stream.waited);
         float s[8][4], g[8][4], u[8][4];
         weights_operand<2> ds;
-        const __nv_bfloat16 *const values = turns.take();
-        multiply_rows<DIM>(g, rs.slot(pair_slots<DIM>::grad_o), values, false);
+        const __nv_bfloat16 *const values = stream.wait();
+        multiply_rows<DIM>(g, rs.stage(pair_stages<DIM>::grad_o), values, false);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_results(g);
-        turns.give(turns.taken);
-        const __nv_bfloat16 *const keys = turns.take();
+        stream.release(stream.waited);
+        const __nv_bfloat16 *const keys = stream.wait();
         multiply_rows<DIM>(s, sys.sm.query, keys, false);
-        multiply_fine(u, g, rs, keys, true);
+        multiply_two_parts(u, g, rs, keys, true);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_results(s);
@@ -275,30 +278,31 @@ static __device__ __forceinline__ void pair_sums_fine(float (&q)[DIM / TILE_SIDE
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_results(q);
-        turns.give(turns.taken);
+        stream.release(stream.waited);
     }
-    turns.finish();
+    stream.finish();
 }
 
-/* Elements e and e + 1 (e = 0 or 2) of fragment n of y: from the scratch, rounded to one part, or, FINE, from
- * the direction. */
-template <bool FINE, int DIM, bool DECAYED>
-static __device__ __forceinline__ float2 solution_pair(const system_hopper<DIM, DECAYED> &sys,
+/* Elements e and e + 1 (e = 0 or 2) of fragment n of y: from the scratch, rounded to one part, or, where
+ * PARTS is 2, from the direction. */
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ float2 solution_pair(const block_system<DIM, DECAYED> &sys,
                                                        const cg_rows &k, int n, int e)
 {
     const lane_vector x = sys.vector(VECTOR_X);
-    float2 y = FINE ? direction_pair<true>(sys, n, e) : make_float2(x.get(4 * n + e), x.get(4 * n + e + 1));
+    float2 y = PARTS == 2 ? direction_pair<2>(sys, n, e)
+                          : make_float2(x.get(4 * n + e), x.get(4 * n + e + 1));
     y.x *= k.unit[e / 2], y.y *= k.unit[e / 2];
-    return FINE ? y : make_float2(rounded<1>(y.x), rounded<1>(y.y));
+    return PARTS == 2 ? y : make_float2(rounded<1>(y.x), rounded<1>(y.y));
 }
 
 /* Writes the tiles of y and rho, y itself and the gradient of the ridge; makes the records of the thread's
  * rows. */
-template <bool FINE, int DIM, bool DECAYED>
+template <int PARTS, int DIM, bool DECAYED>
 static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM, DECAYED> &rs, const cg_rows &k,
                                                       const rows_sums &sum, row_record (&rec)[2])
 {
-    const system_hopper<DIM, DECAYED> &sys = rs.sys;
+    const block_system<DIM, DECAYED> &sys = rs.sys;
     const loam_args &a = sys.a;
     const lane_vector kbar = sys.vector(VECTOR_KBAR);
     float e[2] = { 0, 0 }, ridge[2] = { 0, 0 }, rho_kbar[2] = { 0, 0 }, y_kbar[2] = { 0, 0 };
@@ -311,15 +315,15 @@ static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM, DEC
 #pragma unroll
         for (int at = 0; at < 4; at += 2) {
             const int row = at / 2, c = column_of(n, at), tile = swizzled(sys.r.at[row], c);
-            const float2 rho = rs.pair(rs.all.saved.rho, row, c), y = solution_pair<FINE>(sys, k, n, at);
+            const float2 rho = rs.pair(rs.all.saved.rho, row, c), y = solution_pair<PARTS>(sys, k, n, at);
             uint32_t rho_part[2], y_part[2];
             split_pair(rho_part, rho.x, rho.y);
             split_pair(y_part, y.x, y.y);
             *(uint32_t *)(sys.sm.direction[1] + tile) = rho_part[0];
             *(uint32_t *)(sys.sm.direction[0] + tile) = y_part[0];
-            if (FINE) {
-                *(uint32_t *)(rs.slot(pair_slots<DIM>::rho) + tile) = rho_part[1];
-                *(uint32_t *)(rs.slot(pair_slots<DIM>::y) + tile) = y_part[1];
+            if (PARTS == 2) {
+                *(uint32_t *)(rs.stage(pair_stages<DIM>::rho) + tile) = rho_part[1];
+                *(uint32_t *)(rs.stage(pair_stages<DIM>::y) + tile) = y_part[1];
             }
             const float part[2] = { -y.x * rho.x * sys.ridge.unit[row], -y.y * rho.y * sys.ridge.unit[row] };
             const float mean[2] = { kbar.get(4 * n + at), kbar.get(4 * n + at + 1) };
@@ -369,7 +373,7 @@ static __device__ __forceinline__ void put_records(const rows_system<DIM, DECAYE
 
 /* The constants of the pairs from the records of the rows. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ pair_rows pair_rows_of(const system_hopper<DIM, DECAYED> &sys,
+static __device__ __forceinline__ pair_rows pair_rows_of(const block_system<DIM, DECAYED> &sys,
                                                          const row_record (&rec)[2])
 {
     const float scale = (float)sys.p.scale;
@@ -389,16 +393,16 @@ static __device__ __forceinline__ pair_rows pair_rows_of(const system_hopper<DIM
 }
 
 /* Begins the last sweep: do is copied into its stage while the threads fill the other tiles of rows. */
-template <bool FINE, int DIM, bool DECAYED>
+template <int PARTS, int DIM, bool DECAYED>
 static __device__ __forceinline__ void begin_pairs(const rows_system<DIM, DECAYED> &rs, const cg_rows &k,
                                                    rows_sums &sum, row_record (&rec)[2])
 {
     if (threadIdx.x == 0) {
         barrier_expect(&rs.sys.sm.query_full, DIM * TILE_SIDE * 2);
-        ask_rows(rs.sys, rs.slot(pair_slots<DIM>::grad_o), rs.all.maps.grad_o);
+        load_row_tile(rs.sys, rs.stage(pair_stages<DIM>::grad_o), rs.all.maps.grad_o);
     }
     sum.scale[0] = sum.scale[1] = sum.mean[0] = sum.mean[1] = sum.total[0] = sum.total[1] = 0;
-    fill_pair_rows<FINE>(rs, k, sum, rec);
+    fill_pair_rows<PARTS>(rs, k, sum, rec);
     fence_async_proxy();
     __syncthreads();
     barrier_wait(&rs.sys.sm.query_full, rs.count.rows++ % 2);
@@ -410,14 +414,14 @@ static __device__ __forceinline__ void put_pairs(const rows_system<DIM, DECAYED>
                                                  const float (&q)[DIM / TILE_SIDE][8][4], float (&inner)[2],
                                                  rows_sums &sum)
 {
-    const system_hopper<DIM, DECAYED> &sys = rs.sys;
+    const block_system<DIM, DECAYED> &sys = rs.sys;
     const loam_args &a = sys.a;
     const lane_vector kbar = sys.vector(VECTOR_KBAR);
     const float scale = (float)sys.p.scale;
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         inner[row] = quad_sum(inner[row]);
-        /* sum ds is 0 but for rounding: the difference is taken out at the mean x, and in dq at the mean
+        /* sum ds is 0 but for rounding: the difference is subtracted at the mean x, and in dq at the mean
          * key. */
         const float rest = inner[row] * quad_sum(sum.mean[row]);
         sum.scale[row] = quad_sum(sum.scale[row]) - (fabsf(rest) < INFINITY ? rest : 0);
@@ -451,24 +455,24 @@ static __device__ __forceinline__ void put_pairs(const rows_system<DIM, DECAYED>
     }
 }
 
-/* The last sweep of a cheap block. True where the solve is accepted: all results of the rows are then
+/* The last sweep of a block in one part. True where the solve is accepted: all results of the rows are then
  * written. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ bool finish_rows(const rows_system<DIM, DECAYED> &rs, const cg_rows &k,
-                                                   const bool (&wanted)[2], const cg_tolerance &tolerance,
-                                                   rows_sums &sum)
+static __device__ __forceinline__ bool finish_rows_one_part(const rows_system<DIM, DECAYED> &rs,
+                                                            const cg_rows &k, const bool (&wanted)[2],
+                                                            const cg_tolerance &tolerance, rows_sums &sum)
 {
-    const system_hopper<DIM, DECAYED> &sys = rs.sys;
+    const block_system<DIM, DECAYED> &sys = rs.sys;
     float q[DIM / TILE_SIDE][8][4], r[DIM / TILE_SIDE][8][4];
     float inner[2] = { 0, 0 }, total[2] = { 0, 0 }, error2[2] = { 0, 0 }, residual;
     row_record rec[2];
-    begin_pairs<false>(rs, k, sum, rec);
+    begin_pairs<1>(rs, k, sum, rec);
     put_records(rs, rec);
     const pair_rows own = pair_rows_of(sys, rec);
     if (DIM > 64 || !sys.a.grad_scale) {
-        pair_sums<false>(q, r, inner, total, rs, own, sum);
+        pair_sums_one_part<false>(q, r, inner, total, rs, own, sum);
     } else if constexpr (DIM == 64) {
-        pair_sums<true>(q, r, inner, total, rs, own, sum);
+        pair_sums_one_part<true>(q, r, inner, total, rs, own, sum);
     }
     const lane_vector kbar = sys.vector(VECTOR_KBAR);
     const float inverse[2] = { 1 / (k.unit[0] * k.unit[0]), 1 / (k.unit[1] * k.unit[1]) };
@@ -477,7 +481,7 @@ static __device__ __forceinline__ bool finish_rows(const rows_system<DIM, DECAYE
     for (int n = 0; n < DIM / 8; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e += 2) {
-            const float2 y = direction_pair<false>(sys, n, e);
+            const float2 y = direction_pair<1>(sys, n, e);
 #pragma unroll
             for (int s = 0; s < 2; s++) {
                 const int row = e / 2;
@@ -502,16 +506,16 @@ static __device__ __forceinline__ bool finish_rows(const rows_system<DIM, DECAYE
 
 /* The last sweeps of a block in two parts. The solution is the direction. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void finish_rows_fine(const rows_system<DIM, DECAYED> &rs, const cg_rows &k,
-                                                        rows_sums &sum)
+static __device__ __forceinline__ void finish_rows_two_parts(const rows_system<DIM, DECAYED> &rs,
+                                                             const cg_rows &k, rows_sums &sum)
 {
     float q[DIM / TILE_SIDE][8][4], inner[2] = { 0, 0 };
     row_record rec[2];
-    begin_pairs<true>(rs, k, sum, rec);
-    find_rests(rec, rs);
+    begin_pairs<2>(rs, k, sum, rec);
+    centre_errors(rec, rs);
     put_records(rs, rec);
     const pair_rows own = pair_rows_of(rs.sys, rec);
-    pair_sums_fine(q, inner, rs, own, sum);
+    pair_sums_two_parts(q, inner, rs, own, sum);
     put_pairs(rs, q, inner, sum);
 }
 

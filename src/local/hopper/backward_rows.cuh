@@ -4,7 +4,7 @@
  * y = drho, and dq of 64 rows at a time, with the solver of local/hopper/solve.cuh. Formulas are those of
  * local/cuda/backward_probe.cuh and local/cuda/backward_query.cuh.
  *
- * As in forward, blocks whose rows see many keys have one bf16 part ("cheap"), if one was enough for each of
+ * As in forward, blocks whose rows see many keys have one bf16 part, if one was enough for each of
  * their probes in forward. rho and y are then bf16 numbers times a power of two, and the last sweep has each
  * in one tile. That sweep also finds the residual of the adjoint solve: with E = g - gbar + t,
  * drho - (Cov + Lambda) y = -sum p E kappa - Lambda y. Blocks that miss the tolerance, and all other blocks,
@@ -21,11 +21,11 @@
 /* Finds the highest score of each row, and its first key, in the tile that begins at key j. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void find_peak(rows_sums &sum, const float (&products)[8][4],
-                                                 const system_hopper<DIM, DECAYED> &sys, int j)
+                                                 const block_system<DIM, DECAYED> &sys, int j)
 {
     float s[8][4];
     memcpy(s, products, sizeof s);
-    decay_of_tile(s, sys, j);
+    add_decay(s, sys, j);
 #pragma unroll
     for (int n = 0; n < 8; n++) {
 #pragma unroll
@@ -59,30 +59,30 @@ static __device__ __forceinline__ void finish_peak(rows_sums &sum)
 
 /* The first sweep: f = sum p (g - gbar) k of the thread's rows, and sum.rest. do lies where the direction
  * will be. */
-template <bool FINE, int DIM, bool DECAYED>
-static __device__ __forceinline__ void probe_gradient_hopper(float (&f)[DIM / TILE_SIDE][8][4],
-                                                             const rows_system<DIM, DECAYED> &rs,
-                                                             rows_sums &sum, bool peak)
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void probe_gradient_sweep(float (&f)[DIM / TILE_SIDE][8][4],
+                                                            const rows_system<DIM, DECAYED> &rs,
+                                                            rows_sums &sum, bool peak)
 {
-    const system_hopper<DIM, DECAYED> &sys = rs.sys;
+    const block_system<DIM, DECAYED> &sys = rs.sys;
     float s[8][4], g[8][4], total[2] = { 0, 0 };
-    weights_operand<FINE ? 2 : 1> w;
+    weights_operand<PARTS> w;
     sum.best[0] = sum.best[1] = -INFINITY;
     sum.peak[0] = sum.peak[1] = INT32_MAX;
     clear_sums<DIM>(f);
-    stream_steps_hopper<DIM, true, !FINE, true>(
+    stream_pipelined<DIM, true, PARTS == 1, true>(
         sys.ring(), rs.count.ring, sys.maps, sys.x,
-        [&](const tiles_at &t) {
+        [&](const kv_tile &t) {
             multiply_rows<DIM>(s, sys.sm.query, t.keys, false);
             more_rows<DIM>(g, sys.sm.direction[0], t.values, false);
         },
-        [&](const tiles_at &t) {
+        [&](const kv_tile &t) {
             wgmma_results(s);
             wgmma_results(g);
             if (peak) {
                 find_peak(sum, s, sys, t.j);
             }
-            weights_hopper(s, sys, t.j);
+            score_weights(s, sys, t.j);
 #pragma unroll
             for (int n = 0; n < 8; n++) {
 #pragma unroll
@@ -96,10 +96,10 @@ static __device__ __forceinline__ void probe_gradient_hopper(float (&f)[DIM / TI
             split_weights(w, g);
             add_weights(total, w);
         },
-        [&](const tiles_at &t) {
+        [&](const kv_tile &t) {
             multiply_weights<DIM>(f, w.part[0], t.keys);
-            if (FINE) {
-                more_weights<DIM>(f, w.part[FINE], t.keys);
+            if (PARTS == 2) {
+                more_weights<DIM>(f, w.part[PARTS - 1], t.keys);
             }
         });
     wgmma_results(f);
@@ -109,11 +109,11 @@ static __device__ __forceinline__ void probe_gradient_hopper(float (&f)[DIM / TI
 
 /* drho = -sum p (g - gbar) kappa, scaled to about 1, becomes b of the solve; x = 0. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void begin_adjoint(const rows_system<DIM, DECAYED> &rs, cg_rows &k,
+static __device__ __forceinline__ void start_adjoint(const rows_system<DIM, DECAYED> &rs, cg_rows &k,
                                                      const float (&f)[DIM / TILE_SIDE][8][4],
                                                      const rows_sums &sum, const bool (&wanted)[2])
 {
-    const system_hopper<DIM, DECAYED> &sys = rs.sys;
+    const block_system<DIM, DECAYED> &sys = rs.sys;
     const lane_vector kbar = sys.vector(VECTOR_KBAR);
     float y[DIM / 2], top[2] = { 0, 0 };
 #pragma unroll
@@ -122,7 +122,7 @@ static __device__ __forceinline__ void begin_adjoint(const rows_system<DIM, DECA
         y[n] = rs.r.real[row] ? sum.rest[row] * kbar.get(n) - f[n / 32][n / 4 % 8][n % 4] : 0;
         top[row] = fmaxf(top[row], fabsf(y[n]));
     }
-    cg_begin_hopper(sys, k, y, top, wanted);
+    start_cg(sys, k, y, top, wanted);
 }
 
 /* ------------------------------------------------------------------ the solve */
@@ -135,7 +135,7 @@ static __device__ __forceinline__ bool check_rows(const rows_system<DIM, DECAYED
                                                   const bool (&wanted)[2], const cg_tolerance &tolerance,
                                                   const rows_sums &sum)
 {
-    const system_hopper<DIM, DECAYED> &sys = rs.sys;
+    const block_system<DIM, DECAYED> &sys = rs.sys;
     const lane_vector x = sys.vector(VECTOR_X), b = sys.vector(VECTOR_B);
     const float none[2] = { 0, 0 };
     float y[DIM / TILE_SIDE][8][4], centre[2], error2[2] = { 0, 0 }, residual;
@@ -144,8 +144,8 @@ static __device__ __forceinline__ bool check_rows(const rows_system<DIM, DECAYED
     for (int n = 0; n < DIM / 2; n++) {
         y[n / 32][n / 4 % 8][n % 4] = x.get(n);
     }
-    turn_direction<true>(sys, y, none, centre);
-    image_hopper<true>(y, sys, centre);
+    update_direction<2>(sys, y, none, centre);
+    compute_image<2>(y, sys, centre);
 #pragma unroll
     for (int n = 0; n < DIM / 2; n++) {
         const float wrong = b.get(n) - y[n / 32][n / 4 % 8][n % 4];
@@ -164,8 +164,7 @@ static __device__ __forceinline__ bool check_rows(const rows_system<DIM, DECAYED
     for (int n = 0; n < DIM / 4; n++) {
         const int row = n % 2, c = column_of(n / 2, 0);
         if (sys.r.real[row]) {
-            *(float2 *)(rs.all.arrays.y + rs.line(row) * DIM + c) = solution_pair<true>(sys, k, n / 2,
-                                                                                        2 * row);
+            *(float2 *)(rs.all.arrays.y + rs.line(row) * DIM + c) = solution_pair<2>(sys, k, n / 2, 2 * row);
         }
     }
 #pragma unroll
@@ -189,9 +188,9 @@ static __device__ __forceinline__ bool check_rows(const rows_system<DIM, DECAYED
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ bool load_means(const rows_system<DIM, DECAYED> &rs, rows_sums &sum)
 {
-    const system_hopper<DIM, DECAYED> &sys = rs.sys;
+    const block_system<DIM, DECAYED> &sys = rs.sys;
     const lane_vector kbar = sys.vector(VECTOR_KBAR);
-    bool fine = false;
+    bool two_parts = false;
     sum.gbar[0] = sum.gbar[1] = 0;
 #pragma unroll 8
     for (int n = 0; n < DIM / 8; n++) {
@@ -203,27 +202,27 @@ static __device__ __forceinline__ bool load_means(const rows_system<DIM, DECAYED
             const float2 grad = __bfloat1622float2(
                 *(const __nv_bfloat162 *)(sys.sm.direction[0] + swizzled(rs.r.at[row], c)));
             kbar.put(4 * n + e, mean.x), kbar.put(4 * n + e + 1, mean.y);
-            fine |= rounded<1>(rho.x) != rho.x || rounded<1>(rho.y) != rho.y;
+            two_parts |= rounded<1>(rho.x) != rho.x || rounded<1>(rho.y) != rho.y;
             sum.gbar[row] += grad.x * value.x + grad.y * value.y;
         }
     }
     sum.gbar[0] = quad_sum(sum.gbar[0]), sum.gbar[1] = quad_sum(sum.gbar[1]);
-    return fine;
+    return two_parts;
 }
 
 /* The first sweep, from do to b of the adjoint solve; and the ridge, where its unit is the largest p. */
-template <bool FINE, int DIM, bool DECAYED>
-static __device__ __forceinline__ void begin_rows(system_hopper<DIM, DECAYED> &sys, row_ridge &ridge,
-                                                  cg_rows &k, rows_sums &sums, const rows_launch &all,
-                                                  rows_count &count, const bool (&wanted)[2])
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void first_sweep(block_system<DIM, DECAYED> &sys, row_ridge &ridge,
+                                                   cg_rows &k, rows_sums &sums, const rows_launch &all,
+                                                   rows_count &count, const bool (&wanted)[2])
 {
     const rows_system<DIM, DECAYED> rs(sys, all, count);
     const bool by_max = all.p.ridge_unit == LOAM_RIDGE_MAX;
     rows_sums sum = sums;
     cg_rows begun;
     float f[DIM / TILE_SIDE][8][4];
-    probe_gradient_hopper<FINE>(f, rs, sum, FINE || by_max);
-    begin_adjoint(rs, begun, f, sum, wanted);
+    probe_gradient_sweep<PARTS>(f, rs, sum, PARTS == 2 || by_max);
+    start_adjoint(rs, begun, f, sum, wanted);
     k = begun, sums = sum;
     if (by_max) {
         float unit[2];
@@ -235,24 +234,10 @@ static __device__ __forceinline__ void begin_rows(system_hopper<DIM, DECAYED> &s
     }
 }
 
-/* Marks as live the rows that the last sweep would not accept, or only just, if their true residual were the
- * recursive one; true where there are any. */
-static __device__ __forceinline__ bool go_on(cg_rows &k, const cg_tolerance &tolerance,
-                                             const bool (&wanted)[2])
-{
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        const float bound = 0.7f * tolerance.accept;
-        k.live[row] = wanted[row] && k.rr[row] < INFINITY &&
-                      k.rr[row] * k.most[row] > bound * bound * k.bb[row] * k.least[row];
-    }
-    return k.live[0] || k.live[1];
-}
-
-/* Computes the rows of the block in one part or, FINE, in two; false where one part is not enough. */
-template <bool FINE, int DIM, bool DECAYED>
-static __device__ __forceinline__ bool rows_block_hopper(solve_shared_hopper<DIM> &sm, rows_count &count,
-                                                         const rows_launch &all, float *scratch)
+/* Computes the rows of the block in PARTS bf16 parts; false where one part is not enough. */
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ bool rows_block(solver_shared<DIM> &sm, rows_count &count,
+                                                  const rows_launch &all, float *scratch)
 {
     const loam_problem &p = all.p;
     const loam_args &a = all.a;
@@ -265,58 +250,58 @@ static __device__ __forceinline__ bool rows_block_hopper(solve_shared_hopper<DIM
     const float units[2] = { 1, 1 };
     row_ridge ridge_storage = row_ridge_of(p, a, x, r, units);
     row_ridge &ridge = in_memory(ridge_storage);
-    system_hopper<DIM, DECAYED> sys_storage = { p,
-                                                a,
-                                                x,
-                                                r,
-                                                ridge,
-                                                all.maps.all,
-                                                sm,
-                                                count.ring,
-                                                scratch,
-                                                (float)(p.scale * 1.4426950408889634),
-                                                { 0, 0 },
-                                                (int)first,
-                                                x.rows < ROWS ? 0 : (int)hi,
-                                                FINE,
-                                                false };
-    system_hopper<DIM, DECAYED> &sys = in_memory(sys_storage);
+    block_system<DIM, DECAYED> sys_storage = { p,
+                                               a,
+                                               x,
+                                               r,
+                                               ridge,
+                                               all.maps.all,
+                                               sm,
+                                               count.ring,
+                                               scratch,
+                                               (float)(p.scale * 1.4426950408889634),
+                                               { 0, 0 },
+                                               (int)first,
+                                               x.rows < ROWS ? 0 : (int)hi,
+                                               false };
+    block_system<DIM, DECAYED> &sys = in_memory(sys_storage);
     rows_sums sum_storage = {};
     rows_sums &sum = in_memory(sum_storage);
     cg_rows k_storage;
     cg_rows &k = in_memory(k_storage);
     if (threadIdx.x == 0) {
         barrier_expect(&sm.query_full, 2 * DIM * TILE_SIDE * 2);
-        ask_rows(sys, sm.query, all.maps.all.q);
-        ask_rows(sys, sm.direction[0], all.maps.grad_o);
+        load_row_tile(sys, sm.query, all.maps.all.q);
+        load_row_tile(sys, sm.direction[0], all.maps.grad_o);
     }
     barrier_wait(&sm.query_full, count.rows++ % 2);
 
-    bool wanted[2], many = load_means(rows_system<DIM, DECAYED>(sys, all, count), sum), tame = true;
+    bool wanted[2], two_parts = load_means(rows_system<DIM, DECAYED>(sys, all, count), sum), lse_exact = true;
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         const float lse = r.real[row]
                               ? ((const float *)all.saved.lse)[local_row(&p, &x.s, x.h, x.i0 + r.at[row])]
                               : 0;
         sys.lse2[row] = finite_or_zero(lse) * 1.44269504f;
-        tame = tame && fabsf(sys.lse2[row]) < TAME_LSE;
+        lse_exact = lse_exact && fabsf(sys.lse2[row]) < EXACT_LSE;
         wanted[row] = r.lo[row] < r.hi[row] && ridge.least[row] > 0;
-        many |= r.lo[row] < r.hi[row] && !wanted[row];
+        two_parts |= r.lo[row] < r.hi[row] && !wanted[row];
     }
-    sys.tame = __syncthreads_and(tame);
+    sys.lse_exact = __syncthreads_and(lse_exact);
     /* In one part, the pass at 128 dimensions has no registers for the gradient of the scale. */
-    if (!FINE && (__syncthreads_or(many) || (DIM > 64 && a.grad_scale))) {
+    if (PARTS == 1 && (__syncthreads_or(two_parts) || (DIM > 64 && a.grad_scale))) {
         return false;
     }
     /* One part is accepted at a larger residual than in forward: its error enters the gradients once, and a
      * launch with one listed block takes 0.3 ms. */
-    const cg_tolerance tolerance = FINE ? cg_tolerance{ 3e-4f, 1e-2f, 128 } : cg_tolerance{ 8e-3f, 3e-2f, 8 };
-    begin_rows<FINE>(sys, ridge, k, sum, all, count, wanted);
-    cg_run<FINE>(sys, k, tolerance);
-    if constexpr (FINE) {
+    const cg_tolerance tolerance = PARTS == 2 ? cg_tolerance{ 3e-4f, 1e-2f, 128 }
+                                              : cg_tolerance{ 8e-3f, 3e-2f, 8 };
+    first_sweep<PARTS>(sys, ridge, k, sum, all, count, wanted);
+    cg_run<PARTS>(sys, k, tolerance);
+    if constexpr (PARTS == 2) {
         const bool solved = check_rows(rows_system<DIM, DECAYED>(sys, all, count), k, wanted, tolerance, sum);
         if (solved) {
-            finish_rows_fine(rows_system<DIM, DECAYED>(sys, all, count), k, sum);
+            finish_rows_two_parts(rows_system<DIM, DECAYED>(sys, all, count), k, sum);
         }
         if (threadIdx.x == 0) {
             all.arrays.state[sm.block] = solved ? ROWS_FINE : ROWS_LEFT;
@@ -328,7 +313,7 @@ static __device__ __forceinline__ bool rows_block_hopper(solve_shared_hopper<DIM
             return false;
         }
         rows_system<DIM, DECAYED> rs_storage(sys, all, count);
-        const bool solved = finish_rows(in_memory(rs_storage), k, wanted, tolerance, sum);
+        const bool solved = finish_rows_one_part(in_memory(rs_storage), k, wanted, tolerance, sum);
         if (solved && threadIdx.x == 0) {
             all.arrays.state[sm.block] = ROWS_CHEAP;
         }
@@ -336,43 +321,43 @@ static __device__ __forceinline__ bool rows_block_hopper(solve_shared_hopper<DIM
     }
 }
 
-template <bool FINE, bool LISTED, int DIM, bool DECAYED>
+template <int PARTS, bool LISTED, int DIM, bool DECAYED>
 __global__ void __launch_bounds__(THREADS, 2)
     rows_kernel_hopper(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                        const local_saved saved, const row_arrays arrays, const solve_work work,
-                       const int64_t blocks, const __grid_constant__ rows_maps_hopper maps)
+                       const int64_t blocks, const __grid_constant__ row_pass_maps maps)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
-    solve_shared_hopper<DIM> &sm = *(solve_shared_hopper<DIM> *)swizzled_memory;
+    solver_shared<DIM> &sm = *(solver_shared<DIM> *)swizzled_memory;
     const rows_launch all = { p, a, saved, arrays, work, maps };
     const solve_launch solve = { p, a, saved, work, maps.all };
     rows_count count = {};
-    if (FINE && !LISTED) {
+    if (PARTS == 2 && !LISTED) {
         launch_dependents();
     }
     if (threadIdx.x == 0) {
-        for (int n = 0; n < (int)ring_slots<DIM>; n++) {
+        for (int n = 0; n < (int)ring_stages<DIM>; n++) {
             barrier_init(&sm.full[n], 1);
         }
         pair_barriers<DIM> *const pairs = (pair_barriers<DIM> *)(swizzled_memory + pair_barriers_at<DIM>);
-        for (int n = 0; n < (int)ring_slots<DIM> - 1; n++) {
+        for (int n = 0; n < (int)ring_stages<DIM> - 1; n++) {
             barrier_init(&pairs->full[n], 1);
         }
         barrier_init(&sm.query_full, 1);
         fence_async_proxy();
-        sm.scratch = take_scratch(work);
+        sm.scratch = claim_scratch(work);
     }
     for (;;) {
         __syncthreads();
         if (threadIdx.x == 0) {
-            sm.block = take_block<FINE, LISTED, DIM, DECAYED>(sm.rows, solve, blocks);
+            sm.block = claim_block<PARTS, LISTED, DIM, DECAYED>(sm.rows, solve, blocks);
         }
         __syncthreads();
         if (sm.block < 0) {
             break;
         }
         float *scratch = work.scratch + (int64_t)sm.scratch * VECTORS * (DIM / 2) * THREADS;
-        const bool solved = rows_block_hopper<FINE, DIM, DECAYED>(sm, count, all, scratch);
+        const bool solved = rows_block<PARTS, DIM, DECAYED>(sm, count, all, scratch);
         if (!solved && threadIdx.x == 0) {
             work.listed[atomicAdd(work.listed_count, 1ull)] = (int32_t)sm.block;
         }
@@ -381,7 +366,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         __threadfence();
         atomicExch(&work.scratch_taken[sm.scratch], 0);
     }
-    if (!FINE) {
+    if (PARTS == 1) {
         wait_for_previous_launch();
     }
 }

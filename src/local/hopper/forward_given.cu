@@ -15,22 +15,22 @@ static loam_status multiprocessors(int *count, loam_error *error)
 template <int DIM, bool PROBED, bool DECAYED>
 static loam_status launch(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    typedef given_shape_hopper<DIM, PROBED> of;
-    const int64_t blocks = (p->len_q + of::rows - 1) / of::rows * p->batch * p->heads_q;
+    typedef given_forward_shape<DIM, PROBED> tile_shape;
+    const int64_t blocks = (p->len_q + tile_shape::rows - 1) / tile_shape::rows * p->batch * p->heads_q;
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
-    constexpr size_t shared = sizeof(given_shared_hopper<DIM, PROBED, DECAYED>);
-    given_maps_hopper maps;
+    constexpr size_t shared = sizeof(given_forward_shared<DIM, PROBED, DECAYED>);
+    given_forward_maps maps;
     int most = 0;
     TRY(multiprocessors(&most, error));
     TRY(query_map_make(&maps.q, p, &a->q, ROWS, error));
-    TRY(key_map_make(&maps.k, p, &a->k, of::keys, error));
-    TRY(key_map_make(&maps.v, p, &a->v, of::keys, error));
+    TRY(key_map_make(&maps.k, p, &a->k, tile_shape::keys, error));
+    TRY(key_map_make(&maps.v, p, &a->v, tile_shape::keys, error));
     if (PROBED) {
         TRY(query_map_make(&maps.probe, p, &a->probe, ROWS, error));
     }
     TRY(cuda_allow_shared((const void *)given_kernel_hopper<DIM, PROBED, DECAYED>, shared, error));
     given_kernel_hopper<DIM, PROBED, DECAYED>
-        <<<(unsigned)(blocks < most ? blocks : most), of::threads, shared, (cudaStream_t)a->stream>>>(
+        <<<(unsigned)(blocks < most ? blocks : most), tile_shape::threads, shared, (cudaStream_t)a->stream>>>(
             *p, *a, saved, (unsigned)blocks, (float)(p->scale * 1.4426950408889634), maps);
     return cuda_launched("given_kernel_hopper", error);
 }

@@ -16,10 +16,10 @@
 #include "src/local/cuda/given.cuh"
 #include "src/local/hopper/decay.cuh"
 
-template <int DIM, bool PROBED> struct given_shape_hopper {
+template <int DIM, bool PROBED> struct given_forward_shape {
     static constexpr int consumers = 2;                          /* warpgroups of 64 rows */
     static constexpr int keys = PROBED && DIM == 128 ? 64 : 128; /* of a tile */
-    static constexpr int slots = DIM == 64 || PROBED ? 4 : 2;
+    static constexpr int stages = DIM == 64 || PROBED ? 4 : 2;
     static constexpr int rows = consumers * ROWS;
     static constexpr int threads = (consumers + 1) * THREADS;
 };
@@ -28,32 +28,33 @@ template <int DIM, bool PROBED> struct given_shape_hopper {
  * that need a mask, and omega of its columns. The store of omega with every tile also serves scheduling: the
  * compiler moves arithmetic beyond a wait for products, but no volatile store, so that the arithmetic which
  * leads to the store overlaps with the products. */
-struct row_state_hopper {
+struct row_state {
     int lo[2], hi[2];
     volatile float omega[2];
 };
 
-template <int DIM, bool PROBED, bool DECAYED> struct given_shared_hopper {
-    typedef given_shape_hopper<DIM, PROBED> of;
+template <int DIM, bool PROBED, bool DECAYED> struct given_forward_shared {
+    typedef given_forward_shape<DIM, PROBED> tile_shape;
     /* The rows of each warpgroup; their outputs overwrite their queries. */
-    alignas(1024) __nv_bfloat16 query[of::consumers][DIM * TILE_SIDE];
-    __nv_bfloat16 probe[PROBED ? of::consumers : 1][PROBED ? DIM * TILE_SIDE : 512];
-    __nv_bfloat16 keys[of::slots][DIM * of::keys], values[of::slots][DIM * of::keys];
-    ring_barriers<of::slots> key_ring, value_ring;
-    ring_barriers<1> row_ring[of::consumers];
+    alignas(1024) __nv_bfloat16 query[tile_shape::consumers][DIM * TILE_SIDE];
+    __nv_bfloat16 probe[PROBED ? tile_shape::consumers : 1][PROBED ? DIM * TILE_SIDE : 512];
+    __nv_bfloat16 keys[tile_shape::stages][DIM * tile_shape::keys],
+        values[tile_shape::stages][DIM * tile_shape::keys];
+    ring_barriers<tile_shape::stages> key_ring, value_ring;
+    ring_barriers<1> row_ring[tile_shape::consumers];
     uint64_t tail;
-    row_state_hopper state[of::consumers * THREADS];
-    near_tile<DECAYED, of::keys> near[of::slots]; /* of the keys in each stage */
+    row_state state[tile_shape::consumers * THREADS];
+    relative_decay<DECAYED, tile_shape::keys> decay[tile_shape::stages]; /* of the keys in each stage */
 };
 
-struct given_maps_hopper {
+struct given_forward_maps {
     CUtensorMap q, k, v, probe;
 };
 
 /* Calls use(n) for each block of rows n that this thread block has; all roles go through them in this order.
  * Every other round of the grid runs backwards: late rows see the most keys, and each thread block thus gets
  * its share of them. */
-template <class F> static __device__ __forceinline__ void given_blocks(unsigned blocks, F use)
+template <class F> static __device__ __forceinline__ void for_each_block(unsigned blocks, F use)
 {
     for (unsigned round = 0; round * gridDim.x < blocks; round++) {
         const unsigned n = round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
@@ -78,18 +79,18 @@ static __device__ __forceinline__ void copy_rows(__nv_bfloat16 *tile, const CUte
 
 /* The producer thread of rows: queries and probes of each warpgroup, when it has released those before. */
 template <int DIM, bool PROBED, bool DECAYED>
-static __device__ __forceinline__ void ask_rows(given_shared_hopper<DIM, PROBED, DECAYED> &sm,
-                                                const loam_problem &p, const loam_args &a,
-                                                const given_maps_hopper &maps, unsigned blocks)
+static __device__ __forceinline__ void produce_rows(given_forward_shared<DIM, PROBED, DECAYED> &sm,
+                                                    const loam_problem &p, const loam_args &a,
+                                                    const given_forward_maps &maps, unsigned blocks)
 {
-    typedef given_shape_hopper<DIM, PROBED> of;
+    typedef given_forward_shape<DIM, PROBED> tile_shape;
     unsigned turn = 0;
-    given_blocks(blocks, [&](unsigned n) {
-        const row_block x = row_block_at<of::rows>(p, a, n);
+    for_each_block(blocks, [&](unsigned n) {
+        const row_block x = row_block_at<tile_shape::rows>(p, a, n);
         if (x.rows <= 0) {
             return;
         }
-        for (int w = 0; w < of::consumers; w++) {
+        for (int w = 0; w < tile_shape::consumers; w++) {
             const int64_t token = x.s.q0 + x.i0 + w * ROWS;
             uint64_t *full = ring_acquire(sm.row_ring[w], turn, (PROBED ? 2 : 1) * DIM * ROWS * 2);
             copy_rows<DIM, ROWS>(sm.query[w], maps.q, full, token, x.h, x.s.b);
@@ -118,39 +119,39 @@ template <int DIM, int KEYS> static __device__ __forceinline__ void clear_tail(_
  * sequence, anything), which weights of 0 do not cancel. So the last tile of values completes on `tail`
  * first; the warp clears the rows beyond the last key and then arrives at the full barrier. */
 template <int DIM, bool PROBED, bool DECAYED>
-static __device__ __forceinline__ void ask_keys(given_shared_hopper<DIM, PROBED, DECAYED> &sm,
-                                                const loam_problem &p, const loam_args &a,
-                                                const given_maps_hopper &maps, unsigned blocks)
+static __device__ __forceinline__ void produce_tiles(given_forward_shared<DIM, PROBED, DECAYED> &sm,
+                                                     const loam_problem &p, const loam_args &a,
+                                                     const given_forward_maps &maps, unsigned blocks)
 {
-    typedef given_shape_hopper<DIM, PROBED> of;
-    constexpr unsigned bytes = DIM * of::keys * 2;
+    typedef given_forward_shape<DIM, PROBED> tile_shape;
+    constexpr unsigned bytes = DIM * tile_shape::keys * 2;
     const bool first = threadIdx.x % 32 == 0;
     unsigned count = 0, tails = 0;
-    given_blocks(blocks, [&](unsigned n) {
-        const row_block x = row_block_at<of::rows>(p, a, n);
-        for (int j = x.first; j < x.last; j += of::keys, count++) {
-            const unsigned slot = count % of::slots;
+    for_each_block(blocks, [&](unsigned n) {
+        const row_block x = row_block_at<tile_shape::rows>(p, a, n);
+        for (int j = x.first; j < x.last; j += tile_shape::keys, count++) {
+            const unsigned stage = count % tile_shape::stages;
             const int64_t token = x.s.k0 + j;
-            const bool whole = x.last - j >= of::keys;
+            const bool whole = x.last - j >= tile_shape::keys;
             if (first) {
                 uint64_t *full = ring_acquire(sm.key_ring, count, bytes);
-                copy_rows<DIM, of::keys>(sm.keys[slot], maps.k, full, token, x.h_kv, x.s.b);
+                copy_rows<DIM, tile_shape::keys>(sm.keys[stage], maps.k, full, token, x.h_kv, x.s.b);
                 if (whole) {
                     full = ring_acquire(sm.value_ring, count, bytes);
                 } else {
-                    barrier_wait(&sm.value_ring.empty[slot], count / of::slots % 2 ^ 1);
+                    barrier_wait(&sm.value_ring.empty[stage], count / tile_shape::stages % 2 ^ 1);
                     barrier_expect(full = &sm.tail, bytes);
                 }
-                copy_rows<DIM, of::keys>(sm.values[slot], maps.v, full, token, x.h_kv, x.s.b);
+                copy_rows<DIM, tile_shape::keys>(sm.values[stage], maps.v, full, token, x.h_kv, x.s.b);
             }
             if (!whole) {
                 __syncwarp();
                 barrier_wait(&sm.tail, tails++ % 2);
-                clear_tail<DIM, of::keys>(sm.values[slot], x.last - j);
+                clear_tail<DIM, tile_shape::keys>(sm.values[stage], x.last - j);
                 fence_async_proxy();
                 __syncwarp();
                 if (first) {
-                    barrier_arrive(&sm.value_ring.full[slot]);
+                    barrier_arrive(&sm.value_ring.full[stage]);
                 }
             }
             __syncwarp();
@@ -158,22 +159,23 @@ static __device__ __forceinline__ void ask_keys(given_shared_hopper<DIM, PROBED,
     });
 }
 
-/* The producer warp of decays: fills the near_tile of each tile of keys, and each lane arrives at the full
- * barrier of its stage. */
+/* The producer warp of decays: fills the relative_decay of each tile of keys, and each lane arrives at the
+ * full barrier of its stage. */
 template <int DIM, bool PROBED>
-static __device__ __forceinline__ void fill_near(given_shared_hopper<DIM, PROBED, true> &sm,
-                                                 const loam_problem &p, const loam_args &a, unsigned blocks)
+static __device__ __forceinline__ void produce_decay(given_forward_shared<DIM, PROBED, true> &sm,
+                                                     const loam_problem &p, const loam_args &a,
+                                                     unsigned blocks)
 {
-    typedef given_shape_hopper<DIM, PROBED> of;
+    typedef given_forward_shape<DIM, PROBED> tile_shape;
     unsigned count = 0;
-    given_blocks(blocks, [&](unsigned n) {
-        const row_block x = row_block_at<of::rows>(p, a, n);
+    for_each_block(blocks, [&](unsigned n) {
+        const row_block x = row_block_at<tile_shape::rows>(p, a, n);
         const local_decay_pair *const sums = decay_sums(a, x.s, x.h);
-        for (int j = x.first; j < x.last; j += of::keys, count++) {
-            const near_keys<of::keys> keys(sums, j, x.last);
-            barrier_wait(&sm.key_ring.empty[count % of::slots], count / of::slots % 2 ^ 1);
-            keys.put(sm.near[count % of::slots]);
-            barrier_arrive(&sm.key_ring.full[count % of::slots]);
+        for (int j = x.first; j < x.last; j += tile_shape::keys, count++) {
+            const relative_decay_keys<tile_shape::keys> keys(sums, j, x.last);
+            barrier_wait(&sm.key_ring.empty[count % tile_shape::stages], count / tile_shape::stages % 2 ^ 1);
+            keys.store(sm.decay[count % tile_shape::stages]);
+            barrier_arrive(&sm.key_ring.full[count % tile_shape::stages]);
         }
     });
 }
@@ -188,14 +190,14 @@ template <bool PROBED> constexpr float maximum_slack = PROBED ? 2.0f : 8.0f;
 
 /* Sums of a warpgroup's rows, named as in local/cuda/given.cuh: o is A, b is B, tsum is T. m is the running
  * maximum to base 2, that is of scale2 q . k. omega and tsum are of the thread's columns. */
-template <int DIM, bool PROBED> struct given_sums_hopper {
+template <int DIM, bool PROBED> struct given_forward_sums {
     float o[DIM / TILE_SIDE][8][4];
     float b[PROBED ? DIM / TILE_SIDE : 1][8][4];
     float m[2], omega[2], centre[2], tsum[2];
 };
 
 template <int DIM, bool PROBED>
-static __device__ __forceinline__ void given_begin_hopper(given_sums_hopper<DIM, PROBED> &g)
+static __device__ __forceinline__ void clear_forward_sums(given_forward_sums<DIM, PROBED> &g)
 {
 #pragma unroll
     for (int n = 0; n < DIM / TILE_SIDE; n++) {
@@ -212,8 +214,8 @@ static __device__ __forceinline__ void given_begin_hopper(given_sums_hopper<DIM,
 
 /* The mask: x of the tile from key j on becomes other[row] where the row does not see the key. */
 template <int BLOCKS>
-static __device__ __forceinline__ void hide_hopper(float (&x)[BLOCKS][4], const row_state_hopper &state,
-                                                   int j, const float (&other)[2])
+static __device__ __forceinline__ void mask_tile(float (&x)[BLOCKS][4], const row_state &state, int j,
+                                                 const float (&other)[2])
 {
     const int at = j + column_of(0, 0);
     const int from[2] = { state.lo[0] - at, state.lo[1] - at };
@@ -229,14 +231,14 @@ static __device__ __forceinline__ void hide_hopper(float (&x)[BLOCKS][4], const 
     }
 }
 
-/* Scores become weights, w = 2^(scale2 s + from - m), which are added to omega; from[row] is the part of the
- * row's scores to base 2 that s lacks. Returns whether the maximum of any of the warp's rows moved; keep[row]
- * is then the factor for all that the row has accumulated. Whether a row's maximum moves depends on that row
- * alone, so that other rows do not change its bits. */
+/* Scores become weights, w = 2^(scale2 s + offset - m), which are added to omega; offset[row] is the part of
+ * the row's scores to base 2 that s lacks. Returns whether the maximum of any of the warp's rows moved;
+ * rescale[row] is then the factor for all that the row has accumulated. Whether a row's maximum moves depends
+ * on that row alone, so that other rows do not change its bits. */
 template <int DIM, bool PROBED, int BLOCKS>
-static __device__ __forceinline__ bool weigh_hopper(given_sums_hopper<DIM, PROBED> &g,
-                                                    row_state_hopper &state, float (&s)[BLOCKS][4],
-                                                    float (&keep)[2], float scale2, const float (&from)[2])
+static __device__ __forceinline__ bool online_softmax(given_forward_sums<DIM, PROBED> &g, row_state &state,
+                                                      float (&s)[BLOCKS][4], float (&rescale)[2],
+                                                      float scale2, const float (&offset)[2])
 {
     float top[2];
 #pragma unroll
@@ -246,8 +248,8 @@ static __device__ __forceinline__ bool weigh_hopper(given_sums_hopper<DIM, PROBE
         for (int n = 1; n < BLOCKS; n++) {
             top[row] = fmaxf(top[row], fmaxf(s[n][2 * row], s[n][2 * row + 1]));
         }
-        top[row] = top[row] * scale2 + from[row];
-        keep[row] = 1;
+        top[row] = top[row] * scale2 + offset[row];
+        rescale[row] = 1;
     }
     constexpr float slack = maximum_slack<PROBED>;
     const bool moves = __any_sync(0xffffffffu, top[0] > g.m[0] + slack || top[1] > g.m[1] + slack);
@@ -256,13 +258,13 @@ static __device__ __forceinline__ bool weigh_hopper(given_sums_hopper<DIM, PROBE
         for (int row = 0; row < 2; row++) {
             const float m = quad_max(top[row]);
             if (m > g.m[row] + slack) {
-                keep[row] = exp2_fast(g.m[row] - m);
+                rescale[row] = exp2_fast(g.m[row] - m);
                 g.m[row] = m;
-                g.omega[row] *= keep[row];
+                g.omega[row] *= rescale[row];
             }
         }
     }
-    const float base[2] = { finite_or_zero(g.m[0]) - from[0], finite_or_zero(g.m[1]) - from[1] };
+    const float base[2] = { finite_or_zero(g.m[0]) - offset[0], finite_or_zero(g.m[1]) - offset[1] };
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
@@ -277,21 +279,21 @@ static __device__ __forceinline__ bool weigh_hopper(given_sums_hopper<DIM, PROBE
 
 /* Scales the accumulators to the maximum that has moved. */
 template <int DIM>
-static __device__ __forceinline__ void rescale_hopper(given_sums_hopper<DIM, false> &g,
-                                                      const float (&keep)[2])
+static __device__ __forceinline__ void rescale_sums(given_forward_sums<DIM, false> &g,
+                                                    const float (&rescale)[2])
 {
 #pragma unroll
     for (int n = 0; n < DIM / TILE_SIDE; n++) {
-        scale_rows(g.o[n], keep);
+        scale_rows(g.o[n], rescale);
     }
 }
 
 /* The products t = probe . k become w (t - c), which are added to tsum. */
 template <int DIM, int BLOCKS>
-static __device__ __forceinline__ void lean_hopper(given_sums_hopper<DIM, true> &g, float (&t)[BLOCKS][4],
-                                                   const float (&w)[BLOCKS][4], const float (&keep)[2])
+static __device__ __forceinline__ void probe_weights(given_forward_sums<DIM, true> &g, float (&t)[BLOCKS][4],
+                                                     const float (&w)[BLOCKS][4], const float (&rescale)[2])
 {
-    g.tsum[0] *= keep[0], g.tsum[1] *= keep[1];
+    g.tsum[0] *= rescale[0], g.tsum[1] *= rescale[1];
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
@@ -305,21 +307,21 @@ static __device__ __forceinline__ void lean_hopper(given_sums_hopper<DIM, true> 
 /* Scales the accumulators to the maximum that has moved. Where a row's maximum moved, its centre moves to the
  * mean of t so far, and with it B and w (t - c) of this tile. */
 template <int DIM, int BLOCKS>
-static __device__ __forceinline__ void recentre_hopper(given_sums_hopper<DIM, true> &g, float (&t)[BLOCKS][4],
-                                                       const float (&w)[BLOCKS][4], const float (&keep)[2])
+static __device__ __forceinline__ void recentre_sums(given_forward_sums<DIM, true> &g, float (&t)[BLOCKS][4],
+                                                     const float (&w)[BLOCKS][4], const float (&rescale)[2])
 {
     float shift[2];
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         const float mass = quad_sum(g.omega[row]), sum = quad_sum(g.tsum[row]);
-        shift[row] = keep[row] != 1 && mass > 0 ? sum / mass : 0;
+        shift[row] = rescale[row] != 1 && mass > 0 ? sum / mass : 0;
         g.centre[row] += shift[row];
         g.tsum[row] -= shift[row] * g.omega[row];
     }
 #pragma unroll
     for (int n = 0; n < DIM / TILE_SIDE; n++) {
-        scale_rows(g.o[n], keep);
-        scale_rows(g.b[n], keep);
+        scale_rows(g.o[n], rescale);
+        scale_rows(g.b[n], rescale);
 #pragma unroll
         for (int c = 0; c < 8; c++) {
 #pragma unroll
@@ -338,170 +340,170 @@ static __device__ __forceinline__ void recentre_hopper(given_sums_hopper<DIM, tr
 }
 
 /* Tells the compiler that x is the same in all lanes: descriptors made from x then cost the lanes nothing. */
-static __device__ __forceinline__ unsigned same_in_warp(unsigned x)
+static __device__ __forceinline__ unsigned warp_uniform(unsigned x)
 {
     return __reduce_max_sync(0xffffffffu, x);
 }
 
 /* The sweep of a warpgroup over the keys of its rows. */
-template <int DIM, bool PROBED, bool DECAYED> struct given_sweep {
-    typedef given_shape_hopper<DIM, PROBED> of;
-    given_shared_hopper<DIM, PROBED, DECAYED> &sm;
-    given_sums_hopper<DIM, PROBED> &g;
+template <int DIM, bool PROBED, bool DECAYED> struct forward_consumer {
+    typedef given_forward_shape<DIM, PROBED> tile_shape;
+    given_forward_shared<DIM, PROBED, DECAYED> &sm;
+    given_forward_sums<DIM, PROBED> &g;
     float scale2;
     int whole, to; /* keys whole .. to - 1 are seen by all rows of the warpgroup */
     /* Where scores decay: G of the sequence's keys, and of the two rows. */
     const local_decay_pair *sums;
     local_decay_pair decay[2];
 
-    __device__ __forceinline__ int w() const { return same_in_warp(threadIdx.x / THREADS); }
-    __device__ __forceinline__ bool all_seen(int j) const { return j >= whole && j + of::keys <= to; }
-    __device__ __forceinline__ row_state_hopper &state() const { return sm.state[threadIdx.x]; }
+    __device__ __forceinline__ int w() const { return warp_uniform(threadIdx.x / THREADS); }
+    __device__ __forceinline__ bool unmasked(int j) const { return j >= whole && j + tile_shape::keys <= to; }
+    __device__ __forceinline__ row_state &state() const { return sm.state[threadIdx.x]; }
 
     __device__ __forceinline__ const __nv_bfloat16 *keys(unsigned count) const
     {
-        return sm.keys[same_in_warp(count % of::slots)];
+        return sm.keys[warp_uniform(count % tile_shape::stages)];
     }
     __device__ __forceinline__ const __nv_bfloat16 *values(unsigned count) const
     {
-        return sm.values[same_in_warp(count % of::slots)];
+        return sm.values[warp_uniform(count % tile_shape::stages)];
     }
 };
 
 /* Issues the products s = q . k of a tile and commits them; more products may follow without a
  * wgmma_fence. */
 template <int DIM, bool PROBED, bool DECAYED, int BLOCKS>
-static __device__ __forceinline__ void begin_scores(const given_sweep<DIM, PROBED, DECAYED> &on,
+static __device__ __forceinline__ void issue_scores(const forward_consumer<DIM, PROBED, DECAYED> &wg,
                                                     float (&s)[BLOCKS][4], unsigned count)
 {
     wgmma_fence();
-    more_rows<DIM>(s, on.sm.query[on.w()], on.keys(count), false);
+    more_rows<DIM>(s, wg.sm.query[wg.w()], wg.keys(count), false);
     wgmma_commit();
 }
 
 /* Where scores decay: s, the products q . k of tile `count`, which begins at key j, become scores to base 2
- * less `from`. Where all rows see every key of the tile, decay is counted from its last key (near_scores):
- * nothing cancels, and a pair costs one addition more than without decay. */
+ * less `offset`. Where all rows see every key of the tile, decay is counted from its last key
+ * (relative_scores): nothing cancels, and a pair costs one addition more than without decay. */
 template <int DIM, bool PROBED, bool DECAYED, int BLOCKS>
-static __device__ __forceinline__ void decay_tile_scores(const given_sweep<DIM, PROBED, DECAYED> &on,
-                                                         float (&s)[BLOCKS][4], int j, unsigned count,
-                                                         float (&from)[2])
+static __device__ __forceinline__ void decayed_scores(const forward_consumer<DIM, PROBED, DECAYED> &wg,
+                                                      float (&s)[BLOCKS][4], int j, unsigned count,
+                                                      float (&offset)[2])
 {
-    from[0] = from[1] = 0;
+    offset[0] = offset[1] = 0;
     if constexpr (DECAYED) {
-        if (on.all_seen(j)) {
-            near_scores(s, on.sm.near[count % given_shape_hopper<DIM, PROBED>::slots], on.decay, on.scale2,
-                        from);
+        if (wg.unmasked(j)) {
+            relative_scores(s, wg.sm.decay[count % given_forward_shape<DIM, PROBED>::stages], wg.decay,
+                            wg.scale2, offset);
         } else {
-            decay_scores(s, on.sums + j, on.decay, on.scale2);
+            decay_scores(s, wg.sums + j, wg.decay, wg.scale2);
         }
     }
 }
 
-/* s, which is the products q . k of the tile from key j on or comes from decay_tile_scores, becomes
+/* s, which is the products q . k of the tile from key j on or comes from decayed_scores, becomes
  * weights. */
 template <int DIM, bool PROBED, bool DECAYED, int BLOCKS>
-static __device__ __forceinline__ bool weigh_tile(const given_sweep<DIM, PROBED, DECAYED> &on,
-                                                  float (&s)[BLOCKS][4], int j, float (&keep)[2],
-                                                  const float (&from)[2])
+static __device__ __forceinline__ bool softmax_tile(const forward_consumer<DIM, PROBED, DECAYED> &wg,
+                                                    float (&s)[BLOCKS][4], int j, float (&rescale)[2],
+                                                    const float (&offset)[2])
 {
     const float nothing[2] = { -INFINITY, -INFINITY };
-    if (!on.all_seen(j)) {
-        hide_hopper(s, on.state(), j, nothing);
+    if (!wg.unmasked(j)) {
+        mask_tile(s, wg.state(), j, nothing);
     }
-    return weigh_hopper(on.g, on.state(), s, keep, DECAYED ? 1.0f : on.scale2, from);
+    return online_softmax(wg.g, wg.state(), s, rescale, DECAYED ? 1.0f : wg.scale2, offset);
 }
 
 /* Tiles count .. end - 1, of which the first begins at key j. The product o += w v of a tile overlaps with
  * the weights of the next. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void sweep(const given_sweep<DIM, false, DECAYED> &on, int j,
+static __device__ __forceinline__ void sweep(const forward_consumer<DIM, false, DECAYED> &wg, int j,
                                              unsigned count, unsigned end)
 {
-    typedef given_shape_hopper<DIM, false> of;
-    float s[of::keys / 8][4], keep[2], from[2];
-    weights_operand<1, of::keys / 16> w;
-    ring_wait(on.sm.key_ring, count);
-    begin_scores(on, s, count);
+    typedef given_forward_shape<DIM, false> tile_shape;
+    float s[tile_shape::keys / 8][4], rescale[2], offset[2];
+    weights_operand<1, tile_shape::keys / 16> w;
+    ring_wait(wg.sm.key_ring, count);
+    issue_scores(wg, s, count);
     wgmma_wait<0>();
     wgmma_results(s);
-    decay_tile_scores(on, s, j, count, from);
-    ring_release(on.sm.key_ring, count);
-    weigh_tile(on, s, j, keep, from);
+    decayed_scores(wg, s, j, count, offset);
+    ring_release(wg.sm.key_ring, count);
+    softmax_tile(wg, s, j, rescale, offset);
     split_weights(w, s);
 #pragma unroll 1
     for (; count + 1 != end; count++) {
-        ring_wait(on.sm.key_ring, count + 1);
-        ring_wait(on.sm.value_ring, count);
-        begin_scores(on, s, count + 1);
-        more_weights<DIM>(on.g.o, w.part[0], on.values(count));
+        ring_wait(wg.sm.key_ring, count + 1);
+        ring_wait(wg.sm.value_ring, count);
+        issue_scores(wg, s, count + 1);
+        more_weights<DIM>(wg.g.o, w.part[0], wg.values(count));
         wgmma_commit();
         wgmma_wait<1>();
         wgmma_results(s);
-        decay_tile_scores(on, s, j += of::keys, count + 1, from);
-        ring_release(on.sm.key_ring, count + 1);
-        const bool moves = weigh_tile(on, s, j, keep, from);
+        decayed_scores(wg, s, j += tile_shape::keys, count + 1, offset);
+        ring_release(wg.sm.key_ring, count + 1);
+        const bool moves = softmax_tile(wg, s, j, rescale, offset);
         wgmma_wait<0>();
-        wgmma_results(on.g.o);
-        ring_release(on.sm.value_ring, count);
+        wgmma_results(wg.g.o);
+        ring_release(wg.sm.value_ring, count);
         if (moves) {
-            rescale_hopper(on.g, keep);
+            rescale_sums(wg.g, rescale);
         }
         split_weights(w, s);
     }
-    ring_wait(on.sm.value_ring, count);
-    multiply_weights<DIM>(on.g.o, w.part[0], on.values(count));
+    ring_wait(wg.sm.value_ring, count);
+    multiply_weights<DIM>(wg.g.o, w.part[0], wg.values(count));
     wgmma_commit();
     wgmma_wait<0>();
-    wgmma_results(on.g.o);
-    ring_release(on.sm.value_ring, count);
+    wgmma_results(wg.g.o);
+    ring_release(wg.sm.value_ring, count);
 }
 
 /* The same with a probe, one tile after another, since there are no registers for two: the weights overlap
  * with the products t = probe . k, all else with the other warpgroup. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void sweep(const given_sweep<DIM, true, DECAYED> &on, int j, unsigned count,
-                                             unsigned end)
+static __device__ __forceinline__ void sweep(const forward_consumer<DIM, true, DECAYED> &wg, int j,
+                                             unsigned count, unsigned end)
 {
-    typedef given_shape_hopper<DIM, true> of;
+    typedef given_forward_shape<DIM, true> tile_shape;
 #pragma unroll 1
-    for (; count != end; count++, j += of::keys) {
-        float s[of::keys / 8][4], t[of::keys / 8][4], keep[2], from[2];
-        weights_operand<1, of::keys / 16> w, u;
-        ring_wait(on.sm.key_ring, count);
-        begin_scores(on, s, count);
-        more_rows<DIM>(t, on.sm.probe[on.w()], on.keys(count), false);
+    for (; count != end; count++, j += tile_shape::keys) {
+        float s[tile_shape::keys / 8][4], t[tile_shape::keys / 8][4], rescale[2], offset[2];
+        weights_operand<1, tile_shape::keys / 16> w, u;
+        ring_wait(wg.sm.key_ring, count);
+        issue_scores(wg, s, count);
+        more_rows<DIM>(t, wg.sm.probe[wg.w()], wg.keys(count), false);
         wgmma_commit();
         wgmma_wait<1>();
         wgmma_results(s);
-        decay_tile_scores(on, s, j, count, from);
-        const bool moves = weigh_tile(on, s, j, keep, from);
+        decayed_scores(wg, s, j, count, offset);
+        const bool moves = softmax_tile(wg, s, j, rescale, offset);
         wgmma_wait<0>();
         wgmma_results(t);
-        ring_release(on.sm.key_ring, count);
-        if (!on.all_seen(j)) {
-            hide_hopper(t, on.state(), j, on.g.centre); /* t may be NaN there */
+        ring_release(wg.sm.key_ring, count);
+        if (!wg.unmasked(j)) {
+            mask_tile(t, wg.state(), j, wg.g.centre); /* t may be NaN there */
         }
-        lean_hopper(on.g, t, s, keep);
+        probe_weights(wg.g, t, s, rescale);
         if (moves) {
-            recentre_hopper(on.g, t, s, keep);
+            recentre_sums(wg.g, t, s, rescale);
         }
         split_weights(w, s);
         split_weights(u, t);
-        ring_wait(on.sm.value_ring, count);
-        multiply_weights<DIM>(on.g.o, w.part[0], on.values(count));
-        more_weights<DIM>(on.g.b, u.part[0], on.values(count));
+        ring_wait(wg.sm.value_ring, count);
+        multiply_weights<DIM>(wg.g.o, w.part[0], wg.values(count));
+        more_weights<DIM>(wg.g.b, u.part[0], wg.values(count));
         wgmma_commit();
         wgmma_wait<0>();
-        wgmma_results(on.g.o);
-        wgmma_results(on.g.b);
-        ring_release(on.sm.value_ring, count);
+        wgmma_results(wg.g.o);
+        wgmma_results(wg.g.b);
+        ring_release(wg.sm.value_ring, count);
     }
 }
 
 /* Releases tiles count .. end - 1, of which the warpgroup's rows see no key. */
 template <int STAGES>
-static __device__ __forceinline__ void pass_tiles(ring_barriers<STAGES> &keys, ring_barriers<STAGES> &values,
+static __device__ __forceinline__ void skip_tiles(ring_barriers<STAGES> &keys, ring_barriers<STAGES> &values,
                                                   unsigned count, unsigned end)
 {
 #pragma unroll 1
@@ -515,13 +517,13 @@ static __device__ __forceinline__ void pass_tiles(ring_barriers<STAGES> &keys, r
 
 /* ------------------------------------------------------------------ results */
 
-/* Writes o, through the tile of the warpgroup's queries, and saves vbar and lean = vbar - o. */
+/* Writes o, through the tile of the warpgroup's queries, and saves vbar and value_shift = vbar - o. */
 template <int DIM, bool PROBED>
-static __device__ __forceinline__ void put_means_hopper(const given_sums_hopper<DIM, PROBED> &sums,
-                                                        __nv_bfloat16 *tile, const loam_args &a,
-                                                        const local_saved &saved, const row_block &x,
-                                                        const row_pair &r, const int64_t (&line)[2],
-                                                        const given_row (&g)[2])
+static __device__ __forceinline__ void put_outputs(const given_forward_sums<DIM, PROBED> &sums,
+                                                   __nv_bfloat16 *tile, const loam_args &a,
+                                                   const local_saved &saved, const row_block &x,
+                                                   const row_pair &r, const int64_t (&line)[2],
+                                                   const given_row (&g)[2])
 {
 #pragma unroll
     for (int row = 0; row < 2; row++) {
@@ -534,12 +536,13 @@ static __device__ __forceinline__ void put_means_hopper(const given_sums_hopper<
                 *(float2 *)((float *)saved.vbar + line[row] * DIM + c) = mean;
             }
             if constexpr (PROBED) {
-                const float2 lean = { sums.b[n / 8][n % 8][e] * g[row].inverse - mean.x * g[row].rest,
-                                      sums.b[n / 8][n % 8][e + 1] * g[row].inverse - mean.y * g[row].rest };
+                const float2 value_shift = { sums.b[n / 8][n % 8][e] * g[row].inverse - mean.x * g[row].rest,
+                                             sums.b[n / 8][n % 8][e + 1] * g[row].inverse -
+                                                 mean.y * g[row].rest };
                 if (a.saved && r.real[row]) {
-                    *(float2 *)((float *)saved.lean + line[row] * DIM + c) = lean;
+                    *(float2 *)((float *)saved.lean + line[row] * DIM + c) = value_shift;
                 }
-                mean.x -= lean.x, mean.y -= lean.y;
+                mean.x -= value_shift.x, mean.y -= value_shift.y;
             }
             *(__nv_bfloat162 *)(tile + swizzled(r.at[row] % ROWS, c)) = __floats2bfloat162_rn(mean.x, mean.y);
         }
@@ -569,14 +572,14 @@ static __device__ __forceinline__ void put_means_hopper(const given_sums_hopper<
 }
 
 template <int DIM, bool PROBED, bool DECAYED>
-static __device__ __forceinline__ void put_rows_hopper(given_sums_hopper<DIM, PROBED> &sums,
-                                                       given_shared_hopper<DIM, PROBED, DECAYED> &sm,
-                                                       const loam_problem &p, const loam_args &a,
-                                                       const local_saved &saved, const row_block &x,
-                                                       const row_pair &r)
+static __device__ __forceinline__ void epilogue(given_forward_sums<DIM, PROBED> &sums,
+                                                given_forward_shared<DIM, PROBED, DECAYED> &sm,
+                                                const loam_problem &p, const loam_args &a,
+                                                const local_saved &saved, const row_block &x,
+                                                const row_pair &r)
 {
     const int w = threadIdx.x / THREADS;
-    const row_state_hopper &state = sm.state[threadIdx.x];
+    const row_state &state = sm.state[threadIdx.x];
     int64_t line[2];
     given_row g[2];
 #pragma unroll
@@ -592,7 +595,7 @@ static __device__ __forceinline__ void put_rows_hopper(given_sums_hopper<DIM, PR
             });
         }
     }
-    put_means_hopper(sums, sm.query[w], a, saved, x, r, line, g);
+    put_outputs(sums, sm.query[w], a, saved, x, r, line, g);
 }
 
 /* ------------------------------------------------------------------ the kernel */
@@ -607,8 +610,8 @@ static __device__ __forceinline__ row_span row_span_of(const row_block &x, int w
     return { x.i0 + w * ROWS, x.i0 + min(x.rows, (w + 1) * ROWS) - 1 };
 }
 
-static __device__ __forceinline__ void state_begin(row_state_hopper &state, const loam_problem &p,
-                                                   const row_block &x)
+static __device__ __forceinline__ void row_state_begin(row_state &state, const loam_problem &p,
+                                                       const row_block &x)
 {
     const row_pair r = row_pair_of(p, x);
 #pragma unroll
@@ -641,43 +644,44 @@ static __device__ __forceinline__ tile_range tiles_of(const loam_problem &p, con
 
 /* A consumer: warpgroup w computes rows 64 w .. 64 w + 63 of each block of rows. */
 template <int DIM, bool PROBED, bool DECAYED>
-static __device__ __forceinline__ void gather_rows(given_shared_hopper<DIM, PROBED, DECAYED> &sm,
-                                                   const loam_problem &p, const loam_args &a,
-                                                   const local_saved &saved, unsigned blocks, float scale2)
+static __device__ __forceinline__ void consume_rows(given_forward_shared<DIM, PROBED, DECAYED> &sm,
+                                                    const loam_problem &p, const loam_args &a,
+                                                    const local_saved &saved, unsigned blocks, float scale2)
 {
-    typedef given_shape_hopper<DIM, PROBED> of;
+    typedef given_forward_shape<DIM, PROBED> tile_shape;
     const int w = threadIdx.x / THREADS;
     unsigned turn = 0, count = 0;
-    given_blocks(blocks, [&](unsigned n) {
-        given_sums_hopper<DIM, PROBED> sums;
-        given_begin_hopper(sums);
+    for_each_block(blocks, [&](unsigned n) {
+        given_forward_sums<DIM, PROBED> sums;
+        clear_forward_sums(sums);
         {
-            const row_block x = row_block_at<of::rows>(p, a, n);
+            const row_block x = row_block_at<tile_shape::rows>(p, a, n);
             if (x.rows <= 0) {
                 return;
             }
-            state_begin(sm.state[threadIdx.x], p, x);
-            const tile_range range = tiles_of<of::keys>(p, x, w);
+            row_state_begin(sm.state[threadIdx.x], p, x);
+            const tile_range range = tiles_of<tile_shape::keys>(p, x, w);
             const unsigned from = count + range.from, to = count + range.to;
             count += range.tiles;
             ring_wait(sm.row_ring[w], turn);
-            pass_tiles(sm.key_ring, sm.value_ring, from - range.from, from);
+            skip_tiles(sm.key_ring, sm.value_ring, from - range.from, from);
             if (from != to) {
-                given_sweep<DIM, PROBED, DECAYED> on = { sm, sums, scale2, range.whole, range.all, NULL, {} };
+                forward_consumer<DIM, PROBED, DECAYED> wg = { sm,        sums, scale2, range.whole,
+                                                              range.all, NULL, {} };
                 if constexpr (DECAYED) {
-                    on.sums = decay_sums(a, x.s, x.h);
-                    on.decay[0] = row_decay(on.sums, on.state().hi[0]);
-                    on.decay[1] = row_decay(on.sums, on.state().hi[1]);
+                    wg.sums = decay_sums(a, x.s, x.h);
+                    wg.decay[0] = row_decay(wg.sums, wg.state().hi[0]);
+                    wg.decay[1] = row_decay(wg.sums, wg.state().hi[1]);
                 }
-                sweep(on, x.first + range.from * of::keys, from, to);
+                sweep(wg, x.first + range.from * tile_shape::keys, from, to);
             }
-            pass_tiles(sm.key_ring, sm.value_ring, to, count);
+            skip_tiles(sm.key_ring, sm.value_ring, to, count);
         }
         /* Computed again, so that it takes no registers during the sweep. */
         asm volatile("" : "+r"(n));
-        const row_block x = row_block_at<of::rows>(p, a, n);
+        const row_block x = row_block_at<tile_shape::rows>(p, a, n);
         warpgroup_sync(1 + w);
-        put_rows_hopper(sums, sm, p, a, saved, x, row_pair_of(p, x));
+        epilogue(sums, sm, p, a, saved, x, row_pair_of(p, x));
         fence_async_proxy();
         ring_release(sm.row_ring[w], turn);
         turn++;
@@ -685,42 +689,42 @@ static __device__ __forceinline__ void gather_rows(given_shared_hopper<DIM, PROB
 }
 
 template <int DIM, bool PROBED, bool DECAYED>
-__global__ void __launch_bounds__(given_shape_hopper<DIM, PROBED>::threads, 1)
+__global__ void __launch_bounds__(given_forward_shape<DIM, PROBED>::threads, 1)
     given_kernel_hopper(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                         const local_saved saved, const unsigned blocks, const float scale2,
-                        const __grid_constant__ given_maps_hopper maps)
+                        const __grid_constant__ given_forward_maps maps)
 {
-    typedef given_shape_hopper<DIM, PROBED> of;
+    typedef given_forward_shape<DIM, PROBED> tile_shape;
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
-    given_shared_hopper<DIM, PROBED, DECAYED> &sm = *(
-        given_shared_hopper<DIM, PROBED, DECAYED> *)swizzled_memory;
+    given_forward_shared<DIM, PROBED, DECAYED> &sm = *(
+        given_forward_shared<DIM, PROBED, DECAYED> *)swizzled_memory;
     if (threadIdx.x == 0) {
-        ring_init(sm.key_ring, of::consumers * THREADS / 32);
-        for (int n = 0; n < of::slots && DECAYED; n++) {
-            barrier_init(&sm.key_ring.full[n], 1 + 32); /* the copies, and each lane of fill_near */
+        ring_init(sm.key_ring, tile_shape::consumers * THREADS / 32);
+        for (int n = 0; n < tile_shape::stages && DECAYED; n++) {
+            barrier_init(&sm.key_ring.full[n], 1 + 32); /* the copies, and each lane of produce_decay */
         }
-        ring_init(sm.value_ring, of::consumers * THREADS / 32);
-        for (int w = 0; w < of::consumers; w++) {
+        ring_init(sm.value_ring, tile_shape::consumers * THREADS / 32);
+        for (int w = 0; w < tile_shape::consumers; w++) {
             ring_init(sm.row_ring[w], THREADS / 32);
         }
         barrier_init(&sm.tail, 1);
         fence_async_proxy();
     }
     __syncthreads();
-    if (threadIdx.x / THREADS == of::consumers) {
+    if (threadIdx.x / THREADS == tile_shape::consumers) {
         registers_release<40>();
-        if (threadIdx.x / 32 == of::consumers * 4) {
-            ask_keys(sm, p, a, maps, blocks);
-        } else if (threadIdx.x == of::consumers * THREADS + 32) {
-            ask_rows(sm, p, a, maps, blocks);
-        } else if (DECAYED && threadIdx.x / 32 == of::consumers * 4 + 2) {
+        if (threadIdx.x / 32 == tile_shape::consumers * 4) {
+            produce_tiles(sm, p, a, maps, blocks);
+        } else if (threadIdx.x == tile_shape::consumers * THREADS + 32) {
+            produce_rows(sm, p, a, maps, blocks);
+        } else if (DECAYED && threadIdx.x / 32 == tile_shape::consumers * 4 + 2) {
             if constexpr (DECAYED) {
-                fill_near(sm, p, a, blocks);
+                produce_decay(sm, p, a, blocks);
             }
         }
     } else {
         registers_acquire<232>();
-        gather_rows(sm, p, a, saved, blocks, scale2);
+        consume_rows(sm, p, a, saved, blocks, scale2);
     }
 }
 

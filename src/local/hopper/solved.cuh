@@ -15,24 +15,24 @@
 
 #include "src/local/hopper/solve.cuh"
 
-/* A pass over keys and values, in a ring of MORE stages than the solver's, which overwrite parts of the
- * direction. */
-template <int MORE, bool AHEAD, int DIM, bool DECAYED, class SCORE, class WEIGH, class PACK, class GATHER>
-static __device__ __forceinline__ void stream_values_hopper(const system_hopper<DIM, DECAYED> &sys,
-                                                            SCORE score, WEIGH weigh, PACK pack,
-                                                            GATHER gather)
+/* A sweep over keys and values, in a ring of EXTRA stages more than the solver's, which overwrite parts of
+ * the direction. */
+template <int EXTRA, bool PIPELINED, int DIM, bool DECAYED, class SCORE, class WEIGH, class PACK,
+          class ACCUMULATE>
+static __device__ __forceinline__ void stream_values(const block_system<DIM, DECAYED> &sys, SCORE score,
+                                                     WEIGH weigh, PACK pack, ACCUMULATE accumulate)
 {
-    if constexpr (MORE == 0) {
-        stream_steps_hopper<DIM, true, AHEAD>(sys.ring(), sys.count, sys.maps, sys.x, score, weigh, pack,
-                                              gather);
+    if constexpr (EXTRA == 0) {
+        stream_pipelined<DIM, true, PIPELINED>(sys.ring(), sys.count, sys.maps, sys.x, score, weigh, pack,
+                                               accumulate);
     } else {
-        ring_count count = sys.sm.wide[MORE - 1];
+        ring_count count = sys.sm.extended[EXTRA - 1];
         fence_async_proxy();
         __syncthreads();
-        stream_steps_hopper<DIM, true, AHEAD>(sys.template wide_ring<MORE>(), count, sys.maps, sys.x, score,
-                                              weigh, pack, gather);
+        stream_pipelined<DIM, true, PIPELINED>(sys.template extended_ring<EXTRA>(), count, sys.maps, sys.x,
+                                               score, weigh, pack, accumulate);
         if (threadIdx.x == 0) {
-            sys.sm.wide[MORE - 1] = count;
+            sys.sm.extended[EXTRA - 1] = count;
         }
     }
 }
@@ -40,26 +40,25 @@ static __device__ __forceinline__ void stream_values_hopper(const system_hopper<
 /* The online softmax: lse, and the means of keys and values into the scratch. most: the largest p of a row.
  * Means are divided by the sum of the weights as rounded to their parts: their error is then relative to the
  * spread of the keys, not to their size. */
-template <bool FINE, int DIM, bool DECAYED>
-static __device__ __forceinline__ void means_hopper(system_hopper<DIM, DECAYED> &outer, float (&lse)[2],
-                                                    float (&most)[2])
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void means_sweep(block_system<DIM, DECAYED> &stored, float (&lse)[2],
+                                                   float (&most)[2])
 {
-    const row_pair r = outer.r;
-    const row_ridge ridge = outer.ridge;
-    system_hopper<DIM, DECAYED> sys = known_system(outer, r, ridge);
-    constexpr int parts = FINE ? 2 : 1;
+    const row_pair r = stored.r;
+    const row_ridge ridge = stored.ridge;
+    block_system<DIM, DECAYED> sys = system_in_registers(stored, r, ridge);
     float k[DIM / TILE_SIDE][8][4], v[DIM / TILE_SIDE][8][4], s[8][4];
-    float m[2] = { -INFINITY, -INFINITY }, omega[2] = { 0, 0 }, sum[2] = { 0, 0 }, keep[2];
-    weights_operand<parts> a;
-    score_rows<DIM, DECAYED, FINE, true> rows;
+    float m[2] = { -INFINITY, -INFINITY }, omega[2] = { 0, 0 }, sum[2] = { 0, 0 }, rescale[2];
+    weights_operand<PARTS> a;
+    score_operands<DIM, DECAYED, PARTS, true> rows;
     rows.load_query(sys);
     clear_sums<DIM>(k);
     clear_sums<DIM>(v);
-    stream_values_hopper<FINE || DIM == 64 ? 0 : 2, true>(
-        sys, [&](const tiles_at &t) { rows.query_keys(s, sys, t.keys); },
-        [&](const tiles_at &t) {
+    stream_values<PARTS == 2 || DIM == 64 ? 0 : 2, true>(
+        sys, [&](const kv_tile &t) { rows.query_keys(s, sys, t.keys); },
+        [&](const kv_tile &t) {
             wgmma_results(s);
-            decay_of_tile(s, sys, t.j);
+            add_decay(s, sys, t.j);
 #pragma unroll
             for (int n = 0; n < 8; n++) {
 #pragma unroll
@@ -67,7 +66,7 @@ static __device__ __forceinline__ void means_hopper(system_hopper<DIM, DECAYED> 
                     s[n][e] *= DECAYED ? 1.0f : sys.scale2;
                 }
             }
-            if (!sys.all_seen(t.j)) {
+            if (!sys.unmasked(t.j)) {
 #pragma unroll
                 for (int n = 0; n < 8; n++) {
 #pragma unroll
@@ -85,8 +84,8 @@ static __device__ __forceinline__ void means_hopper(system_hopper<DIM, DECAYED> 
                 }
                 top = quad_max(top);
                 const float base = finite_or_zero(top);
-                keep[row] = exp2_fast(m[row] - base);
-                m[row] = top, omega[row] *= keep[row], sum[row] *= keep[row];
+                rescale[row] = exp2_fast(m[row] - base);
+                m[row] = top, omega[row] *= rescale[row], sum[row] *= rescale[row];
 #pragma unroll
                 for (int n = 0; n < 8; n++) {
 #pragma unroll
@@ -107,25 +106,25 @@ static __device__ __forceinline__ void means_hopper(system_hopper<DIM, DECAYED> 
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
 #pragma unroll
-                    for (int part = 0; part < parts; part++) {
+                    for (int part = 0; part < PARTS; part++) {
                         const uint32_t pair = a.part[part][step][e];
                         sum[e % 2] += __uint_as_float(pair << 16) + __uint_as_float(pair & 0xffff0000u);
                     }
                 }
             }
-            if (__any_sync(0xffffffffu, keep[0] != 1 || keep[1] != 1)) {
+            if (__any_sync(0xffffffffu, rescale[0] != 1 || rescale[1] != 1)) {
 #pragma unroll
                 for (int n = 0; n < DIM / 8; n++) {
 #pragma unroll
                     for (int e = 0; e < 4; e++) {
-                        k[n / 8][n % 8][e] *= keep[e / 2], v[n / 8][n % 8][e] *= keep[e / 2];
+                        k[n / 8][n % 8][e] *= rescale[e / 2], v[n / 8][n % 8][e] *= rescale[e / 2];
                     }
                 }
             }
         },
-        [&](const tiles_at &t) {
-            if (FINE) {
-                multiply_weights<DIM>(k, a.part[FINE], t.keys);
+        [&](const kv_tile &t) {
+            if (PARTS == 2) {
+                multiply_weights<DIM>(k, a.part[PARTS - 1], t.keys);
             }
             multiply_weights<DIM>(k, a.part[0], t.keys);
             multiply_weights<DIM>(v, a.part[0], t.values);
@@ -133,14 +132,14 @@ static __device__ __forceinline__ void means_hopper(system_hopper<DIM, DECAYED> 
     wgmma_results(k);
     wgmma_results(v);
     const lane_vector kbar = sys.vector(VECTOR_KBAR), vbar = sys.vector(VECTOR_VBAR);
-    sys.tame = true;
+    sys.lse_exact = true;
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         omega[row] = quad_sum(omega[row]), sum[row] = quad_sum(sum[row]);
         const bool some = omega[row] > 0;
         const float inverse = sum[row] > 0 ? 1 / sum[row] : 0;
         sys.lse2[row] = some ? m[row] + log2f(omega[row]) : 0;
-        sys.tame = sys.tame && fabsf(sys.lse2[row]) < TAME_LSE;
+        sys.lse_exact = sys.lse_exact && fabsf(sys.lse2[row]) < EXACT_LSE;
         lse[row] = some ? sys.lse2[row] * 0.693147181f : -INFINITY;
         most[row] = some ? 1 / omega[row] : 0;
 #pragma unroll
@@ -152,18 +151,18 @@ static __device__ __forceinline__ void means_hopper(system_hopper<DIM, DECAYED> 
             }
         }
     }
-    outer.tame = __syncthreads_and(sys.tame);
-    outer.lse2[0] = sys.lse2[0], outer.lse2[1] = sys.lse2[1];
+    stored.lse_exact = __syncthreads_and(sys.lse_exact);
+    stored.lse2[0] = sys.lse2[0], stored.lse2[1] = sys.lse2[1];
 }
 
 /* b = kbar - q, scaled to about 1; x = 0 and r = b. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void begin_hopper(const system_hopper<DIM, DECAYED> &outer, cg_rows &k,
-                                                    const bool (&wanted)[2])
+static __device__ __forceinline__ void start_solve(const block_system<DIM, DECAYED> &stored, cg_rows &k,
+                                                   const bool (&wanted)[2])
 {
-    const row_pair r = outer.r;
-    const row_ridge ridge = outer.ridge;
-    const system_hopper<DIM, DECAYED> sys = known_system(outer, r, ridge);
+    const row_pair r = stored.r;
+    const row_ridge ridge = stored.ridge;
+    const block_system<DIM, DECAYED> sys = system_in_registers(stored, r, ridge);
     const lane_vector kbar = sys.vector(VECTOR_KBAR);
     float y[DIM / 2], top[2] = { 0, 0 };
 #pragma unroll
@@ -172,7 +171,7 @@ static __device__ __forceinline__ void begin_hopper(const system_hopper<DIM, DEC
         y[n] = sys.r.real[row] ? kbar.get(n) - sys.target(row, column_of(n / 4, n % 4)) : 0;
         top[row] = fmaxf(top[row], fabsf(y[n]));
     }
-    cg_begin_hopper(sys, k, y, top, wanted);
+    start_cg(sys, k, y, top, wanted);
 }
 
 /* Stores two neighbours of a row of bf16. */
@@ -187,9 +186,9 @@ static __device__ __forceinline__ void store_bf16_pair(__nv_bfloat16 *to, float 
 }
 
 /* Writes rho, and saves rho, kbar and vbar for the backward pass, of rows within the sequence. */
-template <bool FINE, int DIM, bool DECAYED>
-static __device__ __forceinline__ void put_rows(const system_hopper<DIM, DECAYED> &sys, const cg_rows &k,
-                                                const local_saved &saved)
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void save_rows(const block_system<DIM, DECAYED> &sys, const cg_rows &k,
+                                                 const local_saved &saved)
 {
     const loam_args &a = sys.a;
     const lane_vector vbar = sys.vector(VECTOR_VBAR), kbar = sys.vector(VECTOR_KBAR);
@@ -202,7 +201,7 @@ static __device__ __forceinline__ void put_rows(const system_hopper<DIM, DECAYED
         }
 #pragma unroll 4
         for (int n = 0; n < DIM / 8; n++) {
-            const float2 x = direction_pair<FINE>(sys, n, 2 * row);
+            const float2 x = direction_pair<PARTS>(sys, n, 2 * row);
             const float2 rho = { k.unit[row] * x.x, k.unit[row] * x.y };
             const int c = column_of(n, 0), at = 4 * n + 2 * row;
             if (a.rho.data) {
@@ -219,20 +218,20 @@ static __device__ __forceinline__ void put_rows(const system_hopper<DIM, DECAYED
 
 /* The last sweep: writes o = vbar - sum p u v, rho and saved of rows within the sequence. error: the square
  * of |b - (Cov + Lambda) x| of each row; finite: whether its o is. */
-template <bool FINE, int DIM, bool DECAYED>
-static __device__ __forceinline__ void lines_hopper(const system_hopper<DIM, DECAYED> &outer,
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void output_sweep(const block_system<DIM, DECAYED> &stored,
                                                     const cg_rows &k, const local_saved &saved,
                                                     float (&error)[2], bool (&finite)[2])
 {
-    const row_pair r = outer.r;
-    const row_ridge ridge = outer.ridge;
-    const system_hopper<DIM, DECAYED> sys = known_system(outer, r, ridge);
+    const row_pair r = stored.r;
+    const row_ridge ridge = stored.ridge;
+    const block_system<DIM, DECAYED> sys = system_in_registers(stored, r, ridge);
     float error2[2];
     const loam_args &a = sys.a;
     float y[DIM / TILE_SIDE][8][4], o[DIM / TILE_SIDE][8][4], total[2] = { 0, 0 }, centre[2];
     float f[8][4], u[8][4];
-    weights_operand<FINE ? 2 : 1> w;
-    score_rows<DIM, DECAYED, FINE, true> rows;
+    weights_operand<PARTS> w;
+    score_operands<DIM, DECAYED, PARTS, true> rows;
     {
         const lane_vector x = sys.vector(VECTOR_X);
         const float none[2] = { 0, 0 };
@@ -240,34 +239,34 @@ static __device__ __forceinline__ void lines_hopper(const system_hopper<DIM, DEC
         for (int n = 0; n < DIM / 2; n++) {
             y[n / 32][n / 4 % 8][n % 4] = x.get(n);
         }
-        turn_direction<FINE>(sys, y, none, centre);
+        update_direction<PARTS>(sys, y, none, centre);
     }
     rows.load(sys);
     clear_sums<DIM>(y);
     clear_sums<DIM>(o);
-    stream_values_hopper<FINE || DIM == 64 ? 0 : 1, false>(
+    stream_values<PARTS == 2 || DIM == 64 ? 0 : 1, false>(
         sys,
-        [&](const tiles_at &t) {
+        [&](const kv_tile &t) {
             rows.query_keys(f, sys, t.keys);
             rows.direction_keys(u, sys, t.keys);
         },
-        [&](const tiles_at &t) { centre_weights(f, u, sys, t.j, centre, total); },
+        [&](const kv_tile &t) { centre_weights(f, u, sys, t.j, centre, total); },
         [&]() {
             wgmma_results(y);
             wgmma_results(o);
             split_weights(w, f);
         },
-        [&](const tiles_at &t) {
-            if (FINE) {
-                multiply_weights<DIM>(y, w.part[FINE], t.keys);
-                multiply_weights<DIM>(o, w.part[FINE], t.values);
+        [&](const kv_tile &t) {
+            if (PARTS == 2) {
+                multiply_weights<DIM>(y, w.part[PARTS - 1], t.keys);
+                multiply_weights<DIM>(o, w.part[PARTS - 1], t.values);
             }
             multiply_weights<DIM>(y, w.part[0], t.keys);
             multiply_weights<DIM>(o, w.part[0], t.values);
         });
     wgmma_results(y);
     wgmma_results(o);
-    finish_image<FINE>(y, sys, total);
+    finish_image<PARTS>(y, sys, total);
     const lane_vector b = sys.vector(VECTOR_B), vbar = sys.vector(VECTOR_VBAR);
     float bad[2] = { 0, 0 };
     __nv_bfloat16 *to[2];
@@ -296,17 +295,16 @@ static __device__ __forceinline__ void lines_hopper(const system_hopper<DIM, DEC
         }
     }
     if (a.rho.data || a.saved) {
-        put_rows<FINE>(sys, k, saved);
+        save_rows<PARTS>(sys, k, saved);
     }
     error[0] = quad_sum(error2[0]), error[1] = quad_sum(error2[1]);
     finite[0] = quad_sum(bad[0]) == 0, finite[1] = quad_sum(bad[1]) == 0;
 }
 
-/* Solves the rows of the block in one part or, FINE, in two; false where one part was not enough. */
-template <bool FINE, int DIM, bool DECAYED>
-static __device__ __forceinline__ bool solved_block_hopper(solve_shared_hopper<DIM> &sm, ring_count &count,
-                                                           unsigned &queries, const solve_launch &all,
-                                                           float *scratch)
+/* Solves the rows of the block in PARTS bf16 parts; false where one part was not enough. */
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ bool solve_rows(solver_shared<DIM> &sm, ring_count &count,
+                                                  unsigned &queries, const solve_launch &all, float *scratch)
 {
     const loam_problem &p = all.p;
     const loam_args &a = all.a;
@@ -327,46 +325,45 @@ static __device__ __forceinline__ bool solved_block_hopper(solve_shared_hopper<D
     local_visible(&p, &x.s, x.i0 + x.rows - 1, &first, &unused);
     row_ridge ridge_storage = {};
     row_ridge &ridge = in_memory(ridge_storage);
-    system_hopper<DIM, DECAYED> sys_storage = { p,
-                                                a,
-                                                x,
-                                                r,
-                                                ridge,
-                                                all.maps,
-                                                sm,
-                                                count,
-                                                scratch,
-                                                (float)(p.scale * 1.4426950408889634),
-                                                { 0, 0 },
-                                                (int)first,
-                                                x.rows < ROWS ? 0 : (int)hi,
-                                                FINE,
-                                                false };
-    system_hopper<DIM, DECAYED> &sys = in_memory(sys_storage);
+    block_system<DIM, DECAYED> sys_storage = { p,
+                                               a,
+                                               x,
+                                               r,
+                                               ridge,
+                                               all.maps,
+                                               sm,
+                                               count,
+                                               scratch,
+                                               (float)(p.scale * 1.4426950408889634),
+                                               { 0, 0 },
+                                               (int)first,
+                                               x.rows < ROWS ? 0 : (int)hi,
+                                               false };
+    block_system<DIM, DECAYED> &sys = in_memory(sys_storage);
     float lse_storage[2], most[2], error2[2];
     float(&lse)[2] = in_memory(lse_storage);
     bool finite[2], good[2], missed = false;
-    means_hopper<FINE>(sys, lse, most);
+    means_sweep<PARTS>(sys, lse, most);
     const bool by_max = p.ridge_unit == LOAM_RIDGE_MAX;
     const float unit[2] = { by_max ? most[0] : 1, by_max ? most[1] : 1 };
     ridge = row_ridge_of(p, a, x, r, unit);
     /* Gradients need a more exact probe than o does. */
-    const cg_tolerance tolerance = FINE ? cg_tolerance{ a.saved ? 3e-4f : 1.2e-3f, 1e-2f, 128 }
-                                        : cg_tolerance{ 6e-3f, 1.8e-2f, 8 };
+    const cg_tolerance tolerance = PARTS == 2 ? cg_tolerance{ a.saved ? 3e-4f : 1.2e-3f, 1e-2f, 128 }
+                                              : cg_tolerance{ 6e-3f, 1.8e-2f, 8 };
     const bool wanted[2] = { r.lo[0] < r.hi[0] && ridge.least[0] > 0,
                              r.lo[1] < r.hi[1] && ridge.least[1] > 0 };
     cg_rows k_storage;
     cg_rows &k = in_memory(k_storage);
-    begin_hopper(sys, k, wanted);
-    cg_run<FINE>(sys, k, tolerance);
-    if (!FINE) {
+    start_solve(sys, k, wanted);
+    cg_run<PARTS>(sys, k, tolerance);
+    if (PARTS == 1) {
         const float far = tolerance.accept * tolerance.accept;
         missed = (k.live[0] && k.rr[0] > far * k.bb[0]) || (k.live[1] && k.rr[1] > far * k.bb[1]);
         if (__syncthreads_or(missed)) {
             return false;
         }
     }
-    lines_hopper<FINE>(sys, k, all.saved, error2, finite);
+    output_sweep<PARTS>(sys, k, all.saved, error2, finite);
     float residual[2];
 #pragma unroll
     for (int row = 0; row < 2; row++) {
@@ -374,7 +371,7 @@ static __device__ __forceinline__ bool solved_block_hopper(solve_shared_hopper<D
                     ridge.least[row] > BLOCK_LEAST_RIDGE * k.most[row];
         missed = missed || (wanted[row] && !good[row] && finite[row]);
     }
-    if (!FINE && __syncthreads_or(missed)) {
+    if (PARTS == 1 && __syncthreads_or(missed)) {
         return false;
     }
 #pragma unroll
@@ -401,44 +398,44 @@ static __device__ __forceinline__ bool solved_block_hopper(solve_shared_hopper<D
     return true;
 }
 
-template <bool FINE, bool LISTED, int DIM, bool DECAYED>
-__global__ void __launch_bounds__(THREADS, BLOCKS_SM90)
+template <int PARTS, bool LISTED, int DIM, bool DECAYED>
+__global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     solved_kernel_hopper(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                          const local_saved saved, const solve_work work, const int64_t blocks,
-                         const __grid_constant__ maps_hopper maps)
+                         const __grid_constant__ qkv_maps maps)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
-    solve_shared_hopper<DIM> &sm = *(solve_shared_hopper<DIM> *)swizzled_memory;
+    solver_shared<DIM> &sm = *(solver_shared<DIM> *)swizzled_memory;
     const solve_launch all = { p, a, saved, work, maps };
     ring_count count = { 0 };
     unsigned queries = 0;
-    if (FINE && !LISTED) {
+    if (PARTS == 2 && !LISTED) {
         launch_dependents();
     }
     if (threadIdx.x == 0) {
-        for (int n = 0; n < (int)ring_slots<DIM>; n++) {
+        for (int n = 0; n < (int)ring_stages<DIM>; n++) {
             barrier_init(&sm.full[n], 1);
         }
-        for (int n = 0; n < (int)ring_slots<DIM> + 2; n++) {
-            barrier_init(&sm.wide_full[0][n], 1);
-            barrier_init(&sm.wide_full[1][n], 1);
+        for (int n = 0; n < (int)ring_stages<DIM> + 2; n++) {
+            barrier_init(&sm.extended_full[0][n], 1);
+            barrier_init(&sm.extended_full[1][n], 1);
         }
-        sm.wide[0].used = sm.wide[1].used = 0;
+        sm.extended[0].used = sm.extended[1].used = 0;
         barrier_init(&sm.query_full, 1);
         fence_async_proxy();
-        sm.scratch = take_scratch(work);
+        sm.scratch = claim_scratch(work);
     }
     for (;;) {
         __syncthreads();
         if (threadIdx.x == 0) {
-            sm.block = take_block<FINE, LISTED, DIM, DECAYED>(sm.rows, all, blocks);
+            sm.block = claim_block<PARTS, LISTED, DIM, DECAYED>(sm.rows, all, blocks);
         }
         __syncthreads();
         if (sm.block < 0) {
             break;
         }
         float *scratch = work.scratch + (int64_t)sm.scratch * VECTORS * (DIM / 2) * THREADS;
-        const bool solved = solved_block_hopper<FINE, DIM, DECAYED>(sm, count, queries, all, scratch);
+        const bool solved = solve_rows<PARTS, DIM, DECAYED>(sm, count, queries, all, scratch);
         if (!solved && threadIdx.x == 0) {
             work.listed[atomicAdd(work.listed_count, 1ull)] = (int32_t)sm.block;
         }
@@ -447,7 +444,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_SM90)
         __threadfence();
         atomicExch(&work.scratch_taken[sm.scratch], 0);
     }
-    if (!FINE) {
+    if (PARTS == 1) {
         wait_for_previous_launch();
     }
 }
