@@ -312,12 +312,11 @@ static __device__ __forceinline__ void add_rounded(float (&sum)[4], const weight
  * clear_tail_warpgroup. */
 static __device__ __forceinline__ void pingpong_wait(int group)
 {
-    asm volatile("bar.sync %0, %1;" ::"r"(1 + GIVEN_GROUPS + group), "n"(GIVEN_GROUPS * THREADS) : "memory");
+    named_barrier_sync<GIVEN_GROUPS * THREADS>(1 + GIVEN_GROUPS + group);
 }
 static __device__ __forceinline__ void pingpong_arrive(int group)
 {
-    asm volatile("bar.arrive %0, %1;" ::"r"(2 * GIVEN_GROUPS - group), "n"(GIVEN_GROUPS * THREADS)
-                 : "memory");
+    named_barrier_arrive<GIVEN_GROUPS * THREADS>(2 * GIVEN_GROUPS - group);
 }
 
 /* Accumulators over all keys. inner and total are sums of this thread's columns, two for each row. */
@@ -325,6 +324,78 @@ template <int DIM, bool PROBED> struct row_gradients {
     float dq[DIM / TILE_SIDE][8][4], drho[PROBED ? DIM / TILE_SIDE : 1][8][4];
     float inner[4], total[4]; /* of ds and of p gam, as rounded for the products */
 };
+
+template <int DIM, bool PROBED>
+static __device__ __forceinline__ void wgmma_results(row_gradients<DIM, PROBED> &f)
+{
+    wgmma_results(f.dq);
+    if constexpr (PROBED) {
+        wgmma_results(f.drho);
+    }
+}
+
+/* Products of a tile: s = q . k, u = probe . k, g = do . v. */
+template <int DIM, bool PROBED> struct tile_products {
+    typedef given_backward_shape<DIM, PROBED> tile_shape;
+    float s[tile_shape::blocks][4], g[tile_shape::blocks][4], u[PROBED ? tile_shape::blocks : 1][4];
+};
+
+/* u, where there is a probe, becomes 0 where the row does not see the key. */
+template <int DIM, bool PROBED>
+static __device__ __forceinline__ void clear_unseen_probe(tile_products<DIM, PROBED> &x,
+                                                          const row_constants &k, int j)
+{
+    if constexpr (PROBED) {
+        clear_unseen(x.u, k, j);
+    }
+}
+
+/* Issues s and u, each in a group of its own. */
+template <int DIM, bool PROBED, bool DECAYED>
+static __device__ __forceinline__ void issue_scores(tile_products<DIM, PROBED> &x,
+                                                    const given_backward_shared<DIM, PROBED, DECAYED> &sm,
+                                                    int group, const __nv_bfloat16 *keys)
+{
+    multiply_rows<DIM>(x.s, sm.query[group], keys, false);
+    wgmma_commit();
+    if constexpr (PROBED) {
+        multiply_rows<DIM>(x.u, sm.probe[group], keys, false);
+        wgmma_commit();
+    }
+}
+
+/* Issues dq += ds k and drho += p gam k, and sums their weights as rounded. s: ds, g: p gam. */
+template <int DIM, bool PROBED>
+static __device__ __forceinline__ void issue_gradients(row_gradients<DIM, PROBED> &f,
+                                                       const tile_products<DIM, PROBED> &x,
+                                                       const __nv_bfloat16 *keys)
+{
+    weights_operand<1, given_backward_shape<DIM, PROBED>::steps> ds, error;
+    split_weights(ds, x.s);
+    add_rounded(f.inner, ds);
+    multiply_weights<DIM>(f.dq, ds.part[0], keys);
+    if constexpr (PROBED) {
+        split_weights(error, x.g);
+        add_rounded(f.total, error);
+        multiply_weights<DIM>(f.drho, error.part[0], keys);
+    }
+    wgmma_commit();
+}
+
+/* Releases the tiles from key j on, which none of the warpgroup's rows sees, and keeps the turns. */
+template <int KEYS, int STAGES>
+static __device__ __forceinline__ void skip_tiles(given_backward_barriers<STAGES> &bar, unsigned count, int j,
+                                                  int last, int group)
+{
+    for (; j < last; j += KEYS, count += 2) {
+        ring_wait(bar.ring, count);
+        ring_release(bar.ring, count);
+        ring_wait(bar.ring, count + 1);
+        ring_release(bar.ring, count + 1);
+        pingpong_wait(group);
+        pingpong_arrive(group);
+    }
+}
 
 /* The sweep of a consumer warpgroup over the tiles of the block. */
 template <int DIM, bool PROBED, bool SCALED, bool DECAYED>
@@ -336,7 +407,7 @@ static __device__ __forceinline__ void sweep_rows(
     typedef given_backward_shape<DIM, PROBED> tile_shape;
     constexpr int in_flight = PROBED ? 2 : 1;
     const int group = threadIdx.x / THREADS;
-    float s[tile_shape::blocks][4], g[tile_shape::blocks][4], u[PROBED ? tile_shape::blocks : 1][4];
+    tile_products<DIM, PROBED> tile;
     unsigned count = 0;
     for (int j = x.first; j < k.last; j += tile_shape::keys, count += 2) {
         __nv_bfloat16 *const keys = sm.stage[count % tile_shape::stages];
@@ -348,69 +419,42 @@ static __device__ __forceinline__ void sweep_rows(
             clear_tail_warpgroup<DIM, tile_shape::keys>(keys, x.last - j);
         }
         pingpong_wait(group);
-        multiply_rows<DIM>(s, sm.query[group], keys, false);
-        wgmma_commit();
-        if constexpr (PROBED) {
-            multiply_rows<DIM>(u, sm.probe[group], keys, false);
-            wgmma_commit();
-        }
+        issue_scores(tile, sm, group, keys);
         wgmma_wait<in_flight>();
         if (count > 0) {
             ring_release(bar.ring, count - 2);
         }
         ring_wait(bar.ring, count + 1);
-        multiply_rows<DIM>(g, sm.grad_o[group], values, false);
+        multiply_rows<DIM>(tile.g, sm.grad_o[group], values, false);
         wgmma_commit();
         pingpong_arrive(group);
         wgmma_wait<in_flight>();
-        wgmma_results(s);
+        wgmma_results(tile.s);
         if constexpr (!SCALED) {
-            weights_of(s, k, decay, j);
+            weights_of(tile.s, k, decay, j);
             if (masked) {
-                clear_unseen(s, k, j);
+                clear_unseen(tile.s, k, j);
             }
         }
         wgmma_wait<0>();
-        wgmma_results(g);
+        wgmma_results(tile.g);
         ring_release(bar.ring, count + 1);
         if constexpr (PROBED) {
-            wgmma_results(u);
+            wgmma_results(tile.u);
         }
         if (masked) {
-            clear_unseen(g, k, j);
-            if constexpr (PROBED) {
-                clear_unseen(u, k, j);
-            }
+            clear_unseen(tile.g, k, j);
+            clear_unseen_probe(tile, k, j);
         }
-        probe_score_gradients<PROBED, SCALED, DECAYED>(s, g, u, sums, k, decay, j);
-        weights_operand<1, tile_shape::steps> ds, error;
-        split_weights(ds, s);
-        add_rounded(f.inner, ds);
-        multiply_weights<DIM>(f.dq, ds.part[0], keys);
-        if constexpr (PROBED) {
-            split_weights(error, g);
-            add_rounded(f.total, error);
-            multiply_weights<DIM>(f.drho, error.part[0], keys);
-        }
-        wgmma_commit();
+        probe_score_gradients<PROBED, SCALED, DECAYED>(tile.s, tile.g, tile.u, sums, k, decay, j);
+        issue_gradients(f, tile, keys);
     }
     wgmma_wait<0>();
-    wgmma_results(f.dq);
-    if constexpr (PROBED) {
-        wgmma_results(f.drho);
-    }
+    wgmma_results(f);
     if (count > 0) {
         ring_release(bar.ring, count - 2);
     }
-    for (int j = x.first + (int)(count / 2) * tile_shape::keys; j < x.last;
-         j += tile_shape::keys, count += 2) {
-        ring_wait(bar.ring, count);
-        ring_release(bar.ring, count);
-        ring_wait(bar.ring, count + 1);
-        ring_release(bar.ring, count + 1);
-        pingpong_wait(group);
-        pingpong_arrive(group);
-    }
+    skip_tiles<tile_shape::keys>(bar, count, x.first + (int)(count / 2) * tile_shape::keys, x.last, group);
 }
 
 /* ------------------------------------------------------------------ results of a row */
@@ -481,15 +525,11 @@ static __device__ __forceinline__ void put_gradient(const float (&f)[DIM / TILE_
     }
 }
 
-template <int DIM, bool PROBED, bool SCALED, bool DECAYED>
-static __device__ __forceinline__ void put_rows(const row_gradients<DIM, PROBED> &f, const scale_sums &sums,
-                                                const row_constants &k, const loam_problem &p,
-                                                const loam_args &a, const local_saved &saved,
-                                                const row_arrays &arrays, const row_block &x,
-                                                const row_pair &r)
+/* The thread's channels of own_key of its two rows. */
+template <int DIM>
+static __device__ __forceinline__ void load_own_keys(__nv_bfloat162 (&own)[2][DIM / 8], const loam_args &a,
+                                                     const row_block &x, const row_pair &r)
 {
-    /* Loads come first: the compiler does not move them above stores. */
-    __nv_bfloat162 own[2][DIM / 8];
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         const int64_t token = x.s.nk > 0 ? x.s.k0 + own_key(x, r, row) : 0;
@@ -500,6 +540,18 @@ static __device__ __forceinline__ void put_rows(const row_gradients<DIM, PROBED>
             own[row][n] = *(const __nv_bfloat162 *)(key + column_of(n, 0));
         }
     }
+}
+
+template <int DIM, bool PROBED, bool SCALED, bool DECAYED>
+static __device__ __forceinline__ void put_rows(const row_gradients<DIM, PROBED> &f, const scale_sums &sums,
+                                                const row_constants &k, const loam_problem &p,
+                                                const loam_args &a, const local_saved &saved,
+                                                const row_arrays &arrays, const row_block &x,
+                                                const row_pair &r)
+{
+    /* Loads come first: the compiler does not move them above stores. */
+    __nv_bfloat162 own[2][DIM / 8];
+    load_own_keys<DIM>(own, a, x, r);
     const float sink = p.sink ? ((const float *)a.sink)[x.h] : 0;
     row_record rec[2];
     int64_t at[2];

@@ -599,6 +599,17 @@ static __device__ __forceinline__ void put_key_gradients(const key_gradients<DIM
     }
 }
 
+template <int DIM, int DIRECTIONS>
+static __device__ __forceinline__ void init_barriers(key_pass_shared<DIM, DIRECTIONS> &sm)
+{
+    for (int n = 0; n < KEY_STAGES; n++) {
+        barrier_init(&sm.ring.full[n], 1 + 32); /* the copies, and each lane of produce_terms */
+        barrier_init(&sm.ring.empty[n], KEY_GROUPS * 4);
+    }
+    barrier_init(&sm.keys_full, 1);
+    fence_async_proxy();
+}
+
 template <int DIM, int DIRECTIONS, bool DECAYED>
 __global__ void __launch_bounds__(KEY_THREADS, 1)
     key_kernel_hopper(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
@@ -619,12 +630,7 @@ __global__ void __launch_bounds__(KEY_THREADS, 1)
         tile_shape::solved ? arrays.state + (last * p.batch + sequence) * p.heads_q + x.first_head : NULL);
     const tile_walk t = { x.first, 0, (int)(x.tiles * (p.heads_q / p.heads_kv)) };
     if (threadIdx.x == 0) {
-        for (int n = 0; n < KEY_STAGES; n++) {
-            barrier_init(&sm.ring.full[n], 1 + 32); /* the copies, and each lane of produce_terms */
-            barrier_init(&sm.ring.empty[n], KEY_GROUPS * 4);
-        }
-        barrier_init(&sm.keys_full, 1);
-        fence_async_proxy();
+        init_barriers(sm);
     }
     __syncthreads();
     const bool by_max = tile_shape::solved && p.ridge_unit == LOAM_RIDGE_MAX;

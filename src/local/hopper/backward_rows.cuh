@@ -136,15 +136,10 @@ static __device__ __forceinline__ bool check_rows(const rows_system<DIM, DECAYED
                                                   const rows_sums &sum)
 {
     const block_system<DIM, DECAYED> &sys = rs.sys;
-    const lane_vector x = sys.vector(VECTOR_X), b = sys.vector(VECTOR_B);
-    const float none[2] = { 0, 0 };
+    const lane_vector b = sys.vector(VECTOR_B);
     float y[DIM / TILE_SIDE][8][4], centre[2], error2[2] = { 0, 0 }, residual;
     bool hard[2];
-#pragma unroll
-    for (int n = 0; n < DIM / 2; n++) {
-        y[n / 32][n / 4 % 8][n % 4] = x.get(n);
-    }
-    update_direction<2>(sys, y, none, centre);
+    direct_to_solution<2>(sys, y, centre);
     compute_image<2>(y, sys, centre);
 #pragma unroll
     for (int n = 0; n < DIM / 2; n++) {
@@ -234,62 +229,64 @@ static __device__ __forceinline__ void first_sweep(block_system<DIM, DECAYED> &s
     }
 }
 
+/* Queries and output gradients of the block by bulk copies, the latter in place of the direction. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void load_block_rows(const block_system<DIM, DECAYED> &sys,
+                                                       const row_pass_maps &maps, rows_count &count)
+{
+    if (threadIdx.x == 0) {
+        barrier_expect(&sys.sm.query_full, 2 * DIM * TILE_SIDE * 2);
+        load_row_tile(sys, sys.sm.query, maps.all.q);
+        load_row_tile(sys, sys.sm.direction[0], maps.grad_o);
+    }
+    barrier_wait(&sys.sm.query_full, count.rows++ % 2);
+}
+
+/* lse of the rows from `saved`; wanted: a row sees keys and has a ridge. True where a row that sees keys has
+ * none: it is for float64. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ bool load_lse(block_system<DIM, DECAYED> &sys, const local_saved &saved,
+                                                bool (&wanted)[2])
+{
+    const row_pair &r = sys.r;
+    bool unwanted = false, lse_exact = true;
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const int64_t at = local_row(&sys.p, &sys.x.s, sys.x.h, sys.x.i0 + r.at[row]);
+        const float lse = r.real[row] ? ((const float *)saved.lse)[at] : 0;
+        sys.lse2[row] = finite_or_zero(lse) * 1.44269504f;
+        lse_exact = lse_exact && fabsf(sys.lse2[row]) < EXACT_LSE;
+        wanted[row] = r.lo[row] < r.hi[row] && sys.ridge.least[row] > 0;
+        unwanted |= r.lo[row] < r.hi[row] && !wanted[row];
+    }
+    sys.lse_exact = __syncthreads_and(lse_exact);
+    return unwanted;
+}
+
 /* Computes the rows of the block in PARTS bf16 parts; false where one part is not enough. */
 template <int PARTS, int DIM, bool DECAYED>
 static __device__ __forceinline__ bool rows_block(solver_shared<DIM> &sm, rows_count &count,
                                                   const rows_launch &all, float *scratch)
 {
-    const loam_problem &p = all.p;
-    const loam_args &a = all.a;
     const row_block &x = sm.rows;
-    row_pair r_storage = row_pair_of(p, x);
+    row_pair r_storage = row_pair_of(all.p, x);
     const row_pair &r = in_memory(r_storage);
-    int64_t hi, first, unused;
-    local_visible(&p, &x.s, x.i0, &unused, &hi);
-    local_visible(&p, &x.s, x.i0 + x.rows - 1, &first, &unused);
     const float units[2] = { 1, 1 };
-    row_ridge ridge_storage = row_ridge_of(p, a, x, r, units);
+    row_ridge ridge_storage = row_ridge_of(all.p, all.a, x, r, units);
     row_ridge &ridge = in_memory(ridge_storage);
-    block_system<DIM, DECAYED> sys_storage = { p,
-                                               a,
-                                               x,
-                                               r,
-                                               ridge,
-                                               all.maps.all,
-                                               sm,
-                                               count.ring,
-                                               scratch,
-                                               (float)(p.scale * 1.4426950408889634),
-                                               { 0, 0 },
-                                               (int)first,
-                                               x.rows < ROWS ? 0 : (int)hi,
-                                               false };
+    block_system<DIM, DECAYED> sys_storage = block_system_of<DIM, DECAYED>(
+        all.p, all.a, x, r, ridge, all.maps.all, sm, count.ring, scratch);
     block_system<DIM, DECAYED> &sys = in_memory(sys_storage);
     rows_sums sum_storage = {};
     rows_sums &sum = in_memory(sum_storage);
     cg_rows k_storage;
     cg_rows &k = in_memory(k_storage);
-    if (threadIdx.x == 0) {
-        barrier_expect(&sm.query_full, 2 * DIM * TILE_SIDE * 2);
-        load_row_tile(sys, sm.query, all.maps.all.q);
-        load_row_tile(sys, sm.direction[0], all.maps.grad_o);
-    }
-    barrier_wait(&sm.query_full, count.rows++ % 2);
+    load_block_rows(sys, all.maps, count);
 
-    bool wanted[2], two_parts = load_means(rows_system<DIM, DECAYED>(sys, all, count), sum), lse_exact = true;
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        const float lse = r.real[row]
-                              ? ((const float *)all.saved.lse)[local_row(&p, &x.s, x.h, x.i0 + r.at[row])]
-                              : 0;
-        sys.lse2[row] = finite_or_zero(lse) * 1.44269504f;
-        lse_exact = lse_exact && fabsf(sys.lse2[row]) < EXACT_LSE;
-        wanted[row] = r.lo[row] < r.hi[row] && ridge.least[row] > 0;
-        two_parts |= r.lo[row] < r.hi[row] && !wanted[row];
-    }
-    sys.lse_exact = __syncthreads_and(lse_exact);
+    bool wanted[2], two_parts = load_means(rows_system<DIM, DECAYED>(sys, all, count), sum);
+    two_parts |= load_lse(sys, all.saved, wanted);
     /* In one part, the pass at 128 dimensions has no registers for the gradient of the scale. */
-    if (PARTS == 1 && (__syncthreads_or(two_parts) || (DIM > 64 && a.grad_scale))) {
+    if (PARTS == 1 && (__syncthreads_or(two_parts) || (DIM > 64 && all.a.grad_scale))) {
         return false;
     }
     /* One part is accepted at a larger residual than in forward: its error enters the gradients once, and a
@@ -308,8 +305,8 @@ static __device__ __forceinline__ bool rows_block(solver_shared<DIM> &sm, rows_c
         }
         return true;
     } else {
-        const float far = tolerance.accept * tolerance.accept;
-        if (__syncthreads_or(k.rr[0] > far * k.bb[0] || k.rr[1] > far * k.bb[1])) {
+        const float bound = tolerance.accept * tolerance.accept;
+        if (__syncthreads_or(k.rr[0] > bound * k.bb[0] || k.rr[1] > bound * k.bb[1])) {
             return false;
         }
         rows_system<DIM, DECAYED> rs_storage(sys, all, count);

@@ -78,6 +78,32 @@ template <int DIM, bool DECAYED> struct block_system {
     __device__ __forceinline__ bool seen(int row, int j) const { return j >= r.lo[row] && j < r.hi[row]; }
 };
 
+/* The system of the block before its lse is known. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ block_system<DIM, DECAYED> block_system_of(
+    const loam_problem &p, const loam_args &a, const row_block &x, const row_pair &r, const row_ridge &ridge,
+    const qkv_maps &maps, solver_shared<DIM> &sm, ring_count &count, float *scratch)
+{
+    int64_t end, begin, unused;
+    local_visible(&p, &x.s, x.i0, &unused, &end);
+    local_visible(&p, &x.s, x.i0 + x.rows - 1, &begin, &unused);
+    const float scale2 = (float)(p.scale * 1.4426950408889634);
+    return { p,
+             a,
+             x,
+             r,
+             ridge,
+             maps,
+             sm,
+             count,
+             scratch,
+             scale2,
+             { 0, 0 },
+             (int)begin,
+             x.rows < ROWS ? 0 : (int)end,
+             false };
+}
+
 /* Returns x as if it were new, so that the compiler does not hold an address for each element from sweep to
  * sweep: there are no registers for that. */
 static __device__ __forceinline__ int opaque(int x)
@@ -399,6 +425,21 @@ static __device__ __forceinline__ void update_direction(const block_system<DIM, 
     __syncthreads();
 }
 
+/* The solution x in the scratch becomes the direction; y is clobbered; centre is then direction . kbar. */
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void direct_to_solution(const block_system<DIM, DECAYED> &sys,
+                                                          float (&y)[DIM / TILE_SIDE][8][4],
+                                                          float (&centre)[2])
+{
+    const lane_vector x = sys.vector(VECTOR_X);
+    const float zero[2] = { 0, 0 };
+#pragma unroll
+    for (int n = 0; n < DIM / 2; n++) {
+        y[n / 32][n / 4 % 8][n % 4] = x.get(n);
+    }
+    update_direction<PARTS>(sys, y, zero, centre);
+}
+
 /* Writes the ridge of each channel to the scratch, where the problem has one for each channel. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void put_ridge(const block_system<DIM, DECAYED> &sys)
@@ -426,6 +467,69 @@ static __device__ __forceinline__ bool unsolved(const cg_rows &k, const cg_toler
 #define ENVELOPE_START 1.6f
 #define ENVELOPE_RATE 0.65f
 
+/* alpha of the live rows, and the bounds of the spectrum that their Rayleigh quotients give; 0 for the
+ * others. A row whose direction has no curvature is live no longer. */
+static __device__ __forceinline__ void cg_step_length(cg_rows &k, const image_products &d, float (&alpha)[2])
+{
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        k.iterations[row] += k.live[row];
+        k.live[row] = k.live[row] && d.curvature[row] > 0;
+        alpha[row] = k.live[row] ? k.rr[row] / d.curvature[row] : 0;
+        if (k.live[row]) {
+            k.least[row] = fminf(k.least[row], d.curvature[row] / d.size[row]);
+            k.most[row] = fmaxf(k.most[row], d.curvature[row] / d.size[row]);
+        }
+    }
+}
+
+/* x += alpha direction and r -= alpha image, in the scratch. y: the image, becomes r; rr: sums of its squares
+ * (this thread's columns). */
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void cg_advance(const block_system<DIM, DECAYED> &sys,
+                                                  float (&y)[DIM / TILE_SIDE][8][4], const float (&alpha)[2],
+                                                  float (&rr)[2])
+{
+    const lane_vector x = sys.vector(VECTOR_X), residual = sys.vector(VECTOR_R);
+    float old[DIM / 2]; /* all loads before any store */
+#pragma unroll
+    for (int n = 0; n < DIM / 2; n++) {
+        old[n] = residual.get(n);
+    }
+#pragma unroll
+    for (int n = 0; n < DIM / 2; n++) {
+        const int row = n / 2 % 2;
+        float &r = y[n / 32][n / 4 % 8][n % 4];
+        r = old[n] - alpha[row] * r;
+        rr[row] += r * r;
+        old[n] = x.get(n);
+    }
+#pragma unroll
+    for (int n = 0; n < DIM / 2; n += 2) {
+        const float2 p = direction_pair<PARTS>(sys, n / 4, n % 4);
+        x.put(n, old[n] + alpha[n / 2 % 2] * p.x), x.put(n + 1, old[n + 1] + alpha[n / 2 % 2] * p.y);
+        residual.put(n, y[n / 32][n / 4 % 8][n % 4]), residual.put(n + 1, y[n / 32][n / 4 % 8][n % 4 + 1]);
+    }
+}
+
+/* direction <- r + beta direction. The recurrence of cg_run has its product with kbar. */
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void cg_turn(const block_system<DIM, DECAYED> &sys,
+                                               const float (&r)[DIM / TILE_SIDE][8][4],
+                                               const float (&beta)[2])
+{
+#pragma unroll
+    for (int n = 0; n < DIM / 8; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e += 2) {
+            float2 p = direction_pair<PARTS>(sys, n, e);
+            p.x = r[n / 8][n % 8][e] + beta[e / 2] * p.x, p.y = r[n / 8][n % 8][e + 1] + beta[e / 2] * p.y;
+            set_direction_pair<PARTS>(sys, n, e, p);
+        }
+    }
+    fence_async_proxy();
+}
+
 /* Conjugate gradients for the rows that are live, from x and its residual r, which lie in the scratch. */
 template <int PARTS, int DIM, bool DECAYED>
 static __device__ __forceinline__ void cg_run(const block_system<DIM, DECAYED> &stored, cg_rows &rows,
@@ -435,7 +539,7 @@ static __device__ __forceinline__ void cg_run(const block_system<DIM, DECAYED> &
     const row_ridge ridge = stored.ridge;
     const block_system<DIM, DECAYED> sys = system_in_registers(stored, r, ridge);
     cg_rows k = rows;
-    const lane_vector x = sys.vector(VECTOR_X), residual = sys.vector(VECTOR_R);
+    const lane_vector residual = sys.vector(VECTOR_R);
     float y[DIM / TILE_SIDE][8][4], centre[2], beta[2] = { 0, 0 }, residual_mean[2]; /* residual . kbar */
 #pragma unroll
     for (int n = 0; n < DIM / 2; n++) {
@@ -446,58 +550,20 @@ static __device__ __forceinline__ void cg_run(const block_system<DIM, DECAYED> &
     residual_mean[0] = centre[0], residual_mean[1] = centre[1];
     float envelope = ENVELOPE_START * ENVELOPE_START;
     for (int count = 0; count < tolerance.most && __syncthreads_or(k.live[0] || k.live[1]); count++) {
-        float next[2] = { 0, 0 }, alpha[2];
+        float alpha[2], rr[2] = { 0, 0 };
         const image_products d = compute_image<PARTS>(y, sys, centre);
+        cg_step_length(k, d, alpha);
+        cg_advance<PARTS>(sys, y, alpha, rr);
 #pragma unroll
         for (int row = 0; row < 2; row++) {
-            k.iterations[row] += k.live[row];
-            k.live[row] = k.live[row] && d.curvature[row] > 0;
-            alpha[row] = k.live[row] ? k.rr[row] / d.curvature[row] : 0;
-            if (k.live[row]) {
-                k.least[row] = fminf(k.least[row], d.curvature[row] / d.size[row]);
-                k.most[row] = fmaxf(k.most[row], d.curvature[row] / d.size[row]);
-            }
-        }
-        float old[DIM / 2]; /* all loads before any store */
-#pragma unroll
-        for (int n = 0; n < DIM / 2; n++) {
-            old[n] = residual.get(n);
-        }
-#pragma unroll
-        for (int n = 0; n < DIM / 2; n++) {
-            const int row = n / 2 % 2;
-            float &new_residual = y[n / 32][n / 4 % 8][n % 4];
-            new_residual = old[n] - alpha[row] * new_residual;
-            next[row] += new_residual * new_residual;
-            old[n] = x.get(n);
-        }
-#pragma unroll
-        for (int n = 0; n < DIM / 2; n += 2) {
-            const float2 p = direction_pair<PARTS>(sys, n / 4, n % 4);
-            x.put(n, old[n] + alpha[n / 2 % 2] * p.x), x.put(n + 1, old[n + 1] + alpha[n / 2 % 2] * p.y);
-            residual.put(n, y[n / 32][n / 4 % 8][n % 4]),
-                residual.put(n + 1, y[n / 32][n / 4 % 8][n % 4 + 1]);
-        }
-#pragma unroll
-        for (int row = 0; row < 2; row++) {
-            next[row] = quad_sum(next[row]);
-            beta[row] = k.live[row] ? next[row] / k.rr[row] : 0;
-            k.rr[row] = k.live[row] ? next[row] : k.rr[row];
+            rr[row] = quad_sum(rr[row]);
+            beta[row] = k.live[row] ? rr[row] / k.rr[row] : 0;
+            k.rr[row] = k.live[row] ? rr[row] : k.rr[row];
             k.live[row] = k.live[row] && unsolved(k, tolerance, row);
             residual_mean[row] -= alpha[row] * d.mean[row];
             centre[row] = residual_mean[row] + beta[row] * centre[row];
         }
-#pragma unroll
-        for (int n = 0; n < DIM / 8; n++) {
-#pragma unroll
-            for (int e = 0; e < 4; e += 2) {
-                float2 p = direction_pair<PARTS>(sys, n, e);
-                p.x = y[n / 8][n % 8][e] + beta[e / 2] * p.x,
-                p.y = y[n / 8][n % 8][e + 1] + beta[e / 2] * p.y;
-                set_direction_pair<PARTS>(sys, n, e, p);
-            }
-        }
-        fence_async_proxy();
+        cg_turn<PARTS>(sys, y, beta);
         envelope *= ENVELOPE_RATE * ENVELOPE_RATE;
         const bool late = (k.live[0] && k.rr[0] > envelope * k.bb[0]) ||
                           (k.live[1] && k.rr[1] > envelope * k.bb[1]);

@@ -37,111 +37,115 @@ static __device__ __forceinline__ void stream_values(const block_system<DIM, DEC
     }
 }
 
-/* The online softmax: lse, and the means of keys and values into the scratch. most: the largest p of a row.
- * Means are divided by the sum of the weights as rounded to their parts: their error is then relative to the
- * spread of the keys, not to their size. */
-template <int PARTS, int DIM, bool DECAYED>
-static __device__ __forceinline__ void means_sweep(block_system<DIM, DECAYED> &stored, float (&lse)[2],
-                                                   float (&most)[2])
+/* The products s = q . k with keys from j on become scores to base 2; -inf where a row does not see the key.
+ * */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void masked_scores(float (&s)[8][4], const block_system<DIM, DECAYED> &sys,
+                                                     int j)
 {
-    const row_pair r = stored.r;
-    const row_ridge ridge = stored.ridge;
-    block_system<DIM, DECAYED> sys = system_in_registers(stored, r, ridge);
-    float k[DIM / TILE_SIDE][8][4], v[DIM / TILE_SIDE][8][4], s[8][4];
-    float m[2] = { -INFINITY, -INFINITY }, omega[2] = { 0, 0 }, sum[2] = { 0, 0 }, rescale[2];
-    weights_operand<PARTS> a;
-    score_operands<DIM, DECAYED, PARTS, true> rows;
-    rows.load_query(sys);
-    clear_sums<DIM>(k);
-    clear_sums<DIM>(v);
-    stream_values<PARTS == 2 || DIM == 64 ? 0 : 2, true>(
-        sys, [&](const kv_tile &t) { rows.query_keys(s, sys, t.keys); },
-        [&](const kv_tile &t) {
-            wgmma_results(s);
-            add_decay(s, sys, t.j);
+    add_decay(s, sys, j);
 #pragma unroll
-            for (int n = 0; n < 8; n++) {
+    for (int n = 0; n < 8; n++) {
 #pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    s[n][e] *= DECAYED ? 1.0f : sys.scale2;
-                }
+        for (int e = 0; e < 4; e++) {
+            s[n][e] *= DECAYED ? 1.0f : sys.scale2;
+        }
+    }
+    if (!sys.unmasked(j)) {
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                s[n][e] = sys.seen(e / 2, j + column_of(n, e)) ? s[n][e] : -INFINITY;
             }
-            if (!sys.unmasked(t.j)) {
+        }
+    }
+}
+
+/* The online softmax of two rows: the running maximum to base 2, and the sums of weights, exact and as
+ * rounded to their bf16 parts (this thread's columns). rescale: the factor for all that was summed before. */
+struct softmax_rows {
+    float m[2], omega[2], rounded[2], rescale[2];
+};
+
+/* Scores become weights, w = 2^(s - m). */
+static __device__ __forceinline__ void softmax_step(softmax_rows &soft, float (&s)[8][4])
+{
 #pragma unroll
-                for (int n = 0; n < 8; n++) {
+    for (int row = 0; row < 2; row++) {
+        float top = soft.m[row];
 #pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        s[n][e] = sys.seen(e / 2, t.j + column_of(n, e)) ? s[n][e] : -INFINITY;
-                    }
-                }
+        for (int n = 0; n < 8; n++) {
+            top = fmaxf(top, fmaxf(s[n][2 * row], s[n][2 * row + 1]));
+        }
+        top = quad_max(top);
+        const float base = finite_or_zero(top);
+        soft.rescale[row] = exp2_fast(soft.m[row] - base);
+        soft.m[row] = top, soft.omega[row] *= soft.rescale[row], soft.rounded[row] *= soft.rescale[row];
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+#pragma unroll
+            for (int e = 2 * row; e < 2 * row + 2; e++) {
+                s[n][e] = exp2_fast(s[n][e] - base);
+                soft.omega[row] += s[n][e];
             }
+        }
+    }
+}
+
+/* Adds the weights as rounded, the parts of each pair of columns together (add_weights adds lo parts first).
+ * */
+template <int PARTS>
+static __device__ __forceinline__ void add_weights_by_pair(float (&total)[2], const weights_operand<PARTS> &w)
+{
 #pragma unroll
-            for (int row = 0; row < 2; row++) {
-                float top = m[row];
+    for (int k = 0; k < 4; k++) {
 #pragma unroll
-                for (int n = 0; n < 8; n++) {
-                    top = fmaxf(top, fmaxf(s[n][2 * row], s[n][2 * row + 1]));
-                }
-                top = quad_max(top);
-                const float base = finite_or_zero(top);
-                rescale[row] = exp2_fast(m[row] - base);
-                m[row] = top, omega[row] *= rescale[row], sum[row] *= rescale[row];
+        for (int e = 0; e < 4; e++) {
 #pragma unroll
-                for (int n = 0; n < 8; n++) {
-#pragma unroll
-                    for (int e = 2 * row; e < 2 * row + 2; e++) {
-                        s[n][e] = exp2_fast(s[n][e] - base);
-                        omega[row] += s[n][e];
-                    }
-                }
+            for (int part = 0; part < PARTS; part++) {
+                const uint32_t pair = w.part[part][k][e];
+                total[e % 2] += __uint_as_float(pair << 16) + __uint_as_float(pair & 0xffff0000u);
             }
-            wgmma_results(s);
-        },
-        [&]() {
-            wgmma_results(k);
-            wgmma_results(v);
-            split_weights(a, s);
+        }
+    }
+}
+
+/* Rescales the sums of keys and of values, where the maximum of any of the warp's rows moved. */
+template <int DIM>
+static __device__ __forceinline__ void rescale_means(float (&k)[DIM / TILE_SIDE][8][4],
+                                                     float (&v)[DIM / TILE_SIDE][8][4],
+                                                     const float (&rescale)[2])
+{
+    if (__any_sync(0xffffffffu, rescale[0] != 1 || rescale[1] != 1)) {
 #pragma unroll
-            for (int step = 0; step < 4; step++) {
+        for (int n = 0; n < DIM / 8; n++) {
 #pragma unroll
-                for (int e = 0; e < 4; e++) {
-#pragma unroll
-                    for (int part = 0; part < PARTS; part++) {
-                        const uint32_t pair = a.part[part][step][e];
-                        sum[e % 2] += __uint_as_float(pair << 16) + __uint_as_float(pair & 0xffff0000u);
-                    }
-                }
+            for (int e = 0; e < 4; e++) {
+                k[n / 8][n % 8][e] *= rescale[e / 2], v[n / 8][n % 8][e] *= rescale[e / 2];
             }
-            if (__any_sync(0xffffffffu, rescale[0] != 1 || rescale[1] != 1)) {
-#pragma unroll
-                for (int n = 0; n < DIM / 8; n++) {
-#pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        k[n / 8][n % 8][e] *= rescale[e / 2], v[n / 8][n % 8][e] *= rescale[e / 2];
-                    }
-                }
-            }
-        },
-        [&](const kv_tile &t) {
-            if (PARTS == 2) {
-                multiply_weights<DIM>(k, a.part[PARTS - 1], t.keys);
-            }
-            multiply_weights<DIM>(k, a.part[0], t.keys);
-            multiply_weights<DIM>(v, a.part[0], t.values);
-        });
-    wgmma_results(k);
-    wgmma_results(v);
+        }
+    }
+}
+
+/* The means of keys and values go to the scratch, from the sums k and v; lse of the rows to the system. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void put_means(block_system<DIM, DECAYED> &sys, softmax_rows &soft,
+                                                 const float (&k)[DIM / TILE_SIDE][8][4],
+                                                 const float (&v)[DIM / TILE_SIDE][8][4], float (&lse)[2],
+                                                 float (&largest)[2])
+{
     const lane_vector kbar = sys.vector(VECTOR_KBAR), vbar = sys.vector(VECTOR_VBAR);
     sys.lse_exact = true;
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        omega[row] = quad_sum(omega[row]), sum[row] = quad_sum(sum[row]);
-        const bool some = omega[row] > 0;
-        const float inverse = sum[row] > 0 ? 1 / sum[row] : 0;
-        sys.lse2[row] = some ? m[row] + log2f(omega[row]) : 0;
+        const float omega = quad_sum(soft.omega[row]), rounded = quad_sum(soft.rounded[row]);
+        const bool some = omega > 0;
+        const float inverse = rounded > 0 ? 1 / rounded : 0;
+        sys.lse2[row] = some ? soft.m[row] + log2f(omega) : 0;
         sys.lse_exact = sys.lse_exact && fabsf(sys.lse2[row]) < EXACT_LSE;
         lse[row] = some ? sys.lse2[row] * 0.693147181f : -INFINITY;
-        most[row] = some ? 1 / omega[row] : 0;
+        largest[row] = some ? 1 / omega : 0;
 #pragma unroll
         for (int n = 0; n < DIM / 8; n++) {
 #pragma unroll
@@ -151,6 +155,50 @@ static __device__ __forceinline__ void means_sweep(block_system<DIM, DECAYED> &s
             }
         }
     }
+}
+
+/* The first sweep, an online softmax: lse, and the means of keys and values into the scratch. largest: the
+ * largest p of a row. Means are divided by the sum of the weights as rounded to their parts: their error is
+ * then relative to the spread of the keys, not to their size. */
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void means_sweep(block_system<DIM, DECAYED> &stored, float (&lse)[2],
+                                                   float (&largest)[2])
+{
+    const row_pair r = stored.r;
+    const row_ridge ridge = stored.ridge;
+    block_system<DIM, DECAYED> sys = system_in_registers(stored, r, ridge);
+    float k[DIM / TILE_SIDE][8][4], v[DIM / TILE_SIDE][8][4], s[8][4];
+    softmax_rows soft = { { -INFINITY, -INFINITY }, { 0, 0 }, { 0, 0 }, { 0, 0 } };
+    weights_operand<PARTS> w;
+    score_operands<DIM, DECAYED, PARTS, true> rows;
+    rows.load_query(sys);
+    clear_sums<DIM>(k);
+    clear_sums<DIM>(v);
+    stream_values<PARTS == 2 || DIM == 64 ? 0 : 2, true>(
+        sys, [&](const kv_tile &t) { rows.query_keys(s, sys, t.keys); },
+        [&](const kv_tile &t) {
+            wgmma_results(s);
+            masked_scores(s, sys, t.j);
+            softmax_step(soft, s);
+            wgmma_results(s);
+        },
+        [&]() {
+            wgmma_results(k);
+            wgmma_results(v);
+            split_weights(w, s);
+            add_weights_by_pair(soft.rounded, w);
+            rescale_means<DIM>(k, v, soft.rescale);
+        },
+        [&](const kv_tile &t) {
+            if (PARTS == 2) {
+                multiply_weights<DIM>(k, w.part[PARTS - 1], t.keys);
+            }
+            multiply_weights<DIM>(k, w.part[0], t.keys);
+            multiply_weights<DIM>(v, w.part[0], t.values);
+        });
+    wgmma_results(k);
+    wgmma_results(v);
+    put_means(sys, soft, k, v, lse, largest);
     stored.lse_exact = __syncthreads_and(sys.lse_exact);
     stored.lse2[0] = sys.lse2[0], stored.lse2[1] = sys.lse2[1];
 }
@@ -216,6 +264,47 @@ static __device__ __forceinline__ void save_rows(const block_system<DIM, DECAYED
     }
 }
 
+/* Writes o = vbar - sum p u v of rows within the sequence, from sums = sum p (u - centre) v and total =
+ * sum p (u - centre). y: the image of the solution. error: the square of |b - y| of each row; finite: whether
+ * its o is. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void put_output(const block_system<DIM, DECAYED> &sys, const cg_rows &k,
+                                                  const float (&y)[DIM / TILE_SIDE][8][4],
+                                                  const float (&sums)[DIM / TILE_SIDE][8][4],
+                                                  const float (&total)[2], float (&error)[2],
+                                                  bool (&finite)[2])
+{
+    const loam_args &a = sys.a;
+    const lane_vector b = sys.vector(VECTOR_B), vbar = sys.vector(VECTOR_VBAR);
+    float error2[2] = { 0, 0 }, bad[2] = { 0, 0 };
+    __nv_bfloat16 *to[2];
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        to[row] = (__nv_bfloat16 *)a.o.data +
+                  LOCAL_AT(a.o, sys.x.s.b, sys.x.h, sys.x.s.q0 + sys.x.i0 + sys.r.at[row]);
+    }
+#pragma unroll
+    for (int n = 0; n < DIM / 8; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e += 2) {
+            const int row = e / 2, at = 4 * n + e;
+            float out[2];
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                const float residual = b.get(at + c) - y[n / 8][n % 8][e + c], mean = vbar.get(at + c);
+                error2[row] += residual * residual;
+                out[c] = mean - k.unit[row] * (sums[n / 8][n % 8][e + c] - total[row] * mean);
+                bad[row] += out[c] * 0;
+            }
+            if (sys.r.real[row]) {
+                store_bf16_pair(to[row] + column_of(n, 0), out[0], out[1]);
+            }
+        }
+    }
+    error[0] = error2[0], error[1] = error2[1];
+    finite[0] = quad_sum(bad[0]) == 0, finite[1] = quad_sum(bad[1]) == 0;
+}
+
 /* The last sweep: writes o = vbar - sum p u v, rho and saved of rows within the sequence. error: the square
  * of |b - (Cov + Lambda) x| of each row; finite: whether its o is. */
 template <int PARTS, int DIM, bool DECAYED>
@@ -226,21 +315,11 @@ static __device__ __forceinline__ void output_sweep(const block_system<DIM, DECA
     const row_pair r = stored.r;
     const row_ridge ridge = stored.ridge;
     const block_system<DIM, DECAYED> sys = system_in_registers(stored, r, ridge);
-    float error2[2];
-    const loam_args &a = sys.a;
     float y[DIM / TILE_SIDE][8][4], o[DIM / TILE_SIDE][8][4], total[2] = { 0, 0 }, centre[2];
-    float f[8][4], u[8][4];
+    float f[8][4], u[8][4], error2[2];
     weights_operand<PARTS> w;
     score_operands<DIM, DECAYED, PARTS, true> rows;
-    {
-        const lane_vector x = sys.vector(VECTOR_X);
-        const float none[2] = { 0, 0 };
-#pragma unroll
-        for (int n = 0; n < DIM / 2; n++) {
-            y[n / 32][n / 4 % 8][n % 4] = x.get(n);
-        }
-        update_direction<PARTS>(sys, y, none, centre);
-    }
+    direct_to_solution<PARTS>(sys, y, centre);
     rows.load(sys);
     clear_sums<DIM>(y);
     clear_sums<DIM>(o);
@@ -267,38 +346,57 @@ static __device__ __forceinline__ void output_sweep(const block_system<DIM, DECA
     wgmma_results(y);
     wgmma_results(o);
     finish_image<PARTS>(y, sys, total);
-    const lane_vector b = sys.vector(VECTOR_B), vbar = sys.vector(VECTOR_VBAR);
-    float bad[2] = { 0, 0 };
-    __nv_bfloat16 *to[2];
-    error2[0] = error2[1] = 0;
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        to[row] = (__nv_bfloat16 *)a.o.data +
-                  LOCAL_AT(a.o, sys.x.s.b, sys.x.h, sys.x.s.q0 + sys.x.i0 + sys.r.at[row]);
-    }
-#pragma unroll
-    for (int n = 0; n < DIM / 8; n++) {
-#pragma unroll
-        for (int e = 0; e < 4; e += 2) {
-            const int row = e / 2, at = 4 * n + e;
-            float out[2];
-#pragma unroll
-            for (int s = 0; s < 2; s++) {
-                const float rest = b.get(at + s) - y[n / 8][n % 8][e + s], mean = vbar.get(at + s);
-                error2[row] += rest * rest;
-                out[s] = mean - k.unit[row] * (o[n / 8][n % 8][e + s] - total[row] * mean);
-                bad[row] += out[s] * 0;
-            }
-            if (sys.r.real[row]) {
-                store_bf16_pair(to[row] + column_of(n, 0), out[0], out[1]);
-            }
-        }
-    }
-    if (a.rho.data || a.saved) {
+    put_output(sys, k, y, o, total, error2, finite);
+    if (sys.a.rho.data || sys.a.saved) {
         save_rows<PARTS>(sys, k, saved);
     }
     error[0] = quad_sum(error2[0]), error[1] = quad_sum(error2[1]);
-    finite[0] = quad_sum(bad[0]) == 0, finite[1] = quad_sum(bad[1]) == 0;
+}
+
+/* The queries of the block by bulk copy; count: fillings of their tile before. */
+template <int DIM>
+static __device__ __forceinline__ void load_queries(solver_shared<DIM> &sm, const CUtensorMap &map,
+                                                    const row_block &x, unsigned count)
+{
+    if (threadIdx.x == 0) {
+        barrier_expect(&sm.query_full, DIM * TILE_SIDE * 2);
+        for (int c = 0; c < DIM; c += TILE_SIDE) {
+            load_box(sm.query + c * TILE_SIDE, &map, &sm.query_full, c, (int)(x.s.q0 + x.i0), (int)x.h,
+                     (int)x.s.b);
+        }
+    }
+    barrier_wait(&sm.query_full, count % 2);
+}
+
+/* Writes what a row has once: info, lse and its saved copy. Rows with keys that are not `good` go on the list
+ * for float64. */
+static __device__ __forceinline__ void put_row_results(const solve_launch &all, int64_t block,
+                                                       const row_block &x, const row_pair &r,
+                                                       const cg_rows &k, const bool (&good)[2],
+                                                       const float (&residual)[2], const float (&lse)[2])
+{
+    const loam_args &a = all.a;
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        if (!r.real[row] || threadIdx.x % 4 != 0) {
+            continue;
+        }
+        const int64_t i = x.i0 + r.at[row];
+        loam_row_info info = { LOAM_ROW_SOLVED, LOAM_SOLVER_CG, k.iterations[row], residual[row] };
+        if (r.lo[row] >= r.hi[row]) {
+            info = loam_row_info{ LOAM_ROW_EMPTY, LOAM_SOLVER_NONE, 0, 0 };
+        } else if (!good[row]) {
+            const hard_row hard = { block, r.at[row], k.iterations[row] };
+            all.work.hard[atomicAdd(all.work.hard_count, 1ull)] = hard;
+        }
+        put_info(a, x, i, info);
+        if (a.lse.data) {
+            ((float *)a.lse.data)[LOCAL_AT(a.lse, x.s.b, x.h, x.s.q0 + i)] = lse[row];
+        }
+        if (a.saved) {
+            ((float *)all.saved.lse)[local_row(&all.p, &x.s, x.h, i)] = lse[row];
+        }
+    }
 }
 
 /* Solves the rows of the block in PARTS bf16 parts; false where one part was not enough. */
@@ -311,41 +409,18 @@ static __device__ __forceinline__ bool solve_rows(solver_shared<DIM> &sm, ring_c
     const row_block &x = sm.rows;
     row_pair r_storage = row_pair_of(p, x);
     const row_pair &r = in_memory(r_storage);
-    if (threadIdx.x == 0) {
-        barrier_expect(&sm.query_full, DIM * TILE_SIDE * 2);
-        for (int c = 0; c < DIM; c += TILE_SIDE) {
-            load_box(sm.query + c * TILE_SIDE, &all.maps.q, &sm.query_full, c, (int)(x.s.q0 + x.i0), (int)x.h,
-                     (int)x.s.b);
-        }
-    }
-    barrier_wait(&sm.query_full, queries++ % 2);
-
-    int64_t hi, first, unused;
-    local_visible(&p, &x.s, x.i0, &unused, &hi);
-    local_visible(&p, &x.s, x.i0 + x.rows - 1, &first, &unused);
+    load_queries(sm, all.maps.q, x, queries++);
     row_ridge ridge_storage = {};
     row_ridge &ridge = in_memory(ridge_storage);
-    block_system<DIM, DECAYED> sys_storage = { p,
-                                               a,
-                                               x,
-                                               r,
-                                               ridge,
-                                               all.maps,
-                                               sm,
-                                               count,
-                                               scratch,
-                                               (float)(p.scale * 1.4426950408889634),
-                                               { 0, 0 },
-                                               (int)first,
-                                               x.rows < ROWS ? 0 : (int)hi,
-                                               false };
+    block_system<DIM, DECAYED> sys_storage = block_system_of<DIM, DECAYED>(p, a, x, r, ridge, all.maps, sm,
+                                                                           count, scratch);
     block_system<DIM, DECAYED> &sys = in_memory(sys_storage);
-    float lse_storage[2], most[2], error2[2];
+    float lse_storage[2], largest[2], error2[2];
     float(&lse)[2] = in_memory(lse_storage);
     bool finite[2], good[2], missed = false;
-    means_sweep<PARTS>(sys, lse, most);
+    means_sweep<PARTS>(sys, lse, largest);
     const bool by_max = p.ridge_unit == LOAM_RIDGE_MAX;
-    const float unit[2] = { by_max ? most[0] : 1, by_max ? most[1] : 1 };
+    const float unit[2] = { by_max ? largest[0] : 1, by_max ? largest[1] : 1 };
     ridge = row_ridge_of(p, a, x, r, unit);
     /* Gradients need a more exact probe than o does. */
     const cg_tolerance tolerance = PARTS == 2 ? cg_tolerance{ a.saved ? 3e-4f : 1.2e-3f, 1e-2f, 128 }
@@ -357,8 +432,8 @@ static __device__ __forceinline__ bool solve_rows(solver_shared<DIM> &sm, ring_c
     start_solve(sys, k, wanted);
     cg_run<PARTS>(sys, k, tolerance);
     if (PARTS == 1) {
-        const float far = tolerance.accept * tolerance.accept;
-        missed = (k.live[0] && k.rr[0] > far * k.bb[0]) || (k.live[1] && k.rr[1] > far * k.bb[1]);
+        const float bound = tolerance.accept * tolerance.accept;
+        missed = (k.live[0] && k.rr[0] > bound * k.bb[0]) || (k.live[1] && k.rr[1] > bound * k.bb[1]);
         if (__syncthreads_or(missed)) {
             return false;
         }
@@ -370,31 +445,12 @@ static __device__ __forceinline__ bool solve_rows(solver_shared<DIM> &sm, ring_c
         good[row] = accepted(k, tolerance, row, error2[row], &residual[row]) && finite[row] &&
                     ridge.least[row] > BLOCK_LEAST_RIDGE * k.most[row];
         missed = missed || (wanted[row] && !good[row] && finite[row]);
+        good[row] = good[row] && wanted[row];
     }
     if (PARTS == 1 && __syncthreads_or(missed)) {
         return false;
     }
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        if (!r.real[row] || threadIdx.x % 4 != 0) {
-            continue;
-        }
-        const int64_t i = x.i0 + r.at[row];
-        loam_row_info info = { LOAM_ROW_SOLVED, LOAM_SOLVER_CG, k.iterations[row], residual[row] };
-        if (r.lo[row] >= r.hi[row]) {
-            info = loam_row_info{ LOAM_ROW_EMPTY, LOAM_SOLVER_NONE, 0, 0 };
-        } else if (!wanted[row] || !good[row]) {
-            const hard_row hard = { sm.block, r.at[row], k.iterations[row] };
-            all.work.hard[atomicAdd(all.work.hard_count, 1ull)] = hard;
-        }
-        put_info(a, x, i, info);
-        if (a.lse.data) {
-            ((float *)a.lse.data)[LOCAL_AT(a.lse, x.s.b, x.h, x.s.q0 + i)] = lse[row];
-        }
-        if (a.saved) {
-            ((float *)all.saved.lse)[local_row(&p, &x.s, x.h, i)] = lse[row];
-        }
-    }
+    put_row_results(all, sm.block, x, r, k, good, residual, lse);
     return true;
 }
 

@@ -146,6 +146,25 @@ static __device__ __forceinline__ void stream_tiles(const tile_ring<DIM, STAGES>
     count.used += (unsigned)stream.tiles * stream.per_tile;
 }
 
+/* The steps of stream_pipelined one after another, without overlap. */
+template <int DIM, bool VALUES, unsigned STAGES, class SCORE, class WEIGH, class PACK, class ACCUMULATE>
+static __device__ __forceinline__ void stream_serial(const tile_ring<DIM, STAGES> &ring, ring_count &count,
+                                                     const qkv_maps &maps, const row_block &x,
+                                                     const SCORE &score, const WEIGH &weigh, const PACK &pack,
+                                                     const ACCUMULATE &accumulate)
+{
+    stream_tiles<DIM, VALUES>(ring, count, maps, x, [&](const kv_tile &t) {
+        score(t);
+        wgmma_commit();
+        wgmma_wait<0>();
+        weigh(t);
+        pack();
+        accumulate(t);
+        wgmma_commit();
+        wgmma_wait<0>();
+    });
+}
+
 /* A pass in four steps for each tile: score(tiles) issues the products that weights are made of; weigh(tiles)
  * makes weights when these products have ended; pack() converts the weights to register operands when no
  * product is in flight; accumulate(tiles) issues the products with these operands. PIPELINED, where the ring
@@ -157,20 +176,11 @@ static __device__ __forceinline__ void stream_pipelined(const tile_ring<DIM, STA
                                                         const qkv_maps &maps, const row_block &x, SCORE score,
                                                         WEIGH weigh, PACK pack, ACCUMULATE accumulate)
 {
-    const kv_stream<DIM, VALUES, STAGES> stream = kv_stream_of<VALUES>(ring, count, maps, x);
-    if constexpr (!PIPELINED || STAGES <= 2 * stream.per_tile) {
-        stream_tiles<DIM, VALUES>(ring, count, maps, x, [&](const kv_tile &t) {
-            score(t);
-            wgmma_commit();
-            wgmma_wait<0>();
-            weigh(t);
-            pack();
-            accumulate(t);
-            wgmma_commit();
-            wgmma_wait<0>();
-        });
+    if constexpr (!PIPELINED || STAGES <= (VALUES ? 4 : 2)) {
+        stream_serial<DIM, VALUES>(ring, count, maps, x, score, weigh, pack, accumulate);
         return;
     }
+    const kv_stream<DIM, VALUES, STAGES> stream = kv_stream_of<VALUES>(ring, count, maps, x);
     if (stream.tiles <= 0) {
         return;
     }
