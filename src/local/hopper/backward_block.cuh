@@ -79,7 +79,7 @@ template <int DIM, bool DECAYED> struct rows_system {
     /* The index of the thread's row in arrays over rows. */
     __device__ __forceinline__ int64_t line(int row) const
     {
-        return local_row(&sys.p, &sys.x.s, sys.x.h, sys.x.i0 + r.at[row]);
+        return local_row(&sys.p, &sys.block.s, sys.block.h, sys.block.i0 + r.at[row]);
     }
     /* Channels c and c + 1 of the row in such an array; zeros beyond the sequence. */
     __device__ __forceinline__ float2 pair(const void *array, int row, int c) const
@@ -99,12 +99,8 @@ template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void load_row_tile(const block_system<DIM, DECAYED> &sys,
                                                      __nv_bfloat16 *tile, const CUtensorMap &map)
 {
-    const row_block &x = sys.x;
-#pragma unroll
-    for (int c = 0; c < DIM; c += TILE_SIDE) {
-        load_box(tile + c * TILE_SIDE, &map, &sys.sm.query_full, c, (int)(x.s.q0 + x.i0), (int)x.h,
-                 (int)x.s.b);
-    }
+    const row_block &block = sys.block;
+    load_tile<DIM>(tile, map, &sys.sm.query_full, (int)(block.s.q0 + block.i0), (int)block.h, (int)block.s.b);
 }
 
 /* Adds the weights, as rounded to their parts, to total: sums of the thread's columns. */
@@ -133,8 +129,8 @@ template <int DIM, bool DECAYED, unsigned STAGES, bool VALUES> struct pair_strea
     __device__ __forceinline__ pair_stream(const rows_system<DIM, DECAYED> &system)
         : rs(system), waited(0), released(0), parity(rs.count.parity)
     {
-        const row_block &x = rs.sys.x;
-        count = (unsigned)((x.last - x.first + TILE_SIDE - 1) / TILE_SIDE) * (VALUES ? 2 : 1);
+        const row_block &block = rs.sys.block;
+        count = (unsigned)((block.last - block.first + TILE_SIDE - 1) / TILE_SIDE) * (VALUES ? 2 : 1);
         if (threadIdx.x == 0) {
             for (unsigned n = 0; n < STAGES && n < count; n++) {
                 load(n);
@@ -143,26 +139,23 @@ template <int DIM, bool DECAYED, unsigned STAGES, bool VALUES> struct pair_strea
     }
     __device__ __forceinline__ int key_of(unsigned n) const
     {
-        return rs.sys.x.first + (int)(VALUES ? n / 2 : n) * TILE_SIDE;
+        return rs.sys.block.first + (int)(VALUES ? n / 2 : n) * TILE_SIDE;
     }
     __device__ __forceinline__ void load(unsigned n) const
     {
-        const row_block &x = rs.sys.x;
+        const row_block &block = rs.sys.block;
         const unsigned stage = n % STAGES;
-        const CUtensorMap *map = VALUES && n % 2 == 0 ? &rs.all.maps.all.v : &rs.all.maps.all.k;
+        const CUtensorMap &map = VALUES && n % 2 == 0 ? rs.all.maps.all.v : rs.all.maps.all.k;
         barrier_expect(rs.full(stage), DIM * TILE_SIDE * 2);
-#pragma unroll
-        for (int c = 0; c < DIM; c += TILE_SIDE) {
-            load_box(rs.stage(stage) + c * TILE_SIDE, map, rs.full(stage), c, (int)x.s.k0 + key_of(n),
-                     (int)x.h_kv, (int)x.s.b);
-        }
+        load_tile<DIM>(rs.stage(stage), map, rs.full(stage), (int)block.s.k0 + key_of(n), (int)block.h_kv,
+                       (int)block.s.b);
     }
     __device__ __forceinline__ const __nv_bfloat16 *wait()
     {
         const unsigned stage = waited % STAGES;
         barrier_wait(rs.full(stage), parity >> stage & 1);
         parity ^= 1u << stage;
-        const int left = (int)rs.sys.x.s.nk - key_of(waited);
+        const int left = (int)rs.sys.block.s.nk - key_of(waited);
         if (left < TILE_SIDE) {
             clear_tail_block<DIM>(rs.stage(stage), left);
             fence_async_proxy();

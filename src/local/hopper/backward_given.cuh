@@ -60,16 +60,13 @@ struct given_backward_maps {
 
 template <int DIM>
 static __device__ __forceinline__ void load_rows_of_groups(__nv_bfloat16 (*tile)[DIM * TILE_SIDE],
-                                                           const CUtensorMap &map, const row_block &x,
+                                                           const CUtensorMap &map, const row_block &block,
                                                            uint64_t *full)
 {
 #pragma unroll
     for (int group = 0; group < GIVEN_GROUPS; group++) {
-#pragma unroll
-        for (int c = 0; c < DIM; c += TILE_SIDE) {
-            load_box(tile[group] + c * TILE_SIDE, &map, full, c, (int)(x.s.q0 + x.i0) + group * TILE_SIDE,
-                     (int)x.h, (int)x.s.b);
-        }
+        load_tile<DIM>(tile[group], map, full, (int)(block.s.q0 + block.i0) + group * TILE_SIDE, (int)block.h,
+                       (int)block.s.b);
     }
 }
 
@@ -77,18 +74,18 @@ template <int DIM, bool PROBED, bool DECAYED>
 static __device__ __forceinline__ void produce_tiles(
     given_backward_shared<DIM, PROBED, DECAYED> &sm,
     given_backward_barriers<given_backward_shape<DIM, PROBED>::stages> &bar, const given_backward_maps &maps,
-    const loam_args &a, const row_block &x)
+    const loam_args &a, const row_block &block)
 {
     typedef given_backward_shape<DIM, PROBED> tile_shape;
     barrier_expect(&bar.rows, tile_shape::row_tiles * sizeof sm.query);
-    load_rows_of_groups<DIM>(sm.query, maps.q, x, &bar.rows);
-    load_rows_of_groups<DIM>(sm.grad_o, maps.grad_o, x, &bar.rows);
+    load_rows_of_groups<DIM>(sm.query, maps.q, block, &bar.rows);
+    load_rows_of_groups<DIM>(sm.grad_o, maps.grad_o, block, &bar.rows);
     if constexpr (PROBED) {
-        load_rows_of_groups<DIM>(sm.probe, maps.probe, x, &bar.rows);
+        load_rows_of_groups<DIM>(sm.probe, maps.probe, block, &bar.rows);
     }
     unsigned count = 0;
-    const int64_t origin = DECAYED ? decay_origin(a, x.s, x.h) : 0;
-    for (int j = x.first; j < x.last; j += tile_shape::keys) {
+    const int64_t origin = DECAYED ? decay_origin(a, block.s, block.h) : 0;
+    for (int j = block.first; j < block.last; j += tile_shape::keys) {
 #pragma unroll
         for (int which = 0; which < 2; which++, count++) {
             const unsigned decay_bytes = which == 0 ? decay_tile<DECAYED, tile_shape::keys>::bytes : 0;
@@ -96,11 +93,9 @@ static __device__ __forceinline__ void produce_tiles(
             if (which == 0) {
                 copy_decay(sm.decay[count % tile_shape::stages / 2], a, origin + j, full);
             }
-#pragma unroll
-            for (int c = 0; c < DIM; c += TILE_SIDE) {
-                load_box(sm.stage[count % tile_shape::stages] + c * tile_shape::keys,
-                         which == 0 ? &maps.k : &maps.v, full, c, (int)x.s.k0 + j, (int)x.h_kv, (int)x.s.b);
-            }
+            load_tile<DIM, tile_shape::keys>(sm.stage[count % tile_shape::stages],
+                                             which == 0 ? maps.k : maps.v, full, (int)block.s.k0 + j,
+                                             (int)block.h_kv, (int)block.s.b);
         }
     }
 }
@@ -160,48 +155,49 @@ static __device__ __forceinline__ float grad_o_times(const __nv_bfloat16 *grad_o
 template <int DIM, bool PROBED>
 static __device__ __forceinline__ row_constants row_constants_of(const __nv_bfloat16 *grad_o, uint64_t *full,
                                                                  const loam_problem &p,
-                                                                 const local_saved &saved, const row_block &x,
-                                                                 const row_pair &r)
+                                                                 const local_saved &saved,
+                                                                 const row_block &block, const row_pair &r)
 {
-    row_constants k;
-    const int group = threadIdx.x / THREADS, left = x.rows - group * TILE_SIDE;
+    row_constants rows;
+    const int group = threadIdx.x / THREADS, left = block.rows - group * TILE_SIDE;
     int64_t lo = 0, to = 0, last = 0, unused;
     if (left > 0) {
-        const int64_t i = x.i0 + group * TILE_SIDE;
-        local_visible(&p, &x.s, i, &unused, &to);
-        local_visible(&p, &x.s, i + (left < TILE_SIDE ? left : TILE_SIDE) - 1, &lo, &last);
+        const int64_t i = block.i0 + group * TILE_SIDE;
+        local_visible(&p, &block.s, i, &unused, &to);
+        local_visible(&p, &block.s, i + (left < TILE_SIDE ? left : TILE_SIDE) - 1, &lo, &last);
     }
-    k.unmasked_begin = (int)lo, k.unmasked_end = left < TILE_SIDE ? 0 : (int)to,
-    k.last = (int)(last > to ? last : to);
-    k.scale2 = (float)(p.scale * 1.4426950408889634);
+    rows.unmasked_begin = (int)lo, rows.unmasked_end = left < TILE_SIDE ? 0 : (int)to,
+    rows.last = (int)(last > to ? last : to);
+    rows.scale2 = (float)(p.scale * 1.4426950408889634);
     float4 vbar[2][DIM / 16], value_shift[PROBED ? 2 : 1][DIM / 16];
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         /* Rows beyond the sequence read the last row, to no effect. */
-        const int64_t at = local_row(&p, &x.s, x.h, x.i0 + (r.real[row] ? r.at[row] : x.rows - 1));
+        const int64_t at = local_row(&p, &block.s, block.h,
+                                     block.i0 + (r.real[row] ? r.at[row] : block.rows - 1));
         load_row<DIM>(vbar[row], saved.vbar, at);
-        k.lse[row] = finite_or_zero(((const float *)saved.lse)[at]);
-        k.one_plus_tbar[row] = 0;
+        rows.lse[row] = finite_or_zero(((const float *)saved.lse)[at]);
+        rows.one_plus_tbar[row] = 0;
         if constexpr (PROBED) {
             load_row<DIM>(value_shift[row], saved.lean, at);
-            k.one_plus_tbar[row] = 1 + ((const float *)saved.tbar)[2 * at] +
-                                   ((const float *)saved.tbar)[2 * at + 1];
+            rows.one_plus_tbar[row] = 1 + ((const float *)saved.tbar)[2 * at] +
+                                      ((const float *)saved.tbar)[2 * at + 1];
         }
     }
     barrier_wait(full, 0);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         const float gbar = grad_o_times<DIM>(grad_o, r.at[row] % TILE_SIDE, vbar[row]);
-        k.lo[row] = r.lo[row], k.hi[row] = r.hi[row];
-        k.lse2[row] = k.lse[row] * 1.44269504f;
-        k.gbar[row] = r.real[row] ? gbar : 0;
-        k.e[row] = 0;
+        rows.lo[row] = r.lo[row], rows.hi[row] = r.hi[row];
+        rows.lse2[row] = rows.lse[row] * 1.44269504f;
+        rows.gbar[row] = r.real[row] ? gbar : 0;
+        rows.e[row] = 0;
         if constexpr (PROBED) {
             const float e = grad_o_times<DIM>(grad_o, r.at[row] % TILE_SIDE, value_shift[row]);
-            k.e[row] = r.real[row] ? e : 0;
+            rows.e[row] = r.real[row] ? e : 0;
         }
     }
-    return k;
+    return rows;
 }
 
 /* Keys `count` .. of a tile, which the block does not see, become 0: they may be NaN in memory. */
@@ -217,42 +213,42 @@ static __device__ __forceinline__ void clear_tail_warpgroup(__nv_bfloat16 *tile,
 }
 
 /* p of one pair from its product q . k. c: the column in the tile that begins at key j. */
-static __device__ __forceinline__ float weight_at(const row_constants &k, int row, float product,
+static __device__ __forceinline__ float weight_at(const row_constants &rows, int row, float product,
                                                   const no_decay *, int, int)
 {
-    return exp2_fast(fminf(product * k.scale2 - k.lse2[row], 0));
+    return exp2_fast(fminf(product * rows.scale2 - rows.lse2[row], 0));
 }
-static __device__ __forceinline__ float weight_at(const row_constants &k, int row, float product,
+static __device__ __forceinline__ float weight_at(const row_constants &rows, int row, float product,
                                                   const local_decay_pair *keys, int j, int c)
 {
-    const local_decay_pair key = keys[(k.first_odd + j) % 2 + c];
-    const float lost = (k.decay[row].hi - key.hi) + (k.decay[row].lo - key.lo);
-    return exp2_fast(fminf(fmaf(product, k.scale2, lost) - k.lse2[row], 0));
+    const local_decay_pair key = keys[(rows.first_odd + j) % 2 + c];
+    const float lost = (rows.decay[row].hi - key.hi) + (rows.decay[row].lo - key.lo);
+    return exp2_fast(fminf(fmaf(product, rows.scale2, lost) - rows.lse2[row], 0));
 }
 
 /* The products q . k become p, without a mask. */
 template <class DECAY, int BLOCKS>
-static __device__ __forceinline__ void weights_of(float (&s)[BLOCKS][4], const row_constants &k,
+static __device__ __forceinline__ void weights_of(float (&s)[BLOCKS][4], const row_constants &rows,
                                                   const DECAY *decay, int j)
 {
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            s[n][e] = weight_at(k, e / 2, s[n][e], decay, j, column_of(n, e));
+            s[n][e] = weight_at(rows, e / 2, s[n][e], decay, j, column_of(n, e));
         }
     }
 }
 
 /* x becomes 0 where the row does not see the key. */
 template <int BLOCKS>
-static __device__ __forceinline__ void clear_unseen(float (&x)[BLOCKS][4], const row_constants &k, int j)
+static __device__ __forceinline__ void clear_unseen(float (&x)[BLOCKS][4], const row_constants &rows, int j)
 {
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            x[n][e] = k.seen(e / 2, j + column_of(n, e)) ? x[n][e] : 0;
+            x[n][e] = rows.seen(e / 2, j + column_of(n, e)) ? x[n][e] : 0;
         }
     }
 }
@@ -261,7 +257,7 @@ static __device__ __forceinline__ void clear_unseen(float (&x)[BLOCKS][4], const
 template <bool PROBED, bool SCALED, bool DECAYED, class DECAY, int BLOCKS, int PROBE_BLOCKS>
 static __device__ __forceinline__ void probe_score_gradients(float (&s)[BLOCKS][4], float (&g)[BLOCKS][4],
                                                              const float (&u)[PROBE_BLOCKS][4],
-                                                             scale_sums &sum, const row_constants &k,
+                                                             scale_sums &sum, const row_constants &rows,
                                                              const DECAY *decay, int j)
 {
 #pragma unroll
@@ -269,14 +265,14 @@ static __device__ __forceinline__ void probe_score_gradients(float (&s)[BLOCKS][
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int row = e / 2;
-            const bool seen = !SCALED || k.seen(row, j + column_of(n, e));
+            const bool seen = !SCALED || rows.seen(row, j + column_of(n, e));
             const float x = s[n][e], p = !SCALED ? x
-                                         : seen  ? weight_at(k, row, x, decay, j, column_of(n, e))
+                                         : seen  ? weight_at(rows, row, x, decay, j, column_of(n, e))
                                                  : 0;
-            float ds = p * (g[n][e] - k.gbar[row]);
+            float ds = p * (g[n][e] - rows.gbar[row]);
             g[n][e] = ds;
             if constexpr (PROBED) {
-                ds = ds * (k.one_plus_tbar[row] - u[n][e]) + p * k.e[row];
+                ds = ds * (rows.one_plus_tbar[row] - u[n][e]) + p * rows.e[row];
             }
             s[n][e] = ds;
             if constexpr (DECAYED) {
@@ -342,24 +338,24 @@ template <int DIM, bool PROBED> struct tile_products {
 
 /* u, where there is a probe, becomes 0 where the row does not see the key. */
 template <int DIM, bool PROBED>
-static __device__ __forceinline__ void clear_unseen_probe(tile_products<DIM, PROBED> &x,
-                                                          const row_constants &k, int j)
+static __device__ __forceinline__ void clear_unseen_probe(tile_products<DIM, PROBED> &tile,
+                                                          const row_constants &rows, int j)
 {
     if constexpr (PROBED) {
-        clear_unseen(x.u, k, j);
+        clear_unseen(tile.u, rows, j);
     }
 }
 
 /* Issues s and u, each in a group of its own. */
 template <int DIM, bool PROBED, bool DECAYED>
-static __device__ __forceinline__ void issue_scores(tile_products<DIM, PROBED> &x,
+static __device__ __forceinline__ void issue_scores(tile_products<DIM, PROBED> &tile,
                                                     const given_backward_shared<DIM, PROBED, DECAYED> &sm,
                                                     int group, const __nv_bfloat16 *keys)
 {
-    multiply_rows<DIM>(x.s, sm.query[group], keys, false);
+    multiply_rows<DIM>(tile.s, sm.query[group], keys, false);
     wgmma_commit();
     if constexpr (PROBED) {
-        multiply_rows<DIM>(x.u, sm.probe[group], keys, false);
+        multiply_rows<DIM>(tile.u, sm.probe[group], keys, false);
         wgmma_commit();
     }
 }
@@ -367,15 +363,15 @@ static __device__ __forceinline__ void issue_scores(tile_products<DIM, PROBED> &
 /* Issues dq += ds k and drho += p gam k, and sums their weights as rounded. s: ds, g: p gam. */
 template <int DIM, bool PROBED>
 static __device__ __forceinline__ void issue_gradients(row_gradients<DIM, PROBED> &f,
-                                                       const tile_products<DIM, PROBED> &x,
+                                                       const tile_products<DIM, PROBED> &tile,
                                                        const __nv_bfloat16 *keys)
 {
     weights_operand<1, given_backward_shape<DIM, PROBED>::steps> ds, error;
-    split_weights(ds, x.s);
+    split_weights(ds, tile.s);
     add_rounded(f.inner, ds);
     multiply_weights<DIM>(f.dq, ds.part[0], keys);
     if constexpr (PROBED) {
-        split_weights(error, x.g);
+        split_weights(error, tile.g);
         add_rounded(f.total, error);
         multiply_weights<DIM>(f.drho, error.part[0], keys);
     }
@@ -401,22 +397,22 @@ static __device__ __forceinline__ void skip_tiles(given_backward_barriers<STAGES
 template <int DIM, bool PROBED, bool SCALED, bool DECAYED>
 static __device__ __forceinline__ void sweep_rows(
     row_gradients<DIM, PROBED> &f, scale_sums &sums, given_backward_shared<DIM, PROBED, DECAYED> &sm,
-    given_backward_barriers<given_backward_shape<DIM, PROBED>::stages> &bar, const row_block &x,
-    const row_constants &k)
+    given_backward_barriers<given_backward_shape<DIM, PROBED>::stages> &bar, const row_block &block,
+    const row_constants &rows)
 {
     typedef given_backward_shape<DIM, PROBED> tile_shape;
     constexpr int in_flight = PROBED ? 2 : 1;
     const int group = threadIdx.x / THREADS;
     tile_products<DIM, PROBED> tile;
     unsigned count = 0;
-    for (int j = x.first; j < k.last; j += tile_shape::keys, count += 2) {
+    for (int j = block.first; j < rows.last; j += tile_shape::keys, count += 2) {
         __nv_bfloat16 *const keys = sm.stage[count % tile_shape::stages];
         const __nv_bfloat16 *const values = sm.stage[(count + 1) % tile_shape::stages];
         const auto *const decay = decay_of(sm.decay[count % tile_shape::stages / 2]);
-        const bool masked = j < k.unmasked_begin || j + tile_shape::keys > k.unmasked_end;
+        const bool masked = j < rows.unmasked_begin || j + tile_shape::keys > rows.unmasked_end;
         ring_wait(bar.ring, count);
-        if (j + tile_shape::keys > x.last) {
-            clear_tail_warpgroup<DIM, tile_shape::keys>(keys, x.last - j);
+        if (j + tile_shape::keys > block.last) {
+            clear_tail_warpgroup<DIM, tile_shape::keys>(keys, block.last - j);
         }
         pingpong_wait(group);
         issue_scores(tile, sm, group, keys);
@@ -431,9 +427,9 @@ static __device__ __forceinline__ void sweep_rows(
         wgmma_wait<in_flight>();
         wgmma_results(tile.s);
         if constexpr (!SCALED) {
-            weights_of(tile.s, k, decay, j);
+            weights_of(tile.s, rows, decay, j);
             if (masked) {
-                clear_unseen(tile.s, k, j);
+                clear_unseen(tile.s, rows, j);
             }
         }
         wgmma_wait<0>();
@@ -443,10 +439,10 @@ static __device__ __forceinline__ void sweep_rows(
             wgmma_results(tile.u);
         }
         if (masked) {
-            clear_unseen(tile.g, k, j);
-            clear_unseen_probe(tile, k, j);
+            clear_unseen(tile.g, rows, j);
+            clear_unseen_probe(tile, rows, j);
         }
-        probe_score_gradients<PROBED, SCALED, DECAYED>(tile.s, tile.g, tile.u, sums, k, decay, j);
+        probe_score_gradients<PROBED, SCALED, DECAYED>(tile.s, tile.g, tile.u, sums, rows, decay, j);
         issue_gradients(f, tile, keys);
     }
     wgmma_wait<0>();
@@ -454,20 +450,22 @@ static __device__ __forceinline__ void sweep_rows(
     if (count > 0) {
         ring_release(bar.ring, count - 2);
     }
-    skip_tiles<tile_shape::keys>(bar, count, x.first + (int)(count / 2) * tile_shape::keys, x.last, group);
+    skip_tiles<tile_shape::keys>(bar, count, block.first + (int)(count / 2) * tile_shape::keys, block.last,
+                                 group);
 }
 
 /* ------------------------------------------------------------------ results of a row */
 
 /* middle: an x between the mean and the largest of the row, from its lse. */
-static __device__ __forceinline__ scale_sums scale_sums_begin(const row_constants &k, const loam_problem &p)
+static __device__ __forceinline__ scale_sums scale_sums_begin(const row_constants &rows,
+                                                              const loam_problem &p)
 {
     scale_sums sum = {};
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        const int keys = k.hi[row] - k.lo[row];
+        const int keys = rows.hi[row] - rows.lo[row];
         const float x = !p.sink && p.scale != 0 && keys > 0
-                            ? (k.lse[row] - logf((float)keys)) / (float)p.scale
+                            ? (rows.lse[row] - logf((float)keys)) / (float)p.scale
                             : 0;
         sum.middle[row] = fabsf(x) < 1e30f ? x : 0;
     }
@@ -484,19 +482,19 @@ static __device__ __forceinline__ double scale_sum(const scale_sums &sum, int ro
     return fabsf(scale) < INFINITY ? (double)scale : (double)large * 0x1p100;
 }
 
-static __device__ __forceinline__ row_record record_of(const row_constants &k, int row)
+static __device__ __forceinline__ row_record record_of(const row_constants &rows, int row)
 {
     row_record rec = {};
-    rec.lse = k.lse[row];
-    rec.gbar = k.gbar[row], rec.e = k.e[row];
-    rec.peak = -1, rec.lo = k.lo[row], rec.hi = k.hi[row];
+    rec.lse = rows.lse[row];
+    rec.gbar = rows.gbar[row], rec.e = rows.e[row];
+    rec.peak = -1, rec.lo = rows.lo[row], rec.hi = rows.hi[row];
     return rec;
 }
 
 /* The key at the row's own position, or the nearest that the row sees; 0 where it sees none. */
-static __device__ __forceinline__ int64_t own_key(const row_block &x, const row_pair &r, int row)
+static __device__ __forceinline__ int64_t own_key(const row_block &block, const row_pair &r, int row)
 {
-    const int64_t at = x.i0 + r.at[row] + x.s.nk - x.s.nq, last = r.hi[row] - 1;
+    const int64_t at = block.i0 + r.at[row] + block.s.nk - block.s.nq, last = r.hi[row] - 1;
     return r.lo[row] > last ? 0 : at < r.lo[row] ? r.lo[row] : at < last ? at : last;
 }
 
@@ -528,13 +526,13 @@ static __device__ __forceinline__ void put_gradient(const float (&f)[DIM / TILE_
 /* The thread's channels of own_key of its two rows. */
 template <int DIM>
 static __device__ __forceinline__ void load_own_keys(__nv_bfloat162 (&own)[2][DIM / 8], const loam_args &a,
-                                                     const row_block &x, const row_pair &r)
+                                                     const row_block &block, const row_pair &r)
 {
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        const int64_t token = x.s.nk > 0 ? x.s.k0 + own_key(x, r, row) : 0;
+        const int64_t token = block.s.nk > 0 ? block.s.k0 + own_key(block, r, row) : 0;
         const __nv_bfloat16 *const key = (const __nv_bfloat16 *)a.k.data +
-                                         LOCAL_AT(a.k, x.s.b, x.h_kv, token);
+                                         LOCAL_AT(a.k, block.s.b, block.h_kv, token);
 #pragma unroll
         for (int n = 0; n < DIM / 8; n++) {
             own[row][n] = *(const __nv_bfloat162 *)(key + column_of(n, 0));
@@ -544,21 +542,21 @@ static __device__ __forceinline__ void load_own_keys(__nv_bfloat162 (&own)[2][DI
 
 template <int DIM, bool PROBED, bool SCALED, bool DECAYED>
 static __device__ __forceinline__ void put_rows(const row_gradients<DIM, PROBED> &f, const scale_sums &sums,
-                                                const row_constants &k, const loam_problem &p,
+                                                const row_constants &rows, const loam_problem &p,
                                                 const loam_args &a, const local_saved &saved,
-                                                const row_arrays &arrays, const row_block &x,
+                                                const row_arrays &arrays, const row_block &block,
                                                 const row_pair &r)
 {
     /* Loads come first: the compiler does not move them above stores. */
     __nv_bfloat162 own[2][DIM / 8];
-    load_own_keys<DIM>(own, a, x, r);
-    const float sink = p.sink ? ((const float *)a.sink)[x.h] : 0;
+    load_own_keys<DIM>(own, a, block, r);
+    const float sink = p.sink ? ((const float *)a.sink)[block.h] : 0;
     row_record rec[2];
     int64_t at[2];
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        at[row] = local_row(&p, &x.s, x.h, x.i0 + (r.real[row] ? r.at[row] : 0));
-        rec[row] = record_of(k, row);
+        at[row] = local_row(&p, &block.s, block.h, block.i0 + (r.real[row] ? r.at[row] : 0));
+        rec[row] = record_of(rows, row);
         if constexpr (PROBED) {
             rec[row].rho_kbar = ((const float *)saved.tbar)[2 * at[row]];
             rec[row].rho_rest = ((const float *)saved.tbar)[2 * at[row] + 1];
@@ -573,18 +571,18 @@ static __device__ __forceinline__ void put_rows(const row_gradients<DIM, PROBED>
         if (!r.real[row]) {
             continue;
         }
-        const int64_t token = x.s.q0 + x.i0 + r.at[row];
+        const int64_t token = block.s.q0 + block.i0 + r.at[row];
         /* sum ds in exact arithmetic: 0, or gbar times the mass of the sink. */
-        const float expected = p.sink ? k.gbar[row] * expf(sink - rec[row].lse) : 0;
+        const float expected = p.sink ? rows.gbar[row] * expf(sink - rec[row].lse) : 0;
         if (a.grad_q.data) {
             put_gradient<DIM>(f.dq, row, (float)p.scale, inner - expected, own[row],
-                              (__nv_bfloat16 *)a.grad_q.data + LOCAL_AT(a.grad_q, x.s.b, x.h, token));
+                              (__nv_bfloat16 *)a.grad_q.data + LOCAL_AT(a.grad_q, block.s.b, block.h, token));
         }
         if constexpr (PROBED) {
             if (a.grad_probe.data) {
                 put_gradient<DIM>(f.drho, row, -1, total, own[row],
                                   (__nv_bfloat16 *)a.grad_probe.data +
-                                      LOCAL_AT(a.grad_probe, x.s.b, x.h, token));
+                                      LOCAL_AT(a.grad_probe, block.s.b, block.h, token));
             }
         }
         if (threadIdx.x % 4 == 0) {
@@ -596,7 +594,8 @@ static __device__ __forceinline__ void put_rows(const row_gradients<DIM, PROBED>
                 arrays.sums.inner[at[row]] = (double)ds;
             }
             if (p.sink) {
-                arrays.sums.sink[at[row]] = -exp((double)sink - (double)rec[row].lse) * (double)k.gbar[row];
+                arrays.sums.sink[at[row]] = -exp((double)sink - (double)rec[row].lse) *
+                                            (double)rows.gbar[row];
             }
         }
     }
@@ -606,23 +605,23 @@ template <int DIM, bool PROBED, bool SCALED, bool DECAYED>
 static __device__ __forceinline__ void consume_rows(
     given_backward_shared<DIM, PROBED, DECAYED> &sm,
     given_backward_barriers<given_backward_shape<DIM, PROBED>::stages> &bar, const loam_problem &p,
-    const loam_args &a, const local_saved &saved, const row_arrays &arrays, const row_block &x)
+    const loam_args &a, const local_saved &saved, const row_arrays &arrays, const row_block &block)
 {
-    const row_pair r = row_pair_of(p, x);
-    row_constants k = row_constants_of<DIM, PROBED>(sm.grad_o[threadIdx.x / THREADS], &bar.rows, p, saved, x,
-                                                    r);
+    const row_pair r = row_pair_of(p, block);
+    row_constants rows = row_constants_of<DIM, PROBED>(sm.grad_o[threadIdx.x / THREADS], &bar.rows, p, saved,
+                                                       block, r);
     if constexpr (DECAYED) {
-        const local_decay_pair *const sums = decay_sums(a, x.s, x.h);
-        k.first_odd = (int)(decay_origin(a, x.s, x.h) % 2);
-        k.decay[0] = row_decay(sums, k.hi[0]), k.decay[1] = row_decay(sums, k.hi[1]);
+        const local_decay_pair *const sums = decay_sums(a, block.s, block.h);
+        rows.first_odd = (int)(decay_origin(a, block.s, block.h) % 2);
+        rows.decay[0] = row_decay(sums, rows.hi[0]), rows.decay[1] = row_decay(sums, rows.hi[1]);
     }
     scale_sums sums = {};
     if (SCALED) {
-        sums = scale_sums_begin(k, p);
+        sums = scale_sums_begin(rows, p);
     }
     row_gradients<DIM, PROBED> f = {};
-    sweep_rows<DIM, PROBED, SCALED, DECAYED>(f, sums, sm, bar, x, k);
-    put_rows<DIM, PROBED, SCALED, DECAYED>(f, sums, k, p, a, saved, arrays, x, r);
+    sweep_rows<DIM, PROBED, SCALED, DECAYED>(f, sums, sm, bar, block, rows);
+    put_rows<DIM, PROBED, SCALED, DECAYED>(f, sums, rows, p, a, saved, arrays, block, r);
 }
 
 template <int DIM, bool PROBED, bool SCALED, bool DECAYED>
@@ -636,8 +635,8 @@ __global__ void __launch_bounds__(GIVEN_THREADS, 1)
     __shared__ given_backward_barriers<tile_shape::stages> bar;
     given_backward_shared<DIM, PROBED, DECAYED> &sm = *(
         given_backward_shared<DIM, PROBED, DECAYED> *)swizzled_memory;
-    const row_block x = row_block_at<GIVEN_ROWS>(p, a, blockIdx.x);
-    if (x.rows <= 0) {
+    const row_block block = row_block_at<GIVEN_ROWS>(p, a, blockIdx.x);
+    if (block.rows <= 0) {
         return;
     }
     if (threadIdx.x == 0) {
@@ -649,14 +648,14 @@ __global__ void __launch_bounds__(GIVEN_THREADS, 1)
     if (threadIdx.x >= GIVEN_GROUPS * THREADS) {
         registers_release<24>();
         if (threadIdx.x == GIVEN_GROUPS * THREADS) {
-            produce_tiles(sm, bar, maps, a, x);
+            produce_tiles(sm, bar, maps, a, block);
         }
     } else {
         registers_acquire<240>();
         if (threadIdx.x >= THREADS) {
             pingpong_arrive(1);
         }
-        consume_rows<DIM, PROBED, SCALED, DECAYED>(sm, bar, p, a, saved, arrays, x);
+        consume_rows<DIM, PROBED, SCALED, DECAYED>(sm, bar, p, a, saved, arrays, block);
     }
 }
 

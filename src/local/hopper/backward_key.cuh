@@ -55,7 +55,7 @@ template <> struct key_decay<false> {
 template <int DIM, int DIRECTIONS, bool DECAYED> struct key_consumer {
     typedef key_shape<DIM, DIRECTIONS> tile_shape;
     key_pass_shared<DIM, DIRECTIONS> &sm;
-    const key_block &x;
+    const key_block &block;
     const key_view &v;
     tile_walk t;
     int one_part_rows;            /* count_one_part_rows */
@@ -96,12 +96,6 @@ static __device__ __forceinline__ auto terms_of(const key_consumer<DIM, DIRECTIO
     return columns_of<key_shape<DIM, DIRECTIONS>::blocks>(wg.sm.terms[wg.stage][which]);
 }
 
-/* Tells the compiler that x is the same in all lanes: descriptors made from x then cost the lanes nothing. */
-static __device__ __forceinline__ unsigned warp_uniform(unsigned x)
-{
-    return __reduce_max_sync(0xffffffffu, x);
-}
-
 template <int DIM, int DIRECTIONS, bool DECAYED>
 static __device__ __forceinline__ void wait_stage(key_consumer<DIM, DIRECTIONS, DECAYED> &wg)
 {
@@ -120,26 +114,26 @@ template <int DIM> struct key_gradients {
 
 /* Issues three groups of products (two where there is no direction): k . q, k . rho, v . do + k . y. */
 template <int PARTS, int DIM, int DIRECTIONS, bool DECAYED, int BLOCKS>
-static __device__ __forceinline__ void issue_scores(key_scores<BLOCKS> &x,
+static __device__ __forceinline__ void issue_scores(key_scores<BLOCKS> &pairs,
                                                     const key_consumer<DIM, DIRECTIONS, DECAYED> &wg)
 {
     const __nv_bfloat16 *const keys = wg.sm.keys[wg.group];
     wgmma_fence();
-    wg.keys.multiply(x.s, keys, wg.tile(TILE_Q), false);
+    wg.keys.multiply(pairs.s, keys, wg.tile(TILE_Q), false);
     wgmma_commit();
     if constexpr (DIRECTIONS > NO_DIRECTION) {
         if (PARTS == 2) {
-            wg.keys.multiply(x.u, keys, wg.lo_tile(TILE_RHO), false);
+            wg.keys.multiply(pairs.u, keys, wg.lo_tile(TILE_RHO), false);
         }
-        wg.keys.multiply(x.u, keys, wg.tile(TILE_RHO), PARTS == 2);
+        wg.keys.multiply(pairs.u, keys, wg.tile(TILE_RHO), PARTS == 2);
         wgmma_commit();
     }
-    wg.values.multiply(x.e, wg.sm.values[wg.group], wg.tile(TILE_GRAD_O), false);
+    wg.values.multiply(pairs.e, wg.sm.values[wg.group], wg.tile(TILE_GRAD_O), false);
     if constexpr (DIRECTIONS == SOLVED_PROBE) {
         if (PARTS == 2) {
-            wg.keys.multiply(x.e, keys, wg.lo_tile(TILE_Y), true);
+            wg.keys.multiply(pairs.e, keys, wg.lo_tile(TILE_Y), true);
         }
-        wg.keys.multiply(x.e, keys, wg.tile(TILE_Y), true);
+        wg.keys.multiply(pairs.e, keys, wg.tile(TILE_Y), true);
     }
     wgmma_commit();
 }
@@ -203,7 +197,7 @@ static __device__ __forceinline__ void centre_error(float (&x)[BLOCKS][4], const
 
 /* Pairs that are not seen become 0 in all three arrays, whatever memory holds there. */
 template <int DIM, int DIRECTIONS, bool DECAYED, int BLOCKS>
-static __device__ __forceinline__ void mask_pairs(key_scores<BLOCKS> &x,
+static __device__ __forceinline__ void mask_pairs(key_scores<BLOCKS> &pairs,
                                                   const key_consumer<DIM, DIRECTIONS, DECAYED> &wg)
 {
 #pragma unroll
@@ -212,9 +206,9 @@ static __device__ __forceinline__ void mask_pairs(key_scores<BLOCKS> &x,
         for (int e = 0; e < 4; e++) {
             const int i = wg.t.i + column_of(n, e), j = wg.at[e / 2];
             const bool seen = i < wg.v.nq && j < wg.v.nk && j <= i + wg.v.up && j >= i + wg.v.low;
-            x.s[n][e] = seen ? x.s[n][e] : 0;
-            x.u[n][e] = seen && DIRECTIONS > NO_DIRECTION ? x.u[n][e] : 0;
-            x.e[n][e] = seen ? x.e[n][e] : 0;
+            pairs.s[n][e] = seen ? pairs.s[n][e] : 0;
+            pairs.u[n][e] = seen && DIRECTIONS > NO_DIRECTION ? pairs.u[n][e] : 0;
+            pairs.e[n][e] = seen ? pairs.e[n][e] : 0;
         }
     }
 }
@@ -222,14 +216,14 @@ static __device__ __forceinline__ void mask_pairs(key_scores<BLOCKS> &x,
 /* p (1 - u) as operand: the weights of do in dv, and of y in dk. */
 template <int PARTS, int DIRECTIONS, int STEPS, int BLOCKS>
 static __device__ __forceinline__ void pack_effective_weights(weights_operand<PARTS, STEPS> &effective,
-                                                              const key_scores<BLOCKS> &x)
+                                                              const key_scores<BLOCKS> &pairs)
 {
     float w[BLOCKS][4];
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            w[n][e] = DIRECTIONS > NO_DIRECTION ? x.s[n][e] * x.u[n][e] : x.s[n][e];
+            w[n][e] = DIRECTIONS > NO_DIRECTION ? pairs.s[n][e] * pairs.u[n][e] : pairs.s[n][e];
         }
     }
     split_weights(effective, w);
@@ -237,7 +231,7 @@ static __device__ __forceinline__ void pack_effective_weights(weights_operand<PA
 
 /* s becomes scale ds (without scale where there is no direction), e becomes -p E. */
 template <int DIM, int DIRECTIONS, bool DECAYED, int BLOCKS>
-static __device__ __forceinline__ void score_gradient(key_scores<BLOCKS> &x,
+static __device__ __forceinline__ void score_gradient(key_scores<BLOCKS> &pairs,
                                                       const key_consumer<DIM, DIRECTIONS, DECAYED> &wg)
 {
     column_terms<BLOCKS> own;
@@ -248,10 +242,10 @@ static __device__ __forceinline__ void score_gradient(key_scores<BLOCKS> &x,
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const float p = x.s[n][e], error = x.e[n][e];
-            x.s[n][e] = DIRECTIONS > NO_DIRECTION ? p * wg.scale * (x.u[n][e] * error + own.at(n, e))
-                                                  : p * error;
-            x.e[n][e] = -p * error;
+            const float p = pairs.s[n][e], error = pairs.e[n][e];
+            pairs.s[n][e] = DIRECTIONS > NO_DIRECTION ? p * wg.scale * (pairs.u[n][e] * error + own.at(n, e))
+                                                      : p * error;
+            pairs.e[n][e] = -p * error;
         }
     }
 }
@@ -331,20 +325,20 @@ static __device__ __forceinline__ void masked_tile(key_gradients<DIM> &sum,
                                                    key_consumer<DIM, DIRECTIONS, DECAYED> &wg)
 {
     typedef key_shape<DIM, DIRECTIONS> tile_shape;
-    key_scores<tile_shape::blocks> x;
+    key_scores<tile_shape::blocks> pairs;
     weights_operand<PARTS, tile_shape::steps> w;
-    issue_scores<PARTS>(x, wg);
+    issue_scores<PARTS>(pairs, wg);
     wgmma_wait<0>();
-    wgmma_results(x.s);
-    wgmma_results(x.e);
-    key_weights(x.s, terms_of(wg, TERM_LSE), wg);
+    wgmma_results(pairs.s);
+    wgmma_results(pairs.e);
+    key_weights(pairs.s, terms_of(wg, TERM_LSE), wg);
     if constexpr (DIRECTIONS > NO_DIRECTION) {
-        wgmma_results(x.u);
-        centre_probe(x.u, terms_of(wg, TERM_UNIT));
+        wgmma_results(pairs.u);
+        centre_probe(pairs.u, terms_of(wg, TERM_UNIT));
     }
-    centre_error(x.e, terms_of(wg, TERM_CENTRE));
-    mask_pairs(x, wg);
-    pack_effective_weights<PARTS, DIRECTIONS>(w, x);
+    centre_error(pairs.e, terms_of(wg, TERM_CENTRE));
+    mask_pairs(pairs, wg);
+    pack_effective_weights<PARTS, DIRECTIONS>(w, pairs);
     add_weighted<DIM>(sum.dv, w, wg.tile(TILE_GRAD_O), NULL);
     if constexpr (tile_shape::solved) {
         add_weighted<DIM>(sum.dk, w, wg.tile(TILE_Y), PARTS == 2 ? wg.lo_tile(TILE_Y) : NULL);
@@ -352,18 +346,18 @@ static __device__ __forceinline__ void masked_tile(key_gradients<DIM> &sum,
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_results(sum);
-    score_gradient(x, wg);
+    score_gradient(pairs, wg);
     if (tile_shape::solved && wg.by_max) {
-        add_peaks(x.s, wg);
+        add_peaks(pairs.s, wg);
     }
-    add_decay_sums(wg, x.s);
-    split_weights(w, x.s);
+    add_decay_sums(wg, pairs.s);
+    split_weights(w, pairs.s);
     add_weighted<DIM>(sum.dk, w, wg.tile(TILE_Q), NULL);
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_results(sum);
     if constexpr (DIRECTIONS > NO_DIRECTION) {
-        split_weights(w, x.e);
+        split_weights(w, pairs.e);
         add_weighted<DIM>(sum.dk, w, wg.tile(TILE_RHO), PARTS == 2 ? wg.lo_tile(TILE_RHO) : NULL);
         wgmma_commit();
         wgmma_wait<0>();
@@ -407,24 +401,24 @@ static __device__ __forceinline__ void pipelined_tiles(key_gradients<DIM> &sum,
 {
     typedef key_shape<DIM, DIRECTIONS> tile_shape;
     constexpr int groups = DIRECTIONS > NO_DIRECTION ? 3 : 2;
-    key_scores<tile_shape::blocks> x;
-    advance<tile_shape::queries>(wg.t, wg.x, length);
+    key_scores<tile_shape::blocks> pairs;
+    advance<tile_shape::queries>(wg.t, wg.block, length);
     wait_stage(wg);
-    issue_scores<1>(x, wg);
+    issue_scores<1>(pairs, wg);
     for (;;) {
         weights_operand<1, tile_shape::steps> effective, ds, error;
         wg.stage = warp_uniform(wg.stage);
         column_terms<tile_shape::blocks> term = terms_of(wg, TERM_LSE);
         wgmma_wait<groups - 1>();
-        wgmma_results(x.s);
-        key_weights(x.s, term, wg);
+        wgmma_results(pairs.s);
+        key_weights(pairs.s, term, wg);
         if constexpr (DIRECTIONS > NO_DIRECTION) {
             term = terms_of(wg, TERM_UNIT);
             wgmma_wait<1>();
-            wgmma_results(x.u);
-            centre_probe(x.u, term);
+            wgmma_results(pairs.u);
+            centre_probe(pairs.u, term);
         }
-        pack_effective_weights<1, DIRECTIONS>(effective, x);
+        pack_effective_weights<1, DIRECTIONS>(effective, pairs);
         multiply_weights<DIM>(sum.dv, effective.part[0], wg.tile(TILE_GRAD_O));
         if constexpr (tile_shape::solved) {
             more_weights<DIM>(sum.dk, effective.part[0], wg.tile(TILE_Y));
@@ -432,13 +426,13 @@ static __device__ __forceinline__ void pipelined_tiles(key_gradients<DIM> &sum,
         wgmma_commit();
         term = terms_of(wg, TERM_CENTRE);
         wgmma_wait<1>();
-        wgmma_results(x.e);
-        centre_error(x.e, term);
-        score_gradient(x, wg);
-        add_decay_sums(wg, x.s);
-        split_weights(ds, x.s);
+        wgmma_results(pairs.e);
+        centre_error(pairs.e, term);
+        score_gradient(pairs, wg);
+        add_decay_sums(wg, pairs.s);
+        split_weights(ds, pairs.s);
         if constexpr (DIRECTIONS > NO_DIRECTION) {
-            split_weights(error, x.e);
+            split_weights(error, pairs.e);
         }
         multiply_weights<DIM>(sum.dk, ds.part[0], wg.tile(TILE_Q));
         if constexpr (DIRECTIONS > NO_DIRECTION) {
@@ -456,7 +450,7 @@ static __device__ __forceinline__ void pipelined_tiles(key_gradients<DIM> &sum,
             return;
         }
         wait_stage(wg);
-        issue_scores<1>(x, wg);
+        issue_scores<1>(pairs, wg);
         wgmma_wait<groups>();
         ring_release(wg.sm.ring, used);
     }
@@ -470,9 +464,10 @@ static __device__ __forceinline__ void put_decay_sums(const key_consumer<DIM, DI
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         const float sum = quad_sum(wg.decay.sum[row]) * (DIRECTIONS > NO_DIRECTION ? 1 / wg.scale : 1);
-        if (a.grad_log_decay.data && threadIdx.x % 4 == 0 && wg.at[row] - wg.x.j0 < wg.x.stored) {
-            ((float *)a.grad_log_decay.data)[LOCAL_AT(a.grad_log_decay, wg.x.s.b, wg.x.first_head + head,
-                                                      wg.x.s.k0 + wg.at[row])] = sum;
+        if (a.grad_log_decay.data && threadIdx.x % 4 == 0 && wg.at[row] - wg.block.j0 < wg.block.stored) {
+            ((float *)a.grad_log_decay.data)[LOCAL_AT(
+                a.grad_log_decay, wg.block.s.b, wg.block.first_head + head, wg.block.s.k0 + wg.at[row])] =
+                sum;
         }
     }
 }
@@ -504,7 +499,7 @@ static __device__ __forceinline__ void decay_of_head(key_consumer<DIM, DIRECTION
         put_decay_sums(wg, wg.decay.head, a);
     }
     wg.decay.head = wg.t.head;
-    const local_decay_pair *const sums = decay_sums(a, wg.x.s, wg.x.first_head + wg.t.head);
+    const local_decay_pair *const sums = decay_sums(a, wg.block.s, wg.block.first_head + wg.t.head);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         wg.decay.own[row] = row_decay(sums, min(wg.at[row] + 1, wg.v.nk));
@@ -553,23 +548,11 @@ static __device__ __forceinline__ void consume_tiles(key_gradients<DIM> &sum,
         if (two_parts) {
             ring_release(wg.sm.ring, wg.count++);
         }
-        advance<tile_shape::queries>(wg.t, wg.x);
+        advance<tile_shape::queries>(wg.t, wg.block);
     }
 }
 
 /* ------------------------------------------------------------------ the kernel */
-
-/* Stores two channels of a row, in one access where the view is aligned. */
-static __device__ __forceinline__ void put_pair(const loam_view &to, int64_t at, float x, float y)
-{
-    __nv_bfloat16 *const out = (__nv_bfloat16 *)to.data + at;
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
-    if ((uintptr_t)out % 4 == 0) {
-        *(__nv_bfloat162 *)out = pair;
-    } else {
-        out[0] = pair.x, out[1] = pair.y;
-    }
-}
 
 template <int DIM, int DIRECTIONS, bool DECAYED>
 static __device__ __forceinline__ void put_key_gradients(const key_gradients<DIM> &sum,
@@ -579,21 +562,23 @@ static __device__ __forceinline__ void put_key_gradients(const key_gradients<DIM
     const float scale = DIRECTIONS > NO_DIRECTION ? 1 : wg.scale;
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        if (wg.at[row] - wg.x.j0 >= wg.x.stored) {
+        if (wg.at[row] - wg.block.j0 >= wg.block.stored) {
             continue;
         }
-        const int64_t token = wg.x.s.k0 + wg.at[row];
+        const int64_t token = wg.block.s.k0 + wg.at[row];
 #pragma unroll
         for (int n = 0; n < DIM / 8; n++) {
             const float(&dk)[4] = sum.dk[n / 8][n % 8], (&dv)[4] = sum.dv[n / 8][n % 8];
             const int c = column_of(n, 0);
             if (a.grad_k.data) {
-                put_pair(a.grad_k, LOCAL_AT(a.grad_k, wg.x.s.b, wg.x.h_kv, token) + c, scale * dk[2 * row],
-                         scale * dk[2 * row + 1]);
+                store_bf16_pair((__nv_bfloat16 *)a.grad_k.data +
+                                    LOCAL_AT(a.grad_k, wg.block.s.b, wg.block.h_kv, token) + c,
+                                scale * dk[2 * row], scale * dk[2 * row + 1]);
             }
             if (a.grad_v.data) {
-                put_pair(a.grad_v, LOCAL_AT(a.grad_v, wg.x.s.b, wg.x.h_kv, token) + c, dv[2 * row],
-                         dv[2 * row + 1]);
+                store_bf16_pair((__nv_bfloat16 *)a.grad_v.data +
+                                    LOCAL_AT(a.grad_v, wg.block.s.b, wg.block.h_kv, token) + c,
+                                dv[2 * row], dv[2 * row + 1]);
             }
         }
     }
@@ -619,16 +604,17 @@ __global__ void __launch_bounds__(KEY_THREADS, 1)
     typedef key_shape<DIM, DIRECTIONS> tile_shape;
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     key_pass_shared<DIM, DIRECTIONS> &sm = *(key_pass_shared<DIM, DIRECTIONS> *)swizzled_memory;
-    const key_block x = key_block_at<KEY_ROWS>(p, a, blockIdx.x, tile_shape::queries);
-    if (x.stored <= 0) {
+    const key_block block = key_block_at<KEY_ROWS>(p, a, blockIdx.x, tile_shape::queries);
+    if (block.stored <= 0) {
         return;
     }
     /* row_arrays.state counts blocks of 64 rows from the end of each sequence. */
     const int64_t last = (p.len_q + ROWS - 1) / ROWS - 1, sequence = blockIdx.x / p.heads_kv % p.batch;
     const key_view v = key_view_of(
-        p, x.s,
-        tile_shape::solved ? arrays.state + (last * p.batch + sequence) * p.heads_q + x.first_head : NULL);
-    const tile_walk t = { x.first, 0, (int)(x.tiles * (p.heads_q / p.heads_kv)) };
+        p, block.s,
+        tile_shape::solved ? arrays.state + (last * p.batch + sequence) * p.heads_q + block.first_head
+                           : NULL);
+    const tile_walk t = { block.first, 0, (int)(block.tiles * (p.heads_q / p.heads_kv)) };
     if (threadIdx.x == 0) {
         init_barriers(sm);
     }
@@ -638,19 +624,24 @@ __global__ void __launch_bounds__(KEY_THREADS, 1)
     if (group == KEY_GROUPS) {
         registers_release<24>();
         if (threadIdx.x == KEY_GROUPS * 128) {
-            produce_tiles<DIM, DIRECTIONS>(sm, maps, x, v, t);
+            produce_tiles<DIM, DIRECTIONS>(sm, maps, block, v, t);
         } else if (threadIdx.x / 32 == KEY_GROUPS * 4 + 1) {
-            produce_terms<DIM, DIRECTIONS, DECAYED>(sm, p, a, arrays, directions, x, v, by_max, t);
+            produce_terms<DIM, DIRECTIONS, DECAYED>(sm, p, a, arrays, directions, block, v, by_max, t);
         }
         return;
     }
     registers_acquire<240>();
-    const int j = x.j0 + (int)group * TILE_SIDE, row = j + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    const int j = block.j0 + (int)group * TILE_SIDE,
+              row = j + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     const float scale = (float)p.scale;
-    key_consumer<DIM, DIRECTIONS, DECAYED> wg = {
-        sm,     x,  v,  t, 0, group, 0, 0, j, { row, row + 8 }, scale, (float)(p.scale * 1.4426950408889634),
-        by_max, {}, {}, {}
-    };
+    key_consumer<DIM, DIRECTIONS, DECAYED> wg = { sm,     block,
+                                                  v,      t,
+                                                  0,      group,
+                                                  0,      0,
+                                                  j,      { row, row + 8 },
+                                                  scale,  (float)(p.scale * 1.4426950408889634),
+                                                  by_max, {},
+                                                  {},     {} };
     if constexpr (DECAYED) {
         wg.decay.head = -1;
     }

@@ -8,7 +8,7 @@
 #include "src/gpu/ring.cuh"
 #include "src/local/cuda/backward_key.cuh"
 #include "src/local/hopper/decay.cuh"
-#include "src/local/hopper/solved.cuh"
+#include "src/local/hopper/solve.cuh"
 
 enum {
     KEY_GROUPS = 2,
@@ -94,11 +94,11 @@ struct tile_walk {
 
 /* Advances by `count` tiles of this head. */
 template <int QUERIES>
-static __device__ __forceinline__ void advance(tile_walk &t, const key_block &x, int count = 1)
+static __device__ __forceinline__ void advance(tile_walk &t, const key_block &block, int count = 1)
 {
     t.i += count * QUERIES, t.left -= count;
-    if (t.i >= x.first + (int)x.tiles * QUERIES) {
-        t.i = x.first, t.head++;
+    if (t.i >= block.first + (int)block.tiles * QUERIES) {
+        t.i = block.first, t.head++;
     }
 }
 
@@ -140,11 +140,11 @@ __global__ void __launch_bounds__(256)
                             const local_saved saved, const row_arrays arrays, const key_directions out)
 {
     constexpr int channels = DIM / 32;
-    const row_block x = row_block_at(p, a, blockIdx.x);
-    const bool two_parts = x.rows > 0 && arrays.state[blockIdx.x] != ROWS_CHEAP;
-    const int64_t first = x.rows > 0 ? local_row(&p, &x.s, x.h, x.i0) : 0;
+    const row_block block = row_block_at(p, a, blockIdx.x);
+    const bool two_parts = block.rows > 0 && arrays.state[blockIdx.x] != ROWS_CHEAP;
+    const int64_t first = block.rows > 0 ? local_row(&p, &block.s, block.h, block.i0) : 0;
 #pragma unroll 2
-    for (int r = threadIdx.x / 32; r < x.rows; r += 8) {
+    for (int r = threadIdx.x / 32; r < block.rows; r += 8) {
         const int64_t row = first + r, at = row * DIM + threadIdx.x % 32 * channels;
         const float_vector<channels> kbar = *(const float_vector<channels> *)((const float *)saved.kbar + at),
                                      rho = *(const float_vector<channels> *)((const float *)saved.rho + at),
@@ -187,19 +187,17 @@ __global__ void __launch_bounds__(256)
 /* Issues the copies of tiles first .. of the queries at t into stage number `count`. */
 template <int DIM, int DIRECTIONS>
 static __device__ __forceinline__ void load_queries(key_pass_shared<DIM, DIRECTIONS> &sm,
-                                                    const CUtensorMap *maps, const key_block &x,
+                                                    const CUtensorMap *maps, const key_block &block,
                                                     const tile_walk &t, int first, unsigned count)
 {
     typedef key_shape<DIM, DIRECTIONS> tile_shape;
     uint64_t *const full = ring_acquire(sm.ring, count, (tile_shape::tiles - first) * tile_shape::tile * 2);
 #pragma unroll
     for (int n = 0; n < tile_shape::tiles; n++) {
-#pragma unroll
-        for (int c = 0; c < DIM; c += TILE_SIDE) {
-            if (n >= first) {
-                load_box(sm.stage[count % KEY_STAGES][n] + c * tile_shape::queries, maps + n, full, c,
-                         (int)x.s.q0 + t.i, (int)x.first_head + t.head, (int)x.s.b);
-            }
+        if (n >= first) {
+            load_tile<DIM, tile_shape::queries>(sm.stage[count % KEY_STAGES][n], maps[n], full,
+                                                (int)block.s.q0 + t.i, (int)block.first_head + t.head,
+                                                (int)block.s.b);
         }
     }
 }
@@ -208,22 +206,20 @@ static __device__ __forceinline__ void load_queries(key_pass_shared<DIM, DIRECTI
  * tile have two parts, the next stage has the lo parts. */
 template <int DIM, int DIRECTIONS>
 static __device__ __forceinline__ void produce_tiles(key_pass_shared<DIM, DIRECTIONS> &sm,
-                                                     const key_maps &maps, const key_block &x,
+                                                     const key_maps &maps, const key_block &block,
                                                      const key_view &v, tile_walk t)
 {
     typedef key_shape<DIM, DIRECTIONS> tile_shape;
     barrier_expect(&sm.keys_full, KEY_ROWS * DIM * 4);
     for (int n = 0; n < KEY_GROUPS; n++) {
-        for (int c = 0; c < DIM; c += TILE_SIDE) {
-            const int token = (int)x.s.k0 + x.j0 + n * TILE_SIDE;
-            load_box(sm.keys[n] + c * TILE_SIDE, &maps.k, &sm.keys_full, c, token, (int)x.h_kv, (int)x.s.b);
-            load_box(sm.values[n] + c * TILE_SIDE, &maps.v, &sm.keys_full, c, token, (int)x.h_kv, (int)x.s.b);
-        }
+        const int token = (int)block.s.k0 + block.j0 + n * TILE_SIDE;
+        load_tile<DIM>(sm.keys[n], maps.k, &sm.keys_full, token, (int)block.h_kv, (int)block.s.b);
+        load_tile<DIM>(sm.values[n], maps.v, &sm.keys_full, token, (int)block.h_kv, (int)block.s.b);
     }
-    for (unsigned count = 0; t.left > 0; advance<tile_shape::queries>(t, x)) {
-        load_queries<DIM, DIRECTIONS>(sm, maps.query, x, t, 0, count++);
+    for (unsigned count = 0; t.left > 0; advance<tile_shape::queries>(t, block)) {
+        load_queries<DIM, DIRECTIONS>(sm, maps.query, block, t, 0, count++);
         if (tile_shape::solved && needs_two_parts(v, t.head, t.i)) {
-            load_queries<DIM, DIRECTIONS>(sm, maps.lo, x, t, TILE_RHO, count++);
+            load_queries<DIM, DIRECTIONS>(sm, maps.lo, block, t, TILE_RHO, count++);
         }
     }
 }
@@ -253,15 +249,15 @@ template <int DIM, int DIRECTIONS, bool DECAYED>
 static __device__ __forceinline__ void produce_terms(key_pass_shared<DIM, DIRECTIONS> &sm,
                                                      const loam_problem &p, const loam_args &a,
                                                      const row_arrays &arrays,
-                                                     const key_directions &directions, const key_block &x,
+                                                     const key_directions &directions, const key_block &block,
                                                      const key_view &v, bool by_max, tile_walk t)
 {
     typedef key_shape<DIM, DIRECTIONS> tile_shape;
     const int lane = threadIdx.x % 32;
-    for (unsigned count = 0; t.left > 0; advance<tile_shape::queries>(t, x)) {
+    for (unsigned count = 0; t.left > 0; advance<tile_shape::queries>(t, block)) {
         const bool two_parts = tile_shape::solved && needs_two_parts(v, t.head, t.i);
         const unsigned stage = count % KEY_STAGES;
-        const int64_t row = local_row(&p, &x.s, x.first_head + t.head, t.i + lane);
+        const int64_t row = local_row(&p, &block.s, block.first_head + t.head, t.i + lane);
         float4 own[tile_shape::queries / 32];
 #pragma unroll
         for (int n = 0; n < tile_shape::queries / 32; n++) {
@@ -273,7 +269,7 @@ static __device__ __forceinline__ void produce_terms(key_pass_shared<DIM, DIRECT
         for (int n = 0; n < tile_shape::queries / 32; n++) {
             const int i = t.i + lane + 32 * n;
             if (DECAYED && i < v.nq) {
-                decay[n] = row_decay(decay_sums(a, x.s, x.first_head + t.head), i + v.up + 1);
+                decay[n] = row_decay(decay_sums(a, block.s, block.first_head + t.head), i + v.up + 1);
             }
         }
         barrier_wait(&sm.ring.empty[stage], count / KEY_STAGES % 2 ^ 1);

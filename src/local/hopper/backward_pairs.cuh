@@ -32,7 +32,7 @@ static __device__ __forceinline__ float score_weight(const block_system<DIM, DEC
 {
     float score = product * sys.scale2;
     if constexpr (DECAYED) {
-        const local_decay_pair *const sums = decay_sums(sys.a, sys.x.s, sys.x.h);
+        const local_decay_pair *const sums = decay_sums(sys.a, sys.block.s, sys.block.h);
         score += decay_log2(row_decay(sums, sys.r.hi[row]), sums[j]);
     }
     const float p = exp2_fast(fminf(score - sys.lse2[row], 0));
@@ -287,19 +287,19 @@ static __device__ __forceinline__ void pair_sums_two_parts(float (&q)[DIM / TILE
  * PARTS is 2, from the direction. */
 template <int PARTS, int DIM, bool DECAYED>
 static __device__ __forceinline__ float2 solution_pair(const block_system<DIM, DECAYED> &sys,
-                                                       const cg_rows &k, int n, int e)
+                                                       const cg_rows &cg, int n, int e)
 {
     const lane_vector x = sys.vector(VECTOR_X);
     float2 y = PARTS == 2 ? direction_pair<2>(sys, n, e)
                           : make_float2(x.get(4 * n + e), x.get(4 * n + e + 1));
-    y.x *= k.unit[e / 2], y.y *= k.unit[e / 2];
+    y.x *= cg.unit[e / 2], y.y *= cg.unit[e / 2];
     return PARTS == 2 ? y : make_float2(rounded<1>(y.x), rounded<1>(y.y));
 }
 
 /* Writes the tiles of y and rho, y itself and the gradient of the ridge; makes the records of the thread's
  * rows. */
 template <int PARTS, int DIM, bool DECAYED>
-static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM, DECAYED> &rs, const cg_rows &k,
+static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM, DECAYED> &rs, const cg_rows &cg,
                                                       const rows_sums &sum, row_record (&rec)[2])
 {
     const block_system<DIM, DECAYED> &sys = rs.sys;
@@ -308,14 +308,15 @@ static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM, DEC
     float e[2] = { 0, 0 }, ridge[2] = { 0, 0 }, rho_kbar[2] = { 0, 0 }, y_kbar[2] = { 0, 0 };
     int64_t out[2];
     for (int row = 0; row < 2; row++) {
-        out[row] = LOCAL_AT(a.grad_ridge, sys.x.s.b, sys.x.h, sys.x.s.q0 + sys.x.i0 + sys.r.at[row]);
+        out[row] = LOCAL_AT(a.grad_ridge, sys.block.s.b, sys.block.h,
+                            sys.block.s.q0 + sys.block.i0 + sys.r.at[row]);
     }
 #pragma unroll 4
     for (int n = 0; n < DIM / 8; n++) {
 #pragma unroll
         for (int at = 0; at < 4; at += 2) {
             const int row = at / 2, c = column_of(n, at), tile = swizzled(sys.r.at[row], c);
-            const float2 rho = rs.pair(rs.all.saved.rho, row, c), y = solution_pair<PARTS>(sys, k, n, at);
+            const float2 rho = rs.pair(rs.all.saved.rho, row, c), y = solution_pair<PARTS>(sys, cg, n, at);
             uint32_t rho_part[2], y_part[2];
             split_pair(rho_part, rho.x, rho.y);
             split_pair(y_part, y.x, y.y);
@@ -394,7 +395,7 @@ static __device__ __forceinline__ pair_rows pair_rows_of(const block_system<DIM,
 
 /* Begins the last sweep: do is copied into its stage while the threads fill the other tiles of rows. */
 template <int PARTS, int DIM, bool DECAYED>
-static __device__ __forceinline__ void begin_pairs(const rows_system<DIM, DECAYED> &rs, const cg_rows &k,
+static __device__ __forceinline__ void begin_pairs(const rows_system<DIM, DECAYED> &rs, const cg_rows &cg,
                                                    rows_sums &sum, row_record (&rec)[2])
 {
     if (threadIdx.x == 0) {
@@ -402,7 +403,7 @@ static __device__ __forceinline__ void begin_pairs(const rows_system<DIM, DECAYE
         load_row_tile(rs.sys, rs.stage(pair_stages<DIM>::grad_o), rs.all.maps.grad_o);
     }
     sum.scale[0] = sum.scale[1] = sum.mean[0] = sum.mean[1] = sum.total[0] = sum.total[1] = 0;
-    fill_pair_rows<PARTS>(rs, k, sum, rec);
+    fill_pair_rows<PARTS>(rs, cg, sum, rec);
     fence_async_proxy();
     __syncthreads();
     barrier_wait(&rs.sys.sm.query_full, rs.count.rows++ % 2);
@@ -447,7 +448,8 @@ static __device__ __forceinline__ void put_pairs(const rows_system<DIM, DECAYED>
                 continue;
             }
             const float2 y = rs.pair(rs.all.arrays.y, row, c);
-            const int64_t out = LOCAL_AT(a.grad_q, sys.x.s.b, sys.x.h, sys.x.s.q0 + sys.x.i0 + sys.r.at[row]);
+            const int64_t out = LOCAL_AT(a.grad_q, sys.block.s.b, sys.block.h,
+                                         sys.block.s.q0 + sys.block.i0 + sys.r.at[row]);
             store_pair(a.grad_q.data, LOAM_BF16, out, c, DIM,
                        scale * (q[n / 8][n % 8][e] - inner[row] * kbar.get(4 * n + e)) - y.x,
                        scale * (q[n / 8][n % 8][e + 1] - inner[row] * kbar.get(4 * n + e + 1)) - y.y);
@@ -459,14 +461,14 @@ static __device__ __forceinline__ void put_pairs(const rows_system<DIM, DECAYED>
  * written. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ bool finish_rows_one_part(const rows_system<DIM, DECAYED> &rs,
-                                                            const cg_rows &k, const bool (&wanted)[2],
+                                                            const cg_rows &cg, const bool (&wanted)[2],
                                                             const cg_tolerance &tolerance, rows_sums &sum)
 {
     const block_system<DIM, DECAYED> &sys = rs.sys;
     float q[DIM / TILE_SIDE][8][4], r[DIM / TILE_SIDE][8][4];
     float inner[2] = { 0, 0 }, total[2] = { 0, 0 }, error2[2] = { 0, 0 }, residual;
     row_record rec[2];
-    begin_pairs<1>(rs, k, sum, rec);
+    begin_pairs<1>(rs, cg, sum, rec);
     put_records(rs, rec);
     const pair_rows own = pair_rows_of(sys, rec);
     if (DIM > 64 || !sys.a.grad_scale) {
@@ -475,7 +477,7 @@ static __device__ __forceinline__ bool finish_rows_one_part(const rows_system<DI
         pair_sums_one_part<true>(q, r, inner, total, rs, own, sum);
     }
     const lane_vector kbar = sys.vector(VECTOR_KBAR);
-    const float inverse[2] = { 1 / (k.unit[0] * k.unit[0]), 1 / (k.unit[1] * k.unit[1]) };
+    const float inverse[2] = { 1 / (cg.unit[0] * cg.unit[0]), 1 / (cg.unit[1] * cg.unit[1]) };
     total[0] = quad_sum(total[0]), total[1] = quad_sum(total[1]);
 #pragma unroll
     for (int n = 0; n < DIM / 8; n++) {
@@ -494,8 +496,8 @@ static __device__ __forceinline__ bool finish_rows_one_part(const rows_system<DI
     bool missed = false;
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        missed |= wanted[row] && !(accepted(k, tolerance, row, quad_sum(error2[row]), &residual) &&
-                                   sys.ridge.least[row] > BLOCK_LEAST_RIDGE * k.most[row]);
+        missed |= wanted[row] && !(accepted(cg, tolerance, row, quad_sum(error2[row]), &residual) &&
+                                   sys.ridge.least[row] > BLOCK_LEAST_RIDGE * cg.most[row]);
     }
     if (__syncthreads_or(missed)) {
         return false;
@@ -507,11 +509,11 @@ static __device__ __forceinline__ bool finish_rows_one_part(const rows_system<DI
 /* The last sweeps of a block in two parts. The solution is the direction. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void finish_rows_two_parts(const rows_system<DIM, DECAYED> &rs,
-                                                             const cg_rows &k, rows_sums &sum)
+                                                             const cg_rows &cg, rows_sums &sum)
 {
     float q[DIM / TILE_SIDE][8][4], inner[2] = { 0, 0 };
     row_record rec[2];
-    begin_pairs<2>(rs, k, sum, rec);
+    begin_pairs<2>(rs, cg, sum, rec);
     centre_errors(rec, rs);
     put_records(rs, rec);
     const pair_rows own = pair_rows_of(rs.sys, rec);

@@ -71,7 +71,7 @@ static __device__ __forceinline__ void probe_gradient_sweep(float (&f)[DIM / TIL
     sum.peak[0] = sum.peak[1] = INT32_MAX;
     clear_sums<DIM>(f);
     stream_pipelined<DIM, true, PARTS == 1, true>(
-        sys.ring(), rs.count.ring, sys.maps, sys.x,
+        sys.ring(), rs.count.ring, sys.maps, sys.block,
         [&](const kv_tile &t) {
             multiply_rows<DIM>(s, sys.sm.query, t.keys, false);
             more_rows<DIM>(g, sys.sm.direction[0], t.values, false);
@@ -109,7 +109,7 @@ static __device__ __forceinline__ void probe_gradient_sweep(float (&f)[DIM / TIL
 
 /* drho = -sum p (g - gbar) kappa, scaled to about 1, becomes b of the solve; x = 0. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void start_adjoint(const rows_system<DIM, DECAYED> &rs, cg_rows &k,
+static __device__ __forceinline__ void start_adjoint(const rows_system<DIM, DECAYED> &rs, cg_rows &cg,
                                                      const float (&f)[DIM / TILE_SIDE][8][4],
                                                      const rows_sums &sum, const bool (&wanted)[2])
 {
@@ -122,7 +122,7 @@ static __device__ __forceinline__ void start_adjoint(const rows_system<DIM, DECA
         y[n] = rs.r.real[row] ? sum.rest[row] * kbar.get(n) - f[n / 32][n / 4 % 8][n % 4] : 0;
         top[row] = fmaxf(top[row], fabsf(y[n]));
     }
-    start_cg(sys, k, y, top, wanted);
+    start_cg(sys, cg, y, top, wanted);
 }
 
 /* ------------------------------------------------------------------ the solve */
@@ -131,7 +131,7 @@ static __device__ __forceinline__ void start_adjoint(const rows_system<DIM, DECA
  * rows are solved. If not, the rows that are not go on the list for float64, and y and records of all rows
  * are written for query_kernel. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ bool check_rows(const rows_system<DIM, DECAYED> &rs, const cg_rows &k,
+static __device__ __forceinline__ bool check_rows(const rows_system<DIM, DECAYED> &rs, const cg_rows &cg,
                                                   const bool (&wanted)[2], const cg_tolerance &tolerance,
                                                   const rows_sums &sum)
 {
@@ -148,8 +148,8 @@ static __device__ __forceinline__ bool check_rows(const rows_system<DIM, DECAYED
     }
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        const bool good = accepted(k, tolerance, row, quad_sum(error2[row]), &residual) &&
-                          sys.ridge.least[row] > BLOCK_LEAST_RIDGE * k.most[row];
+        const bool good = accepted(cg, tolerance, row, quad_sum(error2[row]), &residual) &&
+                          sys.ridge.least[row] > BLOCK_LEAST_RIDGE * cg.most[row];
         hard[row] = sys.r.lo[row] < sys.r.hi[row] && !(wanted[row] && good);
     }
     if (!__syncthreads_or(hard[0] || hard[1])) {
@@ -159,7 +159,7 @@ static __device__ __forceinline__ bool check_rows(const rows_system<DIM, DECAYED
     for (int n = 0; n < DIM / 4; n++) {
         const int row = n % 2, c = column_of(n / 2, 0);
         if (sys.r.real[row]) {
-            *(float2 *)(rs.all.arrays.y + rs.line(row) * DIM + c) = solution_pair<2>(sys, k, n / 2, 2 * row);
+            *(float2 *)(rs.all.arrays.y + rs.line(row) * DIM + c) = solution_pair<2>(sys, cg, n / 2, 2 * row);
         }
     }
 #pragma unroll
@@ -171,7 +171,7 @@ static __device__ __forceinline__ bool check_rows(const rows_system<DIM, DECAYED
         rec.gbar_rest = sum.rest[row], rec.peak = sum.peak[row], rec.unit = sys.ridge.unit[row];
         rs.all.arrays.record[rs.line(row)] = rec;
         if (hard[row]) {
-            const hard_row left = { sys.sm.block, sys.r.at[row], k.iterations[row] };
+            const hard_row left = { sys.sm.block, sys.r.at[row], cg.iterations[row] };
             rs.all.work.hard[atomicAdd(rs.all.work.hard_count, 1ull)] = left;
         }
     }
@@ -208,7 +208,7 @@ static __device__ __forceinline__ bool load_means(const rows_system<DIM, DECAYED
 /* The first sweep, from do to b of the adjoint solve; and the ridge, where its unit is the largest p. */
 template <int PARTS, int DIM, bool DECAYED>
 static __device__ __forceinline__ void first_sweep(block_system<DIM, DECAYED> &sys, row_ridge &ridge,
-                                                   cg_rows &k, rows_sums &sums, const rows_launch &all,
+                                                   cg_rows &cg, rows_sums &sums, const rows_launch &all,
                                                    rows_count &count, const bool (&wanted)[2])
 {
     const rows_system<DIM, DECAYED> rs(sys, all, count);
@@ -218,14 +218,14 @@ static __device__ __forceinline__ void first_sweep(block_system<DIM, DECAYED> &s
     float f[DIM / TILE_SIDE][8][4];
     probe_gradient_sweep<PARTS>(f, rs, sum, PARTS == 2 || by_max);
     start_adjoint(rs, begun, f, sum, wanted);
-    k = begun, sums = sum;
+    cg = begun, sums = sum;
     if (by_max) {
         float unit[2];
 #pragma unroll
         for (int row = 0; row < 2; row++) {
             unit[row] = sum.peak[row] < 0 ? 0 : exp2_fast(fminf(sum.best[row] - sys.lse2[row], 0));
         }
-        ridge = row_ridge_of(all.p, all.a, sys.x, sys.r, unit);
+        ridge = row_ridge_of(all.p, all.a, sys.block, sys.r, unit);
     }
 }
 
@@ -245,18 +245,20 @@ static __device__ __forceinline__ void load_block_rows(const block_system<DIM, D
 /* lse of the rows from `saved`; wanted: a row sees keys and has a ridge. True where a row that sees keys has
  * none: it is for float64. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ bool load_lse(block_system<DIM, DECAYED> &sys, const local_saved &saved,
-                                                bool (&wanted)[2])
+static __device__ __forceinline__ bool load_lse(block_system<DIM, DECAYED> &sys, const rows_launch &all,
+                                                const row_block &block, const row_pair &r,
+                                                const row_ridge &ridge, bool (&wanted)[2])
 {
-    const row_pair &r = sys.r;
     bool unwanted = false, lse_exact = true;
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        const int64_t at = local_row(&sys.p, &sys.x.s, sys.x.h, sys.x.i0 + r.at[row]);
-        const float lse = r.real[row] ? ((const float *)saved.lse)[at] : 0;
+        const float lse =
+            r.real[row]
+                ? ((const float *)all.saved.lse)[local_row(&all.p, &block.s, block.h, block.i0 + r.at[row])]
+                : 0;
         sys.lse2[row] = finite_or_zero(lse) * 1.44269504f;
         lse_exact = lse_exact && fabsf(sys.lse2[row]) < EXACT_LSE;
-        wanted[row] = r.lo[row] < r.hi[row] && sys.ridge.least[row] > 0;
+        wanted[row] = r.lo[row] < r.hi[row] && ridge.least[row] > 0;
         unwanted |= r.lo[row] < r.hi[row] && !wanted[row];
     }
     sys.lse_exact = __syncthreads_and(lse_exact);
@@ -268,23 +270,23 @@ template <int PARTS, int DIM, bool DECAYED>
 static __device__ __forceinline__ bool rows_block(solver_shared<DIM> &sm, rows_count &count,
                                                   const rows_launch &all, float *scratch)
 {
-    const row_block &x = sm.rows;
-    row_pair r_storage = row_pair_of(all.p, x);
+    const row_block &block = sm.rows;
+    row_pair r_storage = row_pair_of(all.p, block);
     const row_pair &r = in_memory(r_storage);
     const float units[2] = { 1, 1 };
-    row_ridge ridge_storage = row_ridge_of(all.p, all.a, x, r, units);
+    row_ridge ridge_storage = row_ridge_of(all.p, all.a, block, r, units);
     row_ridge &ridge = in_memory(ridge_storage);
     block_system<DIM, DECAYED> sys_storage = block_system_of<DIM, DECAYED>(
-        all.p, all.a, x, r, ridge, all.maps.all, sm, count.ring, scratch);
+        all.p, all.a, block, r, ridge, all.maps.all, sm, count.ring, scratch);
     block_system<DIM, DECAYED> &sys = in_memory(sys_storage);
     rows_sums sum_storage = {};
     rows_sums &sum = in_memory(sum_storage);
     cg_rows k_storage;
-    cg_rows &k = in_memory(k_storage);
+    cg_rows &cg = in_memory(k_storage);
     load_block_rows(sys, all.maps, count);
 
     bool wanted[2], two_parts = load_means(rows_system<DIM, DECAYED>(sys, all, count), sum);
-    two_parts |= load_lse(sys, all.saved, wanted);
+    two_parts |= load_lse(sys, all, block, r, ridge, wanted);
     /* In one part, the pass at 128 dimensions has no registers for the gradient of the scale. */
     if (PARTS == 1 && (__syncthreads_or(two_parts) || (DIM > 64 && all.a.grad_scale))) {
         return false;
@@ -293,12 +295,13 @@ static __device__ __forceinline__ bool rows_block(solver_shared<DIM> &sm, rows_c
      * launch with one listed block takes 0.3 ms. */
     const cg_tolerance tolerance = PARTS == 2 ? cg_tolerance{ 3e-4f, 1e-2f, 128 }
                                               : cg_tolerance{ 8e-3f, 3e-2f, 8 };
-    first_sweep<PARTS>(sys, ridge, k, sum, all, count, wanted);
-    cg_run<PARTS>(sys, k, tolerance);
+    first_sweep<PARTS>(sys, ridge, cg, sum, all, count, wanted);
+    cg_run<PARTS>(sys, cg, tolerance);
     if constexpr (PARTS == 2) {
-        const bool solved = check_rows(rows_system<DIM, DECAYED>(sys, all, count), k, wanted, tolerance, sum);
+        const bool solved = check_rows(rows_system<DIM, DECAYED>(sys, all, count), cg, wanted, tolerance,
+                                       sum);
         if (solved) {
-            finish_rows_two_parts(rows_system<DIM, DECAYED>(sys, all, count), k, sum);
+            finish_rows_two_parts(rows_system<DIM, DECAYED>(sys, all, count), cg, sum);
         }
         if (threadIdx.x == 0) {
             all.arrays.state[sm.block] = solved ? ROWS_FINE : ROWS_LEFT;
@@ -306,11 +309,11 @@ static __device__ __forceinline__ bool rows_block(solver_shared<DIM> &sm, rows_c
         return true;
     } else {
         const float bound = tolerance.accept * tolerance.accept;
-        if (__syncthreads_or(k.rr[0] > bound * k.bb[0] || k.rr[1] > bound * k.bb[1])) {
+        if (__syncthreads_or(cg.rr[0] > bound * cg.bb[0] || cg.rr[1] > bound * cg.bb[1])) {
             return false;
         }
         rows_system<DIM, DECAYED> rs_storage(sys, all, count);
-        const bool solved = finish_rows_one_part(in_memory(rs_storage), k, wanted, tolerance, sum);
+        const bool solved = finish_rows_one_part(in_memory(rs_storage), cg, wanted, tolerance, sum);
         if (solved && threadIdx.x == 0) {
             all.arrays.state[sm.block] = ROWS_CHEAP;
         }

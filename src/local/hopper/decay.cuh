@@ -4,8 +4,8 @@
 #ifndef LOAM_LOCAL_HOPPER_DECAY_CUH
 #define LOAM_LOCAL_HOPPER_DECAY_CUH
 
-#include "src/gpu/hopper.cuh"
 #include "src/local/cuda/common.cuh"
+#include "src/local/hopper/tile.cuh"
 
 /* G of KEYS consecutive keys in shared memory. Bulk copies start at an even index, for 16 bytes of alignment:
  * where the index of the first key is odd, its G is the second entry. */

@@ -66,17 +66,6 @@ template <class F> static __device__ __forceinline__ void for_each_block(unsigne
 
 /* ------------------------------------------------------------------ copies */
 
-/* Copies DIM / 64 boxes of the map, each of ROWS_OF_BOX rows by 64 channels, side by side. */
-template <int DIM, int ROWS_OF_BOX>
-static __device__ __forceinline__ void copy_rows(__nv_bfloat16 *tile, const CUtensorMap &map,
-                                                 uint64_t *barrier, int64_t token, int64_t h, int64_t b)
-{
-#pragma unroll
-    for (int c = 0; c < DIM; c += TILE_SIDE) {
-        load_box(tile + c * ROWS_OF_BOX, &map, barrier, c, (int)token, (int)h, (int)b);
-    }
-}
-
 /* The producer thread of rows: queries and probes of each warpgroup, when it has released those before. */
 template <int DIM, bool PROBED, bool DECAYED>
 static __device__ __forceinline__ void produce_rows(given_forward_shared<DIM, PROBED, DECAYED> &sm,
@@ -86,16 +75,16 @@ static __device__ __forceinline__ void produce_rows(given_forward_shared<DIM, PR
     typedef given_forward_shape<DIM, PROBED> tile_shape;
     unsigned turn = 0;
     for_each_block(blocks, [&](unsigned n) {
-        const row_block x = row_block_at<tile_shape::rows>(p, a, n);
-        if (x.rows <= 0) {
+        const row_block block = row_block_at<tile_shape::rows>(p, a, n);
+        if (block.rows <= 0) {
             return;
         }
         for (int w = 0; w < tile_shape::consumers; w++) {
-            const int64_t token = x.s.q0 + x.i0 + w * ROWS;
+            const int64_t token = block.s.q0 + block.i0 + w * ROWS;
             uint64_t *full = ring_acquire(sm.row_ring[w], turn, (PROBED ? 2 : 1) * DIM * ROWS * 2);
-            copy_rows<DIM, ROWS>(sm.query[w], maps.q, full, token, x.h, x.s.b);
+            load_tile<DIM>(sm.query[w], maps.q, full, (int)token, (int)block.h, (int)block.s.b);
             if (PROBED) {
-                copy_rows<DIM, ROWS>(sm.probe[w], maps.probe, full, token, x.h, x.s.b);
+                load_tile<DIM>(sm.probe[w], maps.probe, full, (int)token, (int)block.h, (int)block.s.b);
             }
         }
         turn++;
@@ -128,26 +117,28 @@ static __device__ __forceinline__ void produce_tiles(given_forward_shared<DIM, P
     const bool first = threadIdx.x % 32 == 0;
     unsigned count = 0, tails = 0;
     for_each_block(blocks, [&](unsigned n) {
-        const row_block x = row_block_at<tile_shape::rows>(p, a, n);
-        for (int j = x.first; j < x.last; j += tile_shape::keys, count++) {
+        const row_block block = row_block_at<tile_shape::rows>(p, a, n);
+        for (int j = block.first; j < block.last; j += tile_shape::keys, count++) {
             const unsigned stage = count % tile_shape::stages;
-            const int64_t token = x.s.k0 + j;
-            const bool whole = x.last - j >= tile_shape::keys;
+            const int64_t token = block.s.k0 + j;
+            const bool whole = block.last - j >= tile_shape::keys;
             if (first) {
                 uint64_t *full = ring_acquire(sm.key_ring, count, bytes);
-                copy_rows<DIM, tile_shape::keys>(sm.keys[stage], maps.k, full, token, x.h_kv, x.s.b);
+                load_tile<DIM, tile_shape::keys>(sm.keys[stage], maps.k, full, (int)token, (int)block.h_kv,
+                                                 (int)block.s.b);
                 if (whole) {
                     full = ring_acquire(sm.value_ring, count, bytes);
                 } else {
                     barrier_wait(&sm.value_ring.empty[stage], count / tile_shape::stages % 2 ^ 1);
                     barrier_expect(full = &sm.tail, bytes);
                 }
-                copy_rows<DIM, tile_shape::keys>(sm.values[stage], maps.v, full, token, x.h_kv, x.s.b);
+                load_tile<DIM, tile_shape::keys>(sm.values[stage], maps.v, full, (int)token, (int)block.h_kv,
+                                                 (int)block.s.b);
             }
             if (!whole) {
                 __syncwarp();
                 barrier_wait(&sm.tail, tails++ % 2);
-                clear_tail<DIM, tile_shape::keys>(sm.values[stage], x.last - j);
+                clear_tail<DIM, tile_shape::keys>(sm.values[stage], block.last - j);
                 fence_async_proxy();
                 __syncwarp();
                 if (first) {
@@ -169,10 +160,10 @@ static __device__ __forceinline__ void produce_decay(given_forward_shared<DIM, P
     typedef given_forward_shape<DIM, PROBED> tile_shape;
     unsigned count = 0;
     for_each_block(blocks, [&](unsigned n) {
-        const row_block x = row_block_at<tile_shape::rows>(p, a, n);
-        const local_decay_pair *const sums = decay_sums(a, x.s, x.h);
-        for (int j = x.first; j < x.last; j += tile_shape::keys, count++) {
-            const relative_decay_keys<tile_shape::keys> keys(sums, j, x.last);
+        const row_block block = row_block_at<tile_shape::rows>(p, a, n);
+        const local_decay_pair *const sums = decay_sums(a, block.s, block.h);
+        for (int j = block.first; j < block.last; j += tile_shape::keys, count++) {
+            const relative_decay_keys<tile_shape::keys> keys(sums, j, block.last);
             barrier_wait(&sm.key_ring.empty[count % tile_shape::stages], count / tile_shape::stages % 2 ^ 1);
             keys.store(sm.decay[count % tile_shape::stages]);
             barrier_arrive(&sm.key_ring.full[count % tile_shape::stages]);
@@ -337,12 +328,6 @@ static __device__ __forceinline__ void recentre_sums(given_forward_sums<DIM, tru
             t[n][e] -= shift[e / 2] * w[n][e];
         }
     }
-}
-
-/* Tells the compiler that x is the same in all lanes: descriptors made from x then cost the lanes nothing. */
-static __device__ __forceinline__ unsigned warp_uniform(unsigned x)
-{
-    return __reduce_max_sync(0xffffffffu, x);
 }
 
 /* The sweep of a warpgroup over the keys of its rows. */
@@ -521,7 +506,7 @@ static __device__ __forceinline__ void skip_tiles(ring_barriers<STAGES> &keys, r
 template <int DIM, bool PROBED>
 static __device__ __forceinline__ void put_outputs(const given_forward_sums<DIM, PROBED> &sums,
                                                    __nv_bfloat16 *tile, const loam_args &a,
-                                                   const local_saved &saved, const row_block &x,
+                                                   const local_saved &saved, const row_block &block,
                                                    const row_pair &r, const int64_t (&line)[2],
                                                    const given_row (&g)[2])
 {
@@ -554,11 +539,12 @@ static __device__ __forceinline__ void put_outputs(const given_forward_sums<DIM,
 #pragma unroll 1
     for (int e = threadIdx.x % 32; e < 16 * (DIM / 8); e += 32) {
         const int at = first + e / (DIM / 8), c = e % (DIM / 8) * 8;
-        if (at >= x.rows) {
+        if (at >= block.rows) {
             break;
         }
         const uint4 out = *(const uint4 *)(tile + swizzled(at % ROWS, c));
-        uint16_t *to = (uint16_t *)a.o.data + LOCAL_AT(a.o, x.s.b, x.h, x.s.q0 + x.i0 + at) + c;
+        uint16_t *to = (uint16_t *)a.o.data + LOCAL_AT(a.o, block.s.b, block.h, block.s.q0 + block.i0 + at) +
+                       c;
         if (aligned) {
             *(uint4 *)to = out;
         } else {
@@ -575,7 +561,7 @@ template <int DIM, bool PROBED, bool DECAYED>
 static __device__ __forceinline__ void epilogue(given_forward_sums<DIM, PROBED> &sums,
                                                 given_forward_shared<DIM, PROBED, DECAYED> &sm,
                                                 const loam_problem &p, const loam_args &a,
-                                                const local_saved &saved, const row_block &x,
+                                                const local_saved &saved, const row_block &block,
                                                 const row_pair &r)
 {
     const int w = threadIdx.x / THREADS;
@@ -586,16 +572,16 @@ static __device__ __forceinline__ void epilogue(given_forward_sums<DIM, PROBED> 
     for (int row = 0; row < 2; row++) {
         online o;
         o.m[row] = sums.m[row] * 0.693147181f, o.omega[row] = state.omega[row];
-        g[row] = given_finish(o, sums.tsum[row], 0, row, p, a, x.h);
-        line[row] = local_row(&p, &x.s, x.h, x.i0 + r.at[row]);
+        g[row] = given_finish(o, sums.tsum[row], 0, row, p, a, block.h);
+        line[row] = local_row(&p, &block.s, block.h, block.i0 + r.at[row]);
         if (r.real[row]) {
-            put_given_row<PROBED>(p, a, saved, x, r, row, g[row], sums.centre[row]);
-            put_given_probe<PROBED>(p, a, x, r, row, [&](int c) {
+            put_given_row<PROBED>(p, a, saved, block, r, row, g[row], sums.centre[row]);
+            put_given_probe<PROBED>(p, a, block, r, row, [&](int c) {
                 return sm.probe[PROBED ? w : 0][swizzled(r.at[row] % ROWS, c)];
             });
         }
     }
-    put_outputs(sums, sm.query[w], a, saved, x, r, line, g);
+    put_outputs(sums, sm.query[w], a, saved, block, r, line, g);
 }
 
 /* ------------------------------------------------------------------ the kernel */
@@ -605,15 +591,15 @@ struct row_span {
     int64_t first, last;
 };
 
-static __device__ __forceinline__ row_span row_span_of(const row_block &x, int w)
+static __device__ __forceinline__ row_span row_span_of(const row_block &block, int w)
 {
-    return { x.i0 + w * ROWS, x.i0 + min(x.rows, (w + 1) * ROWS) - 1 };
+    return { block.i0 + w * ROWS, block.i0 + min(block.rows, (w + 1) * ROWS) - 1 };
 }
 
 static __device__ __forceinline__ void row_state_begin(row_state &state, const loam_problem &p,
-                                                       const row_block &x)
+                                                       const row_block &block)
 {
-    const row_pair r = row_pair_of(p, x);
+    const row_pair r = row_pair_of(p, block);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         state.lo[row] = r.lo[row], state.hi[row] = r.hi[row];
@@ -628,16 +614,16 @@ struct tile_range {
 };
 
 template <int KEYS>
-static __device__ __forceinline__ tile_range tiles_of(const loam_problem &p, const row_block &x, int w)
+static __device__ __forceinline__ tile_range tiles_of(const loam_problem &p, const row_block &block, int w)
 {
-    const row_span span = row_span_of(x, w);
+    const row_span span = row_span_of(block, w);
     int64_t lo, hi, whole, all;
-    local_visible(&p, &x.s, span.first, &lo, &all);
-    local_visible(&p, &x.s, span.last, &whole, &hi);
-    tile_range range = { 0, 0, (x.last - x.first + KEYS - 1) / KEYS, (int)whole, (int)all };
+    local_visible(&p, &block.s, span.first, &lo, &all);
+    local_visible(&p, &block.s, span.last, &whole, &hi);
+    tile_range range = { 0, 0, (block.last - block.first + KEYS - 1) / KEYS, (int)whole, (int)all };
     if (span.first <= span.last && lo < hi) {
-        range.from = ((int)lo - x.first) / KEYS;
-        range.to = ((int)hi - x.first + KEYS - 1) / KEYS;
+        range.from = ((int)lo - block.first) / KEYS;
+        range.to = ((int)hi - block.first + KEYS - 1) / KEYS;
     }
     return range;
 }
@@ -655,12 +641,12 @@ static __device__ __forceinline__ void consume_rows(given_forward_shared<DIM, PR
         given_forward_sums<DIM, PROBED> sums;
         clear_forward_sums(sums);
         {
-            const row_block x = row_block_at<tile_shape::rows>(p, a, n);
-            if (x.rows <= 0) {
+            const row_block block = row_block_at<tile_shape::rows>(p, a, n);
+            if (block.rows <= 0) {
                 return;
             }
-            row_state_begin(sm.state[threadIdx.x], p, x);
-            const tile_range range = tiles_of<tile_shape::keys>(p, x, w);
+            row_state_begin(sm.state[threadIdx.x], p, block);
+            const tile_range range = tiles_of<tile_shape::keys>(p, block, w);
             const unsigned from = count + range.from, to = count + range.to;
             count += range.tiles;
             ring_wait(sm.row_ring[w], turn);
@@ -669,19 +655,19 @@ static __device__ __forceinline__ void consume_rows(given_forward_shared<DIM, PR
                 forward_consumer<DIM, PROBED, DECAYED> wg = { sm,        sums, scale2, range.whole,
                                                               range.all, NULL, {} };
                 if constexpr (DECAYED) {
-                    wg.sums = decay_sums(a, x.s, x.h);
+                    wg.sums = decay_sums(a, block.s, block.h);
                     wg.decay[0] = row_decay(wg.sums, wg.state().hi[0]);
                     wg.decay[1] = row_decay(wg.sums, wg.state().hi[1]);
                 }
-                sweep(wg, x.first + range.from * tile_shape::keys, from, to);
+                sweep(wg, block.first + range.from * tile_shape::keys, from, to);
             }
             skip_tiles(sm.key_ring, sm.value_ring, to, count);
         }
         /* Computed again, so that it takes no registers during the sweep. */
         asm volatile("" : "+r"(n));
-        const row_block x = row_block_at<tile_shape::rows>(p, a, n);
+        const row_block block = row_block_at<tile_shape::rows>(p, a, n);
         warpgroup_sync(1 + w);
-        epilogue(sums, sm, p, a, saved, x, row_pair_of(p, x));
+        epilogue(sums, sm, p, a, saved, block, row_pair_of(p, block));
         fence_async_proxy();
         ring_release(sm.row_ring[w], turn);
         turn++;

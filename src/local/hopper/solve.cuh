@@ -44,7 +44,7 @@ template <int DIM, bool DECAYED> struct block_system {
     static constexpr int dim = DIM;
     const loam_problem &p;
     const loam_args &a;
-    const row_block &x;
+    const row_block &block;
     const row_pair &r;
     const row_ridge &ridge;
     const qkv_maps &maps;
@@ -81,16 +81,16 @@ template <int DIM, bool DECAYED> struct block_system {
 /* The system of the block before its lse is known. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ block_system<DIM, DECAYED> block_system_of(
-    const loam_problem &p, const loam_args &a, const row_block &x, const row_pair &r, const row_ridge &ridge,
-    const qkv_maps &maps, solver_shared<DIM> &sm, ring_count &count, float *scratch)
+    const loam_problem &p, const loam_args &a, const row_block &block, const row_pair &r,
+    const row_ridge &ridge, const qkv_maps &maps, solver_shared<DIM> &sm, ring_count &count, float *scratch)
 {
     int64_t end, begin, unused;
-    local_visible(&p, &x.s, x.i0, &unused, &end);
-    local_visible(&p, &x.s, x.i0 + x.rows - 1, &begin, &unused);
+    local_visible(&p, &block.s, block.i0, &unused, &end);
+    local_visible(&p, &block.s, block.i0 + block.rows - 1, &begin, &unused);
     const float scale2 = (float)(p.scale * 1.4426950408889634);
     return { p,
              a,
-             x,
+             block,
              r,
              ridge,
              maps,
@@ -100,7 +100,7 @@ static __device__ __forceinline__ block_system<DIM, DECAYED> block_system_of(
              scale2,
              { 0, 0 },
              (int)begin,
-             x.rows < ROWS ? 0 : (int)end,
+             block.rows < ROWS ? 0 : (int)end,
              false };
 }
 
@@ -131,7 +131,7 @@ static __device__ __forceinline__ block_system<DIM, DECAYED> system_in_registers
     __builtin_assume(__isGlobal(from.scratch));
     block_system<DIM, DECAYED> sys = { from.p,
                                        from.a,
-                                       from.x,
+                                       from.block,
                                        r,
                                        ridge,
                                        from.maps,
@@ -152,7 +152,7 @@ static __device__ __forceinline__ void add_decay(float (&s)[8][4], const block_s
                                                  int j)
 {
     if constexpr (DECAYED) {
-        const local_decay_pair *const sums = decay_sums(sys.a, sys.x.s, sys.x.h);
+        const local_decay_pair *const sums = decay_sums(sys.a, sys.block.s, sys.block.h);
         const local_decay_pair row[2] = { row_decay(sums, sys.r.hi[0]), row_decay(sums, sys.r.hi[1]) };
         decay_scores(s, sums + j, row, sys.scale2);
     }
@@ -377,7 +377,7 @@ static __device__ __forceinline__ image_products compute_image(float (&y)[DIM / 
     rows.load(sys);
     clear_sums<DIM>(y);
     stream_pipelined<DIM, false, true>(
-        sys.ring(), sys.count, sys.maps, sys.x,
+        sys.ring(), sys.count, sys.maps, sys.block,
         [&](const kv_tile &t) {
             rows.query_keys(f, sys, t.keys);
             rows.direction_keys(u, sys, t.keys);
@@ -448,18 +448,19 @@ static __device__ __forceinline__ void put_ridge(const block_system<DIM, DECAYED
     if (sys.ridge.channels) {
 #pragma unroll 1
         for (int n = 0; n < DIM / 2; n++) {
-            ridge.put(n, ridge_at(sys.ridge, sys.p, sys.a, sys.x, sys.r, n / 2 % 2, column_of(n / 4, n % 4)));
+            ridge.put(
+                n, ridge_at(sys.ridge, sys.p, sys.a, sys.block, sys.r, n / 2 % 2, column_of(n / 4, n % 4)));
         }
     }
 }
 
 /* Must the row iterate on? It stops where its residual is below `stop` and where it would also be accepted,
  * by the condition number met so far and with a margin for rounding. */
-static __device__ __forceinline__ bool unsolved(const cg_rows &k, const cg_tolerance &tolerance, int row)
+static __device__ __forceinline__ bool unsolved(const cg_rows &cg, const cg_tolerance &tolerance, int row)
 {
     const float sure = 0.64f * tolerance.accept * tolerance.accept;
-    return k.rr[row] > tolerance.stop * tolerance.stop * k.bb[row] ||
-           k.rr[row] * k.most[row] > sure * k.bb[row] * k.least[row];
+    return cg.rr[row] > tolerance.stop * tolerance.stop * cg.bb[row] ||
+           cg.rr[row] * cg.most[row] > sure * cg.bb[row] * cg.least[row];
 }
 
 /* In one part, a row whose residual, relative to b, is above ENVELOPE_START ENVELOPE_RATE^n after n
@@ -469,16 +470,16 @@ static __device__ __forceinline__ bool unsolved(const cg_rows &k, const cg_toler
 
 /* alpha of the live rows, and the bounds of the spectrum that their Rayleigh quotients give; 0 for the
  * others. A row whose direction has no curvature is live no longer. */
-static __device__ __forceinline__ void cg_step_length(cg_rows &k, const image_products &d, float (&alpha)[2])
+static __device__ __forceinline__ void cg_step_length(cg_rows &cg, const image_products &d, float (&alpha)[2])
 {
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        k.iterations[row] += k.live[row];
-        k.live[row] = k.live[row] && d.curvature[row] > 0;
-        alpha[row] = k.live[row] ? k.rr[row] / d.curvature[row] : 0;
-        if (k.live[row]) {
-            k.least[row] = fminf(k.least[row], d.curvature[row] / d.size[row]);
-            k.most[row] = fmaxf(k.most[row], d.curvature[row] / d.size[row]);
+        cg.iterations[row] += cg.live[row];
+        cg.live[row] = cg.live[row] && d.curvature[row] > 0;
+        alpha[row] = cg.live[row] ? cg.rr[row] / d.curvature[row] : 0;
+        if (cg.live[row]) {
+            cg.least[row] = fminf(cg.least[row], d.curvature[row] / d.size[row]);
+            cg.most[row] = fmaxf(cg.most[row], d.curvature[row] / d.size[row]);
         }
     }
 }
@@ -538,7 +539,7 @@ static __device__ __forceinline__ void cg_run(const block_system<DIM, DECAYED> &
     const row_pair r = stored.r;
     const row_ridge ridge = stored.ridge;
     const block_system<DIM, DECAYED> sys = system_in_registers(stored, r, ridge);
-    cg_rows k = rows;
+    cg_rows cg = rows;
     const lane_vector residual = sys.vector(VECTOR_R);
     float y[DIM / TILE_SIDE][8][4], centre[2], beta[2] = { 0, 0 }, residual_mean[2]; /* residual . kbar */
 #pragma unroll
@@ -549,41 +550,41 @@ static __device__ __forceinline__ void cg_run(const block_system<DIM, DECAYED> &
     update_direction<PARTS>(sys, y, beta, centre);
     residual_mean[0] = centre[0], residual_mean[1] = centre[1];
     float envelope = ENVELOPE_START * ENVELOPE_START;
-    for (int count = 0; count < tolerance.most && __syncthreads_or(k.live[0] || k.live[1]); count++) {
+    for (int count = 0; count < tolerance.most && __syncthreads_or(cg.live[0] || cg.live[1]); count++) {
         float alpha[2], rr[2] = { 0, 0 };
         const image_products d = compute_image<PARTS>(y, sys, centre);
-        cg_step_length(k, d, alpha);
+        cg_step_length(cg, d, alpha);
         cg_advance<PARTS>(sys, y, alpha, rr);
 #pragma unroll
         for (int row = 0; row < 2; row++) {
             rr[row] = quad_sum(rr[row]);
-            beta[row] = k.live[row] ? rr[row] / k.rr[row] : 0;
-            k.rr[row] = k.live[row] ? rr[row] : k.rr[row];
-            k.live[row] = k.live[row] && unsolved(k, tolerance, row);
+            beta[row] = cg.live[row] ? rr[row] / cg.rr[row] : 0;
+            cg.rr[row] = cg.live[row] ? rr[row] : cg.rr[row];
+            cg.live[row] = cg.live[row] && unsolved(cg, tolerance, row);
             residual_mean[row] -= alpha[row] * d.mean[row];
             centre[row] = residual_mean[row] + beta[row] * centre[row];
         }
         cg_turn<PARTS>(sys, y, beta);
         envelope *= ENVELOPE_RATE * ENVELOPE_RATE;
-        const bool late = (k.live[0] && k.rr[0] > envelope * k.bb[0]) ||
-                          (k.live[1] && k.rr[1] > envelope * k.bb[1]);
+        const bool late = (cg.live[0] && cg.rr[0] > envelope * cg.bb[0]) ||
+                          (cg.live[1] && cg.rr[1] > envelope * cg.bb[1]);
         if (PARTS == 1 && count >= 2 && __syncthreads_or(late)) {
             break;
         }
     }
-    rows = k;
+    rows = cg;
 }
 
 /* y, scaled to about 1, becomes b; x = 0 and r = b. top: the largest |y| of the thread's columns. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void start_cg(const block_system<DIM, DECAYED> &sys, cg_rows &k,
+static __device__ __forceinline__ void start_cg(const block_system<DIM, DECAYED> &sys, cg_rows &cg,
                                                 float (&y)[DIM / 2], const float (&top)[2],
                                                 const bool (&wanted)[2])
 {
     const lane_vector x = sys.vector(VECTOR_X), r = sys.vector(VECTOR_R), b = sys.vector(VECTOR_B);
     float bb[2] = { 0, 0 };
-    k.unit[0] = magnitude(quad_max(top[0])), k.unit[1] = magnitude(quad_max(top[1]));
-    const float inverse[2] = { 1 / k.unit[0], 1 / k.unit[1] };
+    cg.unit[0] = magnitude(quad_max(top[0])), cg.unit[1] = magnitude(quad_max(top[1]));
+    const float inverse[2] = { 1 / cg.unit[0], 1 / cg.unit[1] };
 #pragma unroll
     for (int n = 0; n < DIM / 2; n++) {
         const int row = n / 2 % 2;
@@ -593,10 +594,10 @@ static __device__ __forceinline__ void start_cg(const block_system<DIM, DECAYED>
     }
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        k.bb[row] = k.rr[row] = quad_sum(bb[row]);
-        k.live[row] = wanted[row] && k.bb[row] > 0 && k.bb[row] < INFINITY;
-        k.least[row] = INFINITY, k.most[row] = 0;
-        k.iterations[row] = 0;
+        cg.bb[row] = cg.rr[row] = quad_sum(bb[row]);
+        cg.live[row] = wanted[row] && cg.bb[row] > 0 && cg.bb[row] < INFINITY;
+        cg.least[row] = INFINITY, cg.most[row] = 0;
+        cg.iterations[row] = 0;
     }
 }
 
@@ -612,10 +613,11 @@ struct solve_launch {
 };
 
 /* Does the first row of the block see too few keys for one part? */
-template <int DIM> static __device__ __forceinline__ bool sees_few(const loam_problem &p, const row_block &x)
+template <int DIM>
+static __device__ __forceinline__ bool sees_few(const loam_problem &p, const row_block &block)
 {
     int64_t lo, hi;
-    local_visible(&p, &x.s, x.i0, &lo, &hi);
+    local_visible(&p, &block.s, block.i0, &lo, &hi);
     return hi - lo < FEW_KEYS * DIM;
 }
 

@@ -23,14 +23,14 @@ static __device__ __forceinline__ void stream_values(const block_system<DIM, DEC
                                                      WEIGH weigh, PACK pack, ACCUMULATE accumulate)
 {
     if constexpr (EXTRA == 0) {
-        stream_pipelined<DIM, true, PIPELINED>(sys.ring(), sys.count, sys.maps, sys.x, score, weigh, pack,
+        stream_pipelined<DIM, true, PIPELINED>(sys.ring(), sys.count, sys.maps, sys.block, score, weigh, pack,
                                                accumulate);
     } else {
         ring_count count = sys.sm.extended[EXTRA - 1];
         fence_async_proxy();
         __syncthreads();
-        stream_pipelined<DIM, true, PIPELINED>(sys.template extended_ring<EXTRA>(), count, sys.maps, sys.x,
-                                               score, weigh, pack, accumulate);
+        stream_pipelined<DIM, true, PIPELINED>(sys.template extended_ring<EXTRA>(), count, sys.maps,
+                                               sys.block, score, weigh, pack, accumulate);
         if (threadIdx.x == 0) {
             sys.sm.extended[EXTRA - 1] = count;
         }
@@ -205,7 +205,7 @@ static __device__ __forceinline__ void means_sweep(block_system<DIM, DECAYED> &s
 
 /* b = kbar - q, scaled to about 1; x = 0 and r = b. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void start_solve(const block_system<DIM, DECAYED> &stored, cg_rows &k,
+static __device__ __forceinline__ void start_solve(const block_system<DIM, DECAYED> &stored, cg_rows &cg,
                                                    const bool (&wanted)[2])
 {
     const row_pair r = stored.r;
@@ -219,38 +219,28 @@ static __device__ __forceinline__ void start_solve(const block_system<DIM, DECAY
         y[n] = sys.r.real[row] ? kbar.get(n) - sys.target(row, column_of(n / 4, n % 4)) : 0;
         top[row] = fmaxf(top[row], fabsf(y[n]));
     }
-    start_cg(sys, k, y, top, wanted);
-}
-
-/* Stores two neighbours of a row of bf16. */
-static __device__ __forceinline__ void store_bf16_pair(__nv_bfloat16 *to, float x, float y)
-{
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
-    if ((uintptr_t)to % 4 == 0) {
-        *(__nv_bfloat162 *)to = pair;
-    } else {
-        to[0] = pair.x, to[1] = pair.y;
-    }
+    start_cg(sys, cg, y, top, wanted);
 }
 
 /* Writes rho, and saves rho, kbar and vbar for the backward pass, of rows within the sequence. */
 template <int PARTS, int DIM, bool DECAYED>
-static __device__ __forceinline__ void save_rows(const block_system<DIM, DECAYED> &sys, const cg_rows &k,
+static __device__ __forceinline__ void save_rows(const block_system<DIM, DECAYED> &sys, const cg_rows &cg,
                                                  const local_saved &saved)
 {
     const loam_args &a = sys.a;
     const lane_vector vbar = sys.vector(VECTOR_VBAR), kbar = sys.vector(VECTOR_KBAR);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        const int64_t i = sys.x.i0 + sys.r.at[row], line = local_row(&sys.p, &sys.x.s, sys.x.h, i);
-        const int64_t to = LOCAL_AT(a.rho, sys.x.s.b, sys.x.h, sys.x.s.q0 + i);
+        const int64_t i = sys.block.i0 + sys.r.at[row],
+                      line = local_row(&sys.p, &sys.block.s, sys.block.h, i);
+        const int64_t to = LOCAL_AT(a.rho, sys.block.s.b, sys.block.h, sys.block.s.q0 + i);
         if (!sys.r.real[row]) {
             continue;
         }
 #pragma unroll 4
         for (int n = 0; n < DIM / 8; n++) {
             const float2 x = direction_pair<PARTS>(sys, n, 2 * row);
-            const float2 rho = { k.unit[row] * x.x, k.unit[row] * x.y };
+            const float2 rho = { cg.unit[row] * x.x, cg.unit[row] * x.y };
             const int c = column_of(n, 0), at = 4 * n + 2 * row;
             if (a.rho.data) {
                 ((float *)a.rho.data)[to + c] = rho.x, ((float *)a.rho.data)[to + c + 1] = rho.y;
@@ -268,7 +258,7 @@ static __device__ __forceinline__ void save_rows(const block_system<DIM, DECAYED
  * sum p (u - centre). y: the image of the solution. error: the square of |b - y| of each row; finite: whether
  * its o is. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void put_output(const block_system<DIM, DECAYED> &sys, const cg_rows &k,
+static __device__ __forceinline__ void put_output(const block_system<DIM, DECAYED> &sys, const cg_rows &cg,
                                                   const float (&y)[DIM / TILE_SIDE][8][4],
                                                   const float (&sums)[DIM / TILE_SIDE][8][4],
                                                   const float (&total)[2], float (&error)[2],
@@ -281,7 +271,7 @@ static __device__ __forceinline__ void put_output(const block_system<DIM, DECAYE
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         to[row] = (__nv_bfloat16 *)a.o.data +
-                  LOCAL_AT(a.o, sys.x.s.b, sys.x.h, sys.x.s.q0 + sys.x.i0 + sys.r.at[row]);
+                  LOCAL_AT(a.o, sys.block.s.b, sys.block.h, sys.block.s.q0 + sys.block.i0 + sys.r.at[row]);
     }
 #pragma unroll
     for (int n = 0; n < DIM / 8; n++) {
@@ -293,7 +283,7 @@ static __device__ __forceinline__ void put_output(const block_system<DIM, DECAYE
             for (int c = 0; c < 2; c++) {
                 const float residual = b.get(at + c) - y[n / 8][n % 8][e + c], mean = vbar.get(at + c);
                 error2[row] += residual * residual;
-                out[c] = mean - k.unit[row] * (sums[n / 8][n % 8][e + c] - total[row] * mean);
+                out[c] = mean - cg.unit[row] * (sums[n / 8][n % 8][e + c] - total[row] * mean);
                 bad[row] += out[c] * 0;
             }
             if (sys.r.real[row]) {
@@ -309,7 +299,7 @@ static __device__ __forceinline__ void put_output(const block_system<DIM, DECAYE
  * of |b - (Cov + Lambda) x| of each row; finite: whether its o is. */
 template <int PARTS, int DIM, bool DECAYED>
 static __device__ __forceinline__ void output_sweep(const block_system<DIM, DECAYED> &stored,
-                                                    const cg_rows &k, const local_saved &saved,
+                                                    const cg_rows &cg, const local_saved &saved,
                                                     float (&error)[2], bool (&finite)[2])
 {
     const row_pair r = stored.r;
@@ -346,33 +336,31 @@ static __device__ __forceinline__ void output_sweep(const block_system<DIM, DECA
     wgmma_results(y);
     wgmma_results(o);
     finish_image<PARTS>(y, sys, total);
-    put_output(sys, k, y, o, total, error2, finite);
+    put_output(sys, cg, y, o, total, error2, finite);
     if (sys.a.rho.data || sys.a.saved) {
-        save_rows<PARTS>(sys, k, saved);
+        save_rows<PARTS>(sys, cg, saved);
     }
     error[0] = quad_sum(error2[0]), error[1] = quad_sum(error2[1]);
 }
 
 /* The queries of the block by bulk copy; count: fillings of their tile before. */
 template <int DIM>
-static __device__ __forceinline__ void load_queries(solver_shared<DIM> &sm, const CUtensorMap &map,
-                                                    const row_block &x, unsigned count)
+static __device__ __forceinline__ void load_block_queries(solver_shared<DIM> &sm, const CUtensorMap &map,
+                                                          const row_block &block, unsigned count)
 {
     if (threadIdx.x == 0) {
         barrier_expect(&sm.query_full, DIM * TILE_SIDE * 2);
-        for (int c = 0; c < DIM; c += TILE_SIDE) {
-            load_box(sm.query + c * TILE_SIDE, &map, &sm.query_full, c, (int)(x.s.q0 + x.i0), (int)x.h,
-                     (int)x.s.b);
-        }
+        load_tile<DIM>(sm.query, map, &sm.query_full, (int)(block.s.q0 + block.i0), (int)block.h,
+                       (int)block.s.b);
     }
     barrier_wait(&sm.query_full, count % 2);
 }
 
 /* Writes what a row has once: info, lse and its saved copy. Rows with keys that are not `good` go on the list
  * for float64. */
-static __device__ __forceinline__ void put_row_results(const solve_launch &all, int64_t block,
-                                                       const row_block &x, const row_pair &r,
-                                                       const cg_rows &k, const bool (&good)[2],
+static __device__ __forceinline__ void put_row_results(const solve_launch &all, int64_t number,
+                                                       const row_block &block, const row_pair &r,
+                                                       const cg_rows &cg, const bool (&good)[2],
                                                        const float (&residual)[2], const float (&lse)[2])
 {
     const loam_args &a = all.a;
@@ -381,20 +369,20 @@ static __device__ __forceinline__ void put_row_results(const solve_launch &all, 
         if (!r.real[row] || threadIdx.x % 4 != 0) {
             continue;
         }
-        const int64_t i = x.i0 + r.at[row];
-        loam_row_info info = { LOAM_ROW_SOLVED, LOAM_SOLVER_CG, k.iterations[row], residual[row] };
+        const int64_t i = block.i0 + r.at[row];
+        loam_row_info info = { LOAM_ROW_SOLVED, LOAM_SOLVER_CG, cg.iterations[row], residual[row] };
         if (r.lo[row] >= r.hi[row]) {
             info = loam_row_info{ LOAM_ROW_EMPTY, LOAM_SOLVER_NONE, 0, 0 };
         } else if (!good[row]) {
-            const hard_row hard = { block, r.at[row], k.iterations[row] };
+            const hard_row hard = { number, r.at[row], cg.iterations[row] };
             all.work.hard[atomicAdd(all.work.hard_count, 1ull)] = hard;
         }
-        put_info(a, x, i, info);
+        put_info(a, block, i, info);
         if (a.lse.data) {
-            ((float *)a.lse.data)[LOCAL_AT(a.lse, x.s.b, x.h, x.s.q0 + i)] = lse[row];
+            ((float *)a.lse.data)[LOCAL_AT(a.lse, block.s.b, block.h, block.s.q0 + i)] = lse[row];
         }
         if (a.saved) {
-            ((float *)all.saved.lse)[local_row(&all.p, &x.s, x.h, i)] = lse[row];
+            ((float *)all.saved.lse)[local_row(&all.p, &block.s, block.h, i)] = lse[row];
         }
     }
 }
@@ -406,14 +394,14 @@ static __device__ __forceinline__ bool solve_rows(solver_shared<DIM> &sm, ring_c
 {
     const loam_problem &p = all.p;
     const loam_args &a = all.a;
-    const row_block &x = sm.rows;
-    row_pair r_storage = row_pair_of(p, x);
+    const row_block &block = sm.rows;
+    row_pair r_storage = row_pair_of(p, block);
     const row_pair &r = in_memory(r_storage);
-    load_queries(sm, all.maps.q, x, queries++);
+    load_block_queries(sm, all.maps.q, block, queries++);
     row_ridge ridge_storage = {};
     row_ridge &ridge = in_memory(ridge_storage);
-    block_system<DIM, DECAYED> sys_storage = block_system_of<DIM, DECAYED>(p, a, x, r, ridge, all.maps, sm,
-                                                                           count, scratch);
+    block_system<DIM, DECAYED> sys_storage = block_system_of<DIM, DECAYED>(p, a, block, r, ridge, all.maps,
+                                                                           sm, count, scratch);
     block_system<DIM, DECAYED> &sys = in_memory(sys_storage);
     float lse_storage[2], largest[2], error2[2];
     float(&lse)[2] = in_memory(lse_storage);
@@ -421,36 +409,36 @@ static __device__ __forceinline__ bool solve_rows(solver_shared<DIM> &sm, ring_c
     means_sweep<PARTS>(sys, lse, largest);
     const bool by_max = p.ridge_unit == LOAM_RIDGE_MAX;
     const float unit[2] = { by_max ? largest[0] : 1, by_max ? largest[1] : 1 };
-    ridge = row_ridge_of(p, a, x, r, unit);
+    ridge = row_ridge_of(p, a, block, r, unit);
     /* Gradients need a more exact probe than o does. */
     const cg_tolerance tolerance = PARTS == 2 ? cg_tolerance{ a.saved ? 3e-4f : 1.2e-3f, 1e-2f, 128 }
                                               : cg_tolerance{ 6e-3f, 1.8e-2f, 8 };
     const bool wanted[2] = { r.lo[0] < r.hi[0] && ridge.least[0] > 0,
                              r.lo[1] < r.hi[1] && ridge.least[1] > 0 };
     cg_rows k_storage;
-    cg_rows &k = in_memory(k_storage);
-    start_solve(sys, k, wanted);
-    cg_run<PARTS>(sys, k, tolerance);
+    cg_rows &cg = in_memory(k_storage);
+    start_solve(sys, cg, wanted);
+    cg_run<PARTS>(sys, cg, tolerance);
     if (PARTS == 1) {
         const float bound = tolerance.accept * tolerance.accept;
-        missed = (k.live[0] && k.rr[0] > bound * k.bb[0]) || (k.live[1] && k.rr[1] > bound * k.bb[1]);
+        missed = (cg.live[0] && cg.rr[0] > bound * cg.bb[0]) || (cg.live[1] && cg.rr[1] > bound * cg.bb[1]);
         if (__syncthreads_or(missed)) {
             return false;
         }
     }
-    output_sweep<PARTS>(sys, k, all.saved, error2, finite);
+    output_sweep<PARTS>(sys, cg, all.saved, error2, finite);
     float residual[2];
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        good[row] = accepted(k, tolerance, row, error2[row], &residual[row]) && finite[row] &&
-                    ridge.least[row] > BLOCK_LEAST_RIDGE * k.most[row];
+        good[row] = accepted(cg, tolerance, row, error2[row], &residual[row]) && finite[row] &&
+                    ridge.least[row] > BLOCK_LEAST_RIDGE * cg.most[row];
         missed = missed || (wanted[row] && !good[row] && finite[row]);
         good[row] = good[row] && wanted[row];
     }
     if (PARTS == 1 && __syncthreads_or(missed)) {
         return false;
     }
-    put_row_results(all, sm.block, x, r, k, good, residual, lse);
+    put_row_results(all, sm.block, block, r, cg, good, residual, lse);
     return true;
 }
 

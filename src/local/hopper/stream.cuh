@@ -5,8 +5,8 @@
 #ifndef LOAM_LOCAL_HOPPER_STREAM_CUH
 #define LOAM_LOCAL_HOPPER_STREAM_CUH
 
-#include "src/gpu/hopper.cuh"
 #include "src/local/cuda/solved.cuh"
+#include "src/local/hopper/tile.cuh"
 
 /* Stages of the ring, each for a tile of keys or of values. */
 template <int DIM> constexpr unsigned ring_stages = DIM == 64 ? 10 : 4;
@@ -37,15 +37,12 @@ struct kv_tile {
 /* One thread issues the copy of entry `count` of the ring, the tile from key j on. */
 template <int DIM, unsigned STAGES>
 static __device__ __forceinline__ void load_entry(const tile_ring<DIM, STAGES> &ring, const CUtensorMap &map,
-                                                  const row_block &x, int j, unsigned count)
+                                                  const row_block &block, int j, unsigned count)
 {
     const unsigned stage = count % STAGES;
     barrier_expect(&ring.full[stage], DIM * TILE_SIDE * 2);
-#pragma unroll
-    for (int c = 0; c < DIM; c += TILE_SIDE) {
-        load_box(ring.stage[stage] + c * TILE_SIDE, &map, &ring.full[stage], c, (int)x.s.k0 + j, (int)x.h_kv,
-                 (int)x.s.b);
-    }
+    load_tile<DIM>(ring.stage[stage], map, &ring.full[stage], (int)block.s.k0 + j, (int)block.h_kv,
+                   (int)block.s.b);
 }
 
 /* Rows `rows` .. 63 of a tile become 0: memory beyond a sequence may hold NaN, and 0 times NaN is not 0. */
@@ -64,12 +61,12 @@ template <int DIM> static __device__ __forceinline__ void clear_tail_block(__nv_
 
 /* Waits for entry `count` of the ring, the tile from key j on; clears rows beyond the sequence. */
 template <int DIM, unsigned STAGES>
-static __device__ __forceinline__ void wait_entry(const tile_ring<DIM, STAGES> &ring, const row_block &x,
+static __device__ __forceinline__ void wait_entry(const tile_ring<DIM, STAGES> &ring, const row_block &block,
                                                   int j, unsigned count)
 {
     barrier_wait(&ring.full[count % STAGES], count / STAGES % 2);
-    if (j + TILE_SIDE > x.s.nk) {
-        clear_tail_block<DIM>(ring.stage[count % STAGES], (int)x.s.nk - j);
+    if (j + TILE_SIDE > block.s.nk) {
+        clear_tail_block<DIM>(ring.stage[count % STAGES], (int)block.s.nk - j);
     }
 }
 
@@ -79,7 +76,7 @@ template <int DIM, bool VALUES, unsigned STAGES> struct kv_stream {
     static constexpr unsigned per_tile = VALUES ? 2 : 1;
     const tile_ring<DIM, STAGES> &ring;
     const qkv_maps &maps;
-    const row_block &x;
+    const row_block &block;
     const unsigned begin; /* entries that went through the ring before this pass */
     const int tiles;
 
@@ -87,8 +84,8 @@ template <int DIM, bool VALUES, unsigned STAGES> struct kv_stream {
     __device__ __forceinline__ void load(unsigned n) const
     {
         if (n / per_tile < (unsigned)tiles) {
-            load_entry(ring, n % per_tile ? maps.v : maps.k, x, x.first + (int)(n / per_tile) * TILE_SIDE,
-                       begin + n);
+            load_entry(ring, n % per_tile ? maps.v : maps.k, block,
+                       block.first + (int)(n / per_tile) * TILE_SIDE, begin + n);
         }
     }
     __device__ __forceinline__ void prologue() const
@@ -108,34 +105,34 @@ template <int DIM, bool VALUES, unsigned STAGES> struct kv_stream {
     __device__ __forceinline__ kv_tile at(int n) const
     {
         const unsigned entry = begin + (unsigned)n * per_tile;
-        return { x.first + n * TILE_SIDE, ring.stage[entry % STAGES],
+        return { block.first + n * TILE_SIDE, ring.stage[entry % STAGES],
                  ring.stage[(entry + per_tile - 1) % STAGES] };
     }
     __device__ __forceinline__ void wait_keys(int n) const
     {
-        wait_entry(ring, x, x.first + n * TILE_SIDE, begin + (unsigned)n * per_tile);
+        wait_entry(ring, block, block.first + n * TILE_SIDE, begin + (unsigned)n * per_tile);
     }
     __device__ __forceinline__ void wait_values(int n) const
     {
         if (VALUES) {
-            wait_entry(ring, x, x.first + n * TILE_SIDE, begin + (unsigned)n * per_tile + 1);
+            wait_entry(ring, block, block.first + n * TILE_SIDE, begin + (unsigned)n * per_tile + 1);
         }
     }
 };
 
 template <bool VALUES, int DIM, unsigned STAGES>
 static __device__ __forceinline__ kv_stream<DIM, VALUES, STAGES> kv_stream_of(
-    const tile_ring<DIM, STAGES> &ring, const ring_count &count, const qkv_maps &maps, const row_block &x)
+    const tile_ring<DIM, STAGES> &ring, const ring_count &count, const qkv_maps &maps, const row_block &block)
 {
-    return { ring, maps, x, count.used, (x.last - x.first + TILE_SIDE - 1) / TILE_SIDE };
+    return { ring, maps, block, count.used, (block.last - block.first + TILE_SIDE - 1) / TILE_SIDE };
 }
 
 /* Calls use(tiles) for all tiles of the block's keys in order. All threads of the block take part. */
 template <int DIM, bool VALUES, unsigned STAGES, class F>
 static __device__ __forceinline__ void stream_tiles(const tile_ring<DIM, STAGES> &ring, ring_count &count,
-                                                    const qkv_maps &maps, const row_block &x, F use)
+                                                    const qkv_maps &maps, const row_block &block, F use)
 {
-    const kv_stream<DIM, VALUES, STAGES> stream = kv_stream_of<VALUES>(ring, count, maps, x);
+    const kv_stream<DIM, VALUES, STAGES> stream = kv_stream_of<VALUES>(ring, count, maps, block);
     stream.prologue();
     for (int n = 0; n < stream.tiles; n++) {
         stream.wait_keys(n);
@@ -149,11 +146,11 @@ static __device__ __forceinline__ void stream_tiles(const tile_ring<DIM, STAGES>
 /* The steps of stream_pipelined one after another, without overlap. */
 template <int DIM, bool VALUES, unsigned STAGES, class SCORE, class WEIGH, class PACK, class ACCUMULATE>
 static __device__ __forceinline__ void stream_serial(const tile_ring<DIM, STAGES> &ring, ring_count &count,
-                                                     const qkv_maps &maps, const row_block &x,
+                                                     const qkv_maps &maps, const row_block &block,
                                                      const SCORE &score, const WEIGH &weigh, const PACK &pack,
                                                      const ACCUMULATE &accumulate)
 {
-    stream_tiles<DIM, VALUES>(ring, count, maps, x, [&](const kv_tile &t) {
+    stream_tiles<DIM, VALUES>(ring, count, maps, block, [&](const kv_tile &t) {
         score(t);
         wgmma_commit();
         wgmma_wait<0>();
@@ -173,14 +170,15 @@ static __device__ __forceinline__ void stream_serial(const tile_ring<DIM, STAGES
 template <int DIM, bool VALUES, bool PIPELINED, bool SCORE_VALUES = false, unsigned STAGES, class SCORE,
           class WEIGH, class PACK, class ACCUMULATE>
 static __device__ __forceinline__ void stream_pipelined(const tile_ring<DIM, STAGES> &ring, ring_count &count,
-                                                        const qkv_maps &maps, const row_block &x, SCORE score,
-                                                        WEIGH weigh, PACK pack, ACCUMULATE accumulate)
+                                                        const qkv_maps &maps, const row_block &block,
+                                                        SCORE score, WEIGH weigh, PACK pack,
+                                                        ACCUMULATE accumulate)
 {
     if constexpr (!PIPELINED || STAGES <= (VALUES ? 4 : 2)) {
-        stream_serial<DIM, VALUES>(ring, count, maps, x, score, weigh, pack, accumulate);
+        stream_serial<DIM, VALUES>(ring, count, maps, block, score, weigh, pack, accumulate);
         return;
     }
-    const kv_stream<DIM, VALUES, STAGES> stream = kv_stream_of<VALUES>(ring, count, maps, x);
+    const kv_stream<DIM, VALUES, STAGES> stream = kv_stream_of<VALUES>(ring, count, maps, block);
     if (stream.tiles <= 0) {
         return;
     }
