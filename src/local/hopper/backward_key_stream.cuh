@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * The pass over keys of the backward on Hopper, its producer: which tiles of queries a block of keys sees,
  * rho and y in two bf16 parts, and the warpgroup that fills the ring with tiles of queries and the terms of
- * their rows. local/hopper/backward_key.cuh has the consumers. */
+ * their rows. local/hopper/backward_key.cu has the consumers. */
 #ifndef LOAM_LOCAL_HOPPER_BACKWARD_KEY_STREAM_CUH
 #define LOAM_LOCAL_HOPPER_BACKWARD_KEY_STREAM_CUH
 

@@ -5,11 +5,190 @@
  * t = y . kappa and u = rho . kappa:
  *
  *     E = g - gbar + t,   ds = p ((1 - u) E + e),   dq = scale sum ds k - y
+ *
+ * Before it: the shared memory of a block of 64 rows in the backward pass, the sums of its sweeps, and the
+ * tiles that stream past it.
  */
 #ifndef LOAM_LOCAL_HOPPER_BACKWARD_PAIRS_CUH
 #define LOAM_LOCAL_HOPPER_BACKWARD_PAIRS_CUH
 
-#include "src/local/hopper/backward_block.cuh"
+#include "src/local/cuda/backward.h"
+#include "src/local/hopper/solve.cuh"
+
+struct row_pass_maps {
+    qkv_maps all;
+    CUtensorMap grad_o;
+};
+
+/* ------------------------------------------------------------------ shared memory */
+
+/* Stages of the ring in which the last sweep has tiles of rows: do in the last one, the lo parts of y and rho
+ * in the two before. The hi parts of y and rho are where the solver has its direction. Keys and values
+ * alternate in the other stages. */
+template <int DIM> struct pair_stages {
+    static constexpr unsigned grad_o = ring_stages<DIM> - 1, y = grad_o - 1, rho = grad_o - 2;
+};
+
+template <int DIM> struct pair_barriers {
+    uint64_t full[ring_stages<DIM> - 1];
+};
+
+/* The offset of pair_barriers: behind all that the solver has in shared memory. */
+template <int DIM> constexpr size_t pair_barriers_at = offsetof(solver_shared<DIM>, rows) + sizeof(row_block);
+template <int DIM> constexpr size_t rows_shared_bytes = pair_barriers_at<DIM> + sizeof(pair_barriers<DIM>);
+
+/* Entries that have gone through the solver's ring; fillings of the tiles of rows; a bit for each stage of
+ * the last sweep, the parity of its next filling. */
+struct rows_count {
+    ring_count ring;
+    unsigned rows, parity;
+};
+
+/* ------------------------------------------------------------------ a block of rows */
+
+/* Sums of the sweeps for the thread's rows. */
+struct rows_sums {
+    float gbar[2];           /* do . vbar */
+    float rest[2];           /* sum p (g - gbar): 0 but for rounding */
+    float best[2];           /* the highest score to base 2, where it is wanted */
+    int peak[2];             /* and the first key that has it */
+    float scale[2], mean[2]; /* sum ds (x - middle), sum p (x - middle), x = q . k, of the thread's columns */
+    float total[2];          /* sum ds of the thread's columns, where scores decay */
+};
+
+/* What all blocks of a launch share. */
+struct rows_launch {
+    const loam_problem &p;
+    const loam_args &a;
+    const local_saved &saved;
+    const row_arrays &arrays;
+    const solve_work &work;
+    const row_pass_maps &maps;
+};
+
+/* A copy of the system for one pass (system_in_registers), and what else the passes of backward need. */
+template <int DIM, bool DECAYED> struct rows_system {
+    const row_pair r;
+    const row_ridge ridge;
+    const block_system<DIM, DECAYED> sys;
+    const rows_launch &all;
+    rows_count &count;
+
+    __device__ __forceinline__ rows_system(const block_system<DIM, DECAYED> &from, const rows_launch &launch,
+                                           rows_count &counts)
+        : r(from.r), ridge(from.ridge), sys(system_in_registers(from, r, ridge)), all(launch), count(counts)
+    {
+    }
+    __device__ __forceinline__ __nv_bfloat16 *stage(unsigned n) const { return sys.sm.stage[n]; }
+    __device__ __forceinline__ uint64_t *full(unsigned n) const
+    {
+        return ((pair_barriers<DIM> *)((char *)&sys.sm + pair_barriers_at<DIM>))->full + n;
+    }
+    /* The index of the thread's row in arrays over rows. */
+    __device__ __forceinline__ int64_t line(int row) const
+    {
+        return local_row(&sys.p, &sys.block.s, sys.block.h, sys.block.i0 + r.at[row]);
+    }
+    /* Channels c and c + 1 of the row in such an array; zeros beyond the sequence. */
+    __device__ __forceinline__ float2 pair(const void *array, int row, int c) const
+    {
+        return r.real[row] ? *(const float2 *)((const float *)array + line(row) * DIM + c)
+                           : make_float2(0, 0);
+    }
+    /* Lambda of element `at` of the thread's rows. */
+    __device__ __forceinline__ float lambda(int at) const
+    {
+        return ridge.channels ? sys.vector(VECTOR_RIDGE).get(at) : ridge.number[at / 2 % 2];
+    }
+};
+
+/* One thread issues the copies of the 64 rows into a tile; they complete on query_full. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void load_row_tile(const block_system<DIM, DECAYED> &sys,
+                                                     __nv_bfloat16 *tile, const CUtensorMap &map)
+{
+    const row_block &block = sys.block;
+    load_tile<DIM>(tile, map, &sys.sm.query_full, (int)(block.s.q0 + block.i0), (int)block.h, (int)block.s.b);
+}
+
+/* Adds the weights, as rounded to their parts, to total: sums of the thread's columns. */
+template <int PARTS>
+static __device__ __forceinline__ void add_weights(float (&total)[2], const weights_operand<PARTS> &w)
+{
+#pragma unroll
+    for (int part = PARTS - 1; part >= 0; part--) {
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const uint32_t pair = w.part[part][k][e];
+                total[e % 2] += __uint_as_float(pair << 16) + __uint_as_float(pair & 0xffff0000u);
+            }
+        }
+    }
+}
+
+/* The stream of tiles past the last sweep: values and keys in turn, or keys alone, through the first STAGES
+ * stages of the ring. wait() waits for the next tile. */
+template <int DIM, bool DECAYED, unsigned STAGES, bool VALUES> struct pair_stream {
+    const rows_system<DIM, DECAYED> &rs;
+    unsigned count, waited, released, parity;
+
+    __device__ __forceinline__ pair_stream(const rows_system<DIM, DECAYED> &system)
+        : rs(system), waited(0), released(0), parity(rs.count.parity)
+    {
+        const row_block &block = rs.sys.block;
+        count = (unsigned)((block.last - block.first + TILE_SIDE - 1) / TILE_SIDE) * (VALUES ? 2 : 1);
+        if (threadIdx.x == 0) {
+            for (unsigned n = 0; n < STAGES && n < count; n++) {
+                load(n);
+            }
+        }
+    }
+    __device__ __forceinline__ int key_of(unsigned n) const
+    {
+        return rs.sys.block.first + (int)(VALUES ? n / 2 : n) * TILE_SIDE;
+    }
+    __device__ __forceinline__ void load(unsigned n) const
+    {
+        const row_block &block = rs.sys.block;
+        const unsigned stage = n % STAGES;
+        const CUtensorMap &map = VALUES && n % 2 == 0 ? rs.all.maps.all.v : rs.all.maps.all.k;
+        barrier_expect(rs.full(stage), DIM * TILE_SIDE * 2);
+        load_tile<DIM>(rs.stage(stage), map, rs.full(stage), (int)block.s.k0 + key_of(n), (int)block.h_kv,
+                       (int)block.s.b);
+    }
+    __device__ __forceinline__ const __nv_bfloat16 *wait()
+    {
+        const unsigned stage = waited % STAGES;
+        barrier_wait(rs.full(stage), parity >> stage & 1);
+        parity ^= 1u << stage;
+        const int left = (int)rs.sys.block.s.nk - key_of(waited);
+        if (left < TILE_SIDE) {
+            clear_tail_block<DIM>(rs.stage(stage), left);
+            fence_async_proxy();
+            __syncthreads();
+        }
+        waited++;
+        return rs.stage(stage);
+    }
+    /* All products with the first `used` tiles have ended: their stages are filled again. */
+    __device__ __forceinline__ void release(unsigned used)
+    {
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            for (unsigned n = released; n < used; n++) {
+                if (n + STAGES < count) {
+                    load(n + STAGES);
+                }
+            }
+        }
+        released = used;
+    }
+    __device__ __forceinline__ void finish() const { rs.count.parity = parity; }
+};
+
+/* ------------------------------------------------------------------ the last sweep */
 
 /* Constants of a row in the formulas of its pairs. */
 struct pair_rows {
@@ -296,6 +475,22 @@ static __device__ __forceinline__ float2 solution_pair(const block_system<DIM, D
     return PARTS == 2 ? y : make_float2(rounded<1>(y.x), rounded<1>(y.y));
 }
 
+/* Stores two channels of rho and of y at element `at` of their tiles. */
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void store_directions(const rows_system<DIM, DECAYED> &rs, int at,
+                                                        const float2 &rho, const float2 &y)
+{
+    uint32_t rho_part[2], y_part[2];
+    split_pair(rho_part, rho.x, rho.y);
+    split_pair(y_part, y.x, y.y);
+    *(uint32_t *)(rs.sys.sm.direction[1] + at) = rho_part[0];
+    *(uint32_t *)(rs.sys.sm.direction[0] + at) = y_part[0];
+    if (PARTS == 2) {
+        *(uint32_t *)(rs.stage(pair_stages<DIM>::rho) + at) = rho_part[1];
+        *(uint32_t *)(rs.stage(pair_stages<DIM>::y) + at) = y_part[1];
+    }
+}
+
 /* Writes the tiles of y and rho, y itself and the gradient of the ridge; makes the records of the thread's
  * rows. */
 template <int PARTS, int DIM, bool DECAYED>
@@ -315,17 +510,9 @@ static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM, DEC
     for (int n = 0; n < DIM / 8; n++) {
 #pragma unroll
         for (int at = 0; at < 4; at += 2) {
-            const int row = at / 2, c = column_of(n, at), tile = swizzled(sys.r.at[row], c);
+            const int row = at / 2, c = column_of(n, at);
             const float2 rho = rs.pair(rs.all.saved.rho, row, c), y = solution_pair<PARTS>(sys, cg, n, at);
-            uint32_t rho_part[2], y_part[2];
-            split_pair(rho_part, rho.x, rho.y);
-            split_pair(y_part, y.x, y.y);
-            *(uint32_t *)(sys.sm.direction[1] + tile) = rho_part[0];
-            *(uint32_t *)(sys.sm.direction[0] + tile) = y_part[0];
-            if (PARTS == 2) {
-                *(uint32_t *)(rs.stage(pair_stages<DIM>::rho) + tile) = rho_part[1];
-                *(uint32_t *)(rs.stage(pair_stages<DIM>::y) + tile) = y_part[1];
-            }
+            store_directions<PARTS>(rs, swizzled(sys.r.at[row], c), rho, y);
             const float part[2] = { -y.x * rho.x * sys.ridge.unit[row], -y.y * rho.y * sys.ridge.unit[row] };
             const float mean[2] = { kbar.get(4 * n + at), kbar.get(4 * n + at + 1) };
             rho_kbar[row] += rho.x * mean[0] + rho.y * mean[1];
