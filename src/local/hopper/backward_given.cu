@@ -220,8 +220,8 @@ static __device__ __forceinline__ float weight_at(const row_constants &rows, int
                                                   const local_decay_pair *keys, int j, int c)
 {
     const local_decay_pair key = keys[(rows.first_odd + j) % 2 + c];
-    const float lost = (rows.decay[row].hi - key.hi) + (rows.decay[row].lo - key.lo);
-    return exp2_fast(fminf(fmaf(product, rows.scale2, lost) - rows.lse2[row], 0));
+    const float decay = (rows.decay[row].hi - key.hi) + (rows.decay[row].lo - key.lo);
+    return exp2_fast(fminf(fmaf(product, rows.scale2, decay) - rows.lse2[row], 0));
 }
 
 /* The products q . k become p, without a mask. */

@@ -148,8 +148,8 @@ static __device__ __forceinline__ void key_weights(float (&s)[BLOCKS][4], const 
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const local_decay_pair &key = wg.decay.own[e / 2];
-            const float lost = (hi.at(n, e) - key.hi) + (lo.at(n, e) - key.lo);
-            s[n][e] = exp2_fast(fminf(fmaf(s[n][e], wg.scale2, lost) - lse.at(n, e), 0));
+            const float decay = (hi.at(n, e) - key.hi) + (lo.at(n, e) - key.lo);
+            s[n][e] = exp2_fast(fminf(fmaf(s[n][e], wg.scale2, decay) - lse.at(n, e), 0));
         }
     }
 }

@@ -75,13 +75,13 @@ struct key_view {
 static __device__ __forceinline__ key_view key_view_of(const loam_problem &p, const local_seq &s,
                                                        const int32_t *state)
 {
-    const int64_t far = 1 << 30, shift = s.nk - s.nq,
-                  reach = p.window > 0 && p.window < far ? p.window - 1 : far;
+    const int64_t unbounded = 1 << 30, shift = s.nk - s.nq,
+                  reach = p.window > 0 && p.window < unbounded ? p.window - 1 : unbounded;
     const int64_t up = p.causal ? shift : shift + reach;
     return { (int)s.nq,
              (int)s.nk,
-             (int)local_clamp(shift - reach, -far, far),
-             (int)local_clamp(up, -far, far),
+             (int)local_clamp(shift - reach, -unbounded, unbounded),
+             (int)local_clamp(up, -unbounded, unbounded),
              local_packed(&p),
              state,
              (int)(p.batch * p.heads_q) };
@@ -149,14 +149,14 @@ __global__ void __launch_bounds__(256)
         const float_vector<channels> kbar = *(const float_vector<channels> *)((const float *)saved.kbar + at),
                                      rho = *(const float_vector<channels> *)((const float *)saved.rho + at),
                                      y = *(const float_vector<channels> *)(arrays.y + at);
-        float lost[2] = { 0, 0 };
+        float lo_kbar[2] = { 0, 0 };
 #pragma unroll
         for (int n = 0; n < 2; n++) {
             pair_vector<channels> part[2];
 #pragma unroll
             for (int c = 0; c < channels; c++) {
                 const float value = n ? y.x[c] : rho.x[c];
-                lost[n] += (value - rounded<1>(value)) * kbar.x[c];
+                lo_kbar[n] += (value - rounded<1>(value)) * kbar.x[c];
             }
 #pragma unroll
             for (int c = 0; c < channels; c += 2) {
@@ -171,13 +171,13 @@ __global__ void __launch_bounds__(256)
         }
 #pragma unroll
         for (int step = 16; step > 0; step /= 2) {
-            lost[0] += __shfl_xor_sync(0xffffffffu, lost[0], step);
-            lost[1] += __shfl_xor_sync(0xffffffffu, lost[1], step);
+            lo_kbar[0] += __shfl_xor_sync(0xffffffffu, lo_kbar[0], step);
+            lo_kbar[1] += __shfl_xor_sync(0xffffffffu, lo_kbar[1], step);
         }
         if (threadIdx.x % 32 == 0) {
             const row_record &rec = arrays.record[row];
-            out.centre[row] = make_float2(rec.rho_kbar + (rec.rho_rest - lost[0]),
-                                          rec.y_kbar + (rec.y_rest - lost[1]));
+            out.centre[row] = make_float2(rec.rho_kbar + (rec.rho_rest - lo_kbar[0]),
+                                          rec.y_kbar + (rec.y_rest - lo_kbar[1]));
         }
     }
 }

@@ -138,12 +138,12 @@ static __device__ __forceinline__ bool check_rows(const rows_system<DIM, DECAYED
     const lane_vector b = sys.vector(VECTOR_B);
     float y[DIM / TILE_SIDE][8][4], centre[2], error2[2] = { 0, 0 }, residual;
     bool hard[2];
-    direct_to_solution<2>(sys, y, centre);
+    direction_from_solution<2>(sys, y, centre);
     compute_image<2>(y, sys, centre);
 #pragma unroll
     for (int n = 0; n < DIM / 2; n++) {
-        const float wrong = b.get(n) - y[n / 32][n / 4 % 8][n % 4];
-        error2[n / 2 % 2] += wrong * wrong;
+        const float residual_at = b.get(n) - y[n / 32][n / 4 % 8][n % 4];
+        error2[n / 2 % 2] += residual_at * residual_at;
     }
 #pragma unroll
     for (int row = 0; row < 2; row++) {

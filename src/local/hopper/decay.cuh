@@ -93,22 +93,22 @@ template <int KEYS> struct relative_decay<false, KEYS> {
 
 /* A warp fills a relative_decay, KEYS / 32 keys a lane. Keys from `end` on are replaced by key end - 1. */
 template <int KEYS> struct relative_decay_keys {
-    static constexpr int each = KEYS / 32;
-    local_decay_pair own[each];
+    static constexpr int per_lane = KEYS / 32;
+    local_decay_pair own[per_lane];
     __device__ __forceinline__ relative_decay_keys(const local_decay_pair *sums, int j, int end)
     {
 #pragma unroll
-        for (int n = 0; n < each; n++) {
-            own[n] = sums[min(j + (int)(threadIdx.x % 32) * each + n, end - 1)];
+        for (int n = 0; n < per_lane; n++) {
+            own[n] = sums[min(j + (int)(threadIdx.x % 32) * per_lane + n, end - 1)];
         }
     }
     __device__ __forceinline__ void store(relative_decay<true, KEYS> &tile) const
     {
-        const local_decay_pair last = { __shfl_sync(0xffffffffu, own[each - 1].hi, 31),
-                                        __shfl_sync(0xffffffffu, own[each - 1].lo, 31) };
+        const local_decay_pair last = { __shfl_sync(0xffffffffu, own[per_lane - 1].hi, 31),
+                                        __shfl_sync(0xffffffffu, own[per_lane - 1].lo, 31) };
 #pragma unroll
-        for (int n = 0; n < each; n++) {
-            tile.to_last[threadIdx.x % 32 * each + n] = decay_log2(last, own[n]);
+        for (int n = 0; n < per_lane; n++) {
+            tile.to_last[threadIdx.x % 32 * per_lane + n] = decay_log2(last, own[n]);
         }
         if (threadIdx.x % 32 == 0) {
             tile.last = last;

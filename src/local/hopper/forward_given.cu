@@ -11,6 +11,7 @@
  */
 #include "src/gpu/ring.cuh"
 #include "src/local/cuda/forward.h"
+#include "src/local/cuda/given.cuh"
 #include "src/local/hopper/decay.cuh"
 #include "src/local/hopper/maps.cuh"
 
@@ -71,7 +72,7 @@ static __device__ __forceinline__ void produce_rows(given_forward_shared<DIM, PR
                                                     const given_forward_maps &maps, unsigned blocks)
 {
     typedef given_forward_shape<DIM, PROBED> tile_shape;
-    unsigned turn = 0;
+    unsigned row_count = 0;
     for_each_block(blocks, [&](unsigned n) {
         const row_block block = row_block_at<tile_shape::rows>(p, a, n);
         if (block.rows <= 0) {
@@ -79,13 +80,13 @@ static __device__ __forceinline__ void produce_rows(given_forward_shared<DIM, PR
         }
         for (int w = 0; w < tile_shape::consumers; w++) {
             const int64_t token = block.s.q0 + block.i0 + w * ROWS;
-            uint64_t *full = ring_acquire(sm.row_ring[w], turn, (PROBED ? 2 : 1) * DIM * ROWS * 2);
+            uint64_t *full = ring_acquire(sm.row_ring[w], row_count, (PROBED ? 2 : 1) * DIM * ROWS * 2);
             load_tile<DIM>(sm.query[w], maps.q, full, (int)token, (int)block.h, (int)block.s.b);
             if (PROBED) {
                 load_tile<DIM>(sm.probe[w], maps.probe, full, (int)token, (int)block.h, (int)block.s.b);
             }
         }
-        turn++;
+        row_count++;
     });
 }
 
@@ -119,12 +120,12 @@ static __device__ __forceinline__ void produce_tiles(given_forward_shared<DIM, P
         for (int j = block.first; j < block.last; j += tile_shape::keys, count++) {
             const unsigned stage = count % tile_shape::stages;
             const int64_t token = block.s.k0 + j;
-            const bool whole = block.last - j >= tile_shape::keys;
+            const bool full_tile = block.last - j >= tile_shape::keys;
             if (first) {
                 uint64_t *full = ring_acquire(sm.key_ring, count, bytes);
                 load_tile<DIM, tile_shape::keys>(sm.keys[stage], maps.k, full, (int)token, (int)block.h_kv,
                                                  (int)block.s.b);
-                if (whole) {
+                if (full_tile) {
                     full = ring_acquire(sm.value_ring, count, bytes);
                 } else {
                     barrier_wait(&sm.value_ring.empty[stage], count / tile_shape::stages % 2 ^ 1);
@@ -133,7 +134,7 @@ static __device__ __forceinline__ void produce_tiles(given_forward_shared<DIM, P
                 load_tile<DIM, tile_shape::keys>(sm.values[stage], maps.v, full, (int)token, (int)block.h_kv,
                                                  (int)block.s.b);
             }
-            if (!whole) {
+            if (!full_tile) {
                 __syncwarp();
                 barrier_wait(&sm.tail, tails++ % 2);
                 clear_tail<DIM, tile_shape::keys>(sm.values[stage], block.last - j);
@@ -332,15 +333,18 @@ static __device__ __forceinline__ void recentre_sums(given_forward_sums<DIM, tru
 template <int DIM, bool PROBED, bool DECAYED> struct forward_consumer {
     typedef given_forward_shape<DIM, PROBED> tile_shape;
     given_forward_shared<DIM, PROBED, DECAYED> &sm;
-    given_forward_sums<DIM, PROBED> &g;
+    given_forward_sums<DIM, PROBED> &acc;
     float scale2;
-    int whole, to; /* keys whole .. to - 1 are seen by all rows of the warpgroup */
+    int unmasked_begin, unmasked_end; /* all rows of the warpgroup see all keys between */
     /* Where scores decay: G of the sequence's keys, and of the two rows. */
-    const local_decay_pair *sums;
-    local_decay_pair decay[2];
+    const local_decay_pair *decay_keys;
+    local_decay_pair decay_rows[2];
 
-    __device__ __forceinline__ int w() const { return warp_uniform(threadIdx.x / THREADS); }
-    __device__ __forceinline__ bool unmasked(int j) const { return j >= whole && j + tile_shape::keys <= to; }
+    __device__ __forceinline__ int index() const { return warp_uniform(threadIdx.x / THREADS); }
+    __device__ __forceinline__ bool unmasked(int j) const
+    {
+        return j >= unmasked_begin && j + tile_shape::keys <= unmasked_end;
+    }
     __device__ __forceinline__ row_state &state() const { return sm.state[threadIdx.x]; }
 
     __device__ __forceinline__ const __nv_bfloat16 *keys(unsigned count) const
@@ -360,7 +364,7 @@ static __device__ __forceinline__ void issue_scores(const forward_consumer<DIM, 
                                                     float (&s)[BLOCKS][4], unsigned count)
 {
     wgmma_fence();
-    more_rows<DIM>(s, wg.sm.query[wg.w()], wg.keys(count), false);
+    more_rows<DIM>(s, wg.sm.query[wg.index()], wg.keys(count), false);
     wgmma_commit();
 }
 
@@ -375,10 +379,10 @@ static __device__ __forceinline__ void decayed_scores(const forward_consumer<DIM
     offset[0] = offset[1] = 0;
     if constexpr (DECAYED) {
         if (wg.unmasked(j)) {
-            relative_scores(s, wg.sm.decay[count % given_forward_shape<DIM, PROBED>::stages], wg.decay,
+            relative_scores(s, wg.sm.decay[count % given_forward_shape<DIM, PROBED>::stages], wg.decay_rows,
                             wg.scale2, offset);
         } else {
-            decay_scores(s, wg.sums + j, wg.decay, wg.scale2);
+            decay_scores(s, wg.decay_keys + j, wg.decay_rows, wg.scale2);
         }
     }
 }
@@ -394,7 +398,7 @@ static __device__ __forceinline__ bool softmax_tile(const forward_consumer<DIM, 
     if (!wg.unmasked(j)) {
         mask_tile(s, wg.state(), j, nothing);
     }
-    return online_softmax(wg.g, wg.state(), s, rescale, DECAYED ? 1.0f : wg.scale2, offset);
+    return online_softmax(wg.acc, wg.state(), s, rescale, DECAYED ? 1.0f : wg.scale2, offset);
 }
 
 /* Tiles count .. end - 1, of which the first begins at key j. The product o += w v of a tile overlaps with
@@ -419,7 +423,7 @@ static __device__ __forceinline__ void sweep(const forward_consumer<DIM, false, 
         ring_wait(wg.sm.key_ring, count + 1);
         ring_wait(wg.sm.value_ring, count);
         issue_scores(wg, s, count + 1);
-        more_weights<DIM>(wg.g.o, w.part[0], wg.values(count));
+        more_weights<DIM>(wg.acc.o, w.part[0], wg.values(count));
         wgmma_commit();
         wgmma_wait<1>();
         wgmma_results(s);
@@ -427,18 +431,18 @@ static __device__ __forceinline__ void sweep(const forward_consumer<DIM, false, 
         ring_release(wg.sm.key_ring, count + 1);
         const bool moves = softmax_tile(wg, s, j, rescale, offset);
         wgmma_wait<0>();
-        wgmma_results(wg.g.o);
+        wgmma_results(wg.acc.o);
         ring_release(wg.sm.value_ring, count);
         if (moves) {
-            rescale_sums(wg.g, rescale);
+            rescale_sums(wg.acc, rescale);
         }
         split_weights(w, s);
     }
     ring_wait(wg.sm.value_ring, count);
-    multiply_weights<DIM>(wg.g.o, w.part[0], wg.values(count));
+    multiply_weights<DIM>(wg.acc.o, w.part[0], wg.values(count));
     wgmma_commit();
     wgmma_wait<0>();
-    wgmma_results(wg.g.o);
+    wgmma_results(wg.acc.o);
     ring_release(wg.sm.value_ring, count);
 }
 
@@ -455,7 +459,7 @@ static __device__ __forceinline__ void sweep(const forward_consumer<DIM, true, D
         weights_operand<1, tile_shape::keys / 16> w, u;
         ring_wait(wg.sm.key_ring, count);
         issue_scores(wg, s, count);
-        more_rows<DIM>(t, wg.sm.probe[wg.w()], wg.keys(count), false);
+        more_rows<DIM>(t, wg.sm.probe[wg.index()], wg.keys(count), false);
         wgmma_commit();
         wgmma_wait<1>();
         wgmma_results(s);
@@ -465,21 +469,21 @@ static __device__ __forceinline__ void sweep(const forward_consumer<DIM, true, D
         wgmma_results(t);
         ring_release(wg.sm.key_ring, count);
         if (!wg.unmasked(j)) {
-            mask_tile(t, wg.state(), j, wg.g.centre); /* t may be NaN there */
+            mask_tile(t, wg.state(), j, wg.acc.centre); /* t may be NaN there */
         }
-        probe_weights(wg.g, t, s, rescale);
+        probe_weights(wg.acc, t, s, rescale);
         if (moves) {
-            recentre_sums(wg.g, t, s, rescale);
+            recentre_sums(wg.acc, t, s, rescale);
         }
         split_weights(w, s);
         split_weights(u, t);
         ring_wait(wg.sm.value_ring, count);
-        multiply_weights<DIM>(wg.g.o, w.part[0], wg.values(count));
-        more_weights<DIM>(wg.g.b, u.part[0], wg.values(count));
+        multiply_weights<DIM>(wg.acc.o, w.part[0], wg.values(count));
+        more_weights<DIM>(wg.acc.b, u.part[0], wg.values(count));
         wgmma_commit();
         wgmma_wait<0>();
-        wgmma_results(wg.g.o);
-        wgmma_results(wg.g.b);
+        wgmma_results(wg.acc.o);
+        wgmma_results(wg.acc.b);
         ring_release(wg.sm.value_ring, count);
     }
 }
@@ -605,23 +609,24 @@ static __device__ __forceinline__ void row_state_begin(row_state &state, const l
     }
 }
 
-/* Of the `tiles` tiles of a block, those in which the rows of a warpgroup see keys: from .. to - 1. Keys
- * whole .. all - 1 are seen by all these rows. */
+/* Of the `tiles` tiles of a block, those in which the rows of a warpgroup see keys: begin .. end - 1. All
+ * these rows see keys unmasked_begin .. unmasked_end - 1. */
 struct tile_range {
-    int from, to, tiles, whole, all;
+    int begin, end, tiles, unmasked_begin, unmasked_end;
 };
 
 template <int KEYS>
 static __device__ __forceinline__ tile_range tiles_of(const loam_problem &p, const row_block &block, int w)
 {
     const row_span span = row_span_of(block, w);
-    int64_t lo, hi, whole, all;
-    local_visible(&p, &block.s, span.first, &lo, &all);
-    local_visible(&p, &block.s, span.last, &whole, &hi);
-    tile_range range = { 0, 0, (block.last - block.first + KEYS - 1) / KEYS, (int)whole, (int)all };
+    int64_t lo, hi, unmasked_begin, unmasked_end;
+    local_visible(&p, &block.s, span.first, &lo, &unmasked_end);
+    local_visible(&p, &block.s, span.last, &unmasked_begin, &hi);
+    tile_range range = { 0, 0, (block.last - block.first + KEYS - 1) / KEYS, (int)unmasked_begin,
+                         (int)unmasked_end };
     if (span.first <= span.last && lo < hi) {
-        range.from = ((int)lo - block.first) / KEYS;
-        range.to = ((int)hi - block.first + KEYS - 1) / KEYS;
+        range.begin = ((int)lo - block.first) / KEYS;
+        range.end = ((int)hi - block.first + KEYS - 1) / KEYS;
     }
     return range;
 }
@@ -634,7 +639,7 @@ static __device__ __forceinline__ void consume_rows(given_forward_shared<DIM, PR
 {
     typedef given_forward_shape<DIM, PROBED> tile_shape;
     const int w = threadIdx.x / THREADS;
-    unsigned turn = 0, count = 0;
+    unsigned row_count = 0, count = 0;
     for_each_block(blocks, [&](unsigned n) {
         given_forward_sums<DIM, PROBED> sums;
         clear_forward_sums(sums);
@@ -645,21 +650,22 @@ static __device__ __forceinline__ void consume_rows(given_forward_shared<DIM, PR
             }
             row_state_begin(sm.state[threadIdx.x], p, block);
             const tile_range range = tiles_of<tile_shape::keys>(p, block, w);
-            const unsigned from = count + range.from, to = count + range.to;
+            const unsigned begin = count + range.begin, end = count + range.end;
             count += range.tiles;
-            ring_wait(sm.row_ring[w], turn);
-            skip_tiles(sm.key_ring, sm.value_ring, from - range.from, from);
-            if (from != to) {
-                forward_consumer<DIM, PROBED, DECAYED> wg = { sm,        sums, scale2, range.whole,
-                                                              range.all, NULL, {} };
+            ring_wait(sm.row_ring[w], row_count);
+            skip_tiles(sm.key_ring, sm.value_ring, begin - range.begin, begin);
+            if (begin != end) {
+                forward_consumer<DIM, PROBED, DECAYED> wg = {
+                    sm, sums, scale2, range.unmasked_begin, range.unmasked_end, NULL, {}
+                };
                 if constexpr (DECAYED) {
-                    wg.sums = decay_sums(a, block.s, block.h);
-                    wg.decay[0] = row_decay(wg.sums, wg.state().hi[0]);
-                    wg.decay[1] = row_decay(wg.sums, wg.state().hi[1]);
+                    wg.decay_keys = decay_sums(a, block.s, block.h);
+                    wg.decay_rows[0] = row_decay(wg.decay_keys, wg.state().hi[0]);
+                    wg.decay_rows[1] = row_decay(wg.decay_keys, wg.state().hi[1]);
                 }
-                sweep(wg, block.first + range.from * tile_shape::keys, from, to);
+                sweep(wg, block.first + range.begin * tile_shape::keys, begin, end);
             }
-            skip_tiles(sm.key_ring, sm.value_ring, to, count);
+            skip_tiles(sm.key_ring, sm.value_ring, end, count);
         }
         /* Computed again, so that it takes no registers during the sweep. */
         asm volatile("" : "+r"(n));
@@ -667,8 +673,8 @@ static __device__ __forceinline__ void consume_rows(given_forward_shared<DIM, PR
         warpgroup_sync(1 + w);
         epilogue(sums, sm, p, a, saved, block, row_pair_of(p, block));
         fence_async_proxy();
-        ring_release(sm.row_ring[w], turn);
-        turn++;
+        ring_release(sm.row_ring[w], row_count);
+        row_count++;
     });
 }
 

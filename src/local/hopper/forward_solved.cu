@@ -309,7 +309,7 @@ static __device__ __forceinline__ void output_sweep(const block_system<DIM, DECA
     float f[8][4], u[8][4], error2[2];
     weights_operand<PARTS> w;
     score_operands<DIM, DECAYED, PARTS, true> rows;
-    direct_to_solution<PARTS>(sys, y, centre);
+    direction_from_solution<PARTS>(sys, y, centre);
     rows.load(sys);
     clear_sums<DIM>(y);
     clear_sums<DIM>(o);

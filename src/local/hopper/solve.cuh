@@ -427,9 +427,9 @@ static __device__ __forceinline__ void update_direction(const block_system<DIM, 
 
 /* The solution x in the scratch becomes the direction; y is clobbered; centre is then direction . kbar. */
 template <int PARTS, int DIM, bool DECAYED>
-static __device__ __forceinline__ void direct_to_solution(const block_system<DIM, DECAYED> &sys,
-                                                          float (&y)[DIM / TILE_SIDE][8][4],
-                                                          float (&centre)[2])
+static __device__ __forceinline__ void direction_from_solution(const block_system<DIM, DECAYED> &sys,
+                                                               float (&y)[DIM / TILE_SIDE][8][4],
+                                                               float (&centre)[2])
 {
     const lane_vector x = sys.vector(VECTOR_X);
     const float zero[2] = { 0, 0 };
@@ -469,7 +469,7 @@ static __device__ __forceinline__ bool unsolved(const cg_rows &cg, const cg_tole
 #define ENVELOPE_RATE 0.65f
 
 /* alpha of the live rows, and the bounds of the spectrum that their Rayleigh quotients give; 0 for the
- * others. A row whose direction has no curvature is live no longer. */
+ * others. A row whose direction has no positive curvature stops. */
 static __device__ __forceinline__ void cg_step_length(cg_rows &cg, const image_products &d, float (&alpha)[2])
 {
 #pragma unroll
@@ -515,9 +515,9 @@ static __device__ __forceinline__ void cg_advance(const block_system<DIM, DECAYE
 
 /* direction <- r + beta direction. The recurrence of cg_run has its product with kbar. */
 template <int PARTS, int DIM, bool DECAYED>
-static __device__ __forceinline__ void cg_turn(const block_system<DIM, DECAYED> &sys,
-                                               const float (&r)[DIM / TILE_SIDE][8][4],
-                                               const float (&beta)[2])
+static __device__ __forceinline__ void cg_update_direction(const block_system<DIM, DECAYED> &sys,
+                                                           const float (&r)[DIM / TILE_SIDE][8][4],
+                                                           const float (&beta)[2])
 {
 #pragma unroll
     for (int n = 0; n < DIM / 8; n++) {
@@ -564,7 +564,7 @@ static __device__ __forceinline__ void cg_run(const block_system<DIM, DECAYED> &
             residual_mean[row] -= alpha[row] * d.mean[row];
             centre[row] = residual_mean[row] + beta[row] * centre[row];
         }
-        cg_turn<PARTS>(sys, y, beta);
+        cg_update_direction<PARTS>(sys, y, beta);
         envelope *= ENVELOPE_RATE * ENVELOPE_RATE;
         const bool late = (cg.live[0] && cg.rr[0] > envelope * cg.bb[0]) ||
                           (cg.live[1] && cg.rr[1] > envelope * cg.bb[1]);
