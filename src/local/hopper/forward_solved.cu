@@ -358,7 +358,7 @@ static __device__ __forceinline__ void load_block_queries(solver_shared<DIM> &sm
 
 /* Writes what a row has once: info, lse and its saved copy. Rows with keys that are not `good` go on the list
  * for float64. */
-static __device__ __forceinline__ void put_row_results(const solve_launch &all, const int64_t &number,
+static __device__ __forceinline__ void put_row_results(const solve_launch &all, int64_t number,
                                                        const row_block &block, const row_pair &r,
                                                        const cg_rows &cg, const bool (&good)[2],
                                                        const float (&residual)[2], const float (&lse)[2])
