@@ -17,9 +17,10 @@ size_t local_backward_hopper_work(const loam_problem *p)
     arena pool = { NULL, 0 };
     (void)local_row_arrays_carve(p, &pool);
     const size_t rows = p->mechanism == LOAM_LLA ? local_rows_solved_hopper_work(p) : 0,
-                 keys = local_keys_hopper_work(p), here = size_add(pool.used, rows > keys ? rows : keys),
-                 plain = local_backward_cuda_work(p);
-    return here > plain ? here : plain;
+                 keys = local_keys_hopper_work(p),
+                 with_bulk_copies = size_add(pool.used, rows > keys ? rows : keys),
+                 without_bulk_copies = local_backward_cuda_work(p);
+    return with_bulk_copies > without_bulk_copies ? with_bulk_copies : without_bulk_copies;
 }
 
 loam_status local_backward_hopper(const loam_problem *p, const loam_args *a, loam_error *error)

@@ -1,7 +1,666 @@
 /* SPDX-License-Identifier: MIT
- * The launches of key_kernel_hopper. */
-#include "src/local/hopper/backward_key.cuh"
+ *
+ * Backward on Hopper, second pass: dk and dv of a block of 128 keys, 64 for each of two consumer warpgroups,
+ * past which stream the queries of all heads of the group that see them:
+ *
+ *     dv_j = sum_i p (1 - u) do_i,   dk_j = sum_i (scale ds q_i - p E rho_i + p (1 - u) y_i)
+ *
+ * A third warpgroup produces: one thread issues bulk copies, one warp writes the terms of the rows. Products
+ * come out as [key][query], so that weights are operands from registers, and dk and dv stay in registers.
+ *
+ * rho and y of LLA have more digits than bf16. A tile takes one part of them and of the weights, or two
+ * parts: where the pass over rows needed two, as for rows that see few keys, rho and y are large and what
+ * they add to dk cancels. Tiles in one part that a warpgroup sees whole are pipelined in runs: the sums of
+ * one tile are in flight while the scores of the next are issued, with element-wise work between. All others
+ * come one at a time, with masks.
+ */
+#include "src/local/hopper/backward_key_stream.cuh"
 #include "src/local/hopper/maps.cuh"
+
+/* ------------------------------------------------------------------ a tile and 64 keys */
+
+/* 64 rows as operand A: HELD in registers, else read from shared memory by each product. */
+template <int DIM, bool HELD> struct row_operand {
+    __device__ __forceinline__ void load(const __nv_bfloat16 *) {}
+    template <int BLOCKS>
+    __device__ __forceinline__ void multiply(float (&s)[BLOCKS][4], const __nv_bfloat16 *at,
+                                             const __nv_bfloat16 *tile, bool add) const
+    {
+        more_rows<DIM>(s, at, tile, add);
+    }
+};
+template <int DIM> struct row_operand<DIM, true> {
+    uint32_t rows[DIM / 16][4];
+    __device__ __forceinline__ void load(const __nv_bfloat16 *at) { load_rows<DIM>(rows, at); }
+    template <int BLOCKS>
+    __device__ __forceinline__ void multiply(float (&s)[BLOCKS][4], const __nv_bfloat16 *,
+                                             const __nv_bfloat16 *tile, bool add) const
+    {
+        more_rows<DIM>(s, rows, tile, add);
+    }
+};
+
+/* The thread's two keys where scores decay: their G in the current head, and the sums of ds. */
+template <bool DECAYED> struct key_decay {
+    int head; /* current head, within the group; -1: none yet */
+    local_decay_pair own[2];
+    float sum[2];
+};
+template <> struct key_decay<false> {
+};
+
+/* The state of a consumer warpgroup. */
+template <int DIM, int DIRECTIONS, bool DECAYED> struct key_consumer {
+    typedef key_shape<DIM, DIRECTIONS> tile_shape;
+    key_pass_shared<DIM, DIRECTIONS> &sm;
+    const key_block &block;
+    const key_view &v;
+    tile_walk t;
+    int one_part_rows;            /* count_one_part_rows */
+    unsigned group, stage, count; /* stage: of the current tile; count: stages used so far */
+    int j, at[2];                 /* the warpgroup's first key, and the thread's two */
+    float scale, scale2;          /* scale2: to base 2 */
+    bool by_max;
+    row_operand<DIM, tile_shape::keys_held> keys;
+    row_operand<DIM, tile_shape::values_held> values;
+    key_decay<DECAYED> decay;
+
+    __device__ __forceinline__ const __nv_bfloat16 *tile(int which) const { return sm.stage[stage][which]; }
+    __device__ __forceinline__ const __nv_bfloat16 *lo_tile(int which) const
+    {
+        return sm.stage[(stage + 1) % KEY_STAGES][which];
+    }
+};
+
+/* A term of the rows that are the thread's columns: 2 (lane % 4) and the next one of each fragment. */
+template <int BLOCKS> struct column_terms {
+    float2 x[BLOCKS];
+    __device__ __forceinline__ float at(int n, int e) const { return e % 2 ? x[n].y : x[n].x; }
+};
+
+template <int BLOCKS> static __device__ __forceinline__ column_terms<BLOCKS> columns_of(const float *terms)
+{
+    column_terms<BLOCKS> out;
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+        out.x[n] = *(const float2 *)(terms + 8 * n + threadIdx.x % 4 * 2);
+    }
+    return out;
+}
+
+template <int DIM, int DIRECTIONS, bool DECAYED>
+static __device__ __forceinline__ auto terms_of(const key_consumer<DIM, DIRECTIONS, DECAYED> &wg, int which)
+{
+    return columns_of<key_shape<DIM, DIRECTIONS>::blocks>(wg.sm.terms[wg.stage][which]);
+}
+
+template <int DIM, int DIRECTIONS, bool DECAYED>
+static __device__ __forceinline__ void wait_stage(key_consumer<DIM, DIRECTIONS, DECAYED> &wg)
+{
+    ring_wait(wg.sm.ring, wg.count);
+    wg.group = warp_uniform(wg.group), wg.stage = warp_uniform(wg.count % KEY_STAGES);
+}
+
+/* s: k . q, then p; u: k . rho, then 1 - u; e: v . do + k . y, then E. */
+template <int BLOCKS> struct key_scores {
+    float s[BLOCKS][4], u[BLOCKS][4], e[BLOCKS][4];
+};
+
+template <int DIM> struct key_gradients {
+    float dk[DIM / TILE_SIDE][8][4], dv[DIM / TILE_SIDE][8][4];
+};
+
+/* Issues three groups of products (two where there is no direction): k . q, k . rho, v . do + k . y. */
+template <int PARTS, int DIM, int DIRECTIONS, bool DECAYED, int BLOCKS>
+static __device__ __forceinline__ void issue_scores(key_scores<BLOCKS> &pairs,
+                                                    const key_consumer<DIM, DIRECTIONS, DECAYED> &wg)
+{
+    const __nv_bfloat16 *const keys = wg.sm.keys[wg.group];
+    wgmma_fence();
+    wg.keys.multiply(pairs.s, keys, wg.tile(TILE_Q), false);
+    wgmma_commit();
+    if constexpr (DIRECTIONS > NO_DIRECTION) {
+        if (PARTS == 2) {
+            wg.keys.multiply(pairs.u, keys, wg.lo_tile(TILE_RHO), false);
+        }
+        wg.keys.multiply(pairs.u, keys, wg.tile(TILE_RHO), PARTS == 2);
+        wgmma_commit();
+    }
+    wg.values.multiply(pairs.e, wg.sm.values[wg.group], wg.tile(TILE_GRAD_O), false);
+    if constexpr (DIRECTIONS == SOLVED_PROBE) {
+        if (PARTS == 2) {
+            wg.keys.multiply(pairs.e, keys, wg.lo_tile(TILE_Y), true);
+        }
+        wg.keys.multiply(pairs.e, keys, wg.tile(TILE_Y), true);
+    }
+    wgmma_commit();
+}
+
+/* The products s = k . q become p. */
+template <int DIM, int DIRECTIONS, int BLOCKS>
+static __device__ __forceinline__ void key_weights(float (&s)[BLOCKS][4], const column_terms<BLOCKS> &lse,
+                                                   const key_consumer<DIM, DIRECTIONS, true> &wg)
+{
+    const column_terms<BLOCKS> hi = columns_of<BLOCKS>(wg.sm.decay[wg.stage][0]),
+                               lo = columns_of<BLOCKS>(wg.sm.decay[wg.stage][1]);
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const local_decay_pair &key = wg.decay.own[e / 2];
+            const float decay = (hi.at(n, e) - key.hi) + (lo.at(n, e) - key.lo);
+            s[n][e] = exp2_fast(fminf(fmaf(s[n][e], wg.scale2, decay) - lse.at(n, e), 0));
+        }
+    }
+}
+template <int DIM, int DIRECTIONS, int BLOCKS>
+static __device__ __forceinline__ void key_weights(float (&s)[BLOCKS][4], const column_terms<BLOCKS> &lse,
+                                                   const key_consumer<DIM, DIRECTIONS, false> &wg)
+{
+    const float scale2 = wg.scale2;
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            s[n][e] = exp2_fast(fminf(s[n][e] * scale2 - lse.at(n, e), 0));
+        }
+    }
+}
+
+/* The products k . rho become 1 - u. */
+template <int BLOCKS>
+static __device__ __forceinline__ void centre_probe(float (&u)[BLOCKS][4], const column_terms<BLOCKS> &unit)
+{
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            u[n][e] = unit.at(n, e) - u[n][e];
+        }
+    }
+}
+
+/* The products v . do + k . y become E. */
+template <int BLOCKS>
+static __device__ __forceinline__ void centre_error(float (&x)[BLOCKS][4], const column_terms<BLOCKS> &centre)
+{
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            x[n][e] -= centre.at(n, e);
+        }
+    }
+}
+
+/* Pairs that are not seen become 0 in all three arrays, whatever memory holds there. */
+template <int DIM, int DIRECTIONS, bool DECAYED, int BLOCKS>
+static __device__ __forceinline__ void mask_pairs(key_scores<BLOCKS> &pairs,
+                                                  const key_consumer<DIM, DIRECTIONS, DECAYED> &wg)
+{
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int i = wg.t.i + column_of(n, e), j = wg.at[e / 2];
+            const bool seen = i < wg.v.nq && j < wg.v.nk && j <= i + wg.v.up && j >= i + wg.v.low;
+            pairs.s[n][e] = seen ? pairs.s[n][e] : 0;
+            pairs.u[n][e] = seen && DIRECTIONS > NO_DIRECTION ? pairs.u[n][e] : 0;
+            pairs.e[n][e] = seen ? pairs.e[n][e] : 0;
+        }
+    }
+}
+
+/* p (1 - u) as operand: the weights of do in dv, and of y in dk. */
+template <int PARTS, int DIRECTIONS, int STEPS, int BLOCKS>
+static __device__ __forceinline__ void pack_effective_weights(weights_operand<PARTS, STEPS> &effective,
+                                                              const key_scores<BLOCKS> &pairs)
+{
+    float w[BLOCKS][4];
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            w[n][e] = DIRECTIONS > NO_DIRECTION ? pairs.s[n][e] * pairs.u[n][e] : pairs.s[n][e];
+        }
+    }
+    split_weights(effective, w);
+}
+
+/* s becomes scale ds (without scale where there is no direction), e becomes -p E. */
+template <int DIM, int DIRECTIONS, bool DECAYED, int BLOCKS>
+static __device__ __forceinline__ void score_gradient(key_scores<BLOCKS> &pairs,
+                                                      const key_consumer<DIM, DIRECTIONS, DECAYED> &wg)
+{
+    column_terms<BLOCKS> own;
+    if (DIRECTIONS > NO_DIRECTION) {
+        own = terms_of(wg, TERM_E);
+    }
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const float p = pairs.s[n][e], error = pairs.e[n][e];
+            pairs.s[n][e] = DIRECTIONS > NO_DIRECTION ? p * wg.scale * (pairs.u[n][e] * error + own.at(n, e))
+                                                      : p * error;
+            pairs.e[n][e] = -p * error;
+        }
+    }
+}
+
+/* Where the unit of the ridge is the largest p: adds scale e to scale ds of the key that has it. */
+template <int DIM, int DIRECTIONS, bool DECAYED, int BLOCKS>
+static __device__ __forceinline__ void add_peaks(float (&ds)[BLOCKS][4],
+                                                 const key_consumer<DIM, DIRECTIONS, DECAYED> &wg)
+{
+    const column_terms<BLOCKS> peak = terms_of(wg, TERM_PEAK), own = terms_of(wg, TERM_PEAK_E);
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            ds[n][e] += wg.at[e / 2] == __float_as_int(peak.at(n, e)) ? wg.scale * own.at(n, e) : 0;
+        }
+    }
+}
+
+/* Where scores decay: adds ds to the sums of the keys. */
+template <int DIM, int DIRECTIONS, bool DECAYED, int BLOCKS>
+static __device__ __forceinline__ void add_decay_sums(key_consumer<DIM, DIRECTIONS, DECAYED> &wg,
+                                                      const float (&ds)[BLOCKS][4])
+{
+    if constexpr (DECAYED) {
+#pragma unroll
+        for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                wg.decay.sum[e / 2] += ds[n][e];
+            }
+        }
+    }
+}
+
+/* sum += weights tile. In two parts: hi hi + lo hi, and hi lo where the tile has a lo part, `rest`. */
+template <int DIM, int PARTS, int STEPS>
+static __device__ __forceinline__ void add_weighted(float (&sum)[DIM / TILE_SIDE][8][4],
+                                                    const weights_operand<PARTS, STEPS> &w,
+                                                    const __nv_bfloat16 *tile, const __nv_bfloat16 *rest)
+{
+    if (PARTS > 1) {
+        if (rest) {
+            multiply_weights<DIM>(sum, w.part[0], rest);
+        }
+        multiply_weights<DIM>(sum, w.part[PARTS - 1], tile);
+    }
+    multiply_weights<DIM>(sum, w.part[0], tile);
+}
+
+template <int DIM> static __device__ __forceinline__ void wgmma_results(key_gradients<DIM> &sum)
+{
+    wgmma_results(sum.dk);
+    wgmma_results(sum.dv);
+}
+
+/* Rows of a tile beyond the sequence become 0: the next packed sequence lies there, and 0 times NaN is not 0.
+ * Both consumers call it. */
+template <int DIM, int DIRECTIONS, bool DECAYED>
+static __device__ __forceinline__ void clear_tail_consumers(const key_consumer<DIM, DIRECTIONS, DECAYED> &wg)
+{
+    typedef key_shape<DIM, DIRECTIONS> tile_shape;
+    const int real = wg.v.nq - wg.t.i, words = (tile_shape::queries - real) * (TILE_SIDE / 2);
+    uint32_t *const stage = (uint32_t *)wg.sm.stage[wg.count % KEY_STAGES][0];
+    for (int n = 0; n < tile_shape::tiles * (DIM / TILE_SIDE); n++) {
+        for (int e = threadIdx.x; e < words; e += KEY_GROUPS * 128) {
+            stage[(n * tile_shape::queries + real) * (TILE_SIDE / 2) + e] = 0;
+        }
+    }
+    fence_async_proxy();
+    asm volatile("bar.sync 1, %0;" ::"n"(KEY_GROUPS * 128) : "memory");
+}
+
+/* One tile, with masks and without pipelining. */
+template <int PARTS, int DIM, int DIRECTIONS, bool DECAYED>
+static __device__ __forceinline__ void masked_tile(key_gradients<DIM> &sum,
+                                                   key_consumer<DIM, DIRECTIONS, DECAYED> &wg)
+{
+    typedef key_shape<DIM, DIRECTIONS> tile_shape;
+    key_scores<tile_shape::blocks> pairs;
+    weights_operand<PARTS, tile_shape::steps> w;
+    issue_scores<PARTS>(pairs, wg);
+    wgmma_wait<0>();
+    wgmma_results(pairs.s);
+    wgmma_results(pairs.e);
+    key_weights(pairs.s, terms_of(wg, TERM_LSE), wg);
+    if constexpr (DIRECTIONS > NO_DIRECTION) {
+        wgmma_results(pairs.u);
+        centre_probe(pairs.u, terms_of(wg, TERM_UNIT));
+    }
+    centre_error(pairs.e, terms_of(wg, TERM_CENTRE));
+    mask_pairs(pairs, wg);
+    pack_effective_weights<PARTS, DIRECTIONS>(w, pairs);
+    add_weighted<DIM>(sum.dv, w, wg.tile(TILE_GRAD_O), NULL);
+    if constexpr (tile_shape::solved) {
+        add_weighted<DIM>(sum.dk, w, wg.tile(TILE_Y), PARTS == 2 ? wg.lo_tile(TILE_Y) : NULL);
+    }
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_results(sum);
+    score_gradient(pairs, wg);
+    if (tile_shape::solved && wg.by_max) {
+        add_peaks(pairs.s, wg);
+    }
+    add_decay_sums(wg, pairs.s);
+    split_weights(w, pairs.s);
+    add_weighted<DIM>(sum.dk, w, wg.tile(TILE_Q), NULL);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_results(sum);
+    if constexpr (DIRECTIONS > NO_DIRECTION) {
+        split_weights(w, pairs.e);
+        add_weighted<DIM>(sum.dk, w, wg.tile(TILE_RHO), PARTS == 2 ? wg.lo_tile(TILE_RHO) : NULL);
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_results(sum);
+    }
+}
+
+/* Rows of the current head, from the current tile on, whose directions have one part; among the next 32
+ * blocks of 64 rows, one for each lane. */
+template <int DIM, int DIRECTIONS, bool DECAYED>
+static __device__ __forceinline__ int count_one_part_rows(const key_consumer<DIM, DIRECTIONS, DECAYED> &wg)
+{
+    const int i = wg.t.i + (int)(threadIdx.x % 32) * ROWS;
+    const bool two_parts = i < wg.v.nq && needs_two_parts(wg.v, wg.t.head, i);
+    const unsigned any = __ballot_sync(0xffffffffu, two_parts);
+    return warp_uniform((any ? __ffs((int)any) - 1 : 32) * ROWS - (any % 2 ? 0 : wg.t.i % ROWS));
+}
+
+/* Tiles of the current head, from the current one on, that make a run: in one part, and seen whole. */
+template <int DIM, int DIRECTIONS, bool DECAYED>
+static __device__ __forceinline__ int run_length(const key_consumer<DIM, DIRECTIONS, DECAYED> &wg)
+{
+    typedef key_shape<DIM, DIRECTIONS> tile_shape;
+    if ((tile_shape::solved && (wg.by_max || wg.one_part_rows <= 0)) ||
+        !tile_whole<tile_shape::queries>(wg.v, wg.t.i, wg.j)) {
+        return 0;
+    }
+    /* The largest first row of a tile in the run: within the sequence, with key j in the window of the last
+     * row of the tile, and with one part. */
+    int last = min(wg.v.nq - tile_shape::queries, wg.j - (tile_shape::queries - 1) - wg.v.low);
+    if (tile_shape::solved) {
+        last = min(last, wg.t.i + wg.one_part_rows - tile_shape::queries);
+    }
+    return (last - wg.t.i) / tile_shape::queries + 1;
+}
+
+/* A run of `length` tiles, at least one, pipelined. */
+template <int DIM, int DIRECTIONS, bool DECAYED>
+static __device__ __forceinline__ void pipelined_tiles(key_gradients<DIM> &sum,
+                                                       key_consumer<DIM, DIRECTIONS, DECAYED> &wg, int length)
+{
+    typedef key_shape<DIM, DIRECTIONS> tile_shape;
+    constexpr int groups = DIRECTIONS > NO_DIRECTION ? 3 : 2;
+    key_scores<tile_shape::blocks> pairs;
+    advance<tile_shape::queries>(wg.t, wg.block, length);
+    wait_stage(wg);
+    issue_scores<1>(pairs, wg);
+    for (;;) {
+        weights_operand<1, tile_shape::steps> effective, ds, error;
+        wg.stage = warp_uniform(wg.stage);
+        column_terms<tile_shape::blocks> term = terms_of(wg, TERM_LSE);
+        wgmma_wait<groups - 1>();
+        wgmma_results(pairs.s);
+        key_weights(pairs.s, term, wg);
+        if constexpr (DIRECTIONS > NO_DIRECTION) {
+            term = terms_of(wg, TERM_UNIT);
+            wgmma_wait<1>();
+            wgmma_results(pairs.u);
+            centre_probe(pairs.u, term);
+        }
+        pack_effective_weights<1, DIRECTIONS>(effective, pairs);
+        multiply_weights<DIM>(sum.dv, effective.part[0], wg.tile(TILE_GRAD_O));
+        if constexpr (tile_shape::solved) {
+            more_weights<DIM>(sum.dk, effective.part[0], wg.tile(TILE_Y));
+        }
+        wgmma_commit();
+        term = terms_of(wg, TERM_CENTRE);
+        wgmma_wait<1>();
+        wgmma_results(pairs.e);
+        centre_error(pairs.e, term);
+        score_gradient(pairs, wg);
+        add_decay_sums(wg, pairs.s);
+        split_weights(ds, pairs.s);
+        if constexpr (DIRECTIONS > NO_DIRECTION) {
+            split_weights(error, pairs.e);
+        }
+        multiply_weights<DIM>(sum.dk, ds.part[0], wg.tile(TILE_Q));
+        if constexpr (DIRECTIONS > NO_DIRECTION) {
+            more_weights<DIM>(sum.dk, error.part[0], wg.tile(TILE_RHO));
+        }
+        wgmma_commit();
+        if constexpr (tile_shape::keys_held && DIRECTIONS > NO_DIRECTION) {
+            wgmma_wait<1>();
+        }
+        const unsigned used = wg.count++;
+        if (--length == 0) {
+            wgmma_wait<0>();
+            wgmma_results(sum);
+            ring_release(wg.sm.ring, used);
+            return;
+        }
+        wait_stage(wg);
+        issue_scores<1>(pairs, wg);
+        wgmma_wait<groups>();
+        ring_release(wg.sm.ring, used);
+    }
+}
+
+/* Writes the keys' sums of ds over one head, from which the gradient of the decay is made. */
+template <int DIM, int DIRECTIONS>
+static __device__ __forceinline__ void put_decay_sums(const key_consumer<DIM, DIRECTIONS, true> &wg, int head,
+                                                      const loam_args &a)
+{
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const float sum = quad_sum(wg.decay.sum[row]) * (DIRECTIONS > NO_DIRECTION ? 1 / wg.scale : 1);
+        if (a.grad_log_decay.data && threadIdx.x % 4 == 0 && wg.at[row] - wg.block.j0 < wg.block.stored) {
+            ((float *)a.grad_log_decay.data)[LOCAL_AT(
+                a.grad_log_decay, wg.block.s.b, wg.block.first_head + head, wg.block.s.k0 + wg.at[row])] =
+                sum;
+        }
+    }
+}
+
+/* The same for the last head. Where no query sees the keys, their sums are 0 for all heads. */
+template <int DIM, int DIRECTIONS>
+static __device__ __forceinline__ void put_last_decay_sums(key_consumer<DIM, DIRECTIONS, true> &wg, int heads,
+                                                           const loam_args &a)
+{
+    if (wg.decay.head >= 0) {
+        put_decay_sums(wg, wg.decay.head, a);
+        return;
+    }
+    wg.decay.sum[0] = wg.decay.sum[1] = 0;
+    for (int head = 0; head < heads; head++) {
+        put_decay_sums(wg, head, a);
+    }
+}
+
+/* Before each tile: where its head is new, writes the sums of the head before and loads G for the new one. */
+template <int DIM, int DIRECTIONS>
+static __device__ __forceinline__ void decay_of_head(key_consumer<DIM, DIRECTIONS, true> &wg,
+                                                     const loam_args &a)
+{
+    if (wg.t.head == wg.decay.head) {
+        return;
+    }
+    if (wg.decay.head >= 0) {
+        put_decay_sums(wg, wg.decay.head, a);
+    }
+    wg.decay.head = wg.t.head;
+    const local_decay_pair *const sums = decay_sums(a, wg.block.s, wg.block.first_head + wg.t.head);
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        wg.decay.own[row] = row_decay(sums, min(wg.at[row] + 1, wg.v.nk));
+        wg.decay.sum[row] = 0;
+    }
+}
+
+/* A consumer warpgroup: all tiles of queries, in runs or one at a time. */
+template <int DIM, int DIRECTIONS, bool DECAYED>
+static __device__ __forceinline__ void consume_tiles(key_gradients<DIM> &sum,
+                                                     key_consumer<DIM, DIRECTIONS, DECAYED> &wg,
+                                                     const loam_args &a)
+{
+    typedef key_shape<DIM, DIRECTIONS> tile_shape;
+    while (wg.t.left > 0) {
+        if constexpr (DECAYED) {
+            decay_of_head(wg, a);
+        }
+        wg.one_part_rows = tile_shape::solved ? count_one_part_rows(wg) : 0;
+        const int length = run_length(wg);
+        if (length > 0) {
+            pipelined_tiles(sum, wg, length);
+            continue;
+        }
+        const bool two_parts = tile_shape::solved && wg.one_part_rows <= 0;
+        wait_stage(wg);
+        if (two_parts) {
+            ring_wait(wg.sm.ring, wg.count + 1);
+        }
+        if (wg.v.packed && wg.t.i + tile_shape::queries > wg.v.nq) {
+            clear_tail_consumers(wg);
+            if (two_parts) {
+                wg.count++;
+                clear_tail_consumers(wg);
+                wg.count--;
+            }
+        }
+        if (tile_seen<tile_shape::queries>(wg.v, wg.t.i, wg.j)) {
+            if (tile_shape::solved && two_parts) {
+                masked_tile<2>(sum, wg);
+            } else {
+                masked_tile<1>(sum, wg);
+            }
+        }
+        ring_release(wg.sm.ring, wg.count++);
+        if (two_parts) {
+            ring_release(wg.sm.ring, wg.count++);
+        }
+        advance<tile_shape::queries>(wg.t, wg.block);
+    }
+}
+
+/* ------------------------------------------------------------------ the kernel */
+
+template <int DIM, int DIRECTIONS, bool DECAYED>
+static __device__ __forceinline__ void put_key_gradients(const key_gradients<DIM> &sum,
+                                                         const key_consumer<DIM, DIRECTIONS, DECAYED> &wg,
+                                                         const loam_args &a)
+{
+    const float scale = DIRECTIONS > NO_DIRECTION ? 1 : wg.scale;
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        if (wg.at[row] - wg.block.j0 >= wg.block.stored) {
+            continue;
+        }
+        const int64_t token = wg.block.s.k0 + wg.at[row];
+#pragma unroll
+        for (int n = 0; n < DIM / 8; n++) {
+            const float(&dk)[4] = sum.dk[n / 8][n % 8], (&dv)[4] = sum.dv[n / 8][n % 8];
+            const int c = column_of(n, 0);
+            if (a.grad_k.data) {
+                store_bf16_pair((__nv_bfloat16 *)a.grad_k.data +
+                                    LOCAL_AT(a.grad_k, wg.block.s.b, wg.block.h_kv, token) + c,
+                                scale * dk[2 * row], scale * dk[2 * row + 1]);
+            }
+            if (a.grad_v.data) {
+                store_bf16_pair((__nv_bfloat16 *)a.grad_v.data +
+                                    LOCAL_AT(a.grad_v, wg.block.s.b, wg.block.h_kv, token) + c,
+                                dv[2 * row], dv[2 * row + 1]);
+            }
+        }
+    }
+}
+
+/* The state of the first 64 rows of the sequence: row_arrays.state counts such blocks from the sequence's
+ * end. */
+static __device__ __forceinline__ const int32_t *first_state(const loam_problem &p, const row_arrays &arrays,
+                                                             const key_block &block)
+{
+    const int64_t last = (p.len_q + ROWS - 1) / ROWS - 1, sequence = blockIdx.x / p.heads_kv % p.batch;
+    return arrays.state + (last * p.batch + sequence) * p.heads_q + block.first_head;
+}
+
+template <int DIM, int DIRECTIONS>
+static __device__ __forceinline__ void init_barriers(key_pass_shared<DIM, DIRECTIONS> &sm)
+{
+    for (int n = 0; n < KEY_STAGES; n++) {
+        barrier_init(&sm.ring.full[n], 1 + 32); /* the copies, and each lane of produce_terms */
+        barrier_init(&sm.ring.empty[n], KEY_GROUPS * 4);
+    }
+    barrier_init(&sm.keys_full, 1);
+    fence_async_proxy();
+}
+
+template <int DIM, int DIRECTIONS, bool DECAYED>
+__global__ void __launch_bounds__(KEY_THREADS, 1)
+    key_kernel_hopper(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                      const row_arrays arrays, const key_directions directions,
+                      const __grid_constant__ key_maps maps)
+{
+    typedef key_shape<DIM, DIRECTIONS> tile_shape;
+    extern __shared__ __align__(1024) unsigned char swizzled_memory[];
+    key_pass_shared<DIM, DIRECTIONS> &sm = *(key_pass_shared<DIM, DIRECTIONS> *)swizzled_memory;
+    const key_block block = key_block_at<KEY_ROWS>(p, a, blockIdx.x, tile_shape::queries);
+    if (block.stored <= 0) {
+        return;
+    }
+    const key_view v = key_view_of(p, block.s, tile_shape::solved ? first_state(p, arrays, block) : NULL);
+    const tile_walk t = { block.first, 0, (int)(block.tiles * (p.heads_q / p.heads_kv)) };
+    if (threadIdx.x == 0) {
+        init_barriers(sm);
+    }
+    __syncthreads();
+    const bool by_max = tile_shape::solved && p.ridge_unit == LOAM_RIDGE_MAX;
+    const unsigned group = warp_uniform(threadIdx.x / 128);
+    if (group == KEY_GROUPS) {
+        registers_release<24>();
+        if (threadIdx.x == KEY_GROUPS * 128) {
+            produce_tiles<DIM, DIRECTIONS>(sm, maps, block, v, t);
+        } else if (threadIdx.x / 32 == KEY_GROUPS * 4 + 1) {
+            produce_terms<DIM, DIRECTIONS, DECAYED>(sm, p, a, arrays, directions, block, v, by_max, t);
+        }
+        return;
+    }
+    registers_acquire<240>();
+    const int j = block.j0 + (int)group * TILE_SIDE,
+              row = j + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    const float scale = (float)p.scale;
+    key_consumer<DIM, DIRECTIONS, DECAYED> wg = { sm,     block,
+                                                  v,      t,
+                                                  0,      group,
+                                                  0,      0,
+                                                  j,      { row, row + 8 },
+                                                  scale,  (float)(p.scale * 1.4426950408889634),
+                                                  by_max, {},
+                                                  {},     {} };
+    if constexpr (DECAYED) {
+        wg.decay.head = -1;
+    }
+    key_gradients<DIM> sum;
+    clear_sums<DIM>(sum.dk);
+    clear_sums<DIM>(sum.dv);
+    barrier_wait(&sm.keys_full, 0);
+    wg.keys.load(sm.keys[group]);
+    wg.values.load(sm.values[group]);
+    consume_tiles(sum, wg, a);
+    put_key_gradients(sum, wg, a);
+    if constexpr (DECAYED) {
+        put_last_decay_sums(wg, (int)(p.heads_q / p.heads_kv), a);
+    }
+}
+
+/* ------------------------------------------------------------------ the launches */
 
 static key_directions key_directions_carve(const loam_problem *p, arena *pool)
 {
@@ -31,10 +690,10 @@ static loam_const_view rows_view_of(const loam_problem *p, const void *data)
 }
 
 template <int DIM, int DIRECTIONS>
-static loam_status make_maps(key_maps_hopper *maps, const loam_problem *p, const loam_args *a,
+static loam_status make_maps(key_maps *maps, const loam_problem *p, const loam_args *a,
                              const key_directions *directions, loam_error *error)
 {
-    constexpr int rows = key_shape_hopper<DIM, DIRECTIONS>::queries;
+    constexpr int rows = key_shape<DIM, DIRECTIONS>::queries;
     TRY(key_map_make(&maps->k, p, &a->k, TILE_SIDE, error));
     TRY(key_map_make(&maps->v, p, &a->v, TILE_SIDE, error));
     TRY(query_map_make(&maps->query[TILE_Q], p, &a->q, rows, error));
@@ -43,7 +702,7 @@ static loam_status make_maps(key_maps_hopper *maps, const loam_problem *p, const
         TRY(query_map_make(&maps->query[TILE_RHO], p, &a->probe, rows, error));
     }
     for (int part = 0; part < 2 && DIRECTIONS == SOLVED_PROBE; part++) {
-        CUtensorMap *const to = part ? maps->rest : maps->query;
+        CUtensorMap *const to = part ? maps->lo : maps->query;
         const loam_const_view rho = rows_view_of(p, directions->rho[part]),
                               y = rows_view_of(p, directions->y[part]);
         TRY(query_map_make(to + TILE_RHO, p, &rho, rows, error));
@@ -66,9 +725,9 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const row_a
         split_directions_kernel<DIM><<<(unsigned)tiles, 256, 0, stream>>>(*p, *a, saved, *rows, directions);
         TRY(cuda_launched("split_directions_kernel", error));
     }
-    key_maps_hopper maps;
+    key_maps maps;
     TRY((make_maps<DIM, DIRECTIONS>(&maps, p, a, &directions, error)));
-    constexpr size_t shared = sizeof(key_shared_hopper<DIM, DIRECTIONS>);
+    constexpr size_t shared = sizeof(key_pass_shared<DIM, DIRECTIONS>);
     TRY(cuda_allow_shared((const void *)key_kernel_hopper<DIM, DIRECTIONS, DECAYED>, shared, error));
     key_kernel_hopper<DIM, DIRECTIONS, DECAYED>
         <<<(unsigned)blocks, KEY_THREADS, shared, stream>>>(*p, *a, *rows, directions, maps);

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: MIT
  * The pass over keys of the backward on Hopper, its producer: which tiles of queries a block of keys sees,
  * rho and y in two bf16 parts, and the warpgroup that fills the ring with tiles of queries and the terms of
- * their rows. local/hopper/backward_key.cuh has the consumers. */
+ * their rows. local/hopper/backward_key.cu has the consumers. */
 #ifndef LOAM_LOCAL_HOPPER_BACKWARD_KEY_STREAM_CUH
 #define LOAM_LOCAL_HOPPER_BACKWARD_KEY_STREAM_CUH
 
 #include "src/gpu/ring.cuh"
 #include "src/local/cuda/backward_key.cuh"
 #include "src/local/hopper/decay.cuh"
-#include "src/local/hopper/solved.cuh"
+#include "src/local/hopper/solve.cuh"
 
 enum {
     KEY_GROUPS = 2,
     KEY_ROWS = KEY_GROUPS * TILE_SIDE,
     KEY_THREADS = (KEY_GROUPS + 1) * 128,
-    KEY_SLOTS = 4
+    KEY_STAGES = 4
 };
 
 /* The tiles of a stage. */
@@ -25,7 +25,7 @@ enum { TILE_Q, TILE_GRAD_O, TILE_RHO, TILE_Y };
  * alone, which is TERM_PEAK, and e itself is TERM_PEAK_E. */
 enum { TERM_LSE, TERM_CENTRE, TERM_UNIT, TERM_E, TERM_PEAK, TERM_PEAK_E, TERMS };
 
-template <int DIM, int DIRECTIONS> struct key_shape_hopper {
+template <int DIM, int DIRECTIONS> struct key_shape {
     static constexpr int queries = DIM == 64 ? 64 : 32; /* as many as registers allow */
     static constexpr int blocks = queries / 8, steps = queries / 16;
     static constexpr int tiles = 2 + DIRECTIONS;
@@ -37,19 +37,20 @@ template <int DIM, int DIRECTIONS> struct key_shape_hopper {
                           values_held = DIM == 64 && DIRECTIONS == NO_DIRECTION;
 };
 
-template <int DIM, int DIRECTIONS> struct key_shared_hopper {
-    typedef key_shape_hopper<DIM, DIRECTIONS> of;
+template <int DIM, int DIRECTIONS> struct key_pass_shared {
+    typedef key_shape<DIM, DIRECTIONS> tile_shape;
     alignas(1024) __nv_bfloat16 keys[KEY_GROUPS][DIM * TILE_SIDE];
     __nv_bfloat16 values[KEY_GROUPS][DIM * TILE_SIDE];
-    __nv_bfloat16 slot[KEY_SLOTS][of::tiles][of::tile];
-    alignas(16) float terms[KEY_SLOTS][TERMS][of::queries];
-    ring_barriers<KEY_SLOTS> ring;
+    __nv_bfloat16 stage[KEY_STAGES][tile_shape::tiles][tile_shape::tile];
+    alignas(16) float terms[KEY_STAGES][TERMS][tile_shape::queries];
+    ring_barriers<KEY_STAGES> ring;
     uint64_t keys_full;
-    float decay[KEY_SLOTS][2][of::queries]; /* G of the rows, hi and lo (local/decay.h), where scores decay */
+    float decay[KEY_STAGES][2]
+               [tile_shape::queries]; /* G of the rows, hi and lo (local/decay.h), where scores decay */
 };
 
-struct key_maps_hopper {
-    CUtensorMap k, v, query[4], rest[4]; /* of the tiles of a stage; rest: of their lo parts */
+struct key_maps {
+    CUtensorMap k, v, query[4], lo[4]; /* of the tiles of a stage; lo: of their lo parts */
 };
 
 /* rho and y in two bf16 parts, hi and lo, [rows][dim]; centre: the products of the hi parts of rho and y with
@@ -74,13 +75,13 @@ struct key_view {
 static __device__ __forceinline__ key_view key_view_of(const loam_problem &p, const local_seq &s,
                                                        const int32_t *state)
 {
-    const int64_t far = 1 << 30, shift = s.nk - s.nq,
-                  reach = p.window > 0 && p.window < far ? p.window - 1 : far;
+    const int64_t unbounded = 1 << 30, shift = s.nk - s.nq,
+                  reach = p.window > 0 && p.window < unbounded ? p.window - 1 : unbounded;
     const int64_t up = p.causal ? shift : shift + reach;
     return { (int)s.nq,
              (int)s.nk,
-             (int)sequence_clamp(shift - reach, -far, far),
-             (int)sequence_clamp(up, -far, far),
+             (int)sequence_clamp(shift - reach, -unbounded, unbounded),
+             (int)sequence_clamp(up, -unbounded, unbounded),
              sequence_packed(&p),
              state,
              (int)(p.batch * p.heads_q) };
@@ -93,16 +94,16 @@ struct tile_walk {
 
 /* Advances by `count` tiles of this head. */
 template <int QUERIES>
-static __device__ __forceinline__ void walk_on(tile_walk &t, const key_block &x, int count = 1)
+static __device__ __forceinline__ void advance(tile_walk &t, const key_block &block, int count = 1)
 {
     t.i += count * QUERIES, t.left -= count;
-    if (t.i >= x.first + (int)x.tiles * QUERIES) {
-        t.i = x.first, t.head++;
+    if (t.i >= block.first + (int)block.tiles * QUERIES) {
+        t.i = block.first, t.head++;
     }
 }
 
 /* Did the pass over rows need more than one part for query i of a head of the group? */
-static __device__ __forceinline__ bool rows_fine(const key_view &v, int head, int i)
+static __device__ __forceinline__ bool needs_two_parts(const key_view &v, int head, int i)
 {
     return v.state[head - (int64_t)(i / ROWS) * v.step] != ROWS_CHEAP;
 }
@@ -131,30 +132,31 @@ template <int N> struct alignas(2 * N) pair_vector {
 };
 
 /* Splits rho and y of 64 rows of a head: a row for each warp at a time, DIM / 32 channels for each lane. lo
- * parts are for fine tiles alone. `centre` is for the hi parts, since plain tiles have no more. */
+ * parts are for tiles in two parts alone. `centre` is for the hi parts, since tiles in one part have no more.
+ * */
 template <int DIM>
 __global__ void __launch_bounds__(256)
     split_directions_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                             const local_saved saved, const row_arrays arrays, const key_directions out)
 {
     constexpr int channels = DIM / 32;
-    const row_block x = row_block_at(p, a, blockIdx.x);
-    const bool fine = x.rows > 0 && arrays.state[blockIdx.x] != ROWS_CHEAP;
-    const int64_t first = x.rows > 0 ? local_row(&p, &x.s, x.h, x.i0) : 0;
+    const row_block block = row_block_at(p, a, blockIdx.x);
+    const bool two_parts = block.rows > 0 && arrays.state[blockIdx.x] != ROWS_CHEAP;
+    const int64_t first = block.rows > 0 ? local_row(&p, &block.s, block.h, block.i0) : 0;
 #pragma unroll 2
-    for (int r = threadIdx.x / 32; r < x.rows; r += 8) {
+    for (int r = threadIdx.x / 32; r < block.rows; r += 8) {
         const int64_t row = first + r, at = row * DIM + threadIdx.x % 32 * channels;
         const float_vector<channels> kbar = *(const float_vector<channels> *)((const float *)saved.kbar + at),
                                      rho = *(const float_vector<channels> *)((const float *)saved.rho + at),
                                      y = *(const float_vector<channels> *)(arrays.y + at);
-        float lost[2] = { 0, 0 };
+        float lo_kbar[2] = { 0, 0 };
 #pragma unroll
         for (int n = 0; n < 2; n++) {
             pair_vector<channels> part[2];
 #pragma unroll
             for (int c = 0; c < channels; c++) {
                 const float value = n ? y.x[c] : rho.x[c];
-                lost[n] += (value - rounded<1>(value)) * kbar.x[c];
+                lo_kbar[n] += (value - rounded<1>(value)) * kbar.x[c];
             }
 #pragma unroll
             for (int c = 0; c < channels; c += 2) {
@@ -163,19 +165,19 @@ __global__ void __launch_bounds__(256)
                 part[0].pair[c / 2] = pair[0], part[1].pair[c / 2] = pair[1];
             }
             *(pair_vector<channels> *)((n ? out.y : out.rho)[0] + at) = part[0];
-            if (fine) {
+            if (two_parts) {
                 *(pair_vector<channels> *)((n ? out.y : out.rho)[1] + at) = part[1];
             }
         }
 #pragma unroll
         for (int step = 16; step > 0; step /= 2) {
-            lost[0] += __shfl_xor_sync(0xffffffffu, lost[0], step);
-            lost[1] += __shfl_xor_sync(0xffffffffu, lost[1], step);
+            lo_kbar[0] += __shfl_xor_sync(0xffffffffu, lo_kbar[0], step);
+            lo_kbar[1] += __shfl_xor_sync(0xffffffffu, lo_kbar[1], step);
         }
         if (threadIdx.x % 32 == 0) {
             const row_record &rec = arrays.record[row];
-            out.centre[row] = make_float2(rec.rho_kbar + (rec.rho_rest - lost[0]),
-                                          rec.y_kbar + (rec.y_rest - lost[1]));
+            out.centre[row] = make_float2(rec.rho_kbar + (rec.rho_rest - lo_kbar[0]),
+                                          rec.y_kbar + (rec.y_rest - lo_kbar[1]));
         }
     }
 }
@@ -184,20 +186,18 @@ __global__ void __launch_bounds__(256)
 
 /* Issues the copies of tiles first .. of the queries at t into stage number `count`. */
 template <int DIM, int DIRECTIONS>
-static __device__ __forceinline__ void copy_queries(key_shared_hopper<DIM, DIRECTIONS> &sm,
-                                                    const CUtensorMap *maps, const key_block &x,
+static __device__ __forceinline__ void load_queries(key_pass_shared<DIM, DIRECTIONS> &sm,
+                                                    const CUtensorMap *maps, const key_block &block,
                                                     const tile_walk &t, int first, unsigned count)
 {
-    typedef key_shape_hopper<DIM, DIRECTIONS> S;
-    uint64_t *const full = ring_acquire(sm.ring, count, (S::tiles - first) * S::tile * 2);
+    typedef key_shape<DIM, DIRECTIONS> tile_shape;
+    uint64_t *const full = ring_acquire(sm.ring, count, (tile_shape::tiles - first) * tile_shape::tile * 2);
 #pragma unroll
-    for (int n = 0; n < S::tiles; n++) {
-#pragma unroll
-        for (int c = 0; c < DIM; c += TILE_SIDE) {
-            if (n >= first) {
-                load_box(sm.slot[count % KEY_SLOTS][n] + c * S::queries, maps + n, full, c, (int)x.s.q0 + t.i,
-                         (int)x.first_head + t.head, (int)x.s.b);
-            }
+    for (int n = 0; n < tile_shape::tiles; n++) {
+        if (n >= first) {
+            load_tile<DIM, tile_shape::queries>(sm.stage[count % KEY_STAGES][n], maps[n], full,
+                                                (int)block.s.q0 + t.i, (int)block.first_head + t.head,
+                                                (int)block.s.b);
         }
     }
 }
@@ -205,23 +205,21 @@ static __device__ __forceinline__ void copy_queries(key_shared_hopper<DIM, DIREC
 /* The producer thread: the keys and values of the block, then all tiles of queries. Where the directions of a
  * tile have two parts, the next stage has the lo parts. */
 template <int DIM, int DIRECTIONS>
-static __device__ __forceinline__ void fill_slots(key_shared_hopper<DIM, DIRECTIONS> &sm,
-                                                  const key_maps_hopper &maps, const key_block &x,
-                                                  const key_view &v, tile_walk t)
+static __device__ __forceinline__ void produce_tiles(key_pass_shared<DIM, DIRECTIONS> &sm,
+                                                     const key_maps &maps, const key_block &block,
+                                                     const key_view &v, tile_walk t)
 {
-    typedef key_shape_hopper<DIM, DIRECTIONS> S;
+    typedef key_shape<DIM, DIRECTIONS> tile_shape;
     barrier_expect(&sm.keys_full, KEY_ROWS * DIM * 4);
     for (int n = 0; n < KEY_GROUPS; n++) {
-        for (int c = 0; c < DIM; c += TILE_SIDE) {
-            const int token = (int)x.s.k0 + x.j0 + n * TILE_SIDE;
-            load_box(sm.keys[n] + c * TILE_SIDE, &maps.k, &sm.keys_full, c, token, (int)x.h_kv, (int)x.s.b);
-            load_box(sm.values[n] + c * TILE_SIDE, &maps.v, &sm.keys_full, c, token, (int)x.h_kv, (int)x.s.b);
-        }
+        const int token = (int)block.s.k0 + block.j0 + n * TILE_SIDE;
+        load_tile<DIM>(sm.keys[n], maps.k, &sm.keys_full, token, (int)block.h_kv, (int)block.s.b);
+        load_tile<DIM>(sm.values[n], maps.v, &sm.keys_full, token, (int)block.h_kv, (int)block.s.b);
     }
-    for (unsigned count = 0; t.left > 0; walk_on<S::queries>(t, x)) {
-        copy_queries<DIM, DIRECTIONS>(sm, maps.query, x, t, 0, count++);
-        if (S::solved && rows_fine(v, t.head, t.i)) {
-            copy_queries<DIM, DIRECTIONS>(sm, maps.rest, x, t, TILE_RHO, count++);
+    for (unsigned count = 0; t.left > 0; advance<tile_shape::queries>(t, block)) {
+        load_queries<DIM, DIRECTIONS>(sm, maps.query, block, t, 0, count++);
+        if (tile_shape::solved && needs_two_parts(v, t.head, t.i)) {
+            load_queries<DIM, DIRECTIONS>(sm, maps.lo, block, t, TILE_RHO, count++);
         }
     }
 }
@@ -229,7 +227,7 @@ static __device__ __forceinline__ void fill_slots(key_shared_hopper<DIM, DIRECTI
 /* lse to base 2, centre, 1 + rho . kbar and e of a row; zeros beyond the sequence. */
 template <int DIRECTIONS>
 static __device__ __forceinline__ float4 row_terms(const row_arrays &arrays, const key_directions &directions,
-                                                   int64_t row, bool real, bool fine)
+                                                   int64_t row, bool real, bool two_parts)
 {
     if (!real) {
         return make_float4(0, 0, 0, 0);
@@ -238,7 +236,7 @@ static __device__ __forceinline__ float4 row_terms(const row_arrays &arrays, con
     const float4 a = ((const float4 *)(arrays.record + row))[0],
                  b = ((const float4 *)(arrays.record + row))[1];
     float rho = a.w + b.x, y = b.y + b.z;
-    if (DIRECTIONS == SOLVED_PROBE && !fine) {
+    if (DIRECTIONS == SOLVED_PROBE && !two_parts) {
         const float2 centre = directions.centre[row];
         rho = centre.x, y = centre.y;
     }
@@ -248,55 +246,55 @@ static __device__ __forceinline__ float4 row_terms(const row_arrays &arrays, con
 
 /* The producer warp of terms: a lane has rows lane + 32 n of a tile. A stage of lo parts gets no terms. */
 template <int DIM, int DIRECTIONS, bool DECAYED>
-static __device__ __forceinline__ void fill_terms(key_shared_hopper<DIM, DIRECTIONS> &sm,
-                                                  const loam_problem &p, const loam_args &a,
-                                                  const row_arrays &arrays, const key_directions &directions,
-                                                  const key_block &x, const key_view &v, bool by_max,
-                                                  tile_walk t)
+static __device__ __forceinline__ void produce_terms(key_pass_shared<DIM, DIRECTIONS> &sm,
+                                                     const loam_problem &p, const loam_args &a,
+                                                     const row_arrays &arrays,
+                                                     const key_directions &directions, const key_block &block,
+                                                     const key_view &v, bool by_max, tile_walk t)
 {
-    typedef key_shape_hopper<DIM, DIRECTIONS> S;
+    typedef key_shape<DIM, DIRECTIONS> tile_shape;
     const int lane = threadIdx.x % 32;
-    for (unsigned count = 0; t.left > 0; walk_on<S::queries>(t, x)) {
-        const bool fine = S::solved && rows_fine(v, t.head, t.i);
-        const unsigned slot = count % KEY_SLOTS;
-        const int64_t row = local_row(&p, &x.s, x.first_head + t.head, t.i + lane);
-        float4 own[S::queries / 32];
+    for (unsigned count = 0; t.left > 0; advance<tile_shape::queries>(t, block)) {
+        const bool two_parts = tile_shape::solved && needs_two_parts(v, t.head, t.i);
+        const unsigned stage = count % KEY_STAGES;
+        const int64_t row = local_row(&p, &block.s, block.first_head + t.head, t.i + lane);
+        float4 own[tile_shape::queries / 32];
 #pragma unroll
-        for (int n = 0; n < S::queries / 32; n++) {
+        for (int n = 0; n < tile_shape::queries / 32; n++) {
             own[n] = row_terms<DIRECTIONS>(arrays, directions, row + 32 * n, t.i + lane + 32 * n < v.nq,
-                                           fine);
+                                           two_parts);
         }
-        local_decay_pair decay[S::queries / 32] = {};
+        local_decay_pair decay[tile_shape::queries / 32] = {};
 #pragma unroll
-        for (int n = 0; n < S::queries / 32; n++) {
+        for (int n = 0; n < tile_shape::queries / 32; n++) {
             const int i = t.i + lane + 32 * n;
             if (DECAYED && i < v.nq) {
-                decay[n] = row_decay(decay_sums(a, x.s, x.first_head + t.head), i + v.up + 1);
+                decay[n] = row_decay(decay_sums(a, block.s, block.first_head + t.head), i + v.up + 1);
             }
         }
-        barrier_wait(&sm.ring.empty[slot], count / KEY_SLOTS % 2 ^ 1);
+        barrier_wait(&sm.ring.empty[stage], count / KEY_STAGES % 2 ^ 1);
 #pragma unroll
-        for (int n = 0; n < S::queries / 32; n++) {
-            sm.terms[slot][TERM_LSE][lane + 32 * n] = own[n].x;
-            sm.terms[slot][TERM_CENTRE][lane + 32 * n] = own[n].y;
-            sm.terms[slot][TERM_UNIT][lane + 32 * n] = own[n].z;
-            sm.terms[slot][TERM_E][lane + 32 * n] = by_max ? 0 : own[n].w;
+        for (int n = 0; n < tile_shape::queries / 32; n++) {
+            sm.terms[stage][TERM_LSE][lane + 32 * n] = own[n].x;
+            sm.terms[stage][TERM_CENTRE][lane + 32 * n] = own[n].y;
+            sm.terms[stage][TERM_UNIT][lane + 32 * n] = own[n].z;
+            sm.terms[stage][TERM_E][lane + 32 * n] = by_max ? 0 : own[n].w;
             if (by_max) {
                 const bool real = t.i + lane + 32 * n < v.nq;
-                sm.terms[slot][TERM_PEAK][lane + 32 * n] = __int_as_float(
+                sm.terms[stage][TERM_PEAK][lane + 32 * n] = __int_as_float(
                     real ? arrays.record[row + 32 * n].peak : -1);
-                sm.terms[slot][TERM_PEAK_E][lane + 32 * n] = own[n].w;
+                sm.terms[stage][TERM_PEAK_E][lane + 32 * n] = own[n].w;
             }
             if constexpr (DECAYED) {
-                sm.decay[slot][0][lane + 32 * n] = decay[n].hi;
-                sm.decay[slot][1][lane + 32 * n] = decay[n].lo;
+                sm.decay[stage][0][lane + 32 * n] = decay[n].hi;
+                sm.decay[stage][1][lane + 32 * n] = decay[n].lo;
             }
         }
-        barrier_arrive(&sm.ring.full[slot]);
+        barrier_arrive(&sm.ring.full[stage]);
         count++;
-        if (fine) {
-            barrier_wait(&sm.ring.empty[count % KEY_SLOTS], count / KEY_SLOTS % 2 ^ 1);
-            barrier_arrive(&sm.ring.full[count % KEY_SLOTS]);
+        if (two_parts) {
+            barrier_wait(&sm.ring.empty[count % KEY_STAGES], count / KEY_STAGES % 2 ^ 1);
+            barrier_arrive(&sm.ring.full[count % KEY_STAGES]);
             count++;
         }
     }

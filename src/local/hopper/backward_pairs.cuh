@@ -5,11 +5,190 @@
  * t = y . kappa and u = rho . kappa:
  *
  *     E = g - gbar + t,   ds = p ((1 - u) E + e),   dq = scale sum ds k - y
+ *
+ * Before it: the shared memory of a block of 64 rows in the backward pass, the sums of its sweeps, and the
+ * tiles that stream past it.
  */
 #ifndef LOAM_LOCAL_HOPPER_BACKWARD_PAIRS_CUH
 #define LOAM_LOCAL_HOPPER_BACKWARD_PAIRS_CUH
 
-#include "src/local/hopper/backward_block.cuh"
+#include "src/local/cuda/backward.h"
+#include "src/local/hopper/solve.cuh"
+
+struct row_pass_maps {
+    qkv_maps all;
+    CUtensorMap grad_o;
+};
+
+/* ------------------------------------------------------------------ shared memory */
+
+/* Stages of the ring in which the last sweep has tiles of rows: do in the last one, the lo parts of y and rho
+ * in the two before. The hi parts of y and rho are where the solver has its direction. Keys and values
+ * alternate in the other stages. */
+template <int DIM> struct pair_stages {
+    static constexpr unsigned grad_o = ring_stages<DIM> - 1, y = grad_o - 1, rho = grad_o - 2;
+};
+
+template <int DIM> struct pair_barriers {
+    uint64_t full[ring_stages<DIM> - 1];
+};
+
+/* The offset of pair_barriers: behind all that the solver has in shared memory. */
+template <int DIM> constexpr size_t pair_barriers_at = offsetof(solver_shared<DIM>, rows) + sizeof(row_block);
+template <int DIM> constexpr size_t rows_shared_bytes = pair_barriers_at<DIM> + sizeof(pair_barriers<DIM>);
+
+/* Entries that have gone through the solver's ring; fillings of the tiles of rows; a bit for each stage of
+ * the last sweep, the parity of its next filling. */
+struct rows_count {
+    ring_count ring;
+    unsigned rows, parity;
+};
+
+/* ------------------------------------------------------------------ a block of rows */
+
+/* Sums of the sweeps for the thread's rows. */
+struct rows_sums {
+    float gbar[2];           /* do . vbar */
+    float rest[2];           /* sum p (g - gbar): 0 but for rounding */
+    float best[2];           /* the highest score to base 2, where it is wanted */
+    int peak[2];             /* and the first key that has it */
+    float scale[2], mean[2]; /* sum ds (x - middle), sum p (x - middle), x = q . k, of the thread's columns */
+    float total[2];          /* sum ds of the thread's columns, where scores decay */
+};
+
+/* What all blocks of a launch share. */
+struct rows_launch {
+    const loam_problem &p;
+    const loam_args &a;
+    const local_saved &saved;
+    const row_arrays &arrays;
+    const solve_work &work;
+    const row_pass_maps &maps;
+};
+
+/* A copy of the system for one pass (system_in_registers), and what else the passes of backward need. */
+template <int DIM, bool DECAYED> struct rows_system {
+    const row_pair r;
+    const row_ridge ridge;
+    const block_system<DIM, DECAYED> sys;
+    const rows_launch &all;
+    rows_count &count;
+
+    __device__ __forceinline__ rows_system(const block_system<DIM, DECAYED> &from, const rows_launch &launch,
+                                           rows_count &counts)
+        : r(from.r), ridge(from.ridge), sys(system_in_registers(from, r, ridge)), all(launch), count(counts)
+    {
+    }
+    __device__ __forceinline__ __nv_bfloat16 *stage(unsigned n) const { return sys.sm.stage[n]; }
+    __device__ __forceinline__ uint64_t *full(unsigned n) const
+    {
+        return ((pair_barriers<DIM> *)((char *)&sys.sm + pair_barriers_at<DIM>))->full + n;
+    }
+    /* The index of the thread's row in arrays over rows. */
+    __device__ __forceinline__ int64_t line(int row) const
+    {
+        return local_row(&sys.p, &sys.block.s, sys.block.h, sys.block.i0 + r.at[row]);
+    }
+    /* Channels c and c + 1 of the row in such an array; zeros beyond the sequence. */
+    __device__ __forceinline__ float2 pair(const void *array, int row, int c) const
+    {
+        return r.real[row] ? *(const float2 *)((const float *)array + line(row) * DIM + c)
+                           : make_float2(0, 0);
+    }
+    /* Lambda of element `at` of the thread's rows. */
+    __device__ __forceinline__ float lambda(int at) const
+    {
+        return ridge.channels ? sys.vector(VECTOR_RIDGE).get(at) : ridge.number[at / 2 % 2];
+    }
+};
+
+/* One thread issues the copies of the 64 rows into a tile; they complete on query_full. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void load_row_tile(const block_system<DIM, DECAYED> &sys,
+                                                     __nv_bfloat16 *tile, const CUtensorMap &map)
+{
+    const row_block &block = sys.block;
+    load_tile<DIM>(tile, map, &sys.sm.query_full, (int)(block.s.q0 + block.i0), (int)block.h, (int)block.s.b);
+}
+
+/* Adds the weights, as rounded to their parts, to total: sums of the thread's columns. */
+template <int PARTS>
+static __device__ __forceinline__ void add_weights(float (&total)[2], const weights_operand<PARTS> &w)
+{
+#pragma unroll
+    for (int part = PARTS - 1; part >= 0; part--) {
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const uint32_t pair = w.part[part][k][e];
+                total[e % 2] += __uint_as_float(pair << 16) + __uint_as_float(pair & 0xffff0000u);
+            }
+        }
+    }
+}
+
+/* The stream of tiles past the last sweep: values and keys in turn, or keys alone, through the first STAGES
+ * stages of the ring. wait() waits for the next tile. */
+template <int DIM, bool DECAYED, unsigned STAGES, bool VALUES> struct pair_stream {
+    const rows_system<DIM, DECAYED> &rs;
+    unsigned count, waited, released, parity;
+
+    __device__ __forceinline__ pair_stream(const rows_system<DIM, DECAYED> &system)
+        : rs(system), waited(0), released(0), parity(rs.count.parity)
+    {
+        const row_block &block = rs.sys.block;
+        count = (unsigned)((block.last - block.first + TILE_SIDE - 1) / TILE_SIDE) * (VALUES ? 2 : 1);
+        if (threadIdx.x == 0) {
+            for (unsigned n = 0; n < STAGES && n < count; n++) {
+                load(n);
+            }
+        }
+    }
+    __device__ __forceinline__ int key_of(unsigned n) const
+    {
+        return rs.sys.block.first + (int)(VALUES ? n / 2 : n) * TILE_SIDE;
+    }
+    __device__ __forceinline__ void load(unsigned n) const
+    {
+        const row_block &block = rs.sys.block;
+        const unsigned stage = n % STAGES;
+        const CUtensorMap &map = VALUES && n % 2 == 0 ? rs.all.maps.all.v : rs.all.maps.all.k;
+        barrier_expect(rs.full(stage), DIM * TILE_SIDE * 2);
+        load_tile<DIM>(rs.stage(stage), map, rs.full(stage), (int)block.s.k0 + key_of(n), (int)block.h_kv,
+                       (int)block.s.b);
+    }
+    __device__ __forceinline__ const __nv_bfloat16 *wait()
+    {
+        const unsigned stage = waited % STAGES;
+        barrier_wait(rs.full(stage), parity >> stage & 1);
+        parity ^= 1u << stage;
+        const int left = (int)rs.sys.block.s.nk - key_of(waited);
+        if (left < TILE_SIDE) {
+            clear_tail_block<DIM>(rs.stage(stage), left);
+            fence_async_proxy();
+            __syncthreads();
+        }
+        waited++;
+        return rs.stage(stage);
+    }
+    /* All products with the first `used` tiles have ended: their stages are filled again. */
+    __device__ __forceinline__ void release(unsigned used)
+    {
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            for (unsigned n = released; n < used; n++) {
+                if (n + STAGES < count) {
+                    load(n + STAGES);
+                }
+            }
+        }
+        released = used;
+    }
+    __device__ __forceinline__ void finish() const { rs.count.parity = parity; }
+};
+
+/* ------------------------------------------------------------------ the last sweep */
 
 /* Constants of a row in the formulas of its pairs. */
 struct pair_rows {
@@ -27,13 +206,13 @@ struct pair_rows {
 /* p of one pair from its product q . k. Where the gradient of the scale is wanted (SCALED) the products are
  * kept, and p is computed from them at each use. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ float weight_hopper(const system_hopper<DIM, DECAYED> &sys, float product,
-                                                      int row, int j)
+static __device__ __forceinline__ float score_weight(const block_system<DIM, DECAYED> &sys, float product,
+                                                     int row, int j)
 {
     float score = product * sys.scale2;
     if constexpr (DECAYED) {
-        const local_decay_pair *const sums = decay_sums(sys.a, sys.x.s, sys.x.h);
-        score += decay_between(row_decay(sums, sys.r.hi[row]), sums[j]);
+        const local_decay_pair *const sums = decay_sums(sys.a, sys.block.s, sys.block.h);
+        score += decay_log2(row_decay(sums, sys.r.hi[row]), sums[j]);
     }
     const float p = exp2_fast(fminf(score - sys.lse2[row], 0));
     return sys.seen(row, j) ? p : 0;
@@ -42,17 +221,17 @@ static __device__ __forceinline__ float weight_hopper(const system_hopper<DIM, D
 /* The products s = q . k become p (SCALED: are kept), and g = do . v + y . k becomes p E. */
 template <bool SCALED, int DIM, bool DECAYED>
 static __device__ __forceinline__ void pair_errors(float (&s)[8][4], float (&g)[8][4],
-                                                   const system_hopper<DIM, DECAYED> &sys,
+                                                   const block_system<DIM, DECAYED> &sys,
                                                    const pair_rows &own, int j)
 {
     if (!SCALED) {
-        weights_hopper(s, sys, j);
+        score_weights(s, sys, j);
     }
 #pragma unroll
     for (int n = 0; n < 8; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const float p = SCALED ? weight_hopper(sys, s[n][e], e / 2, j + column_of(n, e)) : s[n][e];
+            const float p = SCALED ? score_weight(sys, s[n][e], e / 2, j + column_of(n, e)) : s[n][e];
             g[n][e] = p * (g[n][e] - own.error[e / 2]);
         }
     }
@@ -62,7 +241,7 @@ static __device__ __forceinline__ void pair_errors(float (&s)[8][4], float (&g)[
 template <bool SCALED, int DIM, bool DECAYED>
 static __device__ __forceinline__ void pair_gradients(float (&u)[8][4], const float (&s)[8][4],
                                                       const float (&f)[8][4],
-                                                      const system_hopper<DIM, DECAYED> &sys,
+                                                      const block_system<DIM, DECAYED> &sys,
                                                       const pair_rows &own, rows_sums &sum, int j)
 {
 #pragma unroll
@@ -70,7 +249,7 @@ static __device__ __forceinline__ void pair_gradients(float (&u)[8][4], const fl
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int row = e / 2;
-            const float p = SCALED ? weight_hopper(sys, s[n][e], row, j + column_of(n, e)) : s[n][e];
+            const float p = SCALED ? score_weight(sys, s[n][e], row, j + column_of(n, e)) : s[n][e];
             u[n][e] = f[n][e] * (own.one[row] - u[n][e]) + p * own.e[row];
         }
     }
@@ -98,7 +277,7 @@ static __device__ __forceinline__ void pair_gradients(float (&u)[8][4], const fl
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int row = e / 2;
-                const float p = weight_hopper(sys, s[n][e], row, j + column_of(n, e)),
+                const float p = score_weight(sys, s[n][e], row, j + column_of(n, e)),
                             x = s[n][e] - own.middle[row];
                 sum.scale[row] += p != 0 ? u[n][e] * x : 0;
                 sum.mean[row] += p != 0 ? p * x : 0;
@@ -125,24 +304,25 @@ static __device__ __forceinline__ void unpack_weights(float (&f)[8][4], const we
  * columns). At 128 dimensions there are no registers for three products beside both accumulators: u = rho . k
  * is then issued late, and p and p E are rounded to bf16 meanwhile. */
 template <bool SCALED, int DIM, bool DECAYED>
-static __device__ __forceinline__ void pair_sums(float (&q)[DIM / TILE_SIDE][8][4],
-                                                 float (&r)[DIM / TILE_SIDE][8][4], float (&inner)[2],
-                                                 float (&total)[2], const rows_system<DIM, DECAYED> &rs,
-                                                 const pair_rows &own, rows_sums &sum)
+static __device__ __forceinline__ void pair_sums_one_part(float (&q)[DIM / TILE_SIDE][8][4],
+                                                          float (&r)[DIM / TILE_SIDE][8][4],
+                                                          float (&inner)[2], float (&total)[2],
+                                                          const rows_system<DIM, DECAYED> &rs,
+                                                          const pair_rows &own, rows_sums &sum)
 {
     constexpr bool late = DIM > 64;
     static_assert(!(late && SCALED), "p in one part will not do");
-    const system_hopper<DIM, DECAYED> &sys = rs.sys;
-    tile_turns<DIM, DECAYED, pair_slots<DIM>::grad_o, true> turns(rs);
+    const block_system<DIM, DECAYED> &sys = rs.sys;
+    pair_stream<DIM, DECAYED, pair_stages<DIM>::grad_o, true> stream(rs);
     clear_sums<DIM>(q);
     clear_sums<DIM>(r);
-    while (turns.taken < turns.count) {
-        const int j = turns.key_of(turns.taken);
-        const __nv_bfloat16 *const values = turns.take(), *const keys = turns.take();
+    while (stream.waited < stream.count) {
+        const int j = stream.key_of(stream.waited);
+        const __nv_bfloat16 *const values = stream.wait(), *const keys = stream.wait();
         float s[8][4], g[8][4], u[8][4];
         weights_operand<1> p, f, ds;
         multiply_rows<DIM>(s, sys.sm.query, keys, false);
-        more_rows<DIM>(g, rs.slot(pair_slots<DIM>::grad_o), values, false);
+        more_rows<DIM>(g, rs.stage(pair_stages<DIM>::grad_o), values, false);
         more_rows<DIM>(g, sys.sm.direction[0], keys, true);
         if (!late) {
             more_rows<DIM>(u, sys.sm.direction[1], keys, false);
@@ -152,7 +332,7 @@ static __device__ __forceinline__ void pair_sums(float (&q)[DIM / TILE_SIDE][8][
         wgmma_results(s);
         wgmma_results(g);
         if (late) {
-            turns.give(turns.taken - 1);
+            stream.release(stream.waited - 1);
         }
         pair_errors<SCALED>(s, g, sys, own, j);
         split_weights(f, g);
@@ -179,21 +359,21 @@ static __device__ __forceinline__ void pair_sums(float (&q)[DIM / TILE_SIDE][8][
         wgmma_wait<0>();
         wgmma_results(r);
         wgmma_results(q);
-        turns.give(turns.taken);
+        stream.release(stream.waited);
     }
-    turns.finish();
+    stream.finish();
 }
 
 /* Issues u = rho . k and t (+)= y . k, with both parts of rho and y, after other products and without a
  * wgmma_fence. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void multiply_fine(float (&u)[8][4], float (&t)[8][4],
-                                                     const rows_system<DIM, DECAYED> &rs,
-                                                     const __nv_bfloat16 *keys, bool add)
+static __device__ __forceinline__ void multiply_two_parts(float (&u)[8][4], float (&t)[8][4],
+                                                          const rows_system<DIM, DECAYED> &rs,
+                                                          const __nv_bfloat16 *keys, bool add)
 {
-    more_rows<DIM>(u, rs.slot(pair_slots<DIM>::rho), keys, false);
+    more_rows<DIM>(u, rs.stage(pair_stages<DIM>::rho), keys, false);
     more_rows<DIM>(u, rs.sys.sm.direction[1], keys, true);
-    more_rows<DIM>(t, rs.slot(pair_slots<DIM>::y), keys, add);
+    more_rows<DIM>(t, rs.stage(pair_stages<DIM>::y), keys, add);
     more_rows<DIM>(t, rs.sys.sm.direction[0], keys, true);
 }
 
@@ -201,24 +381,25 @@ static __device__ __forceinline__ void multiply_fine(float (&u)[8][4], float (&t
  * With them u and t are exact relative to their own size, also where one key has nearly all the weight and
  * rho is large. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void find_rests(row_record (&rec)[2], const rows_system<DIM, DECAYED> &rs)
+static __device__ __forceinline__ void centre_errors(row_record (&rec)[2],
+                                                     const rows_system<DIM, DECAYED> &rs)
 {
-    const system_hopper<DIM, DECAYED> &sys = rs.sys;
+    const block_system<DIM, DECAYED> &sys = rs.sys;
     float omega[2] = { 0, 0 }, rho[2] = { 0, 0 }, y[2] = { 0, 0 };
-    tile_turns<DIM, DECAYED, pair_slots<DIM>::rho, false> turns(rs);
-    while (turns.taken < turns.count) {
-        const int j = turns.key_of(turns.taken);
-        const __nv_bfloat16 *const keys = turns.take();
+    pair_stream<DIM, DECAYED, pair_stages<DIM>::rho, false> stream(rs);
+    while (stream.waited < stream.count) {
+        const int j = stream.key_of(stream.waited);
+        const __nv_bfloat16 *const keys = stream.wait();
         float s[8][4], u[8][4], t[8][4];
         multiply_rows<DIM>(s, sys.sm.query, keys, false);
-        multiply_fine(u, t, rs, keys, false);
+        multiply_two_parts(u, t, rs, keys, false);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_results(s);
         wgmma_results(u);
         wgmma_results(t);
-        turns.give(turns.taken);
-        weights_hopper(s, sys, j);
+        stream.release(stream.waited);
+        score_weights(s, sys, j);
 #pragma unroll
         for (int n = 0; n < 8; n++) {
 #pragma unroll
@@ -230,7 +411,7 @@ static __device__ __forceinline__ void find_rests(row_record (&rec)[2], const ro
             }
         }
     }
-    turns.finish();
+    stream.finish();
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         const float sum = quad_sum(omega[row]), inverse = sum > 0 ? 1 / sum : 0;
@@ -239,28 +420,29 @@ static __device__ __forceinline__ void find_rests(row_record (&rec)[2], const ro
     }
 }
 
-/* pair_sums in two parts, without r. */
+/* The same in two parts, without r. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void pair_sums_fine(float (&q)[DIM / TILE_SIDE][8][4], float (&inner)[2],
-                                                      const rows_system<DIM, DECAYED> &rs,
-                                                      const pair_rows &own, rows_sums &sum)
+static __device__ __forceinline__ void pair_sums_two_parts(float (&q)[DIM / TILE_SIDE][8][4],
+                                                           float (&inner)[2],
+                                                           const rows_system<DIM, DECAYED> &rs,
+                                                           const pair_rows &own, rows_sums &sum)
 {
-    const system_hopper<DIM, DECAYED> &sys = rs.sys;
-    tile_turns<DIM, DECAYED, pair_slots<DIM>::rho, true> turns(rs);
+    const block_system<DIM, DECAYED> &sys = rs.sys;
+    pair_stream<DIM, DECAYED, pair_stages<DIM>::rho, true> stream(rs);
     clear_sums<DIM>(q);
-    while (turns.taken < turns.count) {
-        const int j = turns.key_of(turns.taken);
+    while (stream.waited < stream.count) {
+        const int j = stream.key_of(stream.waited);
         float s[8][4], g[8][4], u[8][4];
         weights_operand<2> ds;
-        const __nv_bfloat16 *const values = turns.take();
-        multiply_rows<DIM>(g, rs.slot(pair_slots<DIM>::grad_o), values, false);
+        const __nv_bfloat16 *const values = stream.wait();
+        multiply_rows<DIM>(g, rs.stage(pair_stages<DIM>::grad_o), values, false);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_results(g);
-        turns.give(turns.taken);
-        const __nv_bfloat16 *const keys = turns.take();
+        stream.release(stream.waited);
+        const __nv_bfloat16 *const keys = stream.wait();
         multiply_rows<DIM>(s, sys.sm.query, keys, false);
-        multiply_fine(u, g, rs, keys, true);
+        multiply_two_parts(u, g, rs, keys, true);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_results(s);
@@ -275,52 +457,62 @@ static __device__ __forceinline__ void pair_sums_fine(float (&q)[DIM / TILE_SIDE
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_results(q);
-        turns.give(turns.taken);
+        stream.release(stream.waited);
     }
-    turns.finish();
+    stream.finish();
 }
 
-/* Elements e and e + 1 (e = 0 or 2) of fragment n of y: from the scratch, rounded to one part, or, FINE, from
- * the direction. */
-template <bool FINE, int DIM, bool DECAYED>
-static __device__ __forceinline__ float2 solution_pair(const system_hopper<DIM, DECAYED> &sys,
-                                                       const cg_rows &k, int n, int e)
+/* Elements e and e + 1 (e = 0 or 2) of fragment n of y: from the scratch, rounded to one part, or, where
+ * PARTS is 2, from the direction. */
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ float2 solution_pair(const block_system<DIM, DECAYED> &sys,
+                                                       const cg_rows &cg, int n, int e)
 {
     const lane_vector x = sys.vector(VECTOR_X);
-    float2 y = FINE ? direction_pair<true>(sys, n, e) : make_float2(x.get(4 * n + e), x.get(4 * n + e + 1));
-    y.x *= k.unit[e / 2], y.y *= k.unit[e / 2];
-    return FINE ? y : make_float2(rounded<1>(y.x), rounded<1>(y.y));
+    float2 y = PARTS == 2 ? direction_pair<2>(sys, n, e)
+                          : make_float2(x.get(4 * n + e), x.get(4 * n + e + 1));
+    y.x *= cg.unit[e / 2], y.y *= cg.unit[e / 2];
+    return PARTS == 2 ? y : make_float2(rounded<1>(y.x), rounded<1>(y.y));
+}
+
+/* Stores two channels of rho and of y at element `at` of their tiles. */
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void store_directions(const rows_system<DIM, DECAYED> &rs, int at,
+                                                        const float2 &rho, const float2 &y)
+{
+    uint32_t rho_part[2], y_part[2];
+    split_pair(rho_part, rho.x, rho.y);
+    split_pair(y_part, y.x, y.y);
+    *(uint32_t *)(rs.sys.sm.direction[1] + at) = rho_part[0];
+    *(uint32_t *)(rs.sys.sm.direction[0] + at) = y_part[0];
+    if (PARTS == 2) {
+        *(uint32_t *)(rs.stage(pair_stages<DIM>::rho) + at) = rho_part[1];
+        *(uint32_t *)(rs.stage(pair_stages<DIM>::y) + at) = y_part[1];
+    }
 }
 
 /* Writes the tiles of y and rho, y itself and the gradient of the ridge; makes the records of the thread's
  * rows. */
-template <bool FINE, int DIM, bool DECAYED>
-static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM, DECAYED> &rs, const cg_rows &k,
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM, DECAYED> &rs, const cg_rows &cg,
                                                       const rows_sums &sum, row_record (&rec)[2])
 {
-    const system_hopper<DIM, DECAYED> &sys = rs.sys;
+    const block_system<DIM, DECAYED> &sys = rs.sys;
     const loam_args &a = sys.a;
     const lane_vector kbar = sys.vector(VECTOR_KBAR);
     float e[2] = { 0, 0 }, ridge[2] = { 0, 0 }, rho_kbar[2] = { 0, 0 }, y_kbar[2] = { 0, 0 };
     int64_t out[2];
     for (int row = 0; row < 2; row++) {
-        out[row] = LOCAL_AT(a.grad_ridge, sys.x.s.b, sys.x.h, sys.x.s.q0 + sys.x.i0 + sys.r.at[row]);
+        out[row] = LOCAL_AT(a.grad_ridge, sys.block.s.b, sys.block.h,
+                            sys.block.s.q0 + sys.block.i0 + sys.r.at[row]);
     }
 #pragma unroll 4
     for (int n = 0; n < DIM / 8; n++) {
 #pragma unroll
         for (int at = 0; at < 4; at += 2) {
-            const int row = at / 2, c = column_of(n, at), tile = swizzled(sys.r.at[row], c);
-            const float2 rho = rs.pair(rs.all.saved.rho, row, c), y = solution_pair<FINE>(sys, k, n, at);
-            uint32_t rho_part[2], y_part[2];
-            split_pair(rho_part, rho.x, rho.y);
-            split_pair(y_part, y.x, y.y);
-            *(uint32_t *)(sys.sm.direction[1] + tile) = rho_part[0];
-            *(uint32_t *)(sys.sm.direction[0] + tile) = y_part[0];
-            if (FINE) {
-                *(uint32_t *)(rs.slot(pair_slots<DIM>::rho) + tile) = rho_part[1];
-                *(uint32_t *)(rs.slot(pair_slots<DIM>::y) + tile) = y_part[1];
-            }
+            const int row = at / 2, c = column_of(n, at);
+            const float2 rho = rs.pair(rs.all.saved.rho, row, c), y = solution_pair<PARTS>(sys, cg, n, at);
+            store_directions<PARTS>(rs, swizzled(sys.r.at[row], c), rho, y);
             const float part[2] = { -y.x * rho.x * sys.ridge.unit[row], -y.y * rho.y * sys.ridge.unit[row] };
             const float mean[2] = { kbar.get(4 * n + at), kbar.get(4 * n + at + 1) };
             rho_kbar[row] += rho.x * mean[0] + rho.y * mean[1];
@@ -369,7 +561,7 @@ static __device__ __forceinline__ void put_records(const rows_system<DIM, DECAYE
 
 /* The constants of the pairs from the records of the rows. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ pair_rows pair_rows_of(const system_hopper<DIM, DECAYED> &sys,
+static __device__ __forceinline__ pair_rows pair_rows_of(const block_system<DIM, DECAYED> &sys,
                                                          const row_record (&rec)[2])
 {
     const float scale = (float)sys.p.scale;
@@ -389,16 +581,16 @@ static __device__ __forceinline__ pair_rows pair_rows_of(const system_hopper<DIM
 }
 
 /* Begins the last sweep: do is copied into its stage while the threads fill the other tiles of rows. */
-template <bool FINE, int DIM, bool DECAYED>
-static __device__ __forceinline__ void begin_pairs(const rows_system<DIM, DECAYED> &rs, const cg_rows &k,
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void begin_pairs(const rows_system<DIM, DECAYED> &rs, const cg_rows &cg,
                                                    rows_sums &sum, row_record (&rec)[2])
 {
     if (threadIdx.x == 0) {
         barrier_expect(&rs.sys.sm.query_full, DIM * TILE_SIDE * 2);
-        ask_rows(rs.sys, rs.slot(pair_slots<DIM>::grad_o), rs.all.maps.grad_o);
+        load_row_tile(rs.sys, rs.stage(pair_stages<DIM>::grad_o), rs.all.maps.grad_o);
     }
     sum.scale[0] = sum.scale[1] = sum.mean[0] = sum.mean[1] = sum.total[0] = sum.total[1] = 0;
-    fill_pair_rows<FINE>(rs, k, sum, rec);
+    fill_pair_rows<PARTS>(rs, cg, sum, rec);
     fence_async_proxy();
     __syncthreads();
     barrier_wait(&rs.sys.sm.query_full, rs.count.rows++ % 2);
@@ -410,14 +602,14 @@ static __device__ __forceinline__ void put_pairs(const rows_system<DIM, DECAYED>
                                                  const float (&q)[DIM / TILE_SIDE][8][4], float (&inner)[2],
                                                  rows_sums &sum)
 {
-    const system_hopper<DIM, DECAYED> &sys = rs.sys;
+    const block_system<DIM, DECAYED> &sys = rs.sys;
     const loam_args &a = sys.a;
     const lane_vector kbar = sys.vector(VECTOR_KBAR);
     const float scale = (float)sys.p.scale;
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         inner[row] = quad_sum(inner[row]);
-        /* sum ds is 0 but for rounding: the difference is taken out at the mean x, and in dq at the mean
+        /* sum ds is 0 but for rounding: the difference is subtracted at the mean x, and in dq at the mean
          * key. */
         const float rest = inner[row] * quad_sum(sum.mean[row]);
         sum.scale[row] = quad_sum(sum.scale[row]) - (fabsf(rest) < INFINITY ? rest : 0);
@@ -443,7 +635,8 @@ static __device__ __forceinline__ void put_pairs(const rows_system<DIM, DECAYED>
                 continue;
             }
             const float2 y = rs.pair(rs.all.arrays.y, row, c);
-            const int64_t out = LOCAL_AT(a.grad_q, sys.x.s.b, sys.x.h, sys.x.s.q0 + sys.x.i0 + sys.r.at[row]);
+            const int64_t out = LOCAL_AT(a.grad_q, sys.block.s.b, sys.block.h,
+                                         sys.block.s.q0 + sys.block.i0 + sys.r.at[row]);
             store_pair(a.grad_q.data, LOAM_BF16, out, c, DIM,
                        scale * (q[n / 8][n % 8][e] - inner[row] * kbar.get(4 * n + e)) - y.x,
                        scale * (q[n / 8][n % 8][e + 1] - inner[row] * kbar.get(4 * n + e + 1)) - y.y);
@@ -451,33 +644,33 @@ static __device__ __forceinline__ void put_pairs(const rows_system<DIM, DECAYED>
     }
 }
 
-/* The last sweep of a cheap block. True where the solve is accepted: all results of the rows are then
+/* The last sweep of a block in one part. True where the solve is accepted: all results of the rows are then
  * written. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ bool finish_rows(const rows_system<DIM, DECAYED> &rs, const cg_rows &k,
-                                                   const bool (&wanted)[2], const cg_tolerance &tolerance,
-                                                   rows_sums &sum)
+static __device__ __forceinline__ bool finish_rows_one_part(const rows_system<DIM, DECAYED> &rs,
+                                                            const cg_rows &cg, const bool (&wanted)[2],
+                                                            const cg_tolerance &tolerance, rows_sums &sum)
 {
-    const system_hopper<DIM, DECAYED> &sys = rs.sys;
+    const block_system<DIM, DECAYED> &sys = rs.sys;
     float q[DIM / TILE_SIDE][8][4], r[DIM / TILE_SIDE][8][4];
     float inner[2] = { 0, 0 }, total[2] = { 0, 0 }, error2[2] = { 0, 0 }, residual;
     row_record rec[2];
-    begin_pairs<false>(rs, k, sum, rec);
+    begin_pairs<1>(rs, cg, sum, rec);
     put_records(rs, rec);
     const pair_rows own = pair_rows_of(sys, rec);
     if (DIM > 64 || !sys.a.grad_scale) {
-        pair_sums<false>(q, r, inner, total, rs, own, sum);
+        pair_sums_one_part<false>(q, r, inner, total, rs, own, sum);
     } else if constexpr (DIM == 64) {
-        pair_sums<true>(q, r, inner, total, rs, own, sum);
+        pair_sums_one_part<true>(q, r, inner, total, rs, own, sum);
     }
     const lane_vector kbar = sys.vector(VECTOR_KBAR);
-    const float inverse[2] = { 1 / (k.unit[0] * k.unit[0]), 1 / (k.unit[1] * k.unit[1]) };
+    const float inverse[2] = { 1 / (cg.unit[0] * cg.unit[0]), 1 / (cg.unit[1] * cg.unit[1]) };
     total[0] = quad_sum(total[0]), total[1] = quad_sum(total[1]);
 #pragma unroll
     for (int n = 0; n < DIM / 8; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e += 2) {
-            const float2 y = direction_pair<false>(sys, n, e);
+            const float2 y = direction_pair<1>(sys, n, e);
 #pragma unroll
             for (int s = 0; s < 2; s++) {
                 const int row = e / 2;
@@ -490,8 +683,8 @@ static __device__ __forceinline__ bool finish_rows(const rows_system<DIM, DECAYE
     bool missed = false;
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        missed |= wanted[row] && !(accepted(k, tolerance, row, quad_sum(error2[row]), &residual) &&
-                                   sys.ridge.least[row] > BLOCK_LEAST_RIDGE * k.most[row]);
+        missed |= wanted[row] && !(accepted(cg, tolerance, row, quad_sum(error2[row]), &residual) &&
+                                   sys.ridge.least[row] > BLOCK_LEAST_RIDGE * cg.most[row]);
     }
     if (__syncthreads_or(missed)) {
         return false;
@@ -502,16 +695,16 @@ static __device__ __forceinline__ bool finish_rows(const rows_system<DIM, DECAYE
 
 /* The last sweeps of a block in two parts. The solution is the direction. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void finish_rows_fine(const rows_system<DIM, DECAYED> &rs, const cg_rows &k,
-                                                        rows_sums &sum)
+static __device__ __forceinline__ void finish_rows_two_parts(const rows_system<DIM, DECAYED> &rs,
+                                                             const cg_rows &cg, rows_sums &sum)
 {
     float q[DIM / TILE_SIDE][8][4], inner[2] = { 0, 0 };
     row_record rec[2];
-    begin_pairs<true>(rs, k, sum, rec);
-    find_rests(rec, rs);
+    begin_pairs<2>(rs, cg, sum, rec);
+    centre_errors(rec, rs);
     put_records(rs, rec);
     const pair_rows own = pair_rows_of(rs.sys, rec);
-    pair_sums_fine(q, inner, rs, own, sum);
+    pair_sums_two_parts(q, inner, rs, own, sum);
     put_pairs(rs, q, inner, sum);
 }
 

@@ -1,17 +1,385 @@
 /* SPDX-License-Identifier: MIT
- * The pass over rows of Local Linear Attention on Hopper: the launches of rows_kernel_hopper, and of the
- * kernels of cuda/ for the blocks that it leaves. */
+ *
+ * Backward of Local Linear Attention on Hopper, the pass over rows: drho, the adjoint solve (Cov + Lambda)
+ * y = drho, and dq of 64 rows at a time, with the solver of local/hopper/solve.cuh. Formulas are those of
+ * local/cuda/backward_probe.cuh and local/cuda/backward_query.cuh.
+ *
+ * As in forward, blocks whose rows see many keys have one bf16 part, if one was enough for each of
+ * their probes in forward. rho and y are then bf16 numbers times a power of two, and the last sweep has each
+ * in one tile. That sweep also finds the residual of the adjoint solve: with E = g - gbar + t,
+ * drho - (Cov + Lambda) y = -sum p E kappa - Lambda y. Blocks that miss the tolerance, and all other blocks,
+ * have two parts in everything, in launches of their own; there a sweep before the last finds the means of u
+ * and t. Blocks with rows for float64 are left to query_kernel.
+ */
 #include "src/local/cuda/solve_work.cuh"
-#include "src/local/hopper/backward_rows.cuh"
+#include "src/local/hopper/backward_pairs.cuh"
 #include "src/local/hopper/maps.cuh"
 
-template <bool FINE, bool LISTED, int DIM, bool DECAYED>
+/* ------------------------------------------------------------------ first sweep */
+
+/* Finds the highest score of each row, and its first key, in the tile that begins at key j. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void find_peak(rows_sums &sum, const float (&products)[8][4],
+                                                 const block_system<DIM, DECAYED> &sys, int j)
+{
+    float s[8][4];
+    memcpy(s, products, sizeof s);
+    add_decay(s, sys, j);
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int row = e / 2, at = j + column_of(n, e);
+            const float score = DECAYED ? s[n][e] : s[n][e] * sys.scale2;
+            if (sys.seen(row, at) && score > sum.best[row]) {
+                sum.best[row] = score, sum.peak[row] = at;
+            }
+        }
+    }
+}
+
+/* Combines the four lanes of a row. The peak is the first key with the highest score; -1 where none is
+ * seen. */
+static __device__ __forceinline__ void finish_peak(rows_sums &sum)
+{
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+#pragma unroll
+        for (int step = 1; step < 4; step *= 2) {
+            const float best = __shfl_xor_sync(0xffffffffu, sum.best[row], step);
+            const int peak = __shfl_xor_sync(0xffffffffu, sum.peak[row], step);
+            if (best > sum.best[row] || (best == sum.best[row] && peak < sum.peak[row])) {
+                sum.best[row] = best, sum.peak[row] = peak;
+            }
+        }
+        sum.peak[row] = sum.best[row] > -INFINITY ? sum.peak[row] : -1;
+    }
+}
+
+/* The first sweep: f = sum p (g - gbar) k of the thread's rows, and sum.rest. do lies where the direction
+ * will be. */
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void probe_gradient_sweep(float (&f)[DIM / TILE_SIDE][8][4],
+                                                            const rows_system<DIM, DECAYED> &rs,
+                                                            rows_sums &sum, bool peak)
+{
+    const block_system<DIM, DECAYED> &sys = rs.sys;
+    float s[8][4], g[8][4], total[2] = { 0, 0 };
+    weights_operand<PARTS> w;
+    sum.best[0] = sum.best[1] = -INFINITY;
+    sum.peak[0] = sum.peak[1] = INT32_MAX;
+    clear_sums<DIM>(f);
+    stream_pipelined<DIM, true, PARTS == 1, true>(
+        sys.ring(), rs.count.ring, sys.maps, sys.block,
+        [&](const kv_tile &t) {
+            multiply_rows<DIM>(s, sys.sm.query, t.keys, false);
+            more_rows<DIM>(g, sys.sm.direction[0], t.values, false);
+        },
+        [&](const kv_tile &t) {
+            wgmma_results(s);
+            wgmma_results(g);
+            if (peak) {
+                find_peak(sum, s, sys, t.j);
+            }
+            score_weights(s, sys, t.j);
+#pragma unroll
+            for (int n = 0; n < 8; n++) {
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    g[n][e] = s[n][e] * (g[n][e] - sum.gbar[e / 2]);
+                }
+            }
+        },
+        [&]() {
+            wgmma_results(f);
+            split_weights(w, g);
+            add_weights(total, w);
+        },
+        [&](const kv_tile &t) {
+            multiply_weights<DIM>(f, w.part[0], t.keys);
+            if (PARTS == 2) {
+                more_weights<DIM>(f, w.part[PARTS - 1], t.keys);
+            }
+        });
+    wgmma_results(f);
+    finish_peak(sum);
+    sum.rest[0] = quad_sum(total[0]), sum.rest[1] = quad_sum(total[1]);
+}
+
+/* drho = -sum p (g - gbar) kappa, scaled to about 1, becomes b of the solve; x = 0. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void start_adjoint(const rows_system<DIM, DECAYED> &rs, cg_rows &cg,
+                                                     const float (&f)[DIM / TILE_SIDE][8][4],
+                                                     const rows_sums &sum, const bool (&wanted)[2])
+{
+    const block_system<DIM, DECAYED> &sys = rs.sys;
+    const lane_vector kbar = sys.vector(VECTOR_KBAR);
+    float y[DIM / 2], top[2] = { 0, 0 };
+#pragma unroll
+    for (int n = 0; n < DIM / 2; n++) {
+        const int row = n / 2 % 2;
+        y[n] = rs.r.real[row] ? sum.rest[row] * kbar.get(n) - f[n / 32][n / 4 % 8][n % 4] : 0;
+        top[row] = fmaxf(top[row], fabsf(y[n]));
+    }
+    start_cg(sys, cg, y, top, wanted);
+}
+
+/* ------------------------------------------------------------------ the solve */
+
+/* The solution becomes the direction, in two parts, and its true residual is found. Returns true where all
+ * rows are solved. If not, the rows that are not go on the list for float64, and y and records of all rows
+ * are written for query_kernel. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ bool check_rows(const rows_system<DIM, DECAYED> &rs, const cg_rows &cg,
+                                                  const bool (&wanted)[2], const cg_tolerance &tolerance,
+                                                  const rows_sums &sum)
+{
+    const block_system<DIM, DECAYED> &sys = rs.sys;
+    const lane_vector b = sys.vector(VECTOR_B);
+    float y[DIM / TILE_SIDE][8][4], centre[2], error2[2] = { 0, 0 }, residual;
+    bool hard[2];
+    direction_from_solution<2>(sys, y, centre);
+    compute_image<2>(y, sys, centre);
+#pragma unroll
+    for (int n = 0; n < DIM / 2; n++) {
+        const float residual_at = b.get(n) - y[n / 32][n / 4 % 8][n % 4];
+        error2[n / 2 % 2] += residual_at * residual_at;
+    }
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const bool good = accepted(cg, tolerance, row, quad_sum(error2[row]), &residual) &&
+                          sys.ridge.least[row] > BLOCK_LEAST_RIDGE * cg.most[row];
+        hard[row] = sys.r.lo[row] < sys.r.hi[row] && !(wanted[row] && good);
+    }
+    if (!__syncthreads_or(hard[0] || hard[1])) {
+        return true;
+    }
+#pragma unroll 4
+    for (int n = 0; n < DIM / 4; n++) {
+        const int row = n % 2, c = column_of(n / 2, 0);
+        if (sys.r.real[row]) {
+            *(float2 *)(rs.all.arrays.y + rs.line(row) * DIM + c) = solution_pair<2>(sys, cg, n / 2, 2 * row);
+        }
+    }
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        if (!sys.r.real[row] || threadIdx.x % 4 != 0) {
+            continue;
+        }
+        row_record rec = {};
+        rec.gbar_rest = sum.rest[row], rec.peak = sum.peak[row], rec.unit = sys.ridge.unit[row];
+        rs.all.arrays.record[rs.line(row)] = rec;
+        if (hard[row]) {
+            const hard_row left = { sys.sm.block, sys.r.at[row], cg.iterations[row] };
+            rs.all.work.hard[atomicAdd(rs.all.work.hard_count, 1ull)] = left;
+        }
+    }
+    return false;
+}
+
+/* Loads kbar into the scratch, and sums gbar = do . vbar. True where forward needed two parts for the probe
+ * of one of the thread's rows. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ bool load_means(const rows_system<DIM, DECAYED> &rs, rows_sums &sum)
+{
+    const block_system<DIM, DECAYED> &sys = rs.sys;
+    const lane_vector kbar = sys.vector(VECTOR_KBAR);
+    bool two_parts = false;
+    sum.gbar[0] = sum.gbar[1] = 0;
+#pragma unroll 8
+    for (int n = 0; n < DIM / 8; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e += 2) {
+            const int row = e / 2, c = column_of(n, e);
+            const float2 mean = rs.pair(rs.all.saved.kbar, row, c), rho = rs.pair(rs.all.saved.rho, row, c),
+                         value = rs.pair(rs.all.saved.vbar, row, c);
+            const float2 grad = __bfloat1622float2(
+                *(const __nv_bfloat162 *)(sys.sm.direction[0] + swizzled(rs.r.at[row], c)));
+            kbar.put(4 * n + e, mean.x), kbar.put(4 * n + e + 1, mean.y);
+            two_parts |= rounded<1>(rho.x) != rho.x || rounded<1>(rho.y) != rho.y;
+            sum.gbar[row] += grad.x * value.x + grad.y * value.y;
+        }
+    }
+    sum.gbar[0] = quad_sum(sum.gbar[0]), sum.gbar[1] = quad_sum(sum.gbar[1]);
+    return two_parts;
+}
+
+/* The first sweep, from do to b of the adjoint solve; and the ridge, where its unit is the largest p. */
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void first_sweep(block_system<DIM, DECAYED> &sys, row_ridge &ridge,
+                                                   cg_rows &cg, rows_sums &sums, const rows_launch &all,
+                                                   rows_count &count, const bool (&wanted)[2])
+{
+    const rows_system<DIM, DECAYED> rs(sys, all, count);
+    const bool by_max = all.p.ridge_unit == LOAM_RIDGE_MAX;
+    rows_sums sum = sums;
+    cg_rows begun;
+    float f[DIM / TILE_SIDE][8][4];
+    probe_gradient_sweep<PARTS>(f, rs, sum, PARTS == 2 || by_max);
+    start_adjoint(rs, begun, f, sum, wanted);
+    cg = begun, sums = sum;
+    if (by_max) {
+        float unit[2];
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            unit[row] = sum.peak[row] < 0 ? 0 : exp2_fast(fminf(sum.best[row] - sys.lse2[row], 0));
+        }
+        ridge = row_ridge_of(all.p, all.a, sys.block, sys.r, unit);
+    }
+}
+
+/* Queries and output gradients of the block by bulk copies, the latter in place of the direction. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void load_block_rows(const block_system<DIM, DECAYED> &sys,
+                                                       solver_shared<DIM> &sm, const row_pass_maps &maps,
+                                                       rows_count &count)
+{
+    if (threadIdx.x == 0) {
+        barrier_expect(&sm.query_full, 2 * DIM * TILE_SIDE * 2);
+        load_row_tile(sys, sm.query, maps.all.q);
+        load_row_tile(sys, sm.direction[0], maps.grad_o);
+    }
+    barrier_wait(&sm.query_full, count.rows++ % 2);
+}
+
+/* lse of the rows from `saved`; wanted: a row sees keys and has a ridge. True where a row that sees keys has
+ * none: it is for float64. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ bool load_lse(block_system<DIM, DECAYED> &sys, const rows_launch &all,
+                                                const row_block &block, const row_pair &r,
+                                                const row_ridge &ridge, bool (&wanted)[2])
+{
+    bool unwanted = false, lse_exact = true;
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const float lse =
+            r.real[row]
+                ? ((const float *)all.saved.lse)[local_row(&all.p, &block.s, block.h, block.i0 + r.at[row])]
+                : 0;
+        sys.lse2[row] = finite_or_zero(lse) * 1.44269504f;
+        lse_exact = lse_exact && fabsf(sys.lse2[row]) < EXACT_LSE;
+        wanted[row] = r.lo[row] < r.hi[row] && ridge.least[row] > 0;
+        unwanted |= r.lo[row] < r.hi[row] && !wanted[row];
+    }
+    sys.lse_exact = __syncthreads_and(lse_exact);
+    return unwanted;
+}
+
+/* Computes the rows of the block in PARTS bf16 parts; false where one part is not enough. */
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ bool rows_block(solver_shared<DIM> &sm, rows_count &count,
+                                                  const rows_launch &all, float *scratch)
+{
+    const row_block &block = sm.rows;
+    row_pair r_storage = row_pair_of(all.p, block);
+    const row_pair &r = in_memory(r_storage);
+    const float units[2] = { 1, 1 };
+    row_ridge ridge_storage = row_ridge_of(all.p, all.a, block, r, units);
+    row_ridge &ridge = in_memory(ridge_storage);
+    block_system<DIM, DECAYED> sys_storage = block_system_of<DIM, DECAYED>(
+        all.p, all.a, block, r, ridge, all.maps.all, sm, count.ring, scratch);
+    block_system<DIM, DECAYED> &sys = in_memory(sys_storage);
+    rows_sums sum_storage = {};
+    rows_sums &sum = in_memory(sum_storage);
+    cg_rows k_storage;
+    cg_rows &cg = in_memory(k_storage);
+    load_block_rows(sys, sm, all.maps, count);
+
+    bool wanted[2], two_parts = load_means(rows_system<DIM, DECAYED>(sys, all, count), sum);
+    two_parts |= load_lse(sys, all, block, r, ridge, wanted);
+    /* In one part, the pass at 128 dimensions has no registers for the gradient of the scale. */
+    if (PARTS == 1 && (__syncthreads_or(two_parts) || (DIM > 64 && all.a.grad_scale))) {
+        return false;
+    }
+    /* One part is accepted at a larger residual than in forward: its error enters the gradients once, and a
+     * launch with one listed block takes 0.3 ms. */
+    const cg_tolerance tolerance = PARTS == 2 ? cg_tolerance{ 3e-4f, 1e-2f, 128 }
+                                              : cg_tolerance{ 8e-3f, 3e-2f, 8 };
+    first_sweep<PARTS>(sys, ridge, cg, sum, all, count, wanted);
+    cg_run<PARTS>(sys, cg, tolerance);
+    if constexpr (PARTS == 2) {
+        const bool solved = check_rows(rows_system<DIM, DECAYED>(sys, all, count), cg, wanted, tolerance,
+                                       sum);
+        if (solved) {
+            finish_rows_two_parts(rows_system<DIM, DECAYED>(sys, all, count), cg, sum);
+        }
+        if (threadIdx.x == 0) {
+            all.arrays.state[sm.block] = solved ? ROWS_FINE : ROWS_LEFT;
+        }
+        return true;
+    } else {
+        const float bound = tolerance.accept * tolerance.accept;
+        if (__syncthreads_or(cg.rr[0] > bound * cg.bb[0] || cg.rr[1] > bound * cg.bb[1])) {
+            return false;
+        }
+        rows_system<DIM, DECAYED> rs_storage(sys, all, count);
+        const bool solved = finish_rows_one_part(in_memory(rs_storage), cg, wanted, tolerance, sum);
+        if (solved && threadIdx.x == 0) {
+            all.arrays.state[sm.block] = ROWS_CHEAP;
+        }
+        return solved;
+    }
+}
+
+template <int PARTS, bool LISTED, int DIM, bool DECAYED>
+__global__ void __launch_bounds__(THREADS, 2)
+    rows_kernel_hopper(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                       const local_saved saved, const row_arrays arrays, const solve_work work,
+                       const int64_t blocks, const __grid_constant__ row_pass_maps maps)
+{
+    extern __shared__ __align__(1024) unsigned char swizzled_memory[];
+    solver_shared<DIM> &sm = *(solver_shared<DIM> *)swizzled_memory;
+    const rows_launch all = { p, a, saved, arrays, work, maps };
+    const solve_launch solve = { p, a, saved, work, maps.all };
+    rows_count count = {};
+    if (PARTS == 2 && !LISTED) {
+        launch_dependents();
+    }
+    if (threadIdx.x == 0) {
+        for (int n = 0; n < (int)ring_stages<DIM>; n++) {
+            barrier_init(&sm.full[n], 1);
+        }
+        pair_barriers<DIM> *const pairs = (pair_barriers<DIM> *)(swizzled_memory + pair_barriers_at<DIM>);
+        for (int n = 0; n < (int)ring_stages<DIM> - 1; n++) {
+            barrier_init(&pairs->full[n], 1);
+        }
+        barrier_init(&sm.query_full, 1);
+        fence_async_proxy();
+        sm.scratch = claim_scratch(work);
+    }
+    for (;;) {
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            sm.block = claim_block<PARTS, LISTED, DIM, DECAYED>(sm.rows, solve, blocks);
+        }
+        __syncthreads();
+        if (sm.block < 0) {
+            break;
+        }
+        float *scratch = work.scratch + (int64_t)sm.scratch * VECTORS * (DIM / 2) * THREADS;
+        const bool solved = rows_block<PARTS, DIM, DECAYED>(sm, count, all, scratch);
+        if (!solved && threadIdx.x == 0) {
+            work.listed[atomicAdd(work.listed_count, 1ull)] = (int32_t)sm.block;
+        }
+    }
+    if (threadIdx.x == 0) {
+        __threadfence();
+        atomicExch(&work.scratch_taken[sm.scratch], 0);
+    }
+    if (PARTS == 1) {
+        wait_for_previous_launch();
+    }
+}
+
+/* ------------------------------------------------------------------ the launches */
+
+template <int PARTS, bool LISTED, int DIM, bool DECAYED>
 static loam_status launch_pass(const loam_problem *p, const loam_args *a, const local_saved *saved,
-                               const row_arrays *rows, const solve_work *work, const rows_maps_hopper *maps,
+                               const row_arrays *rows, const solve_work *work, const row_pass_maps *maps,
                                bool overlapped, loam_error *error)
 {
     const int64_t blocks = (int64_t)row_blocks(p), most = work->scratches;
-    return cuda_launch("rows_kernel_hopper", rows_kernel_hopper<FINE, LISTED, DIM, DECAYED>,
+    return cuda_launch("rows_kernel_hopper", rows_kernel_hopper<PARTS, LISTED, DIM, DECAYED>,
                        most < blocks ? most : blocks, THREADS, rows_shared_bytes<DIM>, a->stream, overlapped,
                        error, *p, *a, *saved, *rows, *work, blocks, *maps);
 }
@@ -21,18 +389,18 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const row_a
                           const solve_work *work, loam_error *error)
 {
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
-    rows_maps_hopper maps;
+    row_pass_maps maps;
     TRY(query_map_make(&maps.all.q, p, &a->q, TILE_SIDE, error));
     TRY(query_map_make(&maps.grad_o, p, &a->grad_o, TILE_SIDE, error));
     TRY(key_map_make(&maps.all.k, p, &a->k, TILE_SIDE, error));
     TRY(key_map_make(&maps.all.v, p, &a->v, TILE_SIDE, error));
     TRY(solve_work_clear(work, a, error));
     if (p->decay) {
-        return launch_pass<true, false, DIM, true>(p, a, &saved, rows, work, &maps, false, error);
+        return launch_pass<2, false, DIM, true>(p, a, &saved, rows, work, &maps, false, error);
     }
-    TRY((launch_pass<true, false, DIM, false>(p, a, &saved, rows, work, &maps, false, error)));
-    TRY((launch_pass<false, false, DIM, false>(p, a, &saved, rows, work, &maps, true, error)));
-    return launch_pass<true, true, DIM, false>(p, a, &saved, rows, work, &maps, false, error);
+    TRY((launch_pass<2, false, DIM, false>(p, a, &saved, rows, work, &maps, false, error)));
+    TRY((launch_pass<1, false, DIM, false>(p, a, &saved, rows, work, &maps, true, error)));
+    return launch_pass<2, true, DIM, false>(p, a, &saved, rows, work, &maps, false, error);
 }
 
 loam_status local_rows_solved_hopper(const loam_problem *p, const loam_args *a, const row_arrays *rows,

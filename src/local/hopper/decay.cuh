@@ -4,15 +4,15 @@
 #ifndef LOAM_LOCAL_HOPPER_DECAY_CUH
 #define LOAM_LOCAL_HOPPER_DECAY_CUH
 
-#include "src/gpu/hopper.cuh"
 #include "src/local/cuda/common.cuh"
+#include "src/local/hopper/tile.cuh"
 
 /* G of KEYS consecutive keys in shared memory. Bulk copies start at an even index, for 16 bytes of alignment:
  * where the index of the first key is odd, its G is the second entry. */
 template <bool DECAYED, int KEYS> struct decay_tile {
     alignas(16) local_decay_pair pair[KEYS + 2];
     static constexpr unsigned bytes = (KEYS + 2) * sizeof(local_decay_pair);
-    static_assert(bytes % 16 == 0, "what copies take");
+    static_assert(bytes % 16 == 0, "bulk copies are of multiples of 16 bytes");
 };
 template <int KEYS> struct decay_tile<false, KEYS> {
     static constexpr unsigned bytes = 0;
@@ -64,8 +64,7 @@ static __device__ __forceinline__ local_decay_pair row_decay(const local_decay_p
     return sums[hi > 0 ? hi - 1 : 0];
 }
 
-static __device__ __forceinline__ float decay_between(const local_decay_pair &query,
-                                                      const local_decay_pair &key)
+static __device__ __forceinline__ float decay_log2(const local_decay_pair &query, const local_decay_pair &key)
 {
     return (query.hi - key.hi) + (query.lo - key.lo);
 }
@@ -79,37 +78,37 @@ static __device__ __forceinline__ void decay_scores(float (&s)[BLOCKS][4], const
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            s[n][e] = fmaf(s[n][e], scale2, decay_between(row[e / 2], keys[column_of(n, e)]));
+            s[n][e] = fmaf(s[n][e], scale2, decay_log2(row[e / 2], keys[column_of(n, e)]));
         }
     }
 }
 
 /* Keys relative to the last one of their tile: lost[j] = G_last - G_j, and last = G_last. */
-template <bool DECAYED, int KEYS> struct near_tile {
-    alignas(16) float lost[KEYS];
+template <bool DECAYED, int KEYS> struct relative_decay {
+    alignas(16) float to_last[KEYS];
     local_decay_pair last;
 };
-template <int KEYS> struct near_tile<false, KEYS> {
+template <int KEYS> struct relative_decay<false, KEYS> {
 };
 
-/* A warp fills a near_tile, KEYS / 32 keys a lane. Keys from `end` on are replaced by key end - 1. */
-template <int KEYS> struct near_keys {
-    static constexpr int each = KEYS / 32;
-    local_decay_pair own[each];
-    __device__ __forceinline__ near_keys(const local_decay_pair *sums, int j, int end)
+/* A warp fills a relative_decay, KEYS / 32 keys a lane. Keys from `end` on are replaced by key end - 1. */
+template <int KEYS> struct relative_decay_keys {
+    static constexpr int per_lane = KEYS / 32;
+    local_decay_pair own[per_lane];
+    __device__ __forceinline__ relative_decay_keys(const local_decay_pair *sums, int j, int end)
     {
 #pragma unroll
-        for (int n = 0; n < each; n++) {
-            own[n] = sums[min(j + (int)(threadIdx.x % 32) * each + n, end - 1)];
+        for (int n = 0; n < per_lane; n++) {
+            own[n] = sums[min(j + (int)(threadIdx.x % 32) * per_lane + n, end - 1)];
         }
     }
-    __device__ __forceinline__ void put(near_tile<true, KEYS> &tile) const
+    __device__ __forceinline__ void store(relative_decay<true, KEYS> &tile) const
     {
-        const local_decay_pair last = { __shfl_sync(0xffffffffu, own[each - 1].hi, 31),
-                                        __shfl_sync(0xffffffffu, own[each - 1].lo, 31) };
+        const local_decay_pair last = { __shfl_sync(0xffffffffu, own[per_lane - 1].hi, 31),
+                                        __shfl_sync(0xffffffffu, own[per_lane - 1].lo, 31) };
 #pragma unroll
-        for (int n = 0; n < each; n++) {
-            tile.lost[threadIdx.x % 32 * each + n] = decay_between(last, own[n]);
+        for (int n = 0; n < per_lane; n++) {
+            tile.to_last[threadIdx.x % 32 * per_lane + n] = decay_log2(last, own[n]);
         }
         if (threadIdx.x % 32 == 0) {
             tile.last = last;
@@ -120,18 +119,19 @@ template <int KEYS> struct near_keys {
 /* decay_scores for a tile of which the rows see every key, as s + from: s = q . k scale2 + G_last - G_key and
  * from = G_row - G_last. */
 template <int KEYS, int BLOCKS>
-static __device__ __forceinline__ void near_scores(float (&s)[BLOCKS][4], const near_tile<true, KEYS> &tile,
-                                                   const local_decay_pair (&row)[2], float scale2,
-                                                   float (&from)[2])
+static __device__ __forceinline__ void relative_scores(float (&s)[BLOCKS][4],
+                                                       const relative_decay<true, KEYS> &tile,
+                                                       const local_decay_pair (&row)[2], float scale2,
+                                                       float (&offset)[2])
 {
     const local_decay_pair last = tile.last;
-    from[0] = decay_between(row[0], last), from[1] = decay_between(row[1], last);
+    offset[0] = decay_log2(row[0], last), offset[1] = decay_log2(row[1], last);
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
-        const float2 lost = *(const float2 *)(tile.lost + column_of(n, 0));
+        const float2 to_last = *(const float2 *)(tile.to_last + column_of(n, 0));
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            s[n][e] = fmaf(s[n][e], scale2, e % 2 ? lost.y : lost.x);
+            s[n][e] = fmaf(s[n][e], scale2, e % 2 ? to_last.y : to_last.x);
         }
     }
 }

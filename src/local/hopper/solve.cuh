@@ -4,7 +4,7 @@
  * backward pass: the state of a block of 64 rows, the product of Cov + Lambda with a direction (its image),
  * conjugate gradients, and how thread blocks get blocks of rows.
  *
- * A direction and weights in one bf16 part each leave a relative residual of about 2^-8, in two parts (FINE)
+ * A direction and weights in one bf16 part each leave a relative residual of about 2^-8, in two parts
  * of about 2^-17. Queries, directions and tiles of keys lie in shared memory; x, r, b and the means of the
  * rows in a scratch in global memory.
  */
@@ -21,63 +21,92 @@ enum { FEW_KEYS = 6 };
 enum { VECTOR_RIDGE = VECTOR_IMAGE };
 
 /* Where |lse|, to base 2, is below this, it is exact enough that no weight exceeds 1 + 2^-10. */
-#define TAME_LSE 4096.0f
+#define EXACT_LSE 4096.0f
 
 /* Thread blocks on a multiprocessor. Each takes 105 or 113 KiB of shared memory; together they take all
  * registers. */
-enum { BLOCKS_SM90 = 2 };
+enum { BLOCKS_PER_SM = 2 };
 
-template <int DIM> struct solve_shared_hopper {
+template <int DIM> struct solver_shared {
     alignas(1024) __nv_bfloat16 direction[2][DIM * TILE_SIDE];
     /* Right after the direction, whose memory is used for more stages by passes that do not need it. */
-    __nv_bfloat16 slot[ring_slots<DIM>][DIM * TILE_SIDE];
+    __nv_bfloat16 stage[ring_stages<DIM>][DIM * TILE_SIDE];
     __nv_bfloat16 query[DIM * TILE_SIDE];
-    uint64_t full[ring_slots<DIM>], query_full, wide_full[2][ring_slots<DIM> + 2];
-    ring_count wide[2]; /* of the rings with 1 and 2 more stages */
+    uint64_t full[ring_stages<DIM>], query_full, extended_full[2][ring_stages<DIM> + 2];
+    ring_count extended[2]; /* of the rings with 1 and 2 more stages */
     int64_t block;
     int scratch;
     row_block rows;
 };
 
 /* The systems (Cov + Lambda) x = b of a block of 64 rows. */
-template <int DIM, bool DECAYED> struct system_hopper {
+template <int DIM, bool DECAYED> struct block_system {
     static constexpr int dim = DIM;
     const loam_problem &p;
     const loam_args &a;
-    const row_block &x;
+    const row_block &block;
     const row_pair &r;
     const row_ridge &ridge;
-    const maps_hopper &maps;
-    solve_shared_hopper<DIM> &sm;
+    const qkv_maps &maps;
+    solver_shared<DIM> &sm;
     ring_count &count;
     float *scratch;
-    float scale2;  /* of scores, to base 2 */
-    float lse2[2]; /* to base 2; 0 for rows that see no key */
-    int whole, to; /* keys whole .. to - 1 are seen by all rows */
-    bool fine;     /* two parts */
-    bool tame;     /* |lse2| < TAME_LSE in all rows of the block: weights need no bound */
+    float scale2;                     /* of scores, to base 2 */
+    float lse2[2];                    /* to base 2; 0 for rows that see no key */
+    int unmasked_begin, unmasked_end; /* all rows see all keys between */
+    bool lse_exact;                   /* |lse2| < EXACT_LSE in all rows of the block: weights need no bound */
 
     __device__ __forceinline__ lane_vector vector(int which) const
     {
         return scratch_vector<DIM>(scratch, which);
     }
-    __device__ __forceinline__ ring_hopper<DIM> ring() const { return { sm.slot, sm.full }; }
-    /* The ring with MORE stages, 1 or 2, in the place of the direction's lo part, or of both parts. */
-    template <int MORE> __device__ __forceinline__ ring_hopper<DIM, ring_slots<DIM> + MORE> wide_ring() const
+    __device__ __forceinline__ tile_ring<DIM> ring() const { return { sm.stage, sm.full }; }
+    /* The ring with EXTRA stages, 1 or 2, in the place of the direction's lo part, or of both parts. */
+    template <int EXTRA>
+    __device__ __forceinline__ tile_ring<DIM, ring_stages<DIM> + EXTRA> extended_ring() const
     {
-        return { &sm.direction[2 - MORE], sm.wide_full[MORE - 1] };
+        return { &sm.direction[2 - EXTRA], sm.extended_full[EXTRA - 1] };
     }
     __device__ __forceinline__ float target(int row, int c) const
     {
         return tile_value(sm.query[swizzled(r.at[row], c)]);
     }
-    __device__ __forceinline__ bool all_seen(int j) const { return j >= whole && j + TILE_SIDE <= to; }
+    __device__ __forceinline__ bool unmasked(int j) const
+    {
+        return j >= unmasked_begin && j + TILE_SIDE <= unmasked_end;
+    }
     __device__ __forceinline__ bool seen(int row, int j) const { return j >= r.lo[row] && j < r.hi[row]; }
 };
 
+/* The system of the block before its lse is known. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ block_system<DIM, DECAYED> block_system_of(
+    const loam_problem &p, const loam_args &a, const row_block &block, const row_pair &r,
+    const row_ridge &ridge, const qkv_maps &maps, solver_shared<DIM> &sm, ring_count &count, float *scratch)
+{
+    int64_t end, begin, unused;
+    local_visible(&p, &block.s, block.i0, &unused, &end);
+    local_visible(&p, &block.s, block.i0 + block.rows - 1, &begin, &unused);
+    const float scale2 = (float)(p.scale * 1.4426950408889634);
+    return { p,
+             a,
+             block,
+             r,
+             ridge,
+             maps,
+             sm,
+             count,
+             scratch,
+             scale2,
+             { 0, 0 },
+             (int)begin,
+             block.rows < ROWS ? 0 : (int)end,
+             false };
+}
+
 /* Returns x as if it were new, so that the compiler does not hold an address for each element from sweep to
  * sweep: there are no registers for that. */
-static __device__ __forceinline__ int forget(int x)
+static __device__ __forceinline__ int opaque(int x)
 {
     asm volatile("" : "+r"(x));
     return x;
@@ -93,38 +122,37 @@ template <class T> static __device__ __forceinline__ T &in_memory(T &object)
 }
 
 /* A copy of the system for one pass, in registers. Where addresses are known to be of shared and global
- * memory the code is shorter; solve_shared_hopper lies at the beginning of the shared memory of a block. */
+ * memory the code is shorter; solver_shared lies at the beginning of the shared memory of a block. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ system_hopper<DIM, DECAYED> known_system(
-    const system_hopper<DIM, DECAYED> &from, const row_pair &r, const row_ridge &ridge)
+static __device__ __forceinline__ block_system<DIM, DECAYED> system_in_registers(
+    const block_system<DIM, DECAYED> &from, const row_pair &r, const row_ridge &ridge)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     __builtin_assume(__isGlobal(from.scratch));
-    system_hopper<DIM, DECAYED> sys = { from.p,
-                                        from.a,
-                                        from.x,
-                                        r,
-                                        ridge,
-                                        from.maps,
-                                        *(solve_shared_hopper<DIM> *)swizzled_memory,
-                                        from.count,
-                                        from.scratch,
-                                        from.scale2,
-                                        { from.lse2[0], from.lse2[1] },
-                                        from.whole,
-                                        from.to,
-                                        from.fine,
-                                        from.tame };
+    block_system<DIM, DECAYED> sys = { from.p,
+                                       from.a,
+                                       from.block,
+                                       r,
+                                       ridge,
+                                       from.maps,
+                                       *(solver_shared<DIM> *)swizzled_memory,
+                                       from.count,
+                                       from.scratch,
+                                       from.scale2,
+                                       { from.lse2[0], from.lse2[1] },
+                                       from.unmasked_begin,
+                                       from.unmasked_end,
+                                       from.lse_exact };
     return sys;
 }
 
 /* Where scores decay: the products q . k with keys from j on become scores to base 2. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void decay_of_tile(float (&s)[8][4], const system_hopper<DIM, DECAYED> &sys,
-                                                     int j)
+static __device__ __forceinline__ void add_decay(float (&s)[8][4], const block_system<DIM, DECAYED> &sys,
+                                                 int j)
 {
     if constexpr (DECAYED) {
-        const local_decay_pair *const sums = decay_sums(sys.a, sys.x.s, sys.x.h);
+        const local_decay_pair *const sums = decay_sums(sys.a, sys.block.s, sys.block.h);
         const local_decay_pair row[2] = { row_decay(sums, sys.r.hi[0]), row_decay(sums, sys.r.hi[1]) };
         decay_scores(s, sums + j, row, sys.scale2);
     }
@@ -132,10 +160,10 @@ static __device__ __forceinline__ void decay_of_tile(float (&s)[8][4], const sys
 
 /* The products w = q . k with keys from j on become p; 0 where a row does not see the key. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void weights_hopper(float (&w)[8][4],
-                                                      const system_hopper<DIM, DECAYED> &sys, int j)
+static __device__ __forceinline__ void score_weights(float (&w)[8][4], const block_system<DIM, DECAYED> &sys,
+                                                     int j)
 {
-    decay_of_tile(w, sys, j);
+    add_decay(w, sys, j);
 #pragma unroll
     for (int n = 0; n < 8; n++) {
 #pragma unroll
@@ -143,7 +171,7 @@ static __device__ __forceinline__ void weights_hopper(float (&w)[8][4],
             w[n][e] = DECAYED ? w[n][e] - sys.lse2[e / 2] : w[n][e] * sys.scale2 - sys.lse2[e / 2];
         }
     }
-    if (DECAYED || !sys.tame || !sys.all_seen(j)) {
+    if (DECAYED || !sys.lse_exact || !sys.unmasked(j)) {
 #pragma unroll
         for (int n = 0; n < 8; n++) {
 #pragma unroll
@@ -163,42 +191,43 @@ static __device__ __forceinline__ void weights_hopper(float (&w)[8][4],
 
 /* The pairs of a tile of rows that this thread owns, which are its fragments of the rows as operand A. */
 template <int DIM>
-static __device__ __forceinline__ void own_pairs(uint32_t (&a)[DIM / 16][4], const __nv_bfloat16 *tile,
-                                                 const row_pair &r)
+static __device__ __forceinline__ void load_fragments(uint32_t (&a)[DIM / 16][4], const __nv_bfloat16 *tile,
+                                                      const row_pair &r)
 {
 #pragma unroll
     for (int k = 0; k < DIM / 16; k++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            a[k][e] = *(const uint32_t *)(tile + swizzled(forget(r.at[e % 2]), column_of(2 * k + e / 2, 0)));
+            a[k][e] = *(const uint32_t *)(tile + swizzled(opaque(r.at[e % 2]), column_of(2 * k + e / 2, 0)));
         }
     }
 }
 
 /* Queries and directions as operands of a pass: from registers where there are enough, which saves reads of
  * shared memory, else from shared memory. */
-template <int DIM, bool DECAYED, bool FINE, bool VALUES> struct score_rows {
-    static constexpr bool query_held = DIM == 64 && !FINE, direction_held = !FINE && (DIM == 64 || !VALUES);
+template <int DIM, bool DECAYED, int PARTS, bool VALUES> struct score_operands {
+    static constexpr bool query_held = DIM == 64 && PARTS == 1,
+                          direction_held = PARTS == 1 && (DIM == 64 || !VALUES);
     uint32_t query[query_held ? DIM / 16 : 1][4];
-    uint32_t direction[direction_held ? (FINE ? 2 : 1) : 1][direction_held ? DIM / 16 : 1][4];
+    uint32_t direction[direction_held ? PARTS : 1][direction_held ? DIM / 16 : 1][4];
 
-    __device__ __forceinline__ void load_query(const system_hopper<DIM, DECAYED> &sys)
+    __device__ __forceinline__ void load_query(const block_system<DIM, DECAYED> &sys)
     {
         if constexpr (query_held) {
-            own_pairs<DIM>(query, sys.sm.query, sys.r);
+            load_fragments<DIM>(query, sys.sm.query, sys.r);
         }
     }
-    __device__ __forceinline__ void load(const system_hopper<DIM, DECAYED> &sys)
+    __device__ __forceinline__ void load(const block_system<DIM, DECAYED> &sys)
     {
         load_query(sys);
         if constexpr (direction_held) {
-            own_pairs<DIM>(direction[0], sys.sm.direction[0], sys.r);
-            if constexpr (FINE) {
-                own_pairs<DIM>(direction[1], sys.sm.direction[1], sys.r);
+            load_fragments<DIM>(direction[0], sys.sm.direction[0], sys.r);
+            if constexpr (PARTS == 2) {
+                load_fragments<DIM>(direction[1], sys.sm.direction[1], sys.r);
             }
         }
     }
-    __device__ __forceinline__ void query_keys(float (&s)[8][4], const system_hopper<DIM, DECAYED> &sys,
+    __device__ __forceinline__ void query_keys(float (&s)[8][4], const block_system<DIM, DECAYED> &sys,
                                                const __nv_bfloat16 *keys) const
     {
         if constexpr (query_held) {
@@ -207,19 +236,19 @@ template <int DIM, bool DECAYED, bool FINE, bool VALUES> struct score_rows {
             multiply_rows<DIM>(s, sys.sm.query, keys, false);
         }
     }
-    __device__ __forceinline__ void direction_keys(float (&u)[8][4], const system_hopper<DIM, DECAYED> &sys,
+    __device__ __forceinline__ void direction_keys(float (&u)[8][4], const block_system<DIM, DECAYED> &sys,
                                                    const __nv_bfloat16 *keys) const
     {
         if constexpr (direction_held) {
-            if constexpr (FINE) {
+            if constexpr (PARTS == 2) {
                 multiply_rows<DIM>(u, direction[1], keys, false);
             }
-            multiply_rows<DIM>(u, direction[0], keys, FINE);
+            multiply_rows<DIM>(u, direction[0], keys, PARTS == 2);
         } else {
-            if constexpr (FINE) {
+            if constexpr (PARTS == 2) {
                 multiply_rows<DIM>(u, sys.sm.direction[1], keys, false);
             }
-            multiply_rows<DIM>(u, sys.sm.direction[0], keys, FINE);
+            multiply_rows<DIM>(u, sys.sm.direction[0], keys, PARTS == 2);
         }
     }
 };
@@ -228,12 +257,12 @@ template <int DIM, bool DECAYED, bool FINE, bool VALUES> struct score_rows {
  * to total. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void centre_weights(float (&w)[8][4], float (&u)[8][4],
-                                                      const system_hopper<DIM, DECAYED> &sys, int j,
+                                                      const block_system<DIM, DECAYED> &sys, int j,
                                                       const float (&centre)[2], float (&total)[2])
 {
     wgmma_results(w);
     wgmma_results(u);
-    weights_hopper(w, sys, j);
+    score_weights(w, sys, j);
 #pragma unroll
     for (int n = 0; n < 8; n++) {
 #pragma unroll
@@ -243,26 +272,6 @@ static __device__ __forceinline__ void centre_weights(float (&w)[8][4], float (&
         }
     }
     wgmma_results(w); /* else the compiler computes w beyond the next wait */
-}
-
-/* w <- p (direction . k - centre), with the products; row sums of w (this thread's columns) are added to
- * total. */
-template <bool FINE, int DIM, bool DECAYED>
-static __device__ __forceinline__ void centred_hopper(float (&w)[8][4],
-                                                      const system_hopper<DIM, DECAYED> &sys,
-                                                      const tiles_at &t, const float (&centre)[2],
-                                                      float (&total)[2])
-{
-    float u[8][4];
-    const __nv_bfloat16 *keys = t.keys;
-    multiply_rows<DIM>(w, sys.sm.query, keys, false);
-    if (FINE) {
-        multiply_rows<DIM>(u, sys.sm.direction[1], keys, false);
-    }
-    multiply_rows<DIM>(u, sys.sm.direction[0], keys, FINE);
-    wgmma_commit();
-    wgmma_wait<0>();
-    centre_weights(w, u, sys, t.j, centre, total);
 }
 
 /* Clears accumulators before the first product of a pass is issued: any later, that would hold up all
@@ -277,31 +286,31 @@ template <int DIM> static __device__ __forceinline__ void clear_sums(float (&y)[
 }
 
 /* Elements e and e + 1 (e = 0 or 2) of fragment n of the direction, each as the sum of its parts. */
-template <bool FINE, int DIM, bool DECAYED>
-static __device__ __forceinline__ float2 direction_pair(const system_hopper<DIM, DECAYED> &sys, int n, int e)
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ float2 direction_pair(const block_system<DIM, DECAYED> &sys, int n, int e)
 {
-    const int at = swizzled(forget(sys.r.at[e / 2]), column_of(n, e));
+    const int at = swizzled(opaque(sys.r.at[e / 2]), column_of(n, e));
     float2 p = __bfloat1622float2(*(const __nv_bfloat162 *)(sys.sm.direction[0] + at));
-    if (FINE) {
-        const float2 rest = __bfloat1622float2(*(const __nv_bfloat162 *)(sys.sm.direction[1] + at));
-        p.x += rest.x, p.y += rest.y;
+    if (PARTS == 2) {
+        const float2 lo = __bfloat1622float2(*(const __nv_bfloat162 *)(sys.sm.direction[1] + at));
+        p.x += lo.x, p.y += lo.y;
     }
     return p;
 }
 
 /* Stores such a pair of the direction; returns it as rounded to its parts. */
-template <bool FINE, int DIM, bool DECAYED>
-static __device__ __forceinline__ float2 set_direction_pair(const system_hopper<DIM, DECAYED> &sys, int n,
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ float2 set_direction_pair(const block_system<DIM, DECAYED> &sys, int n,
                                                             int e, float2 p)
 {
-    const int at = swizzled(forget(sys.r.at[e / 2]), column_of(n, e));
+    const int at = swizzled(opaque(sys.r.at[e / 2]), column_of(n, e));
     uint32_t part[2];
     split_pair(part, p.x, p.y);
     *(uint32_t *)(sys.sm.direction[0] + at) = part[0];
-    if (FINE) {
+    if (PARTS == 2) {
         *(uint32_t *)(sys.sm.direction[1] + at) = part[1];
     }
-    return direction_pair<FINE>(sys, n, e);
+    return direction_pair<PARTS>(sys, n, e);
 }
 
 /* Dot products of a row: direction . image, direction . direction, kbar . image. */
@@ -311,9 +320,9 @@ struct image_products {
 
 /* y becomes the image (Cov + Lambda) direction, from y = sum f k and total = sum f (this thread's columns),
  * where f = p (direction . k - centre): y - total kbar + Lambda direction. */
-template <bool FINE, int DIM, bool DECAYED>
+template <int PARTS, int DIM, bool DECAYED>
 static __device__ __forceinline__ image_products finish_image(float (&y)[DIM / TILE_SIDE][8][4],
-                                                              const system_hopper<DIM, DECAYED> &sys,
+                                                              const block_system<DIM, DECAYED> &sys,
                                                               float (&total)[2])
 {
     const lane_vector kbar = sys.vector(VECTOR_KBAR), ridge = sys.vector(VECTOR_RIDGE);
@@ -324,7 +333,7 @@ static __device__ __forceinline__ image_products finish_image(float (&y)[DIM / T
         for (int n = 0; n < DIM / 8; n++) {
 #pragma unroll
             for (int e = 0; e < 4; e += 2) {
-                const float2 p = direction_pair<FINE>(sys, n, e);
+                const float2 p = direction_pair<PARTS>(sys, n, e);
                 y[n / 8][n % 8][e] += ridge.get(4 * n + e) * p.x;
                 y[n / 8][n % 8][e + 1] += ridge.get(4 * n + e + 1) * p.y;
             }
@@ -336,7 +345,7 @@ static __device__ __forceinline__ image_products finish_image(float (&y)[DIM / T
     for (int n = 0; n < DIM / 8; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e += 2) {
-            const float2 p = direction_pair<FINE>(sys, n, e);
+            const float2 p = direction_pair<PARTS>(sys, n, e);
             const float mean[2] = { kbar.get(4 * n + e), kbar.get(4 * n + e + 1) };
             const int row = e / 2;
             float *image = &y[n / 8][n % 8][e];
@@ -357,42 +366,42 @@ static __device__ __forceinline__ image_products finish_image(float (&y)[DIM / T
 
 /* y = (Cov + Lambda) direction. centre is direction . kbar up to rounding; the error that it leaves in f is
  * taken out by finish_image, which subtracts kbar times the sum of f. */
-template <bool FINE, int DIM, bool DECAYED>
-static __device__ __forceinline__ image_products image_hopper(float (&y)[DIM / TILE_SIDE][8][4],
-                                                              const system_hopper<DIM, DECAYED> &sys,
-                                                              const float (&centre)[2])
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ image_products compute_image(float (&y)[DIM / TILE_SIDE][8][4],
+                                                               const block_system<DIM, DECAYED> &sys,
+                                                               const float (&centre)[2])
 {
     float total[2] = { 0, 0 }, f[8][4], u[8][4];
-    weights_operand<FINE ? 2 : 1> w;
-    score_rows<DIM, DECAYED, FINE, false> rows;
+    weights_operand<PARTS> w;
+    score_operands<DIM, DECAYED, PARTS, false> rows;
     rows.load(sys);
     clear_sums<DIM>(y);
-    stream_steps_hopper<DIM, false, true>(
-        sys.ring(), sys.count, sys.maps, sys.x,
-        [&](const tiles_at &t) {
+    stream_pipelined<DIM, false, true>(
+        sys.ring(), sys.count, sys.maps, sys.block,
+        [&](const kv_tile &t) {
             rows.query_keys(f, sys, t.keys);
             rows.direction_keys(u, sys, t.keys);
         },
-        [&](const tiles_at &t) { centre_weights(f, u, sys, t.j, centre, total); },
+        [&](const kv_tile &t) { centre_weights(f, u, sys, t.j, centre, total); },
         [&]() {
             wgmma_results(y);
             split_weights(w, f);
         },
-        [&](const tiles_at &t) {
-            if (FINE) {
-                multiply_weights<DIM>(y, w.part[FINE], t.keys);
+        [&](const kv_tile &t) {
+            if (PARTS == 2) {
+                multiply_weights<DIM>(y, w.part[PARTS - 1], t.keys);
             }
             multiply_weights<DIM>(y, w.part[0], t.keys);
         });
     wgmma_results(y);
-    return finish_image<FINE>(y, sys, total);
+    return finish_image<PARTS>(y, sys, total);
 }
 
-/* direction <- source + turn x direction, with `source` in registers; centre is then direction . kbar. */
-template <bool FINE, int DIM, bool DECAYED>
-static __device__ __forceinline__ void turn_direction(const system_hopper<DIM, DECAYED> &sys,
-                                                      const float (&source)[DIM / TILE_SIDE][8][4],
-                                                      const float (&turn)[2], float (&centre)[2])
+/* direction <- source + beta direction, with `source` in registers; centre is then direction . kbar. */
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void update_direction(const block_system<DIM, DECAYED> &sys,
+                                                        const float (&source)[DIM / TILE_SIDE][8][4],
+                                                        const float (&beta)[2], float (&centre)[2])
 {
     const lane_vector kbar = sys.vector(VECTOR_KBAR);
     centre[0] = centre[1] = 0;
@@ -402,12 +411,12 @@ static __device__ __forceinline__ void turn_direction(const system_hopper<DIM, D
         for (int e = 0; e < 4; e += 2) {
             const int row = e / 2;
             float2 p = { 0, 0 };
-            if (turn[row] != 0) {
-                p = direction_pair<FINE>(sys, n, e);
+            if (beta[row] != 0) {
+                p = direction_pair<PARTS>(sys, n, e);
             }
-            p.x = source[n / 8][n % 8][e] + turn[row] * p.x,
-            p.y = source[n / 8][n % 8][e + 1] + turn[row] * p.y;
-            p = set_direction_pair<FINE>(sys, n, e, p);
+            p.x = source[n / 8][n % 8][e] + beta[row] * p.x,
+            p.y = source[n / 8][n % 8][e + 1] + beta[row] * p.y;
+            p = set_direction_pair<PARTS>(sys, n, e, p);
             centre[row] += p.x * kbar.get(4 * n + e) + p.y * kbar.get(4 * n + e + 1);
         }
     }
@@ -416,137 +425,179 @@ static __device__ __forceinline__ void turn_direction(const system_hopper<DIM, D
     __syncthreads();
 }
 
+/* The solution x in the scratch becomes the direction; y is clobbered; centre is then direction . kbar. */
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void direction_from_solution(const block_system<DIM, DECAYED> &sys,
+                                                               float (&y)[DIM / TILE_SIDE][8][4],
+                                                               float (&centre)[2])
+{
+    const lane_vector x = sys.vector(VECTOR_X);
+    const float zero[2] = { 0, 0 };
+#pragma unroll
+    for (int n = 0; n < DIM / 2; n++) {
+        y[n / 32][n / 4 % 8][n % 4] = x.get(n);
+    }
+    update_direction<PARTS>(sys, y, zero, centre);
+}
+
 /* Writes the ridge of each channel to the scratch, where the problem has one for each channel. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void put_ridge(const system_hopper<DIM, DECAYED> &sys)
+static __device__ __forceinline__ void put_ridge(const block_system<DIM, DECAYED> &sys)
 {
     const lane_vector ridge = sys.vector(VECTOR_RIDGE);
     if (sys.ridge.channels) {
 #pragma unroll 1
         for (int n = 0; n < DIM / 2; n++) {
-            ridge.put(n, ridge_at(sys.ridge, sys.p, sys.a, sys.x, sys.r, n / 2 % 2, column_of(n / 4, n % 4)));
+            ridge.put(
+                n, ridge_at(sys.ridge, sys.p, sys.a, sys.block, sys.r, n / 2 % 2, column_of(n / 4, n % 4)));
         }
     }
 }
 
 /* Must the row iterate on? It stops where its residual is below `stop` and where it would also be accepted,
  * by the condition number met so far and with a margin for rounding. */
-static __device__ __forceinline__ bool unsolved(const cg_rows &k, const cg_tolerance &tolerance, int row)
+static __device__ __forceinline__ bool unsolved(const cg_rows &cg, const cg_tolerance &tolerance, int row)
 {
     const float sure = 0.64f * tolerance.accept * tolerance.accept;
-    return k.rr[row] > tolerance.stop * tolerance.stop * k.bb[row] ||
-           k.rr[row] * k.most[row] > sure * k.bb[row] * k.least[row];
+    return cg.rr[row] > tolerance.stop * tolerance.stop * cg.bb[row] ||
+           cg.rr[row] * cg.most[row] > sure * cg.bb[row] * cg.least[row];
 }
 
-/* In one part, a row whose residual, relative to b, is above START PACE^n after n iterations would not
- * converge in time. */
-#define START 1.6f
-#define PACE 0.65f
+/* In one part, a row whose residual, relative to b, is above ENVELOPE_START ENVELOPE_RATE^n after n
+ * iterations would not converge in time. */
+#define ENVELOPE_START 1.6f
+#define ENVELOPE_RATE 0.65f
+
+/* alpha of the live rows, and the bounds of the spectrum that their Rayleigh quotients give; 0 for the
+ * others. A row whose direction has no positive curvature stops. */
+static __device__ __forceinline__ void cg_step_length(cg_rows &cg, const image_products &d, float (&alpha)[2])
+{
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        cg.iterations[row] += cg.live[row];
+        cg.live[row] = cg.live[row] && d.curvature[row] > 0;
+        alpha[row] = cg.live[row] ? cg.rr[row] / d.curvature[row] : 0;
+        if (cg.live[row]) {
+            cg.least[row] = fminf(cg.least[row], d.curvature[row] / d.size[row]);
+            cg.most[row] = fmaxf(cg.most[row], d.curvature[row] / d.size[row]);
+        }
+    }
+}
+
+/* x += alpha direction and r -= alpha image, in the scratch. y: the image, becomes r; rr: sums of its squares
+ * (this thread's columns). */
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void cg_advance(const block_system<DIM, DECAYED> &sys,
+                                                  float (&y)[DIM / TILE_SIDE][8][4], const float (&alpha)[2],
+                                                  float (&rr)[2])
+{
+    const lane_vector x = sys.vector(VECTOR_X), residual = sys.vector(VECTOR_R);
+    float old[DIM / 2]; /* all loads before any store */
+#pragma unroll
+    for (int n = 0; n < DIM / 2; n++) {
+        old[n] = residual.get(n);
+    }
+#pragma unroll
+    for (int n = 0; n < DIM / 2; n++) {
+        const int row = n / 2 % 2;
+        float &r = y[n / 32][n / 4 % 8][n % 4];
+        r = old[n] - alpha[row] * r;
+        rr[row] += r * r;
+        old[n] = x.get(n);
+    }
+#pragma unroll
+    for (int n = 0; n < DIM / 2; n += 2) {
+        const float2 p = direction_pair<PARTS>(sys, n / 4, n % 4);
+        x.put(n, old[n] + alpha[n / 2 % 2] * p.x), x.put(n + 1, old[n + 1] + alpha[n / 2 % 2] * p.y);
+        residual.put(n, y[n / 32][n / 4 % 8][n % 4]), residual.put(n + 1, y[n / 32][n / 4 % 8][n % 4 + 1]);
+    }
+}
+
+/* direction <- r + beta direction. The recurrence of cg_run has its product with kbar. */
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void cg_update_direction(const block_system<DIM, DECAYED> &sys,
+                                                           const float (&r)[DIM / TILE_SIDE][8][4],
+                                                           const float (&beta)[2])
+{
+#pragma unroll
+    for (int n = 0; n < DIM / 8; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e += 2) {
+            float2 p = direction_pair<PARTS>(sys, n, e);
+            p.x = r[n / 8][n % 8][e] + beta[e / 2] * p.x, p.y = r[n / 8][n % 8][e + 1] + beta[e / 2] * p.y;
+            set_direction_pair<PARTS>(sys, n, e, p);
+        }
+    }
+    fence_async_proxy();
+}
 
 /* Conjugate gradients for the rows that are live, from x and its residual r, which lie in the scratch. */
-template <bool FINE, int DIM, bool DECAYED>
-static __device__ __forceinline__ void cg_run(const system_hopper<DIM, DECAYED> &outer, cg_rows &rows,
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void cg_run(const block_system<DIM, DECAYED> &stored, cg_rows &rows,
                                               const cg_tolerance &tolerance)
 {
-    const row_pair r = outer.r;
-    const row_ridge ridge = outer.ridge;
-    const system_hopper<DIM, DECAYED> sys = known_system(outer, r, ridge);
-    cg_rows k = rows;
-    const lane_vector x = sys.vector(VECTOR_X), residual = sys.vector(VECTOR_R);
-    float y[DIM / TILE_SIDE][8][4], centre[2], turn[2] = { 0, 0 }, rest_mean[2]; /* residual . kbar */
+    const row_pair r = stored.r;
+    const row_ridge ridge = stored.ridge;
+    const block_system<DIM, DECAYED> sys = system_in_registers(stored, r, ridge);
+    cg_rows cg = rows;
+    const lane_vector residual = sys.vector(VECTOR_R);
+    float y[DIM / TILE_SIDE][8][4], centre[2], beta[2] = { 0, 0 }, residual_mean[2]; /* residual . kbar */
 #pragma unroll
     for (int n = 0; n < DIM / 2; n++) {
         y[n / 32][n / 4 % 8][n % 4] = residual.get(n);
     }
     put_ridge(sys);
-    turn_direction<FINE>(sys, y, turn, centre);
-    rest_mean[0] = centre[0], rest_mean[1] = centre[1];
-    float pace = START * START;
-    for (int count = 0; count < tolerance.most && __syncthreads_or(k.live[0] || k.live[1]); count++) {
-        float next[2] = { 0, 0 }, step[2];
-        const image_products d = image_hopper<FINE>(y, sys, centre);
+    update_direction<PARTS>(sys, y, beta, centre);
+    residual_mean[0] = centre[0], residual_mean[1] = centre[1];
+    float envelope = ENVELOPE_START * ENVELOPE_START;
+    for (int count = 0; count < tolerance.most && __syncthreads_or(cg.live[0] || cg.live[1]); count++) {
+        float alpha[2], rr[2] = { 0, 0 };
+        const image_products d = compute_image<PARTS>(y, sys, centre);
+        cg_step_length(cg, d, alpha);
+        cg_advance<PARTS>(sys, y, alpha, rr);
 #pragma unroll
         for (int row = 0; row < 2; row++) {
-            k.iterations[row] += k.live[row];
-            k.live[row] = k.live[row] && d.curvature[row] > 0;
-            step[row] = k.live[row] ? k.rr[row] / d.curvature[row] : 0;
-            if (k.live[row]) {
-                k.least[row] = fminf(k.least[row], d.curvature[row] / d.size[row]);
-                k.most[row] = fmaxf(k.most[row], d.curvature[row] / d.size[row]);
-            }
+            rr[row] = quad_sum(rr[row]);
+            beta[row] = cg.live[row] ? rr[row] / cg.rr[row] : 0;
+            cg.rr[row] = cg.live[row] ? rr[row] : cg.rr[row];
+            cg.live[row] = cg.live[row] && unsolved(cg, tolerance, row);
+            residual_mean[row] -= alpha[row] * d.mean[row];
+            centre[row] = residual_mean[row] + beta[row] * centre[row];
         }
-        float old[DIM / 2]; /* all loads before any store */
-#pragma unroll
-        for (int n = 0; n < DIM / 2; n++) {
-            old[n] = residual.get(n);
-        }
-#pragma unroll
-        for (int n = 0; n < DIM / 2; n++) {
-            const int row = n / 2 % 2;
-            float &rest = y[n / 32][n / 4 % 8][n % 4];
-            rest = old[n] - step[row] * rest;
-            next[row] += rest * rest;
-            old[n] = x.get(n);
-        }
-#pragma unroll
-        for (int n = 0; n < DIM / 2; n += 2) {
-            const float2 p = direction_pair<FINE>(sys, n / 4, n % 4);
-            x.put(n, old[n] + step[n / 2 % 2] * p.x), x.put(n + 1, old[n + 1] + step[n / 2 % 2] * p.y);
-            residual.put(n, y[n / 32][n / 4 % 8][n % 4]),
-                residual.put(n + 1, y[n / 32][n / 4 % 8][n % 4 + 1]);
-        }
-#pragma unroll
-        for (int row = 0; row < 2; row++) {
-            next[row] = quad_sum(next[row]);
-            turn[row] = k.live[row] ? next[row] / k.rr[row] : 0;
-            k.rr[row] = k.live[row] ? next[row] : k.rr[row];
-            k.live[row] = k.live[row] && unsolved(k, tolerance, row);
-            rest_mean[row] -= step[row] * d.mean[row];
-            centre[row] = rest_mean[row] + turn[row] * centre[row];
-        }
-#pragma unroll
-        for (int n = 0; n < DIM / 8; n++) {
-#pragma unroll
-            for (int e = 0; e < 4; e += 2) {
-                float2 p = direction_pair<FINE>(sys, n, e);
-                p.x = y[n / 8][n % 8][e] + turn[e / 2] * p.x,
-                p.y = y[n / 8][n % 8][e + 1] + turn[e / 2] * p.y;
-                set_direction_pair<FINE>(sys, n, e, p);
-            }
-        }
-        fence_async_proxy();
-        pace *= PACE * PACE;
-        const bool late = (k.live[0] && k.rr[0] > pace * k.bb[0]) || (k.live[1] && k.rr[1] > pace * k.bb[1]);
-        if (!FINE && count >= 2 && __syncthreads_or(late)) {
+        cg_update_direction<PARTS>(sys, y, beta);
+        envelope *= ENVELOPE_RATE * ENVELOPE_RATE;
+        const bool late = (cg.live[0] && cg.rr[0] > envelope * cg.bb[0]) ||
+                          (cg.live[1] && cg.rr[1] > envelope * cg.bb[1]);
+        if (PARTS == 1 && count >= 2 && __syncthreads_or(late)) {
             break;
         }
     }
-    rows = k;
+    rows = cg;
 }
 
 /* y, scaled to about 1, becomes b; x = 0 and r = b. top: the largest |y| of the thread's columns. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void cg_begin_hopper(const system_hopper<DIM, DECAYED> &sys, cg_rows &k,
-                                                       float (&y)[DIM / 2], const float (&top)[2],
-                                                       const bool (&wanted)[2])
+static __device__ __forceinline__ void start_cg(const block_system<DIM, DECAYED> &sys, cg_rows &cg,
+                                                float (&y)[DIM / 2], const float (&top)[2],
+                                                const bool (&wanted)[2])
 {
-    const lane_vector x = sys.vector(VECTOR_X), rest = sys.vector(VECTOR_R), b = sys.vector(VECTOR_B);
+    const lane_vector x = sys.vector(VECTOR_X), r = sys.vector(VECTOR_R), b = sys.vector(VECTOR_B);
     float bb[2] = { 0, 0 };
-    k.unit[0] = magnitude(quad_max(top[0])), k.unit[1] = magnitude(quad_max(top[1]));
-    const float inverse[2] = { 1 / k.unit[0], 1 / k.unit[1] };
+    cg.unit[0] = magnitude(quad_max(top[0])), cg.unit[1] = magnitude(quad_max(top[1]));
+    const float inverse[2] = { 1 / cg.unit[0], 1 / cg.unit[1] };
 #pragma unroll
     for (int n = 0; n < DIM / 2; n++) {
         const int row = n / 2 % 2;
         y[n] *= inverse[row];
-        b.put(n, y[n]), rest.put(n, y[n]), x.put(n, 0);
+        b.put(n, y[n]), r.put(n, y[n]), x.put(n, 0);
         bb[row] += y[n] * y[n];
     }
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        k.bb[row] = k.rr[row] = quad_sum(bb[row]);
-        k.live[row] = wanted[row] && k.bb[row] > 0 && k.bb[row] < INFINITY;
-        k.least[row] = INFINITY, k.most[row] = 0;
-        k.iterations[row] = 0;
+        cg.bb[row] = cg.rr[row] = quad_sum(bb[row]);
+        cg.live[row] = wanted[row] && cg.bb[row] > 0 && cg.bb[row] < INFINITY;
+        cg.least[row] = INFINITY, cg.most[row] = 0;
+        cg.iterations[row] = 0;
     }
 }
 
@@ -558,26 +609,28 @@ struct solve_launch {
     const loam_args &a;
     const local_saved &saved;
     const solve_work &work;
-    const maps_hopper &maps;
+    const qkv_maps &maps;
 };
 
 /* Does the first row of the block see too few keys for one part? */
-template <int DIM> static __device__ __forceinline__ bool sees_few(const loam_problem &p, const row_block &x)
+template <int DIM>
+static __device__ __forceinline__ bool sees_few(const loam_problem &p, const row_block &block)
 {
     int64_t lo, hi;
-    local_visible(&p, &x.s, x.i0, &lo, &hi);
+    local_visible(&p, &block.s, block.i0, &lo, &hi);
     return hi - lo < FEW_KEYS * DIM;
 }
 
 /* Takes the next block of rows for this launch from its counter: returns its number, and its rows, or -1
  * where there is none. LISTED: from the list of those for which one part was not enough. Where scores decay,
  * few keys have weight and all blocks take two parts. */
-template <bool FINE, bool LISTED, int DIM, bool DECAYED>
-static __device__ __forceinline__ int64_t take_block(row_block &rows, const solve_launch &all, int64_t blocks)
+template <int PARTS, bool LISTED, int DIM, bool DECAYED>
+static __device__ __forceinline__ int64_t claim_block(row_block &rows, const solve_launch &all,
+                                                      int64_t blocks)
 {
-    unsigned long long *counter = (unsigned long long *)(LISTED ? all.work.next_listed
-                                                         : FINE ? all.work.next_few
-                                                                : all.work.next_block);
+    unsigned long long *counter = (unsigned long long *)(LISTED       ? all.work.next_listed
+                                                         : PARTS == 2 ? all.work.next_few
+                                                                      : all.work.next_block);
     const int64_t count = LISTED ? (int64_t)*all.work.listed_count : blocks;
     for (;;) {
         const int64_t n = (int64_t)atomicAdd(counter, 1ull);
@@ -586,14 +639,14 @@ static __device__ __forceinline__ int64_t take_block(row_block &rows, const solv
         }
         const int64_t block = LISTED ? all.work.listed[n] : n;
         rows = row_block_at(all.p, all.a, block);
-        if (rows.rows > 0 && (LISTED || DECAYED || sees_few<DIM>(all.p, rows) == FINE)) {
+        if (rows.rows > 0 && (LISTED || DECAYED || sees_few<DIM>(all.p, rows) == (PARTS == 2))) {
             return block;
         }
     }
 }
 
 /* Takes any scratch that is free: the launch of blocks with few keys overlaps with that of the others. */
-static __device__ __forceinline__ int take_scratch(const solve_work &work)
+static __device__ __forceinline__ int claim_scratch(const solve_work &work)
 {
     int n = (int)(blockIdx.x % work.scratches);
     while (atomicCAS(&work.scratch_taken[n], 0, 1) != 0) {
