@@ -4,7 +4,7 @@
 #define LOAM_LOCAL_CUDA_SOLVE_WORK_CUH
 
 #include "src/gpu/launch.cuh"
-#include "src/local/cuda/solved.cuh"
+#include "src/local/cuda/solve.cuh"
 
 /* Thread blocks of a launch, each with a scratch: as many as the device can hold at once. */
 static inline int64_t solve_blocks(const loam_problem *p)

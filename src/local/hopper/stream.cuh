@@ -6,7 +6,7 @@
 #define LOAM_LOCAL_HOPPER_STREAM_CUH
 
 #include "src/gpu/hopper.cuh"
-#include "src/local/cuda/solved.cuh"
+#include "src/local/cuda/solve.cuh"
 
 /* Stages of the ring, each for a tile of keys or of values. */
 template <int DIM> constexpr unsigned ring_slots = DIM == 64 ? 10 : 4;
