@@ -130,18 +130,11 @@ static __device__ __forceinline__ void reflect_back(lane_row<N> &grad, lane_row<
     }
 }
 
-/* out [d + 1] <- the sums of dw and dbeta over the warps. */
+/* out [d + 1] <- the sums of dw and dbeta over the warps, which are in `shared`. */
 template <int N>
-static __device__ __forceinline__ void put_part(double *out, double (&shared)[REFLECT_WARPS][32 * N + 1],
-                                                const lane_row<N> &dw, double dbeta, int64_t d)
+static __device__ __forceinline__ void put_part(double *out,
+                                                const double (&shared)[REFLECT_WARPS][32 * N + 1], int64_t d)
 {
-    const int warp = threadIdx.x / 32;
-    __syncthreads();
-    store_row(shared[warp], dw, d);
-    if (threadIdx.x % 32 == 0) {
-        shared[warp][d] = dbeta;
-    }
-    __syncthreads();
     for (int64_t c = threadIdx.x; c <= d; c += REFLECT_THREADS) {
         double sum = 0;
         for (int v = 0; v < REFLECT_WARPS; v++) {
@@ -160,8 +153,9 @@ static __global__ void __launch_bounds__(REFLECT_THREADS)
 {
     __shared__ double shared[REFLECT_WARPS][32 * N + 1];
     const local_seq s = local_seq_at(&p, &a, b);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int64_t h = blockIdx.y, d = p.dim_qk, step = p.heads_kv * p.len_kv * d;
-    const int64_t block = (int64_t)blockIdx.x * EACH_KEYS, j0 = block + threadIdx.x / 32 * BACK_KEYS;
+    const int64_t block = (int64_t)blockIdx.x * EACH_KEYS, j0 = block + warp * BACK_KEYS;
     const int64_t t0 = each_step_at(&shape, &s, first).position;
     const int64_t last = t0 + count - 1 < s.nk - 1 ? t0 + count - 1 : s.nk - 1;
     if (block > last) {
@@ -196,7 +190,13 @@ static __global__ void __launch_bounds__(REFLECT_THREADS)
                 reflect_back(grad[m], dw, dbeta, key, w, beta);
             }
         }
-        put_part(x.parts + ((h * gridDim.x + blockIdx.x) * shape.group + n) * (d + 1), shared, dw, dbeta, d);
+        __syncthreads();
+        store_row(shared[warp], dw, d);
+        if (lane == 0) {
+            shared[warp][d] = dbeta;
+        }
+        __syncthreads();
+        put_part<N>(x.parts + ((h * gridDim.x + blockIdx.x) * shape.group + n) * (d + 1), shared, d);
     }
 #pragma unroll
     for (int m = 0; m < BACK_KEYS; m++) {

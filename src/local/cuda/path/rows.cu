@@ -137,9 +137,8 @@ static __device__ __forceinline__ void own_tile_gradient(strip &query, row_gradi
 
 /* To the left: y holds the queries as the tiles see them, and is stored before each crossing. */
 static __device__ __forceinline__ void store_queries(strip &y, rows_shared &shared, const path_grads &w,
-                                                     const path_rows &x, bf16 *queries, int m)
+                                                     const path_rows &x, bf16 *queries, int copies, int m)
 {
-    const int copies = x.n % w.w.group + x.n / w.w.group;
     for (int copy = 0; copy < copies; copy++) {
         strip_store(y, m, queries + copy * TILE_SIZE, NULL, EDGE);
         if (copy + 1 < copies) {
@@ -192,7 +191,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
     extern __shared__ __align__(16) unsigned char memory[];
     rows_shared &shared = *(rows_shared *)memory;
     const int m = threadIdx.x / 32 * 16;
-    const float scale = (float)p.scale;
+    const float scale = (float)p.scale, scale2 = scale * (float)LOG2E;
     path_rows x;
     if (!path_rows_of(p, a, w.slots, blockIdx.x, x)) {
         return;
@@ -201,12 +200,14 @@ static __global__ void __launch_bounds__(THREADS, 2)
         put_empty_rows<DECAY>(p, a, w, x);
         return;
     }
-    row_gradients r = { query_slot(w, x), scale, scale * (float)LOG2E, {}, {}, { 0, 0 } };
-    bf16 *const queries = w.x + r.slot * w.copies * TILE_SIZE;
+    row_gradients r = { query_slot(w, x), scale, scale2, {}, {}, { 0, 0 } };
+    bf16 *const queries = w.x + r.slot * w.copies * TILE_SIZE, *const grads = w.y +
+                                                                              r.slot * w.copies * TILE_SIZE;
+    const int copies = x.n % w.w.group + x.n / w.w.group;
     strip y;
     own_tile_gradient<DECAY>(y, r, shared, p, a, w, x, m);
-    store_queries(y, shared, w, x, queries, m);
-    store_gradients<DECAY>(y, r, shared, a, w, x, queries, w.y + r.slot * w.copies * TILE_SIZE, m);
+    store_queries(y, shared, w, x, queries, copies, m);
+    store_gradients<DECAY>(y, r, shared, a, w, x, queries, grads, m);
     strip_store(y, m, w.inner + r.slot * TILE_SIZE, NULL, EDGE);
 #pragma unroll
     for (int half = 0; DECAY && half < 2; half++) {
