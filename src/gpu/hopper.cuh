@@ -78,7 +78,8 @@ static __device__ __forceinline__ void warpgroup_sync(int barrier)
 }
 
 /* A named barrier of THREADS threads, in whole warps: named_barrier_sync waits until all of them have come,
- * named_barrier_arrive does not wait. What any of them wrote before it came is visible to those that waited. */
+ * named_barrier_arrive does not wait. What any of them wrote before it came is visible to those that waited.
+ */
 template <int THREADS> static __device__ __forceinline__ void named_barrier_sync(int barrier)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");

@@ -165,55 +165,30 @@ static __device__ void put_solved_weights(const row_systems<WIDE, DIM> &sys, con
     });
 }
 
-/* Writes columns `first` .. of o, rho and saved of rows within the sequence, from o = sum f v and total = sum f
- * over the keys, where f are the centred weights. Adds the squared residual of these columns to error2, and to
- * bad 0 or, where an output is not finite, NaN. */
+/* Writes columns c and c + 1 of o, rho and saved of a row within the sequence. at: their place in the vectors
+ * of the thread. */
 template <bool WIDE, int DIM>
 static __device__ __forceinline__ void put_output(const row_systems<WIDE, DIM> &sys, const cg_rows &k,
-                                                  const local_saved &saved,
-                                                  const float (&o)[shape<WIDE, DIM>::columns / 8][4],
-                                                  const float (&total)[2], int first, float (&error2)[2],
-                                                  float (&bad)[2])
+                                                  const local_saved &saved, int row, int at, int c,
+                                                  const float (&out)[2])
 {
     const loam_problem &p = sys.p;
     const loam_args &a = sys.a;
     const row_block &block = sys.x;
-    const lane_vector x = sys.vector(VECTOR_X), b = sys.vector(VECTOR_B), image = sys.vector(VECTOR_IMAGE);
-    const lane_vector vbar = sys.vector(VECTOR_VBAR), kbar = sys.vector(VECTOR_KBAR);
-#pragma unroll
-    for (int n = 0; n < shape<WIDE, DIM>::columns / 8; n++) {
-#pragma unroll
-        for (int e = 0; e < 4; e += 2) {
-            const int row = e / 2, at = first / 2 + 4 * n + e, c = first + column_of(n, e);
-            float out[2];
-#pragma unroll
-            for (int s = 0; s < 2; s++) {
-                const float residual = b.get(at + s) - image.get(at + s);
-                error2[row] += residual * residual;
-                const float mean = vbar.get(at + s);
-                out[s] = mean - k.unit[row] * (o[n][e + s] - total[row] * mean);
-                bad[row] += c + s < p.dim_v ? out[s] * 0 : 0;
-            }
-            if (!sys.r.real[row]) {
-                continue;
-            }
-            const int64_t i = block.i0 + sys.r.at[row], saved_at = local_row(&p, &block.s, block.h, i);
-            const int64_t token = block.s.q0 + i;
-            store_pair(a.o.data, p.dtype, LOCAL_AT(a.o, block.s.b, block.h, token), c, p.dim_v, out[0],
-                       out[1]);
-            const float rho[2] = { k.unit[row] * x.get(at), k.unit[row] * x.get(at + 1) };
-            if (a.rho.data) {
-                store_pair(a.rho.data, LOAM_F32, LOCAL_AT(a.rho, block.s.b, block.h, token), c, p.dim_qk,
-                           rho[0], rho[1]);
-            }
-            if (a.saved) {
-                store_pair(saved.rho, LOAM_F32, saved_at * p.dim_qk, c, p.dim_qk, rho[0], rho[1]);
-                store_pair(saved.kbar, LOAM_F32, saved_at * p.dim_qk, c, p.dim_qk, kbar.get(at),
-                           kbar.get(at + 1));
-                store_pair(saved.vbar, LOAM_F32, saved_at * p.dim_v, c, p.dim_v, vbar.get(at),
-                           vbar.get(at + 1));
-            }
-        }
+    const lane_vector x = sys.vector(VECTOR_X), vbar = sys.vector(VECTOR_VBAR),
+                      kbar = sys.vector(VECTOR_KBAR);
+    const int64_t i = block.i0 + sys.r.at[row], saved_row = local_row(&p, &block.s, block.h, i);
+    const int64_t token = block.s.q0 + i;
+    store_pair(a.o.data, p.dtype, LOCAL_AT(a.o, block.s.b, block.h, token), c, p.dim_v, out[0], out[1]);
+    const float rho[2] = { k.unit[row] * x.get(at), k.unit[row] * x.get(at + 1) };
+    if (a.rho.data) {
+        store_pair(a.rho.data, LOAM_F32, LOCAL_AT(a.rho, block.s.b, block.h, token), c, p.dim_qk, rho[0],
+                   rho[1]);
+    }
+    if (a.saved) {
+        store_pair(saved.rho, LOAM_F32, saved_row * p.dim_qk, c, p.dim_qk, rho[0], rho[1]);
+        store_pair(saved.kbar, LOAM_F32, saved_row * p.dim_qk, c, p.dim_qk, kbar.get(at), kbar.get(at + 1));
+        store_pair(saved.vbar, LOAM_F32, saved_row * p.dim_v, c, p.dim_v, vbar.get(at), vbar.get(at + 1));
     }
 }
 
@@ -227,7 +202,8 @@ static __device__ void sweep_outputs(const row_systems<WIDE, DIM> &sys, const cg
     constexpr int columns = S::columns / 8;
     const loam_problem &p = sys.p;
     const loam_args &a = sys.a;
-    const lane_vector x = sys.vector(VECTOR_X), image = sys.vector(VECTOR_IMAGE);
+    const lane_vector x = sys.vector(VECTOR_X), b = sys.vector(VECTOR_B), image = sys.vector(VECTOR_IMAGE);
+    const lane_vector vbar = sys.vector(VECTOR_VBAR);
     float centre[2], bad[2] = { 0, 0 };
     row_dots<DIM>(centre, x, sys.vector(VECTOR_KBAR));
     error2[0] = error2[1] = 0;
@@ -246,7 +222,25 @@ static __device__ void sweep_outputs(const row_systems<WIDE, DIM> &sys, const cg
         if (a.weights.data && first == 0) {
             put_solved_weights(sys, k, centre, total);
         }
-        put_output<WIDE, DIM>(sys, k, saved, o, total, first, error2, bad);
+#pragma unroll
+        for (int n = 0; n < columns; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e += 2) {
+                const int row = e / 2, at = first / 2 + 4 * n + e, c = first + column_of(n, e);
+                float out[2];
+#pragma unroll
+                for (int s = 0; s < 2; s++) {
+                    const float residual = b.get(at + s) - image.get(at + s);
+                    error2[row] += residual * residual;
+                    const float mean = vbar.get(at + s);
+                    out[s] = mean - k.unit[row] * (o[n][e + s] - total[row] * mean);
+                    bad[row] += c + s < p.dim_v ? out[s] * 0 : 0;
+                }
+                if (sys.r.real[row]) {
+                    put_output(sys, k, saved, row, at, c, out);
+                }
+            }
+        }
     }
     error2[0] = quad_sum(error2[0]), error2[1] = quad_sum(error2[1]);
     finite[0] = quad_sum(bad[0]) == 0, finite[1] = quad_sum(bad[1]) == 0;
