@@ -2,7 +2,7 @@
  *
  * Backward of Local Linear Attention on Hopper, the pass over rows: drho, the adjoint solve (Cov + Lambda)
  * y = drho, and dq of 64 rows at a time, with the solver of local/hopper/solve.cuh. Formulas are those of
- * local/cuda/backward_probe.cu and local/cuda/backward_query.cuh.
+ * local/cuda/backward_probe.cuh and local/cuda/backward_query.cuh.
  *
  * As in forward, blocks whose rows see many keys have one bf16 part ("cheap"), if one was enough for each of
  * their probes in forward. rho and y are then bf16 numbers times a power of two, and the last sweep has each
