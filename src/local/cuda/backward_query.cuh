@@ -42,7 +42,7 @@ static __device__ __forceinline__ void ridge_gradient(row_record &rec, bool real
     }
 }
 
-/* The product of a direction with the peak key, relative to which sweep_centres takes the products of all
+/* The product of a direction with the peak key, which sweep_centres subtracts from the products of all
  * keys. PARTS: bf16 parts of the direction in products. */
 template <int PARTS>
 static __device__ __forceinline__ float peak_product(bool real, const loam_problem &p, const loam_args &a,

@@ -20,7 +20,8 @@
 
 enum { THREADS = 128, ROWS = 64, CHUNK = 128 };
 
-/* Tiles for head dimensions up to DIM. A pass computes CHUNK columns of the output at most. */
+/* Tiles for head dimensions up to DIM; functions call it S. A pass computes CHUNK columns of the output at
+ * most. */
 template <bool WIDE, int DIM> struct shape {
     typedef element<WIDE> type;
     static constexpr int keys = WIDE ? (DIM == 256 ? 16 : 32) : DIM == 64 ? 64 : 32;

@@ -48,7 +48,7 @@ struct solve_work {
     int64_t *next_block;
     unsigned long long *hard_count;
     /* On Hopper: counters of the launches for blocks of rows with few keys, and for those listed for a second
-     * launch; the list; which scratches are taken. */
+     * launch; the list; which scratches are in use. */
     int64_t *next_few, *next_listed;
     unsigned long long *listed_count;
     int32_t *scratch_taken;

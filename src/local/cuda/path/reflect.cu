@@ -58,7 +58,7 @@ static __device__ __forceinline__ double beta_of(const loam_args &a, const local
 
 /* ------------------------------------------------------------------ forward */
 
-/* A warp takes one key of head blockIdx.y through the positions of the group, from frame `from` to frame
+/* A warp reflects one key of head blockIdx.y at the positions of the group, from frame `from` to frame
  * `to`, and stores it after each position where copies are wanted. */
 template <int N>
 static __global__ void __launch_bounds__(REFLECT_THREADS)
