@@ -78,7 +78,8 @@ static __device__ __forceinline__ void warpgroup_sync(int barrier)
 }
 
 /* A named barrier of THREADS threads, in whole warps: named_barrier_sync waits until all of them have come,
- * named_barrier_arrive does not wait. What any of them wrote before it came is visible to those that waited. */
+ * named_barrier_arrive does not wait. What any of them wrote before it came is visible to those that waited.
+ */
 template <int THREADS> static __device__ __forceinline__ void named_barrier_sync(int barrier)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");
@@ -109,11 +110,10 @@ static __device__ __forceinline__ void wait_for_previous_launch()
 static __device__ __forceinline__ void load_box(void *tile, const CUtensorMap *map, uint64_t *barrier, int c,
                                                 int t, int h, int b)
 {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::
-            "r"(shared_address(tile)),
-        "l"(map), "r"(shared_address(barrier)), "r"(c), "r"(t), "r"(h), "r"(b)
-        : "memory");
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_address(tile)),
+                 "l"(map), "r"(shared_address(barrier)), "r"(c), "r"(t), "r"(h), "r"(b)
+                 : "memory");
 }
 
 /* Copies `bytes`, which is a multiple of 16, as both addresses are; completes on `barrier`. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * One number of an array in global memory, of the types that problems have on GPUs, by the instructions that convert it:
- * those of base/dtype.h go through double and integers, and kernels have hundreds of such places. */
+ * One number of an array in global memory, of the types that problems have on GPUs, by the instructions that
+ * convert it: those of base/dtype.h go through double and integers, and kernels have hundreds of such places.
+ * And the two constants of the log2 domain. */
 #ifndef LOAM_GPU_NUMBER_CUH
 #define LOAM_GPU_NUMBER_CUH
 
@@ -8,6 +9,9 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+
+/* log2(e) and ln(2): exponentials and scores are in the log2 domain, lse is a natural logarithm. */
+constexpr double LOG2E = 1.4426950408889634, LN2 = 0.6931471805599453;
 
 template <class REAL>
 static __device__ __forceinline__ REAL load_real(const void *data, loam_dtype dtype, int64_t index)

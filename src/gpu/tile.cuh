@@ -62,8 +62,8 @@ template <int PARTS> struct operand_b {
 
 /* d += a b, without the products below the last part. For float32 accuracy (three parts) the products of
  * parts are summed apart and then added to d: tensor cores truncate when they add to an accumulator, which
- * would show over many steps. TRANSPOSED adds the parts in the order in which the product of the transposes adds
- * them, so that both have the same bits. */
+ * would show over many steps. TRANSPOSED adds the parts in the order in which the product of the transposes
+ * adds them, so that both have the same bits. */
 template <bool TRANSPOSED = false, int PA, int PB>
 static __device__ __forceinline__ void mma(float (&d)[4], const operand_a<PA> &a, const operand_b<PB> &b)
 {

@@ -16,6 +16,7 @@
 #define LOAM_LOCAL_CUDA_BACKWARD_CUH
 
 #include "src/local/cuda/backward.h"
+#include "src/local/cuda/launch.cuh"
 #include "src/local/cuda/stream.cuh"
 
 /* Which directions a row has: none, rho (given), rho and y (solved), or rho, y and kbar. */
@@ -59,6 +60,20 @@ template <bool WIDE, int DIM, int DIRECTIONS> struct backward_shape {
     static constexpr int row_parts = WIDE ? 3 : 2;
     static constexpr int key_parts = WIDE ? 3 : DIRECTIONS < SOLVED_PROBE ? 1 : 2;
 };
+
+/* Calls launch(dim, directions), both of type constant. */
+template <class LAUNCH> static loam_status by_directions(const loam_problem *p, LAUNCH launch)
+{
+    return by_dim(p, [&](auto dim) {
+        switch (p->mechanism) {
+        case LOAM_SOFTMAX: return launch(dim, constant<NO_DIRECTION>());
+        case LOAM_PARALLAX: return launch(dim, constant<GIVEN_PROBE>());
+        default:
+            return p->ridge_unit == LOAM_RIDGE_TRACE ? launch(dim, constant<SOLVED_BY_TRACE>())
+                                                     : launch(dim, constant<SOLVED_PROBE>());
+        }
+    });
+}
 
 /* ------------------------------------------------------------------ the gradients of one pair */
 
@@ -163,14 +178,15 @@ template <class S> struct pair_ring {
 
 template <class S, bool VALUES>
 static __device__ __forceinline__ void fill_pairs(pair_ring<S> &ring, const loam_problem &p,
-                                                  const loam_args &a, const row_block &x, int j, int slot)
+                                                  const loam_args &a, const row_block &x, int j, int stage)
 {
     const int64_t token = x.s.k0 + j;
-    fill_tile<S::keys, S::dim, S::threads>(ring.keys[slot], rows_of(a.k, p.dtype, x.s.b, x.h_kv, token),
+    fill_tile<S::keys, S::dim, S::threads>(ring.keys[stage], rows_of(a.k, p.dtype, x.s.b, x.h_kv, token),
                                            x.last - j, 0, (int)p.dim_qk, ring.origin);
     if (VALUES) {
-        fill_tile<S::keys, S::dim, S::threads>(ring.values[slot], rows_of(a.v, p.dtype, x.s.b, x.h_kv, token),
-                                               x.last - j, 0, (int)p.dim_v, NULL);
+        fill_tile<S::keys, S::dim, S::threads>(ring.values[stage],
+                                               rows_of(a.v, p.dtype, x.s.b, x.h_kv, token), x.last - j, 0,
+                                               (int)p.dim_v, NULL);
     }
     copy_async_commit();
 }
@@ -182,12 +198,12 @@ static __device__ __forceinline__ void fill_pair_terms(pair_ring<S> &ring, const
                                                        const tile_at &t)
 {
     if (norms) {
-        tile_norms<S::keys, S::dim, S::threads>(ring.norm[t.slot], ring.keys[t.slot]);
+        tile_norms<S::keys, S::dim, S::threads>(ring.norm[t.stage], ring.keys[t.stage]);
     }
     if (sc.biased && threadIdx.x < S::keys) {
         const int j = t.j + (int)threadIdx.x;
         const int64_t at = LOCAL_AT(a.key_bias, x.s.b, x.h, x.s.k0 + j);
-        ring.bias[t.slot][threadIdx.x] = j < x.last ? ((const float *)a.key_bias.data)[at] : 0;
+        ring.bias[t.stage][threadIdx.x] = j < x.last ? ((const float *)a.key_bias.data)[at] : 0;
     }
 }
 
@@ -203,9 +219,9 @@ static __device__ __forceinline__ void stream_pairs(pair_ring<S> &ring, const lo
     if (x.first < x.last) {
         fill_pairs<S, VALUES>(ring, p, a, x, x.first, 0);
     }
-    for (tile_at t = { x.first, 0 }; t.j < x.last; t.j += S::keys, t.slot = (t.slot + 1) % S::stages) {
+    for (tile_at t = { x.first, 0 }; t.j < x.last; t.j += S::keys, t.stage = (t.stage + 1) % S::stages) {
         if (S::stages > 1 && t.j + S::keys < x.last) {
-            fill_pairs<S, VALUES>(ring, p, a, x, t.j + S::keys, (t.slot + 1) % S::stages);
+            fill_pairs<S, VALUES>(ring, p, a, x, t.j + S::keys, (t.stage + 1) % S::stages);
             copy_async_wait<1>();
         } else {
             copy_async_wait<0>();
@@ -215,7 +231,7 @@ static __device__ __forceinline__ void stream_pairs(pair_ring<S> &ring, const lo
             fill_pair_terms(ring, sc, norms || sc.rbf, a, x, t);
             __syncthreads();
         }
-        const key_terms k = { ring.norm[t.slot], ring.bias[t.slot] };
+        const key_terms k = { ring.norm[t.stage], ring.bias[t.stage] };
         use(t, k);
         __syncthreads();
         if (S::stages == 1 && t.j + S::keys < x.last) {

@@ -7,7 +7,7 @@
 #ifndef LOAM_LOCAL_CUDA_BACKWARD_KEY_CUH
 #define LOAM_LOCAL_CUDA_BACKWARD_KEY_CUH
 
-#include "src/local/cuda/backward_launch.cuh"
+#include "src/local/cuda/backward.cuh"
 
 /* The row_records of N rows, transposed: an array for each word. */
 template <int N> struct record_tile {
@@ -22,7 +22,7 @@ template <int N> struct record_tile {
     int32_t peak[N], lo[N], hi[N];
 };
 
-template <class S> struct query_slot {
+template <class S> struct query_stage {
     alignas(16) typename S::type query[S::queries * S::pitch];
     alignas(16) typename S::type grad_o[S::queries * S::pitch];
     alignas(16) typename S::type direction[S::directions * S::queries * S::pitch];
@@ -30,10 +30,10 @@ template <class S> struct query_slot {
 };
 
 template <bool WIDE, int DIM, int DIRECTIONS> struct key_shared {
-    typedef backward_shape<WIDE, DIM, DIRECTIONS> of;
-    alignas(16) typename of::type keys[of::key_rows * of::pitch];
-    alignas(16) typename of::type values[of::key_rows * of::pitch];
-    query_slot<of> slot[of::stages];
+    typedef backward_shape<WIDE, DIM, DIRECTIONS> S;
+    alignas(16) typename S::type keys[S::key_rows * S::pitch];
+    alignas(16) typename S::type values[S::key_rows * S::pitch];
+    query_stage<S> stage[S::stages];
     float origin[DIM];
 };
 
@@ -86,7 +86,7 @@ static __device__ __forceinline__ key_block key_block_at(const loam_problem &p, 
 /* Tile n of the queries of a block: its head, first query, and stage. */
 struct query_at {
     int64_t h;
-    int i, slot;
+    int i, stage;
 };
 
 static __device__ __forceinline__ query_at query_tile_at(const key_block &x, int64_t n, int step, int stages)
@@ -116,16 +116,16 @@ static __device__ __forceinline__ void fill_queries(key_shared<WIDE, DIM, DIRECT
                                                     const key_block &x, const query_at &t)
 {
     typedef backward_shape<WIDE, DIM, DIRECTIONS> S;
-    query_slot<S> &slot = sm.slot[t.slot];
+    query_stage<S> &stage = sm.stage[t.stage];
     const int64_t token = x.s.q0 + t.i, row = local_row(&p, &x.s, t.h, t.i), left = x.s.nq - t.i;
     const int rows = (int)(left < S::queries ? left : S::queries);
-    fill_tile<S::queries, DIM, S::key_threads>(slot.query, rows_of(a.q, p.dtype, x.s.b, t.h, token), rows, 0,
+    fill_tile<S::queries, DIM, S::key_threads>(stage.query, rows_of(a.q, p.dtype, x.s.b, t.h, token), rows, 0,
                                                (int)p.dim_qk, p.score == LOAM_RBF ? sm.origin : NULL);
-    fill_tile<S::queries, DIM, S::key_threads>(slot.grad_o, rows_of(a.grad_o, p.dtype, x.s.b, t.h, token),
+    fill_tile<S::queries, DIM, S::key_threads>(stage.grad_o, rows_of(a.grad_o, p.dtype, x.s.b, t.h, token),
                                                rows, 0, (int)p.dim_v, NULL);
-    fill_directions<S, DIRECTIONS, S::queries, S::key_threads>(slot.direction, p, a, saved, arrays, x.s.b,
+    fill_directions<S, DIRECTIONS, S::queries, S::key_threads>(stage.direction, p, a, saved, arrays, x.s.b,
                                                                t.h, token, row, rows);
-    fill_records<S::queries, S::key_threads>(slot.record, arrays.record + row, rows);
+    fill_records<S::queries, S::key_threads>(stage.record, arrays.record + row, rows);
     copy_async_commit();
 }
 
@@ -242,20 +242,20 @@ static __device__ __forceinline__ void product_keys(float (&out)[S::queries / 8]
 template <class S>
 static __device__ __forceinline__ void product_direction(float (&out)[S::queries / 8][4],
                                                          const typename S::type *keys,
-                                                         const query_slot<S> &slot, int n)
+                                                         const query_stage<S> &stage, int n)
 {
     product_keys<S, S::direction_parts>(out, keys,
-                                        slot.direction + n * S::direction_parts * S::queries * S::pitch);
+                                        stage.direction + n * S::direction_parts * S::queries * S::pitch);
 }
 
 /* dk += weights times direction n of the tile, columns `first` .. */
 template <class S>
 static __device__ __forceinline__ void add_direction(float (&dk)[S::columns / 8][4],
                                                      const float (&weights)[S::queries / 8][4],
-                                                     const query_slot<S> &slot, int n, int first)
+                                                     const query_stage<S> &stage, int n, int first)
 {
     constexpr int step = S::queries * S::pitch;
-    const typename S::type *tile = slot.direction + n * S::direction_parts * step;
+    const typename S::type *tile = stage.direction + n * S::direction_parts * step;
     if constexpr (S::direction_parts > 1) {
         product_weights<1, S::pitch>(dk, weights, tile + step, first);
     }
@@ -319,32 +319,32 @@ static __device__ __forceinline__ void keys_from_tile(
 {
     typedef backward_shape<WIDE, DIM, DIRECTIONS> S;
     constexpr int blocks = S::queries / 8;
-    const query_slot<S> &slot = sm.slot[tile.slot];
+    const query_stage<S> &stage = sm.stage[tile.stage];
     const bool by_max = p.mechanism == LOAM_LLA && p.ridge_unit == LOAM_RIDGE_MAX;
     float s[blocks][4], g[blocks][4], u[blocks][4], t[blocks][4], w[blocks][4];
-    product_keys<S, 1>(s, sm.keys, slot.query);
-    product_keys<S, 1>(g, sm.values, slot.grad_o);
+    product_keys<S, 1>(s, sm.keys, stage.query);
+    product_keys<S, 1>(g, sm.values, stage.grad_o);
     if constexpr (DIRECTIONS >= GIVEN_PROBE) {
-        product_direction<S>(u, sm.keys, slot, 0);
+        product_direction<S>(u, sm.keys, stage, 0);
     }
     if constexpr (DIRECTIONS >= SOLVED_PROBE) {
-        product_direction<S>(t, sm.keys, slot, 1);
+        product_direction<S>(t, sm.keys, stage, 1);
     }
     if constexpr (DIRECTIONS >= SOLVED_BY_TRACE) {
-        product_direction<S>(w, sm.keys, slot, 2);
+        product_direction<S>(w, sm.keys, stage, 2);
     }
-    key_tile_gradient<S, DIRECTIONS>(s, g, u, t, w, k, slot.record, sc, by_max, 1 / (float)p.dim_qk,
+    key_tile_gradient<S, DIRECTIONS>(s, g, u, t, w, k, stage.record, sc, by_max, 1 / (float)p.dim_qk,
                                      (float)(tile.i + x.s.nk - x.s.nq), x.j0);
-    product_weights<S::key_parts, S::pitch>(sum.dv, g, slot.grad_o, first);
-    product_weights<S::key_parts, S::pitch>(sum.dk, s, slot.query, first);
+    product_weights<S::key_parts, S::pitch>(sum.dv, g, stage.grad_o, first);
+    product_weights<S::key_parts, S::pitch>(sum.dk, s, stage.query, first);
     if constexpr (DIRECTIONS >= GIVEN_PROBE) {
-        add_direction<S>(sum.dk, u, slot, 0, first);
+        add_direction<S>(sum.dk, u, stage, 0, first);
     }
     if constexpr (DIRECTIONS >= SOLVED_PROBE) {
-        add_direction<S>(sum.dk, g, slot, 1, first);
+        add_direction<S>(sum.dk, g, stage, 1, first);
     }
     if constexpr (DIRECTIONS >= SOLVED_BY_TRACE) {
-        add_direction<S>(sum.dk, w, slot, 2, first);
+        add_direction<S>(sum.dk, w, stage, 2, first);
     }
 }
 
@@ -442,14 +442,14 @@ template <bool WIDE, int DIM, int DIRECTIONS>
 static loam_status launch_key(const loam_problem *p, const loam_args *a, const row_arrays *rows,
                               loam_error *error)
 {
-    typedef backward_shape<WIDE, DIM, DIRECTIONS> of;
-    const int64_t blocks = (p->len_kv + of::key_rows - 1) / of::key_rows * p->batch * p->heads_kv;
+    typedef backward_shape<WIDE, DIM, DIRECTIONS> S;
+    const int64_t blocks = (p->len_kv + S::key_rows - 1) / S::key_rows * p->batch * p->heads_kv;
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
-    const dim3 grid((unsigned)blocks, DIM / of::columns);
+    const dim3 grid((unsigned)blocks, DIM / S::columns);
     constexpr size_t shared = sizeof(key_shared<WIDE, DIM, DIRECTIONS>);
     TRY(cuda_allow_shared((const void *)key_kernel<WIDE, DIM, DIRECTIONS>, shared, error));
     key_kernel<WIDE, DIM, DIRECTIONS>
-        <<<grid, of::key_threads, shared, (cudaStream_t)a->stream>>>(*p, *a, saved, *rows);
+        <<<grid, S::key_threads, shared, (cudaStream_t)a->stream>>>(*p, *a, saved, *rows);
     return cuda_launched("key_kernel", error);
 }
 

@@ -6,21 +6,15 @@
 #ifndef LOAM_LOCAL_CUDA_BACKWARD_QUERY_CUH
 #define LOAM_LOCAL_CUDA_BACKWARD_QUERY_CUH
 
-#include "src/local/cuda/backward_launch.cuh"
+#include "src/local/cuda/backward.cuh"
 
 template <bool WIDE, int DIM, int DIRECTIONS> struct query_shared {
-    typedef backward_shape<WIDE, DIM, DIRECTIONS> of;
-    alignas(16) typename of::type query[of::rows * of::pitch];
-    alignas(16) typename of::type grad_o[of::rows * of::pitch];
-    alignas(16) typename of::type direction[of::directions * of::rows * of::pitch];
-    pair_ring<of> ring;
+    typedef backward_shape<WIDE, DIM, DIRECTIONS> S;
+    alignas(16) typename S::type query[S::rows * S::pitch];
+    alignas(16) typename S::type grad_o[S::rows * S::pitch];
+    alignas(16) typename S::type direction[S::directions * S::rows * S::pitch];
+    pair_ring<S> ring;
 };
-
-static __device__ __forceinline__ double quad_sum(double x)
-{
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
 
 /* e = -y . Lambda rho, and the gradient of the ridge, -unit y rho. The four lanes of the row call it. */
 static __device__ __forceinline__ void ridge_gradient(row_record &rec, bool real, const loam_problem &p,
@@ -48,7 +42,7 @@ static __device__ __forceinline__ void ridge_gradient(row_record &rec, bool real
     }
 }
 
-/* The product of a direction with the peak key, relative to which sweep_centres takes the products of all
+/* The product of a direction with the peak key, which sweep_centres subtracts from the products of all
  * keys. PARTS: bf16 parts of the direction in products. */
 template <int PARTS>
 static __device__ __forceinline__ float peak_product(bool real, const loam_problem &p, const loam_args &a,
@@ -79,9 +73,9 @@ static __device__ __forceinline__ void sweep_centres(query_shared<WIDE, DIM, DIR
     stream_pairs<S, false>(sm.ring, p, a, x, sc, false, [&](const tile_at &t, const key_terms &terms) {
         float s[S::keys / 8][4], u[S::keys / 8][4], v[S::keys / 8][4];
         clear(s);
-        product_rows<1, DIM>(s, sm.query, 0, threadIdx.x / 32 * 16, sm.ring.keys[t.slot]);
-        product_direction<S>(u, sm.direction, 0, sm.ring.keys[t.slot]);
-        product_direction<S>(v, sm.direction, 1, sm.ring.keys[t.slot]);
+        product_rows<1, DIM>(s, sm.query, 0, threadIdx.x / 32 * 16, sm.ring.keys[t.stage]);
+        product_direction<S>(u, sm.direction, 0, sm.ring.keys[t.stage]);
+        product_direction<S>(v, sm.direction, 1, sm.ring.keys[t.stage]);
         scores_in_place(s, sc, terms, r, rc.x0, t.j);
 #pragma unroll
         for (int n = 0; n < S::keys / 8; n++) {
@@ -160,11 +154,11 @@ static __device__ __forceinline__ bool sums_to_zero(const scoring &sc, const loa
 static __device__ __forceinline__ void set_middle(row_totals &sum, const scoring &sc, const loam_problem &p,
                                                   const row_pair &r, const row_constants &rc)
 {
-    const bool told = sums_to_zero(sc, p) && !sc.sloped && !sc.biased && !sc.decayed && sc.scale != 0;
+    const bool known = sums_to_zero(sc, p) && !sc.sloped && !sc.biased && !sc.decayed && sc.scale != 0;
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         const int keys = r.hi[row] - r.lo[row];
-        const float x = told && keys > 0 ? (rc.lse[row] - logf((float)keys)) / sc.scale : 0;
+        const float x = known && keys > 0 ? (rc.lse[row] - logf((float)keys)) / sc.scale : 0;
         sum.middle[row] = fabsf(x) < 1e30f ? x : 0;
     }
 }
@@ -208,6 +202,36 @@ static __device__ __forceinline__ void row_tile_gradient(
             s[n][e] = ds;
         }
     }
+}
+
+/* Adds one tile of keys and values to the totals and to f = sum ds factor k. */
+template <bool WIDE, int DIM, int DIRECTIONS>
+static __device__ __forceinline__ void query_tile(float (&f)[DIM / 8][4], row_totals &sum,
+                                                  const query_shared<WIDE, DIM, DIRECTIONS> &sm,
+                                                  const tile_at &tile, const key_terms &terms,
+                                                  const row_record (&rec)[2], const scoring &sc,
+                                                  const row_pair &r, bool by_max, float inverse_d)
+{
+    typedef backward_shape<WIDE, DIM, DIRECTIONS> S;
+    constexpr int blocks = S::keys / 8;
+    const int warp_row = threadIdx.x / 32 * 16;
+    const typename S::type *const keys = sm.ring.keys[tile.stage];
+    float s[blocks][4], g[blocks][4], u[blocks][4], t[blocks][4], w[blocks][4];
+    clear(s);
+    clear(g);
+    product_rows<1, DIM>(s, sm.query, 0, warp_row, keys);
+    product_rows<1, DIM>(g, sm.grad_o, 0, warp_row, sm.ring.values[tile.stage]);
+    if constexpr (DIRECTIONS >= GIVEN_PROBE) {
+        product_direction<S>(u, sm.direction, 0, keys);
+    }
+    if constexpr (DIRECTIONS >= SOLVED_PROBE) {
+        product_direction<S>(t, sm.direction, 1, keys);
+    }
+    if constexpr (DIRECTIONS >= SOLVED_BY_TRACE) {
+        product_direction<S>(w, sm.direction, 2, keys);
+    }
+    row_tile_gradient<S, DIRECTIONS>(s, g, u, t, w, sum, rec, sc, terms, r, by_max, inverse_d, tile.j);
+    product_weights<S::row_parts, S::pitch>(f, s, keys, 0);
 }
 
 /* Completes the totals of the rows. On wide tiles keys are relative to the origin. On narrow tiles they are
@@ -298,7 +322,6 @@ __global__ void __launch_bounds__(backward_shape<WIDE, DIM, DIRECTIONS>::threads
                  const local_saved saved, const row_arrays arrays)
 {
     typedef backward_shape<WIDE, DIM, DIRECTIONS> S;
-    constexpr int blocks = S::keys / 8;
     extern __shared__ __align__(16) unsigned char memory[];
     query_shared<WIDE, DIM, DIRECTIONS> &sm = *(query_shared<WIDE, DIM, DIRECTIONS> *)memory;
     const row_block x = row_block_at<S::rows>(p, a, blockIdx.x);
@@ -317,30 +340,13 @@ __global__ void __launch_bounds__(backward_shape<WIDE, DIM, DIRECTIONS>::threads
 
     const bool by_max = p.mechanism == LOAM_LLA && p.ridge_unit == LOAM_RIDGE_MAX;
     const float inverse_d = 1 / (float)p.dim_qk;
-    const int warp_row = threadIdx.x / 32 * 16;
     row_totals sum = {};
     set_middle(sum, sc, p, r, rc);
     float f[DIM / 8][4];
     clear(f);
     stream_pairs<S, true>(sm.ring, p, a, x, sc, DIRECTIONS == SOLVED_BY_TRACE,
                           [&](const tile_at &tile, const key_terms &terms) {
-                              float s[blocks][4], g[blocks][4], u[blocks][4], t[blocks][4], w[blocks][4];
-                              clear(s);
-                              clear(g);
-                              product_rows<1, DIM>(s, sm.query, 0, warp_row, sm.ring.keys[tile.slot]);
-                              product_rows<1, DIM>(g, sm.grad_o, 0, warp_row, sm.ring.values[tile.slot]);
-                              if constexpr (DIRECTIONS >= GIVEN_PROBE) {
-                                  product_direction<S>(u, sm.direction, 0, sm.ring.keys[tile.slot]);
-                              }
-                              if constexpr (DIRECTIONS >= SOLVED_PROBE) {
-                                  product_direction<S>(t, sm.direction, 1, sm.ring.keys[tile.slot]);
-                              }
-                              if constexpr (DIRECTIONS >= SOLVED_BY_TRACE) {
-                                  product_direction<S>(w, sm.direction, 2, sm.ring.keys[tile.slot]);
-                              }
-                              row_tile_gradient<S, DIRECTIONS>(s, g, u, t, w, sum, rec, sc, terms, r, by_max,
-                                                               inverse_d, tile.j);
-                              product_weights<S::row_parts, S::pitch>(f, s, sm.ring.keys[tile.slot], 0);
+                              query_tile(f, sum, sm, tile, terms, rec, sc, r, by_max, inverse_d);
                           });
     finish_totals<WIDE>(sum, sums_to_zero(sc, p), rc);
 
@@ -363,13 +369,13 @@ template <bool WIDE, int DIM, int DIRECTIONS>
 static loam_status launch_query(const loam_problem *p, const loam_args *a, const row_arrays *rows,
                                 loam_error *error)
 {
-    typedef backward_shape<WIDE, DIM, DIRECTIONS> of;
-    const int64_t blocks = (p->len_q + of::rows - 1) / of::rows * p->batch * p->heads_q;
+    typedef backward_shape<WIDE, DIM, DIRECTIONS> S;
+    const int64_t blocks = (p->len_q + S::rows - 1) / S::rows * p->batch * p->heads_q;
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
     constexpr size_t shared = sizeof(query_shared<WIDE, DIM, DIRECTIONS>);
     TRY(cuda_allow_shared((const void *)query_kernel<WIDE, DIM, DIRECTIONS>, shared, error));
     query_kernel<WIDE, DIM, DIRECTIONS>
-        <<<(unsigned)blocks, of::threads, shared, (cudaStream_t)a->stream>>>(*p, *a, saved, *rows);
+        <<<(unsigned)blocks, S::threads, shared, (cudaStream_t)a->stream>>>(*p, *a, saved, *rows);
     return cuda_launched("query_kernel", error);
 }
 

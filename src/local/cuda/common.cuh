@@ -20,7 +20,8 @@
 
 enum { THREADS = 128, ROWS = 64, CHUNK = 128 };
 
-/* Tiles for head dimensions up to DIM. A pass computes CHUNK columns of the output at most. */
+/* Tiles for head dimensions up to DIM; functions call it S. A pass computes CHUNK columns of the output at
+ * most. */
 template <bool WIDE, int DIM> struct shape {
     typedef element<WIDE> type;
     static constexpr int keys = WIDE ? (DIM == 256 ? 16 : 32) : DIM == 64 ? 64 : 32;
@@ -130,7 +131,7 @@ static __device__ __forceinline__ void load_origin(float *origin, const loam_pro
 /* ------------------------------------------------------------------ the score */
 
 struct scoring {
-    bool rbf, capped, sloped, biased, decayed, plain;
+    bool rbf, capped, sloped, biased, decayed, scaled_only;
     float scale, cap, slope;
     const local_decay_pair *decay; /* G of local/decay.h to base 2, from the sequence's first key on */
 };
@@ -141,7 +142,7 @@ static __device__ __forceinline__ scoring scoring_of(const loam_problem &p, cons
     scoring s;
     s.rbf = p.score == LOAM_RBF, s.capped = p.soft_cap > 0, s.sloped = p.slope != 0,
     s.biased = p.key_bias != 0, s.decayed = p.decay != 0;
-    s.plain = !s.rbf && !s.capped && !s.sloped && !s.biased && !s.decayed;
+    s.scaled_only = !s.rbf && !s.capped && !s.sloped && !s.biased && !s.decayed;
     s.scale = (float)p.scale, s.cap = (float)p.soft_cap;
     s.slope = s.sloped ? ((const float *)a.slope)[h] : 0;
     s.decay = (const local_decay_pair *)a.log_decay.data +
@@ -176,7 +177,7 @@ static __device__ __forceinline__ float decay_between(const scoring &sc, int hi,
 {
     const local_decay_pair query = read_decay(sc.decay + (hi > 0 ? hi - 1 : 0)),
                            key = read_decay(sc.decay + j);
-    return ((query.hi - key.hi) + (query.lo - key.lo)) * 0.693147181f;
+    return ((query.hi - key.hi) + (query.lo - key.lo)) * (float)LN2;
 }
 
 /* The score of key j, column c of its tile, from the product q . k. constant: the part of the product that
@@ -187,7 +188,7 @@ static __device__ __forceinline__ float score_of(const scoring &sc, const key_te
                                                  float *factor)
 {
     *factor = 1;
-    if (sc.plain) {
+    if (sc.scaled_only) {
         return clamp_score(product * sc.scale);
     }
     float s = clamp_score(clamp_score(product + constant - (sc.rbf ? 0.5f * k.norm[c] : 0)) * sc.scale);
@@ -226,7 +227,7 @@ static __device__ __forceinline__ void scores_in_place(float (&s)[BLOCKS][4], co
 }
 
 /* e^x for x <= 0. */
-static __device__ __forceinline__ float exp_fast(float x) { return exp2_fast(x * 1.44269504f); }
+static __device__ __forceinline__ float exp_fast(float x) { return exp2_fast(x * (float)LOG2E); }
 
 static __device__ __forceinline__ float finite_or_zero(float m) { return m > -INFINITY ? m : 0; }
 
@@ -287,6 +288,16 @@ static __device__ __forceinline__ void scale_rows(float (&x)[BLOCKS][4], const f
             x[n][e] *= by[e / 2];
         }
     }
+}
+
+/* The unit of the ridge of a row. top: its largest weight; variance: trace(Cov) / dim_qk, the mean variance
+ * of the keys that the row sees. */
+template <class REAL>
+static __device__ __forceinline__ REAL ridge_unit_of(const loam_problem &p, REAL top, REAL variance)
+{
+    return p.ridge_unit == LOAM_RIDGE_MAX     ? top
+           : p.ridge_unit == LOAM_RIDGE_TRACE ? variance + (REAL)LOCAL_TRACE_FLOOR
+                                              : 1;
 }
 
 /* ------------------------------------------------------------------ results */

@@ -3,6 +3,7 @@
  * scans the keys of one head of one sequence in pieces of SCAN_PIECE keys, in float64. The order of the sums
  * depends on the positions of the keys alone. */
 #include "src/gpu/launch.cuh"
+#include "src/gpu/number.cuh"
 #include "src/local/decay.h"
 
 enum { SCAN_THREADS = 512, SCAN_EACH = 4, SCAN_PIECE = SCAN_THREADS * SCAN_EACH };
@@ -68,9 +69,7 @@ __global__ void __launch_bounds__(SCAN_THREADS)
     local_decay_pair *const out = (local_decay_pair *)sums.data + LOCAL_AT(sums, s.b, h, s.k0);
     scan(
         s.nk,
-        [&](int64_t j) {
-            return fmax((double)gates[j * a.log_decay.token], LOCAL_LEAST_DECAY) * 1.4426950408889634;
-        },
+        [&](int64_t j) { return fmax((double)gates[j * a.log_decay.token], LOCAL_LEAST_DECAY) * LOG2E; },
         [&](int64_t j, double before, double own) {
             const double sum = before + own;
             const float hi = (float)sum;

@@ -13,9 +13,9 @@
 #include "src/local/cuda/stream.cuh"
 
 template <bool WIDE, int DIM, bool PROBED> struct given_shared {
-    typedef shape<WIDE, DIM> of;
-    alignas(16) typename of::type query[of::row_tile];
-    alignas(16) typename of::type probe[PROBED ? of::row_tile : 8];
+    typedef shape<WIDE, DIM> S;
+    alignas(16) typename S::type query[S::row_tile];
+    alignas(16) typename S::type probe[PROBED ? S::row_tile : 8];
     stream_shared<WIDE, DIM> ring;
 };
 
@@ -72,17 +72,17 @@ static __device__ __forceinline__ void centre_probe(float (&t)[BLOCKS][4], const
 /* Adds one tile of keys and values to the sums; s: its scores. */
 template <bool WIDE, int DIM, bool PROBED>
 static __device__ __forceinline__ void given_tile(given_sums<shape<WIDE, DIM>::columns / 8, PROBED> &g,
-                                                  given_shared<WIDE, DIM, PROBED> &sm, int slot,
+                                                  given_shared<WIDE, DIM, PROBED> &sm, int stage,
                                                   float (&s)[shape<WIDE, DIM>::keys / 8][4])
 {
-    typedef shape<WIDE, DIM> of;
+    typedef shape<WIDE, DIM> S;
     float keep[2], before[2] = { g.w.omega[0], g.w.omega[1] };
     online_weigh<0>(g.w, s, keep);
     scale_rows(g.o, keep);
     if constexpr (PROBED) {
-        float t[of::keys / 8][4], shift[2];
+        float t[S::keys / 8][4], shift[2];
         clear(t);
-        product_rows<1, DIM>(t, sm.probe, 0, threadIdx.x / 32 * 16, sm.ring.keys[slot]);
+        product_rows<1, DIM>(t, sm.probe, 0, threadIdx.x / 32 * 16, sm.ring.keys[stage]);
 #pragma unroll
         for (int row = 0; row < 2; row++) {
             g.tsum[row] *= keep[row];
@@ -90,15 +90,15 @@ static __device__ __forceinline__ void given_tile(given_sums<shape<WIDE, DIM>::c
         }
         centre_probe(t, s, g.centre, g.tsum, before, shift);
 #pragma unroll
-        for (int n = 0; n < of::columns / 8; n++) {
+        for (int n = 0; n < S::columns / 8; n++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 g.b[n][e] = g.b[n][e] * keep[e / 2] - shift[e / 2] * g.o[n][e];
             }
         }
-        product_weights<of::parts, of::columns + PAD>(g.b, t, sm.ring.values[slot], 0);
+        product_weights<S::parts, S::columns + PAD>(g.b, t, sm.ring.values[stage], 0);
     }
-    product_weights<of::parts, of::columns + PAD>(g.o, s, sm.ring.values[slot], 0);
+    product_weights<S::parts, S::columns + PAD>(g.o, s, sm.ring.values[stage], 0);
 }
 
 /* Results of a row: 1 / omega (where omega includes the sink), T / omega, lse without the constant that the
@@ -173,23 +173,23 @@ static __device__ void put_given_weights(given_shared<WIDE, DIM, PROBED> &sm, co
                                          const scoring &sc, const float (&x0)[2], const given_row (&g)[2],
                                          const float (&centre)[2])
 {
-    typedef shape<WIDE, DIM> of;
+    typedef shape<WIDE, DIM> S;
     clear_weights(p, a, x);
     stream_keys<WIDE, DIM, false>(sm.ring, p, a, x, sc, false, 0, [&](const tile_at &tile) {
         if (warp_is_idle(x)) {
             return;
         }
-        float s[of::keys / 8][4], t[of::keys / 8][4];
-        const key_terms terms = { sm.ring.norm[tile.slot], sm.ring.bias[tile.slot] };
+        float s[S::keys / 8][4], t[S::keys / 8][4];
+        const key_terms terms = { sm.ring.norm[tile.stage], sm.ring.bias[tile.stage] };
         clear(s);
         clear(t);
-        product_rows<1, DIM>(s, sm.query, 0, threadIdx.x / 32 * 16, sm.ring.keys[tile.slot]);
+        product_rows<1, DIM>(s, sm.query, 0, threadIdx.x / 32 * 16, sm.ring.keys[tile.stage]);
         if constexpr (PROBED) {
-            product_rows<1, DIM>(t, sm.probe, 0, threadIdx.x / 32 * 16, sm.ring.keys[tile.slot]);
+            product_rows<1, DIM>(t, sm.probe, 0, threadIdx.x / 32 * 16, sm.ring.keys[tile.stage]);
         }
         scores_in_place(s, sc, terms, r, x0, tile.j);
 #pragma unroll
-        for (int n = 0; n < of::keys / 8; n++) {
+        for (int n = 0; n < S::keys / 8; n++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int row = e / 2;
@@ -201,12 +201,39 @@ static __device__ void put_given_weights(given_shared<WIDE, DIM, PROBED> &sm, co
     });
 }
 
+/* Writes columns `chunk` .. of o, and of what saved holds: vbar = A / omega and, with a probe, the correction
+ * vbar - o = (B - A T / omega) / omega. */
+template <bool WIDE, int DIM, bool PROBED>
+static __device__ __forceinline__ void put_given_output(
+    const given_sums<shape<WIDE, DIM>::columns / 8, PROBED> &sums, const given_row &g, int row, int chunk,
+    const loam_problem &p, const loam_args &a, const local_saved &saved, const row_block &x, int64_t i)
+{
+    const int64_t at = local_row(&p, &x.s, x.h, i) * p.dim_v;
+#pragma unroll
+    for (int n = 0; n < shape<WIDE, DIM>::columns / 8; n++) {
+        const int c = chunk + column_of(n, 0);
+        float out[2] = { sums.o[n][2 * row] * g.inverse, sums.o[n][2 * row + 1] * g.inverse };
+        if (a.saved) {
+            store_pair(saved.vbar, LOAM_F32, at, c, p.dim_v, out[0], out[1]);
+        }
+        if constexpr (PROBED) {
+            const float correction[2] = { sums.b[n][2 * row] * g.inverse - out[0] * g.rest,
+                                          sums.b[n][2 * row + 1] * g.inverse - out[1] * g.rest };
+            if (a.saved) {
+                store_pair(saved.lean, LOAM_F32, at, c, p.dim_v, correction[0], correction[1]);
+            }
+            out[0] -= correction[0], out[1] -= correction[1];
+        }
+        store_pair(a.o.data, p.dtype, LOCAL_AT(a.o, x.s.b, x.h, x.s.q0 + i), c, p.dim_v, out[0], out[1]);
+    }
+}
+
 template <bool WIDE, int DIM, bool PROBED>
 __global__ void __launch_bounds__(THREADS, 2)
     given_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                  const local_saved saved)
 {
-    typedef shape<WIDE, DIM> of;
+    typedef shape<WIDE, DIM> S;
     extern __shared__ __align__(16) unsigned char memory[];
     given_shared<WIDE, DIM, PROBED> &sm = *(given_shared<WIDE, DIM, PROBED> *)memory;
     const row_block x = row_block_at(p, a, blockIdx.x);
@@ -224,18 +251,18 @@ __global__ void __launch_bounds__(THREADS, 2)
     query_constants<WIDE, DIM>(constant, sm.query, sm.ring.origin, r, sc.rbf);
     const float x0[2] = { sc.capped ? constant[0] : 0, sc.capped ? constant[1] : 0 };
 
-    given_sums<of::columns / 8, PROBED> sums;
+    given_sums<S::columns / 8, PROBED> sums;
     given_begin(sums);
     stream_keys<WIDE, DIM, true>(sm.ring, p, a, x, sc, false, chunk, [&](const tile_at &t) {
         if (warp_is_idle(x)) {
             return;
         }
-        float s[of::keys / 8][4];
-        const key_terms terms = { sm.ring.norm[t.slot], sm.ring.bias[t.slot] };
+        float s[S::keys / 8][4];
+        const key_terms terms = { sm.ring.norm[t.stage], sm.ring.bias[t.stage] };
         clear(s);
-        product_rows<1, DIM>(s, sm.query, 0, threadIdx.x / 32 * 16, sm.ring.keys[t.slot]);
+        product_rows<1, DIM>(s, sm.query, 0, threadIdx.x / 32 * 16, sm.ring.keys[t.stage]);
         scores_in_place(s, sc, terms, r, x0, t.j);
-        given_tile(sums, sm, t.slot, s);
+        given_tile(sums, sm, t.stage, s);
     });
     copy_async_wait<0>();
 
@@ -247,25 +274,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         if (!r.real[row]) {
             continue;
         }
-        const int64_t i = x.i0 + r.at[row], at = local_row(&p, &x.s, x.h, i);
-#pragma unroll
-        for (int n = 0; n < of::columns / 8; n++) {
-            const int c = chunk + column_of(n, 0);
-            float mean[2] = { sums.o[n][2 * row] * g[row].inverse, sums.o[n][2 * row + 1] * g[row].inverse };
-            if (a.saved) {
-                store_pair(saved.vbar, LOAM_F32, at * p.dim_v, c, p.dim_v, mean[0], mean[1]);
-            }
-            if constexpr (PROBED) {
-                const float lean[2] = { sums.b[n][2 * row] * g[row].inverse - mean[0] * g[row].rest,
-                                        sums.b[n][2 * row + 1] * g[row].inverse - mean[1] * g[row].rest };
-                if (a.saved) {
-                    store_pair(saved.lean, LOAM_F32, at * p.dim_v, c, p.dim_v, lean[0], lean[1]);
-                }
-                mean[0] -= lean[0], mean[1] -= lean[1];
-            }
-            store_pair(a.o.data, p.dtype, LOCAL_AT(a.o, x.s.b, x.h, x.s.q0 + i), c, p.dim_v, mean[0],
-                       mean[1]);
-        }
+        put_given_output<WIDE, DIM, PROBED>(sums, g[row], row, chunk, p, a, saved, x, x.i0 + r.at[row]);
         if (chunk == 0) {
             put_given_row<PROBED>(p, a, saved, x, r, row, g[row], sums.centre[row]);
             put_given_probe<PROBED>(p, a, x, r, row,

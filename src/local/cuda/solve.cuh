@@ -37,6 +37,30 @@ static __device__ __forceinline__ cg_tolerance cg_tolerance_of(loam_dtype dtype)
  * tell whether such a system is singular. */
 #define BLOCK_LEAST_RIDGE 1e-6f
 
+/* A row left to float64: row `at` of block of rows `block`. */
+struct hard_row {
+    int64_t block;
+    int32_t at, iterations;
+};
+
+/* The workspace, the same for forward and backward. */
+struct solve_work {
+    int64_t *next_block;
+    unsigned long long *hard_count;
+    /* On Hopper: counters of the launches for blocks of rows with few keys, and for those listed for a second
+     * launch; the list; which scratches are in use. */
+    int64_t *next_few, *next_listed;
+    unsigned long long *listed_count;
+    int32_t *scratch_taken;
+    int32_t *listed;
+    hard_row *hard;
+    int64_t scratches;
+    float *scratch;      /* of the solver, for each thread block */
+    double *row_scratch; /* of row64_kernel, for each thread block */
+};
+
+enum { ROW64_BLOCKS = 132 };
+
 /* One vector of the thread's two rows in the scratch: DIM / 8 fragments of 4 elements. */
 struct lane_vector {
     float *at;
@@ -53,13 +77,13 @@ template <int DIM> static __device__ __forceinline__ lane_vector scratch_vector(
 }
 
 /* bf16 parts of a weight or of a direction. */
-template <bool WIDE> constexpr int fine_parts = WIDE ? 3 : 2;
+template <bool WIDE> constexpr int weight_parts = WIDE ? 3 : 2;
 
 template <bool WIDE, int DIM> struct solve_shared {
-    typedef shape<WIDE, DIM> of;
+    typedef shape<WIDE, DIM> S;
     static constexpr int direction_tiles = WIDE ? 1 : 2;
-    alignas(16) typename of::type query[of::row_tile];
-    alignas(16) typename of::type direction[direction_tiles * of::row_tile];
+    alignas(16) typename S::type query[S::row_tile];
+    alignas(16) typename S::type direction[direction_tiles * S::row_tile];
     stream_shared<WIDE, DIM> ring;
 };
 
@@ -106,7 +130,7 @@ static __device__ __forceinline__ float ridge_at(const row_ridge &ridge, const l
 }
 
 /* The systems (Cov + Lambda) x = b of the block's rows, as one thread sees them. */
-template <bool WIDE, int DIM> struct system_of {
+template <bool WIDE, int DIM> struct row_systems {
     static constexpr int dim = DIM;
     const loam_problem &p;
     const loam_args &a;
@@ -123,7 +147,7 @@ template <bool WIDE, int DIM> struct system_of {
         return scratch_vector<DIM>(scratch, which);
     }
     /* Warps do not share rows: a warp works while any of its rows is live. */
-    __device__ __forceinline__ bool works(bool live) const { return __any_sync(0xffffffffu, live); }
+    __device__ __forceinline__ bool any_live(bool live) const { return __any_sync(0xffffffffu, live); }
     __device__ __forceinline__ int warp_row() const { return threadIdx.x / 32 * 16; }
     /* Channel c of the query, relative to the same point as kbar. */
     __device__ __forceinline__ float target(int row, int c) const
@@ -136,11 +160,11 @@ template <bool WIDE, int DIM> struct system_of {
 /* w <- p = exp(s - lse) of the tile. */
 template <bool WIDE, int DIM>
 static __device__ __forceinline__ void tile_weights(float (&w)[shape<WIDE, DIM>::keys / 8][4],
-                                                    const system_of<WIDE, DIM> &sys, const tile_at &t)
+                                                    const row_systems<WIDE, DIM> &sys, const tile_at &t)
 {
     clear(w);
-    product_rows<1, DIM>(w, sys.sm.query, 0, sys.warp_row(), sys.sm.ring.keys[t.slot]);
-    const key_terms terms = { sys.sm.ring.norm[t.slot], sys.sm.ring.bias[t.slot] };
+    product_rows<1, DIM>(w, sys.sm.query, 0, sys.warp_row(), sys.sm.ring.keys[t.stage]);
+    const key_terms terms = { sys.sm.ring.norm[t.stage], sys.sm.ring.bias[t.stage] };
     scores_in_place(w, sys.sc, terms, sys.r, sys.x0, t.j);
 #pragma unroll
     for (int n = 0; n < shape<WIDE, DIM>::keys / 8; n++) {
@@ -154,7 +178,7 @@ static __device__ __forceinline__ void tile_weights(float (&w)[shape<WIDE, DIM>:
 /* Writes the vector to shared memory as operand of products. On narrow tiles the operand has two bf16 parts,
  * and the vector is rounded to their sum. */
 template <bool WIDE, int DIM>
-static __device__ __forceinline__ void put_direction(const system_of<WIDE, DIM> &sys, int which)
+static __device__ __forceinline__ void put_direction(const row_systems<WIDE, DIM> &sys, int which)
 {
     const lane_vector v = sys.vector(which);
     __syncwarp();
@@ -193,7 +217,7 @@ static __device__ __forceinline__ void row_dots(float (&out)[2], const lane_vect
 /* w <- p (direction . k - centre); row sums of w (this thread's columns) are added to total. */
 template <bool WIDE, int DIM>
 static __device__ __forceinline__ void centred_weights(float (&w)[shape<WIDE, DIM>::keys / 8][4],
-                                                       const system_of<WIDE, DIM> &sys, const tile_at &t,
+                                                       const row_systems<WIDE, DIM> &sys, const tile_at &t,
                                                        const float (&centre)[2], float (&total)[2])
 {
     constexpr int blocks = shape<WIDE, DIM>::keys / 8;
@@ -201,7 +225,7 @@ static __device__ __forceinline__ void centred_weights(float (&w)[shape<WIDE, DI
     tile_weights(w, sys, t);
     clear(u);
     product_rows<2, DIM>(u, sys.sm.direction, shape<WIDE, DIM>::row_tile, sys.warp_row(),
-                         sys.sm.ring.keys[t.slot]);
+                         sys.sm.ring.keys[t.stage]);
 #pragma unroll
     for (int n = 0; n < blocks; n++) {
 #pragma unroll
@@ -215,7 +239,7 @@ static __device__ __forceinline__ void centred_weights(float (&w)[shape<WIDE, DI
 /* Columns `first` .. of the image (Cov + Lambda) v, from y = sum f k and total = sum f over the keys, where f
  * are the centred weights. */
 template <bool WIDE, int DIM>
-static __device__ __forceinline__ void finish_image(const system_of<WIDE, DIM> &sys,
+static __device__ __forceinline__ void finish_image(const row_systems<WIDE, DIM> &sys,
                                                     const float (&y)[shape<WIDE, DIM>::columns / 8][4],
                                                     int first, const float (&total)[2], const lane_vector &v,
                                                     const lane_vector &image)
@@ -235,21 +259,21 @@ static __device__ __forceinline__ void finish_image(const system_of<WIDE, DIM> &
 /* image <- (Cov + Lambda) v, where v is the vector that put_direction was called with. A warp that is not
  * `busy` only helps to load tiles. */
 template <bool WIDE, int DIM>
-static __device__ __forceinline__ void apply(const system_of<WIDE, DIM> &sys, const lane_vector &v,
+static __device__ __forceinline__ void apply(const row_systems<WIDE, DIM> &sys, const lane_vector &v,
                                              const lane_vector &image, bool busy)
 {
-    typedef shape<WIDE, DIM> of;
+    typedef shape<WIDE, DIM> S;
     float centre[2];
     row_dots<DIM>(centre, v, sys.vector(VECTOR_KBAR));
-    for (int first = 0; first < DIM; first += of::columns) {
-        float y[of::columns / 8][4], total[2] = { 0, 0 };
+    for (int first = 0; first < DIM; first += S::columns) {
+        float y[S::columns / 8][4], total[2] = { 0, 0 };
         clear(y);
         stream_keys<WIDE, DIM, false>(
             sys.sm.ring, sys.p, sys.a, sys.x, sys.sc, false, 0, [&](const tile_at &t) {
                 if (busy) {
-                    float f[of::keys / 8][4];
+                    float f[S::keys / 8][4];
                     centred_weights<WIDE, DIM>(f, sys, t, centre, total);
-                    product_weights<fine_parts<WIDE>, of::pitch>(y, f, sys.sm.ring.keys[t.slot], first);
+                    product_weights<weight_parts<WIDE>, S::pitch>(y, f, sys.sm.ring.keys[t.stage], first);
                 }
             });
         total[0] = quad_sum(total[0]), total[1] = quad_sum(total[1]);
@@ -303,7 +327,7 @@ static __device__ __forceinline__ void cg_step(const SYSTEM &sys, cg_rows &k, fl
 {
     const lane_vector x = sys.vector(VECTOR_X), r = sys.vector(VECTOR_R), p = sys.vector(VECTOR_P);
     const lane_vector image = sys.vector(VECTOR_IMAGE);
-    const bool busy = sys.works(k.live[0] || k.live[1]);
+    const bool busy = sys.any_live(k.live[0] || k.live[1]);
     if (busy) {
         put_direction(sys, VECTOR_P);
     }
@@ -311,35 +335,35 @@ static __device__ __forceinline__ void cg_step(const SYSTEM &sys, cg_rows &k, fl
     if (!busy) {
         return;
     }
-    float curvature[2], size[2], step[2], turn[2], next[2] = { 0, 0 };
+    float curvature[2], norm2[2], alpha[2], beta[2], rr_next[2] = { 0, 0 };
     row_dots<SYSTEM::dim>(curvature, p, image);
-    row_dots<SYSTEM::dim>(size, p, p);
+    row_dots<SYSTEM::dim>(norm2, p, p);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         k.iterations[row] += k.live[row];
         k.live[row] = k.live[row] && curvature[row] > 0;
-        step[row] = k.live[row] ? k.rr[row] / curvature[row] : 0;
+        alpha[row] = k.live[row] ? k.rr[row] / curvature[row] : 0;
         if (k.live[row]) {
-            k.least[row] = fminf(k.least[row], curvature[row] / size[row]);
-            k.most[row] = fmaxf(k.most[row], curvature[row] / size[row]);
+            k.least[row] = fminf(k.least[row], curvature[row] / norm2[row]);
+            k.most[row] = fmaxf(k.most[row], curvature[row] / norm2[row]);
         }
     }
     for (int n = 0; n < SYSTEM::dim / 2; n++) {
         const int row = n / 2 % 2;
-        const float rest = r.get(n) - step[row] * image.get(n);
-        x.put(n, x.get(n) + step[row] * p.get(n));
+        const float rest = r.get(n) - alpha[row] * image.get(n);
+        x.put(n, x.get(n) + alpha[row] * p.get(n));
         r.put(n, rest);
-        next[row] += rest * rest;
+        rr_next[row] += rest * rest;
     }
-    next[0] = quad_sum(next[0]), next[1] = quad_sum(next[1]);
+    rr_next[0] = quad_sum(rr_next[0]), rr_next[1] = quad_sum(rr_next[1]);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        turn[row] = k.live[row] ? next[row] / k.rr[row] : 0;
-        k.rr[row] = k.live[row] ? next[row] : k.rr[row];
-        k.live[row] = k.live[row] && next[row] > stop * stop * k.bb[row];
+        beta[row] = k.live[row] ? rr_next[row] / k.rr[row] : 0;
+        k.rr[row] = k.live[row] ? rr_next[row] : k.rr[row];
+        k.live[row] = k.live[row] && rr_next[row] > stop * stop * k.bb[row];
     }
     for (int n = 0; n < SYSTEM::dim / 2; n++) {
-        p.put(n, r.get(n) + turn[n / 2 % 2] * p.get(n));
+        p.put(n, r.get(n) + beta[n / 2 % 2] * p.get(n));
     }
 }
 
@@ -363,6 +387,31 @@ static __device__ __forceinline__ bool accepted(const cg_rows &k, const cg_toler
     const float ratio = k.bb[row] > 0 ? sqrtf(error2 / k.bb[row]) : 0;
     *residual = ratio;
     return ratio == 0 || ratio * sqrtf(k.most[row] / k.least[row]) <= tolerance.accept;
+}
+
+/* Persistent thread blocks: calls use(n) for each block of rows n that this thread block draws from the
+ * counter *next, which begins at 0. All threads of the thread block take part. */
+template <class USE>
+static __device__ __forceinline__ void for_blocks_drawn(int64_t *next, int64_t blocks, USE use)
+{
+    __shared__ int64_t block;
+    for (;;) {
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            block = (int64_t)atomicAdd((unsigned long long *)next, 1ull);
+        }
+        __syncthreads();
+        if (block >= blocks) {
+            return;
+        }
+        use(block);
+    }
+}
+
+/* The scratch of this thread block. */
+template <int DIM> static __device__ __forceinline__ float *scratch_of(const solve_work &work)
+{
+    return work.scratch + (int64_t)blockIdx.x * VECTORS * (DIM / 2) * THREADS;
 }
 
 #endif

@@ -4,7 +4,7 @@
 #define LOAM_LOCAL_CUDA_SOLVE_WORK_CUH
 
 #include "src/gpu/launch.cuh"
-#include "src/local/cuda/solved.cuh"
+#include "src/local/cuda/solve.cuh"
 
 /* Thread blocks of a launch, each with a scratch: as many as the device can hold at once. */
 static inline int64_t solve_blocks(const loam_problem *p)
@@ -52,7 +52,7 @@ static inline solve_work solve_work_carve(const loam_problem *p, arena *pool)
     return w;
 }
 
-/* Clears the counters and the marks of scratches that are taken, which lie before `listed`. */
+/* Clears the counters and the marks of scratches in use, which lie before `listed`. */
 static inline loam_status solve_work_clear(const solve_work *work, const loam_args *a, loam_error *error)
 {
     return cuda_check(cudaMemsetAsync(work->next_block, 0,

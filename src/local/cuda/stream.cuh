@@ -8,30 +8,30 @@
 #include "src/local/cuda/common.cuh"
 
 template <bool WIDE, int DIM> struct stream_shared {
-    typedef shape<WIDE, DIM> of;
-    alignas(16) typename of::type keys[of::stages][of::key_tile];
-    alignas(16) typename of::type values[of::stages][of::value_tile];
-    float norm[of::stages][of::keys], bias[of::stages][of::keys];
+    typedef shape<WIDE, DIM> S;
+    alignas(16) typename S::type keys[S::stages][S::key_tile];
+    alignas(16) typename S::type values[S::stages][S::value_tile];
+    float norm[S::stages][S::keys], bias[S::stages][S::keys];
     float origin[DIM];
 };
 
-/* The tile that begins at key j is in stage `slot` of the ring. */
+/* The tile that begins at key j is in stage `stage` of the ring. */
 struct tile_at {
-    int j, slot;
+    int j, stage;
 };
 
 template <bool WIDE, int DIM, bool VALUES>
-static __device__ __forceinline__ void fill_slot(stream_shared<WIDE, DIM> &ring, const loam_problem &p,
-                                                 const loam_args &a, const row_block &x, int j, int slot,
-                                                 int first)
+static __device__ __forceinline__ void fill_stage(stream_shared<WIDE, DIM> &ring, const loam_problem &p,
+                                                  const loam_args &a, const row_block &x, int j, int stage,
+                                                  int first)
 {
-    typedef shape<WIDE, DIM> of;
-    fill_tile<of::keys, DIM, THREADS>(ring.keys[slot], rows_of(a.k, p.dtype, x.s.b, x.h_kv, x.s.k0 + j),
-                                      x.last - j, 0, (int)p.dim_qk, ring.origin);
+    typedef shape<WIDE, DIM> S;
+    fill_tile<S::keys, DIM, THREADS>(ring.keys[stage], rows_of(a.k, p.dtype, x.s.b, x.h_kv, x.s.k0 + j),
+                                     x.last - j, 0, (int)p.dim_qk, ring.origin);
     if (VALUES) {
-        fill_tile<of::keys, of::columns, THREADS>(ring.values[slot],
-                                                  rows_of(a.v, p.dtype, x.s.b, x.h_kv, x.s.k0 + j),
-                                                  x.last - j, first, (int)p.dim_v - first, NULL);
+        fill_tile<S::keys, S::columns, THREADS>(ring.values[stage],
+                                                rows_of(a.v, p.dtype, x.s.b, x.h_kv, x.s.k0 + j), x.last - j,
+                                                first, (int)p.dim_v - first, NULL);
     }
     copy_async_commit();
 }
@@ -42,15 +42,15 @@ static __device__ __forceinline__ void fill_terms(stream_shared<WIDE, DIM> &ring
                                                   bool norms, const loam_args &a, const row_block &x,
                                                   const tile_at &t)
 {
-    typedef shape<WIDE, DIM> of;
+    typedef shape<WIDE, DIM> S;
     if (norms) {
-        tile_norms<of::keys, DIM, THREADS>(ring.norm[t.slot], ring.keys[t.slot]);
+        tile_norms<S::keys, DIM, THREADS>(ring.norm[t.stage], ring.keys[t.stage]);
     }
-    if (sc.biased && threadIdx.x < of::keys) {
+    if (sc.biased && threadIdx.x < S::keys) {
         const int64_t at = LOCAL_AT(a.key_bias, x.s.b, x.h, x.s.k0 + t.j + threadIdx.x);
-        ring.bias[t.slot][threadIdx.x] = t.j + (int)threadIdx.x < x.last
-                                             ? ((const float *)a.key_bias.data)[at]
-                                             : 0;
+        ring.bias[t.stage][threadIdx.x] = t.j + (int)threadIdx.x < x.last
+                                              ? ((const float *)a.key_bias.data)[at]
+                                              : 0;
     }
 }
 
@@ -62,15 +62,15 @@ static __device__ __forceinline__ void stream_keys(stream_shared<WIDE, DIM> &rin
                                                    const loam_args &a, const row_block &x, const scoring &sc,
                                                    bool norms, int first, F use)
 {
-    typedef shape<WIDE, DIM> of;
+    typedef shape<WIDE, DIM> S;
     const bool terms = norms || sc.rbf || sc.biased;
     __syncthreads();
     if (x.first < x.last) {
-        fill_slot<WIDE, DIM, VALUES>(ring, p, a, x, x.first, 0, first);
+        fill_stage<WIDE, DIM, VALUES>(ring, p, a, x, x.first, 0, first);
     }
-    for (tile_at t = { x.first, 0 }; t.j < x.last; t.j += of::keys, t.slot = (t.slot + 1) % of::stages) {
-        if (of::stages > 1 && t.j + of::keys < x.last) {
-            fill_slot<WIDE, DIM, VALUES>(ring, p, a, x, t.j + of::keys, (t.slot + 1) % of::stages, first);
+    for (tile_at t = { x.first, 0 }; t.j < x.last; t.j += S::keys, t.stage = (t.stage + 1) % S::stages) {
+        if (S::stages > 1 && t.j + S::keys < x.last) {
+            fill_stage<WIDE, DIM, VALUES>(ring, p, a, x, t.j + S::keys, (t.stage + 1) % S::stages, first);
             copy_async_wait<1>();
         } else {
             copy_async_wait<0>();
@@ -82,8 +82,8 @@ static __device__ __forceinline__ void stream_keys(stream_shared<WIDE, DIM> &rin
         }
         use(t);
         __syncthreads();
-        if (of::stages == 1 && t.j + of::keys < x.last) {
-            fill_slot<WIDE, DIM, VALUES>(ring, p, a, x, t.j + of::keys, 0, first);
+        if (S::stages == 1 && t.j + S::keys < x.last) {
+            fill_stage<WIDE, DIM, VALUES>(ring, p, a, x, t.j + S::keys, 0, first);
         }
     }
 }

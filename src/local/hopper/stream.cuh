@@ -5,7 +5,7 @@
 #ifndef LOAM_LOCAL_HOPPER_STREAM_CUH
 #define LOAM_LOCAL_HOPPER_STREAM_CUH
 
-#include "src/local/cuda/solved.cuh"
+#include "src/local/cuda/solve.cuh"
 #include "src/local/hopper/tile.cuh"
 
 /* Stages of the ring, each for a tile of keys or of values. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * PaTH scores on GPUs, backward; names as in local/cuda/path/common.cuh. Four kernels, in which no thread block adds
- * to what another writes:
+ * PaTH scores on GPUs, backward; names as in local/cuda/path/common.cuh. Four kernels, in which no thread
+ * block adds to what another writes:
  *
  *     rows    A block of rows goes left through its tiles and keeps X, its queries as seen by each tile of
  *             its group and by each group before. Then it goes back right, where Y is the gradient of what
@@ -43,10 +43,10 @@ static inline path_grads path_grads_carve(const loam_problem *p, const loam_args
     g.copies = tiles > 0 ? (g.w.group < tiles ? g.w.group : tiles) + groups - 1 : 1;
     const size_t queries = size_mul((size_t)g.slots, (size_t)p->heads_q),
                  keys = size_mul((size_t)g.slots, (size_t)p->heads_kv);
-    const size_t trail = size_mul(size_mul(queries, (size_t)g.copies), TILE_SIZE),
+    const size_t seen_queries = size_mul(size_mul(queries, (size_t)g.copies), TILE_SIZE),
                  own = size_mul(queries, TILE_SIZE);
-    g.x = (bf16 *)arena_take(pool, trail, sizeof(bf16));
-    g.y = (bf16 *)arena_take(pool, trail, sizeof(bf16));
+    g.x = (bf16 *)arena_take(pool, seen_queries, sizeof(bf16));
+    g.y = (bf16 *)arena_take(pool, seen_queries, sizeof(bf16));
     g.own_ds = (bf16 *)arena_take(pool, own, sizeof(bf16));
     g.own_p = (bf16 *)arena_take(pool, own, sizeof(bf16));
     g.inner = (bf16 *)arena_take(pool, own, sizeof(bf16));
@@ -66,7 +66,7 @@ static inline path_grads path_grads_carve(const loam_problem *p, const loam_args
 }
 
 /* Loads rows m .. of a strip from [64][64] floats. */
-static __device__ __forceinline__ void strip_get_float(strip &x, int m, const float *from)
+static __device__ __forceinline__ void strip_load_float(strip &x, int m, const float *from)
 {
     for_pairs(x, m, [&](int r, int c, float &u, float &v) {
         const float2 pair = *(const float2 *)(from + r * EDGE + c);

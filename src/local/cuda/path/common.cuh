@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * PaTH scores on GPUs: what the kernels share. Tiles of 64 keys have the arrays of local/cpu/path_tile.h: N (rows
- * w), Lam, W, B and Kr (keys as seen from the end of their tile), and
+ * PaTH scores on GPUs: what the kernels share. Tiles of 64 keys have the arrays of local/cpu/path_tile.h: N
+ * (rows w), Lam, W, B and Kr (keys as seen from the end of their tile), and
  *
  *     E = N^T W:  a row x crosses a tile as x - x E, a key as k - k E^T
  *
@@ -82,7 +82,7 @@ static __device__ __forceinline__ int64_t tiles_of(const local_seq &s) { return 
 
 /* x += y tile^T. PARTS: bf16 parts of y. */
 template <int PARTS>
-static __device__ __forceinline__ void product_turned(strip &x, const strip &y, const bf16 *tile)
+static __device__ __forceinline__ void product_transposed_right(strip &x, const strip &y, const bf16 *tile)
 {
 #pragma unroll
     for (int k = 0; k < 8; k += 2) {
@@ -107,19 +107,20 @@ static __device__ __forceinline__ void product_turned(strip &x, const strip &y, 
 }
 
 /* Operand A from rows m .. m + 15, columns k .. k + 15 of the transpose of a tile. */
-static __device__ __forceinline__ void load_a_turned(operand_a<1> &a, const bf16 *tile, int m, int k)
+static __device__ __forceinline__ void load_a_transposed(operand_a<1> &a, const bf16 *tile, int m, int k)
 {
     const int lane = threadIdx.x % 32;
     load_matrices_transposed(a.part[0], tile + (k + lane / 16 * 8 + lane % 8) * PITCH + m + lane / 8 % 2 * 8);
 }
 
 /* x += rows m .. m + 15 of left^T times right. */
-static __device__ __forceinline__ void product_of_turned(strip &x, const bf16 *left, int m, const bf16 *right)
+static __device__ __forceinline__ void product_transposed_left(strip &x, const bf16 *left, int m,
+                                                               const bf16 *right)
 {
 #pragma unroll
     for (int k = 0; k < EDGE; k += 16) {
         operand_a<1> a;
-        load_a_turned(a, left, m, k);
+        load_a_transposed(a, left, m, k);
 #pragma unroll
         for (int n = 0; n < 8; n += 2) {
             operand_b<1> b[2];
@@ -131,7 +132,7 @@ static __device__ __forceinline__ void product_of_turned(strip &x, const bf16 *l
 }
 
 /* x += rows m .. m + 15 of left times right. */
-static __device__ __forceinline__ void product_plain(strip &x, const bf16 *left, int m, const bf16 *right)
+static __device__ __forceinline__ void product_tiles(strip &x, const bf16 *left, int m, const bf16 *right)
 {
 #pragma unroll
     for (int k = 0; k < EDGE; k += 16) {
@@ -175,24 +176,24 @@ static __device__ __forceinline__ void strip_copy(strip &x, const strip &y)
     }
 }
 
-static __device__ __forceinline__ void put_pair(bf16 *to, float x, float y)
+static __device__ __forceinline__ void store_bf16_pair(bf16 *to, float x, float y)
 {
     *(__nv_bfloat162 *)to = __floats2bfloat162_rn(x, y);
 }
 
 /* Stores a strip to rows m .. of `pitch` elements as bf16; lo, if not NULL, gets the lo part. */
-static __device__ __forceinline__ void strip_put(strip &x, int m, bf16 *hi, bf16 *lo, int pitch)
+static __device__ __forceinline__ void strip_store(strip &x, int m, bf16 *hi, bf16 *lo, int pitch)
 {
     for_pairs(x, m, [&](int r, int c, float &u, float &v) {
-        put_pair(hi + r * pitch + c, u, v);
+        store_bf16_pair(hi + r * pitch + c, u, v);
         if (lo) {
-            put_pair(lo + r * pitch + c, u - __bfloat162float(__float2bfloat16_rn(u)),
-                     v - __bfloat162float(__float2bfloat16_rn(v)));
+            store_bf16_pair(lo + r * pitch + c, u - __bfloat162float(__float2bfloat16_rn(u)),
+                            v - __bfloat162float(__float2bfloat16_rn(v)));
         }
     });
 }
 
-static __device__ __forceinline__ void strip_get(strip &x, int m, const bf16 *from, int pitch)
+static __device__ __forceinline__ void strip_load(strip &x, int m, const bf16 *from, int pitch)
 {
     for_pairs(x, m, [&](int r, int c, float &u, float &v) {
         const float2 pair = __bfloat1622float2(*(const __nv_bfloat162 *)(from + r * pitch + c));
@@ -211,18 +212,18 @@ static __device__ __forceinline__ void cross_tile(strip &x, const bf16 *e_hi, co
 }
 
 /* x <- x - x E^T. */
-static __device__ __forceinline__ void cross_tile_turned(strip &x, const bf16 *e_hi, const bf16 *e_lo)
+static __device__ __forceinline__ void cross_tile_transposed(strip &x, const bf16 *e_hi, const bf16 *e_lo)
 {
     strip minus;
     strip_copy(minus, x);
     strip_negate(minus);
-    product_turned<1>(x, minus, e_lo);
-    product_turned<2>(x, minus, e_hi);
+    product_transposed_right<1>(x, minus, e_lo);
+    product_transposed_right<2>(x, minus, e_hi);
 }
 
 /* ------------------------------------------------------------------ loads of tiles to shared memory */
 
-/* Loads the [64][64] array of a slot. Asynchronous: filled() waits. */
+/* Loads the [64][64] array of a slot. Asynchronous: await_tiles() waits. */
 static __device__ __forceinline__ void fill_slot(bf16 *tile, const bf16 *slot)
 {
     for (int e = threadIdx.x; e < EDGE * EDGE / 8; e += THREADS) {
@@ -251,7 +252,7 @@ static __device__ __forceinline__ void fill_argument(bf16 *tile, const loam_cons
     }
 }
 
-static __device__ __forceinline__ void filled()
+static __device__ __forceinline__ void await_tiles()
 {
     copy_async_commit();
     copy_async_wait<0>();
@@ -284,12 +285,10 @@ static __device__ __forceinline__ bool path_rows_of(const loam_problem &p, const
     return x.first + EDGE > 0 && x.first < x.s.nq;
 }
 
-static __device__ __forceinline__ bool row_is_there(const path_rows &x, int r)
+static __device__ __forceinline__ bool row_exists(const path_rows &x, int r)
 {
     return x.first + r >= 0 && x.first + r < x.s.nq;
 }
-
-#define LOG2_E 1.4426950408889634f
 
 /* Running log-decay sum G at a position among the keys, to base 2. */
 static __device__ __forceinline__ local_decay_pair decay_at(const loam_args &a, const path_rows &x,
@@ -330,8 +329,8 @@ static __device__ __forceinline__ void scores_of(strip &s, const path_rows &x, c
 /* For rows m .. of a block: the scores with the keys of their own tile, s = q k^T - a B with
  * a = lower(q N^T), and the queries as the tiles before see them, x = q - a W. tiles, in shared memory: q, k,
  * N, then hi and lo of B and of W. minus_a: -a. */
-static __device__ __forceinline__ void enter(strip &s, strip &x, strip &minus_a, const shared_tile *tiles,
-                                             int m)
+static __device__ __forceinline__ void score_own_tile(strip &s, strip &x, strip &minus_a,
+                                                      const shared_tile *tiles, int m)
 {
     clear(s);
     clear(minus_a);
@@ -343,12 +342,12 @@ static __device__ __forceinline__ void enter(strip &s, strip &x, strip &minus_a,
     });
     product_weights<1, PITCH>(s, minus_a, tiles[4], 0);
     product_weights<2, PITCH>(s, minus_a, tiles[3], 0);
-    strip_get(x, m, tiles[0], PITCH);
+    strip_load(x, m, tiles[0], PITCH);
     product_weights<1, PITCH>(x, minus_a, tiles[6], 0);
     product_weights<2, PITCH>(x, minus_a, tiles[5], 0);
 }
 
-/* Loads the tiles that `enter` reads. */
+/* Loads the tiles that `score_own_tile` reads. */
 static __device__ __forceinline__ void fill_own(shared_tile *tiles, const loam_args &a, const path_rows &x,
                                                 const path_arrays &w)
 {

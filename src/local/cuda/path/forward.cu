@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * PaTH scores on GPUs: forward. A thread block has 64 queries of a head and goes through the tiles as
- * local/cuda/path/common.cuh says, with the sums of the online softmax. Each warp has 16 queries, with scores, sums
- * and output in registers. */
+ * local/cuda/path/common.cuh says, with the sums of the online softmax. Each warp has 16 queries, with
+ * scores, sums and output in registers. */
 #include "src/local/cuda/path/common.cuh"
 
 /* A stage of the ring: keys, values, and E or Eg in hi and lo parts, which the rows cross after the tile. */
@@ -18,7 +18,7 @@ struct softmax_sums {
 };
 
 /* Scores s become weights under the new maximum; the sums are rescaled to it. */
-static __device__ __forceinline__ void take_scores(softmax_sums &x, strip &s)
+static __device__ __forceinline__ void online_softmax_step(softmax_sums &x, strip &s)
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -67,10 +67,10 @@ static __device__ __forceinline__ void put_rows(const loam_problem &p, const loa
     for (int half = 0; half < 2; half++) {
         const float omega = quad_sum(sums.omega[half]);
         inverse[half] = omega > 0 ? 1 / omega : 0;
-        lse[half] = omega > 0 ? (sums.m[half] + log2f(omega)) / LOG2_E : -INFINITY;
+        lse[half] = omega > 0 ? (sums.m[half] + log2f(omega)) / (float)LOG2E : -INFINITY;
     }
     for_pairs(sums.o, m, [&](int r, int c, float &u, float &v) {
-        if (!row_is_there(x, r)) {
+        if (!row_exists(x, r)) {
             return;
         }
         const int half = r != m + g;
@@ -108,10 +108,10 @@ static __global__ void __launch_bounds__(THREADS, 3)
     path_forward_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                         const local_saved saved, const path_arrays w)
 {
-    extern __shared__ __align__(16) char raw[];
-    forward_shared &shared = *(forward_shared *)raw;
+    extern __shared__ __align__(16) unsigned char memory[];
+    forward_shared &shared = *(forward_shared *)memory;
     const int m = threadIdx.x / 32 * 16;
-    const float scale = (float)p.scale * LOG2_E;
+    const float scale = (float)p.scale * (float)LOG2E;
     path_rows x;
     if (!path_rows_of(p, a, w.slots, blockIdx.x, x)) {
         return;
@@ -125,10 +125,10 @@ static __global__ void __launch_bounds__(THREADS, 3)
             shared_tile *own = &shared.tile[0][0];
             fill_own(own, a, x, w);
             fill_argument(own[7], a.v, x.s.b, x.h_kv, x.s.k0, (int64_t)x.n * EDGE, x.s.nk);
-            filled();
-            enter(s, query, minus_a, own, m);
+            await_tiles();
+            score_own_tile(s, query, minus_a, own, m);
             scores_of<DECAY>(s, x, a, scale, x.n, m);
-            take_scores(sums, s);
+            online_softmax_step(sums, s);
             product_weights<1, PITCH>(sums.o, s, own[7], 0);
             __syncthreads();
         }
@@ -140,9 +140,9 @@ static __global__ void __launch_bounds__(THREADS, 3)
             __syncthreads();
             shared_tile *tile = shared.tile[stage];
             clear(s);
-            product_turned<1>(s, query, tile[KEYS]);
+            product_transposed_right<1>(s, query, tile[KEYS]);
             scores_of<DECAY>(s, x, a, scale, j, m);
-            take_scores(sums, s);
+            online_softmax_step(sums, s);
             product_weights<1, PITCH>(sums.o, s, tile[VALUES], 0);
             if (crosses(x.n, j, w.group)) {
                 cross_tile(query, tile[CROSS_HI], tile[CROSS_LO]);

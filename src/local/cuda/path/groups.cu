@@ -13,7 +13,7 @@ static __device__ __forceinline__ void load_crossing(crossing_shared &shared, co
     __syncthreads();
     fill_slot(shared.e_hi, w.w.e_hi + slot * TILE_SIZE);
     fill_slot(shared.e_lo, w.w.e_lo + slot * TILE_SIZE);
-    filled();
+    await_tiles();
 }
 
 /* Keys of tile n, from Kr, cross the tiles after it by k' = k - k E^T; then back, dk = dk' - dk' E. dKr
@@ -23,20 +23,20 @@ static __device__ void back_through_keys(crossing_shared &shared, const path_gra
 {
     const int64_t slot = base + n;
     strip x, sum;
-    strip_get(x, m, w.w.kr + slot * TILE_SIZE, EDGE);
+    strip_load(x, m, w.w.kr + slot * TILE_SIZE, EDGE);
     for (int64_t j = n + 1; j <= last; j++) {
         load_crossing(shared, w, base + j);
-        strip_put(x, m, w.key_x + key_crossing(w, slot, n, j), NULL, EDGE);
-        cross_tile_turned(x, shared.e_hi, shared.e_lo);
+        strip_store(x, m, w.key_x + key_crossing(w, slot, n, j), NULL, EDGE);
+        cross_tile_transposed(x, shared.e_hi, shared.e_lo);
     }
-    strip_get_float(x, m, w.dkt + slot * TILE_SIZE);
+    strip_load_float(x, m, w.dkt + slot * TILE_SIZE);
     for (int64_t j = last; j > n; j--) {
         load_crossing(shared, w, base + j);
-        strip_put(x, m, w.key_y + key_crossing(w, slot, n, j), NULL, EDGE);
+        strip_store(x, m, w.key_y + key_crossing(w, slot, n, j), NULL, EDGE);
         cross_tile(x, shared.e_hi, shared.e_lo);
     }
     float *dkr = w.dkr + slot * TILE_SIZE;
-    strip_get_float(sum, m, dkr);
+    strip_load_float(sum, m, dkr);
 #pragma unroll
     for (int e = 0; e < 32; e++) {
         sum[e / 4][e % 4] += x[e / 4][e % 4];
@@ -54,12 +54,12 @@ static __device__ void back_through_group(crossing_shared &shared, const path_gr
     for_pairs(x, m, [&](int r, int c, float &u, float &v) { u = r == c, v = r == c + 1; });
     for (int64_t j = last; j >= first; j--) {
         load_crossing(shared, w, base + j);
-        strip_put(x, m, w.key_x + key_crossing(w, base + j, j, j), NULL, EDGE);
+        strip_store(x, m, w.key_x + key_crossing(w, base + j, j, j), NULL, EDGE);
         cross_tile(x, shared.e_hi, shared.e_lo);
     }
     clear(x);
     for (int64_t j = first; j <= last; j++) {
-        strip_get_float(part, m, w.deg + (base + j) * TILE_SIZE);
+        strip_load_float(part, m, w.deg + (base + j) * TILE_SIZE);
 #pragma unroll
         for (int e = 0; e < 32; e++) {
             x[e / 4][e % 4] -= part[e / 4][e % 4];
@@ -67,8 +67,8 @@ static __device__ void back_through_group(crossing_shared &shared, const path_gr
     }
     for (int64_t j = first; j <= last; j++) {
         load_crossing(shared, w, base + j);
-        strip_put(x, m, w.key_y + key_crossing(w, base + j, j, j), NULL, EDGE);
-        cross_tile_turned(x, shared.e_hi, shared.e_lo);
+        strip_store(x, m, w.key_y + key_crossing(w, base + j, j, j), NULL, EDGE);
+        cross_tile_transposed(x, shared.e_hi, shared.e_lo);
     }
 }
 

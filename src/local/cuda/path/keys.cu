@@ -14,16 +14,16 @@ struct keys_shared {
 /* A tile of keys paired with a block of rows. crossed: after the tile, the rows cross it or, from a later
  * group, its whole group. The sum for dEg is shared among the tiles of the group: tile j adds the blocks of
  * rows i with i = j modulo the size of a group. */
-struct meeting {
+struct tile_pair {
     path_rows x;
     int copy; /* of the rows' queries, as the tile sees them */
     bool crossed;
 };
 
-static __device__ __forceinline__ meeting meet(const loam_problem &p, const path_grads &w, path_rows x,
-                                               int64_t h, int i, int j)
+static __device__ __forceinline__ tile_pair tile_pair_of(const loam_problem &p, const path_grads &w,
+                                                         path_rows x, int64_t h, int i, int j)
 {
-    meeting out;
+    tile_pair out;
     x.h = h, x.n = i;
     x.first = (int64_t)i * EDGE - x.s.nk + x.s.nq;
     out.x = x;
@@ -34,7 +34,7 @@ static __device__ __forceinline__ meeting meet(const loam_problem &p, const path
 }
 
 static __device__ __forceinline__ void fill_stage(keys_shared &shared, int stage, const loam_args &a,
-                                                  const path_grads &w, const meeting &x)
+                                                  const path_grads &w, const tile_pair &x)
 {
     const int64_t slot = query_slot(w, x.x), at = (slot * w.copies + x.copy) * TILE_SIZE;
     fill_slot(shared.tile[stage][ROWS], w.x + at);
@@ -71,7 +71,7 @@ static __device__ __forceinline__ void key_gradient(strip &s, strip &g, const lo
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int c = 8 * n + threadIdx.x % 4 * 2 + e % 2;
-            float score = s[n][e] * (scale * LOG2_E);
+            float score = s[n][e] * (scale * (float)LOG2E);
             if (DECAY) {
                 const local_decay_pair at = decay_at(a, x, (int64_t)x.n * EDGE + c);
                 score += (at.hi - key[e / 2].hi) + (at.lo - key[e / 2].lo);
@@ -85,7 +85,7 @@ static __device__ __forceinline__ void key_gradient(strip &s, strip &g, const lo
 }
 
 /* Stores sign times a strip to rows m .. of [64][64] floats. */
-static __device__ __forceinline__ void strip_put_float(strip &x, int m, float *to, float sign)
+static __device__ __forceinline__ void strip_store_float(strip &x, int m, float *to, float sign)
 {
     for_pairs(x, m, [&](int r, int c, float &u, float &v) {
         *(float2 *)(to + r * EDGE + c) = make_float2(sign * u, sign * v);
@@ -94,22 +94,22 @@ static __device__ __forceinline__ void strip_put_float(strip &x, int m, float *t
 
 /* Adds the blocks of rows from .. to - 1 of a head to the sums. */
 template <bool DECAY>
-static __device__ __forceinline__ void take_rows(keys_shared &shared, const loam_problem &p,
-                                                 const loam_args &a, const path_grads &w, const path_rows &x,
-                                                 int64_t h, int j, int from, int to, key_sums &sums,
-                                                 float (&column)[2])
+static __device__ __forceinline__ void add_rows(keys_shared &shared, const loam_problem &p,
+                                                const loam_args &a, const path_grads &w, const path_rows &x,
+                                                int64_t h, int j, int from, int to, key_sums &sums,
+                                                float (&column)[2])
 {
     const int m = threadIdx.x / 32 * 16;
     __syncthreads();
     if (from < to) {
-        fill_stage(shared, 0, a, w, meet(p, w, x, h, from, j));
+        fill_stage(shared, 0, a, w, tile_pair_of(p, w, x, h, from, j));
     }
     copy_async_commit();
     for (int i = from; i < to; i++) {
         const int stage = (i - from) % STAGES;
-        const meeting now = meet(p, w, x, h, i, j);
+        const tile_pair pair = tile_pair_of(p, w, x, h, i, j);
         if (i + 1 < to) {
-            fill_stage(shared, 1 - stage, a, w, meet(p, w, x, h, i + 1, j));
+            fill_stage(shared, 1 - stage, a, w, tile_pair_of(p, w, x, h, i + 1, j));
         }
         copy_async_commit();
         copy_async_wait<1>();
@@ -120,20 +120,21 @@ static __device__ __forceinline__ void take_rows(keys_shared &shared, const loam
         clear(g);
         product_rows<1, EDGE>(s, shared.keys, 0, m, tile[ROWS]);
         product_rows<1, EDGE>(g, shared.values, 0, m, tile[GRAD_O]);
-        key_gradient<DECAY>(s, g, a, now.x, j, m, (float)p.scale, shared.lse[stage], shared.delta[stage],
+        key_gradient<DECAY>(s, g, a, pair.x, j, m, (float)p.scale, shared.lse[stage], shared.delta[stage],
                             column);
         product_weights<1, PITCH>(sums.dv, s, tile[GRAD_O], 0);
         product_weights<1, PITCH>(sums.dk, g, tile[ROWS], 0);
-        if (now.crossed) {
-            product_of_turned(sums.de, tile[ROWS], m, tile[CROSSED]);
+        if (pair.crossed) {
+            product_transposed_left(sums.de, tile[ROWS], m, tile[CROSSED]);
         }
         __syncthreads();
     }
 }
 
 /* Adds the block of rows at the tile itself, of which p and dS were kept. */
-static __device__ __forceinline__ void take_own(keys_shared &shared, const loam_args &a, const path_grads &w,
-                                                path_rows x, int64_t h, int j, key_sums &sums, float *column)
+static __device__ __forceinline__ void add_own_rows(keys_shared &shared, const loam_args &a,
+                                                    const path_grads &w, path_rows x, int64_t h, int j,
+                                                    key_sums &sums, float *column)
 {
     const int m = threadIdx.x / 32 * 16;
     x.h = h, x.n = j;
@@ -142,8 +143,8 @@ static __device__ __forceinline__ void take_own(keys_shared &shared, const loam_
     __syncthreads();
     fill_slot(shared.tile[0][ROWS], w.own_p + slot);
     fill_argument(shared.tile[0][GRAD_O], a.grad_o, x.s.b, h, x.s.q0, x.first, x.s.nq);
-    filled();
-    product_of_turned(sums.dv, shared.tile[0][ROWS], m, shared.tile[0][GRAD_O]);
+    await_tiles();
+    product_transposed_left(sums.dv, shared.tile[0][ROWS], m, shared.tile[0][GRAD_O]);
     if (column && threadIdx.x < EDGE) {
         column[threadIdx.x] = w.own_columns[slot / TILE_SIZE * EDGE + threadIdx.x];
     }
@@ -181,13 +182,34 @@ static __device__ __forceinline__ void put_columns(const loam_problem &p, const 
     }
 }
 
+/* Gradients of a tile of stored keys beyond those in use: 0. own_column: scratch in shared memory. */
+template <bool DECAY>
+static __device__ __forceinline__ void put_unused_tile(const loam_problem &p, const loam_args &a,
+                                                       const path_rows &x, int j, float *own_column)
+{
+    const int64_t group = p.heads_q / p.heads_kv;
+    const int m = threadIdx.x / 32 * 16;
+    const float zero[2] = { 0, 0 };
+    strip dv;
+    if ((int64_t)j * EDGE >= local_stored_keys(&p, &x.s)) {
+        return;
+    }
+    clear(dv);
+    own_column[threadIdx.x % EDGE] = 0;
+    __syncthreads();
+    put_values(p, a, x, j, m, dv);
+    for (int64_t h = x.h_kv * group; DECAY && h < (x.h_kv + 1) * group; h++) {
+        put_columns(p, a, x, h, j, m, zero, own_column, false);
+    }
+}
+
 template <bool DECAY>
 static __global__ void __launch_bounds__(THREADS, 2)
     path_keys_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                      const path_grads w)
 {
-    extern __shared__ __align__(16) char raw[];
-    keys_shared &shared = *(keys_shared *)raw;
+    extern __shared__ __align__(16) unsigned char memory[];
+    keys_shared &shared = *(keys_shared *)memory;
     __shared__ float own_column[EDGE];
     const int64_t pairs = p.batch * p.heads_kv, group = p.heads_q / p.heads_kv;
     const int m = threadIdx.x / 32 * 16, j = (int)(blockIdx.x / pairs);
@@ -195,19 +217,9 @@ static __global__ void __launch_bounds__(THREADS, 2)
     x.h_kv = blockIdx.x % p.heads_kv, x.b = blockIdx.x % pairs / p.heads_kv;
     x.s = local_seq_at(&p, &a, x.b);
     x.base = x.h_kv * w.slots + slot_base(p, x.s, x.b);
-    key_sums sums;
-    clear(sums.dv);
     const int tiles = (int)tiles_of(x.s);
     if (j >= tiles) {
-        if ((int64_t)j * EDGE < local_stored_keys(&p, &x.s)) {
-            const float nothing[2] = { 0, 0 };
-            own_column[threadIdx.x % EDGE] = 0;
-            __syncthreads();
-            put_values(p, a, x, j, m, sums.dv);
-            for (int64_t h = x.h_kv * group; DECAY && h < (x.h_kv + 1) * group; h++) {
-                put_columns(p, a, x, h, j, m, nothing, own_column, false);
-            }
-        }
+        put_unused_tile<DECAY>(p, a, x, j, own_column);
         return;
     }
     const int64_t lead = x.s.nk - x.s.nq;
@@ -216,6 +228,8 @@ static __global__ void __launch_bounds__(THREADS, 2)
     const int64_t slot = (x.base + j) * TILE_SIZE;
     fill_argument(shared.values, a.v, x.s.b, x.h_kv, x.s.k0, (int64_t)j * EDGE, x.s.nk);
     float column[2];
+    key_sums sums;
+    clear(sums.dv);
     for (int part = 0; part < 2; part++) {
         const int first = part == 0 ? j + 1 : end, from = first > begins ? first : begins;
         clear(sums.dk);
@@ -223,24 +237,24 @@ static __global__ void __launch_bounds__(THREADS, 2)
         __syncthreads();
         if (part == 0 || end < tiles) {
             fill_slot(shared.keys, (part == 0 ? w.w.kr : w.w.kt) + slot);
-            filled();
+            await_tiles();
         }
         for (int64_t h = x.h_kv * group; h < (x.h_kv + 1) * group; h++) {
             column[0] = column[1] = 0;
             __syncthreads();
             own_column[threadIdx.x % EDGE] = 0;
             if (part == 0 && j >= begins) {
-                take_own(shared, a, w, x, h, j, sums, DECAY ? own_column : NULL);
+                add_own_rows(shared, a, w, x, h, j, sums, DECAY ? own_column : NULL);
             }
-            take_rows<DECAY>(shared, p, a, w, x, h, j, from, part == 0 ? own_end : tiles, sums, column);
+            add_rows<DECAY>(shared, p, a, w, x, h, j, from, part == 0 ? own_end : tiles, sums, column);
             if (DECAY) {
                 __syncthreads();
                 put_columns(p, a, x, h, j, m, column, own_column, part > 0);
             }
         }
         if (part == 0 || end < tiles) {
-            strip_put_float(sums.dk, m, (part == 0 ? w.dkr : w.dkt) + slot, 1);
-            strip_put_float(sums.de, m, (part == 0 ? w.de : w.deg) + slot, -1);
+            strip_store_float(sums.dk, m, (part == 0 ? w.dkr : w.dkt) + slot, 1);
+            strip_store_float(sums.de, m, (part == 0 ? w.de : w.deg) + slot, -1);
         }
     }
     put_values(p, a, x, j, m, sums.dv);

@@ -18,7 +18,7 @@ struct prepare_shared {
 /* R = (I + diag(beta) strict(N N^T))^-1 by forward substitution,
  * R_i = e_i - beta_i sum_{j < i} (n_i . n_j) R_j. Two neighbouring threads have one column and share its
  * sums. Rows of R that are not computed yet are 0. */
-static __device__ __forceinline__ void invert_reflections(prepare_shared &x)
+static __device__ __forceinline__ void substitute_forward(prepare_shared &x)
 {
     const int c = threadIdx.x / 2, half = threadIdx.x % 2;
     for (int j = half; j < EDGE; j += 2) {
@@ -53,13 +53,70 @@ static __device__ __forceinline__ void load_lam(strip &lam, const prepare_shared
     });
 }
 
+/* N N^T and strict(N K^T), then R. */
+static __device__ __forceinline__ void invert_reflections(prepare_shared &x, int m)
+{
+    strip part;
+    clear(part);
+    product_rows<1, EDGE>(part, x.n, 0, m, x.n);
+    for_pairs(part, m, [&](int r, int c, float &u, float &v) { x.nn[r][c] = u, x.nn[r][c + 1] = v; });
+    clear(part);
+    product_rows<1, EDGE>(part, x.n, 0, m, x.k);
+    for_pairs(part, m, [&](int r, int c, float &u, float &v) { u = c < r ? u : 0, v = c + 1 < r ? v : 0; });
+    strip_store(part, m, x.c_hi, x.c_lo, PITCH);
+    __syncthreads();
+    substitute_forward(x);
+    __syncthreads();
+}
+
+/* B = Lam strict(N K^T) and W = Lam N, stored in global memory and, for the products that follow, in x.b and
+ * in x.c_hi and x.c_lo. */
+static __device__ __forceinline__ void store_b_and_w(prepare_shared &x, const path_arrays &w, int64_t slot,
+                                                     int m)
+{
+    strip part, lam;
+    load_lam(lam, x, m);
+    clear(part);
+    product_weights<1, PITCH>(part, lam, x.c_lo, 0);
+    product_weights<2, PITCH>(part, lam, x.c_hi, 0);
+    strip_store(part, m, x.b[0], x.b[1], PITCH);
+    strip_store(part, m, w.b_hi + slot, w.b_lo + slot, EDGE);
+    clear(part);
+    product_weights<2, PITCH>(part, lam, x.n, 0);
+    __syncthreads();
+    strip_store(part, m, x.c_hi, x.c_lo, PITCH);
+    strip_store(part, m, w.w_hi + slot, w.w_lo + slot, EDGE);
+    __syncthreads();
+}
+
+/* Kr = K - B^T N and E = N^T W. */
+static __device__ __forceinline__ void store_keys_and_crossing(prepare_shared &x, const path_arrays &w,
+                                                               int64_t slot, int m)
+{
+    strip part, keys;
+    clear(part);
+    product_transposed_left(part, x.b[1], m, x.n);
+    product_transposed_left(part, x.b[0], m, x.n);
+    strip_load(keys, m, x.k, PITCH);
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+        keys[e][0] -= part[e][0], keys[e][1] -= part[e][1], keys[e][2] -= part[e][2],
+            keys[e][3] -= part[e][3];
+    }
+    strip_store(keys, m, w.kr + slot, NULL, EDGE);
+    clear(part);
+    product_transposed_left(part, x.n, m, x.c_lo);
+    product_transposed_left(part, x.n, m, x.c_hi);
+    strip_store(part, m, w.e_hi + slot, w.e_lo + slot, EDGE);
+}
+
 /* One thread block for each tile of each sequence and key-value head. */
 static __global__ void __launch_bounds__(THREADS)
     path_tile_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                      const path_arrays w)
 {
-    extern __shared__ __align__(16) char raw[];
-    prepare_shared &x = *(prepare_shared *)raw;
+    extern __shared__ __align__(16) unsigned char memory[];
+    prepare_shared &x = *(prepare_shared *)memory;
     const int64_t tiles = (p.len_kv + EDGE - 1) / EDGE, index = blockIdx.x;
     const int64_t n = index % tiles, b = index / tiles % p.batch, h = index / tiles / p.batch;
     const local_seq s = local_seq_at(&p, &a, b);
@@ -74,49 +131,15 @@ static __global__ void __launch_bounds__(THREADS)
         const int64_t t = n * EDGE + threadIdx.x;
         x.beta[threadIdx.x] = t < s.nk ? ((const float *)a.beta.data)[LOCAL_AT(a.beta, s.b, h, s.k0 + t)] : 0;
     }
-    filled();
-    strip part, lam;
-    clear(part);
-    product_rows<1, EDGE>(part, x.n, 0, m, x.n);
-    for_pairs(part, m, [&](int r, int c, float &u, float &v) { x.nn[r][c] = u, x.nn[r][c + 1] = v; });
-    clear(part);
-    product_rows<1, EDGE>(part, x.n, 0, m, x.k);
-    for_pairs(part, m, [&](int r, int c, float &u, float &v) { u = c < r ? u : 0, v = c + 1 < r ? v : 0; });
-    strip_put(part, m, x.c_hi, x.c_lo, PITCH);
-    __syncthreads();
-    invert_reflections(x);
-    __syncthreads();
+    await_tiles();
+    invert_reflections(x, m);
     if (w.r_hi) {
-        for_pairs(part, m, [&](int r, int c, float &u, float &v) { u = x.r[r][c], v = x.r[r][c + 1]; });
-        strip_put(part, m, w.r_hi + slot, w.r_lo + slot, EDGE);
+        strip r;
+        for_pairs(r, m, [&](int i, int c, float &u, float &v) { u = x.r[i][c], v = x.r[i][c + 1]; });
+        strip_store(r, m, w.r_hi + slot, w.r_lo + slot, EDGE);
     }
-    load_lam(lam, x, m);
-    clear(part); /* B */
-    product_weights<1, PITCH>(part, lam, x.c_lo, 0);
-    product_weights<2, PITCH>(part, lam, x.c_hi, 0);
-    strip_put(part, m, x.b[0], x.b[1], PITCH);
-    strip_put(part, m, w.b_hi + slot, w.b_lo + slot, EDGE);
-    clear(part); /* W */
-    product_weights<2, PITCH>(part, lam, x.n, 0);
-    __syncthreads();
-    strip_put(part, m, x.c_hi, x.c_lo, PITCH);
-    strip_put(part, m, w.w_hi + slot, w.w_lo + slot, EDGE);
-    __syncthreads();
-    strip keys;
-    clear(part); /* B^T N */
-    product_of_turned(part, x.b[1], m, x.n);
-    product_of_turned(part, x.b[0], m, x.n);
-    strip_get(keys, m, x.k, PITCH);
-#pragma unroll
-    for (int e = 0; e < 8; e++) {
-        keys[e][0] -= part[e][0], keys[e][1] -= part[e][1], keys[e][2] -= part[e][2],
-            keys[e][3] -= part[e][3];
-    }
-    strip_put(keys, m, w.kr + slot, NULL, EDGE);
-    clear(part); /* E = N^T W */
-    product_of_turned(part, x.n, m, x.c_lo);
-    product_of_turned(part, x.n, m, x.c_hi);
-    strip_put(part, m, w.e_hi + slot, w.e_lo + slot, EDGE);
+    store_b_and_w(x, w, slot, m);
+    store_keys_and_crossing(x, w, slot, m);
 }
 
 /* With blockIdx.y = 0, Kt: the keys of tile n cross the tiles after it in their group. With blockIdx.y = 1,
@@ -141,25 +164,25 @@ static __global__ void __launch_bounds__(THREADS)
     if (whole) {
         for_pairs(x, m, [&](int r, int c, float &u, float &v) { u = r == c, v = r == c + 1; });
     } else {
-        strip_get(x, m, w.kr + slot, EDGE);
+        strip_load(x, m, w.kr + slot, EDGE);
     }
     for (int64_t step = 0; step < (whole ? w.group : last - n); step++) {
         const int64_t at = (base + (whole ? last - step : n + 1 + step)) * TILE_SIZE;
         __syncthreads();
         fill_slot(e_hi, w.e_hi + at);
         fill_slot(e_lo, w.e_lo + at);
-        filled();
+        await_tiles();
         if (whole) {
             cross_tile(x, e_hi, e_lo);
         } else {
-            cross_tile_turned(x, e_hi, e_lo);
+            cross_tile_transposed(x, e_hi, e_lo);
         }
     }
     if (whole) {
         for_pairs(x, m, [&](int r, int c, float &u, float &v) { u = (r == c) - u, v = (r == c + 1) - v; });
-        strip_put(x, m, w.eg_hi + slot, w.eg_lo + slot, EDGE);
+        strip_store(x, m, w.eg_hi + slot, w.eg_lo + slot, EDGE);
     } else {
-        strip_put(x, m, w.kt + slot, NULL, EDGE);
+        strip_store(x, m, w.kt + slot, NULL, EDGE);
     }
 }
 

@@ -20,15 +20,15 @@ static __device__ __forceinline__ void load_rows(const loam_problem &p, const pa
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int r = m + g + 8 * half;
-        const bool there = row_is_there(x, r);
-        const int64_t at = there ? local_row(&p, &x.s, x.h, x.first + r) : 0;
+        const bool exists = row_exists(x, r);
+        const int64_t at = exists ? local_row(&p, &x.s, x.h, x.first + r) : 0;
         const float *vbar = (const float *)w.saved.vbar + at * EDGE;
         float sum = 0;
-        for (int c = lane % 4; there && c < EDGE; c += 4) {
+        for (int c = lane % 4; exists && c < EDGE; c += 4) {
             sum += vbar[c] * __bfloat162float(grad_o[r * PITCH + c]);
         }
         delta[half] = quad_sum(sum);
-        lse[half] = there ? ((const float *)w.saved.lse)[at] * LOG2_E : INFINITY;
+        lse[half] = exists ? ((const float *)w.saved.lse)[at] * (float)LOG2E : INFINITY;
         if (lane % 4 == 0) {
             w.lse[query_slot(w, x) * EDGE + r] = lse[half];
             w.delta[query_slot(w, x) * EDGE + r] = delta[half];
@@ -73,111 +73,148 @@ static __device__ __forceinline__ void fill_stage(shared_tile *stage, const loam
     copy_async_commit();
 }
 
+/* Rows that see no key: their gradients are 0. */
+template <bool DECAY>
+static __device__ __forceinline__ void put_empty_rows(const loam_problem &p, const loam_args &a,
+                                                      const path_grads &w, const path_rows &x)
+{
+    for (int e = threadIdx.x; e < EDGE * EDGE; e += THREADS) {
+        const int64_t i = x.first + e / EDGE;
+        if (i >= 0 && i < x.s.nq && a.grad_q.data) {
+            ((bf16 *)a.grad_q.data)[LOCAL_AT(a.grad_q, x.s.b, x.h, x.s.q0 + i) + e % EDGE] =
+                __float2bfloat16_rn(0);
+        }
+        if (i >= 0 && i < x.s.nq && e % EDGE == 0) {
+            const int64_t at = local_row(&p, &x.s, x.h, i);
+            w.rows.sums.scale[at] = 0;
+            if (DECAY) {
+                w.rows.sums.inner[at] = 0;
+            }
+        }
+    }
+}
+
+/* The block of rows: its slot among query heads, and what the thread knows of its two rows. */
+struct row_gradients {
+    int64_t slot;
+    float scale, scale2; /* scale2: in the log2 domain */
+    float lse[2], delta[2], inner[2];
+};
+
+/* Scores and gradients with the keys of the rows' own tile, which are stored for the kernels that follow.
+ * query becomes the queries as the tiles before see them. */
+template <bool DECAY>
+static __device__ __forceinline__ void own_tile_gradient(strip &query, row_gradients &r, rows_shared &shared,
+                                                         const loam_problem &p, const loam_args &a,
+                                                         const path_grads &w, const path_rows &x, int m)
+{
+    shared_tile *own = &shared.tile[0][0];
+    strip s, g;
+    fill_own(own, a, x, w.w);
+    fill_argument(own[7], a.v, x.s.b, x.h_kv, x.s.k0, (int64_t)x.n * EDGE, x.s.nk);
+    fill_argument(shared.grad_o, a.grad_o, x.s.b, x.h, x.s.q0, x.first, x.s.nq);
+    await_tiles();
+    load_rows(p, w, x, shared.grad_o, m, r.lse, r.delta);
+    score_own_tile(s, query, g, own, m);
+    scores_of<DECAY>(s, x, a, r.scale2, x.n, m);
+    clear(g);
+    product_rows<1, EDGE>(g, shared.grad_o, 0, m, own[7]);
+    row_gradient(s, g, r.lse, r.delta, r.scale, r.inner);
+    strip_store(s, m, w.own_p + r.slot * TILE_SIZE, NULL, EDGE);
+    strip_store(g, m, w.own_ds + r.slot * TILE_SIZE, NULL, EDGE);
+    if (DECAY) {
+        column_sums(g, shared.columns[m / 16]);
+    }
+    __syncthreads();
+    if (DECAY && threadIdx.x < EDGE) {
+        float sum = 0;
+        for (int warp = 0; warp < WARPS; warp++) {
+            sum += shared.columns[warp][threadIdx.x];
+        }
+        w.own_columns[r.slot * EDGE + threadIdx.x] = sum / r.scale;
+    }
+}
+
+/* To the left: y holds the queries as the tiles see them, and is stored before each crossing. */
+static __device__ __forceinline__ void store_queries(strip &y, rows_shared &shared, const path_grads &w,
+                                                     const path_rows &x, bf16 *queries, int copies, int m)
+{
+    for (int copy = 0; copy < copies; copy++) {
+        strip_store(y, m, queries + copy * TILE_SIZE, NULL, EDGE);
+        if (copy + 1 < copies) {
+            fill_copy_crossing(shared.tile[copy % 2][CROSS_HI], shared.tile[copy % 2][CROSS_LO], x, w.w,
+                               copy);
+            await_tiles();
+            cross_tile(y, shared.tile[copy % 2][CROSS_HI], shared.tile[copy % 2][CROSS_LO]);
+        }
+    }
+    __syncthreads();
+}
+
+/* To the right: y holds the gradient of the queries as tile j sees them, and is stored at each crossing. */
+template <bool DECAY>
+static __device__ __forceinline__ void store_gradients(strip &y, row_gradients &r, rows_shared &shared,
+                                                       const loam_args &a, const path_grads &w,
+                                                       const path_rows &x, const bf16 *queries, bf16 *grads,
+                                                       int m)
+{
+    clear(y);
+    fill_stage(shared.tile[0], a, x, w.w, 0);
+    for (int j = 0; j < x.n; j++) {
+        shared_tile *tile = shared.tile[j % STAGES];
+        const int copy = copy_of(x.n, j, w.w.group);
+        strip s, g, query;
+        fill_stage(shared.tile[(j + 1) % STAGES], a, x, w.w, j + 1);
+        copy_async_wait<1>();
+        __syncthreads();
+        if (j > 0 && copy != copy_of(x.n, j - 1, w.w.group)) {
+            strip_store(y, m, grads + copy * TILE_SIZE, NULL, EDGE);
+            cross_tile_transposed(y, tile[CROSS_HI], tile[CROSS_LO]);
+        }
+        strip_load(query, m, queries + copy * TILE_SIZE, EDGE);
+        clear(s);
+        product_transposed_right<1>(s, query, tile[KEYS]);
+        scores_of<DECAY>(s, x, a, r.scale2, j, m);
+        clear(g);
+        product_rows<1, EDGE>(g, shared.grad_o, 0, m, tile[VALUES]);
+        row_gradient(s, g, r.lse, r.delta, r.scale, r.inner);
+        product_weights<1, PITCH>(y, g, tile[KEYS], 0);
+        __syncthreads();
+    }
+}
+
 template <bool DECAY>
 static __global__ void __launch_bounds__(THREADS, 2)
     path_rows_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                      const path_grads w)
 {
-    extern __shared__ __align__(16) char raw[];
-    rows_shared &shared = *(rows_shared *)raw;
-    const int m = threadIdx.x / 32 * 16, group = w.w.group;
-    const float scale = (float)p.scale, scale2 = scale * LOG2_E;
+    extern __shared__ __align__(16) unsigned char memory[];
+    rows_shared &shared = *(rows_shared *)memory;
+    const int m = threadIdx.x / 32 * 16;
+    const float scale = (float)p.scale, scale2 = scale * (float)LOG2E;
     path_rows x;
     if (!path_rows_of(p, a, w.slots, blockIdx.x, x)) {
         return;
     }
-    if (x.n < 0) { /* rows that see no key */
-        for (int e = threadIdx.x; e < EDGE * EDGE; e += THREADS) {
-            const int64_t i = x.first + e / EDGE;
-            if (i >= 0 && i < x.s.nq && a.grad_q.data) {
-                ((bf16 *)a.grad_q.data)[LOCAL_AT(a.grad_q, x.s.b, x.h, x.s.q0 + i) + e % EDGE] =
-                    __float2bfloat16_rn(0);
-            }
-            if (i >= 0 && i < x.s.nq && e % EDGE == 0) {
-                const int64_t at = local_row(&p, &x.s, x.h, i);
-                w.rows.sums.scale[at] = 0;
-                if (DECAY) {
-                    w.rows.sums.inner[at] = 0;
-                }
-            }
-        }
+    if (x.n < 0) {
+        put_empty_rows<DECAY>(p, a, w, x);
         return;
     }
-    const int64_t slot = query_slot(w, x);
-    bf16 *const trail = w.x + slot * w.copies * TILE_SIZE, *const grads = w.y + slot * w.copies * TILE_SIZE;
-    const int copies = x.n % group + x.n / group;
-    float lse[2], delta[2], inner[2] = { 0, 0 };
-    strip s, g, y;
-    {
-        shared_tile *own = &shared.tile[0][0];
-        fill_own(own, a, x, w.w);
-        fill_argument(own[7], a.v, x.s.b, x.h_kv, x.s.k0, (int64_t)x.n * EDGE, x.s.nk);
-        fill_argument(shared.grad_o, a.grad_o, x.s.b, x.h, x.s.q0, x.first, x.s.nq);
-        filled();
-        load_rows(p, w, x, shared.grad_o, m, lse, delta);
-        enter(s, y, g, own, m);
-        scores_of<DECAY>(s, x, a, scale2, x.n, m);
-        clear(g);
-        product_rows<1, EDGE>(g, shared.grad_o, 0, m, own[7]);
-        row_gradient(s, g, lse, delta, scale, inner);
-        strip_put(s, m, w.own_p + slot * TILE_SIZE, NULL, EDGE);
-        strip_put(g, m, w.own_ds + slot * TILE_SIZE, NULL, EDGE);
-        if (DECAY) {
-            column_sums(g, shared.columns[m / 16]);
-        }
-        __syncthreads();
-        if (DECAY && threadIdx.x < EDGE) {
-            float sum = 0;
-            for (int warp = 0; warp < WARPS; warp++) {
-                sum += shared.columns[warp][threadIdx.x];
-            }
-            w.own_columns[slot * EDGE + threadIdx.x] = sum / scale;
-        }
-    }
-    /* To the left: y holds the queries as the tiles see them. */
-    for (int copy = 0; copy < copies; copy++) {
-        strip_put(y, m, trail + copy * TILE_SIZE, NULL, EDGE);
-        if (copy + 1 < copies) {
-            fill_copy_crossing(shared.tile[copy % 2][CROSS_HI], shared.tile[copy % 2][CROSS_LO], x, w.w,
-                               copy);
-            filled();
-            cross_tile(y, shared.tile[copy % 2][CROSS_HI], shared.tile[copy % 2][CROSS_LO]);
-        }
-    }
-    __syncthreads();
-    /* To the right: y holds the gradient of the queries as tile j sees them. */
-    clear(y);
-    fill_stage(shared.tile[0], a, x, w.w, 0);
-    for (int j = 0; j < x.n; j++) {
-        shared_tile *tile = shared.tile[j % STAGES];
-        const int copy = copy_of(x.n, j, group);
-        fill_stage(shared.tile[(j + 1) % STAGES], a, x, w.w, j + 1);
-        copy_async_wait<1>();
-        __syncthreads();
-        if (j > 0 && copy != copy_of(x.n, j - 1, group)) {
-            strip_put(y, m, grads + copy * TILE_SIZE, NULL, EDGE);
-            cross_tile_turned(y, tile[CROSS_HI], tile[CROSS_LO]);
-        }
-        {
-            strip seen;
-            strip_get(seen, m, trail + copy * TILE_SIZE, EDGE);
-            clear(s);
-            product_turned<1>(s, seen, tile[KEYS]);
-        }
-        scores_of<DECAY>(s, x, a, scale2, j, m);
-        clear(g);
-        product_rows<1, EDGE>(g, shared.grad_o, 0, m, tile[VALUES]);
-        row_gradient(s, g, lse, delta, scale, inner);
-        product_weights<1, PITCH>(y, g, tile[KEYS], 0);
-        __syncthreads();
-    }
-    strip_put(y, m, w.inner + slot * TILE_SIZE, NULL, EDGE);
+    row_gradients r = { query_slot(w, x), scale, scale2, {}, {}, { 0, 0 } };
+    bf16 *const queries = w.x + r.slot * w.copies * TILE_SIZE, *const grads = w.y +
+                                                                              r.slot * w.copies * TILE_SIZE;
+    const int copies = x.n % w.w.group + x.n / w.w.group;
+    strip y;
+    own_tile_gradient<DECAY>(y, r, shared, p, a, w, x, m);
+    store_queries(y, shared, w, x, queries, copies, m);
+    store_gradients<DECAY>(y, r, shared, a, w, x, queries, grads, m);
+    strip_store(y, m, w.inner + r.slot * TILE_SIZE, NULL, EDGE);
 #pragma unroll
     for (int half = 0; DECAY && half < 2; half++) {
-        const int r = m + threadIdx.x % 32 / 4 + 8 * half;
-        const float sum = quad_sum(inner[half]);
-        if (threadIdx.x % 4 == 0 && row_is_there(x, r)) {
-            w.rows.sums.inner[local_row(&p, &x.s, x.h, x.first + r)] = (double)sum;
+        const int row = m + threadIdx.x % 32 / 4 + 8 * half;
+        const float sum = quad_sum(r.inner[half]);
+        if (threadIdx.x % 4 == 0 && row_exists(x, row)) {
+            w.rows.sums.inner[local_row(&p, &x.s, x.h, x.first + row)] = (double)sum;
         }
     }
 }

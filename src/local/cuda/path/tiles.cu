@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * PaTH scores on GPUs, backward: adds the sums of a tile, and goes back through the computation of its arrays
- * (path_tile_kernel, enter):
+ * (path_tile_kernel, score_own_tile):
  *     A = lower(Q K^T - a B),  Ql = Q - a W,  a = lower(Q N^T)              for each head's own rows
  *     Kr = K - B^T N,  E = N^T W,  W = Lam N,  B = Lam strict(N K^T)
  *     Lam = R diag(beta),  R^-1 = I + diag(beta) strict(N N^T) */
@@ -44,7 +44,7 @@ static __device__ __forceinline__ void put_queries(const loam_problem &p, const 
     for_pairs(dq, m, [&](int r, int c, float &u, float &v) {
         along[r != m + g] += u * __bfloat162float(q[r * PITCH + c]) +
                              v * __bfloat162float(q[r * PITCH + c + 1]);
-        if (row_is_there(x, r) && a.grad_q.data) {
+        if (row_exists(x, r) && a.grad_q.data) {
             bf16 *to = (bf16 *)a.grad_q.data + LOCAL_AT(a.grad_q, x.s.b, x.h, x.s.q0 + x.first + r) + c;
             to[0] = __float2bfloat16_rn(u), to[1] = __float2bfloat16_rn(v);
         }
@@ -52,7 +52,7 @@ static __device__ __forceinline__ void put_queries(const loam_problem &p, const 
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const float sum = quad_sum(along[half]);
-        if (threadIdx.x % 4 == 0 && row_is_there(x, m + g + 8 * half)) {
+        if (threadIdx.x % 4 == 0 && row_exists(x, m + g + 8 * half)) {
             w.rows.sums.scale[local_row(&p, &x.s, x.h, x.first + m + g + 8 * half)] = (double)sum / p.scale;
         }
     }
@@ -67,25 +67,25 @@ static __device__ void back_through_rows(tiles_shared &t, const loam_problem &p,
     fill_argument(t.one, a.q, x.s.b, x.h, x.s.q0, x.first, x.s.nq);
     fill_slot(t.two, w.own_ds + slot);
     fill_slot(t.three, w.inner + slot);
-    filled();
+    await_tiles();
     clear(da);
     product_rows<1, EDGE>(da, t.three, 0, m, t.w);
     product_rows<1, EDGE>(da, t.two, 0, m, t.b);
     strip_lower(da, m, -1, 0);
-    strip_put(da, m, t.four, NULL, PITCH);
-    strip_get(other, m, t.three, PITCH);
-    product_plain(other, t.two, m, t.k);
+    strip_store(da, m, t.four, NULL, PITCH);
+    strip_load(other, m, t.three, PITCH);
+    product_tiles(other, t.two, m, t.k);
     product_weights<1, PITCH>(other, da, t.n, 0);
     put_queries(p, a, w, x, other, t.one, m);
     clear(other);
     product_rows<1, EDGE>(other, t.one, 0, m, t.n);
     strip_lower(other, m, 1, 0);
-    strip_put(other, m, t.five, NULL, PITCH);
+    strip_store(other, m, t.five, NULL, PITCH);
     __syncthreads();
-    product_of_turned(sums.k, t.two, m, t.one);
-    product_of_turned(sums.n, t.four, m, t.one);
-    product_of_turned(sums.w, t.five, m, t.three);
-    product_of_turned(sums.b, t.five, m, t.two);
+    product_transposed_left(sums.k, t.two, m, t.one);
+    product_transposed_left(sums.n, t.four, m, t.one);
+    product_transposed_left(sums.w, t.five, m, t.three);
+    product_transposed_left(sums.b, t.five, m, t.two);
     __syncthreads();
 }
 
@@ -105,52 +105,52 @@ static __device__ void gather_crossings(tiles_shared &t, const path_grads &w, in
         __syncthreads();
         fill_slot(t.one, (from == n ? w.key_x : w.key_y) + at);
         fill_slot(t.two, (from == n ? w.key_y : w.key_x) + at);
-        filled();
-        product_of_turned(sum, t.one, m, t.two);
+        await_tiles();
+        product_transposed_left(sum, t.one, m, t.two);
     }
-    strip_get_float(de, m, w.de + slot * TILE_SIZE);
+    strip_load_float(de, m, w.de + slot * TILE_SIZE);
     strip_add(de, sum, -1);
     __syncthreads();
 }
 
 /* From the gradients of Kr and E to those of W, B, N and K, and to that of Lam, in `lam`. */
-static __device__ void back_through_making(tiles_shared &t, const path_grads &w, int64_t base, int64_t n,
+static __device__ void back_through_arrays(tiles_shared &t, const path_grads &w, int64_t base, int64_t n,
                                            int64_t tiles, tile_sums &sums, strip &lam, int m)
 {
     const int64_t slot = (base + n) * TILE_SIZE;
     strip part;
     gather_crossings(t, w, base, n, tiles, part, m);
-    strip_put(part, m, t.two, NULL, PITCH); /* dE */
-    strip_get_float(part, m, w.dkr + slot);
+    strip_store(part, m, t.two, NULL, PITCH); /* dE */
+    strip_load_float(part, m, w.dkr + slot);
     strip_add(sums.k, part, 1);
-    strip_put(part, m, t.one, NULL, PITCH); /* dKr */
+    strip_store(part, m, t.one, NULL, PITCH); /* dKr */
     clear(part);
     product_rows<1, EDGE>(part, t.n, 0, m, t.k);
     strip_lower(part, m, 1, 1);
-    strip_put(part, m, t.five, NULL, PITCH); /* strict(N K^T) */
+    strip_store(part, m, t.five, NULL, PITCH); /* strict(N K^T) */
     __syncthreads();
     product_rows<1, EDGE>(sums.n, t.w, 0, m, t.two);
     clear(part);
-    product_plain(part, t.b, m, t.one);
+    product_tiles(part, t.b, m, t.one);
     strip_add(sums.n, part, -1);
     strip_negate(sums.w);
-    product_plain(sums.w, t.n, m, t.two);
+    product_tiles(sums.w, t.n, m, t.two);
     product_rows<1, EDGE>(sums.b, t.n, 0, m, t.one);
     strip_negate(sums.b);
-    strip_put(sums.w, m, t.three, NULL, PITCH);
-    strip_put(sums.b, m, t.four, NULL, PITCH);
+    strip_store(sums.w, m, t.three, NULL, PITCH);
+    strip_store(sums.b, m, t.four, NULL, PITCH);
     clear(lam);
-    product_turned<2>(lam, sums.w, t.n);
-    product_turned<2>(lam, sums.b, t.five);
+    product_transposed_right<2>(lam, sums.w, t.n);
+    product_transposed_right<2>(lam, sums.b, t.five);
     __syncthreads();
-    product_of_turned(sums.n, t.lam, m, t.three);
+    product_transposed_left(sums.n, t.lam, m, t.three);
     clear(part);
-    product_of_turned(part, t.lam, m, t.four);
+    product_transposed_left(part, t.lam, m, t.four);
     strip_lower(part, m, 1, 1);
     product_weights<1, PITCH>(sums.n, part, t.k, 0);
-    strip_put(part, m, t.b, NULL, PITCH);
+    strip_store(part, m, t.b, NULL, PITCH);
     __syncthreads();
-    product_of_turned(sums.k, t.b, m, t.n);
+    product_transposed_left(sums.k, t.b, m, t.n);
 }
 
 /* From the gradient of Lam back through R: dbeta of the thread's two rows, and dn. */
@@ -160,23 +160,23 @@ static __device__ void back_through_inverse(tiles_shared &t, const bf16 *r_hi, c
     const int g = threadIdx.x % 32 / 4;
     strip part, low;
     fill_slot(t.w, r_hi);
-    strip_get(part, m, r_hi, EDGE);
-    strip_get(low, m, r_lo, EDGE);
+    strip_load(part, m, r_hi, EDGE);
+    strip_load(low, m, r_lo, EDGE);
     strip_add(part, low, 1);
 #pragma unroll
     for (int e = 0; e < 32; e++) {
         part[e / 4][e % 4] *= lam[e / 4][e % 4];
     }
     column_sums(part, t.columns[m / 16]);
-    filled();
+    await_tiles();
     for_pairs(lam, m, [&](int, int c, float &u, float &v) { u *= t.beta[c], v *= t.beta[c + 1]; });
     clear(part);
-    product_turned<2>(part, lam, t.w);
-    strip_put(part, m, t.one, t.two, PITCH);
+    product_transposed_right<2>(part, lam, t.w);
+    strip_store(part, m, t.one, t.two, PITCH);
     __syncthreads();
     clear(part);
-    product_of_turned(part, t.w, m, t.two);
-    product_of_turned(part, t.w, m, t.one);
+    product_transposed_left(part, t.w, m, t.two);
+    product_transposed_left(part, t.w, m, t.one);
     strip_lower(part, m, -1, 1);
     clear(low);
     product_rows<1, EDGE>(low, t.n, 0, m, t.n);
@@ -187,9 +187,9 @@ static __device__ void back_through_inverse(tiles_shared &t, const bf16 *r_hi, c
     }
     dbeta[0] = quad_sum(dbeta[0]), dbeta[1] = quad_sum(dbeta[1]);
     product_weights<1, PITCH>(sums.n, part, t.n, 0);
-    strip_put(part, m, t.three, NULL, PITCH);
+    strip_store(part, m, t.three, NULL, PITCH);
     __syncthreads();
-    product_of_turned(sums.n, t.three, m, t.n);
+    product_transposed_left(sums.n, t.three, m, t.n);
     for (int half = 0; half < 2; half++) {
         for (int warp = 0; warp < WARPS; warp++) {
             dbeta[half] += t.columns[warp][m + g + 8 * half];
@@ -243,12 +243,12 @@ static __device__ __forceinline__ void load_tile(tiles_shared &t, const loam_arg
                 ? ((const float *)a.beta.data)[LOCAL_AT(a.beta, x.s.b, x.h_kv, x.s.k0 + key + threadIdx.x)]
                 : 0;
     }
-    filled();
-    strip_get(r, m, w.w.r_hi + slot, EDGE);
-    strip_get(low, m, w.w.r_lo + slot, EDGE);
+    await_tiles();
+    strip_load(r, m, w.w.r_hi + slot, EDGE);
+    strip_load(low, m, w.w.r_lo + slot, EDGE);
     strip_add(r, low, 1);
     for_pairs(r, m, [&](int, int c, float &u, float &v) { u *= t.beta[c], v *= t.beta[c + 1]; });
-    strip_put(r, m, t.lam, NULL, PITCH);
+    strip_store(r, m, t.lam, NULL, PITCH);
     __syncthreads();
 }
 
@@ -256,8 +256,8 @@ static __global__ void __launch_bounds__(THREADS, 2)
     path_tiles_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                       const path_grads w)
 {
-    extern __shared__ __align__(16) char raw[];
-    tiles_shared &t = *(tiles_shared *)raw;
+    extern __shared__ __align__(16) unsigned char memory[];
+    tiles_shared &t = *(tiles_shared *)memory;
     const int64_t count = (p.len_kv + EDGE - 1) / EDGE, group = p.heads_q / p.heads_kv;
     const int m = threadIdx.x / 32 * 16, n = (int)(blockIdx.x % count);
     path_rows x;
@@ -280,7 +280,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
         back_through_rows(t, p, a, w, x, sums, m);
     }
     strip lam;
-    back_through_making(t, w, x.base, n, tiles_of(x.s), sums, lam, m);
+    back_through_arrays(t, w, x.base, n, tiles_of(x.s), sums, lam, m);
     __syncthreads();
     const int64_t slot = (x.base + n) * TILE_SIZE;
     back_through_inverse(t, w.w.r_hi + slot, w.w.r_lo + slot, sums, lam, dbeta, m);

@@ -5,7 +5,7 @@
 #include "src/gpu/launch.cuh"
 #include "src/local/cuda/backward.h"
 #include "src/local/cuda/forward.h"
-#include "src/local/cuda/path/each.h"
+#include "src/local/cuda/path/reflect.h"
 
 enum { MOVE_THREADS = 128, SUM_THREADS = 256 };
 
@@ -38,7 +38,7 @@ static __device__ __forceinline__ void move_element(const each_rows &x, int64_t 
  * the group that has no query is 0. */
 template <bool IN>
 static __global__ void __launch_bounds__(MOVE_THREADS)
-    each_move_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+    move_rows_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                      const __grid_constant__ each_moves moves, const each_shape shape, int64_t *lens,
                      int64_t b, int64_t first)
 {
@@ -72,21 +72,21 @@ static loam_status move(const loam_problem *p, const loam_args *a, const each_ar
         return LOAM_OK;
     }
     if (in) {
-        each_move_kernel<true>
+        move_rows_kernel<true>
             <<<grid, MOVE_THREADS, 0, stream>>>(*p, *a, *moves, w->shape, w->lens, steps->b, steps->first);
     } else {
-        each_move_kernel<false>
+        move_rows_kernel<false>
             <<<grid, MOVE_THREADS, 0, stream>>>(*p, *a, *moves, w->shape, w->lens, steps->b, steps->first);
     }
-    return cuda_launched("each_move_kernel", error);
+    return cuda_launched("move_rows_kernel", error);
 }
 
 /* ------------------------------------------------------------------ begin and end of a sequence */
 
 /* blockIdx.x: key; blockIdx.y: query head, of which the first heads_kv also stand for the key-value heads. */
 static __global__ void __launch_bounds__(MOVE_THREADS)
-    each_begin_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
-                      float *values, local_decay_pair *decay, int64_t b)
+    copy_sequence_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                         float *values, local_decay_pair *decay, int64_t b)
 {
     const local_seq s = local_seq_at(&p, &a, b);
     const int64_t j = blockIdx.x, h = blockIdx.y;
@@ -103,7 +103,7 @@ static __global__ void __launch_bounds__(MOVE_THREADS)
     }
 }
 
-static loam_status clear(const loam_args *a, void *data, size_t bytes, loam_error *error)
+static loam_status set_to_zero(const loam_args *a, void *data, size_t bytes, loam_error *error)
 {
     return bytes == 0 ? LOAM_OK
                       : cuda_check(cudaMemsetAsync(data, 0, bytes, (cudaStream_t)a->stream), "zeros", error);
@@ -117,14 +117,15 @@ static loam_status begin(const loam_problem *p, const loam_args *a, const each_a
     if (p->len_kv == 0) {
         return LOAM_OK;
     }
-    TRY(clear(a, w->decay, pairs * sizeof *w->decay, error)); /* tiles of keys reach beyond the last key */
-    each_begin_kernel<<<grid, MOVE_THREADS, 0, (cudaStream_t)a->stream>>>(*p, *a, w->values, w->decay, b);
-    return cuda_launched("each_begin_kernel", error);
+    /* Tiles of keys reach beyond the last key. */
+    TRY(set_to_zero(a, w->decay, pairs * sizeof *w->decay, error));
+    copy_sequence_kernel<<<grid, MOVE_THREADS, 0, (cudaStream_t)a->stream>>>(*p, *a, w->values, w->decay, b);
+    return cuda_launched("copy_sequence_kernel", error);
 }
 
 /* sum[h][j][c] += parts[n][h][j][c] over the rows n of a group, from the last to the first. */
 static __global__ void __launch_bounds__(SUM_THREADS)
-    each_add_kernel(double *sum, const float *parts, int64_t heads, int64_t stored, int64_t keys,
+    add_rows_kernel(double *sum, const float *parts, int64_t heads, int64_t stored, int64_t keys,
                     int64_t width, int64_t count)
 {
     const int64_t e = (int64_t)blockIdx.x * SUM_THREADS + threadIdx.x, h = blockIdx.y;
@@ -143,16 +144,16 @@ static loam_status add(const loam_args *a, double *sum, const float *parts, int6
                        int64_t keys, int64_t width, int64_t count, loam_error *error)
 {
     const dim3 grid((unsigned)((keys * width + SUM_THREADS - 1) / SUM_THREADS), (unsigned)heads);
-    each_add_kernel<<<grid, SUM_THREADS, 0, (cudaStream_t)a->stream>>>(sum, parts, heads, stored, keys, width,
+    add_rows_kernel<<<grid, SUM_THREADS, 0, (cudaStream_t)a->stream>>>(sum, parts, heads, stored, keys, width,
                                                                        count);
-    return cuda_launched("each_add_kernel", error);
+    return cuda_launched("add_rows_kernel", error);
 }
 
 /* Writes the gradients of key blockIdx.x, head blockIdx.y; 0 for stored keys beyond those in use, which no
  * step has touched. */
 static __global__ void __launch_bounds__(MOVE_THREADS)
-    each_finish_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
-                       const double *sum_k, const double *sum_v, const double *columns, int64_t b)
+    put_key_gradients_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                             const double *sum_k, const double *sum_v, const double *columns, int64_t b)
 {
     const local_seq s = local_seq_at(&p, &a, b);
     const int64_t j = blockIdx.x, h = blockIdx.y, at = h * p.len_kv + j, token = s.k0 + j;
@@ -191,9 +192,9 @@ static loam_status finish(const loam_problem *p, const loam_args *a, const each_
     if (p->len_kv == 0) {
         return LOAM_OK;
     }
-    each_finish_kernel<<<grid, MOVE_THREADS, 0, (cudaStream_t)a->stream>>>(*p, *a, w->sum_k, w->sum_v,
-                                                                           w->sum_columns, b);
-    return cuda_launched("each_finish_kernel", error);
+    put_key_gradients_kernel<<<grid, MOVE_THREADS, 0, (cudaStream_t)a->stream>>>(*p, *a, w->sum_k, w->sum_v,
+                                                                                 w->sum_columns, b);
+    return cuda_launched("put_key_gradients_kernel", error);
 }
 
 /* ------------------------------------------------------------------ the kernels of the family */
@@ -254,8 +255,8 @@ static loam_status reduce(const loam_problem *p, const loam_args *a, const each_
 
 /* 640 MiB for copies of keys: at 4096 keys of 8 heads, a group then has enough rows to fill the device. */
 static const each_backend cuda = {
-    (size_t)640 << 20,   work,   begin, clear, move, each_turn_cuda, forward, backward, add,
-    each_turn_back_cuda, finish, reduce
+    (size_t)640 << 20,      work,   begin, set_to_zero, move, path_reflect_cuda, forward, backward, add,
+    path_reflect_back_cuda, finish, reduce
 };
 
 extern "C" size_t local_path_each_forward_cuda_work(const loam_problem *p)

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * PaTH for each row as a problem of its own: keys turn, k <- k - beta_t w_t (w_t . k) for each position t
- * after their own, and their gradients turn back. A warp has one key, or BACK_KEYS of them, with the channels
- * spread over its lanes. In float64, so that thousands of reflections lose no precision.
+ * PaTH for each row as a problem of its own: keys are reflected, k <- k - beta_t w_t (w_t . k) for each
+ * position t after their own. Their gradients go through the transposed reflections in the opposite order. A
+ * warp has one key, or BACK_KEYS of them, with the channels spread over its lanes. In float64, so that
+ * thousands of reflections lose no precision.
  */
+#include "src/gpu/block_sum.cuh"
 #include "src/gpu/launch.cuh"
-#include "src/local/cuda/path/each.h"
+#include "src/local/cuda/path/reflect.h"
 
-enum { TURN_THREADS = 256, TURN_WARPS = TURN_THREADS / 32, BACK_KEYS = EACH_KEYS / TURN_WARPS };
+enum { REFLECT_THREADS = 256, REFLECT_WARPS = REFLECT_THREADS / 32, BACK_KEYS = EACH_KEYS / REFLECT_WARPS };
 
 /* A row of channels: lane l has channels l + 32 n, n < N. */
 template <int N> struct lane_row {
@@ -39,15 +41,6 @@ static __device__ __forceinline__ void store_row(T *to, const lane_row<N> &row, 
     }
 }
 
-static __device__ __forceinline__ double warp_sum(double x)
-{
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-        x += __shfl_xor_sync(0xffffffffu, x, step);
-    }
-    return x;
-}
-
 template <int N> static __device__ __forceinline__ double dot(const lane_row<N> &x, const lane_row<N> &y)
 {
     double sum = 0;
@@ -65,16 +58,16 @@ static __device__ __forceinline__ double beta_of(const loam_args &a, const local
 
 /* ------------------------------------------------------------------ forward */
 
-/* A warp takes one key of head blockIdx.y through the positions of the group, from frame `from` to frame
+/* A warp reflects one key of head blockIdx.y at the positions of the group, from frame `from` to frame
  * `to`, and stores it after each position where copies are wanted. */
 template <int N>
-static __global__ void __launch_bounds__(TURN_THREADS)
-    each_turn_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
-                     const each_shape shape, int64_t b, int64_t first, int64_t count, const double *from,
-                     double *to, float *copies)
+static __global__ void __launch_bounds__(REFLECT_THREADS)
+    reflect_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                   const each_shape shape, int64_t b, int64_t first, int64_t count, const double *from,
+                   double *to, float *copies)
 {
     const local_seq s = local_seq_at(&p, &a, b);
-    const int64_t j = (int64_t)blockIdx.x * TURN_WARPS + threadIdx.x / 32, h = blockIdx.y, d = p.dim_qk;
+    const int64_t j = (int64_t)blockIdx.x * REFLECT_WARPS + threadIdx.x / 32, h = blockIdx.y, d = p.dim_qk;
     const int64_t t0 = each_step_at(&shape, &s, first).position, at = (h * p.len_kv + j) * d;
     if (j >= s.nk || t0 + count <= j) {
         return;
@@ -100,17 +93,17 @@ static __global__ void __launch_bounds__(TURN_THREADS)
 
 /* ------------------------------------------------------------------ backward */
 
-struct turn_back {
+/* copies: keys as the rows of the group saw them; grads: the gradients of these, NULL without rows. */
+struct reflected_keys {
     const double *frame;
-    const float *copies,
-        *grads; /* copies: keys as the rows of the group saw them; grads: of these, NULL without rows */
+    const float *copies, *grads;
     double *sum, *parts;
 };
 
 /* The key before step n, from the copy of the step before or from the frame. It is rounded to float in both
  * cases, so that results do not depend on how steps are grouped. */
 template <int N>
-static __device__ __forceinline__ lane_row<N> key_before(const turn_back &x, int64_t n, int64_t step,
+static __device__ __forceinline__ lane_row<N> key_before(const reflected_keys &x, int64_t n, int64_t step,
                                                          int64_t at, int64_t d)
 {
     lane_row<N> key = n > 0 ? load_row<N>(x.copies, LOAM_F32, (n - 1) * step + at, d)
@@ -122,15 +115,43 @@ static __device__ __forceinline__ lane_row<N> key_before(const turn_back &x, int
     return key;
 }
 
-/* A block has EACH_KEYS keys of a head, each warp BACK_KEYS of them. Back through
- * k' = k - beta w (w . k), with G the gradient of k':
+/* Back through k' = k - beta w (w . k), with G = grad the gradient of k', which becomes that of k:
  *     dbeta -= (w . k)(w . G),  dw -= beta ((w . G) k + (w . k) G),  G <- G - beta w (w . G) */
 template <int N>
-static __global__ void __launch_bounds__(TURN_THREADS)
-    each_turn_back_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
-                          const each_shape shape, int64_t b, int64_t first, int64_t count, const turn_back x)
+static __device__ __forceinline__ void reflect_back(lane_row<N> &grad, lane_row<N> &dw, double &dbeta,
+                                                    const lane_row<N> &key, const lane_row<N> &w, double beta)
 {
-    __shared__ double shared[TURN_WARPS][32 * N + 1];
+    const double along_key = dot(w, key), along_grad = dot(w, grad);
+    dbeta -= along_key * along_grad;
+#pragma unroll
+    for (int c = 0; c < N; c++) {
+        dw.x[c] -= beta * (along_grad * key.x[c] + along_key * grad.x[c]);
+        grad.x[c] -= beta * along_grad * w.x[c];
+    }
+}
+
+/* out [d + 1] <- the sums of dw and dbeta over the warps, which are in `shared`. */
+template <int N>
+static __device__ __forceinline__ void put_part(double *out,
+                                                const double (&shared)[REFLECT_WARPS][32 * N + 1], int64_t d)
+{
+    for (int64_t c = threadIdx.x; c <= d; c += REFLECT_THREADS) {
+        double sum = 0;
+        for (int v = 0; v < REFLECT_WARPS; v++) {
+            sum += shared[v][c];
+        }
+        out[c] = sum;
+    }
+}
+
+/* A block has EACH_KEYS keys of a head, each warp BACK_KEYS of them. */
+template <int N>
+static __global__ void __launch_bounds__(REFLECT_THREADS)
+    reflect_back_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                        const each_shape shape, int64_t b, int64_t first, int64_t count,
+                        const reflected_keys x)
+{
+    __shared__ double shared[REFLECT_WARPS][32 * N + 1];
     const local_seq s = local_seq_at(&p, &a, b);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int64_t h = blockIdx.y, d = p.dim_qk, step = p.heads_kv * p.len_kv * d;
@@ -166,13 +187,7 @@ static __global__ void __launch_bounds__(TURN_THREADS)
             }
             if (j < t) {
                 const lane_row<N> key = key_before<N>(x, n, step, at, d);
-                const double along_key = dot(w, key), along_grad = dot(w, grad[m]);
-                dbeta -= along_key * along_grad;
-#pragma unroll
-                for (int c = 0; c < N; c++) {
-                    dw.x[c] -= beta * (along_grad * key.x[c] + along_key * grad[m].x[c]);
-                    grad[m].x[c] -= beta * along_grad * w.x[c];
-                }
+                reflect_back(grad[m], dw, dbeta, key, w, beta);
             }
         }
         __syncthreads();
@@ -181,14 +196,7 @@ static __global__ void __launch_bounds__(TURN_THREADS)
             shared[warp][d] = dbeta;
         }
         __syncthreads();
-        double *const out = x.parts + ((h * gridDim.x + blockIdx.x) * shape.group + n) * (d + 1);
-        for (int64_t c = threadIdx.x; c <= d; c += TURN_THREADS) {
-            double sum = 0;
-            for (int v = 0; v < TURN_WARPS; v++) {
-                sum += shared[v][c];
-            }
-            out[c] = sum;
-        }
+        put_part<N>(x.parts + ((h * gridDim.x + blockIdx.x) * shape.group + n) * (d + 1), shared, d);
     }
 #pragma unroll
     for (int m = 0; m < BACK_KEYS; m++) {
@@ -200,14 +208,14 @@ static __global__ void __launch_bounds__(TURN_THREADS)
 
 /* Writes dw and dbeta of step blockIdx.x, head blockIdx.y: the sums of the parts of all keys before
  * its position. */
-static __global__ void __launch_bounds__(TURN_THREADS)
-    each_reflection_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
-                           const each_shape shape, int64_t b, int64_t first, int64_t tiles,
-                           const double *parts)
+static __global__ void __launch_bounds__(REFLECT_THREADS)
+    reflector_gradient_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                              const each_shape shape, int64_t b, int64_t first, int64_t tiles,
+                              const double *parts)
 {
     const local_seq s = local_seq_at(&p, &a, b);
     const int64_t t = each_step_at(&shape, &s, first + blockIdx.x).position, h = blockIdx.y, d = p.dim_qk;
-    for (int64_t c = threadIdx.x; t >= 0 && c <= d; c += TURN_THREADS) {
+    for (int64_t c = threadIdx.x; t >= 0 && c <= d; c += REFLECT_THREADS) {
         double sum = 0;
         for (int64_t tile = 0; tile * EACH_KEYS < t; tile++) {
             sum += parts[((h * tiles + tile) * shape.group + blockIdx.x) * (d + 1) + c];
@@ -235,41 +243,42 @@ template <class LAUNCH> static void by_channels(const loam_problem *p, LAUNCH la
                        : launch(channels<8>());
 }
 
-loam_status each_turn_cuda(const loam_problem *p, const loam_args *a, const each_arrays *w,
-                           const each_steps *steps, int64_t from, int64_t to, bool copies, loam_error *error)
+loam_status path_reflect_cuda(const loam_problem *p, const loam_args *a, const each_arrays *w,
+                              const each_steps *steps, int64_t from, int64_t to, bool copies,
+                              loam_error *error)
 {
     const int64_t keys = each_keys_before(p, w, steps->first + steps->count);
-    const dim3 grid((unsigned)((keys + TURN_WARPS - 1) / TURN_WARPS), (unsigned)p->heads_kv);
+    const dim3 grid((unsigned)((keys + REFLECT_WARPS - 1) / REFLECT_WARPS), (unsigned)p->heads_kv);
     if (keys == 0) {
         return LOAM_OK;
     }
     by_channels(p, [&](auto n) {
-        each_turn_kernel<decltype(n)::value><<<grid, TURN_THREADS, 0, (cudaStream_t)a->stream>>>(
+        reflect_kernel<decltype(n)::value><<<grid, REFLECT_THREADS, 0, (cudaStream_t)a->stream>>>(
             *p, *a, w->shape, steps->b, steps->first, steps->count, w->frames + from * w->frame,
             w->frames + to * w->frame, copies ? w->keys : NULL);
     });
-    return cuda_launched("each_turn_kernel", error);
+    return cuda_launched("reflect_kernel", error);
 }
 
-loam_status each_turn_back_cuda(const loam_problem *p, const loam_args *a, const each_arrays *w,
-                                const each_steps *steps, int64_t frame, loam_error *error)
+loam_status path_reflect_back_cuda(const loam_problem *p, const loam_args *a, const each_arrays *w,
+                                   const each_steps *steps, int64_t frame, loam_error *error)
 {
     const int64_t keys = each_keys_before(p, w, steps->first + steps->count),
                   tiles = (keys + EACH_KEYS - 1) / EACH_KEYS;
     const cudaStream_t stream = (cudaStream_t)a->stream;
     const dim3 grid((unsigned)tiles, (unsigned)p->heads_kv),
         by_step((unsigned)steps->count, (unsigned)p->heads_kv);
-    const turn_back x = { w->frames + frame * w->frame, w->keys, steps->rows ? w->grad_k : NULL, w->sum_k,
-                          w->parts };
+    const reflected_keys x = { w->frames + frame * w->frame, w->keys, steps->rows ? w->grad_k : NULL,
+                               w->sum_k, w->parts };
     if (keys == 0) {
         return LOAM_OK;
     }
     by_channels(p, [&](auto n) {
-        each_turn_back_kernel<decltype(n)::value>
-            <<<grid, TURN_THREADS, 0, stream>>>(*p, *a, w->shape, steps->b, steps->first, steps->count, x);
+        reflect_back_kernel<decltype(n)::value>
+            <<<grid, REFLECT_THREADS, 0, stream>>>(*p, *a, w->shape, steps->b, steps->first, steps->count, x);
     });
-    TRY(cuda_launched("each_turn_back_kernel", error));
-    each_reflection_kernel<<<by_step, TURN_THREADS, 0, stream>>>(*p, *a, w->shape, steps->b, steps->first,
-                                                                 tiles, w->parts);
-    return cuda_launched("each_reflection_kernel", error);
+    TRY(cuda_launched("reflect_back_kernel", error));
+    reflector_gradient_kernel<<<by_step, REFLECT_THREADS, 0, stream>>>(*p, *a, w->shape, steps->b,
+                                                                       steps->first, tiles, w->parts);
+    return cuda_launched("reflector_gradient_kernel", error);
 }
