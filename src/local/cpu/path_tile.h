@@ -121,15 +121,6 @@ static inline void wide_row_get(float *restrict row, const float *restrict x, in
     }
 }
 
-static inline float wide_row_dot(const float *x, const float *y, int64_t r, int64_t blocks)
-{
-    float sum = 0;
-    for (int64_t n = 0; n < blocks; n++) {
-        sum += dot(x + n * SQUARE + r * EDGE, y + n * SQUARE + r * EDGE, EDGE);
-    }
-    return sum;
-}
-
 /* Row r of x <- token `token` + r for from <= r < to; all other rows are 0. */
 static inline void wide_load(float *x, const loam_const_view *view, loam_dtype dtype, int64_t b, int64_t h,
                              int64_t token, int64_t from, int64_t to, int64_t channels)

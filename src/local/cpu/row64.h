@@ -71,36 +71,32 @@ static inline double row64_query(const head *x, int64_t i, int64_t c)
     return element_load(x->a->q.data, x->p->dtype, LOCAL_AT(x->a->q, x->s.b, x->h, x->s.q0 + i) + c);
 }
 
+/* G_i - G_j; 0 without a decay. */
+static inline double row64_decay(const head *x, const scoring *sc, int64_t i, int64_t j)
+{
+    if (!sc->decayed) {
+        return 0;
+    }
+    const loam_const_view *view = &x->a->log_decay;
+    const local_decay_pair *sums = (const local_decay_pair *)view->data +
+                                   LOCAL_AT(*view, x->s.b, x->h, x->s.k0);
+    return local_decay_between(sums[local_position(&x->s, i) * view->token], sums[j * view->token]);
+}
+
 /* s_ij. key: relative to the origin; r->rhs: q - origin (RBF) or q (dot). */
 static inline double row64_score(const row64 *r, const head *x, const scoring *sc, int64_t i, int64_t j,
                                  const double *restrict key)
 {
     const int64_t d = x->p->dim_qk;
-    double s = 0;
+    double product = 0;
+    float bias;
     for (int64_t c = 0; c < d; c++) {
         const double e = r->rhs[c] - key[c];
-        s += sc->rbf ? -0.5 * e * e : r->rhs[c] * (key[c] + (double)x->origin[c]);
+        product += sc->rbf ? -0.5 * e * e : r->rhs[c] * (key[c] + (double)x->origin[c]);
     }
-    s *= x->p->scale;
-    s = fmin(fmax(s, (double)-SCORE_LIMIT), (double)SCORE_LIMIT);
-    if (sc->capped) {
-        s = x->p->soft_cap * tanh(s / x->p->soft_cap);
-    }
-    if (sc->sloped) {
-        s -= (double)sc->slope * fabs((double)(i + x->s.nk - x->s.nq - j));
-    }
-    if (sc->biased) {
-        float bias;
-        load_bias(&bias, x, j, 1);
-        s += (double)bias;
-    }
-    if (sc->decayed) {
-        float hi[2], lo[2];
-        load_decay(hi, lo, x, local_position(&x->s, i), 1);
-        load_decay(hi + 1, lo + 1, x, j, 1);
-        s += ((double)hi[0] - (double)hi[1]) + ((double)lo[0] - (double)lo[1]);
-    }
-    return s;
+    load_bias(&bias, x, j, 1);
+    return local_score(x->p, product, (double)sc->slope, (double)(i + x->s.nk - x->s.nq - j), (double)bias,
+                       row64_decay(x, sc, i, j));
 }
 
 /* p, lse, peak, kbar and vbar. */

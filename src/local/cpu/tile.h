@@ -16,6 +16,7 @@
 #define LOAM_LOCAL_CPU_TILE_H
 
 #include "src/local/decay.h"
+#include "src/local/score.h"
 #include "src/simd/convert.h"
 #include "src/simd/pairs.h"
 
@@ -324,11 +325,7 @@ static inline scoring scoring_of(const head *x)
                       .slope = p->slope ? ((const float *)x->a->slope)[x->h] : 0 };
 }
 
-/* x and scores are clamped to +-SCORE_LIMIT, so that products that overflow give large weights
- * and not NaN. */
-#define SCORE_LIMIT 1e37f
-
-/* s from x = q.k or -|q - k|^2 / 2; *factor is d s / d (scale x). */
+/* s from x (local/score.h); *factor is d s / d (scale x). */
 VEC_INLINE vec score_of(const scoring *sc, vec x, vec distance, vec bias, vec *factor)
 {
     vec s = v_clamp(x * sc->scale, SCORE_LIMIT);

@@ -16,7 +16,7 @@
  */
 #include "src/local/reference/row.h"
 
-#include "src/base/cholesky.h"
+#include "src/exact/cholesky.h"
 
 #include <math.h>
 #include <omp.h>
@@ -103,7 +103,7 @@ static double adjoint(const loam_problem *p, const loam_args *a, const local_seq
     const bool singular = row->info.code != LOAM_ROW_SOLVED;
     double sum = 0;
     if (!singular) {
-        cholesky_solve(row->matrix, d, r->y);
+        exact_solve(row->matrix, d, r->y);
     }
     for (int64_t c = 0; c < d; c++) {
         r->y[c] = singular ? 0 : r->y[c];
@@ -383,14 +383,16 @@ static size_t scratch_bytes(const loam_problem *p)
 size_t local_backward_ref_work(const loam_problem *p)
 {
     arena pool = { 0 };
+    ref_decay_carve(p, &pool);
     records_carve(p, &pool);
     local_row_sums_carve(p, &pool);
     return size_add(pool.used, size_mul(scratch_bytes(p), (size_t)p->threads));
 }
 
-loam_status local_backward_ref(const loam_problem *p, const loam_args *a, loam_error *error)
+loam_status local_backward_ref(const loam_problem *p, const loam_args *args, loam_error *error)
 {
-    arena shared = { a->work, 0 };
+    arena shared = { args->work, 0 };
+    const loam_args summed = ref_decay_sums(p, args, ref_decay_carve(p, &shared)), *a = &summed;
     const records rec = records_carve(p, &shared);
     local_row_sums sums = local_row_sums_carve(p, &shared);
     for (int64_t b = 0; b < p->batch; b++) {

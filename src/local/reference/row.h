@@ -8,7 +8,8 @@
  *     Cov_i = sum p kappa kappa^T,   (Cov_i + Lambda_i) rho_i = kbar_i - q_i          (LLA)
  *     u_ij = rho_i . kappa_ij,   o_i = sum p (1 - u) v
  *
- * G: the running log-decay sums (local/decay.h), 0 without a decay; the slope is that of ALiBi.
+ * G_t: the sum of the log decays up to and with t, 0 without a decay; the slope is that of ALiBi. The reference shares
+ * nothing with the kernels: it has its own sums and its own Cholesky factor (exact/cholesky.h).
  */
 #ifndef LOAM_LOCAL_REFERENCE_ROW_H
 #define LOAM_LOCAL_REFERENCE_ROW_H
@@ -31,6 +32,9 @@ typedef struct ref_row {
 } ref_row;
 
 ref_row ref_row_carve(const loam_problem *p, arena *pool);
+/* The memory of G of all heads; the args with G, computed into it, in place of the log decays. */
+double *ref_decay_carve(const loam_problem *p, arena *pool);
+loam_args ref_decay_sums(const loam_problem *p, const loam_args *a, double *sums);
 /* key: key j as row i sees it; k_row: its index in args.k, which is not j where args.k is a slice
  * of the keys. */
 ref_score ref_row_score(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
