@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Cholesky factor A = L L^T of a small dense symmetric positive definite matrix and the solve, float64, from the
- * equations: for the references, which share nothing with kernels (those have base/cholesky.h). */
+ * Cholesky factor A = L L^T of a small dense symmetric positive definite matrix and the solve, float64, from
+ * the equations: for the references, which share nothing with kernels (those have base/cholesky.h). */
 #ifndef LOAM_EXACT_CHOLESKY_H
 #define LOAM_EXACT_CHOLESKY_H
 
@@ -16,7 +16,8 @@ static inline double exact_dot(const double *x, const double *y, int64_t n)
     return sum;
 }
 
-/* a: lower triangle of A [n][n], becomes L. Returns 0, or 1 + the first column whose pivot is not above `least`. */
+/* a: lower triangle of A [n][n], becomes L. Returns 0, or 1 + the first column whose pivot is not above
+ * `least`. */
 static inline int64_t exact_factor(double *a, int64_t n, double least)
 {
     for (int64_t r = 0; r < n; r++) {

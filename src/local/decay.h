@@ -44,8 +44,8 @@ enum { LOCAL_DECAY_SPARE = 256 };
 /* Bytes of G, the first part of the workspace; 0 without a decay and for the reference. */
 size_t local_decay_work(const loam_problem *problem);
 
-/* Computes G. *ready: args with log_decay = G and the workspace after G; without a decay and for the reference,
- * args themselves. CUDA: launches the kernel for the sums, and G is in the log2 domain. */
+/* Computes G. *ready: args with log_decay = G and the workspace after G; without a decay and for the
+ * reference, args themselves. CUDA: launches the kernel for the sums, and G is in the log2 domain. */
 loam_status local_decay_begin(const loam_problem *problem, const loam_args *args, loam_args *ready,
                               loam_error *error);
 

@@ -204,10 +204,6 @@ typedef struct local_row_sums {
 } local_row_sums;
 
 local_row_sums local_row_sums_carve(const loam_problem *problem, arena *pool);
-/* local_backward_* of the CPU but for these gradients: the parts, in the workspace, and the column sums of what decays. */
-typedef void local_backward_rows_fn(const loam_problem *problem, const loam_args *args, local_row_sums *sums);
-local_backward_rows_fn local_backward_rows_portable, local_backward_rows_avx2, local_backward_rows_avx512,
-    local_backward_rows_avx512bf16;
 /* Writes grad_scale, grad_slope, grad_sink and, for axes without channels, grad_ridge; sums in row order. Then grad_log_decay
  * from the column sums that are there. */
 void local_row_sums_reduce(const loam_problem *problem, const loam_args *args, const local_row_sums *sums);

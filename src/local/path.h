@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Kernels for PaTH (problem.path). CPU, softmax and Parallax: local/cpu/path_forward.c,
- * local/cpu/path_backward.c, local/cpu/path_decode.c; LLA: local/cpu/path_each.c. */
+ * local/cpu/path_backward.c, local/cpu/path_decode.c; LLA: local/cpu/path_each.c, but for
+ * backward, which the reference does. */
 #ifndef LOAM_LOCAL_PATH_H
 #define LOAM_LOCAL_PATH_H
 
@@ -15,10 +16,8 @@ extern "C" {
     local_work_fn local_path_forward_##isa##_work, local_path_backward_##isa##_work, \
         local_path_decode_##isa##_work; \
     local_partial_fn local_path_partial_##isa; \
-    local_run_fn local_path_each_forward_##isa, local_path_each_backward_##isa, \
-        local_path_each_decode_##isa; \
-    local_work_fn local_path_each_forward_##isa##_work, local_path_each_backward_##isa##_work, \
-        local_path_each_decode_##isa##_work; \
+    local_run_fn local_path_each_forward_##isa, local_path_each_decode_##isa; \
+    local_work_fn local_path_each_forward_##isa##_work, local_path_each_decode_##isa##_work; \
     local_partial_fn local_path_each_partial_##isa;
 
 /* CUDA: local_path_*: softmax, bfloat16, 64 channels; local_path_each_*: every probe, type and dimension. */

@@ -51,18 +51,18 @@ static __device__ double block_sum(row64_shared &sm, double x)
     return total;
 }
 
-static __device__ double score64(const row64_at &r, const loam_problem &p, const loam_args &a,
-                                 double product, double norm, double constant, int64_t j)
+static __device__ double score64(const row64_at &r, const loam_problem &p, const loam_args &a, double product,
+                                 double norm, double constant, int64_t j)
 {
     const double x = product + constant - (r.sc.rbf ? 0.5 * norm : 0);
-    double bias = 0, decay = 0;
+    double s = local_score(&p, x, (double)r.sc.slope, r.position - (double)j);
     if (r.sc.biased) {
-        bias = (double)((const float *)a.key_bias.data)[LOCAL_AT(a.key_bias, r.x.s.b, r.x.h, r.x.s.k0 + j)];
+        s += (double)((const float *)a.key_bias.data)[LOCAL_AT(a.key_bias, r.x.s.b, r.x.h, r.x.s.k0 + j)];
     }
     if (r.sc.decayed) { /* G is in the log2 domain */
-        decay = local_decay_between(r.sc.decay[r.hi > 0 ? r.hi - 1 : 0], r.sc.decay[j]) * 0.6931471805599453;
+        s += local_decay_between(r.sc.decay[r.hi > 0 ? r.hi - 1 : 0], r.sc.decay[j]) * 0.6931471805599453;
     }
-    return local_score(&p, x, (double)r.sc.slope, r.position - (double)j, bias, decay);
+    return s;
 }
 
 /* Loads the row's keys and values from j on into the tile, and computes their scores; beyond the row's last

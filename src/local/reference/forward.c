@@ -139,7 +139,7 @@ static void single_key(const loam_problem *p, const loam_args *a, const local_se
 {
     ref_load_key(p, a, s, h, k_row, key);
     for (int64_t t = j + 1; p->path && t <= i + s->nk - s->nq; t++) {
-        ref_turn(p, a, s, h, t, key);
+        ref_reflect(p, a, s, h, t, key);
     }
     local_state_clear(p, state);
     state[0] = ref_row_score(p, a, s, h, i, j, k_row, key).s;

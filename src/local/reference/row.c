@@ -17,7 +17,7 @@ ref_row ref_row_carve(const loam_problem *p, arena *pool)
     row.p = arena_take(pool, keys, f64);
     row.u = arena_take(pool, keys, f64);
     row.seen = arena_take(pool, p->path ? size_mul(keys, d) : d, f64);
-    row.turned_h = row.turned_to = -1;
+    row.reflected_h = row.reflected_to = -1;
     row.key = arena_take(pool, d, f64);
     row.matrix = arena_take(pool, d * d, f64);
     return row;
@@ -87,17 +87,17 @@ ref_score ref_row_score(const loam_problem *p, const loam_args *a, const local_s
 }
 
 /* PaTH: the keys of the position before, transformed by M_t, and the position's own key appended. */
-static void turn_keys(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
-                      ref_row *row)
+static void reflect_keys(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
+                         ref_row *row)
 {
     const int64_t d = p->dim_qk, at = i + s->nk - s->nq;
-    if (row->turned_h != h || row->turned_to > at) {
-        row->turned_h = h, row->turned_to = -1;
+    if (row->reflected_h != h || row->reflected_to > at) {
+        row->reflected_h = h, row->reflected_to = -1;
     }
-    while (row->turned_to < at) {
-        const int64_t t = ++row->turned_to;
+    while (row->reflected_to < at) {
+        const int64_t t = ++row->reflected_to;
         for (int64_t j = 0; j < t; j++) {
-            ref_turn(p, a, s, h, t, row->seen + j * d);
+            ref_reflect(p, a, s, h, t, row->seen + j * d);
         }
         ref_load_key(p, a, s, h, t, row->seen + t * d);
     }
@@ -254,7 +254,7 @@ void ref_row_fit(const loam_problem *p, const loam_args *a, const local_seq *s, 
         row->rho[c] = row->lambda[c] = 0;
     }
     if (p->path) {
-        turn_keys(p, a, s, h, i, row);
+        reflect_keys(p, a, s, h, i, row);
     }
     fit_weights(p, a, s, h, i, row);
     fit_means(p, a, s, h, row);

@@ -238,7 +238,7 @@ static inline void mesa_load(mesa *m, int64_t first, int64_t tokens)
     chunk_load(x, first, tokens);
     chunk_decays_of_tokens(x);
     chunk_clear_rest(x, x->between, LANES);
-    turn(m->turned, LANES, x->between, LANES, CHUNK, LANES); /* e^seg_ij at [j][i] */
+    transpose_tile(m->turned, LANES, x->between, LANES, CHUNK, LANES); /* e^seg_ij at [j][i] */
     m->forgets = false;
     for (int64_t t = 0; t < CHUNK; t++) {
         one[t] = 1;

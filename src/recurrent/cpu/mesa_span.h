@@ -121,7 +121,7 @@ static inline void mesa_span_load(mesa_span *y, int64_t first, int64_t tokens)
     float one[SPAN], kept[SPAN];
     span_load(x, first, tokens);
     span_decays(x);
-    turn(x->k_lanes, SPAN, x->k, x->width, SPAN, x->width);
+    transpose_tile(x->k_lanes, SPAN, x->k, x->width, SPAN, x->width);
     y->norm2 = 0;
     FOR_SPAN(t)
     {
