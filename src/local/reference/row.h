@@ -10,7 +10,8 @@
  *
  * G_t: the sum of the log decays up to and with t, 0 without a decay; the slope is that of ALiBi. The
  * reference shares nothing with the kernels: it has its own sums and its own Cholesky factor
- * (exact/cholesky.h). /
+ * (exact/cholesky.h).
+ */
 #ifndef LOAM_LOCAL_REFERENCE_ROW_H
 #define LOAM_LOCAL_REFERENCE_ROW_H
 
@@ -18,8 +19,7 @@
 
 typedef struct ref_score {
     double x, slope, s; /* x_ij, d s / d (scale x), s_ij */
-}
-ref_score;
+} ref_score;
 
 typedef struct ref_row {
     int64_t lo, hi, peak; /* visible keys [lo, hi); the first key with the largest score */
