@@ -5,7 +5,7 @@
 
 size_t local_decay_work(const loam_problem *p)
 {
-    return p->decay
+    return p->decay && p->backend != LOAM_BACKEND_REFERENCE
                ? size_of(size_add(size_mul((size_t)local_keys(p), (size_t)p->heads_q), LOCAL_DECAY_SPARE),
                          sizeof(double))
                : 0;
@@ -14,27 +14,21 @@ size_t local_decay_work(const loam_problem *p)
 static void sum_head(const loam_problem *p, const loam_args *a, const loam_const_view *sums,
                      const local_seq *s, int64_t h)
 {
-    const bool whole = p->backend == LOAM_BACKEND_REFERENCE;
     double sum = 0;
     for (int64_t j = 0; j < s->nk; j++) {
         const int64_t at = LOCAL_AT(*sums, s->b, h, s->k0 + j);
         sum += fmax(
             element_load(a->log_decay.data, dtype_real(p->dtype), LOCAL_AT(a->log_decay, s->b, h, s->k0 + j)),
             LOCAL_LEAST_DECAY);
-        if (whole) {
-            ((double *)(uintptr_t)sums->data)[at] = sum;
-        } else {
-            const float hi = (float)sum;
-            ((local_decay_pair *)(uintptr_t)sums->data)[at] = (local_decay_pair){ hi,
-                                                                                  (float)(sum - (double)hi) };
-        }
+        const float hi = (float)sum;
+        ((local_decay_pair *)(uintptr_t)sums->data)[at] = (local_decay_pair){ hi, (float)(sum - (double)hi) };
     }
 }
 
 loam_status local_decay_begin(const loam_problem *p, const loam_args *a, loam_args *ready, loam_error *error)
 {
     *ready = *a;
-    if (!p->decay) {
+    if (!p->decay || p->backend == LOAM_BACKEND_REFERENCE) {
         return LOAM_OK;
     }
     const int64_t keys = local_packed(p) ? p->total_kv : p->len_kv;

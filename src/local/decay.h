@@ -6,7 +6,7 @@
  *     sum_{t = j+1 .. a} g_t = G_a - G_j
  *
  * G is computed in float64, once per call and before the kernels, which read it through args.log_decay:
- * [batch, heads_q, len_kv] doubles for the reference, else pairs of floats hi + lo = G.
+ * [batch, heads_q, len_kv] pairs of floats hi + lo = G. The reference computes its own.
  * (hi_a - hi_j) + (lo_a - lo_j) is as exact as a sum of g over j + 1 .. a, whatever the length: the gates
  * before j cost no digits.
  *
@@ -31,15 +31,21 @@ typedef struct local_decay_pair {
     float hi, lo;
 } local_decay_pair;
 
+/* G_query - G_key, in the domain of G. */
+LOAM_INLINE double local_decay_between(local_decay_pair query, local_decay_pair key)
+{
+    return ((double)query.hi - (double)key.hi) + ((double)query.lo - (double)key.lo);
+}
+
 /* Entries of G allocated beyond the last key: kernels load whole tiles of keys, which may
  * extend beyond it. */
 enum { LOCAL_DECAY_SPARE = 256 };
 
-/* Bytes of G, the first part of the workspace; 0 without a decay. */
+/* Bytes of G, the first part of the workspace; 0 without a decay and for the reference. */
 size_t local_decay_work(const loam_problem *problem);
 
-/* Computes G. *ready: args with log_decay = G and the workspace after G; without a decay, args themselves.
- * CUDA: launches the kernel for the sums, and G is in the log2 domain. */
+/* Computes G. *ready: args with log_decay = G and the workspace after G; without a decay and for the
+ * reference, args themselves. CUDA: launches the kernel for the sums, and G is in the log2 domain. */
 loam_status local_decay_begin(const loam_problem *problem, const loam_args *args, loam_args *ready,
                               loam_error *error);
 

@@ -172,10 +172,6 @@ typedef struct local_row_sums {
 } local_row_sums;
 
 local_row_sums local_row_sums_carve(const loam_problem *problem, arena *pool);
-/* local_backward_* of the CPU up to these gradients: the parts and, where scores decay, column sums of ds. */
-typedef void local_backward_rows_fn(const loam_problem *problem, const loam_args *args, local_row_sums *sums);
-local_backward_rows_fn local_backward_rows_portable, local_backward_rows_avx2, local_backward_rows_avx512,
-    local_backward_rows_avx512bf16;
 /* Writes grad_scale, grad_slope, grad_sink and, for axes without channels, grad_ridge: sums in row order.
  * Turns the column sums of ds in grad_log_decay into its gradient. */
 void local_row_sums_reduce(const loam_problem *problem, const loam_args *args, const local_row_sums *sums);

@@ -68,11 +68,11 @@ static inline void gram_add(double *restrict c, const float *restrict x, int64_t
         int64_t line = strip * lines / strips;
         const int64_t last = (strip + 1) * lines / strips;
         for (int64_t e = 0; e < r + GRAM_ROWS; e += 2 * VL) {
-            const char *ahead = line < last ? next->data + 64 * line++ : NULL;
+            const char *fetched = line < last ? next->data + 64 * line++ : NULL;
             if (e + VL < r + GRAM_ROWS) {
-                gram_block(2, c + r * stride + e, x + r, x + e, stride, n, ahead, next->step);
+                gram_block(2, c + r * stride + e, x + r, x + e, stride, n, fetched, next->step);
             } else {
-                gram_block(1, c + r * stride + e, x + r, x + e, stride, n, ahead, next->step);
+                gram_block(1, c + r * stride + e, x + r, x + e, stride, n, fetched, next->step);
             }
         }
     }

@@ -34,8 +34,8 @@ static inline int64_t whole_vectors(int64_t channels) { return (channels + VL - 
  * beyond the last one, where the caller reads on; the prefetch of an unmapped address does nothing. */
 VEC_INLINE void table_prefetch(const table *t, int64_t j)
 {
-    const int64_t bytes = t->channels * (int64_t)(t->dtype == LOAM_F32 ? 4 : 2), ahead = j + 8192 / bytes;
-    const uintptr_t at = (uintptr_t)t->data + (uintptr_t)(ahead * t->step);
+    const int64_t bytes = t->channels * (int64_t)(t->dtype == LOAM_F32 ? 4 : 2), fetched = j + 8192 / bytes;
+    const uintptr_t at = (uintptr_t)t->data + (uintptr_t)(fetched * t->step);
     for (int64_t e = 0; e < bytes; e += 64) {
         __builtin_prefetch((const void *)(at + (uintptr_t)e));
     }
@@ -229,7 +229,7 @@ VEC_INLINE void dots_step(const int rows, const bool distance, const int keys, v
 }
 
 VEC_INLINE void dots_as(const loam_dtype dtype, const int rows, const bool distance, const table *t,
-                        const float *restrict origin, table_rows io, bool ahead)
+                        const float *restrict origin, table_rows io, bool prefetch)
 {
     const int keys = VL / rows, rest = (int)(t->channels % VL);
     const int64_t whole = t->channels - rest, bytes = dtype == LOAM_F32 ? 4 : 2;
@@ -239,7 +239,7 @@ VEC_INLINE void dots_as(const loam_dtype dtype, const int rows, const bool dista
 #pragma GCC unroll 16
         for (int e = 0; e < keys; e++) {
             at[e] = t->data + (j + e < t->rows ? j + e : t->rows - 1) * t->step;
-            if (ahead) {
+            if (prefetch) {
                 table_prefetch(t, j + e);
             }
         }
@@ -285,12 +285,12 @@ VEC_INLINE void dots_as(const loam_dtype dtype, const int rows, const bool dista
 }
 
 VEC_INLINE void dots_rows(const int rows, const bool distance, const table *t, const float *restrict origin,
-                          table_rows io, bool ahead)
+                          table_rows io, bool prefetch)
 {
     switch (t->dtype) {
-    case LOAM_BF16: dots_as(LOAM_BF16, rows, distance, t, origin, io, ahead); break;
-    case LOAM_F16: dots_as(LOAM_F16, rows, distance, t, origin, io, ahead); break;
-    default: dots_as(LOAM_F32, rows, distance, t, origin, io, ahead); break;
+    case LOAM_BF16: dots_as(LOAM_BF16, rows, distance, t, origin, io, prefetch); break;
+    case LOAM_F16: dots_as(LOAM_F16, rows, distance, t, origin, io, prefetch); break;
+    default: dots_as(LOAM_F32, rows, distance, t, origin, io, prefetch); break;
     }
 }
 
@@ -323,7 +323,7 @@ static inline void table_dots(const table *t, const float *origin, bool distance
 
 /* Channels c .. c + vecs VL - 1; if rest > 0, the last `rest` channels. */
 VEC_INLINE void weigh_block(const loam_dtype dtype, const int rows, const int vecs, const int rest,
-                            const table *t, int64_t c, table_rows io, bool ahead)
+                            const table *t, int64_t c, table_rows io, bool prefetch)
 {
     vec sum[4][4];
     const char *at = t->data + c * (dtype == LOAM_F32 ? 4 : 2);
@@ -336,7 +336,7 @@ VEC_INLINE void weigh_block(const loam_dtype dtype, const int rows, const int ve
     }
     for (int64_t j = 0; j < t->rows; j++, at += t->step) {
         vec v[4];
-        if (ahead) {
+        if (prefetch) {
             table_prefetch(t, j);
         }
 #pragma GCC unroll 4
@@ -362,27 +362,27 @@ VEC_INLINE void weigh_block(const loam_dtype dtype, const int rows, const int ve
     }
 }
 
-VEC_INLINE void weigh_as(const loam_dtype dtype, const int rows, const table *t, table_rows io, bool ahead)
+VEC_INLINE void weigh_as(const loam_dtype dtype, const int rows, const table *t, table_rows io, bool prefetch)
 {
     const int rest = (int)(t->channels % VL);
     int64_t c = 0;
     for (; c + 4 * VL <= t->channels; c += 4 * VL) {
-        weigh_block(dtype, rows, 4, 0, t, c, io, ahead && c == 0);
+        weigh_block(dtype, rows, 4, 0, t, c, io, prefetch && c == 0);
     }
     for (; c + VL <= t->channels; c += VL) {
-        weigh_block(dtype, rows, 1, 0, t, c, io, ahead && c == 0);
+        weigh_block(dtype, rows, 1, 0, t, c, io, prefetch && c == 0);
     }
     if (rest > 0) {
-        weigh_block(dtype, rows, 1, rest, t, c, io, ahead && c == 0);
+        weigh_block(dtype, rows, 1, rest, t, c, io, prefetch && c == 0);
     }
 }
 
-VEC_INLINE void weigh_rows(const int rows, const table *t, table_rows io, bool ahead)
+VEC_INLINE void weigh_rows(const int rows, const table *t, table_rows io, bool prefetch)
 {
     switch (t->dtype) {
-    case LOAM_BF16: weigh_as(LOAM_BF16, rows, t, io, ahead); break;
-    case LOAM_F16: weigh_as(LOAM_F16, rows, t, io, ahead); break;
-    default: weigh_as(LOAM_F32, rows, t, io, ahead); break;
+    case LOAM_BF16: weigh_as(LOAM_BF16, rows, t, io, prefetch); break;
+    case LOAM_F16: weigh_as(LOAM_F16, rows, t, io, prefetch); break;
+    default: weigh_as(LOAM_F32, rows, t, io, prefetch); break;
     }
 }
 

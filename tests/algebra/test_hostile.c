@@ -94,6 +94,29 @@ static void nothing_is_nan_on_finite_inputs(void **state)
     }
 }
 
+/* Scores beyond what float32 holds are cut, by the rows in float64 too (LLA): two keys with products of 1e38 and
+ * more have the same weight, and lse is that of the cut. */
+static void huge_scores_are_cut_in_float64_rows(void **state)
+{
+    (void)state;
+    const engine e = engine_at(1, LOAM_FORWARD);
+    spec s = engine_spec(&e, LOAM_LLA, LOAM_FORWARD);
+    s.batch = s.heads_q = s.heads_kv = 1;
+    s.len_q = 1, s.len_kv = 2, s.dim_qk = s.dim_v = 4;
+    s.scale = 1, s.ridge = 1e-3;
+    values v = values_make(&s);
+    for (int64_t c = 0; c < 4; c++) {
+        v.x[SLOT_Q][c] = c == 0 ? 1e19 : 0;
+        v.x[SLOT_K][c] = c == 0 ? 1e19 : 0;
+        v.x[SLOT_K][4 + c] = c == 0 ? 2e19 : 0;
+    }
+    expect_run(&v);
+    expect_no_nan(&v);
+    assert_true(v.info[0].solver == LOAM_SOLVER_DUAL || v.info[0].solver == LOAM_SOLVER_GRAM);
+    assert_true(fabs(v.x[SLOT_LSE][0] / 1e37 - 1) < 1e-6);
+    values_free(&v);
+}
+
 static void gradients_scale_with_the_loss(void **state)
 {
     (void)state;
@@ -134,6 +157,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(singular_rows_are_softmax_rows),
         cmocka_unit_test(nothing_is_nan_on_finite_inputs),
+        cmocka_unit_test(huge_scores_are_cut_in_float64_rows),
         cmocka_unit_test(gradients_scale_with_the_loss),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

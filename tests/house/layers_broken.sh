@@ -6,7 +6,7 @@ set -eu
 layers=$1
 tree=$(mktemp -d "${TMPDIR:-/tmp}/loam-layers.XXXXXX")
 trap 'rm -rf "$tree"' EXIT
-for room in include src/base src/simd src/gpu src/local/reference src/local/cpu src/local/cuda src/local/hopper src/recurrent \
+for room in include src/base src/exact src/simd src/gpu src/local/reference src/local/cpu src/local/cuda src/local/hopper src/recurrent/reference \
     src/core io cli/attend cli/bench tests/simd bench; do
     mkdir -p "$tree/$room"
 done
@@ -32,6 +32,15 @@ expect 1 src/local/a.h src/simd/vec.h
 expect 1 src/local/reference/a.c src/simd/vec.h
 expect 1 src/local/reference/a.c src/local/cpu/tile.h
 expect 1 src/local/cpu/a.c src/local/reference/row.h
+expect 0 src/local/reference/a.c src/local/local.h
+expect 0 src/local/reference/a.c src/exact/cholesky.h
+expect 1 src/local/reference/a.c src/base/cholesky.h
+expect 1 src/local/reference/a.c src/local/decay.h
+expect 1 src/local/reference/a.c src/local/score.h
+expect 0 src/recurrent/reference/a.c src/exact/cholesky.h
+expect 1 src/recurrent/reference/a.c src/base/cholesky.h
+expect 1 src/recurrent/a.c src/exact/cholesky.h
+expect 1 src/local/cpu/a.c src/exact/cholesky.h
 expect 0 src/local/hopper/a.cuh src/local/cuda/stream.cuh
 expect 1 src/local/cuda/a.cuh src/local/hopper/stream.cuh
 expect 0 src/core/a.c src/local/local.h

@@ -13,5 +13,5 @@ int main(void)
         printf("this machine has no %s: nothing was tested\n", LOAM_TESTED_ISA);
         return 77;
     }
-    return suite_vec() + suite_panel() + suite_turn() + suite_convert() + suite_cholesky() > 0;
+    return suite_vec() + suite_panel() + suite_transpose() + suite_convert() + suite_cholesky() > 0;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Backward on CPUs, compiled once for each instruction set. The formulas are those of local/reference/backward.c,
- * from the rows that forward saved. Two passes, so that no thread adds to what another thread writes:
+ * Backward on CPUs, compiled once for each instruction set. The formulas are those of
+ * local/reference/backward.c, from the rows that forward saved. Two passes, so that no thread adds to what
+ * another thread writes:
  *
  *   rows   lanes are queries: drho, the adjoint solve for y, the row constants, dq
  *   keys   lanes are keys: all queries that see them are streamed past; dk and dv stay in the block
@@ -20,7 +21,7 @@ size_t LOCAL_JOIN(ISA(local_backward), work)(const loam_problem *p)
     return size_add(pool.used, size_mul(block_bytes(p), (size_t)p->threads));
 }
 
-void ISA(local_backward_rows)(const loam_problem *p, const loam_args *a, local_row_sums *sums)
+static local_row_sums run_blocks(const loam_problem *p, const loam_args *a)
 {
     const int64_t row_blocks = (p->len_q + LANES - 1) / LANES, key_blocks = (p->len_kv + LANES - 1) / LANES;
     const size_t each = block_bytes(p);
@@ -58,13 +59,12 @@ void ISA(local_backward_rows)(const loam_problem *p, const loam_args *a, local_r
             }
         }
     }
-    *sums = rows.sums;
+    return rows.sums;
 }
 
 loam_status ISA(local_backward)(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    local_row_sums sums;
-    ISA(local_backward_rows)(p, a, &sums);
+    const local_row_sums sums = run_blocks(p, a);
     local_clear_bias_tail(p, a);
     local_row_sums_reduce(p, a, &sums);
     return loam_succeed(error);

@@ -6,7 +6,7 @@
 #define LOAM_LOCAL_CPU_BACKWARD_BLOCK_H
 
 #include "src/local/cpu/ladder.h"
-#include "src/local/cpu/row64.h"
+#include "src/local/cpu/row_double.h"
 
 typedef struct row_record {
     float lse;
@@ -49,22 +49,22 @@ typedef struct block {
     float lse[LANES], gbar[LANES], gbar_rest[LANES], rho_kbar[LANES], rho_rest[LANES], y_kbar[LANES],
         y_rest[LANES], e[LANES], spread[LANES], trace[LANES], kbar2[LANES], inverse[LANES], unit[LANES];
     int32_t peak[LANES];
-    float *values;                   /* [TILE][dim_v] */
-    float *s, *t, *u, *g, *w;        /* [TILE][LANES] */
+    float *values;                   /* [TILE_KEYS][dim_v] */
+    float *s, *t, *u, *g, *w;        /* [TILE_KEYS][LANES] */
     float *query, *probe, *y, *grad; /* [dim_qk][LANES]; grad: of q or k */
     float *grad_o, *grad_v;          /* [dim_v][LANES]; grad_v with lanes as keys */
     float *kbar, *lambda;            /* [dim_qk][LANES], LLA */
     float *weights;                  /* [len_kv][LANES], LLA */
     float *rows_q, *rows_rho, *rows_u, *rows_y,
-        *rows_kbar; /* [TILE][dim_qk]: a tile of queries, streamed past the keys */
-    float *rows_do; /* [TILE][dim_v] */
+        *rows_kbar; /* [TILE_KEYS][dim_qk]: a tile of queries, streamed past the keys */
+    float *rows_do; /* [TILE_KEYS][dim_v] */
     /* Operands as bfloat16 pairs. Where lanes are queries: panels of query, probe and grad_o, and key tiles.
      * Where lanes are keys: panels of key and value, and tiles of queries, probes and grad_o. */
     int32_t *query_pairs, *probe_pairs, *grad_o_pairs, *tile_pairs;
     uint16_t *key_tokens, *query_tokens, *probe_tokens, *do_tokens;
     uint16_t *query_copy, *probe_copy, *value_copy;
     solver solver;
-    row64 row;
+    row_double row;
 } block;
 
 static inline void block_carve(block *k, const loam_problem *p, arena *pool)
@@ -74,20 +74,20 @@ static inline void block_carve(block *k, const loam_problem *p, arena *pool)
     float **const tiles[] = { &k->s, &k->t, &k->u, &k->g, &k->w };
     float **const panels[] = { &k->query, &k->probe, &k->y, &k->grad, &k->kbar, &k->lambda };
     float **const rows[] = { &k->rows_q, &k->rows_rho, &k->rows_u, &k->rows_y, &k->rows_kbar };
-    k->tile.keys = arena_take(pool, TILE * wide, f);
-    k->values = arena_take(pool, TILE * dv, f);
+    k->tile.keys = arena_take(pool, TILE_KEYS * wide, f);
+    k->values = arena_take(pool, TILE_KEYS * dv, f);
     for (size_t n = 0; n < sizeof tiles / sizeof *tiles; n++) {
-        *tiles[n] = arena_take(pool, TILE * LANES, f);
+        *tiles[n] = arena_take(pool, TILE_KEYS * LANES, f);
     }
     for (size_t n = 0; n < sizeof panels / sizeof *panels; n++) {
         *panels[n] = arena_take(pool, d * LANES, f);
     }
     for (size_t n = 0; n < sizeof rows / sizeof *rows; n++) {
-        *rows[n] = arena_take(pool, probed || n == 0 ? TILE * d : 0, f);
+        *rows[n] = arena_take(pool, probed || n == 0 ? TILE_KEYS * d : 0, f);
     }
     k->grad_o = arena_take(pool, dv * LANES, f);
     k->grad_v = arena_take(pool, dv * LANES, f);
-    k->rows_do = arena_take(pool, TILE * dv, f);
+    k->rows_do = arena_take(pool, TILE_KEYS * dv, f);
     k->tile.copy = arena_take(pool, raw_copy_size(p->dim_qk), sizeof(uint16_t));
     k->query_copy = arena_take(pool, raw_copy_size(p->dim_qk), sizeof(uint16_t));
     k->probe_copy = arena_take(pool, raw_copy_size(p->dim_qk), sizeof(uint16_t));
@@ -95,7 +95,7 @@ static inline void block_carve(block *k, const loam_problem *p, arena *pool)
     k->query_pairs = arena_take(pool, pair_panel_size(p->dim_qk), sizeof(int32_t));
     k->probe_pairs = arena_take(pool, pair_panel_size(p->dim_qk), sizeof(int32_t));
     k->grad_o_pairs = arena_take(pool, pair_panel_size(p->dim_v), sizeof(int32_t));
-    k->tile_pairs = arena_take(pool, pair_panel_size(TILE), sizeof(int32_t));
+    k->tile_pairs = arena_take(pool, pair_panel_size(TILE_KEYS), sizeof(int32_t));
     k->key_tokens = arena_take(pool, token_pairs_size(p->dim_qk), sizeof(uint16_t));
     k->query_tokens = arena_take(pool, token_pairs_size(p->dim_qk), sizeof(uint16_t));
     k->probe_tokens = arena_take(pool, token_pairs_size(p->dim_qk), sizeof(uint16_t));
@@ -103,7 +103,7 @@ static inline void block_carve(block *k, const loam_problem *p, arena *pool)
     k->weights = arena_take(pool, solved ? size_mul((size_t)p->len_kv, LANES) : 0, f);
     if (solved) {
         k->solver = solver_carve(p, pool);
-        k->row = row64_carve(p, pool);
+        k->row = row_double_carve(p, pool);
     }
 }
 

@@ -43,7 +43,7 @@ static inline void load_key_lanes(block *k, key_lanes *l, float *restrict keys, 
 /* A tile of queries, with the records of their rows from the first pass. */
 typedef struct query_tile {
     int64_t i, n;
-    float at[TILE], decay[2][TILE];
+    float at[TILE_KEYS], decay[2][TILE_KEYS];
     const row_record *record;
     raw_rows query, probe, grad_o;
 } query_tile;
@@ -92,20 +92,21 @@ static inline void load_query_tile(block *k, query_tile *t, const row_arrays *ro
 }
 
 /* Whether every query of the tile sees every key, and scores are scaled products only. */
-static inline bool queries_are_plain(const block *k, const key_lanes *l, const query_tile *q)
+static inline bool queries_are_unmasked(const block *k, const key_lanes *l, const query_tile *q)
 {
-    bool plain = !k->sc.rbf && !k->sc.capped && !k->sc.sloped && !k->sc.biased && l->count == LANES;
+    bool unmasked = !k->sc.rbf && !k->sc.capped && !k->sc.sloped && !k->sc.biased && l->count == LANES;
     for (int64_t r = 0; r < q->n; r++) {
-        plain = plain && q->record[r].lo <= l->j0 && l->j0 + LANES <= q->record[r].hi;
+        unmasked = unmasked && q->record[r].lo <= l->j0 && l->j0 + LANES <= q->record[r].hi;
     }
-    return plain;
+    return unmasked;
 }
 
 /* In place, from products to factors: s becomes scale ds factor, u becomes -p E, t becomes p (1 - u), w
- * becomes -2/dim p e / unit of the trace unit. plain: queries_are_plain, and no solved probe. */
-VEC_INLINE void key_gradient_of_tile(bool plain, bool probed, block *k, key_lanes *l, const query_tile *q)
+ * becomes -2/dim p e / unit of the trace unit. unmasked: queries_are_unmasked, and no solved probe. */
+VEC_INLINE void key_gradient_of_tile(bool unmasked, bool probed, block *k, key_lanes *l, const query_tile *q)
 {
-    const bool solved = !plain && k->solved, by_max = !plain && k->by_max, by_trace = !plain && k->by_trace;
+    const bool solved = !unmasked && k->solved, by_max = !unmasked && k->by_max,
+               by_trace = !unmasked && k->by_trace;
     const float inverse_d = 1 / (float)k->x.p->dim_qk;
     for (int64_t r = 0; r < q->n; r++) {
         const row_record *row = &q->record[r];
@@ -115,7 +116,7 @@ VEC_INLINE void key_gradient_of_tile(bool plain, bool probed, block *k, key_lane
             const int64_t at = r * LANES + lane;
             const vmask j = v_load_int(l->j + lane), seen = (j >= row->lo) & (j < row->hi);
             vec x = v_load(k->s + at) + row->x0, factor, excess = v_set(0), s;
-            if (plain) {
+            if (unmasked) {
                 s = v_clamp(v_clamp(x, SCORE_LIMIT) * k->sc.scale, SCORE_LIMIT);
                 factor = v_set(1);
             } else {
@@ -142,7 +143,7 @@ VEC_INLINE void key_gradient_of_tile(bool plain, bool probed, block *k, key_lane
                 solved ? v_load(k->t + at) - row->y_kbar - row->y_rest : v_set(0), v_set(row->e),
                 j == row->peak, v_set(row->spread), excess);
             const vec ds = pair.ds * factor;
-            if (!plain) {
+            if (!unmasked) {
                 v_store(l->grad_bias + lane, v_load(l->grad_bias + lane) + pair.ds);
                 v_store(l->inner + lane, v_load(l->inner + lane) + ds);
                 v_store(l->spread + lane, v_load(l->spread + lane) + pair.spread);
@@ -159,10 +160,10 @@ VEC_INLINE void key_gradient_of_tile(bool plain, bool probed, block *k, key_lane
 
 static inline void tile_key_gradient(block *k, key_lanes *l, const query_tile *q)
 {
-    const bool plain = queries_are_plain(k, l, q) && !k->solved;
-    if (plain && k->probed) {
+    const bool unmasked = queries_are_unmasked(k, l, q) && !k->solved;
+    if (unmasked && k->probed) {
         key_gradient_of_tile(true, true, k, l, q);
-    } else if (plain) {
+    } else if (unmasked) {
         key_gradient_of_tile(true, false, k, l, q);
     } else {
         key_gradient_of_tile(false, k->probed, k, l, q);
@@ -263,8 +264,8 @@ static inline void keys_from_head(block *k, key_lanes *l, const row_arrays *rows
     load_bias(l->bias, &k->x, l->j0, l->count);
     panel_fill(l->decay[0], 2, 0);
     load_decay(l->decay[0], l->decay[1], &k->x, l->j0, l->count);
-    for (int64_t i = 0; i < k->x.s.nq; i += TILE) {
-        query_tile q = { .i = i, .n = k->x.s.nq - i < TILE ? k->x.s.nq - i : TILE };
+    for (int64_t i = 0; i < k->x.s.nq; i += TILE_KEYS) {
+        query_tile q = { .i = i, .n = k->x.s.nq - i < TILE_KEYS ? k->x.s.nq - i : TILE_KEYS };
         int64_t lo, hi, unused;
         local_visible(k->x.p, &k->x.s, i, &lo, &unused);
         local_visible(k->x.p, &k->x.s, i + q.n - 1, &unused, &hi);

@@ -92,7 +92,7 @@ static inline void add_keys(block *k, const float *restrict weights, float *rest
 }
 
 /* w <- p of the tile; with `peaks`, best and peak track the largest score and its key. */
-VEC_INLINE void weights_of_tile(bool plain, bool peaks, block *k, float *restrict w, float *restrict best)
+VEC_INLINE void weights_of_tile(bool unmasked, bool peaks, block *k, float *restrict w, float *restrict best)
 {
     FOR_LANES(lane)
     {
@@ -102,7 +102,7 @@ VEC_INLINE void weights_of_tile(bool plain, bool peaks, block *k, float *restric
         for (int64_t r = 0; r < k->tile.n; r++) {
             float *at = w + r * LANES + lane;
             vec x, factor;
-            const vec s = score_from(plain, &k->sc, &k->l, &k->tile, r, lane, v_load(at), &x, &factor);
+            const vec s = score_from(unmasked, &k->sc, &k->l, &k->tile, r, lane, v_load(at), &x, &factor);
             if (peaks) {
                 const vmask higher = s > top;
                 top = v_select(higher, s, top);
@@ -118,10 +118,10 @@ VEC_INLINE void weights_of_tile(bool plain, bool peaks, block *k, float *restric
 /* LLA tracks the peak key: it gives the max unit of the ridge, and sweep_centres counts products from it. */
 static inline void tile_weights(block *k, float *restrict w, float *restrict best)
 {
-    const bool plain = tile_is_plain(&k->sc, &k->l, &k->tile);
-    if (plain && k->solved) {
+    const bool unmasked = tile_is_unmasked(&k->sc, &k->l, &k->tile);
+    if (unmasked && k->solved) {
         weights_of_tile(true, true, k, w, best);
-    } else if (plain) {
+    } else if (unmasked) {
         weights_of_tile(true, false, k, w, best);
     } else {
         weights_of_tile(false, k->solved, k, w, best);
@@ -156,7 +156,7 @@ static inline void sweep_probe(block *k, float *restrict square)
     float total[LANES] = { 0 }, taken[LANES] = { 0 }, best[LANES], minus[LANES];
     panel_fill(best, 1, -INFINITY);
     panel_fill(k->grad, d, 0);
-    for (int64_t j = k->l.first; j < k->l.last; j += TILE) {
+    for (int64_t j = k->l.first; j < k->l.last; j += TILE_KEYS) {
         float *w = k->solved ? k->weights + (j - k->l.first) * LANES : k->w;
         if (k->solved) {
             key_tile_load(&k->tile, &k->x, j, k->l.last);
@@ -211,7 +211,7 @@ static inline void solve_adjoint(block *k, const float *square)
     block_solve(&sys, &k->solver, &ridge, k->grad, k->y, &result);
     for (int64_t lane = 0; lane < k->l.count; lane++) {
         if (k->l.lo[lane] < k->l.hi[lane] && !result.accepted[lane]) {
-            row64_adjoint(&k->row, &k->x, &k->sc, k->l.i0 + lane);
+            row_double_adjoint(&k->row, &k->x, &k->sc, k->l.i0 + lane);
             for (int64_t c = 0; c < d; c++) {
                 k->y[c * LANES + lane] = (float)k->row.rho[c];
             }
@@ -231,7 +231,7 @@ static inline void span_probes(block *k)
         const int64_t keys = k->l.hi[lane] - k->l.lo[lane];
         const float extent2 = size2[lane] * k->trace[lane] * (float)d;
         if (keys > 1 && keys <= d && extent2 > SPAN_EXTENT * SPAN_EXTENT &&
-            row64_span_probe(&k->row, &k->x, &k->sc, k->l.i0 + lane)) {
+            row_double_span_probe(&k->row, &k->x, &k->sc, k->l.i0 + lane)) {
             for (int64_t c = 0; c < d; c++) {
                 k->probe[c * LANES + lane] = (float)k->row.rho[c];
             }
@@ -255,7 +255,7 @@ static inline void sweep_centres(block *k)
             }
         }
     }
-    for (int64_t j = k->l.first; j < k->l.last; j += TILE) {
+    for (int64_t j = k->l.first; j < k->l.last; j += TILE_KEYS) {
         const float *w = k->weights + (j - k->l.first) * LANES;
         key_tile_load(&k->tile, &k->x, j, k->l.last);
         panel_product(k->u, k->tile.n, k->tile.keys, d, 1, k->probe, d, false);
@@ -332,11 +332,12 @@ static inline void set_middle(const block *k, row_totals *sum)
     }
 }
 
-/* s (q . k on entry) becomes ds factor. plain: tile_is_plain, no solved probe, and no row sum is needed but
- * that of ds factor. */
-VEC_INLINE void row_gradient_of_tile(bool plain, bool probed, block *k, row_totals *sum)
+/* s (q . k on entry) becomes ds factor. unmasked: tile_is_unmasked, no solved probe, and no row sum is needed
+ * but that of ds factor. */
+VEC_INLINE void row_gradient_of_tile(bool unmasked, bool probed, block *k, row_totals *sum)
 {
-    const bool solved = !plain && k->solved, by_max = !plain && k->by_max, by_trace = !plain && k->by_trace;
+    const bool solved = !unmasked && k->solved, by_max = !unmasked && k->by_max,
+               by_trace = !unmasked && k->by_trace;
     const float inverse_d = 1 / (float)k->x.p->dim_qk;
     FOR_LANES(lane)
     {
@@ -353,7 +354,8 @@ VEC_INLINE void row_gradient_of_tile(bool plain, bool probed, block *k, row_tota
             const int64_t at = r * LANES + lane;
             const int32_t j = (int32_t)(k->tile.j + r);
             vec x, factor, excess = v_set(0);
-            const vec s = score_from(plain, &k->sc, &k->l, &k->tile, r, lane, v_load(k->s + at), &x, &factor);
+            const vec s = score_from(unmasked, &k->sc, &k->l, &k->tile, r, lane, v_load(k->s + at), &x,
+                                     &factor);
             const vec p = weight_of(s, lse);
             if (by_trace) {
                 excess = (k->tile.norm[r] - 2.0f * v_load(k->w + at) + v_load(k->kbar2 + lane)) * inverse_d -
@@ -365,7 +367,7 @@ VEC_INLINE void row_gradient_of_tile(bool plain, bool probed, block *k, row_tota
                 e, v_load_int(k->peak + lane) == j, v_load(k->spread + lane), excess);
             const vec ds = pair.ds * factor;
             inner += ds;
-            if (!plain) {
+            if (!unmasked) {
                 scale += ds * (x - middle);
                 large += ds * ((x - middle) * 0x1p-100f);
                 mean += p * (x - middle);
@@ -385,10 +387,10 @@ VEC_INLINE void row_gradient_of_tile(bool plain, bool probed, block *k, row_tota
 
 static inline void tile_row_gradient(block *k, row_totals *sum)
 {
-    const bool plain = tile_is_plain(&k->sc, &k->l, &k->tile) && !k->solved && !k->x.a->grad_scale;
-    if (plain && k->probed) {
+    const bool unmasked = tile_is_unmasked(&k->sc, &k->l, &k->tile) && !k->solved && !k->x.a->grad_scale;
+    if (unmasked && k->probed) {
         row_gradient_of_tile(true, true, k, sum);
-    } else if (plain) {
+    } else if (unmasked) {
         row_gradient_of_tile(true, false, k, sum);
     } else {
         row_gradient_of_tile(false, k->probed, k, sum);
@@ -402,7 +404,7 @@ static inline void sweep_query(block *k, row_totals *sum)
     float taken[LANES] = { 0 };
     set_middle(k, sum);
     panel_fill(k->grad, d, 0);
-    for (int64_t j = k->l.first; j < k->l.last; j += TILE) {
+    for (int64_t j = k->l.first; j < k->l.last; j += TILE_KEYS) {
         if (k->solved) {
             key_tile_load(&k->tile, &k->x, j, k->l.last);
         } else {

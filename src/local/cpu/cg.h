@@ -32,7 +32,7 @@ typedef struct cg_lanes {
 static inline void cg_step(const block_system *sys, float *restrict x, cg_lanes *k)
 {
     const int64_t d = sys->x->p->dim_qk;
-    float curvature[LANES], size[LANES], step[LANES], back[LANES], next[LANES], turn[LANES];
+    float curvature[LANES], size[LANES], step[LANES], back[LANES], next[LANES], beta[LANES];
     block_apply(sys, k->direction, k->image);
     panel_dot(curvature, k->direction, k->image, d);
     panel_dot(size, k->direction, k->direction, d);
@@ -50,13 +50,13 @@ static inline void cg_step(const block_system *sys, float *restrict x, cg_lanes 
     panel_dot(next, k->r, k->r, d);
     for (int lane = 0; lane < LANES; lane++) {
         const bool go = k->live[lane] != 0;
-        turn[lane] = go ? next[lane] / k->rr[lane] : 0;
+        beta[lane] = go ? next[lane] / k->rr[lane] : 0;
         k->rr[lane] = go ? next[lane] : k->rr[lane];
         k->live[lane] = go && next[lane] > k->stop[lane];
     }
-    panel_scale(k->direction, d, turn);
-    panel_fill(turn, 1, 1);
-    panel_axpy(k->direction, d, turn, k->r);
+    panel_scale(k->direction, d, beta);
+    panel_fill(beta, 1, 1);
+    panel_axpy(k->direction, d, beta, k->r);
 }
 
 static inline bool any_live(const float *live)

@@ -47,8 +47,9 @@ typedef struct block {
     float *sums;                /* [2 SHARE_ROWS][stride or stride_v] */
     float *scaled;              /* [gram_keys][stride]; from here on only for LLA */
     double *gram, *mean;        /* [stride][stride], [stride] */
-    float *tile_k, *tile_v;     /* [TILE][dim_qk], [TILE][dim_v]; from here on only for the exact phase */
-    double *kd, *vd;            /* the same, centred */
+    float *tile_k,
+        *tile_v;     /* [TILE_KEYS][dim_qk], [TILE_KEYS][dim_v]; from here on only for the exact phase */
+    double *kd, *vd; /* the same, centred */
     double *tile_state;
     double *scratch; /* of local_state_probe, and a probe */
 } block;
@@ -62,7 +63,7 @@ static inline int64_t clamp_to(int64_t x, int64_t least, int64_t most)
 static inline void block_carve(block *k, const loam_problem *p, arena *pool)
 {
     const int64_t d = whole_vectors(p->dim_qk), dv = whole_vectors(p->dim_v), wider = d > dv ? d : dv;
-    const size_t f = sizeof(float), f64 = sizeof(double), tile = TILE;
+    const size_t f = sizeof(float), f64 = sizeof(double), tile = TILE_KEYS;
     const size_t solved = p->mechanism == LOAM_LLA, rows = (size_t)clamp_to(group_rows(p), 1, CHUNK_ROWS);
     k->stride = d, k->stride_v = dv;
     k->keys = clamp_to((1 << 14) / wider / 64 * 64, 64, MOST_KEYS);

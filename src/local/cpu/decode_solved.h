@@ -157,7 +157,7 @@ static inline void centre(double *restrict rows, double *restrict mean, const fl
     for (int64_t c = 0; c < channels; c++) {
         mean[c] /= omega;
     }
-    for (int64_t r = 0; r < TILE; r++) {
+    for (int64_t r = 0; r < TILE_KEYS; r++) {
         for (int64_t c = 0; c < channels; c++) {
             rows[r * channels + c] = r < n ? (double)tile[r * channels + c] - mean[c] : 0;
         }
@@ -204,8 +204,8 @@ static inline void exact_split(block *k, int64_t slot, int64_t begin, int64_t en
 {
     const loam_problem *p = k->x.p;
     const loam_args *a = k->x.a;
-    for (int64_t j = begin; j < end; j += TILE) {
-        const int64_t n = end - j < TILE ? end - j : TILE, stored = j - k->c.first;
+    for (int64_t j = begin; j < end; j += TILE_KEYS) {
+        const int64_t n = end - j < TILE_KEYS ? end - j : TILE_KEYS, stored = j - k->c.first;
         const table keys = keys_of(k, j, n);
         table_dots(&keys, k->origin, k->row[slot].sc.rbf, 1,
                    (table_rows){ k->query + slot * k->stride, k->w, k->stride, k->keys });

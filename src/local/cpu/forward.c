@@ -10,10 +10,10 @@
  * A new maximum rescales all sums by exp(m_old - m_new); c + z changes T to T - z omega and B to B - z A.
  *
  * Solved probe: scores, kept for the block; weights and means; the solver; o = vbar - sum p u v. Rows that
- * the block solver does not accept are computed again in float64 (local/cpu/row64.h).
+ * the block solver does not accept are computed again in float64 (local/cpu/row_double.h).
  */
 #include "src/local/cpu/ladder.h"
-#include "src/local/cpu/row64.h"
+#include "src/local/cpu/row_double.h"
 
 #include <omp.h>
 
@@ -28,18 +28,18 @@ typedef struct block {
     float lse[LANES], full_lse[LANES]; /* without and with the dropped constant of the scores */
     float centre[LANES], tsum[LANES];  /* c and T of a given probe; tsum ends as T / omega */
     float tsum_taken[LANES];           /* T of w (t - c) as rounded for the product with values */
-    float *values;                     /* [TILE][dim_v] */
+    float *values;                     /* [TILE_KEYS][dim_v] */
     float_rows value_rows;             /* the values as float, converted or in place */
     uint16_t *value_pairs;             /* the values as pairs of tokens */
     int32_t *weight_pairs;             /* a tile of weights as pairs of keys */
     int32_t *query_pairs, *probe_pairs;
-    float *s, *t;         /* [TILE][LANES] */
+    float *s, *t;         /* [TILE_KEYS][LANES] */
     float *query, *probe; /* [dim_qk][LANES] */
     float *o, *vbar;      /* [dim_v][LANES] */
     float *kbar, *lambda; /* [dim_qk][LANES], LLA */
     float *weights;       /* [len_kv][LANES], LLA */
     solver solver;        /* LLA */
-    row64 row;            /* LLA */
+    row_double row;       /* LLA */
     loam_row_info info[LANES];
     block_result result;
 } block;
@@ -48,15 +48,15 @@ static void block_carve(block *k, const loam_problem *p, arena *pool)
 {
     const size_t d = (size_t)p->dim_qk, dv = (size_t)p->dim_v, wide = d > dv ? d : dv, f = sizeof(float);
     const bool solved = p->mechanism == LOAM_LLA;
-    k->tile.keys = arena_take(pool, TILE * wide, f); /* also holds a tile of queries or probes */
+    k->tile.keys = arena_take(pool, TILE_KEYS * wide, f); /* also holds a tile of queries or probes */
     k->tile.copy = arena_take(pool, raw_copy_size(p->dim_qk), sizeof(uint16_t));
-    k->values = arena_take(pool, PAIR_DOTS ? 0 : TILE * dv, f);
+    k->values = arena_take(pool, PAIR_DOTS ? 0 : TILE_KEYS * dv, f);
     k->value_pairs = arena_take(pool, token_pairs_size(p->dim_v), sizeof(uint16_t));
-    k->weight_pairs = arena_take(pool, pair_panel_size(TILE), sizeof(int32_t));
+    k->weight_pairs = arena_take(pool, pair_panel_size(TILE_KEYS), sizeof(int32_t));
     k->query_pairs = arena_take(pool, pair_panel_size(p->dim_qk), sizeof(int32_t));
     k->probe_pairs = arena_take(pool, pair_panel_size(p->dim_qk), sizeof(int32_t));
-    k->s = arena_take(pool, TILE * LANES, f);
-    k->t = arena_take(pool, TILE * LANES, f);
+    k->s = arena_take(pool, TILE_KEYS * LANES, f);
+    k->t = arena_take(pool, TILE_KEYS * LANES, f);
     k->query = arena_take(pool, d * LANES, f);
     k->probe = arena_take(pool, d * LANES, f);
     k->o = arena_take(pool, dv * LANES, f);
@@ -66,7 +66,7 @@ static void block_carve(block *k, const loam_problem *p, arena *pool)
     k->weights = arena_take(pool, solved ? size_mul((size_t)p->len_kv, LANES) : 0, f);
     if (solved) {
         k->solver = solver_carve(p, pool);
-        k->row = row64_carve(p, pool);
+        k->row = row_double_carve(p, pool);
     }
 }
 
@@ -199,7 +199,7 @@ static void load_probe(block *k)
 /* vbar holds the sum B until finish_given. */
 static void sweep_given(block *k, bool probed)
 {
-    for (int64_t j = k->l.first; j < k->l.last; j += TILE) {
+    for (int64_t j = k->l.first; j < k->l.last; j += TILE_KEYS) {
         float best[LANES], before[LANES];
         score_tile_load(&k->tile, &k->x, j, k->l.last);
         load_value_tile(k);
@@ -294,7 +294,7 @@ static void forward_given(block *k)
 
 static void sweep_scores(block *k)
 {
-    for (int64_t j = k->l.first; j < k->l.last; j += TILE) {
+    for (int64_t j = k->l.first; j < k->l.last; j += TILE_KEYS) {
         float *s = k->weights + (j - k->l.first) * LANES;
         score_tile_load(&k->tile, &k->x, j, k->l.last);
         key_products(s, &k->x, &k->tile, k->query, k->query_pairs);
@@ -306,7 +306,7 @@ static void sweep_scores(block *k)
 static void sweep_means(block *k, float *restrict square)
 {
     const int64_t d = k->x.p->dim_qk;
-    for (int64_t j = k->l.first; j < k->l.last; j += TILE) {
+    for (int64_t j = k->l.first; j < k->l.last; j += TILE_KEYS) {
         float *w = k->weights + (j - k->l.first) * LANES;
         key_tile_load(&k->tile, &k->x, j, k->l.last);
         load_value_tile(k);
@@ -348,7 +348,7 @@ static void sweep_lines(block *k)
         rho_kbar[lane] = k->result.refined[lane] ? 0 : rho_kbar[lane];
     }
     panel_fill(k->o, dv, 0);
-    for (int64_t j = k->l.first; j < k->l.last; j += TILE) {
+    for (int64_t j = k->l.first; j < k->l.last; j += TILE_KEYS) {
         key_tile_load(&k->tile, &k->x, j, k->l.last);
         load_value_tile(k);
         panel_product(k->s, k->tile.n, k->tile.keys, d, 1, k->probe, d, false);
@@ -418,9 +418,9 @@ static bool lane_is_finite(const block *k, int64_t lane)
 /* Computes a row in float64 and stores it in its lane. */
 static void redo_lane(block *k, int64_t lane)
 {
-    row64 *r = &k->row;
+    row_double *r = &k->row;
     const int32_t iterations = k->info[lane].iterations;
-    row64_forward(r, &k->x, &k->sc, k->l.i0 + lane);
+    row_double_forward(r, &k->x, &k->sc, k->l.i0 + lane);
     k->info[lane] = r->info;
     k->info[lane].iterations = iterations;
     k->lse[lane] = (float)(r->lse - r->dropped);
@@ -488,7 +488,7 @@ static float *weights_row(const block *k, int64_t lane)
 static void sweep_rest(block *k, const float *centre, float *restrict rest)
 {
     const int64_t d = k->x.p->dim_qk;
-    for (int64_t j = k->l.first; j < k->l.last; j += TILE) {
+    for (int64_t j = k->l.first; j < k->l.last; j += TILE_KEYS) {
         key_tile_load(&k->tile, &k->x, j, k->l.last);
         panel_product(k->t, k->tile.n, k->tile.keys, d, 1, k->probe, d, false);
         centre_products(k->weights + (j - k->l.first) * LANES, k->t, centre, rest, k->tile.n);
@@ -514,7 +514,7 @@ static void put_weights(block *k)
     for (int64_t lane = 0; lane < k->l.count; lane++) {
         memset(weights_row(k, lane), 0, (size_t)p->len_kv * sizeof(float));
     }
-    for (int64_t j = k->l.first; j < k->l.last; j += TILE) {
+    for (int64_t j = k->l.first; j < k->l.last; j += TILE_KEYS) {
         float best[LANES] = { 0 };
         key_tile_load(&k->tile, &k->x, j, k->l.last);
         key_products(k->s, &k->x, &k->tile, k->query, k->query_pairs);
@@ -538,7 +538,7 @@ static void put_weights(block *k)
 
 static void put_weights_row64(const block *k, int64_t lane)
 {
-    const row64 *r = &k->row;
+    const row_double *r = &k->row;
     for (int64_t j = r->lo; j < r->hi; j++) {
         weights_row(k, lane)[j] = (float)(r->p[j - r->lo] * (1 - r->u[j - r->lo]));
     }

@@ -29,12 +29,12 @@ enum { GRAM_STEPS_MOST = 6 };
 
 typedef struct gram {
     float *factor;         /* [blocks of local/cpu/factor.h]; the diagonal holds 1 / L_cc */
-    float *weights;        /* [TILE][GROUP], p */
+    float *weights;        /* [TILE_KEYS][GROUP], p */
     float *kbar, *lambda;  /* [channels rounded up to whole blocks][GROUP] */
     float *b, *z, *total;  /* the same */
     double *x, *r, *image; /* [dim_qk][GROUP] */
-    double *keys;          /* [TILE][dim_qk] */
-    double *product;       /* [TILE][GROUP] */
+    double *keys;          /* [TILE_KEYS][dim_qk] */
+    double *product;       /* [TILE_KEYS][GROUP] */
     double *solution;      /* [dim_qk][LANES]: x of all refined lanes */
     int *lane;             /* [GROUP]: the lane of each row; unused ones repeat the first */
 } gram;
@@ -45,7 +45,7 @@ static inline gram gram_carve(const loam_problem *p, arena *pool)
     const size_t wide = (size_t)factor_blocks(p->dim_qk) * LANES;
     gram g = { 0 };
     g.factor = arena_take(pool, (size_t)factor_block_at(factor_blocks(p->dim_qk)), f);
-    g.weights = arena_take(pool, TILE * GROUP, f);
+    g.weights = arena_take(pool, TILE_KEYS * GROUP, f);
     g.kbar = arena_take(pool, wide, f);
     g.lambda = arena_take(pool, wide, f);
     g.b = arena_take(pool, wide, f);
@@ -54,8 +54,8 @@ static inline gram gram_carve(const loam_problem *p, arena *pool)
     g.x = arena_take(pool, d * GROUP, f64);
     g.r = arena_take(pool, d * GROUP, f64);
     g.image = arena_take(pool, d * GROUP, f64);
-    g.keys = arena_take(pool, TILE * d, f64);
-    g.product = arena_take(pool, TILE * GROUP, f64);
+    g.keys = arena_take(pool, TILE_KEYS * d, f64);
+    g.product = arena_take(pool, TILE_KEYS * GROUP, f64);
     g.lane = arena_take(pool, GROUP, sizeof(int));
     g.solution = arena_take(pool, d * LANES, f64);
     return g;
@@ -101,7 +101,8 @@ static inline void gram_begin(const block_system *sys, const gram *g, const floa
 
 /* ------------------------------------------------------------------ the matrix */
 
-/* scaled [TILE][FOUR][GROUP] <- p kappa_c for the channels c of block n; adds the sums over keys to total. */
+/* scaled [TILE_KEYS][FOUR][GROUP] <- p kappa_c for the channels c of block n; adds the sums over keys to
+ * total. */
 static inline void gram_scale_keys(const block_system *sys, const gram *g, int64_t n, float *restrict scaled)
 {
     const int64_t d = sys->x->p->dim_qk;
@@ -121,8 +122,8 @@ static inline void gram_scale_keys(const block_system *sys, const gram *g, int64
     }
 }
 
-/* Subtracts total kbar^T (the compensated centring of local/cpu/system.h), and adds Lambda to the diagonal, or 1
- * in the rows that pad the last block. */
+/* Subtracts total kbar^T (the compensated centring of local/cpu/system.h), and adds Lambda to the diagonal,
+ * or 1 in the rows that pad the last block. */
 static inline void gram_finish_matrix(const gram *g, int64_t d)
 {
     for (int64_t n = 0; n < factor_blocks(d); n++) {
@@ -149,7 +150,7 @@ static inline void gram_matrix(const block_system *sys, const gram *g)
     const int64_t d = sys->x->p->dim_qk, blocks = factor_blocks(d);
     memset(g->factor, 0, (size_t)factor_block_at(blocks) * sizeof(float));
     memset(g->total, 0, (size_t)(blocks * LANES) * sizeof(float));
-    for (int64_t j = sys->l->first; j < sys->l->last; j += TILE) {
+    for (int64_t j = sys->l->first; j < sys->l->last; j += TILE_KEYS) {
         gram_tile(sys, g, j);
         for (int64_t n = 0; n < blocks; n++) {
             const int64_t columns = (n + 1) * FOUR < d ? (n + 1) * FOUR : d;
@@ -192,7 +193,7 @@ static inline void gram_residual(const block_system *sys, const gram *g)
     double centre[GROUP], total[GROUP] = { 0 };
     gram_dot(centre, g->x, g->kbar, d);
     memset(g->image, 0, (size_t)(d * GROUP) * sizeof(double));
-    for (int64_t j = sys->l->first; j < sys->l->last; j += TILE) {
+    for (int64_t j = sys->l->first; j < sys->l->last; j += TILE_KEYS) {
         gram_tile(sys, g, j);
         gram_widen_keys(sys, g);
         panel64_product(g->product, sys->tile->n, g->keys, d, 1, g->x, d, false);
@@ -360,7 +361,7 @@ static inline void gram_solve(const block_system *sys, const gram *g, const floa
     }
 }
 
-/* product [TILE][LANES] <- u = x . kappa of a tile for the refined lanes, from x in float64. */
+/* product [TILE_KEYS][LANES] <- u = x . kappa of a tile for the refined lanes, from x in float64. */
 static inline void gram_lines(const block_system *sys, const gram *g, const block_result *result,
                               float *restrict product)
 {

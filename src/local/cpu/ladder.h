@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The sequence of solvers for a block of rows: conjugate gradients in float32 for the whole block, then
- * Cholesky factors of a few rows at a time (local/cpu/gram.h). Rows that neither accepts are solved one by one in
- * float64 (local/cpu/row64.h).
+ * Cholesky factors of a few rows at a time (local/cpu/gram.h). Rows that neither accepts are solved one by
+ * one in float64 (local/cpu/row_double.h).
  */
 #ifndef LOAM_LOCAL_CPU_LADDER_H
 #define LOAM_LOCAL_CPU_LADDER_H

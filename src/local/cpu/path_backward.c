@@ -61,8 +61,8 @@ typedef struct walk {
     path_rows rows;
     path_making making;
     follower query, probe;
-    float *grad_o, *values, *turned; /* wide */
-    float *g, *s, *t;                /* squares: do . v, then p (1 - u); s, t: scratch */
+    float *grad_o, *values, *transposed; /* wide */
+    float *g, *s, *t;                    /* squares: do . v, then p (1 - u); s, t: scratch */
     float lse[EDGE], gbar[EDGE], ubar[EDGE], urest[EDGE], e[EDGE];
     double scale[EDGE], inner[EDGE]; /* sums over keys of ds x and ds */
 } walk;
@@ -88,7 +88,7 @@ static walk walk_carve(const loam_problem *p, arena *pool)
     k.probe = follower_carve(p, pool, p->mechanism == LOAM_PARALLAX);
     k.grad_o = arena_take(pool, values, sizeof(float));
     k.values = arena_take(pool, values, sizeof(float));
-    k.turned = arena_take(pool, values, sizeof(float));
+    k.transposed = arena_take(pool, values, sizeof(float));
     k.g = arena_take(pool, SQUARE, sizeof(float));
     k.s = arena_take(pool, SQUARE, sizeof(float));
     k.t = arena_take(pool, SQUARE, sizeof(float));
@@ -106,7 +106,7 @@ static void walk_out(walk *k, follower *f, const loam_const_view *view)
     const int64_t wide = blocks_of(rows->p->dim_qk) * SQUARE;
     path_load_rows(rows, f->x, view, rows->p->dim_qk);
     memcpy(f->grad, f->x, (size_t)wide * sizeof(float));
-    path_enter(rows, f->grad, f->own, f->a, k->making.turned);
+    path_enter(rows, f->grad, f->own, f->a, k->making.transposed);
     for (int64_t n = rows->n - 1; n >= 0; n--) {
         memcpy(f->trail + n * wide, f->grad, (size_t)wide * sizeof(float));
         if (n > 0) {
@@ -183,12 +183,12 @@ static void weigh_tile(walk *k, const path_sums *sums, int64_t n)
         decay = sums->decay + (rows->h % group * path_tiles(rows->p) + n) * EDGE;
     }
     path_values(rows, k->values, n);
-    wide_turn(k->turned, k->values, values);
-    wide_dots(k->g, k->grad_o, k->turned, values, false);
+    wide_transpose(k->transposed, k->values, values);
+    wide_dots(k->g, k->grad_o, k->transposed, values, false);
     for (int64_t r = 0; r < EDGE; r++) {
         weigh_row(k, r, n, decay);
     }
-    wide_add_turned(sums->values + n * values * SQUARE, k->g, k->grad_o, values);
+    wide_add_transposed(sums->values + n * values * SQUARE, k->g, k->grad_o, values);
 }
 
 /* The adjoint of the reflections of tile n, then of its products. */
@@ -198,14 +198,14 @@ static void follow_back(walk *k, follower *f, const path_sums *sums, int64_t n)
     const path_tile t = path_tile_of(&k->rows, n);
     const float *x = f->trail + at;
     if (n > 0) { /* nothing lies before the first tile */
-        wide_dots(k->s, f->grad, t.w_turned, blocks, false);
-        wide_dots(k->t, x, t.n_turned, blocks, false);
-        wide_add_turned(sums->n + at, k->s, x, blocks);
-        wide_add_turned(sums->w + at, k->t, f->grad, blocks);
+        wide_dots(k->s, f->grad, t.w_transposed, blocks, false);
+        wide_dots(k->t, x, t.n_transposed, blocks, false);
+        wide_add_transposed(sums->n + at, k->s, x, blocks);
+        wide_add_transposed(sums->w + at, k->t, f->grad, blocks);
         wide_add(f->grad, k->s, t.n, blocks);
     }
     wide_add(f->grad, f->c, t.keys, blocks);
-    wide_add_turned(sums->keys + at, f->c, x, blocks);
+    wide_add_transposed(sums->keys + at, f->c, x, blocks);
 }
 
 /* The adjoint of path_enter: grad becomes the gradient of the query or probe. */
@@ -213,14 +213,14 @@ static void leave(walk *k, follower *f, const path_sums *sums)
 {
     const int64_t n = k->rows.n, blocks = blocks_of(k->rows.p->dim_qk), at = n * blocks * SQUARE;
     const path_tile t = path_tile_of(&k->rows, n);
-    square_turn(k->t, t.within);
-    wide_dots(k->s, f->grad, t.w_turned, blocks, false);
+    square_transpose(k->t, t.within);
+    wide_dots(k->s, f->grad, t.w_transposed, blocks, false);
     square_product(k->s, f->c, k->t, true);
     square_lower(k->s, false);
-    wide_add_turned(sums->n + at, k->s, f->x, blocks);
-    wide_add_turned(sums->w + at, f->a, f->grad, blocks);
-    square_product_turned(sums->within + n * SQUARE, f->a, f->c, true);
-    wide_add_turned(sums->own + at, f->c, f->x, blocks);
+    wide_add_transposed(sums->n + at, k->s, f->x, blocks);
+    wide_add_transposed(sums->w + at, f->a, f->grad, blocks);
+    square_product_transposed(sums->within + n * SQUARE, f->a, f->c, true);
+    wide_add_transposed(sums->own + at, f->c, f->x, blocks);
     wide_add(f->grad, k->s, t.n, blocks);
     wide_add(f->grad, f->c, k->making.keys, blocks);
 }
@@ -256,16 +256,16 @@ static void backward_rows(walk *k, const path_sums *sums)
         floats_clear(k->probe.grad, blocks * SQUARE);
     }
     if (rows->n >= 0) {
-        path_own_keys(rows, k->making.keys, k->making.turned);
+        path_own_keys(rows, k->making.keys, k->making.transposed);
         walk_out(k, &k->query, &rows->a->q);
         if (probed(k)) {
             walk_out(k, &k->probe, &rows->a->probe);
         }
         for (int64_t n = 0; n < rows->n; n++) {
             const path_tile t = path_tile_of(rows, n);
-            wide_dots(k->query.c, k->query.trail + n * blocks * SQUARE, t.keys_turned, blocks, false);
+            wide_dots(k->query.c, k->query.trail + n * blocks * SQUARE, t.keys_transposed, blocks, false);
             if (probed(k)) {
-                wide_dots(k->probe.c, k->probe.trail + n * blocks * SQUARE, t.keys_turned, blocks, false);
+                wide_dots(k->probe.c, k->probe.trail + n * blocks * SQUARE, t.keys_transposed, blocks, false);
             }
             weigh_tile(k, sums, n);
             follow_back(k, &k->query, sums, n);
@@ -308,7 +308,7 @@ static void backward_part(walk *k, const loam_problem *p, const loam_args *a, fl
 
 /* Scratch of the adjoint of a tile. */
 typedef struct tile_grads {
-    float *lam, *b, *cross, *s, *turned; /* squares */
+    float *lam, *b, *cross, *s, *transposed; /* squares */
     float *wide;
 } tile_grads;
 
@@ -319,7 +319,7 @@ static tile_grads tile_grads_carve(const loam_problem *p, arena *pool)
     g.b = arena_take(pool, SQUARE, sizeof(float));
     g.cross = arena_take(pool, SQUARE, sizeof(float));
     g.s = arena_take(pool, SQUARE, sizeof(float));
-    g.turned = arena_take(pool, SQUARE, sizeof(float));
+    g.transposed = arena_take(pool, SQUARE, sizeof(float));
     g.wide = arena_take(pool, (size_t)blocks_of(p->dim_qk) * SQUARE, sizeof(float));
     return g;
 }
@@ -348,9 +348,9 @@ static void reflections_back(const path_making *m, tile_grads *g, float *dbeta)
             g->lam[i * EDGE + j] *= -m->beta[j];
         }
     }
-    square_turn(g->turned, m->r);
-    square_product(g->s, g->lam, g->turned, false);
-    square_product_turned(g->lam, m->r, g->s, false);
+    square_transpose(g->transposed, m->r);
+    square_product(g->s, g->lam, g->transposed, false);
+    square_product_transposed(g->lam, m->r, g->s, false);
     square_lower(g->lam, true);
     for (int64_t i = 0; i < EDGE; i++) {
         dbeta[i] += dot(g->lam + i * EDGE, m->nn + i * EDGE, EDGE);
@@ -366,7 +366,7 @@ static void tile_back(const loam_problem *p, const path_tile *t, const path_maki
                       const float *keys, float *own, float *n, float *w, float *within, float *dbeta)
 {
     const int64_t blocks = blocks_of(p->dim_qk);
-    wide_turn(g->wide, keys, blocks);
+    wide_transpose(g->wide, keys, blocks);
     wide_dots(within, t->n, g->wide, blocks, true);
     wide_add(n, t->within, keys, blocks);
     for (int64_t e = 0; e < blocks * SQUARE; e++) {
@@ -374,17 +374,17 @@ static void tile_back(const loam_problem *p, const path_tile *t, const path_maki
         w[e] = -w[e];
     }
     square_negate(within);
-    wide_dots(g->lam, w, t->n_turned, blocks, false);
-    square_turn(g->turned, m->cross);
-    square_product(g->lam, within, g->turned, true);
-    wide_add_turned(n, m->lam, w, blocks);
-    square_product_turned(g->cross, m->lam, within, false);
+    wide_dots(g->lam, w, t->n_transposed, blocks, false);
+    square_transpose(g->transposed, m->cross);
+    square_product(g->lam, within, g->transposed, true);
+    wide_add_transposed(n, m->lam, w, blocks);
+    square_product_transposed(g->cross, m->lam, within, false);
     square_lower(g->cross, true);
     wide_add(n, g->cross, m->keys, blocks);
-    wide_add_turned(own, g->cross, t->n, blocks);
+    wide_add_transposed(own, g->cross, t->n, blocks);
     reflections_back(m, g, dbeta);
     wide_add(n, g->lam, t->n, blocks);
-    wide_add_turned(n, g->lam, t->n, blocks);
+    wide_add_transposed(n, g->lam, t->n, blocks);
 }
 
 /* Stores one row of a gradient by keys, or 0 for keys that are not in use. */

@@ -42,12 +42,12 @@ static bool probed(const walk *k) { return k->rows.p->mechanism == LOAM_PARALLAX
 static void begin(walk *k)
 {
     const path_rows *rows = &k->rows;
-    path_own_keys(rows, k->making.keys, k->making.turned);
+    path_own_keys(rows, k->making.keys, k->making.transposed);
     path_load_rows(rows, k->query, &rows->a->q, rows->p->dim_qk);
-    path_enter(rows, k->query, k->s, k->cross, k->making.turned);
+    path_enter(rows, k->query, k->s, k->cross, k->making.transposed);
     if (probed(k)) {
         path_load_rows(rows, k->probe, &rows->a->probe, rows->p->dim_qk);
-        path_enter(rows, k->probe, k->t, k->cross, k->making.turned);
+        path_enter(rows, k->probe, k->t, k->cross, k->making.transposed);
     }
 }
 
@@ -56,10 +56,10 @@ static void step(walk *k, int64_t n)
 {
     const path_tile t = path_tile_of(&k->rows, n);
     const int64_t blocks = blocks_of(k->rows.p->dim_qk);
-    wide_dots(k->s, k->query, t.keys_turned, blocks, false);
+    wide_dots(k->s, k->query, t.keys_transposed, blocks, false);
     path_cross(&k->rows, k->query, k->cross, n);
     if (probed(k)) {
-        wide_dots(k->t, k->probe, t.keys_turned, blocks, false);
+        wide_dots(k->t, k->probe, t.keys_transposed, blocks, false);
         path_cross(&k->rows, k->probe, k->cross, n);
     }
 }

@@ -29,7 +29,7 @@ static inline int64_t blocks_of(int64_t channels) { return (channels + EDGE - 1)
 
 /* ------------------------------------------------------------------ products of squares and wide matrices */
 
-static inline void square_turn(float *restrict out, const float *restrict x)
+static inline void square_transpose(float *restrict out, const float *restrict x)
 {
     for (int64_t r = 0; r < EDGE; r++) {
         for (int64_t c = 0; c < EDGE; c++) {
@@ -46,8 +46,8 @@ static inline void square_product(float *restrict c, const float *restrict a, co
 }
 
 /* c (+)= a^T b. */
-static inline void square_product_turned(float *restrict c, const float *restrict a, const float *restrict b,
-                                         bool add)
+static inline void square_product_transposed(float *restrict c, const float *restrict a,
+                                             const float *restrict b, bool add)
 {
     panel_product(c, EDGE, a, 1, EDGE, b, EDGE, add);
 }
@@ -70,19 +70,19 @@ static inline void square_lower(float *x, bool strict)
 }
 
 /* Transposes each block of a wide matrix; its own inverse. */
-static inline void wide_turn(float *restrict out, const float *restrict x, int64_t blocks)
+static inline void wide_transpose(float *restrict out, const float *restrict x, int64_t blocks)
 {
     for (int64_t n = 0; n < blocks; n++) {
-        square_turn(out + n * SQUARE, x + n * SQUARE);
+        square_transpose(out + n * SQUARE, x + n * SQUARE);
     }
 }
 
 /* s (+)= x y^T; y is given with transposed blocks. */
-static inline void wide_dots(float *restrict s, const float *restrict x, const float *restrict y_turned,
+static inline void wide_dots(float *restrict s, const float *restrict x, const float *restrict y_transposed,
                              int64_t blocks, bool add)
 {
     for (int64_t n = 0; n < blocks; n++) {
-        square_product(s, x + n * SQUARE, y_turned + n * SQUARE, add || n > 0);
+        square_product(s, x + n * SQUARE, y_transposed + n * SQUARE, add || n > 0);
     }
 }
 
@@ -96,11 +96,11 @@ static inline void wide_add(float *restrict x, const float *restrict s, const fl
 }
 
 /* x += s^T y. */
-static inline void wide_add_turned(float *restrict x, const float *restrict s, const float *restrict y,
-                                   int64_t blocks)
+static inline void wide_add_transposed(float *restrict x, const float *restrict s, const float *restrict y,
+                                       int64_t blocks)
 {
     for (int64_t n = 0; n < blocks; n++) {
-        square_product_turned(x + n * SQUARE, s, y + n * SQUARE, true);
+        square_product_transposed(x + n * SQUARE, s, y + n * SQUARE, true);
     }
 }
 
@@ -119,15 +119,6 @@ static inline void wide_row_get(float *restrict row, const float *restrict x, in
     for (int64_t c = 0; c < channels; c++) {
         row[c] = x[c / EDGE * SQUARE + r * EDGE + c % EDGE];
     }
-}
-
-static inline float wide_row_dot(const float *x, const float *y, int64_t r, int64_t blocks)
-{
-    float sum = 0;
-    for (int64_t n = 0; n < blocks; n++) {
-        sum += dot(x + n * SQUARE + r * EDGE, y + n * SQUARE + r * EDGE, EDGE);
-    }
-    return sum;
 }
 
 /* Row r of x <- token `token` + r for from <= r < to; all other rows are 0. */
@@ -154,10 +145,10 @@ static inline void wide_store_row(const loam_view *view, loam_dtype dtype, int64
 
 /* One tile of one key-value head, as the walks of queries and probes read it. */
 typedef struct path_tile {
-    float *keys, *keys_turned; /* wide: Kr, and its transposed blocks */
-    float *n, *n_turned;       /* wide: N */
-    float *w, *w_turned;       /* wide: -W */
-    float *within;             /* square: -B */
+    float *keys, *keys_transposed; /* wide: Kr, and its transposed blocks */
+    float *n, *n_transposed;       /* wide: N */
+    float *w, *w_transposed;       /* wide: -W */
+    float *within;                 /* square: -B */
 } path_tile;
 
 static inline int64_t path_tiles(const loam_problem *p) { return (p->len_kv + EDGE - 1) / EDGE; }
@@ -191,7 +182,7 @@ static inline path_tile path_tile_at(const loam_problem *p, float *tiles, int64_
 
 /* Intermediate results of making a tile, which its backward reads, too. */
 typedef struct path_making {
-    float *keys, *turned;        /* wide: K, scratch */
+    float *keys, *transposed;    /* wide: K, scratch */
     float *nn, *r, *lam, *cross; /* squares: strict(N N^T), R, Lam, strict(N K^T) */
     float beta[EDGE];
 } path_making;
@@ -201,7 +192,7 @@ static inline path_making path_making_carve(const loam_problem *p, arena *pool)
     const size_t wide = (size_t)blocks_of(p->dim_qk) * SQUARE;
     path_making m;
     m.keys = arena_take(pool, wide, sizeof(float));
-    m.turned = arena_take(pool, wide, sizeof(float));
+    m.transposed = arena_take(pool, wide, sizeof(float));
     m.nn = arena_take(pool, SQUARE, sizeof(float));
     m.r = arena_take(pool, SQUARE, sizeof(float));
     m.lam = arena_take(pool, SQUARE, sizeof(float));
@@ -241,24 +232,24 @@ static inline void path_tile_make(const loam_problem *p, const loam_args *a, con
                          ? ((const float *)a->beta.data)[LOCAL_AT(a->beta, s->b, h_kv, s->k0 + first + r)]
                          : 0;
     }
-    wide_turn(t->n_turned, t->n, blocks);
-    wide_dots(m->nn, t->n, t->n_turned, blocks, false);
+    wide_transpose(t->n_transposed, t->n, blocks);
+    wide_dots(m->nn, t->n, t->n_transposed, blocks, false);
     square_lower(m->nn, true);
     invert_reflections(m);
-    wide_turn(m->turned, m->keys, blocks);
-    wide_dots(m->cross, t->n, m->turned, blocks, false);
+    wide_transpose(m->transposed, m->keys, blocks);
+    wide_dots(m->cross, t->n, m->transposed, blocks, false);
     square_lower(m->cross, true);
     square_product(t->within, m->lam, m->cross, false);
     square_negate(t->within);
     memcpy(t->keys, m->keys, (size_t)(blocks * SQUARE) * sizeof(float));
-    wide_add_turned(t->keys, t->within, t->n, blocks);
-    wide_turn(t->keys_turned, t->keys, blocks);
+    wide_add_transposed(t->keys, t->within, t->n, blocks);
+    wide_transpose(t->keys_transposed, t->keys, blocks);
     floats_clear(t->w, blocks * SQUARE);
     wide_add(t->w, m->lam, t->n, blocks);
     for (int64_t block = 0; block < blocks; block++) {
         square_negate(t->w + block * SQUARE);
     }
-    wide_turn(t->w_turned, t->w, blocks);
+    wide_transpose(t->w_transposed, t->w, blocks);
 }
 
 /* Makes all tiles; they are distributed over the threads of the enclosing parallel region. */
@@ -316,15 +307,15 @@ static inline path_tile path_tile_of(const path_rows *x, int64_t n)
 }
 
 /* s <- the products of x, the rows' queries or probes, with the keys of their own tile; a <- lower(X N^T);
- * x <- the rows as they see the tiles before. own_keys_turned: the tile's K with transposed blocks. */
+ * x <- the rows as they see the tiles before. own_keys_transposed: the tile's K with transposed blocks. */
 static inline void path_enter(const path_rows *rows, float *restrict x, float *restrict s, float *restrict a,
-                              const float *restrict own_keys_turned)
+                              const float *restrict own_keys_transposed)
 {
     const int64_t blocks = blocks_of(rows->p->dim_qk);
     const path_tile t = path_tile_of(rows, rows->n);
-    wide_dots(a, x, t.n_turned, blocks, false);
+    wide_dots(a, x, t.n_transposed, blocks, false);
     square_lower(a, false);
-    wide_dots(s, x, own_keys_turned, blocks, false);
+    wide_dots(s, x, own_keys_transposed, blocks, false);
     square_product(s, a, t.within, true);
     wide_add(x, a, t.w, blocks);
 }
@@ -334,18 +325,18 @@ static inline void path_cross(const path_rows *rows, float *restrict x, float *r
 {
     const int64_t blocks = blocks_of(rows->p->dim_qk);
     const path_tile t = path_tile_of(rows, n);
-    wide_dots(s, x, t.n_turned, blocks, false);
+    wide_dots(s, x, t.n_transposed, blocks, false);
     wide_add(x, s, t.w, blocks);
 }
 
-/* turned <- the keys of the rows' own tile with transposed blocks; keys: the same, not transposed. */
-static inline void path_own_keys(const path_rows *rows, float *restrict keys, float *restrict turned)
+/* transposed <- the keys of the rows' own tile with transposed blocks; keys: the same, not transposed. */
+static inline void path_own_keys(const path_rows *rows, float *restrict keys, float *restrict transposed)
 {
     const loam_problem *p = rows->p;
     const int64_t first = rows->n * EDGE, left = rows->s.nk - first;
     wide_load(keys, &rows->a->k, p->dtype, rows->s.b, rows->h_kv, rows->s.k0 + first, 0,
               left < EDGE ? left : EDGE, p->dim_qk);
-    wide_turn(turned, keys, blocks_of(p->dim_qk));
+    wide_transpose(transposed, keys, blocks_of(p->dim_qk));
 }
 
 static inline void path_values(const path_rows *rows, float *restrict values, int64_t n)

@@ -20,7 +20,7 @@ typedef struct block_system {
     const head *x;
     const lanes *l;
     key_tile *tile;
-    float *product;       /* scratch [TILE][LANES] */
+    float *product;       /* scratch [TILE_KEYS][LANES] */
     const float *weights; /* [last - first][LANES], not normalised */
     const float *inverse; /* 1 / omega [LANES] */
     const float *kbar;    /* [dim_qk][LANES] relative to the origin */
@@ -109,7 +109,7 @@ static inline void block_apply(const block_system *sys, const float *restrict v,
     float v_kbar[LANES], total[LANES] = { 0 };
     panel_dot(v_kbar, v, sys->kbar, d);
     panel_fill(image, d, 0);
-    for (int64_t j = sys->l->first; j < sys->l->last; j += TILE) {
+    for (int64_t j = sys->l->first; j < sys->l->last; j += TILE_KEYS) {
         key_tile_load(sys->tile, sys->x, j, sys->l->last);
         panel_product(sys->product, sys->tile->n, sys->tile->keys, d, 1, v, d, false);
         centred_weights(sys, v_kbar, total);

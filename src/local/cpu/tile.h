@@ -16,6 +16,7 @@
 #define LOAM_LOCAL_CPU_TILE_H
 
 #include "src/local/decay.h"
+#include "src/local/score.h"
 #include "src/simd/convert.h"
 #include "src/simd/pairs.h"
 
@@ -24,7 +25,7 @@
 /* The name of a kernel in this instruction set: ISA(local_forward) is local_forward_avx2. */
 #define ISA(name) LOCAL_JOIN(name, LOAM_ISA_SUFFIX)
 
-enum { TILE = 64 }; /* keys in a tile; queries in a tile where lanes are keys */
+enum { TILE_KEYS = 64 }; /* keys in a tile; queries in a tile where lanes are keys */
 
 typedef struct head {
     const loam_problem *p;
@@ -158,7 +159,7 @@ typedef struct raw_rows {
 /* Elements of the copy of a tile, if any. */
 static inline size_t raw_copy_size(int64_t channels)
 {
-    return PAIR_DOTS && channels % 2 != 0 ? TILE * (size_t)(channels + 1) : 0;
+    return PAIR_DOTS && channels % 2 != 0 ? TILE_KEYS * (size_t)(channels + 1) : 0;
 }
 
 static inline raw_rows raw_rows_of(const loam_const_view *view, int64_t b, int64_t h, int64_t token,
@@ -182,8 +183,11 @@ static inline void raw_product(float *restrict out, raw_rows rows, int64_t n, co
     pair_product(out, n, rows.at, rows.stride, 2, panel, (channels + 1) / 2, false);
 }
 
-/* Elements of a tile as pairs of tokens, for sums over tokens: [TILE / 2][channels] pairs. */
-static inline size_t token_pairs_size(int64_t channels) { return PAIR_DOTS ? TILE * (size_t)channels : 0; }
+/* Elements of a tile as pairs of tokens, for sums over tokens: [TILE_KEYS / 2][channels] pairs. */
+static inline size_t token_pairs_size(int64_t channels)
+{
+    return PAIR_DOTS ? TILE_KEYS * (size_t)channels : 0;
+}
 
 static inline void load_token_pairs(uint16_t *restrict out, const loam_const_view *view, int64_t b, int64_t h,
                                     int64_t token, int64_t tokens, int64_t channels)
@@ -269,7 +273,7 @@ typedef struct lanes {
     float x0[LANES];
 } lanes;
 
-/* Fills l and the query panel; tile [TILE][dim_qk] is scratch. */
+/* Fills l and the query panel; tile [TILE_KEYS][dim_qk] is scratch. */
 static inline void lanes_begin(lanes *l, const head *x, int64_t i0, float *restrict query,
                                float *restrict tile)
 {
@@ -324,11 +328,7 @@ static inline scoring scoring_of(const head *x)
                       .slope = p->slope ? ((const float *)x->a->slope)[x->h] : 0 };
 }
 
-/* x and scores are clamped to +-SCORE_LIMIT, so that products that overflow give large weights
- * and not NaN. */
-#define SCORE_LIMIT 1e37f
-
-/* s from x = q.k or -|q - k|^2 / 2; *factor is d s / d (scale x). */
+/* s from x (local/score.h); *factor is d s / d (scale x). */
 VEC_INLINE vec score_of(const scoring *sc, vec x, vec distance, vec bias, vec *factor)
 {
     vec s = v_clamp(x * sc->scale, SCORE_LIMIT);
@@ -353,16 +353,16 @@ VEC_INLINE vec decay_between(vec query_hi, vec query_lo, vec key_hi, vec key_lo)
 /* A tile of keys and what the score needs of each key. */
 typedef struct key_tile {
     int64_t j, n;
-    float *keys;      /* [TILE][dim_qk] */
-    float norm[TILE]; /* |k'|^2; for RBF and LLA */
-    float bias[TILE], decay[2][TILE];
+    float *keys;           /* [TILE_KEYS][dim_qk] */
+    float norm[TILE_KEYS]; /* |k'|^2; for RBF and LLA */
+    float bias[TILE_KEYS], decay[2][TILE_KEYS];
     uint16_t *copy; /* raw_copy_size(dim_qk) */
     raw_rows raw;
 } key_tile;
 
 static inline void key_tile_begin(key_tile *t, const head *x, int64_t j, int64_t last)
 {
-    t->j = j, t->n = last - j < TILE ? last - j : TILE;
+    t->j = j, t->n = last - j < TILE_KEYS ? last - j : TILE_KEYS;
     load_bias(t->bias, x, j, t->n);
     load_decay(t->decay[0], t->decay[1], x, j, t->n);
     if (x->raw) {
@@ -431,19 +431,19 @@ VEC_INLINE vec score_masked(const scoring *sc, const lanes *l, const key_tile *t
 }
 
 /* Tiles that every lane sees whole, with scores that are scaled products only, need no masks and no case
- * distinctions. Functions with an argument `plain` are inlined once with true and once with false; both give
- * the same bits. */
-static inline bool tile_is_plain(const scoring *sc, const lanes *l, const key_tile *t)
+ * distinctions. Functions with an argument `unmasked` are inlined once with true and once with false; both
+ * give the same bits. */
+static inline bool tile_is_unmasked(const scoring *sc, const lanes *l, const key_tile *t)
 {
     return !sc->rbf && !sc->capped && !sc->sloped && !sc->biased && l->all_from <= t->j &&
            t->j + t->n <= l->all_to;
 }
 
 /* s_ij from the product of the query with the key, k' or raw k. */
-VEC_INLINE vec score_from(bool plain, const scoring *sc, const lanes *l, const key_tile *t, int64_t r,
+VEC_INLINE vec score_from(bool unmasked, const scoring *sc, const lanes *l, const key_tile *t, int64_t r,
                           int lane, vec product, vec *x, vec *factor)
 {
-    if (plain) {
+    if (unmasked) {
         *x = v_clamp(product + v_load(l->x0 + lane), SCORE_LIMIT);
         *factor = v_set(1);
         return v_clamp(*x * sc->scale, SCORE_LIMIT);
@@ -452,7 +452,7 @@ VEC_INLINE vec score_from(bool plain, const scoring *sc, const lanes *l, const k
     return score_masked(sc, l, t, r, lane, *x, factor);
 }
 
-VEC_INLINE void scores_of_tile(bool plain, float *restrict tile, const scoring *sc, const lanes *l,
+VEC_INLINE void scores_of_tile(bool unmasked, float *restrict tile, const scoring *sc, const lanes *l,
                                const key_tile *t, float *restrict best)
 {
     FOR_LANES(lane)
@@ -461,7 +461,7 @@ VEC_INLINE void scores_of_tile(bool plain, float *restrict tile, const scoring *
         for (int64_t r = 0; r < t->n; r++) {
             float *at = tile + r * LANES + lane;
             vec x, factor;
-            const vec s = score_from(plain, sc, l, t, r, lane, v_load(at), &x, &factor);
+            const vec s = score_from(unmasked, sc, l, t, r, lane, v_load(at), &x, &factor);
             top = v_max(s, top);
             v_store(at, s);
         }
@@ -473,7 +473,7 @@ VEC_INLINE void scores_of_tile(bool plain, float *restrict tile, const scoring *
 static inline void scores_in_place(float *restrict tile, const scoring *sc, const lanes *l, const key_tile *t,
                                    float *restrict best)
 {
-    if (tile_is_plain(sc, l, t)) {
+    if (tile_is_unmasked(sc, l, t)) {
         scores_of_tile(true, tile, sc, l, t, best);
     } else {
         scores_of_tile(false, tile, sc, l, t, best);
@@ -532,7 +532,7 @@ static inline void sum_spread(float *restrict out, const head *x, const lanes *l
 {
     const int64_t d = x->p->dim_qk;
     memset(out, 0, LANES * sizeof(float));
-    for (int64_t j = l->first; j < l->last; j += TILE) {
+    for (int64_t j = l->first; j < l->last; j += TILE_KEYS) {
         key_tile_load(tile, x, j, l->last);
         for (int64_t r = 0; r < tile->n; r++) {
             FOR_LANES(lane)

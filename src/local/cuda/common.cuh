@@ -17,6 +17,7 @@
 
 #include "src/gpu/tile.cuh"
 #include "src/local/decay.h"
+#include "src/local/score.h"
 
 enum { THREADS = 128, ROWS = 64, CHUNK = 128 };
 
@@ -154,8 +155,6 @@ static __device__ __forceinline__ scoring scoring_of(const loam_problem &p, cons
 struct key_terms {
     const float *norm, *bias; /* [keys of the tile] */
 };
-
-#define SCORE_LIMIT 1e37f
 
 static __device__ __forceinline__ float clamp_score(float x)
 {

@@ -51,22 +51,16 @@ static __device__ double block_sum(row64_shared &sm, double x)
     return total;
 }
 
-static __device__ double score64(const row64_at &r, const loam_args &a, double product, double norm,
-                                 double constant, int64_t j)
+static __device__ double score64(const row64_at &r, const loam_problem &p, const loam_args &a, double product,
+                                 double norm, double constant, int64_t j)
 {
-    double s = (product + constant - (r.sc.rbf ? 0.5 * norm : 0)) * (double)r.sc.scale;
-    if (r.sc.capped) {
-        s = (double)r.sc.cap * tanh(s / (double)r.sc.cap);
-    }
-    if (r.sc.sloped) {
-        s -= (double)r.sc.slope * fabs(r.position - (double)j);
-    }
+    const double x = product + constant - (r.sc.rbf ? 0.5 * norm : 0);
+    double s = local_score(&p, x, (double)r.sc.slope, r.position - (double)j);
     if (r.sc.biased) {
         s += (double)((const float *)a.key_bias.data)[LOCAL_AT(a.key_bias, r.x.s.b, r.x.h, r.x.s.k0 + j)];
     }
-    if (r.sc.decayed) {
-        const local_decay_pair query = r.sc.decay[r.hi > 0 ? r.hi - 1 : 0], key = r.sc.decay[j];
-        s += (((double)query.hi - (double)key.hi) + ((double)query.lo - (double)key.lo)) * 0.6931471805599453;
+    if (r.sc.decayed) { /* G is in the log2 domain */
+        s += local_decay_between(r.sc.decay[r.hi > 0 ? r.hi - 1 : 0], r.sc.decay[j]) * 0.6931471805599453;
     }
     return s;
 }
@@ -104,7 +98,7 @@ static __device__ void load_tile64(row64_shared &sm, const loam_problem &p, cons
             constant += __shfl_xor_sync(0xffffffffu, constant, step);
         }
         if (lane == 0) {
-            sm.score[row] = j + row < r.hi ? score64(r, a, product, norm, constant, j + row) : -INFINITY;
+            sm.score[row] = j + row < r.hi ? score64(r, p, a, product, norm, constant, j + row) : -INFINITY;
         }
     }
     __syncthreads();
@@ -337,7 +331,7 @@ static __device__ row64_at begin64(row64_shared &sm, const loam_problem &p, cons
     }
     constant = block_sum(sm, constant);
     /* Scores are complete here; saved.lse must lack the constant that the other kernels leave out. */
-    r.dropped = local_wide(&p) && !r.sc.capped ? (double)r.sc.scale * constant : 0;
+    r.dropped = local_wide(&p) && !r.sc.capped ? p.scale * constant : 0;
     return r;
 }
 

@@ -16,7 +16,7 @@
  */
 #include "src/local/reference/row.h"
 
-#include "src/base/cholesky.h"
+#include "src/exact/cholesky.h"
 
 #include <math.h>
 #include <omp.h>
@@ -103,7 +103,7 @@ static double adjoint(const loam_problem *p, const loam_args *a, const local_seq
     const bool singular = row->info.code != LOAM_ROW_SOLVED;
     double sum = 0;
     if (!singular) {
-        cholesky_solve(row->matrix, d, r->y);
+        exact_solve(row->matrix, d, r->y);
     }
     for (int64_t c = 0; c < d; c++) {
         r->y[c] = singular ? 0 : r->y[c];
@@ -270,16 +270,16 @@ static void key_backward(const loam_problem *p, const loam_args *a, const local_
 }
 
 /* PaTH: scratch of a thread for the keys of one head. */
-typedef struct turning {
+typedef struct reflections {
     double *trail;      /* [len_kv][dim_qk]: the key as each position sees it */
     double *dw, *dbeta; /* [len_kv][dim_qk], [len_kv] */
     double *ds;         /* [heads_q / heads_kv]: the column sums of the key */
-} turning;
+} reflections;
 
-static turning turning_carve(const loam_problem *p, arena *pool)
+static reflections reflections_carve(const loam_problem *p, arena *pool)
 {
     const size_t keys = p->path ? (size_t)p->len_kv : 0, wide = size_mul(keys, (size_t)p->dim_qk);
-    turning x;
+    reflections x;
     x.trail = arena_take(pool, wide, sizeof(double));
     x.dw = arena_take(pool, wide, sizeof(double));
     x.dbeta = arena_take(pool, keys, sizeof(double));
@@ -288,8 +288,8 @@ static turning turning_carve(const loam_problem *p, arena *pool)
 }
 
 /* The adjoint of k' = k - beta w (w . k) at position t: dk <- dk from dk', and its parts of dw and dbeta. */
-static void turn_back(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t t,
-                      const double *key, double *dk, const turning *x)
+static void reflect_back(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t t,
+                         const double *key, double *dk, const reflections *x)
 {
     double key_along = 0, dk_along = 0;
     for (int64_t c = 0; c < p->dim_qk; c++) {
@@ -305,7 +305,7 @@ static void turn_back(const loam_problem *p, const loam_args *a, const local_seq
 
 /* Key j forward through all positions after it, then the gradient back from the last position to its own. */
 static void key_backward_path(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h_kv,
-                              int64_t j, const records *rec, const turning *x, double *dk, double *dv)
+                              int64_t j, const records *rec, const reflections *x, double *dk, double *dv)
 {
     const int64_t d = p->dim_qk, group = p->heads_q / p->heads_kv, h0 = h_kv * group;
     clear_doubles(dk, d);
@@ -317,7 +317,7 @@ static void key_backward_path(const loam_problem *p, const loam_args *a, const l
             ref_load_key(p, a, s, h0, j, key);
         } else {
             memcpy(key, key - d, (size_t)d * sizeof *key);
-            ref_turn(p, a, s, h0, t, key);
+            ref_reflect(p, a, s, h0, t, key);
         }
     }
     for (int64_t t = s->nk - 1; t >= j; t--) {
@@ -327,7 +327,7 @@ static void key_backward_path(const loam_problem *p, const loam_args *a, const l
             x->ds[h - h0] += key_from_row(p, a, s, h, i, j, x->trail + t * d, r, dk, dv);
         }
         if (t > j) {
-            turn_back(p, a, s, h0, t, x->trail + (t - 1) * d, dk, x);
+            reflect_back(p, a, s, h0, t, x->trail + (t - 1) * d, dk, x);
         }
     }
     for (int64_t h = h0; h < h0 + group; h++) {
@@ -337,7 +337,7 @@ static void key_backward_path(const loam_problem *p, const loam_args *a, const l
 }
 
 static void head_backward_path(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h_kv,
-                               const records *rec, const turning *x, double *dk, double *dv)
+                               const records *rec, const reflections *x, double *dk, double *dv)
 {
     const int64_t d = p->dim_qk, stored = local_stored_keys(p, s);
     clear_doubles(x->dw, stored * d);
@@ -360,7 +360,7 @@ static void head_backward_path(const loam_problem *p, const loam_args *a, const 
 typedef struct scratch {
     ref_row row;
     double *g, *dk, *dv;
-    turning turning;
+    reflections reflections;
 } scratch;
 
 static scratch scratch_carve(const loam_problem *p, arena *pool)
@@ -369,7 +369,7 @@ static scratch scratch_carve(const loam_problem *p, arena *pool)
     x.g = arena_take(pool, (size_t)p->len_kv, sizeof(double));
     x.dk = arena_take(pool, (size_t)p->dim_qk, sizeof(double));
     x.dv = arena_take(pool, (size_t)p->dim_v, sizeof(double));
-    x.turning = turning_carve(p, pool);
+    x.reflections = reflections_carve(p, pool);
     return x;
 }
 
@@ -383,14 +383,16 @@ static size_t scratch_bytes(const loam_problem *p)
 size_t local_backward_ref_work(const loam_problem *p)
 {
     arena pool = { 0 };
+    ref_decay_carve(p, &pool);
     records_carve(p, &pool);
     local_row_sums_carve(p, &pool);
     return size_add(pool.used, size_mul(scratch_bytes(p), (size_t)p->threads));
 }
 
-loam_status local_backward_ref(const loam_problem *p, const loam_args *a, loam_error *error)
+loam_status local_backward_ref(const loam_problem *p, const loam_args *args, loam_error *error)
 {
-    arena shared = { a->work, 0 };
+    arena shared = { args->work, 0 };
+    const loam_args summed = ref_decay_sums(p, args, ref_decay_carve(p, &shared)), *a = &summed;
     const records rec = records_carve(p, &shared);
     local_row_sums sums = local_row_sums_carve(p, &shared);
     for (int64_t b = 0; b < p->batch; b++) {
@@ -420,7 +422,7 @@ loam_status local_backward_ref(const loam_problem *p, const loam_args *a, loam_e
             }
 #pragma omp for schedule(dynamic, 1)
             for (int64_t h = 0; h < (p->path ? p->heads_kv : 0); h++) {
-                head_backward_path(p, a, &s, h, &rec, &x.turning, x.dk, x.dv);
+                head_backward_path(p, a, &s, h, &rec, &x.reflections, x.dk, x.dv);
             }
         }
     }

@@ -79,21 +79,34 @@ static void put_row(const loam_problem *p, const loam_args *a, const local_seq *
     local_put_info(a, s, h, i, row->info);
 }
 
-size_t local_forward_ref_work(const loam_problem *p)
+static size_t row_bytes(const loam_problem *p)
 {
     arena pool = { 0 };
     ref_row_carve(p, &pool);
-    return size_mul(pool.used, (size_t)p->threads);
+    return pool.used;
 }
 
-loam_status local_forward_ref(const loam_problem *p, const loam_args *a, loam_error *error)
+static size_t decay_bytes(const loam_problem *p)
 {
-    const size_t each = local_forward_ref_work(p) / (size_t)p->threads;
+    arena pool = { 0 };
+    ref_decay_carve(p, &pool);
+    return pool.used;
+}
+
+size_t local_forward_ref_work(const loam_problem *p)
+{
+    return size_add(decay_bytes(p), size_mul(row_bytes(p), (size_t)p->threads));
+}
+
+loam_status local_forward_ref(const loam_problem *p, const loam_args *args, loam_error *error)
+{
+    arena shared = { args->work, 0 };
+    const loam_args summed = ref_decay_sums(p, args, ref_decay_carve(p, &shared)), *a = &summed;
     for (int64_t b = 0; b < p->batch; b++) {
         const local_seq s = local_seq_at(p, a, b);
 #pragma omp parallel num_threads(p->threads)
         {
-            arena pool = { (char *)a->work + each * (size_t)omp_get_thread_num(), 0 };
+            arena pool = { (char *)a->work + shared.used + row_bytes(p) * (size_t)omp_get_thread_num(), 0 };
             ref_row row = ref_row_carve(p, &pool);
 #pragma omp for collapse(2) schedule(dynamic, 8)
             for (int64_t h = 0; h < p->heads_q; h++) {
@@ -116,7 +129,8 @@ size_t local_decode_ref_work(const loam_problem *p)
 {
     const size_t whole = local_forward_ref_work(p), state = size_of(local_state_doubles(p), sizeof(double));
     const size_t slice = size_add(state, size_of((size_t)p->dim_qk, sizeof(double)));
-    return whole > slice ? whole : slice;
+    const size_t partial = size_add(decay_bytes(p), slice);
+    return whole > partial ? whole : partial;
 }
 
 /* The partial state of one key: the key itself is the mean, and the second moments are 0. */
@@ -125,7 +139,7 @@ static void single_key(const loam_problem *p, const loam_args *a, const local_se
 {
     ref_load_key(p, a, s, h, k_row, key);
     for (int64_t t = j + 1; p->path && t <= i + s->nk - s->nq; t++) {
-        ref_turn(p, a, s, h, t, key);
+        ref_reflect(p, a, s, h, t, key);
     }
     local_state_clear(p, state);
     state[0] = ref_row_score(p, a, s, h, i, j, k_row, key).s;
@@ -147,11 +161,12 @@ static void single_key(const loam_problem *p, const loam_args *a, const local_se
     }
 }
 
-loam_status local_partial_ref(const loam_problem *p, const loam_args *a, int64_t first, int64_t count,
+loam_status local_partial_ref(const loam_problem *p, const loam_args *args, int64_t first, int64_t count,
                               double *states, loam_error *error)
 {
     const int64_t n = (int64_t)local_state_doubles(p);
-    arena pool = { a->work, 0 };
+    arena pool = { args->work, 0 };
+    const loam_args summed = ref_decay_sums(p, args, ref_decay_carve(p, &pool)), *a = &summed;
     double *key_state = arena_take(&pool, (size_t)n, sizeof(double));
     double *key = arena_take(&pool, (size_t)p->dim_qk, sizeof(double));
     for (int64_t b = 0; b < p->batch; b++) {

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "src/local/reference/row.h"
 
-#include "src/base/cholesky.h"
-#include "src/local/decay.h"
+#include "src/exact/cholesky.h"
 
 #include <math.h>
 
@@ -18,10 +17,44 @@ ref_row ref_row_carve(const loam_problem *p, arena *pool)
     row.p = arena_take(pool, keys, f64);
     row.u = arena_take(pool, keys, f64);
     row.seen = arena_take(pool, p->path ? size_mul(keys, d) : d, f64);
-    row.turned_h = row.turned_to = -1;
+    row.reflected_h = row.reflected_to = -1;
     row.key = arena_take(pool, d, f64);
     row.matrix = arena_take(pool, d * d, f64);
     return row;
+}
+
+/* A gate below this counts as this: sums are finite then, and exp of it is 0. */
+#define REF_LEAST_DECAY (-16384.0)
+
+static int64_t stored_keys(const loam_problem *p) { return p->total_q >= 0 ? p->total_kv : p->len_kv; }
+
+double *ref_decay_carve(const loam_problem *p, arena *pool)
+{
+    const size_t sequences = p->total_q >= 0 ? 1 : (size_t)p->batch;
+    const size_t keys = size_mul(size_mul(sequences, (size_t)p->heads_q), (size_t)stored_keys(p));
+    return arena_take(pool, p->decay ? keys : 0, sizeof(double));
+}
+
+loam_args ref_decay_sums(const loam_problem *p, const loam_args *a, double *sums)
+{
+    loam_args out = *a;
+    const loam_const_view *gates = &a->log_decay;
+    if (!p->decay) {
+        return out;
+    }
+    out.log_decay = (loam_const_view){ sums, p->heads_q * stored_keys(p), stored_keys(p), 1 };
+    for (int64_t b = 0; b < p->batch; b++) {
+        const local_seq s = local_seq_at(p, a, b);
+        for (int64_t h = 0; h < p->heads_q; h++) {
+            double sum = 0;
+            for (int64_t t = s.k0; t < s.k0 + s.nk; t++) {
+                sum += fmax(element_load(gates->data, dtype_real(p->dtype), LOCAL_AT(*gates, s.b, h, t)),
+                            REF_LEAST_DECAY);
+                sums[LOCAL_AT(out.log_decay, s.b, h, t)] = sum;
+            }
+        }
+    }
+    return out;
 }
 
 ref_score ref_row_score(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
@@ -47,23 +80,24 @@ ref_score ref_row_score(const loam_problem *p, const loam_args *a, const local_s
     }
     if (p->decay) {
         const double *sum = (const double *)a->log_decay.data + LOCAL_AT(a->log_decay, s->b, h, s->k0);
-        r.s += sum[local_position(s, i) * a->log_decay.token] - sum[j * a->log_decay.token];
+        const int64_t at = i + s->nk - s->nq;
+        r.s += sum[at > 0 ? at : 0] - sum[j];
     }
     return r;
 }
 
 /* PaTH: the keys of the position before, transformed by M_t, and the position's own key appended. */
-static void turn_keys(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
-                      ref_row *row)
+static void reflect_keys(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
+                         ref_row *row)
 {
     const int64_t d = p->dim_qk, at = i + s->nk - s->nq;
-    if (row->turned_h != h || row->turned_to > at) {
-        row->turned_h = h, row->turned_to = -1;
+    if (row->reflected_h != h || row->reflected_to > at) {
+        row->reflected_h = h, row->reflected_to = -1;
     }
-    while (row->turned_to < at) {
-        const int64_t t = ++row->turned_to;
+    while (row->reflected_to < at) {
+        const int64_t t = ++row->reflected_to;
         for (int64_t j = 0; j < t; j++) {
-            ref_turn(p, a, s, h, t, row->seen + j * d);
+            ref_reflect(p, a, s, h, t, row->seen + j * d);
         }
         ref_load_key(p, a, s, h, t, row->seen + t * d);
     }
@@ -175,14 +209,14 @@ static void fit_probe(const loam_problem *p, const loam_args *a, const local_seq
         mean2 = fmax(mean2, row->kbar[c] * row->kbar[c]);
     }
     row->info.solver = LOAM_SOLVER_GRAM;
-    if (cholesky_factor(row->matrix, d, local_least_pivot(largest, mean2))) {
+    if (exact_factor(row->matrix, d, local_least_pivot(largest, mean2))) {
         row->info.code = LOAM_ROW_SINGULAR;
         for (int64_t c = 0; c < d; c++) {
             row->rho[c] = 0;
         }
         return;
     }
-    cholesky_solve(row->matrix, d, row->rho);
+    exact_solve(row->matrix, d, row->rho);
 }
 
 /* |(Cov + Lambda) rho - (kbar - q)| / |kbar - q|, computed from u: Cov rho = sum p u kappa. left: scratch. */
@@ -220,7 +254,7 @@ void ref_row_fit(const loam_problem *p, const loam_args *a, const local_seq *s, 
         row->rho[c] = row->lambda[c] = 0;
     }
     if (p->path) {
-        turn_keys(p, a, s, h, i, row);
+        reflect_keys(p, a, s, h, i, row);
     }
     fit_weights(p, a, s, h, i, row);
     fit_means(p, a, s, h, row);

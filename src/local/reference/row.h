@@ -8,7 +8,9 @@
  *     Cov_i = sum p kappa kappa^T,   (Cov_i + Lambda_i) rho_i = kbar_i - q_i          (LLA)
  *     u_ij = rho_i . kappa_ij,   o_i = sum p (1 - u) v
  *
- * G: the running log-decay sums (local/decay.h), 0 without a decay; the slope is that of ALiBi.
+ * G_t: the sum of the log decays up to and with t, 0 without a decay; the slope is that of ALiBi. The
+ * reference shares nothing with the kernels: it has its own sums and its own Cholesky factor
+ * (exact/cholesky.h).
  */
 #ifndef LOAM_LOCAL_REFERENCE_ROW_H
 #define LOAM_LOCAL_REFERENCE_ROW_H
@@ -25,12 +27,15 @@ typedef struct ref_row {
     loam_row_info info;
     double *q, *kbar, *vbar, *rho, *lambda; /* lambda = ridge * unit */
     double *p, *u;                          /* [hi - lo]: of keys lo .. hi - 1 */
-    double *seen;                /* [dim_qk], or PaTH [len_kv][dim_qk]: keys as the row sees them */
-    int64_t turned_h, turned_to; /* PaTH: the head and position that `seen` holds keys for; -1: none */
-    double *key, *matrix;        /* scratch: one kappa; the factor of Cov + Lambda */
+    double *seen;                      /* [dim_qk], or PaTH [len_kv][dim_qk]: keys as the row sees them */
+    int64_t reflected_h, reflected_to; /* PaTH: the head and position that `seen` holds keys for; -1: none */
+    double *key, *matrix;              /* scratch: one kappa; the factor of Cov + Lambda */
 } ref_row;
 
 ref_row ref_row_carve(const loam_problem *p, arena *pool);
+/* The memory of G of all heads; the args with G, computed into it, in place of the log decays. */
+double *ref_decay_carve(const loam_problem *p, arena *pool);
+loam_args ref_decay_sums(const loam_problem *p, const loam_args *a, double *sums);
 /* key: key j as row i sees it; k_row: its index in args.k, which is not j where args.k is a slice
  * of the keys. */
 ref_score ref_row_score(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
@@ -71,8 +76,8 @@ static inline double ref_beta(const loam_problem *p, const loam_args *a, const l
                         LOCAL_AT(a->beta, s->b, local_kv_head(p, h), s->k0 + t));
 }
 /* PaTH: key <- M_t key */
-static inline void ref_turn(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
-                            int64_t t, double *key)
+static inline void ref_reflect(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
+                               int64_t t, double *key)
 {
     double along = 0;
     for (int64_t c = 0; c < p->dim_qk; c++) {

@@ -15,7 +15,7 @@
 #define LOAM_RECURRENT_CPU_CHUNK_H
 
 #include "src/recurrent/cpu/features.h"
-#include "src/simd/turn.h"
+#include "src/simd/transpose.h"
 
 enum { CHUNK = LANES, BLOCK = 16, BLOCKS = CHUNK / BLOCK };
 
@@ -168,7 +168,7 @@ static inline void chunk_load(chunk *x, int64_t first, int64_t tokens)
     chunk_clear_tail(x, x->q, x->width);
     chunk_clear_tail(x, x->k, x->width);
     chunk_clear_tail(x, x->beta, 1);
-    turn(x->k_lanes, LANES, x->k, x->width, CHUNK, x->width);
+    transpose_tile(x->k_lanes, LANES, x->k, x->width, CHUNK, x->width);
 }
 
 /* ------------------------------------------------------------------ pairs: P, A and the decays
@@ -284,7 +284,7 @@ static inline void chunk_block_decays(chunk *x, int64_t i, int64_t end)
             sum += t < end ? v_load(x->gate + e) : v_set(0);
         }
     }
-    turn(x->block_decay_from + begin, LANES, scratch, x->width, BLOCK, x->width);
+    transpose_tile(x->block_decay_from + begin, LANES, scratch, x->width, BLOCK, x->width);
 }
 
 /* k_at_block[i + 1]: the keys before block i decay by the decay of the block, and the keys of block

@@ -255,13 +255,13 @@ static inline void gradient_factors(const gradient *g, const chunk *x, float *st
         const float *grad_o = chunk_panel(g->grad_o, panel), *u = chunk_panel(x->u, panel);
         const float *w = chunk_panel(g->w, panel), *state = chunk_state_panel(x, start, panel);
         const float *grad = chunk_state_panel(x, g->state, panel);
-        turn(transposed[0], LANES, grad_o, LANES, CHUNK, LANES);
-        turn(transposed[1], LANES, u, LANES, CHUNK, LANES);
+        transpose_tile(transposed[0], LANES, grad_o, LANES, CHUNK, LANES);
+        transpose_tile(transposed[1], LANES, u, LANES, CHUNK, LANES);
         panel_product(g->dP, x->tokens, grad_o, LANES, 1, transposed[1], LANES, panel > 0);
         panel_product(g->q_in, x->d, state, LANES, 1, transposed[0], LANES, panel > 0);
         panel_product(g->k_out, x->d, grad, LANES, 1, transposed[1], LANES, panel > 0);
         if (x->form->delta) {
-            turn(transposed[2], LANES, w, LANES, CHUNK, LANES);
+            transpose_tile(transposed[2], LANES, w, LANES, CHUNK, LANES);
             panel_product(g->dA, x->tokens, w, LANES, 1, transposed[1], LANES, panel > 0);
             panel_product(g->k_in, x->d, state, LANES, 1, transposed[2], LANES, panel > 0);
         }
@@ -325,7 +325,7 @@ static inline void gradient_pairs(const gradient *g, const chunk *x, const float
         g->pairs[i * LANES + i] = 0;
     }
     chunk_clear_tail(x, g->pairs, LANES);
-    turn(g->pairs_transposed, LANES, g->pairs, LANES, CHUNK, LANES);
+    transpose_tile(g->pairs_transposed, LANES, g->pairs, LANES, CHUNK, LANES);
 }
 
 static inline void gradient_by_token(const gradient *g, const chunk *x)
@@ -513,12 +513,12 @@ static inline void gradient_by_channel(const gradient *g, const chunk *x)
 {
     const size_t lanes = (size_t)(x->width * LANES) * sizeof(float);
     chunk_clear_tail(x, x->block_decay_to, x->width);
-    turn(g->block_decay_to, LANES, x->block_decay_to, x->width, CHUNK, x->width);
+    transpose_tile(g->block_decay_to, LANES, x->block_decay_to, x->width, CHUNK, x->width);
     chunk_clear_tail(x, g->dP, LANES);
-    turn(g->pairs_transposed, LANES, g->dP, LANES, CHUNK, LANES);
+    transpose_tile(g->pairs_transposed, LANES, g->dP, LANES, CHUNK, LANES);
     if (x->form->delta) {
         chunk_clear_tail(x, g->dA, LANES);
-        turn(g->pairs, LANES, g->dA, LANES, CHUNK, LANES);
+        transpose_tile(g->pairs, LANES, g->dA, LANES, CHUNK, LANES);
     }
     memset(g->q, 0, lanes);
     memset(g->k, 0, lanes);
@@ -553,7 +553,7 @@ static inline void gradient_finish(gradient *g, const chunk *x, float *start)
     if (x->form->beta) {
         gradient_beta(g, x);
     }
-    turn(g->q_lanes, LANES, x->q, x->width, CHUNK, x->width);
+    transpose_tile(g->q_lanes, LANES, x->q, x->width, CHUNK, x->width);
     const bool channels = x->form->gate == GATE_CHANNEL;
     if (channels) {
         gradient_by_channel(g, x);
@@ -564,11 +564,11 @@ static inline void gradient_finish(gradient *g, const chunk *x, float *start)
         memset(g->q + c * LANES, 0, LANES * sizeof(float));
         memset(g->k + c * LANES, 0, LANES * sizeof(float));
     }
-    turn(g->q_rows, x->width, g->q, LANES, x->width, CHUNK);
-    turn(g->k_rows, x->width, g->k, LANES, x->width, CHUNK);
+    transpose_tile(g->q_rows, x->width, g->q, LANES, x->width, CHUNK);
+    transpose_tile(g->k_rows, x->width, g->k, LANES, x->width, CHUNK);
     if (channels) {
-        turn(g->key_terms_rows, x->width, g->key_terms, LANES, x->width, CHUNK);
-        turn(g->row_terms_rows, x->width, g->row_terms, LANES, x->width, CHUNK);
+        transpose_tile(g->key_terms_rows, x->width, g->key_terms, LANES, x->width, CHUNK);
+        transpose_tile(g->row_terms_rows, x->width, g->row_terms, LANES, x->width, CHUNK);
         for (int64_t begin = 0; begin < x->tokens; begin += BLOCK) {
             const int64_t end = chunk_block_end(x, begin);
             FOR_WIDTH(c, x) { gradient_diagonal_block(g, x, begin, end, c); }

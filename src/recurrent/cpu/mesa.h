@@ -245,7 +245,7 @@ static inline void mesa_load(mesa *m, int64_t first, int64_t tokens)
     chunk_load(x, first, tokens);
     chunk_token_decays(x);
     chunk_clear_tail(x, x->pair_decay, LANES);
-    turn(m->decay_transposed, LANES, x->pair_decay, LANES, CHUNK, LANES); /* e^seg_ij at [j][i] */
+    transpose_tile(m->decay_transposed, LANES, x->pair_decay, LANES, CHUNK, LANES); /* e^seg_ij at [j][i] */
     m->has_decay = false;
     for (int64_t t = 0; t < CHUNK; t++) {
         one[t] = 1;
@@ -492,7 +492,7 @@ static inline void mesa_targets(const mesa *m)
         before += m->h[c * x->width + c];
     }
     for (int64_t j = 0; j < x->tokens; j++) {
-        const double norm2 = cholesky_dot(m->k + j * x->width, m->k + j * x->width, x->d);
+        const double norm2 = exact_dot(m->k + j * x->width, m->k + j * x->width, x->d);
         for (int lane = 0; lane < LANES; lane++) {
             trace[lane] += m->m[j * LANES + lane] * norm2;
         }

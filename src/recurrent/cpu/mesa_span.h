@@ -108,7 +108,7 @@ static inline void mesa_span_load(mesa_span *span, int64_t first, int64_t tokens
     float one[SPAN], root[SPAN];
     span_load(x, first, tokens);
     span_decays(x);
-    turn(x->k_lanes, SPAN, x->k, x->width, SPAN, x->width);
+    transpose_tile(x->k_lanes, SPAN, x->k, x->width, SPAN, x->width);
     span->norm2 = 0;
     FOR_SPAN(t)
     {

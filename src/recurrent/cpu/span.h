@@ -233,7 +233,7 @@ static inline void span_pair_products_by_token(chunk *x)
         minus[t] = -x->beta[t];
         k_in_factor[t] = gated ? minus[t] * x->decay_to[t] : minus[t];
     }
-    turn(x->k_lanes, SPAN, x->k, x->width, SPAN, x->width);
+    transpose_tile(x->k_lanes, SPAN, x->k, x->width, SPAN, x->width);
     for (int64_t begin = 0; begin < x->tokens; begin += BLOCK) {
         const int64_t at = begin * x->width, lanes = begin + BLOCK;
         span_block_products(x->P + begin * SPAN, x->q + at, x->width, x->k_lanes, SPAN, x->d, lanes);
@@ -353,7 +353,7 @@ static inline void span_pair_products_by_channel(chunk *x)
             span_diagonal_block(x, x->A, x->k, i * BLOCK, minus);
         }
     }
-    turn(x->k_lanes, BLOCK, x->k_out, width, BLOCK, width);
+    transpose_tile(x->k_lanes, BLOCK, x->k_out, width, BLOCK, width);
     span_block_products(x->P + BLOCK * SPAN, x->q_in + half, width, x->k_lanes, BLOCK, x->d, BLOCK);
     if (x->form->delta) {
         span_block_products(x->A + BLOCK * SPAN, x->k_in + half, width, x->k_lanes, BLOCK, x->d, BLOCK);

@@ -10,7 +10,7 @@
  *     delta rule: dk -= D^T dw,   dM -= dw k^T
  *     dg_c = sum_r dM_rc D_rc,   dM <- dM Diag(e^g)
  */
-#include "src/base/cholesky.h"
+#include "src/exact/cholesky.h"
 #include "src/recurrent/reference/token.h"
 
 #include <math.h>
@@ -92,7 +92,7 @@ static void read_backward(const loam_problem *p, scratch *x)
         x->dy[r] = x->grad_o[r] / divisor;
     }
     if (p->normalise) {
-        x->dy[p->dim_v] = -cholesky_dot(x->grad_o, x->o, p->dim_v) / divisor;
+        x->dy[p->dim_v] = -exact_dot(x->grad_o, x->o, p->dim_v) / divisor;
     }
     for (int64_t r = 0; r < p->dim_v + p->normalise; r++) {
         add(x->dx, x->dy[r], x->m + r * token->d, token->d);
@@ -105,7 +105,7 @@ static void solve_backward(scratch *x, double *ridge)
 {
     const ref_token *token = &x->token;
     double *dH = x->dm + token->dim_v * token->d;
-    cholesky_solve(token->factor, token->d, x->dx);
+    exact_solve(token->factor, token->d, x->dx);
     for (int64_t r = 0; r < token->d; r++) {
         ridge[r] -= x->dx[r] * token->x[r];
         add(dH + r * token->d, -x->dx[r] / 2, token->x, token->d);
@@ -122,7 +122,7 @@ static double write_backward(scratch *x)
     double beta = 0;
     for (int64_t r = 0; r < token->rows; r++) {
         double *dm = x->dm + r * d;
-        const double du = cholesky_dot(dm, token->k, d);
+        const double du = exact_dot(dm, token->k, d);
         beta += du * token->err[r];
         add(x->dk, token->beta * token->err[r], dm, d);
         x->du[r] = token->beta * du;
@@ -181,7 +181,7 @@ static void token_backward(const loam_problem *p, const loam_args *a, const recu
         }
     }
     add(x->q_sum + t * d, p->scale, x->dx, d);
-    sums->scale[at] += cholesky_dot(token->q, x->dx, d);
+    sums->scale[at] += exact_dot(token->q, x->dx, d);
     const double beta = write_backward(x);
     add(x->k_sum + t * d, 1, x->dk, d);
     store_row(&a->grad_v, p->dtype, RECURRENT_AT(a->grad_v, s->b, h, row), x->du, p->dim_v);

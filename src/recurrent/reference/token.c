@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "src/recurrent/reference/token.h"
 
-#include "src/base/cholesky.h"
+#include "src/exact/cholesky.h"
 
 #include <math.h>
 
@@ -66,7 +66,7 @@ void ref_features_backward(const loam_problem *p, const loam_const_view *view, i
             x[c] *= phi[c] > 1 ? 1 : phi[c];
         }
     } else if (p->feature_map == LOAM_FEATURES_UNIT) {
-        const double norm = row_norm(p, view, at), along = cholesky_dot(x, phi, p->dim_qk);
+        const double norm = row_norm(p, view, at), along = exact_dot(x, phi, p->dim_qk);
         for (int64_t c = 0; c < p->dim_qk; c++) {
             x[c] = norm > 0 ? (x[c] - along * phi[c]) / norm : 0;
         }
@@ -115,7 +115,7 @@ void ref_token_write(const loam_problem *p, const loam_args *a, const recurrent_
         for (int64_t c = 0; c < x->d; c++) {
             decayed[c] = x->decay[c] * row[c];
         }
-        x->err[r] = x->w[r] - (x->form->delta ? cholesky_dot(decayed, x->k, x->d) : 0);
+        x->err[r] = x->w[r] - (x->form->delta ? exact_dot(decayed, x->k, x->d) : 0);
         for (int64_t c = 0; c < x->d; c++) {
             row[c] = decayed[c] + x->beta * x->err[r] * x->k[c];
         }
@@ -133,7 +133,7 @@ static bool factor_system(ref_token *x, const double *state)
         }
         largest = fmax(largest, x->factor[r * x->d + r]);
     }
-    return cholesky_factor(x->factor, x->d, LEAST_PIVOT * largest) == 0;
+    return exact_factor(x->factor, x->d, LEAST_PIVOT * largest) == 0;
 }
 
 /* |(H + Lambda) x - x^| / |x^|. */
@@ -161,14 +161,14 @@ void ref_token_read(const loam_problem *p, ref_token *x, const double *state, do
     if (x->form->solved) {
         x->info.solver = LOAM_SOLVER_GRAM;
         if (factor_system(x, state)) {
-            cholesky_solve(x->factor, x->d, x->x);
+            exact_solve(x->factor, x->d, x->x);
             x->info.residual = (float)residual_of(x, state, p->scale);
         } else {
             x->info.code = LOAM_ROW_SINGULAR;
         }
     }
     for (int64_t r = 0; r < x->dim_v + p->normalise; r++) {
-        x->y[r] = cholesky_dot(state + r * x->d, x->x, x->d);
+        x->y[r] = exact_dot(state + r * x->d, x->x, x->d);
     }
     if (p->normalise && x->y[x->dim_v] == 0) {
         x->info.code = LOAM_ROW_SINGULAR;

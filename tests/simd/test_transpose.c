@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
- * src/simd/turn.h: transposing is exact; the product on a part of the lanes has the bits of the whole one there and leaves the
+ * src/simd/transpose.h: transposing is exact; the product on a part of the lanes has the bits of the whole one there and leaves the
  * others. src/simd/product64.h: against plain sums, at sizes around its blocks. */
 #include "src/simd/product64.h"
-#include "src/simd/turn.h"
+#include "src/simd/transpose.h"
 #include "tests/simd/suites.h"
 
 #include <setjmp.h>
@@ -21,7 +21,7 @@ static void fill(float *x, int64_t count, uint64_t seed)
     }
 }
 
-static void turning_is_exact(void **state)
+static void transposing_is_exact(void **state)
 {
     (void)state;
     static float from[MOST * STRIDE], to[MOST * STRIDE];
@@ -29,7 +29,7 @@ static void turning_is_exact(void **state)
     for (int64_t rows = VL; rows <= MOST; rows += VL) {
         for (int64_t columns = VL; columns <= MOST; columns += 2 * VL) {
             fill(to, MOST * STRIDE, 2);
-            turn(to, STRIDE, from, STRIDE, rows, columns);
+            transpose_tile(to, STRIDE, from, STRIDE, rows, columns);
             for (int64_t r = 0; r < rows; r++) {
                 for (int64_t c = 0; c < columns; c++) {
                     assert_true(to[c * STRIDE + r] == from[r * STRIDE + c]);
@@ -95,10 +95,10 @@ static void products_of_doubles(void **state)
     }
 }
 
-int suite_turn(void)
+int suite_transpose(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(turning_is_exact),
+        cmocka_unit_test(transposing_is_exact),
         cmocka_unit_test(lanes_are_those_of_the_whole),
         cmocka_unit_test(products_of_doubles),
     };

@@ -1,56 +1,57 @@
 /* SPDX-License-Identifier: MIT
  * Transposition of tiles, and the product of panel.h on a part of the lanes. */
-#ifndef LOAM_SIMD_TURN_H
-#define LOAM_SIMD_TURN_H
+#ifndef LOAM_SIMD_TRANSPOSE_H
+#define LOAM_SIMD_TRANSPOSE_H
 
 #include "src/simd/panel.h"
 
-/* One butterfly step with (TURN_LOW_h, TURN_HIGH_h): the lanes of x whose number has bit h set are exchanged
- * with the lanes of y whose bit is clear. */
-#define TURN_PAIR(x, y, low, high) \
+/* One butterfly step with (TRANSPOSE_LOW_h, TRANSPOSE_HIGH_h): the lanes of x whose number has bit h set are
+ * exchanged with the lanes of y whose bit is clear. */
+#define TRANSPOSE_PAIR(x, y, low, high) \
     do { \
         const vec first = low(x, y), second = high(x, y); \
         (x) = first, (y) = second; \
     } while (0)
 
 #if VEC_BYTES == 64
-#define TURN_LOW_8(a, b) __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23)
-#define TURN_HIGH_8(a, b) \
+#define TRANSPOSE_LOW_8(a, b) \
+    __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23)
+#define TRANSPOSE_HIGH_8(a, b) \
     __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31)
-#define TURN_LOW_4(a, b) \
+#define TRANSPOSE_LOW_4(a, b) \
     __builtin_shufflevector(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27)
-#define TURN_HIGH_4(a, b) \
+#define TRANSPOSE_HIGH_4(a, b) \
     __builtin_shufflevector(a, b, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31)
-#define TURN_LOW_2(a, b) \
+#define TRANSPOSE_LOW_2(a, b) \
     __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29)
-#define TURN_HIGH_2(a, b) \
+#define TRANSPOSE_HIGH_2(a, b) \
     __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31)
-#define TURN_LOW_1(a, b) \
+#define TRANSPOSE_LOW_1(a, b) \
     __builtin_shufflevector(a, b, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30)
-#define TURN_HIGH_1(a, b) \
+#define TRANSPOSE_HIGH_1(a, b) \
     __builtin_shufflevector(a, b, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31)
 #elif VEC_BYTES == 32
-#define TURN_LOW_4(a, b) __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11)
-#define TURN_HIGH_4(a, b) __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15)
-#define TURN_LOW_2(a, b) __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13)
-#define TURN_HIGH_2(a, b) __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15)
-#define TURN_LOW_1(a, b) __builtin_shufflevector(a, b, 0, 8, 2, 10, 4, 12, 6, 14)
-#define TURN_HIGH_1(a, b) __builtin_shufflevector(a, b, 1, 9, 3, 11, 5, 13, 7, 15)
+#define TRANSPOSE_LOW_4(a, b) __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11)
+#define TRANSPOSE_HIGH_4(a, b) __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15)
+#define TRANSPOSE_LOW_2(a, b) __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13)
+#define TRANSPOSE_HIGH_2(a, b) __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15)
+#define TRANSPOSE_LOW_1(a, b) __builtin_shufflevector(a, b, 0, 8, 2, 10, 4, 12, 6, 14)
+#define TRANSPOSE_HIGH_1(a, b) __builtin_shufflevector(a, b, 1, 9, 3, 11, 5, 13, 7, 15)
 #else
-#define TURN_LOW_2(a, b) __builtin_shufflevector(a, b, 0, 1, 4, 5)
-#define TURN_HIGH_2(a, b) __builtin_shufflevector(a, b, 2, 3, 6, 7)
-#define TURN_LOW_1(a, b) __builtin_shufflevector(a, b, 0, 4, 2, 6)
-#define TURN_HIGH_1(a, b) __builtin_shufflevector(a, b, 1, 5, 3, 7)
+#define TRANSPOSE_LOW_2(a, b) __builtin_shufflevector(a, b, 0, 1, 4, 5)
+#define TRANSPOSE_HIGH_2(a, b) __builtin_shufflevector(a, b, 2, 3, 6, 7)
+#define TRANSPOSE_LOW_1(a, b) __builtin_shufflevector(a, b, 0, 4, 2, 6)
+#define TRANSPOSE_HIGH_1(a, b) __builtin_shufflevector(a, b, 1, 5, 3, 7)
 #endif
 
 /* Transposes a tile of VL x VL floats in registers: x[r][c] becomes x[c][r]. */
-VEC_INLINE void turn_vectors(vec x[VL])
+VEC_INLINE void transpose_vectors(vec x[VL])
 {
 #if VEC_BYTES == 64
 #pragma GCC unroll 16
     for (int r = 0; r < VL; r++) {
         if (!(r & 8)) {
-            TURN_PAIR(x[r], x[r + 8], TURN_LOW_8, TURN_HIGH_8);
+            TRANSPOSE_PAIR(x[r], x[r + 8], TRANSPOSE_LOW_8, TRANSPOSE_HIGH_8);
         }
     }
 #endif
@@ -58,27 +59,27 @@ VEC_INLINE void turn_vectors(vec x[VL])
 #pragma GCC unroll 16
     for (int r = 0; r < VL; r++) {
         if (!(r & 4)) {
-            TURN_PAIR(x[r], x[r + 4], TURN_LOW_4, TURN_HIGH_4);
+            TRANSPOSE_PAIR(x[r], x[r + 4], TRANSPOSE_LOW_4, TRANSPOSE_HIGH_4);
         }
     }
 #endif
 #pragma GCC unroll 16
     for (int r = 0; r < VL; r++) {
         if (!(r & 2)) {
-            TURN_PAIR(x[r], x[r + 2], TURN_LOW_2, TURN_HIGH_2);
+            TRANSPOSE_PAIR(x[r], x[r + 2], TRANSPOSE_LOW_2, TRANSPOSE_HIGH_2);
         }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < VL; r++) {
         if (!(r & 1)) {
-            TURN_PAIR(x[r], x[r + 1], TURN_LOW_1, TURN_HIGH_1);
+            TRANSPOSE_PAIR(x[r], x[r + 1], TRANSPOSE_LOW_1, TRANSPOSE_HIGH_1);
         }
     }
 }
 
 /* to[c][r] = from[r][c]; rows and columns are multiples of VL. */
-static inline void turn(float *restrict to, int64_t to_stride, const float *restrict from,
-                        int64_t from_stride, int64_t rows, int64_t columns)
+static inline void transpose_tile(float *restrict to, int64_t to_stride, const float *restrict from,
+                                  int64_t from_stride, int64_t rows, int64_t columns)
 {
     for (int64_t r = 0; r < rows; r += VL) {
         for (int64_t c = 0; c < columns; c += VL) {
@@ -87,7 +88,7 @@ static inline void turn(float *restrict to, int64_t to_stride, const float *rest
             for (int e = 0; e < VL; e++) {
                 x[e] = v_load(from + (r + e) * from_stride + c);
             }
-            turn_vectors(x);
+            transpose_vectors(x);
 #pragma GCC unroll 16
             for (int e = 0; e < VL; e++) {
                 v_store(to + (c + e) * to_stride + r, x[e]);

@@ -10,13 +10,13 @@
  * The dual costs n^2 d / 2 + n^3 / 6 against n d^2 / 2 + d^3 / 6. Its t gives u_j = t_j / sqrt(p_j) without
  * the cancellation that a huge x (small Lambda) causes in x . kappa_j.
  */
-#ifndef LOAM_LOCAL_CPU_ROW64_H
-#define LOAM_LOCAL_CPU_ROW64_H
+#ifndef LOAM_LOCAL_CPU_ROW_DOUBLE_H
+#define LOAM_LOCAL_CPU_ROW_DOUBLE_H
 
 #include "src/base/cholesky.h"
 #include "src/local/cpu/tile.h"
 
-typedef struct row64 {
+typedef struct row_double {
     int64_t lo, hi, peak;
     double lse, dropped, unit; /* dropped: as in struct lanes; unit: of the ridge */
     loam_row_info info;
@@ -28,12 +28,12 @@ typedef struct row64 {
     double *kappa;                     /* [n][dim_qk] of a dual row: sqrt(p_j) kappa_j */
     double *key;                       /* scratch [4][dim_qk] */
     float *row;                        /* one key or value as float */
-} row64;
+} row_double;
 
-static inline row64 row64_carve(const loam_problem *p, arena *pool)
+static inline row_double row_double_carve(const loam_problem *p, arena *pool)
 {
     const size_t d = (size_t)p->dim_qk, dv = (size_t)p->dim_v, f64 = sizeof(double);
-    row64 r = { 0 };
+    row_double r = { 0 };
     r.kbar = arena_take(pool, d, f64);
     r.lambda = arena_take(pool, d, f64);
     r.rho = arena_take(pool, d, f64);
@@ -49,7 +49,7 @@ static inline row64 row64_carve(const loam_problem *p, arena *pool)
     return r;
 }
 
-static inline void row64_key(const row64 *r, const head *x, int64_t j, double *restrict key)
+static inline void row_double_key(const row_double *r, const head *x, int64_t j, double *restrict key)
 {
     load_floats(r->row, x->a->k.data, x->p->dtype, LOCAL_AT(x->a->k, x->s.b, x->h_kv, x->s.k0 + j),
                 x->p->dim_qk);
@@ -58,66 +58,62 @@ static inline void row64_key(const row64 *r, const head *x, int64_t j, double *r
     }
 }
 
-static inline void row64_centred_key(const row64 *r, const head *x, int64_t j, double *restrict key)
+static inline void row_double_centred_key(const row_double *r, const head *x, int64_t j, double *restrict key)
 {
-    row64_key(r, x, j, key);
+    row_double_key(r, x, j, key);
     for (int64_t c = 0; c < x->p->dim_qk; c++) {
         key[c] -= r->kbar[c];
     }
 }
 
-static inline double row64_query(const head *x, int64_t i, int64_t c)
+static inline double row_double_query(const head *x, int64_t i, int64_t c)
 {
     return element_load(x->a->q.data, x->p->dtype, LOCAL_AT(x->a->q, x->s.b, x->h, x->s.q0 + i) + c);
 }
 
+/* G_i - G_j; 0 without a decay. */
+static inline double row_double_decay(const head *x, const scoring *sc, int64_t i, int64_t j)
+{
+    if (!sc->decayed) {
+        return 0;
+    }
+    const loam_const_view *view = &x->a->log_decay;
+    const local_decay_pair *sums = (const local_decay_pair *)view->data +
+                                   LOCAL_AT(*view, x->s.b, x->h, x->s.k0);
+    return local_decay_between(sums[local_position(&x->s, i) * view->token], sums[j * view->token]);
+}
+
 /* s_ij. key: relative to the origin; r->rhs: q - origin (RBF) or q (dot). */
-static inline double row64_score(const row64 *r, const head *x, const scoring *sc, int64_t i, int64_t j,
-                                 const double *restrict key)
+static inline double row_double_score(const row_double *r, const head *x, const scoring *sc, int64_t i,
+                                      int64_t j, const double *restrict key)
 {
     const int64_t d = x->p->dim_qk;
-    double s = 0;
+    double product = 0;
+    float bias;
     for (int64_t c = 0; c < d; c++) {
         const double e = r->rhs[c] - key[c];
-        s += sc->rbf ? -0.5 * e * e : r->rhs[c] * (key[c] + (double)x->origin[c]);
+        product += sc->rbf ? -0.5 * e * e : r->rhs[c] * (key[c] + (double)x->origin[c]);
     }
-    s *= x->p->scale;
-    s = fmin(fmax(s, (double)-SCORE_LIMIT), (double)SCORE_LIMIT);
-    if (sc->capped) {
-        s = x->p->soft_cap * tanh(s / x->p->soft_cap);
-    }
-    if (sc->sloped) {
-        s -= (double)sc->slope * fabs((double)(i + x->s.nk - x->s.nq - j));
-    }
-    if (sc->biased) {
-        float bias;
-        load_bias(&bias, x, j, 1);
-        s += (double)bias;
-    }
-    if (sc->decayed) {
-        float hi[2], lo[2];
-        load_decay(hi, lo, x, local_position(&x->s, i), 1);
-        load_decay(hi + 1, lo + 1, x, j, 1);
-        s += ((double)hi[0] - (double)hi[1]) + ((double)lo[0] - (double)lo[1]);
-    }
-    return s;
+    load_bias(&bias, x, j, 1);
+    const double s = local_score(x->p, product, (double)sc->slope, (double)(i + x->s.nk - x->s.nq - j));
+    return s + (double)bias + row_double_decay(x, sc, i, j);
 }
 
 /* p, lse, peak, kbar and vbar. */
-static inline void row64_weights(row64 *r, const head *x, const scoring *sc, int64_t i)
+static inline void row_double_weights(row_double *r, const head *x, const scoring *sc, int64_t i)
 {
     const int64_t d = x->p->dim_qk, dv = x->p->dim_v;
     double m = -INFINITY, omega = 0, constant = 0, *key = r->key;
     for (int64_t c = 0; c < d; c++) {
-        r->rhs[c] = row64_query(x, i, c) - (sc->rbf ? (double)x->origin[c] : 0);
+        r->rhs[c] = row_double_query(x, i, c) - (sc->rbf ? (double)x->origin[c] : 0);
         r->kbar[c] = 0;
     }
     for (int64_t c = 0; c < dv; c++) {
         r->vbar[c] = 0;
     }
     for (int64_t j = r->lo; j < r->hi; j++) {
-        row64_key(r, x, j, key);
-        r->p[j - r->lo] = row64_score(r, x, sc, i, j, key);
+        row_double_key(r, x, j, key);
+        r->p[j - r->lo] = row_double_score(r, x, sc, i, j, key);
         if (r->p[j - r->lo] > m) {
             m = r->p[j - r->lo];
             r->peak = j;
@@ -134,7 +130,7 @@ static inline void row64_weights(row64 *r, const head *x, const scoring *sc, int
     r->dropped = sc->capped ? 0 : x->p->scale * constant;
     for (int64_t j = r->lo; j < r->hi; j++) {
         const double w = r->p[j - r->lo] /= omega;
-        row64_key(r, x, j, key);
+        row_double_key(r, x, j, key);
         for (int64_t c = 0; c < d; c++) {
             r->kbar[c] += w * key[c];
         }
@@ -146,8 +142,8 @@ static inline void row64_weights(row64 *r, const head *x, const scoring *sc, int
 }
 
 /* matrix += x0 k0 k0^T + .. + x3 k3 k3^T, lower triangle: four keys per pass over the matrix save loads. */
-static inline void row64_update(double *restrict matrix, int64_t d, const double *restrict k,
-                                const double weight[restrict 4])
+static inline void row_double_update(double *restrict matrix, int64_t d, const double *restrict k,
+                                     const double weight[restrict 4])
 {
     const double *k0 = k, *k1 = k + d, *k2 = k + 2 * d, *k3 = k + 3 * d;
     for (int64_t r = 0; r < d; r++) {
@@ -161,7 +157,7 @@ static inline void row64_update(double *restrict matrix, int64_t d, const double
 }
 
 /* matrix <- lower triangle of Cov. */
-static inline void row64_covariance(row64 *r, const head *x)
+static inline void row_double_covariance(row_double *r, const head *x)
 {
     const int64_t d = x->p->dim_qk;
     memset(r->matrix, 0, (size_t)(d * d) * sizeof(double));
@@ -170,14 +166,14 @@ static inline void row64_covariance(row64 *r, const head *x)
         memset(r->key, 0, (size_t)(4 * d) * sizeof(double));
         for (int64_t e = 0; e < 4 && j + e < r->hi; e++) {
             weight[e] = r->p[j + e - r->lo];
-            row64_centred_key(r, x, j + e, r->key + e * d);
+            row_double_centred_key(r, x, j + e, r->key + e * d);
         }
-        row64_update(r->matrix, d, r->key, weight);
+        row_double_update(r->matrix, d, r->key, weight);
     }
 }
 
 /* out <- the diagonal of Cov. */
-static inline void row64_variances(const row64 *r, const head *x, double *restrict out)
+static inline void row_double_variances(const row_double *r, const head *x, double *restrict out)
 {
     const int64_t d = x->p->dim_qk;
     double *key = r->key;
@@ -185,7 +181,7 @@ static inline void row64_variances(const row64 *r, const head *x, double *restri
         out[c] = 0;
     }
     for (int64_t j = r->lo; j < r->hi; j++) {
-        row64_centred_key(r, x, j, key);
+        row_double_centred_key(r, x, j, key);
         for (int64_t c = 0; c < d; c++) {
             out[c] += r->p[j - r->lo] * key[c] * key[c];
         }
@@ -193,7 +189,7 @@ static inline void row64_variances(const row64 *r, const head *x, double *restri
 }
 
 /* Sets unit and lambda; returns the pivot at or below which the system is singular. */
-static inline double row64_ridge(row64 *r, const head *x, int64_t i, double *restrict variance)
+static inline double row_double_ridge(row_double *r, const head *x, int64_t i, double *restrict variance)
 {
     const int64_t d = x->p->dim_qk;
     double trace = 0, largest = 0, mean2 = 0;
@@ -212,12 +208,12 @@ static inline double row64_ridge(row64 *r, const head *x, int64_t i, double *res
     return local_least_pivot(largest, mean2);
 }
 
-static inline bool row64_factor_dual(row64 *r, const head *x)
+static inline bool row_double_factor_dual(row_double *r, const head *x)
 {
     const int64_t d = x->p->dim_qk, n = r->hi - r->lo;
     for (int64_t j = 0; j < n; j++) {
         double *row = r->kappa + j * d;
-        row64_centred_key(r, x, r->lo + j, row);
+        row_double_centred_key(r, x, r->lo + j, row);
         for (int64_t c = 0; c < d; c++) {
             row[c] *= sqrt(r->p[j]);
         }
@@ -234,12 +230,12 @@ static inline bool row64_factor_dual(row64 *r, const head *x)
 }
 
 /* Factors the system of the row. Returns false, and sets info.code, if it is singular. */
-static inline bool row64_factor(row64 *r, const head *x, int64_t i)
+static inline bool row_double_factor(row_double *r, const head *x, int64_t i)
 {
     const int64_t d = x->p->dim_qk;
     double *variance = r->rho, least_ridge = INFINITY;
-    row64_variances(r, x, variance);
-    const double least = row64_ridge(r, x, i, variance);
+    row_double_variances(r, x, variance);
+    const double least = row_double_ridge(r, x, i, variance);
     for (int64_t c = 0; c < d; c++) {
         least_ridge = fmin(least_ridge, r->lambda[c]);
     }
@@ -247,9 +243,9 @@ static inline bool row64_factor(row64 *r, const head *x, int64_t i)
     r->info.solver = r->dual ? LOAM_SOLVER_DUAL : LOAM_SOLVER_GRAM;
     bool regular;
     if (r->dual) {
-        regular = row64_factor_dual(r, x);
+        regular = row_double_factor_dual(r, x);
     } else {
-        row64_covariance(r, x);
+        row_double_covariance(r, x);
         for (int64_t c = 0; c < d; c++) {
             r->matrix[c * d + c] += r->lambda[c];
         }
@@ -259,8 +255,8 @@ static inline bool row64_factor(row64 *r, const head *x, int64_t i)
     return regular;
 }
 
-static inline void row64_solve_dual(row64 *r, int64_t d, int64_t n, const double *restrict b,
-                                    double *restrict out)
+static inline void row_double_solve_dual(row_double *r, int64_t d, int64_t n, const double *restrict b,
+                                         double *restrict out)
 {
     for (int64_t c = 0; c < d; c++) {
         out[c] = b[c] / r->lambda[c];
@@ -278,12 +274,13 @@ static inline void row64_solve_dual(row64 *r, int64_t d, int64_t n, const double
 
 /* out <- (Cov + Lambda)^-1 b and u_j = out . kappa_j. As sum_j p_j u_j = 0, the rounding error of that
  * sum is subtracted. */
-static inline void row64_solve(row64 *r, const head *x, const double *restrict b, double *restrict out)
+static inline void row_double_solve(row_double *r, const head *x, const double *restrict b,
+                                    double *restrict out)
 {
     const int64_t d = x->p->dim_qk, n = r->hi - r->lo;
     double mean = 0;
     if (r->dual) {
-        row64_solve_dual(r, d, n, b, out);
+        row_double_solve_dual(r, d, n, b, out);
     } else {
         memcpy(out, b, (size_t)d * sizeof(double));
         cholesky_solve(r->matrix, d, out);
@@ -292,7 +289,7 @@ static inline void row64_solve(row64 *r, const head *x, const double *restrict b
         if (r->dual && r->p[j] > 1e-200) {
             r->u[j] /= sqrt(r->p[j]);
         } else {
-            row64_centred_key(r, x, r->lo + j, r->key);
+            row_double_centred_key(r, x, r->lo + j, r->key);
             r->u[j] = cholesky_dot(r->key, out, d);
         }
         mean += r->p[j] * r->u[j];
@@ -303,8 +300,8 @@ static inline void row64_solve(row64 *r, const head *x, const double *restrict b
 }
 
 /* |(Cov + Lambda) x - b| / |b|, computed from u: Cov x = sum p u kappa. */
-static inline float row64_residual(const row64 *r, const head *x, const double *restrict b,
-                                   const double *restrict solution)
+static inline float row_double_residual(const row_double *r, const head *x, const double *restrict b,
+                                        const double *restrict solution)
 {
     const int64_t d = x->p->dim_qk;
     double *left = r->key + d, error2 = 0, size2 = 0;
@@ -312,7 +309,7 @@ static inline float row64_residual(const row64 *r, const head *x, const double *
         left[c] = r->lambda[c] * solution[c];
     }
     for (int64_t j = r->lo; j < r->hi; j++) {
-        row64_centred_key(r, x, j, r->key);
+        row_double_centred_key(r, x, j, r->key);
         for (int64_t c = 0; c < d; c++) {
             left[c] += r->p[j - r->lo] * r->u[j - r->lo] * r->key[c];
         }
@@ -326,16 +323,16 @@ static inline float row64_residual(const row64 *r, const head *x, const double *
 
 /* Weights, means and the factor of one LLA row that sees at least one key; returns false if the
  * row is singular. */
-static inline bool row64_begin(row64 *r, const head *x, const scoring *sc, int64_t i)
+static inline bool row_double_begin(row_double *r, const head *x, const scoring *sc, int64_t i)
 {
     local_visible(x->p, &x->s, i, &r->lo, &r->hi);
     r->info = (loam_row_info){ LOAM_ROW_SOLVED, LOAM_SOLVER_GRAM, 0, 0 };
-    row64_weights(r, x, sc, i);
-    return row64_factor(r, x, i);
+    row_double_weights(r, x, sc, i);
+    return row_double_factor(r, x, i);
 }
 
 /* Whether float32 can hold the solution; if not, the row is treated as singular. */
-static inline bool row64_fits_float(const double *x, int64_t d)
+static inline bool row_double_fits_float(const double *x, int64_t d)
 {
     for (int64_t c = 0; c < d; c++) {
         if (!(fabs(x[c]) < 1e38)) {
@@ -346,20 +343,20 @@ static inline bool row64_fits_float(const double *x, int64_t d)
 }
 
 /* The forward of one row: rho, u, o = sum p (1 - u) v. */
-static inline void row64_forward(row64 *r, const head *x, const scoring *sc, int64_t i)
+static inline void row_double_forward(row_double *r, const head *x, const scoring *sc, int64_t i)
 {
     const int64_t d = x->p->dim_qk, dv = x->p->dim_v;
-    const bool regular = row64_begin(r, x, sc, i);
+    const bool regular = row_double_begin(r, x, sc, i);
     for (int64_t c = 0; c < d; c++) {
-        r->rhs[c] = r->kbar[c] + (double)x->origin[c] - row64_query(x, i, c);
+        r->rhs[c] = r->kbar[c] + (double)x->origin[c] - row_double_query(x, i, c);
         r->rho[c] = 0;
     }
     memset(r->u, 0, (size_t)(r->hi - r->lo) * sizeof(double));
     if (regular) {
-        row64_solve(r, x, r->rhs, r->rho);
-        r->info.residual = row64_residual(r, x, r->rhs, r->rho);
+        row_double_solve(r, x, r->rhs, r->rho);
+        r->info.residual = row_double_residual(r, x, r->rhs, r->rho);
     }
-    if (!row64_fits_float(r->rho, d)) {
+    if (!row_double_fits_float(r->rho, d)) {
         r->info.code = LOAM_ROW_SINGULAR;
         memset(r->rho, 0, (size_t)d * sizeof(double));
         memset(r->u, 0, (size_t)(r->hi - r->lo) * sizeof(double));
@@ -377,16 +374,16 @@ static inline void row64_forward(row64 *r, const head *x, const scoring *sc, int
 /* r->rho <- the shortest vector that has the products of the probe with all centred keys. u is computed from
  * it where the probe has a huge part orthogonal to the keys (fewer keys than channels, tiny ridge): that part
  * adds only rounding errors to u. Returns false where the row is singular. */
-static inline bool row64_span_probe(row64 *r, const head *x, const scoring *sc, int64_t i)
+static inline bool row_double_span_probe(row_double *r, const head *x, const scoring *sc, int64_t i)
 {
-    row64_forward(r, x, sc, i);
+    row_double_forward(r, x, sc, i);
     const int64_t d = x->p->dim_qk, n = r->hi - r->lo;
     double trace = 0;
     if (r->info.code != LOAM_ROW_SOLVED || n > d) {
         return false;
     }
     for (int64_t j = 0; j < n; j++) {
-        row64_centred_key(r, x, r->lo + j, r->kappa + j * d);
+        row_double_centred_key(r, x, r->lo + j, r->kappa + j * d);
         /* The u of the dual solver does not serve here: only sqrt(p) u is exact there. */
         r->u[j] = cholesky_dot(r->kappa + j * d, r->rho, d);
         trace += cholesky_dot(r->kappa + j * d, r->kappa + j * d, d);
@@ -412,11 +409,11 @@ static inline bool row64_span_probe(row64 *r, const head *x, const scoring *sc, 
 
 /* r->rho <- y, the adjoint solution of one row: (Cov + Lambda) y = -sum_j p_j (do . v_j - gbar) kappa_j; 0 if
  * the system is singular. */
-static inline void row64_adjoint(row64 *r, const head *x, const scoring *sc, int64_t i)
+static inline void row_double_adjoint(row_double *r, const head *x, const scoring *sc, int64_t i)
 {
     const int64_t d = x->p->dim_qk, dv = x->p->dim_v;
     const loam_const_view *grad = &x->a->grad_o;
-    const bool regular = row64_begin(r, x, sc, i);
+    const bool regular = row_double_begin(r, x, sc, i);
     double gbar = 0;
     for (int64_t c = 0; c < dv; c++) {
         r->o[c] = element_load(grad->data, x->p->dtype, LOCAL_AT(*grad, x->s.b, x->h, x->s.q0 + i) + c);
@@ -431,15 +428,15 @@ static inline void row64_adjoint(row64 *r, const head *x, const scoring *sc, int
         for (int64_t c = 0; c < dv; c++) {
             g += r->o[c] * (double)r->row[c];
         }
-        row64_centred_key(r, x, j, r->key);
+        row_double_centred_key(r, x, j, r->key);
         for (int64_t c = 0; c < d; c++) {
             r->rhs[c] -= r->p[j - r->lo] * g * r->key[c];
         }
     }
     if (regular) {
-        row64_solve(r, x, r->rhs, r->rho);
+        row_double_solve(r, x, r->rhs, r->rho);
     }
-    if (!row64_fits_float(r->rho, d)) {
+    if (!row_double_fits_float(r->rho, d)) {
         memset(r->rho, 0, (size_t)d * sizeof(double));
     }
 }
