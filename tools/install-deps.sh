@@ -21,6 +21,7 @@ gnuplot-nox         build,test,demo,lint   draws the pictures
 libcmocka-dev       test,lint              the test framework
 g++                 test,lint              compiles the public header as C++
 man-db              test,lint              renders the manual page
+python3             test,lint              reads the sources for tools/house.py
 clang               lint                   the second compiler, ThreadSanitizer and libFuzzer
 libclang-rt-14-dev  lint                   run-time libraries of the sanitizers
 libomp-14-dev       lint                   OpenMP for clang, with Archer that explains it to ThreadSanitizer
