@@ -8,7 +8,7 @@ int64_t attend_state_rows(const attend_run *run)
 {
     const attend_options *o = run->options;
     return values_of(run).channels + (o->normalise ? 1 : 0) +
-           (o->mechanism == LOAM_MESA ? attend_sizes_of(run, &run->in[IN_Q]).channels : 0);
+           (o->form.ridge_axes ? attend_sizes_of(run, &run->in[IN_Q]).channels : 0);
 }
 
 int attend_state_shape(const attend_run *run, int64_t *shape)

@@ -3,6 +3,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "cli/bench/device.h"
 #include "cli/bench/error.h"
+#include "cli/bench/measure.h"
 #include "cli/bench/report.h"
 #include "cli/command.h"
 #include "cli/files.h"

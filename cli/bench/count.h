@@ -30,16 +30,22 @@
 
 #include "loam.h"
 
+#include <stdbool.h>
+
 /* Keys lo .. hi - 1 that query i sees; lo == hi where it sees none. */
 void bench_visible(const loam_problem *problem, int64_t i, int64_t *lo, int64_t *hi);
 /* Visible pairs over the whole batch and all query heads; 0 for recurrences, which have none. */
 double bench_pairs(const loam_problem *problem);
-/* Operations; info is [batch, heads, len_q], dense, and read for LLA (not for decode) and MesaNet only. */
+/* Operations; info is [batch, heads, len_q], dense, and read where rows solve; in decode of the local
+ * family it is not. */
 double bench_flop(const loam_problem *problem, const loam_row_info *info);
 /* Each input that some query sees read once, each output written once; decode of a recurrence: its state too. */
 double bench_bytes(const loam_problem *problem);
 /* Mean iterations of conjugate gradients over the rows of a problem that solves. */
 double bench_iterations(const loam_problem *problem, const loam_row_info *info);
+
+/* Does a row solve a system, for its probe or for what it reads the state with? */
+bool bench_solves(const loam_problem *problem);
 
 int64_t bench_dtype_bytes(loam_dtype dtype);
 /* Of lse, info and what is saved: 4, or 8 where dtype is LOAM_F64. */

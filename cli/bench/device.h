@@ -4,7 +4,7 @@
 #ifndef LOAM_CLI_BENCH_DEVICE_H
 #define LOAM_CLI_BENCH_DEVICE_H
 
-#include "cli/bench/measure.h"
+#include "cli/bench/result.h"
 #include "cli/device.h"
 
 typedef struct bench_device {
