@@ -3,6 +3,7 @@
 #ifndef LOAM_CLI_NAMES_H
 #define LOAM_CLI_NAMES_H
 
+#include "io/error.h"
 #include "loam.h"
 
 #include <stdbool.h>
@@ -23,6 +24,9 @@ enum { NAMES_BYTES = 256 };
 
 /* "a, b or c", with " or " as `last`; returns `text`. */
 const char *names_list(char text[NAMES_BYTES], names_word *word_at, const char *last);
+
+/* The index of an option's word; `choice` stays where the word is NULL. */
+int names_choose(const char *option, const char *word, names_word *word_at, int *choice, io_error *error);
 
 /* What the library knows of a mechanism. */
 loam_mechanism_info names_form(loam_mechanism mechanism);

@@ -10,7 +10,7 @@
 
 static const struct {
     const char *name;
-    int (*run)(int argc, char **argv);
+    experiment_run *run;
     const char *help;
 } experiments[] = {
     { "regression", experiment_regression, "linear maps that change from segment to segment, without noise" },
@@ -28,6 +28,15 @@ static void print_help(void)
     printf("\nloam experiment NAME --help tells the options.\n");
 }
 
+static int run_experiment(experiment_run *run, int argc, char **argv)
+{
+    io_error error;
+    const char *out = NULL;
+    if (run(argc, argv, &out, &error) != EXIT_OK) return options_report("experiment", &error);
+    if (out) printf("\nResults and pictures are in %s\n", out);
+    return EXIT_OK;
+}
+
 int command_experiment(int argc, char **argv)
 {
     io_error error;
@@ -36,7 +45,8 @@ int command_experiment(int argc, char **argv)
         return EXIT_OK;
     }
     for (int i = 0; i < EXPERIMENTS && argc > 1; i++)
-        if (strcmp(argv[1], experiments[i].name) == 0) return experiments[i].run(argc - 1, argv + 1);
+        if (strcmp(argv[1], experiments[i].name) == 0)
+            return run_experiment(experiments[i].run, argc - 1, argv + 1);
     io_fail(&error, EXIT_USAGE, "%s%s; expected `regression` or `smooth`",
             argc < 2 ? "no experiment named" : "unknown argument ", argc < 2 ? "" : argv[1]);
     return options_report("experiment", &error);

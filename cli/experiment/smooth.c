@@ -6,7 +6,7 @@
 #include "cli/experiment/report.h"
 #include "cli/experiment/smooth_task.h"
 #include "cli/experiment/tune.h"
-#include "cli/options.h"
+#include "cli/names.h"
 #include "cli/plot.h"
 #include "cli/progress.h"
 #include "io/out_file.h"
@@ -284,7 +284,7 @@ static int write_results(const smooth_run *run, io_error *error)
 
 /* ---- the command */
 
-static int read_request(int *argc, char **argv, request *r, bool *help, io_error *error)
+static int read_request(int argc, char **argv, request *r, bool *help, io_error *error)
 {
     *r = (request){ .dims = "2,4,8",
                     .backend = "cpu",
@@ -308,7 +308,7 @@ static int read_request(int *argc, char **argv, request *r, bool *help, io_error
         { "out", OPTION_TEXT, &r->out, 0, 0, "DIR", "where the results go (out/smooth)" },
         { 0 },
     };
-    return options_parse(argc, argv, rows, "loam experiment smooth [options]", about, help, error);
+    return experiment_parse(argc, argv, rows, "loam experiment smooth [options]", about, help, error);
 }
 
 static void make_cell(const smooth_run *run, const request *r, int64_t inputs, smooth_cell *cell)
@@ -327,11 +327,10 @@ static void make_cell(const smooth_run *run, const request *r, int64_t inputs, s
 
 static int make_run(const request *r, smooth_run *run, io_error *error)
 {
-    static const char *const backends[] = { "auto", "reference", "cpu", "cuda", NULL };
     number_list dims;
     int backend = 0;
     int status = experiment_check_out(r->out, error);
-    if (status == EXIT_OK) status = experiment_choose("backend", r->backend, backends, &backend, error);
+    if (status == EXIT_OK) status = names_choose("backend", r->backend, names_backend, &backend, error);
     if (status == EXIT_OK) status = experiment_read_list("d", r->dims, MAX_INPUTS, &dims, error);
     if (status != EXIT_OK) return status;
     *run = (smooth_run){ .cell_count = dims.count,
@@ -359,15 +358,12 @@ static int smooth(const request *r, io_error *error)
     return status;
 }
 
-int experiment_smooth(int argc, char **argv)
+int experiment_smooth(int argc, char **argv, const char **out, io_error *error)
 {
     request r;
-    io_error error;
     bool help = false;
-    int status = read_request(&argc, argv, &r, &help, &error);
-    if (status == EXIT_OK && help) return EXIT_OK;
-    if (status == EXIT_OK && argc > 1) status = io_fail(&error, EXIT_USAGE, "unknown argument %s", argv[1]);
-    if (status == EXIT_OK) status = smooth(&r, &error);
-    if (status == EXIT_OK) printf("\nResults and pictures are in %s\n", r.out);
-    return status == EXIT_OK ? EXIT_OK : options_report("experiment", &error);
+    const int status = read_request(argc, argv, &r, &help, error);
+    if (status != EXIT_OK || help) return status;
+    *out = r.out;
+    return smooth(&r, error);
 }
