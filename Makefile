@@ -93,7 +93,7 @@ sanitize: ## run the fast tests under AddressSanitizer and UBSan
 tsan: ## run the threaded tests under ThreadSanitizer (clang)
 	@tools/install-deps.sh lint
 	@$(call configure,tsan)
-	@$(call compile,tsan)
+	@$(call compile,tsan) --target tests_threads
 	@ctest --preset tsan
 
 coverage: ## run the tests and count covered lines and branches

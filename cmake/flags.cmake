@@ -10,7 +10,8 @@ set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 if(NOT CMAKE_BUILD_TYPE)
     set(CMAKE_BUILD_TYPE Release CACHE STRING "Release, or Debug (asserts, -O1)" FORCE)
 endif()
-set(CMAKE_C_FLAGS_DEBUG "-O1 -g -fno-omit-frame-pointer")
+# Lines for the sanitizers; where each variable is takes gcc up to as long again as the code.
+set(CMAKE_C_FLAGS_DEBUG "-O1 -g1 -fno-omit-frame-pointer")
 
 # Options of C files. The CUDA compiler takes its own (cuda_options below).
 function(loam_c_options)

@@ -1,4 +1,7 @@
 # SPDX-License-Identifier: MIT
+# What the ThreadSanitizer build makes.
+add_custom_target(tests_threads)
+
 # loam_add_test(NAME SOURCES file... [LIBRARIES target...] [LABELS label...] [ARGUMENTS arg...] [TIMEOUT s]
 #               [ALLOCATIONS_FAIL])
 #
@@ -23,6 +26,9 @@ function(loam_add_test name)
     target_link_libraries(test_${name} PRIVATE ${arg_LIBRARIES} ${library} deps::cmocka m)
     if(arg_ALLOCATIONS_FAIL)
         target_link_options(test_${name} PRIVATE LINKER:--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=aligned_alloc)
+    endif()
+    if("threads" IN_LIST arg_LABELS)
+        add_dependencies(tests_threads test_${name})
     endif()
     add_test(NAME ${name} COMMAND test_${name} ${arg_ARGUMENTS} WORKING_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR})
     set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT})
