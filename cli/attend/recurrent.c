@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * What the recurrent family reads beside q, k and v: shapes, and what stands for inputs that were left out. */
+ * What the recurrent family reads beside q, k and v: shapes, and what stands for inputs that were left
+ * out. */
 #include "cli/attend/attend.h"
 
 static attend_sizes values_of(const attend_run *run) { return attend_sizes_of(run, &run->in[IN_V]); }

@@ -229,7 +229,8 @@ static void form_gates(bench_arrays *a, enum bench_array which)
         }
 }
 
-/* H, elements `at` on, as 64 tokens leave it, from twice as many keys as channels, so that no direction is empty. */
+/* H, elements `at` on, as 64 tokens leave it, from twice as many keys as channels, so that no direction is
+ * empty. */
 static void form_h(const bench_arrays *a, int64_t head, int64_t at, uint64_t seed)
 {
     const int64_t d = a->shape->problem.dim_qk, keys = 2 * d;

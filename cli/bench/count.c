@@ -70,7 +70,7 @@ static double solver_flop(const loam_problem *p, const loam_row_info *info, doub
     return flop;
 }
 
-/* ---------------------------------------------------------------- recurrences: operations of one token and head */
+/* ---------------------------------------------------------------- a token and head of the recurrences */
 
 static const double CHUNK = 64;
 

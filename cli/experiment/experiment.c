@@ -20,9 +20,8 @@ enum { EXPERIMENTS = sizeof experiments / sizeof *experiments };
 
 static void print_help(void)
 {
-    printf(
-        "usage: loam experiment NAME [options]\n\nRegression at test time: nothing is trained, each estimator predicts the "
-        "value of a key from the pairs before it.\n\nexperiments:\n");
+    printf("usage: loam experiment NAME [options]\n\nRegression at test time: nothing is trained, each "
+           "estimator predicts the value of a key from the pairs before it.\n\nexperiments:\n");
     for (int i = 0; i < EXPERIMENTS; i++)
         printf("  %-12s %s\n", experiments[i].name, experiments[i].help);
     printf("\nloam experiment NAME --help tells the options.\n");

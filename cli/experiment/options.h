@@ -26,7 +26,8 @@ int experiment_parse(int argc, char **argv, const option_row *rows, const char *
 int experiment_check_out(const char *path, io_error *error);
 int experiment_make_directories(const char *path, io_error *error);
 
-/* An experiment: its options, argv[0] is its name, and its run. *out is the folder of the results, where it ran. */
+/* An experiment: its options, argv[0] is its name, and its run. *out is the folder of the results, where it
+ * ran. */
 typedef int experiment_run(int argc, char **argv, const char **out, io_error *error);
 experiment_run experiment_regression, experiment_smooth;
 

@@ -20,11 +20,11 @@ enum { DEFAULT_SEQUENCES = 48, PAPER_SEQUENCES = 10000 };
 static const char about[] =
     "The test-time regression task of Zuo et al. 2025 (section 4): in each segment of a sequence the values "
     "are a new linear map of keys from a new cone, and each position is predicted from the pairs seen so "
-    "far. Compares LLA, softmax attention, MesaNet, linear attention, DeltaNet, Gated DeltaNet and KDA with fixed "
-    "decays and a random guess.\n"
-    "Writes regression.csv, summary.csv and pictures: the error by position for each d, segment size and setting, and the "
-    "others' error over LLA's for each segment size and setting. A run that was killed continues when it is started again "
-    "with the same options.";
+    "far. Compares LLA, softmax attention, MesaNet, linear attention, DeltaNet, Gated DeltaNet and KDA with "
+    "fixed decays and a random guess.\n"
+    "Writes regression.csv, summary.csv and pictures: the error by position for each d, segment size and "
+    "setting, and the others' error over LLA's for each segment size and setting. A run that was killed "
+    "continues when it is started again with the same options.";
 
 static const int64_t default_dims[] = { 8, 16, 32, 64, 0 };
 static const int64_t default_segments[] = { 64, 256, 512, 1024, 0 };

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * loam experiment smooth: the task of a smooth map seen through noise, with settings chosen on held-out sequences. */
+ * loam experiment smooth: the task of a smooth map seen through noise, with settings chosen on held-out
+ * sequences. */
 #define _POSIX_C_SOURCE 200809L
 #include "cli/experiment/figures.h"
 #include "cli/experiment/options.h"
@@ -20,10 +21,10 @@
 enum { CHUNK = 8, HELD_OUT = 1 << 30, MAX_INPUTS = 64, MAX_LENGTH = 1 << 14 };
 
 static const char about[] =
-    "One smooth map for the whole sequence, seen through noise: each position is predicted from the pairs before it, and "
-    "the error is the distance from the map without the noise. The settings of each estimator are the best of a grid on 8 "
-    "held-out sequences: bandwidth and ridge of LLA, bandwidth of softmax, ridge of MesaNet, strength and decays of the "
-    "delta rules. Scores are RBF; the first channel of a key is 1.\n"
+    "One smooth map for the whole sequence, seen through noise: each position is predicted from the pairs "
+    "before it, and the error is the distance from the map without the noise. The settings of each estimator "
+    "are the best of a grid on 8 held-out sequences: bandwidth and ridge of LLA, bandwidth of softmax, ridge "
+    "of MesaNet, strength and decays of the delta rules. Scores are RBF; the first channel of a key is 1.\n"
     "Writes smooth.csv, summary.csv and a picture for each number of inputs.";
 
 typedef struct request {
