@@ -48,8 +48,8 @@ if(LOAM_FUZZ)
     loam_c_options(-fsanitize=fuzzer-no-link)
 endif()
 
-# Device code is C with templates; host code neither throws nor needs the C++ library, so that a C compiler links it.
-# ptxas' report of each kernel goes to a file beside the object (tools/ptxas-log.sh).
+# Device code is C with templates; host code neither throws nor needs the C++ library, so that a C compiler
+# links it. ptxas' report of each kernel goes to a file beside the object (tools/ptxas-log.sh).
 set(cuda_options --expt-relaxed-constexpr -Xptxas=-v -Xfatbin=-compress-all
     -Xcompiler=-fno-math-errno,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics,-Wall,-Wextra,-Wshadow,-Wvla,-Wpointer-arith)
 if(LOAM_WERROR)

@@ -6,8 +6,9 @@ add_custom_target(tests_threads)
 #               [ALLOCATIONS_FAIL])
 #
 # A cmocka program test_NAME and the ctest NAME that runs it. Labels: `fast` goes into every sanitizer build,
-# `threads` into the ThreadSanitizer build, `slow` only into the plain one. Without labels: fast. Tests take the shared
-# library; those whose allocations fail by tests/support/alloc_fail.c take the static one, which the linker can wrap.
+# `threads` into the ThreadSanitizer build, `slow` only into the plain one. Without labels: fast. Tests take
+# the shared library; those whose allocations fail by tests/support/alloc_fail.c take the static one, which
+# the linker can wrap.
 function(loam_add_test name)
     cmake_parse_arguments(PARSE_ARGV 1 arg "ALLOCATIONS_FAIL" "TIMEOUT" "SOURCES;LIBRARIES;LABELS;ARGUMENTS")
     if(NOT arg_LABELS)

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: MIT
 """house.py [TREE]: the rules of CONTRIBUTING.md that neither compiler nor clang-format checks.
 
-No line beyond 110 columns. No function or macro beyond 60 lines, no file beyond 800. No function, and no macro with
-arguments, that nothing uses. No circle of files that include each other, or whose functions call each other. No header
-that one file of its folder alone includes, where the two make one file of at most 800 lines.
-"""
+No line beyond 110 columns. No function or macro beyond 60 lines, no file beyond 800. No function, and no
+macro with arguments, that nothing uses. No circle of files that include each other, or whose functions call
+each other. No header that one file of its folder alone includes, where the two make one file of at most 800
+lines. """
 import bisect
 import collections
 import os
@@ -49,7 +49,7 @@ def without_nested(text, opening, closing):
 
 
 def declared(head):
-    """The function that `head` declares, if it does, and whether a macro makes its name: f of `int ISA(f)(int)`."""
+    """The function that `head` declares, if any, and whether a macro makes its name: f of `int ISA(f)(int)`."""
     if 'template' in head:
         head = without_nested(head, '<', '>')
     flat = ATTRIBUTE.sub('', without_nested(head, '(', ')'))
@@ -143,11 +143,12 @@ def long_functions(sources):
         for function in source.functions:
             n = function.last - function.first + 1
             if n > FUNCTION_LINES:
-                yield f'{source.path}:{function.first}: {function.name} has {n} lines, at most {FUNCTION_LINES}'
+                at = f'{source.path}:{function.first}'
+                yield f'{at}: {function.name} has {n} lines, at most {FUNCTION_LINES}'
 
 
 def uncalled(sources):
-    """Of f in a table a macro makes f_work; of NAME(f) it makes f_avx2; and the linker, of calloc, __wrap_calloc."""
+    """A macro makes f_work of f in a table, and f_avx2 of NAME(f); the linker __wrap_calloc of calloc."""
     uses = collections.Counter()
     for source in sources:
         uses.update(source.uses)

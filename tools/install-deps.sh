@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Installs the Debian packages that a task needs and that are missing: tools/install-deps.sh [build|test|demo|lint]
-# Each task includes those before it in its line of the table. Where all is there it does nothing, offline.
+# Installs the Debian packages that a task needs and that are missing: tools/install-deps.sh
+# [build|test|demo|lint] Each task includes those before it in its line of the table. Where all is there it
+# does nothing, offline.
 set -eu
 
 # package, the tasks that need it, and why.

@@ -5,8 +5,8 @@
 set -eu
 cd "${1:-$(dirname "$0")/..}"
 
-# layer, then what it may include besides itself: just these rooms, not the rooms within them. A directory with a line of
-# its own is no part of the one around it. The families of src never include each other.
+# layer, then what it may include besides itself: just these rooms, not the rooms within them. A directory
+# with a line of its own is no part of the one around it. The families of src never include each other.
 law='
 include
 src/base  include

@@ -1,12 +1,14 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# house_broken.sh HOUSE: tools/house.py must find each of these breaches of the rules, and none where there is none.
+# house_broken.sh HOUSE: tools/house.py must find each of these breaches of the rules, and none where there is
+# none.
 set -eu
 house=$1
 tree=$(mktemp -d "${TMPDIR:-/tmp}/loam-house.XXXXXX")
 trap 'rm -rf "$tree"' EXIT
 
-# expect FILES: the check complains of these, once each, and empties the tree; of nothing where there are none.
+# expect FILES: the check complains of these, once each, and empties the tree; of nothing where there are
+# none.
 expect()
 {
     status=0
@@ -41,21 +43,25 @@ expect 'cmake/CMakeLists.txt src/a.cuh tools/a.sh'
 expect ''
 (printf 'int main(int argc,\n char **argv)\n{\n' && statements 57 && echo '}') | file src/a.c
 expect src/a.c
-(printf 'struct s { int x; };\ntemplate <int N>\n__global__ void __launch_bounds__(N) kernel(int x)\n{\n' && statements 57 &&
+(printf 'struct s { int x; };\ntemplate <int N>\n__global__ void __launch_bounds__(N) kernel(int x)\n{\n' &&
+    statements 57 &&
     printf '}\nvoid run() { kernel<1><<<1, 1>>>(1); }\nstatic int at = run();\n') | file src/a.cu
 expect src/a.cu
-(printf '#define MANY(x) \\\n' && statements 60 | sed 's/$/ \\/' && printf '\nint x = MANY(1);\n') | file src/a.c
+(printf '#define MANY(x) \\\n' && statements 60 | sed 's/$/ \\/' && printf '\nint x = MANY(1);\n') |
+    file src/a.c
 expect src/a.c
 statements 801 | file src/a.inc
 expect src/a.inc
 
 # Declaring is not using, nor is calling oneself; a table and a macro that pastes are uses.
 printf 'int f(int x);\n' | file src/a.h
-printf '#include "src/a.h"\nint f(int x) { return x ? f(x - 1) : 0; }\n#define TWICE(x) (2 * (x))\n' | file src/a.c
+printf '#include "src/a.h"\nint f(int x) { return x ? f(x - 1) : 0; }\n#define TWICE(x) (2 * (x))\n' |
+    file src/a.c
 expect 'src/a.c src/a.c'
 printf 'int f(int x) { return x; } /* f(1) */\nconst char *g = "f";\n' | file src/a.c
 expect src/a.c
-printf 'void ISA(f)(void) {}\nint JOIN(ISA(f), work)(void) { return 1; }\nint g_work(void) { return 1; }\n' | file src/a.c
+printf 'void ISA(f)(void) {}\nint JOIN(ISA(f), work)(void) { return 1; }\nint g_work(void) { return 1; }\n' |
+    file src/a.c
 printf '#define ROW(name) { name, name##_work },\n' | file src/b.h
 printf 'ROW(f_avx2)\nROW(g)\n' | file src/c.def
 expect ''
