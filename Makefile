@@ -71,10 +71,11 @@ format: ## give all sources the look of .clang-format
 	@tools/install-deps.sh lint
 	@clang-format -i $(sources)
 
-lint: ## check the look and the layers, and run clang-tidy
+lint: ## check the look, the layers and the rules, and run clang-tidy
 	@tools/install-deps.sh lint
 	@clang-format --dry-run --Werror $(sources)
 	@tools/layers.sh
+	@tools/house.py
 	@$(call configure,clang)
 	@git ls-files 'src/*.c' 'io/*.c' 'cli/*.c' | xargs -P $(JOBS) -n 4 clang-tidy --quiet -p build/clang
 
@@ -92,7 +93,7 @@ sanitize: ## run the fast tests under AddressSanitizer and UBSan
 tsan: ## run the threaded tests under ThreadSanitizer (clang)
 	@tools/install-deps.sh lint
 	@$(call configure,tsan)
-	@$(call compile,tsan)
+	@$(call compile,tsan) --target tests_threads
 	@ctest --preset tsan
 
 coverage: ## run the tests and count covered lines and branches

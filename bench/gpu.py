@@ -1,21 +1,24 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Times the CUDA rows of Loam on the current GPU, and what stands beside them there: PyTorch's scaled_dot_product_attention
-by cuDNN and by FlashAttention, the functions of flash-linear-attention, and the matrix product of cuBLAS.
+"""Times the CUDA rows of Loam on the current GPU, and what stands beside them there: PyTorch's
+scaled_dot_product_attention by cuDNN and by FlashAttention, the functions of flash-linear-attention, and the
+matrix product of cuBLAS.
 
     bench/gpu.py bench/shapes/gpu-rivals.txt --out rivals.csv
     bench/gpu.py bench/shapes/gpu-scaling.txt --rivals none
 
-All are timed by one rule, `time_runs` here and bench_device.c for Loam: the device is held up until everything is launched,
-then a buffer of twice the L2 cache is written, then comes the first event; medians. So no launch of the host is in a time.
+All are timed by one rule, `time_runs` here and cli/bench/device.c for Loam: the device is held up until
+everything is launched, then a buffer of twice the L2 cache is written, then comes the first event; medians.
+So no launch of the host is in a time.
 
-Each rival runs in a process of its own. All compile at once; then one after another has the GPU to itself, tunes anew and
-is timed, forward, and forward and backward in one. One that is missing, refuses, fails or does not come to an end within
---minutes says so in one line, and the others go on. What was compiled stays in Triton's cache for the next time.
+Each rival runs in a process of its own. All compile at once; then one after another has the GPU to itself,
+tunes anew and is timed, forward, and forward and backward in one. One that is missing, refuses, fails or does
+not come to an end within --minutes says so in one line, and the others go on. What was compiled stays in
+Triton's cache for the next time.
 
-A shape NAME-train (a forward that leaves what the backward reads) and NAME-grad make one line more for Loam, NAME-step, the sum
-of the two. Operations are those of `loam bench`. The roof is a product of 8192^3; `scores` is what cuBLAS reaches, in TFLOP/s,
-on the scores of a shape, whole and written out."""
+A shape NAME-train (a forward that leaves what the backward reads) and NAME-grad make one line more for Loam,
+NAME-step, the sum of the two. Operations are those of `loam bench`. The roof is a product of 8192^3; `scores`
+is what cuBLAS reaches, in TFLOP/s, on the scores of a shape, whole and written out."""
 
 import argparse
 import gc

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Where the time of a kernel goes: samples loam bench with perf and adds up the samples by what the code there does.
+"""Where the time of a kernel goes: samples loam bench with perf and adds up the samples by what the code
+there does.
 
     cmake --preset release -B build/profile -DCMAKE_C_FLAGS=-g && cmake --build build/profile --target loam_program
     bench/hot_spots.py --out bench/results/profile.csv
 
-The processor's clock is sampled, not its counters, so that this works in virtual machines too. A sample counts for the
-innermost function that is not one of src/simd/vec.h, but for exp and tanh; products are told apart by the strides of
-the call: over channels (scores), or over keys or queries (sums)."""
+The processor's clock is sampled, not its counters, so that this works in virtual machines too. A sample
+counts for the innermost function that is not one of src/simd/vec.h, but for exp and tanh; products are told
+apart by the strides of the call: over channels (scores), or over keys or queries (sums)."""
 
 import argparse
 import collections

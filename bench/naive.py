@@ -5,11 +5,12 @@
     python3 -m venv /somewhere/else && /somewhere/else/bin/pip install torch
     /somewhere/else/bin/python bench/naive.py --out bench/results/naive.csv
 
-This is what a reference implementation in PyTorch does: for each token a handful of operations on the states of all
-sequences and heads, which are float32, and backward what autograd makes of them. Each shape of
-bench/shapes/recurrent.txt (forward and backward, one head of values for each of keys) is run by Loam, by PyTorch and by Loam
-again, as in bench/sdpa.py; PyTorch once after an untimed run of 64 tokens, since it takes seconds, on one thread and on all, of
-which the faster counts. The results of the two are compared on small inputs first, by `loam attend`."""
+This is what a reference implementation in PyTorch does: for each token a handful of operations on the states
+of all sequences and heads, which are float32, and backward what autograd makes of them. Each shape of
+bench/shapes/recurrent.txt (forward and backward, one head of values for each of keys) is run by Loam, by
+PyTorch and by Loam again, as in bench/sdpa.py; PyTorch once after an untimed run of 64 tokens, since it takes
+seconds, on one thread and on all, of which the faster counts. The results of the two are compared on small
+inputs first, by `loam attend`."""
 
 import argparse
 import datetime

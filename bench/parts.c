@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * loam-parts OUT.csv: times the parts of src/simd and src/base by themselves, on one thread with operands in cache, for
- * every instruction set of this machine, beside the same products of OpenBLAS and libxsmm and the rate of a loop of
- * multiply-adds that touches registers only. */
+ * loam-parts OUT.csv: times the parts of src/simd and src/base by themselves, on one thread with operands in
+ * cache, for every instruction set of this machine, beside the same products of OpenBLAS and libxsmm and the
+ * rate of a loop of multiply-adds that touches registers only. */
 #include "bench/parts.h"
 #include "cli/bench/machine.h"
 #include "cli/bench/roof.h"
@@ -18,7 +18,8 @@
 PARTS_LEVELS
 #undef LEVEL
 #define LEVEL(isa) &parts_##isa,
-/* Libraries last: code of theirs that leaves the upper halves of registers in use slows that of lesser sets. */
+/* Libraries last: code of theirs that leaves the upper halves of registers in use slows that of lesser
+ * sets. */
 static const parts *const levels[] = { PARTS_LEVELS & parts_openblas, &parts_libxsmm };
 enum { LEVELS = sizeof levels / sizeof levels[0], SAMPLES = 9, COUNT = 4096, MOST_ORDER = 128 };
 static const double SAMPLE_SECONDS = 2e-3;
@@ -52,9 +53,8 @@ typedef struct sink {
 static double time_of(const work *w, int64_t runs)
 {
     const double begun = bench_now();
-    for (int64_t i = 0; i < runs; i++) {
+    for (int64_t i = 0; i < runs; i++)
         w->run(w);
-    }
     return (bench_now() - begun) / (double)runs;
 }
 
@@ -68,13 +68,11 @@ static int compare_times(const void *a, const void *b)
 static double median_time(const work *w)
 {
     int64_t runs = 1;
-    while (time_of(w, runs) * (double)runs < SAMPLE_SECONDS) {
+    while (time_of(w, runs) * (double)runs < SAMPLE_SECONDS)
         runs *= 2;
-    }
     double times[SAMPLES];
-    for (int i = 0; i < SAMPLES; i++) {
+    for (int i = 0; i < SAMPLES; i++)
         times[i] = time_of(w, runs);
-    }
     qsort(times, SAMPLES, sizeof times[0], compare_times);
     return times[SAMPLES / 2];
 }
@@ -108,9 +106,8 @@ static double rate(double flop, double seconds) { return 1e-9 * flop / seconds; 
 
 static void fill(float *x, int64_t count)
 {
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count; i++)
         x[i] = (float)((i * 37) % 101) / 64 - 0.75f;
-    }
 }
 
 static void prepare(memory *m)
@@ -125,9 +122,8 @@ static void prepare(memory *m)
 /* Diagonally dominant, so that it has a factor. */
 static void prepare_matrix(memory *m, int64_t n)
 {
-    for (int64_t i = 0; i < n * n; i++) {
+    for (int64_t i = 0; i < n * n; i++)
         m->matrix[i] = i / n == i % n ? (double)n : 1 / (1.0 + (double)((i * 7) % 13));
-    }
 }
 
 static void measure_products(const sink *out, const parts *level, memory *m)
@@ -140,9 +136,7 @@ static void measure_products(const sink *out, const parts *level, memory *m)
         w.shape = scores ? (parts_product){ PARTS_TILE, d, d, 1, 0 }
                          : (parts_product){ d, PARTS_TILE, 1, d, 1 };
         prepare(m);
-        if (level->ready && !level->ready(&w.shape)) {
-            continue;
-        }
+        if (level->ready && !level->ready(&w.shape)) continue;
         const double flop = 2.0 * PARTS_TILE * PARTS_LANES * (double)d;
         write_row(out, scores ? "scores" : "values", d, level, rate(flop, median_time(&w)), out->peak, NAN);
     }
@@ -201,18 +195,10 @@ static bool is_here(const parts *level)
 
 static void measure_level(const sink *out, const parts *level, double peak, memory *m)
 {
-    if (level->peak) {
-        write_row(out, "peak", 0, level, peak, out->peak, NAN);
-    }
-    if (level->product) {
-        measure_products(out, level, m);
-    }
-    if (level->exps) {
-        measure_functions(out, level, m);
-    }
-    if (level->factor) {
-        measure_factors(out, level, m);
-    }
+    if (level->peak) write_row(out, "peak", 0, level, peak, out->peak, NAN);
+    if (level->product) measure_products(out, level, m);
+    if (level->exps) measure_functions(out, level, m);
+    if (level->factor) measure_factors(out, level, m);
 }
 
 static void measure(sink *out, memory *m)
@@ -223,11 +209,8 @@ static void measure(sink *out, memory *m)
         out->peak = fmax(out->peak, peaks[i]);
     }
     fputs("part,size,by,gflops,of_peak,ns_each,machine,features,threads,compiler,commit,date\n", out->stream);
-    for (int i = 0; i < LEVELS; i++) {
-        if (is_here(levels[i])) {
-            measure_level(out, levels[i], peaks[i], m);
-        }
-    }
+    for (int i = 0; i < LEVELS; i++)
+        if (is_here(levels[i])) measure_level(out, levels[i], peaks[i], m);
 }
 
 int main(int argc, char **argv)
@@ -253,8 +236,6 @@ int main(int argc, char **argv)
         status = out_commit(file, &error);
     }
     free(m);
-    if (status) {
-        fprintf(stderr, "loam-parts: %s\n", error.text);
-    }
+    if (status) fprintf(stderr, "loam-parts: %s\n", error.text);
     return status;
 }

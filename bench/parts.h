@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The parts that the kernels are made of, as one instruction set has them, and what they are measured beside. */
+ * The parts that the kernels are made of, as one instruction set has them, and what they are measured
+ * beside. */
 #ifndef LOAM_BENCH_PARTS_H
 #define LOAM_BENCH_PARTS_H
 

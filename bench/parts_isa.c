@@ -14,18 +14,15 @@ static double peak(float *out, const float *in, int64_t rounds)
 {
     const vec x = v_load(in), y = v_load(in + VL);
     vec sum[SUMS];
-    for (int i = 0; i < SUMS; i++) {
+    for (int i = 0; i < SUMS; i++)
         sum[i] = v_load(in + i);
-    }
     for (int64_t round = 0; round < rounds; round++) {
 #pragma GCC unroll 12
-        for (int i = 0; i < SUMS; i++) {
+        for (int i = 0; i < SUMS; i++)
             sum[i] = sum[i] * x + y;
-        }
     }
-    for (int i = 0; i < SUMS; i++) {
+    for (int i = 0; i < SUMS; i++)
         v_store(out + i * VL, sum[i]);
-    }
     return 2.0 * SUMS * VL * (double)rounds;
 }
 
@@ -36,16 +33,14 @@ static void product(const parts_product *s, float *c, const float *a, const floa
 
 static void exps(float *y, const float *x, int64_t count)
 {
-    for (int64_t i = 0; i < count; i += VL) {
+    for (int64_t i = 0; i < count; i += VL)
         v_store(y + i, v_exp(v_load(x + i)));
-    }
 }
 
 static void tanhs(float *y, const float *x, int64_t count)
 {
-    for (int64_t i = 0; i < count; i += VL) {
+    for (int64_t i = 0; i < count; i += VL)
         v_store(y + i, v_tanh(v_load(x + i)));
-    }
 }
 
 static void load(float *to, const void *from, int dtype, int64_t count)

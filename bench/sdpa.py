@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Times PyTorch's scaled_dot_product_attention on the CPU beside Loam, on the softmax problems of shape files.
+"""Times PyTorch's scaled_dot_product_attention on the CPU beside Loam, on the softmax problems of shape
+files.
 
     python3 -m venv /somewhere/else && /somewhere/else/bin/pip install torch
     /somewhere/else/bin/python bench/sdpa.py --out bench/results/sdpa.csv
 
 Each shape is run by Loam, by PyTorch and by Loam again, on the same number of threads; the mean of Loam's two
-medians counts, so that a machine whose speed drifts favours neither. Problems that PyTorch has no direct form for
-(windows, slopes, sinks, caps, RBF scores, causal masks of unequal lengths) are left out, and so are shapes that name
-kernels. The CSV has columns of
-`loam bench`, by the same names, and those of the comparison."""
+medians counts, so that a machine whose speed drifts favours neither. Problems that PyTorch has no direct form
+for (windows, slopes, sinks, caps, RBF scores, causal masks of unequal lengths) are left out, and so are
+shapes that name kernels. The CSV has columns of `loam bench`, by the same names, and those of the
+comparison."""
 
 import argparse
 import csv

@@ -1,12 +1,12 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# tables.sh PAGE.md RESULTS.csv...: writes the tables of the page afresh from the CSV files of loam bench, loam-parts,
-# bench/sdpa.py and bench/hot_spots.py. A table stands between
+# tables.sh PAGE.md RESULTS.csv...: writes the tables of the page afresh from the CSV files of loam bench,
+# loam-parts, bench/sdpa.py and bench/hot_spots.py. A table stands between
 #     <!-- bench: REGEX --> and <!-- /bench -->
-# and shows the rows whose shape matches; `threads REGEX` shows them with one thread beside more. Instead of a pattern,
-# `machine` tells where and when the results were measured, `pytorch` shows what bench/sdpa.py compared, `parts` what
-# loam-parts measured, and `profile` what bench/hot_spots.py did.
-# A page without markers, or a pattern without rows, is an error, and then the page stays as it is.
+# and shows the rows whose shape matches; `threads REGEX` shows them with one thread beside more. Instead of a
+# pattern, `machine` tells where and when the results were measured, `pytorch` shows what bench/sdpa.py
+# compared, `parts` what loam-parts measured, and `profile` what bench/hot_spots.py did. A page without
+# markers, or a pattern without rows, is an error, and then the page stays as it is.
 set -eu
 if [ $# -lt 2 ]; then
     echo "usage: tables.sh PAGE.md RESULTS.csv..." >&2

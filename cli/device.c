@@ -64,7 +64,8 @@ const char *device_fill(void *to, int byte, size_t bytes)
 }
 const char *device_wait(void) { return text_of(cudaDeviceSynchronize()); }
 
-/* The driver calls it in the order of the stream. Long beside the launches of a call, some tens of microseconds. */
+/* The driver calls it in the order of the stream. Long beside the launches of a call, some tens of
+ * microseconds. */
 static void CUDART_CB sleep_here(void *unused)
 {
     (void)unused;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The memory and the clocks of the current CUDA device, for the program and the tests. Every function that can fail returns
- * NULL, or what went wrong; in a build without CUDA all do, and there is no device. */
+ * The memory and the clocks of the current CUDA device, for the program and the tests. Every function that
+ * can fail returns NULL, or what went wrong; in a build without CUDA all do, and there is no device. */
 #ifndef LOAM_CLI_DEVICE_H
 #define LOAM_CLI_DEVICE_H
 
@@ -27,7 +27,8 @@ const char *device_copy(void *to, const void *from, size_t bytes); /* both on th
 const char *device_fill(void *to, int byte, size_t bytes);         /* does not wait */
 /* Until all that was launched is done; its errors come to light here. */
 const char *device_wait(void);
-/* The default stream stands still for 2 ms, so that what is launched meanwhile waits there and then runs without the host. */
+/* The default stream stands still for 2 ms, so that what is launched meanwhile waits there and then runs
+ * without the host. */
 const char *device_hold(void);
 
 /* Seconds between two points of the default stream, by the device's own clock. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Arrays in host memory and their copies on the current CUDA device: pointers of a loam_args are swapped for device pointers,
- * and what was written there comes back. Functions return NULL, or what went wrong. */
+ * Arrays in host memory and their copies on the current CUDA device: pointers of a loam_args are swapped for
+ * device pointers, and what was written there comes back. Functions return NULL, or what went wrong. */
 #ifndef LOAM_CLI_DEVICE_SET_H
 #define LOAM_CLI_DEVICE_SET_H
 

@@ -12,11 +12,12 @@ static const char ABOUT[] =
     "end and instruction set, and whether this machine can run it.";
 
 static const char NOTATION[] =
-    "Local: p_j the softmax weights of the query q over the keys k_j, fitted anew for each query. Recurrent: one step "
-    "from the\ndecayed state D = S a, a = e^(log decay): S = argmin <grad J(D), S - D> + R / beta; mesa is the minimiser "
-    "of J + R, w_i the\nweights that decay and beta leave. Cost: operations of one more token, d channels, after t "
-    "tokens; n steps of conjugate\ngradients. Scores of the local family: q.k; with decay (FoX) plus the log decays "
-    "between; with path (PaTH) the key\nreflected by the tokens between; after a rotation (RoPE).\n";
+    "Local: p_j the softmax weights of the query q over the keys k_j, fitted anew for each query. "
+    "Recurrent: one step from the\ndecayed state D = S a, a = e^(log decay): S = argmin <grad J(D), S - D> "
+    "+ R / beta; mesa is the minimiser of J + R, w_i the\nweights that decay and beta leave. Cost: "
+    "operations of one more token, d channels, after t tokens; n steps of conjugate\ngradients. Scores of "
+    "the local family: q.k; with decay (FoX) plus the log decays between; with path (PaTH) the "
+    "key\nreflected by the tokens between; after a rotation (RoPE).\n";
 
 enum { COLUMNS = 7 };
 

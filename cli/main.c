@@ -81,8 +81,8 @@ static void occupy_standard_descriptors(void)
     if (descriptor > STDERR_FILENO) close(descriptor);
 }
 
-/* Printed text that did not arrive is a failure, also where the reader of a pipe has gone. Why an earlier write failed is not
- * kept: another one fails alike. */
+/* Printed text that did not arrive is a failure, also where the reader of a pipe has gone. Why an earlier
+ * write failed is not kept: another one fails alike. */
 static int check_stdout(int status)
 {
     int failed = ferror(stdout);

@@ -73,6 +73,16 @@ const char *names_list(char text[NAMES_BYTES], names_word *word_at, const char *
     return join(text, words, last);
 }
 
+int names_choose(const char *option, const char *word, names_word *word_at, int *choice, io_error *error)
+{
+    char text[NAMES_BYTES];
+    if (!word) return 0;
+    *choice = names_find(word_at, word);
+    return *choice >= 0 ? 0
+                        : io_fail(error, EXIT_USAGE, "--%s %s: expected %s", option, word,
+                                  names_list(text, word_at, " or "));
+}
+
 const char *names_mechanisms(char text[NAMES_BYTES], names_test *is, const char *const *more,
                              const char *last)
 {

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: MIT
- * The words of loam.h: what the program takes, lists and refuses is made of them, so that it keeps no list of its own. */
+ * The words of loam.h: what the program takes, lists and refuses is made of them, so that it keeps no list of
+ * its own. */
 #ifndef LOAM_CLI_NAMES_H
 #define LOAM_CLI_NAMES_H
 
+#include "io/error.h"
 #include "loam.h"
 
 #include <stdbool.h>
@@ -24,11 +26,15 @@ enum { NAMES_BYTES = 256 };
 /* "a, b or c", with " or " as `last`; returns `text`. */
 const char *names_list(char text[NAMES_BYTES], names_word *word_at, const char *last);
 
+/* The index of an option's word; `choice` stays where the word is NULL. */
+int names_choose(const char *option, const char *word, names_word *word_at, int *choice, io_error *error);
+
 /* What the library knows of a mechanism. */
 loam_mechanism_info names_form(loam_mechanism mechanism);
 
 typedef bool names_test(const loam_mechanism_info *info);
-/* Likewise of the mechanisms that pass a test, and of the words `more` after them, which NULL ends; NULL: none. */
+/* Likewise of the mechanisms that pass a test, and of the words `more` after them, which NULL ends; NULL:
+ * none. */
 const char *names_mechanisms(char text[NAMES_BYTES], names_test *is, const char *const *more,
                              const char *last);
 

@@ -14,7 +14,8 @@ typedef enum option_kind {
     OPTION_TEXT, /* const char **: points into argv */
     OPTION_INT,  /* int64_t *: min .. max; bounds of 1e18 and more are none */
     OPTION_REAL, /* double *: finite, min .. max; likewise */
-    OPTION_GROUP /* no option but a heading of the help: `help` stands under it and `argument`, an example, below that */
+    OPTION_GROUP /* no option but a heading of the help: `help` stands under it and `argument`, an example,
+                    below that */
 } option_kind;
 
 typedef struct option_row {
@@ -26,9 +27,9 @@ typedef struct option_row {
     const char *help;
 } option_row;
 
-/* Parses argv[1..], each option at most once; positional arguments are moved to the front of argv[1..] and counted. `--help` prints
- * the usage line, `about` and the table to stdout and sets *help. Errors name the option, the value and what
- * was expected. */
+/* Parses argv[1..], each option at most once; positional arguments are moved to the front of argv[1..] and
+ * counted. `--help` prints the usage line, `about` and the table to stdout and sets *help. Errors name the
+ * option, the value and what was expected. */
 int options_parse(int *argc, char **argv, const option_row *rows, const char *usage, const char *about,
                   bool *help, io_error *error);
 

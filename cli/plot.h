@@ -5,8 +5,8 @@
  * people can tell apart (1 blue, 2 vermilion, 3 green, 4 purple, 5 orange, 6 sky, 7 wine, 8 grey), a light
  * grid, axes left and below, and line types of the same number for points. It must not `set output`.
  *
- * One colour means one fit in every picture: blue a local line (LLA), vermilion a local constant (softmax), green MesaNet,
- * purple DeltaNet, orange linear attention, sky Gated DeltaNet, wine KDA, grey no fit. */
+ * One colour means one fit in every picture: blue a local line (LLA), vermilion a local constant (softmax),
+ * green MesaNet, purple DeltaNet, orange linear attention, sky Gated DeltaNet, wine KDA, grey no fit. */
 #ifndef LOAM_CLI_PLOT_H
 #define LOAM_CLI_PLOT_H
 

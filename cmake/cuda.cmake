@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-# The CUDA back end: on where there is a CUDA compiler. Builds that instrument host code leave it out: their tools see
-# nothing of a kernel, and compute-sanitizer does (tools/gpu-check.sh).
+# The CUDA back end: on where there is a CUDA compiler. Builds that instrument host code leave it out: their
+# tools see nothing of a kernel, and compute-sanitizer does (tools/gpu-check.sh).
 include(CheckLanguage)
 
 set(CMAKE_CUDA_ARCHITECTURES 80)

@@ -10,7 +10,8 @@ set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 if(NOT CMAKE_BUILD_TYPE)
     set(CMAKE_BUILD_TYPE Release CACHE STRING "Release, or Debug (asserts, -O1)" FORCE)
 endif()
-set(CMAKE_C_FLAGS_DEBUG "-O1 -g -fno-omit-frame-pointer")
+# Lines for the sanitizers; where each variable is takes gcc up to as long again as the code.
+set(CMAKE_C_FLAGS_DEBUG "-O1 -g1 -fno-omit-frame-pointer")
 
 # Options of C files. The CUDA compiler takes its own (cuda_options below).
 function(loam_c_options)
@@ -47,8 +48,8 @@ if(LOAM_FUZZ)
     loam_c_options(-fsanitize=fuzzer-no-link)
 endif()
 
-# Device code is C with templates; host code neither throws nor needs the C++ library, so that a C compiler links it.
-# ptxas' report of each kernel goes to a file beside the object (tools/ptxas-log.sh).
+# Device code is C with templates; host code neither throws nor needs the C++ library, so that a C compiler
+# links it. ptxas' report of each kernel goes to a file beside the object (tools/ptxas-log.sh).
 set(cuda_options --expt-relaxed-constexpr -Xptxas=-v -Xfatbin=-compress-all
     -Xcompiler=-fno-math-errno,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics,-Wall,-Wextra,-Wshadow,-Wvla,-Wpointer-arith)
 if(LOAM_WERROR)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Forward: the values are an affine function of the keys, v = 1 + k / 2. Softmax attention averages the values
- * around a query and so pulls every output towards the mean; Local Linear Attention fits the line.
+ * Forward: the values are an affine function of the keys, v = 1 + k / 2. Softmax attention averages the
+ * values around a query and so pulls every output towards the mean; Local Linear Attention fits the line.
  *
- *     cc 01_forward.c $(pkg-config --cflags --libs loam) -lm -o 01_forward
- */
+ *     cc 01_forward.c $(pkg-config --cflags --libs loam) -lm -o
+ * 01_forward */
 #include <loam.h>
 
 #include <math.h>
@@ -33,9 +33,7 @@ static int attend(loam_mechanism mechanism, const float *q, const float *k, cons
 
     loam_error error;
     loam_plan *plan;
-    if (loam_plan_create(&plan, &problem, &error)) {
-        return fprintf(stderr, "%s\n", error.text), 1;
-    }
+    if (loam_plan_create(&plan, &problem, &error)) return fprintf(stderr, "%s\n", error.text), 1;
     const size_t bytes = loam_plan_work_bytes(plan);
     void *work = bytes ? aligned_alloc(LOAM_ALIGN, bytes) : NULL;
     const loam_args args = {
@@ -46,11 +44,10 @@ static int attend(loam_mechanism mechanism, const float *q, const float *k, cons
         .work = work,
     };
     const loam_status status = loam_run(plan, &args, &error);
-    if (status) {
+    if (status)
         fprintf(stderr, "%s\n", error.text);
-    } else {
+    else
         printf("%s\n", loam_plan_name(plan));
-    }
     free(work);
     loam_plan_destroy(plan);
     return status != LOAM_OK;
@@ -76,17 +73,12 @@ int main(void)
     static float q[COUNT], k[COUNT], v[COUNT], o[COUNT];
     fill(q, 1);
     fill(k, 2);
-    for (int index = 0; index < COUNT; index++) {
+    for (int index = 0; index < COUNT; index++)
         v[index] = 1 + k[index] / 2;
-    }
 
-    if (attend(LOAM_SOFTMAX, q, k, v, o)) {
-        return 1;
-    }
+    if (attend(LOAM_SOFTMAX, q, k, v, o)) return 1;
     const double constant = error_of(q, o);
-    if (attend(LOAM_LLA, q, k, v, o)) {
-        return 1;
-    }
+    if (attend(LOAM_LLA, q, k, v, o)) return 1;
     const double line = error_of(q, o);
     printf("error of softmax %.4f, of local linear attention %.4f\n", constant, line);
     return !(line < constant / 20);

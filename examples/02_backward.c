@@ -4,8 +4,8 @@
  * into the gradients of all inputs. The loss here is the sum of the outputs, so that grad_o is 1 everywhere,
  * and its change along one number of k is shown beside the gradient.
  *
- *     cc 02_backward.c $(pkg-config --cflags --libs loam) -lm -o 02_backward
- */
+ *     cc 02_backward.c $(pkg-config --cflags --libs loam) -lm -o
+ * 02_backward */
 #include <loam.h>
 
 #include <math.h>
@@ -29,12 +29,8 @@ static int attend(loam_pass pass, data *d, void **saved)
 
     loam_error error;
     loam_plan *plan;
-    if (loam_plan_create(&plan, &problem, &error)) {
-        return fprintf(stderr, "%s\n", error.text), 1;
-    }
-    if (!*saved) {
-        *saved = aligned_alloc(LOAM_ALIGN, loam_plan_saved_bytes(plan));
-    }
+    if (loam_plan_create(&plan, &problem, &error)) return fprintf(stderr, "%s\n", error.text), 1;
+    if (!*saved) *saved = aligned_alloc(LOAM_ALIGN, loam_plan_saved_bytes(plan));
     const size_t bytes = loam_plan_work_bytes(plan);
     loam_args args = {
         .q = loam_dense(d->q, 1, TOKENS, DIM),
@@ -52,9 +48,7 @@ static int attend(loam_pass pass, data *d, void **saved)
         args.grad_v = loam_dense_out(d->grad_v, 1, TOKENS, DIM);
     }
     const loam_status status = loam_run(plan, &args, &error);
-    if (status) {
-        fprintf(stderr, "%s\n", error.text);
-    }
+    if (status) fprintf(stderr, "%s\n", error.text);
     free(args.work);
     loam_plan_destroy(plan);
     return status != LOAM_OK;
@@ -63,9 +57,8 @@ static int attend(loam_pass pass, data *d, void **saved)
 static double loss(const data *d)
 {
     double sum = 0;
-    for (int index = 0; index < COUNT; index++) {
+    for (int index = 0; index < COUNT; index++)
         sum += d->o[index];
-    }
     return sum;
 }
 

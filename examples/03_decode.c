@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * Decode, a token at a time, in the two ways that there are. Local Linear Attention keeps all keys and values: a cache that grows
- * within its capacity, one plan for all steps, and lens_kv says how far it is filled. The gated delta rule keeps a state of
- * one size. Both give what one forward over all tokens gives.
+ * Decode, a token at a time, in the two ways that there are. Local Linear Attention keeps all keys and
+ * values: a cache that grows within its capacity, one plan for all steps, and lens_kv says how far it is
+ * filled. The gated delta rule keeps a state of one size. Both give what one forward over all tokens gives.
  *
  *     cc 03_decode.c $(pkg-config --cflags --libs loam) -lm -o 03_decode
  *
- * With -DLOAM_HAVE_CUDA and the CUDA runtime the state also goes from step to step on a GPU, where there is one.
- */
+ * With -DLOAM_HAVE_CUDA and the CUDA runtime the state also goes from step to step on a GPU, where there is
+ *
+ * one. */
 #include <loam.h>
 
 #include <math.h>
@@ -46,9 +47,8 @@ static void *put(loam_backend backend, const void *from, size_t bytes)
 {
     void *to = NULL;
 #ifdef LOAM_HAVE_CUDA
-    if (backend == LOAM_BACKEND_CUDA) {
+    if (backend == LOAM_BACKEND_CUDA)
         return cudaMalloc(&to, bytes) || cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice) ? NULL : to;
-    }
 #endif
     (void)backend;
     to = aligned_alloc(LOAM_ALIGN, (bytes + LOAM_ALIGN - 1) / LOAM_ALIGN * LOAM_ALIGN);
@@ -58,9 +58,8 @@ static void *put(loam_backend backend, const void *from, size_t bytes)
 static int get(loam_backend backend, void *to, const void *from, size_t bytes)
 {
 #ifdef LOAM_HAVE_CUDA
-    if (backend == LOAM_BACKEND_CUDA) {
+    if (backend == LOAM_BACKEND_CUDA)
         return cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost) != cudaSuccess;
-    }
 #endif
     (void)backend;
     memcpy(to, from, bytes);
@@ -89,15 +88,12 @@ static loam_plan *plan_for(loam_mechanism mechanism, loam_pass pass, int64_t ste
     problem.len_q = steps;
     problem.len_kv = mechanism == LOAM_LLA ? CAPACITY : steps;
     problem.dim_qk = problem.dim_v = DIM;
-    if (mechanism == LOAM_GATED_DELTA) {
+    if (mechanism == LOAM_GATED_DELTA)
         problem.feature_map = LOAM_FEATURES_UNIT; /* keys of length 1 keep a delta rule from growing */
-    }
     problem.backend = backend;
     loam_error error;
     loam_plan *plan;
-    if (loam_plan_create(&plan, &problem, &error)) {
-        fprintf(stderr, "%s\n", error.text);
-    }
+    if (loam_plan_create(&plan, &problem, &error)) fprintf(stderr, "%s\n", error.text);
     return plan;
 }
 
@@ -115,9 +111,7 @@ static int run(const loam_plan *plan, const loam_args *args)
 {
     loam_error error;
     const loam_status status = loam_run(plan, args, &error);
-    if (status) {
-        fprintf(stderr, "%s\n", error.text);
-    }
+    if (status) fprintf(stderr, "%s\n", error.text);
     return status != LOAM_OK;
 }
 
@@ -126,9 +120,7 @@ static double distance(const float *a, const float *b)
     double most = 0;
     for (int index = 0; index < COUNT; index++) {
         const double off = fabs((double)a[index] - (double)b[index]);
-        if (isnan(off)) {
-            return off;
-        }
+        if (isnan(off)) return off;
         most = off > most ? off : most;
     }
     return most;
@@ -170,13 +162,11 @@ static int grow_a_cache(const tokens *x)
         .o = loam_dense_out(expected, HEADS, CAPACITY, DIM),
         .work = work,
     };
-    for (int index = 0; index < COUNT; index++) {
+    for (int index = 0; index < COUNT; index++)
         k[index] = v[index] = NAN;
-    }
     int failed = !work || run(whole, &args);
-    for (int64_t t = 0; t < CAPACITY && !failed; t++) {
+    for (int64_t t = 0; t < CAPACITY && !failed; t++)
         failed = cached_step(step, x, t, k, v, o, work);
-    }
     if (!failed) {
         printf("%s: %d steps, off by %.1e\n", loam_plan_name(step), CAPACITY, distance(o, expected));
         failed = !(distance(o, expected) < 1e-4);
@@ -189,7 +179,8 @@ static int grow_a_cache(const tokens *x)
 
 /* ------------------------------------------------------------------ a state */
 
-/* The tokens from `first` on, as many as the plan's, from the state to the state, in place; NULL: no state is kept. */
+/* The tokens from `first` on, as many as the plan's, from the state to the state, in place; NULL: no state is
+ * kept. */
 static loam_args state_args(const tokens *x, int64_t first, float *state, float *o, void *work)
 {
     loam_args args = {
@@ -223,9 +214,8 @@ static int keep_a_state(const tokens *x, loam_backend backend)
         const loam_args args = state_args(there, t, state, out, work);
         failed = run(step, &args);
     }
-    if (!failed && !get(backend, o, out, sizeof o)) {
+    if (!failed && !get(backend, o, out, sizeof o))
         printf("%s: %d steps, off by %.1e\n", loam_plan_name(step), CAPACITY, distance(o, expected));
-    }
     failed = failed || !(distance(o, expected) < 1e-4);
     release(backend, there), release(backend, out), release(backend, state), release(backend, work);
     loam_plan_destroy(whole);
@@ -240,9 +230,8 @@ int main(void)
     int failed = grow_a_cache(&x) || keep_a_state(&x, LOAM_BACKEND_AUTO);
 #ifdef LOAM_HAVE_CUDA
     int devices = 0;
-    if (!failed && cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0) {
+    if (!failed && cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0)
         failed = keep_a_state(&x, LOAM_BACKEND_CUDA);
-    }
 #endif
     return failed;
 }

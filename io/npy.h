@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * NumPy's .npy files, versions 1.0, 2.0 and 3.0, little-endian and in C order: float16, float32 and float64; of vectors of
- * whole numbers also int32 and int64. */
+ * NumPy's .npy files, versions 1.0, 2.0 and 3.0, little-endian and in C order: float16, float32 and float64;
+ * of vectors of whole numbers also int32 and int64. */
 #ifndef LOAM_IO_NPY_H
 #define LOAM_IO_NPY_H
 
@@ -14,7 +14,8 @@ int npy_read(array *out, const char *path, io_error *error);
 /* The same from a seekable stream that messages call `name`. */
 int npy_read_stream(array *out, FILE *stream, const char *name, io_error *error);
 
-/* A vector of int32 or int64; *out is malloc's, and never NULL once read. On failure it is NULL and *count 0. */
+/* A vector of int32 or int64; *out is malloc's, and never NULL once read. On failure it is NULL and *count
+ * 0. */
 int npy_read_integers(int64_t **out, int64_t *count, const char *path, io_error *error);
 int npy_read_integers_stream(int64_t **out, int64_t *count, FILE *stream, const char *name, io_error *error);
 

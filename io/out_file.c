@@ -81,7 +81,8 @@ static int open_temporary(out_file *file)
     return descriptor;
 }
 
-/* The path of a file without links in it; NULL where it has none, as a deleted one that is open as /dev/stdout. */
+/* The path of a file without links in it; NULL where it has none, as a deleted one that is open as
+ * /dev/stdout. */
 static char *real_path(const char *path, const struct stat *status)
 {
     struct stat found;

@@ -1,8 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# bare.sh [demo|test]: what somebody with a bare Debian 12 sees. Makes one in a temporary folder (apt, git, make and
-# ca-certificates, nothing else, from this machine's package sources), clones HEAD into it and runs `make demo`, then
-# `make test`, or only the one named. Needs root and mmdebstrap; outside CI it says so and passes where it lacks them.
+# bare.sh [demo|test]: what somebody with a bare Debian 12 sees. Makes one in a temporary folder (apt, git,
+# make and ca-certificates, nothing else, from this machine's package sources), clones HEAD into it and runs
+# `make demo`, then `make test`, or only the one named. Needs root and mmdebstrap; outside CI it says so and
+# passes where it lacks them.
 set -eu
 tree=$(cd "$(dirname "$0")/.." && pwd)
 
@@ -13,13 +14,15 @@ cannot()
     exit 0
 }
 
-# As root in namespaces of its own: $1 the folder, then what to make. Mounts and processes go when this shell does.
+# As root in namespaces of its own: $1 the folder, then what to make. Mounts and processes go when this shell
+# does.
 inside()
 {
     bare=$1
     shift
     begun=$(date +%s)
-    # Of the machine's sources those of this Debian; where it is another one, mmdebstrap knows where Debian lies.
+    # Of the machine's sources those of this Debian; where it is another one, mmdebstrap knows where Debian
+    # lies.
     sources=$(grep -ls bookworm /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources || true)
     apt-config dump | grep '^Acquire::' >"$bare/apt.conf" || true
     # shellcheck disable=SC2086

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# fuzz.sh BUILD SECONDS: fuzzes each reader for so long, from the corpus in the repository. What it finds new it
-# keeps in BUILD/found, and a crash leaves its input there.
+# fuzz.sh BUILD SECONDS: fuzzes each reader for so long, from the corpus in the repository. What it finds new
+# it keeps in BUILD/found, and a crash leaves its input there.
 set -eu
 build=$1 seconds=$2
 corpus=$(dirname "$0")/../tests/fuzz/corpus

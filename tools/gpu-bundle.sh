@@ -1,8 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# gpu-bundle.sh BUILD DIRECTORY [PROGRAM...]: what tools/gpu-check.sh needs, for a machine with a GPU that has neither this
-# tree nor its libraries: the tests, the program, further ones of the build tree (tests/accuracy/loam-accuracy), the shared
-# libraries that they use (but the C library's) and the script itself.
+# gpu-bundle.sh BUILD DIRECTORY [PROGRAM...]: what tools/gpu-check.sh needs, for a machine with a GPU that has
+# neither this tree nor its libraries: the tests, the program, further ones of the build tree
+# (tests/accuracy/loam-accuracy), the shared libraries that they use (but the C library's) and the script
+# itself.
 set -eu
 build=$1 to=$2
 shift 2

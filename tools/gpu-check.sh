@@ -1,10 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# gpu-check.sh [-n CASES] [-s SEED] [-q] [DIRECTORY]: all tests of the CUDA back end on this machine's GPU, then
-# compute-sanitizer's four tools on small cases, and one table. DIRECTORY is a build tree, by default build, or what
-# tools/gpu-bundle.sh made of one elsewhere. -q leaves out the large arrays and the accuracy table (which needs loam-accuracy
-# there), and does fewer cases under the sanitizer. Logs go to DIRECTORY/gpu-check. Exit status: 0 all is well, 1 something
-# is not, 77 no GPU.
+# gpu-check.sh [-n CASES] [-s SEED] [-q] [DIRECTORY]: all tests of the CUDA back end on this machine's GPU,
+# then compute-sanitizer's four tools on small cases, and one table. DIRECTORY is a build tree, by default
+# build, or what tools/gpu-bundle.sh made of one elsewhere. -q leaves out the large arrays and the accuracy
+# table (which needs loam-accuracy there), and does fewer cases under the sanitizer. Logs go to
+# DIRECTORY/gpu-check. Exit status: 0 all is well, 1 something is not, 77 no GPU.
 set -u
 cases=300 seed=1 quick=0
 while getopts n:s:q option; do
@@ -74,7 +74,8 @@ if [ -z "$sanitizer" ]; then
     exit 1
 fi
 few=$((quick ? 6 : 25))
-# Exact allocations and no poison: reads outside arrays, and of what nothing wrote, are the sanitizer's to find.
+# Exact allocations and no poison: reads outside arrays, and of what nothing wrote, are the sanitizer's to
+# find.
 LOAM_CHECK_TIGHT=1
 export LOAM_CHECK_TIGHT
 for tool in memcheck racecheck synccheck initcheck; do

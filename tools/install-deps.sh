@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Installs the Debian packages that a task needs and that are missing: tools/install-deps.sh [build|test|demo|lint]
-# Each task includes those before it in its line of the table. Where all is there it does nothing, offline.
+# Installs the Debian packages that a task needs and that are missing: tools/install-deps.sh
+# [build|test|demo|lint] Each task includes those before it in its line of the table. Where all is there it
+# does nothing, offline.
 set -eu
 
 # package, the tasks that need it, and why.
@@ -21,6 +22,7 @@ gnuplot-nox         build,test,demo,lint   draws the pictures
 libcmocka-dev       test,lint              the test framework
 g++                 test,lint              compiles the public header as C++
 man-db              test,lint              renders the manual page
+python3             test,lint              reads the sources for tools/house.py
 clang               lint                   the second compiler, ThreadSanitizer and libFuzzer
 libclang-rt-14-dev  lint                   run-time libraries of the sanitizers
 libomp-14-dev       lint                   OpenMP for clang, with Archer that explains it to ThreadSanitizer

@@ -5,9 +5,10 @@
 set -eu
 cd "${1:-$(dirname "$0")/..}"
 
-# layer, then what it may include besides itself: just these rooms, not the rooms within them. A directory with a line of
-# its own is no part of the one around it. The families of src never include each other. A file after a minus is of an
-# allowed room, and yet not to be included: what serves kernels does not serve the reference that they are checked by.
+# layer, then what it may include besides itself: just these rooms, not the rooms within them. A directory
+# with a line of its own is no part of the one around it. The families of src never include each other. A file
+# after a minus is of an allowed room, and yet not to be included: what serves kernels does not serve the
+# reference that they are checked by.
 law='
 include
 src/base  include

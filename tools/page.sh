@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# page.sh OUT: the page of the demo, on standard output, from what tools/demo.sh left in OUT. Whatever a caption says of a
-# result, order and numbers, is read here from the tables of the same run.
+# page.sh OUT: the page of the demo, on standard output, from what tools/demo.sh left in OUT. Whatever a
+# caption says of a result, order and numbers, is read here from the tables of the same run.
 set -eu
 out=$1
 
@@ -42,7 +42,8 @@ bandwidth()
     awk -F 'bandwidth ' "/^$1,$2,/ { print \$2 + 0; n++ } END { exit !n }" "$out/smooth/summary.csv" || echo @missing@
 }
 
-# The best of each cell with the own pair hidden, and the place of LLA: rows are segment sizes, columns dimensions.
+# The best of each cell with the own pair hidden, and the place of LLA: rows are segment sizes, columns
+# dimensions.
 winners()
 {
     awk -F, "$functions"'

@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# ptxas-log.sh NVCC ARGUMENT...: runs the CUDA compiler; what ptxas says of registers, stack and spills goes to OBJECT.ptxas,
-# where a test reads it (tests/cuda/code.sh), everything else to stderr. Set before the compiler by CMake.
+# ptxas-log.sh NVCC ARGUMENT...: runs the CUDA compiler; what ptxas says of registers, stack and spills goes
+# to OBJECT.ptxas, where a test reads it (tests/cuda/code.sh), everything else to stderr. Set before the
+# compiler by CMake.
 set -u
 object=
 last=

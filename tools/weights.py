@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Draws docs/pictures/weights-NAME.svg: the weights that each mechanism gives every earlier token, computed by `loam attend` with
-the unit vectors as values, so that the output of a token is its row of weights.
+"""Draws docs/pictures/weights-NAME.svg: the weights that each mechanism gives every earlier token, computed
+by `loam attend` with the unit vectors as values, so that the output of a token is its row of weights.
 
     pip install numpy && tools/weights.py [--loam build/loam]
 
-The example: 32 tokens, a cycle of eight keys shown four times, each time a little different; each token asks for the key that
-came five tokens before it, and therefore 13, 21 and 29 before it too.
-Where gates depend on the token, token 16 forgets; where on the channel, the first channels forget fast and the last ones
-slowly."""
+The example: 32 tokens, a cycle of eight keys shown four times, each time a little different; each token asks
+for the key that came five tokens before it, and therefore 13, 21 and 29 before it too. Where gates depend on
+the token, token 16 forgets; where on the channel, the first channels forget fast and the last ones slowly."""
 
 import argparse
 import pathlib

@@ -76,7 +76,8 @@ typedef struct attend_options {
     bool full, normalise, verbose;
 } attend_options;
 
-/* Where the sequences of packed tokens begin, and the end of the last; at is NULL where they are not packed. */
+/* Where the sequences of packed tokens begin, and the end of the last; at is NULL where they are not
+ * packed. */
 typedef struct attend_offsets {
     const char *path;
     int64_t *at, count;
@@ -116,8 +117,8 @@ loam_const_view attend_const_view(const attend_run *run, array *a);
 /* Parses argv; sets options->help where only the help was asked for. */
 int attend_parse(attend_options *options, int argc, char **argv, io_error *error);
 
-/* The first `axes` of (B,H,rows,channels), B and H those of `like`, which is --q or --v, that its rank has: without B for
- * rank 3, without B and H for rank 2. Returns how many. */
+/* The first `axes` of (B,H,rows,channels), B and H those of `like`, which is --q or --v, that its rank has:
+ * without B for rank 3, without B and H for rank 2. Returns how many. */
 int attend_side_shape(const attend_run *run, enum attend_input like, int axes, int64_t rows, int64_t channels,
                       int64_t *shape);
 bool attend_has_shape(const array *a, int rank, const int64_t *shape);

@@ -18,7 +18,8 @@ int attend_report(const loam_error *from, int exit_status, io_error *error)
 
 /* ---------------------------------------------------------------- outputs */
 
-/* [batch, heads_q, tokens of q] with the axes that the rank of q has, and `last` after them where it is >= 0. */
+/* [batch, heads_q, tokens of q] with the axes that the rank of q has, and `last` after them where it is >=
+ * 0. */
 static int make_rows(attend_run *run, enum attend_output which, int64_t last, const char *what,
                      io_error *error)
 {
@@ -107,7 +108,8 @@ static loam_view ridge_view(const attend_run *run, array *a)
     return (loam_view){ a->data, 0, 0, 0 };
 }
 
-/* Of softmax, parallax and lla a log decay goes with the keys of a query head, a beta with those of a key head. */
+/* Of softmax, parallax and lla a log decay goes with the keys of a query head, a beta with those of a key
+ * head. */
 static loam_view decay_view(const attend_run *run, array *a)
 {
     const loam_problem *p = &run->problem;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * `loam attend interpolation`: softmax on what a recurrence leaves over. The scores' options are the softmax's, all else is of
- * the recurrence. */
+ * `loam attend interpolation`: softmax on what a recurrence leaves over. The scores' options are the
+ * softmax's, all else is of the recurrence. */
 #include "cli/attend/attend.h"
 
 #include <stdio.h>

@@ -83,17 +83,6 @@ static int check_linear(attend_options *o, io_error *error)
     return 0;
 }
 
-/* The index of a word among names; `choice` stays where the option is absent. */
-static int choose(const char *option, const char *word, names_word *names, int *choice, io_error *error)
-{
-    char text[NAMES_BYTES];
-    if (!word) return 0;
-    *choice = names_find(names, word);
-    return *choice >= 0 ? 0
-                        : io_fail(error, EXIT_USAGE, "--%s %s: expected %s", option, word,
-                                  names_list(text, names, " or "));
-}
-
 static const char *layout_name(int index)
 {
     static const char *const names[] = { "bhtd", "bthd", NULL };
@@ -103,13 +92,14 @@ static const char *layout_name(int index)
 static int choose_all(attend_options *o, io_error *error)
 {
     attend_choices *c = &o->choice;
-    int status = choose("feature-map", o->feature_map, names_feature_map, &c->feature_map, error);
-    if (!status) status = choose("ridge-unit", o->ridge_unit, names_ridge_unit, &c->ridge_unit, error);
-    if (!status) status = choose("score", o->score, names_score, &c->score, error);
-    if (!status) status = choose("rope-layout", o->rope_layout, names_rope_layout, &c->rope_layout, error);
-    if (!status) status = choose("layout", o->layout, layout_name, &c->tokens_first, error);
-    if (!status) status = choose("dtype", o->dtype, names_dtype, &c->dtype, error);
-    return status ? status : choose("backend", o->backend, names_backend, &c->backend, error);
+    int status = names_choose("feature-map", o->feature_map, names_feature_map, &c->feature_map, error);
+    if (!status) status = names_choose("ridge-unit", o->ridge_unit, names_ridge_unit, &c->ridge_unit, error);
+    if (!status) status = names_choose("score", o->score, names_score, &c->score, error);
+    if (!status)
+        status = names_choose("rope-layout", o->rope_layout, names_rope_layout, &c->rope_layout, error);
+    if (!status) status = names_choose("layout", o->layout, layout_name, &c->tokens_first, error);
+    if (!status) status = names_choose("dtype", o->dtype, names_dtype, &c->dtype, error);
+    return status ? status : names_choose("backend", o->backend, names_backend, &c->backend, error);
 }
 
 /* What a mechanism cannot do without, and what goes with something else. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * Packed sequences: q, k and v hold the tokens of several sequences one after the other, --cu-seqlens says where each begins.
- * Everything that follows tokens is packed likewise; states, one for each sequence, have the sequences for a batch. */
+ * Packed sequences: q, k and v hold the tokens of several sequences one after the other, --cu-seqlens says
+ * where each begins. Everything that follows tokens is packed likewise; states, one for each sequence, have
+ * the sequences for a batch. */
 #include "cli/attend/attend.h"
 
 #include "io/npy.h"

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * What the recurrent family reads beside q, k and v: shapes, and what stands for inputs that were left out. */
+ * What the recurrent family reads beside q, k and v: shapes, and what stands for inputs that were left
+ * out. */
 #include "cli/attend/attend.h"
 
 static attend_sizes values_of(const attend_run *run) { return attend_sizes_of(run, &run->in[IN_V]); }
@@ -8,7 +9,7 @@ int64_t attend_state_rows(const attend_run *run)
 {
     const attend_options *o = run->options;
     return values_of(run).channels + (o->normalise ? 1 : 0) +
-           (o->mechanism == LOAM_MESA ? attend_sizes_of(run, &run->in[IN_Q]).channels : 0);
+           (o->form.ridge_axes ? attend_sizes_of(run, &run->in[IN_Q]).channels : 0);
 }
 
 int attend_state_shape(const attend_run *run, int64_t *shape)

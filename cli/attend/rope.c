@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Rotary positions: queries and keys turn before anything else, their gradients turn back after it. On the host, whatever the
- * back end. */
+ * Rotary positions: queries and keys turn before anything else, their gradients turn back after it. On the
+ * host, whatever the back end. */
 #include "cli/attend/attend.h"
 
 #include <stdlib.h>

@@ -9,29 +9,32 @@ const char ATTEND_USAGE[] = "loam attend MECHANISM --q F --k F --v F --out F [op
 const char *const ATTEND_SOFTMAX_NAMES[] = { "fox", "path", NULL };
 
 static const char ABOUT[] =
-    "Attention of the queries q over the keys k with values v. MECHANISM is of the local family, a fit of its own for each "
-    "query: %s; a recurrence, one linear map for all that came before: %s; or interpolation: softmax on what a recurrence "
-    "leaves over. `loam list --table` has what each fits.\n\n"
+    "Attention of the queries q over the keys k with values v. MECHANISM is of the local family, a fit of "
+    "its own for each query: %s; a recurrence, one linear map for all that came before: %s; or "
+    "interpolation: softmax on what a recurrence leaves over. `loam list --table` has what each fits.\n\n"
     "Files F are FILE.npy (float16, float32, float64, little-endian, C order) or FILE.safetensors:TENSOR "
-    "(F16, BF16, F32, F64). q, k and v have one rank: (B,H,T,D), (H,T,D) or (T,D). Other shapes are told for the first of "
-    "them; where q has no B or H they lose these axes too: with q of (T,D) a ridge per token is (T,). Hq, Hk and Hv are the "
-    "heads of q, k and v, Tq and Tk the tokens of q and k. With --cu-seqlens, q has (H,T,D) or (T,D) with the T tokens of N "
-    "sequences one after the other, states are (N,Hv,R,D) or (N,R,D), weights (Hq,Tq,keys of the longest). Only q, k, v, "
-    "probe, w, out, rho, grad-out and their gradients follow --layout.\n\n"
-    "Results are .npy files with the rank of q; bfloat16 is written as float32. None appears before all are complete, and "
-    "none is written over an input.\n\n"
-    "Exit status: 0 done, 1 a bug or too little memory, 2 wrong options, 3 wrong input, 4 output not written.";
+    "(F16, BF16, F32, F64). q, k and v have one rank: (B,H,T,D), (H,T,D) or (T,D). Other shapes are told for "
+    "the first of them; where q has no B or H they lose these axes too: with q of (T,D) a ridge per token is "
+    "(T,). Hq, Hk and Hv are the heads of q, k and v, Tq and Tk the tokens of q and k. With --cu-seqlens, q "
+    "has (H,T,D) or (T,D) with the T tokens of N sequences one after the other, states are (N,Hv,R,D) or "
+    "(N,R,D), weights (Hq,Tq,keys of the longest). Only q, k, v, probe, w, out, rho, grad-out and their "
+    "gradients follow --layout.\n\n"
+    "Results are .npy files with the rank of q; bfloat16 is written as float32. None appears before all are "
+    "complete, and none is written over an input.\n\n"
+    "Exit status: 0 done, 1 a bug or too little memory, 2 wrong options, 3 wrong input, 4 output not "
+    "written.";
 
 static const char LOCAL[] =
-    "softmax fits a constant; parallax is given the slope of a line, its probe, lla (Local Linear Attention) solves for it; "
-    "fox is softmax whose scores decay, path softmax whose keys are reflected by the tokens between. Hq is a multiple of Hk, "
-    "and Hv is Hk. Shapes: ridge () or (1,), (Hq,), (B,Hq,Tq) or (B,Hq,Tq,D); log-decay and key-bias (B,Hq,Tk); beta "
-    "(B,Hk,Tk); slope and sink (Hq,); lse (B,Hq,Tq); weights (B,Hq,Tq,Tk).";
+    "softmax fits a constant; parallax is given the slope of a line, its probe, lla (Local Linear "
+    "Attention) solves for it; fox is softmax whose scores decay, path softmax whose keys are reflected by "
+    "the tokens between. Hq is a multiple of Hk, and Hv is Hk. Shapes: ridge () or (1,), (Hq,), (B,Hq,Tq) "
+    "or (B,Hq,Tq,D); log-decay and key-bias (B,Hq,Tk); beta (B,Hk,Tk); slope and sink (Hq,); lse (B,Hq,Tq); "
+    "weights (B,Hq,Tq,Tk).";
 
 static const char RECURRENT[] =
-    "q and k have one shape, and Hv is a multiple of their heads. Shapes: log-decay (Hv,) for %s, (B,Hv,T) for %s, "
-    "(B,Hv,T,D) for %s; beta (B,Hv,T); ridge () or (1,), (Hv,) or (Hv,D); a state (B,Hv,R,D), R the channels of v, one more "
-    "with --normalise, D more for mesa.";
+    "q and k have one shape, and Hv is a multiple of their heads. Shapes: log-decay (Hv,) for %s, (B,Hv,T) "
+    "for %s, (B,Hv,T,D) for %s; beta (B,Hv,T); ridge () or (1,), (Hv,) or (Hv,D); a state (B,Hv,R,D), R the "
+    "channels of v, one more with --normalise, D more for mesa.";
 
 static const double NO_BOUND = 1e300;
 
@@ -109,7 +112,8 @@ static void add_inputs(attend_table *t, attend_options *o)
                "factor of the scores, or of q in recurrences; default 1/sqrt(D), but 1 for mesa");
     add_text(
         t, ALL, "cu-seqlens", &o->cu_seqlens, "F",
-        "q, k and v hold sequences one after the other; F.npy (int32 or int64) has where each begins, and the end");
+        "q, k and v hold sequences one after the other; F.npy (int32 or int64) has where each begins, and "
+        "the end");
     add_number(t, OPTION_REAL, "rope", &o->rope, 1, NO_BOUND, "BASE",
                "turn q and k by their positions first (RoPE; 10000 is usual), and their gradients back");
     add_text(t, ALL, "rope-layout", &o->rope_layout, "L",
@@ -181,7 +185,8 @@ static void add_recurrent(attend_table *t, attend_options *o)
              names_mechanisms(channel, by_channel, NULL, " and "));
     add_group(
         t, "recurrences", text,
-        "loam attend gated-delta --feature-map unit --q q.npy --k k.npy --v v.npy --state-out s.npy --out o.npy");
+        "loam attend gated-delta --feature-map unit --q q.npy --k k.npy --v v.npy --state-out s.npy --out "
+        "o.npy");
     add_text(t, RECURRENCES, "feature-map", &o->feature_map, "NAME",
              "q and k become identity (default), elu(x) + 1 (elu) or x / |x| (unit)");
     add_flag(t, (attend_only){ is_normalised, NULL }, "normalise", &o->normalise,

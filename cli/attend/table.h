@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The options of `loam attend`, grouped by family: what they set, which mechanisms have them, and the help. */
+ * The options of `loam attend`, grouped by family: what they set, which mechanisms have them, and the
+ * help. */
 #ifndef LOAM_CLI_ATTEND_TABLE_H
 #define LOAM_CLI_ATTEND_TABLE_H
 

@@ -84,7 +84,7 @@ bench_layout bench_layout_of(const loam_problem *p, enum bench_array which)
     case BENCH_GRAD_BETA: return (bench_layout){ values, p->len_kv, 1 };
     case BENCH_STATE_IN:
     case BENCH_STATE_OUT:
-        return (bench_layout){ values, p->dim_v + p->normalise + (p->mechanism == LOAM_MESA ? p->dim_qk : 0),
+        return (bench_layout){ values, p->dim_v + p->normalise + (bench_solves(p) ? p->dim_qk : 0),
                                p->dim_qk };
     default: return (bench_layout){ p->heads_q, p->len_q, p->dim_qk };
     }
@@ -229,7 +229,8 @@ static void form_gates(bench_arrays *a, enum bench_array which)
         }
 }
 
-/* H, elements `at` on, as 64 tokens leave it, from twice as many keys as channels, so that no direction is empty. */
+/* H, elements `at` on, as 64 tokens leave it, from twice as many keys as channels, so that no direction is
+ * empty. */
 static void form_h(const bench_arrays *a, int64_t head, int64_t at, uint64_t seed)
 {
     const int64_t d = a->shape->problem.dim_qk, keys = 2 * d;
@@ -255,7 +256,7 @@ static void form_state(const bench_arrays *a, uint64_t seed)
     const bench_layout l = bench_layout_of(p, BENCH_STATE_IN);
     const loam_dtype real = bench_array_dtype(p, BENCH_STATE_IN);
     const int64_t d = l.channels, heads = p->batch * l.heads, bytes = bench_dtype_bytes(real);
-    for (int64_t head = 0; head < heads && p->mechanism == LOAM_MESA; head++) {
+    for (int64_t head = 0; head < heads && bench_solves(p); head++) {
         const int64_t first = (head % l.heads * l.tokens + p->dim_v) * d,
                       at = (head * l.tokens + p->dim_v) * d;
         char *state = a->at[BENCH_STATE_IN];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The arrays of a shape, filled with numbers that depend on the seed alone (N(0, 1) but for the shape's data), and what
- * the library is to be called with. */
+ * The arrays of a shape, filled with numbers that depend on the seed alone (N(0, 1) but for the shape's
+ * data), and what the library is to be called with. */
 #ifndef LOAM_CLI_BENCH_ARRAYS_H
 #define LOAM_CLI_BENCH_ARRAYS_H
 

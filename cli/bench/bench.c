@@ -3,6 +3,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "cli/bench/device.h"
 #include "cli/bench/error.h"
+#include "cli/bench/measure.h"
 #include "cli/bench/report.h"
 #include "cli/command.h"
 #include "cli/files.h"
@@ -17,11 +18,12 @@
 #include <string.h>
 
 static const char ABOUT[] =
-    "Measures the kernels on the problems of shape files, or of a set built in, against what the machine can do in "
-    "the same run: OpenBLAS's sgemm for forward and backward, reading memory for decode, updating it for that of "
-    "recurrences. The set built in has every mechanism, but without --mechanism and --shape its local family alone is "
-    "measured. Each shape is run by the kernel that a plan chooses, unless it, or --kernel, names more. Rows of CUDA run "
-    "on the current GPU, on arrays in its memory, and are timed by its events with its cache emptied before each run.";
+    "Measures the kernels on the problems of shape files, or of a set built in, against what the machine "
+    "can do in the same run: OpenBLAS's sgemm for forward and backward, reading memory for decode, updating "
+    "it for that of recurrences. The set built in has every mechanism, but without --mechanism and --shape "
+    "its local family alone is measured. Each shape is run by the kernel that a plan chooses, unless it, or "
+    "--kernel, names more. Rows of CUDA run on the current GPU, on arrays in its memory, and are timed by "
+    "its events with its cache emptied before each run.";
 
 /* Seconds after which the roofs are measured again before the next shape. */
 static const double ROOF_AGE = 10;

@@ -3,8 +3,6 @@
 
 #include "cli/names.h"
 
-#include <stdbool.h>
-
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -35,6 +33,8 @@ static bool recurrent(const loam_problem *p)
     return names_is_recurrent(&form);
 }
 
+bool bench_solves(const loam_problem *p) { return names_form(p->mechanism).ridge_axes != 0; }
+
 double bench_pairs(const loam_problem *p)
 {
     double pairs = 0;
@@ -49,13 +49,14 @@ double bench_pairs(const loam_problem *p)
 /* Of one pair, without the solver. */
 static double pair_flop(const loam_problem *p)
 {
-    /* Products over dim_qk and over dim_v, [mechanism][backward]. */
+    /* Products over dim_qk and over dim_v, [no probe, given, solved][backward]. */
     static const double qk[][2] = { { 1, 3 }, { 2, 5 }, { 3, 8 } }, v[][2] = { { 1, 2 }, { 2, 2 }, { 2, 2 } };
+    const int probe = bench_solves(p) ? 2 : names_form(p->mechanism).probe;
     const double d = (double)p->dim_qk, dv = (double)p->dim_v;
-    if (p->mechanism == LOAM_LLA && p->pass == LOAM_DECODE) return d * (d + 1) + 6 * d + 4 * dv;
+    if (bench_solves(p) && p->pass == LOAM_DECODE) return d * (d + 1) + 6 * d + 4 * dv;
     const int backward = p->pass == LOAM_BACKWARD;
     const double tiles = p->path ? (backward ? 6 : 2) * d * d / 64 : 0;
-    return tiles + 2 * (qk[p->mechanism][backward] * d + v[p->mechanism][backward] * dv);
+    return tiles + 2 * (qk[probe][backward] * d + v[probe][backward] * dv);
 }
 
 static double solver_flop(const loam_problem *p, const loam_row_info *info, double pairs)
@@ -69,7 +70,7 @@ static double solver_flop(const loam_problem *p, const loam_row_info *info, doub
     return flop;
 }
 
-/* ---------------------------------------------------------------- recurrences: operations of one token and head */
+/* ---------------------------------------------------------------- a token and head of the recurrences */
 
 static const double CHUNK = 64;
 
@@ -108,7 +109,7 @@ static double recurrent_flop(const loam_problem *p, const loam_row_info *info)
     const int64_t rows = p->batch * p->heads_v * p->len_q;
     const loam_mechanism_info form = names_form(p->mechanism);
     double flop = 0;
-    if (p->mechanism != LOAM_MESA) return (double)rows * direct_flop(p, &form);
+    if (!bench_solves(p)) return (double)rows * direct_flop(p, &form);
     for (int64_t row = 0; row < rows; row++)
         flop += mesa_flop(p, &info[row]);
     return flop;
@@ -120,7 +121,7 @@ double bench_flop(const loam_problem *p, const loam_row_info *info)
     const double d = (double)p->dim_qk;
     const int64_t rows = p->batch * p->heads_q * p->len_q;
     double flop = pair_flop(p) * bench_pairs(p);
-    if (p->mechanism != LOAM_LLA) return flop;
+    if (!bench_solves(p)) return flop;
     if (p->pass == LOAM_DECODE) return flop + (double)rows * (d * d * d / 3 + 2 * d * d);
     for (int64_t row = 0; row < rows; row++)
         flop += solver_flop(p, &info[row], row_pairs(p, row % p->len_q));
@@ -174,7 +175,7 @@ static double recurrent_bytes(const loam_problem *p)
     const double element = (double)bench_dtype_bytes(p->dtype), real = (double)bench_real_bytes(p->dtype);
     const double keys = 2 * (double)p->heads_q * n * d * element,
                  values = (double)p->heads_v * n * dv * element;
-    const double rows = dv + p->normalise + (p->mechanism == LOAM_MESA ? d : 0);
+    const double rows = dv + p->normalise + (bench_solves(p) ? d : 0);
     const double state = p->pass == LOAM_DECODE ? 2 * (double)p->heads_v * rows * d * real : 0;
     const double once = keys + 2 * values + gates(p) * real + state; /* q, k, v, gates, and o or grad_o */
     return (double)p->batch * (p->pass == LOAM_BACKWARD ? once + keys + values + gates(p) * real : once);
@@ -196,13 +197,12 @@ double bench_bytes(const loam_problem *p)
     const double element = (double)bench_dtype_bytes(p->dtype), real = (double)bench_real_bytes(p->dtype);
     const double rows = b * (double)p->heads_q * (double)p->len_q;
     const double keys = b * (double)p->heads_kv * keys_seen(p) * (d + dv) * element;
-    const double probe = p->mechanism == LOAM_PARALLAX ? d : 0;
+    const int given = names_form(p->mechanism).probe;
+    const double probe = given ? d : 0;
     const double between = between_bytes(p, keys_seen(p));
     const double once = keys + between +
                         rows * (d + probe + dv) * element; /* q, k, v, probe and o, or grad_o */
     if (p->pass != LOAM_BACKWARD) return once;
-    const double saved = p->mechanism == LOAM_LLA        ? 1 + dv + 2 * d
-                         : p->mechanism == LOAM_PARALLAX ? 3 + 2 * dv
-                                                         : 1 + dv;
+    const double saved = bench_solves(p) ? 1 + dv + 2 * d : given ? 3 + 2 * dv : 1 + dv;
     return once + keys + rows * (d + probe) * element + rows * saved * real;
 }

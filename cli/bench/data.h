@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * What queries and keys of a measured problem look like. The time of Local Linear Attention depends on it: on how many
- * iterations its rows take. */
+ * What queries and keys of a measured problem look like. The time of Local Linear Attention depends on it: on
+ * how many iterations its rows take. */
 #ifndef LOAM_CLI_BENCH_DATA_H
 #define LOAM_CLI_BENCH_DATA_H
 
@@ -17,8 +17,8 @@ typedef enum bench_data {
 /* Words of the flag data=, NULL-terminated and in the order of the enumeration. */
 extern const char *const bench_data_names[];
 
-/* x: `dim` numbers of N(0, 1), of a query or key at `position`, become such data. common: `dim` numbers of N(0, 1), those of
- * the head. */
+/* x: `dim` numbers of N(0, 1), of a query or key at `position`, become such data. common: `dim` numbers of
+ * N(0, 1), those of the head. */
 void bench_data_form(bench_data data, int is_key, double *x, const double *common, int64_t dim,
                      int64_t position);
 

@@ -138,8 +138,8 @@ static int run_forward(const loam_plan *backward, device_run *run, io_error *err
     return status;
 }
 
-/* One run, with its time where `seconds` is not NULL. All is launched before the first event comes up: what is timed is the
- * device, not the host. */
+/* One run, with its time where `seconds` is not NULL. All is launched before the first event comes up: what
+ * is timed is the device, not the host. */
 static int run_once(const loam_plan *plan, device_run *run, double *seconds, io_error *error)
 {
     const char *failed = device_hold();

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
- * How far results are from the float64 reference, on a sample that stays cheap at any length: the last queries of
- * the last sequence, in the query heads of its last key-value head. They are a problem of their own with all the
- * keys, so their outputs and dq are the same there; so are dk and dv of the last keys where the mask is causal,
- * since only the last queries see those. Of a recurrence, whose last tokens depend on all before, the sample is the last head
- * of the last sequence, whole, with all value heads that read it. */
+ * How far results are from the float64 reference, on a sample that stays cheap at any length: the last
+ * queries of the last sequence, in the query heads of its last key-value head. They are a problem of their
+ * own with all the keys, so their outputs and dq are the same there; so are dk and dv of the last keys where
+ * the mask is causal, since only the last queries see those. Of a recurrence, whose last tokens depend on all
+ * before, the sample is the last head of the last sequence, whole, with all value heads that read it. */
 #ifndef LOAM_CLI_BENCH_ERROR_H
 #define LOAM_CLI_BENCH_ERROR_H
 

@@ -342,9 +342,8 @@ int bench_report_table(const bench_report *report, FILE *stream, io_error *error
             "work MiB");
     for (size_t i = 0; i < report->count; i++)
         write_row(report, &report->results[i], w, stream);
-    fprintf(
-        stream,
-        "\nroof %%: of sgemm by operations; decode: of read by compulsory bytes, recurrences of update; CUDA: likewise of the device's copy. x softmax: by medians, "
-        "same row, same problem.\n");
+    fprintf(stream,
+            "\nroof %%: of sgemm by operations; decode: of read by compulsory bytes, recurrences of update; "
+            "CUDA: likewise of the device's copy. x softmax: by medians, same row, same problem.\n");
     return 0;
 }

@@ -5,7 +5,7 @@
 
 #include "cli/bench/device.h"
 #include "cli/bench/machine.h"
-#include "cli/bench/measure.h"
+#include "cli/bench/result.h"
 #include "cli/bench/roof.h"
 
 typedef struct bench_report {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * The roofs of the machine, measured with the threads of the run: OpenBLAS sgemm on 2048^3 for arithmetic, reading,
- * copying and updating arrays far larger than any cache for memory. A machine may be shared and its rate may drift, so
- * they are measured before, between and after the kernels; the highest counts. */
+ * The roofs of the machine, measured with the threads of the run: OpenBLAS sgemm on 2048^3 for arithmetic,
+ * reading, copying and updating arrays far larger than any cache for memory. A machine may be shared and its
+ * rate may drift, so they are measured before, between and after the kernels; the highest counts. */
 #ifndef LOAM_CLI_BENCH_ROOF_H
 #define LOAM_CLI_BENCH_ROOF_H
 

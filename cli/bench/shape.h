@@ -45,8 +45,9 @@ typedef struct bench_shapes {
     size_t count, room;
 } bench_shapes;
 
-/* Appends the shapes of a stream, a file, or those built into the program: the local family's, and with `all` the recurrences'
- * too. Errors name source, line and field; a name may be used once. What was there before stays. */
+/* Appends the shapes of a stream, a file, or those built into the program: the local family's, and with `all`
+ * the recurrences' too. Errors name source, line and field; a name may be used once. What was there before
+ * stays. */
 int bench_shapes_read(bench_shapes *shapes, FILE *stream, const char *source, io_error *error);
 int bench_shapes_load(bench_shapes *shapes, const char *path, io_error *error);
 int bench_shapes_default(bench_shapes *shapes, bool all, io_error *error);

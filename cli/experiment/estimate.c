@@ -12,7 +12,8 @@
 const char *const estimator_names[ESTIMATORS + 1] = { "lla",         "softmax", "mesa",   "linear", "delta",
                                                       "gated-delta", "kda",     "random", NULL };
 
-/* What one pair costs the memory of those before: Gated DeltaNet's, and those of the first and last channel of KDA. */
+/* What one pair costs the memory of those before: Gated DeltaNet's, and those of the first and last channel
+ * of KDA. */
 static const double LOST = 0.01, LOST_MOST = 0.1, LOST_LEAST = 0.001;
 
 static int no_memory(io_error *error) { return io_fail(error, EXIT_INTERNAL, "out of memory"); }
@@ -100,7 +101,8 @@ static bool is_delta(estimator which)
     return which == ESTIMATOR_DELTA || which == ESTIMATOR_GATED_DELTA || which == ESTIMATOR_KDA;
 }
 
-/* strength 1 makes a delta rule exact for its key, as beta 1 does where keys have length 1; MesaNet has beta 1. */
+/* strength 1 makes a delta rule exact for its key, as beta 1 does where keys have length 1; MesaNet has
+ * beta 1. */
 static void fill_betas(const estimate_setup *setup, const estimate_batch *batch, estimator which,
                        double *betas)
 {

@@ -50,8 +50,8 @@ int estimate_outputs(const estimate_setup *setup, estimator which, const estimat
 /* errors: [count, length], |output - value|^2 summed over the channels. */
 void estimate_errors(const estimate_batch *batch, const double *outputs, double *errors);
 
-/* The kernels that a batch of this task would run, "lla_kernel softmax_kernel ...": two runs with the same names
- * and inputs give the same bits. */
+/* The kernels that a batch of this task would run, "lla_kernel softmax_kernel ...": two runs with the same
+ * names and inputs give the same bits. */
 int estimate_kernels(const estimate_setup *setup, const estimate_batch *batch, char *text, size_t size,
                      io_error *error);
 

@@ -10,7 +10,7 @@
 
 static const struct {
     const char *name;
-    int (*run)(int argc, char **argv);
+    experiment_run *run;
     const char *help;
 } experiments[] = {
     { "regression", experiment_regression, "linear maps that change from segment to segment, without noise" },
@@ -20,12 +20,20 @@ enum { EXPERIMENTS = sizeof experiments / sizeof *experiments };
 
 static void print_help(void)
 {
-    printf(
-        "usage: loam experiment NAME [options]\n\nRegression at test time: nothing is trained, each estimator predicts the "
-        "value of a key from the pairs before it.\n\nexperiments:\n");
+    printf("usage: loam experiment NAME [options]\n\nRegression at test time: nothing is trained, each "
+           "estimator predicts the value of a key from the pairs before it.\n\nexperiments:\n");
     for (int i = 0; i < EXPERIMENTS; i++)
         printf("  %-12s %s\n", experiments[i].name, experiments[i].help);
     printf("\nloam experiment NAME --help tells the options.\n");
+}
+
+static int run_experiment(experiment_run *run, int argc, char **argv)
+{
+    io_error error;
+    const char *out = NULL;
+    if (run(argc, argv, &out, &error) != EXIT_OK) return options_report("experiment", &error);
+    if (out) printf("\nResults and pictures are in %s\n", out);
+    return EXIT_OK;
 }
 
 int command_experiment(int argc, char **argv)
@@ -36,7 +44,8 @@ int command_experiment(int argc, char **argv)
         return EXIT_OK;
     }
     for (int i = 0; i < EXPERIMENTS && argc > 1; i++)
-        if (strcmp(argv[1], experiments[i].name) == 0) return experiments[i].run(argc - 1, argv + 1);
+        if (strcmp(argv[1], experiments[i].name) == 0)
+            return run_experiment(experiments[i].run, argc - 1, argv + 1);
     io_fail(&error, EXIT_USAGE, "%s%s; expected `regression` or `smooth`",
             argc < 2 ? "no experiment named" : "unknown argument ", argc < 2 ? "" : argv[1]);
     return options_report("experiment", &error);

@@ -60,7 +60,8 @@ static void write_range(FILE *out, const range *r)
 static void write_frame(FILE *out, const figure_text *text)
 {
     fputs(
-        "set lmargin at screen 0.18\nset rmargin at screen 0.96\nset tmargin at screen 0.925\nset bmargin at screen 0.35\n"
+        "set lmargin at screen 0.18\nset rmargin at screen 0.96\nset tmargin at screen 0.925\nset bmargin at "
+        "screen 0.35\n"
         "set key at screen 0.55,0.24 center top vertical maxrows 4 Left reverse samplen 2.4 width 2\n"
         "set xtics offset 0,0.3\n",
         out);

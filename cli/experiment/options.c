@@ -2,8 +2,6 @@
 #define _POSIX_C_SOURCE 200809L
 #include "cli/experiment/options.h"
 
-#include "cli/options.h"
-
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -30,17 +28,12 @@ int experiment_read_list(const char *option, const char *text, int64_t max, numb
     }
 }
 
-int experiment_choose(const char *option, const char *word, const char *const *choices, int *index,
-                      io_error *error)
+int experiment_parse(int argc, char **argv, const option_row *rows, const char *usage, const char *about,
+                     bool *help, io_error *error)
 {
-    *index = options_choice(word, choices);
-    if (*index >= 0) return EXIT_OK;
-    char expected[128] = "";
-    for (int i = 0; choices[i]; i++) {
-        const size_t used = strlen(expected);
-        snprintf(expected + used, sizeof expected - used, "%s%s", i ? ", " : "", choices[i]);
-    }
-    return io_fail(error, EXIT_USAGE, "--%s %s: expected one of %s", option, word, expected);
+    const int status = options_parse(&argc, argv, rows, usage, about, help, error);
+    if (status != EXIT_OK || *help || argc == 1) return status;
+    return io_fail(error, EXIT_USAGE, "unknown argument %s", argv[1]);
 }
 
 int experiment_check_out(const char *path, io_error *error)

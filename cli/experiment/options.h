@@ -3,7 +3,7 @@
 #ifndef LOAM_CLI_EXPERIMENT_OPTIONS_H
 #define LOAM_CLI_EXPERIMENT_OPTIONS_H
 
-#include "io/error.h"
+#include "cli/options.h"
 
 #include <stdint.h>
 
@@ -18,16 +18,17 @@ typedef struct number_list {
 int experiment_read_list(const char *option, const char *text, int64_t max, number_list *out,
                          io_error *error);
 
-/* The place of `word` among the choices, or a complaint. */
-int experiment_choose(const char *option, const char *word, const char *const *choices, int *index,
-                      io_error *error);
+/* options_parse, but for positional arguments, of which there are none. */
+int experiment_parse(int argc, char **argv, const option_row *rows, const char *usage, const char *about,
+                     bool *help, io_error *error);
 
 /* Of --out: 1 to EXPERIMENT_OUT characters. */
 int experiment_check_out(const char *path, io_error *error);
 int experiment_make_directories(const char *path, io_error *error);
 
-/* The experiments, each with its own options; argv[0] is its name. */
-int experiment_regression(int argc, char **argv);
-int experiment_smooth(int argc, char **argv);
+/* An experiment: its options, argv[0] is its name, and its run. *out is the folder of the results, where it
+ * ran. */
+typedef int experiment_run(int argc, char **argv, const char **out, io_error *error);
+experiment_run experiment_regression, experiment_smooth;
 
 #endif

@@ -4,7 +4,7 @@
 #include "cli/experiment/options.h"
 #include "cli/experiment/report.h"
 #include "cli/experiment/sweep.h"
-#include "cli/options.h"
+#include "cli/names.h"
 #include "cli/plot.h"
 
 #include <errno.h>
@@ -20,11 +20,11 @@ enum { DEFAULT_SEQUENCES = 48, PAPER_SEQUENCES = 10000 };
 static const char about[] =
     "The test-time regression task of Zuo et al. 2025 (section 4): in each segment of a sequence the values "
     "are a new linear map of keys from a new cone, and each position is predicted from the pairs seen so "
-    "far. Compares LLA, softmax attention, MesaNet, linear attention, DeltaNet, Gated DeltaNet and KDA with fixed "
-    "decays and a random guess.\n"
-    "Writes regression.csv, summary.csv and pictures: the error by position for each d, segment size and setting, and the "
-    "others' error over LLA's for each segment size and setting. A run that was killed continues when it is started again "
-    "with the same options.";
+    "far. Compares LLA, softmax attention, MesaNet, linear attention, DeltaNet, Gated DeltaNet and KDA with "
+    "fixed decays and a random guess.\n"
+    "Writes regression.csv, summary.csv and pictures: the error by position for each d, segment size and "
+    "setting, and the others' error over LLA's for each segment size and setting. A run that was killed "
+    "continues when it is started again with the same options.";
 
 static const int64_t default_dims[] = { 8, 16, 32, 64, 0 };
 static const int64_t default_segments[] = { 64, 256, 512, 1024, 0 };
@@ -38,7 +38,7 @@ typedef struct request {
     bool paper, resume, restart;
 } request;
 
-static int read_request(int *argc, char **argv, request *r, bool *help, io_error *error)
+static int read_request(int argc, char **argv, request *r, bool *help, io_error *error)
 {
     *r = (request){ .own = "both",
                     .score = "dot",
@@ -75,7 +75,7 @@ static int read_request(int *argc, char **argv, request *r, bool *help, io_error
         { "restart", OPTION_FLAG, &r->restart, 0, 0, NULL, "discard what a killed run left" },
         { 0 },
     };
-    return options_parse(argc, argv, rows, "loam experiment regression [options]", about, help, error);
+    return experiment_parse(argc, argv, rows, "loam experiment regression [options]", about, help, error);
 }
 
 /* The default list, as far as it fits. */
@@ -101,23 +101,27 @@ static int read_lists(const request *r, number_list *dims, number_list *segments
     return EXIT_OK;
 }
 
+enum { OWN_VISIBLE, OWN_HIDDEN, OWN_BOTH };
+
+static const char *own_name(int index)
+{
+    static const char *const names[] = { "visible", "hidden", "both", NULL };
+    return names[index];
+}
+
 static int read_setup(const request *r, estimate_setup *setup, int *own, io_error *error)
 {
-    static const char *const scores[] = { "dot", "rbf", NULL };
-    static const char *const units[] = { "normalised", "max", "trace", NULL };
-    static const char *const backends[] = { "auto", "reference", "cpu", "cuda", NULL };
-    static const char *const owns[] = { "visible", "hidden", "both", NULL };
-    int score, unit, backend;
-    int status = experiment_choose("score", r->score, scores, &score, error);
-    if (status == EXIT_OK) status = experiment_choose("ridge-unit", r->ridge_unit, units, &unit, error);
-    if (status == EXIT_OK) status = experiment_choose("backend", r->backend, backends, &backend, error);
-    if (status == EXIT_OK) status = experiment_choose("own", r->own, owns, own, error);
+    int score = 0, unit = 0, backend = 0;
+    int status = names_choose("score", r->score, names_score, &score, error);
+    if (status == EXIT_OK) status = names_choose("ridge-unit", r->ridge_unit, names_ridge_unit, &unit, error);
+    if (status == EXIT_OK) status = names_choose("backend", r->backend, names_backend, &backend, error);
+    if (status == EXIT_OK) status = names_choose("own", r->own, own_name, own, error);
     if (status != EXIT_OK) return status;
     *setup = (estimate_setup){
-        .score = score ? LOAM_RBF : LOAM_DOT,
+        .score = (loam_score)score,
         .bandwidth = r->bandwidth,
         .ridge = r->ridge,
-        .ridge_unit = (loam_ridge_unit[]){ LOAM_RIDGE_NORMALISED, LOAM_RIDGE_MAX, LOAM_RIDGE_TRACE }[unit],
+        .ridge_unit = (loam_ridge_unit)unit,
         .mesa_ridge = r->mesa_ridge,
         .strength = 1,
         .forget = 1,
@@ -134,7 +138,7 @@ static int make_cells(const request *r, int own, sweep *s, io_error *error)
     if (status != EXIT_OK) return status;
     s->cells = calloc((size_t)(2 * dims.count * segments.count), sizeof *s->cells);
     if (!s->cells) return io_fail(error, EXIT_INTERNAL, "out of memory");
-    for (int hidden = own == 1; hidden <= (own != 0); hidden++)
+    for (int hidden = own == OWN_HIDDEN; hidden <= (own != OWN_VISIBLE); hidden++)
         for (int i = 0; i < dims.count; i++)
             for (int j = 0; j < segments.count && status == EXIT_OK; j++) {
                 sweep_cell *cell = &s->cells[s->cell_count++];
@@ -194,15 +198,12 @@ static int regression(const request *r, io_error *error)
     return status;
 }
 
-int experiment_regression(int argc, char **argv)
+int experiment_regression(int argc, char **argv, const char **out, io_error *error)
 {
     request r;
-    io_error error;
     bool help = false;
-    int status = read_request(&argc, argv, &r, &help, &error);
-    if (status == EXIT_OK && help) return EXIT_OK;
-    if (status == EXIT_OK && argc > 1) status = io_fail(&error, EXIT_USAGE, "unknown argument %s", argv[1]);
-    if (status == EXIT_OK) status = regression(&r, &error);
-    if (status == EXIT_OK) printf("\nResults and pictures are in %s\n", r.out);
-    return status == EXIT_OK ? EXIT_OK : options_report("experiment", &error);
+    const int status = read_request(argc, argv, &r, &help, error);
+    if (status != EXIT_OK || help) return status;
+    *out = r.out;
+    return regression(&r, error);
 }

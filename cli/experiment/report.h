@@ -7,7 +7,8 @@
 
 #include <stdio.h>
 
-/* Rows of one cell, whose columns are given: an estimator, position, mean, standard error and 95 % interval each. */
+/* Rows of one cell, whose columns are given: an estimator, position, mean, standard error and 95 % interval
+ * each. */
 void report_curves(FILE *out, const char *cell, const moments *m);
 
 /* One row per cell, estimator and position. */

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT
- * loam experiment smooth: the task of a smooth map seen through noise, with settings chosen on held-out sequences. */
+ * loam experiment smooth: the task of a smooth map seen through noise, with settings chosen on held-out
+ * sequences. */
 #define _POSIX_C_SOURCE 200809L
 #include "cli/experiment/figures.h"
 #include "cli/experiment/options.h"
 #include "cli/experiment/report.h"
 #include "cli/experiment/smooth_task.h"
 #include "cli/experiment/tune.h"
-#include "cli/options.h"
+#include "cli/names.h"
 #include "cli/plot.h"
 #include "cli/progress.h"
 #include "io/out_file.h"
@@ -20,10 +21,10 @@
 enum { CHUNK = 8, HELD_OUT = 1 << 30, MAX_INPUTS = 64, MAX_LENGTH = 1 << 14 };
 
 static const char about[] =
-    "One smooth map for the whole sequence, seen through noise: each position is predicted from the pairs before it, and "
-    "the error is the distance from the map without the noise. The settings of each estimator are the best of a grid on 8 "
-    "held-out sequences: bandwidth and ridge of LLA, bandwidth of softmax, ridge of MesaNet, strength and decays of the "
-    "delta rules. Scores are RBF; the first channel of a key is 1.\n"
+    "One smooth map for the whole sequence, seen through noise: each position is predicted from the pairs "
+    "before it, and the error is the distance from the map without the noise. The settings of each estimator "
+    "are the best of a grid on 8 held-out sequences: bandwidth and ridge of LLA, bandwidth of softmax, ridge "
+    "of MesaNet, strength and decays of the delta rules. Scores are RBF; the first channel of a key is 1.\n"
     "Writes smooth.csv, summary.csv and a picture for each number of inputs.";
 
 typedef struct request {
@@ -284,7 +285,7 @@ static int write_results(const smooth_run *run, io_error *error)
 
 /* ---- the command */
 
-static int read_request(int *argc, char **argv, request *r, bool *help, io_error *error)
+static int read_request(int argc, char **argv, request *r, bool *help, io_error *error)
 {
     *r = (request){ .dims = "2,4,8",
                     .backend = "cpu",
@@ -308,7 +309,7 @@ static int read_request(int *argc, char **argv, request *r, bool *help, io_error
         { "out", OPTION_TEXT, &r->out, 0, 0, "DIR", "where the results go (out/smooth)" },
         { 0 },
     };
-    return options_parse(argc, argv, rows, "loam experiment smooth [options]", about, help, error);
+    return experiment_parse(argc, argv, rows, "loam experiment smooth [options]", about, help, error);
 }
 
 static void make_cell(const smooth_run *run, const request *r, int64_t inputs, smooth_cell *cell)
@@ -327,11 +328,10 @@ static void make_cell(const smooth_run *run, const request *r, int64_t inputs, s
 
 static int make_run(const request *r, smooth_run *run, io_error *error)
 {
-    static const char *const backends[] = { "auto", "reference", "cpu", "cuda", NULL };
     number_list dims;
     int backend = 0;
     int status = experiment_check_out(r->out, error);
-    if (status == EXIT_OK) status = experiment_choose("backend", r->backend, backends, &backend, error);
+    if (status == EXIT_OK) status = names_choose("backend", r->backend, names_backend, &backend, error);
     if (status == EXIT_OK) status = experiment_read_list("d", r->dims, MAX_INPUTS, &dims, error);
     if (status != EXIT_OK) return status;
     *run = (smooth_run){ .cell_count = dims.count,
@@ -359,15 +359,12 @@ static int smooth(const request *r, io_error *error)
     return status;
 }
 
-int experiment_smooth(int argc, char **argv)
+int experiment_smooth(int argc, char **argv, const char **out, io_error *error)
 {
     request r;
-    io_error error;
     bool help = false;
-    int status = read_request(&argc, argv, &r, &help, &error);
-    if (status == EXIT_OK && help) return EXIT_OK;
-    if (status == EXIT_OK && argc > 1) status = io_fail(&error, EXIT_USAGE, "unknown argument %s", argv[1]);
-    if (status == EXIT_OK) status = smooth(&r, &error);
-    if (status == EXIT_OK) printf("\nResults and pictures are in %s\n", r.out);
-    return status == EXIT_OK ? EXIT_OK : options_report("experiment", &error);
+    const int status = read_request(argc, argv, &r, &help, error);
+    if (status != EXIT_OK || help) return status;
+    *out = r.out;
+    return smooth(&r, error);
 }

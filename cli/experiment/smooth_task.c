@@ -15,8 +15,8 @@ static void generate_keys(const experiment_task *pairs, int64_t sequence, double
         keys[i] = i % pairs->dim == 0 ? 1 : sqrt(3) * erf(keys[i] / sqrt(2));
 }
 
-/* The frequencies are common to the channels, the amplitudes [dim, 2 WAVES] of cosines and sines their own. The wave of
- * the constant channel is a phase. */
+/* The frequencies are common to the channels, the amplitudes [dim, 2 WAVES] of cosines and sines their own.
+ * The wave of the constant channel is a phase. */
 static void generate_truth(const smooth_task *task, const double *frequencies, const double *amplitudes,
                            const double *key, double *truth)
 {

@@ -5,16 +5,16 @@
 
 #include "cli/experiment/task.h"
 
-/* pairs.dim = 1 + the inputs: the first channel of a key is 1, which gives linear maps an intercept and tells a
- * local estimator nothing. pairs.segment = 0. */
+/* pairs.dim = 1 + the inputs: the first channel of a key is 1, which gives linear maps an intercept and tells
+ * a local estimator nothing. pairs.segment = 0. */
 typedef struct smooth_task {
     experiment_task pairs;
     double scale; /* the distance over which the map changes, in standard deviations of an input */
 } smooth_task;
 
-/* keys, truth, values: [length, dim]. Inputs are uniform with mean 0 and variance 1. Each channel of the truth is a
- * draw of a Gaussian process whose covariance at x and y is exp(-|x - y|^2 / (2 scale^2)), made of waves;
- * values = truth + noise * N(0, I). */
+/* keys, truth, values: [length, dim]. Inputs are uniform with mean 0 and variance 1. Each channel of the
+ * truth is a draw of a Gaussian process whose covariance at x and y is exp(-|x - y|^2 / (2 scale^2)), made of
+ * waves; values = truth + noise * N(0, I). */
 int smooth_generate(const smooth_task *task, int64_t sequence, double *keys, double *truth, double *values,
                     io_error *error);
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The choice of the estimators' settings: for each the one of a grid with the least error on held-out sequences. */
+ * The choice of the estimators' settings: for each the one of a grid with the least error on held-out
+ * sequences. */
 #ifndef LOAM_CLI_EXPERIMENT_TUNE_H
 #define LOAM_CLI_EXPERIMENT_TUNE_H
 
@@ -7,12 +8,12 @@
 
 #include <stdbool.h>
 
-/* Candidate number `index` of an estimator, in *setup; false where there is none. What the grid does not vary stays as it
- * is. Bandwidths are those of a Gaussian, in units of the keys. */
+/* Candidate number `index` of an estimator, in *setup; false where there is none. What the grid does not vary
+ * stays as it is. Bandwidths are those of a Gaussian, in units of the keys. */
 bool tune_candidate(estimator which, int index, int64_t dim, estimate_setup *setup);
 
-/* *setup becomes the best candidate by the mean squared distance of the outputs from `truth`, which is laid out as the
- * batch's values. */
+/* *setup becomes the best candidate by the mean squared distance of the outputs from `truth`, which is laid
+ * out as the batch's values. */
 int tune_estimator(estimator which, const estimate_batch *batch, const double *truth, estimate_setup *setup,
                    io_error *error);
 

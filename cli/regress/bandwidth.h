@@ -14,7 +14,8 @@ typedef struct regress_sample {
     int64_t count;
 } regress_sample;
 
-/* All rows where rows^2 is at most 4e8, else 4e8 / rows of them but no fewer than 250, or 4000 through bins. */
+/* All rows where rows^2 is at most 4e8, else 4e8 / rows of them but no fewer than 250, or 4000 through
+ * bins. */
 int regress_sample_make(regress_sample *sample, const regress_table *table, uint64_t seed, io_error *error);
 void regress_sample_free(regress_sample *sample);
 

@@ -15,12 +15,12 @@ static const char usage[] = "loam regress TABLE.csv --x COLS --y COL [options]";
 static const char about[] =
     "Local regression of the column y on the columns x, with a Gaussian kernel: a constant around each point "
     "(Nadaraya-Watson: softmax attention with the RBF score) and a line (Local Linear Attention with it).\n\n"
-    "TABLE.csv is separated by commas, semicolons or tabs; - is standard input. Rows with a missing value are "
-    "left out. Bandwidths are in the units of their column; `auto` chooses, for each estimator by itself, "
-    "what predicts left-out rows best. Predictions are CSV: the x columns, then for each estimator its fit, "
-    "standard error and band, then a note: `singular` (the linear fit needs more distinct rows in reach; the "
-    "constant stands there), `far` (no row within some 6 bandwidths) or `no data` (a point of a grid of "
-    "several columns without rows around it: its fields are empty).\n\n"
+    "TABLE.csv is separated by commas, semicolons or tabs; - is standard input. Rows with a missing value "
+    "are left out. Bandwidths are in the units of their column; `auto` chooses, for each estimator by "
+    "itself, what predicts left-out rows best. Predictions are CSV: the x columns, then for each estimator "
+    "its fit, standard error and band, then a note: `singular` (the linear fit needs more distinct rows in "
+    "reach; the constant stands there), `far` (no row within some 6 bandwidths) or `no data` (a point of a "
+    "grid of several columns without rows around it: its fields are empty).\n\n"
     "Exit status: 0 done, 1 a bug or too little memory, 2 wrong options, 3 wrong input, 4 output not "
     "written.";
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * Pictures of a fit. Colours: the rows grey, the local constant vermilion and dashed, the local linear fit blue;
- * with groups each has a colour, its rows too, and the line is drawn where there is one, else the constant. */
+ * Pictures of a fit. Colours: the rows grey, the local constant vermilion and dashed, the local linear fit
+ * blue; with groups each has a colour, its rows too, and the line is drawn where there is one, else the
+ * constant. */
 #include "cli/plot.h"
 #include "cli/regress/model.h"
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# tables.sh SCRIPT: bench/tables.sh writes tables between their markers, the same ones when run again, and leaves a
-# page alone where something is wrong.
+# tables.sh SCRIPT: bench/tables.sh writes tables between their markers, the same ones when run again, and
+# leaves a page alone where something is wrong.
 set -eu
 script=$1
 work=$(mktemp -d)

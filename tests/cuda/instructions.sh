@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# instructions.sh LIST CUOBJDUMP OBJECT...: the kernels have the instructions that LIST says. 77: there is no cuobjdump, which
-# not every toolkit has (docs/gpu.md says where else it is).
+# instructions.sh LIST CUOBJDUMP OBJECT...: the kernels have the instructions that LIST says. 77: there is no
+# cuobjdump, which not every toolkit has (docs/gpu.md says where else it is).
 set -eu
 list=$1 cuobjdump=$2
 shift 2

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# demo.sh PROGRAM SOURCE: runs the demo with few sequences in a folder of its own; every picture and link of its page
-# exists, page and pictures are well-formed, and a result that is missing is an error.
+# demo.sh PROGRAM SOURCE: runs the demo with few sequences in a folder of its own; every picture and link of
+# its page exists, page and pictures are well-formed, and a result that is missing is an error.
 set -eu
 program=$1 source=$2
 place=$(mktemp -d "${TMPDIR:-/tmp}/loam-demo.XXXXXX")
@@ -47,7 +47,8 @@ well_formed()
                 }
                 attributes = tag
                 gsub(/"[^"]*"|\047[^\047]*\047/, "", attributes)
-                if (attributes ~ /["\047<]|=[^ \t\n\/]*[A-Za-z0-9]+[ \t\n\/]*$/) wrong("an attribute of <" name "> without quotes")
+                if (attributes ~ /["\047<]|=[^ \t\n\/]*[A-Za-z0-9]+[ \t\n\/]*$/)
+                    wrong("an attribute of <" name "> without quotes")
                 if (tag !~ /\/$/) open[++depth] = name
                 if (depth == 1 && tag !~ /\/$/) root = name
             }
@@ -77,7 +78,8 @@ done
 # The captions: each ranking has all eight, and the least error stands first.
 rankings=$(grep -c '^d = [0-9]*: .*<br/>$\|^d = [0-9]*: .*\.$' out/index.html)
 [ "$rankings" -eq 9 ] || fail "the page has $rankings rankings, expected 9"
-first=$(awk -F, '$1 == 2 && (!n++ || $6 < least) { least = $6; who = $2 } END { print who }' out/smooth/summary.csv)
+first=$(awk -F, '$1 == 2 && (!n++ || $6 < least) { least = $6; who = $2 } END { print who }' \
+    out/smooth/summary.csv)
 said=$(sed -n 's/^d = 2: \([^ ]*\) .*/\1/p' out/index.html | tr 'A-Z' 'a-z')
 [ "$first" = "$said" ] || fail "the least error at d = 2 is that of $first, the page says $said"
 

@@ -11,7 +11,8 @@ for room in include src/base src/exact src/simd src/gpu src/local/reference src/
     mkdir -p "$tree/$room"
 done
 
-# expect STATUS FILE INCLUDED: the status of the check where FILE has that #include and no other file is there.
+# expect STATUS FILE INCLUDED: the status of the check where FILE has that #include and no other file is
+# there.
 expect()
 {
     printf '#include <stdio.h>\n  #  include "%s"\n' "$3" >"$tree/$2"

@@ -33,12 +33,14 @@ for words in $commands; do
         echo "$written" | grep -qx -e "$option" || complain "loam $words $option is not in $page"
     done
     for option in $written; do
-        echo "$printed" | grep -qx -e "$option" || complain "$page tells of loam $words $option, --help does not"
+        echo "$printed" | grep -qx -e "$option" ||
+            complain "$page tells of loam $words $option, --help does not"
     done
 done
 
 if command -v man >/dev/null; then
-    warnings=$(MANROFFOPT= MANWIDTH=80 man --warnings -E UTF-8 -l -Tutf8 -Z "$page" 2>&1 >/dev/null) || failed=1
+    warnings=$(MANROFFOPT= MANWIDTH=80 man --warnings -E UTF-8 -l -Tutf8 -Z "$page" 2>&1 >/dev/null) ||
+        failed=1
     [ -z "$warnings" ] || complain "$warnings"
 fi
 exit $failed

@@ -1,8 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# pages.sh SOURCE WORK CC LIBRARY PROGRAM DATA: what the pages say can be done. In every page relative links lead to a file.
-# In README.md and docs/mechanisms each C example runs, and so does each `loam` command; elsewhere C examples compile.
-# Of commands that need a GPU, or much time, only the options are read. The pages of the mechanisms have the same headings.
+# pages.sh SOURCE WORK CC LIBRARY PROGRAM DATA: what the pages say can be done. In every page relative links
+# lead to a file. In README.md and docs/mechanisms each C example runs, and so does each `loam` command;
+# elsewhere C examples compile. Of commands that need a GPU, or much time, only the options are read. The
+# pages of the mechanisms have the same headings.
 set -eu
 source=$1 work=$2 cc=$3 library=$4 program=$5 data=$6
 headings='Fit|When|Arrays|C|Command line|Decode|Cost|Relations'
@@ -66,8 +67,10 @@ prepare()
     cp "$source/tests/cli/data/inputs.safetensors" m.safetensors
     ln -s "$source/data" data
     # Sequences of 5 and 11 tokens, as int64.
-    printf '\223NUMPY\001\000v\000%-117s\n' "{'descr': '<i8', 'fortran_order': False, 'shape': (3,), }" >cu.npy
-    printf '\000\000\000\000\000\000\000\000\005\000\000\000\000\000\000\000\020\000\000\000\000\000\000\000' >>cu.npy
+    printf '\223NUMPY\001\000v\000%-117s\n' "{'descr': '<i8', 'fortran_order': False, 'shape': (3,), }" \
+        >cu.npy
+    printf '\000\000\000\000\000\000\000\000\005\000\000\000\000\000\000\000\020\000\000\000\000\000\000\000' \
+        >>cu.npy
 }
 check_commands()
 {
@@ -95,7 +98,8 @@ check_links()
     done
 }
 
-pages=$(find . -name '*.md' -not -path './build/*' -not -path './out/*' -not -path './.git/*' | sed 's,^\./,,' | sort)
+pages=$(find . -name '*.md' -not -path './build/*' -not -path './out/*' -not -path './.git/*' |
+    sed 's,^\./,,' | sort)
 for page in $pages; do
     links=$(check_links "$page")
     [ -z "$links" ] || complain "$links"

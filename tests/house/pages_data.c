@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Writes the small files that the commands on the pages read: two heads, 16 tokens and one more, 8 channels. */
+ * Writes the small files that the commands on the pages read: two heads, 16 tokens and one more, 8
+ * channels. */
 #include "io/npy.h"
 
 #include <math.h>

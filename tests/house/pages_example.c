@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * An example of a page, the file EXAMPLE, and what it takes as given: the caller's arrays. It returns where a call fails. */
+ * An example of a page, the file EXAMPLE, and what it takes as given: the caller's arrays. It returns where a
+ * call fails. */
 #include <loam.h>
 
 #include <stdio.h>

@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# symbols.sh NM SHARED STATIC HEADER: each library exports the functions that the header declares and no others.
+# symbols.sh NM SHARED STATIC HEADER: each library exports the functions that the header declares and no
+# others.
 set -eu
 declared=$(grep '^LOAM_API' "$4" | grep -o 'loam_[a-z0-9_]*(' | tr -d '(' | sort)
 

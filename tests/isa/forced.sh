@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# forced.sh LOAM ISA COMMAND...: runs the command with the library held back to one instruction set. Status 77 where
-# `loam info` does not name it: then the command would test a lesser one.
+# forced.sh LOAM ISA COMMAND...: runs the command with the library held back to one instruction set. Status 77
+# where `loam info` does not name it: then the command would test a lesser one.
 set -eu
 loam=$1
 LOAM_ISA=$2

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Inputs and expected results of tests/cli/test_attend.c: the equations in float64 NumPy, gradients by central
-differences. Writes inputs.safetensors, expected.safetensors and a few .npy files beside itself.
+"""Inputs and expected results of tests/cli/test_attend.c: the equations in float64 NumPy, gradients by
+central differences. Writes inputs.safetensors, expected.safetensors and a few .npy files beside itself.
 
     pip install numpy && python3 make_fixtures.py
 """

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Inputs and expected results of tests/cli/test_recurrent.c: the recurrences token by token in float64 NumPy, gradients by
-central differences. Writes recurrent.safetensors beside itself.
+"""Inputs and expected results of tests/cli/test_recurrent.c: the recurrences token by token in float64 NumPy,
+gradients by central differences. Writes recurrent.safetensors beside itself.
 
     pip install numpy && python3 make_recurrent.py
 """

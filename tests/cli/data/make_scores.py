@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Inputs and expected results of tests/cli/test_scores.c: FoX, PaTH and RoPE by their definitions in float64 NumPy, gradients
-by central differences. Writes scores.safetensors beside itself.
+"""Inputs and expected results of tests/cli/test_scores.c: FoX, PaTH and RoPE by their definitions in float64
+NumPy, gradients by central differences. Writes scores.safetensors beside itself.
 
     pip install numpy && python3 make_scores.py
 """
