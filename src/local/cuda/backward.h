@@ -20,9 +20,9 @@ typedef struct row_record {
     int32_t peak, lo, hi;
 } row_record;
 
-/* State of a block of 64 rows before query_kernel: finished, with rho and y in one bf16 part (CHEAP) or in
- * two (FINE); or LEFT, all the work of query_kernel still to be done. */
-enum { ROWS_CHEAP, ROWS_FINE, ROWS_LEFT };
+/* State of a block of 64 rows before query_kernel: finished, with rho and y in one bf16 part (ONE_PART) or in
+ * two (TWO_PARTS); or PENDING, all the work of query_kernel still to be done. */
+enum { ROWS_ONE_PART, ROWS_TWO_PARTS, ROWS_PENDING };
 
 /* Arrays over rows, in device memory. */
 typedef struct row_arrays {
@@ -30,7 +30,7 @@ typedef struct row_arrays {
     float *y; /* [rows][dim_qk], LLA: drho, then y */
     local_row_sums sums;
     double *head_sums; /* [2][heads_q]: of scale and ridge */
-    int32_t *state;    /* LLA: for each 64 rows, in the order of row_block_at; NULL: all ROWS_LEFT */
+    int32_t *state;    /* LLA: for each 64 rows, in the order of row_block_at; NULL: all ROWS_PENDING */
 } row_arrays;
 
 #ifdef __cplusplus

@@ -313,7 +313,7 @@ static __device__ __forceinline__ bool finished(const row_arrays &arrays, const 
                                                 const row_block &x, int64_t n)
 {
     const int64_t lines = p.batch * p.heads_q, back = (p.len_q + ROWS - 1) / ROWS - 1 - x.i0 / ROWS;
-    return arrays.state && arrays.state[back * lines + n % lines] != ROWS_LEFT;
+    return arrays.state && arrays.state[back * lines + n % lines] != ROWS_PENDING;
 }
 
 template <bool WIDE, int DIM, int DIRECTIONS>

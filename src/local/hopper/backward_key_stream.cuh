@@ -66,7 +66,7 @@ struct key_directions {
 struct key_view {
     int nq, nk, low, up;
     bool packed;
-    /* The state (ROWS_CHEAP ..) of the first 64 rows of the sequence in the first head of the group; that of
+    /* The state (ROWS_ONE_PART ..) of the first 64 rows of the sequence in the first head of the group; that of
      * each next 64 rows is `step` entries before. NULL where no probe is solved. */
     const int32_t *state;
     int step;
@@ -105,7 +105,7 @@ static __device__ __forceinline__ void advance(tile_walk &t, const key_block &bl
 /* Did the pass over rows need more than one part for query i of a head of the group? */
 static __device__ __forceinline__ bool needs_two_parts(const key_view &v, int head, int i)
 {
-    return v.state[head - (int64_t)(i / ROWS) * v.step] != ROWS_CHEAP;
+    return v.state[head - (int64_t)(i / ROWS) * v.step] != ROWS_ONE_PART;
 }
 
 /* Does any query of the tile from query i on see any of the keys j .. j + 63? */
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(256)
 {
     constexpr int channels = DIM / 32;
     const row_block block = row_block_at(p, a, blockIdx.x);
-    const bool two_parts = block.rows > 0 && arrays.state[blockIdx.x] != ROWS_CHEAP;
+    const bool two_parts = block.rows > 0 && arrays.state[blockIdx.x] != ROWS_ONE_PART;
     const int64_t first = block.rows > 0 ? local_row(&p, &block.s, block.h, block.i0) : 0;
 #pragma unroll 2
     for (int r = threadIdx.x / 32; r < block.rows; r += 8) {

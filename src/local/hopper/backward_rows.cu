@@ -2,7 +2,7 @@
  *
  * Backward of Local Linear Attention on Hopper, the pass over rows: drho, the adjoint solve (Cov + Lambda)
  * y = drho, and dq of 64 rows at a time, with the solver of local/hopper/solve.cuh. Formulas are those of
- * local/cuda/backward_probe.cuh and local/cuda/backward_query.cuh.
+ * local/cuda/backward_probe.cu and local/cuda/backward_query.cuh.
  *
  * As in forward, blocks whose rows see many keys have one bf16 part, if one was enough for each of
  * their probes in forward. rho and y are then bf16 numbers times a power of two, and the last sweep has each
@@ -304,7 +304,7 @@ static __device__ __forceinline__ bool rows_block(solver_shared<DIM> &sm, rows_c
             finish_rows_two_parts(rows_system<DIM, DECAYED>(sys, all, count), cg, sum);
         }
         if (threadIdx.x == 0) {
-            all.arrays.state[sm.block] = solved ? ROWS_FINE : ROWS_LEFT;
+            all.arrays.state[sm.block] = solved ? ROWS_TWO_PARTS : ROWS_PENDING;
         }
         return true;
     } else {
@@ -315,7 +315,7 @@ static __device__ __forceinline__ bool rows_block(solver_shared<DIM> &sm, rows_c
         rows_system<DIM, DECAYED> rs_storage(sys, all, count);
         const bool solved = finish_rows_one_part(in_memory(rs_storage), cg, wanted, tolerance, sum);
         if (solved && threadIdx.x == 0) {
-            all.arrays.state[sm.block] = ROWS_CHEAP;
+            all.arrays.state[sm.block] = ROWS_ONE_PART;
         }
         return solved;
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Local Linear Attention forward on Hopper: the passes of local/cuda/solved.cuh, for bf16, dot scores that
+ * Local Linear Attention forward on Hopper: the passes of local/cuda/forward_solved.cu, for bf16, dot scores that
  * may decay but have no other bias, and head dimensions 64 and 128. A thread block is one warpgroup with 64
  * rows.
  *

@@ -492,7 +492,7 @@ static inline void mesa_targets(const mesa *m)
         before += m->h[c * x->width + c];
     }
     for (int64_t j = 0; j < x->tokens; j++) {
-        const double norm2 = exact_dot(m->k + j * x->width, m->k + j * x->width, x->d);
+        const double norm2 = cholesky_dot(m->k + j * x->width, m->k + j * x->width, x->d);
         for (int lane = 0; lane < LANES; lane++) {
             trace[lane] += m->m[j * LANES + lane] * norm2;
         }
