@@ -293,7 +293,7 @@ static void slices_merge(void **state)
         for (int cpu = 0; cpu < 2; cpu++) {
             loam_problem p = problem_of(mechanisms[which], 3, 150, 8, 5);
             p.dtype = cpu ? LOAM_F32 : LOAM_F64, p.decay = 1;
-            p.backend = cpu ? LOAM_BACKEND_CPU : LOAM_BACKEND_REFERENCE;
+            p.backend = cpu ? LOAM_BACKEND_AUTO : LOAM_BACKEND_REFERENCE;
             scene got = scene_make(&p, 21), want = scene_copy(&got);
             got.cut = 70;
             assert_true(scene_run(&got, LOAM_DECODE) && scene_run(&want, LOAM_DECODE));
@@ -311,7 +311,7 @@ static void same_bits(void **state)
     (void)state;
     for (int which = 0; which < 3; which++) {
         loam_problem p = problem_of(mechanisms[which], 200, 200, 32, 32);
-        p.dtype = LOAM_F32, p.backend = LOAM_BACKEND_CPU, p.batch = 3;
+        p.dtype = LOAM_F32, p.backend = LOAM_BACKEND_AUTO, p.batch = 3;
         scene one = scene_make(&p, 3), many = scene_copy(&one);
         many.p.threads = 7;
         for (int pass = LOAM_FORWARD; pass <= LOAM_DECODE; pass++) {
