@@ -19,9 +19,7 @@ cpu_isa cpu_isa_detect(void)
                      __builtin_cpu_supports("bmi2"); /* every x86 CPU with AVX2 has F16C, too */
     const int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    if (avx2 && avx512) {
-        return __builtin_cpu_supports("avx512bf16") ? CPU_AVX512BF16 : CPU_AVX512;
-    }
+    if (avx2 && avx512) return __builtin_cpu_supports("avx512bf16") ? CPU_AVX512BF16 : CPU_AVX512;
     return avx2 ? CPU_AVX2 : CPU_PORTABLE;
 #else
     return CPU_PORTABLE;
@@ -32,14 +30,9 @@ cpu_isa cpu_isa_allowed(void)
 {
     const cpu_isa have = cpu_isa_detect();
     const char *limit = getenv("LOAM_ISA");
-    if (!limit || !*limit) {
-        return have;
-    }
-    for (int isa = CPU_ISAS - 1; isa > CPU_PORTABLE; isa--) {
-        if (strcmp(limit, isa_names[isa]) == 0) {
-            return have < (cpu_isa)isa ? have : (cpu_isa)isa;
-        }
-    }
+    if (!limit || !*limit) return have;
+    for (int isa = CPU_ISAS - 1; isa > CPU_PORTABLE; isa--)
+        if (strcmp(limit, isa_names[isa]) == 0) return have < (cpu_isa)isa ? have : (cpu_isa)isa;
     return CPU_PORTABLE;
 }
 

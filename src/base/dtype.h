@@ -32,18 +32,14 @@ LOAM_INLINE float float_from_bf16(uint16_t x) { return float_from_bits((uint32_t
 LOAM_INLINE uint16_t bf16_from_float(float x)
 {
     const uint32_t bits = bits_from_float(x);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) {
-        return (uint16_t)(bits >> 16 | 0x40u);
-    }
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 0x40u);
     return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 
 LOAM_INLINE float float_from_f16(uint16_t x)
 {
     const uint32_t sign = (uint32_t)(x & 0x8000u) << 16, rest = x & 0x7fffu;
-    if (rest >= 0x7c00u) {
-        return float_from_bits(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
-    }
+    if (rest >= 0x7c00u) return float_from_bits(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
     /* The factor 2^112 changes the exponent bias from 15 to 127 and makes subnormal numbers normal. */
     return float_from_bits(bits_from_float(float_from_bits(rest << 13) * 0x1p112f) | sign);
 }
@@ -51,15 +47,11 @@ LOAM_INLINE float float_from_f16(uint16_t x)
 LOAM_INLINE uint16_t f16_from_float(float x)
 {
     const uint32_t bits = bits_from_float(x), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
-    if (magnitude >= 0x7f800000u) {
-        return (uint16_t)(sign | (magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u));
-    }
-    if (magnitude >= 0x477ff000u) { /* rounds to 65536 or more */
+    if (magnitude >= 0x7f800000u) return (uint16_t)(sign | (magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u));
+    if (magnitude >= 0x477ff000u) /* rounds to 65536 or more */
         return (uint16_t)(sign | 0x7c00u);
-    }
-    if (magnitude < 0x38800000u) { /* subnormal: adding 1/2 rounds at 2^-24, the spacing of f16 here */
+    if (magnitude < 0x38800000u) /* subnormal: adding 1/2 rounds at 2^-24, the spacing of f16 here */
         return (uint16_t)(sign | (bits_from_float(float_from_bits(magnitude) + 0.5f) - 0x3f000000u));
-    }
     return (uint16_t)(sign | ((magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13));
 }
 

@@ -123,9 +123,7 @@ static loam_status check_used(const loam_plan *plan, const loam_args *a, loam_er
         const bool used = !x->used || x->used(p, &info);
         const void *given;
         memcpy(&given, (const char *)a + x->offset, sizeof given);
-        if (given && !(used && passes >> p->pass & 1)) {
-            return refuse(plan, x, used && passes != NONE, error);
-        }
+        if (given && !(used && passes >> p->pass & 1)) return refuse(plan, x, used && passes != NONE, error);
     }
     return LOAM_OK;
 }
@@ -149,8 +147,7 @@ void loam_args_keep(loam_args *a, loam_pass pass)
     const void *const none = NULL;
     for (size_t i = 0; i < sizeof arguments / sizeof arguments[0]; i++) {
         const int *passes = arguments[i].passes;
-        if (!((passes[LOAM_FAMILY_LOCAL] | passes[LOAM_FAMILY_RECURRENT]) >> pass & 1)) {
+        if (!((passes[LOAM_FAMILY_LOCAL] | passes[LOAM_FAMILY_RECURRENT]) >> pass & 1))
             memcpy((char *)a + arguments[i].offset, &none, sizeof none);
-        }
     }
 }

@@ -23,9 +23,7 @@ loam_status check_given(const void *data, const char *name, const char *why, loa
 
 loam_status check_output(const loam_view *view, const char *name, extent e, loam_error *error)
 {
-    if (!view->data || extent_rows(e) == 0) {
-        return LOAM_OK;
-    }
+    if (!view->data || extent_rows(e) == 0) return LOAM_OK;
     const int64_t counts[] = { e.tokens, e.heads, e.batch },
                   strides[] = { view->token, view->head, view->batch };
     static const char *const axes[] = { "token", "head", "batch" };
@@ -44,15 +42,13 @@ static bool within(const void *data, loam_dtype real, int64_t at, int64_t n, dou
     int outside = 0;
     if (real == LOAM_F64) {
         const double *x = (const double *)data + at;
-        for (int64_t c = 0; c < n; c++) {
+        for (int64_t c = 0; c < n; c++)
             outside |= !((x[c] >= least) & (x[c] <= most));
-        }
     } else {
         const bool finite = most > FLT_MAX && most < HUGE_VAL; /* not to become infinite */
         const float *x = (const float *)data + at, from = (float)least, to = finite ? FLT_MAX : (float)most;
-        for (int64_t c = 0; c < n; c++) {
+        for (int64_t c = 0; c < n; c++)
             outside |= !((x[c] >= from) & (x[c] <= to));
-        }
     }
     return !outside;
 }
@@ -108,9 +104,8 @@ static bool rows_hold(const row_rule *rule, const loam_const_view *view, int64_t
                       int64_t channels)
 {
     bool all = true;
-    if (!rule->unit && view->token == channels) {
+    if (!rule->unit && view->token == channels)
         return within(view->data, rule->dtype, at, rows * channels, rule->least, rule->most);
-    }
     for (int64_t t = 0; t < rows && all; t++, at += view->token) {
         all = rule->unit ? is_unit(length_of(view->data, rule->dtype, at, channels), rule->dtype)
                          : within(view->data, rule->dtype, at, channels, rule->least, rule->most);
@@ -148,9 +143,7 @@ loam_status check_range(const loam_problem *p, const loam_const_view *view, cons
                         double least, double most, const char *expected, loam_error *error)
 {
     const row_rule rule = { dtype_real(p->dtype), false, least, most };
-    if (!read_by_host(p, e) || all_hold(p, &rule, view, &e)) {
-        return LOAM_OK;
-    }
+    if (!read_by_host(p, e) || all_hold(p, &rule, view, &e)) return LOAM_OK;
     for (int64_t row = 0; row < extent_rows(e); row++) {
         const int64_t t = row % e.tokens, h = row / e.tokens % e.heads, b = row / e.tokens / e.heads;
         for (int64_t c = 0; c < e.channels && t < in_use(&e, b); c++) {
@@ -167,9 +160,7 @@ loam_status check_unit(const loam_problem *p, const loam_const_view *view, const
                        loam_error *error)
 {
     const row_rule rule = { p->dtype, true, 0, 0 };
-    if (!read_by_host(p, e) || all_hold(p, &rule, view, &e)) {
-        return LOAM_OK;
-    }
+    if (!read_by_host(p, e) || all_hold(p, &rule, view, &e)) return LOAM_OK;
     for (int64_t row = 0; row < extent_rows(e); row++) {
         const int64_t t = row % e.tokens, h = row / e.tokens % e.heads, b = row / e.tokens / e.heads;
         if (t < in_use(&e, b)) {
@@ -187,9 +178,7 @@ loam_status check_ascending(const loam_problem *p, const int64_t *cu, const char
 {
     const int64_t batch = p->batch;
     TRY(check_given(cu, name, "the problem is packed", error));
-    if (on_device(p)) {
-        return LOAM_OK;
-    }
+    if (on_device(p)) return LOAM_OK;
     REQUIRE(cu[0] == 0, error, LOAM_ESHAPE, "%s[0]: %lld, expected 0", name, (long long)cu[0]);
     for (int64_t b = 0; b < batch; b++) {
         /* Compared before subtracting: hostile values must not overflow. */

@@ -13,9 +13,7 @@
 static loam_status check_between(const loam_problem *p, loam_error *error)
 {
     const char *name = p->path ? "path" : "decay";
-    if (!p->decay && !p->path) {
-        return LOAM_OK;
-    }
+    if (!p->decay && !p->path) return LOAM_OK;
     REQUIRE(p->causal, error, LOAM_EUNSUPPORTED,
             "%s: 1, expected 0 where causal is 0: keys lie before queries", name);
     REQUIRE(p->score == LOAM_DOT, error, LOAM_EUNSUPPORTED, "%s: 1, expected 0 for the score rbf", name);
@@ -85,22 +83,17 @@ static loam_status check_ridge_row(const loam_problem *p, const loam_args *a, co
 
 static loam_status check_ridge(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    if (p->ridge_axes != LOAM_RIDGE_NUMBER) {
+    if (p->ridge_axes != LOAM_RIDGE_NUMBER)
         TRY(check_given(a->ridge.data, "ridge", "ridge_axes says that it is an array", error));
-    }
-    if (on_device(p)) {
-        return LOAM_OK;
-    }
+    if (on_device(p)) return LOAM_OK;
     const bool tokens = p->ridge_axes >= LOAM_RIDGE_TOKEN;
     const int64_t channels = p->ridge_axes == LOAM_RIDGE_CHANNEL ? p->dim_qk : 1;
     const int64_t heads = p->ridge_axes == LOAM_RIDGE_NUMBER ? 1 : p->heads_q;
     for (int64_t b = 0; b < (tokens ? p->batch : 1); b++) {
         const local_seq s = tokens ? local_seq_at(p, a, b) : (local_seq){ 0, 0, 1, 0, 0 };
-        for (int64_t h = 0; h < heads; h++) {
-            for (int64_t i = 0; i < (tokens ? s.nq : 1); i++) {
+        for (int64_t h = 0; h < heads; h++)
+            for (int64_t i = 0; i < (tokens ? s.nq : 1); i++)
                 TRY(check_ridge_row(p, a, &s, h, i, channels, error));
-            }
-        }
     }
     return LOAM_OK;
 }
@@ -144,33 +137,26 @@ static loam_status check_inputs(const loam_problem *p, const loam_args *a, args_
     const bool keys = p->batch > 0 && extent_of_k(p, 1, 1).tokens > 0;
     if (queries) {
         TRY(check_given(a->q.data, "q", "every pass reads it", error));
-        if (p->mechanism == LOAM_PARALLAX) {
+        if (p->mechanism == LOAM_PARALLAX)
             TRY(check_given(a->probe.data, "probe", "Parallax reads it", error));
-        }
     }
     if (keys && use != ARGS_FINISH) {
         TRY(check_given(a->k.data, "k", "every pass reads it", error));
         TRY(check_given(a->v.data, "v", "every pass reads it", error));
-        if (p->key_bias) {
+        if (p->key_bias)
             TRY(check_given(a->key_bias.data, "key_bias", "the problem says that it is given", error));
-        }
         TRY(check_gates(p, a, error));
     }
-    if (p->slope && use != ARGS_FINISH) {
-        TRY(check_numbers(p, a->slope, "slope", error));
-    }
-    if (p->sink && use != ARGS_PARTIAL) {
-        TRY(check_numbers(p, a->sink, "sink", error));
-    }
+    if (p->slope && use != ARGS_FINISH) TRY(check_numbers(p, a->slope, "slope", error));
+    if (p->sink && use != ARGS_PARTIAL) TRY(check_numbers(p, a->sink, "sink", error));
     return p->mechanism == LOAM_LLA && use != ARGS_PARTIAL ? check_ridge(p, a, error) : LOAM_OK;
 }
 
 static loam_status check_forward(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     const int64_t heads = p->heads_q;
-    if (extent_rows(extent_of_q(p, 1, 1)) > 0) {
+    if (extent_rows(extent_of_q(p, 1, 1)) > 0)
         TRY(check_given(a->o.data, "o", "forward and decode write it", error));
-    }
     TRY(check_output(&a->o, "o", extent_of_q(p, heads, p->dim_v), error));
     TRY(check_output(&a->lse, "lse", extent_of_q(p, heads, 1), error));
     TRY(check_output(&a->rho, "rho", extent_of_q(p, heads, p->dim_qk), error));
@@ -211,9 +197,7 @@ static loam_status check_args(const loam_problem *p, const loam_args *a, args_us
 {
     TRY(check_lengths(p, a, error));
     TRY(check_inputs(p, a, use, error));
-    if (use == ARGS_PARTIAL) {
-        return LOAM_OK;
-    }
+    if (use == ARGS_PARTIAL) return LOAM_OK;
     return (p->pass == LOAM_BACKWARD ? check_backward : check_forward)(p, a, error);
 }
 

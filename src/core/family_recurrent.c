@@ -107,9 +107,7 @@ static loam_status check_parameters(const loam_problem *p, const loam_args *a, l
 {
     const recurrent_form *form = recurrent_form_of(p->mechanism);
     const extent values = extent_of_q(p, p->heads_v, 1);
-    if (extent_rows(values) == 0) {
-        return LOAM_OK;
-    }
+    if (extent_rows(values) == 0) return LOAM_OK;
     if (form->gate != GATE_NONE) {
         TRY(check_given(a->log_decay.data, "log_decay", "this mechanism reads it", error));
         TRY(check_range(p, &a->log_decay, "log_decay", decay_extent(p), -HUGE_VAL, 0,
@@ -125,9 +123,8 @@ static loam_status check_parameters(const loam_problem *p, const loam_args *a, l
 
 static loam_status check_ridge(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    if (p->ridge_axes != LOAM_RIDGE_NUMBER) {
+    if (p->ridge_axes != LOAM_RIDGE_NUMBER)
         TRY(check_given(a->ridge.data, "ridge", "ridge_axes says that it is an array", error));
-    }
     const bool heads = p->ridge_axes != LOAM_RIDGE_NUMBER;
     const int64_t channels = p->ridge_axes == LOAM_RIDGE_HEAD_CHANNEL ? p->dim_qk : 1;
     for (int64_t h = 0; !on_device(p) && h < (heads ? p->heads_v : 1); h++) {
@@ -143,9 +140,7 @@ static loam_status check_ridge(const loam_problem *p, const loam_args *a, loam_e
 
 static loam_status check_inputs(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    if (sequence_packed(p)) {
-        TRY(check_ascending(p, a->cu_q, "cu_q", p->len_q, p->total_q, error));
-    }
+    if (sequence_packed(p)) TRY(check_ascending(p, a->cu_q, "cu_q", p->len_q, p->total_q, error));
     if (extent_rows(extent_of_q(p, 1, 1)) > 0) {
         TRY(check_given(a->q.data, "q", "every pass reads it", error));
         TRY(check_given(a->k.data, "k", "every pass reads it", error));
@@ -167,12 +162,10 @@ static loam_status check_forward(const loam_problem *p, const loam_args *a, loam
     const int64_t heads = p->heads_v;
     const loam_const_view *in = &a->state_in;
     const loam_view *out = &a->state_out;
-    if (extent_rows(extent_of_q(p, heads, 1)) > 0) {
+    if (extent_rows(extent_of_q(p, heads, 1)) > 0)
         TRY(check_given(a->o.data, "o", "forward and decode write it", error));
-    }
-    if (p->pass == LOAM_DECODE && p->batch > 0) {
+    if (p->pass == LOAM_DECODE && p->batch > 0)
         TRY(check_given(out->data, "state_out", "decode goes on from it", error));
-    }
     REQUIRE(in->data != out->data || !out->data ||
                 (in->batch == out->batch && in->head == out->head && in->token == out->token),
             error, LOAM_ESHAPE,
@@ -195,9 +188,8 @@ static loam_status check_parameter_gradients(const loam_problem *p, const loam_a
 
 static loam_status check_backward(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    if (extent_rows(extent_of_q(p, p->heads_v, 1)) > 0) {
+    if (extent_rows(extent_of_q(p, p->heads_v, 1)) > 0)
         TRY(check_given(a->grad_o.data, "grad_o", "backward reads it", error));
-    }
     TRY(check_output(&a->grad_q, "grad_q", extent_of_q(p, p->heads_q, p->dim_qk), error));
     TRY(check_output(&a->grad_k, "grad_k", extent_of_q(p, p->heads_q, p->dim_qk), error));
     TRY(check_output(&a->grad_v, "grad_v", extent_of_q(p, p->heads_v, p->dim_v), error));

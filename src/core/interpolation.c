@@ -41,9 +41,8 @@ static void row_sum_cpu(const row_sum *s, int threads)
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t row = 0; row < s->batch * s->heads * s->tokens; row++) {
         const int64_t t = row % s->tokens, h = row / s->tokens % s->heads, b = row / s->tokens / s->heads;
-        for (int64_t c = 0; c < s->channels; c++) {
+        for (int64_t c = 0; c < s->channels; c++)
             row_sum_element(s, b, h, t, c);
-        }
     }
 }
 
@@ -53,16 +52,11 @@ static loam_status sum_rows(const loam_problem *p, loam_view to, int64_t channel
 {
     const extent e = extent_of_q(p, p->heads_q, channels);
     row_sum sum = { p->dtype, e.batch, e.heads, e.tokens, channels, to, channel, { { { 0 }, 0, 0 } }, count };
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < count; i++)
         sum.terms[i] = terms[i];
-    }
-    if (!to.data || extent_rows(e) == 0) {
-        return LOAM_OK;
-    }
+    if (!to.data || extent_rows(e) == 0) return LOAM_OK;
 #ifdef LOAM_HAVE_CUDA
-    if (p->backend == LOAM_BACKEND_CUDA) {
-        return row_sum_cuda(&sum, stream, error);
-    }
+    if (p->backend == LOAM_BACKEND_CUDA) return row_sum_cuda(&sum, stream, error);
 #endif
     (void)stream, (void)error;
     row_sum_cpu(&sum, p->threads);
@@ -107,9 +101,8 @@ static loam_status check_pair(const loam_problem *l, const loam_problem *r, loam
                  { l->total_kv, r->total_q, "total_kv" },
                  { l->dim_qk, r->dim_qk, "dim_qk" },
                  { l->dim_v, r->dim_v, "dim_v" } };
-    for (size_t i = 0; i < sizeof same / sizeof same[0]; i++) {
+    for (size_t i = 0; i < sizeof same / sizeof same[0]; i++)
         TRY(check_same(same[i].local, same[i].recurrent, same[i].name, error));
-    }
     REQUIRE(l->dim_qk >= 1 && l->dim_v >= 1 && l->dim_v <= LOAM_MAX_DIM - l->dim_qk, error, LOAM_ESHAPE,
             "dim_qk, dim_v: %lld and %lld, expected at least 1 and a sum of at most %d", (long long)l->dim_qk,
             (long long)l->dim_v, LOAM_MAX_DIM);
@@ -275,9 +268,7 @@ static loam_status set_args(const loam_interpolation *i, const loam_args *a, con
     const int64_t d = i->local->problem.dim_qk, dv = i->dim_v;
     *local = *a, *recurrent = *given;
     local->work = recurrent->work = s->work;
-    if (a->saved) {
-        local->saved = (char *)a->saved + saved_stamp_bytes(&i->local->problem);
-    }
+    if (a->saved) local->saved = (char *)a->saved + saved_stamp_bytes(&i->local->problem);
     local->v = dense_in(i, s->values, d + dv);
     recurrent->q = dense_in(i, s->x, d);
     recurrent->k = a->k, recurrent->v = a->v;
@@ -352,17 +343,13 @@ loam_status loam_interpolation_run(const loam_interpolation *i, const loam_args 
     loam_args local, recurrent;
     size_t bytes;
     pieces s = carve(i, args->work, &bytes);
-    if (args->saved) {
-        s.x = saved_x(i, args->saved, &bytes);
-    }
+    if (args->saved) s.x = saved_x(i, args->saved, &bytes);
     TRY(set_args(i, args, recurrent_args, &s, &local, &recurrent, error));
     TRY(sum_rows(p, dense(i, s.values, d + dv), 0, dv, (sum_term[]){ { args->v, 0, 1 } }, 1, args->stream,
                  error));
     TRY(sum_rows(p, dense(i, s.values, d + dv), dv, d, (sum_term[]){ { args->k, 0, 1 } }, 1, args->stream,
                  error));
     TRY((p->pass == LOAM_BACKWARD ? run_backward : run_forward)(i, args, &s, &local, &recurrent, error));
-    if (p->pass == LOAM_FORWARD) {
-        saved_write(p, saved_identity(&i->recurrent->problem), args->saved);
-    }
+    if (p->pass == LOAM_FORWARD) saved_write(p, saved_identity(&i->recurrent->problem), args->saved);
     return loam_succeed(error);
 }

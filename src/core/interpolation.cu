@@ -9,9 +9,7 @@ __global__ void __launch_bounds__(SUM_THREADS) row_sum_kernel(const __grid_const
 {
     const int64_t n = (int64_t)blockIdx.x * SUM_THREADS + threadIdx.x, row = n / s.channels,
                   b = row / s.tokens / s.heads;
-    if (b < s.batch) {
-        row_sum_element(&s, b, row / s.tokens % s.heads, row % s.tokens, n % s.channels);
-    }
+    if (b < s.batch) row_sum_element(&s, b, row / s.tokens % s.heads, row % s.tokens, n % s.channels);
 }
 
 loam_status row_sum_cuda(const row_sum *s, void *stream, loam_error *error)

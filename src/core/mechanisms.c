@@ -15,9 +15,7 @@ static const mechanism_text texts[] = { LOCAL_MECHANISMS(LOCAL_TEXT) RECURRENT_M
 
 loam_status loam_mechanism_at(int index, loam_mechanism_info *info)
 {
-    if (index < 0 || index >= MECHANISM_COUNT || !info) {
-        return LOAM_EARG;
-    }
+    if (index < 0 || index >= MECHANISM_COUNT || !info) return LOAM_EARG;
     const loam_mechanism mechanism = (loam_mechanism)index;
     const mechanism_text *t = &texts[index];
     *info = (loam_mechanism_info){ .name = loam_mechanism_name(mechanism),

@@ -6,9 +6,8 @@
 static const char *name_at(const char *const *names, int value)
 {
     int count = 0;
-    while (names[count]) {
+    while (names[count])
         count++;
-    }
     return names[value >= 0 && value < count ? value : count];
 }
 

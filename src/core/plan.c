@@ -20,9 +20,8 @@ static void write_name(loam_plan *plan)
                      plan->kernel->name, (long long)p->batch, (long long)p->heads_q, (long long)p->heads_kv,
                      (long long)p->len_q, (long long)p->len_kv, (long long)p->dim_qk, (long long)p->dim_v,
                      p->causal ? "causal" : "full");
-    if (p->window > 0 && n > 0 && (size_t)n < sizeof plan->name) {
+    if (p->window > 0 && n > 0 && (size_t)n < sizeof plan->name)
         snprintf(plan->name + n, sizeof plan->name - (size_t)n, " window %lld", (long long)p->window);
-    }
 }
 
 loam_status loam_plan_create(loam_plan **out, const loam_problem *problem, loam_error *error)

@@ -53,9 +53,7 @@ static loam_status check_enums(const loam_problem *p, loam_error *error)
 
 static loam_status check_packing(const loam_problem *p, loam_error *error)
 {
-    if (p->total_q == -1 && p->total_kv == -1) {
-        return LOAM_OK;
-    }
+    if (p->total_q == -1 && p->total_kv == -1) return LOAM_OK;
     REQUIRE(p->total_q >= 0 && p->total_kv >= 0, error, LOAM_ESHAPE,
             "total_q, total_kv: %lld and %lld, expected both >= 0 (packed) or both -1", (long long)p->total_q,
             (long long)p->total_kv);

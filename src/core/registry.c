@@ -122,12 +122,8 @@ static loam_status choose_named(const kernel **out, const loam_problem *p, cpu_i
                     "kernel: %s does not do %s %s%s in %s on back end %s", k->name,
                     loam_mechanism_name(p->mechanism), loam_pass_name(p->pass), with_path(p),
                     loam_dtype_name(p->dtype), loam_backend_name(p->backend));
-            if (k->fits) {
-                TRY(k->fits(p, error));
-            }
-            if (!gpu_offers(capability, k->gpu)) {
-                return no_gpu("kernel", k->name, k->gpu, capability, error);
-            }
+            if (k->fits) TRY(k->fits(p, error));
+            if (!gpu_offers(capability, k->gpu)) return no_gpu("kernel", k->name, k->gpu, capability, error);
             *out = k;
             return LOAM_OK;
         }
@@ -143,26 +139,18 @@ static loam_status choose_best(const kernel **out, const loam_problem *p, cpu_is
     const kernel *unfit = NULL, *absent = NULL;
     for (int index = 0; index < KERNEL_COUNT; index++) {
         const kernel *k = &kernels[index];
-        if (!does(k, p)) {
-            continue;
-        }
-        if (k->fits && k->fits(p, NULL)) {
+        if (!does(k, p)) continue;
+        if (k->fits && k->fits(p, NULL))
             unfit = unfit ? unfit : k;
-        } else if (!runs_here(k, have, capability)) {
+        else if (!runs_here(k, have, capability))
             absent = absent ? absent : k;
-        } else {
+        else
             *out = k;
-        }
     }
-    if (*out) {
-        return LOAM_OK;
-    }
-    if (absent && absent->gpu) {
+    if (*out) return LOAM_OK;
+    if (absent && absent->gpu)
         return no_gpu("backend", loam_backend_name(p->backend), absent->gpu, capability, error);
-    }
-    if (unfit) {
-        return unfit->fits(p, error);
-    }
+    if (unfit) return unfit->fits(p, error);
     return loam_fail(error, LOAM_EUNSUPPORTED, "backend: %s has no kernel for %s %s%s in %s",
                      loam_backend_name(p->backend), loam_mechanism_name(p->mechanism),
                      loam_pass_name(p->pass), with_path(p), loam_dtype_name(p->dtype));
@@ -186,9 +174,7 @@ loam_status registry_choose(const kernel **out, const loam_problem *p, loam_erro
 loam_status loam_kernel_at(int index, loam_kernel_info *info)
 {
     const kernel *k = registry_at(index);
-    if (!k || !info) {
-        return LOAM_EARG;
-    }
+    if (!k || !info) return LOAM_EARG;
     *info = (loam_kernel_info){ .name = k->name,
                                 .mechanisms = k->mechanism_names,
                                 .pass = loam_pass_name(k->pass),

@@ -16,9 +16,8 @@ _Static_assert(sizeof(saved_stamp) <= LOAM_ALIGN, "room for the stamp");
 /* FNV-1a, one byte after another. */
 static uint64_t hash_add(uint64_t hash, uint64_t word)
 {
-    for (int byte = 0; byte < 8; byte++) {
+    for (int byte = 0; byte < 8; byte++)
         hash = (hash ^ (word >> 8 * byte & 0xff)) * UINT64_C(0x100000001b3);
-    }
     return hash;
 }
 
@@ -42,12 +41,10 @@ static saved_stamp stamp_of(const loam_problem *p, uint64_t more)
                               p->feature_map, p->normalise, p->ridge_axes, p->ridge_unit };
     const double real[] = { p->scale, p->soft_cap, solved ? p->ridge : 0 };
     saved_stamp stamp = { "saved 1", LOAM_VERSION_NUMBER, hash_add(UINT64_C(0xcbf29ce484222325), more) };
-    for (size_t i = 0; i < sizeof whole / sizeof whole[0]; i++) {
+    for (size_t i = 0; i < sizeof whole / sizeof whole[0]; i++)
         stamp.problem = hash_add(stamp.problem, (uint64_t)whole[i]);
-    }
-    for (size_t i = 0; i < sizeof real / sizeof real[0]; i++) {
+    for (size_t i = 0; i < sizeof real / sizeof real[0]; i++)
         stamp.problem = hash_add(stamp.problem, word_of(real[i]));
-    }
     return stamp;
 }
 
@@ -67,9 +64,7 @@ loam_status saved_check(const loam_problem *p, uint64_t more, const void *saved,
 {
     const saved_stamp expected = stamp_of(p, more);
     saved_stamp found;
-    if (!saved || saved_stamp_bytes(p) == 0) {
-        return LOAM_OK;
-    }
+    if (!saved || saved_stamp_bytes(p) == 0) return LOAM_OK;
     memcpy(&found, saved, sizeof found);
     REQUIRE(memcmp(found.magic, expected.magic, sizeof found.magic) == 0, error, LOAM_EARG,
             "saved: nothing that a forward wrote, expected what a forward of the same problem left there");

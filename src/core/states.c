@@ -47,9 +47,8 @@ loam_status loam_state_merge(const loam_plan *plan, double *into, const double *
     const int64_t rows = local_rows(&plan->problem), n = (int64_t)loam_state_doubles(plan);
     REQUIRE((into && from) || rows == 0, error, LOAM_EARG, "%s: NULL", into ? "from" : "into");
     REQUIRE(into != from || rows == 0, error, LOAM_EARG, "into: the same states as from");
-    for (int64_t row = 0; row < rows; row++) {
+    for (int64_t row = 0; row < rows; row++)
         local_state_merge(&plan->problem, into + row * n, from + row * n);
-    }
     return loam_succeed(error);
 }
 

@@ -7,9 +7,8 @@
 static __device__ __forceinline__ double warp_sum(double x)
 {
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
+    for (int step = 16; step > 0; step /= 2)
         x += __shfl_xor_sync(0xffffffffu, x, step);
-    }
     return x;
 }
 
@@ -21,9 +20,7 @@ template <int THREADS> static __device__ double block_sum(double x)
     sums[threadIdx.x] = x;
     for (int step = THREADS / 2; step > 0; step /= 2) {
         __syncthreads();
-        if ((int)threadIdx.x < step) {
-            sums[threadIdx.x] += sums[threadIdx.x + step];
-        }
+        if ((int)threadIdx.x < step) sums[threadIdx.x] += sums[threadIdx.x + step];
     }
     __syncthreads();
     return sums[0];

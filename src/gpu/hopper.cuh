@@ -206,17 +206,15 @@ template <int pending> static __device__ __forceinline__ void wgmma_wait()
 template <int BLOCKS> static __device__ __forceinline__ void wgmma_results(float (&d)[BLOCKS][4])
 {
 #pragma unroll
-    for (int n = 0; n < BLOCKS; n++) {
+    for (int n = 0; n < BLOCKS; n++)
         asm volatile("" : "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])::"memory");
-    }
 }
 
 template <int TILES> static __device__ __forceinline__ void wgmma_results(float (&d)[TILES][8][4])
 {
 #pragma unroll
-    for (int n = 0; n < TILES; n++) {
+    for (int n = 0; n < TILES; n++)
         wgmma_results(d[n]);
-    }
 }
 
 #define WGMMA_4(d, n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
@@ -392,9 +390,8 @@ static __device__ __forceinline__ void split_weights(weights_operand<PARTS, STEP
             uint32_t part[PARTS];
             split_pair(part, w[2 * k + e / 2][e % 2 * 2], w[2 * k + e / 2][e % 2 * 2 + 1]);
 #pragma unroll
-            for (int p = 0; p < PARTS; p++) {
+            for (int p = 0; p < PARTS; p++)
                 a.part[p][k][e] = part[p];
-            }
         }
     }
 }
@@ -408,9 +405,8 @@ static __device__ __forceinline__ void more_weights(float (&out)[DIM / TILE_SIDE
 {
     const uint32_t b = descriptor_low(tile, STEPS * 16 * TILE_SIDE * 2);
 #pragma unroll
-    for (int k = 0; k < STEPS; k++) {
+    for (int k = 0; k < STEPS; k++)
         wgmma_weights(out, w[k], descriptor_of(b + k * 16 * TILE_SIDE / 8), add || k > 0);
-    }
 }
 
 template <int DIM, int STEPS>

@@ -46,9 +46,7 @@ template <int STAGES>
 static __device__ __forceinline__ void ring_release(ring_barriers<STAGES> &ring, unsigned count)
 {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-        barrier_arrive(&ring.empty[count % STAGES]);
-    }
+    if (threadIdx.x % 32 == 0) barrier_arrive(&ring.empty[count % STAGES]);
 }
 
 #endif

@@ -47,9 +47,8 @@ template <int PARTS> static __device__ __forceinline__ float rounded(float x)
 {
     float sum = 0;
 #pragma unroll
-    for (int part = 0; part < PARTS; part++) {
+    for (int part = 0; part < PARTS; part++)
         sum += __bfloat162float(__float2bfloat16_rn(x - sum));
-    }
     return sum;
 }
 
@@ -76,14 +75,10 @@ static __device__ __forceinline__ void mma(float (&d)[4], const operand_a<PA> &a
 #pragma unroll
         for (int n = 0; n <= order; n++) {
             const int i = TRANSPOSED ? order - n : n;
-            if (i < PA && order - i < PB) {
-                mma_bf16(sum, a.part[i], b.part[order - i]);
-            }
+            if (i < PA && order - i < PB) mma_bf16(sum, a.part[i], b.part[order - i]);
         }
     }
-    if (apart) {
-        d[0] += parts[0], d[1] += parts[1], d[2] += parts[2], d[3] += parts[3];
-    }
+    if (apart) d[0] += parts[0], d[1] += parts[1], d[2] += parts[2], d[3] += parts[3];
 }
 
 /* ------------------------------------------------------------------ operands from tiles
@@ -133,9 +128,8 @@ static __device__ __forceinline__ void load_b_rows(operand_b<3> (&b)[2], const f
         uint32_t part[3];
         split_pair(part, x.x, x.y);
 #pragma unroll
-        for (int p = 0; p < 3; p++) {
+        for (int p = 0; p < 3; p++)
             b[e / 2].part[p][e % 2] = part[p];
-        }
     }
 }
 
@@ -159,9 +153,8 @@ static __device__ __forceinline__ void load_b(operand_b<3> (&b)[2], const float 
         uint32_t part[3];
         split_pair(part, x[0], x[PITCH]);
 #pragma unroll
-        for (int p = 0; p < 3; p++) {
+        for (int p = 0; p < 3; p++)
             b[e / 2].part[p][e % 2] = part[p];
-        }
     }
 }
 
@@ -172,9 +165,8 @@ static __device__ __forceinline__ void load_b(operand_b<3> (&b)[2], const float 
 template <int BLOCKS> static __device__ __forceinline__ void clear(float (&x)[BLOCKS][4])
 {
 #pragma unroll
-    for (int n = 0; n < BLOCKS; n++) {
+    for (int n = 0; n < BLOCKS; n++)
         x[n][0] = x[n][1] = x[n][2] = x[n][3] = 0;
-    }
 }
 
 /* s += rows m .. m + 15 of `rows` times the transpose of `tile` [8 BLOCKS][DIM]. The PARTS bf16 parts of
@@ -187,9 +179,8 @@ static __device__ __forceinline__ void product_rows(float (&s)[BLOCKS][4], const
     for (int k = 0; k < DIM; k += 16) {
         operand_a<1> a[PARTS];
 #pragma unroll
-        for (int part = 0; part < PARTS; part++) {
+        for (int part = 0; part < PARTS; part++)
             load_a<DIM + PAD>(a[part], rows + part * step, m, k);
-        }
 #pragma unroll
         for (int n = 0; n < BLOCKS; n += 2) {
             operand_b<1> b[2];
@@ -236,9 +227,8 @@ static __device__ __forceinline__ void product_weights(float (&out)[COLUMNS][4],
             uint32_t part[PARTS];
             split_pair(part, w[k + e / 2][e % 2 * 2], w[k + e / 2][e % 2 * 2 + 1]);
 #pragma unroll
-            for (int p = 0; p < PARTS; p++) {
+            for (int p = 0; p < PARTS; p++)
                 a.part[p][e] = part[p];
-            }
         }
 #pragma unroll
         for (int n = 0; n < COLUMNS; n += 2) {
@@ -324,12 +314,9 @@ static __device__ __forceinline__ void tile_norms(float *norm, const T *tile)
         sum += x * x;
     }
 #pragma unroll
-    for (int step = share / 2; step > 0; step /= 2) {
+    for (int step = share / 2; step > 0; step /= 2)
         sum += __shfl_xor_sync(0xffffffffu, sum, step);
-    }
-    if (part == 0) {
-        norm[r] = sum;
-    }
+    if (part == 0) norm[r] = sum;
 }
 
 #endif

@@ -28,9 +28,7 @@ static void sum_head(const loam_problem *p, const loam_args *a, const loam_const
 loam_status local_decay_begin(const loam_problem *p, const loam_args *a, loam_args *ready, loam_error *error)
 {
     *ready = *a;
-    if (!p->decay || p->backend == LOAM_BACKEND_REFERENCE) {
-        return LOAM_OK;
-    }
+    if (!p->decay || p->backend == LOAM_BACKEND_REFERENCE) return LOAM_OK;
     const int64_t keys = local_packed(p) ? p->total_kv : p->len_kv;
     ready->log_decay = (loam_const_view){ a->work, p->heads_q * keys, keys, 1 };
     ready->work = (char *)a->work + local_decay_work(p);
@@ -63,17 +61,13 @@ static void gradient_of_head(const loam_problem *p, const loam_args *a, const do
         const double column = j < s->nk ? element_load(a->grad_log_decay.data, real, at) : 0;
         element_store(a->grad_log_decay.data, real, at, j < s->nk ? sum : 0);
         sum += column;
-        if (i >= 0 && i < s->nq) {
-            sum -= rows[local_row(p, s, h, i)];
-        }
+        if (i >= 0 && i < s->nq) sum -= rows[local_row(p, s, h, i)];
     }
 }
 
 void local_decay_gradient(const loam_problem *p, const loam_args *a, const double *rows)
 {
-    if (!p->decay || !a->grad_log_decay.data) {
-        return;
-    }
+    if (!p->decay || !a->grad_log_decay.data) return;
 #pragma omp parallel for collapse(2) num_threads(p->threads) schedule(dynamic, 1)
     for (int64_t b = 0; b < p->batch; b++) {
         for (int64_t h = 0; h < p->heads_q; h++) {

@@ -73,9 +73,7 @@ LOAM_INLINE void local_visible(const loam_problem *p, const local_seq *s, int64_
 {
     const int64_t at = i + s->nk - s->nq;
     int64_t first = 0, last = s->nk - 1;
-    if (p->causal && last > at) {
-        last = at;
-    }
+    if (p->causal && last > at) last = at;
     if (p->window > 0) {
         /* The comparison before the addition keeps huge windows from overflowing. */
         last = p->window - 1 < last - at ? at + p->window - 1 : last;
@@ -137,9 +135,7 @@ LOAM_INLINE local_saved local_saved_carve(const loam_problem *p, void *saved, si
     s.lean = arena_take(&pool, given ? values : 0, real);
     s.kbar = arena_take(&pool, solved, real);
     s.rho = arena_take(&pool, solved, real);
-    if (bytes) {
-        *bytes = pool.used;
-    }
+    if (bytes) *bytes = pool.used;
     return s;
 }
 

@@ -28,9 +28,8 @@ static each_shape shape_of(const each_backend *backend, const loam_problem *p)
 static size_t frame_slots(const loam_problem *p, int64_t groups)
 {
     size_t slots = p->pass == LOAM_BACKWARD ? 2 : 1;
-    for (; p->pass == LOAM_BACKWARD && groups > 0; groups /= 2) {
+    for (; p->pass == LOAM_BACKWARD && groups > 0; groups /= 2)
         slots++;
-    }
     return slots;
 }
 
@@ -93,11 +92,10 @@ static each_arrays carve(const each_backend *backend, const loam_problem *p, are
     w.ridge = arena_take(pool, p->mechanism == LOAM_LLA ? size_mul(rows, d) : 0, f32);
     w.saved = arena_take(pool, p->pass == LOAM_DECODE ? 0 : saved, 1);
     w.work = arena_take(pool, backend->work(&w.own), 1);
-    if (p->pass == LOAM_BACKWARD) {
+    if (p->pass == LOAM_BACKWARD)
         carve_backward(p, &w, pool);
-    } else {
+    else
         carve_outputs(p, &w, pool);
-    }
     return w;
 }
 
@@ -140,18 +138,10 @@ static loam_args forward_args(const loam_problem *p, const loam_args *a, const e
 {
     loam_args x = own_inputs(p, a, w);
     x.o = loam_dense_out(w->o, p->heads_q, 1, p->dim_v);
-    if (a->lse.data) {
-        x.lse = loam_dense_out(w->lse, p->heads_q, 1, 1);
-    }
-    if (a->rho.data) {
-        x.rho = loam_dense_out(w->rho, p->heads_q, 1, p->dim_qk);
-    }
-    if (a->info.data) {
-        x.info = loam_dense_out(w->info, p->heads_q, 1, 1);
-    }
-    if (a->weights.data) {
-        x.weights = loam_dense_out(w->weights, p->heads_q, 1, p->len_kv);
-    }
+    if (a->lse.data) x.lse = loam_dense_out(w->lse, p->heads_q, 1, 1);
+    if (a->rho.data) x.rho = loam_dense_out(w->rho, p->heads_q, 1, p->dim_qk);
+    if (a->info.data) x.info = loam_dense_out(w->info, p->heads_q, 1, 1);
+    if (a->weights.data) x.weights = loam_dense_out(w->weights, p->heads_q, 1, p->len_kv);
     return x;
 }
 
@@ -162,15 +152,10 @@ static loam_args backward_args(const loam_problem *p, const loam_args *a, const 
     x.grad_q = loam_dense_out(w->grad_q, p->heads_q, 1, p->dim_qk);
     x.grad_k = by_keys_out(w->grad_k, p, p->heads_kv, p->dim_qk);
     x.grad_v = by_keys_out(w->grad_v, p, p->heads_kv, p->dim_v);
-    if (p->mechanism == LOAM_PARALLAX) {
-        x.grad_probe = loam_dense_out(w->grad_probe, p->heads_q, 1, p->dim_qk);
-    }
-    if (p->mechanism == LOAM_LLA && p->ridge_axes >= LOAM_RIDGE_TOKEN) {
+    if (p->mechanism == LOAM_PARALLAX) x.grad_probe = loam_dense_out(w->grad_probe, p->heads_q, 1, p->dim_qk);
+    if (p->mechanism == LOAM_LLA && p->ridge_axes >= LOAM_RIDGE_TOKEN)
         x.grad_ridge = loam_dense_out(w->grad_ridge, p->heads_q, 1, ridge_width(p));
-    }
-    if (p->decay) {
-        x.grad_log_decay = by_keys_out(w->columns, p, p->heads_q, 1);
-    }
+    if (p->decay) x.grad_log_decay = by_keys_out(w->columns, p, p->heads_q, 1);
     return x;
 }
 
@@ -179,9 +164,8 @@ static loam_args backward_args(const loam_problem *p, const loam_args *a, const 
 static void add_rows(each_moves *moves, void *data, loam_dtype dtype, int64_t batch, int64_t head,
                      int64_t token, int64_t width, void *own)
 {
-    if (data && width > 0) {
+    if (data && width > 0)
         moves->rows[moves->count++] = (each_rows){ data, dtype, batch, head, token, width, own };
-    }
 }
 
 static void add_input(each_moves *moves, const loam_const_view *view, loam_dtype dtype, int64_t width,
@@ -227,12 +211,9 @@ static void add_saved(each_moves *moves, const loam_problem *p, void *saved, con
 static void add_inputs(each_moves *moves, const loam_problem *p, const loam_args *a, const each_arrays *w)
 {
     add_input(moves, &a->q, p->dtype, p->dim_qk, w->q);
-    if (p->mechanism == LOAM_PARALLAX) {
-        add_input(moves, &a->probe, p->dtype, p->dim_qk, w->probe);
-    }
-    if (p->mechanism == LOAM_LLA && p->ridge_axes >= LOAM_RIDGE_TOKEN) {
+    if (p->mechanism == LOAM_PARALLAX) add_input(moves, &a->probe, p->dtype, p->dim_qk, w->probe);
+    if (p->mechanism == LOAM_LLA && p->ridge_axes >= LOAM_RIDGE_TOKEN)
         add_input(moves, &a->ridge, LOAM_F32, ridge_width(p), w->ridge);
-    }
 }
 
 static void add_results(each_moves *moves, const loam_problem *p, const loam_args *a, const each_arrays *w)
@@ -251,9 +232,8 @@ static void add_gradients(each_moves *moves, const loam_problem *p, const loam_a
 {
     add_output(moves, &a->grad_q, p->dtype, 1, p->dim_qk, w->grad_q);
     add_output(moves, &a->grad_probe, p->dtype, 1, p->dim_qk, w->grad_probe);
-    if (p->ridge_axes >= LOAM_RIDGE_TOKEN) {
+    if (p->ridge_axes >= LOAM_RIDGE_TOKEN)
         add_output(moves, &a->grad_ridge, LOAM_F32, 1, ridge_width(p), w->grad_ridge);
-    }
     add_line(moves, p, w->sums.scale, LOAM_F64, 1, own->scale);
     add_line(moves, p, w->sums.ridge, LOAM_F64, p->mechanism == LOAM_LLA, own->ridge);
     add_line(moves, p, w->sums.inner, LOAM_F64, p->decay, own->inner);
@@ -280,9 +260,7 @@ static loam_status forward_group(const each_backend *backend, const loam_problem
 {
     each_moves in = { .count = 0 }, out = { .count = 0 };
     TRY(backend->turn(p, a, w, steps, 0, 0, steps->rows, error));
-    if (!steps->rows) {
-        return LOAM_OK;
-    }
+    if (!steps->rows) return LOAM_OK;
     set_own(p, w, steps);
     const loam_args own = forward_args(p, a, w);
     add_inputs(&in, p, a, w);
@@ -316,9 +294,8 @@ static loam_status backward_rows(const each_backend *backend, const loam_problem
     TRY(backend->backward(w, &own, &sums, error));
     add_gradients(&out, p, a, w, &sums);
     TRY(backend->move(p, a, w, &out, false, steps, error));
-    if (p->decay && keys > 0) {
+    if (p->decay && keys > 0)
         TRY(backend->add(a, w->sum_columns, w->columns, p->heads_q, stored, keys, 1, steps->count, error));
-    }
     return keys > 0 ? backend->add(a, w->sum_v, w->grad_v, p->heads_kv, stored, keys, p->dim_v, steps->count,
                                    error)
                     : LOAM_OK;
@@ -352,9 +329,7 @@ static loam_status backward_group(const each_backend *backend, const loam_proble
     const each_steps steps = group_at(w, b, n);
     TRY(push_frame(backend, p, a, w, frames, b, n, error));
     TRY(backend->turn(p, a, w, &steps, frames->count - 1, frames->count, true, error));
-    if (steps.rows) {
-        TRY(backward_rows(backend, p, a, w, &steps, error));
-    }
+    if (steps.rows) TRY(backward_rows(backend, p, a, w, &steps, error));
     TRY(backend->turn_back(p, a, w, &steps, frames->count - 1, error));
     frames->count -= n > 0;
     return LOAM_OK;
@@ -403,9 +378,8 @@ loam_status local_path_each_backward(const each_backend *backend, const loam_pro
         frame_stack frames = { { 0 }, 1 };
         TRY(backend->begin(p, a, &w, b, error));
         TRY(clear_sums(backend, p, a, &w, error));
-        for (int64_t n = w.shape.groups - 1; n >= 0; n--) {
+        for (int64_t n = w.shape.groups - 1; n >= 0; n--)
             TRY(backward_group(backend, p, a, &w, &frames, b, n, error));
-        }
         TRY(backend->finish(p, a, &w, b, error));
     }
     return backend->reduce(p, a, &w, error);
@@ -439,9 +413,7 @@ loam_status local_path_each_partial(const each_backend *backend, kernel_partial_
             const each_steps steps = group_at(&w, b, n);
             each_moves in = { .count = 0 };
             TRY(backend->turn(p, a, &w, &steps, 0, 0, steps.rows, error));
-            if (!steps.rows) {
-                continue;
-            }
+            if (!steps.rows) continue;
             set_own(p, &w, &steps);
             w.own.len_kv = p->len_kv; /* the slice may lie beyond the keys that the rows see */
             loam_args own = own_inputs(p, a, &w);

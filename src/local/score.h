@@ -22,9 +22,7 @@
 LOAM_INLINE double local_score(const loam_problem *p, double x, double slope, double distance)
 {
     double s = fmin(fmax(p->scale * x, (double)-SCORE_LIMIT), (double)SCORE_LIMIT);
-    if (p->soft_cap > 0) {
-        s = p->soft_cap * tanh(s / p->soft_cap);
-    }
+    if (p->soft_cap > 0) s = p->soft_cap * tanh(s / p->soft_cap);
     return s - slope * fabs(distance);
 }
 

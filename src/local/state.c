@@ -53,33 +53,28 @@ void local_state_clear(const loam_problem *p, double *x)
 {
     const size_t n = local_state_doubles(p);
     x[0] = -INFINITY;
-    for (size_t e = 1; e < n; e++) {
+    for (size_t e = 1; e < n; e++)
         x[e] = 0;
-    }
 }
 
 void local_state_merge(const loam_problem *p, double *restrict into, const double *restrict from)
 {
     const int64_t d = p->dim_qk, dv = p->dim_v;
     const state a = state_at(p, into), b = state_at(p, (double *)(uintptr_t)from);
-    if (!(*b.omega > 0)) {
-        return;
-    }
+    if (!(*b.omega > 0)) return;
     const double m = fmax(*a.m, *b.m), fa = *a.omega > 0 ? exp(*a.m - m) : 0, fb = exp(*b.m - m);
     const double wa = fa * *a.omega, wb = fb * *b.omega, r = wb / (wa + wb), cross = wa * r;
     if (p->mechanism == LOAM_PARALLAX) {
         const double dt = *b.tbar - *a.tbar;
-        for (int64_t c = 0; c < dv; c++) {
+        for (int64_t c = 0; c < dv; c++)
             a.tv[c] = fa * a.tv[c] + fb * b.tv[c] + cross * dt * (b.vbar[c] - a.vbar[c]);
-        }
         *a.tbar += r * dt;
     }
     if (p->mechanism == LOAM_LLA) {
         for (int64_t c = 0, e = 0; c < d; c++) {
             const double x = cross * (b.kbar[c] - a.kbar[c]);
-            for (int64_t c2 = 0; c2 <= c; c2++, e++) {
+            for (int64_t c2 = 0; c2 <= c; c2++, e++)
                 a.kk[e] = fa * a.kk[e] + fb * b.kk[e] + x * (b.kbar[c2] - a.kbar[c2]);
-            }
         }
         for (int64_t c = 0; c < dv; c++) {
             const double x = cross * (b.vbar[c] - a.vbar[c]);
@@ -88,22 +83,19 @@ void local_state_merge(const loam_problem *p, double *restrict into, const doubl
                 a.vk[e] = fa * a.vk[e] + fb * b.vk[e] + x * (b.kbar[c2] - a.kbar[c2]);
             }
         }
-        for (int64_t c = 0; c < d; c++) {
+        for (int64_t c = 0; c < d; c++)
             a.kbar[c] += r * (b.kbar[c] - a.kbar[c]);
-        }
     }
-    for (int64_t c = 0; c < dv; c++) {
+    for (int64_t c = 0; c < dv; c++)
         a.vbar[c] += r * (b.vbar[c] - a.vbar[c]);
-    }
     *a.m = m;
     *a.omega = wa + wb;
 }
 
 void local_put_info(const loam_args *args, const local_seq *seq, int64_t h, int64_t i, loam_row_info info)
 {
-    if (args->info.data) {
+    if (args->info.data)
         ((loam_row_info *)args->info.data)[LOCAL_AT(args->info, seq->b, h, seq->q0 + i)] = info;
-    }
 }
 
 /* Doubles of the matrix, the right-hand side and the solution. */
@@ -123,9 +115,8 @@ static double ridge_unit(const loam_problem *p, const state *s)
     case LOAM_RIDGE_MAX: return 1 / *s->omega;
     case LOAM_RIDGE_TRACE: {
         double trace = 0;
-        for (int64_t c = 0; c < p->dim_qk; c++) {
+        for (int64_t c = 0; c < p->dim_qk; c++)
             trace += covariance(s, c, c);
-        }
         return trace / (double)p->dim_qk + LOCAL_TRACE_FLOOR;
     }
     default: return 1;
@@ -141,27 +132,24 @@ static loam_row_info solve(const loam_problem *p, const loam_args *args, const l
     const double unit = ridge_unit(p, s);
     loam_row_info info = { LOAM_ROW_SOLVED, LOAM_SOLVER_GRAM, 0, 0 };
     for (int64_t r = 0; r < d; r++) {
-        for (int64_t c = 0; c <= r; c++) {
+        for (int64_t c = 0; c <= r; c++)
             a[r * d + c] = covariance(s, r, c);
-        }
         a[r * d + r] += unit * local_ridge(p, args, seq, h, i, r);
         largest = fmax(largest, a[r * d + r]);
         mean2 = fmax(mean2, s->kbar[r] * s->kbar[r]);
         rho[r] = rhs[r] = s->kbar[r] - element_load(args->q.data, p->dtype, at + r);
     }
     if (cholesky_factor(a, d, local_least_pivot(largest, mean2))) {
-        for (int64_t c = 0; c < d; c++) {
+        for (int64_t c = 0; c < d; c++)
             rho[c] = 0;
-        }
         info.code = LOAM_ROW_SINGULAR;
         return info;
     }
     cholesky_solve(a, d, rho);
     for (int64_t r = 0; r < d; r++) {
         double left = unit * local_ridge(p, args, seq, h, i, r) * rho[r];
-        for (int64_t c = 0; c < d; c++) {
+        for (int64_t c = 0; c < d; c++)
             left += covariance(s, r, c) * rho[c];
-        }
         error2 += (left - rhs[r]) * (left - rhs[r]);
         size2 += rhs[r] * rhs[r];
     }
@@ -172,13 +160,11 @@ static loam_row_info solve(const loam_problem *p, const loam_args *args, const l
 static double value(const loam_problem *p, const state *s, const double *rho, int64_t c)
 {
     double x = s->vbar[c];
-    if (p->mechanism == LOAM_PARALLAX) {
+    if (p->mechanism == LOAM_PARALLAX)
         x -= s->tv[c] / *s->omega;
-    } else if (p->mechanism == LOAM_LLA) {
-        for (int64_t c2 = 0; c2 < p->dim_qk; c2++) {
+    else if (p->mechanism == LOAM_LLA)
+        for (int64_t c2 = 0; c2 < p->dim_qk; c2++)
             x -= s->vk[c * p->dim_qk + c2] / *s->omega * rho[c2];
-        }
-    }
     return x;
 }
 
@@ -192,18 +178,15 @@ loam_row_info local_state_probe(const loam_problem *p, const loam_args *args, co
                                       LOCAL_AT(args->probe, seq->b, h, seq->q0 + i) + c)
                        : 0;
     }
-    if (p->mechanism == LOAM_LLA && !empty) {
-        return solve(p, args, seq, h, i, &s, scratch, rho);
-    }
+    if (p->mechanism == LOAM_LLA && !empty) return solve(p, args, seq, h, i, &s, scratch, rho);
     return (loam_row_info){ empty ? LOAM_ROW_EMPTY : LOAM_ROW_SOLVED, LOAM_SOLVER_NONE, 0, 0 };
 }
 
 double local_state_least_pivot(const loam_problem *p, const double *scratch)
 {
     double most = 0;
-    for (int64_t c = 0; c < p->dim_qk; c++) {
+    for (int64_t c = 0; c < p->dim_qk; c++)
         most = fmax(most, scratch[c * p->dim_qk + c]);
-    }
     return 1 / (most * most);
 }
 
@@ -225,12 +208,9 @@ void local_state_put(const loam_problem *p, const loam_args *args, const local_s
         element_store(args->o.data, p->dtype, LOCAL_AT(args->o, seq->b, h, token) + c,
                       empty ? 0 : kept * value(p, &s, rho, c));
     }
-    if (args->lse.data) {
-        element_store(args->lse.data, real, LOCAL_AT(args->lse, seq->b, h, token), lse);
-    }
-    for (int64_t c = 0; args->rho.data && c < p->dim_qk; c++) {
+    if (args->lse.data) element_store(args->lse.data, real, LOCAL_AT(args->lse, seq->b, h, token), lse);
+    for (int64_t c = 0; args->rho.data && c < p->dim_qk; c++)
         element_store(args->rho.data, real, LOCAL_AT(args->rho, seq->b, h, token) + c, rho[c]);
-    }
     local_put_info(args, seq, h, i, info);
 }
 

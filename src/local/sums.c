@@ -21,9 +21,8 @@ static double head_sum(const loam_problem *p, const loam_args *a, const double *
     double sum = 0;
     for (int64_t b = 0; b < p->batch; b++) {
         const local_seq s = local_seq_at(p, a, b);
-        for (int64_t i = 0; i < s.nq; i++) {
+        for (int64_t i = 0; i < s.nq; i++)
             sum += part[local_row(p, &s, h, i)];
-        }
     }
     return sum;
 }
@@ -31,18 +30,16 @@ static double head_sum(const loam_problem *p, const loam_args *a, const double *
 static double total_sum(const loam_problem *p, const loam_args *a, const double *part)
 {
     double sum = 0;
-    for (int64_t h = 0; h < p->heads_q; h++) {
+    for (int64_t h = 0; h < p->heads_q; h++)
         sum += head_sum(p, a, part, h);
-    }
     return sum;
 }
 
 static void put_head_sums(const loam_problem *p, const loam_args *a, const double *part, void *out,
                           int64_t stride)
 {
-    for (int64_t h = 0; h < p->heads_q; h++) {
+    for (int64_t h = 0; h < p->heads_q; h++)
         element_store(out, dtype_real(p->dtype), h * stride, head_sum(p, a, part, h));
-    }
 }
 
 static void put_ridge_tokens(const loam_problem *p, const loam_args *a, const double *part)
@@ -62,15 +59,9 @@ void local_row_sums_reduce(const loam_problem *p, const loam_args *a, const loca
 {
     const loam_dtype real = dtype_real(p->dtype);
     local_decay_gradient(p, a, sums->inner);
-    if (a->grad_scale) {
-        element_store(a->grad_scale, real, 0, total_sum(p, a, sums->scale));
-    }
-    if (p->slope && a->grad_slope) {
-        put_head_sums(p, a, sums->slope, a->grad_slope, 1);
-    }
-    if (p->sink && a->grad_sink) {
-        put_head_sums(p, a, sums->sink, a->grad_sink, 1);
-    }
+    if (a->grad_scale) element_store(a->grad_scale, real, 0, total_sum(p, a, sums->scale));
+    if (p->slope && a->grad_slope) put_head_sums(p, a, sums->slope, a->grad_slope, 1);
+    if (p->sink && a->grad_sink) put_head_sums(p, a, sums->sink, a->grad_sink, 1);
     if (p->mechanism == LOAM_LLA && a->grad_ridge.data) {
         switch (p->ridge_axes) {
         case LOAM_RIDGE_NUMBER:

@@ -83,9 +83,8 @@ LOAM_INLINE int64_t recurrent_key_head(const loam_problem *p, int64_t h)
 LOAM_INLINE double recurrent_ridge(const loam_problem *p, const loam_args *a, int64_t h, int64_t c)
 {
     const loam_dtype real = dtype_real(p->dtype);
-    if (p->ridge_axes == LOAM_RIDGE_NUMBER) {
+    if (p->ridge_axes == LOAM_RIDGE_NUMBER)
         return a->ridge.data ? element_load(a->ridge.data, real, 0) : p->ridge;
-    }
     return element_load(a->ridge.data, real,
                         h * a->ridge.head + (p->ridge_axes == LOAM_RIDGE_HEAD_CHANNEL ? c : 0));
 }

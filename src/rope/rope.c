@@ -84,9 +84,8 @@ static void rotate_double_row(const loam_rope *r, const rotation *rotations, con
         to[at.x] = x * rotations[c].cosine - y * rotations[c].sine;
         to[at.y] = x * rotations[c].sine + y * rotations[c].cosine;
     }
-    for (int64_t c = r->dim; from != to && c < r->channels; c++) {
+    for (int64_t c = r->dim; from != to && c < r->channels; c++)
         to[c] = from[c];
-    }
 }
 
 static void rotate_float_row(const loam_rope *r, const rotation *rotations, float *row)
@@ -117,9 +116,8 @@ static void rotate_token(const loam_rope *r, const rotation *rotations, const lo
 
 static void find_frequencies(const loam_rope *r, rope_frequencies *frequencies)
 {
-    for (int64_t c = 0; c < r->dim / 2; c++) {
+    for (int64_t c = 0; c < r->dim / 2; c++)
         frequencies->plane[c] = pow(r->base, -2 * (double)c / (double)r->dim);
-    }
 }
 
 static void apply(const loam_rope *r, const rope_frequencies *frequencies, const loam_const_view *from,
@@ -147,12 +145,8 @@ loam_status loam_rope_apply(const loam_rope *rope, const loam_const_view *from, 
     TRY(check_options(rope, error));
     loam_rope r = *rope;
     r.dim = r.dim ? r.dim : r.channels;
-    if (!r.threads) {
-        r.threads = omp_get_max_threads() < MOST_THREADS ? omp_get_max_threads() : MOST_THREADS;
-    }
-    if (r.batch == 0 || r.heads == 0 || r.tokens == 0) {
-        return loam_succeed(error);
-    }
+    if (!r.threads) r.threads = omp_get_max_threads() < MOST_THREADS ? omp_get_max_threads() : MOST_THREADS;
+    if (r.batch == 0 || r.heads == 0 || r.tokens == 0) return loam_succeed(error);
     TRY(check_views(&r, from, to, error));
     rope_frequencies frequencies = { 0 };
     find_frequencies(&r, &frequencies);

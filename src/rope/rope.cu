@@ -12,9 +12,7 @@ __global__ void __launch_bounds__(ROPE_THREADS)
 {
     const int64_t planes = r.dim / 2, items = planes + r.channels - r.dim,
                   n = (int64_t)blockIdx.x * ROPE_THREADS + threadIdx.x, token = n / items, c = n % items;
-    if (token >= r.batch * r.tokens) {
-        return;
-    }
+    if (token >= r.batch * r.tokens) return;
     const int64_t b = token / r.tokens, t = token % r.tokens;
     if (c >= planes) {
         const int64_t own = r.dim + c - planes;

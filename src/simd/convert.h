@@ -13,13 +13,11 @@ static inline void load_f16(float *restrict to, const uint16_t *restrict from, i
 {
     int64_t c = 0;
 #if defined __F16C__
-    for (; c + 8 <= n; c += 8) {
+    for (; c + 8 <= n; c += 8)
         _mm256_storeu_ps(to + c, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(from + c))));
-    }
 #endif
-    for (; c < n; c++) {
+    for (; c < n; c++)
         to[c] = float_from_f16(from[c]);
-    }
 }
 
 /* to[0 .. n) = elements [at, at + n) of data. */
@@ -32,9 +30,8 @@ static inline void load_floats(float *restrict to, const void *restrict data, lo
         load_f16(to, (const uint16_t *)data + at, n);
     } else {
         const uint16_t *from = (const uint16_t *)data + at;
-        for (int64_t c = 0; c < n; c++) {
+        for (int64_t c = 0; c < n; c++)
             to[c] = float_from_bf16(from[c]);
-        }
     }
 }
 
@@ -46,15 +43,12 @@ static inline void store_floats(void *restrict data, loam_dtype dtype, int64_t a
         return;
     }
     uint16_t *to = (uint16_t *)data + at;
-    if (dtype == LOAM_F16) {
-        for (int64_t c = 0; c < n; c++) {
+    if (dtype == LOAM_F16)
+        for (int64_t c = 0; c < n; c++)
             to[c] = f16_from_float(from[c]);
-        }
-    } else {
-        for (int64_t c = 0; c < n; c++) {
+    else
+        for (int64_t c = 0; c < n; c++)
             to[c] = bf16_from_float(from[c]);
-        }
-    }
 }
 
 #endif

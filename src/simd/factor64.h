@@ -11,19 +11,15 @@ static inline bool factor64(double *restrict a, int64_t stride, int64_t n, doubl
 {
     for (int64_t k = 0; k < n; k++) {
         double *restrict row = a + k * stride;
-        if (!(row[k] > least)) {
-            return false;
-        }
+        if (!(row[k] > least)) return false;
         const double inverse = 1 / sqrt(row[k]);
-        for (int64_t c = k; c < n; c++) {
+        for (int64_t c = k; c < n; c++)
             row[c] *= inverse;
-        }
         for (int64_t r = k + 1; r < n; r++) {
             double *restrict rest = a + r * stride;
             const double factor = row[r];
-            for (int64_t c = r / VL64 * VL64; c < stride; c += VL64) {
+            for (int64_t c = r / VL64 * VL64; c < stride; c += VL64)
                 v64_store(rest + c, v64_load(rest + c) - v64_load(row + c) * factor);
-            }
         }
     }
     return true;
@@ -37,9 +33,8 @@ static inline void factor64_rows(const double *u, int64_t stride, int64_t n, dou
         const matrix64 column = { u + i, 0, stride };
         const double inverse = 1 / u[i * stride + i];
         product64(row, width, 1, column, rows, width, i, width, false);
-        for (int64_t c = 0; c < width; c++) {
+        for (int64_t c = 0; c < width; c++)
             rows[i * width + c] = (rows[i * width + c] - row[c]) * inverse;
-        }
     }
 }
 
@@ -50,17 +45,15 @@ static inline void factor64_solve(const double *restrict u, int64_t stride, int6
         const double *row = u + i * stride, now = x[i] / row[i];
         x[i] = now;
 #pragma omp simd
-        for (int64_t c = i + 1; c < n; c++) {
+        for (int64_t c = i + 1; c < n; c++)
             x[c] -= row[c] * now;
-        }
     }
     for (int64_t i = n - 1; i >= 0; i--) {
         const double *row = u + i * stride;
         double sum = 0;
 #pragma omp simd reduction(+ : sum)
-        for (int64_t c = i + 1; c < n; c++) {
+        for (int64_t c = i + 1; c < n; c++)
             sum += row[c] * x[c];
-        }
         x[i] = (x[i] - sum) / row[i];
     }
 }

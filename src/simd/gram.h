@@ -24,25 +24,20 @@ VEC_INLINE void gram_block(const int vecs, double *restrict c, const float *rest
 {
     vec sum[GRAM_ROWS][2];
 #pragma GCC unroll 8
-    for (int r = 0; r < GRAM_ROWS; r++) {
+    for (int r = 0; r < GRAM_ROWS; r++)
         sum[r][0] = sum[r][1] = v_set(0);
-    }
     for (int64_t j = 0; j < n; j++, rows += stride, columns += stride) {
         vec x[2];
-        if (next) {
-            __builtin_prefetch(next + j * step, 0, 2);
-        }
+        if (next) __builtin_prefetch(next + j * step, 0, 2);
 #pragma GCC unroll 2
-        for (int e = 0; e < vecs; e++) {
+        for (int e = 0; e < vecs; e++)
             x[e] = v_load(columns + e * VL);
-        }
 #pragma GCC unroll 8
         for (int r = 0; r < GRAM_ROWS; r++) {
             const vec y = v_set(rows[r]);
 #pragma GCC unroll 2
-            for (int e = 0; e < vecs; e++) {
+            for (int e = 0; e < vecs; e++)
                 sum[r][e] += y * x[e];
-            }
         }
     }
 #pragma GCC unroll 8
@@ -50,9 +45,8 @@ VEC_INLINE void gram_block(const int vecs, double *restrict c, const float *rest
         float part[2 * VL];
         v_store(part, sum[r][0]);
         v_store(part + VL, sum[r][1]);
-        for (int e = 0; e < vecs * VL; e++) {
+        for (int e = 0; e < vecs * VL; e++)
             c[r * stride + e] += (double)part[e];
-        }
     }
 }
 
@@ -69,11 +63,10 @@ static inline void gram_add(double *restrict c, const float *restrict x, int64_t
         const int64_t last = (strip + 1) * lines / strips;
         for (int64_t e = 0; e < r + GRAM_ROWS; e += 2 * VL) {
             const char *fetched = line < last ? next->data + 64 * line++ : NULL;
-            if (e + VL < r + GRAM_ROWS) {
+            if (e + VL < r + GRAM_ROWS)
                 gram_block(2, c + r * stride + e, x + r, x + e, stride, n, fetched, next->step);
-            } else {
+            else
                 gram_block(1, c + r * stride + e, x + r, x + e, stride, n, fetched, next->step);
-            }
         }
     }
 }

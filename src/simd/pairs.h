@@ -72,9 +72,7 @@ static inline void pair_rows(int32_t *restrict out, const float *restrict panel,
             total = pair_dot(total, pair, ones);
             *(vmask_unaligned *)(void *)(out + r / 2 * LANES + lane) = pair;
         }
-        if (sum) {
-            v_store(sum + lane, total);
-        }
+        if (sum) v_store(sum + lane, total);
     }
 }
 
@@ -107,31 +105,27 @@ VEC_INLINE void pair_product_rows(const int rows, float *restrict c, const uint1
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 4
-            for (int n = 0; n < PANEL_VECS; n++) {
+            for (int n = 0; n < PANEL_VECS; n++)
                 sum[r][n] = add ? v_load(c + r * LANES + lane + n * VL) : v_set(0);
-            }
         }
         for (int64_t t = 0; t < t_count; t++) {
             vmask x[PANEL_VECS];
 #pragma GCC unroll 4
-            for (int n = 0; n < PANEL_VECS; n++) {
+            for (int n = 0; n < PANEL_VECS; n++)
                 x[n] = v_load_int(b + t * LANES + lane + n * VL);
-            }
 #pragma GCC unroll 8
             for (int r = 0; r < rows; r++) {
                 const vmask y = pair_set(a + r * row_stride + t * t_stride);
 #pragma GCC unroll 4
-                for (int n = 0; n < PANEL_VECS; n++) {
+                for (int n = 0; n < PANEL_VECS; n++)
                     sum[r][n] = pair_dot(sum[r][n], y, x[n]);
-                }
             }
         }
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 4
-            for (int n = 0; n < PANEL_VECS; n++) {
+            for (int n = 0; n < PANEL_VECS; n++)
                 v_store(c + r * LANES + lane + n * VL, sum[r][n]);
-            }
         }
     }
 }

@@ -37,31 +37,27 @@ VEC_INLINE void panel_product_rows(const int rows, float *restrict c, const floa
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 4
-            for (int n = 0; n < PANEL_VECS; n++) {
+            for (int n = 0; n < PANEL_VECS; n++)
                 sum[r][n] = add ? v_load(c + r * LANES + lane + n * VL) : v_set(0);
-            }
         }
         for (int64_t t = 0; t < t_count; t++) {
             vec x[PANEL_VECS];
 #pragma GCC unroll 4
-            for (int n = 0; n < PANEL_VECS; n++) {
+            for (int n = 0; n < PANEL_VECS; n++)
                 x[n] = v_load(b + t * LANES + lane + n * VL);
-            }
 #pragma GCC unroll 8
             for (int r = 0; r < rows; r++) {
                 const vec y = v_set(a[r * row_stride + t * t_stride]);
 #pragma GCC unroll 4
-                for (int n = 0; n < PANEL_VECS; n++) {
+                for (int n = 0; n < PANEL_VECS; n++)
                     sum[r][n] += y * x[n];
-                }
             }
         }
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 4
-            for (int n = 0; n < PANEL_VECS; n++) {
+            for (int n = 0; n < PANEL_VECS; n++)
                 v_store(c + r * LANES + lane + n * VL, sum[r][n]);
-            }
         }
     }
 }
@@ -100,9 +96,8 @@ static inline void panel_product(float *restrict c, int64_t rows, const float *r
 
 static inline void panel_fill(float *x, int64_t rows, float value)
 {
-    for (int64_t e = 0; e < rows * LANES; e++) {
+    for (int64_t e = 0; e < rows * LANES; e++)
         x[e] = value;
-    }
 }
 
 static inline void panel_copy(float *restrict to, const float *restrict from, int64_t rows)
@@ -116,9 +111,8 @@ static inline void panel_dot(float *restrict out, const float *x, const float *y
     FOR_LANES(lane)
     {
         vec sum = v_set(0);
-        for (int64_t r = 0; r < rows; r++) {
+        for (int64_t r = 0; r < rows; r++)
             sum += v_load(x + r * LANES + lane) * v_load(y + r * LANES + lane);
-        }
         v_store(out + lane, sum);
     }
 }
@@ -129,9 +123,8 @@ static inline void panel_sum(float *restrict out, const float *restrict x, int64
     FOR_LANES(lane)
     {
         vec sum = v_load(out + lane);
-        for (int64_t r = 0; r < rows; r++) {
+        for (int64_t r = 0; r < rows; r++)
             sum += v_load(x + r * LANES + lane);
-        }
         v_store(out + lane, sum);
     }
 }

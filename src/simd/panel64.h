@@ -20,31 +20,27 @@ VEC_INLINE void panel64_rows(const int rows, double *restrict c, const double *r
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 2
-            for (int n = 0; n < PANEL64_VECS; n++) {
+            for (int n = 0; n < PANEL64_VECS; n++)
                 sum[r][n] = add ? v64_load(c + r * GROUP + m + n * VL64) : v64_set(0);
-            }
         }
         for (int64_t t = 0; t < t_count; t++) {
             vec64 x[PANEL64_VECS];
 #pragma GCC unroll 2
-            for (int n = 0; n < PANEL64_VECS; n++) {
+            for (int n = 0; n < PANEL64_VECS; n++)
                 x[n] = v64_load(b + t * GROUP + m + n * VL64);
-            }
 #pragma GCC unroll 8
             for (int r = 0; r < rows; r++) {
                 const vec64 y = v64_set(a[r * row_stride + t * t_stride]);
 #pragma GCC unroll 2
-                for (int n = 0; n < PANEL64_VECS; n++) {
+                for (int n = 0; n < PANEL64_VECS; n++)
                     sum[r][n] += y * x[n];
-                }
             }
         }
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 2
-            for (int n = 0; n < PANEL64_VECS; n++) {
+            for (int n = 0; n < PANEL64_VECS; n++)
                 v64_store(c + r * GROUP + m + n * VL64, sum[r][n]);
-            }
         }
     }
 }
@@ -55,12 +51,10 @@ static inline void panel64_product(double *restrict c, int64_t rows, const doubl
                                    int64_t t_count, bool add)
 {
     int64_t r = 0;
-    for (; r + PANEL64_ROWS <= rows; r += PANEL64_ROWS) {
+    for (; r + PANEL64_ROWS <= rows; r += PANEL64_ROWS)
         panel64_rows(PANEL64_ROWS, c + r * GROUP, a + r * row_stride, row_stride, t_stride, b, t_count, add);
-    }
-    for (; r < rows; r++) {
+    for (; r < rows; r++)
         panel64_rows(1, c + r * GROUP, a + r * row_stride, row_stride, t_stride, b, t_count, add);
-    }
 }
 
 #endif

@@ -36,9 +36,8 @@ VEC_INLINE void table_prefetch(const table *t, int64_t j)
 {
     const int64_t bytes = t->channels * (int64_t)(t->dtype == LOAM_F32 ? 4 : 2), fetched = j + 8192 / bytes;
     const uintptr_t at = (uintptr_t)t->data + (uintptr_t)(fetched * t->step);
-    for (int64_t e = 0; e < bytes; e += 64) {
+    for (int64_t e = 0; e < bytes; e += 64)
         __builtin_prefetch((const void *)(at + (uintptr_t)e));
-    }
 }
 
 /* ------------------------------------------------------------------ vectors from elements of any type */
@@ -57,9 +56,8 @@ VEC_INLINE vec v_from_f16(halves x)
     return (vec)_mm256_cvtph_ps((__m128i)x);
 #else
     vec v;
-    for (int e = 0; e < VL; e++) {
+    for (int e = 0; e < VL; e++)
         v[e] = float_from_f16(x[e]);
-    }
     return v;
 #endif
 }
@@ -67,9 +65,7 @@ VEC_INLINE vec v_from_f16(halves x)
 /* Loads VL elements as float; dtype is a constant at each call. */
 VEC_INLINE vec v_load_as(const loam_dtype dtype, const char *x)
 {
-    if (dtype == LOAM_F32) {
-        return v_load((const float *)(const void *)x);
-    }
+    if (dtype == LOAM_F32) return v_load((const float *)(const void *)x);
     const halves h = *(const halves_unaligned *)(const void *)x;
     return dtype == LOAM_BF16 ? v_from_bf16(h) : v_from_f16(h);
 }
@@ -80,9 +76,7 @@ VEC_INLINE vec v_load_part(const loam_dtype dtype, const char *x, int n)
 {
 #if defined __AVX512F__
     const __mmask16 mask = (__mmask16)((1u << n) - 1);
-    if (dtype == LOAM_F32) {
-        return (vec)_mm512_maskz_loadu_ps(mask, x);
-    }
+    if (dtype == LOAM_F32) return (vec)_mm512_maskz_loadu_ps(mask, x);
     const halves h = (halves)_mm256_maskz_loadu_epi16(mask, x);
 #else
     if (dtype == LOAM_F32) {
@@ -154,38 +148,33 @@ VEC_INLINE vec v_sums(vec x[VL])
 {
 #if VEC_BYTES == 64
 #pragma GCC unroll 8
-    for (int e = 0; e < 8; e++) {
+    for (int e = 0; e < 8; e++)
         x[e] = SUM_8(x[e], x[e + 8]);
-    }
 #endif
 #if VEC_BYTES >= 32
 #pragma GCC unroll 4
-    for (int e = 0; e < 4; e++) {
+    for (int e = 0; e < 4; e++)
         x[e] = SUM_4(x[e], x[e + 4]);
-    }
 #endif
 #pragma GCC unroll 2
-    for (int e = 0; e < 2; e++) {
+    for (int e = 0; e < 2; e++)
         x[e] = SUM_2(x[e], x[e + 2]);
-    }
     return SUM_1(x[0], x[1]);
 }
 
 VEC_INLINE float v_sum(vec x)
 {
     float sum = 0;
-    for (int e = 0; e < VL; e++) {
+    for (int e = 0; e < VL; e++)
         sum += x[e];
-    }
     return sum;
 }
 
 VEC_INLINE float v_top(vec x)
 {
     float top = x[0];
-    for (int e = 1; e < VL; e++) {
+    for (int e = 1; e < VL; e++)
         top = x[e] > top ? x[e] : top;
-    }
     return top;
 }
 
@@ -239,30 +228,24 @@ VEC_INLINE void dots_as(const loam_dtype dtype, const int rows, const bool dista
 #pragma GCC unroll 16
         for (int e = 0; e < keys; e++) {
             at[e] = t->data + (j + e < t->rows ? j + e : t->rows - 1) * t->step;
-            if (prefetch) {
-                table_prefetch(t, j + e);
-            }
+            if (prefetch) table_prefetch(t, j + e);
         }
 #pragma GCC unroll 16
-        for (int e = 0; e < VL; e++) {
+        for (int e = 0; e < VL; e++)
             sum[e] = v_set(0);
-        }
         for (int64_t c = 0; c < whole; c += VL) {
 #pragma GCC unroll 4
-            for (int r = 0; r < rows; r++) {
+            for (int r = 0; r < rows; r++)
                 x[r] = v_load(io.in + r * io.in_stride + c);
-            }
 #pragma GCC unroll 16
-            for (int e = 0; e < keys; e++) {
+            for (int e = 0; e < keys; e++)
                 k[e] = v_load_as(dtype, at[e] + c * bytes) - (distance ? v_set(0) : v_load(origin + c));
-            }
             dots_step(rows, distance, keys, sum, x, k);
         }
         if (rest > 0) {
 #pragma GCC unroll 4
-            for (int r = 0; r < rows; r++) {
+            for (int r = 0; r < rows; r++)
                 x[r] = v_load(io.in + r * io.in_stride + whole);
-            }
 #pragma GCC unroll 16
             for (int e = 0; e < keys; e++) {
                 k[e] = v_load_part(dtype, at[e] + whole * bytes, rest) -
@@ -278,9 +261,8 @@ VEC_INLINE void dots_as(const loam_dtype dtype, const int rows, const bool dista
         float each[VL];
         v_store(each, total);
 #pragma GCC unroll 4
-        for (int r = 0; r < rows; r++) {
+        for (int r = 0; r < rows; r++)
             memcpy(io.out + r * io.out_stride + j, each + r * keys, (size_t)keys * sizeof(float));
-        }
     }
 }
 
@@ -305,18 +287,13 @@ VEC_INLINE table_rows rows_from(table_rows io, int64_t r)
 static inline void table_dots(const table *t, const float *origin, bool distance, int64_t rows, table_rows io)
 {
     int64_t r = 0;
-    for (; distance && r < rows; r++) {
+    for (; distance && r < rows; r++)
         dots_rows(1, true, t, origin, rows_from(io, r), r == 0);
-    }
-    for (; r + 4 <= rows; r += 4) {
+    for (; r + 4 <= rows; r += 4)
         dots_rows(4, false, t, origin, rows_from(io, r), r == 0);
-    }
-    for (; r + 2 <= rows; r += 2) {
+    for (; r + 2 <= rows; r += 2)
         dots_rows(2, false, t, origin, rows_from(io, r), r == 0);
-    }
-    if (r < rows) {
-        dots_rows(1, false, t, origin, rows_from(io, r), r == 0);
-    }
+    if (r < rows) dots_rows(1, false, t, origin, rows_from(io, r), r == 0);
 }
 
 /* ------------------------------------------------------------------ weighted sums of all rows */
@@ -330,15 +307,12 @@ VEC_INLINE void weigh_block(const loam_dtype dtype, const int rows, const int ve
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 4
-        for (int n = 0; n < vecs; n++) {
+        for (int n = 0; n < vecs; n++)
             sum[r][n] = v_set(0);
-        }
     }
     for (int64_t j = 0; j < t->rows; j++, at += t->step) {
         vec v[4];
-        if (prefetch) {
-            table_prefetch(t, j);
-        }
+        if (prefetch) table_prefetch(t, j);
 #pragma GCC unroll 4
         for (int n = 0; n < vecs; n++) {
             v[n] = rest > 0 ? v_load_part(dtype, at, rest)
@@ -348,17 +322,15 @@ VEC_INLINE void weigh_block(const loam_dtype dtype, const int rows, const int ve
         for (int r = 0; r < rows; r++) {
             const vec w = v_set(io.in[r * io.in_stride + j]);
 #pragma GCC unroll 4
-            for (int n = 0; n < vecs; n++) {
+            for (int n = 0; n < vecs; n++)
                 sum[r][n] += w * v[n];
-            }
         }
     }
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 4
-        for (int n = 0; n < vecs; n++) {
+        for (int n = 0; n < vecs; n++)
             v_store(io.out + r * io.out_stride + c + n * VL, sum[r][n]);
-        }
     }
 }
 
@@ -366,15 +338,11 @@ VEC_INLINE void weigh_as(const loam_dtype dtype, const int rows, const table *t,
 {
     const int rest = (int)(t->channels % VL);
     int64_t c = 0;
-    for (; c + 4 * VL <= t->channels; c += 4 * VL) {
+    for (; c + 4 * VL <= t->channels; c += 4 * VL)
         weigh_block(dtype, rows, 4, 0, t, c, io, prefetch && c == 0);
-    }
-    for (; c + VL <= t->channels; c += VL) {
+    for (; c + VL <= t->channels; c += VL)
         weigh_block(dtype, rows, 1, 0, t, c, io, prefetch && c == 0);
-    }
-    if (rest > 0) {
-        weigh_block(dtype, rows, 1, rest, t, c, io, prefetch && c == 0);
-    }
+    if (rest > 0) weigh_block(dtype, rows, 1, rest, t, c, io, prefetch && c == 0);
 }
 
 VEC_INLINE void weigh_rows(const int rows, const table *t, table_rows io, bool prefetch)
@@ -390,15 +358,11 @@ VEC_INLINE void weigh_rows(const int rows, const table *t, table_rows io, bool p
 static inline void table_weigh(const table *t, int64_t rows, table_rows io)
 {
     int64_t r = 0;
-    for (; r + 4 <= rows; r += 4) {
+    for (; r + 4 <= rows; r += 4)
         weigh_rows(4, t, rows_from(io, r), r == 0);
-    }
-    for (; r + 2 <= rows; r += 2) {
+    for (; r + 2 <= rows; r += 2)
         weigh_rows(2, t, rows_from(io, r), r == 0);
-    }
-    if (r < rows) {
-        weigh_rows(1, t, rows_from(io, r), r == 0);
-    }
+    if (r < rows) weigh_rows(1, t, rows_from(io, r), r == 0);
 }
 
 /* ------------------------------------------------------------------ rows centred and scaled */
@@ -410,9 +374,8 @@ VEC_INLINE void scaled_as(const loam_dtype dtype, const table *t, const float *r
     const int64_t whole = t->channels - rest, bytes = dtype == LOAM_F32 ? 4 : 2;
     for (int64_t j = 0; j < t->rows; j++) {
         const char *at = t->data + j * t->step;
-        for (int64_t c = 0; c < whole; c += VL) {
+        for (int64_t c = 0; c < whole; c += VL)
             v_store(out + j * stride + c, scale[j] * (v_load_as(dtype, at + c * bytes) - v_load(origin + c)));
-        }
         if (rest > 0) {
             v_store(out + j * stride + whole,
                     scale[j] * (v_load_part(dtype, at + whole * bytes, rest) - v_load(origin + whole)));

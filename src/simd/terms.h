@@ -28,11 +28,9 @@ VEC_INLINE struct ahead_rows ahead_of(const void *data, int64_t at, int64_t stri
 static inline void ahead_fetch(ahead *x)
 {
     if (x->row < x->rows) {
-        for (int n = 0; n < AHEAD; n++) {
-            for (int64_t line = 0; line < x->of[n].lines; line++) {
+        for (int n = 0; n < AHEAD; n++)
+            for (int64_t line = 0; line < x->of[n].lines; line++)
                 __builtin_prefetch(x->of[n].data + x->row * x->of[n].step + 64 * line, 0, 2);
-            }
-        }
         x->row++;
     }
 }
@@ -76,25 +74,22 @@ VEC_INLINE void terms_tile(const int rows, const int terms, terms_rows to, int64
             for (int64_t t = 0; t < x[e].count; t++, a += x[e].column, b += LANES) {
                 vec y[PANEL_VECS];
 #pragma GCC unroll 4
-                for (int n = 0; n < PANEL_VECS; n++) {
+                for (int n = 0; n < PANEL_VECS; n++)
                     y[n] = v_load(b + n * VL);
-                }
 #pragma GCC unroll 8
                 for (int r = 0; r < rows; r++) {
                     const vec each = v_set(a[r * x[e].row]);
 #pragma GCC unroll 4
-                    for (int n = 0; n < PANEL_VECS; n++) {
+                    for (int n = 0; n < PANEL_VECS; n++)
                         sum[r][n] += each * y[n];
-                    }
                 }
             }
         }
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 4
-            for (int n = 0; n < PANEL_VECS; n++) {
+            for (int n = 0; n < PANEL_VECS; n++)
                 v_store(c + r * to.stride + lane + n * VL, sum[r][n]);
-            }
         }
     }
 }

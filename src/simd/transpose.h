@@ -49,32 +49,20 @@ VEC_INLINE void transpose_vectors(vec x[VL])
 {
 #if VEC_BYTES == 64
 #pragma GCC unroll 16
-    for (int r = 0; r < VL; r++) {
-        if (!(r & 8)) {
-            TRANSPOSE_PAIR(x[r], x[r + 8], TRANSPOSE_LOW_8, TRANSPOSE_HIGH_8);
-        }
-    }
+    for (int r = 0; r < VL; r++)
+        if (!(r & 8)) TRANSPOSE_PAIR(x[r], x[r + 8], TRANSPOSE_LOW_8, TRANSPOSE_HIGH_8);
 #endif
 #if VEC_BYTES >= 32
 #pragma GCC unroll 16
-    for (int r = 0; r < VL; r++) {
-        if (!(r & 4)) {
-            TRANSPOSE_PAIR(x[r], x[r + 4], TRANSPOSE_LOW_4, TRANSPOSE_HIGH_4);
-        }
-    }
+    for (int r = 0; r < VL; r++)
+        if (!(r & 4)) TRANSPOSE_PAIR(x[r], x[r + 4], TRANSPOSE_LOW_4, TRANSPOSE_HIGH_4);
 #endif
 #pragma GCC unroll 16
-    for (int r = 0; r < VL; r++) {
-        if (!(r & 2)) {
-            TRANSPOSE_PAIR(x[r], x[r + 2], TRANSPOSE_LOW_2, TRANSPOSE_HIGH_2);
-        }
-    }
+    for (int r = 0; r < VL; r++)
+        if (!(r & 2)) TRANSPOSE_PAIR(x[r], x[r + 2], TRANSPOSE_LOW_2, TRANSPOSE_HIGH_2);
 #pragma GCC unroll 16
-    for (int r = 0; r < VL; r++) {
-        if (!(r & 1)) {
-            TRANSPOSE_PAIR(x[r], x[r + 1], TRANSPOSE_LOW_1, TRANSPOSE_HIGH_1);
-        }
-    }
+    for (int r = 0; r < VL; r++)
+        if (!(r & 1)) TRANSPOSE_PAIR(x[r], x[r + 1], TRANSPOSE_LOW_1, TRANSPOSE_HIGH_1);
 }
 
 /* to[c][r] = from[r][c]; rows and columns are multiples of VL. */
@@ -85,14 +73,12 @@ static inline void transpose_tile(float *restrict to, int64_t to_stride, const f
         for (int64_t c = 0; c < columns; c += VL) {
             vec x[VL];
 #pragma GCC unroll 16
-            for (int e = 0; e < VL; e++) {
+            for (int e = 0; e < VL; e++)
                 x[e] = v_load(from + (r + e) * from_stride + c);
-            }
             transpose_vectors(x);
 #pragma GCC unroll 16
-            for (int e = 0; e < VL; e++) {
+            for (int e = 0; e < VL; e++)
                 v_store(to + (c + e) * to_stride + r, x[e]);
-            }
         }
     }
 }
@@ -104,20 +90,17 @@ VEC_INLINE void lanes_product_rows(const int rows, float *restrict c, const floa
 {
     vec sum[8];
 #pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) {
+    for (int r = 0; r < rows; r++)
         sum[r] = add ? v_load(c + r * LANES) : v_set(0);
-    }
     for (int64_t t = 0; t < t_count; t++) {
         const vec x = v_load(b + t * LANES);
 #pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) {
+        for (int r = 0; r < rows; r++)
             sum[r] += v_set(a[r * row_stride + t * t_stride]) * x;
-        }
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) {
+    for (int r = 0; r < rows; r++)
         v_store(c + r * LANES, sum[r]);
-    }
 }
 
 /* panel_product on the first `lanes` lanes, a multiple of VL. */

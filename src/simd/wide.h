@@ -31,22 +31,20 @@ VEC_INLINE vec_half v64_to_half(vec64 x)
 VEC_INLINE vec64 v64_widen(const float *x, int n)
 {
     vec_half half = { 0 };
-    if (n == VL64) {
+    if (n == VL64)
         half = *(const vec_half_unaligned *)(const void *)x;
-    } else {
+    else
         memcpy(&half, x, (size_t)n * sizeof(float));
-    }
     return v64_from_half(half);
 }
 
 VEC_INLINE void v64_narrow(float *x, vec64 v, int n)
 {
     const vec_half half = v64_to_half(v);
-    if (n == VL64) {
+    if (n == VL64)
         *(vec_half_unaligned *)(void *)x = half;
-    } else {
+    else
         memcpy(x, &half, (size_t)n * sizeof(float));
-    }
 }
 
 /* The horizontal sum, in all lanes. */
@@ -68,15 +66,13 @@ VEC_INLINE vec64 v64_sums(vec64 x[VL64])
 {
 #if VEC_BYTES == 64
 #pragma GCC unroll 4
-    for (int e = 0; e < 4; e++) {
+    for (int e = 0; e < 4; e++)
         x[e] = SUM64_4(x[e], x[e + 4]);
-    }
 #endif
 #if VEC_BYTES >= 32
 #pragma GCC unroll 2
-    for (int e = 0; e < 2; e++) {
+    for (int e = 0; e < 2; e++)
         x[e] = SUM64_2(x[e], x[e + 2]);
-    }
 #endif
     return SUM64_1(x[0], x[1]);
 }
@@ -96,9 +92,8 @@ VEC_INLINE double v64_sum(vec64 x)
 VEC_INLINE double v64_dot(const double *a, const double *b, int64_t width)
 {
     vec64 sum = v64_set(0);
-    for (int64_t c = 0; c < width; c += VL64) {
+    for (int64_t c = 0; c < width; c += VL64)
         sum += v64_load(a + c) * v64_load(b + c);
-    }
     return v64_sum(sum);
 }
 

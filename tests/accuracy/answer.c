@@ -33,13 +33,11 @@ static bool has_part(const question *ask, part which)
 const char *answer_isa(loam_dtype dtype, int index)
 {
     loam_kernel_info info;
-    for (int at = 0, found = 0; loam_kernel_at(at, &info) == LOAM_OK; at++) {
+    for (int at = 0, found = 0; loam_kernel_at(at, &info) == LOAM_OK; at++)
         if (strcmp(info.pass, "forward") == 0 && strcmp(info.backend, "cpu") == 0 && info.available &&
             kernel_lists(info.mechanisms, "lla") && kernel_lists(info.dtypes, loam_dtype_name(dtype)) &&
-            found++ == index) {
+            found++ == index)
             return info.isa;
-        }
-    }
     return NULL;
 }
 
@@ -69,9 +67,8 @@ static void must(const char *failed)
 static void *stored(loam_dtype dtype, const double *x, int64_t count)
 {
     void *out = memory_zeroed((size_t)count, element_bytes(dtype));
-    for (int64_t i = 0; x && i < count; i++) {
+    for (int64_t i = 0; x && i < count; i++)
         element_set(out, dtype, i, x[i]);
-    }
     return out;
 }
 
@@ -107,12 +104,10 @@ static storage store(const sample *s, const question *ask)
 static void storage_free(storage *m)
 {
     void *all[] = { m->q, m->k, m->v, m->probe, m->grad_o, m->ridge, m->saved, m->work };
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         free(all[i]);
-    }
-    for (int which = 0; which < PARTS; which++) {
+    for (int which = 0; which < PARTS; which++)
         free(m->out[which]);
-    }
 }
 
 static loam_args arguments(const sample *s, const storage *m, const answer *a)
@@ -154,9 +149,7 @@ static loam_plan *plan_of(const sample *s, const question *ask, loam_pass pass)
     p.threads = ask->threads;
     loam_plan *plan;
     loam_error error;
-    if (loam_plan_create(&plan, &p, &error)) {
-        fail(&error);
-    }
+    if (loam_plan_create(&plan, &p, &error)) fail(&error);
     return plan;
 }
 
@@ -210,17 +203,14 @@ static double run_pass(const sample *s, const question *ask, loam_pass pass, sto
         free(m->work);
         m->work = args->work = aligned(loam_plan_work_bytes(plan));
     }
-    if (pass == LOAM_FORWARD && ask->gradients && m->device) {
+    if (pass == LOAM_FORWARD && ask->gradients && m->device)
         must(device_set_scratch(&m->set, &args->saved, loam_plan_saved_bytes(plan)));
-    } else if (pass == LOAM_FORWARD && ask->gradients) {
+    else if (pass == LOAM_FORWARD && ask->gradients)
         m->saved = args->saved = aligned(loam_plan_saved_bytes(plan));
-    }
     loam_args own = *args;
     loam_args_keep(&own, pass);
     const double begin = processor_seconds();
-    if (loam_run(plan, &own, &error)) {
-        fail(&error);
-    }
+    if (loam_run(plan, &own, &error)) fail(&error);
     const double seconds = processor_seconds() - begin;
     loam_plan_destroy(plan);
     return seconds;
@@ -232,13 +222,9 @@ answer answer_make(const sample *s, const question *ask)
     storage m = store(s, ask);
     loam_args args = arguments(s, &m, &a);
     m.device = ask->isa && kernel_lists("cuda hopper", ask->isa);
-    if (m.device) {
-        send(s, &m, &args);
-    }
+    if (m.device) send(s, &m, &args);
     a.seconds = run_pass(s, ask, LOAM_FORWARD, &m, &args);
-    if (ask->gradients) {
-        run_pass(s, ask, LOAM_BACKWARD, &m, &args);
-    }
+    if (ask->gradients) run_pass(s, ask, LOAM_BACKWARD, &m, &args);
     if (m.device) {
         must(device_set_fetch(&m.set));
         device_set_free(&m.set);
@@ -246,9 +232,8 @@ answer answer_make(const sample *s, const question *ask)
     for (int which = 0; which < PARTS; which++) {
         const int64_t count = part_rows(s, (part)which) * part_width(s, (part)which);
         a.x[which] = m.out[which] ? memory_zeroed((size_t)count, sizeof(double)) : NULL;
-        for (int64_t i = 0; a.x[which] && i < count; i++) {
+        for (int64_t i = 0; a.x[which] && i < count; i++)
             a.x[which][i] = element_get(m.out[which], part_dtype(m.dtype, (part)which), i);
-        }
     }
     storage_free(&m);
     return a;
@@ -256,8 +241,7 @@ answer answer_make(const sample *s, const question *ask)
 
 void answer_free(answer *a)
 {
-    for (int which = 0; which < PARTS; which++) {
+    for (int which = 0; which < PARTS; which++)
         free(a->x[which]);
-    }
     free(a->info);
 }

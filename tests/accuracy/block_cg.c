@@ -30,9 +30,8 @@ typedef struct block_cg {
 static float *floats(const double *x, int64_t count)
 {
     float *out = memory_zeroed((size_t)count, sizeof *out);
-    for (int64_t i = 0; x && i < count; i++) {
+    for (int64_t i = 0; x && i < count; i++)
         out[i] = (float)x[i];
-    }
     return out;
 }
 
@@ -47,9 +46,8 @@ static void product(const block_cg *g, bool transposed, const float *a, const fl
 static double column_dot(const block_cg *g, const float *x, const float *y, int i)
 {
     double sum = 0;
-    for (int c = 0; c < g->d; c++) {
+    for (int c = 0; c < g->d; c++)
         sum += (double)x[c * g->m + i] * (double)y[c * g->m + i];
-    }
     return sum;
 }
 
@@ -59,15 +57,12 @@ static void weigh(block_cg *g)
                 g->q, g->d, 0, g->p, g->m);
     for (int i = 0; i < g->m; i++) {
         float most = -HUGE_VALF, omega = 0;
-        for (int j = 0; j < g->n; j++) {
+        for (int j = 0; j < g->n; j++)
             most = fmaxf(most, g->p[j * g->m + i]);
-        }
-        for (int j = 0; j < g->n; j++) {
+        for (int j = 0; j < g->n; j++)
             omega += g->p[j * g->m + i] = expf(g->p[j * g->m + i] - most);
-        }
-        for (int j = 0; j < g->n; j++) {
+        for (int j = 0; j < g->n; j++)
             g->p[j * g->m + i] /= omega;
-        }
     }
     product(g, true, g->k, g->p, g->kbar);
 }
@@ -76,14 +71,11 @@ static void weigh(block_cg *g)
 static void lines(block_cg *g, const float *x)
 {
     product(g, false, g->k, x, g->t);
-    for (int i = 0; i < g->m; i++) {
+    for (int i = 0; i < g->m; i++)
         g->stop[g->m + i] = column_dot(g, x, g->kbar, i);
-    }
-    for (int j = 0; j < g->n; j++) {
-        for (int i = 0; i < g->m; i++) {
+    for (int j = 0; j < g->n; j++)
+        for (int i = 0; i < g->m; i++)
             g->t[j * g->m + i] = g->p[j * g->m + i] * (g->t[j * g->m + i] - (float)g->stop[g->m + i]);
-        }
-    }
 }
 
 static void apply(block_cg *g, const float *x, float *image)
@@ -92,12 +84,10 @@ static void apply(block_cg *g, const float *x, float *image)
     product(g, true, g->k, g->t, image);
     for (int i = 0; i < g->m; i++) {
         double total = 0;
-        for (int j = 0; j < g->n; j++) {
+        for (int j = 0; j < g->n; j++)
             total += (double)g->t[j * g->m + i];
-        }
-        for (int c = 0; c < g->d; c++) {
+        for (int c = 0; c < g->d; c++)
             image[c * g->m + i] += g->ridge * x[c * g->m + i] - (float)total * g->kbar[c * g->m + i];
-        }
     }
 }
 
@@ -107,19 +97,16 @@ static void share(block_cg *g)
     float *scaled = floats(NULL, (int64_t)g->n * g->d);
     for (int j = 0; j < g->n; j++) {
         double mean = 0;
-        for (int i = 0; i < g->m; i++) {
+        for (int i = 0; i < g->m; i++)
             mean += (double)g->p[j * g->m + i] / g->m;
-        }
-        for (int c = 0; c < g->d; c++) {
+        for (int c = 0; c < g->d; c++)
             scaled[j * g->d + c] = sqrtf((float)mean) * g->k[j * g->d + c];
-        }
     }
     cblas_ssyrk(CblasRowMajor, CblasLower, CblasTrans, g->d, g->n, 1, scaled, g->d, 0, g->factor, g->d);
     cblas_ssyrk(CblasRowMajor, CblasLower, CblasNoTrans, g->d, g->m, -1.0F / (float)g->m, g->kbar, g->m, 1,
                 g->factor, g->d);
-    for (int c = 0; c < g->d; c++) {
+    for (int c = 0; c < g->d; c++)
         g->factor[c * g->d + c] += g->ridge;
-    }
     free(scaled);
     if (LAPACKE_spotrf(LAPACK_ROW_MAJOR, 'L', g->d, g->factor, g->d)) {
         fprintf(stderr, "loam-accuracy: the shared matrix is singular\n");
@@ -157,13 +144,10 @@ static int advance(block_cg *g, bool shared)
         const double next = column_dot(g, g->r, g->z, i);
         const float turn = g->stop[i] >= 0 ? (float)(next / g->rz[i]) : 0;
         g->rz[i] = next;
-        if (g->stop[i] >= 0 && column_dot(g, g->r, g->r, i) <= g->stop[i]) {
-            g->stop[i] = -1;
-        }
+        if (g->stop[i] >= 0 && column_dot(g, g->r, g->r, i) <= g->stop[i]) g->stop[i] = -1;
         live += g->stop[i] >= 0;
-        for (int c = i; c < g->d * g->m; c += g->m) {
+        for (int c = i; c < g->d * g->m; c += g->m)
             g->step[c] = g->z[c] + turn * g->step[c];
-        }
     }
     return live;
 }
@@ -172,25 +156,20 @@ static int solve(block_cg *g, bool shared)
 {
     const size_t bytes = (size_t)g->d * (size_t)g->m * sizeof(float);
     for (int i = 0; i < g->m; i++) {
-        for (int c = 0; c < g->d; c++) {
+        for (int c = 0; c < g->d; c++)
             g->b[c * g->m + i] = g->kbar[c * g->m + i] - g->q[i * g->d + c];
-        }
         g->stop[i] = STOP * STOP * column_dot(g, g->b, g->b, i);
     }
     memset(g->x, 0, bytes);
     memcpy(g->r, g->b, bytes);
-    if (shared) {
-        share(g);
-    }
+    if (shared) share(g);
     precondition(g, shared);
     memcpy(g->step, g->z, bytes);
-    for (int i = 0; i < g->m; i++) {
+    for (int i = 0; i < g->m; i++)
         g->rz[i] = column_dot(g, g->r, g->z, i);
-    }
     int steps = 0;
-    for (int live = g->m; live > 0 && steps < MOST; steps++) {
+    for (int live = g->m; live > 0 && steps < MOST; steps++)
         live = advance(g, shared);
-    }
     return steps;
 }
 
@@ -200,19 +179,15 @@ static void output(block_cg *g, double *o)
     lines(g, g->x);
     for (int i = 0; i < g->m; i++) {
         double mean = 0;
-        for (int j = 0; j < g->n; j++) {
+        for (int j = 0; j < g->n; j++)
             mean += (double)g->t[j * g->m + i];
-        }
-        for (int j = 0; j < g->n; j++) {
+        for (int j = 0; j < g->n; j++)
             g->t[j * g->m + i] = g->p[j * g->m + i] * (1 + (float)mean) - g->t[j * g->m + i];
-        }
     }
     product(g, true, g->v, g->t, g->image);
-    for (int i = 0; i < g->m; i++) {
-        for (int c = 0; c < g->d; c++) {
+    for (int i = 0; i < g->m; i++)
+        for (int c = 0; c < g->d; c++)
             o[i * g->d + c] = (double)g->image[c * g->m + i];
-        }
-    }
 }
 
 alternative_cost block_cg_run(const sample *s, double ridge, bool shared, double *o)
@@ -226,12 +201,10 @@ alternative_cost block_cg_run(const sample *s, double ridge, bool shared, double
                    .q = floats(s->q, s->len_q * s->dim) };
     float **const tall[] = { &g.p, &g.t },
                   **const wide[] = { &g.kbar, &g.b, &g.x, &g.r, &g.z, &g.step, &g.image };
-    for (int e = 0; e < 2; e++) {
+    for (int e = 0; e < 2; e++)
         *tall[e] = floats(NULL, s->len_kv * s->len_q);
-    }
-    for (int e = 0; e < 7; e++) {
+    for (int e = 0; e < 7; e++)
         *wide[e] = floats(NULL, s->dim * s->len_q);
-    }
     g.factor = floats(NULL, s->dim * s->dim);
     g.rz = memory_zeroed((size_t)s->len_q, sizeof *g.rz);
     g.stop = memory_zeroed(2 * (size_t)s->len_q, sizeof *g.stop);
@@ -242,8 +215,7 @@ alternative_cost block_cg_run(const sample *s, double ridge, bool shared, double
     const alternative_cost cost = { processor_seconds() - begin, steps };
     void *all[] = { g.k, g.v, g.q,    g.p,     g.t,      g.kbar, g.b,   g.x,
                     g.r, g.z, g.step, g.image, g.factor, g.rz,   g.stop };
-    for (size_t e = 0; e < sizeof all / sizeof *all; e++) {
+    for (size_t e = 0; e < sizeof all / sizeof *all; e++)
         free(all[e]);
-    }
     return cost;
 }

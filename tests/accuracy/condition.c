@@ -13,9 +13,8 @@
 static double score_of(const sample *s, int64_t i, int64_t j)
 {
     double sum = 0;
-    for (int64_t c = 0; c < s->dim; c++) {
+    for (int64_t c = 0; c < s->dim; c++)
         sum += s->q[i * s->dim + c] * s->k[j * s->dim + c];
-    }
     return sum / sqrt((double)s->dim);
 }
 
@@ -28,15 +27,13 @@ static void weigh(const sample *s, int64_t i, int64_t lo, int64_t hi, double *p,
         p[j] = score_of(s, i, j);
         m = fmax(m, p[j]);
     }
-    for (int64_t j = lo; j < hi; j++) {
+    for (int64_t j = lo; j < hi; j++)
         omega += p[j] = exp(p[j] - m);
-    }
     memset(kbar, 0, (size_t)d * sizeof *kbar);
     for (int64_t j = lo; j < hi; j++) {
         p[j] /= omega;
-        for (int64_t c = 0; c < d; c++) {
+        for (int64_t c = 0; c < d; c++)
             kbar[c] += p[j] * s->k[j * d + c];
-        }
     }
 }
 
@@ -81,9 +78,8 @@ void condition_rows(const sample *s, double ridge, double *out)
         for (int64_t r = 0; r < d; r++) {
             for (int64_t j = lo; j < hi; j++) {
                 const double x = p[j] * (s->k[j * d + r] - kbar[r]);
-                for (int64_t c = 0; c <= r; c++) {
+                for (int64_t c = 0; c <= r; c++)
                     matrix[r * d + c] += x * (s->k[j * d + c] - kbar[c]);
-                }
             }
             matrix[r * d + r] += ridge;
         }

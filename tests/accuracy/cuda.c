@@ -37,17 +37,12 @@ static bounds bounds_of_bf16(sample_kind kind, const variant *v)
     static const double o[] = { 4e-3, 5e-3, 1e-2, 3e-2 }, keys[] = { 6e-3, 1e-2, 3e-2, INFINITY },
                         values[] = { 4e-3, 6e-3, 1e-2, INFINITY }, ridge[] = { 1e-2, 2e-2, 5e-2, INFINITY };
     const int row = v->ridge >= 10 ? 0 : v->ridge >= 1 ? 1 : v->ridge >= 0.1 ? 2 : 3;
-    if (v->mechanism != LOAM_LLA) {
-        return (bounds){ { 4e-3, 5e-3, 5e-3, 4e-3, 5e-3, 5e-3, 5e-3 } };
-    }
+    if (v->mechanism != LOAM_LLA) return (bounds){ { 4e-3, 5e-3, 5e-3, 4e-3, 5e-3, 5e-3, 5e-3 } };
     bounds b = { { o[row], keys[row], keys[row], values[row], ridge[row], ridge[row], ridge[row] } };
-    if (kind == SAMPLE_NORMAL || kind == SAMPLE_UNIT) {
-        return b;
-    }
+    if (kind == SAMPLE_NORMAL || kind == SAMPLE_UNIT) return b;
     static const double rope[] = { 5e-3, 5e-3, 1e-2, 5e-2 };
-    for (int which = 0; which < PARTS; which++) {
+    for (int which = 0; which < PARTS; which++)
         b.of[which] = INFINITY;
-    }
     b.of[PART_O] = kind == SAMPLE_ROPE ? rope[row] : fmax(o[row], kind == SAMPLE_ANISO ? 2e-2 : 1e-2);
     return b;
 }
@@ -58,9 +53,8 @@ static bounds bounds_of_f32(sample_kind kind, const variant *v)
     const question ask = { .mechanism = v->mechanism, .dtype = LOAM_F32, .ridge = v->ridge };
     const int usual = kind == SAMPLE_NORMAL || kind == SAMPLE_UNIT;
     bounds b;
-    for (int which = 0; which < PARTS; which++) {
+    for (int which = 0; which < PARTS; which++)
         b.of[which] = usual ? bound_of(&ask, which != PART_O) : INFINITY;
-    }
     return b;
 }
 
@@ -81,9 +75,7 @@ static void add_case(line *l, const char *isa, loam_dtype dtype, const variant *
     answer got = answer_make(&s, &ask);
     l->finite &= answer_finite(&s, &got);
     for (int which = 0; which < PARTS; which++) {
-        if (!want.x[which]) {
-            continue;
-        }
+        if (!want.x[which]) continue;
         const distance d = measure(&s, &want, &got, (part)which);
         l->there[which] = true;
         l->worst[which].whole = fmax(l->worst[which].whole, d.whole);
@@ -99,22 +91,18 @@ static int one_line(table *t, const char *isa, loam_dtype dtype, const variant *
 {
     const bounds b = dtype == LOAM_F32 ? bounds_of_f32(kind, v) : bounds_of_bf16(kind, v);
     line l = { .finite = true };
-    for (int n = 0; n < LENGTHS; n++) {
-        for (int d = 0; d < DIMS; d++) {
+    for (int n = 0; n < LENGTHS; n++)
+        for (int d = 0; d < DIMS; d++)
             add_case(&l, isa, dtype, v, kind, lengths[n], dims[d], &b);
-        }
-    }
     table_cell(t, "%s", sample_kind_name(kind));
     table_cell(t, "%s", v->name);
-    for (int which = 0; which < PARTS; which++) {
-        if (!l.there[which]) {
+    for (int which = 0; which < PARTS; which++)
+        if (!l.there[which])
             table_cell(t, " ");
-        } else if (isinf(b.of[which])) {
+        else if (isinf(b.of[which]))
             table_cell(t, "%.1e", l.worst[which].whole);
-        } else {
+        else
             table_cell(t, "%.1e (%.0e)", l.worst[which].whole, b.of[which]);
-        }
-    }
     table_cell(t, "%s", !l.finite ? "NOT FINITE" : l.beyond ? "BEYOND" : "in bound");
     return !l.finite || l.beyond;
 }
@@ -127,11 +115,9 @@ static int one_table(const char *isa, loam_dtype dtype)
         "local_*_%s, %s, causal, worst of n in {64, 496, 512, 1024, 4096} (of the last two: %d queries) and d in "
         "{64, 128}, bounds in brackets; seed %d\n\n",
         isa, dtype == LOAM_F32 ? "float32" : "bfloat16", LONG_QUERIES, SEED);
-    for (int kind = 0; kind < KINDS; kind++) {
-        for (int v = 0; v < VARIANTS; v++) {
+    for (int kind = 0; kind < KINDS; kind++)
+        for (int v = 0; v < VARIANTS; v++)
             beyond += one_line(t, isa, dtype, &variants[v], kinds[kind]);
-        }
-    }
     table_end(t);
     printf("%d lines beyond their bounds\n\n", beyond);
     return beyond;

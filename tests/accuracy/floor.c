@@ -26,17 +26,15 @@ static double held(const floor_row *r, double x) { return r->rounded ? (double)(
 static double dot(const double *x, const double *y, int64_t n)
 {
     double sum = 0;
-    for (int64_t c = 0; c < n; c++) {
+    for (int64_t c = 0; c < n; c++)
         sum += x[c] * y[c];
-    }
     return sum;
 }
 
 static void add_to(double *x, double factor, const double *y, int64_t n)
 {
-    for (int64_t c = 0; c < n; c++) {
+    for (int64_t c = 0; c < n; c++)
         x[c] += factor * y[c];
-    }
 }
 
 static floor_row row_make(const sample *s, const question *ask, bool rounded)
@@ -72,9 +70,8 @@ static void row_weights(floor_row *r, int64_t i)
         r->p[j] = held(r, dot(q, s->k + j * d, d) / sqrt((double)d));
         m = fmax(m, r->p[j]);
     }
-    for (int64_t j = r->lo; j < r->hi; j++) {
+    for (int64_t j = r->lo; j < r->hi; j++)
         omega += r->p[j] = exp(r->p[j] - m);
-    }
     memset(r->vbar, 0, (size_t)d * sizeof(double));
     memset(r->rho, 0, (size_t)d * sizeof(double));
     for (int64_t j = r->lo; j < r->hi; j++) {
@@ -94,33 +91,26 @@ static void row_solve(floor_row *r, double *x, bool singular)
 {
     const int64_t d = r->s->dim;
     memset(r->matrix, 0, (size_t)(d * d) * sizeof(double));
-    for (int64_t j = r->lo; j < r->hi && !singular; j++) {
-        for (int64_t a = 0; a < d; a++) {
+    for (int64_t j = r->lo; j < r->hi && !singular; j++)
+        for (int64_t a = 0; a < d; a++)
             add_to(r->matrix + a * d, r->p[j] * r->kappa[j * d + a], r->kappa + j * d, a + 1);
-        }
-    }
-    for (int64_t a = 0; a < d; a++) {
+    for (int64_t a = 0; a < d; a++)
         r->matrix[a * d + a] += r->lambda;
-    }
     const lapack_int n = (lapack_int)d;
-    if (singular || LAPACKE_dposv(LAPACK_ROW_MAJOR, 'L', n, 1, r->matrix, n, x, 1)) {
+    if (singular || LAPACKE_dposv(LAPACK_ROW_MAJOR, 'L', n, 1, r->matrix, n, x, 1))
         memset(x, 0, (size_t)d * sizeof(double));
-    }
-    for (int64_t c = 0; c < d; c++) {
+    for (int64_t c = 0; c < d; c++)
         x[c] = held(r, x[c]);
-    }
 }
 
 static void row_forward(floor_row *r, const question *ask, int64_t i, bool singular, double *o)
 {
     const int64_t d = r->s->dim;
-    if (ask->mechanism == LOAM_LLA) {
+    if (ask->mechanism == LOAM_LLA)
         row_solve(r, r->rho, singular);
-    } else {
-        for (int64_t c = 0; c < d; c++) {
+    else
+        for (int64_t c = 0; c < d; c++)
             r->rho[c] = ask->mechanism == LOAM_PARALLAX ? r->s->probe[i * d + c] : 0;
-        }
-    }
     for (int64_t j = r->lo; j < r->hi; j++) {
         r->u[j] = held(r, dot(r->rho, r->kappa + j * d, d));
         add_to(o, r->p[j] * (1 - r->u[j]), r->s->v + j * d, d);
@@ -143,9 +133,8 @@ static void row_adjoint(floor_row *r, const question *ask, int64_t i, bool singu
         memcpy(r->y, r->drho, (size_t)d * sizeof(double));
         row_solve(r, r->y, singular);
     }
-    for (int64_t j = r->lo; j < r->hi; j++) {
+    for (int64_t j = r->lo; j < r->hi; j++)
         r->t[j] = held(r, dot(r->y, r->kappa + j * d, d));
-    }
     r->e = ask->mechanism == LOAM_LLA ? -r->lambda * dot(r->y, r->rho, d) : r->gbar - dot(grad, o, d);
 }
 
@@ -165,12 +154,8 @@ static void row_gradients(const floor_row *r, int64_t i, answer *out)
         out->x[PART_DSCALE][0] += ds * dot(s->q + i * d, s->k + j * d, d);
     }
     add_to(out->x[PART_DQ] + i * d, -1, r->y, d);
-    if (out->x[PART_DPROBE]) {
-        memcpy(out->x[PART_DPROBE] + i * d, r->drho, (size_t)d * sizeof(double));
-    }
-    if (out->x[PART_DRIDGE]) {
-        out->x[PART_DRIDGE][i] = -dot(r->y, r->rho, d);
-    }
+    if (out->x[PART_DPROBE]) memcpy(out->x[PART_DPROBE] + i * d, r->drho, (size_t)d * sizeof(double));
+    if (out->x[PART_DRIDGE]) out->x[PART_DRIDGE][i] = -dot(r->y, r->rho, d);
 }
 
 answer floor_answer(const sample *s, const question *ask, const answer *like, bool rounded)

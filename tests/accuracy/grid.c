@@ -66,9 +66,7 @@ static void compare_case(results *r, int v, int type, int n, const sample *s, co
     answer got = answer_make(s, ask);
     bool bad = !answer_finite(s, &got);
     for (int which = 0; which < PARTS; which++) {
-        if (!want->x[which]) {
-            continue;
-        }
+        if (!want->x[which]) continue;
         char at[48];
         const distance d = measure(s, want, &got, (part)which);
         const double bound = bound_of(ask, which != PART_O);
@@ -106,9 +104,7 @@ static void run_sample(results *r, int v, int64_t d, int n, sample_grid grid, bo
     question ask = { variants[v].mechanism, LOAM_F64, NULL, variants[v].ridge, true, 0 };
     answer want = answer_make(&s, &ask);
     for (int type = 0; type < TYPES; type++) {
-        if ((grid == GRID_F32) != (dtypes[type] == LOAM_F32)) {
-            continue;
-        }
+        if ((grid == GRID_F32) != (dtypes[type] == LOAM_F32)) continue;
         ask.dtype = dtypes[type];
         for (int isa = 0; answer_isa(ask.dtype, isa); isa++) {
             const bool fastest = !answer_isa(ask.dtype, isa + 1);
@@ -153,11 +149,10 @@ static void print_parts(const results *r)
             for (int which = 0; which < PARTS; which++) {
                 const bool has = (which != PART_DPROBE || variants[v].mechanism == LOAM_PARALLAX) &&
                                  (which != PART_DRIDGE || variants[v].mechanism == LOAM_LLA);
-                if (has) {
+                if (has)
                     table_cell(t, "%.1e", r->part[v][type][which]);
-                } else {
+                else
                     table_cell(t, " ");
-                }
             }
         }
     }
@@ -169,9 +164,8 @@ static void print_lengths(const results *r)
     table *t = table_begin("float32: o, gradients|n = 1|63|64|65|512|1024|4096");
     for (int v = 0; v < VARIANTS; v++) {
         table_cell(t, "%s", variants[v].name);
-        for (int n = 0; n < LENGTHS; n++) {
+        for (int n = 0; n < LENGTHS; n++)
             table_cell(t, "%.0e, %.0e", r->by_length[v][n][0], r->by_length[v][n][1]);
-        }
     }
     table_end(t);
 }

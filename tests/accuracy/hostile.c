@@ -85,9 +85,7 @@ static hostile_line measure_line(const sample *s, question ask)
     ask.dtype = LOAM_F64, ask.gradients = true;
     answer want = answer_make(s, &ask), floor = floor_answer(s, &ask, &want, true);
     part ignored;
-    if (ask.mechanism != LOAM_LLA || ask.ridge >= LEAST_SOUND_RIDGE) {
-        line.sound = agrees(s, &ask, &want);
-    }
+    if (ask.mechanism != LOAM_LLA || ask.ridge >= LEAST_SOUND_RIDGE) line.sound = agrees(s, &ask, &want);
     line.floor_o = measure(s, &want, &floor, PART_O);
     line.floor_gradients = measure_gradients(s, &want, &floor, &ignored);
     ask.dtype = dtype;
@@ -119,18 +117,11 @@ static bool within(distance d, distance floor, double bound)
 static const char *verdict(const hostile_line *line, double o, double g)
 {
     static const distance none = { 0, 0, 0 };
-    if (!line->finite) {
-        return "NOT FINITE";
-    }
-    if (!line->same_codes) {
-        return "OTHER CODES";
-    }
-    if (!line->sound) {
-        return "REFERENCE IS WRONG";
-    }
-    if (!within(line->o, line->floor_o, o) || !within(line->gradients, line->floor_gradients, g)) {
+    if (!line->finite) return "NOT FINITE";
+    if (!line->same_codes) return "OTHER CODES";
+    if (!line->sound) return "REFERENCE IS WRONG";
+    if (!within(line->o, line->floor_o, o) || !within(line->gradients, line->floor_gradients, g))
         return "BEYOND";
-    }
     return within(line->o, none, o) && within(line->gradients, none, g) ? "in bound" : "at floor";
 }
 
@@ -177,12 +168,10 @@ int hostile_run(loam_dtype dtype)
     printf("%d tokens, causal, d = %d, %s, the worst of all instruction sets; seed %d\n\n", TOKENS, DIM,
            loam_dtype_name(dtype), SEED);
     for (int kind = 0; kind < SAMPLE_KINDS; kind++) {
-        for (int mechanism = LOAM_SOFTMAX; mechanism < LOAM_LLA; mechanism++) {
+        for (int mechanism = LOAM_SOFTMAX; mechanism < LOAM_LLA; mechanism++)
             beyond += one_line(t, (sample_kind)kind, (loam_mechanism)mechanism, dtype, 0);
-        }
-        for (int r = 0; r < ridge_count; r++) {
+        for (int r = 0; r < ridge_count; r++)
             beyond += one_line(t, (sample_kind)kind, LOAM_LLA, dtype, ridges[r]);
-        }
     }
     table_end(t);
     printf("%d lines beyond their bounds\n", beyond);

@@ -28,23 +28,11 @@ int main(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "";
     const bool solvers = strcmp(what, "--solvers") == 0, cuda = strcmp(what, "--cuda") == 0;
-    if (argc > 3 || (argc == 3 && !solvers && !cuda)) {
-        return usage();
-    }
-    if (argc == 1 || strcmp(what, "--full") == 0) {
-        return grid_run(argc == 2) != 0;
-    }
-    if (strcmp(what, "--hostile") == 0) {
-        return hostile_run(LOAM_F32) != 0;
-    }
-    if (strcmp(what, "--hostile-bf16") == 0) {
-        return hostile_run(LOAM_BF16) != 0;
-    }
-    if (cuda) {
-        return cuda_run(argc == 3 ? argv[2] : NULL);
-    }
-    if (strcmp(what, "--survey") == 0) {
-        return solvers_survey();
-    }
+    if (argc > 3 || (argc == 3 && !solvers && !cuda)) return usage();
+    if (argc == 1 || strcmp(what, "--full") == 0) return grid_run(argc == 2) != 0;
+    if (strcmp(what, "--hostile") == 0) return hostile_run(LOAM_F32) != 0;
+    if (strcmp(what, "--hostile-bf16") == 0) return hostile_run(LOAM_BF16) != 0;
+    if (cuda) return cuda_run(argc == 3 ? argv[2] : NULL);
+    if (strcmp(what, "--survey") == 0) return solvers_survey();
     return solvers ? solvers_compare(argc == 3 ? argv[2] : "all") : usage();
 }

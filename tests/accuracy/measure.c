@@ -12,9 +12,8 @@ static double scale_rows(const sample *s, const answer *want)
     double sum = 0;
     for (int64_t i = 0; i < s->len_q; i++) {
         double row = 0;
-        for (int64_t c = 0; c < s->dim; c++) {
+        for (int64_t c = 0; c < s->dim; c++)
             row += s->q[i * s->dim + c] * want->x[PART_DQ][i * s->dim + c];
-        }
         sum += row * row;
     }
     return sqrt(sum * (double)s->dim);
@@ -41,16 +40,12 @@ distance measure(const sample *s, const answer *want, const answer *got, part wh
     const double *x = want->x[which], *y = got->x[which];
     const double size = compare_norm(x, rows * width), far = compare_distance(x, y, rows * width);
     const double given = compare_norm(s->grad_o, s->len_q * s->dim);
-    if (which != PART_O && size < 1e-9 * given) {
-        return (distance){ far / given, far / given, 0 };
-    }
+    if (which != PART_O && size < 1e-9 * given) return (distance){ far / given, far / given, 0 };
     if (which == PART_DSCALE) {
         const double relative = far / fmax(size, scale_rows(s, want));
         return (distance){ relative, relative, 0 };
     }
-    if (width == 1) {
-        return measure_numbers(x, y, rows, far / size);
-    }
+    if (width == 1) return measure_numbers(x, y, rows, far / size);
     const difference d = compare(x, y, rows, width);
     return (distance){ d.relative, d.worst_row, d.row };
 }
@@ -60,9 +55,7 @@ distance measure_gradients(const sample *s, const answer *want, const answer *go
     distance worst = { 0, 0, 0 };
     *which = PART_DQ;
     for (int at = PART_DQ; at < PARTS; at++) {
-        if (!want->x[at]) {
-            continue;
-        }
+        if (!want->x[at]) continue;
         const distance d = measure(s, want, got, (part)at);
         if (!(d.whole <= worst.whole)) {
             worst.whole = d.whole;
@@ -94,11 +87,8 @@ bool answer_finite(const sample *s, const answer *a)
 {
     for (int which = 0; which < PARTS; which++) {
         const int64_t count = part_rows(s, (part)which) * part_width(s, (part)which);
-        for (int64_t i = 0; a->x[which] && i < count; i++) {
-            if (!isfinite(a->x[which][i])) {
-                return false;
-            }
-        }
+        for (int64_t i = 0; a->x[which] && i < count; i++)
+            if (!isfinite(a->x[which][i])) return false;
     }
     return true;
 }

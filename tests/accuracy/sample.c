@@ -28,18 +28,16 @@ static double *draw(uint64_t seed, uint64_t stream, int64_t count, double deviat
 static double dot(const double *x, const double *y, int64_t n)
 {
     double sum = 0;
-    for (int64_t c = 0; c < n; c++) {
+    for (int64_t c = 0; c < n; c++)
         sum += x[c] * y[c];
-    }
     return sum;
 }
 
 static void normalise(double *x, int64_t n)
 {
     const double size = sqrt(dot(x, x, n));
-    for (int64_t c = 0; c < n; c++) {
+    for (int64_t c = 0; c < n; c++)
         x[c] /= size;
-    }
 }
 
 /* Rows become orthonormal (Gram-Schmidt, twice for safety). */
@@ -48,9 +46,8 @@ static void orthonormalise(double *axes, int64_t d)
     for (int64_t r = 0; r < d; r++) {
         for (int64_t e = 0; e < 2 * r; e++) {
             const double along = dot(axes + r * d, axes + e % r * d, d);
-            for (int64_t c = 0; c < d; c++) {
+            for (int64_t c = 0; c < d; c++)
                 axes[r * d + c] -= along * axes[e % r * d + c];
-            }
         }
         normalise(axes + r * d, d);
     }
@@ -65,9 +62,8 @@ static void stretch(double *k, int64_t tokens, int64_t d, uint64_t seed)
         memset(k + j * d, 0, (size_t)d * sizeof *old);
         for (int64_t r = 0; r < d; r++) {
             const double deviation = 2 * pow(0.05 / 2, (double)r / (double)(d > 1 ? d - 1 : 1));
-            for (int64_t c = 0; c < d; c++) {
+            for (int64_t c = 0; c < d; c++)
                 k[j * d + c] += deviation * old[r] * axes[r * d + c];
-            }
         }
     }
     free(axes);
@@ -98,43 +94,37 @@ static void apply_rope(sample *s, uint64_t seed)
 
 static void scale(double *x, int64_t count, double factor)
 {
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count; i++)
         x[i] *= factor;
-    }
 }
 
 static void shift(double *x, int64_t count, double by)
 {
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count; i++)
         x[i] += by;
-    }
 }
 
 static void repeat_first(double *x, int64_t tokens, int64_t d)
 {
-    for (int64_t t = 1; t < tokens; t++) {
+    for (int64_t t = 1; t < tokens; t++)
         memcpy(x + t * d, x, (size_t)d * sizeof *x);
-    }
 }
 
 /* Adds to each query what raises the score of key 0 above the others by about 30. */
 static void pull_to_first(sample *s)
 {
     const double factor = 30 * sqrt((double)s->dim) / dot(s->k, s->k, s->dim);
-    for (int64_t i = 0; i < s->len_q * s->dim; i++) {
+    for (int64_t i = 0; i < s->len_q * s->dim; i++)
         s->q[i] += factor * s->k[i % s->dim];
-    }
 }
 
 /* Largest |q . k| / sqrt(d) becomes 80. */
 static void steepen(sample *s)
 {
     double most = 0;
-    for (int64_t i = 0; i < s->len_q; i++) {
-        for (int64_t j = 0; j < s->len_kv; j++) {
+    for (int64_t i = 0; i < s->len_q; i++)
+        for (int64_t j = 0; j < s->len_kv; j++)
             most = fmax(most, fabs(dot(s->q + i * s->dim, s->k + j * s->dim, s->dim)));
-        }
-    }
     scale(s->q, s->len_q * s->dim, 80 * sqrt((double)s->dim) / most);
 }
 
@@ -143,12 +133,10 @@ static void apply(sample_kind kind, sample *s, uint64_t seed)
     const int64_t d = s->dim, keys = s->len_kv * d;
     switch (kind) {
     case SAMPLE_UNIT:
-        for (int64_t t = 0; t < s->len_kv; t++) {
+        for (int64_t t = 0; t < s->len_kv; t++)
             normalise(s->k + t * d, d);
-        }
-        for (int64_t t = 0; t < s->len_q; t++) {
+        for (int64_t t = 0; t < s->len_q; t++)
             normalise(s->q + t * d, d);
-        }
         break;
     case SAMPLE_ANISO: stretch(s->k, s->len_kv, d, seed); break;
     case SAMPLE_SHIFT_4: shift(s->k, keys, 4); break;

@@ -42,9 +42,8 @@ static double row_error(const double *want, const double *got, int64_t d)
 static void error_cell(table *t, const sample *s, const double *want, const double *got)
 {
     double *e = memory_zeroed((size_t)s->len_q, sizeof *e);
-    for (int64_t i = 0; i < s->len_q; i++) {
+    for (int64_t i = 0; i < s->len_q; i++)
         e[i] = row_error(want + i * s->dim, got + i * s->dim, s->dim);
-    }
     const double median = quantile(e, s->len_q, 0.5);
     table_cell(t, "%.0e, %.0e", median, quantile(e, s->len_q, 1));
     free(e);
@@ -57,11 +56,10 @@ static double timed(const sample *s, const question *ask, answer *last)
     for (int run = 0; run < RUNS; run++) {
         answer a = answer_make(s, ask);
         least = fmin(least, a.seconds);
-        if (run == RUNS - 1 && last) {
+        if (run == RUNS - 1 && last)
             *last = a;
-        } else {
+        else
             answer_free(&a);
-        }
     }
     return least;
 }
@@ -110,11 +108,9 @@ int solvers_survey(void)
     for (int d = 0; d < 2; d++) {
         table *t = table_begin("data|ridge|n|d|cg / dual / gram|iterations|error of o|time / softmax");
         for (int kind = 0; kind < 6; kind++) {
-            for (int r = 0; r < 4; r++) {
-                for (int n = 0; n < 3; n++) {
+            for (int r = 0; r < 4; r++)
+                for (int n = 0; n < 3; n++)
                     survey_line(t, kinds[kind], ridges[r], lengths[n], dims[d]);
-                }
-            }
         }
         table_end(t);
     }
@@ -126,15 +122,13 @@ static void compare_cell(table *t, const sample *s, const double *want, const do
                          alternative_cost cost)
 {
     double worst = 0;
-    for (int64_t i = 0; i < s->len_q; i++) {
+    for (int64_t i = 0; i < s->len_q; i++)
         worst = fmax(worst, row_error(want + i * s->dim, got + i * s->dim, s->dim));
-    }
     const double each = 1e6 * cost.seconds / (double)s->len_q;
-    if (cost.steps > 0) {
+    if (cost.steps > 0)
         table_cell(t, "%.1f, %.0e, %d", each, worst, cost.steps);
-    } else {
+    else
         table_cell(t, "%.1f, %.0e", each, worst);
-    }
 }
 
 static void compare_line(table *t, sample_kind kind, double ridge, int64_t n, int64_t d)
@@ -181,16 +175,12 @@ int solvers_compare(const char *data)
         "o; of conjugate gradients also the steps; seed %d\n\n",
         ROWS, SEED);
     for (int kind = 0; kind < 5; kind++) {
-        if (strcmp(data, "all") != 0 && strcmp(data, sample_kind_name(kinds[kind])) != 0) {
-            continue;
-        }
+        if (strcmp(data, "all") != 0 && strcmp(data, sample_kind_name(kinds[kind])) != 0) continue;
         table *t = table_begin("data|ridge|n|d|Loam|error|CG|CG, shared|Gram f32|dual f32|Gram f64|dual f64");
         for (int d = 0; d < 3; d++) {
-            for (int n = 0; n < 3; n++) {
-                for (int r = 0; r < 4; r++) {
+            for (int n = 0; n < 3; n++)
+                for (int r = 0; r < 4; r++)
                     compare_line(t, kinds[kind], ridges[r], lengths[n], dims[d]);
-                }
-            }
         }
         table_end(t);
     }

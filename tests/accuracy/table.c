@@ -11,9 +11,8 @@
 table *table_begin(const char *head)
 {
     table *t = memory_zeroed(1, sizeof *t);
-    for (const char *at = head; at; at = strchr(at, '|') ? strchr(at, '|') + 1 : NULL) {
+    for (const char *at = head; at; at = strchr(at, '|') ? strchr(at, '|') + 1 : NULL)
         table_cell(t, "%.*s", (int)strcspn(at, "|"), at);
-    }
     t->columns = t->cells;
     return t;
 }

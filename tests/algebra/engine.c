@@ -13,9 +13,7 @@ static int is_fast(loam_pass pass)
     loam_problem p = loam_problem_default(LOAM_LLA, pass);
     p.len_q = p.len_kv = p.dim_qk = p.dim_v = 8;
     loam_plan *plan;
-    if (loam_plan_create(&plan, &p, NULL)) {
-        return 0;
-    }
+    if (loam_plan_create(&plan, &p, NULL)) return 0;
     const int fast = loam_plan_problem(plan)->backend != LOAM_BACKEND_REFERENCE;
     loam_plan_destroy(plan);
     return fast;
@@ -50,17 +48,15 @@ double engine_tolerance(const engine *e, loam_mechanism mechanism, loam_pass pas
 
 void coarsen(values *v, slot which, int bits)
 {
-    for (int64_t i = 0; i < slot_size(v, which); i++) {
+    for (int64_t i = 0; i < slot_size(v, which); i++)
         v->x[which][i] = ldexp(nearbyint(ldexp(v->x[which][i], bits)), -bits);
-    }
 }
 
 void shift_rows(values *v, slot which, const double *s)
 {
     const int64_t n = slot_shape(v, which).channels;
-    for (int64_t i = 0; i < slot_size(v, which); i++) {
+    for (int64_t i = 0; i < slot_size(v, which); i++)
         v->x[which][i] += s[i % n];
-    }
 }
 
 void reflect_rows(values *v, slot which, const double *axis)
@@ -68,12 +64,10 @@ void reflect_rows(values *v, slot which, const double *axis)
     const int64_t n = slot_shape(v, which).channels;
     for (int64_t row = 0; row < slot_size(v, which) / n; row++) {
         double *x = v->x[which] + row * n, along = 0;
-        for (int64_t c = 0; c < n; c++) {
+        for (int64_t c = 0; c < n; c++)
             along += axis[c] * x[c];
-        }
-        for (int64_t c = 0; c < n; c++) {
+        for (int64_t c = 0; c < n; c++)
             x[c] = element_round(slot_dtype(&v->spec, which), x[c] - 2 * along * axis[c]);
-        }
     }
 }
 
@@ -82,7 +76,6 @@ void unit_vector(double *x, int64_t n, uint64_t seed)
     rng r = rng_make(seed, 0);
     rng_fill_normal(&r, x, n, 0, 1);
     const double norm = compare_norm(x, n);
-    for (int64_t c = 0; c < n; c++) {
+    for (int64_t c = 0; c < n; c++)
         x[c] /= norm;
-    }
 }

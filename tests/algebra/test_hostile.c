@@ -69,9 +69,7 @@ static void nothing_is_nan_on_finite_inputs(void **state)
             const double *size = sizes[number / 6];
             for (int pass = LOAM_FORWARD; pass <= LOAM_DECODE; pass++) {
                 /* The terms of a gradient are products of q, k and v; beyond float32 they are infinite. */
-                if (pass == LOAM_BACKWARD && size[0] * size[1] * size[2] > 1e31) {
-                    continue;
-                }
+                if (pass == LOAM_BACKWARD && size[0] * size[1] * size[2] > 1e31) continue;
                 const engine e = engine_at(index, (loam_pass)pass);
                 spec s = engine_spec(&e, (loam_mechanism)(number % 3), (loam_pass)pass);
                 s.len_q = s.len_kv = 70;
@@ -81,11 +79,9 @@ static void nothing_is_nan_on_finite_inputs(void **state)
                 s.ridge_unit = s.mechanism == LOAM_LLA ? number % 5 % 3 : LOAM_RIDGE_NORMALISED;
                 s.seed = 1 + number;
                 values v = values_make(&s);
-                for (int which = SLOT_Q; which <= SLOT_V; which++) {
-                    for (int64_t i = 0; i < slot_size(&v, (slot)which); i++) {
+                for (int which = SLOT_Q; which <= SLOT_V; which++)
+                    for (int64_t i = 0; i < slot_size(&v, (slot)which); i++)
                         v.x[which][i] *= size[which];
-                    }
-                }
                 expect_run(&v);
                 expect_no_nan(&v);
                 values_free(&v);
@@ -131,15 +127,13 @@ static void gradients_scale_with_the_loss(void **state)
             expect_run(&v);
             for (int f = 0; f < 4; f++) {
                 values scaled = values_like(&s, &v);
-                for (int64_t i = 0; i < slot_size(&v, SLOT_GRAD_O); i++) {
+                for (int64_t i = 0; i < slot_size(&v, SLOT_GRAD_O); i++)
                     scaled.x[SLOT_GRAD_O][i] *= factors[f];
-                }
                 expect_run(&scaled);
                 for (int g = 0; g < 6; g++) {
                     const slot which = gradients[g];
-                    for (int64_t i = 0; scaled.x[which] && i < slot_size(&v, which); i++) {
+                    for (int64_t i = 0; scaled.x[which] && i < slot_size(&v, which); i++)
                         scaled.x[which][i] /= factors[f];
-                    }
                     if (scaled.x[which]) {
                         expect_near("scaled loss", &scaled, which, v.x[which],
                                     engine_tolerance(&e, (loam_mechanism)mechanism, LOAM_BACKWARD), 0);

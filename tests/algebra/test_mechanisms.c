@@ -9,20 +9,15 @@
 static void expect_alike(const char *what, const values *got, const values *want, double tolerance)
 {
     static const slot shared[] = { SLOT_O, SLOT_LSE, SLOT_GRAD_Q, SLOT_GRAD_K, SLOT_GRAD_V, SLOT_GRAD_SCALE };
-    for (size_t i = 0; i < sizeof shared / sizeof shared[0]; i++) {
-        if (got->x[shared[i]]) {
-            expect_near(what, got, shared[i], want->x[shared[i]], tolerance, 0);
-        }
-    }
+    for (size_t i = 0; i < sizeof shared / sizeof shared[0]; i++)
+        if (got->x[shared[i]]) expect_near(what, got, shared[i], want->x[shared[i]], tolerance, 0);
 }
 
 static values like_mechanism(const values *from, loam_mechanism mechanism)
 {
     spec s = from->spec;
     s.mechanism = mechanism;
-    if (mechanism != LOAM_LLA) {
-        s.ridge_unit = LOAM_RIDGE_NORMALISED;
-    }
+    if (mechanism != LOAM_LLA) s.ridge_unit = LOAM_RIDGE_NORMALISED;
     return values_like(&s, from);
 }
 
@@ -77,9 +72,7 @@ static void check_probe_zero(const engine *e, loam_pass pass)
 
 static void check_probe_of_lla(const engine *e, loam_pass pass)
 {
-    if (pass == LOAM_BACKWARD) {
-        return; /* the gradients differ: LLA's probe depends on q and k */
-    }
+    if (pass == LOAM_BACKWARD) return; /* the gradients differ: LLA's probe depends on q and k */
     spec s = shape_for(e, LOAM_LLA, pass);
     values lla = values_make(&s);
     expect_run(&lla);

@@ -45,9 +45,8 @@ static void check_step(const engine *e, const values *prefill, int64_t t)
     s.len_q = 1;
     s.lens = 1;
     values step = values_make(&s), want = values_like(&s, &step);
-    for (int64_t b = 0; b < s.batch; b++) {
+    for (int64_t b = 0; b < s.batch; b++)
         step.lens_kv[b] = t + 1;
-    }
     for (int i = 0; i < 6; i++) {
         if (step.x[whole[i]]) {
             memcpy(step.x[whole[i]], prefill->x[whole[i]],
@@ -55,9 +54,7 @@ static void check_step(const engine *e, const values *prefill, int64_t t)
         }
     }
     for (int i = 0; i < 3; i++) {
-        if (step.x[of_token[i]]) {
-            take_token(&step, prefill, of_token[i], t);
-        }
+        if (step.x[of_token[i]]) take_token(&step, prefill, of_token[i], t);
         take_token(&want, prefill, outputs[i], t);
     }
     expect_run(&step);
@@ -80,9 +77,8 @@ static void decode_step_by_step_is_prefill(void **state)
             values prefill = values_make(&s);
             expect_run(&prefill);
             const int64_t stride = e.len > 64 ? e.len / 9 : 1;
-            for (int64_t t = 0; t < e.len; t += stride) {
+            for (int64_t t = 0; t < e.len; t += stride)
                 check_step(&e, &prefill, t);
-            }
             check_step(&e, &prefill, e.len - 1);
             values_free(&prefill);
         }
@@ -100,9 +96,7 @@ typedef struct split {
 
 static loam_const_view from_key(loam_const_view view, loam_dtype dtype, int64_t first)
 {
-    if (view.data) {
-        view.data = (const char *)view.data + (size_t)(first * view.token) * element_bytes(dtype);
-    }
+    if (view.data) view.data = (const char *)view.data + (size_t)(first * view.token) * element_bytes(dtype);
     return view;
 }
 
@@ -117,9 +111,8 @@ static void add_part(split *x, int64_t first, int64_t count, double *into)
     arrays_work(&x->m, x->plan);
     part.work = x->m.args.work;
     if (loam_state_partial(x->plan, &part, first, count, x->part, &error) ||
-        loam_state_merge(x->plan, into, x->part, &error)) {
+        loam_state_merge(x->plan, into, x->part, &error))
         fail_msg("partial %lld + %lld: %s", (long long)first, (long long)count, error.text);
-    }
 }
 
 /* Cuts keys first .. last - 1 at random and merges both sides, each the same way, in either order. */
@@ -161,20 +154,15 @@ static void check_split(const engine *e, values *v, uint64_t seed)
     assert_int_equal(loam_state_partial(x.plan, &x.m.args, 0, 0, x.whole, &error), LOAM_OK);
     add_range(&x, 0, v->spec.len_kv, x.whole);
     arrays_work(&x.m, x.plan);
-    if (loam_state_finish(x.plan, &x.m.args, x.whole, &error)) {
-        fail_msg("finish: %s", error.text);
-    }
+    if (loam_state_finish(x.plan, &x.m.args, x.whole, &error)) fail_msg("finish: %s", error.text);
     arrays_read(&x.m, &got);
-    if (arrays_misuse(&x.m, misuse, sizeof misuse)) {
-        fail_msg("split: %s", misuse);
-    }
+    if (arrays_misuse(&x.m, misuse, sizeof misuse)) fail_msg("split: %s", misuse);
     for (int i = 0; i < 3; i++) {
         expect_near("split keys", &got, outputs[i], v->x[outputs[i]],
                     10 * engine_tolerance(e, (loam_mechanism)v->spec.mechanism, LOAM_DECODE), 0.1);
     }
-    for (int64_t row = 0; row < slot_size(v, SLOT_INFO); row++) {
+    for (int64_t row = 0; row < slot_size(v, SLOT_INFO); row++)
         assert_int_equal(got.info[row].code, v->info[row].code);
-    }
     loam_plan_destroy(x.plan);
     free(x.whole);
     free(x.part);
@@ -228,9 +216,7 @@ static void check_sequence(const values *packed, int64_t b)
     s.len_kv = q.len_kv;
     values alone = values_make(&s);
     for (int which = SLOT_Q; which < SLOT_FIRST_OUTPUT; which++) {
-        if (!alone.x[which]) {
-            continue;
-        }
+        if (!alone.x[which]) continue;
         if (which == SLOT_SLOPE || which == SLOT_SINK) {
             memcpy(alone.x[which], packed->x[which], (size_t)slot_size(&alone, (slot)which) * sizeof(double));
         } else {
@@ -273,9 +259,8 @@ static void packed_sequences_are_separate_ones(void **state)
             s.seed = 300 + number;
             values v = values_make(&s);
             expect_run(&v);
-            for (int64_t b = 0; b < s.batch; b++) {
+            for (int64_t b = 0; b < s.batch; b++)
                 check_sequence(&v, b);
-            }
             values_free(&v);
         }
     }

@@ -16,9 +16,8 @@ static void for_all(property *p)
     for (int index = 0; index < ENGINES; index++) {
         for (int pass = LOAM_FORWARD; pass <= LOAM_BACKWARD; pass++) {
             const engine e = engine_at(index, (loam_pass)pass);
-            for (int mechanism = LOAM_SOFTMAX; mechanism <= LOAM_LLA; mechanism++) {
+            for (int mechanism = LOAM_SOFTMAX; mechanism <= LOAM_LLA; mechanism++)
                 p(&e, (loam_mechanism)mechanism, (loam_pass)pass);
-            }
         }
     }
 }
@@ -29,26 +28,20 @@ static void check_shift(const engine *e, loam_mechanism mechanism, loam_pass pas
     s.score = mechanism == LOAM_LLA ? LOAM_RBF : LOAM_DOT;
     values v = values_make(&s);
     double by[LOAM_MAX_DIM];
-    for (int64_t c = 0; c < s.dim_qk; c++) {
+    for (int64_t c = 0; c < s.dim_qk; c++)
         by[c] = (double)(c * 5 % 7) - 3;
-    }
     coarsen(&v, SLOT_K, 12);
     coarsen(&v, SLOT_Q, 12);
     values moved = values_like(&s, &v);
     shift_rows(&moved, SLOT_K, by);
-    if (mechanism == LOAM_LLA) {
-        shift_rows(&moved, SLOT_Q, by);
-    }
+    if (mechanism == LOAM_LLA) shift_rows(&moved, SLOT_Q, by);
     expect_run(&v);
     expect_run(&moved);
     const double tolerance = 2 * engine_tolerance(e, mechanism, pass);
     const slot same[] = { SLOT_O, SLOT_GRAD_V, SLOT_GRAD_K,
                           mechanism == LOAM_LLA ? SLOT_GRAD_Q : SLOT_GRAD_PROBE };
-    for (int i = 0; i < 4; i++) {
-        if (v.x[same[i]]) {
-            expect_near("common shift", &moved, same[i], v.x[same[i]], tolerance, 0);
-        }
-    }
+    for (int i = 0; i < 4; i++)
+        if (v.x[same[i]]) expect_near("common shift", &moved, same[i], v.x[same[i]], tolerance, 0);
     values_free(&v);
     values_free(&moved);
 }
@@ -62,18 +55,13 @@ static void check_rotation(const engine *e, loam_mechanism mechanism, loam_pass 
     values v = values_make(&s), moved = values_like(&s, &v);
     double axis[LOAM_MAX_DIM];
     unit_vector(axis, s.dim_qk, 5);
-    for (int i = 0; i < 3; i++) {
-        if (moved.x[turned[i]]) {
-            reflect_rows(&moved, turned[i], axis);
-        }
-    }
+    for (int i = 0; i < 3; i++)
+        if (moved.x[turned[i]]) reflect_rows(&moved, turned[i], axis);
     expect_run(&v);
     expect_run(&moved);
     for (int i = 0; i < 5; i++) {
         if (v.x[outputs[i]]) {
-            if (i >= 2) {
-                reflect_rows(&moved, outputs[i], axis);
-            }
+            if (i >= 2) reflect_rows(&moved, outputs[i], axis);
             expect_near("common rotation", &moved, outputs[i], v.x[outputs[i]],
                         2 * engine_tolerance(e, mechanism, pass), 0);
         }
@@ -85,9 +73,8 @@ static void check_rotation(const engine *e, loam_mechanism mechanism, loam_pass 
 /* to[order[j]] = from[j], rows of n. */
 static void scatter_rows(double *to, const double *from, const int64_t *order, int64_t rows, int64_t n)
 {
-    for (int64_t j = 0; j < rows; j++) {
+    for (int64_t j = 0; j < rows; j++)
         memcpy(to + order[j] * n, from + j * n, (size_t)n * sizeof *to);
-    }
 }
 
 static void check_permutation(const engine *e, loam_mechanism mechanism, loam_pass pass)
@@ -99,9 +86,8 @@ static void check_permutation(const engine *e, loam_mechanism mechanism, loam_pa
     int64_t *order = memory_zeroed((size_t)s.len_kv, sizeof *order);
     rng r = rng_make(3, 0);
     rng_permutation(&r, order, s.len_kv);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++)
         scatter_rows(moved.x[of_keys[i]], v.x[of_keys[i]], order, s.len_kv, s.dim_v);
-    }
     expect_run(&v);
     expect_run(&moved);
     const double tolerance = 2 * engine_tolerance(e, mechanism, pass);
@@ -124,15 +110,11 @@ static void change_future(values *v, int64_t first)
     static const slot inputs[] = { SLOT_Q, SLOT_K, SLOT_V, SLOT_PROBE };
     for (int i = 0; i < 4; i++) {
         const slot which = inputs[i];
-        if (!v->x[which]) {
-            continue;
-        }
+        if (!v->x[which]) continue;
         const shape a = slot_shape(v, which);
-        for (int64_t h = 0; h < a.heads; h++) {
-            for (int64_t x = first * a.channels; x < a.tokens * a.channels; x++) {
+        for (int64_t h = 0; h < a.heads; h++)
+            for (int64_t x = first * a.channels; x < a.tokens * a.channels; x++)
                 v->x[which][h * a.tokens * a.channels + x] *= -3;
-            }
-        }
     }
 }
 
@@ -183,11 +165,10 @@ static void check_causal_backward(const engine *e, loam_mechanism mechanism)
 
 static void check_causal(const engine *e, loam_mechanism mechanism, loam_pass pass)
 {
-    if (pass == LOAM_FORWARD) {
+    if (pass == LOAM_FORWARD)
         check_causal_forward(e, mechanism);
-    } else {
+    else
         check_causal_backward(e, mechanism);
-    }
 }
 
 static void common_shift_changes_nothing(void **state) { (void)state, for_all(check_shift); }

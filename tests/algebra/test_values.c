@@ -14,9 +14,8 @@ static void for_all(property *p)
 {
     for (int index = 0; index < ENGINES; index++) {
         const engine e = engine_at(index, LOAM_FORWARD);
-        for (int mechanism = LOAM_SOFTMAX; mechanism <= LOAM_LLA; mechanism++) {
+        for (int mechanism = LOAM_SOFTMAX; mechanism <= LOAM_LLA; mechanism++)
             p(&e, (loam_mechanism)mechanism);
-        }
     }
 }
 
@@ -35,9 +34,8 @@ static void check_linear(const engine *e, loam_mechanism mechanism)
     expect_run(&x);
     expect_run(&y);
     expect_run(&both);
-    for (int64_t i = 0; i < outputs; i++) {
+    for (int64_t i = 0; i < outputs; i++)
         x.x[SLOT_O][i] = a * x.x[SLOT_O][i] + b * y.x[SLOT_O][i];
-    }
     expect_near("linear in v", &both, SLOT_O, x.x[SLOT_O], engine_tolerance(e, mechanism, LOAM_FORWARD), 0);
     values_free(&x);
     values_free(&y);
@@ -48,14 +46,12 @@ static void check_constant(const engine *e, loam_mechanism mechanism)
 {
     spec s = engine_spec(e, mechanism, LOAM_FORWARD);
     values v = values_make(&s);
-    for (int64_t i = 0; i < slot_size(&v, SLOT_V); i++) {
+    for (int64_t i = 0; i < slot_size(&v, SLOT_V); i++)
         v.x[SLOT_V][i] = 1 + (double)(i % s.dim_v);
-    }
     expect_run(&v);
     double *want = memory_zeroed((size_t)slot_size(&v, SLOT_O), sizeof *want);
-    for (int64_t i = 0; i < slot_size(&v, SLOT_O); i++) {
+    for (int64_t i = 0; i < slot_size(&v, SLOT_O); i++)
         want[i] = 1 + (double)(i % s.dim_v);
-    }
     expect_near("constant v", &v, SLOT_O, want, engine_tolerance(e, mechanism, LOAM_FORWARD), 0);
     free(want);
     values_free(&v);
@@ -77,9 +73,8 @@ static void check_weights(const engine *e, loam_mechanism mechanism)
         for (int64_t j = 0; j < keys; j++) {
             sum += w[j];
             mass += fabs(w[j]);
-            for (int64_t c = 0; c < n; c++) {
+            for (int64_t c = 0; c < n; c++)
                 o[row * n + c] += w[j] * v.x[SLOT_V][j * n + c]; /* both heads read the one key head */
-            }
         }
         const double allowed = engine_tolerance(e, mechanism, LOAM_FORWARD) * mass;
         if (!(fabs(sum - 1) <= allowed)) {
@@ -102,9 +97,8 @@ static void affine(const double *x, double *v, int64_t rows, int64_t d, int64_t 
     for (int64_t row = 0; row < rows; row++) {
         for (int64_t c = 0; c < dv; c++) {
             double sum = (double)(c % 5) - 2;
-            for (int64_t a = 0; a < d; a++) {
+            for (int64_t a = 0; a < d; a++)
                 sum += (double)((a * 3 + c * 5) % 9 - 4) / 8 * x[row * d + a];
-            }
             v[row * dv + c] = sum;
         }
     }

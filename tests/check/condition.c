@@ -16,9 +16,8 @@
 static double norm_about(const double *x, const double *centre, int64_t n)
 {
     double sum = 0;
-    for (int64_t c = 0; c < n; c++) {
+    for (int64_t c = 0; c < n; c++)
         sum += (x[c] - centre[c]) * (x[c] - centre[c]);
-    }
     return sqrt(sum);
 }
 
@@ -27,9 +26,8 @@ static double ridge_condition(const values *v, const direct_row *d, int64_t b, i
                               double *root)
 {
     double least = HUGE_VAL;
-    for (int64_t c = 0; c < v->spec.dim_qk; c++) {
+    for (int64_t c = 0; c < v->spec.dim_qk; c++)
         least = fmin(least, direct_ridge(d, v, b, h, i, c));
-    }
     *root = least > 0 ? 1 / sqrt(least) : 0;
     return least > 0 ? 1 + d->trace / (double)v->spec.dim_qk / least : 1;
 }
@@ -52,18 +50,13 @@ static void seen_keys(condition *x, row_condition *row, const values *v, const d
     const double probe = rho ? compare_norm(rho, s->dim_qk) : 0;
     double first = 0, second = 0;
     for (int64_t j = 0; j < d->keys; j++) {
-        if (!(d->score[j] > -HUGE_VAL)) {
-            continue;
-        }
+        if (!(d->score[j] > -HUGE_VAL)) continue;
         const double *k = d->key + j * s->dim_qk;
         const double *value_j = values_at(v, SLOT_V, q.batch, kv, q.k0 + j);
-        if (s->sink) {
-            row->score = fmax(row->score, score_terms(s, d->score[j], compare_norm(k, s->dim_qk)));
-        }
+        if (s->sink) row->score = fmax(row->score, score_terms(s, d->score[j], compare_norm(k, s->dim_qk)));
         double u = 0;
-        for (int64_t c = 0; rho && c < s->dim_qk; c++) {
+        for (int64_t c = 0; rho && c < s->dim_qk; c++)
             u += rho[c] * (k[c] - d->kbar[c]);
-        }
         const double kappa = norm_about(k, d->kbar, s->dim_qk), value = compare_norm(value_j, s->dim_v);
         row->mass += d->p[j] * (1 + fabs(u)) * value;
         row->terms += d->p[j] * probe * kappa * value;
@@ -90,9 +83,7 @@ static void one_row(condition *x, const values *v, direct_row *d, const double *
     direct_weights(d, v, b, h, i);
     rho = rho ? rho + at * s->dim_qk : NULL;
     seen_keys(x, row, v, d, rho, b, h, i);
-    if (s->mechanism == LOAM_LLA) {
-        ridge = ridge_condition(v, d, b, h, i, &row->root);
-    }
+    if (s->mechanism == LOAM_LLA) ridge = ridge_condition(v, d, b, h, i, &row->root);
     row->score = fmax(row->score, d->steepness) + (s->slope ? v->x[SLOT_SLOPE][h] * x->distance : 0) +
                  (s->key_bias ? 4 : 0);
     row->factor = fmax(1, ridge / USUAL_CONDITION) * fmax(1, row->score / USUAL_SCORE);
@@ -102,9 +93,8 @@ static void one_row(condition *x, const values *v, direct_row *d, const double *
     const double *query = values_at(v, SLOT_Q, q.batch, h, q.q0 + i);
     x->query = fmax(x->query, s->score == LOAM_RBF ? norm_about(query, d->kbar, s->dim_qk) + x->key
                                                    : compare_norm(query, s->dim_qk));
-    if (v->x[SLOT_GRAD_O]) {
+    if (v->x[SLOT_GRAD_O])
         x->grad_o = fmax(x->grad_o, compare_norm(values_at(v, SLOT_GRAD_O, q.batch, h, q.q0 + i), s->dim_v));
-    }
 }
 
 condition condition_of(const values *v, const double *rho)
@@ -112,17 +102,14 @@ condition condition_of(const values *v, const double *rho)
     condition x = { .worst = 1 };
     const int64_t rows = slot_size(v, SLOT_LSE);
     x.row = memory_zeroed((size_t)rows, sizeof *x.row);
-    for (int64_t r = 0; r < rows; r++) {
+    for (int64_t r = 0; r < rows; r++)
         x.row[r].factor = 1;
-    }
     direct_row d = direct_make(v);
     for (int64_t b = 0; b < v->spec.batch; b++) {
         const sequence q = values_sequence(v, b);
-        for (int64_t h = 0; h < v->spec.heads_q; h++) {
-            for (int64_t i = 0; i < q.len_q; i++) {
+        for (int64_t h = 0; h < v->spec.heads_q; h++)
+            for (int64_t i = 0; i < q.len_q; i++)
                 one_row(&x, v, &d, rho, b, h, i);
-            }
-        }
     }
     direct_free(&d);
     return x;

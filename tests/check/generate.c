@@ -66,25 +66,19 @@ static void draw_shape(spec *s, rng *r, const loam_kernel_info *row)
     s->heads_q = s->heads_kv * (rng_one_in(r, 2) ? 1 : rng_int(r, 2, 4));
     s->len_q = draw_length(r);
     s->len_kv = rng_one_in(r, 3) ? s->len_q : draw_length(r);
-    if (s->pass == LOAM_DECODE && !rng_one_in(r, 4)) {
-        s->len_q = rng_int(r, 1, 4);
-    }
+    if (s->pass == LOAM_DECODE && !rng_one_in(r, 4)) s->len_q = rng_int(r, 1, 4);
     s->dim_qk = draw_dim(r, row);
     s->dim_v = rng_one_in(r, 2) ? s->dim_qk : draw_dim(r, row);
     s->packed = s->pass != LOAM_DECODE && rng_one_in(r, 5);
     s->lens = !s->packed && rng_one_in(r, 5);
-    if (s->packed) {
-        s->batch = rng_int(r, 0, 5);
-    }
+    if (s->packed) s->batch = rng_int(r, 0, 5);
 }
 
 static void draw_options(spec *s, rng *r)
 {
     s->score = rng_one_in(r, 3) ? LOAM_RBF : LOAM_DOT;
     s->scale = rng_one_in(r, 3) ? 0.05 + rng_uniform(r) : 0;
-    if (s->score == LOAM_DOT && rng_one_in(r, 12)) {
-        s->scale = -0.3;
-    }
+    if (s->score == LOAM_DOT && rng_one_in(r, 12)) s->scale = -0.3;
     s->soft_cap = rng_one_in(r, 5) ? (rng_one_in(r, 2) ? 5 : 30) : 0;
     s->causal = !rng_one_in(r, 3);
     s->window = rng_one_in(r, 4) ? PICK(r, windows) : 0;
@@ -122,9 +116,7 @@ static void draw_omissions(spec *s, rng *r)
         }
         s->omit |= rng_one_in(r, 2) ? spec_omit(SLOT_GRAD_LOG_DECAY) : 0;
     }
-    if (!rng_one_in(r, 3)) {
-        s->omit |= spec_omit(SLOT_WEIGHTS);
-    }
+    if (!rng_one_in(r, 3)) s->omit |= spec_omit(SLOT_WEIGHTS);
 }
 
 /* About the multiplications of the reference. */
@@ -193,9 +185,8 @@ static void draw_recurrent_options(spec *s, rng *r, const loam_kernel_info *row)
     s->causal = 1;
     s->threads = rng_int(r, 0, 3);
     s->data = rng_one_in(r, 2) ? DATA_NORMAL : rng_int(r, 0, DATA_KINDS - 1);
-    if (s->normalise && form.beta && s->data == DATA_STEEP) {
+    if (s->normalise && form.beta && s->data == DATA_STEEP)
         s->data = DATA_NORMAL; /* beta of 0 and strong gates leave weights that only float64 tells from 0 */
-    }
     s->layout = rng_one_in(r, 3) ? 0 : rng_int(r, 1, 1 << 30);
     if (solved) {
         static const int64_t axes[] = { LOAM_RIDGE_NUMBER, LOAM_RIDGE_HEAD, LOAM_RIDGE_HEAD_CHANNEL };
@@ -240,9 +231,7 @@ static spec generate_recurrent(const loam_kernel_info *row, rng *r, double budge
 spec generate_spec(const loam_kernel_info *row, uint64_t seed, uint64_t number, double budget)
 {
     rng r = rng_make(seed, number);
-    if (does_recurrences(row)) {
-        return generate_recurrent(row, &r, budget);
-    }
+    if (does_recurrences(row)) return generate_recurrent(row, &r, budget);
     spec s;
     memset(&s, 0, sizeof s);
     draw_kind(&s, &r, row);

@@ -33,9 +33,7 @@ typedef struct allowance {
 static double promised_of_halves(const spec *s, slot which)
 {
     const double half = s->dtype == LOAM_F16 ? 0.5 : 1;
-    if (s->mechanism != LOAM_LLA) {
-        return half * (which == SLOT_O || which == SLOT_GRAD_V ? 4e-3 : 5e-3);
-    }
+    if (s->mechanism != LOAM_LLA) return half * (which == SLOT_O || which == SLOT_GRAD_V ? 4e-3 : 5e-3);
     const int row = s->ridge >= 10 ? 0 : s->ridge >= 1 ? 1 : 2;
     static const double o[] = { 4e-3, 5e-3, 1e-2 }, keys[] = { 6e-3, 1e-2, 3e-2 }, v[] = { 4e-3, 6e-3, 1e-2 },
                         ridge[] = { 1e-2, 2e-2, 5e-2 };
@@ -65,9 +63,8 @@ static allowance allowance_of(const spec *s, slot which)
         a.memory = gradient ? 2e-3 : 1e-3;
         a.grain = 6e-8 * sqrt((double)s->dim_qk + (double)s->dim_v);
     }
-    if (element_bytes((loam_dtype)s->dtype) == 2 && (which != SLOT_LSE || s->path) && kernel_on_device(s)) {
+    if (element_bytes((loam_dtype)s->dtype) == 2 && (which != SLOT_LSE || s->path) && kernel_on_device(s))
         a.base = promised_of_halves(s, which);
-    }
     return a;
 }
 
@@ -153,9 +150,8 @@ static void judge_slot(const values *got, const values *want, const condition *x
     for (int64_t r = 0; r < rows; r++) {
         const double *w = want->x[which] + r * n, size = compare_norm(w, n);
         double *g = got->x[which] + r * n, factor, floor;
-        for (int64_t c = 0; c < n; c++) {
+        for (int64_t c = 0; c < n; c++)
             g[c] = forgiven(&got->spec, which, w[c], g[c]);
-        }
         row_terms(want, x, which, r, size, mean, &factor, &floor);
         const double kept = got->spec.dtype == LOAM_BF16 ? floor : size;
         const double allowed = tolerance.base * factor * floor + tolerance.memory * kept + tolerance.grain;
@@ -198,16 +194,13 @@ static void judge_info(const values *got, const values *want, verdict *out)
 static void judge_finite(const values *got, verdict *out)
 {
     for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++) {
-        if (!got->x[which]) {
-            continue;
-        }
+        if (!got->x[which]) continue;
         for (int64_t i = 0; i < slot_size(got, (slot)which); i++) {
             const double x = got->x[which][i];
             const int fine = isfinite(x) || (which == SLOT_LSE && x < 0) ||
                              (slot_dtype(&got->spec, (slot)which) == LOAM_F16 && isinf(x));
-            if (!fine && !out->text[0]) {
+            if (!fine && !out->text[0])
                 snprintf(out->text, sizeof out->text, "%s[%lld] is %g", slot_names[which], (long long)i, x);
-            }
         }
     }
 }
@@ -237,9 +230,8 @@ static double memory_of_heads(const values *v)
     const shape a = slot_shape(v, SLOT_LOG_DECAY);
     const double tokens = (double)slot_shape(v, SLOT_Q).tokens;
     double most = 1;
-    for (int64_t h = 0; h < a.heads; h++) {
+    for (int64_t h = 0; h < a.heads; h++)
         most = fmax(most, fmin(tokens, -1 / expm1(v->x[SLOT_LOG_DECAY][h])));
-    }
     return most;
 }
 
@@ -266,9 +258,8 @@ static double cancelling(const values *want, slot which)
                sqrt(rows + 1);
     }
     if (which == SLOT_STATE_OUT && s->state &&
-        spec_recurrence_of(s).delta) { /* a chunk takes back what was there */
+        spec_recurrence_of(s).delta) /* a chunk takes back what was there */
         return GRADED * compare_norm(want->x[SLOT_STATE_IN], slot_size(want, SLOT_STATE_IN));
-    }
     const int cancels = s->normalise && which >= SLOT_GRAD_Q && which != SLOT_GRAD_V &&
                         which != SLOT_STATE_OUT && which != SLOT_GRAD_SCALE;
     const int64_t n = slot_size(want, SLOT_V);
@@ -284,9 +275,8 @@ static void judge_recurrent_slot(const values *got, const values *want, slot whi
     const double tiny = slot_dtype(&got->spec, which) == LOAM_F16 ? 6e-8 : 1e-30;
     const double size = compare_norm(want->x[which], count) + cancelling(want, which);
     const double allowed = promised_of_recurrences(&got->spec, which) * size + tiny * sqrt((double)count + 1);
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count; i++)
         got->x[which][i] = forgiven(&got->spec, which, want->x[which][i], got->x[which][i]);
-    }
     const double fraction = compare_distance(want->x[which], got->x[which], count) / allowed;
     if (!(fraction <= out->fraction)) {
         out->fraction = fraction;
@@ -299,11 +289,9 @@ static verdict judge_recurrent(const values *got, const values *want)
 {
     verdict out = { 0, SLOT_O, { 0, 0, 0 }, "" };
     judge_finite(got, &out);
-    for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++) {
-        if (got->x[which] && spec_wants(&got->spec, (slot)which)) {
+    for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++)
+        if (got->x[which] && spec_wants(&got->spec, (slot)which))
             judge_recurrent_slot(got, want, (slot)which, &out);
-        }
-    }
     const int wanted = got->info && spec_wants(&got->spec, SLOT_INFO);
     for (int64_t r = 0; wanted && !out.text[0] && r < slot_size(got, SLOT_INFO); r++) {
         const loam_row_info *g = &got->info[r], *w = &want->info[r];
@@ -321,23 +309,15 @@ static verdict judge_recurrent(const values *got, const values *want)
 
 verdict judge(const values *got, const values *want, const double *rho)
 {
-    if (spec_recurrent(&got->spec)) {
-        return judge_recurrent(got, want);
-    }
+    if (spec_recurrent(&got->spec)) return judge_recurrent(got, want);
     verdict out = { 0, SLOT_O, { 0, 0, 0 }, "" };
     judge_finite(got, &out);
-    if (got->spec.mechanism == LOAM_LLA && got->spec.ridge == 0) {
-        return out;
-    }
+    if (got->spec.mechanism == LOAM_LLA && got->spec.ridge == 0) return out;
     condition x = condition_of(want, rho);
-    for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++) {
-        if (got->x[which] && spec_wants(&got->spec, (slot)which)) {
+    for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++)
+        if (got->x[which] && spec_wants(&got->spec, (slot)which))
             judge_slot(got, want, &x, (slot)which, &out);
-        }
-    }
-    if (got->info && spec_wants(&got->spec, SLOT_INFO)) {
-        judge_info(got, want, &out);
-    }
+    if (got->info && spec_wants(&got->spec, SLOT_INFO)) judge_info(got, want, &out);
     condition_free(&x);
     return out;
 }

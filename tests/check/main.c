@@ -54,9 +54,8 @@ static void trap_crashes(void)
 {
     static const int signals[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT };
     struct sigaction action = { .sa_handler = on_crash };
-    for (size_t i = 0; i < sizeof signals / sizeof signals[0]; i++) {
+    for (size_t i = 0; i < sizeof signals / sizeof signals[0]; i++)
         sigaction(signals[i], &action, NULL);
-    }
 }
 
 /* The same case on the reference: float64, dense, nothing left out. */
@@ -80,14 +79,11 @@ static void replace_outputs(values *want, const values *got, const char *row, ou
     snprintf(s.kernel, sizeof s.kernel, "%s", row);
     values other = values_like(&s, got);
     *r = run_values(&other);
-    for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++) {
-        if (want->x[which] && other.x[which]) {
+    for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++)
+        if (want->x[which] && other.x[which])
             memcpy(want->x[which], other.x[which], (size_t)slot_size(&other, (slot)which) * sizeof(double));
-        }
-    }
-    if (want->info && other.info) {
+    if (want->info && other.info)
         memcpy(want->info, other.info, (size_t)slot_size(&other, SLOT_INFO) * sizeof *other.info);
-    }
     values_free(&other);
 }
 
@@ -105,9 +101,7 @@ static values probes_of(const values *want)
 /* The largest weight of a row decides the ridge; where two are the largest its derivative is not unique. */
 static void avoid_ties(spec *s)
 {
-    if (s->mechanism != LOAM_LLA || s->ridge_unit != LOAM_RIDGE_MAX || s->pass != LOAM_BACKWARD) {
-        return;
-    }
+    if (s->mechanism != LOAM_LLA || s->ridge_unit != LOAM_RIDGE_MAX || s->pass != LOAM_BACKWARD) return;
     values v = values_make(s);
     condition x = condition_of(&v, NULL);
     s->ridge_unit = x.tied ? LOAM_RIDGE_NORMALISED : s->ridge_unit;
@@ -131,9 +125,8 @@ static void report(const spec *s, const outcome *r, const verdict *v, const valu
         const int64_t row = ((v->at[0] * a.heads + v->at[1]) * a.tokens + v->at[2]) * a.channels;
         const double *w = want->x[v->worst] + row, *g = got->x[v->worst] + row;
         int64_t at = 0;
-        for (int64_t c = 1; c < a.channels; c++) {
+        for (int64_t c = 1; c < a.channels; c++)
             at = fabs(g[c] - w[c]) > fabs(g[at] - w[at]) ? c : at;
-        }
         printf("%s at [%lld,%lld,%lld,%lld] is %.9g, reference %.9g; the row is %.3g of its tolerance",
                slot_names[v->worst], (long long)v->at[0], (long long)v->at[1], (long long)v->at[2],
                (long long)at, g[at], w[at], v->fraction);
@@ -154,24 +147,16 @@ static void run_case(spec s, const options *o, tally *t)
     }
     values want = reference_of(&got, &reference);
     values probes = probes_of(&want);
-    if (o->against && !reference.status) {
-        replace_outputs(&want, &got, o->against, &reference);
-    }
+    if (o->against && !reference.status) replace_outputs(&want, &got, o->against, &reference);
     verdict v = { 0, SLOT_O, { 0, 0, 0 }, "" };
-    if (!r.status && !reference.status) {
-        v = judge(&got, &want, probes.x[SLOT_RHO]);
-    }
+    if (!r.status && !reference.status) v = judge(&got, &want, probes.x[SLOT_RHO]);
     const outcome *bad = r.status || !reference.status ? &r : &reference;
     const int failed = bad->status || bad->misuse[0] || v.text[0] || !(v.fraction <= 1);
     t->cases++;
     t->failures += failed;
     if (failed || o->verbose) {
-        if (failed && t->failures <= 20) {
-            report(&s, bad, &v, &got, &want);
-        }
-        if (o->verbose) {
-            printf("%.3g %s %s\n", v.fraction, slot_names[v.worst], under_way);
-        }
+        if (failed && t->failures <= 20) report(&s, bad, &v, &got, &want);
+        if (o->verbose) printf("%.3g %s %s\n", v.fraction, slot_names[v.worst], under_way);
     }
     if (!(v.fraction <= t->worst)) {
         t->worst = v.fraction;
@@ -188,20 +173,16 @@ static int run_row(const loam_kernel_info *row, const options *o)
     tally t = { 0 };
     spec s;
     if (o->text) {
-        if (spec_parse(&s, o->text)) {
-            return 1;
-        }
+        if (spec_parse(&s, o->text)) return 1;
         snprintf(s.kernel, sizeof s.kernel, "%s", row->name);
         run_case(s, o, &t);
     }
     spec full[FULL_MOST];
     const int count = o->full ? full_specs(row, full) : 0;
-    for (int n = 0; n < count; n++) {
+    for (int n = 0; n < count; n++)
         run_case(full[n], o, &t);
-    }
-    for (long n = 0; !o->text && !o->full && n < o->cases; n++) {
+    for (long n = 0; !o->text && !o->full && n < o->cases; n++)
         run_case(generate_spec(row, o->seed, (uint64_t)n, o->budget), o, &t);
-    }
     char command[900];
     run_repeat_command(&t.worst_spec, command, sizeof command);
     printf("%-28s %ld cases, %ld failed, %ld unsupported, seed %llu, worst %.3g of tolerance in %s at "
@@ -209,14 +190,12 @@ static int run_row(const loam_kernel_info *row, const options *o)
            row->name, t.cases, t.failures, t.unsupported, (unsigned long long)o->seed, t.worst,
            slot_names[t.where.worst], (long long)t.where.at[0], (long long)t.where.at[1],
            (long long)t.where.at[2]);
-    if (t.worst * 100 > WARN_PERCENT) {
+    if (t.worst * 100 > WARN_PERCENT)
         printf("%s: %s\n", t.worst > 1 ? "worst" : "warning, close to the tolerance", command);
-    }
     /* A row that declines much of what is asked is not tested. */
     const int declines = t.unsupported * 10 > t.cases;
-    if (declines) {
+    if (declines)
         printf("FAIL %s: declined %ld of %ld cases\n", row->name, t.unsupported, t.cases + t.unsupported);
-    }
     return t.failures > 0 || declines;
 }
 
@@ -250,26 +229,23 @@ static int parse(int argc, char **argv, options *o)
             *(argv[i][1] == 'v' ? &o->verbose : argv[i][2] == 'l' ? &o->list : &o->full) = 1;
             continue;
         }
-        if (!value) {
-            return -1;
-        }
-        if (strcmp(argv[i], "-k") == 0) {
+        if (!value) return -1;
+        if (strcmp(argv[i], "-k") == 0)
             o->pattern = value;
-        } else if (strcmp(argv[i], "-n") == 0) {
+        else if (strcmp(argv[i], "-n") == 0)
             o->cases = strtol(value, NULL, 10);
-        } else if (strcmp(argv[i], "--seed") == 0) {
+        else if (strcmp(argv[i], "--seed") == 0)
             o->seed = strtoull(value, NULL, 10);
-        } else if (strcmp(argv[i], "--budget") == 0) {
+        else if (strcmp(argv[i], "--budget") == 0)
             o->budget = strtod(value, NULL);
-        } else if (strcmp(argv[i], "--case") == 0) {
+        else if (strcmp(argv[i], "--case") == 0)
             o->text = value;
-        } else if (strcmp(argv[i], "--against") == 0) {
+        else if (strcmp(argv[i], "--against") == 0)
             o->against = value;
-        } else if (strcmp(argv[i], "--rows") == 0) {
+        else if (strcmp(argv[i], "--rows") == 0)
             o->rows = value;
-        } else {
+        else
             return -1;
-        }
         i++;
     }
     return 0;
@@ -291,9 +267,7 @@ int main(int argc, char **argv)
                 argv[0]);
         return 2;
     }
-    if (o.rows) {
-        return check_rows(o.rows);
-    }
+    if (o.rows) return check_rows(o.rows);
     setvbuf(stdout, NULL, _IOLBF, 0);
     trap_crashes();
     loam_kernel_info row;
@@ -301,11 +275,10 @@ int main(int argc, char **argv)
     for (int i = 0; loam_kernel_at(i, &row) == LOAM_OK; i++) {
         if (row.available && is_comparable(&row, o.against) && is_asked_for(&row, o.pattern)) {
             ran = 1;
-            if (o.list) {
+            if (o.list)
                 printf("%s\n", row.name);
-            } else {
+            else
                 failed |= run_row(&row, &o);
-            }
         }
     }
     if (!ran) {

@@ -14,9 +14,7 @@ int main(void)
     problem.len_q = 1, problem.len_kv = 2, problem.dim_qk = problem.dim_v = 1;
     loam_error error;
     loam_plan *plan;
-    if (loam_plan_create(&plan, &problem, &error)) {
-        return fprintf(stderr, "%s\n", error.text), 1;
-    }
+    if (loam_plan_create(&plan, &problem, &error)) return fprintf(stderr, "%s\n", error.text), 1;
     const size_t bytes = loam_plan_work_bytes(plan);
     void *work = bytes ? aligned_alloc(LOAM_ALIGN, bytes) : NULL;
     const loam_args args = {
@@ -29,9 +27,7 @@ int main(void)
     const loam_status status = loam_run(plan, &args, &error);
     free(work);
     loam_plan_destroy(plan);
-    if (status) {
-        return fprintf(stderr, "%s\n", error.text), 1;
-    }
+    if (status) return fprintf(stderr, "%s\n", error.text), 1;
     printf("%s\n", loam_version());
     return !(o[0] > 2.9999f && o[0] < 3.0001f);
 }

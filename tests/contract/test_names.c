@@ -254,9 +254,8 @@ static int isa_rank(const char *isa)
 {
     static const char *const sets[] = { "portable", "avx2", "avx512", "avx512bf16" };
     int rank = 0;
-    for (int r = 0; r < 4; r++) {
+    for (int r = 0; r < 4; r++)
         rank = strcmp(isa, sets[r]) == 0 ? r : rank;
-    }
     return rank;
 }
 

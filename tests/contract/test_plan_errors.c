@@ -161,13 +161,11 @@ static loam_problem problem_of_row(const loam_kernel_info *row)
     loam_problem p = good();
     int m = LOAM_SOFTMAX;
     while (strncmp(row->mechanisms, loam_mechanism_name((loam_mechanism)m),
-                   strlen(loam_mechanism_name((loam_mechanism)m))) != 0) {
+                   strlen(loam_mechanism_name((loam_mechanism)m))) != 0)
         m++;
-    }
     p.mechanism = (loam_mechanism)m;
-    for (int pass = LOAM_FORWARD; pass <= LOAM_DECODE; pass++) {
+    for (int pass = LOAM_FORWARD; pass <= LOAM_DECODE; pass++)
         p.pass = strcmp(row->pass, loam_pass_name((loam_pass)pass)) == 0 ? (loam_pass)pass : p.pass;
-    }
     p.kernel = row->name;
     p.dtype = LOAM_BF16;
     p.dim_qk = p.dim_v = 64; /* which every row takes */
@@ -188,9 +186,7 @@ static void cuda_without_a_device(void **state)
     for (int i = 0; loam_kernel_at(i, &row) == LOAM_OK; i++) {
         if (strcmp(row.backend, "cuda") == 0) {
             rows++;
-            if (row.available) {
-                skip();
-            }
+            if (row.available) skip();
             p = problem_of_row(&row);
             refuse(&p, LOAM_EUNSUPPORTED, "kernel", row.name, "needs an NVIDIA GPU");
         }
@@ -238,9 +234,8 @@ static void edges_that_are_allowed(void **state)
 {
     (void)state;
     loam_problem edges[8];
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 8; i++)
         edges[i] = good();
-    }
     edges[0].batch = 0;
     edges[1].len_q = edges[1].len_kv = 0;
     edges[2].window = INT64_MAX;

@@ -29,13 +29,9 @@ static scene scene_make(const spec *s)
     x.v = values_make(s);
     arrays_make(&x.m, &x.v);
     const loam_problem problem = values_problem(&x.v);
-    if (loam_plan_create(&x.plan, &problem, &error)) {
-        fail_msg("%s", error.text);
-    }
+    if (loam_plan_create(&x.plan, &problem, &error)) fail_msg("%s", error.text);
     arrays_work(&x.m, x.plan);
-    if (s->pass != LOAM_DECODE) {
-        arrays_saved(&x.m, x.plan);
-    }
+    if (s->pass != LOAM_DECODE) arrays_saved(&x.m, x.plan);
     if (s->pass == LOAM_DECODE) {
         const size_t doubles = loam_states_doubles(x.plan);
         x.states = memory_zeroed(doubles, sizeof *x.states);
@@ -82,9 +78,8 @@ static void refuse_call(scene *x, call which, const loam_args *args, extra e, lo
                  error.text);
     }
     assert_int_equal(perform(x, which, args, e, NULL), status);
-    for (int a = SLOT_FIRST_OUTPUT; a < SLOT_COUNT; a++) {
+    for (int a = SLOT_FIRST_OUTPUT; a < SLOT_COUNT; a++)
         assert_true(guard_untouched(&x->m.array[a]) && guard_intact(&x->m.array[a]));
-    }
     assert_true(guard_untouched(&x->m.work));
     assert_true(guard_untouched(&x->m.saved));
     assert_true(x->written.map == NULL || guard_untouched(&x->written));
@@ -128,9 +123,8 @@ static void missing_inputs(void **state)
         s.decay = 1;
         REFUSE(&s, args.log_decay.data = NULL, LOAM_EARG, "log_decay", "NULL");
         s = basic(LOAM_LLA, (loam_pass)pass);
-        for (s.ridge_axes = LOAM_RIDGE_HEAD; s.ridge_axes <= LOAM_RIDGE_CHANNEL; s.ridge_axes++) {
+        for (s.ridge_axes = LOAM_RIDGE_HEAD; s.ridge_axes <= LOAM_RIDGE_CHANNEL; s.ridge_axes++)
             REFUSE(&s, args.ridge.data = NULL, LOAM_EARG, "ridge", "NULL");
-        }
     }
     spec s = basic(LOAM_LLA, LOAM_BACKWARD);
     REFUSE(&s, args.grad_o.data = NULL, LOAM_EARG, "grad_o", "NULL");
@@ -261,23 +255,17 @@ static void arguments_that_are_not_used(void **state)
             spec s = basic((loam_mechanism)mechanism, (loam_pass)pass);
             const int recurrent = spec_recurrent(&s);
             s.heads_kv = recurrent ? s.heads_q : s.heads_kv;
-            for (int which = 0; which < SLOT_COUNT; which++) {
+            for (int which = 0; which < SLOT_COUNT; which++)
                 if (!slot_used(&s, (slot)which) && !(which == SLOT_RIDGE && mechanism == LOAM_LLA) &&
                     !(which == SLOT_RIDGE && mechanism == LOAM_MESA) &&
                     !(which == SLOT_STATE_IN && recurrent) &&
-                    !(which == SLOT_GRAD_STATE_OUT && recurrent && pass == LOAM_BACKWARD)) {
+                    !(which == SLOT_GRAD_STATE_OUT && recurrent && pass == LOAM_BACKWARD))
                     refuse_more(&s, places[which], slot_names[which]);
-                }
-            }
             refuse_more(&s, offsetof(loam_args, cu_q), "cu_q");
             refuse_more(&s, offsetof(loam_args, cu_kv), "cu_kv");
             refuse_more(&s, offsetof(loam_args, stream), "stream");
-            if (recurrent) {
-                refuse_more(&s, offsetof(loam_args, lens_kv), "lens_kv");
-            }
-            if (pass == LOAM_DECODE) {
-                refuse_more(&s, offsetof(loam_args, saved), "saved");
-            }
+            if (recurrent) refuse_more(&s, offsetof(loam_args, lens_kv), "lens_kv");
+            if (pass == LOAM_DECODE) refuse_more(&s, offsetof(loam_args, saved), "saved");
         }
     }
 }
@@ -288,9 +276,7 @@ static loam_status run_problem(const loam_problem *p, const loam_args *from, voi
 {
     loam_args args = *from;
     loam_plan *plan;
-    if (loam_plan_create(&plan, p, error)) {
-        fail_msg("%s", error->text);
-    }
+    if (loam_plan_create(&plan, p, error)) fail_msg("%s", error->text);
     args.saved = saved;
     args.work = memory_zeroed(loam_plan_work_bytes(plan) / LOAM_ALIGN + 2, LOAM_ALIGN);
     void *whole = args.work;
@@ -319,9 +305,7 @@ static both both_make(loam_mechanism mechanism)
     x.problem = values_problem(&x.backward.v);
     x.saved = x.forward.m.args.saved;
     const loam_problem p = values_problem(&x.forward.v);
-    if (run_problem(&p, &x.forward.m.args, x.saved, &error)) {
-        fail_msg("%s", error.text);
-    }
+    if (run_problem(&p, &x.forward.m.args, x.saved, &error)) fail_msg("%s", error.text);
     return x;
 }
 
@@ -336,9 +320,8 @@ static void expect_saved(const both *x, const loam_problem *p, void *saved, cons
     loam_error error;
     const loam_status status = run_problem(p, &x->backward.m.args, saved, &error);
     if (status != (text ? LOAM_EARG : LOAM_OK) ||
-        (text && (!strstr(error.text, "saved") || !strstr(error.text, text)))) {
+        (text && (!strstr(error.text, "saved") || !strstr(error.text, text))))
         fail_msg("%s: status %d, '%s'", text ? text : "accepted", (int)status, error.text);
-    }
 }
 
 #define EXPECT_OTHER(member, value) \
@@ -437,9 +420,7 @@ static void reflections(void **state)
             set(&x.m, SLOT_BETA, row, (double)NAN); /* beyond the keys of sequence 1 */
         set(&x.m, SLOT_W, 3, 0);
         x.m.args.lens_kv = lens;
-        if (loam_run(x.plan, &x.m.args, &error)) {
-            fail_msg("%s", error.text);
-        }
+        if (loam_run(x.plan, &x.m.args, &error)) fail_msg("%s", error.text);
         scene_free(&x);
         s.dim_qk = 64; /* normalised in its own type, summed in order */
         for (s.seed = 1; s.seed < 20; s.seed++) {

@@ -20,9 +20,7 @@ static sizes sizes_of(loam_problem p)
 {
     loam_plan *plan;
     loam_error error;
-    if (loam_plan_create(&plan, &p, &error)) {
-        fail_msg("%s", error.text);
-    }
+    if (loam_plan_create(&plan, &p, &error)) fail_msg("%s", error.text);
     const sizes s = { (double)loam_plan_work_bytes(plan), (double)loam_plan_saved_bytes(plan) };
     loam_plan_destroy(plan);
     return s;
@@ -102,9 +100,8 @@ static void threads_cost_tiles(void **state)
             const double four = sizes_of(p).work;
             p.threads = 68;
             const double each = (sizes_of(p).work - four) / 64;
-            if (each > 2 << 20) {
+            if (each > 2 << 20)
                 fail_msg("%s, mechanism %d: a thread costs %.0f bytes", row.name, mechanism, each);
-            }
         }
     }
 }

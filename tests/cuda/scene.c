@@ -25,9 +25,7 @@ static spec recurrent_scene(loam_mechanism mechanism, loam_pass pass, int number
 
 spec scene_spec(loam_mechanism mechanism, loam_pass pass, int number)
 {
-    if (mechanism >= LOAM_LINEAR) {
-        return recurrent_scene(mechanism, pass, number);
-    }
+    if (mechanism >= LOAM_LINEAR) return recurrent_scene(mechanism, pass, number);
     spec s = spec_default(mechanism, pass, number ? 200 : 77, number ? 64 : 40, number ? 64 : 24);
     s.backend = LOAM_BACKEND_CUDA;
     s.dtype = number ? LOAM_BF16 : LOAM_F32;
@@ -39,9 +37,7 @@ spec scene_spec(loam_mechanism mechanism, loam_pass pass, int number)
     s.lens = number;
     s.ridge_axes = mechanism == LOAM_LLA ? LOAM_RIDGE_TOKEN : LOAM_RIDGE_NUMBER;
     s.seed = 5 + number;
-    if (number == TURNED) {
-        kernel_take_path(&s);
-    }
+    if (number == TURNED) kernel_take_path(&s);
     return s;
 }
 
@@ -51,13 +47,9 @@ static void create(scene *x, const spec *s)
     like.spec = *s;
     const loam_problem problem = values_problem(&like);
     loam_error error;
-    if (loam_plan_create(&x->plan, &problem, &error)) {
-        fail_msg("%s", error.text);
-    }
+    if (loam_plan_create(&x->plan, &problem, &error)) fail_msg("%s", error.text);
     arrays_work(&x->m, x->plan);
-    if (s->pass == LOAM_FORWARD) {
-        arrays_saved(&x->m, x->plan);
-    }
+    if (s->pass == LOAM_FORWARD) arrays_saved(&x->m, x->plan);
 }
 
 void scene_make(scene *x, const spec *s)
@@ -88,22 +80,16 @@ void scene_launch(scene *x, cudaStream_t stream)
     x->m.args.stream = stream;
     loam_args args = x->m.args;
     loam_args_keep(&args, loam_plan_problem(x->plan)->pass);
-    if (loam_run(x->plan, &args, &error)) {
-        fail_msg("%s: %s", loam_plan_name(x->plan), error.text);
-    }
+    if (loam_run(x->plan, &args, &error)) fail_msg("%s: %s", loam_plan_name(x->plan), error.text);
 }
 
 void scene_finish(scene *x)
 {
     char misuse[160];
     const char *failed = arrays_settle(&x->m);
-    if (failed) {
-        fail_msg("%s: %s", loam_plan_name(x->plan), failed);
-    }
+    if (failed) fail_msg("%s: %s", loam_plan_name(x->plan), failed);
     arrays_read(&x->m, &x->v);
-    if (arrays_misuse(&x->m, misuse, sizeof misuse)) {
-        fail_msg("%s: %s", loam_plan_name(x->plan), misuse);
-    }
+    if (arrays_misuse(&x->m, misuse, sizeof misuse)) fail_msg("%s: %s", loam_plan_name(x->plan), misuse);
 }
 
 void scene_free(scene *x)
@@ -115,14 +101,11 @@ void scene_free(scene *x)
 
 void scene_expect_same(const char *what, const values *got, const values *want)
 {
-    for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++) {
-        if (got->x[which] && spec_wants(&got->spec, (slot)which)) {
+    for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++)
+        if (got->x[which] && spec_wants(&got->spec, (slot)which))
             expect_same(what, got, (slot)which, want->x[which]);
-        }
-    }
-    if (got->info) {
+    if (got->info)
         assert_memory_equal(got->info, want->info, (size_t)slot_size(got, SLOT_INFO) * sizeof *got->info);
-    }
 }
 
 void scene_for_all(void (*fn)(const spec *s))

@@ -21,9 +21,7 @@ static void refuse(const loam_problem *p, loam_status status, const char *text)
     loam_error error;
     assert_int_equal(loam_plan_create(&plan, p, &error), status);
     assert_null(plan);
-    if (!strstr(error.text, text)) {
-        fail_msg("'%s' does not say '%s'", error.text, text);
-    }
+    if (!strstr(error.text, text)) fail_msg("'%s' does not say '%s'", error.text, text);
 }
 
 static void problems_that_are_refused(void **state)
@@ -73,9 +71,8 @@ static void missing_pointers_are_refused(void **state)
     scene_make(&x, &s);
     loam_args args[5];
     static const char *const names[] = { "q", "ridge", "slope", "work", "o" };
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 5; i++)
         args[i] = x.m.args;
-    }
     args[0].q.data = NULL;
     args[1].ridge.data = NULL;
     args[2].slope = NULL;
@@ -125,12 +122,9 @@ static void offsets_are_held_within_the_arrays(void **state)
         CUDA(cudaMemcpy(guard_address(&x.m.cu_kv), kv, sizeof kv, cudaMemcpyHostToDevice));
         scene_launch(&x, NULL);
         const char *failed = arrays_settle(&x.m);
-        if (failed) {
-            fail_msg("%s", failed);
-        }
-        for (int which = 0; which < SLOT_COUNT; which++) {
+        if (failed) fail_msg("%s", failed);
+        for (int which = 0; which < SLOT_COUNT; which++)
             assert_true(!x.m.array[which].map || guard_intact(&x.m.array[which]));
-        }
         assert_true(guard_intact(&x.m.work));
         scene_free(&x);
     }

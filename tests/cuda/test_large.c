@@ -17,9 +17,7 @@ static void *room(size_t bytes)
 {
     void *memory;
     const char *failed = device_alloc(&memory, bytes);
-    if (failed) {
-        fail_msg("%zu bytes: %s", bytes, failed);
-    }
+    if (failed) fail_msg("%zu bytes: %s", bytes, failed);
     return memory;
 }
 
@@ -53,9 +51,8 @@ static wide wide_make(const values *v, slot which, int axis)
         }
     }
     w.stride[axis] = (BEYOND / (count[axis] - 1) + 64) / 64 * 64; /* its last entry lies beyond 2^31 */
-    for (int i = 0; i < AXES; i++) {
+    for (int i = 0; i < AXES; i++)
         last += (count[i] - 1) * w.stride[i];
-    }
     w.memory = room((size_t)last * element_bytes(w.dtype));
     return w;
 }
@@ -69,18 +66,15 @@ static void wide_copy(const wide *w, double *x, int upload)
     for (int64_t n = 0; n < a.batch * a.heads * a.tokens; n++) {
         const int64_t at[AXES] = { n / a.tokens / a.heads, n / a.tokens % a.heads, n % a.tokens };
         int64_t offset = 0;
-        for (int i = 0; i < AXES; i++) {
+        for (int i = 0; i < AXES; i++)
             offset += at[i] * w->stride[i];
-        }
         unsigned char *place = w->memory + (size_t)offset * each;
-        for (int64_t c = 0; upload && c < a.channels; c++) {
+        for (int64_t c = 0; upload && c < a.channels; c++)
             element_set(row, w->dtype, c, x[n * a.channels + c]);
-        }
         CUDA(upload ? cudaMemcpy(place, row, (size_t)a.channels * each, cudaMemcpyHostToDevice)
                     : cudaMemcpy(row, place, (size_t)a.channels * each, cudaMemcpyDeviceToHost));
-        for (int64_t c = 0; !upload && c < a.channels; c++) {
+        for (int64_t c = 0; !upload && c < a.channels; c++)
             x[n * a.channels + c] = element_get(row, w->dtype, c);
-        }
     }
     free(row);
 }
@@ -126,17 +120,13 @@ static void check_strides(const spec *s, int axis)
     for (int i = 0; i < WIDE; i++) {
         if (dense.m.array[wide_slots[i]].map) {
             w[i] = wide_make(&dense.v, wide_slots[i], axis);
-            if (wide_slots[i] < SLOT_FIRST_OUTPUT) {
-                wide_copy(&w[i], dense.v.x[wide_slots[i]], 1);
-            }
+            if (wide_slots[i] < SLOT_FIRST_OUTPUT) wide_copy(&w[i], dense.v.x[wide_slots[i]], 1);
             connect(&args, wide_slots[i], &w[i]);
         }
     }
     values got = values_like(s, &dense.v);
     loam_error error;
-    if (loam_run(dense.plan, &args, &error)) {
-        fail_msg("%s", error.text);
-    }
+    if (loam_run(dense.plan, &args, &error)) fail_msg("%s", error.text);
     CUDA(cudaDeviceSynchronize());
     for (int i = 0; i < WIDE; i++) {
         if (w[i].memory && wide_slots[i] >= SLOT_FIRST_OUTPUT) {
@@ -204,9 +194,7 @@ static void check_elements(loam_mechanism mechanism)
     problem.batch = sequences;
     loam_plan *plan;
     loam_error error;
-    if (loam_plan_create(&plan, &problem, &error)) {
-        fail_msg("%s", error.text);
-    }
+    if (loam_plan_create(&plan, &problem, &error)) fail_msg("%s", error.text);
     need_memory((double)loam_plan_work_bytes(plan) + 4.5 * 2 * (double)BEYOND);
     loam_args args = { .work = room(loam_plan_work_bytes(plan)) };
     void *const q = repeat(&one.m.array[SLOT_Q], &last.m.array[SLOT_Q], sequences);
@@ -218,18 +206,15 @@ static void check_elements(loam_mechanism mechanism)
     args.k = loam_dense(k, s.heads_kv, s.len_kv, s.dim_qk);
     args.v = loam_dense(v, s.heads_kv, s.len_kv, s.dim_v);
     args.o = loam_dense_out(o, s.heads_q, s.len_q, s.dim_v);
-    if (loam_run(plan, &args, &error)) {
-        fail_msg("%s", error.text);
-    }
+    if (loam_run(plan, &args, &error)) fail_msg("%s", error.text);
     CUDA(cudaDeviceSynchronize());
     unsigned char *got = memory_zeroed(each, 1);
     unsigned char *want = memory_zeroed(each, 1);
     const int64_t places[] = { 0, sequences / 2, sequences - 2, sequences - 1 };
     for (int i = 0; i < 4; i++) {
         const scene *like = places[i] == sequences - 1 ? &last : &one;
-        for (int64_t n = 0; n < slot_size(&like->v, SLOT_O); n++) {
+        for (int64_t n = 0; n < slot_size(&like->v, SLOT_O); n++)
             element_set(want, LOAM_BF16, n, like->v.x[SLOT_O][n]);
-        }
         CUDA(cudaMemcpy(got, o + (size_t)places[i] * each, each, cudaMemcpyDeviceToHost));
         if (memcmp(got, want, each) != 0) {
             fail_msg("%s: sequence %lld of %lld differs from itself alone", loam_plan_name(plan),
@@ -237,9 +222,8 @@ static void check_elements(loam_mechanism mechanism)
         }
     }
     void *const all[] = { q, k, v, o, args.work };
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 5; i++)
         device_free(all[i]);
-    }
     free(got);
     free(want);
     loam_plan_destroy(plan);

@@ -17,14 +17,9 @@ static values plain_run(const spec *s)
     scene_launch(&x, NULL);
     scene_finish(&x);
     values v = values_like(s, &x.v);
-    for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++) {
-        if (v.x[which]) {
-            memcpy(v.x[which], x.v.x[which], (size_t)slot_size(&v, (slot)which) * sizeof(double));
-        }
-    }
-    if (v.info) {
-        memcpy(v.info, x.v.info, (size_t)slot_size(&v, SLOT_INFO) * sizeof *v.info);
-    }
+    for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++)
+        if (v.x[which]) memcpy(v.x[which], x.v.x[which], (size_t)slot_size(&v, (slot)which) * sizeof(double));
+    if (v.info) memcpy(v.info, x.v.info, (size_t)slot_size(&v, SLOT_INFO) * sizeof *v.info);
     scene_free(&x);
     return v;
 }
@@ -43,9 +38,8 @@ static void check_graph(const spec *s)
     scene_launch(&x, stream);
     CUDA(cudaStreamEndCapture(stream, &graph));
     CUDA(cudaGraphInstantiate(&replay, graph, 0));
-    for (int i = 0; i < REPLAYS; i++) {
+    for (int i = 0; i < REPLAYS; i++)
         CUDA(cudaGraphLaunch(replay, stream));
-    }
     scene_finish(&x);
     scene_expect_same("replayed graph", &x.v, &want);
     CUDA(cudaGraphExecDestroy(replay));
@@ -69,9 +63,8 @@ static void check_streams(const spec *s)
         scene_make(&x[i], &specs[i]);
         CUDA(cudaStreamCreateWithFlags(&stream[i], cudaStreamNonBlocking));
     }
-    for (int round = 0; round < ROUNDS; round++) {
+    for (int round = 0; round < ROUNDS; round++)
         scene_launch(&x[round % 2], stream[round % 2]);
-    }
     for (int i = 0; i < 2; i++) {
         scene_finish(&x[i]);
         scene_expect_same("one of two streams", &x[i].v, &want[i]);
@@ -106,9 +99,8 @@ static void check_stream_order(const spec *s)
     /* q arrives on the first stream, late; the run on the second waits for it there. */
     const guard *q = &x.m.array[SLOT_Q];
     CUDA(cudaMemsetAsync(guard_address(q), 0, q->bytes, first));
-    for (int i = 0; i < 64; i++) {
+    for (int i = 0; i < 64; i++)
         CUDA(cudaMemcpyAsync(guard_address(q), q->data, q->bytes, cudaMemcpyHostToDevice, first));
-    }
     CUDA(cudaEventRecord(open, first));
     CUDA(cudaStreamWaitEvent(second, open, 0));
     scene_launch(&x, second);
@@ -140,9 +132,7 @@ static void runs_repeat_their_bits(void **state) { (void)state, scene_for_all(ch
 static void devices_are_the_current_one(void **state)
 {
     (void)state;
-    if (device_count() < 2) {
-        skip();
-    }
+    if (device_count() < 2) skip();
     scene_for_all(check_device);
 }
 

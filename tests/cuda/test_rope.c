@@ -36,12 +36,10 @@ static void check_case(int number)
     r.dim = number / 8 % 2 ? 8 : 0;
     r.inverse = number / 2 % 2;
     r.offset = 1000000;
-    for (int64_t e = 0; e < SIZE; e++) {
+    for (int64_t e = 0; e < SIZE; e++)
         element_set(host, r.dtype, e, rng_normal(&random));
-    }
-    for (int64_t e = 0; e < BATCH * TOKENS; e++) {
+    for (int64_t e = 0; e < BATCH * TOKENS; e++)
         positions[e] = rng_int(&random, -5, 100000);
-    }
     void *from = on_device(host, bytes), *other = on_device(host, bytes), *places = NULL;
     void *to = in_place ? from : other;
     if (number % 2) {
@@ -51,9 +49,7 @@ static void check_case(int number)
     const loam_const_view in = { from, TOKENS * HEADS * PITCH, PITCH, HEADS * PITCH };
     const loam_view out = { to, TOKENS * HEADS * PITCH, PITCH, HEADS * PITCH };
     r.backend = LOAM_BACKEND_CUDA;
-    if (loam_rope_apply(&r, &in, &out, &error)) {
-        fail_msg("%s", error.text);
-    }
+    if (loam_rope_apply(&r, &in, &out, &error)) fail_msg("%s", error.text);
     assert_null(device_wait());
     void *got = (char *)host + bytes;
     assert_null(device_download(got, to, bytes));
@@ -65,9 +61,8 @@ static void check_case(int number)
     assert_int_equal(loam_rope_apply(&r, &host_in, &host_out, &error), LOAM_OK);
     for (int64_t e = 0; e < SIZE; e++) {
         const double want = element_get(host, r.dtype, e), have = element_get(got, r.dtype, e);
-        if (fabs(want - have) > 16 * eps[r.dtype] * (1 + fabs(want))) {
+        if (fabs(want - have) > 16 * eps[r.dtype] * (1 + fabs(want)))
             fail_msg("case %d, element %lld: %.17g, on the CPU %.17g", number, (long long)e, have, want);
-        }
         assert_true(e % PITCH < CHANNELS || want == have);
     }
     device_free(from), device_free(other), device_free(places);
@@ -77,16 +72,13 @@ static void check_case(int number)
 static void rotations_are_those_of_the_cpu(void **state)
 {
     (void)state;
-    for (int number = 0; number < 48; number++) {
+    for (int number = 0; number < 48; number++)
         check_case(number);
-    }
 }
 
 int main(void)
 {
-    if (device_count() == 0) {
-        return SKIPPED;
-    }
+    if (device_count() == 0) return SKIPPED;
     const struct CMUnitTest tests[] = { cmocka_unit_test(rotations_are_those_of_the_cpu) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

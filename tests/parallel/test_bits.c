@@ -55,25 +55,19 @@ static void for_all_rows(check_fn *check)
     static const char *const words[] = { "softmax", "parallax", "lla" };
     loam_kernel_info row;
     for (int i = 0; loam_kernel_at(i, &row) == LOAM_OK; i++) {
-        for (int mechanism = LOAM_SOFTMAX; row.available && mechanism <= LOAM_LLA; mechanism++) {
+        for (int mechanism = LOAM_SOFTMAX; row.available && mechanism <= LOAM_LLA; mechanism++)
             for (int number = 0; kernel_lists(row.mechanisms, words[mechanism]) && number < VARIANTS;
-                 number++) {
+                 number++)
                 check(variant(&row, (loam_mechanism)mechanism, number));
-            }
-        }
     }
 }
 
 static void expect_same_outputs(const char *what, const values *got, const values *want)
 {
-    for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++) {
-        if (got->x[which]) {
-            expect_same(what, got, (slot)which, want->x[which]);
-        }
-    }
-    if (got->info) {
+    for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++)
+        if (got->x[which]) expect_same(what, got, (slot)which, want->x[which]);
+    if (got->info)
         assert_memory_equal(got->info, want->info, (size_t)slot_size(got, SLOT_INFO) * sizeof *got->info);
-    }
 }
 
 static void check_threads(spec s)

@@ -35,9 +35,7 @@ static void prepare(worker *w, const loam_plan *plan, const spec *s, int number)
     w->status = LOAM_OK;
     w->v = values_make(&own);
     arrays_make(&w->m, &w->v);
-    if (s->pass == LOAM_FORWARD) {
-        arrays_saved(&w->m, plan);
-    }
+    if (s->pass == LOAM_FORWARD) arrays_saved(&w->m, plan);
     arrays_work(&w->m, plan);
 }
 
@@ -47,11 +45,9 @@ static void check_results(worker *w)
     values want = values_like(&w->v.spec, &w->v);
     expect_run(&want);
     arrays_read(&w->m, &w->v);
-    for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++) {
-        if (w->v.x[which] && spec_wants(&w->v.spec, (slot)which)) {
+    for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++)
+        if (w->v.x[which] && spec_wants(&w->v.spec, (slot)which))
             expect_same("plan in use by several threads", &w->v, (slot)which, want.x[which]);
-        }
-    }
     assert_null(arrays_misuse(&w->m, misuse, sizeof misuse));
     values_free(&want);
 }
@@ -64,12 +60,10 @@ static void check_plan(const spec *s)
     loam_plan *plan;
     loam_error error;
     assert_int_equal(loam_plan_create(&plan, &problem, &error), LOAM_OK);
-    for (int i = 0; i < WORKERS; i++) {
+    for (int i = 0; i < WORKERS; i++)
         prepare(&workers[i], plan, s, i);
-    }
-    for (int i = 0; i < WORKERS; i++) {
+    for (int i = 0; i < WORKERS; i++)
         assert_int_equal(pthread_create(&workers[i].thread, NULL, work, &workers[i]), 0);
-    }
     for (int i = 0; i < WORKERS; i++) {
         assert_int_equal(pthread_join(workers[i].thread, NULL), 0);
         assert_int_equal(workers[i].status, LOAM_OK);

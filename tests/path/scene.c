@@ -59,12 +59,10 @@ static void unit_rows(double *x, int64_t rows, int64_t channels)
 {
     for (int64_t r = 0; r < rows; r++) {
         double sum = 0;
-        for (int64_t c = 0; c < channels; c++) {
+        for (int64_t c = 0; c < channels; c++)
             sum += x[r * channels + c] * x[r * channels + c];
-        }
-        for (int64_t c = 0; c < channels; c++) {
+        for (int64_t c = 0; c < channels; c++)
             x[r * channels + c] /= sqrt(sum);
-        }
     }
 }
 
@@ -105,9 +103,8 @@ scene scene_copy(const scene *from)
 
 void scene_free(scene *s)
 {
-    for (int which = 0; which < SCENE_PARTS; which++) {
+    for (int which = 0; which < SCENE_PARTS; which++)
         free(s->x[which]);
-    }
 }
 
 static loam_const_view input(const loam_problem *p, void *const *data, part which)
@@ -126,18 +123,10 @@ static void connect(const loam_problem *p, void *const *data, loam_pass pass, lo
 {
     const int probed = p->mechanism == LOAM_PARALLAX, solved = p->mechanism == LOAM_LLA;
     a->q = input(p, data, Q), a->k = input(p, data, K), a->v = input(p, data, V);
-    if (probed) {
-        a->probe = input(p, data, PROBE);
-    }
-    if (solved) {
-        a->ridge = input(p, data, RIDGE);
-    }
-    if (p->path) {
-        a->w = input(p, data, W), a->beta = input(p, data, BETA);
-    }
-    if (p->decay) {
-        a->log_decay = input(p, data, DECAY);
-    }
+    if (probed) a->probe = input(p, data, PROBE);
+    if (solved) a->ridge = input(p, data, RIDGE);
+    if (p->path) a->w = input(p, data, W), a->beta = input(p, data, BETA);
+    if (p->decay) a->log_decay = input(p, data, DECAY);
     if (pass != LOAM_BACKWARD) {
         a->o = output(p, data, O), a->lse = output(p, data, LSE);
         return;
@@ -145,18 +134,10 @@ static void connect(const loam_problem *p, void *const *data, loam_pass pass, lo
     a->grad_o = input(p, data, GRAD_O);
     a->grad_q = output(p, data, DQ), a->grad_k = output(p, data, DK), a->grad_v = output(p, data, DV);
     a->grad_scale = data[DSCALE];
-    if (probed) {
-        a->grad_probe = output(p, data, DPROBE);
-    }
-    if (solved) {
-        a->grad_ridge = output(p, data, DRIDGE);
-    }
-    if (p->path) {
-        a->grad_w = output(p, data, DW), a->grad_beta = output(p, data, DBETA);
-    }
-    if (p->decay) {
-        a->grad_log_decay = output(p, data, DDECAY);
-    }
+    if (probed) a->grad_probe = output(p, data, DPROBE);
+    if (solved) a->grad_ridge = output(p, data, DRIDGE);
+    if (p->path) a->grad_w = output(p, data, DW), a->grad_beta = output(p, data, DBETA);
+    if (p->decay) a->grad_log_decay = output(p, data, DDECAY);
 }
 
 /* Memory whose contents must not matter: NaN. */
@@ -164,9 +145,7 @@ static void *poisoned(size_t bytes)
 {
     const size_t room = (bytes / LOAM_ALIGN + 1) * LOAM_ALIGN;
     void *memory = aligned_alloc(LOAM_ALIGN, room);
-    if (!memory) {
-        abort();
-    }
+    if (!memory) abort();
     return memset(memory, 255, room);
 }
 
@@ -210,9 +189,7 @@ static int run_pass(const scene *s, void *const *data, loam_pass pass, void *sav
     a.work = poisoned(loam_plan_work_bytes(plan));
     const loam_status status = pass == LOAM_DECODE && s->cut > 0 ? run_slices(plan, &a, s->cut, &error)
                                                                  : loam_run(plan, &a, &error);
-    if (status) {
-        fprintf(stderr, "%s\n", error.text);
-    }
+    if (status) fprintf(stderr, "%s\n", error.text);
     free(a.work);
     loam_plan_destroy(plan);
     return !status;
@@ -224,9 +201,7 @@ static void *saved_for(const scene *s)
     loam_plan *plan;
     loam_error error;
     p.pass = LOAM_FORWARD;
-    if (loam_plan_create(&plan, &p, &error)) {
-        return NULL;
-    }
+    if (loam_plan_create(&plan, &p, &error)) return NULL;
     void *saved = poisoned(loam_plan_saved_bytes(plan));
     loam_plan_destroy(plan);
     return saved;
@@ -238,21 +213,17 @@ int scene_run(scene *s, loam_pass pass)
     for (int which = 0; which < SCENE_PARTS; which++) {
         const loam_dtype type = type_of(&s->p, (part)which);
         data[which] = memory_zeroed((size_t)s->size[which] + 1, element_bytes(type));
-        for (int64_t e = 0; which < SCENE_INPUTS && e < s->size[which]; e++) {
+        for (int64_t e = 0; which < SCENE_INPUTS && e < s->size[which]; e++)
             element_set(data[which], type, e, s->x[which][e]);
-        }
     }
     void *saved = pass == LOAM_BACKWARD ? saved_for(s) : NULL;
     const int good = (pass != LOAM_BACKWARD || run_pass(s, data, LOAM_FORWARD, saved)) &&
                      run_pass(s, data, pass, saved);
-    for (int which = SCENE_INPUTS; which < SCENE_PARTS; which++) {
-        for (int64_t e = 0; e < s->size[which]; e++) {
+    for (int which = SCENE_INPUTS; which < SCENE_PARTS; which++)
+        for (int64_t e = 0; e < s->size[which]; e++)
             s->x[which][e] = element_get(data[which], type_of(&s->p, (part)which), e);
-        }
-    }
-    for (int which = 0; which < SCENE_PARTS; which++) {
+    for (int which = 0; which < SCENE_PARTS; which++)
         free(data[which]);
-    }
     free(saved);
     return good;
 }

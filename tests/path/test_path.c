@@ -46,11 +46,9 @@ static void reflect_matrix(double (*product)[DIM], const double *w, double beta)
     double old[DIM][DIM];
     memcpy(old, product, sizeof old);
     for (int r = 0; r < DIM; r++) {
-        for (int c = 0; c < DIM; c++) {
-            for (int e = 0; e < DIM; e++) {
+        for (int c = 0; c < DIM; c++)
+            for (int e = 0; e < DIM; e++)
                 product[r][c] -= beta * w[r] * w[e] * old[e][c];
-            }
-        }
     }
 }
 
@@ -59,17 +57,13 @@ static double turned_product(const scene *s, int64_t kv, int64_t i, int64_t j, c
 {
     const int64_t nk = s->p.len_kv;
     double product[DIM][DIM] = { { 0 } }, sum = 0;
-    for (int c = 0; c < DIM; c++) {
+    for (int c = 0; c < DIM; c++)
         product[c][c] = 1;
-    }
-    for (int64_t t = j + 1; t <= i; t++) {
+    for (int64_t t = j + 1; t <= i; t++)
         reflect_matrix(product, s->x[W] + (kv * nk + t) * DIM, s->x[BETA][kv * nk + t]);
-    }
-    for (int r = 0; r < DIM; r++) {
-        for (int c = 0; c < DIM; c++) {
+    for (int r = 0; r < DIM; r++)
+        for (int c = 0; c < DIM; c++)
             sum += x[r] * product[r][c] * s->x[K][(kv * nk + j) * DIM + c];
-        }
-    }
     return sum;
 }
 
@@ -90,9 +84,8 @@ static void row_written_out(const scene *s, int64_t head, int64_t i, double *o)
     }
     for (int64_t c = 0; c < dv; c++) {
         o[c] = 0;
-        for (int64_t j = 0; j <= at; j++) {
+        for (int64_t j = 0; j <= at; j++)
             o[c] += weight[j] / omega * (1 - u[j] + ubar / omega) * s->x[V][(kv * nk + j) * dv + c];
-        }
     }
     free(weight);
     free(u);
@@ -107,9 +100,8 @@ static void matrices_written_out(void **state)
             p.decay = decay;
             scene got = scene_make(&p, 11), want = scene_copy(&got);
             assert_true(scene_run(&got, LOAM_FORWARD));
-            for (int64_t row = 0; row < p.batch * p.heads_q * p.len_q; row++) {
+            for (int64_t row = 0; row < p.batch * p.heads_q * p.len_q; row++)
                 row_written_out(&want, row / p.len_q, row % p.len_q, want.x[O] + row * p.dim_v);
-            }
             expect_below(scene_error(&got, &want, O), 1e-13, "matrices written out", &got);
             scene_free(&got);
             scene_free(&want);
@@ -133,9 +125,8 @@ static void no_reflection_is_plain(void **state)
         assert_true(scene_run(&got, LOAM_FORWARD) && scene_run(&want, LOAM_FORWARD));
         expect_below(scene_error(&got, &want, O), 1e-14, "beta 0 is plain", &got);
         assert_true(scene_run(&got, LOAM_BACKWARD) && scene_run(&want, LOAM_BACKWARD));
-        for (int n = 0; n < GRADIENTS_WITHOUT_PATH; n++) {
+        for (int n = 0; n < GRADIENTS_WITHOUT_PATH; n++)
             expect_below(scene_error(&got, &want, gradients[n]), 1e-13, "beta 0 is plain", &got);
-        }
         scene_free(&got);
         scene_free(&want);
     }
@@ -148,9 +139,8 @@ static double loss_at(scene *s, double *x, double value)
     *x = value;
     assert_true(scene_run(s, LOAM_FORWARD));
     *x = was;
-    for (int64_t e = 0; e < s->size[O]; e++) {
+    for (int64_t e = 0; e < s->size[O]; e++)
         sum += s->x[GRAD_O][e] * s->x[O][e];
-    }
     return sum;
 }
 
@@ -178,17 +168,14 @@ static void central_differences(void **state)
         loam_problem p = problem_of(mechanisms[number % 3], number < 3 ? 5 : 4, number < 3 ? 5 : 6, 3, 2);
         p.batch = 1, p.decay = number % 2;
         scene s = scene_make(&p, 40 + (uint64_t)number);
-        for (int64_t e = 0; e < s.size[BETA]; e++) { /* within 0 .. 2 after a step */
+        for (int64_t e = 0; e < s.size[BETA]; e++) /* within 0 .. 2 after a step */
             s.x[BETA][e] = 0.1 + 0.9 * s.x[BETA][e];
-        }
         assert_true(scene_run(&s, LOAM_BACKWARD));
         for (size_t n = 0; n < sizeof pairs / sizeof pairs[0]; n++) {
             const int used = (pairs[n][0] != PROBE || p.mechanism == LOAM_PARALLAX) &&
                              (pairs[n][0] != RIDGE || p.mechanism == LOAM_LLA) &&
                              (pairs[n][0] != DECAY || p.decay);
-            if (used) {
-                check_differences(&s, pairs[n][0], pairs[n][1]);
-            }
+            if (used) check_differences(&s, pairs[n][0], pairs[n][1]);
         }
         scene_free(&s);
     }
@@ -219,9 +206,8 @@ static void compare_with_reference(const char *kernel, loam_pass pass, loam_mech
     p.dtype = dtype, p.decay = decay, p.backend = LOAM_BACKEND_CPU, p.kernel = kernel;
     scene got = scene_make(&p, (uint64_t)(x->nq * 1000 + x->nk)), want = scene_copy(&got);
     want.p.dtype = LOAM_F64, want.p.backend = LOAM_BACKEND_REFERENCE, want.p.kernel = NULL;
-    for (int64_t e = 0; beta >= 0 && e < got.size[BETA]; e++) {
+    for (int64_t e = 0; beta >= 0 && e < got.size[BETA]; e++)
         got.x[BETA][e] = want.x[BETA][e] = beta;
-    }
     assert_true(scene_run(&got, pass) && scene_run(&want, pass));
     if (pass == LOAM_BACKWARD) {
         for (int n = 0; n < GRADIENTS; n++) {
@@ -249,9 +235,8 @@ static void check_shapes(const char *kernel, loam_pass pass, loam_mechanism mech
     static const loam_dtype types[] = { LOAM_F32, LOAM_BF16, LOAM_F16 };
     for (size_t n = 0; n < sizeof shapes / sizeof shapes[0]; n++) {
         /* The reference solves for each row: large shapes take it long. */
-        if (shapes[n].nk > MOST_KEYS || (mechanism == LOAM_LLA && shapes[n].nk * shapes[n].d > 8000)) {
+        if (shapes[n].nk > MOST_KEYS || (mechanism == LOAM_LLA && shapes[n].nk * shapes[n].d > 8000))
             continue;
-        }
         compare_with_reference(kernel, pass, mechanism, &shapes[n], types[n % 3], n % 2 == 1, -1);
         compare_with_reference(kernel, pass, mechanism, &shapes[n], LOAM_F32, 0, (double)(n % 3));
     }
@@ -262,14 +247,11 @@ static void check_kernels(loam_pass pass)
     loam_kernel_info info;
     for (int index = 0; loam_kernel_at(index, &info) == LOAM_OK; index++) {
         if (strncmp(info.name, "local_path", 10) != 0 || strcmp(info.pass, loam_pass_name(pass)) != 0 ||
-            strcmp(info.backend, "cpu") != 0 || !info.available) {
+            strcmp(info.backend, "cpu") != 0 || !info.available)
             continue;
-        }
-        for (int which = 0; which < 3; which++) {
-            if (kernel_lists(info.mechanisms, loam_mechanism_name(mechanisms[which]))) {
+        for (int which = 0; which < 3; which++)
+            if (kernel_lists(info.mechanisms, loam_mechanism_name(mechanisms[which])))
                 check_shapes(info.name, pass, mechanisms[which]);
-            }
-        }
     }
 }
 
@@ -280,9 +262,8 @@ static void decode_kernels(void **state) { (void)state, check_kernels(LOAM_DECOD
 static void backward_kernels(void **state)
 {
     (void)state;
-    for (int which = 0; which < 3; which++) {
+    for (int which = 0; which < 3; which++)
         check_shapes(NULL, LOAM_BACKWARD, mechanisms[which]);
-    }
 }
 
 /* States of two slices of the keys merge into that of all. */
@@ -316,9 +297,8 @@ static void same_bits(void **state)
         many.p.threads = 7;
         for (int pass = LOAM_FORWARD; pass <= LOAM_DECODE; pass++) {
             assert_true(scene_run(&one, (loam_pass)pass) && scene_run(&many, (loam_pass)pass));
-            for (int out = SCENE_INPUTS; out < SCENE_PARTS; out++) {
+            for (int out = SCENE_INPUTS; out < SCENE_PARTS; out++)
                 assert_memory_equal(one.x[out], many.x[out], (size_t)one.size[out] * sizeof(double));
-            }
         }
         scene_free(&one);
         scene_free(&many);

@@ -47,16 +47,14 @@ spec recurrent_case(loam_mechanism mechanism, loam_pass pass, int64_t number)
 
 void fill(values *v, slot which, double x)
 {
-    for (int64_t i = 0; i < slot_size(v, which); i++) {
+    for (int64_t i = 0; i < slot_size(v, which); i++)
         v->x[which][i] = x;
-    }
 }
 
 void scale_slot(values *v, slot which, double factor)
 {
-    for (int64_t i = 0; v->x[which] && i < slot_size(v, which); i++) {
+    for (int64_t i = 0; v->x[which] && i < slot_size(v, which); i++)
         v->x[which][i] *= factor;
-    }
 }
 
 void expect_linear_backward(const spec *s, double factor)
@@ -91,9 +89,7 @@ values part_of(const values *v, int64_t first, int64_t count)
     s.len_q = s.len_kv = count;
     values part = values_make(&s);
     for (int which = 0; which < SLOT_FIRST_OUTPUT; which++) {
-        if (!v->x[which]) {
-            continue;
-        }
+        if (!v->x[which]) continue;
         const shape to = slot_shape(&part, (slot)which);
         const int64_t skip = of_tokens(v, (slot)which) ? first : 0;
         for (int64_t n = 0; n < to.batch * to.heads; n++) {
@@ -174,9 +170,7 @@ static values part_alone(const values *packed, int64_t b)
     s.len_q = s.len_kv = q.len_q;
     values one = values_make(&s);
     for (int which = 0; which < SLOT_FIRST_OUTPUT; which++) {
-        if (!one.x[which]) {
-            continue;
-        }
+        if (!one.x[which]) continue;
         const shape from = slot_shape(packed, (slot)which), to = slot_shape(&one, (slot)which);
         const int states = which == SLOT_STATE_IN || which == SLOT_GRAD_STATE_OUT;
         for (int64_t h = 0; h < to.heads && to.tokens > 0; h++) {
@@ -194,11 +188,8 @@ static void expect_sequence(const values *packed, const values *one, int64_t b)
     static const slot rows[] = { SLOT_O, SLOT_GRAD_Q, SLOT_GRAD_K, SLOT_GRAD_V, SLOT_GRAD_BETA };
     static const slot states[] = { SLOT_STATE_OUT, SLOT_GRAD_STATE_IN };
     const sequence q = values_sequence(packed, b);
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        if (one->x[rows[i]]) {
-            expect_part("a packed sequence", packed, one, rows[i], q.q0);
-        }
-    }
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        if (one->x[rows[i]]) expect_part("a packed sequence", packed, one, rows[i], q.q0);
     for (size_t i = 0; i < 2; i++) {
         if (one->x[states[i]]) {
             const int64_t n = slot_size(one, states[i]) / packed->spec.dim_qk;
@@ -212,11 +203,8 @@ static void expect_sequence(const values *packed, const values *one, int64_t b)
 static int cuda_runs(void)
 {
     loam_kernel_info row;
-    for (int i = 0; loam_kernel_at(i, &row) == LOAM_OK; i++) {
-        if (row.available && strcmp(row.backend, "cuda") == 0) {
-            return 1;
-        }
-    }
+    for (int i = 0; loam_kernel_at(i, &row) == LOAM_OK; i++)
+        if (row.available && strcmp(row.backend, "cuda") == 0) return 1;
     return 0;
 }
 
@@ -240,9 +228,7 @@ int next_place(void)
     static const test_place on_gpu[] = { { "CUDA, f32", LOAM_BACKEND_CUDA, LOAM_F32, 20, 9 },
                                          { "CUDA, bf16, square", LOAM_BACKEND_CUDA, LOAM_BF16, 64, 64 } };
     static size_t next;
-    if (next == sizeof on_gpu / sizeof on_gpu[0] || !cuda_runs()) {
-        return 0;
-    }
+    if (next == sizeof on_gpu / sizeof on_gpu[0] || !cuda_runs()) return 0;
     place_now = on_gpu[next++];
     return 1;
 }

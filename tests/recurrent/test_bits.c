@@ -31,11 +31,8 @@ static void any_number_of_threads(void **state)
             for (s.threads = 2; s.threads <= 5; s.threads++) {
                 values more = values_like(&s, &one);
                 expect_run(&more);
-                for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++) {
-                    if (one.x[which]) {
-                        expect_same("more threads", &more, (slot)which, one.x[which]);
-                    }
-                }
+                for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++)
+                    if (one.x[which]) expect_same("more threads", &more, (slot)which, one.x[which]);
                 values_free(&more);
             }
             values_free(&one);
@@ -97,9 +94,8 @@ static void split_at_chunks(void **state)
             const spec s = base(mechanism, pass);
             values whole = values_make(&s);
             expect_run(&whole);
-            for (int64_t at = CHUNK; at < LEN; at += CHUNK) {
+            for (int64_t at = CHUNK; at < LEN; at += CHUNK)
                 expect_split(&whole, at);
-            }
             values_free(&whole);
         }
     }
@@ -120,11 +116,8 @@ static void chunks_of_one_head(void **state)
             for (s.threads = 3; s.threads <= 4; s.threads++) {
                 values more = values_like(&s, &one);
                 expect_run(&more);
-                for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++) {
-                    if (one.x[which]) {
-                        expect_same("threads in one head", &more, (slot)which, one.x[which]);
-                    }
-                }
+                for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++)
+                    if (one.x[which]) expect_same("threads in one head", &more, (slot)which, one.x[which]);
                 values_free(&more);
             }
             values_free(&one);
@@ -215,8 +208,7 @@ int main(void)
         cmocka_unit_test(split_at_chunks),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    while (next_place()) {
+    while (next_place())
         failed += cmocka_run_group_tests_name(place_now.name, anywhere, NULL, NULL);
-    }
     return failed;
 }

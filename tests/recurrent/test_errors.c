@@ -23,9 +23,8 @@ static void refuse_problem(const loam_problem *p, loam_status status, const char
     loam_plan *plan = (loam_plan *)(void *)&error;
     const loam_status got = loam_plan_create(&plan, p, &error);
     if (got != status || error.status != status || plan || !strstr(error.text, name) ||
-        !strstr(error.text, more)) {
+        !strstr(error.text, more))
         fail_msg("%s (%s): status %d, text '%s'", name, more, (int)got, error.text);
-    }
 }
 
 #define REFUSE_PROBLEM(mechanism, member, bad, status, more) \
@@ -61,9 +60,8 @@ static void problems(void **state)
         back.dtype = LOAM_F64;
         refuse_problem(&back, LOAM_EUNSUPPORTED, "backend", "no kernel");
     }
-    for (int m = LOAM_DELTA; m < spec_mechanisms(); m++) {
+    for (int m = LOAM_DELTA; m < spec_mechanisms(); m++)
         REFUSE_PROBLEM(m, normalise, 1, LOAM_EUNSUPPORTED, "expected 0");
-    }
     loam_problem p = problem_of(LOAM_LINEAR);
     p.normalise = 1;
     p.scale = 0.5;
@@ -128,9 +126,7 @@ static scene *scene_make(scene *x, const spec *s)
     x->v = values_make(s);
     arrays_make(&x->m, &x->v);
     const loam_problem problem = values_problem(&x->v);
-    if (loam_plan_create(&x->plan, &problem, &error)) {
-        fail_msg("%s", error.text);
-    }
+    if (loam_plan_create(&x->plan, &problem, &error)) fail_msg("%s", error.text);
     arrays_work(&x->m, x->plan);
     return x;
 }
@@ -147,13 +143,11 @@ static void refuse_call(const scene *x, const loam_args *args, loam_status statu
 {
     loam_error error;
     const loam_status got = loam_run(x->plan, args, &error);
-    if (got != status || error.status != status || !strstr(error.text, name) || !strstr(error.text, more)) {
+    if (got != status || error.status != status || !strstr(error.text, name) || !strstr(error.text, more))
         fail_msg("%s (%s): status %d, text '%s'", name, more, (int)got, error.text);
-    }
     assert_int_equal(loam_run(x->plan, args, NULL), status);
-    for (int a = SLOT_FIRST_OUTPUT; a < SLOT_COUNT; a++) {
+    for (int a = SLOT_FIRST_OUTPUT; a < SLOT_COUNT; a++)
         assert_true(guard_untouched(&x->m.array[a]) && guard_intact(&x->m.array[a]));
-    }
     assert_true(guard_untouched(&x->m.work));
 }
 
@@ -212,9 +206,8 @@ static void numbers(void **state)
                 REFUSE(set(m, SLOT_BETA, 2, (double)NAN), LOAM_EVALUE, "beta", "nan");
                 REFUSE(set(m, SLOT_BETA, 2, HUGE_VAL), LOAM_EVALUE, "beta", "inf");
             }
-            if (spec_recurrence_of(&s).delta) {
+            if (spec_recurrence_of(&s).delta)
                 REFUSE(set(m, SLOT_BETA, 55, 2.5), LOAM_EVALUE, "beta", "0 to 2");
-            }
         }
         spec s = basic(LOAM_MESA, LOAM_FORWARD);
         s.ridge_axes = LOAM_RIDGE_HEAD_CHANNEL;

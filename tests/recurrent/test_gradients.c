@@ -21,9 +21,8 @@ static double product(const loss *l, slot gradient, slot output)
 {
     const double *g = l->backward->x[gradient], *x = (const double *)(const void *)l->m.array[output].data;
     double sum = 0;
-    for (int64_t i = 0; g && i < slot_size(&l->forward, output); i++) {
+    for (int64_t i = 0; g && i < slot_size(&l->forward, output); i++)
         sum += g[i] * x[i];
-    }
     return sum;
 }
 
@@ -31,13 +30,9 @@ static double loss_value(loss *l)
 {
     loam_plan *plan;
     loam_error error;
-    if (loam_plan_create(&plan, &l->problem, &error)) {
-        fail_msg("%s", error.text);
-    }
+    if (loam_plan_create(&plan, &l->problem, &error)) fail_msg("%s", error.text);
     arrays_work(&l->m, plan);
-    if (loam_run(plan, &l->m.args, &error)) {
-        fail_msg("%s", error.text);
-    }
+    if (loam_run(plan, &l->m.args, &error)) fail_msg("%s", error.text);
     loam_plan_destroy(plan);
     return product(l, SLOT_GRAD_O, SLOT_O) + product(l, SLOT_GRAD_STATE_OUT, SLOT_STATE_OUT);
 }
@@ -61,9 +56,8 @@ static void check_array(loss *l, slot input, slot gradient)
     const int64_t count = slot_size(l->backward, gradient);
     double *want = memory_zeroed((size_t)count, sizeof *want);
     double *x = (double *)(void *)l->m.array[input].data;
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count; i++)
         want[i] = difference_at(l, &x[i]);
-    }
     expect_near("central differences", l->backward, gradient, want, TOLERANCE, 0.01);
     free(want);
 }
@@ -100,11 +94,8 @@ static void check_values(const values *backward)
     loss l = { .backward = backward, .forward = values_like(&s, backward) };
     l.problem = values_problem(&l.forward);
     arrays_make(&l.m, &l.forward);
-    for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
-        if (backward->x[pairs[i][0]]) {
-            check_array(&l, pairs[i][0], pairs[i][1]);
-        }
-    }
+    for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++)
+        if (backward->x[pairs[i][0]]) check_array(&l, pairs[i][0], pairs[i][1]);
     check_numbers(&l);
     arrays_free(&l.m);
     values_free(&l.forward);
@@ -113,12 +104,10 @@ static void check_values(const values *backward)
 /* The steps must not leave the range of what is allowed. */
 static void hold_parameters(values *v)
 {
-    for (int64_t i = 0; v->x[SLOT_LOG_DECAY] && i < slot_size(v, SLOT_LOG_DECAY); i++) {
+    for (int64_t i = 0; v->x[SLOT_LOG_DECAY] && i < slot_size(v, SLOT_LOG_DECAY); i++)
         v->x[SLOT_LOG_DECAY][i] = fmin(v->x[SLOT_LOG_DECAY][i], -1e-4);
-    }
-    for (int64_t i = 0; v->x[SLOT_BETA] && i < slot_size(v, SLOT_BETA); i++) {
+    for (int64_t i = 0; v->x[SLOT_BETA] && i < slot_size(v, SLOT_BETA); i++)
         v->x[SLOT_BETA][i] = 0.05 + 0.9 * v->x[SLOT_BETA][i];
-    }
 }
 
 static void gradients(void **state)
@@ -163,22 +152,18 @@ static void gradients_at_closed_gates(void **state)
             continue;
         }
         const int64_t n = slot_shape(&closed, SLOT_LOG_DECAY).channels;
-        for (int64_t c = 0; c < n; c++) {
+        for (int64_t c = 0; c < n; c++)
             closed.x[SLOT_LOG_DECAY][5 * n + c] = -HUGE_VAL;
-        }
         values strong = values_like(&s, &closed);
-        for (int64_t c = 0; c < n; c++) {
+        for (int64_t c = 0; c < n; c++)
             strong.x[SLOT_LOG_DECAY][5 * n + c] = -1000;
-        }
         expect_run(&closed);
         expect_run(&strong);
         expect_no_nan(&closed);
-        for (int64_t c = 0; c < n; c++) {
+        for (int64_t c = 0; c < n; c++)
             assert_true(closed.x[SLOT_GRAD_LOG_DECAY][5 * n + c] == 0);
-        }
-        for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
             expect_same("a gate of -1000 and one of -inf", &strong, others[i], closed.x[others[i]]);
-        }
         values_free(&closed);
         values_free(&strong);
     }

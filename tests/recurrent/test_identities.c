@@ -24,20 +24,17 @@ static spec base(loam_mechanism mechanism, int pass)
 /* All outputs that both have, but those of the gate, whose axes differ. */
 static void expect_alike(const char *what, const values *got, const values *want, double tolerance)
 {
-    for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++) {
-        if (got->x[which] && want->x[which] && which != SLOT_GRAD_LOG_DECAY) {
+    for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++)
+        if (got->x[which] && want->x[which] && which != SLOT_GRAD_LOG_DECAY)
             expect_near(what, got, (slot)which, want->x[which], tolerance, 0.01);
-        }
-    }
 }
 
 /* Every channel of the gate of `channels` gets that of its token in `tokens`. */
 static void spread_gate(values *channels, const values *tokens)
 {
     const int64_t n = channels->spec.dim_qk;
-    for (int64_t i = 0; i < slot_size(channels, SLOT_LOG_DECAY); i++) {
+    for (int64_t i = 0; i < slot_size(channels, SLOT_LOG_DECAY); i++)
         channels->x[SLOT_LOG_DECAY][i] = tokens->x[SLOT_LOG_DECAY][i / n];
-    }
 }
 
 /* The gradient of the gate of `got` is that of `channels` summed over channels. */
@@ -45,9 +42,8 @@ static void expect_summed_gate(const char *what, const values *got, const values
 {
     const int64_t n = channels->spec.dim_qk, count = slot_size(got, SLOT_LOG_DECAY);
     double *want = memory_zeroed((size_t)count, sizeof *want);
-    for (int64_t i = 0; i < count * n; i++) {
+    for (int64_t i = 0; i < count * n; i++)
         want[i / n] += channels->x[SLOT_GRAD_LOG_DECAY][i];
-    }
     expect_near(what, got, SLOT_GRAD_LOG_DECAY, want, TOLERANCE, 0.01);
     free(want);
 }
@@ -57,16 +53,12 @@ static void equal_channels(const char *what, loam_mechanism vector, loam_mechani
     for (int pass = LOAM_FORWARD; pass <= LOAM_DECODE; pass++) {
         const spec one = base(scalar, pass), many = base(vector, pass);
         values tokens = values_make(&one), channels = values_like(&many, &tokens);
-        if (!channels.x[SLOT_BETA]) {
-            fill(&tokens, SLOT_BETA, 1);
-        }
+        if (!channels.x[SLOT_BETA]) fill(&tokens, SLOT_BETA, 1);
         spread_gate(&channels, &tokens);
         expect_run(&tokens);
         expect_run(&channels);
         expect_alike(what, &channels, &tokens, TOLERANCE);
-        if (pass == LOAM_BACKWARD) {
-            expect_summed_gate(what, &tokens, &channels);
-        }
+        if (pass == LOAM_BACKWARD) expect_summed_gate(what, &tokens, &channels);
         values_free(&tokens);
         values_free(&channels);
     }
@@ -89,12 +81,8 @@ static void constant_gate(const char *what, loam_mechanism gated, loam_mechanism
         const spec a = base(gated, pass), b = base(plain, pass);
         values want = values_make(&b), got = values_like(&a, &want);
         fill(&got, SLOT_LOG_DECAY, decay);
-        if (got.x[SLOT_BETA] && !want.x[SLOT_BETA]) {
-            fill(&got, SLOT_BETA, 1);
-        }
-        if (want.x[SLOT_LOG_DECAY]) {
-            fill(&want, SLOT_LOG_DECAY, decay);
-        }
+        if (got.x[SLOT_BETA] && !want.x[SLOT_BETA]) fill(&got, SLOT_BETA, 1);
+        if (want.x[SLOT_LOG_DECAY]) fill(&want, SLOT_LOG_DECAY, decay);
         expect_run(&got);
         expect_run(&want);
         expect_alike(what, &got, &want, TOLERANCE);
@@ -127,9 +115,8 @@ static void retention_gradient_is_a_sum(void **state)
     expect_run(&heads);
     const shape all = slot_shape(&tokens, SLOT_LOG_DECAY);
     double want[4] = { 0 };
-    for (int64_t i = 0; i < shape_size(all); i++) {
+    for (int64_t i = 0; i < shape_size(all); i++)
         want[i / all.tokens % all.heads] += tokens.x[SLOT_GRAD_LOG_DECAY][i];
-    }
     expect_near("retention", &heads, SLOT_GRAD_LOG_DECAY, want, TOLERANCE, 0.01);
     values_free(&tokens);
     values_free(&heads);
@@ -148,11 +135,9 @@ static void mesa_at_a_large_ridge_is_ssd(void **state)
         values want = values_make(&b), got = values_like(&a, &want);
         expect_run(&got);
         expect_run(&want);
-        for (int which = SLOT_O; which <= SLOT_GRAD_V; which++) {
-            if (got.x[which] && want.x[which]) {
+        for (int which = SLOT_O; which <= SLOT_GRAD_V; which++)
+            if (got.x[which] && want.x[which])
                 expect_near("MesaNet at ridge 1e9", &got, (slot)which, want.x[which], 1e-6, 0.01);
-            }
-        }
         values_free(&got);
         values_free(&want);
     }
@@ -169,9 +154,8 @@ static void mesa_without_a_ridge_interpolates(void **state)
     values v = values_make(&s);
     fill(&v, SLOT_LOG_DECAY, 0);
     fill(&v, SLOT_BETA, 1);
-    for (int64_t i = 0; i < slot_size(&v, SLOT_Q); i++) {
+    for (int64_t i = 0; i < slot_size(&v, SLOT_Q); i++)
         v.x[SLOT_Q][i] = v.x[SLOT_K][i];
-    }
     expect_run(&v);
     expect_near("MesaNet at its own keys", &v, SLOT_O, v.x[SLOT_V], 1e-6, 0);
     for (int64_t t = 0; t < DIM; t++) {
@@ -191,9 +175,8 @@ static void delta_rule_remembers_the_last_value(void **state)
         s.scale = 1;
         values v = values_make(&s);
         fill(&v, SLOT_BETA, 1);
-        for (int64_t i = 0; i < slot_size(&v, SLOT_Q); i++) {
+        for (int64_t i = 0; i < slot_size(&v, SLOT_Q); i++)
             v.x[SLOT_Q][i] = v.x[SLOT_K][i];
-        }
         expect_run(&v);
         expect_near("the last value", &v, SLOT_O, v.x[SLOT_V], TOLERANCE, 0);
         values_free(&v);
@@ -209,9 +192,7 @@ static void beta_0_leaves_the_state(void **state)
         values v = values_make(&s);
         if (v.x[SLOT_BETA]) {
             fill(&v, SLOT_BETA, 0);
-            if (v.x[SLOT_LOG_DECAY]) {
-                fill(&v, SLOT_LOG_DECAY, 0);
-            }
+            if (v.x[SLOT_LOG_DECAY]) fill(&v, SLOT_LOG_DECAY, 0);
             expect_run(&v);
             expect_same("beta 0", &v, SLOT_STATE_OUT, v.x[SLOT_STATE_IN]);
         }
@@ -229,13 +210,11 @@ static void normalised_reads_are_means(void **state)
         s.state = 0;
         values v = values_make(&s);
         fill(&v, SLOT_V, -3.5);
-        if (v.x[SLOT_BETA]) {
+        if (v.x[SLOT_BETA])
             v.x[SLOT_BETA][0] = 0.5; /* so that there is something to average from the first token on */
-        }
         expect_run(&v);
-        for (int64_t i = 0; i < slot_size(&v, SLOT_O); i++) {
+        for (int64_t i = 0; i < slot_size(&v, SLOT_O); i++)
             assert_true(fabs(v.x[SLOT_O][i] + 3.5) < 1e-12);
-        }
         values_free(&v);
     }
 }

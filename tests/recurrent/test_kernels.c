@@ -64,9 +64,8 @@ static void expect_reference(const char *what, const values *got)
             const int64_t n = slot_size(got, (slot)which);
             const double off = compare_distance(want.x[which], got->x[which], n);
             const double size = compare_norm(want.x[which], n);
-            if (!(off <= PROMISED * size)) {
+            if (!(off <= PROMISED * size))
                 fail_msg("%s: %s is off by %.3g of its norm", what, slot_names[which], off / size);
-            }
         }
     }
     values_free(&want);
@@ -79,9 +78,7 @@ static void mesa_case(const char *what, int pass, int data, double ridge, double
     s.ridge = ridge;
     s.state = data == DATA_NORMAL; /* else H is empty but for the keys */
     values v = values_make(&s);
-    if (decay <= 0) {
-        fill(&v, SLOT_LOG_DECAY, decay);
-    }
+    if (decay <= 0) fill(&v, SLOT_LOG_DECAY, decay);
     expect_run(&v);
     expect_reference(what, &v);
     int exact = 0;

@@ -41,9 +41,8 @@ static double log_decay(const head *x, int64_t t, int64_t c)
 static double left(const head *x, int64_t t, int64_t i, int64_t c)
 {
     double sum = 0;
-    for (int64_t l = i + 1; l <= t; l++) {
+    for (int64_t l = i + 1; l <= t; l++)
         sum += log_decay(x, l, c);
-    }
     return exp(sum);
 }
 
@@ -55,9 +54,8 @@ static double beta_of(const head *x, int64_t t)
 static double paired(const head *x, const double *a, int64_t t, int64_t i)
 {
     double sum = 0;
-    for (int64_t c = 0; c < x->d; c++) {
+    for (int64_t c = 0; c < x->d; c++)
         sum += a[c] * x->k[i * x->d + c] * left(x, t, i, c);
-    }
     return sum;
 }
 
@@ -65,18 +63,16 @@ static double paired(const head *x, const double *a, int64_t t, int64_t i)
 static double from_start(const head *x, const double *a, int64_t t, int64_t r)
 {
     double sum = 0;
-    for (int64_t c = 0; x->v->spec.state && c < x->d; c++) {
+    for (int64_t c = 0; x->v->spec.state && c < x->d; c++)
         sum += values_at(x->v, SLOT_STATE_IN, x->b, x->h, r)[c] * left(x, t, -1, c) * a[c];
-    }
     return sum;
 }
 
 static void features(const spec *s, const double *row, double factor, double *out)
 {
     double norm = 0;
-    for (int64_t c = 0; c < s->dim_qk; c++) {
+    for (int64_t c = 0; c < s->dim_qk; c++)
         norm = hypot(norm, row[c]);
-    }
     for (int64_t c = 0; c < s->dim_qk; c++) {
         const double elu = row[c] > 0 ? 1 + row[c] : exp(row[c]);
         out[c] = factor * (s->feature_map == LOAM_FEATURES_ELU    ? elu
@@ -106,9 +102,8 @@ static void eliminate(double *A, double *x, int64_t n)
 {
     for (int64_t p = 0; p < n; p++) {
         int64_t best = p;
-        for (int64_t r = p + 1; r < n; r++) {
+        for (int64_t r = p + 1; r < n; r++)
             best = fabs(A[r * n + p]) > fabs(A[best * n + p]) ? r : best;
-        }
         for (int64_t c = 0; c <= n; c++) {
             double *a = c < n ? &A[p * n + c] : &x[p], *b = c < n ? &A[best * n + c] : &x[best];
             const double other = *a;
@@ -116,15 +111,13 @@ static void eliminate(double *A, double *x, int64_t n)
         }
         for (int64_t r = 0; r < n; r++) {
             const double factor = r == p ? 0 : A[r * n + p] / A[p * n + p];
-            for (int64_t c = 0; c < n; c++) {
+            for (int64_t c = 0; c < n; c++)
                 A[r * n + c] -= factor * A[p * n + c];
-            }
             x[r] -= factor * x[p];
         }
     }
-    for (int64_t r = 0; r < n; r++) {
+    for (int64_t r = 0; r < n; r++)
         x[r] /= A[r * n + r];
-    }
 }
 
 /* q of token t becomes (H_t + Lambda)^-1 q. */
@@ -135,12 +128,10 @@ static void solve(const head *x, int64_t t, double *q)
         for (int64_t c = 0; c < x->d; c++) {
             double *a = &A[r * x->d + c];
             *a = r == c ? ridge_at(x->v, x->h, c) : 0;
-            if (x->v->spec.state) {
+            if (x->v->spec.state)
                 *a += values_at(x->v, SLOT_STATE_IN, x->b, x->h, x->dv + r)[c] * left(x, t, -1, c);
-            }
-            for (int64_t i = 0; i <= t; i++) {
+            for (int64_t i = 0; i <= t; i++)
                 *a += beta_of(x, i) * left(x, t, i, c) * x->k[i * x->d + r] * x->k[i * x->d + c];
-            }
         }
     }
     eliminate(A, q, x->d);
@@ -150,9 +141,8 @@ static void solve(const head *x, int64_t t, double *q)
 static double read_row(const head *x, const double *a, int64_t t, int64_t last, int64_t r)
 {
     double sum = r < x->dv || x->v->spec.normalise ? from_start(x, a, t, r) : 0;
-    for (int64_t i = 0; i <= last; i++) {
+    for (int64_t i = 0; i <= last; i++)
         sum += paired(x, a, t, i) * x->u[i * (x->dv + 1) + r];
-    }
     return sum;
 }
 
@@ -174,9 +164,7 @@ static void one_head(const values *v, int64_t b, int64_t h, double *want)
             const double known = spec_recurrence_of(s).delta && r < x.dv ? read_row(&x, k, t, t - 1, r) : 0;
             x.u[t * (x.dv + 1) + r] = beta_of(&x, t) * (value - known);
         }
-        if (s->mechanism == LOAM_MESA) {
-            solve(&x, t, q);
-        }
+        if (s->mechanism == LOAM_MESA) solve(&x, t, q);
         const shape a = slot_shape(v, SLOT_O);
         double *o = want + ((x.s.batch * a.heads + h) * a.tokens + x.s.q0 + t) * x.dv;
         for (int64_t r = 0; r < x.dv; r++) {
@@ -194,11 +182,9 @@ static void check_case(const spec *s)
     values v = values_make(s);
     expect_run(&v);
     double *want = memory_zeroed((size_t)slot_size(&v, SLOT_O), sizeof *want);
-    for (int64_t b = 0; b < s->batch; b++) {
-        for (int64_t h = 0; h < spec_heads_v(s); h++) {
+    for (int64_t b = 0; b < s->batch; b++)
+        for (int64_t h = 0; h < spec_heads_v(s); h++)
             one_head(&v, b, h, want);
-        }
-    }
     expect_near("the quadratic form", &v, SLOT_O, want, TOLERANCE, 1e-3);
     free(want);
     values_free(&v);
@@ -251,9 +237,8 @@ static void recurrence_is_the_chunk_form(void **state)
             s.data = hostile ? DATA_STEEP : DATA_NORMAL;
             values whole = values_make(&s);
             expect_run(&whole);
-            for (int64_t chunk = 16; chunk <= 64; chunk *= 2) {
+            for (int64_t chunk = 16; chunk <= 64; chunk *= 2)
                 chunk_by_chunk(&whole, chunk);
-            }
             values_free(&whole);
         }
     }

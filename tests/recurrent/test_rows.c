@@ -57,12 +57,9 @@ static void equal_channels(const char *what, loam_mechanism vector, loam_mechani
 {
     const spec one = base(scalar, pass), many = base(vector, pass);
     values want = values_make(&one), got = values_like(&many, &want);
-    if (!got.x[SLOT_BETA]) {
-        fill(&want, SLOT_BETA, 1);
-    }
-    for (int64_t i = 0; i < slot_size(&got, SLOT_LOG_DECAY); i++) {
+    if (!got.x[SLOT_BETA]) fill(&want, SLOT_BETA, 1);
+    for (int64_t i = 0; i < slot_size(&got, SLOT_LOG_DECAY); i++)
         got.x[SLOT_LOG_DECAY][i] = want.x[SLOT_LOG_DECAY][i / many.dim_qk];
-    }
     run_both(what, &got, &want);
 }
 
@@ -73,12 +70,8 @@ static void constant_gate(const char *what, loam_mechanism gated, loam_mechanism
     const spec a = base(gated, pass), b = base(plain, pass);
     values want = values_make(&b), got = values_like(&a, &want);
     fill(&got, SLOT_LOG_DECAY, decay);
-    if (got.x[SLOT_BETA] && !want.x[SLOT_BETA]) {
-        fill(&got, SLOT_BETA, 1);
-    }
-    if (want.x[SLOT_LOG_DECAY]) {
-        fill(&want, SLOT_LOG_DECAY, decay);
-    }
+    if (got.x[SLOT_BETA] && !want.x[SLOT_BETA]) fill(&got, SLOT_BETA, 1);
+    if (want.x[SLOT_LOG_DECAY]) fill(&want, SLOT_LOG_DECAY, decay);
     run_both(what, &got, &want);
 }
 
@@ -210,11 +203,9 @@ static void change_the_future(int mechanism)
     values v = values_make(&s), other = values_like(&s, &v);
     for (size_t i = 0; i < sizeof inputs / sizeof inputs[0]; i++) {
         const shape a = slot_shape(&v, inputs[i]);
-        for (int64_t h = 0; v.x[inputs[i]] && a.tokens == LEN && h < a.heads; h++) {
-            for (int64_t x = CUT * a.channels; x < LEN * a.channels; x++) {
+        for (int64_t h = 0; v.x[inputs[i]] && a.tokens == LEN && h < a.heads; h++)
+            for (int64_t x = CUT * a.channels; x < LEN * a.channels; x++)
                 other.x[inputs[i]][h * LEN * a.channels + x] *= 0.5;
-            }
-        }
     }
     expect_run(&v);
     expect_run(&other);
@@ -238,9 +229,8 @@ static void look_for_later_gradients(int mechanism)
     const int64_t channels = slot_shape(&v, SLOT_GRAD_O).channels;
     fill(&v, SLOT_GRAD_STATE_OUT, 0);
     fill(&v, SLOT_GRAD_O, 0);
-    for (int64_t h = 0; h < s.heads_v; h++) {
+    for (int64_t h = 0; h < s.heads_v; h++)
         v.x[SLOT_GRAD_O][(h * LEN + CUT) * channels] = 1;
-    }
     expect_run(&v);
     for (size_t i = 0; i < sizeof gradients / sizeof gradients[0]; i++) {
         const shape a = slot_shape(&v, gradients[i]);

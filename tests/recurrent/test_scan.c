@@ -34,20 +34,17 @@ static item combine(const item *earlier, const item *later)
 static item nothing(void)
 {
     item none = { .decay = { 0 } };
-    for (int c = 0; c < DIM; c++) {
+    for (int c = 0; c < DIM; c++)
         none.decay[c] = 1;
-    }
     return none;
 }
 
 /* x[n] <- what x[0] .. x[n - 1] do one after the other: sums of pairs up a tree, prefixes down. */
 static void scan(item x[LEAVES])
 {
-    for (int step = 1; step < LEAVES; step *= 2) {
-        for (int n = 2 * step - 1; n < LEAVES; n += 2 * step) {
+    for (int step = 1; step < LEAVES; step *= 2)
+        for (int n = 2 * step - 1; n < LEAVES; n += 2 * step)
             x[n] = combine(&x[n - step], &x[n]);
-        }
-    }
     x[LEAVES - 1] = nothing();
     for (int step = LEAVES / 2; step > 0; step /= 2) {
         for (int n = 2 * step - 1; n < LEAVES; n += 2 * step) {
@@ -76,9 +73,8 @@ static item token_item(const values *v, int64_t t)
     const double beta = v->x[SLOT_BETA] ? v->x[SLOT_BETA][t] : 1;
     for (int c = 0; c < DIM; c++) {
         x.decay[c] = decay_at(v, t, c);
-        for (int r = 0; r < DIM_V; r++) {
+        for (int r = 0; r < DIM_V; r++)
             x.write[r * DIM + c] = beta * v->x[SLOT_V][t * DIM_V + r] * v->x[SLOT_K][t * DIM + c];
-        }
     }
     return x;
 }
@@ -89,12 +85,10 @@ static item chunk_item(const values *v, int64_t n)
     item x = nothing();
     for (int64_t t = (n + 1) * CHUNK < LEN ? (n + 1) * CHUNK - 1 : LEN - 1; t >= n * CHUNK; t--) {
         const item token = token_item(v, t);
-        for (int e = 0; e < STATE; e++) {
+        for (int e = 0; e < STATE; e++)
             x.write[e] += token.write[e] * x.decay[e % DIM];
-        }
-        for (int c = 0; c < DIM; c++) {
+        for (int c = 0; c < DIM; c++)
             x.decay[c] *= token.decay[c];
-        }
     }
     return x;
 }
@@ -105,17 +99,14 @@ static void read_chunk(const values *v, int64_t n, const item *before, double sc
     for (int64_t t = n * CHUNK; t < (n + 1) * CHUNK && t < LEN; t++) {
         const double *q = v->x[SLOT_Q] + t * DIM;
         double decay[DIM];
-        for (int c = 0; c < DIM; c++) {
+        for (int c = 0; c < DIM; c++)
             decay[c] = scale * q[c];
-        }
         for (int64_t i = t; i >= n * CHUNK; i--) {
             const item token = token_item(v, i);
-            for (int e = 0; e < STATE; e++) {
+            for (int e = 0; e < STATE; e++)
                 o[t * DIM_V + e / DIM] += token.write[e] * decay[e % DIM];
-            }
-            for (int c = 0; c < DIM; c++) {
+            for (int c = 0; c < DIM; c++)
                 decay[c] *= token.decay[c];
-            }
         }
         for (int e = 0; e < STATE; e++) {
             const double start = v->x[SLOT_STATE_IN][e] * before->decay[e % DIM] + before->write[e];
@@ -136,13 +127,11 @@ static void scan_is_the_recurrence(void **state)
             expect_run(&v);
             item before[LEAVES];
             double o[LEN * DIM_V] = { 0 };
-            for (int n = 0; n < LEAVES; n++) {
+            for (int n = 0; n < LEAVES; n++)
                 before[n] = n * CHUNK < LEN ? chunk_item(&v, n) : nothing();
-            }
             scan(before);
-            for (int64_t n = 0; n * CHUNK < LEN; n++) {
+            for (int64_t n = 0; n * CHUNK < LEN; n++)
                 read_chunk(&v, n, &before[n], s.scale, o);
-            }
             expect_near("the scan", &v, SLOT_O, o, TOLERANCE, 0.01);
             for (int e = 0; e < STATE; e++) { /* the last leaf sees all that is before it: every chunk */
                 const item *all = &before[LEAVES - 1];

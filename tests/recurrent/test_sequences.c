@@ -27,9 +27,8 @@ static void split_anywhere(void **state)
             const spec s = base((loam_mechanism)mechanism, (loam_pass)pass);
             values whole = values_make(&s);
             expect_run(&whole);
-            for (int64_t at = 0; at <= LEN; at++) {
+            for (int64_t at = 0; at <= LEN; at++)
                 expect_split(&whole, at);
-            }
             values_free(&whole);
         }
     }
@@ -99,9 +98,8 @@ static void nothing_from_the_future(void **state)
         values v = values_make(&s), other = values_like(&s, &v);
         for (size_t i = 0; i < 4; i++) {
             const shape a = slot_shape(&v, inputs[i]);
-            for (int64_t e = at * a.channels; v.x[inputs[i]] && e < LEN * a.channels; e++) {
+            for (int64_t e = at * a.channels; v.x[inputs[i]] && e < LEN * a.channels; e++)
                 other.x[inputs[i]][e] *= 0.5;
-            }
         }
         expect_run(&v);
         expect_run(&other);
@@ -136,11 +134,9 @@ static void hostile_gates_stay_finite(void **state)
             s.data = DATA_STEEP;
             values v = values_make(&s);
             expect_run(&v);
-            for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++) {
-                for (int64_t i = 0; v.x[which] && i < slot_size(&v, (slot)which); i++) {
+            for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++)
+                for (int64_t i = 0; v.x[which] && i < slot_size(&v, (slot)which); i++)
                     assert_true(fabs(v.x[which][i]) < 1e9);
-                }
-            }
             values_free(&v);
         }
     }

@@ -12,9 +12,8 @@ enum { NAME_BYTES = 48, WORD_BYTES = 8 };
 static uint64_t little_endian(const unsigned char *bytes)
 {
     uint64_t x = 0;
-    for (int i = WORD_BYTES - 1; i >= 0; i--) {
+    for (int i = WORD_BYTES - 1; i >= 0; i--)
         x = x << 8 | bytes[i];
-    }
     return x;
 }
 
@@ -44,9 +43,7 @@ double *golden_array(const golden *g, const char *name, int64_t *count)
     for (int64_t at = 0; at + NAME_BYTES + WORD_BYTES <= g->size;) {
         const unsigned char *record = g->bytes + at, *data = record + NAME_BYTES + WORD_BYTES;
         const int64_t n = (int64_t)little_endian(record + NAME_BYTES);
-        if (n < 0 || n > (g->size - at) / WORD_BYTES) {
-            return NULL;
-        }
+        if (n < 0 || n > (g->size - at) / WORD_BYTES) return NULL;
         if (strncmp((const char *)record, name, NAME_BYTES) == 0) {
             double *x = memory_zeroed((size_t)n, sizeof *x);
             for (int64_t i = 0; i < n; i++) {

@@ -51,9 +51,7 @@ spec small_case(loam_mechanism mechanism, loam_pass pass, int64_t number)
     s.backend = LOAM_BACKEND_REFERENCE;
     draw_shape(&s, &r);
     draw_options(&s, &r);
-    if (number % 5 == 3) {
-        kernel_take_path(&s);
-    }
+    if (number % 5 == 3) kernel_take_path(&s);
     if (mechanism == LOAM_LLA) { /* all pairs in turn */
         s.ridge_axes = number % 4;
         s.ridge_unit = number / 4 % 3;

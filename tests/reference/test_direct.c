@@ -27,25 +27,20 @@ static void want_row(wanted *w, const values *v, direct_row *r, int64_t b, int64
     double *o = w->o + row * s->dim_v, *rho = w->rho + row * s->dim_qk;
     direct_weights(r, v, b, h, i);
     w->lse[row] = r->lse;
-    if (r->seen == 0) {
-        return;
-    }
-    if (s->mechanism == LOAM_PARALLAX) {
+    if (r->seen == 0) return;
+    if (s->mechanism == LOAM_PARALLAX)
         memcpy(rho, values_at(v, SLOT_PROBE, q.batch, h, q.q0 + i), (size_t)s->dim_qk * sizeof *rho);
-    } else if (s->mechanism == LOAM_LLA) {
+    else if (s->mechanism == LOAM_LLA)
         memcpy(rho, values_at(v, SLOT_RHO, q.batch, h, q.q0 + i), (size_t)s->dim_qk * sizeof *rho);
-    }
-    if (s->mechanism == LOAM_LLA) {
+    if (s->mechanism == LOAM_LLA)
         assert_int_equal(direct_least_squares(r, v, b, h, i, o), 0);
-    } else {
+    else
         direct_output(r, v, b, h, rho, o);
-    }
     for (int64_t j = 0; s->pass == LOAM_FORWARD && j < r->keys; j++) {
         const double *k = r->key + j * s->dim_qk;
         double u = 0;
-        for (int64_t c = 0; c < s->dim_qk; c++) {
+        for (int64_t c = 0; c < s->dim_qk; c++)
             u += rho[c] * (k[c] - r->kbar[c]);
-        }
         w->weights[row * s->len_kv + j] = r->p[j] * (1 - u);
     }
 }
@@ -60,18 +55,14 @@ static void check_case(const spec *s)
                  memory_zeroed((size_t)slot_size(&v, SLOT_WEIGHTS), sizeof(double)) };
     direct_row r = direct_make(&v);
     for (int64_t b = 0; b < s->batch; b++) {
-        for (int64_t h = 0; h < s->heads_q; h++) {
-            for (int64_t i = 0; i < values_sequence(&v, b).len_q; i++) {
+        for (int64_t h = 0; h < s->heads_q; h++)
+            for (int64_t i = 0; i < values_sequence(&v, b).len_q; i++)
                 want_row(&w, &v, &r, b, h, i);
-            }
-        }
     }
     expect_near("definition", &v, SLOT_O, w.o, TOLERANCE, 0.1);
     expect_near("definition", &v, SLOT_LSE, w.lse, TOLERANCE, 0.1);
     expect_near("definition", &v, SLOT_RHO, w.rho, TOLERANCE, 0.1);
-    if (s->pass == LOAM_FORWARD) {
-        expect_near("definition", &v, SLOT_WEIGHTS, w.weights, TOLERANCE, 0.1);
-    }
+    if (s->pass == LOAM_FORWARD) expect_near("definition", &v, SLOT_WEIGHTS, w.weights, TOLERANCE, 0.1);
     direct_free(&r);
     free(w.o);
     free(w.lse);

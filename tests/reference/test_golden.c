@@ -48,15 +48,9 @@ static values golden_inputs(spec *s)
     fill(&v, SLOT_Q, "q", TOKENS * DIM);
     fill(&v, SLOT_K, "k", TOKENS * DIM);
     fill(&v, SLOT_V, "v", TOKENS * DIM_V);
-    if (v.x[SLOT_PROBE]) {
-        fill(&v, SLOT_PROBE, "probe", TOKENS * DIM);
-    }
-    if (v.x[SLOT_GRAD_O]) {
-        fill(&v, SLOT_GRAD_O, "grad_o", TOKENS * DIM_V);
-    }
-    if (v.x[SLOT_RIDGE]) {
-        fill(&v, SLOT_RIDGE, ridges[s->ridge_axes], slot_size(&v, SLOT_RIDGE));
-    }
+    if (v.x[SLOT_PROBE]) fill(&v, SLOT_PROBE, "probe", TOKENS * DIM);
+    if (v.x[SLOT_GRAD_O]) fill(&v, SLOT_GRAD_O, "grad_o", TOKENS * DIM_V);
+    if (v.x[SLOT_RIDGE]) fill(&v, SLOT_RIDGE, ridges[s->ridge_axes], slot_size(&v, SLOT_RIDGE));
     return v;
 }
 
@@ -88,9 +82,7 @@ static void lla_vectors(void **state)
     for (int unit = 0; unit < 2; unit++) {
         for (int causal = 0; causal < 2; causal++) {
             for (int axis = 0; axis < 4; axis++) {
-                if (axis == LOAM_RIDGE_HEAD) {
-                    continue;
-                }
+                if (axis == LOAM_RIDGE_HEAD) continue;
                 char group[48];
                 snprintf(group, sizeof group, "lla_%s_%s_%s", units[unit], causal ? "causal" : "full",
                          axes[axis]);

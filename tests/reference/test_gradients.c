@@ -41,9 +41,8 @@ static double loss_value(loss *l, const loam_problem *problem)
     loam_plan_destroy(plan);
     const double *o = (const double *)(const void *)l->m.array[SLOT_O].data;
     double sum = 0;
-    for (int64_t i = 0; i < slot_size(&l->forward, SLOT_O); i++) {
+    for (int64_t i = 0; i < slot_size(&l->forward, SLOT_O); i++)
         sum += l->grad_o[i] * o[i];
-    }
     return sum;
 }
 
@@ -67,9 +66,8 @@ static void check_array(loss *l, const values *backward, slot input, slot gradie
     const int64_t count = slot_size(backward, gradient);
     double *want = memory_zeroed((size_t)count, sizeof *want);
     double *x = (double *)(void *)l->m.array[input].data;
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count; i++)
         want[i] = difference_at(l, &problem, &x[i]);
-    }
     expect_near("central differences", backward, gradient, want, TOLERANCE, 0.01);
     free(want);
 }
@@ -100,24 +98,18 @@ static void check_case(const spec *s)
         { SLOT_BETA, SLOT_GRAD_BETA },
     };
     values backward = values_make(s);
-    for (int64_t i = 0; s->decay && i < slot_size(&backward, SLOT_LOG_DECAY); i++) {
+    for (int64_t i = 0; s->decay && i < slot_size(&backward, SLOT_LOG_DECAY); i++)
         backward.x[SLOT_LOG_DECAY][i] -= 0.01; /* room for a step up: gates are at most 0 */
-    }
-    for (int64_t i = 0; s->path && i < slot_size(&backward, SLOT_BETA); i++) {
+    for (int64_t i = 0; s->path && i < slot_size(&backward, SLOT_BETA); i++)
         backward.x[SLOT_BETA][i] = 0.02 + 0.98 * backward.x[SLOT_BETA][i]; /* within 0 .. 2 after a step */
-    }
     expect_run(&backward);
     loss l = loss_make(&backward);
     arrays_make(&l.m, &l.forward);
-    for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
-        if (backward.x[pairs[i][0]]) {
-            check_array(&l, &backward, pairs[i][0], pairs[i][1]);
-        }
-    }
+    for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++)
+        if (backward.x[pairs[i][0]]) check_array(&l, &backward, pairs[i][0], pairs[i][1]);
     check_number(&l, &backward, SLOT_GRAD_SCALE);
-    if (s->mechanism == LOAM_LLA && s->ridge_axes == LOAM_RIDGE_NUMBER && !s->ridge_array) {
+    if (s->mechanism == LOAM_LLA && s->ridge_axes == LOAM_RIDGE_NUMBER && !s->ridge_array)
         check_number(&l, &backward, SLOT_GRAD_RIDGE);
-    }
     arrays_free(&l.m);
     values_free(&l.forward);
     values_free(&backward);

@@ -32,9 +32,8 @@ static spec decayed(const engine *e, loam_mechanism mechanism, loam_pass pass)
 
 static void set_gates(values *v, double gate)
 {
-    for (int64_t i = 0; i < slot_size(v, SLOT_LOG_DECAY); i++) {
+    for (int64_t i = 0; i < slot_size(v, SLOT_LOG_DECAY); i++)
         v->x[SLOT_LOG_DECAY][i] = gate;
-    }
 }
 
 /* All outputs that both have. */
@@ -71,9 +70,8 @@ static void check_slope(const engine *e, loam_mechanism mechanism, loam_pass pas
     sloped.slope = 1;
     values v = values_make(&s), want = values_like(&sloped, &v);
     set_gates(&v, gate);
-    for (int64_t h = 0; h < s.heads_q; h++) {
+    for (int64_t h = 0; h < s.heads_q; h++)
         want.x[SLOT_SLOPE][h] = -gate;
-    }
     expect_run(&v);
     expect_run(&want);
     expect_like("equal gates", e, &v, &want);
@@ -100,9 +98,8 @@ static void check_wall(const engine *e, loam_mechanism mechanism, loam_pass pass
     const int64_t wall = s.len_q / 3;
     late.len_q = late.len_kv = s.len_q - wall;
     values v = values_make(&s), alone = values_make(&late);
-    for (int64_t h = 0; h < s.heads_q; h++) {
+    for (int64_t h = 0; h < s.heads_q; h++)
         *values_at(&v, SLOT_LOG_DECAY, 0, h, wall) = pass == LOAM_FORWARD ? -HUGE_VAL : -1000;
-    }
     for (int which = SLOT_Q; which < SLOT_FIRST_OUTPUT; which++) {
         const shape a = slot_shape(&alone, (slot)which);
         for (int64_t h = 0; alone.x[which] && a.tokens > 1 && h < a.heads; h++) {
@@ -133,11 +130,9 @@ static void check_future(const engine *e, loam_mechanism mechanism, loam_pass pa
     static const slot changed[] = { SLOT_K, SLOT_V, SLOT_LOG_DECAY };
     for (int n = 0; n < 3; n++) {
         const shape a = slot_shape(&v, changed[n]);
-        for (int64_t h = 0; h < a.heads; h++) {
-            for (int64_t x = 0; x < (a.tokens - now - 1) * a.channels; x++) {
+        for (int64_t h = 0; h < a.heads; h++)
+            for (int64_t x = 0; x < (a.tokens - now - 1) * a.channels; x++)
                 values_at(&other, changed[n], 0, h, now + 1)[x] -= 0.5;
-            }
-        }
     }
     for (int which = 0; which < 2 && pass == LOAM_BACKWARD; which++) {
         const values *of = which ? &other : &v;
@@ -177,9 +172,8 @@ static void check_far(const engine *e, loam_mechanism mechanism, loam_pass pass)
     values v = values_make(&s);
     for (int64_t h = 0; h < s.heads_q; h++) {
         double *gates = values_at(&v, SLOT_LOG_DECAY, 0, h, 0);
-        for (int64_t j = 0; j < s.len_kv / 2; j++) {
+        for (int64_t j = 0; j < s.len_kv / 2; j++)
             gates[j] = (double)(float)(-1000.3 * (1 + (double)(j % 3)));
-        }
     }
     values want = values_like(&exact, &v);
     expect_run(&v);

@@ -31,17 +31,14 @@ static void turn_dense(const loam_rope *r, const void *from, void *to)
     const loam_const_view in = loam_dense(from, r->heads, r->tokens, r->channels);
     const loam_view out = loam_dense_out(to, r->heads, r->tokens, r->channels);
     loam_error error;
-    if (loam_rope_apply(r, &in, &out, &error)) {
-        fail_msg("%s", error.text);
-    }
+    if (loam_rope_apply(r, &in, &out, &error)) fail_msg("%s", error.text);
 }
 
 static double product(const double *x, const double *y, int64_t n)
 {
     double sum = 0;
-    for (int64_t c = 0; c < n; c++) {
+    for (int64_t c = 0; c < n; c++)
         sum += x[c] * y[c];
-    }
     return sum;
 }
 
@@ -143,14 +140,12 @@ static void inverse_undoes(void **state)
         r.dtype = LOAM_F64;
         turn_dense(&r, x, exact);
         r.dtype = (loam_dtype)dtype;
-        for (int64_t e = 0; e < SIZE; e++) {
+        for (int64_t e = 0; e < SIZE; e++)
             assert_true(fabs(element_get(memory, (loam_dtype)dtype, e) - exact[e]) < 4 * eps[dtype]);
-        }
         r.inverse = 1;
         turn_dense(&r, memory, memory);
-        for (int64_t e = 0; e < SIZE; e++) {
+        for (int64_t e = 0; e < SIZE; e++)
             assert_true(fabs(element_get(memory, (loam_dtype)dtype, e) - x[e]) < 8 * eps[dtype]);
-        }
     }
 }
 
@@ -166,9 +161,8 @@ static void positions_views_and_threads(void **state)
     turn_dense(&r, x, want);
     r.offset = -5; /* not read */
     r.positions = positions, r.positions_batch = TOKENS + 2;
-    for (int64_t n = 0; n < BATCH * (TOKENS + 2); n++) {
+    for (int64_t n = 0; n < BATCH * (TOKENS + 2); n++)
         positions[n] = 20 + n % (TOKENS + 2);
-    }
     for (r.threads = 0; r.threads < 4; r.threads++) {
         turn_dense(&r, x, y);
         assert_true(memcmp(y, want, sizeof y) == 0);
@@ -185,9 +179,8 @@ static void positions_views_and_threads(void **state)
     const loam_const_view from = { in, TOKENS * HEADS * 16, 16, HEADS * 16 };
     const loam_view to = { out, TOKENS * HEADS * 16, 16, HEADS * 16 };
     loam_error error;
-    for (int64_t e = 0; e < (int64_t)(sizeof out / sizeof *out); e++) {
+    for (int64_t e = 0; e < (int64_t)(sizeof out / sizeof *out); e++)
         out[e] = in[e] = 77;
-    }
     for (int64_t row = 0; row < SIZE / CHANNELS; row++) {
         const int64_t t = row % TOKENS, h = row / TOKENS % HEADS, b = row / TOKENS / HEADS;
         memcpy(in + ((b * TOKENS + t) * HEADS + h) * 16, x + row * CHANNELS, CHANNELS * sizeof *x);

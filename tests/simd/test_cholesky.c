@@ -23,16 +23,14 @@ typedef struct matrices {
 static void prepare(matrices *m, int64_t n, double shift, double size)
 {
     uint64_t counter = (uint64_t)n;
-    for (int64_t i = 0; i < n * n; i++) {
+    for (int64_t i = 0; i < n * n; i++)
         m->basis[i] = next_number(&counter);
-    }
     for (int64_t r = 0; r < n; r++) {
         m->b[r] = next_number(&counter);
         for (int64_t c = 0; c < n; c++) {
             double sum = r == c ? shift : 0;
-            for (int64_t t = 0; t < n; t++) {
+            for (int64_t t = 0; t < n; t++)
                 sum += m->basis[r * n + t] * m->basis[c * n + t];
-            }
             m->a[r * n + c] = c <= r ? size * sum : (double)NAN;
         }
     }
@@ -51,15 +49,13 @@ static void check_factor(const matrices *m, int64_t n)
     for (int64_t r = 0; r < n; r++) {
         for (int64_t c = 0; c <= r; c++) {
             double sum = 0;
-            for (int64_t t = 0; t <= c; t++) {
+            for (int64_t t = 0; t <= c; t++)
                 sum += factor_at(m, n, r, t) * factor_at(m, n, c, t);
-            }
             const double size = sqrt(m->a[r * n + r] * m->a[c * n + c]);
             assert_true(fabs(sum - m->a[r * n + c]) <= 4 * (double)(n + 1) * DBL_EPSILON * size);
         }
-        for (int64_t c = r + 1; c < n; c++) {
+        for (int64_t c = r + 1; c < n; c++)
             assert_true(isnan(m->l[r * n + c]));
-        }
     }
 }
 
@@ -107,9 +103,8 @@ static void refuses_at_the_column(void **state)
     for (int64_t column = 0; column < 9; column++) {
         static const double pivots[] = { -1, 0, 0.5, (double)NAN };
         for (int which = 0; which < 4; which++) {
-            for (int64_t i = 0; i < 81; i++) {
+            for (int64_t i = 0; i < 81; i++)
                 m->l[i] = i / 9 == i % 9 ? 1 : 0;
-            }
             m->l[column * 10] = pivots[which];
             assert_int_equal(cholesky_factor(m->l, 9, 0.5), column + 1);
         }

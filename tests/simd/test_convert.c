@@ -30,9 +30,8 @@ static void all_halves_are_read(void **state)
     float *to = malloc(ALL * sizeof *to);
     assert_true(from && to);
     for (int which = 0; which < 2; which++) {
-        for (int i = 0; i < ALL; i++) {
+        for (int i = 0; i < ALL; i++)
             from[i] = (uint16_t)i;
-        }
         load(to, from, halves[which], 0, ALL);
         for (int i = 0; i < ALL; i++) {
             const double want = element_get(from, halves[which], i);
@@ -72,15 +71,13 @@ static void floats_are_rounded(void **state)
         for (uint32_t high = 0; high < ALL; high++) {
             float x[LOWS];
             uint16_t got[LOWS], want;
-            for (int i = 0; i < LOWS; i++) {
+            for (int i = 0; i < LOWS; i++)
                 x[i] = float_from_bits(high << 16 | low[i]);
-            }
             store(got, halves[which], 0, x, LOWS);
             for (int i = 0; i < LOWS; i++) {
                 element_set(&want, halves[which], 0, (double)x[i]);
-                if (isnan(x[i]) ? !isnan(element_get(&got[i], halves[which], 0)) : got[i] != want) {
+                if (isnan(x[i]) ? !isnan(element_get(&got[i], halves[which], 0)) : got[i] != want)
                     fail_msg("%a is stored as %#x, expected %#x", (double)x[i], got[i], want);
-                }
             }
         }
     }

@@ -22,9 +22,8 @@ typedef struct operands {
 
 static void fill(float *x, int64_t count, uint64_t *counter)
 {
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count; i++)
         x[i] = (float)next_number(counter);
-    }
 }
 
 /* across: A(r, t) = a[r * stride + t], as keys are read for scores; else a[t * stride + r], as for sums of keys. */
@@ -39,9 +38,8 @@ static void prepare(operands *o, int64_t rows, int64_t t_count, bool across, uin
     fill(o->b, t_count * LANES, &seed);
     fill(o->before, rows * LANES, &seed);
     memcpy(o->c, o->before, (size_t)(rows * LANES) * sizeof(float));
-    for (int64_t i = 0; i < GUARD * LANES; i++) {
+    for (int64_t i = 0; i < GUARD * LANES; i++)
         o->c[rows * LANES + i] = UNTOUCHED;
-    }
 }
 
 static void run(operands *o, bool add)
@@ -68,9 +66,8 @@ static void check_product(const operands *o, bool add)
             }
         }
     }
-    for (int64_t i = 0; i < GUARD * LANES; i++) {
+    for (int64_t i = 0; i < GUARD * LANES; i++)
         assert_true(o->c[o->rows * LANES + i] == UNTOUCHED);
-    }
 }
 
 static operands *make_operands(void)
@@ -120,25 +117,21 @@ static void a_lane_does_not_depend_on_its_neighbours(void **state)
     operands *o = make_operands(), *turned = make_operands();
     prepare(o, 9, 33, true, 5);
     *turned = *o;
-    for (int64_t i = 0; i < 33 * LANES; i++) {
+    for (int64_t i = 0; i < 33 * LANES; i++)
         turned->b[i / LANES * LANES + (i + 1) % LANES] = o->b[i];
-    }
     run(o, false);
     run(turned, false);
-    for (int64_t i = 0; i < 9 * LANES; i++) {
+    for (int64_t i = 0; i < 9 * LANES; i++)
         assert_memory_equal(&turned->c[i / LANES * LANES + (i + 1) % LANES], &o->c[i], sizeof(float));
-    }
     for (int64_t lane = 0; lane < LANES; lane += 7) {
         *turned = *o;
         turned->b[12 * LANES + lane] = lane % 2 ? NAN : INFINITY;
         run(turned, false);
-        for (int64_t i = 0; i < 9 * LANES; i++) {
-            if (i % LANES == lane) {
+        for (int64_t i = 0; i < 9 * LANES; i++)
+            if (i % LANES == lane)
                 assert_false(isfinite(turned->c[i]));
-            } else {
+            else
                 assert_memory_equal(&turned->c[i], &o->c[i], sizeof(float));
-            }
-        }
     }
     free(o);
     free(turned);
@@ -182,14 +175,12 @@ static void vertical_functions(void **state)
     panel_copy(z, y, ROWS);
     assert_memory_equal(z, y, sizeof y);
     panel_axpy(z, ROWS, s, x);
-    for (int i = 0; i < ROWS * LANES; i++) {
+    for (int i = 0; i < ROWS * LANES; i++)
         assert_true(fabs((double)z[i] - ((double)y[i] + (double)s[i % LANES] * (double)x[i])) <= 0x1p-22);
-    }
     panel_copy(z, x, ROWS);
     panel_scale(z, ROWS, s);
-    for (int i = 0; i < ROWS * LANES; i++) {
+    for (int i = 0; i < ROWS * LANES; i++)
         assert_true(z[i] == x[i] * s[i % LANES]);
-    }
     panel_dot(dot, x, y, 0);
     assert_true(dot[0] == 0 && dot[LANES - 1] == 0);
 }

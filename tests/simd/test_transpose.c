@@ -16,9 +16,8 @@ static const float UNTOUCHED = 12345;
 
 static void fill(float *x, int64_t count, uint64_t seed)
 {
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count; i++)
         x[i] = (float)next_number(&seed);
-    }
 }
 
 static void transposing_is_exact(void **state)
@@ -30,11 +29,9 @@ static void transposing_is_exact(void **state)
         for (int64_t columns = VL; columns <= MOST; columns += 2 * VL) {
             fill(to, MOST * STRIDE, 2);
             transpose_tile(to, STRIDE, from, STRIDE, rows, columns);
-            for (int64_t r = 0; r < rows; r++) {
-                for (int64_t c = 0; c < columns; c++) {
+            for (int64_t r = 0; r < rows; r++)
+                for (int64_t c = 0; c < columns; c++)
                     assert_true(to[c * STRIDE + r] == from[r * STRIDE + c]);
-                }
-            }
         }
     }
 }
@@ -48,9 +45,8 @@ static void lanes_are_those_of_the_whole(void **state)
     for (int64_t rows = 1; rows <= 21; rows++) {
         for (int64_t lanes = 16; lanes <= LANES; lanes += 16) {
             for (int add = 0; add < 2; add++) {
-                for (int64_t e = 0; e < MOST * LANES; e++) {
+                for (int64_t e = 0; e < MOST * LANES; e++)
                     part[e] = whole[e] = UNTOUCHED;
-                }
                 lanes_product(part, rows, a, 1, MOST, b, 37, lanes, add);
                 panel_product(whole, rows, a, 1, MOST, b, 37, add);
                 for (int64_t e = 0; e < MOST * LANES; e++) {
@@ -75,18 +71,16 @@ static void products_of_doubles(void **state)
         for (int64_t columns = VL64; columns <= 7 * VL64; columns += VL64) {
             for (int across = 0; across < 2; across++) {
                 const matrix64 left = { a, across ? STRIDE : 1, across ? 1 : STRIDE };
-                for (int64_t e = 0; e < MOST * STRIDE; e++) {
+                for (int64_t e = 0; e < MOST * STRIDE; e++)
                     c[e] = 1;
-                }
                 product64(c, STRIDE, rows, left, b, STRIDE, 29, columns, rows % 2);
                 for (int64_t e = 0; e < 16 * STRIDE; e++) {
                     const int64_t r = e / STRIDE, n = e % STRIDE;
                     double want = 1;
                     if (r < rows && n < columns) {
                         want = (double)(rows % 2);
-                        for (int64_t t = 0; t < 29; t++) {
+                        for (int64_t t = 0; t < 29; t++)
                             want += left.at[r * left.row + t * left.column] * b[t * STRIDE + n];
-                        }
                     }
                     assert_true(fabs(c[e] - want) <= 30 * 0x1p-52 * 30);
                 }

@@ -57,9 +57,8 @@ static void expect_within(const char *name, unary *f, double (*exact)(double), f
     const double worst = sweep(f, exact, bits_from_float(low), bits_from_float(high), &where);
     printf("           %s from %g to %g: at most %.3f places off, at %.9g\n", name, (double)low, (double)high,
            worst, (double)where);
-    if (!(worst <= places)) {
+    if (!(worst <= places))
         fail_msg("%s is %.3f places off at %.9g, expected at most %g", name, worst, (double)where, places);
-    }
 }
 
 static void exp_is_within_its_bound(void **state)
@@ -139,9 +138,8 @@ static void clamp_has_its_values(void **state)
                                       { NAN, -80 },
                                       { 0, 0 },
                                       { 0x1p-149f, 0x1p-149f } };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         expect_lane("clamp", apply_clamp, cases[i][0], cases[i][1]);
-    }
 }
 
 static void abs_clears_the_sign(void **state)
@@ -186,9 +184,8 @@ static void select_takes_bits_as_they_are(void **state)
         float x[VL], y[VL], out[VL], turned[VL];
         int32_t where[VL];
         load_pair(pair / SPECIALS, pair % SPECIALS, x, y);
-        for (int lane = 0; lane < VL; lane++) {
+        for (int lane = 0; lane < VL; lane++)
             where[lane] = (pair + lane) % 3 ? -1 : 0;
-        }
         v_store(out, v_select(v_load_int(where), v_load(x), v_load(y)));
         v_store(turned, v_select(v_load(x) < v_load(y), v_load(x), v_load(y)));
         for (int lane = 0; lane < VL; lane++) {
@@ -204,9 +201,8 @@ static void loads_need_no_alignment(void **state)
     (void)state;
     float memory[3 * VL];
     for (int shift = 0; shift < VL; shift++) {
-        for (int i = 0; i < 3 * VL; i++) {
+        for (int i = 0; i < 3 * VL; i++)
             memory[i] = (float)i;
-        }
         v_store(memory + shift, v_load(memory + shift + 1) + v_set(100));
         for (int i = 0; i < 3 * VL; i++) {
             const int stored = i >= shift && i < shift + VL;

@@ -40,9 +40,8 @@ static void for_each_row(const arrays *m, slot which, row_fn *fn, void *context)
 static void store_row(const arrays *m, slot which, unsigned char *row, int64_t index, void *context)
 {
     (void)context;
-    for (int64_t c = 0; c < m->layout[which].shape.channels; c++) {
+    for (int64_t c = 0; c < m->layout[which].shape.channels; c++)
         element_set(row, slot_dtype(&m->values->spec, which), c, m->values->x[which][index + c]);
-    }
 }
 
 static void load_row(const arrays *m, slot which, unsigned char *row, int64_t index, void *context)
@@ -53,9 +52,8 @@ static void load_row(const arrays *m, slot which, unsigned char *row, int64_t in
         memcpy(&to->info[index], row, sizeof(loam_row_info));
         return;
     }
-    for (int64_t c = 0; c < channels; c++) {
+    for (int64_t c = 0; c < channels; c++)
         to->x[which][index + c] = element_get(row, slot_dtype(&m->values->spec, which), c);
-    }
 }
 
 /* Counts the elements that still hold poison, and poisons the others. */
@@ -136,20 +134,16 @@ static void connect(arrays *m)
 /* Calls fn for each guard of the case. */
 static void for_each_guard(arrays *m, void (*fn)(guard *g))
 {
-    for (int a = 0; a < SLOT_COUNT; a++) {
+    for (int a = 0; a < SLOT_COUNT; a++)
         fn(&m->array[a]);
-    }
     guard *const rest[] = { &m->saved, &m->work, &m->cu_q, &m->cu_kv, &m->lens_kv };
-    for (size_t i = 0; i < sizeof rest / sizeof rest[0]; i++) {
+    for (size_t i = 0; i < sizeof rest / sizeof rest[0]; i++)
         fn(rest[i]);
-    }
 }
 
 static void send(guard *g)
 {
-    if (g->map) {
-        guard_to_device(g, 0);
-    }
+    if (g->map) guard_to_device(g, 0);
 }
 
 void arrays_make(arrays *m, const values *v)
@@ -158,28 +152,18 @@ void arrays_make(arrays *m, const values *v)
     m->values = v;
     m->device = kernel_on_device(&v->spec);
     for (int a = 0; a < SLOT_COUNT; a++) {
-        if (!wanted(&v->spec, (slot)a)) {
-            continue;
-        }
+        if (!wanted(&v->spec, (slot)a)) continue;
         m->layout[a] = layout_make(v, (slot)a);
         m->array[a] = guard_make((size_t)m->layout[a].elements * slot_bytes(&v->spec, (slot)a),
                                  m->layout[a].at_end);
-        if (a < SLOT_FIRST_OUTPUT) {
-            for_each_row(m, (slot)a, store_row, NULL);
-        }
+        if (a < SLOT_FIRST_OUTPUT) for_each_row(m, (slot)a, store_row, NULL);
     }
     if (v->cu_q) {
         m->cu_q = index_array(v->cu_q, v->spec.batch + 1);
-        if (!spec_recurrent(&v->spec)) {
-            m->cu_kv = index_array(v->cu_kv, v->spec.batch + 1);
-        }
+        if (!spec_recurrent(&v->spec)) m->cu_kv = index_array(v->cu_kv, v->spec.batch + 1);
     }
-    if (v->lens_kv) {
-        m->lens_kv = index_array(v->lens_kv, v->spec.batch);
-    }
-    if (m->device) {
-        for_each_guard(m, send);
-    }
+    if (v->lens_kv) m->lens_kv = index_array(v->lens_kv, v->spec.batch);
+    if (m->device) for_each_guard(m, send);
     connect(m);
 }
 
@@ -188,9 +172,7 @@ static void *scratch(const arrays *m, guard *g, size_t bytes)
 {
     guard_free(g);
     *g = guard_make(bytes, 1);
-    if (m->device) {
-        guard_to_device(g, 1);
-    }
+    if (m->device) guard_to_device(g, 1);
     return guard_address(g);
 }
 
@@ -207,19 +189,14 @@ void arrays_saved(arrays *m, const loam_plan *plan)
 const char *arrays_settle(arrays *m)
 {
     const char *failed = m->device ? device_wait() : NULL;
-    if (!failed) {
-        for_each_guard(m, guard_from_device);
-    }
+    if (!failed) for_each_guard(m, guard_from_device);
     return failed;
 }
 
 void arrays_read(const arrays *m, values *v)
 {
-    for (int a = SLOT_FIRST_OUTPUT; a < SLOT_COUNT; a++) {
-        if (m->array[a].data) {
-            for_each_row(m, (slot)a, load_row, v);
-        }
-    }
+    for (int a = SLOT_FIRST_OUTPUT; a < SLOT_COUNT; a++)
+        if (m->array[a].data) for_each_row(m, (slot)a, load_row, v);
 }
 
 /* Are the elements of an input, and the gaps between them, what they were? */
@@ -237,12 +214,8 @@ static int input_intact(arrays *m, slot which)
 
 static const char *slot_misuse(arrays *m, slot which)
 {
-    if (!m->array[which].data) {
-        return NULL;
-    }
-    if (which < SLOT_FIRST_OUTPUT) {
-        return input_intact(m, which) ? NULL : "input or its surroundings changed";
-    }
+    if (!m->array[which].data) return NULL;
+    if (which < SLOT_FIRST_OUTPUT) return input_intact(m, which) ? NULL : "input or its surroundings changed";
     int64_t unwritten = 0;
     for_each_row(m, which, clear_row, &unwritten);
     return unwritten                           ? "output has elements that were not written (or are NaN)"
@@ -255,16 +228,10 @@ const char *arrays_misuse(arrays *m, char *text, size_t bytes)
     text[0] = '\0';
     for (int a = 0; a < SLOT_COUNT; a++) {
         const char *what = slot_misuse(m, (slot)a);
-        if (what && !text[0]) {
-            snprintf(text, bytes, "%s: %s", slot_names[a], what);
-        }
+        if (what && !text[0]) snprintf(text, bytes, "%s: %s", slot_names[a], what);
     }
-    if (!text[0] && m->work.map && !guard_intact(&m->work)) {
-        snprintf(text, bytes, "work: written outside");
-    }
-    if (!text[0] && m->saved.map && !guard_intact(&m->saved)) {
-        snprintf(text, bytes, "saved: written outside");
-    }
+    if (!text[0] && m->work.map && !guard_intact(&m->work)) snprintf(text, bytes, "work: written outside");
+    if (!text[0] && m->saved.map && !guard_intact(&m->saved)) snprintf(text, bytes, "saved: written outside");
     return text[0] ? text : NULL;
 }
 

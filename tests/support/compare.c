@@ -7,9 +7,8 @@
 double compare_norm(const double *x, int64_t count)
 {
     double sum = 0;
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count; i++)
         sum += isinf(x[i]) ? 0 : x[i] * x[i];
-    }
     return sqrt(sum);
 }
 
@@ -43,10 +42,7 @@ difference compare(const double *want, const double *got, int64_t rows, int64_t 
 
 int64_t compare_bits(const double *a, const double *b, int64_t count)
 {
-    for (int64_t i = 0; i < count; i++) {
-        if (memcmp(&a[i], &b[i], sizeof a[i]) != 0) {
-            return i;
-        }
-    }
+    for (int64_t i = 0; i < count; i++)
+        if (memcmp(&a[i], &b[i], sizeof a[i]) != 0) return i;
     return -1;
 }

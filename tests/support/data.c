@@ -26,25 +26,20 @@ void data_lengths(values *v)
             v->cu_q[b + 1] = v->cu_q[b] + draw_length(&r, s->len_q);
             v->cu_kv[b + 1] = spec_recurrent(s) ? v->cu_q[b + 1] : v->cu_kv[b] + draw_length(&r, s->len_kv);
         }
-        if (s->lens) {
-            v->lens_kv[b] = draw_length(&r, s->len_kv);
-        }
+        if (s->lens) v->lens_kv[b] = draw_length(&r, s->len_kv);
     }
 }
 
 static void scale_array(values *v, slot which, double factor)
 {
-    for (int64_t i = 0; i < slot_size(v, which); i++) {
+    for (int64_t i = 0; i < slot_size(v, which); i++)
         v->x[which][i] *= factor;
-    }
 }
 
 static void fill_normal(values *v)
 {
     for (int a = 0; a < SLOT_FIRST_OUTPUT; a++) {
-        if (!v->x[a]) {
-            continue;
-        }
+        if (!v->x[a]) continue;
         rng r = rng_make((uint64_t)v->spec.seed, (uint64_t)a);
         for (int64_t i = 0; i < slot_size(v, (slot)a); i++) {
             v->x[a][i] = a == SLOT_RIDGE   ? v->spec.ridge * exp(1.4 * (rng_uniform(&r) - 0.5))
@@ -57,9 +52,7 @@ static void fill_normal(values *v)
 static double draw_log_decay(rng *r, int hostile)
 {
     const double u = rng_uniform(r);
-    if (hostile && u < 0.3) {
-        return u < 0.1 ? 0 : u < 0.2 ? -1000 : -HUGE_VAL;
-    }
+    if (hostile && u < 0.3) return u < 0.1 ? 0 : u < 0.2 ? -1000 : -HUGE_VAL;
     return -exp(8 * rng_uniform(r) - 7);
 }
 
@@ -75,12 +68,10 @@ static void unit_rows(values *v, slot which)
     const int64_t d = v->spec.dim_qk;
     for (int64_t row = 0; v->x[which] && row < slot_size(v, which) / d; row++) {
         double *x = v->x[which] + row * d, norm = 0;
-        for (int64_t c = 0; c < d; c++) {
+        for (int64_t c = 0; c < d; c++)
             norm += x[c] * x[c];
-        }
-        for (int64_t c = 0; c < d; c++) {
+        for (int64_t c = 0; c < d; c++)
             x[c] /= norm > 0 ? sqrt(norm) : 1;
-        }
     }
 }
 
@@ -90,12 +81,10 @@ static void shorten_keys(values *v)
     const int64_t d = v->spec.dim_qk;
     for (int64_t row = 0; row < slot_size(v, SLOT_K) / d; row++) {
         double *k = v->x[SLOT_K] + row * d, norm = 0;
-        for (int64_t c = 0; c < d; c++) {
+        for (int64_t c = 0; c < d; c++)
             norm += k[c] * k[c];
-        }
-        for (int64_t c = 0; c < d; c++) {
+        for (int64_t c = 0; c < d; c++)
             k[c] *= norm > 0 ? 0.98 / sqrt(norm) : 1;
-        }
     }
 }
 
@@ -110,9 +99,8 @@ static void shape_states(values *v)
         memcpy(G, H, (size_t)(rest * d) * sizeof *G);
         for (int64_t e = 0; e < rest * d; e++) {
             H[e] = rest == d && v->spec.mechanism == LOAM_MESA ? 0 : fabs(G[e]) + 0.5;
-            for (int64_t c = 0; v->spec.mechanism == LOAM_MESA && c < d; c++) {
+            for (int64_t c = 0; v->spec.mechanism == LOAM_MESA && c < d; c++)
                 H[e] += G[e / d * d + c] * G[e % d * d + c] / (double)d;
-            }
         }
     }
     free(G);
@@ -122,11 +110,8 @@ static void shape_states(values *v)
 static void keep_chunks(values *v)
 {
     const int64_t tokens = slot_shape(v, SLOT_LOG_DECAY).tokens;
-    for (int64_t i = 0; i < slot_size(v, SLOT_LOG_DECAY); i++) {
-        if (i % tokens / 128 % 2 == 0) {
-            v->x[SLOT_LOG_DECAY][i] = 0;
-        }
-    }
+    for (int64_t i = 0; i < slot_size(v, SLOT_LOG_DECAY); i++)
+        if (i % tokens / 128 % 2 == 0) v->x[SLOT_LOG_DECAY][i] = 0;
 }
 
 static void fill_gates(values *v)
@@ -136,25 +121,19 @@ static void fill_gates(values *v)
     const double pace = s->seed % 2 ? 1 : 0.02; /* half of the cases remember for long */
     for (int a = SLOT_LOG_DECAY; a <= SLOT_BETA; a++) {
         rng r = rng_make((uint64_t)s->seed, (uint64_t)a);
-        for (int64_t i = 0; v->x[a] && i < slot_size(v, (slot)a); i++) {
+        for (int64_t i = 0; v->x[a] && i < slot_size(v, (slot)a); i++)
             v->x[a][i] = a == SLOT_BETA ? draw_beta(&r, s, hostile) : pace * draw_log_decay(&r, hostile);
-        }
     }
     /* keys all alike and never forgotten leave differences of states that 16-bit parts of these do not hold */
-    if (s->mechanism == LOAM_MESA && s->seed / 2 % 2 && !(s->data == DATA_EQUAL && s->dtype == LOAM_BF16)) {
+    if (s->mechanism == LOAM_MESA && s->seed / 2 % 2 && !(s->data == DATA_EQUAL && s->dtype == LOAM_BF16))
         keep_chunks(v);
-    }
 }
 
 static void fill_recurrent(values *v)
 {
     const spec *s = &v->spec;
-    if (spec_recurrence_of(s).delta || s->mechanism == LOAM_MESA) {
-        shorten_keys(v);
-    }
-    if (s->state) {
-        shape_states(v);
-    }
+    if (spec_recurrence_of(s).delta || s->mechanism == LOAM_MESA) shorten_keys(v);
+    if (s->state) shape_states(v);
 }
 
 /* Key t of every head becomes key t modulo `period`. */
@@ -180,17 +159,15 @@ static void pull_queries(values *v, double noise, double pull, int64_t only)
         const int64_t t = row % a.tokens, h = row / a.tokens % a.heads, b = row / a.tokens / a.heads;
         double *q = values_at(v, SLOT_Q, b, h, t);
         const double *k = values_at(v, SLOT_K, b, h / group, (only >= 0 ? only : t) % keys.tokens);
-        for (int64_t c = 0; c < a.channels; c++) {
+        for (int64_t c = 0; c < a.channels; c++)
             q[c] = noise * q[c] + pull * k[c];
-        }
     }
 }
 
 static void shift(values *v, slot which, double by)
 {
-    for (int64_t i = 0; i < slot_size(v, which); i++) {
+    for (int64_t i = 0; i < slot_size(v, which); i++)
         v->x[which][i] += i % v->spec.dim_qk % 2 ? by : -by;
-    }
 }
 
 static void apply_kind(values *v)
@@ -206,9 +183,7 @@ static void apply_kind(values *v)
         break;
     case DATA_FAR:
         shift(v, SLOT_K, 40);
-        if (v->spec.score == LOAM_RBF) {
-            shift(v, SLOT_Q, 40);
-        }
+        if (v->spec.score == LOAM_RBF) shift(v, SLOT_Q, 40);
         break;
     case DATA_TINY:
         scale_array(v, SLOT_K, half ? 0.1 : 1e-3);
@@ -229,9 +204,7 @@ static void store_once(values *v, slot which)
         const int64_t t = row % a.tokens, h = row / a.tokens % a.heads, b = row / a.tokens / a.heads;
         const double *from = values_at(v, which, l.batch ? b : 0, l.head ? h : 0, l.token ? t : 0);
         double *to = values_at(v, which, b, h, t);
-        if (to != from) {
-            memcpy(to, from, (size_t)a.channels * sizeof(double));
-        }
+        if (to != from) memcpy(to, from, (size_t)a.channels * sizeof(double));
     }
 }
 
@@ -241,15 +214,12 @@ void data_fill(values *v)
     apply_kind(v);
     fill_gates(v);
     unit_rows(v, SLOT_W);
-    if (spec_recurrent(&v->spec)) {
-        fill_recurrent(v);
-    }
+    if (spec_recurrent(&v->spec)) fill_recurrent(v);
     for (int a = 0; a < SLOT_FIRST_OUTPUT; a++) {
         if (v->x[a]) {
             store_once(v, (slot)a);
-            for (int64_t i = 0; i < slot_size(v, (slot)a); i++) {
+            for (int64_t i = 0; i < slot_size(v, (slot)a); i++)
                 v->x[a][i] = element_round(slot_dtype(&v->spec, (slot)a), v->x[a][i]);
-            }
         }
     }
 }

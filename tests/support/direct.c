@@ -39,12 +39,10 @@ static void turn(double *key, const values *v, int64_t b, int64_t h, int64_t t)
 {
     const double *w = key_at(v, SLOT_W, b, h, t), beta = *key_at(v, SLOT_BETA, b, h, t);
     double along = 0;
-    for (int64_t c = 0; c < v->spec.dim_qk; c++) {
+    for (int64_t c = 0; c < v->spec.dim_qk; c++)
         along += w[c] * key[c];
-    }
-    for (int64_t c = 0; c < v->spec.dim_qk; c++) {
+    for (int64_t c = 0; c < v->spec.dim_qk; c++)
         key[c] -= beta * along * w[c];
-    }
 }
 
 /* The keys as query i sees them; PaTH goes on from an earlier query of the same head. */
@@ -54,14 +52,12 @@ static void see_keys(direct_row *r, const values *v, int64_t b, int64_t h, int64
     const int64_t d = v->spec.dim_qk, at = i + q.len_kv - q.len_q;
     if (!v->spec.path || r->turned_b != b + 1 || r->turned_h != h || r->turned_to > at) {
         r->turned_b = b + 1, r->turned_h = h, r->turned_to = -1;
-        for (int64_t j = 0; j < q.len_kv; j++) {
+        for (int64_t j = 0; j < q.len_kv; j++)
             memcpy(r->key + j * d, key_at(v, SLOT_K, b, h, j), (size_t)d * sizeof(double));
-        }
     }
     for (int64_t t = r->turned_to + 1; v->spec.path && t <= at; t++) {
-        for (int64_t j = 0; j < t; j++) {
+        for (int64_t j = 0; j < t; j++)
             turn(r->key + j * d, v, b, h, t);
-        }
         r->turned_to = t;
     }
 }
@@ -93,32 +89,23 @@ static void scores(direct_row *r, const values *v, int64_t b, int64_t h, int64_t
     for (int64_t j = 0; j < q.len_kv; j++) {
         const int64_t ahead = j - (i + q.len_kv - q.len_q);
         r->score[j] = -HUGE_VAL;
-        if (!sees(s, ahead)) {
-            continue;
-        }
+        if (!sees(s, ahead)) continue;
         r->seen++;
         r->score[j] = raw_score(s, query, r->key + j * s->dim_qk);
-        if (s->slope) {
-            r->score[j] -= v->x[SLOT_SLOPE][h] * fabs((double)ahead);
-        }
-        if (s->key_bias) {
-            r->score[j] += *values_at(v, SLOT_KEY_BIAS, q.batch, h, q.k0 + j);
-        }
-        for (int64_t t = j + 1; s->decay && t <= j - ahead; t++) {
+        if (s->slope) r->score[j] -= v->x[SLOT_SLOPE][h] * fabs((double)ahead);
+        if (s->key_bias) r->score[j] += *values_at(v, SLOT_KEY_BIAS, q.batch, h, q.k0 + j);
+        for (int64_t t = j + 1; s->decay && t <= j - ahead; t++)
             r->score[j] += fmax(*values_at(v, SLOT_LOG_DECAY, q.batch, h, q.k0 + t), -16384);
-        }
     }
 }
 
 static void normalise(direct_row *r, const values *v, int64_t h)
 {
     double largest = v->spec.sink ? v->x[SLOT_SINK][h] : -HUGE_VAL, sum = 0;
-    for (int64_t j = 0; j < r->keys; j++) {
+    for (int64_t j = 0; j < r->keys; j++)
         largest = fmax(largest, r->score[j]);
-    }
-    for (int64_t j = 0; j < r->keys; j++) {
+    for (int64_t j = 0; j < r->keys; j++)
         sum += r->seen ? exp(r->score[j] - largest) : 0;
-    }
     sum += v->spec.sink ? exp(v->x[SLOT_SINK][h] - largest) : 0;
     r->lse = sum > 0 ? largest + log(sum) : -HUGE_VAL;
     r->largest_p = 0;
@@ -135,12 +122,10 @@ static void means(direct_row *r, const values *v, int64_t b, int64_t h)
     memset(r->vbar, 0, (size_t)s->dim_v * sizeof(double));
     for (int64_t j = 0; j < r->keys; j++) {
         const double *k = r->key + j * s->dim_qk, *value = key_at(v, SLOT_V, b, h, j);
-        for (int64_t c = 0; c < s->dim_qk; c++) {
+        for (int64_t c = 0; c < s->dim_qk; c++)
             r->kbar[c] += r->p[j] * k[c];
-        }
-        for (int64_t c = 0; c < s->dim_v; c++) {
+        for (int64_t c = 0; c < s->dim_v; c++)
             r->vbar[c] += r->p[j] * value[c];
-        }
     }
 }
 
@@ -155,9 +140,8 @@ static void spread(direct_row *r, const values *v, int64_t b, int64_t h, int64_t
     for (int64_t j = 0; j < r->keys; j++) {
         const double *k = r->key + j * s->dim_qk;
         double sum = 0;
-        for (int64_t c = 0; c < s->dim_qk; c++) {
+        for (int64_t c = 0; c < s->dim_qk; c++)
             sum += (k[c] - r->kbar[c]) * (k[c] - r->kbar[c]);
-        }
         r->trace += r->p[j] * sum;
         far2 = r->score[j] > -HUGE_VAL ? fmax(far2, sum) : far2;
     }
@@ -201,11 +185,9 @@ void direct_output(const direct_row *r, const values *v, int64_t b, int64_t h, c
     for (int64_t j = 0; j < r->keys; j++) {
         const double *k = r->key + j * s->dim_qk, *value = key_at(v, SLOT_V, b, h, j);
         double u = 0;
-        for (int64_t c = 0; probe && c < s->dim_qk; c++) {
+        for (int64_t c = 0; probe && c < s->dim_qk; c++)
             u += probe[c] * (k[c] - r->kbar[c]);
-        }
-        for (int64_t c = 0; c < s->dim_v; c++) {
+        for (int64_t c = 0; c < s->dim_v; c++)
             o[c] += r->p[j] * (1 - u) * value[c];
-        }
     }
 }

@@ -19,16 +19,13 @@ static void stack(const direct_row *r, const values *v, int64_t b, int64_t h, in
         const double *k = r->key + j * d;
         const double *value = values_at(v, SLOT_V, q.batch, kv, q.k0 + j), root = sqrt(r->p[j]);
         a[j * (d + 1)] = root;
-        for (int64_t c = 0; c < d; c++) {
+        for (int64_t c = 0; c < d; c++)
             a[j * (d + 1) + 1 + c] = root * (k[c] - query[c]);
-        }
-        for (int64_t c = 0; c < s->dim_v; c++) {
+        for (int64_t c = 0; c < s->dim_v; c++)
             y[j * s->dim_v + c] = root * value[c];
-        }
     }
-    for (int64_t c = 0; c < d; c++) {
+    for (int64_t c = 0; c < d; c++)
         a[(r->keys + c) * (d + 1) + 1 + c] = sqrt(direct_ridge(r, v, b, h, i, c));
-    }
 }
 
 int direct_least_squares(const direct_row *r, const values *v, int64_t b, int64_t h, int64_t i, double *o)
@@ -43,9 +40,8 @@ int direct_least_squares(const direct_row *r, const values *v, int64_t b, int64_
     const lapack_int failed = LAPACKE_dgelsd(LAPACK_ROW_MAJOR, (lapack_int)rows, (lapack_int)(d + 1),
                                              (lapack_int)dv, a, (lapack_int)(d + 1), y, (lapack_int)dv,
                                              singular, -1, &rank);
-    for (int64_t c = 0; c < dv; c++) {
+    for (int64_t c = 0; c < dv; c++)
         o[c] = y[c];
-    }
     free(a);
     free(y);
     free(singular);

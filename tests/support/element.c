@@ -13,9 +13,7 @@ static double half_get(uint16_t bits, int fraction, int bias)
 {
     const int exponent = (bits & 0x7fff) >> fraction, rest = bits & ((1 << fraction) - 1);
     const double sign = bits & 0x8000 ? -1 : 1;
-    if (exponent == 0x7fff >> fraction) {
-        return rest ? (double)NAN : sign * HUGE_VAL;
-    }
+    if (exponent == 0x7fff >> fraction) return rest ? (double)NAN : sign * HUGE_VAL;
     return exponent ? sign * ldexp((1 << fraction) + rest, exponent - bias - fraction)
                     : sign * ldexp(rest, 1 - bias - fraction);
 }
@@ -23,16 +21,12 @@ static double half_get(uint16_t bits, int fraction, int bias)
 static uint16_t half_set(double x, int fraction, int bias)
 {
     const unsigned sign = signbit(x) ? 0x8000u : 0, infinity = 0x7fffu >> fraction << fraction;
-    if (isnan(x)) {
-        return (uint16_t)(sign | infinity | 1u << (fraction - 1));
-    }
+    if (isnan(x)) return (uint16_t)(sign | infinity | 1u << (fraction - 1));
     int exponent;
     frexp(x, &exponent);
     const int place = (exponent - 1 > 1 - bias ? exponent - 1 : 1 - bias) - fraction; /* of the last bit */
     const double units = nearbyint(ldexp(fabs(x), -place));
-    if (x == 0 || units == 0) {
-        return (uint16_t)sign;
-    }
+    if (x == 0 || units == 0) return (uint16_t)sign;
     /* The leading bit of a normal number adds one to the exponent field, as does a carry. */
     const double field = units + ldexp(place + fraction + bias - 1, fraction);
     return (uint16_t)(sign | (field >= infinity ? infinity : (unsigned)field));

@@ -64,9 +64,7 @@ void guard_to_device(guard *g, int scratch)
 
 void guard_from_device(guard *g)
 {
-    if (!g->twin || g->unset) {
-        return;
-    }
+    if (!g->twin || g->unset) return;
     const size_t all = g->before + g->bytes + g->after;
     unsigned char *image = memory_zeroed(all, 1);
     must(device_download(image, g->twin, all));
@@ -90,8 +88,6 @@ int guard_untouched(const guard *g) { return all_poison(g->data, g->bytes); }
 void guard_free(guard *g)
 {
     device_free(g->twin);
-    if (g->map) {
-        munmap(g->map, g->map_bytes);
-    }
+    if (g->map) munmap(g->map, g->map_bytes);
     memset(g, 0, sizeof *g);
 }

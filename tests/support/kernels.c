@@ -6,11 +6,8 @@
 int kernel_find(const char *name)
 {
     loam_kernel_info info;
-    for (int i = 0; loam_kernel_at(i, &info) == LOAM_OK; i++) {
-        if (strcmp(info.name, name) == 0) {
-            return i;
-        }
-    }
+    for (int i = 0; loam_kernel_at(i, &info) == LOAM_OK; i++)
+        if (strcmp(info.name, name) == 0) return i;
     return -1;
 }
 
@@ -35,9 +32,7 @@ void kernel_take_path(spec *s)
 void kernel_fit(spec *s)
 {
     loam_kernel_info info;
-    if (loam_kernel_at(kernel_find(s->kernel), &info)) {
-        return;
-    }
+    if (loam_kernel_at(kernel_find(s->kernel), &info)) return;
     if (kernel_turns_keys(info.name)) {
         kernel_take_path(s);
         if (strcmp(info.backend, "cuda") == 0 && strcmp(info.dtypes, "bf16") == 0) {
@@ -45,9 +40,7 @@ void kernel_fit(spec *s)
             s->omit |= spec_omit(SLOT_WEIGHTS);
         }
     }
-    if (strcmp(info.isa, "hopper") != 0) {
-        return;
-    }
+    if (strcmp(info.isa, "hopper") != 0) return;
     if (kernel_lists(info.mechanisms, "mesa")) {
         s->dim_qk = s->dim_v = 64;
         s->feature_map = s->feature_map == LOAM_FEATURES_ELU ? LOAM_FEATURES_UNIT : s->feature_map;
@@ -65,9 +58,7 @@ int kernel_lists(const char *words, const char *word)
     const size_t length = strlen(word);
     for (const char *at = strstr(words, word); at; at = strstr(at + 1, word)) {
         const int begins = at == words || at[-1] == ' ', ends = at[length] == ' ' || at[length] == '\0';
-        if (begins && ends) {
-            return 1;
-        }
+        if (begins && ends) return 1;
     }
     return 0;
 }

@@ -26,9 +26,8 @@ static void axis_order(rng *r, int order[3])
     static const int orders[4][3] = { { 2, 1, 0 }, { 1, 2, 0 }, { 2, 0, 1 }, { 0, 1, 2 } };
     const int64_t which = rng_int(r, 0, 9);
     const int *chosen = orders[which < 4 ? 0 : which < 8 ? 1 : which - 6];
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++)
         order[i] = chosen[i];
-    }
 }
 
 layout layout_make(const values *v, slot which)

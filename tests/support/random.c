@@ -30,9 +30,8 @@ int rng_one_in(rng *r, int64_t n) { return rng_int(r, 1, n) == 1; }
 
 void rng_fill_normal(rng *r, double *x, int64_t count, double mean, double deviation)
 {
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count; i++)
         x[i] = mean + deviation * rng_normal(r);
-    }
 }
 
 void rng_permutation(rng *r, int64_t *order, int64_t count)

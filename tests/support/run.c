@@ -36,9 +36,7 @@ static void forward_of(spec *s)
 static loam_status settle(arrays *m, loam_status status, loam_error *error)
 {
     const char *failed = status ? NULL : arrays_settle(m);
-    if (failed) {
-        snprintf(error->text, sizeof error->text, "after the launch: %s", failed);
-    }
+    if (failed) snprintf(error->text, sizeof error->text, "after the launch: %s", failed);
     return failed ? LOAM_ECUDA : status;
 }
 
@@ -52,15 +50,11 @@ static outcome run_forward_first(arrays *m, const values *v)
     const loam_problem problem = values_problem(&forward);
     loam_plan *plan;
     const loam_status made = loam_plan_create(&plan, &problem, &r.error);
-    if (made) {
-        return fail(r, made);
-    }
+    if (made) return fail(r, made);
     arrays_saved(m, plan);
     arrays_work(m, plan);
     guard o = guard_make((size_t)slot_size(v, SLOT_O) * 8, 1);
-    if (m->device) {
-        guard_to_device(&o, 1);
-    }
+    if (m->device) guard_to_device(&o, 1);
     loam_args args = m->args;
     const shape a = slot_shape(v, SLOT_O);
     loam_args_keep(&args, LOAM_FORWARD);
@@ -77,12 +71,8 @@ static outcome run_plan(arrays *m, values *v)
     const loam_problem problem = values_problem(v);
     loam_plan *plan;
     const loam_status made = loam_plan_create(&plan, &problem, &r.error);
-    if (made) {
-        return fail(r, made);
-    }
-    if (v->spec.pass == LOAM_FORWARD && !(v->spec.omit & SPEC_OMIT_SAVED)) {
-        arrays_saved(m, plan);
-    }
+    if (made) return fail(r, made);
+    if (v->spec.pass == LOAM_FORWARD && !(v->spec.omit & SPEC_OMIT_SAVED)) arrays_saved(m, plan);
     arrays_work(m, plan);
     r.status = settle(m, loam_run(plan, &m->args, &r.error), &r.error);
     if (!r.status) {
@@ -98,12 +88,8 @@ outcome run_values(values *v)
     arrays m;
     arrays_make(&m, v);
     outcome r = { LOAM_OK, { LOAM_OK, "" }, "" };
-    if (v->spec.pass == LOAM_BACKWARD && !spec_recurrent(&v->spec)) {
-        r = run_forward_first(&m, v);
-    }
-    if (!r.status) {
-        r = run_plan(&m, v);
-    }
+    if (v->spec.pass == LOAM_BACKWARD && !spec_recurrent(&v->spec)) r = run_forward_first(&m, v);
+    if (!r.status) r = run_plan(&m, v);
     arrays_free(&m);
     return r;
 }

@@ -139,9 +139,8 @@ int spec_mechanisms(void)
 {
     loam_mechanism_info info;
     int count = 0;
-    while (loam_mechanism_at(count, &info) == LOAM_OK) {
+    while (loam_mechanism_at(count, &info) == LOAM_OK)
         count++;
-    }
     return count;
 }
 
@@ -201,11 +200,10 @@ static int parse_value(spec *s, const field *f, const char *value)
         }
         return -1;
     }
-    if (f->real) {
+    if (f->real)
         *field_real(s, f) = strtod(value, &end);
-    } else {
+    else
         *field_number(s, f) = strtoll(value, &end, 10);
-    }
     return *value && !*end ? 0 : -1;
 }
 
@@ -219,11 +217,8 @@ int spec_parse(spec *s, const char *text)
         int known = -1;
         if (value) {
             *value++ = '\0';
-            for (int i = 0; i < FIELDS; i++) {
-                if (strcmp(word, fields[i].name) == 0) {
-                    known = parse_value(s, &fields[i], value);
-                }
-            }
+            for (int i = 0; i < FIELDS; i++)
+                if (strcmp(word, fields[i].name) == 0) known = parse_value(s, &fields[i], value);
         }
         if (known != 0) {
             fprintf(stderr, "case: cannot read '%s'\n", word);

@@ -39,14 +39,12 @@ static void arrays_notice_misuse(void **state)
         guard_free(&m.array[SLOT_O]);
         m.array[SLOT_O] = guard_make(15 * sizeof(double), 1);
         double *o = (double *)(void *)m.array[SLOT_O].data;
-        for (int64_t i = 0; i < 15; i++) {
+        for (int64_t i = 0; i < 15; i++)
             o[i] = i % 3 < 2 || fault == 2 ? 1.0 : o[i];
-        }
-        if (fault == 1) {
+        if (fault == 1)
             memset(&o[4], GUARD_POISON, sizeof o[4]);
-        } else if (fault == 3) {
+        else if (fault == 3)
             m.array[SLOT_K].data[0] ^= 1;
-        }
         assert_int_equal(arrays_misuse(&m, text, sizeof text) != NULL, fault != 0);
         arrays_free(&m);
         values_free(&v);

@@ -40,9 +40,7 @@ static int recurrent_slot_used(const spec *s, slot which)
 
 int slot_used(const spec *s, slot which)
 {
-    if (spec_recurrent(s)) {
-        return recurrent_slot_used(s, which);
-    }
+    if (spec_recurrent(s)) return recurrent_slot_used(s, which);
     const int backward = s->pass == LOAM_BACKWARD, forward = !backward;
     switch (which) {
     case SLOT_Q:
@@ -130,9 +128,7 @@ static shape recurrent_slot_shape(const values *v, slot which)
 shape slot_shape(const values *v, slot which)
 {
     const spec *s = &v->spec;
-    if (spec_recurrent(s)) {
-        return recurrent_slot_shape(v, which);
-    }
+    if (spec_recurrent(s)) return recurrent_slot_shape(v, which);
     const int64_t batch = s->packed ? 1 : s->batch;
     shape q = { batch, s->heads_q, s->packed ? v->cu_q[s->batch] : s->len_q, 1 };
     shape k = { batch, s->heads_kv, s->packed ? v->cu_kv[s->batch] : s->len_kv, 1 };
@@ -199,22 +195,17 @@ static values values_empty(const spec *s)
         v.cu_q = memory_zeroed(batch + 1, sizeof *v.cu_q);
         v.cu_kv = memory_zeroed(batch + 1, sizeof *v.cu_kv);
     }
-    if (s->lens) {
-        v.lens_kv = memory_zeroed(batch, sizeof *v.lens_kv);
-    }
+    if (s->lens) v.lens_kv = memory_zeroed(batch, sizeof *v.lens_kv);
     return v;
 }
 
 static void values_allocate(values *v)
 {
-    for (int a = 0; a < SLOT_COUNT; a++) {
-        if (a != SLOT_INFO && slot_used(&v->spec, (slot)a)) {
+    for (int a = 0; a < SLOT_COUNT; a++)
+        if (a != SLOT_INFO && slot_used(&v->spec, (slot)a))
             v->x[a] = memory_zeroed((size_t)slot_size(v, (slot)a), sizeof(double));
-        }
-    }
-    if (slot_used(&v->spec, SLOT_INFO)) {
+    if (slot_used(&v->spec, SLOT_INFO))
         v->info = memory_zeroed((size_t)slot_size(v, SLOT_INFO), sizeof *v->info);
-    }
 }
 
 values values_make(const spec *s)
@@ -234,23 +225,18 @@ values values_like(const spec *s, const values *from)
         memcpy(v.cu_q, from->cu_q, (batch + 1) * sizeof *v.cu_q);
         memcpy(v.cu_kv, from->cu_kv, (batch + 1) * sizeof *v.cu_kv);
     }
-    if (s->lens) {
-        memcpy(v.lens_kv, from->lens_kv, batch * sizeof *v.lens_kv);
-    }
+    if (s->lens) memcpy(v.lens_kv, from->lens_kv, batch * sizeof *v.lens_kv);
     values_allocate(&v);
-    for (int a = 0; a < SLOT_FIRST_OUTPUT; a++) {
-        if (v.x[a] && from->x[a] && slot_size(&v, (slot)a) == slot_size(from, (slot)a)) {
+    for (int a = 0; a < SLOT_FIRST_OUTPUT; a++)
+        if (v.x[a] && from->x[a] && slot_size(&v, (slot)a) == slot_size(from, (slot)a))
             memcpy(v.x[a], from->x[a], (size_t)slot_size(&v, (slot)a) * sizeof(double));
-        }
-    }
     return v;
 }
 
 void values_free(values *v)
 {
-    for (int a = 0; a < SLOT_COUNT; a++) {
+    for (int a = 0; a < SLOT_COUNT; a++)
         free(v->x[a]);
-    }
     free(v->cu_q);
     free(v->cu_kv);
     free(v->lens_kv);

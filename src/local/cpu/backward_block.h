@@ -76,15 +76,12 @@ static inline void block_carve(block *k, const loam_problem *p, arena *pool)
     float **const rows[] = { &k->rows_q, &k->rows_rho, &k->rows_u, &k->rows_y, &k->rows_kbar };
     k->tile.keys = arena_take(pool, TILE_KEYS * wide, f);
     k->values = arena_take(pool, TILE_KEYS * dv, f);
-    for (size_t n = 0; n < sizeof tiles / sizeof *tiles; n++) {
+    for (size_t n = 0; n < sizeof tiles / sizeof *tiles; n++)
         *tiles[n] = arena_take(pool, TILE_KEYS * LANES, f);
-    }
-    for (size_t n = 0; n < sizeof panels / sizeof *panels; n++) {
+    for (size_t n = 0; n < sizeof panels / sizeof *panels; n++)
         *panels[n] = arena_take(pool, d * LANES, f);
-    }
-    for (size_t n = 0; n < sizeof rows / sizeof *rows; n++) {
+    for (size_t n = 0; n < sizeof rows / sizeof *rows; n++)
         *rows[n] = arena_take(pool, probed || n == 0 ? TILE_KEYS * d : 0, f);
-    }
     k->grad_o = arena_take(pool, dv * LANES, f);
     k->grad_v = arena_take(pool, dv * LANES, f);
     k->rows_do = arena_take(pool, TILE_KEYS * dv, f);
@@ -137,9 +134,7 @@ VEC_INLINE pair_terms pair_of(bool by_max, bool by_trace, vec p, vec u, vec g, v
     const vec error = g + t, kept = p * (1.0f - u);
     pair_terms out = { kept * error, p * error, kept, p * spread };
     out.ds += by_max ? v_select(at_peak, e, v_set(0)) : p * e;
-    if (by_trace) {
-        out.ds += out.spread * excess;
-    }
+    if (by_trace) out.ds += out.spread * excess;
     return out;
 }
 

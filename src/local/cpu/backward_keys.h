@@ -29,9 +29,7 @@ static inline void load_key_lanes(block *k, key_lanes *l, float *restrict keys, 
     transpose(keys, k->tile.keys, l->count, d);
     load_values(k->values, &k->x, l->j0, l->count);
     transpose(values, k->values, l->count, k->x.p->dim_v);
-    if (PAIR_DOTS) {
-        pair_rows(k->grad_o_pairs, values, k->x.p->dim_v, NULL);
-    }
+    if (PAIR_DOTS) pair_rows(k->grad_o_pairs, values, k->x.p->dim_v, NULL);
     panel_dot(l->norm, keys, keys, d);
     for (int lane = 0; lane < LANES; lane++) {
         l->j[lane] = lane < l->count ? (int32_t)(l->j0 + lane) : INT32_MAX;
@@ -64,16 +62,14 @@ static inline void load_query_tile(block *k, query_tile *t, const row_arrays *ro
     const int64_t d = p->dim_qk, row = local_row(p, &k->x.s, k->x.h, t->i), token = k->x.s.q0 + t->i;
     const size_t bytes = (size_t)(t->n * d) * sizeof(float);
     t->record = rows->record + row;
-    if (PAIR_DOTS) {
+    if (PAIR_DOTS)
         t->grad_o = load_raw_tile(k, t, &a->grad_o, p->dim_v, k->value_copy, k->do_tokens);
-    } else {
+    else
         load_rows(k->rows_do, &a->grad_o, p->dtype, k->x.s.b, k->x.h, token, t->n, p->dim_v);
-    }
-    if (k->x.raw) {
+    if (k->x.raw)
         t->query = load_raw_tile(k, t, &a->q, d, k->query_copy, k->query_tokens);
-    } else {
+    else
         load_queries(k->rows_q, &k->x, t->i, t->n);
-    }
     if (k->solved) {
         const local_saved saved = local_saved_carve(p, a->saved, NULL);
         memcpy(k->rows_rho, (const float *)saved.rho + row * d, bytes);
@@ -95,9 +91,8 @@ static inline void load_query_tile(block *k, query_tile *t, const row_arrays *ro
 static inline bool queries_are_unmasked(const block *k, const key_lanes *l, const query_tile *q)
 {
     bool unmasked = !k->sc.rbf && !k->sc.capped && !k->sc.sloped && !k->sc.biased && l->count == LANES;
-    for (int64_t r = 0; r < q->n; r++) {
+    for (int64_t r = 0; r < q->n; r++)
         unmasked = unmasked && q->record[r].lo <= l->j0 && l->j0 + LANES <= q->record[r].hi;
-    }
     return unmasked;
 }
 
@@ -120,9 +115,7 @@ VEC_INLINE void key_gradient_of_tile(bool unmasked, bool probed, block *k, key_l
                 s = v_clamp(v_clamp(x, SCORE_LIMIT) * k->sc.scale, SCORE_LIMIT);
                 factor = v_set(1);
             } else {
-                if (k->sc.rbf) {
-                    x -= 0.5f * v_load(l->norm + lane);
-                }
+                if (k->sc.rbf) x -= 0.5f * v_load(l->norm + lane);
                 vec bias = v_load(l->bias + lane);
                 if (k->sc.decayed) {
                     bias += decay_between(v_set(q->decay[0][r]), v_set(q->decay[1][r]),
@@ -149,9 +142,7 @@ VEC_INLINE void key_gradient_of_tile(bool unmasked, bool probed, block *k, key_l
                 v_store(l->spread + lane, v_load(l->spread + lane) + pair.spread);
                 v_store(k->w + at, -2.0f * inverse_d * pair.spread);
             }
-            if (probed) {
-                v_store(k->u + at, -pair.error);
-            }
+            if (probed) v_store(k->u + at, -pair.error);
             v_store(k->s + at, ds * k->sc.scale);
             v_store(k->t + at, pair.kept);
         }
@@ -161,29 +152,26 @@ VEC_INLINE void key_gradient_of_tile(bool unmasked, bool probed, block *k, key_l
 static inline void tile_key_gradient(block *k, key_lanes *l, const query_tile *q)
 {
     const bool unmasked = queries_are_unmasked(k, l, q) && !k->solved;
-    if (unmasked && k->probed) {
+    if (unmasked && k->probed)
         key_gradient_of_tile(true, true, k, l, q);
-    } else if (unmasked) {
+    else if (unmasked)
         key_gradient_of_tile(true, false, k, l, q);
-    } else {
+    else
         key_gradient_of_tile(false, k->probed, k, l, q);
-    }
 }
 
 /* The products of one tile of queries with the keys and values. */
 static inline void tile_products(block *k, const query_tile *q, const float *keys, const float *values)
 {
     const int64_t d = k->x.p->dim_qk, dv = k->x.p->dim_v;
-    if (PAIR_DOTS) {
+    if (PAIR_DOTS)
         raw_product(k->g, q->grad_o, q->n, k->grad_o_pairs, dv);
-    } else {
+    else
         panel_product(k->g, q->n, k->rows_do, dv, 1, values, dv, false);
-    }
-    if (k->x.raw) {
+    if (k->x.raw)
         raw_product(k->s, q->query, q->n, k->query_pairs, d);
-    } else {
+    else
         panel_product(k->s, q->n, k->rows_q, d, 1, keys, d, false);
-    }
     if (k->solved) {
         panel_product(k->u, q->n, k->rows_u, d, 1, keys, d, false);
         panel_product(k->t, q->n, k->rows_y, d, 1, keys, d, false);
@@ -192,9 +180,7 @@ static inline void tile_products(block *k, const query_tile *q, const float *key
     } else if (k->probed) {
         panel_product(k->u, q->n, k->rows_rho, d, 1, keys, d, false);
     }
-    if (k->by_trace) {
-        panel_product(k->w, q->n, k->rows_kbar, d, 1, keys, d, false);
-    }
+    if (k->by_trace) panel_product(k->w, q->n, k->rows_kbar, d, 1, keys, d, false);
 }
 
 /* sum [channels][LANES] += weights . tokens over a tile of queries. */
@@ -208,27 +194,20 @@ static inline void add_tokens(block *k, float *restrict sum, const uint16_t *res
 static inline void add_tile(block *k, const query_tile *q)
 {
     const int64_t d = k->x.p->dim_qk, dv = k->x.p->dim_v;
-    if (k->solved) {
-        panel_product(k->grad, d, k->rows_y, 1, d, k->t, q->n, true);
-    }
-    if (PAIR_DOTS) {
+    if (k->solved) panel_product(k->grad, d, k->rows_y, 1, d, k->t, q->n, true);
+    if (PAIR_DOTS)
         add_tokens(k, k->grad_v, k->do_tokens, dv, k->t, q->n);
-    } else {
+    else
         panel_product(k->grad_v, dv, k->rows_do, 1, dv, k->t, q->n, true);
-    }
-    if (k->x.raw) {
+    if (k->x.raw)
         add_tokens(k, k->grad, k->query_tokens, d, k->s, q->n);
-    } else {
+    else
         panel_product(k->grad, d, k->rows_q, 1, d, k->s, q->n, true);
-    }
-    if (k->probed && !k->solved && k->x.raw) {
+    if (k->probed && !k->solved && k->x.raw)
         add_tokens(k, k->grad, k->probe_tokens, d, k->u, q->n);
-    } else if (k->probed) {
+    else if (k->probed)
         panel_product(k->grad, d, k->rows_rho, 1, d, k->u, q->n, true);
-    }
-    if (k->by_trace) {
-        panel_product(k->grad, d, k->rows_kbar, 1, d, k->w, q->n, true);
-    }
+    if (k->by_trace) panel_product(k->grad, d, k->rows_kbar, 1, d, k->w, q->n, true);
 }
 
 static inline void keys_from_tile(block *k, key_lanes *l, query_tile *q, const row_arrays *rows,
@@ -269,9 +248,7 @@ static inline void keys_from_head(block *k, key_lanes *l, const row_arrays *rows
         int64_t lo, hi, unused;
         local_visible(k->x.p, &k->x.s, i, &lo, &unused);
         local_visible(k->x.p, &k->x.s, i + q.n - 1, &unused, &hi);
-        if (lo < l->j0 + l->count && hi > l->j0) {
-            keys_from_tile(k, l, &q, rows, keys, values);
-        }
+        if (lo < l->j0 + l->count && hi > l->j0) keys_from_tile(k, l, &q, rows, keys, values);
     }
     put_bias_gradient(k, l);
 }
@@ -286,9 +263,7 @@ static inline void finish_key_gradient(block *k, const key_lanes *l, const float
         {
             const int64_t at = c * LANES + lane;
             vec times = k->by_trace ? twice * v_load(l->spread + lane) : v_set(0);
-            if (k->sc.rbf) {
-                times -= k->sc.scale * v_load(l->inner + lane);
-            }
+            if (k->sc.rbf) times -= k->sc.scale * v_load(l->inner + lane);
             v_store(k->grad + at, v_load(k->grad + at) + times * v_load(keys + at));
         }
     }
@@ -306,21 +281,15 @@ static inline void backward_keys(block *k, const row_arrays *rows, int64_t h_kv,
     panel_fill(k->grad_v, p->dim_v, 0);
     for (int64_t h = h_kv * group; l.count > 0 && h < (h_kv + 1) * group; h++) {
         block_begin(k, p, a, &s, h);
-        if (h == h_kv * group) {
-            load_key_lanes(k, &l, keys, values);
-        }
+        if (h == h_kv * group) load_key_lanes(k, &l, keys, values);
         keys_from_head(k, &l, rows, keys, values);
     }
-    if (l.count > 0) {
-        finish_key_gradient(k, &l, keys);
-    }
+    if (l.count > 0) finish_key_gradient(k, &l, keys);
     for (int64_t lane = 0; lane < LANES && j0 + lane < stored; lane++) {
-        if (a->grad_k.data) {
+        if (a->grad_k.data)
             store_lane(&a->grad_k, p->dtype, s.b, h_kv, token + lane, k->grad, lane, p->dim_qk);
-        }
-        if (a->grad_v.data) {
+        if (a->grad_v.data)
             store_lane(&a->grad_v, p->dtype, s.b, h_kv, token + lane, k->grad_v, lane, p->dim_v);
-        }
     }
 }
 

@@ -26,12 +26,8 @@ static inline void load_lanes(block *k, int64_t i0)
     lanes_begin(&k->l, &k->x, i0, k->query, k->tile.keys);
     load_rows(k->rows_do, &a->grad_o, p->dtype, k->x.s.b, k->x.h, k->x.s.q0 + i0, k->l.count, dv);
     transpose(k->grad_o, k->rows_do, k->l.count, dv);
-    if (PAIR_DOTS) {
-        pair_rows(k->grad_o_pairs, k->grad_o, dv, NULL);
-    }
-    if (k->x.raw) {
-        pair_rows(k->query_pairs, k->query, d, NULL);
-    }
+    if (PAIR_DOTS) pair_rows(k->grad_o_pairs, k->grad_o, dv, NULL);
+    if (k->x.raw) pair_rows(k->query_pairs, k->query, d, NULL);
     load_saved(k, k->lse, saved.lse, 1);
     load_saved(k, k->grad_v, saved.vbar, dv);
     panel_dot(k->gbar, k->grad_o, k->grad_v, dv);
@@ -119,13 +115,12 @@ VEC_INLINE void weights_of_tile(bool unmasked, bool peaks, block *k, float *rest
 static inline void tile_weights(block *k, float *restrict w, float *restrict best)
 {
     const bool unmasked = tile_is_unmasked(&k->sc, &k->l, &k->tile);
-    if (unmasked && k->solved) {
+    if (unmasked && k->solved)
         weights_of_tile(true, true, k, w, best);
-    } else if (unmasked) {
+    else if (unmasked)
         weights_of_tile(true, false, k, w, best);
-    } else {
+    else
         weights_of_tile(false, k->solved, k, w, best);
-    }
 }
 
 /* g of the tile becomes p (g - gbar), whose column sums are added to total; square += p |k'|^2. */
@@ -158,28 +153,25 @@ static inline void sweep_probe(block *k, float *restrict square)
     panel_fill(k->grad, d, 0);
     for (int64_t j = k->l.first; j < k->l.last; j += TILE_KEYS) {
         float *w = k->solved ? k->weights + (j - k->l.first) * LANES : k->w;
-        if (k->solved) {
+        if (k->solved)
             key_tile_load(&k->tile, &k->x, j, k->l.last);
-        } else {
+        else
             score_tile_load(&k->tile, &k->x, j, k->l.last);
-        }
         key_products(w, &k->x, &k->tile, k->query, k->query_pairs);
         tile_weights(k, w, best);
         value_products(k);
         weigh_errors(k, w, total, square);
-        if (k->solved) { /* in float32, as the solve may amplify rounding errors */
+        if (k->solved) /* in float32, as the solve may amplify rounding errors */
             panel_product(k->grad, d, k->tile.keys, 1, d, k->g, k->tile.n, true);
-        } else {
+        else
             add_keys(k, k->g, taken);
-        }
     }
     subtract_common(k->grad, &k->x, taken);
     panel_fill(minus, 1, -1);
     memcpy(k->gbar_rest, total, sizeof total);
     if (k->solved) {
-        for (int lane = 0; lane < LANES; lane++) {
+        for (int lane = 0; lane < LANES; lane++)
             total[lane] = -total[lane];
-        }
         panel_axpy(k->grad, d, total, k->kbar);
     }
     panel_scale(k->grad, d, minus);
@@ -188,11 +180,9 @@ static inline void sweep_probe(block *k, float *restrict square)
 /* The weight of the peak key, which is the unit of LOAM_RIDGE_MAX. */
 static inline void peak_weights(const block *k, float *restrict most)
 {
-    for (int64_t lane = 0; lane < k->l.count; lane++) {
-        if (k->l.lo[lane] < k->l.hi[lane]) {
+    for (int64_t lane = 0; lane < k->l.count; lane++)
+        if (k->l.lo[lane] < k->l.hi[lane])
             most[lane] = k->weights[(k->peak[lane] - k->l.first) * LANES + lane];
-        }
-    }
 }
 
 /* y = (Cov + Lambda)^-1 drho. */
@@ -212,9 +202,8 @@ static inline void solve_adjoint(block *k, const float *square)
     for (int64_t lane = 0; lane < k->l.count; lane++) {
         if (k->l.lo[lane] < k->l.hi[lane] && !result.accepted[lane]) {
             row_double_adjoint(&k->row, &k->x, &k->sc, k->l.i0 + lane);
-            for (int64_t c = 0; c < d; c++) {
+            for (int64_t c = 0; c < d; c++)
                 k->y[c * LANES + lane] = (float)k->row.rho[c];
-            }
         }
     }
 }
@@ -231,11 +220,9 @@ static inline void span_probes(block *k)
         const int64_t keys = k->l.hi[lane] - k->l.lo[lane];
         const float extent2 = size2[lane] * k->trace[lane] * (float)d;
         if (keys > 1 && keys <= d && extent2 > SPAN_EXTENT * SPAN_EXTENT &&
-            row_double_span_probe(&k->row, &k->x, &k->sc, k->l.i0 + lane)) {
-            for (int64_t c = 0; c < d; c++) {
+            row_double_span_probe(&k->row, &k->x, &k->sc, k->l.i0 + lane))
+            for (int64_t c = 0; c < d; c++)
                 k->probe[c * LANES + lane] = (float)k->row.rho[c];
-            }
-        }
     }
 }
 
@@ -388,13 +375,12 @@ VEC_INLINE void row_gradient_of_tile(bool unmasked, bool probed, block *k, row_t
 static inline void tile_row_gradient(block *k, row_totals *sum)
 {
     const bool unmasked = tile_is_unmasked(&k->sc, &k->l, &k->tile) && !k->solved && !k->x.a->grad_scale;
-    if (unmasked && k->probed) {
+    if (unmasked && k->probed)
         row_gradient_of_tile(true, true, k, sum);
-    } else if (unmasked) {
+    else if (unmasked)
         row_gradient_of_tile(true, false, k, sum);
-    } else {
+    else
         row_gradient_of_tile(false, k->probed, k, sum);
-    }
 }
 
 /* grad <- sum ds factor k'. */
@@ -405,23 +391,18 @@ static inline void sweep_query(block *k, row_totals *sum)
     set_middle(k, sum);
     panel_fill(k->grad, d, 0);
     for (int64_t j = k->l.first; j < k->l.last; j += TILE_KEYS) {
-        if (k->solved) {
+        if (k->solved)
             key_tile_load(&k->tile, &k->x, j, k->l.last);
-        } else {
+        else
             score_tile_load(&k->tile, &k->x, j, k->l.last);
-        }
         key_products(k->s, &k->x, &k->tile, k->query, k->query_pairs);
         value_products(k);
-        if (k->probed && !k->solved) {
-            key_products(k->u, &k->x, &k->tile, k->probe, k->probe_pairs);
-        }
+        if (k->probed && !k->solved) key_products(k->u, &k->x, &k->tile, k->probe, k->probe_pairs);
         if (k->solved) {
             panel_product(k->u, k->tile.n, k->tile.keys, d, 1, k->probe, d, false);
             panel_product(k->t, k->tile.n, k->tile.keys, d, 1, k->y, d, false);
         }
-        if (k->by_trace) {
-            panel_product(k->w, k->tile.n, k->tile.keys, d, 1, k->kbar, d, false);
-        }
+        if (k->by_trace) panel_product(k->w, k->tile.n, k->tile.keys, d, 1, k->kbar, d, false);
         tile_row_gradient(k, sum);
         add_keys(k, k->s, taken);
     }
@@ -483,12 +464,8 @@ static inline void put_rows(const block *k, const row_arrays *rows, const row_to
         }
         rows->sums.scale[at] = fabsf(sum->scale[lane]) < INFINITY ? (double)sum->scale[lane]
                                                                   : (double)sum->large[lane] * 0x1p100;
-        if (p->slope) {
-            rows->sums.slope[at] = (double)sum->slope[lane];
-        }
-        if (p->decay) {
-            rows->sums.inner[at] = (double)sum->total[lane];
-        }
+        if (p->slope) rows->sums.slope[at] = (double)sum->slope[lane];
+        if (p->decay) rows->sums.inner[at] = (double)sum->total[lane];
         if (p->sink) {
             const double sink = (double)((const float *)k->x.a->sink)[k->x.h];
             rows->sums.sink[at] = -exp(sink - (double)k->l.dropped[lane] - (double)k->lse[lane]) *
@@ -502,21 +479,15 @@ static inline void backward_rows(block *k, const row_arrays *rows, int64_t i0)
     float square[LANES] = { 0 };
     row_totals sum = { .inner = { 0 } };
     load_lanes(k, i0);
-    if (k->probed) {
-        sweep_probe(k, square);
-    }
+    if (k->probed) sweep_probe(k, square);
     if (k->solved) {
         solve_adjoint(k, square);
         /* If Lambda is a multiple of I, y lies in the span of the keys, and y . rho needs only that
          * part of rho. */
         const bool by_channel = k->x.p->ridge_axes == LOAM_RIDGE_CHANNEL;
-        if (by_channel) {
-            ridge_gradient(k, rows);
-        }
+        if (by_channel) ridge_gradient(k, rows);
         span_probes(k);
-        if (!by_channel) {
-            ridge_gradient(k, rows);
-        }
+        if (!by_channel) ridge_gradient(k, rows);
         sweep_centres(k);
     } else if (k->probed) {
         given_gradient(k);

@@ -61,11 +61,8 @@ static inline void cg_step(const block_system *sys, float *restrict x, cg_lanes 
 
 static inline bool any_live(const float *live)
 {
-    for (int lane = 0; lane < LANES; lane++) {
-        if (live[lane] != 0) {
-            return true;
-        }
-    }
+    for (int lane = 0; lane < LANES; lane++)
+        if (live[lane] != 0) return true;
     return false;
 }
 
@@ -75,9 +72,8 @@ static inline void lane_magnitudes(float *restrict out, const float *restrict b,
 {
     for (int lane = 0; lane < LANES; lane++) {
         float most = 0;
-        for (int64_t c = 0; c < d; c++) {
+        for (int64_t c = 0; c < d; c++)
             most = fmaxf(most, fabsf(b[c * LANES + lane]));
-        }
         const float power = float_from_bits(bits_from_float(most) & 0x7f800000u);
         out[lane] = power >= 0x1p-120f && power < 0x1p120f ? power : 1;
     }
@@ -113,9 +109,8 @@ static inline void cg_begin(cg_lanes *k, const float *restrict b, const bool *re
 {
     float per_unit[LANES];
     lane_magnitudes(unit, b, d);
-    for (int lane = 0; lane < LANES; lane++) {
+    for (int lane = 0; lane < LANES; lane++)
         per_unit[lane] = 1 / unit[lane];
-    }
     panel_copy(k->r, b, d);
     panel_scale(k->r, d, per_unit);
     panel_copy(k->direction, k->r, d);
@@ -165,13 +160,10 @@ static inline void cg_solve(const block_system *sys, float *const work[3], const
     panel_fill(x, d, 0);
     memset(result, 0, sizeof *result);
     for (; step < CG_MOST && any_live(k.live); step++) {
-        for (int lane = 0; lane < LANES; lane++) {
+        for (int lane = 0; lane < LANES; lane++)
             result->iterations[lane] += k.live[lane] != 0;
-        }
         cg_step(sys, x, &k);
-        if (step + 1 >= CG_FIRST_TRIAL) {
-            cg_leave(sys, &k, x, bb, step + 1, patience);
-        }
+        if (step + 1 >= CG_FIRST_TRIAL) cg_leave(sys, &k, x, bb, step + 1, patience);
     }
     cg_judge(sys, &k, b, unit, bb, wanted, x, result);
     panel_scale(x, d, unit);

@@ -47,11 +47,10 @@ static int64_t split_count(const phase *ph, int64_t keys)
 static phase phase_of(const loam_problem *p, method how)
 {
     phase ph = { .how = how, .p = *p };
-    if (how == MOMENTS) {
+    if (how == MOMENTS)
         ph.p.dim_v = 0;
-    } else if (how == GIVEN && p->mechanism == LOAM_LLA) {
+    else if (how == GIVEN && p->mechanism == LOAM_LLA)
         ph.p.mechanism = LOAM_PARALLAX;
-    }
     ph.size = (int64_t)local_state_doubles(&ph.p) + (how == MOMENTS);
     const int64_t fit = clamp_to(CHUNK_DOUBLES / ph.size, 1, CHUNK_ROWS), group = group_rows(p);
     ph.rows = how == EXACT ? 1 : clamp_to(group, 1, fit);
@@ -148,11 +147,8 @@ static bool row_wanted(const decode_call *call, const phase *ph, int64_t row)
 
 static bool chunk_wanted(const decode_call *call, const phase *ph, const chunk *c)
 {
-    for (int64_t r = 0; r < c->rows; r++) {
-        if (row_wanted(call, ph, c->index + r)) {
-            return true;
-        }
-    }
+    for (int64_t r = 0; r < c->rows; r++)
+        if (row_wanted(call, ph, c->index + r)) return true;
     return false;
 }
 
@@ -178,9 +174,7 @@ static void chunk_split(block *k, const decode_call *call, const phase *ph, int6
         local_state_clear(&ph->p, states + r * ph->size);
         states[(r + 1) * ph->size - 1] = 0;
     }
-    if (begin >= end) {
-        return;
-    }
+    if (begin >= end) return;
     split_begin(k, begin, end);
     switch (ph->how) {
     case GIVEN:
@@ -205,13 +199,11 @@ static void row_end(block *k, const decode_call *call, const phase *ph, int64_t 
     } else if (ph->how == MOMENTS) {
         call->w.again[index] = !moments_probe(&ph->p, call->a, &k->c.s, h, i, state, k->scratch, rho,
                                               &call->w.info[index]);
-        for (int64_t c = 0; c < k->stride; c++) {
+        for (int64_t c = 0; c < k->stride; c++)
             probe[c] = c < p->dim_qk ? (float)rho[c] : 0;
-        }
     } else if (ph->how == GIVEN && p->mechanism == LOAM_LLA) {
-        for (int64_t c = 0; c < p->dim_qk; c++) {
+        for (int64_t c = 0; c < p->dim_qk; c++)
             rho[c] = (double)probe[c];
-        }
         local_state_put(&ph->p, call->a, &k->c.s, h, i, state, rho, call->w.info[index]);
     } else {
         local_state_finish(p, call->a, &k->c.s, h, i, state, k->scratch);
@@ -225,20 +217,15 @@ static void chunk_end(block *k, const decode_call *call, const phase *ph, double
     const int64_t splits = split_count(ph, k->c.end - k->c.begin);
     for (int64_t r = 0; r < k->c.rows; r++) {
         double *state = parts + r * ph->size;
-        if (splits == 0) {
-            local_state_clear(&ph->p, state);
-        }
+        if (splits == 0) local_state_clear(&ph->p, state);
         for (int64_t split = 1; split < splits; split++) {
             const double *from = state + split * ph->rows * ph->size;
-            if (ph->how == MOMENTS) {
+            if (ph->how == MOMENTS)
                 moments_merge(&ph->p, state, from);
-            } else {
+            else
                 local_state_merge(&ph->p, state, from);
-            }
         }
-        if (row_wanted(call, ph, k->c.index + r)) {
-            row_end(k, call, ph, r, state);
-        }
+        if (row_wanted(call, ph, k->c.index + r)) row_end(k, call, ph, r, state);
     }
 }
 
@@ -262,16 +249,12 @@ static void phase_run(block *k, const decode_call *call, method how)
 #pragma omp for schedule(dynamic, 1)
         for (int64_t task = 0; task < chunks * ph.splits; task++) {
             const int64_t n = task / ph.splits, split = task % ph.splits;
-            if (block_begin(k, call, &ph, from + n)) {
+            if (block_begin(k, call, &ph, from + n))
                 chunk_split(k, call, &ph, split, call->w.parts + n * doubles + split * ph.rows * ph.size);
-            }
         }
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t n = 0; n < chunks; n++) {
-            if (block_begin(k, call, &ph, from + n)) {
-                chunk_end(k, call, &ph, call->w.parts + n * doubles);
-            }
-        }
+        for (int64_t n = 0; n < chunks; n++)
+            if (block_begin(k, call, &ph, from + n)) chunk_end(k, call, &ph, call->w.parts + n * doubles);
     }
 }
 

@@ -114,9 +114,8 @@ static inline double dot64(const float *restrict x, const float *restrict y, int
 {
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < n; c++) {
+    for (int64_t c = 0; c < n; c++)
         sum += (double)x[c] * (double)y[c];
-    }
     return sum;
 }
 
@@ -130,9 +129,8 @@ static inline void set_origin(block *k, int64_t begin, int64_t end)
         const int64_t seen = k->row[r].hi - begin;
         n = seen > 0 && seen < n ? seen : n;
     }
-    for (int64_t e = 0; e < n; e++) {
+    for (int64_t e = 0; e < n; e++)
         weight[e] = 1 / (float)n;
-    }
     const table t = keys_of(k, begin, n);
     table_weigh(&t, 1, (table_rows){ weight, k->origin, ORIGIN_KEYS, k->stride });
 }
@@ -152,16 +150,13 @@ static inline void set_query(block *k, int64_t slot)
     float *query = k->query + slot * k->stride;
     load_padded(query, &k->x.a->q, k, r);
     r->constant = 0, r->dropped = 0;
-    if (r->sc.rbf) {
-        return;
-    }
+    if (r->sc.rbf) return;
     const double x = fmin(fmax(dot64(query, k->origin, p->dim_qk), (double)-SCORE_LIMIT),
                           (double)SCORE_LIMIT);
-    if (r->sc.capped) {
+    if (r->sc.capped)
         r->constant = (float)x;
-    } else {
+    else
         r->dropped = fmin(fmax(p->scale * x, (double)-SCORE_LIMIT), (double)SCORE_LIMIT);
-    }
 }
 
 /* Prepares the rows of the chunk for keys begin .. end - 1, at least one. */
@@ -178,9 +173,8 @@ static inline void split_begin(block *k, int64_t begin, int64_t end)
         load_decay(&r->decay_hi, &r->decay_lo, &k->x, local_position(&k->c.s, r->i), 1);
     }
     set_origin(k, begin, end);
-    for (int64_t slot = 0; slot < k->c.rows; slot++) {
+    for (int64_t slot = 0; slot < k->c.rows; slot++)
         set_query(k, slot);
-    }
 }
 
 /* ------------------------------------------------------------------ scores of one row on one tile */

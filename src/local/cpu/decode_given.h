@@ -20,9 +20,8 @@ static inline void scale_state(double *state, int64_t doubles, double m)
 {
     const double factor = state[0] > -INFINITY ? exp(state[0] - m) : 0;
     state[0] = m;
-    for (int64_t e = 1; e < doubles; e++) {
+    for (int64_t e = 1; e < doubles; e++)
         state[e] *= factor;
-    }
 }
 
 /* t <- w (t - mean), with the weighted mean of t in the tile, which is returned; adds the sum of w
@@ -31,12 +30,10 @@ static inline float centre_products_of(const float *restrict w, float *restrict 
                                        double *restrict sum)
 {
     vec total = v_set(0), left = v_set(0);
-    for (int64_t e = n; e < whole_vectors(n); e++) {
+    for (int64_t e = n; e < whole_vectors(n); e++)
         t[e] = 0;
-    }
-    for (int64_t e = 0; e < n; e += VL) {
+    for (int64_t e = 0; e < n; e += VL)
         total += v_load(w + e) * v_load(t + e);
-    }
     const float mean = v_sum(total) / (float)omega;
     for (int64_t e = 0; e < n; e += VL) {
         const vec wt = v_load(w + e) * (v_load(t + e) - mean);
@@ -70,27 +67,22 @@ static inline void given_tile(block *k, int64_t slot, int64_t rows, int64_t j, i
             memset(t, 0, probed ? (size_t)n * sizeof(float) : 0);
             continue;
         }
-        if ((double)best > state[0]) {
-            scale_state(state, size, (double)best);
-        }
+        if ((double)best > state[0]) scale_state(state, size, (double)best);
         const double omega = tile_weights(w, n, (float)state[0], false);
         state[1] += omega;
-        if (probed && omega > 0) {
+        if (probed && omega > 0)
             mean[r] = centre_products_of(w, t, n, omega, &state[2]);
-        } else if (probed) {
+        else if (probed)
             memset(t, 0, (size_t)n * sizeof(float));
-        }
     }
     table_weigh(&values, probed ? 2 * rows : rows, (table_rows){ k->w, k->sums, k->keys, k->stride_v });
     for (int64_t r = 0; r < rows; r++) {
         const float *sum = k->sums + r * k->stride_v, *sum_t = sum + rows * k->stride_v;
         double *v = states + (slot + r) * size + 2 + probed;
-        for (int64_t c = 0; c < dv; c++) {
+        for (int64_t c = 0; c < dv; c++)
             v[c] += (double)sum[c];
-        }
-        for (int64_t c = 0; probed && c < dv; c++) {
+        for (int64_t c = 0; probed && c < dv; c++)
             v[dv + c] += (double)sum_t[c] + (double)mean[r] * (double)sum[c];
-        }
     }
 }
 
@@ -100,20 +92,16 @@ static inline void given_end(const block *k, int64_t slot, double *state)
     const bool probed = k->x.p->mechanism != LOAM_SOFTMAX;
     const int64_t dv = k->x.p->dim_v;
     double *v = state + 2 + probed;
-    if (!(state[1] > 0)) {
-        return;
-    }
+    if (!(state[1] > 0)) return;
     state[0] += k->row[slot].dropped;
     if (probed) {
         const double mean = state[2] / state[1];
-        for (int64_t c = 0; c < dv; c++) {
+        for (int64_t c = 0; c < dv; c++)
             v[dv + c] -= mean * v[c];
-        }
         state[2] = mean + dot64(k->probe + slot * k->stride, k->origin, k->x.p->dim_qk);
     }
-    for (int64_t c = 0; c < dv; c++) {
+    for (int64_t c = 0; c < dv; c++)
         v[c] /= state[1];
-    }
 }
 
 /* The states of the chunk over keys begin .. end - 1. On entry they are clear. */
@@ -126,9 +114,8 @@ static inline void given_split(block *k, int64_t begin, int64_t end, double *sta
             given_tile(k, slot, left < SHARE_ROWS ? left : SHARE_ROWS, j, n, states, size);
         }
     }
-    for (int64_t slot = 0; slot < k->c.rows; slot++) {
+    for (int64_t slot = 0; slot < k->c.rows; slot++)
         given_end(k, slot, states + slot * size);
-    }
 }
 
 #endif

@@ -41,12 +41,10 @@ static inline void scale_moments(block *k, moments *s, double m)
 {
     const double factor = s->m > -INFINITY ? exp(s->m - m) : 0;
     s->m = m, s->omega *= factor, s->omega2 *= factor * factor;
-    for (int64_t e = 0; e < k->stride * k->stride; e++) {
+    for (int64_t e = 0; e < k->stride * k->stride; e++)
         k->gram[e] *= factor;
-    }
-    for (int64_t c = 0; c < k->stride; c++) {
+    for (int64_t c = 0; c < k->stride; c++)
         k->mean[c] *= factor;
-    }
 }
 
 /* Adds one tile to the moments of a row. next: the tile that follows, to prefetch. */
@@ -58,19 +56,14 @@ static inline void moments_tile(block *k, int64_t slot, int64_t j, int64_t n, co
     table_dots(&keys, k->origin, k->row[slot].sc.rbf, 1,
                (table_rows){ k->query + slot * k->stride, k->w, k->stride, k->keys });
     const float best = tile_scores(k, &k->row[slot], j, n, k->w);
-    if (!(best > -INFINITY)) {
-        return;
-    }
-    if ((double)best > s->m) {
-        scale_moments(k, s, (double)best);
-    }
+    if (!(best > -INFINITY)) return;
+    if ((double)best > s->m) scale_moments(k, s, (double)best);
     const double omega = tile_weights(k->w, n, (float)s->m, true);
     s->omega += omega, s->omega2 += omega * omega;
     table_scaled(&keys, k->origin, k->w, k->scaled, k->stride);
     table_weigh(&scaled, 1, (table_rows){ k->w, k->sums, k->keys, k->stride });
-    for (int64_t c = 0; c < k->stride; c++) {
+    for (int64_t c = 0; c < k->stride; c++)
         k->mean[c] += (double)k->sums[c];
-    }
     gram_add(k->gram, k->scaled, k->stride, n, next);
 }
 
@@ -82,9 +75,8 @@ static inline void moments_end(const block *k, int64_t slot, const moments *s, d
     for (int64_t r = 0; r < d; r++) {
         const double mean = k->mean[r];
         largest = fmax(largest, k->gram[r * stride + r]);
-        for (int64_t c = 0; c <= r; c++) {
+        for (int64_t c = 0; c <= r; c++)
             *kk++ = k->gram[r * stride + c] - mean * (k->mean[c] / s->omega);
-        }
         kbar[r] = (double)k->origin[r] + mean / s->omega;
     }
     state[0] = s->m + k->row[slot].dropped;
@@ -104,9 +96,7 @@ static inline void moments_split(block *k, int64_t begin, int64_t end, double *s
             const table next = keys_of(k, j + n, clamp_to(end - j - n, 0, k->gram_keys));
             moments_tile(k, slot, j, n, &next, &s);
         }
-        if (s.omega > 0) {
-            moments_end(k, slot, &s, states + slot * size);
-        }
+        if (s.omega > 0) moments_end(k, slot, &s, states + slot * size);
     }
 }
 
@@ -128,15 +118,12 @@ static inline bool moments_probe(const loam_problem *p, const loam_args *a, cons
                                  loam_row_info *info)
 {
     *info = local_state_probe(p, a, s, h, i, state, scratch, rho);
-    if (info->code != LOAM_ROW_SOLVED) {
-        return info->code == LOAM_ROW_EMPTY;
-    }
+    if (info->code != LOAM_ROW_SOLVED) return info->code == LOAM_ROW_EMPTY;
     const double noise = sqrt(state[local_state_doubles(p)]) / state[1],
                  pivot = local_state_least_pivot(p, scratch);
     bool fits = pivot > LEAST_PIVOT && noise <= MOST_NOISE * pivot;
-    for (int64_t c = 0; c < p->dim_qk; c++) {
+    for (int64_t c = 0; c < p->dim_qk; c++)
         fits = fits && fabs(rho[c]) < MOST_PROBE;
-    }
     return fits;
 }
 
@@ -146,22 +133,16 @@ static inline bool moments_probe(const loam_problem *p, const loam_args *a, cons
 static inline void centre(double *restrict rows, double *restrict mean, const float *restrict w,
                           const float *restrict tile, int64_t n, int64_t channels, double omega)
 {
-    for (int64_t c = 0; c < channels; c++) {
+    for (int64_t c = 0; c < channels; c++)
         mean[c] = 0;
-    }
-    for (int64_t r = 0; r < n; r++) {
-        for (int64_t c = 0; c < channels; c++) {
+    for (int64_t r = 0; r < n; r++)
+        for (int64_t c = 0; c < channels; c++)
             mean[c] += (double)w[r] * (double)tile[r * channels + c];
-        }
-    }
-    for (int64_t c = 0; c < channels; c++) {
+    for (int64_t c = 0; c < channels; c++)
         mean[c] /= omega;
-    }
-    for (int64_t r = 0; r < TILE_KEYS; r++) {
-        for (int64_t c = 0; c < channels; c++) {
+    for (int64_t r = 0; r < TILE_KEYS; r++)
+        for (int64_t c = 0; c < channels; c++)
             rows[r * channels + c] = r < n ? (double)tile[r * channels + c] - mean[c] : 0;
-        }
-    }
 }
 
 /* out[c] += sum over four rows of x[e] rows[e][c]. */
@@ -169,9 +150,8 @@ static inline void add_four(double *restrict out, const double x[4], const doubl
                             int64_t stride, int64_t n)
 {
     const double *r0 = rows, *r1 = rows + stride, *r2 = rows + 2 * stride, *r3 = rows + 3 * stride;
-    for (int64_t c = 0; c < n; c++) {
+    for (int64_t c = 0; c < n; c++)
         out[c] += x[0] * r0[c] + x[1] * r1[c] + x[2] * r2[c] + x[3] * r3[c];
-    }
 }
 
 static inline void exact_tile(const block *k, const float *restrict w, int64_t n, double omega,
@@ -185,15 +165,13 @@ static inline void exact_tile(const block *k, const float *restrict w, int64_t n
     for (int64_t r = 0; r < n; r += 4) {
         double x[4];
         for (int64_t c = 0; c < d; c++) {
-            for (int64_t e = 0; e < 4; e++) {
+            for (int64_t e = 0; e < 4; e++)
                 x[e] = (r + e < n ? (double)w[r + e] : 0) * k->kd[(r + e) * d + c];
-            }
             add_four(kk + c * (c + 1) / 2, x, k->kd + r * d, d, c + 1);
         }
         for (int64_t c = 0; c < dv; c++) {
-            for (int64_t e = 0; e < 4; e++) {
+            for (int64_t e = 0; e < 4; e++)
                 x[e] = (r + e < n ? (double)w[r + e] : 0) * k->vd[(r + e) * dv + c];
-            }
             add_four(vk + c * d, x, k->kd + r * d, d, d);
         }
     }
@@ -210,9 +188,7 @@ static inline void exact_split(block *k, int64_t slot, int64_t begin, int64_t en
         table_dots(&keys, k->origin, k->row[slot].sc.rbf, 1,
                    (table_rows){ k->query + slot * k->stride, k->w, k->stride, k->keys });
         const float best = tile_scores(k, &k->row[slot], j, n, k->w);
-        if (!(best > -INFINITY)) {
-            continue;
-        }
+        if (!(best > -INFINITY)) continue;
         load_rows(k->tile_k, &a->k, p->dtype, k->c.s.b, k->c.h_kv, stored, n, p->dim_qk);
         load_rows(k->tile_v, &a->v, p->dtype, k->c.s.b, k->c.h_kv, stored, n, p->dim_v);
         k->tile_state[0] = (double)best + k->row[slot].dropped;

@@ -31,23 +31,20 @@ VEC_INLINE factor_square factor_reduce(const float *rows, const float *columns, 
 #pragma GCC unroll 4
     for (int i = 0; i < FOUR; i++) {
 #pragma GCC unroll 4
-        for (int j = 0; j < FOUR; j++) {
+        for (int j = 0; j < FOUR; j++)
             s.x[i][j] = v_load(rows + (k * FOUR + j) * LANES + i * GROUP);
-        }
     }
     for (int64_t c = 0; c < k * FOUR; c++) {
         vec y[FOUR];
 #pragma GCC unroll 4
-        for (int j = 0; j < FOUR; j++) {
+        for (int j = 0; j < FOUR; j++)
             y[j] = v_load(columns + c * LANES + j * GROUP);
-        }
 #pragma GCC unroll 4
         for (int i = 0; i < FOUR; i++) {
             const vec x = v_load(rows + c * LANES + i * GROUP);
 #pragma GCC unroll 4
-            for (int j = 0; j < FOUR; j++) {
+            for (int j = 0; j < FOUR; j++)
                 s.x[i][j] -= x * y[j];
-            }
         }
     }
     return s;
@@ -59,9 +56,8 @@ VEC_INLINE vec inverse_root(vec pivot)
 {
     float out[VL];
     v_store(out, v_select(pivot > 0, pivot, v_set(1)));
-    for (int e = 0; e < VL; e++) {
+    for (int e = 0; e < VL; e++)
         out[e] = 1 / sqrtf(out[e]);
-    }
     return v_load(out);
 }
 
@@ -73,9 +69,8 @@ VEC_INLINE void factor_below(factor_square *s, const float *corner)
 #pragma GCC unroll 4
         for (int i = 0; i < FOUR; i++) {
 #pragma GCC unroll 4
-            for (int e = 0; e < j; e++) {
+            for (int e = 0; e < j; e++)
                 s->x[i][j] -= s->x[i][e] * v_load(corner + e * LANES + j * GROUP);
-            }
             s->x[i][j] *= v_load(corner + j * LANES + j * GROUP);
         }
     }
@@ -88,15 +83,13 @@ VEC_INLINE void factor_diagonal(factor_square *s)
 #pragma GCC unroll 4
         for (int i = j; i < FOUR; i++) {
 #pragma GCC unroll 4
-            for (int e = 0; e < j; e++) {
+            for (int e = 0; e < j; e++)
                 s->x[i][j] -= s->x[i][e] * s->x[j][e];
-            }
         }
         s->x[j][j] = inverse_root(s->x[j][j]);
 #pragma GCC unroll 4
-        for (int i = j + 1; i < FOUR; i++) {
+        for (int i = j + 1; i < FOUR; i++)
             s->x[i][j] *= s->x[j][j];
-        }
     }
 }
 
@@ -109,17 +102,15 @@ static inline void factor_make(float *factor, int64_t blocks)
             for (int64_t k = 0; k <= n; k++) {
                 const float *columns = factor + factor_block_at(k) + m;
                 factor_square s = factor_reduce(rows, columns, k);
-                if (k < n) {
+                if (k < n)
                     factor_below(&s, columns + k * FOUR * LANES);
-                } else {
+                else
                     factor_diagonal(&s);
-                }
 #pragma GCC unroll 4
                 for (int i = 0; i < FOUR; i++) {
 #pragma GCC unroll 4
-                    for (int j = 0; j < FOUR; j++) {
+                    for (int j = 0; j < FOUR; j++)
                         v_store(rows + (k * FOUR + j) * LANES + i * GROUP, s.x[i][j]);
-                    }
                 }
             }
         }
@@ -133,21 +124,18 @@ VEC_INLINE void factor_forward(const float *rows, int64_t n, float *z)
     float *here = z + n * FOUR * GROUP;
     vec y[FOUR];
 #pragma GCC unroll 4
-    for (int i = 0; i < FOUR; i++) {
+    for (int i = 0; i < FOUR; i++)
         y[i] = v_load(here + i * GROUP);
-    }
     for (int64_t c = 0; c < n * FOUR; c++) {
 #pragma GCC unroll 4
-        for (int i = 0; i < FOUR; i++) {
+        for (int i = 0; i < FOUR; i++)
             y[i] -= v_load(rows + c * LANES + i * GROUP) * v_load(z + c * GROUP);
-        }
     }
 #pragma GCC unroll 4
     for (int i = 0; i < FOUR; i++) {
 #pragma GCC unroll 4
-        for (int e = 0; e < i; e++) {
+        for (int e = 0; e < i; e++)
             y[i] -= v_load(corner + e * LANES + i * GROUP) * y[e];
-        }
         y[i] *= v_load(corner + i * LANES + i * GROUP);
         v_store(here + i * GROUP, y[i]);
     }
@@ -163,18 +151,16 @@ VEC_INLINE void factor_backward(const float *rows, int64_t n, float *z)
     for (int i = FOUR - 1; i >= 0; i--) {
         y[i] = v_load(here + i * GROUP);
 #pragma GCC unroll 4
-        for (int e = i + 1; e < FOUR; e++) {
+        for (int e = i + 1; e < FOUR; e++)
             y[i] -= v_load(corner + i * LANES + e * GROUP) * y[e];
-        }
         y[i] *= v_load(corner + i * LANES + i * GROUP);
         v_store(here + i * GROUP, y[i]);
     }
     for (int64_t c = 0; c < n * FOUR; c++) {
         vec x = v_load(z + c * GROUP);
 #pragma GCC unroll 4
-        for (int i = 0; i < FOUR; i++) {
+        for (int i = 0; i < FOUR; i++)
             x -= v_load(rows + c * LANES + i * GROUP) * y[i];
-        }
         v_store(z + c * GROUP, x);
     }
 }
@@ -183,12 +169,10 @@ VEC_INLINE void factor_backward(const float *rows, int64_t n, float *z)
 static inline void factor_solve(const float *factor, int64_t blocks, float *z)
 {
     for (int m = 0; m < GROUP; m += VL) {
-        for (int64_t n = 0; n < blocks; n++) {
+        for (int64_t n = 0; n < blocks; n++)
             factor_forward(factor + factor_block_at(n) + m, n, z + m);
-        }
-        for (int64_t n = blocks - 1; n >= 0; n--) {
+        for (int64_t n = blocks - 1; n >= 0; n--)
             factor_backward(factor + factor_block_at(n) + m, n, z + m);
-        }
     }
 }
 

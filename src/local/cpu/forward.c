@@ -108,11 +108,8 @@ static void add_values(block *k, float *restrict sum, const float *restrict weig
 
 static bool all_ones(const float *x)
 {
-    for (int lane = 0; lane < LANES; lane++) {
-        if (x[lane] != 1) {
-            return false;
-        }
-    }
+    for (int lane = 0; lane < LANES; lane++)
+        if (x[lane] != 1) return false;
     return true;
 }
 
@@ -131,13 +128,10 @@ static void rescale(block *k, const float *best)
         v_store(k->tsum + lane, v_load(k->tsum + lane) * ratio);
         v_store(k->tsum_taken + lane, v_load(k->tsum_taken + lane) * ratio);
     }
-    if (all_ones(keep)) { /* true for most tiles */
+    if (all_ones(keep)) /* true for most tiles */
         return;
-    }
     panel_scale(k->o, k->x.p->dim_v, keep);
-    if (k->x.p->mechanism == LOAM_PARALLAX) {
-        panel_scale(k->vbar, k->x.p->dim_v, keep);
-    }
+    if (k->x.p->mechanism == LOAM_PARALLAX) panel_scale(k->vbar, k->x.p->dim_v, keep);
 }
 
 /* The scores in s become w; adds them to omega. */
@@ -166,9 +160,8 @@ static void centre_probe(block *k, const float *before)
     {
         const vec c = v_load(k->centre + lane), omega = v_load(k->omega + lane);
         vec sum = v_set(0), tsum = v_load(k->tsum + lane);
-        for (int64_t r = 0; r < k->tile.n; r++) {
+        for (int64_t r = 0; r < k->tile.n; r++)
             sum += v_load(k->s + r * LANES + lane) * (v_load(k->t + r * LANES + lane) - c);
-        }
         const vec shift = v_select(omega > 0, (tsum + sum) / omega, v_set(0));
         tsum -= shift * v_load(before + lane);
         for (int64_t r = 0; r < k->tile.n; r++) {
@@ -191,9 +184,7 @@ static void load_probe(block *k)
     load_rows(k->tile.keys, &k->x.a->probe, p->dtype, k->x.s.b, k->x.h, k->x.s.q0 + k->l.i0, k->l.count,
               p->dim_qk);
     transpose(k->probe, k->tile.keys, k->l.count, p->dim_qk);
-    if (k->x.raw) {
-        pair_rows(k->probe_pairs, k->probe, p->dim_qk, NULL);
-    }
+    if (k->x.raw) pair_rows(k->probe_pairs, k->probe, p->dim_qk, NULL);
 }
 
 /* vbar holds the sum B until finish_given. */
@@ -272,21 +263,16 @@ static void forward_given(block *k)
     panel_fill(k->centre, 1, 0);
     panel_fill(k->tsum, 1, 0);
     panel_fill(k->tsum_taken, 1, 0);
-    if (probed) {
-        load_probe(k);
-    }
+    if (probed) load_probe(k);
     sweep_given(k, probed);
     finish_weights(k);
     if (probed && k->x.raw) {
         float common[LANES];
         common_products(common, &k->x, k->probe);
-        for (int lane = 0; lane < LANES; lane++) {
+        for (int lane = 0; lane < LANES; lane++)
             k->centre[lane] -= common[lane];
-        }
     }
-    if (p->sink) {
-        add_sink(k);
-    }
+    if (p->sink) add_sink(k);
     finish_given(k, probed);
 }
 
@@ -326,9 +312,7 @@ static void sweep_means(block *k, float *restrict square)
         panel_product(k->kbar, d, k->tile.keys, 1, d, w, k->tile.n, true);
         add_values(k, k->vbar, w, k->taken);
     }
-    if (!PAIR_DOTS) {
-        memcpy(k->taken, k->omega, sizeof k->taken);
-    }
+    if (!PAIR_DOTS) memcpy(k->taken, k->omega, sizeof k->taken);
 }
 
 static block_system system_of(block *k)
@@ -344,9 +328,8 @@ static void sweep_lines(block *k)
     float rho_kbar[LANES], exact[LANES] = { 0 }, taken[LANES] = { 0 };
     const float *total = PAIR_DOTS ? taken : exact;
     panel_dot(rho_kbar, k->probe, k->kbar, d);
-    for (int lane = 0; lane < LANES; lane++) {
+    for (int lane = 0; lane < LANES; lane++)
         rho_kbar[lane] = k->result.refined[lane] ? 0 : rho_kbar[lane];
-    }
     panel_fill(k->o, dv, 0);
     for (int64_t j = k->l.first; j < k->l.last; j += TILE_KEYS) {
         key_tile_load(&k->tile, &k->x, j, k->l.last);
@@ -409,9 +392,8 @@ static void forward_solved(block *k)
 static bool lane_is_finite(const block *k, int64_t lane)
 {
     float sum = 0;
-    for (int64_t c = 0; c < k->x.p->dim_v; c++) {
+    for (int64_t c = 0; c < k->x.p->dim_v; c++)
         sum += k->o[c * LANES + lane] * 0;
-    }
     return sum == 0;
 }
 
@@ -443,15 +425,13 @@ static void put_saved(const block *k, int64_t lane)
     const local_saved saved = local_saved_carve(p, k->x.a->saved, NULL);
     const int64_t at = local_row(p, &k->x.s, k->x.h, k->l.i0 + lane);
     ((float *)saved.lse)[at] = k->lse[lane];
-    for (int64_t c = 0; c < p->dim_v; c++) {
+    for (int64_t c = 0; c < p->dim_v; c++)
         ((float *)saved.vbar)[at * p->dim_v + c] = k->vbar[c * LANES + lane];
-    }
     if (p->mechanism == LOAM_PARALLAX) {
         ((float *)saved.tbar)[2 * at] = k->centre[lane];
         ((float *)saved.tbar)[2 * at + 1] = k->tsum[lane];
-        for (int64_t c = 0; c < p->dim_v; c++) {
+        for (int64_t c = 0; c < p->dim_v; c++)
             ((float *)saved.lean)[at * p->dim_v + c] = k->vbar[c * LANES + lane] - k->o[c * LANES + lane];
-        }
     }
     for (int64_t c = 0; p->mechanism == LOAM_LLA && c < p->dim_qk; c++) {
         ((float *)saved.kbar)[at * p->dim_qk + c] = k->kbar[c * LANES + lane];
@@ -465,15 +445,9 @@ static void put_lane(block *k, int64_t lane)
     const loam_args *a = k->x.a;
     const int64_t b = k->x.s.b, h = k->x.h, token = k->x.s.q0 + k->l.i0 + lane;
     store_lane(&a->o, p->dtype, b, h, token, k->o, lane, p->dim_v);
-    if (a->lse.data) {
-        ((float *)a->lse.data)[LOCAL_AT(a->lse, b, h, token)] = k->full_lse[lane];
-    }
-    if (a->rho.data) {
-        store_lane(&a->rho, LOAM_F32, b, h, token, k->probe, lane, p->dim_qk);
-    }
-    if (a->saved) {
-        put_saved(k, lane);
-    }
+    if (a->lse.data) ((float *)a->lse.data)[LOCAL_AT(a->lse, b, h, token)] = k->full_lse[lane];
+    if (a->rho.data) store_lane(&a->rho, LOAM_F32, b, h, token, k->probe, lane, p->dim_qk);
+    if (a->saved) put_saved(k, lane);
     local_put_info(a, &k->x.s, h, k->l.i0 + lane, k->info[lane]);
 }
 
@@ -511,9 +485,8 @@ static void put_weights(block *k)
         memcpy(centre, k->centre, sizeof centre);
         memcpy(rest, k->tsum, sizeof rest);
     }
-    for (int64_t lane = 0; lane < k->l.count; lane++) {
+    for (int64_t lane = 0; lane < k->l.count; lane++)
         memset(weights_row(k, lane), 0, (size_t)p->len_kv * sizeof(float));
-    }
     for (int64_t j = k->l.first; j < k->l.last; j += TILE_KEYS) {
         float best[LANES] = { 0 };
         key_tile_load(&k->tile, &k->x, j, k->l.last);
@@ -527,11 +500,9 @@ static void put_weights(block *k)
                 const vec u = v_load(k->t + r * LANES + lane) - v_load(centre + lane) - v_load(rest + lane);
                 v_store(s, weight_of(v_load(s), finite_or_zero(v_load(k->lse + lane))) * (1.0f - u));
             }
-            for (int64_t lane = 0; lane < k->l.count; lane++) {
-                if (k->l.lo[lane] <= j + r && j + r < k->l.hi[lane]) {
+            for (int64_t lane = 0; lane < k->l.count; lane++)
+                if (k->l.lo[lane] <= j + r && j + r < k->l.hi[lane])
                     weights_row(k, lane)[j + r] = k->s[r * LANES + lane];
-                }
-            }
         }
     }
 }
@@ -539,9 +510,8 @@ static void put_weights(block *k)
 static void put_weights_row64(const block *k, int64_t lane)
 {
     const row_double *r = &k->row;
-    for (int64_t j = r->lo; j < r->hi; j++) {
+    for (int64_t j = r->lo; j < r->hi; j++)
         weights_row(k, lane)[j] = (float)(r->p[j - r->lo] * (1 - r->u[j - r->lo]));
-    }
 }
 
 static void forward_block(block *k, int64_t i0)
@@ -553,30 +523,22 @@ static void forward_block(block *k, int64_t i0)
     panel_fill(k->m, 1, -INFINITY);
     panel_fill(k->omega, 1, 0);
     panel_fill(k->taken, 1, 0);
-    if (k->x.raw) {
-        pair_rows(k->query_pairs, k->query, p->dim_qk, NULL);
-    }
-    if (solved) {
+    if (k->x.raw) pair_rows(k->query_pairs, k->query, p->dim_qk, NULL);
+    if (solved)
         forward_solved(k);
-    } else {
+    else
         forward_given(k);
-    }
-    if (k->x.a->weights.data) {
-        put_weights(k);
-    }
+    if (k->x.a->weights.data) put_weights(k);
     for (int64_t lane = 0; lane < k->l.count; lane++) {
         const bool empty = k->l.lo[lane] >= k->l.hi[lane];
-        for (int64_t c = 0; empty && c < p->dim_qk; c++) {
+        for (int64_t c = 0; empty && c < p->dim_qk; c++)
             k->probe[c * LANES + lane] = 0;
-        }
         if (empty || !solved) {
             k->info[lane] = (loam_row_info){ empty ? LOAM_ROW_EMPTY : LOAM_ROW_SOLVED, LOAM_SOLVER_NONE, 0,
                                              0 };
         } else if (!k->result.accepted[lane] || !lane_is_finite(k, lane)) {
             redo_lane(k, lane);
-            if (k->x.a->weights.data) {
-                put_weights_row64(k, lane);
-            }
+            if (k->x.a->weights.data) put_weights_row64(k, lane);
         }
         put_lane(k, lane);
     }

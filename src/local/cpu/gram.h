@@ -65,11 +65,9 @@ static inline gram gram_carve(const loam_problem *p, arena *pool)
 
 static inline void gram_gather(const gram *g, float *restrict to, const float *restrict panel, int64_t rows)
 {
-    for (int64_t r = 0; r < rows; r++) {
-        for (int m = 0; m < GROUP; m++) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int m = 0; m < GROUP; m++)
             to[r * GROUP + m] = panel[r * LANES + g->lane[m]];
-        }
-    }
 }
 
 /* Loads the tile of keys from j on, and the weights p of the group for it. */
@@ -77,11 +75,9 @@ static inline void gram_tile(const block_system *sys, const gram *g, int64_t j)
 {
     key_tile_load(sys->tile, sys->x, j, sys->l->last);
     gram_gather(g, g->weights, sys->weights + (j - sys->l->first) * LANES, sys->tile->n);
-    for (int64_t r = 0; r < sys->tile->n; r++) {
-        for (int m = 0; m < GROUP; m++) {
+    for (int64_t r = 0; r < sys->tile->n; r++)
+        for (int m = 0; m < GROUP; m++)
             g->weights[r * GROUP + m] *= sys->inverse[g->lane[m]];
-        }
-    }
 }
 
 static inline void gram_begin(const block_system *sys, const gram *g, const float *b, const int *picked,
@@ -90,9 +86,8 @@ static inline void gram_begin(const block_system *sys, const gram *g, const floa
     const int64_t d = sys->x->p->dim_qk, rest = factor_blocks(d) * FOUR - d;
     float *const panels[] = { g->kbar, g->lambda, g->b };
     const float *const from[] = { sys->kbar, sys->lambda, b };
-    for (int m = 0; m < GROUP; m++) {
+    for (int m = 0; m < GROUP; m++)
         g->lane[m] = picked[m < count ? m : 0];
-    }
     for (int n = 0; n < 3; n++) {
         gram_gather(g, panels[n], from[n], d);
         memset(panels[n] + d * GROUP, 0, (size_t)(rest * GROUP) * sizeof(float));
@@ -130,17 +125,13 @@ static inline void gram_finish_matrix(const gram *g, int64_t d)
         float *block = g->factor + factor_block_at(n);
         const float *total = g->total + n * LANES;
         for (int64_t c = 0; c < (n + 1) * FOUR; c++) {
-            for (int i = 0; i < FOUR; i++) {
-                for (int m = 0; m < GROUP; m++) {
+            for (int i = 0; i < FOUR; i++)
+                for (int m = 0; m < GROUP; m++)
                     block[c * LANES + i * GROUP + m] -= total[i * GROUP + m] * g->kbar[c * GROUP + m];
-                }
-            }
         }
-        for (int64_t c = n * FOUR; c < (n + 1) * FOUR; c++) {
-            for (int m = 0; m < GROUP; m++) {
+        for (int64_t c = n * FOUR; c < (n + 1) * FOUR; c++)
+            for (int m = 0; m < GROUP; m++)
                 block[c * LANES + c % FOUR * GROUP + m] += c < d ? g->lambda[c * GROUP + m] : 1;
-            }
-        }
     }
 }
 
@@ -168,22 +159,18 @@ static inline void gram_matrix(const block_system *sys, const gram *g)
 static inline void gram_widen_keys(const block_system *sys, const gram *g)
 {
     const int64_t count = sys->tile->n * sys->x->p->dim_qk;
-    for (int64_t e = 0; e < count; e++) {
+    for (int64_t e = 0; e < count; e++)
         g->keys[e] = (double)sys->tile->keys[e];
-    }
 }
 
 /* out[m] = sum over channels of x y. */
 static inline void gram_dot(double *restrict out, const double *x, const float *y, int64_t d)
 {
-    for (int m = 0; m < GROUP; m++) {
+    for (int m = 0; m < GROUP; m++)
         out[m] = 0;
-    }
-    for (int64_t c = 0; c < d; c++) {
-        for (int m = 0; m < GROUP; m++) {
+    for (int64_t c = 0; c < d; c++)
+        for (int m = 0; m < GROUP; m++)
             out[m] += x[c * GROUP + m] * (double)y[c * GROUP + m];
-        }
-    }
 }
 
 /* r <- b - (Cov + Lambda) x. */
@@ -221,16 +208,13 @@ static inline void gram_correct(const gram *g, int64_t d, double *restrict unit)
     const int64_t blocks = factor_blocks(d);
     for (int m = 0; m < GROUP; m++) {
         unit[m] = 0;
-        for (int64_t c = 0; c < d; c++) {
+        for (int64_t c = 0; c < d; c++)
             unit[m] = fmax(unit[m], fabs(g->r[c * GROUP + m]));
-        }
         unit[m] = unit[m] > 0 && unit[m] < INFINITY ? unit[m] : 1;
     }
-    for (int64_t c = 0; c < d; c++) {
-        for (int m = 0; m < GROUP; m++) {
+    for (int64_t c = 0; c < d; c++)
+        for (int m = 0; m < GROUP; m++)
             g->z[c * GROUP + m] = (float)(g->r[c * GROUP + m] / unit[m]);
-        }
-    }
     memset(g->z + d * GROUP, 0, (size_t)(blocks * FOUR - d) * GROUP * sizeof(float));
     factor_solve(g->factor, blocks, g->z);
 }
@@ -284,9 +268,8 @@ static inline bool gram_advance(const gram *g, int64_t d, const double *unit, co
     bool any = false;
     for (int m = 0; m < GROUP; m++) {
         any |= moving[m];
-        for (int64_t c = 0; moving[m] && c < d; c++) {
+        for (int64_t c = 0; moving[m] && c < d; c++)
             g->x[c * GROUP + m] += unit[m] * (double)g->z[c * GROUP + m];
-        }
     }
     return any;
 }
@@ -307,12 +290,9 @@ static inline void gram_refine(const block_system *sys, const gram *g, gram_prog
         gram_residual(sys, g);
         gram_correct(g, d, unit);
         gram_judge(g, d, unit, tolerance, at);
-        for (int m = 0; m < GROUP; m++) {
+        for (int m = 0; m < GROUP; m++)
             moving[m] &= at->live[m] || at->done[m];
-        }
-        if (!gram_advance(g, d, unit, moving)) {
-            break;
-        }
+        if (!gram_advance(g, d, unit, moving)) break;
     }
 }
 
@@ -340,11 +320,8 @@ static inline void gram_group(const block_system *sys, const gram *g, int count,
 static inline int lanes_of(int *restrict rows, const bool *restrict picked)
 {
     int count = 0;
-    for (int lane = 0; lane < LANES; lane++) {
-        if (picked[lane]) {
-            rows[count++] = lane;
-        }
-    }
+    for (int lane = 0; lane < LANES; lane++)
+        if (picked[lane]) rows[count++] = lane;
     return count;
 }
 
@@ -369,9 +346,7 @@ static inline void gram_lines(const block_system *sys, const gram *g, const bloc
     int rows[LANES];
     const int count = lanes_of(rows, result->refined);
     double centre[GROUP];
-    if (count > 0) {
-        gram_widen_keys(sys, g);
-    }
+    if (count > 0) gram_widen_keys(sys, g);
     for (int first = 0; first < count; first += GROUP) {
         for (int m = 0; m < GROUP; m++) {
             const int lane = rows[first + m < count ? first + m : first];
@@ -382,11 +357,9 @@ static inline void gram_lines(const block_system *sys, const gram *g, const bloc
             }
         }
         panel64_product(g->product, sys->tile->n, g->keys, d, 1, g->x, d, false);
-        for (int64_t r = 0; r < sys->tile->n; r++) {
-            for (int m = 0; m < GROUP && first + m < count; m++) {
+        for (int64_t r = 0; r < sys->tile->n; r++)
+            for (int m = 0; m < GROUP && first + m < count; m++)
                 product[r * LANES + rows[first + m]] = (float)(g->product[r * GROUP + m] - centre[m]);
-            }
-        }
     }
 }
 

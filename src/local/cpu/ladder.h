@@ -26,9 +26,8 @@ typedef struct solver {
 static inline solver solver_carve(const loam_problem *p, arena *pool)
 {
     solver s;
-    for (int n = 0; n < 3; n++) {
+    for (int n = 0; n < 3; n++)
         s.work[n] = arena_take(pool, (size_t)p->dim_qk * LANES, sizeof(float));
-    }
     s.gram = gram_carve(p, pool);
     return s;
 }
@@ -52,9 +51,8 @@ static inline void block_solve(const block_system *sys, const solver *s, const b
 {
     const int64_t d = sys->x->p->dim_qk;
     bool trial[LANES], left[LANES];
-    for (int lane = 0; lane < LANES; lane++) {
+    for (int lane = 0; lane < LANES; lane++)
         trial[lane] = ridge->wanted[lane] && !solver_skips_trial(sys, ridge, lane);
-    }
     cg_solve(sys, s->work, b, trial, x, result);
     for (int lane = 0; lane < LANES; lane++) {
         const int64_t n = sys->l->hi[lane] - sys->l->lo[lane];

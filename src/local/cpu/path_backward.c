@@ -109,9 +109,7 @@ static void walk_out(walk *k, follower *f, const loam_const_view *view)
     path_enter(rows, f->grad, f->own, f->a, k->making.transposed);
     for (int64_t n = rows->n - 1; n >= 0; n--) {
         memcpy(f->trail + n * wide, f->grad, (size_t)wide * sizeof(float));
-        if (n > 0) {
-            path_cross(rows, f->grad, k->s, n);
-        }
+        if (n > 0) path_cross(rows, f->grad, k->s, n);
     }
     floats_clear(f->grad, wide);
 }
@@ -185,9 +183,8 @@ static void weigh_tile(walk *k, const path_sums *sums, int64_t n)
     path_values(rows, k->values, n);
     wide_transpose(k->transposed, k->values, values);
     wide_dots(k->g, k->grad_o, k->transposed, values, false);
-    for (int64_t r = 0; r < EDGE; r++) {
+    for (int64_t r = 0; r < EDGE; r++)
         weigh_row(k, r, n, decay);
-    }
     wide_add_transposed(sums->values + n * values * SQUARE, k->g, k->grad_o, values);
 }
 
@@ -240,9 +237,7 @@ static void put_row_sums(const walk *k, const local_row_sums *sums)
     for (int64_t r = rows->from; r < rows->to; r++) {
         const int64_t at = local_row(rows->p, &rows->s, rows->h, rows->first + r);
         sums->scale[at] = k->scale[r];
-        if (rows->p->decay) {
-            sums->inner[at] = k->inner[r];
-        }
+        if (rows->p->decay) sums->inner[at] = k->inner[r];
     }
 }
 
@@ -252,41 +247,28 @@ static void backward_rows(walk *k, const path_sums *sums)
     const int64_t blocks = blocks_of(rows->p->dim_qk);
     load_rows_of(k);
     floats_clear(k->query.grad, blocks * SQUARE);
-    if (probed(k)) {
-        floats_clear(k->probe.grad, blocks * SQUARE);
-    }
+    if (probed(k)) floats_clear(k->probe.grad, blocks * SQUARE);
     if (rows->n >= 0) {
         path_own_keys(rows, k->making.keys, k->making.transposed);
         walk_out(k, &k->query, &rows->a->q);
-        if (probed(k)) {
-            walk_out(k, &k->probe, &rows->a->probe);
-        }
+        if (probed(k)) walk_out(k, &k->probe, &rows->a->probe);
         for (int64_t n = 0; n < rows->n; n++) {
             const path_tile t = path_tile_of(rows, n);
             wide_dots(k->query.c, k->query.trail + n * blocks * SQUARE, t.keys_transposed, blocks, false);
-            if (probed(k)) {
+            if (probed(k))
                 wide_dots(k->probe.c, k->probe.trail + n * blocks * SQUARE, t.keys_transposed, blocks, false);
-            }
             weigh_tile(k, sums, n);
             follow_back(k, &k->query, sums, n);
-            if (probed(k)) {
-                follow_back(k, &k->probe, sums, n);
-            }
+            if (probed(k)) follow_back(k, &k->probe, sums, n);
         }
         memcpy(k->query.c, k->query.own, SQUARE * sizeof(float));
-        if (probed(k)) {
-            memcpy(k->probe.c, k->probe.own, SQUARE * sizeof(float));
-        }
+        if (probed(k)) memcpy(k->probe.c, k->probe.own, SQUARE * sizeof(float));
         weigh_tile(k, sums, rows->n);
         leave(k, &k->query, sums);
-        if (probed(k)) {
-            leave(k, &k->probe, sums);
-        }
+        if (probed(k)) leave(k, &k->probe, sums);
     }
     put_rows(k, &k->query, &rows->a->grad_q);
-    if (probed(k)) {
-        put_rows(k, &k->probe, &rows->a->grad_probe);
-    }
+    if (probed(k)) put_rows(k, &k->probe, &rows->a->grad_probe);
 }
 
 /* The blocks of rows of one part: every PARTS-th block of each head. */
@@ -329,9 +311,8 @@ static void add_parts(float *first, size_t stride, int64_t at, int64_t count)
 {
     for (int64_t part = 1; part < PARTS; part++) {
         const float *from = first + (size_t)part * stride + at;
-        for (int64_t e = 0; e < count; e++) {
+        for (int64_t e = 0; e < count; e++)
             first[at + e] += from[e];
-        }
     }
 }
 
@@ -339,9 +320,8 @@ static void add_parts(float *first, size_t stride, int64_t at, int64_t count)
  * Lam = R diag(beta), R^-1 = I + diag(beta) strict(N N^T), dL = -strict(R^T dR R^T). */
 static void reflections_back(const path_making *m, tile_grads *g, float *dbeta)
 {
-    for (int64_t j = 0; j < EDGE; j++) {
+    for (int64_t j = 0; j < EDGE; j++)
         dbeta[j] = 0;
-    }
     for (int64_t i = 0; i < EDGE; i++) {
         for (int64_t j = 0; j < EDGE; j++) {
             dbeta[j] += m->r[i * EDGE + j] * g->lam[i * EDGE + j];
@@ -354,9 +334,8 @@ static void reflections_back(const path_making *m, tile_grads *g, float *dbeta)
     square_lower(g->lam, true);
     for (int64_t i = 0; i < EDGE; i++) {
         dbeta[i] += dot(g->lam + i * EDGE, m->nn + i * EDGE, EDGE);
-        for (int64_t j = 0; j < EDGE; j++) {
+        for (int64_t j = 0; j < EDGE; j++)
             g->lam[i * EDGE + j] *= m->beta[i];
-        }
     }
 }
 
@@ -392,11 +371,10 @@ static void put_key(const loam_view *view, loam_dtype dtype, int64_t b, int64_t 
                     const float *x, int64_t r, int64_t channels, bool used)
 {
     float zero[LOAM_MAX_DIM] = { 0 };
-    if (view->data && used) {
+    if (view->data && used)
         wide_store_row(view, dtype, b, h, token, x, r, channels);
-    } else if (view->data) {
+    else if (view->data)
         store_floats(view->data, dtype, LOCAL_AT(*view, b, h, token), zero, channels);
-    }
 }
 
 static void backward_tile(walk *k, tile_grads *g, const loam_problem *p, const loam_args *a, float *tiles,
@@ -408,9 +386,8 @@ static void backward_tile(walk *k, tile_grads *g, const loam_problem *p, const l
     float dbeta[EDGE] = { 0 };
     if (n * EDGE < s.nk) {
         float *const by_key[] = { sums->keys, sums->own, sums->n, sums->w };
-        for (int e = 0; e < 4; e++) {
+        for (int e = 0; e < 4; e++)
             add_parts(by_key[e], stride, at, wide);
-        }
         add_parts(sums->values, stride, n * values, values);
         add_parts(sums->within, stride, n * SQUARE, SQUARE);
         const path_tile t = path_tile_at(p, tiles, path_tile_index(p, b, h_kv, n));
@@ -424,9 +401,8 @@ static void backward_tile(walk *k, tile_grads *g, const loam_problem *p, const l
         put_key(&a->grad_k, p->dtype, s.b, h_kv, token, sums->own + at, r, p->dim_qk, used);
         put_key(&a->grad_w, p->dtype, s.b, h_kv, token, sums->n + at, r, p->dim_qk, used);
         put_key(&a->grad_v, p->dtype, s.b, h_kv, token, sums->values + n * values, r, p->dim_v, used);
-        if (a->grad_beta.data) {
+        if (a->grad_beta.data)
             ((float *)a->grad_beta.data)[LOCAL_AT(a->grad_beta, s.b, h_kv, token)] = used ? dbeta[r] : 0;
-        }
     }
     for (int64_t h = 0; p->decay && a->grad_log_decay.data && h < group; h++) {
         const int64_t first = (h * path_tiles(p) + n) * EDGE;

@@ -27,9 +27,8 @@ static bool probed(const walk *k) { return k->p->mechanism == LOAM_PARALLAX; }
 static void reflect(float *restrict x, const float *restrict w, float beta, int64_t d)
 {
     const float along = beta * dot(x, w, d);
-    for (int64_t c = 0; c < d; c++) {
+    for (int64_t c = 0; c < d; c++)
         x[c] -= along * w[c];
-    }
 }
 
 /* Reflects query and probe by w and beta of key t. */
@@ -39,17 +38,13 @@ static void cross(walk *k, int64_t t)
     const float beta = ((const float *)a->beta.data)[LOCAL_AT(a->beta, k->s.b, k->h_kv, k->s.k0 + t)];
     load_floats(k->row, a->w.data, k->p->dtype, LOCAL_AT(a->w, k->s.b, k->h_kv, k->s.k0 + t), k->p->dim_qk);
     reflect(k->query, k->row, beta, k->p->dim_qk);
-    if (probed(k)) {
-        reflect(k->probe, k->row, beta, k->p->dim_qk);
-    }
+    if (probed(k)) reflect(k->probe, k->row, beta, k->p->dim_qk);
 }
 
 static float decay_of(const walk *k, int64_t j)
 {
     const loam_const_view *view = &k->a->log_decay;
-    if (!k->p->decay) {
-        return 0;
-    }
+    if (!k->p->decay) return 0;
     const local_decay_pair *sum = (const local_decay_pair *)view->data +
                                   LOCAL_AT(*view, k->s.b, k->h, k->s.k0);
     const local_decay_pair at = sum[k->at * view->token], key = sum[j * view->token];
@@ -101,9 +96,8 @@ static void gather(walk *k, int64_t j, int64_t last)
     if (probed(k)) {
         drift /= k->omega;
         k->tbar += drift;
-        for (int64_t c = 0; c < dv; c++) {
+        for (int64_t c = 0; c < dv; c++)
             k->lean[c] -= drift * k->vbar[c];
-        }
     }
 }
 
@@ -113,9 +107,7 @@ static void row_state(walk *k, int64_t count, double *state)
     const loam_problem *p = k->p;
     const int64_t end = k->first + count, last = k->at + 1 < end ? k->at + 1 : end, dv = p->dim_v;
     local_state_clear(p, state);
-    if (last <= k->first) {
-        return;
-    }
+    if (last <= k->first) return;
     load_floats(k->query, k->a->q.data, p->dtype, LOCAL_AT(k->a->q, k->s.b, k->h, k->s.q0 + k->i), p->dim_qk);
     if (probed(k)) {
         load_floats(k->probe, k->a->probe.data, p->dtype, LOCAL_AT(k->a->probe, k->s.b, k->h, k->s.q0 + k->i),
@@ -125,23 +117,17 @@ static void row_state(walk *k, int64_t count, double *state)
     k->omega = k->tbar = 0;
     memset(k->vbar, 0, (size_t)dv * sizeof *k->vbar);
     memset(k->lean, 0, (size_t)dv * sizeof *k->lean);
-    for (int64_t t = k->at; t >= last; t--) {
+    for (int64_t t = k->at; t >= last; t--)
         cross(k, t);
-    }
-    for (int64_t top = last; top > k->first; top -= EDGE) {
+    for (int64_t top = last; top > k->first; top -= EDGE)
         gather(k, top - EDGE > k->first ? top - EDGE : k->first, top);
-    }
     double *out = state;
     *out++ = k->m;
     *out++ = k->omega;
-    if (probed(k)) {
-        *out++ = k->tbar;
-    }
+    if (probed(k)) *out++ = k->tbar;
     for (int64_t c = 0; c < dv; c++) {
         out[c] = k->vbar[c] / k->omega;
-        if (probed(k)) {
-            out[dv + c] = k->lean[c];
-        }
+        if (probed(k)) out[dv + c] = k->lean[c];
     }
 }
 
@@ -185,9 +171,7 @@ static void decode(const loam_problem *p, const loam_args *a, int64_t first, int
                     k.h = h, k.h_kv = local_kv_head(p, h), k.i = i, k.at = i + k.s.nk - k.s.nq;
                     double *state = states ? states + local_row(p, &k.s, h, i) * doubles : w.state;
                     row_state(&k, count, state);
-                    if (!states) {
-                        local_state_finish(p, a, &k.s, h, i, state, w.scratch);
-                    }
+                    if (!states) local_state_finish(p, a, &k.s, h, i, state, w.scratch);
                 }
             }
         }

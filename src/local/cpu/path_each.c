@@ -14,34 +14,28 @@ static double along(const double *restrict x, const double *restrict y, int64_t 
 {
     double part[LINES] = { 0 }, rest = 0;
     int64_t c = 0;
-    for (; c + LINES <= d; c += LINES) {
-        for (int line = 0; line < LINES; line++) {
+    for (; c + LINES <= d; c += LINES)
+        for (int line = 0; line < LINES; line++)
             part[line] += x[c + line] * y[c + line];
-        }
-    }
-    for (; c < d; c++) {
+    for (; c < d; c++)
         rest += x[c] * y[c];
-    }
-    for (int line = 0; line < LINES; line++) {
+    for (int line = 0; line < LINES; line++)
         rest += part[line];
-    }
     return rest;
 }
 
 /* x += scale y. */
 static void add_scaled(double *restrict x, double scale, const double *restrict y, int64_t d)
 {
-    for (int64_t c = 0; c < d; c++) {
+    for (int64_t c = 0; c < d; c++)
         x[c] += scale * y[c];
-    }
 }
 
 static void load_doubles(double *to, const loam_const_view *view, loam_dtype dtype, int64_t b, int64_t h,
                          int64_t token, int64_t d)
 {
-    for (int64_t c = 0; c < d; c++) {
+    for (int64_t c = 0; c < d; c++)
         to[c] = element_load(view->data, dtype, LOCAL_AT(*view, b, h, token) + c);
-    }
 }
 
 /* ------------------------------------------------------------------ a sequence, and the rows of a group */
@@ -70,9 +64,7 @@ static loam_status begin(const loam_problem *p, const loam_args *a, const each_a
 static loam_status clear(const loam_args *a, void *data, size_t bytes, loam_error *error)
 {
     (void)a, (void)error;
-    if (bytes > 0) {
-        memset(data, 0, bytes);
-    }
+    if (bytes > 0) memset(data, 0, bytes);
     return LOAM_OK;
 }
 
@@ -82,11 +74,10 @@ static void move_row(const each_rows *x, bool in, int64_t outside, int64_t insid
     const size_t bytes = dtype_bytes(x->dtype);
     for (int64_t c = 0; bytes == 2 && c < x->width; c++) {
         float *own = (float *)x->own + inside + c;
-        if (in) {
+        if (in)
             *own = (float)element_load(x->data, x->dtype, outside + c);
-        } else {
+        else
             element_store(x->data, x->dtype, outside + c, (double)*own);
-        }
     }
     if (bytes > 2) {
         char *own = (char *)x->own + inside * (int64_t)bytes,
@@ -105,9 +96,7 @@ static loam_status move(const loam_problem *p, const loam_args *a, const each_ar
         const int64_t n = row / p->heads_q, h = row % p->heads_q;
         const each_step step = each_step_at(&w->shape, &s, steps->first + n);
         const bool there = step.query >= 0;
-        if (in && h == 0) {
-            w->lens[n] = there && step.position >= 0 ? step.position + 1 : 0;
-        }
+        if (in && h == 0) w->lens[n] = there && step.position >= 0 ? step.position + 1 : 0;
         for (int i = 0; i < moves->count; i++) {
             const each_rows *x = &moves->rows[i];
             if (there) {
@@ -153,19 +142,15 @@ static void reflect_key(const loam_problem *p, const loam_args *a, const each_ar
 {
     const int64_t d = p->dim_qk, at = (h * p->len_kv + j) * d, step = p->heads_kv * p->len_kv * d;
     double *key = to + at;
-    if (j >= t0) {
+    if (j >= t0)
         load_doubles(key, &a->k, p->dtype, s->b, h, s->k0 + j - w->first, d);
-    } else if (from != to) {
+    else if (from != to)
         memcpy(key, from + at, (size_t)d * sizeof *key);
-    }
     for (int64_t n = j < t0 ? 0 : j - t0; n < count; n++) {
         const double *turn = reflection_of(p, w, h, n);
-        if (t0 + n > j) {
-            add_scaled(key, -turn[d] * along(turn, key, d), turn, d);
-        }
-        for (int64_t c = 0; copies && c < d; c++) {
+        if (t0 + n > j) add_scaled(key, -turn[d] * along(turn, key, d), turn, d);
+        for (int64_t c = 0; copies && c < d; c++)
             copies[n * step + at + c] = (float)key[c];
-        }
     }
 }
 
@@ -179,9 +164,8 @@ static void reflect_some(const loam_problem *p, const loam_args *a, const each_a
     for (int64_t h = 0; h < p->heads_kv; h++) {
         for (int64_t tile = w->first / EACH_KEYS; tile < (end + EACH_KEYS - 1) / EACH_KEYS; tile++) {
             const int64_t first = tile * EACH_KEYS, most = first + EACH_KEYS;
-            for (int64_t j = first > w->first ? first : w->first; j < end && j < most; j++) {
+            for (int64_t j = first > w->first ? first : w->first; j < end && j < most; j++)
                 reflect_key(p, a, w, s, h, j, t0, count, from, to, copies);
-            }
         }
     }
 }

@@ -66,27 +66,22 @@ static void step(walk *k, int64_t n)
 
 static void row_scale(float *x, int64_t r, float factor, int64_t blocks)
 {
-    for (int64_t n = 0; n < blocks; n++) {
-        for (int64_t c = 0; c < EDGE; c++) {
+    for (int64_t n = 0; n < blocks; n++)
+        for (int64_t c = 0; c < EDGE; c++)
             x[n * SQUARE + r * EDGE + c] *= factor;
-        }
-    }
 }
 
 static void row_axpy(float *restrict y, int64_t r, float factor, const float *restrict x, int64_t blocks)
 {
-    for (int64_t n = 0; n < blocks; n++) {
-        for (int64_t c = 0; c < EDGE; c++) {
+    for (int64_t n = 0; n < blocks; n++)
+        for (int64_t c = 0; c < EDGE; c++)
             y[n * SQUARE + r * EDGE + c] += factor * x[n * SQUARE + r * EDGE + c];
-        }
-    }
 }
 
 static float row_top(const float *s, float top)
 {
-    for (int64_t j = 0; j < EDGE; j++) {
+    for (int64_t j = 0; j < EDGE; j++)
         top = s[j] > top ? s[j] : top;
-    }
     return top;
 }
 
@@ -103,30 +98,20 @@ static void weigh_row(walk *k, int64_t r, int64_t n)
         const vec w = v_exp(v_load(s + lane) - m);
         sum += w;
         v_store(s + lane, w);
-        if (probed(k)) {
-            drift += w * (v_load(t + lane) - k->centre[r]);
-        }
+        if (probed(k)) drift += w * (v_load(t + lane) - k->centre[r]);
     }
     const float before = k->omega[r] * keep;
     k->m[r] = m;
     k->omega[r] = before;
-    for (int e = 0; e < VL; e++) {
+    for (int e = 0; e < VL; e++)
         k->omega[r] += sum[e];
-    }
-    if (keep != 1) {
-        row_scale(k->mean, r, keep, blocks);
-    }
-    if (!probed(k)) {
-        return;
-    }
+    if (keep != 1) row_scale(k->mean, r, keep, blocks);
+    if (!probed(k)) return;
     float tsum = k->tsum[r] * keep, shift = tsum;
-    for (int e = 0; e < VL; e++) {
+    for (int e = 0; e < VL; e++)
         shift += drift[e];
-    }
     shift /= k->omega[r];
-    if (keep != 1) {
-        row_scale(k->lean, r, keep, blocks);
-    }
+    if (keep != 1) row_scale(k->lean, r, keep, blocks);
     row_axpy(k->lean, r, -shift, k->mean, blocks);
     k->centre[r] += shift;
     tsum -= shift * before;
@@ -137,23 +122,19 @@ static void weigh_row(walk *k, int64_t r, int64_t n)
         rest += wt;
         v_store(t + lane, wt);
     }
-    for (int e = 0; e < VL; e++) {
+    for (int e = 0; e < VL; e++)
         tsum += rest[e];
-    }
     k->tsum[r] = tsum;
 }
 
 static void take_tile(walk *k, int64_t n)
 {
     const int64_t blocks = blocks_of(k->rows.p->dim_v);
-    for (int64_t r = 0; r < EDGE; r++) {
+    for (int64_t r = 0; r < EDGE; r++)
         weigh_row(k, r, n);
-    }
     path_values(&k->rows, k->values, n);
     wide_add(k->mean, k->s, k->values, blocks);
-    if (probed(k)) {
-        wide_add(k->lean, k->t, k->values, blocks);
-    }
+    if (probed(k)) wide_add(k->lean, k->t, k->values, blocks);
 }
 
 /* tsum <- T / omega, mean <- vbar, lean <- vbar - o. */
@@ -195,23 +176,17 @@ static void put_row(walk *k, int64_t r)
     float row[LOAM_MAX_DIM], rest[LOAM_MAX_DIM];
     wide_row_get(row, k->mean, r, p->dim_v);
     wide_row_get(rest, k->lean, r, p->dim_v);
-    for (int64_t c = 0; c < p->dim_v; c++) {
+    for (int64_t c = 0; c < p->dim_v; c++)
         row[c] -= rest[c];
-    }
     store_floats(a->o.data, p->dtype, LOCAL_AT(a->o, s->b, h, token), row, p->dim_v);
-    if (a->lse.data) {
-        ((float *)a->lse.data)[LOCAL_AT(a->lse, s->b, h, token)] = k->m[r] + logf(k->omega[r]);
-    }
+    if (a->lse.data) ((float *)a->lse.data)[LOCAL_AT(a->lse, s->b, h, token)] = k->m[r] + logf(k->omega[r]);
     if (a->rho.data) {
         memset(row, 0, sizeof row);
-        if (probed(k) && !empty) {
+        if (probed(k) && !empty)
             load_floats(row, a->probe.data, p->dtype, LOCAL_AT(a->probe, s->b, h, token), p->dim_qk);
-        }
         memcpy((float *)a->rho.data + LOCAL_AT(a->rho, s->b, h, token), row, (size_t)p->dim_qk * sizeof *row);
     }
-    if (a->saved) {
-        put_saved(k, r);
-    }
+    if (a->saved) put_saved(k, r);
     local_put_info(a, s, h, i,
                    (loam_row_info){ empty ? LOAM_ROW_EMPTY : LOAM_ROW_SOLVED, LOAM_SOLVER_NONE, 0, 0 });
 }
@@ -271,12 +246,9 @@ static void forward_rows(walk *k)
         }
         finish(k);
     }
-    if (k->rows.a->weights.data) {
-        put_weights(k);
-    }
-    for (int64_t r = k->rows.from; r < k->rows.to; r++) {
+    if (k->rows.a->weights.data) put_weights(k);
+    for (int64_t r = k->rows.from; r < k->rows.to; r++)
         put_row(k, r);
-    }
 }
 
 static size_t walk_bytes(const loam_problem *p)
@@ -308,11 +280,8 @@ loam_status ISA(local_path_forward)(const loam_problem *p, const loam_args *a, l
 #pragma omp for collapse(3) schedule(dynamic, 1)
         for (int64_t back = 0; back < blocks; back++) {
             for (int64_t b = 0; b < p->batch; b++) {
-                for (int64_t h = 0; h < p->heads_q; h++) {
-                    if (path_rows_at(&k.rows, p, a, tiles, b, h, back)) {
-                        forward_rows(&k);
-                    }
-                }
+                for (int64_t h = 0; h < p->heads_q; h++)
+                    if (path_rows_at(&k.rows, p, a, tiles, b, h, back)) forward_rows(&k);
             }
         }
     }

@@ -31,11 +31,9 @@ static inline int64_t blocks_of(int64_t channels) { return (channels + EDGE - 1)
 
 static inline void square_transpose(float *restrict out, const float *restrict x)
 {
-    for (int64_t r = 0; r < EDGE; r++) {
-        for (int64_t c = 0; c < EDGE; c++) {
+    for (int64_t r = 0; r < EDGE; r++)
+        for (int64_t c = 0; c < EDGE; c++)
             out[c * EDGE + r] = x[r * EDGE + c];
-        }
-    }
 }
 
 /* c (+)= a b. */
@@ -54,54 +52,47 @@ static inline void square_product_transposed(float *restrict c, const float *res
 
 static inline void square_negate(float *x)
 {
-    for (int64_t e = 0; e < SQUARE; e++) {
+    for (int64_t e = 0; e < SQUARE; e++)
         x[e] = -x[e];
-    }
 }
 
 /* Zeroes all but the lower triangle, c <= r, or the strict one, c < r. */
 static inline void square_lower(float *x, bool strict)
 {
-    for (int64_t r = 0; r < EDGE; r++) {
-        for (int64_t c = r + !strict; c < EDGE; c++) {
+    for (int64_t r = 0; r < EDGE; r++)
+        for (int64_t c = r + !strict; c < EDGE; c++)
             x[r * EDGE + c] = 0;
-        }
-    }
 }
 
 /* Transposes each block of a wide matrix; its own inverse. */
 static inline void wide_transpose(float *restrict out, const float *restrict x, int64_t blocks)
 {
-    for (int64_t n = 0; n < blocks; n++) {
+    for (int64_t n = 0; n < blocks; n++)
         square_transpose(out + n * SQUARE, x + n * SQUARE);
-    }
 }
 
 /* s (+)= x y^T; y is given with transposed blocks. */
 static inline void wide_dots(float *restrict s, const float *restrict x, const float *restrict y_transposed,
                              int64_t blocks, bool add)
 {
-    for (int64_t n = 0; n < blocks; n++) {
+    for (int64_t n = 0; n < blocks; n++)
         square_product(s, x + n * SQUARE, y_transposed + n * SQUARE, add || n > 0);
-    }
 }
 
 /* x += s y. */
 static inline void wide_add(float *restrict x, const float *restrict s, const float *restrict y,
                             int64_t blocks)
 {
-    for (int64_t n = 0; n < blocks; n++) {
+    for (int64_t n = 0; n < blocks; n++)
         square_product(x + n * SQUARE, s, y + n * SQUARE, true);
-    }
 }
 
 /* x += s^T y. */
 static inline void wide_add_transposed(float *restrict x, const float *restrict s, const float *restrict y,
                                        int64_t blocks)
 {
-    for (int64_t n = 0; n < blocks; n++) {
+    for (int64_t n = 0; n < blocks; n++)
         square_product_transposed(x + n * SQUARE, s, y + n * SQUARE, true);
-    }
 }
 
 static inline void floats_clear(float *x, int64_t n) { memset(x, 0, (size_t)n * sizeof *x); }
@@ -109,16 +100,14 @@ static inline void floats_clear(float *x, int64_t n) { memset(x, 0, (size_t)n * 
 /* Row r of a wide matrix to and from contiguous channels. */
 static inline void wide_row_set(float *restrict x, int64_t r, const float *restrict row, int64_t channels)
 {
-    for (int64_t c = 0; c < channels; c++) {
+    for (int64_t c = 0; c < channels; c++)
         x[c / EDGE * SQUARE + r * EDGE + c % EDGE] = row[c];
-    }
 }
 
 static inline void wide_row_get(float *restrict row, const float *restrict x, int64_t r, int64_t channels)
 {
-    for (int64_t c = 0; c < channels; c++) {
+    for (int64_t c = 0; c < channels; c++)
         row[c] = x[c / EDGE * SQUARE + r * EDGE + c % EDGE];
-    }
 }
 
 /* Row r of x <- token `token` + r for from <= r < to; all other rows are 0. */
@@ -213,11 +202,9 @@ static inline void invert_reflections(path_making *m)
             FOR_LANES(lane) { v_store(row + lane, v_load(row + lane) + x * v_load(m->r + j * EDGE + lane)); }
         }
     }
-    for (int64_t i = 0; i < EDGE; i++) {
-        for (int64_t j = 0; j < EDGE; j++) {
+    for (int64_t i = 0; i < EDGE; i++)
+        for (int64_t j = 0; j < EDGE; j++)
             m->lam[i * EDGE + j] = m->r[i * EDGE + j] * m->beta[j];
-        }
-    }
 }
 
 static inline void path_tile_make(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h_kv,
@@ -246,9 +233,8 @@ static inline void path_tile_make(const loam_problem *p, const loam_args *a, con
     wide_transpose(t->keys_transposed, t->keys, blocks);
     floats_clear(t->w, blocks * SQUARE);
     wide_add(t->w, m->lam, t->n, blocks);
-    for (int64_t block = 0; block < blocks; block++) {
+    for (int64_t block = 0; block < blocks; block++)
         square_negate(t->w + block * SQUARE);
-    }
     wide_transpose(t->w_transposed, t->w, blocks);
 }
 
@@ -381,9 +367,8 @@ static inline void path_scores(const path_rows *rows, int64_t r, int64_t n, floa
     {
         v_store(s + lane, v_clamp(v_load(s + lane) * scale, SCORE_LIMIT) + v_load(decay + lane));
     }
-    for (int64_t j = r + 1; n == rows->n && j < EDGE; j++) {
+    for (int64_t j = r + 1; n == rows->n && j < EDGE; j++)
         s[j] = -INFINITY;
-    }
 }
 
 #endif

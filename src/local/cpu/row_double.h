@@ -53,17 +53,15 @@ static inline void row_double_key(const row_double *r, const head *x, int64_t j,
 {
     load_floats(r->row, x->a->k.data, x->p->dtype, LOCAL_AT(x->a->k, x->s.b, x->h_kv, x->s.k0 + j),
                 x->p->dim_qk);
-    for (int64_t c = 0; c < x->p->dim_qk; c++) {
+    for (int64_t c = 0; c < x->p->dim_qk; c++)
         key[c] = (double)r->row[c] - (double)x->origin[c];
-    }
 }
 
 static inline void row_double_centred_key(const row_double *r, const head *x, int64_t j, double *restrict key)
 {
     row_double_key(r, x, j, key);
-    for (int64_t c = 0; c < x->p->dim_qk; c++) {
+    for (int64_t c = 0; c < x->p->dim_qk; c++)
         key[c] -= r->kbar[c];
-    }
 }
 
 static inline double row_double_query(const head *x, int64_t i, int64_t c)
@@ -74,9 +72,7 @@ static inline double row_double_query(const head *x, int64_t i, int64_t c)
 /* G_i - G_j; 0 without a decay. */
 static inline double row_double_decay(const head *x, const scoring *sc, int64_t i, int64_t j)
 {
-    if (!sc->decayed) {
-        return 0;
-    }
+    if (!sc->decayed) return 0;
     const loam_const_view *view = &x->a->log_decay;
     const local_decay_pair *sums = (const local_decay_pair *)view->data +
                                    LOCAL_AT(*view, x->s.b, x->h, x->s.k0);
@@ -108,9 +104,8 @@ static inline void row_double_weights(row_double *r, const head *x, const scorin
         r->rhs[c] = row_double_query(x, i, c) - (sc->rbf ? (double)x->origin[c] : 0);
         r->kbar[c] = 0;
     }
-    for (int64_t c = 0; c < dv; c++) {
+    for (int64_t c = 0; c < dv; c++)
         r->vbar[c] = 0;
-    }
     for (int64_t j = r->lo; j < r->hi; j++) {
         row_double_key(r, x, j, key);
         r->p[j - r->lo] = row_double_score(r, x, sc, i, j, key);
@@ -123,21 +118,18 @@ static inline void row_double_weights(row_double *r, const head *x, const scorin
         r->p[j - r->lo] = exp(r->p[j - r->lo] - m);
         omega += r->p[j - r->lo];
     }
-    for (int64_t c = 0; c < d; c++) {
+    for (int64_t c = 0; c < d; c++)
         constant += sc->rbf ? -0.5 * r->rhs[c] * r->rhs[c] : r->rhs[c] * (double)x->origin[c];
-    }
     r->lse = m + log(omega);
     r->dropped = sc->capped ? 0 : x->p->scale * constant;
     for (int64_t j = r->lo; j < r->hi; j++) {
         const double w = r->p[j - r->lo] /= omega;
         row_double_key(r, x, j, key);
-        for (int64_t c = 0; c < d; c++) {
+        for (int64_t c = 0; c < d; c++)
             r->kbar[c] += w * key[c];
-        }
         load_floats(r->row, x->a->v.data, x->p->dtype, LOCAL_AT(x->a->v, x->s.b, x->h_kv, x->s.k0 + j), dv);
-        for (int64_t c = 0; c < dv; c++) {
+        for (int64_t c = 0; c < dv; c++)
             r->vbar[c] += w * (double)r->row[c];
-        }
     }
 }
 
@@ -150,9 +142,8 @@ static inline void row_double_update(double *restrict matrix, int64_t d, const d
         const double x0 = weight[0] * k0[r], x1 = weight[1] * k1[r], x2 = weight[2] * k2[r],
                      x3 = weight[3] * k3[r];
         double *row = matrix + r * d;
-        for (int64_t c = 0; c <= r; c++) {
+        for (int64_t c = 0; c <= r; c++)
             row[c] += x0 * k0[c] + x1 * k1[c] + x2 * k2[c] + x3 * k3[c];
-        }
     }
 }
 
@@ -177,14 +168,12 @@ static inline void row_double_variances(const row_double *r, const head *x, doub
 {
     const int64_t d = x->p->dim_qk;
     double *key = r->key;
-    for (int64_t c = 0; c < d; c++) {
+    for (int64_t c = 0; c < d; c++)
         out[c] = 0;
-    }
     for (int64_t j = r->lo; j < r->hi; j++) {
         row_double_centred_key(r, x, j, key);
-        for (int64_t c = 0; c < d; c++) {
+        for (int64_t c = 0; c < d; c++)
             out[c] += r->p[j - r->lo] * key[c] * key[c];
-        }
     }
 }
 
@@ -193,9 +182,8 @@ static inline double row_double_ridge(row_double *r, const head *x, int64_t i, d
 {
     const int64_t d = x->p->dim_qk;
     double trace = 0, largest = 0, mean2 = 0;
-    for (int64_t c = 0; c < d; c++) {
+    for (int64_t c = 0; c < d; c++)
         trace += variance[c];
-    }
     r->unit = x->p->ridge_unit == LOAM_RIDGE_MAX     ? r->p[r->peak - r->lo]
               : x->p->ridge_unit == LOAM_RIDGE_TRACE ? trace / (double)d + LOCAL_TRACE_FLOOR
                                                      : 1;
@@ -214,17 +202,14 @@ static inline bool row_double_factor_dual(row_double *r, const head *x)
     for (int64_t j = 0; j < n; j++) {
         double *row = r->kappa + j * d;
         row_double_centred_key(r, x, r->lo + j, row);
-        for (int64_t c = 0; c < d; c++) {
+        for (int64_t c = 0; c < d; c++)
             row[c] *= sqrt(r->p[j]);
-        }
     }
     for (int64_t j = 0; j < n; j++) {
-        for (int64_t c = 0; c < d; c++) {
+        for (int64_t c = 0; c < d; c++)
             r->key[c] = r->kappa[j * d + c] / r->lambda[c];
-        }
-        for (int64_t l = 0; l <= j; l++) {
+        for (int64_t l = 0; l <= j; l++)
             r->matrix[j * n + l] = cholesky_dot(r->key, r->kappa + l * d, d) + (l == j);
-        }
     }
     return cholesky_factor(r->matrix, n, 0) == 0;
 }
@@ -236,9 +221,8 @@ static inline bool row_double_factor(row_double *r, const head *x, int64_t i)
     double *variance = r->rho, least_ridge = INFINITY;
     row_double_variances(r, x, variance);
     const double least = row_double_ridge(r, x, i, variance);
-    for (int64_t c = 0; c < d; c++) {
+    for (int64_t c = 0; c < d; c++)
         least_ridge = fmin(least_ridge, r->lambda[c]);
-    }
     r->dual = r->hi - r->lo <= d && least_ridge > least;
     r->info.solver = r->dual ? LOAM_SOLVER_DUAL : LOAM_SOLVER_GRAM;
     bool regular;
@@ -246,9 +230,8 @@ static inline bool row_double_factor(row_double *r, const head *x, int64_t i)
         regular = row_double_factor_dual(r, x);
     } else {
         row_double_covariance(r, x);
-        for (int64_t c = 0; c < d; c++) {
+        for (int64_t c = 0; c < d; c++)
             r->matrix[c * d + c] += r->lambda[c];
-        }
         regular = cholesky_factor(r->matrix, d, least) == 0;
     }
     r->info.code = regular ? LOAM_ROW_SOLVED : LOAM_ROW_SINGULAR;
@@ -258,18 +241,14 @@ static inline bool row_double_factor(row_double *r, const head *x, int64_t i)
 static inline void row_double_solve_dual(row_double *r, int64_t d, int64_t n, const double *restrict b,
                                          double *restrict out)
 {
-    for (int64_t c = 0; c < d; c++) {
+    for (int64_t c = 0; c < d; c++)
         out[c] = b[c] / r->lambda[c];
-    }
-    for (int64_t j = 0; j < n; j++) {
+    for (int64_t j = 0; j < n; j++)
         r->u[j] = cholesky_dot(r->kappa + j * d, out, d);
-    }
     cholesky_solve(r->matrix, n, r->u);
-    for (int64_t j = 0; j < n; j++) {
-        for (int64_t c = 0; c < d; c++) {
+    for (int64_t j = 0; j < n; j++)
+        for (int64_t c = 0; c < d; c++)
             out[c] -= r->u[j] * r->kappa[j * d + c] / r->lambda[c];
-        }
-    }
 }
 
 /* out <- (Cov + Lambda)^-1 b and u_j = out . kappa_j. As sum_j p_j u_j = 0, the rounding error of that
@@ -294,9 +273,8 @@ static inline void row_double_solve(row_double *r, const head *x, const double *
         }
         mean += r->p[j] * r->u[j];
     }
-    for (int64_t j = 0; j < n; j++) {
+    for (int64_t j = 0; j < n; j++)
         r->u[j] -= mean;
-    }
 }
 
 /* |(Cov + Lambda) x - b| / |b|, computed from u: Cov x = sum p u kappa. */
@@ -305,14 +283,12 @@ static inline float row_double_residual(const row_double *r, const head *x, cons
 {
     const int64_t d = x->p->dim_qk;
     double *left = r->key + d, error2 = 0, size2 = 0;
-    for (int64_t c = 0; c < d; c++) {
+    for (int64_t c = 0; c < d; c++)
         left[c] = r->lambda[c] * solution[c];
-    }
     for (int64_t j = r->lo; j < r->hi; j++) {
         row_double_centred_key(r, x, j, r->key);
-        for (int64_t c = 0; c < d; c++) {
+        for (int64_t c = 0; c < d; c++)
             left[c] += r->p[j - r->lo] * r->u[j - r->lo] * r->key[c];
-        }
     }
     for (int64_t c = 0; c < d; c++) {
         error2 += (left[c] - b[c]) * (left[c] - b[c]);
@@ -334,11 +310,8 @@ static inline bool row_double_begin(row_double *r, const head *x, const scoring 
 /* Whether float32 can hold the solution; if not, the row is treated as singular. */
 static inline bool row_double_fits_float(const double *x, int64_t d)
 {
-    for (int64_t c = 0; c < d; c++) {
-        if (!(fabs(x[c]) < 1e38)) {
-            return false;
-        }
-    }
+    for (int64_t c = 0; c < d; c++)
+        if (!(fabs(x[c]) < 1e38)) return false;
     return true;
 }
 
@@ -365,9 +338,8 @@ static inline void row_double_forward(row_double *r, const head *x, const scorin
     for (int64_t j = r->lo; j < r->hi; j++) {
         const double weight = r->p[j - r->lo] * r->u[j - r->lo];
         load_floats(r->row, x->a->v.data, x->p->dtype, LOCAL_AT(x->a->v, x->s.b, x->h_kv, x->s.k0 + j), dv);
-        for (int64_t c = 0; c < dv; c++) {
+        for (int64_t c = 0; c < dv; c++)
             r->o[c] -= weight * (double)r->row[c];
-        }
     }
 }
 
@@ -379,31 +351,23 @@ static inline bool row_double_span_probe(row_double *r, const head *x, const sco
     row_double_forward(r, x, sc, i);
     const int64_t d = x->p->dim_qk, n = r->hi - r->lo;
     double trace = 0;
-    if (r->info.code != LOAM_ROW_SOLVED || n > d) {
-        return false;
-    }
+    if (r->info.code != LOAM_ROW_SOLVED || n > d) return false;
     for (int64_t j = 0; j < n; j++) {
         row_double_centred_key(r, x, r->lo + j, r->kappa + j * d);
         /* The u of the dual solver does not serve here: only sqrt(p) u is exact there. */
         r->u[j] = cholesky_dot(r->kappa + j * d, r->rho, d);
         trace += cholesky_dot(r->kappa + j * d, r->kappa + j * d, d);
-        for (int64_t l = 0; l <= j; l++) {
+        for (int64_t l = 0; l <= j; l++)
             r->matrix[j * n + l] = cholesky_dot(r->kappa + j * d, r->kappa + l * d, d);
-        }
     }
-    for (int64_t j = 0; j < n; j++) {
+    for (int64_t j = 0; j < n; j++)
         r->matrix[j * n + j] += 1e-13 * trace; /* centred keys are linearly dependent: sum p kappa = 0 */
-    }
-    if (cholesky_factor(r->matrix, n, 0)) {
-        return false;
-    }
+    if (cholesky_factor(r->matrix, n, 0)) return false;
     cholesky_solve(r->matrix, n, r->u);
     memset(r->rho, 0, (size_t)d * sizeof(double));
-    for (int64_t j = 0; j < n; j++) {
-        for (int64_t c = 0; c < d; c++) {
+    for (int64_t j = 0; j < n; j++)
+        for (int64_t c = 0; c < d; c++)
             r->rho[c] += r->u[j] * r->kappa[j * d + c];
-        }
-    }
     return true;
 }
 
@@ -419,26 +383,19 @@ static inline void row_double_adjoint(row_double *r, const head *x, const scorin
         r->o[c] = element_load(grad->data, x->p->dtype, LOCAL_AT(*grad, x->s.b, x->h, x->s.q0 + i) + c);
         gbar += r->o[c] * r->vbar[c];
     }
-    for (int64_t c = 0; c < d; c++) {
+    for (int64_t c = 0; c < d; c++)
         r->rhs[c] = r->rho[c] = 0;
-    }
     for (int64_t j = r->lo; j < r->hi; j++) {
         double g = -gbar;
         load_floats(r->row, x->a->v.data, x->p->dtype, LOCAL_AT(x->a->v, x->s.b, x->h_kv, x->s.k0 + j), dv);
-        for (int64_t c = 0; c < dv; c++) {
+        for (int64_t c = 0; c < dv; c++)
             g += r->o[c] * (double)r->row[c];
-        }
         row_double_centred_key(r, x, j, r->key);
-        for (int64_t c = 0; c < d; c++) {
+        for (int64_t c = 0; c < d; c++)
             r->rhs[c] -= r->p[j - r->lo] * g * r->key[c];
-        }
     }
-    if (regular) {
-        row_double_solve(r, x, r->rhs, r->rho);
-    }
-    if (!row_double_fits_float(r->rho, d)) {
-        memset(r->rho, 0, (size_t)d * sizeof(double));
-    }
+    if (regular) row_double_solve(r, x, r->rhs, r->rho);
+    if (!row_double_fits_float(r->rho, d)) memset(r->rho, 0, (size_t)d * sizeof(double));
 }
 
 #endif

@@ -53,9 +53,7 @@ static inline void block_ridge_set(block_ridge *out, const block_system *sys, co
     const bool by_trace = p->ridge_unit == LOAM_RIDGE_TRACE, by_max = p->ridge_unit == LOAM_RIDGE_MAX;
     float centre2[LANES], spread[LANES];
     panel_dot(centre2, sys->kbar, sys->kbar, d);
-    if (by_trace) {
-        sum_spread(spread, sys->x, sys->l, sys->tile, sys->weights, sys->kbar);
-    }
+    if (by_trace) sum_spread(spread, sys->x, sys->l, sys->tile, sys->weights, sys->kbar);
     for (int64_t lane = 0; lane < LANES; lane++) {
         const bool some = sys->l->lo[lane] < sys->l->hi[lane];
         const float rough = fmaxf(square[lane] * sys->inverse[lane] - centre2[lane], 0);

@@ -45,13 +45,11 @@ static inline void head_begin(head *x, const loam_problem *p, const loam_args *a
 {
     x->p = p, x->a = a, x->s = *s, x->h = h, x->h_kv = local_kv_head(p, h);
     memset(x->origin, 0, sizeof x->origin);
-    if (s->nk > 0) {
+    if (s->nk > 0)
         load_floats(x->origin, a->k.data, p->dtype, LOCAL_AT(a->k, s->b, x->h_kv, s->k0), p->dim_qk);
-    }
     x->raw = PAIR_DOTS && p->score == LOAM_DOT;
-    for (int64_t c = 0; c < p->dim_qk; c++) {
+    for (int64_t c = 0; c < p->dim_qk; c++)
         x->raw = x->raw && fabsf(x->origin[c]) <= RAW_ORIGIN;
-    }
 }
 
 /* ------------------------------------------------------------------ tiles: [tokens][channels] floats */
@@ -59,19 +57,16 @@ static inline void head_begin(head *x, const loam_problem *p, const loam_args *a
 static inline void load_rows(float *restrict tile, const loam_const_view *view, loam_dtype dtype, int64_t b,
                              int64_t h, int64_t token, int64_t tokens, int64_t channels)
 {
-    for (int64_t r = 0; r < tokens; r++) {
+    for (int64_t r = 0; r < tokens; r++)
         load_floats(tile + r * channels, view->data, dtype, LOCAL_AT(*view, b, h, token + r), channels);
-    }
 }
 
 static inline void subtract_origin(float *restrict tile, const head *x, int64_t tokens)
 {
     const int64_t d = x->p->dim_qk;
-    for (int64_t r = 0; r < tokens; r++) {
-        for (int64_t c = 0; c < d; c++) {
+    for (int64_t r = 0; r < tokens; r++)
+        for (int64_t c = 0; c < d; c++)
             tile[r * d + c] -= x->origin[c];
-        }
-    }
 }
 
 /* Keys j .. j + n - 1 relative to the origin. */
@@ -86,9 +81,8 @@ static inline void load_keys(float *restrict tile, const head *x, int64_t j, int
     }
     for (int64_t r = 0; r < n; r++) {
         const float *row = (const float *)k->data + LOCAL_AT(*k, x->s.b, x->h_kv, x->s.k0 + j + r);
-        for (int64_t c = 0; c < d; c++) {
+        for (int64_t c = 0; c < d; c++)
             tile[r * d + c] = row[c] - x->origin[c];
-        }
     }
 }
 
@@ -107,9 +101,8 @@ static inline float_rows value_rows(float *restrict tile, const head *x, int64_t
 {
     const loam_const_view *v = &x->a->v;
     const int64_t dv = x->p->dim_v;
-    if (x->p->dtype == LOAM_F32 && v->token == dv) {
+    if (x->p->dtype == LOAM_F32 && v->token == dv)
         return (float_rows){ (const float *)v->data + LOCAL_AT(*v, x->s.b, x->h_kv, x->s.k0 + j), dv };
-    }
     load_values(tile, x, j, n);
     return (float_rows){ tile, dv };
 }
@@ -118,18 +111,15 @@ static inline float_rows value_rows(float *restrict tile, const head *x, int64_t
 static inline void load_queries(float *restrict tile, const head *x, int64_t i, int64_t n)
 {
     load_rows(tile, &x->a->q, x->p->dtype, x->s.b, x->h, x->s.q0 + i, n, x->p->dim_qk);
-    if (x->p->score == LOAM_RBF) {
-        subtract_origin(tile, x, n);
-    }
+    if (x->p->score == LOAM_RBF) subtract_origin(tile, x, n);
 }
 
 static inline float dot(const float *restrict x, const float *restrict y, int64_t n)
 {
     float sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < n; c++) {
+    for (int64_t c = 0; c < n; c++)
         sum += x[c] * y[c];
-    }
     return sum;
 }
 
@@ -143,9 +133,8 @@ static inline float query_constant(const head *x, const float *query)
 /* out[r] = |k'_r|^2 */
 static inline void key_norms(float *restrict out, const float *restrict keys, int64_t n, int64_t d)
 {
-    for (int64_t r = 0; r < n; r++) {
+    for (int64_t r = 0; r < n; r++)
         out[r] = dot(keys + r * d, keys + r * d, d);
-    }
 }
 
 /* ------------------------------------------------------------------ tiles of bfloat16, where PAIR_DOTS */
@@ -166,9 +155,7 @@ static inline raw_rows raw_rows_of(const loam_const_view *view, int64_t b, int64
                                    int64_t tokens, int64_t channels, uint16_t *restrict copy)
 {
     const uint16_t *from = (const uint16_t *)view->data + LOCAL_AT(*view, b, h, token);
-    if (channels % 2 == 0) {
-        return (raw_rows){ from, view->token };
-    }
+    if (channels % 2 == 0) return (raw_rows){ from, view->token };
     for (int64_t r = 0; r < tokens; r++) {
         memcpy(copy + r * (channels + 1), from + r * view->token, (size_t)channels * sizeof *from);
         copy[r * (channels + 1) + channels] = 0;
@@ -214,11 +201,9 @@ static inline size_t pair_panel_size(int64_t rows)
 /* panel[c][r] = tile[r][c]; lanes beyond n are 0 */
 static inline void transpose(float *restrict panel, const float *restrict tile, int64_t n, int64_t channels)
 {
-    for (int64_t c = 0; c < channels; c++) {
-        for (int64_t r = 0; r < LANES; r++) {
+    for (int64_t c = 0; c < channels; c++)
+        for (int64_t r = 0; r < LANES; r++)
             panel[c * LANES + r] = r < n ? tile[r * channels + c] : 0;
-        }
-    }
 }
 
 /* Stores one lane of a panel as contiguous elements. */
@@ -226,9 +211,8 @@ static inline void store_lane(const loam_view *view, loam_dtype dtype, int64_t b
                               const float *panel, int64_t lane, int64_t channels)
 {
     float row[LOAM_MAX_DIM];
-    for (int64_t c = 0; c < channels; c++) {
+    for (int64_t c = 0; c < channels; c++)
         row[c] = panel[c * LANES + lane];
-    }
     store_floats(view->data, dtype, LOCAL_AT(*view, b, h, token), row, channels);
 }
 
@@ -249,9 +233,8 @@ static inline void load_decay(float *restrict hi, float *restrict lo, const head
     const loam_const_view *view = &x->a->log_decay;
     for (int64_t r = 0; r < n; r++) {
         local_decay_pair pair = { 0, 0 };
-        if (x->p->decay) {
+        if (x->p->decay)
             pair = ((const local_decay_pair *)view->data)[LOCAL_AT(*view, x->s.b, x->h, x->s.k0 + j + r)];
-        }
         hi[r] = pair.hi, lo[r] = pair.lo;
     }
 }
@@ -284,9 +267,7 @@ static inline void lanes_begin(lanes *l, const head *x, int64_t i0, float *restr
     transpose(query, tile, l->count, x->p->dim_qk);
     for (int64_t r = 0; r < LANES; r++) {
         int64_t lo = 0, hi = 0;
-        if (r < l->count) {
-            local_visible(x->p, &x->s, i0 + r, &lo, &hi);
-        }
+        if (r < l->count) local_visible(x->p, &x->s, i0 + r, &lo, &hi);
         if (lo < hi) {
             l->first = lo < l->first ? lo : l->first;
             l->last = hi > l->last ? hi : l->last;
@@ -303,9 +284,7 @@ static inline void lanes_begin(lanes *l, const head *x, int64_t i0, float *restr
         l->x0[r] = (capped ? l->constant[r] : 0) - (x->raw ? l->constant[r] : 0);
         l->dropped[r] = capped ? 0 : (float)x->p->scale * l->constant[r];
     }
-    if (l->first > l->last) {
-        l->first = l->last;
-    }
+    if (l->first > l->last) l->first = l->last;
 }
 
 /* ------------------------------------------------------------------ the score */
@@ -338,9 +317,7 @@ VEC_INLINE vec score_of(const scoring *sc, vec x, vec distance, vec bias, vec *f
         *factor = 1.0f - t * t;
         s = sc->cap * t;
     }
-    if (sc->sloped) {
-        s -= sc->slope * distance;
-    }
+    if (sc->sloped) s -= sc->slope * distance;
     return sc->biased ? s + bias : s;
 }
 
@@ -365,28 +342,24 @@ static inline void key_tile_begin(key_tile *t, const head *x, int64_t j, int64_t
     t->j = j, t->n = last - j < TILE_KEYS ? last - j : TILE_KEYS;
     load_bias(t->bias, x, j, t->n);
     load_decay(t->decay[0], t->decay[1], x, j, t->n);
-    if (x->raw) {
-        t->raw = raw_rows_of(&x->a->k, x->s.b, x->h_kv, x->s.k0 + j, t->n, x->p->dim_qk, t->copy);
-    }
+    if (x->raw) t->raw = raw_rows_of(&x->a->k, x->s.b, x->h_kv, x->s.k0 + j, t->n, x->p->dim_qk, t->copy);
 }
 
 static inline void key_tile_load(key_tile *t, const head *x, int64_t j, int64_t last)
 {
     key_tile_begin(t, x, j, last);
     load_keys(t->keys, x, j, t->n);
-    if (x->p->score == LOAM_RBF || x->p->mechanism == LOAM_LLA) {
+    if (x->p->score == LOAM_RBF || x->p->mechanism == LOAM_LLA)
         key_norms(t->norm, t->keys, t->n, x->p->dim_qk);
-    }
 }
 
 /* Loads only what key_products needs. */
 static inline void score_tile_load(key_tile *t, const head *x, int64_t j, int64_t last)
 {
-    if (x->raw) {
+    if (x->raw)
         key_tile_begin(t, x, j, last);
-    } else {
+    else
         key_tile_load(t, x, j, last);
-    }
 }
 
 /* out = the products of the keys (raw or relative to the origin, as x->raw says) with a panel that is also
@@ -395,11 +368,10 @@ static inline void key_products(float *restrict out, const head *x, const key_ti
                                 const float *restrict panel, const int32_t *restrict pairs)
 {
     const int64_t d = x->p->dim_qk;
-    if (x->raw) {
+    if (x->raw)
         raw_product(out, t->raw, t->n, pairs, d);
-    } else {
+    else
         panel_product(out, t->n, t->keys, d, 1, panel, d, false);
-    }
 }
 
 /* x_ij, without the dropped constant, of key r of a tile for the lanes at `lane`, from the product q . k'. */
@@ -473,11 +445,10 @@ VEC_INLINE void scores_of_tile(bool unmasked, float *restrict tile, const scorin
 static inline void scores_in_place(float *restrict tile, const scoring *sc, const lanes *l, const key_tile *t,
                                    float *restrict best)
 {
-    if (tile_is_unmasked(sc, l, t)) {
+    if (tile_is_unmasked(sc, l, t))
         scores_of_tile(true, tile, sc, l, t, best);
-    } else {
+    else
         scores_of_tile(false, tile, sc, l, t, best);
-    }
 }
 
 /* p = exp(s - lse). Large s and lse have large rounding errors; the clamp keeps p <= 1. */
@@ -502,9 +473,8 @@ static inline void common_products(float *restrict out, const head *x, const flo
     FOR_LANES(lane)
     {
         vec sum = v_set(0);
-        for (int64_t c = 0; c < x->p->dim_qk; c++) {
+        for (int64_t c = 0; c < x->p->dim_qk; c++)
             sum += v_load(panel + c * LANES + lane) * x->origin[c];
-        }
         v_store(out + lane, sum);
     }
 }

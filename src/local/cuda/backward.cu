@@ -28,9 +28,7 @@ size_t local_backward_cuda_work(const loam_problem *p)
 loam_status local_rows_cuda(const loam_problem *p, const loam_args *a, const row_arrays *rows, void *solver,
                             loam_error *error)
 {
-    if (p->mechanism != LOAM_SOFTMAX) {
-        TRY(local_probe_gradient_cuda(p, a, rows, error));
-    }
+    if (p->mechanism != LOAM_SOFTMAX) TRY(local_probe_gradient_cuda(p, a, rows, error));
     if (p->mechanism == LOAM_LLA) {
         TRY(local_adjoint_cuda(p, a, rows, solver, error));
         TRY(local_adjoint64_cuda(p, a, rows, solver, error));
@@ -51,12 +49,8 @@ loam_status local_backward_cuda(const loam_problem *p, const loam_args *a, loam_
     arena pool = { (char *)a->work, 0 };
     row_arrays rows = local_row_arrays_carve(p, &pool);
     rows.state = NULL;
-    if (p->batch > 0 && p->len_q > 0) {
-        TRY(local_rows_cuda(p, a, &rows, (char *)a->work + pool.used, error));
-    }
-    if (p->batch > 0 && p->len_kv > 0) {
-        TRY(local_keys_cuda(p, a, &rows, error));
-    }
+    if (p->batch > 0 && p->len_q > 0) TRY(local_rows_cuda(p, a, &rows, (char *)a->work + pool.used, error));
+    if (p->batch > 0 && p->len_kv > 0) TRY(local_keys_cuda(p, a, &rows, error));
     TRY(local_row_sums_cuda(p, a, &rows, error));
     return loam_succeed(error);
 }

@@ -64,15 +64,17 @@ template <bool WIDE, int DIM, int DIRECTIONS> struct backward_shape {
 /* Calls launch(dim, directions), both of type constant. */
 template <class LAUNCH> static loam_status by_directions(const loam_problem *p, LAUNCH launch)
 {
-    return by_dim(p, [&](auto dim) {
-        switch (p->mechanism) {
-        case LOAM_SOFTMAX: return launch(dim, constant<NO_DIRECTION>());
-        case LOAM_PARALLAX: return launch(dim, constant<GIVEN_PROBE>());
-        default:
-            return p->ridge_unit == LOAM_RIDGE_TRACE ? launch(dim, constant<SOLVED_BY_TRACE>())
-                                                     : launch(dim, constant<SOLVED_PROBE>());
-        }
-    });
+    return by_dim(
+        p,
+        [&](auto dim) {
+            switch (p->mechanism) {
+            case LOAM_SOFTMAX: return launch(dim, constant<NO_DIRECTION>());
+            case LOAM_PARALLAX: return launch(dim, constant<GIVEN_PROBE>());
+            default:
+                return p->ridge_unit == LOAM_RIDGE_TRACE ? launch(dim, constant<SOLVED_BY_TRACE>())
+                                                         : launch(dim, constant<SOLVED_PROBE>());
+            }
+        });
 }
 
 /* ------------------------------------------------------------------ the gradients of one pair */
@@ -98,9 +100,7 @@ static __device__ __forceinline__ pair_terms pair_of(bool by_max, float inverse_
 {
     const float error = g + t, kept = p * (1 - u);
     pair_terms out = { kept * error, p * error, kept, 0 };
-    if (DIRECTIONS > NO_DIRECTION) {
-        out.ds += !by_max ? p * row.e : j == row.peak ? row.e : 0;
-    }
+    if (DIRECTIONS > NO_DIRECTION) out.ds += !by_max ? p * row.e : j == row.peak ? row.e : 0;
     if (DIRECTIONS == SOLVED_BY_TRACE) {
         out.spread = p * row.spread;
         out.ds += out.spread * ((norm - 2 * product + row.kbar2) * inverse_d - row.trace);
@@ -197,9 +197,7 @@ static __device__ __forceinline__ void fill_pair_terms(pair_ring<S> &ring, const
                                                        const loam_args &a, const row_block &x,
                                                        const tile_at &t)
 {
-    if (norms) {
-        tile_norms<S::keys, S::dim, S::threads>(ring.norm[t.stage], ring.keys[t.stage]);
-    }
+    if (norms) tile_norms<S::keys, S::dim, S::threads>(ring.norm[t.stage], ring.keys[t.stage]);
     if (sc.biased && threadIdx.x < S::keys) {
         const int j = t.j + (int)threadIdx.x;
         const int64_t at = LOCAL_AT(a.key_bias, x.s.b, x.h, x.s.k0 + j);
@@ -216,9 +214,7 @@ static __device__ __forceinline__ void stream_pairs(pair_ring<S> &ring, const lo
 {
     const bool terms = norms || sc.rbf || sc.biased;
     __syncthreads();
-    if (x.first < x.last) {
-        fill_pairs<S, VALUES>(ring, p, a, x, x.first, 0);
-    }
+    if (x.first < x.last) fill_pairs<S, VALUES>(ring, p, a, x, x.first, 0);
     for (tile_at t = { x.first, 0 }; t.j < x.last; t.j += S::keys, t.stage = (t.stage + 1) % S::stages) {
         if (S::stages > 1 && t.j + S::keys < x.last) {
             fill_pairs<S, VALUES>(ring, p, a, x, t.j + S::keys, (t.stage + 1) % S::stages);
@@ -234,9 +230,7 @@ static __device__ __forceinline__ void stream_pairs(pair_ring<S> &ring, const lo
         const key_terms k = { ring.norm[t.stage], ring.bias[t.stage] };
         use(t, k);
         __syncthreads();
-        if (S::stages == 1 && t.j + S::keys < x.last) {
-            fill_pairs<S, VALUES>(ring, p, a, x, t.j + S::keys, 0);
-        }
+        if (S::stages == 1 && t.j + S::keys < x.last) fill_pairs<S, VALUES>(ring, p, a, x, t.j + S::keys, 0);
     }
 }
 

@@ -34,9 +34,7 @@ static __device__ __forceinline__ void put_solutions(float (&error2)[2], const l
         const int64_t at = local_row(&p, &x.s, x.h, x.i0 + r.at[row]) * p.dim_qk + c;
         const float residual = b.get(n) - image.get(n);
         error2[row] += residual * residual;
-        if (r.real[row] && c < p.dim_qk) {
-            y[at] = unit[row] * solution.get(n);
-        }
+        if (r.real[row] && c < p.dim_qk) y[at] = unit[row] * solution.get(n);
     }
     error2[0] = quad_sum(error2[0]), error2[1] = quad_sum(error2[1]);
 }
@@ -47,9 +45,7 @@ static __device__ void adjoint_block(solve_shared<WIDE, DIM> &sm, const loam_pro
                                      const solve_work &work, int64_t block, float *scratch)
 {
     const row_block x = row_block_at(p, a, block);
-    if (x.rows <= 0) {
-        return;
-    }
+    if (x.rows <= 0) return;
     const scoring sc = scoring_of(p, a, x.s, x.h);
     const row_pair r = row_pair_of(p, x);
     __syncthreads();
@@ -127,9 +123,11 @@ static loam_status launch_adjoint(const loam_problem *p, const loam_args *a, con
 loam_status local_adjoint_cuda(const loam_problem *p, const loam_args *a, const row_arrays *rows,
                                void *memory, loam_error *error)
 {
-    return by_tiles(p, [&](auto wide, auto dim) {
-        return launch_adjoint<decltype(wide)::value, decltype(dim)::value>(p, a, rows, memory, error);
-    });
+    return by_tiles(
+        p,
+        [&](auto wide, auto dim) {
+            return launch_adjoint<decltype(wide)::value, decltype(dim)::value>(p, a, rows, memory, error);
+        });
 }
 
 size_t local_adjoint_cuda_work(const loam_problem *p)

@@ -53,9 +53,7 @@ static __device__ __forceinline__ void find_queries(key_block &x, const loam_pro
 {
     const int64_t shift = x.s.nk - x.s.nq, last_key = x.j0 + x.count - 1;
     int64_t first = 0, last = x.s.nq - 1; /* i + shift >= j for the first key, |i + shift - j| < window */
-    if (p.causal) {
-        first = x.j0 - shift;
-    }
+    if (p.causal) first = x.j0 - shift;
     if (p.window > 0 && p.window < x.s.nk + x.s.nq) {
         const int64_t from = x.j0 - p.window + 1 - shift, to = last_key + p.window - 1 - shift;
         first = from > first ? from : first;
@@ -198,15 +196,11 @@ static __device__ __forceinline__ void put_bias_gradient(const key_pair &k, cons
     for (int row = 0; row < 2; row++) {
         const float sum = quad_sum(k.grad_bias[row]);
         const int64_t token = x.s.k0 + x.j0 + k.at[row];
-        if (threadIdx.x % 4 != 0 || blockIdx.y != 0 || k.at[row] >= x.stored) {
-            continue;
-        }
-        if (p.key_bias && a.grad_key_bias.data) {
+        if (threadIdx.x % 4 != 0 || blockIdx.y != 0 || k.at[row] >= x.stored) continue;
+        if (p.key_bias && a.grad_key_bias.data)
             ((float *)a.grad_key_bias.data)[LOCAL_AT(a.grad_key_bias, x.s.b, h, token)] = sum;
-        }
-        if (p.decay && a.grad_log_decay.data) {
+        if (p.decay && a.grad_log_decay.data)
             ((float *)a.grad_log_decay.data)[LOCAL_AT(a.grad_log_decay, x.s.b, h, token)] = sum;
-        }
     }
 }
 
@@ -256,9 +250,7 @@ static __device__ __forceinline__ void add_direction(float (&dk)[S::columns / 8]
 {
     constexpr int step = S::queries * S::pitch;
     const typename S::type *tile = stage.direction + n * S::direction_parts * step;
-    if constexpr (S::direction_parts > 1) {
-        product_weights<1, S::pitch>(dk, weights, tile + step, first);
-    }
+    if constexpr (S::direction_parts > 1) product_weights<1, S::pitch>(dk, weights, tile + step, first);
     product_weights<S::key_parts, S::pitch>(dk, weights, tile, first);
 }
 
@@ -295,9 +287,7 @@ static __device__ __forceinline__ void key_tile_gradient(float (&s)[BLOCKS][4], 
             k.inner[row] += ds;
             s[n][e] = ds * sc.scale;
             g[n][e] = pair.kept;
-            if (DIRECTIONS >= GIVEN_PROBE) {
-                u[n][e] = -pair.error;
-            }
+            if (DIRECTIONS >= GIVEN_PROBE) u[n][e] = -pair.error;
             if (DIRECTIONS == SOLVED_BY_TRACE) {
                 k.spread[row] += pair.spread;
                 w[n][e] = -2 * inverse_d * pair.spread;
@@ -324,28 +314,16 @@ static __device__ __forceinline__ void keys_from_tile(
     float s[blocks][4], g[blocks][4], u[blocks][4], t[blocks][4], w[blocks][4];
     product_keys<S, 1>(s, sm.keys, stage.query);
     product_keys<S, 1>(g, sm.values, stage.grad_o);
-    if constexpr (DIRECTIONS >= GIVEN_PROBE) {
-        product_direction<S>(u, sm.keys, stage, 0);
-    }
-    if constexpr (DIRECTIONS >= SOLVED_PROBE) {
-        product_direction<S>(t, sm.keys, stage, 1);
-    }
-    if constexpr (DIRECTIONS >= SOLVED_BY_TRACE) {
-        product_direction<S>(w, sm.keys, stage, 2);
-    }
+    if constexpr (DIRECTIONS >= GIVEN_PROBE) product_direction<S>(u, sm.keys, stage, 0);
+    if constexpr (DIRECTIONS >= SOLVED_PROBE) product_direction<S>(t, sm.keys, stage, 1);
+    if constexpr (DIRECTIONS >= SOLVED_BY_TRACE) product_direction<S>(w, sm.keys, stage, 2);
     key_tile_gradient<S, DIRECTIONS>(s, g, u, t, w, k, stage.record, sc, by_max, 1 / (float)p.dim_qk,
                                      (float)(tile.i + x.s.nk - x.s.nq), x.j0);
     product_weights<S::key_parts, S::pitch>(sum.dv, g, stage.grad_o, first);
     product_weights<S::key_parts, S::pitch>(sum.dk, s, stage.query, first);
-    if constexpr (DIRECTIONS >= GIVEN_PROBE) {
-        add_direction<S>(sum.dk, u, stage, 0, first);
-    }
-    if constexpr (DIRECTIONS >= SOLVED_PROBE) {
-        add_direction<S>(sum.dk, g, stage, 1, first);
-    }
-    if constexpr (DIRECTIONS >= SOLVED_BY_TRACE) {
-        add_direction<S>(sum.dk, w, stage, 2, first);
-    }
+    if constexpr (DIRECTIONS >= GIVEN_PROBE) add_direction<S>(sum.dk, u, stage, 0, first);
+    if constexpr (DIRECTIONS >= SOLVED_PROBE) add_direction<S>(sum.dk, g, stage, 1, first);
+    if constexpr (DIRECTIONS >= SOLVED_BY_TRACE) add_direction<S>(sum.dk, w, stage, 2, first);
 }
 
 /* Writes dk and dv. For RBF dk gains -scale (sum ds) k; for a ridge relative to the trace it gains
@@ -360,12 +338,8 @@ static __device__ __forceinline__ void put_key_gradients(const key_sums<S::colum
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         float times = rbf ? -(float)p.scale * quad_sum(k.inner[row]) : 0;
-        if (DIRECTIONS == SOLVED_BY_TRACE) {
-            times += 2 / (float)p.dim_qk * quad_sum(k.spread[row]);
-        }
-        if (k.at[row] >= x.stored) {
-            continue;
-        }
+        if (DIRECTIONS == SOLVED_BY_TRACE) times += 2 / (float)p.dim_qk * quad_sum(k.spread[row]);
+        if (k.at[row] >= x.stored) continue;
         const int64_t token = x.s.k0 + x.j0 + k.at[row];
 #pragma unroll
         for (int n = 0; n < S::columns / 8; n++) {
@@ -397,9 +371,7 @@ __global__ void __launch_bounds__(backward_shape<WIDE, DIM, DIRECTIONS>::key_thr
     key_shared<WIDE, DIM, DIRECTIONS> &sm = *(key_shared<WIDE, DIM, DIRECTIONS> *)memory;
     const key_block x = key_block_at<S::key_rows>(p, a, blockIdx.x, S::queries);
     const int first = blockIdx.y * S::columns;
-    if (x.stored <= 0) {
-        return;
-    }
+    if (x.stored <= 0) return;
     const int64_t group = p.heads_q / p.heads_kv, tiles = group * x.tiles;
     begin_keys(sm, p, a, x);
     key_pair k = key_pair_of<S>(sm.keys, p.score == LOAM_RBF || DIRECTIONS == SOLVED_BY_TRACE);
@@ -407,13 +379,11 @@ __global__ void __launch_bounds__(backward_shape<WIDE, DIM, DIRECTIONS>::key_thr
     scoring sc;
     clear(sum.dk);
     clear(sum.dv);
-    if (tiles == 0) {
-        for (int64_t h = x.first_head; h < x.first_head + group; h++) {
+    if (tiles == 0)
+        for (int64_t h = x.first_head; h < x.first_head + group; h++)
             put_bias_gradient(k, p, a, x, h);
-        }
-    } else {
+    else
         fill_queries(sm, p, a, saved, arrays, x, query_tile_at(x, 0, S::queries, S::stages));
-    }
     for (int64_t n = 0; n < tiles; n++) {
         const query_at tile = query_tile_at(x, n, S::queries, S::stages);
         if (S::stages > 1 && n + 1 < tiles) {
@@ -423,17 +393,12 @@ __global__ void __launch_bounds__(backward_shape<WIDE, DIM, DIRECTIONS>::key_thr
             copy_async_wait<0>();
         }
         __syncthreads();
-        if (n % x.tiles == 0) {
-            begin_head(k, sc, p, a, x, tile.h);
-        }
+        if (n % x.tiles == 0) begin_head(k, sc, p, a, x, tile.h);
         keys_from_tile(sum, k, sm, p, x, sc, tile, first);
-        if (n % x.tiles == x.tiles - 1) {
-            put_bias_gradient(k, p, a, x, tile.h);
-        }
+        if (n % x.tiles == x.tiles - 1) put_bias_gradient(k, p, a, x, tile.h);
         __syncthreads();
-        if (S::stages == 1 && n + 1 < tiles) {
+        if (S::stages == 1 && n + 1 < tiles)
             fill_queries(sm, p, a, saved, arrays, x, query_tile_at(x, n + 1, S::queries, S::stages));
-        }
     }
     put_key_gradients<S, DIRECTIONS>(sum, k, sm.keys, p, a, x, first);
 }

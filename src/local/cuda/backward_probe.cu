@@ -40,9 +40,7 @@ static __device__ __forceinline__ void weigh_errors(float (&s)[S::keys / 8][4], 
             const float score = score_of(sc, terms, s[n][e], rc.x0[row], r.position[row], r.hi[row], j, c,
                                          &factor);
             const float p = seen ? weight_of(score, rc.lse[row]) : 0;
-            if (seen && score > sum.best[row]) {
-                sum.best[row] = score, sum.peak[row] = j;
-            }
+            if (seen && score > sum.best[row]) sum.best[row] = score, sum.peak[row] = j;
             g[n][e] = rounded<S::row_parts>(seen ? p * (g[n][e] - rc.gbar[row]) : 0);
             sum.total[row] += g[n][e];
             s[n][e] = p;
@@ -58,9 +56,8 @@ static __device__ __forceinline__ void add_squares(probe_sums &sum, const float 
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
+        for (int e = 0; e < 4; e++)
             sum.square[e / 2] += w[n][e] * terms.norm[column_of(n, e)];
-        }
     }
 }
 
@@ -97,9 +94,8 @@ static __device__ __forceinline__ void probe_finish(probe_sums &sum)
         for (int step = 1; step < 4; step *= 2) {
             const float best = __shfl_xor_sync(0xffffffffu, sum.best[row], step);
             const int peak = __shfl_xor_sync(0xffffffffu, sum.peak[row], step);
-            if (best > sum.best[row] || (best == sum.best[row] && peak < sum.peak[row])) {
+            if (best > sum.best[row] || (best == sum.best[row] && peak < sum.peak[row]))
                 sum.best[row] = best, sum.peak[row] = peak;
-            }
         }
     }
 }
@@ -123,9 +119,7 @@ static __device__ __forceinline__ float given_gradient(const float (&f)[BLOCKS][
             drho[s] = excess * origin[c + s] - f[n][2 * row + s];
             e -= c + s < p.dim_qk ? drho[s] * load_real<float>(a.probe.data, p.dtype, probe + c + s) : 0;
         }
-        if (a.grad_probe.data) {
-            store_pair(a.grad_probe.data, p.dtype, out, c, p.dim_qk, drho[0], drho[1]);
-        }
+        if (a.grad_probe.data) store_pair(a.grad_probe.data, p.dtype, out, c, p.dim_qk, drho[0], drho[1]);
     }
     return e;
 }
@@ -179,9 +173,7 @@ static __device__ __forceinline__ void put_probe_row(const float (&f)[BLOCKS][4]
         part = given_gradient(f, row, WIDE ? 0 : sum.total[row], origin, p, a, x, i);
     }
     part = quad_sum(part);
-    if (!r.real[row] || threadIdx.x % 4 != 0) {
-        return;
-    }
+    if (!r.real[row] || threadIdx.x % 4 != 0) return;
     rec.gbar_rest = sum.total[row];
     rec.peak = -1;
     if (solved) {
@@ -205,9 +197,7 @@ __global__ void __launch_bounds__(probe_shared<WIDE, DIM>::S::threads)
     extern __shared__ __align__(16) unsigned char memory[];
     shared &sm = *(shared *)memory;
     const row_block x = row_block_at<S::rows>(p, a, blockIdx.x);
-    if (x.rows <= 0) {
-        return;
-    }
+    if (x.rows <= 0) return;
     const bool solved = p.mechanism == LOAM_LLA, by_trace = solved && p.ridge_unit == LOAM_RIDGE_TRACE;
     const scoring sc = scoring_of(p, a, x.s, x.h);
     const row_pair r = row_pair_of(p, x);
@@ -228,19 +218,17 @@ __global__ void __launch_bounds__(probe_shared<WIDE, DIM>::S::threads)
         product_rows<1, DIM>(s, sm.query, 0, warp_row, sm.ring.keys[t.stage]);
         product_rows<1, DIM>(g, sm.grad_o, 0, warp_row, sm.ring.values[t.stage]);
         weigh_errors<S>(s, g, sum, sc, terms, r, rc, t.j);
-        if (by_trace) {
+        if (by_trace)
             add_spread<S>(sum, s, sm.ring.keys[t.stage], (const float *)saved.kbar, kbar_at, (int)p.dim_qk);
-        } else if (solved) {
+        else if (solved)
             add_squares(sum, s, terms);
-        }
         product_weights<S::row_parts, S::pitch>(f, g, sm.ring.keys[t.stage], 0);
     });
     probe_finish(sum);
 
 #pragma unroll
-    for (int row = 0; row < 2; row++) {
+    for (int row = 0; row < 2; row++)
         put_probe_row<WIDE>(f, sum, row, solved, sm.ring.origin, p, a, saved, arrays, x, r, rc);
-    }
 }
 
 template <bool WIDE, int DIM>
@@ -260,7 +248,9 @@ static loam_status launch_probe(const loam_problem *p, const loam_args *a, const
 loam_status local_probe_gradient_cuda(const loam_problem *p, const loam_args *a, const row_arrays *rows,
                                       loam_error *error)
 {
-    return by_tiles(p, [&](auto wide, auto dim) {
-        return launch_probe<decltype(wide)::value, decltype(dim)::value>(p, a, rows, error);
-    });
+    return by_tiles(
+        p,
+        [&](auto wide, auto dim) {
+            return launch_probe<decltype(wide)::value, decltype(dim)::value>(p, a, rows, error);
+        });
 }

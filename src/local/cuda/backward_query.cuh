@@ -27,18 +27,16 @@ static __device__ __forceinline__ void ridge_gradient(row_record &rec, bool real
         const double part = -(double)y[c] * (double)rho[c] * (double)rec.unit;
         e += part * local_ridge(&p, &a, &x.s, x.h, i, c);
         sum += part;
-        if (p.ridge_axes == LOAM_RIDGE_CHANNEL && a.grad_ridge.data) {
+        if (p.ridge_axes == LOAM_RIDGE_CHANNEL && a.grad_ridge.data)
             ((float *)a.grad_ridge.data)[out + c] = (float)part;
-        }
     }
     e = quad_sum(e), sum = quad_sum(sum);
     rec.e = (float)e;
     rec.spread = rec.unit > 0 ? (float)(e / (double)rec.unit) : 0;
     if (real && threadIdx.x % 4 == 0) {
         sums[local_row(&p, &x.s, x.h, i)] = sum;
-        if (p.ridge_axes == LOAM_RIDGE_TOKEN && a.grad_ridge.data) {
+        if (p.ridge_axes == LOAM_RIDGE_TOKEN && a.grad_ridge.data)
             ((float *)a.grad_ridge.data)[out] = (float)sum;
-        }
     }
 }
 
@@ -112,9 +110,7 @@ static __device__ __forceinline__ void complete_records(query_shared<WIDE, DIM, 
         const int64_t i = x.i0 + r.at[row], at = local_row(&p, &x.s, x.h, i);
         rec[row] = row_record{};
         rec[row].peak = -1;
-        if (DIRECTIONS > NO_DIRECTION && r.real[row]) {
-            rec[row] = arrays.record[at];
-        }
+        if (DIRECTIONS > NO_DIRECTION && r.real[row]) rec[row] = arrays.record[at];
         rec[row].lse = rc.lse[row], rec[row].gbar = rc.gbar[row], rec[row].x0 = rc.x0[row];
         rec[row].lo = r.lo[row], rec[row].hi = r.hi[row];
         if (DIRECTIONS == GIVEN_PROBE && r.real[row]) {
@@ -130,9 +126,7 @@ static __device__ __forceinline__ void complete_records(query_shared<WIDE, DIM, 
             rec[row].y_kbar = peak_product<parts>(r.real[row], p, a, x, rec[row].peak, y, sm.ring.origin);
         }
     }
-    if constexpr (DIRECTIONS >= SOLVED_PROBE) {
-        sweep_centres(sm, rec, p, a, x, r, sc, rc);
-    }
+    if constexpr (DIRECTIONS >= SOLVED_PROBE) sweep_centres(sm, rec, p, a, x, r, sc, rc);
 }
 
 /* Sums over the keys of a row for the gradients of parameters, as in local/cpu/backward_rows.h. */
@@ -193,12 +187,8 @@ static __device__ __forceinline__ void row_tile_gradient(
             sum.scale[row] += ds * x;
             sum.large[row] += ds * (x * 0x1p-100f);
             sum.mean[row] += p * x;
-            if (sc.sloped) {
-                sum.slope[row] -= pair.ds * fabsf(r.position[row] - (float)j);
-            }
-            if (sc.decayed) {
-                sum.total[row] += pair.ds;
-            }
+            if (sc.sloped) sum.slope[row] -= pair.ds * fabsf(r.position[row] - (float)j);
+            if (sc.decayed) sum.total[row] += pair.ds;
             s[n][e] = ds;
         }
     }
@@ -221,15 +211,9 @@ static __device__ __forceinline__ void query_tile(float (&f)[DIM / 8][4], row_to
     clear(g);
     product_rows<1, DIM>(s, sm.query, 0, warp_row, keys);
     product_rows<1, DIM>(g, sm.grad_o, 0, warp_row, sm.ring.values[tile.stage]);
-    if constexpr (DIRECTIONS >= GIVEN_PROBE) {
-        product_direction<S>(u, sm.direction, 0, keys);
-    }
-    if constexpr (DIRECTIONS >= SOLVED_PROBE) {
-        product_direction<S>(t, sm.direction, 1, keys);
-    }
-    if constexpr (DIRECTIONS >= SOLVED_BY_TRACE) {
-        product_direction<S>(w, sm.direction, 2, keys);
-    }
+    if constexpr (DIRECTIONS >= GIVEN_PROBE) product_direction<S>(u, sm.direction, 0, keys);
+    if constexpr (DIRECTIONS >= SOLVED_PROBE) product_direction<S>(t, sm.direction, 1, keys);
+    if constexpr (DIRECTIONS >= SOLVED_BY_TRACE) product_direction<S>(w, sm.direction, 2, keys);
     row_tile_gradient<S, DIRECTIONS>(s, g, u, t, w, sum, rec, sc, terms, r, by_max, inverse_d, tile.j);
     product_weights<S::row_parts, S::pitch>(f, s, keys, 0);
 }
@@ -275,12 +259,9 @@ static __device__ __forceinline__ void put_query_gradient(const query_shared<WID
         for (int s = 0; s < 2; s++) {
             const int c = column_of(n, s);
             float from = sc.rbf ? -tile_value(sm.query[r.at[row] * S::pitch + c]) : sm.ring.origin[c], y = 0;
-            if constexpr (DIRECTIONS >= SOLVED_PROBE) {
-                y = c < p.dim_qk ? arrays.y[at + c] : 0;
-            }
-            if constexpr (DIRECTIONS >= SOLVED_PROBE && !WIDE) {
+            if constexpr (DIRECTIONS >= SOLVED_PROBE) y = c < p.dim_qk ? arrays.y[at + c] : 0;
+            if constexpr (DIRECTIONS >= SOLVED_PROBE && !WIDE)
                 from = c < p.dim_qk ? ((const float *)saved.kbar)[at + c] : 0;
-            }
             grad[s] = sc.scale * (f[n][2 * row + s] + sum.from[row] * from) - y;
         }
         store_pair(a.grad_q.data, p.dtype, out, column_of(n, 0), p.dim_qk, grad[0], grad[1]);
@@ -295,12 +276,8 @@ static __device__ __forceinline__ void put_row(const row_record &rec, const row_
     arrays.record[at] = rec;
     arrays.sums.scale[at] = fabsf(sum.scale[row]) < INFINITY ? (double)sum.scale[row]
                                                              : (double)sum.large[row] * 0x1p100;
-    if (p.slope) {
-        arrays.sums.slope[at] = (double)sum.slope[row];
-    }
-    if (p.decay) {
-        arrays.sums.inner[at] = (double)sum.total[row];
-    }
+    if (p.slope) arrays.sums.slope[at] = (double)sum.slope[row];
+    if (p.decay) arrays.sums.inner[at] = (double)sum.total[row];
     if (p.sink) {
         const double sink = (double)((const float *)a.sink)[h],
                      dropped = (double)(sc.scale * rc.constant[row]);
@@ -325,9 +302,7 @@ __global__ void __launch_bounds__(backward_shape<WIDE, DIM, DIRECTIONS>::threads
     extern __shared__ __align__(16) unsigned char memory[];
     query_shared<WIDE, DIM, DIRECTIONS> &sm = *(query_shared<WIDE, DIM, DIRECTIONS> *)memory;
     const row_block x = row_block_at<S::rows>(p, a, blockIdx.x);
-    if (x.rows <= 0 || finished(arrays, p, x, blockIdx.x)) {
-        return;
-    }
+    if (x.rows <= 0 || finished(arrays, p, x, blockIdx.x)) return;
     const scoring sc = scoring_of(p, a, x.s, x.h);
     const row_pair r = row_pair_of(p, x);
     fill_directions<S, DIRECTIONS, S::rows, S::threads>(
@@ -352,12 +327,8 @@ __global__ void __launch_bounds__(backward_shape<WIDE, DIM, DIRECTIONS>::threads
 
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        if (!r.real[row]) {
-            continue;
-        }
-        if (a.grad_q.data) {
-            put_query_gradient(sm, f, sum, row, p, a, saved, arrays, x, r, sc);
-        }
+        if (!r.real[row]) continue;
+        if (a.grad_q.data) put_query_gradient(sm, f, sum, row, p, a, saved, arrays, x, r, sc);
         if (threadIdx.x % 4 == 0) {
             put_row(rec[row], sum, row, rc, sc, p, a, arrays, x.h,
                     local_row(&p, &x.s, x.h, x.i0 + r.at[row]));

@@ -89,9 +89,7 @@ static __device__ __forceinline__ row_pair row_pair_of(const loam_problem &p, co
         int64_t lo = 0, hi = 0;
         r.at[e] = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * e;
         r.real[e] = r.at[e] < x.rows;
-        if (r.real[e]) {
-            local_visible(&p, &x.s, x.i0 + r.at[e], &lo, &hi);
-        }
+        if (r.real[e]) local_visible(&p, &x.s, x.i0 + r.at[e], &lo, &hi);
         r.lo[e] = (int)lo, r.hi[e] = (int)hi;
         r.position[e] = (float)(x.i0 + r.at[e] + x.s.nk - x.s.nq);
     }
@@ -187,21 +185,15 @@ static __device__ __forceinline__ float score_of(const scoring &sc, const key_te
                                                  float *factor)
 {
     *factor = 1;
-    if (sc.scaled_only) {
-        return clamp_score(product * sc.scale);
-    }
+    if (sc.scaled_only) return clamp_score(product * sc.scale);
     float s = clamp_score(clamp_score(product + constant - (sc.rbf ? 0.5f * k.norm[c] : 0)) * sc.scale);
     if (sc.capped) {
         const float t = tanhf(s / sc.cap);
         *factor = 1 - t * t;
         s = sc.cap * t;
     }
-    if (sc.sloped) {
-        s -= sc.slope * fabsf(position - (float)j);
-    }
-    if (sc.decayed) {
-        s += decay_between(sc, hi, j);
-    }
+    if (sc.sloped) s -= sc.slope * fabsf(position - (float)j);
+    if (sc.decayed) s += decay_between(sc, hi, j);
     return sc.biased ? s + k.bias[c] : s;
 }
 
@@ -255,9 +247,8 @@ static __device__ __forceinline__ void online_weigh(online &o, float (&s)[BLOCKS
     for (int row = 0; row < 2; row++) {
         float top = o.m[row];
 #pragma unroll
-        for (int n = 0; n < BLOCKS; n++) {
+        for (int n = 0; n < BLOCKS; n++)
             top = fmaxf(top, fmaxf(s[n][2 * row], s[n][2 * row + 1]));
-        }
         top = quad_max(top);
         const float m = finite_or_zero(top);
         keep[row] = exp_fast(o.m[row] - m);
@@ -268,9 +259,7 @@ static __device__ __forceinline__ void online_weigh(online &o, float (&s)[BLOCKS
 #pragma unroll
             for (int e = 2 * row; e < 2 * row + 2; e++) {
                 s[n][e] = exp_fast(s[n][e] - m);
-                if constexpr (PARTS > 0) {
-                    s[n][e] = rounded<PARTS>(s[n][e]);
-                }
+                if constexpr (PARTS > 0) s[n][e] = rounded<PARTS>(s[n][e]);
                 o.omega[row] += s[n][e];
             }
         }
@@ -283,9 +272,8 @@ static __device__ __forceinline__ void scale_rows(float (&x)[BLOCKS][4], const f
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
+        for (int e = 0; e < 4; e++)
             x[n][e] *= by[e / 2];
-        }
     }
 }
 
@@ -306,20 +294,14 @@ static __device__ __forceinline__ REAL ridge_unit_of(const loam_problem &p, REAL
 static __device__ __forceinline__ void store_pair(void *data, loam_dtype dtype, int64_t at, int c,
                                                   int64_t columns, float x, float y)
 {
-    if (c < columns) {
-        store_real(data, dtype, at + c, x);
-    }
-    if (c + 1 < columns) {
-        store_real(data, dtype, at + c + 1, y);
-    }
+    if (c < columns) store_real(data, dtype, at + c, x);
+    if (c + 1 < columns) store_real(data, dtype, at + c + 1, y);
 }
 
 static __device__ __forceinline__ void put_info(const loam_args &a, const row_block &x, int64_t i,
                                                 loam_row_info info)
 {
-    if (a.info.data) {
-        ((loam_row_info *)a.info.data)[LOCAL_AT(a.info, x.s.b, x.h, x.s.q0 + i)] = info;
-    }
+    if (a.info.data) ((loam_row_info *)a.info.data)[LOCAL_AT(a.info, x.s.b, x.h, x.s.q0 + i)] = info;
 }
 
 /* Clears the block's rows of args.weights: keys that a row does not see keep weight 0. */
@@ -336,9 +318,8 @@ static __device__ __forceinline__ void clear_weights(const loam_problem &p, cons
 static __device__ __forceinline__ void put_weight(const loam_args &a, const row_block &x, const row_pair &r,
                                                   int row, int j, float w)
 {
-    if (r.real[row] && j >= r.lo[row] && j < r.hi[row]) {
+    if (r.real[row] && j >= r.lo[row] && j < r.hi[row])
         ((float *)a.weights.data)[LOCAL_AT(a.weights, x.s.b, x.h, x.s.q0 + x.i0 + r.at[row]) + j] = w;
-    }
 }
 
 #endif

@@ -21,9 +21,7 @@ static __device__ __forceinline__ double scan_threads(double x, double *whole)
         sum += lane >= step ? other : 0;
     }
     __syncthreads();
-    if (lane == 31) {
-        warps[warp] = sum;
-    }
+    if (lane == 31) warps[warp] = sum;
     __syncthreads();
 #pragma unroll
     for (int w = 0; w < SCAN_THREADS / 32; w++) {
@@ -50,9 +48,7 @@ static __device__ __forceinline__ void scan(int64_t count, LOAD load, PUT put)
         double sum = carry + scan_threads(own, &whole);
 #pragma unroll
         for (int e = 0; e < SCAN_EACH; e++) {
-            if (first + e < count) {
-                put(first + e, sum, x[e]);
-            }
+            if (first + e < count) put(first + e, sum, x[e]);
             sum += x[e];
         }
         carry += whole;
@@ -77,12 +73,10 @@ __global__ void __launch_bounds__(SCAN_THREADS)
         });
     /* Tiles of keys reach beyond the keys in use, and the last tile beyond the end of the array
      * (LOCAL_DECAY_SPARE). */
-    for (int64_t j = s.nk + threadIdx.x; j < local_stored_keys(&p, &s); j += SCAN_THREADS) {
+    for (int64_t j = s.nk + threadIdx.x; j < local_stored_keys(&p, &s); j += SCAN_THREADS)
         out[j] = local_decay_pair{ 0, 0 };
-    }
-    if (blockIdx.x == gridDim.x - 1 && threadIdx.x < LOCAL_DECAY_SPARE) {
+    if (blockIdx.x == gridDim.x - 1 && threadIdx.x < LOCAL_DECAY_SPARE)
         ((local_decay_pair *)sums.data)[local_keys(&p) * p.heads_q + threadIdx.x] = local_decay_pair{ 0, 0 };
-    }
 }
 
 /* The column sums of ds in grad_log_decay become the gradient, an exclusive prefix sum over keys. The row
@@ -104,17 +98,14 @@ __global__ void __launch_bounds__(SCAN_THREADS)
             return (double)out[j * grad.token] - row;
         },
         [&](int64_t j, double before, double) { out[j * grad.token] = (float)before; });
-    for (int64_t j = s.nk + threadIdx.x; j < local_stored_keys(&p, &s); j += SCAN_THREADS) {
+    for (int64_t j = s.nk + threadIdx.x; j < local_stored_keys(&p, &s); j += SCAN_THREADS)
         out[j * grad.token] = 0;
-    }
 }
 
 loam_status local_decay_sums_cuda(const loam_problem *p, const loam_args *a, const loam_const_view *sums,
                                   loam_error *error)
 {
-    if (p->batch == 0) {
-        return LOAM_OK;
-    }
+    if (p->batch == 0) return LOAM_OK;
     decay_sums_kernel<<<(unsigned)(p->batch * p->heads_q), SCAN_THREADS, 0, (cudaStream_t)a->stream>>>(*p, *a,
                                                                                                        *sums);
     return cuda_launched("decay_sums_kernel", error);
@@ -123,9 +114,7 @@ loam_status local_decay_sums_cuda(const loam_problem *p, const loam_args *a, con
 loam_status local_decay_gradient_cuda(const loam_problem *p, const loam_args *a, const double *rows,
                                       loam_error *error)
 {
-    if (p->batch == 0 || !p->decay || !a->grad_log_decay.data) {
-        return LOAM_OK;
-    }
+    if (p->batch == 0 || !p->decay || !a->grad_log_decay.data) return LOAM_OK;
     decay_gradient_kernel<<<(unsigned)(p->batch * p->heads_q), SCAN_THREADS, 0, (cudaStream_t)a->stream>>>(
         *p, *a, rows);
     return cuda_launched("decay_gradient_kernel", error);

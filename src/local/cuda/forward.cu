@@ -14,9 +14,7 @@ size_t local_forward_cuda_work(const loam_problem *p)
 
 loam_status local_forward_cuda(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    if (nothing(p)) {
-        return loam_succeed(error);
-    }
+    if (nothing(p)) return loam_succeed(error);
     if (p->mechanism == LOAM_LLA) {
         TRY(local_solved_cuda(p, a, error));
         TRY(local_row64_cuda(p, a, error));
@@ -38,9 +36,7 @@ bool local_forward_hopper_reads(const loam_problem *p, const loam_args *a)
  * kernels of this folder run. */
 loam_status local_forward_hopper(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    if (!local_forward_hopper_reads(p, a)) {
-        return local_forward_cuda(p, a, error);
-    }
+    if (!local_forward_hopper_reads(p, a)) return local_forward_cuda(p, a, error);
     if (p->mechanism == LOAM_LLA) {
         TRY(local_solved_hopper(p, a, error));
         TRY(local_row64_cuda(p, a, error));

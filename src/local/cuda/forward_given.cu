@@ -18,10 +18,12 @@ static loam_status launch_given(const loam_problem *p, const loam_args *a, loam_
 
 loam_status local_given_cuda(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    return by_tiles(p, [&](auto wide, auto dim) {
-        constexpr bool is_wide = decltype(wide)::value;
-        constexpr int dimension = decltype(dim)::value;
-        return p->mechanism == LOAM_PARALLAX ? launch_given<is_wide, dimension, true>(p, a, error)
-                                             : launch_given<is_wide, dimension, false>(p, a, error);
-    });
+    return by_tiles(
+        p,
+        [&](auto wide, auto dim) {
+            constexpr bool is_wide = decltype(wide)::value;
+            constexpr int dimension = decltype(dim)::value;
+            return p->mechanism == LOAM_PARALLAX ? launch_given<is_wide, dimension, true>(p, a, error)
+                                                 : launch_given<is_wide, dimension, false>(p, a, error);
+        });
 }

@@ -42,10 +42,9 @@ static __device__ void sweep_means(row_systems<WIDE, DIM> &sys, float (&square)[
                 for (int row = 0; row < 2; row++) {
                     sum2[row] *= keep[row];
 #pragma unroll
-                    for (int n = 0; n < blocks; n++) {
+                    for (int n = 0; n < blocks; n++)
                         sum2[row] += s[n][2 * row] * terms.norm[column_of(n, 0)] +
                                      s[n][2 * row + 1] * terms.norm[column_of(n, 1)];
-                    }
                 }
                 product_weights<weight_parts<WIDE>, S::pitch>(k, s, sys.sm.ring.keys[t.stage], first);
                 product_weights<S::parts, S::columns + PAD>(v, s, sys.sm.ring.values[t.stage], 0);
@@ -122,9 +121,7 @@ static __device__ __forceinline__ row_ridge ridge_of_rows(const SYSTEM &sys, con
     float centre2[2], spread[2], unit[2], variance[2];
     row_dots<SYSTEM::dim>(centre2, sys.vector(VECTOR_KBAR), sys.vector(VECTOR_KBAR));
     spread[0] = fmaxf(square[0] - centre2[0], 0), spread[1] = fmaxf(square[1] - centre2[1], 0);
-    if (p.ridge_unit == LOAM_RIDGE_TRACE) {
-        sweep_spread(sys, spread);
-    }
+    if (p.ridge_unit == LOAM_RIDGE_TRACE) sweep_spread(sys, spread);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         variance[row] = spread[row] / (float)p.dim_qk;
@@ -219,9 +216,7 @@ static __device__ void sweep_outputs(const row_systems<WIDE, DIM> &sys, const cg
         });
         total[0] = quad_sum(total[0]), total[1] = quad_sum(total[1]);
         finish_image(sys, y, first, total, x, image);
-        if (a.weights.data && first == 0) {
-            put_solved_weights(sys, k, centre, total);
-        }
+        if (a.weights.data && first == 0) put_solved_weights(sys, k, centre, total);
 #pragma unroll
         for (int n = 0; n < columns; n++) {
 #pragma unroll
@@ -236,9 +231,7 @@ static __device__ void sweep_outputs(const row_systems<WIDE, DIM> &sys, const cg
                     out[s] = mean - k.unit[row] * (o[n][e + s] - total[row] * mean);
                     bad[row] += c + s < p.dim_v ? out[s] * 0 : 0;
                 }
-                if (sys.r.real[row]) {
-                    put_output(sys, k, saved, row, at, c, out);
-                }
+                if (sys.r.real[row]) put_output(sys, k, saved, row, at, c, out);
             }
         }
     }
@@ -252,9 +245,7 @@ static __device__ void solved_block(solve_shared<WIDE, DIM> &sm, const loam_prob
                                     float *scratch)
 {
     const row_block x = row_block_at(p, a, block);
-    if (x.rows <= 0) {
-        return;
-    }
+    if (x.rows <= 0) return;
     const scoring sc = scoring_of(p, a, x.s, x.h);
     const row_pair r = row_pair_of(p, x);
     __syncthreads();
@@ -278,9 +269,7 @@ static __device__ void solved_block(solve_shared<WIDE, DIM> &sm, const loam_prob
 
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        if (!r.real[row] || threadIdx.x % 4 != 0) {
-            continue;
-        }
+        if (!r.real[row] || threadIdx.x % 4 != 0) continue;
         const bool empty = r.lo[row] >= r.hi[row];
         const int64_t i = x.i0 + r.at[row];
         loam_row_info info = { LOAM_ROW_SOLVED, LOAM_SOLVER_CG, k.iterations[row], 0 };
@@ -296,9 +285,7 @@ static __device__ void solved_block(solve_shared<WIDE, DIM> &sm, const loam_prob
             ((float *)a.lse.data)[LOCAL_AT(a.lse, x.s.b, x.h, x.s.q0 + i)] =
                 sys.lse[row] + (sc.capped ? 0 : sc.scale * constant[row]);
         }
-        if (a.saved) {
-            ((float *)saved.lse)[local_row(&p, &x.s, x.h, i)] = sys.lse[row];
-        }
+        if (a.saved) ((float *)saved.lse)[local_row(&p, &x.s, x.h, i)] = sys.lse[row];
     }
 }
 
@@ -332,9 +319,9 @@ static loam_status launch_solved(const loam_problem *p, const loam_args *a, loam
 
 loam_status local_solved_cuda(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    return by_tiles(p, [&](auto wide, auto dim) {
-        return launch_solved<decltype(wide)::value, decltype(dim)::value>(p, a, error);
-    });
+    return by_tiles(
+        p, [&](auto wide,
+               auto dim) { return launch_solved<decltype(wide)::value, decltype(dim)::value>(p, a, error); });
 }
 
 size_t local_solved_cuda_work(const loam_problem *p)

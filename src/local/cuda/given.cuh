@@ -92,9 +92,8 @@ static __device__ __forceinline__ void given_tile(given_sums<shape<WIDE, DIM>::c
 #pragma unroll
         for (int n = 0; n < S::columns / 8; n++) {
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
+            for (int e = 0; e < 4; e++)
                 g.b[n][e] = g.b[n][e] * keep[e / 2] - shift[e / 2] * g.o[n][e];
-            }
         }
         product_weights<S::parts, S::columns + PAD>(g.b, t, sm.ring.values[stage], 0);
     }
@@ -140,12 +139,8 @@ static __device__ __forceinline__ void put_given_row(const loam_problem &p, cons
     if (threadIdx.x % 4 == 0) {
         const loam_row_info info = { empty ? LOAM_ROW_EMPTY : LOAM_ROW_SOLVED, LOAM_SOLVER_NONE, 0, 0 };
         put_info(a, x, i, info);
-        if (a.lse.data) {
-            ((float *)a.lse.data)[LOCAL_AT(a.lse, x.s.b, x.h, x.s.q0 + i)] = g.full_lse;
-        }
-        if (a.saved) {
-            ((float *)saved.lse)[at] = g.lse;
-        }
+        if (a.lse.data) ((float *)a.lse.data)[LOCAL_AT(a.lse, x.s.b, x.h, x.s.q0 + i)] = g.full_lse;
+        if (a.saved) ((float *)saved.lse)[at] = g.lse;
         if (PROBED && a.saved) {
             ((float *)saved.tbar)[2 * at] = centre;
             ((float *)saved.tbar)[2 * at + 1] = g.rest;
@@ -176,17 +171,14 @@ static __device__ void put_given_weights(given_shared<WIDE, DIM, PROBED> &sm, co
     typedef shape<WIDE, DIM> S;
     clear_weights(p, a, x);
     stream_keys<WIDE, DIM, false>(sm.ring, p, a, x, sc, false, 0, [&](const tile_at &tile) {
-        if (warp_is_idle(x)) {
-            return;
-        }
+        if (warp_is_idle(x)) return;
         float s[S::keys / 8][4], t[S::keys / 8][4];
         const key_terms terms = { sm.ring.norm[tile.stage], sm.ring.bias[tile.stage] };
         clear(s);
         clear(t);
         product_rows<1, DIM>(s, sm.query, 0, threadIdx.x / 32 * 16, sm.ring.keys[tile.stage]);
-        if constexpr (PROBED) {
+        if constexpr (PROBED)
             product_rows<1, DIM>(t, sm.probe, 0, threadIdx.x / 32 * 16, sm.ring.keys[tile.stage]);
-        }
         scores_in_place(s, sc, terms, r, x0, tile.j);
 #pragma unroll
         for (int n = 0; n < S::keys / 8; n++) {
@@ -213,15 +205,11 @@ static __device__ __forceinline__ void put_given_output(
     for (int n = 0; n < shape<WIDE, DIM>::columns / 8; n++) {
         const int c = chunk + column_of(n, 0);
         float out[2] = { sums.o[n][2 * row] * g.inverse, sums.o[n][2 * row + 1] * g.inverse };
-        if (a.saved) {
-            store_pair(saved.vbar, LOAM_F32, at, c, p.dim_v, out[0], out[1]);
-        }
+        if (a.saved) store_pair(saved.vbar, LOAM_F32, at, c, p.dim_v, out[0], out[1]);
         if constexpr (PROBED) {
             const float correction[2] = { sums.b[n][2 * row] * g.inverse - out[0] * g.rest,
                                           sums.b[n][2 * row + 1] * g.inverse - out[1] * g.rest };
-            if (a.saved) {
-                store_pair(saved.lean, LOAM_F32, at, c, p.dim_v, correction[0], correction[1]);
-            }
+            if (a.saved) store_pair(saved.lean, LOAM_F32, at, c, p.dim_v, correction[0], correction[1]);
             out[0] -= correction[0], out[1] -= correction[1];
         }
         store_pair(a.o.data, p.dtype, LOCAL_AT(a.o, x.s.b, x.h, x.s.q0 + i), c, p.dim_v, out[0], out[1]);
@@ -238,15 +226,11 @@ __global__ void __launch_bounds__(THREADS, 2)
     given_shared<WIDE, DIM, PROBED> &sm = *(given_shared<WIDE, DIM, PROBED> *)memory;
     const row_block x = row_block_at(p, a, blockIdx.x);
     const int chunk = blockIdx.y * CHUNK;
-    if (x.rows <= 0) {
-        return;
-    }
+    if (x.rows <= 0) return;
     const scoring sc = scoring_of(p, a, x.s, x.h);
     const row_pair r = row_pair_of(p, x);
     begin_rows<WIDE, DIM>(sm.query, sm.ring, p, a, x);
-    if constexpr (PROBED) {
-        fill_rows<WIDE, DIM>(sm.probe, p, a.probe, x, NULL);
-    }
+    if constexpr (PROBED) fill_rows<WIDE, DIM>(sm.probe, p, a.probe, x, NULL);
     float constant[2];
     query_constants<WIDE, DIM>(constant, sm.query, sm.ring.origin, r, sc.rbf);
     const float x0[2] = { sc.capped ? constant[0] : 0, sc.capped ? constant[1] : 0 };
@@ -254,9 +238,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     given_sums<S::columns / 8, PROBED> sums;
     given_begin(sums);
     stream_keys<WIDE, DIM, true>(sm.ring, p, a, x, sc, false, chunk, [&](const tile_at &t) {
-        if (warp_is_idle(x)) {
-            return;
-        }
+        if (warp_is_idle(x)) return;
         float s[S::keys / 8][4];
         const key_terms terms = { sm.ring.norm[t.stage], sm.ring.bias[t.stage] };
         clear(s);
@@ -271,9 +253,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     for (int row = 0; row < 2; row++) {
         const float dropped = sc.capped ? 0 : sc.scale * constant[row];
         g[row] = given_finish(sums.w, sums.tsum[row], dropped, row, p, a, x.h);
-        if (!r.real[row]) {
-            continue;
-        }
+        if (!r.real[row]) continue;
         put_given_output<WIDE, DIM, PROBED>(sums, g[row], row, chunk, p, a, saved, x, x.i0 + r.at[row]);
         if (chunk == 0) {
             put_given_row<PROBED>(p, a, saved, x, r, row, g[row], sums.centre[row]);
@@ -281,9 +261,8 @@ __global__ void __launch_bounds__(THREADS, 2)
                                     [&](int c) { return sm.probe[r.at[row] * (DIM + PAD) + c]; });
         }
     }
-    if (a.weights.data && chunk == 0) {
+    if (a.weights.data && chunk == 0)
         put_given_weights<WIDE, DIM, PROBED>(sm, p, a, x, r, sc, x0, g, sums.centre);
-    }
 }
 
 #endif

@@ -23,9 +23,11 @@ template <class LAUNCH> static loam_status by_dim(const loam_problem *p, LAUNCH 
 /* Calls launch(wide, dim), both of type constant. */
 template <class LAUNCH> static loam_status by_tiles(const loam_problem *p, LAUNCH launch)
 {
-    return by_dim(p, [&](auto dim) {
-        return local_wide(p) ? launch(constant<true>(), dim) : launch(constant<false>(), dim);
-    });
+    return by_dim(
+        p,
+        [&](auto dim) {
+            return local_wide(p) ? launch(constant<true>(), dim) : launch(constant<false>(), dim);
+        });
 }
 
 #endif

@@ -36,18 +36,14 @@ static __host__ __device__ __forceinline__ int64_t triangle(int64_t n) { return 
 static __device__ double block_sum(row64_shared &sm, double x)
 {
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
+    for (int step = 16; step > 0; step /= 2)
         x += __shfl_xor_sync(0xffffffffu, x, step);
-    }
     __syncthreads();
-    if (threadIdx.x % 32 == 0) {
-        sm.sum[threadIdx.x / 32] = x;
-    }
+    if (threadIdx.x % 32 == 0) sm.sum[threadIdx.x / 32] = x;
     __syncthreads();
     double total = 0;
-    for (int w = 0; w < ROW64_THREADS / 32; w++) {
+    for (int w = 0; w < ROW64_THREADS / 32; w++)
         total += sm.sum[w];
-    }
     return total;
 }
 
@@ -56,12 +52,10 @@ static __device__ double score64(const row64_at &r, const loam_problem &p, const
 {
     const double x = product + constant - (r.sc.rbf ? 0.5 * norm : 0);
     double s = local_score(&p, x, (double)r.sc.slope, r.position - (double)j);
-    if (r.sc.biased) {
+    if (r.sc.biased)
         s += (double)((const float *)a.key_bias.data)[LOCAL_AT(a.key_bias, r.x.s.b, r.x.h, r.x.s.k0 + j)];
-    }
-    if (r.sc.decayed) { /* G is in the log2 domain */
+    if (r.sc.decayed) /* G is in the log2 domain */
         s += local_decay_between(r.sc.decay[r.hi > 0 ? r.hi - 1 : 0], r.sc.decay[j]) * 0.6931471805599453;
-    }
     return s;
 }
 
@@ -76,12 +70,10 @@ static __device__ void load_tile64(row64_shared &sm, const loam_problem &p, cons
         const bool seen = j + row < r.hi;
         const int64_t k_at = LOCAL_AT(a.k, r.x.s.b, r.x.h_kv, r.x.s.k0 + j + row);
         const int64_t v_at = LOCAL_AT(a.v, r.x.s.b, r.x.h_kv, r.x.s.k0 + j + row);
-        for (int c = threadIdx.x; c < p.dim_qk; c += ROW64_THREADS) {
+        for (int c = threadIdx.x; c < p.dim_qk; c += ROW64_THREADS)
             sm.keys[row][c] = seen ? element_load(a.k.data, p.dtype, k_at + c) - sm.origin[c] : 0;
-        }
-        for (int c = threadIdx.x; c < p.dim_v; c += ROW64_THREADS) {
+        for (int c = threadIdx.x; c < p.dim_v; c += ROW64_THREADS)
             sm.values[row][c] = seen ? element_load(a.v.data, p.dtype, v_at + c) : 0;
-        }
     }
     __syncthreads();
     for (int row = warp; row < KEYS64; row += ROW64_THREADS / 32) {
@@ -97,9 +89,8 @@ static __device__ void load_tile64(row64_shared &sm, const loam_problem &p, cons
             norm += __shfl_xor_sync(0xffffffffu, norm, step);
             constant += __shfl_xor_sync(0xffffffffu, constant, step);
         }
-        if (lane == 0) {
+        if (lane == 0)
             sm.score[row] = j + row < r.hi ? score64(r, p, a, product, norm, constant, j + row) : -INFINITY;
-        }
     }
     __syncthreads();
 }
@@ -113,9 +104,8 @@ static __device__ void means64(row64_shared &sm, const loam_problem &p, const lo
     for (int64_t j = r.lo; j < r.hi; j += KEYS64) {
         load_tile64(sm, p, a, r, j);
         double m = r.m;
-        for (int row = 0; row < KEYS64; row++) {
+        for (int row = 0; row < KEYS64; row++)
             m = fmax(m, sm.score[row]);
-        }
         const double keep = exp(r.m - m);
         k *= keep, v *= keep, r.omega *= keep;
         r.m = m;
@@ -155,16 +145,13 @@ static __device__ void gram64(row64_shared &sm, const loam_problem &p, const loa
                 const double w = exp(sm.score[row] - r.m) / r.omega;
 #pragma unroll
                 for (int s = 0; s < SHARE; s++) {
-                    if (top[s] < 0) {
-                        continue;
-                    }
+                    if (top[s] < 0) continue;
 #pragma unroll
                     for (int y = 0; y < BLOCK64; y++) {
                         const double f = w * (sm.keys[row][top[s] + y] - sm.kbar[top[s] + y]);
 #pragma unroll
-                        for (int z = 0; z < BLOCK64; z++) {
+                        for (int z = 0; z < BLOCK64; z++)
                             sum[s][y][z] += f * (sm.keys[row][left[s] + z] - sm.kbar[left[s] + z]);
-                        }
                     }
                 }
             }
@@ -176,9 +163,7 @@ static __device__ void gram64(row64_shared &sm, const loam_problem &p, const loa
 #pragma unroll
                 for (int z = 0; z < BLOCK64; z++) {
                     const int64_t at = top[s] + y, c = left[s] + z;
-                    if (top[s] >= 0 && at < p.dim_qk && c <= at) {
-                        gram[triangle(at) + c] = sum[s][y][z];
-                    }
+                    if (top[s] >= 0 && at < p.dim_qk && c <= at) gram[triangle(at) + c] = sum[s][y][z];
                 }
             }
         }
@@ -207,13 +192,10 @@ static __device__ double add_ridge64(row64_shared &sm, const loam_problem &p, co
              : p.ridge_unit == LOAM_RIDGE_TRACE ? trace / (double)p.dim_qk + LOCAL_TRACE_FLOOR
                                                 : 1;
     __syncthreads();
-    if (mine) {
-        gram[triangle(c) + c] += ridge64(p, a, r, c);
-    }
+    if (mine) gram[triangle(c) + c] += ridge64(p, a, r, c);
     __syncthreads();
-    for (int64_t n = 0; n < p.dim_qk; n++) {
+    for (int64_t n = 0; n < p.dim_qk; n++)
         largest = fmax(largest, gram[triangle(n) + n]);
-    }
     return local_least_pivot(largest, mean2);
 }
 
@@ -224,19 +206,15 @@ static __device__ bool factor64(double *gram, int64_t d, double least)
     const int64_t across = threadIdx.x % 16, down = threadIdx.x / 16;
     for (int64_t j = 0; j < d; j++) {
         const double pivot = gram[triangle(j) + j];
-        if (!(pivot > least)) {
-            return false;
-        }
+        if (!(pivot > least)) return false;
         __syncthreads();
-        for (int64_t i = j + threadIdx.x; i < d; i += ROW64_THREADS) {
+        for (int64_t i = j + threadIdx.x; i < d; i += ROW64_THREADS)
             gram[triangle(i) + j] = i == j ? sqrt(pivot) : gram[triangle(i) + j] / sqrt(pivot);
-        }
         __syncthreads();
         for (int64_t i = j + 1 + down; i < d; i += ROW64_THREADS / 16) {
             const double f = gram[triangle(i) + j];
-            for (int64_t c = j + 1 + across; c <= i; c += 16) {
+            for (int64_t c = j + 1 + across; c <= i; c += 16)
                 gram[triangle(i) + c] -= f * gram[triangle(c) + j];
-            }
         }
         __syncthreads();
     }
@@ -249,18 +227,14 @@ static __device__ void substitute64(row64_shared &sm, const double *gram, int64_
     const int64_t c = threadIdx.x;
     double own = c < d ? sm.right[c] : 0;
     for (int64_t j = 0; j < d; j++) {
-        if (c == j) {
-            sm.rho[j] = own / gram[triangle(j) + j];
-        }
+        if (c == j) sm.rho[j] = own / gram[triangle(j) + j];
         __syncthreads();
         own -= c > j && c < d ? gram[triangle(c) + j] * sm.rho[j] : 0;
     }
     own = c < d ? sm.rho[c] : 0;
     __syncthreads();
     for (int64_t j = d - 1; j >= 0; j--) {
-        if (c == j) {
-            sm.rho[j] = own / gram[triangle(j) + j];
-        }
+        if (c == j) sm.rho[j] = own / gram[triangle(j) + j];
         __syncthreads();
         own -= c < j ? gram[triangle(j) + c] * sm.rho[j] : 0;
     }
@@ -281,13 +255,11 @@ static __device__ lines64 sweep64(row64_shared &sm, const loam_problem &p, const
         load_tile64(sm, p, a, r, j);
         for (int row = warp; row < KEYS64; row += ROW64_THREADS / 32) {
             double u = 0;
-            for (int n = lane; n < p.dim_qk; n += 32) {
+            for (int n = lane; n < p.dim_qk; n += 32)
                 u += sm.rho[n] * (sm.keys[row][n] - sm.kbar[n]);
-            }
 #pragma unroll
-            for (int step = 16; step > 0; step /= 2) {
+            for (int step = 16; step > 0; step /= 2)
                 u += __shfl_xor_sync(0xffffffffu, u, step);
-            }
             if (lane == 0) {
                 const double w = exp(sm.score[row] - r.m) / r.omega;
                 sm.line[row] = w * u;
@@ -325,9 +297,8 @@ static __device__ row64_at begin64(row64_shared &sm, const loam_problem &p, cons
                                    : 0;
         sm.kbar[c] = sm.vbar[c] = 0;
         constant += r.sc.rbf ? -0.5 * sm.query[c] * sm.query[c] : sm.query[c] * sm.origin[c];
-        for (int row = 0; row < KEYS64; row++) {
+        for (int row = 0; row < KEYS64; row++)
             sm.keys[row][c] = 0;
-        }
     }
     constant = block_sum(sm, constant);
     /* Scores are complete here; saved.lse must lack the constant that the other kernels leave out. */
@@ -342,14 +313,10 @@ static __device__ void put_row64(row64_shared &sm, const loam_problem &p, const 
     const double lse = r.m + log(r.omega);
     if (c < p.dim_v) {
         element_store(a.o.data, p.dtype, LOCAL_AT(a.o, r.x.s.b, r.x.h, token) + c, o);
-        if (a.saved) {
-            ((float *)saved.vbar)[line * p.dim_v + c] = (float)sm.vbar[c];
-        }
+        if (a.saved) ((float *)saved.vbar)[line * p.dim_v + c] = (float)sm.vbar[c];
     }
     if (c < p.dim_qk) {
-        if (a.rho.data) {
-            ((float *)a.rho.data)[LOCAL_AT(a.rho, r.x.s.b, r.x.h, token) + c] = (float)sm.rho[c];
-        }
+        if (a.rho.data) ((float *)a.rho.data)[LOCAL_AT(a.rho, r.x.s.b, r.x.h, token) + c] = (float)sm.rho[c];
         if (a.saved) {
             ((float *)saved.rho)[line * p.dim_qk + c] = (float)sm.rho[c];
             ((float *)saved.kbar)[line * p.dim_qk + c] = (float)(sm.kbar[c] +
@@ -358,12 +325,8 @@ static __device__ void put_row64(row64_shared &sm, const loam_problem &p, const 
     }
     if (c == 0) {
         put_info(a, r.x, r.i, info);
-        if (a.lse.data) {
-            ((float *)a.lse.data)[LOCAL_AT(a.lse, r.x.s.b, r.x.h, token)] = (float)lse;
-        }
-        if (a.saved) {
-            ((float *)saved.lse)[line] = (float)(lse - r.dropped);
-        }
+        if (a.lse.data) ((float *)a.lse.data)[LOCAL_AT(a.lse, r.x.s.b, r.x.h, token)] = (float)lse;
+        if (a.saved) ((float *)saved.lse)[line] = (float)(lse - r.dropped);
     }
 }
 
@@ -387,9 +350,7 @@ static __global__ void __launch_bounds__(ROW64_THREADS, SHARE == 1 ? 3 : 1)
         __syncthreads();
         loam_row_info info = { LOAM_ROW_SOLVED, LOAM_SOLVER_GRAM, work.hard[n].iterations, 0 };
         bool solved = factor64(gram, d, least);
-        if (solved) {
-            substitute64(sm, gram, d);
-        }
+        if (solved) substitute64(sm, gram, d);
         solved = solved && __syncthreads_and(c >= d || fits_float(sm.rho[c]));
         if (!solved) {
             info.code = LOAM_ROW_SINGULAR;
@@ -443,21 +404,16 @@ static __device__ void adjoint_right64(row64_shared &sm, const loam_problem &p, 
         load_tile64(sm, p, a, r, j);
         for (int row = warp; row < KEYS64; row += ROW64_THREADS / 32) {
             double g = 0;
-            for (int n = lane; n < p.dim_v; n += 32) {
+            for (int n = lane; n < p.dim_v; n += 32)
                 g += element_load(a.grad_o.data, p.dtype, grad + n) * (sm.values[row][n] - sm.vbar[n]);
-            }
 #pragma unroll
-            for (int step = 16; step > 0; step /= 2) {
+            for (int step = 16; step > 0; step /= 2)
                 g += __shfl_xor_sync(0xffffffffu, g, step);
-            }
-            if (lane == 0) {
-                sm.line[row] = exp(sm.score[row] - r.m) / r.omega * g;
-            }
+            if (lane == 0) sm.line[row] = exp(sm.score[row] - r.m) / r.omega * g;
         }
         __syncthreads();
-        for (int row = 0; row < KEYS64; row++) {
+        for (int row = 0; row < KEYS64; row++)
             sum -= c < p.dim_qk ? sm.line[row] * (sm.keys[row][c] - sm.kbar[c]) : 0;
-        }
     }
     __syncthreads();
     sm.right[c] = sum;
@@ -480,13 +436,9 @@ static __global__ void __launch_bounds__(ROW64_THREADS, SHARE == 1 ? 3 : 1)
         const double least = add_ridge64(sm, p, a, r, gram);
         adjoint_right64(sm, p, a, r);
         bool solved = factor64(gram, d, least);
-        if (solved) {
-            substitute64(sm, gram, d);
-        }
+        if (solved) substitute64(sm, gram, d);
         solved = solved && __syncthreads_and(c >= d || fits_float(sm.rho[c]));
-        if (c < d) {
-            arrays.y[local_row(&p, &r.x.s, r.x.h, r.i) * d + c] = solved ? (float)sm.rho[c] : 0;
-        }
+        if (c < d) arrays.y[local_row(&p, &r.x.s, r.x.h, r.i) * d + c] = solved ? (float)sm.rho[c] : 0;
         __syncthreads();
     }
 }
@@ -517,25 +469,16 @@ static __device__ void put_empty(const loam_problem &p, const loam_args &a, cons
     const loam_row_info info = { LOAM_ROW_EMPTY, LOAM_SOLVER_NONE, 0, 0 };
     for (int64_t c = 0; c < p.dim_v; c++) {
         element_store(a.o.data, p.dtype, LOCAL_AT(a.o, x.s.b, x.h, token) + c, 0);
-        if (a.saved) {
-            ((float *)saved.vbar)[line * p.dim_v + c] = 0;
-        }
+        if (a.saved) ((float *)saved.vbar)[line * p.dim_v + c] = 0;
     }
     for (int64_t c = 0; c < p.dim_qk; c++) {
-        if (a.rho.data) {
-            ((float *)a.rho.data)[LOCAL_AT(a.rho, x.s.b, x.h, token) + c] = 0;
-        }
-        if (a.saved) {
+        if (a.rho.data) ((float *)a.rho.data)[LOCAL_AT(a.rho, x.s.b, x.h, token) + c] = 0;
+        if (a.saved)
             ((float *)saved.rho)[line * p.dim_qk + c] = ((float *)saved.kbar)[line * p.dim_qk + c] = 0;
-        }
     }
     put_info(a, x, i, info);
-    if (a.lse.data) {
-        ((float *)a.lse.data)[LOCAL_AT(a.lse, x.s.b, x.h, token)] = -INFINITY;
-    }
-    if (a.saved) {
-        ((float *)saved.lse)[line] = -INFINITY;
-    }
+    if (a.lse.data) ((float *)a.lse.data)[LOCAL_AT(a.lse, x.s.b, x.h, token)] = -INFINITY;
+    if (a.saved) ((float *)saved.lse)[line] = -INFINITY;
 }
 
 /* One thread for each row: puts it on the list or, where it sees no key, writes its results: y = 0 for the
@@ -548,19 +491,15 @@ static __global__ void __launch_bounds__(ROW64_THREADS)
     const hard_row row = { block, (int32_t)(n % ROWS), 0 };
     const row_block x = row_block_at(p, a, block);
     int64_t lo = 0, hi = 0;
-    if (block >= (p.len_q + ROWS - 1) / ROWS * p.batch * p.heads_q || row.at >= x.rows) {
-        return;
-    }
+    if (block >= (p.len_q + ROWS - 1) / ROWS * p.batch * p.heads_q || row.at >= x.rows) return;
     local_visible(&p, &x.s, x.i0 + row.at, &lo, &hi);
-    if (lo < hi) {
+    if (lo < hi)
         work.hard[atomicAdd(work.hard_count, 1ull)] = row;
-    } else if (y) {
-        for (int64_t c = 0; c < p.dim_qk; c++) {
+    else if (y)
+        for (int64_t c = 0; c < p.dim_qk; c++)
             y[local_row(&p, &x.s, x.h, x.i0 + row.at) * p.dim_qk + c] = 0;
-        }
-    } else {
+    else
         put_empty(p, a, saved, x, x.i0 + row.at);
-    }
 }
 
 /* As many thread blocks as an H200 holds at once, or one for each row where these are fewer. */

@@ -104,9 +104,7 @@ static __device__ __forceinline__ row_ridge row_ridge_of(const loam_problem &p, 
     for (int row = 0; row < 2; row++) {
         out.unit[row] = unit[row];
         out.number[row] = out.least[row] = 0;
-        if (!r.real[row]) {
-            continue;
-        }
+        if (!r.real[row]) continue;
         float least = INFINITY;
         for (int c = 0; c < (out.channels ? p.dim_qk : 1); c++) {
             out.number[row] = (float)((double)unit[row] *
@@ -122,9 +120,7 @@ static __device__ __forceinline__ float ridge_at(const row_ridge &ridge, const l
                                                  const loam_args &a, const row_block &x, const row_pair &r,
                                                  int row, int c)
 {
-    if (!ridge.channels || !r.real[row] || c >= p.dim_qk) {
-        return ridge.number[row];
-    }
+    if (!ridge.channels || !r.real[row] || c >= p.dim_qk) return ridge.number[row];
     const int64_t at = LOCAL_AT(a.ridge, x.s.b, x.h, x.s.q0 + x.i0 + r.at[row]) + c;
     return (float)((double)ridge.unit[row] * ((const float *)a.ridge.data)[at]);
 }
@@ -169,9 +165,8 @@ static __device__ __forceinline__ void tile_weights(float (&w)[shape<WIDE, DIM>:
 #pragma unroll
     for (int n = 0; n < shape<WIDE, DIM>::keys / 8; n++) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
+        for (int e = 0; e < 4; e++)
             w[n][e] = weight_of(w[n][e], finite_or_zero(sys.lse[e / 2]));
-        }
     }
 }
 
@@ -208,9 +203,8 @@ static __device__ __forceinline__ void row_dots(float (&out)[2], const lane_vect
 {
     out[0] = out[1] = 0;
 #pragma unroll 8
-    for (int n = 0; n < DIM / 2; n++) {
+    for (int n = 0; n < DIM / 2; n++)
         out[n / 2 % 2] += y.get(n) * z.get(n);
-    }
     out[0] = quad_sum(out[0]), out[1] = quad_sum(out[1]);
 }
 
@@ -304,9 +298,8 @@ static __device__ __forceinline__ void cg_begin(const SYSTEM &sys, cg_rows &k, c
     const lane_vector x = sys.vector(VECTOR_X), r = sys.vector(VECTOR_R), p = sys.vector(VECTOR_P),
                       b = sys.vector(VECTOR_B);
     float top[2] = { 0, 0 };
-    for (int n = 0; n < SYSTEM::dim / 2; n++) {
+    for (int n = 0; n < SYSTEM::dim / 2; n++)
         top[n / 2 % 2] = fmaxf(top[n / 2 % 2], fabsf(b.get(n)));
-    }
     k.unit[0] = magnitude(quad_max(top[0])), k.unit[1] = magnitude(quad_max(top[1]));
     for (int n = 0; n < SYSTEM::dim / 2; n++) {
         const float y = b.get(n) / k.unit[n / 2 % 2];
@@ -328,13 +321,9 @@ static __device__ __forceinline__ void cg_step(const SYSTEM &sys, cg_rows &k, fl
     const lane_vector x = sys.vector(VECTOR_X), r = sys.vector(VECTOR_R), p = sys.vector(VECTOR_P);
     const lane_vector image = sys.vector(VECTOR_IMAGE);
     const bool busy = sys.any_live(k.live[0] || k.live[1]);
-    if (busy) {
-        put_direction(sys, VECTOR_P);
-    }
+    if (busy) put_direction(sys, VECTOR_P);
     apply(sys, p, image, busy);
-    if (!busy) {
-        return;
-    }
+    if (!busy) return;
     float curvature[2], norm2[2], alpha[2], beta[2], rr_next[2] = { 0, 0 };
     row_dots<SYSTEM::dim>(curvature, p, image);
     row_dots<SYSTEM::dim>(norm2, p, p);
@@ -362,9 +351,8 @@ static __device__ __forceinline__ void cg_step(const SYSTEM &sys, cg_rows &k, fl
         k.rr[row] = k.live[row] ? rr_next[row] : k.rr[row];
         k.live[row] = k.live[row] && rr_next[row] > stop * stop * k.bb[row];
     }
-    for (int n = 0; n < SYSTEM::dim / 2; n++) {
+    for (int n = 0; n < SYSTEM::dim / 2; n++)
         p.put(n, r.get(n) + beta[n / 2 % 2] * p.get(n));
-    }
 }
 
 /* Solves the rows `wanted`: x in units of k.unit. Afterwards x is the direction in shared memory. */
@@ -373,9 +361,8 @@ static __device__ __forceinline__ void solve_rows(const SYSTEM &sys, cg_rows &k,
 {
     const cg_tolerance tolerance = cg_tolerance_of(sys.p.dtype);
     cg_begin(sys, k, wanted);
-    for (int step = 0; step < tolerance.most && __syncthreads_or(k.live[0] || k.live[1]); step++) {
+    for (int step = 0; step < tolerance.most && __syncthreads_or(k.live[0] || k.live[1]); step++)
         cg_step(sys, k, tolerance.stop);
-    }
     put_direction(sys, VECTOR_X);
 }
 
@@ -397,13 +384,9 @@ static __device__ __forceinline__ void for_blocks_drawn(int64_t *next, int64_t b
     __shared__ int64_t block;
     for (;;) {
         __syncthreads();
-        if (threadIdx.x == 0) {
-            block = (int64_t)atomicAdd((unsigned long long *)next, 1ull);
-        }
+        if (threadIdx.x == 0) block = (int64_t)atomicAdd((unsigned long long *)next, 1ull);
         __syncthreads();
-        if (block >= blocks) {
-            return;
-        }
+        if (block >= blocks) return;
         use(block);
     }
 }

@@ -11,9 +11,8 @@ static inline int64_t solve_blocks(const loam_problem *p)
 {
     int device = 0, multiprocessors = 0;
     if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
+        cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
         return 0;
-    }
     return (local_padded_dim(p) == 64 ? 3 : 2) * (int64_t)multiprocessors;
 }
 

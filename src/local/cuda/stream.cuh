@@ -43,9 +43,7 @@ static __device__ __forceinline__ void fill_terms(stream_shared<WIDE, DIM> &ring
                                                   const tile_at &t)
 {
     typedef shape<WIDE, DIM> S;
-    if (norms) {
-        tile_norms<S::keys, DIM, THREADS>(ring.norm[t.stage], ring.keys[t.stage]);
-    }
+    if (norms) tile_norms<S::keys, DIM, THREADS>(ring.norm[t.stage], ring.keys[t.stage]);
     if (sc.biased && threadIdx.x < S::keys) {
         const int64_t at = LOCAL_AT(a.key_bias, x.s.b, x.h, x.s.k0 + t.j + threadIdx.x);
         ring.bias[t.stage][threadIdx.x] = t.j + (int)threadIdx.x < x.last
@@ -65,9 +63,7 @@ static __device__ __forceinline__ void stream_keys(stream_shared<WIDE, DIM> &rin
     typedef shape<WIDE, DIM> S;
     const bool terms = norms || sc.rbf || sc.biased;
     __syncthreads();
-    if (x.first < x.last) {
-        fill_stage<WIDE, DIM, VALUES>(ring, p, a, x, x.first, 0, first);
-    }
+    if (x.first < x.last) fill_stage<WIDE, DIM, VALUES>(ring, p, a, x, x.first, 0, first);
     for (tile_at t = { x.first, 0 }; t.j < x.last; t.j += S::keys, t.stage = (t.stage + 1) % S::stages) {
         if (S::stages > 1 && t.j + S::keys < x.last) {
             fill_stage<WIDE, DIM, VALUES>(ring, p, a, x, t.j + S::keys, (t.stage + 1) % S::stages, first);
@@ -82,9 +78,8 @@ static __device__ __forceinline__ void stream_keys(stream_shared<WIDE, DIM> &rin
         }
         use(t);
         __syncthreads();
-        if (S::stages == 1 && t.j + S::keys < x.last) {
+        if (S::stages == 1 && t.j + S::keys < x.last)
             fill_stage<WIDE, DIM, VALUES>(ring, p, a, x, t.j + S::keys, 0, first);
-        }
     }
 }
 
@@ -110,9 +105,7 @@ static __device__ __forceinline__ void begin_rows(element<WIDE> *query, stream_s
     load_origin<DIM>(ring.origin, p, a, x.s, x.h_kv);
     __syncthreads();
     fill_rows<WIDE, DIM>(query, p, a.q, x, p.score == LOAM_RBF ? ring.origin : NULL);
-    if (WIDE) {
-        __syncthreads(); /* query_constants reads queries of other threads */
-    }
+    if (WIDE) __syncthreads(); /* query_constants reads queries of other threads */
 }
 
 /* constant[row]: the part of the product x that depends on the query alone: q . origin or, for RBF,

@@ -19,9 +19,8 @@ static __device__ __forceinline__ int64_t row_of_head(const loam_problem &p, int
 static __device__ double head_sum(const loam_problem &p, const double *part, int64_t h)
 {
     double sum = 0;
-    for (int64_t n = threadIdx.x; n < local_tokens(&p); n += SUM_THREADS) {
+    for (int64_t n = threadIdx.x; n < local_tokens(&p); n += SUM_THREADS)
         sum += part[row_of_head(p, h, n)];
-    }
     return block_sum<SUM_THREADS>(sum);
 }
 
@@ -38,21 +37,16 @@ __global__ void __launch_bounds__(SUM_THREADS)
     if (first) {
         rows.head_sums[h] = scale;
         rows.head_sums[p.heads_q + h] = ridge;
-        if (by_ridge && p.ridge_axes == LOAM_RIDGE_HEAD) {
+        if (by_ridge && p.ridge_axes == LOAM_RIDGE_HEAD)
             ((float *)a.grad_ridge.data)[h * a.grad_ridge.head] = (float)ridge;
-        }
     }
     if (p.slope && a.grad_slope) {
         const double slope = head_sum(p, rows.sums.slope, h);
-        if (first) {
-            ((float *)a.grad_slope)[h] = (float)slope;
-        }
+        if (first) ((float *)a.grad_slope)[h] = (float)slope;
     }
     if (p.sink && a.grad_sink) {
         const double sink = head_sum(p, rows.sums.sink, h);
-        if (first) {
-            ((float *)a.grad_sink)[h] = (float)sink;
-        }
+        if (first) ((float *)a.grad_sink)[h] = (float)sink;
     }
 }
 
@@ -64,12 +58,9 @@ __global__ void total_sums_kernel(const __grid_constant__ loam_problem p, const 
         scale += rows.head_sums[h];
         ridge += rows.head_sums[p.heads_q + h];
     }
-    if (a.grad_scale) {
-        *(float *)a.grad_scale = (float)scale;
-    }
-    if (p.mechanism == LOAM_LLA && a.grad_ridge.data && p.ridge_axes == LOAM_RIDGE_NUMBER) {
+    if (a.grad_scale) *(float *)a.grad_scale = (float)scale;
+    if (p.mechanism == LOAM_LLA && a.grad_ridge.data && p.ridge_axes == LOAM_RIDGE_NUMBER)
         *(float *)a.grad_ridge.data = (float)ridge;
-    }
 }
 
 loam_status local_row_sums_cuda(const loam_problem *p, const loam_args *a, const row_arrays *rows,

@@ -25,9 +25,7 @@ size_t local_backward_hopper_work(const loam_problem *p)
 
 loam_status local_backward_hopper(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    if (!local_backward_hopper_reads(p, a)) {
-        return local_backward_cuda(p, a, error);
-    }
+    if (!local_backward_hopper_reads(p, a)) return local_backward_cuda(p, a, error);
     arena pool = { (char *)a->work, 0 };
     const row_arrays rows = local_row_arrays_carve(p, &pool);
     void *const memory = (char *)a->work + pool.used;

@@ -78,9 +78,7 @@ static __device__ __forceinline__ void produce_tiles(
     barrier_expect(&bar.rows, tile_shape::row_tiles * sizeof sm.query);
     load_rows_of_groups<DIM>(sm.query, maps.q, block, &bar.rows);
     load_rows_of_groups<DIM>(sm.grad_o, maps.grad_o, block, &bar.rows);
-    if constexpr (PROBED) {
-        load_rows_of_groups<DIM>(sm.probe, maps.probe, block, &bar.rows);
-    }
+    if constexpr (PROBED) load_rows_of_groups<DIM>(sm.probe, maps.probe, block, &bar.rows);
     unsigned count = 0;
     const int64_t origin = DECAYED ? decay_origin(a, block.s, block.h) : 0;
     for (int j = block.first; j < block.last; j += tile_shape::keys) {
@@ -88,9 +86,7 @@ static __device__ __forceinline__ void produce_tiles(
         for (int which = 0; which < 2; which++, count++) {
             const unsigned decay_bytes = which == 0 ? decay_tile<DECAYED, tile_shape::keys>::bytes : 0;
             uint64_t *const full = ring_acquire(bar.ring, count, sizeof sm.stage[0] + decay_bytes);
-            if (which == 0) {
-                copy_decay(sm.decay[count % tile_shape::stages / 2], a, origin + j, full);
-            }
+            if (which == 0) copy_decay(sm.decay[count % tile_shape::stages / 2], a, origin + j, full);
             load_tile<DIM, tile_shape::keys>(sm.stage[count % tile_shape::stages],
                                              which == 0 ? maps.k : maps.v, full, (int)block.s.k0 + j,
                                              (int)block.h_kv, (int)block.s.b);
@@ -127,9 +123,8 @@ template <int DIM>
 static __device__ __forceinline__ void load_row(float4 (&part)[DIM / 16], const void *rows, int64_t at)
 {
 #pragma unroll
-    for (int n = 0; n < DIM / 16; n++) {
+    for (int n = 0; n < DIM / 16; n++)
         part[n] = *(const float4 *)((const float *)rows + at * DIM + 16 * n + threadIdx.x % 4 * 4);
-    }
 }
 
 /* do . a row of `saved`; the four lanes of the row call it. */
@@ -232,9 +227,8 @@ static __device__ __forceinline__ void weights_of(float (&s)[BLOCKS][4], const r
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
+        for (int e = 0; e < 4; e++)
             s[n][e] = weight_at(rows, e / 2, s[n][e], decay, j, column_of(n, e));
-        }
     }
 }
 
@@ -245,9 +239,8 @@ static __device__ __forceinline__ void clear_unseen(float (&x)[BLOCKS][4], const
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
+        for (int e = 0; e < 4; e++)
             x[n][e] = rows.seen(e / 2, j + column_of(n, e)) ? x[n][e] : 0;
-        }
     }
 }
 
@@ -269,13 +262,9 @@ static __device__ __forceinline__ void probe_score_gradients(float (&s)[BLOCKS][
                                                  : 0;
             float ds = p * (g[n][e] - rows.gbar[row]);
             g[n][e] = ds;
-            if constexpr (PROBED) {
-                ds = ds * (rows.one_plus_tbar[row] - u[n][e]) + p * rows.e[row];
-            }
+            if constexpr (PROBED) ds = ds * (rows.one_plus_tbar[row] - u[n][e]) + p * rows.e[row];
             s[n][e] = ds;
-            if constexpr (DECAYED) {
-                sum.total[row] += ds;
-            }
+            if constexpr (DECAYED) sum.total[row] += ds;
             if constexpr (SCALED) {
                 const float y = seen ? clamp_score(x) - sum.middle[row] : 0;
                 sum.inner[row] += ds;
@@ -323,9 +312,7 @@ template <int DIM, bool PROBED>
 static __device__ __forceinline__ void wgmma_results(row_gradients<DIM, PROBED> &f)
 {
     wgmma_results(f.dq);
-    if constexpr (PROBED) {
-        wgmma_results(f.drho);
-    }
+    if constexpr (PROBED) wgmma_results(f.drho);
 }
 
 /* Products of a tile: s = q . k, u = probe . k, g = do . v. */
@@ -339,9 +326,7 @@ template <int DIM, bool PROBED>
 static __device__ __forceinline__ void clear_unseen_probe(tile_products<DIM, PROBED> &tile,
                                                           const row_constants &rows, int j)
 {
-    if constexpr (PROBED) {
-        clear_unseen(tile.u, rows, j);
-    }
+    if constexpr (PROBED) clear_unseen(tile.u, rows, j);
 }
 
 /* Issues s and u, each in a group of its own. */
@@ -409,15 +394,12 @@ static __device__ __forceinline__ void sweep_rows(
         const auto *const decay = decay_of(sm.decay[count % tile_shape::stages / 2]);
         const bool masked = j < rows.unmasked_begin || j + tile_shape::keys > rows.unmasked_end;
         ring_wait(bar.ring, count);
-        if (j + tile_shape::keys > block.last) {
+        if (j + tile_shape::keys > block.last)
             clear_tail_warpgroup<DIM, tile_shape::keys>(keys, block.last - j);
-        }
         pingpong_wait(group);
         issue_scores(tile, sm, group, keys);
         wgmma_wait<in_flight>();
-        if (count > 0) {
-            ring_release(bar.ring, count - 2);
-        }
+        if (count > 0) ring_release(bar.ring, count - 2);
         ring_wait(bar.ring, count + 1);
         multiply_rows<DIM>(tile.g, sm.grad_o[group], values, false);
         wgmma_commit();
@@ -426,16 +408,12 @@ static __device__ __forceinline__ void sweep_rows(
         wgmma_results(tile.s);
         if constexpr (!SCALED) {
             weights_of(tile.s, rows, decay, j);
-            if (masked) {
-                clear_unseen(tile.s, rows, j);
-            }
+            if (masked) clear_unseen(tile.s, rows, j);
         }
         wgmma_wait<0>();
         wgmma_results(tile.g);
         ring_release(bar.ring, count + 1);
-        if constexpr (PROBED) {
-            wgmma_results(tile.u);
-        }
+        if constexpr (PROBED) wgmma_results(tile.u);
         if (masked) {
             clear_unseen(tile.g, rows, j);
             clear_unseen_probe(tile, rows, j);
@@ -445,9 +423,7 @@ static __device__ __forceinline__ void sweep_rows(
     }
     wgmma_wait<0>();
     wgmma_results(f);
-    if (count > 0) {
-        ring_release(bar.ring, count - 2);
-    }
+    if (count > 0) ring_release(bar.ring, count - 2);
     skip_tiles<tile_shape::keys>(bar, count, block.first + (int)(count / 2) * tile_shape::keys, block.last,
                                  group);
 }
@@ -513,11 +489,10 @@ static __device__ __forceinline__ void put_gradient(const float (&f)[DIM / TILE_
         const float(&sum)[4] = f[n / 8][n % 8];
         const __nv_bfloat162 y = __floats2bfloat162_rn(times * (sum[2 * row] - excess * own.x),
                                                        times * (sum[2 * row + 1] - excess * own.y));
-        if (pairs) {
+        if (pairs)
             *(__nv_bfloat162 *)(to + c) = y;
-        } else {
+        else
             to[c] = y.x, to[c + 1] = y.y;
-        }
     }
 }
 
@@ -532,9 +507,8 @@ static __device__ __forceinline__ void load_own_keys(__nv_bfloat162 (&own)[2][DI
         const __nv_bfloat16 *const key = (const __nv_bfloat16 *)a.k.data +
                                          LOCAL_AT(a.k, block.s.b, block.h_kv, token);
 #pragma unroll
-        for (int n = 0; n < DIM / 8; n++) {
+        for (int n = 0; n < DIM / 8; n++)
             own[row][n] = *(const __nv_bfloat162 *)(key + column_of(n, 0));
-        }
     }
 }
 
@@ -566,9 +540,7 @@ static __device__ __forceinline__ void put_rows(const row_gradients<DIM, PROBED>
         const float total = PROBED ? quad_sum(f.total[2 * row] + f.total[2 * row + 1]) : 0;
         const double scale = SCALED ? scale_sum(sums, row, p) : 0;
         const float ds = DECAYED ? quad_sum(sums.total[row]) : 0;
-        if (!r.real[row]) {
-            continue;
-        }
+        if (!r.real[row]) continue;
         const int64_t token = block.s.q0 + block.i0 + r.at[row];
         /* sum ds in exact arithmetic: 0, or gbar times the mass of the sink. */
         const float expected = p.sink ? rows.gbar[row] * expf(sink - rec[row].lse) : 0;
@@ -585,12 +557,8 @@ static __device__ __forceinline__ void put_rows(const row_gradients<DIM, PROBED>
         }
         if (threadIdx.x % 4 == 0) {
             arrays.record[at[row]] = rec[row];
-            if (SCALED) {
-                arrays.sums.scale[at[row]] = scale;
-            }
-            if (DECAYED) {
-                arrays.sums.inner[at[row]] = (double)ds;
-            }
+            if (SCALED) arrays.sums.scale[at[row]] = scale;
+            if (DECAYED) arrays.sums.inner[at[row]] = (double)ds;
             if (p.sink) {
                 arrays.sums.sink[at[row]] = -exp((double)sink - (double)rec[row].lse) *
                                             (double)rows.gbar[row];
@@ -614,9 +582,7 @@ static __device__ __forceinline__ void consume_rows(
         rows.decay[0] = row_decay(sums, rows.hi[0]), rows.decay[1] = row_decay(sums, rows.hi[1]);
     }
     scale_sums sums = {};
-    if (SCALED) {
-        sums = scale_sums_begin(rows, p);
-    }
+    if (SCALED) sums = scale_sums_begin(rows, p);
     row_gradients<DIM, PROBED> f = {};
     sweep_rows<DIM, PROBED, SCALED, DECAYED>(f, sums, sm, bar, block, rows);
     put_rows<DIM, PROBED, SCALED, DECAYED>(f, sums, rows, p, a, saved, arrays, block, r);
@@ -634,9 +600,7 @@ __global__ void __launch_bounds__(GIVEN_THREADS, 1)
     given_backward_shared<DIM, PROBED, DECAYED> &sm = *(
         given_backward_shared<DIM, PROBED, DECAYED> *)swizzled_memory;
     const row_block block = row_block_at<GIVEN_ROWS>(p, a, blockIdx.x);
-    if (block.rows <= 0) {
-        return;
-    }
+    if (block.rows <= 0) return;
     if (threadIdx.x == 0) {
         barrier_init(&bar.rows, 1);
         ring_init(bar.ring, GIVEN_GROUPS * 4);
@@ -645,14 +609,10 @@ __global__ void __launch_bounds__(GIVEN_THREADS, 1)
     __syncthreads();
     if (threadIdx.x >= GIVEN_GROUPS * THREADS) {
         registers_release<24>();
-        if (threadIdx.x == GIVEN_GROUPS * THREADS) {
-            produce_tiles(sm, bar, maps, a, block);
-        }
+        if (threadIdx.x == GIVEN_GROUPS * THREADS) produce_tiles(sm, bar, maps, a, block);
     } else {
         registers_acquire<240>();
-        if (threadIdx.x >= THREADS) {
-            pingpong_arrive(1);
-        }
+        if (threadIdx.x >= THREADS) pingpong_arrive(1);
         consume_rows<DIM, PROBED, SCALED, DECAYED>(sm, bar, p, a, saved, arrays, block);
     }
 }
@@ -669,9 +629,7 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const row_a
     given_backward_maps maps = {};
     TRY(query_map_make(&maps.q, p, &a->q, TILE_SIDE, error));
     TRY(query_map_make(&maps.grad_o, p, &a->grad_o, TILE_SIDE, error));
-    if (PROBED) {
-        TRY(query_map_make(&maps.probe, p, &a->probe, TILE_SIDE, error));
-    }
+    if (PROBED) TRY(query_map_make(&maps.probe, p, &a->probe, TILE_SIDE, error));
     TRY(key_map_make(&maps.k, p, &a->k, tile_shape::keys, error));
     TRY(key_map_make(&maps.v, p, &a->v, tile_shape::keys, error));
     constexpr size_t shared = sizeof(given_backward_shared<DIM, PROBED, DECAYED>);
@@ -709,8 +667,6 @@ static loam_status launch_probed(const loam_problem *p, const loam_args *a, cons
 loam_status local_rows_given_hopper(const loam_problem *p, const loam_args *a, const row_arrays *rows,
                                     loam_error *error)
 {
-    if (p->len_q == 0) {
-        return LOAM_OK;
-    }
+    if (p->len_q == 0) return LOAM_OK;
     return p->dim_qk == 64 ? launch_probed<64>(p, a, rows, error) : launch_probed<128>(p, a, rows, error);
 }

@@ -82,9 +82,8 @@ template <int BLOCKS> static __device__ __forceinline__ column_terms<BLOCKS> col
 {
     column_terms<BLOCKS> out;
 #pragma unroll
-    for (int n = 0; n < BLOCKS; n++) {
+    for (int n = 0; n < BLOCKS; n++)
         out.x[n] = *(const float2 *)(terms + 8 * n + threadIdx.x % 4 * 2);
-    }
     return out;
 }
 
@@ -120,17 +119,13 @@ static __device__ __forceinline__ void issue_scores(key_scores<BLOCKS> &pairs,
     wg.keys.multiply(pairs.s, keys, wg.tile(TILE_Q), false);
     wgmma_commit();
     if constexpr (DIRECTIONS > NO_DIRECTION) {
-        if (PARTS == 2) {
-            wg.keys.multiply(pairs.u, keys, wg.lo_tile(TILE_RHO), false);
-        }
+        if (PARTS == 2) wg.keys.multiply(pairs.u, keys, wg.lo_tile(TILE_RHO), false);
         wg.keys.multiply(pairs.u, keys, wg.tile(TILE_RHO), PARTS == 2);
         wgmma_commit();
     }
     wg.values.multiply(pairs.e, wg.sm.values[wg.group], wg.tile(TILE_GRAD_O), false);
     if constexpr (DIRECTIONS == SOLVED_PROBE) {
-        if (PARTS == 2) {
-            wg.keys.multiply(pairs.e, keys, wg.lo_tile(TILE_Y), true);
-        }
+        if (PARTS == 2) wg.keys.multiply(pairs.e, keys, wg.lo_tile(TILE_Y), true);
         wg.keys.multiply(pairs.e, keys, wg.tile(TILE_Y), true);
     }
     wgmma_commit();
@@ -161,9 +156,8 @@ static __device__ __forceinline__ void key_weights(float (&s)[BLOCKS][4], const 
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
+        for (int e = 0; e < 4; e++)
             s[n][e] = exp2_fast(fminf(s[n][e] * scale2 - lse.at(n, e), 0));
-        }
     }
 }
 
@@ -174,9 +168,8 @@ static __device__ __forceinline__ void centre_probe(float (&u)[BLOCKS][4], const
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
+        for (int e = 0; e < 4; e++)
             u[n][e] = unit.at(n, e) - u[n][e];
-        }
     }
 }
 
@@ -187,9 +180,8 @@ static __device__ __forceinline__ void centre_error(float (&x)[BLOCKS][4], const
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
+        for (int e = 0; e < 4; e++)
             x[n][e] -= centre.at(n, e);
-        }
     }
 }
 
@@ -220,9 +212,8 @@ static __device__ __forceinline__ void pack_effective_weights(weights_operand<PA
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
+        for (int e = 0; e < 4; e++)
             w[n][e] = DIRECTIONS > NO_DIRECTION ? pairs.s[n][e] * pairs.u[n][e] : pairs.s[n][e];
-        }
     }
     split_weights(effective, w);
 }
@@ -233,9 +224,7 @@ static __device__ __forceinline__ void score_gradient(key_scores<BLOCKS> &pairs,
                                                       const key_consumer<DIM, DIRECTIONS, DECAYED> &wg)
 {
     column_terms<BLOCKS> own;
-    if (DIRECTIONS > NO_DIRECTION) {
-        own = terms_of(wg, TERM_E);
-    }
+    if (DIRECTIONS > NO_DIRECTION) own = terms_of(wg, TERM_E);
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
@@ -257,9 +246,8 @@ static __device__ __forceinline__ void add_peaks(float (&ds)[BLOCKS][4],
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
+        for (int e = 0; e < 4; e++)
             ds[n][e] += wg.at[e / 2] == __float_as_int(peak.at(n, e)) ? wg.scale * own.at(n, e) : 0;
-        }
     }
 }
 
@@ -272,9 +260,8 @@ static __device__ __forceinline__ void add_decay_sums(key_consumer<DIM, DIRECTIO
 #pragma unroll
         for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
+            for (int e = 0; e < 4; e++)
                 wg.decay.sum[e / 2] += ds[n][e];
-            }
         }
     }
 }
@@ -286,9 +273,7 @@ static __device__ __forceinline__ void add_weighted(float (&sum)[DIM / TILE_SIDE
                                                     const __nv_bfloat16 *tile, const __nv_bfloat16 *rest)
 {
     if (PARTS > 1) {
-        if (rest) {
-            multiply_weights<DIM>(sum, w.part[0], rest);
-        }
+        if (rest) multiply_weights<DIM>(sum, w.part[0], rest);
         multiply_weights<DIM>(sum, w.part[PARTS - 1], tile);
     }
     multiply_weights<DIM>(sum, w.part[0], tile);
@@ -308,11 +293,9 @@ static __device__ __forceinline__ void clear_tail_consumers(const key_consumer<D
     typedef key_shape<DIM, DIRECTIONS> tile_shape;
     const int real = wg.v.nq - wg.t.i, words = (tile_shape::queries - real) * (TILE_SIDE / 2);
     uint32_t *const stage = (uint32_t *)wg.sm.stage[wg.count % KEY_STAGES][0];
-    for (int n = 0; n < tile_shape::tiles * (DIM / TILE_SIDE); n++) {
-        for (int e = threadIdx.x; e < words; e += KEY_GROUPS * 128) {
+    for (int n = 0; n < tile_shape::tiles * (DIM / TILE_SIDE); n++)
+        for (int e = threadIdx.x; e < words; e += KEY_GROUPS * 128)
             stage[(n * tile_shape::queries + real) * (TILE_SIDE / 2) + e] = 0;
-        }
-    }
     fence_async_proxy();
     asm volatile("bar.sync 1, %0;" ::"n"(KEY_GROUPS * 128) : "memory");
 }
@@ -338,16 +321,13 @@ static __device__ __forceinline__ void masked_tile(key_gradients<DIM> &sum,
     mask_pairs(pairs, wg);
     pack_effective_weights<PARTS, DIRECTIONS>(w, pairs);
     add_weighted<DIM>(sum.dv, w, wg.tile(TILE_GRAD_O), NULL);
-    if constexpr (tile_shape::solved) {
+    if constexpr (tile_shape::solved)
         add_weighted<DIM>(sum.dk, w, wg.tile(TILE_Y), PARTS == 2 ? wg.lo_tile(TILE_Y) : NULL);
-    }
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_results(sum);
     score_gradient(pairs, wg);
-    if (tile_shape::solved && wg.by_max) {
-        add_peaks(pairs.s, wg);
-    }
+    if (tile_shape::solved && wg.by_max) add_peaks(pairs.s, wg);
     add_decay_sums(wg, pairs.s);
     split_weights(w, pairs.s);
     add_weighted<DIM>(sum.dk, w, wg.tile(TILE_Q), NULL);
@@ -380,15 +360,12 @@ static __device__ __forceinline__ int run_length(const key_consumer<DIM, DIRECTI
 {
     typedef key_shape<DIM, DIRECTIONS> tile_shape;
     if ((tile_shape::solved && (wg.by_max || wg.one_part_rows <= 0)) ||
-        !tile_whole<tile_shape::queries>(wg.v, wg.t.i, wg.j)) {
+        !tile_whole<tile_shape::queries>(wg.v, wg.t.i, wg.j))
         return 0;
-    }
     /* The largest first row of a tile in the run: within the sequence, with key j in the window of the last
      * row of the tile, and with one part. */
     int last = min(wg.v.nq - tile_shape::queries, wg.j - (tile_shape::queries - 1) - wg.v.low);
-    if (tile_shape::solved) {
-        last = min(last, wg.t.i + wg.one_part_rows - tile_shape::queries);
-    }
+    if (tile_shape::solved) last = min(last, wg.t.i + wg.one_part_rows - tile_shape::queries);
     return (last - wg.t.i) / tile_shape::queries + 1;
 }
 
@@ -418,9 +395,7 @@ static __device__ __forceinline__ void pipelined_tiles(key_gradients<DIM> &sum,
         }
         pack_effective_weights<1, DIRECTIONS>(effective, pairs);
         multiply_weights<DIM>(sum.dv, effective.part[0], wg.tile(TILE_GRAD_O));
-        if constexpr (tile_shape::solved) {
-            more_weights<DIM>(sum.dk, effective.part[0], wg.tile(TILE_Y));
-        }
+        if constexpr (tile_shape::solved) more_weights<DIM>(sum.dk, effective.part[0], wg.tile(TILE_Y));
         wgmma_commit();
         term = terms_of(wg, TERM_CENTRE);
         wgmma_wait<1>();
@@ -429,17 +404,11 @@ static __device__ __forceinline__ void pipelined_tiles(key_gradients<DIM> &sum,
         score_gradient(pairs, wg);
         add_decay_sums(wg, pairs.s);
         split_weights(ds, pairs.s);
-        if constexpr (DIRECTIONS > NO_DIRECTION) {
-            split_weights(error, pairs.e);
-        }
+        if constexpr (DIRECTIONS > NO_DIRECTION) split_weights(error, pairs.e);
         multiply_weights<DIM>(sum.dk, ds.part[0], wg.tile(TILE_Q));
-        if constexpr (DIRECTIONS > NO_DIRECTION) {
-            more_weights<DIM>(sum.dk, error.part[0], wg.tile(TILE_RHO));
-        }
+        if constexpr (DIRECTIONS > NO_DIRECTION) more_weights<DIM>(sum.dk, error.part[0], wg.tile(TILE_RHO));
         wgmma_commit();
-        if constexpr (tile_shape::keys_held && DIRECTIONS > NO_DIRECTION) {
-            wgmma_wait<1>();
-        }
+        if constexpr (tile_shape::keys_held && DIRECTIONS > NO_DIRECTION) wgmma_wait<1>();
         const unsigned used = wg.count++;
         if (--length == 0) {
             wgmma_wait<0>();
@@ -480,9 +449,8 @@ static __device__ __forceinline__ void put_last_decay_sums(key_consumer<DIM, DIR
         return;
     }
     wg.decay.sum[0] = wg.decay.sum[1] = 0;
-    for (int head = 0; head < heads; head++) {
+    for (int head = 0; head < heads; head++)
         put_decay_sums(wg, head, a);
-    }
 }
 
 /* Before each tile: where its head is new, writes the sums of the head before and loads G for the new one. */
@@ -490,12 +458,8 @@ template <int DIM, int DIRECTIONS>
 static __device__ __forceinline__ void decay_of_head(key_consumer<DIM, DIRECTIONS, true> &wg,
                                                      const loam_args &a)
 {
-    if (wg.t.head == wg.decay.head) {
-        return;
-    }
-    if (wg.decay.head >= 0) {
-        put_decay_sums(wg, wg.decay.head, a);
-    }
+    if (wg.t.head == wg.decay.head) return;
+    if (wg.decay.head >= 0) put_decay_sums(wg, wg.decay.head, a);
     wg.decay.head = wg.t.head;
     const local_decay_pair *const sums = decay_sums(a, wg.block.s, wg.block.first_head + wg.t.head);
 #pragma unroll
@@ -513,9 +477,7 @@ static __device__ __forceinline__ void consume_tiles(key_gradients<DIM> &sum,
 {
     typedef key_shape<DIM, DIRECTIONS> tile_shape;
     while (wg.t.left > 0) {
-        if constexpr (DECAYED) {
-            decay_of_head(wg, a);
-        }
+        if constexpr (DECAYED) decay_of_head(wg, a);
         wg.one_part_rows = tile_shape::solved ? count_one_part_rows(wg) : 0;
         const int length = run_length(wg);
         if (length > 0) {
@@ -524,9 +486,7 @@ static __device__ __forceinline__ void consume_tiles(key_gradients<DIM> &sum,
         }
         const bool two_parts = tile_shape::solved && wg.one_part_rows <= 0;
         wait_stage(wg);
-        if (two_parts) {
-            ring_wait(wg.sm.ring, wg.count + 1);
-        }
+        if (two_parts) ring_wait(wg.sm.ring, wg.count + 1);
         if (wg.v.packed && wg.t.i + tile_shape::queries > wg.v.nq) {
             clear_tail_consumers(wg);
             if (two_parts) {
@@ -536,16 +496,13 @@ static __device__ __forceinline__ void consume_tiles(key_gradients<DIM> &sum,
             }
         }
         if (tile_seen<tile_shape::queries>(wg.v, wg.t.i, wg.j)) {
-            if (tile_shape::solved && two_parts) {
+            if (tile_shape::solved && two_parts)
                 masked_tile<2>(sum, wg);
-            } else {
+            else
                 masked_tile<1>(sum, wg);
-            }
         }
         ring_release(wg.sm.ring, wg.count++);
-        if (two_parts) {
-            ring_release(wg.sm.ring, wg.count++);
-        }
+        if (two_parts) ring_release(wg.sm.ring, wg.count++);
         advance<tile_shape::queries>(wg.t, wg.block);
     }
 }
@@ -560,9 +517,7 @@ static __device__ __forceinline__ void put_key_gradients(const key_gradients<DIM
     const float scale = DIRECTIONS > NO_DIRECTION ? 1 : wg.scale;
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        if (wg.at[row] - wg.block.j0 >= wg.block.stored) {
-            continue;
-        }
+        if (wg.at[row] - wg.block.j0 >= wg.block.stored) continue;
         const int64_t token = wg.block.s.k0 + wg.at[row];
 #pragma unroll
         for (int n = 0; n < DIM / 8; n++) {
@@ -612,24 +567,19 @@ __global__ void __launch_bounds__(KEY_THREADS, 1)
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     key_pass_shared<DIM, DIRECTIONS> &sm = *(key_pass_shared<DIM, DIRECTIONS> *)swizzled_memory;
     const key_block block = key_block_at<KEY_ROWS>(p, a, blockIdx.x, tile_shape::queries);
-    if (block.stored <= 0) {
-        return;
-    }
+    if (block.stored <= 0) return;
     const key_view v = key_view_of(p, block.s, tile_shape::solved ? first_state(p, arrays, block) : NULL);
     const tile_walk t = { block.first, 0, (int)(block.tiles * (p.heads_q / p.heads_kv)) };
-    if (threadIdx.x == 0) {
-        init_barriers(sm);
-    }
+    if (threadIdx.x == 0) init_barriers(sm);
     __syncthreads();
     const bool by_max = tile_shape::solved && p.ridge_unit == LOAM_RIDGE_MAX;
     const unsigned group = warp_uniform(threadIdx.x / 128);
     if (group == KEY_GROUPS) {
         registers_release<24>();
-        if (threadIdx.x == KEY_GROUPS * 128) {
+        if (threadIdx.x == KEY_GROUPS * 128)
             produce_tiles<DIM, DIRECTIONS>(sm, maps, block, v, t);
-        } else if (threadIdx.x / 32 == KEY_GROUPS * 4 + 1) {
+        else if (threadIdx.x / 32 == KEY_GROUPS * 4 + 1)
             produce_terms<DIM, DIRECTIONS, DECAYED>(sm, p, a, arrays, directions, block, v, by_max, t);
-        }
         return;
     }
     registers_acquire<240>();
@@ -644,9 +594,7 @@ __global__ void __launch_bounds__(KEY_THREADS, 1)
                                                   scale,  (float)(p.scale * 1.4426950408889634),
                                                   by_max, {},
                                                   {},     {} };
-    if constexpr (DECAYED) {
-        wg.decay.head = -1;
-    }
+    if constexpr (DECAYED) wg.decay.head = -1;
     key_gradients<DIM> sum;
     clear_sums<DIM>(sum.dk);
     clear_sums<DIM>(sum.dv);
@@ -655,9 +603,7 @@ __global__ void __launch_bounds__(KEY_THREADS, 1)
     wg.values.load(sm.values[group]);
     consume_tiles(sum, wg, a);
     put_key_gradients(sum, wg, a);
-    if constexpr (DECAYED) {
-        put_last_decay_sums(wg, (int)(p.heads_q / p.heads_kv), a);
-    }
+    if constexpr (DECAYED) put_last_decay_sums(wg, (int)(p.heads_q / p.heads_kv), a);
 }
 
 /* ------------------------------------------------------------------ the launches */
@@ -698,9 +644,7 @@ static loam_status make_maps(key_maps *maps, const loam_problem *p, const loam_a
     TRY(key_map_make(&maps->v, p, &a->v, TILE_SIDE, error));
     TRY(query_map_make(&maps->query[TILE_Q], p, &a->q, rows, error));
     TRY(query_map_make(&maps->query[TILE_GRAD_O], p, &a->grad_o, rows, error));
-    if (DIRECTIONS == GIVEN_PROBE) {
-        TRY(query_map_make(&maps->query[TILE_RHO], p, &a->probe, rows, error));
-    }
+    if (DIRECTIONS == GIVEN_PROBE) TRY(query_map_make(&maps->query[TILE_RHO], p, &a->probe, rows, error));
     for (int part = 0; part < 2 && DIRECTIONS == SOLVED_PROBE; part++) {
         CUtensorMap *const to = part ? maps->lo : maps->query;
         const loam_const_view rho = rows_view_of(p, directions->rho[part]),

@@ -97,9 +97,7 @@ template <int QUERIES>
 static __device__ __forceinline__ void advance(tile_walk &t, const key_block &block, int count = 1)
 {
     t.i += count * QUERIES, t.left -= count;
-    if (t.i >= block.first + (int)block.tiles * QUERIES) {
-        t.i = block.first, t.head++;
-    }
+    if (t.i >= block.first + (int)block.tiles * QUERIES) t.i = block.first, t.head++;
 }
 
 /* Did the pass over rows need more than one part for query i of a head of the group? */
@@ -165,9 +163,7 @@ __global__ void __launch_bounds__(256)
                 part[0].pair[c / 2] = pair[0], part[1].pair[c / 2] = pair[1];
             }
             *(pair_vector<channels> *)((n ? out.y : out.rho)[0] + at) = part[0];
-            if (two_parts) {
-                *(pair_vector<channels> *)((n ? out.y : out.rho)[1] + at) = part[1];
-            }
+            if (two_parts) *(pair_vector<channels> *)((n ? out.y : out.rho)[1] + at) = part[1];
         }
 #pragma unroll
         for (int step = 16; step > 0; step /= 2) {
@@ -218,9 +214,8 @@ static __device__ __forceinline__ void produce_tiles(key_pass_shared<DIM, DIRECT
     }
     for (unsigned count = 0; t.left > 0; advance<tile_shape::queries>(t, block)) {
         load_queries<DIM, DIRECTIONS>(sm, maps.query, block, t, 0, count++);
-        if (tile_shape::solved && needs_two_parts(v, t.head, t.i)) {
+        if (tile_shape::solved && needs_two_parts(v, t.head, t.i))
             load_queries<DIM, DIRECTIONS>(sm, maps.lo, block, t, TILE_RHO, count++);
-        }
     }
 }
 
@@ -229,9 +224,7 @@ template <int DIRECTIONS>
 static __device__ __forceinline__ float4 row_terms(const row_arrays &arrays, const key_directions &directions,
                                                    int64_t row, bool real, bool two_parts)
 {
-    if (!real) {
-        return make_float4(0, 0, 0, 0);
-    }
+    if (!real) return make_float4(0, 0, 0, 0);
     /* the first words of row_record: lse, gbar, gbar_rest, rho_kbar; rho_rest, y_kbar, y_rest, e */
     const float4 a = ((const float4 *)(arrays.record + row))[0],
                  b = ((const float4 *)(arrays.record + row))[1];
@@ -268,9 +261,8 @@ static __device__ __forceinline__ void produce_terms(key_pass_shared<DIM, DIRECT
 #pragma unroll
         for (int n = 0; n < tile_shape::queries / 32; n++) {
             const int i = t.i + lane + 32 * n;
-            if (DECAYED && i < v.nq) {
+            if (DECAYED && i < v.nq)
                 decay[n] = row_decay(decay_sums(a, block.s, block.first_head + t.head), i + v.up + 1);
-            }
         }
         barrier_wait(&sm.ring.empty[stage], count / KEY_STAGES % 2 ^ 1);
 #pragma unroll

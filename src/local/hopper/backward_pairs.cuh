@@ -139,11 +139,9 @@ template <int DIM, bool DECAYED, unsigned STAGES, bool VALUES> struct pair_strea
     {
         const row_block &block = rs.sys.block;
         count = (unsigned)((block.last - block.first + TILE_SIDE - 1) / TILE_SIDE) * (VALUES ? 2 : 1);
-        if (threadIdx.x == 0) {
-            for (unsigned n = 0; n < STAGES && n < count; n++) {
+        if (threadIdx.x == 0)
+            for (unsigned n = 0; n < STAGES && n < count; n++)
                 load(n);
-            }
-        }
     }
     __device__ __forceinline__ int key_of(unsigned n) const
     {
@@ -177,11 +175,8 @@ template <int DIM, bool DECAYED, unsigned STAGES, bool VALUES> struct pair_strea
     {
         __syncthreads();
         if (threadIdx.x == 0) {
-            for (unsigned n = released; n < used; n++) {
-                if (n + STAGES < count) {
-                    load(n + STAGES);
-                }
-            }
+            for (unsigned n = released; n < used; n++)
+                if (n + STAGES < count) load(n + STAGES);
         }
         released = used;
     }
@@ -224,9 +219,7 @@ static __device__ __forceinline__ void pair_errors(float (&s)[8][4], float (&g)[
                                                    const block_system<DIM, DECAYED> &sys,
                                                    const pair_rows &own, int j)
 {
-    if (!SCALED) {
-        score_weights(s, sys, j);
-    }
+    if (!SCALED) score_weights(s, sys, j);
 #pragma unroll
     for (int n = 0; n < 8; n++) {
 #pragma unroll
@@ -257,18 +250,16 @@ static __device__ __forceinline__ void pair_gradients(float (&u)[8][4], const fl
 #pragma unroll
         for (int n = 0; n < 8; n++) {
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
+            for (int e = 0; e < 4; e++)
                 u[n][e] += j + column_of(n, e) == own.peak[e / 2] ? own.at_peak[e / 2] : 0;
-            }
         }
     }
     if constexpr (DECAYED) {
 #pragma unroll
         for (int n = 0; n < 8; n++) {
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
+            for (int e = 0; e < 4; e++)
                 sum.total[e / 2] += u[n][e];
-            }
         }
     }
     if (SCALED) {
@@ -324,16 +315,12 @@ static __device__ __forceinline__ void pair_sums_one_part(float (&q)[DIM / TILE_
         multiply_rows<DIM>(s, sys.sm.query, keys, false);
         more_rows<DIM>(g, rs.stage(pair_stages<DIM>::grad_o), values, false);
         more_rows<DIM>(g, sys.sm.direction[0], keys, true);
-        if (!late) {
-            more_rows<DIM>(u, sys.sm.direction[1], keys, false);
-        }
+        if (!late) more_rows<DIM>(u, sys.sm.direction[1], keys, false);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_results(s);
         wgmma_results(g);
-        if (late) {
-            stream.release(stream.waited - 1);
-        }
+        if (late) stream.release(stream.waited - 1);
         pair_errors<SCALED>(s, g, sys, own, j);
         split_weights(f, g);
         add_weights(total, f);
@@ -352,9 +339,7 @@ static __device__ __forceinline__ void pair_sums_one_part(float (&q)[DIM / TILE_
         split_weights(ds, u);
         add_weights(inner, ds);
         multiply_weights<DIM>(q, ds.part[0], keys);
-        if (!late) {
-            more_weights<DIM>(r, f.part[0], keys);
-        }
+        if (!late) more_weights<DIM>(r, f.part[0], keys);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_results(r);
@@ -519,12 +504,9 @@ static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM, DEC
             y_kbar[row] += y.x * mean[0] + y.y * mean[1];
             ridge[row] += part[0] + part[1];
             e[row] -= y.x * rho.x * rs.lambda(4 * n + at) + y.y * rho.y * rs.lambda(4 * n + at + 1);
-            if (sys.p.ridge_axes == LOAM_RIDGE_CHANNEL && a.grad_ridge.data && sys.r.real[row]) {
+            if (sys.p.ridge_axes == LOAM_RIDGE_CHANNEL && a.grad_ridge.data && sys.r.real[row])
                 store_pair(a.grad_ridge.data, LOAM_F32, out[row], c, DIM, part[0], part[1]);
-            }
-            if (sys.r.real[row]) {
-                *(float2 *)(rs.all.arrays.y + rs.line(row) * DIM + c) = y;
-            }
+            if (sys.r.real[row]) *(float2 *)(rs.all.arrays.y + rs.line(row) * DIM + c) = y;
         }
     }
 #pragma unroll
@@ -540,9 +522,8 @@ static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM, DEC
         rec[row] = r;
         if (sys.r.real[row] && threadIdx.x % 4 == 0) {
             rs.all.arrays.sums.ridge[rs.line(row)] = (double)ridge[row];
-            if (sys.p.ridge_axes == LOAM_RIDGE_TOKEN && a.grad_ridge.data) {
+            if (sys.p.ridge_axes == LOAM_RIDGE_TOKEN && a.grad_ridge.data)
                 ((float *)a.grad_ridge.data)[out[row]] = ridge[row];
-            }
         }
     }
 }
@@ -552,11 +533,8 @@ static __device__ __forceinline__ void put_records(const rows_system<DIM, DECAYE
                                                    const row_record (&rec)[2])
 {
 #pragma unroll
-    for (int row = 0; row < 2; row++) {
-        if (rs.r.real[row] && threadIdx.x % 4 == 0) {
-            rs.all.arrays.record[rs.line(row)] = rec[row];
-        }
-    }
+    for (int row = 0; row < 2; row++)
+        if (rs.r.real[row] && threadIdx.x % 4 == 0) rs.all.arrays.record[rs.line(row)] = rec[row];
 }
 
 /* The constants of the pairs from the records of the rows. */
@@ -613,27 +591,20 @@ static __device__ __forceinline__ void put_pairs(const rows_system<DIM, DECAYED>
          * key. */
         const float rest = inner[row] * quad_sum(sum.mean[row]);
         sum.scale[row] = quad_sum(sum.scale[row]) - (fabsf(rest) < INFINITY ? rest : 0);
-        if (sys.r.real[row] && threadIdx.x % 4 == 0) {
+        if (sys.r.real[row] && threadIdx.x % 4 == 0)
             rs.all.arrays.sums.scale[rs.line(row)] = (double)sum.scale[row];
-        }
         if constexpr (DECAYED) {
             const float ds = quad_sum(sum.total[row]);
-            if (sys.r.real[row] && threadIdx.x % 4 == 0) {
-                rs.all.arrays.sums.inner[rs.line(row)] = (double)ds;
-            }
+            if (sys.r.real[row] && threadIdx.x % 4 == 0) rs.all.arrays.sums.inner[rs.line(row)] = (double)ds;
         }
     }
-    if (!a.grad_q.data) {
-        return;
-    }
+    if (!a.grad_q.data) return;
 #pragma unroll
     for (int n = 0; n < DIM / 8; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e += 2) {
             const int row = e / 2, c = column_of(n, e);
-            if (!sys.r.real[row]) {
-                continue;
-            }
+            if (!sys.r.real[row]) continue;
             const float2 y = rs.pair(rs.all.arrays.y, row, c);
             const int64_t out = LOCAL_AT(a.grad_q, sys.block.s.b, sys.block.h,
                                          sys.block.s.q0 + sys.block.i0 + sys.r.at[row]);
@@ -658,11 +629,10 @@ static __device__ __forceinline__ bool finish_rows_one_part(const rows_system<DI
     begin_pairs<1>(rs, cg, sum, rec);
     put_records(rs, rec);
     const pair_rows own = pair_rows_of(sys, rec);
-    if (DIM > 64 || !sys.a.grad_scale) {
+    if (DIM > 64 || !sys.a.grad_scale)
         pair_sums_one_part<false>(q, r, inner, total, rs, own, sum);
-    } else if constexpr (DIM == 64) {
+    else if constexpr (DIM == 64)
         pair_sums_one_part<true>(q, r, inner, total, rs, own, sum);
-    }
     const lane_vector kbar = sys.vector(VECTOR_KBAR);
     const float inverse[2] = { 1 / (cg.unit[0] * cg.unit[0]), 1 / (cg.unit[1] * cg.unit[1]) };
     total[0] = quad_sum(total[0]), total[1] = quad_sum(total[1]);
@@ -686,9 +656,7 @@ static __device__ __forceinline__ bool finish_rows_one_part(const rows_system<DI
         missed |= wanted[row] && !(accepted(cg, tolerance, row, quad_sum(error2[row]), &residual) &&
                                    sys.ridge.least[row] > BLOCK_LEAST_RIDGE * cg.most[row]);
     }
-    if (__syncthreads_or(missed)) {
-        return false;
-    }
+    if (__syncthreads_or(missed)) return false;
     put_pairs(rs, q, inner, sum);
     return true;
 }

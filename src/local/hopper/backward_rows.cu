@@ -31,9 +31,7 @@ static __device__ __forceinline__ void find_peak(rows_sums &sum, const float (&p
         for (int e = 0; e < 4; e++) {
             const int row = e / 2, at = j + column_of(n, e);
             const float score = DECAYED ? s[n][e] : s[n][e] * sys.scale2;
-            if (sys.seen(row, at) && score > sum.best[row]) {
-                sum.best[row] = score, sum.peak[row] = at;
-            }
+            if (sys.seen(row, at) && score > sum.best[row]) sum.best[row] = score, sum.peak[row] = at;
         }
     }
 }
@@ -48,9 +46,8 @@ static __device__ __forceinline__ void finish_peak(rows_sums &sum)
         for (int step = 1; step < 4; step *= 2) {
             const float best = __shfl_xor_sync(0xffffffffu, sum.best[row], step);
             const int peak = __shfl_xor_sync(0xffffffffu, sum.peak[row], step);
-            if (best > sum.best[row] || (best == sum.best[row] && peak < sum.peak[row])) {
+            if (best > sum.best[row] || (best == sum.best[row] && peak < sum.peak[row]))
                 sum.best[row] = best, sum.peak[row] = peak;
-            }
         }
         sum.peak[row] = sum.best[row] > -INFINITY ? sum.peak[row] : -1;
     }
@@ -78,17 +75,13 @@ static __device__ __forceinline__ void probe_gradient_sweep(float (&f)[DIM / TIL
         [&](const kv_tile &t) {
             wgmma_results(s);
             wgmma_results(g);
-            if (peak) {
-                find_peak(sum, s, sys, t.j);
-            }
+            if (peak) find_peak(sum, s, sys, t.j);
             score_weights(s, sys, t.j);
 #pragma unroll
-            for (int n = 0; n < 8; n++) {
+            for (int n = 0; n < 8; n++)
 #pragma unroll
-                for (int e = 0; e < 4; e++) {
+                for (int e = 0; e < 4; e++)
                     g[n][e] = s[n][e] * (g[n][e] - sum.gbar[e / 2]);
-                }
-            }
         },
         [&]() {
             wgmma_results(f);
@@ -97,9 +90,7 @@ static __device__ __forceinline__ void probe_gradient_sweep(float (&f)[DIM / TIL
         },
         [&](const kv_tile &t) {
             multiply_weights<DIM>(f, w.part[0], t.keys);
-            if (PARTS == 2) {
-                more_weights<DIM>(f, w.part[PARTS - 1], t.keys);
-            }
+            if (PARTS == 2) more_weights<DIM>(f, w.part[PARTS - 1], t.keys);
         });
     wgmma_results(f);
     finish_peak(sum);
@@ -151,21 +142,16 @@ static __device__ __forceinline__ bool check_rows(const rows_system<DIM, DECAYED
                           sys.ridge.least[row] > BLOCK_LEAST_RIDGE * cg.most[row];
         hard[row] = sys.r.lo[row] < sys.r.hi[row] && !(wanted[row] && good);
     }
-    if (!__syncthreads_or(hard[0] || hard[1])) {
-        return true;
-    }
+    if (!__syncthreads_or(hard[0] || hard[1])) return true;
 #pragma unroll 4
     for (int n = 0; n < DIM / 4; n++) {
         const int row = n % 2, c = column_of(n / 2, 0);
-        if (sys.r.real[row]) {
+        if (sys.r.real[row])
             *(float2 *)(rs.all.arrays.y + rs.line(row) * DIM + c) = solution_pair<2>(sys, cg, n / 2, 2 * row);
-        }
     }
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        if (!sys.r.real[row] || threadIdx.x % 4 != 0) {
-            continue;
-        }
+        if (!sys.r.real[row] || threadIdx.x % 4 != 0) continue;
         row_record rec = {};
         rec.gbar_rest = sum.rest[row], rec.peak = sum.peak[row], rec.unit = sys.ridge.unit[row];
         rs.all.arrays.record[rs.line(row)] = rec;
@@ -221,9 +207,8 @@ static __device__ __forceinline__ void first_sweep(block_system<DIM, DECAYED> &s
     if (by_max) {
         float unit[2];
 #pragma unroll
-        for (int row = 0; row < 2; row++) {
+        for (int row = 0; row < 2; row++)
             unit[row] = sum.peak[row] < 0 ? 0 : exp2_fast(fminf(sum.best[row] - sys.lse2[row], 0));
-        }
         ridge = row_ridge_of(all.p, all.a, sys.block, sys.r, unit);
     }
 }
@@ -288,9 +273,7 @@ static __device__ __forceinline__ bool rows_block(solver_shared<DIM> &sm, rows_c
     bool wanted[2], two_parts = load_means(rows_system<DIM, DECAYED>(sys, all, count), sum);
     two_parts |= load_lse(sys, all, block, r, ridge, wanted);
     /* In one part, the pass at 128 dimensions has no registers for the gradient of the scale. */
-    if (PARTS == 1 && (__syncthreads_or(two_parts) || (DIM > 64 && all.a.grad_scale))) {
-        return false;
-    }
+    if (PARTS == 1 && (__syncthreads_or(two_parts) || (DIM > 64 && all.a.grad_scale))) return false;
     /* One part is accepted at a larger residual than in forward: its error enters the gradients once, and a
      * launch with one listed block takes 0.3 ms. */
     const cg_tolerance tolerance = PARTS == 2 ? cg_tolerance{ 3e-4f, 1e-2f, 128 }
@@ -300,23 +283,15 @@ static __device__ __forceinline__ bool rows_block(solver_shared<DIM> &sm, rows_c
     if constexpr (PARTS == 2) {
         const bool solved = check_rows(rows_system<DIM, DECAYED>(sys, all, count), cg, wanted, tolerance,
                                        sum);
-        if (solved) {
-            finish_rows_two_parts(rows_system<DIM, DECAYED>(sys, all, count), cg, sum);
-        }
-        if (threadIdx.x == 0) {
-            all.arrays.state[sm.block] = solved ? ROWS_TWO_PARTS : ROWS_PENDING;
-        }
+        if (solved) finish_rows_two_parts(rows_system<DIM, DECAYED>(sys, all, count), cg, sum);
+        if (threadIdx.x == 0) all.arrays.state[sm.block] = solved ? ROWS_TWO_PARTS : ROWS_PENDING;
         return true;
     } else {
         const float bound = tolerance.accept * tolerance.accept;
-        if (__syncthreads_or(cg.rr[0] > bound * cg.bb[0] || cg.rr[1] > bound * cg.bb[1])) {
-            return false;
-        }
+        if (__syncthreads_or(cg.rr[0] > bound * cg.bb[0] || cg.rr[1] > bound * cg.bb[1])) return false;
         rows_system<DIM, DECAYED> rs_storage(sys, all, count);
         const bool solved = finish_rows_one_part(in_memory(rs_storage), cg, wanted, tolerance, sum);
-        if (solved && threadIdx.x == 0) {
-            all.arrays.state[sm.block] = ROWS_ONE_PART;
-        }
+        if (solved && threadIdx.x == 0) all.arrays.state[sm.block] = ROWS_ONE_PART;
         return solved;
     }
 }
@@ -332,43 +307,31 @@ __global__ void __launch_bounds__(THREADS, 2)
     const rows_launch all = { p, a, saved, arrays, work, maps };
     const solve_launch solve = { p, a, saved, work, maps.all };
     rows_count count = {};
-    if (PARTS == 2 && !LISTED) {
-        launch_dependents();
-    }
+    if (PARTS == 2 && !LISTED) launch_dependents();
     if (threadIdx.x == 0) {
-        for (int n = 0; n < (int)ring_stages<DIM>; n++) {
+        for (int n = 0; n < (int)ring_stages<DIM>; n++)
             barrier_init(&sm.full[n], 1);
-        }
         pair_barriers<DIM> *const pairs = (pair_barriers<DIM> *)(swizzled_memory + pair_barriers_at<DIM>);
-        for (int n = 0; n < (int)ring_stages<DIM> - 1; n++) {
+        for (int n = 0; n < (int)ring_stages<DIM> - 1; n++)
             barrier_init(&pairs->full[n], 1);
-        }
         barrier_init(&sm.query_full, 1);
         fence_async_proxy();
         sm.scratch = claim_scratch(work);
     }
     for (;;) {
         __syncthreads();
-        if (threadIdx.x == 0) {
-            sm.block = claim_block<PARTS, LISTED, DIM, DECAYED>(sm.rows, solve, blocks);
-        }
+        if (threadIdx.x == 0) sm.block = claim_block<PARTS, LISTED, DIM, DECAYED>(sm.rows, solve, blocks);
         __syncthreads();
-        if (sm.block < 0) {
-            break;
-        }
+        if (sm.block < 0) break;
         float *scratch = work.scratch + (int64_t)sm.scratch * VECTORS * (DIM / 2) * THREADS;
         const bool solved = rows_block<PARTS, DIM, DECAYED>(sm, count, all, scratch);
-        if (!solved && threadIdx.x == 0) {
-            work.listed[atomicAdd(work.listed_count, 1ull)] = (int32_t)sm.block;
-        }
+        if (!solved && threadIdx.x == 0) work.listed[atomicAdd(work.listed_count, 1ull)] = (int32_t)sm.block;
     }
     if (threadIdx.x == 0) {
         __threadfence();
         atomicExch(&work.scratch_taken[sm.scratch], 0);
     }
-    if (PARTS == 1) {
-        wait_for_previous_launch();
-    }
+    if (PARTS == 1) wait_for_previous_launch();
 }
 
 /* ------------------------------------------------------------------ the launches */
@@ -395,9 +358,7 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const row_a
     TRY(key_map_make(&maps.all.k, p, &a->k, TILE_SIDE, error));
     TRY(key_map_make(&maps.all.v, p, &a->v, TILE_SIDE, error));
     TRY(solve_work_clear(work, a, error));
-    if (p->decay) {
-        return launch_pass<2, false, DIM, true>(p, a, &saved, rows, work, &maps, false, error);
-    }
+    if (p->decay) return launch_pass<2, false, DIM, true>(p, a, &saved, rows, work, &maps, false, error);
     TRY((launch_pass<2, false, DIM, false>(p, a, &saved, rows, work, &maps, false, error)));
     TRY((launch_pass<1, false, DIM, false>(p, a, &saved, rows, work, &maps, true, error)));
     return launch_pass<2, true, DIM, false>(p, a, &saved, rows, work, &maps, false, error);

@@ -77,9 +77,8 @@ static __device__ __forceinline__ void decay_scores(float (&s)[BLOCKS][4], const
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
+        for (int e = 0; e < 4; e++)
             s[n][e] = fmaf(s[n][e], scale2, decay_log2(row[e / 2], keys[column_of(n, e)]));
-        }
     }
 }
 
@@ -98,21 +97,17 @@ template <int KEYS> struct relative_decay_keys {
     __device__ __forceinline__ relative_decay_keys(const local_decay_pair *sums, int j, int end)
     {
 #pragma unroll
-        for (int n = 0; n < per_lane; n++) {
+        for (int n = 0; n < per_lane; n++)
             own[n] = sums[min(j + (int)(threadIdx.x % 32) * per_lane + n, end - 1)];
-        }
     }
     __device__ __forceinline__ void store(relative_decay<true, KEYS> &tile) const
     {
         const local_decay_pair last = { __shfl_sync(0xffffffffu, own[per_lane - 1].hi, 31),
                                         __shfl_sync(0xffffffffu, own[per_lane - 1].lo, 31) };
 #pragma unroll
-        for (int n = 0; n < per_lane; n++) {
+        for (int n = 0; n < per_lane; n++)
             tile.to_last[threadIdx.x % 32 * per_lane + n] = decay_log2(last, own[n]);
-        }
-        if (threadIdx.x % 32 == 0) {
-            tile.last = last;
-        }
+        if (threadIdx.x % 32 == 0) tile.last = last;
     }
 };
 
@@ -130,9 +125,8 @@ static __device__ __forceinline__ void relative_scores(float (&s)[BLOCKS][4],
     for (int n = 0; n < BLOCKS; n++) {
         const float2 to_last = *(const float2 *)(tile.to_last + column_of(n, 0));
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
+        for (int e = 0; e < 4; e++)
             s[n][e] = fmaf(s[n][e], scale2, e % 2 ? to_last.y : to_last.x);
-        }
     }
 }
 

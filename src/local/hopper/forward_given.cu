@@ -57,9 +57,7 @@ template <class F> static __device__ __forceinline__ void for_each_block(unsigne
 {
     for (unsigned round = 0; round * gridDim.x < blocks; round++) {
         const unsigned n = round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-        if (n < blocks) {
-            use(n);
-        }
+        if (n < blocks) use(n);
     }
 }
 
@@ -75,16 +73,13 @@ static __device__ __forceinline__ void produce_rows(given_forward_shared<DIM, PR
     unsigned row_count = 0;
     for_each_block(blocks, [&](unsigned n) {
         const row_block block = row_block_at<tile_shape::rows>(p, a, n);
-        if (block.rows <= 0) {
-            return;
-        }
+        if (block.rows <= 0) return;
         for (int w = 0; w < tile_shape::consumers; w++) {
             const int64_t token = block.s.q0 + block.i0 + w * ROWS;
             uint64_t *full = ring_acquire(sm.row_ring[w], row_count, (PROBED ? 2 : 1) * DIM * ROWS * 2);
             load_tile<DIM>(sm.query[w], maps.q, full, (int)token, (int)block.h, (int)block.s.b);
-            if (PROBED) {
+            if (PROBED)
                 load_tile<DIM>(sm.probe[w], maps.probe, full, (int)token, (int)block.h, (int)block.s.b);
-            }
         }
         row_count++;
     });
@@ -97,9 +92,8 @@ template <int DIM, int KEYS> static __device__ __forceinline__ void clear_tail(_
 #pragma unroll 1
     for (int c = 0; c < DIM; c += TILE_SIDE) {
 #pragma unroll 1
-        for (int e = from * TILE_SIDE + threadIdx.x % 32 * 8; e < KEYS * TILE_SIDE; e += 32 * 8) {
+        for (int e = from * TILE_SIDE + threadIdx.x % 32 * 8; e < KEYS * TILE_SIDE; e += 32 * 8)
             *(uint4 *)(tile + c * KEYS + e) = zeros;
-        }
     }
 }
 
@@ -140,9 +134,7 @@ static __device__ __forceinline__ void produce_tiles(given_forward_shared<DIM, P
                 clear_tail<DIM, tile_shape::keys>(sm.values[stage], block.last - j);
                 fence_async_proxy();
                 __syncwarp();
-                if (first) {
-                    barrier_arrive(&sm.value_ring.full[stage]);
-                }
+                if (first) barrier_arrive(&sm.value_ring.full[stage]);
             }
             __syncwarp();
         }
@@ -192,14 +184,11 @@ static __device__ __forceinline__ void clear_forward_sums(given_forward_sums<DIM
 #pragma unroll
     for (int n = 0; n < DIM / TILE_SIDE; n++) {
         clear(g.o[n]);
-        if constexpr (PROBED) {
-            clear(g.b[n]);
-        }
+        if constexpr (PROBED) clear(g.b[n]);
     }
 #pragma unroll
-    for (int row = 0; row < 2; row++) {
+    for (int row = 0; row < 2; row++)
         g.m[row] = -INFINITY, g.omega[row] = 0, g.centre[row] = 0, g.tsum[row] = 0;
-    }
 }
 
 /* The mask: x of the tile from key j on becomes other[row] where the row does not see the key. */
@@ -235,9 +224,8 @@ static __device__ __forceinline__ bool online_softmax(given_forward_sums<DIM, PR
     for (int row = 0; row < 2; row++) {
         top[row] = fmaxf(s[0][2 * row], s[0][2 * row + 1]);
 #pragma unroll
-        for (int n = 1; n < BLOCKS; n++) {
+        for (int n = 1; n < BLOCKS; n++)
             top[row] = fmaxf(top[row], fmaxf(s[n][2 * row], s[n][2 * row + 1]));
-        }
         top[row] = top[row] * scale2 + offset[row];
         rescale[row] = 1;
     }
@@ -273,9 +261,8 @@ static __device__ __forceinline__ void rescale_sums(given_forward_sums<DIM, fals
                                                     const float (&rescale)[2])
 {
 #pragma unroll
-    for (int n = 0; n < DIM / TILE_SIDE; n++) {
+    for (int n = 0; n < DIM / TILE_SIDE; n++)
         scale_rows(g.o[n], rescale);
-    }
 }
 
 /* The products t = probe . k become w (t - c), which are added to tsum. */
@@ -315,17 +302,15 @@ static __device__ __forceinline__ void recentre_sums(given_forward_sums<DIM, tru
 #pragma unroll
         for (int c = 0; c < 8; c++) {
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
+            for (int e = 0; e < 4; e++)
                 g.b[n][c][e] -= shift[e / 2] * g.o[n][c][e];
-            }
         }
     }
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
+        for (int e = 0; e < 4; e++)
             t[n][e] -= shift[e / 2] * w[n][e];
-        }
     }
 }
 
@@ -395,9 +380,7 @@ static __device__ __forceinline__ bool softmax_tile(const forward_consumer<DIM, 
                                                     const float (&offset)[2])
 {
     const float nothing[2] = { -INFINITY, -INFINITY };
-    if (!wg.unmasked(j)) {
-        mask_tile(s, wg.state(), j, nothing);
-    }
+    if (!wg.unmasked(j)) mask_tile(s, wg.state(), j, nothing);
     return online_softmax(wg.acc, wg.state(), s, rescale, DECAYED ? 1.0f : wg.scale2, offset);
 }
 
@@ -433,9 +416,7 @@ static __device__ __forceinline__ void sweep(const forward_consumer<DIM, false, 
         wgmma_wait<0>();
         wgmma_results(wg.acc.o);
         ring_release(wg.sm.value_ring, count);
-        if (moves) {
-            rescale_sums(wg.acc, rescale);
-        }
+        if (moves) rescale_sums(wg.acc, rescale);
         split_weights(w, s);
     }
     ring_wait(wg.sm.value_ring, count);
@@ -468,13 +449,9 @@ static __device__ __forceinline__ void sweep(const forward_consumer<DIM, true, D
         wgmma_wait<0>();
         wgmma_results(t);
         ring_release(wg.sm.key_ring, count);
-        if (!wg.unmasked(j)) {
-            mask_tile(t, wg.state(), j, wg.acc.centre); /* t may be NaN there */
-        }
+        if (!wg.unmasked(j)) mask_tile(t, wg.state(), j, wg.acc.centre); /* t may be NaN there */
         probe_weights(wg.acc, t, s, rescale);
-        if (moves) {
-            recentre_sums(wg.acc, t, s, rescale);
-        }
+        if (moves) recentre_sums(wg.acc, t, s, rescale);
         split_weights(w, s);
         split_weights(u, t);
         ring_wait(wg.sm.value_ring, count);
@@ -519,16 +496,13 @@ static __device__ __forceinline__ void put_outputs(const given_forward_sums<DIM,
             const int c = column_of(n, 0), e = 2 * row;
             float2 mean = { sums.o[n / 8][n % 8][e] * g[row].inverse,
                             sums.o[n / 8][n % 8][e + 1] * g[row].inverse };
-            if (a.saved && r.real[row]) {
-                *(float2 *)((float *)saved.vbar + line[row] * DIM + c) = mean;
-            }
+            if (a.saved && r.real[row]) *(float2 *)((float *)saved.vbar + line[row] * DIM + c) = mean;
             if constexpr (PROBED) {
                 const float2 value_shift = { sums.b[n / 8][n % 8][e] * g[row].inverse - mean.x * g[row].rest,
                                              sums.b[n / 8][n % 8][e + 1] * g[row].inverse -
                                                  mean.y * g[row].rest };
-                if (a.saved && r.real[row]) {
+                if (a.saved && r.real[row])
                     *(float2 *)((float *)saved.lean + line[row] * DIM + c) = value_shift;
-                }
                 mean.x -= value_shift.x, mean.y -= value_shift.y;
             }
             *(__nv_bfloat162 *)(tile + swizzled(r.at[row] % ROWS, c)) = __floats2bfloat162_rn(mean.x, mean.y);
@@ -541,9 +515,7 @@ static __device__ __forceinline__ void put_outputs(const given_forward_sums<DIM,
 #pragma unroll 1
     for (int e = threadIdx.x % 32; e < 16 * (DIM / 8); e += 32) {
         const int at = first + e / (DIM / 8), c = e % (DIM / 8) * 8;
-        if (at >= block.rows) {
-            break;
-        }
+        if (at >= block.rows) break;
         const uint4 out = *(const uint4 *)(tile + swizzled(at % ROWS, c));
         uint16_t *to = (uint16_t *)a.o.data + LOCAL_AT(a.o, block.s.b, block.h, block.s.q0 + block.i0 + at) +
                        c;
@@ -552,9 +524,8 @@ static __device__ __forceinline__ void put_outputs(const given_forward_sums<DIM,
         } else {
             const uint32_t pairs[4] = { out.x, out.y, out.z, out.w };
 #pragma unroll
-            for (int s = 0; s < 8; s++) {
+            for (int s = 0; s < 8; s++)
                 to[s] = (uint16_t)(pairs[s / 2] >> s % 2 * 16);
-            }
         }
     }
 }
@@ -645,9 +616,7 @@ static __device__ __forceinline__ void consume_rows(given_forward_shared<DIM, PR
         clear_forward_sums(sums);
         {
             const row_block block = row_block_at<tile_shape::rows>(p, a, n);
-            if (block.rows <= 0) {
-                return;
-            }
+            if (block.rows <= 0) return;
             row_state_begin(sm.state[threadIdx.x], p, block);
             const tile_range range = tiles_of<tile_shape::keys>(p, block, w);
             const unsigned begin = count + range.begin, end = count + range.end;
@@ -690,13 +659,11 @@ __global__ void __launch_bounds__(given_forward_shape<DIM, PROBED>::threads, 1)
         given_forward_shared<DIM, PROBED, DECAYED> *)swizzled_memory;
     if (threadIdx.x == 0) {
         ring_init(sm.key_ring, tile_shape::consumers * THREADS / 32);
-        for (int n = 0; n < tile_shape::stages && DECAYED; n++) {
+        for (int n = 0; n < tile_shape::stages && DECAYED; n++)
             barrier_init(&sm.key_ring.full[n], 1 + 32); /* the copies, and each lane of produce_decay */
-        }
         ring_init(sm.value_ring, tile_shape::consumers * THREADS / 32);
-        for (int w = 0; w < tile_shape::consumers; w++) {
+        for (int w = 0; w < tile_shape::consumers; w++)
             ring_init(sm.row_ring[w], THREADS / 32);
-        }
         barrier_init(&sm.tail, 1);
         fence_async_proxy();
     }
@@ -708,9 +675,7 @@ __global__ void __launch_bounds__(given_forward_shape<DIM, PROBED>::threads, 1)
         } else if (threadIdx.x == tile_shape::consumers * THREADS + 32) {
             produce_rows(sm, p, a, maps, blocks);
         } else if (DECAYED && threadIdx.x / 32 == tile_shape::consumers * 4 + 2) {
-            if constexpr (DECAYED) {
-                produce_decay(sm, p, a, blocks);
-            }
+            if constexpr (DECAYED) produce_decay(sm, p, a, blocks);
         }
     } else {
         registers_acquire<232>();
@@ -741,9 +706,7 @@ static loam_status launch(const loam_problem *p, const loam_args *a, loam_error 
     TRY(query_map_make(&maps.q, p, &a->q, ROWS, error));
     TRY(key_map_make(&maps.k, p, &a->k, tile_shape::keys, error));
     TRY(key_map_make(&maps.v, p, &a->v, tile_shape::keys, error));
-    if (PROBED) {
-        TRY(query_map_make(&maps.probe, p, &a->probe, ROWS, error));
-    }
+    if (PROBED) TRY(query_map_make(&maps.probe, p, &a->probe, ROWS, error));
     TRY(cuda_allow_shared((const void *)given_kernel_hopper<DIM, PROBED, DECAYED>, shared, error));
     given_kernel_hopper<DIM, PROBED, DECAYED>
         <<<(unsigned)(blocks < most ? blocks : most), tile_shape::threads, shared, (cudaStream_t)a->stream>>>(

@@ -31,9 +31,7 @@ static __device__ __forceinline__ void stream_values(const block_system<DIM, DEC
         __syncthreads();
         stream_pipelined<DIM, true, PIPELINED>(sys.template extended_ring<EXTRA>(), count, sys.maps,
                                                sys.block, score, weigh, pack, accumulate);
-        if (threadIdx.x == 0) {
-            sys.sm.extended[EXTRA - 1] = count;
-        }
+        if (threadIdx.x == 0) sys.sm.extended[EXTRA - 1] = count;
     }
 }
 
@@ -47,17 +45,15 @@ static __device__ __forceinline__ void masked_scores(float (&s)[8][4], const blo
 #pragma unroll
     for (int n = 0; n < 8; n++) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
+        for (int e = 0; e < 4; e++)
             s[n][e] *= DECAYED ? 1.0f : sys.scale2;
-        }
     }
     if (!sys.unmasked(j)) {
 #pragma unroll
         for (int n = 0; n < 8; n++) {
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
+            for (int e = 0; e < 4; e++)
                 s[n][e] = sys.seen(e / 2, j + column_of(n, e)) ? s[n][e] : -INFINITY;
-            }
         }
     }
 }
@@ -75,9 +71,8 @@ static __device__ __forceinline__ void softmax_step(softmax_rows &soft, float (&
     for (int row = 0; row < 2; row++) {
         float top = soft.m[row];
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
+        for (int n = 0; n < 8; n++)
             top = fmaxf(top, fmaxf(s[n][2 * row], s[n][2 * row + 1]));
-        }
         top = quad_max(top);
         const float base = finite_or_zero(top);
         soft.rescale[row] = exp2_fast(soft.m[row] - base);
@@ -121,9 +116,8 @@ static __device__ __forceinline__ void rescale_means(float (&k)[DIM / TILE_SIDE]
 #pragma unroll
         for (int n = 0; n < DIM / 8; n++) {
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
+            for (int e = 0; e < 4; e++)
                 k[n / 8][n % 8][e] *= rescale[e / 2], v[n / 8][n % 8][e] *= rescale[e / 2];
-            }
         }
     }
 }
@@ -190,9 +184,7 @@ static __device__ __forceinline__ void means_sweep(block_system<DIM, DECAYED> &s
             rescale_means<DIM>(k, v, soft.rescale);
         },
         [&](const kv_tile &t) {
-            if (PARTS == 2) {
-                multiply_weights<DIM>(k, w.part[PARTS - 1], t.keys);
-            }
+            if (PARTS == 2) multiply_weights<DIM>(k, w.part[PARTS - 1], t.keys);
             multiply_weights<DIM>(k, w.part[0], t.keys);
             multiply_weights<DIM>(v, w.part[0], t.values);
         });
@@ -234,17 +226,13 @@ static __device__ __forceinline__ void save_rows(const block_system<DIM, DECAYED
         const int64_t i = sys.block.i0 + sys.r.at[row],
                       line = local_row(&sys.p, &sys.block.s, sys.block.h, i);
         const int64_t to = LOCAL_AT(a.rho, sys.block.s.b, sys.block.h, sys.block.s.q0 + i);
-        if (!sys.r.real[row]) {
-            continue;
-        }
+        if (!sys.r.real[row]) continue;
 #pragma unroll 4
         for (int n = 0; n < DIM / 8; n++) {
             const float2 x = direction_pair<PARTS>(sys, n, 2 * row);
             const float2 rho = { cg.unit[row] * x.x, cg.unit[row] * x.y };
             const int c = column_of(n, 0), at = 4 * n + 2 * row;
-            if (a.rho.data) {
-                ((float *)a.rho.data)[to + c] = rho.x, ((float *)a.rho.data)[to + c + 1] = rho.y;
-            }
+            if (a.rho.data) ((float *)a.rho.data)[to + c] = rho.x, ((float *)a.rho.data)[to + c + 1] = rho.y;
             if (a.saved) {
                 *(float2 *)((float *)saved.rho + line * DIM + c) = rho;
                 *(float2 *)((float *)saved.kbar + line * DIM + c) = { kbar.get(at), kbar.get(at + 1) };
@@ -286,9 +274,7 @@ static __device__ __forceinline__ void put_output(const block_system<DIM, DECAYE
                 out[c] = mean - cg.unit[row] * (sums[n / 8][n % 8][e + c] - total[row] * mean);
                 bad[row] += out[c] * 0;
             }
-            if (sys.r.real[row]) {
-                store_bf16_pair(to[row] + column_of(n, 0), out[0], out[1]);
-            }
+            if (sys.r.real[row]) store_bf16_pair(to[row] + column_of(n, 0), out[0], out[1]);
         }
     }
     error[0] = error2[0], error[1] = error2[1];
@@ -337,9 +323,7 @@ static __device__ __forceinline__ void output_sweep(const block_system<DIM, DECA
     wgmma_results(o);
     finish_image<PARTS>(y, sys, total);
     put_output(sys, cg, y, o, total, error2, finite);
-    if (sys.a.rho.data || sys.a.saved) {
-        save_rows<PARTS>(sys, cg, saved);
-    }
+    if (sys.a.rho.data || sys.a.saved) save_rows<PARTS>(sys, cg, saved);
     error[0] = quad_sum(error2[0]), error[1] = quad_sum(error2[1]);
 }
 
@@ -366,9 +350,7 @@ static __device__ __forceinline__ void put_row_results(const solve_launch &all, 
     const loam_args &a = all.a;
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        if (!r.real[row] || threadIdx.x % 4 != 0) {
-            continue;
-        }
+        if (!r.real[row] || threadIdx.x % 4 != 0) continue;
         const int64_t i = block.i0 + r.at[row];
         loam_row_info info = { LOAM_ROW_SOLVED, LOAM_SOLVER_CG, cg.iterations[row], residual[row] };
         if (r.lo[row] >= r.hi[row]) {
@@ -378,12 +360,8 @@ static __device__ __forceinline__ void put_row_results(const solve_launch &all, 
             all.work.hard[atomicAdd(all.work.hard_count, 1ull)] = hard;
         }
         put_info(a, block, i, info);
-        if (a.lse.data) {
-            ((float *)a.lse.data)[LOCAL_AT(a.lse, block.s.b, block.h, block.s.q0 + i)] = lse[row];
-        }
-        if (a.saved) {
-            ((float *)all.saved.lse)[local_row(&all.p, &block.s, block.h, i)] = lse[row];
-        }
+        if (a.lse.data) ((float *)a.lse.data)[LOCAL_AT(a.lse, block.s.b, block.h, block.s.q0 + i)] = lse[row];
+        if (a.saved) ((float *)all.saved.lse)[local_row(&all.p, &block.s, block.h, i)] = lse[row];
     }
 }
 
@@ -422,9 +400,7 @@ static __device__ __forceinline__ bool solve_rows(solver_shared<DIM> &sm, ring_c
     if (PARTS == 1) {
         const float bound = tolerance.accept * tolerance.accept;
         missed = (cg.live[0] && cg.rr[0] > bound * cg.bb[0]) || (cg.live[1] && cg.rr[1] > bound * cg.bb[1]);
-        if (__syncthreads_or(missed)) {
-            return false;
-        }
+        if (__syncthreads_or(missed)) return false;
     }
     output_sweep<PARTS>(sys, cg, all.saved, error2, finite);
     float residual[2];
@@ -435,9 +411,7 @@ static __device__ __forceinline__ bool solve_rows(solver_shared<DIM> &sm, ring_c
         missed = missed || (wanted[row] && !good[row] && finite[row]);
         good[row] = good[row] && wanted[row];
     }
-    if (PARTS == 1 && __syncthreads_or(missed)) {
-        return false;
-    }
+    if (PARTS == 1 && __syncthreads_or(missed)) return false;
     put_row_results(all, sm.block, block, r, cg, good, residual, lse);
     return true;
 }
@@ -453,13 +427,10 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const solve_launch all = { p, a, saved, work, maps };
     ring_count count = { 0 };
     unsigned queries = 0;
-    if (PARTS == 2 && !LISTED) {
-        launch_dependents();
-    }
+    if (PARTS == 2 && !LISTED) launch_dependents();
     if (threadIdx.x == 0) {
-        for (int n = 0; n < (int)ring_stages<DIM>; n++) {
+        for (int n = 0; n < (int)ring_stages<DIM>; n++)
             barrier_init(&sm.full[n], 1);
-        }
         for (int n = 0; n < (int)ring_stages<DIM> + 2; n++) {
             barrier_init(&sm.extended_full[0][n], 1);
             barrier_init(&sm.extended_full[1][n], 1);
@@ -471,26 +442,18 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
     for (;;) {
         __syncthreads();
-        if (threadIdx.x == 0) {
-            sm.block = claim_block<PARTS, LISTED, DIM, DECAYED>(sm.rows, all, blocks);
-        }
+        if (threadIdx.x == 0) sm.block = claim_block<PARTS, LISTED, DIM, DECAYED>(sm.rows, all, blocks);
         __syncthreads();
-        if (sm.block < 0) {
-            break;
-        }
+        if (sm.block < 0) break;
         float *scratch = work.scratch + (int64_t)sm.scratch * VECTORS * (DIM / 2) * THREADS;
         const bool solved = solve_rows<PARTS, DIM, DECAYED>(sm, count, queries, all, scratch);
-        if (!solved && threadIdx.x == 0) {
-            work.listed[atomicAdd(work.listed_count, 1ull)] = (int32_t)sm.block;
-        }
+        if (!solved && threadIdx.x == 0) work.listed[atomicAdd(work.listed_count, 1ull)] = (int32_t)sm.block;
     }
     if (threadIdx.x == 0) {
         __threadfence();
         atomicExch(&work.scratch_taken[sm.scratch], 0);
     }
-    if (PARTS == 1) {
-        wait_for_previous_launch();
-    }
+    if (PARTS == 1) wait_for_previous_launch();
 }
 
 /* ------------------------------------------------------------------ the launches */
@@ -518,9 +481,7 @@ template <int DIM> static loam_status launch(const loam_problem *p, const loam_a
     TRY(key_map_make(&maps.k, p, &a->k, TILE_SIDE, error));
     TRY(key_map_make(&maps.v, p, &a->v, TILE_SIDE, error));
     TRY(solve_work_clear(&work, a, error));
-    if (p->decay) {
-        return launch_pass<2, false, DIM, true>(p, a, &saved, &work, &maps, false, error);
-    }
+    if (p->decay) return launch_pass<2, false, DIM, true>(p, a, &saved, &work, &maps, false, error);
     TRY((launch_pass<2, false, DIM, false>(p, a, &saved, &work, &maps, false, error)));
     TRY((launch_pass<1, false, DIM, false>(p, a, &saved, &work, &maps, true, error)));
     return launch_pass<2, true, DIM, false>(p, a, &saved, &work, &maps, false, error);

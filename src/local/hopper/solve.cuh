@@ -167,25 +167,22 @@ static __device__ __forceinline__ void score_weights(float (&w)[8][4], const blo
 #pragma unroll
     for (int n = 0; n < 8; n++) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
+        for (int e = 0; e < 4; e++)
             w[n][e] = DECAYED ? w[n][e] - sys.lse2[e / 2] : w[n][e] * sys.scale2 - sys.lse2[e / 2];
-        }
     }
     if (DECAYED || !sys.lse_exact || !sys.unmasked(j)) {
 #pragma unroll
         for (int n = 0; n < 8; n++) {
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
+            for (int e = 0; e < 4; e++)
                 w[n][e] = sys.seen(e / 2, j + column_of(n, e)) ? fminf(w[n][e], 0) : -INFINITY;
-            }
         }
     }
 #pragma unroll
     for (int n = 0; n < 8; n++) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
+        for (int e = 0; e < 4; e++)
             w[n][e] = exp2_fast(w[n][e]);
-        }
     }
 }
 
@@ -197,9 +194,8 @@ static __device__ __forceinline__ void load_fragments(uint32_t (&a)[DIM / 16][4]
 #pragma unroll
     for (int k = 0; k < DIM / 16; k++) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
+        for (int e = 0; e < 4; e++)
             a[k][e] = *(const uint32_t *)(tile + swizzled(opaque(r.at[e % 2]), column_of(2 * k + e / 2, 0)));
-        }
     }
 }
 
@@ -213,41 +209,32 @@ template <int DIM, bool DECAYED, int PARTS, bool VALUES> struct score_operands {
 
     __device__ __forceinline__ void load_query(const block_system<DIM, DECAYED> &sys)
     {
-        if constexpr (query_held) {
-            load_fragments<DIM>(query, sys.sm.query, sys.r);
-        }
+        if constexpr (query_held) load_fragments<DIM>(query, sys.sm.query, sys.r);
     }
     __device__ __forceinline__ void load(const block_system<DIM, DECAYED> &sys)
     {
         load_query(sys);
         if constexpr (direction_held) {
             load_fragments<DIM>(direction[0], sys.sm.direction[0], sys.r);
-            if constexpr (PARTS == 2) {
-                load_fragments<DIM>(direction[1], sys.sm.direction[1], sys.r);
-            }
+            if constexpr (PARTS == 2) load_fragments<DIM>(direction[1], sys.sm.direction[1], sys.r);
         }
     }
     __device__ __forceinline__ void query_keys(float (&s)[8][4], const block_system<DIM, DECAYED> &sys,
                                                const __nv_bfloat16 *keys) const
     {
-        if constexpr (query_held) {
+        if constexpr (query_held)
             multiply_rows<DIM>(s, query, keys, false);
-        } else {
+        else
             multiply_rows<DIM>(s, sys.sm.query, keys, false);
-        }
     }
     __device__ __forceinline__ void direction_keys(float (&u)[8][4], const block_system<DIM, DECAYED> &sys,
                                                    const __nv_bfloat16 *keys) const
     {
         if constexpr (direction_held) {
-            if constexpr (PARTS == 2) {
-                multiply_rows<DIM>(u, direction[1], keys, false);
-            }
+            if constexpr (PARTS == 2) multiply_rows<DIM>(u, direction[1], keys, false);
             multiply_rows<DIM>(u, direction[0], keys, PARTS == 2);
         } else {
-            if constexpr (PARTS == 2) {
-                multiply_rows<DIM>(u, sys.sm.direction[1], keys, false);
-            }
+            if constexpr (PARTS == 2) multiply_rows<DIM>(u, sys.sm.direction[1], keys, false);
             multiply_rows<DIM>(u, sys.sm.direction[0], keys, PARTS == 2);
         }
     }
@@ -279,9 +266,8 @@ static __device__ __forceinline__ void centre_weights(float (&w)[8][4], float (&
 template <int DIM> static __device__ __forceinline__ void clear_sums(float (&y)[DIM / TILE_SIDE][8][4])
 {
 #pragma unroll
-    for (int n = 0; n < DIM / TILE_SIDE; n++) {
+    for (int n = 0; n < DIM / TILE_SIDE; n++)
         clear(y[n]);
-    }
     wgmma_results(y);
 }
 
@@ -307,9 +293,7 @@ static __device__ __forceinline__ float2 set_direction_pair(const block_system<D
     uint32_t part[2];
     split_pair(part, p.x, p.y);
     *(uint32_t *)(sys.sm.direction[0] + at) = part[0];
-    if (PARTS == 2) {
-        *(uint32_t *)(sys.sm.direction[1] + at) = part[1];
-    }
+    if (PARTS == 2) *(uint32_t *)(sys.sm.direction[1] + at) = part[1];
     return direction_pair<PARTS>(sys, n, e);
 }
 
@@ -388,9 +372,7 @@ static __device__ __forceinline__ image_products compute_image(float (&y)[DIM / 
             split_weights(w, f);
         },
         [&](const kv_tile &t) {
-            if (PARTS == 2) {
-                multiply_weights<DIM>(y, w.part[PARTS - 1], t.keys);
-            }
+            if (PARTS == 2) multiply_weights<DIM>(y, w.part[PARTS - 1], t.keys);
             multiply_weights<DIM>(y, w.part[0], t.keys);
         });
     wgmma_results(y);
@@ -411,9 +393,7 @@ static __device__ __forceinline__ void update_direction(const block_system<DIM, 
         for (int e = 0; e < 4; e += 2) {
             const int row = e / 2;
             float2 p = { 0, 0 };
-            if (beta[row] != 0) {
-                p = direction_pair<PARTS>(sys, n, e);
-            }
+            if (beta[row] != 0) p = direction_pair<PARTS>(sys, n, e);
             p.x = source[n / 8][n % 8][e] + beta[row] * p.x,
             p.y = source[n / 8][n % 8][e + 1] + beta[row] * p.y;
             p = set_direction_pair<PARTS>(sys, n, e, p);
@@ -434,9 +414,8 @@ static __device__ __forceinline__ void direction_from_solution(const block_syste
     const lane_vector x = sys.vector(VECTOR_X);
     const float zero[2] = { 0, 0 };
 #pragma unroll
-    for (int n = 0; n < DIM / 2; n++) {
+    for (int n = 0; n < DIM / 2; n++)
         y[n / 32][n / 4 % 8][n % 4] = x.get(n);
-    }
     update_direction<PARTS>(sys, y, zero, centre);
 }
 
@@ -494,9 +473,8 @@ static __device__ __forceinline__ void cg_advance(const block_system<DIM, DECAYE
     const lane_vector x = sys.vector(VECTOR_X), residual = sys.vector(VECTOR_R);
     float old[DIM / 2]; /* all loads before any store */
 #pragma unroll
-    for (int n = 0; n < DIM / 2; n++) {
+    for (int n = 0; n < DIM / 2; n++)
         old[n] = residual.get(n);
-    }
 #pragma unroll
     for (int n = 0; n < DIM / 2; n++) {
         const int row = n / 2 % 2;
@@ -543,9 +521,8 @@ static __device__ __forceinline__ void cg_run(const block_system<DIM, DECAYED> &
     const lane_vector residual = sys.vector(VECTOR_R);
     float y[DIM / TILE_SIDE][8][4], centre[2], beta[2] = { 0, 0 }, residual_mean[2]; /* residual . kbar */
 #pragma unroll
-    for (int n = 0; n < DIM / 2; n++) {
+    for (int n = 0; n < DIM / 2; n++)
         y[n / 32][n / 4 % 8][n % 4] = residual.get(n);
-    }
     put_ridge(sys);
     update_direction<PARTS>(sys, y, beta, centre);
     residual_mean[0] = centre[0], residual_mean[1] = centre[1];
@@ -568,9 +545,7 @@ static __device__ __forceinline__ void cg_run(const block_system<DIM, DECAYED> &
         envelope *= ENVELOPE_RATE * ENVELOPE_RATE;
         const bool late = (cg.live[0] && cg.rr[0] > envelope * cg.bb[0]) ||
                           (cg.live[1] && cg.rr[1] > envelope * cg.bb[1]);
-        if (PARTS == 1 && count >= 2 && __syncthreads_or(late)) {
-            break;
-        }
+        if (PARTS == 1 && count >= 2 && __syncthreads_or(late)) break;
     }
     rows = cg;
 }
@@ -634,14 +609,10 @@ static __device__ __forceinline__ int64_t claim_block(row_block &rows, const sol
     const int64_t count = LISTED ? (int64_t)*all.work.listed_count : blocks;
     for (;;) {
         const int64_t n = (int64_t)atomicAdd(counter, 1ull);
-        if (n >= count) {
-            return -1;
-        }
+        if (n >= count) return -1;
         const int64_t block = LISTED ? all.work.listed[n] : n;
         rows = row_block_at(all.p, all.a, block);
-        if (rows.rows > 0 && (LISTED || DECAYED || sees_few<DIM>(all.p, rows) == (PARTS == 2))) {
-            return block;
-        }
+        if (rows.rows > 0 && (LISTED || DECAYED || sees_few<DIM>(all.p, rows) == (PARTS == 2))) return block;
     }
 }
 
@@ -649,9 +620,8 @@ static __device__ __forceinline__ int64_t claim_block(row_block &rows, const sol
 static __device__ __forceinline__ int claim_scratch(const solve_work &work)
 {
     int n = (int)(blockIdx.x % work.scratches);
-    while (atomicCAS(&work.scratch_taken[n], 0, 1) != 0) {
+    while (atomicCAS(&work.scratch_taken[n], 0, 1) != 0)
         n = n + 1 < (int)work.scratches ? n + 1 : 0;
-    }
     __threadfence();
     return n;
 }

@@ -51,9 +51,8 @@ template <int DIM> static __device__ __forceinline__ void clear_tail_block(__nv_
 #pragma unroll
     for (int c = 0; c < DIM / TILE_SIDE; c++) {
         uint4 *piece = (uint4 *)(tile + c * TILE_ELEMENTS);
-        for (int n = rows * 8 + (int)threadIdx.x; n < TILE_SIDE * 8; n += THREADS) {
+        for (int n = rows * 8 + (int)threadIdx.x; n < TILE_SIDE * 8; n += THREADS)
             piece[n] = make_uint4(0, 0, 0, 0);
-        }
     }
     fence_async_proxy();
     __syncthreads();
@@ -65,9 +64,7 @@ static __device__ __forceinline__ void wait_entry(const tile_ring<DIM, STAGES> &
                                                   int j, unsigned count)
 {
     barrier_wait(&ring.full[count % STAGES], count / STAGES % 2);
-    if (j + TILE_SIDE > block.s.nk) {
-        clear_tail_block<DIM>(ring.stage[count % STAGES], (int)block.s.nk - j);
-    }
+    if (j + TILE_SIDE > block.s.nk) clear_tail_block<DIM>(ring.stage[count % STAGES], (int)block.s.nk - j);
 }
 
 /* A pass over the tiles of a block. Its entries in the ring are tiles of keys, or of keys and of values in
@@ -90,17 +87,15 @@ template <int DIM, bool VALUES, unsigned STAGES> struct kv_stream {
     }
     __device__ __forceinline__ void prologue() const
     {
-        for (unsigned n = 0; threadIdx.x == 0 && n < STAGES; n++) {
+        for (unsigned n = 0; threadIdx.x == 0 && n < STAGES; n++)
             load(n);
-        }
     }
     /* All threads have used tile n: its stages are filled with later entries. */
     __device__ __forceinline__ void release(int n) const
     {
         __syncthreads();
-        for (unsigned i = 0; threadIdx.x == 0 && n >= 0 && i < per_tile; i++) {
+        for (unsigned i = 0; threadIdx.x == 0 && n >= 0 && i < per_tile; i++)
             load((unsigned)n * per_tile + i + STAGES);
-        }
     }
     __device__ __forceinline__ kv_tile at(int n) const
     {
@@ -114,9 +109,7 @@ template <int DIM, bool VALUES, unsigned STAGES> struct kv_stream {
     }
     __device__ __forceinline__ void wait_values(int n) const
     {
-        if (VALUES) {
-            wait_entry(ring, block, block.first + n * TILE_SIDE, begin + (unsigned)n * per_tile + 1);
-        }
+        if (VALUES) wait_entry(ring, block, block.first + n * TILE_SIDE, begin + (unsigned)n * per_tile + 1);
     }
 };
 
@@ -150,16 +143,18 @@ static __device__ __forceinline__ void stream_serial(const tile_ring<DIM, STAGES
                                                      const SCORE &score, const WEIGH &weigh, const PACK &pack,
                                                      const ACCUMULATE &accumulate)
 {
-    stream_tiles<DIM, VALUES>(ring, count, maps, block, [&](const kv_tile &t) {
-        score(t);
-        wgmma_commit();
-        wgmma_wait<0>();
-        weigh(t);
-        pack();
-        accumulate(t);
-        wgmma_commit();
-        wgmma_wait<0>();
-    });
+    stream_tiles<DIM, VALUES>(
+        ring, count, maps, block,
+        [&](const kv_tile &t) {
+            score(t);
+            wgmma_commit();
+            wgmma_wait<0>();
+            weigh(t);
+            pack();
+            accumulate(t);
+            wgmma_commit();
+            wgmma_wait<0>();
+        });
 }
 
 /* A pass in four steps for each tile: score(tiles) issues the products that weights are made of; weigh(tiles)
@@ -179,14 +174,10 @@ static __device__ __forceinline__ void stream_pipelined(const tile_ring<DIM, STA
         return;
     }
     const kv_stream<DIM, VALUES, STAGES> stream = kv_stream_of<VALUES>(ring, count, maps, block);
-    if (stream.tiles <= 0) {
-        return;
-    }
+    if (stream.tiles <= 0) return;
     stream.prologue();
     stream.wait_keys(0);
-    if (SCORE_VALUES) {
-        stream.wait_values(0);
-    }
+    if (SCORE_VALUES) stream.wait_values(0);
     kv_tile t = stream.at(0);
     score(t);
     wgmma_commit();
@@ -196,19 +187,14 @@ static __device__ __forceinline__ void stream_pipelined(const tile_ring<DIM, STA
         weigh(t);
         /* This wait, a loop, also keeps the compiler from moving weigh beyond the wait for the sums below. */
         const bool more = n + 1 < stream.tiles;
-        if (more) {
-            stream.wait_keys(n + 1);
-        }
+        if (more) stream.wait_keys(n + 1);
         wgmma_wait<0>();
         pack();
-        if (!SCORE_VALUES) {
+        if (!SCORE_VALUES)
             stream.wait_values(n);
-        } else if (more) {
+        else if (more)
             stream.wait_values(n + 1);
-        }
-        if (!more) {
-            break;
-        }
+        if (!more) break;
         const kv_tile after = stream.at(n + 1);
         score(after);
         wgmma_commit();

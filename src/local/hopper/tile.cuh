@@ -13,20 +13,18 @@ static __device__ __forceinline__ void load_tile(__nv_bfloat16 *tile, const CUte
                                                  int token, int h, int b)
 {
 #pragma unroll
-    for (int c = 0; c < DIM; c += TILE_SIDE) {
+    for (int c = 0; c < DIM; c += TILE_SIDE)
         load_box(tile + c * TOKENS, &map, full, c, token, h, b);
-    }
 }
 
 /* Stores two neighbours of a row of bf16, in one access where the address is aligned. */
 static __device__ __forceinline__ void store_bf16_pair(__nv_bfloat16 *to, float x, float y)
 {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
-    if ((uintptr_t)to % 4 == 0) {
+    if ((uintptr_t)to % 4 == 0)
         *(__nv_bfloat162 *)to = pair;
-    } else {
+    else
         to[0] = pair.x, to[1] = pair.y;
-    }
 }
 
 /* Tells the compiler that x is the same in all lanes: descriptors made from x then cost the lanes nothing. */

@@ -63,18 +63,16 @@ static pair pair_gradient(const loam_problem *p, const loam_args *a, const local
         t += r->y[c] * kappa;
         distance2 += kappa * kappa;
     }
-    for (int64_t c = 0; c < p->dim_v; c++) {
+    for (int64_t c = 0; c < p->dim_v; c++)
         g += ref_grad_o(p, a, s, h, i, c) * ref_v(p, a, s, h, j, c);
-    }
     const double miss = g - r->gbar + t;
     out.weight = w * miss;
     out.kept = w * (1 - u);
     out.ds = out.kept * miss;
-    if (p->mechanism == LOAM_LLA && p->ridge_unit == LOAM_RIDGE_MAX) {
+    if (p->mechanism == LOAM_LLA && p->ridge_unit == LOAM_RIDGE_MAX)
         out.ds += j == r->peak ? r->e : 0; /* unit = p of the peak: the e p terms of its derivative cancel */
-    } else {
+    else
         out.ds += w * r->e;
-    }
     if (p->mechanism == LOAM_LLA && p->ridge_unit == LOAM_RIDGE_TRACE) {
         out.ds += w * r->spread * (distance2 / (double)d - r->trace);
         out.spread = 2 / (double)d * w * r->spread;
@@ -88,9 +86,8 @@ static void probe_gradient(const loam_problem *p, const loam_args *a, const loca
 {
     for (int64_t j = row->lo; j < row->hi; j++) {
         const double *key = ref_row_key(p, a, s, h, j, row);
-        for (int64_t c = 0; c < p->dim_qk; c++) {
+        for (int64_t c = 0; c < p->dim_qk; c++)
             r->y[c] -= row->p[j - row->lo] * (g[j - row->lo] - r->gbar) * (key[c] - row->kbar[c]);
-        }
     }
 }
 
@@ -102,9 +99,7 @@ static double adjoint(const loam_problem *p, const loam_args *a, const local_seq
     const int64_t d = p->dim_qk;
     const bool singular = row->info.code != LOAM_ROW_SOLVED;
     double sum = 0;
-    if (!singular) {
-        exact_solve(row->matrix, d, r->y);
-    }
+    if (!singular) exact_solve(row->matrix, d, r->y);
     for (int64_t c = 0; c < d; c++) {
         r->y[c] = singular ? 0 : r->y[c];
         r->e -= r->y[c] * row->lambda[c] * row->rho[c];
@@ -129,9 +124,8 @@ static void row_backward(const loam_problem *p, const loam_args *a, const local_
     *r = (row_record){ .lse = row->lse, .peak = row->peak, .kbar = r->kbar, .rho = r->rho, .y = r->y };
     for (int64_t j = row->lo; j < row->hi; j++) {
         g[j - row->lo] = 0;
-        for (int64_t c = 0; c < p->dim_v; c++) {
+        for (int64_t c = 0; c < p->dim_v; c++)
             g[j - row->lo] += ref_grad_o(p, a, s, h, i, c) * ref_v(p, a, s, h, j, c);
-        }
         r->gbar += row->p[j - row->lo] * g[j - row->lo];
     }
     for (int64_t c = 0; c < d; c++) {
@@ -140,9 +134,7 @@ static void row_backward(const loam_problem *p, const loam_args *a, const local_
         r->y[c] = 0;
     }
     double ridge = 0;
-    if (p->mechanism != LOAM_SOFTMAX) {
-        probe_gradient(p, a, s, h, row, g, r);
-    }
+    if (p->mechanism != LOAM_SOFTMAX) probe_gradient(p, a, s, h, row, g, r);
     if (p->mechanism == LOAM_LLA) {
         ridge = adjoint(p, a, s, h, i, row, r);
         sums->ridge[at] = ridge;
@@ -156,9 +148,7 @@ static void row_backward(const loam_problem *p, const loam_args *a, const local_
             r->y[c] = 0;
         }
     }
-    if (p->sink) {
-        sums->sink[at] = -exp(element_load(a->sink, dtype_real(p->dtype), h) - r->lse) * r->gbar;
-    }
+    if (p->sink) sums->sink[at] = -exp(element_load(a->sink, dtype_real(p->dtype), h) - r->lse) * r->gbar;
 }
 
 static void row_query(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
@@ -166,30 +156,23 @@ static void row_query(const loam_problem *p, const loam_args *a, const local_seq
 {
     const int64_t d = p->dim_qk, at = local_row(p, s, h, i);
     double *dq = row->key, scale = 0, slope = 0, total = 0;
-    for (int64_t c = 0; c < d; c++) {
+    for (int64_t c = 0; c < d; c++)
         dq[c] = -r->y[c];
-    }
     for (int64_t j = row->lo; j < row->hi; j++) {
         const double *key = ref_row_key(p, a, s, h, j, row);
         const pair x = pair_gradient(p, a, s, h, i, j, key, r);
         const double inner = x.ds * x.score.slope;
-        for (int64_t c = 0; c < d; c++) {
+        for (int64_t c = 0; c < d; c++)
             dq[c] += p->scale * inner * (p->score == LOAM_DOT ? key[c] : key[c] - row->q[c]);
-        }
         scale += inner * x.score.x;
         slope -= x.ds * fabs((double)(i + s->nk - s->nq - j));
         total += x.ds;
     }
     sums->scale[at] = scale;
-    if (p->slope) {
-        sums->slope[at] = slope;
-    }
-    if (p->decay) {
-        sums->inner[at] = total;
-    }
-    for (int64_t c = 0; a->grad_q.data && c < d; c++) {
+    if (p->slope) sums->slope[at] = slope;
+    if (p->decay) sums->inner[at] = total;
+    for (int64_t c = 0; a->grad_q.data && c < d; c++)
         element_store(a->grad_q.data, p->dtype, LOCAL_AT(a->grad_q, s->b, h, s->q0 + i) + c, dq[c]);
-    }
 }
 
 /* Adds the contribution of row i to dk and dv of key j, which row i sees as `key`. Returns
@@ -204,9 +187,8 @@ static double key_from_row(const loam_problem *p, const loam_args *a, const loca
         dk[c] += p->scale * x.ds * x.score.slope * (p->score == LOAM_DOT ? q : q - key[c]) -
                  x.weight * r->rho[c] + x.kept * r->y[c] + x.spread * (key[c] - r->kbar[c]);
     }
-    for (int64_t c = 0; c < p->dim_v; c++) {
+    for (int64_t c = 0; c < p->dim_v; c++)
         dv[c] += x.kept * ref_grad_o(p, a, s, h, i, c);
-    }
     return x.ds;
 }
 
@@ -231,9 +213,8 @@ static void key_from_head(const loam_problem *p, const loam_args *a, const local
     for (int64_t i = 0; i < s->nq; i++) {
         int64_t lo, hi;
         local_visible(p, s, i, &lo, &hi);
-        if (lo <= j && j < hi) {
+        if (lo <= j && j < hi)
             bias += key_from_row(p, a, s, h, i, j, key, &rec->row[local_row(p, s, h, i)], dk, dv);
-        }
     }
     put_column_sum(p, a, s, h, j, bias);
 }
@@ -241,19 +222,16 @@ static void key_from_head(const loam_problem *p, const loam_args *a, const local
 static void put_key(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h_kv, int64_t j,
                     const double *dk, const double *dv)
 {
-    for (int64_t c = 0; a->grad_k.data && c < p->dim_qk; c++) {
+    for (int64_t c = 0; a->grad_k.data && c < p->dim_qk; c++)
         element_store(a->grad_k.data, p->dtype, LOCAL_AT(a->grad_k, s->b, h_kv, s->k0 + j) + c, dk[c]);
-    }
-    for (int64_t c = 0; a->grad_v.data && c < p->dim_v; c++) {
+    for (int64_t c = 0; a->grad_v.data && c < p->dim_v; c++)
         element_store(a->grad_v.data, p->dtype, LOCAL_AT(a->grad_v, s->b, h_kv, s->k0 + j) + c, dv[c]);
-    }
 }
 
 static void clear_doubles(double *x, int64_t n)
 {
-    for (int64_t e = 0; e < n; e++) {
+    for (int64_t e = 0; e < n; e++)
         x[e] = 0;
-    }
 }
 
 static void key_backward(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h_kv,
@@ -326,13 +304,10 @@ static void key_backward_path(const loam_problem *p, const loam_args *a, const l
             const row_record *r = &rec->row[local_row(p, s, h, i)];
             x->ds[h - h0] += key_from_row(p, a, s, h, i, j, x->trail + t * d, r, dk, dv);
         }
-        if (t > j) {
-            reflect_back(p, a, s, h0, t, x->trail + (t - 1) * d, dk, x);
-        }
+        if (t > j) reflect_back(p, a, s, h0, t, x->trail + (t - 1) * d, dk, x);
     }
-    for (int64_t h = h0; h < h0 + group; h++) {
+    for (int64_t h = h0; h < h0 + group; h++)
         put_column_sum(p, a, s, h, j, x->ds[h - h0]);
-    }
     put_key(p, a, s, h_kv, j, dk, dv);
 }
 
@@ -342,9 +317,8 @@ static void head_backward_path(const loam_problem *p, const loam_args *a, const 
     const int64_t d = p->dim_qk, stored = local_stored_keys(p, s);
     clear_doubles(x->dw, stored * d);
     clear_doubles(x->dbeta, stored);
-    for (int64_t j = 0; j < stored; j++) {
+    for (int64_t j = 0; j < stored; j++)
         key_backward_path(p, a, s, h_kv, j, rec, x, dk, dv);
-    }
     for (int64_t t = 0; t < stored; t++) {
         for (int64_t c = 0; a->grad_w.data && c < d; c++) {
             element_store(a->grad_w.data, p->dtype, LOCAL_AT(a->grad_w, s->b, h_kv, s->k0 + t) + c,
@@ -415,15 +389,12 @@ loam_status local_backward_ref(const loam_problem *p, const loam_args *args, loa
                 }
             }
 #pragma omp for collapse(2) schedule(dynamic, 8)
-            for (int64_t h = 0; h < p->heads_kv; h++) {
-                for (int64_t j = 0; j < (p->path ? 0 : local_stored_keys(p, &s)); j++) {
+            for (int64_t h = 0; h < p->heads_kv; h++)
+                for (int64_t j = 0; j < (p->path ? 0 : local_stored_keys(p, &s)); j++)
                     key_backward(p, a, &s, h, j, &rec, x.row.key, x.dk, x.dv);
-                }
-            }
 #pragma omp for schedule(dynamic, 1)
-            for (int64_t h = 0; h < (p->path ? p->heads_kv : 0); h++) {
+            for (int64_t h = 0; h < (p->path ? p->heads_kv : 0); h++)
                 head_backward_path(p, a, &s, h, &rec, &x.reflections, x.dk, x.dv);
-            }
         }
     }
     local_clear_bias_tail(p, a);

@@ -18,9 +18,8 @@ static void put_saved(const loam_problem *p, const loam_args *a, const local_seq
         constant += p->score == LOAM_DOT ? q * first : -0.5 * (q - first) * (q - first);
     }
     element_store(saved.lse, real, at, row->lse - p->scale * constant);
-    for (int64_t c = 0; c < p->dim_v; c++) {
+    for (int64_t c = 0; c < p->dim_v; c++)
         element_store(saved.vbar, real, at * p->dim_v + c, row->vbar[c]);
-    }
     for (int64_t c = 0; p->mechanism != LOAM_SOFTMAX && c < p->dim_qk; c++) {
         const double kbar = empty ? 0 : row->kbar[c] - (p->path ? 0 : ref_k(p, a, s, h, 0, c));
         tbar += row->rho[c] * kbar;
@@ -35,9 +34,8 @@ static void put_saved(const loam_problem *p, const loam_args *a, const local_seq
     }
     for (int64_t c = 0; p->mechanism == LOAM_PARALLAX && c < p->dim_v; c++) {
         double lean = 0;
-        for (int64_t j = row->lo; j < row->hi; j++) {
+        for (int64_t j = row->lo; j < row->hi; j++)
             lean += row->p[j - row->lo] * row->u[j - row->lo] * ref_v(p, a, s, h, j, c);
-        }
         element_store(saved.lean, real, at * p->dim_v + c, lean);
     }
 }
@@ -59,23 +57,15 @@ static void put_row(const loam_problem *p, const loam_args *a, const local_seq *
     const int64_t token = s->q0 + i;
     for (int64_t c = 0; c < p->dim_v; c++) {
         double o = 0;
-        for (int64_t j = row->lo; j < row->hi; j++) {
+        for (int64_t j = row->lo; j < row->hi; j++)
             o += row->p[j - row->lo] * (1 - row->u[j - row->lo]) * ref_v(p, a, s, h, j, c);
-        }
         element_store(a->o.data, p->dtype, LOCAL_AT(a->o, s->b, h, token) + c, o);
     }
-    if (a->lse.data) {
-        element_store(a->lse.data, real, LOCAL_AT(a->lse, s->b, h, token), row->lse);
-    }
-    for (int64_t c = 0; a->rho.data && c < p->dim_qk; c++) {
+    if (a->lse.data) element_store(a->lse.data, real, LOCAL_AT(a->lse, s->b, h, token), row->lse);
+    for (int64_t c = 0; a->rho.data && c < p->dim_qk; c++)
         element_store(a->rho.data, real, LOCAL_AT(a->rho, s->b, h, token) + c, row->rho[c]);
-    }
-    if (a->weights.data) {
-        put_weights(p, a, s, h, i, row);
-    }
-    if (a->saved) {
-        put_saved(p, a, s, h, i, row);
-    }
+    if (a->weights.data) put_weights(p, a, s, h, i, row);
+    if (a->saved) put_saved(p, a, s, h, i, row);
     local_put_info(a, s, h, i, row->info);
 }
 
@@ -138,9 +128,8 @@ static void single_key(const loam_problem *p, const loam_args *a, const local_se
                        int64_t j, int64_t k_row, double *key, double *state)
 {
     ref_load_key(p, a, s, h, k_row, key);
-    for (int64_t t = j + 1; p->path && t <= i + s->nk - s->nq; t++) {
+    for (int64_t t = j + 1; p->path && t <= i + s->nk - s->nq; t++)
         ref_reflect(p, a, s, h, t, key);
-    }
     local_state_clear(p, state);
     state[0] = ref_row_score(p, a, s, h, i, j, k_row, key).s;
     state[1] = 1;
@@ -152,13 +141,11 @@ static void single_key(const loam_problem *p, const loam_args *a, const local_se
         }
         mean += 1;
     } else if (p->mechanism == LOAM_LLA) {
-        for (int64_t c = 0; c < p->dim_qk; c++) {
+        for (int64_t c = 0; c < p->dim_qk; c++)
             *mean++ = key[c];
-        }
     }
-    for (int64_t c = 0; c < p->dim_v; c++) {
+    for (int64_t c = 0; c < p->dim_v; c++)
         mean[c] = ref_v(p, a, s, h, k_row, c);
-    }
 }
 
 loam_status local_partial_ref(const loam_problem *p, const loam_args *args, int64_t first, int64_t count,

@@ -39,9 +39,7 @@ loam_args ref_decay_sums(const loam_problem *p, const loam_args *a, double *sums
 {
     loam_args out = *a;
     const loam_const_view *gates = &a->log_decay;
-    if (!p->decay) {
-        return out;
-    }
+    if (!p->decay) return out;
     out.log_decay = (loam_const_view){ sums, p->heads_q * stored_keys(p), stored_keys(p), 1 };
     for (int64_t b = 0; b < p->batch; b++) {
         const local_seq s = local_seq_at(p, a, b);
@@ -72,12 +70,9 @@ ref_score ref_row_score(const loam_problem *p, const loam_args *a, const local_s
         r.slope = 1 - t * t;
         r.s = p->soft_cap * t;
     }
-    if (p->slope) {
-        r.s -= element_load(a->slope, real, h) * fabs((double)(i + s->nk - s->nq - j));
-    }
-    if (p->key_bias) {
+    if (p->slope) r.s -= element_load(a->slope, real, h) * fabs((double)(i + s->nk - s->nq - j));
+    if (p->key_bias)
         r.s += element_load(a->key_bias.data, real, LOCAL_AT(a->key_bias, s->b, h, s->k0 + k_row));
-    }
     if (p->decay) {
         const double *sum = (const double *)a->log_decay.data + LOCAL_AT(a->log_decay, s->b, h, s->k0);
         const int64_t at = i + s->nk - s->nq;
@@ -91,14 +86,11 @@ static void reflect_keys(const loam_problem *p, const loam_args *a, const local_
                          ref_row *row)
 {
     const int64_t d = p->dim_qk, at = i + s->nk - s->nq;
-    if (row->reflected_h != h || row->reflected_to > at) {
-        row->reflected_h = h, row->reflected_to = -1;
-    }
+    if (row->reflected_h != h || row->reflected_to > at) row->reflected_h = h, row->reflected_to = -1;
     while (row->reflected_to < at) {
         const int64_t t = ++row->reflected_to;
-        for (int64_t j = 0; j < t; j++) {
+        for (int64_t j = 0; j < t; j++)
             ref_reflect(p, a, s, h, t, row->seen + j * d);
-        }
         ref_load_key(p, a, s, h, t, row->seen + t * d);
     }
 }
@@ -106,9 +98,7 @@ static void reflect_keys(const loam_problem *p, const loam_args *a, const local_
 const double *ref_row_key(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t j,
                           const ref_row *row)
 {
-    if (p->path) {
-        return row->seen + j * p->dim_qk;
-    }
+    if (p->path) return row->seen + j * p->dim_qk;
     ref_load_key(p, a, s, h, j, row->seen);
     return row->seen;
 }
@@ -128,31 +118,25 @@ static void fit_weights(const loam_problem *p, const loam_args *a, const local_s
     }
     m = fmax(m, best);
     double omega = p->sink ? exp(element_load(a->sink, dtype_real(p->dtype), h) - m) : 0;
-    for (int64_t j = row->lo; j < row->hi; j++) {
+    for (int64_t j = row->lo; j < row->hi; j++)
         omega += exp(row->p[j - row->lo] - m);
-    }
     row->lse = omega > 0 ? m + log(omega) : -INFINITY;
-    for (int64_t j = row->lo; j < row->hi; j++) {
+    for (int64_t j = row->lo; j < row->hi; j++)
         row->p[j - row->lo] = exp(row->p[j - row->lo] - row->lse);
-    }
 }
 
 static void fit_means(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, ref_row *row)
 {
-    for (int64_t c = 0; c < p->dim_qk; c++) {
+    for (int64_t c = 0; c < p->dim_qk; c++)
         row->kbar[c] = 0;
-    }
-    for (int64_t c = 0; c < p->dim_v; c++) {
+    for (int64_t c = 0; c < p->dim_v; c++)
         row->vbar[c] = 0;
-    }
     for (int64_t j = row->lo; j < row->hi; j++) {
         const double w = row->p[j - row->lo], *key = ref_row_key(p, a, s, h, j, row);
-        for (int64_t c = 0; c < p->dim_qk; c++) {
+        for (int64_t c = 0; c < p->dim_qk; c++)
             row->kbar[c] += w * key[c];
-        }
-        for (int64_t c = 0; c < p->dim_v; c++) {
+        for (int64_t c = 0; c < p->dim_v; c++)
             row->vbar[c] += w * ref_v(p, a, s, h, j, c);
-        }
     }
 }
 
@@ -161,19 +145,16 @@ static void fit_covariance(const loam_problem *p, const loam_args *a, const loca
                            ref_row *row)
 {
     const int64_t d = p->dim_qk;
-    for (int64_t e = 0; e < d * d; e++) {
+    for (int64_t e = 0; e < d * d; e++)
         row->matrix[e] = 0;
-    }
     for (int64_t j = row->lo; j < row->hi; j++) {
         const double *key = ref_row_key(p, a, s, h, j, row);
-        for (int64_t c = 0; c < d; c++) {
+        for (int64_t c = 0; c < d; c++)
             row->key[c] = key[c] - row->kbar[c];
-        }
         for (int64_t r = 0; r < d; r++) {
             const double x = row->p[j - row->lo] * row->key[r];
-            for (int64_t c = 0; c <= r; c++) {
+            for (int64_t c = 0; c <= r; c++)
                 row->matrix[r * d + c] += x * row->key[c];
-            }
         }
     }
 }
@@ -185,9 +166,8 @@ static double ridge_unit(const loam_problem *p, const ref_row *row)
     switch (p->ridge_unit) {
     case LOAM_RIDGE_MAX: return row->p[row->peak - row->lo];
     case LOAM_RIDGE_TRACE:
-        for (int64_t c = 0; c < d; c++) {
+        for (int64_t c = 0; c < d; c++)
             trace += row->matrix[c * d + c];
-        }
         return trace / (double)d + LOCAL_TRACE_FLOOR;
     default: return 1;
     }
@@ -211,9 +191,8 @@ static void fit_probe(const loam_problem *p, const loam_args *a, const local_seq
     row->info.solver = LOAM_SOLVER_GRAM;
     if (exact_factor(row->matrix, d, local_least_pivot(largest, mean2))) {
         row->info.code = LOAM_ROW_SINGULAR;
-        for (int64_t c = 0; c < d; c++) {
+        for (int64_t c = 0; c < d; c++)
             row->rho[c] = 0;
-        }
         return;
     }
     exact_solve(row->matrix, d, row->rho);
@@ -224,14 +203,12 @@ static float probe_residual(const loam_problem *p, const loam_args *a, const loc
                             const ref_row *row, double *left)
 {
     double error2 = 0, size2 = 0;
-    for (int64_t c = 0; c < p->dim_qk; c++) {
+    for (int64_t c = 0; c < p->dim_qk; c++)
         left[c] = row->lambda[c] * row->rho[c];
-    }
     for (int64_t j = row->lo; j < row->hi; j++) {
         const double *key = ref_row_key(p, a, s, h, j, row);
-        for (int64_t c = 0; c < p->dim_qk; c++) {
+        for (int64_t c = 0; c < p->dim_qk; c++)
             left[c] += row->p[j - row->lo] * row->u[j - row->lo] * (key[c] - row->kbar[c]);
-        }
     }
     for (int64_t c = 0; c < p->dim_qk; c++) {
         const double rhs = row->kbar[c] - row->q[c];
@@ -253,34 +230,27 @@ void ref_row_fit(const loam_problem *p, const loam_args *a, const local_seq *s, 
         row->q[c] = ref_q(p, a, s, h, i, c);
         row->rho[c] = row->lambda[c] = 0;
     }
-    if (p->path) {
-        reflect_keys(p, a, s, h, i, row);
-    }
+    if (p->path) reflect_keys(p, a, s, h, i, row);
     fit_weights(p, a, s, h, i, row);
     fit_means(p, a, s, h, row);
-    if (row->lo >= row->hi) {
+    if (row->lo >= row->hi)
         row->info.code = LOAM_ROW_EMPTY;
-    } else if (p->mechanism == LOAM_PARALLAX) {
-        for (int64_t c = 0; c < d; c++) {
+    else if (p->mechanism == LOAM_PARALLAX)
+        for (int64_t c = 0; c < d; c++)
             row->rho[c] = element_load(a->probe.data, p->dtype, LOCAL_AT(a->probe, s->b, h, s->q0 + i) + c);
-        }
-    } else if (p->mechanism == LOAM_LLA) {
+    else if (p->mechanism == LOAM_LLA)
         fit_probe(p, a, s, h, i, row);
-    }
     for (int64_t j = row->lo; j < row->hi; j++) {
         const double *key = ref_row_key(p, a, s, h, j, row);
         double u = 0;
-        for (int64_t c = 0; p->mechanism != LOAM_SOFTMAX && c < d; c++) {
+        for (int64_t c = 0; p->mechanism != LOAM_SOFTMAX && c < d; c++)
             u += row->rho[c] * (key[c] - row->kbar[c]);
-        }
         row->u[j - row->lo] = u;
         mean += row->p[j - row->lo] * u;
     }
     /* In exact arithmetic sum_j p_j u_j = 0; where rho is huge its rounding error matters. */
-    for (int64_t j = row->lo; j < row->hi; j++) {
+    for (int64_t j = row->lo; j < row->hi; j++)
         row->u[j - row->lo] -= mean;
-    }
-    if (row->info.solver == LOAM_SOLVER_GRAM && row->info.code == LOAM_ROW_SOLVED && a->info.data) {
+    if (row->info.solver == LOAM_SOLVER_GRAM && row->info.code == LOAM_ROW_SOLVED && a->info.data)
         row->info.residual = probe_residual(p, a, s, h, row, row->key);
-    }
 }

@@ -60,9 +60,8 @@ static inline double ref_k(const loam_problem *p, const loam_args *a, const loca
 static inline void ref_load_key(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
                                 int64_t k_row, double *key)
 {
-    for (int64_t c = 0; c < p->dim_qk; c++) {
+    for (int64_t c = 0; c < p->dim_qk; c++)
         key[c] = ref_k(p, a, s, h, k_row, c);
-    }
 }
 static inline double ref_w(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
                            int64_t t, int64_t c)
@@ -80,12 +79,10 @@ static inline void ref_reflect(const loam_problem *p, const loam_args *a, const 
                                int64_t t, double *key)
 {
     double along = 0;
-    for (int64_t c = 0; c < p->dim_qk; c++) {
+    for (int64_t c = 0; c < p->dim_qk; c++)
         along += ref_w(p, a, s, h, t, c) * key[c];
-    }
-    for (int64_t c = 0; c < p->dim_qk; c++) {
+    for (int64_t c = 0; c < p->dim_qk; c++)
         key[c] -= ref_beta(p, a, s, h, t) * along * ref_w(p, a, s, h, t, c);
-    }
 }
 static inline double ref_v(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
                            int64_t j, int64_t c)

@@ -62,9 +62,8 @@ static void scratch_carve(scratch *s, const loam_problem *p, const loam_args *a,
         s->chunk = &s->direct;
         s->result = &s->g;
         chunk_carve(s->chunk, p, a, true, pool);
-        for (int i = 0; i < CHUNK / SPAN; i++) {
+        for (int i = 0; i < CHUNK / SPAN; i++)
             chunk_carve(&s->span[i], p, a, false, pool);
-        }
         gradient_carve(&s->g, s->chunk, pool);
         s->state_bytes = size_of((size_t)chunk_state_floats(s->chunk), sizeof(float));
     }
@@ -133,20 +132,17 @@ static void advance(scratch *s, const head_work *work, int64_t n)
             span_write(x, state, panel, &next);
             span_advance(x, state, panel, &next);
         }
-        if (x->p->normalise) {
-            span_advance_normaliser(x, chunk_normaliser(x, end));
-        }
+        if (x->p->normalise) span_advance_normaliser(x, chunk_normaliser(x, end));
     }
 }
 
 static void prepare_gradient(scratch *s, const head_work *work, int64_t n)
 {
     prepare_chunk(s, n);
-    if (s->chunk->form->solved) {
+    if (s->chunk->form->solved)
         mesa_gradient_prepare(&s->mesa_g, &s->mesa, state_of(s, work, n));
-    } else {
+    else
         gradient_prepare(&s->g, s->chunk, state_of(s, work, n));
-    }
 }
 
 /* work->grad: from the end of chunk n to its start. */
@@ -156,9 +152,8 @@ static void advance_gradient(scratch *s, const head_work *work, int64_t n, const
     if (x->form->solved) {
         double *ridge = sums->ridge + (x->seq.index * x->p->heads_v + x->h) * x->d;
         mesa_gradient_advance(&s->mesa_g, &s->mesa, work->grad);
-        for (int64_t c = 0; c < x->d; c++) {
+        for (int64_t c = 0; c < x->d; c++)
             ridge[c] = s->mesa_g.ridge[c] + (n + 1 < chunks_of(x->seq.len) ? ridge[c] : 0);
-        }
     } else {
         gradient_advance(&s->g, s->chunk, work->grad);
     }
@@ -185,9 +180,7 @@ static void store_tokens(const gradient *g, const chunk *x)
     const bool channels = x->form->gate == GATE_CHANNEL;
     for (int64_t t = 0; t < x->tokens; t++) {
         const int64_t token = x->seq.first + x->first + t;
-        if (beta->data) {
-            ((float *)beta->data)[RECURRENT_AT(*beta, x->seq.b, x->h, token)] = g->beta[t];
-        }
+        if (beta->data) ((float *)beta->data)[RECURRENT_AT(*beta, x->seq.b, x->h, token)] = g->beta[t];
         if (gate->data && (channels || x->form->gate == GATE_TOKEN)) {
             memcpy((float *)gate->data + RECURRENT_AT(*gate, x->seq.b, x->h, token),
                    g->gate + t * (channels ? x->width : 1), (size_t)(channels ? x->d : 1) * sizeof(float));
@@ -220,11 +213,10 @@ static void add_features(const gradient *g, const chunk *x, const head_work *wor
 static void finish_gradient(scratch *s, const head_work *work, int64_t n, const head_sums *sums)
 {
     const chunk *x = s->chunk;
-    if (x->form->solved) {
+    if (x->form->solved)
         mesa_gradient_finish(&s->mesa_g, &s->mesa, state_of(s, work, n));
-    } else {
+    else
         gradient_finish(&s->g, x, state_of(s, work, n));
-    }
     store_values(s->result, x);
     store_tokens(s->result, x);
     add_features(s->result, x, work, sums);
@@ -238,28 +230,23 @@ static void features_gradient(const chunk *x, const loam_const_view *from, int64
     float values[LOAM_MAX_DIM];
     double phi[LOAM_MAX_DIM], norm2 = 0, scale_sum = 0;
     const loam_problem *p = x->p;
-    if (p->feature_map == LOAM_FEATURES_IDENTITY) {
-        return;
-    }
+    if (p->feature_map == LOAM_FEATURES_IDENTITY) return;
     load_floats(values, from->data, p->dtype,
                 RECURRENT_AT(*from, x->seq.b, recurrent_key_head(p, x->h), x->seq.first + t), x->d);
     if (p->feature_map == LOAM_FEATURES_ELU) {
-        for (int64_t c = 0; c < x->d; c++) {
+        for (int64_t c = 0; c < x->d; c++)
             row[c] *= values[c] > 0 ? 1 : expf(values[c]);
-        }
         return;
     }
-    for (int64_t c = 0; c < x->d; c++) {
+    for (int64_t c = 0; c < x->d; c++)
         norm2 += (double)values[c] * (double)values[c];
-    }
     const double norm = sqrt(norm2);
     for (int64_t c = 0; c < x->d; c++) {
         phi[c] = norm > 0 ? (double)values[c] / norm : 0;
         scale_sum += phi[c] * (double)row[c];
     }
-    for (int64_t c = 0; c < x->d; c++) {
+    for (int64_t c = 0; c < x->d; c++)
         row[c] = norm > 0 ? (float)(((double)row[c] - scale_sum * phi[c]) / norm) : 0;
-    }
 }
 
 static void store_features(const chunk *x, const head_work *work, int64_t n)
@@ -346,20 +333,17 @@ static double sum_of(const loam_problem *p, const loam_args *a, const head_sums 
                      int64_t h)
 {
     double sum = 0;
-    for (int64_t b = 0; b < p->batch; b++) {
-        for (int64_t n = 0; n < chunks_of(recurrent_seq_at(p, a, b).len); n++) {
+    for (int64_t b = 0; b < p->batch; b++)
+        for (int64_t n = 0; n < chunks_of(recurrent_seq_at(p, a, b).len); n++)
             sum += part[(b * p->heads_v + h) * sums->chunks + n];
-        }
-    }
     return sum;
 }
 
 static double ridge_of(const loam_problem *p, const loam_args *a, const head_sums *sums, int64_t h, int64_t c)
 {
     double sum = 0;
-    for (int64_t b = 0; b < p->batch; b++) {
+    for (int64_t b = 0; b < p->batch; b++)
         sum += recurrent_seq_at(p, a, b).len > 0 ? sums->ridge[(b * p->heads_v + h) * p->dim_qk + c] : 0;
-    }
     return sum;
 }
 
@@ -372,18 +356,12 @@ static void store_ridge(const loam_problem *p, const loam_args *a, const head_su
         for (int64_t c = 0; c < p->dim_qk; c++) {
             const double channel = ridge_of(p, a, sums, h, c);
             one += channel;
-            if (p->ridge_axes == LOAM_RIDGE_HEAD_CHANNEL) {
-                to[h * a->grad_ridge.head + c] = (float)channel;
-            }
+            if (p->ridge_axes == LOAM_RIDGE_HEAD_CHANNEL) to[h * a->grad_ridge.head + c] = (float)channel;
         }
         all += one;
-        if (p->ridge_axes == LOAM_RIDGE_HEAD) {
-            to[h * a->grad_ridge.head] = (float)one;
-        }
+        if (p->ridge_axes == LOAM_RIDGE_HEAD) to[h * a->grad_ridge.head] = (float)one;
     }
-    if (p->ridge_axes == LOAM_RIDGE_NUMBER) {
-        to[0] = (float)all;
-    }
+    if (p->ridge_axes == LOAM_RIDGE_NUMBER) to[0] = (float)all;
 }
 
 static void store_sums(const loam_problem *p, const loam_args *a, const head_sums *sums)
@@ -397,12 +375,9 @@ static void store_sums(const loam_problem *p, const loam_args *a, const head_sum
                                                                                           sums->decay, h);
         }
     }
-    if (a->grad_scale) { /* a weighted mean does not depend on the scale */
+    if (a->grad_scale) /* a weighted mean does not depend on the scale */
         *(float *)a->grad_scale = p->normalise ? 0 : (float)scale;
-    }
-    if (form->solved && a->grad_ridge.data) {
-        store_ridge(p, a, sums);
-    }
+    if (form->solved && a->grad_ridge.data) store_ridge(p, a, sums);
 }
 
 /* Key head n % heads_q of sequence n / heads_q; by all threads of the team if `shared` is given. */
@@ -412,25 +387,20 @@ static void one_key_head(scratch *s, int64_t n, const head_work *shared, const h
     const int64_t group = x->p->heads_v / x->p->heads_q, h = n % x->p->heads_q * group;
     x->seq = recurrent_seq_at(x->p, x->a, n / x->p->heads_q);
     for (x->h = h; x->h < h + group; x->h++) {
-        if (x->form->solved) {
-            mesa_load_head(&s->mesa);
-        }
-        if (shared) {
+        if (x->form->solved) mesa_load_head(&s->mesa);
+        if (shared)
             head_by_team(s, shared, sums);
-        } else {
+        else
             head_by_thread(s, sums);
-        }
     }
     x->h = h;
     if (shared) {
 #pragma omp for
-        for (int64_t i = 0; i < chunks_of(x->seq.len); i++) {
+        for (int64_t i = 0; i < chunks_of(x->seq.len); i++)
             store_features(x, shared, i);
-        }
     }
-    for (int64_t i = 0; !shared && i < chunks_of(x->seq.len); i++) {
+    for (int64_t i = 0; !shared && i < chunks_of(x->seq.len); i++)
         store_features(x, &s->own, i);
-    }
 }
 
 size_t RECURRENT_JOIN(ISA(recurrent_backward), work)(const loam_problem *p)
@@ -456,14 +426,12 @@ loam_status ISA(recurrent_backward)(const loam_problem *p, const loam_args *a, l
         shared = s.own;
 #pragma omp barrier
         if (heads < omp_get_num_threads()) {
-            for (int64_t n = 0; n < heads; n++) {
+            for (int64_t n = 0; n < heads; n++)
                 one_key_head(&s, n, &shared, &sums);
-            }
         } else {
 #pragma omp for schedule(dynamic, 1)
-            for (int64_t n = 0; n < heads; n++) {
+            for (int64_t n = 0; n < heads; n++)
                 one_key_head(&s, n, NULL, &sums);
-            }
         }
     }
     store_sums(p, a, &sums);

@@ -89,12 +89,10 @@ static inline void chunk_carve(chunk *x, const loam_problem *p, const loam_args 
         { &x->block_decay, (size_t)(BLOCKS * x->width) },
         { &x->decay_to_block, (size_t)(BLOCKS * x->width) },
     };
-    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         *parts[i].at = arena_take(pool, parts[i].floats, f32);
-    }
-    for (int i = 0; i <= BLOCKS; i++) {
+    for (int i = 0; i <= BLOCKS; i++)
         x->k_at_block[i] = keep_keys && channels ? arena_take(pool, rows, f32) : x->k_out;
-    }
 }
 
 #define FOR_WIDTH(c, x) for (int64_t c = 0; c < (x)->width; c += VL)
@@ -146,9 +144,8 @@ static inline void chunk_load_gate(const chunk *x, int64_t t)
     case GATE_HEAD: x->gate[t] = from[x->h * g->head]; break;
     case GATE_TOKEN: x->gate[t] = from[at]; break;
     case GATE_CHANNEL:
-        for (int64_t c = 0; c < x->width; c++) {
+        for (int64_t c = 0; c < x->width; c++)
             x->gate[t * x->width + c] = c < x->d ? from[at + c] : 0;
-        }
         break;
     }
 }
@@ -187,9 +184,8 @@ static inline void chunk_token_decays(chunk *x)
     for (int64_t i = 0; i < x->tokens; i++) {
         float *row = x->pair_decay + i * LANES;
         pre += x->gate[i];
-        for (int64_t j = 0; !none && j < i; j++) {
+        for (int64_t j = 0; !none && j < i; j++)
             seg[j] += x->gate[i];
-        }
         seg[i] = 0;
         FOR_LANES(lane)
         {
@@ -250,9 +246,8 @@ static inline void chunk_diagonal_block(chunk *x, int64_t begin, int64_t end)
             const float *decay = x->decay + i * x->width;
             FOR_WIDTH(c, x) { v_store(x->k_decayed + c, v_load(x->k_decayed + c) * v_load(decay + c)); }
             x->P[i * LANES + j] = features_dot(x->q + i * x->width, x->k_decayed, x->width);
-            if (x->form->delta) {
+            if (x->form->delta)
                 x->A[i * LANES + j] = features_dot(x->k + i * x->width, x->k_decayed, x->width);
-            }
         }
     }
 }
@@ -402,9 +397,7 @@ static inline void chunk_write(const chunk *x, const float *state, int64_t panel
 {
     float *u = chunk_panel(x->u, panel);
     chunk_load_values(x, &x->a->v, x->beta, panel, u);
-    if (x->form->delta) {
-        chunk_forward_substitution(x, state, u);
-    }
+    if (x->form->delta) chunk_forward_substitution(x, state, u);
 }
 
 /* The denominators of normalised reads: as for a channel of v that is 1 everywhere. reads: q e^pre;
@@ -414,9 +407,8 @@ static inline void chunk_denominators(const chunk *x, const float *reads, const 
 {
     for (int64_t i = 0; i < x->tokens; i++) {
         x->denominator[i] = features_dot(reads + i * x->width, normaliser, x->width);
-        for (int64_t j = 0; j <= i; j++) {
+        for (int64_t j = 0; j <= i; j++)
             x->denominator[i] += x->P[i * stride + j] * x->beta[j];
-        }
     }
 }
 
@@ -448,9 +440,8 @@ static inline void chunk_load_state(const chunk *x, const loam_const_view *in, f
     memset(state, 0, (size_t)chunk_state_floats(x) * sizeof *state);
     for (int64_t r = 0; in->data && r < recurrent_state_rows(x->p); r++) {
         const float *row = (const float *)in->data + RECURRENT_AT(*in, x->seq.index, x->h, r);
-        for (int64_t c = 0; c < x->d; c++) {
+        for (int64_t c = 0; c < x->d; c++)
             *chunk_state_at(x, state, r, c) = row[c];
-        }
     }
 }
 
@@ -458,9 +449,8 @@ static inline void chunk_store_state(const chunk *x, const loam_view *out, float
 {
     for (int64_t r = 0; out->data && r < recurrent_state_rows(x->p); r++) {
         float *row = (float *)out->data + RECURRENT_AT(*out, x->seq.index, x->h, r);
-        for (int64_t c = 0; c < x->d; c++) {
+        for (int64_t c = 0; c < x->d; c++)
             row[c] = *chunk_state_at(x, state, r, c);
-        }
     }
 }
 

@@ -83,18 +83,16 @@ static inline void gradient_carve(gradient *g, const chunk *x, arena *pool)
         { &g->earlier_keys, width },
         { &g->later_rows, width },
     };
-    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         *parts[i].at = arena_take(pool, parts[i].floats, sizeof(float));
-    }
 }
 
 /* Sum over lanes, first to last. */
 static inline float lanes_sum(const float *row, int64_t lanes)
 {
     float sum = 0;
-    for (int64_t lane = 0; lane < lanes; lane++) {
+    for (int64_t lane = 0; lane < lanes; lane++)
         sum += row[lane];
-    }
     return sum;
 }
 
@@ -108,9 +106,8 @@ static inline void gradient_errors(gradient *g, const chunk *x, const float *sta
     if (x->form->delta) {
         panel_product(x->correction, x->tokens, x->k_in, x->width, 1, state, x->d, false);
         panel_product(x->correction, x->tokens, x->A, LANES, 1, chunk_panel(x->u, panel), x->tokens, true);
-        for (int64_t e = 0; e < x->tokens * LANES; e += VL) {
+        for (int64_t e = 0; e < x->tokens * LANES; e += VL)
             v_store(err + e, v_load(err + e) - v_load(x->correction + e));
-        }
     }
 }
 
@@ -124,9 +121,8 @@ static inline void gradient_normalised(gradient *g, const chunk *x, float *start
         chunk_load_values(x, &x->a->grad_o, g->inverse, panel, grad_o);
         panel_product(x->o, x->tokens, x->q_in, x->width, 1, chunk_state_panel(x, start, panel), x->d, false);
         panel_product(x->o, x->tokens, x->P, LANES, 1, chunk_panel(x->u, panel), x->tokens, true);
-        for (int64_t t = 0; t < x->tokens; t++) {
+        for (int64_t t = 0; t < x->tokens; t++)
             g->denominator[t] -= features_dot(grad_o + t * LANES, x->o + t * LANES, LANES);
-        }
     }
     for (int64_t t = 0; t < x->tokens; t++) {
         const float denominator = x->denominator[t];
@@ -138,19 +134,14 @@ static inline void gradient_normalised(gradient *g, const chunk *x, float *start
 /* u, err, do, and r <- P^T do. */
 static inline void gradient_prepare(gradient *g, const chunk *x, float *start)
 {
-    for (int64_t t = 0; t < CHUNK; t++) {
+    for (int64_t t = 0; t < CHUNK; t++)
         g->inverse[t] = 1;
-    }
     for (int64_t panel = 0; panel < x->panels; panel++) {
         float *state = chunk_state_panel(x, start, panel);
         chunk_write(x, state, panel);
-        if (x->form->beta) {
-            gradient_errors(g, x, state, panel);
-        }
+        if (x->form->beta) gradient_errors(g, x, state, panel);
     }
-    if (x->p->normalise) {
-        gradient_normalised(g, x, start);
-    }
+    if (x->p->normalise) gradient_normalised(g, x, start);
     for (int64_t panel = 0; panel < x->panels; panel++) {
         chunk_load_values(x, &x->a->grad_o, g->inverse, panel, chunk_panel(g->grad_o, panel));
         panel_product(chunk_panel(g->r, panel), x->tokens, x->P, 1, LANES, chunk_panel(g->grad_o, panel),
@@ -163,9 +154,8 @@ static inline void gradient_prepare(gradient *g, const chunk *x, float *start)
 /* r_i += known_i for rows begin .. end - 1. */
 static inline void gradient_add_correction(const chunk *x, float *r, int64_t begin, int64_t end)
 {
-    for (int64_t e = begin * LANES; e < end * LANES; e += VL) {
+    for (int64_t e = begin * LANES; e < end * LANES; e += VL)
         v_store(r + e, v_load(r + e) + v_load(x->correction + e));
-    }
 }
 
 static inline void gradient_scale_row(float *to, const float *from, float factor)
@@ -196,9 +186,8 @@ static inline void gradient_advance_normaliser(const gradient *g, const chunk *x
 {
     for (int64_t c = 0; c < x->d; c++) {
         normaliser[c] *= x->total_decay[c];
-        for (int64_t t = 0; t < x->tokens; t++) {
+        for (int64_t t = 0; t < x->tokens; t++)
             normaliser[c] += x->q_in[t * x->width + c] * g->denominator[t];
-        }
     }
 }
 
@@ -210,25 +199,18 @@ static inline void gradient_advance(const gradient *g, const chunk *x, float *st
         float *r = chunk_panel(g->r, panel), *w = chunk_panel(g->w, panel);
         float *at = chunk_state_panel(x, state, panel);
         panel_product(r, x->tokens, x->k_out, 1, LANES, at, x->d, true);
-        if (x->form->delta) {
+        if (x->form->delta)
             gradient_back_substitution(x, r, w);
-        } else {
-            for (int64_t i = 0; i < x->tokens; i++) {
+        else
+            for (int64_t i = 0; i < x->tokens; i++)
                 gradient_scale_row(w + i * LANES, r + i * LANES, x->beta[i]);
-            }
-        }
         chunk_clear_tail(x, w, LANES);
-        for (int64_t c = 0; c < x->d; c++) {
+        for (int64_t c = 0; c < x->d; c++)
             gradient_scale_row(at + c * LANES, at + c * LANES, x->total_decay[c]);
-        }
         panel_product(at, x->d, x->q_in, 1, x->width, chunk_panel(g->grad_o, panel), x->tokens, true);
-        if (x->form->delta) {
-            panel_product(at, x->d, x->k_in, 1, x->width, w, x->tokens, true);
-        }
+        if (x->form->delta) panel_product(at, x->d, x->k_in, 1, x->width, w, x->tokens, true);
     }
-    if (x->p->normalise) {
-        gradient_advance_normaliser(g, x, chunk_normaliser(x, state));
-    }
+    if (x->p->normalise) gradient_advance_normaliser(g, x, chunk_normaliser(x, state));
 }
 
 /* ------------------------------------------------------------------ of any chunk, from S0 and dS1 */
@@ -265,9 +247,7 @@ static inline void gradient_factors(const gradient *g, const chunk *x, float *st
             panel_product(g->dA, x->tokens, w, LANES, 1, transposed[1], LANES, panel > 0);
             panel_product(g->k_in, x->d, state, LANES, 1, transposed[2], LANES, panel > 0);
         }
-        if (x->form->gate != GATE_NONE) {
-            gradient_state_dot(g, x, state, grad);
-        }
+        if (x->form->gate != GATE_NONE) gradient_state_dot(g, x, state, grad);
     }
 }
 
@@ -303,12 +283,10 @@ static inline void gradient_beta(const gradient *g, const chunk *x)
             g->beta[t] += features_dot(chunk_panel(g->r, panel) + t * LANES,
                                        chunk_panel(g->err, panel) + t * LANES, LANES);
         }
-        for (int64_t i = t; x->p->normalise && i < x->tokens; i++) {
+        for (int64_t i = t; x->p->normalise && i < x->tokens; i++)
             g->beta[t] += x->P[i * LANES + t] * g->denominator[i];
-        }
-        for (int64_t c = 0; x->p->normalise && c < x->d; c++) {
+        for (int64_t c = 0; x->p->normalise && c < x->d; c++)
             g->beta[t] += x->k_out[c * LANES + t] * normaliser[c];
-        }
     }
 }
 
@@ -321,9 +299,8 @@ static inline void gradient_pairs(const gradient *g, const chunk *x, const float
         const vec decay = v_load(x->pair_decay + e);
         v_store(g->pairs + e, v_select(decay > 0, v_load(from + e) * decay, v_set(0)));
     }
-    for (int64_t i = 0; !diagonal && i < x->tokens; i++) {
+    for (int64_t i = 0; !diagonal && i < x->tokens; i++)
         g->pairs[i * LANES + i] = 0;
-    }
     chunk_clear_tail(x, g->pairs, LANES);
     transpose_tile(g->pairs_transposed, LANES, g->pairs, LANES, CHUNK, LANES);
 }
@@ -337,9 +314,8 @@ static inline void gradient_by_token(const gradient *g, const chunk *x)
     panel_axpy(g->k, x->d, x->decay_from, g->k_out);
     if (x->form->delta) { /* both factors of A are k */
         gradient_pairs(g, x, g->dA, false);
-        for (int64_t e = 0; e < CHUNK * LANES; e += VL) {
+        for (int64_t e = 0; e < CHUNK * LANES; e += VL)
             v_store(g->pairs + e, v_load(g->pairs + e) + v_load(g->pairs_transposed + e));
-        }
         panel_product(g->k, x->d, x->k, 1, x->width, g->pairs, x->tokens, true);
         panel_axpy(g->k, x->d, x->decay_to, g->k_in);
     }
@@ -352,20 +328,15 @@ static inline void gradient_gate_by_token(const gradient *g, const chunk *x)
     float state_term = 0, later = 0, earlier = 0;
     panel_dot(reads, g->q_lanes, g->q_in, x->d);
     panel_dot(keeps, x->k_lanes, g->k_out, x->d);
-    if (x->form->delta) {
-        panel_dot(writes, x->k_lanes, g->k_in, x->d);
-    }
-    for (int64_t c = 0; c < x->d; c++) {
+    if (x->form->delta) panel_dot(writes, x->k_lanes, g->k_in, x->d);
+    for (int64_t c = 0; c < x->d; c++)
         state_term += x->total_decay[c] * g->state_dot[c];
-    }
     for (int64_t t = x->tokens - 1; t >= 0; t--) {
         FOR_LANES(lane)
         {
             const int64_t e = t * LANES + lane;
             vec sum = v_load(over + lane) + v_load(g->dP + e) * v_load(x->P + e);
-            if (x->form->delta) {
-                sum += v_load(g->dA + e) * v_load(x->A + e);
-            }
+            if (x->form->delta) sum += v_load(g->dA + e) * v_load(x->A + e);
             v_store(over + lane, sum);
         }
         later += x->decay_to[t] * (reads[t] + writes[t]);
@@ -451,9 +422,7 @@ static inline void gradient_block_rows(const gradient *g, const chunk *x, int64_
         const int64_t rows = x->d - from < LANES ? x->d - from : LANES;
         const float *tail = x->k_at_block[i] + from * LANES;
         lanes_product(of_q, rows, tail, LANES, 1, g->pairs_transposed + begin, begin, BLOCK, false);
-        if (delta) {
-            lanes_product(of_k, rows, tail, LANES, 1, g->pairs + begin, begin, BLOCK, false);
-        }
+        if (delta) lanes_product(of_k, rows, tail, LANES, 1, g->pairs + begin, begin, BLOCK, false);
         for (int64_t c = from; c < from + rows; c++) {
             const vec start = v_set(x->decay_to_block[i * x->width + c]);
             vec later = v_set(0);
@@ -525,9 +494,8 @@ static inline void gradient_by_channel(const gradient *g, const chunk *x)
     memset(g->key_terms, 0, lanes);
     memset(g->row_terms, 0, lanes);
     memset(g->later_rows, 0, (size_t)x->width * sizeof(float));
-    for (int64_t c = 0; c < x->d; c++) {
+    for (int64_t c = 0; c < x->d; c++)
         g->state_dot[c] *= x->total_decay[c];
-    }
     for (int64_t i = chunk_blocks(x) - 1; i >= 0; i--) {
         const int64_t begin = i * BLOCK, end = chunk_block_end(x, begin);
         gradient_block_keys(g, x, i);
@@ -547,19 +515,14 @@ static inline void gradient_by_channel(const gradient *g, const chunk *x)
 static inline void gradient_finish(gradient *g, const chunk *x, float *start)
 {
     gradient_factors(g, x, start);
-    if (x->p->normalise) {
-        gradient_factors_of_normaliser(g, x, start);
-    }
-    if (x->form->beta) {
-        gradient_beta(g, x);
-    }
+    if (x->p->normalise) gradient_factors_of_normaliser(g, x, start);
+    if (x->form->beta) gradient_beta(g, x);
     transpose_tile(g->q_lanes, LANES, x->q, x->width, CHUNK, x->width);
     const bool channels = x->form->gate == GATE_CHANNEL;
-    if (channels) {
+    if (channels)
         gradient_by_channel(g, x);
-    } else {
+    else
         gradient_by_token(g, x);
-    }
     for (int64_t c = x->d; c < x->width; c++) {
         memset(g->q + c * LANES, 0, LANES * sizeof(float));
         memset(g->k + c * LANES, 0, LANES * sizeof(float));

@@ -42,9 +42,8 @@ typedef struct decode_token {
 /* Pointers to DECODE_ROWS rows from r on; `spare` beyond the last. */
 VEC_INLINE void decode_rows_at(const decode_state *state, int64_t r, float *spare, float **row)
 {
-    for (int e = 0; e < DECODE_ROWS; e++) {
+    for (int e = 0; e < DECODE_ROWS; e++)
         row[e] = r + e < state->rows ? state->at + (r + e) * state->stride : spare;
-    }
 }
 
 /* Channels are processed as whole vectors, then a tail of n channels. */
@@ -55,11 +54,10 @@ VEC_INLINE vec decode_load(const float *row, int n)
 
 VEC_INLINE void decode_store(float *row, vec v, int n)
 {
-    if (n == VL) {
+    if (n == VL)
         v_store(row, v);
-    } else {
+    else
         memcpy(row, &v, (size_t)n * sizeof(float));
-    }
 }
 
 /* Prefetches as many consecutive lines as a step over DECODE_ROWS rows reads, `ahead` floats beyond. */
@@ -68,9 +66,8 @@ VEC_INLINE void decode_prefetch(const float *row, int64_t ahead, int64_t c)
     const uintptr_t at = (uintptr_t)row + sizeof(float) * (uintptr_t)(ahead + c * DECODE_ROWS);
     if (ahead > 0) {
 #pragma GCC unroll 4
-        for (int line = 0; line < DECODE_ROWS * VL; line += DECODE_LINE) {
+        for (int line = 0; line < DECODE_ROWS * VL; line += DECODE_LINE)
             __builtin_prefetch((const void *)(at + sizeof(float) * (uintptr_t)line));
-        }
     }
 }
 
@@ -101,15 +98,11 @@ static inline void decode_add_rows(const decode_state *state, int64_t r, const d
         float *row[DECODE_ROWS];
         decode_rows_at(state, r + part, token->spare, row);
 #pragma GCC unroll 16
-        for (int e = 0; e < DECODE_ROWS; e++) {
+        for (int e = 0; e < DECODE_ROWS; e++)
             sum[part + e] = v_set(0);
-        }
-        for (int64_t c = 0; c < d - rest; c += VL) {
+        for (int64_t c = 0; c < d - rest; c += VL)
             decode_add_step(row, token, u + part, state->ahead, c, VL, sum + part);
-        }
-        if (rest > 0) {
-            decode_add_step(row, token, u + part, state->ahead, d - rest, rest, sum + part);
-        }
+        if (rest > 0) decode_add_step(row, token, u + part, state->ahead, d - rest, rest, sum + part);
     }
     v_store(token->w + r, v_sums(sum));
 }
@@ -150,37 +143,28 @@ static inline void decode_delta_rows(const decode_state *state, int64_t r, const
     vec sum[VL];
     decode_rows_at(state, r, token->spare, row);
 #pragma GCC unroll 16
-    for (int e = 0; e < VL; e++) {
+    for (int e = 0; e < VL; e++)
         sum[e] = v_set(0);
-    }
-    for (int64_t c = 0; c < d - rest; c += VL) {
+    for (int64_t c = 0; c < d - rest; c += VL)
         decode_read_step(row, token, state->ahead, c, VL, sum);
-    }
-    if (rest > 0) {
-        decode_read_step(row, token, state->ahead, d - rest, rest, sum);
-    }
+    if (rest > 0) decode_read_step(row, token, state->ahead, d - rest, rest, sum);
     v_store(dots, v_sums(sum));
     for (int e = 0; e < DECODE_ROWS; e++) {
         u[e] = token->beta * (token->w[r + e] - dots[e]);
         token->w[r + e] = dots[DECODE_ROWS + e] + u[e] * token->k_dot_q;
     }
-    for (int64_t c = 0; c < d - rest; c += VL) {
+    for (int64_t c = 0; c < d - rest; c += VL)
         decode_write_step(row, token, u, c, VL);
-    }
-    if (rest > 0) {
-        decode_write_step(row, token, u, d - rest, rest);
-    }
+    if (rest > 0) decode_write_step(row, token, u, d - rest, rest);
 }
 
 /* All rows of a state. */
 static inline void decode_rows(bool delta, const decode_state *state, const decode_token *token, int64_t d)
 {
-    for (int64_t r = 0; delta && r < state->rows; r += DECODE_ROWS) {
+    for (int64_t r = 0; delta && r < state->rows; r += DECODE_ROWS)
         decode_delta_rows(state, r, token, d);
-    }
-    for (int64_t r = 0; !delta && r < state->rows; r += VL) {
+    for (int64_t r = 0; !delta && r < state->rows; r += VL)
         decode_add_rows(state, r, token, d);
-    }
 }
 
 /* ------------------------------------------------------------------ one head */
@@ -204,13 +188,10 @@ static scratch scratch_carve(const loam_problem *p, const loam_args *a, arena *p
     s.rows = recurrent_state_rows(p);
     decode_token *t = &s.token;
     float **const parts[] = { &t->q, &t->k, &t->decay, &t->decay_error, &t->q_in, &t->k_in, &t->spare };
-    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         *parts[i] = arena_take(pool, width, sizeof(float));
-    }
     t->w = arena_take(pool, (size_t)whole_vectors(s.rows), sizeof(float));
-    if (s.form->solved) {
-        s.mesa = mesa_decode_carve(p, pool);
-    }
+    if (s.form->solved) s.mesa = mesa_decode_carve(p, pool);
     return s;
 }
 
@@ -218,9 +199,8 @@ static scratch scratch_carve(const loam_problem *p, const loam_args *a, arena *p
 static inline vec decay_less_one(vec g)
 {
     vec sum = v_set(1.0f / 8);
-    for (int n = 7; n > 0; n--) {
+    for (int n = 7; n > 0; n--)
         sum = (g * sum + 1.0f) * (1.0f / (float)n);
-    }
     return g * sum;
 }
 
@@ -282,9 +262,8 @@ static void store_token(scratch *s, int64_t t)
     const loam_view *o = &s->a->o;
     float *y = s->token.w;
     const float denominator = s->p->normalise ? y[s->p->dim_v] : 1;
-    for (int64_t r = 0; s->p->normalise && r < s->p->dim_v; r++) {
+    for (int64_t r = 0; s->p->normalise && r < s->p->dim_v; r++)
         y[r] = denominator == 0 ? 0 : y[r] / denominator;
-    }
     store_floats(o->data, s->p->dtype, RECURRENT_AT(*o, s->seq.b, s->h, s->seq.first + t), y, s->p->dim_v);
     store_row_info(s->a, &s->seq, s->h, t, direct_row_info(denominator));
 }
@@ -332,15 +311,13 @@ static void mesa_decode_token(scratch *s, int64_t t, mesa_rows from, mesa_rows t
     m->beta = (double)s->token.beta;
     features_load64(s->p, &s->a->k, &s->seq, s->h, t, 1, s->token.k, m->k);
     features_load64(s->p, &s->a->q, &s->seq, s->h, t, s->p->scale, s->token.q, m->q);
-    for (int64_t r = 0; r < s->rows; r++) {
+    for (int64_t r = 0; r < s->rows; r++)
         m->u[r] = m->beta * (r < s->p->dim_v ? (double)w[r] : m->k[r - s->p->dim_v]);
-    }
     const loam_row_info row = mesa_decode_solve(m, from, &ahead);
     prefetch_rest(&ahead);
     mesa_decode_update(m, from, to);
-    for (int64_t r = 0; r < s->p->dim_v; r++) {
+    for (int64_t r = 0; r < s->p->dim_v; r++)
         w[r] = (float)m->y[r];
-    }
     store_floats(o->data, s->p->dtype, RECURRENT_AT(*o, s->seq.b, s->h, s->seq.first + t), w, s->p->dim_v);
     store_row_info(s->a, &s->seq, s->h, t, row);
 }
@@ -350,9 +327,7 @@ static prefetch_range next_state_of(const scratch *s)
 {
     const loam_const_view *in = &s->a->state_in;
     const int64_t heads = s->p->heads_v, next = s->item + 1;
-    if (!in->data || in->token != s->d || next == s->p->batch * heads) {
-        return (prefetch_range){ 0, 0 };
-    }
+    if (!in->data || in->token != s->d || next == s->p->batch * heads) return (prefetch_range){ 0, 0 };
     const float *at = (const float *)in->data + RECURRENT_AT(*in, next / heads, next % heads, 0);
     return (prefetch_range){ (uintptr_t)at, (uintptr_t)(at + s->rows * s->d) };
 }
@@ -384,9 +359,8 @@ static void mesa_decode_head(scratch *s)
 static void prefetch_row(const scratch *s, const loam_const_view *view, int64_t at, int64_t channels)
 {
     const int64_t bytes = s->p->dtype == LOAM_F32 ? 4 : 2;
-    for (int64_t e = 0; e < channels * bytes; e += CACHE_LINE) {
+    for (int64_t e = 0; e < channels * bytes; e += CACHE_LINE)
         __builtin_prefetch((const char *)view->data + at * bytes + e);
-    }
 }
 
 /* Prefetches the first token of an item. */
@@ -404,17 +378,14 @@ static void prefetch_token(const scratch *s, int64_t item)
 static void decode_item(scratch *s, int64_t item)
 {
     const int64_t heads = s->p->heads_v;
-    if (item + 1 < s->p->batch * heads) {
-        prefetch_token(s, item + 1);
-    }
+    if (item + 1 < s->p->batch * heads) prefetch_token(s, item + 1);
     s->item = item;
     s->seq = recurrent_seq_at(s->p, s->a, item / heads);
     s->h = item % heads;
-    if (s->form->solved && s->seq.len > 0) {
+    if (s->form->solved && s->seq.len > 0)
         mesa_decode_head(s);
-    } else {
+    else
         decode_head(s);
-    }
 }
 
 static size_t scratch_bytes(const loam_problem *p)
@@ -441,9 +412,8 @@ loam_status ISA(recurrent_decode)(const loam_problem *p, const loam_args *a, loa
         memset(mine, 0, each);
         scratch s = scratch_carve(p, a, &pool);
 #pragma omp for schedule(dynamic, run)
-        for (int64_t item = 0; item < items; item++) {
+        for (int64_t item = 0; item < items; item++)
             decode_item(&s, item);
-        }
     }
     return loam_succeed(error);
 }

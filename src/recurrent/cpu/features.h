@@ -22,21 +22,18 @@ static inline float features_dot(const float *a, const float *b, int64_t width)
 {
     vec sum = v_set(0);
     float part[VL], all = 0;
-    for (int64_t c = 0; c < width; c += VL) {
+    for (int64_t c = 0; c < width; c += VL)
         sum += v_load(a + c) * v_load(b + c);
-    }
     v_store(part, sum);
-    for (int n = 0; n < (int)VL; n++) {
+    for (int n = 0; n < (int)VL; n++)
         all += part[n];
-    }
     return all;
 }
 
 static inline void features_clear_tail(float *row, int64_t from, int64_t to)
 {
-    for (int64_t c = from; c < to; c++) {
+    for (int64_t c = from; c < to; c++)
         row[c] = 0;
-    }
 }
 
 static inline void features_map(const loam_problem *p, float *row, int64_t width, float factor)
@@ -44,9 +41,8 @@ static inline void features_map(const loam_problem *p, float *row, int64_t width
     double norm2 = p->feature_map == LOAM_FEATURES_UNIT ? 0 : 1; /* double: float would overflow */
     if (p->feature_map == LOAM_FEATURES_UNIT) {
 #pragma omp simd reduction(+ : norm2)
-        for (int64_t c = 0; c < width; c++) {
+        for (int64_t c = 0; c < width; c++)
             norm2 += (double)row[c] * (double)row[c];
-        }
     }
     factor = norm2 > 0 ? (float)(factor / sqrt(norm2)) : 0;
     for (int64_t c = 0; c < width; c += VL) {
@@ -75,18 +71,15 @@ static inline void features_load_rows(const loam_problem *p, const loam_const_vi
 {
     const int64_t width = features_width(p);
     if (p->dtype != LOAM_F32 || p->feature_map != LOAM_FEATURES_IDENTITY || width != p->dim_qk) {
-        for (int64_t i = 0; i < count; i++) {
+        for (int64_t i = 0; i < count; i++)
             features_load(p, view, s, h, t + i, factor, rows + i * width);
-        }
         return;
     }
     const float *from = (const float *)view->data +
                         RECURRENT_AT(*view, s->b, recurrent_key_head(p, h), s->first + t);
-    for (int64_t i = 0; i < count; i++, from += view->token, rows += width) {
-        for (int64_t c = 0; c < width; c += VL) {
+    for (int64_t i = 0; i < count; i++, from += view->token, rows += width)
+        for (int64_t c = 0; c < width; c += VL)
             v_store(rows + c, v_load(from + c) * factor);
-        }
-    }
 }
 
 /* ------------------------------------------------------------------ features in float64
@@ -102,9 +95,8 @@ static inline void features_load64(const loam_problem *p, const loam_const_view 
     const int64_t d = p->dim_qk;
     load_floats(row, view->data, p->dtype, RECURRENT_AT(*view, s->b, recurrent_key_head(p, h), s->first + t),
                 d);
-    for (int64_t c = 0; c < d; c++) {
+    for (int64_t c = 0; c < d; c++)
         to[c] = factor * (double)row[c];
-    }
     if (p->feature_map == LOAM_FEATURES_ELU) {
         for (int64_t c = 0; c < d; c++) {
             const double value = (double)row[c];
@@ -113,13 +105,11 @@ static inline void features_load64(const loam_problem *p, const loam_const_view 
     } else if (p->feature_map == LOAM_FEATURES_UNIT) {
         double norm2 = 0;
 #pragma omp simd reduction(+ : norm2)
-        for (int64_t c = 0; c < d; c++) {
+        for (int64_t c = 0; c < d; c++)
             norm2 += (double)row[c] * (double)row[c];
-        }
         const double norm = sqrt(norm2);
-        for (int64_t c = 0; c < d; c++) {
+        for (int64_t c = 0; c < d; c++)
             to[c] = norm > 0 ? to[c] / norm : 0;
-        }
     }
 }
 
@@ -128,9 +118,7 @@ static inline void store_row_info(const loam_args *a, const recurrent_seq *s, in
                                   loam_row_info row)
 {
     const loam_view *info = &a->info;
-    if (info->data) {
-        ((loam_row_info *)info->data)[RECURRENT_AT(*info, s->b, h, s->first + t)] = row;
-    }
+    if (info->data) ((loam_row_info *)info->data)[RECURRENT_AT(*info, s->b, h, s->first + t)] = row;
 }
 
 /* The info of a row without a solve; `denominator`: of a normalised read, else 1. */
@@ -152,9 +140,8 @@ static inline ridge_bounds ridge_load(const loam_problem *p, const loam_args *a,
     ridge_bounds bounds = { HUGE_VAL, 0 };
     for (int64_t c = 0; c < p->dim_qk; c += each) {
         const double value = recurrent_ridge(p, a, h, c);
-        for (int64_t e = c; e < c + each; e++) {
+        for (int64_t e = c; e < c + each; e++)
             ridge[e] = value;
-        }
         bounds.least = value < bounds.least ? value : bounds.least;
         bounds.most = value > bounds.most ? value : bounds.most;
     }

@@ -25,21 +25,18 @@ static void scratch_carve(scratch *s, const loam_problem *p, const loam_args *a,
     if (recurrent_form_of(p->mechanism)->solved) {
         s->chunk = &s->mesa.chunk;
         mesa_carve(&s->mesa, p, a, pool);
-        for (int i = 0; i < SPANS; i++) {
+        for (int i = 0; i < SPANS; i++)
             mesa_span_carve(&s->mesa_span[i], p, a, pool);
-        }
         s->state_bytes = (size_t)mesa_state_doubles(s->chunk) * sizeof(double);
     } else {
         s->chunk = s->span;
-        for (int i = 0; i < SPANS; i++) {
+        for (int i = 0; i < SPANS; i++)
             chunk_carve(&s->span[i], p, a, false, pool);
-        }
         s->state_bytes = (size_t)chunk_state_floats(s->chunk) * sizeof(float);
     }
     s->state = arena_take(pool, s->state_bytes, 1);
-    for (int i = 0; i < SPANS; i++) {
+    for (int i = 0; i < SPANS; i++)
         s->start[i] = arena_take(pool, s->state_bytes, 1);
-    }
 }
 
 static size_t scratch_bytes(const loam_problem *p)
@@ -66,9 +63,8 @@ static void mesa_store_panel(const mesa *m, int64_t panel)
     const loam_view *o = &x->a->o;
     const int64_t from = panel * LANES, n = chunk_panel_channels(x, panel);
     for (int64_t t = 0; t < x->tokens; t++) {
-        for (int64_t c = 0; c < n; c++) {
+        for (int64_t c = 0; c < n; c++)
             x->o[c] = (float)m->o[t * LANES + c];
-        }
         store_floats(o->data, x->p->dtype,
                      RECURRENT_AT(*o, x->seq.b, x->h, x->seq.first + x->first + t) + from, x->o, n);
     }
@@ -76,9 +72,8 @@ static void mesa_store_panel(const mesa *m, int64_t panel)
 
 static void mesa_store_info(const chunk *x, const loam_row_info *rows)
 {
-    for (int64_t t = 0; t < x->tokens; t++) {
+    for (int64_t t = 0; t < x->tokens; t++)
         store_row_info(x->a, &x->seq, x->h, x->first + t, rows[t]);
-    }
 }
 
 static void mesa_read_chunk(mesa *m, double *start)
@@ -100,9 +95,8 @@ static bool mesa_fits_spans(const scratch *s, int64_t spans, double *state)
     const double *h = mesa_state_h(&m->chunk, state);
     double trace = m->bounds.most;
     bool has_decay = false;
-    for (int64_t c = 0; c < m->chunk.d; c++) {
+    for (int64_t c = 0; c < m->chunk.d; c++)
         trace += h[c * m->chunk.width + c];
-    }
     for (int64_t i = 0; i < spans; i++) {
         trace += s->mesa_span[i].norm2;
         FOR_SPAN(t) { has_decay |= s->mesa_span[i].chunk.gate[t] != 0; }
@@ -115,9 +109,7 @@ static void mesa_advance_chunk(scratch *s, int64_t first, int64_t spans, double 
     s->by_spans = mesa_fits_spans(s, spans, state);
     memcpy(s->start[0], state, s->state_bytes);
     for (int64_t i = 0; s->by_spans && i < spans; i++) {
-        if (i > 0) {
-            memcpy(s->start[i], state, s->state_bytes);
-        }
+        if (i > 0) memcpy(s->start[i], state, s->state_bytes);
         mesa_span_advance(&s->mesa_span[i], state);
     }
     if (!s->by_spans) {
@@ -130,9 +122,7 @@ static void mesa_advance_chunk(scratch *s, int64_t first, int64_t spans, double 
 static bool mesa_read_spans(scratch *s, int64_t spans)
 {
     for (int64_t i = 0; i < spans; i++) {
-        if (!mesa_span_solve(&s->mesa_span[i], &s->mesa, s->start[i])) {
-            return false;
-        }
+        if (!mesa_span_solve(&s->mesa_span[i], &s->mesa, s->start[i])) return false;
         mesa_span_read(&s->mesa_span[i], s->start[i]);
         mesa_store_info(&s->mesa_span[i].chunk, s->mesa_span[i].info);
     }
@@ -143,16 +133,13 @@ static bool mesa_read_spans(scratch *s, int64_t spans)
 static bool mesa_is_symmetric(const chunk *x)
 {
     const loam_const_view *in = &x->a->state_in;
-    if (!in->data) {
-        return true;
-    }
+    if (!in->data) return true;
     const float *h = (const float *)in->data + RECURRENT_AT(*in, x->seq.index, x->h, x->p->dim_v);
     for (int64_t r = 0; r < x->d; r++) {
         for (int64_t c = 0; c < r; c++) {
             const float one = h[r * in->token + c], other = h[c * in->token + r];
-            if (!(fabsf(one - other) <= 1e-6f * fabsf(h[r * in->token + r] + h[c * in->token + c]))) {
+            if (!(fabsf(one - other) <= 1e-6f * fabsf(h[r * in->token + r] + h[c * in->token + c])))
                 return false;
-            }
         }
     }
     return true;
@@ -169,30 +156,23 @@ static void prepare_span(chunk *x, int64_t first)
 /* `start`: the state before the span. */
 static void write_panels(const chunk *x, float *start, ahead *next)
 {
-    for (int64_t panel = 0; panel < x->panels; panel++) {
+    for (int64_t panel = 0; panel < x->panels; panel++)
         span_write(x, chunk_state_panel(x, start, panel), panel, next);
-    }
 }
 
 static void read_panels(const chunk *x, float *start, ahead *next)
 {
-    if (x->p->normalise) {
-        chunk_denominators(x, span_reads(x), chunk_normaliser(x, start), SPAN);
-    }
-    for (int64_t panel = 0; panel < x->panels; panel++) {
+    if (x->p->normalise) chunk_denominators(x, span_reads(x), chunk_normaliser(x, start), SPAN);
+    for (int64_t panel = 0; panel < x->panels; panel++)
         span_read(x, chunk_state_panel(x, start, panel), panel, next);
-    }
     store_info(x);
 }
 
 static void advance_panels(const chunk *x, float *state, ahead *next)
 {
-    for (int64_t panel = 0; panel < x->panels; panel++) {
+    for (int64_t panel = 0; panel < x->panels; panel++)
         span_advance(x, chunk_state_panel(x, state, panel), panel, next);
-    }
-    if (x->p->normalise) {
-        span_advance_normaliser(x, chunk_normaliser(x, state));
-    }
+    if (x->p->normalise) span_advance_normaliser(x, chunk_normaliser(x, state));
 }
 
 /* ------------------------------------------------------------------ one chunk; only advance_chunk
@@ -209,11 +189,10 @@ static void prepare_chunk(scratch *s, int64_t first)
         chunk *x = s->chunk->form->solved ? &s->mesa_span[i].chunk : &s->span[i];
         x->seq = s->chunk->seq;
         x->h = s->chunk->h;
-        if (x->form->solved) {
+        if (x->form->solved)
             mesa_span_load(&s->mesa_span[i], first + i * SPAN, chunk_tokens(x, first + i * SPAN, SPAN));
-        } else {
+        else
             prepare_span(x, first + i * SPAN);
-        }
     }
 }
 
@@ -238,15 +217,12 @@ static void read_chunk(scratch *s, int64_t first)
             mesa_load(&s->mesa, first, chunk_tokens(s->chunk, first, CHUNK));
             s->by_spans = false;
         }
-        if (!s->by_spans) {
-            mesa_read_chunk(&s->mesa, s->start[0]);
-        }
+        if (!s->by_spans) mesa_read_chunk(&s->mesa, s->start[0]);
         return;
     }
     ahead none = { 0 };
-    for (int64_t i = 0; i < spans_of(s, first); i++) {
+    for (int64_t i = 0; i < spans_of(s, first); i++)
         read_panels(&s->span[i], s->start[i], &none);
-    }
 }
 
 static void load_state(const scratch *s, void *state)
@@ -270,9 +246,8 @@ static void load_head(scratch *s, int64_t n)
     if (s->chunk->form->solved) {
         mesa_load_head(&s->mesa);
         s->symmetric = mesa_is_symmetric(s->chunk);
-        for (int i = 0; i < SPANS; i++) {
+        for (int i = 0; i < SPANS; i++)
             mesa_span_load_ridge(&s->mesa_span[i], &s->mesa);
-        }
     }
 }
 

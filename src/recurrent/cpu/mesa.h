@@ -95,9 +95,8 @@ static inline void mesa_carve(mesa *m, const loam_problem *p, const loam_args *a
         { &m->system, width * width },
         { &m->right_side, width },
     };
-    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         *parts[i].at = arena_take(pool, parts[i].count, sizeof(double));
-    }
     const struct {
         float **at;
         size_t count;
@@ -106,9 +105,8 @@ static inline void mesa_carve(mesa *m, const loam_problem *p, const loam_args *a
         { &m->cg_x, lanes },        { &m->cg_r, lanes },    { &m->cg_p, lanes },
         { &m->cg_ap, lanes },       { &m->cg_kp, square },  { &m->decay_transposed, square },
     };
-    for (size_t i = 0; i < sizeof floats / sizeof floats[0]; i++) {
+    for (size_t i = 0; i < sizeof floats / sizeof floats[0]; i++)
         *floats[i].at = arena_take(pool, floats[i].count, sizeof(float));
-    }
     mesa_carve_lanes(&m->query, &m->chunk, pool);
 }
 
@@ -145,9 +143,8 @@ static inline void mesa_load_state(const chunk *x, const loam_const_view *in, do
     memset(state, 0, (size_t)mesa_state_doubles(x) * sizeof *state);
     for (int64_t r = 0; in->data && r < recurrent_state_rows(x->p); r++) {
         const float *row = (const float *)in->data + RECURRENT_AT(*in, x->seq.index, x->h, r);
-        for (int64_t c = 0; c < x->d; c++) {
+        for (int64_t c = 0; c < x->d; c++)
             *mesa_state_at(x, state, r, c) = (double)row[c];
-        }
     }
 }
 
@@ -155,45 +152,38 @@ static inline void mesa_store_state(const chunk *x, const loam_view *out, double
 {
     for (int64_t r = 0; out->data && r < recurrent_state_rows(x->p); r++) {
         float *row = (float *)out->data + RECURRENT_AT(*out, x->seq.index, x->h, r);
-        for (int64_t c = 0; c < x->d; c++) {
+        for (int64_t c = 0; c < x->d; c++)
             row[c] = (float)*mesa_state_at(x, state, r, c);
-        }
     }
 }
 
 static inline void widen(double *restrict to, const float *restrict from, int64_t n)
 {
-    for (int64_t e = 0; e < n; e++) {
+    for (int64_t e = 0; e < n; e++)
         to[e] = (double)from[e];
-    }
 }
 
 static inline void narrow(float *restrict to, const double *restrict from, int64_t n)
 {
-    for (int64_t e = 0; e < n; e++) {
+    for (int64_t e = 0; e < n; e++)
         to[e] = (float)from[e];
-    }
 }
 
 /* to[c][t] = from[t][c]. */
 static inline void mesa_transpose(double *to, int64_t to_stride, const double *from, int64_t from_stride,
                                   int64_t rows, int64_t columns)
 {
-    for (int64_t r = 0; r < rows; r++) {
-        for (int64_t c = 0; c < columns; c++) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < columns; c++)
             to[c * to_stride + r] = from[r * from_stride + c];
-        }
-    }
 }
 
 /* to[t][c] = factor_t from[t][c]. */
 static inline void mesa_scale_rows(double *to, const double *from, int64_t width, const double *factor)
 {
-    for (int64_t t = 0; t < CHUNK; t++) {
-        for (int64_t c = 0; c < width; c += VL64) {
+    for (int64_t t = 0; t < CHUNK; t++)
+        for (int64_t c = 0; c < width; c += VL64)
             v64_store(to + t * width + c, v64_load(from + t * width + c) * factor[t]);
-        }
-    }
 }
 
 /* Updates S and H to the end of the chunk. */
@@ -202,12 +192,10 @@ static inline void mesa_advance(const mesa *m, double *state)
     const chunk *x = &m->chunk;
     double keep[CHUNK];
     const double total = (double)x->total_decay[0];
-    for (int64_t e = 0; e < mesa_state_doubles(x); e += VL64) {
+    for (int64_t e = 0; e < mesa_state_doubles(x); e += VL64)
         v64_store(state + e, v64_load(state + e) * total);
-    }
-    for (int64_t t = 0; t < CHUNK; t++) {
+    for (int64_t t = 0; t < CHUNK; t++)
         keep[t] = (double)x->decay_from[t] * (double)x->beta[t];
-    }
     for (int64_t panel = 0; panel < x->panels; panel++) {
         mesa_scale_rows(m->scaled, m->v + panel * CHUNK * LANES, LANES, keep);
         product64(mesa_state_panel(x, state, panel), LANES, x->d, mesa_by_columns(m->k, x->width), m->scaled,
@@ -223,9 +211,8 @@ static inline void mesa_advance(const mesa *m, double *state)
 static inline void mesa_load_head(mesa *m)
 {
     m->bounds = ridge_load(m->chunk.p, m->chunk.a, m->chunk.h, m->ridge);
-    for (int64_t c = m->chunk.d; c < m->chunk.width; c++) {
+    for (int64_t c = m->chunk.d; c < m->chunk.width; c++)
         m->ridge[c] = 1;
-    }
     narrow(m->ridge32, m->ridge, m->chunk.width);
 }
 
@@ -233,9 +220,8 @@ static inline void mesa_load_head(mesa *m)
 static inline void mesa_load_features(const chunk *x, const loam_const_view *view, double factor, double *to)
 {
     memset(to, 0, (size_t)(CHUNK * x->width) * sizeof *to);
-    for (int64_t t = 0; t < x->tokens; t++) {
+    for (int64_t t = 0; t < x->tokens; t++)
         features_load64(x->p, view, &x->seq, x->h, x->first + t, factor, x->row, to + t * x->width);
-    }
 }
 
 static inline void mesa_load(mesa *m, int64_t first, int64_t tokens)
@@ -285,9 +271,8 @@ static inline void mesa_apply(const mesa *m, const mesa_lanes *l)
     const chunk *x = &m->chunk;
     product64(l->hx, LANES, x->d, mesa_by_rows(m->h, x->width), l->x, LANES, x->d, LANES, false);
     product64(l->kx, LANES, CHUNK, mesa_by_rows(m->k, x->width), l->x, LANES, x->d, LANES, false);
-    for (int64_t e = 0; e < CHUNK * LANES; e += VL64) {
+    for (int64_t e = 0; e < CHUNK * LANES; e += VL64)
         v64_store(m->weighted + e, v64_load(m->m + e) * v64_load(l->kx + e));
-    }
     for (int64_t c = 0; c < x->d; c++) {
         for (int64_t lane = 0; lane < LANES; lane++) {
             const int64_t e = c * LANES + lane;
@@ -305,9 +290,8 @@ static inline void mesa_apply32(const mesa *m)
     const chunk *x = &m->chunk;
     panel_product(m->cg_ap, x->d, m->h32, x->width, 1, m->cg_p, x->d, false);
     panel_product(m->cg_kp, x->tokens, x->k, x->width, 1, m->cg_p, x->d, false);
-    for (int64_t e = 0; e < x->tokens * LANES; e += VL) {
+    for (int64_t e = 0; e < x->tokens * LANES; e += VL)
         v_store(m->cg_kp + e, v_load(m->cg_kp + e) * v_load(m->m32 + e));
-    }
     for (int64_t c = 0; c < x->d; c++) {
         FOR_LANES(lane)
         {
@@ -361,9 +345,8 @@ static inline void mesa_cg(const mesa *m, loam_row_info *info)
             rr[lane] = moves ? next[lane] : 0;
             moving |= moves;
         }
-        for (int64_t e = 0; e < d * LANES; e += VL) {
+        for (int64_t e = 0; e < d * LANES; e += VL)
             v_store(m->cg_p + e, v_load(m->cg_r + e) + v_load(pap + e % LANES) * v_load(m->cg_p + e));
-        }
     }
 }
 
@@ -377,13 +360,10 @@ static inline bool mesa_invert_start(const mesa *m)
         m->inverse[c * width + c] += m->ridge[c];
         largest = fmax(largest, m->inverse[c * width + c]);
     }
-    if (!factor64(m->inverse, width, d, MESA_LEAST_PIVOT * largest)) {
-        return false;
-    }
+    if (!factor64(m->inverse, width, d, MESA_LEAST_PIVOT * largest)) return false;
     memset(m->system, 0, (size_t)(width * width) * sizeof(double));
-    for (int64_t c = 0; c < d; c++) {
+    for (int64_t c = 0; c < d; c++)
         m->system[c * width + c] = 1;
-    }
     factor64_rows(m->inverse, width, d, m->system, width, m->right_side);
     product64(m->inverse, width, width, mesa_by_columns(m->system, width), m->system, width, d, width, false);
     return true;
@@ -395,22 +375,16 @@ static inline bool mesa_invert(mesa *m)
     const chunk *x = &m->chunk;
     const int64_t width = x->width;
     double root[CHUNK];
-    if (!mesa_invert_start(m)) {
-        return false;
-    }
-    for (int64_t t = 0; t < CHUNK; t++) {
+    if (!mesa_invert_start(m)) return false;
+    for (int64_t t = 0; t < CHUNK; t++)
         root[t] = sqrt((double)x->beta[t]);
-    }
     mesa_scale_rows(m->scaled, m->k, width, root);
     mesa_transpose(m->ax, LANES, m->scaled, width, CHUNK, width);
     product64(m->y, width, CHUNK, mesa_by_rows(m->scaled, width), m->inverse, width, x->d, width, false);
     product64(m->r, LANES, CHUNK, mesa_by_rows(m->y, width), m->ax, LANES, x->d, LANES, false);
-    for (int64_t t = 0; t < CHUNK; t++) {
+    for (int64_t t = 0; t < CHUNK; t++)
         m->r[t * LANES + t] += 1;
-    }
-    if (!factor64(m->r, LANES, CHUNK, 0)) {
-        return false;
-    }
+    if (!factor64(m->r, LANES, CHUNK, 0)) return false;
     factor64_rows(m->r, LANES, CHUNK, m->y, width, m->right_side);
     return true;
 }
@@ -422,11 +396,9 @@ static inline void mesa_apply_inverse(const mesa *m)
     product64(m->ax, LANES, x->d, mesa_by_rows(m->inverse, x->width), m->residual, LANES, x->d, LANES, false);
     product64(m->weighted, LANES, x->tokens, mesa_by_rows(m->y, x->width), m->residual, LANES, x->d, LANES,
               false);
-    for (int64_t j = 0; j < x->tokens; j++) {
-        for (int64_t lane = 0; lane < LANES; lane++) {
+    for (int64_t j = 0; j < x->tokens; j++)
+        for (int64_t lane = 0; lane < LANES; lane++)
             m->weighted[j * LANES + lane] *= j <= lane ? -1 : 0;
-        }
-    }
     product64(m->ax, LANES, x->d, mesa_by_columns(m->y, x->width), m->weighted, LANES, x->tokens, LANES,
               true);
 }
@@ -437,39 +409,31 @@ static inline void mesa_correct(mesa *m, const mesa_lanes *l)
     const int64_t n = m->chunk.d * LANES;
     if (m->inverted) {
         mesa_apply_inverse(m);
-        for (int64_t e = 0; e < n; e++) {
+        for (int64_t e = 0; e < n; e++)
             l->x[e] += m->ax[e];
-        }
         return;
     }
     double inverse[LANES];
-    for (int lane = 0; lane < LANES; lane++) {
+    for (int lane = 0; lane < LANES; lane++)
         inverse[lane] = m->norm[lane] > 0 ? 1 / m->norm[lane] : 0;
-    }
-    for (int64_t e = 0; e < n; e++) {
+    for (int64_t e = 0; e < n; e++)
         m->cg_r[e] = (float)(m->residual[e] * inverse[e % LANES]);
-    }
     mesa_cg(m, l->info);
-    for (int64_t e = 0; e < n; e++) {
+    for (int64_t e = 0; e < n; e++)
         l->x[e] += m->norm[e % LANES] * (double)m->cg_x[e];
-    }
 }
 
 /* ------------------------------------------------------------------ the solve */
 
 static inline void mesa_norms(const mesa *m, double *to, const double *of)
 {
-    for (int lane = 0; lane < LANES; lane++) {
+    for (int lane = 0; lane < LANES; lane++)
         to[lane] = 0;
-    }
-    for (int64_t c = 0; c < m->chunk.d; c++) {
-        for (int lane = 0; lane < LANES; lane++) {
+    for (int64_t c = 0; c < m->chunk.d; c++)
+        for (int lane = 0; lane < LANES; lane++)
             to[lane] += of[c * LANES + lane] * of[c * LANES + lane];
-        }
-    }
-    for (int lane = 0; lane < LANES; lane++) {
+    for (int lane = 0; lane < LANES; lane++)
         to[lane] = sqrt(to[lane]);
-    }
 }
 
 /* The accepted residual for a right side of norm 1. Its effect on gradients grows with the condition number,
@@ -488,14 +452,12 @@ static inline void mesa_targets(const mesa *m)
 {
     const chunk *x = &m->chunk;
     double trace[LANES] = { 0 }, before = 0;
-    for (int64_t c = 0; c < x->d; c++) {
+    for (int64_t c = 0; c < x->d; c++)
         before += m->h[c * x->width + c];
-    }
     for (int64_t j = 0; j < x->tokens; j++) {
         const double norm2 = cholesky_dot(m->k + j * x->width, m->k + j * x->width, x->d);
-        for (int lane = 0; lane < LANES; lane++) {
+        for (int lane = 0; lane < LANES; lane++)
             trace[lane] += m->m[j * LANES + lane] * norm2;
-        }
     }
     for (int lane = 0; lane < LANES; lane++) {
         m->target[lane] = m->rhs_norm[lane] *
@@ -507,9 +469,8 @@ static inline void mesa_targets(const mesa *m)
 static inline void mesa_residual(const mesa *m, const mesa_lanes *l)
 {
     mesa_apply(m, l);
-    for (int64_t e = 0; e < m->chunk.d * LANES; e++) {
+    for (int64_t e = 0; e < m->chunk.d * LANES; e++)
         m->residual[e] = m->rhs[e] - m->ax[e];
-    }
 }
 
 /* Solves the system of lane i alone, by Cholesky in float64. */
@@ -518,13 +479,11 @@ static inline void mesa_solve_lane(const mesa *m, const mesa_lanes *l, int64_t i
     const chunk *x = &m->chunk;
     const int64_t d = x->d, width = x->width;
     double largest = 0, part[CHUNK];
-    for (int64_t j = 0; j < CHUNK; j++) {
+    for (int64_t j = 0; j < CHUNK; j++)
         part[j] = m->m[j * LANES + i];
-    }
     mesa_scale_rows(m->scaled, m->k, width, part);
-    for (int64_t e = 0; e < width * width; e++) {
+    for (int64_t e = 0; e < width * width; e++)
         m->system[e] = (double)x->decay_to[i] * m->h[e];
-    }
     product64(m->system, width, d, mesa_by_columns(m->k, width), m->scaled, width, i + 1, width, true);
     for (int64_t r = 0; r < d; r++) {
         m->system[r * width + r] += m->ridge[r];
@@ -538,17 +497,15 @@ static inline void mesa_solve_lane(const mesa *m, const mesa_lanes *l, int64_t i
         l->info[i].code = LOAM_ROW_SINGULAR;
         memset(m->right_side, 0, (size_t)d * sizeof(double));
     }
-    for (int64_t r = 0; r < d; r++) {
+    for (int64_t r = 0; r < d; r++)
         l->x[r * LANES + i] = m->right_side[r];
-    }
 }
 
 static inline void mesa_clear_lane(const mesa *m, int lane)
 {
     m->norm[lane] = 0;
-    for (int64_t c = 0; c < m->chunk.d; c++) {
+    for (int64_t c = 0; c < m->chunk.d; c++)
         m->residual[c * LANES + lane] = 0;
-    }
 }
 
 /* How far the lanes are. A lane stalls if a round did not reduce its residual enough. */
@@ -597,9 +554,7 @@ static inline bool mesa_refine(mesa *m, const mesa_lanes *l, mesa_progress *at)
             at->stalled[lane] = !at->done[lane] && !(m->norm[lane] <= MESA_STAGNATION * last[lane]);
         }
         moving |= mesa_moves(at, lane);
-        if (!mesa_moves(at, lane)) {
-            mesa_clear_lane(m, lane);
-        }
+        if (!mesa_moves(at, lane)) mesa_clear_lane(m, lane);
     }
     return moving;
 }

@@ -57,13 +57,11 @@ static inline mesa_decode mesa_decode_carve(const loam_problem *p, arena *pool)
     m.goal = half ? 1e-4 : 1e-5;
     m.most = half ? 1e-5 : 1e-6;
     double **const vectors[] = { &m.ridge, &m.k, &m.q, &m.x, &m.ax, &m.htx, &m.residual, &m.zeros, &m.spare };
-    for (size_t i = 0; i < sizeof vectors / sizeof vectors[0]; i++) {
+    for (size_t i = 0; i < sizeof vectors / sizeof vectors[0]; i++)
         *vectors[i] = arena_take(pool, width, f64);
-    }
     float **const floats[] = { &m.k32, &m.x32, &m.r32, &m.p32, &m.ap32 };
-    for (size_t i = 0; i < sizeof floats / sizeof floats[0]; i++) {
+    for (size_t i = 0; i < sizeof floats / sizeof floats[0]; i++)
         *floats[i] = arena_take(pool, width, f32);
-    }
     m.u = arena_take(pool, rows, f64);
     m.y = arena_take(pool, rows, f64);
     m.a32 = arena_take(pool, d * width, f32);
@@ -81,9 +79,8 @@ typedef struct prefetch_range {
 
 static inline void prefetch_rest(prefetch_range *a)
 {
-    for (; a->at < a->end; a->at += CACHE_LINE) {
+    for (; a->at < a->end; a->at += CACHE_LINE)
         __builtin_prefetch((const void *)a->at, 0, 2);
-    }
 }
 
 /* Elements from c on of a row; for a row of float, n of them. */
@@ -94,11 +91,10 @@ VEC_INLINE vec64 mesa_row_load(const bool wide, const void *row, int64_t c, int 
 
 VEC_INLINE void mesa_row_store(const bool wide, void *row, int64_t c, vec64 v, int n)
 {
-    if (wide) {
+    if (wide)
         v64_store((double *)row + c, v);
-    } else {
+    else
         v64_narrow((float *)row + c, v, n);
-    }
 }
 
 VEC_INLINE void *mesa_row_at(const bool wide, mesa_rows rows, int64_t r)
@@ -111,9 +107,8 @@ VEC_INLINE void *mesa_row_at(const bool wide, mesa_rows rows, int64_t r)
 VEC_INLINE void mesa_rows_at(const bool wide, mesa_rows rows, int64_t r, int64_t count, double *none,
                              void **at)
 {
-    for (int e = 0; e < VL64; e++) {
+    for (int e = 0; e < VL64; e++)
         at[e] = r + e < count ? mesa_row_at(wide, rows, r + e) : none;
-    }
 }
 
 VEC_INLINE void mesa_update_step(const bool in, const bool out, const bool read, const mesa_decode *m,
@@ -140,18 +135,12 @@ VEC_INLINE void mesa_update_rows(const bool in, const bool out, const bool read,
         mesa_rows_at(in, source, r, end, m->zeros, from);
         mesa_rows_at(out, target, r, end, m->spare, to);
 #pragma GCC unroll 8
-        for (int e = 0; e < VL64; e++) {
+        for (int e = 0; e < VL64; e++)
             sum[e] = v64_set(0);
-        }
-        for (int64_t c = 0; c < m->d - rest; c += VL64) {
+        for (int64_t c = 0; c < m->d - rest; c += VL64)
             mesa_update_step(in, out, read, m, from, to, m->u + r, c, VL64, sum);
-        }
-        if (rest > 0) {
-            mesa_update_step(in, out, read, m, from, to, m->u + r, m->d - rest, rest, sum);
-        }
-        if (read) {
-            v64_store(m->y + r, v64_sums(sum));
-        }
+        if (rest > 0) mesa_update_step(in, out, read, m, from, to, m->u + r, m->d - rest, rest, sum);
+        if (read) v64_store(m->y + r, v64_sums(sum));
     }
 }
 
@@ -181,11 +170,10 @@ VEC_INLINE void mesa_update_floats_step(const bool read, const mesa_decode *m, v
             sum[e] += v64_widen(row + VL64, VL64) * x_hi;
         }
         const vec updated = v_load(row) * decay + (v_load(row) * error + v_set(u[e]) * k);
-        if (n < VL) {
+        if (n < VL)
             memcpy((float *)to[e] + c, &updated, (size_t)n * sizeof(float));
-        } else {
+        else
             v_store((float *)to[e] + c, updated);
-        }
     }
 }
 
@@ -202,18 +190,12 @@ VEC_INLINE void mesa_update_floats(const bool read, const mesa_decode *m, mesa_r
         mesa_rows_at(false, target, r, end, m->spare, to);
         v64_narrow(u, v64_load(m->u + r), VL64);
 #pragma GCC unroll 8
-        for (int e = 0; e < VL64; e++) {
+        for (int e = 0; e < VL64; e++)
             sum[e] = v64_set(0);
-        }
-        for (int64_t c = 0; c < m->d - rest; c += VL) {
+        for (int64_t c = 0; c < m->d - rest; c += VL)
             mesa_update_floats_step(read, m, from, to, u, c, VL, sum);
-        }
-        if (rest > 0) {
-            mesa_update_floats_step(read, m, from, to, u, m->d - rest, rest, sum);
-        }
-        if (read) {
-            v64_store(m->y + r, v64_sums(sum));
-        }
+        if (rest > 0) mesa_update_floats_step(read, m, from, to, u, m->d - rest, rest, sum);
+        if (read) v64_store(m->y + r, v64_sums(sum));
     }
 }
 
@@ -241,9 +223,8 @@ static inline void mesa_decode_update(const mesa_decode *m, mesa_rows source, me
                     : mesa_update_state(false, false, m, source, target);
     }
     const double along = v64_dot(m->k, m->x, m->width);
-    for (int64_t r = 0; r < m->dim_v; r += VL64) {
+    for (int64_t r = 0; r < m->dim_v; r += VL64)
         v64_store(m->y + r, v64_load(m->y + r) * m->decay + v64_load(m->u + r) * along);
-    }
 }
 
 /* ------------------------------------------------------------------ products with A */
@@ -277,12 +258,9 @@ VEC_INLINE void mesa_apply_as(const bool wide, const mesa_decode *m, mesa_rows s
             sum[e] = v64_set(0);
             x[e] = r + e < m->d ? m->x[r + e] : 0;
         }
-        for (int64_t c = 0; c < m->d - rest; c += VL64) {
+        for (int64_t c = 0; c < m->d - rest; c += VL64)
             mesa_apply_step(wide, m, row, x, c, VL64, sum);
-        }
-        if (rest > 0) {
-            mesa_apply_step(wide, m, row, x, m->d - rest, rest, sum);
-        }
+        if (rest > 0) mesa_apply_step(wide, m, row, x, m->d - rest, rest, sum);
         v64_store(m->ax + r, v64_sums(sum));
     }
 }
@@ -311,9 +289,8 @@ static inline void mesa_round_narrow(const mesa_decode *m, mesa_rows source)
     for (int64_t r = 0; r < m->d; r++) {
         const float *row = mesa_row_at(false, source, m->dim_v + r), u = (float)m->u[m->dim_v + r];
         float *to = m->a32 + r * m->width;
-        for (int64_t c = 0; c < m->d - rest; c += VL) {
+        for (int64_t c = 0; c < m->d - rest; c += VL)
             v_store(to + c, v_load(row + c) * decay + v_load(m->k32 + c) * u);
-        }
         if (rest > 0) {
             const int64_t c = m->d - rest;
             v_store(to + c,
@@ -338,9 +315,8 @@ static inline void mesa_round_wide(const mesa_decode *m, mesa_rows source)
 static inline double mesa_decode_round(const mesa_decode *m, mesa_rows source)
 {
     float trace = 0;
-    for (int64_t c = 0; c < m->width; c += VL64) {
+    for (int64_t c = 0; c < m->width; c += VL64)
         v64_narrow(m->k32 + c, v64_load(m->k + c), VL64);
-    }
     source.wide ? mesa_round_wide(m, source) : mesa_round_narrow(m, source);
     for (int64_t c = 0; c < m->d; c++) {
         float *at = m->a32 + c * m->width + c;
@@ -367,9 +343,8 @@ VEC_INLINE cg_sums mesa_product_panel(const int vecs, const bool prefetches, con
     uintptr_t line = ahead->at;
     vec even[MESA_PANEL], odd[MESA_PANEL];
 #pragma GCC unroll 4
-    for (int n = 0; n < vecs; n++) {
+    for (int n = 0; n < vecs; n++)
         even[n] = odd[n] = v_set(0);
-    }
     int64_t r = 0;
     for (; r + 2 <= d; r += 2, a += 2 * width) {
         const vec first = v_set(p[r]), second = v_set(p[r + 1]);
@@ -399,12 +374,10 @@ VEC_INLINE cg_sums mesa_product_as(const bool prefetches, const mesa_decode *m, 
 {
     cg_sums sums = { v_set(0), v_set(0) };
     int64_t c = 0;
-    for (; c + MESA_PANEL * VL <= m->width; c += MESA_PANEL * VL) {
+    for (; c + MESA_PANEL * VL <= m->width; c += MESA_PANEL * VL)
         sums = mesa_product_panel(MESA_PANEL, prefetches, m, c, sums, ahead);
-    }
-    for (; c < m->width; c += VL) {
+    for (; c < m->width; c += VL)
         sums = mesa_product_panel(1, prefetches, m, c, sums, ahead);
-    }
     return (cg_sums){ v_total(sums.pap), v_total(sums.apap) };
 }
 
@@ -426,15 +399,12 @@ static inline int mesa_decode_cg(const mesa_decode *m, float least, int64_t most
     int count = 0;
     memset(m->x32, 0, bytes);
     memcpy(m->p32, m->r32, bytes);
-    for (int64_t c = 0; c < m->width; c += VL) {
+    for (int64_t c = 0; c < m->width; c += VL)
         rr += v_load(m->r32 + c) * v_load(m->r32 + c);
-    }
     rr = v_total(rr);
     while (count < most && rr[0] > least) {
         const cg_sums sums = mesa_product(m, ahead);
-        if (!(sums.pap[0] > 0)) {
-            break;
-        }
+        if (!(sums.pap[0] > 0)) break;
         const vec alpha = rr / sums.pap, beta = v_max(alpha * (sums.apap / sums.pap) - 1, v_set(0));
         rr = v_set(0);
         for (int64_t c = 0; c < m->width; c += VL) {
@@ -494,13 +464,11 @@ static inline int mesa_decode_refine(const mesa_decode *m, double norm, double p
                                      prefetch_range *ahead)
 {
     const double inverse = 1 / norm;
-    for (int64_t c = 0; c < m->width; c += VL64) {
+    for (int64_t c = 0; c < m->width; c += VL64)
         v64_narrow(m->r32 + c, v64_load(m->residual + c) * inverse, VL64);
-    }
     const int count = mesa_decode_cg(m, (float)(part * part), most, ahead);
-    for (int64_t c = 0; c < m->width; c += VL64) {
+    for (int64_t c = 0; c < m->width; c += VL64)
         v64_store(m->x + c, v64_load(m->x + c) + v64_widen(m->x32 + c, VL64) * norm);
-    }
     return count;
 }
 
@@ -527,11 +495,10 @@ static inline loam_row_info mesa_decode_solve(const mesa_decode *m, mesa_rows so
         last = norm;
         norm = sqrt(mesa_decode_residual(m, source));
     }
-    if (norm <= accepted) {
+    if (norm <= accepted)
         info.residual = size > 0 ? (float)(norm / size) : 0;
-    } else {
+    else
         mesa_decode_cholesky(m, source, size, &info);
-    }
     return info;
 }
 

@@ -59,9 +59,8 @@ static inline void mesa_gradient_carve(mesa_gradient *g, const chunk *x, arena *
         { &g->ridge, width },
         { &g->k, lanes },
     };
-    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         *parts[i].at = arena_take(pool, parts[i].count, sizeof(double));
-    }
     mesa_carve_lanes(&g->adjoint, x, pool);
     g->result = (gradient){ 0 };
     g->result.q_rows = arena_take(pool, lanes, sizeof(float));
@@ -79,9 +78,8 @@ static inline void mesa_load_grad_o(mesa_gradient *g, const mesa *m)
 {
     const chunk *x = &m->chunk;
     float solved[CHUNK];
-    for (int64_t t = 0; t < CHUNK; t++) {
+    for (int64_t t = 0; t < CHUNK; t++)
         solved[t] = m->query.info[t].code == LOAM_ROW_SOLVED ? 1 : 0;
-    }
     for (int64_t panel = 0; panel < x->panels; panel++) {
         chunk_load_values(x, &x->a->grad_o, solved, panel, x->o);
         widen(g->grad_o + panel * CHUNK * LANES, x->o, CHUNK * LANES);
@@ -103,12 +101,10 @@ static inline void mesa_gradient_prepare(mesa_gradient *g, mesa *m, double *star
         product64(g->v_dot_do, LANES, CHUNK, mesa_by_rows(m->v + at, LANES), g->transposed, LANES, LANES,
                   LANES, panel > 0);
     }
-    for (int64_t e = 0; e < x->d * LANES; e++) {
+    for (int64_t e = 0; e < x->d * LANES; e++)
         g->sx[e] *= (double)x->decay_to[e % LANES];
-    }
-    for (int64_t e = 0; e < CHUNK * LANES; e++) {
+    for (int64_t e = 0; e < CHUNK * LANES; e++)
         m->weighted[e] = m->m[e] * g->v_dot_do[e];
-    }
     memset(m->rhs, 0, (size_t)(x->width * LANES) * sizeof(double));
     memcpy(m->rhs, g->sx, (size_t)(x->d * LANES) * sizeof(double));
     product64(m->rhs, LANES, x->d, mesa_by_columns(m->k, x->width), m->weighted, LANES, x->tokens, LANES,
@@ -116,9 +112,8 @@ static inline void mesa_gradient_prepare(mesa_gradient *g, mesa *m, double *star
     mesa_solve(m, &g->adjoint);
     mesa_transpose(g->x_rows, x->width, m->query.x, LANES, x->width, CHUNK);
     mesa_transpose(g->z_rows, x->width, g->adjoint.x, LANES, x->width, CHUNK);
-    for (int64_t c = 0; c < x->width; c++) {
+    for (int64_t c = 0; c < x->width; c++)
         g->ridge[c] = -cholesky_dot(g->adjoint.x + c * LANES, m->query.x + c * LANES, x->tokens);
-    }
 }
 
 /* ------------------------------------------------------------------ chunk after chunk */
@@ -131,9 +126,8 @@ static inline void mesa_gradient_advance(mesa_gradient *g, const mesa *m, double
     const double total = (double)x->total_decay[0];
     double reads[CHUNK], halves[CHUNK];
     memcpy(g->state, state, (size_t)mesa_state_doubles(x) * sizeof *state);
-    for (int64_t e = 0; e < mesa_state_doubles(x); e += VL64) {
+    for (int64_t e = 0; e < mesa_state_doubles(x); e += VL64)
         v64_store(state + e, v64_load(state + e) * total);
-    }
     for (int64_t t = 0; t < CHUNK; t++) {
         reads[t] = (double)x->decay_to[t];
         halves[t] = (double)x->decay_to[t] / -2;
@@ -172,9 +166,8 @@ static inline void mesa_gradient_values(mesa_gradient *g, mesa *m)
 {
     const chunk *x = &m->chunk;
     double keep[CHUNK];
-    for (int64_t t = 0; t < CHUNK; t++) {
+    for (int64_t t = 0; t < CHUNK; t++)
         keep[t] = -(double)x->decay_from[t];
-    }
     mesa_scale_rows(g->k, m->k, x->width, keep);
     for (int64_t panel = 0; panel < x->panels; panel++) {
         const int64_t at = panel * CHUNK * LANES;
@@ -182,9 +175,8 @@ static inline void mesa_gradient_values(mesa_gradient *g, mesa *m)
         product64(m->o, LANES, x->tokens, mesa_by_rows(g->coeff_z, LANES), g->grad_o + at, LANES, x->tokens,
                   LANES, false);
         product64(m->o, LANES, x->tokens, mesa_by_rows(g->k, x->width), grad, LANES, x->d, LANES, true);
-        for (int64_t e = 0; e < x->tokens * LANES; e++) {
+        for (int64_t e = 0; e < x->tokens * LANES; e++)
             g->result.w[at + e] = (float)(m->o[e] * -(double)x->beta[e / LANES]);
-        }
         mesa_transpose(g->transposed, LANES, m->v + at, LANES, CHUNK, LANES);
         product64(g->k_out, LANES, x->d, mesa_by_rows(grad, LANES), g->transposed, LANES, LANES, LANES,
                   panel > 0);
@@ -196,11 +188,9 @@ static inline void mesa_gradient_keys(mesa_gradient *g, const mesa *m)
 {
     const chunk *x = &m->chunk;
     const double *h = mesa_state_h(x, g->state);
-    for (int64_t r = 0; r < x->width; r++) {
-        for (int64_t c = 0; c < x->width; c++) {
+    for (int64_t r = 0; r < x->width; r++)
+        for (int64_t c = 0; c < x->width; c++)
             g->h[r * x->width + c] = h[r * x->width + c] + h[c * x->width + r];
-        }
-    }
     mesa_transpose(g->k_lanes, LANES, m->k, x->width, CHUNK, x->width);
     product64(g->h_k, LANES, x->d, mesa_by_rows(g->h, x->width), g->k_lanes, LANES, x->d, LANES, false);
     memset(g->state_terms, 0, LANES * sizeof(double));
@@ -225,9 +215,8 @@ static inline void mesa_gradient_rows(mesa_gradient *g, const mesa *m)
     for (int64_t t = 0; t < x->tokens; t++) {
         const double after = (double)x->decay_from[t], beta = (double)x->beta[t];
         double pairs = 0;
-        for (int64_t i = t; i < x->tokens; i++) {
+        for (int64_t i = t; i < x->tokens; i++)
             pairs += g->pairs[t * LANES + i];
-        }
         g->result.beta[t] = (float)(pairs + after * g->state_terms[t]);
         for (int64_t c = 0; c < width; c++) {
             const double out = c < x->d ? after * g->k_out[c * LANES + t] : 0;

@@ -67,12 +67,10 @@ static inline void mesa_span_carve(mesa_span *span, const loam_problem *p, const
         { &span->m64, square },   { &span->x64, rows },          { &span->residual, rows },
         { &span->xh, rows },      { &span->weighted64, square },
     };
-    for (size_t i = 0; i < sizeof floats / sizeof floats[0]; i++) {
+    for (size_t i = 0; i < sizeof floats / sizeof floats[0]; i++)
         *floats[i].at = arena_take(pool, floats[i].count, sizeof(float));
-    }
-    for (size_t i = 0; i < sizeof doubles / sizeof doubles[0]; i++) {
+    for (size_t i = 0; i < sizeof doubles / sizeof doubles[0]; i++)
         *doubles[i].at = arena_take(pool, doubles[i].count, sizeof(double));
-    }
 }
 
 /* ------------------------------------------------------------------ loading */
@@ -120,15 +118,12 @@ static inline void mesa_span_load(mesa_span *span, int64_t first, int64_t tokens
     mesa_span_panels(span, span->k, x->k, one);
     mesa_span_panels(span, span->k_write, x->k, root);
     span_scale_rows(x, x->k_out, x->k, x->decay_from);
-    for (int64_t i = 0; i < BLOCK; i++) { /* above the block diagonal */
+    for (int64_t i = 0; i < BLOCK; i++) /* above the block diagonal */
         memset(x->pair_decay + i * SPAN + BLOCK, 0, BLOCK * sizeof(float));
-    }
-    for (int64_t e = 0; e < SPAN * SPAN; e += VL) {
+    for (int64_t e = 0; e < SPAN * SPAN; e += VL)
         v_store(span->m + e, v_load(x->pair_decay + e) * v_load(x->beta + e % SPAN));
-    }
-    for (int64_t panel = 0; panel < x->panels; panel++) {
+    for (int64_t panel = 0; panel < x->panels; panel++)
         span_load_values(x, chunk_panel(x->u, panel), panel);
-    }
 }
 
 /* ------------------------------------------------------------------ the state, [panels][width][LANES],
@@ -138,11 +133,9 @@ static inline void mesa_span_load(mesa_span *span, int64_t first, int64_t tokens
 static inline void mesa_span_add(double *rows, int64_t stride, int64_t n, int64_t columns, const float *added,
                                  double total)
 {
-    for (int64_t r = 0; r < n; r++) {
-        for (int64_t c = 0; c < columns; c++) {
+    for (int64_t r = 0; r < n; r++)
+        for (int64_t c = 0; c < columns; c++)
             rows[r * stride + c] = rows[r * stride + c] * total + (double)added[r * LANES + c];
-        }
-    }
 }
 
 /* Updates the state to the end of the span. */
@@ -193,9 +186,8 @@ static inline void mesa_span_sums(float *to, const vec *part)
     for (int64_t t = 0; t < SPAN; t += VL) {
         vec sums[VL];
 #pragma GCC unroll 16
-        for (int e = 0; e < (int)VL; e++) {
+        for (int e = 0; e < (int)VL; e++)
             sums[e] = part[t + e];
-        }
         v_store(to + t, v_sums(sums));
     }
 }
@@ -221,9 +213,7 @@ static inline void mesa_span_apply(const mesa_span *span, const bool *moves)
     const chunk *x = &span->chunk;
     ahead none = { 0 };
     for (int64_t begin = 0; begin < x->tokens; begin += BLOCK) {
-        if (!moves[begin / BLOCK]) {
-            continue;
-        }
+        if (!moves[begin / BLOCK]) continue;
         const int64_t lanes = begin + BLOCK, at = begin * span->stride;
         span_block_products(span->weighted + begin * SPAN, span->p + at, span->stride, x->k_lanes, SPAN, x->d,
                             lanes);
@@ -251,9 +241,8 @@ static inline void mesa_span_dots(const mesa_span *span, float *to)
     FOR_SPAN(t)
     {
         part[t] = v_set(0);
-        for (int64_t e = t * span->stride; e < (t + 1) * span->stride; e += VL) {
+        for (int64_t e = t * span->stride; e < (t + 1) * span->stride; e += VL)
             part[t] += v_load(span->p + e) * v_load(span->product + e);
-        }
     }
     mesa_span_sums(to, part);
 }
@@ -350,9 +339,8 @@ static inline void mesa_span_widen(const mesa_span *span)
     widen(span->m64, span->m, SPAN * SPAN);
     FOR_SPAN(t)
     {
-        for (int64_t part = 0; part < span->k_panels; part++) {
+        for (int64_t part = 0; part < span->k_panels; part++)
             widen(span->k64 + t * span->stride + part * LANES, span->k + (part * SPAN + t) * LANES, LANES);
-        }
     }
 }
 
@@ -373,9 +361,8 @@ static inline double mesa_span_norm(const mesa_span *span, int64_t t)
 {
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t c = t * span->stride; c < (t + 1) * span->stride; c++) {
+    for (int64_t c = t * span->stride; c < (t + 1) * span->stride; c++)
         sum += span->residual[c] * span->residual[c];
-    }
     return sqrt(sum);
 }
 
@@ -386,9 +373,8 @@ static inline double mesa_span_begin(mesa_span *span, double *start, double *nor
     const double *h = mesa_state_h(x, start);
     const size_t bytes = (size_t)(SPAN * span->stride) * sizeof(double);
     double trace = 0;
-    for (int64_t c = 0; c < x->d; c++) {
+    for (int64_t c = 0; c < x->d; c++)
         trace += h[c * x->width + c];
-    }
     memset(span->x64, 0, bytes);
     memset(span->weighted64, 0, SPAN * SPAN * sizeof(double));
     memset(span->residual, 0, bytes);
@@ -414,16 +400,14 @@ static inline void mesa_span_refine(mesa_span *span, const double *norm, const d
         const double part = moves ? MESA_SPAN_MARGIN * target[t] * inverse : 1;
         least[t] = (float)(part > MESA_SPAN_RESOLUTION ? part * part
                                                        : MESA_SPAN_RESOLUTION * MESA_SPAN_RESOLUTION);
-        for (int64_t e = t * span->stride; e < (t + 1) * span->stride; e++) {
+        for (int64_t e = t * span->stride; e < (t + 1) * span->stride; e++)
             span->r[e] = (float)(span->residual[e] * inverse);
-        }
     }
     mesa_span_cg(span, least);
     FOR_SPAN(t)
     {
-        for (int64_t e = t * span->stride; e < (t + 1) * span->stride; e++) {
+        for (int64_t e = t * span->stride; e < (t + 1) * span->stride; e++)
             span->x64[e] += norm[t] * (double)span->correction[e];
-        }
     }
 }
 
@@ -456,9 +440,8 @@ static inline void mesa_span_read(mesa_span *span, double *start)
     ahead none = { 0 };
     FOR_SPAN(t)
     {
-        for (int64_t c = 0; c < x->width; c++) {
+        for (int64_t c = 0; c < x->width; c++)
             x->q_in[t * x->width + c] = (float)(span->x64[t * span->stride + c] * (double)x->decay_to[t]);
-        }
     }
     for (int64_t panel = 0; panel < x->panels; panel++) {
         narrow(span->state, mesa_state_panel(x, start, panel), x->width * LANES);

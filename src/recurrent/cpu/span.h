@@ -21,9 +21,8 @@ enum { SPAN = 2 * BLOCK };
  * hundred cycles here. */
 static inline void span_clear_tail(const chunk *x, float *rows, int64_t width)
 {
-    if (x->tokens < SPAN) {
+    if (x->tokens < SPAN)
         memset(rows + x->tokens * width, 0, (size_t)((SPAN - x->tokens) * width) * sizeof *rows);
-    }
 }
 
 static inline void span_load_gates(const chunk *x)
@@ -98,30 +97,26 @@ VEC_INLINE void span_tile_products(const int vecs, float *restrict to, const flo
 {
     vec sum[PAIR_ROWS][2];
 #pragma GCC unroll 8
-    for (int r = 0; r < PAIR_ROWS; r++) {
+    for (int r = 0; r < PAIR_ROWS; r++)
         sum[r][0] = sum[r][1] = v_set(0);
-    }
     for (int64_t c = 0; c < d; c++, b += stride) {
         vec y[2];
 #pragma GCC unroll 2
-        for (int n = 0; n < vecs; n++) {
+        for (int n = 0; n < vecs; n++)
             y[n] = v_load(b + n * VL);
-        }
 #pragma GCC unroll 8
         for (int r = 0; r < PAIR_ROWS; r++) {
             const vec each = v_set(a[r * width + c]);
 #pragma GCC unroll 2
-            for (int n = 0; n < vecs; n++) {
+            for (int n = 0; n < vecs; n++)
                 sum[r][n] += each * y[n];
-            }
         }
     }
 #pragma GCC unroll 8
     for (int r = 0; r < PAIR_ROWS; r++) {
 #pragma GCC unroll 2
-        for (int n = 0; n < vecs; n++) {
+        for (int n = 0; n < vecs; n++)
             v_store(to + r * SPAN + n * VL, sum[r][n]);
-        }
     }
 }
 
@@ -131,12 +126,10 @@ static inline void span_block_products(float *to, const float *rows, int64_t wid
 {
     for (int64_t r = 0; r < BLOCK; r += PAIR_ROWS) {
         int64_t lane = 0;
-        for (; lane + 2 * VL <= lanes; lane += 2 * VL) {
+        for (; lane + 2 * VL <= lanes; lane += 2 * VL)
             span_tile_products(2, to + r * SPAN + lane, rows + r * width, width, keys + lane, stride, d);
-        }
-        for (; lane < lanes; lane += VL) {
+        for (; lane < lanes; lane += VL)
             span_tile_products(1, to + r * SPAN + lane, rows + r * width, width, keys + lane, stride, d);
-        }
     }
 }
 
@@ -181,11 +174,9 @@ static inline void span_decays(chunk *x)
     }
     span_decays_within(x, 0);
     span_decays_within(x, BLOCK);
-    for (int64_t i = BLOCK; i < SPAN; i++) {
-        for (int64_t lane = 0; lane < BLOCK; lane += VL) {
+    for (int64_t i = BLOCK; i < SPAN; i++)
+        for (int64_t lane = 0; lane < BLOCK; lane += VL)
             v_store(x->pair_decay + i * SPAN + lane, v_load(block_from + lane) * block_to[i]);
-        }
-    }
 }
 
 /* Without gates `pair_decay` is 1 up to and on the diagonal. */
@@ -222,11 +213,10 @@ static inline void span_pair_products_by_token(chunk *x)
 {
     const bool gated = x->form->gate != GATE_NONE;
     float one[SPAN], minus[SPAN], k_in_factor[SPAN];
-    if (gated) {
+    if (gated)
         span_decays(x);
-    } else {
+    else
         span_no_decays(x);
-    }
     FOR_SPAN(t)
     {
         one[t] = 1;
@@ -243,9 +233,7 @@ static inline void span_pair_products_by_token(chunk *x)
             span_decay_pairs(x, x->A, begin, minus);
         }
     }
-    if (x->form->delta) {
-        span_scale_rows(x, x->k_in, x->k, k_in_factor);
-    }
+    if (x->form->delta) span_scale_rows(x, x->k_in, x->k, k_in_factor);
     if (gated) {
         span_scale_rows(x, x->q_in, x->q, x->decay_to);
         span_scale_rows(x, x->k_out, x->k, x->decay_from);
@@ -293,9 +281,8 @@ VEC_INLINE void span_diagonal_parts(const int vecs, const chunk *x, const float 
 {
     vec from[4];
 #pragma GCC unroll 4
-    for (int n = 0; n < vecs; n++) {
+    for (int n = 0; n < vecs; n++)
         from[n] = v_load(row + i * x->width + c + n * VL);
-    }
     for (int64_t j = i; j >= begin; j--) {
         const int64_t at = j * x->width + c;
         vec sum = v_set(0);
@@ -317,19 +304,16 @@ static inline void span_diagonal_block(const chunk *x, float *pairs, const float
     memset(part, 0, sizeof part);
     for (int64_t i = begin; i < begin + BLOCK; i++) {
         int64_t c = 0;
-        for (; c + 4 * VL <= x->width; c += 4 * VL) {
+        for (; c + 4 * VL <= x->width; c += 4 * VL)
             span_diagonal_parts(4, x, row, i, begin, c, c > 0, part);
-        }
-        for (; c < x->width; c += VL) {
+        for (; c < x->width; c += VL)
             span_diagonal_parts(1, x, row, i, begin, c, c > 0, part);
-        }
         for (int64_t lane = 0; lane < BLOCK; lane += VL) {
             vec sums[VL];
             const vmask at = v_iota() + (int32_t)(begin + lane);
 #pragma GCC unroll 16
-            for (int e = 0; e < (int)VL; e++) {
+            for (int e = 0; e < (int)VL; e++)
                 sums[e] = v_load(part + (lane + e) * VL);
-            }
             const vec all = v_sums(sums) * factor[i];
             v_store(pairs + i * SPAN + begin + lane, v_select(at <= (int32_t)i, all, v_set(0)));
         }
@@ -349,9 +333,7 @@ static inline void span_pair_products_by_channel(chunk *x)
     for (int64_t i = 0; i * BLOCK < SPAN; i++) {
         span_block_decays(x, i);
         span_diagonal_block(x, x->P, x->q, i * BLOCK, one);
-        if (x->form->delta) {
-            span_diagonal_block(x, x->A, x->k, i * BLOCK, minus);
-        }
+        if (x->form->delta) span_diagonal_block(x, x->A, x->k, i * BLOCK, minus);
     }
     transpose_tile(x->k_lanes, BLOCK, x->k_out, width, BLOCK, width);
     span_block_products(x->P + BLOCK * SPAN, x->q_in + half, width, x->k_lanes, BLOCK, x->d, BLOCK);
@@ -394,27 +376,23 @@ static inline void span_solve_block(const float *restrict A, float *restrict u)
         {
             vec row[ROWS];
 #pragma GCC unroll 16
-            for (int i = 0; i < ROWS; i++) {
+            for (int i = 0; i < ROWS; i++)
                 row[i] = v_load(u + (begin + i) * LANES + lane);
-            }
             for (int64_t j = 0; j < begin; j++) {
                 const vec solved = v_load(u + j * LANES + lane);
 #pragma GCC unroll 16
-                for (int i = 0; i < ROWS; i++) {
+                for (int i = 0; i < ROWS; i++)
                     row[i] += A[(begin + i) * SPAN + j] * solved;
-                }
             }
 #pragma GCC unroll 16
             for (int j = 0; j < ROWS; j++) {
 #pragma GCC unroll 16
-                for (int i = j + 1; i < ROWS; i++) {
+                for (int i = j + 1; i < ROWS; i++)
                     row[i] += A[(begin + i) * SPAN + begin + j] * row[j];
-                }
             }
 #pragma GCC unroll 16
-            for (int i = 0; i < ROWS; i++) {
+            for (int i = 0; i < ROWS; i++)
                 v_store(u + (begin + i) * LANES + lane, row[i]);
-            }
         }
     }
 }
@@ -469,9 +447,8 @@ static inline void span_read(const chunk *x, const float *state, int64_t panel, 
     }
     for (int64_t t = 0; !direct && t < x->tokens; t++) {
         float *row = x->o + t * LANES;
-        for (int64_t c = 0; x->p->normalise && c < n; c++) {
+        for (int64_t c = 0; x->p->normalise && c < n; c++)
             row[c] = x->denominator[t] == 0 ? 0 : row[c] / x->denominator[t];
-        }
         store_floats(o->data, x->p->dtype, out + t * o->token, row, n);
     }
 }
@@ -489,9 +466,8 @@ static inline void span_advance_normaliser(const chunk *x, float *normaliser)
     FOR_WIDTH(c, x)
     {
         vec sum = v_load(normaliser + c) * v_load(x->total_decay + c);
-        for (int64_t t = 0; t < x->tokens; t++) {
+        for (int64_t t = 0; t < x->tokens; t++)
             sum += v_load(span_writes(x) + t * x->width + c) * x->beta[t];
-        }
         v_store(normaliser + c, sum);
     }
 }

@@ -46,9 +46,7 @@ template <class REAL> static backward_work<REAL> backward_carve(const loam_probl
     w.denominator = (float *)take(p->normalise, work_rows, sizeof(float));
     w.o_dot_parts = sweep_shape_of(p, rows).tiles;
     w.o_dot = (REAL *)take(p->normalise, size_mul(work_rows, (size_t)w.o_dot_parts), f);
-    if (form->solved) {
-        w.system = kept_carve<double>(p, SOLVE_TOKENS, p->dim_qk, pool);
-    }
+    if (form->solved) w.system = kept_carve<double>(p, SOLVE_TOKENS, p->dim_qk, pool);
     w.x = (REAL *)take(form->solved, size_mul(work_rows, d), f);
     w.dw = (REAL *)take(form->solved, size_mul(work_rows, d), f);
     w.scale = (double *)take(true, work_rows, sizeof(double));
@@ -62,11 +60,10 @@ static bool is_solved(const loam_problem *p) { return recurrent_form_of(p->mecha
 size_t recurrent_backward_cuda_work(const loam_problem *p)
 {
     arena pool = {};
-    if (is_solved(p)) {
+    if (is_solved(p))
         (void)backward_carve<double>(p, &pool);
-    } else {
+    else
         (void)backward_carve<float>(p, &pool);
-    }
     return pool.used;
 }
 

@@ -46,9 +46,8 @@ template <int LANES> static __device__ __forceinline__ int quad_channel(int n)
 template <int LANES, class REAL> static __device__ __forceinline__ REAL row_sum(REAL x)
 {
 #pragma unroll
-    for (int step = LANES / 2; step > 0; step /= 2) {
+    for (int step = LANES / 2; step > 0; step /= 2)
         x += __shfl_xor_sync(~0u, x, step);
-    }
     return x;
 }
 
@@ -60,9 +59,8 @@ static __device__ __forceinline__ void load_row(REAL (&x)[CHANNELS], const REAL 
     for (int n = 0; n < CHANNELS / 4; n++) {
         const quad<REAL> q = *(const quad<REAL> *)(row + quad_channel<LANES>(n));
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < 4; i++)
             x[4 * n + i] = q.x[i];
-        }
     }
 }
 
@@ -81,9 +79,8 @@ static __device__ __forceinline__ REAL row_dot(const REAL (&x)[CHANNELS], const 
 {
     REAL sum = 0;
 #pragma unroll
-    for (int i = 0; i < CHANNELS; i++) {
+    for (int i = 0; i < CHANNELS; i++)
         sum = fma(x[i], y[i], sum);
-    }
     return row_sum<LANES>(sum);
 }
 
@@ -111,9 +108,7 @@ static __device__ __forceinline__ void load_state_row(REAL (&x)[CHANNELS], const
         const int c = quad_channel<LANES>(n);
         float4 f = { 0, 0, 0, 0 };
         if (quads) {
-            if (c < d) {
-                f = __ldcs((const float4 *)(row + c));
-            }
+            if (c < d) f = __ldcs((const float4 *)(row + c));
         } else {
             f.x = c < d ? row[c] : 0, f.y = c + 1 < d ? row[c + 1] : 0;
             f.z = c + 2 < d ? row[c + 2] : 0, f.w = c + 3 < d ? row[c + 3] : 0;
@@ -131,16 +126,11 @@ static __device__ __forceinline__ void store_state_row(float *row, const REAL (&
         const int c = quad_channel<LANES>(n);
         const float f[4] = { (float)x[4 * n], (float)x[4 * n + 1], (float)x[4 * n + 2], (float)x[4 * n + 3] };
         if (quads) {
-            if (c < d) {
-                __stcs((float4 *)(row + c), make_float4(f[0], f[1], f[2], f[3]));
-            }
+            if (c < d) __stcs((float4 *)(row + c), make_float4(f[0], f[1], f[2], f[3]));
         } else {
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                if (c + i < d) {
-                    row[c + i] = f[i];
-                }
-            }
+            for (int i = 0; i < 4; i++)
+                if (c + i < d) row[c + i] = f[i];
         }
     }
 }
@@ -208,9 +198,8 @@ static __device__ __forceinline__ void stage_features(REAL *to, const loam_probl
     if (p.feature_map == LOAM_FEATURES_UNIT) {
         double norm2 = 0; /* float overflows or underflows on some squares */
 #pragma unroll
-        for (int i = 0; i < each; i++) {
+        for (int i = 0; i < each; i++)
             norm2 = fma((double)x[i], (double)x[i], norm2);
-        }
         norm2 = row_sum<32>(norm2);
         factor = norm2 > 0 ? (REAL)((double)factor / sqrt(norm2)) : 0;
     }

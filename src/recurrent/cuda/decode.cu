@@ -76,18 +76,15 @@ static __device__ __forceinline__ float over_norm(const float (&x)[CHANNELS], fl
 {
     float most = 0, sum = 0;
 #pragma unroll
-    for (int i = 0; i < CHANNELS; i++) {
+    for (int i = 0; i < CHANNELS; i++)
         most = fmaxf(most, fabsf(x[i]));
-    }
 #pragma unroll
-    for (int step = LANES / 2; step > 0; step /= 2) {
+    for (int step = LANES / 2; step > 0; step /= 2)
         most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
-    }
     const float unit = 1 / most;
 #pragma unroll
-    for (int i = 0; i < CHANNELS; i++) {
+    for (int i = 0; i < CHANNELS; i++)
         sum = fma(x[i] * unit, x[i] * unit, sum);
-    }
     return most > 0 ? factor / sqrtf(row_sum<LANES>(sum)) * unit : 0;
 }
 
@@ -102,14 +99,11 @@ static __device__ __forceinline__ void unpack_features(float (&to)[CHANNELS],
         const float4 f = unpack(x[n]);
         to[4 * n] = f.x, to[4 * n + 1] = f.y, to[4 * n + 2] = f.z, to[4 * n + 3] = f.w;
     }
-    if (map == LOAM_FEATURES_UNIT) {
-        factor = over_norm<LANES>(to, factor);
-    }
+    if (map == LOAM_FEATURES_UNIT) factor = over_norm<LANES>(to, factor);
 #pragma unroll
     for (int i = 0; i < CHANNELS; i++) {
-        if (map == LOAM_FEATURES_ELU) {
+        if (map == LOAM_FEATURES_ELU)
             to[i] = quad_channel<LANES>(i / 4) >= d ? 0 : to[i] > 0 ? to[i] + 1 : expf(to[i]);
-        }
         to[i] *= factor;
     }
 }
@@ -132,9 +126,8 @@ static __device__ __forceinline__ void store_streamed(float *row, const float (&
 #pragma unroll
     for (int n = 0; n < CHANNELS / 4; n++) {
         const int c = quad_channel<LANES>(n);
-        if (c < d) {
+        if (c < d)
             __stcs((float4 *)(row + c), make_float4(x[4 * n], x[4 * n + 1], x[4 * n + 2], x[4 * n + 3]));
-        }
     }
 }
 
@@ -175,9 +168,8 @@ static __device__ __forceinline__ void step_load(step_inputs<TYPE> &x, const ste
     x.denominator = p.normalise ? s.denominator[recurrent_work_row(&p, &seq, h, 0)] : 1;
     const TYPE *values = (const TYPE *)a.v.data + RECURRENT_AT(a.v, seq.b, h, token);
 #pragma unroll
-    for (int g = 0; g < STEP_GROUPS; g++) {
+    for (int g = 0; g < STEP_GROUPS; g++)
         x.v[g] = at.row0 + g * apart < at.rows ? values[at.row0 + g * apart] : TYPE(0.0f);
-    }
 }
 
 /* m <- M Diag(e^g) + u k^T for the rows of this lane. */
@@ -195,18 +187,16 @@ static __device__ __forceinline__ void step_write(float (&m)[STEP_GROUPS][CHANNE
                                  BY_CHANNEL ? decay_change(by.z) : all,
                                  BY_CHANNEL ? decay_change(by.w) : all };
 #pragma unroll
-        for (int e = 0; e < 4 * STEP_GROUPS; e++) {
+        for (int e = 0; e < 4 * STEP_GROUPS; e++)
             m[e / 4][i + e % 4] = decayed(m[e / 4][i + e % 4], decay[e % 4]);
-        }
     }
 #pragma unroll
     for (int g = 0; g < STEP_GROUPS; g++) {
         const float w = to_float(x.v[g]);
         const float u = x.beta * (s.form.delta ? w - row_dot<LANES>(m[g], k) : w);
 #pragma unroll
-        for (int i = 0; i < CHANNELS; i++) {
+        for (int i = 0; i < CHANNELS; i++)
             m[g][i] = fma(u, k[i], m[g][i]);
-        }
     }
 }
 
@@ -222,16 +212,14 @@ static __device__ __forceinline__ void step_read(const float (&m)[STEP_GROUPS][C
     float q[CHANNELS], y[STEP_GROUPS];
     unpack_features<LANES>(q, x.q, p.feature_map, at.d, (float)p.scale);
 #pragma unroll
-    for (int g = 0; g < STEP_GROUPS; g++) {
+    for (int g = 0; g < STEP_GROUPS; g++)
         y[g] = row_dot<LANES>(m[g], q);
-    }
     TYPE *o = (TYPE *)a.o.data + RECURRENT_AT(a.o, at.seq.b, at.h, at.seq.first);
 #pragma unroll
     for (int g = 0; g < STEP_GROUPS; g++) {
         const int row = at.row0 + g * apart;
-        if (lane == g && row < at.rows) {
+        if (lane == g && row < at.rows)
             from_float(o + row, x.denominator == 0 ? 0 : p.normalise ? y[g] / x.denominator : y[g]);
-        }
     }
     if (a.info.data && at.row0 == 0 && lane == 0) {
         const loam_row_info info = { x.denominator == 0 ? LOAM_ROW_SINGULAR : LOAM_ROW_SOLVED,
@@ -251,18 +239,13 @@ __global__ void __launch_bounds__(STEP_THREADS, STEP_BLOCKS - BY_CHANNEL)
     const unsigned n = blockIdx.x * (STEP_THREADS / 32) + threadIdx.x / 32, h = blockIdx.y, b = n / s.tiles;
     const int d = (int)s.p.dim_qk, rows = (int)s.p.dim_v;
     const int row0 = (int)(n % s.tiles) * (STEP_GROUPS * apart) + (int)threadIdx.x % 32 / LANES;
-    if (b >= s.p.batch) {
-        return;
-    }
+    if (b >= s.p.batch) return;
     float m[STEP_GROUPS][CHANNELS] = {};
     if (a.state_in.data) {
         const float *from = (const float *)a.state_in.data + RECURRENT_AT(a.state_in, b, h, row0);
 #pragma unroll
-        for (int g = 0; g < STEP_GROUPS; g++) {
-            if (row0 + g * apart < rows) {
-                load_streamed<LANES>(m[g], from + g * apart * a.state_in.token, d);
-            }
-        }
+        for (int g = 0; g < STEP_GROUPS; g++)
+            if (row0 + g * apart < rows) load_streamed<LANES>(m[g], from + g * apart * a.state_in.token, d);
     }
     const recurrent_seq seq = recurrent_seq_at(&s.p, &a, b);
     if (seq.len > 0) {
@@ -274,11 +257,8 @@ __global__ void __launch_bounds__(STEP_THREADS, STEP_BLOCKS - BY_CHANNEL)
     }
     float *to = (float *)a.state_out.data + RECURRENT_AT(a.state_out, b, h, row0);
 #pragma unroll
-    for (int g = 0; g < STEP_GROUPS; g++) {
-        if (row0 + g * apart < rows) {
-            store_streamed<LANES>(to + g * apart * a.state_out.token, m[g], d);
-        }
-    }
+    for (int g = 0; g < STEP_GROUPS; g++)
+        if (row0 + g * apart < rows) store_streamed<LANES>(to + g * apart * a.state_out.token, m[g], d);
 }
 
 /* ------------------------------------------------------------------ launches */
@@ -288,11 +268,10 @@ template <class TYPE, int LANES> static loam_status step_launch(step *s, loam_er
     constexpr int rows = 32 / LANES * STEP_GROUPS, warps = STEP_THREADS / 32;
     s->tiles = (unsigned)((s->p.dim_v + rows - 1) / rows);
     const dim3 grid((unsigned)((s->p.batch * s->tiles + warps - 1) / warps), (unsigned)s->p.heads_v);
-    if (s->form.gate == GATE_CHANNEL) {
+    if (s->form.gate == GATE_CHANNEL)
         step_kernel<TYPE, LANES, true><<<grid, STEP_THREADS, 0, (cudaStream_t)s->a.stream>>>(*s);
-    } else {
+    else
         step_kernel<TYPE, LANES, false><<<grid, STEP_THREADS, 0, (cudaStream_t)s->a.stream>>>(*s);
-    }
     return cuda_launched("step_kernel", error);
 }
 

@@ -18,9 +18,7 @@ static forward_work forward_carve(const loam_problem *p, arena *pool)
 {
     forward_work w = {};
     const size_t rows = size_mul((size_t)recurrent_tokens(p), (size_t)p->heads_v);
-    if (p->normalise) {
-        w.denominator = (float *)arena_take(pool, rows, sizeof(float));
-    }
+    if (p->normalise) w.denominator = (float *)arena_take(pool, rows, sizeof(float));
     if (recurrent_form_of(p->mechanism)->solved) {
         w.x = (double *)arena_take(pool, size_mul(rows, (size_t)p->dim_qk), sizeof(double));
         w.system = kept_carve<double>(p, SOLVE_TOKENS, p->dim_qk, pool);
@@ -33,9 +31,7 @@ static loam_status direct(const loam_problem *p, const loam_args *a, loam_error 
     arena pool = { (char *)a->work, 0 };
     sweep<float> s = sweep_of<float>(p, a);
     s.denominator = forward_carve(p, &pool).denominator;
-    if (p->normalise) {
-        TRY(sweep_denominators(p, a, s.denominator, error));
-    }
+    if (p->normalise) TRY(sweep_denominators(p, a, s.denominator, error));
     return p->pass == LOAM_DECODE && recurrent_step_reads(p, a)
                ? recurrent_step_cuda(p, a, s.denominator, error)
                : sweep_run(&s, error);
@@ -54,9 +50,8 @@ static loam_status solved(const loam_problem *p, const loam_args *a, loam_error 
 
 static loam_status run(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    if (p->batch > 0) {
+    if (p->batch > 0)
         TRY(recurrent_form_of(p->mechanism)->solved ? solved(p, a, error) : direct(p, a, error));
-    }
     return loam_succeed(error);
 }
 

@@ -23,9 +23,8 @@ template <class REAL>
 static __device__ __forceinline__ REAL sum_parts(const REAL *x, int parts, int64_t plane, int64_t e)
 {
     REAL sum = 0;
-    for (int part = 0; part < parts; part++) {
+    for (int part = 0; part < parts; part++)
         sum += x[part * plane + e];
-    }
     return sum;
 }
 
@@ -46,13 +45,11 @@ static __device__ __forceinline__ REAL load_phi(REAL (&phi)[EACH], const loam_pr
     }
     const double norm = unit ? sqrt(row_sum<32>(norm2)) : 1;
 #pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        if (p.feature_map == LOAM_FEATURES_ELU) {
+    for (int i = 0; i < EACH; i++)
+        if (p.feature_map == LOAM_FEATURES_ELU)
             phi[i] = phi[i] > 0 ? phi[i] + 1 : exp(phi[i]);
-        } else if (unit) {
+        else if (unit)
             phi[i] = norm > 0 ? (REAL)((double)phi[i] / norm) : 0;
-        }
-    }
     return norm > 0 ? (REAL)(1 / norm) : 0;
 }
 
@@ -67,22 +64,19 @@ static __device__ __forceinline__ void store_row_gradient(const gather<REAL> &s,
     const REAL factor = load_phi(phi, p, from.data, RECURRENT_AT(from, x.b, x.key_head, x.token));
     if (p.feature_map == LOAM_FEATURES_UNIT) {
 #pragma unroll
-        for (int i = 0; i < EACH; i++) {
+        for (int i = 0; i < EACH; i++)
             radial = fma(gradient[i], phi[i], radial);
-        }
         radial = row_sum<32>(radial);
     }
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
         const int c = (int)threadIdx.x % 32 + 32 * i;
-        if (p.feature_map == LOAM_FEATURES_ELU) {
+        if (p.feature_map == LOAM_FEATURES_ELU)
             gradient[i] *= phi[i] > 1 ? (REAL)1 : phi[i];
-        } else if (p.feature_map == LOAM_FEATURES_UNIT) {
+        else if (p.feature_map == LOAM_FEATURES_UNIT)
             gradient[i] = fma(-radial, phi[i], gradient[i]) * factor;
-        }
-        if (c < p.dim_qk) {
+        if (c < p.dim_qk)
             store_real(to.data, p.dtype, RECURRENT_AT(to, x.b, x.key_head, x.token) + c, (float)gradient[i]);
-        }
     }
 }
 
@@ -113,11 +107,10 @@ static __device__ __forceinline__ void store_parameters(const gather<REAL> &s, c
     scale = row_sum<32>(scale), decay = row_sum<32>(decay);
     if (lane == 0) {
         s.w.scale[row] = scale;
-        if (s.form.gate == GATE_HEAD) {
+        if (s.form.gate == GATE_HEAD)
             s.w.decay[row] = decay;
-        } else if (s.form.gate == GATE_TOKEN && a.grad_log_decay.data) {
+        else if (s.form.gate == GATE_TOKEN && a.grad_log_decay.data)
             ((float *)a.grad_log_decay.data)[RECURRENT_AT(a.grad_log_decay, x.b, h, x.token)] = (float)decay;
-        }
         if (a.grad_beta.data) {
             ((float *)a.grad_beta.data)[RECURRENT_AT(a.grad_beta, x.b, h, x.token)] = (float)sum_parts(
                 s.w.dbeta, s.w.parts, s.w.work_rows, row);
@@ -132,9 +125,7 @@ __global__ void __launch_bounds__(GATHER_THREADS) gather_kernel(const __grid_con
     const loam_problem &p = s.p;
     const int64_t n = blockIdx.x * (int64_t)(GATHER_THREADS / 32) + threadIdx.x / 32, d = p.dim_qk;
     const int64_t tokens = recurrent_tokens(&p), share = p.heads_v / p.heads_q, plane = s.w.work_rows * d;
-    if (n >= tokens * p.heads_q) {
-        return;
-    }
+    if (n >= tokens * p.heads_q) return;
     const bool packed = p.total_q >= 0;
     gather_place x;
     x.key_head = n % p.heads_q;
@@ -157,12 +148,8 @@ __global__ void __launch_bounds__(GATHER_THREADS) gather_kernel(const __grid_con
         }
         store_parameters(s, x, h, row, phi, dx);
     }
-    if (s.a.grad_q.data) {
-        store_row_gradient(s, s.a.q, s.a.grad_q, x, dq);
-    }
-    if (s.a.grad_k.data) {
-        store_row_gradient(s, s.a.k, s.a.grad_k, x, dk);
-    }
+    if (s.a.grad_q.data) store_row_gradient(s, s.a.q, s.a.grad_q, x, dq);
+    if (s.a.grad_k.data) store_row_gradient(s, s.a.k, s.a.grad_k, x, dk);
 }
 
 /* ------------------------------------------------------------------ sums over tokens */
@@ -177,9 +164,8 @@ static __device__ __forceinline__ int64_t row_of_head(const loam_problem &p, int
 static __device__ double head_sum(const loam_problem &p, const double *part, int64_t h)
 {
     double sum = 0;
-    for (int64_t n = threadIdx.x; n < recurrent_tokens(&p); n += SUM_THREADS) {
+    for (int64_t n = threadIdx.x; n < recurrent_tokens(&p); n += SUM_THREADS)
         sum += part[row_of_head(p, h, n)];
-    }
     return block_sum<SUM_THREADS>(sum);
 }
 
@@ -192,16 +178,12 @@ __global__ void __launch_bounds__(SUM_THREADS) parameter_sums_kernel(const __gri
     for (int64_t h = 0; h < s.p.heads_v; h++) {
         if (s.form.gate == GATE_HEAD && g.data) {
             const double decay = head_sum(s.p, s.w.decay, h);
-            if (threadIdx.x == 0) {
-                ((float *)g.data)[h * g.head] = (float)decay;
-            }
+            if (threadIdx.x == 0) ((float *)g.data)[h * g.head] = (float)decay;
         }
         /* a normalised read is a mean, which does not depend on the scale */
         scale += s.a.grad_scale && !s.p.normalise ? head_sum(s.p, s.w.scale, h) : 0;
     }
-    if (s.a.grad_scale && threadIdx.x == 0) {
-        *(float *)s.a.grad_scale = (float)scale;
-    }
+    if (s.a.grad_scale && threadIdx.x == 0) *(float *)s.a.grad_scale = (float)scale;
 }
 
 /* dLambda_c = -sum_t z_c x_c: one thread block for 32 channels of a head, with the tokens distributed
@@ -222,9 +204,8 @@ __global__ void __launch_bounds__(SUM_THREADS) ridge_sums_kernel(const __grid_co
     __syncthreads();
     if (threadIdx.x < 32 && c < d) {
         double all = 0;
-        for (int warp = 0; warp < warps; warp++) {
+        for (int warp = 0; warp < warps; warp++)
             all += sums[warp][threadIdx.x];
-        }
         s.w.ridge[h * d + c] = all;
     }
 }
@@ -240,19 +221,13 @@ template <class REAL> __global__ void put_ridge_kernel(const __grid_constant__ g
         for (int64_t c = threadIdx.x; c < d; c += 32) {
             const double ridge = s.w.ridge[h * d + c];
             sum += ridge;
-            if (s.p.ridge_axes == LOAM_RIDGE_HEAD_CHANNEL) {
-                ((float *)g.data)[h * g.head + c] = (float)ridge;
-            }
+            if (s.p.ridge_axes == LOAM_RIDGE_HEAD_CHANNEL) ((float *)g.data)[h * g.head + c] = (float)ridge;
         }
         sum = row_sum<32>(sum);
         all += sum;
-        if (s.p.ridge_axes == LOAM_RIDGE_HEAD && threadIdx.x == 0) {
-            ((float *)g.data)[h * g.head] = (float)sum;
-        }
+        if (s.p.ridge_axes == LOAM_RIDGE_HEAD && threadIdx.x == 0) ((float *)g.data)[h * g.head] = (float)sum;
     }
-    if (s.p.ridge_axes == LOAM_RIDGE_NUMBER && threadIdx.x == 0) {
-        *(float *)g.data = (float)all;
-    }
+    if (s.p.ridge_axes == LOAM_RIDGE_NUMBER && threadIdx.x == 0) *(float *)g.data = (float)all;
 }
 
 /* ------------------------------------------------------------------ launches */
@@ -269,9 +244,7 @@ template <class REAL> static loam_status run(const gather<REAL> &s, loam_error *
     }
     TRY(cuda_launch("parameter_sums_kernel", parameter_sums_kernel<REAL>, 1, SUM_THREADS, 0, s.a.stream,
                     false, error, s));
-    if (!s.form.solved || !s.a.grad_ridge.data) {
-        return LOAM_OK;
-    }
+    if (!s.form.solved || !s.a.grad_ridge.data) return LOAM_OK;
     TRY(cuda_launch("ridge_sums_kernel", ridge_sums_kernel<REAL>, s.p.heads_v * ((s.p.dim_qk + 31) / 32),
                     SUM_THREADS, 0, s.a.stream, false, error, s));
     return cuda_launch("put_ridge_kernel", put_ridge_kernel<REAL>, 1, 32, 0, s.a.stream, false, error, s);

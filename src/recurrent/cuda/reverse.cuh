@@ -62,18 +62,15 @@ static __device__ __forceinline__ REAL read_gradient(const reverse<REAL> &s, con
     const loam_problem &p = s.p;
     const int64_t at = recurrent_work_row(&p, &tile.seq, tile.h, t);
     const REAL denominator = p.normalise ? (REAL)s.w.denominator[at] : (REAL)1;
-    if (denominator == 0 || row >= p.dim_v + p.normalise) {
-        return 0;
-    }
+    if (denominator == 0 || row >= p.dim_v + p.normalise) return 0;
     if (row < p.dim_v) {
         return load_real<REAL>(s.a.grad_o.data, p.dtype,
                                RECURRENT_AT(s.a.grad_o, tile.seq.b, tile.h, tile.seq.first + t) + row) /
                denominator;
     }
     REAL o_dot = 0; /* do . y */
-    for (int part = 0; part < s.w.o_dot_parts; part++) {
+    for (int part = 0; part < s.w.o_dot_parts; part++)
         o_dot += s.w.o_dot[part * s.w.work_rows + at];
-    }
     return -o_dot / denominator / denominator;
 }
 
@@ -111,9 +108,8 @@ static __device__ __forceinline__ void reverse_load(const reverse<REAL> &s,
                                   (REAL)p.scale);
         }
     }
-    for (int t = threadIdx.x; t < n; t += blockDim.x) {
+    for (int t = threadIdx.x; t < n; t += blockDim.x)
         stage.beta[t] = beta_of<REAL>(s.form, s.a, seq, tile.h, first + t);
-    }
     __syncthreads();
     for (int e = threadIdx.x; e < n * shape::rows; e += blockDim.x) {
         const int t = e / shape::rows, r = e % shape::rows;
@@ -152,9 +148,8 @@ static __device__ __forceinline__ void decay_and_write(const reverse<REAL> &s,
 #pragma unroll
     for (int g = 0; g < GROUPS; g++) {
 #pragma unroll
-        for (int i = 0; i < CHANNELS; i++) {
+        for (int i = 0; i < CHANNELS; i++)
             m[g][i] = decayed(m[g][i], decay[i]);
-        }
         const REAL w = stage.w[t][local + g * (32 / LANES)];
         err[g] = s.form.delta ? w - row_dot<LANES>(m[g], k) : w;
         u[g] = mul_unfused(stage.beta[t], err[g]);
@@ -168,13 +163,10 @@ static __device__ __forceinline__ void store_columns(REAL *to, REAL (&x)[CHANNEL
 #pragma unroll
     for (int i = 0; i < CHANNELS; i++) {
 #pragma unroll
-        for (int step = LANES; step < 32; step *= 2) {
+        for (int step = LANES; step < 32; step *= 2)
             x[i] += __shfl_xor_sync(~0u, x[i], step);
-        }
     }
-    if (threadIdx.x % 32 < LANES) {
-        store_row<LANES>(to, x);
-    }
+    if (threadIdx.x % 32 < LANES) store_row<LANES>(to, x);
 }
 
 /* dM += dy x^T + dz z^T. Writes the warp's part of dx = M^T dy; not for MesaNet, where adjoint_read_kernel
@@ -208,9 +200,8 @@ static __device__ __forceinline__ void reverse_read(reverse_stage<REAL, LANES, G
 #pragma unroll
         for (int g = 0; g < GROUPS; g++) {
 #pragma unroll
-            for (int i = 0; i < CHANNELS; i++) {
+            for (int i = 0; i < CHANNELS; i++)
                 dm[g][i] = fma(stage.dz[t][local + g * apart], z[i], dm[g][i]);
-            }
         }
     } else {
         store_columns<LANES>(stage.columns[0][threadIdx.x / 32], dx);
@@ -230,17 +221,12 @@ static __device__ __forceinline__ void reverse_values(reverse_stage<REAL, LANES,
         const REAL du = row_dot<LANES>(dm[g], k);
         dbeta = fma(du, err[g], dbeta);
         dw[g] = mul_unfused(stage.beta[t], du);
-        if (threadIdx.x % LANES == 0) {
-            stage.dw[t][local + g * (32 / LANES)] = dw[g];
-        }
+        if (threadIdx.x % LANES == 0) stage.dw[t][local + g * (32 / LANES)] = dw[g];
     }
 #pragma unroll
-    for (int step = LANES; step < 32; step *= 2) {
+    for (int step = LANES; step < 32; step *= 2)
         dbeta += __shfl_xor_sync(~0u, dbeta, step);
-    }
-    if (threadIdx.x % 32 == 0) {
-        stage.scalars[threadIdx.x / 32] = dbeta;
-    }
+    if (threadIdx.x % 32 == 0) stage.scalars[threadIdx.x / 32] = dbeta;
 }
 
 /* dM -= [delta rule] dw k^T. Writes the warp's part of dk = dM^T u - [delta rule] D^T dw. */
@@ -301,9 +287,7 @@ static __device__ __forceinline__ void reverse_token(const reverse<REAL> &s,
     reverse_read<REAL, LANES, GROUPS>(stage, t, local, k, u, m, dm);
     reverse_values<REAL, LANES, GROUPS>(stage, t, local, k, err, dm, dw);
     reverse_keys<REAL, LANES, GROUPS>(s, stage, k, u, dw, m, dm);
-    if (s.form.gate != GATE_NONE) {
-        reverse_decay<REAL, LANES, GROUPS>(stage, t, m, dm);
-    }
+    if (s.form.gate != GATE_NONE) reverse_decay<REAL, LANES, GROUPS>(stage, t, m, dm);
 }
 
 /* The sum of a column over the warps, in their order. */
@@ -312,9 +296,8 @@ static __device__ __forceinline__ REAL column_sum(const REAL (&columns)[WARPS][W
 {
     REAL sum = 0;
 #pragma unroll
-    for (int warp = 0; warp < WARPS; warp++) {
+    for (int warp = 0; warp < WARPS; warp++)
         sum += columns[warp][c];
-    }
     return sum;
 }
 
@@ -334,17 +317,14 @@ static __device__ __forceinline__ void store_sums(const reverse<REAL> &s,
                   d = s.p.dim_qk;
     REAL *const to[] = { solves<REAL> ? NULL : s.w.dx, s.w.dk, s.w.dg };
 #pragma unroll
-    for (int which = 0; which < 3; which++) {
-        for (int c = threadIdx.x; to[which] && c < d; c += blockDim.x) {
+    for (int which = 0; which < 3; which++)
+        for (int c = threadIdx.x; to[which] && c < d; c += blockDim.x)
             store_sum(to[which] + at * d + c, column_sum(stage.columns[which], c), tile.first);
-        }
-    }
     if (threadIdx.x == 0 && s.w.dbeta) {
         REAL sum = 0;
 #pragma unroll
-        for (int warp = 0; warp < shape::warps; warp++) {
+        for (int warp = 0; warp < shape::warps; warp++)
             sum += stage.scalars[warp];
-        }
         store_sum(s.w.dbeta + at, sum, tile.first);
     }
 }
@@ -427,9 +407,8 @@ static __device__ __forceinline__ void replay(const reverse<REAL> &s,
 #pragma unroll
             for (int g = 0; g < GROUPS; g++) {
 #pragma unroll
-                for (int i = 0; i < CHANNELS; i++) {
+                for (int i = 0; i < CHANNELS; i++)
                     m[g][i] = fma(u[g], k[i], m[g][i]);
-                }
             }
         }
     }
@@ -460,11 +439,9 @@ static __device__ __forceinline__ void reverse_rows(const reverse<REAL> &s,
     for (int64_t first = seq.len > 0 ? (seq.len - 1) / every * every : -1; first >= 0; first -= every) {
         const int64_t end = min(first + every, seq.len);
 #pragma unroll
-        for (int g = 0; g < GROUPS; g++) {
-            if (row_of(g) < tile.rows) {
+        for (int g = 0; g < GROUPS; g++)
+            if (row_of(g) < tile.rows)
                 load_row<LANES>(m[g], kept_row(s.w.kept, s.p, seq, tile.h, first / every, row_of(g)));
-            }
-        }
         replay<REAL, LANES, GROUPS>(s, stage, tile, replayed, first, end, local, m);
         for (int64_t begin = first + (end - 1 - first) / shape::staged * shape::staged; begin >= first;
              begin -= shape::staged) {
@@ -555,9 +532,8 @@ static __device__ __forceinline__ void adjoint_rows(const reverse<REAL> &s,
             __syncthreads();
             const int64_t row = tile.part * s.w.work_rows +
                                 recurrent_work_row(&s.p, &tile.seq, tile.h, first + t);
-            for (int c = threadIdx.x; c < s.p.dim_qk; c += blockDim.x) {
+            for (int c = threadIdx.x; c < s.p.dim_qk; c += blockDim.x)
                 store_sum(s.w.dx + row * s.p.dim_qk + c, column_sum(stage.columns[0], c), tile.first);
-            }
             __syncthreads();
         }
     }

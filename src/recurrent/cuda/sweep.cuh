@@ -74,9 +74,8 @@ static __device__ __forceinline__ void sweep_load(const sweep<REAL> &s, const sw
         case 1:
             if (s.x) {
                 const REAL *x = s.x + recurrent_work_row(&p, &seq, h, first + t) * p.dim_qk;
-                for (int c = threadIdx.x % 32; c < width; c += 32) {
+                for (int c = threadIdx.x % 32; c < width; c += 32)
                     stage.x[t * width + c] = c < p.dim_qk ? x[c] : 0;
-                }
             } else if (s.read != READ_NOTHING) {
                 stage_features<LANES>(stage.x + t * width, p, s.a.q.data,
                                       RECURRENT_AT(s.a.q, seq.b, key_head, token), (REAL)p.scale);
@@ -95,9 +94,8 @@ static __device__ __forceinline__ void sweep_load(const sweep<REAL> &s, const sw
         }
         stage.w[e] = w;
     }
-    for (int t = threadIdx.x; t < n; t += blockDim.x) {
+    for (int t = threadIdx.x; t < n; t += blockDim.x)
         stage.beta[t] = beta_of<REAL>(s.form, s.a, seq, h, first + t);
-    }
 }
 
 /* For rows of H the value is the key, as features. */
@@ -108,9 +106,8 @@ static __device__ __forceinline__ void sweep_load_keys(const sweep<REAL> &s,
 {
     for (int e = threadIdx.x; e < n * s.block_rows; e += blockDim.x) {
         const int64_t row = row0 + e % s.block_rows;
-        if (row >= s.p.dim_v && row < s.first_row + s.rows) {
+        if (row >= s.p.dim_v && row < s.first_row + s.rows)
             stage.w[e] = stage.k[e / s.block_rows * width_of<LANES> + row - s.p.dim_v];
-        }
     }
     __syncthreads();
 }
@@ -131,9 +128,7 @@ static __device__ __forceinline__ void sweep_store_o_dot(const sweep<REAL> &s,
                       stage.y[t * s.block_rows + r], sum);
         }
         sum = row_sum<32>(sum);
-        if (threadIdx.x % 32 == 0) {
-            s.o_dot[plane + recurrent_work_row(&s.p, &seq, h, first + t)] = sum;
-        }
+        if (threadIdx.x % 32 == 0) s.o_dot[plane + recurrent_work_row(&s.p, &seq, h, first + t)] = sum;
     }
 }
 
@@ -147,9 +142,7 @@ static __device__ __forceinline__ void sweep_store(const sweep<REAL> &s,
     for (int e = threadIdx.x; e < n * s.block_rows; e += blockDim.x) {
         const int t = e / s.block_rows;
         const int64_t row = row0 + e % s.block_rows, at = recurrent_work_row(&s.p, &seq, h, first + t);
-        if (row >= s.first_row + s.rows) {
-            continue;
-        }
+        if (row >= s.first_row + s.rows) continue;
         if (s.read == READ_DENOMINATOR) {
             s.denominator[at] = (float)stage.y[e];
             continue;
@@ -180,23 +173,19 @@ static __device__ __forceinline__ void sweep_token(const sweep<REAL> &s,
         REAL decay[CHANNELS];
         load_row<LANES>(decay, stage.decay + t * width);
 #pragma unroll
-        for (int i = 0; i < CHANNELS; i++) {
+        for (int i = 0; i < CHANNELS; i++)
             m[i] = decayed(m[i], decay[i]);
-        }
     }
     const REAL beta = stage.beta[t], w = stage.w[t * s.block_rows + local];
     const REAL u = mul_unfused(beta, s.form.delta ? w - row_dot<LANES>(m, k) : w);
 #pragma unroll
-    for (int i = 0; i < CHANNELS; i++) {
+    for (int i = 0; i < CHANNELS; i++)
         m[i] = fma(u, k[i], m[i]);
-    }
     if (s.read != READ_NOTHING) {
         REAL x[CHANNELS];
         load_row<LANES>(x, stage.x + t * width);
         const REAL y = row_dot<LANES>(m, x);
-        if (threadIdx.x % LANES == 0) {
-            stage.y[t * s.block_rows + local] = y;
-        }
+        if (threadIdx.x % LANES == 0) stage.y[t * s.block_rows + local] = y;
     }
 }
 
@@ -223,9 +212,7 @@ __global__ void __launch_bounds__(SWEEP_THREADS) sweep_kernel(const __grid_const
         const int n = (int)min(seq.len - first, (int64_t)s.staged);
         sweep_load<LANES>(s, stage, seq, h, row0, first, n);
         __syncthreads();
-        if (s.form.solved && s.first_row + s.rows > s.p.dim_v) {
-            sweep_load_keys<LANES>(s, stage, row0, n);
-        }
+        if (s.form.solved && s.first_row + s.rows > s.p.dim_v) sweep_load_keys<LANES>(s, stage, row0, n);
         for (int t = 0; t < n; t++) {
             if (s.kept.data && (first + t) % s.kept.every == 0 && inside()) {
                 store_row<LANES>(kept_row(s.kept, s.p, seq, h, (first + t) / s.kept.every, row - s.first_row),
@@ -234,11 +221,10 @@ __global__ void __launch_bounds__(SWEEP_THREADS) sweep_kernel(const __grid_const
             sweep_token<REAL, LANES>(s, stage, t, local, m);
         }
         __syncthreads();
-        if (s.read == READ_O_DOT) {
+        if (s.read == READ_O_DOT)
             sweep_store_o_dot<LANES>(s, stage, seq, h, row0, first, n);
-        } else if (s.read != READ_NOTHING) {
+        else if (s.read != READ_NOTHING)
             sweep_store<LANES>(s, stage, seq, h, row0, first, n);
-        }
     }
     if (s.a.state_out.data && inside()) {
         store_state_row<LANES>((float *)s.a.state_out.data + RECURRENT_AT(s.a.state_out, seq.index, h, row),

@@ -20,17 +20,13 @@ bool recurrent_backward_hopper_reads(const loam_problem *p, const loam_args *a)
 
 loam_status recurrent_backward_hopper(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    if (!recurrent_backward_hopper_reads(p, a)) {
-        return recurrent_backward_cuda(p, a, error);
-    }
+    if (!recurrent_backward_hopper_reads(p, a)) return recurrent_backward_cuda(p, a, error);
     arena pool = { (char *)a->work, 0 };
     const recurrent_chunks chunks = recurrent_chunks_carve(p, a, true, &pool);
     TRY(recurrent_prepare_hopper(p, a, &chunks, error));
     TRY(recurrent_pass_hopper(p, a, &chunks, error));
     TRY(recurrent_reverse_hopper(p, a, &chunks, error));
-    if (!recurrent_form_of(p->mechanism)->delta) {
-        TRY(recurrent_output_reverse_hopper(p, a, &chunks, error));
-    }
+    if (!recurrent_form_of(p->mechanism)->delta) TRY(recurrent_output_reverse_hopper(p, a, &chunks, error));
     TRY(recurrent_gradient_hopper(p, a, &chunks, error));
     return loam_succeed(error);
 }

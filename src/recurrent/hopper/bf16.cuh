@@ -31,9 +31,8 @@ static __device__ __forceinline__ void unpack_8(float (&x)[8], const uint4 &bits
 {
     const uint32_t pairs[4] = { bits.x, bits.y, bits.z, bits.w };
 #pragma unroll
-    for (int n = 0; n < 4; n++) {
+    for (int n = 0; n < 4; n++)
         x[2 * n] = unpack_first(pairs[n]), x[2 * n + 1] = unpack_second(pairs[n]);
-    }
 }
 
 #endif

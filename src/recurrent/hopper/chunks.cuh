@@ -162,9 +162,7 @@ struct chunk_sequence {
 static __device__ __forceinline__ chunk_sequence chunk_sequence_at(const loam_problem &p, const loam_args &a,
                                                                    const recurrent_chunks &x, int64_t index)
 {
-    if (p.total_q < 0) {
-        return { index, 0, p.len_q, index, index * x.per_sequence };
-    }
+    if (p.total_q < 0) return { index, 0, p.len_q, index, index * x.per_sequence };
     const int64_t first = min(max(a.cu_q[index], (int64_t)0), p.total_q);
     const int64_t end = min(max(a.cu_q[index + 1], first), p.total_q);
     return { 0, first, min(end - first, p.len_q), index, first / CHUNK_TOKENS + index };
@@ -204,11 +202,10 @@ static __device__ __forceinline__ chunk_place chunk_of_slot(const loam_problem &
         int64_t low = 0, high = p.batch - 1;
         while (low < high) {
             const int64_t middle = (low + high + 1) / 2;
-            if (chunk_sequence_at(p, a, x, middle).base <= at) {
+            if (chunk_sequence_at(p, a, x, middle).base <= at)
                 low = middle;
-            } else {
+            else
                 high = middle - 1;
-            }
         }
         index = low;
     }

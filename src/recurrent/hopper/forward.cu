@@ -21,9 +21,7 @@ bool recurrent_forward_hopper_reads(const loam_problem *p, const loam_args *a)
 
 loam_status recurrent_forward_hopper(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    if (!recurrent_forward_hopper_reads(p, a)) {
-        return recurrent_forward_cuda(p, a, error);
-    }
+    if (!recurrent_forward_hopper_reads(p, a)) return recurrent_forward_cuda(p, a, error);
     arena pool = { (char *)a->work, 0 };
     const recurrent_chunks chunks = recurrent_chunks_carve(p, a, false, &pool);
     TRY(recurrent_prepare_hopper(p, a, &chunks, error));

@@ -29,9 +29,7 @@ static __device__ __forceinline__ void clear_sums(const recurrent_chunks &chunks
 {
     if (threadIdx.x == 0) {
         chunks.grad_scale[blockIdx.x] = 0;
-        if (chunks.grad_decay) {
-            chunks.grad_decay[blockIdx.x] = 0;
-        }
+        if (chunks.grad_decay) chunks.grad_decay[blockIdx.x] = 0;
     }
 }
 
@@ -68,15 +66,11 @@ static __device__ __forceinline__ void store_gradients(gradient_shared<DIM, GATE
     store_row_gradients(sm, p, a, chunks, sm.chunk);
     __syncthreads();
     if constexpr (GATES == TOKEN_GATES) {
-        if (thread < 32) {
-            store_token_gates(sm, p, a, chunks, sm.chunk);
-        }
+        if (thread < 32) store_token_gates(sm, p, a, chunks, sm.chunk);
     }
     if (thread >= 32 && thread < 64) {
         const float sum = lane_sum<32>(sm.scale_dot[thread - 32] + sm.scale_dot[thread]);
-        if (thread == 32) {
-            chunks.grad_scale[sm.chunk.slot] = sum;
-        }
+        if (thread == 32) chunks.grad_scale[sm.chunk.slot] = sum;
     }
 }
 
@@ -94,14 +88,10 @@ static __global__ void __launch_bounds__(gradient_shape<DIM, GATES>::threads,
         return;
     }
     load_operands(sm, chunks, chunk);
-    if (threadIdx.x == 0) {
-        sm.chunk = chunk;
-    }
+    if (threadIdx.x == 0) sm.chunk = chunk;
     load_scalars(sm, p, a, chunk);
     float decay[BLOCK_TOKENS];
-    if (GATES == CHANNEL_GATES) {
-        load_decays<DIM>(decay, p, a, chunk);
-    }
+    if (GATES == CHANNEL_GATES) load_decays<DIM>(decay, p, a, chunk);
     if (DELTA) {
         weights_operand<2> inverse;
         load_inverse(inverse, chunks.inverse + chunk.slot * CHUNK_TOKENS * CHUNK_TOKENS);
@@ -116,9 +106,7 @@ static __global__ void __launch_bounds__(gradient_shape<DIM, GATES>::threads,
         decay_in_blocks(sm, decay);
         __syncthreads();
     }
-    if (GATES != NO_GATES) {
-        dot_states(sm);
-    }
+    if (GATES != NO_GATES) dot_states(sm);
     multiply_all(sm, (float)p.scale);
     __syncthreads();
     store_gradients(sm, p, a, chunks);
@@ -156,9 +144,8 @@ static __global__ void __launch_bounds__(SUM_THREADS)
                 float part[8];
                 load_8(part, parts + (h * chunks.per_head * CHUNK_TOKENS + r) * DIM);
 #pragma unroll
-                for (int n = 0; n < 8; n++) {
+                for (int n = 0; n < 8; n++)
                     sum[n] += part[n];
-                }
             }
             unpack_8(x, features.vector[i]);
             feature_map_gradient<vectors::lanes>(p, sum, x, given.vector[i]);
@@ -174,20 +161,15 @@ static __global__ void __launch_bounds__(SUM_THREADS)
 {
     __shared__ double sums[SUM_THREADS];
     double sum = 0;
-    for (int64_t i = threadIdx.x; i < n; i += SUM_THREADS) {
+    for (int64_t i = threadIdx.x; i < n; i += SUM_THREADS)
         sum += from[blockIdx.x * n + i];
-    }
     sums[threadIdx.x] = sum;
     __syncthreads();
     for (int half = SUM_THREADS / 2; half > 0; half /= 2) {
-        if (threadIdx.x < half) {
-            sums[threadIdx.x] += sums[threadIdx.x + half];
-        }
+        if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
         __syncthreads();
     }
-    if (threadIdx.x == 0) {
-        to[blockIdx.x * stride] = (float)(sums[0] / divisor);
-    }
+    if (threadIdx.x == 0) to[blockIdx.x * stride] = (float)(sums[0] / divisor);
 }
 
 /* ------------------------------------------------------------------ launches */
@@ -230,9 +212,8 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const recur
 loam_status recurrent_gradient_hopper(const loam_problem *p, const loam_args *a,
                                       const recurrent_chunks *chunks, loam_error *error)
 {
-    if (chunks->slots > 0) {
+    if (chunks->slots > 0)
         TRY(p->dim_qk == 64 ? launch<64>(p, a, chunks, error) : launch<128>(p, a, chunks, error));
-    }
     if (a->grad_scale) {
         TRY(cuda_launch("slot_sum_kernel", slot_sum_kernel, 1, SUM_THREADS, 0, a->stream, false, error,
                         (float *)a->grad_scale, (int64_t)0, (const float *)chunks->grad_scale, chunks->slots,

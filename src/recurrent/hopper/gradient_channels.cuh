@@ -20,13 +20,11 @@ static __device__ __forceinline__ void load_decays(float (&decay)[BLOCK_TOKENS],
     const float *gates = gate_of(p, a, chunk, 0) + own_channel<DIM>();
     const int first = own_block<DIM>() * BLOCK_TOKENS;
 #pragma unroll
-    for (int i = 0; i < BLOCK_TOKENS; i++) {
+    for (int i = 0; i < BLOCK_TOKENS; i++)
         decay[i] = gates[min(first + i, chunk.tokens - 1) * a.log_decay.token];
-    }
 #pragma unroll
-    for (int i = 0; i < BLOCK_TOKENS; i++) {
+    for (int i = 0; i < BLOCK_TOKENS; i++)
         decay[i] = first + i < chunk.tokens ? exp_fast(decay[i]) : 1;
-    }
 }
 
 /* Fills sm.in.decayed, the rows decayed within their block of 16 tokens, and sm.block_decay, the decay over
@@ -43,9 +41,7 @@ static __device__ __forceinline__ void decay_in_blocks(gradient_shared<DIM, CHAN
         const int at = swizzled(block * BLOCK_TOKENS + i, c);
         start *= decay[i];
         sm.in.decayed[rows + at] = __float2bfloat16_rn(__bfloat162float(sm.q[at]) * start);
-        if (DELTA) {
-            sm.in.decayed[2 * rows + at] = __float2bfloat16_rn(__bfloat162float(sm.k[at]) * start);
-        }
+        if (DELTA) sm.in.decayed[2 * rows + at] = __float2bfloat16_rn(__bfloat162float(sm.k[at]) * start);
     }
     sm.block_decay[block][c] = start;
 #pragma unroll
@@ -83,25 +79,19 @@ static __device__ __forceinline__ void add_block_pairs(block_channel &b,
     for (int j = 0; j < BLOCK_TOKENS; j++) {
         float w[BLOCK_TOKENS], erased[BLOCK_TOKENS];
         load_weights(w, sm.block_pairs[0][block][j], j);
-        if (DELTA) {
-            load_weights(erased, sm.block_pairs[DELTA][block][j], j);
-        }
+        if (DELTA) load_weights(erased, sm.block_pairs[DELTA][block][j], j);
         float key = b.k[j];
 #pragma unroll
         for (int i = j + 1; i < BLOCK_TOKENS; i++) {
             key *= b.decay[i];
             b.x[i] += w[i] * key;
-            if (DELTA) {
-                b.z[i] += erased[i] * key;
-            }
+            if (DELTA) b.z[i] += erased[i] * key;
         }
         float sum = 0;
 #pragma unroll
         for (int i = BLOCK_TOKENS - 1; i > j; i--) {
             sum += w[i] * b.q[i];
-            if (DELTA) {
-                sum += erased[i] * (sm.beta[block * BLOCK_TOKENS + i] * b.k[i]);
-            }
+            if (DELTA) sum += erased[i] * (sm.beta[block * BLOCK_TOKENS + i] * b.k[i]);
             sum *= b.decay[i];
         }
         b.y[j] = sum;
@@ -140,9 +130,8 @@ static __device__ __forceinline__ void complete_keys(float (&terms)[BLOCK_TOKENS
 {
     typedef gradient_shared<DIM, CHANNEL_GATES, DELTA> shared;
     float to_end = 1, beyond = 1, after = 0, before = 0, end_terms[BLOCK_TOKENS];
-    for (int later = block + 1; later < CHUNK_BLOCKS; later++) {
+    for (int later = block + 1; later < CHUNK_BLOCKS; later++)
         beyond *= sm.block_decay[later][c];
-    }
 #pragma unroll
     for (int i = BLOCK_TOKENS - 1; i >= 0; i--) {
         const int at = (block * BLOCK_TOKENS + i) * shared::pitch + c;
@@ -195,22 +184,17 @@ static __device__ __forceinline__ void store_channel_gates(gradient_shared<DIM, 
     const int c = own_channel<DIM>(), block = own_block<DIM>();
     complete_block<DIM, DELTA>(sm, p, a, chunk);
     __syncthreads();
-    if (!a.grad_log_decay.data) {
-        return;
-    }
+    if (!a.grad_log_decay.data) return;
     float others = 0;
 #pragma unroll
-    for (int part = 0; part < STATE_PARTS; part++) {
+    for (int part = 0; part < STATE_PARTS; part++)
         others += sm.state_dot[part][c];
-    }
 #pragma unroll
-    for (int n = 0; n < CHUNK_BLOCKS; n++) {
+    for (int n = 0; n < CHUNK_BLOCKS; n++)
         others *= sm.block_decay[n][c];
-    }
 #pragma unroll
-    for (int other = 0; other < CHUNK_BLOCKS; other++) {
+    for (int other = 0; other < CHUNK_BLOCKS; other++)
         others += other < block ? sm.for_later[other][c] : other > block ? sm.for_earlier[other][c] : 0;
-    }
     float *to = (float *)a.grad_log_decay.data +
                 RECURRENT_AT(a.grad_log_decay, chunk.b, chunk.h, chunk.first + block * BLOCK_TOKENS) + c;
     const int tokens = min(chunk.tokens - block * BLOCK_TOKENS, (int)BLOCK_TOKENS);

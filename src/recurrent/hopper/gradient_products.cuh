@@ -35,9 +35,7 @@ static __device__ __forceinline__ void multiply_inverse_transposed(__nv_bfloat16
     clear(out);
 #pragma unroll
     for (int block = 0; block < CHUNK_BLOCKS; block++) {
-        if (block < warp) {
-            continue;
-        }
+        if (block < warp) continue;
 #pragma unroll
         for (int n = 0; n < COLUMNS / 8; n += 2) {
             uint32_t r[4];
@@ -83,19 +81,12 @@ static __device__ __forceinline__ void weigh_pairs(float (&s)[8][4], gradient_sh
             const int r = row + e / 2 * 8, c = 8 * n + 2 * t + e % 2;
             const int i = KEYS ? c : r, j = KEYS ? r : c;
             float weight = s[n][e] * factor;
-            if (KEYS && !read) {
-                weight *= sm.beta[i];
-            }
-            if (!KEYS && GATES != NO_GATES && read && i == j && tile == 0) {
-                sm.diagonal[i] = weight;
-            }
-            if (GATES == TOKEN_GATES) {
-                weight *= decay_between(sm.pre[i], sm.pre[j]);
-            }
+            if (KEYS && !read) weight *= sm.beta[i];
+            if (!KEYS && GATES != NO_GATES && read && i == j && tile == 0) sm.diagonal[i] = weight;
+            if (GATES == TOKEN_GATES) weight *= decay_between(sm.pre[i], sm.pre[j]);
             s[n][e] = i > j || (GATES == NO_GATES && read && i == j) ? weight : 0;
-            if (GATES == CHANNEL_GATES && !KEYS && n / 2 == warp && tile == 0) {
+            if (GATES == CHANNEL_GATES && !KEYS && n / 2 == warp && tile == 0)
                 sm.block_pairs[read ? 0 : DELTA][warp][j % BLOCK_TOKENS][i % BLOCK_TOKENS] = s[n][e];
-            }
         }
     }
 }
@@ -104,9 +95,8 @@ static __device__ __forceinline__ void weigh_pairs(float (&s)[8][4], gradient_sh
 static __device__ __forceinline__ void scale_rows(float (&x)[8][4], float first, float second)
 {
 #pragma unroll
-    for (int n = 0; n < 8; n++) {
+    for (int n = 0; n < 8; n++)
         x[n][0] *= first, x[n][1] *= first, x[n][2] *= second, x[n][3] *= second;
-    }
 }
 
 /* Multiplies each channel (column) of x by its factor. */
@@ -164,9 +154,7 @@ static __device__ __forceinline__ void add_later(float (&y)[8][4], const uint32_
         if (block > warp) {
             scale_channels(y, sm.block_decay[block] + tile * TILE_SIDE);
             add_block(y, w[block], sm.in.decayed + rows + tile * TILE_ELEMENTS, block);
-            if (DELTA) {
-                add_block(y, erased[block], sm.in.decayed + 2 * rows + tile * TILE_ELEMENTS, block);
-            }
+            if (DELTA) add_block(y, erased[block], sm.in.decayed + 2 * rows + tile * TILE_ELEMENTS, block);
         }
     }
 }
@@ -224,9 +212,8 @@ static __device__ __forceinline__ void multiply_states(tile_sums<DIM, GATES> &ou
 {
     wgmma_fence();
 #pragma unroll
-    for (int n = 0; n < gradient_shape<DIM, GATES>::tiles; n++) {
+    for (int n = 0; n < gradient_shape<DIM, GATES>::tiles; n++)
         more_state<DIM>(out[n], rows, state + (tile + n) * DIM * TILE_SIDE);
-    }
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_results(out);
@@ -236,9 +223,8 @@ template <int DIM, gate_reach GATES>
 static __device__ __forceinline__ void scale_sums(tile_sums<DIM, GATES> &x, float first, float second)
 {
 #pragma unroll
-    for (int n = 0; n < gradient_shape<DIM, GATES>::tiles; n++) {
+    for (int n = 0; n < gradient_shape<DIM, GATES>::tiles; n++)
         scale_rows(x[n], first, second);
-    }
 }
 
 /* s = rows others^T. */
@@ -267,11 +253,10 @@ static __device__ __forceinline__ void multiply_queries(gradient_shared<DIM, GAT
     weigh_pairs<DIM, GATES, DELTA, false>(s, sm, factor, read, tile);
     split_weights(w, s);
     multiply_states<DIM, GATES>(out, rows, sm.in.state, tile);
-    if (GATES == TOKEN_GATES) {
+    if (GATES == TOKEN_GATES)
         scale_sums<DIM, GATES>(out, factor * exp2_fast(sm.pre[row].x), factor * exp2_fast(sm.pre[row + 8].x));
-    } else {
+    else
         scale_sums<DIM, GATES>(out, factor, factor);
-    }
     if constexpr (GATES == CHANNEL_GATES) {
         add_earlier<DIM, DELTA>(out[0], w.part[0], sm, tile);
     } else {
@@ -307,9 +292,7 @@ static __device__ __forceinline__ void multiply_keys(gradient_shared<DIM, GATES,
         for (int n = 0; n < gradient_shape<DIM, GATES>::tiles; n++) {
             more_state<DIM>(e[n], sm.in.u, sm.in.grad_state + (tile + n) * DIM * TILE_SIDE);
             more_tile(e[n], w, sm.q + (tile + n) * TILE_ELEMENTS);
-            if (DELTA) {
-                more_tile(e[n], erased, sm.k + (tile + n) * TILE_ELEMENTS);
-            }
+            if (DELTA) more_tile(e[n], erased, sm.k + (tile + n) * TILE_ELEMENTS);
         }
         wgmma_commit();
         wgmma_wait<0>();
@@ -322,16 +305,13 @@ static __device__ __forceinline__ void multiply_keys(gradient_shared<DIM, GATES,
         scale_sums<DIM, GATES>(e, decay_between(end, sm.pre[row]), decay_between(end, sm.pre[row + 8]));
     }
 #pragma unroll
-    for (int n = 0; n < gradient_shape<DIM, GATES>::tiles; n++) {
+    for (int n = 0; n < gradient_shape<DIM, GATES>::tiles; n++)
         clear(y[n]);
-    }
     if constexpr (GATES == CHANNEL_GATES) {
         add_later<DIM, DELTA>(y[0], w.part[0], erased.part[0], sm, tile);
     } else {
         multiply_weights<DIM>(y, w.part[0], sm.q);
-        if (DELTA) {
-            more_weights<DIM>(y, erased.part[0], sm.k);
-        }
+        if (DELTA) more_weights<DIM>(y, erased.part[0], sm.k);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_results(y);
@@ -342,9 +322,8 @@ template <int DIM, gate_reach GATES>
 static __device__ __forceinline__ void store_sums(float *sum, const tile_sums<DIM, GATES> &x, int tile)
 {
 #pragma unroll
-    for (int n = 0; n < gradient_shape<DIM, GATES>::tiles; n++) {
+    for (int n = 0; n < gradient_shape<DIM, GATES>::tiles; n++)
         store_sum<DIM>(sum, x[n], tile + n);
-    }
 }
 
 /* A barrier for all threads of the block, which half of them reach in one branch (FIRST) and half in the
@@ -357,11 +336,10 @@ template <int THREADS, bool FIRST> static __device__ __forceinline__ void sync_b
     named_barrier_arrive<half + quarter>(theirs);
     named_barrier_arrive<half + quarter>(theirs + 1);
     named_barrier_sync<half>(FIRST ? 5 : 6);
-    if (__shfl_sync(0xffffffffu, threadIdx.x % half / quarter, 0) == 0) {
+    if (__shfl_sync(0xffffffffu, threadIdx.x % half / quarter, 0) == 0)
         named_barrier_sync<half + quarter>(mine);
-    } else {
+    else
         named_barrier_sync<half + quarter>(mine + 1);
-    }
 }
 
 /* All products of the chunk. The results of all warpgroups overwrite the operands in shared memory. */
@@ -377,21 +355,15 @@ static __device__ __forceinline__ void multiply_all(gradient_shared<DIM, GATES, 
     tile_sums<DIM, GATES> first, second;
     if (group < shape::warpgroups) {
         multiply_queries(sm, first, sm.in.grad_o, scale, true, tile);
-        if (DELTA) {
-            multiply_queries(sm, second, sm.dr, -1, false, tile);
-        }
+        if (DELTA) multiply_queries(sm, second, sm.dr, -1, false, tile);
         sync_branches<shape::threads, true>();
         store_sums<DIM, GATES>(sm.products[shared::x], first, tile);
-        if (DELTA) {
-            store_sums<DIM, GATES>(sm.products[shared::z], second, tile);
-        }
+        if (DELTA) store_sums<DIM, GATES>(sm.products[shared::z], second, tile);
     } else {
         multiply_keys(sm, first, second, scale, tile);
         sync_branches<shape::threads, false>();
         store_sums<DIM, GATES>(sm.products[shared::y], GATES == NO_GATES ? second : first, tile);
-        if (GATES != NO_GATES) {
-            store_sums<DIM, GATES>(sm.products[shared::e], second, tile);
-        }
+        if (GATES != NO_GATES) store_sums<DIM, GATES>(sm.products[shared::e], second, tile);
     }
 }
 
@@ -400,9 +372,7 @@ template <int DIM, gate_reach GATES, bool DELTA>
 static __device__ __forceinline__ void dot_states(gradient_shared<DIM, GATES, DELTA> &sm)
 {
     const int c = threadIdx.x % (DIM / 2) * 2, part = threadIdx.x / (DIM / 2);
-    if (part >= STATE_PARTS) {
-        return;
-    }
+    if (part >= STATE_PARTS) return;
     float2 sum = { 0, 0 };
 #pragma unroll 8
     for (int r = part; r < DIM; r += STATE_PARTS) {

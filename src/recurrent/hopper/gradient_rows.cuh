@@ -24,9 +24,8 @@ static __device__ __forceinline__ float dot_8(const float (&x)[8], const float (
 {
     float sum = 0;
 #pragma unroll
-    for (int n = 0; n < 8; n++) {
+    for (int n = 0; n < 8; n++)
         sum += x[n] * y[n];
-    }
     return sum;
 }
 
@@ -34,9 +33,8 @@ static __device__ __forceinline__ float dot_8(const float (&x)[8], const float (
 template <int LANES> static __device__ __forceinline__ float lane_sum(float x)
 {
 #pragma unroll
-    for (int step = LANES / 2; step > 0; step /= 2) {
+    for (int step = LANES / 2; step > 0; step /= 2)
         x += __shfl_xor_sync(0xffffffffu, x, step);
-    }
     return x;
 }
 
@@ -48,18 +46,16 @@ static __device__ __forceinline__ void feature_map_gradient(const loam_problem &
 {
     if (p.feature_map == LOAM_FEATURES_ELU) {
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
+        for (int n = 0; n < 8; n++)
             dx[n] *= fminf(x[n], 1);
-        }
     } else if (p.feature_map == LOAM_FEATURES_UNIT) {
         float raw[8];
         unpack_8(raw, given);
         const float projection = lane_sum<LANES>(dot_8(x, dx)), square = lane_sum<LANES>(dot_8(raw, raw));
         const float inverse = square > 0 ? rsqrtf(square) : 0;
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
+        for (int n = 0; n < 8; n++)
             dx[n] = (dx[n] - projection * x[n]) * inverse;
-        }
     }
 }
 
@@ -102,18 +98,14 @@ template <int DIM>
 static __device__ __forceinline__ rows_out rows_to(const loam_view &view, __nv_bfloat16 *by_slot,
                                                    const chunk_place &chunk)
 {
-    if (by_slot) {
-        return { by_slot + chunk.slot * CHUNK_TOKENS * DIM, DIM };
-    }
+    if (by_slot) return { by_slot + chunk.slot * CHUNK_TOKENS * DIM, DIM };
     return rows_to(view, chunk, chunk.h);
 }
 
 static __device__ __forceinline__ void store_row(const rows_out &to, int r, int c, bool real,
                                                  const float (&x)[8])
 {
-    if (real && to.first) {
-        *(uint4 *)(to.first + r * to.stride + c) = pack_8(x);
-    }
+    if (real && to.first) *(uint4 *)(to.first + r * to.stride + c) = pack_8(x);
 }
 
 /* 8 channels of a row: features and gradients; dr without beta. Sums over the channels of the row: terms of
@@ -149,9 +141,8 @@ static __device__ __forceinline__ void load_row_gradient(row_gradient &x,
         x.row_term = lane_sum<LANES>(dot_8(x.q, x.dq) - dot_8(x.k, x.dk)) + beta * x.dbeta;
         x.end_term = lane_sum<LANES>(dot_8(x.k, e));
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
+        for (int n = 0; n < 8; n++)
             x.dk[n] += e[n];
-        }
     }
 #pragma unroll
     for (int n = 0; n < 8; n++) {
@@ -204,9 +195,8 @@ static __device__ __forceinline__ void store_row_gradients(gradient_shared<DIM, 
             feature_map_gradient<vectors::lanes>(p, x.dk, x.k, k_given.vector[i]);
         }
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
+        for (int n = 0; n < 8; n++)
             x.dr[n] *= sm.beta[r];
-        }
         store_row(to_q, r, c, real, x.dq);
         store_row(to_k, r, c, real, x.dk);
         store_row(to_v, r, c, real, x.dr);
@@ -222,9 +212,8 @@ static __device__ __forceinline__ void store_token_gates(gradient_shared<DIM, TO
 {
     const int lane = threadIdx.x % 32;
     float state = 0; /* the state before the chunk, as it reaches its end */
-    for (int n = lane; n < STATE_PARTS * DIM; n += 32) {
+    for (int n = lane; n < STATE_PARTS * DIM; n += 32)
         state += sm.state_dot[0][n];
-    }
     state = lane_sum<32>(state) * exp2_fast(sm.pre[CHUNK_TOKENS - 1].x);
     const float2 row = *(const float2 *)&sm.row_dot[2 * lane], out = *(const float2 *)&sm.out_dot[2 * lane];
     /* Sums over i >= t and over j < t for the lane's two tokens t. No sum is a difference of two others. */
@@ -244,9 +233,7 @@ static __device__ __forceinline__ void store_token_gates(gradient_shared<DIM, TO
         }
     }
     sum = lane_sum<32>(sum);
-    if (lane == 0 && chunks.grad_decay) {
-        chunks.grad_decay[chunk.slot] = sum;
-    }
+    if (lane == 0 && chunks.grad_decay) chunks.grad_decay[chunk.slot] = sum;
 }
 
 #endif

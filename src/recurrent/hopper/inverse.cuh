@@ -34,19 +34,15 @@ static __device__ __forceinline__ void invert_diagonal_block(float *square)
             const float4 l = *(const float4 *)(block + i * SQUARE_PITCH + m);
             const float part[4] = { l.x, l.y, l.z, l.w };
 #pragma unroll
-            for (int n = 0; n < 4; n++) {
-                if (m + n < i) {
-                    x[i] -= part[n] * x[m + n];
-                }
-            }
+            for (int n = 0; n < 4; n++)
+                if (m + n < i) x[i] -= part[n] * x[m + n];
         }
     }
     __syncwarp();
     if (threadIdx.x % 32 < BLOCK_TOKENS) {
 #pragma unroll
-        for (int i = 0; i < BLOCK_TOKENS; i++) {
+        for (int i = 0; i < BLOCK_TOKENS; i++)
             block[i * SQUARE_PITCH + column] = x[i];
-        }
     }
 }
 
@@ -99,22 +95,18 @@ static __device__ __forceinline__ void invert(float *square)
             float sum[2][4];
             clear(sum);
 #pragma unroll
-            for (int r = 0; r <= s; r++) {
+            for (int r = 0; r <= s; r++)
                 multiply_block(sum, y[r], square, I, J + r);
-            }
             operand_a<3> negative;
 #pragma unroll
             for (int n = 0; n < 2; n++) {
 #pragma unroll
-                for (int e = 0; e < 4; e++) {
+                for (int e = 0; e < 4; e++)
                     sum[n][e] = -sum[n][e];
-                }
             }
             split_operand(negative, sum);
             multiply_block(below[s], negative, square, I, I);
-            if (s < 2) {
-                split_operand(y[s + 1], below[s]);
-            }
+            if (s < 2) split_operand(y[s + 1], below[s]);
         }
     }
     __syncthreads();
@@ -172,9 +164,7 @@ static __device__ __forceinline__ void multiply_linv(float (&out)[1][8][4], cons
 {
     clear(out[0]);
     wgmma_fence();
-    if (LO) {
-        more_weights<TILE_SIDE>(out, m.part[0], lo);
-    }
+    if (LO) more_weights<TILE_SIDE>(out, m.part[0], lo);
     more_weights<TILE_SIDE>(out, m.part[1], tile);
     more_weights<TILE_SIDE>(out, m.part[0], tile);
     wgmma_commit();

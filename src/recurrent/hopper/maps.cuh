@@ -56,9 +56,7 @@ static inline bool chunk_source_fits(const loam_problem *p, const chunk_source &
 static inline loam_status chunk_map_make(chunk_map *to, const loam_problem *p, const recurrent_chunks *chunks,
                                          const chunk_source &s, int64_t columns, loam_error *error)
 {
-    if (s.by_slot) {
-        return slot_map_make(to, chunks, s.data, CHUNK_TOKENS, columns, CHUNK_TOKENS, error);
-    }
+    if (s.by_slot) return slot_map_make(to, chunks, s.data, CHUNK_TOKENS, columns, CHUNK_TOKENS, error);
     const loam_const_view view = chunk_source_view(s);
     to->head_group = s.head_group, to->by_slot = false;
     return tensor_map_make(&to->map, &view, source_batch(p), source_heads(p, s), source_tokens(p), columns,
@@ -75,17 +73,15 @@ template <int TILES> struct chunk_boxes {
     __device__ __forceinline__ void copy(__nv_bfloat16 *tiles, uint64_t *barrier)
     {
 #pragma unroll
-        for (int n = 0; n < TILES; n++) {
+        for (int n = 0; n < TILES; n++)
             load_box(tiles + n * TILE_ELEMENTS, map, barrier, column + n * TILE_SIDE, token, head, batch);
-        }
         token += tokens, head += heads;
     }
     __device__ __forceinline__ void copy_out(const __nv_bfloat16 *tiles, int apart = TILE_ELEMENTS)
     {
 #pragma unroll
-        for (int n = 0; n < TILES; n++) {
+        for (int n = 0; n < TILES; n++)
             store_box(map, tiles + n * apart, column + n * TILE_SIDE, token, head, batch);
-        }
         token += tokens, head += heads;
     }
 };
@@ -96,9 +92,7 @@ template <int TILES>
 static __device__ __forceinline__ chunk_boxes<TILES> chunk_boxes_at(const chunk_map &m, int column, int row,
                                                                     const chunk_place &chunk, int step)
 {
-    if (m.by_slot) {
-        return { &m.map, column, row, (int)chunk.slot, 0, 0, step };
-    }
+    if (m.by_slot) return { &m.map, column, row, (int)chunk.slot, 0, 0, step };
     return { &m.map,
              column,
              (int)chunk.first + row,

@@ -13,11 +13,8 @@ template <int TILES>
 static __device__ __forceinline__ void clear_rows(__nv_bfloat16 *tiles, int from, int thread, int threads)
 {
 #pragma unroll 1
-    for (int e = thread * 8; e < TILES * TILE_ELEMENTS; e += threads * 8) {
-        if (e % TILE_ELEMENTS >= from * TILE_SIDE) {
-            *(uint4 *)(tiles + e) = make_uint4(0, 0, 0, 0);
-        }
-    }
+    for (int e = thread * 8; e < TILES * TILE_ELEMENTS; e += threads * 8)
+        if (e % TILE_ELEMENTS >= from * TILE_SIDE) *(uint4 *)(tiles + e) = make_uint4(0, 0, 0, 0);
 }
 
 /* Loads the transpose of a 64 x 64 tile as operand A: rows 16 warp .. 16 warp + 15 of the transpose,
@@ -26,9 +23,8 @@ static __device__ __forceinline__ void load_transposed(uint32_t (&a)[4][4], cons
 {
     const int lane = threadIdx.x % 32, column = threadIdx.x % 128 / 32 * 16 + lane / 8 % 2 * 8;
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
+    for (int k = 0; k < 4; k++)
         load_matrices_transposed(a[k], tile + swizzled(16 * k + lane / 16 * 8 + lane % 8, column));
-    }
 }
 
 /* Stores operand A to tiles: the inverse of load_rows. */
@@ -37,9 +33,8 @@ static __device__ __forceinline__ void store_operands(__nv_bfloat16 *tiles, cons
 {
     const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
 #pragma unroll
-    for (int k = 0; k < STEPS; k++) {
+    for (int k = 0; k < STEPS; k++)
         store_matrices(tiles + swizzled(row, 16 * k + lane / 16 * 8), a[k]);
-    }
 }
 
 /* Stores operand A to a tile: the inverse of load_transposed. `sign` is XORed into each pair:

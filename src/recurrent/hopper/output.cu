@@ -57,20 +57,18 @@ static __device__ __forceinline__ void output_load(output_shared<DIM, LO> &sm, c
 template <bool TRANSPOSED>
 static __device__ __forceinline__ void load_pairs(uint32_t (&a)[4][4], const __nv_bfloat16 *pairs)
 {
-    if constexpr (TRANSPOSED) {
+    if constexpr (TRANSPOSED)
         load_transposed(a, pairs);
-    } else {
+    else
         load_rows<TILE_SIDE>(a, pairs);
-    }
 }
 
 template <int DIM>
 static __device__ __forceinline__ void scale_output(float (&x)[DIM / TILE_SIDE][8][4], float scale)
 {
 #pragma unroll
-    for (int n = 0; n < DIM / 2; n++) {
+    for (int n = 0; n < DIM / 2; n++)
         x[n / 32][n / 4 % 8][n % 4] *= scale;
-    }
 }
 
 /* Copies rows from the staging buffer to o or du; each warp copies its own 16. */
@@ -84,9 +82,7 @@ static __device__ __forceinline__ void store_rows(const output_arrays &arrays, c
         const int r = first + e / (DIM / 8), c = e % (DIM / 8) * 8;
         uint4 out = *(const uint4 *)(tiles + swizzled(r, c));
         if (BACKWARD) {
-            if (r >= chunk.tokens) {
-                out = make_uint4(0, 0, 0, 0);
-            }
+            if (r >= chunk.tokens) out = make_uint4(0, 0, 0, 0);
             *(uint4 *)(arrays.du + (chunk.slot * CHUNK_TOKENS + r) * DIM + c) = out;
         } else if (r < chunk.tokens) {
             uint16_t *to = (uint16_t *)arrays.o.data +
@@ -96,9 +92,8 @@ static __device__ __forceinline__ void store_rows(const output_arrays &arrays, c
             } else {
                 const uint32_t pairs[4] = { out.x, out.y, out.z, out.w };
 #pragma unroll
-                for (int s = 0; s < 8; s++) {
+                for (int s = 0; s < 8; s++)
                     to[s] = (uint16_t)(pairs[s / 2] >> s % 2 * 16);
-                }
             }
         }
     }
@@ -121,12 +116,8 @@ __global__ void __launch_bounds__(OUTPUT_THREADS)
     launch_dependents();
     wait_for_previous_launch();
     const chunk_place chunk = chunk_of_slot(p, a, chunks, blockIdx.x);
-    if (chunk.tokens == 0) {
-        return;
-    }
-    if (threadIdx.x == 0) {
-        output_load(sm, arrays, chunk);
-    }
+    if (chunk.tokens == 0) return;
+    if (threadIdx.x == 0) output_load(sm, arrays, chunk);
     float out[DIM / TILE_SIDE][8][4];
     float(&columns)[DIM / 8][4] = *(float(*)[DIM / 8][4]) & out;
     uint32_t pairs[4][4], rounded[DIM / 16][4];
@@ -139,9 +130,7 @@ __global__ void __launch_bounds__(OUTPUT_THREADS)
     }
     load_pairs<BACKWARD>(pairs, sm.pairs);
     wgmma_fence();
-    if (LO) {
-        more_weights<DIM>(out, pairs, sm.value + DIM * TILE_SIDE, false);
-    }
+    if (LO) more_weights<DIM>(out, pairs, sm.value + DIM * TILE_SIDE, false);
     more_weights<DIM>(out, pairs, sm.value, LO);
     wgmma_commit();
     barrier_wait(&sm.state_full, 0);
@@ -154,9 +143,7 @@ __global__ void __launch_bounds__(OUTPUT_THREADS)
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_results(out);
-    if constexpr (!BACKWARD) {
-        scale_output<DIM>(out, arrays.scale);
-    }
+    if constexpr (!BACKWARD) scale_output<DIM>(out, arrays.scale);
     round_to_operand(rounded, out);
     __syncthreads();
     store_operands(sm.row, rounded);
@@ -185,9 +172,7 @@ static loam_status output_launch(const loam_problem *p, const loam_args *a, cons
 loam_status recurrent_output_hopper(const loam_problem *p, const loam_args *a, const recurrent_chunks *chunks,
                                     loam_error *error)
 {
-    if (recurrent_tokens(p) == 0) {
-        return LOAM_OK;
-    }
+    if (recurrent_tokens(p) == 0) return LOAM_OK;
     const int64_t d = p->dim_qk;
     output_arrays arrays = {};
     TRY(chunk_map_make(&arrays.value, p, chunks, chunks->u, d, error));
@@ -196,9 +181,8 @@ loam_status recurrent_output_hopper(const loam_problem *p, const loam_args *a, c
     TRY(slot_map_make(&arrays.state, chunks, chunks->states, d, d, TILE_SIDE, error));
     arrays.o = a->o, arrays.scale = (float)p->scale;
     arrays.aligned = chunk_view_aligned(a->o.data, a->o.batch, a->o.head, a->o.token, 8);
-    if (!recurrent_form_of(p->mechanism)->delta) {
+    if (!recurrent_form_of(p->mechanism)->delta)
         return output_launch<false, false>(p, a, chunks, &arrays, error);
-    }
     TRY(slot_map_make(&arrays.value_lo, chunks, chunks->values_lo, CHUNK_TOKENS, d, CHUNK_TOKENS, error));
     return output_launch<false, true>(p, a, chunks, &arrays, error);
 }
@@ -206,9 +190,7 @@ loam_status recurrent_output_hopper(const loam_problem *p, const loam_args *a, c
 loam_status recurrent_output_reverse_hopper(const loam_problem *p, const loam_args *a,
                                             const recurrent_chunks *chunks, loam_error *error)
 {
-    if (recurrent_tokens(p) == 0) {
-        return LOAM_OK;
-    }
+    if (recurrent_tokens(p) == 0) return LOAM_OK;
     const int64_t d = p->dim_qk;
     output_arrays arrays = {};
     TRY(chunk_map_make(&arrays.value, p, chunks, chunks->grad_o, d, error));

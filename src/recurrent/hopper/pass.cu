@@ -52,12 +52,8 @@ template <int DIM, bool GATED, bool LO> struct delta_pass {
                     load_matrices_transposed(*(uint32_t(*)[4])(value[part] + 4 * i), tile + matrix_row_32(i));
                 }
             }
-            if (GATED) {
-                load_decays(chunk_decay, sm.chunk_decay[stage]);
-            }
-            if (decay_on_u) {
-                load_decays(suf_decay, sm.suf_decay[stage]);
-            }
+            if (GATED) load_decays(chunk_decay, sm.chunk_decay[stage]);
+            if (decay_on_u) load_decays(suf_decay, sm.suf_decay[stage]);
         }
     };
 
@@ -65,9 +61,8 @@ template <int DIM, bool GATED, bool LO> struct delta_pass {
     {
         if constexpr (decay_on_u) { /* all channels have the same decay */
 #pragma unroll
-            for (int b = 0; b < blocks; b++) {
+            for (int b = 0; b < blocks; b++)
                 state[b][0] *= in.chunk_decay[0].x, state[b][1] *= in.chunk_decay[0].x;
-            }
         } else if constexpr (GATED) {
             decay_state(state, in.chunk_decay);
         }
@@ -159,9 +154,7 @@ template <int DIM, bool GATED, bool LO> struct delta_pass {
                 wgmma_fence();
                 more_weights<DIM>(update, u_parts, tiles + shape::key * TILE_ELEMENTS, false);
             }
-            if constexpr (LO) {
-                more_weights<DIM>(update, u_parts, tiles + shape::key_lo * TILE_ELEMENTS);
-            }
+            if constexpr (LO) more_weights<DIM>(update, u_parts, tiles + shape::key_lo * TILE_ELEMENTS);
             wgmma_commit();
             store_result(sm.result[buffer], u_parts);
             output_commit<shape::buffers>(2 * buffer + 1);
@@ -193,9 +186,8 @@ static loam_status forward_maps(pass_arrays *to, const loam_problem *p, const re
     constexpr int rows = TILE_SIDE / 2; /* rows of the state that a block has */
     TRY(slot_map_make(&to->value, chunks, chunks->values, CHUNK_TOKENS, d, CHUNK_TOKENS, error, rows));
     TRY(slot_map_make(&to->value_lo, chunks, chunks->values_lo, CHUNK_TOKENS, d, CHUNK_TOKENS, error, rows));
-    if (chunks->k_lo) {
+    if (chunks->k_lo)
         TRY(slot_map_make(&to->key_lo, chunks, chunks->k_lo, CHUNK_TOKENS, d, TILE_SIDE, error));
-    }
     TRY(slot_map_make(&to->read, chunks, chunks->w, CHUNK_TOKENS, d, TILE_SIDE, error));
     TRY(slot_map_make(&to->snapshot, chunks, chunks->states, d, d, rows, error));
     to->store_lo = p->pass == LOAM_FORWARD; /* OUTPUT alone reads the lo part of u */
@@ -225,9 +217,7 @@ loam_status recurrent_pass_hopper(const loam_problem *p, const loam_args *a, con
                                   loam_error *error)
 {
     pass_arrays arrays = {};
-    if (recurrent_tokens(p) > 0) {
-        TRY(forward_maps(&arrays, p, chunks, error));
-    }
+    if (recurrent_tokens(p) > 0) TRY(forward_maps(&arrays, p, chunks, error));
     arrays.chunk_decay = chunks->chunk_decay, arrays.suf_decay = chunks->suf_decay,
     arrays.state_in = a->state_in, arrays.state_out = a->state_out;
     return p->dim_qk == 64 ? launch<64>(p, a, chunks, &arrays, error)

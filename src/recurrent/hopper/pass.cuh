@@ -130,15 +130,9 @@ template <class SHAPE> struct pass_boxes {
         constexpr int step = SHAPE::backward ? -1 : 1;
         value = chunk_boxes_at<1>(arrays.value, block.row, 0, chunk, step);
         key = chunk_boxes_at<SHAPE::tiles>(arrays.key, block.column, 0, chunk, step);
-        if (SHAPE::hi_lo) {
-            value_lo = chunk_boxes_at<1>(arrays.value_lo, block.row, 0, chunk, step);
-        }
-        if (SHAPE::lo) {
-            key_lo = chunk_boxes_at<SHAPE::tiles>(arrays.key_lo, block.column, 0, chunk, step);
-        }
-        if (SHAPE::delta) {
-            read = chunk_boxes_at<SHAPE::tiles>(arrays.read, 0, 0, chunk, step);
-        }
+        if (SHAPE::hi_lo) value_lo = chunk_boxes_at<1>(arrays.value_lo, block.row, 0, chunk, step);
+        if (SHAPE::lo) key_lo = chunk_boxes_at<SHAPE::tiles>(arrays.key_lo, block.column, 0, chunk, step);
+        if (SHAPE::delta) read = chunk_boxes_at<SHAPE::tiles>(arrays.read, 0, 0, chunk, step);
         if (SHAPE::delta && SHAPE::backward) {
             pairs = chunk_boxes_at<1>(arrays.pairs, 0, 0, chunk, step);
             erase = chunk_boxes_at<SHAPE::tiles>(arrays.erase, 0, 0, chunk, step);
@@ -152,15 +146,9 @@ template <class SHAPE> struct pass_boxes {
         __nv_bfloat16 *tiles = sm.ring_tiles[stage];
         barrier_expect(full, SHAPE::stage_bytes);
         value.copy(tiles, full);
-        if constexpr (SHAPE::hi_lo) {
-            value_lo.copy(tiles + TILE_ELEMENTS / 2, full);
-        }
-        if constexpr (SHAPE::delta && SHAPE::backward) {
-            pairs.copy(tiles + SHAPE::pairs * TILE_ELEMENTS, full);
-        }
-        if constexpr (SHAPE::delta) {
-            read.copy(tiles + SHAPE::read * TILE_ELEMENTS, full);
-        }
+        if constexpr (SHAPE::hi_lo) value_lo.copy(tiles + TILE_ELEMENTS / 2, full);
+        if constexpr (SHAPE::delta && SHAPE::backward) pairs.copy(tiles + SHAPE::pairs * TILE_ELEMENTS, full);
+        if constexpr (SHAPE::delta) read.copy(tiles + SHAPE::read * TILE_ELEMENTS, full);
         if (SHAPE::gated) {
             load_bytes(sm.chunk_decay[stage], chunk_decay, SHAPE::columns * 4, full);
             chunk_decay += SHAPE::backward ? -SHAPE::dim : SHAPE::dim;
@@ -170,12 +158,8 @@ template <class SHAPE> struct pass_boxes {
             suf_decay += CHUNK_TOKENS;
         }
         key.copy(tiles + SHAPE::key * TILE_ELEMENTS, full);
-        if constexpr (SHAPE::lo) {
-            key_lo.copy(tiles + SHAPE::key_lo * TILE_ELEMENTS, full);
-        }
-        if constexpr (SHAPE::delta && SHAPE::backward) {
-            erase.copy(tiles + SHAPE::erase * TILE_ELEMENTS, full);
-        }
+        if constexpr (SHAPE::lo) key_lo.copy(tiles + SHAPE::key_lo * TILE_ELEMENTS, full);
+        if constexpr (SHAPE::delta && SHAPE::backward) erase.copy(tiles + SHAPE::erase * TILE_ELEMENTS, full);
     }
 };
 
@@ -211,9 +195,7 @@ template <class SHARED>
 static __device__ __forceinline__ void pass_wait(SHARED &sm, const pass_block &block, unsigned n)
 {
     ring_wait(sm.ring, n);
-    if (n == block.partial) {
-        barrier_wait(&sm.cleared, 0);
-    }
+    if (n == block.partial) barrier_wait(&sm.cleared, 0);
 }
 
 /* ------------------------------------------------------------------ the state */
@@ -229,9 +211,8 @@ static __device__ __forceinline__ void for_each_element(float (&state)[BLOCKS][E
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
-        for (int e = 0; e < ELEMENTS; e++) {
+        for (int e = 0; e < ELEMENTS; e++)
             use(state[n][e], row + e / 2 * 8, 8 * n + column + e % 2);
-        }
     }
 }
 
@@ -260,9 +241,8 @@ template <int BLOCKS>
 static __device__ __forceinline__ void load_decays(float2 (&to)[BLOCKS], const float *decays)
 {
 #pragma unroll
-    for (int n = 0; n < BLOCKS; n++) {
+    for (int n = 0; n < BLOCKS; n++)
         to[n] = *(const float2 *)(decays + 8 * n + threadIdx.x % 4 * 2);
-    }
 }
 
 template <int BLOCKS, int ELEMENTS>
@@ -272,9 +252,8 @@ static __device__ __forceinline__ void decay_state(float (&state)[BLOCKS][ELEMEN
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
-        for (int e = 0; e < ELEMENTS; e += 2) {
+        for (int e = 0; e < ELEMENTS; e += 2)
             state[n][e] *= chunk_decay[n].x, state[n][e + 1] *= chunk_decay[n].y;
-        }
     }
 }
 
@@ -299,9 +278,8 @@ template <int BUFFERS> static __device__ __forceinline__ void output_commit(unsi
  * it waits until that of buffer n - 1 has read shared memory, and then declares that buffer empty. */
 template <int BUFFERS, class F> static __device__ __forceinline__ void store_outputs(unsigned count, F copy)
 {
-    for (unsigned n = 0; n < min(count, (unsigned)BUFFERS); n++) {
+    for (unsigned n = 0; n < min(count, (unsigned)BUFFERS); n++)
         named_barrier_arrive<OUTPUT_BARRIER_THREADS>(1 + (int)n);
-    }
 #pragma unroll 1
     for (unsigned n = 0; n < count; n++) {
         named_barrier_sync<OUTPUT_BARRIER_THREADS>(1 + BUFFERS + (int)(n % BUFFERS));
@@ -312,9 +290,8 @@ template <int BUFFERS, class F> static __device__ __forceinline__ void store_out
             store_wait<1>();
         }
         __syncwarp();
-        if (n > 0 && n - 1 + BUFFERS < count) {
+        if (n > 0 && n - 1 + BUFFERS < count)
             named_barrier_arrive<OUTPUT_BARRIER_THREADS>(1 + (int)((n - 1) % BUFFERS));
-        }
     }
     store_wait<0>();
 }
@@ -330,20 +307,14 @@ static __device__ __forceinline__ void pass_store(pass_shared<SHAPE> &sm, const 
     chunk_boxes<SHAPE::tiles> snapshot = chunk_boxes_at<SHAPE::tiles>(arrays.snapshot, block.column,
                                                                       block.row, chunk, step);
     chunk_boxes<1> result = {}, result_lo = {};
-    if (SHAPE::delta) {
-        result = chunk_boxes_at<1>(arrays.result, block.row, 0, chunk, step);
-    }
+    if (SHAPE::delta) result = chunk_boxes_at<1>(arrays.result, block.row, 0, chunk, step);
     const bool store_lo = SHAPE::hi_lo && arrays.store_lo;
-    if (store_lo) {
-        result_lo = chunk_boxes_at<1>(arrays.result_lo, block.row, 0, chunk, step);
-    }
+    if (store_lo) result_lo = chunk_boxes_at<1>(arrays.result_lo, block.row, 0, chunk, step);
     store_outputs<SHAPE::buffers>(block.chunks * (SHAPE::delta ? 2 : 1), [&](unsigned n) {
         if (SHAPE::delta && n % 2) {
             const __nv_bfloat16 *tile = sm.result[n / 2 % (SHAPE::delta ? SHAPE::results : 1)];
             result.copy_out(tile);
-            if (store_lo) {
-                result_lo.copy_out(tile + CHUNK_TOKENS * SHAPE::rows);
-            }
+            if (store_lo) result_lo.copy_out(tile + CHUNK_TOKENS * SHAPE::rows);
         } else {
             snapshot.copy_out(sm.snapshot[(SHAPE::delta ? n / 2 : n) % SHAPE::snapshots],
                               SHAPE::rows * TILE_SIDE);
@@ -369,9 +340,7 @@ template <int DIM, bool GATED, bool BACKWARD> struct additive_pass {
         pass_wait(sm, block, n);
         multiply_transposed(product, sm.ring_tiles[stage], sm.ring_tiles[stage] + shape::key * TILE_ELEMENTS);
         wgmma_commit();
-        if (GATED) {
-            load_decays(chunk_decay, sm.chunk_decay[stage]);
-        }
+        if (GATED) load_decays(chunk_decay, sm.chunk_decay[stage]);
     }
 
     __device__ __forceinline__ void run(shared &sm, const pass_arrays &arrays, const pass_block &block)
@@ -388,9 +357,7 @@ template <int DIM, bool GATED, bool BACKWARD> struct additive_pass {
             output_commit<shape::buffers>(n % shape::buffers);
             wgmma_wait<0>();
             wgmma_results(product);
-            if (GATED) {
-                decay_state(state, chunk_decay);
-            }
+            if (GATED) decay_state(state, chunk_decay);
 #pragma unroll
             for (int e = 0; e < 32; e++) {
                 float &x = state[e / 4][e % 4];
@@ -413,9 +380,7 @@ static __device__ __forceinline__ void carry_state(typename PASS::shared &sm, co
 {
     PASS pass;
     load_state(pass.state, arrays.state_in, block);
-    if (block.chunks > 0) {
-        pass.run(sm, arrays, block);
-    }
+    if (block.chunks > 0) pass.run(sm, arrays, block);
     store_state(pass.state, arrays.state_out, block);
 }
 
@@ -437,22 +402,17 @@ __global__ void __launch_bounds__(PASS::shape::threads, 1)
         fence_async_proxy();
     }
     __syncthreads();
-    if (!shape::backward) {
-        wait_for_previous_launch();
-    }
+    if (!shape::backward) wait_for_previous_launch();
     launch_dependents();
     const pass_block block = pass_block_at<shape>(p, a, chunks);
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
-    if (warp > 4) {
+    if (warp > 4)
         pass_store(sm, chunks, arrays, block);
-    } else if (warp == 4) {
+    else if (warp == 4)
         pass_load(sm, chunks, arrays, block);
-    } else {
+    else
         carry_state<PASS>(sm, arrays, block);
-    }
-    if (shape::backward) {
-        wait_for_previous_launch();
-    }
+    if (shape::backward) wait_for_previous_launch();
 }
 
 template <class PASS>

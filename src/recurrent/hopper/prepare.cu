@@ -59,9 +59,8 @@ static __device__ __forceinline__ void apply_feature_map(__nv_bfloat16 *tile, fl
     if (map == LOAM_FEATURES_UNIT) {
         double norm2 = 0;
 #pragma unroll
-        for (int c = 0; c < DIM / 2; c += 8) {
+        for (int c = 0; c < DIM / 2; c += 8)
             norm2 += norm2_of(*(const uint4 *)(tile + swizzled(r, half + c)));
-        }
         factor = unit_factor_of(norm2 + __shfl_xor_sync(0xffffffffu, norm2, 1));
     }
     norm[r] = factor.mantissa;
@@ -72,9 +71,7 @@ static __device__ __forceinline__ void apply_feature_map(__nv_bfloat16 *tile, fl
                           : r < chunk.tokens        ? elu(*at)
                                                     : make_uint4(0, 0, 0, 0);
         *at = out;
-        if (array) {
-            *slot_vector<DIM>(array, chunk, r, half + c) = scaled(out, factor.mantissa);
-        }
+        if (array) *slot_vector<DIM>(array, chunk, r, half + c) = scaled(out, factor.mantissa);
     }
 }
 
@@ -91,9 +88,7 @@ static __device__ __forceinline__ void store_features(__nv_bfloat16 *array, __nv
         multiply(out, GATED ? norm[r] * decay[r] : norm[r]);
         const uint4 hi = pack(out);
         *slot_vector<DIM>(array, chunk, r, c) = hi;
-        if (lo) {
-            *slot_vector<DIM>(lo, chunk, r, c) = lo_part(out, hi);
-        }
+        if (lo) *slot_vector<DIM>(lo, chunk, r, c) = lo_part(out, hi);
     }
 }
 
@@ -111,9 +106,7 @@ static __device__ __forceinline__ void decay_pairs(float (&s)[8][4], const SHARE
         for (int e = 0; e < 4; e++) {
             const int distance = i + e / 2 * 8 - (8 * n + j + e % 2);
             float decay = norm[e / 2] * sm.k_norm[8 * n + j + e % 2];
-            if (GATED) {
-                decay *= decay_between(row[e / 2], sm.pre_log2[8 * n + j + e % 2]);
-            }
+            if (GATED) decay *= decay_between(row[e / 2], sm.pre_log2[8 * n + j + e % 2]);
             s[n][e] = distance > 0 || (DIAGONAL && distance == 0) ? s[n][e] * decay : 0;
         }
     }
@@ -145,12 +138,8 @@ static __device__ __forceinline__ void load_inputs(prepare_tokens_shared<DIM, DE
     load_chunk<DIM, PREPARE_THREADS>(sm.q, chunks.q_given, chunk, threadIdx.x);
     load_chunk<DIM, PREPARE_THREADS>(sm.k, chunks.k_given, chunk, threadIdx.x);
     copy_async_commit();
-    if (a.beta.data) {
-        load_beta(sm.beta, a, chunk);
-    }
-    if (GATED && threadIdx.x >= PREPARE_THREADS - 32) {
-        scan_gates(sm, a.log_decay, chunk);
-    }
+    if (a.beta.data) load_beta(sm.beta, a, chunk);
+    if (GATED && threadIdx.x >= PREPARE_THREADS - 32) scan_gates(sm, a.log_decay, chunk);
     copy_async_wait<0>();
     __syncthreads();
     apply_feature_map<DIM>(sm.q, sm.q_norm, chunks.q_features, chunk, p.feature_map);
@@ -169,15 +158,11 @@ static __device__ __forceinline__ void store_decayed(prepare_tokens_shared<DIM, 
         const int t = threadIdx.x;
         sm.k_factor[t] = DELTA ? sm.beta[t] * (GATED ? sm.pre_decay[t] : 1) * sm.k_norm[t] : 0;
     }
-    if (threadIdx.x < DIM) {
+    if (threadIdx.x < DIM)
         chunks.chunk_decay[chunk.slot * DIM + threadIdx.x] = GATED ? sm.pre_decay[TILE_SIDE - 1] : 1;
-    }
-    if (GATED) {
-        store_features<DIM, true>(chunks.q_decayed, NULL, chunk, sm.q, sm.q_norm, sm.pre_decay);
-    }
-    if (GATED && DELTA && chunks.suf_decay && threadIdx.x < TILE_SIDE) {
+    if (GATED) store_features<DIM, true>(chunks.q_decayed, NULL, chunk, sm.q, sm.q_norm, sm.pre_decay);
+    if (GATED && DELTA && chunks.suf_decay && threadIdx.x < TILE_SIDE)
         chunks.suf_decay[chunk.slot * TILE_SIDE + threadIdx.x] = sm.suf_decay[threadIdx.x];
-    }
     if (GATED ? chunks.k_decayed != NULL : DELTA && chunks.k_lo) {
         store_features<DIM, GATED>(GATED ? chunks.k_decayed : chunks.k_features, chunks.k_lo, chunk, sm.k,
                                    sm.k_norm, sm.suf_decay);
@@ -193,18 +178,14 @@ __global__ void __launch_bounds__(PREPARE_THREADS, DELTA ? (DIM == 64 ? 4 : 3) :
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     auto &sm = *(prepare_tokens_shared<DIM, DELTA> *)swizzled_memory;
     const chunk_place chunk = chunk_of_slot(p, a, chunks, blockIdx.x);
-    if (chunk.tokens == 0) {
-        return;
-    }
+    if (chunk.tokens == 0) return;
     report_solved(p, a, chunk);
     load_inputs<DIM, GATED, DELTA>(sm, p, a, chunks, chunk);
     store_decayed<DIM, GATED, DELTA>(sm, chunks, chunk);
     float s[1][8][4], l[1][8][4];
     wgmma_fence();
     more_rows<DIM>(s[0], sm.q, sm.k, false);
-    if (DELTA) {
-        more_rows<DIM>(l[0], sm.k, sm.k, false);
-    }
+    if (DELTA) more_rows<DIM>(l[0], sm.k, sm.k, false);
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_results(s[0]);

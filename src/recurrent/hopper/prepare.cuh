@@ -41,9 +41,8 @@ static __device__ __forceinline__ uint4 pack(const float8 &p) { return pack_8(p.
 static __device__ __forceinline__ void multiply(float8 &p, float by)
 {
 #pragma unroll
-    for (int n = 0; n < 8; n++) {
+    for (int n = 0; n < 8; n++)
         p.x[n] *= by;
-    }
 }
 
 static __device__ __forceinline__ uint4 scaled(const uint4 &bits, float factor)
@@ -58,9 +57,8 @@ static __device__ __forceinline__ uint4 lo_part(const float8 &p, const uint4 &hi
 {
     float8 lo = unpack(hi);
 #pragma unroll
-    for (int n = 0; n < 8; n++) {
+    for (int n = 0; n < 8; n++)
         lo.x[n] = p.x[n] - lo.x[n];
-    }
     return pack(lo);
 }
 
@@ -70,9 +68,8 @@ static __device__ __forceinline__ double norm2_of(const uint4 &bits)
     const float8 p = unpack(bits);
     double sum = 0;
 #pragma unroll
-    for (int n = 0; n < 8; n++) {
+    for (int n = 0; n < 8; n++)
         sum += (double)p.x[n] * (double)p.x[n];
-    }
     return sum;
 }
 
@@ -94,9 +91,8 @@ static __device__ __forceinline__ uint4 elu(const uint4 &bits)
 {
     float8 p = unpack(bits);
 #pragma unroll
-    for (int n = 0; n < 8; n++) {
+    for (int n = 0; n < 8; n++)
         p.x[n] = p.x[n] > 0 ? p.x[n] + 1 : exp_fast(p.x[n]);
-    }
     return pack(p);
 }
 
@@ -191,9 +187,7 @@ static __device__ __forceinline__ void store_beta_v(const recurrent_chunks &chun
     for (int e = threadIdx.x; e < CHUNK_TOKENS * (DIM / 8); e += PREPARE_THREADS) {
         const int r = e / (DIM / 8), c = e % (DIM / 8) * 8;
         uint4 out = make_uint4(0, 0, 0, 0);
-        if (r < chunk.tokens) {
-            out = scaled(*(const uint4 *)(chunk_row<DIM>(chunks.v, chunk, r) + c), beta[r]);
-        }
+        if (r < chunk.tokens) out = scaled(*(const uint4 *)(chunk_row<DIM>(chunks.v, chunk, r) + c), beta[r]);
         *slot_vector<DIM>(chunks.values, chunk, r, c) = out;
     }
 }

@@ -49,17 +49,15 @@ static __device__ __forceinline__ void clear(channel_pairs &pairs)
 {
     clear(pairs.own);
 #pragma unroll
-    for (int n = 0; n < CHUNK_BLOCKS - 1; n++) {
+    for (int n = 0; n < CHUNK_BLOCKS - 1; n++)
         clear(pairs.earlier[n]);
-    }
 }
 
 static __device__ __forceinline__ void multiply(float8 &p, const float8 &by)
 {
 #pragma unroll
-    for (int n = 0; n < 8; n++) {
+    for (int n = 0; n < 8; n++)
         p.x[n] *= by.x[n];
-    }
 }
 
 /* A float8 as bf16, hi part first. The delta rule needs two parts, because it carries errors of its
@@ -75,9 +73,7 @@ static __device__ __forceinline__ bf16_parts<PARTS> scaled(const uint4 &bits, co
     multiply(p, by);
     bf16_parts<PARTS> out;
     out.part[0] = pack(p);
-    if (PARTS == 2) {
-        out.part[PARTS - 1] = lo_part(p, out.part[0]);
-    }
+    if (PARTS == 2) out.part[PARTS - 1] = lo_part(p, out.part[0]);
     return out;
 }
 
@@ -86,9 +82,8 @@ static __device__ __forceinline__ float dot(const uint4 &a, const uint4 &b)
     const float8 x = unpack(a), y = unpack(b);
     float sum = 0;
 #pragma unroll
-    for (int n = 0; n < 8; n++) {
+    for (int n = 0; n < 8; n++)
         sum += x.x[n] * y.x[n];
-    }
     return sum;
 }
 
@@ -145,9 +140,8 @@ static __device__ __forceinline__ float8 shuffle(const float8 &p, int from)
 {
     float8 other;
 #pragma unroll
-    for (int n = 0; n < 8; n++) {
+    for (int n = 0; n < 8; n++)
         other.x[n] = __shfl_sync(0xffffffffu, p.x[n], from * 4 + threadIdx.x % 4);
-    }
     return other;
 }
 
@@ -155,9 +149,8 @@ static __device__ __forceinline__ float8 select(bool first, const float8 &a, con
 {
     float8 p;
 #pragma unroll
-    for (int n = 0; n < 8; n++) {
+    for (int n = 0; n < 8; n++)
         p.x[n] = first ? a.x[n] : b.x[n];
-    }
     return p;
 }
 
@@ -188,9 +181,7 @@ static __device__ __forceinline__ void add_pairs(channel_pairs &P, channel_pairs
     for (int n = 0; n < 2; n++) {
         float p[4] = { 0, 0, 0, 0 }, l[4] = { 0, 0, 0, 0 };
         mma_channels(p, rows, own[n]);
-        if (DELTA) {
-            mma_channels(l, own, own[n]);
-        }
+        if (DELTA) mma_channels(l, own, own[n]);
 #pragma unroll
         for (int e = 0; e < 2; e++) {
             const int j = 2 * t + e;
@@ -258,9 +249,8 @@ static __device__ __forceinline__ void add_pairs_of_warps(channel_pairs &P, chan
 #pragma unroll
             for (int m = 0; m < 2; m++) {
 #pragma unroll
-                for (int part = 0; part < parts; part++) {
+                for (int part = 0; part < parts; part++)
                     keys[m].part[part] = sm.keys[buffer][J][m][part][lane];
-                }
                 rows[m] = scaled<parts>(token[m].q, token[m].pre_decay);
             }
             mma_channels(P.earlier[n][0], rows, keys[0]);
@@ -355,13 +345,10 @@ static __device__ __forceinline__ void share_keys(SHARED &sm, const token_channe
     for (int n = 0; n < 2; n++) {
         const bf16_parts<parts> key = scaled<parts>(token[n].k, token[n].suf_decay);
 #pragma unroll
-        for (int part = 0; part < parts; part++) {
+        for (int part = 0; part < parts; part++)
             sm.keys[buffer][w][n][part][lane] = key.part[part];
-        }
     }
-    if (lane / 4 == 7) {
-        store_float8(sm.block_decay[buffer][w] + lane % 4 * 8, token[1].pre_decay);
-    }
+    if (lane / 4 == 7) store_float8(sm.block_decay[buffer][w] + lane % 4 * 8, token[1].pre_decay);
     __syncthreads();
 }
 
@@ -390,9 +377,8 @@ static __device__ __forceinline__ void store_decayed(SHARED &sm, token_channels 
         }
     }
     const int w = threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (w == CHUNK_BLOCKS - 1 && lane / 4 == 7) {
+    if (w == CHUNK_BLOCKS - 1 && lane / 4 == 7)
         store_float8(chunks.chunk_decay + chunk.slot * DIM + c, token[1].pre_decay);
-    }
 }
 
 /* One round: channels c .. c + 31 of the features, P, A, q_in, k_out and chunk_decay. */
@@ -423,17 +409,15 @@ static __device__ __forceinline__ void store_pairs(const recurrent_chunks &chunk
     const int w = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     __nv_bfloat16 *staging = staging_buffer(sm.square);
 #pragma unroll
-    for (int e = lane; e < 16 * TILE_SIDE / 8; e += 32) {
+    for (int e = lane; e < 16 * TILE_SIDE / 8; e += 32)
         *(uint4 *)(staging + 8 * e) = make_uint4(0, 0, 0, 0);
-    }
     __syncwarp();
 #pragma unroll
     for (int n = 0; n < 2; n++) {
         const float sum = quad_sum(diagonal[n]);
 #pragma unroll
-        for (int e = 0; e < 2; e++) {
+        for (int e = 0; e < 2; e++)
             P.own[n][2 * n + e] = 2 * t + e == g ? sum : P.own[n][2 * n + e];
-        }
     }
     const auto put = [&](const float(&d)[4], int column) {
         const float2 keys = *(const float2 *)(sm.k_norm + column + 2 * t);
@@ -448,11 +432,8 @@ static __device__ __forceinline__ void store_pairs(const recurrent_chunks &chunk
     for (int m = 0; m < 2; m++) {
         put(P.own[m], w * BLOCK_TOKENS + 8 * m);
 #pragma unroll
-        for (int n = 0; n < CHUNK_BLOCKS - 1; n++) {
-            if (w - 1 - n >= 0) {
-                put(P.earlier[n][m], (w - 1 - n) * BLOCK_TOKENS + 8 * m);
-            }
-        }
+        for (int n = 0; n < CHUNK_BLOCKS - 1; n++)
+            if (w - 1 - n >= 0) put(P.earlier[n][m], (w - 1 - n) * BLOCK_TOKENS + 8 * m);
     }
     store_staging<TILE_SIDE>(chunks.pairs, chunk, staging, 0);
 }
@@ -462,9 +443,8 @@ template <class SHARED>
 static __device__ __forceinline__ void store_system(SHARED &sm, const channel_pairs &A)
 {
     const int w = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane % 4, row = w * BLOCK_TOKENS + lane / 4;
-    for (int e = lane; e < BLOCK_TOKENS * SQUARE_PITCH / 4; e += 32) {
+    for (int e = lane; e < BLOCK_TOKENS * SQUARE_PITCH / 4; e += 32)
         *(float4 *)(sm.square + w * BLOCK_TOKENS * SQUARE_PITCH + 4 * e) = make_float4(0, 0, 0, 0);
-    }
     __syncwarp();
     const auto put = [&](const float(&d)[4], int column) {
         const float2 keys = *(const float2 *)(sm.k_norm + column + 2 * t);
@@ -479,11 +459,8 @@ static __device__ __forceinline__ void store_system(SHARED &sm, const channel_pa
     for (int m = 0; m < 2; m++) {
         put(A.own[m], w * BLOCK_TOKENS + 8 * m);
 #pragma unroll
-        for (int n = 0; n < CHUNK_BLOCKS - 1; n++) {
-            if (w - 1 - n >= 0) {
-                put(A.earlier[n][m], (w - 1 - n) * BLOCK_TOKENS + 8 * m);
-            }
-        }
+        for (int n = 0; n < CHUNK_BLOCKS - 1; n++)
+            if (w - 1 - n >= 0) put(A.earlier[n][m], (w - 1 - n) * BLOCK_TOKENS + 8 * m);
     }
 }
 
@@ -495,9 +472,7 @@ __global__ void __launch_bounds__(PREPARE_THREADS)
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     auto &sm = *(prepare_channels_shared<DIM, DELTA> *)swizzled_memory;
     const chunk_place chunk = chunk_of_slot(p, a, chunks, blockIdx.x);
-    if (chunk.tokens == 0) {
-        return;
-    }
+    if (chunk.tokens == 0) return;
     report_solved(p, a, chunk);
     if (DELTA) {
         load_chunk<DIM, PREPARE_THREADS>(sm.v, chunks.v, chunk, threadIdx.x);
@@ -506,9 +481,7 @@ __global__ void __launch_bounds__(PREPARE_THREADS)
     copy_async_commit();
     token_norms norm = { { { 1, 1 }, { 1, 1 } }, { { 1, 1 }, { 1, 1 } } };
     float diagonal[2] = { 0, 0 };
-    if (p.feature_map == LOAM_FEATURES_UNIT) {
-        find_norms<DIM>(norm, chunks, chunk);
-    }
+    if (p.feature_map == LOAM_FEATURES_UNIT) find_norms<DIM>(norm, chunks, chunk);
     if (threadIdx.x % 4 < 2) {
         const int n = threadIdx.x % 4, r = threadIdx.x / 32 * BLOCK_TOKENS + threadIdx.x % 32 / 4 + 8 * n;
         sm.q_norm[r] = n ? norm.mantissa[1][0] : norm.mantissa[0][0];
@@ -518,9 +491,8 @@ __global__ void __launch_bounds__(PREPARE_THREADS)
     clear(P);
     clear(A);
 #pragma unroll 1
-    for (int c = 0; c < DIM; c += ROUND_CHANNELS) {
+    for (int c = 0; c < DIM; c += ROUND_CHANNELS)
         channel_round<DIM, DELTA>(P, A, diagonal, norm, sm, chunks, p, a, chunk, c);
-    }
     store_pairs(chunks, chunk, sm, P, diagonal);
     if constexpr (DELTA) {
         store_system(sm, A);

@@ -32,9 +32,8 @@ template <int DIM, bool GATED> struct reverse_pass {
     {
         float minus[1][8][4];
 #pragma unroll
-        for (int e = 0; e < 32; e++) {
+        for (int e = 0; e < 32; e++)
             minus[0][e / 4][e % 4] = -x[e / 4][e % 4];
-        }
         round_to_operand(a, minus);
     }
 
@@ -52,17 +51,13 @@ template <int DIM, bool GATED> struct reverse_pass {
         for (unsigned n = 0; n < block.chunks; n++) {
             const unsigned next = n + 1 < block.chunks ? n + 1 : n;
             const __nv_bfloat16 *tiles = sm.ring_tiles[n % shape::stages];
-            if (GATED) {
-                load_decays(chunk_decay, sm.chunk_decay[n % shape::stages]);
-            }
+            if (GATED) load_decays(chunk_decay, sm.chunk_decay[n % shape::stages]);
             scale_value(value, raw, arrays.scale);
             round_to_operand(snapshot, columns);
             output_acquire(0);
             store_operands(sm.snapshot[0], snapshot);
             output_commit<shape::buffers>(0);
-            if (GATED) {
-                decay_state(state, chunk_decay);
-            }
+            if (GATED) decay_state(state, chunk_decay);
             wgmma_fence();
             more_weights<TILE_SIDE>(sum, value, tiles + shape::pairs * TILE_ELEMENTS, false);
             more_rows<DIM>(sum[0], snapshot, tiles + shape::read * TILE_ELEMENTS, true);
@@ -123,9 +118,7 @@ loam_status recurrent_reverse_hopper(const loam_problem *p, const loam_args *a,
                                      const recurrent_chunks *chunks, loam_error *error)
 {
     pass_arrays arrays = {};
-    if (recurrent_tokens(p) > 0) {
-        TRY(backward_maps(&arrays, p, chunks, error));
-    }
+    if (recurrent_tokens(p) > 0) TRY(backward_maps(&arrays, p, chunks, error));
     arrays.chunk_decay = chunks->chunk_decay, arrays.scale = (float)p->scale;
     arrays.state_in = a->grad_state_out, arrays.state_out = a->grad_state_in;
     return p->dim_qk == 64 ? launch<64>(p, a, chunks, &arrays, error)

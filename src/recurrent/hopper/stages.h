@@ -39,17 +39,12 @@ static inline bool recurrent_stages_hopper_fit(const loam_problem *p, const loam
 {
     const loam_const_view *const read[] = { &a->q, &a->k, &a->v }, *const g = &a->log_decay;
     const loam_view *const written[] = { &a->grad_q, &a->grad_k, &a->grad_v };
-    for (const loam_const_view *v : read) {
-        if (!chunk_view_aligned(v->data, v->batch, v->head, v->token, 8)) {
-            return false;
-        }
-    }
-    for (const loam_view *v : written) {
+    for (const loam_const_view *v : read)
+        if (!chunk_view_aligned(v->data, v->batch, v->head, v->token, 8)) return false;
+    for (const loam_view *v : written)
         if (p->pass == LOAM_BACKWARD && v->data &&
-            !chunk_view_aligned(v->data, v->batch, v->head, v->token, 8)) {
+            !chunk_view_aligned(v->data, v->batch, v->head, v->token, 8))
             return false;
-        }
-    }
     const bool gates = recurrent_form_of(p->mechanism)->gate != GATE_CHANNEL ||
                        chunk_view_aligned(g->data, g->batch, g->head, g->token, 4);
     return chunks->slots > 0 && gates && recurrent_chunks_hopper_fit(p, chunks);

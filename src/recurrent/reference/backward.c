@@ -78,9 +78,8 @@ static size_t scratch_bytes(const loam_problem *p)
 /* to += factor * from */
 static void add(double *to, double factor, const double *from, int64_t n)
 {
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; i < n; i++)
         to[i] += factor * from[i];
-    }
 }
 
 /* The adjoint of the read y = M x with respect to M and x: dm and dx. */
@@ -88,12 +87,9 @@ static void read_backward(const loam_problem *p, scratch *x)
 {
     const ref_token *token = &x->token;
     const double divisor = p->normalise ? token->y[p->dim_v] : 1;
-    for (int64_t r = 0; r < p->dim_v; r++) {
+    for (int64_t r = 0; r < p->dim_v; r++)
         x->dy[r] = x->grad_o[r] / divisor;
-    }
-    if (p->normalise) {
-        x->dy[p->dim_v] = -exact_dot(x->grad_o, x->o, p->dim_v) / divisor;
-    }
+    if (p->normalise) x->dy[p->dim_v] = -exact_dot(x->grad_o, x->o, p->dim_v) / divisor;
     for (int64_t r = 0; r < p->dim_v + p->normalise; r++) {
         add(x->dx, x->dy[r], x->m + r * token->d, token->d);
         add(x->dm + r * token->d, x->dy[r], token->x, token->d);
@@ -131,9 +127,8 @@ static double write_backward(scratch *x)
             add(dm, -x->du[r], token->k, d);
         }
     }
-    if (token->form->solved) { /* the keys are values, too */
+    if (token->form->solved) /* the keys are values, too */
         add(x->dk, 1, x->du + token->dim_v, d);
-    }
     return beta;
 }
 
@@ -156,9 +151,8 @@ static double decay_backward(scratch *x)
 
 static void store_row(const loam_view *view, loam_dtype dtype, int64_t at, const double *row, int64_t n)
 {
-    for (int64_t c = 0; view->data && c < n; c++) {
+    for (int64_t c = 0; view->data && c < n; c++)
         element_store(view->data, dtype, at + c, row[c]);
-    }
 }
 
 static void token_backward(const loam_problem *p, const loam_args *a, const recurrent_seq *s, int64_t h,
@@ -172,13 +166,10 @@ static void token_backward(const loam_problem *p, const loam_args *a, const recu
     memset(x->dx, 0, (size_t)d * sizeof *x->dx);
     memset(x->dk, 0, (size_t)d * sizeof *x->dk);
     if (token->info.code == LOAM_ROW_SOLVED) {
-        for (int64_t c = 0; c < p->dim_v; c++) {
+        for (int64_t c = 0; c < p->dim_v; c++)
             x->grad_o[c] = element_load(a->grad_o.data, p->dtype, RECURRENT_AT(a->grad_o, s->b, h, row) + c);
-        }
         read_backward(p, x);
-        if (token->form->solved) {
-            solve_backward(x, sums->ridge + at * d);
-        }
+        if (token->form->solved) solve_backward(x, sums->ridge + at * d);
     }
     add(x->q_sum + t * d, p->scale, x->dx, d);
     sums->scale[at] += exact_dot(token->q, x->dx, d);
@@ -203,9 +194,7 @@ static void head_backward(const loam_problem *p, const loam_args *a, const recur
     ref_token_head(p, a, h, &x->token);
     ref_state_load(p, &a->state_in, s, h, x->m);
     for (int64_t t = 0; t < s->len; t++) {
-        if (t % x->every == 0) {
-            memcpy(x->kept + t / x->every * state, x->m, bytes);
-        }
+        if (t % x->every == 0) memcpy(x->kept + t / x->every * state, x->m, bytes);
         ref_token_write(p, a, s, h, t, &x->token, x->m);
     }
     ref_state_load(p, &a->grad_state_out, s, h, x->dm);
@@ -232,9 +221,8 @@ static void key_head_backward(const loam_problem *p, const loam_args *a, const r
     const int64_t d = p->dim_qk, group = p->heads_v / p->heads_q;
     memset(x->q_sum, 0, (size_t)(s->len * d) * sizeof *x->q_sum);
     memset(x->k_sum, 0, (size_t)(s->len * d) * sizeof *x->k_sum);
-    for (int64_t each = h * group; each < (h + 1) * group; each++) {
+    for (int64_t each = h * group; each < (h + 1) * group; each++)
         head_backward(p, a, s, each, sums, x);
-    }
     const loam_const_view *const from[] = { &a->q, &a->k };
     const loam_view *const to[] = { &a->grad_q, &a->grad_k };
     double *const sum[] = { x->q_sum, x->k_sum };
@@ -255,11 +243,9 @@ static double sum_of(const loam_problem *p, const double *part, int64_t width, i
 {
     double sum = 0;
     for (int64_t b = 0; b < p->batch; b++) {
-        for (int64_t i = h; i < h + heads; i++) {
-            for (int64_t j = c; j < c + channels; j++) {
+        for (int64_t i = h; i < h + heads; i++)
+            for (int64_t j = c; j < c + channels; j++)
                 sum += part[(b * p->heads_v + i) * width + j];
-            }
-        }
     }
     return sum;
 }
@@ -293,9 +279,7 @@ static void store_sums(const loam_problem *p, const loam_args *a, const head_sum
         element_store(a->grad_log_decay.data, real, h * a->grad_log_decay.head,
                       sum_of(p, sums->decay, 1, h, 1, 0, 1));
     }
-    if (form->solved && a->grad_ridge.data) {
-        store_ridge(p, a, sums->ridge);
-    }
+    if (form->solved && a->grad_ridge.data) store_ridge(p, a, sums->ridge);
 }
 
 size_t recurrent_backward_ref_work(const loam_problem *p)
@@ -309,9 +293,7 @@ loam_status recurrent_backward_ref(const loam_problem *p, const loam_args *a, lo
 {
     arena shared = { a->work, 0 };
     const head_sums sums = head_sums_carve(p, &shared);
-    if (shared.used > 0) {
-        memset(a->work, 0, shared.used);
-    }
+    if (shared.used > 0) memset(a->work, 0, shared.used);
     const size_t each = scratch_bytes(p);
 #pragma omp parallel num_threads(p->threads)
     {

@@ -27,12 +27,10 @@ static size_t scratch_bytes(const loam_problem *p)
 static void store_token(const loam_problem *p, const loam_args *a, const recurrent_seq *s, int64_t h,
                         int64_t t, const scratch *x)
 {
-    for (int64_t c = 0; c < p->dim_v; c++) {
+    for (int64_t c = 0; c < p->dim_v; c++)
         element_store(a->o.data, p->dtype, RECURRENT_AT(a->o, s->b, h, s->first + t) + c, x->o[c]);
-    }
-    if (a->info.data) {
+    if (a->info.data)
         ((loam_row_info *)a->info.data)[RECURRENT_AT(a->info, s->b, h, s->first + t)] = x->token.info;
-    }
 }
 
 static void head_forward(const loam_problem *p, const loam_args *a, const recurrent_seq *s, int64_t h,

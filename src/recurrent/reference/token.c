@@ -30,9 +30,8 @@ ref_token ref_token_carve(const loam_problem *p, arena *pool)
 
 void ref_token_head(const loam_problem *p, const loam_args *a, int64_t h, ref_token *x)
 {
-    for (int64_t c = 0; x->form->solved && c < x->d; c++) {
+    for (int64_t c = 0; x->form->solved && c < x->d; c++)
         x->ridge[c] = recurrent_ridge(p, a, h, c);
-    }
 }
 
 static double row_norm(const loam_problem *p, const loam_const_view *view, int64_t at)
@@ -62,14 +61,12 @@ void ref_features_backward(const loam_problem *p, const loam_const_view *view, i
                            double *x)
 {
     if (p->feature_map == LOAM_FEATURES_ELU) {
-        for (int64_t c = 0; c < p->dim_qk; c++) {
+        for (int64_t c = 0; c < p->dim_qk; c++)
             x[c] *= phi[c] > 1 ? 1 : phi[c];
-        }
     } else if (p->feature_map == LOAM_FEATURES_UNIT) {
         const double norm = row_norm(p, view, at), along = exact_dot(x, phi, p->dim_qk);
-        for (int64_t c = 0; c < p->dim_qk; c++) {
+        for (int64_t c = 0; c < p->dim_qk; c++)
             x[c] = norm > 0 ? (x[c] - along * phi[c]) / norm : 0;
-        }
     }
 }
 
@@ -93,9 +90,8 @@ static void load_token(const loam_problem *p, const loam_args *a, const recurren
     const int64_t key_head = recurrent_key_head(p, h), token = s->first + t;
     ref_features(p, &a->q, RECURRENT_AT(a->q, s->b, key_head, token), x->q);
     ref_features(p, &a->k, RECURRENT_AT(a->k, s->b, key_head, token), x->k);
-    for (int64_t c = 0; c < x->d; c++) {
+    for (int64_t c = 0; c < x->d; c++)
         x->decay[c] = exp(log_decay(p, a, s, h, t, c));
-    }
     x->beta = x->form->beta
                   ? element_load(a->beta.data, dtype_real(p->dtype), RECURRENT_AT(a->beta, s->b, h, token))
                   : 1;
@@ -112,13 +108,11 @@ void ref_token_write(const loam_problem *p, const loam_args *a, const recurrent_
     load_token(p, a, s, h, t, x);
     for (int64_t r = 0; r < x->rows; r++) {
         double *row = state + r * x->d, *decayed = x->decayed + r * x->d;
-        for (int64_t c = 0; c < x->d; c++) {
+        for (int64_t c = 0; c < x->d; c++)
             decayed[c] = x->decay[c] * row[c];
-        }
         x->err[r] = x->w[r] - (x->form->delta ? exact_dot(decayed, x->k, x->d) : 0);
-        for (int64_t c = 0; c < x->d; c++) {
+        for (int64_t c = 0; c < x->d; c++)
             row[c] = decayed[c] + x->beta * x->err[r] * x->k[c];
-        }
     }
 }
 
@@ -128,9 +122,8 @@ static bool factor_system(ref_token *x, const double *state)
     const double *H = state + x->dim_v * x->d;
     double largest = 0;
     for (int64_t r = 0; r < x->d; r++) {
-        for (int64_t c = 0; c <= r; c++) {
+        for (int64_t c = 0; c <= r; c++)
             x->factor[r * x->d + c] = (H[r * x->d + c] + H[c * x->d + r]) / 2 + (r == c ? x->ridge[c] : 0);
-        }
         largest = fmax(largest, x->factor[r * x->d + r]);
     }
     return exact_factor(x->factor, x->d, LEAST_PIVOT * largest) == 0;
@@ -143,9 +136,8 @@ static double residual_of(const ref_token *x, const double *state, double scale)
     double wrong = 0, right = 0;
     for (int64_t r = 0; r < x->d; r++) {
         double sum = x->ridge[r] * x->x[r] - scale * x->q[r];
-        for (int64_t c = 0; c < x->d; c++) {
+        for (int64_t c = 0; c < x->d; c++)
             sum += (H[r * x->d + c] + H[c * x->d + r]) / 2 * x->x[c];
-        }
         wrong += sum * sum;
         right += scale * x->q[r] * scale * x->q[r];
     }
@@ -155,9 +147,8 @@ static double residual_of(const ref_token *x, const double *state, double scale)
 void ref_token_read(const loam_problem *p, ref_token *x, const double *state, double *out)
 {
     x->info = (loam_row_info){ LOAM_ROW_SOLVED, LOAM_SOLVER_NONE, 0, 0 };
-    for (int64_t c = 0; c < x->d; c++) {
+    for (int64_t c = 0; c < x->d; c++)
         x->x[c] = p->scale * x->q[c];
-    }
     if (x->form->solved) {
         x->info.solver = LOAM_SOLVER_GRAM;
         if (factor_system(x, state)) {
@@ -167,16 +158,12 @@ void ref_token_read(const loam_problem *p, ref_token *x, const double *state, do
             x->info.code = LOAM_ROW_SINGULAR;
         }
     }
-    for (int64_t r = 0; r < x->dim_v + p->normalise; r++) {
+    for (int64_t r = 0; r < x->dim_v + p->normalise; r++)
         x->y[r] = exact_dot(state + r * x->d, x->x, x->d);
-    }
-    if (p->normalise && x->y[x->dim_v] == 0) {
-        x->info.code = LOAM_ROW_SINGULAR;
-    }
+    if (p->normalise && x->y[x->dim_v] == 0) x->info.code = LOAM_ROW_SINGULAR;
     const double divisor = p->normalise ? x->y[x->dim_v] : 1;
-    for (int64_t r = 0; r < x->dim_v; r++) {
+    for (int64_t r = 0; r < x->dim_v; r++)
         out[r] = x->info.code == LOAM_ROW_SINGULAR ? 0 : x->y[r] / divisor;
-    }
 }
 
 void ref_state_load(const loam_problem *p, const loam_const_view *view, const recurrent_seq *s, int64_t h,

@@ -13,12 +13,9 @@ extern "C" loam_status local_path_backward_cuda(const loam_problem *p, const loa
 {
     arena pool = { (char *)a->work, 0 };
     const path_grads g = path_grads_carve(p, a, &pool);
-    if (p->batch > 0 && p->len_kv > 0) {
-        TRY(local_path_prepare_cuda(p, a, &g.w, error));
-    }
-    if (p->batch > 0) { /* also without queries: keys read the arrays of a block without rows */
+    if (p->batch > 0 && p->len_kv > 0) TRY(local_path_prepare_cuda(p, a, &g.w, error));
+    if (p->batch > 0) /* also without queries: keys read the arrays of a block without rows */
         TRY(local_path_rows_cuda(p, a, &g, error));
-    }
     if (p->batch > 0 && p->len_kv > 0) {
         TRY(local_path_keys_cuda(p, a, &g, error));
         TRY(local_path_groups_cuda(p, a, &g, error));

@@ -54,9 +54,8 @@ static inline path_grads path_grads_carve(const loam_problem *p, const loam_args
     g.delta = (float *)arena_take(pool, size_mul(queries, EDGE), sizeof(float));
     g.own_columns = (float *)arena_take(pool, p->decay ? size_mul(queries, EDGE) : 0, sizeof(float));
     float **const sums[] = { &g.dkr, &g.dkt, &g.de, &g.deg };
-    for (float **sum : sums) {
+    for (float **sum : sums)
         *sum = (float *)arena_take(pool, size_mul(keys, TILE_SIZE), sizeof(float));
-    }
     const size_t crossings = groups > 1 ? size_mul(size_mul(keys, (size_t)g.w.group), TILE_SIZE) : 0;
     g.key_x = (bf16 *)arena_take(pool, crossings, sizeof(bf16));
     g.key_y = (bf16 *)arena_take(pool, crossings, sizeof(bf16));
@@ -68,10 +67,12 @@ static inline path_grads path_grads_carve(const loam_problem *p, const loam_args
 /* Loads rows m .. of a strip from [64][64] floats. */
 static __device__ __forceinline__ void strip_load_float(strip &x, int m, const float *from)
 {
-    for_pairs(x, m, [&](int r, int c, float &u, float &v) {
-        const float2 pair = *(const float2 *)(from + r * EDGE + c);
-        u = pair.x, v = pair.y;
-    });
+    for_pairs(
+        x, m,
+        [&](int r, int c, float &u, float &v) {
+            const float2 pair = *(const float2 *)(from + r * EDGE + c);
+            u = pair.x, v = pair.y;
+        });
 }
 
 /* out[column] <- the sum over the warp's rows. */
@@ -85,9 +86,7 @@ static __device__ __forceinline__ void column_sums(const strip &x, float *out)
             sum += __shfl_xor_sync(0xffffffffu, sum, 4);
             sum += __shfl_xor_sync(0xffffffffu, sum, 8);
             sum += __shfl_xor_sync(0xffffffffu, sum, 16);
-            if (threadIdx.x % 32 < 4) {
-                out[8 * n + threadIdx.x % 4 * 2 + e] = sum;
-            }
+            if (threadIdx.x % 32 < 4) out[8 * n + threadIdx.x % 4 * 2 + e] = sum;
         }
     }
 }

@@ -50,9 +50,8 @@ static inline int64_t path_slots(const loam_problem *p)
 static inline int path_group(const loam_problem *p)
 {
     int group = 4;
-    while ((int64_t)group * group < (p->len_kv + EDGE - 1) / EDGE) {
+    while ((int64_t)group * group < (p->len_kv + EDGE - 1) / EDGE)
         group *= 2;
-    }
     return group;
 }
 
@@ -64,9 +63,8 @@ static inline path_arrays path_arrays_carve(const loam_problem *p, arena *pool)
                            &x.e_hi, &x.e_lo, &x.eg_hi, &x.eg_lo, &x.r_hi, &x.r_lo };
     const size_t count = p->pass == LOAM_BACKWARD ? 12 : 10;
     x.r_hi = x.r_lo = NULL;
-    for (size_t n = 0; n < count; n++) {
+    for (size_t n = 0; n < count; n++)
         *all[n] = (bf16 *)arena_take(pool, size, sizeof(bf16));
-    }
     x.slots = path_slots(p), x.group = path_group(p);
     return x;
 }
@@ -92,9 +90,8 @@ static __device__ __forceinline__ void product_transposed_right(strip &x, const 
             uint32_t part[PARTS];
             split_pair(part, y[k + e / 2][e % 2 * 2], y[k + e / 2][e % 2 * 2 + 1]);
 #pragma unroll
-            for (int n = 0; n < PARTS; n++) {
+            for (int n = 0; n < PARTS; n++)
                 a.part[n][e] = part[n];
-            }
         }
 #pragma unroll
         for (int n = 0; n < 8; n += 2) {
@@ -163,17 +160,15 @@ template <class F> static __device__ __forceinline__ void for_pairs(strip &x, in
 static __device__ __forceinline__ void strip_negate(strip &x)
 {
 #pragma unroll
-    for (int n = 0; n < 8; n++) {
+    for (int n = 0; n < 8; n++)
         x[n][0] = -x[n][0], x[n][1] = -x[n][1], x[n][2] = -x[n][2], x[n][3] = -x[n][3];
-    }
 }
 
 static __device__ __forceinline__ void strip_copy(strip &x, const strip &y)
 {
 #pragma unroll
-    for (int n = 0; n < 8; n++) {
+    for (int n = 0; n < 8; n++)
         x[n][0] = y[n][0], x[n][1] = y[n][1], x[n][2] = y[n][2], x[n][3] = y[n][3];
-    }
 }
 
 static __device__ __forceinline__ void store_bf16_pair(bf16 *to, float x, float y)
@@ -184,21 +179,24 @@ static __device__ __forceinline__ void store_bf16_pair(bf16 *to, float x, float 
 /* Stores a strip to rows m .. of `pitch` elements as bf16; lo, if not NULL, gets the lo part. */
 static __device__ __forceinline__ void strip_store(strip &x, int m, bf16 *hi, bf16 *lo, int pitch)
 {
-    for_pairs(x, m, [&](int r, int c, float &u, float &v) {
-        store_bf16_pair(hi + r * pitch + c, u, v);
-        if (lo) {
-            store_bf16_pair(lo + r * pitch + c, u - __bfloat162float(__float2bfloat16_rn(u)),
-                            v - __bfloat162float(__float2bfloat16_rn(v)));
-        }
-    });
+    for_pairs(
+        x, m,
+        [&](int r, int c, float &u, float &v) {
+            store_bf16_pair(hi + r * pitch + c, u, v);
+            if (lo)
+                store_bf16_pair(lo + r * pitch + c, u - __bfloat162float(__float2bfloat16_rn(u)),
+                                v - __bfloat162float(__float2bfloat16_rn(v)));
+        });
 }
 
 static __device__ __forceinline__ void strip_load(strip &x, int m, const bf16 *from, int pitch)
 {
-    for_pairs(x, m, [&](int r, int c, float &u, float &v) {
-        const float2 pair = __bfloat1622float2(*(const __nv_bfloat162 *)(from + r * pitch + c));
-        u = pair.x, v = pair.y;
-    });
+    for_pairs(
+        x, m,
+        [&](int r, int c, float &u, float &v) {
+            const float2 pair = __bfloat1622float2(*(const __nv_bfloat162 *)(from + r * pitch + c));
+            u = pair.x, v = pair.y;
+        });
 }
 
 /* x <- x - x E, with E in two parts. */
@@ -226,9 +224,8 @@ static __device__ __forceinline__ void cross_tile_transposed(strip &x, const bf1
 /* Loads the [64][64] array of a slot. Asynchronous: await_tiles() waits. */
 static __device__ __forceinline__ void fill_slot(bf16 *tile, const bf16 *slot)
 {
-    for (int e = threadIdx.x; e < EDGE * EDGE / 8; e += THREADS) {
+    for (int e = threadIdx.x; e < EDGE * EDGE / 8; e += THREADS)
         copy_async_16(tile + e / 8 * PITCH + e % 8 * 8, slot + e * 8);
-    }
 }
 
 /* Loads rows first .. first + 63 of an argument; 0 where a row is negative or not below `count`. */
@@ -242,13 +239,11 @@ static __device__ __forceinline__ void fill_argument(bf16 *tile, const loam_cons
         const int64_t row = first + e / 8;
         bf16 *to = tile + e / 8 * PITCH + e % 8 * 8;
         const bf16 *from = data + row * view.token + e % 8 * 8;
-        if (row >= 0 && row < count && aligned) {
+        if (row >= 0 && row < count && aligned)
             copy_async_16(to, from);
-        } else {
-            for (int c = 0; c < 8; c++) {
+        else
+            for (int c = 0; c < 8; c++)
                 to[c] = row >= 0 && row < count ? from[c] : __float2bfloat16_rn(0);
-            }
-        }
     }
 }
 

@@ -24,9 +24,8 @@ static __device__ __forceinline__ void online_softmax_step(softmax_sums &x, stri
     for (int half = 0; half < 2; half++) {
         float top = x.m[half];
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
+        for (int n = 0; n < 8; n++)
             top = fmaxf(top, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
-        }
         top = quad_max(top);
         const float keep = x.m[half] > -INFINITY ? exp2_fast(x.m[half] - top) : 0,
                     from = top > -INFINITY ? top : 0;
@@ -50,9 +49,7 @@ static __device__ __forceinline__ void fill_stage(shared_tile *stage, const loam
     if (j >= 0) {
         fill_slot(stage[KEYS], keys_for(x, w, j));
         fill_argument(stage[VALUES], a.v, x.s.b, x.h_kv, x.s.k0, (int64_t)j * EDGE, x.s.nk);
-        if (crosses(x.n, j, w.group)) {
-            fill_crossing(stage[CROSS_HI], stage[CROSS_LO], x, w, j);
-        }
+        if (crosses(x.n, j, w.group)) fill_crossing(stage[CROSS_HI], stage[CROSS_LO], x, w, j);
     }
     copy_async_commit();
 }
@@ -70,9 +67,7 @@ static __device__ __forceinline__ void put_rows(const loam_problem &p, const loa
         lse[half] = omega > 0 ? (sums.m[half] + log2f(omega)) / (float)LOG2E : -INFINITY;
     }
     for_pairs(sums.o, m, [&](int r, int c, float &u, float &v) {
-        if (!row_exists(x, r)) {
-            return;
-        }
+        if (!row_exists(x, r)) return;
         const int half = r != m + g;
         const int64_t i = x.first + r, at = local_row(&p, &x.s, x.h, i);
         bf16 *o = (bf16 *)a.o.data + LOCAL_AT(a.o, x.s.b, x.h, x.s.q0 + i) + c;
@@ -87,12 +82,8 @@ static __device__ __forceinline__ void put_rows(const loam_problem &p, const loa
             rho[0] = rho[1] = 0;
         }
         if (c == 0) {
-            if (a.saved) {
-                ((float *)saved.lse)[at] = lse[half];
-            }
-            if (a.lse.data) {
-                ((float *)a.lse.data)[LOCAL_AT(a.lse, x.s.b, x.h, x.s.q0 + i)] = lse[half];
-            }
+            if (a.saved) ((float *)saved.lse)[at] = lse[half];
+            if (a.lse.data) ((float *)a.lse.data)[LOCAL_AT(a.lse, x.s.b, x.h, x.s.q0 + i)] = lse[half];
             if (a.info.data) {
                 const int32_t code = x.n < 0 ? LOAM_ROW_EMPTY : LOAM_ROW_SOLVED;
                 ((loam_row_info *)a.info.data)[LOCAL_AT(a.info, x.s.b, x.h, x.s.q0 + i)] = loam_row_info{
@@ -113,9 +104,7 @@ static __global__ void __launch_bounds__(THREADS, 3)
     const int m = threadIdx.x / 32 * 16;
     const float scale = (float)p.scale * (float)LOG2E;
     path_rows x;
-    if (!path_rows_of(p, a, w.slots, blockIdx.x, x)) {
-        return;
-    }
+    if (!path_rows_of(p, a, w.slots, blockIdx.x, x)) return;
     softmax_sums sums = { { -INFINITY, -INFINITY }, { 0, 0 }, {} };
     clear(sums.o);
     if (x.n >= 0) {
@@ -144,9 +133,7 @@ static __global__ void __launch_bounds__(THREADS, 3)
             scores_of<DECAY>(s, x, a, scale, j, m);
             online_softmax_step(sums, s);
             product_weights<1, PITCH>(sums.o, s, tile[VALUES], 0);
-            if (crosses(x.n, j, w.group)) {
-                cross_tile(query, tile[CROSS_HI], tile[CROSS_LO]);
-            }
+            if (crosses(x.n, j, w.group)) cross_tile(query, tile[CROSS_HI], tile[CROSS_LO]);
             __syncthreads();
         }
     }
@@ -160,9 +147,7 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const path_
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
     constexpr size_t shared = sizeof(forward_shared);
     TRY(cuda_allow_shared((const void *)path_forward_kernel<DECAY>, shared, error));
-    if (p->batch == 0 || p->len_q == 0) {
-        return LOAM_OK;
-    }
+    if (p->batch == 0 || p->len_q == 0) return LOAM_OK;
     path_forward_kernel<DECAY>
         <<<(unsigned)blocks, THREADS, shared, (cudaStream_t)a->stream>>>(*p, *a, saved, *w);
     return cuda_launched("path_forward_kernel", error);

@@ -38,9 +38,8 @@ static __device__ void back_through_keys(crossing_shared &shared, const path_gra
     float *dkr = w.dkr + slot * TILE_SIZE;
     strip_load_float(sum, m, dkr);
 #pragma unroll
-    for (int e = 0; e < 32; e++) {
+    for (int e = 0; e < 32; e++)
         sum[e / 4][e % 4] += x[e / 4][e % 4];
-    }
     for_pairs(sum, m,
               [&](int r, int c, float &u, float &v) { *(float2 *)(dkr + r * EDGE + c) = make_float2(u, v); });
 }
@@ -61,9 +60,8 @@ static __device__ void back_through_group(crossing_shared &shared, const path_gr
     for (int64_t j = first; j <= last; j++) {
         strip_load_float(part, m, w.deg + (base + j) * TILE_SIZE);
 #pragma unroll
-        for (int e = 0; e < 32; e++) {
+        for (int e = 0; e < 32; e++)
             x[e / 4][e % 4] -= part[e / 4][e % 4];
-        }
     }
     for (int64_t j = first; j <= last; j++) {
         load_crossing(shared, w, base + j);
@@ -83,24 +81,19 @@ static __global__ void __launch_bounds__(THREADS)
     const int m = threadIdx.x / 32 * 16;
     const int64_t first = n / w.w.group * w.w.group, last = first + w.w.group - 1;
     const bool whole = blockIdx.y == 1;
-    if (last + 1 >= tiles_of(s) || (whole && (n != first || n == 0))) {
-        return;
-    }
+    if (last + 1 >= tiles_of(s) || (whole && (n != first || n == 0))) return;
     const int64_t base = h * w.slots + slot_base(p, s, b);
-    if (whole) {
+    if (whole)
         back_through_group(shared, w, base, first, last, m);
-    } else {
+    else
         back_through_keys(shared, w, base, n, last, m);
-    }
 }
 
 loam_status local_path_groups_cuda(const loam_problem *p, const loam_args *a, const path_grads *g,
                                    loam_error *error)
 {
     const int64_t tiles = (p->len_kv + EDGE - 1) / EDGE;
-    if (tiles <= g->w.group) {
-        return LOAM_OK;
-    }
+    if (tiles <= g->w.group) return LOAM_OK;
     const dim3 blocks((unsigned)(tiles * p->batch * p->heads_kv), 2);
     path_groups_back_kernel<<<blocks, THREADS, 0, (cudaStream_t)a->stream>>>(*p, *a, *g);
     return cuda_launched("path_groups_back_kernel", error);

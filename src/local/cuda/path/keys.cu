@@ -38,9 +38,7 @@ static __device__ __forceinline__ void fill_stage(keys_shared &shared, int stage
 {
     const int64_t slot = query_slot(w, x.x), at = (slot * w.copies + x.copy) * TILE_SIZE;
     fill_slot(shared.tile[stage][ROWS], w.x + at);
-    if (x.crossed) {
-        fill_slot(shared.tile[stage][CROSSED], w.y + at);
-    }
+    if (x.crossed) fill_slot(shared.tile[stage][CROSSED], w.y + at);
     fill_argument(shared.tile[stage][GRAD_O], a.grad_o, x.x.s.b, x.x.h, x.x.s.q0, x.x.first, x.x.s.nq);
     if (threadIdx.x < EDGE) {
         shared.lse[stage][threadIdx.x] = w.lse[slot * EDGE + threadIdx.x];
@@ -87,9 +85,11 @@ static __device__ __forceinline__ void key_gradient(strip &s, strip &g, const lo
 /* Stores sign times a strip to rows m .. of [64][64] floats. */
 static __device__ __forceinline__ void strip_store_float(strip &x, int m, float *to, float sign)
 {
-    for_pairs(x, m, [&](int r, int c, float &u, float &v) {
-        *(float2 *)(to + r * EDGE + c) = make_float2(sign * u, sign * v);
-    });
+    for_pairs(
+        x, m,
+        [&](int r, int c, float &u, float &v) {
+            *(float2 *)(to + r * EDGE + c) = make_float2(sign * u, sign * v);
+        });
 }
 
 /* Adds the blocks of rows from .. to - 1 of a head to the sums. */
@@ -101,16 +101,12 @@ static __device__ __forceinline__ void add_rows(keys_shared &shared, const loam_
 {
     const int m = threadIdx.x / 32 * 16;
     __syncthreads();
-    if (from < to) {
-        fill_stage(shared, 0, a, w, tile_pair_of(p, w, x, h, from, j));
-    }
+    if (from < to) fill_stage(shared, 0, a, w, tile_pair_of(p, w, x, h, from, j));
     copy_async_commit();
     for (int i = from; i < to; i++) {
         const int stage = (i - from) % STAGES;
         const tile_pair pair = tile_pair_of(p, w, x, h, i, j);
-        if (i + 1 < to) {
-            fill_stage(shared, 1 - stage, a, w, tile_pair_of(p, w, x, h, i + 1, j));
-        }
+        if (i + 1 < to) fill_stage(shared, 1 - stage, a, w, tile_pair_of(p, w, x, h, i + 1, j));
         copy_async_commit();
         copy_async_wait<1>();
         __syncthreads();
@@ -124,9 +120,7 @@ static __device__ __forceinline__ void add_rows(keys_shared &shared, const loam_
                             column);
         product_weights<1, PITCH>(sums.dv, s, tile[GRAD_O], 0);
         product_weights<1, PITCH>(sums.dk, g, tile[ROWS], 0);
-        if (pair.crossed) {
-            product_transposed_left(sums.de, tile[ROWS], m, tile[CROSSED]);
-        }
+        if (pair.crossed) product_transposed_left(sums.de, tile[ROWS], m, tile[CROSSED]);
         __syncthreads();
     }
 }
@@ -145,9 +139,8 @@ static __device__ __forceinline__ void add_own_rows(keys_shared &shared, const l
     fill_argument(shared.tile[0][GRAD_O], a.grad_o, x.s.b, h, x.s.q0, x.first, x.s.nq);
     await_tiles();
     product_transposed_left(sums.dv, shared.tile[0][ROWS], m, shared.tile[0][GRAD_O]);
-    if (column && threadIdx.x < EDGE) {
+    if (column && threadIdx.x < EDGE)
         column[threadIdx.x] = w.own_columns[slot / TILE_SIZE * EDGE + threadIdx.x];
-    }
 }
 
 static __device__ __forceinline__ void put_values(const loam_problem &p, const loam_args &a,
@@ -191,16 +184,13 @@ static __device__ __forceinline__ void put_unused_tile(const loam_problem &p, co
     const int m = threadIdx.x / 32 * 16;
     const float zero[2] = { 0, 0 };
     strip dv;
-    if ((int64_t)j * EDGE >= local_stored_keys(&p, &x.s)) {
-        return;
-    }
+    if ((int64_t)j * EDGE >= local_stored_keys(&p, &x.s)) return;
     clear(dv);
     own_column[threadIdx.x % EDGE] = 0;
     __syncthreads();
     put_values(p, a, x, j, m, dv);
-    for (int64_t h = x.h_kv * group; DECAY && h < (x.h_kv + 1) * group; h++) {
+    for (int64_t h = x.h_kv * group; DECAY && h < (x.h_kv + 1) * group; h++)
         put_columns(p, a, x, h, j, m, zero, own_column, false);
-    }
 }
 
 template <bool DECAY>
@@ -243,9 +233,8 @@ static __global__ void __launch_bounds__(THREADS, 2)
             column[0] = column[1] = 0;
             __syncthreads();
             own_column[threadIdx.x % EDGE] = 0;
-            if (part == 0 && j >= begins) {
+            if (part == 0 && j >= begins)
                 add_own_rows(shared, a, w, x, h, j, sums, DECAY ? own_column : NULL);
-            }
             add_rows<DECAY>(shared, p, a, w, x, h, j, from, part == 0 ? own_end : tiles, sums, column);
             if (DECAY) {
                 __syncthreads();

@@ -21,9 +21,8 @@ struct prepare_shared {
 static __device__ __forceinline__ void substitute_forward(prepare_shared &x)
 {
     const int c = threadIdx.x / 2, half = threadIdx.x % 2;
-    for (int j = half; j < EDGE; j += 2) {
+    for (int j = half; j < EDGE; j += 2)
         x.r[j][c] = 0;
-    }
     __syncwarp();
     for (int i = 0; i < EDGE; i++) {
         float sum[4] = { 0, 0, 0, 0 };
@@ -37,9 +36,7 @@ static __device__ __forceinline__ void substitute_forward(prepare_shared &x)
         }
         float total = (sum[0] + sum[1]) + (sum[2] + sum[3]);
         total += __shfl_xor_sync(0xffffffffu, total, 1);
-        if (half == 0) {
-            x.r[i][c] = i < c ? 0 : i == c ? 1 : -x.beta[i] * total;
-        }
+        if (half == 0) x.r[i][c] = i < c ? 0 : i == c ? 1 : -x.beta[i] * total;
         __syncwarp();
     }
 }
@@ -47,10 +44,12 @@ static __device__ __forceinline__ void substitute_forward(prepare_shared &x)
 /* lam <- the warp's rows of Lam = R diag(beta). */
 static __device__ __forceinline__ void load_lam(strip &lam, const prepare_shared &x, int m)
 {
-    for_pairs(lam, m, [&](int r, int c, float &u, float &v) {
-        u = x.r[r][c] * x.beta[c];
-        v = x.r[r][c + 1] * x.beta[c + 1];
-    });
+    for_pairs(
+        lam, m,
+        [&](int r, int c, float &u, float &v) {
+            u = x.r[r][c] * x.beta[c];
+            v = x.r[r][c + 1] * x.beta[c + 1];
+        });
 }
 
 /* N N^T and strict(N K^T), then R. */
@@ -121,9 +120,7 @@ static __global__ void __launch_bounds__(THREADS)
     const int64_t n = index % tiles, b = index / tiles % p.batch, h = index / tiles / p.batch;
     const local_seq s = local_seq_at(&p, &a, b);
     const int m = threadIdx.x / 32 * 16;
-    if (n >= tiles_of(s)) {
-        return;
-    }
+    if (n >= tiles_of(s)) return;
     const int64_t slot = (h * w.slots + slot_base(p, s, b) + n) * TILE_SIZE;
     fill_argument(x.k, a.k, s.b, h, s.k0, n * EDGE, s.nk);
     fill_argument(x.n, a.w, s.b, h, s.k0, n * EDGE, s.nk);
@@ -156,27 +153,23 @@ static __global__ void __launch_bounds__(THREADS)
     const int64_t first = n / w.group * w.group, last = first + w.group - 1;
     const bool whole = blockIdx.y == 1;
     /* No rows lie beyond the last group, and none cross the first. */
-    if (last + 1 >= tiles_of(s) || (whole && (n != first || n == 0))) {
-        return;
-    }
+    if (last + 1 >= tiles_of(s) || (whole && (n != first || n == 0))) return;
     const int64_t base = h * w.slots + slot_base(p, s, b), slot = (base + n) * TILE_SIZE;
     strip x;
-    if (whole) {
+    if (whole)
         for_pairs(x, m, [&](int r, int c, float &u, float &v) { u = r == c, v = r == c + 1; });
-    } else {
+    else
         strip_load(x, m, w.kr + slot, EDGE);
-    }
     for (int64_t step = 0; step < (whole ? w.group : last - n); step++) {
         const int64_t at = (base + (whole ? last - step : n + 1 + step)) * TILE_SIZE;
         __syncthreads();
         fill_slot(e_hi, w.e_hi + at);
         fill_slot(e_lo, w.e_lo + at);
         await_tiles();
-        if (whole) {
+        if (whole)
             cross_tile(x, e_hi, e_lo);
-        } else {
+        else
             cross_tile_transposed(x, e_hi, e_lo);
-        }
     }
     if (whole) {
         for_pairs(x, m, [&](int r, int c, float &u, float &v) { u = (r == c) - u, v = (r == c + 1) - v; });
@@ -190,9 +183,7 @@ loam_status local_path_prepare_cuda(const loam_problem *p, const loam_args *a, c
                                     loam_error *error)
 {
     const int64_t tiles = (p->len_kv + EDGE - 1) / EDGE, blocks = tiles * p->batch * p->heads_kv;
-    if (blocks == 0) {
-        return LOAM_OK;
-    }
+    if (blocks == 0) return LOAM_OK;
     constexpr size_t shared = sizeof(prepare_shared);
     TRY(cuda_allow_shared((const void *)path_tile_kernel, shared, error));
     path_tile_kernel<<<(unsigned)blocks, THREADS, shared, (cudaStream_t)a->stream>>>(*p, *a, *w);

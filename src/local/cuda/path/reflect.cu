@@ -35,9 +35,7 @@ static __device__ __forceinline__ void store_row(T *to, const lane_row<N> &row, 
 #pragma unroll
     for (int n = 0; n < N; n++) {
         const int64_t c = threadIdx.x % 32 + 32 * n;
-        if (c < d) {
-            to[c] = (T)row.x[n];
-        }
+        if (c < d) to[c] = (T)row.x[n];
     }
 }
 
@@ -45,9 +43,8 @@ template <int N> static __device__ __forceinline__ double dot(const lane_row<N> 
 {
     double sum = 0;
 #pragma unroll
-    for (int n = 0; n < N; n++) {
+    for (int n = 0; n < N; n++)
         sum += x.x[n] * y.x[n];
-    }
     return warp_sum(sum);
 }
 
@@ -69,9 +66,7 @@ static __global__ void __launch_bounds__(REFLECT_THREADS)
     const local_seq s = local_seq_at(&p, &a, b);
     const int64_t j = (int64_t)blockIdx.x * REFLECT_WARPS + threadIdx.x / 32, h = blockIdx.y, d = p.dim_qk;
     const int64_t t0 = each_step_at(&shape, &s, first).position, at = (h * p.len_kv + j) * d;
-    if (j >= s.nk || t0 + count <= j) {
-        return;
-    }
+    if (j >= s.nk || t0 + count <= j) return;
     lane_row<N> key = j < t0 ? load_row<N>(from, LOAM_F64, at, d)
                              : load_row<N>(a.k.data, p.dtype, LOCAL_AT(a.k, s.b, h, s.k0 + j), d);
     for (int64_t n = j < t0 ? 0 : j - t0; n < count; n++) {
@@ -80,13 +75,10 @@ static __global__ void __launch_bounds__(REFLECT_THREADS)
             const lane_row<N> w = load_row<N>(a.w.data, p.dtype, LOCAL_AT(a.w, s.b, h, s.k0 + t), d);
             const double along = beta_of(a, s, h, t) * dot(w, key);
 #pragma unroll
-            for (int c = 0; c < N; c++) {
+            for (int c = 0; c < N; c++)
                 key.x[c] -= along * w.x[c];
-            }
         }
-        if (copies) {
-            store_row(copies + n * p.heads_kv * p.len_kv * d + at, key, d);
-        }
+        if (copies) store_row(copies + n * p.heads_kv * p.len_kv * d + at, key, d);
     }
     store_row(to + at, key, d);
 }
@@ -109,9 +101,8 @@ static __device__ __forceinline__ lane_row<N> key_before(const reflected_keys &x
     lane_row<N> key = n > 0 ? load_row<N>(x.copies, LOAM_F32, (n - 1) * step + at, d)
                             : load_row<N>(x.frame, LOAM_F64, at, d);
 #pragma unroll
-    for (int c = 0; c < N; c++) {
+    for (int c = 0; c < N; c++)
         key.x[c] = (float)key.x[c];
-    }
     return key;
 }
 
@@ -137,9 +128,8 @@ static __device__ __forceinline__ void put_part(double *out,
 {
     for (int64_t c = threadIdx.x; c <= d; c += REFLECT_THREADS) {
         double sum = 0;
-        for (int v = 0; v < REFLECT_WARPS; v++) {
+        for (int v = 0; v < REFLECT_WARPS; v++)
             sum += shared[v][c];
-        }
         out[c] = sum;
     }
 }
@@ -158,16 +148,11 @@ static __global__ void __launch_bounds__(REFLECT_THREADS)
     const int64_t block = (int64_t)blockIdx.x * EACH_KEYS, j0 = block + warp * BACK_KEYS;
     const int64_t t0 = each_step_at(&shape, &s, first).position;
     const int64_t last = t0 + count - 1 < s.nk - 1 ? t0 + count - 1 : s.nk - 1;
-    if (block > last) {
-        return;
-    }
+    if (block > last) return;
     lane_row<N> grad[BACK_KEYS];
 #pragma unroll
-    for (int m = 0; m < BACK_KEYS; m++) {
-        if (j0 + m <= last) {
-            grad[m] = load_row<N>(x.sum, LOAM_F64, (h * p.len_kv + j0 + m) * d, d);
-        }
-    }
+    for (int m = 0; m < BACK_KEYS; m++)
+        if (j0 + m <= last) grad[m] = load_row<N>(x.sum, LOAM_F64, (h * p.len_kv + j0 + m) * d, d);
     for (int64_t n = count - 1; n >= 0 && t0 + n >= block; n--) {
         const int64_t t = t0 + n;
         const bool row = x.grads && each_step_at(&shape, &s, first + n).query >= 0;
@@ -181,9 +166,8 @@ static __global__ void __launch_bounds__(REFLECT_THREADS)
             if (row && j <= t) {
                 const lane_row<N> own = load_row<N>(x.grads, LOAM_F32, n * step + at, d);
 #pragma unroll
-                for (int c = 0; c < N; c++) {
+                for (int c = 0; c < N; c++)
                     grad[m].x[c] += own.x[c];
-                }
             }
             if (j < t) {
                 const lane_row<N> key = key_before<N>(x, n, step, at, d);
@@ -192,18 +176,13 @@ static __global__ void __launch_bounds__(REFLECT_THREADS)
         }
         __syncthreads();
         store_row(shared[warp], dw, d);
-        if (lane == 0) {
-            shared[warp][d] = dbeta;
-        }
+        if (lane == 0) shared[warp][d] = dbeta;
         __syncthreads();
         put_part<N>(x.parts + ((h * gridDim.x + blockIdx.x) * shape.group + n) * (d + 1), shared, d);
     }
 #pragma unroll
-    for (int m = 0; m < BACK_KEYS; m++) {
-        if (j0 + m <= last) {
-            store_row(x.sum + (h * p.len_kv + j0 + m) * d, grad[m], d);
-        }
-    }
+    for (int m = 0; m < BACK_KEYS; m++)
+        if (j0 + m <= last) store_row(x.sum + (h * p.len_kv + j0 + m) * d, grad[m], d);
 }
 
 /* Writes dw and dbeta of step blockIdx.x, head blockIdx.y: the sums of the parts of all keys before
@@ -217,14 +196,12 @@ static __global__ void __launch_bounds__(REFLECT_THREADS)
     const int64_t t = each_step_at(&shape, &s, first + blockIdx.x).position, h = blockIdx.y, d = p.dim_qk;
     for (int64_t c = threadIdx.x; t >= 0 && c <= d; c += REFLECT_THREADS) {
         double sum = 0;
-        for (int64_t tile = 0; tile * EACH_KEYS < t; tile++) {
+        for (int64_t tile = 0; tile * EACH_KEYS < t; tile++)
             sum += parts[((h * tiles + tile) * shape.group + blockIdx.x) * (d + 1) + c];
-        }
-        if (c < d && a.grad_w.data) {
+        if (c < d && a.grad_w.data)
             element_store(a.grad_w.data, p.dtype, LOCAL_AT(a.grad_w, s.b, h, s.k0 + t) + c, sum);
-        } else if (c == d && a.grad_beta.data) {
+        else if (c == d && a.grad_beta.data)
             ((float *)a.grad_beta.data)[LOCAL_AT(a.grad_beta, s.b, h, s.k0 + t)] = (float)sum;
-        }
     }
 }
 
@@ -249,9 +226,7 @@ loam_status path_reflect_cuda(const loam_problem *p, const loam_args *a, const e
 {
     const int64_t keys = each_keys_before(p, w, steps->first + steps->count);
     const dim3 grid((unsigned)((keys + REFLECT_WARPS - 1) / REFLECT_WARPS), (unsigned)p->heads_kv);
-    if (keys == 0) {
-        return LOAM_OK;
-    }
+    if (keys == 0) return LOAM_OK;
     by_channels(p, [&](auto n) {
         reflect_kernel<decltype(n)::value><<<grid, REFLECT_THREADS, 0, (cudaStream_t)a->stream>>>(
             *p, *a, w->shape, steps->b, steps->first, steps->count, w->frames + from * w->frame,
@@ -270,9 +245,7 @@ loam_status path_reflect_back_cuda(const loam_problem *p, const loam_args *a, co
         by_step((unsigned)steps->count, (unsigned)p->heads_kv);
     const reflected_keys x = { w->frames + frame * w->frame, w->keys, steps->rows ? w->grad_k : NULL,
                                w->sum_k, w->parts };
-    if (keys == 0) {
-        return LOAM_OK;
-    }
+    if (keys == 0) return LOAM_OK;
     by_channels(p, [&](auto n) {
         reflect_back_kernel<decltype(n)::value>
             <<<grid, REFLECT_THREADS, 0, stream>>>(*p, *a, w->shape, steps->b, steps->first, steps->count, x);

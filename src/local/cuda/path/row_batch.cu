@@ -26,11 +26,10 @@ static __device__ __forceinline__ void move_element(const each_rows &x, int64_t 
         return;
     }
     default:
-        if (IN) {
+        if (IN)
             ((float *)x.own)[inside] = (float)element_load(x.data, x.dtype, outside);
-        } else {
+        else
             element_store(x.data, x.dtype, outside, (double)((float *)x.own)[inside]);
-        }
     }
 }
 
@@ -46,21 +45,16 @@ static __global__ void __launch_bounds__(MOVE_THREADS)
     const int64_t n = blockIdx.x / p.heads_q, h = blockIdx.x % p.heads_q;
     const local_seq s = local_seq_at(&p, &a, b);
     const each_step step = each_step_at(&shape, &s, first + n);
-    if (IN && blockIdx.y == 0 && h == 0 && threadIdx.x == 0) {
+    if (IN && blockIdx.y == 0 && h == 0 && threadIdx.x == 0)
         lens[n] = step.query >= 0 && step.position >= 0 ? step.position + 1 : 0;
-    }
-    if (!IN && step.query < 0) {
-        return;
-    }
+    if (!IN && step.query < 0) return;
     const int64_t outside = s.b * x.batch + h * x.head + (s.q0 + step.query) * x.token,
                   inside = blockIdx.x * x.width;
-    for (int64_t c = threadIdx.x; c < x.width; c += MOVE_THREADS) {
-        if (IN && step.query < 0) {
+    for (int64_t c = threadIdx.x; c < x.width; c += MOVE_THREADS)
+        if (IN && step.query < 0)
             ((float *)x.own)[inside + c] = 0;
-        } else {
+        else
             move_element<IN>(x, outside + c, inside + c);
-        }
-    }
 }
 
 static loam_status move(const loam_problem *p, const loam_args *a, const each_arrays *w,
@@ -68,9 +62,7 @@ static loam_status move(const loam_problem *p, const loam_args *a, const each_ar
 {
     const dim3 grid((unsigned)(steps->count * p->heads_q), (unsigned)moves->count);
     const cudaStream_t stream = (cudaStream_t)a->stream;
-    if (moves->count == 0) {
-        return LOAM_OK;
-    }
+    if (moves->count == 0) return LOAM_OK;
     if (in) {
         move_rows_kernel<true>
             <<<grid, MOVE_THREADS, 0, stream>>>(*p, *a, *moves, w->shape, w->lens, steps->b, steps->first);
@@ -90,9 +82,7 @@ static __global__ void __launch_bounds__(MOVE_THREADS)
 {
     const local_seq s = local_seq_at(&p, &a, b);
     const int64_t j = blockIdx.x, h = blockIdx.y;
-    if (j >= s.nk) {
-        return;
-    }
+    if (j >= s.nk) return;
     if (p.decay && threadIdx.x == 0) {
         decay[h * p.len_kv + j] =
             ((const local_decay_pair *)a.log_decay.data)[LOCAL_AT(a.log_decay, s.b, h, s.k0 + j)];
@@ -114,9 +104,7 @@ static loam_status begin(const loam_problem *p, const loam_args *a, const each_a
 {
     const dim3 grid((unsigned)p->len_kv, (unsigned)p->heads_q);
     const size_t pairs = p->decay ? (size_t)(p->heads_q * p->len_kv) + LOCAL_DECAY_SPARE : 0;
-    if (p->len_kv == 0) {
-        return LOAM_OK;
-    }
+    if (p->len_kv == 0) return LOAM_OK;
     /* Tiles of keys reach beyond the last key. */
     TRY(set_to_zero(a, w->decay, pairs * sizeof *w->decay, error));
     copy_sequence_kernel<<<grid, MOVE_THREADS, 0, (cudaStream_t)a->stream>>>(*p, *a, w->values, w->decay, b);
@@ -129,14 +117,11 @@ static __global__ void __launch_bounds__(SUM_THREADS)
                     int64_t width, int64_t count)
 {
     const int64_t e = (int64_t)blockIdx.x * SUM_THREADS + threadIdx.x, h = blockIdx.y;
-    if (e >= keys * width) {
-        return;
-    }
+    if (e >= keys * width) return;
     const int64_t at = h * stored * width + e, step = heads * stored * width;
     double total = sum[at];
-    for (int64_t n = count - 1; n >= 0; n--) {
+    for (int64_t n = count - 1; n >= 0; n--)
         total += (double)parts[n * step + at];
-    }
     sum[at] = total;
 }
 
@@ -158,17 +143,13 @@ static __global__ void __launch_bounds__(MOVE_THREADS)
     const local_seq s = local_seq_at(&p, &a, b);
     const int64_t j = blockIdx.x, h = blockIdx.y, at = h * p.len_kv + j, token = s.k0 + j;
     const bool used = j < s.nk;
-    if (j >= local_stored_keys(&p, &s)) {
-        return;
-    }
+    if (j >= local_stored_keys(&p, &s)) return;
     if (p.decay && a.grad_log_decay.data && threadIdx.x == 0) {
         ((float *)a.grad_log_decay.data)[LOCAL_AT(a.grad_log_decay, s.b, h, token)] = used
                                                                                           ? (float)columns[at]
                                                                                           : 0;
     }
-    if (h >= p.heads_kv) {
-        return;
-    }
+    if (h >= p.heads_kv) return;
     for (int64_t c = threadIdx.x; a.grad_k.data && c < p.dim_qk; c += MOVE_THREADS) {
         element_store(a.grad_k.data, p.dtype, LOCAL_AT(a.grad_k, s.b, h, token) + c,
                       used ? sum_k[at * p.dim_qk + c] : 0);
@@ -177,21 +158,17 @@ static __global__ void __launch_bounds__(MOVE_THREADS)
         element_store(a.grad_v.data, p.dtype, LOCAL_AT(a.grad_v, s.b, h, token) + c,
                       used ? sum_v[at * p.dim_v + c] : 0);
     }
-    for (int64_t c = threadIdx.x; !used && a.grad_w.data && c < p.dim_qk; c += MOVE_THREADS) {
+    for (int64_t c = threadIdx.x; !used && a.grad_w.data && c < p.dim_qk; c += MOVE_THREADS)
         element_store(a.grad_w.data, p.dtype, LOCAL_AT(a.grad_w, s.b, h, token) + c, 0);
-    }
-    if (!used && a.grad_beta.data && threadIdx.x == 0) {
+    if (!used && a.grad_beta.data && threadIdx.x == 0)
         ((float *)a.grad_beta.data)[LOCAL_AT(a.grad_beta, s.b, h, token)] = 0;
-    }
 }
 
 static loam_status finish(const loam_problem *p, const loam_args *a, const each_arrays *w, int64_t b,
                           loam_error *error)
 {
     const dim3 grid((unsigned)p->len_kv, (unsigned)p->heads_q);
-    if (p->len_kv == 0) {
-        return LOAM_OK;
-    }
+    if (p->len_kv == 0) return LOAM_OK;
     put_key_gradients_kernel<<<grid, MOVE_THREADS, 0, (cudaStream_t)a->stream>>>(*p, *a, w->sum_k, w->sum_v,
                                                                                  w->sum_columns, b);
     return cuda_launched("put_key_gradients_kernel", error);
@@ -236,12 +213,8 @@ static loam_status backward(const each_arrays *w, const loam_args *own, local_ro
     arena pool = { (char *)own->work, 0 };
     const group_work g = group_work_carve(p, &pool);
     *sums = g.rows.sums;
-    if (p->mechanism != LOAM_SOFTMAX) {
-        TRY(local_probe_gradient_cuda(p, own, &g.rows, error));
-    }
-    if (p->mechanism == LOAM_LLA) {
-        TRY(local_adjoint_all64_cuda(p, own, &g.rows, g.solver, error));
-    }
+    if (p->mechanism != LOAM_SOFTMAX) TRY(local_probe_gradient_cuda(p, own, &g.rows, error));
+    if (p->mechanism == LOAM_LLA) TRY(local_adjoint_all64_cuda(p, own, &g.rows, g.solver, error));
     TRY(local_query_gradient_wide_cuda(p, own, &g.rows, error));
     return p->len_kv > 0 ? local_key_gradient_wide_cuda(p, own, &g.rows, error) : LOAM_OK;
 }

@@ -24,9 +24,8 @@ static __device__ __forceinline__ void load_rows(const loam_problem &p, const pa
         const int64_t at = exists ? local_row(&p, &x.s, x.h, x.first + r) : 0;
         const float *vbar = (const float *)w.saved.vbar + at * EDGE;
         float sum = 0;
-        for (int c = lane % 4; exists && c < EDGE; c += 4) {
+        for (int c = lane % 4; exists && c < EDGE; c += 4)
             sum += vbar[c] * __bfloat162float(grad_o[r * PITCH + c]);
-        }
         delta[half] = quad_sum(sum);
         lse[half] = exists ? ((const float *)w.saved.lse)[at] * (float)LOG2E : INFINITY;
         if (lane % 4 == 0) {
@@ -66,9 +65,8 @@ static __device__ __forceinline__ void fill_stage(shared_tile *stage, const loam
     if (j < x.n) {
         fill_slot(stage[KEYS], keys_for(x, w, j));
         fill_argument(stage[VALUES], a.v, x.s.b, x.h_kv, x.s.k0, (int64_t)j * EDGE, x.s.nk);
-        if (j > 0 && copy_of(x.n, j, w.group) != copy_of(x.n, j - 1, w.group)) {
+        if (j > 0 && copy_of(x.n, j, w.group) != copy_of(x.n, j - 1, w.group))
             fill_copy_crossing(stage[CROSS_HI], stage[CROSS_LO], x, w, copy_of(x.n, j, w.group));
-        }
     }
     copy_async_commit();
 }
@@ -87,9 +85,7 @@ static __device__ __forceinline__ void put_empty_rows(const loam_problem &p, con
         if (i >= 0 && i < x.s.nq && e % EDGE == 0) {
             const int64_t at = local_row(&p, &x.s, x.h, i);
             w.rows.sums.scale[at] = 0;
-            if (DECAY) {
-                w.rows.sums.inner[at] = 0;
-            }
+            if (DECAY) w.rows.sums.inner[at] = 0;
         }
     }
 }
@@ -122,15 +118,12 @@ static __device__ __forceinline__ void own_tile_gradient(strip &query, row_gradi
     row_gradient(s, g, r.lse, r.delta, r.scale, r.inner);
     strip_store(s, m, w.own_p + r.slot * TILE_SIZE, NULL, EDGE);
     strip_store(g, m, w.own_ds + r.slot * TILE_SIZE, NULL, EDGE);
-    if (DECAY) {
-        column_sums(g, shared.columns[m / 16]);
-    }
+    if (DECAY) column_sums(g, shared.columns[m / 16]);
     __syncthreads();
     if (DECAY && threadIdx.x < EDGE) {
         float sum = 0;
-        for (int warp = 0; warp < WARPS; warp++) {
+        for (int warp = 0; warp < WARPS; warp++)
             sum += shared.columns[warp][threadIdx.x];
-        }
         w.own_columns[r.slot * EDGE + threadIdx.x] = sum / r.scale;
     }
 }
@@ -193,9 +186,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
     const int m = threadIdx.x / 32 * 16;
     const float scale = (float)p.scale, scale2 = scale * (float)LOG2E;
     path_rows x;
-    if (!path_rows_of(p, a, w.slots, blockIdx.x, x)) {
-        return;
-    }
+    if (!path_rows_of(p, a, w.slots, blockIdx.x, x)) return;
     if (x.n < 0) {
         put_empty_rows<DECAY>(p, a, w, x);
         return;
@@ -213,9 +204,8 @@ static __global__ void __launch_bounds__(THREADS, 2)
     for (int half = 0; DECAY && half < 2; half++) {
         const int row = m + threadIdx.x % 32 / 4 + 8 * half;
         const float sum = quad_sum(r.inner[half]);
-        if (threadIdx.x % 4 == 0 && row_exists(x, row)) {
+        if (threadIdx.x % 4 == 0 && row_exists(x, row))
             w.rows.sums.inner[local_row(&p, &x.s, x.h, x.first + row)] = (double)sum;
-        }
     }
 }
 

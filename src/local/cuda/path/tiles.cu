@@ -19,18 +19,19 @@ struct tile_sums {
 
 static __device__ __forceinline__ void strip_lower(strip &x, int m, float sign, int strict)
 {
-    for_pairs(x, m, [&](int r, int c, float &u, float &v) {
-        u = c + strict <= r ? sign * u : 0;
-        v = c + 1 + strict <= r ? sign * v : 0;
-    });
+    for_pairs(
+        x, m,
+        [&](int r, int c, float &u, float &v) {
+            u = c + strict <= r ? sign * u : 0;
+            v = c + 1 + strict <= r ? sign * v : 0;
+        });
 }
 
 static __device__ __forceinline__ void strip_add(strip &x, const strip &y, float sign)
 {
 #pragma unroll
-    for (int e = 0; e < 32; e++) {
+    for (int e = 0; e < 32; e++)
         x[e / 4][e % 4] += sign * y[e / 4][e % 4];
-    }
 }
 
 /* Writes dq, and the row's part of the gradient of the scale: scores are linear in q, so sum_j ds_ij x_ij =
@@ -52,9 +53,8 @@ static __device__ __forceinline__ void put_queries(const loam_problem &p, const 
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const float sum = quad_sum(along[half]);
-        if (threadIdx.x % 4 == 0 && row_exists(x, m + g + 8 * half)) {
+        if (threadIdx.x % 4 == 0 && row_exists(x, m + g + 8 * half))
             w.rows.sums.scale[local_row(&p, &x.s, x.h, x.first + m + g + 8 * half)] = (double)sum / p.scale;
-        }
     }
 }
 
@@ -98,9 +98,8 @@ static __device__ void gather_crossings(tiles_shared &t, const path_grads &w, in
     strip sum;
     clear(sum);
     for (int64_t from = first; from <= n && last + 1 < tiles; from++) {
-        if (from == n && first == 0) { /* no rows cross the first group, so Eg is not used */
+        if (from == n && first == 0) /* no rows cross the first group, so Eg is not used */
             break;
-        }
         const int64_t at = from == n ? key_crossing(w, slot, n, n) : key_crossing(w, base + from, from, n);
         __syncthreads();
         fill_slot(t.one, (from == n ? w.key_x : w.key_y) + at);
@@ -164,9 +163,8 @@ static __device__ void back_through_inverse(tiles_shared &t, const bf16 *r_hi, c
     strip_load(low, m, r_lo, EDGE);
     strip_add(part, low, 1);
 #pragma unroll
-    for (int e = 0; e < 32; e++) {
+    for (int e = 0; e < 32; e++)
         part[e / 4][e % 4] *= lam[e / 4][e % 4];
-    }
     column_sums(part, t.columns[m / 16]);
     await_tiles();
     for_pairs(lam, m, [&](int, int c, float &u, float &v) { u *= t.beta[c], v *= t.beta[c + 1]; });
@@ -190,11 +188,9 @@ static __device__ void back_through_inverse(tiles_shared &t, const bf16 *r_hi, c
     strip_store(part, m, t.three, NULL, PITCH);
     __syncthreads();
     product_transposed_left(sums.n, t.three, m, t.n);
-    for (int half = 0; half < 2; half++) {
-        for (int warp = 0; warp < WARPS; warp++) {
+    for (int half = 0; half < 2; half++)
+        for (int warp = 0; warp < WARPS; warp++)
             dbeta[half] += t.columns[warp][m + g + 8 * half];
-        }
-    }
 }
 
 /* Writes the rows of a tile to a gradient by keys; 0 for stored keys beyond those in use. */
@@ -276,9 +272,8 @@ static __global__ void __launch_bounds__(THREADS, 2)
     clear(sums.w);
     clear(sums.b);
     load_tile(t, a, w, x, n, m);
-    for (x.h = x.h_kv * group; x.first + EDGE > 0 && x.h < (x.h_kv + 1) * group; x.h++) {
+    for (x.h = x.h_kv * group; x.first + EDGE > 0 && x.h < (x.h_kv + 1) * group; x.h++)
         back_through_rows(t, p, a, w, x, sums, m);
-    }
     strip lam;
     back_through_arrays(t, w, x.base, n, tiles_of(x.s), sums, lam, m);
     __syncthreads();

@@ -53,9 +53,8 @@ static __device__ __forceinline__ void mesa_store_parts(mesa_dense *to, const me
         uint32_t part[PARTS];
         split_pair(part, x[e / 2][e % 2 * 2], x[e / 2][e % 2 * 2 + 1]);
 #pragma unroll
-        for (int i = 0; i < PARTS; i++) {
+        for (int i = 0; i < PARTS; i++)
             *(uint32_t *)&to[place[i]][t0 + e % 2 * 8][e / 2 * 8 + (int)threadIdx.x % 4 * 2] = part[i];
-        }
     }
 }
 
@@ -65,9 +64,7 @@ static __device__ __forceinline__ void mesa_leave_to_f64(const mesa_backward_par
                                                          int64_t slot, const float (&decay)[2])
 {
     const int lane = threadIdx.x % 32, t0 = (int)threadIdx.x / 32 * 16 + lane / 4;
-    if (threadIdx.x == 0) {
-        s.m.needs_f64[slot] = 1;
-    }
+    if (threadIdx.x == 0) s.m.needs_f64[slot] = 1;
     mesa_rows dx, grad_o;
     mesa_load_rows(grad_o, s.m.a.grad_o, chunk, chunk.h);
     mesa_apply<MAP_ADJOINT>(dx, grad_o, sm, decay);
@@ -90,9 +87,7 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
     extern __shared__ __align__(16) char shared_memory[];
     mesa_solve_shared &sm = *(mesa_solve_shared *)shared_memory;
     const mesa_chunk chunk = mesa_chunk_of_block(s.m);
-    if (!mesa_has_chunk<NESTED>(s.m, chunk)) {
-        return;
-    }
+    if (!mesa_has_chunk<NESTED>(s.m, chunk)) return;
     const loam_args &a = s.m.a;
     const int64_t slot = mesa_slot(s.m, chunk);
     mesa_solve_load(s.m, sm, chunk);
@@ -100,9 +95,7 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
     const float decay[2] = { expf((float)sm.sums[t0]), expf((float)sm.sums[t0 + 8]) };
     mesa_rows x, y, r;
     float trace[2], do_s0_x[2], z_h0_x[2];
-    if constexpr (NESTED) {
-        mesa_factor(sm, mesa_states(s.m.kept, s.m, chunk) + MESA_DIM * MESA_DIM);
-    }
+    if constexpr (NESTED) mesa_factor(sm, mesa_states(s.m.kept, s.m, chunk) + MESA_DIM * MESA_DIM);
     mesa_pair_weights(sm, trace);
     mesa_add_trace(trace, sm, decay);
     __syncwarp();
@@ -128,9 +121,7 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
         s.read_terms[slot * MESA_TOKENS + t0] = decay[0] * (do_s0_x[0] - z_h0_x[0]);
         s.read_terms[slot * MESA_TOKENS + t0 + 8] = decay[1] * (do_s0_x[1] - z_h0_x[1]);
     }
-    if (__syncthreads_or(needs_f64)) {
-        mesa_leave_to_f64(s, sm, chunk, slot, decay);
-    }
+    if (__syncthreads_or(needs_f64)) mesa_leave_to_f64(s, sm, chunk, slot, decay);
 }
 
 /* ------------------------------------------------------------------ the gradients of the states */
@@ -159,9 +150,8 @@ static __device__ __forceinline__ void mesa_reverse_factors(mesa_reverse_shared 
     const float sum = prefix_sum(gate[0] + gate[1]);
     const float pre[2] = { expf(previous_lane(sum) + gate[0]), expf(sum) };
 #pragma unroll
-    for (int e = 0; e < 2; e++) {
+    for (int e = 0; e < 2; e++)
         sm.factor[0][2 * lane + e] = pre[e], sm.factor[1][2 * lane + e] = -pre[e] / 2;
-    }
 }
 
 /* What a chunk adds to dS and dH, for mesa_scan_kernel; one thread block for each chunk. */
@@ -172,17 +162,13 @@ __global__ void __launch_bounds__(MESA_THREADS)
     mesa_reverse_shared &sm = *(mesa_reverse_shared *)shared_memory;
     const loam_args &a = s.m.a;
     const mesa_chunk chunk = mesa_chunk_of_block(s.m);
-    if (chunk.tokens <= 0) {
-        return;
-    }
+    if (chunk.tokens <= 0) return;
     const mesa_dense *solutions = s.solutions[mesa_slot(s.m, chunk)];
     mesa_load_dense(sm.x[0], solutions[0]), mesa_load_dense(sm.x[1], solutions[1]);
     mesa_load_dense(sm.z[0], solutions[2]), mesa_load_dense(sm.z[1], solutions[3]);
     mesa_load(sm.grad_o, a.grad_o, chunk, chunk.h);
     copy_async_commit();
-    if (threadIdx.x < 32) {
-        mesa_reverse_factors(sm, s.m, chunk);
-    }
+    if (threadIdx.x < 32) mesa_reverse_factors(sm, s.m, chunk);
     copy_async_wait<0>();
     __syncthreads();
     const int m = (int)threadIdx.x / 32 * 16;
@@ -225,15 +211,12 @@ static __device__ __forceinline__ void mesa_load_grad_states(const mesa_backward
         float4 f = *(const float4 *)(grads + row * MESA_DIM + c);
         const float4 m = *(const float4 *)(states + row * MESA_DIM + c);
         dot = fma(f.x, m.x, fma(f.y, m.y, fma(f.z, m.z, fma(f.w, m.w, dot))));
-        if (row >= MESA_DIM) { /* dH + dH^T = 2 dH, as dH is symmetric */
+        if (row >= MESA_DIM) /* dH + dH^T = 2 dH, as dH is symmetric */
             f.x *= 2, f.y *= 2, f.z *= 2, f.w *= 2;
-        }
         mesa_store_split(sm.states[row / MESA_DIM], row % MESA_DIM, c, f);
     }
     dot = row_sum<32>(dot);
-    if (threadIdx.x % 32 == 0) {
-        sm.state_dot[threadIdx.x / 32] = dot;
-    }
+    if (threadIdx.x % 32 == 0) sm.state_dot[threadIdx.x / 32] = dot;
 }
 
 /* Loads the operands of mesa_gradient_kernel. All of them are complete at the end. */
@@ -252,9 +235,7 @@ static __device__ __forceinline__ void mesa_gradient_load(const mesa_backward_pa
     mesa_load_dense(sm.x[2], s.solutions[slot][4]);
     copy_async_commit();
     mesa_load_grad_states(s, sm, chunk);
-    if (threadIdx.x < 32) {
-        mesa_cumulative_log_decay(sm.sums, s.m, chunk);
-    }
+    if (threadIdx.x < 32) mesa_cumulative_log_decay(sm.sums, s.m, chunk);
     const float beta = mesa_load_scalar(a.beta, chunk, (int)threadIdx.x / 2);
     copy_async_wait<0>();
     __syncthreads();
@@ -298,9 +279,8 @@ static __device__ __forceinline__ void mesa_store_gates(const mesa_backward_para
     for (int e = 0; e < 2; e++) {
         const int t = 2 * lane + e;
         after[e] = (double)s.read_terms[slot * MESA_TOKENS + t] - sm.key_terms[t];
-        for (int warp = 0; warp < MESA_WARPS; warp++) {
+        for (int warp = 0; warp < MESA_WARPS; warp++)
             after[e] += sm.query_terms[warp][t];
-        }
         before[e] = sm.write_terms[t];
     }
     const double suffix = suffix_sum(after[0] + after[1]),
@@ -370,9 +350,7 @@ static __device__ __forceinline__ void mesa_store_keys(const mesa_backward_param
     if (s.shared) {
         mesa_store_parts(s.dk, s, chunk, dk, j0);
     } else if (s.m.a.grad_k.data) {
-        if (s.m.p.feature_map == LOAM_FEATURES_UNIT) {
-            mesa_feature_gradient(dk, k, inverse_norm);
-        }
+        if (s.m.p.feature_map == LOAM_FEATURES_UNIT) mesa_feature_gradient(dk, k, inverse_norm);
         mesa_store_rows(s.m.a.grad_k, chunk, chunk.key_head, dk, j0);
     }
 }
@@ -381,9 +359,8 @@ static __device__ __forceinline__ void mesa_store_keys(const mesa_backward_param
 static __device__ __forceinline__ float mesa_column_sum(float x)
 {
 #pragma unroll
-    for (int step = 4; step < 32; step *= 2) {
+    for (int step = 4; step < 32; step *= 2)
         x += __shfl_xor_sync(~0u, x, step);
-    }
     return x;
 }
 
@@ -401,9 +378,8 @@ static __device__ __forceinline__ void mesa_store_queries(const mesa_backward_pa
     if (p.feature_map == LOAM_FEATURES_UNIT) {
         mesa_dot(inverse_norm, q, q);
 #pragma unroll
-        for (int row = 0; row < 2; row++) {
+        for (int row = 0; row < 2; row++)
             inverse_norm[row] = inverse_norm[row] > 0 ? rsqrtf(inverse_norm[row]) : 0;
-        }
         mesa_scale(q, inverse_norm);
     }
 #pragma unroll
@@ -426,22 +402,16 @@ static __device__ __forceinline__ void mesa_store_queries(const mesa_backward_pa
             }
         }
         ridge[0] = mesa_column_sum(ridge[0]), ridge[1] = mesa_column_sum(ridge[1]);
-        if (lane < 4) {
-            sm.ridge[warp][8 * n + t2] = ridge[0], sm.ridge[warp][8 * n + t2 + 1] = ridge[1];
-        }
+        if (lane < 4) sm.ridge[warp][8 * n + t2] = ridge[0], sm.ridge[warp][8 * n + t2 + 1] = ridge[1];
     }
     mesa_dot(scale, z, q);
     scale[0] = row_sum<32>(lane % 4 ? 0 : scale[0] + scale[1]);
-    if (lane == 0) {
-        sm.scale[warp] = scale[0];
-    }
+    if (lane == 0) sm.scale[warp] = scale[0];
     if (s.shared) {
         mesa_store_parts(s.z, s, chunk, z, t0);
     } else if (s.m.a.grad_q.data) {
         const float by[2] = { (float)p.scale, (float)p.scale };
-        if (p.feature_map == LOAM_FEATURES_UNIT) {
-            mesa_feature_gradient(z, q, inverse_norm);
-        }
+        if (p.feature_map == LOAM_FEATURES_UNIT) mesa_feature_gradient(z, q, inverse_norm);
         mesa_scale(z, by);
         mesa_store_rows(s.m.a.grad_q, chunk, chunk.key_head, z, t0);
     }
@@ -453,9 +423,7 @@ static __device__ __forceinline__ void mesa_store_sums(const mesa_backward_param
 {
     float *to = s.sums + slot * MESA_SUMS;
     to[c] = (sm.ridge[0][c] + sm.ridge[1][c]) + (sm.ridge[2][c] + sm.ridge[3][c]);
-    if (c == 0) {
-        to[MESA_DIM] = (sm.scale[0] + sm.scale[1]) + (sm.scale[2] + sm.scale[3]);
-    }
+    if (c == 0) to[MESA_DIM] = (sm.scale[0] + sm.scale[1]) + (sm.scale[2] + sm.scale[3]);
 }
 
 /* A warp has 16 keys j as rows, from row m; the thread has j0 and j0 + 8. Columns are queries t. */
@@ -503,9 +471,8 @@ static __device__ __forceinline__ void mesa_pair_gradients(mesa_rows &kx, mesa_r
             key_terms[row] += pair, column[e % 2] += pair;
         }
         column[0] = mesa_column_sum(column[0]), column[1] = mesa_column_sum(column[1]);
-        if (lane < 4) {
+        if (lane < 4)
             sm.query_terms[warp][8 * n + t2] = column[0], sm.query_terms[warp][8 * n + t2 + 1] = column[1];
-        }
     }
     key_terms[0] = quad_sum(key_terms[0]), key_terms[1] = quad_sum(key_terms[1]);
     dbeta[0] = quad_sum(dbeta[0]), dbeta[1] = quad_sum(dbeta[1]);
@@ -546,9 +513,8 @@ static __device__ __forceinline__ void mesa_key_gradients(mesa_rows &dk, float (
     mesa_multiply<false, 2>(h, kz, sm.x);
     mesa_multiply<false, 2>(h, kx, sm.z);
 #pragma unroll
-    for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
+    for (int e = 0; e < 4 * MESA_BLOCKS; e++)
         dk[e / 4][e % 4] = own.beta[e % 4 / 2] * (dk[e / 4][e % 4] + h[e / 4][e % 4]);
-    }
 }
 
 /* Leaves the terms of the gates that the thread's keys have, and stores dbeta. */
@@ -579,13 +545,9 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
     extern __shared__ __align__(16) char shared_memory[];
     mesa_gradient_shared &sm = *(mesa_gradient_shared *)shared_memory;
     const mesa_chunk chunk = mesa_chunk_of_block(s.m);
-    if (chunk.tokens <= 0) {
-        return;
-    }
+    if (chunk.tokens <= 0) return;
     const loam_args &a = s.m.a;
-    if (threadIdx.x == 0) {
-        sm.chunk = chunk;
-    }
+    if (threadIdx.x == 0) sm.chunk = chunk;
     mesa_gradient_load(s, sm, chunk, mesa_slot(s.m, chunk));
     const mesa_key_rows own = mesa_own_keys(sm);
     mesa_rows kx = {}, kz = {}, vo = {};
@@ -594,9 +556,7 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
     {
         mesa_rows dv = {};
         mesa_value_gradients(dv, kx, sm, own);
-        if (a.grad_v.data) {
-            mesa_store_rows(a.grad_v, sm.chunk, sm.chunk.h, dv, own.j0);
-        }
+        if (a.grad_v.data) mesa_store_rows(a.grad_v, sm.chunk, sm.chunk.h, dv, own.j0);
     }
     mesa_rows dk = {}, k;
     mesa_load_keys(k, sm, own.inverse_norm, own.j0);
@@ -607,11 +567,10 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
     mesa_store_keys(s, own_chunk, dk, k, own.inverse_norm, own.j0);
     mesa_store_queries(s, sm, own_chunk, own.j0);
     __syncthreads();
-    if (threadIdx.x < 32) {
+    if (threadIdx.x < 32)
         mesa_store_gates(s, sm, own_chunk, slot);
-    } else if (threadIdx.x >= 64) {
+    else if (threadIdx.x >= 64)
         mesa_store_sums(s, sm, slot, (int)threadIdx.x - 64);
-    }
 }
 
 /* ------------------------------------------------------------------ sums over tokens */
@@ -629,17 +588,15 @@ __global__ void __launch_bounds__(SUM_THREADS)
     if (c < MESA_SUMS) {
         double sum = 0;
 #pragma unroll 8
-        for (int64_t n = group; n < slots; n += SUM_GROUPS) {
+        for (int64_t n = group; n < slots; n += SUM_GROUPS)
             sum += (double)from[n * MESA_SUMS];
-        }
         parts[group][c] = sum;
     }
     __syncthreads();
     if (threadIdx.x < MESA_SUMS) {
         double sum = 0;
-        for (int n = 0; n < SUM_GROUPS; n++) {
+        for (int n = 0; n < SUM_GROUPS; n++)
             sum += parts[n][threadIdx.x];
-        }
         s.head_sums[blockIdx.x * MESA_SUMS + threadIdx.x] = sum;
     }
 }
@@ -662,12 +619,8 @@ __global__ void mesa_store_sums_kernel(const __grid_constant__ mesa_backward_par
         }
         all += sum, scale += sums[MESA_DIM];
     }
-    if (g.data && p.ridge_axes == LOAM_RIDGE_NUMBER && lane == 0) {
-        *(float *)g.data = (float)all;
-    }
-    if (s.m.a.grad_scale && lane == 0) {
-        *(float *)s.m.a.grad_scale = (float)scale;
-    }
+    if (g.data && p.ridge_axes == LOAM_RIDGE_NUMBER && lane == 0) *(float *)g.data = (float)all;
+    if (s.m.a.grad_scale && lane == 0) *(float *)s.m.a.grad_scale = (float)scale;
 }
 
 #endif

@@ -67,9 +67,8 @@ static __device__ __forceinline__ void mesa_update(mesa_patch &b, int first,
 #pragma unroll
     for (int r = 0; r < 4; r++) {
 #pragma unroll
-        for (int n = 0; n < 4; n++) {
+        for (int n = 0; n < 4; n++)
             b[first + r][n] = fresh ? 0 : b[first + r][n];
-        }
     }
 #pragma unroll
     for (int p = 0; p < PIVOTS; p++) {
@@ -78,9 +77,8 @@ static __device__ __forceinline__ void mesa_update(mesa_patch &b, int first,
 #pragma unroll
         for (int r = 0; r < 4; r++) {
 #pragma unroll
-            for (int n = 0; n < 4; n++) {
+            for (int n = 0; n < 4; n++)
                 b[first + r][n] = fmaf(-columns[r], pivot_rows[p][n], b[first + r][n]);
-            }
         }
     }
 }
@@ -126,9 +124,8 @@ static __device__ __forceinline__ void mesa_backward_pivots(float (&x)[PIVOTS][4
 #pragma unroll
     for (int c = 0; c < 4; c++) {
 #pragma unroll
-        for (int p = 0; p < PIVOTS; p++) {
+        for (int p = 0; p < PIVOTS; p++)
             x[p][c] *= pivots.d_inverse[p];
-        }
         x[2][c] = fmaf(-l[5], x[3][c], x[2][c]);
         x[1][c] = fmaf(-l[4], x[3][c], fmaf(-l[2], x[2][c], x[1][c]));
         x[0][c] = fmaf(-l[3], x[3][c], fmaf(-l[1], x[2][c], fmaf(-l[0], x[1][c], x[0][c])));
@@ -147,29 +144,20 @@ static __device__ __forceinline__ void mesa_eliminate_pivots(mesa_patch &b, mesa
     const int k = k0 + HALF, n = k / PIVOTS;
     const float(&rows)[PIVOTS][MESA_DIM] = sm.pivots[n];
     barrier_wait(&sm.eliminated[n], parity);
-    if (row < k0) {
-        return;
-    }
+    if (row < k0) return;
     const mesa_pivots pivots = mesa_pivots_of(rows, k);
     const bool fresh = column == k;
     float pivot_rows[PIVOTS][4];
     mesa_forward_pivots(pivot_rows, rows, pivots, column, fresh);
     if (row == k0) {
 #pragma unroll
-        for (int e = 0; e < 16; e++) {
+        for (int e = 0; e < 16; e++)
             b[HALF + e / 4][e % 4] = pivot_rows[e / 4][e % 4] * rsqrtf(pivots.d[e / 4]);
-        }
     }
     mesa_backward_pivots(pivot_rows, pivots);
-    if (row > k0 || HALF == 0) {
-        mesa_update(b, next, rows, row + next, pivot_rows, fresh);
-    }
-    if (row == k + (HALF ? 4 : 0)) {
-        mesa_store_pivots(sm, b, next, n + 1);
-    }
-    if (row > k0) {
-        mesa_update(b, HALF, rows, row + HALF, pivot_rows, fresh);
-    }
+    if (row > k0 || HALF == 0) mesa_update(b, next, rows, row + next, pivot_rows, fresh);
+    if (row == k + (HALF ? 4 : 0)) mesa_store_pivots(sm, b, next, n + 1);
+    if (row > k0) mesa_update(b, HALF, rows, row + HALF, pivot_rows, fresh);
 }
 
 /* Replaces b = L D L^T by D^-1/2 L^-1, the inverse of its Cholesky factor, on and below the diagonal. This is
@@ -180,9 +168,7 @@ static __device__ __forceinline__ void mesa_eliminate_pivots(mesa_patch &b, mesa
  * barriers. */
 static __device__ __forceinline__ void mesa_eliminate(mesa_patch &b, mesa_solve_shared &sm, unsigned parity)
 {
-    if (threadIdx.x < 16) {
-        mesa_store_pivots(sm, b, 0, 0);
-    }
+    if (threadIdx.x < 16) mesa_store_pivots(sm, b, 0, 0);
 #pragma unroll 1
     for (int k0 = 0; k0 <= ((int)threadIdx.x / 32 * 16 + 8); k0 += 8) {
         mesa_eliminate_pivots<0>(b, sm, k0, parity);
@@ -198,15 +184,13 @@ static __device__ __forceinline__ void mesa_store_patch(mesa_tile (&to)[2], cons
     for (int r = 0; r < 8; r++) {
         float x[4];
 #pragma unroll
-        for (int n = 0; n < 4; n++) {
+        for (int n = 0; n < 4; n++)
             x[n] = column + n <= row + r ? b[r][n] : 0;
-        }
         uint32_t low[2], high[2];
         split_pair(low, x[0], x[1]), split_pair(high, x[2], x[3]);
 #pragma unroll
-        for (int part = 0; part < 2; part++) {
+        for (int part = 0; part < 2; part++)
             *(uint2 *)&to[part][row + r][column] = make_uint2(low[part], high[part]);
-        }
     }
 }
 
@@ -234,9 +218,8 @@ static __device__ __forceinline__ void mesa_load_patch(mesa_patch &b, const floa
         const float4 four = *(const float4 *)(from + (row + r) * pitch + column);
         const float x[4] = { four.x, four.y, four.z, four.w };
 #pragma unroll
-        for (int n = 0; n < 4; n++) {
+        for (int n = 0; n < 4; n++)
             b[r][n] = x[n] + (row + r == column + n ? diagonal(column + n) : 0);
-        }
     }
 }
 
@@ -274,9 +257,8 @@ static __device__ __forceinline__ void mesa_past_rows(mesa_rows &y, const mesa_s
                 memcpy(a.part[part], one.part[0], sizeof a.part[part]);
             }
 #pragma unroll
-            for (int n = 0; n < MESA_BLOCKS; n += 2) {
+            for (int n = 0; n < MESA_BLOCKS; n += 2)
                 mesa_product<false, 2>(y, a, sm.past, k, n);
-            }
         }
     }
 }
@@ -286,9 +268,7 @@ static __device__ __forceinline__ void mesa_past_rows(mesa_rows &y, const mesa_s
 static __device__ __forceinline__ void mesa_factor(mesa_solve_shared &sm, const float *H)
 {
     mesa_patch b;
-    if (threadIdx.x < ELIMINATIONS) {
-        barrier_init(&sm.eliminated[threadIdx.x], MESA_DIM / 4);
-    }
+    if (threadIdx.x < ELIMINATIONS) barrier_init(&sm.eliminated[threadIdx.x], MESA_DIM / 4);
     __syncthreads();
     mesa_load_patch(b, H, MESA_DIM, [&](int c) { return sm.ridge[c]; });
     mesa_eliminate(b, sm, 0);
@@ -319,20 +299,16 @@ static __device__ __forceinline__ void mesa_solve_nested(mesa_rows &x, const mes
         operand_a<2> a;
         mesa_operand(a, b, k);
 #pragma unroll
-        for (int n = 2 * k; n < MESA_BLOCKS; n += 2) {
+        for (int n = 2 * k; n < MESA_BLOCKS; n += 2)
             mesa_product<true, 2>(p, a, sm.whiten, k, n);
-        }
     }
 #pragma unroll
     for (int k = 0; k < MESA_BLOCKS / 2; k++) {
         operand_a<2> a;
         mesa_operand(a, p, k);
 #pragma unroll
-        for (int n = 0; n < MESA_BLOCKS; n += 2) {
-            if (n <= 2 * warp) {
-                mesa_product<true, 2>(pairs, a, sm.past, k, n);
-            }
-        }
+        for (int n = 0; n < MESA_BLOCKS; n += 2)
+            if (n <= 2 * warp) mesa_product<true, 2>(pairs, a, sm.past, k, n);
     }
 #pragma unroll
     for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
@@ -345,9 +321,8 @@ static __device__ __forceinline__ void mesa_solve_nested(mesa_rows &x, const mes
             operand_a<2> a;
             mesa_operand(a, pairs, k);
 #pragma unroll
-            for (int n = 0; n < MESA_BLOCKS; n += 2) {
+            for (int n = 0; n < MESA_BLOCKS; n += 2)
                 mesa_product<false, 2>(p, a, sm.past, k, n);
-            }
         }
     }
     clear(x);
@@ -356,9 +331,8 @@ static __device__ __forceinline__ void mesa_solve_nested(mesa_rows &x, const mes
         operand_a<2> a;
         mesa_operand(a, p, k);
 #pragma unroll
-        for (int n = 0; n <= 2 * k; n += 2) {
+        for (int n = 0; n <= 2 * k; n += 2)
             mesa_product<false, 2>(x, a, sm.whiten, k, n);
-        }
     }
 }
 

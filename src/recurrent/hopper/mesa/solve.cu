@@ -14,21 +14,17 @@ __global__ void __launch_bounds__(MESA_DIM) mesa_output_f64_kernel(const __grid_
     const int64_t chunk = blockIdx.x % s.kept.per_sequence, head = blockIdx.x / s.kept.per_sequence;
     const int64_t h = head % s.p.heads_v, first = chunk * MESA_TOKENS, key_head = recurrent_key_head(&s.p, h);
     const recurrent_seq seq = recurrent_seq_at(&s.p, &s.a, head / s.p.heads_v);
-    if (first >= seq.len || !s.needs_f64[kept_slot(s.kept, s.p, seq, h, chunk)]) {
-        return;
-    }
+    if (first >= seq.len || !s.needs_f64[kept_slot(s.kept, s.p, seq, h, chunk)]) return;
     const float *kept = kept_row(s.kept, s.p, seq, h, chunk, threadIdx.x);
     double m[MESA_DIM];
 #pragma unroll
-    for (int c = 0; c < MESA_DIM; c++) {
+    for (int c = 0; c < MESA_DIM; c++)
         m[c] = kept[c];
-    }
     for (int64_t t = first; t < seq.len && t < first + MESA_TOKENS; t++) {
         const int64_t token = seq.first + t;
         __syncthreads();
-        if (threadIdx.x < 32) {
+        if (threadIdx.x < 32)
             stage_features<4>(k, s.p, s.a.k.data, RECURRENT_AT(s.a.k, seq.b, key_head, token), 1.0);
-        }
         x[threadIdx.x] = s.x[recurrent_work_row(&s.p, &seq, h, t) * MESA_DIM + threadIdx.x];
         __syncthreads();
         const double decay = exp(
@@ -54,13 +50,9 @@ __global__ void __launch_bounds__(MESA_DIM)
     __shared__ double x[MESA_DIM], sums[MESA_DIM];
     const mesa_chunk chunk = mesa_chunk_of_block(s.m);
     const int r = threadIdx.x;
-    if (chunk.tokens <= 0) {
-        return;
-    }
+    if (chunk.tokens <= 0) return;
     const int64_t slot = mesa_slot(s.m, chunk);
-    if (!s.m.needs_f64[slot]) {
-        return;
-    }
+    if (!s.m.needs_f64[slot]) return;
     const float *kept = mesa_states(s.m.kept, s.m, chunk);
     double pre = 0;
     for (int t = 0; t < chunk.tokens; t++) {
@@ -94,9 +86,8 @@ __global__ void __launch_bounds__(MESA_DIM)
                             .data)[RECURRENT_AT(s.m.a.log_decay, chunk.seq.b, chunk.h, chunk.first + t)];
         if (r == 0) {
             double sum = 0;
-            for (int c = 0; c < MESA_DIM; c++) {
+            for (int c = 0; c < MESA_DIM; c++)
                 sum += sums[c];
-            }
             s.read_terms[slot * MESA_TOKENS + t] = (float)(exp(pre) * sum);
         }
     }
@@ -107,9 +98,7 @@ static mesa_params mesa_carve(const loam_problem *p, const loam_args *a, arena *
     mesa_params s = {};
     const size_t rows = size_mul((size_t)recurrent_tokens(p), (size_t)p->heads_v);
     s.p = *p, s.form = *recurrent_form_of(p->mechanism);
-    if (a) {
-        s.a = *a;
-    }
+    if (a) s.a = *a;
     s.kept = kept_carve<float>(p, MESA_TOKENS, 2 * MESA_DIM, pool);
     const size_t slots = size_mul((size_t)s.kept.per_head, (size_t)p->heads_v);
     s.h_in = (float *)arena_take(
@@ -166,14 +155,10 @@ bool recurrent_mesa_hopper_reads(const loam_problem *, const loam_args *a)
 
 loam_status recurrent_mesa_hopper(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    if (!recurrent_mesa_hopper_reads(p, a)) {
-        return recurrent_forward_cuda(p, a, error);
-    }
+    if (!recurrent_mesa_hopper_reads(p, a)) return recurrent_forward_cuda(p, a, error);
     arena pool = { (char *)a->work, 0 };
     const mesa_params s = mesa_carve(p, a, &pool);
-    if (p->batch > 0) {
-        TRY(states(s, error));
-    }
+    if (p->batch > 0) TRY(states(s, error));
     const int64_t chunks = p->batch * p->heads_v * s.kept.per_sequence;
     if (chunks > 0) {
         TRY(cuda_launch("mesa_solve_kernel", mesa_solve_kernel<false>, chunks, MESA_THREADS,
@@ -277,9 +262,7 @@ bool recurrent_mesa_backward_hopper_reads(const loam_problem *, const loam_args 
 
 loam_status recurrent_mesa_backward_hopper(const loam_problem *p, const loam_args *given, loam_error *error)
 {
-    if (!recurrent_mesa_backward_hopper_reads(p, given)) {
-        return recurrent_backward_cuda(p, given, error);
-    }
+    if (!recurrent_mesa_backward_hopper_reads(p, given)) return recurrent_backward_cuda(p, given, error);
     loam_args a = *given;
     arena pool = { (char *)a.work, 0 };
     backward_work<float> w;
@@ -289,9 +272,7 @@ loam_status recurrent_mesa_backward_hopper(const loam_problem *p, const loam_arg
     TRY(cuda_check(cudaMemsetAsync(s.sums, 0, slots * MESA_SUMS * sizeof(float), (cudaStream_t)a.stream),
                    "cudaMemsetAsync", error));
     TRY(p->batch > 0 ? backward(s, error) : LOAM_OK);
-    if (a.grad_ridge.data || a.grad_scale) {
-        TRY(sums(s, error));
-    }
+    if (a.grad_ridge.data || a.grad_scale) TRY(sums(s, error));
     if (s.shared) {
         a.grad_beta.data = NULL, a.grad_log_decay.data = NULL; /* already written */
         a.grad_ridge.data = NULL, a.grad_scale = NULL;

@@ -33,9 +33,7 @@ static __device__ __forceinline__ int mesa_cg(mesa_rows &x, mesa_rows &r, const 
     mesa_dot(residual2, r, r);
     int steps = 0;
     for (; steps < MESA_MOST_STEPS; steps++) {
-        if (!__any_sync(~0u, residual2[0] > tolerance2[0] || residual2[1] > tolerance2[1])) {
-            break;
-        }
+        if (!__any_sync(~0u, residual2[0] > tolerance2[0] || residual2[1] > tolerance2[1])) break;
         float curvature[2], alpha[2], next[2], beta[2];
         mesa_apply<MAP_SYSTEM>(y, p, sm, decay);
         mesa_add_ridge(y, p, sm.ridge);
@@ -58,9 +56,8 @@ static __device__ __forceinline__ int mesa_cg(mesa_rows &x, mesa_rows &r, const 
             residual2[row] = next[row];
         }
 #pragma unroll
-        for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
+        for (int e = 0; e < 4 * MESA_BLOCKS; e++)
             p[e / 4][e % 4] = fma(beta[e % 4 / 2], p[e / 4][e % 4], r[e / 4][e % 4]);
-        }
     }
     return steps;
 }
@@ -82,9 +79,7 @@ static __device__ __forceinline__ void mesa_refine_nested(mesa_rows &x, mesa_row
     clear(x);
     mesa_dot(residual2, r, r);
     for (int round = 0; round < MESA_MOST_ROUNDS; round++) {
-        if (!__any_sync(~0u, residual2[0] > tolerance2[0] || residual2[1] > tolerance2[1])) {
-            break;
-        }
+        if (!__any_sync(~0u, residual2[0] > tolerance2[0] || residual2[1] > tolerance2[1])) break;
         mesa_rows step, y;
         mesa_solve_nested(step, r, sm);
 #pragma unroll
@@ -96,9 +91,8 @@ static __device__ __forceinline__ void mesa_refine_nested(mesa_rows &x, mesa_row
         mesa_apply<MAP_SYSTEM>(y, step, sm, one);
         mesa_add_ridge(y, step, sm.ridge);
 #pragma unroll
-        for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
+        for (int e = 0; e < 4 * MESA_BLOCKS; e++)
             r[e / 4][e % 4] -= y[e / 4][e % 4];
-        }
         mesa_dot(residual2, r, r);
     }
 }
@@ -115,11 +109,10 @@ static __device__ __forceinline__ mesa_outcome mesa_solve_rows(mesa_rows &x, mes
     mesa_dot(rhs2, r, r);
     tolerance2[0] = RESIDUAL_MAX * RESIDUAL_MAX * rhs2[0],
     tolerance2[1] = RESIDUAL_MAX * RESIDUAL_MAX * rhs2[1];
-    if constexpr (NESTED) {
+    if constexpr (NESTED)
         mesa_refine_nested(x, r, sm, tolerance2, residual2);
-    } else {
+    else
         outcome.steps = mesa_cg(x, r, sm, decay, tolerance2, residual2);
-    }
     mesa_dot(solution2, x, x);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
@@ -152,26 +145,20 @@ __global__ void __launch_bounds__(MESA_THREADS, 2) mesa_solve_kernel(const __gri
     extern __shared__ __align__(16) char shared_memory[];
     mesa_solve_shared &sm = *(mesa_solve_shared *)shared_memory;
     const mesa_chunk chunk = mesa_chunk_of_block(s);
-    if (!mesa_has_chunk<NESTED>(s, chunk)) {
-        return;
-    }
+    if (!mesa_has_chunk<NESTED>(s, chunk)) return;
     mesa_solve_load(s, sm, chunk);
     const int lane = threadIdx.x % 32, t2 = lane % 4 * 2, t0 = (int)threadIdx.x / 32 * 16 + lane / 4;
     const float decay[2] = { expf((float)sm.sums[t0]), expf((float)sm.sums[t0 + 8]) };
     mesa_rows x, r;
     float trace[2];
-    if constexpr (NESTED) {
-        mesa_factor(sm, mesa_states(s.kept, s, chunk) + MESA_DIM * MESA_DIM);
-    }
+    if constexpr (NESTED) mesa_factor(sm, mesa_states(s.kept, s, chunk) + MESA_DIM * MESA_DIM);
     mesa_pair_weights(sm, trace);
     mesa_add_trace(trace, sm, decay);
     __syncwarp();
     mesa_load_rows(r, s.a.q, chunk, chunk.key_head);
     mesa_scale_queries(r, s.p);
     const mesa_outcome outcome = mesa_solve_rows<NESTED>(x, r, sm, decay, trace);
-    if (__any_sync(~0u, outcome.needs_f64) && lane == 0) {
-        s.needs_f64[mesa_slot(s, chunk)] = 1;
-    }
+    if (__any_sync(~0u, outcome.needs_f64) && lane == 0) s.needs_f64[mesa_slot(s, chunk)] = 1;
     mesa_apply<MAP_OUTPUT>(r, x, sm, decay);
     __nv_bfloat16 *o = (__nv_bfloat16 *)s.a.o.data + RECURRENT_AT(s.a.o, chunk.seq.b, chunk.h, chunk.first);
 #pragma unroll

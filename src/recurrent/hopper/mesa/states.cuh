@@ -49,9 +49,8 @@ static __device__ __forceinline__ void mesa_outer(mesa_rows &acc, const mesa_til
             u.part[0][e] = part[0], u.part[1][e] = part[1];
         }
 #pragma unroll
-        for (int n = 0; n < MESA_BLOCKS; n += 2) {
+        for (int n = 0; n < MESA_BLOCKS; n += 2)
             mesa_product<false, PARTS>(acc, u, x, step / 16, n);
-        }
     }
 }
 
@@ -79,9 +78,8 @@ static __device__ __forceinline__ void mesa_add_transpose(mesa_rows &x, mesa_tra
     }
     __syncthreads();
 #pragma unroll
-    for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
+    for (int e = 0; e < 4 * MESA_BLOCKS; e++)
         x[e / 4][e % 4] += transposed[e / 4 * 8 + t2 + e % 2][row + e % 4 / 2 * 8];
-    }
 }
 
 struct mesa_write_shared {
@@ -107,9 +105,8 @@ static __device__ __forceinline__ void mesa_copy_h_in(const mesa_params &s, cons
         rows[n] = from[e / MESA_DIM * view.token + e % MESA_DIM];
     }
 #pragma unroll
-    for (int n = 0; n < MESA_DIM * MESA_DIM / MESA_THREADS; n++) {
+    for (int n = 0; n < MESA_DIM * MESA_DIM / MESA_THREADS; n++)
         to[n * MESA_THREADS + threadIdx.x] = rows[n];
-    }
 }
 
 /* One warp: e^suf of the tokens; `chunk_decay`, `nested` and `needs_f64` = 0 of the chunk. */
@@ -137,20 +134,14 @@ __global__ void __launch_bounds__(MESA_THREADS) mesa_write_kernel(const __grid_c
     mesa_write_shared &sm = *(mesa_write_shared *)shared_memory;
     const loam_args &a = s.a;
     const mesa_chunk chunk = mesa_chunk_of_block(s);
-    if (chunk.tokens <= 0) {
-        return;
-    }
-    if (chunk.index == 0 && s.a.state_in.data && s.a.state_out.data) {
-        mesa_copy_h_in(s, chunk);
-    }
+    if (chunk.tokens <= 0) return;
+    if (chunk.index == 0 && s.a.state_in.data && s.a.state_out.data) mesa_copy_h_in(s, chunk);
     const int64_t slot = mesa_slot(s, chunk);
     mesa_load(sm.k, a.k, chunk, chunk.key_head);
     mesa_load(sm.v, a.v, chunk, chunk.h);
     copy_async_commit();
     const float beta = mesa_load_scalar(a.beta, chunk, (int)threadIdx.x / 2);
-    if (threadIdx.x < 32) {
-        mesa_write_decays(s, sm, chunk, slot);
-    }
+    if (threadIdx.x < 32) mesa_write_decays(s, sm, chunk, slot);
     copy_async_wait<0>();
     __syncthreads();
     const float norm2 = s.p.feature_map == LOAM_FEATURES_UNIT ? mesa_norm2(sm.k) : 1;
@@ -213,9 +204,7 @@ static __device__ __forceinline__ void mesa_scan_begin(mesa_scan_part &x, const 
                                                        int64_t head, int64_t h)
 {
     x.state = x.transposed = make_float4(0, 0, 0, 0);
-    if (!s.first.data) {
-        return;
-    }
+    if (!s.first.data) return;
     const int64_t stride = s.first.token;
     const float *from = (const float *)s.first.data + RECURRENT_AT(s.first, seq.index, h, 0);
     const float *elements = from + x.row * stride + x.column;
@@ -244,9 +233,8 @@ static __device__ __forceinline__ void mesa_scan_chunks(mesa_scan_part &x, float
         }
     };
 #pragma unroll
-    for (int i = 0; i < SCAN_PREFETCH; i++) {
+    for (int i = 0; i < SCAN_PREFETCH; i++)
         load(i, i);
-    }
     for (int n0 = 0; n0 < chunks; n0 += SCAN_PREFETCH) {
 #pragma unroll
         for (int i = 0; i < SCAN_PREFETCH; i++) {
@@ -267,9 +255,7 @@ static __device__ __forceinline__ void mesa_scan_chunks(mesa_scan_part &x, float
 static __device__ __forceinline__ double mesa_antisymmetric(const mesa_scan_part &x, const mesa_scan &s,
                                                             const recurrent_seq &seq, int64_t h)
 {
-    if (x.row < MESA_DIM || !s.first.data || !s.state_in.data) {
-        return 0;
-    }
+    if (x.row < MESA_DIM || !s.first.data || !s.state_in.data) return 0;
     const float *H = (const float *)s.state_in.data + RECURRENT_AT(s.state_in, seq.index, h, MESA_DIM);
     const float *elements = H + (x.row - MESA_DIM) * s.state_in.token + x.column;
     const float4 other = mesa_load_transposed(H, s.state_in.token, x.row - MESA_DIM, x.column);
@@ -299,9 +285,7 @@ __global__ void __launch_bounds__(SCAN_THREADS)
     }
     if (BACKWARD) {
         const double sum = block_sum<SCAN_THREADS>(mesa_antisymmetric(x, s, seq, h) / 4);
-        if (threadIdx.x == 0) {
-            s.antisymmetric[blockIdx.x] = sum;
-        }
+        if (threadIdx.x == 0) s.antisymmetric[blockIdx.x] = sum;
     }
 }
 

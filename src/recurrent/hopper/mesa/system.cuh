@@ -57,9 +57,8 @@ static __device__ __forceinline__ void mesa_apply(mesa_rows &y, const mesa_rows 
 #pragma unroll
         for (int n = 0; n < MESA_BLOCKS; n += 2) {
             mesa_product<MAP == MAP_OUTPUT, 2>(y, a, sm.states[MAP == MAP_SYSTEM], k, n);
-            if (n <= 2 * warp) { /* causal: keys up to the last row of the warp */
+            if (n <= 2 * warp) /* causal: keys up to the last row of the warp */
                 mesa_product<true, 1>(pairs, a, &from, k, n);
-            }
         }
     }
 #pragma unroll
@@ -71,9 +70,8 @@ static __device__ __forceinline__ void mesa_apply(mesa_rows &y, const mesa_rows 
             pairs[n][0] *= norm.x, pairs[n][1] *= norm.y, pairs[n][2] *= norm.x, pairs[n][3] *= norm.y;
         }
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
+        for (int e = 0; e < 4; e++)
             y[n][e] *= decay[e / 2];
-        }
     }
 #pragma unroll
     for (int k = 0; k < MESA_BLOCKS / 2; k++) {
@@ -81,9 +79,8 @@ static __device__ __forceinline__ void mesa_apply(mesa_rows &y, const mesa_rows 
             operand_a<2> a;
             mesa_operand(a, pairs, k);
 #pragma unroll
-            for (int n = 0; n < MESA_BLOCKS; n += 2) {
+            for (int n = 0; n < MESA_BLOCKS; n += 2)
                 mesa_product<false, 1>(y, a, &to, k, n);
-            }
         }
     }
 }
@@ -95,9 +92,8 @@ static __device__ __forceinline__ void mesa_add_ridge(mesa_rows &y, const mesa_r
     for (int n = 0; n < MESA_BLOCKS; n++) {
         const float2 by = *(const float2 *)&ridge[8 * n + (int)threadIdx.x % 4 * 2];
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
+        for (int e = 0; e < 4; e++)
             y[n][e] = fma(e % 2 ? by.y : by.x, x[n][e], y[n][e]);
-        }
     }
 }
 
@@ -158,9 +154,8 @@ static __device__ __forceinline__ void mesa_add_trace(float (&trace)[2], const m
                                                       const float (&decay)[2])
 {
     float state = 0, ridge = 0;
-    for (int c = threadIdx.x % 32; c < MESA_DIM; c += 32) {
+    for (int c = threadIdx.x % 32; c < MESA_DIM; c += 32)
         state += __bfloat162float(sm.states[1][0][c][c]), ridge += sm.ridge[c];
-    }
     state = row_sum<32>(state), ridge = row_sum<32>(ridge);
     trace[0] += decay[0] * state + ridge, trace[1] += decay[1] * state + ridge;
 }
@@ -188,14 +183,12 @@ static __device__ __forceinline__ void mesa_scale_queries(mesa_rows &r, const lo
     if (p.feature_map == LOAM_FEATURES_UNIT) {
         mesa_dot(norm2, r, r);
 #pragma unroll
-        for (int row = 0; row < 2; row++) {
+        for (int row = 0; row < 2; row++)
             factor[row] *= norm2[row] > 0 ? rsqrtf(norm2[row]) : 0;
-        }
     }
 #pragma unroll
-    for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
+    for (int e = 0; e < 4 * MESA_BLOCKS; e++)
         r[e / 4][e % 4] *= factor[e % 4 / 2];
-    }
 }
 
 #endif

@@ -70,11 +70,10 @@ static __device__ __forceinline__ void mesa_load(mesa_tile &tile, const loam_con
                                 RECURRENT_AT(view, chunk.seq.b, head, chunk.first);
     for (int e = threadIdx.x; e < MESA_TOKENS * (MESA_DIM / 8); e += MESA_THREADS) {
         const int t = e / (MESA_DIM / 8), c = e % (MESA_DIM / 8) * 8;
-        if (t < chunk.tokens) {
+        if (t < chunk.tokens)
             copy_async_16(&tile[t][c], from + t * view.token + c);
-        } else {
+        else
             *(uint4 *)&tile[t][c] = make_uint4(0, 0, 0, 0);
-        }
     }
 }
 
@@ -133,9 +132,8 @@ static __device__ __forceinline__ void mesa_store_split(mesa_tile (&to)[2], int 
     uint32_t first[2], second[2];
     split_pair(first, x.x, x.y), split_pair(second, x.z, x.w);
 #pragma unroll
-    for (int part = 0; part < 2; part++) {
+    for (int part = 0; part < 2; part++)
         *(uint2 *)&to[part][row][column] = make_uint2(first[part], second[part]);
-    }
 }
 
 /* a = columns 16 k .. 16 k + 15 of x as operand A, in hi and lo part. */
@@ -157,19 +155,15 @@ static __device__ __forceinline__ void mesa_product(mesa_rows &y, const operand_
 {
     operand_b<1> b[PARTS][2];
 #pragma unroll
-    for (int part = 0; part < PARTS; part++) {
-        if constexpr (BY_ROWS) {
+    for (int part = 0; part < PARTS; part++)
+        if constexpr (BY_ROWS)
             load_b_rows<MESA_PITCH>(b[part], &tile[part][0][0], 8 * n, 16 * k);
-        } else {
+        else
             load_b<MESA_PITCH>(b[part], &tile[part][0][0], 16 * k, 8 * n);
-        }
-    }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         mma_bf16(y[n + i], a.part[1], b[0][i].part[0]);
-        if constexpr (PARTS == 2) {
-            mma_bf16(y[n + i], a.part[0], b[1][i].part[0]);
-        }
+        if constexpr (PARTS == 2) mma_bf16(y[n + i], a.part[0], b[1][i].part[0]);
         mma_bf16(y[n + i], a.part[0], b[0][i].part[0]);
     }
 }
@@ -183,9 +177,8 @@ static __device__ __forceinline__ void mesa_multiply(mesa_rows &y, const mesa_ro
         operand_a<2> a;
         mesa_operand(a, x, k);
 #pragma unroll
-        for (int n = 0; n < MESA_BLOCKS; n += 2) {
+        for (int n = 0; n < MESA_BLOCKS; n += 2)
             mesa_product<BY_ROWS, PARTS>(y, a, tile, k, n);
-        }
     }
 }
 
@@ -194,18 +187,16 @@ static __device__ __forceinline__ void mesa_dot(float (&out)[2], const mesa_rows
 {
     out[0] = out[1] = 0;
 #pragma unroll
-    for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
+    for (int e = 0; e < 4 * MESA_BLOCKS; e++)
         out[e % 4 / 2] = fma(x[e / 4][e % 4], y[e / 4][e % 4], out[e % 4 / 2]);
-    }
     out[0] = quad_sum(out[0]), out[1] = quad_sum(out[1]);
 }
 
 static __device__ __forceinline__ void mesa_scale(mesa_rows &y, const float (&by)[2])
 {
 #pragma unroll
-    for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
+    for (int e = 0; e < 4 * MESA_BLOCKS; e++)
         y[e / 4][e % 4] *= by[e % 4 / 2];
-    }
 }
 
 /* y += (rows m .. m + 15 of the tile `rows`) B, with B as in mesa_product. */
@@ -222,11 +213,10 @@ static __device__ __forceinline__ void mesa_multiply_rows(mesa_rows &y, const me
 #pragma unroll
             for (int part = PARTS - 1; part >= 0; part--) {
                 operand_b<1> b[2];
-                if constexpr (BY_ROWS) {
+                if constexpr (BY_ROWS)
                     load_b_rows<MESA_PITCH>(b, &tile[part][0][0], 8 * n, 16 * k);
-                } else {
+                else
                     load_b<MESA_PITCH>(b, &tile[part][0][0], 16 * k, 8 * n);
-                }
                 mma_bf16(y[n], a.part[0], b[0].part[0]);
                 mma_bf16(y[n + 1], a.part[0], b[1].part[0]);
             }
