@@ -89,9 +89,9 @@ static __global__ void __launch_bounds__(gradient_shape<DIM, GATES>::threads,
     }
     load_operands(sm, chunks, chunk);
     if (threadIdx.x == 0) sm.chunk = chunk;
-    load_scalars(sm, p, a, chunk);
+    load_scalars(sm, a, chunk);
     float decay[BLOCK_TOKENS];
-    if (GATES == CHANNEL_GATES) load_decays<DIM>(decay, p, a, chunk);
+    if (GATES == CHANNEL_GATES) load_decays<DIM>(decay, a, chunk);
     if (DELTA) {
         weights_operand<2> inverse;
         load_inverse(inverse, chunks.inverse + chunk.slot * CHUNK_TOKENS * CHUNK_TOKENS);
@@ -212,8 +212,13 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const recur
 loam_status recurrent_gradient_hopper(const loam_problem *p, const loam_args *a,
                                       const recurrent_chunks *chunks, loam_error *error)
 {
+    loam_args gates = *a;
+    if (recurrent_form_of(p->mechanism)->gate == GATE_HEAD) { /* one for all tokens; its gradient is a sum */
+        gates.log_decay.batch = gates.log_decay.token = 0;
+        gates.grad_log_decay.data = NULL;
+    }
     if (chunks->slots > 0)
-        TRY(p->dim_qk == 64 ? launch<64>(p, a, chunks, error) : launch<128>(p, a, chunks, error));
+        TRY(p->dim_qk == 64 ? launch<64>(p, &gates, chunks, error) : launch<128>(p, &gates, chunks, error));
     if (a->grad_scale) {
         TRY(cuda_launch("slot_sum_kernel", slot_sum_kernel, 1, SUM_THREADS, 0, a->stream, false, error,
                         (float *)a->grad_scale, (int64_t)0, (const float *)chunks->grad_scale, chunks->slots,

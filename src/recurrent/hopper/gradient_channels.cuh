@@ -14,10 +14,10 @@ template <int DIM> static __device__ __forceinline__ int own_block() { return th
 /* e^g of the thread's 16 tokens; 1 beyond the sequence. All loads are issued before
  * the first result is used. */
 template <int DIM>
-static __device__ __forceinline__ void load_decays(float (&decay)[BLOCK_TOKENS], const loam_problem &p,
-                                                   const loam_args &a, const chunk_place &chunk)
+static __device__ __forceinline__ void load_decays(float (&decay)[BLOCK_TOKENS], const loam_args &a,
+                                                   const chunk_place &chunk)
 {
-    const float *gates = gate_of(p, a, chunk, 0) + own_channel<DIM>();
+    const float *gates = gate_of(a, chunk, 0) + own_channel<DIM>();
     const int first = own_block<DIM>() * BLOCK_TOKENS;
 #pragma unroll
     for (int i = 0; i < BLOCK_TOKENS; i++)

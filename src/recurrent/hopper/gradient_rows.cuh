@@ -226,7 +226,7 @@ static __device__ __forceinline__ void store_token_gates(gradient_shared<DIM, TO
     for (int n = 0; n < 2; n++) {
         if (2 * lane + n < chunk.tokens) {
             sum += gate[n];
-            if (p.mechanism != LOAM_RETENTION && a.grad_log_decay.data) {
+            if (a.grad_log_decay.data) {
                 ((float *)a.grad_log_decay.data)[RECURRENT_AT(a.grad_log_decay, chunk.b, chunk.h,
                                                               chunk.first + 2 * lane + n)] = gate[n];
             }

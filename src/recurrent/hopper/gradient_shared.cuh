@@ -111,37 +111,30 @@ static __device__ __forceinline__ void load_rows_of(__nv_bfloat16 *tiles, const 
     load_tiles<DIM, THREADS, CHUNK_TOKENS>(tiles, rows_of<DIM>(s, chunk), chunk.tokens);
 }
 
-/* The log decay of row `row` of the chunk; RetNet has one for the head. */
-static __device__ __forceinline__ const float *gate_of(const loam_problem &p, const loam_args &a,
-                                                       const chunk_place &chunk, int row)
+/* The log decay of row `row` of the chunk. */
+static __device__ __forceinline__ const float *gate_of(const loam_args &a, const chunk_place &chunk, int row)
 {
-    const float *data = (const float *)a.log_decay.data;
-    return p.mechanism == LOAM_RETENTION
-               ? data + chunk.h * a.log_decay.head
-               : data + RECURRENT_AT(a.log_decay, chunk.b, chunk.h, chunk.first + row);
+    return (const float *)a.log_decay.data + RECURRENT_AT(a.log_decay, chunk.b, chunk.h, chunk.first + row);
 }
 
 /* Two warps load beta, 1 where the mechanism has none and 0 beyond the sequence. With TOKEN_GATES a third
  * warp computes the cumulative log decays. */
 template <int DIM, gate_reach GATES, bool DELTA>
 static __device__ __forceinline__ void load_scalars(gradient_shared<DIM, GATES, DELTA> &sm,
-                                                    const loam_problem &p, const loam_args &a,
-                                                    const chunk_place &chunk)
+                                                    const loam_args &a, const chunk_place &chunk)
 {
     const int thread = threadIdx.x, lane = thread % 32;
     if (thread < CHUNK_TOKENS) {
         const float *beta = (const float *)a.beta.data;
-        const bool given = beta && p.mechanism != LOAM_LINEAR && p.mechanism != LOAM_RETENTION &&
-                           p.mechanism != LOAM_GLA;
         sm.beta[thread] = thread >= chunk.tokens ? 0
-                          : given ? beta[RECURRENT_AT(a.beta, chunk.b, chunk.h, chunk.first + thread)]
-                                  : 1;
+                          : beta ? beta[RECURRENT_AT(a.beta, chunk.b, chunk.h, chunk.first + thread)]
+                                 : 1;
     } else if (GATES == TOKEN_GATES && thread < CHUNK_TOKENS + 32) {
         float gate[2];
 #pragma unroll
         for (int n = 0; n < 2; n++) {
             const int row = 2 * lane + n;
-            gate[n] = row < chunk.tokens ? *gate_of(p, a, chunk, row) : 0;
+            gate[n] = row < chunk.tokens ? *gate_of(a, chunk, row) : 0;
         }
         double pre[2];
         cumulative_log_decay(pre, gate, LOG2_E);
