@@ -296,18 +296,18 @@ static __device__ __forceinline__ bool rows_block(solver_shared<DIM> &sm, rows_c
     }
 }
 
-template <int PARTS, bool LISTED, int DIM, bool DECAYED>
+template <int PARTS, int DIM, bool DECAYED>
 __global__ void __launch_bounds__(THREADS, 2)
     rows_kernel_hopper(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                        const local_saved saved, const row_arrays arrays, const solve_work work,
-                       const int64_t blocks, const __grid_constant__ row_pass_maps maps)
+                       const int64_t blocks, bool listed, const __grid_constant__ row_pass_maps maps)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     solver_shared<DIM> &sm = *(solver_shared<DIM> *)swizzled_memory;
     const rows_launch all = { p, a, saved, arrays, work, maps };
     const solve_launch solve = { p, a, saved, work, maps.all };
     rows_count count = {};
-    if (PARTS == 2 && !LISTED) launch_dependents();
+    if (PARTS == 2) launch_dependents();
     if (threadIdx.x == 0) {
         for (int n = 0; n < (int)ring_stages<DIM>; n++)
             barrier_init(&sm.full[n], 1);
@@ -320,7 +320,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     }
     for (;;) {
         __syncthreads();
-        if (threadIdx.x == 0) sm.block = claim_block<PARTS, LISTED, DIM, DECAYED>(sm.rows, solve, blocks);
+        if (threadIdx.x == 0) sm.block = claim_block<PARTS, DIM, DECAYED>(sm.rows, solve, blocks, listed);
         __syncthreads();
         if (sm.block < 0) break;
         float *scratch = work.scratch + (int64_t)sm.scratch * VECTORS * (DIM / 2) * THREADS;
@@ -336,15 +336,15 @@ __global__ void __launch_bounds__(THREADS, 2)
 
 /* ------------------------------------------------------------------ the launches */
 
-template <int PARTS, bool LISTED, int DIM, bool DECAYED>
+template <int PARTS, int DIM, bool DECAYED>
 static loam_status launch_pass(const loam_problem *p, const loam_args *a, const local_saved *saved,
                                const row_arrays *rows, const solve_work *work, const row_pass_maps *maps,
-                               bool overlapped, loam_error *error)
+                               bool listed, bool overlapped, loam_error *error)
 {
     const int64_t blocks = (int64_t)row_blocks(p), most = work->scratches;
-    return cuda_launch("rows_kernel_hopper", rows_kernel_hopper<PARTS, LISTED, DIM, DECAYED>,
+    return cuda_launch("rows_kernel_hopper", rows_kernel_hopper<PARTS, DIM, DECAYED>,
                        most < blocks ? most : blocks, THREADS, rows_shared_bytes<DIM>, a->stream, overlapped,
-                       error, *p, *a, *saved, *rows, *work, blocks, *maps);
+                       error, *p, *a, *saved, *rows, *work, blocks, listed, *maps);
 }
 
 template <int DIM>
@@ -358,10 +358,10 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const row_a
     TRY(key_map_make(&maps.all.k, p, &a->k, TILE_SIDE, error));
     TRY(key_map_make(&maps.all.v, p, &a->v, TILE_SIDE, error));
     TRY(solve_work_clear(work, a, error));
-    if (p->decay) return launch_pass<2, false, DIM, true>(p, a, &saved, rows, work, &maps, false, error);
-    TRY((launch_pass<2, false, DIM, false>(p, a, &saved, rows, work, &maps, false, error)));
-    TRY((launch_pass<1, false, DIM, false>(p, a, &saved, rows, work, &maps, true, error)));
-    return launch_pass<2, true, DIM, false>(p, a, &saved, rows, work, &maps, false, error);
+    if (p->decay) return launch_pass<2, DIM, true>(p, a, &saved, rows, work, &maps, false, false, error);
+    TRY((launch_pass<2, DIM, false>(p, a, &saved, rows, work, &maps, false, false, error)));
+    TRY((launch_pass<1, DIM, false>(p, a, &saved, rows, work, &maps, false, true, error)));
+    return launch_pass<2, DIM, false>(p, a, &saved, rows, work, &maps, true, false, error);
 }
 
 loam_status local_rows_solved_hopper(const loam_problem *p, const loam_args *a, const row_arrays *rows,

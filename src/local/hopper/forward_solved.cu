@@ -416,10 +416,10 @@ static __device__ __forceinline__ bool solve_rows(solver_shared<DIM> &sm, ring_c
     return true;
 }
 
-template <int PARTS, bool LISTED, int DIM, bool DECAYED>
+template <int PARTS, int DIM, bool DECAYED>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     solved_kernel_hopper(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
-                         const local_saved saved, const solve_work work, const int64_t blocks,
+                         const local_saved saved, const solve_work work, const int64_t blocks, bool listed,
                          const __grid_constant__ qkv_maps maps)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
@@ -427,7 +427,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const solve_launch all = { p, a, saved, work, maps };
     ring_count count = { 0 };
     unsigned queries = 0;
-    if (PARTS == 2 && !LISTED) launch_dependents();
+    if (PARTS == 2) launch_dependents();
     if (threadIdx.x == 0) {
         for (int n = 0; n < (int)ring_stages<DIM>; n++)
             barrier_init(&sm.full[n], 1);
@@ -442,7 +442,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
     for (;;) {
         __syncthreads();
-        if (threadIdx.x == 0) sm.block = claim_block<PARTS, LISTED, DIM, DECAYED>(sm.rows, all, blocks);
+        if (threadIdx.x == 0) sm.block = claim_block<PARTS, DIM, DECAYED>(sm.rows, all, blocks, listed);
         __syncthreads();
         if (sm.block < 0) break;
         float *scratch = work.scratch + (int64_t)sm.scratch * VECTORS * (DIM / 2) * THREADS;
@@ -458,15 +458,15 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
 /* ------------------------------------------------------------------ the launches */
 
-template <int PARTS, bool LISTED, int DIM, bool DECAYED>
+template <int PARTS, int DIM, bool DECAYED>
 static loam_status launch_pass(const loam_problem *p, const loam_args *a, const local_saved *saved,
-                               const solve_work *work, const qkv_maps *maps, bool overlapped,
+                               const solve_work *work, const qkv_maps *maps, bool listed, bool overlapped,
                                loam_error *error)
 {
     const int64_t blocks = (int64_t)row_blocks(p), most = work->scratches;
-    return cuda_launch("solved_kernel_hopper", solved_kernel_hopper<PARTS, LISTED, DIM, DECAYED>,
+    return cuda_launch("solved_kernel_hopper", solved_kernel_hopper<PARTS, DIM, DECAYED>,
                        most < blocks ? most : blocks, THREADS, sizeof(solver_shared<DIM>), a->stream,
-                       overlapped, error, *p, *a, *saved, *work, blocks, *maps);
+                       overlapped, error, *p, *a, *saved, *work, blocks, listed, *maps);
 }
 
 /* Blocks with few keys in two parts; beside them all others in one part; then, in two parts, those of the
@@ -481,10 +481,10 @@ template <int DIM> static loam_status launch(const loam_problem *p, const loam_a
     TRY(key_map_make(&maps.k, p, &a->k, TILE_SIDE, error));
     TRY(key_map_make(&maps.v, p, &a->v, TILE_SIDE, error));
     TRY(solve_work_clear(&work, a, error));
-    if (p->decay) return launch_pass<2, false, DIM, true>(p, a, &saved, &work, &maps, false, error);
-    TRY((launch_pass<2, false, DIM, false>(p, a, &saved, &work, &maps, false, error)));
-    TRY((launch_pass<1, false, DIM, false>(p, a, &saved, &work, &maps, true, error)));
-    return launch_pass<2, true, DIM, false>(p, a, &saved, &work, &maps, false, error);
+    if (p->decay) return launch_pass<2, DIM, true>(p, a, &saved, &work, &maps, false, false, error);
+    TRY((launch_pass<2, DIM, false>(p, a, &saved, &work, &maps, false, false, error)));
+    TRY((launch_pass<1, DIM, false>(p, a, &saved, &work, &maps, false, true, error)));
+    return launch_pass<2, DIM, false>(p, a, &saved, &work, &maps, true, false, error);
 }
 
 bool local_solved_hopper_reads(const loam_problem *p, const loam_args *a)

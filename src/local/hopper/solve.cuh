@@ -597,22 +597,22 @@ static __device__ __forceinline__ bool sees_few(const loam_problem &p, const row
 }
 
 /* Takes the next block of rows for this launch from its counter: returns its number, and its rows, or -1
- * where there is none. LISTED: from the list of those for which one part was not enough. Where scores decay,
+ * where there is none. listed: from the list of those for which one part was not enough. Where scores decay,
  * few keys have weight and all blocks take two parts. */
-template <int PARTS, bool LISTED, int DIM, bool DECAYED>
+template <int PARTS, int DIM, bool DECAYED>
 static __device__ __forceinline__ int64_t claim_block(row_block &rows, const solve_launch &all,
-                                                      int64_t blocks)
+                                                      int64_t blocks, bool listed)
 {
-    unsigned long long *counter = (unsigned long long *)(LISTED       ? all.work.next_listed
+    unsigned long long *counter = (unsigned long long *)(listed       ? all.work.next_listed
                                                          : PARTS == 2 ? all.work.next_few
                                                                       : all.work.next_block);
-    const int64_t count = LISTED ? (int64_t)*all.work.listed_count : blocks;
+    const int64_t count = listed ? (int64_t)*all.work.listed_count : blocks;
     for (;;) {
         const int64_t n = (int64_t)atomicAdd(counter, 1ull);
         if (n >= count) return -1;
-        const int64_t block = LISTED ? all.work.listed[n] : n;
+        const int64_t block = listed ? all.work.listed[n] : n;
         rows = row_block_at(all.p, all.a, block);
-        if (rows.rows > 0 && (LISTED || DECAYED || sees_few<DIM>(all.p, rows) == (PARTS == 2))) return block;
+        if (rows.rows > 0 && (listed || DECAYED || sees_few<DIM>(all.p, rows) == (PARTS == 2))) return block;
     }
 }
 

@@ -79,15 +79,14 @@ static __device__ __forceinline__ void mesa_leave_to_f64(const mesa_backward_par
     }
 }
 
-/* x, z and `read_terms` of a chunk, one thread block for each. NESTED as for mesa_solve_kernel. */
-template <bool NESTED>
+/* x, z and `read_terms` of a chunk, one thread block for each. */
 __global__ void __launch_bounds__(MESA_THREADS, 2)
     mesa_adjoint_kernel(const __grid_constant__ mesa_backward_params s)
 {
     extern __shared__ __align__(16) char shared_memory[];
     mesa_solve_shared &sm = *(mesa_solve_shared *)shared_memory;
     const mesa_chunk chunk = mesa_chunk_of_block(s.m);
-    if (!mesa_has_chunk<NESTED>(s.m, chunk)) return;
+    if (chunk.tokens <= 0) return;
     const loam_args &a = s.m.a;
     const int64_t slot = mesa_slot(s.m, chunk);
     mesa_solve_load(s.m, sm, chunk);
@@ -95,13 +94,12 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
     const float decay[2] = { expf((float)sm.sums[t0]), expf((float)sm.sums[t0 + 8]) };
     mesa_rows x, y, r;
     float trace[2], do_s0_x[2], z_h0_x[2];
-    if constexpr (NESTED) mesa_factor(sm, mesa_states(s.m.kept, s.m, chunk) + MESA_DIM * MESA_DIM);
     mesa_pair_weights(sm, trace);
     mesa_add_trace(trace, sm, decay);
     __syncwarp();
     mesa_load_rows(r, a.q, chunk, chunk.key_head);
     mesa_scale_queries(r, s.m.p);
-    bool needs_f64 = mesa_solve_rows<NESTED>(x, r, sm, decay, trace).needs_f64;
+    bool needs_f64 = mesa_solve_rows(x, r, sm, decay, trace).needs_f64;
     mesa_store_parts<3>(s.solutions[slot], x, { 0, 1, 4 });
     clear(y);
     mesa_multiply<true, 2>(y, x, sm.states[0]);
@@ -113,7 +111,7 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
     {
         mesa_rows z, b;
         memcpy(b, y, sizeof b);
-        needs_f64 |= mesa_solve_rows<NESTED>(z, b, sm, decay, trace).needs_f64;
+        needs_f64 |= mesa_solve_rows(z, b, sm, decay, trace).needs_f64;
         mesa_store_parts<2>(s.solutions[slot], z, { 2, 3 });
         mesa_dot(z_h0_x, z, r);
     }

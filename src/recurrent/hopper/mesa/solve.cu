@@ -104,7 +104,6 @@ static mesa_params mesa_carve(const loam_problem *p, const loam_args *a, arena *
     s.h_in = (float *)arena_take(
         pool, size_mul(size_mul((size_t)p->batch, (size_t)p->heads_v), MESA_DIM * MESA_DIM), sizeof(float));
     s.chunk_decay = (float *)arena_take(pool, slots, sizeof(float));
-    s.nested = (int32_t *)arena_take(pool, slots, sizeof(int32_t));
     s.needs_f64 = (int32_t *)arena_take(pool, slots, sizeof(int32_t));
     s.x = (double *)arena_take(pool, size_mul(rows, MESA_DIM), sizeof(double));
     return s;
@@ -161,10 +160,8 @@ loam_status recurrent_mesa_hopper(const loam_problem *p, const loam_args *a, loa
     if (p->batch > 0) TRY(states(s, error));
     const int64_t chunks = p->batch * p->heads_v * s.kept.per_sequence;
     if (chunks > 0) {
-        TRY(cuda_launch("mesa_solve_kernel", mesa_solve_kernel<false>, chunks, MESA_THREADS,
-                        mesa_solve_bytes<false>, a->stream, false, error, s));
-        TRY(cuda_launch("mesa_solve_kernel", mesa_solve_kernel<true>, chunks, MESA_THREADS,
-                        mesa_solve_bytes<true>, a->stream, false, error, s));
+        TRY(cuda_launch("mesa_solve_kernel", mesa_solve_kernel, chunks, MESA_THREADS,
+                        sizeof(mesa_solve_shared), a->stream, false, error, s));
         TRY(recurrent_solve_rest_cuda(p, a, &s.kept, s.needs_f64, s.x, NULL, error));
         TRY(cuda_launch("mesa_output_f64_kernel", mesa_output_f64_kernel, chunks, MESA_DIM, 0, a->stream,
                         false, error, s));
@@ -240,10 +237,8 @@ static loam_status backward(const mesa_backward_params &s, loam_error *error)
     const int64_t chunks = p->batch * p->heads_v * s.m.kept.per_sequence;
     TRY(states(s.m, error));
     if (chunks > 0) {
-        TRY(cuda_launch("mesa_adjoint_kernel", mesa_adjoint_kernel<false>, chunks, MESA_THREADS,
-                        mesa_solve_bytes<false>, a->stream, false, error, s));
-        TRY(cuda_launch("mesa_adjoint_kernel", mesa_adjoint_kernel<true>, chunks, MESA_THREADS,
-                        mesa_solve_bytes<true>, a->stream, false, error, s));
+        TRY(cuda_launch("mesa_adjoint_kernel", mesa_adjoint_kernel, chunks, MESA_THREADS,
+                        sizeof(mesa_solve_shared), a->stream, false, error, s));
         TRY(recurrent_solve_rest_cuda(p, a, &s.m.kept, s.m.needs_f64, s.m.x, s.dx, error));
         TRY(cuda_launch("mesa_adjoint_f64_kernel", mesa_adjoint_f64_kernel, chunks, MESA_DIM, 0, a->stream,
                         false, error, s));

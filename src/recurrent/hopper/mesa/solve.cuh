@@ -1,16 +1,193 @@
 /* SPDX-License-Identifier: MIT
  *
- * MesaNet by chunks of 64 tokens, 64 channels, bf16. All systems of a chunk
- * (recurrent/hopper/mesa/system.cuh) are solved together: by conjugate gradients, whose steps are matrix
- * products, or, where all gates of the chunk are 0, by two factors (recurrent/hopper/mesa/nested.cuh). If a
- * row ends with a relative residual above RESIDUAL_MAX, or if its products are not exact enough to tell, the
- * whole chunk is solved again in float64. */
+ * MesaNet by chunks of 64 tokens, 64 channels, bf16. All systems of a chunk are solved together, by conjugate
+ * gradients, whose steps are matrix products. If a row ends with a relative residual above RESIDUAL_MAX, or
+ * if its products are not exact enough to tell, the whole chunk is solved again in float64.
+ *
+ * The systems A_t x_t = b_t of the tokens of a chunk of MesaNet as matrix products (von Oswald et al. 2025).
+ * S0 and H0 are the states at the beginning of the chunk, pre_t is the inclusive prefix sum of its log
+ * decays, and W_ti = beta_i e^(sum of the log decays of i + 1 .. t) for i <= t, else 0. Rows are tokens: row
+ * t of P is p_t, row t of X is x_t, and row t of A P is A_t p_t:
+ *
+ *     A P = P Lambda + e^pre (P H0) + ((P K^T) o W) K,   o = e^pre (X S0^T) + ((X K^T) o W) V
+ *
+ * A warp solves the systems of 16 rows without waiting for other warps. Operands from registers are split
+ * into hi and lo parts, and so are the states; keys and values are exact in bf16. For keys of length 1 the
+ * tiles have the keys as given, and W includes the factors 1 / |k|. */
 #ifndef LOAM_RECURRENT_HOPPER_MESA_SOLVE_CUH
 #define LOAM_RECURRENT_HOPPER_MESA_SOLVE_CUH
 
-#include "src/recurrent/hopper/mesa/nested.cuh"
+#include "src/recurrent/hopper/mesa/states.cuh"
 
-enum { MESA_MOST_STEPS = 96, MESA_MOST_ROUNDS = 4 };
+/* ------------------------------------------------------------------ the systems as matrix products */
+
+struct mesa_solve_shared {
+    mesa_tile k, v, states[2][2];                /* states: S0 and H0, each in hi and lo part */
+    float4 weights[MESA_WARPS][MESA_BLOCKS][32]; /* W in the layout of D, one float4 for each lane */
+    double sums[MESA_TOKENS];                    /* pre */
+    float key_weight[MESA_TOKENS],
+        norm[MESA_TOKENS]; /* beta / |k|^2 and |k|; beta and 1 without a feature map */
+    float ridge[MESA_DIM];
+};
+
+/* The matrix that mesa_apply multiplies each row by: H_t, S_t or S_t^T. */
+typedef enum mesa_map { MAP_SYSTEM, MAP_OUTPUT, MAP_ADJOINT } mesa_map;
+
+/* y = e^pre (x M) + ((x from^T) o W) to. MAP_SYSTEM: M = H0, `from` and `to` are keys. MAP_OUTPUT: M = S0^T,
+ * from keys to values. MAP_ADJOINT: M = S0, from values to keys. With values W is multiplied by |k|, since
+ * its factor 1 / |k|^2 is that of two keys. */
+template <mesa_map MAP>
+static __device__ __forceinline__ void mesa_apply(mesa_rows &y, const mesa_rows &x,
+                                                  const mesa_solve_shared &sm, const float (&decay)[2])
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t2 = lane % 4 * 2;
+    const mesa_tile &from = MAP == MAP_ADJOINT ? sm.v : sm.k, &to = MAP == MAP_OUTPUT ? sm.v : sm.k;
+    mesa_rows pairs = {};
+    clear(y);
+#pragma unroll
+    for (int k = 0; k < MESA_BLOCKS / 2; k++) {
+        operand_a<2> a;
+        mesa_operand(a, x, k);
+#pragma unroll
+        for (int n = 0; n < MESA_BLOCKS; n += 2) {
+            mesa_product<MAP == MAP_OUTPUT, 2>(y, a, sm.states[MAP == MAP_SYSTEM], k, n);
+            if (n <= 2 * warp) /* causal: keys up to the last row of the warp */
+                mesa_product<true, 1>(pairs, a, &from, k, n);
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < MESA_BLOCKS; n++) {
+        const float4 w = sm.weights[warp][n][lane];
+        pairs[n][0] *= w.x, pairs[n][1] *= w.y, pairs[n][2] *= w.z, pairs[n][3] *= w.w;
+        if (MAP != MAP_SYSTEM) {
+            const float2 norm = *(const float2 *)&sm.norm[8 * n + t2];
+            pairs[n][0] *= norm.x, pairs[n][1] *= norm.y, pairs[n][2] *= norm.x, pairs[n][3] *= norm.y;
+        }
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            y[n][e] *= decay[e / 2];
+    }
+#pragma unroll
+    for (int k = 0; k < MESA_BLOCKS / 2; k++) {
+        if (k <= warp) {
+            operand_a<2> a;
+            mesa_operand(a, pairs, k);
+#pragma unroll
+            for (int n = 0; n < MESA_BLOCKS; n += 2)
+                mesa_product<false, 1>(y, a, &to, k, n);
+        }
+    }
+}
+
+/* y += x Diag(ridge) */
+static __device__ __forceinline__ void mesa_add_ridge(mesa_rows &y, const mesa_rows &x, const float *ridge)
+{
+#pragma unroll
+    for (int n = 0; n < MESA_BLOCKS; n++) {
+        const float2 by = *(const float2 *)&ridge[8 * n + (int)threadIdx.x % 4 * 2];
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            y[n][e] = fma(e % 2 ? by.y : by.x, x[n][e], y[n][e]);
+    }
+}
+
+/* Loads all that mesa_pair_weights needs: K, V, S0 and H0 in hi and lo part, the
+ * prefix sums of the gates, the ridge, beta and |k|. All of it is complete at the end. */
+static __device__ __forceinline__ void mesa_solve_load(const mesa_params &s, mesa_solve_shared &sm,
+                                                       const mesa_chunk &chunk)
+{
+    mesa_load(sm.k, s.a.k, chunk, chunk.key_head);
+    mesa_load(sm.v, s.a.v, chunk, chunk.h);
+    copy_async_commit();
+    const float *states = mesa_states(s.kept, s, chunk);
+#pragma unroll 8
+    for (int e = threadIdx.x; e < 2 * MESA_DIM * (MESA_DIM / 4); e += MESA_THREADS) {
+        const int row = e / (MESA_DIM / 4), c = e % (MESA_DIM / 4) * 4;
+        mesa_store_split(sm.states[row / MESA_DIM], row % MESA_DIM, c,
+                         *(const float4 *)(states + row * MESA_DIM + c));
+    }
+    if (threadIdx.x < 32) {
+        mesa_cumulative_log_decay(sm.sums, s, chunk);
+    } else if (threadIdx.x >= 64) {
+        const int c = threadIdx.x - 64;
+        sm.ridge[c] = (float)recurrent_ridge(&s.p, &s.a, chunk.h, c);
+    }
+    const float beta = mesa_load_scalar(s.a.beta, chunk, (int)threadIdx.x / 2);
+    copy_async_wait<0>();
+    __syncthreads();
+    const float norm2 = s.p.feature_map == LOAM_FEATURES_UNIT ? mesa_norm2(sm.k) : 1;
+    if (threadIdx.x % 2 == 0) {
+        sm.key_weight[threadIdx.x / 2] = norm2 > 0 ? beta / norm2 : 0;
+        sm.norm[threadIdx.x / 2] = sqrtf(norm2);
+    }
+    __syncthreads();
+}
+
+/* Computes W of the warp's rows. trace: the part of trace(A_t) that comes from the keys of the chunk,
+ * for the thread's two rows. */
+static __device__ __forceinline__ void mesa_pair_weights(mesa_solve_shared &sm, float (&trace)[2])
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t0 = 16 * warp + lane / 4;
+    trace[0] = trace[1] = 0;
+#pragma unroll
+    for (int n = 0; n < MESA_BLOCKS; n++) {
+        float w[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int t = t0 + e / 2 * 8, i = 8 * n + lane % 4 * 2 + e % 2;
+            w[e] = i <= t ? expf((float)(sm.sums[t] - sm.sums[i])) * sm.key_weight[i] : 0;
+            trace[e / 2] = fma(w[e] * sm.norm[i], sm.norm[i], trace[e / 2]);
+        }
+        sm.weights[warp][n][lane] = make_float4(w[0], w[1], w[2], w[3]);
+    }
+    trace[0] = quad_sum(trace[0]), trace[1] = quad_sum(trace[1]);
+}
+
+/* Adds the parts of trace(A_t) that come from H0 and the ridge to the part computed by mesa_pair_weights. */
+static __device__ __forceinline__ void mesa_add_trace(float (&trace)[2], const mesa_solve_shared &sm,
+                                                      const float (&decay)[2])
+{
+    float state = 0, ridge = 0;
+    for (int c = threadIdx.x % 32; c < MESA_DIM; c += 32)
+        state += __bfloat162float(sm.states[1][0][c][c]), ridge += sm.ridge[c];
+    state = row_sum<32>(state), ridge = row_sum<32>(ridge);
+    trace[0] += decay[0] * state + ridge, trace[1] += decay[1] * state + ridge;
+}
+
+/* Loads the warp's rows of a chunk from a view of bf16; rows beyond the chunk are 0. */
+static __device__ __forceinline__ void mesa_load_rows(mesa_rows &x, const loam_const_view &view,
+                                                      const mesa_chunk &chunk, int64_t head)
+{
+    const int t0 = (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4;
+    const __nv_bfloat16 *from = (const __nv_bfloat16 *)view.data +
+                                RECURRENT_AT(view, chunk.seq.b, head, chunk.first);
+#pragma unroll
+    for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
+        const int t = t0 + e % 2 * 8, c = e / 2 * 8 + (int)threadIdx.x % 4 * 2;
+        const uint32_t pair = t < chunk.tokens ? *(const uint32_t *)(from + t * view.token + c) : 0;
+        x[e / 2][e % 2 * 2] = unpack_first(pair);
+        x[e / 2][e % 2 * 2 + 1] = unpack_second(pair);
+    }
+}
+
+/* r <- scale phi(r), phi the feature map: the right solutions from rows of q. */
+static __device__ __forceinline__ void mesa_scale_queries(mesa_rows &r, const loam_problem &p)
+{
+    float norm2[2], factor[2] = { (float)p.scale, (float)p.scale };
+    if (p.feature_map == LOAM_FEATURES_UNIT) {
+        mesa_dot(norm2, r, r);
+#pragma unroll
+        for (int row = 0; row < 2; row++)
+            factor[row] *= norm2[row] > 0 ? rsqrtf(norm2[row]) : 0;
+    }
+#pragma unroll
+    for (int e = 0; e < 4 * MESA_BLOCKS; e++)
+        r[e / 4][e % 4] *= factor[e % 4 / 2];
+}
+
+/* ------------------------------------------------------------------ conjugate gradients */
+
+enum { MESA_MOST_STEPS = 96 };
 
 /* A row is solved when |b - A x| <= RESIDUAL_MAX |b|. */
 #define RESIDUAL_MAX 5e-5f
@@ -65,40 +242,11 @@ static __device__ __forceinline__ int mesa_cg(mesa_rows &x, mesa_rows &r, const 
 /* How the systems of the thread's two rows ended. */
 struct mesa_outcome {
     float residual[2];
-    int steps; /* of conjugate gradients; 0 with NESTED */
+    int steps;
     bool needs_f64;
 };
 
-/* The same by the two factors of the chunk: iterative refinement from x = 0, until |r|^2 <= tolerance2 in
- * each row or for MESA_MOST_ROUNDS rounds. */
-static __device__ __forceinline__ void mesa_refine_nested(mesa_rows &x, mesa_rows &r,
-                                                          const mesa_solve_shared &sm,
-                                                          const float (&tolerance2)[2], float (&residual2)[2])
-{
-    const float one[2] = { 1, 1 };
-    clear(x);
-    mesa_dot(residual2, r, r);
-    for (int round = 0; round < MESA_MOST_ROUNDS; round++) {
-        if (!__any_sync(~0u, residual2[0] > tolerance2[0] || residual2[1] > tolerance2[1])) break;
-        mesa_rows step, y;
-        mesa_solve_nested(step, r, sm);
-#pragma unroll
-        for (int e = 0; e < 4 * MESA_BLOCKS; e++) {
-            const int row = e % 4 / 2; /* a row that has converged stays as it is */
-            step[e / 4][e % 4] = residual2[row] > tolerance2[row] ? step[e / 4][e % 4] : 0;
-            x[e / 4][e % 4] += step[e / 4][e % 4];
-        }
-        mesa_apply<MAP_SYSTEM>(y, step, sm, one);
-        mesa_add_ridge(y, step, sm.ridge);
-#pragma unroll
-        for (int e = 0; e < 4 * MESA_BLOCKS; e++)
-            r[e / 4][e % 4] -= y[e / 4][e % 4];
-        mesa_dot(residual2, r, r);
-    }
-}
-
 /* Solves A x = r for the warp's rows; r is overwritten. trace: trace(A) of the thread's two rows. */
-template <bool NESTED>
 static __device__ __forceinline__ mesa_outcome mesa_solve_rows(mesa_rows &x, mesa_rows &r,
                                                                const mesa_solve_shared &sm,
                                                                const float (&decay)[2],
@@ -109,10 +257,7 @@ static __device__ __forceinline__ mesa_outcome mesa_solve_rows(mesa_rows &x, mes
     mesa_dot(rhs2, r, r);
     tolerance2[0] = RESIDUAL_MAX * RESIDUAL_MAX * rhs2[0],
     tolerance2[1] = RESIDUAL_MAX * RESIDUAL_MAX * rhs2[1];
-    if constexpr (NESTED)
-        mesa_refine_nested(x, r, sm, tolerance2, residual2);
-    else
-        outcome.steps = mesa_cg(x, r, sm, decay, tolerance2, residual2);
+    outcome.steps = mesa_cg(x, r, sm, decay, tolerance2, residual2);
     mesa_dot(solution2, x, x);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
@@ -125,39 +270,24 @@ static __device__ __forceinline__ mesa_outcome mesa_solve_rows(mesa_rows &x, mes
     return outcome;
 }
 
-/* The shared memory of a kernel: without NESTED the members of mesa_solve_shared from
- * `whiten` on are not used. */
-template <bool NESTED>
-constexpr size_t mesa_solve_bytes = NESTED ? sizeof(mesa_solve_shared) : offsetof(mesa_solve_shared, whiten);
-
-/* True if the chunk of the thread block has tokens and is of the kind that the kernel solves. */
-template <bool NESTED>
-static __device__ __forceinline__ bool mesa_has_chunk(const mesa_params &s, const mesa_chunk &chunk)
-{
-    return chunk.tokens > 0 && s.nested[mesa_slot(s, chunk)] == (int32_t)NESTED;
-}
-
-/* Forward: x, o and info of a chunk, one thread block for each. Two launches cover all chunks: NESTED
- * those whose gates are all 0. */
-template <bool NESTED>
+/* Forward: x, o and info of a chunk, one thread block for each. */
 __global__ void __launch_bounds__(MESA_THREADS, 2) mesa_solve_kernel(const __grid_constant__ mesa_params s)
 {
     extern __shared__ __align__(16) char shared_memory[];
     mesa_solve_shared &sm = *(mesa_solve_shared *)shared_memory;
     const mesa_chunk chunk = mesa_chunk_of_block(s);
-    if (!mesa_has_chunk<NESTED>(s, chunk)) return;
+    if (chunk.tokens <= 0) return;
     mesa_solve_load(s, sm, chunk);
     const int lane = threadIdx.x % 32, t2 = lane % 4 * 2, t0 = (int)threadIdx.x / 32 * 16 + lane / 4;
     const float decay[2] = { expf((float)sm.sums[t0]), expf((float)sm.sums[t0 + 8]) };
     mesa_rows x, r;
     float trace[2];
-    if constexpr (NESTED) mesa_factor(sm, mesa_states(s.kept, s, chunk) + MESA_DIM * MESA_DIM);
     mesa_pair_weights(sm, trace);
     mesa_add_trace(trace, sm, decay);
     __syncwarp();
     mesa_load_rows(r, s.a.q, chunk, chunk.key_head);
     mesa_scale_queries(r, s.p);
-    const mesa_outcome outcome = mesa_solve_rows<NESTED>(x, r, sm, decay, trace);
+    const mesa_outcome outcome = mesa_solve_rows(x, r, sm, decay, trace);
     if (__any_sync(~0u, outcome.needs_f64) && lane == 0) s.needs_f64[mesa_slot(s, chunk)] = 1;
     mesa_apply<MAP_OUTPUT>(r, x, sm, decay);
     __nv_bfloat16 *o = (__nv_bfloat16 *)s.a.o.data + RECURRENT_AT(s.a.o, chunk.seq.b, chunk.h, chunk.first);
@@ -173,8 +303,8 @@ __global__ void __launch_bounds__(MESA_THREADS, 2) mesa_solve_kernel(const __gri
 #pragma unroll
         for (int row = 0; row < 2; row++) {
             const int t = t0 + 8 * row;
-            const loam_row_info info = { LOAM_ROW_SOLVED, NESTED ? LOAM_SOLVER_GRAM : LOAM_SOLVER_CG,
-                                         outcome.steps, outcome.residual[row] };
+            const loam_row_info info = { LOAM_ROW_SOLVED, LOAM_SOLVER_CG, outcome.steps,
+                                         outcome.residual[row] };
             if (t < chunk.tokens) {
                 ((loam_row_info *)
                      s.a.info.data)[RECURRENT_AT(s.a.info, chunk.seq.b, chunk.h, chunk.first + t)] = info;

@@ -109,7 +109,7 @@ static __device__ __forceinline__ void mesa_copy_h_in(const mesa_params &s, cons
         to[n * MESA_THREADS + threadIdx.x] = rows[n];
 }
 
-/* One warp: e^suf of the tokens; `chunk_decay`, `nested` and `needs_f64` = 0 of the chunk. */
+/* One warp: e^suf of the tokens; `chunk_decay` and `needs_f64` = 0 of the chunk. */
 static __device__ __forceinline__ void mesa_write_decays(const mesa_params &s, mesa_write_shared &sm,
                                                          const mesa_chunk &chunk, int64_t slot)
 {
@@ -118,15 +118,13 @@ static __device__ __forceinline__ void mesa_write_decays(const mesa_params &s, m
     mesa_load_gates(gate, s, chunk);
     const float after = suffix_sum(gate[0] + gate[1]), later = next_lane(after);
     sm.suf_decay[2 * lane] = expf(later + gate[1]), sm.suf_decay[2 * lane + 1] = expf(later);
-    const bool forgets = __any_sync(~0u, gate[0] != 0 || gate[1] != 0);
     if (lane == 0) {
-        s.nested[slot] = !forgets;
         s.chunk_decay[slot] = expf(after);
         s.needs_f64[slot] = 0;
     }
 }
 
-/* What a chunk adds to S and H, and `chunk_decay`, `nested` and `needs_f64` = 0 of the chunk;
+/* What a chunk adds to S and H, and `chunk_decay` and `needs_f64` = 0 of the chunk;
  * one thread block for each. */
 __global__ void __launch_bounds__(MESA_THREADS) mesa_write_kernel(const __grid_constant__ mesa_params s)
 {
