@@ -66,7 +66,7 @@ static __device__ __forceinline__ void store_gradients(gradient_shared<DIM, GATE
     store_row_gradients(sm, p, a, chunks, sm.chunk);
     __syncthreads();
     if constexpr (GATES == TOKEN_GATES) {
-        if (thread < 32) store_token_gates(sm, p, a, chunks, sm.chunk);
+        if (thread < 32) store_token_gates(sm, a, chunks, sm.chunk);
     }
     if (thread >= 32 && thread < 64) {
         const float sum = lane_sum<32>(sm.scale_dot[thread - 32] + sm.scale_dot[thread]);

@@ -206,8 +206,7 @@ static __device__ __forceinline__ void store_row_gradients(gradient_shared<DIM, 
 /* One warp: gradients of the gates of tokens, two tokens per lane, from the dot products of the rows. */
 template <int DIM, bool DELTA>
 static __device__ __forceinline__ void store_token_gates(gradient_shared<DIM, TOKEN_GATES, DELTA> &sm,
-                                                         const loam_problem &p, const loam_args &a,
-                                                         const recurrent_chunks &chunks,
+                                                         const loam_args &a, const recurrent_chunks &chunks,
                                                          const chunk_place &chunk)
 {
     const int lane = threadIdx.x % 32;
