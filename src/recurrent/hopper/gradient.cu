@@ -60,7 +60,7 @@ static __device__ __forceinline__ void store_gradients(gradient_shared<DIM, GATE
 {
     const int thread = threadIdx.x;
     if constexpr (GATES == CHANNEL_GATES) {
-        store_channel_gates(sm, p, a, sm.chunk);
+        store_channel_gates(sm, a, sm.chunk);
         __syncthreads();
     }
     store_row_gradients(sm, p, a, chunks, sm.chunk);

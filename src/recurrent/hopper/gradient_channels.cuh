@@ -155,13 +155,12 @@ static __device__ __forceinline__ void complete_keys(float (&terms)[BLOCK_TOKENS
 /* Completes the sums of one channel and block. */
 template <int DIM, bool DELTA>
 static __device__ __forceinline__ void complete_block(gradient_shared<DIM, CHANNEL_GATES, DELTA> &sm,
-                                                      const loam_problem &p, const loam_args &a,
-                                                      const chunk_place &chunk)
+                                                      const loam_args &a, const chunk_place &chunk)
 {
     const int block = own_block<DIM>(), c = own_channel<DIM>();
     block_channel b;
     float terms[BLOCK_TOKENS];
-    load_decays<DIM>(b.decay, p, a, chunk);
+    load_decays<DIM>(b.decay, a, chunk);
 #pragma unroll
     for (int i = 0; i < BLOCK_TOKENS; i++) {
         const int at = swizzled(block * BLOCK_TOKENS + i, c);
@@ -177,12 +176,11 @@ static __device__ __forceinline__ void complete_block(gradient_shared<DIM, CHANN
  * blocks and of the states. */
 template <int DIM, bool DELTA>
 static __device__ __forceinline__ void store_channel_gates(gradient_shared<DIM, CHANNEL_GATES, DELTA> &sm,
-                                                           const loam_problem &p, const loam_args &a,
-                                                           const chunk_place &chunk)
+                                                           const loam_args &a, const chunk_place &chunk)
 {
     typedef gradient_shared<DIM, CHANNEL_GATES, DELTA> shared;
     const int c = own_channel<DIM>(), block = own_block<DIM>();
-    complete_block<DIM, DELTA>(sm, p, a, chunk);
+    complete_block<DIM, DELTA>(sm, a, chunk);
     __syncthreads();
     if (!a.grad_log_decay.data) return;
     float others = 0;
