@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Times are processor time of one thread, the least of some runs: ratios then mean something on a busy machine too.
+ * Times are processor time of one thread, the least of some
+ * runs: ratios then mean something on a busy machine too.
  */
 #include "tests/accuracy/solvers.h"
 

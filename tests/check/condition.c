@@ -32,8 +32,8 @@ static double ridge_condition(const values *v, const direct_row *d, int64_t b, i
     return least > 0 ? 1 + d->trace / (double)v->spec.dim_qk / least : 1;
 }
 
-/* With a sink a shift of all scores is not the same, and what is added up for a score counts: for the RBF score
- * scale/2 (|q| + |k|)^2, where |q| is at most |q - k| + |k|. */
+/* With a sink a shift of all scores is not the same, and what is added up for a score
+ * counts: for the RBF score scale/2 (|q| + |k|)^2, where |q| is at most |q - k| + |k|. */
 static double score_terms(const spec *s, double score, double key)
 {
     const double scale = s->scale != 0 ? fabs(s->scale) : 1 / sqrt((double)s->dim_qk);

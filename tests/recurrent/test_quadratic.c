@@ -5,8 +5,8 @@
  *     u_t = beta_t (v_t - [delta rule] (sum_{i<t} <k_t, k_i> u_i + S_0 e^{..} k_t))
  *     o_t = sum_{i<=t} <x_t, k_i> u_i + S_0 e^{..} x_t
  *
- * with x_t = scale q_t, solved by elimination from the explicit sum H_t for MesaNet, and divided by the same with values 1
- * where the read is normalised. */
+ * with x_t = scale q_t, solved by elimination from the explicit sum H_t for
+ * MesaNet, and divided by the same with values 1 where the read is normalised. */
 #include "tests/recurrent/cases.h"
 #include "tests/support/memory.h"
 

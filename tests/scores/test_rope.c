@@ -149,7 +149,8 @@ static void inverse_undoes(void **state)
     }
 }
 
-/* Positions from an array, of each batch entry or of all, views with gaps, and any number of threads: the same bits. */
+/* Positions from an array, of each batch entry or of all, views
+ * with gaps, and any number of threads: the same bits. */
 static void positions_views_and_threads(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The arrays of a case as the library gets them: in their types and layouts, guarded and poisoned; for a row of CUDA in
- * device memory. */
+ * The arrays of a case as the library gets them: in their types and
+ * layouts, guarded and poisoned; for a row of CUDA in device memory. */
 #ifndef TESTS_SUPPORT_ARRAYS_H
 #define TESTS_SUPPORT_ARRAYS_H
 

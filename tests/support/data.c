@@ -124,7 +124,8 @@ static void fill_gates(values *v)
         for (int64_t i = 0; v->x[a] && i < slot_size(v, (slot)a); i++)
             v->x[a][i] = a == SLOT_BETA ? draw_beta(&r, s, hostile) : pace * draw_log_decay(&r, hostile);
     }
-    /* keys all alike and never forgotten leave differences of states that 16-bit parts of these do not hold */
+    /* keys all alike and never forgotten leave differences
+     * of states that 16-bit parts of these do not hold */
     if (s->mechanism == LOAM_MESA && s->seed / 2 % 2 && !(s->data == DATA_EQUAL && s->dtype == LOAM_BF16))
         keep_chunks(v);
 }
