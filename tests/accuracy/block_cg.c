@@ -5,6 +5,7 @@
  */
 #include "tests/accuracy/block_cg.h"
 
+#include "tests/accuracy/processor_time.h"
 #include "tests/support/memory.h"
 
 #include <cblas.h>

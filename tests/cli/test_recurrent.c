@@ -190,8 +190,8 @@ static const bad_case BAD[] = {
     { EXIT_USAGE, "path " BETA, "--w F is needed for path" },
     { EXIT_USAGE, "softmax " BETA, "--beta needs --w for softmax" },
     { EXIT_USAGE, "linear " DECAY,
-      "--log-decay is for softmax, parallax, lla, retention, ssd, gla, gated-delta, kda, mesa, fox and path, not "
-      "for linear" },
+      "--log-decay is for softmax, parallax, lla, retention, ssd, gla, gated-delta, kda, mesa, fox and path, "
+      "not for linear" },
     { EXIT_USAGE, "delta " DECAY BETA, "fox and path, not for delta" },
     { EXIT_USAGE, "interpolation --linear linear " BETA, "fox and path, not for interpolation" },
     { EXIT_USAGE, "gla " DECAY BETA,

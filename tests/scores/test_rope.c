@@ -239,7 +239,7 @@ static void errors_are_statuses(void **state)
     assert_int_equal(loam_rope_apply(&empty, &view, &out, &error), LOAM_OK);
 }
 
-/* ------------------------------------------------------------------ Local Linear Attention through the rotation */
+/* Local Linear Attention through the rotation. */
 
 typedef struct model {
     double q[SIZE], k[SIZE], v[SIZE], grad_o[SIZE];

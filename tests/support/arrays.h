@@ -6,6 +6,7 @@
 
 #include "tests/support/guard.h"
 #include "tests/support/layout.h"
+#include "tests/support/values.h"
 
 typedef struct arrays {
     const values *values;
