@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * loam.h - attention as regression at test time. Two families: local estimators (softmax, Parallax, Local Linear Attention)
- * and recurrences that fit one linear map to all that came before (linear attention to MesaNet).
+ * loam.h - attention as regression at test time. Two families: local estimators (softmax,
+ * Parallax, Local Linear Attention) and recurrences that fit one linear map to all that came
+ * before (linear attention to MesaNet).
  *
  * Every mechanism of the local family is softmax attention with a probe (Zuo et al. 2025, eq. 8, in
  * the centred form that docs/mathematics.md derives):
@@ -16,8 +17,9 @@
  *
  *     S_t = S_{t-1} Diag(e^{g_t}) (I - beta_t k_t k_t^T) + beta_t v_t k_t^T,   o_t = S_t x_t
  *
- * with g_t the log decay, the factor in parentheses only where the write is a delta rule, beta_t = 1 where there is none,
- * and x_t = scale q_t, but in MesaNet (H_t + Lambda)^-1 scale q_t, H_t = H_{t-1} e^{g_t} + beta_t k_t k_t^T.
+ * with g_t the log decay, the factor in parentheses only where the write is a delta rule,
+ * beta_t = 1 where there is none, and x_t = scale q_t, but in MesaNet
+ * (H_t + Lambda)^-1 scale q_t, H_t = H_{t-1} e^{g_t} + beta_t k_t k_t^T.
  *
  * Plan, then run. All checks, choices and sizes are made once; a run allocates nothing:
  *
@@ -46,9 +48,9 @@
  * Results are deterministic: the same inputs give the same bits for any number of threads, and a
  * sequence gives the same bits at any place of a batch.
  *
- * GPUs. With LOAM_BACKEND_CUDA every pointer in loam_args is memory of the calling thread's current CUDA device, and
- * loam_run only launches kernels on args.stream: it allocates nothing, waits for nothing and may be captured into a
- * graph. docs/gpu.md has an example.
+ * GPUs. With LOAM_BACKEND_CUDA every pointer in loam_args is memory of the calling thread's
+ * current CUDA device, and loam_run only launches kernels on args.stream: it allocates nothing,
+ * waits for nothing and may be captured into a graph. docs/gpu.md has an example.
  */
 #ifndef LOAM_H
 #define LOAM_H
@@ -73,7 +75,8 @@ extern "C" {
 
 #define LOAM_VERSION_NUMBER (LOAM_VERSION_MAJOR * 10000 + LOAM_VERSION_MINOR * 100 + LOAM_VERSION_PATCH)
 
-/* Alignment in bytes of `work` and `saved`; loam_plan_work_bytes and loam_plan_saved_bytes are multiples of it. */
+/* Alignment in bytes of `work` and `saved`; loam_plan_work_bytes
+ * and loam_plan_saved_bytes are multiples of it. */
 #define LOAM_ALIGN 64
 
 /* Largest dim_qk and dim_v. */
@@ -166,9 +169,9 @@ typedef enum loam_backend {
     LOAM_BACKEND_CUDA       /* float32 inside, on an NVIDIA GPU; all pointers are device pointers */
 } loam_backend;
 
-/* What the structs of this header are to the caller's compiler. It begins those that the library takes, which
- * loam_problem_default and loam_rope_default fill in; the library refuses a struct with any other stamp: one that did not
- * begin with its default, and one of another version's header. */
+/* What the structs of this header are to the caller's compiler. It begins those that the library
+ * takes, which loam_problem_default and loam_rope_default fill in; the library refuses a struct with
+ * any other stamp: one that did not begin with its default, and one of another version's header. */
 typedef struct loam_stamp {
     uint64_t version;    /* LOAM_VERSION_NUMBER */
     uint64_t bytes;      /* of the struct that it begins */
@@ -221,13 +224,14 @@ typedef struct loam_problem {
     const char *kernel;   /* default NULL. A name from loam_kernel_at: that row and no other */
     int threads;          /* default 0: all that OpenMP offers. Not used by CUDA */
 
-    /* The recurrent family only. It wants len_kv = len_q (packed: total_kv = total_q), causal = 1 and LOAM_DOT, has no
-     * soft_cap, window, slope, key_bias, sink, decay or path, and its scale applies to q. */
+    /* The recurrent family only. It wants len_kv = len_q (packed: total_kv = total_q), causal = 1 and
+     * LOAM_DOT, has no soft_cap, window, slope, key_bias, sink, decay or path, and its scale applies to q. */
     int64_t heads_v; /* default 0: heads_q. A multiple of heads_q: heads of v, o, log_decay, beta, ridge and
                         states; value head h reads q and k of head h / (heads_v / heads_q) */
     loam_feature_map feature_map; /* default LOAM_FEATURES_IDENTITY */
-    int normalise; /* 1: o = S x / (s . x), s_t = s_{t-1} Diag(e^{g_t}) + beta_t k_t: a weighted mean of the values
-                      where features are positive. LOAM_LINEAR, RETENTION, SSD and GLA */
+    /* 1: o = S x / (s . x), s_t = s_{t-1} Diag(e^{g_t}) + beta_t k_t: a weighted mean of the values
+     * where features are positive. LOAM_LINEAR, RETENTION, SSD and GLA. */
+    int normalise;
 } loam_problem;
 
 /* ---------------------------------------------------------------- the plan */
@@ -235,8 +239,9 @@ typedef struct loam_problem {
 typedef struct loam_plan loam_plan;
 struct loam_args;
 
-/* Checks the problem, which begins as loam_problem_default (below), chooses the kernel and fixes the sizes. On failure *plan
- * is NULL. A plan for CUDA is made for the current device of the calling thread, and runs on each of its kind. */
+/* Checks the problem, which begins as loam_problem_default (below), chooses the kernel and fixes
+ * the sizes. On failure *plan is NULL. A plan for CUDA is made for the current device of the
+ * calling thread, and runs on each of its kind. */
 LOAM_API loam_status loam_plan_create(loam_plan **plan, const loam_problem *problem, loam_error *error);
 LOAM_API void loam_plan_destroy(loam_plan *plan); /* NULL is allowed */
 
@@ -244,21 +249,23 @@ LOAM_API void loam_plan_destroy(loam_plan *plan); /* NULL is allowed */
 LOAM_API const char *loam_plan_name(const loam_plan *plan);
 /* The checked problem with every default filled in, `kernel` the chosen row. */
 LOAM_API const loam_problem *loam_plan_problem(const loam_plan *plan);
-/* Bytes of args.work: O(tokens * dim + threads * tile); never tokens^2. May be 0. The backward of the recurrent reference:
- * for each thread O(tokens * dim_qk) and 2 sqrt(tokens) states; of its CPU kernels: likewise, with a state for every 64
- * tokens instead (LOAM_MESA: in float64). */
+/* Bytes of args.work: O(tokens * dim + threads * tile); never tokens^2. May be 0. The backward of
+ * the recurrent reference: for each thread O(tokens * dim_qk) and 2 sqrt(tokens) states; of its
+ * CPU kernels: likewise, with a state for every 64 tokens instead (LOAM_MESA: in float64). */
 LOAM_API size_t loam_plan_work_bytes(const loam_plan *plan);
-/* Bytes of args.saved: lse, mean key, mean value and probe of each query, as real; in host memory a stamp of LOAM_ALIGN bytes
- * before them. Recurrent: 0, nothing is saved. */
+/* Bytes of args.saved: lse, mean key, mean value and probe of each query, as real; in
+ * host memory a stamp of LOAM_ALIGN bytes before them. Recurrent: 0, nothing is saved. */
 LOAM_API size_t loam_plan_saved_bytes(const loam_plan *plan);
-/* Rows of the state of one head of the recurrent family, dim_qk wide: dim_v of S, then 1 of s with normalise, or dim_qk of
- * H for LOAM_MESA. 0 for the local family. */
+/* Rows of the state of one head of the recurrent family, dim_qk wide: dim_v of S, then
+ * 1 of s with normalise, or dim_qk of H for LOAM_MESA. 0 for the local family. */
 LOAM_API int64_t loam_plan_state_rows(const loam_plan *plan);
-/* The row of the registry that may run in place of the chosen one, or NULL: then none may, as in host memory always. Rows of
- * CUDA for Hopper read 16 bytes at a time, and leave to this one what they cannot: data and strides that are not multiples of
- * 16 bytes, broadcast strides; in a local forward also wanted weights, and a scale <= 0. The result is right, but slower. */
+/* The row of the registry that may run in place of the chosen one, or NULL: then none may, as in
+ * host memory always. Rows of CUDA for Hopper read 16 bytes at a time, and leave to this one what
+ * they cannot: data and strides that are not multiples of 16 bytes, broadcast strides; in a local
+ * forward also wanted weights, and a scale <= 0. The result is right, but slower. */
 LOAM_API const char *loam_plan_fallback(const loam_plan *plan);
-/* The row that a run with these arguments takes: the chosen one or its fallback. Looks at pointers and strides alone. */
+/* The row that a run with these arguments takes: the chosen
+ * one or its fallback. Looks at pointers and strides alone. */
 LOAM_API const char *loam_plan_kernel_for(const loam_plan *plan, const struct loam_args *args);
 
 /* ---------------------------------------------------------------- running */
@@ -278,10 +285,10 @@ typedef struct loam_view {
 typedef enum loam_row_code {
     LOAM_ROW_SOLVED = 0,
     LOAM_ROW_EMPTY = 1, /* no visible key: o = 0, rho = 0, lse = -inf (or the sink), all gradients 0 */
-    LOAM_ROW_SINGULAR =
-        2 /* Cov + Lambda is singular (ridge 0 or too small for float64), or rho beyond float32: rho = 0, the
-                             softmax row, here and in the gradients. Recurrent: H + Lambda is, or s . x = 0:
-                             o = 0, and the row's read has no gradients */
+    /* Cov + Lambda is singular (ridge 0 or too small for float64), or rho beyond float32: rho = 0, the
+     * softmax row, here and in the gradients. Recurrent: H + Lambda is, or s . x = 0: o = 0, and the
+     * row's read has no gradients. */
+    LOAM_ROW_SINGULAR = 2
 } loam_row_code;
 
 typedef enum loam_solver {
@@ -298,19 +305,20 @@ typedef struct loam_row_info {
     float residual;     /* |(Cov + Lambda) rho - (kbar - q)| / |kbar - q|; refined: before the last step */
 } loam_row_info;
 
-/* No output may overlap an input or another output, but state_out state_in. Where sequences are packed, every view has its
- * tokens (of arrays by keys: its keys) one after another and .batch is not used, but by states. rho and weights of 16-bit
- * LLA are as exact as o, and real gradients of LOAM_BF16 as exact as those of its type, not more.
- * Gradients of keys beyond lens_kv are 0.
+/* No output may overlap an input or another output, but state_out state_in. Where sequences are
+ * packed, every view has its tokens (of arrays by keys: its keys) one after another and .batch is
+ * not used, but by states. rho and weights of 16-bit LLA are as exact as o, and real gradients of
+ * LOAM_BF16 as exact as those of its type, not more. Gradients of keys beyond lens_kv are 0.
  *
- * What a pass neither reads nor writes must be left out: a probe for softmax, gradients in a forward, `o` in a backward, a
- * stream in host memory are refused, by name; loam_args_keep leaves out what is another pass's. loam_state_partial and
- * loam_state_finish take what their plan's loam_run takes.
+ * What a pass neither reads nor writes must be left out: a probe for softmax, gradients in a forward,
+ * `o` in a backward, a stream in host memory are refused, by name; loam_args_keep leaves out what is
+ * another pass's. loam_state_partial and loam_state_finish take what their plan's loam_run takes.
  *
- * With LOAM_BACKEND_CUDA all of these, small arrays included, are device memory, on which host code cannot look: that ridge,
- * slope and sink are finite, log_decay, beta and w in their ranges, that cu_q and cu_kv ascend and that `saved` is of a
- * forward of the same problem is then the caller's promise. Kernels hold lengths and offsets within the arrays that the
- * problem describes. Any alignment of elements works; 16-byte aligned rows are fastest (loam_plan_kernel_for). */
+ * With LOAM_BACKEND_CUDA all of these, small arrays included, are device memory, on which host
+ * code cannot look: that ridge, slope and sink are finite, log_decay, beta and w in their ranges,
+ * that cu_q and cu_kv ascend and that `saved` is of a forward of the same problem is then the
+ * caller's promise. Kernels hold lengths and offsets within the arrays that the problem describes.
+ * Any alignment of elements works; 16-byte aligned rows are fastest (loam_plan_kernel_for). */
 typedef struct loam_args {
     /* Read by every pass. */
     loam_const_view q;        /* [batch, heads_q,  len_q,  dim_qk] dtype */
@@ -334,8 +342,9 @@ typedef struct loam_args {
                           unseen keys. For small inputs: it is n^2. Forward only */
     loam_view info;    /* [batch, heads_q, len_q] loam_row_info, or not wanted */
 
-    /* Written by forward where it is given, read by backward. Private layout, aligned to LOAM_ALIGN. In host memory backward
-     * refuses what no forward of the same problem wrote; kernel, back end and threads of the two may differ. */
+    /* Written by forward where it is given, read by backward. Private layout, aligned to
+     * LOAM_ALIGN. In host memory backward refuses what no forward of the same problem wrote;
+     * kernel, back end and threads of the two may differ. */
     void *saved;
 
     /* Backward: grad_o is read, the others are written (not added to); each may be unwanted. */
@@ -354,8 +363,9 @@ typedef struct loam_args {
 
     void *stream; /* the cudaStream_t to launch on, NULL: the default stream; LOAM_BACKEND_CUDA */
 
-    /* The recurrent family; q, k, v, ridge, cu_q, o, info, grad_o, grad_q, grad_k, grad_v, grad_ridge and grad_scale are
-     * as above, o and its gradient with heads_v heads. Sequence b of a packed batch has state b. */
+    /* The recurrent family; q, k, v, ridge, cu_q, o, info, grad_o, grad_q, grad_k, grad_v,
+     * grad_ridge and grad_scale are as above, o and its gradient with heads_v heads. Sequence b
+     * of a packed batch has state b. */
     loam_const_view log_decay; /* real, -inf .. 0: LOAM_RETENTION [heads_v], stride .head; LOAM_SSD,
                                   GATED_DELTA, MESA [batch, heads_v, len_q]; LOAM_GLA, KDA [batch, heads_v,
                                   len_q, dim_qk]. Local with problem.decay [batch, heads_q, len_kv], .token
@@ -372,13 +382,15 @@ typedef struct loam_args {
     loam_view grad_beta;            /* real, axes of beta */
     loam_view grad_state_in;        /* as state_in */
 
-    /* problem.path; beta and grad_beta above. Rows of w have length 1, checked as beta is, to the rounding of dtype (LOAM_F64:
-     * of bfloat16, since the reference also takes data that were rounded), or 0: such a token reflects nothing. */
+    /* problem.path; beta and grad_beta above. Rows of w have length 1, checked as beta is, to the
+     * rounding of dtype (LOAM_F64: of bfloat16, since the reference also takes data that were
+     * rounded), or 0: such a token reflects nothing. */
     loam_const_view w; /* [batch, heads_kv, len_kv, dim_qk] dtype */
     loam_view grad_w;  /* likewise; of w as it is, not of what was scaled to length 1 */
 } loam_args;
 
-/* Views of a dense (batch, heads, tokens, channels) array; with channels = 1 also of [batch, heads, tokens]. */
+/* Views of a dense (batch, heads, tokens, channels) array;
+ * with channels = 1 also of [batch, heads, tokens]. */
 static inline loam_const_view loam_dense(const void *data, int64_t heads, int64_t tokens, int64_t channels)
 {
     loam_const_view view = { data, heads * tokens * channels, tokens * channels, channels };
@@ -402,8 +414,9 @@ static inline loam_view loam_dense_bthd_out(void *data, int64_t heads, int64_t t
     return view;
 }
 
-/* Defaults as said at each member; shapes are 0 and must be set (batch, heads_q and heads_kv are 1). Inline, so that the stamp
- * is of the header that the caller compiled with; other languages fill the three numbers of the stamp in themselves. */
+/* Defaults as said at each member; shapes are 0 and must be set (batch, heads_q and heads_kv are 1).
+ * Inline, so that the stamp is of the header that the caller compiled with; other languages fill
+ * the three numbers of the stamp in themselves. */
 static inline loam_problem loam_problem_default(loam_mechanism mechanism, loam_pass pass)
 {
     loam_problem problem;
@@ -420,32 +433,35 @@ static inline loam_problem loam_problem_default(loam_mechanism mechanism, loam_p
     return problem;
 }
 
-/* Leaves out of args what this pass neither reads nor writes, so that one set serves the forward and the backward. */
+/* Leaves out of args what this pass neither reads nor writes,
+ * so that one set serves the forward and the backward. */
 LOAM_API void loam_args_keep(loam_args *args, loam_pass pass);
 
-/* Runs the pass that the plan is for. Checks the arguments first: on failure nothing is written. With LOAM_BACKEND_CUDA the
- * work is only launched when it returns; LOAM_ECUDA: a launch failed, then and there or of an earlier call. */
+/* Runs the pass that the plan is for. Checks the arguments first: on failure nothing is written.
+ * With LOAM_BACKEND_CUDA the work is only launched when it returns; LOAM_ECUDA: a launch failed,
+ * then and there or of an earlier call. */
 LOAM_API loam_status loam_run(const loam_plan *plan, const loam_args *args, loam_error *error);
 
 /* ---------------------------------------------------------------- caches that grow
  *
- * A plan depends on the sizes of its problem, not on how many keys are in use. For a key-value cache make one local plan for
- * LOAM_DECODE with len_kv = the capacity and len_q = the queries of a step (mostly 1); k and v have room for all keys, at the
- * strides of that room, so that nothing moves when a token is appended. At each step write the new keys and values into the
- * next rows and pass lens_kv[b] = keys in use, the new ones included: the last query is aligned with the last of them. Rows
- * beyond are not read, log_decay, beta and w included. A step costs what its keys in use cost; work is as large as the plan
- * says, whatever they are. When the capacity is reached, move to larger arrays and make another plan. Sequences of a batch
- * grow each at its own pace.
+ * A plan depends on the sizes of its problem, not on how many keys are in use. For a key-value
+ * cache make one local plan for LOAM_DECODE with len_kv = the capacity and len_q = the queries of a
+ * step (mostly 1); k and v have room for all keys, at the strides of that room, so that nothing
+ * moves when a token is appended. At each step write the new keys and values into the next rows and
+ * pass lens_kv[b] = keys in use, the new ones included: the last query is aligned with the last of
+ * them. Rows beyond are not read, log_decay, beta and w included. A step costs what its keys in use
+ * cost; work is as large as the plan says, whatever they are. When the capacity is reached, move to
+ * larger arrays and make another plan. Sequences of a batch grow each at its own pace.
  *
- * The recurrent family has no cache: a decode of len_q tokens goes from state_in to state_out, which may be the same memory,
- * and one plan serves every step. examples/03_decode.c does both. */
+ * The recurrent family has no cache: a decode of len_q tokens goes from state_in to state_out,
+ * which may be the same memory, and one plan serves every step. examples/03_decode.c does both. */
 
-/* ---------------------------------------------------------------- partial states (local plans for LOAM_DECODE)
+/* ---------------------------------------------------------------- partial states
  *
- * A set of keys, as one query sees it, reduces to a state; states of disjoint sets merge, in any order,
- * into the state of the union; the state of all keys gives the output. So keys may live on several
- * devices or in several pages. A state is an array of doubles, w_j = exp(s_j - m), x' centred at its
- * own w-mean:
+ * For local plans for LOAM_DECODE. A set of keys, as one query sees it, reduces to a state; states of
+ * disjoint sets merge, in any order, into the state of the union; the state of all keys gives the output.
+ * So keys may live on several devices or in several pages. A state is an array of doubles,
+ * w_j = exp(s_j - m), x' centred at its own w-mean:
  *
  *     softmax   m, omega = sum w, vbar[dim_v]
  *     parallax  m, omega, tbar = mean of t_j = probe.k_j, vbar[dim_v], sum w t'_j v'_j [dim_v]
@@ -459,10 +475,11 @@ LOAM_API loam_status loam_run(const loam_plan *plan, const loam_args *args, loam
 LOAM_API size_t loam_state_doubles(const loam_plan *plan);
 LOAM_API size_t loam_states_doubles(const loam_plan *plan);
 
-/* The states of keys first .. first + count - 1 of each sequence. args.k, args.v and args.key_bias hold
- * just these keys (row 0 is key `first`); masks and biases use their place in the whole sequence of
- * len_kv (or lens_kv) keys. args.log_decay, w and beta are of the whole sequence: what lies between a query and a slice
- * counts too. Reads q, k, v, probe, slope, key_bias, log_decay, w, beta, lens_kv, work. Not for packed plans. */
+/* The states of keys first .. first + count - 1 of each sequence. args.k, args.v and
+ * args.key_bias hold just these keys (row 0 is key `first`); masks and biases use their place in
+ * the whole sequence of len_kv (or lens_kv) keys. args.log_decay, w and beta are of the whole
+ * sequence: what lies between a query and a slice counts too. Reads q, k, v, probe, slope,
+ * key_bias, log_decay, w, beta, lens_kv, work. Not for packed plans. */
 LOAM_API loam_status loam_state_partial(const loam_plan *plan, const loam_args *args, int64_t first,
                                         int64_t count, double *states, loam_error *error);
 /* into = into + from. */
@@ -474,9 +491,10 @@ LOAM_API loam_status loam_state_finish(const loam_plan *plan, const loam_args *a
 
 /* ---------------------------------------------------------------- rotary positions
  *
- * RoPE (Su et al. 2021): the plane of channels c of token t turns by the angle position_t base^(-2 c / dim), so that products of
- * queries and keys depend on the differences of their positions alone. Queries and keys are turned ahead of a call, with keys
- * once as they enter a cache; their gradients are turned back after it, with `inverse`. docs/scores.md. */
+ * RoPE (Su et al. 2021): the plane of channels c of token t turns by the angle
+ * position_t base^(-2 c / dim), so that products of queries and keys depend on the differences of
+ * their positions alone. Queries and keys are turned ahead of a call, with keys once as they enter a
+ * cache; their gradients are turned back after it, with `inverse`. docs/scores.md. */
 
 typedef enum loam_rope_layout {
     LOAM_ROPE_HALF,       /* plane c is channels c and c + dim / 2 */
@@ -493,8 +511,8 @@ typedef struct loam_rope {
     double base;                  /* default 10000, > 1 */
     loam_rope_layout layout;      /* default LOAM_ROPE_HALF */
     int64_t offset;               /* default 0: the position of token 0, where positions is NULL */
-    const int64_t
-        *positions; /* default NULL. [batch, tokens], at positions_batch from one batch entry to the next */
+    /* default NULL. [batch, tokens], at positions_batch from one batch entry to the next */
+    const int64_t *positions;
     int64_t positions_batch; /* default 0: the same positions for all */
     int inverse;             /* default 0. 1: back by the same angles */
     loam_backend backend;    /* LOAM_BACKEND_CUDA: data and positions are device memory; else host memory */
@@ -515,22 +533,22 @@ static inline loam_rope loam_rope_default(loam_dtype dtype)
     return rope;
 }
 
-/* to [batch, heads, tokens, channels] = from, turned. They may be the same memory with the same strides; else they must not
- * overlap. Angles are found in float64. */
+/* to [batch, heads, tokens, channels] = from, turned. They may be the same memory
+ * with the same strides; else they must not overlap. Angles are found in float64. */
 LOAM_API loam_status loam_rope_apply(const loam_rope *rope, const loam_const_view *from, const loam_view *to,
                                      loam_error *error);
 
 /* ---------------------------------------------------------------- interpolation
  *
- * Local attention on what a recurrence leaves over (Zuo et al. 2025, eq. 9), with W_i the linear map that the recurrence
- * reads with after token i:
+ * Local attention on what a recurrence leaves over (Zuo et al. 2025, eq. 9),
+ * with W_i the linear map that the recurrence reads with after token i:
  *
  *     o_i = sum_j p_ij (v_j - W_i k_j) + W_i q_i = vbar_i + W_i (q_i - kbar_i)
  *
- * The problems agree in pass (forward or backward), dtype, batch, lengths, dimensions and heads, of which there is one
- * number; dim_qk + dim_v <= LOAM_MAX_DIM; the recurrent problem has identity features, is not normalised, and its scale is 1
- * by default. p may be any mechanism of the local family. Both in host memory, or both with LOAM_BACKEND_CUDA, of which a run
- * only launches. */
+ * The problems agree in pass (forward or backward), dtype, batch, lengths, dimensions and heads,
+ * of which there is one number; dim_qk + dim_v <= LOAM_MAX_DIM; the recurrent problem has identity
+ * features, is not normalised, and its scale is 1 by default. p may be any mechanism of the local
+ * family. Both in host memory, or both with LOAM_BACKEND_CUDA, of which a run only launches. */
 
 typedef struct loam_interpolation loam_interpolation;
 
@@ -540,12 +558,14 @@ LOAM_API void loam_interpolation_destroy(loam_interpolation *interpolation); /* 
 /* Its two plans, for their names and state rows; they live as long. */
 LOAM_API const loam_plan *loam_interpolation_local(const loam_interpolation *interpolation);
 LOAM_API const loam_plan *loam_interpolation_recurrent(const loam_interpolation *interpolation);
-/* Bytes of args.work and of args.saved, which forward writes where it is given and backward reads; stamped like that of a plan. */
+/* Bytes of args.work and of args.saved, which forward writes where
+ * it is given and backward reads; stamped like that of a plan. */
 LOAM_API size_t loam_interpolation_work_bytes(const loam_interpolation *interpolation);
 LOAM_API size_t loam_interpolation_saved_bytes(const loam_interpolation *interpolation);
 
-/* args: q, k, v, o, work, saved, cu_q, stream, grad_o, grad_q, grad_k and grad_v of the whole, and all else of the local
- * problem (cu_kv too); recurrent_args: log_decay, beta, ridge, states, info and their gradients, all else NULL. */
+/* args: q, k, v, o, work, saved, cu_q, stream, grad_o, grad_q, grad_k and grad_v of the whole,
+ * and all else of the local problem (cu_kv too); recurrent_args: log_decay, beta, ridge, states,
+ * info and their gradients, all else NULL. */
 LOAM_API loam_status loam_interpolation_run(const loam_interpolation *interpolation, const loam_args *args,
                                             const loam_args *recurrent_args, loam_error *error);
 
@@ -574,13 +594,15 @@ typedef enum loam_decay_axes {
 } loam_decay_axes;
 
 typedef enum loam_family {
-    LOAM_FAMILY_LOCAL, /* scores: scale, soft_cap, causal, window, slope, key_bias, decay (log_decay), path (w, beta) */
+    LOAM_FAMILY_LOCAL,    /* scores: scale, soft_cap, causal, window, slope, key_bias, decay (log_decay),
+                             path (w, beta) */
     LOAM_FAMILY_RECURRENT /* states; heads_v, feature_map */
 } loam_family;
 
-/* A mechanism as a fit: J and R of the values v of a key k, what is carried on, what is read for a query, and the
- * operations of one more token with dim_qk = dim_v = d, a multiply-add counted as two, after t tokens in the local family.
- * Then what it takes besides q, k, v and what its family does: enough to decide which arrays and options go with it. */
+/* A mechanism as a fit: J and R of the values v of a key k, what is carried on, what is read for
+ * a query, and the operations of one more token with dim_qk = dim_v = d, a multiply-add counted
+ * as two, after t tokens in the local family. Then what it takes besides q, k, v and what its
+ * family does: enough to decide which arrays and options go with it. */
 typedef struct loam_mechanism_info {
     const char *name;        /* loam_mechanism_name */
     const char *objective;   /* "|S k - v|^2 / 2" */
@@ -604,8 +626,8 @@ typedef struct loam_mechanism_info {
 /* Mechanism `index` of loam_mechanism; LOAM_EARG beyond the last. */
 LOAM_API loam_status loam_mechanism_at(int index, loam_mechanism_info *info);
 
-/* The names that the registry, plans and the program use; NULL outside the enumeration, so that those of 0, 1, ... until NULL
- * are all there are. */
+/* The names that the registry, plans and the program use; NULL outside the
+ * enumeration, so that those of 0, 1, ... until NULL are all there are. */
 LOAM_API const char *loam_mechanism_name(loam_mechanism mechanism); /* "softmax", "parallax", "lla", ... */
 LOAM_API const char *loam_family_name(loam_family family);          /* "local", "recurrent" */
 LOAM_API const char *loam_pass_name(loam_pass pass);                /* "forward", "backward", "decode" */
@@ -619,8 +641,9 @@ LOAM_API const char *loam_rope_layout_name(loam_rope_layout turns); /* "half", "
 LOAM_API const char *loam_row_code_name(loam_row_code code);        /* "solved", "empty", "singular" */
 LOAM_API const char *loam_solver_name(loam_solver solver);          /* "none", "cg", "dual", "gram" */
 
-/* "avx2 avx512 avx512bf16": the instruction sets of this CPU that Loam has kernels for. The environment variable
- * LOAM_ISA=portable|avx2|avx512|avx512bf16, read when a plan is made, allows no more than the one it names. */
+/* "avx2 avx512 avx512bf16": the instruction sets of this CPU that Loam has kernels for. The
+ * environment variable LOAM_ISA=portable|avx2|avx512|avx512bf16, read when a plan is made, allows
+ * no more than the one it names. */
 LOAM_API const char *loam_cpu_features(void);
 LOAM_API int loam_max_threads(void);
 

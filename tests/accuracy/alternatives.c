@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-#define _POSIX_C_SOURCE 200809L
 #include "tests/accuracy/alternatives.h"
 
 #include "tests/accuracy/block_cg.h"
+#include "tests/accuracy/processor_time.h"
 #include "tests/support/memory.h"
 
 #include <cblas.h>
@@ -10,17 +10,9 @@
 #include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
-#include <time.h>
 
 const char *const alternative_names[ALTERNATIVES] = { "CG",       "CG, shared", "Gram f32",
                                                       "dual f32", "Gram f64",   "dual f64" };
-
-double processor_seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 #define REAL float
 #define NAME(name) f32_##name

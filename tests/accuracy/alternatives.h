@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * What a row costs and how exact it is with other solvers, by way of BLAS: conjugate gradients for all rows at once, Gram
- * matrices and the dual form for one row after another. */
+ * What a row costs and how exact it is with other solvers, by way of BLAS: conjugate gradients
+ * for all rows at once, Gram matrices and the dual form for one row after another. */
 #ifndef TESTS_ACCURACY_ALTERNATIVES_H
 #define TESTS_ACCURACY_ALTERNATIVES_H
 
@@ -16,7 +16,8 @@ typedef struct alternative_cost {
     int steps;
 } alternative_cost;
 
-/* o [len_q][dim] of Local Linear Attention, scores and all in the precision of the method. All rows see all keys. */
+/* o [len_q][dim] of Local Linear Attention, scores and all
+ * in the precision of the method. All rows see all keys. */
 alternative_cost alternative_run(alternative which, const sample *s, double ridge, double *o);
 
 #endif

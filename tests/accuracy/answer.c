@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-#define _POSIX_C_SOURCE 200809L
 #include "tests/accuracy/answer.h"
 
 #include "cli/device_set.h"
+#include "tests/accuracy/processor_time.h"
 #include "tests/support/element.h"
 #include "tests/support/kernels.h"
 #include "tests/support/memory.h"
@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 const char *const part_names[PARTS] = { "o", "dq", "dk", "dv", "dprobe", "dridge", "dscale" };
 
@@ -151,13 +150,6 @@ static loam_plan *plan_of(const sample *s, const question *ask, loam_pass pass)
     loam_error error;
     if (loam_plan_create(&plan, &p, &error)) fail(&error);
     return plan;
-}
-
-static double processor_seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 /* Pointers of the arguments become the device's. */

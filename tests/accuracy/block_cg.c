@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * Panels are [d or n][rows], as in the library, and every product is an sgemm. No acceptance, no early end: a row stops at
- * a residual of STOP, or all do after MOST steps.
+ * Panels are [d or n][rows], as in the library, and every product is an sgemm. No
+ * acceptance, no early end: a row stops at a residual of STOP, or all do after MOST steps.
  */
 #include "tests/accuracy/block_cg.h"
 
+#include "tests/accuracy/processor_time.h"
 #include "tests/support/memory.h"
 
 #include <cblas.h>

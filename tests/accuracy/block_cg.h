@@ -10,6 +10,4 @@
 /* shared: preconditioned by the mean of the rows' matrices, one Cholesky factor for all. */
 alternative_cost block_cg_run(const sample *s, double ridge, bool shared, double *o);
 
-double processor_seconds(void);
-
 #endif

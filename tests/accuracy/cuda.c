@@ -112,8 +112,8 @@ static int one_table(const char *isa, loam_dtype dtype)
     table *t = table_begin("data|mechanism|o|dq|dk|dv|dprobe|dridge|dscale|verdict");
     int beyond = 0;
     printf(
-        "local_*_%s, %s, causal, worst of n in {64, 496, 512, 1024, 4096} (of the last two: %d queries) and d in "
-        "{64, 128}, bounds in brackets; seed %d\n\n",
+        "local_*_%s, %s, causal, worst of n in {64, 496, 512, 1024, 4096} (of the last two: %d queries) and "
+        "d in {64, 128}, bounds in brackets; seed %d\n\n",
         isa, dtype == LOAM_F32 ? "float32" : "bfloat16", LONG_QUERIES, SEED);
     for (int kind = 0; kind < KINDS; kind++)
         for (int v = 0; v < VARIANTS; v++)

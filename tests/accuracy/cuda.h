@@ -3,8 +3,8 @@
 #ifndef TESTS_ACCURACY_CUDA_H
 #define TESTS_ACCURACY_CUDA_H
 
-/* Prints tables, of the rows for one instruction set ("hopper") or of all (NULL); 0: all within their bounds, 1: some beyond,
- * 77: no such row can run here. */
+/* Prints tables, of the rows for one instruction set ("hopper") or of all (NULL);
+ * 0: all within their bounds, 1: some beyond, 77: no such row can run here. */
 int cuda_run(const char *isa);
 
 #endif

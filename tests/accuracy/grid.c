@@ -89,7 +89,8 @@ static void compare_case(results *r, int v, int type, int n, const sample *s, co
     answer_free(&got);
 }
 
-/* All queries, or as many at the end as `pairs` allows for: the reference takes d^2 / 2 steps for each pair. */
+/* All queries, or as many at the end as `pairs` allows
+ * for: the reference takes d^2 / 2 steps for each pair. */
 static int64_t queries_of(int64_t n, int64_t d, double pairs)
 {
     const int64_t some = (int64_t)(pairs / (double)(n * d * d));

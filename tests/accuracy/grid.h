@@ -5,8 +5,9 @@
 
 #include <stdbool.h>
 
-/* Prints the tables; the number of cases beyond their bounds. Of long samples the last queries are taken: few, on
- * the slower instruction sets in float32 only, or (full) many, n = 4096 on the fastest instruction set only. */
+/* Prints the tables; the number of cases beyond their bounds. Of long samples
+ * the last queries are taken: few, on the slower instruction sets in float32
+ * only, or (full) many, n = 4096 on the fastest instruction set only. */
 int grid_run(bool full);
 
 #endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Each line: the error of the kernels against float64, and the floor (floor.h), the error of the best that a kernel with
- * float32 numbers can do. Where a bound is near the floor or below it, a multiple of the floor takes its place.
+ * Each line: the error of the kernels against float64, and the floor (floor.h),
+ * the error of the best that a kernel with float32 numbers can do. Where a
+ * bound is near the floor or below it, a multiple of the floor takes its place.
  */
 #include "tests/accuracy/hostile.h"
 
@@ -17,8 +18,8 @@
 
 enum { TOKENS = 200, DIM = 64, SEED = 23 };
 
-/* Scores of N(0, 1) data are within this of their middle. A score is off by its size times 2^-24, and so are the
- * weights: gradients of steeper data may be further off in proportion. */
+/* Scores of N(0, 1) data are within this of their middle. A score is off by its size times
+ * 2^-24, and so are the weights: gradients of steeper data may be further off in proportion. */
 #define USUAL_SCORE 4.0
 
 /* So many floors may lie between float32 and float64: sums round too, not only what they are made of. */

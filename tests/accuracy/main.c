@@ -13,12 +13,13 @@ static int usage(void)
 {
     fprintf(
         stderr,
-        "usage: loam-accuracy [--full | --hostile | --hostile-bf16 | --cuda [ISA] | --survey | --solvers [DATA]]\n"
+        "usage: loam-accuracy [--full | --hostile | --hostile-bf16 | --cuda [ISA] | --survey |\n"
+        "                      --solvers [DATA]]\n"
         "  (nothing)  the accuracy table on N(0, 1), a part of it; fails beyond the bounds\n"
         "  --full     the same with more queries of long sequences: a quarter of an hour\n"
         "  --hostile  other data and ridges down to 0; fails beyond the bounds\n"
         "  --hostile-bf16  the same in bfloat16, ridges down to 1e-3\n"
-        "  --cuda     the rows of CUDA (of ISA alone, as hopper), on many kinds of data; fails beyond the bounds\n"
+        "  --cuda     CUDA rows (of ISA alone, as hopper), on many kinds of data; fails beyond the bounds\n"
         "  --survey   which solver rows take, iterations, errors, time\n"
         "  --solvers  error and time of a row, against plain solvers; DATA: normal, unit, ..\n");
     return 2;

@@ -5,8 +5,8 @@
 
 #include <math.h>
 
-/* Root of the sum over queries of (q_i . dq_i / scale)^2: of what dscale is the sum (softmax, Parallax), or close
- * to it (LLA, whose dq also has the adjoint in it). */
+/* Root of the sum over queries of (q_i . dq_i / scale)^2: of what dscale is the sum
+ * (softmax, Parallax), or close to it (LLA, whose dq also has the adjoint in it). */
 static double scale_rows(const sample *s, const answer *want)
 {
     double sum = 0;

@@ -14,9 +14,9 @@ typedef struct distance {
     int64_t at;   /* that row */
 } distance;
 
-/* Rows (and arrays) that are 0 but for rounding are measured against a tenth of the mean row (and grad_o), rows of
- * dridge against the mean row, and dscale, one number in which all rows cancel, against the root of the sum of their
- * squares. */
+/* Rows (and arrays) that are 0 but for rounding are measured against a tenth of the
+ * mean row (and grad_o), rows of dridge against the mean row, and dscale, one
+ * number in which all rows cancel, against the root of the sum of their squares. */
 distance measure(const sample *s, const answer *want, const answer *got, part which);
 /* The largest of the gradients. *which: where it is. */
 distance measure_gradients(const sample *s, const answer *want, const answer *got, part *which);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Times are processor time of one thread, the least of some runs: ratios then mean something on a busy machine too.
+ * Times are processor time of one thread, the least of some
+ * runs: ratios then mean something on a busy machine too.
  */
 #include "tests/accuracy/solvers.h"
 
@@ -101,10 +102,9 @@ int solvers_survey(void)
                                          SAMPLE_SHIFT_4, SAMPLE_SELF, SAMPLE_ROPE };
     static const double ridges[] = { 1, 0.1, 0.01, 1e-3 };
     static const int64_t lengths[] = { 64, 512, 4096 }, dims[] = { 64, 128 };
-    printf(
-        "The last %d queries of n tokens, causal, float32 on the fastest instruction set; seed %d. Rows solved by "
-        "conjugate gradients / dual / Gram; iterations and row errors: median, largest.\n\n",
-        ROWS, SEED);
+    printf("The last %d queries of n tokens, causal, float32 on the fastest instruction set; seed %d. Rows "
+           "solved by conjugate gradients / dual / Gram; iterations and row errors: median, largest.\n\n",
+           ROWS, SEED);
     for (int d = 0; d < 2; d++) {
         table *t = table_begin("data|ridge|n|d|cg / dual / gram|iterations|error of o|time / softmax");
         for (int kind = 0; kind < 6; kind++) {
@@ -171,8 +171,8 @@ int solvers_compare(const char *data)
     static const double ridges[] = { 1, 0.1, 0.01, 1e-3 };
     static const int64_t lengths[] = { 64, 512, 4096 }, dims[] = { 32, 64, 128 };
     printf(
-        "%d queries that all see n keys, one thread: microseconds of processor time per row, largest error of a row of "
-        "o; of conjugate gradients also the steps; seed %d\n\n",
+        "%d queries that all see n keys, one thread: microseconds of processor time per row, largest error "
+        "of a row of o; of conjugate gradients also the steps; seed %d\n\n",
         ROWS, SEED);
     for (int kind = 0; kind < 5; kind++) {
         if (strcmp(data, "all") != 0 && strcmp(data, sample_kind_name(kinds[kind])) != 0) continue;

@@ -10,7 +10,8 @@ typedef struct table {
     char text[TABLE_CELLS][TABLE_CELL];
 } table;
 
-/* head: the names of the columns, "|" between them. The table is on the heap: table_end prints and frees it. */
+/* head: the names of the columns, "|" between them. The
+ * table is on the heap: table_end prints and frees it. */
 table *table_begin(const char *head);
 void table_cell(table *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void table_end(table *t);

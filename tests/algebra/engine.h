@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Properties are tried on the float64 reference at a small size and on the kernel that the library chooses for
- * float32 at full size. */
+ * Properties are tried on the float64 reference at a small size and
+ * on the kernel that the library chooses for float32 at full size. */
 #ifndef TESTS_ALGEBRA_ENGINE_H
 #define TESTS_ALGEBRA_ENGINE_H
 

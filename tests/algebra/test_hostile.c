@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Singular systems, data at the edge of what numbers can hold, and gradients of very small and large losses. */
+ * Singular systems, data at the edge of what numbers can
+ * hold, and gradients of very small and large losses. */
 #include "tests/algebra/engine.h"
 #include "tests/support/compare.h"
 #include "tests/support/expect.h"
@@ -90,8 +91,8 @@ static void nothing_is_nan_on_finite_inputs(void **state)
     }
 }
 
-/* Scores beyond what float32 holds are cut, by the rows in float64 too (LLA): two keys with products of 1e38 and
- * more have the same weight, and lse is that of the cut. */
+/* Scores beyond what float32 holds are cut, by the rows in float64 too (LLA): two keys
+ * with products of 1e38 and more have the same weight, and lse is that of the cut. */
 static void huge_scores_are_cut_in_float64_rows(void **state)
 {
     (void)state;

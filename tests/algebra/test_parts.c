@@ -28,7 +28,7 @@ static void take_token(values *to, const values *v, slot which, int64_t from)
     const shape a = slot_shape(v, which);
     for (int64_t b = 0; b < a.batch; b++) {
         for (int64_t h = 0; h < a.heads; h++) {
-            memcpy(values_at(to, which, b, h, 0), values_at(v, which, b, h, from),
+            memcpy(slot_at(to, which, b, h, 0), slot_at(v, which, b, h, from),
                    (size_t)a.channels * sizeof(double));
         }
     }
@@ -201,7 +201,7 @@ static void take_tokens(values *to, const values *v, slot which, int64_t first, 
 {
     const shape a = slot_shape(v, which);
     for (int64_t h = 0; h < a.heads && count > 0; h++) {
-        memcpy(values_at(to, which, 0, h, 0), values_at(v, which, 0, h, first),
+        memcpy(slot_at(to, which, 0, h, 0), slot_at(v, which, 0, h, first),
                (size_t)(count * a.channels) * sizeof(double));
     }
 }
@@ -234,7 +234,7 @@ static void check_sequence(const values *packed, int64_t b)
         const shape a = alone.x[which] ? slot_shape(&alone, which) : (shape){ 0, 0, 0, 0 };
         for (int64_t h = 0; h < a.heads && a.tokens > 0; h++) {
             expect_same_rows("sequence of a pack", &alone, which, h * a.tokens,
-                             values_at(packed, which, 0, h, i < 6 ? q.q0 : q.k0), a.tokens);
+                             slot_at(packed, which, 0, h, i < 6 ? q.q0 : q.k0), a.tokens);
         }
     }
     values_free(&alone);

@@ -146,12 +146,11 @@ static void check_causal_backward(const engine *e, loam_mechanism mechanism)
     s.heads_q = 1;
     const int64_t first = s.len_q / 2 + 1;
     values v = values_make(&s);
-    memset(values_at(&v, SLOT_GRAD_O, 0, 0, first), 0,
-           (size_t)((s.len_q - first) * s.dim_v) * sizeof(double));
+    memset(slot_at(&v, SLOT_GRAD_O, 0, 0, first), 0, (size_t)((s.len_q - first) * s.dim_v) * sizeof(double));
     expect_run(&v);
     const slot gradients[] = { SLOT_GRAD_K, SLOT_GRAD_V, SLOT_GRAD_Q };
     for (int i = 0; i < 3; i++) {
-        const double *x = values_at(&v, gradients[i], 0, 0, first);
+        const double *x = slot_at(&v, gradients[i], 0, 0, first);
         for (int64_t c = 0; c < (s.len_q - first) * slot_shape(&v, gradients[i]).channels; c++) {
             if (x[c] != 0) {
                 fail_msg("%s, mechanism %d: %s of a future token is %.9g", e->name, mechanism,

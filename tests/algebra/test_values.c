@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * How the output depends on the values: linearly, keeping constants and, as the ridge goes to 0, affine maps. */
+ * How the output depends on the values: linearly, keeping
+ * constants and, as the ridge goes to 0, affine maps. */
 #include "tests/algebra/engine.h"
 #include "tests/support/expect.h"
 #include "tests/support/memory.h"

@@ -94,7 +94,8 @@ grep -q '^before$' page.md && grep -q '^after$' page.md || fail "text beside the
 grep -q '^| soft-a | fast | 1.500 | 1.000 to 2.000 | 50.2 | 1.50 | 62 | 1.00 |  | 1.5e-06 |$' page.md ||
     fail "the row of soft-a is not as expected: $(grep soft-a page.md)"
 grep -q '^| soft-a | other | 3.000 |' page.md || fail "the second file is not read by its own header"
-grep -q '^| soft-a | 1.500 | 3.000 | 25.0 | 0.75 | 2.00 |$' page.md || fail "the comparison is not as expected"
+grep -q '^| soft-a | 1.500 | 3.000 | 25.0 | 0.75 | 2.00 |$' page.md ||
+    fail "the comparison is not as expected"
 grep -q '^| one.csv | CPU, avx2 | 2 | gcc | abc | today | 100 | 20.0 | 30.0 |$' page.md || fail "no machine"
 order=$(grep -o '^| soft-[ab] | [a-z][a-z]*' page.md | tr -d '|\n')
 [ "$order" = ' soft-a  fast soft-a  other soft-b  fast' ] || fail "the rows are, in order:$order"

@@ -226,7 +226,8 @@ static void mesa_counts_what_each_row_did(void **state)
     assert_true(bench_bytes(&p) == 4 * 12 * (64 + 2 * 32 + 2 + 2 * 96 * 64));
 }
 
-/* The scores of FoX cost no product, those of PaTH two, or six, transitions of 64 tokens for each tile of pairs. */
+/* The scores of FoX cost no product, those of PaTH two, or
+ * six, transitions of 64 tokens for each tile of pairs. */
 static void scores_count(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * cli/bench/error.c: the sample is the same problem as the whole, and a wrong element is seen. The whole is run in
- * float64 by the reference, so that nothing but rounding may differ. */
+ * cli/bench/error.c: the sample is the same problem as the whole, and a wrong element is seen.
+ * The whole is run in float64 by the reference, so that nothing but rounding may differ. */
 #include "cli/bench/error.h"
 #include "cli/bench/measure.h"
 
@@ -199,7 +199,8 @@ static void types_are_read(void **state)
         }
 }
 
-/* layout=bthd is (B, T, H, D), for the rows that the program looks up and for the views that the library gets. */
+/* layout=bthd is (B, T, H, D), for the rows that the program
+ * looks up and for the views that the library gets. */
 static void layouts_are_as_named(void **state)
 {
     (void)state;

@@ -189,7 +189,8 @@ static void printed_shapes_read_back(void **state)
     bench_shapes_free(&after);
 }
 
-/* Every mechanism of the library is among the shapes built in, in each pass; those that run by default are local. */
+/* Every mechanism of the library is among the shapes built
+ * in, in each pass; those that run by default are local. */
 static void every_mechanism_has_shapes(void **state)
 {
     (void)state;

@@ -32,8 +32,8 @@ static double ridge_condition(const values *v, const direct_row *d, int64_t b, i
     return least > 0 ? 1 + d->trace / (double)v->spec.dim_qk / least : 1;
 }
 
-/* With a sink a shift of all scores is not the same, and what is added up for a score counts: for the RBF score
- * scale/2 (|q| + |k|)^2, where |q| is at most |q - k| + |k|. */
+/* With a sink a shift of all scores is not the same, and what is added up for a score
+ * counts: for the RBF score scale/2 (|q| + |k|)^2, where |q| is at most |q - k| + |k|. */
 static double score_terms(const spec *s, double score, double key)
 {
     const double scale = s->scale != 0 ? fabs(s->scale) : 1 / sqrt((double)s->dim_qk);
@@ -52,7 +52,7 @@ static void seen_keys(condition *x, row_condition *row, const values *v, const d
     for (int64_t j = 0; j < d->keys; j++) {
         if (!(d->score[j] > -HUGE_VAL)) continue;
         const double *k = d->key + j * s->dim_qk;
-        const double *value_j = values_at(v, SLOT_V, q.batch, kv, q.k0 + j);
+        const double *value_j = slot_at(v, SLOT_V, q.batch, kv, q.k0 + j);
         if (s->sink) row->score = fmax(row->score, score_terms(s, d->score[j], compare_norm(k, s->dim_qk)));
         double u = 0;
         for (int64_t c = 0; rho && c < s->dim_qk; c++)
@@ -90,11 +90,11 @@ static void one_row(condition *x, const values *v, direct_row *d, const double *
     x->worst = fmax(x->worst, row->factor);
     x->slope_of_fit = fmax(x->slope_of_fit, row->root);
     x->probe = fmax(x->probe, rho ? compare_norm(rho, s->dim_qk) : 0);
-    const double *query = values_at(v, SLOT_Q, q.batch, h, q.q0 + i);
+    const double *query = slot_at(v, SLOT_Q, q.batch, h, q.q0 + i);
     x->query = fmax(x->query, s->score == LOAM_RBF ? norm_about(query, d->kbar, s->dim_qk) + x->key
                                                    : compare_norm(query, s->dim_qk));
     if (v->x[SLOT_GRAD_O])
-        x->grad_o = fmax(x->grad_o, compare_norm(values_at(v, SLOT_GRAD_O, q.batch, h, q.q0 + i), s->dim_v));
+        x->grad_o = fmax(x->grad_o, compare_norm(slot_at(v, SLOT_GRAD_O, q.batch, h, q.q0 + i), s->dim_v));
 }
 
 condition condition_of(const values *v, const double *rho)

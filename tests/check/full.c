@@ -23,8 +23,8 @@ static spec base(const loam_kernel_info *row, int mechanism, int64_t queries, in
     return s;
 }
 
-/* Keys of length 1 where a rule takes back what the state says of them; gates and strengths of every kind in the last, among them decays of
- * a head that last for thousands of tokens. */
+/* Keys of length 1 where a rule takes back what the state says of them; gates and strengths of
+ * every kind in the last, among them decays of a head that last for thousands of tokens. */
 static int recurrent_specs(const loam_kernel_info *row, int mechanism, spec *cases)
 {
     static const int64_t lengths[] = { 1, 63, 65, 4095, 4096 };

@@ -5,8 +5,8 @@
 
 #include "tests/support/values.h"
 
-/* Case `number` of a seed; budget: about the multiplications that the reference may take (a tenth of the cases: 15 times
- * as many). */
+/* Case `number` of a seed; budget: about the multiplications that the
+ * reference may take (a tenth of the cases: 15 times as many). */
 spec generate_spec(const loam_kernel_info *row, uint64_t seed, uint64_t number, double budget);
 
 #endif

@@ -4,10 +4,11 @@
  *
  *     a = base * factor * max(|row|, floor) + memory * |row| + grain
  *
- * base: relative error of float32 on N(0, 1) data; factor: how much harder the row is (condition.h); floor:
- * part of what is added up to make the row, below which cancellation decides; memory: rounding to 16 bits,
- * of the result and, for bfloat16, of what is multiplied on the way; grain: the smallest float16. CUDA kernels compute with
- * 16-bit operands: there the base is what they promise of 16-bit types, and on float32 the same as on the CPU. */
+ * base: relative error of float32 on N(0, 1) data; factor: how much harder the row is
+ * (condition.h); floor: part of what is added up to make the row, below which cancellation
+ * decides; memory: rounding to 16 bits, of the result and, for bfloat16, of what is multiplied
+ * on the way; grain: the smallest float16. CUDA kernels compute with 16-bit operands: there
+ * the base is what they promise of 16-bit types, and on float32 the same as on the CPU. */
 #include "tests/check/judge.h"
 
 #include "tests/check/condition.h"
@@ -29,7 +30,8 @@ typedef struct allowance {
     double base, memory, grain;
 } allowance;
 
-/* What kernels with 16-bit operands promise of N(0, 1) data. Smaller ridges than 0.1 come in by the factor of the row. */
+/* What kernels with 16-bit operands promise of N(0, 1) data.
+ * Smaller ridges than 0.1 come in by the factor of the row. */
 static double promised_of_halves(const spec *s, slot which)
 {
     const double half = s->dtype == LOAM_F16 ? 0.5 : 1;
@@ -55,7 +57,8 @@ static allowance allowance_of(const spec *s, slot which)
         a.base = 1e-13;
     } else if (!stored &&
                ((lla && which != SLOT_LSE && s->dtype != LOAM_F32) || (gradient && s->dtype == LOAM_BF16))) {
-        /* the solver stops where the 16-bit outputs are good enough; kernels may round to bfloat16 on the way */
+        /* the solver stops where the 16-bit outputs are good
+         * enough; kernels may round to bfloat16 on the way */
         a.base = (gradient ? 2 : 1) * (s->dtype == LOAM_BF16 ? 4e-3 : 1e-3);
     } else if (stored && s->dtype == LOAM_BF16) {
         a.memory = gradient ? 8e-3 : 4e-3;
@@ -205,9 +208,9 @@ static void judge_finite(const values *got, verdict *out)
     }
 }
 
-/* What kernels promise of the recurrent family: relative, Frobenius, twice that of parameters of the recurrence. Where keys are alike a
- * delta rule takes back with every token what the one before wrote: of the terms of a chunk of 64 little is left, and 16-bit operands
- * lose up to sqrt(64) / 2 times as much. */
+/* What kernels promise of the recurrent family: relative, Frobenius, twice that of parameters of the
+ * recurrence. Where keys are alike a delta rule takes back with every token what the one before wrote: of
+ * the terms of a chunk of 64 little is left, and 16-bit operands lose up to sqrt(64) / 2 times as much. */
 static double promised_of_recurrences(const spec *s, slot which)
 {
     const int gradient = which >= SLOT_GRAD_Q && which != SLOT_STATE_OUT;
@@ -235,9 +238,10 @@ static double memory_of_heads(const values *v)
     return most;
 }
 
-/* How large what is added up may be where it cancels. Gradients through a mean are differences, of one value they are 0; that of the
- * scale is one sum of q . grad_q / scale over all tokens, in which errors of grad_q of any direction add up, and that of a decay of
- * the head has such terms from as many tokens as the state remembers. Rows that are alike err alike: their errors add up as such. */
+/* How large what is added up may be where it cancels. Gradients through a mean are differences, of
+ * one value they are 0; that of the scale is one sum of q . grad_q / scale over all tokens, in which
+ * errors of grad_q of any direction add up, and that of a decay of the head has such terms from as
+ * many tokens as the state remembers. Rows that are alike err alike: their errors add up as such. */
 static double cancelling(const values *want, slot which)
 {
     const spec *s = &want->spec;

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * loam-check [-k PATTERN] [-n CASES] [--seed SEED] [--budget B] [--case TEXT] [--against ROW] [--rows NAMES] [--list] [-v]
+ * loam-check [-k PATTERN] [-n CASES] [--seed SEED] [--budget B]
+ * [--case TEXT] [--against ROW] [--rows NAMES] [--list] [-v]
  *
- * Runs every row of the registry on random cases against the float64 reference, or against another row within the
- * same bounds. A failure prints the command that repeats it. --list names the rows of PATTERN that this machine can run
- * instead. Exit status: 0 all is well, 1 something is not, 2 bad usage, 77 no row to run here. */
+ * Runs every row of the registry on random cases against the float64 reference, or
+ * against another row within the same bounds. A failure prints the command that
+ * repeats it. --list names the rows of PATTERN that this machine can run instead. Exit
+ * status: 0 all is well, 1 something is not, 2 bad usage, 77 no row to run here. */
 #define _POSIX_C_SOURCE 200809L
 #include "tests/check/condition.h"
 #include "tests/check/full.h"

@@ -16,7 +16,8 @@ typedef struct outcome {
 int program_setup(void **state);
 int program_teardown(void **state);
 
-/* `loam ARGUMENTS` by sh. $LOAM is the program, that of the build unless it is set, $DATA the directory of fixtures, $IN inputs.safetensors. */
+/* `loam ARGUMENTS` by sh. $LOAM is the program, that of the build unless
+ * it is set, $DATA the directory of fixtures, $IN inputs.safetensors. */
 outcome run_loam(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Any shell command with the same variables. */
 outcome run_shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -38,7 +39,8 @@ array read_array(const char *path); /* of any file, in its own type */
 void expect_arrays_near(const char *what, const array *got, const array *expected, double tolerance);
 /* The array in `path` is the tensor NAME.PART of the fixture. */
 void expect_tensor(const char *file, const char *path, const char *name, const char *part, double tolerance);
-/* The folder g holds dq, dk, dv, dscale and `gradients`, words apart, as the fixture has them, and nothing else. */
+/* The folder g holds dq, dk, dv, dscale and `gradients`,
+ * words apart, as the fixture has them, and nothing else. */
 void expect_gradients(const char *file, const char *name, const char *gradients, double tolerance);
 
 #endif

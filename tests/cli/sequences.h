@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Every mechanism of `loam attend` on random sequences that are packed, (H,T,D): what the tests of packing and of CUDA share. */
+ * Every mechanism of `loam attend` on random sequences that are
+ * packed, (H,T,D): what the tests of packing and of CUDA share. */
 #ifndef LOAM_TESTS_CLI_SEQUENCES_H
 #define LOAM_TESTS_CLI_SEQUENCES_H
 
@@ -22,9 +23,9 @@ typedef struct attend_case {
 extern const attend_case ATTEND_CASES[];
 extern const int ATTEND_CASE_COUNT;
 
-/* Writes into `directory`, an existing one, the inputs that the cases name: sequences first .. first + count - 1 of s; where
- * `one` is set just sequence `first`, its states without an axis of sequences. cu.npy and cuk.npy have the offsets. The
- * numbers of a token are the same in either. */
+/* Writes into `directory`, an existing one, the inputs that the cases name: sequences first ..
+ * first + count - 1 of s; where `one` is set just sequence `first`, its states without an axis of
+ * sequences. cu.npy and cuk.npy have the offsets. The numbers of a token are the same in either. */
 void save_sequences(const char *directory, const sequences *s, bool one, int64_t first);
 
 /* A vector of int32 or int64, of so many bytes each; io only reads them. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The program on a GPU: every mechanism of `loam attend --backend cuda` gives what the CPU gives, the regression experiment
- * and the benchmark run there. */
+ * The program on a GPU: every mechanism of `loam attend --backend cuda` gives
+ * what the CPU gives, the regression experiment and the benchmark run there. */
 #include "cli/device.h"
 #include "io/error.h"
 #include "io/npy.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * What may be left out of `loam attend`: without an option every mechanism writes, byte for byte, what it writes where the
- * default that --help tells of is given as a file. */
+ * What may be left out of `loam attend`: without an option every mechanism writes, byte
+ * for byte, what it writes where the default that --help tells of is given as a file. */
 #define _XOPEN_SOURCE 700
 #include "io/npy.h"
 #include "loam.h"

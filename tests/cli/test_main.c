@@ -101,7 +101,8 @@ static void list_shows_the_mechanisms(void **state)
     expect_output(&result, "S = a S (I - beta k k^T) + beta v k^T");
 }
 
-/* Every line of a table has two blanks before each of its columns, so that these begin where their heading does. */
+/* Every line of a table has two blanks before each of its
+ * columns, so that these begin where their heading does. */
 static void expect_columns(char *text, const char *const *headings, int rows)
 {
     size_t at[8];

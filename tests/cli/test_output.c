@@ -125,7 +125,8 @@ static void nothing_is_written_over_an_input(void **state)
           "--rho ./ridge.npy would be written over --ridge ridge.npy" },
         { LOAM_QKV "--out o.npy --cu-seqlens ridge.npy --weights ridge.npy",
           "--weights ridge.npy would be written over --cu-seqlens ridge.npy" },
-        { "linear --q long.npy --k long.npy --v long.npy --out o.npy --state-in ridge.npy --state-out ridge.npy",
+        { "linear --q long.npy --k long.npy --v long.npy --out o.npy "
+          "--state-in ridge.npy --state-out ridge.npy",
           "--state-out ridge.npy would be written over --state-in ridge.npy" },
         { LOAM_QKV GRADIENTS "over --ridge over/dridge.npy",
           "--grad-dir over/dridge.npy would be written over --ridge over/dridge.npy" },

@@ -43,7 +43,8 @@ static void save_all(void)
     }
 }
 
-/* What a file of the packed call should hold: the parts one after the other along their tokens, or stacked, or summed. */
+/* What a file of the packed call should hold: the parts one
+ * after the other along their tokens, or stacked, or summed. */
 static array expected_of(const array *parts, const array *like, bool *summed)
 {
     const int64_t tokens = like->rank > 1 ? like->shape[1] : 0;

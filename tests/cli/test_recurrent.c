@@ -74,7 +74,8 @@ static void every_mechanism_matches_numpy(void **state)
     }
 }
 
-/* Tokens first..end-1 of a tensor of $DATA/recurrent.safetensors, of batch 0 and head 0: rank 2, or 1 without channels. */
+/* Tokens first..end-1 of a tensor of $DATA/recurrent.safetensors,
+ * of batch 0 and head 0: rank 2, or 1 without channels. */
 static void save_part(const char *tensor, int64_t first, int64_t end, const char *path)
 {
     array a = fixture("recurrent", tensor), part;
@@ -149,7 +150,8 @@ static void forgetting_everything_is_allowed(void **state)
     array_free(&part);
 }
 
-/* Softmax on what Gated DeltaNet leaves over; its gradients by tests/recurrent, here that they are written. */
+/* Softmax on what Gated DeltaNet leaves over; its gradients
+ * by tests/recurrent, here that they are written. */
 static void interpolation_matches_numpy(void **state)
 {
     (void)state;
@@ -188,8 +190,8 @@ static const bad_case BAD[] = {
     { EXIT_USAGE, "path " BETA, "--w F is needed for path" },
     { EXIT_USAGE, "softmax " BETA, "--beta needs --w for softmax" },
     { EXIT_USAGE, "linear " DECAY,
-      "--log-decay is for softmax, parallax, lla, retention, ssd, gla, gated-delta, kda, mesa, fox and path, not "
-      "for linear" },
+      "--log-decay is for softmax, parallax, lla, retention, ssd, gla, gated-delta, kda, mesa, fox and path, "
+      "not for linear" },
     { EXIT_USAGE, "delta " DECAY BETA, "fox and path, not for delta" },
     { EXIT_USAGE, "interpolation --linear linear " BETA, "fox and path, not for interpolation" },
     { EXIT_USAGE, "gla " DECAY BETA,

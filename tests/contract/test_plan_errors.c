@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Every problem that loam_plan_create refuses: the status, and a text that names the argument and the value. */
+ * Every problem that loam_plan_create refuses: the status,
+ * and a text that names the argument and the value. */
 #include "loam.h"
 
 #include <math.h>

@@ -21,7 +21,8 @@ typedef struct scene {
     loam_plan *plan;
 } scene;
 
-/* Longer than a tile, several heads, most options: bfloat16 but for number 0. Number 2, of softmax: keys that are turned. */
+/* Longer than a tile, several heads, most options: bfloat16 but
+ * for number 0. Number 2, of softmax: keys that are turned. */
 spec scene_spec(loam_mechanism mechanism, loam_pass pass, int number);
 /* A backward scene has run its forward. */
 void scene_make(scene *x, const spec *s);

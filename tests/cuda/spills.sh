@@ -27,7 +27,8 @@ cat $logs | awk -v list="$list" '
             may_stack = stack[i]; may_spill = spill[i]; break
         }
         if (uses > may_stack || spills > may_spill) {
-            printf "%s: %d bytes of stack, %d of spill stores; allowed %d and %d\n", kernel, uses, spills, may_stack, may_spill
+            printf "%s: %d bytes of stack, %d of spill stores; allowed %d and %d\n",
+                kernel, uses, spills, may_stack, may_spill
             bad = 1
         }
     }

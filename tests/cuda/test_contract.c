@@ -86,7 +86,8 @@ static void missing_pointers_are_refused(void **state)
     scene_free(&x);
 }
 
-/* Values on the device are the caller's promise; a length that lies reads and writes nothing outside the arrays. */
+/* Values on the device are the caller's promise; a length
+ * that lies reads and writes nothing outside the arrays. */
 static void lengths_are_held_within_the_arrays(void **state)
 {
     (void)state;

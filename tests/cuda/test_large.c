@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Arrays of more than 2^31 elements: offsets are 64 bits wide. Small problems whose batch, head or token stride is huge, and
- * one problem that has that many elements. */
+ * Arrays of more than 2^31 elements: offsets are 64 bits wide. Small problems whose
+ * batch, head or token stride is huge, and one problem that has that many elements. */
 #include "tests/cuda/scene.h"
 
 #include "cli/device.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * What a caller on a GPU relies on: runs can be captured into a graph and replayed, go to the stream they are given,
- * side by side with others, and give the same bits every time. */
+ * What a caller on a GPU relies on: runs can be captured into a graph and replayed, go to
+ * the stream they are given, side by side with others, and give the same bits every time. */
 #include "tests/cuda/scene.h"
 
 #include "cli/device.h"

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Rotary positions on a GPU are those of the CPU: every type and layout, part of the channels, positions, views, in place. */
+ * Rotary positions on a GPU are those of the CPU: every type and
+ * layout, part of the channels, positions, views, in place. */
 #include "cli/device.h"
 #include "tests/cuda/scene.h"
 #include "tests/support/element.h"

@@ -187,7 +187,8 @@ static void wrong_options(void **state)
 
 #define SMOOTH "experiment smooth --d 2 --length 128 --sequences 12"
 
-/* A bent function seen through noise: a local line beats a local constant, which beats linear maps of any kind. */
+/* A bent function seen through noise: a local line beats a
+ * local constant, which beats linear maps of any kind. */
 static void a_smooth_map(void **state)
 {
     (void)state;

@@ -73,7 +73,8 @@ static void test_truth(void **state)
             }
         }
     }
-    /* Places of one map hang together: the standard error is that of DRAWS * DIM independent ones, at most sqrt(2). */
+    /* Places of one map hang together: the standard error is
+     * that of DRAWS * DIM independent ones, at most sqrt(2). */
     assert_true(fabs(excess) < 5 * sqrt(2.0 / (DRAWS * DIM)));
     assert_true(fabs(other) < 5 / sqrt(DRAWS * DIM));
 }

@@ -49,7 +49,8 @@ def main():
     a, b = tensor("F32", [2, 2], 0, 16), tensor("F64", [], 16, 24)
     save("safetensors", "two", safetensors({"a": a, "b": b}, floats))
     save("safetensors", "metadata", safetensors({"__metadata__": {"k": "v"}, "a": a, "b": b}, floats))
-    save("safetensors", "bf16", safetensors({"a": tensor("BF16", [4], 0, 8), "b": tensor("F16", [8], 8, 24)}, floats))
+    halves = {"a": tensor("BF16", [4], 0, 8), "b": tensor("F16", [8], 8, 24)}
+    save("safetensors", "bf16", safetensors(halves, floats))
     save("safetensors", "gap", safetensors({"a": a}, floats))
     save("safetensors", "overlap", safetensors({"a": a, "b": tensor("F64", [2], 8, 24)}, floats))
     save("safetensors", "beyond", safetensors({"a": tensor("F32", [6], 0, 28)}, floats))

@@ -6,8 +6,8 @@ set -eu
 layers=$1
 tree=$(mktemp -d "${TMPDIR:-/tmp}/loam-layers.XXXXXX")
 trap 'rm -rf "$tree"' EXIT
-for room in include src/base src/exact src/simd src/gpu src/local/reference src/local/cpu src/local/cuda src/local/hopper src/recurrent/reference \
-    src/core io cli/attend cli/bench tests/simd bench; do
+for room in include src/base src/exact src/simd src/gpu src/local/reference src/local/cpu src/local/cuda \
+    src/local/hopper src/recurrent/reference src/core io cli/attend cli/bench tests/simd bench; do
     mkdir -p "$tree/$room"
 done
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * A case of PaTH scores: dense arrays of all that a pass reads and writes, as double and in the types of the library. */
+ * A case of PaTH scores: dense arrays of all that a pass reads
+ * and writes, as double and in the types of the library. */
 #ifndef TESTS_PATH_SCENE_H
 #define TESTS_PATH_SCENE_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * PaTH scores: the reference against the matrices written out, central differences and identities; the CPU rows against
- * the reference. */
+ * PaTH scores: the reference against the matrices written out, central
+ * differences and identities; the CPU rows against the reference. */
 #include "tests/path/scene.h"
 
 #include "tests/support/kernels.h"

@@ -94,8 +94,8 @@ values part_of(const values *v, int64_t first, int64_t count)
         const int64_t skip = of_tokens(v, (slot)which) ? first : 0;
         for (int64_t n = 0; n < to.batch * to.heads; n++) {
             if (to.tokens > 0) {
-                memcpy(values_at(&part, (slot)which, n / to.heads, n % to.heads, 0),
-                       values_at(v, (slot)which, n / to.heads, n % to.heads, skip),
+                memcpy(slot_at(&part, (slot)which, n / to.heads, n % to.heads, 0),
+                       slot_at(v, (slot)which, n / to.heads, n % to.heads, skip),
                        (size_t)(to.tokens * to.channels) * sizeof(double));
             }
         }
@@ -175,8 +175,7 @@ static values part_alone(const values *packed, int64_t b)
         const int states = which == SLOT_STATE_IN || which == SLOT_GRAD_STATE_OUT;
         for (int64_t h = 0; h < to.heads && to.tokens > 0; h++) {
             const int64_t skip = states || from.tokens == 1 ? 0 : q.q0;
-            memcpy(values_at(&one, (slot)which, 0, h, 0),
-                   values_at(packed, (slot)which, states ? b : 0, h, skip),
+            memcpy(slot_at(&one, (slot)which, 0, h, 0), slot_at(packed, (slot)which, states ? b : 0, h, skip),
                    (size_t)(to.tokens * to.channels) * sizeof(double));
         }
     }

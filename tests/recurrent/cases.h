@@ -19,13 +19,14 @@ values part_of(const values *v, int64_t first, int64_t count);
 void expect_part(const char *what, const values *v, const values *part, slot which, int64_t first);
 /* The state `output` of one becomes `input` of another. */
 void carry(values *to, slot input, const values *from, slot output);
-/* `whole`, which was run forward or backward, has the bits of two calls that part at token `at`, the state carried from the first
- * to the second, and backward its gradient from the second to the first. */
+/* `whole`, which was run forward or backward, has the bits of two calls that part at token `at`, the
+ * state carried from the first to the second, and backward its gradient from the second to the first. */
 void expect_split(const values *whole, int64_t at);
 /* Each sequence of a packed case has the bits, rows and states, that it has by itself. */
 void expect_separate(const spec *s);
 
-/* Where rows are tried: on the CPU and, where there is one, on a GPU, in float32 and with what its tiles are made for. */
+/* Where rows are tried: on the CPU and, where there is one, on
+ * a GPU, in float32 and with what its tiles are made for. */
 typedef struct test_place {
     const char *name;
     loam_backend backend;

@@ -85,7 +85,8 @@ static int last_by_chunks(void)
                : LOAM_KDA;
 }
 
-/* States of float32 carry a sequence over the edge of a chunk as if it were not there, and their gradients back. */
+/* States of float32 carry a sequence over the edge of a chunk
+ * as if it were not there, and their gradients back. */
 static void split_at_chunks(void **state)
 {
     (void)state;
@@ -172,8 +173,8 @@ static double work_of(int mechanism, int pass, int64_t len, loam_backend backend
     return bytes;
 }
 
-/* Forward: a few states. Backward: two gradients of all tokens, and states for only the square root of them, or one a
- * chunk of the CPU's. */
+/* Forward: a few states. Backward: two gradients of all tokens, and states
+ * for only the square root of them, or one a chunk of the CPU's. */
 static void workspace(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Every problem and every call of the recurrent family that is refused: the status, a text that names the argument and the
- * value, and nothing written. */
+ * Every problem and every call of the recurrent family that is refused: the
+ * status, a text that names the argument and the value, and nothing written. */
 #include "tests/recurrent/cases.h"
 #include "tests/support/element.h"
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * The interpolation of local attention and a recurrence: against its equation written out with W_i read column by column,
- * central differences of every input, what it becomes in special cases, and itself packed. */
+ * The interpolation of local attention and a recurrence: against its
+ * equation written out with W_i read column by column, central differences
+ * of every input, what it becomes in special cases, and itself packed. */
 #include "tests/support/random.h"
 
 #include "loam.h"
@@ -316,7 +317,8 @@ static void no_map_is_softmax(void **state)
     expect_near(s.o, o, TOKENS * DV, 1e-11);
 }
 
-/* Where kbar is the query itself the map is read at 0. LLA with a small ridge fits the identity map of the keys. */
+/* Where kbar is the query itself the map is read at 0. LLA
+ * with a small ridge fits the identity map of the keys. */
 static void nothing_is_left_over_of_lla(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * What the kernels of float32 owe besides loam-check: a linear backward over twelve decades, MesaNet without forgetting, whose
- * systems are solved in another way, and with keys that leave most directions empty. */
+ * What the kernels of float32 owe besides loam-check: a linear backward over twelve decades, MesaNet without
+ * forgetting, whose systems are solved in another way, and with keys that leave most directions empty. */
 #include "tests/recurrent/cases.h"
 #include "tests/support/compare.h"
 

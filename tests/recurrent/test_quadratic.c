@@ -5,8 +5,8 @@
  *     u_t = beta_t (v_t - [delta rule] (sum_{i<t} <k_t, k_i> u_i + S_0 e^{..} k_t))
  *     o_t = sum_{i<=t} <x_t, k_i> u_i + S_0 e^{..} x_t
  *
- * with x_t = scale q_t, solved by elimination from the explicit sum H_t for MesaNet, and divided by the same with values 1
- * where the read is normalised. */
+ * with x_t = scale q_t, solved by elimination from the explicit sum H_t for
+ * MesaNet, and divided by the same with values 1 where the read is normalised. */
 #include "tests/recurrent/cases.h"
 #include "tests/support/memory.h"
 
@@ -31,10 +31,10 @@ static double log_decay(const head *x, int64_t t, int64_t c)
     switch (spec_recurrence_of(&x->v->spec).gate) {
     case SPEC_NO_GATE: return 0;
     case SPEC_GATE_HEAD: return x->v->x[SLOT_LOG_DECAY][x->h];
-    case SPEC_GATE_TOKEN: return *values_at(x->v, SLOT_LOG_DECAY, x->s.batch, x->h, x->s.q0 + t);
+    case SPEC_GATE_TOKEN: return *slot_at(x->v, SLOT_LOG_DECAY, x->s.batch, x->h, x->s.q0 + t);
     case SPEC_GATE_CHANNEL: break;
     }
-    return values_at(x->v, SLOT_LOG_DECAY, x->s.batch, x->h, x->s.q0 + t)[c];
+    return slot_at(x->v, SLOT_LOG_DECAY, x->s.batch, x->h, x->s.q0 + t)[c];
 }
 
 /* What is left at token t of channel c as it was after token i (-1: at the beginning). */
@@ -48,7 +48,7 @@ static double left(const head *x, int64_t t, int64_t i, int64_t c)
 
 static double beta_of(const head *x, int64_t t)
 {
-    return x->v->x[SLOT_BETA] ? *values_at(x->v, SLOT_BETA, x->s.batch, x->h, x->s.q0 + t) : 1;
+    return x->v->x[SLOT_BETA] ? *slot_at(x->v, SLOT_BETA, x->s.batch, x->h, x->s.q0 + t) : 1;
 }
 
 static double paired(const head *x, const double *a, int64_t t, int64_t i)
@@ -64,7 +64,7 @@ static double from_start(const head *x, const double *a, int64_t t, int64_t r)
 {
     double sum = 0;
     for (int64_t c = 0; x->v->spec.state && c < x->d; c++)
-        sum += values_at(x->v, SLOT_STATE_IN, x->b, x->h, r)[c] * left(x, t, -1, c) * a[c];
+        sum += slot_at(x->v, SLOT_STATE_IN, x->b, x->h, r)[c] * left(x, t, -1, c) * a[c];
     return sum;
 }
 
@@ -129,7 +129,7 @@ static void solve(const head *x, int64_t t, double *q)
             double *a = &A[r * x->d + c];
             *a = r == c ? ridge_at(x->v, x->h, c) : 0;
             if (x->v->spec.state)
-                *a += values_at(x->v, SLOT_STATE_IN, x->b, x->h, x->dv + r)[c] * left(x, t, -1, c);
+                *a += slot_at(x->v, SLOT_STATE_IN, x->b, x->h, x->dv + r)[c] * left(x, t, -1, c);
             for (int64_t i = 0; i <= t; i++)
                 *a += beta_of(x, i) * left(x, t, i, c) * x->k[i * x->d + r] * x->k[i * x->d + c];
         }
@@ -157,10 +157,10 @@ static void one_head(const values *v, int64_t b, int64_t h, double *want)
     x.u = memory_zeroed(len * (size_t)(x.dv + 1), sizeof(double));
     for (int64_t t = 0; t < x.s.len_q; t++) {
         double *q = x.q + t * x.d, *k = x.k + t * x.d;
-        features(s, values_at(v, SLOT_Q, x.s.batch, key_head, x.s.q0 + t), scale_of(s), q);
-        features(s, values_at(v, SLOT_K, x.s.batch, key_head, x.s.q0 + t), 1, k);
+        features(s, slot_at(v, SLOT_Q, x.s.batch, key_head, x.s.q0 + t), scale_of(s), q);
+        features(s, slot_at(v, SLOT_K, x.s.batch, key_head, x.s.q0 + t), 1, k);
         for (int64_t r = 0; r <= x.dv; r++) {
-            const double value = r < x.dv ? values_at(v, SLOT_V, x.s.batch, h, x.s.q0 + t)[r] : 1;
+            const double value = r < x.dv ? slot_at(v, SLOT_V, x.s.batch, h, x.s.q0 + t)[r] : 1;
             const double known = spec_recurrence_of(s).delta && r < x.dv ? read_row(&x, k, t, t - 1, r) : 0;
             x.u[t * (x.dv + 1) + r] = beta_of(&x, t) * (value - known);
         }

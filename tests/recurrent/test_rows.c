@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * What rows of float32 and 16 bits owe to each other, on the CPU and on a GPU: special cases, parts and steps of a sequence,
- * packed sequences, nothing from the future, linear gradients. Bits where they must be the same, else the bounds of the type. */
+ * What rows of float32 and 16 bits owe to each other, on the CPU and on a GPU: special
+ * cases, parts and steps of a sequence, packed sequences, nothing from the future,
+ * linear gradients. Bits where they must be the same, else the bounds of the type. */
 #include "tests/recurrent/cases.h"
 #include "tests/support/compare.h"
 

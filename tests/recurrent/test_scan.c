@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * The additive recurrences as a parallel scan (Blelloch 1990): what a chunk does to the state is a pair of a decay and what it
- * writes, pairs combine associatively, and a tree over the chunks gives the state at the beginning of each. With the quadratic
- * form inside the chunks that is every output. */
+ * The additive recurrences as a parallel scan (Blelloch 1990): what a chunk does to the state is a pair
+ * of a decay and what it writes, pairs combine associatively, and a tree over the chunks gives the
+ * state at the beginning of each. With the quadratic form inside the chunks that is every output. */
 #include "tests/recurrent/cases.h"
 #include "tests/support/memory.h"
 

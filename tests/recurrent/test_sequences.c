@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Time: sequences that are split, decoded token by token, packed; what does not depend on the future; long hostile ones. */
+ * Time: sequences that are split, decoded token by token, packed;
+ * what does not depend on the future; long hostile ones. */
 #include "tests/recurrent/cases.h"
 #include "tests/support/compare.h"
 
@@ -86,7 +87,8 @@ static void packed_is_separate(void **state)
     }
 }
 
-/* Other tokens from `at` on change nothing before it; a gradient that comes in at one token goes to none after it. */
+/* Other tokens from `at` on change nothing before it; a
+ * gradient that comes in at one token goes to none after it. */
 static void nothing_from_the_future(void **state)
 {
     (void)state;

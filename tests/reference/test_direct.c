@@ -29,9 +29,9 @@ static void want_row(wanted *w, const values *v, direct_row *r, int64_t b, int64
     w->lse[row] = r->lse;
     if (r->seen == 0) return;
     if (s->mechanism == LOAM_PARALLAX)
-        memcpy(rho, values_at(v, SLOT_PROBE, q.batch, h, q.q0 + i), (size_t)s->dim_qk * sizeof *rho);
+        memcpy(rho, slot_at(v, SLOT_PROBE, q.batch, h, q.q0 + i), (size_t)s->dim_qk * sizeof *rho);
     else if (s->mechanism == LOAM_LLA)
-        memcpy(rho, values_at(v, SLOT_RHO, q.batch, h, q.q0 + i), (size_t)s->dim_qk * sizeof *rho);
+        memcpy(rho, slot_at(v, SLOT_RHO, q.batch, h, q.q0 + i), (size_t)s->dim_qk * sizeof *rho);
     if (s->mechanism == LOAM_LLA)
         assert_int_equal(direct_least_squares(r, v, b, h, i, o), 0);
     else

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * A directory of its own for a test program: setup enters it, teardown leaves and removes it with its files. */
+ * A directory of its own for a test program: setup enters
+ * it, teardown leaves and removes it with its files. */
 #ifndef TESTS_REGRESS_SCRATCH_H
 #define TESTS_REGRESS_SCRATCH_H
 

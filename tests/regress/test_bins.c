@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Fits through bins against fits from the rows themselves, over tables of many shapes. Differences are in units
- * of the standard error that the fit has anyway. */
+ * Fits through bins against fits from the rows themselves, over tables of many
+ * shapes. Differences are in units of the standard error that the fit has anyway. */
 #define _POSIX_C_SOURCE 200809L
 #include "cli/random.h"
 #include "cli/regress/bandwidth.h"
@@ -175,7 +175,8 @@ static void expect_relative(double got, double want, double tolerance, const cha
         fail_msg("%s of '%s': %.15g through bins, %.15g without", what, name, got, want);
 }
 
-/* The slope at a heap of equal x is told by its neighbours on both sides, one of which is out of the bins' reach. */
+/* The slope at a heap of equal x is told by its neighbours
+ * on both sides, one of which is out of the bins' reach. */
 static void test_neighbours(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * What `loam regress` does with tables of every kind: separators, standard input, groups, bandwidths of columns,
- * slopes, bins, places without data, and the summary as JSON. */
+ * What `loam regress` does with tables of every kind: separators, standard input, groups,
+ * bandwidths of columns, slopes, bins, places without data, and the summary as JSON. */
 #define _POSIX_C_SOURCE 200809L
 #include "io/csv.h"
 #include "io/error.h"

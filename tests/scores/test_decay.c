@@ -76,7 +76,7 @@ static void check_slope(const engine *e, loam_mechanism mechanism, loam_pass pas
     expect_run(&want);
     expect_like("equal gates", e, &v, &want);
     for (int64_t h = 0; pass == LOAM_BACKWARD && h < s.heads_q; h++) {
-        const double *own = values_at(&v, SLOT_GRAD_LOG_DECAY, 0, h, 0);
+        const double *own = slot_at(&v, SLOT_GRAD_LOG_DECAY, 0, h, 0);
         double sum = 0, size = 0;
         for (int64_t j = 0; j < s.len_kv; j++) {
             sum -= own[j];
@@ -99,11 +99,11 @@ static void check_wall(const engine *e, loam_mechanism mechanism, loam_pass pass
     late.len_q = late.len_kv = s.len_q - wall;
     values v = values_make(&s), alone = values_make(&late);
     for (int64_t h = 0; h < s.heads_q; h++)
-        *values_at(&v, SLOT_LOG_DECAY, 0, h, wall) = pass == LOAM_FORWARD ? -HUGE_VAL : -1000;
+        *slot_at(&v, SLOT_LOG_DECAY, 0, h, wall) = pass == LOAM_FORWARD ? -HUGE_VAL : -1000;
     for (int which = SLOT_Q; which < SLOT_FIRST_OUTPUT; which++) {
         const shape a = slot_shape(&alone, (slot)which);
         for (int64_t h = 0; alone.x[which] && a.tokens > 1 && h < a.heads; h++) {
-            memcpy(values_at(&alone, (slot)which, 0, h, 0), values_at(&v, (slot)which, 0, h, wall),
+            memcpy(slot_at(&alone, (slot)which, 0, h, 0), slot_at(&v, (slot)which, 0, h, wall),
                    (size_t)(a.tokens * a.channels) * sizeof(double));
         }
     }
@@ -112,7 +112,7 @@ static void check_wall(const engine *e, loam_mechanism mechanism, loam_pass pass
     const shape a = slot_shape(&alone, SLOT_O);
     double *want = memory_zeroed((size_t)slot_size(&alone, SLOT_O), sizeof *want);
     for (int64_t h = 0; h < a.heads; h++) {
-        memcpy(want + h * a.tokens * a.channels, values_at(&v, SLOT_O, 0, h, wall),
+        memcpy(want + h * a.tokens * a.channels, slot_at(&v, SLOT_O, 0, h, wall),
                (size_t)(a.tokens * a.channels) * sizeof(double));
     }
     expect_near("behind a wall", &alone, SLOT_O, want, 10 * engine_tolerance(e, mechanism, LOAM_FORWARD), 0);
@@ -132,13 +132,13 @@ static void check_future(const engine *e, loam_mechanism mechanism, loam_pass pa
         const shape a = slot_shape(&v, changed[n]);
         for (int64_t h = 0; h < a.heads; h++)
             for (int64_t x = 0; x < (a.tokens - now - 1) * a.channels; x++)
-                values_at(&other, changed[n], 0, h, now + 1)[x] -= 0.5;
+                slot_at(&other, changed[n], 0, h, now + 1)[x] -= 0.5;
     }
     for (int which = 0; which < 2 && pass == LOAM_BACKWARD; which++) {
         const values *of = which ? &other : &v;
         const shape a = slot_shape(of, SLOT_GRAD_O);
         for (int64_t h = 0; h < a.heads; h++) {
-            memset(values_at(of, SLOT_GRAD_O, 0, h, now + 1), 0,
+            memset(slot_at(of, SLOT_GRAD_O, 0, h, now + 1), 0,
                    (size_t)((a.tokens - now - 1) * a.channels) * sizeof(double));
         }
     }
@@ -148,12 +148,12 @@ static void check_future(const engine *e, loam_mechanism mechanism, loam_pass pa
         const shape a = slot_shape(&v, (slot)which);
         for (int64_t h = 0; v.x[which] && which != SLOT_GRAD_SCALE && which != SLOT_GRAD_RIDGE && h < a.heads;
              h++) {
-            expect_same_rows("the past", &other, (slot)which, h * a.tokens,
-                             values_at(&v, (slot)which, 0, h, 0), now + 1);
+            expect_same_rows("the past", &other, (slot)which, h * a.tokens, slot_at(&v, (slot)which, 0, h, 0),
+                             now + 1);
         }
     }
     for (int64_t h = 0; pass == LOAM_BACKWARD && h < s.heads_q; h++) {
-        const double *own = values_at(&v, SLOT_GRAD_LOG_DECAY, 0, h, 0);
+        const double *own = slot_at(&v, SLOT_GRAD_LOG_DECAY, 0, h, 0);
         assert_true(compare_norm(own + now + 1, s.len_kv - now - 1) <=
                     engine_tolerance(e, mechanism, pass) * compare_norm(own, now + 1));
     }
@@ -171,7 +171,7 @@ static void check_far(const engine *e, loam_mechanism mechanism, loam_pass pass)
     exact.backend = LOAM_BACKEND_REFERENCE;
     values v = values_make(&s);
     for (int64_t h = 0; h < s.heads_q; h++) {
-        double *gates = values_at(&v, SLOT_LOG_DECAY, 0, h, 0);
+        double *gates = slot_at(&v, SLOT_LOG_DECAY, 0, h, 0);
         for (int64_t j = 0; j < s.len_kv / 2; j++)
             gates[j] = (double)(float)(-1000.3 * (1 + (double)(j % 3)));
     }

@@ -149,7 +149,8 @@ static void inverse_undoes(void **state)
     }
 }
 
-/* Positions from an array, of each batch entry or of all, views with gaps, and any number of threads: the same bits. */
+/* Positions from an array, of each batch entry or of all, views
+ * with gaps, and any number of threads: the same bits. */
 static void positions_views_and_threads(void **state)
 {
     (void)state;
@@ -238,7 +239,7 @@ static void errors_are_statuses(void **state)
     assert_int_equal(loam_rope_apply(&empty, &view, &out, &error), LOAM_OK);
 }
 
-/* ------------------------------------------------------------------ Local Linear Attention through the rotation */
+/* Local Linear Attention through the rotation. */
 
 typedef struct model {
     double q[SIZE], k[SIZE], v[SIZE], grad_o[SIZE];

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Compiled without the flags of an instruction set, so that it can say that this CPU lacks it: then it exits with 77. */
+ * Compiled without the flags of an instruction set, so that it
+ * can say that this CPU lacks it: then it exits with 77. */
 #include "loam.h"
 #include "tests/simd/suites.h"
 #include "tests/support/kernels.h"

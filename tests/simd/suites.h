@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The headers of src/simd, and the Cholesky factor beside them, against plain float64. The suites are compiled once
- * per instruction set, as the kernels are; each returns how many of its tests failed. */
+ * The headers of src/simd, and the Cholesky factor beside them, against plain float64. The suites are
+ * compiled once per instruction set, as the kernels are; each returns how many of its tests failed. */
 #ifndef TESTS_SIMD_SUITES_H
 #define TESTS_SIMD_SUITES_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * src/base/cholesky.h: the factor gives the matrix back and the solve its right side, both to a multiple of n eps;
- * what is not positive definite is refused at its column. */
+ * src/base/cholesky.h: the factor gives the matrix back and the solve its right side,
+ * both to a multiple of n eps; what is not positive definite is refused at its column. */
 #include "src/base/cholesky.h"
 #include "tests/simd/suites.h"
 

@@ -16,8 +16,8 @@
 enum { ALL = 1 << 16, LONGEST = 41 };
 static const loam_dtype halves[] = { LOAM_BF16, LOAM_F16 };
 
-/* Called through these, as kernels call them with a type that is known only when they run: a compiler that sees which
- * type an array here is made for warns of what the other branches would do with it. */
+/* Called through these, as kernels call them with a type that is known only when they run: a compiler
+ * that sees which type an array here is made for warns of what the other branches would do with it. */
 static void (*volatile load)(float *restrict, const void *restrict, loam_dtype, int64_t,
                              int64_t) = load_floats;
 static void (*volatile store)(void *restrict, loam_dtype, int64_t, const float *restrict,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * src/simd/panel.h: the product through both strides, at sizes around its blocks, against float64 with the bound of
- * float32 summation; a row's bits do not depend on its block, a lane's not on its neighbours. */
+ * src/simd/panel.h: the product through both strides, at sizes around its blocks, against float64 with the
+ * bound of float32 summation; a row's bits do not depend on its block, a lane's not on its neighbours. */
 #include "src/simd/panel.h"
 #include "tests/simd/suites.h"
 
@@ -26,7 +26,8 @@ static void fill(float *x, int64_t count, uint64_t *counter)
         x[i] = (float)next_number(counter);
 }
 
-/* across: A(r, t) = a[r * stride + t], as keys are read for scores; else a[t * stride + r], as for sums of keys. */
+/* across: A(r, t) = a[r * stride + t], as keys are read for
+ * scores; else a[t * stride + r], as for sums of keys. */
 static void prepare(operands *o, int64_t rows, int64_t t_count, bool across, uint64_t seed)
 {
     const int64_t stride = (across ? t_count : rows) + 3;

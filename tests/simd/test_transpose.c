@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * src/simd/transpose.h: transposing is exact; the product on a part of the lanes has the bits of the whole one there and leaves the
- * others. src/simd/product64.h: against plain sums, at sizes around its blocks. */
+ * src/simd/transpose.h: transposing is exact; the product on a part of the lanes has the bits of the whole
+ * one there and leaves the others. src/simd/product64.h: against plain sums, at sizes around its blocks. */
 #include "src/simd/product64.h"
 #include "src/simd/transpose.h"
 #include "tests/simd/suites.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Makes one allocation fail. Link with ALLOC_FAIL_LINK of tests/io/CMakeLists.txt, which sends malloc,
- * calloc, realloc and aligned_alloc of everything linked statically through here. What shared libraries allocate is
- * not seen, but for those that can be told whom to ask: json_set_alloc_funcs. One thread only. */
+ * calloc, realloc and aligned_alloc of everything linked statically through here. What shared libraries
+ * allocate is not seen, but for those that can be told whom to ask: json_set_alloc_funcs. One thread only. */
 #ifndef LOAM_TESTS_SUPPORT_ALLOC_FAIL_H
 #define LOAM_TESTS_SUPPORT_ALLOC_FAIL_H
 

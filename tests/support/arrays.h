@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT
- * The arrays of a case as the library gets them: in their types and layouts, guarded and poisoned; for a row of CUDA in
- * device memory. */
+ * The arrays of a case as the library gets them: in their types and
+ * layouts, guarded and poisoned; for a row of CUDA in device memory. */
 #ifndef TESTS_SUPPORT_ARRAYS_H
 #define TESTS_SUPPORT_ARRAYS_H
 
 #include "tests/support/guard.h"
 #include "tests/support/layout.h"
+#include "tests/support/values.h"
 
 typedef struct arrays {
     const values *values;

@@ -124,7 +124,8 @@ static void fill_gates(values *v)
         for (int64_t i = 0; v->x[a] && i < slot_size(v, (slot)a); i++)
             v->x[a][i] = a == SLOT_BETA ? draw_beta(&r, s, hostile) : pace * draw_log_decay(&r, hostile);
     }
-    /* keys all alike and never forgotten leave differences of states that 16-bit parts of these do not hold */
+    /* keys all alike and never forgotten leave differences
+     * of states that 16-bit parts of these do not hold */
     if (s->mechanism == LOAM_MESA && s->seed / 2 % 2 && !(s->data == DATA_EQUAL && s->dtype == LOAM_BF16))
         keep_chunks(v);
 }
@@ -143,7 +144,7 @@ static void repeat_keys(values *v, int64_t period)
     for (int64_t b = 0; b < a.batch; b++) {
         for (int64_t h = 0; h < a.heads; h++) {
             for (int64_t t = period; t < a.tokens; t++) {
-                memcpy(values_at(v, SLOT_K, b, h, t), values_at(v, SLOT_K, b, h, t % period),
+                memcpy(slot_at(v, SLOT_K, b, h, t), slot_at(v, SLOT_K, b, h, t % period),
                        (size_t)a.channels * sizeof(double));
             }
         }
@@ -157,8 +158,8 @@ static void pull_queries(values *v, double noise, double pull, int64_t only)
     const int64_t group = v->spec.heads_q / v->spec.heads_kv;
     for (int64_t row = 0; keys.tokens && row < a.batch * a.heads * a.tokens; row++) {
         const int64_t t = row % a.tokens, h = row / a.tokens % a.heads, b = row / a.tokens / a.heads;
-        double *q = values_at(v, SLOT_Q, b, h, t);
-        const double *k = values_at(v, SLOT_K, b, h / group, (only >= 0 ? only : t) % keys.tokens);
+        double *q = slot_at(v, SLOT_Q, b, h, t);
+        const double *k = slot_at(v, SLOT_K, b, h / group, (only >= 0 ? only : t) % keys.tokens);
         for (int64_t c = 0; c < a.channels; c++)
             q[c] = noise * q[c] + pull * k[c];
     }
@@ -202,8 +203,8 @@ static void store_once(values *v, slot which)
     const shape a = l.shape;
     for (int64_t row = 0; row < a.batch * a.heads * a.tokens; row++) {
         const int64_t t = row % a.tokens, h = row / a.tokens % a.heads, b = row / a.tokens / a.heads;
-        const double *from = values_at(v, which, l.batch ? b : 0, l.head ? h : 0, l.token ? t : 0);
-        double *to = values_at(v, which, b, h, t);
+        const double *from = slot_at(v, which, l.batch ? b : 0, l.head ? h : 0, l.token ? t : 0);
+        double *to = slot_at(v, which, b, h, t);
         if (to != from) memcpy(to, from, (size_t)a.channels * sizeof(double));
     }
 }

@@ -3,7 +3,7 @@
 #ifndef TESTS_SUPPORT_DATA_H
 #define TESTS_SUPPORT_DATA_H
 
-#include "tests/support/values.h"
+#include "tests/support/slot.h"
 
 /* Lengths of packed sequences (zero among them) and of caches; allocated already. */
 void data_lengths(values *v);

@@ -31,7 +31,7 @@ void direct_free(direct_row *r)
 static const double *key_at(const values *v, slot which, int64_t b, int64_t h, int64_t j)
 {
     const sequence q = values_sequence(v, b);
-    return values_at(v, which, q.batch, h / (v->spec.heads_q / v->spec.heads_kv), q.k0 + j);
+    return slot_at(v, which, q.batch, h / (v->spec.heads_q / v->spec.heads_kv), q.k0 + j);
 }
 
 /* Key j turns by the reflection of position t: k <- k - beta_t (w_t . k) w_t. */
@@ -83,7 +83,7 @@ static void scores(direct_row *r, const values *v, int64_t b, int64_t h, int64_t
 {
     const spec *s = &v->spec;
     const sequence q = values_sequence(v, b);
-    const double *query = values_at(v, SLOT_Q, q.batch, h, q.q0 + i);
+    const double *query = slot_at(v, SLOT_Q, q.batch, h, q.q0 + i);
     r->keys = q.len_kv;
     r->seen = 0;
     for (int64_t j = 0; j < q.len_kv; j++) {
@@ -93,9 +93,9 @@ static void scores(direct_row *r, const values *v, int64_t b, int64_t h, int64_t
         r->seen++;
         r->score[j] = raw_score(s, query, r->key + j * s->dim_qk);
         if (s->slope) r->score[j] -= v->x[SLOT_SLOPE][h] * fabs((double)ahead);
-        if (s->key_bias) r->score[j] += *values_at(v, SLOT_KEY_BIAS, q.batch, h, q.k0 + j);
+        if (s->key_bias) r->score[j] += *slot_at(v, SLOT_KEY_BIAS, q.batch, h, q.k0 + j);
         for (int64_t t = j + 1; s->decay && t <= j - ahead; t++)
-            r->score[j] += fmax(*values_at(v, SLOT_LOG_DECAY, q.batch, h, q.k0 + t), -16384);
+            r->score[j] += fmax(*slot_at(v, SLOT_LOG_DECAY, q.batch, h, q.k0 + t), -16384);
     }
 }
 
@@ -133,7 +133,7 @@ static void spread(direct_row *r, const values *v, int64_t b, int64_t h, int64_t
 {
     const spec *s = &v->spec;
     const sequence q = values_sequence(v, b);
-    const double *query = values_at(v, SLOT_Q, q.batch, h, q.q0 + i);
+    const double *query = slot_at(v, SLOT_Q, q.batch, h, q.q0 + i);
     const double scale = s->scale != 0 ? fabs(s->scale) : 1 / sqrt((double)s->dim_qk);
     double query2 = 0, far2 = 0;
     r->trace = 0;
@@ -169,9 +169,9 @@ double direct_ridge(const direct_row *r, const values *v, int64_t b, int64_t h, 
     switch ((loam_ridge_axes)s->ridge_axes) {
     case LOAM_RIDGE_NUMBER: ridge = s->ridge_array ? v->x[SLOT_RIDGE][0] : ridge; break;
     case LOAM_RIDGE_HEAD: ridge = v->x[SLOT_RIDGE][h]; break;
-    case LOAM_RIDGE_TOKEN: ridge = *values_at(v, SLOT_RIDGE, q.batch, h, q.q0 + i); break;
+    case LOAM_RIDGE_TOKEN: ridge = *slot_at(v, SLOT_RIDGE, q.batch, h, q.q0 + i); break;
     case LOAM_RIDGE_HEAD_CHANNEL: break; /* of the recurrent family */
-    case LOAM_RIDGE_CHANNEL: ridge = values_at(v, SLOT_RIDGE, q.batch, h, q.q0 + i)[c]; break;
+    case LOAM_RIDGE_CHANNEL: ridge = slot_at(v, SLOT_RIDGE, q.batch, h, q.q0 + i)[c]; break;
     }
     return ridge * (s->ridge_unit == LOAM_RIDGE_MAX     ? r->largest_p
                     : s->ridge_unit == LOAM_RIDGE_TRACE ? r->trace / (double)s->dim_qk + 1e-3

@@ -14,10 +14,10 @@ static void stack(const direct_row *r, const values *v, int64_t b, int64_t h, in
     const spec *s = &v->spec;
     const sequence q = values_sequence(v, b);
     const int64_t d = s->dim_qk, kv = h / (s->heads_q / s->heads_kv);
-    const double *query = values_at(v, SLOT_Q, q.batch, h, q.q0 + i);
+    const double *query = slot_at(v, SLOT_Q, q.batch, h, q.q0 + i);
     for (int64_t j = 0; j < r->keys; j++) {
         const double *k = r->key + j * d;
-        const double *value = values_at(v, SLOT_V, q.batch, kv, q.k0 + j), root = sqrt(r->p[j]);
+        const double *value = slot_at(v, SLOT_V, q.batch, kv, q.k0 + j), root = sqrt(r->p[j]);
         a[j * (d + 1)] = root;
         for (int64_t c = 0; c < d; c++)
             a[j * (d + 1) + 1 + c] = root * (k[c] - query[c]);

@@ -12,8 +12,8 @@
 
 /* The run succeeds and misuses no memory. */
 void expect_run(values *v);
-/* The slot of `got` is within `tolerance` of `want` (dense, of its size), relative, Frobenius; floor: what the
- * norm is at least taken to be. */
+/* The slot of `got` is within `tolerance` of `want` (dense, of its size),
+ * relative, Frobenius; floor: what the norm is at least taken to be. */
 void expect_near(const char *what, const values *got, slot which, const double *want, double tolerance,
                  double floor);
 /* Rows begin .. begin + count - 1 of the slot have the same bits. */

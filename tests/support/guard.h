@@ -2,10 +2,10 @@
  * Buffers that notice misuse: forbidden pages on both sides stop reads and writes that leave them, the
  * slack up to the page is checked for writes, and all begins as NaN (every byte 0xff).
  *
- * A twin in device memory has poisoned margins in place of the forbidden pages, and lies as the buffer does within 256
- * bytes, so that odd alignments stay odd. Where the environment has LOAM_CHECK_TIGHT there are no margins and, for
- * contents that are nobody's, no poison: compute-sanitizer then sees reads that leave the buffer and those of what
- * nothing wrote. */
+ * A twin in device memory has poisoned margins in place of the forbidden pages, and lies as
+ * the buffer does within 256 bytes, so that odd alignments stay odd. Where the environment
+ * has LOAM_CHECK_TIGHT there are no margins and, for contents that are nobody's, no poison:
+ * compute-sanitizer then sees reads that leave the buffer and those of what nothing wrote. */
 #ifndef TESTS_SUPPORT_GUARD_H
 #define TESTS_SUPPORT_GUARD_H
 

@@ -9,7 +9,8 @@
 int kernel_find(const char *name);
 /* Does the case go to a row of CUDA, whose arguments are device memory? */
 int kernel_on_device(const spec *s);
-/* Brings a case within what its row takes of the family: the Hopper rows are for few shapes and plain scores. */
+/* Brings a case within what its row takes of the family:
+ * the Hopper rows are for few shapes and plain scores. */
 void kernel_fit(spec *s);
 /* Are rows of this name those whose keys are turned (problem.path)? */
 int kernel_turns_keys(const char *name);

@@ -4,7 +4,7 @@
 #ifndef TESTS_SUPPORT_LAYOUT_H
 #define TESTS_SUPPORT_LAYOUT_H
 
-#include "tests/support/values.h"
+#include "tests/support/slot.h"
 
 typedef struct layout {
     shape shape;

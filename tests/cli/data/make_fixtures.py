@@ -20,7 +20,8 @@ def draw(*shape):
     return RANDOM.standard_normal(shape).astype(np.float32)
 
 
-def attend(x, mechanism, ridge=0.1, unit="normalised", score="dot", scale=None, soft_cap=0.0, causal=True, window=0):
+def attend(x, mechanism, ridge=0.1, unit="normalised", score="dot", scale=None, soft_cap=0.0,
+           causal=True, window=0):
     """x: q, k, v and optionally probe, ridge, slope, key_bias, sink, scale, all (B,H,T,D)-like float64."""
     q, k, v = x["q"], x["k"], x["v"]
     b, hq, tq, d = q.shape
@@ -106,9 +107,11 @@ def from_bfloat16(bits):
 
 def main():
     inputs = {
-        "q": draw(B, HQ, TQ, D), "k": draw(B, HK, TK, D), "v": draw(B, HK, TK, DV), "probe": draw(B, HQ, TQ, D),
-        "slope": np.abs(draw(HQ)), "key_bias": draw(B, HQ, TK), "sink": draw(HQ), "grad_out": draw(B, HQ, TQ, DV),
-        "ridge_head": np.abs(draw(HQ)) + np.float32(0.1), "ridge_token": np.abs(draw(B, HQ, TQ)) + np.float32(0.1),
+        "q": draw(B, HQ, TQ, D), "k": draw(B, HK, TK, D), "v": draw(B, HK, TK, DV),
+        "probe": draw(B, HQ, TQ, D), "slope": np.abs(draw(HQ)), "key_bias": draw(B, HQ, TK),
+        "sink": draw(HQ), "grad_out": draw(B, HQ, TQ, DV),
+        "ridge_head": np.abs(draw(HQ)) + np.float32(0.1),
+        "ridge_token": np.abs(draw(B, HQ, TQ)) + np.float32(0.1),
         "ridge_channel": np.abs(draw(B, HQ, TQ, D)) + np.float32(0.1),
     }
     x = {name: value.astype(float) for name, value in inputs.items()}
@@ -118,7 +121,8 @@ def main():
     cases = {  # name: (inputs that have a gradient, options)
         "softmax": ({**qkv, "slope": x["slope"], "key_bias": x["key_bias"], "sink": x["sink"],
                      "scale": np.float64(0.75)}, dict(mechanism="softmax", soft_cap=2.0, window=3)),
-        "parallax": ({**qkv, "probe": x["probe"], **scaled}, dict(mechanism="parallax", score="rbf", causal=False)),
+        "parallax": ({**qkv, "probe": x["probe"], **scaled},
+                     dict(mechanism="parallax", score="rbf", causal=False)),
         "lla": ({**qkv, "ridge": np.float64(0.1), **scaled}, dict(mechanism="lla")),
         "lla_head": ({**ridge["head"], **scaled}, dict(mechanism="lla", unit="max")),
         "lla_token": ({**ridge["token"], **scaled}, dict(mechanism="lla", unit="trace")),

@@ -19,7 +19,9 @@ FEATURES = {
 
 
 def run(x, delta=False, features="identity", normalise=False, heads=HV):
-    """Outputs and states after the last token; x may hold log_decay (any axes), beta, state, ridge (then MesaNet), scale."""
+    """Outputs and states after the last token.
+
+    x may hold log_decay (any axes), beta, state, ridge (then MesaNet), scale."""
     q, k = (np.repeat(FEATURES[features](x[name]), heads // H, axis=1) for name in ("q", "k"))
     decay = np.asarray(x.get("log_decay", 0.0), float)
     decay = {0: lambda: decay, 1: lambda: decay[None, :, None, None], 3: lambda: decay[..., None],
@@ -42,18 +44,23 @@ def run(x, delta=False, features="identity", normalise=False, heads=HV):
         read = x["scale"] * q[b, h, t]
         if solved:
             hessian = state[b, h, DV:]
-            read = np.linalg.solve((hessian + hessian.T) / 2 + np.diag(np.broadcast_to(x["ridge"], (HV, D))[h]), read)
+            ridge = np.broadcast_to(x["ridge"], (HV, D))[h]
+            read = np.linalg.solve((hessian + hessian.T) / 2 + np.diag(ridge), read)
         y = state[b, h] @ read
         out[b, h, t] = y[:DV] / y[DV] if normalise else y[:DV]
     return out, state
 
 
 def interpolate(x, delta=False):
-    """sum_j p_ij (v_j - W_i k_j) + W_i q_i, with W_i the recurrence read at the unit vectors, one head of values for each of keys."""
-    heads = {**x, "v": x["v"][:, :H], **{name: x[name][:, :H] for name in ("log_decay", "beta", "state") if name in x}}
+    """sum_j p_ij (v_j - W_i k_j) + W_i q_i, with W_i the recurrence read at the unit vectors.
+
+    One head of values for each of keys."""
+    of_values = [name for name in ("v", "log_decay", "beta", "state") if name in x]
+    heads = {**x, **{name: x[name][:, :H] for name in of_values}}
     maps = np.zeros((B, H, T, DV, D))
     for c in range(D):
-        maps[..., c] = run({**heads, "q": np.broadcast_to(np.eye(D)[c], (B, H, T, D)), "scale": 1.0}, delta, heads=H)[0]
+        unit = np.broadcast_to(np.eye(D)[c], (B, H, T, D))
+        maps[..., c] = run({**heads, "q": unit, "scale": 1.0}, delta, heads=H)[0]
     scores = np.where(np.tri(T) > 0, x["scale"] * x["q"] @ x["k"].swapaxes(2, 3), -np.inf)
     p = np.exp(scores - scores.max(-1, keepdims=True))
     p /= p.sum(-1, keepdims=True)
@@ -85,7 +92,8 @@ def main():
         "q": draw(B, H, T, D), "k": draw(B, H, T, D), "v": draw(B, HV, T, DV),
         "log_decay_head": -np.abs(draw(HV)), "log_decay": -np.abs(draw(B, HV, T)),
         "log_decay_channel": -np.abs(draw(B, HV, T, D)), "beta": np.abs(np.tanh(draw(B, HV, T))),
-        "ridge_head": np.abs(draw(HV)) + np.float32(0.5), "ridge_channel": np.abs(draw(HV, D)) + np.float32(0.5),
+        "ridge_head": np.abs(draw(HV)) + np.float32(0.5),
+        "ridge_channel": np.abs(draw(HV, D)) + np.float32(0.5),
         "grad_out": draw(B, HV, T, DV),
     }
     for kind, count in rows.items():
@@ -112,10 +120,10 @@ def main():
                         dict(delta=True, features="unit")),
         "kda": ({**qkv, **state, "log_decay": x["log_decay_channel"], "beta": x["beta"]}, "",
                 dict(delta=True, features="unit")),
-        "mesa": ({**one, "ridge": np.float64(0.5), "log_decay": np.zeros((B, HV, T)), "beta": np.ones((B, HV, T))},
-                 None, {}),
-        "mesa_head": ({**one, "ridge": x["ridge_head"][:, None], "log_decay": x["log_decay"], "beta": x["beta"]},
-                      None, {}),
+        "mesa": ({**one, "ridge": np.float64(0.5), "log_decay": np.zeros((B, HV, T)),
+                  "beta": np.ones((B, HV, T))}, None, {}),
+        "mesa_head": ({**one, "ridge": x["ridge_head"][:, None], "log_decay": x["log_decay"],
+                       "beta": x["beta"]}, None, {}),
         "mesa_channel": ({**one, "ridge": x["ridge_channel"], "log_decay": x["log_decay"], "beta": x["beta"],
                           "state": x["state_mesa"]}, "_mesa", {}),
     }
@@ -129,7 +137,9 @@ def main():
     pair = {**qkv, "log_decay": x["log_decay"], "beta": x["beta"], "state": x["state"]}
     expected["interpolation.o"] = interpolate(pair, delta=True)
     for name, value in pair.items():
-        inputs[f"pair_{name}"] = (value if name in "qk" else value[:, :H] if np.ndim(value) else value).astype(np.float32)
+        if name not in "qk" and np.ndim(value):
+            value = value[:, :H]
+        inputs[f"pair_{name}"] = value.astype(np.float32)
     save(HERE / "recurrent.safetensors", {**inputs, **expected})
 
 

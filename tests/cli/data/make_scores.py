@@ -69,8 +69,9 @@ def main():
 
     w = draw(B, HK, TK, D)
     inputs = {
-        "q": draw(B, HQ, TQ, D), "k": draw(B, HK, TK, D), "v": draw(B, HK, TK, DV), "grad_out": draw(B, HQ, TQ, DV),
-        "log_decay": -np.abs(draw(B, HQ, TK)), "beta": 1 + np.tanh(draw(B, HK, TK)),
+        "q": draw(B, HQ, TQ, D), "k": draw(B, HK, TK, D), "v": draw(B, HK, TK, DV),
+        "grad_out": draw(B, HQ, TQ, DV), "log_decay": -np.abs(draw(B, HQ, TK)),
+        "beta": 1 + np.tanh(draw(B, HK, TK)),
         "w": w / np.linalg.norm(w, axis=-1, keepdims=True),
     }
     x = {name: value.astype(float) for name, value in inputs.items()}
