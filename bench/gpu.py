@@ -49,7 +49,8 @@ COMPILE_SHARE = 0.6  # of --minutes
 
 def time_runs(run, seconds):
     """The median time of a run on the device, in seconds."""
-    flush = torch.empty(2 * torch.cuda.get_device_properties(0).L2_cache_size, dtype=torch.uint8, device="cuda")
+    flush = torch.empty(2 * torch.cuda.get_device_properties(0).L2_cache_size, dtype=torch.uint8,
+                        device="cuda")
     run()
     cycles, times = 20_000_000, []  # 10 ms
     stop = time.monotonic() + 20
@@ -95,14 +96,16 @@ def log_decays(*sizes):
 
 def sdpa_call(shape, backend):
     """A call and the inputs that get gradients; arrays are (B, H, T, D)."""
-    sizes = [("heads_q", "len_q", "dim_qk"), ("heads_kv", "len_kv", "dim_qk"), ("heads_kv", "len_kv", "dim_v")]
+    sizes = [("heads_q", "len_q", "dim_qk"), ("heads_kv", "len_kv", "dim_qk"),
+             ("heads_kv", "len_kv", "dim_v")]
     inputs = [make_input(shape, shape[h], shape[n], shape[d]).cuda() for h, n, d in sizes]
     causal = "full" not in shape["flags"].split() and shape["len_q"] > 1
     grouped = shape["heads_q"] != shape["heads_kv"]
 
     def call():
         with sdpa_kernel(SDPA[backend]):
-            return torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=causal, enable_gqa=grouped)
+            return torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=causal,
+                                                                    enable_gqa=grouped)
 
     return call, inputs
 
@@ -128,7 +131,8 @@ FLA = {
     "mesa": ("mesa_net", "chunk_mesa_net", "q k v g beta lamb", {}),
     "fox": ("forgetting_attn", "parallel_forgetting_attn", "q k v g", {}),
     "path": ("path_attn", "parallel_path_attn", "q k v w beta", {}),
-    "gated-delta-decode": ("gated_delta_rule", "fused_recurrent_gated_delta_rule", "q k v g beta initial_state",
+    "gated-delta-decode": ("gated_delta_rule", "fused_recurrent_gated_delta_rule",
+                           "q k v g beta initial_state",
                            {"output_final_state": True}),
 }
 
@@ -254,7 +258,8 @@ class Job:
 
 def missing_rivals(wanted):
     """Those that cannot run at all here, with the reason."""
-    return {"fla": "flash-linear-attention is not installed"} if "fla" in wanted and not importlib.util.find_spec("fla") else {}
+    absent = "fla" in wanted and not importlib.util.find_spec("fla")
+    return {"fla": "flash-linear-attention is not installed"} if absent else {}
 
 
 def time_rivals(rows, options):
@@ -267,9 +272,11 @@ def time_rivals(rows, options):
     start = time.monotonic()
     jobs = []
     for row in rows:
-        alone = row["pass"] != "backward" and "saved" not in row["flags"].split() and not row["shape"].endswith("-train")
+        alone = (row["pass"] != "backward" and "saved" not in row["flags"].split()
+                 and not row["shape"].endswith("-train"))
         both = {row["shape"] + "-train", row["shape"] + "-grad"} <= names
-        jobs += [Job(rival, row, both, options.seconds) for rival in wanted if alone and rival not in missing and takes(rival, row)]
+        jobs += [Job(rival, row, both, options.seconds) for rival in wanted
+                 if alone and rival not in missing and takes(rival, row)]
     compiled = [job for job in jobs if job.receive(start + 60 * options.minutes * COMPILE_SHARE, "compiling")]
     for job in compiled:
         job.measure(start + 60 * options.minutes)
@@ -289,10 +296,13 @@ def product_rate(size, seconds):
 
 
 def score_rate(shape, seconds):
-    """FLOP/s of cuBLAS on the scores of all heads, whole and written out: the same product, bound by its output."""
+    """FLOP/s of cuBLAS on the scores of all heads, whole and written out: the same product, bound by its
+    output."""
     heads = shape["batch"] * shape["heads_q"]
-    q, k = (normal(heads, n, shape["dim_qk"], dtype=torch.bfloat16) for n in (shape["len_q"], shape["len_kv"]))
-    return 2 * heads * shape["len_q"] * shape["len_kv"] * shape["dim_qk"] / time_runs(lambda: q @ k.mT, seconds)
+    q, k = (normal(heads, n, shape["dim_qk"], dtype=torch.bfloat16)
+            for n in (shape["len_q"], shape["len_kv"]))
+    flops = 2 * heads * shape["len_q"] * shape["len_kv"] * shape["dim_qk"]
+    return flops / time_runs(lambda: q @ k.mT, seconds)
 
 
 def score_rates(rows, seconds):
@@ -300,7 +310,8 @@ def score_rates(rows, seconds):
     rates = {}
     for row in rows:
         size = score_size(row)
-        if row["mechanism"] in LOCAL and size not in rates and row["batch"] * row["heads_q"] * row["len_q"] * row["len_kv"] <= 2**31:
+        scores = row["batch"] * row["heads_q"] * row["len_q"] * row["len_kv"]
+        if row["mechanism"] in LOCAL and size not in rates and scores <= 2**31:
             rates[size] = score_rate(row, seconds)
     return rates
 
