@@ -321,26 +321,29 @@ def score_size(row):
 
 
 def run_loam(options):
-    command = [options.loam, "bench", *map(str, options.shapes), "--backend", "cuda", "--shape", options.shape, "--seconds",
-               str(options.seconds), "--format", "json"] + ["--no-error"] * options.no_error
+    command = [options.loam, "bench", *map(str, options.shapes), "--backend", "cuda",
+               "--shape", options.shape, "--seconds", str(options.seconds), "--format", "json"]
+    command += ["--no-error"] * options.no_error
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
 
 def loam_row(result):
-    keys = ["shape", "kernel", "mechanism", "pass", "dtype", "batch", "heads_q", "heads_kv", "len_q", "len_kv", "dim_qk", "dim_v",
-            "flags", "flop", "iterations", "error", "work_bytes"]
+    keys = ["shape", "kernel", "mechanism", "pass", "dtype", "batch", "heads_q", "heads_kv", "len_q",
+            "len_kv", "dim_qk", "dim_v", "flags", "flop", "iterations", "error", "work_bytes"]
     return {key: result[key] for key in keys} | {"loam_s": result["median_s"]}
 
 
 def training_steps(rows, times):
-    """Sums of Loam's forwards and backwards that belong together, beside what the rivals take for both in one."""
+    """Sums of Loam's forwards and backwards that belong together, beside what the rivals take for both in
+    one."""
     by_name = {row["shape"]: row for row in rows}
     for name, row in by_name.items():
         base = name.removesuffix("-train")
         grad = by_name.get(base + "-grad")
         if name == base or not grad:
             continue
-        step = dict.fromkeys(row) | {"shape": base + "-step", "pass": "step", "mechanism": row["mechanism"], "flags": row["flags"]}
+        step = dict.fromkeys(row) | {"shape": base + "-step", "pass": "step", "mechanism": row["mechanism"],
+                                     "flags": row["flags"]}
         for key in ("loam_s", "flop"):
             step[key] = row[key] + grad[key]
         yield step | {f"{rival}_s": times.get((rival, base), {}).get("both") for rival in RIVALS}
@@ -354,9 +357,10 @@ def print_row(row, rate):
     speed = row["flop"] / row["loam_s"]
     scores = row["score_flops"] and row["score_flops"] * 1e-12
     error = "" if row["error"] is None else f"{row['error']:.1e}"
-    print(f"{row['shape']:29}" + cell(row["loam_s"], 1e3, 10, 3) + "".join(cell(row[f"{rival}_s"], 1e3, 10, 3) for rival in RIVALS)
-          + cell(speed, 1e-12, 10, 1) + cell(speed / rate, 100, 8, 1) + cell(scores, 1, 8, 0) + cell(row["iterations"], 1, 7, 2) + f"{error:>9}",
-          flush=True)
+    print(f"{row['shape']:29}" + cell(row["loam_s"], 1e3, 10, 3)
+          + "".join(cell(row[f"{rival}_s"], 1e3, 10, 3) for rival in RIVALS)
+          + cell(speed, 1e-12, 10, 1) + cell(speed / rate, 100, 8, 1) + cell(scores, 1, 8, 0)
+          + cell(row["iterations"], 1, 7, 2) + f"{error:>9}", flush=True)
 
 
 def version(*packages):
@@ -369,8 +373,10 @@ def version(*packages):
 
 
 def print_head(rate, report):
-    print(f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}, triton {version('triton')}, fla {version('fla-core', 'flash-linear-attention')}, "
-          f"cuDNN {torch.backends.cudnn.version()}: product of 8192^3 in bf16 {rate * 1e-12:.0f} TFLOP/s, copy {report['device_copy_gbs'] or 0:.0f} GB/s")
+    print(f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}, triton {version('triton')}, "
+          f"fla {version('fla-core', 'flash-linear-attention')}, cuDNN {torch.backends.cudnn.version()}: "
+          f"product of 8192^3 in bf16 {rate * 1e-12:.0f} TFLOP/s, "
+          f"copy {report['device_copy_gbs'] or 0:.0f} GB/s")
     print(f"{'shape':29}{'Loam ms':>10}" + "".join(f"{rival + ' ms':>10}" for rival in RIVALS)
           + f"{'TFLOP/s':>10}{'% roof':>8}{'scores':>8}{'iter':>7}{'error':>9}")
 
@@ -380,9 +386,12 @@ def parse():
     parser.add_argument("shapes", nargs="*", default=[ROOT / "bench/shapes/gpu.txt"], type=pathlib.Path)
     parser.add_argument("--loam", default=str(ROOT / "build/loam"), help="the program; default build/loam")
     parser.add_argument("--shape", default="*", metavar="GLOB", help="only shapes so named")
-    parser.add_argument("--seconds", type=float, default=0.1, metavar="X", help="for each measurement; default 0.1")
-    parser.add_argument("--rivals", default=",".join(RIVALS), metavar="LIST", help=f"some of {','.join(RIVALS)}, or none; default all")
-    parser.add_argument("--minutes", type=float, default=4, metavar="X", help="for all rivals together; default 4")
+    parser.add_argument("--seconds", type=float, default=0.1, metavar="X",
+                        help="for each measurement; default 0.1")
+    parser.add_argument("--rivals", default=",".join(RIVALS), metavar="LIST",
+                        help=f"some of {','.join(RIVALS)}, or none; default all")
+    parser.add_argument("--minutes", type=float, default=4, metavar="X",
+                        help="for all rivals together; default 4")
     parser.add_argument("--no-error", action="store_true", help="leave out the comparison with float64")
     parser.add_argument("--out", metavar="F.csv", help="also write the results there")
     options = parser.parse_args()
@@ -408,8 +417,10 @@ def main():
     for row in rows:
         print_row(row, rate)
     if options.out:
-        versions = {"torch": torch.__version__, "triton": version("triton"), "fla": version("fla-core", "flash-linear-attention")}
-        about = {"product_flops": rate, "copy_gbs": report["device_copy_gbs"], "device": torch.cuda.get_device_name(0), "commit": report["commit"]}
+        versions = {"torch": torch.__version__, "triton": version("triton"),
+                    "fla": version("fla-core", "flash-linear-attention")}
+        about = {"product_flops": rate, "copy_gbs": report["device_copy_gbs"],
+                 "device": torch.cuda.get_device_name(0), "commit": report["commit"]}
         write_csv([row | about | versions for row in rows], options.out)
 
 
