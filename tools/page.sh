@@ -266,8 +266,8 @@ overwrite keep the latest answer; those that sum or solve keep all.</p>
 $(weights softmax softmax softmax; weights parallax parallax Parallax; weights lla lla LLA)
 $(weights fox fox FoX; weights path path PaTH; weights rope rope RoPE)
 $(weights linear linear 'linear attention'; weights retention retention RetNet)
-$(weights ssd ssd 'Mamba-2 (SSD)'; weights gla gla GLA; weights delta delta DeltaNet; weights gated_delta gated_delta 'Gated DeltaNet')
-$(weights kda kda KDA; weights mesa mesa MesaNet)
+$(weights ssd ssd 'Mamba-2 (SSD)'; weights gla gla GLA; weights delta delta DeltaNet)
+$(weights gated_delta gated_delta 'Gated DeltaNet'; weights kda kda KDA; weights mesa mesa MesaNet)
 </div>
 
 <h2>The tables</h2>
