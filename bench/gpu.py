@@ -49,7 +49,8 @@ COMPILE_SHARE = 0.6  # of --minutes
 
 def time_runs(run, seconds):
     """The median time of a run on the device, in seconds."""
-    flush = torch.empty(2 * torch.cuda.get_device_properties(0).L2_cache_size, dtype=torch.uint8, device="cuda")
+    flush = torch.empty(2 * torch.cuda.get_device_properties(0).L2_cache_size, dtype=torch.uint8,
+                        device="cuda")
     run()
     cycles, times = 20_000_000, []  # 10 ms
     stop = time.monotonic() + 20
@@ -95,14 +96,16 @@ def log_decays(*sizes):
 
 def sdpa_call(shape, backend):
     """A call and the inputs that get gradients; arrays are (B, H, T, D)."""
-    sizes = [("heads_q", "len_q", "dim_qk"), ("heads_kv", "len_kv", "dim_qk"), ("heads_kv", "len_kv", "dim_v")]
+    sizes = [("heads_q", "len_q", "dim_qk"), ("heads_kv", "len_kv", "dim_qk"),
+             ("heads_kv", "len_kv", "dim_v")]
     inputs = [make_input(shape, shape[h], shape[n], shape[d]).cuda() for h, n, d in sizes]
     causal = "full" not in shape["flags"].split() and shape["len_q"] > 1
     grouped = shape["heads_q"] != shape["heads_kv"]
 
     def call():
         with sdpa_kernel(SDPA[backend]):
-            return torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=causal, enable_gqa=grouped)
+            return torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=causal,
+                                                                    enable_gqa=grouped)
 
     return call, inputs
 
@@ -128,7 +131,8 @@ FLA = {
     "mesa": ("mesa_net", "chunk_mesa_net", "q k v g beta lamb", {}),
     "fox": ("forgetting_attn", "parallel_forgetting_attn", "q k v g", {}),
     "path": ("path_attn", "parallel_path_attn", "q k v w beta", {}),
-    "gated-delta-decode": ("gated_delta_rule", "fused_recurrent_gated_delta_rule", "q k v g beta initial_state",
+    "gated-delta-decode": ("gated_delta_rule", "fused_recurrent_gated_delta_rule",
+                           "q k v g beta initial_state",
                            {"output_final_state": True}),
 }
 
@@ -254,7 +258,8 @@ class Job:
 
 def missing_rivals(wanted):
     """Those that cannot run at all here, with the reason."""
-    return {"fla": "flash-linear-attention is not installed"} if "fla" in wanted and not importlib.util.find_spec("fla") else {}
+    absent = "fla" in wanted and not importlib.util.find_spec("fla")
+    return {"fla": "flash-linear-attention is not installed"} if absent else {}
 
 
 def time_rivals(rows, options):
@@ -267,9 +272,11 @@ def time_rivals(rows, options):
     start = time.monotonic()
     jobs = []
     for row in rows:
-        alone = row["pass"] != "backward" and "saved" not in row["flags"].split() and not row["shape"].endswith("-train")
+        alone = (row["pass"] != "backward" and "saved" not in row["flags"].split()
+                 and not row["shape"].endswith("-train"))
         both = {row["shape"] + "-train", row["shape"] + "-grad"} <= names
-        jobs += [Job(rival, row, both, options.seconds) for rival in wanted if alone and rival not in missing and takes(rival, row)]
+        jobs += [Job(rival, row, both, options.seconds) for rival in wanted
+                 if alone and rival not in missing and takes(rival, row)]
     compiled = [job for job in jobs if job.receive(start + 60 * options.minutes * COMPILE_SHARE, "compiling")]
     for job in compiled:
         job.measure(start + 60 * options.minutes)
@@ -289,10 +296,13 @@ def product_rate(size, seconds):
 
 
 def score_rate(shape, seconds):
-    """FLOP/s of cuBLAS on the scores of all heads, whole and written out: the same product, bound by its output."""
+    """FLOP/s of cuBLAS on the scores of all heads, whole and written out: the same product, bound by its
+    output."""
     heads = shape["batch"] * shape["heads_q"]
-    q, k = (normal(heads, n, shape["dim_qk"], dtype=torch.bfloat16) for n in (shape["len_q"], shape["len_kv"]))
-    return 2 * heads * shape["len_q"] * shape["len_kv"] * shape["dim_qk"] / time_runs(lambda: q @ k.mT, seconds)
+    q, k = (normal(heads, n, shape["dim_qk"], dtype=torch.bfloat16)
+            for n in (shape["len_q"], shape["len_kv"]))
+    flops = 2 * heads * shape["len_q"] * shape["len_kv"] * shape["dim_qk"]
+    return flops / time_runs(lambda: q @ k.mT, seconds)
 
 
 def score_rates(rows, seconds):
@@ -300,7 +310,8 @@ def score_rates(rows, seconds):
     rates = {}
     for row in rows:
         size = score_size(row)
-        if row["mechanism"] in LOCAL and size not in rates and row["batch"] * row["heads_q"] * row["len_q"] * row["len_kv"] <= 2**31:
+        scores = row["batch"] * row["heads_q"] * row["len_q"] * row["len_kv"]
+        if row["mechanism"] in LOCAL and size not in rates and scores <= 2**31:
             rates[size] = score_rate(row, seconds)
     return rates
 
@@ -310,26 +321,29 @@ def score_size(row):
 
 
 def run_loam(options):
-    command = [options.loam, "bench", *map(str, options.shapes), "--backend", "cuda", "--shape", options.shape, "--seconds",
-               str(options.seconds), "--format", "json"] + ["--no-error"] * options.no_error
+    command = [options.loam, "bench", *map(str, options.shapes), "--backend", "cuda",
+               "--shape", options.shape, "--seconds", str(options.seconds), "--format", "json"]
+    command += ["--no-error"] * options.no_error
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
 
 def loam_row(result):
-    keys = ["shape", "kernel", "mechanism", "pass", "dtype", "batch", "heads_q", "heads_kv", "len_q", "len_kv", "dim_qk", "dim_v",
-            "flags", "flop", "iterations", "error", "work_bytes"]
+    keys = ["shape", "kernel", "mechanism", "pass", "dtype", "batch", "heads_q", "heads_kv", "len_q",
+            "len_kv", "dim_qk", "dim_v", "flags", "flop", "iterations", "error", "work_bytes"]
     return {key: result[key] for key in keys} | {"loam_s": result["median_s"]}
 
 
 def training_steps(rows, times):
-    """Sums of Loam's forwards and backwards that belong together, beside what the rivals take for both in one."""
+    """Sums of Loam's forwards and backwards that belong together, beside what the rivals take for both in
+    one."""
     by_name = {row["shape"]: row for row in rows}
     for name, row in by_name.items():
         base = name.removesuffix("-train")
         grad = by_name.get(base + "-grad")
         if name == base or not grad:
             continue
-        step = dict.fromkeys(row) | {"shape": base + "-step", "pass": "step", "mechanism": row["mechanism"], "flags": row["flags"]}
+        step = dict.fromkeys(row) | {"shape": base + "-step", "pass": "step", "mechanism": row["mechanism"],
+                                     "flags": row["flags"]}
         for key in ("loam_s", "flop"):
             step[key] = row[key] + grad[key]
         yield step | {f"{rival}_s": times.get((rival, base), {}).get("both") for rival in RIVALS}
@@ -343,9 +357,10 @@ def print_row(row, rate):
     speed = row["flop"] / row["loam_s"]
     scores = row["score_flops"] and row["score_flops"] * 1e-12
     error = "" if row["error"] is None else f"{row['error']:.1e}"
-    print(f"{row['shape']:29}" + cell(row["loam_s"], 1e3, 10, 3) + "".join(cell(row[f"{rival}_s"], 1e3, 10, 3) for rival in RIVALS)
-          + cell(speed, 1e-12, 10, 1) + cell(speed / rate, 100, 8, 1) + cell(scores, 1, 8, 0) + cell(row["iterations"], 1, 7, 2) + f"{error:>9}",
-          flush=True)
+    print(f"{row['shape']:29}" + cell(row["loam_s"], 1e3, 10, 3)
+          + "".join(cell(row[f"{rival}_s"], 1e3, 10, 3) for rival in RIVALS)
+          + cell(speed, 1e-12, 10, 1) + cell(speed / rate, 100, 8, 1) + cell(scores, 1, 8, 0)
+          + cell(row["iterations"], 1, 7, 2) + f"{error:>9}", flush=True)
 
 
 def version(*packages):
@@ -358,8 +373,10 @@ def version(*packages):
 
 
 def print_head(rate, report):
-    print(f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}, triton {version('triton')}, fla {version('fla-core', 'flash-linear-attention')}, "
-          f"cuDNN {torch.backends.cudnn.version()}: product of 8192^3 in bf16 {rate * 1e-12:.0f} TFLOP/s, copy {report['device_copy_gbs'] or 0:.0f} GB/s")
+    print(f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}, triton {version('triton')}, "
+          f"fla {version('fla-core', 'flash-linear-attention')}, cuDNN {torch.backends.cudnn.version()}: "
+          f"product of 8192^3 in bf16 {rate * 1e-12:.0f} TFLOP/s, "
+          f"copy {report['device_copy_gbs'] or 0:.0f} GB/s")
     print(f"{'shape':29}{'Loam ms':>10}" + "".join(f"{rival + ' ms':>10}" for rival in RIVALS)
           + f"{'TFLOP/s':>10}{'% roof':>8}{'scores':>8}{'iter':>7}{'error':>9}")
 
@@ -369,9 +386,12 @@ def parse():
     parser.add_argument("shapes", nargs="*", default=[ROOT / "bench/shapes/gpu.txt"], type=pathlib.Path)
     parser.add_argument("--loam", default=str(ROOT / "build/loam"), help="the program; default build/loam")
     parser.add_argument("--shape", default="*", metavar="GLOB", help="only shapes so named")
-    parser.add_argument("--seconds", type=float, default=0.1, metavar="X", help="for each measurement; default 0.1")
-    parser.add_argument("--rivals", default=",".join(RIVALS), metavar="LIST", help=f"some of {','.join(RIVALS)}, or none; default all")
-    parser.add_argument("--minutes", type=float, default=4, metavar="X", help="for all rivals together; default 4")
+    parser.add_argument("--seconds", type=float, default=0.1, metavar="X",
+                        help="for each measurement; default 0.1")
+    parser.add_argument("--rivals", default=",".join(RIVALS), metavar="LIST",
+                        help=f"some of {','.join(RIVALS)}, or none; default all")
+    parser.add_argument("--minutes", type=float, default=4, metavar="X",
+                        help="for all rivals together; default 4")
     parser.add_argument("--no-error", action="store_true", help="leave out the comparison with float64")
     parser.add_argument("--out", metavar="F.csv", help="also write the results there")
     options = parser.parse_args()
@@ -397,8 +417,10 @@ def main():
     for row in rows:
         print_row(row, rate)
     if options.out:
-        versions = {"torch": torch.__version__, "triton": version("triton"), "fla": version("fla-core", "flash-linear-attention")}
-        about = {"product_flops": rate, "copy_gbs": report["device_copy_gbs"], "device": torch.cuda.get_device_name(0), "commit": report["commit"]}
+        versions = {"torch": torch.__version__, "triton": version("triton"),
+                    "fla": version("fla-core", "flash-linear-attention")}
+        about = {"product_flops": rate, "copy_gbs": report["device_copy_gbs"],
+                 "device": torch.cuda.get_device_name(0), "commit": report["commit"]}
         write_csv([row | about | versions for row in rows], options.out)
 
 

@@ -3,7 +3,8 @@
 """Where the time of a kernel goes: samples loam bench with perf and adds up the samples by what the code
 there does.
 
-    cmake --preset release -B build/profile -DCMAKE_C_FLAGS=-g && cmake --build build/profile --target loam_program
+    cmake --preset release -B build/profile -DCMAKE_C_FLAGS=-g
+    cmake --build build/profile --target loam_program
     bench/hot_spots.py --out bench/results/profile.csv
 
 The processor's clock is sampled, not its counters, so that this works in virtual machines too. A sample
@@ -23,8 +24,8 @@ import subprocess
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-SHAPES = ["softmax-f32-d64", "softmax-bf16-d64", "softmax-grad-f32-d64", "parallax-f32-d64", "parallax-grad-f32-d64",
-          "lla-f32-d64", "lla-grad-f32-d64", "decode-n65536", "decode-lla-n65536"]
+SHAPES = ["softmax-f32-d64", "softmax-bf16-d64", "softmax-grad-f32-d64", "parallax-f32-d64",
+          "parallax-grad-f32-d64", "lla-f32-d64", "lla-grad-f32-d64", "decode-n65536", "decode-lla-n65536"]
 RUN = ["machine", "features", "threads", "compiler", "commit", "date"]
 COPIES = re.compile(r"mem(cpy|move|set)")
 
@@ -74,10 +75,11 @@ def resolve(program, addresses):
 
 def read_samples(program, data):
     """The stacks of all samples, as lists of (offset in the program or None, symbol)."""
-    text = subprocess.run(["perf", "script", "-i", data, "--no-inline", "-F", "ip,sym,symoff,dso"], check=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+    text = subprocess.run(["perf", "script", "-i", data, "--no-inline", "-F", "ip,sym,symoff,dso"],
+                          check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
     symbols = {}
-    for line in subprocess.run(["nm", program], check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines():
+    names = subprocess.run(["nm", program], check=True, stdout=subprocess.PIPE, text=True).stdout
+    for line in names.splitlines():
         words = line.split()
         if len(words) == 3:
             symbols[words[2]] = int(words[0], 16)
@@ -140,9 +142,10 @@ def main():
     for shape in fnmatch.filter(SHAPES, options.shape):
         count, report = profile(options, shape)
         total, run = sum(count.values()), [report[name] for name in RUN]
-        rows += [(shape, doing, f"{n / total:.4f}", *run) for doing, n in count.most_common() if n >= 0.01 * total]
-        print(f"{shape}, {total} samples:", ", ".join(f"{d} {100 * n / total:.0f} %" for d, n in count.most_common(8)),
-              flush=True)
+        rows += [(shape, doing, f"{n / total:.4f}", *run) for doing, n in count.most_common()
+                 if n >= 0.01 * total]
+        print(f"{shape}, {total} samples:",
+              ", ".join(f"{d} {100 * n / total:.0f} %" for d, n in count.most_common(8)), flush=True)
     if options.out:
         write_csv(rows, options.out)
 

@@ -28,7 +28,8 @@ import torch
 
 from sdpa import ROOT, read_shapes, run_loam, write_csv
 
-DECAYS = {"retention": "head", "ssd": "token", "gated-delta": "token", "mesa": "token", "gla": "channel", "kda": "channel"}
+DECAYS = {"retention": "head", "ssd": "token", "gated-delta": "token", "mesa": "token", "gla": "channel",
+          "kda": "channel"}
 BETAS = {"ssd", "delta", "gated-delta", "kda", "mesa"}
 DELTAS = {"delta", "gated-delta", "kda"}
 
@@ -43,7 +44,8 @@ def recur(mechanism, q, k, v, log_decay=None, beta=None, ridge=1.0):
     for t in range(tokens):
         q_t, k_t, v_t = q[:, :, t], k[:, :, t], v[:, :, t]
         if log_decay is not None:
-            g_t = log_decay[:, None, None] if log_decay.dim() == 1 else log_decay[:, :, t].reshape(batch, heads, -1, 1)
+            g_t = (log_decay[:, None, None] if log_decay.dim() == 1
+                   else log_decay[:, :, t].reshape(batch, heads, -1, 1))
             state = state * g_t.exp()
         if mechanism in DELTAS:
             v_t = v_t - (state * k_t[..., None]).sum(-2)
@@ -58,10 +60,12 @@ def recur(mechanism, q, k, v, log_decay=None, beta=None, ridge=1.0):
 
 def make_inputs(mechanism, batch, heads, tokens, dim, dim_v, dtype=torch.float32):
     """As loam bench draws them: gates that keep some tens of tokens, betas around 1/2."""
-    x = {"q": torch.randn(batch, heads, tokens, dim), "k": torch.randn(batch, heads, tokens, dim), "v": torch.randn(batch, heads, tokens, dim_v)}
+    x = {"q": torch.randn(batch, heads, tokens, dim), "k": torch.randn(batch, heads, tokens, dim),
+         "v": torch.randn(batch, heads, tokens, dim_v)}
     if mechanism in DELTAS | {"mesa"}:
         x["q"], x["k"] = (torch.nn.functional.normalize(x[name], dim=-1) for name in "qk")
-    shape = {"head": [heads], "token": [batch, heads, tokens], "channel": [batch, heads, tokens, dim]}.get(DECAYS.get(mechanism))
+    shape = {"head": [heads], "token": [batch, heads, tokens],
+             "channel": [batch, heads, tokens, dim]}.get(DECAYS.get(mechanism))
     if shape:
         x["log_decay"] = -torch.exp(torch.randn(shape) - 3.5)
     if mechanism in BETAS:
@@ -84,8 +88,10 @@ def check(loam, mechanism):
             numpy.save(f"{folder}/{name}.npy", value.numpy())
             options += ["--" + name.replace("_", "-"), f"{folder}/{name}.npy"]
         ridge = ["--ridge", "1"] if mechanism == "mesa" else []
-        subprocess.run([loam, "attend", mechanism, *options, *ridge, "--dtype", "f64", "--out", f"{folder}/o.npy"], check=True)
-        difference = torch.from_numpy(numpy.load(f"{folder}/o.npy")) - recur(mechanism, **scaled(mechanism, x))
+        subprocess.run([loam, "attend", mechanism, *options, *ridge, "--dtype", "f64",
+                        "--out", f"{folder}/o.npy"], check=True)
+        wanted = recur(mechanism, **scaled(mechanism, x))
+        difference = torch.from_numpy(numpy.load(f"{folder}/o.npy")) - wanted
     if not difference.abs().max() < 1e-12:
         sys.exit(f"naive.py: {mechanism}: results differ by {difference.abs().max():.1e}")
 
@@ -115,8 +121,9 @@ def time_naive(shape, threads):
 
 def is_plain(shape):
     flags = {flag.split("=")[0] for flag in shape["flags"].split()}
-    return (shape["mechanism"] not in ("softmax", "parallax", "lla") and shape["pass"] != "decode" and shape["dtype"] == "f32"
-            and shape["heads_q"] == shape["heads_kv"] and flags <= {"data", "ridge"})
+    return (shape["mechanism"] not in ("softmax", "parallax", "lla") and shape["pass"] != "decode"
+            and shape["dtype"] == "f32" and shape["heads_q"] == shape["heads_kv"]
+            and flags <= {"data", "ridge"})
 
 
 def compare(options, path, shape):
@@ -124,8 +131,9 @@ def compare(options, path, shape):
     naive = time_naive(shape, options.threads)
     after, _ = run_loam(options, path, shape)
     loam = (before["median_s"] + after["median_s"]) / 2
-    return {"shape": shape["shape"], "kernel": f"torch-{torch.__version__}-naive", **shape, "naive_s": naive, "loam_kernel": before["kernel"],
-            "loam_s": loam, "naive_over_loam": naive / loam,
+    return {"shape": shape["shape"], "kernel": f"torch-{torch.__version__}-naive", **shape,
+            "naive_s": naive, "loam_kernel": before["kernel"], "loam_s": loam,
+            "naive_over_loam": naive / loam,
             **{name: report[name] for name in ("machine", "features", "compiler", "commit", "threads")},
             "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")}
 
@@ -136,7 +144,8 @@ def parse():
     parser.add_argument("--loam", default=str(ROOT / "build/loam"), help="the program; default build/loam")
     parser.add_argument("--shape", default="*", metavar="GLOB", help="only shapes so named")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), metavar="N", help="default: all")
-    parser.add_argument("--seconds", type=float, default=0.5, metavar="X", help="for each measurement of Loam; default 0.5")
+    parser.add_argument("--seconds", type=float, default=0.5, metavar="X",
+                        help="for each measurement of Loam; default 0.5")
     parser.add_argument("--out", metavar="F.csv", help="also write the results there")
     return parser.parse_args()
 
@@ -152,7 +161,8 @@ def main():
         for shape in filter(is_plain, read_shapes(path)):
             if fnmatch.fnmatch(shape["shape"], options.shape):
                 rows.append(row := compare(options, path, shape))
-                print(f"{row['shape']:26} {1e3 * row['loam_s']:10.3f} {1e3 * row['naive_s']:10.1f} {row['naive_over_loam']:8.1f}", flush=True)
+                print(f"{row['shape']:26} {1e3 * row['loam_s']:10.3f} {1e3 * row['naive_s']:10.1f} "
+                      f"{row['naive_over_loam']:8.1f}", flush=True)
     if not rows:
         sys.exit(f"naive.py: no forward or backward of a recurrence is named {options.shape}")
     if options.out:

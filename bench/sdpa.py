@@ -88,8 +88,8 @@ def time_runs(run, seconds):
 
 def run_loam(options, path, shape):
     """One result of loam bench, with what it says of the run."""
-    command = [options.loam, "bench", path, "--shape", shape["shape"], "--no-roof", "--no-error", "--format", "json",
-               "--threads", str(options.threads), "--seconds", str(options.seconds)]
+    command = [options.loam, "bench", path, "--shape", shape["shape"], "--no-roof", "--no-error",
+               "--format", "json", "--threads", str(options.threads), "--seconds", str(options.seconds)]
     report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     return report["results"][-1], report
 
@@ -117,7 +117,8 @@ def write_csv(rows, path):
     with open(part, "w", newline="") as stream:
         writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+        writer.writerows({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()}
+                         for row in rows)
     os.replace(part, path)
 
 
@@ -127,7 +128,8 @@ def parse():
     parser.add_argument("--loam", default=str(ROOT / "build/loam"), help="the program; default build/loam")
     parser.add_argument("--shape", default="*", metavar="GLOB", help="only shapes so named")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), metavar="N", help="default: all")
-    parser.add_argument("--seconds", type=float, default=1, metavar="X", help="for each measurement; default 1")
+    parser.add_argument("--seconds", type=float, default=1, metavar="X",
+                        help="for each measurement; default 1")
     parser.add_argument("--out", metavar="F.csv", help="also write the results there")
     return parser.parse_args()
 
@@ -136,7 +138,8 @@ def main():
     options = parse()
     torch.manual_seed(1)
     torch.set_num_threads(options.threads)
-    print(f"{'shape':26} {'Loam ms':>10} {'PyTorch ms':>10} {'iqr %':>6} {'GFLOP/s':>8} {'GB/s':>7} {'ratio':>6}")
+    print(f"{'shape':26} {'Loam ms':>10} {'PyTorch ms':>10} {'iqr %':>6} {'GFLOP/s':>8} {'GB/s':>7} "
+          f"{'ratio':>6}")
     rows = []
     for path in options.shapes:
         for shape in filter(has_direct_form, read_shapes(path)):
@@ -145,8 +148,9 @@ def main():
             row = compare(options, path, shape)
             rows.append(row)
             spread = 100 * (row["quartile3_s"] - row["quartile1_s"]) / row["median_s"]
-            print(f"{row['shape']:26} {1e3 * row['loam_s']:10.3f} {1e3 * row['median_s']:10.3f} {spread:6.1f} "
-                  f"{row['gflops']:8.1f} {row['gbs']:7.2f} {row['torch_over_loam']:6.2f}", flush=True)
+            print(f"{row['shape']:26} {1e3 * row['loam_s']:10.3f} {1e3 * row['median_s']:10.3f} "
+                  f"{spread:6.1f} {row['gflops']:8.1f} {row['gbs']:7.2f} {row['torch_over_loam']:6.2f}",
+                  flush=True)
     if not rows:
         sys.exit(f"sdpa.py: no shape named {options.shape} that PyTorch has a direct form for")
     if options.out:

@@ -49,7 +49,8 @@ function line(row) {
 }
 # Rows of one shape stand together, in the order in which the shapes were first seen.
 function table(pattern,    at, row, shown) {
-    print "| shape | kernel | median ms | quartiles | GFLOP/s | GB/s | % of roof | x softmax | iterations | error |"
+    print "| shape | kernel | median ms | quartiles | GFLOP/s | GB/s | % of roof | x softmax | iterations " \
+          "| error |"
     print "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|"
     for (at = 1; at <= shapes; at++) {
         if (order[at] !~ "^(" pattern ")$") continue
@@ -75,7 +76,8 @@ function pytorch(    row, compared) {
 }
 # One line for each kernel of a shape: the run on one thread, and the one on most.
 function threads(pattern,    at, row, one, most, key, order_of, shown) {
-    print "| shape | kernel | 1 thread ms | threads | ms | speed-up | GFLOP/s | GB/s | % of roof | iterations | error |"
+    print "| shape | kernel | 1 thread ms | threads | ms | speed-up | GFLOP/s | GB/s | % of roof " \
+          "| iterations | error |"
     print "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
     for (row = 1; row <= rows; row++) {
         if (get(row, "shape") !~ "^(" pattern ")$") continue
@@ -98,8 +100,8 @@ function threads(pattern,    at, row, one, most, key, order_of, shown) {
     if (!shown) fail("no result matches the pattern " pattern)
 }
 # A column for each instruction set and library; the share of the peak is that of the last instruction set.
-function parts(    row, key, by, columns, column, name_of, known_part, part_row, unit, last, lines, order_of, c, at,
-                   text) {
+function parts(    row, key, by, columns, column, name_of, known_part, part_row, unit, last, lines,
+                   order_of, c, at, text) {
     for (row = 1; row <= rows; row++) {
         if (get(row, "part") == "") continue
         by = get(row, "by")

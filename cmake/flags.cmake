@@ -51,7 +51,8 @@ endif()
 # Device code is C with templates; host code neither throws nor needs the C++ library, so that a C compiler
 # links it. ptxas' report of each kernel goes to a file beside the object (tools/ptxas-log.sh).
 set(cuda_options --expt-relaxed-constexpr -Xptxas=-v -Xfatbin=-compress-all
-    -Xcompiler=-fno-math-errno,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics,-Wall,-Wextra,-Wshadow,-Wvla,-Wpointer-arith)
+    -Xcompiler=-fno-math-errno,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics
+    -Xcompiler=-Wall,-Wextra,-Wshadow,-Wvla,-Wpointer-arith)
 if(LOAM_WERROR)
     list(APPEND cuda_options --Werror=all-warnings -Xcompiler=-Werror)
 endif()

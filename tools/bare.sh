@@ -23,7 +23,8 @@ inside()
     begun=$(date +%s)
     # Of the machine's sources those of this Debian; where it is another one, mmdebstrap knows where Debian
     # lies.
-    sources=$(grep -ls bookworm /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources || true)
+    sources=$(grep -ls bookworm /etc/apt/sources.list /etc/apt/sources.list.d/*.list \
+        /etc/apt/sources.list.d/*.sources || true)
     apt-config dump | grep '^Acquire::' >"$bare/apt.conf" || true
     # shellcheck disable=SC2086
     mmdebstrap --quiet --variant=apt --include=git,make,ca-certificates --aptopt="$bare/apt.conf" \
@@ -35,8 +36,8 @@ inside()
     for target; do
         echo "bare: make $target"
         begun=$(date +%s)
-        chroot "$bare/root" env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin ${http_proxy:+http_proxy="$http_proxy"} \
-            make --no-print-directory -C /loam "$target"
+        chroot "$bare/root" env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin \
+            ${http_proxy:+http_proxy="$http_proxy"} make --no-print-directory -C /loam "$target"
         times="$times, make $target: $(($(date +%s) - begun)) s"
     done
     echo "$times"

@@ -20,11 +20,13 @@ awk '/^Mean/ || $1 == "d" || $2 == 256 { print "   " $0 }' "$out/regression.txt"
 
 echo "3. Local regression of real tables"
 # Columns are named as the axes should be.
-sed '1s/.*/latitude,longitude,depth (km),magnitude (Richter),stations that report it/' data/quakes.csv >"$out/quakes-named.csv"
+sed '1s/.*/latitude,longitude,depth (km),magnitude (Richter),stations that report it/' data/quakes.csv \
+    >"$out/quakes-named.csv"
 sed '1s/.*/time after the impact (ms),acceleration of the head (g)/' data/mcycle.csv >"$out/mcycle-named.csv"
 quakes()
 {
-    "$loam" regress "$out/quakes-named.csv" --x 'magnitude (Richter)' --y 'stations that report it' --bandwidth 0.24 "$@"
+    "$loam" regress "$out/quakes-named.csv" --x 'magnitude (Richter)' --y 'stations that report it' \
+        --bandwidth 0.24 "$@"
 }
 quakes --out "$out/quakes.csv" --plot "$out/quakes.svg" >"$out/quakes.txt"
 quakes --grid 7 --out "$out/lag.csv" >"$out/lag.txt"

@@ -10,7 +10,8 @@ shift 2
 mkdir -p "$to/bin" "$to/lib"
 for program in tests/check/loam-check tests/parallel/test_parallel_bits tests/cuda/test_cuda_launch \
     tests/cuda/test_cuda_contract tests/cuda/test_cuda_rope tests/cuda/test_cuda_large \
-    tests/recurrent/test_recurrent_bits tests/recurrent/test_recurrent_rows loam tests/cli/test_cli_cuda "$@"; do
+    tests/recurrent/test_recurrent_bits tests/recurrent/test_recurrent_rows loam tests/cli/test_cli_cuda \
+    "$@"; do
     install -s "$build/$program" "$to/bin/"
 done
 ldd "$to"/bin/* | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u |

@@ -49,7 +49,8 @@ step()
         77) verdict=skipped ;;
         *) verdict="FAILED ($status)" failed=1 ;;
     esac
-    printf '%-34s %-12s %4d s   %s\n' "$name" "$verdict" "$(($(date +%s) - begun))" "$(tail -n 1 "$logs/$name.log" | cut -c1-110)"
+    printf '%-34s %-12s %4d s   %s\n' "$name" "$verdict" "$(($(date +%s) - begun))" \
+        "$(tail -n 1 "$logs/$name.log" | cut -c1-110)"
 }
 
 while read -r row; do

@@ -4,10 +4,10 @@
 
 No line beyond 110 columns. No function or macro beyond 60 lines, no file beyond 800. No function, and no
 macro with arguments, that nothing uses. No circle of files that include each other, or whose functions call
-each other. No header that one file of its folder alone includes, where the two make one file of at most 800
-lines. """
+each other. """
 import bisect
 import collections
+import functools
 import os
 import re
 import sys
@@ -24,12 +24,15 @@ NOISE = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.M)
 DIRECTIVE = re.compile(r'^[ \t]*#(?:\\\n|[^\n])*', re.M)
 MACRO = re.compile(r'[ \t]*#[ \t]*define[ \t]+(\w+)(\([^)]*\))?')
+PASTE = re.compile(r'\w+(?:[\s\\]*##[\s\\]*\w+)+')
+TOKEN = re.compile(r'\w+|[^\w\s]')
 SCOPE = re.compile(r'\b(extern\s*""|namespace(\s+\w+)?)\s*$')
-PASTED = re.compile(r'##\s*(_\w+)')
 ATTRIBUTE = re.compile(r'\b(?:__attribute__|__launch_bounds__|alignas)\s*\(\)')
 LOCAL = re.compile(r'\b(static|template|LOAM_INLINE)\b')
 
 Function = collections.namedtuple('Function', 'name first last local pasted')
+# `pastes`: of each name that it pastes, the parts, None for an argument. `words`: those of its body.
+Macro = collections.namedtuple('Macro', 'name pastes words')
 
 
 def blanked(match):
@@ -49,7 +52,7 @@ def without_nested(text, opening, closing):
 
 
 def declared(head):
-    """The function that `head` declares, if any, and whether a macro makes its name: f of `int ISA(f)(int)`."""
+    """The function that `head` declares, if any, and whether a macro makes its name: f of `int ISA(f)(x)`."""
     if 'template' in head:
         head = without_nested(head, '<', '>')
     flat = ATTRIBUTE.sub('', without_nested(head, '(', ')'))
@@ -61,6 +64,18 @@ def declared(head):
     return (inner[1], True) if inner else (plain and plain[1], False)
 
 
+def arguments(text):
+    """Of each macro or function called, the arguments that are a word: (called, word)."""
+    called, tokens = [], ['', *TOKEN.findall(text), '']
+    for before, token, after in zip(tokens, tokens[1:], tokens[2:]):
+        if token == '(':
+            called.append(before)
+        elif token == ')' and called:
+            called.pop()
+        elif called and before in '(,' and after in '),' and NAME.fullmatch(token):
+            yield called[-1], token
+
+
 class Source:
     """A file of C or CUDA: which functions it defines, and which names it has other than to declare them."""
 
@@ -70,8 +85,9 @@ class Source:
         self.includes = ['include/loam.h' if name == 'loam.h' else name for name in INCLUDE.findall(text)]
         self.functions = []
         self.declared = set()
-        self.suffixes = set()  # what its macros paste to a name
+        self.macros = []
         self.uses = collections.Counter()
+        self.arguments = set()
         code = NOISE.sub(blanked, text)
         self.starts = [match.start() for match in re.finditer('^', code, re.M)]
         for match in DIRECTIVE.finditer(code):
@@ -81,14 +97,24 @@ class Source:
     def line(self, offset):
         return bisect.bisect_right(self.starts, offset)
 
-    def use(self, text, declaration=None):
+    def use(self, text, declaration=None, parameters=()):
         self.uses.update(name for name in NAME.findall(text) if name != declaration)
+        for called, word in arguments(text):
+            if word != declaration and word not in parameters:
+                # What a parameter stands for may paste.
+                self.arguments.add((None if called in parameters else called, word))
 
     def read_directive(self, match):
         macro = MACRO.match(match.group())
-        self.use(match.group(), macro and macro[1])
-        self.suffixes.update(PASTED.findall(match.group()))
-        if macro and macro[2]:
+        if not macro:
+            return self.use(match.group())
+        parameters = {*NAME.findall(macro[2] or ''), '__VA_ARGS__'}
+        body = match.group()[macro.end():]
+        self.use(body, macro[1], parameters)
+        pastes = {tuple(None if part in parameters else part for part in re.findall(r'\w+', paste))
+                  for paste in PASTE.findall(body)}
+        self.macros.append(Macro(macro[1], pastes, set(NAME.findall(body))))
+        if macro[2]:
             lines = self.line(match.start()), self.line(match.end())
             self.functions.append(Function(macro[1], *lines, local=True, pasted=False))
 
@@ -147,20 +173,59 @@ def long_functions(sources):
                 yield f'{at}: {function.name} has {n} lines, at most {FUNCTION_LINES}'
 
 
+def words_pasted(sources):
+    """Of each paste, the words given to macros that lead to it: that name or paste a macro that does."""
+    macros = [macro for source in sources for macro in source.macros]
+    given = set().union(*(source.arguments for source in sources))
+    passed = {word for _, word in given}
+    words = {}
+    for paste in set().union(*(macro.pastes for macro in macros)):
+        leading, before = {macro.name for macro in macros if paste in macro.pastes}, 0
+        while len(leading) > before:
+            before = len(leading)
+            leading |= {macro.name for macro in macros if macro.words & leading or
+                        any(re.fullmatch(''.join(part or r'\w+' for part in other), name)
+                            for other in macro.pastes for name in leading)}
+        # A parameter that is called may be any macro that is passed.
+        called = leading | {None} if leading & passed else leading
+        words[paste] = {word for caller, word in given if caller in called}
+    return words
+
+
+def maker(sources):
+    """The test whether macros make a name: by pasting to words that they are given, or to names so made."""
+    words = words_pasted(sources)
+
+    @functools.cache
+    def made(name):
+        return any(fits(paste, name, words[paste]) for paste in words)
+
+    def fits(parts, name, given):
+        if not parts:
+            return not name
+        if parts[0]:
+            return name.startswith(parts[0]) and fits(parts[1:], name[len(parts[0]):], given)
+        most = len(name) - len(parts[1:])  # the parts after it have a letter each
+        return any((name[:n] in given or made(name[:n])) and fits(parts[1:], name[n:], given)
+                   for n in range(1, most + 1))
+
+    return made
+
+
 def uncalled(sources):
-    """A macro makes f_work of f in a table, and f_avx2 of NAME(f); the linker __wrap_calloc of calloc."""
+    """ISA(f) of a definition may be used as f_avx2; the linker makes __wrap_calloc of calloc."""
     uses = collections.Counter()
     for source in sources:
         uses.update(source.uses)
-    suffixes = set().union(*(source.suffixes for source in sources))
     stems = {name.rsplit('_', 1)[0] for name in uses}
+    made = maker(sources)
     for source in sources:
         if source.path.startswith('include/'):
             continue
         for function in source.functions:
             name = function.name
-            made_of = [name, name.removeprefix('__wrap_'), *map(name.removesuffix, suffixes)]
-            if name != 'main' and not any(map(uses.get, made_of)) and not (function.pasted and name in stems):
+            used = uses[name] or uses[name.removeprefix('__wrap_')] or made(name)
+            if name != 'main' and not used and not (function.pasted and name in stems):
                 yield f'{source.path}:{function.first}: nothing uses {name}'
 
 
@@ -214,31 +279,12 @@ def arrows_of_calls(sources):
     return arrows
 
 
-def included_once(sources):
-    """The interface of a .c or .cu file has its name, and is none."""
-    includers = collections.defaultdict(list)
-    for source in sources.values():
-        for path in set(source.includes):
-            includers[path].append(source)
-    for path, users in sorted(includers.items()):
-        header = sources.get(path)
-        if header is None or not path.endswith(HEADERS) or len(users) > 1:
-            continue
-        if any(os.path.splitext(path)[0] + ending in sources for ending in UNITS):
-            continue
-        if os.path.dirname(path) != os.path.dirname(users[0].path):
-            continue
-        if users[0].lines + header.lines <= FILE_LINES:
-            yield f'{path}: only {users[0].path} includes it: {header.lines} + {users[0].lines} lines'
-
-
 def main():
     tree = sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(__file__), '..')
     texts = {path: open(os.path.join(tree, path), encoding='utf-8').read() for path in files_of(tree)}
     sources = {path: Source(path, text) for path, text in texts.items() if path.endswith(SOURCES)}
     broken = [*long_lines(texts), *long_functions(sources.values()), *uncalled(sources.values()),
-              *circles(arrows_of_includes(sources), 'include'), *circles(arrows_of_calls(sources), 'call'),
-              *included_once(sources)]
+              *circles(arrows_of_includes(sources), 'include'), *circles(arrows_of_calls(sources), 'call')]
     print('\n'.join(broken), end='\n' if broken else '')
     return 1 if broken else 0
 

@@ -49,7 +49,8 @@ fail()
 
 rows=$(printf '%s' "$table" | awk -v task="$task" '$2 ~ task')
 if ! command -v dpkg-query >/dev/null; then
-    echo "install-deps: no Debian package manager here; these must be there already:" $(echo "$rows" | awk '{print $1}')
+    echo "install-deps: no Debian package manager here; these must be there already:" \
+        $(echo "$rows" | awk '{print $1}')
     exit 0
 fi
 installed=$(dpkg-query -W -f '${db:Status-Status} ${Package}\n' | awk '$1 == "installed" {print $2}')

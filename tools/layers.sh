@@ -9,14 +9,15 @@ cd "${1:-$(dirname "$0")/..}"
 # with a line of its own is no part of the one around it. The families of src never include each other. A file
 # after a minus is of an allowed room, and yet not to be included: what serves kernels does not serve the
 # reference that they are checked by.
-law='
+law="
 include
 src/base  include
 src/simd  include src/base
 src/gpu   include src/base
 src/exact
 src/local include src/base
-src/local/reference include src/base src/exact src/local -src/base/cholesky.h -src/local/decay.h -src/local/score.h -src/local/path_each.h
+src/local/reference include src/base src/exact src/local -src/base/cholesky.h \
+                    -src/local/decay.h -src/local/score.h -src/local/path_each.h
 src/local/cpu       include src/base src/simd src/local
 src/local/cuda      include src/base src/gpu src/local
 src/local/cuda/path include src/base src/gpu src/local src/local/cuda
@@ -39,7 +40,7 @@ tests     include io cli cli/attend cli/bench cli/experiment cli/regress
 tests/simd include src/base src/simd tests
 bench     include io cli cli/bench src/base src/simd
 examples  include
-'
+"
 
 layers=$(echo "$law" | awk '{ printf "%s ", $1 }')
 

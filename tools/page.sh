@@ -8,7 +8,8 @@ out=$1
 # Awk functions for all that follows: names as in the pictures, numbers of three digits.
 functions='
 function name_of(e) {
-    return e == "lla" ? "LLA" : e == "mesa" ? "MesaNet" : e == "linear" ? "linear attention" : e == "delta" ? "DeltaNet" \
+    return e == "lla" ? "LLA" : e == "mesa" ? "MesaNet" : e == "linear" ? "linear attention" \
+         : e == "delta" ? "DeltaNet" \
          : e == "gated-delta" ? "Gated DeltaNet" : e == "kda" ? "KDA" : e == "random" ? "a random guess" : e
 }
 function show(x,  p) {
@@ -34,12 +35,13 @@ segments() { ranking "$out/regression/summary.csv" "\$1 == $1 && \$2 == $2 && \$
 # ratio INPUTS A B: the late error of A over that of B.
 ratio()
 {
-    awk -F, "$functions \$1 == $1 { late[\$2] = \$column[\"mse_late\"] } END { print show(late[\"$2\"] / late[\"$3\"]) }" \
-        "$out/smooth/summary.csv" || echo @missing@
+    awk -F, "$functions \$1 == $1 { late[\$2] = \$column[\"mse_late\"] }
+        END { print show(late[\"$2\"] / late[\"$3\"]) }" "$out/smooth/summary.csv" || echo @missing@
 }
 bandwidth()
 {
-    awk -F 'bandwidth ' "/^$1,$2,/ { print \$2 + 0; n++ } END { exit !n }" "$out/smooth/summary.csv" || echo @missing@
+    awk -F 'bandwidth ' "/^$1,$2,/ { print \$2 + 0; n++ } END { exit !n }" "$out/smooth/summary.csv" ||
+        echo @missing@
 }
 
 # The best of each cell with the own pair hidden, and the place of LLA: rows are segment sizes, columns
@@ -77,13 +79,17 @@ winners()
 # The smallest and the largest magnitude: magnitude, local constant, local line.
 lag()
 {
-    awk -F, "NR == 1 { for (c = 1; c <= NF; c++) column[\$c] = c; next } { row[NR] = sprintf(\"at magnitude %.1f the constant says %.0f \
-and the line %.0f\", \$1, \$column[\"constant_fit\"], \$column[\"linear_fit\"]) } END { print row[2] \"; \" row[NR]; exit NR < 3 }" "$out/lag.csv" || echo @missing@
+    awk -F, "$functions"'
+        {
+            row[NR] = sprintf("at magnitude %.1f the constant says %.0f and the line %.0f", $1,
+                              $column["constant_fit"], $column["linear_fit"])
+        }
+        END { print row[2] "; " row[NR]; exit NR < 3 }' "$out/lag.csv" || echo @missing@
 }
 left_out()
 {
-    awk '/^ *leave-one-out/ { print $(NF - 1) " for the constant, " $NF " for the line"; n++ } END { exit !n }' "$out/$1.txt" ||
-        echo @missing@
+    awk '/^ *leave-one-out/ { print $(NF - 1) " for the constant, " $NF " for the line"; n++ }
+        END { exit !n }' "$out/$1.txt" || echo @missing@
 }
 
 escape() { sed 's/&/\&amp;/g; s/</\&lt;/g' "$1"; }
@@ -92,7 +98,8 @@ picture() { echo "<a href=\"$1\"><img src=\"$1\" alt=\"$2\" loading=\"lazy\"/></
 # weights NAME PAGE TITLE
 weights()
 {
-    echo "<figure>$(picture "weights/weights-$1.svg" "weights of $3")<figcaption><a href=\"../docs/mechanisms/$2.md\">$3</a></figcaption></figure>"
+    echo "<figure>$(picture "weights/weights-$1.svg" "weights of $3")\
+<figcaption><a href=\"../docs/mechanisms/$2.md\">$3</a></figcaption></figure>"
 }
 gallery()
 {
@@ -113,32 +120,36 @@ page()
 <meta name="viewport" content="width=device-width, initial-scale=1"/>
 <title>Loam: attention as local regression</title>
 <style>
-  body { font: 17px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 1.5rem auto; padding: 0 1rem; color: #1e1e1e; background: #fff }
+  body { font: 17px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 1.5rem auto; padding: 0 1rem;
+         color: #1e1e1e; background: #fff }
   a { color: #00558c } h2 { margin-top: 2.5rem } p, figcaption, li { max-width: 46rem }
-  figure { margin: 1.5rem 0 } figcaption { margin-top: .5rem } img { width: 100%; height: auto; display: block }
+  figure { margin: 1.5rem 0 } figcaption { margin-top: .5rem }
+  img { width: 100%; height: auto; display: block }
   .row { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 19rem), 1fr)) }
   .two { grid-template-columns: repeat(auto-fill, minmax(min(100%, 26rem), 1fr)) }
-  .small { grid-template-columns: repeat(auto-fill, minmax(min(46%, 13rem), 1fr)) } .small figure { margin: 0 }
+  .small { grid-template-columns: repeat(auto-fill, minmax(min(46%, 13rem), 1fr)) }
+  .small figure { margin: 0 }
   pre, .wide { overflow-x: auto } pre { background: #f6f6f6; padding: 1rem; font-size: 13px }
-  table { border-collapse: collapse } th, td { border: 1px solid #ccc; padding: .3rem .6rem; text-align: left; white-space: nowrap }
+  table { border-collapse: collapse }
+  th, td { border: 1px solid #ccc; padding: .3rem .6rem; text-align: left; white-space: nowrap }
   .key { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: .3rem 1.2rem }
   .key span { display: inline-block; width: 1rem; height: 1rem; margin-right: .4rem; vertical-align: -.12rem }
 </style>
 </head>
 <body>
 <h1>Loam: attention as local regression</h1>
-<p>Loam is a C library and a program for attention, the part of a language model in which each token looks back at those
-before it. It treats attention as regression: from the pairs of a key and a value seen so far, predict the value that
-belongs to a query.</p>
-<p>Softmax attention fits a <em>constant</em> around each query, Local Linear Attention (LLA) fits a <em>line</em> there;
-linear attention, the delta rules (DeltaNet, Gated DeltaNet, KDA) and MesaNet fit one linear map to all that came before.
-This page compares them. Its pictures and numbers were made on this machine just now, but for those of the last section,
-which come with Loam.</p>
-<p>To read on: <a href="../README.md">how to use Loam</a>, <a href="../docs/mechanisms/README.md">a page for each
-mechanism</a>, <a href="../include/loam.h">the C interface</a>, <a href="../docs/mathematics.md">the mathematics</a>,
-<a href="../docs/experiment.md">these experiments</a>, <a href="../docs/regress.md">regression of tables</a>,
-<a href="../docs/performance.md">how fast</a>, <a href="../docs/accuracy.md">how exact</a>,
-<a href="../docs/gpu.md">GPUs</a>.</p>
+<p>Loam is a C library and a program for attention, the part of a language model in which each token looks
+back at those before it. It treats attention as regression: from the pairs of a key and a value seen so far,
+predict the value that belongs to a query.</p>
+<p>Softmax attention fits a <em>constant</em> around each query, Local Linear Attention (LLA) fits a
+<em>line</em> there; linear attention, the delta rules (DeltaNet, Gated DeltaNet, KDA) and MesaNet fit one
+linear map to all that came before. This page compares them. Its pictures and numbers were made on this
+machine just now, but for those of the last section, which come with Loam.</p>
+<p>To read on: <a href="../README.md">how to use Loam</a>, <a href="../docs/mechanisms/README.md">a page for
+each mechanism</a>, <a href="../include/loam.h">the C interface</a>, <a href="../docs/mathematics.md">the
+mathematics</a>, <a href="../docs/experiment.md">these experiments</a>,
+<a href="../docs/regress.md">regression of tables</a>, <a href="../docs/performance.md">how fast</a>,
+<a href="../docs/accuracy.md">how exact</a>, <a href="../docs/gpu.md">GPUs</a>.</p>
 <p>One colour is one kind of fit in all pictures:</p>
 <ul class="key">
 $(swatch '#0072B2' 'LLA, a local line')
@@ -154,18 +165,21 @@ $(swatch '#8C8C8C' 'data, or a random guess')
 <h2>1. A line against a constant, on real data</h2>
 <div class="row two">
 <figure>$(picture quakes.svg 'stations against magnitude, two fits')
-<figcaption>How many stations report an earthquake near Fiji, by its magnitude (1000 earthquakes, one bandwidth for both fits).
-At the ends all neighbours lie on one side, and their mean is pulled that way; a line follows the slope: $(lag). Errors on
-left-out rows (root mean square): $(left_out quakes).</figcaption></figure>
+<figcaption>How many stations report an earthquake near Fiji, by its magnitude (1000 earthquakes, one
+bandwidth for both fits). At the ends all neighbours lie on one side, and their mean is pulled that way; a
+line follows the slope: $(lag). Errors on left-out rows (root mean square):
+$(left_out quakes).</figcaption></figure>
 <figure>$(picture mcycle.svg 'acceleration against time, two fits')
-<figcaption>Acceleration of the head in a helmet after an impact (133 readings). Each fit has the bandwidth that predicts left-out
-readings best; their errors (root mean square): $(left_out mcycle).</figcaption></figure>
+<figcaption>Acceleration of the head in a helmet after an impact (133 readings). Each fit has the bandwidth
+that predicts left-out readings best; their errors (root mean square):
+$(left_out mcycle).</figcaption></figure>
 </div>
 
 <h2>2. A smooth map seen through noise: where a local fit is at home</h2>
-<p>Keys are points with d inputs; a value is a smooth, bent function of the key, plus noise of half its standard deviation.
-Each position predicts from the pairs before it, and the error is the distance from the function without the noise, as a share
-of the function's variance: 1 is what saying nothing gets. Each mechanism has the settings that did best on other sequences.</p>
+<p>Keys are points with d inputs; a value is a smooth, bent function of the key, plus noise of half its
+standard deviation. Each position predicts from the pairs before it, and the error is the distance from the
+function without the noise, as a share of the function's variance: 1 is what saying nothing gets. Each
+mechanism has the settings that did best on other sequences.</p>
 <figure><div class="row">
 $(for d in 2 4 8; do picture "smooth/smooth-d$d.svg" "error by position, smooth map of $d inputs"; done)
 </div>
@@ -173,31 +187,36 @@ $(for d in 2 4 8; do picture "smooth/smooth-d$d.svg" "error by position, smooth 
 d = 2: $(smooth 2).<br/>
 d = 4: $(smooth 4).<br/>
 d = 8: $(smooth 8).<br/>
-<b>Why.</b> No linear map follows a bent function, so the errors of linear attention, the delta rules and MesaNet stop falling
-at what the best linear map leaves over, however many pairs come. A local fit only needs the function to be simple nearby, and
-each new pair brings nearer neighbours. A line removes the slope that biases a mean of neighbours; so it can afford a wider
-neighbourhood, in which more noise averages out (bandwidths chosen for d = 2, 4, 8: LLA $(bandwidth 2 lla), $(bandwidth 4 lla),
-$(bandwidth 8 lla); softmax $(bandwidth 2 softmax), $(bandwidth 4 softmax), $(bandwidth 8 softmax)). In more dimensions
-neighbours are farther away: LLA's error over MesaNet's is $(ratio 2 lla mesa), $(ratio 4 lla mesa) and $(ratio 8 lla mesa) for
-d = 2, 4 and 8, and over softmax's $(ratio 2 lla softmax), $(ratio 4 lla softmax) and $(ratio 8 lla softmax).</figcaption></figure>
+<b>Why.</b> No linear map follows a bent function, so the errors of linear attention, the delta rules and
+MesaNet stop falling at what the best linear map leaves over, however many pairs come. A local fit only needs
+the function to be simple nearby, and each new pair brings nearer neighbours. A line removes the slope that
+biases a mean of neighbours; so it can afford a wider neighbourhood, in which more noise averages out
+(bandwidths chosen for d = 2, 4, 8: LLA $(bandwidth 2 lla), $(bandwidth 4 lla), $(bandwidth 8 lla); softmax
+$(bandwidth 2 softmax), $(bandwidth 4 softmax), $(bandwidth 8 softmax)). In more dimensions neighbours are
+farther away: LLA's error over MesaNet's is $(ratio 2 lla mesa), $(ratio 4 lla mesa) and $(ratio 8 lla mesa)
+for d = 2, 4 and 8, and over softmax's $(ratio 2 lla softmax), $(ratio 4 lla softmax) and
+$(ratio 8 lla softmax).</figcaption></figure>
 
 <h2>3. Linear maps that change, without noise: what a delta rule is made for</h2>
-<p>The task of Zuo et al. 2025. Within a segment of S pairs the value is exactly a linear map of the key, of d channels each; at
-the next segment map and keys change. Settings are the paper's or fixed. The squared error is summed over the channels.</p>
+<p>The task of Zuo et al. 2025. Within a segment of S pairs the value is exactly a linear map of the key, of d
+channels each; at the next segment map and keys change. Settings are the paper's or fixed. The squared error
+is summed over the channels.</p>
 <figure><div class="row two">
 $(picture regression/position-d16-S256-hidden.svg 'error by position, d = 16, own pair hidden')
 $(picture regression/position-d64-S256-hidden.svg 'error by position, d = 64, own pair hidden')
 </div>
-<figcaption>Each position predicts from the pairs before it. In the first segment, from the least error to the most:<br/>
+<figcaption>Each position predicts from the pairs before it. In the first segment, from the least error to the
+most:<br/>
 d = 16: $(segments 16 256 hidden mse_first).<br/>
 d = 64: $(segments 64 256 hidden mse_first).<br/>
 In the segments after it:<br/>
 d = 16: $(segments 16 256 hidden mse_later).<br/>
 d = 64: $(segments 64 256 hidden mse_later).<br/>
-<b>Why.</b> In a segment one linear map explains every pair exactly. A delta rule corrects its map by what each pair shows to
-be wrong, so it approaches the new map and overwrites the old one; there is no noise that it could learn by mistake. MesaNet solves
-for the one map that fits all pairs best, which is the right answer as long as there is one map, and a compromise after the first
-change. A local fit pays for locality: it learns from few pairs near the query, though far ones would tell as much.</figcaption></figure>
+<b>Why.</b> In a segment one linear map explains every pair exactly. A delta rule corrects its map by what
+each pair shows to be wrong, so it approaches the new map and overwrites the old one; there is no noise that
+it could learn by mistake. MesaNet solves for the one map that fits all pairs best, which is the right answer
+as long as there is one map, and a compromise after the first change. A local fit pays for locality: it learns
+from few pairs near the query, though far ones would tell as much.</figcaption></figure>
 <p>The mechanism with the least error over all positions, and LLA where it is another (own pair hidden):</p>
 <div class="wide"><table>
 $(winners)
@@ -205,8 +224,9 @@ $(winners)
 <figure><div class="row two">
 $(gallery ratio hidden 'error over that of LLA')
 </div>
-<figcaption>The errors of the others over that of LLA, own pair hidden: a curve below 1 does better than LLA. S is the length of
-a segment; the sequences have 1024 pairs, so at S = 1024 the map never changes.</figcaption></figure>
+<figcaption>The errors of the others over that of LLA, own pair hidden: a curve below 1 does better than LLA.
+S is the length of a segment; the sequences have 1024 pairs, so at S = 1024 the map never
+changes.</figcaption></figure>
 
 <h2>4. The same, when the answer is in sight</h2>
 <p>In the paper a position also sees its own pair, whose value is the one asked for.</p>
@@ -217,13 +237,15 @@ $(picture regression/position-d64-S256-visible.svg 'error by position, d = 64, o
 <figcaption>Over all positions, from the least error to the most:<br/>
 d = 16: $(segments 16 256 visible mse).<br/>
 d = 64: $(segments 64 256 visible mse).<br/>
-<b>Why.</b> The task is now to find one's own pair again. The delta rules have written it an instant ago, with the strength that
-makes the map exact for this key: what is left of their error is rounding. The own pair's weight in softmax and LLA grows
-with d, and so the two find it better. Linear attention and MesaNet give it no such weight.</figcaption></figure>
+<b>Why.</b> The task is now to find one's own pair again. The delta rules have written it an instant ago, with
+the strength that makes the map exact for this key: what is left of their error is rounding. The own pair's
+weight in softmax and LLA grows with d, and so the two find it better. Linear attention and MesaNet give it no
+such weight.</figcaption></figure>
 <figure><div class="row two">
 $(gallery ratio visible 'error over that of LLA')
 </div>
-<figcaption>The errors of the others over that of LLA, own pair visible: above 1 LLA does better, below 1 the other.</figcaption></figure>
+<figcaption>The errors of the others over that of LLA, own pair visible: above 1 LLA does better, below 1 the
+other.</figcaption></figure>
 <details><summary>Error by position for every d and S</summary>
 <p>Own pair hidden:</p>
 <div class="row">
@@ -236,15 +258,16 @@ $(gallery position visible 'error by position')
 </details>
 
 <h2>5. Whom a token listens to</h2>
-<p>The weights that each mechanism gives to the tokens before, on one example of 32 tokens: a cycle of eight keys shown four
-times; each token asks for the key five tokens before it, which was also there 13, 21 and 29 tokens before. A row is a query, a
-column a key; the full colour is weight 1, black is -1. Recurrences that overwrite keep the latest answer; those that sum
-or solve keep all.</p>
+<p>The weights that each mechanism gives to the tokens before, on one example of 32 tokens: a cycle of eight
+keys shown four times; each token asks for the key five tokens before it, which was also there 13, 21 and 29
+tokens before. A row is a query, a column a key; the full colour is weight 1, black is -1. Recurrences that
+overwrite keep the latest answer; those that sum or solve keep all.</p>
 <div class="row small">
-$(weights softmax softmax softmax; weights parallax parallax Parallax; weights lla lla LLA; weights fox fox 'FoX')
-$(weights path path PaTH; weights rope rope RoPE; weights linear linear 'linear attention'; weights retention retention RetNet)
-$(weights ssd ssd 'Mamba-2 (SSD)'; weights gla gla GLA; weights delta delta DeltaNet; weights gated_delta gated_delta 'Gated DeltaNet')
-$(weights kda kda KDA; weights mesa mesa MesaNet)
+$(weights softmax softmax softmax; weights parallax parallax Parallax; weights lla lla LLA)
+$(weights fox fox FoX; weights path path PaTH; weights rope rope RoPE)
+$(weights linear linear 'linear attention'; weights retention retention RetNet)
+$(weights ssd ssd 'Mamba-2 (SSD)'; weights gla gla GLA; weights delta delta DeltaNet)
+$(weights gated_delta gated_delta 'Gated DeltaNet'; weights kda kda KDA; weights mesa mesa MesaNet)
 </div>
 
 <h2>The tables</h2>

@@ -28,8 +28,9 @@ def make_example():
     token = np.full(TOKENS, -0.05)
     token[16] = -2.5
     return {
-        "q": basis[(np.arange(TOKENS) + KEYS - 5) % KEYS], "k": keys, "v": np.eye(TOKENS), "log_decay": token, "beta": np.ones(TOKENS),
-        "half": np.full(TOKENS, 0.5), "log_decay_channel": np.tile(-np.geomspace(1, 0.01, DIM), (TOKENS, 1)),
+        "q": basis[(np.arange(TOKENS) + KEYS - 5) % KEYS], "k": keys, "v": np.eye(TOKENS),
+        "log_decay": token, "beta": np.ones(TOKENS), "half": np.full(TOKENS, 0.5),
+        "log_decay_channel": np.tile(-np.geomspace(1, 0.01, DIM), (TOKENS, 1)),
     }
 
 
@@ -54,10 +55,12 @@ CALLS = {
 
 
 # The colours of cli/plot.h: one a fit, whatever its gates and scores.
-CONSTANT, LINE, MESA, SUMS, DELTA, GATED, KDA = "#D55E00", "#0072B2", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#882255"
+CONSTANT, LINE, MESA = "#D55E00", "#0072B2", "#009E73"
+SUMS, DELTA, GATED, KDA = "#E69F00", "#CC79A7", "#56B4E9", "#882255"
 COLOURS = {
-    "softmax": CONSTANT, "fox": CONSTANT, "path": CONSTANT, "rope": CONSTANT, "parallax": LINE, "lla": LINE, "mesa": MESA,
-    "linear": SUMS, "retention": SUMS, "ssd": SUMS, "gla": SUMS, "delta": DELTA, "gated_delta": GATED, "kda": KDA,
+    "softmax": CONSTANT, "fox": CONSTANT, "path": CONSTANT, "rope": CONSTANT, "parallax": LINE, "lla": LINE,
+    "mesa": MESA, "linear": SUMS, "retention": SUMS, "ssd": SUMS, "gla": SUMS, "delta": DELTA,
+    "gated_delta": GATED, "kda": KDA,
 }
 
 
@@ -71,7 +74,8 @@ def draw(weights, colour, path):
     """Rows are queries, columns keys; what lies ahead is left out. Tokens count from 1."""
     side, left, top, bottom = TOKENS * CELL, 66, 10, 66
     width, height = left + side + 14, top + side + bottom
-    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="28" fill="#1e1e1e">',
+    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+             f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="28" fill="#1e1e1e">',
              f'<rect width="{width}" height="{height}" fill="#ffffff"/>']
     # One path a shade: 16 of each sign.
     shades = np.round(np.clip(weights, -1, 1) * 16).astype(int)
@@ -85,20 +89,23 @@ def draw(weights, colour, path):
         lines += [f'<text x="{left + at}" y="{top + side + 27}" text-anchor="middle">{token}</text>',
                   f'<text x="{left - 6}" y="{top + at + 10}" text-anchor="end">{token}</text>']
     lines += [f'<text x="{left + side / 2}" y="{top + side + 56}" text-anchor="middle">key (token)</text>',
-              f'<text transform="translate(24 {top + side / 2}) rotate(-90)" text-anchor="middle">query (token)</text>', "</svg>"]
+              f'<text transform="translate(24 {top + side / 2}) rotate(-90)" text-anchor="middle">'
+              f'query (token)</text>', "</svg>"]
     path.write_text("\n".join(lines) + "\n")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--loam", default=ROOT / "build/loam", type=pathlib.Path, help="the program; default build/loam")
+    parser.add_argument("--loam", default=ROOT / "build/loam", type=pathlib.Path,
+                        help="the program; default build/loam")
     loam = parser.parse_args().loam.resolve()
     example = make_example() | {"retention": np.array([np.log1p(-(2.0**-4))])}
     with tempfile.TemporaryDirectory() as folder:
         for name, value in example.items():
             np.save(f"{folder}/{name}.npy", value)
         for name, call in CALLS.items():
-            subprocess.run([loam, "attend", *call.split(), *"--q q.npy --k k.npy --v v.npy --dtype f64 --out o.npy".split()], cwd=folder, check=True)
+            files = "--q q.npy --k k.npy --v v.npy --dtype f64 --out o.npy"
+            subprocess.run([loam, "attend", *call.split(), *files.split()], cwd=folder, check=True)
             draw(np.load(f"{folder}/o.npy"), COLOURS[name], ROOT / f"docs/pictures/weights-{name}.svg")
 
 

@@ -29,7 +29,7 @@ loam_status local_decay_begin(const loam_problem *p, const loam_args *a, loam_ar
 {
     *ready = *a;
     if (!p->decay || p->backend == LOAM_BACKEND_REFERENCE) return LOAM_OK;
-    const int64_t keys = local_packed(p) ? p->total_kv : p->len_kv;
+    const int64_t keys = sequence_packed(p) ? p->total_kv : p->len_kv;
     ready->log_decay = (loam_const_view){ a->work, p->heads_q * keys, keys, 1 };
     ready->work = (char *)a->work + local_decay_work(p);
     if (p->backend == LOAM_BACKEND_CUDA) {

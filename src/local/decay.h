@@ -62,7 +62,7 @@ loam_status local_decay_gradient_cuda(const loam_problem *problem, const loam_ar
 /* Keys of one head over the whole batch. */
 LOAM_INLINE int64_t local_keys(const loam_problem *p)
 {
-    return local_packed(p) ? p->total_kv : p->batch * p->len_kv;
+    return sequence_packed(p) ? p->total_kv : p->batch * p->len_kv;
 }
 
 /* The position of query i among the keys, at least 0 (a query at a negative position sees no key). */

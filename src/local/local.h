@@ -37,15 +37,17 @@ typedef struct local_seq {
 LOAM_INLINE local_seq local_seq_at(const loam_problem *p, const loam_args *a, int64_t b)
 {
     if (sequence_packed(p)) {
-        const sequence_span q = sequence_span_at(a->cu_q, b, p->len_q, p->total_q),
-                            k = sequence_span_at(a->cu_kv, b, p->len_kv, p->total_kv);
-        return (local_seq){ 0, q.first, q.len, k.first, k.len };
+        /* Not by sequence_span_at: the machine code of the GPU kernels follows the order of these reads. */
+        const int64_t q0 = sequence_clamp(a->cu_q[b], 0, p->total_q),
+                      k0 = sequence_clamp(a->cu_kv[b], 0, p->total_kv);
+        const int64_t q1 = sequence_clamp(a->cu_q[b + 1], q0, p->total_q);
+        const int64_t k1 = sequence_clamp(a->cu_kv[b + 1], k0, p->total_kv);
+        return (local_seq){ 0, q0, sequence_clamp(q1 - q0, 0, p->len_q), k0,
+                            sequence_clamp(k1 - k0, 0, p->len_kv) };
     }
     return (local_seq){ b, 0, p->len_q, 0,
                         a->lens_kv ? sequence_clamp(a->lens_kv[b], 0, p->len_kv) : p->len_kv };
 }
-
-LOAM_INLINE bool local_packed(const loam_problem *p) { return sequence_packed(p); }
 
 /* Query tokens of one head over the whole batch, and rows in all: the index space of `saved` and of row
  * arrays in the workspace. */

@@ -68,6 +68,43 @@ expect ''
 printf 'static int f(void) { return 1; }\nint (*const g)(void) = f;\n' | file src/a.c
 expect ''
 
+# Macros that paste, one through the other, to the words of a table: KERNEL(CPU, f) uses DECLARE_CPU and
+# f_cpu_work. Not DECLARE_GPU and f_gpu_work, nor g_work, whose stem is called but in no table; nor join_g.
+table()
+{
+    file src/b.h <<'CODE'
+#define DECLARE(name) int name(void), name##_work(void);
+#define DECLARE_CPU(name, ...) DECLARE(name ## _cpu)
+#define KERNEL(machine, ...) DECLARE_##machine(__VA_ARGS__)
+#define JOIN(a, b) a##_##b
+#define EACH(X) X(left) X(right)
+#define SIDE(name) int turn_##name(void);
+EACH(SIDE) int JOIN(join, h)(void);
+CODE
+    echo 'KERNEL(CPU, f)' | file src/c.def
+    file src/a.c <<'CODE'
+int f_cpu(void) { return 1; }
+int f_cpu_work(void) { return g(1); }
+static int g(int x) { return x; }
+int turn_left(void) { return JOIN(join, h)(); }
+int join_h(void) { return 1; }
+CODE
+}
+table
+expect ''
+for unused in f_gpu_work g_work g_cpu_work join_g turn_up left_cpu; do
+    table
+    echo "int $unused(void) { return 1; }" >>"$tree/src/a.c"
+    expect src/a.c
+done
+table
+echo '#define DECLARE_GPU(name) DECLARE(name##_cpu)' >>"$tree/src/b.h"
+expect src/b.h
+table
+echo 'KERNEL(CPU, g)' >>"$tree/src/c.def"
+echo 'int g_cpu_work(void) { return 1; }' >>"$tree/src/a.c"
+expect ''
+
 printf '#include "src/b.h"\n' | file src/a.h
 printf '#include "src/a.h"\n' | file src/b.h
 printf 'int f(void);\n' | file src/a.c
@@ -85,21 +122,4 @@ expect src/a.c
 printf '#include "src/ab.h"\nint f(void) { return g(); }\n' | file src/a.c
 printf '#include "src/ab.h"\nstatic int f(void) { return 1; }\nint g(void) { return f(); }\n' | file src/b.c
 printf 'int g(void);\nstatic int x = f();\n' | file src/ab.h
-expect ''
-
-# The interface of a .c file, and a header that two include, stay.
-printf 'int x;\n' | file src/a.h
-for name in a b; do echo '#include "src/a.h"' | file src/$name.c; done
-expect ''
-printf 'int x;\n' | file src/a.h
-echo '#include "src/a.h"' | file src/a.c
-expect ''
-printf 'int x;\n' | file src/a.h
-echo '#include "src/a.h"' | file src/b.c
-expect src/a.h
-statements 800 | file src/a.h
-echo '#include "src/a.h"' | file src/b.c
-expect ''
-printf 'int x;\n' | file src/other/a.h
-echo '#include "src/other/a.h"' | file src/b.c
 expect ''

@@ -66,8 +66,8 @@ struct key_directions {
 struct key_view {
     int nq, nk, low, up;
     bool packed;
-    /* The state (ROWS_ONE_PART ..) of the first 64 rows of the sequence in the first head of the group; that of
-     * each next 64 rows is `step` entries before. NULL where no probe is solved. */
+    /* The state (ROWS_ONE_PART ..) of the first 64 rows of the sequence in the first head of the group; that
+     * of each next 64 rows is `step` entries before. NULL where no probe is solved. */
     const int32_t *state;
     int step;
 };

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Local Linear Attention forward on Hopper: the passes of local/cuda/forward_solved.cu, for bf16, dot scores that
- * may decay but have no other bias, and head dimensions 64 and 128. A thread block is one warpgroup with 64
- * rows.
+ * Local Linear Attention forward on Hopper: the passes of local/cuda/forward_solved.cu, for bf16, dot scores
+ * that may decay but have no other bias, and head dimensions 64 and 128. A thread block is one warpgroup with
+ * 64 rows.
  *
  * Blocks whose rows see many keys have directions and weights in one bf16 part each, which leaves a residual
  * of about 2^-8; the last sweep measures the true one. Where it misses the tolerance, or the iteration is too

@@ -26,11 +26,11 @@ ref_row ref_row_carve(const loam_problem *p, arena *pool)
 /* A gate below this counts as this: sums are finite then, and exp of it is 0. */
 #define REF_LEAST_DECAY (-16384.0)
 
-static int64_t stored_keys(const loam_problem *p) { return p->total_q >= 0 ? p->total_kv : p->len_kv; }
+static int64_t stored_keys(const loam_problem *p) { return sequence_packed(p) ? p->total_kv : p->len_kv; }
 
 double *ref_decay_carve(const loam_problem *p, arena *pool)
 {
-    const size_t sequences = p->total_q >= 0 ? 1 : (size_t)p->batch;
+    const size_t sequences = sequence_packed(p) ? 1 : (size_t)p->batch;
     const size_t keys = size_mul(size_mul(sequences, (size_t)p->heads_q), (size_t)stored_keys(p));
     return arena_take(pool, p->decay ? keys : 0, sizeof(double));
 }

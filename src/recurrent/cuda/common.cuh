@@ -141,11 +141,11 @@ static __device__ __forceinline__ void store_state_row(float *row, const REAL (&
  * arrays over them. */
 LOAM_INLINE int64_t recurrent_tokens(const loam_problem *p)
 {
-    return p->total_q >= 0 ? p->total_q : p->batch * p->len_q;
+    return sequence_packed(p) ? p->total_q : p->batch * p->len_q;
 }
 LOAM_INLINE int64_t recurrent_work_row(const loam_problem *p, const recurrent_seq *s, int64_t h, int64_t t)
 {
-    return p->total_q >= 0 ? h * p->total_q + s->first + t : (s->b * p->heads_v + h) * p->len_q + t;
+    return sequence_packed(p) ? h * p->total_q + s->first + t : (s->b * p->heads_v + h) * p->len_q + t;
 }
 
 /* States of some rows before tokens 0, every, 2 every, ... of each sequence and head: [slot][rows][width].
@@ -159,8 +159,8 @@ template <class REAL>
 static kept_states<REAL> kept_carve(const loam_problem *p, int64_t every, int64_t rows, arena *pool)
 {
     kept_states<REAL> k = { NULL, every, (p->len_q + every - 1) / every, 0, rows, recurrent_cuda_width(p) };
-    k.per_head = p->total_q >= 0 ? p->total_q / every + p->batch
-                                 : (int64_t)size_mul((size_t)p->batch, (size_t)k.per_sequence);
+    k.per_head = sequence_packed(p) ? p->total_q / every + p->batch
+                                    : (int64_t)size_mul((size_t)p->batch, (size_t)k.per_sequence);
     const size_t slots = size_mul((size_t)k.per_head, (size_t)p->heads_v);
     k.data = (REAL *)arena_take(pool, size_mul(slots, (size_t)(k.rows * k.width)), sizeof(REAL));
     return k;
@@ -171,7 +171,8 @@ template <class REAL>
 static __device__ __forceinline__ int64_t kept_slot(const kept_states<REAL> &k, const loam_problem &p,
                                                     const recurrent_seq &s, int64_t h, int64_t n)
 {
-    return h * k.per_head + (p.total_q >= 0 ? s.first / k.every + s.index : s.index * k.per_sequence) + n;
+    return h * k.per_head + (sequence_packed(&p) ? s.first / k.every + s.index : s.index * k.per_sequence) +
+           n;
 }
 template <class REAL>
 static __device__ __forceinline__ REAL *kept_row(const kept_states<REAL> &k, const loam_problem &p,

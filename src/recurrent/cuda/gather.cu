@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(GATHER_THREADS) gather_kernel(const __grid_con
     const int64_t n = blockIdx.x * (int64_t)(GATHER_THREADS / 32) + threadIdx.x / 32, d = p.dim_qk;
     const int64_t tokens = recurrent_tokens(&p), share = p.heads_v / p.heads_q, plane = s.w.work_rows * d;
     if (n >= tokens * p.heads_q) return;
-    const bool packed = p.total_q >= 0;
+    const bool packed = sequence_packed(&p);
     gather_place x;
     x.key_head = n % p.heads_q;
     x.b = packed ? 0 : n / p.heads_q / p.len_q, x.token = packed ? n / p.heads_q : n / p.heads_q % p.len_q;
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(GATHER_THREADS) gather_kernel(const __grid_con
 /* The work row of token n of head h, counted over the whole batch. */
 static __device__ __forceinline__ int64_t row_of_head(const loam_problem &p, int64_t h, int64_t n)
 {
-    return p.total_q >= 0 ? h * p.total_q + n : (n / p.len_q * p.heads_v + h) * p.len_q + n % p.len_q;
+    return sequence_packed(&p) ? h * p.total_q + n : (n / p.len_q * p.heads_v + h) * p.len_q + n % p.len_q;
 }
 
 /* The sum of part over the tokens of head h, returned to all threads. */

@@ -81,8 +81,6 @@ static inline chunk_source chunk_source_or(const __nv_bfloat16 *array, bool stor
     return stored ? chunk_source{ array, 0, 0, 0, 1, true } : other;
 }
 
-static inline bool recurrent_is_packed(const loam_problem *p) { return p->total_q >= 0; }
-
 /* Allocates the arrays of a pass in `pool` and sets the sources. `a` is NULL where
  * only the size is wanted. */
 static inline recurrent_chunks recurrent_chunks_carve(const loam_problem *p, const loam_args *a,
@@ -97,8 +95,8 @@ static inline recurrent_chunks recurrent_chunks_carve(const loam_problem *p, con
     const int64_t head_group = p->heads_v / p->heads_q;
     recurrent_chunks x = {};
     x.per_sequence = (p->len_q + CHUNK_TOKENS - 1) / CHUNK_TOKENS;
-    x.per_head = recurrent_is_packed(p) ? p->total_q / CHUNK_TOKENS + p->batch
-                                        : (int64_t)size_mul((size_t)p->batch, (size_t)x.per_sequence);
+    x.per_head = sequence_packed(p) ? p->total_q / CHUNK_TOKENS + p->batch
+                                    : (int64_t)size_mul((size_t)p->batch, (size_t)x.per_sequence);
     const size_t slots = size_mul((size_t)p->heads_v, (size_t)x.per_head), dk = (size_t)p->dim_qk,
                  dv = (size_t)p->dim_v;
     x.slots = (int64_t)slots;

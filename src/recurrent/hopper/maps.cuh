@@ -32,14 +32,14 @@ static inline loam_const_view chunk_source_view(const chunk_source &s)
 }
 
 /* The sizes of the view of a source: batch, heads and tokens. */
-static inline int64_t source_batch(const loam_problem *p) { return recurrent_is_packed(p) ? 1 : p->batch; }
+static inline int64_t source_batch(const loam_problem *p) { return sequence_packed(p) ? 1 : p->batch; }
 static inline int64_t source_heads(const loam_problem *p, const chunk_source &s)
 {
     return p->heads_v / s.head_group;
 }
 static inline int64_t source_tokens(const loam_problem *p)
 {
-    return recurrent_is_packed(p) ? p->total_q : p->len_q;
+    return sequence_packed(p) ? p->total_q : p->len_q;
 }
 
 /* Tokens of all sequences. Where there are none, no descriptor can be made. */

@@ -103,7 +103,7 @@ static __device__ __forceinline__ pass_block pass_block_at(const loam_problem &p
     block.row = (int)tile % (SHAPE::dim / SHAPE::rows) * SHAPE::rows,
     block.column = (int)tile / (SHAPE::dim / SHAPE::rows) * TILE_SIDE;
     block.chunks = __shfl_sync(0xffffffffu, (unsigned)((block.s.len + CHUNK_TOKENS - 1) / CHUNK_TOKENS), 0);
-    const bool ends_within = p.total_q >= 0 && block.s.len % CHUNK_TOKENS != 0;
+    const bool ends_within = sequence_packed(&p) && block.s.len % CHUNK_TOKENS != 0;
     block.partial = !ends_within ? ~0u : SHAPE::backward ? 0 : block.chunks - 1;
     return block;
 }
