@@ -74,12 +74,14 @@ static void draw_shape(spec *s, rng *r, const loam_kernel_info *row)
     if (s->packed) s->batch = rng_int(r, 0, 5);
 }
 
+#define DRAW_MAP(name, member, ...) s->member = rng_one_in(r, 5) ? (rng_one_in(r, 2) ? 5 : 30) : 0;
+
 static void draw_options(spec *s, rng *r)
 {
     s->score = rng_one_in(r, 3) ? LOAM_RBF : LOAM_DOT;
     s->scale = rng_one_in(r, 3) ? 0.05 + rng_uniform(r) : 0;
     if (s->score == LOAM_DOT && rng_one_in(r, 12)) s->scale = -0.3;
-    s->soft_cap = rng_one_in(r, 5) ? (rng_one_in(r, 2) ? 5 : 30) : 0;
+    SPEC_MAPS(DRAW_MAP)
     s->causal = !rng_one_in(r, 3);
     s->window = rng_one_in(r, 4) ? PICK(r, windows) : 0;
     s->slope = rng_one_in(r, 4);

@@ -21,11 +21,13 @@ int kernel_on_device(const spec *s)
 
 int kernel_turns_keys(const char *name) { return strncmp(name, "local_path", strlen("local_path")) == 0; }
 
+#define LEAVE_OUT(name, member, ...) s->member = 0;
+
 void kernel_take_path(spec *s)
 {
     s->path = s->causal = 1;
     s->score = LOAM_DOT;
-    s->soft_cap = 0;
+    SPEC_MAPS(LEAVE_OUT)
     s->window = s->slope = s->key_bias = s->sink = 0;
 }
 
@@ -49,7 +51,7 @@ void kernel_fit(spec *s)
     s->dim_qk = s->dim_v = s->dim_qk > 64 ? 128 : 64;
     s->score = LOAM_DOT;
     s->slope = s->key_bias = 0;
-    s->soft_cap = 0;
+    SPEC_MAPS(LEAVE_OUT)
     s->ridge_unit = s->ridge_unit == LOAM_RIDGE_TRACE ? LOAM_RIDGE_NORMALISED : s->ridge_unit;
 }
 
