@@ -2,6 +2,8 @@
  * Every problem that loam_plan_create refuses: the status, and a text that names the argument and the value. */
 #include "loam.h"
 
+#include "tests/support/spec.h"
+
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
