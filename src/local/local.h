@@ -118,8 +118,8 @@ LOAM_INLINE double local_least_pivot(double largest, double mean2) { return 1e-1
 /* ------------------------------------------------------------------ saved for backward */
 
 /* Dense arrays over rows, of type real. Keys are relative to the first key of the row's sequence, as in the
- * kernels: a common shift of all keys then costs no precision. Where scores are not mapped, lse likewise lacks
- * scale x_i0, the score of that key before biases. */
+ * kernels: a common shift of all keys then costs no precision. Where scores are not mapped, lse likewise
+ * lacks scale x_i0, the score of that key before biases. */
 typedef struct local_saved {
     void *lse, *vbar; /* [rows], [rows, dim_v] */
     void *tbar;       /* Parallax: probe . kbar as the sum of two, a centre and the rest, [rows, 2] */

@@ -153,7 +153,7 @@ static void failures_have_the_text_of_cuda(void **state)
     scene_free(&x);
 }
 
-/* A row of one generation alone names its fallback, and says which of the two runs: nothing is launched here. */
+/* A row of one generation names its fallback, and says which of the two runs: nothing is launched here. */
 static void plans_tell_what_runs(void **state)
 {
     (void)state;
