@@ -71,8 +71,9 @@ typedef struct attend_options {
     const char *cu_seqlens, *cu_seqlens_k;
     const char *linear; /* the recurrence of an interpolation, which `mechanism` then is */
     attend_choices choice;
-    double ridge_number, scale, soft_cap, rope; /* rope: its base, 0 for none */
-    int64_t window, threads, rope_dim, rope_offset;
+    loam_problem problem;      /* default but for what options set there: numbers of scores */
+    double ridge_number, rope; /* rope: its base, 0 for none */
+    int64_t threads, rope_dim, rope_offset;
     bool full, normalise, verbose;
 } attend_options;
 

@@ -8,22 +8,25 @@
 
 static loam_problem local_problem(const attend_run *run)
 {
-    const loam_problem *p = &run->problem;
-    loam_problem local = loam_problem_default(LOAM_SOFTMAX, p->pass);
-    local.dtype = p->dtype, local.backend = p->backend, local.threads = p->threads;
-    local.batch = p->batch, local.heads_q = p->heads_q, local.heads_kv = p->heads_kv;
-    local.len_q = p->len_q, local.len_kv = p->len_kv, local.dim_qk = p->dim_qk, local.dim_v = p->dim_v;
-    local.total_q = p->total_q, local.total_kv = p->total_kv;
-    local.score = p->score, local.scale = p->scale, local.soft_cap = p->soft_cap;
-    local.causal = p->causal, local.window = p->window;
+    loam_problem local = run->problem;
+    local.mechanism = LOAM_SOFTMAX, local.ridge_axes = LOAM_RIDGE_NUMBER;
+    local.heads_v = 0, local.feature_map = LOAM_FEATURES_IDENTITY, local.normalise = 0;
     return local;
 }
 
 static loam_problem recurrent_problem(const attend_run *run)
 {
-    loam_problem p = run->problem;
-    p.score = LOAM_DOT, p.scale = 0, p.soft_cap = 0, p.causal = 1, p.window = 0;
-    return p;
+    const loam_problem *p = &run->problem;
+    loam_problem recurrent = loam_problem_default(p->mechanism, p->pass);
+    recurrent.dtype = p->dtype, recurrent.backend = p->backend, recurrent.threads = p->threads;
+    recurrent.batch = p->batch, recurrent.heads_q = p->heads_q, recurrent.heads_kv = p->heads_kv;
+    recurrent.len_q = p->len_q, recurrent.len_kv = p->len_kv;
+    recurrent.dim_qk = p->dim_qk, recurrent.dim_v = p->dim_v;
+    recurrent.total_q = p->total_q, recurrent.total_kv = p->total_kv;
+    recurrent.ridge = p->ridge, recurrent.ridge_axes = p->ridge_axes, recurrent.ridge_unit = p->ridge_unit;
+    recurrent.heads_v = p->heads_v, recurrent.feature_map = p->feature_map;
+    recurrent.normalise = p->normalise;
+    return recurrent;
 }
 
 static int run_both(const attend_run *run, const loam_interpolation *plan, attend_call *call, io_error *error)

@@ -202,7 +202,9 @@ static int check_ridge(attend_options *o, io_error *error)
 
 int attend_parse(attend_options *options, int argc, char **argv, io_error *error)
 {
-    *options = (attend_options){ .ridge_number = 0.1, .choice.dtype = -1 };
+    *options = (attend_options){ .problem = loam_problem_default(LOAM_SOFTMAX, LOAM_FORWARD),
+                                 .ridge_number = 0.1,
+                                 .choice.dtype = -1 };
     attend_table table;
     attend_table_make(&table, options);
     int status = options_parse(&argc, argv, table.rows, ATTEND_USAGE, table.about, &options->help, error);

@@ -51,8 +51,7 @@ static void fill_options(attend_run *run)
     p->dtype = chosen_dtype(run);
     run->real = p->dtype == LOAM_F64 ? LOAM_F64 : LOAM_F32;
     p->score = (loam_score)o->choice.score;
-    p->scale = o->scale, p->soft_cap = o->soft_cap;
-    p->causal = !o->full, p->window = o->window;
+    p->causal = !o->full;
     p->slope = run->in[IN_SLOPE].data != NULL;
     p->key_bias = run->in[IN_KEY_BIAS].data != NULL;
     p->sink = run->in[IN_SINK].data != NULL;
@@ -122,7 +121,8 @@ int attend_read(attend_run *run, io_error *error)
     for (int i = 0; i < IN_COUNT && !status; i++)
         if (o->in[i]) status = array_load(&run->in[i], o->in[i], error);
     if (status) return status;
-    run->problem = loam_problem_default(o->mechanism, LOAM_FORWARD);
+    run->problem = o->problem;
+    run->problem.mechanism = o->mechanism;
     run->tokens_first = o->choice.tokens_first;
     run->rank = run->in[IN_Q].rank;
     status = attend_check_ranks(run, error);

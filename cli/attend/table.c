@@ -108,7 +108,7 @@ static void add_inputs(attend_table *t, attend_options *o)
         "log(1 - 2^(-5-h)); of the local family only fox decays without being given them");
     add_text(t, (attend_only){ may_write, ATTEND_SOFTMAX_NAMES }, "beta", &o->in[IN_BETA], "F",
              "strengths of what a recurrence writes, or of the reflections w; default 1");
-    add_number(t, OPTION_REAL, "scale", &o->scale, -NO_BOUND, NO_BOUND, "X",
+    add_number(t, OPTION_REAL, "scale", &o->problem.scale, -NO_BOUND, NO_BOUND, "X",
                "factor of the scores, or of q in recurrences; default 1/sqrt(D), but 1 for mesa");
     add_text(
         t, ALL, "cu-seqlens", &o->cu_seqlens, "F",
@@ -159,9 +159,10 @@ static void add_local(attend_table *t, attend_options *o)
         "%s: the ridge is relative to normalised weights (normalised, default), to max-normalised weights "
         "(max) or to the trace of the covariance (trace)");
     add_text(t, ALL, "score", &o->score, "S", "dot (default): scale q.k; rbf: -scale/2 |q-k|^2");
-    add_number(t, OPTION_REAL, "soft-cap", &o->soft_cap, 0, NO_BOUND, "C", "scores become C tanh(s / C)");
+    add_number(t, OPTION_REAL, "soft-cap", &o->problem.soft_cap, 0, NO_BOUND, "C",
+               "scores become C tanh(s / C)");
     add_flag(t, ALL, "full", &o->full, "see all keys; default causal, aligned at the last token");
-    add_number(t, OPTION_INT, "window", &o->window, 1, NO_BOUND, "N",
+    add_number(t, OPTION_INT, "window", &o->problem.window, 1, NO_BOUND, "N",
                "see only keys less than N tokens away");
     add_text(t, LOCAL_ONES, "slope", &o->in[IN_SLOPE], "F",
              "per head: subtract slope x distance from scores");

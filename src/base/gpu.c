@@ -22,18 +22,20 @@ int gpu_capability(void) { return 0; }
 
 bool gpu_offers(int capability, gpu_level level)
 {
-    return level == GPU_NONE || (level == GPU_SM80 && capability >= 80) ||
-           (level == GPU_SM90 && capability == 90);
+#define OFFERS(id, word, offers, words) || (level == GPU_##id && offers)
+    return level == GPU_NONE GPU_LEVELS(OFFERS);
 }
 
 const char *gpu_level_name(gpu_level level)
 {
-    return level == GPU_SM80 ? "cuda" : level == GPU_SM90 ? "hopper" : NULL;
+#define WORD(id, word, ...) , word
+    static const char *const names[] = { NULL GPU_LEVELS(WORD) };
+    return names[level];
 }
 
 const char *gpu_level_words(gpu_level level)
 {
-    return level == GPU_SM80   ? "an NVIDIA GPU of compute capability 8.0 or newer"
-           : level == GPU_SM90 ? "an NVIDIA GPU of compute capability 9.0"
-                               : NULL;
+#define WORDS(id, word, offers, words) , words
+    static const char *const texts[] = { NULL GPU_LEVELS(WORDS) };
+    return texts[level];
 }

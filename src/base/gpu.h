@@ -6,11 +6,14 @@
 
 #include <stdbool.h>
 
-typedef enum gpu_level {
-    GPU_NONE, /* a CPU kernel */
-    GPU_SM80, /* compute capability 8.0 and above */
-    GPU_SM90  /* Hopper, 9.0 only: its instructions exist on no other generation */
-} gpu_level;
+/* The word that rows end in, the capabilities (times ten) that run them, and how errors say it. Instructions
+ * of Hopper exist on no other generation. */
+#define GPU_LEVELS(X) \
+    X(CUDA, "cuda", capability >= 80, "an NVIDIA GPU of compute capability 8.0 or newer") \
+    X(HOPPER, "hopper", capability == 90, "an NVIDIA GPU of compute capability 9.0")
+
+#define GPU_LEVEL_ID(id, ...) , GPU_##id
+typedef enum gpu_level { GPU_NONE /* a CPU kernel */ GPU_LEVELS(GPU_LEVEL_ID) } gpu_level;
 
 /* Compute capability times ten (80, 90) of the calling thread's current device; 0 without a driver, a
  * device or CUDA in this build. */

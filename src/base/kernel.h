@@ -23,7 +23,7 @@ typedef loam_status kernel_fits_fn(const loam_problem *problem, loam_error *erro
 /* Can the kernel read these arrays? */
 typedef bool kernel_reads_fn(const loam_problem *problem, const loam_args *args);
 
-/* The prototypes of a line, one macro for each machine. Rows for Hopper have a `reads` function: where it is
+/* The prototypes of a line, one macro for each machine. Rows of one GPU generation have a `reads` function: where it is
  * false, the row that they name as their fallback runs instead. */
 #define KERNEL_DECLARE(name) \
     kernel_run_fn name; \
@@ -36,9 +36,10 @@ typedef bool kernel_reads_fn(const loam_problem *problem, const loam_args *args)
 #define KERNEL_DECLARE_CPU_BF16(name, ...) KERNEL_DECLARE(name##_avx512bf16)
 #define KERNEL_DECLARE_CUDA(name, ...) KERNEL_DECLARE(name##_cuda)
 #define KERNEL_DECLARE_CUDA_BF16(name, ...) KERNEL_DECLARE(name##_cuda)
-#define KERNEL_DECLARE_HOPPER(name, ...) \
-    KERNEL_DECLARE(name##_hopper) \
-    kernel_reads_fn name##_hopper_reads;
+#define KERNEL_DECLARE_TILED(name) \
+    KERNEL_DECLARE(name) \
+    kernel_reads_fn name##_reads;
+#define KERNEL_DECLARE_HOPPER(name, ...) KERNEL_DECLARE_TILED(name##_hopper)
 #define KERNEL_DECLARE_REFERENCE_PARTIAL(name, partial, ...) \
     KERNEL_DECLARE(name##_ref) \
     kernel_partial_fn partial##_ref;

@@ -9,6 +9,8 @@
 
 /* ------------------------------------------------------------------ problems */
 
+#define MAP_WORDS(member, words) p->member != 0 ? words:
+
 /* Scores that depend on the tokens between query and key. */
 static loam_status check_between(const loam_problem *p, loam_error *error)
 {
@@ -18,12 +20,11 @@ static loam_status check_between(const loam_problem *p, loam_error *error)
             "%s: 1, expected 0 where causal is 0: keys lie before queries", name);
     REQUIRE(p->score == LOAM_DOT, error, LOAM_EUNSUPPORTED, "%s: 1, expected 0 for the score rbf", name);
     REQUIRE(!p->sink, error, LOAM_EUNSUPPORTED, "sink: 1, expected 0 with %s", name);
-    REQUIRE(!p->path || (p->soft_cap == 0 && p->window == 0 && !p->slope && !p->key_bias), error,
+    REQUIRE(!p->path || (!local_mapped(p) && p->window == 0 && !p->slope && !p->key_bias), error,
             LOAM_EUNSUPPORTED, "path: 1, expected 0 with %s",
-            p->soft_cap != 0 ? "a soft cap"
-            : p->window != 0 ? "a window"
-            : p->slope       ? "slopes"
-                             : "a key bias");
+            LOCAL_MAPS(MAP_WORDS) p->window != 0 ? "a window"
+            : p->slope                           ? "slopes"
+                                                 : "a key bias");
     return LOAM_OK;
 }
 

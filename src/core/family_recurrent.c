@@ -3,6 +3,7 @@
  * are checked too: a log decay above 0, or a delta rule with beta above 2, lets the state grow. */
 #include "src/core/check.h"
 #include "src/core/family.h"
+#include "src/local/local.h"
 #include "src/recurrent/recurrent.h"
 
 #include <math.h>
@@ -29,14 +30,17 @@ static loam_status check_shape(const loam_problem *p, loam_error *error)
     return LOAM_OK;
 }
 
+#define REFUSE_MAP(member, ...) \
+    REQUIRE(p->member == 0, error, LOAM_EUNSUPPORTED, #member ": %g, expected 0: %s has none", p->member, \
+            name);
+
 static loam_status check_problem(const loam_problem *p, loam_error *error)
 {
     const char *name = loam_mechanism_name(p->mechanism);
     const recurrent_form *form = recurrent_form_of(p->mechanism);
     REQUIRE(p->score == LOAM_DOT, error, LOAM_EUNSUPPORTED, "score: rbf, expected dot: %s has no other",
             name);
-    REQUIRE(p->soft_cap == 0, error, LOAM_EUNSUPPORTED, "soft_cap: %g, expected 0: %s has none", p->soft_cap,
-            name);
+    LOCAL_MAPS(REFUSE_MAP)
     REQUIRE(p->causal, error, LOAM_EUNSUPPORTED, "causal: 0, expected 1: %s is a recurrence", name);
     REQUIRE(p->window == 0, error, LOAM_EUNSUPPORTED, "window: %lld, expected 0: %s has none",
             (long long)p->window, name);

@@ -7,6 +7,7 @@
 #include "src/core/check.h"
 #include "src/core/family.h"
 #include "src/core/mechanisms.h"
+#include "src/local/local.h"
 
 #include <math.h>
 #include <omp.h>
@@ -95,13 +96,16 @@ static loam_status check_ridge_kind(const loam_problem *p, const loam_mechanism_
     return LOAM_OK;
 }
 
+#define CHECK_MAP(member, ...) \
+    REQUIRE(isfinite(p->member) && p->member >= 0, error, LOAM_EVALUE, \
+            #member ": %g, expected >= 0 (0: none)", p->member);
+
 static loam_status check_values(const loam_problem *p, const loam_mechanism_info *m, loam_error *error)
 {
     REQUIRE(isfinite(p->scale), error, LOAM_EVALUE, "scale: %g, expected a finite number", p->scale);
     REQUIRE(p->score == LOAM_DOT || p->scale >= 0, error, LOAM_EVALUE,
             "scale: %g, expected > 0 for the RBF score (or 0 for the default)", p->scale);
-    REQUIRE(isfinite(p->soft_cap) && p->soft_cap >= 0, error, LOAM_EVALUE,
-            "soft_cap: %g, expected >= 0 (0: none)", p->soft_cap);
+    LOCAL_MAPS(CHECK_MAP)
     REQUIRE(p->window >= 0, error, LOAM_EVALUE, "window: %lld, expected >= 0 (0: none)",
             (long long)p->window);
     REQUIRE(p->threads >= 0 && p->threads <= MAX_THREADS, error, LOAM_EVALUE, "threads: %d, expected 0 to %d",

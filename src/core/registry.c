@@ -65,11 +65,11 @@
     ROW_AVX2(name##_avx2, CPU_AVX2, TYPES_F32, .partial = function##_avx2, __VA_ARGS__) \
     ROW_AVX512(name##_avx512, CPU_AVX512, TYPES_F32, .partial = function##_avx512, __VA_ARGS__)
 #define ROWS_CPU_BF16(name, ...) ROW_AVX512BF16(name##_avx512bf16, CPU_AVX512BF16, TYPE_BF16, __VA_ARGS__)
-#define ROWS_CUDA(name, ...) ROW_CUDA(name##_cuda, GPU_SM80, TYPES_F32, __VA_ARGS__)
-#define ROWS_CUDA_BF16(name, ...) ROW_CUDA(name##_cuda, GPU_SM80, TYPE_BF16, __VA_ARGS__)
-#define ROWS_HOPPER(name, other, ...) \
-    ROW_CUDA(name##_hopper, GPU_SM90, TYPE_BF16, .fallback = #other, .reads = name##_hopper_reads, \
-             __VA_ARGS__)
+#define ROWS_CUDA(name, ...) ROW_CUDA(name##_cuda, GPU_CUDA, TYPES_F32, __VA_ARGS__)
+#define ROWS_CUDA_BF16(name, ...) ROW_CUDA(name##_cuda, GPU_CUDA, TYPE_BF16, __VA_ARGS__)
+#define ROW_TILED(function, level, other, ...) \
+    ROW_CUDA(function, level, TYPE_BF16, .fallback = #other, .reads = function##_reads, __VA_ARGS__)
+#define ROWS_HOPPER(name, ...) ROW_TILED(name##_hopper, GPU_HOPPER, __VA_ARGS__)
 
 #define KERNEL(machine, ...) ROWS_##machine(__VA_ARGS__)
 static const kernel kernels[] = {

@@ -3,6 +3,8 @@
  * backward checks it first. What is saved depends neither on the kernel nor on the number of threads. */
 #include "src/core/saved.h"
 
+#include "src/local/local.h"
+
 #include <stdbool.h>
 #include <string.h>
 
@@ -30,6 +32,8 @@ static uint64_t word_of(double x)
     return word;
 }
 
+#define MAP_MEMBER(member, ...) p->member,
+
 /* Of all that determines the layout of `saved` and the meaning of its numbers. */
 static saved_stamp stamp_of(const loam_problem *p, uint64_t more)
 {
@@ -39,7 +43,7 @@ static saved_stamp stamp_of(const loam_problem *p, uint64_t more)
                               p->total_kv,    p->score,     p->causal,     p->window,    p->slope,
                               p->key_bias,    p->sink,      p->decay,      p->path,      p->heads_v,
                               p->feature_map, p->normalise, p->ridge_axes, p->ridge_unit };
-    const double real[] = { p->scale, p->soft_cap, solved ? p->ridge : 0 };
+    const double real[] = { p->scale, LOCAL_MAPS(MAP_MEMBER) solved ? p->ridge : 0 };
     saved_stamp stamp = { "saved 1", LOAM_VERSION_NUMBER, hash_add(UINT64_C(0xcbf29ce484222325), more) };
     for (size_t i = 0; i < sizeof whole / sizeof whole[0]; i++)
         stamp.problem = hash_add(stamp.problem, (uint64_t)whole[i]);

@@ -14,14 +14,17 @@ loam_status local_cuda_fits(const loam_problem *p, loam_error *error)
     return LOAM_OK;
 }
 
+#define MAP_WORDS(member, words) words ", "
+
 /* Tiles there are 64 channels wide, and scores are products alone. */
 loam_status local_hopper_fits(const loam_problem *p, loam_error *error)
 {
     REQUIRE(p->dim_qk == p->dim_v && (p->dim_qk == 64 || p->dim_qk == 128), error, LOAM_EUNSUPPORTED,
             "dim_qk, dim_v: %lld, %lld, this kernel takes 64 or 128, the same for both", (long long)p->dim_qk,
             (long long)p->dim_v);
-    REQUIRE(p->score == LOAM_DOT && p->soft_cap == 0 && !p->slope && !p->key_bias, error, LOAM_EUNSUPPORTED,
-            "score: with a soft cap, slopes, a key bias or RBF, this kernel takes dot products alone");
+    REQUIRE(p->score == LOAM_DOT && !local_mapped(p) && !p->slope && !p->key_bias, error, LOAM_EUNSUPPORTED,
+            "score: with %sslopes, a key bias or RBF, this kernel takes dot products alone",
+            "" LOCAL_MAPS(MAP_WORDS));
     REQUIRE(p->ridge_unit != LOAM_RIDGE_TRACE, error, LOAM_EUNSUPPORTED,
             "ridge_unit: trace, this kernel takes normalised or max");
     return LOAM_OK;

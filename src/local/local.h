@@ -24,6 +24,12 @@ extern "C" {
 #undef KERNEL
 kernel_fits_fn local_cuda_fits, local_hopper_fits, local_path_cuda_fits, local_path_each_cuda_fits;
 
+/* The members of loam_problem that map a scaled score, and their words: c > 0 is the constant of the map, 0
+ * is none. Of what is mapped no part that all keys of a row share can be left out. */
+#define LOCAL_MAPS(X) X(soft_cap, "a soft cap")
+#define LOCAL_MAP_GIVEN(member, ...) || p->member > 0
+LOAM_INLINE bool local_mapped(const loam_problem *p) { return false LOCAL_MAPS(LOCAL_MAP_GIVEN); }
+
 /* The trace unit of the ridge is trace / dim + this, so that Lambda > 0 where one key has all the weight. */
 #define LOCAL_TRACE_FLOOR 1e-3
 
@@ -114,8 +120,8 @@ LOAM_INLINE double local_least_pivot(double largest, double mean2) { return 1e-1
 /* ------------------------------------------------------------------ saved for backward */
 
 /* Dense arrays over rows, of type real. Keys are relative to the first key of the row's sequence, as in the
- * kernels: a common shift of all keys then costs no precision. Without a soft cap, lse likewise lacks
- * scale x_i0, the score of that key before biases. */
+ * kernels: a common shift of all keys then costs no precision. Where scores are not mapped, lse likewise
+ * lacks scale x_i0, the score of that key before biases. */
 typedef struct local_saved {
     void *lse, *vbar; /* [rows], [rows, dim_v] */
     void *tbar;       /* Parallax: probe . kbar as the sum of two, a centre and the rest, [rows, 2] */

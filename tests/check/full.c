@@ -15,7 +15,7 @@ static spec base(const loam_kernel_info *row, int mechanism, int64_t queries, in
                            : strcmp(row->pass, "backward") == 0 ? LOAM_BACKWARD
                                                                 : LOAM_DECODE;
     spec s = spec_default((loam_mechanism)mechanism, pass, keys, WIDTH, WIDTH);
-    s.dtype = kernel_lists(row->dtypes, "f32") && strcmp(row->isa, "hopper") != 0 ? LOAM_F32 : LOAM_BF16;
+    s.dtype = kernel_lists(row->dtypes, "f32") && !kernel_tiled(row) ? LOAM_F32 : LOAM_BF16;
     s.backend = LOAM_BACKEND_AUTO;
     s.len_q = queries;
     s.seed = 4096 + queries;

@@ -74,12 +74,14 @@ static void draw_shape(spec *s, rng *r, const loam_kernel_info *row)
     if (s->packed) s->batch = rng_int(r, 0, 5);
 }
 
+#define DRAW_MAP(name, member, ...) s->member = rng_one_in(r, 5) ? (rng_one_in(r, 2) ? 5 : 30) : 0;
+
 static void draw_options(spec *s, rng *r)
 {
     s->score = rng_one_in(r, 3) ? LOAM_RBF : LOAM_DOT;
     s->scale = rng_one_in(r, 3) ? 0.05 + rng_uniform(r) : 0;
     if (s->score == LOAM_DOT && rng_one_in(r, 12)) s->scale = -0.3;
-    s->soft_cap = rng_one_in(r, 5) ? (rng_one_in(r, 2) ? 5 : 30) : 0;
+    SPEC_MAPS(DRAW_MAP)
     s->causal = !rng_one_in(r, 3);
     s->window = rng_one_in(r, 4) ? PICK(r, windows) : 0;
     s->slope = rng_one_in(r, 4);
@@ -152,9 +154,6 @@ static double recurrent_cost(const spec *s)
     return rows * (solve + d * (double)spec_state_rows(s) * (s->pass == LOAM_BACKWARD ? 16 : 4));
 }
 
-/* The row's tiles are 64 channels wide and the state is square. */
-static int tiled(const loam_kernel_info *row) { return strcmp(row->isa, "hopper") == 0; }
-
 static void draw_recurrent_shape(spec *s, rng *r, const loam_kernel_info *row)
 {
     s->batch = rng_one_in(r, 20) ? 0 : rng_int(r, 1, 3);
@@ -163,7 +162,7 @@ static void draw_recurrent_shape(spec *s, rng *r, const loam_kernel_info *row)
     s->len_q = s->pass == LOAM_DECODE && !rng_one_in(r, 4) ? rng_int(r, 1, 3) : draw_length(r);
     s->dim_qk = draw_dim(r, row);
     s->dim_v = rng_one_in(r, 2) ? s->dim_qk : draw_dim(r, row);
-    if (tiled(row)) {
+    if (kernel_tiled(row)) {
         s->dim_qk = s->dim_v = rng_one_in(r, 2) ? 64 : 128;
         s->len_q = rng_one_in(r, 2) ? PICK(r, long_lengths) : s->len_q;
     }
@@ -177,7 +176,7 @@ static void draw_recurrent_options(spec *s, rng *r, const loam_kernel_info *row)
 {
     const spec_recurrence form = spec_recurrence_of(s);
     const int solved = s->mechanism == LOAM_MESA;
-    s->normalise = !form.delta && !solved && rng_one_in(r, 4) && !tiled(row);
+    s->normalise = !form.delta && !solved && rng_one_in(r, 4) && !kernel_tiled(row);
     s->feature_map = s->normalise ? LOAM_FEATURES_ELU
                      : form.delta ? (rng_one_in(r, 2) ? LOAM_FEATURES_UNIT : LOAM_FEATURES_IDENTITY)
                                   : rng_int(r, 0, LOAM_FEATURES_UNIT);
@@ -217,9 +216,9 @@ static spec generate_recurrent(const loam_kernel_info *row, rng *r, double budge
                       ? (int64_t)1 << output
                       : 0;
     }
-    while (recurrent_cost(&s) > (tiled(row) ? 8 * budget : budget)) {
+    while (recurrent_cost(&s) > (kernel_tiled(row) ? 8 * budget : budget)) {
         int64_t *const any[] = { &s.len_q, &s.dim_qk, &s.dim_v }, *const tokens[] = { &s.len_q, &s.batch };
-        int64_t *size = tiled(row) ? PICK(r, tokens) : PICK(r, any);
+        int64_t *size = kernel_tiled(row) ? PICK(r, tokens) : PICK(r, any);
         *size = *size > 1 ? (*size + 1) / 2 : *size;
     }
     s.len_kv = s.len_q;

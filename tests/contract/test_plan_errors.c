@@ -3,6 +3,8 @@
  * and a text that names the argument and the value. */
 #include "loam.h"
 
+#include "tests/support/spec.h"
+
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -88,13 +90,16 @@ static void shapes(void **state)
     REFUSE(total_kv, -2, LOAM_ESHAPE, "-2", "both");
 }
 
+#define REFUSE_MAP(name, member, ...) \
+    REFUSE(member, -1.5, LOAM_EVALUE, "-1.5", ">= 0"); \
+    REFUSE(member, (double)NAN, LOAM_EVALUE, "nan", ">= 0");
+
 static void numbers(void **state)
 {
     (void)state;
     REFUSE(scale, (double)NAN, LOAM_EVALUE, "nan", "finite");
     REFUSE(scale, HUGE_VAL, LOAM_EVALUE, "inf", "finite");
-    REFUSE(soft_cap, -1.5, LOAM_EVALUE, "-1.5", ">= 0");
-    REFUSE(soft_cap, (double)NAN, LOAM_EVALUE, "nan", ">= 0");
+    SPEC_MAPS(REFUSE_MAP)
     REFUSE(window, -3, LOAM_EVALUE, "-3", ">= 0");
     REFUSE(threads, -1, LOAM_EVALUE, "-1", "expected");
     REFUSE(threads, 1 << 30, LOAM_EVALUE, "1073741824", "expected");

@@ -4,6 +4,7 @@
 #include "tests/support/element.h"
 #include "tests/support/expect.h"
 #include "tests/support/memory.h"
+#include "tests/support/spec.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -331,6 +332,8 @@ static void expect_saved(const both *x, const loam_problem *p, void *saved, cons
         expect_saved(&x, &p_, x.saved, "another problem"); \
     } while (0)
 
+#define EXPECT_OTHER_MAP(name, member, ...) EXPECT_OTHER(member, 5);
+
 static void saved_is_of_a_forward_of_the_problem(void **state)
 {
     (void)state;
@@ -342,7 +345,7 @@ static void saved_is_of_a_forward_of_the_problem(void **state)
         same.backend = LOAM_BACKEND_REFERENCE;
         expect_saved(&x, &same, x.saved, NULL);
         EXPECT_OTHER(scale, 0.25);
-        EXPECT_OTHER(soft_cap, 5);
+        SPEC_MAPS(EXPECT_OTHER_MAP)
         EXPECT_OTHER(causal, 0);
         EXPECT_OTHER(window, 3);
         EXPECT_OTHER(score, LOAM_RBF);

@@ -34,12 +34,14 @@ static void refuse_problem(const loam_problem *p, loam_status status, const char
         refuse_problem(&p_, status, #member, more); \
     } while (0)
 
+#define REFUSE_MAP(name, member, ...) REFUSE_PROBLEM(m, member, 2, LOAM_EUNSUPPORTED, "2");
+
 static void problems(void **state)
 {
     (void)state;
     for (int m = LOAM_LINEAR; m < spec_mechanisms(); m++) {
         REFUSE_PROBLEM(m, score, LOAM_RBF, LOAM_EUNSUPPORTED, "dot");
-        REFUSE_PROBLEM(m, soft_cap, 2, LOAM_EUNSUPPORTED, "2");
+        SPEC_MAPS(REFUSE_MAP)
         REFUSE_PROBLEM(m, causal, 0, LOAM_EUNSUPPORTED, "recurrence");
         REFUSE_PROBLEM(m, window, 3, LOAM_EUNSUPPORTED, "3");
         REFUSE_PROBLEM(m, slope, 1, LOAM_EUNSUPPORTED, "expected 0");

@@ -22,11 +22,13 @@ static void draw_shape(spec *s, rng *r)
     s->batch += s->packed ? 2 : 0;
 }
 
+#define DRAW_MAP(name, member, ...) s->member = rng_one_in(r, 4) ? 2 : 0;
+
 static void draw_options(spec *s, rng *r)
 {
     s->score = rng_int(r, 0, 1);
     s->scale = rng_one_in(r, 2) ? 0 : 0.2 + rng_uniform(r);
-    s->soft_cap = rng_one_in(r, 4) ? 2 : 0;
+    SPEC_MAPS(DRAW_MAP)
     s->causal = rng_int(r, 0, 1);
     s->window = rng_one_in(r, 4) ? rng_int(r, 1, 5) : 0;
     s->slope = rng_one_in(r, 3);

@@ -62,6 +62,17 @@ static void see_keys(direct_row *r, const values *v, int64_t b, int64_t h, int64
     }
 }
 
+static double mapped(const spec *s, double z)
+{
+#define MAP(name, member, formula) \
+    if (s->member > 0) { \
+        const double c = s->member; \
+        z = formula; \
+    }
+    SPEC_MAPS(MAP)
+    return z;
+}
+
 static double raw_score(const spec *s, const double *q, const double *k)
 {
     double dot = 0, distance2 = 0;
@@ -70,8 +81,7 @@ static double raw_score(const spec *s, const double *q, const double *k)
         distance2 += (q[c] - k[c]) * (q[c] - k[c]);
     }
     const double scale = s->scale != 0 ? s->scale : 1 / sqrt((double)s->dim_qk);
-    const double score = s->score == LOAM_RBF ? -scale / 2 * distance2 : scale * dot;
-    return s->soft_cap > 0 ? s->soft_cap * tanh(score / s->soft_cap) : score;
+    return mapped(s, s->score == LOAM_RBF ? -scale / 2 * distance2 : scale * dot);
 }
 
 static int sees(const spec *s, int64_t ahead)

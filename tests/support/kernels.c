@@ -19,13 +19,20 @@ int kernel_on_device(const spec *s)
            (loam_kernel_at(index, &info) == LOAM_OK && strcmp(info.backend, "cuda") == 0);
 }
 
+int kernel_tiled(const loam_kernel_info *row)
+{
+    return strcmp(row->backend, "cuda") == 0 && strcmp(row->isa, "cuda") != 0;
+}
+
 int kernel_turns_keys(const char *name) { return strncmp(name, "local_path", strlen("local_path")) == 0; }
+
+#define LEAVE_OUT(name, member, ...) s->member = 0;
 
 void kernel_take_path(spec *s)
 {
     s->path = s->causal = 1;
     s->score = LOAM_DOT;
-    s->soft_cap = 0;
+    SPEC_MAPS(LEAVE_OUT)
     s->window = s->slope = s->key_bias = s->sink = 0;
 }
 
@@ -40,7 +47,7 @@ void kernel_fit(spec *s)
             s->omit |= spec_omit(SLOT_WEIGHTS);
         }
     }
-    if (strcmp(info.isa, "hopper") != 0) return;
+    if (!kernel_tiled(&info)) return;
     if (kernel_lists(info.mechanisms, "mesa")) {
         s->dim_qk = s->dim_v = 64;
         s->feature_map = s->feature_map == LOAM_FEATURES_ELU ? LOAM_FEATURES_UNIT : s->feature_map;
@@ -49,7 +56,7 @@ void kernel_fit(spec *s)
     s->dim_qk = s->dim_v = s->dim_qk > 64 ? 128 : 64;
     s->score = LOAM_DOT;
     s->slope = s->key_bias = 0;
-    s->soft_cap = 0;
+    SPEC_MAPS(LEAVE_OUT)
     s->ridge_unit = s->ridge_unit == LOAM_RIDGE_TRACE ? LOAM_RIDGE_NORMALISED : s->ridge_unit;
 }
 

@@ -9,9 +9,10 @@
 int kernel_find(const char *name);
 /* Does the case go to a row of CUDA, whose arguments are device memory? */
 int kernel_on_device(const spec *s);
-/* Brings a case within what its row takes of the family:
- * the Hopper rows are for few shapes and plain scores. */
+/* Brings a case within what its row takes of the family: tiled rows are for few shapes and plain scores. */
 void kernel_fit(spec *s);
+/* Is a row one of a GPU's generation alone? Those are tiled and take few shapes. */
+int kernel_tiled(const loam_kernel_info *row);
 /* Are rows of this name those whose keys are turned (problem.path)? */
 int kernel_turns_keys(const char *name);
 /* Keys that are turned, with no option that does not go with them. */

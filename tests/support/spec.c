@@ -81,6 +81,8 @@ typedef struct field {
         name, offsetof(spec, member), member##_words, 0 \
     }
 
+#define MAP_FIELD(name, member, ...) REAL(name, member),
+
 static const field fields[] = {
     WORD("mech", mechanism),
     WORD("pass", pass),
@@ -104,8 +106,7 @@ static const field fields[] = {
     NUMBER("decay", decay),
     NUMBER("path", path),
     REAL("scale", scale),
-    REAL("cap", soft_cap),
-    REAL("ridge", ridge),
+    SPEC_MAPS(MAP_FIELD) REAL("ridge", ridge),
     WORD("axes", ridge_axes),
     WORD("unit", ridge_unit),
     NUMBER("ridge_array", ridge_array),
@@ -243,7 +244,8 @@ loam_problem spec_problem(const spec *s)
     p.dim_v = s->dim_v;
     p.score = (loam_score)s->score;
     p.scale = s->scale;
-    p.soft_cap = s->soft_cap;
+#define SET_MAP(name, member, ...) p.member = s->member;
+    SPEC_MAPS(SET_MAP)
     p.causal = (int)s->causal;
     p.window = s->window;
     p.slope = (int)s->slope;

@@ -60,12 +60,17 @@ typedef enum data_kind {
     DATA_KINDS
 } data_kind;
 
+/* The maps of a scaled score z: name in a case, member of loam_problem, formula with its constant c > 0. */
+#define SPEC_MAPS(X) X("cap", soft_cap, c *tanh(z / c))
+#define SPEC_MAP_MEMBER(name, member, ...) double member;
+
 typedef struct spec {
     int64_t mechanism, pass, dtype, backend;
     int64_t batch, heads_q, heads_kv, len_q, len_kv, dim_qk, dim_v;
     int64_t packed, lens; /* lengths of the sequences, drawn from the seed */
     int64_t score, causal, window, slope, key_bias, sink, decay, path;
-    double scale, soft_cap, ridge;
+    double scale, ridge;
+    SPEC_MAPS(SPEC_MAP_MEMBER)
     int64_t ridge_axes, ridge_unit, ridge_array; /* ridge_array: args.ridge [1] for LOAM_RIDGE_NUMBER */
     int64_t threads, data;
     int64_t layout; /* 0: dense; else a seed of strides, padding and broadcasting */

@@ -90,7 +90,7 @@ static inline void load_query_tile(block *k, query_tile *t, const row_arrays *ro
 /* Whether every query of the tile sees every key, and scores are scaled products only. */
 static inline bool queries_are_unmasked(const block *k, const key_lanes *l, const query_tile *q)
 {
-    bool unmasked = !k->sc.rbf && !k->sc.capped && !k->sc.sloped && !k->sc.biased && l->count == LANES;
+    bool unmasked = !k->sc.rbf && !k->sc.mapped && !k->sc.sloped && !k->sc.biased && l->count == LANES;
     for (int64_t r = 0; r < q->n; r++)
         unmasked = unmasked && q->record[r].lo <= l->j0 && l->j0 + LANES <= q->record[r].hi;
     return unmasked;

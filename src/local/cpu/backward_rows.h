@@ -295,7 +295,7 @@ static inline void given_gradient(block *k)
     }
 }
 
-/* Sums over the keys of a row, for gradients of shared parameters. Without a soft cap and a sink the ds of a
+/* Sums over the keys of a row, for gradients of shared parameters. Without a map and a sink the ds of a
  * row sum to 0: then the part of x that all keys have in common drops out, and keys far from the origin cost
  * no precision. */
 typedef struct row_totals {
@@ -305,7 +305,7 @@ typedef struct row_totals {
     float large[LANES];                             /* scale / 2^100, used where scale overflows in between */
 } row_totals;
 
-static inline bool sums_to_zero(const block *k) { return !k->sc.capped && !k->x.p->sink; }
+static inline bool sums_to_zero(const block *k) { return !k->sc.mapped && !k->x.p->sink; }
 
 /* middle: an x between the mean and the largest x of the row, from lse, where a score is scale x and nothing
  * else. The gradient of the scale is summed relative to middle, so that steep scores cost no precision. */
@@ -412,7 +412,7 @@ static inline void sweep_query(block *k, row_totals *sum)
         const float rest = sum->inner[lane] * sum->mean[lane];
         sum->scale[lane] -= sums_to_zero(k) && fabsf(rest) < INFINITY ? rest : 0;
         sum->inner[lane] = sums_to_zero(k) ? 0 : sum->inner[lane];
-        if (!k->sc.capped) {
+        if (!k->sc.mapped) {
             sum->scale[lane] += sum->inner[lane] * k->l.constant[lane];
             sum->large[lane] += sum->inner[lane] * (k->l.constant[lane] * 0x1p-100f);
         }

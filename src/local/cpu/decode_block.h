@@ -28,7 +28,7 @@ typedef struct chunk {
 typedef struct decode_row {
     int64_t h, i, lo, hi;
     scoring sc;
-    float constant; /* x of the origin, if a soft cap needs the complete x; else */
+    float constant; /* x of the origin, if a map needs the complete x; else */
     double dropped; /* the constant that scores leave out */
     float decay_hi, decay_lo;
 } decode_row;
@@ -153,7 +153,7 @@ static inline void set_query(block *k, int64_t slot)
     if (r->sc.rbf) return;
     const double x = fmin(fmax(dot64(query, k->origin, p->dim_qk), (double)-SCORE_LIMIT),
                           (double)SCORE_LIMIT);
-    if (r->sc.capped)
+    if (r->sc.mapped)
         r->constant = (float)x;
     else
         r->dropped = fmin(fmax(p->scale * x, (double)-SCORE_LIMIT), (double)SCORE_LIMIT);

@@ -121,7 +121,7 @@ static inline void row_double_weights(row_double *r, const head *x, const scorin
     for (int64_t c = 0; c < d; c++)
         constant += sc->rbf ? -0.5 * r->rhs[c] * r->rhs[c] : r->rhs[c] * (double)x->origin[c];
     r->lse = m + log(omega);
-    r->dropped = sc->capped ? 0 : x->p->scale * constant;
+    r->dropped = sc->mapped ? 0 : x->p->scale * constant;
     for (int64_t j = r->lo; j < r->hi; j++) {
         const double w = r->p[j - r->lo] /= omega;
         row_double_key(r, x, j, key);

@@ -249,7 +249,7 @@ typedef struct lanes {
     float at[LANES];              /* the position i + n_kv - n_q */
     float decay[2][LANES];        /* hi and lo of G at that position */
     /* constant: query_constant, the same addend in x_ij of all keys of a row. Scores and lse leave out
-     * dropped = scale constant; a soft cap needs the whole of x, so that dropped is 0 with a cap. x0: what is
+     * dropped = scale constant; a map needs the whole of x, so that dropped is 0 with one. x0: what is
      * added to the product with a key to give x. */
     float constant[LANES];
     float dropped[LANES];
@@ -279,10 +279,10 @@ static inline void lanes_begin(lanes *l, const head *x, int64_t i0, float *restr
         l->decay[0][r] = l->decay[1][r] = 0;
         load_decay(&l->decay[0][r], &l->decay[1][r], x, local_position(&x->s, i0 + r),
                    r < l->count && x->s.nk > 0);
-        const bool capped = x->p->soft_cap > 0;
+        const bool mapped = local_mapped(x->p);
         l->constant[r] = r < l->count ? query_constant(x, tile + r * x->p->dim_qk) : 0;
-        l->x0[r] = (capped ? l->constant[r] : 0) - (x->raw ? l->constant[r] : 0);
-        l->dropped[r] = capped ? 0 : (float)x->p->scale * l->constant[r];
+        l->x0[r] = (mapped ? l->constant[r] : 0) - (x->raw ? l->constant[r] : 0);
+        l->dropped[r] = mapped ? 0 : (float)x->p->scale * l->constant[r];
     }
     if (l->first > l->last) l->first = l->last;
 }
@@ -290,7 +290,7 @@ static inline void lanes_begin(lanes *l, const head *x, int64_t i0, float *restr
 /* ------------------------------------------------------------------ the score */
 
 typedef struct scoring {
-    bool rbf, capped, sloped, biased, decayed; /* biased: by keys or decays */
+    bool rbf, mapped, sloped, biased, decayed; /* biased: by keys or decays */
     float scale, cap, slope;
 } scoring;
 
@@ -298,7 +298,7 @@ static inline scoring scoring_of(const head *x)
 {
     const loam_problem *p = x->p;
     return (scoring){ .rbf = p->score == LOAM_RBF,
-                      .capped = p->soft_cap > 0,
+                      .mapped = local_mapped(p),
                       .sloped = p->slope != 0,
                       .biased = p->key_bias || p->decay,
                       .decayed = p->decay != 0,
@@ -307,16 +307,20 @@ static inline scoring scoring_of(const head *x)
                       .slope = p->slope ? ((const float *)x->a->slope)[x->h] : 0 };
 }
 
+/* The map of a scaled score; *factor is its derivative. */
+VEC_INLINE vec map_score(const scoring *sc, vec z, vec *factor)
+{
+    const vec t = v_tanh(z * (1 / sc->cap));
+    *factor = 1.0f - t * t;
+    return sc->cap * t;
+}
+
 /* s from x (local/score.h); *factor is d s / d (scale x). */
 VEC_INLINE vec score_of(const scoring *sc, vec x, vec distance, vec bias, vec *factor)
 {
     vec s = v_clamp(x * sc->scale, SCORE_LIMIT);
     *factor = v_set(1);
-    if (sc->capped) {
-        const vec t = v_tanh(s * (1 / sc->cap));
-        *factor = 1.0f - t * t;
-        s = sc->cap * t;
-    }
+    if (sc->mapped) s = map_score(sc, s, factor);
     if (sc->sloped) s -= sc->slope * distance;
     return sc->biased ? s + bias : s;
 }
@@ -407,7 +411,7 @@ VEC_INLINE vec score_masked(const scoring *sc, const lanes *l, const key_tile *t
  * give the same bits. */
 static inline bool tile_is_unmasked(const scoring *sc, const lanes *l, const key_tile *t)
 {
-    return !sc->rbf && !sc->capped && !sc->sloped && !sc->biased && l->all_from <= t->j &&
+    return !sc->rbf && !sc->mapped && !sc->sloped && !sc->biased && l->all_from <= t->j &&
            t->j + t->n <= l->all_to;
 }
 

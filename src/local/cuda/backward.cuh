@@ -238,7 +238,7 @@ static __device__ __forceinline__ void stream_pairs(pair_ring<S> &ring, const lo
 
 /* Constants of the thread's two rows. */
 struct row_constants {
-    float constant[2]; /* the query's part of x: what scores leave out, 0 for a soft cap; then it is x0 */
+    float constant[2]; /* the query's part of x, which scores leave out: 0 where they are mapped, then it is x0 */
     float x0[2];
     float lse[2];  /* 0 where the row sees no key */
     float gbar[2]; /* do . vbar */
@@ -281,8 +281,8 @@ static __device__ __forceinline__ row_constants row_constants_of(const element<W
             gbar += tile_value(grad_o[r.at[row] * S::pitch + c]) *
                     ((const float *)saved.vbar)[at * p.dim_v + c];
         }
-        out.x0[row] = sc.capped ? constant[row] : 0;
-        out.constant[row] = sc.capped ? 0 : constant[row];
+        out.x0[row] = sc.mapped ? constant[row] : 0;
+        out.constant[row] = sc.mapped ? 0 : constant[row];
         out.gbar[row] = quad_sum(gbar);
         out.lse[row] = r.real[row] ? finite_or_zero(((const float *)saved.lse)[at]) : 0;
     }

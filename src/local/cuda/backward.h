@@ -16,7 +16,7 @@ typedef struct row_record {
     float e;
     float spread, trace, unit; /* unit: of the ridge */
     float kbar2;
-    float x0; /* the query's part of x, for soft caps */
+    float x0; /* the query's part of x, for scores that are mapped */
     int32_t peak, lo, hi;
 } row_record;
 

@@ -56,7 +56,7 @@ static __device__ void adjoint_block(solve_shared<WIDE, DIM> &sm, const loam_pro
     row_ridge ridge = {};
     row_systems<WIDE, DIM> sys = {
         p,     a,  x,       r,        sc,
-        ridge, sm, scratch, { 0, 0 }, { sc.capped ? constant[0] : 0, sc.capped ? constant[1] : 0 }
+        ridge, sm, scratch, { 0, 0 }, { sc.mapped ? constant[0] : 0, sc.mapped ? constant[1] : 0 }
     };
 #pragma unroll
     for (int row = 0; row < 2; row++) {

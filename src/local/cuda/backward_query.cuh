@@ -140,7 +140,7 @@ struct row_totals {
 
 static __device__ __forceinline__ bool sums_to_zero(const scoring &sc, const loam_problem &p)
 {
-    return !sc.capped && !p.sink;
+    return !sc.mapped && !p.sink;
 }
 
 /* middle: an x between the mean and the maximum of the row, where it follows from lse:

@@ -130,7 +130,7 @@ static __device__ __forceinline__ void load_origin(float *origin, const loam_pro
 /* ------------------------------------------------------------------ the score */
 
 struct scoring {
-    bool rbf, capped, sloped, biased, decayed, scaled_only;
+    bool rbf, mapped, sloped, biased, decayed, scaled_only;
     float scale, cap, slope;
     const local_decay_pair *decay; /* G of local/decay.h to base 2, from the sequence's first key on */
 };
@@ -139,9 +139,9 @@ static __device__ __forceinline__ scoring scoring_of(const loam_problem &p, cons
                                                      const local_seq &seq, int64_t h)
 {
     scoring s;
-    s.rbf = p.score == LOAM_RBF, s.capped = p.soft_cap > 0, s.sloped = p.slope != 0,
+    s.rbf = p.score == LOAM_RBF, s.mapped = local_mapped(&p), s.sloped = p.slope != 0,
     s.biased = p.key_bias != 0, s.decayed = p.decay != 0;
-    s.scaled_only = !s.rbf && !s.capped && !s.sloped && !s.biased && !s.decayed;
+    s.scaled_only = !s.rbf && !s.mapped && !s.sloped && !s.biased && !s.decayed;
     s.scale = (float)p.scale, s.cap = (float)p.soft_cap;
     s.slope = s.sloped ? ((const float *)a.slope)[h] : 0;
     s.decay = (const local_decay_pair *)a.log_decay.data +
@@ -177,8 +177,16 @@ static __device__ __forceinline__ float decay_between(const scoring &sc, int hi,
     return ((query.hi - key.hi) + (query.lo - key.lo)) * (float)LN2;
 }
 
+/* The map of a scaled score; *factor is its derivative. */
+static __device__ __forceinline__ float map_score(const scoring &sc, float z, float *factor)
+{
+    const float t = tanhf(z / sc.cap);
+    *factor = 1 - t * t;
+    return sc.cap * t;
+}
+
 /* The score of key j, column c of its tile, from the product q . k. constant: the part of the product that
- * depends on the query alone (query_constants), 0 but for soft caps: elsewhere it shifts all scores of the
+ * depends on the query alone (query_constants), 0 but where scores are mapped: elsewhere it shifts all scores of the
  * row alike. hi: the end of the keys that the query sees. *factor is d s / d (scale x). */
 static __device__ __forceinline__ float score_of(const scoring &sc, const key_terms &k, float product,
                                                  float constant, float position, int hi, int j, int c,
@@ -187,11 +195,7 @@ static __device__ __forceinline__ float score_of(const scoring &sc, const key_te
     *factor = 1;
     if (sc.scaled_only) return clamp_score(product * sc.scale);
     float s = clamp_score(clamp_score(product + constant - (sc.rbf ? 0.5f * k.norm[c] : 0)) * sc.scale);
-    if (sc.capped) {
-        const float t = tanhf(s / sc.cap);
-        *factor = 1 - t * t;
-        s = sc.cap * t;
-    }
+    if (sc.mapped) s = map_score(sc, s, factor);
     if (sc.sloped) s -= sc.slope * fabsf(position - (float)j);
     if (sc.decayed) s += decay_between(sc, hi, j);
     return sc.biased ? s + k.bias[c] : s;

@@ -256,7 +256,7 @@ static __device__ void solved_block(solve_shared<WIDE, DIM> &sm, const loam_prob
     row_ridge ridge = {};
     row_systems<WIDE, DIM> sys = {
         p,     a,  x,       r,        sc,
-        ridge, sm, scratch, { 0, 0 }, { sc.capped ? constant[0] : 0, sc.capped ? constant[1] : 0 }
+        ridge, sm, scratch, { 0, 0 }, { sc.mapped ? constant[0] : 0, sc.mapped ? constant[1] : 0 }
     };
     sweep_means(sys, square, most);
     copy_async_wait<0>();
@@ -283,7 +283,7 @@ static __device__ void solved_block(solve_shared<WIDE, DIM> &sm, const loam_prob
         put_info(a, x, i, info);
         if (a.lse.data) {
             ((float *)a.lse.data)[LOCAL_AT(a.lse, x.s.b, x.h, x.s.q0 + i)] =
-                sys.lse[row] + (sc.capped ? 0 : sc.scale * constant[row]);
+                sys.lse[row] + (sc.mapped ? 0 : sc.scale * constant[row]);
         }
         if (a.saved) ((float *)saved.lse)[local_row(&p, &x.s, x.h, i)] = sys.lse[row];
     }

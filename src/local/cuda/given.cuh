@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     if constexpr (PROBED) fill_rows<WIDE, DIM>(sm.probe, p, a.probe, x, NULL);
     float constant[2];
     query_constants<WIDE, DIM>(constant, sm.query, sm.ring.origin, r, sc.rbf);
-    const float x0[2] = { sc.capped ? constant[0] : 0, sc.capped ? constant[1] : 0 };
+    const float x0[2] = { sc.mapped ? constant[0] : 0, sc.mapped ? constant[1] : 0 };
 
     given_sums<S::columns / 8, PROBED> sums;
     given_begin(sums);
@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     given_row g[2];
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        const float dropped = sc.capped ? 0 : sc.scale * constant[row];
+        const float dropped = sc.mapped ? 0 : sc.scale * constant[row];
         g[row] = given_finish(sums.w, sums.tsum[row], dropped, row, p, a, x.h);
         if (!r.real[row]) continue;
         put_given_output<WIDE, DIM, PROBED>(sums, g[row], row, chunk, p, a, saved, x, x.i0 + r.at[row]);

@@ -302,7 +302,7 @@ static __device__ row64_at begin64(row64_shared &sm, const loam_problem &p, cons
     }
     constant = block_sum(sm, constant);
     /* Scores are complete here; saved.lse must lack the constant that the other kernels leave out. */
-    r.dropped = local_wide(&p) && !r.sc.capped ? p.scale * constant : 0;
+    r.dropped = local_wide(&p) && !r.sc.mapped ? p.scale * constant : 0;
     return r;
 }
 

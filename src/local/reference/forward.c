@@ -13,7 +13,7 @@ static void put_saved(const loam_problem *p, const loam_args *a, const local_seq
     const int64_t at = local_row(p, s, h, i);
     const bool empty = row->lo >= row->hi;
     double tbar = 0, constant = 0;
-    for (int64_t c = 0; !empty && p->soft_cap == 0 && c < p->dim_qk; c++) {
+    for (int64_t c = 0; !empty && !local_mapped(p) && c < p->dim_qk; c++) {
         const double first = p->path ? 0 : ref_k(p, a, s, h, 0, c), q = row->q[c];
         constant += p->score == LOAM_DOT ? q * first : -0.5 * (q - first) * (q - first);
     }

@@ -55,6 +55,16 @@ loam_args ref_decay_sums(const loam_problem *p, const loam_args *a, double *sums
     return out;
 }
 
+/* r->s, a scaled score, is mapped; r->slope becomes the derivative of the map there. */
+static void map_score(const loam_problem *p, ref_score *r)
+{
+    if (p->soft_cap > 0) {
+        const double t = tanh(r->s / p->soft_cap);
+        r->slope = 1 - t * t;
+        r->s = p->soft_cap * t;
+    }
+}
+
 ref_score ref_row_score(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
                         int64_t j, int64_t k_row, const double *key)
 {
@@ -65,11 +75,7 @@ ref_score ref_row_score(const loam_problem *p, const loam_args *a, const local_s
         r.x += p->score == LOAM_DOT ? q * key[c] : -0.5 * (q - key[c]) * (q - key[c]);
     }
     r.s = p->scale * r.x;
-    if (p->soft_cap > 0) {
-        const double t = tanh(r.s / p->soft_cap);
-        r.slope = 1 - t * t;
-        r.s = p->soft_cap * t;
-    }
+    map_score(p, &r);
     if (p->slope) r.s -= element_load(a->slope, real, h) * fabs((double)(i + s->nk - s->nq - j));
     if (p->key_bias)
         r.s += element_load(a->key_bias.data, real, LOCAL_AT(a->key_bias, s->b, h, s->k0 + k_row));

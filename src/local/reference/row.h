@@ -3,7 +3,7 @@
  *
  *     x_ij = q_i . k_j (dot)  or  -|q_i - k_j|^2 / 2 (RBF)
  *     PaTH: row i sees M_t ... M_{j+1} k_j in place of k_j, M_t = I - beta_t w_t w_t^T, t = i + n_kv - n_q
- *     s_ij = cap(scale x_ij) - slope |i + n_kv - n_q - j| + bias_j + G_i+n_kv-n_q - G_j, cap(z) = c tanh(z/c)
+ *     s_ij = map(scale x_ij) - slope |i + n_kv - n_q - j| + bias_j + G_i+n_kv-n_q - G_j, map: LOCAL_MAPS
  *     p_ij = exp(s_ij - lse_i),   kbar = sum p k,   vbar = sum p v,   kappa_ij = k_j - kbar_i
  *     Cov_i = sum p kappa kappa^T,   (Cov_i + Lambda_i) rho_i = kbar_i - q_i          (LLA)
  *     u_ij = rho_i . kappa_ij,   o_i = sum p (1 - u) v
