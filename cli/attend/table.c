@@ -104,8 +104,8 @@ static void add_inputs(attend_table *t, attend_options *o)
              "%s: a number or a file; default 0.1");
     add_text(
         t, (attend_only){ may_decay, ATTEND_SOFTMAX_NAMES }, "log-decay", &o->in[IN_LOG_DECAY], "F",
-        "logarithms of the decays, -inf to 0. Default 0, nothing is forgotten, but for head h of retention "
-        "log(1 - 2^(-5-h)); of the local family only fox decays without being given them");
+        "logarithms of the decays, -inf to 0. Default 0, nothing is forgotten, but log(1 - 2^(-5-h)) where "
+        "head h has one; of the local family only fox decays without being given them");
     add_text(t, (attend_only){ may_write, ATTEND_SOFTMAX_NAMES }, "beta", &o->in[IN_BETA], "F",
              "strengths of what a recurrence writes, or of the reflections w; default 1");
     add_number(t, OPTION_REAL, "scale", &o->problem.scale, -NO_BOUND, NO_BOUND, "X",

@@ -23,8 +23,8 @@ typedef loam_status kernel_fits_fn(const loam_problem *problem, loam_error *erro
 /* Can the kernel read these arrays? */
 typedef bool kernel_reads_fn(const loam_problem *problem, const loam_args *args);
 
-/* The prototypes of a line, one macro for each machine. Rows of one GPU generation have a `reads` function: where it is
- * false, the row that they name as their fallback runs instead. */
+/* The prototypes of a line, one macro for each machine. Rows of one GPU generation have a `reads` function:
+ * where it is false, the row that they name as their fallback runs instead. */
 #define KERNEL_DECLARE(name) \
     kernel_run_fn name; \
     kernel_work_fn name##_work;

@@ -247,7 +247,7 @@ static double cancelling(const values *want, slot which)
     const spec *s = &want->spec;
     const int alike = s->data >= DATA_EQUAL && s->data <= DATA_FAR;
     const double rows = alike ? 1 : (double)slot_size(want, SLOT_Q) / (double)s->dim_qk;
-    const int decay = which == SLOT_GRAD_LOG_DECAY && s->mechanism == LOAM_RETENTION;
+    const int decay = which == SLOT_GRAD_LOG_DECAY && spec_recurrence_of(s).gate == SPEC_GATE_HEAD;
     if ((which == SLOT_GRAD_SCALE || decay) && !s->normalise) {
         const double scale = s->scale != 0               ? fabs(s->scale)
                              : s->mechanism == LOAM_MESA ? 1

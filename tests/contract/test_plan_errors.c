@@ -54,7 +54,12 @@ static void refuse(const loam_problem *p, loam_status status, const char *name, 
 static void enumerators(void **state)
 {
     (void)state;
-    REFUSE(mechanism, (loam_mechanism)11, LOAM_EARG, "11", "");
+    int mechanisms = 0;
+    while (loam_mechanism_name((loam_mechanism)mechanisms))
+        mechanisms++;
+    char first_none[16];
+    snprintf(first_none, sizeof first_none, "%d", mechanisms);
+    REFUSE(mechanism, (loam_mechanism)mechanisms, LOAM_EARG, first_none, "");
     REFUSE(mechanism, (loam_mechanism)-1, LOAM_EARG, "-1", "");
     REFUSE(pass, (loam_pass)3, LOAM_EARG, "3", "");
     REFUSE(dtype, (loam_dtype)4, LOAM_EARG, "4", "");

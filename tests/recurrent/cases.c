@@ -45,6 +45,12 @@ spec recurrent_case(loam_mechanism mechanism, loam_pass pass, int64_t number)
     return s;
 }
 
+int is_additive(int mechanism)
+{
+    const spec s = { .mechanism = mechanism };
+    return mechanism != LOAM_MESA && spec_recurrent(&s) && !spec_recurrence_of(&s).delta;
+}
+
 void fill(values *v, slot which, double x)
 {
     for (int64_t i = 0; i < slot_size(v, which); i++)
@@ -144,7 +150,8 @@ static void split_backward(const values *whole, int64_t at)
     carry(&first, SLOT_GRAD_STATE_OUT, &rest, SLOT_GRAD_STATE_IN);
     expect_run(&first);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        const int of_heads = rows[i] == SLOT_GRAD_LOG_DECAY && whole->spec.mechanism == LOAM_RETENTION;
+        const int of_heads = rows[i] == SLOT_GRAD_LOG_DECAY &&
+                             spec_recurrence_of(&whole->spec).gate == SPEC_GATE_HEAD;
         if (whole->x[rows[i]] && !of_heads) {
             expect_part("before the split", whole, &first, rows[i], 0);
             expect_part("after the split", whole, &rest, rows[i], at);

@@ -9,6 +9,9 @@ spec recurrent_spec(loam_mechanism mechanism, loam_pass pass, int64_t len, int64
 /* Case `number` of a mechanism: shapes of up to 9 tokens and all options in turn. */
 spec recurrent_case(loam_mechanism mechanism, loam_pass pass, int64_t number);
 
+/* Mechanisms with an additive write and a direct read. */
+int is_additive(int mechanism);
+
 void fill(values *v, slot which, double x);
 void scale_slot(values *v, slot which, double factor);
 /* All gradients are linear in those of o and of the last state, bit for bit; factor is a power of 2. */

@@ -203,7 +203,8 @@ static void beta_0_leaves_the_state(void **state)
 static void normalised_reads_are_means(void **state)
 {
     (void)state;
-    for (int mechanism = LOAM_LINEAR; mechanism <= LOAM_GLA; mechanism++) {
+    for (int mechanism = LOAM_LINEAR; mechanism < spec_mechanisms(); mechanism++) {
+        if (!is_additive(mechanism)) continue;
         spec s = recurrent_spec((loam_mechanism)mechanism, LOAM_FORWARD, LEN, DIM, DIM_V);
         s.normalise = 1;
         s.feature_map = LOAM_FEATURES_ELU;

@@ -118,7 +118,8 @@ static void read_chunk(const values *v, int64_t n, const item *before, double sc
 static void scan_is_the_recurrence(void **state)
 {
     (void)state;
-    for (int mechanism = LOAM_LINEAR; mechanism <= LOAM_GLA; mechanism++) {
+    for (int mechanism = LOAM_LINEAR; mechanism < spec_mechanisms(); mechanism++) {
+        if (!is_additive(mechanism)) continue;
         for (int hostile = 0; hostile < 2; hostile++) {
             spec s = recurrent_spec((loam_mechanism)mechanism, LOAM_FORWARD, LEN, DIM, DIM_V);
             s.scale = 0.4;

@@ -145,18 +145,21 @@ int spec_mechanisms(void)
     return count;
 }
 
+static const spec_recurrence recurrences[] = {
+    [LOAM_LINEAR] = { "linear", SPEC_NO_GATE, 0, 0 },
+    [LOAM_RETENTION] = { "retention", SPEC_GATE_HEAD, 0, 0 },
+    [LOAM_SSD] = { "ssd", SPEC_GATE_TOKEN, 1, 0 },
+    [LOAM_GLA] = { "gla", SPEC_GATE_CHANNEL, 0, 0 },
+    [LOAM_DELTA] = { "delta", SPEC_NO_GATE, 1, 1 },
+    [LOAM_GATED_DELTA] = { "gated-delta", SPEC_GATE_TOKEN, 1, 1 },
+    [LOAM_KDA] = { "kda", SPEC_GATE_CHANNEL, 1, 1 },
+    [LOAM_MESA] = { "mesa", SPEC_GATE_TOKEN, 1, 0 },
+};
+
 spec_recurrence spec_recurrence_of(const spec *s)
 {
-    switch ((loam_mechanism)s->mechanism) {
-    case LOAM_RETENTION: return (spec_recurrence){ SPEC_GATE_HEAD, 0, 0 };
-    case LOAM_SSD:
-    case LOAM_MESA: return (spec_recurrence){ SPEC_GATE_TOKEN, 1, 0 };
-    case LOAM_GLA: return (spec_recurrence){ SPEC_GATE_CHANNEL, 0, 0 };
-    case LOAM_DELTA: return (spec_recurrence){ SPEC_NO_GATE, 1, 1 };
-    case LOAM_GATED_DELTA: return (spec_recurrence){ SPEC_GATE_TOKEN, 1, 1 };
-    case LOAM_KDA: return (spec_recurrence){ SPEC_GATE_CHANNEL, 1, 1 };
-    default: return (spec_recurrence){ SPEC_NO_GATE, 0, 0 };
-    }
+    const int64_t known = sizeof recurrences / sizeof recurrences[0];
+    return s->mechanism < known ? recurrences[s->mechanism] : (spec_recurrence){ 0 };
 }
 
 int64_t spec_state_rows(const spec *s)

@@ -81,10 +81,11 @@ typedef struct spec {
     char kernel[48];
 } spec;
 
-/* What a mechanism of the recurrent family has, in the order of loam_decay_axes;
- * said here once more, for tests are an oracle of their own. */
+/* What a mechanism of the recurrent family is called and has, gates in the order of loam_decay_axes: once
+ * more, for tests are an oracle of their own. */
 typedef enum spec_gate { SPEC_NO_GATE, SPEC_GATE_HEAD, SPEC_GATE_TOKEN, SPEC_GATE_CHANNEL } spec_gate;
 typedef struct spec_recurrence {
+    const char *name; /* NULL: of another family */
     spec_gate gate;
     int beta, delta;
 } spec_recurrence;

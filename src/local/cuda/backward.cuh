@@ -238,7 +238,8 @@ static __device__ __forceinline__ void stream_pairs(pair_ring<S> &ring, const lo
 
 /* Constants of the thread's two rows. */
 struct row_constants {
-    float constant[2]; /* the query's part of x, which scores leave out: 0 where they are mapped, then it is x0 */
+    /* The query's part of x, which scores leave out; 0 where they are mapped: then it is x0. */
+    float constant[2];
     float x0[2];
     float lse[2];  /* 0 where the row sees no key */
     float gbar[2]; /* do . vbar */

@@ -186,8 +186,8 @@ static __device__ __forceinline__ float map_score(const scoring &sc, float z, fl
 }
 
 /* The score of key j, column c of its tile, from the product q . k. constant: the part of the product that
- * depends on the query alone (query_constants), 0 but where scores are mapped: elsewhere it shifts all scores of the
- * row alike. hi: the end of the keys that the query sees. *factor is d s / d (scale x). */
+ * depends on the query alone (query_constants), 0 but where scores are mapped: elsewhere it shifts all scores
+ * of the row alike. hi: the end of the keys that the query sees. *factor is d s / d (scale x). */
 static __device__ __forceinline__ float score_of(const scoring &sc, const key_terms &k, float product,
                                                  float constant, float position, int hi, int j, int c,
                                                  float *factor)
