@@ -123,10 +123,10 @@ LOAM_INLINE double local_least_pivot(double largest, double mean2) { return 1e-1
  * kernels: a common shift of all keys then costs no precision. Where scores are not mapped, lse likewise
  * lacks scale x_i0, the score of that key before biases. */
 typedef struct local_saved {
-    void *lse, *vbar; /* [rows], [rows, dim_v] */
-    void *tbar;       /* Parallax: probe . kbar as the sum of two, a centre and the rest, [rows, 2] */
-    void *lean;       /* Parallax: vbar - o before its rounding, [rows, dim_v] */
-    void *kbar, *rho; /* LLA: [rows, dim_qk] */
+    void *lse, *vbar;  /* [rows], [rows, dim_v] */
+    void *tbar;        /* Parallax: probe . kbar as the sum of two, a centre and the rest, [rows, 2] */
+    void *value_shift; /* Parallax: vbar - o before its rounding, [rows, dim_v] */
+    void *kbar, *rho;  /* LLA: [rows, dim_qk] */
 } local_saved;
 
 LOAM_INLINE local_saved local_saved_carve(const loam_problem *p, void *saved, size_t *bytes)
@@ -140,7 +140,7 @@ LOAM_INLINE local_saved local_saved_carve(const loam_problem *p, void *saved, si
     s.lse = arena_take(&pool, rows, real);
     s.vbar = arena_take(&pool, values, real);
     s.tbar = arena_take(&pool, given ? size_mul(rows, 2) : 0, real);
-    s.lean = arena_take(&pool, given ? values : 0, real);
+    s.value_shift = arena_take(&pool, given ? values : 0, real);
     s.kbar = arena_take(&pool, solved, real);
     s.rho = arena_take(&pool, solved, real);
     if (bytes) *bytes = pool.used;

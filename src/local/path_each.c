@@ -201,7 +201,7 @@ static void add_saved(each_moves *moves, const loam_problem *p, void *saved, con
         add_line(moves, p, all.lse, LOAM_F32, 1, own.lse);
         add_line(moves, p, all.vbar, LOAM_F32, p->dim_v, own.vbar);
         add_line(moves, p, all.tbar, LOAM_F32, 2 * given, own.tbar);
-        add_line(moves, p, all.lean, LOAM_F32, p->dim_v * given, own.lean);
+        add_line(moves, p, all.value_shift, LOAM_F32, p->dim_v * given, own.value_shift);
         add_line(moves, p, all.kbar, LOAM_F32, d, own.kbar);
         add_line(moves, p, all.rho, LOAM_F32, d, own.rho);
     }

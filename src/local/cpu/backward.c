@@ -30,8 +30,8 @@ static local_row_sums run_blocks(const loam_problem *p, const loam_args *a)
 #pragma omp parallel num_threads(p->threads)
     {
         arena pool = { (char *)a->work + shared.used + each * (size_t)omp_get_thread_num(), 0 };
-        block k;
-        block_carve(&k, p, &pool);
+        block blk;
+        block_carve(&blk, p, &pool);
         /* The longest blocks first: late queries, early keys. */
 #pragma omp for collapse(3) schedule(dynamic, 1)
         for (int64_t back = 0; back < row_blocks; back++) {
@@ -40,8 +40,8 @@ static local_row_sums run_blocks(const loam_problem *p, const loam_args *a)
                     const local_seq s = local_seq_at(p, a, b);
                     const int64_t i0 = (row_blocks - 1 - back) * LANES;
                     if (i0 < s.nq) {
-                        block_begin(&k, p, a, &s, h);
-                        backward_rows(&k, &rows, i0);
+                        block_begin(&blk, p, a, &s, h);
+                        backward_rows(&blk, &rows, i0);
                     }
                 }
             }
@@ -52,8 +52,8 @@ static local_row_sums run_blocks(const loam_problem *p, const loam_args *a)
                 for (int64_t h = 0; h < p->heads_kv; h++) {
                     const local_seq s = local_seq_at(p, a, b);
                     if (n * LANES < local_stored_keys(p, &s)) {
-                        block_begin(&k, p, a, &s, h * (p->heads_q / p->heads_kv));
-                        backward_keys(&k, &rows, h, n * LANES, local_stored_keys(p, &s));
+                        block_begin(&blk, p, a, &s, h * (p->heads_q / p->heads_kv));
+                        backward_keys(&blk, &rows, h, n * LANES, local_stored_keys(p, &s));
                     }
                 }
             }

@@ -41,7 +41,7 @@ static inline row_arrays row_arrays_carve(const loam_problem *p, arena *pool)
 }
 
 typedef struct block {
-    head x;
+    head hd;
     scoring sc;
     bool probed, solved, by_max, by_trace;
     lanes l;
@@ -67,60 +67,60 @@ typedef struct block {
     row_double row;
 } block;
 
-static inline void block_carve(block *k, const loam_problem *p, arena *pool)
+static inline void block_carve(block *blk, const loam_problem *p, arena *pool)
 {
     const size_t d = (size_t)p->dim_qk, dv = (size_t)p->dim_v, wide = d > dv ? d : dv, f = sizeof(float);
     const bool solved = p->mechanism == LOAM_LLA, probed = p->mechanism != LOAM_SOFTMAX;
-    float **const tiles[] = { &k->s, &k->t, &k->u, &k->g, &k->w };
-    float **const panels[] = { &k->query, &k->probe, &k->y, &k->grad, &k->kbar, &k->lambda };
-    float **const rows[] = { &k->rows_q, &k->rows_rho, &k->rows_u, &k->rows_y, &k->rows_kbar };
-    k->tile.keys = arena_take(pool, TILE_KEYS * wide, f);
-    k->values = arena_take(pool, TILE_KEYS * dv, f);
+    float **const tiles[] = { &blk->s, &blk->t, &blk->u, &blk->g, &blk->w };
+    float **const panels[] = { &blk->query, &blk->probe, &blk->y, &blk->grad, &blk->kbar, &blk->lambda };
+    float **const rows[] = { &blk->rows_q, &blk->rows_rho, &blk->rows_u, &blk->rows_y, &blk->rows_kbar };
+    blk->tile.keys = arena_take(pool, TILE_KEYS * wide, f);
+    blk->values = arena_take(pool, TILE_KEYS * dv, f);
     for (size_t n = 0; n < sizeof tiles / sizeof *tiles; n++)
         *tiles[n] = arena_take(pool, TILE_KEYS * LANES, f);
     for (size_t n = 0; n < sizeof panels / sizeof *panels; n++)
         *panels[n] = arena_take(pool, d * LANES, f);
     for (size_t n = 0; n < sizeof rows / sizeof *rows; n++)
         *rows[n] = arena_take(pool, probed || n == 0 ? TILE_KEYS * d : 0, f);
-    k->grad_o = arena_take(pool, dv * LANES, f);
-    k->grad_v = arena_take(pool, dv * LANES, f);
-    k->rows_do = arena_take(pool, TILE_KEYS * dv, f);
-    k->tile.copy = arena_take(pool, raw_copy_size(p->dim_qk), sizeof(uint16_t));
-    k->query_copy = arena_take(pool, raw_copy_size(p->dim_qk), sizeof(uint16_t));
-    k->probe_copy = arena_take(pool, raw_copy_size(p->dim_qk), sizeof(uint16_t));
-    k->value_copy = arena_take(pool, raw_copy_size(p->dim_v), sizeof(uint16_t));
-    k->query_pairs = arena_take(pool, pair_panel_size(p->dim_qk), sizeof(int32_t));
-    k->probe_pairs = arena_take(pool, pair_panel_size(p->dim_qk), sizeof(int32_t));
-    k->grad_o_pairs = arena_take(pool, pair_panel_size(p->dim_v), sizeof(int32_t));
-    k->tile_pairs = arena_take(pool, pair_panel_size(TILE_KEYS), sizeof(int32_t));
-    k->key_tokens = arena_take(pool, token_pairs_size(p->dim_qk), sizeof(uint16_t));
-    k->query_tokens = arena_take(pool, token_pairs_size(p->dim_qk), sizeof(uint16_t));
-    k->probe_tokens = arena_take(pool, token_pairs_size(p->dim_qk), sizeof(uint16_t));
-    k->do_tokens = arena_take(pool, token_pairs_size(p->dim_v), sizeof(uint16_t));
-    k->weights = arena_take(pool, solved ? size_mul((size_t)p->len_kv, LANES) : 0, f);
+    blk->grad_o = arena_take(pool, dv * LANES, f);
+    blk->grad_v = arena_take(pool, dv * LANES, f);
+    blk->rows_do = arena_take(pool, TILE_KEYS * dv, f);
+    blk->tile.copy = arena_take(pool, raw_copy_size(p->dim_qk), sizeof(uint16_t));
+    blk->query_copy = arena_take(pool, raw_copy_size(p->dim_qk), sizeof(uint16_t));
+    blk->probe_copy = arena_take(pool, raw_copy_size(p->dim_qk), sizeof(uint16_t));
+    blk->value_copy = arena_take(pool, raw_copy_size(p->dim_v), sizeof(uint16_t));
+    blk->query_pairs = arena_take(pool, pair_panel_size(p->dim_qk), sizeof(int32_t));
+    blk->probe_pairs = arena_take(pool, pair_panel_size(p->dim_qk), sizeof(int32_t));
+    blk->grad_o_pairs = arena_take(pool, pair_panel_size(p->dim_v), sizeof(int32_t));
+    blk->tile_pairs = arena_take(pool, pair_panel_size(TILE_KEYS), sizeof(int32_t));
+    blk->key_tokens = arena_take(pool, token_pairs_size(p->dim_qk), sizeof(uint16_t));
+    blk->query_tokens = arena_take(pool, token_pairs_size(p->dim_qk), sizeof(uint16_t));
+    blk->probe_tokens = arena_take(pool, token_pairs_size(p->dim_qk), sizeof(uint16_t));
+    blk->do_tokens = arena_take(pool, token_pairs_size(p->dim_v), sizeof(uint16_t));
+    blk->weights = arena_take(pool, solved ? size_mul((size_t)p->len_kv, LANES) : 0, f);
     if (solved) {
-        k->solver = solver_carve(p, pool);
-        k->row = row_double_carve(p, pool);
+        blk->solver = solver_carve(p, pool);
+        blk->row = row_double_carve(p, pool);
     }
 }
 
 static inline size_t block_bytes(const loam_problem *p)
 {
-    block k;
+    block blk;
     arena pool = { 0 };
-    block_carve(&k, p, &pool);
+    block_carve(&blk, p, &pool);
     return pool.used;
 }
 
-static inline void block_begin(block *k, const loam_problem *p, const loam_args *a, const local_seq *s,
+static inline void block_begin(block *blk, const loam_problem *p, const loam_args *a, const local_seq *s,
                                int64_t h)
 {
-    head_begin(&k->x, p, a, s, h);
-    k->sc = scoring_of(&k->x);
-    k->probed = p->mechanism != LOAM_SOFTMAX;
-    k->solved = p->mechanism == LOAM_LLA;
-    k->by_max = k->solved && p->ridge_unit == LOAM_RIDGE_MAX;
-    k->by_trace = k->solved && p->ridge_unit == LOAM_RIDGE_TRACE;
+    head_begin(&blk->hd, p, a, s, h);
+    blk->sc = scoring_of(&blk->hd);
+    blk->probed = p->mechanism != LOAM_SOFTMAX;
+    blk->solved = p->mechanism == LOAM_LLA;
+    blk->by_max = blk->solved && p->ridge_unit == LOAM_RIDGE_MAX;
+    blk->by_trace = blk->solved && p->ridge_unit == LOAM_RIDGE_TRACE;
 }
 
 /* The gradient terms of one pair: ds = d loss / d s, and the factors that dk and dv need. */

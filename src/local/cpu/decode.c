@@ -55,23 +55,24 @@ static inline float centre_products_of(const float *restrict w, float *restrict 
 }
 
 /* Adds keys j .. j + n - 1 to the states of rows slot .. slot + rows - 1 of the chunk. */
-static inline void given_tile(block *k, int64_t slot, int64_t rows, int64_t j, int64_t n, double *states,
+static inline void given_tile(block *blk, int64_t slot, int64_t rows, int64_t j, int64_t n, double *states,
                               int64_t size)
 {
-    const bool probed = k->x.p->mechanism != LOAM_SOFTMAX;
-    const int64_t dv = k->x.p->dim_v;
-    const table keys = keys_of(k, j, n), values = values_of(k, j, n);
+    const bool probed = blk->hd.p->mechanism != LOAM_SOFTMAX;
+    const int64_t dv = blk->hd.p->dim_v;
+    const table keys = keys_of(blk, j, n), values = values_of(blk, j, n);
     float mean[SHARE_ROWS] = { 0 };
-    table_dots(&keys, k->origin, k->row[slot].sc.rbf, rows,
-               (table_rows){ k->query + slot * k->stride, k->w, k->stride, k->keys });
+    table_dots(&keys, blk->origin, blk->row[slot].sc.rbf, rows,
+               (table_rows){ blk->query + slot * blk->stride, blk->w, blk->stride, blk->keys });
     if (probed) {
-        table_dots(&keys, k->origin, false, rows,
-                   (table_rows){ k->probe + slot * k->stride, k->w + rows * k->keys, k->stride, k->keys });
+        table_dots(&keys, blk->origin, false, rows,
+                   (table_rows){ blk->probe + slot * blk->stride, blk->w + rows * blk->keys, blk->stride,
+                                 blk->keys });
     }
     for (int64_t r = 0; r < rows; r++) {
-        float *w = k->w + r * k->keys, *t = w + rows * k->keys;
+        float *w = blk->w + r * blk->keys, *t = w + rows * blk->keys;
         double *state = states + (slot + r) * size;
-        const float best = tile_scores(k, &k->row[slot + r], j, n, w);
+        const float best = tile_scores(blk, &blk->row[slot + r], j, n, w);
         if (!(best > -INFINITY)) {
             memset(w, 0, (size_t)n * sizeof(float));
             memset(t, 0, probed ? (size_t)n * sizeof(float) : 0);
@@ -85,9 +86,10 @@ static inline void given_tile(block *k, int64_t slot, int64_t rows, int64_t j, i
         else if (probed)
             memset(t, 0, (size_t)n * sizeof(float));
     }
-    table_weigh(&values, probed ? 2 * rows : rows, (table_rows){ k->w, k->sums, k->keys, k->stride_v });
+    table_weigh(&values, probed ? 2 * rows : rows,
+                (table_rows){ blk->w, blk->sums, blk->keys, blk->stride_v });
     for (int64_t r = 0; r < rows; r++) {
-        const float *sum = k->sums + r * k->stride_v, *sum_t = sum + rows * k->stride_v;
+        const float *sum = blk->sums + r * blk->stride_v, *sum_t = sum + rows * blk->stride_v;
         double *v = states + (slot + r) * size + 2 + probed;
         for (int64_t c = 0; c < dv; c++)
             v[c] += (double)sum[c];
@@ -97,35 +99,35 @@ static inline void given_tile(block *k, int64_t slot, int64_t rows, int64_t j, i
 }
 
 /* Converts the sums into the means and centred sums of loam.h. */
-static inline void given_end(const block *k, int64_t slot, double *state)
+static inline void given_end(const block *blk, int64_t slot, double *state)
 {
-    const bool probed = k->x.p->mechanism != LOAM_SOFTMAX;
-    const int64_t dv = k->x.p->dim_v;
+    const bool probed = blk->hd.p->mechanism != LOAM_SOFTMAX;
+    const int64_t dv = blk->hd.p->dim_v;
     double *v = state + 2 + probed;
     if (!(state[1] > 0)) return;
-    state[0] += k->row[slot].dropped;
+    state[0] += blk->row[slot].dropped;
     if (probed) {
         const double mean = state[2] / state[1];
         for (int64_t c = 0; c < dv; c++)
             v[dv + c] -= mean * v[c];
-        state[2] = mean + dot64(k->probe + slot * k->stride, k->origin, k->x.p->dim_qk);
+        state[2] = mean + dot64(blk->probe + slot * blk->stride, blk->origin, blk->hd.p->dim_qk);
     }
     for (int64_t c = 0; c < dv; c++)
         v[c] /= state[1];
 }
 
 /* The states of the chunk over keys begin .. end - 1. On entry they are clear. */
-static inline void given_split(block *k, int64_t begin, int64_t end, double *states, int64_t size)
+static inline void given_split(block *blk, int64_t begin, int64_t end, double *states, int64_t size)
 {
-    for (int64_t j = begin; j < end; j += k->keys) {
-        const int64_t n = end - j < k->keys ? end - j : k->keys;
-        for (int64_t slot = 0; slot < k->c.rows; slot += SHARE_ROWS) {
-            const int64_t left = k->c.rows - slot;
-            given_tile(k, slot, left < SHARE_ROWS ? left : SHARE_ROWS, j, n, states, size);
+    for (int64_t j = begin; j < end; j += blk->keys) {
+        const int64_t n = end - j < blk->keys ? end - j : blk->keys;
+        for (int64_t slot = 0; slot < blk->c.rows; slot += SHARE_ROWS) {
+            const int64_t left = blk->c.rows - slot;
+            given_tile(blk, slot, left < SHARE_ROWS ? left : SHARE_ROWS, j, n, states, size);
         }
     }
-    for (int64_t slot = 0; slot < k->c.rows; slot++)
-        given_end(k, slot, states + slot * size);
+    for (int64_t slot = 0; slot < blk->c.rows; slot++)
+        given_end(blk, slot, states + slot * size);
 }
 
 /* ------------------------------------------------------------------ moments
@@ -154,66 +156,66 @@ typedef struct moments {
     double m, omega, omega2; /* omega2: sum over tiles of omega_tile^2 */
 } moments;
 
-static inline void scale_moments(block *k, moments *s, double m)
+static inline void scale_moments(block *blk, moments *s, double m)
 {
     const double factor = s->m > -INFINITY ? exp(s->m - m) : 0;
     s->m = m, s->omega *= factor, s->omega2 *= factor * factor;
-    for (int64_t e = 0; e < k->stride * k->stride; e++)
-        k->gram[e] *= factor;
-    for (int64_t c = 0; c < k->stride; c++)
-        k->mean[c] *= factor;
+    for (int64_t e = 0; e < blk->stride * blk->stride; e++)
+        blk->gram[e] *= factor;
+    for (int64_t c = 0; c < blk->stride; c++)
+        blk->mean[c] *= factor;
 }
 
 /* Adds one tile to the moments of a row. next: the tile that follows, to prefetch. */
-static inline void moments_tile(block *k, int64_t slot, int64_t j, int64_t n, const table *next, moments *s)
+static inline void moments_tile(block *blk, int64_t slot, int64_t j, int64_t n, const table *next, moments *s)
 {
-    const table keys = keys_of(k, j, n);
-    const table scaled = { (const char *)k->scaled, k->stride * (int64_t)sizeof(float), n, k->stride,
+    const table keys = keys_of(blk, j, n);
+    const table scaled = { (const char *)blk->scaled, blk->stride * (int64_t)sizeof(float), n, blk->stride,
                            LOAM_F32 };
-    table_dots(&keys, k->origin, k->row[slot].sc.rbf, 1,
-               (table_rows){ k->query + slot * k->stride, k->w, k->stride, k->keys });
-    const float best = tile_scores(k, &k->row[slot], j, n, k->w);
+    table_dots(&keys, blk->origin, blk->row[slot].sc.rbf, 1,
+               (table_rows){ blk->query + slot * blk->stride, blk->w, blk->stride, blk->keys });
+    const float best = tile_scores(blk, &blk->row[slot], j, n, blk->w);
     if (!(best > -INFINITY)) return;
-    if ((double)best > s->m) scale_moments(k, s, (double)best);
-    const double omega = tile_weights(k->w, n, (float)s->m, true);
+    if ((double)best > s->m) scale_moments(blk, s, (double)best);
+    const double omega = tile_weights(blk->w, n, (float)s->m, true);
     s->omega += omega, s->omega2 += omega * omega;
-    table_scaled(&keys, k->origin, k->w, k->scaled, k->stride);
-    table_weigh(&scaled, 1, (table_rows){ k->w, k->sums, k->keys, k->stride });
-    for (int64_t c = 0; c < k->stride; c++)
-        k->mean[c] += (double)k->sums[c];
-    gram_add(k->gram, k->scaled, k->stride, n, next);
+    table_scaled(&keys, blk->origin, blk->w, blk->scaled, blk->stride);
+    table_weigh(&scaled, 1, (table_rows){ blk->w, blk->sums, blk->keys, blk->stride });
+    for (int64_t c = 0; c < blk->stride; c++)
+        blk->mean[c] += (double)blk->sums[c];
+    gram_add(blk->gram, blk->scaled, blk->stride, n, next);
 }
 
 /* Writes the state of loam.h with dim_v = 0, and noise^2 after it. */
-static inline void moments_end(const block *k, int64_t slot, const moments *s, double *state)
+static inline void moments_end(const block *blk, int64_t slot, const moments *s, double *state)
 {
-    const int64_t d = k->x.p->dim_qk, stride = k->stride;
+    const int64_t d = blk->hd.p->dim_qk, stride = blk->stride;
     double *kbar = state + 2, *kk = kbar + d, largest = 0;
     for (int64_t r = 0; r < d; r++) {
-        const double mean = k->mean[r];
-        largest = fmax(largest, k->gram[r * stride + r]);
+        const double mean = blk->mean[r];
+        largest = fmax(largest, blk->gram[r * stride + r]);
         for (int64_t c = 0; c <= r; c++)
-            *kk++ = k->gram[r * stride + c] - mean * (k->mean[c] / s->omega);
-        kbar[r] = (double)k->origin[r] + mean / s->omega;
+            *kk++ = blk->gram[r * stride + c] - mean * (blk->mean[c] / s->omega);
+        kbar[r] = (double)blk->origin[r] + mean / s->omega;
     }
-    state[0] = s->m + k->row[slot].dropped;
+    state[0] = s->m + blk->row[slot].dropped;
     state[1] = s->omega;
     *kk = largest * largest * (s->omega2 / (s->omega * s->omega));
 }
 
 /* Row by row: the time goes into products, not into loading the keys. */
-static inline void moments_split(block *k, int64_t begin, int64_t end, double *states, int64_t size)
+static inline void moments_split(block *blk, int64_t begin, int64_t end, double *states, int64_t size)
 {
-    for (int64_t slot = 0; slot < k->c.rows; slot++) {
+    for (int64_t slot = 0; slot < blk->c.rows; slot++) {
         moments s = { -INFINITY, 0, 0 };
-        memset(k->gram, 0, (size_t)(k->stride * k->stride) * sizeof(double));
-        memset(k->mean, 0, (size_t)k->stride * sizeof(double));
-        for (int64_t j = begin; j < end; j += k->gram_keys) {
-            const int64_t n = clamp_to(end - j, 0, k->gram_keys);
-            const table next = keys_of(k, j + n, clamp_to(end - j - n, 0, k->gram_keys));
-            moments_tile(k, slot, j, n, &next, &s);
+        memset(blk->gram, 0, (size_t)(blk->stride * blk->stride) * sizeof(double));
+        memset(blk->mean, 0, (size_t)blk->stride * sizeof(double));
+        for (int64_t j = begin; j < end; j += blk->gram_keys) {
+            const int64_t n = clamp_to(end - j, 0, blk->gram_keys);
+            const table next = keys_of(blk, j + n, clamp_to(end - j - n, 0, blk->gram_keys));
+            moments_tile(blk, slot, j, n, &next, &s);
         }
-        if (s.omega > 0) moments_end(k, slot, &s, states + slot * size);
+        if (s.omega > 0) moments_end(blk, slot, &s, states + slot * size);
     }
 }
 
@@ -272,47 +274,47 @@ static inline void add_four(double *restrict out, const double x[4], const doubl
         out[c] += x[0] * r0[c] + x[1] * r1[c] + x[2] * r2[c] + x[3] * r3[c];
 }
 
-static inline void exact_tile(const block *k, const float *restrict w, int64_t n, double omega,
+static inline void exact_tile(const block *blk, const float *restrict w, int64_t n, double omega,
                               double *restrict state)
 {
-    const int64_t d = k->x.p->dim_qk, dv = k->x.p->dim_v;
+    const int64_t d = blk->hd.p->dim_qk, dv = blk->hd.p->dim_v;
     double *kbar = state + 2, *vbar = kbar + d, *kk = vbar + dv, *vk = kk + d * (d + 1) / 2;
-    centre(k->kd, kbar, w, k->tile_k, n, d, omega);
-    centre(k->vd, vbar, w, k->tile_v, n, dv, omega);
+    centre(blk->kd, kbar, w, blk->tile_k, n, d, omega);
+    centre(blk->vd, vbar, w, blk->tile_v, n, dv, omega);
     memset(kk, 0, (size_t)(d * (d + 1) / 2 + dv * d) * sizeof(double));
     for (int64_t r = 0; r < n; r += 4) {
         double x[4];
         for (int64_t c = 0; c < d; c++) {
             for (int64_t e = 0; e < 4; e++)
-                x[e] = (r + e < n ? (double)w[r + e] : 0) * k->kd[(r + e) * d + c];
-            add_four(kk + c * (c + 1) / 2, x, k->kd + r * d, d, c + 1);
+                x[e] = (r + e < n ? (double)w[r + e] : 0) * blk->kd[(r + e) * d + c];
+            add_four(kk + c * (c + 1) / 2, x, blk->kd + r * d, d, c + 1);
         }
         for (int64_t c = 0; c < dv; c++) {
             for (int64_t e = 0; e < 4; e++)
-                x[e] = (r + e < n ? (double)w[r + e] : 0) * k->vd[(r + e) * dv + c];
-            add_four(vk + c * d, x, k->kd + r * d, d, d);
+                x[e] = (r + e < n ? (double)w[r + e] : 0) * blk->vd[(r + e) * dv + c];
+            add_four(vk + c * d, x, blk->kd + r * d, d, d);
         }
     }
 }
 
 /* The state of one row of the chunk over keys begin .. end - 1. On entry it is clear. */
-static inline void exact_split(block *k, int64_t slot, int64_t begin, int64_t end, double *state)
+static inline void exact_split(block *blk, int64_t slot, int64_t begin, int64_t end, double *state)
 {
-    const loam_problem *p = k->x.p;
-    const loam_args *a = k->x.a;
+    const loam_problem *p = blk->hd.p;
+    const loam_args *a = blk->hd.a;
     for (int64_t j = begin; j < end; j += TILE_KEYS) {
-        const int64_t n = end - j < TILE_KEYS ? end - j : TILE_KEYS, stored = j - k->c.first;
-        const table keys = keys_of(k, j, n);
-        table_dots(&keys, k->origin, k->row[slot].sc.rbf, 1,
-                   (table_rows){ k->query + slot * k->stride, k->w, k->stride, k->keys });
-        const float best = tile_scores(k, &k->row[slot], j, n, k->w);
+        const int64_t n = end - j < TILE_KEYS ? end - j : TILE_KEYS, stored = j - blk->c.first;
+        const table keys = keys_of(blk, j, n);
+        table_dots(&keys, blk->origin, blk->row[slot].sc.rbf, 1,
+                   (table_rows){ blk->query + slot * blk->stride, blk->w, blk->stride, blk->keys });
+        const float best = tile_scores(blk, &blk->row[slot], j, n, blk->w);
         if (!(best > -INFINITY)) continue;
-        load_rows(k->tile_k, &a->k, p->dtype, k->c.s.b, k->c.h_kv, stored, n, p->dim_qk);
-        load_rows(k->tile_v, &a->v, p->dtype, k->c.s.b, k->c.h_kv, stored, n, p->dim_v);
-        k->tile_state[0] = (double)best + k->row[slot].dropped;
-        k->tile_state[1] = tile_weights(k->w, n, best, false);
-        exact_tile(k, k->w, n, k->tile_state[1], k->tile_state);
-        local_state_merge(p, state, k->tile_state);
+        load_rows(blk->tile_k, &a->k, p->dtype, blk->c.s.b, blk->c.h_kv, stored, n, p->dim_qk);
+        load_rows(blk->tile_v, &a->v, p->dtype, blk->c.s.b, blk->c.h_kv, stored, n, p->dim_v);
+        blk->tile_state[0] = (double)best + blk->row[slot].dropped;
+        blk->tile_state[1] = tile_weights(blk->w, n, best, false);
+        exact_tile(blk, blk->w, n, blk->tile_state[1], blk->tile_state);
+        local_state_merge(p, state, blk->tile_state);
     }
 }
 
@@ -392,9 +394,9 @@ static decode_work work_carve(const loam_problem *p, arena *pool)
         parts = part_doubles(&ph) > parts ? part_doubles(&ph) : parts;
     }
     decode_work w;
-    block k;
+    block blk;
     arena of_block = { 0 };
-    block_carve(&k, p, &of_block);
+    block_carve(&blk, p, &of_block);
     w.block_bytes = of_block.used;
     w.blocks = arena_take(pool, (size_t)p->threads, w.block_bytes);
     w.parts = arena_take(pool, parts, sizeof(double));
@@ -454,70 +456,70 @@ static bool chunk_wanted(const decode_call *call, const phase *ph, const chunk *
     return false;
 }
 
-static void set_probes(block *k, const decode_call *call)
+static void set_probes(block *blk, const decode_call *call)
 {
-    for (int64_t slot = 0; slot < k->c.rows; slot++) {
-        float *probe = k->probe + slot * k->stride;
+    for (int64_t slot = 0; slot < blk->c.rows; slot++) {
+        float *probe = blk->probe + slot * blk->stride;
         if (call->p->mechanism == LOAM_LLA) {
-            memcpy(probe, call->w.probes + (k->c.index + slot) * k->stride,
-                   (size_t)k->stride * sizeof(float));
+            memcpy(probe, call->w.probes + (blk->c.index + slot) * blk->stride,
+                   (size_t)blk->stride * sizeof(float));
         } else if (call->p->mechanism == LOAM_PARALLAX) {
-            load_padded(probe, &call->a->probe, k, &k->row[slot]);
+            load_padded(probe, &call->a->probe, blk, &blk->row[slot]);
         }
     }
 }
 
 /* The states of a chunk over one split. */
-static void chunk_split(block *k, const decode_call *call, const phase *ph, int64_t split, double *states)
+static void chunk_split(block *blk, const decode_call *call, const phase *ph, int64_t split, double *states)
 {
-    const int64_t step = split_keys(ph, k->c.end - k->c.begin), begin = k->c.begin + split * step;
-    const int64_t end = begin + step < k->c.end ? begin + step : k->c.end;
-    for (int64_t r = 0; r < k->c.rows; r++) {
+    const int64_t step = split_keys(ph, blk->c.end - blk->c.begin), begin = blk->c.begin + split * step;
+    const int64_t end = begin + step < blk->c.end ? begin + step : blk->c.end;
+    for (int64_t r = 0; r < blk->c.rows; r++) {
         local_state_clear(&ph->p, states + r * ph->size);
         states[(r + 1) * ph->size - 1] = 0;
     }
     if (begin >= end) return;
-    split_begin(k, begin, end);
+    split_begin(blk, begin, end);
     switch (ph->how) {
     case GIVEN:
-        set_probes(k, call);
-        given_split(k, begin, end, states, ph->size);
+        set_probes(blk, call);
+        given_split(blk, begin, end, states, ph->size);
         break;
-    case MOMENTS: moments_split(k, begin, end, states, ph->size); break;
-    case EXACT: exact_split(k, 0, begin, end, states); break;
+    case MOMENTS: moments_split(blk, begin, end, states, ph->size); break;
+    case EXACT: exact_split(blk, 0, begin, end, states); break;
     }
 }
 
 /* Stores the result of the merged state of one row: state, probe, or outputs. */
-static void row_end(block *k, const decode_call *call, const phase *ph, int64_t row, double *state)
+static void row_end(block *blk, const decode_call *call, const phase *ph, int64_t row, double *state)
 {
     const loam_problem *p = call->p;
-    const int64_t index = k->c.index + row, in_group = k->c.row + row;
-    const int64_t h = k->c.h_kv * (p->heads_q / p->heads_kv) + in_group / p->len_q, i = in_group % p->len_q;
-    double *rho = k->scratch + local_state_scratch(p);
-    float *probe = call->w.probes + index * k->stride;
+    const int64_t index = blk->c.index + row, in_group = blk->c.row + row;
+    const int64_t h = blk->c.h_kv * (p->heads_q / p->heads_kv) + in_group / p->len_q, i = in_group % p->len_q;
+    double *rho = blk->scratch + local_state_scratch(p);
+    float *probe = call->w.probes + index * blk->stride;
     if (call->states) {
         memcpy(call->states + index * ph->size, state, (size_t)ph->size * sizeof(double));
     } else if (ph->how == MOMENTS) {
-        call->w.again[index] = !moments_probe(&ph->p, call->a, &k->c.s, h, i, state, k->scratch, rho,
+        call->w.again[index] = !moments_probe(&ph->p, call->a, &blk->c.s, h, i, state, blk->scratch, rho,
                                               &call->w.info[index]);
-        for (int64_t c = 0; c < k->stride; c++)
+        for (int64_t c = 0; c < blk->stride; c++)
             probe[c] = c < p->dim_qk ? (float)rho[c] : 0;
     } else if (ph->how == GIVEN && p->mechanism == LOAM_LLA) {
         for (int64_t c = 0; c < p->dim_qk; c++)
             rho[c] = (double)probe[c];
-        local_state_put(&ph->p, call->a, &k->c.s, h, i, state, rho, call->w.info[index]);
+        local_state_put(&ph->p, call->a, &blk->c.s, h, i, state, rho, call->w.info[index]);
     } else {
-        local_state_finish(p, call->a, &k->c.s, h, i, state, k->scratch);
+        local_state_finish(p, call->a, &blk->c.s, h, i, state, blk->scratch);
     }
 }
 
 /* Merges the states of the splits (row r of a split at parts + (split ph->rows + r) ph->size)
  * and finishes the rows. */
-static void chunk_end(block *k, const decode_call *call, const phase *ph, double *parts)
+static void chunk_end(block *blk, const decode_call *call, const phase *ph, double *parts)
 {
-    const int64_t splits = split_count(ph, k->c.end - k->c.begin);
-    for (int64_t r = 0; r < k->c.rows; r++) {
+    const int64_t splits = split_count(ph, blk->c.end - blk->c.begin);
+    for (int64_t r = 0; r < blk->c.rows; r++) {
         double *state = parts + r * ph->size;
         if (splits == 0) local_state_clear(&ph->p, state);
         for (int64_t split = 1; split < splits; split++) {
@@ -527,22 +529,22 @@ static void chunk_end(block *k, const decode_call *call, const phase *ph, double
             else
                 local_state_merge(&ph->p, state, from);
         }
-        if (row_wanted(call, ph, k->c.index + r)) row_end(k, call, ph, r, state);
+        if (row_wanted(call, ph, blk->c.index + r)) row_end(blk, call, ph, r, state);
     }
 }
 
 /* ------------------------------------------------------------------ all chunks */
 
 /* Sets the block to chunk n of the phase; returns whether the phase computes any of its rows. */
-static bool block_begin(block *k, const decode_call *call, const phase *ph, int64_t n)
+static bool block_begin(block *blk, const decode_call *call, const phase *ph, int64_t n)
 {
-    k->c = chunk_of(call, ph, n);
-    k->x.p = call->p, k->x.a = call->a, k->x.s = k->c.s, k->x.h_kv = k->c.h_kv;
-    return chunk_wanted(call, ph, &k->c);
+    blk->c = chunk_of(call, ph, n);
+    blk->hd.p = call->p, blk->hd.a = call->a, blk->hd.s = blk->c.s, blk->hd.h_kv = blk->c.h_kv;
+    return chunk_wanted(call, ph, &blk->c);
 }
 
 /* Called by every thread of a parallel region. */
-static void phase_run(block *k, const decode_call *call, method how)
+static void phase_run(block *blk, const decode_call *call, method how)
 {
     const phase ph = phase_of(call->p, how);
     for (int64_t from = 0; from < ph.chunks; from += ph.wave) {
@@ -551,12 +553,12 @@ static void phase_run(block *k, const decode_call *call, method how)
 #pragma omp for schedule(dynamic, 1)
         for (int64_t task = 0; task < chunks * ph.splits; task++) {
             const int64_t n = task / ph.splits, split = task % ph.splits;
-            if (block_begin(k, call, &ph, from + n))
-                chunk_split(k, call, &ph, split, call->w.parts + n * doubles + split * ph.rows * ph.size);
+            if (block_begin(blk, call, &ph, from + n))
+                chunk_split(blk, call, &ph, split, call->w.parts + n * doubles + split * ph.rows * ph.size);
         }
 #pragma omp for schedule(dynamic, 1)
         for (int64_t n = 0; n < chunks; n++)
-            if (block_begin(k, call, &ph, from + n)) chunk_end(k, call, &ph, call->w.parts + n * doubles);
+            if (block_begin(blk, call, &ph, from + n)) chunk_end(blk, call, &ph, call->w.parts + n * doubles);
     }
 }
 
@@ -567,16 +569,16 @@ static loam_status decode(decode_call call, loam_error *error)
 #pragma omp parallel num_threads(call.p->threads)
     {
         arena own = { call.w.blocks + call.w.block_bytes * (size_t)omp_get_thread_num(), 0 };
-        block k;
-        block_carve(&k, call.p, &own);
+        block blk;
+        block_carve(&blk, call.p, &own);
         if (call.p->mechanism != LOAM_LLA) {
-            phase_run(&k, &call, GIVEN);
+            phase_run(&blk, &call, GIVEN);
         } else if (call.states) {
-            phase_run(&k, &call, EXACT);
+            phase_run(&blk, &call, EXACT);
         } else {
-            phase_run(&k, &call, MOMENTS);
-            phase_run(&k, &call, GIVEN);
-            phase_run(&k, &call, EXACT);
+            phase_run(&blk, &call, MOMENTS);
+            phase_run(&blk, &call, GIVEN);
+            phase_run(&blk, &call, EXACT);
         }
     }
     return loam_succeed(error);

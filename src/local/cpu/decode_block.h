@@ -34,7 +34,7 @@ typedef struct decode_row {
 } decode_row;
 
 typedef struct block {
-    head x; /* its h is that of the current row; its origin is not used */
+    head hd; /* its h is that of the current row; its origin is not used */
     chunk c;
     decode_row row[CHUNK_ROWS];
     int64_t stride, stride_v; /* of float rows of dim_qk and dim_v channels */
@@ -60,52 +60,52 @@ static inline int64_t clamp_to(int64_t x, int64_t least, int64_t most)
 }
 
 /* Tiles hold 64 KiB of float keys, or 32 KiB where each tile is read many times; they are whole vectors. */
-static inline void block_carve(block *k, const loam_problem *p, arena *pool)
+static inline void block_carve(block *blk, const loam_problem *p, arena *pool)
 {
     const int64_t d = whole_vectors(p->dim_qk), dv = whole_vectors(p->dim_v), wider = d > dv ? d : dv;
     const size_t f = sizeof(float), f64 = sizeof(double), tile = TILE_KEYS;
     const size_t solved = p->mechanism == LOAM_LLA, rows = (size_t)clamp_to(group_rows(p), 1, CHUNK_ROWS);
-    k->stride = d, k->stride_v = dv;
-    k->keys = clamp_to((1 << 14) / wider / 64 * 64, 64, MOST_KEYS);
-    k->gram_keys = clamp_to((1 << 13) / d / 16 * 16, 64, 128);
-    const size_t sizes = (size_t)(2 * SHARE_ROWS * wider), keys = (size_t)k->keys, sd = (size_t)d;
-    k->origin = arena_take(pool, sd, f);
-    k->query = arena_take(pool, rows * sd, f);
-    k->probe = arena_take(pool, p->mechanism == LOAM_SOFTMAX ? 0 : rows * sd, f);
-    k->w = arena_take(pool, 2 * SHARE_ROWS * keys, f);
-    k->bias = arena_take(pool, MOST_KEYS, f);
-    k->decay_hi = arena_take(pool, MOST_KEYS, f);
-    k->decay_lo = arena_take(pool, MOST_KEYS, f);
-    k->sums = arena_take(pool, sizes, f);
-    k->scaled = arena_take(pool, solved * (size_t)k->gram_keys * sd, f);
-    k->gram = arena_take(pool, solved * sd * sd, f64);
-    k->mean = arena_take(pool, solved * sd, f64);
-    k->tile_k = arena_take(pool, solved * tile * (size_t)p->dim_qk, f);
-    k->tile_v = arena_take(pool, solved * tile * (size_t)p->dim_v, f);
-    k->kd = arena_take(pool, solved * tile * (size_t)p->dim_qk, f64);
-    k->vd = arena_take(pool, solved * tile * (size_t)p->dim_v, f64);
-    k->tile_state = arena_take(pool, solved * local_state_doubles(p), f64);
-    k->scratch = arena_take(pool, local_state_scratch(p) + (size_t)p->dim_qk, f64);
+    blk->stride = d, blk->stride_v = dv;
+    blk->keys = clamp_to((1 << 14) / wider / 64 * 64, 64, MOST_KEYS);
+    blk->gram_keys = clamp_to((1 << 13) / d / 16 * 16, 64, 128);
+    const size_t sizes = (size_t)(2 * SHARE_ROWS * wider), keys = (size_t)blk->keys, sd = (size_t)d;
+    blk->origin = arena_take(pool, sd, f);
+    blk->query = arena_take(pool, rows * sd, f);
+    blk->probe = arena_take(pool, p->mechanism == LOAM_SOFTMAX ? 0 : rows * sd, f);
+    blk->w = arena_take(pool, 2 * SHARE_ROWS * keys, f);
+    blk->bias = arena_take(pool, MOST_KEYS, f);
+    blk->decay_hi = arena_take(pool, MOST_KEYS, f);
+    blk->decay_lo = arena_take(pool, MOST_KEYS, f);
+    blk->sums = arena_take(pool, sizes, f);
+    blk->scaled = arena_take(pool, solved * (size_t)blk->gram_keys * sd, f);
+    blk->gram = arena_take(pool, solved * sd * sd, f64);
+    blk->mean = arena_take(pool, solved * sd, f64);
+    blk->tile_k = arena_take(pool, solved * tile * (size_t)p->dim_qk, f);
+    blk->tile_v = arena_take(pool, solved * tile * (size_t)p->dim_v, f);
+    blk->kd = arena_take(pool, solved * tile * (size_t)p->dim_qk, f64);
+    blk->vd = arena_take(pool, solved * tile * (size_t)p->dim_v, f64);
+    blk->tile_state = arena_take(pool, solved * local_state_doubles(p), f64);
+    blk->scratch = arena_take(pool, local_state_scratch(p) + (size_t)p->dim_qk, f64);
 }
 
 /* Rows j .. j + n - 1 of the chunk's keys or values, in place. */
-static inline table rows_of(const block *k, const loam_const_view *view, int64_t channels, int64_t j,
+static inline table rows_of(const block *blk, const loam_const_view *view, int64_t channels, int64_t j,
                             int64_t n)
 {
-    const loam_dtype dtype = k->x.p->dtype;
+    const loam_dtype dtype = blk->hd.p->dtype;
     const int64_t bytes = (int64_t)dtype_bytes(dtype),
-                  at = LOCAL_AT(*view, k->c.s.b, k->c.h_kv, j - k->c.first);
+                  at = LOCAL_AT(*view, blk->c.s.b, blk->c.h_kv, j - blk->c.first);
     return (table){ (const char *)view->data + at * bytes, view->token * bytes, n, channels, dtype };
 }
 
-static inline table keys_of(const block *k, int64_t j, int64_t n)
+static inline table keys_of(const block *blk, int64_t j, int64_t n)
 {
-    return rows_of(k, &k->x.a->k, k->x.p->dim_qk, j, n);
+    return rows_of(blk, &blk->hd.a->k, blk->hd.p->dim_qk, j, n);
 }
 
-static inline table values_of(const block *k, int64_t j, int64_t n)
+static inline table values_of(const block *blk, int64_t j, int64_t n)
 {
-    return rows_of(k, &k->x.a->v, k->x.p->dim_v, j, n);
+    return rows_of(blk, &blk->hd.a->v, blk->hd.p->dim_v, j, n);
 }
 
 /* ------------------------------------------------------------------ the rows of a split */
@@ -121,37 +121,37 @@ static inline double dot64(const float *restrict x, const float *restrict y, int
 
 /* origin <- the mean of the first keys of a split that every row with keys in the split sees: so no result
  * depends on later keys. */
-static inline void set_origin(block *k, int64_t begin, int64_t end)
+static inline void set_origin(block *blk, int64_t begin, int64_t end)
 {
     float weight[ORIGIN_KEYS];
     int64_t n = end - begin < ORIGIN_KEYS ? end - begin : ORIGIN_KEYS;
-    for (int64_t r = 0; r < k->c.rows; r++) {
-        const int64_t seen = k->row[r].hi - begin;
+    for (int64_t r = 0; r < blk->c.rows; r++) {
+        const int64_t seen = blk->row[r].hi - begin;
         n = seen > 0 && seen < n ? seen : n;
     }
     for (int64_t e = 0; e < n; e++)
         weight[e] = 1 / (float)n;
-    const table t = keys_of(k, begin, n);
-    table_weigh(&t, 1, (table_rows){ weight, k->origin, ORIGIN_KEYS, k->stride });
+    const table t = keys_of(blk, begin, n);
+    table_weigh(&t, 1, (table_rows){ weight, blk->origin, ORIGIN_KEYS, blk->stride });
 }
 
-static inline void load_padded(float *restrict to, const loam_const_view *view, const block *k,
+static inline void load_padded(float *restrict to, const loam_const_view *view, const block *blk,
                                const decode_row *r)
 {
-    const loam_problem *p = k->x.p;
-    memset(to, 0, (size_t)k->stride * sizeof(float));
-    load_floats(to, view->data, p->dtype, LOCAL_AT(*view, k->c.s.b, r->h, r->i), p->dim_qk);
+    const loam_problem *p = blk->hd.p;
+    memset(to, 0, (size_t)blk->stride * sizeof(float));
+    load_floats(to, view->data, p->dtype, LOCAL_AT(*view, blk->c.s.b, r->h, r->i), p->dim_qk);
 }
 
-static inline void set_query(block *k, int64_t slot)
+static inline void set_query(block *blk, int64_t slot)
 {
-    const loam_problem *p = k->x.p;
-    decode_row *r = &k->row[slot];
-    float *query = k->query + slot * k->stride;
-    load_padded(query, &k->x.a->q, k, r);
+    const loam_problem *p = blk->hd.p;
+    decode_row *r = &blk->row[slot];
+    float *query = blk->query + slot * blk->stride;
+    load_padded(query, &blk->hd.a->q, blk, r);
     r->constant = 0, r->dropped = 0;
     if (r->sc.rbf) return;
-    const double x = fmin(fmax(dot64(query, k->origin, p->dim_qk), (double)-SCORE_LIMIT),
+    const double x = fmin(fmax(dot64(query, blk->origin, p->dim_qk), (double)-SCORE_LIMIT),
                           (double)SCORE_LIMIT);
     if (r->sc.mapped)
         r->constant = (float)x;
@@ -160,46 +160,46 @@ static inline void set_query(block *k, int64_t slot)
 }
 
 /* Prepares the rows of the chunk for keys begin .. end - 1, at least one. */
-static inline void split_begin(block *k, int64_t begin, int64_t end)
+static inline void split_begin(block *blk, int64_t begin, int64_t end)
 {
-    const loam_problem *p = k->x.p;
-    for (int64_t slot = 0; slot < k->c.rows; slot++) {
-        decode_row *r = &k->row[slot];
-        const int64_t row = k->c.row + slot;
-        r->h = k->c.h_kv * (p->heads_q / p->heads_kv) + row / p->len_q, r->i = row % p->len_q;
-        local_visible(p, &k->c.s, r->i, &r->lo, &r->hi);
-        k->x.h = r->h;
-        r->sc = scoring_of(&k->x);
-        load_decay(&r->decay_hi, &r->decay_lo, &k->x, local_position(&k->c.s, r->i), 1);
+    const loam_problem *p = blk->hd.p;
+    for (int64_t slot = 0; slot < blk->c.rows; slot++) {
+        decode_row *r = &blk->row[slot];
+        const int64_t row = blk->c.row + slot;
+        r->h = blk->c.h_kv * (p->heads_q / p->heads_kv) + row / p->len_q, r->i = row % p->len_q;
+        local_visible(p, &blk->c.s, r->i, &r->lo, &r->hi);
+        blk->hd.h = r->h;
+        r->sc = scoring_of(&blk->hd);
+        load_decay(&r->decay_hi, &r->decay_lo, &blk->hd, local_position(&blk->c.s, r->i), 1);
     }
-    set_origin(k, begin, end);
-    for (int64_t slot = 0; slot < k->c.rows; slot++)
-        set_query(k, slot);
+    set_origin(blk, begin, end);
+    for (int64_t slot = 0; slot < blk->c.rows; slot++)
+        set_query(blk, slot);
 }
 
 /* ------------------------------------------------------------------ scores of one row on one tile */
 
 /* Products s with keys j .. j + n - 1 become scores: -inf where the row does not see the key, and in the tail
  * of the last vector. Returns their maximum. */
-static inline float tile_scores(block *k, const decode_row *r, int64_t j, int64_t n, float *restrict s)
+static inline float tile_scores(block *blk, const decode_row *r, int64_t j, int64_t n, float *restrict s)
 {
     const vmask lo = v_set_int((int32_t)clamp_to(r->lo - j, 0, n)),
                 hi = v_set_int((int32_t)clamp_to(r->hi - j, 0, n));
-    const float at = (float)(r->i + k->c.s.nk - k->c.s.nq - j);
+    const float at = (float)(r->i + blk->c.s.nk - blk->c.s.nq - j);
     const vec lane = __builtin_convertvector(v_iota(), vec);
     vec top = v_set(-INFINITY);
     if (r->sc.biased) {
-        k->x.h = r->h;
-        load_bias(k->bias, &k->x, j - k->c.first, n);
-        load_decay(k->decay_hi, k->decay_lo, &k->x, j, n);
+        blk->hd.h = r->h;
+        load_bias(blk->bias, &blk->hd, j - blk->c.first, n);
+        load_decay(blk->decay_hi, blk->decay_lo, &blk->hd, j, n);
     }
     for (int64_t e = 0; e < n; e += VL) {
         const vmask place = v_iota() + (int32_t)e, seen = (place >= lo) & (place < hi);
         vec factor;
-        vec bias = r->sc.biased ? v_load(k->bias + e) : v_set(0);
+        vec bias = r->sc.biased ? v_load(blk->bias + e) : v_set(0);
         if (r->sc.decayed) {
-            bias += decay_between(v_set(r->decay_hi), v_set(r->decay_lo), v_load(k->decay_hi + e),
-                                  v_load(k->decay_lo + e));
+            bias += decay_between(v_set(r->decay_hi), v_set(r->decay_lo), v_load(blk->decay_hi + e),
+                                  v_load(blk->decay_lo + e));
         }
         const vec score = score_of(&r->sc, v_load(s + e) + r->constant, v_abs((at - (float)e) - lane), bias,
                                    &factor);

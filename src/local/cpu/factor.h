@@ -25,16 +25,16 @@ typedef struct factor_square {
 
 /* The square of block n's rows and block k's columns, minus its products with the columns before:
  * A - sum_c L_rc L_kc. */
-VEC_INLINE factor_square factor_reduce(const float *rows, const float *columns, int64_t k)
+VEC_INLINE factor_square factor_reduce(const float *rows, const float *columns, int64_t blk)
 {
     factor_square s;
 #pragma GCC unroll 4
     for (int i = 0; i < FOUR; i++) {
 #pragma GCC unroll 4
         for (int j = 0; j < FOUR; j++)
-            s.x[i][j] = v_load(rows + (k * FOUR + j) * LANES + i * GROUP);
+            s.x[i][j] = v_load(rows + (blk * FOUR + j) * LANES + i * GROUP);
     }
-    for (int64_t c = 0; c < k * FOUR; c++) {
+    for (int64_t c = 0; c < blk * FOUR; c++) {
         vec y[FOUR];
 #pragma GCC unroll 4
         for (int j = 0; j < FOUR; j++)

@@ -132,7 +132,7 @@ static void load_rows_of(walk *k)
             if (probed(k)) {
                 k->ubar[r] = ((const float *)saved.tbar)[2 * at];
                 k->urest[r] = ((const float *)saved.tbar)[2 * at + 1];
-                k->e[r] = dot(row, (const float *)saved.lean + at * p->dim_v, p->dim_v);
+                k->e[r] = dot(row, (const float *)saved.value_shift + at * p->dim_v, p->dim_v);
             }
         }
     }

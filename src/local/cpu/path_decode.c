@@ -19,7 +19,7 @@ typedef struct walk {
     float query[LOAM_MAX_DIM], probe[LOAM_MAX_DIM], row[LOAM_MAX_DIM];
     float s_of[EDGE], t_of[EDGE];
     double m, omega, tbar;
-    double *vbar, *lean; /* sums of w v and w t v */
+    double *vbar, *value_shift; /* sums of w v and w t v */
 } walk;
 
 static bool probed(const walk *k) { return k->p->mechanism == LOAM_PARALLAX; }
@@ -78,7 +78,7 @@ static void gather(walk *k, int64_t j, int64_t last)
     k->omega *= keep;
     for (int64_t c = 0; c < dv; c++) {
         k->vbar[c] *= keep;
-        k->lean[c] *= keep;
+        k->value_shift[c] *= keep;
     }
     double drift = 0;
     for (int64_t t = j; t < last; t++) {
@@ -89,7 +89,7 @@ static void gather(walk *k, int64_t j, int64_t last)
         drift += w * rest;
         for (int64_t c = 0; c < dv; c++) {
             k->vbar[c] += w * (double)k->row[c];
-            k->lean[c] += w * rest * (double)k->row[c];
+            k->value_shift[c] += w * rest * (double)k->row[c];
         }
     }
     k->m = m;
@@ -97,7 +97,7 @@ static void gather(walk *k, int64_t j, int64_t last)
         drift /= k->omega;
         k->tbar += drift;
         for (int64_t c = 0; c < dv; c++)
-            k->lean[c] -= drift * k->vbar[c];
+            k->value_shift[c] -= drift * k->vbar[c];
     }
 }
 
@@ -116,7 +116,7 @@ static void row_state(walk *k, int64_t count, double *state)
     k->m = -INFINITY;
     k->omega = k->tbar = 0;
     memset(k->vbar, 0, (size_t)dv * sizeof *k->vbar);
-    memset(k->lean, 0, (size_t)dv * sizeof *k->lean);
+    memset(k->value_shift, 0, (size_t)dv * sizeof *k->value_shift);
     for (int64_t t = k->at; t >= last; t--)
         cross(k, t);
     for (int64_t top = last; top > k->first; top -= EDGE)
@@ -127,13 +127,13 @@ static void row_state(walk *k, int64_t count, double *state)
     if (probed(k)) *out++ = k->tbar;
     for (int64_t c = 0; c < dv; c++) {
         out[c] = k->vbar[c] / k->omega;
-        if (probed(k)) out[dv + c] = k->lean[c];
+        if (probed(k)) out[dv + c] = k->value_shift[c];
     }
 }
 
 /* Scratch of a thread: a state, sums of values, and scratch of local_state_finish. */
 typedef struct decode_work {
-    double *state, *vbar, *lean, *scratch;
+    double *state, *vbar, *value_shift, *scratch;
 } decode_work;
 
 static decode_work decode_work_carve(const loam_problem *p, arena *pool)
@@ -141,7 +141,7 @@ static decode_work decode_work_carve(const loam_problem *p, arena *pool)
     decode_work w;
     w.state = arena_take(pool, local_state_doubles(p), sizeof(double));
     w.vbar = arena_take(pool, (size_t)p->dim_v, sizeof(double));
-    w.lean = arena_take(pool, (size_t)p->dim_v, sizeof(double));
+    w.value_shift = arena_take(pool, (size_t)p->dim_v, sizeof(double));
     w.scratch = arena_take(pool, local_state_scratch(p), sizeof(double));
     return w;
 }
@@ -162,7 +162,7 @@ static void decode(const loam_problem *p, const loam_args *a, int64_t first, int
     {
         arena pool = { (char *)a->work + each * (size_t)omp_get_thread_num(), 0 };
         const decode_work w = decode_work_carve(p, &pool);
-        walk k = { .p = p, .a = a, .first = first, .vbar = w.vbar, .lean = w.lean };
+        walk k = { .p = p, .a = a, .first = first, .vbar = w.vbar, .value_shift = w.value_shift };
 #pragma omp for collapse(3) schedule(dynamic, 1)
         for (int64_t b = 0; b < p->batch; b++) {
             for (int64_t h = 0; h < p->heads_q; h++) {

@@ -14,10 +14,10 @@
 typedef struct walk {
     path_rows rows;
     path_making making;
-    float *query, *probe; /* wide: as the current tile sees them */
-    float *values;        /* wide */
-    float *mean, *lean;   /* wide: A, B; finish makes them vbar, vbar - o */
-    float *s, *t, *cross; /* squares */
+    float *query, *probe;      /* wide: as the current tile sees them */
+    float *values;             /* wide */
+    float *mean, *value_shift; /* wide: A, B; finish makes them vbar, vbar - o */
+    float *s, *t, *cross;      /* squares */
     float m[EDGE], omega[EDGE], centre[EDGE], tsum[EDGE];
 } walk;
 
@@ -29,7 +29,7 @@ static walk walk_carve(const loam_problem *p, arena *pool)
     k.probe = arena_take(pool, wide, sizeof(float));
     k.values = arena_take(pool, values, sizeof(float));
     k.mean = arena_take(pool, values, sizeof(float));
-    k.lean = arena_take(pool, values, sizeof(float));
+    k.value_shift = arena_take(pool, values, sizeof(float));
     k.s = arena_take(pool, SQUARE, sizeof(float));
     k.t = arena_take(pool, SQUARE, sizeof(float));
     k.cross = arena_take(pool, SQUARE, sizeof(float));
@@ -111,8 +111,8 @@ static void weigh_row(walk *k, int64_t r, int64_t n)
     for (int e = 0; e < VL; e++)
         shift += drift[e];
     shift /= k->omega[r];
-    if (keep != 1) row_scale(k->lean, r, keep, blocks);
-    row_axpy(k->lean, r, -shift, k->mean, blocks);
+    if (keep != 1) row_scale(k->value_shift, r, keep, blocks);
+    row_axpy(k->value_shift, r, -shift, k->mean, blocks);
     k->centre[r] += shift;
     tsum -= shift * before;
     vec rest = v_set(0);
@@ -134,10 +134,10 @@ static void take_tile(walk *k, int64_t n)
         weigh_row(k, r, n);
     path_values(&k->rows, k->values, n);
     wide_add(k->mean, k->s, k->values, blocks);
-    if (probed(k)) wide_add(k->lean, k->t, k->values, blocks);
+    if (probed(k)) wide_add(k->value_shift, k->t, k->values, blocks);
 }
 
-/* tsum <- T / omega, mean <- vbar, lean <- vbar - o. */
+/* tsum <- T / omega, mean <- vbar, value_shift <- vbar - o. */
 static void finish(walk *k)
 {
     const int64_t blocks = blocks_of(k->rows.p->dim_v);
@@ -145,8 +145,8 @@ static void finish(walk *k)
         const float inverse = 1 / k->omega[r];
         k->tsum[r] *= inverse;
         row_scale(k->mean, r, inverse, blocks);
-        row_scale(k->lean, r, inverse, blocks);
-        row_axpy(k->lean, r, -k->tsum[r], k->mean, blocks);
+        row_scale(k->value_shift, r, inverse, blocks);
+        row_axpy(k->value_shift, r, -k->tsum[r], k->mean, blocks);
     }
 }
 
@@ -162,7 +162,7 @@ static void put_saved(const walk *k, int64_t r)
     if (probed(k)) {
         ((float *)saved.tbar)[2 * at] = k->centre[r];
         ((float *)saved.tbar)[2 * at + 1] = k->tsum[r];
-        wide_row_get((float *)saved.lean + at * p->dim_v, k->lean, r, p->dim_v);
+        wide_row_get((float *)saved.value_shift + at * p->dim_v, k->value_shift, r, p->dim_v);
     }
 }
 
@@ -175,7 +175,7 @@ static void put_row(walk *k, int64_t r)
     const bool empty = k->rows.n * EDGE + r < 0;
     float row[LOAM_MAX_DIM], rest[LOAM_MAX_DIM];
     wide_row_get(row, k->mean, r, p->dim_v);
-    wide_row_get(rest, k->lean, r, p->dim_v);
+    wide_row_get(rest, k->value_shift, r, p->dim_v);
     for (int64_t c = 0; c < p->dim_v; c++)
         row[c] -= rest[c];
     store_floats(a->o.data, p->dtype, LOCAL_AT(a->o, s->b, h, token), row, p->dim_v);
@@ -232,7 +232,7 @@ static void forward_rows(walk *k)
 {
     const int64_t values = blocks_of(k->rows.p->dim_v) * SQUARE;
     floats_clear(k->mean, values);
-    floats_clear(k->lean, values);
+    floats_clear(k->value_shift, values);
     for (int64_t r = 0; r < EDGE; r++) {
         k->m[r] = -INFINITY;
         k->omega[r] = k->centre[r] = k->tsum[r] = 0;

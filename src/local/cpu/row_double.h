@@ -49,66 +49,67 @@ static inline row_double row_double_carve(const loam_problem *p, arena *pool)
     return r;
 }
 
-static inline void row_double_key(const row_double *r, const head *x, int64_t j, double *restrict key)
+static inline void row_double_key(const row_double *r, const head *hd, int64_t j, double *restrict key)
 {
-    load_floats(r->row, x->a->k.data, x->p->dtype, LOCAL_AT(x->a->k, x->s.b, x->h_kv, x->s.k0 + j),
-                x->p->dim_qk);
-    for (int64_t c = 0; c < x->p->dim_qk; c++)
-        key[c] = (double)r->row[c] - (double)x->origin[c];
+    load_floats(r->row, hd->a->k.data, hd->p->dtype, LOCAL_AT(hd->a->k, hd->s.b, hd->h_kv, hd->s.k0 + j),
+                hd->p->dim_qk);
+    for (int64_t c = 0; c < hd->p->dim_qk; c++)
+        key[c] = (double)r->row[c] - (double)hd->origin[c];
 }
 
-static inline void row_double_centred_key(const row_double *r, const head *x, int64_t j, double *restrict key)
+static inline void row_double_centred_key(const row_double *r, const head *hd, int64_t j,
+                                          double *restrict key)
 {
-    row_double_key(r, x, j, key);
-    for (int64_t c = 0; c < x->p->dim_qk; c++)
+    row_double_key(r, hd, j, key);
+    for (int64_t c = 0; c < hd->p->dim_qk; c++)
         key[c] -= r->kbar[c];
 }
 
-static inline double row_double_query(const head *x, int64_t i, int64_t c)
+static inline double row_double_query(const head *hd, int64_t i, int64_t c)
 {
-    return element_load(x->a->q.data, x->p->dtype, LOCAL_AT(x->a->q, x->s.b, x->h, x->s.q0 + i) + c);
+    return element_load(hd->a->q.data, hd->p->dtype, LOCAL_AT(hd->a->q, hd->s.b, hd->h, hd->s.q0 + i) + c);
 }
 
 /* G_i - G_j; 0 without a decay. */
-static inline double row_double_decay(const head *x, const scoring *sc, int64_t i, int64_t j)
+static inline double row_double_decay(const head *hd, const scoring *sc, int64_t i, int64_t j)
 {
     if (!sc->decayed) return 0;
-    const loam_const_view *view = &x->a->log_decay;
+    const loam_const_view *view = &hd->a->log_decay;
     const local_decay_pair *sums = (const local_decay_pair *)view->data +
-                                   LOCAL_AT(*view, x->s.b, x->h, x->s.k0);
-    return local_decay_between(sums[local_position(&x->s, i) * view->token], sums[j * view->token]);
+                                   LOCAL_AT(*view, hd->s.b, hd->h, hd->s.k0);
+    return local_decay_between(sums[local_position(&hd->s, i) * view->token], sums[j * view->token]);
 }
 
 /* s_ij. key: relative to the origin; r->rhs: q - origin (RBF) or q (dot). */
-static inline double row_double_score(const row_double *r, const head *x, const scoring *sc, int64_t i,
+static inline double row_double_score(const row_double *r, const head *hd, const scoring *sc, int64_t i,
                                       int64_t j, const double *restrict key)
 {
-    const int64_t d = x->p->dim_qk;
+    const int64_t d = hd->p->dim_qk;
     double product = 0;
     float bias;
     for (int64_t c = 0; c < d; c++) {
         const double e = r->rhs[c] - key[c];
-        product += sc->rbf ? -0.5 * e * e : r->rhs[c] * (key[c] + (double)x->origin[c]);
+        product += sc->rbf ? -0.5 * e * e : r->rhs[c] * (key[c] + (double)hd->origin[c]);
     }
-    load_bias(&bias, x, j, 1);
-    const double s = local_score(x->p, product, (double)sc->slope, (double)(i + x->s.nk - x->s.nq - j));
-    return s + (double)bias + row_double_decay(x, sc, i, j);
+    load_bias(&bias, hd, j, 1);
+    const double s = local_score(hd->p, product, (double)sc->slope, (double)(i + hd->s.nk - hd->s.nq - j));
+    return s + (double)bias + row_double_decay(hd, sc, i, j);
 }
 
 /* p, lse, peak, kbar and vbar. */
-static inline void row_double_weights(row_double *r, const head *x, const scoring *sc, int64_t i)
+static inline void row_double_weights(row_double *r, const head *hd, const scoring *sc, int64_t i)
 {
-    const int64_t d = x->p->dim_qk, dv = x->p->dim_v;
+    const int64_t d = hd->p->dim_qk, dv = hd->p->dim_v;
     double m = -INFINITY, omega = 0, constant = 0, *key = r->key;
     for (int64_t c = 0; c < d; c++) {
-        r->rhs[c] = row_double_query(x, i, c) - (sc->rbf ? (double)x->origin[c] : 0);
+        r->rhs[c] = row_double_query(hd, i, c) - (sc->rbf ? (double)hd->origin[c] : 0);
         r->kbar[c] = 0;
     }
     for (int64_t c = 0; c < dv; c++)
         r->vbar[c] = 0;
     for (int64_t j = r->lo; j < r->hi; j++) {
-        row_double_key(r, x, j, key);
-        r->p[j - r->lo] = row_double_score(r, x, sc, i, j, key);
+        row_double_key(r, hd, j, key);
+        r->p[j - r->lo] = row_double_score(r, hd, sc, i, j, key);
         if (r->p[j - r->lo] > m) {
             m = r->p[j - r->lo];
             r->peak = j;
@@ -119,15 +120,16 @@ static inline void row_double_weights(row_double *r, const head *x, const scorin
         omega += r->p[j - r->lo];
     }
     for (int64_t c = 0; c < d; c++)
-        constant += sc->rbf ? -0.5 * r->rhs[c] * r->rhs[c] : r->rhs[c] * (double)x->origin[c];
+        constant += sc->rbf ? -0.5 * r->rhs[c] * r->rhs[c] : r->rhs[c] * (double)hd->origin[c];
     r->lse = m + log(omega);
-    r->dropped = sc->mapped ? 0 : x->p->scale * constant;
+    r->dropped = sc->mapped ? 0 : hd->p->scale * constant;
     for (int64_t j = r->lo; j < r->hi; j++) {
         const double w = r->p[j - r->lo] /= omega;
-        row_double_key(r, x, j, key);
+        row_double_key(r, hd, j, key);
         for (int64_t c = 0; c < d; c++)
             r->kbar[c] += w * key[c];
-        load_floats(r->row, x->a->v.data, x->p->dtype, LOCAL_AT(x->a->v, x->s.b, x->h_kv, x->s.k0 + j), dv);
+        load_floats(r->row, hd->a->v.data, hd->p->dtype, LOCAL_AT(hd->a->v, hd->s.b, hd->h_kv, hd->s.k0 + j),
+                    dv);
         for (int64_t c = 0; c < dv; c++)
             r->vbar[c] += w * (double)r->row[c];
     }
@@ -148,60 +150,60 @@ static inline void row_double_update(double *restrict matrix, int64_t d, const d
 }
 
 /* matrix <- lower triangle of Cov. */
-static inline void row_double_covariance(row_double *r, const head *x)
+static inline void row_double_covariance(row_double *r, const head *hd)
 {
-    const int64_t d = x->p->dim_qk;
+    const int64_t d = hd->p->dim_qk;
     memset(r->matrix, 0, (size_t)(d * d) * sizeof(double));
     for (int64_t j = r->lo; j < r->hi; j += 4) {
         double weight[4] = { 0 };
         memset(r->key, 0, (size_t)(4 * d) * sizeof(double));
         for (int64_t e = 0; e < 4 && j + e < r->hi; e++) {
             weight[e] = r->p[j + e - r->lo];
-            row_double_centred_key(r, x, j + e, r->key + e * d);
+            row_double_centred_key(r, hd, j + e, r->key + e * d);
         }
         row_double_update(r->matrix, d, r->key, weight);
     }
 }
 
 /* out <- the diagonal of Cov. */
-static inline void row_double_variances(const row_double *r, const head *x, double *restrict out)
+static inline void row_double_variances(const row_double *r, const head *hd, double *restrict out)
 {
-    const int64_t d = x->p->dim_qk;
+    const int64_t d = hd->p->dim_qk;
     double *key = r->key;
     for (int64_t c = 0; c < d; c++)
         out[c] = 0;
     for (int64_t j = r->lo; j < r->hi; j++) {
-        row_double_centred_key(r, x, j, key);
+        row_double_centred_key(r, hd, j, key);
         for (int64_t c = 0; c < d; c++)
             out[c] += r->p[j - r->lo] * key[c] * key[c];
     }
 }
 
 /* Sets unit and lambda; returns the pivot at or below which the system is singular. */
-static inline double row_double_ridge(row_double *r, const head *x, int64_t i, double *restrict variance)
+static inline double row_double_ridge(row_double *r, const head *hd, int64_t i, double *restrict variance)
 {
-    const int64_t d = x->p->dim_qk;
+    const int64_t d = hd->p->dim_qk;
     double trace = 0, largest = 0, mean2 = 0;
     for (int64_t c = 0; c < d; c++)
         trace += variance[c];
-    r->unit = x->p->ridge_unit == LOAM_RIDGE_MAX     ? r->p[r->peak - r->lo]
-              : x->p->ridge_unit == LOAM_RIDGE_TRACE ? trace / (double)d + LOCAL_TRACE_FLOOR
-                                                     : 1;
+    r->unit = hd->p->ridge_unit == LOAM_RIDGE_MAX     ? r->p[r->peak - r->lo]
+              : hd->p->ridge_unit == LOAM_RIDGE_TRACE ? trace / (double)d + LOCAL_TRACE_FLOOR
+                                                      : 1;
     for (int64_t c = 0; c < d; c++) {
-        const double mean = r->kbar[c] + (double)x->origin[c];
-        r->lambda[c] = r->unit * local_ridge(x->p, x->a, &x->s, x->h, i, c);
+        const double mean = r->kbar[c] + (double)hd->origin[c];
+        r->lambda[c] = r->unit * local_ridge(hd->p, hd->a, &hd->s, hd->h, i, c);
         largest = fmax(largest, variance[c] + r->lambda[c]);
         mean2 = fmax(mean2, mean * mean);
     }
     return local_least_pivot(largest, mean2);
 }
 
-static inline bool row_double_factor_dual(row_double *r, const head *x)
+static inline bool row_double_factor_dual(row_double *r, const head *hd)
 {
-    const int64_t d = x->p->dim_qk, n = r->hi - r->lo;
+    const int64_t d = hd->p->dim_qk, n = r->hi - r->lo;
     for (int64_t j = 0; j < n; j++) {
         double *row = r->kappa + j * d;
-        row_double_centred_key(r, x, r->lo + j, row);
+        row_double_centred_key(r, hd, r->lo + j, row);
         for (int64_t c = 0; c < d; c++)
             row[c] *= sqrt(r->p[j]);
     }
@@ -215,21 +217,21 @@ static inline bool row_double_factor_dual(row_double *r, const head *x)
 }
 
 /* Factors the system of the row. Returns false, and sets info.code, if it is singular. */
-static inline bool row_double_factor(row_double *r, const head *x, int64_t i)
+static inline bool row_double_factor(row_double *r, const head *hd, int64_t i)
 {
-    const int64_t d = x->p->dim_qk;
+    const int64_t d = hd->p->dim_qk;
     double *variance = r->rho, least_ridge = INFINITY;
-    row_double_variances(r, x, variance);
-    const double least = row_double_ridge(r, x, i, variance);
+    row_double_variances(r, hd, variance);
+    const double least = row_double_ridge(r, hd, i, variance);
     for (int64_t c = 0; c < d; c++)
         least_ridge = fmin(least_ridge, r->lambda[c]);
     r->dual = r->hi - r->lo <= d && least_ridge > least;
     r->info.solver = r->dual ? LOAM_SOLVER_DUAL : LOAM_SOLVER_GRAM;
     bool regular;
     if (r->dual) {
-        regular = row_double_factor_dual(r, x);
+        regular = row_double_factor_dual(r, hd);
     } else {
-        row_double_covariance(r, x);
+        row_double_covariance(r, hd);
         for (int64_t c = 0; c < d; c++)
             r->matrix[c * d + c] += r->lambda[c];
         regular = cholesky_factor(r->matrix, d, least) == 0;
@@ -253,10 +255,10 @@ static inline void row_double_solve_dual(row_double *r, int64_t d, int64_t n, co
 
 /* out <- (Cov + Lambda)^-1 b and u_j = out . kappa_j. As sum_j p_j u_j = 0, the rounding error of that
  * sum is subtracted. */
-static inline void row_double_solve(row_double *r, const head *x, const double *restrict b,
+static inline void row_double_solve(row_double *r, const head *hd, const double *restrict b,
                                     double *restrict out)
 {
-    const int64_t d = x->p->dim_qk, n = r->hi - r->lo;
+    const int64_t d = hd->p->dim_qk, n = r->hi - r->lo;
     double mean = 0;
     if (r->dual) {
         row_double_solve_dual(r, d, n, b, out);
@@ -268,7 +270,7 @@ static inline void row_double_solve(row_double *r, const head *x, const double *
         if (r->dual && r->p[j] > 1e-200) {
             r->u[j] /= sqrt(r->p[j]);
         } else {
-            row_double_centred_key(r, x, r->lo + j, r->key);
+            row_double_centred_key(r, hd, r->lo + j, r->key);
             r->u[j] = cholesky_dot(r->key, out, d);
         }
         mean += r->p[j] * r->u[j];
@@ -278,15 +280,15 @@ static inline void row_double_solve(row_double *r, const head *x, const double *
 }
 
 /* |(Cov + Lambda) x - b| / |b|, computed from u: Cov x = sum p u kappa. */
-static inline float row_double_residual(const row_double *r, const head *x, const double *restrict b,
+static inline float row_double_residual(const row_double *r, const head *hd, const double *restrict b,
                                         const double *restrict solution)
 {
-    const int64_t d = x->p->dim_qk;
+    const int64_t d = hd->p->dim_qk;
     double *left = r->key + d, error2 = 0, size2 = 0;
     for (int64_t c = 0; c < d; c++)
         left[c] = r->lambda[c] * solution[c];
     for (int64_t j = r->lo; j < r->hi; j++) {
-        row_double_centred_key(r, x, j, r->key);
+        row_double_centred_key(r, hd, j, r->key);
         for (int64_t c = 0; c < d; c++)
             left[c] += r->p[j - r->lo] * r->u[j - r->lo] * r->key[c];
     }
@@ -299,12 +301,12 @@ static inline float row_double_residual(const row_double *r, const head *x, cons
 
 /* Weights, means and the factor of one LLA row that sees at least one key; returns false if the
  * row is singular. */
-static inline bool row_double_begin(row_double *r, const head *x, const scoring *sc, int64_t i)
+static inline bool row_double_begin(row_double *r, const head *hd, const scoring *sc, int64_t i)
 {
-    local_visible(x->p, &x->s, i, &r->lo, &r->hi);
+    local_visible(hd->p, &hd->s, i, &r->lo, &r->hi);
     r->info = (loam_row_info){ LOAM_ROW_SOLVED, LOAM_SOLVER_GRAM, 0, 0 };
-    row_double_weights(r, x, sc, i);
-    return row_double_factor(r, x, i);
+    row_double_weights(r, hd, sc, i);
+    return row_double_factor(r, hd, i);
 }
 
 /* Whether float32 can hold the solution; if not, the row is treated as singular. */
@@ -316,18 +318,18 @@ static inline bool row_double_fits_float(const double *x, int64_t d)
 }
 
 /* The forward of one row: rho, u, o = sum p (1 - u) v. */
-static inline void row_double_forward(row_double *r, const head *x, const scoring *sc, int64_t i)
+static inline void row_double_forward(row_double *r, const head *hd, const scoring *sc, int64_t i)
 {
-    const int64_t d = x->p->dim_qk, dv = x->p->dim_v;
-    const bool regular = row_double_begin(r, x, sc, i);
+    const int64_t d = hd->p->dim_qk, dv = hd->p->dim_v;
+    const bool regular = row_double_begin(r, hd, sc, i);
     for (int64_t c = 0; c < d; c++) {
-        r->rhs[c] = r->kbar[c] + (double)x->origin[c] - row_double_query(x, i, c);
+        r->rhs[c] = r->kbar[c] + (double)hd->origin[c] - row_double_query(hd, i, c);
         r->rho[c] = 0;
     }
     memset(r->u, 0, (size_t)(r->hi - r->lo) * sizeof(double));
     if (regular) {
-        row_double_solve(r, x, r->rhs, r->rho);
-        r->info.residual = row_double_residual(r, x, r->rhs, r->rho);
+        row_double_solve(r, hd, r->rhs, r->rho);
+        r->info.residual = row_double_residual(r, hd, r->rhs, r->rho);
     }
     if (!row_double_fits_float(r->rho, d)) {
         r->info.code = LOAM_ROW_SINGULAR;
@@ -337,7 +339,8 @@ static inline void row_double_forward(row_double *r, const head *x, const scorin
     memcpy(r->o, r->vbar, (size_t)dv * sizeof(double));
     for (int64_t j = r->lo; j < r->hi; j++) {
         const double weight = r->p[j - r->lo] * r->u[j - r->lo];
-        load_floats(r->row, x->a->v.data, x->p->dtype, LOCAL_AT(x->a->v, x->s.b, x->h_kv, x->s.k0 + j), dv);
+        load_floats(r->row, hd->a->v.data, hd->p->dtype, LOCAL_AT(hd->a->v, hd->s.b, hd->h_kv, hd->s.k0 + j),
+                    dv);
         for (int64_t c = 0; c < dv; c++)
             r->o[c] -= weight * (double)r->row[c];
     }
@@ -346,14 +349,14 @@ static inline void row_double_forward(row_double *r, const head *x, const scorin
 /* r->rho <- the shortest vector that has the products of the probe with all centred keys. u is computed from
  * it where the probe has a huge part orthogonal to the keys (fewer keys than channels, tiny ridge): that part
  * adds only rounding errors to u. Returns false where the row is singular. */
-static inline bool row_double_span_probe(row_double *r, const head *x, const scoring *sc, int64_t i)
+static inline bool row_double_span_probe(row_double *r, const head *hd, const scoring *sc, int64_t i)
 {
-    row_double_forward(r, x, sc, i);
-    const int64_t d = x->p->dim_qk, n = r->hi - r->lo;
+    row_double_forward(r, hd, sc, i);
+    const int64_t d = hd->p->dim_qk, n = r->hi - r->lo;
     double trace = 0;
     if (r->info.code != LOAM_ROW_SOLVED || n > d) return false;
     for (int64_t j = 0; j < n; j++) {
-        row_double_centred_key(r, x, r->lo + j, r->kappa + j * d);
+        row_double_centred_key(r, hd, r->lo + j, r->kappa + j * d);
         /* The u of the dual solver does not serve here: only sqrt(p) u is exact there. */
         r->u[j] = cholesky_dot(r->kappa + j * d, r->rho, d);
         trace += cholesky_dot(r->kappa + j * d, r->kappa + j * d, d);
@@ -373,28 +376,29 @@ static inline bool row_double_span_probe(row_double *r, const head *x, const sco
 
 /* r->rho <- y, the adjoint solution of one row: (Cov + Lambda) y = -sum_j p_j (do . v_j - gbar) kappa_j; 0 if
  * the system is singular. */
-static inline void row_double_adjoint(row_double *r, const head *x, const scoring *sc, int64_t i)
+static inline void row_double_adjoint(row_double *r, const head *hd, const scoring *sc, int64_t i)
 {
-    const int64_t d = x->p->dim_qk, dv = x->p->dim_v;
-    const loam_const_view *grad = &x->a->grad_o;
-    const bool regular = row_double_begin(r, x, sc, i);
+    const int64_t d = hd->p->dim_qk, dv = hd->p->dim_v;
+    const loam_const_view *grad = &hd->a->grad_o;
+    const bool regular = row_double_begin(r, hd, sc, i);
     double gbar = 0;
     for (int64_t c = 0; c < dv; c++) {
-        r->o[c] = element_load(grad->data, x->p->dtype, LOCAL_AT(*grad, x->s.b, x->h, x->s.q0 + i) + c);
+        r->o[c] = element_load(grad->data, hd->p->dtype, LOCAL_AT(*grad, hd->s.b, hd->h, hd->s.q0 + i) + c);
         gbar += r->o[c] * r->vbar[c];
     }
     for (int64_t c = 0; c < d; c++)
         r->rhs[c] = r->rho[c] = 0;
     for (int64_t j = r->lo; j < r->hi; j++) {
         double g = -gbar;
-        load_floats(r->row, x->a->v.data, x->p->dtype, LOCAL_AT(x->a->v, x->s.b, x->h_kv, x->s.k0 + j), dv);
+        load_floats(r->row, hd->a->v.data, hd->p->dtype, LOCAL_AT(hd->a->v, hd->s.b, hd->h_kv, hd->s.k0 + j),
+                    dv);
         for (int64_t c = 0; c < dv; c++)
             g += r->o[c] * (double)r->row[c];
-        row_double_centred_key(r, x, j, r->key);
+        row_double_centred_key(r, hd, j, r->key);
         for (int64_t c = 0; c < d; c++)
             r->rhs[c] -= r->p[j - r->lo] * g * r->key[c];
     }
-    if (regular) row_double_solve(r, x, r->rhs, r->rho);
+    if (regular) row_double_solve(r, hd, r->rhs, r->rho);
     if (!row_double_fits_float(r->rho, d)) memset(r->rho, 0, (size_t)d * sizeof(double));
 }
 

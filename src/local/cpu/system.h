@@ -27,11 +27,11 @@ typedef struct block_system {
     float *lambda;        /* [dim_qk][LANES] */
 } block_system;
 
-static inline block_system block_system_of(const head *x, const lanes *l, key_tile *tile, float *product,
+static inline block_system block_system_of(const head *hd, const lanes *l, key_tile *tile, float *product,
                                            const float *weights, const float *inverse, const float *kbar,
                                            float *lambda)
 {
-    return (block_system){ x, l, tile, product, weights, inverse, kbar, lambda };
+    return (block_system){ hd, l, tile, product, weights, inverse, kbar, lambda };
 }
 
 /* Lambda of every lane. The block solver gets the lanes in `wanted`: rows that see a key, have not

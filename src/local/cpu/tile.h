@@ -40,16 +40,16 @@ typedef struct head {
  * q . k'. */
 #define RAW_ORIGIN 64.0f
 
-static inline void head_begin(head *x, const loam_problem *p, const loam_args *a, const local_seq *s,
+static inline void head_begin(head *hd, const loam_problem *p, const loam_args *a, const local_seq *s,
                               int64_t h)
 {
-    x->p = p, x->a = a, x->s = *s, x->h = h, x->h_kv = local_kv_head(p, h);
-    memset(x->origin, 0, sizeof x->origin);
+    hd->p = p, hd->a = a, hd->s = *s, hd->h = h, hd->h_kv = local_kv_head(p, h);
+    memset(hd->origin, 0, sizeof hd->origin);
     if (s->nk > 0)
-        load_floats(x->origin, a->k.data, p->dtype, LOCAL_AT(a->k, s->b, x->h_kv, s->k0), p->dim_qk);
-    x->raw = PAIR_DOTS && p->score == LOAM_DOT;
+        load_floats(hd->origin, a->k.data, p->dtype, LOCAL_AT(a->k, s->b, hd->h_kv, s->k0), p->dim_qk);
+    hd->raw = PAIR_DOTS && p->score == LOAM_DOT;
     for (int64_t c = 0; c < p->dim_qk; c++)
-        x->raw = x->raw && fabsf(x->origin[c]) <= RAW_ORIGIN;
+        hd->raw = hd->raw && fabsf(hd->origin[c]) <= RAW_ORIGIN;
 }
 
 /* ------------------------------------------------------------------ tiles: [tokens][channels] floats */
@@ -61,34 +61,34 @@ static inline void load_rows(float *restrict tile, const loam_const_view *view, 
         load_floats(tile + r * channels, view->data, dtype, LOCAL_AT(*view, b, h, token + r), channels);
 }
 
-static inline void subtract_origin(float *restrict tile, const head *x, int64_t tokens)
+static inline void subtract_origin(float *restrict tile, const head *hd, int64_t tokens)
 {
-    const int64_t d = x->p->dim_qk;
+    const int64_t d = hd->p->dim_qk;
     for (int64_t r = 0; r < tokens; r++)
         for (int64_t c = 0; c < d; c++)
-            tile[r * d + c] -= x->origin[c];
+            tile[r * d + c] -= hd->origin[c];
 }
 
 /* Keys j .. j + n - 1 relative to the origin. */
-static inline void load_keys(float *restrict tile, const head *x, int64_t j, int64_t n)
+static inline void load_keys(float *restrict tile, const head *hd, int64_t j, int64_t n)
 {
-    const loam_const_view *k = &x->a->k;
-    const int64_t d = x->p->dim_qk;
-    if (x->p->dtype != LOAM_F32) {
-        load_rows(tile, k, x->p->dtype, x->s.b, x->h_kv, x->s.k0 + j, n, d);
-        subtract_origin(tile, x, n);
+    const loam_const_view *k = &hd->a->k;
+    const int64_t d = hd->p->dim_qk;
+    if (hd->p->dtype != LOAM_F32) {
+        load_rows(tile, k, hd->p->dtype, hd->s.b, hd->h_kv, hd->s.k0 + j, n, d);
+        subtract_origin(tile, hd, n);
         return;
     }
     for (int64_t r = 0; r < n; r++) {
-        const float *row = (const float *)k->data + LOCAL_AT(*k, x->s.b, x->h_kv, x->s.k0 + j + r);
+        const float *row = (const float *)k->data + LOCAL_AT(*k, hd->s.b, hd->h_kv, hd->s.k0 + j + r);
         for (int64_t c = 0; c < d; c++)
-            tile[r * d + c] = row[c] - x->origin[c];
+            tile[r * d + c] = row[c] - hd->origin[c];
     }
 }
 
-static inline void load_values(float *restrict tile, const head *x, int64_t j, int64_t n)
+static inline void load_values(float *restrict tile, const head *hd, int64_t j, int64_t n)
 {
-    load_rows(tile, &x->a->v, x->p->dtype, x->s.b, x->h_kv, x->s.k0 + j, n, x->p->dim_v);
+    load_rows(tile, &hd->a->v, hd->p->dtype, hd->s.b, hd->h_kv, hd->s.k0 + j, n, hd->p->dim_v);
 }
 
 typedef struct float_rows {
@@ -97,21 +97,21 @@ typedef struct float_rows {
 } float_rows;
 
 /* The values as float: in place where they are contiguous floats, else a copy in `tile`. */
-static inline float_rows value_rows(float *restrict tile, const head *x, int64_t j, int64_t n)
+static inline float_rows value_rows(float *restrict tile, const head *hd, int64_t j, int64_t n)
 {
-    const loam_const_view *v = &x->a->v;
-    const int64_t dv = x->p->dim_v;
-    if (x->p->dtype == LOAM_F32 && v->token == dv)
-        return (float_rows){ (const float *)v->data + LOCAL_AT(*v, x->s.b, x->h_kv, x->s.k0 + j), dv };
-    load_values(tile, x, j, n);
+    const loam_const_view *v = &hd->a->v;
+    const int64_t dv = hd->p->dim_v;
+    if (hd->p->dtype == LOAM_F32 && v->token == dv)
+        return (float_rows){ (const float *)v->data + LOCAL_AT(*v, hd->s.b, hd->h_kv, hd->s.k0 + j), dv };
+    load_values(tile, hd, j, n);
     return (float_rows){ tile, dv };
 }
 
 /* Queries as the score uses them: relative to the origin for RBF. */
-static inline void load_queries(float *restrict tile, const head *x, int64_t i, int64_t n)
+static inline void load_queries(float *restrict tile, const head *hd, int64_t i, int64_t n)
 {
-    load_rows(tile, &x->a->q, x->p->dtype, x->s.b, x->h, x->s.q0 + i, n, x->p->dim_qk);
-    if (x->p->score == LOAM_RBF) subtract_origin(tile, x, n);
+    load_rows(tile, &hd->a->q, hd->p->dtype, hd->s.b, hd->h, hd->s.q0 + i, n, hd->p->dim_qk);
+    if (hd->p->score == LOAM_RBF) subtract_origin(tile, hd, n);
 }
 
 static inline float dot(const float *restrict x, const float *restrict y, int64_t n)
@@ -124,10 +124,10 @@ static inline float dot(const float *restrict x, const float *restrict y, int64_
 }
 
 /* The part of x_ij that depends on the query alone: q . origin, or -|q'|^2 / 2. */
-static inline float query_constant(const head *x, const float *query)
+static inline float query_constant(const head *hd, const float *query)
 {
-    return x->p->score == LOAM_DOT ? dot(query, x->origin, x->p->dim_qk)
-                                   : -0.5f * dot(query, query, x->p->dim_qk);
+    return hd->p->score == LOAM_DOT ? dot(query, hd->origin, hd->p->dim_qk)
+                                    : -0.5f * dot(query, query, hd->p->dim_qk);
 }
 
 /* out[r] = |k'_r|^2 */
@@ -218,23 +218,24 @@ static inline void store_lane(const loam_view *view, loam_dtype dtype, int64_t b
 
 /* ------------------------------------------------------------------ biases of keys */
 
-static inline void load_bias(float *restrict out, const head *x, int64_t j, int64_t n)
+static inline void load_bias(float *restrict out, const head *hd, int64_t j, int64_t n)
 {
-    const loam_const_view *view = &x->a->key_bias;
+    const loam_const_view *view = &hd->a->key_bias;
     for (int64_t r = 0; r < n; r++) {
-        out[r] = x->p->key_bias ? ((const float *)view->data)[LOCAL_AT(*view, x->s.b, x->h, x->s.k0 + j + r)]
-                                : 0;
+        out[r] = hd->p->key_bias
+                     ? ((const float *)view->data)[LOCAL_AT(*view, hd->s.b, hd->h, hd->s.k0 + j + r)]
+                     : 0;
     }
 }
 
 /* G (local/decay.h) of keys j .. j + n - 1; 0 without a decay. */
-static inline void load_decay(float *restrict hi, float *restrict lo, const head *x, int64_t j, int64_t n)
+static inline void load_decay(float *restrict hi, float *restrict lo, const head *hd, int64_t j, int64_t n)
 {
-    const loam_const_view *view = &x->a->log_decay;
+    const loam_const_view *view = &hd->a->log_decay;
     for (int64_t r = 0; r < n; r++) {
         local_decay_pair pair = { 0, 0 };
-        if (x->p->decay)
-            pair = ((const local_decay_pair *)view->data)[LOCAL_AT(*view, x->s.b, x->h, x->s.k0 + j + r)];
+        if (hd->p->decay)
+            pair = ((const local_decay_pair *)view->data)[LOCAL_AT(*view, hd->s.b, hd->h, hd->s.k0 + j + r)];
         hi[r] = pair.hi, lo[r] = pair.lo;
     }
 }
@@ -257,17 +258,17 @@ typedef struct lanes {
 } lanes;
 
 /* Fills l and the query panel; tile [TILE_KEYS][dim_qk] is scratch. */
-static inline void lanes_begin(lanes *l, const head *x, int64_t i0, float *restrict query,
+static inline void lanes_begin(lanes *l, const head *hd, int64_t i0, float *restrict query,
                                float *restrict tile)
 {
-    const int64_t left = x->s.nq - i0;
+    const int64_t left = hd->s.nq - i0;
     l->i0 = i0, l->count = left < LANES ? left : LANES, l->first = INT64_MAX, l->last = 0;
     l->all_from = 0, l->all_to = INT64_MAX;
-    load_queries(tile, x, i0, l->count);
-    transpose(query, tile, l->count, x->p->dim_qk);
+    load_queries(tile, hd, i0, l->count);
+    transpose(query, tile, l->count, hd->p->dim_qk);
     for (int64_t r = 0; r < LANES; r++) {
         int64_t lo = 0, hi = 0;
-        if (r < l->count) local_visible(x->p, &x->s, i0 + r, &lo, &hi);
+        if (r < l->count) local_visible(hd->p, &hd->s, i0 + r, &lo, &hi);
         if (lo < hi) {
             l->first = lo < l->first ? lo : l->first;
             l->last = hi > l->last ? hi : l->last;
@@ -275,14 +276,14 @@ static inline void lanes_begin(lanes *l, const head *x, int64_t i0, float *restr
         l->all_from = lo > l->all_from ? lo : l->all_from;
         l->all_to = hi < l->all_to ? hi : l->all_to;
         l->lo[r] = (int32_t)lo, l->hi[r] = (int32_t)hi;
-        l->at[r] = (float)(i0 + r + x->s.nk - x->s.nq);
+        l->at[r] = (float)(i0 + r + hd->s.nk - hd->s.nq);
         l->decay[0][r] = l->decay[1][r] = 0;
-        load_decay(&l->decay[0][r], &l->decay[1][r], x, local_position(&x->s, i0 + r),
-                   r < l->count && x->s.nk > 0);
-        const bool mapped = local_mapped(x->p);
-        l->constant[r] = r < l->count ? query_constant(x, tile + r * x->p->dim_qk) : 0;
-        l->x0[r] = (mapped ? l->constant[r] : 0) - (x->raw ? l->constant[r] : 0);
-        l->dropped[r] = mapped ? 0 : (float)x->p->scale * l->constant[r];
+        load_decay(&l->decay[0][r], &l->decay[1][r], hd, local_position(&hd->s, i0 + r),
+                   r < l->count && hd->s.nk > 0);
+        const bool mapped = local_mapped(hd->p);
+        l->constant[r] = r < l->count ? query_constant(hd, tile + r * hd->p->dim_qk) : 0;
+        l->x0[r] = (mapped ? l->constant[r] : 0) - (hd->raw ? l->constant[r] : 0);
+        l->dropped[r] = mapped ? 0 : (float)hd->p->scale * l->constant[r];
     }
     if (l->first > l->last) l->first = l->last;
 }
@@ -294,9 +295,9 @@ typedef struct scoring {
     float scale, cap, slope;
 } scoring;
 
-static inline scoring scoring_of(const head *x)
+static inline scoring scoring_of(const head *hd)
 {
-    const loam_problem *p = x->p;
+    const loam_problem *p = hd->p;
     return (scoring){ .rbf = p->score == LOAM_RBF,
                       .mapped = local_mapped(p),
                       .sloped = p->slope != 0,
@@ -304,7 +305,7 @@ static inline scoring scoring_of(const head *x)
                       .decayed = p->decay != 0,
                       .scale = (float)p->scale,
                       .cap = (float)p->soft_cap,
-                      .slope = p->slope ? ((const float *)x->a->slope)[x->h] : 0 };
+                      .slope = p->slope ? ((const float *)hd->a->slope)[hd->h] : 0 };
 }
 
 /* The map of a scaled score; *factor is its derivative. */
@@ -341,38 +342,39 @@ typedef struct key_tile {
     raw_rows raw;
 } key_tile;
 
-static inline void key_tile_begin(key_tile *t, const head *x, int64_t j, int64_t last)
+static inline void key_tile_begin(key_tile *t, const head *hd, int64_t j, int64_t last)
 {
     t->j = j, t->n = last - j < TILE_KEYS ? last - j : TILE_KEYS;
-    load_bias(t->bias, x, j, t->n);
-    load_decay(t->decay[0], t->decay[1], x, j, t->n);
-    if (x->raw) t->raw = raw_rows_of(&x->a->k, x->s.b, x->h_kv, x->s.k0 + j, t->n, x->p->dim_qk, t->copy);
+    load_bias(t->bias, hd, j, t->n);
+    load_decay(t->decay[0], t->decay[1], hd, j, t->n);
+    if (hd->raw)
+        t->raw = raw_rows_of(&hd->a->k, hd->s.b, hd->h_kv, hd->s.k0 + j, t->n, hd->p->dim_qk, t->copy);
 }
 
-static inline void key_tile_load(key_tile *t, const head *x, int64_t j, int64_t last)
+static inline void key_tile_load(key_tile *t, const head *hd, int64_t j, int64_t last)
 {
-    key_tile_begin(t, x, j, last);
-    load_keys(t->keys, x, j, t->n);
-    if (x->p->score == LOAM_RBF || x->p->mechanism == LOAM_LLA)
-        key_norms(t->norm, t->keys, t->n, x->p->dim_qk);
+    key_tile_begin(t, hd, j, last);
+    load_keys(t->keys, hd, j, t->n);
+    if (hd->p->score == LOAM_RBF || hd->p->mechanism == LOAM_LLA)
+        key_norms(t->norm, t->keys, t->n, hd->p->dim_qk);
 }
 
 /* Loads only what key_products needs. */
-static inline void score_tile_load(key_tile *t, const head *x, int64_t j, int64_t last)
+static inline void score_tile_load(key_tile *t, const head *hd, int64_t j, int64_t last)
 {
-    if (x->raw)
-        key_tile_begin(t, x, j, last);
+    if (hd->raw)
+        key_tile_begin(t, hd, j, last);
     else
-        key_tile_load(t, x, j, last);
+        key_tile_load(t, hd, j, last);
 }
 
 /* out = the products of the keys (raw or relative to the origin, as x->raw says) with a panel that is also
  * given as pairs. */
-static inline void key_products(float *restrict out, const head *x, const key_tile *t,
+static inline void key_products(float *restrict out, const head *hd, const key_tile *t,
                                 const float *restrict panel, const int32_t *restrict pairs)
 {
-    const int64_t d = x->p->dim_qk;
-    if (x->raw)
+    const int64_t d = hd->p->dim_qk;
+    if (hd->raw)
         raw_product(out, t->raw, t->n, pairs, d);
     else
         panel_product(out, t->n, t->keys, d, 1, panel, d, false);
@@ -460,25 +462,25 @@ VEC_INLINE vec weight_of(vec s, vec lse) { return v_exp(v_min(v_set(0), s - lse)
 
 /* Where keys are raw: converts sums of raw keys into sums of keys relative to the origin, sum
  * [dim_qk][LANES] -= weights origin. weights: for each lane the sum of the factors of the keys. */
-static inline void subtract_common(float *restrict sum, const head *x, const float *restrict weights)
+static inline void subtract_common(float *restrict sum, const head *hd, const float *restrict weights)
 {
-    for (int64_t c = 0; x->raw && c < x->p->dim_qk; c++) {
+    for (int64_t c = 0; hd->raw && c < hd->p->dim_qk; c++) {
         FOR_LANES(lane)
         {
             float *at = sum + c * LANES + lane;
-            v_store(at, v_load(at) - v_load(weights + lane) * x->origin[c]);
+            v_store(at, v_load(at) - v_load(weights + lane) * hd->origin[c]);
         }
     }
 }
 
 /* out[lane] = panel . origin: the excess of products with raw keys. */
-static inline void common_products(float *restrict out, const head *x, const float *restrict panel)
+static inline void common_products(float *restrict out, const head *hd, const float *restrict panel)
 {
     FOR_LANES(lane)
     {
         vec sum = v_set(0);
-        for (int64_t c = 0; c < x->p->dim_qk; c++)
-            sum += v_load(panel + c * LANES + lane) * x->origin[c];
+        for (int64_t c = 0; c < hd->p->dim_qk; c++)
+            sum += v_load(panel + c * LANES + lane) * hd->origin[c];
         v_store(out + lane, sum);
     }
 }
@@ -501,13 +503,13 @@ static inline void centre_products(const float *restrict w, const float *restric
 /* out[lane] = sum_j w_j |kappa_j|^2, from differences: |k|^2 - |kbar|^2 would cancel where all keys are
  * equal, and the trace unit of the ridge needs that small sum to its own relative precision. weights:
  * [last - first][LANES]. */
-static inline void sum_spread(float *restrict out, const head *x, const lanes *l, key_tile *tile,
+static inline void sum_spread(float *restrict out, const head *hd, const lanes *l, key_tile *tile,
                               const float *restrict weights, const float *restrict kbar)
 {
-    const int64_t d = x->p->dim_qk;
+    const int64_t d = hd->p->dim_qk;
     memset(out, 0, LANES * sizeof(float));
     for (int64_t j = l->first; j < l->last; j += TILE_KEYS) {
-        key_tile_load(tile, x, j, l->last);
+        key_tile_load(tile, hd, j, l->last);
         for (int64_t r = 0; r < tile->n; r++) {
             FOR_LANES(lane)
             {

@@ -31,7 +31,7 @@ loam_status local_rows_cuda(const loam_problem *p, const loam_args *a, const row
     if (p->mechanism != LOAM_SOFTMAX) TRY(local_probe_gradient_cuda(p, a, rows, error));
     if (p->mechanism == LOAM_LLA) {
         TRY(local_adjoint_cuda(p, a, rows, solver, error));
-        TRY(local_adjoint64_cuda(p, a, rows, solver, error));
+        TRY(local_adjoint_double_cuda(p, a, rows, solver, error));
     }
     return local_wide(p) ? local_query_gradient_wide_cuda(p, a, rows, error)
                          : local_query_gradient_narrow_cuda(p, a, rows, error);

@@ -48,7 +48,7 @@ local_rows_fn local_probe_gradient_cuda;
  * local_adjoint_cuda_work bytes of the workspace. */
 typedef loam_status local_adjoint_fn(const loam_problem *problem, const loam_args *args,
                                      const row_arrays *rows, void *memory, loam_error *error);
-local_adjoint_fn local_adjoint_cuda, local_adjoint64_cuda;
+local_adjoint_fn local_adjoint_cuda, local_adjoint_double_cuda;
 kernel_work_fn local_adjoint_cuda_work;
 /* y of all rows in float64. memory: local_all64_cuda_work bytes of the workspace. */
 local_adjoint_fn local_adjoint_all64_cuda;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * The adjoint solve on GPUs: y = (Cov + Lambda)^-1 drho, by the solver of the forward pass. Rows that are not
- * solved in this way are put on a list for adjoint64_kernel. drho is read from the array into which y is
+ * solved in this way are put on a list for adjoint_double_kernel. drho is read from the array into which y is
  * written.
  */
 #include "src/local/cuda/backward.h"

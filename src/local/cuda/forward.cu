@@ -17,7 +17,7 @@ loam_status local_forward_cuda(const loam_problem *p, const loam_args *a, loam_e
     if (nothing(p)) return loam_succeed(error);
     if (p->mechanism == LOAM_LLA) {
         TRY(local_solved_cuda(p, a, error));
-        TRY(local_row64_cuda(p, a, error));
+        TRY(local_row_double_cuda(p, a, error));
     } else {
         TRY(local_given_cuda(p, a, error));
     }
@@ -39,7 +39,7 @@ loam_status local_forward_hopper(const loam_problem *p, const loam_args *a, loam
     if (!local_forward_hopper_reads(p, a)) return local_forward_cuda(p, a, error);
     if (p->mechanism == LOAM_LLA) {
         TRY(local_solved_hopper(p, a, error));
-        TRY(local_row64_cuda(p, a, error));
+        TRY(local_row_double_cuda(p, a, error));
     } else {
         TRY(local_given_hopper(p, a, error));
     }

@@ -13,7 +13,7 @@ extern "C" {
 kernel_run_fn local_given_cuda;
 /* Local Linear Attention: the rows by conjugate gradients, then those that these did not
  * solve, in float64. */
-kernel_run_fn local_solved_cuda, local_row64_cuda;
+kernel_run_fn local_solved_cuda, local_row_double_cuda;
 kernel_work_fn local_solved_cuda_work;
 /* Local Linear Attention with all rows in float64. args.weights, where given, must hold zeros. */
 kernel_run_fn local_all64_cuda;

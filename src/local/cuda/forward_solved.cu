@@ -3,8 +3,8 @@
  * Forward of Local Linear Attention on GPUs, 64 rows of a head at a time: a sweep for the means (online
  * softmax), the solver, and a last sweep
  *     o = vbar - sum p u v,   u = rho . kappa,
- * which also computes the true residual. Rows that are not solved in this way are put on a list; row64_kernel
- * (local/cuda/row64.cu) then computes them anew in float64.
+ * which also computes the true residual. Rows that are not solved in this way are put on a list;
+ * row_double_kernel (local/cuda/row_double.cu) then computes them anew in float64.
  *
  * Persistent thread blocks draw blocks of rows from a counter, since some rows need more iterations than
  * others.

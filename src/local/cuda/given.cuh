@@ -209,7 +209,8 @@ static __device__ __forceinline__ void put_given_output(
         if constexpr (PROBED) {
             const float correction[2] = { sums.b[n][2 * row] * g.inverse - out[0] * g.rest,
                                           sums.b[n][2 * row + 1] * g.inverse - out[1] * g.rest };
-            if (a.saved) store_pair(saved.lean, LOAM_F32, at, c, p.dim_v, correction[0], correction[1]);
+            if (a.saved)
+                store_pair(saved.value_shift, LOAM_F32, at, c, p.dim_v, correction[0], correction[1]);
             out[0] -= correction[0], out[1] -= correction[1];
         }
         store_pair(a.o.data, p.dtype, LOCAL_AT(a.o, x.s.b, x.h, x.s.q0 + i), c, p.dim_v, out[0], out[1]);

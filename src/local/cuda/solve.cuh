@@ -56,7 +56,7 @@ struct solve_work {
     hard_row *hard;
     int64_t scratches;
     float *scratch;      /* of the solver, for each thread block */
-    double *row_scratch; /* of row64_kernel, for each thread block */
+    double *row_scratch; /* of row_double_kernel, for each thread block */
 };
 
 enum { ROW64_BLOCKS = 132 };

@@ -22,20 +22,20 @@ static inline size_t row_blocks(const loam_problem *p)
     return (size_t)((p->len_q + ROWS - 1) / ROWS * p->batch * p->heads_q);
 }
 
-/* Doubles of the scratch of row64_kernel: a lower triangle for each thread block. */
-static inline size_t row64_scratch(const loam_problem *p)
+/* Doubles of the scratch of row_double_kernel: a lower triangle for each thread block. */
+static inline size_t row_double_scratch(const loam_problem *p)
 {
     const size_t d = (size_t)p->dim_qk;
     return ROW64_BLOCKS * (d * (d + 1) / 2);
 }
 
-/* The scratch of the solver and that of row64_kernel share one place: the solver has ended when
- * row64_kernel begins. */
+/* The scratch of the solver and that of row_double_kernel share one place: the solver has ended when
+ * row_double_kernel begins. */
 static inline solve_work solve_work_carve(const loam_problem *p, arena *pool)
 {
     const size_t dim = (size_t)local_padded_dim(p), blocks = (size_t)solve_blocks(p);
     const size_t solver = size_mul(blocks, VECTORS * (dim / 2) * THREADS * sizeof(float)),
-                 rows = row64_scratch(p) * sizeof(double);
+                 rows = row_double_scratch(p) * sizeof(double);
     solve_work w;
     w.next_block = (int64_t *)arena_take(pool, 1, sizeof(int64_t));
     w.hard_count = (unsigned long long *)arena_take(pool, 1, sizeof(unsigned long long));

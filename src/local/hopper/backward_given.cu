@@ -172,7 +172,7 @@ static __device__ __forceinline__ row_constants row_constants_of(const __nv_bflo
         rows.lse[row] = finite_or_zero(((const float *)saved.lse)[at]);
         rows.one_plus_tbar[row] = 0;
         if constexpr (PROBED) {
-            load_row<DIM>(value_shift[row], saved.lean, at);
+            load_row<DIM>(value_shift[row], saved.value_shift, at);
             rows.one_plus_tbar[row] = 1 + ((const float *)saved.tbar)[2 * at] +
                                       ((const float *)saved.tbar)[2 * at + 1];
         }

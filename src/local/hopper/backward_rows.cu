@@ -370,7 +370,7 @@ loam_status local_rows_solved_hopper(const loam_problem *p, const loam_args *a, 
     arena pool = { (char *)memory, 0 };
     const solve_work work = solve_work_carve(p, &pool);
     TRY(p->dim_qk == 64 ? launch<64>(p, a, rows, &work, error) : launch<128>(p, a, rows, &work, error));
-    TRY(local_adjoint64_cuda(p, a, rows, memory, error));
+    TRY(local_adjoint_double_cuda(p, a, rows, memory, error));
     return local_query_gradient_narrow_cuda(p, a, rows, error);
 }
 

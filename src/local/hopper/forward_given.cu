@@ -502,7 +502,7 @@ static __device__ __forceinline__ void put_outputs(const given_forward_sums<DIM,
                                              sums.b[n / 8][n % 8][e + 1] * g[row].inverse -
                                                  mean.y * g[row].rest };
                 if (a.saved && r.real[row])
-                    *(float2 *)((float *)saved.lean + line[row] * DIM + c) = value_shift;
+                    *(float2 *)((float *)saved.value_shift + line[row] * DIM + c) = value_shift;
                 mean.x -= value_shift.x, mean.y -= value_shift.y;
             }
             *(__nv_bfloat162 *)(tile + swizzled(r.at[row] % ROWS, c)) = __floats2bfloat162_rn(mean.x, mean.y);

@@ -33,10 +33,10 @@ static void put_saved(const loam_problem *p, const loam_args *a, const local_seq
         element_store(saved.tbar, real, 2 * at + 1, tbar - element_load(saved.tbar, real, 2 * at));
     }
     for (int64_t c = 0; p->mechanism == LOAM_PARALLAX && c < p->dim_v; c++) {
-        double lean = 0;
+        double value_shift = 0;
         for (int64_t j = row->lo; j < row->hi; j++)
-            lean += row->p[j - row->lo] * row->u[j - row->lo] * ref_v(p, a, s, h, j, c);
-        element_store(saved.lean, real, at * p->dim_v + c, lean);
+            value_shift += row->p[j - row->lo] * row->u[j - row->lo] * ref_v(p, a, s, h, j, c);
+        element_store(saved.value_shift, real, at * p->dim_v + c, value_shift);
     }
 }
 

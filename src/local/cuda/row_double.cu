@@ -14,7 +14,7 @@
 
 enum { ROW64_THREADS = 256, KEYS64 = 8, DIM64 = 256, BLOCK64 = 4 };
 
-struct row64_shared {
+struct row_double_shared {
     double keys[KEYS64][DIM64], values[KEYS64][DIM64];
     double query[DIM64], origin[DIM64], kbar[DIM64], vbar[DIM64], right[DIM64], rho[DIM64];
     double score[KEYS64], line[KEYS64]; /* of the keys of the tile: s; p u, or p g */
@@ -23,7 +23,7 @@ struct row64_shared {
 
 /* The row of the thread block: query i sees keys lo .. hi - 1; m and omega are the maximum and sum of the
  * softmax, unit that of the ridge. */
-struct row64_at {
+struct row_double_at {
     row_block x;
     int64_t i, lo, hi;
     scoring sc;
@@ -33,7 +33,7 @@ struct row64_at {
 static __host__ __device__ __forceinline__ int64_t triangle(int64_t n) { return n * (n + 1) / 2; }
 
 /* The sum of x over the threads of the block, returned to every thread. */
-static __device__ double block_sum(row64_shared &sm, double x)
+static __device__ double block_sum(row_double_shared &sm, double x)
 {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2)
@@ -47,8 +47,8 @@ static __device__ double block_sum(row64_shared &sm, double x)
     return total;
 }
 
-static __device__ double score64(const row64_at &r, const loam_problem &p, const loam_args &a, double product,
-                                 double norm, double constant, int64_t j)
+static __device__ double score64(const row_double_at &r, const loam_problem &p, const loam_args &a,
+                                 double product, double norm, double constant, int64_t j)
 {
     const double x = product + constant - (r.sc.rbf ? 0.5 * norm : 0);
     double s = local_score(&p, x, (double)r.sc.slope, r.position - (double)j);
@@ -61,8 +61,8 @@ static __device__ double score64(const row64_at &r, const loam_problem &p, const
 
 /* Loads the row's keys and values from j on into the tile, and computes their scores; beyond the row's last
  * key, keys and values are 0 and scores -inf. */
-static __device__ void load_tile64(row64_shared &sm, const loam_problem &p, const loam_args &a,
-                                   const row64_at &r, int64_t j)
+static __device__ void load_tile64(row_double_shared &sm, const loam_problem &p, const loam_args &a,
+                                   const row_double_at &r, int64_t j)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     __syncthreads();
@@ -96,7 +96,8 @@ static __device__ void load_tile64(row64_shared &sm, const loam_problem &p, cons
 }
 
 /* Online softmax: the maximum, the sum of weights, kbar and vbar. */
-static __device__ void means64(row64_shared &sm, const loam_problem &p, const loam_args &a, row64_at &r)
+static __device__ void means64(row_double_shared &sm, const loam_problem &p, const loam_args &a,
+                               row_double_at &r)
 {
     const int c = threadIdx.x;
     double k = 0, v = 0;
@@ -123,8 +124,8 @@ static __device__ void means64(row64_shared &sm, const loam_problem &p, const lo
 /* gram <- the lower triangle of Cov, packed by rows. Each thread accumulates SHARE blocks of BLOCK64 x
  * BLOCK64 elements in each sweep over the keys. */
 template <int SHARE>
-static __device__ void gram64(row64_shared &sm, const loam_problem &p, const loam_args &a, const row64_at &r,
-                              double *gram)
+static __device__ void gram64(row_double_shared &sm, const loam_problem &p, const loam_args &a,
+                              const row_double_at &r, double *gram)
 {
     const int64_t side = (p.dim_qk + BLOCK64 - 1) / BLOCK64, blocks = triangle(side);
     for (int64_t base = 0; base < blocks; base += ROW64_THREADS * SHARE) {
@@ -171,15 +172,15 @@ static __device__ void gram64(row64_shared &sm, const loam_problem &p, const loa
     __syncthreads();
 }
 
-static __device__ double ridge64(const loam_problem &p, const loam_args &a, const row64_at &r, int64_t c)
+static __device__ double ridge64(const loam_problem &p, const loam_args &a, const row_double_at &r, int64_t c)
 {
     return r.unit * local_ridge(&p, &a, &r.x.s, r.x.h, r.i, c);
 }
 
 /* Finds the unit of the ridge and adds Lambda to the diagonal of gram. Returns the bound at or below which a
  * pivot counts as zero. */
-static __device__ double add_ridge64(row64_shared &sm, const loam_problem &p, const loam_args &a, row64_at &r,
-                                     double *gram)
+static __device__ double add_ridge64(row_double_shared &sm, const loam_problem &p, const loam_args &a,
+                                     row_double_at &r, double *gram)
 {
     const int64_t c = threadIdx.x;
     const bool mine = c < p.dim_qk;
@@ -222,7 +223,7 @@ static __device__ bool factor64(double *gram, int64_t d, double least)
 }
 
 /* rho <- the solution for the right-hand side in sm.right, by forward and back substitution. */
-static __device__ void substitute64(row64_shared &sm, const double *gram, int64_t d)
+static __device__ void substitute64(row_double_shared &sm, const double *gram, int64_t d)
 {
     const int64_t c = threadIdx.x;
     double own = c < d ? sm.right[c] : 0;
@@ -246,8 +247,8 @@ struct lines64 {
     double value, image;
 };
 
-static __device__ lines64 sweep64(row64_shared &sm, const loam_problem &p, const loam_args &a,
-                                  const row64_at &r)
+static __device__ lines64 sweep64(row_double_shared &sm, const loam_problem &p, const loam_args &a,
+                                  const row_double_at &r)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, c = threadIdx.x;
     lines64 out = { 0, 0 };
@@ -278,10 +279,10 @@ static __device__ lines64 sweep64(row64_shared &sm, const loam_problem &p, const
     return out;
 }
 
-static __device__ row64_at begin64(row64_shared &sm, const loam_problem &p, const loam_args &a,
-                                   const hard_row &hard)
+static __device__ row_double_at begin64(row_double_shared &sm, const loam_problem &p, const loam_args &a,
+                                        const hard_row &hard)
 {
-    row64_at r;
+    row_double_at r;
     r.x = row_block_at(p, a, hard.block);
     r.i = r.x.i0 + hard.at;
     local_visible(&p, &r.x.s, r.i, &r.lo, &r.hi);
@@ -306,8 +307,9 @@ static __device__ row64_at begin64(row64_shared &sm, const loam_problem &p, cons
     return r;
 }
 
-static __device__ void put_row64(row64_shared &sm, const loam_problem &p, const loam_args &a,
-                                 const local_saved &saved, const row64_at &r, double o, loam_row_info info)
+static __device__ void put_row_double(row_double_shared &sm, const loam_problem &p, const loam_args &a,
+                                      const local_saved &saved, const row_double_at &r, double o,
+                                      loam_row_info info)
 {
     const int64_t c = threadIdx.x, line = local_row(&p, &r.x.s, r.x.h, r.i), token = r.x.s.q0 + r.i;
     const double lse = r.m + log(r.omega);
@@ -335,14 +337,14 @@ static __device__ bool fits_float(double x) { return fabs(x) <= 3.4e38; }
 
 template <int SHARE>
 static __global__ void __launch_bounds__(ROW64_THREADS, SHARE == 1 ? 3 : 1)
-    row64_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
-                 const local_saved saved, const solve_work work)
+    row_double_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                      const local_saved saved, const solve_work work)
 {
-    __shared__ row64_shared sm;
+    __shared__ row_double_shared sm;
     const int64_t c = threadIdx.x, d = p.dim_qk;
     double *gram = work.row_scratch + blockIdx.x * triangle(d);
     for (unsigned long long n = blockIdx.x; n < *work.hard_count; n += gridDim.x) {
-        row64_at r = begin64(sm, p, a, work.hard[n]);
+        row_double_at r = begin64(sm, p, a, work.hard[n]);
         means64(sm, p, a, r);
         gram64<SHARE>(sm, p, a, r, gram);
         const double least = add_ridge64(sm, p, a, r, gram);
@@ -363,7 +365,7 @@ static __global__ void __launch_bounds__(ROW64_THREADS, SHARE == 1 ? 3 : 1)
         const double size = c < d ? sm.right[c] * sm.right[c] : 0;
         const double error2 = block_sum(sm, wrong * wrong), size2 = block_sum(sm, size);
         info.residual = solved && size2 > 0 ? (float)sqrt(error2 / size2) : 0;
-        put_row64(sm, p, a, saved, r, sm.vbar[c] - lines.value, info);
+        put_row_double(sm, p, a, saved, r, sm.vbar[c] - lines.value, info);
         __syncthreads();
     }
 }
@@ -379,12 +381,12 @@ static loam_status launch_rows(const loam_problem *p, const loam_args *a, const 
                                int64_t blocks, loam_error *error)
 {
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
-    const auto kernel = few_channels(p) ? row64_kernel<1> : row64_kernel<4>;
+    const auto kernel = few_channels(p) ? row_double_kernel<1> : row_double_kernel<4>;
     kernel<<<(unsigned)blocks, ROW64_THREADS, 0, (cudaStream_t)a->stream>>>(*p, *a, saved, *work);
-    return cuda_launched("row64_kernel", error);
+    return cuda_launched("row_double_kernel", error);
 }
 
-loam_status local_row64_cuda(const loam_problem *p, const loam_args *a, loam_error *error)
+loam_status local_row_double_cuda(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     arena pool = { (char *)a->work, 0 };
     const solve_work work = solve_work_carve(p, &pool);
@@ -394,8 +396,8 @@ loam_status local_row64_cuda(const loam_problem *p, const loam_args *a, loam_err
 /* ------------------------------------------------------------------ the adjoint solve */
 
 /* right <- drho = -sum p (do . (v - vbar)) kappa of a row whose means are known. */
-static __device__ void adjoint_right64(row64_shared &sm, const loam_problem &p, const loam_args &a,
-                                       const row64_at &r)
+static __device__ void adjoint_right64(row_double_shared &sm, const loam_problem &p, const loam_args &a,
+                                       const row_double_at &r)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, c = threadIdx.x;
     const int64_t grad = LOCAL_AT(a.grad_o, r.x.s.b, r.x.h, r.x.s.q0 + r.i);
@@ -423,14 +425,14 @@ static __device__ void adjoint_right64(row64_shared &sm, const loam_problem &p, 
 /* y of the rows on the list; 0 where the system is singular or float32 cannot hold y. */
 template <int SHARE>
 static __global__ void __launch_bounds__(ROW64_THREADS, SHARE == 1 ? 3 : 1)
-    adjoint64_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
-                     const row_arrays arrays, const solve_work work)
+    adjoint_double_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                          const row_arrays arrays, const solve_work work)
 {
-    __shared__ row64_shared sm;
+    __shared__ row_double_shared sm;
     const int64_t c = threadIdx.x, d = p.dim_qk;
     double *gram = work.row_scratch + blockIdx.x * triangle(d);
     for (unsigned long long n = blockIdx.x; n < *work.hard_count; n += gridDim.x) {
-        row64_at r = begin64(sm, p, a, work.hard[n]);
+        row_double_at r = begin64(sm, p, a, work.hard[n]);
         means64(sm, p, a, r);
         gram64<SHARE>(sm, p, a, r, gram);
         const double least = add_ridge64(sm, p, a, r, gram);
@@ -446,13 +448,13 @@ static __global__ void __launch_bounds__(ROW64_THREADS, SHARE == 1 ? 3 : 1)
 static loam_status launch_adjoint(const loam_problem *p, const loam_args *a, const row_arrays *rows,
                                   const solve_work *work, int64_t blocks, loam_error *error)
 {
-    const auto kernel = few_channels(p) ? adjoint64_kernel<1> : adjoint64_kernel<4>;
+    const auto kernel = few_channels(p) ? adjoint_double_kernel<1> : adjoint_double_kernel<4>;
     kernel<<<(unsigned)blocks, ROW64_THREADS, 0, (cudaStream_t)a->stream>>>(*p, *a, *rows, *work);
-    return cuda_launched("adjoint64_kernel", error);
+    return cuda_launched("adjoint_double_kernel", error);
 }
 
-loam_status local_adjoint64_cuda(const loam_problem *p, const loam_args *a, const row_arrays *rows,
-                                 void *memory, loam_error *error)
+loam_status local_adjoint_double_cuda(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                                      void *memory, loam_error *error)
 {
     arena pool = { (char *)memory, 0 };
     const solve_work work = solve_work_carve(p, &pool);
