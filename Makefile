@@ -84,7 +84,7 @@ clang: ## build everything with clang too
 	@$(call configure,clang)
 	@$(call compile,clang)
 
-sanitize: ## run the fast tests under AddressSanitizer and UBSan (clang)
+sanitize: ## run the fast tests under AddressSanitizer and UBSan
 	@tools/install-deps.sh lint
 	@$(call configure,asan)
 	@$(call compile,asan)
