@@ -10,7 +10,7 @@ cuda = $(if $(filter 0 1,$(CUDA)),-DLOAM_CUDA=$(CUDA))
 configure = mkdir -p build && cmake --preset $(1) $(if $(WERROR),-DLOAM_WERROR=ON) $(2) >$(log) 2>&1 || { cat $(log); exit 1; }
 log = build/configure.log
 compile = cmake --build --preset $(1) --parallel $(JOBS)
-cuda_cost = "nvcc found: compiling the CUDA kernels too (about 9 minutes on 2 cores; CUDA=0 leaves them out)"
+cuda_cost = "nvcc found: compiling the CUDA kernels too (about 10 minutes on 2 cores; CUDA=0 leaves them out)"
 say_cuda = ! cmake --build --preset release --target loam_shared -- -n | grep -q 'CUDA object' || echo $(cuda_cost)
 sources = $(shell git ls-files '*.c' '*.h' '*.inc' '*.cu' '*.cuh')
 
