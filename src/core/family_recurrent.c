@@ -52,7 +52,7 @@ static loam_status check_problem(const loam_problem *p, loam_error *error)
     REQUIRE(!p->decay && !p->path, error, LOAM_EUNSUPPORTED, "%s: 1, expected 0: a score, which %s has not",
             p->decay ? "decay" : "path", name);
     REQUIRE(!p->normalise || !(form->delta || form->solved), error, LOAM_EUNSUPPORTED,
-            "normalise: 1, expected 0: %s fits the values themselves; linear, retention, ssd and gla can be",
+            "normalise: 1, expected 0: %s fits the values themselves; without delta rule or solve it can be",
             name);
     REQUIRE(!p->normalise || p->scale == 0 || p->scale == 1, error, LOAM_EUNSUPPORTED,
             "scale: %g, expected 0 or 1: it cancels where the read is normalised", p->scale);
