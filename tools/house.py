@@ -266,12 +266,12 @@ def arrows_of_calls(sources):
                 places[function.name].add(path)
     arrows = {}
     for path, source in sources.items():
-        known, todo = set(), [path]
-        while todo:
-            header = todo.pop()
+        known, pending = set(), [path]
+        while pending:
+            header = pending.pop()
             if header not in known:
                 known.add(header)
-                todo += includes[header]
+                pending += includes[header]
         names = set().union(*(sources[header].declared for header in known - {path}))
         own = {function.name for function in source.functions}
         called = [places[name] for name in source.uses if name in names - own and len(places[name]) == 1]

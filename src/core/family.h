@@ -32,8 +32,8 @@ typedef struct family {
                            loam_error *error);
 
     int64_t (*state_rows)(const loam_problem *problem); /* of args.state_in and state_out; NULL: 0 */
-    size_t (*state_doubles)(
-        const loam_problem *problem); /* of a partial state of decode; NULL: there is none */
+    /* Of a partial state of decode; NULL: there is none. */
+    size_t (*state_doubles)(const loam_problem *problem);
 } family;
 
 extern const family family_local, family_recurrent;

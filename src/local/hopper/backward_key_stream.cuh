@@ -130,8 +130,7 @@ template <int N> struct alignas(2 * N) pair_vector {
 };
 
 /* Splits rho and y of 64 rows of a head: a row for each warp at a time, DIM / 32 channels for each lane. lo
- * parts are for tiles in two parts alone. `centre` is for the hi parts, since tiles in one part have no more.
- * */
+ * parts are for tiles in two parts alone. `centre` is for the hi parts: tiles in one part have no more. */
 template <int DIM>
 __global__ void __launch_bounds__(256)
     split_directions_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,

@@ -35,8 +35,7 @@ static __device__ __forceinline__ void stream_values(const block_system<DIM, DEC
     }
 }
 
-/* The products s = q . k with keys from j on become scores to base 2; -inf where a row does not see the key.
- * */
+/* The products s = q . k with keys from j on become scores to base 2; -inf where a row does not see one. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void masked_scores(float (&s)[8][4], const block_system<DIM, DECAYED> &sys,
                                                      int j)
@@ -88,8 +87,7 @@ static __device__ __forceinline__ void softmax_step(softmax_rows &soft, float (&
     }
 }
 
-/* Adds the weights as rounded, the parts of each pair of columns together (add_weights adds lo parts first).
- * */
+/* Adds the weights as rounded, the parts of each pair of columns together (add_weights: lo parts first). */
 template <int PARTS>
 static __device__ __forceinline__ void add_weights_by_pair(float (&total)[2], const weights_operand<PARTS> &w)
 {
