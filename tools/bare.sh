@@ -30,6 +30,9 @@ inside()
     mmdebstrap --quiet --variant=apt --include=git,make,ca-certificates --aptopt="$bare/apt.conf" \
         bookworm "$bare/root" $sources
     mount -t proc proc "$bare/root/proc"
+    # Terminals of its own: a test opens one.
+    mount -t devpts -o newinstance,ptmxmode=0666 devpts "$bare/root/dev/pts"
+    ln -sf pts/ptmx "$bare/root/dev/ptmx"
     git clone --quiet --depth 1 "file://$tree" "$bare/root/loam"
     times="a bare Debian $(cat "$bare/root/etc/debian_version"): $(($(date +%s) - begun)) s"
 
