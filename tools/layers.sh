@@ -17,7 +17,7 @@ src/gpu   include src/base
 src/exact
 src/local include src/base
 src/local/reference include src/base src/exact src/local -src/base/cholesky.h \
-                    -src/local/decay.h -src/local/score.h -src/local/path_each.h
+                    -src/local/decay.h -src/local/score.h -src/local/path_batch.h
 src/local/cpu       include src/base src/simd src/local
 src/local/cuda      include src/base src/gpu src/local
 src/local/cuda/path include src/base src/gpu src/local src/local/cuda

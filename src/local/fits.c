@@ -31,7 +31,7 @@ loam_status local_hopper_fits(const loam_problem *p, loam_error *error)
 }
 
 /* Heads are an axis of the grids. */
-loam_status local_path_each_cuda_fits(const loam_problem *p, loam_error *error)
+loam_status local_path_batch_cuda_fits(const loam_problem *p, loam_error *error)
 {
     TRY(local_cuda_fits(p, error));
     REQUIRE(p->heads_q <= CUDA_MAX_HEADS, error, LOAM_EUNSUPPORTED,

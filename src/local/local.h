@@ -22,7 +22,7 @@ extern "C" {
 #define KERNEL(machine, ...) KERNEL_DECLARE_##machine(__VA_ARGS__)
 #include "src/local/kernels.def"
 #undef KERNEL
-kernel_fits_fn local_cuda_fits, local_hopper_fits, local_path_cuda_fits, local_path_each_cuda_fits;
+kernel_fits_fn local_cuda_fits, local_hopper_fits, local_path_cuda_fits, local_path_batch_cuda_fits;
 
 /* The members of loam_problem that map a scaled score, and their words: c > 0 is the constant of the map, 0
  * is none. Of what is mapped no part that all keys of a row share can be left out. */

@@ -27,7 +27,7 @@ static spec variant(const loam_kernel_info *row, loam_mechanism mechanism, int n
                            : strcmp(row->pass, "backward") == 0 ? LOAM_BACKWARD
                                                                 : LOAM_DECODE;
     /* Turned keys take their time, and for each row more of it. */
-    const int64_t part = strstr(row->name, "_each_") ? 4 : kernel_turns_keys(row->name) ? 2 : 1;
+    const int64_t part = strstr(row->name, "_batch_") ? 4 : kernel_turns_keys(row->name) ? 2 : 1;
     const int64_t length = lengths[number] / (part * SLOWER);
     spec s = spec_default(mechanism, pass, length, dims[number], dims[VARIANTS - 1 - number]);
     s.backend = LOAM_BACKEND_AUTO;

@@ -10,7 +10,7 @@ row_arrays local_row_arrays_carve(const loam_problem *p, arena *pool)
     const size_t solved = p->mechanism == LOAM_LLA ? size_mul(rows, (size_t)p->dim_qk) : 0;
     const size_t blocks = size_mul(((size_t)p->len_q + ROWS - 1) / ROWS, (size_t)(p->batch * p->heads_q));
     row_arrays x;
-    x.record = (row_record *)arena_take(pool, rows, sizeof(row_record));
+    x.record = (row_scalars *)arena_take(pool, rows, sizeof(row_scalars));
     x.y = (float *)arena_take(pool, solved, sizeof(float));
     x.sums = local_row_sums_carve(p, pool);
     x.head_sums = (double *)arena_take(pool, 2 * (size_t)p->heads_q, sizeof(double));

@@ -79,7 +79,7 @@ template <class LAUNCH> static loam_status by_directions(const loam_problem *p, 
 
 /* ------------------------------------------------------------------ the gradients of one pair */
 
-/* Constants of a row in the gradients of its pairs, as in row_record. */
+/* Constants of a row in the gradients of its pairs, as in row_scalars. */
 struct pair_row {
     float e, spread, trace, kbar2;
     int peak;
@@ -109,8 +109,8 @@ static __device__ __forceinline__ pair_terms pair_of(bool by_max, float inverse_
 }
 
 /* x = q . k, or -|q - k|^2 / 2, without the constant that scores leave out. */
-static __device__ __forceinline__ float score_argument(const scoring &sc, const key_terms &k, float product,
-                                                       float constant, int c)
+static __device__ __forceinline__ float score_argument(const score_constants &sc, const key_terms &k,
+                                                       float product, float constant, int c)
 {
     return clamp_score(product + constant - (sc.rbf ? 0.5f * k.norm[c] : 0));
 }
@@ -193,8 +193,8 @@ static __device__ __forceinline__ void fill_pairs(pair_ring<S> &ring, const loam
 
 /* Fills in the terms of the scores of a tile's keys: |k|^2 where `norms`, and the biases. */
 template <class S>
-static __device__ __forceinline__ void fill_pair_terms(pair_ring<S> &ring, const scoring &sc, bool norms,
-                                                       const loam_args &a, const row_block &x,
+static __device__ __forceinline__ void fill_pair_terms(pair_ring<S> &ring, const score_constants &sc,
+                                                       bool norms, const loam_args &a, const row_block &x,
                                                        const tile_at &t)
 {
     if (norms) tile_norms<S::keys, S::dim, S::threads>(ring.norm[t.stage], ring.keys[t.stage]);
@@ -209,8 +209,8 @@ static __device__ __forceinline__ void fill_pair_terms(pair_ring<S> &ring, const
  * too. norms: |k|^2 is needed even if the score does not use it. All threads of the block take part. */
 template <class S, bool VALUES, class F>
 static __device__ __forceinline__ void stream_pairs(pair_ring<S> &ring, const loam_problem &p,
-                                                    const loam_args &a, const row_block &x, const scoring &sc,
-                                                    bool norms, F use)
+                                                    const loam_args &a, const row_block &x,
+                                                    const score_constants &sc, bool norms, F use)
 {
     const bool terms = norms || sc.rbf || sc.biased;
     __syncthreads();
@@ -269,7 +269,7 @@ static __device__ __forceinline__ row_constants row_constants_of(const element<W
                                                                  const element<WIDE> *grad_o,
                                                                  const float *origin, const loam_problem &p,
                                                                  const local_saved &saved, const row_block &x,
-                                                                 const row_pair &r, const scoring &sc)
+                                                                 const row_pair &r, const score_constants &sc)
 {
     row_constants out;
     float constant[2];

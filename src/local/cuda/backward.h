@@ -8,7 +8,7 @@
 /* Constants of a row for the pass over keys, as in local/cpu/backward_block.h; 16 words.
  * rho . kbar = rho_kbar + rho_rest, likewise for y; gbar = do . vbar; gbar_rest = sum p (g - gbar), 0 but for
  * rounding; spread = e / unit; peak: the first key with the highest score; keys lo .. hi - 1 are seen. */
-typedef struct row_record {
+typedef struct row_scalars {
     float lse;
     float gbar, gbar_rest;
     float rho_kbar, rho_rest;
@@ -18,7 +18,7 @@ typedef struct row_record {
     float kbar2;
     float x0; /* the query's part of x, for scores that are mapped */
     int32_t peak, lo, hi;
-} row_record;
+} row_scalars;
 
 /* State of a block of 64 rows before query_kernel: finished, with rho and y in one bf16 part (ONE_PART) or in
  * two (TWO_PARTS); or PENDING, all the work of query_kernel still to be done. */
@@ -26,7 +26,7 @@ enum { ROWS_ONE_PART, ROWS_TWO_PARTS, ROWS_PENDING };
 
 /* Arrays over rows, in device memory. */
 typedef struct row_arrays {
-    row_record *record;
+    row_scalars *record;
     float *y; /* [rows][dim_qk], LLA: drho, then y */
     local_row_sums sums;
     double *head_sums; /* [2][heads_q]: of scale and ridge */

@@ -94,12 +94,12 @@ static __device__ __forceinline__ query_at query_tile_at(const key_block &x, int
 }
 
 template <int ROWS_OF_TILE, int THREADS_OF_BLOCK>
-static __device__ __forceinline__ void fill_records(record_tile<ROWS_OF_TILE> &tile, const row_record *from,
+static __device__ __forceinline__ void fill_records(record_tile<ROWS_OF_TILE> &tile, const row_scalars *from,
                                                     int rows)
 {
-    constexpr int words = sizeof(row_record) / sizeof(uint32_t);
-    static_assert(sizeof tile == ROWS_OF_TILE * sizeof(row_record),
-                  "one word of record_tile for each of row_record");
+    constexpr int words = sizeof(row_scalars) / sizeof(uint32_t);
+    static_assert(sizeof tile == ROWS_OF_TILE * sizeof(row_scalars),
+                  "one word of record_tile for each of row_scalars");
     for (int e = threadIdx.x; e < ROWS_OF_TILE * words; e += THREADS_OF_BLOCK) {
         const int r = e / words, word = e % words;
         ((uint32_t *)&tile)[word * ROWS_OF_TILE + r] = r < rows ? ((const uint32_t *)(from + r))[word] : 0;
@@ -175,10 +175,10 @@ static __device__ __forceinline__ key_pair key_pair_of(const typename S::type *k
     return k;
 }
 
-static __device__ __forceinline__ void begin_head(key_pair &k, scoring &sc, const loam_problem &p,
+static __device__ __forceinline__ void begin_head(key_pair &k, score_constants &sc, const loam_problem &p,
                                                   const loam_args &a, const key_block &x, int64_t h)
 {
-    sc = scoring_of(p, a, x.s, h);
+    sc = score_constants_of(p, a, x.s, h);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         const int64_t at = LOCAL_AT(a.key_bias, x.s.b, h, x.s.k0 + x.j0 + k.at[row]);
@@ -262,8 +262,8 @@ static __device__ __forceinline__ void key_tile_gradient(float (&s)[BLOCKS][4], 
                                                          float (&u)[BLOCKS][4], const float (&t)[BLOCKS][4],
                                                          float (&w)[BLOCKS][4], key_pair &k,
                                                          const record_tile<S::queries> &rec,
-                                                         const scoring &sc, bool by_max, float inverse_d,
-                                                         float position, int j0)
+                                                         const score_constants &sc, bool by_max,
+                                                         float inverse_d, float position, int j0)
 {
     const key_terms terms = { k.norm, k.bias };
 #pragma unroll
@@ -304,8 +304,8 @@ template <int BLOCKS> struct key_sums {
 template <bool WIDE, int DIM, int DIRECTIONS>
 static __device__ __forceinline__ void keys_from_tile(
     key_sums<backward_shape<WIDE, DIM, DIRECTIONS>::columns / 8> &sum, key_pair &k,
-    const key_shared<WIDE, DIM, DIRECTIONS> &sm, const loam_problem &p, const key_block &x, const scoring &sc,
-    const query_at &tile, int first)
+    const key_shared<WIDE, DIM, DIRECTIONS> &sm, const loam_problem &p, const key_block &x,
+    const score_constants &sc, const query_at &tile, int first)
 {
     typedef backward_shape<WIDE, DIM, DIRECTIONS> S;
     constexpr int blocks = S::queries / 8;
@@ -376,7 +376,7 @@ __global__ void __launch_bounds__(backward_shape<WIDE, DIM, DIRECTIONS>::key_thr
     begin_keys(sm, p, a, x);
     key_pair k = key_pair_of<S>(sm.keys, p.score == LOAM_RBF || DIRECTIONS == SOLVED_BY_TRACE);
     key_sums<S::columns / 8> sum;
-    scoring sc;
+    score_constants sc;
     clear(sum.dk);
     clear(sum.dv);
     if (tiles == 0)

@@ -26,7 +26,7 @@ struct probe_sums {
  * its bf16 parts. */
 template <class S>
 static __device__ __forceinline__ void weigh_errors(float (&s)[S::keys / 8][4], float (&g)[S::keys / 8][4],
-                                                    probe_sums &sum, const scoring &sc,
+                                                    probe_sums &sum, const score_constants &sc,
                                                     const key_terms &terms, const row_pair &r,
                                                     const row_constants &rc, int j0)
 {
@@ -145,7 +145,7 @@ static __device__ __forceinline__ float solved_gradient(const float (&f)[BLOCKS]
 }
 
 /* The unit of the ridge, and trace(Cov) / dim, the mean variance of the keys. */
-static __device__ __forceinline__ void set_unit(row_record &rec, const loam_problem &p, float square,
+static __device__ __forceinline__ void set_unit(row_scalars &rec, const loam_problem &p, float square,
                                                 float most)
 {
     const bool by_trace = p.ridge_unit == LOAM_RIDGE_TRACE;
@@ -153,7 +153,7 @@ static __device__ __forceinline__ void set_unit(row_record &rec, const loam_prob
     rec.unit = ridge_unit_of(p, most, rec.trace);
 }
 
-/* Writes the gradient of the probe of a row, or drho for its solve, and the part of its row_record that this
+/* Writes the gradient of the probe of a row, or drho for its solve, and the part of its row_scalars that this
  * sweep finds. The four lanes of the row call it. */
 template <bool WIDE, int BLOCKS>
 static __device__ __forceinline__ void put_probe_row(const float (&f)[BLOCKS][4], const probe_sums &sum,
@@ -164,7 +164,7 @@ static __device__ __forceinline__ void put_probe_row(const float (&f)[BLOCKS][4]
                                                      const row_constants &rc)
 {
     const int64_t i = x.i0 + r.at[row], at = local_row(&p, &x.s, x.h, i);
-    row_record rec = { 0 };
+    row_scalars rec = { 0 };
     float part = 0;
     if (r.real[row] && solved) {
         part = solved_gradient(f, row, sum.total[row], p, (const float *)saved.kbar + at * p.dim_qk,
@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(probe_shared<WIDE, DIM>::S::threads)
     const row_block x = row_block_at<S::rows>(p, a, blockIdx.x);
     if (x.rows <= 0) return;
     const bool solved = p.mechanism == LOAM_LLA, by_trace = solved && p.ridge_unit == LOAM_RIDGE_TRACE;
-    const scoring sc = scoring_of(p, a, x.s, x.h);
+    const score_constants sc = score_constants_of(p, a, x.s, x.h);
     const row_pair r = row_pair_of(p, x);
     begin_queries<S>(sm.query, sm.grad_o, sm.ring.origin, p, a, x);
     const row_constants rc = row_constants_of<WIDE, S>(sm.query, sm.grad_o, sm.ring.origin, p, saved, x, r,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Backward on GPUs, last kernel of the pass over rows: dq, the gradient of the ridge, the row's parts of the
- * gradients that are sums over rows, and the row_record for the pass over keys.
+ * gradients that are sums over rows, and the row_scalars for the pass over keys.
  */
 #ifndef LOAM_LOCAL_CUDA_BACKWARD_QUERY_CUH
 #define LOAM_LOCAL_CUDA_BACKWARD_QUERY_CUH
@@ -17,7 +17,7 @@ template <bool WIDE, int DIM, int DIRECTIONS> struct query_shared {
 };
 
 /* e = -y . Lambda rho, and the gradient of the ridge, -unit y rho. The four lanes of the row call it. */
-static __device__ __forceinline__ void ridge_gradient(row_record &rec, bool real, const loam_problem &p,
+static __device__ __forceinline__ void ridge_gradient(row_scalars &rec, bool real, const loam_problem &p,
                                                       const loam_args &a, const row_block &x, int64_t i,
                                                       const float *rho, const float *y, double *sums)
 {
@@ -61,9 +61,9 @@ static __device__ __forceinline__ float peak_product(bool real, const loam_probl
  * rho is large. */
 template <bool WIDE, int DIM, int DIRECTIONS>
 static __device__ __forceinline__ void sweep_centres(query_shared<WIDE, DIM, DIRECTIONS> &sm,
-                                                     row_record (&rec)[2], const loam_problem &p,
+                                                     row_scalars (&rec)[2], const loam_problem &p,
                                                      const loam_args &a, const row_block &x,
-                                                     const row_pair &r, const scoring &sc,
+                                                     const row_pair &r, const score_constants &sc,
                                                      const row_constants &rc)
 {
     typedef backward_shape<WIDE, DIM, DIRECTIONS> S;
@@ -98,17 +98,17 @@ static __device__ __forceinline__ void sweep_centres(query_shared<WIDE, DIM, DIR
 /* Completes the records of the thread's rows. */
 template <bool WIDE, int DIM, int DIRECTIONS>
 static __device__ __forceinline__ void complete_records(query_shared<WIDE, DIM, DIRECTIONS> &sm,
-                                                        row_record (&rec)[2], const loam_problem &p,
+                                                        row_scalars (&rec)[2], const loam_problem &p,
                                                         const loam_args &a, const local_saved &saved,
                                                         const row_arrays &arrays, const row_block &x,
-                                                        const row_pair &r, const scoring &sc,
+                                                        const row_pair &r, const score_constants &sc,
                                                         const row_constants &rc)
 {
     typedef backward_shape<WIDE, DIM, DIRECTIONS> S;
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         const int64_t i = x.i0 + r.at[row], at = local_row(&p, &x.s, x.h, i);
-        rec[row] = row_record{};
+        rec[row] = row_scalars{};
         rec[row].peak = -1;
         if (DIRECTIONS > NO_DIRECTION && r.real[row]) rec[row] = arrays.record[at];
         rec[row].lse = rc.lse[row], rec[row].gbar = rc.gbar[row], rec[row].x0 = rc.x0[row];
@@ -138,15 +138,16 @@ struct row_totals {
     float total[2];                     /* of ds, where scores decay */
 };
 
-static __device__ __forceinline__ bool sums_to_zero(const scoring &sc, const loam_problem &p)
+static __device__ __forceinline__ bool sums_to_zero(const score_constants &sc, const loam_problem &p)
 {
     return !sc.mapped && !p.sink;
 }
 
 /* middle: an x between the mean and the maximum of the row, where it follows from lse:
  * (lse - log n) / scale for n keys. */
-static __device__ __forceinline__ void set_middle(row_totals &sum, const scoring &sc, const loam_problem &p,
-                                                  const row_pair &r, const row_constants &rc)
+static __device__ __forceinline__ void set_middle(row_totals &sum, const score_constants &sc,
+                                                  const loam_problem &p, const row_pair &r,
+                                                  const row_constants &rc)
 {
     const bool known = sums_to_zero(sc, p) && !sc.sloped && !sc.biased && !sc.decayed && sc.scale != 0;
 #pragma unroll
@@ -162,15 +163,16 @@ static __device__ __forceinline__ void set_middle(row_totals &sum, const scoring
 template <class S, int DIRECTIONS, int BLOCKS>
 static __device__ __forceinline__ void row_tile_gradient(
     float (&s)[BLOCKS][4], const float (&g)[BLOCKS][4], const float (&u)[BLOCKS][4],
-    const float (&t)[BLOCKS][4], const float (&w)[BLOCKS][4], row_totals &sum, const row_record (&rec)[2],
-    const scoring &sc, const key_terms &terms, const row_pair &r, bool by_max, float inverse_d, int j0)
+    const float (&t)[BLOCKS][4], const float (&w)[BLOCKS][4], row_totals &sum, const row_scalars (&rec)[2],
+    const score_constants &sc, const key_terms &terms, const row_pair &r, bool by_max, float inverse_d,
+    int j0)
 {
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int row = e / 2, c = column_of(n, e), j = j0 + c;
-            const row_record &k = rec[row];
+            const row_scalars &k = rec[row];
             const pair_row own = { k.e, k.spread, k.trace, k.kbar2, k.peak };
             const float x = score_argument(sc, terms, s[n][e], k.x0, c) - sum.middle[row];
             float factor;
@@ -199,7 +201,7 @@ template <bool WIDE, int DIM, int DIRECTIONS>
 static __device__ __forceinline__ void query_tile(float (&f)[DIM / 8][4], row_totals &sum,
                                                   const query_shared<WIDE, DIM, DIRECTIONS> &sm,
                                                   const tile_at &tile, const key_terms &terms,
-                                                  const row_record (&rec)[2], const scoring &sc,
+                                                  const row_scalars (&rec)[2], const score_constants &sc,
                                                   const row_pair &r, bool by_max, float inverse_d)
 {
     typedef backward_shape<WIDE, DIM, DIRECTIONS> S;
@@ -247,7 +249,7 @@ static __device__ __forceinline__ void put_query_gradient(const query_shared<WID
                                                           int row, const loam_problem &p, const loam_args &a,
                                                           const local_saved &saved, const row_arrays &arrays,
                                                           const row_block &x, const row_pair &r,
-                                                          const scoring &sc)
+                                                          const score_constants &sc)
 {
     typedef backward_shape<WIDE, DIM, DIRECTIONS> S;
     const int64_t i = x.i0 + r.at[row], at = local_row(&p, &x.s, x.h, i) * p.dim_qk;
@@ -268,8 +270,8 @@ static __device__ __forceinline__ void put_query_gradient(const query_shared<WID
     }
 }
 
-static __device__ __forceinline__ void put_row(const row_record &rec, const row_totals &sum, int row,
-                                               const row_constants &rc, const scoring &sc,
+static __device__ __forceinline__ void put_row(const row_scalars &rec, const row_totals &sum, int row,
+                                               const row_constants &rc, const score_constants &sc,
                                                const loam_problem &p, const loam_args &a,
                                                const row_arrays &arrays, int64_t h, int64_t at)
 {
@@ -303,14 +305,14 @@ __global__ void __launch_bounds__(backward_shape<WIDE, DIM, DIRECTIONS>::threads
     query_shared<WIDE, DIM, DIRECTIONS> &sm = *(query_shared<WIDE, DIM, DIRECTIONS> *)memory;
     const row_block x = row_block_at<S::rows>(p, a, blockIdx.x);
     if (x.rows <= 0 || finished(arrays, p, x, blockIdx.x)) return;
-    const scoring sc = scoring_of(p, a, x.s, x.h);
+    const score_constants sc = score_constants_of(p, a, x.s, x.h);
     const row_pair r = row_pair_of(p, x);
     fill_directions<S, DIRECTIONS, S::rows, S::threads>(
         sm.direction, p, a, saved, arrays, x.s.b, x.h, x.s.q0 + x.i0, local_row(&p, &x.s, x.h, x.i0), x.rows);
     begin_queries<S>(sm.query, sm.grad_o, sm.ring.origin, p, a, x);
     const row_constants rc = row_constants_of<WIDE, S>(sm.query, sm.grad_o, sm.ring.origin, p, saved, x, r,
                                                        sc);
-    row_record rec[2];
+    row_scalars rec[2];
     complete_records(sm, rec, p, a, saved, arrays, x, r, sc, rc);
 
     const bool by_max = p.mechanism == LOAM_LLA && p.ridge_unit == LOAM_RIDGE_MAX;

@@ -129,16 +129,17 @@ static __device__ __forceinline__ void load_origin(float *origin, const loam_pro
 
 /* ------------------------------------------------------------------ the score */
 
-struct scoring {
+struct score_constants {
     bool rbf, mapped, sloped, biased, decayed, scaled_only;
     float scale, cap, slope;
     const local_decay_pair *decay; /* G of local/decay.h to base 2, from the sequence's first key on */
 };
 
-static __device__ __forceinline__ scoring scoring_of(const loam_problem &p, const loam_args &a,
-                                                     const local_seq &seq, int64_t h)
+static __device__ __forceinline__ score_constants score_constants_of(const loam_problem &p,
+                                                                     const loam_args &a, const local_seq &seq,
+                                                                     int64_t h)
 {
-    scoring s;
+    score_constants s;
     s.rbf = p.score == LOAM_RBF, s.mapped = local_mapped(&p), s.sloped = p.slope != 0,
     s.biased = p.key_bias != 0, s.decayed = p.decay != 0;
     s.scaled_only = !s.rbf && !s.mapped && !s.sloped && !s.biased && !s.decayed;
@@ -170,7 +171,7 @@ static __device__ __forceinline__ local_decay_pair read_decay(const local_decay_
 
 /* G_a - G_j, the sum of the log decays between key j and a query at position a = hi - 1, the last key that
  * the query sees. Natural logarithm. */
-static __device__ __forceinline__ float decay_between(const scoring &sc, int hi, int j)
+static __device__ __forceinline__ float decay_between(const score_constants &sc, int hi, int j)
 {
     const local_decay_pair query = read_decay(sc.decay + (hi > 0 ? hi - 1 : 0)),
                            key = read_decay(sc.decay + j);
@@ -178,7 +179,7 @@ static __device__ __forceinline__ float decay_between(const scoring &sc, int hi,
 }
 
 /* The map of a scaled score; *factor is its derivative. */
-static __device__ __forceinline__ float map_score(const scoring &sc, float z, float *factor)
+static __device__ __forceinline__ float map_score(const score_constants &sc, float z, float *factor)
 {
     const float t = tanhf(z / sc.cap);
     *factor = 1 - t * t;
@@ -188,7 +189,7 @@ static __device__ __forceinline__ float map_score(const scoring &sc, float z, fl
 /* The score of key j, column c of its tile, from the product q . k. constant: the part of the product that
  * depends on the query alone (query_constants), 0 but where scores are mapped: elsewhere it shifts all scores
  * of the row alike. hi: the end of the keys that the query sees. *factor is d s / d (scale x). */
-static __device__ __forceinline__ float score_of(const scoring &sc, const key_terms &k, float product,
+static __device__ __forceinline__ float score_of(const score_constants &sc, const key_terms &k, float product,
                                                  float constant, float position, int hi, int j, int c,
                                                  float *factor)
 {
@@ -204,7 +205,7 @@ static __device__ __forceinline__ float score_of(const scoring &sc, const key_te
 /* The warp's products with the tile that begins at key j become scores; -inf where a row does
  * not see the key. */
 template <int BLOCKS>
-static __device__ __forceinline__ void scores_in_place(float (&s)[BLOCKS][4], const scoring &sc,
+static __device__ __forceinline__ void scores_in_place(float (&s)[BLOCKS][4], const score_constants &sc,
                                                        const key_terms &k, const row_pair &r,
                                                        const float (&constant)[2], int j)
 {

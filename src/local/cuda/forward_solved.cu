@@ -246,7 +246,7 @@ static __device__ void solved_block(solve_shared<WIDE, DIM> &sm, const loam_prob
 {
     const row_block x = row_block_at(p, a, block);
     if (x.rows <= 0) return;
-    const scoring sc = scoring_of(p, a, x.s, x.h);
+    const score_constants sc = score_constants_of(p, a, x.s, x.h);
     const row_pair r = row_pair_of(p, x);
     __syncthreads();
     begin_rows<WIDE, DIM>(sm.query, sm.ring, p, a, x);

@@ -165,8 +165,8 @@ static __device__ __forceinline__ void put_given_probe(const loam_problem &p, co
 template <bool WIDE, int DIM, bool PROBED>
 static __device__ void put_given_weights(given_shared<WIDE, DIM, PROBED> &sm, const loam_problem &p,
                                          const loam_args &a, const row_block &x, const row_pair &r,
-                                         const scoring &sc, const float (&x0)[2], const given_row (&g)[2],
-                                         const float (&centre)[2])
+                                         const score_constants &sc, const float (&x0)[2],
+                                         const given_row (&g)[2], const float (&centre)[2])
 {
     typedef shape<WIDE, DIM> S;
     clear_weights(p, a, x);
@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     const row_block x = row_block_at(p, a, blockIdx.x);
     const int chunk = blockIdx.y * CHUNK;
     if (x.rows <= 0) return;
-    const scoring sc = scoring_of(p, a, x.s, x.h);
+    const score_constants sc = score_constants_of(p, a, x.s, x.h);
     const row_pair r = row_pair_of(p, x);
     begin_rows<WIDE, DIM>(sm.query, sm.ring, p, a, x);
     if constexpr (PROBED) fill_rows<WIDE, DIM>(sm.probe, p, a.probe, x, NULL);

@@ -26,7 +26,7 @@ struct row_double_shared {
 struct row_double_at {
     row_block x;
     int64_t i, lo, hi;
-    scoring sc;
+    score_constants sc;
     double position, dropped, m, omega, unit;
 };
 
@@ -96,8 +96,8 @@ static __device__ void load_tile64(row_double_shared &sm, const loam_problem &p,
 }
 
 /* Online softmax: the maximum, the sum of weights, kbar and vbar. */
-static __device__ void means64(row_double_shared &sm, const loam_problem &p, const loam_args &a,
-                               row_double_at &r)
+static __device__ void means_of_row(row_double_shared &sm, const loam_problem &p, const loam_args &a,
+                                    row_double_at &r)
 {
     const int c = threadIdx.x;
     double k = 0, v = 0;
@@ -124,8 +124,8 @@ static __device__ void means64(row_double_shared &sm, const loam_problem &p, con
 /* gram <- the lower triangle of Cov, packed by rows. Each thread accumulates SHARE blocks of BLOCK64 x
  * BLOCK64 elements in each sweep over the keys. */
 template <int SHARE>
-static __device__ void gram64(row_double_shared &sm, const loam_problem &p, const loam_args &a,
-                              const row_double_at &r, double *gram)
+static __device__ void gram_of_row(row_double_shared &sm, const loam_problem &p, const loam_args &a,
+                                   const row_double_at &r, double *gram)
 {
     const int64_t side = (p.dim_qk + BLOCK64 - 1) / BLOCK64, blocks = triangle(side);
     for (int64_t base = 0; base < blocks; base += ROW64_THREADS * SHARE) {
@@ -279,14 +279,14 @@ static __device__ lines64 sweep64(row_double_shared &sm, const loam_problem &p, 
     return out;
 }
 
-static __device__ row_double_at begin64(row_double_shared &sm, const loam_problem &p, const loam_args &a,
-                                        const hard_row &hard)
+static __device__ row_double_at begin_row(row_double_shared &sm, const loam_problem &p, const loam_args &a,
+                                          const hard_row &hard)
 {
     row_double_at r;
     r.x = row_block_at(p, a, hard.block);
     r.i = r.x.i0 + hard.at;
     local_visible(&p, &r.x.s, r.i, &r.lo, &r.hi);
-    r.sc = scoring_of(p, a, r.x.s, r.x.h);
+    r.sc = score_constants_of(p, a, r.x.s, r.x.h);
     r.position = (double)(r.i + r.x.s.nk - r.x.s.nq);
     __syncthreads();
     const int64_t q = LOCAL_AT(a.q, r.x.s.b, r.x.h, r.x.s.q0 + r.i),
@@ -344,9 +344,9 @@ static __global__ void __launch_bounds__(ROW64_THREADS, SHARE == 1 ? 3 : 1)
     const int64_t c = threadIdx.x, d = p.dim_qk;
     double *gram = work.row_scratch + blockIdx.x * triangle(d);
     for (unsigned long long n = blockIdx.x; n < *work.hard_count; n += gridDim.x) {
-        row_double_at r = begin64(sm, p, a, work.hard[n]);
-        means64(sm, p, a, r);
-        gram64<SHARE>(sm, p, a, r, gram);
+        row_double_at r = begin_row(sm, p, a, work.hard[n]);
+        means_of_row(sm, p, a, r);
+        gram_of_row<SHARE>(sm, p, a, r, gram);
         const double least = add_ridge64(sm, p, a, r, gram);
         sm.right[c] = c < d ? sm.kbar[c] - sm.query[c] + (r.sc.rbf ? 0 : sm.origin[c]) : 0;
         __syncthreads();
@@ -432,9 +432,9 @@ static __global__ void __launch_bounds__(ROW64_THREADS, SHARE == 1 ? 3 : 1)
     const int64_t c = threadIdx.x, d = p.dim_qk;
     double *gram = work.row_scratch + blockIdx.x * triangle(d);
     for (unsigned long long n = blockIdx.x; n < *work.hard_count; n += gridDim.x) {
-        row_double_at r = begin64(sm, p, a, work.hard[n]);
-        means64(sm, p, a, r);
-        gram64<SHARE>(sm, p, a, r, gram);
+        row_double_at r = begin_row(sm, p, a, work.hard[n]);
+        means_of_row(sm, p, a, r);
+        gram_of_row<SHARE>(sm, p, a, r, gram);
         const double least = add_ridge64(sm, p, a, r, gram);
         adjoint_right64(sm, p, a, r);
         bool solved = factor64(gram, d, least);

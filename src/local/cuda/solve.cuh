@@ -132,7 +132,7 @@ template <bool WIDE, int DIM> struct row_systems {
     const loam_args &a;
     const row_block &x;
     const row_pair &r;
-    const scoring &sc;
+    const score_constants &sc;
     const row_ridge &ridge;
     solve_shared<WIDE, DIM> &sm;
     float *scratch;

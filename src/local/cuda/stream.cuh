@@ -38,7 +38,7 @@ static __device__ __forceinline__ void fill_stage(stream_shared<WIDE, DIM> &ring
 
 /* Fills in the terms of the scores of a tile's keys: |k|^2 where `norms`, and the biases. */
 template <bool WIDE, int DIM>
-static __device__ __forceinline__ void fill_terms(stream_shared<WIDE, DIM> &ring, const scoring &sc,
+static __device__ __forceinline__ void fill_terms(stream_shared<WIDE, DIM> &ring, const score_constants &sc,
                                                   bool norms, const loam_args &a, const row_block &x,
                                                   const tile_at &t)
 {
@@ -57,8 +57,8 @@ static __device__ __forceinline__ void fill_terms(stream_shared<WIDE, DIM> &ring
  * block take part. */
 template <bool WIDE, int DIM, bool VALUES, class F>
 static __device__ __forceinline__ void stream_keys(stream_shared<WIDE, DIM> &ring, const loam_problem &p,
-                                                   const loam_args &a, const row_block &x, const scoring &sc,
-                                                   bool norms, int first, F use)
+                                                   const loam_args &a, const row_block &x,
+                                                   const score_constants &sc, bool norms, int first, F use)
 {
     typedef shape<WIDE, DIM> S;
     const bool terms = norms || sc.rbf || sc.biased;

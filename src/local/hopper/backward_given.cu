@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Backward of softmax and Parallax on Hopper, first pass: dq, the gradient of the probe and the row_record of
+ * Backward of softmax and Parallax on Hopper, first pass: dq, the gradient of the probe and row_scalars of
  * each row, in one sweep over the keys. With g = do . v, gam = g - do . vbar, t = rho . k - tbar and
  * e = do . (vbar - o):
  *
@@ -456,9 +456,9 @@ static __device__ __forceinline__ double scale_sum(const scale_sums &sum, int ro
     return fabsf(scale) < INFINITY ? (double)scale : (double)large * 0x1p100;
 }
 
-static __device__ __forceinline__ row_record record_of(const row_constants &rows, int row)
+static __device__ __forceinline__ row_scalars record_of(const row_constants &rows, int row)
 {
-    row_record rec = {};
+    row_scalars rec = {};
     rec.lse = rows.lse[row];
     rec.gbar = rows.gbar[row], rec.e = rows.e[row];
     rec.peak = -1, rec.lo = rows.lo[row], rec.hi = rows.hi[row];
@@ -523,7 +523,7 @@ static __device__ __forceinline__ void put_rows(const row_gradients<DIM, PROBED>
     __nv_bfloat162 own[2][DIM / 8];
     load_own_keys<DIM>(own, a, block, r);
     const float sink = p.sink ? ((const float *)a.sink)[block.h] : 0;
-    row_record rec[2];
+    row_scalars rec[2];
     int64_t at[2];
 #pragma unroll
     for (int row = 0; row < 2; row++) {

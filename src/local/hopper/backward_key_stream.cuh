@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(256)
             lo_kbar[1] += __shfl_xor_sync(0xffffffffu, lo_kbar[1], step);
         }
         if (threadIdx.x % 32 == 0) {
-            const row_record &rec = arrays.record[row];
+            const row_scalars &rec = arrays.record[row];
             out.centre[row] = make_float2(rec.rho_kbar + (rec.rho_rest - lo_kbar[0]),
                                           rec.y_kbar + (rec.y_rest - lo_kbar[1]));
         }
@@ -224,7 +224,7 @@ static __device__ __forceinline__ float4 row_terms(const row_arrays &arrays, con
                                                    int64_t row, bool real, bool two_parts)
 {
     if (!real) return make_float4(0, 0, 0, 0);
-    /* the first words of row_record: lse, gbar, gbar_rest, rho_kbar; rho_rest, y_kbar, y_rest, e */
+    /* the first words of row_scalars: lse, gbar, gbar_rest, rho_kbar; rho_rest, y_kbar, y_rest, e */
     const float4 a = ((const float4 *)(arrays.record + row))[0],
                  b = ((const float4 *)(arrays.record + row))[1];
     float rho = a.w + b.x, y = b.y + b.z;

@@ -366,7 +366,7 @@ static __device__ __forceinline__ void multiply_two_parts(float (&u)[8][4], floa
  * With them u and t are exact relative to their own size, also where one key has nearly all the weight and
  * rho is large. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void centre_errors(row_record (&rec)[2],
+static __device__ __forceinline__ void centre_errors(row_scalars (&rec)[2],
                                                      const rows_system<DIM, DECAYED> &rs)
 {
     const block_system<DIM, DECAYED> &sys = rs.sys;
@@ -480,7 +480,7 @@ static __device__ __forceinline__ void store_directions(const rows_system<DIM, D
  * rows. */
 template <int PARTS, int DIM, bool DECAYED>
 static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM, DECAYED> &rs, const cg_rows &cg,
-                                                      const rows_sums &sum, row_record (&rec)[2])
+                                                      const rows_sums &sum, row_scalars (&rec)[2])
 {
     const block_system<DIM, DECAYED> &sys = rs.sys;
     const loam_args &a = sys.a;
@@ -511,7 +511,7 @@ static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM, DEC
     }
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        row_record r = {};
+        row_scalars r = {};
         ridge[row] = quad_sum(ridge[row]);
         r.lse = sys.lse2[row] * 0.693147181f;
         r.gbar = sum.gbar[row], r.gbar_rest = sum.rest[row];
@@ -530,7 +530,7 @@ static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM, DEC
 
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void put_records(const rows_system<DIM, DECAYED> &rs,
-                                                   const row_record (&rec)[2])
+                                                   const row_scalars (&rec)[2])
 {
 #pragma unroll
     for (int row = 0; row < 2; row++)
@@ -540,14 +540,14 @@ static __device__ __forceinline__ void put_records(const rows_system<DIM, DECAYE
 /* The constants of the pairs from the records of the rows. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ pair_rows pair_rows_of(const block_system<DIM, DECAYED> &sys,
-                                                         const row_record (&rec)[2])
+                                                         const row_scalars (&rec)[2])
 {
     const float scale = (float)sys.p.scale;
     pair_rows own;
     own.by_max = sys.p.ridge_unit == LOAM_RIDGE_MAX;
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        const row_record &r = rec[row];
+        const row_scalars &r = rec[row];
         const float middle = r.lo < r.hi && scale != 0 ? (r.lse - logf((float)(r.hi - r.lo))) / scale : 0;
         own.error[row] = r.gbar + r.gbar_rest + r.y_kbar + r.y_rest;
         own.one[row] = 1 + r.rho_kbar + r.rho_rest;
@@ -561,7 +561,7 @@ static __device__ __forceinline__ pair_rows pair_rows_of(const block_system<DIM,
 /* Begins the last sweep: do is copied into its stage while the threads fill the other tiles of rows. */
 template <int PARTS, int DIM, bool DECAYED>
 static __device__ __forceinline__ void begin_pairs(const rows_system<DIM, DECAYED> &rs, const cg_rows &cg,
-                                                   rows_sums &sum, row_record (&rec)[2])
+                                                   rows_sums &sum, row_scalars (&rec)[2])
 {
     if (threadIdx.x == 0) {
         barrier_expect(&rs.sys.sm.query_full, DIM * TILE_SIDE * 2);
@@ -625,7 +625,7 @@ static __device__ __forceinline__ bool finish_rows_one_part(const rows_system<DI
     const block_system<DIM, DECAYED> &sys = rs.sys;
     float q[DIM / TILE_SIDE][8][4], r[DIM / TILE_SIDE][8][4];
     float inner[2] = { 0, 0 }, total[2] = { 0, 0 }, error2[2] = { 0, 0 }, residual;
-    row_record rec[2];
+    row_scalars rec[2];
     begin_pairs<1>(rs, cg, sum, rec);
     put_records(rs, rec);
     const pair_rows own = pair_rows_of(sys, rec);
@@ -667,7 +667,7 @@ static __device__ __forceinline__ void finish_rows_two_parts(const rows_system<D
                                                              const cg_rows &cg, rows_sums &sum)
 {
     float q[DIM / TILE_SIDE][8][4], inner[2] = { 0, 0 };
-    row_record rec[2];
+    row_scalars rec[2];
     begin_pairs<2>(rs, cg, sum, rec);
     centre_errors(rec, rs);
     put_records(rs, rec);

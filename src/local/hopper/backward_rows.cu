@@ -152,7 +152,7 @@ static __device__ __forceinline__ bool check_rows(const rows_system<DIM, DECAYED
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         if (!sys.r.real[row] || threadIdx.x % 4 != 0) continue;
-        row_record rec = {};
+        row_scalars rec = {};
         rec.gbar_rest = sum.rest[row], rec.peak = sum.peak[row], rec.unit = sys.ridge.unit[row];
         rs.all.arrays.record[rs.line(row)] = rec;
         if (hard[row]) {

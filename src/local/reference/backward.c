@@ -23,15 +23,15 @@
 #include <string.h>
 
 /* Of each row, what the sweep over keys needs: scalars of one query head, and the vectors kbar, rho, y. */
-typedef struct row_record {
+typedef struct ref_record {
     double lse, gbar, e;
     double spread, trace; /* trace unit of the ridge: d loss / d unit, and trace / dim */
     int64_t peak;
     double *kbar, *rho, *y;
-} row_record;
+} ref_record;
 
 typedef struct records {
-    row_record *row;
+    ref_record *row;
     double *vectors;
 } records;
 
@@ -39,7 +39,7 @@ static records records_carve(const loam_problem *p, arena *pool)
 {
     const size_t rows = (size_t)local_rows(p);
     records r;
-    r.row = arena_take(pool, rows, sizeof(row_record));
+    r.row = arena_take(pool, rows, sizeof(ref_record));
     r.vectors = arena_take(pool, size_mul(rows, 3 * (size_t)p->dim_qk), sizeof(double));
     return r;
 }
@@ -51,7 +51,7 @@ typedef struct pair {
 } pair;
 
 static pair pair_gradient(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
-                          int64_t j, const double *key, const row_record *r)
+                          int64_t j, const double *key, const ref_record *r)
 {
     const int64_t d = p->dim_qk;
     pair out = { .score = ref_row_score(p, a, s, h, i, j, j, key) };
@@ -82,7 +82,7 @@ static pair pair_gradient(const loam_problem *p, const loam_args *a, const local
 
 /* r->y += drho */
 static void probe_gradient(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
-                           const ref_row *row, const double *g, row_record *r)
+                           const ref_row *row, const double *g, ref_record *r)
 {
     for (int64_t j = row->lo; j < row->hi; j++) {
         const double *key = ref_row_key(p, a, s, h, j, row);
@@ -94,7 +94,7 @@ static void probe_gradient(const loam_problem *p, const loam_args *a, const loca
 /* y, e and the gradient of the ridge of a solved row, from drho in r->y. Returns the sum of the
  * latter over channels. */
 static double adjoint(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
-                      const ref_row *row, row_record *r)
+                      const ref_row *row, ref_record *r)
 {
     const int64_t d = p->dim_qk;
     const bool singular = row->info.code != LOAM_ROW_SOLVED;
@@ -117,11 +117,11 @@ static double adjoint(const loam_problem *p, const loam_args *a, const local_seq
 
 /* The record of a row and its part of the gradients of sink, ridge and probe. g: scratch over keys. */
 static void row_backward(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
-                         ref_row *row, double *g, row_record *r, local_row_sums *sums)
+                         ref_row *row, double *g, ref_record *r, local_row_sums *sums)
 {
     const int64_t d = p->dim_qk, token = s->q0 + i, at = local_row(p, s, h, i);
     ref_row_fit(p, a, s, h, i, row);
-    *r = (row_record){ .lse = row->lse, .peak = row->peak, .kbar = r->kbar, .rho = r->rho, .y = r->y };
+    *r = (ref_record){ .lse = row->lse, .peak = row->peak, .kbar = r->kbar, .rho = r->rho, .y = r->y };
     for (int64_t j = row->lo; j < row->hi; j++) {
         g[j - row->lo] = 0;
         for (int64_t c = 0; c < p->dim_v; c++)
@@ -152,7 +152,7 @@ static void row_backward(const loam_problem *p, const loam_args *a, const local_
 }
 
 static void row_query(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h, int64_t i,
-                      ref_row *row, const row_record *r, local_row_sums *sums)
+                      ref_row *row, const ref_record *r, local_row_sums *sums)
 {
     const int64_t d = p->dim_qk, at = local_row(p, s, h, i);
     double *dq = row->key, scale = 0, slope = 0, total = 0;
@@ -178,7 +178,7 @@ static void row_query(const loam_problem *p, const loam_args *a, const local_seq
 /* Adds the contribution of row i to dk and dv of key j, which row i sees as `key`. Returns
  * d loss / d s_ij. */
 static double key_from_row(const loam_problem *p, const loam_args *a, const local_seq *s, int64_t h,
-                           int64_t i, int64_t j, const double *key, const row_record *r, double *dk,
+                           int64_t i, int64_t j, const double *key, const ref_record *r, double *dk,
                            double *dv)
 {
     const pair x = pair_gradient(p, a, s, h, i, j, key, r);
@@ -301,7 +301,7 @@ static void key_backward_path(const loam_problem *p, const loam_args *a, const l
     for (int64_t t = s->nk - 1; t >= j; t--) {
         const int64_t i = t - s->nk + s->nq;
         for (int64_t h = h0; i >= 0 && h < h0 + group; h++) {
-            const row_record *r = &rec->row[local_row(p, s, h, i)];
+            const ref_record *r = &rec->row[local_row(p, s, h, i)];
             x->ds[h - h0] += key_from_row(p, a, s, h, i, j, x->trail + t * d, r, dk, dv);
         }
         if (t > j) reflect_back(p, a, s, h0, t, x->trail + (t - 1) * d, dk, x);
@@ -380,7 +380,7 @@ loam_status local_backward_ref(const loam_problem *p, const loam_args *args, loa
             for (int64_t h = 0; h < p->heads_q; h++) {
                 for (int64_t i = 0; i < s.nq; i++) {
                     const int64_t at = local_row(p, &s, h, i);
-                    row_record *r = &rec.row[at];
+                    ref_record *r = &rec.row[at];
                     r->kbar = rec.vectors + 3 * p->dim_qk * at;
                     r->rho = r->kbar + p->dim_qk;
                     r->y = r->rho + p->dim_qk;

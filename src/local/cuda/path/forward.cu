@@ -165,7 +165,7 @@ extern "C" loam_status local_path_forward_cuda(const loam_problem *p, const loam
     arena pool = { (char *)a->work, 0 };
     const path_arrays w = path_arrays_carve(p, &pool);
     REQUIRE(!a->weights.data, error, LOAM_EUNSUPPORTED,
-            "weights: this kernel gives none, local_path_each_forward_cuda does");
+            "weights: this kernel gives none, local_path_batch_forward_cuda does");
     TRY(local_path_prepare_cuda(p, a, &w, error));
     return p->decay ? launch<true>(p, a, &w, error) : launch<false>(p, a, &w, error);
 }

@@ -9,7 +9,7 @@
 #include "src/gpu/launch.cuh"
 #include "src/local/cuda/path/reflect.h"
 
-enum { REFLECT_THREADS = 256, REFLECT_WARPS = REFLECT_THREADS / 32, BACK_KEYS = EACH_KEYS / REFLECT_WARPS };
+enum { REFLECT_THREADS = 256, REFLECT_WARPS = REFLECT_THREADS / 32, BACK_KEYS = BATCH_KEYS / REFLECT_WARPS };
 
 /* A row of channels: lane l has channels l + 32 n, n < N. */
 template <int N> struct lane_row {
@@ -60,12 +60,12 @@ static __device__ __forceinline__ double beta_of(const loam_args &a, const local
 template <int N>
 static __global__ void __launch_bounds__(REFLECT_THREADS)
     reflect_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
-                   const each_shape shape, int64_t b, int64_t first, int64_t count, const double *from,
+                   const batch_shape shape, int64_t b, int64_t first, int64_t count, const double *from,
                    double *to, float *copies)
 {
     const local_seq s = local_seq_at(&p, &a, b);
     const int64_t j = (int64_t)blockIdx.x * REFLECT_WARPS + threadIdx.x / 32, h = blockIdx.y, d = p.dim_qk;
-    const int64_t t0 = each_step_at(&shape, &s, first).position, at = (h * p.len_kv + j) * d;
+    const int64_t t0 = batch_step_at(&shape, &s, first).position, at = (h * p.len_kv + j) * d;
     if (j >= s.nk || t0 + count <= j) return;
     lane_row<N> key = j < t0 ? load_row<N>(from, LOAM_F64, at, d)
                              : load_row<N>(a.k.data, p.dtype, LOCAL_AT(a.k, s.b, h, s.k0 + j), d);
@@ -134,19 +134,19 @@ static __device__ __forceinline__ void put_part(double *out,
     }
 }
 
-/* A block has EACH_KEYS keys of a head, each warp BACK_KEYS of them. */
+/* A block has BATCH_KEYS keys of a head, each warp BACK_KEYS of them. */
 template <int N>
 static __global__ void __launch_bounds__(REFLECT_THREADS)
     reflect_back_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
-                        const each_shape shape, int64_t b, int64_t first, int64_t count,
+                        const batch_shape shape, int64_t b, int64_t first, int64_t count,
                         const reflected_keys x)
 {
     __shared__ double shared[REFLECT_WARPS][32 * N + 1];
     const local_seq s = local_seq_at(&p, &a, b);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int64_t h = blockIdx.y, d = p.dim_qk, step = p.heads_kv * p.len_kv * d;
-    const int64_t block = (int64_t)blockIdx.x * EACH_KEYS, j0 = block + warp * BACK_KEYS;
-    const int64_t t0 = each_step_at(&shape, &s, first).position;
+    const int64_t block = (int64_t)blockIdx.x * BATCH_KEYS, j0 = block + warp * BACK_KEYS;
+    const int64_t t0 = batch_step_at(&shape, &s, first).position;
     const int64_t last = t0 + count - 1 < s.nk - 1 ? t0 + count - 1 : s.nk - 1;
     if (block > last) return;
     lane_row<N> grad[BACK_KEYS];
@@ -155,7 +155,7 @@ static __global__ void __launch_bounds__(REFLECT_THREADS)
         if (j0 + m <= last) grad[m] = load_row<N>(x.sum, LOAM_F64, (h * p.len_kv + j0 + m) * d, d);
     for (int64_t n = count - 1; n >= 0 && t0 + n >= block; n--) {
         const int64_t t = t0 + n;
-        const bool row = x.grads && each_step_at(&shape, &s, first + n).query >= 0;
+        const bool row = x.grads && batch_step_at(&shape, &s, first + n).query >= 0;
         const lane_row<N> w = load_row<N>(a.w.data, p.dtype, LOCAL_AT(a.w, s.b, h, s.k0 + t), d);
         const double beta = beta_of(a, s, h, t);
         lane_row<N> dw = {};
@@ -189,14 +189,14 @@ static __global__ void __launch_bounds__(REFLECT_THREADS)
  * its position. */
 static __global__ void __launch_bounds__(REFLECT_THREADS)
     reflector_gradient_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
-                              const each_shape shape, int64_t b, int64_t first, int64_t tiles,
+                              const batch_shape shape, int64_t b, int64_t first, int64_t tiles,
                               const double *parts)
 {
     const local_seq s = local_seq_at(&p, &a, b);
-    const int64_t t = each_step_at(&shape, &s, first + blockIdx.x).position, h = blockIdx.y, d = p.dim_qk;
+    const int64_t t = batch_step_at(&shape, &s, first + blockIdx.x).position, h = blockIdx.y, d = p.dim_qk;
     for (int64_t c = threadIdx.x; t >= 0 && c <= d; c += REFLECT_THREADS) {
         double sum = 0;
-        for (int64_t tile = 0; tile * EACH_KEYS < t; tile++)
+        for (int64_t tile = 0; tile * BATCH_KEYS < t; tile++)
             sum += parts[((h * tiles + tile) * shape.group + blockIdx.x) * (d + 1) + c];
         if (c < d && a.grad_w.data)
             element_store(a.grad_w.data, p.dtype, LOCAL_AT(a.grad_w, s.b, h, s.k0 + t) + c, sum);
@@ -220,11 +220,11 @@ template <class LAUNCH> static void by_channels(const loam_problem *p, LAUNCH la
                        : launch(channels<8>());
 }
 
-loam_status path_reflect_cuda(const loam_problem *p, const loam_args *a, const each_arrays *w,
-                              const each_steps *steps, int64_t from, int64_t to, bool copies,
+loam_status path_reflect_cuda(const loam_problem *p, const loam_args *a, const batch_arrays *w,
+                              const batch_steps *steps, int64_t from, int64_t to, bool copies,
                               loam_error *error)
 {
-    const int64_t keys = each_keys_before(p, w, steps->first + steps->count);
+    const int64_t keys = batch_keys_before(p, w, steps->first + steps->count);
     const dim3 grid((unsigned)((keys + REFLECT_WARPS - 1) / REFLECT_WARPS), (unsigned)p->heads_kv);
     if (keys == 0) return LOAM_OK;
     by_channels(p, [&](auto n) {
@@ -235,11 +235,11 @@ loam_status path_reflect_cuda(const loam_problem *p, const loam_args *a, const e
     return cuda_launched("reflect_kernel", error);
 }
 
-loam_status path_reflect_back_cuda(const loam_problem *p, const loam_args *a, const each_arrays *w,
-                                   const each_steps *steps, int64_t frame, loam_error *error)
+loam_status path_reflect_back_cuda(const loam_problem *p, const loam_args *a, const batch_arrays *w,
+                                   const batch_steps *steps, int64_t frame, loam_error *error)
 {
-    const int64_t keys = each_keys_before(p, w, steps->first + steps->count),
-                  tiles = (keys + EACH_KEYS - 1) / EACH_KEYS;
+    const int64_t keys = batch_keys_before(p, w, steps->first + steps->count),
+                  tiles = (keys + BATCH_KEYS - 1) / BATCH_KEYS;
     const cudaStream_t stream = (cudaStream_t)a->stream;
     const dim3 grid((unsigned)tiles, (unsigned)p->heads_kv),
         by_step((unsigned)steps->count, (unsigned)p->heads_kv);

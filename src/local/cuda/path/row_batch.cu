@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * PaTH scores on GPUs for any probe, with each row as a problem of its own (local/path_each.h): the copies
+ * PaTH scores on GPUs for any probe, with each row as a problem of its own (local/path_batch.h): the copies
  * between the caller's arrays and those of a group of rows, and the calls of the family's kernels on the
  * group. */
 #include "src/gpu/launch.cuh"
@@ -12,7 +12,7 @@ enum { MOVE_THREADS = 128, SUM_THREADS = 256 };
 /* ------------------------------------------------------------------ rows in and out */
 
 template <bool IN>
-static __device__ __forceinline__ void move_element(const each_rows &x, int64_t outside, int64_t inside)
+static __device__ __forceinline__ void move_element(const batch_rows &x, int64_t outside, int64_t inside)
 {
     switch (x.dtype) {
     case LOAM_F64: {
@@ -38,13 +38,13 @@ static __device__ __forceinline__ void move_element(const each_rows &x, int64_t 
 template <bool IN>
 static __global__ void __launch_bounds__(MOVE_THREADS)
     move_rows_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
-                     const __grid_constant__ each_moves moves, const each_shape shape, int64_t *lens,
+                     const __grid_constant__ batch_moves moves, const batch_shape shape, int64_t *lens,
                      int64_t b, int64_t first)
 {
-    const each_rows &x = moves.rows[blockIdx.y];
+    const batch_rows &x = moves.rows[blockIdx.y];
     const int64_t n = blockIdx.x / p.heads_q, h = blockIdx.x % p.heads_q;
     const local_seq s = local_seq_at(&p, &a, b);
-    const each_step step = each_step_at(&shape, &s, first + n);
+    const batch_step step = batch_step_at(&shape, &s, first + n);
     if (IN && blockIdx.y == 0 && h == 0 && threadIdx.x == 0)
         lens[n] = step.query >= 0 && step.position >= 0 ? step.position + 1 : 0;
     if (!IN && step.query < 0) return;
@@ -57,8 +57,8 @@ static __global__ void __launch_bounds__(MOVE_THREADS)
             move_element<IN>(x, outside + c, inside + c);
 }
 
-static loam_status move(const loam_problem *p, const loam_args *a, const each_arrays *w,
-                        const each_moves *moves, bool in, const each_steps *steps, loam_error *error)
+static loam_status move(const loam_problem *p, const loam_args *a, const batch_arrays *w,
+                        const batch_moves *moves, bool in, const batch_steps *steps, loam_error *error)
 {
     const dim3 grid((unsigned)(steps->count * p->heads_q), (unsigned)moves->count);
     const cudaStream_t stream = (cudaStream_t)a->stream;
@@ -99,7 +99,7 @@ static loam_status set_to_zero(const loam_args *a, void *data, size_t bytes, loa
                       : cuda_check(cudaMemsetAsync(data, 0, bytes, (cudaStream_t)a->stream), "zeros", error);
 }
 
-static loam_status begin(const loam_problem *p, const loam_args *a, const each_arrays *w, int64_t b,
+static loam_status begin(const loam_problem *p, const loam_args *a, const batch_arrays *w, int64_t b,
                          loam_error *error)
 {
     const dim3 grid((unsigned)p->len_kv, (unsigned)p->heads_q);
@@ -164,7 +164,7 @@ static __global__ void __launch_bounds__(MOVE_THREADS)
         ((float *)a.grad_beta.data)[LOCAL_AT(a.grad_beta, s.b, h, token)] = 0;
 }
 
-static loam_status finish(const loam_problem *p, const loam_args *a, const each_arrays *w, int64_t b,
+static loam_status finish(const loam_problem *p, const loam_args *a, const batch_arrays *w, int64_t b,
                           loam_error *error)
 {
     const dim3 grid((unsigned)p->len_kv, (unsigned)p->heads_q);
@@ -200,13 +200,13 @@ static size_t work(const loam_problem *own)
     return pool.used;
 }
 
-static loam_status forward(const each_arrays *w, const loam_args *own, loam_error *error)
+static loam_status forward(const batch_arrays *w, const loam_args *own, loam_error *error)
 {
     return w->own.mechanism == LOAM_LLA ? local_all64_cuda(&w->own, own, error)
                                         : local_given_cuda(&w->own, own, error);
 }
 
-static loam_status backward(const each_arrays *w, const loam_args *own, local_row_sums *sums,
+static loam_status backward(const batch_arrays *w, const loam_args *own, local_row_sums *sums,
                             loam_error *error)
 {
     const loam_problem *p = &w->own;
@@ -219,7 +219,7 @@ static loam_status backward(const each_arrays *w, const loam_args *own, local_ro
     return p->len_kv > 0 ? local_key_gradient_wide_cuda(p, own, &g.rows, error) : LOAM_OK;
 }
 
-static loam_status reduce(const loam_problem *p, const loam_args *a, const each_arrays *w, loam_error *error)
+static loam_status reduce(const loam_problem *p, const loam_args *a, const batch_arrays *w, loam_error *error)
 {
     row_arrays rows = {};
     rows.sums = w->sums, rows.head_sums = w->head_sums;
@@ -227,29 +227,29 @@ static loam_status reduce(const loam_problem *p, const loam_args *a, const each_
 }
 
 /* 640 MiB for copies of keys: at 4096 keys of 8 heads, a group then has enough rows to fill the device. */
-static const each_backend cuda = {
+static const batch_backend cuda = {
     (size_t)640 << 20,      work,   begin, set_to_zero, move, path_reflect_cuda, forward, backward, add,
     path_reflect_back_cuda, finish, reduce
 };
 
-extern "C" size_t local_path_each_forward_cuda_work(const loam_problem *p)
+extern "C" size_t local_path_batch_forward_cuda_work(const loam_problem *p)
 {
-    return local_path_each_work(&cuda, p);
+    return local_path_batch_work(&cuda, p);
 }
 
-extern "C" loam_status local_path_each_forward_cuda(const loam_problem *p, const loam_args *a,
-                                                    loam_error *error)
-{
-    return local_path_each_forward(&cuda, p, a, error);
-}
-
-extern "C" size_t local_path_each_backward_cuda_work(const loam_problem *p)
-{
-    return local_path_each_work(&cuda, p);
-}
-
-extern "C" loam_status local_path_each_backward_cuda(const loam_problem *p, const loam_args *a,
+extern "C" loam_status local_path_batch_forward_cuda(const loam_problem *p, const loam_args *a,
                                                      loam_error *error)
 {
-    return local_path_each_backward(&cuda, p, a, error);
+    return local_path_batch_forward(&cuda, p, a, error);
+}
+
+extern "C" size_t local_path_batch_backward_cuda_work(const loam_problem *p)
+{
+    return local_path_batch_work(&cuda, p);
+}
+
+extern "C" loam_status local_path_batch_backward_cuda(const loam_problem *p, const loam_args *a,
+                                                      loam_error *error)
+{
+    return local_path_batch_backward(&cuda, p, a, error);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * PaTH for any probe: the workspace, the problems of the rows, and the sequence of back end operations. */
-#include "src/local/path_each.h"
+#include "src/local/path_batch.h"
 
 enum { LEAST_GROUP = 8, MOST_GROUP = 64 };
 
@@ -11,10 +11,10 @@ static size_t step_bytes(const loam_problem *p)
     return size_mul(size_mul((size_t)p->heads_kv, (size_t)p->len_kv), channels * sizeof(float));
 }
 
-static each_shape shape_of(const each_backend *backend, const loam_problem *p)
+static batch_shape shape_of(const batch_backend *backend, const loam_problem *p)
 {
     const size_t each = step_bytes(p), room = backend->group_bytes / (each > 0 ? each : 1);
-    each_shape x;
+    batch_shape x;
     x.steps = p->len_q > p->len_kv ? p->len_q : p->len_kv;
     x.group = sequence_clamp((int64_t)room, LEAST_GROUP, MOST_GROUP);
     x.group = x.group < x.steps ? x.group : x.steps > 0 ? x.steps : 1;
@@ -33,7 +33,7 @@ static size_t frame_slots(const loam_problem *p, int64_t groups)
     return slots;
 }
 
-static void carve_outputs(const loam_problem *p, each_arrays *w, arena *pool)
+static void carve_outputs(const loam_problem *p, batch_arrays *w, arena *pool)
 {
     const size_t rows = size_mul((size_t)w->shape.group, (size_t)p->heads_q), f32 = sizeof(float);
     const size_t pairs = p->pass == LOAM_FORWARD ? size_mul(rows, (size_t)p->len_kv) : 0;
@@ -46,13 +46,13 @@ static void carve_outputs(const loam_problem *p, each_arrays *w, arena *pool)
     w->states = arena_take(pool, states, sizeof(double));
 }
 
-static void carve_backward(const loam_problem *p, each_arrays *w, arena *pool)
+static void carve_backward(const loam_problem *p, batch_arrays *w, arena *pool)
 {
     const size_t group = (size_t)w->shape.group, rows = size_mul(group, (size_t)p->heads_q);
     const size_t keys = size_mul((size_t)p->heads_kv, (size_t)p->len_kv),
                  pairs = p->decay ? size_mul((size_t)p->heads_q, (size_t)p->len_kv) : 0;
     const size_t d = (size_t)p->dim_qk, dv = (size_t)p->dim_v, f32 = sizeof(float), f64 = sizeof(double);
-    const size_t tiles = ((size_t)p->len_kv + EACH_KEYS - 1) / EACH_KEYS;
+    const size_t tiles = ((size_t)p->len_kv + BATCH_KEYS - 1) / BATCH_KEYS;
     w->grad_o = arena_take(pool, size_mul(rows, dv), f32);
     w->grad_q = arena_take(pool, size_mul(rows, d), f32);
     w->grad_probe = arena_take(pool, p->mechanism == LOAM_PARALLAX ? size_mul(rows, d) : 0, f32);
@@ -68,9 +68,9 @@ static void carve_backward(const loam_problem *p, each_arrays *w, arena *pool)
     w->head_sums = arena_take(pool, 2 * (size_t)p->heads_q, f64);
 }
 
-static each_arrays carve(const each_backend *backend, const loam_problem *p, arena *pool)
+static batch_arrays carve(const batch_backend *backend, const loam_problem *p, arena *pool)
 {
-    each_arrays w = { .shape = shape_of(backend, p), .own = *p, .end = p->len_kv };
+    batch_arrays w = { .shape = shape_of(backend, p), .own = *p, .end = p->len_kv };
     w.own.dtype = LOAM_F32;
     w.own.batch = w.shape.group, w.own.len_q = 1, w.own.total_q = w.own.total_kv = -1;
     w.frame = p->heads_kv * p->len_kv * p->dim_qk;
@@ -117,7 +117,7 @@ static int64_t ridge_width(const loam_problem *p)
     return p->ridge_axes == LOAM_RIDGE_CHANNEL ? p->dim_qk : 1;
 }
 
-static loam_args own_inputs(const loam_problem *p, const loam_args *a, const each_arrays *w)
+static loam_args own_inputs(const loam_problem *p, const loam_args *a, const batch_arrays *w)
 {
     return (loam_args){
         .q = loam_dense(w->q, p->heads_q, 1, p->dim_qk),
@@ -134,7 +134,7 @@ static loam_args own_inputs(const loam_problem *p, const loam_args *a, const eac
     };
 }
 
-static loam_args forward_args(const loam_problem *p, const loam_args *a, const each_arrays *w)
+static loam_args forward_args(const loam_problem *p, const loam_args *a, const batch_arrays *w)
 {
     loam_args x = own_inputs(p, a, w);
     x.o = loam_dense_out(w->o, p->heads_q, 1, p->dim_v);
@@ -145,7 +145,7 @@ static loam_args forward_args(const loam_problem *p, const loam_args *a, const e
     return x;
 }
 
-static loam_args backward_args(const loam_problem *p, const loam_args *a, const each_arrays *w)
+static loam_args backward_args(const loam_problem *p, const loam_args *a, const batch_arrays *w)
 {
     loam_args x = own_inputs(p, a, w);
     x.grad_o = loam_dense(w->grad_o, p->heads_q, 1, p->dim_v);
@@ -161,21 +161,21 @@ static loam_args backward_args(const loam_problem *p, const loam_args *a, const 
 
 /* ------------------------------------------------------------------ rows to copy */
 
-static void add_rows(each_moves *moves, void *data, loam_dtype dtype, int64_t batch, int64_t head,
+static void add_rows(batch_moves *moves, void *data, loam_dtype dtype, int64_t batch, int64_t head,
                      int64_t token, int64_t width, void *own)
 {
     if (data && width > 0)
-        moves->rows[moves->count++] = (each_rows){ data, dtype, batch, head, token, width, own };
+        moves->rows[moves->count++] = (batch_rows){ data, dtype, batch, head, token, width, own };
 }
 
-static void add_input(each_moves *moves, const loam_const_view *view, loam_dtype dtype, int64_t width,
+static void add_input(batch_moves *moves, const loam_const_view *view, loam_dtype dtype, int64_t width,
                       float *own)
 {
     add_rows(moves, (void *)(uintptr_t)view->data, dtype, view->batch, view->head, view->token, width, own);
 }
 
 /* scale: elements of dtype per element of the view. */
-static void add_output(each_moves *moves, const loam_view *view, loam_dtype dtype, int64_t scale,
+static void add_output(batch_moves *moves, const loam_view *view, loam_dtype dtype, int64_t scale,
                        int64_t width, void *own)
 {
     add_rows(moves, view->data, dtype, scale * view->batch, scale * view->head, scale * view->token, width,
@@ -183,7 +183,7 @@ static void add_output(each_moves *moves, const loam_view *view, loam_dtype dtyp
 }
 
 /* An array over rows in the order of local_row. */
-static void add_line(each_moves *moves, const loam_problem *p, void *data, loam_dtype dtype, int64_t width,
+static void add_line(batch_moves *moves, const loam_problem *p, void *data, loam_dtype dtype, int64_t width,
                      void *own)
 {
     const bool packed = sequence_packed(p);
@@ -192,7 +192,7 @@ static void add_line(each_moves *moves, const loam_problem *p, void *data, loam_
 }
 
 /* The arrays that forward saves for backward. */
-static void add_saved(each_moves *moves, const loam_problem *p, void *saved, const each_arrays *w)
+static void add_saved(batch_moves *moves, const loam_problem *p, void *saved, const batch_arrays *w)
 {
     const local_saved all = local_saved_carve(p, saved, NULL),
                       own = local_saved_carve(&w->own, w->saved, NULL);
@@ -208,7 +208,7 @@ static void add_saved(each_moves *moves, const loam_problem *p, void *saved, con
 }
 
 /* The rows that every pass reads. */
-static void add_inputs(each_moves *moves, const loam_problem *p, const loam_args *a, const each_arrays *w)
+static void add_inputs(batch_moves *moves, const loam_problem *p, const loam_args *a, const batch_arrays *w)
 {
     add_input(moves, &a->q, p->dtype, p->dim_qk, w->q);
     if (p->mechanism == LOAM_PARALLAX) add_input(moves, &a->probe, p->dtype, p->dim_qk, w->probe);
@@ -216,7 +216,7 @@ static void add_inputs(each_moves *moves, const loam_problem *p, const loam_args
         add_input(moves, &a->ridge, LOAM_F32, ridge_width(p), w->ridge);
 }
 
-static void add_results(each_moves *moves, const loam_problem *p, const loam_args *a, const each_arrays *w)
+static void add_results(batch_moves *moves, const loam_problem *p, const loam_args *a, const batch_arrays *w)
 {
     const int words = sizeof(loam_row_info) / sizeof(float);
     add_output(moves, &a->o, p->dtype, 1, p->dim_v, w->o);
@@ -227,8 +227,8 @@ static void add_results(each_moves *moves, const loam_problem *p, const loam_arg
     add_saved(moves, p, a->saved, w);
 }
 
-static void add_gradients(each_moves *moves, const loam_problem *p, const loam_args *a, const each_arrays *w,
-                          const local_row_sums *own)
+static void add_gradients(batch_moves *moves, const loam_problem *p, const loam_args *a,
+                          const batch_arrays *w, const local_row_sums *own)
 {
     add_output(moves, &a->grad_q, p->dtype, 1, p->dim_qk, w->grad_q);
     add_output(moves, &a->grad_probe, p->dtype, 1, p->dim_qk, w->grad_probe);
@@ -241,24 +241,24 @@ static void add_gradients(each_moves *moves, const loam_problem *p, const loam_a
 
 /* ------------------------------------------------------------------ groups */
 
-static each_steps group_at(const each_arrays *w, int64_t b, int64_t n)
+static batch_steps group_at(const batch_arrays *w, int64_t b, int64_t n)
 {
     const int64_t first = n * w->shape.group, left = w->shape.steps - first;
     const int64_t count = left < w->shape.group ? left : w->shape.group;
-    return (each_steps){ b, first, count, first + count > w->shape.no_rows };
+    return (batch_steps){ b, first, count, first + count > w->shape.no_rows };
 }
 
 /* Sets the problem of a group: the number of rows, and the most keys that they see. */
-static void set_own(const loam_problem *p, each_arrays *w, const each_steps *steps)
+static void set_own(const loam_problem *p, batch_arrays *w, const batch_steps *steps)
 {
     w->own.batch = steps->count;
-    w->own.len_kv = each_keys_before(p, w, steps->first + steps->count);
+    w->own.len_kv = batch_keys_before(p, w, steps->first + steps->count);
 }
 
-static loam_status forward_group(const each_backend *backend, const loam_problem *p, const loam_args *a,
-                                 each_arrays *w, const each_steps *steps, loam_error *error)
+static loam_status forward_group(const batch_backend *backend, const loam_problem *p, const loam_args *a,
+                                 batch_arrays *w, const batch_steps *steps, loam_error *error)
 {
-    each_moves in = { .count = 0 }, out = { .count = 0 };
+    batch_moves in = { .count = 0 }, out = { .count = 0 };
     TRY(backend->turn(p, a, w, steps, 0, 0, steps->rows, error));
     if (!steps->rows) return LOAM_OK;
     set_own(p, w, steps);
@@ -275,10 +275,10 @@ static loam_status forward_group(const each_backend *backend, const loam_problem
 }
 
 /* The rows of a group, whose keys are in w->keys. */
-static loam_status backward_rows(const each_backend *backend, const loam_problem *p, const loam_args *a,
-                                 each_arrays *w, const each_steps *steps, loam_error *error)
+static loam_status backward_rows(const batch_backend *backend, const loam_problem *p, const loam_args *a,
+                                 batch_arrays *w, const batch_steps *steps, loam_error *error)
 {
-    each_moves in = { .count = 0 }, out = { .count = 0 };
+    batch_moves in = { .count = 0 }, out = { .count = 0 };
     local_row_sums sums;
     set_own(p, w, steps);
     const loam_args own = backward_args(p, a, w);
@@ -309,24 +309,24 @@ typedef struct frame_stack {
 } frame_stack;
 
 /* Pushes frames until the last one is that before group n. */
-static loam_status push_frame(const each_backend *backend, const loam_problem *p, const loam_args *a,
-                              const each_arrays *w, frame_stack *frames, int64_t b, int64_t n,
+static loam_status push_frame(const batch_backend *backend, const loam_problem *p, const loam_args *a,
+                              const batch_arrays *w, frame_stack *frames, int64_t b, int64_t n,
                               loam_error *error)
 {
     for (int64_t from = frames->group[frames->count - 1]; from < n; from = frames->group[frames->count - 1]) {
         const int64_t to = from + (n - from + 1) / 2, group = w->shape.group;
-        const each_steps steps = { b, from * group, (to - from) * group, false };
+        const batch_steps steps = { b, from * group, (to - from) * group, false };
         TRY(backend->turn(p, a, w, &steps, frames->count - 1, frames->count, false, error));
         frames->group[frames->count++] = to;
     }
     return LOAM_OK;
 }
 
-static loam_status backward_group(const each_backend *backend, const loam_problem *p, const loam_args *a,
-                                  each_arrays *w, frame_stack *frames, int64_t b, int64_t n,
+static loam_status backward_group(const batch_backend *backend, const loam_problem *p, const loam_args *a,
+                                  batch_arrays *w, frame_stack *frames, int64_t b, int64_t n,
                                   loam_error *error)
 {
-    const each_steps steps = group_at(w, b, n);
+    const batch_steps steps = group_at(w, b, n);
     TRY(push_frame(backend, p, a, w, frames, b, n, error));
     TRY(backend->turn(p, a, w, &steps, frames->count - 1, frames->count, true, error));
     if (steps.rows) TRY(backward_rows(backend, p, a, w, &steps, error));
@@ -337,30 +337,30 @@ static loam_status backward_group(const each_backend *backend, const loam_proble
 
 /* ------------------------------------------------------------------ passes */
 
-size_t local_path_each_work(const each_backend *backend, const loam_problem *p)
+size_t local_path_batch_work(const batch_backend *backend, const loam_problem *p)
 {
     arena pool = { 0 };
     carve(backend, p, &pool);
     return pool.used;
 }
 
-loam_status local_path_each_forward(const each_backend *backend, const loam_problem *p, const loam_args *a,
-                                    loam_error *error)
+loam_status local_path_batch_forward(const batch_backend *backend, const loam_problem *p, const loam_args *a,
+                                     loam_error *error)
 {
     arena pool = { a->work, 0 };
-    each_arrays w = carve(backend, p, &pool);
+    batch_arrays w = carve(backend, p, &pool);
     for (int64_t b = 0; p->len_q > 0 && b < p->batch; b++) {
         TRY(backend->begin(p, a, &w, b, error));
         for (int64_t n = 0; n < w.shape.groups; n++) {
-            const each_steps steps = group_at(&w, b, n);
+            const batch_steps steps = group_at(&w, b, n);
             TRY(forward_group(backend, p, a, &w, &steps, error));
         }
     }
     return loam_succeed(error);
 }
 
-static loam_status clear_sums(const each_backend *backend, const loam_problem *p, const loam_args *a,
-                              const each_arrays *w, loam_error *error)
+static loam_status clear_sums(const batch_backend *backend, const loam_problem *p, const loam_args *a,
+                              const batch_arrays *w, loam_error *error)
 {
     const size_t keys = (size_t)(p->heads_kv * p->len_kv) * sizeof(double);
     const size_t pairs = p->decay ? (size_t)(p->heads_q * p->len_kv) * sizeof(double) : 0;
@@ -369,11 +369,11 @@ static loam_status clear_sums(const each_backend *backend, const loam_problem *p
     return backend->clear(a, w->sum_columns, pairs, error);
 }
 
-loam_status local_path_each_backward(const each_backend *backend, const loam_problem *p, const loam_args *a,
-                                     loam_error *error)
+loam_status local_path_batch_backward(const batch_backend *backend, const loam_problem *p, const loam_args *a,
+                                      loam_error *error)
 {
     arena pool = { a->work, 0 };
-    each_arrays w = carve(backend, p, &pool);
+    batch_arrays w = carve(backend, p, &pool);
     for (int64_t b = 0; b < p->batch; b++) {
         frame_stack frames = { { 0 }, 1 };
         TRY(backend->begin(p, a, &w, b, error));
@@ -386,13 +386,13 @@ loam_status local_path_each_backward(const each_backend *backend, const loam_pro
 }
 
 /* Copies the states of the group to their places among all rows. */
-static void put_states(const loam_problem *p, const loam_args *a, const each_arrays *w,
-                       const each_steps *steps, double *states)
+static void put_states(const loam_problem *p, const loam_args *a, const batch_arrays *w,
+                       const batch_steps *steps, double *states)
 {
     const local_seq s = local_seq_at(p, a, steps->b);
     const size_t doubles = local_state_doubles(p);
     for (int64_t row = 0; row < steps->count * p->heads_q; row++) {
-        const int64_t i = each_step_at(&w->shape, &s, steps->first + row / p->heads_q).query;
+        const int64_t i = batch_step_at(&w->shape, &s, steps->first + row / p->heads_q).query;
         if (i >= 0) {
             double *to = states + local_row(p, &s, row % p->heads_q, i) * (int64_t)doubles;
             memcpy(to, w->states + row * (int64_t)doubles, doubles * sizeof *to);
@@ -400,18 +400,18 @@ static void put_states(const loam_problem *p, const loam_args *a, const each_arr
     }
 }
 
-loam_status local_path_each_partial(const each_backend *backend, kernel_partial_fn *partial,
-                                    const loam_problem *p, const loam_args *a, int64_t first, int64_t count,
-                                    double *states, loam_error *error)
+loam_status local_path_batch_partial(const batch_backend *backend, kernel_partial_fn *partial,
+                                     const loam_problem *p, const loam_args *a, int64_t first, int64_t count,
+                                     double *states, loam_error *error)
 {
     arena pool = { a->work, 0 };
-    each_arrays w = carve(backend, p, &pool);
+    batch_arrays w = carve(backend, p, &pool);
     w.first = first, w.end = first + count;
     for (int64_t b = 0; p->len_q > 0 && b < p->batch; b++) {
         TRY(backend->begin(p, a, &w, b, error));
         for (int64_t n = 0; n < w.shape.groups; n++) {
-            const each_steps steps = group_at(&w, b, n);
-            each_moves in = { .count = 0 };
+            const batch_steps steps = group_at(&w, b, n);
+            batch_moves in = { .count = 0 };
             TRY(backend->turn(p, a, &w, &steps, 0, 0, steps.rows, error));
             if (!steps.rows) continue;
             set_own(p, &w, &steps);

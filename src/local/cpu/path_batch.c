@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * PaTH on CPUs for any probe (local/path_each.h), compiled once for each instruction set. The threads share
+ * PaTH on CPUs for any probe (local/path_batch.h), compiled once for each instruction set. The threads share
  * heads and tiles of keys, then, in the kernels of the family, rows. Reflections are applied in float64.
  * Forward and decode alone: backward gains nothing over the reference, which does it.
  */
-#include "src/local/path_each.h"
+#include "src/local/path_batch.h"
 #include "src/local/cpu/tile.h"
 
 /* Dot products have LINES partial sums, so that the compiler can use vector instructions. */
@@ -40,7 +40,7 @@ static void load_doubles(double *to, const loam_const_view *view, loam_dtype dty
 
 /* ------------------------------------------------------------------ a sequence, and the rows of a group */
 
-static loam_status begin(const loam_problem *p, const loam_args *a, const each_arrays *w, int64_t b,
+static loam_status begin(const loam_problem *p, const loam_args *a, const batch_arrays *w, int64_t b,
                          loam_error *error)
 {
     const local_seq s = local_seq_at(p, a, b);
@@ -69,7 +69,7 @@ static loam_status clear(const loam_args *a, void *data, size_t bytes, loam_erro
 }
 
 /* Copies one row of one array. */
-static void move_row(const each_rows *x, bool in, int64_t outside, int64_t inside)
+static void move_row(const batch_rows *x, bool in, int64_t outside, int64_t inside)
 {
     const size_t bytes = dtype_bytes(x->dtype);
     for (int64_t c = 0; bytes == 2 && c < x->width; c++) {
@@ -86,19 +86,19 @@ static void move_row(const each_rows *x, bool in, int64_t outside, int64_t insid
     }
 }
 
-static loam_status move(const loam_problem *p, const loam_args *a, const each_arrays *w,
-                        const each_moves *moves, bool in, const each_steps *steps, loam_error *error)
+static loam_status move(const loam_problem *p, const loam_args *a, const batch_arrays *w,
+                        const batch_moves *moves, bool in, const batch_steps *steps, loam_error *error)
 {
     const local_seq s = local_seq_at(p, a, steps->b);
     (void)error;
 #pragma omp parallel for num_threads(p->threads) schedule(static)
     for (int64_t row = 0; row < steps->count * p->heads_q; row++) {
         const int64_t n = row / p->heads_q, h = row % p->heads_q;
-        const each_step step = each_step_at(&w->shape, &s, steps->first + n);
+        const batch_step step = batch_step_at(&w->shape, &s, steps->first + n);
         const bool there = step.query >= 0;
         if (in && h == 0) w->lens[n] = there && step.position >= 0 ? step.position + 1 : 0;
         for (int i = 0; i < moves->count; i++) {
-            const each_rows *x = &moves->rows[i];
+            const batch_rows *x = &moves->rows[i];
             if (there) {
                 move_row(x, in, s.b * x->batch + h * x->head + (s.q0 + step.query) * x->token,
                          row * x->width);
@@ -113,12 +113,12 @@ static loam_status move(const loam_problem *p, const loam_args *a, const each_ar
 /* ------------------------------------------------------------------ keys turn */
 
 /* w and beta of step n of a group; load_reflections fills those of steps with a position. */
-static double *reflection_of(const loam_problem *p, const each_arrays *w, int64_t h, int64_t n)
+static double *reflection_of(const loam_problem *p, const batch_arrays *w, int64_t h, int64_t n)
 {
     return w->turns + (h * w->shape.group + n) * (p->dim_qk + 1);
 }
 
-static void load_reflections(const loam_problem *p, const loam_args *a, const each_arrays *w,
+static void load_reflections(const loam_problem *p, const loam_args *a, const batch_arrays *w,
                              const local_seq *s, int64_t t0, int64_t count)
 {
 #pragma omp parallel for collapse(2) num_threads(p->threads) schedule(static)
@@ -136,7 +136,7 @@ static void load_reflections(const loam_problem *p, const loam_args *a, const ea
 
 /* Applies the reflections of `count` positions from t0 on to key j of a head, from one frame to another
  * or in place. */
-static void reflect_key(const loam_problem *p, const loam_args *a, const each_arrays *w, const local_seq *s,
+static void reflect_key(const loam_problem *p, const loam_args *a, const batch_arrays *w, const local_seq *s,
                         int64_t h, int64_t j, int64_t t0, int64_t count, const double *from, double *to,
                         float *copies)
 {
@@ -155,26 +155,26 @@ static void reflect_key(const loam_problem *p, const loam_args *a, const each_ar
 }
 
 /* The same for all keys; count is at most the steps of a group. */
-static void reflect_some(const loam_problem *p, const loam_args *a, const each_arrays *w, const local_seq *s,
+static void reflect_some(const loam_problem *p, const loam_args *a, const batch_arrays *w, const local_seq *s,
                          int64_t t0, int64_t count, const double *from, double *to, float *copies)
 {
     const int64_t last = t0 + count < s->nk ? t0 + count : s->nk, end = last < w->end ? last : w->end;
     load_reflections(p, a, w, s, t0, count);
 #pragma omp parallel for collapse(2) num_threads(p->threads) schedule(dynamic, 1)
     for (int64_t h = 0; h < p->heads_kv; h++) {
-        for (int64_t tile = w->first / EACH_KEYS; tile < (end + EACH_KEYS - 1) / EACH_KEYS; tile++) {
-            const int64_t first = tile * EACH_KEYS, most = first + EACH_KEYS;
+        for (int64_t tile = w->first / BATCH_KEYS; tile < (end + BATCH_KEYS - 1) / BATCH_KEYS; tile++) {
+            const int64_t first = tile * BATCH_KEYS, most = first + BATCH_KEYS;
             for (int64_t j = first > w->first ? first : w->first; j < end && j < most; j++)
                 reflect_key(p, a, w, s, h, j, t0, count, from, to, copies);
         }
     }
 }
 
-static loam_status turn(const loam_problem *p, const loam_args *a, const each_arrays *w,
-                        const each_steps *steps, int64_t from, int64_t to, bool copies, loam_error *error)
+static loam_status turn(const loam_problem *p, const loam_args *a, const batch_arrays *w,
+                        const batch_steps *steps, int64_t from, int64_t to, bool copies, loam_error *error)
 {
     const local_seq s = local_seq_at(p, a, steps->b);
-    const int64_t t0 = each_step_at(&w->shape, &s, steps->first).position;
+    const int64_t t0 = batch_step_at(&w->shape, &s, steps->first).position;
     const double *start = w->frames + from * w->frame;
     double *end = w->frames + to * w->frame;
     (void)error;
@@ -196,13 +196,13 @@ static size_t work(const loam_problem *own)
     return one > whole ? one : whole;
 }
 
-static loam_status forward(const each_arrays *w, const loam_args *own, loam_error *error)
+static loam_status forward(const batch_arrays *w, const loam_args *own, loam_error *error)
 {
     return own->saved || own->weights.data ? ISA(local_forward)(&w->own, own, error)
                                            : ISA(local_decode)(&w->own, own, error);
 }
 
-static const each_backend cpu = {
+static const batch_backend cpu = {
     .group_bytes = (size_t)64 << 20,
     .work = work,
     .begin = begin,
@@ -212,27 +212,27 @@ static const each_backend cpu = {
     .forward = forward,
 };
 
-size_t LOCAL_JOIN(ISA(local_path_each_forward), work)(const loam_problem *p)
+size_t LOCAL_JOIN(ISA(local_path_batch_forward), work)(const loam_problem *p)
 {
-    return local_path_each_work(&cpu, p);
+    return local_path_batch_work(&cpu, p);
 }
-size_t LOCAL_JOIN(ISA(local_path_each_decode), work)(const loam_problem *p)
+size_t LOCAL_JOIN(ISA(local_path_batch_decode), work)(const loam_problem *p)
 {
-    return local_path_each_work(&cpu, p);
-}
-
-loam_status ISA(local_path_each_forward)(const loam_problem *p, const loam_args *a, loam_error *error)
-{
-    return local_path_each_forward(&cpu, p, a, error);
+    return local_path_batch_work(&cpu, p);
 }
 
-loam_status ISA(local_path_each_decode)(const loam_problem *p, const loam_args *a, loam_error *error)
+loam_status ISA(local_path_batch_forward)(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    return local_path_each_forward(&cpu, p, a, error);
+    return local_path_batch_forward(&cpu, p, a, error);
 }
 
-loam_status ISA(local_path_each_partial)(const loam_problem *p, const loam_args *a, int64_t first,
-                                         int64_t count, double *states, loam_error *error)
+loam_status ISA(local_path_batch_decode)(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    return local_path_each_partial(&cpu, ISA(local_partial), p, a, first, count, states, error);
+    return local_path_batch_forward(&cpu, p, a, error);
+}
+
+loam_status ISA(local_path_batch_partial)(const loam_problem *p, const loam_args *a, int64_t first,
+                                          int64_t count, double *states, loam_error *error)
+{
+    return local_path_batch_partial(&cpu, ISA(local_partial), p, a, first, count, states, error);
 }
