@@ -3,7 +3,7 @@
  * Instructions of Hopper GPUs (sm_90a), one function each: matrix products of a warpgroup (wgmma), bulk
  * copies (TMA), and the barriers in shared memory (mbarrier) on which bulk loads complete.
  *
- * A tile for wgmma is [rows][64 columns] of bf16, 64 rows unless said otherwise, in the 128-byte swizzle: row
+ * A tile for wgmma is [rows][64 columns] of bf16 or fp16, 64 rows unless said otherwise, in the 128-byte swizzle: row
  * r starts at byte 128 r, and its 16-byte chunk n is stored as chunk n ^ (r % 8). A tile starts at a multiple
  * of 1024 bytes. Accumulators and register operands have the fragments of mma.cuh: warp w of the warpgroup
  * has rows 16 w .. 16 w + 15.
@@ -180,7 +180,7 @@ static __device__ __forceinline__ uint64_t descriptor_of(uint32_t low)
     return descriptor;
 }
 
-/* The low half of a descriptor. An address `elements` of bf16 further on makes it greater by elements / 8.
+/* The low half of a descriptor. An address `elements` of 16 bits further on makes it greater by elements / 8.
  * `next`: bytes from the tile of columns 0 .. 63 to that of columns 64 .. 127, for products that read
  * both. */
 static __device__ __forceinline__ uint32_t descriptor_low(const void *tile, unsigned next = 1024)
@@ -228,140 +228,141 @@ template <int TILES> static __device__ __forceinline__ void wgmma_results(float 
     WGMMA_REGISTERS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
                        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
+/* A product of SHAPE with operands of type T, bf16 or fp16; the rest are the operands of asm, of which number
+ * ADD is the predicate that says whether d is added to. */
+#define WGMMA(T, SHAPE, ADD, OPERANDS, ...) \
+    if constexpr (is_half<T>) \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" ADD ", 0;\nwgmma.mma_async.sync.aligned." SHAPE \
+                     ".f32.f16.f16 " OPERANDS ";\n}\n" __VA_ARGS__); \
+    else \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" ADD ", 0;\nwgmma.mma_async.sync.aligned." SHAPE \
+                     ".f32.bf16.bf16 " OPERANDS ";\n}\n" __VA_ARGS__)
+
 /* d (+)= A B^T over 16 columns, d = A B^T where `add` is 0. Both operands are read by rows from shared
  * memory; B has 32, 48, 64 or 128 rows. */
+template <class T>
 static __device__ __forceinline__ void wgmma_rows(float (&d)[4][4], uint64_t a, uint64_t b, int add)
 {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" WGMMA_REGISTERS_16
-                 "}, %16, %17, p, 1, 1, 0, 0;\n}\n"
-                 : WGMMA_16(d, 0)
-                 : "l"(a), "l"(b), "r"(add));
+    WGMMA(T, "m64n32k16", "18", "{" WGMMA_REGISTERS_16 "}, %16, %17, p, 1, 1, 0, 0",
+          : WGMMA_16(d, 0)
+          : "l"(a), "l"(b), "r"(add));
 }
 
+template <class T>
 static __device__ __forceinline__ void wgmma_rows(float (&d)[6][4], uint64_t a, uint64_t b, int add)
 {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %26, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {" WGMMA_REGISTERS_24
-                 "}, %24, %25, p, 1, 1, 0, 0;\n}\n"
-                 : WGMMA_16(d, 0), WGMMA_4(d, 4), WGMMA_4(d, 5)
-                 : "l"(a), "l"(b), "r"(add));
+    WGMMA(T, "m64n48k16", "26", "{" WGMMA_REGISTERS_24 "}, %24, %25, p, 1, 1, 0, 0",
+          : WGMMA_16(d, 0), WGMMA_4(d, 4), WGMMA_4(d, 5)
+          : "l"(a), "l"(b), "r"(add));
 }
 
+template <class T>
 static __device__ __forceinline__ void wgmma_rows(float (&d)[8][4], uint64_t a, uint64_t b, int add)
 {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" WGMMA_REGISTERS_32
-                 "}, %32, %33, p, 1, 1, 0, 0;\n}\n"
-                 : WGMMA_32(d)
-                 : "l"(a), "l"(b), "r"(add));
+    WGMMA(T, "m64n64k16", "34", "{" WGMMA_REGISTERS_32 "}, %32, %33, p, 1, 1, 0, 0",
+          : WGMMA_32(d)
+          : "l"(a), "l"(b), "r"(add));
 }
 
+template <class T>
 static __device__ __forceinline__ void wgmma_rows(float (&d)[16][4], uint64_t a, uint64_t b, int add)
 {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" WGMMA_REGISTERS_64
-                 "}, %64, %65, p, 1, 1, 0, 0;\n}\n"
-                 : WGMMA_32(d), WGMMA_16(d, 8), WGMMA_16(d, 12)
-                 : "l"(a), "l"(b), "r"(add));
+    WGMMA(T, "m64n128k16", "66", "{" WGMMA_REGISTERS_64 "}, %64, %65, p, 1, 1, 0, 0",
+          : WGMMA_32(d), WGMMA_16(d, 8), WGMMA_16(d, 12)
+          : "l"(a), "l"(b), "r"(add));
 }
 
 /* The same with A from registers, B of 32 or 64 rows. */
+template <class T>
 static __device__ __forceinline__ void wgmma_rows(float (&d)[4][4], const uint32_t (&a)[4], uint64_t b,
                                                   int add)
 {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" WGMMA_REGISTERS_16
-                 "}, {%16, %17, %18, %19}, %20, p, 1, 1, 0;\n}\n"
-                 : WGMMA_16(d, 0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+    WGMMA(T, "m64n32k16", "21", "{" WGMMA_REGISTERS_16 "}, {%16, %17, %18, %19}, %20, p, 1, 1, 0",
+          : WGMMA_16(d, 0)
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
+template <class T>
 static __device__ __forceinline__ void wgmma_rows(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b,
                                                   int add)
 {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" WGMMA_REGISTERS_32
-                 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}\n"
-                 : WGMMA_32(d)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+    WGMMA(T, "m64n64k16", "37", "{" WGMMA_REGISTERS_32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 0",
+          : WGMMA_32(d)
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
 /* d (+)= A B over 16 rows of B: A from registers, B from shared memory, with 64 or 128 columns. */
+template <class T>
 static __device__ __forceinline__ void wgmma_weights(float (&d)[1][8][4], const uint32_t (&a)[4], uint64_t b,
                                                      int add)
 {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" WGMMA_REGISTERS_32
-                 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}\n"
-                 : WGMMA_32(d[0])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+    WGMMA(T, "m64n64k16", "37", "{" WGMMA_REGISTERS_32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1",
+          : WGMMA_32(d[0])
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
+template <class T>
 static __device__ __forceinline__ void wgmma_weights(float (&d)[2][8][4], const uint32_t (&a)[4], uint64_t b,
                                                      int add)
 {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" WGMMA_REGISTERS_64
-                 "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}\n"
-                 : WGMMA_32(d[0]), WGMMA_32(d[1])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+    WGMMA(T, "m64n128k16", "69", "{" WGMMA_REGISTERS_64 "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1",
+          : WGMMA_32(d[0]), WGMMA_32(d[1])
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
 /* d (+)= A^T B over 16 rows of both, which have 64 columns each in shared memory. */
+template <class T>
 static __device__ __forceinline__ void wgmma_transposed(float (&d)[8][4], uint64_t a, uint64_t b, int add)
 {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" WGMMA_REGISTERS_32
-                 "}, %32, %33, p, 1, 1, 1, 1;\n}\n"
-                 : WGMMA_32(d)
-                 : "l"(a), "l"(b), "r"(add));
+    WGMMA(T, "m64n64k16", "34", "{" WGMMA_REGISTERS_32 "}, %32, %33, p, 1, 1, 1, 1",
+          : WGMMA_32(d)
+          : "l"(a), "l"(b), "r"(add));
 }
 
 /* s (+)= rows tile^T: `rows` [64][DIM] and `tile` [8 BLOCKS][DIM], each as DIM / 64 tiles side by side.
  * Asynchronous until a commit and a wait. more_rows must follow a wgmma_fence since which no register of
  * its operands and accumulators has changed; multiply_rows has its own. Each wgmma_fence waits for the
  * products before it. */
-template <int DIM, int BLOCKS>
-static __device__ __forceinline__ void more_rows(float (&s)[BLOCKS][4], const __nv_bfloat16 *rows,
-                                                 const __nv_bfloat16 *tile, bool add)
+template <int DIM, int BLOCKS, class T>
+static __device__ __forceinline__ void more_rows(float (&s)[BLOCKS][4], const T *rows, const T *tile,
+                                                 bool add)
 {
     const uint32_t a = descriptor_low(rows), b = descriptor_low(tile);
 #pragma unroll
     for (int n = 0; n < DIM / TILE_SIDE; n++) {
 #pragma unroll
         for (int k = 0; k < TILE_SIDE; k += 16) {
-            wgmma_rows(s, descriptor_of(a + (n * TILE_ELEMENTS + k) / 8),
-                       descriptor_of(b + (n * 8 * BLOCKS * TILE_SIDE + k) / 8), add || n + k > 0);
+            wgmma_rows<T>(s, descriptor_of(a + (n * TILE_ELEMENTS + k) / 8),
+                          descriptor_of(b + (n * 8 * BLOCKS * TILE_SIDE + k) / 8), add || n + k > 0);
         }
     }
 }
 
 /* The same with `rows` from registers, which saves the products bandwidth of shared memory. */
-template <int DIM, int BLOCKS>
+template <int DIM, int BLOCKS, class T>
 static __device__ __forceinline__ void more_rows(float (&s)[BLOCKS][4], const uint32_t (&rows)[DIM / 16][4],
-                                                 const __nv_bfloat16 *tile, bool add)
+                                                 const T *tile, bool add)
 {
     const uint32_t b = descriptor_low(tile);
 #pragma unroll
     for (int k = 0; k < DIM; k += 16) {
-        wgmma_rows(s, rows[k / 16],
-                   descriptor_of(b + (k / TILE_SIDE * 8 * BLOCKS * TILE_SIDE + k % TILE_SIDE) / 8),
-                   add || k > 0);
+        wgmma_rows<T>(s, rows[k / 16],
+                      descriptor_of(b + (k / TILE_SIDE * 8 * BLOCKS * TILE_SIDE + k % TILE_SIDE) / 8),
+                      add || k > 0);
     }
 }
 
-template <int DIM, int BLOCKS, class ROWS>
-static __device__ __forceinline__ void multiply_rows(float (&s)[BLOCKS][4], const ROWS &rows,
-                                                     const __nv_bfloat16 *tile, bool add)
+template <int DIM, int BLOCKS, class ROWS, class T>
+static __device__ __forceinline__ void multiply_rows(float (&s)[BLOCKS][4], const ROWS &rows, const T *tile,
+                                                     bool add)
 {
     wgmma_fence();
     more_rows<DIM>(s, rows, tile, add);
 }
 
 /* 64 rows of DIM channels, in DIM / 64 tiles, as operands from registers. */
-template <int DIM>
-static __device__ __forceinline__ void load_rows(uint32_t (&a)[DIM / 16][4], const __nv_bfloat16 *rows)
+template <int DIM, class T>
+static __device__ __forceinline__ void load_rows(uint32_t (&a)[DIM / 16][4], const T *rows)
 {
     const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
 #pragma unroll
@@ -372,14 +373,14 @@ static __device__ __forceinline__ void load_rows(uint32_t (&a)[DIM / 16][4], con
     }
 }
 
-/* 64 x 16 STEPS weights as operands from registers: part[n] is the n-th of the PARTS bf16 parts of each
- * weight. */
-template <int PARTS, int STEPS = 4> struct weights_operand {
+/* 64 x 16 STEPS weights as operands from registers: part[n] is the n-th of the PARTS parts of each weight, of
+ * type T. */
+template <int PARTS, int STEPS = 4, class T = __nv_bfloat16> struct weights_operand {
     uint32_t part[PARTS][STEPS][4];
 };
 
-template <int PARTS, int STEPS, int BLOCKS>
-static __device__ __forceinline__ void split_weights(weights_operand<PARTS, STEPS> &a,
+template <int PARTS, int STEPS, int BLOCKS, class T>
+static __device__ __forceinline__ void split_weights(weights_operand<PARTS, STEPS, T> &a,
                                                      const float (&w)[BLOCKS][4])
 {
     static_assert(BLOCKS == 2 * STEPS, "a step is 16 columns of weights");
@@ -388,7 +389,7 @@ static __device__ __forceinline__ void split_weights(weights_operand<PARTS, STEP
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             uint32_t part[PARTS];
-            split_pair(part, w[2 * k + e / 2][e % 2 * 2], w[2 * k + e / 2][e % 2 * 2 + 1]);
+            split_pair<T>(part, w[2 * k + e / 2][e % 2 * 2], w[2 * k + e / 2][e % 2 * 2 + 1]);
 #pragma unroll
             for (int p = 0; p < PARTS; p++)
                 a.part[p][k][e] = part[p];
@@ -398,36 +399,36 @@ static __device__ __forceinline__ void split_weights(weights_operand<PARTS, STEP
 
 /* out (+)= w tile: w [64][16 STEPS], tile [16 STEPS][DIM]; out = w tile where `add` is false. Asynchronous
  * until a commit and a wait. */
-template <int DIM, int STEPS>
+template <int DIM, int STEPS, class T>
 static __device__ __forceinline__ void more_weights(float (&out)[DIM / TILE_SIDE][8][4],
-                                                    const uint32_t (&w)[STEPS][4], const __nv_bfloat16 *tile,
+                                                    const uint32_t (&w)[STEPS][4], const T *tile,
                                                     bool add = true)
 {
     const uint32_t b = descriptor_low(tile, STEPS * 16 * TILE_SIDE * 2);
 #pragma unroll
     for (int k = 0; k < STEPS; k++)
-        wgmma_weights(out, w[k], descriptor_of(b + k * 16 * TILE_SIDE / 8), add || k > 0);
+        wgmma_weights<T>(out, w[k], descriptor_of(b + k * 16 * TILE_SIDE / 8), add || k > 0);
 }
 
-template <int DIM, int STEPS>
+template <int DIM, int STEPS, class T>
 static __device__ __forceinline__ void multiply_weights(float (&out)[DIM / TILE_SIDE][8][4],
-                                                        const uint32_t (&w)[STEPS][4],
-                                                        const __nv_bfloat16 *tile)
+                                                        const uint32_t (&w)[STEPS][4], const T *tile)
 {
     wgmma_fence();
     more_weights<DIM>(out, w, tile);
 }
 
 /* out = columns^T tile, for two tiles of 64 rows. Asynchronous until a commit and a wait. */
-static __device__ __forceinline__ void multiply_transposed(float (&out)[8][4], const __nv_bfloat16 *columns,
-                                                           const __nv_bfloat16 *tile)
+template <class T>
+static __device__ __forceinline__ void multiply_transposed(float (&out)[8][4], const T *columns,
+                                                           const T *tile)
 {
     const uint32_t a = descriptor_low(columns), b = descriptor_low(tile);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < TILE_SIDE; k += 16) {
-        wgmma_transposed(out, descriptor_of(a + k * TILE_SIDE / 8), descriptor_of(b + k * TILE_SIDE / 8),
-                         k > 0);
+        wgmma_transposed<T>(out, descriptor_of(a + k * TILE_SIDE / 8), descriptor_of(b + k * TILE_SIDE / 8),
+                            k > 0);
     }
 }
 

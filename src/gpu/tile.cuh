@@ -30,15 +30,43 @@ template <bool WIDE> constexpr int parts_of = WIDE ? 3 : 1;
 
 /* ------------------------------------------------------------------ numbers as sums of bf16 parts */
 
-/* out[n]: the n-th bf16 part of x (low half) and y (high half). */
-template <int PARTS>
+template <class T> constexpr bool is_half = false;
+template <> constexpr bool is_half<__half> = true;
+
+/* Two numbers of type T, bf16 or fp16, as one word: x is the low half. */
+template <class T> static __device__ __forceinline__ uint32_t pack_pair(float x, float y)
+{
+    uint32_t word;
+    if constexpr (is_half<T>) {
+        const __half2 pair = __floats2half2_rn(x, y);
+        memcpy(&word, &pair, sizeof word);
+    } else {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
+        memcpy(&word, &pair, sizeof word);
+    }
+    return word;
+}
+
+template <class T> static __device__ __forceinline__ float2 unpack_pair(uint32_t word)
+{
+    if constexpr (is_half<T>) {
+        __half2 pair;
+        memcpy(&pair, &word, sizeof word);
+        return __half22float2(pair);
+    } else {
+        return { __uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u) };
+    }
+}
+
+/* out[n]: the n-th part of x (low half) and y (high half), of type T. */
+template <class T = __nv_bfloat16, int PARTS>
 static __device__ __forceinline__ void split_pair(uint32_t (&out)[PARTS], float x, float y)
 {
 #pragma unroll
     for (int part = 0; part < PARTS; part++) {
-        const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
-        memcpy(&out[part], &pair, sizeof pair);
-        x -= __low2float(pair), y -= __high2float(pair);
+        out[part] = pack_pair<T>(x, y);
+        const float2 rounded = unpack_pair<T>(out[part]);
+        x -= rounded.x, y -= rounded.y;
     }
 }
 
@@ -300,6 +328,7 @@ static __device__ __forceinline__ void fill_tile(float *tile, const rows_view &f
 }
 
 static __device__ __forceinline__ float tile_value(__nv_bfloat16 x) { return __bfloat162float(x); }
+static __device__ __forceinline__ float tile_value(__half x) { return __half2float(x); }
 static __device__ __forceinline__ float tile_value(float x) { return x; }
 
 /* norm[r] = |row r|^2 of a tile [ROWS][DIM + PAD]; THREADS / ROWS neighbouring threads share a row. */

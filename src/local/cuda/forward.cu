@@ -24,7 +24,10 @@ loam_status local_forward_cuda(const loam_problem *p, const loam_args *a, loam_e
     return loam_succeed(error);
 }
 
-size_t local_forward_hopper_work(const loam_problem *p) { return local_forward_cuda_work(p); }
+size_t local_forward_hopper_work(const loam_problem *p)
+{
+    return p->mechanism == LOAM_LLA && !nothing(p) ? local_solved_hopper_work(p) : 0;
+}
 
 bool local_forward_hopper_reads(const loam_problem *p, const loam_args *a)
 {

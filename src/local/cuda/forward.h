@@ -21,6 +21,7 @@ kernel_work_fn local_all64_cuda_work;
 /* The same on Hopper, for arguments of which *_reads is true: arrays that bulk copies can read, and no
  * args.weights. */
 kernel_run_fn local_given_hopper, local_solved_hopper;
+kernel_work_fn local_solved_hopper_work;
 bool local_given_hopper_reads(const loam_problem *problem, const loam_args *args);
 bool local_solved_hopper_reads(const loam_problem *problem, const loam_args *args);
 

@@ -15,6 +15,10 @@
 #include "src/local/cuda/backward.h"
 #include "src/local/hopper/solve.cuh"
 
+/* Operands of the backward pass are bf16. */
+template <int DIM, bool DECAYED> using pairs_system = block_system<DIM, DECAYED, __nv_bfloat16>;
+template <int DIM> using pairs_shared = solver_shared<DIM, __nv_bfloat16>;
+
 struct row_pass_maps {
     qkv_maps all;
     CUtensorMap grad_o;
@@ -34,7 +38,7 @@ template <int DIM> struct pair_barriers {
 };
 
 /* The offset of pair_barriers: behind all that the solver has in shared memory. */
-template <int DIM> constexpr size_t pair_barriers_at = offsetof(solver_shared<DIM>, rows) + sizeof(row_block);
+template <int DIM> constexpr size_t pair_barriers_at = offsetof(pairs_shared<DIM>, rows) + sizeof(row_block);
 template <int DIM> constexpr size_t rows_shared_bytes = pair_barriers_at<DIM> + sizeof(pair_barriers<DIM>);
 
 /* Entries that have gone through the solver's ring; fillings of the tiles of rows; a bit for each stage of
@@ -70,11 +74,11 @@ struct rows_launch {
 template <int DIM, bool DECAYED> struct rows_system {
     const row_pair r;
     const row_ridge ridge;
-    const block_system<DIM, DECAYED> sys;
+    const pairs_system<DIM, DECAYED> sys;
     const rows_launch &all;
     rows_count &count;
 
-    __device__ __forceinline__ rows_system(const block_system<DIM, DECAYED> &from, const rows_launch &launch,
+    __device__ __forceinline__ rows_system(const pairs_system<DIM, DECAYED> &from, const rows_launch &launch,
                                            rows_count &counts)
         : r(from.r), ridge(from.ridge), sys(system_in_registers(from, r, ridge)), all(launch), count(counts)
     {
@@ -104,7 +108,7 @@ template <int DIM, bool DECAYED> struct rows_system {
 
 /* One thread issues the copies of the 64 rows into a tile; they complete on query_full. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void load_row_tile(const block_system<DIM, DECAYED> &sys,
+static __device__ __forceinline__ void load_row_tile(const pairs_system<DIM, DECAYED> &sys,
                                                      __nv_bfloat16 *tile, const CUtensorMap &map)
 {
     const row_block &block = sys.block;
@@ -201,10 +205,10 @@ struct pair_rows {
 /* p of one pair from its product q . k. Where the gradient of the scale is wanted (SCALED) the products are
  * kept, and p is computed from them at each use. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ float score_weight(const block_system<DIM, DECAYED> &sys, float product,
+static __device__ __forceinline__ float score_weight(const pairs_system<DIM, DECAYED> &sys, float product,
                                                      int row, int j)
 {
-    float score = product * sys.scale2;
+    float score = product * sys.scale2[row];
     if constexpr (DECAYED) {
         const local_decay_pair *const sums = decay_sums(sys.a, sys.block.s, sys.block.h);
         score += decay_log2(row_decay(sums, sys.r.hi[row]), sums[j]);
@@ -216,7 +220,7 @@ static __device__ __forceinline__ float score_weight(const block_system<DIM, DEC
 /* The products s = q . k become p (SCALED: are kept), and g = do . v + y . k becomes p E. */
 template <bool SCALED, int DIM, bool DECAYED>
 static __device__ __forceinline__ void pair_errors(float (&s)[8][4], float (&g)[8][4],
-                                                   const block_system<DIM, DECAYED> &sys,
+                                                   const pairs_system<DIM, DECAYED> &sys,
                                                    const pair_rows &own, int j)
 {
     if (!SCALED) score_weights(s, sys, j);
@@ -234,7 +238,7 @@ static __device__ __forceinline__ void pair_errors(float (&s)[8][4], float (&g)[
 template <bool SCALED, int DIM, bool DECAYED>
 static __device__ __forceinline__ void pair_gradients(float (&u)[8][4], const float (&s)[8][4],
                                                       const float (&f)[8][4],
-                                                      const block_system<DIM, DECAYED> &sys,
+                                                      const pairs_system<DIM, DECAYED> &sys,
                                                       const pair_rows &own, rows_sums &sum, int j)
 {
 #pragma unroll
@@ -303,7 +307,7 @@ static __device__ __forceinline__ void pair_sums_one_part(float (&q)[DIM / TILE_
 {
     constexpr bool late = DIM > 64;
     static_assert(!(late && SCALED), "p in one part will not do");
-    const block_system<DIM, DECAYED> &sys = rs.sys;
+    const pairs_system<DIM, DECAYED> &sys = rs.sys;
     pair_stream<DIM, DECAYED, pair_stages<DIM>::grad_o, true> stream(rs);
     clear_sums<DIM>(q);
     clear_sums<DIM>(r);
@@ -369,7 +373,7 @@ template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void centre_errors(row_scalars (&rec)[2],
                                                      const rows_system<DIM, DECAYED> &rs)
 {
-    const block_system<DIM, DECAYED> &sys = rs.sys;
+    const pairs_system<DIM, DECAYED> &sys = rs.sys;
     float omega[2] = { 0, 0 }, rho[2] = { 0, 0 }, y[2] = { 0, 0 };
     pair_stream<DIM, DECAYED, pair_stages<DIM>::rho, false> stream(rs);
     while (stream.waited < stream.count) {
@@ -412,7 +416,7 @@ static __device__ __forceinline__ void pair_sums_two_parts(float (&q)[DIM / TILE
                                                            const rows_system<DIM, DECAYED> &rs,
                                                            const pair_rows &own, rows_sums &sum)
 {
-    const block_system<DIM, DECAYED> &sys = rs.sys;
+    const pairs_system<DIM, DECAYED> &sys = rs.sys;
     pair_stream<DIM, DECAYED, pair_stages<DIM>::rho, true> stream(rs);
     clear_sums<DIM>(q);
     while (stream.waited < stream.count) {
@@ -450,7 +454,7 @@ static __device__ __forceinline__ void pair_sums_two_parts(float (&q)[DIM / TILE
 /* Elements e and e + 1 (e = 0 or 2) of fragment n of y: from the scratch, rounded to one part, or, where
  * PARTS is 2, from the direction. */
 template <int PARTS, int DIM, bool DECAYED>
-static __device__ __forceinline__ float2 solution_pair(const block_system<DIM, DECAYED> &sys,
+static __device__ __forceinline__ float2 solution_pair(const pairs_system<DIM, DECAYED> &sys,
                                                        const cg_rows &cg, int n, int e)
 {
     const lane_vector x = sys.vector(VECTOR_X);
@@ -482,7 +486,7 @@ template <int PARTS, int DIM, bool DECAYED>
 static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM, DECAYED> &rs, const cg_rows &cg,
                                                       const rows_sums &sum, row_scalars (&rec)[2])
 {
-    const block_system<DIM, DECAYED> &sys = rs.sys;
+    const pairs_system<DIM, DECAYED> &sys = rs.sys;
     const loam_args &a = sys.a;
     const lane_vector kbar = sys.vector(VECTOR_KBAR);
     float e[2] = { 0, 0 }, ridge[2] = { 0, 0 }, rho_kbar[2] = { 0, 0 }, y_kbar[2] = { 0, 0 };
@@ -496,7 +500,10 @@ static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM, DEC
 #pragma unroll
         for (int at = 0; at < 4; at += 2) {
             const int row = at / 2, c = column_of(n, at);
-            const float2 rho = rs.pair(rs.all.saved.rho, row, c), y = solution_pair<PARTS>(sys, cg, n, at);
+            float2 rho = rs.pair(rs.all.saved.rho, row, c);
+            const float2 y = solution_pair<PARTS>(sys, cg, n, at);
+            /* The tile has one part, and all of the row goes by it. */
+            if (PARTS == 1) rho.x = rounded<1>(rho.x), rho.y = rounded<1>(rho.y);
             store_directions<PARTS>(rs, swizzled(sys.r.at[row], c), rho, y);
             const float part[2] = { -y.x * rho.x * sys.ridge.unit[row], -y.y * rho.y * sys.ridge.unit[row] };
             const float mean[2] = { kbar.get(4 * n + at), kbar.get(4 * n + at + 1) };
@@ -539,7 +546,7 @@ static __device__ __forceinline__ void put_records(const rows_system<DIM, DECAYE
 
 /* The constants of the pairs from the records of the rows. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ pair_rows pair_rows_of(const block_system<DIM, DECAYED> &sys,
+static __device__ __forceinline__ pair_rows pair_rows_of(const pairs_system<DIM, DECAYED> &sys,
                                                          const row_scalars (&rec)[2])
 {
     const float scale = (float)sys.p.scale;
@@ -580,7 +587,7 @@ static __device__ __forceinline__ void put_pairs(const rows_system<DIM, DECAYED>
                                                  const float (&q)[DIM / TILE_SIDE][8][4], float (&inner)[2],
                                                  rows_sums &sum)
 {
-    const block_system<DIM, DECAYED> &sys = rs.sys;
+    const pairs_system<DIM, DECAYED> &sys = rs.sys;
     const loam_args &a = sys.a;
     const lane_vector kbar = sys.vector(VECTOR_KBAR);
     const float scale = (float)sys.p.scale;
@@ -622,7 +629,7 @@ static __device__ __forceinline__ bool finish_rows_one_part(const rows_system<DI
                                                             const cg_rows &cg, const bool (&wanted)[2],
                                                             const cg_tolerance &tolerance, rows_sums &sum)
 {
-    const block_system<DIM, DECAYED> &sys = rs.sys;
+    const pairs_system<DIM, DECAYED> &sys = rs.sys;
     float q[DIM / TILE_SIDE][8][4], r[DIM / TILE_SIDE][8][4];
     float inner[2] = { 0, 0 }, total[2] = { 0, 0 }, error2[2] = { 0, 0 }, residual;
     row_scalars rec[2];

@@ -4,9 +4,9 @@
  * y = drho, and dq of 64 rows at a time, with the solver of local/hopper/solve.cuh. Formulas are those of
  * local/cuda/backward_probe.cu and local/cuda/backward_query.cuh.
  *
- * As in forward, blocks whose rows see many keys have one bf16 part, if one was enough for each of
- * their probes in forward. rho and y are then bf16 numbers times a power of two, and the last sweep has each
- * in one tile. That sweep also finds the residual of the adjoint solve: with E = g - gbar + t,
+ * As in forward, blocks whose rows see many keys have one part, here of bf16, if one was enough for each of
+ * their probes in forward. The last sweep then has y, and rho as rounded to such a part, in one tile each. It
+ * also finds the residual of the adjoint solve: with E = g - gbar + t,
  * drho - (Cov + Lambda) y = -sum p E kappa - Lambda y. Blocks that miss the tolerance, and all other blocks,
  * have two parts in everything, in launches of their own; there a sweep before the last finds the means of u
  * and t. Blocks with rows for float64 are left to query_kernel.
@@ -20,7 +20,7 @@
 /* Finds the highest score of each row, and its first key, in the tile that begins at key j. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void find_peak(rows_sums &sum, const float (&products)[8][4],
-                                                 const block_system<DIM, DECAYED> &sys, int j)
+                                                 const pairs_system<DIM, DECAYED> &sys, int j)
 {
     float s[8][4];
     memcpy(s, products, sizeof s);
@@ -30,7 +30,7 @@ static __device__ __forceinline__ void find_peak(rows_sums &sum, const float (&p
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int row = e / 2, at = j + column_of(n, e);
-            const float score = DECAYED ? s[n][e] : s[n][e] * sys.scale2;
+            const float score = DECAYED ? s[n][e] : s[n][e] * sys.scale2[row];
             if (sys.seen(row, at) && score > sum.best[row]) sum.best[row] = score, sum.peak[row] = at;
         }
     }
@@ -60,7 +60,7 @@ static __device__ __forceinline__ void probe_gradient_sweep(float (&f)[DIM / TIL
                                                             const rows_system<DIM, DECAYED> &rs,
                                                             rows_sums &sum, bool peak)
 {
-    const block_system<DIM, DECAYED> &sys = rs.sys;
+    const pairs_system<DIM, DECAYED> &sys = rs.sys;
     float s[8][4], g[8][4], total[2] = { 0, 0 };
     weights_operand<PARTS> w;
     sum.best[0] = sum.best[1] = -INFINITY;
@@ -68,11 +68,11 @@ static __device__ __forceinline__ void probe_gradient_sweep(float (&f)[DIM / TIL
     clear_sums<DIM>(f);
     stream_pipelined<DIM, true, PARTS == 1, true>(
         sys.ring(), rs.count.ring, sys.maps, sys.block,
-        [&](const kv_tile &t) {
+        [&](const auto &t) {
             multiply_rows<DIM>(s, sys.sm.query, t.keys, false);
             more_rows<DIM>(g, sys.sm.direction[0], t.values, false);
         },
-        [&](const kv_tile &t) {
+        [&](const auto &t) {
             wgmma_results(s);
             wgmma_results(g);
             if (peak) find_peak(sum, s, sys, t.j);
@@ -88,7 +88,7 @@ static __device__ __forceinline__ void probe_gradient_sweep(float (&f)[DIM / TIL
             split_weights(w, g);
             add_weights(total, w);
         },
-        [&](const kv_tile &t) {
+        [&](const auto &t) {
             multiply_weights<DIM>(f, w.part[0], t.keys);
             if (PARTS == 2) more_weights<DIM>(f, w.part[PARTS - 1], t.keys);
         });
@@ -103,7 +103,7 @@ static __device__ __forceinline__ void start_adjoint(const rows_system<DIM, DECA
                                                      const float (&f)[DIM / TILE_SIDE][8][4],
                                                      const rows_sums &sum, const bool (&wanted)[2])
 {
-    const block_system<DIM, DECAYED> &sys = rs.sys;
+    const pairs_system<DIM, DECAYED> &sys = rs.sys;
     const lane_vector kbar = sys.vector(VECTOR_KBAR);
     float y[DIM / 2], top[2] = { 0, 0 };
 #pragma unroll
@@ -125,12 +125,13 @@ static __device__ __forceinline__ bool check_rows(const rows_system<DIM, DECAYED
                                                   const bool (&wanted)[2], const cg_tolerance &tolerance,
                                                   const rows_sums &sum)
 {
-    const block_system<DIM, DECAYED> &sys = rs.sys;
+    const pairs_system<DIM, DECAYED> &sys = rs.sys;
     const lane_vector b = sys.vector(VECTOR_B);
-    float y[DIM / TILE_SIDE][8][4], centre[2], error2[2] = { 0, 0 }, residual;
+    float y[DIM / TILE_SIDE][8][4], error2[2] = { 0, 0 }, residual;
+    row_direction own = {};
     bool hard[2];
-    direction_from_solution<2>(sys, y, centre);
-    compute_image<2>(y, sys, centre);
+    direction_from_solution<2>(sys, y, own);
+    compute_image<2>(y, sys, own);
 #pragma unroll
     for (int n = 0; n < DIM / 2; n++) {
         const float residual_at = b.get(n) - y[n / 32][n / 4 % 8][n % 4];
@@ -163,12 +164,18 @@ static __device__ __forceinline__ bool check_rows(const rows_system<DIM, DECAYED
     return false;
 }
 
+/* Has a number of the probe more digits than one part in forward, of 11 bits? */
+static __device__ __forceinline__ bool in_two_parts(float rho)
+{
+    return (__float_as_uint(rho) & 0x1fff) != 0;
+}
+
 /* Loads kbar into the scratch, and sums gbar = do . vbar. True where forward needed two parts for the probe
  * of one of the thread's rows. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ bool load_means(const rows_system<DIM, DECAYED> &rs, rows_sums &sum)
 {
-    const block_system<DIM, DECAYED> &sys = rs.sys;
+    const pairs_system<DIM, DECAYED> &sys = rs.sys;
     const lane_vector kbar = sys.vector(VECTOR_KBAR);
     bool two_parts = false;
     sum.gbar[0] = sum.gbar[1] = 0;
@@ -182,7 +189,7 @@ static __device__ __forceinline__ bool load_means(const rows_system<DIM, DECAYED
             const float2 grad = __bfloat1622float2(
                 *(const __nv_bfloat162 *)(sys.sm.direction[0] + swizzled(rs.r.at[row], c)));
             kbar.put(4 * n + e, mean.x), kbar.put(4 * n + e + 1, mean.y);
-            two_parts |= rounded<1>(rho.x) != rho.x || rounded<1>(rho.y) != rho.y;
+            two_parts |= in_two_parts(rho.x) || in_two_parts(rho.y);
             sum.gbar[row] += grad.x * value.x + grad.y * value.y;
         }
     }
@@ -192,7 +199,7 @@ static __device__ __forceinline__ bool load_means(const rows_system<DIM, DECAYED
 
 /* The first sweep, from do to b of the adjoint solve; and the ridge, where its unit is the largest p. */
 template <int PARTS, int DIM, bool DECAYED>
-static __device__ __forceinline__ void first_sweep(block_system<DIM, DECAYED> &sys, row_ridge &ridge,
+static __device__ __forceinline__ void first_sweep(pairs_system<DIM, DECAYED> &sys, row_ridge &ridge,
                                                    cg_rows &cg, rows_sums &sums, const rows_launch &all,
                                                    rows_count &count, const bool (&wanted)[2])
 {
@@ -215,8 +222,8 @@ static __device__ __forceinline__ void first_sweep(block_system<DIM, DECAYED> &s
 
 /* Queries and output gradients of the block by bulk copies, the latter in place of the direction. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void load_block_rows(const block_system<DIM, DECAYED> &sys,
-                                                       solver_shared<DIM> &sm, const row_pass_maps &maps,
+static __device__ __forceinline__ void load_block_rows(const pairs_system<DIM, DECAYED> &sys,
+                                                       pairs_shared<DIM> &sm, const row_pass_maps &maps,
                                                        rows_count &count)
 {
     if (threadIdx.x == 0) {
@@ -230,7 +237,7 @@ static __device__ __forceinline__ void load_block_rows(const block_system<DIM, D
 /* lse of the rows from `saved`; wanted: a row sees keys and has a ridge. True where a row that sees keys has
  * none: it is for float64. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ bool load_lse(block_system<DIM, DECAYED> &sys, const rows_launch &all,
+static __device__ __forceinline__ bool load_lse(pairs_system<DIM, DECAYED> &sys, const rows_launch &all,
                                                 const row_block &block, const row_pair &r,
                                                 const row_ridge &ridge, bool (&wanted)[2])
 {
@@ -252,7 +259,7 @@ static __device__ __forceinline__ bool load_lse(block_system<DIM, DECAYED> &sys,
 
 /* Computes the rows of the block in PARTS bf16 parts; false where one part is not enough. */
 template <int PARTS, int DIM, bool DECAYED>
-static __device__ __forceinline__ bool rows_block(solver_shared<DIM> &sm, rows_count &count,
+static __device__ __forceinline__ bool rows_block(pairs_shared<DIM> &sm, rows_count &count,
                                                   const rows_launch &all, float *scratch)
 {
     const row_block &block = sm.rows;
@@ -261,9 +268,9 @@ static __device__ __forceinline__ bool rows_block(solver_shared<DIM> &sm, rows_c
     const float units[2] = { 1, 1 };
     row_ridge ridge_storage = row_ridge_of(all.p, all.a, block, r, units);
     row_ridge &ridge = in_memory(ridge_storage);
-    block_system<DIM, DECAYED> sys_storage = block_system_of<DIM, DECAYED>(
+    pairs_system<DIM, DECAYED> sys_storage = block_system_of<DIM, DECAYED>(
         all.p, all.a, block, r, ridge, all.maps.all, sm, count.ring, scratch);
-    block_system<DIM, DECAYED> &sys = in_memory(sys_storage);
+    pairs_system<DIM, DECAYED> &sys = in_memory(sys_storage);
     rows_sums sum_storage = {};
     rows_sums &sum = in_memory(sum_storage);
     cg_rows k_storage;
@@ -303,9 +310,9 @@ __global__ void __launch_bounds__(THREADS, 2)
                        const int64_t blocks, bool listed, const __grid_constant__ row_pass_maps maps)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
-    solver_shared<DIM> &sm = *(solver_shared<DIM> *)swizzled_memory;
+    pairs_shared<DIM> &sm = *(pairs_shared<DIM> *)swizzled_memory;
     const rows_launch all = { p, a, saved, arrays, work, maps };
-    const solve_launch solve = { p, a, saved, work, maps.all };
+    const solve_launch solve = { p, a, saved, work, maps.all, NULL };
     rows_count count = {};
     if (PARTS == 2) launch_dependents();
     if (threadIdx.x == 0) {

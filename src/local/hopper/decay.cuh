@@ -72,13 +72,14 @@ static __device__ __forceinline__ float decay_log2(const local_decay_pair &query
 /* Products s = q . k become scores to base 2: s scale2 + G_row - G_key. */
 template <int BLOCKS>
 static __device__ __forceinline__ void decay_scores(float (&s)[BLOCKS][4], const local_decay_pair *keys,
-                                                    const local_decay_pair (&row)[2], float scale2)
+                                                    const local_decay_pair (&row)[2],
+                                                    const float (&scale2)[2])
 {
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            s[n][e] = fmaf(s[n][e], scale2, decay_log2(row[e / 2], keys[column_of(n, e)]));
+            s[n][e] = fmaf(s[n][e], scale2[e / 2], decay_log2(row[e / 2], keys[column_of(n, e)]));
     }
 }
 

@@ -367,7 +367,7 @@ static __device__ __forceinline__ void decayed_scores(const forward_consumer<DIM
             relative_scores(s, wg.sm.decay[count % given_forward_shape<DIM, PROBED>::stages], wg.decay_rows,
                             wg.scale2, offset);
         } else {
-            decay_scores(s, wg.decay_keys + j, wg.decay_rows, wg.scale2);
+            decay_scores(s, wg.decay_keys + j, wg.decay_rows, { wg.scale2, wg.scale2 });
         }
     }
 }

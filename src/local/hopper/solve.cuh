@@ -4,14 +4,20 @@
  * backward pass: the state of a block of 64 rows, the product of Cov + Lambda with a direction (its image),
  * conjugate gradients, and how thread blocks get blocks of rows.
  *
- * A direction and weights in one bf16 part each leave a relative residual of about 2^-8, in two parts
- * of about 2^-17. Queries, directions and tiles of keys lie in shared memory; x, r, b and the means of the
- * rows in a scratch in global memory.
+ * Operands of products are of type T. A direction and weights in one bf16 part each leave a relative residual
+ * of about 2^-8, in two parts of about 2^-17; in fp16 of 2^-11 and 2^-22. fp16 needs units: keys and values are
+ * copies in powers of two of a head (half_copy.cuh), queries and directions in those of a row, and weights are
+ * multiplied by one of a row. All that belongs to the solve, x, b, kbar and the ridge, is in units of the
+ * keys. bf16 has the range of float, and 1 for all of these.
+ *
+ * Queries, directions and tiles of keys lie in shared memory; x, r, b and the means of the rows in a scratch in
+ * global memory.
  */
 #ifndef LOAM_LOCAL_HOPPER_SOLVE_CUH
 #define LOAM_LOCAL_HOPPER_SOLVE_CUH
 
 #include "src/local/hopper/decay.cuh"
+#include "src/local/hopper/half_copy.cuh"
 #include "src/local/hopper/stream.cuh"
 
 /* Rows must see this many keys for each channel for one part to be enough. */
@@ -27,11 +33,11 @@ enum { VECTOR_RIDGE = VECTOR_IMAGE };
  * registers. */
 enum { BLOCKS_PER_SM = 2 };
 
-template <int DIM> struct solver_shared {
-    alignas(1024) __nv_bfloat16 direction[2][DIM * TILE_SIDE];
+template <int DIM, class T> struct solver_shared {
+    alignas(1024) T direction[2][DIM * TILE_SIDE];
     /* Right after the direction, whose memory is used for more stages by passes that do not need it. */
-    __nv_bfloat16 stage[ring_stages<DIM>][DIM * TILE_SIDE];
-    __nv_bfloat16 query[DIM * TILE_SIDE];
+    T stage[ring_stages<DIM>][DIM * TILE_SIDE];
+    T query[DIM * TILE_SIDE];
     uint64_t full[ring_stages<DIM>], query_full, extended_full[2][ring_stages<DIM> + 2];
     ring_count extended[2]; /* of the rings with 1 and 2 more stages */
     int64_t block;
@@ -40,7 +46,7 @@ template <int DIM> struct solver_shared {
 };
 
 /* The systems (Cov + Lambda) x = b of a block of 64 rows. */
-template <int DIM, bool DECAYED> struct block_system {
+template <int DIM, bool DECAYED, class T> struct block_system {
     static constexpr int dim = DIM;
     const loam_problem &p;
     const loam_args &a;
@@ -48,11 +54,14 @@ template <int DIM, bool DECAYED> struct block_system {
     const row_pair &r;
     const row_ridge &ridge;
     const qkv_maps &maps;
-    solver_shared<DIM> &sm;
+    solver_shared<DIM, T> &sm;
     ring_count &count;
     float *scratch;
-    float scale2;                     /* of scores, to base 2 */
-    float lse2[2];                    /* to base 2; 0 for rows that see no key */
+    half_units units;                 /* of the keys and values */
+    float query_unit[2];              /* of the queries in shared memory, in units of the keys */
+    float scale2[2];                  /* of products of queries and keys, to base 2 */
+    float weight_log2[2];             /* weights are p times two to this */
+    float lse2[2];                    /* to base 2, less weight_log2; 0 for rows that see no key */
     int unmasked_begin, unmasked_end; /* all rows see all keys between */
     bool lse_exact;                   /* |lse2| < EXACT_LSE in all rows of the block: weights need no bound */
 
@@ -60,16 +69,19 @@ template <int DIM, bool DECAYED> struct block_system {
     {
         return scratch_vector<DIM>(scratch, which);
     }
-    __device__ __forceinline__ tile_ring<DIM> ring() const { return { sm.stage, sm.full }; }
+    __device__ __forceinline__ tile_ring<DIM, ring_stages<DIM>, T> ring() const
+    {
+        return { sm.stage, sm.full };
+    }
     /* The ring with EXTRA stages, 1 or 2, in the place of the direction's lo part, or of both parts. */
     template <int EXTRA>
-    __device__ __forceinline__ tile_ring<DIM, ring_stages<DIM> + EXTRA> extended_ring() const
+    __device__ __forceinline__ tile_ring<DIM, ring_stages<DIM> + EXTRA, T> extended_ring() const
     {
         return { &sm.direction[2 - EXTRA], sm.extended_full[EXTRA - 1] };
     }
     __device__ __forceinline__ float target(int row, int c) const
     {
-        return tile_value(sm.query[swizzled(r.at[row], c)]);
+        return tile_value(sm.query[swizzled(r.at[row], c)]) * (is_half<T> ? query_unit[row] : 1);
     }
     __device__ __forceinline__ bool unmasked(int j) const
     {
@@ -79,28 +91,24 @@ template <int DIM, bool DECAYED> struct block_system {
 };
 
 /* The system of the block before its lse is known. */
-template <int DIM, bool DECAYED>
-static __device__ __forceinline__ block_system<DIM, DECAYED> block_system_of(
+template <int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ block_system<DIM, DECAYED, T> block_system_of(
     const loam_problem &p, const loam_args &a, const row_block &block, const row_pair &r,
-    const row_ridge &ridge, const qkv_maps &maps, solver_shared<DIM> &sm, ring_count &count, float *scratch)
+    const row_ridge &ridge, const qkv_maps &maps, solver_shared<DIM, T> &sm, ring_count &count,
+    float *scratch)
 {
     int64_t end, begin, unused;
     local_visible(&p, &block.s, block.i0, &unused, &end);
     local_visible(&p, &block.s, block.i0 + block.rows - 1, &begin, &unused);
-    const float scale2 = (float)(p.scale * 1.4426950408889634);
-    return { p,
-             a,
-             block,
-             r,
-             ridge,
-             maps,
-             sm,
-             count,
-             scratch,
-             scale2,
-             { 0, 0 },
-             (int)begin,
-             block.rows < ROWS ? 0 : (int)end,
+    const float scale2 = (float)(p.scale * LOG2E);
+    return { p,          a,
+             block,      r,
+             ridge,      maps,
+             sm,         count,
+             scratch,    { 1, 1, 0, false },
+             { 1, 1 },   { scale2, scale2 },
+             { 0, 0 },   { 0, 0 },
+             (int)begin, block.rows < ROWS ? 0 : (int)end,
              false };
 }
 
@@ -123,32 +131,35 @@ template <class T> static __device__ __forceinline__ T &in_memory(T &object)
 
 /* A copy of the system for one pass, in registers. Where addresses are known to be of shared and global
  * memory the code is shorter; solver_shared lies at the beginning of the shared memory of a block. */
-template <int DIM, bool DECAYED>
-static __device__ __forceinline__ block_system<DIM, DECAYED> system_in_registers(
-    const block_system<DIM, DECAYED> &from, const row_pair &r, const row_ridge &ridge)
+template <int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ block_system<DIM, DECAYED, T> system_in_registers(
+    const block_system<DIM, DECAYED, T> &from, const row_pair &r, const row_ridge &ridge)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     __builtin_assume(__isGlobal(from.scratch));
-    block_system<DIM, DECAYED> sys = { from.p,
-                                       from.a,
-                                       from.block,
-                                       r,
-                                       ridge,
-                                       from.maps,
-                                       *(solver_shared<DIM> *)swizzled_memory,
-                                       from.count,
-                                       from.scratch,
-                                       from.scale2,
-                                       { from.lse2[0], from.lse2[1] },
-                                       from.unmasked_begin,
-                                       from.unmasked_end,
-                                       from.lse_exact };
+    block_system<DIM, DECAYED, T> sys = { from.p,
+                                          from.a,
+                                          from.block,
+                                          r,
+                                          ridge,
+                                          from.maps,
+                                          *(solver_shared<DIM, T> *)swizzled_memory,
+                                          from.count,
+                                          from.scratch,
+                                          from.units,
+                                          { from.query_unit[0], from.query_unit[1] },
+                                          { from.scale2[0], from.scale2[1] },
+                                          { from.weight_log2[0], from.weight_log2[1] },
+                                          { from.lse2[0], from.lse2[1] },
+                                          from.unmasked_begin,
+                                          from.unmasked_end,
+                                          from.lse_exact };
     return sys;
 }
 
 /* Where scores decay: the products q . k with keys from j on become scores to base 2. */
-template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void add_decay(float (&s)[8][4], const block_system<DIM, DECAYED> &sys,
+template <int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ void add_decay(float (&s)[8][4], const block_system<DIM, DECAYED, T> &sys,
                                                  int j)
 {
     if constexpr (DECAYED) {
@@ -158,24 +169,26 @@ static __device__ __forceinline__ void add_decay(float (&s)[8][4], const block_s
     }
 }
 
-/* The products w = q . k with keys from j on become p; 0 where a row does not see the key. */
-template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void score_weights(float (&w)[8][4], const block_system<DIM, DECAYED> &sys,
-                                                     int j)
+/* The products w = q . k with keys from j on become p, times its power of two; 0 where a row does not see the key. */
+template <int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ void score_weights(float (&w)[8][4],
+                                                     const block_system<DIM, DECAYED, T> &sys, int j)
 {
     add_decay(w, sys, j);
 #pragma unroll
     for (int n = 0; n < 8; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            w[n][e] = DECAYED ? w[n][e] - sys.lse2[e / 2] : w[n][e] * sys.scale2 - sys.lse2[e / 2];
+            w[n][e] = DECAYED ? w[n][e] - sys.lse2[e / 2] : w[n][e] * sys.scale2[e / 2] - sys.lse2[e / 2];
     }
     if (DECAYED || !sys.lse_exact || !sys.unmasked(j)) {
 #pragma unroll
         for (int n = 0; n < 8; n++) {
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                w[n][e] = sys.seen(e / 2, j + column_of(n, e)) ? fminf(w[n][e], 0) : -INFINITY;
+                w[n][e] = sys.seen(e / 2, j + column_of(n, e))
+                              ? fminf(w[n][e], is_half<T> ? sys.weight_log2[e / 2] : 0)
+                              : -INFINITY;
         }
     }
 #pragma unroll
@@ -187,8 +200,8 @@ static __device__ __forceinline__ void score_weights(float (&w)[8][4], const blo
 }
 
 /* The pairs of a tile of rows that this thread owns, which are its fragments of the rows as operand A. */
-template <int DIM>
-static __device__ __forceinline__ void load_fragments(uint32_t (&a)[DIM / 16][4], const __nv_bfloat16 *tile,
+template <int DIM, class T>
+static __device__ __forceinline__ void load_fragments(uint32_t (&a)[DIM / 16][4], const T *tile,
                                                       const row_pair &r)
 {
 #pragma unroll
@@ -201,17 +214,17 @@ static __device__ __forceinline__ void load_fragments(uint32_t (&a)[DIM / 16][4]
 
 /* Queries and directions as operands of a pass: from registers where there are enough, which saves reads of
  * shared memory, else from shared memory. */
-template <int DIM, bool DECAYED, int PARTS, bool VALUES> struct score_operands {
+template <int DIM, bool DECAYED, class T, int PARTS, bool VALUES> struct score_operands {
     static constexpr bool query_held = DIM == 64 && PARTS == 1,
                           direction_held = PARTS == 1 && (DIM == 64 || !VALUES);
     uint32_t query[query_held ? DIM / 16 : 1][4];
     uint32_t direction[direction_held ? PARTS : 1][direction_held ? DIM / 16 : 1][4];
 
-    __device__ __forceinline__ void load_query(const block_system<DIM, DECAYED> &sys)
+    __device__ __forceinline__ void load_query(const block_system<DIM, DECAYED, T> &sys)
     {
         if constexpr (query_held) load_fragments<DIM>(query, sys.sm.query, sys.r);
     }
-    __device__ __forceinline__ void load(const block_system<DIM, DECAYED> &sys)
+    __device__ __forceinline__ void load(const block_system<DIM, DECAYED, T> &sys)
     {
         load_query(sys);
         if constexpr (direction_held) {
@@ -219,16 +232,16 @@ template <int DIM, bool DECAYED, int PARTS, bool VALUES> struct score_operands {
             if constexpr (PARTS == 2) load_fragments<DIM>(direction[1], sys.sm.direction[1], sys.r);
         }
     }
-    __device__ __forceinline__ void query_keys(float (&s)[8][4], const block_system<DIM, DECAYED> &sys,
-                                               const __nv_bfloat16 *keys) const
+    __device__ __forceinline__ void query_keys(float (&s)[8][4], const block_system<DIM, DECAYED, T> &sys,
+                                               const T *keys) const
     {
         if constexpr (query_held)
             multiply_rows<DIM>(s, query, keys, false);
         else
             multiply_rows<DIM>(s, sys.sm.query, keys, false);
     }
-    __device__ __forceinline__ void direction_keys(float (&u)[8][4], const block_system<DIM, DECAYED> &sys,
-                                                   const __nv_bfloat16 *keys) const
+    __device__ __forceinline__ void direction_keys(float (&u)[8][4], const block_system<DIM, DECAYED, T> &sys,
+                                                   const T *keys) const
     {
         if constexpr (direction_held) {
             if constexpr (PARTS == 2) multiply_rows<DIM>(u, direction[1], keys, false);
@@ -242,9 +255,9 @@ template <int DIM, bool DECAYED, int PARTS, bool VALUES> struct score_operands {
 
 /* w <- p (u - centre), from w = q . k and u = direction . k; row sums of w (this thread's columns) are added
  * to total. */
-template <int DIM, bool DECAYED>
+template <int DIM, bool DECAYED, class T>
 static __device__ __forceinline__ void centre_weights(float (&w)[8][4], float (&u)[8][4],
-                                                      const block_system<DIM, DECAYED> &sys, int j,
+                                                      const block_system<DIM, DECAYED, T> &sys, int j,
                                                       const float (&centre)[2], float (&total)[2])
 {
     wgmma_results(w);
@@ -271,30 +284,63 @@ template <int DIM> static __device__ __forceinline__ void clear_sums(float (&y)[
     wgmma_results(y);
 }
 
-/* Elements e and e + 1 (e = 0 or 2) of fragment n of the direction, each as the sum of its parts. */
-template <int PARTS, int DIM, bool DECAYED>
-static __device__ __forceinline__ float2 direction_pair(const block_system<DIM, DECAYED> &sys, int n, int e)
+/* A direction of the thread's rows: shared memory has it in `unit` (bf16: 1), and in that unit `centre` is its
+ * product with kbar. */
+struct row_direction {
+    float unit[2], centre[2];
+};
+
+/* Elements e and e + 1 (e = 0 or 2) of fragment n of the direction, each as the sum of its parts, in its
+ * unit. */
+template <int PARTS, int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ float2 direction_pair(const block_system<DIM, DECAYED, T> &sys, int n,
+                                                        int e)
 {
     const int at = swizzled(opaque(sys.r.at[e / 2]), column_of(n, e));
-    float2 p = __bfloat1622float2(*(const __nv_bfloat162 *)(sys.sm.direction[0] + at));
+    float2 p = unpack_pair<T>(*(const uint32_t *)(sys.sm.direction[0] + at));
     if (PARTS == 2) {
-        const float2 lo = __bfloat1622float2(*(const __nv_bfloat162 *)(sys.sm.direction[1] + at));
+        const float2 lo = unpack_pair<T>(*(const uint32_t *)(sys.sm.direction[1] + at));
         p.x += lo.x, p.y += lo.y;
     }
     return p;
 }
 
 /* Stores such a pair of the direction; returns it as rounded to its parts. */
-template <int PARTS, int DIM, bool DECAYED>
-static __device__ __forceinline__ float2 set_direction_pair(const block_system<DIM, DECAYED> &sys, int n,
+template <int PARTS, int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ float2 set_direction_pair(const block_system<DIM, DECAYED, T> &sys, int n,
                                                             int e, float2 p)
 {
     const int at = swizzled(opaque(sys.r.at[e / 2]), column_of(n, e));
     uint32_t part[2];
-    split_pair(part, p.x, p.y);
+    split_pair<T>(part, p.x, p.y);
     *(uint32_t *)(sys.sm.direction[0] + at) = part[0];
     if (PARTS == 2) *(uint32_t *)(sys.sm.direction[1] + at) = part[1];
     return direction_pair<PARTS>(sys, n, e);
+}
+
+/* Units of fp16 directions bring their norm, or their largest element, to DIRECTION_TOP .. 2 DIRECTION_TOP; the
+ * norm is then below direction_norm. */
+#define DIRECTION_TOP 0x1p13f
+template <int DIM> constexpr float direction_norm = 2 * DIRECTION_TOP *(DIM == 64 ? 8.0f : 11.4f);
+
+template <class T> static __device__ __forceinline__ float unit_of_largest(float largest)
+{
+    return is_half<T> ? magnitude(largest * (1 / DIRECTION_TOP)) : 1;
+}
+
+/* From the square of the norm, half of whose exponent is that of the norm. */
+template <class T> static __device__ __forceinline__ float unit_of_norm(float norm2)
+{
+    const float norm = __uint_as_float((__float_as_uint(norm2) >> 1) + (127u << 22));
+    return is_half<T> ? magnitude(norm * (1 / DIRECTION_TOP)) : 1;
+}
+
+/* What sums of weights times products with a direction are multiplied by. */
+template <int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ float image_unit(const block_system<DIM, DECAYED, T> &sys,
+                                                   const row_direction &own, int row)
+{
+    return is_half<T> ? own.unit[row] * power_of_two(-sys.weight_log2[row]) : 1;
 }
 
 /* Dot products of a row: direction . image, direction . direction, kbar . image. */
@@ -303,13 +349,15 @@ struct image_products {
 };
 
 /* y becomes the image (Cov + Lambda) direction, from y = sum f k and total = sum f (this thread's columns),
- * where f = p (direction . k - centre): y - total kbar + Lambda direction. */
-template <int PARTS, int DIM, bool DECAYED>
+ * where f = p (direction . k - centre), in its unit: y - total kbar + Lambda direction. */
+template <int PARTS, int DIM, bool DECAYED, class T>
 static __device__ __forceinline__ image_products finish_image(float (&y)[DIM / TILE_SIDE][8][4],
-                                                              const block_system<DIM, DECAYED> &sys,
-                                                              float (&total)[2])
+                                                              const block_system<DIM, DECAYED, T> &sys,
+                                                              const row_direction &own, float (&total)[2])
 {
     const lane_vector kbar = sys.vector(VECTOR_KBAR), ridge = sys.vector(VECTOR_RIDGE);
+    const float unit[2] = { image_unit(sys, own, 0), image_unit(sys, own, 1) };
+    const float weight[2] = { own.unit[0] * power_inverse(unit[0]), own.unit[1] * power_inverse(unit[1]) };
     image_products d = {};
     total[0] = quad_sum(total[0]), total[1] = quad_sum(total[1]);
     if (sys.ridge.channels) {
@@ -318,8 +366,8 @@ static __device__ __forceinline__ image_products finish_image(float (&y)[DIM / T
 #pragma unroll
             for (int e = 0; e < 4; e += 2) {
                 const float2 p = direction_pair<PARTS>(sys, n, e);
-                y[n / 8][n % 8][e] += ridge.get(4 * n + e) * p.x;
-                y[n / 8][n % 8][e + 1] += ridge.get(4 * n + e + 1) * p.y;
+                y[n / 8][n % 8][e] += weight[e / 2] * ridge.get(4 * n + e) * p.x;
+                y[n / 8][n % 8][e + 1] += weight[e / 2] * ridge.get(4 * n + e + 1) * p.y;
             }
         }
     }
@@ -329,12 +377,13 @@ static __device__ __forceinline__ image_products finish_image(float (&y)[DIM / T
     for (int n = 0; n < DIM / 8; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e += 2) {
-            const float2 p = direction_pair<PARTS>(sys, n, e);
-            const float mean[2] = { kbar.get(4 * n + e), kbar.get(4 * n + e + 1) };
             const int row = e / 2;
+            float2 p = direction_pair<PARTS>(sys, n, e);
+            p.x *= own.unit[row], p.y *= own.unit[row];
+            const float mean[2] = { kbar.get(4 * n + e), kbar.get(4 * n + e + 1) };
             float *image = &y[n / 8][n % 8][e];
-            image[0] += common[row] * p.x - total[row] * mean[0];
-            image[1] += common[row] * p.y - total[row] * mean[1];
+            image[0] = common[row] * p.x + unit[row] * (image[0] - total[row] * mean[0]);
+            image[1] = common[row] * p.y + unit[row] * (image[1] - total[row] * mean[1]);
             d.curvature[row] += p.x * image[0] + p.y * image[1];
             d.size[row] += p.x * p.x + p.y * p.y;
             d.mean[row] += mean[0] * image[0] + mean[1] * image[1];
@@ -348,80 +397,81 @@ static __device__ __forceinline__ image_products finish_image(float (&y)[DIM / T
     return d;
 }
 
-/* y = (Cov + Lambda) direction. centre is direction . kbar up to rounding; the error that it leaves in f is
+/* y = (Cov + Lambda) direction. own.centre is direction . kbar up to rounding; the error that it leaves in f is
  * taken out by finish_image, which subtracts kbar times the sum of f. */
-template <int PARTS, int DIM, bool DECAYED>
+template <int PARTS, int DIM, bool DECAYED, class T>
 static __device__ __forceinline__ image_products compute_image(float (&y)[DIM / TILE_SIDE][8][4],
-                                                               const block_system<DIM, DECAYED> &sys,
-                                                               const float (&centre)[2])
+                                                               const block_system<DIM, DECAYED, T> &sys,
+                                                               const row_direction &own)
 {
     float total[2] = { 0, 0 }, f[8][4], u[8][4];
-    weights_operand<PARTS> w;
-    score_operands<DIM, DECAYED, PARTS, false> rows;
+    weights_operand<PARTS, 4, T> w;
+    score_operands<DIM, DECAYED, T, PARTS, false> rows;
     rows.load(sys);
     clear_sums<DIM>(y);
     stream_pipelined<DIM, false, true>(
         sys.ring(), sys.count, sys.maps, sys.block,
-        [&](const kv_tile &t) {
+        [&](const auto &t) {
             rows.query_keys(f, sys, t.keys);
             rows.direction_keys(u, sys, t.keys);
         },
-        [&](const kv_tile &t) { centre_weights(f, u, sys, t.j, centre, total); },
+        [&](const auto &t) { centre_weights(f, u, sys, t.j, own.centre, total); },
         [&]() {
             wgmma_results(y);
             split_weights(w, f);
         },
-        [&](const kv_tile &t) {
+        [&](const auto &t) {
             if (PARTS == 2) multiply_weights<DIM>(y, w.part[PARTS - 1], t.keys);
             multiply_weights<DIM>(y, w.part[0], t.keys);
         });
     wgmma_results(y);
-    return finish_image<PARTS>(y, sys, total);
+    return finish_image<PARTS>(y, sys, own, total);
 }
 
-/* direction <- source + beta direction, with `source` in registers; centre is then direction . kbar. */
-template <int PARTS, int DIM, bool DECAYED>
-static __device__ __forceinline__ void update_direction(const block_system<DIM, DECAYED> &sys,
-                                                        const float (&source)[DIM / TILE_SIDE][8][4],
-                                                        const float (&beta)[2], float (&centre)[2])
+/* The vector y becomes the direction, in the unit that own has. */
+template <int PARTS, int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ void put_direction(const block_system<DIM, DECAYED, T> &sys,
+                                                     const float (&y)[DIM / TILE_SIDE][8][4],
+                                                     row_direction &own)
 {
     const lane_vector kbar = sys.vector(VECTOR_KBAR);
-    centre[0] = centre[1] = 0;
+    const float inverse[2] = { power_inverse(own.unit[0]), power_inverse(own.unit[1]) };
+    own.centre[0] = own.centre[1] = 0;
 #pragma unroll
     for (int n = 0; n < DIM / 8; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e += 2) {
             const int row = e / 2;
-            float2 p = { 0, 0 };
-            if (beta[row] != 0) p = direction_pair<PARTS>(sys, n, e);
-            p.x = source[n / 8][n % 8][e] + beta[row] * p.x,
-            p.y = source[n / 8][n % 8][e + 1] + beta[row] * p.y;
-            p = set_direction_pair<PARTS>(sys, n, e, p);
-            centre[row] += p.x * kbar.get(4 * n + e) + p.y * kbar.get(4 * n + e + 1);
+            const float2 p = set_direction_pair<PARTS>(
+                sys, n, e, { y[n / 8][n % 8][e] * inverse[row], y[n / 8][n % 8][e + 1] * inverse[row] });
+            own.centre[row] += p.x * kbar.get(4 * n + e) + p.y * kbar.get(4 * n + e + 1);
         }
     }
-    centre[0] = quad_sum(centre[0]), centre[1] = quad_sum(centre[1]);
+    own.centre[0] = quad_sum(own.centre[0]), own.centre[1] = quad_sum(own.centre[1]);
     fence_async_proxy();
     __syncthreads();
 }
 
-/* The solution x in the scratch becomes the direction; y is clobbered; centre is then direction . kbar. */
-template <int PARTS, int DIM, bool DECAYED>
-static __device__ __forceinline__ void direction_from_solution(const block_system<DIM, DECAYED> &sys,
+/* The solution x in the scratch becomes the direction; y is clobbered. */
+template <int PARTS, int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ void direction_from_solution(const block_system<DIM, DECAYED, T> &sys,
                                                                float (&y)[DIM / TILE_SIDE][8][4],
-                                                               float (&centre)[2])
+                                                               row_direction &own)
 {
     const lane_vector x = sys.vector(VECTOR_X);
-    const float zero[2] = { 0, 0 };
+    float top[2] = { 0, 0 };
 #pragma unroll
-    for (int n = 0; n < DIM / 2; n++)
+    for (int n = 0; n < DIM / 2; n++) {
         y[n / 32][n / 4 % 8][n % 4] = x.get(n);
-    update_direction<PARTS>(sys, y, zero, centre);
+        top[n / 2 % 2] = fmaxf(top[n / 2 % 2], fabsf(y[n / 32][n / 4 % 8][n % 4]));
+    }
+    own.unit[0] = unit_of_largest<T>(quad_max(top[0])), own.unit[1] = unit_of_largest<T>(quad_max(top[1]));
+    put_direction<PARTS>(sys, y, own);
 }
 
 /* Writes the ridge of each channel to the scratch, where the problem has one for each channel. */
-template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void put_ridge(const block_system<DIM, DECAYED> &sys)
+template <int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ void put_ridge(const block_system<DIM, DECAYED, T> &sys)
 {
     const lane_vector ridge = sys.vector(VECTOR_RIDGE);
     if (sys.ridge.channels) {
@@ -465,12 +515,13 @@ static __device__ __forceinline__ void cg_step_length(cg_rows &cg, const image_p
 
 /* x += alpha direction and r -= alpha image, in the scratch. y: the image, becomes r; rr: sums of its squares
  * (this thread's columns). */
-template <int PARTS, int DIM, bool DECAYED>
-static __device__ __forceinline__ void cg_advance(const block_system<DIM, DECAYED> &sys,
-                                                  float (&y)[DIM / TILE_SIDE][8][4], const float (&alpha)[2],
-                                                  float (&rr)[2])
+template <int PARTS, int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ void cg_advance(const block_system<DIM, DECAYED, T> &sys,
+                                                  float (&y)[DIM / TILE_SIDE][8][4], const row_direction &own,
+                                                  const float (&alpha)[2], float (&rr)[2])
 {
     const lane_vector x = sys.vector(VECTOR_X), residual = sys.vector(VECTOR_R);
+    const float step[2] = { alpha[0] * own.unit[0], alpha[1] * own.unit[1] };
     float old[DIM / 2]; /* all loads before any store */
 #pragma unroll
     for (int n = 0; n < DIM / 2; n++)
@@ -486,23 +537,35 @@ static __device__ __forceinline__ void cg_advance(const block_system<DIM, DECAYE
 #pragma unroll
     for (int n = 0; n < DIM / 2; n += 2) {
         const float2 p = direction_pair<PARTS>(sys, n / 4, n % 4);
-        x.put(n, old[n] + alpha[n / 2 % 2] * p.x), x.put(n + 1, old[n + 1] + alpha[n / 2 % 2] * p.y);
+        x.put(n, old[n] + step[n / 2 % 2] * p.x), x.put(n + 1, old[n + 1] + step[n / 2 % 2] * p.y);
         residual.put(n, y[n / 32][n / 4 % 8][n % 4]), residual.put(n + 1, y[n / 32][n / 4 % 8][n % 4 + 1]);
     }
 }
 
-/* direction <- r + beta direction. The recurrence of cg_run has its product with kbar. */
-template <int PARTS, int DIM, bool DECAYED>
-static __device__ __forceinline__ void cg_update_direction(const block_system<DIM, DECAYED> &sys,
+/* direction <- r + beta direction, with its unit. A row that is not live has direction 0: its residual may be
+ * so much smaller than the first one that rounding in the centre would leave the range of fp16. The recurrence
+ * of cg_run has the centre. */
+template <int PARTS, int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ void cg_update_direction(const block_system<DIM, DECAYED, T> &sys,
                                                            const float (&r)[DIM / TILE_SIDE][8][4],
-                                                           const float (&beta)[2])
+                                                           const cg_rows &cg, const image_products &d,
+                                                           const float (&beta)[2], row_direction &own)
 {
+    float inverse[2], factor[2];
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const float unit = unit_of_norm<T>(cg.rr[row] + beta[row] * beta[row] * d.size[row]);
+        inverse[row] = !is_half<T> ? 1 : cg.live[row] ? power_inverse(unit) : 0;
+        factor[row] = beta[row] * own.unit[row] * inverse[row];
+        own.unit[row] = unit;
+    }
 #pragma unroll
     for (int n = 0; n < DIM / 8; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e += 2) {
             float2 p = direction_pair<PARTS>(sys, n, e);
-            p.x = r[n / 8][n % 8][e] + beta[e / 2] * p.x, p.y = r[n / 8][n % 8][e + 1] + beta[e / 2] * p.y;
+            p.x = r[n / 8][n % 8][e] * inverse[e / 2] + factor[e / 2] * p.x;
+            p.y = r[n / 8][n % 8][e + 1] * inverse[e / 2] + factor[e / 2] * p.y;
             set_direction_pair<PARTS>(sys, n, e, p);
         }
     }
@@ -510,38 +573,44 @@ static __device__ __forceinline__ void cg_update_direction(const block_system<DI
 }
 
 /* Conjugate gradients for the rows that are live, from x and its residual r, which lie in the scratch. */
-template <int PARTS, int DIM, bool DECAYED>
-static __device__ __forceinline__ void cg_run(const block_system<DIM, DECAYED> &stored, cg_rows &rows,
+template <int PARTS, int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ void cg_run(const block_system<DIM, DECAYED, T> &stored, cg_rows &rows,
                                               const cg_tolerance &tolerance)
 {
     const row_pair r = stored.r;
     const row_ridge ridge = stored.ridge;
-    const block_system<DIM, DECAYED> sys = system_in_registers(stored, r, ridge);
+    const block_system<DIM, DECAYED, T> sys = system_in_registers(stored, r, ridge);
     cg_rows cg = rows;
     const lane_vector residual = sys.vector(VECTOR_R);
-    float y[DIM / TILE_SIDE][8][4], centre[2], beta[2] = { 0, 0 }, residual_mean[2]; /* residual . kbar */
+    float y[DIM / TILE_SIDE][8][4], beta[2], mean[2]; /* mean: residual . kbar */
+    row_direction own = { { unit_of_norm<T>(cg.rr[0]), unit_of_norm<T>(cg.rr[1]) }, { 0, 0 } };
 #pragma unroll
     for (int n = 0; n < DIM / 2; n++)
         y[n / 32][n / 4 % 8][n % 4] = residual.get(n);
     put_ridge(sys);
-    update_direction<PARTS>(sys, y, beta, centre);
-    residual_mean[0] = centre[0], residual_mean[1] = centre[1];
+    put_direction<PARTS>(sys, y, own);
+    mean[0] = own.centre[0] * own.unit[0], mean[1] = own.centre[1] * own.unit[1];
+    float centre[2] = { mean[0], mean[1] };
     float envelope = ENVELOPE_START * ENVELOPE_START;
     for (int count = 0; count < tolerance.most && __syncthreads_or(cg.live[0] || cg.live[1]); count++) {
         float alpha[2], rr[2] = { 0, 0 };
-        const image_products d = compute_image<PARTS>(y, sys, centre);
+        const image_products d = compute_image<PARTS>(y, sys, own);
         cg_step_length(cg, d, alpha);
-        cg_advance<PARTS>(sys, y, alpha, rr);
+        cg_advance<PARTS>(sys, y, own, alpha, rr);
 #pragma unroll
         for (int row = 0; row < 2; row++) {
             rr[row] = quad_sum(rr[row]);
             beta[row] = cg.live[row] ? rr[row] / cg.rr[row] : 0;
             cg.rr[row] = cg.live[row] ? rr[row] : cg.rr[row];
             cg.live[row] = cg.live[row] && unsolved(cg, tolerance, row);
-            residual_mean[row] -= alpha[row] * d.mean[row];
-            centre[row] = residual_mean[row] + beta[row] * centre[row];
         }
-        cg_update_direction<PARTS>(sys, y, beta);
+        cg_update_direction<PARTS>(sys, y, cg, d, beta, own);
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            mean[row] -= alpha[row] * d.mean[row];
+            centre[row] = mean[row] + beta[row] * centre[row];
+            own.centre[row] = is_half<T> && !cg.live[row] ? 0 : centre[row] * power_inverse(own.unit[row]);
+        }
         envelope *= ENVELOPE_RATE * ENVELOPE_RATE;
         const bool late = (cg.live[0] && cg.rr[0] > envelope * cg.bb[0]) ||
                           (cg.live[1] && cg.rr[1] > envelope * cg.bb[1]);
@@ -551,8 +620,8 @@ static __device__ __forceinline__ void cg_run(const block_system<DIM, DECAYED> &
 }
 
 /* y, scaled to about 1, becomes b; x = 0 and r = b. top: the largest |y| of the thread's columns. */
-template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void start_cg(const block_system<DIM, DECAYED> &sys, cg_rows &cg,
+template <int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ void start_cg(const block_system<DIM, DECAYED, T> &sys, cg_rows &cg,
                                                 float (&y)[DIM / 2], const float (&top)[2],
                                                 const bool (&wanted)[2])
 {
@@ -578,13 +647,14 @@ static __device__ __forceinline__ void start_cg(const block_system<DIM, DECAYED>
 
 /* ------------------------------------------------------------------ blocks of a launch */
 
-/* What all blocks of a launch share. */
+/* What all blocks of a launch share. copy: NULL for bf16. */
 struct solve_launch {
     const loam_problem &p;
     const loam_args &a;
     const local_saved &saved;
     const solve_work &work;
     const qkv_maps &maps;
+    const half_copy *copy;
 };
 
 /* Does the first row of the block see too few keys for one part? */

@@ -12,8 +12,8 @@
 template <int DIM> constexpr unsigned ring_stages = DIM == 64 ? 10 : 4;
 
 /* Stages and full barriers lie apart: swizzled tiles must be aligned to 1024 bytes. */
-template <int DIM, unsigned STAGES = ring_stages<DIM>> struct tile_ring {
-    __nv_bfloat16 (*stage)[DIM * TILE_SIDE];
+template <int DIM, unsigned STAGES = ring_stages<DIM>, class T = __nv_bfloat16> struct tile_ring {
+    T (*stage)[DIM * TILE_SIDE];
     uint64_t *full;
 };
 
@@ -29,15 +29,16 @@ struct ring_count {
 };
 
 /* A tile of keys from key j on, and of their values where values are streamed too. */
-struct kv_tile {
+template <class T> struct kv_tile {
     int j;
-    const __nv_bfloat16 *keys, *values;
+    const T *keys, *values;
 };
 
 /* One thread issues the copy of entry `count` of the ring, the tile from key j on. */
-template <int DIM, unsigned STAGES>
-static __device__ __forceinline__ void load_entry(const tile_ring<DIM, STAGES> &ring, const CUtensorMap &map,
-                                                  const row_block &block, int j, unsigned count)
+template <int DIM, unsigned STAGES, class T>
+static __device__ __forceinline__ void load_entry(const tile_ring<DIM, STAGES, T> &ring,
+                                                  const CUtensorMap &map, const row_block &block, int j,
+                                                  unsigned count)
 {
     const unsigned stage = count % STAGES;
     barrier_expect(&ring.full[stage], DIM * TILE_SIDE * 2);
@@ -46,7 +47,7 @@ static __device__ __forceinline__ void load_entry(const tile_ring<DIM, STAGES> &
 }
 
 /* Rows `rows` .. 63 of a tile become 0: memory beyond a sequence may hold NaN, and 0 times NaN is not 0. */
-template <int DIM> static __device__ __forceinline__ void clear_tail_block(__nv_bfloat16 *tile, int rows)
+template <int DIM, class T> static __device__ __forceinline__ void clear_tail_block(T *tile, int rows)
 {
 #pragma unroll
     for (int c = 0; c < DIM / TILE_SIDE; c++) {
@@ -59,9 +60,9 @@ template <int DIM> static __device__ __forceinline__ void clear_tail_block(__nv_
 }
 
 /* Waits for entry `count` of the ring, the tile from key j on; clears rows beyond the sequence. */
-template <int DIM, unsigned STAGES>
-static __device__ __forceinline__ void wait_entry(const tile_ring<DIM, STAGES> &ring, const row_block &block,
-                                                  int j, unsigned count)
+template <int DIM, unsigned STAGES, class T>
+static __device__ __forceinline__ void wait_entry(const tile_ring<DIM, STAGES, T> &ring,
+                                                  const row_block &block, int j, unsigned count)
 {
     barrier_wait(&ring.full[count % STAGES], count / STAGES % 2);
     if (j + TILE_SIDE > block.s.nk) clear_tail_block<DIM>(ring.stage[count % STAGES], (int)block.s.nk - j);
@@ -69,9 +70,9 @@ static __device__ __forceinline__ void wait_entry(const tile_ring<DIM, STAGES> &
 
 /* A pass over the tiles of a block. Its entries in the ring are tiles of keys, or of keys and of values in
  * turn. */
-template <int DIM, bool VALUES, unsigned STAGES> struct kv_stream {
+template <int DIM, bool VALUES, unsigned STAGES, class T> struct kv_stream {
     static constexpr unsigned per_tile = VALUES ? 2 : 1;
-    const tile_ring<DIM, STAGES> &ring;
+    const tile_ring<DIM, STAGES, T> &ring;
     const qkv_maps &maps;
     const row_block &block;
     const unsigned begin; /* entries that went through the ring before this pass */
@@ -97,7 +98,7 @@ template <int DIM, bool VALUES, unsigned STAGES> struct kv_stream {
         for (unsigned i = 0; threadIdx.x == 0 && n >= 0 && i < per_tile; i++)
             load((unsigned)n * per_tile + i + STAGES);
     }
-    __device__ __forceinline__ kv_tile at(int n) const
+    __device__ __forceinline__ kv_tile<T> at(int n) const
     {
         const unsigned entry = begin + (unsigned)n * per_tile;
         return { block.first + n * TILE_SIDE, ring.stage[entry % STAGES],
@@ -113,19 +114,20 @@ template <int DIM, bool VALUES, unsigned STAGES> struct kv_stream {
     }
 };
 
-template <bool VALUES, int DIM, unsigned STAGES>
-static __device__ __forceinline__ kv_stream<DIM, VALUES, STAGES> kv_stream_of(
-    const tile_ring<DIM, STAGES> &ring, const ring_count &count, const qkv_maps &maps, const row_block &block)
+template <bool VALUES, int DIM, unsigned STAGES, class T>
+static __device__ __forceinline__ kv_stream<DIM, VALUES, STAGES, T> kv_stream_of(
+    const tile_ring<DIM, STAGES, T> &ring, const ring_count &count, const qkv_maps &maps,
+    const row_block &block)
 {
     return { ring, maps, block, count.used, (block.last - block.first + TILE_SIDE - 1) / TILE_SIDE };
 }
 
 /* Calls use(tiles) for all tiles of the block's keys in order. All threads of the block take part. */
-template <int DIM, bool VALUES, unsigned STAGES, class F>
-static __device__ __forceinline__ void stream_tiles(const tile_ring<DIM, STAGES> &ring, ring_count &count,
+template <int DIM, bool VALUES, unsigned STAGES, class T, class F>
+static __device__ __forceinline__ void stream_tiles(const tile_ring<DIM, STAGES, T> &ring, ring_count &count,
                                                     const qkv_maps &maps, const row_block &block, F use)
 {
-    const kv_stream<DIM, VALUES, STAGES> stream = kv_stream_of<VALUES>(ring, count, maps, block);
+    const kv_stream<DIM, VALUES, STAGES, T> stream = kv_stream_of<VALUES>(ring, count, maps, block);
     stream.prologue();
     for (int n = 0; n < stream.tiles; n++) {
         stream.wait_keys(n);
@@ -137,15 +139,16 @@ static __device__ __forceinline__ void stream_tiles(const tile_ring<DIM, STAGES>
 }
 
 /* The steps of stream_pipelined one after another, without overlap. */
-template <int DIM, bool VALUES, unsigned STAGES, class SCORE, class WEIGH, class PACK, class ACCUMULATE>
-static __device__ __forceinline__ void stream_serial(const tile_ring<DIM, STAGES> &ring, ring_count &count,
+template <int DIM, bool VALUES, unsigned STAGES, class T, class SCORE, class WEIGH, class PACK,
+          class ACCUMULATE>
+static __device__ __forceinline__ void stream_serial(const tile_ring<DIM, STAGES, T> &ring, ring_count &count,
                                                      const qkv_maps &maps, const row_block &block,
                                                      const SCORE &score, const WEIGH &weigh, const PACK &pack,
                                                      const ACCUMULATE &accumulate)
 {
     stream_tiles<DIM, VALUES>(
         ring, count, maps, block,
-        [&](const kv_tile &t) {
+        [&](const kv_tile<T> &t) {
             score(t);
             wgmma_commit();
             wgmma_wait<0>();
@@ -162,23 +165,23 @@ static __device__ __forceinline__ void stream_serial(const tile_ring<DIM, STAGES
  * product is in flight; accumulate(tiles) issues the products with these operands. PIPELINED, where the ring
  * has room: the scores of the next tile are issued before accumulate of this one, so that the tensor cores
  * work while the next weights are made. SCORE_VALUES: score reads the values too. */
-template <int DIM, bool VALUES, bool PIPELINED, bool SCORE_VALUES = false, unsigned STAGES, class SCORE,
-          class WEIGH, class PACK, class ACCUMULATE>
-static __device__ __forceinline__ void stream_pipelined(const tile_ring<DIM, STAGES> &ring, ring_count &count,
-                                                        const qkv_maps &maps, const row_block &block,
-                                                        SCORE score, WEIGH weigh, PACK pack,
-                                                        ACCUMULATE accumulate)
+template <int DIM, bool VALUES, bool PIPELINED, bool SCORE_VALUES = false, unsigned STAGES, class T,
+          class SCORE, class WEIGH, class PACK, class ACCUMULATE>
+static __device__ __forceinline__ void stream_pipelined(const tile_ring<DIM, STAGES, T> &ring,
+                                                        ring_count &count, const qkv_maps &maps,
+                                                        const row_block &block, SCORE score, WEIGH weigh,
+                                                        PACK pack, ACCUMULATE accumulate)
 {
     if constexpr (!PIPELINED || STAGES <= (VALUES ? 4 : 2)) {
         stream_serial<DIM, VALUES>(ring, count, maps, block, score, weigh, pack, accumulate);
         return;
     }
-    const kv_stream<DIM, VALUES, STAGES> stream = kv_stream_of<VALUES>(ring, count, maps, block);
+    const kv_stream<DIM, VALUES, STAGES, T> stream = kv_stream_of<VALUES>(ring, count, maps, block);
     if (stream.tiles <= 0) return;
     stream.prologue();
     stream.wait_keys(0);
     if (SCORE_VALUES) stream.wait_values(0);
-    kv_tile t = stream.at(0);
+    kv_tile<T> t = stream.at(0);
     score(t);
     wgmma_commit();
     wgmma_commit(); /* an empty group, in the place of accumulate of the tile before */
@@ -195,7 +198,7 @@ static __device__ __forceinline__ void stream_pipelined(const tile_ring<DIM, STA
         else if (more)
             stream.wait_values(n + 1);
         if (!more) break;
-        const kv_tile after = stream.at(n + 1);
+        const kv_tile<T> after = stream.at(n + 1);
         score(after);
         wgmma_commit();
         accumulate(t);

@@ -8,9 +8,9 @@
 
 /* Issues the copies of DIM / 64 boxes of the map, each of TOKENS rows by 64 channels, side by side into a
  * tile; they complete on `full`. */
-template <int DIM, int TOKENS = TILE_SIDE>
-static __device__ __forceinline__ void load_tile(__nv_bfloat16 *tile, const CUtensorMap &map, uint64_t *full,
-                                                 int token, int h, int b)
+template <int DIM, int TOKENS = TILE_SIDE, class T>
+static __device__ __forceinline__ void load_tile(T *tile, const CUtensorMap &map, uint64_t *full, int token,
+                                                 int h, int b)
 {
 #pragma unroll
     for (int c = 0; c < DIM; c += TILE_SIDE)
