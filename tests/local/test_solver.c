@@ -52,7 +52,7 @@ static const hard_case cases[] = {
     { "a key 2^13 times as long", CAUSAL, CAUSAL, 1, 1e-2, DATA_NORMAL, 1, lengthen_to_half },
     { "a key 2^30 times as long", CAUSAL, CAUSAL, 1, 1e-2, DATA_NORMAL, 1, lengthen_beyond_half },
     { "ties of real keys", QUERIES, 600, 1, 1e-3, DATA_REAL, 0, tie },
-    { "three different keys", QUERIES, 600, 1, 1e-3, DATA_REPEATED, 0, NULL },
+    { "three different keys", QUERIES, 600, 1, 0.1, DATA_REPEATED, 0, NULL },
 };
 
 static spec spec_of(const hard_case *c, loam_pass pass, loam_dtype dtype)
@@ -68,21 +68,29 @@ static spec spec_of(const hard_case *c, loam_pass pass, loam_dtype dtype)
     return s;
 }
 
-static double bound(const values *got, slot which)
+/* Of the whole, on the CPU: of o and, if wanted, of gradients. 16 bits round what is stored. */
+static double bound(loam_dtype dtype, int gradient)
 {
-    (void)got, (void)which;
-    return 0;
+    return dtype == LOAM_F32    ? (gradient ? 1e-3 : 2e-5)
+           : dtype == LOAM_BF16 ? (gradient ? 8e-3 : 4e-3)
+                                : (gradient ? 1e-3 : 5e-4);
 }
+
+/* On a GPU of 16-bit products: of o, and gradients are finite. */
+#define BOUND_OF_DEVICES 1e-2
 
 static void expect_close(const hard_case *c, const values *got, const values *want, slot which)
 {
+    const int device = kernel_on_device(&got->spec);
     const shape a = slot_shape(want, which);
     const difference d = compare(want->x[which], got->x[which], a.batch * a.heads * a.tokens, a.channels);
-    const double allowed = bound(got, which);
-    printf("%-26s %-8s %-28s %-5s %-10s %.2g %.2g\n", c->name, loam_pass_name((loam_pass)got->spec.pass),
-           got->spec.kernel, loam_dtype_name((loam_dtype)got->spec.dtype), slot_names[which], d.relative,
-           d.worst_row);
-    (void)allowed;
+    const double allowed = !device           ? bound((loam_dtype)got->spec.dtype, which != SLOT_O)
+                           : which == SLOT_O ? BOUND_OF_DEVICES
+                                             : HUGE_VAL;
+    if (d.relative <= allowed && d.worst_row <= ROW_FACTOR * allowed) return;
+    fail_msg("%s, %s, %s: %s is off by %.2g, row %lld by %.2g; expected %.2g, %.2g", c->name,
+             got->spec.kernel, loam_dtype_name((loam_dtype)got->spec.dtype), slot_names[which], d.relative,
+             (long long)d.row, d.worst_row, allowed, ROW_FACTOR * allowed);
 }
 
 static void check_row(const hard_case *c, const char *kernel, const values *inputs, const values *want)
@@ -101,19 +109,20 @@ static void check_row(const hard_case *c, const char *kernel, const values *inpu
     values_free(&got);
 }
 
-/* The reference takes what the type has left of the inputs, once for all rows of that type. */
-static void check_type(const hard_case *c, loam_pass pass, loam_dtype dtype)
+/* The reference takes what the type has left of the inputs, once for all rows of that type; so many rows. */
+static int check_type(const hard_case *c, loam_pass pass, loam_dtype dtype)
 {
     const spec s = spec_of(c, pass, dtype);
     values inputs = values_make(&s), want = { 0 };
     if (c->change) c->change(&inputs);
     loam_kernel_info row;
+    int rows = 0;
     for (int i = 0; loam_kernel_at(i, &row) == LOAM_OK; i++) {
         if (!row.available || strcmp(row.backend, "reference") == 0 || kernel_turns_keys(row.name) ||
             strcmp(row.pass, loam_pass_name(pass)) != 0 || !kernel_lists(row.mechanisms, "lla") ||
             !kernel_lists(row.dtypes, loam_dtype_name(dtype)))
             continue;
-        if (!want.x[SLOT_Q]) {
+        if (rows++ == 0) {
             spec reference = s;
             reference.dtype = LOAM_F64;
             want = values_like(&reference, &inputs);
@@ -123,6 +132,7 @@ static void check_type(const hard_case *c, loam_pass pass, loam_dtype dtype)
     }
     values_free(&inputs);
     values_free(&want);
+    return rows;
 }
 
 static void hard_systems_are_solved(void **state)
@@ -131,9 +141,10 @@ static void hard_systems_are_solved(void **state)
     static const loam_dtype dtypes[] = { LOAM_F32, LOAM_BF16, LOAM_F16 };
     for (size_t n = 0; n < sizeof cases / sizeof cases[0]; n++)
         for (int pass = LOAM_FORWARD; pass <= LOAM_BACKWARD; pass++)
-            for (int type = 0; type < 3; type++)
-                if (cases[n].change != lengthen_beyond_half || dtypes[type] != LOAM_F16)
-                    check_type(&cases[n], (loam_pass)pass, dtypes[type]);
+            for (int type = 0; type < 3; type++) {
+                if (cases[n].change == lengthen_beyond_half && dtypes[type] == LOAM_F16) continue;
+                assert_true(check_type(&cases[n], (loam_pass)pass, dtypes[type]) > 0);
+            }
 }
 
 int main(void)
