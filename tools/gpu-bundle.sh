@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: MIT
 # gpu-bundle.sh BUILD DIRECTORY [PROGRAM...]: what tools/gpu-check.sh needs, for a machine with a GPU that has
 # neither this tree nor its libraries: the tests, the program, further ones of the build tree
-# (tests/accuracy/loam-accuracy), the shared libraries that they use (but the C library's) and the script
-# itself.
+# (tests/accuracy/loam-accuracy), the shared libraries that they use (but the C library's), the data of a
+# trained model and the script itself.
 set -eu
 build=$1 to=$2
 shift 2
-mkdir -p "$to/bin" "$to/lib"
-for program in tests/check/loam-check tests/parallel/test_parallel_bits tests/cuda/test_cuda_launch \
+mkdir -p "$to/bin" "$to/lib" "$to/data"
+for program in tests/check/loam-check tests/parallel/test_parallel_bits \
+    tests/local/test_local_solver tests/cuda/test_cuda_launch \
     tests/cuda/test_cuda_contract tests/cuda/test_cuda_rope tests/cuda/test_cuda_large \
     tests/recurrent/test_recurrent_bits tests/recurrent/test_recurrent_rows loam tests/cli/test_cli_cuda \
     "$@"; do
@@ -16,5 +17,6 @@ for program in tests/check/loam-check tests/parallel/test_parallel_bits tests/cu
 done
 ldd "$to"/bin/* | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u |
     grep -Ev '/(libc|libm|libdl|librt|libpthread)\.so' | xargs -I '{}' cp -L '{}' "$to/lib/"
+cp -R "$(dirname "$0")/../data/smollm2" "$to/data/"
 cp "$(dirname "$0")/gpu-check.sh" "$to/"
 du -sh "$to"

@@ -20,6 +20,7 @@ place=$(cd "${1:-build}" && pwd)
 logs=$place/gpu-check
 mkdir -p "$logs"
 [ -d "$place/lib" ] && export LD_LIBRARY_PATH="$place/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+[ -d "$place/data" ] && export LOAM_TEST_DATA="$place/data"
 OMP_WAIT_POLICY=passive
 export OMP_WAIT_POLICY
 
@@ -58,6 +59,7 @@ while read -r row; do
 done <"$logs/rows"
 step full "$(program loam-check)" -k cuda --full
 step bits "$(program test_parallel_bits)"
+step solver "$(program test_local_solver)"
 step recurrent-bits "$(program test_recurrent_bits)"
 step recurrent-rows "$(program test_recurrent_rows)"
 step launch "$(program test_cuda_launch)"

@@ -3,6 +3,7 @@
 #include "cli/bench/arrays.h"
 
 #include "cli/bench/count.h"
+#include "cli/bench/files.h"
 #include "cli/names.h"
 #include "cli/random.h"
 #include "io/half.h"
@@ -173,6 +174,17 @@ static void fill_normal(void *data, loam_dtype dtype, int64_t count, random_stre
     }
 }
 
+/* Head and token of a row, counted as it lies in memory. */
+typedef struct place {
+    int64_t head, token;
+} place;
+
+static place place_of(const bench_shape *shape, bench_layout l, int64_t row)
+{
+    return shape->tokens_first ? (place){ row % l.heads, row / l.heads % l.tokens }
+                               : (place){ row / l.tokens % l.heads, row % l.tokens };
+}
+
 /* Queries or keys of shape->data, row by row in memory; the last query lies where the last key does. */
 static void fill_formed(void *data, const bench_shape *shape, enum bench_array which, uint64_t seed,
                         int threads)
@@ -184,15 +196,27 @@ static void fill_formed(void *data, const bench_shape *shape, enum bench_array w
     const random_stream from = { seed, (uint64_t)which }, shared = { seed, BENCH_ARRAYS };
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t row = 0; row < rows; row++) {
-        const int64_t token = shape->tokens_first ? row / l.heads % l.tokens : row % l.tokens;
-        const int64_t head = shape->tokens_first ? row % l.heads : row / l.tokens % l.heads;
-        const int64_t head_kv = which == BENCH_Q ? head / group : head;
+        const place at = place_of(shape, l, row);
+        const int64_t head_kv = which == BENCH_Q ? at.head / group : at.head;
         double x[LOAM_MAX_DIM], common[LOAM_MAX_DIM];
         random_normals(from, (uint64_t)(row * l.channels), l.channels, x);
         random_normals(shared, (uint64_t)(head_kv * l.channels), l.channels, common);
-        bench_data_form(shape->data, which == BENCH_K, x, common, l.channels, token + shift);
+        bench_data_form(shape->data, which == BENCH_K, x, common, l.channels, at.token + shift);
         for (int64_t c = 0; c < l.channels; c++)
             store(data, p->dtype, row * l.channels + c, x[c]);
+    }
+}
+
+static void fill_from_files(void *data, const bench_shape *shape, enum bench_array which,
+                            const bench_files *files, int threads)
+{
+    const loam_problem *p = &shape->problem;
+    const bench_layout l = bench_layout_of(p, which);
+    const int64_t rows = p->batch * l.heads * l.tokens, bytes = l.channels * bench_dtype_bytes(p->dtype);
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t row = 0; row < rows; row++) {
+        const place at = place_of(shape, l, row);
+        bench_files_row(files, p, (int)which, at.head, at.token, (char *)data + row * bytes);
     }
 }
 
@@ -332,7 +356,7 @@ int bench_fail(const bench_shape *shape, const loam_error *reason, io_error *err
                    shape->source, shape->line, shape->name, reason->text);
 }
 
-static int fill(bench_arrays *a, uint64_t seed, int threads, io_error *error)
+static int fill(bench_arrays *a, const bench_files *files, uint64_t seed, int threads, io_error *error)
 {
     const loam_problem *p = &a->shape->problem;
     for (int which = 0; which < BENCH_ARRAYS; which++) {
@@ -344,7 +368,9 @@ static int fill(bench_arrays *a, uint64_t seed, int threads, io_error *error)
             return io_fail(error, EXIT_INTERNAL, "%s: out of memory for an array of %zu bytes",
                            a->shape->name, bytes);
         const bool random = which <= BENCH_STATE_IN, heads = which == BENCH_SLOPE || which == BENCH_SINK;
-        if (a->shape->data != BENCH_NORMAL && (which == BENCH_Q || which == BENCH_K))
+        if (a->shape->data == BENCH_FILES && which <= BENCH_V)
+            fill_from_files(a->at[which], a->shape, (enum bench_array)which, files, threads);
+        else if (a->shape->data != BENCH_NORMAL && (which == BENCH_Q || which == BENCH_K))
             fill_formed(a->at[which], a->shape, (enum bench_array)which, seed, threads);
         else if (random)
             fill_normal(a->at[which], dtype, (int64_t)bytes / bench_dtype_bytes(dtype),
@@ -389,8 +415,11 @@ static int run_forward(bench_arrays *a, int threads, io_error *error)
 
 int bench_arrays_fill(bench_arrays *a, const bench_shape *shape, uint64_t seed, int threads, io_error *error)
 {
+    bench_files files;
     *a = (bench_arrays){ .shape = shape };
-    const int status = fill(a, seed, threads, error);
+    int status = bench_files_read(&files, shape, error);
+    if (!status) status = fill(a, &files, seed, threads, error);
+    bench_files_free(&files);
     if (!status) a->args = bench_args(a);
     return status;
 }

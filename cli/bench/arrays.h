@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
  * The arrays of a shape, filled with numbers that depend on the seed alone (N(0, 1) but for the shape's
- * data), and what the library is to be called with. */
+ * data) or are read from its files, and what the library is to be called with. */
 #ifndef LOAM_CLI_BENCH_ARRAYS_H
 #define LOAM_CLI_BENCH_ARRAYS_H
 
 #include "cli/bench/shape.h"
 
 enum bench_array {
-    BENCH_Q,
+    BENCH_Q, /* q, k and v are in the order of files.h */
     BENCH_K,
     BENCH_V,
     BENCH_PROBE,

@@ -3,6 +3,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "cli/bench/device.h"
 #include "cli/bench/error.h"
+#include "cli/bench/files.h"
 #include "cli/bench/measure.h"
 #include "cli/bench/report.h"
 #include "cli/command.h"
@@ -210,7 +211,7 @@ static int check_device_memory(const bench_run *run, const bench_shape *shape, d
                    shape->line, shape->name, bytes / gib, free_bytes / gib);
 }
 
-/* planned: bytes that only a plan knows of. */
+/* planned: bytes that only a plan, or a file, knows of. */
 static int check_memory(const bench_run *run, const bench_shape *shape, double planned, io_error *error)
 {
     double bytes = bench_arrays_bytes(shape) + planned;
@@ -223,17 +224,35 @@ static int check_memory(const bench_run *run, const bench_shape *shape, double p
                    shape->source, shape->line, shape->name, bytes / gib, limit / gib);
 }
 
+/* Files are read, and refused, before anything is measured; they are read again when it is their turn. */
+static int check_data(const bench_run *run, const bench_shape *shape, io_error *error)
+{
+    const named_file outputs[] = { { "--out", run->options->out }, { NULL, NULL } };
+    bench_files files;
+    int status = 0;
+    for (int which = 0; shape->data == BENCH_FILES && which < BENCH_FILES_COUNT && !status; which++) {
+        char path[BENCH_PATH_BYTES];
+        bench_files_path(shape, which, path);
+        const named_file inputs[] = { { "the data", path }, { NULL, NULL } };
+        status = files_check(inputs, outputs, error);
+    }
+    if (status) return status;
+    status = bench_files_read(&files, shape, error);
+    if (!status) status = check_memory(run, shape, bench_files_bytes(&files), error);
+    bench_files_free(&files);
+    return status;
+}
+
 /* Every problem is planned before the first is measured, so that a mistake costs no minutes. */
 static int check_job(bench_run *run, job *j, io_error *error)
 {
-    int status = check_memory(run, j->shape, 0, error);
-    if (status) return status;
     loam_problem problem = j->shape->problem;
     problem.kernel = j->kernel;
     problem.threads = run->protocol.threads;
     problem.backend = run->protocol.backend;
     loam_plan *plan;
     loam_error reason;
+    int status = 0;
     if (loam_plan_create(&plan, &problem, &reason)) return bench_fail(j->shape, &reason, error);
     double planned = (double)loam_plan_work_bytes(plan);
     if (j->shape->saved) planned += (double)loam_plan_saved_bytes(plan);
@@ -267,8 +286,11 @@ static int choose_jobs(bench_run *run, io_error *error)
                        "no row of the registry that this machine can run is named '%s' and does "
                        "the shapes; see loam list",
                        run->options->kernel ? run->options->kernel : "as they say");
-    for (size_t i = 0; i < run->count && !status; i++)
-        status = check_job(run, &run->jobs[i], error);
+    for (size_t i = 0; i < run->count && !status; i++) {
+        job *j = &run->jobs[i];
+        if (i == 0 || j[-1].shape != j->shape) status = check_data(run, j->shape, error);
+        if (!status) status = check_job(run, j, error);
+    }
     return status;
 }
 

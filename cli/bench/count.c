@@ -128,13 +128,27 @@ double bench_flop(const loam_problem *p, const loam_row_info *info)
     return flop;
 }
 
+static int64_t info_rows(const loam_problem *p)
+{
+    return p->batch * (recurrent(p) ? p->heads_v : p->heads_q) * p->len_q;
+}
+
 double bench_iterations(const loam_problem *p, const loam_row_info *info)
 {
-    const int64_t rows = p->batch * (recurrent(p) ? p->heads_v : p->heads_q) * p->len_q;
+    const int64_t rows = info_rows(p);
     double sum = 0;
     for (int64_t row = 0; row < rows; row++)
         sum += (double)info[row].iterations;
     return rows > 0 ? sum / (double)rows : 0;
+}
+
+double bench_exact(const loam_problem *p, const loam_row_info *info)
+{
+    const int64_t rows = info_rows(p);
+    int64_t exact = 0;
+    for (int64_t row = 0; row < rows; row++)
+        exact += info[row].solver == LOAM_SOLVER_DUAL || info[row].solver == LOAM_SOLVER_GRAM;
+    return rows > 0 ? (double)exact / (double)rows : 0;
 }
 
 /* ---------------------------------------------------------------- bytes */

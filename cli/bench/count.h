@@ -47,6 +47,9 @@ double bench_flop(const loam_problem *problem, const loam_row_info *info);
 double bench_bytes(const loam_problem *problem);
 /* Mean iterations of conjugate gradients over the rows of a problem that solves. */
 double bench_iterations(const loam_problem *problem, const loam_row_info *info);
+/* Share of these rows whose result a factorisation gave (LOAM_SOLVER_DUAL, LOAM_SOLVER_GRAM), not conjugate
+ * gradients. */
+double bench_exact(const loam_problem *problem, const loam_row_info *info);
 
 /* Does a row solve a system, for its probe or for what it reads the state with? */
 bool bench_solves(const loam_problem *problem);

@@ -37,7 +37,8 @@ void bench_data_form(bench_data data, int is_key, double *x, const double *commo
                      int64_t position)
 {
     switch (data) {
-    case BENCH_NORMAL: break;
+    case BENCH_NORMAL:
+    case BENCH_FILES: break;
     case BENCH_UNIT: normalise(x, dim); break;
     case BENCH_ANISOTROPIC:
         if (is_key) stretch(x, dim);

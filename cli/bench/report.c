@@ -131,6 +131,7 @@ static void put_result(fields *f, const bench_report *report, const bench_result
     put_real(f, "of_roof", x.of_roof);
     put_real(f, "times_softmax", x.times_softmax);
     put_real(f, "iterations", r->iterations);
+    put_real(f, "exact", r->exact);
     put_real(f, "error", r->error);
     put_whole(f, "work_bytes", (double)r->work_bytes);
 }
@@ -323,6 +324,7 @@ static void write_row(const bench_report *report, const bench_result *r, name_wi
     write_cell(stream, 6, 1, x.of_roof, 1e-2);
     write_cell(stream, 9, 2, x.times_softmax, 1);
     write_cell(stream, 6, 1, r->iterations, 1);
+    write_cell(stream, 7, 1, r->exact, 1e-2);
     if (isnan(r->error))
         fprintf(stream, " %9s", "-");
     else
@@ -337,13 +339,14 @@ int bench_report_table(const bench_report *report, FILE *stream, io_error *error
     write_head(report, stream);
     if (report->device) write_device(report->device, stream);
     const name_widths w = widths_of(report);
-    fprintf(stream, "\n%-*s %-*s %10s %6s %5s %8s %7s %6s %9s %6s %9s %9s\n", w.shape, "shape", w.kernel,
-            "kernel", "median ms", "iqr %", "runs", "GFLOP/s", "GB/s", "roof %", "x softmax", "iter", "error",
-            "work MiB");
+    fprintf(stream, "\n%-*s %-*s %10s %6s %5s %8s %7s %6s %9s %6s %7s %9s %9s\n", w.shape, "shape", w.kernel,
+            "kernel", "median ms", "iqr %", "runs", "GFLOP/s", "GB/s", "roof %", "x softmax", "iter",
+            "exact %", "error", "work MiB");
     for (size_t i = 0; i < report->count; i++)
         write_row(report, &report->results[i], w, stream);
     fprintf(stream,
             "\nroof %%: of sgemm by operations; decode: of read by compulsory bytes, recurrences of update; "
-            "CUDA: likewise of the device's copy. x softmax: by medians, same row, same problem.\n");
+            "CUDA: likewise of the device's copy. x softmax: by medians, same row, same problem. exact %%: "
+            "rows that a factorisation solved.\n");
     return 0;
 }

@@ -59,5 +59,7 @@ void bench_count(const bench_arrays *a, bench_result *r)
     r->pairs = bench_pairs(p);
     r->flop = bench_flop(p, info);
     r->bytes = bench_bytes(p);
-    r->iterations = info && (p->pass != LOAM_DECODE || bench_recurrent(p)) ? bench_iterations(p, info) : NAN;
+    const bool told = info && (p->pass != LOAM_DECODE || bench_recurrent(p));
+    r->iterations = told ? bench_iterations(p, info) : NAN;
+    r->exact = told ? bench_exact(p, info) : NAN;
 }

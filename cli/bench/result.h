@@ -19,7 +19,8 @@ typedef struct bench_result {
     int64_t runs;
     double median, low, high, least, most; /* seconds; low and high are the quartiles */
     double pairs, flop, bytes;
-    double iterations; /* mean of conjugate gradients; NaN but for LLA forward and backward */
+    double iterations; /* mean of conjugate gradients; NaN but for MesaNet, and LLA forward and backward */
+    double exact;      /* share of rows that a factorisation solved; NaN likewise */
     double error;      /* NaN: not asked for */
     size_t work_bytes;
     bool device; /* measured on a GPU */
@@ -31,7 +32,7 @@ bool bench_enough(const bench_protocol *protocol, int64_t runs, double spent);
 int64_t bench_most_runs(const bench_protocol *protocol);
 /* A decode step that is timed goes on from the state that the one before left, in its memory. */
 void bench_in_place(loam_args *args);
-/* Pairs, operations, bytes and iterations, by the info of the rows where there is any. */
+/* Pairs, operations, bytes, iterations and who solved, by the info of the rows where there is any. */
 void bench_count(const bench_arrays *arrays, bench_result *result);
 
 /* Median, quartiles and extremes of runs > 0 times, which are sorted. */

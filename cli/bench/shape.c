@@ -79,10 +79,10 @@ static int set_real(const reader *r, const char *field, const char *word, double
     return 0;
 }
 
-static int set_name(const reader *r, const char *field, const char *word, char *into)
+static int set_name(const reader *r, const char *field, const char *word, char *into, size_t room)
 {
-    if (strlen(word) == 0 || strlen(word) >= BENCH_NAME_BYTES)
-        return fail(r, "%s: '%.60s', expected 1 to %d characters", field, word, BENCH_NAME_BYTES - 1);
+    if (strlen(word) == 0 || strlen(word) >= room)
+        return fail(r, "%s: '%.60s', expected 1 to %zu characters", field, word, room - 1);
     for (const char *c = word; *c; c++)
         if (*c < '!' || *c > '~' || strchr(",\"|", *c))
             return fail(r, "%s: '%s', expected no comma, quote, bar or character beyond ASCII", field, word);
@@ -150,13 +150,25 @@ static int set_word(const reader *r, enum flag flag, const char *value, names_wo
         r->shape->problem.ridge_unit = (loam_ridge_unit)choice;
     else if (flag == FLAG_SCORE)
         r->shape->problem.score = (loam_score)choice;
-    else if (flag == FLAG_DATA)
-        r->shape->data = (bench_data)choice;
     else if (flag == FLAG_FEATURES)
         r->shape->problem.feature_map = (loam_feature_map)choice;
     else
         r->shape->tokens_first = choice == 1;
     return 0;
+}
+
+/* Whatever is no word begins the paths of files. */
+static int set_data(const reader *r, const char *value)
+{
+    bench_shape *s = r->shape;
+    char text[NAMES_BYTES];
+    const int word = names_find(data_name, value);
+    s->data = word >= 0 ? (bench_data)word : BENCH_FILES;
+    if (word >= 0) return 0;
+    if (is_recurrent(&s->problem))
+        return fail(r, "data: '%s', expected %s; files are for the local family, not for %s", value,
+                    names_list(text, data_name, " or "), loam_mechanism_name(s->problem.mechanism));
+    return set_name(r, "data", value, s->files, sizeof s->files);
 }
 
 static int set_value(const reader *r, enum flag flag, const char *value)
@@ -180,8 +192,8 @@ static int set_value(const reader *r, enum flag flag, const char *value)
     case FLAG_SCORE: return set_word(r, flag, value, names_score);
     case FLAG_FEATURES: return set_word(r, flag, value, names_feature_map);
     case FLAG_LAYOUT: return set_word(r, flag, value, layout_name);
-    case FLAG_DATA: return set_word(r, flag, value, data_name);
-    default: return set_name(r, FLAGS[flag], value, r->shape->kernel);
+    case FLAG_DATA: return set_data(r, value);
+    default: return set_name(r, FLAGS[flag], value, r->shape->kernel, BENCH_NAME_BYTES);
     }
 }
 
@@ -287,7 +299,7 @@ static int read_sizes(const reader *r, char **rest)
 
 static int read_fields(reader *r, const char *name, char **rest)
 {
-    int status = set_name(r, "name", name, r->shape->name);
+    int status = set_name(r, "name", name, r->shape->name, BENCH_NAME_BYTES);
     if (!status) status = read_kind(r, rest);
     if (!status) status = read_sizes(r, rest);
     char *word;

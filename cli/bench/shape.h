@@ -10,7 +10,9 @@
  *     causal | full            default causal
  *     window=N ridge=X unit=normalised|max|trace score=dot|rbf scale=X soft_cap=X slope sink
  *     layout=bhtd|bthd         (B,H,T,D) arrays, the default, or (B,T,H,D)
- *     data=normal|unit|anisotropic|shifted|rope      queries and keys, see bench_data.h; default normal
+ *     data=normal|unit|anisotropic|shifted|rope      queries and keys, see data.h; default normal
+ *     data=PREFIX              of the local family: queries, keys and values of PREFIX-q.npy, PREFIX-k.npy
+ *                              and PREFIX-v.npy, see files.h
  *     saved                    a forward that also leaves what the backward reads
  *     decay path               FoX and PaTH scores of softmax, parallax and lla
  *     features=identity|elu|unit normalise       of recurrences
@@ -35,6 +37,7 @@ typedef struct bench_shape {
     bool tokens_first;             /* layout=bthd */
     bool saved; /* there is args.saved: a backward reads it, a forward writes it where asked */
     bench_data data;
+    char files[BENCH_FLAGS_BYTES]; /* BENCH_FILES: what their paths begin with */
     loam_problem problem;
     const char *source; /* of the line, for messages; the caller's string */
     int line;

@@ -12,8 +12,9 @@
 enum { SEED = 31, SKIPPED = 77, LONG_QUERIES = 64, SHORT = 512 };
 
 static const int64_t lengths[] = { 64, 496, 512, 1024, 4096 }, dims[] = { 64, 128 };
-static const sample_kind kinds[] = { SAMPLE_NORMAL, SAMPLE_UNIT, SAMPLE_ANISO, SAMPLE_SHIFT_4, SAMPLE_ROPE };
-enum { LENGTHS = 5, DIMS = 2, KINDS = 5 };
+static const sample_kind kinds[] = { SAMPLE_NORMAL, SAMPLE_UNIT,     SAMPLE_ANISO,  SAMPLE_SHIFT_4,
+                                     SAMPLE_ROPE,   SAMPLE_LAYER_20, SAMPLE_LAYER_3 };
+enum { LENGTHS = 5, DIMS = 2, KINDS = 7 };
 
 typedef struct variant {
     loam_mechanism mechanism;

@@ -4,6 +4,7 @@
 #include "tests/support/element.h"
 #include "tests/support/memory.h"
 #include "tests/support/random.h"
+#include "tests/support/real.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -11,9 +12,9 @@
 
 enum { STREAM_Q = 300, STREAM_K, STREAM_V, STREAM_PROBE, STREAM_GRAD, STREAM_KIND };
 
-static const char *const names[SAMPLE_KINDS] = { "normal",    "unit",     "aniso", "shift 4",
-                                                 "shift 100", "self",     "rope",  "equal",
-                                                 "one key",   "dominant", "steep" };
+static const char *const names[SAMPLE_KINDS] = { "normal", "unit",     "aniso",  "shift 4", "shift 100",
+                                                 "self",   "rope",     "equal",  "one key", "dominant",
+                                                 "steep",  "layer 20", "layer 3" };
 
 const char *sample_kind_name(sample_kind kind) { return names[kind]; }
 
@@ -128,6 +129,19 @@ static void steepen(sample *s)
     scale(s->q, s->len_q * s->dim, 80 * sqrt((double)s->dim) / most);
 }
 
+static void take_layer(sample *s, int number)
+{
+    real_layer layer = real_read(number);
+    const int64_t d = s->dim;
+    for (int64_t t = 0; t < s->len_kv; t++) {
+        real_row(&layer, SLOT_K, 0, t, d, s->k + t * d);
+        real_row(&layer, SLOT_V, 0, t, d, s->v + t * d);
+    }
+    for (int64_t t = 0; t < s->len_q; t++)
+        real_row(&layer, SLOT_Q, 0, s->len_kv - s->len_q + t, d, s->q + t * d);
+    real_free(&layer);
+}
+
 static void apply(sample_kind kind, sample *s, uint64_t seed)
 {
     const int64_t d = s->dim, keys = s->len_kv * d;
@@ -147,6 +161,8 @@ static void apply(sample_kind kind, sample *s, uint64_t seed)
     case SAMPLE_ONE: s->window = 1; break;
     case SAMPLE_DOMINANT: pull_to_first(s); break;
     case SAMPLE_STEEP: steepen(s); break;
+    case SAMPLE_LAYER_20: take_layer(s, 20); break;
+    case SAMPLE_LAYER_3: take_layer(s, 3); break;
     default: break;
     }
 }

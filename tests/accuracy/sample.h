@@ -6,7 +6,7 @@
 #include "loam.h"
 
 typedef enum sample_kind {
-    SAMPLE_NORMAL,    /* q, k ~ N(0, 1), as v, probe and grad_o always are */
+    SAMPLE_NORMAL,    /* q, k ~ N(0, 1), as v, probe and grad_o are but where a kind says so */
     SAMPLE_UNIT,      /* q and k of norm 1 */
     SAMPLE_ANISO,     /* standard deviations of k from 2 to 0.05 along random axes */
     SAMPLE_SHIFT_4,   /* 4 added to every channel of k */
@@ -17,6 +17,8 @@ typedef enum sample_kind {
     SAMPLE_ONE,       /* each query sees one key */
     SAMPLE_DOMINANT,  /* one key takes nearly all weight of every row */
     SAMPLE_STEEP,     /* scores from about -80 to 80 */
+    SAMPLE_LAYER_20,  /* q, k and v of layer 20 of a trained model (tests/support/real.h) */
+    SAMPLE_LAYER_3,   /* of layer 3 */
     SAMPLE_KINDS
 } sample_kind;
 

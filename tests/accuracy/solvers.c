@@ -98,8 +98,8 @@ static void survey_line(table *t, sample_kind kind, double ridge, int64_t n, int
 
 int solvers_survey(void)
 {
-    static const sample_kind kinds[] = { SAMPLE_NORMAL,  SAMPLE_UNIT, SAMPLE_ANISO,
-                                         SAMPLE_SHIFT_4, SAMPLE_SELF, SAMPLE_ROPE };
+    static const sample_kind kinds[] = { SAMPLE_NORMAL, SAMPLE_UNIT, SAMPLE_ANISO,    SAMPLE_SHIFT_4,
+                                         SAMPLE_SELF,   SAMPLE_ROPE, SAMPLE_LAYER_20, SAMPLE_LAYER_3 };
     static const double ridges[] = { 1, 0.1, 0.01, 1e-3 };
     static const int64_t lengths[] = { 64, 512, 4096 }, dims[] = { 64, 128 };
     printf("The last %d queries of n tokens, causal, float32 on the fastest instruction set; seed %d. Rows "
@@ -107,7 +107,7 @@ int solvers_survey(void)
            ROWS, SEED);
     for (int d = 0; d < 2; d++) {
         table *t = table_begin("data|ridge|n|d|cg / dual / gram|iterations|error of o|time / softmax");
-        for (int kind = 0; kind < 6; kind++) {
+        for (int kind = 0; kind < 8; kind++) {
             for (int r = 0; r < 4; r++)
                 for (int n = 0; n < 3; n++)
                     survey_line(t, kinds[kind], ridges[r], lengths[n], dims[d]);
@@ -167,14 +167,15 @@ static void compare_line(table *t, sample_kind kind, double ridge, int64_t n, in
 
 int solvers_compare(const char *data)
 {
-    static const sample_kind kinds[] = { SAMPLE_NORMAL, SAMPLE_UNIT, SAMPLE_ANISO, SAMPLE_SELF, SAMPLE_ROPE };
+    static const sample_kind kinds[] = { SAMPLE_NORMAL, SAMPLE_UNIT, SAMPLE_ANISO,
+                                         SAMPLE_SELF,   SAMPLE_ROPE, SAMPLE_LAYER_20 };
     static const double ridges[] = { 1, 0.1, 0.01, 1e-3 };
     static const int64_t lengths[] = { 64, 512, 4096 }, dims[] = { 32, 64, 128 };
     printf(
         "%d queries that all see n keys, one thread: microseconds of processor time per row, largest error "
         "of a row of o; of conjugate gradients also the steps; seed %d\n\n",
         ROWS, SEED);
-    for (int kind = 0; kind < 5; kind++) {
+    for (int kind = 0; kind < 6; kind++) {
         if (strcmp(data, "all") != 0 && strcmp(data, sample_kind_name(kinds[kind])) != 0) continue;
         table *t = table_begin("data|ridge|n|d|Loam|error|CG|CG, shared|Gram f32|dual f32|Gram f64|dual f64");
         for (int d = 0; d < 3; d++) {

@@ -13,14 +13,14 @@ fail()
     exit 1
 }
 
-header=shape,kernel,median_s,quartile1_s,quartile3_s,gflops,gbs,of_roof,times_softmax,iterations,error
+header=shape,kernel,median_s,quartile1_s,quartile3_s,gflops,gbs,of_roof,times_softmax,iterations,exact,error
 run=machine,features,threads,compiler,commit,date,sgemm_gflops,read_gbs,copy_gbs
 where=CPU,avx2,2,gcc,abc,today,100.4,20,30
 cat >one.csv <<END
 $header,$run
-soft-a,fast,0.0015,0.001,0.002,50.25,1.5,0.625,1,,1.5e-06,$where
-lla-a,fast,0.0300,0.029,0.031,40,0.1,0.5,20,12.5,,$where
-soft-b,fast,0.0020,0.002,0.002,60,1.5,0.7,1,,,$where
+soft-a,fast,0.0015,0.001,0.002,50.25,1.5,0.625,1,,,1.5e-06,$where
+lla-a,fast,0.0300,0.029,0.031,40,0.1,0.5,20,12.5,0.25,,$where
+soft-b,fast,0.0020,0.002,0.002,60,1.5,0.7,1,,,,$where
 END
 # Columns in another order, and some missing.
 cat >two.csv <<END

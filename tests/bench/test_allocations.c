@@ -2,7 +2,7 @@
  * Each allocation of the command fails once: a status and a line, and no output file. */
 #include "cli/bench/roof.h"
 #include "cli/command.h"
-#include "io/error.h"
+#include "io/npy.h"
 #include "tests/support/alloc_fail.h"
 
 #include <jansson.h>
@@ -17,6 +17,22 @@
 #include <cmocka.h>
 
 static const char SHAPES[] = "bench-allocations.txt", OUT[] = "bench-allocations.out";
+
+/* q, k and v of 4 tokens with 3 channels. */
+static void write_data(void)
+{
+    for (const char *letter = "qkv"; *letter; letter++) {
+        char path[32];
+        array a;
+        io_error error;
+        snprintf(path, sizeof path, "bench-allocations-%c.npy", *letter);
+        assert_int_equal(array_create(&a, LOAM_F32, 3, (const int64_t[]){ 1, 4, 3 }, path, &error), 0);
+        for (int64_t i = 0; i < a.count; i++)
+            array_set(&a, i, 1 / (double)(1 + i));
+        assert_int_equal(npy_write(path, &a, &error), 0);
+        array_free(&a);
+    }
+}
 
 static int run_command(const char *format)
 {
@@ -53,14 +69,17 @@ static void each_allocation_fails_once(void **state)
     (void)state;
     FILE *stream = fopen(SHAPES, "w");
     assert_non_null(stream);
-    fputs("a lla backward f32 1 2 1 4 4 3 3\nb softmax decode bf16 1 1 1 1 4 3 3 slope sink kernel=*ref\n",
+    fputs("a lla backward f32 1 2 1 4 4 3 3\nb softmax decode bf16 1 1 1 1 4 3 3 slope sink kernel=*ref\n"
+          "c softmax forward bf16 1 1 1 4 4 3 3 data=bench-allocations\n",
           stream);
     assert_int_equal(fclose(stream), 0);
+    write_data();
     json_set_alloc_funcs(alloc_fail_malloc, alloc_fail_free);
     const int csv = fail_each("csv"), json = fail_each("json");
     printf("%d and %d allocations\n", csv, json);
     assert_true(csv > 30 && json > csv);
     unlink(SHAPES);
+    unlink("bench-allocations-q.npy"), unlink("bench-allocations-k.npy"), unlink("bench-allocations-v.npy");
 }
 
 static void roofs_need_memory(void **state)

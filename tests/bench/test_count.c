@@ -145,6 +145,10 @@ static void lla_counts_what_each_row_did(void **state)
     }
     assert_true(fabs(bench_flop(&p, info) - expected) < 1e-9 * expected);
     assert_true(fabs(bench_iterations(&p, info) - iterations / ROWS) < 1e-12);
+    assert_true(bench_exact(&p, info) == 0.5); /* dual and Gram: two of four */
+    info[1].solver = LOAM_SOLVER_DUAL;
+    assert_true(bench_exact(&p, info) == (double)(ROWS / 2 + 1) / ROWS);
+    info[1].solver = LOAM_SOLVER_CG;
     p.pass = LOAM_BACKWARD;
     assert_true(fabs(bench_flop(&p, info) - expected - 10 * 10 * brute_pairs(&p)) < 1e-9 * expected);
     p.pass = LOAM_DECODE, p.len_q = 1;

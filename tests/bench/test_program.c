@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * loam bench as a user runs it. */
-#include "io/error.h"
-#include "loam.h"
+#include "io/npy.h"
 #include "tests/cli/program.h"
 
 #include <jansson.h>
@@ -32,6 +31,23 @@ static void write_shapes(void)
                             "step lla decode f32 1 4 1 1 300 16 16\n"
                             "exact softmax decode f64 1 4 1 2 300 16 16 sink slope\n"
                             "rows softmax forward f32 1 1 1 5 5 4 4 kernel=*\n");
+}
+
+/* data-q.npy, data-k.npy and data-v.npy, of 40 tokens: two query heads on one key head. */
+static void write_data(void)
+{
+    for (const char *letter = "qkv"; *letter; letter++) {
+        char path[16];
+        array a;
+        io_error error;
+        snprintf(path, sizeof path, "data-%c.npy", *letter);
+        const int64_t shape[] = { *letter == 'q' ? 2 : 1, 40, 8 };
+        assert_int_equal(array_create(&a, LOAM_F16, 3, shape, path, &error), 0);
+        for (int64_t i = 0; i < a.count; i++)
+            array_set(&a, i, (double)(i * 37 % 101) / 50 - 1);
+        assert_int_equal(npy_write(path, &a, &error), 0);
+        array_free(&a);
+    }
 }
 
 static json_t *run_json(const char *arguments)
@@ -94,6 +110,26 @@ static void results_are_whole(void **state)
         assert_true(number_of(row, "error") >= 0 && number_of(row, "error") < 1e-2);
         assert_true(json_is_null(json_object_get(row, "of_roof")));
     }
+    json_decref(root);
+}
+
+/* Rows of LLA tell how they were solved, others do not. */
+static void data_from_files_are_measured(void **state)
+{
+    (void)state;
+    write_data();
+    write_file("files.txt", "soft softmax forward bf16 2 4 2 20 40 16 8 data=data layout=bthd\n"
+                            "lla lla forward f32 1 2 1 40 40 8 8 data=data ridge=0.001\n"
+                            "grad lla backward f16 1 3 1 9 33 8 8 data=data ridge=1e4\n");
+    json_t *root = run_json("files.txt --no-roof --repeat 1"), *results = json_object_get(root, "results");
+    assert_int_equal(json_array_size(results), 3);
+    for (size_t i = 0; i < 3; i++) {
+        const double error = number_of(json_array_get(results, i), "error");
+        assert_true(error >= 0 && error < 1e-2);
+    }
+    assert_true(json_is_null(json_object_get(json_array_get(results, 0), "exact")));
+    assert_true(number_of(json_array_get(results, 1), "exact") > 0.1);
+    assert_true(number_of(json_array_get(results, 2), "exact") == 0);
     json_decref(root);
 }
 
@@ -218,6 +254,14 @@ static void mistakes_are_refused(void **state)
 {
     (void)state;
     write_shapes();
+    write_data();
+    write_file("absent.txt", "good softmax forward f32 1 1 1 4 4 8 8\n"
+                             "absent softmax forward f32 1 1 1 4 4 8 8 data=norml\n");
+    write_file("own.txt", "own softmax forward f32 1 1 1 4 4 8 8 data=data\n");
+    expect_refusal("absent.txt", EXIT_INPUT,
+                   "absent.txt:2: data: 'norml', expected normal, unit, anisotropic, shifted or rope, or the "
+                   "prefix of files: cannot read norml-q.npy: No such file or directory");
+    expect_refusal("own.txt --memory 0.000001", EXIT_INPUT, "own.txt:1: own: needs ");
     write_file("bad.txt", "good softmax forward f32 1 1 1 4 4 4 4\nbad softmax forward f32 1 1 1 4 4 4 x\n");
     write_file("contract.txt", "sunk lla forward f32 1 1 1 4 4 4 4 sink\n");
     write_file("huge.txt", "huge softmax forward f32 1048576 1048576 1 536870911 536870911 512 512\n");
@@ -245,6 +289,8 @@ static void mistakes_are_refused(void **state)
     expect_refusal("small.txt small.txt", EXIT_INPUT, "is taken by small.txt:1");
     outcome result = run_loam("bench small.txt --no-roof --repeat 1 --out ./small.txt");
     expect_complaint(&result, EXIT_USAGE, "--out ./small.txt would be written over the shapes small.txt");
+    result = run_loam("bench own.txt --no-roof --repeat 1 --out ./data-k.npy");
+    expect_complaint(&result, EXIT_USAGE, "--out ./data-k.npy would be written over the data data-k.npy");
     result = run_loam("bench small.txt --no-roof --repeat 1 --out no/such/directory");
     expect_complaint(&result, EXIT_OUTPUT, "no/such/directory");
     result = run_loam("bench small.txt --no-roof --repeat 1 --format json --out /dev/full");
@@ -254,10 +300,15 @@ static void mistakes_are_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(results_are_whole),        cmocka_unit_test(roofs_are_measured),
-        cmocka_unit_test(options_choose),           cmocka_unit_test(rows_that_cannot_run_are_left_out),
-        cmocka_unit_test(table_is_the_default),     cmocka_unit_test(shapes_are_printed),
-        cmocka_unit_test(every_mechanism_is_found), cmocka_unit_test(mistakes_are_refused),
+        cmocka_unit_test(results_are_whole),
+        cmocka_unit_test(data_from_files_are_measured),
+        cmocka_unit_test(roofs_are_measured),
+        cmocka_unit_test(options_choose),
+        cmocka_unit_test(rows_that_cannot_run_are_left_out),
+        cmocka_unit_test(table_is_the_default),
+        cmocka_unit_test(shapes_are_printed),
+        cmocka_unit_test(every_mechanism_is_found),
+        cmocka_unit_test(mistakes_are_refused),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }

@@ -53,6 +53,7 @@ static void make_up(made_up *m)
                                         .flop = 25e9,
                                         .bytes = 2e9,
                                         .iterations = i == 1 ? 12.5 : NAN,
+                                        .exact = i == 1 ? 0.375 : NAN,
                                         .error = i == 1   ? INFINITY
                                                  : i == 0 ? 1e-6
                                                           : NAN,
@@ -177,6 +178,7 @@ static void csv_has_its_columns(void **state)
                                                                    : rows == 1 ? "inf"
                                                                                : "");
         assert_string_equal(cell(names, values, columns, "iterations"), rows == 1 ? "12.5" : "");
+        assert_string_equal(cell(names, values, columns, "exact"), rows == 1 ? "0.375" : "");
         assert_string_equal(cell(names, values, columns, "roof"), rows == 2 ? "read" : "sgemm");
     }
     assert_int_equal(rows, 3);
@@ -223,7 +225,9 @@ static void json_has_its_fields(void **state)
     assert_true(json_real_value(json_object_get(lla, "median_s")) == 1);
     assert_true(json_real_value(json_object_get(lla, "times_softmax")) == 2);
     assert_true(json_is_null(json_object_get(lla, "error")));
+    assert_true(json_real_value(json_object_get(lla, "exact")) == 0.375);
     assert_true(json_is_null(json_object_get(json_array_get(results, 2), "iterations")));
+    assert_true(json_is_null(json_object_get(json_array_get(results, 2), "exact")));
     json_decref(root);
     free(text);
 }
@@ -234,10 +238,17 @@ static void table_shows_roofs_and_rows(void **state)
     made_up m;
     make_up(&m);
     char *text = written(&m.report, bench_report_table);
-    static const char *const parts[] = {
-        "commit abc+", "a CPU, 4 cores", "threads 3, seed 5", "100.0 GFLOP/s", "(first 90.0, last 80.0)",
-        "shape-0",     "shape-1",        "shape-2",           "500.000",       "1.0e-06"
-    };
+    static const char *const parts[] = { "commit abc+",
+                                         "a CPU, 4 cores",
+                                         "threads 3, seed 5",
+                                         "100.0 GFLOP/s",
+                                         "(first 90.0, last 80.0)",
+                                         "shape-0",
+                                         "shape-1",
+                                         "shape-2",
+                                         "500.000",
+                                         "1.0e-06",
+                                         "   12.5    37.5       inf" };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         if (!strstr(text, parts[i])) fail_msg("no '%s' in:\n%s", parts[i], text);
     free(text);

@@ -42,9 +42,10 @@ static void lines_are_read(void **state)
         "six lla backward f32 1 2 2 9 9 8 4 decay\n"
         "seven mesa forward f32 1 2 2 9 9 8 8 ridge=3\n"
         "eight linear forward f32 1 2 2 9 9 8 8 normalise features=elu\n"
-        "nine softmax forward f32 1 2 2 9 9 8 8 path\n";
+        "nine softmax forward f32 1 2 2 9 9 8 8 path\n"
+        "ten lla forward f32 1 2 2 9 9 8 8 data=some/folder/layer20 ridge=3\n";
     assert_int_equal(read_text(&shapes, text, &error), 0);
-    assert_int_equal(shapes.count, 9);
+    assert_int_equal(shapes.count, 10);
     const loam_problem *p = &shapes.at[0].problem;
     assert_string_equal(shapes.at[0].name, "one");
     assert_string_equal(shapes.at[0].flags, "");
@@ -73,6 +74,9 @@ static void lines_are_read(void **state)
     assert_true(shapes.at[6].problem.ridge == 3);
     assert_true(shapes.at[7].problem.normalise && shapes.at[7].problem.feature_map == LOAM_FEATURES_ELU);
     assert_true(shapes.at[8].problem.path && !shapes.at[8].problem.decay);
+    assert_true(shapes.at[9].data == BENCH_FILES && shapes.at[9].problem.ridge == 3);
+    assert_string_equal(shapes.at[9].files, "some/folder/layer20");
+    assert_string_equal(shapes.at[3].files, "");
     bench_shapes_free(&shapes);
 }
 
@@ -124,7 +128,12 @@ static void flags_are_checked(void **state)
     expect(LINE "soft_cap=inf", "soft_cap: 'inf'");
     expect(LINE "score=cosine", "score: 'cosine', expected dot or rbf");
     expect(LINE "layout=thbd", "layout: 'thbd', expected bhtd or bthd");
-    expect(LINE "data=rapid", "data: 'rapid', expected normal, unit, anisotropic, shifted or rope");
+    expect(LINE "data=", "data: ''");
+    expect(LINE "data=a,b", "data: 'a,b', expected no comma");
+    expect(
+        "a kda forward f32 1 4 4 9 9 8 8 data=rapid",
+        "data: 'rapid', expected normal, unit, anisotropic, shifted or rope; files are for the local family, "
+        "not for kda");
     expect("a softmax decode f32 1 1 1 1 9 8 8 saved", "saved: only a forward has it to leave, not decode");
     expect("a linear forward f32 1 4 2 9 9 8 8", "Hkv: 2, expected a multiple of Hq 4 for linear");
     expect("a kda forward f32 1 4 4 9 8 8 8", "Lkv: 8, expected Lq 9 for kda");

@@ -89,7 +89,7 @@ static void draw_options(spec *s, rng *r)
     s->sink = s->mechanism == LOAM_SOFTMAX && rng_one_in(r, 3);
     s->decay = s->causal && s->score == LOAM_DOT && !s->sink && rng_one_in(r, 3);
     s->threads = rng_int(r, 0, 3);
-    s->data = rng_one_in(r, 2) ? DATA_NORMAL : rng_int(r, 0, DATA_KINDS - 1);
+    s->data = rng_one_in(r, 2) ? DATA_NORMAL : rng_int(r, 0, DATA_SELF);
     s->layout = rng_one_in(r, 3) ? 0 : rng_int(r, 1, 1 << 30);
     if (s->mechanism == LOAM_LLA) {
         s->ridge = rng_one_in(r, 16) ? 0 : PICK(r, ridges);
@@ -107,6 +107,12 @@ static void draw_path(spec *s, rng *r, const loam_kernel_info *row)
         s->decay = rng_one_in(r, 3);
         s->data = s->data == DATA_FAR ? DATA_NORMAL : s->data;
     }
+}
+
+/* The last draw of a case, so that it moves no other. */
+static void draw_real(spec *s, rng *r)
+{
+    if (rng_one_in(r, 12)) s->data = DATA_REAL;
 }
 
 static void draw_omissions(spec *s, rng *r)
@@ -183,7 +189,7 @@ static void draw_recurrent_options(spec *s, rng *r, const loam_kernel_info *row)
     s->scale = !s->normalise && rng_one_in(r, 3) ? 0.05 + rng_uniform(r) : 0;
     s->causal = 1;
     s->threads = rng_int(r, 0, 3);
-    s->data = rng_one_in(r, 2) ? DATA_NORMAL : rng_int(r, 0, DATA_KINDS - 1);
+    s->data = rng_one_in(r, 2) ? DATA_NORMAL : rng_int(r, 0, DATA_SELF);
     if (s->normalise && form.beta && s->data == DATA_STEEP)
         s->data = DATA_NORMAL; /* beta of 0 and strong gates leave weights that only float64 tells from 0 */
     s->layout = rng_one_in(r, 3) ? 0 : rng_int(r, 1, 1 << 30);
@@ -224,6 +230,7 @@ static spec generate_recurrent(const loam_kernel_info *row, rng *r, double budge
     s.len_kv = s.len_q;
     kernel_fit(&s);
     s.seed = (int64_t)(rng_bits(r) >> 33);
+    draw_real(&s, r);
     return s;
 }
 
@@ -241,5 +248,6 @@ spec generate_spec(const loam_kernel_info *row, uint64_t seed, uint64_t number, 
     shrink(&s, &r, rng_one_in(&r, 10) ? 15 * budget : budget);
     kernel_fit(&s);
     s.seed = (int64_t)(rng_bits(&r) >> 33);
+    draw_real(&s, &r);
     return s;
 }

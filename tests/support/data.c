@@ -5,6 +5,7 @@
 #include "tests/support/layout.h"
 #include "tests/support/memory.h"
 #include "tests/support/random.h"
+#include "tests/support/real.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -171,6 +172,32 @@ static void shift(values *v, slot which, double by)
         v->x[which][i] += i % v->spec.dim_qk % 2 ? by : -by;
 }
 
+/* Key heads, counted over the batch, are of layers 20 and 3 in turn, each pair of them 256 tokens further on
+ * than the one before. The last query lies where the last key does. */
+static void take_real(values *v, slot which, const real_layer *layers)
+{
+    const spec *s = &v->spec;
+    const shape a = slot_shape(v, which);
+    const int64_t group = which == SLOT_Q ? s->heads_q / s->heads_kv : 1;
+    for (int64_t row = 0; row < a.batch * a.heads * a.tokens; row++) {
+        const int64_t t = row % a.tokens, h = row / a.tokens % a.heads, b = row / a.tokens / a.heads;
+        const int64_t number = b * (a.heads / group) + h / group;
+        const int64_t keys = s->lens ? v->lens_kv[b] : s->len_kv;
+        const int64_t shift = which == SLOT_Q && !s->packed ? keys - s->len_q : 0;
+        real_row(&layers[number % 2], which, h % group, t + shift + number / 2 * 256, a.channels,
+                 slot_at(v, which, b, h, t));
+    }
+}
+
+static void fill_real(values *v)
+{
+    real_layer layers[2] = { real_read(20), real_read(3) };
+    for (int which = SLOT_Q; which <= SLOT_V; which++)
+        take_real(v, (slot)which, layers);
+    real_free(&layers[0]);
+    real_free(&layers[1]);
+}
+
 static void apply_kind(values *v)
 {
     const int half = v->spec.dtype == LOAM_F16;
@@ -192,6 +219,7 @@ static void apply_kind(values *v)
         break;
     case DATA_LARGE: scale_array(v, SLOT_V, half ? 8 : 1e4); break;
     case DATA_SELF: pull_queries(v, 0, 1, -1); break;
+    case DATA_REAL: fill_real(v); break;
     default: break;
     }
 }

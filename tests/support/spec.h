@@ -57,6 +57,7 @@ typedef enum data_kind {
     DATA_TINY,     /* keys and values close to 0 */
     DATA_LARGE,    /* large values */
     DATA_SELF,     /* queries are keys */
+    DATA_REAL,     /* queries, keys and values of a trained model (real.h) */
     DATA_KINDS
 } data_kind;
 

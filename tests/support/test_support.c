@@ -4,6 +4,7 @@
 #include "tests/support/element.h"
 #include "tests/support/expect.h"
 #include "tests/support/random.h"
+#include "tests/support/real.h"
 
 #include <math.h>
 #include <string.h>
@@ -114,6 +115,33 @@ static void comparison_finds_what_differs(void **state)
     assert_int_equal(compare_bits(want, want, 6), -1);
 }
 
+/* Of a real layer: heads share keys, queries end where keys end, channels go on in the next token. */
+static void real_data_are_the_files(void **state)
+{
+    (void)state;
+    real_layer layers[] = { real_read(20), real_read(3) };
+    spec s = spec_default(LOAM_LLA, LOAM_FORWARD, 3000, 70, 5);
+    s.batch = 2, s.heads_q = 6, s.heads_kv = 2, s.len_q = 4;
+    s.data = DATA_REAL;
+    values v = values_make(&s);
+    for (int n = 0; n < 4; n++) { /* key heads of both sequences */
+        const real_layer *layer = &layers[n % 2];
+        const int64_t tokens = layer->x[1].shape[1], first = n / 2 * 256;
+        for (int64_t t = 0; t < s.len_kv; t += 7)
+            for (int64_t c = 0; c < s.dim_qk; c += 3)
+                assert_true(slot_at(&v, SLOT_K, n / 2, n % 2, t)[c] ==
+                            array_get(&layer->x[1], (first + t + c / 64) % tokens * 64 + c % 64));
+        assert_true(slot_at(&v, SLOT_V, n / 2, n % 2, 2999)[4] ==
+                    array_get(&layer->x[2], (first + 2999) % tokens * 64 + 4));
+        for (int64_t h = 0; h < 3; h++)
+            assert_true(slot_at(&v, SLOT_Q, n / 2, n % 2 * 3 + h, 3)[63] ==
+                        array_get(&layer->x[0], (h * tokens + (first + 2999) % tokens) * 64 + 63));
+    }
+    values_free(&v);
+    real_free(&layers[0]);
+    real_free(&layers[1]);
+}
+
 static void random_numbers_are_what_they_say(void **state)
 {
     (void)state;
@@ -138,6 +166,7 @@ int main(void)
         cmocka_unit_test(elements_are_rounded_to_nearest_even),
         cmocka_unit_test(cases_survive_being_printed),
         cmocka_unit_test(comparison_finds_what_differs),
+        cmocka_unit_test(real_data_are_the_files),
         cmocka_unit_test(random_numbers_are_what_they_say),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: MIT
+ * Systems of LLA that a solver, or numbers of 16 bits, may fail on: every row of the registry that this
+ * machine can run, forward and backward, against the float64 reference on the same inputs. */
+#include "tests/support/compare.h"
+#include "tests/support/expect.h"
+#include "tests/support/kernels.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { WIDTH = 64, QUERIES = 64, CAUSAL = 192, DISTINCT = 40 };
+
+/* A row by itself may be this many times further off than the whole. */
+#define ROW_FACTOR 20.0
+
+typedef void change_fn(values *v);
+
+typedef struct hard_case {
+    const char *name;
+    int64_t len_q, len_kv, heads_q;
+    double ridge;
+    data_kind data;
+    int causal;
+    change_fn *change; /* of the inputs, or NULL */
+} hard_case;
+
+static void lengthen(values *v, double factor)
+{
+    double *k = slot_at(v, SLOT_K, 0, 0, v->spec.len_kv / 2);
+    for (int64_t c = 0; c < WIDTH; c++)
+        k[c] *= factor;
+}
+
+/* With N(0, 1) keys all that float16 has, from 2^-24 to 2^15. */
+static void lengthen_to_half(values *v) { lengthen(v, 0x1p13); }
+static void lengthen_beyond_half(values *v) { lengthen(v, 0x1p30); }
+
+/* Every key stands for fifteen: whichever are the heaviest, they are tied. */
+static void tie(values *v)
+{
+    for (int64_t j = DISTINCT; j < v->spec.len_kv; j++)
+        memcpy(slot_at(v, SLOT_K, 0, 0, j), slot_at(v, SLOT_K, 0, 0, j % DISTINCT), WIDTH * sizeof(double));
+}
+
+/* In layer 20 one key has most of the weight of each row. */
+static const hard_case cases[] = {
+    { "layer 20", 256, 256, 3, 1e-3, DATA_REAL, 1, NULL },
+    { "511 keys", QUERIES, 511, 1, 1e-3, DATA_REAL, 0, NULL },
+    { "512 keys", QUERIES, 512, 1, 1e-3, DATA_REAL, 0, NULL },
+    { "513 keys", QUERIES, 513, 1, 1e-3, DATA_REAL, 0, NULL },
+    { "a key 2^13 times as long", CAUSAL, CAUSAL, 1, 1e-2, DATA_NORMAL, 1, lengthen_to_half },
+    { "a key 2^30 times as long", CAUSAL, CAUSAL, 1, 1e-2, DATA_NORMAL, 1, lengthen_beyond_half },
+    { "ties of real keys", QUERIES, 600, 1, 1e-3, DATA_REAL, 0, tie },
+    { "three different keys", QUERIES, 600, 1, 0.1, DATA_REPEATED, 0, NULL },
+};
+
+static spec spec_of(const hard_case *c, loam_pass pass, loam_dtype dtype)
+{
+    spec s = spec_default(LOAM_LLA, pass, c->len_kv, WIDTH, WIDTH);
+    s.dtype = dtype;
+    s.len_q = c->len_q;
+    s.heads_q = c->heads_q;
+    s.ridge = c->ridge;
+    s.data = c->data;
+    s.causal = c->causal;
+    s.seed = 5;
+    return s;
+}
+
+/* Of the whole, on the CPU: of o and, if wanted, of gradients. 16 bits round what is stored. */
+static double bound(loam_dtype dtype, int gradient)
+{
+    return dtype == LOAM_F32    ? (gradient ? 1e-3 : 2e-5)
+           : dtype == LOAM_BF16 ? (gradient ? 8e-3 : 4e-3)
+                                : (gradient ? 1e-3 : 5e-4);
+}
+
+/* On a GPU of 16-bit products: of o, and gradients are finite. */
+#define BOUND_OF_DEVICES 1e-2
+
+static void expect_close(const hard_case *c, const values *got, const values *want, slot which)
+{
+    const int device = kernel_on_device(&got->spec);
+    const shape a = slot_shape(want, which);
+    const difference d = compare(want->x[which], got->x[which], a.batch * a.heads * a.tokens, a.channels);
+    const double allowed = !device           ? bound((loam_dtype)got->spec.dtype, which != SLOT_O)
+                           : which == SLOT_O ? BOUND_OF_DEVICES
+                                             : HUGE_VAL;
+    if (d.relative <= allowed && d.worst_row <= ROW_FACTOR * allowed) return;
+    fail_msg("%s, %s, %s: %s is off by %.2g, row %lld by %.2g; expected %.2g, %.2g", c->name,
+             got->spec.kernel, loam_dtype_name((loam_dtype)got->spec.dtype), slot_names[which], d.relative,
+             (long long)d.row, d.worst_row, allowed, ROW_FACTOR * allowed);
+}
+
+static void check_row(const hard_case *c, const char *kernel, const values *inputs, const values *want)
+{
+    static const slot compared[] = { SLOT_O, SLOT_GRAD_Q, SLOT_GRAD_K, SLOT_GRAD_V };
+    spec s = inputs->spec;
+    s.backend = LOAM_BACKEND_AUTO;
+    snprintf(s.kernel, sizeof s.kernel, "%s", kernel);
+    values got = values_like(&s, inputs);
+    expect_run(&got);
+    expect_no_nan(&got);
+    for (int n = 0; n < 4; n++)
+        if (got.x[compared[n]]) expect_close(c, &got, want, compared[n]);
+    for (int64_t row = 0; got.info && row < slot_size(&got, SLOT_INFO); row++)
+        assert_int_equal(got.info[row].code, want->info[row].code);
+    values_free(&got);
+}
+
+/* The reference takes what the type has left of the inputs, once for all rows of that type; so many rows. */
+static int check_type(const hard_case *c, loam_pass pass, loam_dtype dtype)
+{
+    const spec s = spec_of(c, pass, dtype);
+    values inputs = values_make(&s), want = { 0 };
+    if (c->change) c->change(&inputs);
+    loam_kernel_info row;
+    int rows = 0;
+    for (int i = 0; loam_kernel_at(i, &row) == LOAM_OK; i++) {
+        if (!row.available || strcmp(row.backend, "reference") == 0 || kernel_turns_keys(row.name) ||
+            strcmp(row.pass, loam_pass_name(pass)) != 0 || !kernel_lists(row.mechanisms, "lla") ||
+            !kernel_lists(row.dtypes, loam_dtype_name(dtype)))
+            continue;
+        if (rows++ == 0) {
+            spec reference = s;
+            reference.dtype = LOAM_F64;
+            want = values_like(&reference, &inputs);
+            expect_run(&want);
+        }
+        check_row(c, row.name, &inputs, &want);
+    }
+    values_free(&inputs);
+    values_free(&want);
+    return rows;
+}
+
+static void hard_systems_are_solved(void **state)
+{
+    (void)state;
+    static const loam_dtype dtypes[] = { LOAM_F32, LOAM_BF16, LOAM_F16 };
+    for (size_t n = 0; n < sizeof cases / sizeof cases[0]; n++)
+        for (int pass = LOAM_FORWARD; pass <= LOAM_BACKWARD; pass++)
+            for (int type = 0; type < 3; type++) {
+                if (cases[n].change == lengthen_beyond_half && dtypes[type] == LOAM_F16) continue;
+                assert_true(check_type(&cases[n], (loam_pass)pass, dtypes[type]) > 0);
+            }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(hard_systems_are_solved) };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
