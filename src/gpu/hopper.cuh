@@ -3,10 +3,10 @@
  * Instructions of Hopper GPUs (sm_90a), one function each: matrix products of a warpgroup (wgmma), bulk
  * copies (TMA), and the barriers in shared memory (mbarrier) on which bulk loads complete.
  *
- * A tile for wgmma is [rows][64 columns] of bf16 or fp16, 64 rows unless said otherwise, in the 128-byte swizzle: row
- * r starts at byte 128 r, and its 16-byte chunk n is stored as chunk n ^ (r % 8). A tile starts at a multiple
- * of 1024 bytes. Accumulators and register operands have the fragments of mma.cuh: warp w of the warpgroup
- * has rows 16 w .. 16 w + 15.
+ * A tile for wgmma is [rows][64 columns] of bf16 or fp16, 64 rows unless said otherwise, in the 128-byte
+ * swizzle: row r starts at byte 128 r, and its 16-byte chunk n is stored as chunk n ^ (r % 8). A tile starts
+ * at a multiple of 1024 bytes. Accumulators and register operands have the fragments of mma.cuh: warp w of
+ * the warpgroup has rows 16 w .. 16 w + 15.
  */
 #ifndef LOAM_GPU_HOPPER_CUH
 #define LOAM_GPU_HOPPER_CUH

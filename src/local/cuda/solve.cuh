@@ -43,6 +43,13 @@ struct hard_row {
     int32_t at, iterations;
 };
 
+/* Extremes of a head of a sequence, as bits of floats of at least 0, which are in the order of the numbers:
+ * the largest element of keys and of values, the largest squared norm of a key. wide: the numbers span more
+ * than fp16 can, so that rows of this head need float64. */
+struct half_span {
+    uint32_t key, norm2, value, wide;
+};
+
 /* The workspace, the same for forward and backward. */
 struct solve_work {
     int64_t *next_block;
@@ -52,6 +59,7 @@ struct solve_work {
     int64_t *next_few, *next_listed;
     unsigned long long *listed_count;
     int32_t *scratch_taken;
+    half_span *span; /* [batch][heads_kv], of the copies in fp16 */
     int32_t *listed;
     hard_row *hard;
     int64_t scratches;

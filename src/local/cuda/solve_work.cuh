@@ -43,6 +43,7 @@ static inline solve_work solve_work_carve(const loam_problem *p, arena *pool)
     w.next_listed = (int64_t *)arena_take(pool, 1, sizeof(int64_t));
     w.listed_count = (unsigned long long *)arena_take(pool, 1, sizeof(unsigned long long));
     w.scratch_taken = (int32_t *)arena_take(pool, blocks, sizeof(int32_t));
+    w.span = (half_span *)arena_take(pool, (size_t)p->batch * (size_t)p->heads_kv, sizeof(half_span));
     w.scratches = (int64_t)blocks;
     w.listed = (int32_t *)arena_take(pool, row_blocks(p), sizeof(int32_t));
     w.hard = (hard_row *)arena_take(pool, (size_t)local_rows(p), sizeof(hard_row));
@@ -51,7 +52,7 @@ static inline solve_work solve_work_carve(const loam_problem *p, arena *pool)
     return w;
 }
 
-/* Clears the counters and the marks of scratches in use, which lie before `listed`. */
+/* Clears the counters, the marks of scratches in use and the extremes of heads, which lie before `listed`. */
 static inline loam_status solve_work_clear(const solve_work *work, const loam_args *a, loam_error *error)
 {
     return cuda_check(cudaMemsetAsync(work->next_block, 0,

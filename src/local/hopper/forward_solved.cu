@@ -125,8 +125,8 @@ static __device__ __forceinline__ void rescale_means(float (&k)[DIM / TILE_SIDE]
     }
 }
 
-/* The exponent that weights of a row can have, so that fp16 holds p (direction . k - direction . kbar) for any
- * direction; `largest`: of the p. */
+/* The exponent that weights of a row can have, so that fp16 holds p (direction . k - direction . kbar) for
+ * any direction; `largest`: of the p. */
 template <int DIM> static __device__ __forceinline__ float weight_exponent(float largest, float norm)
 {
     const float bound = largest * direction_norm<DIM> * 2 * norm;
@@ -262,8 +262,8 @@ static __device__ __forceinline__ void save_rows(const block_system<DIM, DECAYED
 }
 
 /* Writes o = vbar - sum p u v of rows within the sequence, from sums = sum p (u - centre) v and total =
- * sum p (u - centre), both in the unit of the image. y: the image of the solution. error: the square of |b - y| of each row; finite: whether
- * its o is. */
+ * sum p (u - centre), both in the unit of the image. y: the image of the solution. error: the square of
+ * |b - y| of each row; finite: whether its o is. */
 template <int DIM, bool DECAYED, class T>
 static __device__ __forceinline__ void put_output(const block_system<DIM, DECAYED, T> &sys, const cg_rows &cg,
                                                   const row_direction &own,
@@ -478,7 +478,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const solve_launch all = { p, a, saved, work, maps, &copy };
     ring_count count = { 0 };
     unsigned queries = 0;
-    if (PARTS == 2) launch_dependents();
+    /* The copy in fp16 is complete before a launch that overlaps with this one begins. */
+    if (PARTS == 2) wait_for_previous_launch(), launch_dependents();
     if (threadIdx.x == 0) {
         for (int n = 0; n < (int)ring_stages<DIM>; n++)
             barrier_init(&sm.full[n], 1);
@@ -527,15 +528,15 @@ template <int DIM> static loam_status launch(const loam_problem *p, const loam_a
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
     arena pool = { (char *)a->work, 0 };
     const solve_work work = solve_work_carve(p, &pool);
-    const half_copy copy = half_copy_carve(p, &pool);
+    const half_copy copy = half_copy_carve(p, &work, &pool);
     qkv_maps maps;
     TRY(query_map_make(&maps.q, p, &a->q, TILE_SIDE, error));
     TRY(key_map_make(&maps.k, p, &copy.keys, TILE_SIDE, error));
     TRY(key_map_make(&maps.v, p, &copy.values, TILE_SIDE, error));
     TRY(solve_work_clear(&work, a, error));
     TRY(half_copy_make(&copy, p, a, error));
-    if (p->decay) return launch_pass<2, DIM, true>(p, a, &saved, &work, &copy, &maps, false, false, error);
-    TRY((launch_pass<2, DIM, false>(p, a, &saved, &work, &copy, &maps, false, false, error)));
+    if (p->decay) return launch_pass<2, DIM, true>(p, a, &saved, &work, &copy, &maps, false, true, error);
+    TRY((launch_pass<2, DIM, false>(p, a, &saved, &work, &copy, &maps, false, true, error)));
     TRY((launch_pass<1, DIM, false>(p, a, &saved, &work, &copy, &maps, false, true, error)));
     return launch_pass<2, DIM, false>(p, a, &saved, &work, &copy, &maps, true, false, error);
 }
@@ -543,8 +544,8 @@ template <int DIM> static loam_status launch(const loam_problem *p, const loam_a
 size_t local_solved_hopper_work(const loam_problem *p)
 {
     arena pool = { NULL, 0 };
-    (void)solve_work_carve(p, &pool);
-    (void)half_copy_carve(p, &pool);
+    const solve_work work = solve_work_carve(p, &pool);
+    (void)half_copy_carve(p, &work, &pool);
     return pool.used;
 }
 

@@ -2,6 +2,7 @@
  * The copy of keys and values in fp16: a kernel that finds the extremes of each head, one that converts. */
 #include "src/local/hopper/half_copy.cuh"
 
+#include "src/gpu/hopper.cuh"
 #include "src/gpu/launch.cuh"
 #include "src/local/hopper/maps.cuh"
 
@@ -30,8 +31,8 @@ static __host__ __device__ __forceinline__ int64_t head_pieces(const loam_proble
     return (p.len_kv + COPY_TOKENS - 1) / COPY_TOKENS;
 }
 
-/* The tokens of this thread block: pieces of a head follow each other, then heads, keys before values, then
- * sequences. */
+/* The tokens of this thread block: pieces of a head follow each other, then heads, keys before values,
+ * then sequences. */
 static __device__ __forceinline__ copy_tokens copy_tokens_of(const half_copy &copy, const loam_problem &p,
                                                              const loam_args &a)
 {
@@ -49,29 +50,29 @@ static __device__ __forceinline__ copy_tokens copy_tokens_of(const half_copy &co
     return x;
 }
 
-/* Calls use(token, channel, piece) for the pieces of PIECE elements of these tokens that are this thread's;
- * the DIM / PIECE threads that share a token are neighbours in a warp. */
-template <int DIM, class USE> static __device__ __forceinline__ void for_pieces(const copy_tokens &x, USE use)
-{
-    constexpr int share = DIM / PIECE;
-    const int channel = (int)threadIdx.x % share * PIECE;
-    constexpr int step = COPY_THREADS / share, most = COPY_TOKENS / step;
-    const int first = (int)threadIdx.x / share;
-    uint4 words[most]; /* all loads before any use */
+/* The elements that a thread has of these tokens: PIECE of each of `most` tokens. The DIM / PIECE threads
+ * that share a token are neighbours in a warp. */
+template <int DIM> struct copy_pieces {
+    static constexpr int share = DIM / PIECE, step = COPY_THREADS / share, most = COPY_TOKENS / step;
+    const int channel = (int)threadIdx.x % share * PIECE, first = (int)threadIdx.x / share;
+    uint4 words[most];
+
+    __device__ __forceinline__ copy_pieces(const copy_tokens &x)
+    {
 #pragma unroll
-    for (int n = 0; n < most; n++) {
-        const int t = first + n * step;
-        words[n] = t < x.count ? *(const uint4 *)(x.from + t * x.from_stride + channel) : uint4{ 0, 0, 0, 0 };
+        for (int n = 0; n < most; n++) {
+            const int t = first + n * step;
+            words[n] = t < x.count ? *(const uint4 *)(x.from + t * x.from_stride + channel)
+                                   : make_uint4(0, 0, 0, 0);
+        }
     }
-#pragma unroll
-    for (int n = 0; n < most; n++) {
-        const float2 pair[4] = { unpack_pair<__nv_bfloat16>(words[n].x),
-                                 unpack_pair<__nv_bfloat16>(words[n].y),
-                                 unpack_pair<__nv_bfloat16>(words[n].z),
-                                 unpack_pair<__nv_bfloat16>(words[n].w) };
-        use(first + n * step, channel, pair);
+    __device__ __forceinline__ int token(int n) const { return first + n * step; }
+    __device__ __forceinline__ void unpack(float2 (&pair)[4], int n) const
+    {
+        pair[0] = unpack_pair<__nv_bfloat16>(words[n].x), pair[1] = unpack_pair<__nv_bfloat16>(words[n].y);
+        pair[2] = unpack_pair<__nv_bfloat16>(words[n].z), pair[3] = unpack_pair<__nv_bfloat16>(words[n].w);
     }
-}
+};
 
 /* The largest |x| of a token, and its squared norm, in all threads that share it. */
 template <int DIM>
@@ -96,13 +97,18 @@ __global__ void __launch_bounds__(COPY_THREADS)
     half_span_kernel(const half_copy copy, const __grid_constant__ loam_problem p,
                      const __grid_constant__ loam_args a)
 {
+    launch_dependents();
     const copy_tokens x = copy_tokens_of(copy, p, a);
+    const copy_pieces<DIM> mine(x);
     float most = 0, most2 = 0;
-    for_pieces<DIM>(x, [&](int, int, const float2(&pair)[4]) {
+#pragma unroll
+    for (int n = 0; n < mine.most; n++) {
+        float2 pair[4];
         float top, norm2;
+        mine.unpack(pair, n);
         token_extremes<DIM>(pair, top, norm2);
         most = fmaxf(most, top), most2 = fmaxf(most2, norm2);
-    });
+    }
     half_span &span = copy.span[x.sequence * p.heads_kv + x.h];
     const unsigned largest = __reduce_max_sync(0xffffffffu, __float_as_uint(most)),
                    largest2 = __reduce_max_sync(0xffffffffu, __float_as_uint(most2));
@@ -116,22 +122,28 @@ __global__ void __launch_bounds__(COPY_THREADS)
     half_copy_kernel(const half_copy copy, const __grid_constant__ loam_problem p,
                      const __grid_constant__ loam_args a)
 {
+    launch_dependents();
     const copy_tokens x = copy_tokens_of(copy, p, a);
+    const copy_pieces<DIM> mine(x);
     half_span &span = copy.span[x.sequence * p.heads_kv + x.h];
+    wait_for_previous_launch();
     const float largest = __uint_as_float(x.values ? span.value : span.key),
                 inverse = power_inverse(half_unit(__float_as_uint(largest)));
     bool wide = largest > 0 && !(largest > UNIT_LEAST && largest < UNIT_MOST);
-    for_pieces<DIM>(x, [&](int t, int channel, const float2(&pair)[4]) {
+#pragma unroll
+    for (int n = 0; n < mine.most; n++) {
+        float2 pair[4];
         float top, norm2;
+        mine.unpack(pair, n);
         token_extremes<DIM>(pair, top, norm2);
         wide |= top > 0 && top < SPAN_LEAST * largest;
-        if (t >= x.count) return;
-        uint32_t out[4];
-#pragma unroll
-        for (int n = 0; n < 4; n++)
-            out[n] = pack_pair<__half>(pair[n].x * inverse, pair[n].y * inverse);
-        *(uint4 *)(x.to + (int64_t)t * DIM + channel) = make_uint4(out[0], out[1], out[2], out[3]);
-    });
+        if (mine.token(n) >= x.count) continue;
+        *(uint4 *)(x.to + (int64_t)mine.token(n) * DIM +
+                   mine.channel) = make_uint4(pack_pair<__half>(pair[0].x * inverse, pair[0].y * inverse),
+                                              pack_pair<__half>(pair[1].x * inverse, pair[1].y * inverse),
+                                              pack_pair<__half>(pair[2].x * inverse, pair[2].y * inverse),
+                                              pack_pair<__half>(pair[3].x * inverse, pair[3].y * inverse));
+    }
     if (__any_sync(0xffffffffu, wide) && threadIdx.x % 32 == 0) atomicMax(&span.wide, 1u);
 }
 
@@ -142,13 +154,13 @@ static loam_const_view copy_view(const loam_problem *p, const void *data)
     return loam_dense(data, p->heads_kv, tokens, p->dim_qk);
 }
 
-half_copy half_copy_carve(const loam_problem *p, arena *pool)
+half_copy half_copy_carve(const loam_problem *p, const solve_work *work, arena *pool)
 {
     const extents n = extents_of(p);
     const size_t elements = size_mul(size_mul((size_t)n.batch, (size_t)n.keys),
                                      (size_t)p->heads_kv * (size_t)p->dim_qk);
     half_copy out;
-    out.span = (half_span *)arena_take(pool, (size_t)p->batch * (size_t)p->heads_kv, sizeof(half_span));
+    out.span = work->span;
     out.k = (__half *)arena_take(pool, elements, sizeof(__half));
     out.v = (__half *)arena_take(pool, elements, sizeof(__half));
     out.keys = copy_view(p, out.k), out.values = copy_view(p, out.v);
@@ -158,15 +170,11 @@ half_copy half_copy_carve(const loam_problem *p, arena *pool)
 loam_status half_copy_make(const half_copy *copy, const loam_problem *p, const loam_args *a,
                            loam_error *error)
 {
-    const cudaStream_t stream = (cudaStream_t)a->stream;
-    const unsigned grid = (unsigned)(head_pieces(*p) * 2 * p->heads_kv * p->batch);
-    TRY(cuda_check(
-        cudaMemsetAsync(copy->span, 0, (size_t)(p->batch * p->heads_kv) * sizeof(half_span), stream),
-        "extremes of keys", error));
+    const int64_t blocks = head_pieces(*p) * 2 * p->heads_kv * p->batch;
     auto *const find = p->dim_qk == 64 ? half_span_kernel<64> : half_span_kernel<128>;
     auto *const convert = p->dim_qk == 64 ? half_copy_kernel<64> : half_copy_kernel<128>;
-    find<<<grid, COPY_THREADS, 0, stream>>>(*copy, *p, *a);
-    TRY(cuda_launched("half_span_kernel", error));
-    convert<<<grid, COPY_THREADS, 0, stream>>>(*copy, *p, *a);
-    return cuda_launched("half_copy_kernel", error);
+    TRY(cuda_launch("half_span_kernel", find, blocks, COPY_THREADS, 0, a->stream, false, error, *copy, *p,
+                    *a));
+    return cuda_launch("half_copy_kernel", convert, blocks, COPY_THREADS, 0, a->stream, true, error, *copy,
+                       *p, *a);
 }

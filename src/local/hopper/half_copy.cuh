@@ -12,17 +12,10 @@
 
 #define HALF_TOP 0x1p14f
 
-/* Extremes of a head of a sequence, as bits of floats of at least 0, which are in the order of the numbers:
- * the largest element of keys and of values, the largest squared norm of a key. wide: the numbers span more
- * than fp16 can, so that rows of this head need float64. */
-struct half_span {
-    uint32_t key, norm2, value, wide;
-};
-
-/* In the workspace. span: [batch][heads_kv]; k and v: [batch][heads_kv][tokens][DIM] or, of packed sequences,
+/* In the workspace. k and v: [batch][heads_kv][tokens][DIM] or, of packed sequences,
  * [heads_kv][total][DIM]. */
 struct half_copy {
-    half_span *span;
+    half_span *span; /* of the solver's work */
     __half *k, *v;
     loam_const_view keys, values;
 };
@@ -58,8 +51,8 @@ static __device__ __forceinline__ half_units half_units_of(const half_copy &copy
     return out;
 }
 
-half_copy half_copy_carve(const loam_problem *p, arena *pool);
-/* Queues the copy on the stream of the arguments. */
+half_copy half_copy_carve(const loam_problem *p, const solve_work *work, arena *pool);
+/* Queues the copy on the stream of the arguments. The kernel that is launched next may overlap with it. */
 loam_status half_copy_make(const half_copy *copy, const loam_problem *p, const loam_args *a,
                            loam_error *error);
 

@@ -5,13 +5,13 @@
  * conjugate gradients, and how thread blocks get blocks of rows.
  *
  * Operands of products are of type T. A direction and weights in one bf16 part each leave a relative residual
- * of about 2^-8, in two parts of about 2^-17; in fp16 of 2^-11 and 2^-22. fp16 needs units: keys and values are
- * copies in powers of two of a head (half_copy.cuh), queries and directions in those of a row, and weights are
- * multiplied by one of a row. All that belongs to the solve, x, b, kbar and the ridge, is in units of the
- * keys. bf16 has the range of float, and 1 for all of these.
+ * of about 2^-8, in two parts of about 2^-17; in fp16 of 2^-11 and 2^-22. fp16 needs units: keys and values
+ * are copies in powers of two of a head (half_copy.cuh), queries and directions in those of a row, and
+ * weights are multiplied by one of a row. All that belongs to the solve, x, b, kbar and the ridge, is in
+ * units of the keys. bf16 has the range of float, and 1 for all of these.
  *
- * Queries, directions and tiles of keys lie in shared memory; x, r, b and the means of the rows in a scratch in
- * global memory.
+ * Queries, directions and tiles of keys lie in shared memory; x, r, b and the means of the rows in a scratch
+ * in global memory.
  */
 #ifndef LOAM_LOCAL_HOPPER_SOLVE_CUH
 #define LOAM_LOCAL_HOPPER_SOLVE_CUH
@@ -169,7 +169,8 @@ static __device__ __forceinline__ void add_decay(float (&s)[8][4], const block_s
     }
 }
 
-/* The products w = q . k with keys from j on become p, times its power of two; 0 where a row does not see the key. */
+/* The products w = q . k with keys from j on become p, times its power of two; 0 where a row does not see the
+ * key. */
 template <int DIM, bool DECAYED, class T>
 static __device__ __forceinline__ void score_weights(float (&w)[8][4],
                                                      const block_system<DIM, DECAYED, T> &sys, int j)
@@ -284,8 +285,8 @@ template <int DIM> static __device__ __forceinline__ void clear_sums(float (&y)[
     wgmma_results(y);
 }
 
-/* A direction of the thread's rows: shared memory has it in `unit` (bf16: 1), and in that unit `centre` is its
- * product with kbar. */
+/* A direction of the thread's rows: shared memory has it in `unit` (bf16: 1), and `centre` is its product
+ * with kbar in that unit. */
 struct row_direction {
     float unit[2], centre[2];
 };
@@ -318,8 +319,8 @@ static __device__ __forceinline__ float2 set_direction_pair(const block_system<D
     return direction_pair<PARTS>(sys, n, e);
 }
 
-/* Units of fp16 directions bring their norm, or their largest element, to DIRECTION_TOP .. 2 DIRECTION_TOP; the
- * norm is then below direction_norm. */
+/* Units of fp16 directions bring their norm, or their largest element, to DIRECTION_TOP .. 2 DIRECTION_TOP;
+ * the norm is then below direction_norm. */
 #define DIRECTION_TOP 0x1p13f
 template <int DIM> constexpr float direction_norm = 2 * DIRECTION_TOP *(DIM == 64 ? 8.0f : 11.4f);
 
@@ -397,8 +398,8 @@ static __device__ __forceinline__ image_products finish_image(float (&y)[DIM / T
     return d;
 }
 
-/* y = (Cov + Lambda) direction. own.centre is direction . kbar up to rounding; the error that it leaves in f is
- * taken out by finish_image, which subtracts kbar times the sum of f. */
+/* y = (Cov + Lambda) direction. own.centre is direction . kbar up to rounding; the error that it leaves in f
+ * is taken out by finish_image, which subtracts kbar times the sum of f. */
 template <int PARTS, int DIM, bool DECAYED, class T>
 static __device__ __forceinline__ image_products compute_image(float (&y)[DIM / TILE_SIDE][8][4],
                                                                const block_system<DIM, DECAYED, T> &sys,
@@ -543,8 +544,8 @@ static __device__ __forceinline__ void cg_advance(const block_system<DIM, DECAYE
 }
 
 /* direction <- r + beta direction, with its unit. A row that is not live has direction 0: its residual may be
- * so much smaller than the first one that rounding in the centre would leave the range of fp16. The recurrence
- * of cg_run has the centre. */
+ * so much smaller than the first one that rounding in the centre would leave the range of fp16. cg_run has
+ * the centre by a recurrence. */
 template <int PARTS, int DIM, bool DECAYED, class T>
 static __device__ __forceinline__ void cg_update_direction(const block_system<DIM, DECAYED, T> &sys,
                                                            const float (&r)[DIM / TILE_SIDE][8][4],
