@@ -369,7 +369,7 @@ static void solve_block(block *blk, const float *square)
     block_solve(&sys, &blk->solver, &ridge, rhs, blk->probe, &blk->result);
     for (int lane = 0; lane < LANES; lane++) {
         blk->info[lane] = (loam_row_info){ LOAM_ROW_SOLVED,
-                                           blk->result.refined[lane] ? LOAM_SOLVER_GRAM : LOAM_SOLVER_CG,
+                                           blk->result.factored[lane] ? LOAM_SOLVER_GRAM : LOAM_SOLVER_CG,
                                            blk->result.iterations[lane], blk->result.residual[lane] };
     }
 }

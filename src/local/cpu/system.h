@@ -78,8 +78,16 @@ typedef struct block_result {
     float residual[LANES];     /* |b - A x| / |b| */
     int32_t iterations[LANES]; /* of conjugate gradients */
     bool accepted[LANES];
-    bool refined[LANES]; /* accepted from local/cpu/gram.h */
+    bool refined[LANES];  /* with x in float64, in the solution of local/cpu/gram.h */
+    bool factored[LANES]; /* accepted from local/cpu/gram.h */
 } block_result;
+
+/* Loads the tile of keys from j on, without what only scores need. */
+static inline void system_tile(const block_system *sys, int64_t j)
+{
+    sys->tile->j = j, sys->tile->n = sys->l->last - j < TILE_KEYS ? sys->l->last - j : TILE_KEYS;
+    load_keys(sys->tile->keys, sys->x, j, sys->tile->n);
+}
 
 /* product <- w (kappa . v) for one tile, from product = k' . v; adds the column sums of product to total. */
 static inline void centred_weights(const block_system *sys, const float *restrict v_kbar,
@@ -108,7 +116,7 @@ static inline void block_apply(const block_system *sys, const float *restrict v,
     panel_dot(v_kbar, v, sys->kbar, d);
     panel_fill(image, d, 0);
     for (int64_t j = sys->l->first; j < sys->l->last; j += TILE_KEYS) {
-        key_tile_load(sys->tile, sys->x, j, sys->l->last);
+        system_tile(sys, j);
         panel_product(sys->product, sys->tile->n, sys->tile->keys, d, 1, v, d, false);
         centred_weights(sys, v_kbar, total);
         panel_product(image, d, sys->tile->keys, 1, d, sys->product, sys->tile->n, true);
