@@ -59,11 +59,12 @@ static inline void cg_step(const block_system *sys, float *restrict x, cg_lanes 
     panel_axpy(k->direction, d, beta, k->r);
 }
 
-static inline bool any_live(const float *live)
+static inline int live_lanes(const float *live)
 {
+    int count = 0;
     for (int lane = 0; lane < LANES; lane++)
-        if (live[lane] != 0) return true;
-    return false;
+        count += live[lane] != 0;
+    return count;
 }
 
 /* The power of two at or below the largest |b| of each lane. Division by it is exact and keeps the squares of
@@ -159,7 +160,7 @@ static inline void cg_solve(const block_system *sys, float *const work[3], const
     cg_begin(&k, b, wanted, d, stop, unit, bb);
     panel_fill(x, d, 0);
     memset(result, 0, sizeof *result);
-    for (; step < CG_MOST && any_live(k.live); step++) {
+    for (; step < CG_MOST && live_lanes(k.live) > 0; step++) {
         for (int lane = 0; lane < LANES; lane++)
             result->iterations[lane] += k.live[lane] != 0;
         cg_step(sys, x, &k);

@@ -337,7 +337,8 @@ static void sweep_lines(block *blk)
         load_value_tile(blk);
         panel_product(blk->s, blk->tile.n, blk->tile.keys, d, 1, blk->probe, d, false);
         gram_lines(&sys, &blk->solver.gram, &blk->result, blk->s);
-        centred_weights(&sys, rho_kbar, exact);
+        centred_weights(blk->s, blk->weights + (j - blk->l.first) * LANES, blk->tile.n, LANES, rho_kbar,
+                        exact);
         add_values(blk, blk->o, blk->s, taken);
     }
     for (int64_t c = 0; c < dv; c++) {

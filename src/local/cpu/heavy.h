@@ -16,8 +16,9 @@
 #define LOAM_LOCAL_CPU_HEAVY_H
 
 #include "src/local/cpu/gram.h"
+#include <stdlib.h>
+#define WORTH (getenv("WORTH") ? (float)atof(getenv("WORTH")) : 14)
 #include "src/simd/gram.h"
-#include "src/simd/transpose.h"
 
 /* Weights are told apart by the upper bits of the float: eight bins for each power of two up to 1. */
 enum { WEIGHT_BINS = 1024, WEIGHT_SHIFT = 20, GROUPS = LANES / GROUP };
@@ -31,6 +32,7 @@ typedef struct heavy {
         *tail; /* [whole_vectors(dim_qk)][whole_vectors(dim_qk)], lower triangle: C times the sum of mean */
     float *centre; /* [dim_qk] */
     float *b, *x;  /* [dim_qk][LANES], of local/cpu/pcg.h */
+    few_lanes few; /* likewise */
 } heavy;
 
 static inline heavy heavy_carve(const loam_problem *p, arena *pool, gram *g)
@@ -47,6 +49,9 @@ static inline heavy heavy_carve(const loam_problem *p, arena *pool, gram *g)
     hv.centre = arena_take(pool, (size_t)p->dim_qk, f);
     hv.b = arena_take(pool, (size_t)p->dim_qk * LANES, f);
     hv.x = arena_take(pool, (size_t)p->dim_qk * LANES, f);
+    hv.few.v = arena_take(pool, (size_t)p->dim_qk * LANES, f);
+    hv.few.image = arena_take(pool, (size_t)p->dim_qk * LANES, f);
+    hv.few.weights = arena_take(pool, TILE_KEYS * LANES, f);
     g->factor = hv.factor;
     return hv;
 }
@@ -71,7 +76,7 @@ static inline bool heavy_serves(const block_system *sys, int64_t lane)
 }
 
 /* What the factors of a block and the steps with them cost, in sweeps of plain conjugate gradients. */
-static inline float heavy_worth(int64_t d) { return 10 + (float)d / 32; }
+static inline float heavy_worth(int64_t d) { return WORTH + (float)d / 32; }
 
 /* most, mean, and the weight of all keys in each row of the group. */
 static inline void heavy_weigh(const block_system *sys, const heavy *hv, int64_t group, float *restrict total)
@@ -219,14 +224,6 @@ static inline void heavy_group(const block_system *sys, const gram *g, const hea
     }
     gram_add_ridge(g, d);
     factor_make(g->factor, factor_blocks(d));
-}
-
-/* 1 / min L_cc of a lane, see factor_steepest. */
-static inline double heavy_steepest(const heavy *hv, int64_t d, int lane)
-{
-    double of_group[GROUP];
-    factor_steepest(heavy_factor_of(hv, d, lane / GROUP), d, of_group);
-    return of_group[lane % GROUP];
 }
 
 static inline bool any_of_group(const bool *some, int64_t group)

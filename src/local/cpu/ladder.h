@@ -59,20 +59,36 @@ static inline float plain_steps(const block_system *sys, const block_ridge *ridg
     return 0.5f * sqrtf(condition) * logf(2 / cg_stop(sys->x->p->dtype));
 }
 
-/* Whether to skip plain conjugate gradients. With n <= d keys some eigenvalues are the bare ridge; the largest
- * is estimated as for random keys. The trial is skipped where it would need more steps than the factor is
- * worth, or where float32 cannot hold the residual that it would have to reach. */
-static inline bool solver_skips_trial(const block_system *sys, const block_ridge *ridge, float effective,
-                                      int64_t lane)
+/* Whether a row of few keys skips plain conjugate gradients. With n <= d keys some eigenvalues are the bare
+ * ridge; the largest is estimated as for random keys. The trial is skipped where it would need more steps than
+ * the factor is worth, or where float32 cannot hold the residual that it would have to reach. */
+static inline bool solver_skips_trial(const block_system *sys, const block_ridge *ridge, int64_t lane)
 {
     const int64_t d = sys->x->p->dim_qk, n = sys->l->hi[lane] - sys->l->lo[lane];
-    if (heavy_serves(sys, lane))
-        return plain_steps(sys, ridge, effective, lane) >
-               (getenv("SKIP") ? (float)atof(getenv("SKIP")) : 2 * heavy_worth(d));
     const float root = 1 + sqrtf((float)n / (float)d), worth = cg_worth(d);
     const float condition = ridge->variance[lane] * (float)d / (float)n * root * root / ridge->least[lane];
     const float steps = 0.5f * sqrtf(condition) * logf(2 / cg_stop(sys->x->p->dtype));
     return n <= d && (condition > SKIP_CONDITION || fminf(steps, (float)n) > worth);
+}
+
+/* Lanes that plain conjugate gradients try. The rows that heavy keys serve go one way together, that of most of
+ * them: a block in which some stay and some leave pays for both. */
+static inline void solver_trial(const block_system *sys, const block_ridge *ridge, bool *restrict trial)
+{
+    float effective[LANES];
+    int served = 0, slow = 0;
+    effective_keys(sys, effective);
+    for (int lane = 0; lane < LANES; lane++) {
+        if (ridge->wanted[lane] && heavy_serves(sys, lane)) {
+            served++;
+            slow += plain_steps(sys, ridge, effective[lane], lane) > heavy_worth(sys->x->p->dim_qk);
+        }
+    }
+    const bool all_skip = served > GROUP && 2 * slow > served;
+    for (int lane = 0; lane < LANES; lane++) {
+        trial[lane] = ridge->wanted[lane] && !solver_skips_trial(sys, ridge, lane) &&
+                      !(all_skip && heavy_serves(sys, lane));
+    }
 }
 
 /* x <- (Cov + Lambda)^-1 b for the lanes in ridge->wanted; lanes that are not accepted are
@@ -81,12 +97,9 @@ static inline void block_solve(const block_system *sys, const solver *s, const b
                                const float *restrict b, float *restrict x, block_result *result)
 {
     const int64_t d = sys->x->p->dim_qk;
-    float effective[LANES];
     bool trial[LANES], some[LANES], left[LANES];
     int count = 0;
-    effective_keys(sys, effective);
-    for (int lane = 0; lane < LANES; lane++)
-        trial[lane] = ridge->wanted[lane] && !solver_skips_trial(sys, ridge, effective[lane], lane);
+    solver_trial(sys, ridge, trial);
     cg_solve(sys, s->work, b, trial, x, result);
     for (int lane = 0; lane < LANES; lane++) {
         some[lane] = ridge->wanted[lane] && !result->accepted[lane] && heavy_serves(sys, lane);

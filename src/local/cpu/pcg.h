@@ -16,9 +16,12 @@
 
 #include "src/local/cpu/cg.h"
 #include "src/local/cpu/heavy.h"
+#include <stdio.h>
+#include <stdlib.h>
 
-/* Steps of a row in all: more are not worth it. */
-enum { PCG_MOST = 32 };
+/* Steps of a row in all: more are not worth it. The residual is computed when at most PCG_REST lanes are still
+ * live, which then are exact: for them it may come early. */
+enum { PCG_MOST = 32, PCG_REST = LANES / 4 };
 
 /* The rounding of x . kappa in float32, relative to |x| |kappa|. */
 #define PCG_ROUNDING 0x1p-24
@@ -32,8 +35,8 @@ typedef struct pcg_bounds {
 
 static inline pcg_bounds pcg_bounds_of(loam_dtype dtype)
 {
-    return dtype == LOAM_F32 ? (pcg_bounds){ 4e-6f, 3e-5f, 3e-3f, 5e-7f, 1e-6f }
-                             : (pcg_bounds){ 2e-5f, 1e-4f, 1e-2f, 5e-6f, 1e-5f };
+    return dtype == LOAM_F32 ? (pcg_bounds){ 4e-6f, 3e-5f, 3e-2f, 1e-6f, 1e-6f }
+                             : (pcg_bounds){ 2e-5f, 1e-4f, 3e-2f, 1e-5f, 1e-5f };
 }
 
 /* rz = r . z; size = p . M p of the direction p; energy = |x|_A^2; extent = sum_j p_j |kappa_j|^2; the others
@@ -81,8 +84,13 @@ static inline void pcg_step(const block_system *sys, const gram *g, const heavy 
                             pcg_lanes *k)
 {
     const int64_t d = sys->x->p->dim_qk;
-    float curvature[LANES], step[LANES], back[LANES], next[LANES], beta[LANES];
-    block_apply(sys, k->direction, k->image);
+    float curvature[LANES], step[LANES], back[LANES], next[LANES], beta[LANES], going[LANES];
+    few_lanes few = hv->few;
+    few_begin(&few, k->live);
+    if (few.width > 0)
+        block_apply_few(sys, &few, k->direction, k->image);
+    else
+        block_apply(sys, k->direction, k->image);
     panel_dot(curvature, k->direction, k->image, d);
     for (int lane = 0; lane < LANES; lane++) {
         const bool go = k->live[lane] != 0 && curvature[lane] > 0;
@@ -99,28 +107,36 @@ static inline void pcg_step(const block_system *sys, const gram *g, const heavy 
     for (int lane = 0; lane < LANES; lane++) {
         const bool go = k->live[lane] != 0;
         const float stop = correcting ? k->bounds.after : k->exact[lane] ? k->bounds.before : k->bounds.plain;
-        beta[lane] = go ? next[lane] / k->rz[lane] : 0;
-        if (go) k->rz[lane] = next[lane];
-        k->size[lane] = next[lane] + beta[lane] * beta[lane] * k->size[lane];
+        going[lane] = go;
+        beta[lane] = go ? next[lane] / k->rz[lane] : 1;
+        if (go) {
+            k->rz[lane] = next[lane];
+            k->size[lane] = next[lane] + beta[lane] * beta[lane] * k->size[lane];
+        }
         k->live[lane] = go && next[lane] > stop * stop * k->least[lane] * k->energy[lane];
     }
     panel_scale(k->direction, d, beta);
-    panel_fill(beta, 1, 1);
-    panel_axpy(k->direction, d, beta, k->image);
+    panel_axpy(k->direction, d, going, k->image);
 }
 
-/* Steps from the residual r until no lane is live. */
+/* Steps until at most `rest` lanes are live. */
 static inline void pcg_steps(const block_system *sys, const gram *g, const heavy *hv, bool correcting,
-                             pcg_lanes *k, int *restrict steps, block_result *result)
+                             int rest, pcg_lanes *k, int *restrict steps, block_result *result)
 {
-    for (; *steps < PCG_MOST && any_live(k->live); ++*steps) {
+    for (; *steps < PCG_MOST && live_lanes(k->live) > rest; ++*steps) {
+        if (getenv("DBG")) {
+            int c = 0;
+            for (int l = 0; l < LANES; l++)
+                c += k->live[l] != 0;
+            fprintf(stderr, "%d %d %d\n", correcting, *steps, c);
+        }
         for (int lane = 0; lane < LANES; lane++)
             result->iterations[lane] += k->live[lane] != 0;
         pcg_step(sys, g, hv, correcting, k);
     }
 }
 
-/* z, and the first direction, for the residual r. */
+/* The first direction, z, of the residual r. */
 static inline void pcg_begin(const gram *g, const heavy *hv, int64_t d, pcg_lanes *k)
 {
     pcg_precondition(g, hv, d, k->open, k->r, k->direction);
@@ -170,18 +186,45 @@ static inline void pcg_residual(const block_system *sys, pcg_lanes *k)
         k->r[e] = k->b[e] - k->image[e];
 }
 
+/* Replaces r by the true residual, and z, in the direction too: what the direction has of earlier ones stays,
+ * so that the steps that follow go on as if there had been no rounding. */
+static inline void pcg_replace(const block_system *sys, const gram *g, const heavy *hv, pcg_lanes *k)
+{
+    const int64_t d = sys->x->p->dim_qk;
+    float rz[LANES], sign[LANES];
+    panel_fill(sign, 1, -1);
+    for (int lane = 0; lane < LANES; lane++)
+        k->exact[lane] |= k->live[lane] != 0;
+    pcg_precondition(g, hv, d, k->open, k->r, k->image);
+    panel_axpy(k->direction, d, sign, k->image);
+    pcg_residual(sys, k);
+    pcg_residual_exact(sys, g, k);
+    pcg_precondition(g, hv, d, k->open, k->r, k->image);
+    panel_fill(sign, 1, 1);
+    panel_axpy(k->direction, d, sign, k->image);
+    panel_dot(rz, k->r, k->image, d);
+    for (int lane = 0; lane < LANES; lane++) {
+        k->size[lane] += rz[lane] - k->rz[lane];
+        k->rz[lane] = rz[lane];
+    }
+}
+
 /* Decides by the residual r: lanes in float32 are accepted or not, exact ones stay open if their error can be
  * trusted to fall further. The rounding of b must not by itself exceed the tolerance, as in gram.h. */
 static inline void pcg_judge(const heavy *hv, int64_t d, double tolerance, pcg_lanes *k, block_result *result)
 {
     float bb[LANES], rr[LANES];
+    double steepest[GROUPS][GROUP];
     panel_dot(bb, k->b, k->b, d);
     panel_dot(rr, k->r, k->r, d);
+    for (int64_t group = 0; group < GROUPS; group++)
+        factor_steepest(heavy_factor_of(hv, d, group), d, steepest[group]);
     for (int lane = 0; lane < LANES; lane++) {
         if (!k->open[lane]) continue;
         const double energy = (double)k->energy[lane];
         const double error = sqrt((double)k->rz[lane] / ((double)k->least[lane] * energy));
-        const double of_b = GRAM_ROUNDING * heavy_steepest(hv, d, lane) * sqrt((double)bb[lane] / energy);
+        const double of_b = GRAM_ROUNDING * steepest[lane / GROUP][lane % GROUP] *
+                            sqrt((double)bb[lane] / energy);
         result->residual[lane] = sqrtf(rr[lane] / bb[lane]);
         result->accepted[lane] = !k->exact[lane] && of_b <= tolerance && error <= tolerance;
         k->open[lane] = k->exact[lane] && of_b <= tolerance && error <= (double)k->bounds.trusted;
@@ -245,12 +288,10 @@ static inline void pcg_solve(const block_system *sys, float *const work[3], cons
     pcg_start(ridge, b, wanted, d, &k, result);
     heavy_factors(sys, g, hv, b, wanted);
     pcg_begin(g, hv, d, &k);
-    pcg_steps(sys, g, hv, false, &k, &steps, result);
-    pcg_residual(sys, &k);
-    pcg_residual_exact(sys, g, &k);
-    pcg_begin(g, hv, d, &k);
+    pcg_steps(sys, g, hv, false, PCG_REST, &k, &steps, result);
+    pcg_replace(sys, g, hv, &k);
     pcg_judge(hv, d, tolerance, &k, result);
-    pcg_steps(sys, g, hv, true, &k, &steps, result);
+    pcg_steps(sys, g, hv, true, 0, &k, &steps, result);
     pcg_finish(g, d, tolerance, wanted, &k, x, result);
 }
 
