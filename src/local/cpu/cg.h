@@ -59,6 +59,14 @@ static inline void cg_step(const block_system *sys, float *restrict x, cg_lanes 
     panel_axpy(k->direction, d, beta, k->r);
 }
 
+static inline bool any_lane(const bool *some)
+{
+    bool any = false;
+    for (int lane = 0; lane < LANES; lane++)
+        any |= some[lane];
+    return any;
+}
+
 static inline int live_lanes(const float *live)
 {
     int count = 0;
@@ -166,7 +174,7 @@ static inline void cg_solve(const block_system *sys, float *const work[3], const
         cg_step(sys, x, &k);
         if (step + 1 >= CG_FIRST_TRIAL) cg_leave(sys, &k, x, bb, step + 1, patience);
     }
-    cg_judge(sys, &k, b, unit, bb, wanted, x, result);
+    if (any_lane(wanted)) cg_judge(sys, &k, b, unit, bb, wanted, x, result);
     panel_scale(x, d, unit);
 }
 

@@ -36,6 +36,7 @@ typedef struct gram {
     double *keys;          /* [TILE_KEYS][dim_qk] */
     double *product;       /* [TILE_KEYS][GROUP] */
     double *solution;      /* [dim_qk][LANES]: x of all refined lanes */
+    double *lines;         /* [LANES / GROUP][dim_qk][GROUP]: the same, in groups */
     int *lane;             /* [GROUP]: the lane of each row; unused ones repeat the first */
 } gram;
 
@@ -57,6 +58,7 @@ static inline gram gram_carve(const loam_problem *p, arena *pool)
     g.product = arena_take(pool, TILE_KEYS * GROUP, f64);
     g.lane = arena_take(pool, GROUP, sizeof(int));
     g.solution = arena_take(pool, d * LANES, f64);
+    g.lines = arena_take(pool, d * LANES, f64);
     return g;
 }
 
@@ -363,28 +365,45 @@ static inline void gram_solve(const block_system *sys, const gram *g, const floa
     }
 }
 
+/* The refined lanes in groups, their x in float64 and x . kbar, for gram_lines. */
+typedef struct gram_lines_of {
+    int count, rows[LANES];
+    double centre[LANES];
+} gram_lines_of;
+
+static inline gram_lines_of gram_lines_begin(const block_system *sys, const gram *g,
+                                             const block_result *result)
+{
+    const int64_t d = sys->x->p->dim_qk;
+    gram_lines_of out;
+    out.count = lanes_of(out.rows, result->refined);
+    for (int first = 0; first < out.count; first += GROUP) {
+        for (int m = 0; m < GROUP; m++) {
+            const int lane = out.rows[first + m < out.count ? first + m : first];
+            double centre = 0;
+            for (int64_t c = 0; c < d; c++) {
+                const double x = g->solution[c * LANES + lane];
+                g->lines[(first * d) + c * GROUP + m] = x;
+                centre += x * (double)sys->kbar[c * LANES + lane];
+            }
+            out.centre[first + m] = centre;
+        }
+    }
+    return out;
+}
+
 /* product [TILE_KEYS][LANES] <- u = x . kappa of a tile for the refined lanes, from x in float64. */
-static inline void gram_lines(const block_system *sys, const gram *g, const block_result *result,
+static inline void gram_lines(const block_system *sys, const gram *g, const gram_lines_of *of,
                               float *restrict product)
 {
     const int64_t d = sys->x->p->dim_qk;
-    int rows[LANES];
-    const int count = lanes_of(rows, result->refined);
-    double centre[GROUP];
-    if (count > 0) gram_widen_keys(sys, g);
-    for (int first = 0; first < count; first += GROUP) {
-        for (int m = 0; m < GROUP; m++) {
-            const int lane = rows[first + m < count ? first + m : first];
-            centre[m] = 0;
-            for (int64_t c = 0; c < d; c++) {
-                g->x[c * GROUP + m] = g->solution[c * LANES + lane];
-                centre[m] += g->x[c * GROUP + m] * (double)sys->kbar[c * LANES + lane];
-            }
-        }
-        panel64_product(g->product, sys->tile->n, g->keys, d, 1, g->x, d, false);
+    if (of->count > 0) gram_widen_keys(sys, g);
+    for (int first = 0; first < of->count; first += GROUP) {
+        panel64_product(g->product, sys->tile->n, g->keys, d, 1, g->lines + first * d, d, false);
         for (int64_t r = 0; r < sys->tile->n; r++)
-            for (int m = 0; m < GROUP && first + m < count; m++)
-                product[r * LANES + rows[first + m]] = (float)(g->product[r * GROUP + m] - centre[m]);
+            for (int m = 0; m < GROUP && first + m < of->count; m++)
+                product[r * LANES + of->rows[first + m]] = (float)(g->product[r * GROUP + m] -
+                                                                   of->centre[first + m]);
     }
 }
 

@@ -16,8 +16,6 @@
 #define LOAM_LOCAL_CPU_HEAVY_H
 
 #include "src/local/cpu/gram.h"
-#include <stdlib.h>
-#define WORTH (getenv("WORTH") ? (float)atof(getenv("WORTH")) : 14)
 #include "src/simd/gram.h"
 
 /* Weights are told apart by the upper bits of the float: eight bins for each power of two up to 1. */
@@ -65,7 +63,7 @@ static inline float *heavy_factor_of(const heavy *hv, int64_t d, int64_t group)
  * of conjugate gradients. */
 static inline int64_t heavy_limit(int64_t d, int64_t n)
 {
-    const int64_t share = 8 * n / d;
+    const int64_t share = 16 * n / d;
     return share > 2 * d ? share : 2 * d;
 }
 
@@ -76,7 +74,7 @@ static inline bool heavy_serves(const block_system *sys, int64_t lane)
 }
 
 /* What the factors of a block and the steps with them cost, in sweeps of plain conjugate gradients. */
-static inline float heavy_worth(int64_t d) { return WORTH + (float)d / 32; }
+static inline float heavy_worth(int64_t d) { return 14 + (float)d / 32; }
 
 /* most, mean, and the weight of all keys in each row of the group. */
 static inline void heavy_weigh(const block_system *sys, const heavy *hv, int64_t group, float *restrict total)

@@ -16,8 +16,6 @@
 
 #include "src/local/cpu/cg.h"
 #include "src/local/cpu/heavy.h"
-#include <stdio.h>
-#include <stdlib.h>
 
 /* Steps of a row in all: more are not worth it. The residual is computed when at most PCG_REST lanes are still
  * live, which then are exact: for them it may come early. */
@@ -35,7 +33,7 @@ typedef struct pcg_bounds {
 
 static inline pcg_bounds pcg_bounds_of(loam_dtype dtype)
 {
-    return dtype == LOAM_F32 ? (pcg_bounds){ 4e-6f, 3e-5f, 3e-2f, 1e-6f, 1e-6f }
+    return dtype == LOAM_F32 ? (pcg_bounds){ 4e-6f, 1e-4f, 3e-2f, 1e-6f, 1e-6f }
                              : (pcg_bounds){ 2e-5f, 1e-4f, 3e-2f, 1e-5f, 1e-5f };
 }
 
@@ -124,12 +122,6 @@ static inline void pcg_steps(const block_system *sys, const gram *g, const heavy
                              int rest, pcg_lanes *k, int *restrict steps, block_result *result)
 {
     for (; *steps < PCG_MOST && live_lanes(k->live) > rest; ++*steps) {
-        if (getenv("DBG")) {
-            int c = 0;
-            for (int l = 0; l < LANES; l++)
-                c += k->live[l] != 0;
-            fprintf(stderr, "%d %d %d\n", correcting, *steps, c);
-        }
         for (int lane = 0; lane < LANES; lane++)
             result->iterations[lane] += k->live[lane] != 0;
         pcg_step(sys, g, hv, correcting, k);
@@ -177,10 +169,10 @@ static inline void pcg_residual_exact(const block_system *sys, const gram *g, pc
 static inline void pcg_residual(const block_system *sys, pcg_lanes *k)
 {
     const int64_t d = sys->x->p->dim_qk;
-    bool any = false;
+    bool some[LANES];
     for (int lane = 0; lane < LANES; lane++)
-        any |= k->open[lane] && !k->exact[lane];
-    if (!any) return;
+        some[lane] = k->open[lane] && !k->exact[lane];
+    if (!any_lane(some)) return;
     block_apply(sys, k->x, k->image);
     for (int64_t e = 0; e < d * LANES; e++)
         k->r[e] = k->b[e] - k->image[e];
