@@ -14,7 +14,7 @@
 #include <string.h>
 
 typedef struct shares {
-    double cg, gram; /* rows by solver, as parts of all */
+    double cg, steps; /* rows by conjugate gradients, as a part of all; their mean iterations */
 } shares;
 
 /* A forward of LLA in float32 by a kernel. */
@@ -59,19 +59,22 @@ static values reference_of(const values *v)
     return want;
 }
 
-/* |(Cov + Lambda) rho - (kbar - q)| / |kbar - q| of a row, from the definitions. */
-static double residual_of(const values *v, direct_row *r, int64_t h, int64_t i)
+/* |(Cov + Lambda) rho - (kbar - q)| / |kbar - q| of a row, from the definitions; *rounding: what float32 adds
+ * to it, in rho as it is stored, in kbar and in the weights. */
+static double residual_of(const values *v, direct_row *r, int64_t h, int64_t i, double *rounding)
 {
     const int64_t d = v->spec.dim_qk;
     const double *rho = slot_at(v, SLOT_RHO, 0, h, i), *q = slot_at(v, SLOT_Q, 0, h, i);
-    double *left = memory_zeroed((size_t)d, sizeof *left), error2 = 0, size2 = 0;
+    double *left = memory_zeroed((size_t)d, sizeof *left), error2 = 0, size2 = 0, keys2 = 0;
     direct_weights(r, v, 0, h, i);
     for (int64_t j = 0; j < r->keys; j++) {
         double u = 0;
         for (int64_t c = 0; c < d; c++)
             u += rho[c] * (r->key[j * d + c] - r->kbar[c]);
-        for (int64_t c = 0; c < d; c++)
+        for (int64_t c = 0; c < d; c++) {
             left[c] += r->p[j] * u * (r->key[j * d + c] - r->kbar[c]);
+            keys2 += r->p[j] * r->key[j * d + c] * r->key[j * d + c];
+        }
     }
     for (int64_t c = 0; c < d; c++) {
         const double b = r->kbar[c] - q[c];
@@ -80,40 +83,44 @@ static double residual_of(const values *v, direct_row *r, int64_t h, int64_t i)
         size2 += b * b;
     }
     free(left);
+    *rounding = 0x1p-21 * (r->trace * compare_norm(rho, d) + sqrt(keys2) * (1 + r->steepness)) / sqrt(size2);
     return sqrt(error2 / size2);
 }
 
-/* info tells the truth: residuals of conjugate gradients are those of rho, up to what float32 adds to both;
- * those of a refined factor are from before its last step, so that rho has less. */
-static void expect_true_info(const values *v, shares *share)
+/* info tells the truth: a residual of conjugate gradients is that of rho, or from before the last correction,
+ * which only lessens it; so is that of a factor. */
+static shares expect_true_info(const values *v)
 {
     const int64_t heads = v->spec.heads_q, n = v->spec.len_q;
     direct_row r = direct_make(v);
-    *share = (shares){ 0, 0 };
+    shares share = { 0, 0 };
     for (int64_t h = 0; h < heads; h++) {
         for (int64_t i = 0; i < n; i++) {
             const loam_row_info *info = &v->info[h * n + i];
-            const double residual = residual_of(v, &r, h, i);
+            double rounding;
+            const double residual = residual_of(v, &r, h, i, &rounding);
             assert_int_equal(info->code, LOAM_ROW_SOLVED);
-            assert_true(residual <= 2 * (double)info->residual + 1e-5);
-            if (info->solver == LOAM_SOLVER_CG) {
-                assert_true(residual >= 0.5 * (double)info->residual - 1e-5);
-                assert_true(info->iterations > 0);
-                share->cg += 1 / (double)(heads * n);
+            if (residual > 2 * (double)info->residual + rounding) {
+                fail_msg("head %d row %d: residual %g, info says %g, rounding %g, solver %d", (int)h, (int)i,
+                         residual, (double)info->residual, rounding, (int)info->solver);
             }
-            share->gram += info->solver == LOAM_SOLVER_GRAM ? 1 / (double)(heads * n) : 0;
+            assert_true(info->solver != LOAM_SOLVER_CG || info->iterations > 0);
+            share.cg += info->solver == LOAM_SOLVER_CG;
+            share.steps += info->solver == LOAM_SOLVER_CG ? info->iterations : 0;
         }
     }
     direct_free(&r);
+    share.steps /= fmax(share.cg, 1);
+    share.cg /= (double)(heads * n);
+    return share;
 }
 
 static shares expect_solved(values *v, double tolerance)
 {
     values want = reference_of(v);
-    shares share;
     expect_run(v);
     expect_near("slow keys", v, SLOT_O, want.x[SLOT_O], tolerance, 0);
-    expect_true_info(v, &share);
+    const shares share = expect_true_info(v);
     values_free(&want);
     values_free(v);
     return share;
@@ -140,7 +147,7 @@ static void check_weights(const char *kernel)
         values v = values_make(&s);
         shape_channels(&v, sizes[number]);
         const shares share = expect_solved(&v, 1e-4);
-        assert_true(share.cg > 0.5);
+        assert_true(share.cg > 0.8 && share.steps < (number < 2 ? 5 : 13)); /* plain ones: 30 and 20 */
     }
 }
 

@@ -37,7 +37,7 @@ static inline heavy heavy_carve(const loam_problem *p, arena *pool, gram *g)
 {
     const size_t f = sizeof(float), stride = (size_t)whole_vectors(p->dim_qk);
     const size_t keys = ((size_t)p->len_kv + TILE_KEYS - 1) / TILE_KEYS * TILE_KEYS;
-    heavy hv;
+    heavy hv = { 0 };
     hv.factor = arena_take(pool, GROUPS * (size_t)factor_block_at(factor_blocks(p->dim_qk)), f);
     hv.most = arena_take(pool, keys, f);
     hv.mean = arena_take(pool, keys, f);
@@ -59,8 +59,8 @@ static inline float *heavy_factor_of(const heavy *hv, int64_t d, int64_t group)
     return hv->factor + group * factor_block_at(factor_blocks(d));
 }
 
-/* The most heavy keys of a group whose block sees n keys. Their matrix costs d / 4 times this, over n, sweeps
- * of conjugate gradients. */
+/* The most heavy keys of a group whose block sees n keys: their matrices cost as much as four sweeps of
+ * conjugate gradients. */
 static inline int64_t heavy_limit(int64_t d, int64_t n)
 {
     const int64_t share = 16 * n / d;
@@ -116,8 +116,9 @@ static inline int32_t weight_bin(float p)
     return bin < WEIGHT_BINS ? (int32_t)bin : WEIGHT_BINS - 1;
 }
 
-/* Lists the heavy keys: whole bins from the largest weights down, so that ties stay together, as long as there
- * are at most `limit`. Clears their mean. Returns their number; *light: the sum of mean over the light ones. */
+/* Lists the heavy keys: whole bins from the largest weights down, so that ties stay together, as long as
+ * there are at most `limit`. Clears their mean. Returns their number; *light: the sum of mean over the light
+ * ones. */
 static inline int64_t heavy_select(const heavy *hv, int64_t first, int64_t n, int64_t limit, double *light)
 {
     int32_t count[WEIGHT_BINS] = { 0 };

@@ -60,8 +60,8 @@ static inline float plain_steps(const block_system *sys, const block_ridge *ridg
 }
 
 /* Whether a row of few keys skips plain conjugate gradients. With n <= d keys some eigenvalues are the bare
- * ridge; the largest is estimated as for random keys. The trial is skipped where it would need more steps than
- * the factor is worth, or where float32 cannot hold the residual that it would have to reach. */
+ * ridge; the largest is estimated as for random keys. The trial is skipped where it would need more steps
+ * than the factor is worth, or where float32 cannot hold the residual that it would have to reach. */
 static inline bool solver_skips_trial(const block_system *sys, const block_ridge *ridge, int64_t lane)
 {
     const int64_t d = sys->x->p->dim_qk, n = sys->l->hi[lane] - sys->l->lo[lane];
@@ -71,8 +71,8 @@ static inline bool solver_skips_trial(const block_system *sys, const block_ridge
     return n <= d && (condition > SKIP_CONDITION || fminf(steps, (float)n) > worth);
 }
 
-/* Lanes that plain conjugate gradients try. The rows that heavy keys serve go one way together, that of most of
- * them: a block in which some stay and some leave pays for both. */
+/* Lanes that plain conjugate gradients try. The rows that heavy keys serve go one way together, that of most
+ * of them: a block in which some stay and some leave pays for both. */
 static inline void solver_trial(const block_system *sys, const block_ridge *ridge, bool *restrict trial)
 {
     float effective[LANES];

@@ -17,8 +17,8 @@
 #include "src/local/cpu/cg.h"
 #include "src/local/cpu/heavy.h"
 
-/* Steps of a row in all: more are not worth it. The residual is computed when at most PCG_REST lanes are still
- * live, which then are exact: for them it may come early. */
+/* Steps of a row in all: more are not worth it. The residual is computed when at most PCG_REST lanes are
+ * still live, which then are exact: for them it may come early. */
 enum { PCG_MOST = 32, PCG_REST = LANES / 4 };
 
 /* The rounding of x . kappa in float32, relative to |x| |kappa|. */
