@@ -6,11 +6,12 @@
  *
  *     A_i ~ sum_heavy p_ij kappa_ij kappa_ij^T + mass_i C + Lambda_i,
  *
- * heavy: the keys with the largest weight in any of these rows, with each row's own weights; light: all other
- * keys, mass_i their weight in row i, C their covariance by the weights summed over the rows, around the mean
- * of the rows' kbar. Sums of squares only, so that the matrix is positive definite.
+ * heavy: the keys of the largest weights of row i and of the rows of the group before it; light: all others,
+ * mass_i their weight in row i; C: the covariance of the light keys of the group's first row by its weights,
+ * around its mean. Sums of squares only, so that the matrix is positive definite.
  *
- * The rows of a group are fixed by their place in the sequence, and so are the bits of the factor.
+ * A row's factor depends on rows of its group before it, but on none after it: causal results do not change
+ * with later tokens. A heavy key of a later row only adds zeros.
  */
 #ifndef LOAM_LOCAL_CPU_HEAVY_H
 #define LOAM_LOCAL_CPU_HEAVY_H
@@ -18,16 +19,17 @@
 #include "src/local/cpu/gram.h"
 #include "src/simd/gram.h"
 
-/* Weights are told apart by the upper bits of the float: eight bins for each power of two up to 1. */
-enum { WEIGHT_BINS = 1024, WEIGHT_SHIFT = 20, GROUPS = LANES / GROUP };
+/* The least heavy weight is 2^(-n / 4), n < HEAVY_LEVELS. */
+enum { HEAVY_LEVELS = 128, GROUPS = LANES / GROUP };
 
 typedef struct heavy {
-    float *factor;      /* [GROUPS] factors of local/cpu/factor.h; the first is that of gram */
-    float *most, *mean; /* [keys rounded up to tiles]: the largest p of the group, and the sum; 0: heavy */
-    int32_t *key;       /* [keys]: the heavy ones */
-    float *apart;       /* [TILE_KEYS][whole_vectors(dim_qk)]: sqrt(mean) (k' - centre) */
+    float *factor; /* [GROUPS] factors of local/cpu/factor.h; the first is that of gram */
+    float *light;  /* [keys]: p of the group's first row; 0 where it is heavy */
+    int32_t *key;  /* [keys]: the heavy ones */
+    int8_t *from;  /* [keys]: the row of the group from which on each of these is heavy */
+    float *apart;  /* [TILE_KEYS][whole_vectors(dim_qk)]: sqrt(light) (k' - centre) */
     double
-        *tail; /* [whole_vectors(dim_qk)][whole_vectors(dim_qk)], lower triangle: C times the sum of mean */
+        *tail; /* [whole_vectors(dim_qk)][whole_vectors(dim_qk)], lower triangle: C times the sum of light */
     float *centre; /* [dim_qk] */
     float *b, *x;  /* [dim_qk][LANES], of local/cpu/pcg.h */
     few_lanes few; /* likewise */
@@ -36,12 +38,12 @@ typedef struct heavy {
 static inline heavy heavy_carve(const loam_problem *p, arena *pool, gram *g)
 {
     const size_t f = sizeof(float), stride = (size_t)whole_vectors(p->dim_qk);
-    const size_t keys = ((size_t)p->len_kv + TILE_KEYS - 1) / TILE_KEYS * TILE_KEYS;
+    const size_t keys = (size_t)p->len_kv;
     heavy hv = { 0 };
     hv.factor = arena_take(pool, GROUPS * (size_t)factor_block_at(factor_blocks(p->dim_qk)), f);
-    hv.most = arena_take(pool, keys, f);
-    hv.mean = arena_take(pool, keys, f);
+    hv.light = arena_take(pool, keys, f);
     hv.key = arena_take(pool, keys, sizeof(int32_t));
+    hv.from = arena_take(pool, keys, sizeof(int8_t));
     hv.apart = arena_take(pool, TILE_KEYS * stride, f);
     hv.tail = arena_take(pool, stride * stride, sizeof(double));
     hv.centre = arena_take(pool, (size_t)p->dim_qk, f);
@@ -59,12 +61,12 @@ static inline float *heavy_factor_of(const heavy *hv, int64_t d, int64_t group)
     return hv->factor + group * factor_block_at(factor_blocks(d));
 }
 
-/* The most heavy keys of a group whose block sees n keys: their matrices cost as much as four sweeps of
- * conjugate gradients. */
+/* The most keys that a row of a block that sees n keys calls heavy; a group of a trained model's rows comes to
+ * about twice as many. */
 static inline int64_t heavy_limit(int64_t d, int64_t n)
 {
-    const int64_t share = 16 * n / d;
-    return share > 2 * d ? share : 2 * d;
+    const int64_t share = 6 * n / d, least = 2 * d;
+    return share > least ? share : least;
 }
 
 /* Rows of fewer keys have a factor of all of them for little more. */
@@ -76,66 +78,50 @@ static inline bool heavy_serves(const block_system *sys, int64_t lane)
 /* What the factors of a block and the steps with them cost, in sweeps of plain conjugate gradients. */
 static inline float heavy_worth(int64_t d) { return 14 + (float)d / 32; }
 
-/* most, mean, and the weight of all keys in each row of the group. */
-static inline void heavy_weigh(const block_system *sys, const heavy *hv, int64_t group, float *restrict total)
+/* least[lane]: the smallest level above which a lane has at most `limit` weights, as a weight that is not
+ * normalised. */
+static inline void heavy_levels(const block_system *sys, int64_t limit, float *restrict least)
 {
-    float p[TILE_KEYS * GROUP], turned[GROUP * TILE_KEYS];
-    for (int m = 0; m < GROUP; m++)
-        total[m] = 0;
-    for (int64_t j = sys->l->first; j < sys->l->last; j += TILE_KEYS) {
-        const int64_t at = j - sys->l->first, n = sys->l->last - j < TILE_KEYS ? sys->l->last - j : TILE_KEYS;
-        memset(p, 0, sizeof p);
-        for (int m = 0; m < GROUP; m += VL) {
-            const vec inverse = v_load(sys->inverse + group * GROUP + m);
-            vec sum = v_load(total + m);
-            for (int64_t r = 0; r < n; r++) {
-                const vec x = v_load(sys->weights + (at + r) * LANES + group * GROUP + m) * inverse;
-                sum += x;
-                v_store(p + r * GROUP + m, x);
-            }
-            v_store(total + m, sum);
+    const int64_t n = sys->l->last - sys->l->first;
+    int32_t low[LANES],
+        count[LANES]; /* level `low` is a solution, low + 2 * step none or not one to be tried */
+    memset(low, 0, sizeof low);
+    for (int step = HEAVY_LEVELS / 2; step > 0; step /= 2) {
+        for (int lane = 0; lane < LANES; lane++)
+            least[lane] = exp2f(-0.25f * (float)(low[lane] + step)) / sys->inverse[lane];
+        FOR_LANES(lane)
+        {
+            const vec level = v_load(least + lane);
+            vmask sum = v_set_int(0);
+            for (int64_t r = 0; r < n; r++)
+                sum -= v_load(sys->weights + r * LANES + lane) > level;
+            memcpy(count + lane, &sum, sizeof sum);
         }
-        transpose_tile(turned, TILE_KEYS, p, GROUP, TILE_KEYS, GROUP);
-        for (int r = 0; r < TILE_KEYS; r += VL) {
-            vec most = v_set(0), sum = v_set(0);
-            for (int m = 0; m < GROUP; m++) {
-                const vec x = v_load(turned + m * TILE_KEYS + r);
-                most = v_max(x, most);
-                sum += x;
-            }
-            v_store(hv->most + at + r, most);
-            v_store(hv->mean + at + r, sum);
-        }
+        for (int lane = 0; lane < LANES; lane++)
+            low[lane] += count[lane] <= limit ? step : 0;
     }
+    for (int lane = 0; lane < LANES; lane++)
+        least[lane] = exp2f(-0.25f * (float)low[lane]) / sys->inverse[lane];
 }
 
-/* The bin of a weight; NaN, of rows that overflowed, is in the highest. */
-static inline int32_t weight_bin(float p)
+/* Lists the heavy keys of a group and fills `light`. Returns their number; *sum: of light. */
+static inline int64_t heavy_select(const block_system *sys, const heavy *hv, int64_t group,
+                                   const float *restrict least, double *sum)
 {
-    const uint32_t bin = bits_from_float(p) >> WEIGHT_SHIFT;
-    return bin < WEIGHT_BINS ? (int32_t)bin : WEIGHT_BINS - 1;
-}
-
-/* Lists the heavy keys: whole bins from the largest weights down, so that ties stay together, as long as
- * there are at most `limit`. Clears their mean. Returns their number; *light: the sum of mean over the light
- * ones. */
-static inline int64_t heavy_select(const heavy *hv, int64_t first, int64_t n, int64_t limit, double *light)
-{
-    int32_t count[WEIGHT_BINS] = { 0 };
-    int32_t cut = WEIGHT_BINS;
+    const int64_t n = sys->l->last - sys->l->first;
     int64_t kept = 0;
-    for (int64_t j = 0; j < n; j++)
-        count[weight_bin(hv->most[j])]++;
-    for (int64_t some = 0; cut > 0 && some + count[cut - 1] <= limit; cut--)
-        some += count[cut - 1];
-    *light = 0;
-    for (int64_t j = 0; j < n; j++) {
-        if (weight_bin(hv->most[j]) >= cut) {
-            hv->key[kept++] = (int32_t)(first + j);
-            hv->mean[j] = 0;
-        } else {
-            *light += (double)hv->mean[j];
+    *sum = 0;
+    for (int64_t r = 0; r < n; r++) {
+        const float *w = sys->weights + r * LANES + group * GROUP;
+        int from = GROUP;
+        for (int m = GROUP - 1; m >= 0; m--)
+            from = w[m] > least[group * GROUP + m] ? m : from;
+        if (from < GROUP) {
+            hv->key[kept] = (int32_t)(sys->l->first + r);
+            hv->from[kept++] = (int8_t)from;
         }
+        hv->light[r] = from > 0 ? w[0] * sys->inverse[group * GROUP] : 0;
+        *sum += (double)hv->light[r];
     }
     return kept;
 }
@@ -154,32 +140,30 @@ static inline void heavy_matrix(const block_system *sys, const gram *g, const he
             gram_gather(g, g->weights + r * GROUP, sys->weights + (j - sys->l->first) * LANES, 1);
         }
         gram_normalise(sys, g);
-        for (int64_t r = 0; r < sys->tile->n; r++)
+        for (int64_t r = 0; r < sys->tile->n; r++) {
+            memset(g->weights + r * GROUP, 0, (size_t)hv->from[from + r] * sizeof(float));
             for (int m = 0; m < GROUP; m++)
                 mass[m] -= g->weights[r * GROUP + m];
+        }
         gram_add_tile(sys, g);
     }
     gram_compensate(g, d);
 }
 
-/* tail <- sum over the light keys of mean (k' - centre) (k' - centre)^T. */
+/* tail <- sum of light (k' - centre) (k' - centre)^T. */
 static inline void heavy_tail(const block_system *sys, const gram *g, const heavy *hv)
 {
     const int64_t d = sys->x->p->dim_qk, stride = whole_vectors(d);
     const table none = { 0 };
-    for (int64_t c = 0; c < d; c++) {
-        float sum = 0;
-        for (int m = 0; m < GROUP; m++)
-            sum += g->kbar[c * GROUP + m];
-        hv->centre[c] = sum * (1.0f / GROUP);
-    }
+    for (int64_t c = 0; c < d; c++)
+        hv->centre[c] = g->kbar[c * GROUP];
     memset(hv->tail, 0, (size_t)(stride * stride) * sizeof(double));
     memset(hv->apart, 0, (size_t)(TILE_KEYS * stride) * sizeof(float));
     for (int64_t j = sys->l->first; j < sys->l->last; j += TILE_KEYS) {
         const int64_t n = sys->l->last - j < TILE_KEYS ? sys->l->last - j : TILE_KEYS;
         load_keys(sys->tile->keys, sys->x, j, n);
         for (int64_t r = 0; r < n; r++) {
-            const float root = sqrtf(hv->mean[j - sys->l->first + r]);
+            const float root = sqrtf(hv->light[j - sys->l->first + r]);
             for (int64_t c = 0; c < d; c++)
                 hv->apart[r * stride + c] = root * (sys->tile->keys[r * d + c] - hv->centre[c]);
         }
@@ -203,17 +187,18 @@ static inline void heavy_add_tail(const gram *g, const heavy *hv, int64_t d, con
 
 /* The factor of one group. g: gram, whose factor this is. */
 static inline void heavy_group(const block_system *sys, const gram *g, const heavy *hv, const float *b,
-                               int64_t group)
+                               const float *least, int64_t group)
 {
-    const int64_t d = sys->x->p->dim_qk, n = sys->l->last - sys->l->first;
+    const int64_t d = sys->x->p->dim_qk;
     int lanes_of_group[GROUP];
     float mass[GROUP];
     double light;
-    for (int m = 0; m < GROUP; m++)
+    for (int m = 0; m < GROUP; m++) {
         lanes_of_group[m] = (int)group * GROUP + m;
+        mass[m] = 1;
+    }
     gram_begin(sys, g, b, lanes_of_group, GROUP);
-    heavy_weigh(sys, hv, group, mass);
-    const int64_t count = heavy_select(hv, sys->l->first, n, heavy_limit(d, n), &light);
+    const int64_t count = heavy_select(sys, hv, group, least, &light);
     heavy_matrix(sys, g, hv, count, mass);
     if (light > 0) {
         for (int m = 0; m < GROUP; m++)
@@ -237,10 +222,13 @@ static inline bool any_of_group(const bool *some, int64_t group)
 static inline void heavy_factors(const block_system *sys, const gram *g, const heavy *hv, const float *b,
                                  const bool *restrict wanted)
 {
+    const int64_t d = sys->x->p->dim_qk;
+    float least[LANES];
+    heavy_levels(sys, heavy_limit(d, sys->l->last - sys->l->first), least);
     for (int64_t group = 0; group < GROUPS; group++) {
         gram one = *g;
-        one.factor = heavy_factor_of(hv, sys->x->p->dim_qk, group);
-        if (any_of_group(wanted, group)) heavy_group(sys, &one, hv, b, group);
+        one.factor = heavy_factor_of(hv, d, group);
+        if (any_of_group(wanted, group)) heavy_group(sys, &one, hv, b, least, group);
     }
 }
 

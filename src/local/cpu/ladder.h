@@ -71,23 +71,20 @@ static inline bool solver_skips_trial(const block_system *sys, const block_ridge
     return n <= d && (condition > SKIP_CONDITION || fminf(steps, (float)n) > worth);
 }
 
-/* Lanes that plain conjugate gradients try. The rows that heavy keys serve go one way together, that of most
- * of them: a block in which some stay and some leave pays for both. */
+/* Lanes that plain conjugate gradients try. The rows that heavy keys serve go one way together, that of the
+ * first of them: a block in which some stay and some leave pays for both. */
 static inline void solver_trial(const block_system *sys, const block_ridge *ridge, bool *restrict trial)
 {
     float effective[LANES];
-    int served = 0, slow = 0;
+    bool decided = false, skip = false;
     effective_keys(sys, effective);
     for (int lane = 0; lane < LANES; lane++) {
-        if (ridge->wanted[lane] && heavy_serves(sys, lane)) {
-            served++;
-            slow += plain_steps(sys, ridge, effective[lane], lane) > heavy_worth(sys->x->p->dim_qk);
+        const bool served = ridge->wanted[lane] && heavy_serves(sys, lane);
+        if (served && !decided) {
+            skip = plain_steps(sys, ridge, effective[lane], lane) > heavy_worth(sys->x->p->dim_qk);
+            decided = true;
         }
-    }
-    const bool all_skip = served > GROUP && 2 * slow > served;
-    for (int lane = 0; lane < LANES; lane++) {
-        trial[lane] = ridge->wanted[lane] && !solver_skips_trial(sys, ridge, lane) &&
-                      !(all_skip && heavy_serves(sys, lane));
+        trial[lane] = ridge->wanted[lane] && !(served ? skip : solver_skips_trial(sys, ridge, lane));
     }
 }
 
@@ -98,14 +95,11 @@ static inline void block_solve(const block_system *sys, const solver *s, const b
 {
     const int64_t d = sys->x->p->dim_qk;
     bool trial[LANES], some[LANES], left[LANES];
-    int count = 0;
     solver_trial(sys, ridge, trial);
     cg_solve(sys, s->work, b, trial, x, result);
-    for (int lane = 0; lane < LANES; lane++) {
+    for (int lane = 0; lane < LANES; lane++)
         some[lane] = ridge->wanted[lane] && !result->accepted[lane] && heavy_serves(sys, lane);
-        count += some[lane];
-    }
-    if (count > GROUP) pcg_solve(sys, s->work, &s->gram, &s->heavy, ridge, b, some, x, result);
+    if (any_lane(some)) pcg_solve(sys, s->work, &s->gram, &s->heavy, ridge, b, some, x, result);
     for (int lane = 0; lane < LANES; lane++) {
         const int64_t n = sys->l->hi[lane] - sys->l->lo[lane];
         left[lane] = ridge->wanted[lane] && !result->accepted[lane] && DUAL_SHARE * n > d;

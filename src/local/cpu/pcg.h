@@ -17,9 +17,8 @@
 #include "src/local/cpu/cg.h"
 #include "src/local/cpu/heavy.h"
 
-/* Steps of a row in all: more are not worth it. The residual is computed when at most PCG_REST lanes are
- * still live, which then are exact: for them it may come early. */
-enum { PCG_MOST = 32, PCG_REST = LANES / 4 };
+/* Steps of a row in all: more are not worth it. */
+enum { PCG_MOST = 32 };
 
 /* The rounding of x . kappa in float32, relative to |x| |kappa|. */
 #define PCG_ROUNDING 0x1p-24
@@ -117,11 +116,11 @@ static inline void pcg_step(const block_system *sys, const gram *g, const heavy 
     panel_axpy(k->direction, d, going, k->image);
 }
 
-/* Steps until at most `rest` lanes are live. */
+/* Steps until no lane is live. */
 static inline void pcg_steps(const block_system *sys, const gram *g, const heavy *hv, bool correcting,
-                             int rest, pcg_lanes *k, int *restrict steps, block_result *result)
+                             pcg_lanes *k, int *restrict steps, block_result *result)
 {
-    for (; *steps < PCG_MOST && live_lanes(k->live) > rest; ++*steps) {
+    for (; *steps < PCG_MOST && live_lanes(k->live) > 0; ++*steps) {
         for (int lane = 0; lane < LANES; lane++)
             result->iterations[lane] += k->live[lane] != 0;
         pcg_step(sys, g, hv, correcting, k);
@@ -185,8 +184,6 @@ static inline void pcg_replace(const block_system *sys, const gram *g, const hea
     const int64_t d = sys->x->p->dim_qk;
     float rz[LANES], sign[LANES];
     panel_fill(sign, 1, -1);
-    for (int lane = 0; lane < LANES; lane++)
-        k->exact[lane] |= k->live[lane] != 0;
     pcg_precondition(g, hv, d, k->open, k->r, k->image);
     panel_axpy(k->direction, d, sign, k->image);
     pcg_residual(sys, k);
@@ -280,10 +277,10 @@ static inline void pcg_solve(const block_system *sys, float *const work[3], cons
     pcg_start(ridge, b, wanted, d, &k, result);
     heavy_factors(sys, g, hv, b, wanted);
     pcg_begin(g, hv, d, &k);
-    pcg_steps(sys, g, hv, false, PCG_REST, &k, &steps, result);
+    pcg_steps(sys, g, hv, false, &k, &steps, result);
     pcg_replace(sys, g, hv, &k);
     pcg_judge(hv, d, tolerance, &k, result);
-    pcg_steps(sys, g, hv, true, 0, &k, &steps, result);
+    pcg_steps(sys, g, hv, true, &k, &steps, result);
     pcg_finish(g, d, tolerance, wanted, &k, x, result);
 }
 
