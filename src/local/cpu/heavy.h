@@ -61,8 +61,8 @@ static inline float *heavy_factor_of(const heavy *hv, int64_t d, int64_t group)
     return hv->factor + group * factor_block_at(factor_blocks(d));
 }
 
-/* The most keys that a row of a block that sees n keys calls heavy; a group of a trained model's rows comes to
- * about twice as many. */
+/* The most keys that a row of a block that sees n keys calls heavy; a group of a trained model's rows comes
+ * to about twice as many. */
 static inline int64_t heavy_limit(int64_t d, int64_t n)
 {
     const int64_t share = 6 * n / d, least = 2 * d;
