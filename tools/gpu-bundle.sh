@@ -9,7 +9,7 @@ build=$1 to=$2
 shift 2
 mkdir -p "$to/bin" "$to/lib" "$to/data"
 for program in tests/check/loam-check tests/parallel/test_parallel_bits \
-    tests/local/test_local_solver tests/cuda/test_cuda_launch \
+    tests/solver/test_solver_hard tests/cuda/test_cuda_launch \
     tests/cuda/test_cuda_contract tests/cuda/test_cuda_rope tests/cuda/test_cuda_large \
     tests/recurrent/test_recurrent_bits tests/recurrent/test_recurrent_rows loam tests/cli/test_cli_cuda \
     "$@"; do

@@ -59,7 +59,7 @@ while read -r row; do
 done <"$logs/rows"
 step full "$(program loam-check)" -k cuda --full
 step bits "$(program test_parallel_bits)"
-step solver "$(program test_local_solver)"
+step solver "$(program test_solver_hard)"
 step recurrent-bits "$(program test_recurrent_bits)"
 step recurrent-rows "$(program test_recurrent_rows)"
 step launch "$(program test_cuda_launch)"

@@ -103,16 +103,16 @@ VEC_INLINE void lanes_product_rows(const int rows, float *restrict c, const floa
         v_store(c + r * LANES, sum[r]);
 }
 
-/* panel_product on the first `lanes` lanes, a multiple of VL. */
+/* panel_product on the first `width` lanes, a multiple of VL. */
 static inline void lanes_product(float *restrict c, int64_t rows, const float *restrict a, int64_t row_stride,
-                                 int64_t t_stride, const float *restrict b, int64_t t_count, int64_t lanes,
+                                 int64_t t_stride, const float *restrict b, int64_t t_count, int64_t width,
                                  bool add)
 {
-    if (lanes == LANES) {
+    if (width == LANES) {
         panel_product(c, rows, a, row_stride, t_stride, b, t_count, add);
         return;
     }
-    for (int64_t lane = 0; lane < lanes; lane += VL) {
+    for (int64_t lane = 0; lane < width; lane += VL) {
         int64_t r = 0;
         for (; r + 8 <= rows; r += 8) {
             lanes_product_rows(8, c + r * LANES + lane, a + r * row_stride, row_stride, t_stride, b + lane,

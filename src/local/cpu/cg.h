@@ -59,11 +59,20 @@ static inline void cg_step(const block_system *sys, float *restrict x, cg_lanes 
     panel_axpy(k->direction, d, beta, k->r);
 }
 
-static inline bool any_live(const float *live)
+static inline bool any_lane(const bool *some)
 {
+    bool any = false;
     for (int lane = 0; lane < LANES; lane++)
-        if (live[lane] != 0) return true;
-    return false;
+        any |= some[lane];
+    return any;
+}
+
+static inline int live_lanes(const float *live)
+{
+    int count = 0;
+    for (int lane = 0; lane < LANES; lane++)
+        count += live[lane] != 0;
+    return count;
 }
 
 /* The power of two at or below the largest |b| of each lane. Division by it is exact and keeps the squares of
@@ -159,13 +168,13 @@ static inline void cg_solve(const block_system *sys, float *const work[3], const
     cg_begin(&k, b, wanted, d, stop, unit, bb);
     panel_fill(x, d, 0);
     memset(result, 0, sizeof *result);
-    for (; step < CG_MOST && any_live(k.live); step++) {
+    for (; step < CG_MOST && live_lanes(k.live) > 0; step++) {
         for (int lane = 0; lane < LANES; lane++)
             result->iterations[lane] += k.live[lane] != 0;
         cg_step(sys, x, &k);
         if (step + 1 >= CG_FIRST_TRIAL) cg_leave(sys, &k, x, bb, step + 1, patience);
     }
-    cg_judge(sys, &k, b, unit, bb, wanted, x, result);
+    if (any_lane(wanted)) cg_judge(sys, &k, b, unit, bb, wanted, x, result);
     panel_scale(x, d, unit);
 }
 

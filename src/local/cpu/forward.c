@@ -328,16 +328,24 @@ static void sweep_lines(block *blk)
     const block_system sys = system_of(blk);
     float rho_kbar[LANES], exact[LANES] = { 0 }, taken[LANES] = { 0 };
     const float *total = PAIR_DOTS ? taken : exact;
+    const gram_lines_of lines = gram_lines_begin(&sys, &blk->solver.gram, &blk->result);
+    bool some_in_float = false;
     panel_dot(rho_kbar, blk->probe, blk->kbar, d);
-    for (int lane = 0; lane < LANES; lane++)
+    for (int lane = 0; lane < LANES; lane++) {
         rho_kbar[lane] = blk->result.refined[lane] ? 0 : rho_kbar[lane];
+        some_in_float |= blk->result.accepted[lane] && !blk->result.refined[lane];
+    }
     panel_fill(blk->o, dv, 0);
     for (int64_t j = blk->l.first; j < blk->l.last; j += TILE_KEYS) {
         key_tile_load(&blk->tile, &blk->hd, j, blk->l.last);
         load_value_tile(blk);
-        panel_product(blk->s, blk->tile.n, blk->tile.keys, d, 1, blk->probe, d, false);
-        gram_lines(&sys, &blk->solver.gram, &blk->result, blk->s);
-        centred_weights(&sys, rho_kbar, exact);
+        if (some_in_float)
+            panel_product(blk->s, blk->tile.n, blk->tile.keys, d, 1, blk->probe, d, false);
+        else
+            panel_fill(blk->s, blk->tile.n, 0);
+        gram_lines(&sys, &blk->solver.gram, &lines, blk->s);
+        centred_weights(blk->s, blk->weights + (j - blk->l.first) * LANES, blk->tile.n, LANES, rho_kbar,
+                        exact);
         add_values(blk, blk->o, blk->s, taken);
     }
     for (int64_t c = 0; c < dv; c++) {
@@ -369,7 +377,7 @@ static void solve_block(block *blk, const float *square)
     block_solve(&sys, &blk->solver, &ridge, rhs, blk->probe, &blk->result);
     for (int lane = 0; lane < LANES; lane++) {
         blk->info[lane] = (loam_row_info){ LOAM_ROW_SOLVED,
-                                           blk->result.refined[lane] ? LOAM_SOLVER_GRAM : LOAM_SOLVER_CG,
+                                           blk->result.factored[lane] ? LOAM_SOLVER_GRAM : LOAM_SOLVER_CG,
                                            blk->result.iterations[lane], blk->result.residual[lane] };
     }
 }

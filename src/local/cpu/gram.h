@@ -28,7 +28,7 @@ enum { GRAM_STEPS_MOST = 6 };
 #define GRAM_ROUNDING 0x1p-20
 
 typedef struct gram {
-    float *factor;         /* [blocks of local/cpu/factor.h]; the diagonal holds 1 / L_cc */
+    float *factor;         /* [blocks of local/cpu/factor.h]; the diagonal holds 1 / L_cc; see heavy_carve */
     float *weights;        /* [TILE_KEYS][GROUP], p */
     float *kbar, *lambda;  /* [channels rounded up to whole blocks][GROUP] */
     float *b, *z, *total;  /* the same */
@@ -36,6 +36,7 @@ typedef struct gram {
     double *keys;          /* [TILE_KEYS][dim_qk] */
     double *product;       /* [TILE_KEYS][GROUP] */
     double *solution;      /* [dim_qk][LANES]: x of all refined lanes */
+    double *lines;         /* [LANES / GROUP][dim_qk][GROUP]: the same, in groups */
     int *lane;             /* [GROUP]: the lane of each row; unused ones repeat the first */
 } gram;
 
@@ -44,7 +45,6 @@ static inline gram gram_carve(const loam_problem *p, arena *pool)
     const size_t d = (size_t)p->dim_qk, f = sizeof(float), f64 = sizeof(double);
     const size_t wide = (size_t)factor_blocks(p->dim_qk) * LANES;
     gram g = { 0 };
-    g.factor = arena_take(pool, (size_t)factor_block_at(factor_blocks(p->dim_qk)), f);
     g.weights = arena_take(pool, TILE_KEYS * GROUP, f);
     g.kbar = arena_take(pool, wide, f);
     g.lambda = arena_take(pool, wide, f);
@@ -58,6 +58,7 @@ static inline gram gram_carve(const loam_problem *p, arena *pool)
     g.product = arena_take(pool, TILE_KEYS * GROUP, f64);
     g.lane = arena_take(pool, GROUP, sizeof(int));
     g.solution = arena_take(pool, d * LANES, f64);
+    g.lines = arena_take(pool, d * LANES, f64);
     return g;
 }
 
@@ -70,14 +71,20 @@ static inline void gram_gather(const gram *g, float *restrict to, const float *r
             to[r * GROUP + m] = panel[r * LANES + g->lane[m]];
 }
 
-/* Loads the tile of keys from j on, and the weights p of the group for it. */
-static inline void gram_tile(const block_system *sys, const gram *g, int64_t j)
+/* weights of the tile: w becomes p. */
+static inline void gram_normalise(const block_system *sys, const gram *g)
 {
-    key_tile_load(sys->tile, sys->x, j, sys->l->last);
-    gram_gather(g, g->weights, sys->weights + (j - sys->l->first) * LANES, sys->tile->n);
     for (int64_t r = 0; r < sys->tile->n; r++)
         for (int m = 0; m < GROUP; m++)
             g->weights[r * GROUP + m] *= sys->inverse[g->lane[m]];
+}
+
+/* Loads the tile of keys from j on, and the weights p of the group for it. */
+static inline void gram_tile(const block_system *sys, const gram *g, int64_t j)
+{
+    system_tile(sys, j);
+    gram_gather(g, g->weights, sys->weights + (j - sys->l->first) * LANES, sys->tile->n);
+    gram_normalise(sys, g);
 }
 
 static inline void gram_begin(const block_system *sys, const gram *g, const float *b, const int *picked,
@@ -117,9 +124,27 @@ static inline void gram_scale_keys(const block_system *sys, const gram *g, int64
     }
 }
 
-/* Subtracts total kbar^T (the compensated centring of local/cpu/system.h), and adds Lambda to the diagonal,
- * or 1 in the rows that pad the last block. */
-static inline void gram_finish_matrix(const gram *g, int64_t d)
+static inline void gram_clear(const gram *g, int64_t d)
+{
+    const int64_t blocks = factor_blocks(d);
+    memset(g->factor, 0, (size_t)factor_block_at(blocks) * sizeof(float));
+    memset(g->total, 0, (size_t)(blocks * LANES) * sizeof(float));
+}
+
+/* factor += the lower triangle of sum p kappa kappa^T over the tile; adds the sums of p kappa to total. */
+static inline void gram_add_tile(const block_system *sys, const gram *g)
+{
+    const int64_t d = sys->x->p->dim_qk;
+    for (int64_t n = 0; n < factor_blocks(d); n++) {
+        const int64_t columns = (n + 1) * FOUR < d ? (n + 1) * FOUR : d;
+        gram_scale_keys(sys, g, n, sys->product);
+        panel_product(g->factor + factor_block_at(n), columns, sys->tile->keys, 1, d, sys->product,
+                      sys->tile->n, true);
+    }
+}
+
+/* Subtracts total kbar^T: the compensated centring of local/cpu/system.h. */
+static inline void gram_compensate(const gram *g, int64_t d)
 {
     for (int64_t n = 0; n < factor_blocks(d); n++) {
         float *block = g->factor + factor_block_at(n);
@@ -129,28 +154,30 @@ static inline void gram_finish_matrix(const gram *g, int64_t d)
                 for (int m = 0; m < GROUP; m++)
                     block[c * LANES + i * GROUP + m] -= total[i * GROUP + m] * g->kbar[c * GROUP + m];
         }
-        for (int64_t c = n * FOUR; c < (n + 1) * FOUR; c++)
-            for (int m = 0; m < GROUP; m++)
-                block[c * LANES + c % FOUR * GROUP + m] += c < d ? g->lambda[c * GROUP + m] : 1;
+    }
+}
+
+/* Adds Lambda to the diagonal, or 1 in the rows that pad the last block. */
+static inline void gram_add_ridge(const gram *g, int64_t d)
+{
+    for (int64_t c = 0; c < factor_blocks(d) * FOUR; c++) {
+        float *pivot = g->factor + factor_block_at(c / FOUR) + c * LANES + c % FOUR * GROUP;
+        for (int m = 0; m < GROUP; m++)
+            pivot[m] += c < d ? g->lambda[c * GROUP + m] : 1;
     }
 }
 
 /* factor <- lower triangle of Cov + Lambda. */
 static inline void gram_matrix(const block_system *sys, const gram *g)
 {
-    const int64_t d = sys->x->p->dim_qk, blocks = factor_blocks(d);
-    memset(g->factor, 0, (size_t)factor_block_at(blocks) * sizeof(float));
-    memset(g->total, 0, (size_t)(blocks * LANES) * sizeof(float));
+    const int64_t d = sys->x->p->dim_qk;
+    gram_clear(g, d);
     for (int64_t j = sys->l->first; j < sys->l->last; j += TILE_KEYS) {
         gram_tile(sys, g, j);
-        for (int64_t n = 0; n < blocks; n++) {
-            const int64_t columns = (n + 1) * FOUR < d ? (n + 1) * FOUR : d;
-            gram_scale_keys(sys, g, n, sys->product);
-            panel_product(g->factor + factor_block_at(n), columns, sys->tile->keys, 1, d, sys->product,
-                          sys->tile->n, true);
-        }
+        gram_add_tile(sys, g);
     }
-    gram_finish_matrix(g, d);
+    gram_compensate(g, d);
+    gram_add_ridge(g, d);
 }
 
 /* ------------------------------------------------------------------ residuals in float64 */
@@ -311,7 +338,7 @@ static inline void gram_group(const block_system *sys, const gram *g, int count,
             g->solution[c * LANES + lane] = g->x[c * GROUP + m];
             x[c * LANES + lane] = (float)g->x[c * GROUP + m];
         }
-        result->accepted[lane] = result->refined[lane] = at.done[m];
+        result->accepted[lane] = result->refined[lane] = result->factored[lane] = at.done[m];
         result->residual[lane] = (float)at.residual[m];
     }
 }
@@ -338,28 +365,45 @@ static inline void gram_solve(const block_system *sys, const gram *g, const floa
     }
 }
 
+/* The refined lanes in groups, their x in float64 and x . kbar, for gram_lines. */
+typedef struct gram_lines_of {
+    int count, rows[LANES];
+    double centre[LANES];
+} gram_lines_of;
+
+static inline gram_lines_of gram_lines_begin(const block_system *sys, const gram *g,
+                                             const block_result *result)
+{
+    const int64_t d = sys->x->p->dim_qk;
+    gram_lines_of out;
+    out.count = lanes_of(out.rows, result->refined);
+    for (int first = 0; first < out.count; first += GROUP) {
+        for (int m = 0; m < GROUP; m++) {
+            const int lane = out.rows[first + m < out.count ? first + m : first];
+            double centre = 0;
+            for (int64_t c = 0; c < d; c++) {
+                const double x = g->solution[c * LANES + lane];
+                g->lines[(first * d) + c * GROUP + m] = x;
+                centre += x * (double)sys->kbar[c * LANES + lane];
+            }
+            out.centre[first + m] = centre;
+        }
+    }
+    return out;
+}
+
 /* product [TILE_KEYS][LANES] <- u = x . kappa of a tile for the refined lanes, from x in float64. */
-static inline void gram_lines(const block_system *sys, const gram *g, const block_result *result,
+static inline void gram_lines(const block_system *sys, const gram *g, const gram_lines_of *of,
                               float *restrict product)
 {
     const int64_t d = sys->x->p->dim_qk;
-    int rows[LANES];
-    const int count = lanes_of(rows, result->refined);
-    double centre[GROUP];
-    if (count > 0) gram_widen_keys(sys, g);
-    for (int first = 0; first < count; first += GROUP) {
-        for (int m = 0; m < GROUP; m++) {
-            const int lane = rows[first + m < count ? first + m : first];
-            centre[m] = 0;
-            for (int64_t c = 0; c < d; c++) {
-                g->x[c * GROUP + m] = g->solution[c * LANES + lane];
-                centre[m] += g->x[c * GROUP + m] * (double)sys->kbar[c * LANES + lane];
-            }
-        }
-        panel64_product(g->product, sys->tile->n, g->keys, d, 1, g->x, d, false);
+    if (of->count > 0) gram_widen_keys(sys, g);
+    for (int first = 0; first < of->count; first += GROUP) {
+        panel64_product(g->product, sys->tile->n, g->keys, d, 1, g->lines + first * d, d, false);
         for (int64_t r = 0; r < sys->tile->n; r++)
-            for (int m = 0; m < GROUP && first + m < count; m++)
-                product[r * LANES + rows[first + m]] = (float)(g->product[r * GROUP + m] - centre[m]);
+            for (int m = 0; m < GROUP && first + m < of->count; m++)
+                product[r * LANES + of->rows[first + m]] = (float)(g->product[r * GROUP + m] -
+                                                                   of->centre[first + m]);
     }
 }
 

@@ -8,6 +8,10 @@
 #define LOAM_LOCAL_CPU_SYSTEM_H
 
 #include "src/local/cpu/tile.h"
+#include "src/simd/transpose.h"
+
+/* Lanes are taken apart from a block by this many. */
+enum { FEW = 16 };
 
 /* Rows whose least ridge is below this part of the mean variance of the keys are solved in float64 only. */
 #define BLOCK_LEAST_RIDGE 1e-6f
@@ -78,25 +82,47 @@ typedef struct block_result {
     float residual[LANES];     /* |b - A x| / |b| */
     int32_t iterations[LANES]; /* of conjugate gradients */
     bool accepted[LANES];
-    bool refined[LANES]; /* accepted from local/cpu/gram.h */
+    bool refined[LANES];  /* with x in float64, in the solution of local/cpu/gram.h */
+    bool factored[LANES]; /* accepted from local/cpu/gram.h */
 } block_result;
 
-/* product <- w (kappa . v) for one tile, from product = k' . v; adds the column sums of product to total. */
-static inline void centred_weights(const block_system *sys, const float *restrict v_kbar,
-                                   float *restrict total)
+/* Loads the tile of keys from j on, without what only scores need. */
+static inline void system_tile(const block_system *sys, int64_t j)
 {
-    const float *w = sys->weights + (sys->tile->j - sys->l->first) * LANES;
-    FOR_LANES(lane)
-    {
+    sys->tile->j = j, sys->tile->n = sys->l->last - j < TILE_KEYS ? sys->l->last - j : TILE_KEYS;
+    load_keys(sys->tile->keys, sys->x, j, sys->tile->n);
+}
+
+/* product <- w (kappa . v) for a tile of n keys and the first `width` lanes, from product = k' . v; adds the
+ * column sums of product to total. */
+static inline void centred_weights(float *restrict product, const float *restrict w, int64_t n, int64_t width,
+                                   const float *restrict v_kbar, float *restrict total)
+{
+    for (int64_t lane = 0; lane < width; lane += VL) {
         const vec centre = v_load(v_kbar + lane);
         vec sum = v_load(total + lane);
-        for (int64_t r = 0; r < sys->tile->n; r++) {
-            float *at = sys->product + r * LANES + lane;
+        for (int64_t r = 0; r < n; r++) {
+            float *at = product + r * LANES + lane;
             const vec f = v_load(w + r * LANES + lane) * (v_load(at) - centre);
             sum += f;
             v_store(at, f);
         }
         v_store(total + lane, sum);
+    }
+}
+
+/* image: sums over keys of w (kappa . v) k'; total: of w (kappa . v). Becomes (Cov + Lambda) v. */
+static inline void block_finish(const block_system *sys, const float *restrict total, const float *restrict v,
+                                float *restrict image)
+{
+    for (int64_t c = 0; c < sys->x->p->dim_qk; c++) {
+        FOR_LANES(lane)
+        {
+            const int64_t at = c * LANES + lane;
+            const vec cov = (v_load(image + at) - v_load(total + lane) * v_load(sys->kbar + at)) *
+                            v_load(sys->inverse + lane);
+            v_store(image + at, cov + v_load(sys->lambda + at) * v_load(v + at));
+        }
     }
 }
 
@@ -108,20 +134,66 @@ static inline void block_apply(const block_system *sys, const float *restrict v,
     panel_dot(v_kbar, v, sys->kbar, d);
     panel_fill(image, d, 0);
     for (int64_t j = sys->l->first; j < sys->l->last; j += TILE_KEYS) {
-        key_tile_load(sys->tile, sys->x, j, sys->l->last);
+        const float *w = sys->weights + (j - sys->l->first) * LANES;
+        system_tile(sys, j);
         panel_product(sys->product, sys->tile->n, sys->tile->keys, d, 1, v, d, false);
-        centred_weights(sys, v_kbar, total);
+        centred_weights(sys->product, w, sys->tile->n, LANES, v_kbar, total);
         panel_product(image, d, sys->tile->keys, 1, d, sys->product, sys->tile->n, true);
     }
-    for (int64_t c = 0; c < d; c++) {
-        FOR_LANES(lane)
-        {
-            const int64_t at = c * LANES + lane;
-            const vec cov = (v_load(image + at) - v_load(total + lane) * v_load(sys->kbar + at)) *
-                            v_load(sys->inverse + lane);
-            v_store(image + at, cov + v_load(sys->lambda + at) * v_load(v + at));
-        }
+    block_finish(sys, total, v, image);
+}
+
+/* Up to LANES / 2 lanes gathered at the front of panels, as many as fill whole groups; unused ones repeat the
+ * first. */
+typedef struct few_lanes {
+    int64_t width;
+    int lane[LANES];
+    float *v, *image; /* [dim_qk][LANES] */
+    float *weights;   /* [TILE_KEYS][LANES] */
+} few_lanes;
+
+/* Gathers the lanes with live != 0; false where they are more than half of all: width is 0 then. */
+static inline void few_begin(few_lanes *few, const float *live)
+{
+    int count = 0;
+    for (int lane = 0; lane < LANES; lane++)
+        if (live[lane] != 0) few->lane[count++] = lane;
+    few->width = count <= LANES / 2 ? (count + FEW - 1) / FEW * FEW : 0;
+    for (int64_t m = count; m < few->width; m++)
+        few->lane[m] = few->lane[0];
+}
+
+static inline void few_gather(const few_lanes *few, float *restrict to, const float *restrict from,
+                              int64_t rows)
+{
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t m = 0; m < few->width; m++)
+            to[r * LANES + m] = from[r * LANES + few->lane[m]];
+}
+
+/* block_apply for the lanes of `few` alone; image of all others is of no use. */
+static inline void block_apply_few(const block_system *sys, const few_lanes *few, const float *restrict v,
+                                   float *restrict image)
+{
+    const int64_t d = sys->x->p->dim_qk;
+    float v_kbar[LANES], centre[LANES], sum[LANES] = { 0 }, total[LANES] = { 0 };
+    panel_dot(v_kbar, v, sys->kbar, d);
+    few_gather(few, centre, v_kbar, 1);
+    few_gather(few, few->v, v, d);
+    panel_fill(few->image, d, 0);
+    for (int64_t j = sys->l->first; j < sys->l->last; j += TILE_KEYS) {
+        system_tile(sys, j);
+        few_gather(few, few->weights, sys->weights + (j - sys->l->first) * LANES, sys->tile->n);
+        lanes_product(sys->product, sys->tile->n, sys->tile->keys, d, 1, few->v, d, few->width, false);
+        centred_weights(sys->product, few->weights, sys->tile->n, few->width, centre, sum);
+        lanes_product(few->image, d, sys->tile->keys, 1, d, sys->product, sys->tile->n, few->width, true);
     }
+    for (int64_t m = 0; m < few->width; m++) {
+        total[few->lane[m]] = sum[m];
+        for (int64_t c = 0; c < d; c++)
+            image[c * LANES + few->lane[m]] = few->image[c * LANES + m];
+    }
+    block_finish(sys, total, v, image);
 }
 
 #endif

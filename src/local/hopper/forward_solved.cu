@@ -127,9 +127,9 @@ static __device__ __forceinline__ void rescale_means(float (&k)[DIM / TILE_SIDE]
 
 /* The exponent that weights of a row can have, so that fp16 holds p (direction . k - direction . kbar) for
  * any direction; `largest`: of the p. */
-template <int DIM> static __device__ __forceinline__ float weight_exponent(float largest, float norm)
+static __device__ __forceinline__ float weight_exponent(float largest, float norm)
 {
-    const float bound = largest * direction_norm<DIM> * 2 * norm;
+    const float bound = largest * DIRECTION_NORM * 2 * norm;
     return bound > 0 && bound < INFINITY ? 14 - floorf(log2f(bound)) : 0;
 }
 
@@ -152,7 +152,7 @@ static __device__ __forceinline__ void put_means(block_system<DIM, DECAYED, T> &
         sys.lse_exact = sys.lse_exact && fabsf(lse2) < EXACT_LSE;
         lse[row] = some ? lse2 * 0.693147181f : -INFINITY;
         largest[row] = some ? power_of_two(softmax_top<T>) / omega : 0;
-        if (is_half<T>) sys.weight_log2[row] = weight_exponent<DIM>(largest[row], sys.units.norm);
+        if (is_half<T>) sys.weight_log2[row] = weight_exponent(largest[row], sys.units.norm);
         sys.lse2[row] = lse2 - sys.weight_log2[row];
 #pragma unroll
         for (int n = 0; n < DIM / 8; n++) {
@@ -442,8 +442,13 @@ static __device__ __forceinline__ bool solve_rows(solver_shared<DIM, __half> &sm
     /* Gradients need a more exact probe than o does. */
     const cg_tolerance tolerance = PARTS == 2 ? cg_tolerance{ a.saved ? 3e-4f : 1.2e-3f, 1e-2f, 128 }
                                               : cg_tolerance{ 6e-3f, 1.8e-2f, 8 };
-    const bool wanted[2] = { r.lo[0] < r.hi[0] && ridge.least[0] > 0,
-                             r.lo[1] < r.hi[1] && ridge.least[1] > 0 };
+    const float longest2 = sys.units.norm * sys.units.norm;
+    bool wanted[2];
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        wanted[row] = r.lo[row] < r.hi[row] && ridge.least[row] > 0 && !sys.units.wide &&
+                      largest[row] * longest2 < HALF_RANGE * ridge.least[row];
+    }
     cg_rows k_storage;
     cg_rows &cg = in_memory(k_storage);
     start_solve(sys, cg, wanted);
@@ -460,7 +465,7 @@ static __device__ __forceinline__ bool solve_rows(solver_shared<DIM, __half> &sm
         good[row] = accepted(cg, tolerance, row, error2[row], &residual[row]) && finite[row] &&
                     ridge.least[row] > BLOCK_LEAST_RIDGE * cg.most[row];
         missed = missed || (wanted[row] && !good[row] && finite[row]);
-        good[row] = good[row] && wanted[row] && !sys.units.wide;
+        good[row] = good[row] && wanted[row];
     }
     if (PARTS == 1 && __syncthreads_or(missed)) return false;
     put_row_results(all, sm.block, block, r, cg, good, residual, lse);

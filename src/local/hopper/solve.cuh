@@ -319,10 +319,15 @@ static __device__ __forceinline__ float2 set_direction_pair(const block_system<D
     return direction_pair<PARTS>(sys, n, e);
 }
 
-/* Units of fp16 directions bring their norm, or their largest element, to DIRECTION_TOP .. 2 DIRECTION_TOP;
- * the norm is then below direction_norm. */
+/* Units of fp16 directions bring their norm, and those of queries their largest element, to DIRECTION_TOP ..
+ * 2 DIRECTION_TOP. With loss of conjugacy the norm of a direction stays below DIRECTION_NORM. */
 #define DIRECTION_TOP 0x1p13f
-template <int DIM> constexpr float direction_norm = 2 * DIRECTION_TOP *(DIM == 64 ? 8.0f : 11.4f);
+#define DIRECTION_NORM (3 * DIRECTION_TOP)
+
+/* A weight in fp16 may be off by 2^-25, and its key is at most the longest one: in the image this must be
+ * little beside the ridge times the direction. Rows whose largest p times the square of the longest norm is
+ * above this multiple of the ridge need float64. */
+#define HALF_RANGE 0x1p28f
 
 template <class T> static __device__ __forceinline__ float unit_of_largest(float largest)
 {
@@ -466,7 +471,17 @@ static __device__ __forceinline__ void direction_from_solution(const block_syste
         y[n / 32][n / 4 % 8][n % 4] = x.get(n);
         top[n / 2 % 2] = fmaxf(top[n / 2 % 2], fabsf(y[n / 32][n / 4 % 8][n % 4]));
     }
-    own.unit[0] = unit_of_largest<T>(quad_max(top[0])), own.unit[1] = unit_of_largest<T>(quad_max(top[1]));
+    const float largest[2] = { magnitude(quad_max(top[0])), magnitude(quad_max(top[1])) };
+    const float inverse[2] = { power_inverse(largest[0]), power_inverse(largest[1]) };
+    float norm2[2] = { 0, 0 };
+#pragma unroll
+    for (int n = 0; is_half<T> && n < DIM / 2; n++) {
+        const float e = y[n / 32][n / 4 % 8][n % 4] * inverse[n / 2 % 2];
+        norm2[n / 2 % 2] += e * e;
+    }
+#pragma unroll
+    for (int row = 0; row < 2; row++)
+        own.unit[row] = is_half<T> ? magnitude(largest[row] * unit_of_norm<T>(quad_sum(norm2[row]))) : 1;
     put_direction<PARTS>(sys, y, own);
 }
 
