@@ -64,9 +64,15 @@ static __device__ __forceinline__ void split_pair(uint32_t (&out)[PARTS], float 
 {
 #pragma unroll
     for (int part = 0; part < PARTS; part++) {
-        out[part] = pack_pair<T>(x, y);
-        const float2 rounded = unpack_pair<T>(out[part]);
-        x -= rounded.x, y -= rounded.y;
+        if constexpr (is_half<T>) {
+            const __half2 pair = __floats2half2_rn(x, y);
+            memcpy(&out[part], &pair, sizeof pair);
+            x -= __low2float(pair), y -= __high2float(pair);
+        } else {
+            const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
+            memcpy(&out[part], &pair, sizeof pair);
+            x -= __low2float(pair), y -= __high2float(pair);
+        }
     }
 }
 

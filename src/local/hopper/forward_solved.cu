@@ -441,7 +441,7 @@ static __device__ __forceinline__ bool solve_rows(solver_shared<DIM, __half> &sm
     ridge = row_ridge_of(p, a, block, r, unit);
     /* Gradients need a more exact probe than o does. */
     const cg_tolerance tolerance = PARTS == 2 ? cg_tolerance{ a.saved ? 3e-4f : 1.2e-3f, 1e-2f, 128 }
-                                              : cg_tolerance{ 6e-3f, 1.8e-2f, 8 };
+                                              : cg_tolerance{ 6e-3f, 1.8e-2f, 16 };
     const float longest2 = sys.units.norm * sys.units.norm;
     bool wanted[2];
 #pragma unroll

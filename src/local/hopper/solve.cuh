@@ -508,10 +508,10 @@ static __device__ __forceinline__ bool unsolved(const cg_rows &cg, const cg_tole
            cg.rr[row] * cg.most[row] > sure * cg.bb[row] * cg.least[row];
 }
 
-/* In one part, a row whose residual, relative to b, is above ENVELOPE_START ENVELOPE_RATE^n after n
+/* In one part, a row whose residual, relative to b, is above ENVELOPE_START envelope_rate^n after n
  * iterations would not converge in time. */
 #define ENVELOPE_START 1.6f
-#define ENVELOPE_RATE 0.65f
+template <class T> constexpr float envelope_rate = is_half<T> ? 0.74f : 0.65f;
 
 /* alpha of the live rows, and the bounds of the spectrum that their Rayleigh quotients give; 0 for the
  * others. A row whose direction has no positive curvature stops. */
@@ -627,7 +627,7 @@ static __device__ __forceinline__ void cg_run(const block_system<DIM, DECAYED, T
             centre[row] = mean[row] + beta[row] * centre[row];
             own.centre[row] = is_half<T> && !cg.live[row] ? 0 : centre[row] * power_inverse(own.unit[row]);
         }
-        envelope *= ENVELOPE_RATE * ENVELOPE_RATE;
+        envelope *= envelope_rate<T> * envelope_rate<T>;
         const bool late = (cg.live[0] && cg.rr[0] > envelope * cg.bb[0]) ||
                           (cg.live[1] && cg.rr[1] > envelope * cg.bb[1]);
         if (PARTS == 1 && count >= 2 && __syncthreads_or(late)) break;
