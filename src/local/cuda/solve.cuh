@@ -24,12 +24,14 @@
  * this bounds the relative error of x in the norm of the system, which is the error that the output sees. */
 struct cg_tolerance {
     float stop, accept;
-    int most; /* iterations */
+    int most;   /* iterations */
+    float rate; /* Hopper, in one part: residuals must fall as fast as its powers */
 };
 
 static __device__ __forceinline__ cg_tolerance cg_tolerance_of(loam_dtype dtype)
 {
-    const cg_tolerance f32 = { 3e-7f, 2e-5f, 96 }, f16 = { 1e-5f, 1e-3f, 96 }, bf16 = { 3e-4f, 1e-2f, 64 };
+    const cg_tolerance f32 = { 3e-7f, 2e-5f, 96, 0 }, f16 = { 1e-5f, 1e-3f, 96, 0 },
+                       bf16 = { 3e-4f, 1e-2f, 64, 0 };
     return dtype == LOAM_F32 ? f32 : dtype == LOAM_F16 ? f16 : bf16;
 }
 

@@ -500,10 +500,7 @@ static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM, DEC
 #pragma unroll
         for (int at = 0; at < 4; at += 2) {
             const int row = at / 2, c = column_of(n, at);
-            float2 rho = rs.pair(rs.all.saved.rho, row, c);
-            const float2 y = solution_pair<PARTS>(sys, cg, n, at);
-            /* The tile has one part, and all of the row goes by it. */
-            if (PARTS == 1) rho.x = rounded<1>(rho.x), rho.y = rounded<1>(rho.y);
+            const float2 rho = rs.pair(rs.all.saved.rho, row, c), y = solution_pair<PARTS>(sys, cg, n, at);
             store_directions<PARTS>(rs, swizzled(sys.r.at[row], c), rho, y);
             const float part[2] = { -y.x * rho.x * sys.ridge.unit[row], -y.y * rho.y * sys.ridge.unit[row] };
             const float mean[2] = { kbar.get(4 * n + at), kbar.get(4 * n + at + 1) };

@@ -5,8 +5,8 @@
  * local/cuda/backward_probe.cu and local/cuda/backward_query.cuh.
  *
  * As in forward, blocks whose rows see many keys have one part, here of bf16, if one was enough for each of
- * their probes in forward. The last sweep then has y, and rho as rounded to such a part, in one tile each. It
- * also finds the residual of the adjoint solve: with E = g - gbar + t,
+ * their probes in forward. rho and y are then bf16 numbers times a power of two, and the last sweep has each
+ * in one tile. It also finds the residual of the adjoint solve: with E = g - gbar + t,
  * drho - (Cov + Lambda) y = -sum p E kappa - Lambda y. Blocks that miss the tolerance, and all other blocks,
  * have two parts in everything, in launches of their own; there a sweep before the last finds the means of u
  * and t. Blocks with rows for float64 are left to query_kernel.
@@ -164,12 +164,6 @@ static __device__ __forceinline__ bool check_rows(const rows_system<DIM, DECAYED
     return false;
 }
 
-/* Has a number of the probe more digits than one part in forward, of 11 bits? */
-static __device__ __forceinline__ bool in_two_parts(float rho)
-{
-    return (__float_as_uint(rho) & 0x1fff) != 0;
-}
-
 /* Loads kbar into the scratch, and sums gbar = do . vbar. True where forward needed two parts for the probe
  * of one of the thread's rows. */
 template <int DIM, bool DECAYED>
@@ -189,7 +183,7 @@ static __device__ __forceinline__ bool load_means(const rows_system<DIM, DECAYED
             const float2 grad = __bfloat1622float2(
                 *(const __nv_bfloat162 *)(sys.sm.direction[0] + swizzled(rs.r.at[row], c)));
             kbar.put(4 * n + e, mean.x), kbar.put(4 * n + e + 1, mean.y);
-            two_parts |= in_two_parts(rho.x) || in_two_parts(rho.y);
+            two_parts |= rounded<1>(rho.x) != rho.x || rounded<1>(rho.y) != rho.y;
             sum.gbar[row] += grad.x * value.x + grad.y * value.y;
         }
     }
@@ -283,8 +277,8 @@ static __device__ __forceinline__ bool rows_block(pairs_shared<DIM> &sm, rows_co
     if (PARTS == 1 && (__syncthreads_or(two_parts) || (DIM > 64 && all.a.grad_scale))) return false;
     /* One part is accepted at a larger residual than in forward: its error enters the gradients once, and a
      * launch with one listed block takes 0.3 ms. */
-    const cg_tolerance tolerance = PARTS == 2 ? cg_tolerance{ 3e-4f, 1e-2f, 128 }
-                                              : cg_tolerance{ 8e-3f, 3e-2f, 8 };
+    const cg_tolerance tolerance = PARTS == 2 ? cg_tolerance{ 3e-4f, 1e-2f, 128, 0 }
+                                              : cg_tolerance{ 8e-3f, 3e-2f, 8, 0.65f };
     first_sweep<PARTS>(sys, ridge, cg, sum, all, count, wanted);
     cg_run<PARTS>(sys, cg, tolerance);
     if constexpr (PARTS == 2) {

@@ -458,17 +458,18 @@ static __device__ __forceinline__ void put_direction(const block_system<DIM, DEC
     __syncthreads();
 }
 
-/* The solution x in the scratch becomes the direction; y is clobbered. */
+/* The solution x in the scratch becomes the direction, rounded to bf16 where `narrow`; y is clobbered. */
 template <int PARTS, int DIM, bool DECAYED, class T>
 static __device__ __forceinline__ void direction_from_solution(const block_system<DIM, DECAYED, T> &sys,
                                                                float (&y)[DIM / TILE_SIDE][8][4],
-                                                               row_direction &own)
+                                                               row_direction &own, bool narrow = false)
 {
     const lane_vector x = sys.vector(VECTOR_X);
     float top[2] = { 0, 0 };
 #pragma unroll
     for (int n = 0; n < DIM / 2; n++) {
-        y[n / 32][n / 4 % 8][n % 4] = x.get(n);
+        const float at = x.get(n);
+        y[n / 32][n / 4 % 8][n % 4] = narrow ? rounded<1>(at) : at;
         top[n / 2 % 2] = fmaxf(top[n / 2 % 2], fabsf(y[n / 32][n / 4 % 8][n % 4]));
     }
     const float largest[2] = { magnitude(quad_max(top[0])), magnitude(quad_max(top[1])) };
@@ -508,10 +509,9 @@ static __device__ __forceinline__ bool unsolved(const cg_rows &cg, const cg_tole
            cg.rr[row] * cg.most[row] > sure * cg.bb[row] * cg.least[row];
 }
 
-/* In one part, a row whose residual, relative to b, is above ENVELOPE_START envelope_rate^n after n
- * iterations would not converge in time. */
+/* In one part, a row whose residual, relative to b, is above ENVELOPE_START rate^n after n iterations would
+ * not converge in time. */
 #define ENVELOPE_START 1.6f
-template <class T> constexpr float envelope_rate = is_half<T> ? 0.74f : 0.65f;
 
 /* alpha of the live rows, and the bounds of the spectrum that their Rayleigh quotients give; 0 for the
  * others. A row whose direction has no positive curvature stops. */
@@ -627,7 +627,7 @@ static __device__ __forceinline__ void cg_run(const block_system<DIM, DECAYED, T
             centre[row] = mean[row] + beta[row] * centre[row];
             own.centre[row] = is_half<T> && !cg.live[row] ? 0 : centre[row] * power_inverse(own.unit[row]);
         }
-        envelope *= envelope_rate<T> * envelope_rate<T>;
+        envelope *= tolerance.rate * tolerance.rate;
         const bool late = (cg.live[0] && cg.rr[0] > envelope * cg.bb[0]) ||
                           (cg.live[1] && cg.rr[1] > envelope * cg.bb[1]);
         if (PARTS == 1 && count >= 2 && __syncthreads_or(late)) break;
