@@ -28,8 +28,7 @@ typedef struct heavy {
     int32_t *key;  /* [keys]: the heavy ones */
     int8_t *from;  /* [keys]: the row of the group from which on each of these is heavy */
     float *apart;  /* [TILE_KEYS][whole_vectors(dim_qk)]: sqrt(light) (k' - centre) */
-    double
-        *tail; /* [whole_vectors(dim_qk)][whole_vectors(dim_qk)], lower triangle: C times the sum of light */
+    double *tail;  /* [whole_vectors(dim_qk)] twice, lower triangle: C times the sum of light */
     float *centre; /* [dim_qk] */
     float *b, *x;  /* [dim_qk][LANES], of local/cpu/pcg.h */
     few_lanes few; /* likewise */
@@ -83,8 +82,8 @@ static inline float heavy_worth(int64_t d) { return 14 + (float)d / 32; }
 static inline void heavy_levels(const block_system *sys, int64_t limit, float *restrict least)
 {
     const int64_t n = sys->l->last - sys->l->first;
-    int32_t low[LANES],
-        count[LANES]; /* level `low` is a solution, low + 2 * step none or not one to be tried */
+    /* Level `low` is a solution, low + 2 * step none or not one to be tried. */
+    int32_t low[LANES], count[LANES];
     memset(low, 0, sizeof low);
     for (int step = HEAVY_LEVELS / 2; step > 0; step /= 2) {
         for (int lane = 0; lane < LANES; lane++)

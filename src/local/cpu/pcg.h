@@ -17,7 +17,8 @@
 #include "src/local/cpu/cg.h"
 #include "src/local/cpu/heavy.h"
 
-/* Steps of a row in all: more are not worth it. */
+/* Steps of a row before its residual is computed anew, and as many after: more are not worth it. All lanes
+ * begin both together, so that none depends on how many another takes. */
 enum { PCG_MOST = 32 };
 
 /* The rounding of x . kappa in float32, relative to |x| |kappa|. */
@@ -41,9 +42,8 @@ static inline pcg_bounds pcg_bounds_of(loam_dtype dtype)
 typedef struct pcg_lanes {
     float rz[LANES], size[LANES], least[LANES], energy[LANES], extent[LANES], unit[LANES];
     float live[LANES];
-    bool open[LANES], exact[LANES]; /* not yet decided; to be corrected by a residual in float64 */
-    float *b, *x, *r, *direction,
-        *image; /* [dim_qk][LANES]; b: divided by unit; image holds z between steps */
+    bool open[LANES], exact[LANES];       /* not yet decided; to be corrected by a residual in float64 */
+    float *b, *x, *r, *direction, *image; /* [dim_qk][LANES]; b: by unit; image holds z between steps */
     pcg_bounds bounds;
 } pcg_lanes;
 
@@ -118,9 +118,9 @@ static inline void pcg_step(const block_system *sys, const gram *g, const heavy 
 
 /* Steps until no lane is live. */
 static inline void pcg_steps(const block_system *sys, const gram *g, const heavy *hv, bool correcting,
-                             pcg_lanes *k, int *restrict steps, block_result *result)
+                             pcg_lanes *k, block_result *result)
 {
-    for (; *steps < PCG_MOST && live_lanes(k->live) > 0; ++*steps) {
+    for (int steps = 0; steps < PCG_MOST && live_lanes(k->live) > 0; steps++) {
         for (int lane = 0; lane < LANES; lane++)
             result->iterations[lane] += k->live[lane] != 0;
         pcg_step(sys, g, hv, correcting, k);
@@ -272,15 +272,14 @@ static inline void pcg_solve(const block_system *sys, float *const work[3], cons
     const loam_dtype dtype = sys->x->p->dtype;
     const double tolerance = (double)block_tolerance(dtype);
     pcg_lanes k = { .b = hv->b, .x = hv->x, .r = work[0], .direction = work[1], .image = work[2] };
-    int steps = 0;
     k.bounds = pcg_bounds_of(dtype);
     pcg_start(ridge, b, wanted, d, &k, result);
     heavy_factors(sys, g, hv, b, wanted);
     pcg_begin(g, hv, d, &k);
-    pcg_steps(sys, g, hv, false, &k, &steps, result);
+    pcg_steps(sys, g, hv, false, &k, result);
     pcg_replace(sys, g, hv, &k);
     pcg_judge(hv, d, tolerance, &k, result);
-    pcg_steps(sys, g, hv, true, &k, &steps, result);
+    pcg_steps(sys, g, hv, true, &k, result);
     pcg_finish(g, d, tolerance, wanted, &k, x, result);
 }
 
