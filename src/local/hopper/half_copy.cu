@@ -21,7 +21,7 @@ enum {
 struct copy_tokens {
     const __nv_bfloat16 *from;
     __half *to;
-    int64_t sequence, h, from_token, to_token, from_stride, count;
+    int64_t sequence, h, from_stride, count;
     bool values;
 };
 
