@@ -6,14 +6,20 @@
 #include "src/gpu/launch.cuh"
 #include "src/local/cuda/solve.cuh"
 
-/* Thread blocks of a launch, each with a scratch: as many as the device can hold at once. */
-static inline int64_t solve_blocks(const loam_problem *p)
+/* 0 without a device. */
+static inline int64_t solve_multiprocessors(void)
 {
     int device = 0, multiprocessors = 0;
     if (cudaGetDevice(&device) != cudaSuccess ||
         cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
         return 0;
-    return (local_padded_dim(p) == 64 ? 3 : 2) * (int64_t)multiprocessors;
+    return multiprocessors;
+}
+
+/* Thread blocks of a launch, each with a scratch: as many as the device can hold at once. */
+static inline int64_t solve_blocks(const loam_problem *p)
+{
+    return (local_padded_dim(p) == 64 ? 3 : 2) * solve_multiprocessors();
 }
 
 /* Blocks of ROWS rows. */

@@ -277,8 +277,8 @@ static __device__ __forceinline__ bool rows_block(pairs_shared<DIM> &sm, rows_co
     if (PARTS == 1 && (__syncthreads_or(two_parts) || (DIM > 64 && all.a.grad_scale))) return false;
     /* One part is accepted at a larger residual than in forward: its error enters the gradients once, and a
      * launch with one listed block takes 0.3 ms. */
-    const cg_tolerance tolerance = PARTS == 2 ? cg_tolerance{ 3e-4f, 1e-2f, 128, 0 }
-                                              : cg_tolerance{ 8e-3f, 3e-2f, 8, 0.65f };
+    const cg_tolerance tolerance = PARTS == 2 ? cg_tolerance{ 3e-4f, 3e-4f, 1e-2f, 128, 0, false }
+                                              : cg_tolerance{ 8e-3f, 8e-3f, 3e-2f, 8, 0.62f, false };
     first_sweep<PARTS>(sys, ridge, cg, sum, all, count, wanted);
     cg_run<PARTS>(sys, cg, tolerance);
     if constexpr (PARTS == 2) {
@@ -306,7 +306,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     pairs_shared<DIM> &sm = *(pairs_shared<DIM> *)swizzled_memory;
     const rows_launch all = { p, a, saved, arrays, work, maps };
-    const solve_launch solve = { p, a, saved, work, maps.all, NULL };
+    const solve_launch solve = { p, a, saved, work, maps.all, NULL, NULL };
     rows_count count = {};
     if (PARTS == 2) launch_dependents();
     if (threadIdx.x == 0) {

@@ -7,14 +7,16 @@
  *
  * Blocks whose rows see many keys have directions and weights in one part each, which leaves a residual of
  * about 2^-11; the last sweep measures the true one. Where it misses the tolerance, or the iteration is too
- * slow to reach it, the block is listed for a launch in two parts. Blocks with few keys have two parts at
- * once, in a launch that overlaps with the first. One kernel for both would need too many registers for its
- * products to be pipelined.
+ * slow to reach it, the block is listed for a launch in two parts, where with 64 dimensions each row gets a
+ * matrix of its own (pcg.cuh). Blocks with few keys have two parts at once, in a launch that overlaps with the
+ * first, and matrices if steps without are too many. One kernel for both would need too many registers for
+ * its products to be pipelined. The functions of the matrices are called, which makes wgmma wait for each
+ * product: inlined, they would spill even more.
  */
 #include "src/local/cuda/forward.h"
 #include "src/local/cuda/solve_work.cuh"
 #include "src/local/hopper/maps.cuh"
-#include "src/local/hopper/solve.cuh"
+#include "src/local/hopper/pcg.cuh"
 
 /* A sweep over keys and values, in a ring of EXTRA stages more than the solver's, which overwrite parts of
  * the direction. */
@@ -415,11 +417,61 @@ static __device__ __forceinline__ void put_row_results(const solve_launch &all, 
     }
 }
 
-/* Solves the rows of the block in PARTS parts; false where one part was not enough. */
+/* Steps without a preconditioner; in two parts, as many as the matrices of a block that sees few keys are
+ * worth. With `saved`, gradients follow: they need a more exact probe than o does, and one that took many
+ * steps in one part does not bear the rounding to bf16. */
+template <int PARTS, int DIM> static __device__ __forceinline__ cg_tolerance plain_tolerance(bool saved)
+{
+    const int most = has_row_matrices<DIM> ? 28 : 128;
+    const float stop = saved ? 3e-4f : 1.2e-3f;
+    return PARTS == 2 ? cg_tolerance{ stop, stop, 1e-2f, most, 0, false }
+           : saved    ? cg_tolerance{ 6e-3f, 6e-3f, 1.8e-2f, 8, 0.62f, false }
+                      : cg_tolerance{ 6e-3f, 3.5e-3f, 1.2e-2f, 16, 0.77f, true };
+}
+
+static __device__ __forceinline__ cg_tolerance heavy_tolerance(bool saved)
+{
+    const float stop = saved ? 3e-4f : 1.2e-3f;
+    return { stop, stop, saved ? 1e-3f : 2.5e-3f, 32, 0, true };
+}
+
+/* Can fp16 hold the row's system? */
+template <int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ bool within_range(const block_system<DIM, DECAYED, T> &sys,
+                                                    const float (&largest)[2], int row)
+{
+    const float least = sys.ridge.least[row], longest2 = sys.units.norm * sys.units.norm;
+    return sys.r.lo[row] < sys.r.hi[row] && least > 0 && !sys.units.wide &&
+           largest[row] * longest2 < HALF_RANGE * least;
+}
+
+/* Goes on with a matrix for each row, for the rows that are `wanted` and not solved yet. */
+template <int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ void solve_heavy(const block_system<DIM, DECAYED, T> &sys, cg_rows &cg,
+                                                   const bool (&wanted)[2], const cg_tolerance &tolerance,
+                                                   const solve_launch &all)
+{
+    const heavy_work work = all.heavy->of(sys.sm.scratch);
+    const row_block &block = sys.block;
+    const __half *const keys = (const __half *)all.copy->keys.data +
+                               LOCAL_AT(all.copy->keys, block.s.b, block.h_kv, block.s.k0 + block.first);
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        cg.live[row] = wanted[row] && cg.rr[row] > tolerance.stop * tolerance.stop * cg.bb[row] &&
+                       cg.bb[row] < INFINITY;
+    }
+    make_factors(sys, cg.live, work, keys);
+    pcg_run<2>(sys, cg, tolerance, work.factor);
+}
+
+/* Solves the rows of the block in PARTS parts; false where one part was not enough. listed: it was not, and
+ * steps without a preconditioner would be too many. */
 template <int PARTS, int DIM, bool DECAYED>
 static __device__ __forceinline__ bool solve_rows(solver_shared<DIM, __half> &sm, ring_count &count,
-                                                  unsigned &queries, const solve_launch &all, float *scratch)
+                                                  unsigned &queries, const solve_launch &all, float *scratch,
+                                                  bool listed)
 {
+    constexpr bool with_matrices = PARTS == 2 && has_row_matrices<DIM>;
     const loam_problem &p = all.p;
     const loam_args &a = all.a;
     const row_block &block = sm.rows;
@@ -440,26 +492,22 @@ static __device__ __forceinline__ bool solve_rows(solver_shared<DIM, __half> &sm
     const float square = power_inverse(sys.units.key) * power_inverse(sys.units.key);
     const float unit[2] = { (by_max ? largest[0] : 1) * square, (by_max ? largest[1] : 1) * square };
     ridge = row_ridge_of(p, a, block, r, unit);
-    /* Gradients need a more exact probe than o does; one that took many steps in one part does not bear the
-     * rounding to bf16. */
-    const cg_tolerance tolerance = PARTS == 2 ? cg_tolerance{ a.saved ? 3e-4f : 1.2e-3f, 1e-2f, 128, 0 }
-                                   : a.saved  ? cg_tolerance{ 6e-3f, 1.8e-2f, 8, 0.65f }
-                                              : cg_tolerance{ 6e-3f, 1.8e-2f, 16, 0.74f };
-    const float longest2 = sys.units.norm * sys.units.norm;
-    bool wanted[2];
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        wanted[row] = r.lo[row] < r.hi[row] && ridge.least[row] > 0 && !sys.units.wide &&
-                      largest[row] * longest2 < HALF_RANGE * ridge.least[row];
-    }
+    cg_tolerance tolerance = plain_tolerance<PARTS, DIM>(a.saved != NULL);
+    const bool wanted[2] = { within_range(sys, largest, 0), within_range(sys, largest, 1) };
     cg_rows k_storage;
     cg_rows &cg = in_memory(k_storage);
     start_solve(sys, cg, wanted);
-    cg_run<PARTS>(sys, cg, tolerance);
+    if (!with_matrices || !listed) cg_run<PARTS>(sys, cg, tolerance);
     if (PARTS == 1) {
         const float bound = tolerance.accept * tolerance.accept;
         missed = (cg.live[0] && cg.rr[0] > bound * cg.bb[0]) || (cg.live[1] && cg.rr[1] > bound * cg.bb[1]);
         if (__syncthreads_or(missed)) return false;
+    }
+    if constexpr (with_matrices) {
+        if (__syncthreads_or(cg.live[0] || cg.live[1])) {
+            tolerance = heavy_tolerance(a.saved != NULL);
+            solve_heavy(sys, cg, wanted, tolerance, all);
+        }
     }
     output_sweep<PARTS>(sys, cg, all.saved, error2, finite);
     float residual[2];
@@ -479,11 +527,12 @@ template <int PARTS, int DIM, bool DECAYED>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     solved_kernel_hopper(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                          const local_saved saved, const solve_work work, const int64_t blocks, bool listed,
-                         const __grid_constant__ qkv_maps maps, const __grid_constant__ half_copy copy)
+                         const __grid_constant__ qkv_maps maps, const __grid_constant__ half_copy copy,
+                         const __grid_constant__ heavy_work heavy)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     solver_shared<DIM, __half> &sm = *(solver_shared<DIM, __half> *)swizzled_memory;
-    const solve_launch all = { p, a, saved, work, maps, &copy };
+    const solve_launch all = { p, a, saved, work, maps, &copy, &heavy };
     ring_count count = { 0 };
     unsigned queries = 0;
     /* The copy in fp16 is complete before a launch that overlaps with this one begins. */
@@ -506,7 +555,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         __syncthreads();
         if (sm.block < 0) break;
         float *scratch = work.scratch + (int64_t)sm.scratch * VECTORS * (DIM / 2) * THREADS;
-        const bool solved = solve_rows<PARTS, DIM, DECAYED>(sm, count, queries, all, scratch);
+        const bool solved = solve_rows<PARTS, DIM, DECAYED>(sm, count, queries, all, scratch, listed);
         if (!solved && threadIdx.x == 0) work.listed[atomicAdd(work.listed_count, 1ull)] = (int32_t)sm.block;
     }
     if (threadIdx.x == 0) {
@@ -520,13 +569,13 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
 template <int PARTS, int DIM, bool DECAYED>
 static loam_status launch_pass(const loam_problem *p, const loam_args *a, const local_saved *saved,
-                               const solve_work *work, const half_copy *copy, const qkv_maps *maps,
-                               bool listed, bool overlapped, loam_error *error)
+                               const solve_work *work, const half_copy *copy, const heavy_work *heavy,
+                               const qkv_maps *maps, bool listed, bool overlapped, loam_error *error)
 {
     const int64_t blocks = (int64_t)row_blocks(p), most = work->scratches;
     return cuda_launch("solved_kernel_hopper", solved_kernel_hopper<PARTS, DIM, DECAYED>,
                        most < blocks ? most : blocks, THREADS, sizeof(solver_shared<DIM, __half>), a->stream,
-                       overlapped, error, *p, *a, *saved, *work, blocks, listed, *maps, *copy);
+                       overlapped, error, *p, *a, *saved, *work, blocks, listed, *maps, *copy, *heavy);
 }
 
 /* Blocks with few keys in two parts; beside them all others in one part; then, in two parts, those of the
@@ -535,18 +584,21 @@ template <int DIM> static loam_status launch(const loam_problem *p, const loam_a
 {
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
     arena pool = { (char *)a->work, 0 };
-    const solve_work work = solve_work_carve(p, &pool);
+    solve_work work = solve_work_carve(p, &pool);
     const half_copy copy = half_copy_carve(p, &work, &pool);
+    const heavy_work heavy = heavy_work_carve(p, &work, &pool);
+    work.scratches = heavy.scratches;
     qkv_maps maps;
     TRY(query_map_make(&maps.q, p, &a->q, TILE_SIDE, error));
     TRY(key_map_make(&maps.k, p, &copy.keys, TILE_SIDE, error));
     TRY(key_map_make(&maps.v, p, &copy.values, TILE_SIDE, error));
     TRY(solve_work_clear(&work, a, error));
     TRY(half_copy_make(&copy, p, a, error));
-    if (p->decay) return launch_pass<2, DIM, true>(p, a, &saved, &work, &copy, &maps, false, true, error);
-    TRY((launch_pass<2, DIM, false>(p, a, &saved, &work, &copy, &maps, false, true, error)));
-    TRY((launch_pass<1, DIM, false>(p, a, &saved, &work, &copy, &maps, false, true, error)));
-    return launch_pass<2, DIM, false>(p, a, &saved, &work, &copy, &maps, true, false, error);
+    if (p->decay)
+        return launch_pass<2, DIM, true>(p, a, &saved, &work, &copy, &heavy, &maps, false, true, error);
+    TRY((launch_pass<2, DIM, false>(p, a, &saved, &work, &copy, &heavy, &maps, false, true, error)));
+    TRY((launch_pass<1, DIM, false>(p, a, &saved, &work, &copy, &heavy, &maps, false, true, error)));
+    return launch_pass<2, DIM, false>(p, a, &saved, &work, &copy, &heavy, &maps, true, false, error);
 }
 
 size_t local_solved_hopper_work(const loam_problem *p)
@@ -554,6 +606,7 @@ size_t local_solved_hopper_work(const loam_problem *p)
     arena pool = { NULL, 0 };
     const solve_work work = solve_work_carve(p, &pool);
     (void)half_copy_carve(p, &work, &pool);
+    (void)heavy_work_carve(p, &work, &pool);
     return pool.used;
 }
 

@@ -23,6 +23,9 @@
 /* Rows must see this many keys for each channel for one part to be enough. */
 enum { FEW_KEYS = 6 };
 
+/* Rows that take more iterations stop at `late_stop`: rounding adds more to their residual. */
+enum { FEW_ITERATIONS = 4 };
+
 /* The ridge of each channel lies in the scratch where the solver of cuda/ has the image. */
 enum { VECTOR_RIDGE = VECTOR_IMAGE };
 
@@ -505,23 +508,28 @@ static __device__ __forceinline__ void put_ridge(const block_system<DIM, DECAYED
 static __device__ __forceinline__ bool unsolved(const cg_rows &cg, const cg_tolerance &tolerance, int row)
 {
     const float sure = 0.64f * tolerance.accept * tolerance.accept;
-    return cg.rr[row] > tolerance.stop * tolerance.stop * cg.bb[row] ||
-           cg.rr[row] * cg.most[row] > sure * cg.bb[row] * cg.least[row];
+    const float stop = cg.iterations[row] > FEW_ITERATIONS ? tolerance.late_stop : tolerance.stop;
+    return cg.rr[row] > stop * stop * cg.bb[row] ||
+           (!tolerance.by_residual && cg.rr[row] * cg.most[row] > sure * cg.bb[row] * cg.least[row]);
 }
 
-/* In one part, a row whose residual, relative to b, is above ENVELOPE_START rate^n after n iterations would
- * not converge in time. */
-#define ENVELOPE_START 1.6f
+/* In one part, a row whose residual, relative to b, is above ENVELOPE_START rate^n after n >= 3 iterations,
+ * or ENVELOPE_SECOND after two, would not converge in time. Residuals first rise where the spectrum is wide:
+ * on keys of trained models, which need 8 to 14 iterations at ridge 1 and more than 20 at 0.1, to 0.6 .. 1.9
+ * and 1.3 .. 4.9 after two, 0.2 .. 0.9 and 1.0 .. 3.2 after three. */
+#define ENVELOPE_SECOND 2.0f
+#define ENVELOPE_START 2.4f
 
-/* alpha of the live rows, and the bounds of the spectrum that their Rayleigh quotients give; 0 for the
- * others. A row whose direction has no positive curvature stops. */
-static __device__ __forceinline__ void cg_step_length(cg_rows &cg, const image_products &d, float (&alpha)[2])
+/* alpha of the live rows, r . z (plain: z = r) over the curvature, and the bounds of the spectrum that their
+ * Rayleigh quotients give; 0 for the others. A row whose direction has no positive curvature stops. */
+static __device__ __forceinline__ void cg_step_length(cg_rows &cg, const image_products &d,
+                                                      const float (&rz)[2], float (&alpha)[2])
 {
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         cg.iterations[row] += cg.live[row];
         cg.live[row] = cg.live[row] && d.curvature[row] > 0;
-        alpha[row] = cg.live[row] ? cg.rr[row] / d.curvature[row] : 0;
+        alpha[row] = cg.live[row] ? rz[row] / d.curvature[row] : 0;
         if (cg.live[row]) {
             cg.least[row] = fminf(cg.least[row], d.curvature[row] / d.size[row]);
             cg.most[row] = fmaxf(cg.most[row], d.curvature[row] / d.size[row]);
@@ -558,19 +566,19 @@ static __device__ __forceinline__ void cg_advance(const block_system<DIM, DECAYE
     }
 }
 
-/* direction <- r + beta direction, with its unit. A row that is not live has direction 0: its residual may be
- * so much smaller than the first one that rounding in the centre would leave the range of fp16. cg_run has
- * the centre by a recurrence. */
+/* direction <- r + beta direction, with the unit of a vector whose square is norm2. A row that is not live
+ * has direction 0: its residual may be so much smaller than the first one that rounding in the centre would
+ * leave the range of fp16. cg_run has the centre by a recurrence. */
 template <int PARTS, int DIM, bool DECAYED, class T>
 static __device__ __forceinline__ void cg_update_direction(const block_system<DIM, DECAYED, T> &sys,
                                                            const float (&r)[DIM / TILE_SIDE][8][4],
-                                                           const cg_rows &cg, const image_products &d,
+                                                           const cg_rows &cg, const float (&norm2)[2],
                                                            const float (&beta)[2], row_direction &own)
 {
     float inverse[2], factor[2];
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        const float unit = unit_of_norm<T>(cg.rr[row] + beta[row] * beta[row] * d.size[row]);
+        const float unit = unit_of_norm<T>(norm2[row]);
         inverse[row] = !is_half<T> ? 1 : cg.live[row] ? power_inverse(unit) : 0;
         factor[row] = beta[row] * own.unit[row] * inverse[row];
         own.unit[row] = unit;
@@ -611,7 +619,7 @@ static __device__ __forceinline__ void cg_run(const block_system<DIM, DECAYED, T
     for (int count = 0; count < tolerance.most && __syncthreads_or(cg.live[0] || cg.live[1]); count++) {
         float alpha[2], rr[2] = { 0, 0 };
         const image_products d = compute_image<PARTS>(y, sys, own);
-        cg_step_length(cg, d, alpha);
+        cg_step_length(cg, d, cg.rr, alpha);
         cg_advance<PARTS>(sys, y, own, alpha, rr);
 #pragma unroll
         for (int row = 0; row < 2; row++) {
@@ -620,7 +628,9 @@ static __device__ __forceinline__ void cg_run(const block_system<DIM, DECAYED, T
             cg.rr[row] = cg.live[row] ? rr[row] : cg.rr[row];
             cg.live[row] = cg.live[row] && unsolved(cg, tolerance, row);
         }
-        cg_update_direction<PARTS>(sys, y, cg, d, beta, own);
+        const float norm2[2] = { cg.rr[0] + beta[0] * beta[0] * d.size[0],
+                                 cg.rr[1] + beta[1] * beta[1] * d.size[1] };
+        cg_update_direction<PARTS>(sys, y, cg, norm2, beta, own);
 #pragma unroll
         for (int row = 0; row < 2; row++) {
             mean[row] -= alpha[row] * d.mean[row];
@@ -628,9 +638,10 @@ static __device__ __forceinline__ void cg_run(const block_system<DIM, DECAYED, T
             own.centre[row] = is_half<T> && !cg.live[row] ? 0 : centre[row] * power_inverse(own.unit[row]);
         }
         envelope *= tolerance.rate * tolerance.rate;
-        const bool late = (cg.live[0] && cg.rr[0] > envelope * cg.bb[0]) ||
-                          (cg.live[1] && cg.rr[1] > envelope * cg.bb[1]);
-        if (PARTS == 1 && count >= 2 && __syncthreads_or(late)) break;
+        const float limit = count == 1 ? ENVELOPE_SECOND * ENVELOPE_SECOND : envelope;
+        const bool late = (cg.live[0] && cg.rr[0] > limit * cg.bb[0]) ||
+                          (cg.live[1] && cg.rr[1] > limit * cg.bb[1]);
+        if (PARTS == 1 && count >= 1 && __syncthreads_or(late)) break;
     }
     rows = cg;
 }
@@ -663,7 +674,9 @@ static __device__ __forceinline__ void start_cg(const block_system<DIM, DECAYED,
 
 /* ------------------------------------------------------------------ blocks of a launch */
 
-/* What all blocks of a launch share. copy: NULL for bf16. */
+struct heavy_work;
+
+/* What all blocks of a launch share. copy and heavy: NULL for bf16. */
 struct solve_launch {
     const loam_problem &p;
     const loam_args &a;
@@ -671,6 +684,7 @@ struct solve_launch {
     const solve_work &work;
     const qkv_maps &maps;
     const half_copy *copy;
+    const heavy_work *heavy;
 };
 
 /* Does the first row of the block see too few keys for one part? */
