@@ -2,7 +2,7 @@
  * The data of the trained experiments against an independent implementation (make_golden.py): integers
  * exactly, real numbers to the rounding of their sums. */
 #include "tests/support/memory.h"
-#include "train/data.h"
+#include "train/batch.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -172,6 +172,62 @@ static void test_first_numbers(void **state)
     assert_memory_equal(tokens + 60, swapped, sizeof swapped);
 }
 
+/* ---- batches */
+
+enum { MODELS = 2, SIZE = 3, LENGTH = 16, MOST = 4 };
+
+/* Model 1 of a batch that begins in the part of two pairs and ends in that of four. */
+static void test_recall_batch(void **state)
+{
+    (void)state;
+    const machine on = machine_cpu(LOAM_F32, 2);
+    const train_source from = { .task = TRAIN_RECALL,
+                                .recall = { .length = LENGTH, .words = 64, .fill = true },
+                                .part = { { 2, { 9, 5 } }, { MOST, { 2, 4 } }, { 1, { 1, 3 } } } };
+    static const int64_t pairs[SIZE] = { 2, 1, MOST };
+    static const int32_t examples[MODELS][SIZE] = { { 0, 1, 2 }, { 4, 9, 8 } };
+    int32_t tokens[LENGTH], at[MOST], target[MOST], scratch[200];
+    train_batch b;
+    assert_true(batch_open(&b, &on, &from, MODELS, SIZE));
+    for (int64_t m = 0; m < MODELS; m++)
+        batch_fill(&b, m, 6 + (uint64_t)m, TRAIN_SPLIT_TEST, examples[m]);
+    assert_int_equal(b.counts[0], 6);
+    assert_int_equal(b.counts[1], 7);
+    for (int64_t i = 0; i < SIZE; i++) {
+        const recall_shape shape = { LENGTH, pairs[i], 64, true };
+        const int64_t row = SIZE + i;
+        recall_example(&shape, 7, TRAIN_SPLIT_TEST, examples[1][i], tokens, at, target, scratch);
+        assert_memory_equal(b.tokens + row * LENGTH, tokens, sizeof tokens);
+        for (int64_t n = 0; n < MOST; n++) {
+            assert_int_equal(b.at[row * MOST + n], n < pairs[i] ? at[n] + i * LENGTH : -1);
+            assert_int_equal(b.targets[row * MOST + n], n < pairs[i] ? target[n] : -1);
+        }
+    }
+    batch_close(&b);
+}
+
+static void test_regression_batch(void **state)
+{
+    (void)state;
+    const machine on = machine_cpu(LOAM_F32, 2);
+    const train_source from = { .task = TRAIN_REGRESSION, .regression = { 8, 2, 3, 2, 3, 0.1 } };
+    static const int32_t examples[SIZE] = { 5, 7, 1 };
+    train_batch b;
+    assert_true(batch_open(&b, &on, &from, MODELS, SIZE));
+    for (int64_t m = 0; m < MODELS; m++)
+        batch_fill(&b, m, 2 + (uint64_t)m, TRAIN_SPLIT_TRAIN, examples);
+    /* Example 7 of seed 3: the second of model 1. */
+    const float *x = (const float *)b.x.data + (SIZE + 1) * COUNT(golden_x);
+    const float *y = (const float *)b.y.data + (SIZE + 1) * COUNT(golden_y);
+    for (size_t i = 0; i < COUNT(golden_x); i++)
+        assert_true(fabs((double)x[i] - golden_x[i]) <= 1e-7 * fabs(golden_x[i]));
+    for (size_t i = 0; i < COUNT(golden_y); i++)
+        assert_true(fabs((double)y[i] - golden_y[i]) <= 1e-7 * fabs(golden_y[i]));
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(b.at[(SIZE + 1) * 3 + i], 11 + 8 + i);
+    batch_close(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -181,6 +237,8 @@ int main(void)
         cmocka_unit_test(test_regression),
         cmocka_unit_test(test_regression_numbers),
         cmocka_unit_test(test_order),
+        cmocka_unit_test(test_recall_batch),
+        cmocka_unit_test(test_regression_batch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
