@@ -94,16 +94,6 @@ bool batch_open(train_batch *b, const machine *on, const train_source *from, int
 
 void batch_close(train_batch *b) { memory_close(&b->room); }
 
-static void put_doubles(matrix a, int64_t model, int64_t first, const double *x, int64_t count)
-{
-    const int64_t begin = model * a.model + first * a.row;
-    for (int64_t i = 0; i < count; i++)
-        if (a.dtype == LOAM_F64)
-            ((double *)a.data)[begin + i] = x[i];
-        else
-            ((float *)a.data)[begin + i] = (float)x[i];
-}
-
 /* Example i of the batch: the queries are its last rows. */
 static void fill_regression(train_batch *b, int64_t model, int64_t i, uint64_t seed, train_split split,
                             int64_t example, void *scratch)
@@ -112,8 +102,8 @@ static void fill_regression(train_batch *b, int64_t model, int64_t i, uint64_t s
     const int64_t length = source_length(&b->from), queries = shape->queries;
     double *x = scratch, *y = x + length * columns_of(&b->from);
     regression_example(shape, seed, split, example, x, y, y + queries * shape->dim_y);
-    put_doubles(b->x, model, i * length, x, length * columns_of(&b->from));
-    put_doubles(b->y, model, i * queries, y, queries * shape->dim_y);
+    matrix_set(b->x, model * b->x.model + i * length * b->x.row, x, length * b->x.row);
+    matrix_set(b->y, model * b->y.model + i * queries * b->y.row, y, queries * b->y.row);
     for (int64_t n = 0; n < queries; n++)
         b->at[model * b->y.rows + i * queries + n] = (int32_t)(i * length + shape->length + n);
 }

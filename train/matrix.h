@@ -31,6 +31,16 @@ static inline int64_t matrix_elements(matrix a) { return a.models * a.rows * a.w
 
 static inline int64_t matrix_bytes_each(matrix a) { return a.dtype == LOAM_F64 ? 8 : 4; }
 
+/* Elements first .. first + count - 1 of a dense array, all models together, in host memory. */
+static inline void matrix_set(matrix a, int64_t first, const double *x, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (a.dtype == LOAM_F64)
+            ((double *)a.data)[first + i] = x[i];
+        else
+            ((float *)a.data)[first + i] = (float)x[i];
+}
+
 /* Rows first .. first + count - 1 of each model. */
 static inline matrix matrix_rows(matrix a, int64_t first, int64_t count)
 {

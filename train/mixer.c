@@ -187,10 +187,7 @@ static void set_fixed_decay(const mixing *mix, matrix decay)
 {
     for (int64_t i = 0; i < decay.models * decay.width; i++) {
         const double x = log1p(-exp2(-5 - (double)(i % mix->shape.heads)));
-        if (decay.dtype == LOAM_F64)
-            ((double *)decay.data)[i] = x;
-        else
-            ((float *)decay.data)[i] = (float)x;
+        matrix_set(decay, i, &x, 1);
     }
 }
 

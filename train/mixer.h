@@ -79,13 +79,15 @@ typedef struct mixer_shape {
 void mixer_array(const mixer *row, const mixer_shape *shape, role which, int64_t *rows, int64_t *width);
 /* "W_q" */
 const char *mixer_array_name(role which);
-/* How it begins, but for the deviation of START_NORMAL. */
-void mixer_array_start(const mixer *row, role which, parameter *p);
 
 typedef struct mixer_options {
     double ridge_least, ridge_most; /* of MIXER_RIDGE_TOKEN */
     loam_ridge_unit ridge_unit;
+    bool probe_zero; /* W_R begins at 0, where Parallax is softmax; else like W_q */
 } mixer_options;
+
+/* How an array begins, but for the deviation of START_NORMAL. */
+void mixer_array_start(const mixer *row, const mixer_options *options, role which, parameter *p);
 
 /* What follows from x, in the order of the forward pass. */
 typedef enum activation {

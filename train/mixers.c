@@ -154,13 +154,17 @@ const char *mixer_array_name(role which)
     return names[which];
 }
 
-void mixer_array_start(const mixer *row, role which, parameter *p)
+void mixer_array_start(const mixer *row, const mixer_options *options, role which, parameter *p)
 {
     p->start = START_CONSTANT;
+    p->value = 0;
     switch (which) {
     case ROLE_GAIN:
     case ROLE_HEAD_GAIN: p->value = 1; break;
-    case ROLE_BETA_BIAS: p->value = 0; break;
+    case ROLE_BETA_BIAS: break;
+    case ROLE_PROBE:
+        if (!options->probe_zero) p->start = START_NORMAL;
+        break;
     case ROLE_DECAY_RATE: p->start = START_DECAY_RATE; break;
     case ROLE_DECAY_BIAS:
         if (softplus_decay(row))

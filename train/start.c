@@ -31,10 +31,7 @@ static void start_model(const parameter *p, int64_t model, int64_t number, uint6
         else
             random_uniforms(from, (uint64_t)i, 1, &drawn);
         const double x = first_value(p, drawn);
-        if (p->x.dtype == LOAM_F64)
-            ((double *)p->x.data)[model * p->x.model + i] = x;
-        else
-            ((float *)p->x.data)[model * p->x.model + i] = (float)x;
+        matrix_set(p->x, model * p->x.model + i, &x, 1);
     }
 }
 

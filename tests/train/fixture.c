@@ -17,13 +17,7 @@ double fixture_get(matrix a, int64_t index)
     return a.dtype == LOAM_F64 ? ((const double *)a.data)[index] : (double)((const float *)a.data)[index];
 }
 
-void fixture_set(matrix a, int64_t index, double x)
-{
-    if (a.dtype == LOAM_F64)
-        ((double *)a.data)[index] = x;
-    else
-        ((float *)a.data)[index] = (float)x;
-}
+void fixture_set(matrix a, int64_t index, double x) { matrix_set(a, index, &x, 1); }
 
 /* Rounded to float in both types, so that both compute the same thing. */
 void fixture_fill(matrix a, uint64_t stream)

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Writes golden.inc beside itself: what tests/train/test_data.c expects of the data of the trained
-experiments, by an independent implementation of them in NumPy, tasks.py of the folder that is named.
+"""Writes golden_data.inc and golden_optimiser.inc beside itself: what the tests expect of the data of the
+trained experiments and of the optimisers, by an independent implementation of them in NumPy, tasks.py of
+the folder that is named.
 
-    pip install numpy && python3 make_golden.py FOLDER
+    pip install numpy && python3 make_golden.py FOLDER && clang-format -i golden_*.inc
 """
 import pathlib
 import sys
@@ -58,11 +59,11 @@ def swaps_rows():
 
 
 def regression_rows():
-    for seed, split, length, segment, dim, queries, noise in [
+    for seed, split, length, segment, dim, n, noise in [
             (1, 0, 64, 8, 32, 16, 0.1), (1, 1, 64, 64, 32, 16, 0), (4, 0, 128, 16, 32, 16, 0.1),
             (2, 1, 32, 8, 4, 8, 0)]:
-        x, y, _ = t.regression(seed, split, BATCH[:16], length, segment, dim, dim, queries, noise)
-        yield f'{seed}u, {split}, {length}, {segment}, {dim}, {queries}, {noise}, {sums(x)}, {sums(y)}'
+        x, y, _ = t.regression(seed, split, BATCH[:16], length, segment, dim, dim, n, noise)
+        yield f'{seed}u, {split}, {length}, {segment}, {dim}, {n}, {noise}, {sums(x)}, {sums(y)}'
 
 
 def order_rows():
@@ -70,17 +71,49 @@ def order_rows():
         yield f'{seed}u, {task}, {epoch}, {n}, {mix(t.epoch_order(seed, task, epoch, n))}u'
 
 
+def filled(stream, *shape):
+    """fixture_fill of fixture.c"""
+    x = t.normals(20261123, [stream], int(np.prod(shape)))[0]
+    return x.astype(np.float32).astype(float).reshape(shape)
+
+
+def adamw_rows():
+    p, m, v = filled(1, 6), np.zeros(6), np.zeros(6)
+    for step in range(3):
+        p, m, v = t.adamw(p, filled(2 + step, 6), m, v, step + 1, t.rate(step, 8, 2, 0.05), 0.1)
+        yield ', '.join(f'{x:.17g}' for x in p)
+
+
+def muon_rows():
+    p, m = filled(1, 16, 16), np.zeros((16, 16))
+    for step in range(3):
+        p, m = t.muon(p, filled(2 + step, 16, 16), m, t.rate(step, 8, 2, 0.02), 0.1)
+        yield ', '.join(f'{x:.17g}' for x in [p[0, 0], p[0, 15], p[7, 3], p[15, 15]])
+
+
+def write(name, *lines):
+    head = ['/* SPDX-License-Identifier: MIT', ' * Written by make_golden.py. */']
+    (HERE / name).write_text('\n'.join([*head, *lines]) + '\n')
+
+
 x, y, _ = t.regression(3, t.TRAIN, [7], 8, 2, 3, 2, 3, 0.1)
-lines = [
-    '/* SPDX-License-Identifier: MIT', ' * Written by make_golden.py. */',
-    *table('golden_recall',
-           'uint64_t seed; int split, length, pairs, words, fill; uint64_t tokens, targets;', recall_rows()),
-    *table('golden_swaps',
-           'uint64_t seed; int split, places, items; uint64_t tokens, targets;', swaps_rows()),
-    *table('golden_regression', 'uint64_t seed; int split, length, segment, dim, queries; '
-           'double noise, x[2], y[2];', regression_rows()),
-    *table('golden_order', 'uint64_t seed; int task, epoch, n; uint64_t order;', order_rows()),
-    '/* Of seed 3, training example 7, length 8, segments of 2, dimensions 3 and 2, 3 queries. */',
-    'static const double golden_x[] = { ' + ',\n    '.join(f'{v:.17g}' for v in x.ravel()) + ' };',
-    'static const double golden_y[] = { ' + ',\n    '.join(f'{v:.17g}' for v in y.ravel()) + ' };']
-(HERE / 'golden.inc').write_text('\n'.join(lines) + '\n')
+write('golden_data.inc',
+      *table('golden_recall',
+             'uint64_t seed; int split, length, pairs, words, fill; uint64_t tokens, targets;',
+             recall_rows()),
+      *table('golden_swaps',
+             'uint64_t seed; int split, places, items; uint64_t tokens, targets;', swaps_rows()),
+      *table('golden_regression', 'uint64_t seed; int split, length, segment, dim, queries; '
+             'double noise, x[2], y[2];', regression_rows()),
+      *table('golden_order', 'uint64_t seed; int task, epoch, n; uint64_t order;', order_rows()),
+      '/* Of seed 3, training example 7, length 8, segments of 2, dimensions 3 and 2, 3 queries. */',
+      'static const double golden_x[] = { ' + ',\n    '.join(f'{v:.17g}' for v in x.ravel()) + ' };',
+      'static const double golden_y[] = { ' + ',\n    '.join(f'{v:.17g}' for v in y.ravel()) + ' };')
+write('golden_optimiser.inc',
+      *table('golden_rate', 'int64_t step, warm, steps; double rate;',
+             (f'{n}, {w}, {s}, {t.rate(n, s, w, 0.001):.17g}' for n, w, s in
+              [(0, 10, 100), (9, 10, 100), (10, 10, 100), (55, 10, 100), (99, 10, 100),
+               (400, 150, 14976)])),
+      'static const double golden_adamw[3][6] = {', *(f'{{ {row} }},' for row in adamw_rows()), '};',
+      '/* Elements 0, 15, 115 and 255. */',
+      'static const double golden_muon[3][4] = {', *(f'{{ {row} }},' for row in muon_rows()), '};')

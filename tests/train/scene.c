@@ -43,15 +43,22 @@ void scene_fill(scene *s, const uint64_t *seeds, int32_t first)
         batch_fill(&s->data, m, seeds[m], TRAIN_SPLIT_TRAIN, examples);
 }
 
+const mixer_options scene_options = { 0.01, 1, LOAM_RIDGE_NORMALISED, false };
+
 void scene_open(scene *s, loam_dtype dtype, int threads, const char *name, const model_shape *shape,
                 const uint64_t *seeds, int32_t first)
 {
-    static const mixer_options options = { 0.01, 1, LOAM_RIDGE_NORMALISED };
+    scene_open_with(s, &scene_options, dtype, threads, name, shape, seeds, first);
+}
+
+void scene_open_with(scene *s, const mixer_options *options, loam_dtype dtype, int threads, const char *name,
+                     const model_shape *shape, const uint64_t *seeds, int32_t first)
+{
     const mixer *row = mixer_find(name);
     loam_error error;
     assert_non_null(row);
     *s = (scene){ .on = machine_cpu(dtype, threads), .shape = *shape };
-    if (model_create(&s->net, &s->on, row, shape, &options, seeds, &error)) fail_msg("%s", error.text);
+    if (model_create(&s->net, &s->on, row, shape, options, seeds, &error)) fail_msg("%s", error.text);
     assert_true(batch_open(&s->data, &s->on, &shape->from, shape->models, shape->batch));
     scene_fill(s, seeds, first);
 }

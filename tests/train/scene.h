@@ -19,9 +19,13 @@ enum { SCENE_MODELS = 4, SCENE_BATCH = 2800 }; /* most */
 model_shape scene_words(int64_t models, int64_t batch);
 model_shape scene_regression(int64_t models, int64_t batch);
 
+extern const mixer_options scene_options; /* the usual ones */
+
 /* Model m has seed seeds[m], and the examples first .. of the training data of that seed. */
 void scene_open(scene *s, loam_dtype dtype, int threads, const char *mixer, const model_shape *shape,
                 const uint64_t *seeds, int32_t first);
+void scene_open_with(scene *s, const mixer_options *options, loam_dtype dtype, int threads, const char *mixer,
+                     const model_shape *shape, const uint64_t *seeds, int32_t first);
 void scene_close(scene *s);
 /* The next examples. */
 void scene_fill(scene *s, const uint64_t *seeds, int32_t first);

@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "tests/train/golden.inc"
+#include "tests/train/golden_data.inc"
 
 enum { BATCH = 256, REAL_BATCH = 16 };
 

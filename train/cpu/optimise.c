@@ -8,9 +8,11 @@ static const double beta_muon = 0.95;
 static real number(matrix a, int64_t m) { return *row_of(a, m, 0); }
 
 /* Row by row, and these in order: each row's sum is short. */
-void REAL(add_squares)(const machine *on, matrix sums, matrix x)
+void REAL(add_squares)(const machine *on, matrix sums, matrix x, bool begin)
 {
     (void)on;
+    for (int64_t m = 0; m < x.models && begin; m++)
+        *row_of(sums, m, 0) = 0;
     for (int64_t n = 0; n < x.models * x.rows; n++) {
         const real *from = ROW(x, x, n);
         real sum = 0;
