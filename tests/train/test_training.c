@@ -13,6 +13,8 @@
 
 #include <cmocka.h>
 
+#include "tests/train/golden_steps.inc"
+
 enum { STEPS = 100 };
 
 static const uint64_t seeds[SCENE_MODELS] = { 3, 8, 1, 5 };
@@ -137,12 +139,50 @@ static void test_stack(void **state)
     check_stack("mesa", false);
 }
 
+/* Ten steps of an independent implementation (make_steps.py): data, start, passes and optimiser together. */
+static void check_steps(size_t row, loam_dtype dtype, double tolerance)
+{
+    static const uint64_t seed = 1;
+    static const double peak = 0.01;
+    const model_shape shape = { .from = { .task = TRAIN_RECALL,
+                                          .recall = { .length = 16, .words = 64, .fill = true },
+                                          .part = { { 4, { 1000, 0 } } } },
+                                .models = 1,
+                                .batch = 8,
+                                .layers = 2,
+                                .width = 32,
+                                .heads = 2 };
+    const optimiser_options options = { .warm = 3, .steps = 20, .decay = 0.1, .clip = 1 };
+    training t;
+    int count;
+    scene_open(&t.s, dtype, 2, golden_steps[row].mixer, &shape, &seed, 0);
+    parameter *list = model_parameters(t.s.net, &count);
+    assert_true(optimiser_open(&t.o, &t.s.on, list, count, &options, &peak, NULL));
+    for (int step = 0; step < 10; step++) {
+        training_step(&t, &seed, step);
+        const double got = scene_loss(&t.s, 0), want = golden_steps[row].loss[step];
+        if (!(fabs(got - want) < tolerance))
+            fail_msg("%s, step %d: loss %.12g, expected %.12g", golden_steps[row].mixer, step, got, want);
+    }
+    training_close(&t);
+}
+
+static void test_golden_steps(void **state)
+{
+    (void)state;
+    for (size_t row = 0; row < sizeof golden_steps / sizeof *golden_steps; row++) {
+        check_steps(row, LOAM_F64, 1e-9);
+        check_steps(row, LOAM_F32, 1e-3);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_parallax_is_softmax),
         cmocka_unit_test(test_lla_is_softmax),
         cmocka_unit_test(test_stack),
+        cmocka_unit_test(test_golden_steps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
