@@ -49,6 +49,14 @@ static inline matrix matrix_rows(matrix a, int64_t first, int64_t count)
     return a;
 }
 
+/* Columns first .. first + count - 1. */
+static inline matrix matrix_columns(matrix a, int64_t first, int64_t count)
+{
+    a.data = (char *)a.data + first * matrix_bytes_each(a);
+    a.width = count;
+    return a;
+}
+
 /* Dense rows of `width` cut into rows of `part`: the heads of tokens. */
 static inline matrix matrix_parts(matrix a, int64_t part)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * Token mixers: what a layer makes of its normed input x before W_o. A mechanism of the library is one row of
- * a table: its arrays, its gates, its problem. Forward and backward read the row, and have no case for a
- * mechanism. */
+ * Token mixers: what a layer makes of its normed input x before W_o. Each is one row of a table: its arrays,
+ * its gates, its problem. The passes read the row and have no case for a mechanism; what is wired otherwise
+ * is a block with passes of its own. */
 #ifndef LOAM_TRAIN_MIXER_H
 #define LOAM_TRAIN_MIXER_H
 
@@ -25,9 +25,16 @@ typedef enum mixer_ridge {
     MIXER_RIDGE_CHANNEL /* 0.25 + softplus(p) */
 } mixer_ridge;
 
+typedef enum mixer_block { MIXER_PLAIN, MIXER_MAMBA } mixer_block;
+
+/* Mamba-2 is as many times as wide inside, and has as many times the heads of values; queries and keys have
+ * one head. */
+enum { MAMBA_EXPAND = 2 };
+
 typedef struct mixer {
     const char *name;
     loam_mechanism mechanism;
+    mixer_block block;
     double scale;     /* of the problem; 0: 1 / sqrt(channels of a head) */
     double beta_most; /* beta = beta_most sigmoid(x W_b); 0: none */
     double decay_shift;
@@ -51,6 +58,7 @@ const mixer *mixer_find(const char *name);
 /* The arrays of a layer, in the order of their numbers. */
 typedef enum role {
     ROLE_GAIN, /* of the norm before the mixer */
+    ROLE_IN,   /* W_in, of blocks */
     ROLE_Q,
     ROLE_K,
     ROLE_V,
@@ -65,6 +73,7 @@ typedef enum role {
     ROLE_DECAY_2,
     ROLE_DECAY_BIAS,
     ROLE_RIDGE_CHANNEL,
+    ROLE_SKIP, /* D */
     ROLE_HEAD_GAIN,
     ROLE_GATE,
     ROLE_OUT,
@@ -75,6 +84,10 @@ typedef struct mixer_shape {
     int64_t models, batch, length, width, heads; /* heads of width / heads channels */
 } mixer_shape;
 
+/* Columns of values and of the result; heads of values; columns of W_in. */
+int64_t mixer_inner(const mixer *row, const mixer_shape *shape);
+int64_t mixer_value_heads(const mixer *row, const mixer_shape *shape);
+int64_t mixer_in_width(const mixer *row, const mixer_shape *shape);
 /* rows and width of the array; rows 0: the mixer has none. */
 void mixer_array(const mixer *row, const mixer_shape *shape, role which, int64_t *rows, int64_t *width);
 /* "W_q" */
@@ -93,6 +106,7 @@ void mixer_array_start(const mixer *row, const mixer_options *options, role whic
 typedef enum activation {
     ACTIVE_X,      /* the normed input */
     ACTIVE_X_NORM, /* its 1 / sqrt(mean square) */
+    ACTIVE_IN,     /* x W_in */
     ACTIVE_Q_RAW,  /* before silu; the same memory where there is none */
     ACTIVE_K_RAW,
     ACTIVE_V_RAW,
@@ -112,7 +126,7 @@ typedef enum activation {
     ACTIVE_DECAY,
     ACTIVE_O,
     ACTIVE_O_NORM,
-    ACTIVE_NORMED, /* O, normed by heads; the same memory where it is not */
+    ACTIVE_NORMED, /* O, normed by heads; the same memory where it is not; of Mamba-2 o silu(z) */
     ACTIVE_GATE_RAW,
     ACTIVE_Y, /* to W_o; the memory of NORMED where there is no gate */
     ACTIVATIONS

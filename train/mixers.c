@@ -65,6 +65,13 @@ const mixer mixers[] = {
       .rank = 16,
       .head_norm = true,
       .gate = true },
+    { .name = "mamba-2",
+      .mechanism = LOAM_SSD,
+      .block = MIXER_MAMBA,
+      .scale = 1,
+      .beta_bias = true,
+      .decay = MIXER_DECAY_SOFTPLUS,
+      .head_norm = true },
     { .name = NULL },
 };
 
@@ -93,7 +100,13 @@ static bool learned_decay(const mixer *row)
 
 static bool has_array(const mixer *row, role which)
 {
+    const bool plain = row->block == MIXER_PLAIN;
     switch (which) {
+    case ROLE_IN:
+    case ROLE_SKIP: return !plain;
+    case ROLE_Q:
+    case ROLE_K:
+    case ROLE_V: return plain;
     case ROLE_RIDGE: return row->ridge == MIXER_RIDGE_TOKEN;
     case ROLE_PROBE: return row->probe;
     case ROLE_REFLECT_1:
@@ -101,9 +114,9 @@ static bool has_array(const mixer *row, role which)
     case ROLE_BETA: return row->beta_most > 0;
     case ROLE_BETA_BIAS: return row->beta_bias;
     case ROLE_DECAY_RATE: return softplus_decay(row);
-    case ROLE_DECAY_1: return learned_decay(row);
+    case ROLE_DECAY_1: return plain && learned_decay(row);
     case ROLE_DECAY_2: return by_channel(row);
-    case ROLE_DECAY_BIAS: return learned_decay(row) && row->decay != MIXER_DECAY_SIGMOID;
+    case ROLE_DECAY_BIAS: return plain && learned_decay(row) && row->decay != MIXER_DECAY_SIGMOID;
     case ROLE_RIDGE_CHANNEL: return row->ridge == MIXER_RIDGE_CHANNEL;
     case ROLE_HEAD_GAIN: return row->head_norm;
     case ROLE_GATE: return row->gate;
@@ -111,11 +124,28 @@ static bool has_array(const mixer *row, role which)
     }
 }
 
+int64_t mixer_inner(const mixer *row, const mixer_shape *shape)
+{
+    return row->block == MIXER_MAMBA ? MAMBA_EXPAND * shape->width : shape->width;
+}
+
+int64_t mixer_value_heads(const mixer *row, const mixer_shape *shape)
+{
+    return row->block == MIXER_MAMBA ? MAMBA_EXPAND * shape->heads : shape->heads;
+}
+
+int64_t mixer_in_width(const mixer *row, const mixer_shape *shape)
+{
+    return 2 * (mixer_inner(row, shape) + shape->width / shape->heads) + mixer_value_heads(row, shape);
+}
+
 void mixer_array(const mixer *row, const mixer_shape *shape, role which, int64_t *rows, int64_t *width)
 {
     const int64_t d = shape->width, heads = shape->heads, gates = by_channel(row) ? d : heads;
+    const int64_t inner = mixer_inner(row, shape), value_heads = mixer_value_heads(row, shape);
     const int64_t sizes[ROLES][2] = {
         [ROLE_GAIN] = { 1, d },
+        [ROLE_IN] = { d, mixer_in_width(row, shape) },
         [ROLE_Q] = { d, d },
         [ROLE_K] = { d, d },
         [ROLE_V] = { d, d },
@@ -124,15 +154,16 @@ void mixer_array(const mixer *row, const mixer_shape *shape, role which, int64_t
         [ROLE_REFLECT_1] = { d, row->rank },
         [ROLE_REFLECT_2] = { row->rank, d },
         [ROLE_BETA] = { d, heads },
-        [ROLE_BETA_BIAS] = { 1, heads },
-        [ROLE_DECAY_RATE] = { 1, heads },
+        [ROLE_BETA_BIAS] = { 1, value_heads },
+        [ROLE_DECAY_RATE] = { 1, value_heads },
         [ROLE_DECAY_1] = { d, by_channel(row) ? row->rank : heads },
         [ROLE_DECAY_2] = { row->rank, d },
         [ROLE_DECAY_BIAS] = { 1, gates },
         [ROLE_RIDGE_CHANNEL] = { 1, d },
-        [ROLE_HEAD_GAIN] = { 1, d / heads },
+        [ROLE_SKIP] = { 1, value_heads },
+        [ROLE_HEAD_GAIN] = { 1, row->block == MIXER_MAMBA ? inner : d / heads },
         [ROLE_GATE] = { d, d },
-        [ROLE_OUT] = { d, d },
+        [ROLE_OUT] = { inner, d },
     };
     *rows = has_array(row, which) ? sizes[which][0] : 0;
     *width = sizes[which][1];
@@ -160,8 +191,12 @@ void mixer_array_start(const mixer *row, const mixer_options *options, role whic
     p->value = 0;
     switch (which) {
     case ROLE_GAIN:
+    case ROLE_SKIP:
     case ROLE_HEAD_GAIN: p->value = 1; break;
-    case ROLE_BETA_BIAS: break;
+    /* Mamba-2's beta is its Delta. */
+    case ROLE_BETA_BIAS:
+        if (row->block == MIXER_MAMBA) p->start = START_DECAY_DELTA;
+        break;
     case ROLE_PROBE:
         if (!options->probe_zero) p->start = START_NORMAL;
         break;

@@ -139,12 +139,44 @@ static void forget_bias_back(const machine *on, const matrix *dx, matrix g, matr
 
 static void decay_gate_y(const machine *on, matrix y, const matrix *x)
 {
-    on->op->decay_gate(on, y, x[0], x[1], x[2]);
+    on->op->decay_gate(on, y, none, x[0], x[1], x[2]);
 }
 static void decay_gate_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
 {
-    on->op->decay_gate(on, y, x[0], x[1], x[2]);
-    on->op->decay_gate_back(on, dx[0], dx[1], dx[2], g, y, x[0], x[1], x[2]);
+    on->op->decay_gate(on, y, none, x[0], x[1], x[2]);
+    on->op->decay_gate_back(on, dx[0], dx[1], dx[2], g, none, y, x[0], x[1], x[2]);
+}
+
+/* The rate times delta and delta itself, half of the result each. */
+static matrix room_like(const machine *on, matrix x) { return fixture_matrix(on, x.models, x.rows, x.width); }
+
+static void decay_delta_y(const machine *on, matrix y, const matrix *x)
+{
+    matrix delta = room_like(on, y);
+    on->op->decay_gate(on, y, delta, x[0], x[1], x[2]);
+    on->op->combine(on, y, 0.5, y, 0.5, delta);
+    free(delta.data);
+}
+static void decay_delta_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
+{
+    matrix half = room_like(on, y);
+    on->op->combine(on, half, 0.5, g, 0, g);
+    on->op->decay_gate(on, y, none, x[0], x[1], x[2]);
+    on->op->decay_gate_back(on, dx[0], dx[1], dx[2], half, half, y, x[0], x[1], x[2]);
+    free(half.data);
+}
+
+static void skip_y(const machine *on, matrix y, const matrix *x)
+{
+    on->op->copy(on, y, x[1]);
+    on->op->add_skip(on, y, x[0], x[2]);
+}
+static void skip_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
+{
+    (void)y;
+    on->op->combine(on, dx[0], 0, g, 0, g);
+    on->op->add_skip_back(on, dx[0], dx[2], g, x[0], x[2]);
+    on->op->copy(on, dx[1], g);
 }
 
 static void softplus_y(const machine *on, matrix y, const matrix *x) { on->op->softplus(on, y, x[0], 0.25); }
@@ -166,6 +198,13 @@ static const op_case cases[] = {
     { "forget_gate", forget_gate_y, forget_gate_back, { ROWS, 3 }, 1, { { ROWS, 3 } } },
     { "forget_gate, bias", forget_bias_y, forget_bias_back, { ROWS, 18 }, 2, { { ROWS, 18 }, { 1, 18 } } },
     { "decay_gate", decay_gate_y, decay_gate_back, { ROWS, 6 }, 3, { { ROWS, 6 }, { 1, 2 }, { 1, 6 } } },
+    { "decay_gate, delta",
+      decay_delta_y,
+      decay_delta_back,
+      { ROWS, 6 },
+      3,
+      { { ROWS, 6 }, { 1, 2 }, { 1, 6 } } },
+    { "add_skip", skip_y, skip_back, { ROWS, 6 }, 3, { { ROWS, 6 }, { ROWS, 6 }, { 1, 3 } } },
     { "softplus", softplus_y, softplus_back, { 2, 5 }, 1, { { 2, 5 } } },
 };
 enum { CASES = sizeof cases / sizeof *cases };

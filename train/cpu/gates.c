@@ -115,40 +115,70 @@ void REAL(forget_gate_back)(const machine *on, matrix da, matrix dbias, matrix g
     sum_bias(on, dbias, da);
 }
 
-void REAL(decay_gate)(const machine *on, matrix y, matrix a, matrix rate, matrix bias)
+void REAL(decay_gate)(const machine *on, matrix y, matrix delta, matrix a, matrix rate, matrix bias)
 {
     const int64_t part = a.width / rate.width;
     PARALLEL_ROWS(n, a)
     {
         const real *from = ROW(a, a, n), *add = bias_of(bias, n / a.rows), *by = row_of(rate, n / a.rows, 0);
-        real *to = ROW(y, a, n);
-        for (int64_t c = 0; c < a.width; c++)
-            to[c] = -exp(by[c / part]) * softplus(biased(from, add, c));
+        real *to = ROW(y, a, n), *kept = delta.data ? ROW(delta, a, n) : NULL;
+        for (int64_t c = 0; c < a.width; c++) {
+            const real size = softplus(biased(from, add, c));
+            to[c] = -exp(by[c / part]) * size;
+            if (kept) kept[c] = size;
+        }
     }
 }
 
-void REAL(decay_gate_back)(const machine *on, matrix da, matrix drate, matrix dbias, matrix g, matrix y,
-                           matrix a, matrix rate, matrix bias)
+/* out_h = sum over rows and the columns of head h of a b. */
+static void sum_heads(matrix out, matrix a, matrix b)
 {
-    const int64_t part = a.width / rate.width;
-    /* The result is e^rate times something: its derivative by the rate is itself. */
+    const int64_t part = a.width / out.width;
     for (int64_t m = 0; m < a.models; m++)
-        for (int64_t h = 0; h < rate.width; h++) {
+        for (int64_t h = 0; h < out.width; h++) {
             real sum = 0;
             for (int64_t i = 0; i < a.rows; i++)
                 for (int64_t c = h * part; c < (h + 1) * part; c++)
-                    sum += row_of(g, m, i)[c] * row_of(y, m, i)[c];
-            row_of(drate, m, 0)[h] = sum;
+                    sum += row_of(a, m, i)[c] * row_of(b, m, i)[c];
+            row_of(out, m, 0)[h] = sum;
         }
+}
+
+void REAL(decay_gate_back)(const machine *on, matrix da, matrix drate, matrix dbias, matrix g, matrix gdelta,
+                           matrix y, matrix a, matrix rate, matrix bias)
+{
+    const int64_t part = a.width / rate.width;
+    /* The result is e^rate times something: its derivative by the rate is itself. */
+    sum_heads(drate, g, y);
     PARALLEL_ROWS(n, a)
     {
         const real *from = ROW(a, a, n), *add = bias_of(bias, n / a.rows), *by = row_of(rate, n / a.rows, 0);
-        const real *down = ROW(g, a, n);
+        const real *down = ROW(g, a, n), *beside = gdelta.data ? ROW(gdelta, a, n) : NULL;
         real *to = ROW(da, a, n);
-        for (int64_t c = 0; c < a.width; c++)
-            to[c] = -exp(by[c / part]) * down[c] * sigmoid(biased(from, add, c));
+        for (int64_t c = 0; c < a.width; c++) {
+            const real whole = (beside ? beside[c] : 0) - exp(by[c / part]) * down[c];
+            to[c] = whole * sigmoid(biased(from, add, c));
+        }
     }
     sum_bias(on, dbias, da);
+}
+
+void REAL(add_skip)(const machine *on, matrix y, matrix x, matrix skip)
+{
+    const int64_t part = x.width / skip.width;
+    PARALLEL_ROWS(n, x)
+    {
+        const real *from = ROW(x, x, n), *by = row_of(skip, n / x.rows, 0);
+        real *to = ROW(y, x, n);
+        for (int64_t c = 0; c < x.width; c++)
+            to[c] += by[c / part] * from[c];
+    }
+}
+
+void REAL(add_skip_back)(const machine *on, matrix dx, matrix dskip, matrix g, matrix x, matrix skip)
+{
+    sum_heads(dskip, g, x);
+    REAL(add_skip)(on, dx, g, skip);
 }
 
 void REAL(softplus)(const machine *on, matrix y, matrix x, double least)
