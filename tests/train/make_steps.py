@@ -40,11 +40,11 @@ class Start:
     def ones(self, n):
         self.arrays.append(onp.ones(n))
 
-    def rate(self):
-        self.arrays.append(onp.log(1 + 15 * uniforms(len(self.arrays), HEADS)))
+    def rate(self, count):
+        self.arrays.append(onp.log(1 + 15 * uniforms(len(self.arrays), count)))
 
-    def delta(self):
-        u = uniforms(len(self.arrays), HEADS)
+    def delta(self, count):
+        u = uniforms(len(self.arrays), count)
         self.arrays.append(onp.log(onp.expm1(onp.exp(onp.log(.001) + u * onp.log(100)))))
 
 
@@ -77,16 +77,23 @@ def probed(p, probe, k, v):
     return np.matmul(p * (1 - u), v)
 
 
-def softmax(x, q, k, v):
+def attended(x, w_q, w_k, w_v):
+    return heads(x @ w_q), heads(x @ w_k), heads(x @ w_v)
+
+
+def softmax(x, *w):
+    q, k, v = attended(x, *w)
     return tokens(np.matmul(weights(q, k), v))
 
 
-def parallax(x, q, k, v, w_r):
-    return tokens(probed(weights(q, k), heads(x @ w_r), k, v))
+def parallax(x, *w):
+    q, k, v = attended(x, *w[:3])
+    return tokens(probed(weights(q, k), heads(x @ w[3]), k, v))
 
 
-def lla(x, q, k, v, w_lambda):
-    ridge = 0.01 + 0.99 * sigmoid(heads(x @ w_lambda))
+def lla(x, *w):
+    q, k, v = attended(x, *w[:3])
+    ridge = 0.01 + 0.99 * sigmoid(heads(x @ w[3]))
     p = weights(q, k)
     kbar = np.matmul(p, k)
     centred = k[:, :, None] - kbar[:, :, :, None]
@@ -95,8 +102,8 @@ def lla(x, q, k, v, w_lambda):
     return tokens(probed(p, probe, k, v))
 
 
-def gated_delta(x, q, k, v, w_b, a, w_a, c, gain, w_z):
-    q, k, v = (y * sigmoid(y) for y in (q, k, v))
+def gated_delta(x, w_q, w_k, w_v, w_b, a, w_a, c, gain, w_z):
+    q, k, v = (y * sigmoid(y) for y in attended(x, w_q, w_k, w_v))
     q, k = (y / np.sqrt(np.sum(y * y, -1, keepdims=True)) for y in (q, k))
     beta = sigmoid(heads(x @ w_b))
     keep = np.exp(-np.exp(a) * np.log1p(np.exp(x @ w_a + c)))
@@ -111,28 +118,57 @@ def gated_delta(x, q, k, v, w_b, a, w_a, c, gain, w_z):
     return tokens(norm(np.stack(out, 2), gain)) * z * sigmoid(z)
 
 
-def no_more(start):
-    pass
+def mamba(x, w_in, c, a, skip, gain):
+    y, inner = x @ w_in, 2 * WIDTH
+    z, y, t_in = y[..., :inner], y[..., inner:2 * inner + 2 * SIDE], y[..., 2 * inner + 2 * SIDE:]
+    y = y * sigmoid(y)
+    v = np.reshape(y[..., :inner], (BATCH, LENGTH, 2 * HEADS, SIDE))
+    k, q = y[..., inner:inner + SIDE], y[..., inner + SIDE:]
+    delta = np.log1p(np.exp(t_in + c))
+    keep = np.exp(-np.exp(a) * delta)
+    state, out = onp.zeros((BATCH, 2 * HEADS, SIDE, SIDE)), []
+    for i in range(LENGTH):
+        write = np.einsum('bh,bhv,bk->bhvk', delta[:, i], v[:, i], k[:, i])
+        state = state * keep[:, i, :, None, None] + write
+        out.append(np.einsum('bhvk,bk->bhv', state, q[:, i]))
+    o = np.reshape(np.stack(out, 1) + skip[:, None] * v, (BATCH, LENGTH, inner))
+    return norm(o * z * sigmoid(z), gain)
 
 
-def more_parallax(start):
+def start_attention(start):
+    for _ in range(3):
+        start.normal(WIDTH, WIDTH)
+
+
+def start_parallax(start):
+    start_attention(start)
     start.normal(WIDTH, WIDTH)
 
 
-def more_lla(start):
+def start_lla(start):
+    start_attention(start)
     start.normal(WIDTH, HEADS)
 
 
-def more_gated_delta(start):
+def start_gated_delta(start):
+    start_attention(start)
     start.normal(WIDTH, HEADS)
-    start.rate()
+    start.rate(HEADS)
     start.normal(WIDTH, HEADS)
-    start.delta()
+    start.delta(HEADS)
     start.ones(SIDE)
     start.normal(WIDTH, WIDTH)
 
 
-def begin(more):
+def start_mamba(start):
+    start.normal(WIDTH, 4 * WIDTH + 2 * SIDE + 2 * HEADS)
+    start.delta(2 * HEADS)
+    start.rate(2 * HEADS)
+    start.ones(2 * HEADS)
+    start.ones(2 * WIDTH)
+
+
+def begin(add, inner):
     start = Start()
     start.normal(WORDS, WIDTH)
     start.normal(LENGTH, WIDTH)
@@ -140,10 +176,8 @@ def begin(more):
     for _ in range(LAYERS):
         first = len(start.arrays)
         start.ones(WIDTH)
-        for _ in range(3):
-            start.normal(WIDTH, WIDTH)
-        more(start)
-        start.normal(WIDTH, WIDTH, deviation=0.01)
+        add(start)
+        start.normal(inner, WIDTH, deviation=0.01)
         layers.append(slice(first, len(start.arrays)))
     start.ones(WIDTH)
     return start.arrays, layers
@@ -152,16 +186,15 @@ def begin(more):
 def loss(arrays, layers, mix, k, rows, targets):
     e = arrays[0][k] + arrays[1]
     for layer in layers:
-        gain, w_q, w_k, w_v, *rest, w_o = arrays[layer]
-        x = norm(e, gain)
-        e = e + mix(x, heads(x @ w_q), heads(x @ w_k), heads(x @ w_v), *rest) @ w_o
+        gain, *inside, w_o = arrays[layer]
+        e = e + mix(norm(e, gain), *inside) @ w_o
     y = np.dot(norm(e[rows], arrays[-1]), arrays[0].T)
     y = y - np.max(y, -1, keepdims=True)
     return np.mean(np.log(np.sum(np.exp(y), -1)) - y[onp.arange(len(targets)), targets])
 
 
-def train(mix, more):
-    arrays, layers = begin(more)
+def train(mix, add, inner=WIDTH):
+    arrays, layers = begin(add, inner)
     m, v = [0 * a for a in arrays], [0 * a for a in arrays]
     for step in range(STEPS):
         batch = onp.arange(step * BATCH, (step + 1) * BATCH)
@@ -175,9 +208,10 @@ def train(mix, more):
         yield f'{value:.17g}'
 
 
-rows = [('softmax', softmax, no_more), ('parallax', parallax, more_parallax), ('lla', lla, more_lla),
-        ('gated-delta', gated_delta, more_gated_delta)]
+rows = [('softmax', softmax, start_attention), ('parallax', parallax, start_parallax),
+        ('lla', lla, start_lla), ('gated-delta', gated_delta, start_gated_delta),
+        ('mamba-2', mamba, start_mamba, 2 * WIDTH)]
 lines = ['/* SPDX-License-Identifier: MIT', ' * Written by make_steps.py. */',
          f'static const struct {{ const char *mixer; double loss[{STEPS}]; }} golden_steps[] = {{',
-         *(f'    {{ "{name}", {{ {", ".join(train(mix, more))} }} }},' for name, mix, more in rows), '};']
+         *(f'    {{ "{name}", {{ {", ".join(train(*how))} }} }},' for name, *how in rows), '};']
 (HERE / 'golden_steps.inc').write_text('\n'.join(lines) + '\n')
