@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * The block of Mamba-2 (Dao and Gu 2024) without its convolution: z, v, k, q and t are columns of one product,
+ * The block of Mamba-2 (Dao and Gu 2024) without its convolution: z, v, k, q, t are columns of one product,
  *
  *     Delta = softplus(t + c), log decay = -e^A Delta, o = SSD(silu q, silu k, silu v, Delta) + D silu v,
  *     y = RMSNorm(o silu(z)) over all columns. */

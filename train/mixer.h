@@ -25,15 +25,17 @@ typedef enum mixer_ridge {
     MIXER_RIDGE_CHANNEL /* 0.25 + softplus(p) */
 } mixer_ridge;
 
-typedef enum mixer_block { MIXER_PLAIN, MIXER_MAMBA } mixer_block;
+typedef enum mixer_block { MIXER_PLAIN, MIXER_MAMBA, MIXER_HYENA } mixer_block;
 
 /* Mamba-2 is as many times as wide inside, and has as many times the heads of values; queries and keys have
  * one head. */
 enum { MAMBA_EXPAND = 2 };
+/* Columns inside the MLP of Hyena's filter. */
+enum { HYENA_FILTER = 64 };
 
 typedef struct mixer {
     const char *name;
-    loam_mechanism mechanism;
+    loam_mechanism mechanism; /* not of MIXER_HYENA */
     mixer_block block;
     double scale;     /* of the problem; 0: 1 / sqrt(channels of a head) */
     double beta_most; /* beta = beta_most sigmoid(x W_b); 0: none */
@@ -73,7 +75,15 @@ typedef enum role {
     ROLE_DECAY_2,
     ROLE_DECAY_BIAS,
     ROLE_RIDGE_CHANNEL,
-    ROLE_SKIP, /* D */
+    ROLE_FILTER_1,
+    ROLE_FILTER_BIAS_1,
+    ROLE_FILTER_2,
+    ROLE_FILTER_BIAS_2,
+    ROLE_FILTER_3,
+    ROLE_FILTER_BIAS_3,
+    ROLE_FILTER_4,
+    ROLE_FILTER_RATE, /* f */
+    ROLE_SKIP,        /* D */
     ROLE_HEAD_GAIN,
     ROLE_GATE,
     ROLE_OUT,
@@ -124,6 +134,16 @@ typedef enum activation {
     ACTIVE_DECAY_LOW,
     ACTIVE_DECAY_RAW,
     ACTIVE_DECAY,
+    ACTIVE_TIMES,  /* fixed, [length] rows */
+    ACTIVE_WINDOW, /* likewise */
+    ACTIVE_FILTER_RAW_1,
+    ACTIVE_FILTER_1,
+    ACTIVE_FILTER_RAW_2,
+    ACTIVE_FILTER_2,
+    ACTIVE_FILTER_RAW_3,
+    ACTIVE_FILTER_3,
+    ACTIVE_FILTER_RAW, /* before the window */
+    ACTIVE_FILTER,     /* h */
     ACTIVE_O,
     ACTIVE_O_NORM,
     ACTIVE_NORMED, /* O, normed by heads; the same memory where it is not; of Mamba-2 o silu(z) */
@@ -144,7 +164,7 @@ typedef struct mixing {
     const mixer *row;
     mixer_shape shape;
     mixer_options options;
-    loam_plan *plan[2]; /* LOAM_FORWARD, LOAM_BACKWARD */
+    loam_plan *plan[2]; /* LOAM_FORWARD, LOAM_BACKWARD; of MIXER_HYENA none */
     matrix gradient[ACTIVATIONS];
     void *work;
 } mixing;

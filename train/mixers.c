@@ -72,6 +72,7 @@ const mixer mixers[] = {
       .beta_bias = true,
       .decay = MIXER_DECAY_SOFTPLUS,
       .head_norm = true },
+    { .name = "hyena", .block = MIXER_HYENA },
     { .name = NULL },
 };
 
@@ -101,6 +102,7 @@ static bool learned_decay(const mixer *row)
 static bool has_array(const mixer *row, role which)
 {
     const bool plain = row->block == MIXER_PLAIN;
+    if (which >= ROLE_FILTER_1 && which <= ROLE_FILTER_RATE) return row->block == MIXER_HYENA;
     switch (which) {
     case ROLE_IN:
     case ROLE_SKIP: return !plain;
@@ -136,6 +138,7 @@ int64_t mixer_value_heads(const mixer *row, const mixer_shape *shape)
 
 int64_t mixer_in_width(const mixer *row, const mixer_shape *shape)
 {
+    if (row->block == MIXER_HYENA) return 3 * shape->width;
     return 2 * (mixer_inner(row, shape) + shape->width / shape->heads) + mixer_value_heads(row, shape);
 }
 
@@ -160,7 +163,15 @@ void mixer_array(const mixer *row, const mixer_shape *shape, role which, int64_t
         [ROLE_DECAY_2] = { row->rank, d },
         [ROLE_DECAY_BIAS] = { 1, gates },
         [ROLE_RIDGE_CHANNEL] = { 1, d },
-        [ROLE_SKIP] = { 1, value_heads },
+        [ROLE_FILTER_1] = { 3, HYENA_FILTER },
+        [ROLE_FILTER_BIAS_1] = { 1, HYENA_FILTER },
+        [ROLE_FILTER_2] = { HYENA_FILTER, HYENA_FILTER },
+        [ROLE_FILTER_BIAS_2] = { 1, HYENA_FILTER },
+        [ROLE_FILTER_3] = { HYENA_FILTER, HYENA_FILTER },
+        [ROLE_FILTER_BIAS_3] = { 1, HYENA_FILTER },
+        [ROLE_FILTER_4] = { HYENA_FILTER, d },
+        [ROLE_FILTER_RATE] = { 1, HYENA_FILTER },
+        [ROLE_SKIP] = { 1, row->block == MIXER_HYENA ? d : value_heads },
         [ROLE_HEAD_GAIN] = { 1, row->block == MIXER_MAMBA ? inner : d / heads },
         [ROLE_GATE] = { d, d },
         [ROLE_OUT] = { inner, d },
@@ -191,8 +202,15 @@ void mixer_array_start(const mixer *row, const mixer_options *options, role whic
     p->value = 0;
     switch (which) {
     case ROLE_GAIN:
-    case ROLE_SKIP:
+    case ROLE_FILTER_RATE:
     case ROLE_HEAD_GAIN: p->value = 1; break;
+    case ROLE_FILTER_BIAS_1:
+    case ROLE_FILTER_BIAS_2:
+    case ROLE_FILTER_BIAS_3: break;
+    case ROLE_SKIP:
+        p->value = 1;
+        if (row->block == MIXER_HYENA) p->start = START_NORMAL;
+        break;
     /* Mamba-2's beta is its Delta. */
     case ROLE_BETA_BIAS:
         if (row->block == MIXER_MAMBA) p->start = START_DECAY_DELTA;

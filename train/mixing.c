@@ -47,6 +47,7 @@ loam_status mixing_open(mixing *mix, const machine *on, const mixer *row, const 
                         const mixer_options *options, loam_error *error)
 {
     *mix = (mixing){ .on = on, .row = row, .shape = *shape, .options = *options };
+    if (row->block == MIXER_HYENA) return LOAM_OK;
     const loam_problem forward = problem_of(mix, LOAM_FORWARD), backward = problem_of(mix, LOAM_BACKWARD);
     const loam_status status = loam_plan_create(&mix->plan[LOAM_FORWARD], &forward, error);
     return status ? status : loam_plan_create(&mix->plan[LOAM_BACKWARD], &backward, error);
@@ -134,13 +135,14 @@ static void size_of(const mixing *mix, activation which, int64_t *rows, int64_t 
     const bool beta = has_array(mix, ROLE_BETA), token_ridge = has_array(mix, ROLE_RIDGE);
     const int64_t gates = channels ? d : mixer_value_heads(row, &mix->shape);
     const int64_t inner = mixer_inner(row, &mix->shape), keys = query_heads(mix) * mixing_channels(mix);
-    const bool block = row->block != MIXER_PLAIN;
+    const bool block = row->block != MIXER_PLAIN, mamba = row->block == MIXER_MAMBA;
+    const int64_t times = row->block == MIXER_HYENA ? mix->shape.length : 0;
     const int64_t sizes[ACTIVATIONS][2] = {
         [ACTIVE_X] = { tokens, d },
         [ACTIVE_X_NORM] = { tokens, 1 },
         [ACTIVE_IN] = { block ? tokens : 0, mixer_in_width(row, &mix->shape) },
-        [ACTIVE_Q] = { tokens, keys },
-        [ACTIVE_K] = { tokens, keys },
+        [ACTIVE_Q] = { times ? 0 : tokens, keys },
+        [ACTIVE_K] = { times ? 0 : tokens, keys },
         [ACTIVE_V] = { tokens, inner },
         [ACTIVE_Q_RAW] = { row->silu ? tokens : 0, d },
         [ACTIVE_K_RAW] = { row->silu ? tokens : 0, d },
@@ -152,10 +154,20 @@ static void size_of(const mixing *mix, activation which, int64_t *rows, int64_t 
         [ACTIVE_REFLECT_RAW] = { row->reflect ? tokens : 0, d },
         [ACTIVE_REFLECT] = { row->reflect ? tokens : 0, d },
         [ACTIVE_BETA_RAW] = { beta ? tokens : 0, heads },
-        [ACTIVE_BETA] = { beta || block ? tokens : 0, gates },
+        [ACTIVE_BETA] = { beta || mamba ? tokens : 0, gates },
         [ACTIVE_DECAY_LOW] = { channels ? tokens : 0, row->rank },
         [ACTIVE_DECAY_RAW] = { learned ? tokens : 0, gates },
-        [ACTIVE_DECAY] = { learned || block ? tokens : row->decay == MIXER_DECAY_FIXED, gates },
+        [ACTIVE_DECAY] = { learned || mamba ? tokens : row->decay == MIXER_DECAY_FIXED, gates },
+        [ACTIVE_TIMES] = { times, 3 },
+        [ACTIVE_WINDOW] = { times, d },
+        [ACTIVE_FILTER_RAW_1] = { times, HYENA_FILTER },
+        [ACTIVE_FILTER_1] = { times, HYENA_FILTER },
+        [ACTIVE_FILTER_RAW_2] = { times, HYENA_FILTER },
+        [ACTIVE_FILTER_2] = { times, HYENA_FILTER },
+        [ACTIVE_FILTER_RAW_3] = { times, HYENA_FILTER },
+        [ACTIVE_FILTER_3] = { times, HYENA_FILTER },
+        [ACTIVE_FILTER_RAW] = { times, d },
+        [ACTIVE_FILTER] = { times, d },
         [ACTIVE_O] = { tokens, inner },
         [ACTIVE_O_NORM] = { row->head_norm ? tokens * (block ? 1 : heads) : 0, 1 },
         [ACTIVE_NORMED] = { row->head_norm ? tokens : 0, inner },
@@ -180,10 +192,11 @@ static void take_all(const mixing *mix, matrix *to, memory *from)
     if (!mix->row->gate && mix->row->block == MIXER_PLAIN) to[ACTIVE_Y] = to[ACTIVE_NORMED];
 }
 
+static size_t work_of(const loam_plan *plan) { return plan ? loam_plan_work_bytes(plan) : 0; }
+
 void mixing_take(mixing *mix, memory *from)
 {
-    const size_t forward = loam_plan_work_bytes(mix->plan[LOAM_FORWARD]);
-    const size_t backward = loam_plan_work_bytes(mix->plan[LOAM_BACKWARD]);
+    const size_t forward = work_of(mix->plan[LOAM_FORWARD]), backward = work_of(mix->plan[LOAM_BACKWARD]);
     take_all(mix, mix->gradient, from);
     /* The decay of RetNet is not learned. */
     if (mix->row->decay == MIXER_DECAY_FIXED) mix->gradient[ACTIVE_DECAY] = none;
@@ -200,8 +213,11 @@ static void set_fixed_decay(const mixing *mix, matrix decay)
 
 void mixer_layer_take(const mixing *mix, mixer_layer *layer, memory *from)
 {
-    const size_t saved = loam_plan_saved_bytes(mix->plan[LOAM_FORWARD]);
+    const loam_plan *plan = mix->plan[LOAM_FORWARD];
+    const size_t saved = plan ? loam_plan_saved_bytes(plan) : 0;
     take_all(mix, layer->value, from);
     layer->saved = saved > 0 ? memory_take(from, (int64_t)saved, 1) : NULL;
     if (from->base && mix->row->decay == MIXER_DECAY_FIXED) set_fixed_decay(mix, layer->value[ACTIVE_DECAY]);
+    if (from->base && mix->row->block == MIXER_HYENA)
+        hyena_times(layer->value[ACTIVE_TIMES], layer->value[ACTIVE_WINDOW]);
 }

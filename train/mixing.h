@@ -25,5 +25,10 @@ loam_status mixing_attend(const mixing *mix, const mixer_layer *layer, loam_pass
 typedef loam_status mixer_pass(const mixing *mix, const mixer_layer *layer, loam_error *error);
 mixer_pass plain_forward, plain_backward;
 mixer_pass mamba_forward, mamba_backward;
+mixer_pass hyena_forward, hyena_backward;
+
+/* Hyena's fixed arrays: what its filter's MLP reads, (t, cos, -sin) of t = 0 .. 1, and e^(-r_c t) with r_c
+ * from ln 100 / 1.5 to ln 100 / 0.3 over the channels. */
+void hyena_times(matrix times, matrix window);
 
 #endif

@@ -59,7 +59,7 @@ static void add_layer(train_model *m, int64_t number)
         if (rows == 0) continue;
         parameter *p = add_parameter(m, "layer", number, mixer_array_name((role)i), rows, width);
         mixer_array_start(m->mix.row, &m->mix.options, (role)i, p);
-        p->deviation = i == ROLE_RIDGE ? 0.02 : deviation_of(m, rows);
+        p->deviation = i == ROLE_RIDGE ? 0.02 : i == ROLE_SKIP ? 1 : deviation_of(m, rows);
         if (i == ROLE_OUT) p->deviation *= m->words > 0 ? 1 / sqrt(2 * (double)shape->layers) : 0.5;
         p->muon = rows == shape->width && width == shape->width && rows >= 16;
         m->layer[number].array[i] = p;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Queries, keys, values, gates, attention, head norm, output gate: the passes of every row that is not a block of
- * its own. */
+ * Queries, keys, values, gates, attention, head norm, output gate: the passes of every row that is not a
+ * block of its own. */
 #include "train/mixing.h"
 
 static const double channel_divisor = 16, ridge_floor = 0.25;

@@ -40,6 +40,9 @@ class Start:
     def ones(self, n):
         self.arrays.append(onp.ones(n))
 
+    def zeros(self, n):
+        self.arrays.append(onp.zeros(n))
+
     def rate(self, count):
         self.arrays.append(onp.log(1 + 15 * uniforms(len(self.arrays), count)))
 
@@ -118,6 +121,68 @@ def gated_delta(x, w_q, w_k, w_v, w_b, a, w_a, c, gain, w_z):
     return tokens(norm(np.stack(out, 2), gain)) * z * sigmoid(z)
 
 
+def linear(x, w_q, w_k, w_v, gain):
+    q, k, v = attended(x, w_q, w_k, w_v)
+    s = np.matmul(q, np.swapaxes(k, 2, 3)) / onp.sqrt(SIDE) * SEEN
+    return tokens(norm(np.matmul(s, v), gain))
+
+
+def log_sigmoid(x):
+    return -np.log1p(np.exp(-x))
+
+
+def gla(x, w_q, w_k, w_v, w_1, w_2, b, gain, w_z):
+    q, k, v = attended(x, w_q, w_k, w_v)
+    keep = np.exp(heads(log_sigmoid(x @ w_1 @ w_2 + b) / 16))
+    state, out = onp.zeros((BATCH, HEADS, SIDE, SIDE)), []
+    for i in range(LENGTH):
+        write = np.einsum('bhv,bhk->bhvk', v[:, :, i], k[:, :, i])
+        state = state * keep[:, :, i, None, :] + write
+        out.append(np.einsum('bhvk,bhk->bhv', state, q[:, :, i]) / onp.sqrt(SIDE))
+    z = x @ w_z
+    return tokens(norm(np.stack(out, 2), gain)) * z * sigmoid(z)
+
+
+def mesa(x, w_q, w_k, w_v, w_b, b, w_a, a, p, gain):
+    q, k, v = attended(x, w_q, w_k, w_v)
+    q, k = (y / np.sqrt(np.sum(y * y, -1, keepdims=True)) for y in (q, k))
+    beta = heads(sigmoid(x @ w_b + b))
+    past = onp.tril(onp.ones((LENGTH, LENGTH)))
+    total = np.einsum('ij,bhj->bhi', past, heads(log_sigmoid(x @ w_a + a))[..., 0])
+    keep = np.exp(np.where(SEEN > 0, total[..., :, None] - total[..., None, :], -1e30))
+    keep = keep * beta[:, :, None, :, 0]
+    gram = np.einsum('bhij,bhjc,bhjd->bhicd', keep, k, k)
+    ridge = np.reshape(0.25 + np.log1p(np.exp(p)), (HEADS, 1, SIDE, 1)) * onp.eye(SIDE)
+    read = np.linalg.solve(gram + ridge, q[..., None])[..., 0]
+    return tokens(norm(np.matmul(keep * np.matmul(read, np.swapaxes(k, 2, 3)), v), gain))
+
+
+def fox(x, w_q, w_k, w_v, w_f):
+    q, k, v = attended(x, w_q, w_k, w_v)
+    total = np.einsum('ij,bhj->bhi', SEEN, heads(log_sigmoid(x @ w_f + 4))[..., 0])
+    s = np.matmul(q, np.swapaxes(k, 2, 3)) / onp.sqrt(SIDE) + total[..., :, None] - total[..., None, :]
+    p = np.exp(np.where(SEEN > 0, s, -1e30))
+    return tokens(np.matmul(p / np.sum(p, -1, keepdims=True), v))
+
+
+def path(x, w_q, w_k, w_v, w_1, w_2, w_b):
+    q, k, v = attended(x, w_q, w_k, w_v)
+    w = heads(x @ w_1 @ w_2)
+    w = w / np.sqrt(np.sum(w * w, -1, keepdims=True))
+    beta, out = 2 * sigmoid(heads(x @ w_b)), []
+    for i in range(LENGTH):
+        turned = k[:, :, :i + 1]
+        for n in range(1, i + 1):
+            along = np.einsum('bhjc,bhc->bhj', turned, w[:, :, n])
+            after = onp.arange(i + 1) < n
+            turn = np.einsum('bh,bhj,bhc->bhjc', beta[:, :, n, 0], along, w[:, :, n])
+            turned = turned - after[:, None] * turn
+        s = np.einsum('bhc,bhjc->bhj', q[:, :, i], turned) / onp.sqrt(SIDE)
+        p = np.exp(s)
+        out.append(np.einsum('bhj,bhjc->bhc', p / np.sum(p, -1, keepdims=True), v[:, :, :i + 1]))
+    return tokens(np.stack(out, 2))
+
+
 def mamba(x, w_in, c, a, skip, gain):
     y, inner = x @ w_in, 2 * WIDTH
     z, y, t_in = y[..., :inner], y[..., inner:2 * inner + 2 * SIDE], y[..., 2 * inner + 2 * SIDE:]
@@ -133,6 +198,19 @@ def mamba(x, w_in, c, a, skip, gain):
         out.append(np.einsum('bhvk,bk->bhv', state, q[:, i]))
     o = np.reshape(np.stack(out, 1) + skip[:, None] * v, (BATCH, LENGTH, inner))
     return norm(o * z * sigmoid(z), gain)
+
+
+def hyena(x, w_in, w_1, b_1, w_2, b_2, w_3, b_3, w_4, f, skip):
+    j = onp.arange(LENGTH)[:, None]
+    time, angle = j / (LENGTH - 1), 1e-4 * 2 * onp.pi * j / LENGTH
+    y = onp.concatenate([time, onp.cos(angle), -onp.sin(angle)], 1)
+    for w, b in ((w_1, b_1), (w_2, b_2), (w_3, b_3)):
+        y = np.sin(f * (y @ w + b))
+    h = (y @ w_4) * onp.exp(-time * onp.linspace(onp.log(100) / 1.5, onp.log(100) / 0.3, WIDTH))
+    first, second, v = (np.reshape(x @ w_in, (BATCH, LENGTH, 3, WIDTH))[:, :, i] for i in range(3))
+    u = first * v
+    shift = onp.stack([onp.eye(LENGTH, k=-lag) for lag in range(LENGTH)])
+    return (np.einsum('lts,lc,bsc->btc', shift, h, u) + skip * u) * second
 
 
 def start_attention(start):
@@ -160,12 +238,54 @@ def start_gated_delta(start):
     start.normal(WIDTH, WIDTH)
 
 
+def start_linear(start):
+    start_attention(start)
+    start.ones(SIDE)
+
+
+def start_gla(start):
+    start_attention(start)
+    start.normal(WIDTH, 16)
+    start.normal(16, WIDTH)
+    start.zeros(WIDTH)
+    start.ones(SIDE)
+    start.normal(WIDTH, WIDTH)
+
+
+def start_mesa(start):
+    start_attention(start)
+    start.normal(WIDTH, HEADS)
+    start.zeros(HEADS)
+    start.normal(WIDTH, HEADS)
+    start.arrays.append(onp.full(HEADS, 4.))
+    start.arrays.append(onp.full(WIDTH, onp.log(onp.expm1(0.75))))
+    start.ones(SIDE)
+
+
+def start_path(start):
+    start_attention(start)
+    start.normal(WIDTH, 32)
+    start.normal(32, WIDTH)
+    start.normal(WIDTH, HEADS)
+
+
 def start_mamba(start):
     start.normal(WIDTH, 4 * WIDTH + 2 * SIDE + 2 * HEADS)
     start.delta(2 * HEADS)
     start.rate(2 * HEADS)
     start.ones(2 * HEADS)
     start.ones(2 * WIDTH)
+
+
+def start_hyena(start):
+    start.normal(WIDTH, 3 * WIDTH)
+    for rows in (3, 64, 64):
+        start.normal(rows, 64)
+        start.zeros(64)
+    start.normal(64, WIDTH)
+    start.ones(64)
+    start.normal(1, WIDTH, deviation=1)
+    start.arrays[-1] = start.arrays[-1][0]
 
 
 def begin(add, inner):
@@ -201,7 +321,7 @@ def train(mix, add, inner=WIDTH):
         k, targets = t.recall(SEED, t.TRAIN, batch, LENGTH, PAIRS, WORDS)
         rows = onp.nonzero(targets >= 0)
         value, g = value_and_grad(loss)(arrays, layers, mix, k, rows, targets[rows])
-        factor, rate = t.clip(g), t.rate(step, 2 * STEPS, 3, 0.01)
+        factor, rate = t.clip(g), t.rate(step, 2 * STEPS, 3, 0.002)
         for i, a in enumerate(arrays):
             decay = 0.1 if a.ndim > 1 else 0
             arrays[i], m[i], v[i] = t.adamw(a, factor * g[i], m[i], v[i], step + 1, rate, decay)
@@ -210,7 +330,9 @@ def train(mix, add, inner=WIDTH):
 
 rows = [('softmax', softmax, start_attention), ('parallax', parallax, start_parallax),
         ('lla', lla, start_lla), ('gated-delta', gated_delta, start_gated_delta),
-        ('mamba-2', mamba, start_mamba, 2 * WIDTH)]
+        ('mamba-2', mamba, start_mamba, 2 * WIDTH), ('hyena', hyena, start_hyena),
+        ('linear', linear, start_linear), ('gla', gla, start_gla), ('mesa', mesa, start_mesa),
+        ('fox', fox, start_lla), ('path', path, start_path)]
 lines = ['/* SPDX-License-Identifier: MIT', ' * Written by make_steps.py. */',
          f'static const struct {{ const char *mixer; double loss[{STEPS}]; }} golden_steps[] = {{',
          *(f'    {{ "{name}", {{ {", ".join(train(*how))} }} }},' for name, *how in rows), '};']

@@ -227,6 +227,7 @@ static void test_counts(void **state)
         { "delta", 256 + 64 },
         { "kda", 16384 + 256 + 2 + 2 * 128 * 16 + 128 + 64 },
         { "mamba-2", 115468 + 128 - 65664 },
+        { "hyena", 16960 },
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         scene s;

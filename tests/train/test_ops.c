@@ -179,6 +179,36 @@ static void skip_back(const machine *on, const matrix *dx, matrix g, matrix y, c
     on->op->copy(on, dx[1], g);
 }
 
+static void multiply_y(const machine *on, matrix y, const matrix *x) { on->op->multiply(on, y, x[0], x[1]); }
+static void multiply_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
+{
+    (void)y;
+    on->op->multiply(on, dx[0], g, x[1]);
+    on->op->multiply(on, dx[1], g, x[0]);
+}
+
+static void sine_y(const machine *on, matrix y, const matrix *x) { on->op->sine(on, y, x[0], x[1], x[2]); }
+/* drate in two parts, of which the second is added. */
+static void sine_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
+{
+    on->op->combine(on, y, 0.25, g, 0, g);
+    on->op->sine_back(on, dx[0], dx[1], dx[2], y, x[0], x[1], x[2], false);
+    on->op->combine(on, y, 0.75, g, 0, g);
+    on->op->sine_back(on, dx[0], dx[1], dx[2], y, x[0], x[1], x[2], true);
+    on->op->combine(on, dx[0], 4.0 / 3, dx[0], 0, dx[0]);
+    on->op->combine(on, dx[1], 4.0 / 3, dx[1], 0, dx[1]);
+}
+
+static void long_conv_y(const machine *on, matrix y, const matrix *x)
+{
+    on->op->long_conv(on, y, x[0], x[1]);
+}
+static void long_conv_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
+{
+    (void)y;
+    on->op->long_conv_back(on, dx[0], dx[1], g, x[0], x[1]);
+}
+
 static void softplus_y(const machine *on, matrix y, const matrix *x) { on->op->softplus(on, y, x[0], 0.25); }
 static void softplus_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
 {
@@ -205,6 +235,10 @@ static const op_case cases[] = {
       3,
       { { ROWS, 6 }, { 1, 2 }, { 1, 6 } } },
     { "add_skip", skip_y, skip_back, { ROWS, 6 }, 3, { { ROWS, 6 }, { ROWS, 6 }, { 1, 3 } } },
+    { "multiply", multiply_y, multiply_back, { ROWS, 6 }, 2, { { ROWS, 6 }, { ROWS, 6 } } },
+    { "sine", sine_y, sine_back, { ROWS, 4 }, 3, { { ROWS, 4 }, { 1, 4 }, { 1, 4 } } },
+    { "long_conv", long_conv_y, long_conv_back, { 12, 4 }, 2, { { 12, 4 }, { 6, 4 } } },
+    { "long_conv, one", long_conv_y, long_conv_back, { ROWS, 8 }, 2, { { ROWS, 8 }, { ROWS, 8 } } },
     { "softplus", softplus_y, softplus_back, { 2, 5 }, 1, { { 2, 5 } } },
 };
 enum { CASES = sizeof cases / sizeof *cases };

@@ -143,7 +143,7 @@ static void test_stack(void **state)
 static void check_steps(size_t row, loam_dtype dtype, double tolerance)
 {
     static const uint64_t seed = 1;
-    static const double peak = 0.01;
+    static const double peak = 0.002;
     const model_shape shape = { .from = { .task = TRAIN_RECALL,
                                           .recall = { .length = 16, .words = 64, .fill = true },
                                           .part = { { 4, { 1000, 0 } } } },
@@ -162,7 +162,8 @@ static void check_steps(size_t row, loam_dtype dtype, double tolerance)
         training_step(&t, &seed, step);
         const double got = scene_loss(&t.s, 0), want = golden_steps[row].loss[step];
         if (!(fabs(got - want) < tolerance))
-            fail_msg("%s, step %d: loss %.12g, expected %.12g", golden_steps[row].mixer, step, got, want);
+            fail_msg("%s, %s, step %d: loss %.12g, expected %.12g", golden_steps[row].mixer,
+                     loam_dtype_name(dtype), step, got, want);
     }
     training_close(&t);
 }
