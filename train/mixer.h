@@ -60,7 +60,8 @@ const mixer *mixer_find(const char *name);
 /* The arrays of a layer, in the order of their numbers. */
 typedef enum role {
     ROLE_GAIN, /* of the norm before the mixer */
-    ROLE_IN,   /* W_in, of blocks */
+    ROLE_NORM_BIAS,
+    ROLE_IN, /* W_in, of blocks */
     ROLE_Q,
     ROLE_K,
     ROLE_V,
@@ -94,20 +95,30 @@ typedef struct mixer_shape {
     int64_t models, batch, length, width, heads; /* heads of width / heads channels */
 } mixer_shape;
 
-/* Columns of values and of the result; heads of values; columns of W_in. */
-int64_t mixer_inner(const mixer *row, const mixer_shape *shape);
-int64_t mixer_value_heads(const mixer *row, const mixer_shape *shape);
-int64_t mixer_in_width(const mixer *row, const mixer_shape *shape);
-/* rows and width of the array; rows 0: the mixer has none. */
-void mixer_array(const mixer *row, const mixer_shape *shape, role which, int64_t *rows, int64_t *width);
-/* "W_q" */
-const char *mixer_array_name(role which);
+/* How a model knows the places of tokens. */
+typedef enum positions {
+    POSITIONS_LEARNED, /* a vector for each, added to the embedding */
+    POSITIONS_ROPE,    /* queries, keys and probes are turned (loam_rope_apply); not of blocks */
+    POSITIONS_NONE
+} positions;
 
 typedef struct mixer_options {
     double ridge_least, ridge_most; /* of MIXER_RIDGE_TOKEN */
     loam_ridge_unit ridge_unit;
     bool probe_zero; /* W_R begins at 0, where Parallax is softmax; else like W_q */
+    positions positions;
+    bool layer_norm; /* LayerNorm, not RMSNorm, before mixers and logits */
 } mixer_options;
+
+/* Columns of values and of the result; heads of values; columns of W_in. */
+int64_t mixer_inner(const mixer *row, const mixer_shape *shape);
+int64_t mixer_value_heads(const mixer *row, const mixer_shape *shape);
+int64_t mixer_in_width(const mixer *row, const mixer_shape *shape);
+/* rows and width of the array; rows 0: the mixer has none. */
+void mixer_array(const mixer *row, const mixer_options *options, const mixer_shape *shape, role which,
+                 int64_t *rows, int64_t *width);
+/* "W_q" */
+const char *mixer_array_name(role which);
 
 /* How an array begins, but for the deviation of START_NORMAL. */
 void mixer_array_start(const mixer *row, const mixer_options *options, role which, parameter *p);
@@ -115,7 +126,7 @@ void mixer_array_start(const mixer *row, const mixer_options *options, role whic
 /* What follows from x, in the order of the forward pass. */
 typedef enum activation {
     ACTIVE_X,      /* the normed input */
-    ACTIVE_X_NORM, /* its 1 / sqrt(mean square) */
+    ACTIVE_X_NORM, /* its 1 / sqrt(mean square), or the stats of layer_norm */
     ACTIVE_IN,     /* x W_in */
     ACTIVE_Q_RAW,  /* before silu; the same memory where there is none */
     ACTIVE_K_RAW,

@@ -99,11 +99,12 @@ static bool learned_decay(const mixer *row)
     return row->decay != MIXER_NO_DECAY && row->decay != MIXER_DECAY_FIXED;
 }
 
-static bool has_array(const mixer *row, role which)
+static bool has_array(const mixer *row, const mixer_options *options, role which)
 {
     const bool plain = row->block == MIXER_PLAIN;
     if (which >= ROLE_FILTER_1 && which <= ROLE_FILTER_RATE) return row->block == MIXER_HYENA;
     switch (which) {
+    case ROLE_NORM_BIAS: return options->layer_norm;
     case ROLE_IN:
     case ROLE_SKIP: return !plain;
     case ROLE_Q:
@@ -142,12 +143,14 @@ int64_t mixer_in_width(const mixer *row, const mixer_shape *shape)
     return 2 * (mixer_inner(row, shape) + shape->width / shape->heads) + mixer_value_heads(row, shape);
 }
 
-void mixer_array(const mixer *row, const mixer_shape *shape, role which, int64_t *rows, int64_t *width)
+void mixer_array(const mixer *row, const mixer_options *options, const mixer_shape *shape, role which,
+                 int64_t *rows, int64_t *width)
 {
     const int64_t d = shape->width, heads = shape->heads, gates = by_channel(row) ? d : heads;
     const int64_t inner = mixer_inner(row, shape), value_heads = mixer_value_heads(row, shape);
     const int64_t sizes[ROLES][2] = {
         [ROLE_GAIN] = { 1, d },
+        [ROLE_NORM_BIAS] = { 1, d },
         [ROLE_IN] = { d, mixer_in_width(row, shape) },
         [ROLE_Q] = { d, d },
         [ROLE_K] = { d, d },
@@ -176,22 +179,32 @@ void mixer_array(const mixer *row, const mixer_shape *shape, role which, int64_t
         [ROLE_GATE] = { d, d },
         [ROLE_OUT] = { inner, d },
     };
-    *rows = has_array(row, which) ? sizes[which][0] : 0;
+    *rows = has_array(row, options, which) ? sizes[which][0] : 0;
     *width = sizes[which][1];
 }
 
 const char *mixer_array_name(role which)
 {
     static const char *const names[ROLES] = {
-        [ROLE_GAIN] = "gain",       [ROLE_Q] = "W_q",
-        [ROLE_K] = "W_k",           [ROLE_V] = "W_v",
-        [ROLE_RIDGE] = "W_lambda",  [ROLE_PROBE] = "W_r",
-        [ROLE_REFLECT_1] = "W_w1",  [ROLE_REFLECT_2] = "W_w2",
-        [ROLE_BETA] = "W_b",        [ROLE_BETA_BIAS] = "b",
-        [ROLE_DECAY_RATE] = "A",    [ROLE_DECAY_1] = "W_a1",
-        [ROLE_DECAY_2] = "W_a2",    [ROLE_DECAY_BIAS] = "a",
-        [ROLE_RIDGE_CHANNEL] = "p", [ROLE_HEAD_GAIN] = "head_gain",
-        [ROLE_GATE] = "W_z",        [ROLE_OUT] = "W_o",
+        [ROLE_GAIN] = "gain",
+        [ROLE_NORM_BIAS] = "bias",
+        [ROLE_Q] = "W_q",
+        [ROLE_K] = "W_k",
+        [ROLE_V] = "W_v",
+        [ROLE_RIDGE] = "W_lambda",
+        [ROLE_PROBE] = "W_r",
+        [ROLE_REFLECT_1] = "W_w1",
+        [ROLE_REFLECT_2] = "W_w2",
+        [ROLE_BETA] = "W_b",
+        [ROLE_BETA_BIAS] = "b",
+        [ROLE_DECAY_RATE] = "A",
+        [ROLE_DECAY_1] = "W_a1",
+        [ROLE_DECAY_2] = "W_a2",
+        [ROLE_DECAY_BIAS] = "a",
+        [ROLE_RIDGE_CHANNEL] = "p",
+        [ROLE_HEAD_GAIN] = "head_gain",
+        [ROLE_GATE] = "W_z",
+        [ROLE_OUT] = "W_o",
     };
     return names[which];
 }
@@ -204,6 +217,7 @@ void mixer_array_start(const mixer *row, const mixer_options *options, role whic
     case ROLE_GAIN:
     case ROLE_FILTER_RATE:
     case ROLE_HEAD_GAIN: p->value = 1; break;
+    case ROLE_NORM_BIAS:
     case ROLE_FILTER_BIAS_1:
     case ROLE_FILTER_BIAS_2:
     case ROLE_FILTER_BIAS_3: break;

@@ -47,6 +47,10 @@ loam_status mixing_open(mixing *mix, const machine *on, const mixer *row, const 
                         const mixer_options *options, loam_error *error)
 {
     *mix = (mixing){ .on = on, .row = row, .shape = *shape, .options = *options };
+    if (row->block != MIXER_PLAIN && options->positions == POSITIONS_ROPE) {
+        if (error) *error = (loam_error){ LOAM_EUNSUPPORTED, "a block has no queries and keys to turn" };
+        return LOAM_EUNSUPPORTED;
+    }
     if (row->block == MIXER_HYENA) return LOAM_OK;
     const loam_problem forward = problem_of(mix, LOAM_FORWARD), backward = problem_of(mix, LOAM_BACKWARD);
     const loam_status status = loam_plan_create(&mix->plan[LOAM_FORWARD], &forward, error);
@@ -116,12 +120,31 @@ loam_status mixing_attend(const mixing *mix, const mixer_layer *layer, loam_pass
     return status;
 }
 
+loam_status mixing_turn(const mixing *mix, const matrix *list, bool back, loam_error *error)
+{
+    static const activation turned[] = { ACTIVE_Q, ACTIVE_K, ACTIVE_PROBE };
+    loam_rope rope = loam_rope_default(mix->on->dtype);
+    rope.batch = mix->shape.models * mix->shape.batch;
+    rope.heads = mix->shape.heads;
+    rope.tokens = mix->shape.length;
+    rope.channels = mixing_channels(mix);
+    rope.inverse = back;
+    rope.threads = mix->on->threads;
+    loam_status status = LOAM_OK;
+    for (int i = 0; i < 3 && !status; i++) {
+        const loam_const_view from = input_of(mix, list, turned[i], 0);
+        const loam_view to = heads_of(mix, list, turned[i], 0);
+        if (from.data) status = loam_rope_apply(&rope, &from, &to, error);
+    }
+    return status;
+}
+
 /* ---- memory */
 
 static bool has_array(const mixing *mix, role which)
 {
     int64_t rows, width;
-    mixer_array(mix->row, &mix->shape, which, &rows, &width);
+    mixer_array(mix->row, &mix->options, &mix->shape, which, &rows, &width);
     return rows > 0;
 }
 
@@ -139,7 +162,7 @@ static void size_of(const mixing *mix, activation which, int64_t *rows, int64_t 
     const int64_t times = row->block == MIXER_HYENA ? mix->shape.length : 0;
     const int64_t sizes[ACTIVATIONS][2] = {
         [ACTIVE_X] = { tokens, d },
-        [ACTIVE_X_NORM] = { tokens, 1 },
+        [ACTIVE_X_NORM] = { tokens, mix->options.layer_norm ? 2 : 1 },
         [ACTIVE_IN] = { block ? tokens : 0, mixer_in_width(row, &mix->shape) },
         [ACTIVE_Q] = { times ? 0 : tokens, keys },
         [ACTIVE_K] = { times ? 0 : tokens, keys },

@@ -21,6 +21,9 @@ static inline matrix array_gradient(const mixer_layer *layer, role which)
 /* The library's pass, from the layer's queries, keys, values and gates to ACTIVE_O; or back. */
 loam_status mixing_attend(const mixing *mix, const mixer_layer *layer, loam_pass pass, loam_error *error);
 
+/* Queries, keys and probes of `list` turned by their positions; or, gradients, back. */
+loam_status mixing_turn(const mixing *mix, const matrix *list, bool back, loam_error *error);
+
 /* The passes of each kind of mixer, from ACTIVE_X to ACTIVE_Y and back. */
 typedef loam_status mixer_pass(const mixing *mix, const mixer_layer *layer, loam_error *error);
 mixer_pass plain_forward, plain_backward;

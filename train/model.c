@@ -18,7 +18,8 @@ struct train_model {
     memory room;
     parameter list[MODEL_MAX_PARAMETERS];
     int count;
-    parameter *into, *positions, *last; /* E or W_in, P, the last gain or W_out */
+    parameter *into, *places, *last; /* E or W_in; P, or NULL; the last gain or W_out */
+    parameter *last_bias;            /* of layer_norm, or NULL */
     mixer_layer layer[MODEL_MAX_LAYERS];
     matrix e[MODEL_MAX_LAYERS + 1], de;
     matrix found, dfound; /* e at the answers */
@@ -55,7 +56,7 @@ static void add_layer(train_model *m, int64_t number)
     const model_shape *shape = &m->shape;
     for (int i = 0; i < ROLES; i++) {
         int64_t rows, width;
-        mixer_array(m->mix.row, &m->mix.shape, (role)i, &rows, &width);
+        mixer_array(m->mix.row, &m->mix.options, &m->mix.shape, (role)i, &rows, &width);
         if (rows == 0) continue;
         parameter *p = add_parameter(m, "layer", number, mixer_array_name((role)i), rows, width);
         mixer_array_start(m->mix.row, &m->mix.options, (role)i, p);
@@ -75,14 +76,20 @@ static void add_parameters(train_model *m)
     m->into = add_parameter(m, NULL, 0, words ? "E" : "W_in", words ? m->words : pairs->dim_x + pairs->dim_y,
                             d);
     m->into->deviation = deviation_of(m, m->into->x.rows);
-    m->positions = add_parameter(m, NULL, 0, "P", source_length(&shape->from), d);
-    m->positions->deviation = 0.02;
+    if (m->mix.options.positions == POSITIONS_LEARNED) {
+        m->places = add_parameter(m, NULL, 0, "P", source_length(&shape->from), d);
+        m->places->deviation = 0.02;
+    }
     for (int64_t l = 0; l < shape->layers; l++)
         add_layer(m, l);
     m->last = words ? add_parameter(m, NULL, 0, "gain", 1, d)
                     : add_parameter(m, NULL, 0, "W_out", d, pairs->dim_y);
     m->last->deviation = deviation_of(m, d);
-    if (words) m->last->start = START_CONSTANT, m->last->value = 1;
+    if (!words) return;
+    m->last->start = START_CONSTANT, m->last->value = 1;
+    if (!m->mix.options.layer_norm) return;
+    m->last_bias = add_parameter(m, NULL, 0, "bias", 1, d);
+    m->last_bias->start = START_CONSTANT;
 }
 
 parameter *model_parameters(train_model *m, int *count)
@@ -116,7 +123,8 @@ static void take_all(train_model *m)
         m->e[l] = take(m, m->tokens, d);
     m->de = take(m, m->tokens, d);
     m->found = take(m, answers, d), m->dfound = take(m, answers, d);
-    m->normed = take(m, answers, d), m->dnormed = take(m, answers, d), m->norm = take(m, answers, 1);
+    m->normed = take(m, answers, d), m->dnormed = take(m, answers, d),
+    m->norm = take(m, answers, m->mix.options.layer_norm ? 2 : 1);
     m->out = take(m, words && answers > LOGIT_ROWS ? LOGIT_ROWS : answers,
                   words ? m->words : shape->from.regression.dim_y);
     m->results = take(m, answers, words ? 2 : 1);
@@ -184,6 +192,25 @@ static numbers tokens_of(const train_model *m, const train_batch *b)
 }
 static numbers at_of(const train_model *m, const train_batch *b) { return (numbers){ b->at, m->answers }; }
 
+/* y = norm(x) gain, and bias where there is one. */
+static void norm(const train_model *m, matrix y, matrix stats, matrix x, const parameter *gain,
+                 const parameter *bias)
+{
+    if (bias)
+        m->on.op->layer_norm(&m->on, y, stats, x, gain->x, bias->x);
+    else
+        m->on.op->rms_norm(&m->on, y, stats, x, gain->x);
+}
+
+static void norm_back(const train_model *m, matrix dx, matrix g, matrix x, matrix stats,
+                      const parameter *gain, const parameter *bias, bool add)
+{
+    if (bias)
+        m->on.op->layer_norm_back(&m->on, dx, gain->g, bias->g, g, x, stats, gain->x, add);
+    else
+        m->on.op->rms_norm_back(&m->on, dx, gain->g, g, x, stats, gain->x, add);
+}
+
 static void enter(train_model *m, const train_batch *b)
 {
     const ops *op = m->on.op;
@@ -191,14 +218,14 @@ static void enter(train_model *m, const train_batch *b)
         op->embed(&m->on, m->e[0], m->into->x, tokens_of(m, b));
     else
         op->product(&m->on, m->e[0], b->x, m->into->x, 0);
-    op->add_positions(&m->on, m->e[0], m->positions->x);
+    if (m->places) op->add_positions(&m->on, m->e[0], m->places->x);
 }
 
 /* E has the gradient of the logits already. */
 static void enter_back(train_model *m, const train_batch *b)
 {
     const ops *op = m->on.op;
-    op->add_positions_back(&m->on, m->positions->g, m->de);
+    if (m->places) op->add_positions_back(&m->on, m->places->g, m->de);
     if (m->words > 0)
         op->embed_back(&m->on, m->into->g, m->de, tokens_of(m, b));
     else
@@ -209,8 +236,8 @@ static loam_status layer_forward(train_model *m, int64_t l, loam_error *error)
 {
     const ops *op = m->on.op;
     const mixer_layer *layer = &m->layer[l];
-    op->rms_norm(&m->on, layer->value[ACTIVE_X], layer->value[ACTIVE_X_NORM], m->e[l],
-                 layer->array[ROLE_GAIN]->x);
+    norm(m, layer->value[ACTIVE_X], layer->value[ACTIVE_X_NORM], m->e[l], layer->array[ROLE_GAIN],
+         layer->array[ROLE_NORM_BIAS]);
     const loam_status status = mixer_forward(&m->mix, layer, error);
     if (status) return status;
     op->copy(&m->on, m->e[l + 1], m->e[l]);
@@ -227,8 +254,8 @@ static loam_status layer_backward(train_model *m, int64_t l, loam_error *error)
     op->product(&m->on, g[ACTIVE_Y], m->de, layer->array[ROLE_OUT]->x, PRODUCT_B_TRANSPOSED);
     const loam_status status = mixer_backward(&m->mix, layer, error);
     if (status) return status;
-    op->rms_norm_back(&m->on, m->de, layer->array[ROLE_GAIN]->g, g[ACTIVE_X], m->e[l],
-                      layer->value[ACTIVE_X_NORM], layer->array[ROLE_GAIN]->x, true);
+    norm_back(m, m->de, g[ACTIVE_X], m->e[l], layer->value[ACTIVE_X_NORM], layer->array[ROLE_GAIN],
+              layer->array[ROLE_NORM_BIAS], true);
     return LOAM_OK;
 }
 
@@ -238,7 +265,7 @@ static void judge_words(train_model *m, const train_batch *b, bool back)
     const machine *on = &m->on;
     const ops *op = on->op;
     const int64_t answers = m->answers;
-    op->rms_norm(on, m->normed, m->norm, m->found, m->last->x);
+    norm(m, m->normed, m->norm, m->found, m->last, m->last_bias);
     for (int64_t first = 0; first < answers; first += LOGIT_ROWS) {
         const int64_t count = answers - first < LOGIT_ROWS ? answers - first : LOGIT_ROWS;
         const matrix normed = matrix_rows(m->normed, first, count), logits = matrix_rows(m->out, 0, count);
@@ -249,7 +276,8 @@ static void judge_words(train_model *m, const train_batch *b, bool back)
         op->product(on, matrix_rows(m->dnormed, first, count), logits, m->into->x, 0);
         op->product(on, m->into->g, logits, normed, PRODUCT_A_TRANSPOSED | (first > 0 ? PRODUCT_ADD : 0));
     }
-    if (back) op->rms_norm_back(on, m->dfound, m->last->g, m->dnormed, m->found, m->norm, m->last->x, false);
+    if (!back) return;
+    norm_back(m, m->dfound, m->dnormed, m->found, m->norm, m->last, m->last_bias, false);
 }
 
 static void judge_regression(train_model *m, const train_batch *b, bool back)

@@ -170,7 +170,9 @@ loam_status plain_forward(const mixing *mix, const mixer_layer *layer, loam_erro
     forward_reflections(mix, layer);
     forward_beta(mix, layer);
     forward_decay(mix, layer);
-    const loam_status status = mixing_attend(mix, layer, LOAM_FORWARD, error);
+    loam_status status = LOAM_OK;
+    if (mix->options.positions == POSITIONS_ROPE) status = mixing_turn(mix, layer->value, false, error);
+    if (!status) status = mixing_attend(mix, layer, LOAM_FORWARD, error);
     if (!status) forward_output(mix, layer);
     return status;
 }
@@ -178,7 +180,9 @@ loam_status plain_forward(const mixing *mix, const mixer_layer *layer, loam_erro
 loam_status plain_backward(const mixing *mix, const mixer_layer *layer, loam_error *error)
 {
     backward_output(mix, layer);
-    const loam_status status = mixing_attend(mix, layer, LOAM_BACKWARD, error);
+    loam_status status = mixing_attend(mix, layer, LOAM_BACKWARD, error);
+    if (!status && mix->options.positions == POSITIONS_ROPE)
+        status = mixing_turn(mix, mix->gradient, true, error);
     if (status) return status;
     for (int i = 0; i < 3; i++) {
         if (mix->row->silu)

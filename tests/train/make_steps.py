@@ -19,6 +19,7 @@ import tasks as t  # noqa: E402
 HERE = pathlib.Path(__file__).resolve().parent
 WORDS, LENGTH, PAIRS, WIDTH, HEADS, BATCH, LAYERS, SEED, STEPS = 64, 16, 4, 32, 2, 8, 2, 1, 10
 SIDE = WIDTH // HEADS
+LEARNED, ROPE, NONE = range(3)  # enum positions
 SEEN = onp.tril(onp.ones((LENGTH, LENGTH)))
 
 
@@ -55,6 +56,11 @@ def norm(x, gain):
     return x / np.sqrt(np.mean(x * x, -1, keepdims=True) + 1e-5) * gain
 
 
+def layer_norm(x, gain, bias):
+    x = x - np.mean(x, -1, keepdims=True)
+    return norm(x, gain) + bias
+
+
 def heads(x):
     return np.swapaxes(np.reshape(x, (BATCH, LENGTH, HEADS, -1)), 1, 2)
 
@@ -84,9 +90,23 @@ def attended(x, w_q, w_k, w_v):
     return heads(x @ w_q), heads(x @ w_k), heads(x @ w_v)
 
 
+def turned(x):
+    """planes of channels c and c + SIDE / 2"""
+    angle = onp.arange(LENGTH)[:, None] * 10000. ** (-2 * onp.arange(SIDE // 2) / SIDE)
+    a, b = x[..., :SIDE // 2], x[..., SIDE // 2:]
+    cos, sin = onp.cos(angle), onp.sin(angle)
+    return np.concatenate([a * cos - b * sin, a * sin + b * cos], -1)
+
+
 def softmax(x, *w):
     q, k, v = attended(x, *w)
     return tokens(np.matmul(weights(q, k), v))
+
+
+def parallax_rope(x, *w):
+    q, k, v = attended(x, *w[:3])
+    q, k, probe = turned(q), turned(k), turned(heads(x @ w[3]))
+    return tokens(probed(weights(q, k), probe, k, v))
 
 
 def parallax(x, *w):
@@ -288,39 +308,48 @@ def start_hyena(start):
     start.arrays[-1] = start.arrays[-1][0]
 
 
-def begin(add, inner):
+def begin(add, inner, positions, layer):
     start = Start()
     start.normal(WORDS, WIDTH)
-    start.normal(LENGTH, WIDTH)
+    if positions == LEARNED:
+        start.normal(LENGTH, WIDTH)
     layers = []
     for _ in range(LAYERS):
         first = len(start.arrays)
         start.ones(WIDTH)
+        if layer:
+            start.zeros(WIDTH)
         add(start)
         start.normal(inner, WIDTH, deviation=0.01)
         layers.append(slice(first, len(start.arrays)))
     start.ones(WIDTH)
+    if layer:
+        start.zeros(WIDTH)
     return start.arrays, layers
 
 
-def loss(arrays, layers, mix, k, rows, targets):
-    e = arrays[0][k] + arrays[1]
-    for layer in layers:
-        gain, *inside, w_o = arrays[layer]
-        e = e + mix(norm(e, gain), *inside) @ w_o
-    y = np.dot(norm(e[rows], arrays[-1]), arrays[0].T)
+def loss(arrays, layers, mix, layer, k, rows, targets):
+    e = arrays[0][k]
+    if layers[0].start == 2:
+        e = e + arrays[1]
+    of_norm = 2 if layer else 1
+    normed = layer_norm if layer else norm
+    for which in layers:
+        *inside, w_o = arrays[which]
+        e = e + mix(normed(e, *inside[:of_norm]), *inside[of_norm:]) @ w_o
+    y = np.dot(normed(e[rows], *arrays[-of_norm:]), arrays[0].T)
     y = y - np.max(y, -1, keepdims=True)
     return np.mean(np.log(np.sum(np.exp(y), -1)) - y[onp.arange(len(targets)), targets])
 
 
-def train(mix, add, inner=WIDTH):
-    arrays, layers = begin(add, inner)
+def train(positions, layer, mix, add, inner=WIDTH):
+    arrays, layers = begin(add, inner, positions, layer)
     m, v = [0 * a for a in arrays], [0 * a for a in arrays]
     for step in range(STEPS):
         batch = onp.arange(step * BATCH, (step + 1) * BATCH)
         k, targets = t.recall(SEED, t.TRAIN, batch, LENGTH, PAIRS, WORDS)
         rows = onp.nonzero(targets >= 0)
-        value, g = value_and_grad(loss)(arrays, layers, mix, k, rows, targets[rows])
+        value, g = value_and_grad(loss)(arrays, layers, mix, layer, k, rows, targets[rows])
         factor, rate = t.clip(g), t.rate(step, 2 * STEPS, 3, 0.002)
         for i, a in enumerate(arrays):
             decay = 0.1 if a.ndim > 1 else 0
@@ -328,12 +357,15 @@ def train(mix, add, inner=WIDTH):
         yield f'{value:.17g}'
 
 
-rows = [('softmax', softmax, start_attention), ('parallax', parallax, start_parallax),
-        ('lla', lla, start_lla), ('gated-delta', gated_delta, start_gated_delta),
-        ('mamba-2', mamba, start_mamba, 2 * WIDTH), ('hyena', hyena, start_hyena),
-        ('linear', linear, start_linear), ('gla', gla, start_gla), ('mesa', mesa, start_mesa),
-        ('fox', fox, start_lla), ('path', path, start_path)]
-lines = ['/* SPDX-License-Identifier: MIT', ' * Written by make_steps.py. */',
-         f'static const struct {{ const char *mixer; double loss[{STEPS}]; }} golden_steps[] = {{',
-         *(f'    {{ "{name}", {{ {", ".join(train(*how))} }} }},' for name, *how in rows), '};']
+rows = [('softmax', LEARNED, 0, softmax, start_attention), ('parallax', LEARNED, 0, parallax, start_parallax),
+        ('lla', LEARNED, 0, lla, start_lla), ('gated-delta', LEARNED, 0, gated_delta, start_gated_delta),
+        ('mamba-2', LEARNED, 0, mamba, start_mamba, 2 * WIDTH), ('hyena', LEARNED, 0, hyena, start_hyena),
+        ('linear', LEARNED, 0, linear, start_linear), ('gla', LEARNED, 0, gla, start_gla),
+        ('mesa', LEARNED, 0, mesa, start_mesa), ('fox', LEARNED, 0, fox, start_lla),
+        ('path', LEARNED, 0, path, start_path), ('parallax', ROPE, 0, parallax_rope, start_parallax),
+        ('linear', NONE, 0, linear, start_linear), ('softmax', LEARNED, 1, softmax, start_attention)]
+lines = ['/* SPDX-License-Identifier: MIT', ' * Written by make_steps.py. */', 'static const struct {',
+         f'const char *mixer; int positions, layer_norm; double loss[{STEPS}];', '} golden_steps[] = {',
+         *(f'{{ "{name}", {how[0]}, {how[1]}, {{ {", ".join(train(*how))} }} }},' for name, *how in rows),
+         '};']
 (HERE / 'golden_steps.inc').write_text('\n'.join(lines) + '\n')

@@ -51,11 +51,11 @@ static void check_array(scene *s, const char *name, const parameter *p, matrix g
     free(along.data), free(kept.data);
 }
 
-static void check_gradients(const char *name, const model_shape *shape)
+static void check_gradients(const char *name, const mixer_options *options, const model_shape *shape)
 {
     scene s;
     int count;
-    scene_open(&s, LOAM_F64, 1, name, shape, seeds, 1);
+    scene_open_with(&s, options, LOAM_F64, 1, name, shape, seeds, 1);
     scene_stir(&s);
     scene_pass(&s, true);
     const parameter *list = model_parameters(s.net, &count);
@@ -70,15 +70,52 @@ static void test_gradients(void **state)
     (void)state;
     const model_shape words = scene_words(2, 3);
     for (const mixer *row = mixers; row->name; row++)
-        check_gradients(row->name, &words);
+        check_gradients(row->name, &scene_options, &words);
 }
 
 static void test_regression_gradients(void **state)
 {
     (void)state;
     const model_shape pairs = scene_regression(2, 3);
-    check_gradients("softmax", &pairs);
-    check_gradients("lla", &pairs);
+    check_gradients("softmax", &scene_options, &pairs);
+    check_gradients("lla", &scene_options, &pairs);
+}
+
+/* Queries, keys and probes that are turned, before and after silu; and no positions at all. */
+static void test_position_gradients(void **state)
+{
+    (void)state;
+    const model_shape words = scene_words(2, 3);
+    mixer_options options = scene_options;
+    options.positions = POSITIONS_ROPE;
+    check_gradients("parallax", &options, &words);
+    check_gradients("gated-delta", &options, &words);
+    options.positions = POSITIONS_NONE;
+    check_gradients("softmax", &options, &words);
+}
+
+static void test_layer_norm_gradients(void **state)
+{
+    (void)state;
+    const model_shape words = scene_words(2, 3), pairs = scene_regression(2, 3);
+    mixer_options options = scene_options;
+    options.layer_norm = true;
+    check_gradients("softmax", &options, &words);
+    check_gradients("hyena", &options, &pairs);
+}
+
+static void test_no_rope(void **state)
+{
+    (void)state;
+    const machine on = machine_cpu(LOAM_F32, 1);
+    const model_shape words = scene_words(1, 2);
+    mixer_options options = scene_options;
+    train_model *net;
+    loam_error error;
+    options.positions = POSITIONS_ROPE;
+    assert_int_equal(model_create(&net, &on, mixer_find("hyena"), &words, &options, seeds, &error),
+                     LOAM_EUNSUPPORTED);
+    assert_null(net);
 }
 
 /* The last answers are judged as they are in a batch of their own. */
@@ -272,10 +309,11 @@ static void test_first_loss(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gradients),  cmocka_unit_test(test_regression_gradients),
-        cmocka_unit_test(test_blocks),     cmocka_unit_test(test_float),
-        cmocka_unit_test(test_neighbours), cmocka_unit_test(test_counts),
-        cmocka_unit_test(test_first_loss),
+        cmocka_unit_test(test_gradients), cmocka_unit_test(test_regression_gradients),
+        cmocka_unit_test(test_blocks),    cmocka_unit_test(test_position_gradients),
+        cmocka_unit_test(test_no_rope),   cmocka_unit_test(test_layer_norm_gradients),
+        cmocka_unit_test(test_float),     cmocka_unit_test(test_neighbours),
+        cmocka_unit_test(test_counts),    cmocka_unit_test(test_first_loss),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -84,6 +84,28 @@ static void norm_back(const machine *on, const matrix *dx, matrix g, matrix y, c
     free(r.data);
 }
 
+static matrix room_of_stats(const machine *on, matrix x) { return fixture_matrix(on, x.models, x.rows, 2); }
+
+static void layer_norm_y(const machine *on, matrix y, const matrix *x)
+{
+    matrix stats = room_of_stats(on, x[0]);
+    on->op->layer_norm(on, y, stats, x[0], x[1], x[2]);
+    free(stats.data);
+}
+/* As norm_back. */
+static void layer_norm_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
+{
+    matrix stats = room_of_stats(on, x[0]);
+    on->op->layer_norm(on, y, stats, x[0], x[1], x[2]);
+    on->op->combine(on, y, 0.25, g, 0, g);
+    on->op->layer_norm_back(on, dx[0], dx[1], dx[2], y, x[0], stats, x[1], false);
+    on->op->combine(on, y, 0.75, g, 0, g);
+    on->op->layer_norm_back(on, dx[0], dx[1], dx[2], y, x[0], stats, x[1], true);
+    on->op->combine(on, dx[1], 4.0 / 3, dx[1], 0, dx[1]);
+    on->op->combine(on, dx[2], 4.0 / 3, dx[2], 0, dx[2]);
+    free(stats.data);
+}
+
 static void unit_y(const machine *on, matrix y, const matrix *x) { on->op->unit(on, y, x[0]); }
 static void unit_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
 {
@@ -221,6 +243,7 @@ static const op_case cases[] = {
     { "product, added", product_added, product_added_back, { 40, 3 }, 2, { { ROWS, 40 }, { 3, ROWS } } },
     { "combine", combine_y, combine_back, { ROWS, 5 }, 2, { { ROWS, 5 }, { ROWS, 5 } } },
     { "rms_norm", norm_y, norm_back, { ROWS, 20 }, 2, { { ROWS, 20 }, { 1, 20 } } },
+    { "layer_norm", layer_norm_y, layer_norm_back, { ROWS, 20 }, 3, { { ROWS, 20 }, { 1, 20 }, { 1, 20 } } },
     { "unit", unit_y, unit_back, { ROWS, 8 }, 1, { { ROWS, 8 } } },
     { "silu", silu_y, silu_back, { ROWS, 8 }, 1, { { ROWS, 8 } } },
     { "output_gate", output_gate_y, output_gate_back, { ROWS, 8 }, 2, { { ROWS, 8 }, { ROWS, 8 } } },

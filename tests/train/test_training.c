@@ -155,15 +155,18 @@ static void check_steps(size_t row, loam_dtype dtype, double tolerance)
     const optimiser_options options = { .warm = 3, .steps = 20, .decay = 0.1, .clip = 1 };
     training t;
     int count;
-    scene_open(&t.s, dtype, 2, golden_steps[row].mixer, &shape, &seed, 0);
+    mixer_options how = scene_options;
+    how.positions = (positions)golden_steps[row].positions;
+    how.layer_norm = golden_steps[row].layer_norm;
+    scene_open_with(&t.s, &how, dtype, 2, golden_steps[row].mixer, &shape, &seed, 0);
     parameter *list = model_parameters(t.s.net, &count);
     assert_true(optimiser_open(&t.o, &t.s.on, list, count, &options, &peak, NULL));
     for (int step = 0; step < 10; step++) {
         training_step(&t, &seed, step);
         const double got = scene_loss(&t.s, 0), want = golden_steps[row].loss[step];
         if (!(fabs(got - want) < tolerance))
-            fail_msg("%s, %s, step %d: loss %.12g, expected %.12g", golden_steps[row].mixer,
-                     loam_dtype_name(dtype), step, got, want);
+            fail_msg("%s, positions %d, %s, step %d: loss %.12g, expected %.12g", golden_steps[row].mixer,
+                     golden_steps[row].positions, loam_dtype_name(dtype), step, got, want);
     }
     training_close(&t);
 }
