@@ -109,7 +109,8 @@ void REAL(cross_entropy)(const machine *on, matrix each, matrix logits, numbers 
             sum += x[c] = exp(x[c] - most);
         result[0] = log(sum) - wanted;
         result[1] = top == target;
-        const real share = 1 / (real)counts[n / logits.rows];
+        const int64_t count = counts[n / logits.rows];
+        const real share = 1 / (real)count;
         for (int64_t c = 0; c < logits.width; c++)
             x[c] *= share / sum;
         x[target] -= share;
