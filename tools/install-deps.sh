@@ -16,7 +16,7 @@ pkg-config          build,test,demo,lint   finds the libraries below
 libjansson-dev      build,test,demo,lint   JSON: headers of .safetensors, results of experiments
 libcsv-dev          build,test,demo,lint   reads tables for loam regress
 librandom123-dev    build,test,demo,lint   random numbers by counter: the same for any number of threads
-libopenblas-dev     build,test,demo,lint   matrix products in the experiments, the yardstick of speed
+libopenblas-dev     build,test,demo,lint   matrix products in experiments and training, the yardstick of speed
 liblapacke-dev      build,test,demo,lint   factorisations in the experiments and the tests
 gnuplot-nox         build,test,demo,lint   draws the pictures
 libcmocka-dev       test,lint              the test framework

@@ -31,12 +31,15 @@ src/recurrent/hopper/mesa include src/base src/gpu src/recurrent/cuda src/recurr
 src/rope  include src/base src/simd src/gpu
 src/core  include src/base src/gpu src/local src/recurrent
 io        include
+random
+train     include random train/cpu
+train/cpu include train
 cli       include io
 cli/attend     include io cli
-cli/bench      include io cli
-cli/experiment include io cli
+cli/bench      include io cli random
+cli/experiment include io cli random
 cli/regress    include io cli
-tests     include io cli cli/attend cli/bench cli/experiment cli/regress
+tests     include io random train cli cli/attend cli/bench cli/experiment cli/regress
 tests/simd include src/base src/simd tests
 bench     include io cli cli/bench src/base src/simd
 examples  include

@@ -5,7 +5,7 @@
 #include "cli/bench/count.h"
 #include "cli/bench/files.h"
 #include "cli/names.h"
-#include "cli/random.h"
+#include "random/random.h"
 #include "io/half.h"
 
 #include <math.h>

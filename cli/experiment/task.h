@@ -4,7 +4,7 @@
 #ifndef LOAM_CLI_EXPERIMENT_TASK_H
 #define LOAM_CLI_EXPERIMENT_TASK_H
 
-#include "cli/random.h"
+#include "random/random.h"
 #include "io/error.h"
 
 #include <stdint.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * The kinds of queries and keys that loam bench measures. */
 #include "cli/bench/data.h"
-#include "cli/random.h"
+#include "random/random.h"
 
 #include <math.h>
 #include <setjmp.h>

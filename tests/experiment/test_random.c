@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "cli/random.h"
+#include "random/random.h"
 #include "tests/experiment/fixture.h"
 
 #include <math.h>
@@ -73,13 +73,52 @@ static void test_streams_differ(void **state)
     }
 }
 
+/* Words, from any start, are those that the normals are made of. */
+static void test_words(void **state)
+{
+    (void)state;
+    const random_stream from = { 5, 9 };
+    uint64_t whole[8], part[8];
+    double uniforms[8], normals[8];
+    random_words(from, 0, 8, whole);
+    random_uniforms(from, 0, 8, uniforms);
+    random_normals(from, 0, 8, normals);
+    for (int first = 0; first < 8; first++) {
+        random_words(from, (uint64_t)first, 8 - first, part);
+        assert_memory_equal(part, whole + first, (size_t)(8 - first) * sizeof *part);
+        assert_true(uniforms[first] == ldexp((double)(whole[first] >> 12) + 0.5, -52));
+    }
+    for (int i = 0; i < 8; i += 2)
+        assert_true(fabs(hypot(normals[i], normals[i + 1]) - sqrt(-2 * log(uniforms[i]))) < 1e-14);
+}
+
+/* Three of five: all different, and each of the five as often as the others, to five standard errors. */
+static void test_distinct(void **state)
+{
+    (void)state;
+    enum { DRAWS = 20000 };
+    int seen[5] = { 0 };
+    int32_t table[5], x[3];
+    for (uint64_t stream = 0; stream < DRAWS; stream++) {
+        random_distinct((random_stream){ 1, stream }, 5, 3, table, x);
+        assert_true(x[0] != x[1] && x[1] != x[2] && x[0] != x[2]);
+        for (int i = 0; i < 3; i++) {
+            assert_in_range(x[i], 0, 4);
+            seen[x[i]]++;
+        }
+    }
+    for (int i = 0; i < 5; i++)
+        assert_true(fabs(seen[i] - 0.6 * DRAWS) < 5 * sqrt(0.24 * DRAWS));
+    assert_int_equal(random_below(UINT64_MAX, 7), 6);
+    assert_int_equal(random_below(0, 7), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_known_answer),
-        cmocka_unit_test(test_moments),
-        cmocka_unit_test(test_any_start),
-        cmocka_unit_test(test_streams_differ),
+        cmocka_unit_test(test_known_answer), cmocka_unit_test(test_moments),
+        cmocka_unit_test(test_any_start),    cmocka_unit_test(test_streams_differ),
+        cmocka_unit_test(test_words),        cmocka_unit_test(test_distinct),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "tests/regress/brute.h"
 
-#include "cli/random.h"
+#include "random/random.h"
 
 #include <lapacke.h>
 #include <math.h>

@@ -2,7 +2,7 @@
  * Fits through bins against fits from the rows themselves, over tables of many
  * shapes. Differences are in units of the standard error that the fit has anyway. */
 #define _POSIX_C_SOURCE 200809L
-#include "cli/random.h"
+#include "random/random.h"
 #include "cli/regress/bandwidth.h"
 #include "tests/regress/brute.h"
 #include "tests/regress/fit_at.h"

@@ -1,0 +1,517 @@
+/* SPDX-License-Identifier: MIT
+ * Each operation around attention: its gradient against central differences in float64, float32 against
+ * float64, and the same bits for any number of threads. Two models, whose numbers differ. */
+#include "tests/train/fixture.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { MODELS = 2, INPUTS = 3, ROWS = 0, FEW = 6, MANY = 700 };
+
+typedef void forward_function(const machine *on, matrix y, const matrix *x);
+typedef void back_function(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x);
+
+/* y of x[0 .. inputs - 1]; shapes are rows and width, ROWS the rows of a batch. */
+typedef struct op_case {
+    const char *name;
+    forward_function *forward;
+    back_function *back;
+    int64_t y[2];
+    int inputs;
+    int64_t x[INPUTS][2];
+} op_case;
+
+static const matrix none = { 0 };
+
+static void product_y(const machine *on, matrix y, const matrix *x) { on->op->product(on, y, x[0], x[1], 0); }
+static void product_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
+{
+    (void)y;
+    on->op->product(on, dx[0], g, x[1], PRODUCT_B_TRANSPOSED);
+    on->op->product(on, dx[1], x[0], g, PRODUCT_A_TRANSPOSED);
+}
+
+/* Half of it is in y already: PRODUCT_ADD. Both transposed. */
+static void product_added(const machine *on, matrix y, const matrix *x)
+{
+    const unsigned both = PRODUCT_A_TRANSPOSED | PRODUCT_B_TRANSPOSED;
+    on->op->product(on, y, x[0], x[1], both);
+    on->op->product(on, y, x[0], x[1], both | PRODUCT_ADD);
+}
+static void product_added_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
+{
+    on->op->combine(on, y, 2, g, 0, g);
+    on->op->product(on, dx[0], x[1], y, PRODUCT_A_TRANSPOSED | PRODUCT_B_TRANSPOSED);
+    on->op->product(on, dx[1], y, x[0], PRODUCT_A_TRANSPOSED | PRODUCT_B_TRANSPOSED);
+}
+
+static void combine_y(const machine *on, matrix y, const matrix *x)
+{
+    on->op->copy(on, y, x[1]);
+    on->op->combine(on, y, 3, x[0], -0.5, y);
+}
+static void combine_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
+{
+    (void)y, (void)x;
+    on->op->combine(on, dx[0], 3, g, 0, g);
+    on->op->combine(on, dx[1], -1, g, 0.5, g);
+}
+
+static matrix room_of_rows(const machine *on, matrix x) { return fixture_matrix(on, x.models, x.rows, 1); }
+
+static void norm_y(const machine *on, matrix y, const matrix *x)
+{
+    matrix r = room_of_rows(on, x[0]);
+    on->op->rms_norm(on, y, r, x[0], x[1]);
+    free(r.data);
+}
+/* dx in two unequal parts, of which the second is added. */
+static void norm_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
+{
+    matrix r = room_of_rows(on, x[0]);
+    on->op->rms_norm(on, y, r, x[0], x[1]);
+    on->op->combine(on, y, 0.25, g, 0, g);
+    on->op->rms_norm_back(on, dx[0], dx[1], y, x[0], r, x[1], false);
+    on->op->combine(on, y, 0.75, g, 0, g);
+    on->op->rms_norm_back(on, dx[0], dx[1], y, x[0], r, x[1], true);
+    on->op->combine(on, dx[1], 4.0 / 3, dx[1], 0, dx[1]);
+    free(r.data);
+}
+
+static matrix room_of_stats(const machine *on, matrix x) { return fixture_matrix(on, x.models, x.rows, 2); }
+
+static void layer_norm_y(const machine *on, matrix y, const matrix *x)
+{
+    matrix stats = room_of_stats(on, x[0]);
+    on->op->layer_norm(on, y, stats, x[0], x[1], x[2]);
+    free(stats.data);
+}
+/* As norm_back. */
+static void layer_norm_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
+{
+    matrix stats = room_of_stats(on, x[0]);
+    on->op->layer_norm(on, y, stats, x[0], x[1], x[2]);
+    on->op->combine(on, y, 0.25, g, 0, g);
+    on->op->layer_norm_back(on, dx[0], dx[1], dx[2], y, x[0], stats, x[1], false);
+    on->op->combine(on, y, 0.75, g, 0, g);
+    on->op->layer_norm_back(on, dx[0], dx[1], dx[2], y, x[0], stats, x[1], true);
+    on->op->combine(on, dx[1], 4.0 / 3, dx[1], 0, dx[1]);
+    on->op->combine(on, dx[2], 4.0 / 3, dx[2], 0, dx[2]);
+    free(stats.data);
+}
+
+static void unit_y(const machine *on, matrix y, const matrix *x) { on->op->unit(on, y, x[0]); }
+static void unit_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
+{
+    (void)y;
+    on->op->unit_back(on, dx[0], g, x[0]);
+}
+
+static void silu_y(const machine *on, matrix y, const matrix *x) { on->op->silu(on, y, x[0]); }
+static void silu_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
+{
+    (void)y;
+    on->op->silu_back(on, dx[0], g, x[0]);
+}
+
+static void output_gate_y(const machine *on, matrix y, const matrix *x)
+{
+    on->op->output_gate(on, y, x[0], x[1]);
+}
+static void output_gate_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
+{
+    (void)y;
+    on->op->output_gate_back(on, dx[0], dx[1], g, x[0], x[1]);
+}
+
+static void sigmoid_gate_y(const machine *on, matrix y, const matrix *x)
+{
+    on->op->sigmoid_gate(on, y, x[0], x[1], 0.01, 2);
+}
+static void sigmoid_gate_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
+{
+    (void)y;
+    on->op->sigmoid_gate_back(on, dx[0], dx[1], g, x[0], x[1], 0.01, 2);
+}
+
+static void forget_gate_y(const machine *on, matrix y, const matrix *x)
+{
+    on->op->forget_gate(on, y, x[0], none, 4, 16);
+}
+static void forget_gate_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
+{
+    (void)y;
+    on->op->forget_gate_back(on, dx[0], none, g, x[0], none, 4, 16);
+}
+static void forget_bias_y(const machine *on, matrix y, const matrix *x)
+{
+    on->op->forget_gate(on, y, x[0], x[1], 0, 1);
+}
+static void forget_bias_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
+{
+    (void)y;
+    on->op->forget_gate_back(on, dx[0], dx[1], g, x[0], x[1], 0, 1);
+}
+
+static void decay_gate_y(const machine *on, matrix y, const matrix *x)
+{
+    on->op->decay_gate(on, y, none, x[0], x[1], x[2]);
+}
+static void decay_gate_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
+{
+    on->op->decay_gate(on, y, none, x[0], x[1], x[2]);
+    on->op->decay_gate_back(on, dx[0], dx[1], dx[2], g, none, y, x[0], x[1], x[2]);
+}
+
+/* The rate times delta and delta itself, half of the result each. */
+static matrix room_like(const machine *on, matrix x) { return fixture_matrix(on, x.models, x.rows, x.width); }
+
+static void decay_delta_y(const machine *on, matrix y, const matrix *x)
+{
+    matrix delta = room_like(on, y);
+    on->op->decay_gate(on, y, delta, x[0], x[1], x[2]);
+    on->op->combine(on, y, 0.5, y, 0.5, delta);
+    free(delta.data);
+}
+static void decay_delta_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
+{
+    matrix half = room_like(on, y);
+    on->op->combine(on, half, 0.5, g, 0, g);
+    on->op->decay_gate(on, y, none, x[0], x[1], x[2]);
+    on->op->decay_gate_back(on, dx[0], dx[1], dx[2], half, half, y, x[0], x[1], x[2]);
+    free(half.data);
+}
+
+static void skip_y(const machine *on, matrix y, const matrix *x)
+{
+    on->op->copy(on, y, x[1]);
+    on->op->add_skip(on, y, x[0], x[2]);
+}
+static void skip_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
+{
+    (void)y;
+    on->op->combine(on, dx[0], 0, g, 0, g);
+    on->op->add_skip_back(on, dx[0], dx[2], g, x[0], x[2]);
+    on->op->copy(on, dx[1], g);
+}
+
+static void multiply_y(const machine *on, matrix y, const matrix *x) { on->op->multiply(on, y, x[0], x[1]); }
+static void multiply_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
+{
+    (void)y;
+    on->op->multiply(on, dx[0], g, x[1]);
+    on->op->multiply(on, dx[1], g, x[0]);
+}
+
+static void sine_y(const machine *on, matrix y, const matrix *x) { on->op->sine(on, y, x[0], x[1], x[2]); }
+/* drate in two parts, of which the second is added. */
+static void sine_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
+{
+    on->op->combine(on, y, 0.25, g, 0, g);
+    on->op->sine_back(on, dx[0], dx[1], dx[2], y, x[0], x[1], x[2], false);
+    on->op->combine(on, y, 0.75, g, 0, g);
+    on->op->sine_back(on, dx[0], dx[1], dx[2], y, x[0], x[1], x[2], true);
+    on->op->combine(on, dx[0], 4.0 / 3, dx[0], 0, dx[0]);
+    on->op->combine(on, dx[1], 4.0 / 3, dx[1], 0, dx[1]);
+}
+
+static void long_conv_y(const machine *on, matrix y, const matrix *x)
+{
+    on->op->long_conv(on, y, x[0], x[1]);
+}
+static void long_conv_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
+{
+    (void)y;
+    on->op->long_conv_back(on, dx[0], dx[1], g, x[0], x[1]);
+}
+
+static void softplus_y(const machine *on, matrix y, const matrix *x) { on->op->softplus(on, y, x[0], 0.25); }
+static void softplus_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
+{
+    (void)y;
+    on->op->softplus_back(on, dx[0], g, x[0]);
+}
+
+static const op_case cases[] = {
+    { "product", product_y, product_back, { ROWS, 5 }, 2, { { ROWS, 7 }, { 7, 5 } } },
+    { "product, added", product_added, product_added_back, { 40, 3 }, 2, { { ROWS, 40 }, { 3, ROWS } } },
+    { "combine", combine_y, combine_back, { ROWS, 5 }, 2, { { ROWS, 5 }, { ROWS, 5 } } },
+    { "rms_norm", norm_y, norm_back, { ROWS, 20 }, 2, { { ROWS, 20 }, { 1, 20 } } },
+    { "layer_norm", layer_norm_y, layer_norm_back, { ROWS, 20 }, 3, { { ROWS, 20 }, { 1, 20 }, { 1, 20 } } },
+    { "unit", unit_y, unit_back, { ROWS, 8 }, 1, { { ROWS, 8 } } },
+    { "silu", silu_y, silu_back, { ROWS, 8 }, 1, { { ROWS, 8 } } },
+    { "output_gate", output_gate_y, output_gate_back, { ROWS, 8 }, 2, { { ROWS, 8 }, { ROWS, 8 } } },
+    { "sigmoid_gate", sigmoid_gate_y, sigmoid_gate_back, { ROWS, 3 }, 2, { { ROWS, 3 }, { 1, 3 } } },
+    { "forget_gate", forget_gate_y, forget_gate_back, { ROWS, 3 }, 1, { { ROWS, 3 } } },
+    { "forget_gate, bias", forget_bias_y, forget_bias_back, { ROWS, 18 }, 2, { { ROWS, 18 }, { 1, 18 } } },
+    { "decay_gate", decay_gate_y, decay_gate_back, { ROWS, 6 }, 3, { { ROWS, 6 }, { 1, 2 }, { 1, 6 } } },
+    { "decay_gate, delta",
+      decay_delta_y,
+      decay_delta_back,
+      { ROWS, 6 },
+      3,
+      { { ROWS, 6 }, { 1, 2 }, { 1, 6 } } },
+    { "add_skip", skip_y, skip_back, { ROWS, 6 }, 3, { { ROWS, 6 }, { ROWS, 6 }, { 1, 3 } } },
+    { "multiply", multiply_y, multiply_back, { ROWS, 6 }, 2, { { ROWS, 6 }, { ROWS, 6 } } },
+    { "sine", sine_y, sine_back, { ROWS, 4 }, 3, { { ROWS, 4 }, { 1, 4 }, { 1, 4 } } },
+    { "long_conv", long_conv_y, long_conv_back, { 12, 4 }, 2, { { 12, 4 }, { 6, 4 } } },
+    { "long_conv, one", long_conv_y, long_conv_back, { ROWS, 8 }, 2, { { ROWS, 8 }, { ROWS, 8 } } },
+    { "softplus", softplus_y, softplus_back, { 2, 5 }, 1, { { 2, 5 } } },
+};
+enum { CASES = sizeof cases / sizeof *cases };
+
+/* A case with its arrays: x and dx, y, and w, the gradient of sum w y by y. */
+typedef struct scene {
+    const op_case *op;
+    machine on;
+    matrix x[INPUTS], dx[INPUTS], y, w;
+} scene;
+
+static matrix room(const machine *on, const int64_t shape[2], int64_t rows)
+{
+    return fixture_matrix(on, MODELS, shape[0] == ROWS ? rows : shape[0], shape[1] == ROWS ? rows : shape[1]);
+}
+
+static scene scene_make(const op_case *op, loam_dtype dtype, int threads, int64_t rows)
+{
+    scene s = { .op = op, .on = machine_cpu(dtype, threads) };
+    for (int i = 0; i < op->inputs; i++) {
+        s.x[i] = room(&s.on, op->x[i], rows);
+        s.dx[i] = room(&s.on, op->x[i], rows);
+        fixture_fill(s.x[i], (uint64_t)i);
+    }
+    s.y = room(&s.on, op->y, rows);
+    s.w = room(&s.on, op->y, rows);
+    fixture_fill(s.w, INPUTS);
+    return s;
+}
+
+static void scene_free(scene *s)
+{
+    for (int i = 0; i < s->op->inputs; i++)
+        free(s->x[i].data), free(s->dx[i].data);
+    free(s->y.data), free(s->w.data);
+}
+
+static double scene_value(scene *s)
+{
+    s->op->forward(&s->on, s->y, s->x);
+    return fixture_dot(s->w, s->y);
+}
+
+/* Both passes; y is the result again afterwards. */
+static void scene_run(scene *s)
+{
+    s->op->back(&s->on, s->dx, s->w, s->y, s->x);
+    scene_value(s);
+}
+
+static void check_differences(scene *s, int input)
+{
+    const double step = 1e-5;
+    matrix want = fixture_matrix(&s->on, MODELS, s->x[input].rows, s->x[input].width);
+    for (int64_t i = 0; i < matrix_elements(want); i++) {
+        const double kept = fixture_get(s->x[input], i);
+        fixture_set(s->x[input], i, kept + step);
+        const double above = scene_value(s);
+        fixture_set(s->x[input], i, kept - step);
+        fixture_set(want, i, (above - scene_value(s)) / (2 * step));
+        fixture_set(s->x[input], i, kept);
+    }
+    const double miss = fixture_distance(s->dx[input], want);
+    if (!(miss < 1e-8)) fail_msg("%s, input %d: gradient off by %g", s->op->name, input, miss);
+    free(want.data);
+}
+
+static void test_gradients(void **state)
+{
+    (void)state;
+    for (int i = 0; i < CASES; i++) {
+        scene s = scene_make(&cases[i], LOAM_F64, 1, FEW);
+        scene_run(&s);
+        for (int input = 0; input < cases[i].inputs; input++)
+            check_differences(&s, input);
+        scene_free(&s);
+    }
+}
+
+/* Sums of float over a few hundred rows, and products of them: 1e-5. */
+static void expect_close(const op_case *op, const char *what, matrix got, matrix want)
+{
+    const double miss = fixture_distance(got, want);
+    if (!(miss < 1e-5)) fail_msg("%s, %s: float32 is off by %g", op->name, what, miss);
+}
+
+static void test_float(void **state)
+{
+    (void)state;
+    for (int i = 0; i < CASES; i++) {
+        scene s = scene_make(&cases[i], LOAM_F32, 2, MANY), exact = scene_make(&cases[i], LOAM_F64, 2, MANY);
+        scene_run(&s);
+        scene_run(&exact);
+        expect_close(&cases[i], "result", s.y, exact.y);
+        for (int input = 0; input < cases[i].inputs; input++)
+            expect_close(&cases[i], "gradient", s.dx[input], exact.dx[input]);
+        scene_free(&s), scene_free(&exact);
+    }
+}
+
+static void expect_same(const op_case *op, matrix a, matrix b)
+{
+    if (memcmp(a.data, b.data, (size_t)matrix_elements(a) * sizeof(float)) != 0)
+        fail_msg("%s: bits depend on threads", op->name);
+}
+
+static void test_threads(void **state)
+{
+    (void)state;
+    for (int i = 0; i < CASES; i++) {
+        scene one = scene_make(&cases[i], LOAM_F32, 1, MANY),
+              three = scene_make(&cases[i], LOAM_F32, 3, MANY);
+        scene_run(&one);
+        scene_run(&three);
+        expect_same(&cases[i], one.y, three.y);
+        for (int input = 0; input < cases[i].inputs; input++)
+            expect_same(&cases[i], one.dx[input], three.dx[input]);
+        scene_free(&one), scene_free(&three);
+    }
+}
+
+/* ---- rows by number */
+
+static const int32_t words[MODELS * FEW] = { 2, 0, 2, 4, 2, 1, 3, 3, 0, 1, 2, 4 };
+
+static void test_embed(void **state)
+{
+    (void)state;
+    const machine on = machine_cpu(LOAM_F64, 2);
+    const numbers tokens = { words, FEW };
+    matrix table = fixture_matrix(&on, MODELS, 5, 18), positions = fixture_matrix(&on, MODELS, 3, 18);
+    matrix e = fixture_matrix(&on, MODELS, FEW, 18), g = fixture_matrix(&on, MODELS, FEW, 18);
+    fixture_fill(table, 1), fixture_fill(positions, 2), fixture_fill(g, 3);
+    matrix dtable = fixture_matrix(&on, MODELS, 5, 18), dpositions = fixture_matrix(&on, MODELS, 3, 18);
+    on.op->embed(&on, e, table, tokens);
+    on.op->add_positions(&on, e, positions);
+    on.op->embed_back(&on, dtable, g, tokens);
+    on.op->add_positions_back(&on, dpositions, g);
+    for (int64_t n = 0; n < MODELS * FEW; n++)
+        for (int64_t c = 0; c < 18; c++) {
+            const int64_t word = n / FEW * 5 + words[n], position = n / FEW * 3 + n % 3;
+            const double want = fixture_get(table, word * 18 + c) + fixture_get(positions, position * 18 + c);
+            assert_true(fixture_get(e, n * 18 + c) == want);
+        }
+    /* The map is linear: its gradient is its transpose. */
+    assert_true(fabs(fixture_dot(dtable, table) + fixture_dot(dpositions, positions) - fixture_dot(g, e)) <
+                1e-12);
+    free(table.data), free(positions.data), free(e.data), free(g.data);
+    free(dtable.data), free(dpositions.data);
+}
+
+static void test_gather(void **state)
+{
+    (void)state;
+    static const int32_t rows[MODELS * 3] = { 4, -1, 0, 1, 5, 2 };
+    const machine on = machine_cpu(LOAM_F64, 2);
+    const numbers at = { rows, 3 };
+    matrix x = fixture_matrix(&on, MODELS, FEW, 4), y = fixture_matrix(&on, MODELS, 3, 4);
+    matrix g = fixture_matrix(&on, MODELS, 3, 4), dx = fixture_matrix(&on, MODELS, FEW, 4);
+    fixture_fill(x, 1), fixture_fill(g, 2), fixture_fill(dx, 3), fixture_fill(y, 4);
+    on.op->gather(&on, y, x, at);
+    on.op->scatter(&on, dx, g, at);
+    for (int64_t n = 0; n < MODELS * 3; n++)
+        for (int64_t c = 0; c < 4; c++) {
+            const int64_t from = (n / 3 * FEW + rows[n]) * 4 + c;
+            assert_true(fixture_get(y, n * 4 + c) == (rows[n] < 0 ? 0 : fixture_get(x, from)));
+        }
+    assert_true(fabs(fixture_dot(dx, x) - fixture_dot(g, y)) < 1e-12);
+    free(x.data), free(y.data), free(g.data), free(dx.data);
+}
+
+/* ---- losses */
+
+typedef double loss_function(const machine *on, matrix y, matrix each, int model);
+
+static const int32_t targets[MODELS * FEW] = { 3, -1, 0, 4, -1, 2, -1, 1, 1, 0, 2, 2 };
+static const int64_t counts[MODELS] = { 4, 5 };
+
+static double entropy_of(const machine *on, matrix y, matrix each, int model)
+{
+    double sum = 0;
+    on->op->cross_entropy(on, each, y, (numbers){ targets, FEW }, counts);
+    for (int64_t i = 0; i < FEW; i++)
+        sum += fixture_get(each, (model * FEW + i) * 2) / (double)counts[model];
+    return sum;
+}
+
+static double error_of(const machine *on, matrix y, matrix each, int model)
+{
+    double sum = 0;
+    matrix wanted = fixture_matrix(on, MODELS, FEW, y.width);
+    fixture_fill(wanted, 9);
+    on->op->squared_error(on, each, y, wanted);
+    for (int64_t i = 0; i < FEW; i++)
+        sum += fixture_get(each, model * FEW + i) / FEW;
+    free(wanted.data);
+    return sum;
+}
+
+/* The loss of its own model, with element i moved. */
+static double moved(const machine *on, loss_function *loss, matrix y, matrix each, int64_t i, double step)
+{
+    fixture_fill(y, 1);
+    fixture_set(y, i, fixture_get(y, i) + step);
+    return loss(on, y, each, (int)(i / (FEW * y.width)));
+}
+
+static void check_loss(loss_function *loss, int64_t width, int64_t results)
+{
+    const machine on = machine_cpu(LOAM_F64, 2);
+    matrix y = fixture_matrix(&on, MODELS, FEW, width), g = fixture_matrix(&on, MODELS, FEW, width);
+    matrix each = fixture_matrix(&on, MODELS, FEW, results), want = fixture_matrix(&on, MODELS, FEW, width);
+    fixture_fill(g, 1);
+    loss(&on, g, each, 0);
+    for (int64_t i = 0; i < matrix_elements(y); i++)
+        fixture_set(want, i,
+                    (moved(&on, loss, y, each, i, 1e-5) - moved(&on, loss, y, each, i, -1e-5)) / 2e-5);
+    assert_true(fixture_distance(g, want) < 1e-8);
+    free(y.data), free(g.data), free(each.data), free(want.data);
+}
+
+static void test_losses(void **state)
+{
+    (void)state;
+    check_loss(entropy_of, 5, 2);
+    check_loss(error_of, 7, 1);
+}
+
+/* The loss itself where it is known: of two equal logits log 2; a right answer; a row without a target. */
+static void test_cross_entropy(void **state)
+{
+    (void)state;
+    const machine on = machine_cpu(LOAM_F32, 1);
+    static const int32_t wanted[3] = { 1, -1, 0 };
+    static const int64_t count = 2;
+    float logits[6] = { 7, 7, 1, 2, 900, -900 }, each[6];
+    on.op->cross_entropy(&on, matrix_dense(each, LOAM_F32, 1, 3, 2), matrix_dense(logits, LOAM_F32, 1, 3, 2),
+                         (numbers){ wanted, 0 }, &count);
+    assert_true(fabsf(each[0] - logf(2)) < 1e-7f && each[2] == 0 && each[4] == 0);
+    assert_true(each[1] == 0 && each[3] == 0 && each[5] == 1);
+    const float want[6] = { 0.25f, -0.25f, 0, 0, 0, 0 };
+    assert_memory_equal(logits, want, sizeof want);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_gradients),     cmocka_unit_test(test_float),  cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_embed),         cmocka_unit_test(test_gather), cmocka_unit_test(test_losses),
+        cmocka_unit_test(test_cross_entropy),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

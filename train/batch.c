@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: MIT */
+#include "train/batch.h"
+
+#include <assert.h>
+#include <omp.h>
+
+int64_t source_length(const train_source *from)
+{
+    switch (from->task) {
+    case TRAIN_REGRESSION: return from->regression.length + from->regression.queries;
+    case TRAIN_SWAPS: return swaps_length(&from->swaps);
+    default: return from->recall.length;
+    }
+}
+
+int64_t source_answers(const train_source *from)
+{
+    int64_t most = 0;
+    if (from->task == TRAIN_REGRESSION) return from->regression.queries;
+    if (from->task == TRAIN_SWAPS) return SWAPS_QUERIES;
+    for (int i = 0; i < RECALL_PARTS; i++)
+        if (from->part[i].pairs > most) most = from->part[i].pairs;
+    return most;
+}
+
+int64_t source_words(const train_source *from)
+{
+    switch (from->task) {
+    case TRAIN_REGRESSION: return 0;
+    case TRAIN_SWAPS: return SWAPS_ITEM + from->swaps.items;
+    default: return from->recall.words;
+    }
+}
+
+static int64_t columns_of(const train_source *from)
+{
+    return from->regression.dim_x + from->regression.dim_y;
+}
+
+/* The shape of the part that an example lies in. */
+static recall_shape recall_of(const train_source *from, train_split split, int64_t example)
+{
+    recall_shape shape = from->recall;
+    int part = 0;
+    for (; part < RECALL_PARTS - 1 && example >= from->part[part].examples[split]; part++)
+        example -= from->part[part].examples[split];
+    assert(example < from->part[part].examples[split]);
+    shape.pairs = from->part[part].pairs;
+    return shape;
+}
+
+/* Of one thread, a whole number of doubles. Recall has the most slots where it has the fewest pairs. */
+static int64_t scratch_of(const train_source *from)
+{
+    const regression_shape *regression = &from->regression;
+    recall_shape recall = from->recall;
+    recall.pairs = 0;
+    int64_t bytes;
+    switch (from->task) {
+    case TRAIN_REGRESSION:
+        bytes = regression_scratch(regression) +
+                (int64_t)sizeof(double) *
+                    (source_length(from) * columns_of(from) + regression->queries * regression->dim_y);
+        break;
+    case TRAIN_SWAPS: bytes = swaps_scratch(&from->swaps); break;
+    default: bytes = recall_scratch(&recall) + (int64_t)sizeof(int32_t) * source_answers(from);
+    }
+    return (bytes + 7) / 8 * 8;
+}
+
+static void take_all(train_batch *b)
+{
+    const train_source *from = &b->from;
+    const int64_t rows = b->size * source_length(from), answers = b->size * source_answers(from);
+    const bool words = source_words(from) > 0;
+    b->tokens = memory_take(&b->room, words ? b->models * rows : 0, sizeof *b->tokens);
+    b->at = memory_take(&b->room, b->models * answers, sizeof *b->at);
+    b->targets = memory_take(&b->room, b->models * answers, sizeof *b->targets);
+    b->counts = memory_take(&b->room, b->models, sizeof *b->counts);
+    b->x = memory_matrix(&b->room, b->on, b->models, words ? 0 : rows, columns_of(from));
+    b->y = memory_matrix(&b->room, b->on, b->models, words ? 0 : answers, from->regression.dim_y);
+    b->scratch_bytes = scratch_of(from);
+    b->scratch = memory_take(&b->room, b->on->threads, (size_t)b->scratch_bytes);
+}
+
+bool batch_open(train_batch *b, const machine *on, const train_source *from, int64_t models, int64_t size)
+{
+    *b = (train_batch){ .on = on, .from = *from, .models = models, .size = size };
+    take_all(b);
+    if (!memory_open(&b->room)) return false;
+    take_all(b);
+    return true;
+}
+
+void batch_close(train_batch *b) { memory_close(&b->room); }
+
+/* Example i of the batch: the queries are its last rows. */
+static void fill_regression(train_batch *b, int64_t model, int64_t i, uint64_t seed, train_split split,
+                            int64_t example, void *scratch)
+{
+    const regression_shape *shape = &b->from.regression;
+    const int64_t length = source_length(&b->from), queries = shape->queries;
+    double *x = scratch, *y = x + length * columns_of(&b->from);
+    regression_example(shape, seed, split, example, x, y, y + queries * shape->dim_y);
+    matrix_set(b->x, model * b->x.model + i * length * b->x.row, x, length * b->x.row);
+    matrix_set(b->y, model * b->y.model + i * queries * b->y.row, y, queries * b->y.row);
+    for (int64_t n = 0; n < queries; n++)
+        b->at[model * b->y.rows + i * queries + n] = (int32_t)(i * length + shape->length + n);
+}
+
+static void fill_words(train_batch *b, int64_t model, int64_t i, uint64_t seed, train_split split,
+                       int64_t example, void *scratch)
+{
+    const int64_t length = source_length(&b->from), answers = source_answers(&b->from);
+    int32_t *tokens = b->tokens + (model * b->size + i) * length;
+    int32_t *at = b->at + (model * b->size + i) * answers;
+    int32_t *targets = b->targets + (model * b->size + i) * answers;
+    int64_t count = SWAPS_QUERIES;
+    if (b->from.task == TRAIN_SWAPS) {
+        swaps_example(&b->from.swaps, seed, split, example, tokens, at, targets, scratch);
+    } else {
+        const recall_shape shape = recall_of(&b->from, split, example);
+        recall_example(&shape, seed, split, example, tokens, at, targets, scratch);
+        count = shape.pairs;
+    }
+    for (int64_t n = 0; n < answers; n++) {
+        at[n] = n < count ? at[n] + (int32_t)(i * length) : -1;
+        if (n >= count) targets[n] = -1;
+    }
+}
+
+void batch_fill(train_batch *b, int64_t model, uint64_t seed, train_split split, const int32_t *examples)
+{
+    const int64_t answers = b->size * source_answers(&b->from);
+    const bool words = source_words(&b->from) > 0;
+#pragma omp parallel for num_threads(b->on->threads) schedule(static)
+    for (int64_t i = 0; i < b->size; i++) {
+        void *scratch = b->scratch + omp_get_thread_num() * b->scratch_bytes;
+        if (words)
+            fill_words(b, model, i, seed, split, examples[i], scratch);
+        else
+            fill_regression(b, model, i, seed, split, examples[i], scratch);
+    }
+    b->counts[model] = 0;
+    for (int64_t n = 0; n < answers; n++)
+        b->counts[model] += b->at[model * answers + n] >= 0;
+}

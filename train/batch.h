@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: MIT
+ * Batches: examples of a task as the arrays that a model takes. */
+#ifndef LOAM_TRAIN_BATCH_H
+#define LOAM_TRAIN_BATCH_H
+
+#include "train/data.h"
+#include "train/machine.h"
+
+enum { RECALL_PARTS = 3 };
+
+/* A task with its shape. Of recall, examples come in parts with different numbers of pairs: first `examples`
+ * of part 0, then those of part 1, ... */
+typedef struct train_source {
+    train_task task;
+    regression_shape regression;
+    swaps_shape swaps;
+    recall_shape recall; /* `pairs` is each part's */
+    struct {
+        int64_t pairs, examples[2]; /* of each train_split */
+    } part[RECALL_PARTS];           /* unused ones have no examples */
+} train_source;
+
+int64_t source_length(const train_source *from);  /* tokens of an example */
+int64_t source_answers(const train_source *from); /* targets of an example, at most */
+/* How many words there are; 0: rows of real numbers. */
+int64_t source_words(const train_source *from);
+
+/* What a step is made from. Arrays are [models][size * ...]; each example has as many places for answers as
+ * any, so that shapes, and with them the order of sums, do not depend on the data. */
+typedef struct train_batch {
+    const machine *on;
+    train_source from;
+    int64_t models, size;
+    int32_t *tokens;  /* [size * length]; words */
+    int32_t *at;      /* [size * answers] rows of the batch, -1: none */
+    int32_t *targets; /* [size * answers] words, -1: none */
+    int64_t *counts;  /* [models] answers that are */
+    matrix x;         /* [size * length][dim_x + dim_y]; regression */
+    matrix y;         /* [size * answers][dim_y]; regression */
+    char *scratch;    /* of each thread */
+    int64_t scratch_bytes;
+    memory room;
+} train_batch;
+
+/* False where memory runs out. `on` must outlive it. */
+bool batch_open(train_batch *b, const machine *on, const train_source *from, int64_t models, int64_t size);
+void batch_close(train_batch *b);
+/* Gives a model the examples[0 .. size - 1] of a seed. */
+void batch_fill(train_batch *b, int64_t model, uint64_t seed, train_split split, const int32_t *examples);
+
+#endif

@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: MIT
+ * Token mixers: what a layer makes of its normed input x before W_o. Each is one row of a table: its arrays,
+ * its gates, its problem. The passes read the row and have no case for a mechanism; what is wired otherwise
+ * is a block with passes of its own. */
+#ifndef LOAM_TRAIN_MIXER_H
+#define LOAM_TRAIN_MIXER_H
+
+#include "train/machine.h"
+#include "train/parameter.h"
+
+/* How the log decay comes from a = x W_a, or of channels a = x W_1 W_2, and bias. */
+typedef enum mixer_decay {
+    MIXER_NO_DECAY,
+    MIXER_DECAY_FIXED,           /* of head h: log(1 - 2^(-5 - h)), not learned */
+    MIXER_DECAY_SIGMOID,         /* log sigmoid(a + decay_shift) */
+    MIXER_DECAY_SIGMOID_BIAS,    /* log sigmoid(a + bias), bias from decay_shift */
+    MIXER_DECAY_SOFTPLUS,        /* -e^rate softplus(a + bias) */
+    MIXER_DECAY_SIGMOID_CHANNEL, /* log sigmoid(a + bias) / 16 */
+    MIXER_DECAY_SOFTPLUS_CHANNEL /* as above, with a rate per head */
+} mixer_decay;
+
+typedef enum mixer_ridge {
+    MIXER_NO_RIDGE,
+    MIXER_RIDGE_TOKEN,  /* least + (most - least) sigmoid(x W_lambda), Zuo et al. 2025, eq. 27 */
+    MIXER_RIDGE_CHANNEL /* 0.25 + softplus(p) */
+} mixer_ridge;
+
+typedef enum mixer_block { MIXER_PLAIN, MIXER_MAMBA, MIXER_HYENA } mixer_block;
+
+/* Mamba-2 is as many times as wide inside, and has as many times the heads of values; queries and keys have
+ * one head. */
+enum { MAMBA_EXPAND = 2 };
+/* Columns inside the MLP of Hyena's filter. */
+enum { HYENA_FILTER = 64 };
+
+typedef struct mixer {
+    const char *name;
+    loam_mechanism mechanism; /* not of MIXER_HYENA */
+    mixer_block block;
+    double scale;     /* of the problem; 0: 1 / sqrt(channels of a head) */
+    double beta_most; /* beta = beta_most sigmoid(x W_b); 0: none */
+    double decay_shift;
+    mixer_decay decay;
+    mixer_ridge ridge;
+    int64_t rank;   /* of W_1 W_2 */
+    bool beta_bias; /* beta = beta_most sigmoid(x W_b + b) */
+    bool silu;      /* of queries, keys and values */
+    bool unit;      /* LOAM_FEATURES_UNIT */
+    bool probe;     /* x W_R */
+    bool reflect;   /* PaTH: w = unit(x W_1 W_2) by heads */
+    bool head_norm; /* RMSNorm of each head's output, one gain for all heads */
+    bool gate;      /* then times silu(x W_z) */
+} mixer;
+
+/* Ends with a row whose name is NULL. */
+extern const mixer mixers[];
+/* NULL: there is none of this name. */
+const mixer *mixer_find(const char *name);
+
+/* The arrays of a layer, in the order of their numbers. */
+typedef enum role {
+    ROLE_GAIN, /* of the norm before the mixer */
+    ROLE_NORM_BIAS,
+    ROLE_IN, /* W_in, of blocks */
+    ROLE_Q,
+    ROLE_K,
+    ROLE_V,
+    ROLE_RIDGE,
+    ROLE_PROBE,
+    ROLE_REFLECT_1,
+    ROLE_REFLECT_2,
+    ROLE_BETA,
+    ROLE_BETA_BIAS,
+    ROLE_DECAY_RATE,
+    ROLE_DECAY_1, /* W_a, or W_1 of channels */
+    ROLE_DECAY_2,
+    ROLE_DECAY_BIAS,
+    ROLE_RIDGE_CHANNEL,
+    ROLE_FILTER_1,
+    ROLE_FILTER_BIAS_1,
+    ROLE_FILTER_2,
+    ROLE_FILTER_BIAS_2,
+    ROLE_FILTER_3,
+    ROLE_FILTER_BIAS_3,
+    ROLE_FILTER_4,
+    ROLE_FILTER_RATE, /* f */
+    ROLE_SKIP,        /* D */
+    ROLE_HEAD_GAIN,
+    ROLE_GATE,
+    ROLE_OUT,
+    ROLES
+} role;
+
+typedef struct mixer_shape {
+    int64_t models, batch, length, width, heads; /* heads of width / heads channels */
+} mixer_shape;
+
+/* How a model knows the places of tokens. */
+typedef enum positions {
+    POSITIONS_LEARNED, /* a vector for each, added to the embedding */
+    POSITIONS_ROPE,    /* queries, keys and probes are turned (loam_rope_apply); not of blocks */
+    POSITIONS_NONE
+} positions;
+
+typedef struct mixer_options {
+    double ridge_least, ridge_most; /* of MIXER_RIDGE_TOKEN */
+    loam_ridge_unit ridge_unit;
+    bool probe_zero; /* W_R begins at 0, where Parallax is softmax; else like W_q */
+    positions positions;
+    bool layer_norm; /* LayerNorm, not RMSNorm, before mixers and logits */
+} mixer_options;
+
+/* Columns of values and of the result; heads of values; columns of W_in. */
+int64_t mixer_inner(const mixer *row, const mixer_shape *shape);
+int64_t mixer_value_heads(const mixer *row, const mixer_shape *shape);
+int64_t mixer_in_width(const mixer *row, const mixer_shape *shape);
+/* rows and width of the array; rows 0: the mixer has none. */
+void mixer_array(const mixer *row, const mixer_options *options, const mixer_shape *shape, role which,
+                 int64_t *rows, int64_t *width);
+/* "W_q" */
+const char *mixer_array_name(role which);
+
+/* How an array begins, but for the deviation of START_NORMAL. */
+void mixer_array_start(const mixer *row, const mixer_options *options, role which, parameter *p);
+
+/* What follows from x, in the order of the forward pass. */
+typedef enum activation {
+    ACTIVE_X,      /* the normed input */
+    ACTIVE_X_NORM, /* its 1 / sqrt(mean square), or the stats of layer_norm */
+    ACTIVE_IN,     /* x W_in */
+    ACTIVE_Q_RAW,  /* before silu; the same memory where there is none */
+    ACTIVE_K_RAW,
+    ACTIVE_V_RAW,
+    ACTIVE_Q,
+    ACTIVE_K,
+    ACTIVE_V,
+    ACTIVE_PROBE,
+    ACTIVE_RIDGE_RAW, /* before the gate */
+    ACTIVE_RIDGE,
+    ACTIVE_REFLECT_LOW, /* x W_1 */
+    ACTIVE_REFLECT_RAW,
+    ACTIVE_REFLECT,
+    ACTIVE_BETA_RAW,
+    ACTIVE_BETA,
+    ACTIVE_DECAY_LOW,
+    ACTIVE_DECAY_RAW,
+    ACTIVE_DECAY,
+    ACTIVE_TIMES,  /* fixed, [length] rows */
+    ACTIVE_WINDOW, /* likewise */
+    ACTIVE_FILTER_RAW_1,
+    ACTIVE_FILTER_1,
+    ACTIVE_FILTER_RAW_2,
+    ACTIVE_FILTER_2,
+    ACTIVE_FILTER_RAW_3,
+    ACTIVE_FILTER_3,
+    ACTIVE_FILTER_RAW, /* before the window */
+    ACTIVE_FILTER,     /* h */
+    ACTIVE_O,
+    ACTIVE_O_NORM,
+    ACTIVE_NORMED, /* O, normed by heads; the same memory where it is not; of Mamba-2 o silu(z) */
+    ACTIVE_GATE_RAW,
+    ACTIVE_Y, /* to W_o; the memory of NORMED where there is no gate */
+    ACTIVATIONS
+} activation;
+
+typedef struct mixer_layer {
+    parameter *array[ROLES]; /* NULL: none */
+    matrix value[ACTIVATIONS];
+    void *saved; /* of the library's forward */
+} mixer_layer;
+
+/* What the layers share: plans, workspace, gradients. */
+typedef struct mixing {
+    const machine *on;
+    const mixer *row;
+    mixer_shape shape;
+    mixer_options options;
+    loam_plan *plan[2]; /* LOAM_FORWARD, LOAM_BACKWARD; of MIXER_HYENA none */
+    matrix gradient[ACTIVATIONS];
+    void *work;
+} mixing;
+
+/* `on` must outlive it. */
+loam_status mixing_open(mixing *mix, const machine *on, const mixer *row, const mixer_shape *shape,
+                        const mixer_options *options, loam_error *error);
+void mixing_close(mixing *mix);
+/* Takes the memory of gradients and workspace, and of a layer. */
+void mixing_take(mixing *mix, memory *from);
+void mixer_layer_take(const mixing *mix, mixer_layer *layer, memory *from);
+
+/* From ACTIVE_X to ACTIVE_Y; and from the gradient of ACTIVE_Y to that of ACTIVE_X, with those of all arrays
+ * but ROLE_GAIN and ROLE_OUT. */
+loam_status mixer_forward(const mixing *mix, const mixer_layer *layer, loam_error *error);
+loam_status mixer_backward(const mixing *mix, const mixer_layer *layer, loam_error *error);
+
+#endif

@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: MIT
+ * The table of mixers: which arrays each has, and how they begin. */
+#include "train/mixer.h"
+
+#include <math.h>
+#include <string.h>
+
+const mixer mixers[] = {
+    { .name = "softmax", .mechanism = LOAM_SOFTMAX },
+    { .name = "lla", .mechanism = LOAM_LLA, .ridge = MIXER_RIDGE_TOKEN },
+    { .name = "parallax", .mechanism = LOAM_PARALLAX, .probe = true },
+    { .name = "linear", .mechanism = LOAM_LINEAR, .head_norm = true },
+    { .name = "gla",
+      .mechanism = LOAM_GLA,
+      .decay = MIXER_DECAY_SIGMOID_CHANNEL,
+      .rank = 16,
+      .head_norm = true,
+      .gate = true },
+    { .name = "gated-delta",
+      .mechanism = LOAM_GATED_DELTA,
+      .silu = true,
+      .unit = true,
+      .beta_most = 1,
+      .decay = MIXER_DECAY_SOFTPLUS,
+      .head_norm = true,
+      .gate = true },
+    { .name = "mesa",
+      .mechanism = LOAM_MESA,
+      .scale = 1,
+      .unit = true,
+      .beta_most = 1,
+      .beta_bias = true,
+      .decay = MIXER_DECAY_SIGMOID_BIAS,
+      .decay_shift = 4,
+      .ridge = MIXER_RIDGE_CHANNEL,
+      .head_norm = true },
+    { .name = "fox", .mechanism = LOAM_SOFTMAX, .decay = MIXER_DECAY_SIGMOID, .decay_shift = 4 },
+    { .name = "path", .mechanism = LOAM_SOFTMAX, .reflect = true, .rank = 32, .beta_most = 2 },
+    /* Strengths to 2: eigenvalues from -1 on. */
+    { .name = "gated-delta-2",
+      .mechanism = LOAM_GATED_DELTA,
+      .silu = true,
+      .unit = true,
+      .beta_most = 2,
+      .decay = MIXER_DECAY_SOFTPLUS,
+      .head_norm = true,
+      .gate = true },
+    { .name = "retention",
+      .mechanism = LOAM_RETENTION,
+      .decay = MIXER_DECAY_FIXED,
+      .head_norm = true,
+      .gate = true },
+    { .name = "delta",
+      .mechanism = LOAM_DELTA,
+      .silu = true,
+      .unit = true,
+      .beta_most = 1,
+      .head_norm = true },
+    { .name = "kda",
+      .mechanism = LOAM_KDA,
+      .silu = true,
+      .unit = true,
+      .beta_most = 1,
+      .decay = MIXER_DECAY_SOFTPLUS_CHANNEL,
+      .rank = 16,
+      .head_norm = true,
+      .gate = true },
+    { .name = "mamba-2",
+      .mechanism = LOAM_SSD,
+      .block = MIXER_MAMBA,
+      .scale = 1,
+      .beta_bias = true,
+      .decay = MIXER_DECAY_SOFTPLUS,
+      .head_norm = true },
+    { .name = "hyena", .block = MIXER_HYENA },
+    { .name = NULL },
+};
+
+const mixer *mixer_find(const char *name)
+{
+    const mixer *row = mixers;
+    while (row->name && strcmp(row->name, name) != 0)
+        row++;
+    return row->name ? row : NULL;
+}
+
+static bool by_channel(const mixer *row)
+{
+    return row->decay == MIXER_DECAY_SIGMOID_CHANNEL || row->decay == MIXER_DECAY_SOFTPLUS_CHANNEL;
+}
+
+static bool softplus_decay(const mixer *row)
+{
+    return row->decay == MIXER_DECAY_SOFTPLUS || row->decay == MIXER_DECAY_SOFTPLUS_CHANNEL;
+}
+
+static bool learned_decay(const mixer *row)
+{
+    return row->decay != MIXER_NO_DECAY && row->decay != MIXER_DECAY_FIXED;
+}
+
+static bool has_array(const mixer *row, const mixer_options *options, role which)
+{
+    const bool plain = row->block == MIXER_PLAIN;
+    if (which >= ROLE_FILTER_1 && which <= ROLE_FILTER_RATE) return row->block == MIXER_HYENA;
+    switch (which) {
+    case ROLE_NORM_BIAS: return options->layer_norm;
+    case ROLE_IN:
+    case ROLE_SKIP: return !plain;
+    case ROLE_Q:
+    case ROLE_K:
+    case ROLE_V: return plain;
+    case ROLE_RIDGE: return row->ridge == MIXER_RIDGE_TOKEN;
+    case ROLE_PROBE: return row->probe;
+    case ROLE_REFLECT_1:
+    case ROLE_REFLECT_2: return row->reflect;
+    case ROLE_BETA: return row->beta_most > 0;
+    case ROLE_BETA_BIAS: return row->beta_bias;
+    case ROLE_DECAY_RATE: return softplus_decay(row);
+    case ROLE_DECAY_1: return plain && learned_decay(row);
+    case ROLE_DECAY_2: return by_channel(row);
+    case ROLE_DECAY_BIAS: return plain && learned_decay(row) && row->decay != MIXER_DECAY_SIGMOID;
+    case ROLE_RIDGE_CHANNEL: return row->ridge == MIXER_RIDGE_CHANNEL;
+    case ROLE_HEAD_GAIN: return row->head_norm;
+    case ROLE_GATE: return row->gate;
+    default: return true;
+    }
+}
+
+int64_t mixer_inner(const mixer *row, const mixer_shape *shape)
+{
+    return row->block == MIXER_MAMBA ? MAMBA_EXPAND * shape->width : shape->width;
+}
+
+int64_t mixer_value_heads(const mixer *row, const mixer_shape *shape)
+{
+    return row->block == MIXER_MAMBA ? MAMBA_EXPAND * shape->heads : shape->heads;
+}
+
+int64_t mixer_in_width(const mixer *row, const mixer_shape *shape)
+{
+    if (row->block == MIXER_HYENA) return 3 * shape->width;
+    return 2 * (mixer_inner(row, shape) + shape->width / shape->heads) + mixer_value_heads(row, shape);
+}
+
+void mixer_array(const mixer *row, const mixer_options *options, const mixer_shape *shape, role which,
+                 int64_t *rows, int64_t *width)
+{
+    const int64_t d = shape->width, heads = shape->heads, gates = by_channel(row) ? d : heads;
+    const int64_t inner = mixer_inner(row, shape), value_heads = mixer_value_heads(row, shape);
+    const int64_t sizes[ROLES][2] = {
+        [ROLE_GAIN] = { 1, d },
+        [ROLE_NORM_BIAS] = { 1, d },
+        [ROLE_IN] = { d, mixer_in_width(row, shape) },
+        [ROLE_Q] = { d, d },
+        [ROLE_K] = { d, d },
+        [ROLE_V] = { d, d },
+        [ROLE_RIDGE] = { d, heads },
+        [ROLE_PROBE] = { d, d },
+        [ROLE_REFLECT_1] = { d, row->rank },
+        [ROLE_REFLECT_2] = { row->rank, d },
+        [ROLE_BETA] = { d, heads },
+        [ROLE_BETA_BIAS] = { 1, value_heads },
+        [ROLE_DECAY_RATE] = { 1, value_heads },
+        [ROLE_DECAY_1] = { d, by_channel(row) ? row->rank : heads },
+        [ROLE_DECAY_2] = { row->rank, d },
+        [ROLE_DECAY_BIAS] = { 1, gates },
+        [ROLE_RIDGE_CHANNEL] = { 1, d },
+        [ROLE_FILTER_1] = { 3, HYENA_FILTER },
+        [ROLE_FILTER_BIAS_1] = { 1, HYENA_FILTER },
+        [ROLE_FILTER_2] = { HYENA_FILTER, HYENA_FILTER },
+        [ROLE_FILTER_BIAS_2] = { 1, HYENA_FILTER },
+        [ROLE_FILTER_3] = { HYENA_FILTER, HYENA_FILTER },
+        [ROLE_FILTER_BIAS_3] = { 1, HYENA_FILTER },
+        [ROLE_FILTER_4] = { HYENA_FILTER, d },
+        [ROLE_FILTER_RATE] = { 1, HYENA_FILTER },
+        [ROLE_SKIP] = { 1, row->block == MIXER_HYENA ? d : value_heads },
+        [ROLE_HEAD_GAIN] = { 1, row->block == MIXER_MAMBA ? inner : d / heads },
+        [ROLE_GATE] = { d, d },
+        [ROLE_OUT] = { inner, d },
+    };
+    *rows = has_array(row, options, which) ? sizes[which][0] : 0;
+    *width = sizes[which][1];
+}
+
+const char *mixer_array_name(role which)
+{
+    static const char *const names[ROLES] = {
+        [ROLE_GAIN] = "gain",
+        [ROLE_NORM_BIAS] = "bias",
+        [ROLE_Q] = "W_q",
+        [ROLE_K] = "W_k",
+        [ROLE_V] = "W_v",
+        [ROLE_RIDGE] = "W_lambda",
+        [ROLE_PROBE] = "W_r",
+        [ROLE_REFLECT_1] = "W_w1",
+        [ROLE_REFLECT_2] = "W_w2",
+        [ROLE_BETA] = "W_b",
+        [ROLE_BETA_BIAS] = "b",
+        [ROLE_DECAY_RATE] = "A",
+        [ROLE_DECAY_1] = "W_a1",
+        [ROLE_DECAY_2] = "W_a2",
+        [ROLE_DECAY_BIAS] = "a",
+        [ROLE_RIDGE_CHANNEL] = "p",
+        [ROLE_HEAD_GAIN] = "head_gain",
+        [ROLE_GATE] = "W_z",
+        [ROLE_OUT] = "W_o",
+    };
+    return names[which];
+}
+
+void mixer_array_start(const mixer *row, const mixer_options *options, role which, parameter *p)
+{
+    p->start = START_CONSTANT;
+    p->value = 0;
+    switch (which) {
+    case ROLE_GAIN:
+    case ROLE_FILTER_RATE:
+    case ROLE_HEAD_GAIN: p->value = 1; break;
+    case ROLE_NORM_BIAS:
+    case ROLE_FILTER_BIAS_1:
+    case ROLE_FILTER_BIAS_2:
+    case ROLE_FILTER_BIAS_3: break;
+    case ROLE_SKIP:
+        p->value = 1;
+        if (row->block == MIXER_HYENA) p->start = START_NORMAL;
+        break;
+    /* Mamba-2's beta is its Delta. */
+    case ROLE_BETA_BIAS:
+        if (row->block == MIXER_MAMBA) p->start = START_DECAY_DELTA;
+        break;
+    case ROLE_PROBE:
+        if (!options->probe_zero) p->start = START_NORMAL;
+        break;
+    case ROLE_DECAY_RATE: p->start = START_DECAY_RATE; break;
+    case ROLE_DECAY_BIAS:
+        if (softplus_decay(row))
+            p->start = START_DECAY_DELTA;
+        else
+            p->value = row->decay_shift;
+        break;
+    /* Lambda = 0.25 + softplus(p) = 1. */
+    case ROLE_RIDGE_CHANNEL: p->value = log(expm1(0.75)); break;
+    default: p->start = START_NORMAL;
+    }
+}

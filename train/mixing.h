@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: MIT
+ * What the passes of mixers share. */
+#ifndef LOAM_TRAIN_MIXING_H
+#define LOAM_TRAIN_MIXING_H
+
+#include "train/mixer.h"
+
+/* Channels of a head. */
+static inline int64_t mixing_channels(const mixing *mix) { return mix->shape.width / mix->shape.heads; }
+
+/* An array of the layer, and its gradient; without data where it has none. */
+static inline matrix array_of(const mixer_layer *layer, role which)
+{
+    return layer->array[which] ? layer->array[which]->x : (matrix){ 0 };
+}
+static inline matrix array_gradient(const mixer_layer *layer, role which)
+{
+    return layer->array[which] ? layer->array[which]->g : (matrix){ 0 };
+}
+
+/* The library's pass, from the layer's queries, keys, values and gates to ACTIVE_O; or back. */
+loam_status mixing_attend(const mixing *mix, const mixer_layer *layer, loam_pass pass, loam_error *error);
+
+/* Queries, keys and probes of `list` turned by their positions; or, gradients, back. */
+loam_status mixing_turn(const mixing *mix, const matrix *list, bool back, loam_error *error);
+
+/* The passes of each kind of mixer, from ACTIVE_X to ACTIVE_Y and back. */
+typedef loam_status mixer_pass(const mixing *mix, const mixer_layer *layer, loam_error *error);
+mixer_pass plain_forward, plain_backward;
+mixer_pass mamba_forward, mamba_backward;
+mixer_pass hyena_forward, hyena_backward;
+
+/* Hyena's fixed arrays: what its filter's MLP reads, (t, cos, -sin) of t = 0 .. 1, and e^(-r_c t) with r_c
+ * from ln 100 / 1.5 to ln 100 / 0.3 over the channels. */
+void hyena_times(matrix times, matrix window);
+
+#endif

@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: MIT */
+#include "train/model.h"
+
+#include "train/start.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { LOGIT_ROWS = 8192 }; /* that exist at a time */
+
+struct train_model {
+    machine on;
+    model_shape shape;
+    int64_t words, tokens, answers; /* 0: regression; rows of a batch, and those with a target */
+    mixing mix;
+    memory room;
+    parameter list[MODEL_MAX_PARAMETERS];
+    int count;
+    parameter *into, *places, *last; /* E or W_in; P, or NULL; the last gain or W_out */
+    parameter *last_bias;            /* of layer_norm, or NULL */
+    mixer_layer layer[MODEL_MAX_LAYERS];
+    matrix e[MODEL_MAX_LAYERS + 1], de;
+    matrix found, dfound; /* e at the answers */
+    matrix normed, dnormed, norm;
+    matrix out; /* logits, of LOGIT_ROWS rows, or predictions; then their gradients */
+    matrix results;
+};
+
+/* ---- what is learned */
+
+static parameter *add_parameter(train_model *m, const char *owner, int64_t number, const char *name,
+                                int64_t rows, int64_t width)
+{
+    parameter *p = &m->list[m->count++];
+    if (owner)
+        snprintf(p->name, sizeof p->name, "%s%d.%s", owner, (int)number, name);
+    else
+        snprintf(p->name, sizeof p->name, "%s", name);
+    p->x = matrix_dense(NULL, m->on.dtype, m->shape.models, rows, width);
+    p->start = START_NORMAL;
+    p->decay = rows > 1;
+    return p;
+}
+
+/* Standard deviations: where words are told apart all begins small, so that no layer drowns the embedding;
+ * regression begins with outputs as large as inputs. */
+static double deviation_of(const train_model *m, int64_t rows)
+{
+    return m->words > 0 ? 0.02 : 1 / sqrt((double)rows);
+}
+
+static void add_layer(train_model *m, int64_t number)
+{
+    const model_shape *shape = &m->shape;
+    for (int i = 0; i < ROLES; i++) {
+        int64_t rows, width;
+        mixer_array(m->mix.row, &m->mix.options, &m->mix.shape, (role)i, &rows, &width);
+        if (rows == 0) continue;
+        parameter *p = add_parameter(m, "layer", number, mixer_array_name((role)i), rows, width);
+        mixer_array_start(m->mix.row, &m->mix.options, (role)i, p);
+        p->deviation = i == ROLE_RIDGE ? 0.02 : i == ROLE_SKIP ? 1 : deviation_of(m, rows);
+        if (i == ROLE_OUT) p->deviation *= m->words > 0 ? 1 / sqrt(2 * (double)shape->layers) : 0.5;
+        p->muon = rows == shape->width && width == shape->width && rows >= 16;
+        m->layer[number].array[i] = p;
+    }
+}
+
+static void add_parameters(train_model *m)
+{
+    const model_shape *shape = &m->shape;
+    const int64_t d = shape->width;
+    const regression_shape *pairs = &shape->from.regression;
+    const bool words = m->words > 0;
+    m->into = add_parameter(m, NULL, 0, words ? "E" : "W_in", words ? m->words : pairs->dim_x + pairs->dim_y,
+                            d);
+    m->into->deviation = deviation_of(m, m->into->x.rows);
+    if (m->mix.options.positions == POSITIONS_LEARNED) {
+        m->places = add_parameter(m, NULL, 0, "P", source_length(&shape->from), d);
+        m->places->deviation = 0.02;
+    }
+    for (int64_t l = 0; l < shape->layers; l++)
+        add_layer(m, l);
+    m->last = words ? add_parameter(m, NULL, 0, "gain", 1, d)
+                    : add_parameter(m, NULL, 0, "W_out", d, pairs->dim_y);
+    m->last->deviation = deviation_of(m, d);
+    if (!words) return;
+    m->last->start = START_CONSTANT, m->last->value = 1;
+    if (!m->mix.options.layer_norm) return;
+    m->last_bias = add_parameter(m, NULL, 0, "bias", 1, d);
+    m->last_bias->start = START_CONSTANT;
+}
+
+parameter *model_parameters(train_model *m, int *count)
+{
+    *count = m->count;
+    return m->list;
+}
+
+/* ---- memory */
+
+static matrix take(train_model *m, int64_t rows, int64_t width)
+{
+    return memory_matrix(&m->room, &m->on, m->shape.models, rows, width);
+}
+
+static void take_all(train_model *m)
+{
+    const model_shape *shape = &m->shape;
+    const int64_t d = shape->width, answers = m->answers;
+    const bool words = m->words > 0;
+    for (int i = 0; i < m->count; i++) {
+        parameter *p = &m->list[i];
+        const int64_t rows = p->x.rows, width = p->x.width;
+        p->x = take(m, rows, width), p->g = take(m, rows, width);
+        p->m = take(m, rows, width), p->v = take(m, rows, width);
+    }
+    mixing_take(&m->mix, &m->room);
+    for (int64_t l = 0; l < shape->layers; l++)
+        mixer_layer_take(&m->mix, &m->layer[l], &m->room);
+    for (int64_t l = 0; l <= shape->layers; l++)
+        m->e[l] = take(m, m->tokens, d);
+    m->de = take(m, m->tokens, d);
+    m->found = take(m, answers, d), m->dfound = take(m, answers, d);
+    m->normed = take(m, answers, d), m->dnormed = take(m, answers, d),
+    m->norm = take(m, answers, m->mix.options.layer_norm ? 2 : 1);
+    m->out = take(m, words && answers > LOGIT_ROWS ? LOGIT_ROWS : answers,
+                  words ? m->words : shape->from.regression.dim_y);
+    m->results = take(m, answers, words ? 2 : 1);
+}
+
+static loam_status open_all(train_model *m, const mixer *row, const mixer_options *options,
+                            const uint64_t *seeds, loam_error *error)
+{
+    const model_shape *shape = &m->shape;
+    const mixer_shape inner = { shape->models, shape->batch, source_length(&shape->from), shape->width,
+                                shape->heads };
+    const loam_status status = mixing_open(&m->mix, &m->on, row, &inner, options, error);
+    if (status) return status;
+    add_parameters(m);
+    take_all(m);
+    if (!memory_open(&m->room)) {
+        if (error) *error = (loam_error){ LOAM_EMEMORY, "out of memory for a model" };
+        return LOAM_EMEMORY;
+    }
+    take_all(m);
+    for (int i = 0; i < m->count; i++)
+        start_parameter(&m->list[i], i, seeds);
+    return LOAM_OK;
+}
+
+loam_status model_create(train_model **made, const machine *on, const mixer *row, const model_shape *shape,
+                         const mixer_options *options, const uint64_t *seeds, loam_error *error)
+{
+    assert(shape->layers >= 1 && shape->layers <= MODEL_MAX_LAYERS);
+    assert(shape->width % shape->heads == 0);
+    *made = NULL;
+    train_model *m = calloc(1, sizeof *m);
+    if (!m) {
+        if (error) *error = (loam_error){ LOAM_EMEMORY, "out of memory for a model" };
+        return LOAM_EMEMORY;
+    }
+    m->on = *on;
+    m->shape = *shape;
+    m->words = source_words(&shape->from);
+    m->tokens = shape->batch * source_length(&shape->from);
+    m->answers = shape->batch * source_answers(&shape->from);
+    const loam_status status = open_all(m, row, options, seeds, error);
+    if (status)
+        model_destroy(m);
+    else
+        *made = m;
+    return status;
+}
+
+void model_destroy(train_model *m)
+{
+    if (!m) return;
+    mixing_close(&m->mix);
+    memory_close(&m->room);
+    free(m);
+}
+
+matrix model_results(const train_model *m) { return m->results; }
+
+/* ---- the passes */
+
+static numbers tokens_of(const train_model *m, const train_batch *b)
+{
+    return (numbers){ b->tokens, m->tokens };
+}
+static numbers at_of(const train_model *m, const train_batch *b) { return (numbers){ b->at, m->answers }; }
+
+/* y = norm(x) gain, and bias where there is one. */
+static void norm(const train_model *m, matrix y, matrix stats, matrix x, const parameter *gain,
+                 const parameter *bias)
+{
+    if (bias)
+        m->on.op->layer_norm(&m->on, y, stats, x, gain->x, bias->x);
+    else
+        m->on.op->rms_norm(&m->on, y, stats, x, gain->x);
+}
+
+static void norm_back(const train_model *m, matrix dx, matrix g, matrix x, matrix stats,
+                      const parameter *gain, const parameter *bias, bool add)
+{
+    if (bias)
+        m->on.op->layer_norm_back(&m->on, dx, gain->g, bias->g, g, x, stats, gain->x, add);
+    else
+        m->on.op->rms_norm_back(&m->on, dx, gain->g, g, x, stats, gain->x, add);
+}
+
+static void enter(train_model *m, const train_batch *b)
+{
+    const ops *op = m->on.op;
+    if (m->words > 0)
+        op->embed(&m->on, m->e[0], m->into->x, tokens_of(m, b));
+    else
+        op->product(&m->on, m->e[0], b->x, m->into->x, 0);
+    if (m->places) op->add_positions(&m->on, m->e[0], m->places->x);
+}
+
+/* E has the gradient of the logits already. */
+static void enter_back(train_model *m, const train_batch *b)
+{
+    const ops *op = m->on.op;
+    if (m->places) op->add_positions_back(&m->on, m->places->g, m->de);
+    if (m->words > 0)
+        op->embed_back(&m->on, m->into->g, m->de, tokens_of(m, b));
+    else
+        op->product(&m->on, m->into->g, b->x, m->de, PRODUCT_A_TRANSPOSED);
+}
+
+static loam_status layer_forward(train_model *m, int64_t l, loam_error *error)
+{
+    const ops *op = m->on.op;
+    const mixer_layer *layer = &m->layer[l];
+    norm(m, layer->value[ACTIVE_X], layer->value[ACTIVE_X_NORM], m->e[l], layer->array[ROLE_GAIN],
+         layer->array[ROLE_NORM_BIAS]);
+    const loam_status status = mixer_forward(&m->mix, layer, error);
+    if (status) return status;
+    op->copy(&m->on, m->e[l + 1], m->e[l]);
+    op->product(&m->on, m->e[l + 1], layer->value[ACTIVE_Y], layer->array[ROLE_OUT]->x, PRODUCT_ADD);
+    return LOAM_OK;
+}
+
+static loam_status layer_backward(train_model *m, int64_t l, loam_error *error)
+{
+    const ops *op = m->on.op;
+    const mixer_layer *layer = &m->layer[l];
+    const matrix *g = m->mix.gradient;
+    op->product(&m->on, layer->array[ROLE_OUT]->g, layer->value[ACTIVE_Y], m->de, PRODUCT_A_TRANSPOSED);
+    op->product(&m->on, g[ACTIVE_Y], m->de, layer->array[ROLE_OUT]->x, PRODUCT_B_TRANSPOSED);
+    const loam_status status = mixer_backward(&m->mix, layer, error);
+    if (status) return status;
+    norm_back(m, m->de, g[ACTIVE_X], m->e[l], layer->value[ACTIVE_X_NORM], layer->array[ROLE_GAIN],
+              layer->array[ROLE_NORM_BIAS], true);
+    return LOAM_OK;
+}
+
+/* Logits in blocks of rows: each is made, judged, and with `back` turned into gradients, before the next. */
+static void judge_words(train_model *m, const train_batch *b, bool back)
+{
+    const machine *on = &m->on;
+    const ops *op = on->op;
+    const int64_t answers = m->answers;
+    norm(m, m->normed, m->norm, m->found, m->last, m->last_bias);
+    for (int64_t first = 0; first < answers; first += LOGIT_ROWS) {
+        const int64_t count = answers - first < LOGIT_ROWS ? answers - first : LOGIT_ROWS;
+        const matrix normed = matrix_rows(m->normed, first, count), logits = matrix_rows(m->out, 0, count);
+        const numbers targets = { b->targets + first, answers };
+        op->product(on, logits, normed, m->into->x, PRODUCT_B_TRANSPOSED);
+        op->cross_entropy(on, matrix_rows(m->results, first, count), logits, targets, b->counts);
+        if (!back) continue;
+        op->product(on, matrix_rows(m->dnormed, first, count), logits, m->into->x, 0);
+        op->product(on, m->into->g, logits, normed, PRODUCT_A_TRANSPOSED | (first > 0 ? PRODUCT_ADD : 0));
+    }
+    if (!back) return;
+    norm_back(m, m->dfound, m->dnormed, m->found, m->norm, m->last, m->last_bias, false);
+}
+
+static void judge_regression(train_model *m, const train_batch *b, bool back)
+{
+    const machine *on = &m->on;
+    on->op->product(on, m->out, m->found, m->last->x, 0);
+    on->op->squared_error(on, m->results, m->out, b->y);
+    if (!back) return;
+    on->op->product(on, m->last->g, m->found, m->out, PRODUCT_A_TRANSPOSED);
+    on->op->product(on, m->dfound, m->out, m->last->x, PRODUCT_B_TRANSPOSED);
+}
+
+static loam_status forward(train_model *m, const train_batch *b, bool back, loam_error *error)
+{
+    loam_status status = LOAM_OK;
+    enter(m, b);
+    for (int64_t l = 0; l < m->shape.layers && !status; l++)
+        status = layer_forward(m, l, error);
+    if (status) return status;
+    m->on.op->gather(&m->on, m->found, m->e[m->shape.layers], at_of(m, b));
+    if (m->words > 0)
+        judge_words(m, b, back);
+    else
+        judge_regression(m, b, back);
+    return LOAM_OK;
+}
+
+loam_status model_test(train_model *m, const train_batch *b, loam_error *error)
+{
+    return forward(m, b, false, error);
+}
+
+loam_status model_gradients(train_model *m, const train_batch *b, loam_error *error)
+{
+    loam_status status = forward(m, b, true, error);
+    if (status) return status;
+    m->on.op->scatter(&m->on, m->de, m->dfound, at_of(m, b));
+    for (int64_t l = m->shape.layers - 1; l >= 0 && !status; l--)
+        status = layer_backward(m, l, error);
+    if (!status) enter_back(m, b);
+    return status;
+}

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: MIT
+ * Models of a few layers, several of one shape side by side:
+ *
+ *     words:       e = E[token] + P[t]         logits = rms_norm(e; gain) E^T, at the answers alone
+ *     regression:  e = x W_in + P[t]           prediction = e W_out
+ *     layers:      e = e + mix(rms_norm(e; gain)) W_o
+ */
+#ifndef LOAM_TRAIN_MODEL_H
+#define LOAM_TRAIN_MODEL_H
+
+#include "train/batch.h"
+#include "train/mixer.h"
+
+enum { MODEL_MAX_LAYERS = 8, MODEL_MAX_PARAMETERS = 4 + MODEL_MAX_LAYERS * ROLES };
+
+typedef struct model_shape {
+    train_source from;     /* what it is trained on, and so its words and length */
+    int64_t models, batch; /* examples of a step */
+    int64_t layers, width, heads;
+} model_shape;
+
+typedef struct train_model train_model;
+
+/* Weights are drawn from the seeds, one a model. On failure *made is NULL. */
+loam_status model_create(train_model **made, const machine *on, const mixer *row, const model_shape *shape,
+                         const mixer_options *options, const uint64_t *seeds, loam_error *error);
+void model_destroy(train_model *m); /* NULL is allowed */
+
+/* All that is learned, and how much of it there is. */
+parameter *model_parameters(train_model *m, int *count);
+
+/* Forward alone, or forward and the gradients of all parameters. The batch has the source and the size of the
+ * model's shape. */
+loam_status model_test(train_model *m, const train_batch *b, loam_error *error);
+loam_status model_gradients(train_model *m, const train_batch *b, loam_error *error);
+/* Of the last pass, for each answer: [answers][2], its loss and whether it was right, 0 where it is none;
+ * regression: [answers][1], its mean squared error. */
+matrix model_results(const train_model *m);
+
+#endif

@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: MIT */
+#include "train/optimiser.h"
+
+#include <math.h>
+
+enum { ADAMW, MUON, ITERATIONS = 5 };
+
+static bool by_muon(const optimiser *o, const parameter *p) { return o->options.muon && p->muon; }
+
+static void take_all(optimiser *o)
+{
+    const int64_t models = o->list[0].x.models;
+    int64_t side = 0;
+    for (int i = 0; i < o->count; i++)
+        if (by_muon(o, &o->list[i])) side = o->list[i].x.rows;
+    for (int i = 0; i < 2; i++) {
+        o->peak[i] = memory_matrix(&o->room, o->on, models, 1, 1);
+        o->rate[i] = memory_matrix(&o->room, o->on, models, 1, 1);
+    }
+    o->squares = memory_matrix(&o->room, o->on, models, 1, 1);
+    o->factor = memory_matrix(&o->room, o->on, models, 1, 1);
+    o->u = memory_matrix(&o->room, o->on, models, side, side);
+    o->a = memory_matrix(&o->room, o->on, models, side, side);
+    o->b = memory_matrix(&o->room, o->on, models, side, side);
+}
+
+bool optimiser_open(optimiser *o, const machine *on, parameter *list, int count,
+                    const optimiser_options *options, const double *peak, const double *muon_peak)
+{
+    *o = (optimiser){ .on = on, .options = *options, .list = list, .count = count };
+    take_all(o);
+    if (!memory_open(&o->room)) return false;
+    take_all(o);
+    matrix_set(o->peak[ADAMW], 0, peak, o->factor.models);
+    if (options->muon) matrix_set(o->peak[MUON], 0, muon_peak, o->factor.models);
+    return true;
+}
+
+void optimiser_close(optimiser *o) { memory_close(&o->room); }
+
+/* x towards U V^T of x = U S V^T: five steps of an iteration that is odd in x, which leave singular values
+ * above 0.01 of |x| between 0.68 and 1.14. */
+static void orthogonalise(const optimiser *o, matrix x)
+{
+    const machine *on = o->on;
+    const ops *op = on->op;
+    op->add_squares(on, o->squares, x, true);
+    op->normalise(on, x, o->squares);
+    for (int i = 0; i < ITERATIONS; i++) {
+        op->product(on, o->a, x, x, PRODUCT_B_TRANSPOSED);
+        op->product(on, o->b, o->a, o->a, 0);
+        op->combine(on, o->b, -4.7750, o->a, 2.0315, o->b);
+        op->product(on, o->a, o->b, x, 0);
+        op->combine(on, x, 3.4445, x, 1, o->a);
+    }
+}
+
+static void muon_step(const optimiser *o, const parameter *p)
+{
+    const double scale = o->options.muon_rms ? 0.2 * sqrt((double)p->x.rows) : 1;
+    o->on->op->momentum(o->on, o->u, p->m, p->g, o->factor);
+    orthogonalise(o, o->u);
+    o->on->op->descend(o->on, p->x, o->u, o->rate[MUON], scale, p->decay ? o->options.decay : 0);
+}
+
+/* The length of a model's gradient, all arrays together, and with it how much of the gradient is taken. */
+static void clip(const optimiser *o)
+{
+    bool begin = true;
+    for (int i = 0; i < o->count; i++) {
+        if (o->list[i].frozen) continue;
+        o->on->op->add_squares(o->on, o->squares, o->list[i].g, begin);
+        begin = false;
+    }
+    o->on->op->clip(o->on, o->factor, o->squares, o->options.clip);
+}
+
+void optimiser_step(optimiser *o)
+{
+    const ops *op = o->on->op;
+    for (int i = 0; i < 2; i++)
+        op->rate(o->on, o->rate[i], o->peak[i], &o->step, o->options.warm, o->options.steps);
+    clip(o);
+    for (int i = 0; i < o->count; i++) {
+        const parameter *p = &o->list[i];
+        if (p->frozen) continue;
+        if (by_muon(o, p))
+            muon_step(o, p);
+        else
+            op->adamw(o->on, p->x, p->m, p->v, p->g, o->factor, o->rate[ADAMW], &o->step,
+                      p->decay ? o->options.decay : 0);
+    }
+    o->step++;
+}

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: MIT
+ * A step of training after the gradients: clipping, the rate's schedule, then AdamW (Loshchilov, Hutter
+ * 2019) or, for the square matrices of mixers, Muon (Jordan et al. 2024). Norms, rates and clip factors are
+ * each model's own. */
+#ifndef LOAM_TRAIN_OPTIMISER_H
+#define LOAM_TRAIN_OPTIMISER_H
+
+#include "train/machine.h"
+#include "train/parameter.h"
+
+typedef struct optimiser_options {
+    int64_t warm, steps; /* of the schedule: warm-up, and all */
+    double decay;        /* of what decays */
+    double clip;         /* the longest that the gradient of a model may be */
+    bool muon;
+    bool muon_rms; /* steps 0.2 sqrt(rows) long, which AdamW's rates fit, and not 1 */
+} optimiser_options;
+
+typedef struct optimiser {
+    const machine *on;
+    optimiser_options options;
+    parameter *list;
+    int count;
+    int64_t step;            /* steps taken */
+    matrix peak[2], rate[2]; /* of AdamW and of Muon, a number for each model */
+    matrix squares, factor;
+    matrix u, a, b; /* of Muon */
+    memory room;
+} optimiser;
+
+/* peak, muon_peak: [models], the highest rates; muon_peak may be NULL without options.muon. False where
+ * memory runs out. `on` and `list` must outlive it. */
+bool optimiser_open(optimiser *o, const machine *on, parameter *list, int count,
+                    const optimiser_options *options, const double *peak, const double *muon_peak);
+void optimiser_close(optimiser *o);
+/* Takes the gradients in `list`. */
+void optimiser_step(optimiser *o);
+
+#endif

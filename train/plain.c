@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: MIT
+ * Queries, keys, values, gates, attention, head norm, output gate: the passes of every row that is not a
+ * block of its own. */
+#include "train/mixing.h"
+
+static const double channel_divisor = 16, ridge_floor = 0.25;
+static const matrix none = { 0 };
+
+/* to = from W. */
+static void project(const mixing *mix, const mixer_layer *layer, activation to, activation from, role w)
+{
+    mix->on->op->product(mix->on, layer->value[to], layer->value[from], array_of(layer, w), 0);
+}
+
+/* dW = from^T g, and dfrom = g W^T, or that much more: PRODUCT_ADD. */
+static void project_back(const mixing *mix, const mixer_layer *layer, activation to, activation from, role w,
+                         unsigned how)
+{
+    const machine *on = mix->on;
+    on->op->product(on, array_gradient(layer, w), layer->value[from], mix->gradient[to],
+                    PRODUCT_A_TRANSPOSED);
+    on->op->product(on, mix->gradient[from], mix->gradient[to], array_of(layer, w),
+                    PRODUCT_B_TRANSPOSED | how);
+}
+
+static void forward_ridge(const mixing *mix, const mixer_layer *layer)
+{
+    const ops *op = mix->on->op;
+    const matrix *value = layer->value;
+    if (mix->row->ridge == MIXER_RIDGE_CHANNEL)
+        op->softplus(mix->on, value[ACTIVE_RIDGE], array_of(layer, ROLE_RIDGE_CHANNEL), ridge_floor);
+    if (mix->row->ridge != MIXER_RIDGE_TOKEN) return;
+    project(mix, layer, ACTIVE_RIDGE_RAW, ACTIVE_X, ROLE_RIDGE);
+    op->sigmoid_gate(mix->on, value[ACTIVE_RIDGE], value[ACTIVE_RIDGE_RAW], none, mix->options.ridge_least,
+                     mix->options.ridge_most);
+}
+
+static void backward_ridge(const mixing *mix, const mixer_layer *layer)
+{
+    const ops *op = mix->on->op;
+    const matrix *g = mix->gradient;
+    if (mix->row->ridge == MIXER_RIDGE_CHANNEL)
+        op->softplus_back(mix->on, array_gradient(layer, ROLE_RIDGE_CHANNEL), g[ACTIVE_RIDGE],
+                          array_of(layer, ROLE_RIDGE_CHANNEL));
+    if (mix->row->ridge != MIXER_RIDGE_TOKEN) return;
+    op->sigmoid_gate_back(mix->on, g[ACTIVE_RIDGE_RAW], none, g[ACTIVE_RIDGE], layer->value[ACTIVE_RIDGE_RAW],
+                          none, mix->options.ridge_least, mix->options.ridge_most);
+    project_back(mix, layer, ACTIVE_RIDGE_RAW, ACTIVE_X, ROLE_RIDGE, PRODUCT_ADD);
+}
+
+static void forward_beta(const mixing *mix, const mixer_layer *layer)
+{
+    if (!(mix->row->beta_most > 0)) return;
+    project(mix, layer, ACTIVE_BETA_RAW, ACTIVE_X, ROLE_BETA);
+    mix->on->op->sigmoid_gate(mix->on, layer->value[ACTIVE_BETA], layer->value[ACTIVE_BETA_RAW],
+                              array_of(layer, ROLE_BETA_BIAS), 0, mix->row->beta_most);
+}
+
+static void backward_beta(const mixing *mix, const mixer_layer *layer)
+{
+    if (!(mix->row->beta_most > 0)) return;
+    mix->on->op->sigmoid_gate_back(mix->on, mix->gradient[ACTIVE_BETA_RAW],
+                                   array_gradient(layer, ROLE_BETA_BIAS), mix->gradient[ACTIVE_BETA],
+                                   layer->value[ACTIVE_BETA_RAW], array_of(layer, ROLE_BETA_BIAS), 0,
+                                   mix->row->beta_most);
+    project_back(mix, layer, ACTIVE_BETA_RAW, ACTIVE_X, ROLE_BETA, PRODUCT_ADD);
+}
+
+/* What log sigmoid is divided by, and what is added to its argument beside the bias. */
+static double divisor_of(const mixer *row)
+{
+    return row->decay == MIXER_DECAY_SIGMOID_CHANNEL ? channel_divisor : 1;
+}
+static double shift_of(const mixer *row) { return row->decay == MIXER_DECAY_SIGMOID ? row->decay_shift : 0; }
+
+static void forward_decay(const mixing *mix, const mixer_layer *layer)
+{
+    const machine *on = mix->on;
+    const matrix y = layer->value[ACTIVE_DECAY], a = layer->value[ACTIVE_DECAY_RAW];
+    const matrix bias = array_of(layer, ROLE_DECAY_BIAS), rate = array_of(layer, ROLE_DECAY_RATE);
+    if (!a.data) return;
+    if (layer->array[ROLE_DECAY_2]) {
+        project(mix, layer, ACTIVE_DECAY_LOW, ACTIVE_X, ROLE_DECAY_1);
+        project(mix, layer, ACTIVE_DECAY_RAW, ACTIVE_DECAY_LOW, ROLE_DECAY_2);
+    } else {
+        project(mix, layer, ACTIVE_DECAY_RAW, ACTIVE_X, ROLE_DECAY_1);
+    }
+    if (rate.data)
+        on->op->decay_gate(on, y, none, a, rate, bias);
+    else
+        on->op->forget_gate(on, y, a, bias, shift_of(mix->row), divisor_of(mix->row));
+}
+
+static void backward_decay(const mixing *mix, const mixer_layer *layer)
+{
+    const machine *on = mix->on;
+    const matrix g = mix->gradient[ACTIVE_DECAY], da = mix->gradient[ACTIVE_DECAY_RAW];
+    const matrix a = layer->value[ACTIVE_DECAY_RAW];
+    const matrix bias = array_of(layer, ROLE_DECAY_BIAS), dbias = array_gradient(layer, ROLE_DECAY_BIAS);
+    if (!a.data) return;
+    if (layer->array[ROLE_DECAY_RATE])
+        on->op->decay_gate_back(on, da, array_gradient(layer, ROLE_DECAY_RATE), dbias, g, none,
+                                layer->value[ACTIVE_DECAY], a, array_of(layer, ROLE_DECAY_RATE), bias);
+    else
+        on->op->forget_gate_back(on, da, dbias, g, a, bias, shift_of(mix->row), divisor_of(mix->row));
+    if (layer->array[ROLE_DECAY_2]) {
+        project_back(mix, layer, ACTIVE_DECAY_RAW, ACTIVE_DECAY_LOW, ROLE_DECAY_2, 0);
+        project_back(mix, layer, ACTIVE_DECAY_LOW, ACTIVE_X, ROLE_DECAY_1, PRODUCT_ADD);
+    } else {
+        project_back(mix, layer, ACTIVE_DECAY_RAW, ACTIVE_X, ROLE_DECAY_1, PRODUCT_ADD);
+    }
+}
+
+static matrix by_heads(const mixing *mix, matrix a) { return matrix_parts(a, mixing_channels(mix)); }
+
+static void forward_reflections(const mixing *mix, const mixer_layer *layer)
+{
+    const matrix raw = layer->value[ACTIVE_REFLECT_RAW];
+    if (!mix->row->reflect) return;
+    project(mix, layer, ACTIVE_REFLECT_LOW, ACTIVE_X, ROLE_REFLECT_1);
+    project(mix, layer, ACTIVE_REFLECT_RAW, ACTIVE_REFLECT_LOW, ROLE_REFLECT_2);
+    mix->on->op->unit(mix->on, by_heads(mix, layer->value[ACTIVE_REFLECT]), by_heads(mix, raw));
+}
+
+static void backward_reflections(const mixing *mix, const mixer_layer *layer)
+{
+    const matrix *g = mix->gradient;
+    if (!mix->row->reflect) return;
+    mix->on->op->unit_back(mix->on, by_heads(mix, g[ACTIVE_REFLECT_RAW]), by_heads(mix, g[ACTIVE_REFLECT]),
+                           by_heads(mix, layer->value[ACTIVE_REFLECT_RAW]));
+    project_back(mix, layer, ACTIVE_REFLECT_RAW, ACTIVE_REFLECT_LOW, ROLE_REFLECT_2, 0);
+    project_back(mix, layer, ACTIVE_REFLECT_LOW, ACTIVE_X, ROLE_REFLECT_1, PRODUCT_ADD);
+}
+
+static void forward_output(const mixing *mix, const mixer_layer *layer)
+{
+    const ops *op = mix->on->op;
+    const matrix *value = layer->value;
+    if (mix->row->head_norm)
+        op->rms_norm(mix->on, by_heads(mix, value[ACTIVE_NORMED]), value[ACTIVE_O_NORM],
+                     by_heads(mix, value[ACTIVE_O]), array_of(layer, ROLE_HEAD_GAIN));
+    if (!mix->row->gate) return;
+    project(mix, layer, ACTIVE_GATE_RAW, ACTIVE_X, ROLE_GATE);
+    op->output_gate(mix->on, value[ACTIVE_Y], value[ACTIVE_NORMED], value[ACTIVE_GATE_RAW]);
+}
+
+/* To the gradient of ACTIVE_O; x gets that of its gate later. */
+static void backward_output(const mixing *mix, const mixer_layer *layer)
+{
+    const ops *op = mix->on->op;
+    const matrix *value = layer->value, *g = mix->gradient;
+    if (mix->row->gate)
+        op->output_gate_back(mix->on, g[ACTIVE_NORMED], g[ACTIVE_GATE_RAW], g[ACTIVE_Y], value[ACTIVE_NORMED],
+                             value[ACTIVE_GATE_RAW]);
+    if (mix->row->head_norm)
+        op->rms_norm_back(mix->on, by_heads(mix, g[ACTIVE_O]), array_gradient(layer, ROLE_HEAD_GAIN),
+                          by_heads(mix, g[ACTIVE_NORMED]), by_heads(mix, value[ACTIVE_O]),
+                          value[ACTIVE_O_NORM], array_of(layer, ROLE_HEAD_GAIN), false);
+}
+
+loam_status plain_forward(const mixing *mix, const mixer_layer *layer, loam_error *error)
+{
+    for (int i = 0; i < 3; i++) {
+        project(mix, layer, (activation)(ACTIVE_Q_RAW + i), ACTIVE_X, (role)(ROLE_Q + i));
+        if (mix->row->silu)
+            mix->on->op->silu(mix->on, layer->value[ACTIVE_Q + i], layer->value[ACTIVE_Q_RAW + i]);
+    }
+    if (mix->row->probe) project(mix, layer, ACTIVE_PROBE, ACTIVE_X, ROLE_PROBE);
+    forward_ridge(mix, layer);
+    forward_reflections(mix, layer);
+    forward_beta(mix, layer);
+    forward_decay(mix, layer);
+    loam_status status = LOAM_OK;
+    if (mix->options.positions == POSITIONS_ROPE) status = mixing_turn(mix, layer->value, false, error);
+    if (!status) status = mixing_attend(mix, layer, LOAM_FORWARD, error);
+    if (!status) forward_output(mix, layer);
+    return status;
+}
+
+loam_status plain_backward(const mixing *mix, const mixer_layer *layer, loam_error *error)
+{
+    backward_output(mix, layer);
+    loam_status status = mixing_attend(mix, layer, LOAM_BACKWARD, error);
+    if (!status && mix->options.positions == POSITIONS_ROPE)
+        status = mixing_turn(mix, mix->gradient, true, error);
+    if (status) return status;
+    for (int i = 0; i < 3; i++) {
+        if (mix->row->silu)
+            mix->on->op->silu_back(mix->on, mix->gradient[ACTIVE_Q_RAW + i], mix->gradient[ACTIVE_Q + i],
+                                   layer->value[ACTIVE_Q_RAW + i]);
+        project_back(mix, layer, (activation)(ACTIVE_Q_RAW + i), ACTIVE_X, (role)(ROLE_Q + i),
+                     i > 0 ? PRODUCT_ADD : 0);
+    }
+    if (mix->row->probe) project_back(mix, layer, ACTIVE_PROBE, ACTIVE_X, ROLE_PROBE, PRODUCT_ADD);
+    backward_ridge(mix, layer);
+    backward_reflections(mix, layer);
+    backward_beta(mix, layer);
+    backward_decay(mix, layer);
+    if (mix->row->gate) project_back(mix, layer, ACTIVE_GATE_RAW, ACTIVE_X, ROLE_GATE, PRODUCT_ADD);
+    return LOAM_OK;
+}

@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: MIT
+ * How parameters begin. */
+#ifndef LOAM_TRAIN_START_H
+#define LOAM_TRAIN_START_H
+
+#include "train/parameter.h"
+
+#include <stdint.h>
+
+/* Array `number` of a model, of its seed; seeds: one for each model. */
+void start_parameter(const parameter *p, int64_t number, const uint64_t *seeds);
+
+#endif
