@@ -15,6 +15,7 @@ static const struct {
 } experiments[] = {
     { "regression", experiment_regression, "linear maps that change from segment to segment, without noise" },
     { "smooth", experiment_smooth, "one smooth map, seen through noise" },
+    { "rates", experiment_rates, "how fast errors fall with the number of pairs" },
 };
 enum { EXPERIMENTS = sizeof experiments / sizeof *experiments };
 
