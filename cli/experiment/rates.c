@@ -45,7 +45,7 @@ static int read_request(int argc, char **argv, request *r, bool *help, io_error 
                     .most = 96,
                     .seed = 1,
                     .noise = 0.5,
-                    .ridge = 1e-6,
+                    .ridge = 1e-4,
                     .tolerance = 0.01 };
     const option_row rows[] = {
         { "d", OPTION_TEXT, &r->dims, 0, 0, "LIST", "dimensions of the points, 1 to 4 (1,2,3)" },
@@ -56,7 +56,7 @@ static int read_request(int argc, char **argv, request *r, bool *help, io_error 
           "it, at the edge of what was seen (ordered); keys are 64 channels of length 1 on a surface of d "
           "dimensions (sphere)" },
         { "validate", OPTION_FLAG, &r->validate, 0, 0, NULL,
-          "also the bandwidth that 8-fold cross-validation chooses in each repetition" },
+          "also the bandwidth that 8-fold cross-validation chooses for each draw of the noise" },
         { "queries", OPTION_INT, &r->queries, LEAST_QUERIES, 1 << 20, "N",
           "queries of a repetition (4096); ordered: all pairs" },
         { "repetitions", OPTION_INT, &r->repetitions, 2, MOST_REPETITIONS, "N",
@@ -67,7 +67,7 @@ static int read_request(int argc, char **argv, request *r, bool *help, io_error 
           "until the standard error of the slopes over all of D is at most this (0.01)" },
         { "noise", OPTION_REAL, &r->noise, 0, 1e6, "X", "standard deviation of the values' noise (0.5)" },
         { "ridge", OPTION_REAL, &r->ridge, 0, 1e6, "X",
-          "ridge of LLA, relative to the square of the bandwidth (1e-6)" },
+          "ridge of LLA, relative to the square of the bandwidth (1e-4)" },
         { "seed", OPTION_INT, &r->seed, 0, 9e15, "N", "of all random numbers (1)" },
         { "backend", OPTION_TEXT, &r->backend, 0, 0, "cpu|reference", "in float32, or in float64 (slow)" },
         { "threads", OPTION_INT, &r->threads, 1, 4096, "N", "all by default; results do not depend on it" },

@@ -21,15 +21,15 @@ typedef struct rates_engine {
     double ridge; /* of LLA, relative to the square of the bandwidth */
 } rates_engine;
 
-/* Mean squared distance of the fit from f over the queries of each region. The bandwidth is in units of the
- * points. RATES_ORDERED: `ordered`, a query sees the pairs before its own. */
+/* Mean squared distance of the fit from f over the queries of each region, for each draw of the noise. The
+ * bandwidth is in units of the points. RATES_ORDERED: `ordered`, a query sees the pairs before its own. */
 int rates_errors(const rates_engine *engine, rates_estimator which, const rates_sample *sample, bool ordered,
-                 double bandwidth, double errors[RATES_REGIONS], io_error *error);
+                 double bandwidth, double errors[RATES_REGIONS][RATES_DRAWS], io_error *error);
 
-/* What a user has in place of the error: the mean squared distance from values that are not in the fit, folds of
- * the pairs one after another, at most RATES_QUERIES_OF_FOLDS of them. */
+/* What a user has in place of the error: the squared distance from values that are not in the fit, folds of the
+ * pairs one after another, summed over at most RATES_QUERIES_OF_FOLDS of them. */
 enum { RATES_FOLDS = 8, RATES_QUERIES_OF_FOLDS = 4096 };
 int rates_cross_validate(const rates_engine *engine, rates_estimator which, const rates_sample *sample,
-                         double bandwidth, double *score, io_error *error);
+                         double bandwidth, double scores[RATES_DRAWS], io_error *error);
 
 #endif

@@ -36,13 +36,21 @@ int rates_line_count(const rates_sweep *s) { return s->validate ? RATES_LINES : 
 
 /* ---- means over repetitions */
 
+static double error_of(const rates_curve *curve, int step, rates_region region, int64_t repetition)
+{
+    double sum = 0;
+    for (int v = 0; v < RATES_DRAWS; v++)
+        sum += curve->at[step][repetition][region][v];
+    return sum / RATES_DRAWS;
+}
+
 /* But for repetition `without`; -1: of all. */
 static double mean_of(const rates_sweep *s, const rates_curve *curve, int step, rates_region region,
                       int64_t without)
 {
     double sum = 0;
     for (int64_t r = 0; r < s->repetitions; r++)
-        if (r != without) sum += curve->at[step][r * RATES_REGIONS + region];
+        if (r != without) sum += error_of(curve, step, region, r);
     return sum / (double)(s->repetitions - (without >= 0));
 }
 
@@ -63,8 +71,7 @@ static int best_step(const rates_sweep *s, const rates_curve *curve, rates_regio
 
 static int make_room(const rates_sweep *s, rates_curve *curve, int step, io_error *error)
 {
-    if (!curve->at[step])
-        curve->at[step] = calloc((size_t)(s->most * RATES_REGIONS), sizeof *curve->at[step]);
+    if (!curve->at[step]) curve->at[step] = calloc((size_t)s->most, sizeof *curve->at[step]);
     return curve->at[step] ? EXIT_OK : io_fail(error, EXIT_INTERNAL, "out of memory");
 }
 
@@ -80,7 +87,7 @@ static int fill_step(const rates_sweep *s, rates_cell *cell, int line, int step,
         if (status == EXIT_OK)
             status = rates_errors(&s->engine, rates_lines[line].estimator, &sample,
                                   cell->task.setting == RATES_ORDERED, rates_bandwidth(&cell->task, step),
-                                  curve->at[step] + curve->done[step] * RATES_REGIONS, error);
+                                  curve->at[step][curve->done[step]], error);
         rates_sample_free(&sample);
         curve->done[step]++;
         progress_add(bar, cell->task.pairs);
@@ -126,26 +133,37 @@ static int fill_oracles(const rates_sweep *s, rates_cell *cell, progress *bar, i
 
 static int oracle_of(int line) { return (int)rates_lines[line].estimator; }
 
+/* Each draw takes the step of the window with the least score. */
+static int choose_steps(const rates_sweep *s, const rates_cell *cell, int line, const int window[2],
+                        const rates_sample *sample, int chosen[RATES_DRAWS], io_error *error)
+{
+    double least[RATES_DRAWS], scores[RATES_DRAWS];
+    for (int step = window[0]; step <= window[1]; step++) {
+        const int status = rates_cross_validate(&s->engine, rates_lines[line].estimator, sample,
+                                                rates_bandwidth(&cell->task, step), scores, error);
+        if (status != EXIT_OK) return status;
+        for (int v = 0; v < RATES_DRAWS; v++)
+            if (step == window[0] || scores[v] < least[v]) chosen[v] = step, least[v] = scores[v];
+    }
+    return EXIT_OK;
+}
+
 static int validate_repetition(const rates_sweep *s, rates_cell *cell, int line, const int window[2],
                                int64_t repetition, io_error *error)
 {
     const rates_curve *oracle = &cell->curves[oracle_of(line)];
     rates_sample sample;
-    int status = rates_sample_make(&sample, &cell->task, repetition, error), best = window[0];
-    double least = INFINITY;
-    for (int step = window[0]; step <= window[1] && status == EXIT_OK; step++) {
-        double score;
-        status = rates_cross_validate(&s->engine, rates_lines[line].estimator, &sample,
-                                      rates_bandwidth(&cell->task, step), &score, error);
-        if (status == EXIT_OK && score < least) best = step, least = score;
-    }
+    int chosen[RATES_DRAWS];
+    int status = rates_sample_make(&sample, &cell->task, repetition, error);
+    if (status == EXIT_OK) status = choose_steps(s, cell, line, window, &sample, chosen, error);
     rates_sample_free(&sample);
-    if (status != EXIT_OK) return status;
-    for (int r = 0; r < RATES_REGIONS; r++)
-        cell->curves[line].at[0][repetition * RATES_REGIONS + r] =
-            oracle->at[best][repetition * RATES_REGIONS + r];
-    cell->log_bandwidth[line] += log(rates_bandwidth(&cell->task, best)) / (double)s->repetitions;
-    return EXIT_OK;
+    for (int v = 0; v < RATES_DRAWS && status == EXIT_OK; v++) {
+        for (int r = 0; r < RATES_REGIONS; r++)
+            cell->curves[line].at[0][repetition][r][v] = oracle->at[chosen[v]][repetition][r][v];
+        cell->log_bandwidth[line] += log(rates_bandwidth(&cell->task, chosen[v])) /
+                                     (double)(s->repetitions * RATES_DRAWS);
+    }
+    return status;
 }
 
 static int validate_line(const rates_sweep *s, rates_cell *cell, int line, progress *bar, io_error *error)
@@ -204,7 +222,7 @@ rates_point rates_point_of(const rates_sweep *s, int cell, int line, rates_regio
     const double mean = mean_of(s, curve, best, region, -1), count = (double)s->repetitions;
     double spread = 0;
     for (int64_t r = 0; r < s->repetitions; r++) {
-        const double away = curve->at[best][r * RATES_REGIONS + region] - mean;
+        const double away = error_of(curve, best, region, r) - mean;
         spread += away * away;
     }
     const double bandwidth = rates_lines[line].estimator == RATES_GLOBAL ? NAN

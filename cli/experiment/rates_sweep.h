@@ -18,10 +18,12 @@ typedef struct rates_line {
 enum { RATES_LINES = 5, RATES_ORACLES = 3 };
 extern const rates_line rates_lines[RATES_LINES];
 
-/* at[step][repetition * RATES_REGIONS + region], for `done` repetitions; a line without a choice of bandwidths,
- * and one where each repetition has its own, uses step 0. */
+typedef double rates_errors_at[RATES_REGIONS][RATES_DRAWS];
+
+/* at[step][repetition], for `done` repetitions; a line without a choice of bandwidths, and one where each draw has
+ * its own, uses step 0. */
 typedef struct rates_curve {
-    double *at[RATES_STEPS];
+    rates_errors_at *at[RATES_STEPS];
     int64_t done[RATES_STEPS];
 } rates_curve;
 

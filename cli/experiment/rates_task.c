@@ -114,9 +114,12 @@ static void fill_sample(const rates_task *task, int64_t repetition, double *poin
     draw_points(stream_of(task, repetition, FOR_POINTS), task->pairs * d, points);
     if (ordered) qsort(points, (size_t)task->pairs, (size_t)d * sizeof *points, by_first);
     place_keys(task, points, task->pairs, sample->keys);
-    random_normals(stream_of(task, repetition, FOR_NOISE), 0, task->pairs, sample->values);
-    for (int64_t i = 0; i < task->pairs; i++)
-        sample->values[i] = rates_function(points + i * d, d) + task->noise * sample->values[i];
+    random_normals(stream_of(task, repetition, FOR_NOISE), 0, task->pairs * RATES_DRAWS, sample->values);
+    for (int64_t i = 0; i < task->pairs; i++) {
+        const double truth = rates_function(points + i * d, d);
+        for (int64_t v = i * RATES_DRAWS; v < (i + 1) * RATES_DRAWS; v++)
+            sample->values[v] = truth + task->noise * sample->values[v];
+    }
     if (!ordered) draw_points(stream_of(task, repetition, FOR_QUERIES), task->queries * d, points);
     place_keys(task, points, task->queries, sample->asked);
     for (int64_t i = 0; i < task->queries; i++)
@@ -127,14 +130,14 @@ static void fill_sample(const rates_task *task, int64_t repetition, double *poin
 int rates_sample_make(rates_sample *sample, const rates_task *task, int64_t repetition, io_error *error)
 {
     const int64_t n = task->pairs, m = task->queries, channels = rates_channels(task);
-    const int64_t doubles = (n + m) * (channels + 1) + (n > m ? n : m) * task->dim;
+    const int64_t doubles = (n + m) * channels + n * RATES_DRAWS + m + (n > m ? n : m) * task->dim;
     double *at = malloc((size_t)doubles * sizeof *at + (size_t)(RATES_REGIONS * m) * sizeof(bool));
     *sample = (rates_sample){ .pairs = n, .queries = m, .channels = channels, .block = at };
     if (!at) return io_fail(error, EXIT_INTERNAL, "out of memory");
     sample->unit = task->setting == RATES_SPHERE ? turn / sqrt((double)task->dim) : 1;
     sample->keys = at;
     sample->values = at += n * channels;
-    sample->asked = at += n;
+    sample->asked = at += n * RATES_DRAWS;
     sample->truth = at += m * channels;
     double *points = at += m;
     bool *marks = (bool *)(points + (n > m ? n : m) * task->dim);

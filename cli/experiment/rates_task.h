@@ -11,6 +11,10 @@
 
 enum { RATES_MAX_DIM = 4, RATES_MAX_PAIRS = 1 << 20, RATES_CHANNELS = 64 };
 
+/* Values with a noise of their own at the same points: channels of the value, which cost little and make errors
+ * of a mean smaller. */
+enum { RATES_DRAWS = 16 };
+
 typedef enum rates_setting {
     RATES_CUBE,    /* keys are the points, queries are points of their own */
     RATES_ORDERED, /* pairs by ascending first coordinate; each is asked for from those before it */
@@ -34,7 +38,7 @@ typedef enum rates_region { RATES_WHOLE, RATES_INTERIOR, RATES_REGIONS } rates_r
 /* One repetition. */
 typedef struct rates_sample {
     int64_t pairs, queries, channels;
-    double *keys, *values;       /* [pairs, channels], [pairs] */
+    double *keys, *values;       /* [pairs, channels], [pairs, RATES_DRAWS] */
     double *asked, *truth;       /* [queries, channels], [queries]: the queries, and f there */
     bool *inside[RATES_REGIONS]; /* [queries] */
     double unit; /* the distance of two keys whose points are 1 apart, in the limit of near ones */
