@@ -44,17 +44,17 @@ static double theory_of(const rates_sweep *s, int line, rates_region region)
 
 static const char *judgement_of(const rates_sweep *s, int line, rates_region region)
 {
-    return rates_judgement(rates_slope_of(s, line, region).slope, theory_of(s, line, region));
+    return rates_judgement(rates_slope_of(s, line, region).value, theory_of(s, line, region));
 }
 
 bool rates_propositions_hold(const rates_sweep *s)
 {
-    const rates_slope constant = rates_slope_of(s, RATES_CONSTANT, RATES_WHOLE);
-    const rates_slope linear = rates_slope_of(s, RATES_LINEAR, RATES_WHOLE);
+    const rates_value constant = rates_slope_of(s, RATES_CONSTANT, RATES_WHOLE);
+    const rates_value linear = rates_slope_of(s, RATES_LINEAR, RATES_WHOLE);
     return strcmp(judgement_of(s, RATES_GLOBAL, RATES_WHOLE), "agrees") == 0 &&
            strcmp(judgement_of(s, RATES_CONSTANT, RATES_WHOLE), "agrees") == 0 &&
            strcmp(judgement_of(s, RATES_LINEAR, RATES_WHOLE), "flatter") != 0 &&
-           linear.slope + 2 * hypot(linear.deviation, constant.deviation) < constant.slope;
+           linear.value + 2 * hypot(linear.deviation, constant.deviation) < constant.value;
 }
 
 /* ---- CSV */
@@ -70,11 +70,12 @@ static int write_points(const rates_sweep *sweeps, int count, const char *path, 
         for (int i = 0; i < s->cell_count; i++)
             for (int line = 0; line < rates_line_count(s); line++)
                 for (int r = 0; r < RATES_REGIONS; r++) {
-                    const rates_point at = rates_point_of(s, i, line, (rates_region)r);
+                    const rates_value at = rates_error_of(s, i, line, (rates_region)r);
                     fprintf(out, "%" PRId64 ",%" PRId64 ",%s,%s,%s,%" PRId64 ",%.9g,%.9g,", task_of(s)->dim,
                             s->cells[i].task.pairs, rates_estimator_names[rates_lines[line].estimator],
-                            choice_of(line), region_names[r], s->repetitions, at.error, at.deviation);
-                    if (!isnan(at.bandwidth)) fprintf(out, "%.9g", at.bandwidth);
+                            choice_of(line), region_names[r], s->repetitions, at.value, at.deviation);
+                    const double bandwidth = s->cells[i].bandwidth[line][r];
+                    if (!isnan(bandwidth)) fprintf(out, "%.9g", bandwidth);
                     fputc('\n', out);
                 }
     return out_commit(file, error);
@@ -90,10 +91,10 @@ static int write_slopes(const rates_sweep *sweeps, int count, const char *path, 
     for (const rates_sweep *s = sweeps; s < sweeps + count; s++)
         for (int line = 0; line < rates_line_count(s); line++)
             for (int r = 0; r < RATES_REGIONS; r++) {
-                const rates_slope slope = rates_slope_of(s, line, (rates_region)r);
+                const rates_value slope = rates_slope_of(s, line, (rates_region)r);
                 fprintf(out, "%" PRId64 ",%s,%s,%s,%" PRId64 ",%.6f,%.6f,%.6f,%s\n", task_of(s)->dim,
                         rates_estimator_names[rates_lines[line].estimator], choice_of(line), region_names[r],
-                        s->repetitions, slope.slope, slope.deviation, theory_of(s, line, (rates_region)r),
+                        s->repetitions, slope.value, slope.deviation, theory_of(s, line, (rates_region)r),
                         judgement_of(s, line, (rates_region)r));
             }
     return out_commit(file, error);
@@ -106,8 +107,8 @@ static void write_row(FILE *out, const rates_sweep *s, int line)
     fprintf(out, "%4" PRId64 "  %-11s  %-9s", task_of(s)->dim, long_names[rates_lines[line].estimator],
             choice_of(line));
     for (int r = 0; r < RATES_REGIONS; r++) {
-        const rates_slope slope = rates_slope_of(s, line, (rates_region)r);
-        fprintf(out, "  %7.3f ± %-6.3f %7.3f  %-7s", slope.slope, slope.deviation,
+        const rates_value slope = rates_slope_of(s, line, (rates_region)r);
+        fprintf(out, "  %7.3f ± %-6.3f %7.3f  %-7s", slope.value, slope.deviation,
                 theory_of(s, line, (rates_region)r), judgement_of(s, line, (rates_region)r));
     }
     fputc('\n', out);
@@ -117,8 +118,8 @@ static void write_verdict(FILE *out, const rates_sweep *s)
 {
     const int64_t first = s->cells[0].task.pairs, last = s->cells[s->cell_count - 1].task.pairs;
     if (task_of(s)->setting == RATES_ORDERED) {
-        const double gap = rates_slope_of(s, RATES_LINEAR, RATES_WHOLE).slope -
-                           rates_slope_of(s, RATES_CONSTANT, RATES_WHOLE).slope;
+        const double gap = rates_slope_of(s, RATES_LINEAR, RATES_WHOLE).value -
+                           rates_slope_of(s, RATES_CONSTANT, RATES_WHOLE).value;
         fprintf(out,
                 "Verdict, d = %" PRId64 ": at the edge of what was seen LL's error falls %s than NW's by "
                 "n^%.2f, n = %" PRId64 " .. %" PRId64 ".\n",
@@ -157,9 +158,9 @@ static void write_curves(FILE *out, const rates_sweep *s, rates_region region)
     for (int line = 0; line < rates_line_count(s); line++) {
         fprintf(out, "$line%d << EOD\n", line);
         for (int i = 0; i < s->cell_count; i++) {
-            const rates_point at = rates_point_of(s, i, line, region);
-            fprintf(out, "%" PRId64 " %.6g %.6g %.6g\n", s->cells[i].task.pairs, at.error,
-                    fmax(at.error - 2 * at.deviation, 0.1 * at.error), at.error + 2 * at.deviation);
+            const rates_value at = rates_error_of(s, i, line, region);
+            fprintf(out, "%" PRId64 " %.6g %.6g %.6g\n", s->cells[i].task.pairs, at.value,
+                    fmax(at.value - 2 * at.deviation, 0.1 * at.value), at.value + 2 * at.deviation);
         }
         fputs("EOD\n", out);
     }
@@ -172,7 +173,7 @@ static void write_theory(FILE *out, const rates_sweep *s, rates_region region)
         double offset = 0;
         const double theory = theory_of(s, line, region);
         for (int i = 0; i < s->cell_count; i++)
-            offset += (log(rates_point_of(s, i, line, region).error) -
+            offset += (log(rates_error_of(s, i, line, region).value) -
                        theory * log((double)s->cells[i].task.pairs)) /
                       s->cell_count;
         fprintf(out, "theory%d(x) = exp(%.9g + %.9g * log(x))\n", line, offset, theory);

@@ -13,7 +13,7 @@ enum { RATES_MAX_DIM = 4, RATES_MAX_PAIRS = 1 << 20, RATES_CHANNELS = 64 };
 
 /* Values with a noise of their own at the same points: channels of the value, which cost little and make errors
  * of a mean smaller. */
-enum { RATES_DRAWS = 16 };
+enum { RATES_DRAWS = 64 };
 
 typedef enum rates_setting {
     RATES_CUBE,    /* keys are the points, queries are points of their own */
