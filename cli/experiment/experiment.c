@@ -16,6 +16,7 @@ static const struct {
     { "regression", experiment_regression, "linear maps that change from segment to segment, without noise" },
     { "smooth", experiment_smooth, "one smooth map, seen through noise" },
     { "rates", experiment_rates, "how fast errors fall with the number of pairs" },
+    { "memory", experiment_memory, "the working memory of Local Linear Attention" },
 };
 enum { EXPERIMENTS = sizeof experiments / sizeof *experiments };
 
