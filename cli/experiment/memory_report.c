@@ -13,10 +13,10 @@ static const double mebi = 1 << 20, gibi = 1 << 30;
 
 static const char *const end_names[] = { "computed", "taken", "out" };
 static const char *const long_names[MEMORY_METHODS] = { "all differences, n^2 d", "all systems, n d^2",
-                                                        "LLA by blocks", "the same, with backward" };
+                                                        "LLA by blocks", "with backward" };
 
 /* Line types of cli/plot.h, and its filled points; open ones have the number before. */
-static const int colours[MEMORY_METHODS] = { 8, 7, 1, 6 };
+static const int colours[MEMORY_METHODS] = { 8, 8, 1, 6 };
 static const int marks[MEMORY_METHODS] = { 5, 9, 7, 13 };
 
 static bool fits(const memory_point *point) { return point->result.end != MEMORY_OUT; }
@@ -184,15 +184,16 @@ static void draw(FILE *out, const memory_sweep *s)
 {
     const double first = (double)s->points[0][0].what.length, d = (double)s->points[0][0].what.dim;
     const double last = (double)s->points[0][s->count - 1].what.length, limit = (double)s->limit / mebi;
-    fprintf(out,
-            "set lmargin at screen 0.18\nset rmargin at screen 0.96\nset tmargin at screen 0.925\n"
-            "set bmargin at screen 0.33\n"
-            "set key at screen 0.55,0.22 center top vertical maxrows 4 Left reverse samplen 2.4 width -4\n"
-            "set title \"{/:Bold working memory, d = %g}\" offset 0,-0.5\n"
-            "set label \"MiB beyond inputs and outputs\" at screen 0.03,0.64 center rotate\n"
-            "set xlabel 'tokens, n' offset 0,0.6\nset logscale xy\nset format '10^{%%T}'\n"
-            "set xrange [%g:%g]\nset yrange [*:%g]\n",
-            d, 0.8 * first, 1.25 * last, 4 * limit);
+    fprintf(
+        out,
+        "set lmargin at screen 0.18\nset rmargin at screen 0.96\nset tmargin at screen 0.925\n"
+        "set bmargin at screen 0.33\n"
+        "set key at screen 0.55,0.22 center top vertical maxrows 4 Left reverse samplen 2.4 width -4\n"
+        "set title \"{/:Bold working memory, d = %g}\" offset 0,-0.5\n"
+        "set label \"MiB beyond inputs and outputs\" at screen 0.03,0.64 center rotate\n"
+        "set xlabel 'tokens, n (open marks: taken, not computed)' offset 0,0.6\nset logscale xy\nset format '10^{%%T}'\n"
+        "set xrange [%g:%g]\nset yrange [*:%g]\n",
+        d, 0.8 * first, 1.25 * last, 4 * limit);
     for (int method = 0; method < MEMORY_METHODS; method++)
         write_marks(out, s, method);
     const double scale = sizeof(float) / mebi;

@@ -45,7 +45,7 @@ static int read_request(int argc, char **argv, request *r, bool *help, io_error 
                     .most = 96,
                     .seed = 1,
                     .noise = 0.5,
-                    .ridge = 1e-4,
+                    .ridge = -1,
                     .tolerance = 0.01 };
     const option_row rows[] = {
         { "d", OPTION_TEXT, &r->dims, 0, 0, "LIST", "dimensions of the points, 1 to 4 (1,2,3)" },
@@ -67,7 +67,7 @@ static int read_request(int argc, char **argv, request *r, bool *help, io_error 
           "until the standard error of the slopes over all of D is at most this (0.01)" },
         { "noise", OPTION_REAL, &r->noise, 0, 1e6, "X", "standard deviation of the values' noise (0.5)" },
         { "ridge", OPTION_REAL, &r->ridge, 0, 1e6, "X",
-          "ridge of LLA, relative to the square of the bandwidth (1e-4)" },
+          "ridge of LLA, relative to the square of the bandwidth (1e-4; sphere: 0.01)" },
         { "seed", OPTION_INT, &r->seed, 0, 9e15, "N", "of all random numbers (1)" },
         { "backend", OPTION_TEXT, &r->backend, 0, 0, "cpu|reference", "in float32, or in float64 (slow)" },
         { "threads", OPTION_INT, &r->threads, 1, 4096, "N", "all by default; results do not depend on it" },
@@ -99,11 +99,18 @@ static int read_choices(const request *r, int *setting, int *backend, io_error *
     return status;
 }
 
+/* A surface has no spread across itself but by its bend: a ridge below the rounding of float32 would be solved in
+ * float64, row by row. */
+static double ridge_of(const request *r, rates_setting setting)
+{
+    return r->ridge >= 0 ? r->ridge : setting == RATES_SPHERE ? 0.01 : 1e-4;
+}
+
 static void make_sweep(const request *r, rates_setting setting, int backend, int64_t dim,
                        const number_list *pairs, rates_sweep *s)
 {
     *s = (rates_sweep){ .engine = { backend == 0 ? LOAM_BACKEND_CPU : LOAM_BACKEND_REFERENCE,
-                                    r->threads ? (int)r->threads : loam_max_threads(), r->ridge },
+                                    r->threads ? (int)r->threads : loam_max_threads(), ridge_of(r, setting) },
                         .least = r->repetitions,
                         .most = r->most > r->repetitions ? r->most : r->repetitions,
                         .tolerance = r->tolerance,

@@ -11,9 +11,16 @@ extern const double rates_allowance;
 /* "agrees", "steeper" or "flatter" than theory. */
 const char *rates_judgement(double slope, double theory);
 
-/* Whether the slopes over all of D are those of propositions 2.1 and 2.2: the global line does not fall, NW has
- * its rate, LL has its own or a steeper one, and falls faster than NW. */
-bool rates_propositions_hold(const rates_sweep *s);
+/* What the slopes over all of D say of propositions 2.1 and 2.2. */
+typedef struct rates_verdict {
+    bool global_flat;    /* the global line does not fall */
+    bool constant_falls; /* NW at least as its rate */
+    bool constant_bound; /* and no faster */
+    bool linear_falls;   /* LL at least as its rate */
+    bool linear_leads;   /* and faster than NW, by two standard errors */
+} rates_verdict;
+
+rates_verdict rates_judge(const rates_sweep *s);
 
 /* rates.csv, summary.csv and pictures into a directory, the table to standard output; one sweep for each
  * dimension. */

@@ -52,17 +52,33 @@ static double slope_without(const rates_sweep *s, int line, rates_region region,
     return xy / xx;
 }
 
-/* The jackknife: pairs of a repetition are shared by all n. */
-rates_value rates_slope_of(const rates_sweep *s, int line, rates_region region)
+/* Of one line, or of its difference from another one. */
+static double contrast_without(const rates_sweep *s, int line, int from, rates_region region, int64_t without)
+{
+    return slope_without(s, line, region, without) - (from < 0 ? 0 : slope_without(s, from, region, without));
+}
+
+/* The jackknife: pairs of a repetition are shared by all n, and by the lines. */
+static rates_value contrast_of(const rates_sweep *s, int line, int from, rates_region region)
 {
     const double count = (double)s->repetitions;
     double mean = 0, spread = 0;
     for (int64_t r = 0; r < s->repetitions; r++) {
-        const double slope = slope_without(s, line, region, r), step = slope - mean;
+        const double value = contrast_without(s, line, from, region, r), step = value - mean;
         mean += step / (double)(r + 1);
-        spread += step * (slope - mean);
+        spread += step * (value - mean);
     }
-    return (rates_value){ slope_without(s, line, region, -1), sqrt(spread * (count - 1) / count) };
+    return (rates_value){ contrast_without(s, line, from, region, -1), sqrt(spread * (count - 1) / count) };
+}
+
+rates_value rates_slope_of(const rates_sweep *s, int line, rates_region region)
+{
+    return contrast_of(s, line, -1, region);
+}
+
+rates_value rates_lead_of(const rates_sweep *s)
+{
+    return contrast_of(s, RATES_LINEAR, RATES_CONSTANT, RATES_WHOLE);
 }
 
 /* ---- the sweep */

@@ -33,6 +33,8 @@ rates_value rates_error_of(const rates_sweep *s, int cell, int line, rates_regio
 /* The slope of its logarithm on log n, by least squares; its standard error by leaving out each repetition in
  * turn. */
 rates_value rates_slope_of(const rates_sweep *s, int line, rates_region region);
+/* The slope of the best LL less that of the best NW, over all of D. */
+rates_value rates_lead_of(const rates_sweep *s);
 
 /* What the propositions say of the slope. */
 double rates_theory(const rates_task *task, rates_estimator which, rates_region region);

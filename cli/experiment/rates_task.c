@@ -11,7 +11,7 @@ static const double pi = 3.14159265358979323846;
 static const double interior_from = 0.3, interior_to = 0.7;
 
 /* The angle that a coordinate turns its circle by: no two points meet, and the surface bends. */
-static const double turn = 1;
+static const double turn = 0.25;
 
 const char *rates_setting_name(int index)
 {
