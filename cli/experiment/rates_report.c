@@ -145,7 +145,7 @@ static void write_verdict(FILE *out, const rates_sweep *s)
     const rates_value lead = rates_lead_of(s);
     fprintf(out,
             "Verdict, d = %" PRId64 ", n = %" PRId64 " .. %" PRId64
-            ": LL's error over NW's falls as n^%.2f ± %.2f.\n",
+            ": LL's error over NW's falls as n^%.3f ± %.3f.\n",
             task_of(s)->dim, s->cells[0].task.pairs, s->cells[s->cell_count - 1].task.pairs, lead.value,
             lead.deviation);
     if (task_of(s)->setting != RATES_ORDERED) write_propositions(out, s);
