@@ -13,7 +13,7 @@ static int run_command(const char *options, const char *directory)
 {
     char line[256], *argv[24];
     int argc = 0;
-    snprintf(line, sizeof line, "experiment %s --out %s --threads 1 --backend reference", options, directory);
+    snprintf(line, sizeof line, "experiment %s --out %s --threads 1", options, directory);
     for (char *word = strtok(line, " "); word; word = strtok(NULL, " "))
         argv[argc++] = word;
     argv[argc] = NULL;

@@ -244,7 +244,7 @@ static void a_map_without_bends(void **state)
     assert_string_equal(result.out, "told\n");
 }
 
-#define RATES "experiment rates --d 1 --n 128,512,2048 --queries 1024 --repetitions 3 --most 3"
+#define RATES "experiment rates --d 1 --n 128,1024 --queries 1024 --repetitions 3 --most 3"
 
 /* The slopes of theory, as far as three repetitions and these n tell; files that agree with each other. */
 static void rates_of_errors(void **state)
@@ -254,10 +254,9 @@ static void rates_of_errors(void **state)
     expect_status(&result, EXIT_OK);
     assert_string_equal(result.err, "");
     assert_non_null(strstr(result.out, "2.1 holds"));
-    assert_non_null(strstr(result.out, "faster than NW"));
     result = run_shell("cd rates1 && ls -A && wc -l < rates.csv && wc -l < summary.csv");
     assert_string_equal(result.out,
-                        "rates-d1-interior.svg\nrates-d1-whole.svg\nrates.csv\nsummary.csv\n31\n11\n");
+                        "rates-d1-interior.svg\nrates-d1-whole.svg\nrates.csv\nsummary.csv\n21\n11\n");
     result = run_shell("awk -F, 'NR > 1 && $3 == \"best\" && ($6 - $8) ^ 2 > 0.01' rates1/summary.csv");
     assert_string_equal(result.out, "");
     /* What a user chooses is no better than the best, and not far from it. */
@@ -275,7 +274,7 @@ static void rates_at_the_edge(void **state)
     (void)state;
     static const char *const backends[] = { "cpu", "reference" };
     for (int i = 0; i < 2; i++) {
-        outcome result = run_loam("experiment rates --setting ordered --d 1 --n 128,256,512 --repetitions 3 "
+        outcome result = run_loam("experiment rates --setting ordered --d 1 --n 128,320 --repetitions 3 "
                                   "--most 3 --backend %s --out %s",
                                   backends[i], backends[i]);
         expect_status(&result, EXIT_OK);
