@@ -27,7 +27,8 @@ static void print_help(void)
 {
     printf(
         "usage: loam experiment NAME [options]\n\nWithout training: regression at test time, in which each "
-        "estimator predicts\nvalues of keys from pairs that it is shown, and what that takes.\n\nexperiments:\n");
+        "estimator predicts\nvalues of keys from pairs that it is shown, and what that "
+        "takes.\n\nexperiments:\n");
     for (int i = 0; i < EXPERIMENTS; i++)
         printf("  %-12s %s\n", experiments[i].name, experiments[i].help);
     printf("\nloam experiment NAME --help tells the options.\n");

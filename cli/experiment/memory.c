@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * loam experiment memory: the working memory of Local Linear Attention, by blocks and as its equations stand. */
+ * loam experiment memory: the working memory of Local Linear Attention, by blocks and as it is written. */
 #define _POSIX_C_SOURCE 200809L
 #include "cli/experiment/memory_report.h"
 #include "cli/plot.h"
@@ -18,8 +18,10 @@ static const double gibi = 1 << 30;
 static const double usual_limit = 8, share = 0.9;
 
 static const char about[] =
-    "Figure 2 of Zuo et al. 2025, measured on the CPU: the peak of memory beyond inputs and outputs against n for "
-    "LLA with all differences k_j - q_i at once (n^2 d numbers), with all covariances at once (n d^2), and by "
+    "Figure 2 of Zuo et al. 2025, measured on the CPU: the peak of memory beyond inputs and outputs against "
+    "n for "
+    "LLA with all differences k_j - q_i at once (n^2 d numbers), with all covariances at once (n d^2), and "
+    "by "
     "blocks, as the library computes it, forward and with the backward. Each is a process of its own under a "
     "limit that it sets itself; what does not fit is a point of the figure.\n"
     "Beyond --compute all memory of a method is allocated and written to, but nothing is computed.\n"

@@ -57,7 +57,8 @@ static void *allocate(size_t bytes)
     return aligned_alloc(LOAM_ALIGN, (bytes + LOAM_ALIGN) / LOAM_ALIGN * LOAM_ALIGN);
 }
 
-/* Pages of 4 KiB, that peaks be what was asked for. Should memory run out all the same, this process goes first. */
+/* Pages of 4 KiB, that peaks be what was asked for. Should memory run out all the same, this process goes
+ * first. */
 static void settle(void)
 {
     prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0);

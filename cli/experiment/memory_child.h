@@ -23,8 +23,8 @@ typedef struct memory_result {
 /* Bytes that the machine can give now without swapping; 0 where it does not say. */
 size_t memory_available(void);
 
-/* `limit` bytes, beyond what a process of this program has before it begins. The calling process must not have
- * run anything in parallel yet: threads do not survive a fork. */
+/* `limit` bytes, beyond what a process of this program has before it begins. The calling process must not
+ * have run anything in parallel yet: threads do not survive a fork. */
 int memory_measure(const memory_case *c, size_t limit, bool compute, memory_result *result, io_error *error);
 
 #endif

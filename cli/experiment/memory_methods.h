@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Ways to compute Local Linear Attention whose working memory is compared: two that hold everything at once, and
- * the library's. Scores are q.k / sqrt(d), causal; the ridge is 1. */
+ * Ways to compute Local Linear Attention whose working memory is compared: two that hold everything at once,
+ * and the library's. Scores are q.k / sqrt(d), causal; the ridge is 1. */
 #ifndef LOAM_CLI_EXPERIMENT_MEMORY_METHODS_H
 #define LOAM_CLI_EXPERIMENT_MEMORY_METHODS_H
 

@@ -191,18 +191,19 @@ static void draw(FILE *out, const memory_sweep *s)
         "set key at screen 0.55,0.22 center top vertical maxrows 4 Left reverse samplen 2.4 width -4\n"
         "set title \"{/:Bold working memory, d = %g}\" offset 0,-0.5\n"
         "set label \"MiB beyond inputs and outputs\" at screen 0.03,0.64 center rotate\n"
-        "set xlabel 'tokens, n (open marks: taken, not computed)' offset 0,0.6\nset logscale xy\nset format '10^{%%T}'\n"
+        "set xlabel 'tokens, n (open marks: taken, not computed)' offset 0,0.6\nset logscale xy\nset format "
+        "'10^{%%T}'\n"
         "set xrange [%g:%g]\nset yrange [*:%g]\n",
         d, 0.8 * first, 1.25 * last, 4 * limit);
     for (int method = 0; method < MEMORY_METHODS; method++)
         write_marks(out, s, method);
     const double scale = sizeof(float) / mebi;
-    fprintf(
-        out,
-        "plot %g with lines lt 8 dt 3 lw 1 title 'limit; x: out of memory', "
-        "(y=%g*x*x, y < %g ? y : NaN) with lines lt 8 lw 1 dt 2 title '4 n^2 d, 4 n d^2, 4 n d', "
-        "(y=%g*x, y < %g ? y : NaN) with lines lt 8 lw 1 dt 2 notitle, %g*x with lines lt 8 lw 1 dt 2 notitle, ",
-        limit, scale * d, limit, scale * d * d, limit, scale * d);
+    fprintf(out,
+            "plot %g with lines lt 8 dt 3 lw 1 title 'limit; x: out of memory', "
+            "(y=%g*x*x, y < %g ? y : NaN) with lines lt 8 lw 1 dt 2 title '4 n^2 d, 4 n d^2, 4 n d', "
+            "(y=%g*x, y < %g ? y : NaN) with lines lt 8 lw 1 dt 2 notitle, %g*x with lines lt 8 lw 1 dt 2 "
+            "notitle, ",
+            limit, scale * d, limit, scale * d * d, limit, scale * d);
     for (int m = 0; m < MEMORY_METHODS; m++)
         fprintf(out,
                 "$m%dcomputed using 1:2 with points lt %d pt %d ps 0.9 title '%s', "

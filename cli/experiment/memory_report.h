@@ -19,15 +19,16 @@ typedef struct memory_sweep {
     size_t limit;
 } memory_sweep;
 
-/* The exponent of the working memory in n, by least squares over the last four lengths that fit; NaN where fewer
- * than two did. */
+/* The exponent of the working memory in n, by least squares over the last four lengths that fit; NaN where
+ * fewer than two did. */
 double memory_growth(const memory_sweep *s, memory_method method);
 
-/* The largest difference of the outputs from those of blocks, over the largest output of these; NaN where one of
- * the two was not computed. */
+/* The largest difference of the outputs from those of blocks, over the largest output of these; NaN where one
+ * of the two was not computed. */
 double memory_difference(const memory_sweep *s, memory_method method, int index);
 
-/* Whether blocks grow no faster than n, keep less than the others wherever n > d, and differences grow as n^2. */
+/* Whether blocks grow no faster than n, keep less than the others wherever n > d, and differences grow as
+ * n^2. */
 bool memory_figure_holds(const memory_sweep *s);
 
 /* memory.csv and memory.svg into a directory, the table to standard output. */

@@ -13,10 +13,14 @@
 enum { LEAST_PAIRS = 64, LEAST_QUERIES = 1024, MOST_REPETITIONS = 1000 };
 
 static const char about[] =
-    "Propositions 2.1 and 2.2 of Zuo et al. 2025, measured: n pairs (x, f(x) + noise), x uniform in D = [0, 1]^d, "
-    "f(x) = sum over channels of 3 x + 0.7 sin(2 pi x), RBF scores. The error is the mean squared distance from "
-    "f over queries uniform in D, at the bandwidth that has the least error; the slope of its logarithm on log n "
-    "is compared with theory: 0 for one global line, -3/(d+3) for softmax (Nadaraya-Watson, NW), at most -4/(d+4) "
+    "Propositions 2.1 and 2.2 of Zuo et al. 2025, measured: n pairs (x, f(x) + noise), x uniform in D = [0, "
+    "1]^d, "
+    "f(x) = sum over channels of 3 x + 0.7 sin(2 pi x), RBF scores. The error is the mean squared distance "
+    "from "
+    "f over queries uniform in D, at the bandwidth that has the least error; the slope of its logarithm on "
+    "log n "
+    "is compared with theory: 0 for one global line, -3/(d+3) for softmax (Nadaraya-Watson, NW), at most "
+    "-4/(d+4) "
     "for LLA (local linear, LL); -4/(d+4) for both in the interior, all coordinates in 0.3 .. 0.7.\n"
     "Writes rates.csv, summary.csv (slopes) and rates-dD-whole.svg, rates-dD-interior.svg.";
 
@@ -52,7 +56,8 @@ static int read_request(int argc, char **argv, request *r, bool *help, io_error 
         { "n", OPTION_TEXT, &r->pairs, 0, 0, "LIST",
           "numbers of pairs, two at least (256,512,1024,2048,4096,8192)" },
         { "setting", OPTION_TEXT, &r->setting, 0, 0, "cube|ordered|sphere",
-          "keys are the points (cube); the same by ascending first coordinate, each asked for from those before "
+          "keys are the points (cube); the same by ascending first coordinate, each asked for from those "
+          "before "
           "it, at the edge of what was seen (ordered); keys are 64 channels of length 1 on a surface of d "
           "dimensions (sphere)" },
         { "validate", OPTION_FLAG, &r->validate, 0, 0, NULL,
@@ -99,8 +104,8 @@ static int read_choices(const request *r, int *setting, int *backend, io_error *
     return status;
 }
 
-/* A surface has no spread across itself but by its bend: a ridge below the rounding of float32 would be solved in
- * float64, row by row. */
+/* A surface has no spread across itself but by its bend: a ridge below the rounding of float32 would be
+ * solved in float64, row by row. */
 static double ridge_of(const request *r, rates_setting setting)
 {
     return r->ridge >= 0 ? r->ridge : setting == RATES_SPHERE ? 0.01 : 1e-4;

@@ -11,7 +11,7 @@ enum { RATES_STEPS = 32 };
 typedef struct rates_line {
     rates_estimator estimator;
     bool
-        validated; /* each draw has the bandwidth that cross-validation chooses, else that of its least error */
+        validated; /* bandwidths by cross-validation, a draw its own; else each has that of its least error */
 } rates_line;
 
 /* Those that are validated last. */

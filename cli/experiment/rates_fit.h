@@ -26,8 +26,8 @@ typedef struct rates_engine {
 int rates_errors(const rates_engine *engine, rates_estimator which, const rates_sample *sample, bool ordered,
                  double bandwidth, double errors[RATES_REGIONS][RATES_DRAWS], io_error *error);
 
-/* What a user has in place of the error: the squared distance from values that are not in the fit, folds of the
- * pairs one after another, summed over at most RATES_QUERIES_OF_FOLDS of them. */
+/* What a user has in place of the error: the squared distance from values that are not in the fit, folds of
+ * the pairs one after another, summed over at most RATES_QUERIES_OF_FOLDS of them. */
 enum { RATES_FOLDS = 8, RATES_QUERIES_OF_FOLDS = 4096 };
 int rates_cross_validate(const rates_engine *engine, rates_estimator which, const rates_sample *sample,
                          double bandwidth, double scores[RATES_DRAWS], io_error *error);

@@ -91,7 +91,8 @@ static double worst_deviation(const rates_sweep *s)
     return worst;
 }
 
-/* Standard errors fall with the square root of the repetitions: as many as should do, and at least a third more. */
+/* Standard errors fall with the square root of the repetitions: as many as should do, and at least a third
+ * more. */
 static int64_t more_repetitions(const rates_sweep *s, double deviation)
 {
     const double ratio = deviation / s->tolerance, count = (double)s->repetitions;

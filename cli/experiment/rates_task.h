@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The data of the experiment on rates: n pairs of a point of [0, 1]^d and a value, f(x) seen through noise, and
- * the points where a fit is asked for. */
+ * The data of the experiment on rates: n pairs of a point of [0, 1]^d and a value, f(x) seen through noise,
+ * and the points where a fit is asked for. */
 #ifndef LOAM_CLI_EXPERIMENT_RATES_TASK_H
 #define LOAM_CLI_EXPERIMENT_RATES_TASK_H
 
@@ -11,14 +11,14 @@
 
 enum { RATES_MAX_DIM = 4, RATES_MAX_PAIRS = 1 << 20, RATES_CHANNELS = 64 };
 
-/* Values with a noise of their own at the same points: channels of the value, which cost little and make errors
- * of a mean smaller. */
+/* Values with a noise of their own at the same points: channels of the value, which cost little and make
+ * errors of a mean smaller. */
 enum { RATES_DRAWS = 64 };
 
 typedef enum rates_setting {
     RATES_CUBE,    /* keys are the points, queries are points of their own */
     RATES_ORDERED, /* pairs by ascending first coordinate; each is asked for from those before it */
-    RATES_SPHERE /* as the cube, but keys have RATES_CHANNELS channels and length 1: a d-dimensional surface */
+    RATES_SPHERE   /* as the cube, but keys have RATES_CHANNELS channels and length 1: a surface */
 } rates_setting;
 
 /* "cube", "ordered", "sphere", NULL. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The experiment on memory: the three ways to compute LLA agree, what is measured is what was asked for, and what
- * does not fit under the limit is found out. */
+ * The experiment on memory: the three ways to compute LLA agree, what is measured is what was asked for, and
+ * what does not fit under the limit is found out. */
 #include "cli/experiment/memory_report.h"
 #include "tests/experiment/fixture.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The experiment on rates: the data are what they claim to be, errors are those of direct sums, bandwidths are the
- * best ones, and slopes those of the errors. */
+ * The experiment on rates: the data are what they claim to be, errors are those of direct sums, bandwidths
+ * are the best ones, and slopes those of the errors. */
 #include "cli/experiment/rates_report.h"
 #include "tests/experiment/fixture.h"
 
@@ -234,8 +234,8 @@ static void test_validation(void **state)
 
 /* ---- choices and slopes */
 
-/* Each draw has its least error of those tried, the best mean has all its neighbours, and cross-validation the
- * errors of some of the steps. */
+/* Each draw has its least error of those tried, the best mean has all its neighbours, and cross-validation
+ * the errors of some of the steps. */
 static void test_choice(void **state)
 {
     (void)state;
@@ -302,8 +302,8 @@ static void test_slopes(void **state)
     assert_true(rates_slope_of(&s, RATES_CONSTANT, RATES_WHOLE).deviation < 1e-12);
     assert_true(fabs(rates_lead_of(&s).value + 0.05) < 1e-12);
     rates_sweep_free(&s);
-    /* The last of three points has weight 1 / (2 log 2); its mean's relative error is that of four repetitions,
-     * spread sqrt(5/4) apart. To first order: the spread is small. */
+    /* The last of three points has weight 1 / (2 log 2); its mean's relative error is that of four
+     * repetitions, spread sqrt(5/4) apart. To first order: the spread is small. */
     make_errors(&s, (const double[]){ 0, -0.75, -0.8 }, 1e-4);
     const double expected = 1e-4 * sqrt(5.0 / 3 / 4) / (2 * log(2));
     assert_true(fabs(rates_slope_of(&s, RATES_LINEAR, RATES_WHOLE).deviation / expected - 1) < 1e-3);
