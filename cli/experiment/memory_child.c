@@ -90,7 +90,8 @@ static int set_limit(size_t limit, io_error *error)
     const rlim_t bytes = (rlim_t)(own("VmSize:") + limit);
     const struct rlimit bound = { bytes, bytes };
     if (own("VmSize:") > 0 && setrlimit(RLIMIT_AS, &bound) == 0) return EXIT_OK;
-    return io_fail(error, EXIT_INTERNAL, "the limit of %zu bytes: %s", limit,
+    return io_fail(error, EXIT_INTERNAL, "--limit: a process of %.3g GiB more: %s",
+                   (double)limit / ((size_t)1 << 30),
                    own("VmSize:") > 0 ? strerror(errno) : "/proc/self/status has no VmSize");
 }
 

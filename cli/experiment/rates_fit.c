@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "cli/experiment/rates_fit.h"
 
+#include <inttypes.h>
 #include <lapacke.h>
 #include <math.h>
 #include <stdlib.h>
@@ -168,8 +169,8 @@ static void add_squares(const double *a, const double *b, double sums[RATES_DRAW
         sums[v] += (a[v] - b[v]) * (a[v] - b[v]);
 }
 
-static void region_errors(const rates_sample *sample, rates_region region, const double *out,
-                          double errors[RATES_DRAWS])
+static int region_errors(const rates_sample *sample, rates_region region, const double *out,
+                         double errors[RATES_DRAWS], io_error *error)
 {
     double count = 0;
     for (int v = 0; v < RATES_DRAWS; v++)
@@ -184,6 +185,11 @@ static void region_errors(const rates_sample *sample, rates_region region, const
     }
     for (int v = 0; v < RATES_DRAWS; v++)
         errors[v] /= count;
+    if (count > 0) return EXIT_OK;
+    return io_fail(error, EXIT_USAGE,
+                   "none of %" PRId64 " queries is in the interior; expected more of them: --queries, with "
+                   "--setting ordered --n",
+                   sample->queries);
 }
 
 int rates_errors(const rates_engine *engine, rates_estimator which, const rates_sample *sample, bool ordered,
@@ -193,9 +199,9 @@ int rates_errors(const rates_engine *engine, rates_estimator which, const rates_
                             sample->queries, sample->channels, ordered,       bandwidth * sample->unit };
     double *out = malloc((size_t)(sample->queries * RATES_DRAWS) * sizeof *out);
     if (!out) return no_memory(error);
-    const int status = predict(engine, which, &task, out, error);
+    int status = predict(engine, which, &task, out, error);
     for (int r = 0; r < RATES_REGIONS && status == EXIT_OK; r++)
-        region_errors(sample, (rates_region)r, out, errors[r]);
+        status = region_errors(sample, (rates_region)r, out, errors[r], error);
     free(out);
     return status;
 }

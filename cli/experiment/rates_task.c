@@ -139,7 +139,7 @@ int rates_sample_make(rates_sample *sample, const rates_task *task, int64_t repe
     sample->values = at += n * channels;
     sample->asked = at += n * RATES_DRAWS;
     sample->truth = at += m * channels;
-    double *points = at += m;
+    double *points = at + m;
     bool *marks = (bool *)(points + (n > m ? n : m) * task->dim);
     for (int r = 0; r < RATES_REGIONS; r++)
         sample->inside[r] = marks + r * m;

@@ -212,6 +212,8 @@ static void wrong_options_of_measurements(void **state)
         { "rates --setting ordered --validate", "--validate: expected --setting cube or sphere" },
         { "rates --backend cuda", "cpu or reference" },
         { "rates --out ''", "--out" },
+        { "rates --setting ordered --d 4 --n 64,128 --repetitions 2",
+          "none of 64 queries is in the interior" },
         { "memory more", "unknown argument more" },
         { "memory --n 64", "two numbers or more, from 64" },
         { "memory --n 32,64", "two numbers or more, from 64" },
