@@ -212,8 +212,6 @@ static void wrong_options_of_measurements(void **state)
         { "rates --setting ordered --validate", "--validate: expected --setting cube or sphere" },
         { "rates --backend cuda", "cpu or reference" },
         { "rates --out ''", "--out" },
-        { "rates --setting ordered --d 4 --n 64,128 --repetitions 2",
-          "none of 64 queries is in the interior" },
         { "memory more", "unknown argument more" },
         { "memory --n 64", "two numbers or more, from 64" },
         { "memory --n 32,64", "two numbers or more, from 64" },
@@ -303,6 +301,9 @@ static void rates_at_the_edge(void **state)
     outcome result = run_shell("paste -d, cpu/rates.csv reference/rates.csv | awk -F, 'NR > 1 && "
                                "($7 / $16 - 1) ^ 2 > 1e-8'");
     assert_string_equal(result.out, "");
+    result = run_loam("experiment rates --setting ordered --d 4 --n 64,128 --repetitions 2 --out unseen");
+    expect_complaint(&result, EXIT_USAGE, "none of 64 queries is in the interior");
+    assert_false(file_exists("unseen"));
 }
 
 #define MEMORY "experiment memory --d 16 --n 64,128,256,512,1024 --compute 128 --limit 0.03"
