@@ -3,6 +3,7 @@
 #include "cli/command.h"
 
 #include "cli/experiment/options.h"
+#include "cli/names.h"
 #include "cli/options.h"
 
 #include <stdio.h>
@@ -15,13 +16,19 @@ static const struct {
 } experiments[] = {
     { "regression", experiment_regression, "linear maps that change from segment to segment, without noise" },
     { "smooth", experiment_smooth, "one smooth map, seen through noise" },
+    { "rates", experiment_rates, "how fast errors fall with the number of pairs" },
+    { "memory", experiment_memory, "the working memory of Local Linear Attention" },
 };
 enum { EXPERIMENTS = sizeof experiments / sizeof *experiments };
 
+static const char *name_at(int index) { return index < EXPERIMENTS ? experiments[index].name : NULL; }
+
 static void print_help(void)
 {
-    printf("usage: loam experiment NAME [options]\n\nRegression at test time: nothing is trained, each "
-           "estimator predicts the value of a key from the pairs before it.\n\nexperiments:\n");
+    printf(
+        "usage: loam experiment NAME [options]\n\nWithout training: regression at test time, in which each "
+        "estimator predicts\nvalues of keys from pairs that it is shown, and what that "
+        "takes.\n\nexperiments:\n");
     for (int i = 0; i < EXPERIMENTS; i++)
         printf("  %-12s %s\n", experiments[i].name, experiments[i].help);
     printf("\nloam experiment NAME --help tells the options.\n");
@@ -46,7 +53,8 @@ int command_experiment(int argc, char **argv)
     for (int i = 0; i < EXPERIMENTS && argc > 1; i++)
         if (strcmp(argv[1], experiments[i].name) == 0)
             return run_experiment(experiments[i].run, argc - 1, argv + 1);
-    io_fail(&error, EXIT_USAGE, "%s%s; expected `regression` or `smooth`",
-            argc < 2 ? "no experiment named" : "unknown argument ", argc < 2 ? "" : argv[1]);
+    char names[NAMES_BYTES];
+    io_fail(&error, EXIT_USAGE, "%s%s; expected %s", argc < 2 ? "no experiment named" : "unknown argument ",
+            argc < 2 ? "" : argv[1], names_list(names, name_at, " or "));
     return options_report("experiment", &error);
 }

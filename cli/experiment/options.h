@@ -29,6 +29,6 @@ int experiment_make_directories(const char *path, io_error *error);
 /* An experiment: its options, argv[0] is its name, and its run. *out is the folder of the results, where it
  * ran. */
 typedef int experiment_run(int argc, char **argv, const char **out, io_error *error);
-experiment_run experiment_regression, experiment_smooth;
+experiment_run experiment_regression, experiment_smooth, experiment_rates, experiment_memory;
 
 #endif

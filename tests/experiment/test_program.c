@@ -133,12 +133,23 @@ static void table_and_files(void **state)
     expect_status(&result, 0);
 }
 
+typedef struct wrong_option {
+    const char *options, *part;
+} wrong_option;
+
+static void expect_refused(const wrong_option *cases, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        const outcome result = run_loam("experiment %s", cases[i].options);
+        expect_complaint(&result, EXIT_USAGE, cases[i].part);
+        assert_false(file_exists("out"));
+    }
+}
+
 static void wrong_options(void **state)
 {
     (void)state;
-    static const struct {
-        const char *options, *part;
-    } cases[] = {
+    static const wrong_option cases[] = {
         { "", "no experiment named" },
         { "regresion", "unknown argument regresion" },
         { "regression more", "unknown argument more" },
@@ -178,11 +189,40 @@ static void wrong_options(void **state)
         { "smooth --threads 0", "--threads 0" },
         { "smooth --out ''", "--out" },
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const outcome result = run_loam("experiment %s", cases[i].options);
-        expect_complaint(&result, EXIT_USAGE, cases[i].part);
-        assert_false(file_exists("out"));
-    }
+    expect_refused(cases, sizeof cases / sizeof *cases);
+}
+
+static void wrong_options_of_measurements(void **state)
+{
+    (void)state;
+    static const wrong_option cases[] = {
+        { "noise", "regression, smooth, rates or memory" },
+        { "rates more", "unknown argument more" },
+        { "rates --d 5", "from 1 to 4" },
+        { "rates --n 512", "two numbers or more, from 64" },
+        { "rates --n 32,64", "two numbers or more, from 64" },
+        { "rates --n 64,2000000", "from 1 to 1048576" },
+        { "rates --queries 1000", "--queries 1000" },
+        { "rates --repetitions 1", "--repetitions 1" },
+        { "rates --most 1001", "--most 1001" },
+        { "rates --error 0", "--error 0" },
+        { "rates --noise -1", "--noise -1" },
+        { "rates --ridge nan", "--ridge nan" },
+        { "rates --setting disc", "cube, ordered or sphere" },
+        { "rates --setting ordered --validate", "--validate: expected --setting cube or sphere" },
+        { "rates --backend cuda", "cpu or reference" },
+        { "rates --out ''", "--out" },
+        { "memory more", "unknown argument more" },
+        { "memory --n 64", "two numbers or more, from 64" },
+        { "memory --n 32,64", "two numbers or more, from 64" },
+        { "memory --d 513", "--d 513" },
+        { "memory --compute -1", "--compute -1" },
+        { "memory --limit 0", "--limit 0" },
+        { "memory --limit 1000000", "the GiB that this machine has free" },
+        { "memory --threads 0", "--threads 0" },
+        { "memory --out ''", "--out" },
+    };
+    expect_refused(cases, sizeof cases / sizeof *cases);
 }
 
 #define SMOOTH "experiment smooth --d 2 --length 128 --sequences 12"
@@ -219,6 +259,72 @@ static void a_map_without_bends(void **state)
     assert_string_equal(result.out, "told\n");
 }
 
+#define RATES "experiment rates --d 1 --n 128,1024 --queries 1024 --repetitions 3 --most 3"
+
+/* The slopes of theory, as far as three repetitions and these n tell; files that agree with each other. */
+static void rates_of_errors(void **state)
+{
+    (void)state;
+    outcome result = run_loam(RATES " --validate --threads 1 --out rates1");
+    expect_status(&result, EXIT_OK);
+    assert_string_equal(result.err, "");
+    assert_non_null(strstr(result.out, "2.1 holds"));
+    result = run_shell("cd rates1 && ls -A && wc -l < rates.csv && wc -l < summary.csv");
+    assert_string_equal(result.out,
+                        "rates-d1-interior.svg\nrates-d1-whole.svg\nrates.csv\nsummary.csv\n21\n11\n");
+    result = run_shell("awk -F, 'NR > 1 && $3 == \"best\" && ($6 - $8) ^ 2 > 0.01' rates1/summary.csv");
+    assert_string_equal(result.out, "");
+    /* What a user chooses is no better than the best, and not far from it. */
+    result = run_shell("awk -F, '$4 == \"best\" { e[$2 $3 $5] = $7 } $4 == \"validated\" "
+                       "{ x = $7 / e[$2 $3 $5]; if (x < 1 || x > 2) print }' rates1/rates.csv");
+    assert_string_equal(result.out, "");
+    result = run_loam(RATES " --validate --threads 3 --out rates3");
+    expect_status(&result, EXIT_OK);
+    expect_same("rates1", "rates3");
+}
+
+/* At the edge of what was seen the bias of NW is of first order everywhere. Float64 and float32 agree. */
+static void rates_at_the_edge(void **state)
+{
+    (void)state;
+    static const char *const backends[] = { "cpu", "reference" };
+    for (int i = 0; i < 2; i++) {
+        outcome result = run_loam("experiment rates --setting ordered --d 1 --n 128,320 --repetitions 3 "
+                                  "--most 3 --backend %s --out %s",
+                                  backends[i], backends[i]);
+        expect_status(&result, EXIT_OK);
+        assert_null(strstr(result.out, "2.1"));
+        result = run_shell("awk -F, 'NR > 1 && $4 == \"whole\" && ($6 - $8) ^ 2 > 0.01' %s/summary.csv",
+                           backends[i]);
+        assert_string_equal(result.out, "");
+    }
+    outcome result = run_shell("paste -d, cpu/rates.csv reference/rates.csv | awk -F, 'NR > 1 && "
+                               "($7 / $16 - 1) ^ 2 > 1e-8'");
+    assert_string_equal(result.out, "");
+    result = run_loam("experiment rates --setting ordered --d 4 --n 64,128 --repetitions 2 --out unseen");
+    expect_complaint(&result, EXIT_USAGE, "none of 64 queries is in the interior");
+    assert_false(file_exists("unseen"));
+}
+
+#define MEMORY "experiment memory --d 16 --n 64,128,256,512,1024 --compute 128 --limit 0.03"
+
+/* 0.03 GiB hold 512 x 512 differences of 16 channels, and not 1024 x 1024. */
+static void memory_of_methods(void **state)
+{
+    (void)state;
+    outcome result = run_loam(MEMORY " --out memory");
+    expect_status(&result, EXIT_OK);
+    assert_string_equal(result.err, "");
+    assert_non_null(strstr(result.out, "limit of 0.03 GiB: differences from n = 1024."));
+    result = run_shell("cd memory && ls -A && cut -d, -f 1,3,4 memory.csv | grep -c computed; "
+                       "grep -c taken memory.csv; grep out, memory.csv | cut -d, -f 1-6");
+    assert_string_equal(result.out, "memory.csv\nmemory.svg\n8\n11\n1024,16,differences,out,,\n");
+    /* What was taken is what was asked for; the outputs agree. */
+    result = run_shell("awk -F, '$4 == \"taken\" && ($5 - $8) ^ 2 > 1e12 || NR > 1 && $12 > 1e-4' "
+                       "memory/memory.csv");
+    assert_string_equal(result.out, "");
+}
+
 static void nowhere_to_write(void **state)
 {
     (void)state;
@@ -235,6 +341,14 @@ static void nowhere_to_write(void **state)
     result = run_shell("PATH=/nowhere \"$LOAM\" " SMOOTH " --out unseen");
     expect_complaint(&result, EXIT_OUTPUT, "gnuplot");
     assert_false(file_exists("unseen"));
+    static const char *const others[] = { RATES, MEMORY };
+    for (int i = 0; i < 2; i++) {
+        result = run_shell(": > plain; \"$LOAM\" %s --out plain", others[i]);
+        expect_complaint(&result, EXIT_OUTPUT, "plain");
+        result = run_shell("PATH=/nowhere \"$LOAM\" %s --out unseen", others[i]);
+        expect_complaint(&result, EXIT_OUTPUT, "gnuplot");
+        assert_false(file_exists("unseen"));
+    }
     result = run_shell("\"$LOAM\" " CELLS " --sequences 2 --out closed >/dev/full");
     expect_complaint(&result, EXIT_OUTPUT, "standard output");
 }
@@ -274,8 +388,12 @@ int main(void)
         cmocka_unit_test(threads_do_not_matter),
         cmocka_unit_test(table_and_files),
         cmocka_unit_test(wrong_options),
+        cmocka_unit_test(wrong_options_of_measurements),
         cmocka_unit_test(a_smooth_map),
         cmocka_unit_test(a_map_without_bends),
+        cmocka_unit_test(rates_of_errors),
+        cmocka_unit_test(rates_at_the_edge),
+        cmocka_unit_test(memory_of_methods),
         cmocka_unit_test(nowhere_to_write),
         cmocka_unit_test(no_room),
         cmocka_unit_test(other_options_are_refused),

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: MIT
+ * Ways to compute Local Linear Attention whose working memory is compared: two that hold everything at once,
+ * and the library's. Scores are q.k / sqrt(d), causal; the ridge is 1. */
+#ifndef LOAM_CLI_EXPERIMENT_MEMORY_METHODS_H
+#define LOAM_CLI_EXPERIMENT_MEMORY_METHODS_H
+
+#include "io/error.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef enum memory_method {
+    MEMORY_DIFFERENCES, /* all z_ij = k_j - q_i: n^2 d numbers */
+    MEMORY_SYSTEMS,     /* all covariances Sigma_i: n d^2 numbers */
+    MEMORY_BLOCKS,      /* loam.h, forward */
+    MEMORY_BACKWARD,    /* loam.h, forward and backward */
+    MEMORY_METHODS
+} memory_method;
+
+extern const char *const memory_names[MEMORY_METHODS];
+
+typedef struct memory_case {
+    memory_method method;
+    int64_t length, dim;
+    uint64_t seed;
+    int threads;
+} memory_case;
+
+/* Bytes. */
+typedef struct memory_sizes {
+    size_t arrays;      /* inputs and outputs: q, k, v, o, and for a backward their gradients */
+    size_t working;     /* all that a run wants besides */
+    size_t work, saved; /* of which the library's; 0 for the others */
+} memory_sizes;
+
+int memory_sizes_of(const memory_case *c, memory_sizes *sizes, io_error *error);
+
+/* What the leading term of the working memory says: 4 n^2 d, 4 n d^2, 4 n d bytes. */
+double memory_formula(const memory_case *c);
+
+/* A few of the outputs, by which the methods are compared. */
+enum { MEMORY_SAMPLE = 64 };
+
+/* Draws the inputs into `arrays`, memory_sizes.arrays of it. */
+void memory_draw(const memory_case *c, float *arrays);
+/* Computes o, and the gradients; `working` has memory_sizes.working bytes, at LOAM_ALIGN. */
+int memory_compute(const memory_case *c, float *arrays, void *working, float sample[MEMORY_SAMPLE],
+                   io_error *error);
+
+#endif
