@@ -2,7 +2,7 @@
 #include "cli/experiment/memory_methods.h"
 
 #include "cli/experiment/memory_naive.h"
-#include "cli/random.h"
+#include "random/random.h"
 #include "loam.h"
 
 #include <cblas.h>

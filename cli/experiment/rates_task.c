@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "cli/experiment/rates_task.h"
 
-#include "cli/random.h"
+#include "random/random.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -8,9 +8,9 @@
  * Blocks whose rows see many keys have directions and weights in one part each, which leaves a residual of
  * about 2^-11; the last sweep measures the true one. Where it misses the tolerance, or the iteration is too
  * slow to reach it, the block is listed for a launch in two parts, where with 64 dimensions each row gets a
- * matrix of its own (pcg.cuh). Blocks with few keys have two parts at once, in a launch that overlaps with the
- * first, and matrices if steps without are too many. One kernel for both would need too many registers for
- * its products to be pipelined. The functions of the matrices are called, which makes wgmma wait for each
+ * matrix of its own (pcg.cuh). Blocks with few keys have two parts at once, in a launch that overlaps with
+ * the first, and matrices if steps without are too many. One kernel for both would need too many registers
+ * for its products to be pipelined. The functions of the matrices are called, which makes wgmma wait for each
  * product: inlined, they would spill even more.
  */
 #include "src/local/cuda/forward.h"
