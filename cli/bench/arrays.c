@@ -5,8 +5,8 @@
 #include "cli/bench/count.h"
 #include "cli/bench/files.h"
 #include "cli/names.h"
-#include "random/random.h"
 #include "io/half.h"
+#include "random/random.h"
 
 #include <math.h>
 #include <omp.h>

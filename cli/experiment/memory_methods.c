@@ -2,8 +2,8 @@
 #include "cli/experiment/memory_methods.h"
 
 #include "cli/experiment/memory_naive.h"
-#include "random/random.h"
 #include "loam.h"
+#include "random/random.h"
 
 #include <cblas.h>
 #include <math.h>

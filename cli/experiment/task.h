@@ -4,8 +4,8 @@
 #ifndef LOAM_CLI_EXPERIMENT_TASK_H
 #define LOAM_CLI_EXPERIMENT_TASK_H
 
-#include "random/random.h"
 #include "io/error.h"
+#include "random/random.h"
 
 #include <stdint.h>
 

@@ -2,8 +2,8 @@
  * Fits through bins against fits from the rows themselves, over tables of many
  * shapes. Differences are in units of the standard error that the fit has anyway. */
 #define _POSIX_C_SOURCE 200809L
-#include "random/random.h"
 #include "cli/regress/bandwidth.h"
+#include "random/random.h"
 #include "tests/regress/brute.h"
 #include "tests/regress/fit_at.h"
 

@@ -43,9 +43,12 @@ static void tie(values *v)
         memcpy(slot_at(v, SLOT_K, 0, 0, j), slot_at(v, SLOT_K, 0, 0, j % DISTINCT), WIDTH * sizeof(double));
 }
 
-/* In layer 20 one key has most of the weight of each row. */
+/* In layer 20 one key has most of the weight of each row. Around 192 keys lists of heavy ones are full. */
 static const hard_case cases[] = {
     { "layer 20", 256, 256, 3, 1e-3, DATA_REAL, 1, NULL },
+    { "191 keys", QUERIES, 191, 1, 1e-3, DATA_REAL, 0, NULL },
+    { "192 keys", QUERIES, 192, 1, 1e-3, DATA_REAL, 0, NULL },
+    { "193 keys", QUERIES, 193, 1, 1e-3, DATA_REAL, 0, NULL },
     { "511 keys", QUERIES, 511, 1, 1e-3, DATA_REAL, 0, NULL },
     { "512 keys", QUERIES, 512, 1, 1e-3, DATA_REAL, 0, NULL },
     { "513 keys", QUERIES, 513, 1, 1e-3, DATA_REAL, 0, NULL },
@@ -77,7 +80,7 @@ static double bound(loam_dtype dtype, int gradient)
 }
 
 /* On a GPU of 16-bit products: of o, and gradients are finite. */
-#define BOUND_OF_DEVICES 1e-2
+#define BOUND_OF_DEVICES 6e-3
 
 static void expect_close(const hard_case *c, const values *got, const values *want, slot which)
 {
