@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Instructions of GPUs since compute capability 8.0, one function each: the bf16 matrix product of a warp,
- * the loads of its operands from shared memory, asynchronous copies.
+ * Instructions of GPUs since compute capability 8.0, one function each: the bf16 and fp16 matrix products of
+ * a warp, the loads of their operands from shared memory, asynchronous copies.
  *
  * Fragments of D (16 x 8) += A (16 x 16) B (16 x 8), as [row][column], in lane 4 g + t:
  *     D, two pairs:   [g][2 t, 2 t + 1], [g + 8][2 t, 2 t + 1]
@@ -21,6 +21,24 @@ static __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&
         "{%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+/* fp16; b0 and b1: the pairs of B. Not volatile: products of long chains may change places. */
+static __device__ __forceinline__ void mma_half(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                                uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* The transpose of an 8 x 8 matrix of 16-bit elements, a pair of a row in each lane. */
+static __device__ __forceinline__ uint32_t transposed_matrix(uint32_t x)
+{
+    uint32_t y;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
 }
 
 static __device__ __forceinline__ uint32_t shared_address(const void *p)

@@ -429,6 +429,7 @@ template <int PARTS, int DIM> static __device__ __forceinline__ cg_tolerance pla
                       : cg_tolerance{ 6e-3f, 3.5e-3f, 1.2e-2f, 16, 0.77f, true };
 }
 
+/* With matrices. */
 static __device__ __forceinline__ cg_tolerance heavy_tolerance(bool saved)
 {
     const float stop = saved ? 3e-4f : 1.2e-3f;

@@ -28,7 +28,7 @@ template <int DIM> constexpr bool has_row_matrices = DIM == TILE_SIDE;
  * ones on the last. Counters of 8 bits, four to a word, hold COUNTED_TILES tiles. */
 enum { HEAVY_KEYS = 192, LEVELS = 16, LEVEL_FIRST = 2, COUNTED_TILES = 15 };
 
-/* Of each scratch, in the workspace: [ROWS][HEAVY_KEYS] twice, [ROWS][FACTOR_WORDS]. */
+/* In the workspace, `scratches` times: [ROWS][HEAVY_KEYS] twice, [ROWS][FACTOR_WORDS]. */
 struct heavy_work {
     int32_t *key; /* from the first key of the block on */
     __half *root;
@@ -42,7 +42,7 @@ struct heavy_work {
     }
 };
 
-/* As many as thread blocks that the device holds at once, or blocks of rows: those of `work` are no fewer. */
+/* One for each thread block that the device holds at once, or for each block of rows if these are fewer. */
 static inline heavy_work heavy_work_carve(const loam_problem *p, const solve_work *work, arena *pool)
 {
     const int64_t resident = BLOCKS_PER_SM * solve_multiprocessors(), blocks = (int64_t)row_blocks(p);
@@ -462,7 +462,7 @@ static __device__ __forceinline__ unsigned live_rows(const bool (&live)[2])
     return rows;
 }
 
-/* Writes V of the rows that are live to the workspace. */
+/* Writes V of the rows that are live to the workspace. Not inlined, as pcg_run: one function would spill. */
 template <int DIM, bool DECAYED, class T>
 static __device__ __noinline__ void make_factors(const block_system<DIM, DECAYED, T> &stored,
                                                  const bool (&live)[2], const heavy_work &work,

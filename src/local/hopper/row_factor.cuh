@@ -32,15 +32,6 @@ struct square_parts {
 /* The place of square (i, j), i >= j, of a lower triangle, and of square (j, i) of its transpose. */
 static __host__ __device__ constexpr int lower_square(int i, int j) { return i * (i + 1) / 2 + j; }
 
-static __device__ __forceinline__ void mma_half(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
-                                                uint32_t b1)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 /* d += a b^T. */
 static __device__ __forceinline__ void add_square(square_sums &d, const uint32_t (&a)[4],
                                                   const uint32_t (&b)[4])
@@ -195,13 +186,6 @@ static __device__ __forceinline__ void add_diagonal(square_sums (&s)[LOWER_SQUAR
 }
 
 /* ------------------------------------------------------------------ its inverse */
-
-static __device__ __forceinline__ uint32_t transposed_matrix(uint32_t x)
-{
-    uint32_t y;
-    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
-    return y;
-}
 
 static __device__ __forceinline__ void transpose_square(uint32_t (&y)[4], const uint32_t (&x)[4])
 {
