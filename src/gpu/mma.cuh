@@ -33,6 +33,14 @@ static __device__ __forceinline__ void mma_half(float (&d)[4], const uint32_t (&
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/* The same of depth 8: the first two pairs of A, the first of B. */
+static __device__ __forceinline__ void mma_half(float (&d)[4], const uint32_t (&a)[2], uint32_t b)
+{
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(b));
+}
+
 /* The transpose of an 8 x 8 matrix of 16-bit elements, a pair of a row in each lane. */
 static __device__ __forceinline__ uint32_t transposed_matrix(uint32_t x)
 {

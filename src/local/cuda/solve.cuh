@@ -28,7 +28,7 @@
 struct cg_tolerance {
     float stop, late_stop, accept;
     int most;   /* iterations */
-    float rate; /* Hopper, in one part: residuals must fall as fast as its powers */
+    float rate; /* Hopper, where above 0: residuals must fall as fast as its powers */
     bool by_residual;
 };
 
@@ -61,9 +61,9 @@ struct half_span {
 struct solve_work {
     int64_t *next_block;
     unsigned long long *hard_count;
-    /* On Hopper: counters of the launches for blocks of rows with few keys, and for those listed for a second
-     * launch; the list; which scratches are in use. */
-    int64_t *next_few, *next_listed;
+    /* On Hopper: counters of the launches for blocks of rows with few keys, and for those listed for later
+     * launches (the second where these are two); the list; which scratches are in use. */
+    int64_t *next_few, *next_listed, *next_solved;
     unsigned long long *listed_count;
     int32_t *scratch_taken;
     half_span *span; /* [batch][heads_kv], of the copies in fp16 */

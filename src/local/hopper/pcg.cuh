@@ -1,114 +1,212 @@
 /* SPDX-License-Identifier: MIT
- * Conjugate gradients with a preconditioner for each row (local/hopper/heavy.cuh), for blocks with a row that
+ * Conjugate gradients with a preconditioner for each row (local/hopper/heavy_solve.cu), for blocks with a row that
  * plain ones would take too long for. */
 #ifndef LOAM_LOCAL_HOPPER_PCG_CUH
 #define LOAM_LOCAL_HOPPER_PCG_CUH
 
-#include "src/local/hopper/heavy.cuh"
+#include "src/local/hopper/heavy_work.cuh"
 
 /* The norm of a residual as operand of its factor. */
 #define RESIDUAL_TOP 0x1p7f
+
+/* The rows of this warp that are live: bit i is row i. */
+static __device__ __forceinline__ unsigned live_rows(const bool (&live)[2])
+{
+    unsigned rows = 0;
+    const unsigned first = __ballot_sync(0xffffffffu, live[0]), second = __ballot_sync(0xffffffffu, live[1]);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        rows |= (first >> 4 * i & 1) << i | (second >> 4 * i & 1) << (i + 8);
+    return rows;
+}
 
 /* The preconditioned residuals of the thread's rows: r . z, z . z, z . kbar. */
 struct pcg_rows {
     float rz[2], zz[2], mean[2];
 };
 
-/* y, the residuals r, becomes z = V V^T r of the rows that are live, and 0 of the others. */
+/* Factors on their way to a warp, in the memory of the ring of keys while no pass needs it. */
+enum { FACTOR_STAGES = 4 };
+
+static __device__ __forceinline__ uint64_t *factor_barriers(solver_shared<TILE_SIDE, __half> &sm)
+{
+    static_assert(sizeof sm.extended_full >= THREADS / 32 * FACTOR_STAGES * sizeof(uint64_t),
+                  "no pass of the solver needs these barriers");
+    return &sm.extended_full[0][0];
+}
+
+struct factor_stream {
+    unsigned char *stage; /* [FACTOR_STAGES][FACTOR_BYTES] */
+    uint64_t *full;
+    const uint32_t *factor; /* of the warp's rows */
+    unsigned &used;         /* entries that have gone through */
+    unsigned rows, ahead;   /* a bit each: rows to come, and those of them not asked for */
+
+    /* One lane asks for the factor of the next row, as entry n from here on. */
+    __device__ __forceinline__ void ask(unsigned n)
+    {
+        if (ahead == 0) return;
+        const unsigned place = (used + n) % FACTOR_STAGES;
+        if (threadIdx.x % 32 == 0) {
+            barrier_expect(&full[place], FACTOR_BYTES);
+            load_bytes(stage + place * FACTOR_BYTES, factor + (__ffs(ahead) - 1) * FACTOR_WORDS, FACTOR_BYTES,
+                       &full[place]);
+        }
+        ahead &= ahead - 1;
+    }
+    __device__ __forceinline__ void begin(unsigned wanted)
+    {
+        rows = ahead = wanted;
+        for (unsigned n = 0; n < FACTOR_STAGES; n++)
+            ask(n);
+    }
+    /* Waits for entry n from here on. */
+    __device__ __forceinline__ const unsigned char *wait(unsigned n) const
+    {
+        const unsigned entry = used + n;
+        barrier_wait(&full[entry % FACTOR_STAGES], entry / FACTOR_STAGES % 2);
+        return stage + entry % FACTOR_STAGES * FACTOR_BYTES;
+    }
+    /* Nobody wants the rows to come. */
+    __device__ __forceinline__ void drain()
+    {
+        while (rows)
+            wait(0), release();
+    }
+    /* The next row is done. */
+    __device__ __forceinline__ void release()
+    {
+        __syncwarp();
+        ask(FACTOR_STAGES);
+        used++, rows &= rows - 1;
+    }
+};
+
+template <int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ factor_stream factor_stream_of(const block_system<DIM, DECAYED, T> &sys,
+                                                                 const uint32_t *factor, unsigned &used)
+{
+    static_assert(sizeof sys.sm.stage >= THREADS / 32 * FACTOR_STAGES * FACTOR_BYTES, "factors in the ring");
+    const int warp = threadIdx.x / 32;
+    return { (unsigned char *)sys.sm.stage + warp * FACTOR_STAGES * FACTOR_BYTES,
+             factor_barriers(sys.sm) + warp * FACTOR_STAGES,
+             factor + warp * 16 * FACTOR_WORDS,
+             used,
+             0,
+             0 };
+}
+
+/* z = V V^T r of the next COUNT rows of eight, of which each keeps its own: lanes whose vectors 2 t and 2 t + 1
+ * include it. */
+template <int COUNT>
+static __device__ __forceinline__ void precondition_rows(float (&z)[SQUARES][4], const vector_parts &r,
+                                                         factor_stream &factors)
+{
+    const int t = threadIdx.x % 4;
+    const unsigned char *factor[COUNT];
+    float product[COUNT][SQUARES][4] = {};
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        factor[i] = factors.wait((unsigned)i);
+    multiply_factors(product, r, factor);
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        const int at = (__ffs(factors.rows) - 1) % 8;
+#pragma unroll
+        for (int n = 0; n < SQUARES * 4; n++)
+            z[n / 4][n % 4] = 2 * t + n % 2 == at ? product[i][n / 4][n % 4] : z[n / 4][n % 4];
+        factors.release();
+    }
+}
+
+/* The direction of the thread's rows becomes 0. */
+template <int PARTS, int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ void clear_direction(const block_system<DIM, DECAYED, T> &sys)
+{
+#pragma unroll
+    for (int n = 0; n < DIM / 8; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e += 2)
+            set_direction_pair<PARTS>(sys, n, e, { 0, 0 });
+    }
+}
+
+/* y, the residuals r, becomes z = V V^T r of the rows that are live, and 0 of the others. `factors` has begun
+ * with all that are live, and those that just ended. */
 template <int DIM, bool DECAYED, class T>
 static __device__ __forceinline__ void precondition(float (&y)[DIM / TILE_SIDE][8][4],
                                                     const block_system<DIM, DECAYED, T> &sys,
-                                                    const cg_rows &cg, pcg_rows &pre, const uint32_t *factor)
+                                                    const cg_rows &cg, pcg_rows &pre, factor_stream &factors)
 {
-    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4;
     const lane_vector kbar = sys.vector(VECTOR_KBAR);
-    const float unit[2] = { unit_of_norm<T>(cg.rr[0]) * (DIRECTION_TOP / RESIDUAL_TOP),
-                            unit_of_norm<T>(cg.rr[1]) * (DIRECTION_TOP / RESIDUAL_TOP) };
-    const float inverse[2] = { power_inverse(unit[0]), power_inverse(unit[1]) };
-    square_parts r[SQUARES];
-#pragma unroll
-    for (int n = 0; n < DIM / 2; n += 2) {
-        float(&at)[4] = y[n / 32][n / 4 % 8];
-        uint32_t part[2];
-        split_pair<__half>(part, at[n % 4] * inverse[n / 2 % 2], at[n % 4 + 1] * inverse[n / 2 % 2]);
-        const int e = n / 2 % 2 + n / 4 % 2 * 2;
-        r[n / 8].hi[e] = part[0], r[n / 8].lo[e] = part[1];
-        at[n % 4] = at[n % 4 + 1] = 0;
-    }
-    pre.rz[0] = pre.rz[1] = 0;
-    unsigned left = live_rows(cg.live);
-    uint32_t next[LOWER_SQUARES][4];
-    const uint32_t *const factors = factor + warp * 16 * FACTOR_WORDS;
-    if (left) load_factor(next, factors + (__ffs(left) - 1) * FACTOR_WORDS);
-#pragma unroll 1
-    while (left) {
-        const int i = __ffs(left) - 1;
-        uint32_t v[LOWER_SQUARES][4];
-        square_sums z[SQUARES];
-        float norm2[2];
-        memcpy(v, next, sizeof v);
-        left &= left - 1;
-        if (left) load_factor(next, factors + (__ffs(left) - 1) * FACTOR_WORDS);
-        multiply_factor(z, norm2, r, v);
-#pragma unroll
-        for (int n = 0; n < DIM / 2; n++) {
-            float &at = y[n / 32][n / 4 % 8][n % 4];
-            at = i == g + n / 2 % 2 * 8 ? z[n / 8].tile[n / 4 % 2][n % 4] : at;
-        }
-        pre.rz[0] = i == g ? norm2[0] : pre.rz[0];
-        pre.rz[1] = i == g + 8 ? norm2[1] : pre.rz[1];
-    }
-    pre.zz[0] = pre.zz[1] = pre.mean[0] = pre.mean[1] = 0;
-#pragma unroll
-    for (int n = 0; n < DIM / 2; n++) {
-        const int row = n / 2 % 2;
-        float &at = y[n / 32][n / 4 % 8][n % 4];
-        at *= unit[row];
-        pre.zz[row] += at * at, pre.mean[row] += at * kbar.get(n);
-    }
+    const unsigned live = live_rows(cg.live);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        pre.rz[row] = quad_sum(pre.rz[row]) * unit[row] * unit[row];
-        pre.zz[row] = quad_sum(pre.zz[row]), pre.mean[row] = quad_sum(pre.mean[row]);
+        const float unit = unit_of_norm<T>(cg.rr[row]) * (DIRECTION_TOP / RESIDUAL_TOP),
+                    inverse = power_inverse(unit);
+        vector_parts r;
+        float z[SQUARES][4] = {};
+#pragma unroll
+        for (int n = 0; n < DIM / 8; n++) {
+            uint32_t part[2];
+            split_pair<__half>(part, y[0][n][2 * row] * inverse, y[0][n][2 * row + 1] * inverse);
+            r.hi[n / 2][n % 2] = part[0], r.lo[n / 2][n % 2] = part[1];
+        }
+#pragma unroll 1
+        while (const unsigned rows = factors.rows & 0xffu << 8 * row) {
+            const unsigned after = rows & (rows - 1);
+            if (!(rows & ~after & live))
+                factors.wait(0), factors.release();
+            else if (after & (0 - after) & live)
+                precondition_rows<2>(z, r, factors);
+            else
+                precondition_rows<1>(z, r, factors);
+        }
+        float rz = 0, zz = 0, mean = 0;
+#pragma unroll
+        for (int n = 0; n < DIM / 8; n++) {
+            float &first = z[n / 2][n % 2 * 2], &second = z[n / 2][n % 2 * 2 + 1];
+            transpose_floats(first, second);
+            float(&at)[4] = y[0][n];
+            first *= unit, second *= unit;
+            rz += at[2 * row] * first + at[2 * row + 1] * second;
+            zz += first * first + second * second;
+            mean += first * kbar.get(4 * n + 2 * row) + second * kbar.get(4 * n + 2 * row + 1);
+            at[2 * row] = first, at[2 * row + 1] = second;
+        }
+        pre.rz[row] = quad_sum(rz), pre.zz[row] = quad_sum(zz), pre.mean[row] = quad_sum(mean);
     }
 }
 
 /* Iterates for the rows that are live, from x and its residual r, which lie in the scratch; factor: V of
- * these rows. */
+ * these rows, on which `used` counts. */
 template <int PARTS, int DIM, bool DECAYED, class T>
-static __device__ __noinline__ void pcg_run(const block_system<DIM, DECAYED, T> &stored, cg_rows &rows,
-                                            const cg_tolerance &tolerance, const uint32_t *factor)
+static __device__ __forceinline__ void pcg_run(const block_system<DIM, DECAYED, T> &stored, cg_rows &rows,
+                                               const cg_tolerance &tolerance, const uint32_t *factor,
+                                               unsigned &used)
 {
     const row_pair r = stored.r;
     const row_ridge ridge = stored.ridge;
     const block_system<DIM, DECAYED, T> sys = system_in_registers(stored, r, ridge);
     cg_rows cg = rows;
     pcg_rows pre = {};
+    image_products d = {};
+    row_direction own = { { 1, 1 }, { 0, 0 } };
+    factor_stream factors = factor_stream_of(sys, factor, used);
     const lane_vector residual = sys.vector(VECTOR_R);
-    float y[DIM / TILE_SIDE][8][4], beta[2], centre[2];
+    float y[DIM / TILE_SIDE][8][4], centre[2] = { 0, 0 };
 #pragma unroll
     for (int n = 0; n < DIM / 2; n++)
         y[n / 32][n / 4 % 8][n % 4] = residual.get(n);
-    precondition(y, sys, cg, pre, factor);
-    row_direction own = { { unit_of_norm<T>(pre.zz[0]), unit_of_norm<T>(pre.zz[1]) }, { 0, 0 } };
-    put_direction<PARTS>(sys, y, own);
-    centre[0] = pre.mean[0], centre[1] = pre.mean[1];
+    factors.begin(live_rows(cg.live));
+    clear_direction<PARTS>(sys);
     for (int count = 0; count < tolerance.most && __syncthreads_or(cg.live[0] || cg.live[1]); count++) {
-        float alpha[2], rr[2] = { 0, 0 };
         const float before[2] = { pre.rz[0], pre.rz[1] };
-        const image_products d = compute_image<PARTS>(y, sys, own);
-        cg_step_length(cg, d, before, alpha);
-        cg_advance<PARTS>(sys, y, own, alpha, rr);
-#pragma unroll
-        for (int row = 0; row < 2; row++) {
-            rr[row] = quad_sum(rr[row]);
-            cg.rr[row] = cg.live[row] ? rr[row] : cg.rr[row];
-            cg.live[row] = cg.live[row] && cg.rr[row] > tolerance.stop * tolerance.stop * cg.bb[row];
-        }
-        precondition(y, sys, cg, pre, factor);
+        float alpha[2], beta[2], rr[2] = { 0, 0 };
+        precondition(y, sys, cg, pre, factors);
 #pragma unroll
         for (int row = 0; row < 2; row++)
-            beta[row] = cg.live[row] ? pre.rz[row] / before[row] : 0;
+            beta[row] = count > 0 && cg.live[row] ? pre.rz[row] / before[row] : 0;
         const float norm2[2] = { pre.zz[0] + beta[0] * beta[0] * d.size[0],
                                  pre.zz[1] + beta[1] * beta[1] * d.size[1] };
         cg_update_direction<PARTS>(sys, y, cg, norm2, beta, own);
@@ -117,7 +215,19 @@ static __device__ __noinline__ void pcg_run(const block_system<DIM, DECAYED, T> 
             centre[row] = pre.mean[row] + beta[row] * centre[row];
             own.centre[row] = is_half<T> && !cg.live[row] ? 0 : centre[row] * power_inverse(own.unit[row]);
         }
+        __syncthreads();
+        d = compute_image<PARTS>(y, sys, own);
+        factors.begin(live_rows(cg.live));
+        cg_step_length(cg, d, pre.rz, alpha);
+        cg_advance<PARTS>(sys, y, own, alpha, rr);
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            rr[row] = quad_sum(rr[row]);
+            cg.rr[row] = cg.live[row] ? rr[row] : cg.rr[row];
+            cg.live[row] = cg.live[row] && cg.rr[row] > tolerance.stop * tolerance.stop * cg.bb[row];
+        }
     }
+    factors.drain();
     rows = cg;
 }
 

@@ -78,7 +78,7 @@ struct key_list {
 };
 
 /* Keys of a list on their way to a warp. A key's 16-byte chunk n is stored as chunk n ^ (key % 8). */
-enum { GATHER_STAGES = 8, GATHER_BYTES = SQUARE * TILE_SIDE * 2 };
+enum { GATHER_STAGES = 4, GATHER_BYTES = SQUARE * TILE_SIDE * 2 };
 
 /* keys: of the head, [][dim]; this matrix has 64 of their channels. */
 static __device__ __forceinline__ void gather_keys(unsigned char *stage, const __half *keys, int64_t dim,
@@ -193,53 +193,79 @@ static __device__ __forceinline__ void transpose_square(uint32_t (&y)[4], const 
     y[2] = transposed_matrix(x[1]), y[3] = transposed_matrix(x[3]);
 }
 
-/* s = L L^T becomes L^-1, but for what is above its diagonal. Row operations turn s = U D U^T into D U^T and
- * the identity into U^-1, of which column k takes the place of the eliminated column k of s; the rows of U^-1
- * divided by the roots of D are those of L^-1. Pivots are at least `least`. */
-static __device__ __forceinline__ void eliminate_square(square_sums &s, float least)
+/* A symmetric 8 x 8 matrix s = L L^T, this lane's elements 2 t and 2 t + 1 of row g, becomes L^-1. Row
+ * operations turn s = U D U^T into D U^T and the identity into U^-1, of which column k takes the place of the
+ * eliminated column k of s; the rows of U^-1 divided by the roots of D are those of L^-1. Pivots are at least
+ * `least`. */
+static __device__ __forceinline__ void eliminate(float (&s)[2], float least)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    float own[2] = { 1, 1 };
+    float own = 1;
 #pragma unroll
-    for (int k = 0; k < SQUARE; k++) {
-        const int in_row = k / 8 * 2, in_column = k % 2, fragment = k / 8, owner = k % 8 / 2;
-        const float pivot = fmaxf(
-            __shfl_sync(0xffffffffu, s.tile[fragment][in_row + in_column], k % 8 * 4 + owner), least);
-        float above[2][2], factor[2];
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            above[e / 2][e % 2] = __shfl_sync(0xffffffffu, s.tile[e / 2][in_row + e % 2], k % 8 * 4 + t);
-#pragma unroll
-        for (int row = k / 8; row < 2; row++) {
-            const float mine = __shfl_sync(0xffffffffu, s.tile[fragment][2 * row + in_column], g * 4 + owner);
-            factor[row] = g + 8 * row > k ? __fdividef(mine, pivot) : 0;
-            own[row] = g + 8 * row == k ? pivot : own[row];
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                s.tile[e / 2][2 * row + e % 2] -= factor[row] * above[e / 2][e % 2];
-            if (t == owner && g + 8 * row > k) s.tile[fragment][2 * row + in_column] = -factor[row];
-        }
+    for (int k = 0; k < 8; k++) {
+        const float pivot = fmaxf(__shfl_sync(0xffffffffu, s[k % 2], k * 4 + k / 2), least),
+                    mine = __shfl_sync(0xffffffffu, s[k % 2], g * 4 + k / 2),
+                    above[2] = { __shfl_sync(0xffffffffu, s[0], k * 4 + t),
+                                 __shfl_sync(0xffffffffu, s[1], k * 4 + t) };
+        const float factor = g > k ? __fdividef(mine, pivot) : 0;
+        own = g == k ? pivot : own;
+        s[0] -= factor * above[0], s[1] -= factor * above[1];
+        s[k % 2] = t == k / 2 && g > k ? -factor : s[k % 2];
     }
+    const float scale = rsqrtf(own);
 #pragma unroll
-    for (int row = 0; row < 2; row++) {
-        const float scale = rsqrtf(own[row]);
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const int column = e / 2 * 8 + 2 * t + e % 2;
-            float &at = s.tile[e / 2][2 * row + e % 2];
-            at = (column < g + 8 * row ? at : column == g + 8 * row ? 1.0f : 0.0f) * scale;
-        }
-    }
+    for (int e = 0; e < 2; e++)
+        s[e] = (2 * t + e < g ? s[e] : 2 * t + e == g ? 1.0f : 0.0f) * scale;
 }
 
-/* W = L^-1 of the square s = L L^T, and its transpose, as operands. */
-static __device__ __forceinline__ void invert_square(square_parts &w, square_parts &transposed,
-                                                     square_sums &s, float least)
+/* Two fp16 parts of an 8 x 8 matrix, a pair of a row in each lane. */
+struct small_parts {
+    uint32_t hi, lo;
+};
+
+static __device__ __forceinline__ small_parts split_small(float x, float y)
 {
-    eliminate_square(s, least);
-    split_square(w, s);
-    transpose_square(transposed.hi, w.hi);
-    transpose_square(transposed.lo, w.lo);
+    uint32_t part[2];
+    split_pair<__half>(part, x, y);
+    return { part[0], part[1] };
+}
+
+static __device__ __forceinline__ small_parts transposed_small(const small_parts &x)
+{
+    return { transposed_matrix(x.hi), transposed_matrix(x.lo) };
+}
+
+/* d += sign a b^T of 8 x 8 matrices: both parts of a at once, as the two halves of an operand of 16 rows. */
+static __device__ __forceinline__ void add_small(float (&d)[2], const small_parts &a, const small_parts &b,
+                                                 bool negative)
+{
+    const uint32_t sign = negative ? 0x80008000u : 0, rows[2] = { a.hi ^ sign, a.lo ^ sign };
+    float sum[4] = { d[0], d[1], 0, 0 };
+    mma_half(sum, rows, b.lo);
+    mma_half(sum, rows, b.hi);
+    d[0] = sum[0] + sum[2], d[1] = sum[1] + sum[3];
+}
+
+/* W = L^-1 of the square s = L L^T, and its transpose, as operands; by its quarters of 8 x 8. */
+static __device__ __forceinline__ void invert_square(square_parts &w, square_parts &transposed,
+                                                     const square_sums &s, float least)
+{
+    float first[2] = { s.tile[0][0], s.tile[0][1] }, below[2] = { 0, 0 };
+    float last[2] = { s.tile[1][2], s.tile[1][3] }, product[2] = { 0, 0 }, corner[2] = { 0, 0 };
+    eliminate(first, least);
+    const small_parts w_first = split_small(first[0], first[1]), w_turned = transposed_small(w_first);
+    add_small(below, split_small(s.tile[0][2], s.tile[0][3]), w_first, false);
+    const small_parts l_below = split_small(below[0], below[1]);
+    add_small(last, l_below, l_below, true);
+    add_small(product, l_below, w_turned, false);
+    eliminate(last, least);
+    const small_parts w_last = split_small(last[0], last[1]);
+    add_small(corner, w_last, transposed_small(split_small(product[0], product[1])), true);
+    const small_parts w_corner = split_small(corner[0], corner[1]),
+                      corner_turned = transposed_small(w_corner), last_turned = transposed_small(w_last);
+    w = { { w_first.hi, w_corner.hi, 0, w_last.hi }, { w_first.lo, w_corner.lo, 0, w_last.lo } };
+    transposed = { { w_turned.hi, 0, corner_turned.hi, last_turned.hi },
+                   { w_turned.lo, 0, corner_turned.lo, last_turned.lo } };
 }
 
 /* V = L^-T of the matrix s = L L^T, an upper triangle: put(i, j, square) is called for its squares (j, i),
@@ -281,49 +307,88 @@ static __device__ __forceinline__ void invert_matrix(square_sums (&s)[LOWER_SQUA
 
 /* ------------------------------------------------------------------ its use */
 
-/* V of a row in the workspace: hi parts, the four words of a lane side by side. */
-enum { FACTOR_WORDS = LOWER_SQUARES * 32 * 4 };
+/* V of a row in the workspace, hi parts: each square as four matrices of 8 x 8, row by row, so that it can be
+ * loaded as operand A, and so can its transpose. */
+enum {
+    SQUARE_WORDS = SQUARE * SQUARE / 2,
+    FACTOR_WORDS = LOWER_SQUARES * SQUARE_WORDS,
+    FACTOR_BYTES = FACTOR_WORDS * 4
+};
 
-static __device__ __forceinline__ void load_factor(uint32_t (&v)[LOWER_SQUARES][4], const uint32_t *factor)
+static __device__ __forceinline__ void put_square(uint32_t *factor, int square, const uint32_t (&v)[4])
 {
 #pragma unroll
-    for (int n = 0; n < LOWER_SQUARES; n++) {
-        const uint4 word = *(const uint4 *)(factor + (n * 32 + threadIdx.x % 32) * 4);
-        v[n][0] = word.x, v[n][1] = word.y, v[n][2] = word.z, v[n][3] = word.w;
+    for (int e = 0; e < 4; e++)
+        factor[square * SQUARE_WORDS + e * 32 + (int)threadIdx.x % 32] = v[e];
+}
+
+/* A square of a factor in shared memory, and its transpose. */
+static __device__ __forceinline__ void load_square(uint32_t (&v)[4], const unsigned char *factor, int square)
+{
+    load_matrices(v, factor + square * SQUARE_WORDS * 4 + threadIdx.x % 32 * 16);
+}
+static __device__ __forceinline__ void load_square_transposed(uint32_t (&v)[4], const unsigned char *factor,
+                                                              int square)
+{
+    const unsigned lane = threadIdx.x % 32, from = lane % 8 | (lane & 8) << 1 | (lane & 16) >> 1;
+    load_matrices_transposed(v, factor + square * SQUARE_WORDS * 4 + from * 16);
+}
+
+/* Operands B: pairs of channels 16 n + 2 t and 16 n + 8 + 2 t of eight vectors, one for each g. */
+struct vector_parts {
+    uint32_t hi[SQUARES][2], lo[SQUARES][2];
+};
+
+/* z += V V^T r of eight vectors r, with COUNT factors V, each that of one of them: of use for that one only.
+ * z: channels 16 n + g and 16 n + 8 + g of vectors 2 t and 2 t + 1. */
+template <int COUNT>
+static __device__ __forceinline__ void multiply_factors(float (&z)[COUNT][SQUARES][4], const vector_parts &r,
+                                                        const unsigned char *const (&factor)[COUNT])
+{
+    uint32_t v[4];
+#pragma unroll
+    for (int i = 0; i < SQUARES; i++) {
+        float y[COUNT][4] = {};
+        uint32_t first[COUNT][2], second[COUNT][2];
+#pragma unroll
+        for (int j = 0; j <= i; j++) {
+#pragma unroll
+            for (int n = 0; n < COUNT; n++) {
+                load_square_transposed(v, factor[n], lower_square(i, j));
+                mma_half(y[n], v, r.lo[j][0], r.lo[j][1]);
+                mma_half(y[n], v, r.hi[j][0], r.hi[j][1]);
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < COUNT; n++) {
+            split_pair<__half>(first[n], y[n][0], y[n][1]);
+            split_pair<__half>(second[n], y[n][2], y[n][3]);
+#pragma unroll
+            for (int part = 0; part < 2; part++) {
+                first[n][part] = transposed_matrix(first[n][part]);
+                second[n][part] = transposed_matrix(second[n][part]);
+            }
+        }
+#pragma unroll
+        for (int j = 0; j <= i; j++) {
+#pragma unroll
+            for (int n = 0; n < COUNT; n++) {
+                load_square(v, factor[n], lower_square(i, j));
+                mma_half(z[n][j], v, first[n][1], second[n][1]);
+                mma_half(z[n][j], v, first[n][0], second[n][0]);
+            }
+        }
     }
 }
 
-/* Of the 16 rows r of a warp in two parts, z = r V V^T with the V of one of them, and |r V|^2 (this thread's
- * columns of rows g and g + 8): of use for that row only. Squares of r and z are 16 rows x 16 channels. */
-static __device__ __forceinline__ void multiply_factor(square_sums (&z)[SQUARES], float (&norm2)[2],
-                                                       const square_parts (&r)[SQUARES],
-                                                       const uint32_t (&v)[LOWER_SQUARES][4])
+/* x and y, element g of vectors 2 t and 2 t + 1, become elements 2 t and 2 t + 1 of vector g. */
+static __device__ __forceinline__ void transpose_floats(float &x, float &y)
 {
-    norm2[0] = norm2[1] = 0;
-#pragma unroll
-    for (int j = 0; j < SQUARES; j++)
-        z[j] = {};
-#pragma unroll
-    for (int i = 0; i < SQUARES; i++) {
-        square_sums y = {};
-        square_parts part;
-#pragma unroll
-        for (int j = 0; j <= i; j++) {
-            uint32_t turned[4];
-            transpose_square(turned, v[lower_square(i, j)]);
-            add_square(y, r[j].lo, turned);
-            add_square(y, r[j].hi, turned);
-        }
-#pragma unroll
-        for (int e = 0; e < 8; e++)
-            norm2[e / 2 % 2] += y.tile[e / 4][e % 4] * y.tile[e / 4][e % 4];
-        split_square(part, y);
-#pragma unroll
-        for (int j = 0; j <= i; j++) {
-            add_square(z[j], part.lo, v[lower_square(i, j)]);
-            add_square(z[j], part.hi, v[lower_square(i, j)]);
-        }
-    }
+    const uint32_t first = __float_as_uint(x), second = __float_as_uint(y);
+    const uint32_t low = transposed_matrix(__byte_perm(first, second, 0x5410)),
+                   high = transposed_matrix(__byte_perm(first, second, 0x7632));
+    x = __uint_as_float(__byte_perm(low, high, 0x5410));
+    y = __uint_as_float(__byte_perm(low, high, 0x7632));
 }
 
 #endif

@@ -43,7 +43,7 @@ template <int DIM, class T> struct solver_shared {
     T query[DIM * TILE_SIDE];
     uint64_t full[ring_stages<DIM>], query_full, extended_full[2][ring_stages<DIM> + 2];
     ring_count extended[2]; /* of the rings with 1 and 2 more stages */
-    int64_t block;
+    int64_t block, listed;
     int scratch;
     row_block rows;
 };
@@ -513,12 +513,38 @@ static __device__ __forceinline__ bool unsolved(const cg_rows &cg, const cg_tole
            (!tolerance.by_residual && cg.rr[row] * cg.most[row] > sure * cg.bb[row] * cg.least[row]);
 }
 
-/* In one part, a row whose residual, relative to b, is above ENVELOPE_START rate^n after n >= 3 iterations,
- * or ENVELOPE_SECOND after two, would not converge in time. Residuals first rise where the spectrum is wide:
- * on keys of trained models, which need 8 to 14 iterations at ridge 1 and more than 20 at 0.1, to 0.6 .. 1.9
- * and 1.3 .. 4.9 after two, 0.2 .. 0.9 and 1.0 .. 3.2 after three. */
-#define ENVELOPE_SECOND 2.0f
+/* Where a rate is asked for, a row whose residual, relative to b, is above ENVELOPE_START rate^n after n >= 3
+ * steps would not converge in time, nor one above SECOND_RESIDUAL after two. Residuals first rise where the
+ * spectrum is wide. The first step tells by the largest residual of the block together with the largest
+ * Rayleigh quotient of its directions, relative to the ridge. Blocks of four layers of a trained model had
+ * residuals of 1.2 to 3.6 with quotients of 9 to 46 at ridge 1, which takes 8 to 14 steps; at 0.1, which takes
+ * more than 20, 2.5 to 6.7 with 83 to 454, or 1.3 to 1.8 with 253 to 359. Normal keys at 0.01, which take 10
+ * to 20, had 0.5 to 1.6 with 110 to 189. */
 #define ENVELOPE_START 2.4f
+#define SECOND_RESIDUAL 2.0f
+#define FIRST_RESIDUAL 2.0f
+#define FIRST_QUOTIENT 75.0f
+#define FIRST_RESIDUAL_WIDE 1.2f
+#define FIRST_QUOTIENT_WIDE 230.0f
+
+/* Would a row of the block take too long, by its residual after `count` steps? All threads of the block call
+ * it. */
+static __device__ __forceinline__ bool too_slow(const cg_rows &cg, const image_products &d,
+                                                const float (&least)[2], float envelope, int count)
+{
+    const auto beyond = [&](float limit) {
+        return __syncthreads_or((cg.live[0] && cg.rr[0] > limit * limit * cg.bb[0]) ||
+                                (cg.live[1] && cg.rr[1] > limit * limit * cg.bb[1]));
+    };
+    const auto wide = [&](float limit) {
+        return __syncthreads_or((cg.live[0] && d.curvature[0] > limit * least[0] * d.size[0]) ||
+                                (cg.live[1] && d.curvature[1] > limit * least[1] * d.size[1]));
+    };
+    if (count > 2) return beyond(envelope);
+    if (count == 2) return beyond(SECOND_RESIDUAL);
+    return (beyond(FIRST_RESIDUAL) && wide(FIRST_QUOTIENT)) ||
+           (beyond(FIRST_RESIDUAL_WIDE) && wide(FIRST_QUOTIENT_WIDE));
+}
 
 /* alpha of the live rows, r . z (plain: z = r) over the curvature, and the bounds of the spectrum that their
  * Rayleigh quotients give; 0 for the others. A row whose direction has no positive curvature stops. */
@@ -615,7 +641,7 @@ static __device__ __forceinline__ void cg_run(const block_system<DIM, DECAYED, T
     put_direction<PARTS>(sys, y, own);
     mean[0] = own.centre[0] * own.unit[0], mean[1] = own.centre[1] * own.unit[1];
     float centre[2] = { mean[0], mean[1] };
-    float envelope = ENVELOPE_START * ENVELOPE_START;
+    float envelope = ENVELOPE_START;
     for (int count = 0; count < tolerance.most && __syncthreads_or(cg.live[0] || cg.live[1]); count++) {
         float alpha[2], rr[2] = { 0, 0 };
         const image_products d = compute_image<PARTS>(y, sys, own);
@@ -637,11 +663,8 @@ static __device__ __forceinline__ void cg_run(const block_system<DIM, DECAYED, T
             centre[row] = mean[row] + beta[row] * centre[row];
             own.centre[row] = is_half<T> && !cg.live[row] ? 0 : centre[row] * power_inverse(own.unit[row]);
         }
-        envelope *= tolerance.rate * tolerance.rate;
-        const float limit = count == 1 ? ENVELOPE_SECOND * ENVELOPE_SECOND : envelope;
-        const bool late = (cg.live[0] && cg.rr[0] > limit * cg.bb[0]) ||
-                          (cg.live[1] && cg.rr[1] > limit * cg.bb[1]);
-        if (PARTS == 1 && count >= 1 && __syncthreads_or(late)) break;
+        envelope *= tolerance.rate;
+        if (tolerance.rate > 0 && too_slow(cg, d, sys.ridge.least, envelope, count + 1)) break;
     }
     rows = cg;
 }

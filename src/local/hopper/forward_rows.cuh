@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Local Linear Attention forward on Hopper: what the kernels share that solve blocks of 64 rows in fp16 parts,
+ * from the queries of a block to its output.
+ */
+#ifndef LOAM_LOCAL_HOPPER_FORWARD_ROWS_CUH
+#define LOAM_LOCAL_HOPPER_FORWARD_ROWS_CUH
+
+#include "src/local/cuda/forward.h"
+#include "src/local/hopper/heavy_work.cuh"
+
+/* A sweep over keys and values, in a ring of EXTRA stages more than the solver's, which overwrite parts of
+ * the direction. */
+template <int EXTRA, bool PIPELINED, int DIM, bool DECAYED, class T, class SCORE, class WEIGH, class PACK,
+          class ACCUMULATE>
+static __device__ __forceinline__ void stream_values(const block_system<DIM, DECAYED, T> &sys, SCORE score,
+                                                     WEIGH weigh, PACK pack, ACCUMULATE accumulate)
+{
+    if constexpr (EXTRA == 0) {
+        stream_pipelined<DIM, true, PIPELINED>(sys.ring(), sys.count, sys.maps, sys.block, score, weigh, pack,
+                                               accumulate);
+    } else {
+        ring_count count = sys.sm.extended[EXTRA - 1];
+        fence_async_proxy();
+        __syncthreads();
+        stream_pipelined<DIM, true, PIPELINED>(sys.template extended_ring<EXTRA>(), count, sys.maps,
+                                               sys.block, score, weigh, pack, accumulate);
+        if (threadIdx.x == 0) sys.sm.extended[EXTRA - 1] = count;
+    }
+}
+
+/* The queries of the block by bulk copy, which are made fp16 in place; count: fillings of their tile
+ * before. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void load_block_queries(block_system<DIM, DECAYED, __half> &sys,
+                                                          unsigned count)
+{
+    const row_block &block = sys.block;
+    if (threadIdx.x == 0) {
+        barrier_expect(&sys.sm.query_full, DIM * TILE_SIDE * 2);
+        load_tile<DIM>(sys.sm.query, sys.maps.q, &sys.sm.query_full, (int)(block.s.q0 + block.i0),
+                       (int)block.h, (int)block.s.b);
+    }
+    barrier_wait(&sys.sm.query_full, count % 2);
+    uint32_t *const words = (uint32_t *)sys.sm.query;
+    float top[2] = { 0, 0 };
+#pragma unroll 8
+    for (int n = 0; n < DIM / 4; n++) {
+        const float2 q = unpack_pair<__nv_bfloat16>(
+            words[swizzled(sys.r.at[n % 2], column_of(n / 2, 0)) / 2]);
+        top[n % 2] = fmaxf(top[n % 2], fmaxf(fabsf(q.x), fabsf(q.y)));
+    }
+    float inverse[2];
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const float unit = unit_of_largest<__half>(quad_max(top[row]));
+        inverse[row] = power_inverse(unit);
+        sys.query_unit[row] = unit * power_inverse(sys.units.key);
+        sys.scale2[row] *= unit * sys.units.key;
+    }
+#pragma unroll 8
+    for (int n = 0; n < DIM / 4; n++) {
+        uint32_t &word = words[swizzled(sys.r.at[n % 2], column_of(n / 2, 0)) / 2];
+        const float2 q = unpack_pair<__nv_bfloat16>(word);
+        word = pack_pair<__half>(q.x * inverse[n % 2], q.y * inverse[n % 2]);
+    }
+    fence_async_proxy();
+    __syncthreads();
+}
+
+/* The exponent that weights of a row can have, so that fp16 holds p (direction . k - direction . kbar) for
+ * any direction; `largest`: of the p. */
+static __device__ __forceinline__ float weight_exponent(float largest, float norm)
+{
+    const float bound = largest * DIRECTION_NORM * 2 * norm;
+    return bound > 0 && bound < INFINITY ? 14 - floorf(log2f(bound)) : 0;
+}
+
+/* The weights of the rows by lse, to base 2, and the largest p of each; all threads of the block call it. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void set_weights(block_system<DIM, DECAYED, __half> &sys,
+                                                   const float (&lse2)[2], const float (&largest)[2])
+{
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        sys.weight_log2[row] = weight_exponent(largest[row], sys.units.norm);
+        sys.lse2[row] = lse2[row] - sys.weight_log2[row];
+    }
+    sys.lse_exact = __syncthreads_and(fabsf(lse2[0]) < EXACT_LSE && fabsf(lse2[1]) < EXACT_LSE);
+}
+
+/* The ridge in units of the keys. */
+static __device__ __forceinline__ row_ridge ridge_in_units(const loam_problem &p, const loam_args &a,
+                                                           const row_block &block, const row_pair &r,
+                                                           const half_units &units, const float (&largest)[2])
+{
+    const bool by_max = p.ridge_unit == LOAM_RIDGE_MAX;
+    const float square = power_inverse(units.key) * power_inverse(units.key);
+    const float unit[2] = { (by_max ? largest[0] : 1) * square, (by_max ? largest[1] : 1) * square };
+    return row_ridge_of(p, a, block, r, unit);
+}
+
+/* Can fp16 hold the row's system? */
+template <int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ bool within_range(const block_system<DIM, DECAYED, T> &sys,
+                                                    const float (&largest)[2], int row)
+{
+    const float least = sys.ridge.least[row], longest2 = sys.units.norm * sys.units.norm;
+    return sys.r.lo[row] < sys.r.hi[row] && least > 0 && !sys.units.wide &&
+           largest[row] * longest2 < HALF_RANGE * least;
+}
+
+/* b = kbar - q, scaled to about 1; x = 0 and r = b. */
+template <int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ void start_solve(const block_system<DIM, DECAYED, T> &stored, cg_rows &cg,
+                                                   const bool (&wanted)[2])
+{
+    const row_pair r = stored.r;
+    const row_ridge ridge = stored.ridge;
+    const block_system<DIM, DECAYED, T> sys = system_in_registers(stored, r, ridge);
+    const lane_vector kbar = sys.vector(VECTOR_KBAR);
+    float y[DIM / 2], top[2] = { 0, 0 };
+#pragma unroll
+    for (int n = 0; n < DIM / 2; n++) {
+        const int row = n / 2 % 2;
+        y[n] = sys.r.real[row] ? kbar.get(n) - sys.target(row, column_of(n / 4, n % 4)) : 0;
+        top[row] = fmaxf(top[row], fabsf(y[n]));
+    }
+    start_cg(sys, cg, y, top, wanted);
+}
+
+/* Writes rho, and saves rho, kbar and vbar for the backward pass, of rows within the sequence. */
+template <int PARTS, int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ void save_rows(const block_system<DIM, DECAYED, T> &sys, const cg_rows &cg,
+                                                 const row_direction &own, const local_saved &saved)
+{
+    const loam_args &a = sys.a;
+    const lane_vector vbar = sys.vector(VECTOR_VBAR), kbar = sys.vector(VECTOR_KBAR);
+    const float key = sys.units.key, value = sys.units.value;
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const float unit = cg.unit[row] * own.unit[row] * power_inverse(key);
+        const int64_t i = sys.block.i0 + sys.r.at[row],
+                      line = local_row(&sys.p, &sys.block.s, sys.block.h, i);
+        const int64_t to = LOCAL_AT(a.rho, sys.block.s.b, sys.block.h, sys.block.s.q0 + i);
+        if (!sys.r.real[row]) continue;
+#pragma unroll 4
+        for (int n = 0; n < DIM / 8; n++) {
+            const float2 x = direction_pair<PARTS>(sys, n, 2 * row);
+            const float2 rho = { unit * x.x, unit * x.y };
+            const int c = column_of(n, 0), at = 4 * n + 2 * row;
+            if (a.rho.data) ((float *)a.rho.data)[to + c] = rho.x, ((float *)a.rho.data)[to + c + 1] = rho.y;
+            if (a.saved) {
+                *(float2 *)((float *)saved.rho + line * DIM + c) = rho;
+                *(float2 *)((float *)saved.kbar + line * DIM + c) = { key * kbar.get(at),
+                                                                      key * kbar.get(at + 1) };
+                *(float2 *)((float *)saved.vbar + line * DIM + c) = { value * vbar.get(at),
+                                                                      value * vbar.get(at + 1) };
+            }
+        }
+    }
+}
+
+/* Writes o = vbar - sum p u v of rows within the sequence, from sums = sum p (u - centre) v and total =
+ * sum p (u - centre), both in the unit of the image. y: the image of the solution. error: the square of
+ * |b - y| of each row; finite: whether its o is. */
+template <int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ void put_output(const block_system<DIM, DECAYED, T> &sys, const cg_rows &cg,
+                                                  const row_direction &own,
+                                                  const float (&y)[DIM / TILE_SIDE][8][4],
+                                                  const float (&sums)[DIM / TILE_SIDE][8][4],
+                                                  const float (&total)[2], float (&error)[2],
+                                                  bool (&finite)[2])
+{
+    const loam_args &a = sys.a;
+    const lane_vector b = sys.vector(VECTOR_B), vbar = sys.vector(VECTOR_VBAR);
+    const float value = sys.units.value,
+                unit[2] = { cg.unit[0] * image_unit(sys, own, 0), cg.unit[1] * image_unit(sys, own, 1) };
+    float error2[2] = { 0, 0 }, bad[2] = { 0, 0 };
+    __nv_bfloat16 *to[2];
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        to[row] = (__nv_bfloat16 *)a.o.data +
+                  LOCAL_AT(a.o, sys.block.s.b, sys.block.h, sys.block.s.q0 + sys.block.i0 + sys.r.at[row]);
+    }
+#pragma unroll
+    for (int n = 0; n < DIM / 8; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e += 2) {
+            const int row = e / 2, at = 4 * n + e;
+            float out[2];
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                const float residual = b.get(at + c) - y[n / 8][n % 8][e + c], mean = vbar.get(at + c);
+                error2[row] += residual * residual;
+                out[c] = value * (mean - unit[row] * (sums[n / 8][n % 8][e + c] - total[row] * mean));
+                bad[row] += out[c] * 0;
+            }
+            if (sys.r.real[row]) store_bf16_pair(to[row] + column_of(n, 0), out[0], out[1]);
+        }
+    }
+    error[0] = error2[0], error[1] = error2[1];
+    finite[0] = quad_sum(bad[0]) == 0, finite[1] = quad_sum(bad[1]) == 0;
+}
+
+/* The last sweep: writes o = vbar - sum p u v, rho and saved of rows within the sequence. error: the square
+ * of |b - (Cov + Lambda) x| of each row; finite: whether its o is. */
+template <int PARTS, int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ void output_sweep(const block_system<DIM, DECAYED, T> &stored,
+                                                    const cg_rows &cg, const local_saved &saved,
+                                                    float (&error)[2], bool (&finite)[2])
+{
+    const row_pair r = stored.r;
+    const row_ridge ridge = stored.ridge;
+    const block_system<DIM, DECAYED, T> sys = system_in_registers(stored, r, ridge);
+    float y[DIM / TILE_SIDE][8][4], o[DIM / TILE_SIDE][8][4], total[2] = { 0, 0 };
+    float f[8][4], u[8][4], error2[2];
+    weights_operand<PARTS, 4, T> w;
+    score_operands<DIM, DECAYED, T, PARTS, true> rows;
+    row_direction own = {};
+    /* One part in the backward pass is of bf16: the residual below is that of the rho that it reads. */
+    direction_from_solution<PARTS>(sys, y, own, PARTS == 1 && sys.a.saved);
+    rows.load(sys);
+    clear_sums<DIM>(y);
+    clear_sums<DIM>(o);
+    stream_values<PARTS == 2 || DIM == 64 ? 0 : 1, false>(
+        sys,
+        [&](const auto &t) {
+            rows.query_keys(f, sys, t.keys);
+            rows.direction_keys(u, sys, t.keys);
+        },
+        [&](const auto &t) { centre_weights(f, u, sys, t.j, own.centre, total); },
+        [&]() {
+            wgmma_results(y);
+            wgmma_results(o);
+            split_weights(w, f);
+        },
+        [&](const auto &t) {
+            if (PARTS == 2) {
+                multiply_weights<DIM>(y, w.part[PARTS - 1], t.keys);
+                multiply_weights<DIM>(o, w.part[PARTS - 1], t.values);
+            }
+            multiply_weights<DIM>(y, w.part[0], t.keys);
+            multiply_weights<DIM>(o, w.part[0], t.values);
+        });
+    wgmma_results(y);
+    wgmma_results(o);
+    finish_image<PARTS>(y, sys, own, total);
+    put_output(sys, cg, own, y, o, total, error2, finite);
+    if (sys.a.rho.data || sys.a.saved) save_rows<PARTS>(sys, cg, own, saved);
+    error[0] = quad_sum(error2[0]), error[1] = quad_sum(error2[1]);
+}
+
+/* Whether a row is solved, and its residual. */
+struct row_verdict {
+    bool good;
+    float residual;
+};
+
+/* By the square of the true residual, of a row that is `possible`. */
+template <int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ row_verdict verdict_of(const block_system<DIM, DECAYED, T> &sys,
+                                                         const cg_rows &cg, const cg_tolerance &tolerance,
+                                                         int row, bool possible, float error2)
+{
+    row_verdict out;
+    const bool solved = accepted(cg, tolerance, row, error2, &out.residual);
+    out.good = possible && solved && sys.ridge.least[row] > BLOCK_LEAST_RIDGE * cg.most[row];
+    return out;
+}
+
+/* Writes what a row has once: info, lse and its saved copy. Rows with keys that are not solved go on the list
+ * for float64. */
+static __device__ __forceinline__ void put_row_results(const solve_launch &all, int64_t number,
+                                                       const row_block &block, const row_pair &r,
+                                                       const cg_rows &cg, const row_verdict (&verdict)[2],
+                                                       const row_weight (&weight)[2])
+{
+    const loam_args &a = all.a;
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        if (!r.real[row] || threadIdx.x % 4 != 0) continue;
+        const int64_t i = block.i0 + r.at[row];
+        const float lse = weight[row].largest > 0 ? weight[row].lse2 * 0.693147181f : -INFINITY;
+        loam_row_info info = { LOAM_ROW_SOLVED, LOAM_SOLVER_CG, cg.iterations[row], verdict[row].residual };
+        if (r.lo[row] >= r.hi[row]) {
+            info = loam_row_info{ LOAM_ROW_EMPTY, LOAM_SOLVER_NONE, 0, 0 };
+        } else if (!verdict[row].good) {
+            const hard_row hard = { number, r.at[row], cg.iterations[row] };
+            all.work.hard[atomicAdd(all.work.hard_count, 1ull)] = hard;
+        }
+        put_info(a, block, i, info);
+        if (a.lse.data) ((float *)a.lse.data)[LOCAL_AT(a.lse, block.s.b, block.h, block.s.q0 + i)] = lse;
+        if (a.saved) ((float *)all.saved.lse)[local_row(&all.p, &block.s, block.h, i)] = lse;
+    }
+}
+
+#endif

@@ -1,0 +1,332 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Local Linear Attention forward on Hopper, for listed blocks of 64 rows with 64 dimensions: conjugate
+ * gradients with a matrix for each row as preconditioner. Three launches for each wave of the list: the heavy
+ * keys of the rows, the inverses of their matrices, the steps and the output. In one kernel they would leave
+ * each other too few registers.
+ */
+#include "src/local/hopper/forward_rows.cuh"
+#include "src/local/hopper/heavy.cuh"
+#include "src/local/hopper/pcg.cuh"
+
+/* What the launches of a wave share. */
+struct heavy_launch {
+    const solve_launch &all;
+    const heavy_wave &wave;
+};
+
+/* Barriers of a thread block that takes one block of rows after another. */
+static __device__ __forceinline__ void init_barriers(solver_shared<TILE_SIDE, __half> &sm)
+{
+    if (threadIdx.x == 0) {
+        for (int n = 0; n < (int)ring_stages<TILE_SIDE>; n++)
+            barrier_init(&sm.full[n], 1);
+        for (int n = 0; n < (THREADS / 32) * FACTOR_STAGES; n++)
+            barrier_init(&factor_barriers(sm)[n], 1);
+        barrier_init(&sm.query_full, 1);
+        fence_async_proxy();
+    }
+}
+
+/* The next block of rows of this wave, its number on the list in sm.listed; false where there is none. */
+static __device__ __forceinline__ bool claim_listed(solver_shared<TILE_SIDE, __half> &sm,
+                                                    const heavy_launch &launch, int64_t *counter)
+{
+    const solve_launch &all = launch.all;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        const int64_t slot = claim_slot(counter, wave_blocks(*all.heavy, all.work, launch.wave), launch.wave);
+        sm.listed = slot < 0 ? -1 : launch.wave.base + slot;
+        if (slot >= 0) {
+            sm.block = all.work.listed[sm.listed];
+            sm.rows = row_block_at(all.p, all.a, sm.block);
+        }
+    }
+    __syncthreads();
+    return sm.listed >= 0;
+}
+
+/* The weights of the thread's rows of a listed block, by their array: [ROWS]. */
+static __device__ __forceinline__ void load_weights(row_weight (&weight)[2], const row_weight *from,
+                                                    const row_pair &r)
+{
+    weight[0] = from[r.at[0]], weight[1] = from[r.at[1]];
+}
+
+/* ------------------------------------------------------------------ the heavy keys */
+
+template <bool DECAYED>
+static __device__ __forceinline__ void list_rows(solver_shared<TILE_SIDE, __half> &sm, ring_count &count,
+                                                 unsigned queries, const heavy_launch &launch)
+{
+    const solve_launch &all = launch.all;
+    const row_block &block = sm.rows;
+    const row_pair r = row_pair_of(all.p, block);
+    row_ridge ridge = {};
+    block_system<TILE_SIDE, DECAYED, __half> sys = block_system_of<TILE_SIDE, DECAYED>(
+        all.p, all.a, block, r, ridge, all.maps, sm, count, NULL);
+    row_weight weight[2];
+    list_limit limit[2];
+    float mean[2 * SQUARES];
+    load_weights(weight, all.heavy->weight + sm.listed * ROWS, r);
+    const float lse2[2] = { weight[0].lse2, weight[1].lse2 },
+                largest[2] = { weight[0].largest, weight[1].largest };
+    sys.units = half_units_of(*all.copy, all.p, sm.block / all.p.heads_q % all.p.batch, block.h_kv);
+    load_block_queries(sys, queries);
+    set_weights(sys, lse2, largest);
+    ridge = ridge_in_units(all.p, all.a, block, r, sys.units, largest);
+    const bool wanted[2] = { within_range(sys, largest, 0), within_range(sys, largest, 1) };
+    count_pass(sys, limit, mean);
+    list_pass(sys, limit, wanted, mean, all.heavy->slot(sm.listed - launch.wave.base));
+}
+
+template <bool DECAYED>
+__global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    heavy_keys_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                      const local_saved saved, const solve_work work, const __grid_constant__ qkv_maps maps,
+                      const __grid_constant__ half_copy copy, const __grid_constant__ heavy_work heavy,
+                      const heavy_wave wave)
+{
+    extern __shared__ __align__(1024) unsigned char swizzled_memory[];
+    solver_shared<TILE_SIDE, __half> &sm = *(solver_shared<TILE_SIDE, __half> *)swizzled_memory;
+    const solve_launch all = { p, a, saved, work, maps, &copy, &heavy };
+    const heavy_launch launch = { all, wave };
+    wait_for_previous_launch();
+    launch_dependents();
+    if (wave_blocks(heavy, work, wave) <= 0) return;
+    ring_count count = { 0 };
+    init_barriers(sm);
+    for (unsigned n = 0; claim_listed(sm, launch, work.next_listed); n++)
+        list_rows<DECAYED>(sm, count, n, launch);
+}
+
+/* ------------------------------------------------------------------ their matrices */
+
+/* Rows that a thread block takes at a time, so many for each warp. */
+enum { MATRIX_ROWS = 16, MATRICES = MATRIX_ROWS / (THREADS / 32), MATRIX_BLOCKS = 3 };
+
+struct matrix_shared {
+    alignas(16) unsigned char stage[THREADS / 32][GATHER_STAGES * GATHER_BYTES];
+    alignas(16) float tail[TAIL_ELEMENTS];
+    int32_t key[THREADS / 32][HEAVY_KEYS];
+    __half root[THREADS / 32][HEAVY_KEYS];
+};
+
+/* Channel 8 n + g of a row, of a vector of a listed block. */
+static __device__ __forceinline__ float vector_of_row(const float *vector, int at, int n)
+{
+    const int g = threadIdx.x % 32 / 4, thread = at / 16 * 32 + at % 8 * 4 + g / 2,
+              element = 4 * n + at / 8 % 2 * 2 + g % 2;
+    return vector[element * THREADS + thread];
+}
+
+/* The list of a row to shared memory. */
+static __device__ __forceinline__ key_list load_list(matrix_shared &sm, const heavy_slot &slot, int at,
+                                                     int count)
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int whole = (count + SQUARE - 1) / SQUARE * SQUARE;
+    __syncwarp();
+    for (int n = lane * 4; n < whole; n += 128)
+        *(int4 *)&sm.key[warp][n] = *(const int4 *)&slot.keys(at)[n];
+    for (int n = lane * 8; n < whole; n += 256)
+        *(int4 *)&sm.root[warp][n] = *(const int4 *)&slot.roots(at)[n];
+    __syncwarp();
+    return { sm.key[warp], sm.root[warp], count };
+}
+
+/* The ridge of channels 8 n + g of a row, in the unit of its matrix. */
+static __device__ __forceinline__ void matrix_ridge(float (&ridge)[2 * SQUARES], const solve_launch &all,
+                                                    const row_block &block, int at, const half_units &units,
+                                                    float largest)
+{
+    const float square = CENTRED_SCALE * CENTRED_SCALE * ROOT_SCALE * ROOT_SCALE, both[2] = { largest, 0 };
+    const row_pair r = { { at, at }, { true, false }, { 0, 0 }, { 0, 0 }, { 0, 0 } };
+    const row_ridge own = ridge_in_units(all.p, all.a, block, r, units, both);
+#pragma unroll
+    for (int n = 0; n < 2 * SQUARES; n++) {
+        const int c = 8 * n + (int)threadIdx.x % 32 / 4;
+        ridge[n] = fmaxf(square * ridge_at(own, all.p, all.a, block, r, 0, c), LEAST_PIVOT);
+    }
+}
+
+/* V of a row takes the place of its list. */
+static __device__ __forceinline__ void row_factor(matrix_shared &sm, const heavy_launch &launch,
+                                                  const row_block &block, const half_units &units,
+                                                  const heavy_slot &slot, int64_t n, int at)
+{
+    const solve_launch &all = launch.all;
+    const heavy_work &heavy = *all.heavy;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const heavy_row row = slot.row[at];
+    if (row.count == NO_MATRIX) return;
+    const __half *const keys = (const __half *)all.copy->keys.data +
+                               LOCAL_AT(all.copy->keys, block.s.b, block.h_kv, block.s.k0 + block.first);
+    square_sums s[LOWER_SQUARES];
+    uint32_t centre[2 * SQUARES];
+    float ridge[2 * SQUARES];
+#pragma unroll
+    for (int i = 0; i < 2 * SQUARES; i++)
+        centre[i] = centre_of(vector_of_row(heavy.vectors + n * LISTED_VECTORS, at, i));
+    const key_list list = load_list(sm, slot, at, row.count);
+#pragma unroll
+    for (int i = 0; i < LOWER_SQUARES * 2; i++) {
+        const float4 c = *(const float4 *)&sm.tail[(i * 32 + lane) * 4];
+        float(&at)[4] = s[i / 2].tile[i % 2];
+        at[0] = row.mass * c.x, at[1] = row.mass * c.y, at[2] = row.mass * c.z, at[3] = row.mass * c.w;
+    }
+    add_list(s, keys, TILE_SIDE, list, centre, sm.stage[warp]);
+    matrix_ridge(ridge, all, block, at, units, heavy.weight[n * ROWS + at].largest);
+    add_diagonal(s, ridge);
+    uint32_t *const factor = slot.factor + at * FACTOR_WORDS;
+    invert_matrix(s, LEAST_PIVOT, [&](int to, int from, const square_parts &v) {
+        put_square(factor, lower_square(to, from), v.hi);
+    });
+}
+
+__global__ void __launch_bounds__(THREADS, MATRIX_BLOCKS)
+    row_matrices_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                        const local_saved saved, const solve_work work, const __grid_constant__ qkv_maps maps,
+                        const __grid_constant__ half_copy copy, const __grid_constant__ heavy_work heavy,
+                        const heavy_wave wave)
+{
+    extern __shared__ __align__(1024) unsigned char swizzled_memory[];
+    matrix_shared &sm = *(matrix_shared *)swizzled_memory;
+    const solve_launch all = { p, a, saved, work, maps, &copy, &heavy };
+    const heavy_launch launch = { all, wave };
+    wait_for_previous_launch();
+    launch_dependents();
+    const int64_t pieces = wave_blocks(heavy, work, wave) * (ROWS / MATRIX_ROWS);
+    for (int64_t piece = blockIdx.x; piece < pieces; piece += gridDim.x) {
+        const int64_t place = piece / (ROWS / MATRIX_ROWS), n = wave.base + place, number = work.listed[n];
+        const heavy_slot slot = heavy.slot(place);
+        const row_block block = row_block_at(p, a, number);
+        const half_units units = half_units_of(copy, p, number / p.heads_q % p.batch, block.h_kv);
+        const int first = (int)(piece % (ROWS / MATRIX_ROWS)) * MATRIX_ROWS + (int)threadIdx.x / 32;
+        __syncthreads();
+        for (int i = threadIdx.x * 4; i < TAIL_ELEMENTS; i += THREADS * 4)
+            *(float4 *)&sm.tail[i] = *(const float4 *)&slot.tail[i];
+        __syncthreads();
+#pragma unroll 1
+        for (int i = 0; i < MATRICES; i++)
+            row_factor(sm, launch, block, units, slot, n, first + i * (THREADS / 32));
+    }
+}
+
+/* ------------------------------------------------------------------ the steps */
+
+static __device__ __forceinline__ cg_tolerance heavy_tolerance(bool saved)
+{
+    const float stop = saved ? 3e-4f : 1.2e-3f;
+    return { stop, stop, saved ? 1e-3f : 2.5e-3f, 32, 0, true };
+}
+
+/* The vectors of a listed block into the scratch. */
+template <int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ void load_listed(const block_system<DIM, DECAYED, T> &sys,
+                                                   const heavy_work &heavy, int first, int second)
+{
+    const float *const from = heavy.vectors + sys.sm.listed * LISTED_VECTORS + threadIdx.x;
+    const lane_vector one = sys.vector(first), other = sys.vector(second);
+    float x[TILE_SIDE]; /* all loads before any store */
+#pragma unroll
+    for (int n = 0; n < TILE_SIDE; n++)
+        x[n] = from[n * THREADS];
+#pragma unroll
+    for (int n = 0; n < TILE_SIDE / 2; n++)
+        one.put(n, x[n]), other.put(n, x[TILE_SIDE / 2 + n]);
+}
+
+template <bool DECAYED>
+static __device__ __forceinline__ void solve_listed(solver_shared<TILE_SIDE, __half> &sm, ring_count &count,
+                                                    unsigned queries, unsigned &factors,
+                                                    const heavy_launch &launch, float *scratch)
+{
+    const solve_launch &all = launch.all;
+    const loam_args &a = all.a;
+    const row_block &block = sm.rows;
+    row_pair r_storage = row_pair_of(all.p, block);
+    const row_pair &r = in_memory(r_storage);
+    row_ridge ridge_storage = {};
+    row_ridge &ridge = in_memory(ridge_storage);
+    typedef block_system<TILE_SIDE, DECAYED, __half> system;
+    system sys_storage = block_system_of<TILE_SIDE, DECAYED>(all.p, a, block, r, ridge, all.maps, sm, count,
+                                                             scratch);
+    row_weight weight_storage[2];
+    row_weight(&weight)[2] = in_memory(weight_storage);
+    load_weights(weight, all.heavy->weight + sm.listed * ROWS, r);
+    const float lse2[2] = { weight[0].lse2, weight[1].lse2 },
+                largest[2] = { weight[0].largest, weight[1].largest };
+    sys_storage.units = half_units_of(*all.copy, all.p, sm.block / all.p.heads_q % all.p.batch, block.h_kv);
+    load_block_queries(sys_storage, queries);
+    system &sys = in_memory(sys_storage);
+    set_weights(sys, lse2, largest);
+    ridge = ridge_in_units(all.p, a, block, r, sys.units, largest);
+    const cg_tolerance tolerance = heavy_tolerance(a.saved != NULL);
+    const bool wanted[2] = { within_range(sys, largest, 0), within_range(sys, largest, 1) };
+    cg_rows k_storage;
+    cg_rows &cg = in_memory(k_storage);
+    load_listed(sys, *all.heavy, VECTOR_KBAR, VECTOR_VBAR);
+    put_ridge(sys);
+    start_solve(sys, cg, wanted);
+    pcg_run<2>(sys, cg, tolerance, all.heavy->slot(sm.listed - launch.wave.base).factor, factors);
+    float error2[2];
+    bool finite[2];
+    output_sweep<2>(sys, cg, all.saved, error2, finite);
+    const row_verdict verdict[2] = { verdict_of(sys, cg, tolerance, 0, wanted[0] && finite[0], error2[0]),
+                                     verdict_of(sys, cg, tolerance, 1, wanted[1] && finite[1], error2[1]) };
+    put_row_results(all, sm.block, block, r, cg, verdict, weight);
+}
+
+template <bool DECAYED>
+__global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    heavy_solve_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                       const local_saved saved, const solve_work work, const __grid_constant__ qkv_maps maps,
+                       const __grid_constant__ half_copy copy, const __grid_constant__ heavy_work heavy,
+                       const heavy_wave wave)
+{
+    extern __shared__ __align__(1024) unsigned char swizzled_memory[];
+    solver_shared<TILE_SIDE, __half> &sm = *(solver_shared<TILE_SIDE, __half> *)swizzled_memory;
+    const solve_launch all = { p, a, saved, work, maps, &copy, &heavy };
+    const heavy_launch launch = { all, wave };
+    wait_for_previous_launch();
+    launch_dependents();
+    if (wave_blocks(heavy, work, wave) <= 0) return;
+    float *const scratch = work.scratch + (int64_t)blockIdx.x * VECTORS * (TILE_SIDE / 2) * THREADS;
+    ring_count count = { 0 };
+    unsigned factors = 0;
+    init_barriers(sm);
+    for (unsigned n = 0; claim_listed(sm, launch, work.next_solved); n++)
+        solve_listed<DECAYED>(sm, count, n, factors, launch, scratch);
+}
+
+/* ------------------------------------------------------------------ the launches */
+
+template <bool DECAYED>
+static loam_status solve_waves(const loam_problem *p, const loam_args *a, const local_saved *saved,
+                               const solve_work *work, const half_copy *copy, const heavy_work *heavy,
+                               const qkv_maps *maps, loam_error *error)
+{
+    const int64_t blocks = (int64_t)row_blocks(p), resident = BLOCKS_PER_SM * solve_multiprocessors(),
+                  grid = resident < heavy->slots ? resident : heavy->slots,
+                  matrix_grid = MATRIX_BLOCKS * solve_multiprocessors();
+    const size_t shared = sizeof(solver_shared<TILE_SIDE, __half>);
+    for (heavy_wave wave = { 0, 0 }; wave.base < blocks; wave.base += heavy->slots, wave.number++) {
+        TRY(cuda_launch("heavy_keys_kernel", heavy_keys_kernel<DECAYED>, grid, THREADS, shared, a->stream,
+                        true, error, *p, *a, *saved, *work, *maps, *copy, *heavy, wave));
+        TRY(cuda_launch("row_matrices_kernel", row_matrices_kernel, matrix_grid, THREADS,
+                        sizeof(matrix_shared), a->stream, true, error, *p, *a, *saved, *work, *maps, *copy,
+                        *heavy, wave));
+        TRY(cuda_launch("heavy_solve_kernel", heavy_solve_kernel<DECAYED>, grid, THREADS, shared, a->stream,
+                        true, error, *p, *a, *saved, *work, *maps, *copy, *heavy, wave));
+    }
+    return LOAM_OK;
+}
+
+loam_status heavy_solve(const loam_problem *p, const loam_args *a, const local_saved *saved,
+                        const solve_work *work, const half_copy *copy, const heavy_work *heavy,
+                        const qkv_maps *maps, loam_error *error)
+{
+    return p->decay ? solve_waves<true>(p, a, saved, work, copy, heavy, maps, error)
+                    : solve_waves<false>(p, a, saved, work, copy, heavy, maps, error);
+}

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Blocks of rows that plain conjugate gradients would take too long for, in the workspace: what the launches
+ * that meet them leave, and what the launches that solve them, with a matrix for each row, hand on. These
+ * take the list in waves of as many blocks as there are slots.
+ */
+#ifndef LOAM_LOCAL_HOPPER_HEAVY_WORK_CUH
+#define LOAM_LOCAL_HOPPER_HEAVY_WORK_CUH
+
+#include "src/local/cuda/solve_work.cuh"
+#include "src/local/hopper/maps.cuh"
+#include "src/local/hopper/row_factor.cuh"
+#include "src/local/hopper/solve.cuh"
+
+/* Head dimensions with such matrices: those that one warp can hold. */
+template <int DIM> constexpr bool has_row_matrices = DIM == TILE_SIDE;
+
+enum { HEAVY_KEYS = 192, TAIL_ELEMENTS = LOWER_SQUARES * 8 * 32 };
+
+/* Two vectors of each of the rows of a block, as a scratch has them. */
+enum { LISTED_VECTOR = TILE_SIDE / 2 * THREADS, LISTED_VECTORS = 2 * LISTED_VECTOR };
+
+/* lse of a row, to base 2, and its largest p. */
+struct row_weight {
+    float lse2, largest;
+};
+
+/* Keys on the list of a row, NO_MATRIX where it needs none, and the weight of all other keys. */
+enum { NO_MATRIX = -1 };
+struct heavy_row {
+    int32_t count;
+    float mass;
+};
+
+/* The place of a block during a wave. A row's list lies where its factor will be. */
+struct heavy_slot {
+    uint32_t *factor; /* [ROWS][FACTOR_WORDS] */
+    float *tail;      /* [LOWER_SQUARES * 2][32][4]: C, as accumulators */
+    heavy_row *row;   /* [ROWS] */
+
+    /* Keys from the first one of the block on, and sqrt(p) of each times ROOT_SCALE: [HEAVY_KEYS]. */
+    __device__ __forceinline__ int32_t *keys(int at) const { return (int32_t *)factor + at * FACTOR_WORDS; }
+    __device__ __forceinline__ __half *roots(int at) const { return (__half *)(keys(at) + HEAVY_KEYS); }
+};
+
+struct heavy_work {
+    float *vectors;     /* [listed][LISTED_VECTORS]: kbar and vbar */
+    row_weight *weight; /* [listed][ROWS] */
+    uint32_t *factor;   /* these: [slots] */
+    float *tail;
+    heavy_row *row;
+    int64_t slots;
+
+    __device__ __forceinline__ heavy_slot slot(int64_t n) const
+    {
+        return { factor + n * ROWS * FACTOR_WORDS, tail + n * TAIL_ELEMENTS, row + n * ROWS };
+    }
+};
+
+/* Twelve blocks for each multiprocessor, or as many as there are. */
+static inline heavy_work heavy_work_carve(const loam_problem *p, arena *pool)
+{
+    const int64_t most = 12 * solve_multiprocessors(), blocks = (int64_t)row_blocks(p);
+    const size_t listed = row_blocks(p);
+    heavy_work w = {};
+    if (local_padded_dim(p) != TILE_SIDE) return w;
+    w.slots = most < blocks ? most : blocks;
+    const size_t rows = (size_t)w.slots * ROWS;
+    w.vectors = (float *)arena_take(pool, listed, LISTED_VECTORS * sizeof(float));
+    w.weight = (row_weight *)arena_take(pool, listed, ROWS * sizeof(row_weight));
+    w.factor = (uint32_t *)arena_take(pool, rows, FACTOR_WORDS * sizeof(uint32_t));
+    w.tail = (float *)arena_take(pool, (size_t)w.slots, TAIL_ELEMENTS * sizeof(float));
+    w.row = (heavy_row *)arena_take(pool, rows, sizeof(heavy_row));
+    return w;
+}
+
+/* Block n of the list: two vectors, and the weights, of the thread's rows. */
+static __device__ __forceinline__ void put_listed(const heavy_work &heavy, int64_t n, const row_pair &r,
+                                                  const row_weight (&weight)[2], const lane_vector &first,
+                                                  const lane_vector &second)
+{
+    float *const to = heavy.vectors + n * LISTED_VECTORS + threadIdx.x;
+#pragma unroll 8
+    for (int i = 0; i < TILE_SIDE / 2; i++)
+        to[i * THREADS] = first.get(i), to[LISTED_VECTOR + i * THREADS] = second.get(i);
+    if (threadIdx.x % 4 == 0) {
+        heavy.weight[n * ROWS + r.at[0]] = weight[0];
+        heavy.weight[n * ROWS + r.at[1]] = weight[1];
+    }
+}
+
+/* Blocks `base` .. of the list, as many as there are slots. */
+struct heavy_wave {
+    int64_t base, number;
+};
+
+/* Blocks of the list in this wave. */
+static __device__ __forceinline__ int64_t wave_blocks(const heavy_work &heavy, const solve_work &work,
+                                                      const heavy_wave &wave)
+{
+    const int64_t left = (int64_t)*work.listed_count - wave.base;
+    return left < heavy.slots ? left : heavy.slots;
+}
+
+/* The slot of the next block of this wave for this launch; -1 where there is none. Each thread block of a
+ * wave has asked once in vain when the next wave begins. */
+static __device__ __forceinline__ int64_t claim_slot(int64_t *counter, int64_t blocks, const heavy_wave &wave)
+{
+    const int64_t n = (int64_t)atomicAdd((unsigned long long *)counter, 1ull) - wave.base -
+                      wave.number * gridDim.x;
+    return n < blocks ? n : -1;
+}
+
+/* Solves the listed blocks: o, and all else that the forward pass writes. */
+loam_status heavy_solve(const loam_problem *p, const loam_args *a, const local_saved *saved,
+                        const solve_work *work, const half_copy *copy, const heavy_work *heavy,
+                        const qkv_maps *maps, loam_error *error);
+
+#endif
