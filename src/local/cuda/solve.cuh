@@ -61,9 +61,10 @@ struct half_span {
 struct solve_work {
     int64_t *next_block;
     unsigned long long *hard_count;
-    /* On Hopper: counters of the launches for blocks of rows with few keys, and for those listed for later
-     * launches (the second where these are two); the list; which scratches are in use. */
-    int64_t *next_few, *next_listed, *next_solved;
+    /* On Hopper: counters of the launches for blocks of rows with few keys, and of those for listed blocks: in
+     * two parts, the heavy keys, the solution, what follows from an adjoint one; the list; which scratches are
+     * in use. */
+    int64_t *next_few, *next_listed, *next_heavy, *next_solved, *next_ended;
     unsigned long long *listed_count;
     int32_t *scratch_taken;
     half_span *span; /* [batch][heads_kv], of the copies in fp16 */

@@ -47,7 +47,9 @@ static inline solve_work solve_work_carve(const loam_problem *p, arena *pool)
     w.hard_count = (unsigned long long *)arena_take(pool, 1, sizeof(unsigned long long));
     w.next_few = (int64_t *)arena_take(pool, 1, sizeof(int64_t));
     w.next_listed = (int64_t *)arena_take(pool, 1, sizeof(int64_t));
+    w.next_heavy = (int64_t *)arena_take(pool, 1, sizeof(int64_t));
     w.next_solved = (int64_t *)arena_take(pool, 1, sizeof(int64_t));
+    w.next_ended = (int64_t *)arena_take(pool, 1, sizeof(int64_t));
     w.listed_count = (unsigned long long *)arena_take(pool, 1, sizeof(unsigned long long));
     w.scratch_taken = (int32_t *)arena_take(pool, blocks, sizeof(int32_t));
     w.span = (half_span *)arena_take(pool, (size_t)p->batch * (size_t)p->heads_kv, sizeof(half_span));

@@ -13,7 +13,7 @@
 #define LOAM_LOCAL_HOPPER_BACKWARD_PAIRS_CUH
 
 #include "src/local/cuda/backward.h"
-#include "src/local/hopper/solve.cuh"
+#include "src/local/hopper/heavy_work.cuh"
 
 /* Operands of the backward pass are bf16. */
 template <int DIM, bool DECAYED> using pairs_system = block_system<DIM, DECAYED, __nv_bfloat16>;
@@ -68,6 +68,8 @@ struct rows_launch {
     const row_arrays &arrays;
     const solve_work &work;
     const row_pass_maps &maps;
+    const half_copy *copy; /* with row matrices: of the keys, and the blocks that these solve */
+    const heavy_work *heavy;
 };
 
 /* A copy of the system for one pass (system_in_registers), and what else the passes of backward need. */

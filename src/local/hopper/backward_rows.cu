@@ -9,7 +9,8 @@
  * in one tile. It also finds the residual of the adjoint solve: with E = g - gbar + t,
  * drho - (Cov + Lambda) y = -sum p E kappa - Lambda y. Blocks that miss the tolerance, and all other blocks,
  * have two parts in everything, in launches of their own; there a sweep before the last finds the means of u
- * and t. Blocks with rows for float64 are left to query_kernel.
+ * and t. With 64 dimensions the adjoint solve of listed blocks is that of heavy_solve.cu, between a launch that
+ * finds drho and one that goes on from y. Blocks with rows for float64 are left to query_kernel.
  */
 #include "src/local/cuda/solve_work.cuh"
 #include "src/local/hopper/backward_pairs.cuh"
@@ -251,10 +252,54 @@ static __device__ __forceinline__ bool load_lse(pairs_system<DIM, DECAYED> &sys,
     return unwanted;
 }
 
-/* Computes the rows of the block in PARTS bf16 parts; false where one part is not enough. */
+/* What a launch does with its blocks: all; or, of listed blocks with row matrices, what comes before the
+ * adjoint solve, and after it. */
+enum rows_phase { ROWS_WHOLE, ROWS_BEGIN, ROWS_END };
+
+/* Hands kbar and b of a listed block on to the adjoint solve. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void put_adjoint_system(const pairs_system<DIM, DECAYED> &sys,
+                                                          const rows_launch &all, const rows_sums &sum)
+{
+    const half_units units = half_units_of(*all.copy, all.p, sys.sm.block / all.p.heads_q % all.p.batch,
+                                           sys.block.h_kv);
+    row_weight weight[2];
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const float largest = exp2_fast(fminf(sum.best[row] - sys.lse2[row], 0));
+        weight[row] = { sys.lse2[row], sum.peak[row] < 0 ? 0 : largest };
+    }
+    put_listed(*all.heavy, sys.sm.listed, sys.r, weight, sys.vector(VECTOR_KBAR), power_inverse(units.key),
+               sys.vector(VECTOR_B));
+}
+
+/* Loads the solution of the adjoint solve. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void load_solution(const pairs_system<DIM, DECAYED> &sys,
+                                                     const heavy_work &heavy)
+{
+    const float *const from = heavy.vectors + sys.sm.listed * LISTED_VECTORS + LISTED_VECTOR + threadIdx.x;
+    const lane_vector x = sys.vector(VECTOR_X);
+#pragma unroll 8
+    for (int n = 0; n < DIM / 2; n++)
+        x.put(n, from[n * THREADS]);
+    put_ridge(sys);
+}
+
+/* One part is accepted at a larger residual than in forward: its error enters the gradients once, and a launch
+ * with one listed block takes 0.3 ms. Row matrices take what plain steps would take too long for. */
+template <int PARTS, int DIM> static __device__ __forceinline__ cg_tolerance rows_tolerance(rows_phase phase)
+{
+    return PARTS == 1              ? cg_tolerance{ 8e-3f, 8e-3f, 3e-2f, 8, 0.62f, false }
+           : phase == ROWS_END     ? cg_tolerance{ 3e-4f, 3e-4f, 2.5e-3f, 0, 0, true }
+           : has_row_matrices<DIM> ? cg_tolerance{ 3e-4f, 3e-4f, 1e-2f, 28, 0.9f, false }
+                                   : cg_tolerance{ 3e-4f, 3e-4f, 1e-2f, 128, 0, false };
+}
+
+/* Computes the rows of the block in PARTS bf16 parts; false where that is not enough. */
 template <int PARTS, int DIM, bool DECAYED>
 static __device__ __forceinline__ bool rows_block(pairs_shared<DIM> &sm, rows_count &count,
-                                                  const rows_launch &all, float *scratch)
+                                                  const rows_launch &all, float *scratch, rows_phase phase)
 {
     const row_block &block = sm.rows;
     row_pair r_storage = row_pair_of(all.p, block);
@@ -275,12 +320,21 @@ static __device__ __forceinline__ bool rows_block(pairs_shared<DIM> &sm, rows_co
     two_parts |= load_lse(sys, all, block, r, ridge, wanted);
     /* In one part, the pass at 128 dimensions has no registers for the gradient of the scale. */
     if (PARTS == 1 && (__syncthreads_or(two_parts) || (DIM > 64 && all.a.grad_scale))) return false;
-    /* One part is accepted at a larger residual than in forward: its error enters the gradients once, and a
-     * launch with one listed block takes 0.3 ms. */
-    const cg_tolerance tolerance = PARTS == 2 ? cg_tolerance{ 3e-4f, 3e-4f, 1e-2f, 128, 0, false }
-                                              : cg_tolerance{ 8e-3f, 8e-3f, 3e-2f, 8, 0.62f, false };
+    const cg_tolerance tolerance = rows_tolerance<PARTS, DIM>(phase);
     first_sweep<PARTS>(sys, ridge, cg, sum, all, count, wanted);
-    cg_run<PARTS>(sys, cg, tolerance);
+    if constexpr (PARTS == 2 && has_row_matrices<DIM>) {
+        if (phase == ROWS_BEGIN) {
+            put_adjoint_system(sys, all, sum);
+            return true;
+        }
+    }
+    if (PARTS == 1 || !has_row_matrices<DIM> || phase == ROWS_WHOLE) cg_run<PARTS>(sys, cg, tolerance);
+    if constexpr (PARTS == 2 && has_row_matrices<DIM>) {
+        if (phase == ROWS_END)
+            load_solution(sys, *all.heavy);
+        else if (__syncthreads_or(cg.live[0] || cg.live[1]))
+            return false;
+    }
     if constexpr (PARTS == 2) {
         const bool solved = check_rows(rows_system<DIM, DECAYED>(sys, all, count), cg, wanted, tolerance,
                                        sum);
@@ -301,12 +355,14 @@ template <int PARTS, int DIM, bool DECAYED>
 __global__ void __launch_bounds__(THREADS, 2)
     rows_kernel_hopper(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                        const local_saved saved, const row_arrays arrays, const solve_work work,
-                       const int64_t blocks, bool listed, const __grid_constant__ row_pass_maps maps)
+                       const int64_t blocks, rows_phase phase, bool listed,
+                       const __grid_constant__ row_pass_maps maps, const __grid_constant__ half_copy copy,
+                       const __grid_constant__ heavy_work heavy)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     pairs_shared<DIM> &sm = *(pairs_shared<DIM> *)swizzled_memory;
-    const rows_launch all = { p, a, saved, arrays, work, maps };
-    const solve_launch solve = { p, a, saved, work, maps.all, NULL, NULL };
+    const rows_launch all = { p, a, saved, arrays, work, maps, &copy, &heavy };
+    const solve_launch solve = { p, a, saved, work, maps.all, &copy, &heavy };
     rows_count count = {};
     if (PARTS == 2) launch_dependents();
     if (threadIdx.x == 0) {
@@ -321,11 +377,15 @@ __global__ void __launch_bounds__(THREADS, 2)
     }
     for (;;) {
         __syncthreads();
-        if (threadIdx.x == 0) sm.block = claim_block<PARTS, DIM, DECAYED>(sm.rows, solve, blocks, listed);
+        if (threadIdx.x == 0)
+            claim_block<PARTS, DECAYED>(sm, solve, blocks,
+                                        !listed             ? NULL
+                                        : phase == ROWS_END ? work.next_ended
+                                                            : work.next_listed);
         __syncthreads();
         if (sm.block < 0) break;
         float *scratch = work.scratch + (int64_t)sm.scratch * VECTORS * (DIM / 2) * THREADS;
-        const bool solved = rows_block<PARTS, DIM, DECAYED>(sm, count, all, scratch);
+        const bool solved = rows_block<PARTS, DIM, DECAYED>(sm, count, all, scratch, phase);
         if (!solved && threadIdx.x == 0) work.listed[atomicAdd(work.listed_count, 1ull)] = (int32_t)sm.block;
     }
     if (threadIdx.x == 0) {
@@ -337,42 +397,90 @@ __global__ void __launch_bounds__(THREADS, 2)
 
 /* ------------------------------------------------------------------ the launches */
 
+/* What the launches share. */
+struct rows_plan {
+    local_saved saved;
+    row_arrays rows;
+    solve_work work;
+    row_pass_maps maps;
+    half_copy copy;
+    heavy_work heavy;
+};
+
 template <int PARTS, int DIM, bool DECAYED>
-static loam_status launch_pass(const loam_problem *p, const loam_args *a, const local_saved *saved,
-                               const row_arrays *rows, const solve_work *work, const row_pass_maps *maps,
-                               bool listed, bool overlapped, loam_error *error)
+static loam_status launch_pass(const loam_problem *p, const loam_args *a, const rows_plan *plan,
+                               rows_phase phase, bool listed, bool overlapped, loam_error *error)
 {
-    const int64_t blocks = (int64_t)row_blocks(p), most = work->scratches;
+    const int64_t blocks = (int64_t)row_blocks(p), most = plan->work.scratches;
     return cuda_launch("rows_kernel_hopper", rows_kernel_hopper<PARTS, DIM, DECAYED>,
                        most < blocks ? most : blocks, THREADS, rows_shared_bytes<DIM>, a->stream, overlapped,
-                       error, *p, *a, *saved, *rows, *work, blocks, listed, *maps);
+                       error, *p, *a, plan->saved, plan->rows, plan->work, blocks, phase, listed, plan->maps,
+                       plan->copy, plan->heavy);
+}
+
+/* The listed blocks: with row matrices, b, the adjoint solve, and what follows from it. */
+template <int DIM, bool DECAYED>
+static loam_status launch_listed(const loam_problem *p, const loam_args *a, const rows_plan *plan,
+                                 loam_error *error)
+{
+    if constexpr (!has_row_matrices<DIM>) {
+        return launch_pass<2, DIM, DECAYED>(p, a, plan, ROWS_WHOLE, true, false, error);
+    } else {
+        qkv_maps maps = { plan->maps.all.q, {}, {} };
+        TRY(key_map_make(&maps.k, p, &plan->copy.keys, TILE_SIDE, error));
+        TRY((launch_pass<2, DIM, DECAYED>(p, a, plan, ROWS_BEGIN, true, false, error)));
+        TRY(heavy_adjoint(p, a, &plan->work, &plan->copy, &plan->heavy, &maps, error));
+        return launch_pass<2, DIM, DECAYED>(p, a, plan, ROWS_END, true, false, error);
+    }
 }
 
 template <int DIM>
-static loam_status launch(const loam_problem *p, const loam_args *a, const row_arrays *rows,
-                          const solve_work *work, loam_error *error)
+static loam_status launch(const loam_problem *p, const loam_args *a, rows_plan *plan, loam_error *error)
 {
-    const local_saved saved = local_saved_carve(p, a->saved, NULL);
-    row_pass_maps maps;
-    TRY(query_map_make(&maps.all.q, p, &a->q, TILE_SIDE, error));
-    TRY(query_map_make(&maps.grad_o, p, &a->grad_o, TILE_SIDE, error));
-    TRY(key_map_make(&maps.all.k, p, &a->k, TILE_SIDE, error));
-    TRY(key_map_make(&maps.all.v, p, &a->v, TILE_SIDE, error));
-    TRY(solve_work_clear(work, a, error));
-    if (p->decay) return launch_pass<2, DIM, true>(p, a, &saved, rows, work, &maps, false, false, error);
-    TRY((launch_pass<2, DIM, false>(p, a, &saved, rows, work, &maps, false, false, error)));
-    TRY((launch_pass<1, DIM, false>(p, a, &saved, rows, work, &maps, false, true, error)));
-    return launch_pass<2, DIM, false>(p, a, &saved, rows, work, &maps, true, false, error);
+    TRY(query_map_make(&plan->maps.all.q, p, &a->q, TILE_SIDE, error));
+    TRY(query_map_make(&plan->maps.grad_o, p, &a->grad_o, TILE_SIDE, error));
+    TRY(key_map_make(&plan->maps.all.k, p, &a->k, TILE_SIDE, error));
+    TRY(key_map_make(&plan->maps.all.v, p, &a->v, TILE_SIDE, error));
+    TRY(solve_work_clear(&plan->work, a, error));
+    if (has_row_matrices<DIM>) TRY(half_copy_make(&plan->copy, p, a, error));
+    if (p->decay) {
+        TRY((launch_pass<2, DIM, true>(p, a, plan, ROWS_WHOLE, false, false, error)));
+        return has_row_matrices<DIM> ? launch_listed<DIM, true>(p, a, plan, error) : LOAM_OK;
+    }
+    TRY((launch_pass<2, DIM, false>(p, a, plan, ROWS_WHOLE, false, false, error)));
+    TRY((launch_pass<1, DIM, false>(p, a, plan, ROWS_WHOLE, false, true, error)));
+    return launch_listed<DIM, false>(p, a, plan, error);
+}
+
+/* The copy in fp16 and what row matrices need lie behind the workspace of the adjoint solve in cuda/. */
+static rows_plan plan_of(const loam_problem *p, void *memory, size_t *bytes)
+{
+    rows_plan plan = {};
+    arena solver = { (char *)memory, 0 }, pool = { (char *)memory, 0 };
+    plan.work = solve_work_carve(p, &solver);
+    (void)arena_take(&pool, local_adjoint_cuda_work(p), 1);
+    if (local_padded_dim(p) == TILE_SIDE) {
+        plan.copy = half_copy_carve(p, &plan.work, &pool);
+        plan.heavy = heavy_work_carve(p, &pool);
+    }
+    *bytes = pool.used;
+    return plan;
 }
 
 loam_status local_rows_solved_hopper(const loam_problem *p, const loam_args *a, const row_arrays *rows,
                                      void *memory, loam_error *error)
 {
-    arena pool = { (char *)memory, 0 };
-    const solve_work work = solve_work_carve(p, &pool);
-    TRY(p->dim_qk == 64 ? launch<64>(p, a, rows, &work, error) : launch<128>(p, a, rows, &work, error));
+    size_t bytes;
+    rows_plan plan = plan_of(p, memory, &bytes);
+    plan.saved = local_saved_carve(p, a->saved, NULL), plan.rows = *rows;
+    TRY(p->dim_qk == 64 ? launch<64>(p, a, &plan, error) : launch<128>(p, a, &plan, error));
     TRY(local_adjoint_double_cuda(p, a, rows, memory, error));
     return local_query_gradient_narrow_cuda(p, a, rows, error);
 }
 
-size_t local_rows_solved_hopper_work(const loam_problem *p) { return local_adjoint_cuda_work(p); }
+size_t local_rows_solved_hopper_work(const loam_problem *p)
+{
+    size_t bytes;
+    (void)plan_of(p, NULL, &bytes);
+    return bytes;
+}

@@ -251,7 +251,7 @@ static __device__ __forceinline__ void list_block(solver_shared<DIM, __half> &sm
     __syncthreads();
     if constexpr (has_row_matrices<DIM>)
         put_listed(*all.heavy, sm.listed, row_pair_of(all.p, sm.rows), weight,
-                   scratch_vector<DIM>(scratch, VECTOR_KBAR), scratch_vector<DIM>(scratch, VECTOR_VBAR));
+                   scratch_vector<DIM>(scratch, VECTOR_KBAR), 1, scratch_vector<DIM>(scratch, VECTOR_VBAR));
 }
 
 template <int PARTS, int DIM, bool DECAYED>
@@ -282,7 +282,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
     for (;;) {
         __syncthreads();
-        if (threadIdx.x == 0) sm.block = claim_block<PARTS, DIM, DECAYED>(sm.rows, all, blocks, listed);
+        if (threadIdx.x == 0) claim_block<PARTS, DECAYED>(sm, all, blocks, listed ? work.next_listed : NULL);
         __syncthreads();
         if (sm.block < 0) break;
         float *scratch = work.scratch + (int64_t)sm.scratch * VECTORS * (DIM / 2) * THREADS;
@@ -331,7 +331,7 @@ template <int DIM> static loam_status launch(const loam_problem *p, const loam_a
         TRY((launch_pass<2, DIM, false>(p, a, &saved, &work, &copy, &heavy, &maps, false, true, error)));
         TRY((launch_pass<1, DIM, false>(p, a, &saved, &work, &copy, &heavy, &maps, false, true, error)));
     }
-    if (has_row_matrices<DIM>) return heavy_solve(p, a, &saved, &work, &copy, &heavy, &maps, error);
+    if (has_row_matrices<DIM>) return heavy_forward(p, a, &saved, &work, &copy, &heavy, &maps, error);
     return p->decay
                ? LOAM_OK
                : launch_pass<2, DIM, false>(p, a, &saved, &work, &copy, &heavy, &maps, true, false, error);

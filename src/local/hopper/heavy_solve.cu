@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Local Linear Attention forward on Hopper, for listed blocks of 64 rows with 64 dimensions: conjugate
- * gradients with a matrix for each row as preconditioner. Three launches for each wave of the list: the heavy
- * keys of the rows, the inverses of their matrices, the steps and the output. In one kernel they would leave
- * each other too few registers.
+ * The systems of Local Linear Attention on Hopper, of forward and of the adjoint solve, for listed blocks of
+ * 64 rows with 64 dimensions: conjugate gradients with a matrix for each row as preconditioner. Three launches
+ * for each wave of the list: the heavy keys of the rows, the inverses of their matrices, the steps and what
+ * follows from the solution. In one kernel they would leave each other too few registers.
  */
 #include "src/local/hopper/forward_rows.cuh"
 #include "src/local/hopper/heavy.cuh"
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     if (wave_blocks(heavy, work, wave) <= 0) return;
     ring_count count = { 0 };
     init_barriers(sm);
-    for (unsigned n = 0; claim_listed(sm, launch, work.next_listed); n++)
+    for (unsigned n = 0; claim_listed(sm, launch, work.next_heavy); n++)
         list_rows<DECAYED>(sm, count, n, launch);
 }
 
@@ -237,7 +237,43 @@ static __device__ __forceinline__ void load_listed(const block_system<DIM, DECAY
         one.put(n, x[n]), other.put(n, x[TILE_SIDE / 2 + n]);
 }
 
-template <bool DECAYED>
+/* b of the adjoint solve, from VECTOR_B, scaled to about 1. */
+template <int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ void start_adjoint(const block_system<DIM, DECAYED, T> &sys, cg_rows &cg,
+                                                     const bool (&wanted)[2])
+{
+    const lane_vector b = sys.vector(VECTOR_B);
+    float y[DIM / 2], top[2] = { 0, 0 };
+#pragma unroll
+    for (int n = 0; n < DIM / 2; n++) {
+        y[n] = b.get(n);
+        top[n / 2 % 2] = fmaxf(top[n / 2 % 2], fabsf(y[n]));
+    }
+    start_cg(sys, cg, y, top, wanted);
+}
+
+/* x of the rows that are solved, and 0 of the others, in units that are not those of the keys. */
+template <int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ void put_adjoint(const block_system<DIM, DECAYED, T> &sys,
+                                                   const cg_rows &cg, const bool (&wanted)[2],
+                                                   const heavy_work &heavy)
+{
+    float *const to = heavy.vectors + sys.sm.listed * LISTED_VECTORS + LISTED_VECTOR + threadIdx.x;
+    const lane_vector x = sys.vector(VECTOR_X);
+    const float inverse = power_inverse(sys.units.key);
+    float scale[2];
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const bool solved = wanted[row] && !cg.live[row] &&
+                            sys.ridge.least[row] > BLOCK_LEAST_RIDGE * cg.most[row];
+        scale[row] = solved ? cg.unit[row] * inverse * inverse : 0;
+    }
+#pragma unroll
+    for (int n = 0; n < DIM / 2; n++)
+        to[n * THREADS] = scale[n / 2 % 2] > 0 ? scale[n / 2 % 2] * x.get(n) : 0;
+}
+
+template <bool ADJOINT, bool DECAYED>
 static __device__ __forceinline__ void solve_listed(solver_shared<TILE_SIDE, __half> &sm, ring_count &count,
                                                     unsigned queries, unsigned &factors,
                                                     const heavy_launch &launch, float *scratch)
@@ -262,23 +298,31 @@ static __device__ __forceinline__ void solve_listed(solver_shared<TILE_SIDE, __h
     system &sys = in_memory(sys_storage);
     set_weights(sys, lse2, largest);
     ridge = ridge_in_units(all.p, a, block, r, sys.units, largest);
-    const cg_tolerance tolerance = heavy_tolerance(a.saved != NULL);
+    const cg_tolerance tolerance = heavy_tolerance(ADJOINT || a.saved);
     const bool wanted[2] = { within_range(sys, largest, 0), within_range(sys, largest, 1) };
     cg_rows k_storage;
     cg_rows &cg = in_memory(k_storage);
-    load_listed(sys, *all.heavy, VECTOR_KBAR, VECTOR_VBAR);
+    load_listed(sys, *all.heavy, VECTOR_KBAR, ADJOINT ? VECTOR_B : VECTOR_VBAR);
     put_ridge(sys);
-    start_solve(sys, cg, wanted);
+    if (ADJOINT)
+        start_adjoint(sys, cg, wanted);
+    else
+        start_solve(sys, cg, wanted);
     pcg_run<2>(sys, cg, tolerance, all.heavy->slot(sm.listed - launch.wave.base).factor, factors);
-    float error2[2];
-    bool finite[2];
-    output_sweep<2>(sys, cg, all.saved, error2, finite);
-    const row_verdict verdict[2] = { verdict_of(sys, cg, tolerance, 0, wanted[0] && finite[0], error2[0]),
-                                     verdict_of(sys, cg, tolerance, 1, wanted[1] && finite[1], error2[1]) };
-    put_row_results(all, sm.block, block, r, cg, verdict, weight);
+    if constexpr (ADJOINT) {
+        put_adjoint(sys, cg, wanted, *all.heavy);
+    } else {
+        float error2[2];
+        bool finite[2];
+        output_sweep<2>(sys, cg, all.saved, error2, finite);
+        const row_verdict verdict[2] = { verdict_of(sys, cg, tolerance, 0, wanted[0] && finite[0], error2[0]),
+                                         verdict_of(sys, cg, tolerance, 1, wanted[1] && finite[1],
+                                                    error2[1]) };
+        put_row_results(all, sm.block, block, r, cg, verdict, weight);
+    }
 }
 
-template <bool DECAYED>
+template <bool ADJOINT, bool DECAYED>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     heavy_solve_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                        const local_saved saved, const solve_work work, const __grid_constant__ qkv_maps maps,
@@ -297,12 +341,12 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     unsigned factors = 0;
     init_barriers(sm);
     for (unsigned n = 0; claim_listed(sm, launch, work.next_solved); n++)
-        solve_listed<DECAYED>(sm, count, n, factors, launch, scratch);
+        solve_listed<ADJOINT, DECAYED>(sm, count, n, factors, launch, scratch);
 }
 
 /* ------------------------------------------------------------------ the launches */
 
-template <bool DECAYED>
+template <bool ADJOINT, bool DECAYED>
 static loam_status solve_waves(const loam_problem *p, const loam_args *a, const local_saved *saved,
                                const solve_work *work, const half_copy *copy, const heavy_work *heavy,
                                const qkv_maps *maps, loam_error *error)
@@ -317,16 +361,25 @@ static loam_status solve_waves(const loam_problem *p, const loam_args *a, const 
         TRY(cuda_launch("row_matrices_kernel", row_matrices_kernel, matrix_grid, THREADS,
                         sizeof(matrix_shared), a->stream, true, error, *p, *a, *saved, *work, *maps, *copy,
                         *heavy, wave));
-        TRY(cuda_launch("heavy_solve_kernel", heavy_solve_kernel<DECAYED>, grid, THREADS, shared, a->stream,
-                        true, error, *p, *a, *saved, *work, *maps, *copy, *heavy, wave));
+        TRY(cuda_launch("heavy_solve_kernel", heavy_solve_kernel<ADJOINT, DECAYED>, grid, THREADS, shared,
+                        a->stream, true, error, *p, *a, *saved, *work, *maps, *copy, *heavy, wave));
     }
     return LOAM_OK;
 }
 
-loam_status heavy_solve(const loam_problem *p, const loam_args *a, const local_saved *saved,
-                        const solve_work *work, const half_copy *copy, const heavy_work *heavy,
-                        const qkv_maps *maps, loam_error *error)
+loam_status heavy_forward(const loam_problem *p, const loam_args *a, const local_saved *saved,
+                          const solve_work *work, const half_copy *copy, const heavy_work *heavy,
+                          const qkv_maps *maps, loam_error *error)
 {
-    return p->decay ? solve_waves<true>(p, a, saved, work, copy, heavy, maps, error)
-                    : solve_waves<false>(p, a, saved, work, copy, heavy, maps, error);
+    return p->decay ? solve_waves<false, true>(p, a, saved, work, copy, heavy, maps, error)
+                    : solve_waves<false, false>(p, a, saved, work, copy, heavy, maps, error);
+}
+
+loam_status heavy_adjoint(const loam_problem *p, const loam_args *a, const solve_work *work,
+                          const half_copy *copy, const heavy_work *heavy, const qkv_maps *maps,
+                          loam_error *error)
+{
+    const local_saved none = {};
+    return p->decay ? solve_waves<true, true>(p, a, &none, work, copy, heavy, maps, error)
+                    : solve_waves<true, false>(p, a, &none, work, copy, heavy, maps, error);
 }

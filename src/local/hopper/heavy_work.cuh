@@ -44,7 +44,7 @@ struct heavy_slot {
 };
 
 struct heavy_work {
-    float *vectors;     /* [listed][LISTED_VECTORS]: kbar and vbar */
+    float *vectors;     /* [listed][LISTED_VECTORS]: kbar, in units of the keys; vbar, or b and then x */
     row_weight *weight; /* [listed][ROWS] */
     uint32_t *factor;   /* these: [slots] */
     float *tail;
@@ -74,15 +74,15 @@ static inline heavy_work heavy_work_carve(const loam_problem *p, arena *pool)
     return w;
 }
 
-/* Block n of the list: two vectors, and the weights, of the thread's rows. */
+/* Block n of the list: two vectors, the first one times `scale`, and the weights of the thread's rows. */
 static __device__ __forceinline__ void put_listed(const heavy_work &heavy, int64_t n, const row_pair &r,
                                                   const row_weight (&weight)[2], const lane_vector &first,
-                                                  const lane_vector &second)
+                                                  float scale, const lane_vector &second)
 {
     float *const to = heavy.vectors + n * LISTED_VECTORS + threadIdx.x;
 #pragma unroll 8
     for (int i = 0; i < TILE_SIDE / 2; i++)
-        to[i * THREADS] = first.get(i), to[LISTED_VECTOR + i * THREADS] = second.get(i);
+        to[i * THREADS] = scale * first.get(i), to[LISTED_VECTOR + i * THREADS] = second.get(i);
     if (threadIdx.x % 4 == 0) {
         heavy.weight[n * ROWS + r.at[0]] = weight[0];
         heavy.weight[n * ROWS + r.at[1]] = weight[1];
@@ -111,9 +111,13 @@ static __device__ __forceinline__ int64_t claim_slot(int64_t *counter, int64_t b
     return n < blocks ? n : -1;
 }
 
-/* Solves the listed blocks: o, and all else that the forward pass writes. */
-loam_status heavy_solve(const loam_problem *p, const loam_args *a, const local_saved *saved,
-                        const solve_work *work, const half_copy *copy, const heavy_work *heavy,
-                        const qkv_maps *maps, loam_error *error);
+/* Queues the solution of the listed blocks. forward: o, and all else that the forward pass writes. adjoint:
+ * x, in the place of b; 0 of rows that are for float64. maps: of the copies in fp16. */
+loam_status heavy_forward(const loam_problem *p, const loam_args *a, const local_saved *saved,
+                          const solve_work *work, const half_copy *copy, const heavy_work *heavy,
+                          const qkv_maps *maps, loam_error *error);
+loam_status heavy_adjoint(const loam_problem *p, const loam_args *a, const solve_work *work,
+                          const half_copy *copy, const heavy_work *heavy, const qkv_maps *maps,
+                          loam_error *error);
 
 #endif

@@ -719,23 +719,24 @@ static __device__ __forceinline__ bool sees_few(const loam_problem &p, const row
     return hi - lo < FEW_KEYS * DIM;
 }
 
-/* Takes the next block of rows for this launch from its counter: returns its number, and its rows, or -1
- * where there is none. listed: from the list of those for which one part was not enough. Where scores decay,
- * few keys have weight and all blocks take two parts. */
-template <int PARTS, int DIM, bool DECAYED>
-static __device__ __forceinline__ int64_t claim_block(row_block &rows, const solve_launch &all,
-                                                      int64_t blocks, bool listed)
+/* Takes the next block of rows for this launch from its counter: its number, -1 where there is none, its
+ * rows, and its place on the list of those for which one part was not enough. listed: the counter of a launch
+ * for that list, else NULL. Where scores decay, few keys have weight and all blocks take two parts. One thread
+ * calls it. */
+template <int PARTS, bool DECAYED, int DIM, class T>
+static __device__ __forceinline__ void claim_block(solver_shared<DIM, T> &sm, const solve_launch &all,
+                                                   int64_t blocks, int64_t *listed)
 {
-    unsigned long long *counter = (unsigned long long *)(listed       ? all.work.next_listed
+    unsigned long long *counter = (unsigned long long *)(listed       ? listed
                                                          : PARTS == 2 ? all.work.next_few
                                                                       : all.work.next_block);
     const int64_t count = listed ? (int64_t)*all.work.listed_count : blocks;
     for (;;) {
-        const int64_t n = (int64_t)atomicAdd(counter, 1ull);
-        if (n >= count) return -1;
-        const int64_t block = listed ? all.work.listed[n] : n;
-        rows = row_block_at(all.p, all.a, block);
-        if (rows.rows > 0 && (listed || DECAYED || sees_few<DIM>(all.p, rows) == (PARTS == 2))) return block;
+        sm.listed = (int64_t)atomicAdd(counter, 1ull);
+        sm.block = sm.listed >= count ? -1 : listed ? all.work.listed[sm.listed] : sm.listed;
+        if (sm.block < 0) return;
+        sm.rows = row_block_at(all.p, all.a, sm.block);
+        if (sm.rows.rows > 0 && (listed || DECAYED || sees_few<DIM>(all.p, sm.rows) == (PARTS == 2))) return;
     }
 }
 
