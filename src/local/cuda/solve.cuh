@@ -65,7 +65,8 @@ struct solve_work {
      * two parts, the heavy keys, the solution, what follows from an adjoint one; the list; which scratches are
      * in use. */
     int64_t *next_few, *next_listed, *next_heavy, *next_solved, *next_ended;
-    unsigned long long *listed_count;
+    unsigned long long *listed_count,
+        *heavy_count; /* of the list of heavy_work: local/hopper/heavy_work.cuh */
     int32_t *scratch_taken;
     half_span *span; /* [batch][heads_kv], of the copies in fp16 */
     int32_t *listed;

@@ -51,6 +51,7 @@ static inline solve_work solve_work_carve(const loam_problem *p, arena *pool)
     w.next_solved = (int64_t *)arena_take(pool, 1, sizeof(int64_t));
     w.next_ended = (int64_t *)arena_take(pool, 1, sizeof(int64_t));
     w.listed_count = (unsigned long long *)arena_take(pool, 1, sizeof(unsigned long long));
+    w.heavy_count = (unsigned long long *)arena_take(pool, 1, sizeof(unsigned long long));
     w.scratch_taken = (int32_t *)arena_take(pool, blocks, sizeof(int32_t));
     w.span = (half_span *)arena_take(pool, (size_t)p->batch * (size_t)p->heads_kv, sizeof(half_span));
     w.scratches = (int64_t)blocks;

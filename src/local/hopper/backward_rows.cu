@@ -9,8 +9,8 @@
  * in one tile. It also finds the residual of the adjoint solve: with E = g - gbar + t,
  * drho - (Cov + Lambda) y = -sum p E kappa - Lambda y. Blocks that miss the tolerance, and all other blocks,
  * have two parts in everything, in launches of their own; there a sweep before the last finds the means of u
- * and t. With 64 dimensions the adjoint solve of listed blocks is that of heavy_solve.cu, between a launch that
- * finds drho and one that goes on from y. Blocks with rows for float64 are left to query_kernel.
+ * and t. With 64 dimensions the adjoint solve of blocks that plain steps would take too long for is that of
+ * heavy_solve.cu, before a launch that goes on from y. Blocks with rows for float64 are left to query_kernel.
  */
 #include "src/local/cuda/solve_work.cuh"
 #include "src/local/hopper/backward_pairs.cuh"
@@ -252,54 +252,73 @@ static __device__ __forceinline__ bool load_lse(pairs_system<DIM, DECAYED> &sys,
     return unwanted;
 }
 
-/* What a launch does with its blocks: all; or, of listed blocks with row matrices, what comes before the
- * adjoint solve, and after it. */
-enum rows_phase { ROWS_WHOLE, ROWS_BEGIN, ROWS_END };
-
-/* Hands kbar and b of a listed block on to the adjoint solve. */
+/* Leaves the adjoint solve of a block to row matrices. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void put_adjoint_system(const pairs_system<DIM, DECAYED> &sys,
-                                                          const rows_launch &all, const rows_sums &sum)
+static __device__ __forceinline__ void put_adjoint(const pairs_system<DIM, DECAYED> &sys,
+                                                   const rows_launch &all, const cg_rows &cg,
+                                                   const rows_sums &sum)
 {
     const half_units units = half_units_of(*all.copy, all.p, sys.sm.block / all.p.heads_q % all.p.batch,
                                            sys.block.h_kv);
+    const solve_launch solve = { all.p, all.a, all.saved, all.work, all.maps.all, all.copy, all.heavy };
     row_weight weight[2];
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         const float largest = exp2_fast(fminf(sum.best[row] - sys.lse2[row], 0));
         weight[row] = { sys.lse2[row], sum.peak[row] < 0 ? 0 : largest };
     }
-    put_listed(*all.heavy, sys.sm.listed, sys.r, weight, sys.vector(VECTOR_KBAR), power_inverse(units.key),
+    put_listed(sys.sm, solve, sys.r, weight, sys.vector(VECTOR_KBAR), power_inverse(units.key),
                sys.vector(VECTOR_B));
+    if (threadIdx.x % 4 != 0) return;
+#pragma unroll
+    for (int row = 0; row < 2; row++)
+        all.heavy->adjoint[sys.sm.listed * ROWS + sys.r.at[row]] = { sum.rest[row], sum.peak[row],
+                                                                     cg.unit[row] };
 }
 
-/* Loads the solution of the adjoint solve. */
+/* What the first sweep left of such a block, and its solution. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void load_solution(const pairs_system<DIM, DECAYED> &sys,
-                                                     const heavy_work &heavy)
+static __device__ __forceinline__ void load_adjoint(const pairs_system<DIM, DECAYED> &sys,
+                                                    const rows_launch &all, row_ridge &ridge, cg_rows &cg,
+                                                    rows_sums &sum)
 {
-    const float *const from = heavy.vectors + sys.sm.listed * LISTED_VECTORS + LISTED_VECTOR + threadIdx.x;
-    const lane_vector x = sys.vector(VECTOR_X);
+    const heavy_work &heavy = *all.heavy;
+    const float *const from = heavy.vectors + sys.sm.listed * LISTED_VECTORS + threadIdx.x;
+    const lane_vector x = sys.vector(VECTOR_X), b = sys.vector(VECTOR_B);
+    float bb[2] = { 0, 0 }, largest[2];
 #pragma unroll 8
-    for (int n = 0; n < DIM / 2; n++)
-        x.put(n, from[n * THREADS]);
+    for (int n = 0; n < DIM / 2; n++) {
+        const float at = from[LISTED_VECTOR + n * THREADS];
+        x.put(n, from[n * THREADS]), b.put(n, at);
+        bb[n / 2 % 2] += at * at;
+    }
+    cg = {};
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const int64_t line = sys.sm.listed * ROWS + sys.r.at[row];
+        const adjoint_row own = heavy.adjoint[line];
+        sum.rest[row] = own.rest, sum.peak[row] = own.peak, cg.unit[row] = own.unit;
+        cg.bb[row] = quad_sum(bb[row]), largest[row] = heavy.weight[line].largest;
+    }
+    if (all.p.ridge_unit == LOAM_RIDGE_MAX) ridge = row_ridge_of(all.p, all.a, sys.block, sys.r, largest);
     put_ridge(sys);
 }
 
 /* One part is accepted at a larger residual than in forward: its error enters the gradients once, and a launch
  * with one listed block takes 0.3 ms. Row matrices take what plain steps would take too long for. */
-template <int PARTS, int DIM> static __device__ __forceinline__ cg_tolerance rows_tolerance(rows_phase phase)
+template <int PARTS, int DIM> static __device__ __forceinline__ cg_tolerance rows_tolerance(bool solved)
 {
     return PARTS == 1              ? cg_tolerance{ 8e-3f, 8e-3f, 3e-2f, 8, 0.62f, false }
-           : phase == ROWS_END     ? cg_tolerance{ 3e-4f, 3e-4f, 2.5e-3f, 0, 0, true }
-           : has_row_matrices<DIM> ? cg_tolerance{ 3e-4f, 3e-4f, 1e-2f, 28, 0.9f, false }
+           : solved                ? cg_tolerance{ 0, 0, 3.5e-3f, 0, 0, true }
+           : has_row_matrices<DIM> ? cg_tolerance{ 3e-4f, 3e-4f, 1e-2f, 28, 0.77f, false }
                                    : cg_tolerance{ 3e-4f, 3e-4f, 1e-2f, 128, 0, false };
 }
 
-/* Computes the rows of the block in PARTS bf16 parts; false where that is not enough. */
+/* Computes the rows of the block in PARTS bf16 parts; false where that is not enough. solved: row matrices
+ * have found the solution. */
 template <int PARTS, int DIM, bool DECAYED>
 static __device__ __forceinline__ bool rows_block(pairs_shared<DIM> &sm, rows_count &count,
-                                                  const rows_launch &all, float *scratch, rows_phase phase)
+                                                  const rows_launch &all, float *scratch, bool solved)
 {
     const row_block &block = sm.rows;
     row_pair r_storage = row_pair_of(all.p, block);
@@ -320,44 +339,52 @@ static __device__ __forceinline__ bool rows_block(pairs_shared<DIM> &sm, rows_co
     two_parts |= load_lse(sys, all, block, r, ridge, wanted);
     /* In one part, the pass at 128 dimensions has no registers for the gradient of the scale. */
     if (PARTS == 1 && (__syncthreads_or(two_parts) || (DIM > 64 && all.a.grad_scale))) return false;
-    const cg_tolerance tolerance = rows_tolerance<PARTS, DIM>(phase);
-    first_sweep<PARTS>(sys, ridge, cg, sum, all, count, wanted);
+    const cg_tolerance tolerance = rows_tolerance<PARTS, DIM>(solved);
+    if (PARTS == 1 || !has_row_matrices<DIM> || !solved) {
+        first_sweep<PARTS>(sys, ridge, cg, sum, all, count, wanted);
+        cg_run<PARTS>(sys, cg, tolerance);
+    }
     if constexpr (PARTS == 2 && has_row_matrices<DIM>) {
-        if (phase == ROWS_BEGIN) {
-            put_adjoint_system(sys, all, sum);
+        if (solved) {
+            load_adjoint(sys, all, ridge, cg, sum);
+        } else if (__syncthreads_or(cg.live[0] || cg.live[1])) {
+            put_adjoint(sys, all, cg, sum);
             return true;
         }
     }
-    if (PARTS == 1 || !has_row_matrices<DIM> || phase == ROWS_WHOLE) cg_run<PARTS>(sys, cg, tolerance);
-    if constexpr (PARTS == 2 && has_row_matrices<DIM>) {
-        if (phase == ROWS_END)
-            load_solution(sys, *all.heavy);
-        else if (__syncthreads_or(cg.live[0] || cg.live[1]))
-            return false;
-    }
     if constexpr (PARTS == 2) {
-        const bool solved = check_rows(rows_system<DIM, DECAYED>(sys, all, count), cg, wanted, tolerance,
-                                       sum);
-        if (solved) finish_rows_two_parts(rows_system<DIM, DECAYED>(sys, all, count), cg, sum);
-        if (threadIdx.x == 0) all.arrays.state[sm.block] = solved ? ROWS_TWO_PARTS : ROWS_PENDING;
+        const bool good = check_rows(rows_system<DIM, DECAYED>(sys, all, count), cg, wanted, tolerance, sum);
+        if (good) finish_rows_two_parts(rows_system<DIM, DECAYED>(sys, all, count), cg, sum);
+        if (threadIdx.x == 0) all.arrays.state[sm.block] = good ? ROWS_TWO_PARTS : ROWS_PENDING;
         return true;
     } else {
         const float bound = tolerance.accept * tolerance.accept;
         if (__syncthreads_or(cg.rr[0] > bound * cg.bb[0] || cg.rr[1] > bound * cg.bb[1])) return false;
         rows_system<DIM, DECAYED> rs_storage(sys, all, count);
-        const bool solved = finish_rows_one_part(in_memory(rs_storage), cg, wanted, tolerance, sum);
-        if (solved && threadIdx.x == 0) all.arrays.state[sm.block] = ROWS_ONE_PART;
-        return solved;
+        const bool good = finish_rows_one_part(in_memory(rs_storage), cg, wanted, tolerance, sum);
+        if (good && threadIdx.x == 0) all.arrays.state[sm.block] = ROWS_ONE_PART;
+        return good;
     }
+}
+
+/* Which blocks a launch has: those with few keys, or the others; those that were listed; those that row
+ * matrices have solved. */
+enum rows_of_launch { ROWS_UNLISTED, ROWS_LISTED, ROWS_SOLVED };
+
+static __device__ __forceinline__ block_list list_of(rows_of_launch which, const solve_work &work,
+                                                     const heavy_work &heavy)
+{
+    const block_list listed = { work.next_listed, work.listed, work.listed_count },
+                     solved = { work.next_ended, heavy.listed, work.heavy_count };
+    return which == ROWS_LISTED ? listed : which == ROWS_SOLVED ? solved : block_list{ NULL, NULL, NULL };
 }
 
 template <int PARTS, int DIM, bool DECAYED>
 __global__ void __launch_bounds__(THREADS, 2)
     rows_kernel_hopper(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                        const local_saved saved, const row_arrays arrays, const solve_work work,
-                       const int64_t blocks, rows_phase phase, bool listed,
-                       const __grid_constant__ row_pass_maps maps, const __grid_constant__ half_copy copy,
-                       const __grid_constant__ heavy_work heavy)
+                       const int64_t blocks, rows_of_launch which, const __grid_constant__ row_pass_maps maps,
+                       const __grid_constant__ half_copy copy, const __grid_constant__ heavy_work heavy)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     pairs_shared<DIM> &sm = *(pairs_shared<DIM> *)swizzled_memory;
@@ -377,15 +404,11 @@ __global__ void __launch_bounds__(THREADS, 2)
     }
     for (;;) {
         __syncthreads();
-        if (threadIdx.x == 0)
-            claim_block<PARTS, DECAYED>(sm, solve, blocks,
-                                        !listed             ? NULL
-                                        : phase == ROWS_END ? work.next_ended
-                                                            : work.next_listed);
+        if (threadIdx.x == 0) claim_block<PARTS, DECAYED>(sm, solve, blocks, list_of(which, work, heavy));
         __syncthreads();
         if (sm.block < 0) break;
         float *scratch = work.scratch + (int64_t)sm.scratch * VECTORS * (DIM / 2) * THREADS;
-        const bool solved = rows_block<PARTS, DIM, DECAYED>(sm, count, all, scratch, phase);
+        const bool solved = rows_block<PARTS, DIM, DECAYED>(sm, count, all, scratch, which == ROWS_SOLVED);
         if (!solved && threadIdx.x == 0) work.listed[atomicAdd(work.listed_count, 1ull)] = (int32_t)sm.block;
     }
     if (threadIdx.x == 0) {
@@ -409,29 +432,28 @@ struct rows_plan {
 
 template <int PARTS, int DIM, bool DECAYED>
 static loam_status launch_pass(const loam_problem *p, const loam_args *a, const rows_plan *plan,
-                               rows_phase phase, bool listed, bool overlapped, loam_error *error)
+                               rows_of_launch which, bool overlapped, loam_error *error)
 {
     const int64_t blocks = (int64_t)row_blocks(p), most = plan->work.scratches;
     return cuda_launch("rows_kernel_hopper", rows_kernel_hopper<PARTS, DIM, DECAYED>,
                        most < blocks ? most : blocks, THREADS, rows_shared_bytes<DIM>, a->stream, overlapped,
-                       error, *p, *a, plan->saved, plan->rows, plan->work, blocks, phase, listed, plan->maps,
+                       error, *p, *a, plan->saved, plan->rows, plan->work, blocks, which, plan->maps,
                        plan->copy, plan->heavy);
 }
 
-/* The listed blocks: with row matrices, b, the adjoint solve, and what follows from it. */
+/* The listed blocks; then the adjoint solve by row matrices, and what follows from it. */
 template <int DIM, bool DECAYED>
 static loam_status launch_listed(const loam_problem *p, const loam_args *a, const rows_plan *plan,
                                  loam_error *error)
 {
-    if constexpr (!has_row_matrices<DIM>) {
-        return launch_pass<2, DIM, DECAYED>(p, a, plan, ROWS_WHOLE, true, false, error);
-    } else {
+    if (!DECAYED) TRY((launch_pass<2, DIM, DECAYED>(p, a, plan, ROWS_LISTED, false, error)));
+    if constexpr (has_row_matrices<DIM>) {
         qkv_maps maps = { plan->maps.all.q, {}, {} };
         TRY(key_map_make(&maps.k, p, &plan->copy.keys, TILE_SIDE, error));
-        TRY((launch_pass<2, DIM, DECAYED>(p, a, plan, ROWS_BEGIN, true, false, error)));
         TRY(heavy_adjoint(p, a, &plan->work, &plan->copy, &plan->heavy, &maps, error));
-        return launch_pass<2, DIM, DECAYED>(p, a, plan, ROWS_END, true, false, error);
+        TRY((launch_pass<2, DIM, DECAYED>(p, a, plan, ROWS_SOLVED, false, error)));
     }
+    return LOAM_OK;
 }
 
 template <int DIM>
@@ -444,11 +466,11 @@ static loam_status launch(const loam_problem *p, const loam_args *a, rows_plan *
     TRY(solve_work_clear(&plan->work, a, error));
     if (has_row_matrices<DIM>) TRY(half_copy_make(&plan->copy, p, a, error));
     if (p->decay) {
-        TRY((launch_pass<2, DIM, true>(p, a, plan, ROWS_WHOLE, false, false, error)));
-        return has_row_matrices<DIM> ? launch_listed<DIM, true>(p, a, plan, error) : LOAM_OK;
+        TRY((launch_pass<2, DIM, true>(p, a, plan, ROWS_UNLISTED, false, error)));
+        return launch_listed<DIM, true>(p, a, plan, error);
     }
-    TRY((launch_pass<2, DIM, false>(p, a, plan, ROWS_WHOLE, false, false, error)));
-    TRY((launch_pass<1, DIM, false>(p, a, plan, ROWS_WHOLE, false, true, error)));
+    TRY((launch_pass<2, DIM, false>(p, a, plan, ROWS_UNLISTED, false, error)));
+    TRY((launch_pass<1, DIM, false>(p, a, plan, ROWS_UNLISTED, true, error)));
     return launch_listed<DIM, false>(p, a, plan, error);
 }
 

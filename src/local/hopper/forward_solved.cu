@@ -178,7 +178,7 @@ static __device__ __forceinline__ void means_sweep(const block_system<DIM, DECAY
 template <int PARTS, int DIM> static __device__ __forceinline__ cg_tolerance plain_tolerance(bool saved)
 {
     const int most = has_row_matrices<DIM> ? 28 : 128;
-    const float stop = saved ? 3e-4f : 1.2e-3f, rate = has_row_matrices<DIM> ? 0.9f : 0;
+    const float stop = saved ? 3e-4f : 1.2e-3f, rate = has_row_matrices<DIM> ? 0.77f : 0;
     return PARTS == 2 ? cg_tolerance{ stop, stop, 1e-2f, most, rate, false }
            : saved    ? cg_tolerance{ 6e-3f, 6e-3f, 1.8e-2f, 8, 0.62f, false }
                       : cg_tolerance{ 6e-3f, 3e-3f, 1.2e-2f, 16, 0.77f, true };
@@ -238,20 +238,17 @@ static __device__ __forceinline__ bool solve_rows(solver_shared<DIM, __half> &sm
     return true;
 }
 
-/* Puts the block on the list, and where it has matrices hands on the means and the weights of its rows. */
+/* Leaves the block, its means and weights to the launches that solve it by row matrices, or without these to
+ * the launch in two parts. */
 template <int DIM>
 static __device__ __forceinline__ void list_block(solver_shared<DIM, __half> &sm, const solve_launch &all,
                                                   float *scratch, const row_weight (&weight)[2])
 {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        sm.listed = (int64_t)atomicAdd(all.work.listed_count, 1ull);
-        all.work.listed[sm.listed] = (int32_t)sm.block;
-    }
-    __syncthreads();
     if constexpr (has_row_matrices<DIM>)
-        put_listed(*all.heavy, sm.listed, row_pair_of(all.p, sm.rows), weight,
-                   scratch_vector<DIM>(scratch, VECTOR_KBAR), 1, scratch_vector<DIM>(scratch, VECTOR_VBAR));
+        put_listed(sm, all, row_pair_of(all.p, sm.rows), weight, scratch_vector<DIM>(scratch, VECTOR_KBAR), 1,
+                   scratch_vector<DIM>(scratch, VECTOR_VBAR));
+    else if (threadIdx.x == 0)
+        all.work.listed[atomicAdd(all.work.listed_count, 1ull)] = (int32_t)sm.block;
 }
 
 template <int PARTS, int DIM, bool DECAYED>
@@ -264,6 +261,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     solver_shared<DIM, __half> &sm = *(solver_shared<DIM, __half> *)swizzled_memory;
     const solve_launch all = { p, a, saved, work, maps, &copy, &heavy };
+    const block_list list = { listed ? work.next_listed : NULL, work.listed, work.listed_count };
     ring_count count = { 0 };
     unsigned queries = 0;
     /* The copy in fp16 is complete before a launch that overlaps with this one begins. */
@@ -282,7 +280,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
     for (;;) {
         __syncthreads();
-        if (threadIdx.x == 0) claim_block<PARTS, DECAYED>(sm, all, blocks, listed ? work.next_listed : NULL);
+        if (threadIdx.x == 0) claim_block<PARTS, DECAYED>(sm, all, blocks, list);
         __syncthreads();
         if (sm.block < 0) break;
         float *scratch = work.scratch + (int64_t)sm.scratch * VECTORS * (DIM / 2) * THREADS;

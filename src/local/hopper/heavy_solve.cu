@@ -38,7 +38,7 @@ static __device__ __forceinline__ bool claim_listed(solver_shared<TILE_SIDE, __h
         const int64_t slot = claim_slot(counter, wave_blocks(*all.heavy, all.work, launch.wave), launch.wave);
         sm.listed = slot < 0 ? -1 : launch.wave.base + slot;
         if (slot >= 0) {
-            sm.block = all.work.listed[sm.listed];
+            sm.block = all.heavy->listed[sm.listed];
             sm.rows = row_block_at(all.p, all.a, sm.block);
         }
     }
@@ -110,6 +110,8 @@ struct matrix_shared {
     alignas(16) float tail[TAIL_ELEMENTS];
     int32_t key[THREADS / 32][HEAVY_KEYS];
     __half root[THREADS / 32][HEAVY_KEYS];
+    row_block block;
+    half_units units;
 };
 
 /* Channel 8 n + g of a row, of a vector of a listed block. */
@@ -152,9 +154,9 @@ static __device__ __forceinline__ void matrix_ridge(float (&ridge)[2 * SQUARES],
 
 /* V of a row takes the place of its list. */
 static __device__ __forceinline__ void row_factor(matrix_shared &sm, const heavy_launch &launch,
-                                                  const row_block &block, const half_units &units,
                                                   const heavy_slot &slot, int64_t n, int at)
 {
+    const row_block &block = sm.block;
     const solve_launch &all = launch.all;
     const heavy_work &heavy = *all.heavy;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -176,7 +178,7 @@ static __device__ __forceinline__ void row_factor(matrix_shared &sm, const heavy
         at[0] = row.mass * c.x, at[1] = row.mass * c.y, at[2] = row.mass * c.z, at[3] = row.mass * c.w;
     }
     add_list(s, keys, TILE_SIDE, list, centre, sm.stage[warp]);
-    matrix_ridge(ridge, all, block, at, units, heavy.weight[n * ROWS + at].largest);
+    matrix_ridge(ridge, all, block, at, sm.units, heavy.weight[n * ROWS + at].largest);
     add_diagonal(s, ridge);
     uint32_t *const factor = slot.factor + at * FACTOR_WORDS;
     invert_matrix(s, LEAST_PIVOT, [&](int to, int from, const square_parts &v) {
@@ -198,27 +200,30 @@ __global__ void __launch_bounds__(THREADS, MATRIX_BLOCKS)
     launch_dependents();
     const int64_t pieces = wave_blocks(heavy, work, wave) * (ROWS / MATRIX_ROWS);
     for (int64_t piece = blockIdx.x; piece < pieces; piece += gridDim.x) {
-        const int64_t place = piece / (ROWS / MATRIX_ROWS), n = wave.base + place, number = work.listed[n];
+        const int64_t place = piece / (ROWS / MATRIX_ROWS), n = wave.base + place, number = heavy.listed[n];
         const heavy_slot slot = heavy.slot(place);
-        const row_block block = row_block_at(p, a, number);
-        const half_units units = half_units_of(copy, p, number / p.heads_q % p.batch, block.h_kv);
         const int first = (int)(piece % (ROWS / MATRIX_ROWS)) * MATRIX_ROWS + (int)threadIdx.x / 32;
         __syncthreads();
+        if (threadIdx.x == 0) {
+            sm.block = row_block_at(p, a, number);
+            sm.units = half_units_of(copy, p, number / p.heads_q % p.batch, sm.block.h_kv);
+        }
         for (int i = threadIdx.x * 4; i < TAIL_ELEMENTS; i += THREADS * 4)
             *(float4 *)&sm.tail[i] = *(const float4 *)&slot.tail[i];
         __syncthreads();
 #pragma unroll 1
         for (int i = 0; i < MATRICES; i++)
-            row_factor(sm, launch, block, units, slot, n, first + i * (THREADS / 32));
+            row_factor(sm, launch, slot, n, first + i * (THREADS / 32));
     }
 }
 
 /* ------------------------------------------------------------------ the steps */
 
-static __device__ __forceinline__ cg_tolerance heavy_tolerance(bool saved)
+/* With `saved`, gradients follow, which need a more exact probe than o does. */
+template <bool ADJOINT> static __device__ __forceinline__ cg_tolerance heavy_tolerance(bool saved)
 {
-    const float stop = saved ? 3e-4f : 1.2e-3f;
-    return { stop, stop, saved ? 1e-3f : 2.5e-3f, 32, 0, true };
+    const float stop = ADJOINT ? 1.2e-3f : saved ? 3e-4f : 1.8e-3f;
+    return { stop, stop, saved ? 1e-3f : 3.5e-3f, 32, 0, true };
 }
 
 /* The vectors of a listed block into the scratch. */
@@ -258,7 +263,7 @@ static __device__ __forceinline__ void put_adjoint(const block_system<DIM, DECAY
                                                    const cg_rows &cg, const bool (&wanted)[2],
                                                    const heavy_work &heavy)
 {
-    float *const to = heavy.vectors + sys.sm.listed * LISTED_VECTORS + LISTED_VECTOR + threadIdx.x;
+    float *const to = heavy.vectors + sys.sm.listed * LISTED_VECTORS + threadIdx.x;
     const lane_vector x = sys.vector(VECTOR_X);
     const float inverse = power_inverse(sys.units.key);
     float scale[2];
@@ -298,7 +303,7 @@ static __device__ __forceinline__ void solve_listed(solver_shared<TILE_SIDE, __h
     system &sys = in_memory(sys_storage);
     set_weights(sys, lse2, largest);
     ridge = ridge_in_units(all.p, a, block, r, sys.units, largest);
-    const cg_tolerance tolerance = heavy_tolerance(ADJOINT || a.saved);
+    const cg_tolerance tolerance = heavy_tolerance<ADJOINT>(a.saved != NULL);
     const bool wanted[2] = { within_range(sys, largest, 0), within_range(sys, largest, 1) };
     cg_rows k_storage;
     cg_rows &cg = in_memory(k_storage);

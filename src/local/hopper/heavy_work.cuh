@@ -43,10 +43,19 @@ struct heavy_slot {
     __device__ __forceinline__ __half *roots(int at) const { return (__half *)(keys(at) + HEAVY_KEYS); }
 };
 
+/* What the adjoint solve passes by: the sum of p (g - gbar), the key of the largest score, the unit of b. */
+struct adjoint_row {
+    float rest;
+    int32_t peak;
+    float unit;
+};
+
 struct heavy_work {
-    float *vectors;     /* [listed][LISTED_VECTORS]: kbar, in units of the keys; vbar, or b and then x */
-    row_weight *weight; /* [listed][ROWS] */
-    uint32_t *factor;   /* these: [slots] */
+    int32_t *listed;      /* numbers of blocks, as many as solve_work.heavy_count says */
+    float *vectors;       /* [listed][LISTED_VECTORS]: kbar, in units of the keys, then x; vbar, or b */
+    row_weight *weight;   /* [listed][ROWS] */
+    adjoint_row *adjoint; /* likewise */
+    uint32_t *factor;     /* these: [slots] */
     float *tail;
     heavy_row *row;
     int64_t slots;
@@ -66,19 +75,33 @@ static inline heavy_work heavy_work_carve(const loam_problem *p, arena *pool)
     if (local_padded_dim(p) != TILE_SIDE) return w;
     w.slots = most < blocks ? most : blocks;
     const size_t rows = (size_t)w.slots * ROWS;
+    w.listed = (int32_t *)arena_take(pool, listed, sizeof(int32_t));
     w.vectors = (float *)arena_take(pool, listed, LISTED_VECTORS * sizeof(float));
     w.weight = (row_weight *)arena_take(pool, listed, ROWS * sizeof(row_weight));
+    if (p->pass == LOAM_BACKWARD)
+        w.adjoint = (adjoint_row *)arena_take(pool, listed, ROWS * sizeof(adjoint_row));
     w.factor = (uint32_t *)arena_take(pool, rows, FACTOR_WORDS * sizeof(uint32_t));
     w.tail = (float *)arena_take(pool, (size_t)w.slots, TAIL_ELEMENTS * sizeof(float));
     w.row = (heavy_row *)arena_take(pool, rows, sizeof(heavy_row));
     return w;
 }
 
-/* Block n of the list: two vectors, the first one times `scale`, and the weights of the thread's rows. */
-static __device__ __forceinline__ void put_listed(const heavy_work &heavy, int64_t n, const row_pair &r,
-                                                  const row_weight (&weight)[2], const lane_vector &first,
-                                                  float scale, const lane_vector &second)
+/* Puts a block on the list, with two vectors, the first one times `scale`, and the weights of the thread's
+ * rows. All threads of the block call it; sm.listed is its place. */
+template <class T>
+static __device__ __forceinline__ void put_listed(solver_shared<TILE_SIDE, T> &sm, const solve_launch &all,
+                                                  const row_pair &r, const row_weight (&weight)[2],
+                                                  const lane_vector &first, float scale,
+                                                  const lane_vector &second)
 {
+    const heavy_work &heavy = *all.heavy;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        sm.listed = (int64_t)atomicAdd(all.work.heavy_count, 1ull);
+        heavy.listed[sm.listed] = (int32_t)sm.block;
+    }
+    __syncthreads();
+    const int64_t n = sm.listed;
     float *const to = heavy.vectors + n * LISTED_VECTORS + threadIdx.x;
 #pragma unroll 8
     for (int i = 0; i < TILE_SIDE / 2; i++)
@@ -98,7 +121,7 @@ struct heavy_wave {
 static __device__ __forceinline__ int64_t wave_blocks(const heavy_work &heavy, const solve_work &work,
                                                       const heavy_wave &wave)
 {
-    const int64_t left = (int64_t)*work.listed_count - wave.base;
+    const int64_t left = (int64_t)*work.heavy_count - wave.base;
     return left < heavy.slots ? left : heavy.slots;
 }
 
@@ -112,7 +135,7 @@ static __device__ __forceinline__ int64_t claim_slot(int64_t *counter, int64_t b
 }
 
 /* Queues the solution of the listed blocks. forward: o, and all else that the forward pass writes. adjoint:
- * x, in the place of b; 0 of rows that are for float64. maps: of the copies in fp16. */
+ * x, in the place of kbar; 0 of rows that are for float64. maps: of the copies in fp16. */
 loam_status heavy_forward(const loam_problem *p, const loam_args *a, const local_saved *saved,
                           const solve_work *work, const half_copy *copy, const heavy_work *heavy,
                           const qkv_maps *maps, loam_error *error);

@@ -719,24 +719,32 @@ static __device__ __forceinline__ bool sees_few(const loam_problem &p, const row
     return hi - lo < FEW_KEYS * DIM;
 }
 
-/* Takes the next block of rows for this launch from its counter: its number, -1 where there is none, its
- * rows, and its place on the list of those for which one part was not enough. listed: the counter of a launch
- * for that list, else NULL. Where scores decay, few keys have weight and all blocks take two parts. One thread
+/* A list of blocks, and the counter of the launch that takes them. */
+struct block_list {
+    int64_t *next;
+    const int32_t *block;
+    const unsigned long long *count;
+};
+
+/* Takes the next block of rows for this launch: its number, -1 where there is none, its rows, and its place on
+ * the list. Without a list (next NULL) it takes those blocks whose first row sees few keys where it has two
+ * parts, or the others; where scores decay, few keys have weight and all blocks take two parts. One thread
  * calls it. */
 template <int PARTS, bool DECAYED, int DIM, class T>
 static __device__ __forceinline__ void claim_block(solver_shared<DIM, T> &sm, const solve_launch &all,
-                                                   int64_t blocks, int64_t *listed)
+                                                   int64_t blocks, const block_list &list)
 {
-    unsigned long long *counter = (unsigned long long *)(listed       ? listed
+    unsigned long long *counter = (unsigned long long *)(list.next    ? list.next
                                                          : PARTS == 2 ? all.work.next_few
                                                                       : all.work.next_block);
-    const int64_t count = listed ? (int64_t)*all.work.listed_count : blocks;
+    const int64_t count = list.next ? (int64_t)*list.count : blocks;
     for (;;) {
         sm.listed = (int64_t)atomicAdd(counter, 1ull);
-        sm.block = sm.listed >= count ? -1 : listed ? all.work.listed[sm.listed] : sm.listed;
+        sm.block = sm.listed >= count ? -1 : list.next ? list.block[sm.listed] : sm.listed;
         if (sm.block < 0) return;
         sm.rows = row_block_at(all.p, all.a, sm.block);
-        if (sm.rows.rows > 0 && (listed || DECAYED || sees_few<DIM>(all.p, sm.rows) == (PARTS == 2))) return;
+        if (sm.rows.rows > 0 && (list.next || DECAYED || sees_few<DIM>(all.p, sm.rows) == (PARTS == 2)))
+            return;
     }
 }
 
