@@ -30,6 +30,8 @@ typedef enum mixer_block { MIXER_PLAIN, MIXER_MAMBA, MIXER_HYENA } mixer_block;
 /* Mamba-2 is as many times as wide inside, and has as many times the heads of values; queries and keys have
  * one head. */
 enum { MAMBA_EXPAND = 2 };
+/* The MLP between mixers is as many times as wide inside. */
+enum { MLP_EXPAND = 4 };
 /* Columns inside the MLP of Hyena's filter. */
 enum { HYENA_FILTER = 64 };
 
@@ -107,7 +109,15 @@ typedef struct mixer_options {
     loam_ridge_unit ridge_unit;
     bool probe_zero; /* W_R begins at 0, where Parallax is softmax; else like W_q */
     positions positions;
-    bool layer_norm; /* LayerNorm, not RMSNorm, before mixers and logits */
+    bool layer_norm; /* LayerNorm, not RMSNorm, before mixers, MLPs and logits */
+    bool mlp;        /* after each mixer e = e + gelu(norm(e) W_1) W_2, MLP_EXPAND times as wide inside */
+    bool qk_norm;    /* RMSNorm of queries, keys and probes by heads, before they are turned; not of blocks */
+    bool blind;      /* regression: no token sees a query row as a key, not even the row itself */
+    /* What only mixers that have it take part in. */
+    bool probe_gate;     /* probe = sigmoid(x w_g) x W_R, a number for each head */
+    bool short_filter;   /* the convolution of a few tokens that is published with the mixer */
+    bool published_dims; /* the channels of keys and values that are published */
+    bool no_silu;        /* of queries, keys and values */
 } mixer_options;
 
 /* Columns of values and of the result; heads of values; columns of W_in. */
