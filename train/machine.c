@@ -4,6 +4,7 @@
 #include "train/cpu/cpu.h"
 
 #include <cblas.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,6 +13,25 @@ machine machine_cpu(loam_dtype dtype, int threads)
     openblas_set_num_threads(1);
     return (machine){ dtype == LOAM_F64 ? &cpu_ops_f64 : &cpu_ops_f32, dtype,
                       threads > 0 ? threads : loam_max_threads() };
+}
+
+const char *machine_name(const machine *on, char text[64])
+{
+    (void)on;
+    snprintf(text, 64, "openblas %s", openblas_get_corename());
+    return text;
+}
+
+void machine_read(const machine *on, void *to, const void *from, size_t bytes)
+{
+    (void)on;
+    memcpy(to, from, bytes);
+}
+
+void machine_write(const machine *on, void *to, const void *from, size_t bytes)
+{
+    (void)on;
+    memcpy(to, from, bytes);
 }
 
 void *memory_take(memory *from, int64_t count, size_t bytes)

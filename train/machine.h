@@ -33,6 +33,13 @@ struct machine {
  * threads. */
 machine machine_cpu(loam_dtype dtype, int threads);
 
+/* What its sums depend on besides the program: "openblas Haswell". */
+const char *machine_name(const machine *on, char text[64]);
+
+/* Between memory of a machine and the host's, after all that the machine was asked for before. */
+void machine_read(const machine *on, void *to, const void *from, size_t bytes);
+void machine_write(const machine *on, void *to, const void *from, size_t bytes);
+
 /* Memory in two passes of the same calls: without a base takes are added up, with one they are made. */
 typedef struct memory {
     char *base;

@@ -177,6 +177,8 @@ typedef struct mixer_layer {
     parameter *array[ROLES]; /* NULL: none */
     matrix value[ACTIVATIONS];
     void *saved; /* of the library's forward */
+    /* Of LLA's forward, [models * batch][heads][length]; NULL: none. In the machine's memory. */
+    loam_row_info *info;
 } mixer_layer;
 
 /* What the layers share: plans, workspace, gradients. */

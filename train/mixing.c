@@ -114,6 +114,8 @@ loam_status mixing_attend(const mixing *mix, const mixer_layer *layer, loam_pass
     loam_status status = LOAM_OK;
     for (int64_t call = 0; call < calls_of(mix) && !status; call++) {
         loam_args args = args_of(mix, layer, call);
+        const int64_t length = mix->shape.length;
+        if (pass == LOAM_FORWARD) args.info = loam_dense_out(layer->info, mix->shape.heads, length, 1);
         loam_args_keep(&args, pass);
         status = loam_run(mix->plan[pass], &args, error);
     }
@@ -215,6 +217,12 @@ static void take_all(const mixing *mix, matrix *to, memory *from)
     if (!mix->row->gate && mix->row->block == MIXER_PLAIN) to[ACTIVE_Y] = to[ACTIVE_NORMED];
 }
 
+/* That a call of LLA solves. */
+static int64_t rows_solved(const mixing *mix)
+{
+    return mix->shape.models * mix->shape.batch * mix->shape.heads * mix->shape.length;
+}
+
 static size_t work_of(const loam_plan *plan) { return plan ? loam_plan_work_bytes(plan) : 0; }
 
 void mixing_take(mixing *mix, memory *from)
@@ -240,6 +248,8 @@ void mixer_layer_take(const mixing *mix, mixer_layer *layer, memory *from)
     const size_t saved = plan ? loam_plan_saved_bytes(plan) : 0;
     take_all(mix, layer->value, from);
     layer->saved = saved > 0 ? memory_take(from, (int64_t)saved, 1) : NULL;
+    if (mix->row->mechanism == LOAM_LLA)
+        layer->info = memory_take(from, rows_solved(mix), sizeof *layer->info);
     if (from->base && mix->row->decay == MIXER_DECAY_FIXED) set_fixed_decay(mix, layer->value[ACTIVE_DECAY]);
     if (from->base && mix->row->block == MIXER_HYENA)
         hyena_times(layer->value[ACTIVE_TIMES], layer->value[ACTIVE_WINDOW]);

@@ -184,6 +184,13 @@ void model_destroy(train_model *m)
 
 matrix model_results(const train_model *m) { return m->results; }
 
+const loam_row_info *model_infos(const train_model *m, int64_t layer) { return m->layer[layer].info; }
+
+const char *model_kernel(const train_model *m, loam_pass pass)
+{
+    return m->mix.plan[pass] ? loam_plan_name(m->mix.plan[pass]) : "";
+}
+
 /* ---- the passes */
 
 static numbers tokens_of(const train_model *m, const train_batch *b)

@@ -19,6 +19,7 @@ static void take_all(optimiser *o)
     }
     o->squares = memory_matrix(&o->room, o->on, models, 1, 1);
     o->factor = memory_matrix(&o->room, o->on, models, 1, 1);
+    o->size = memory_matrix(&o->room, o->on, models, 1, 1);
     o->u = memory_matrix(&o->room, o->on, models, side, side);
     o->a = memory_matrix(&o->room, o->on, models, side, side);
     o->b = memory_matrix(&o->room, o->on, models, side, side);
@@ -38,14 +39,23 @@ bool optimiser_open(optimiser *o, const machine *on, parameter *list, int count,
 
 void optimiser_close(optimiser *o) { memory_close(&o->room); }
 
+void optimiser_hold(optimiser *o, int64_t model)
+{
+    static const double zero = 0; /* of either type */
+    for (int i = 0; i < 2; i++) {
+        const size_t bytes = (size_t)matrix_bytes_each(o->peak[i]);
+        machine_write(o->on, (char *)o->peak[i].data + (size_t)model * bytes, &zero, bytes);
+    }
+}
+
 /* x towards U V^T of x = U S V^T: five steps of an iteration that is odd in x, which leave singular values
  * above 0.01 of |x| between 0.68 and 1.14. */
 static void orthogonalise(const optimiser *o, matrix x)
 {
     const machine *on = o->on;
     const ops *op = on->op;
-    op->add_squares(on, o->squares, x, true);
-    op->normalise(on, x, o->squares);
+    op->add_squares(on, o->size, x, true);
+    op->normalise(on, x, o->size);
     for (int i = 0; i < ITERATIONS; i++) {
         op->product(on, o->a, x, x, PRODUCT_B_TRANSPOSED);
         op->product(on, o->b, o->a, o->a, 0);

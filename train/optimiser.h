@@ -23,8 +23,8 @@ typedef struct optimiser {
     int count;
     int64_t step;            /* steps taken */
     matrix peak[2], rate[2]; /* of AdamW and of Muon, a number for each model */
-    matrix squares, factor;
-    matrix u, a, b; /* of Muon */
+    matrix squares, factor;  /* of the gradients of a model, before clipping */
+    matrix u, a, b, size;    /* of Muon */
     memory room;
 } optimiser;
 
@@ -33,6 +33,8 @@ typedef struct optimiser {
 bool optimiser_open(optimiser *o, const machine *on, parameter *list, int count,
                     const optimiser_options *options, const double *peak, const double *muon_peak);
 void optimiser_close(optimiser *o);
+/* From now on no parameter of this model changes. */
+void optimiser_hold(optimiser *o, int64_t model);
 /* Takes the gradients in `list`. */
 void optimiser_step(optimiser *o);
 

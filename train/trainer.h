@@ -80,9 +80,10 @@ struct trainer {
     double seconds;
     optimiser opt;
     train_batch data;
-    int32_t *order; /* [models][examples] of the epoch at hand */
-    int64_t epoch;  /* that `order` is of; -1: none */
-    char *host;     /* results or infos of a test */
+    int32_t *order;    /* [models][examples] of the epoch at hand */
+    int64_t epoch;     /* that `order` is of; -1: none */
+    int32_t *examples; /* [batch] of a test */
+    char *host;        /* what was read from the machine */
     memory room, host_room;
 };
 
@@ -98,8 +99,8 @@ loam_status trainer_advance(trainer *t, int64_t steps, double seconds, loam_erro
 bool trainer_finished(const trainer *t);
 
 const train_record *trainer_record(const trainer *t, int64_t model, int64_t test);
-/* Mean over the parts of its model's source. */
-double trainer_accuracy(const trainer *t, int64_t model, const train_record *record);
+/* Mean over the parts of the source; of words. */
+double trainer_accuracy(const trainer *t, const train_record *record);
 /* It has reached options.stop. */
 bool trainer_stopped(const trainer *t, int64_t model);
 

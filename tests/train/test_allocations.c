@@ -42,7 +42,7 @@ static bool take_step(void)
     bool whole = batch_open(&data, &on, &shape.from, 1, shape.batch);
     whole = whole && optimiser_open(&o, &on, list, count, &options, &peak, &peak);
     if (whole) {
-        batch_fill(&data, 0, seeds[0], TRAIN_SPLIT_TRAIN, examples);
+        batch_fill(&data, 0, &shape.from, seeds[0], TRAIN_SPLIT_TRAIN, examples);
         whole = model_gradients(net, &data, &error) == LOAM_OK;
         optimiser_step(&o);
     }
