@@ -38,8 +38,9 @@ cli       include io
 cli/attend     include io cli
 cli/bench      include io cli random
 cli/experiment include io cli random
+cli/training   include io cli cli/experiment train
 cli/regress    include io cli
-tests     include io random train cli cli/attend cli/bench cli/experiment cli/regress
+tests     include io random train cli cli/attend cli/bench cli/experiment cli/training cli/regress
 tests/simd include src/base src/simd tests
 bench     include io cli cli/bench src/base src/simd
 examples  include

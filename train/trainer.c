@@ -277,10 +277,13 @@ static void add_results(const trainer *t, int64_t first, int64_t count)
         train_record *to = record_of(t, m);
         const int part = source_part(&shape->from, TRAIN_SPLIT_TEST, first + i);
         if (trainer_stopped(t, m)) continue;
+        double score = 0;
         for (int64_t row = m * each.rows + i * answers; row < m * each.rows + (i + 1) * answers; row++) {
             to->test_loss += number(each, t->host, row * each.width);
-            to->part[part] += number(each, t->host, (row + 1) * each.width - 1);
+            score += number(each, t->host, (row + 1) * each.width - 1);
         }
+        to->part[part] += score;
+        to->error[part] += score * score;
     }
 }
 
@@ -322,6 +325,14 @@ static loam_status add_examples(trainer *t, loam_error *error)
     return LOAM_OK;
 }
 
+/* From sums over examples, and of their squares, to the mean over answers and its standard error. */
+static void finish_part(train_record *r, int part, double examples, double answers)
+{
+    const double mean = r->part[part] / examples, spread = r->error[part] / examples - mean * mean;
+    r->part[part] = mean / answers;
+    r->error[part] = examples > 1 ? sqrt(fmax(0, spread) / (examples - 1)) / answers : 0;
+}
+
 /* From sums to means. */
 static void finish_record(const trainer *t, train_record *r)
 {
@@ -331,10 +342,10 @@ static void finish_record(const trainer *t, train_record *r)
     const double rows = (double)(examples * shape->layers * shape->heads * source_length(from));
     double answers = 0;
     for (int i = 0; i < RECALL_PARTS; i++) {
-        const double count = (double)(from->part[i].examples[TRAIN_SPLIT_TEST] *
-                                      source_part_answers(from, i));
-        if (count > 0) r->part[i] /= count;
-        answers += count;
+        const double count = (double)from->part[i].examples[TRAIN_SPLIT_TEST];
+        const double each = (double)source_part_answers(from, i);
+        if (count * each > 0) finish_part(r, i, count, each);
+        answers += count * each;
     }
     r->test_loss /= answers;
     for (int i = 0; i < TRAIN_SOLVERS; i++)

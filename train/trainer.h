@@ -50,6 +50,7 @@ typedef struct train_record {
     double test_loss;             /* mean over the answers of all test examples */
     double part[RECALL_PARTS];    /* share of right answers by part of the source, 0 where it has none;
                                      regression: part[0] is the mean squared error */
+    double error[RECALL_PARTS];   /* its standard error over the test examples */
     double gradient;              /* length of the last step's, before clipping */
     double solved[TRAIN_SOLVERS]; /* LLA: share of the rows of the test that each loam_solver solved */
     double iterations;            /* LLA: mean over these rows */

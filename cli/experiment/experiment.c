@@ -18,6 +18,9 @@ static const struct {
     { "smooth", experiment_smooth, "one smooth map, seen through noise" },
     { "rates", experiment_rates, "how fast errors fall with the number of pairs" },
     { "memory", experiment_memory, "the working memory of Local Linear Attention" },
+    { "context", experiment_context, "small models learn regression in context" },
+    { "recall", experiment_recall, "small models learn associative recall" },
+    { "swaps", experiment_swaps, "small models learn to follow swaps" },
 };
 enum { EXPERIMENTS = sizeof experiments / sizeof *experiments };
 

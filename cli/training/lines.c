@@ -21,7 +21,7 @@ enum {
 };
 
 typedef struct sums {
-    double targets; /* of y^2 */
+    double targets;                                   /* of y^2 */
     double along[CONES][RESTS], length[CONES][RESTS]; /* softmax says o: of o y, and of o^2 */
     double lla[CONES][RESTS][RIDGES], map[MAPS], own; /* squared errors */
 } sums;
@@ -288,4 +288,23 @@ int lines_swaps(const swaps_shape *shape, uint64_t seed, int64_t examples, doubl
         right[hops] /= (double)(examples * SWAPS_QUERIES);
     free(tokens), free(scratch);
     return EXIT_OK;
+}
+
+/* ---- of a plan */
+
+int lines_of_plan(const machine *on, const plan *p, plan_lines *lines, io_error *error)
+{
+    enum { SEQUENCES = 32 };
+    int status = EXIT_OK;
+    *lines = (plan_lines){ 0 };
+    for (int i = 0; i < p->cell_count && status == EXIT_OK; i++) {
+        const train_source *from = &p->cells[i].from;
+        if (p->task == TRAIN_REGRESSION)
+            status = lines_regression(on, &from->regression, p->seeds[0], SEQUENCES, &lines->regression[i],
+                                      error);
+        else if (p->task == TRAIN_SWAPS)
+            status = lines_swaps(&from->swaps, p->seeds[0], from->part[0].examples[TRAIN_SPLIT_TEST],
+                                 lines->swaps[i], error);
+    }
+    return status;
 }

@@ -39,8 +39,9 @@ bool preset_train(plan *p, const mixer *row)
     if (p->mechanism_count == PLAN_MECHANISMS) return false;
     /* The last to leave its plateau. */
     const bool late = p->preset == PLAN_TINY && p->task == TRAIN_RECALL && row->mechanism == LOAM_SOFTMAX;
-    p->mechanisms[p->mechanism_count++] =
-        (plan_mechanism){ row, late ? 2500 : preset_of(p->task, p->preset)->steps };
+    p->mechanisms[p->mechanism_count++] = (plan_mechanism){ row, late
+                                                                     ? 2500
+                                                                     : preset_of(p->task, p->preset)->steps };
     return true;
 }
 
@@ -123,9 +124,9 @@ static train_source source_of(const plan *p, int64_t length, int64_t size, bool 
 
 static void add_cell(plan *p, const train_source *from, int64_t length, double share)
 {
-    p->cells[p->cell_count++] = (plan_cell){
-        .from = *from, .length = p->task == TRAIN_SWAPS ? source_length(from) : length, .share = share
-    };
+    p->cells[p->cell_count++] = (plan_cell){ .from = *from,
+                                             .length = p->task == TRAIN_SWAPS ? source_length(from) : length,
+                                             .share = share };
 }
 
 /* Of recall the n-th number of pairs has n times as many examples as the first. */

@@ -15,7 +15,8 @@ enum { LONGEST = 4096, MOST_STEPS = 100000000, OPTIONS = 48 };
 
 /* Options as they are written. */
 typedef struct words {
-    const char *mechanisms, *rates, *seeds, *lengths, *sizes, *queries, *norm, *positions, *ridge_unit, *backend;
+    const char *mechanisms, *rates, *seeds, *lengths, *sizes, *queries, *norm, *positions, *ridge_unit,
+        *backend;
     int64_t steps, tests, layers, fill, stack;
     double stop;
     bool tiny, reduced, paper, all, separate, mlp, qk_norm, no_silu, short_filter, published_dims;
@@ -86,9 +87,10 @@ static int read_rates(const char *text, plan *p, io_error *error)
         const double value = strtod(at, &end);
         if (end == at || !isfinite(value) || value <= 0 || value > 1 || (*end != ',' && *end != '\0') ||
             p->rate_count == PLAN_RATES || (p->rate_count > 0 && value <= p->rates[p->rate_count - 1]))
-            return io_fail(error, EXIT_USAGE,
-                           "--rate %s: expected at most %d ascending numbers above 0, and at most 1, as in 5e-4,1e-3",
-                           text, PLAN_RATES);
+            return io_fail(
+                error, EXIT_USAGE,
+                "--rate %s: expected at most %d ascending numbers above 0, and at most 1, as in 5e-4,1e-3",
+                text, PLAN_RATES);
         p->rates[p->rate_count++] = value;
         at = end;
         if (*at == '\0') return EXIT_OK;
@@ -145,19 +147,21 @@ static bool fits_segments(const plan *p, int64_t length, int64_t segment)
 
 static int check_size(const plan *p, int64_t length, int64_t size, io_error *error)
 {
-    const int64_t items = p->preset == PLAN_TINY ? 64 : SWAPS_MOST, words = p->preset == PLAN_TINY ? 64 : 8192;
+    const int64_t items = p->preset == PLAN_TINY ? 64 : SWAPS_MOST,
+                  words = p->preset == PLAN_TINY ? 64 : 8192;
     if (p->task == TRAIN_REGRESSION && !fits_segments(p, length, size))
         return io_fail(error, EXIT_USAGE,
-                       "segment %" PRId64 " and length %" PRId64 ": the length must be the segment times a power of "
+                       "segment %" PRId64 " and length %" PRId64
+                       ": the length must be the segment times a power of "
                        "two, at most 2 to the channels of x",
                        size, length);
     if (p->task == TRAIN_SWAPS && (size < SWAPS_QUERIES || size > items))
-        return io_fail(error, EXIT_USAGE, "--places %" PRId64 ": expected %d to %" PRId64, size, SWAPS_QUERIES,
-                       items);
-    if (p->task == TRAIN_RECALL &&
-        (length % 2 != 0 || size < 1 || 4 * size > length || size > words / 2 - 1))
+        return io_fail(error, EXIT_USAGE, "--places %" PRId64 ": expected %d to %" PRId64, size,
+                       SWAPS_QUERIES, items);
+    if (p->task == TRAIN_RECALL && (length % 2 != 0 || size < 1 || 4 * size > length || size > words / 2 - 1))
         return io_fail(error, EXIT_USAGE,
-                       "%" PRId64 " pairs and length %" PRId64 ": the length must be even and at least four times the "
+                       "%" PRId64 " pairs and length %" PRId64
+                       ": the length must be even and at least four times the "
                        "pairs, and pairs from 1 to %" PRId64,
                        size, length, words / 2 - 1);
     return EXIT_OK;
@@ -188,7 +192,8 @@ static int read_cells(plan *p, const words *w, io_error *error)
     number_list lengths = { .count = 0 };
     int status = EXIT_OK;
     if (given) {
-        status = experiment_read_list(p->task == TRAIN_SWAPS ? "places" : "length", given, LONGEST, &lengths, error);
+        status = experiment_read_list(p->task == TRAIN_SWAPS ? "places" : "length", given, LONGEST, &lengths,
+                                      error);
     } else {
         const int64_t *items = preset_lengths(p->task, p->preset, &lengths.count);
         memcpy(lengths.items, items, (size_t)lengths.count * sizeof *items);
@@ -211,7 +216,8 @@ static int read_switches(const words *w, plan *p, io_error *error)
     if (status == EXIT_OK) status = names_choose("backend", w->backend, backend_word, &backend, error);
     if (status != EXIT_OK) return status;
     if (backend > 0)
-        return io_fail(error, EXIT_USAGE, "--backend cuda: this program trains on the CPU alone; expected cpu");
+        return io_fail(error, EXIT_USAGE,
+                       "--backend cuda: this program trains on the CPU alone; expected cpu");
     m->blind = queries > 0;
     m->layer_norm = norm > 0;
     m->positions = (positions)places;
@@ -254,8 +260,13 @@ static int make_plan(const words *w, train_task task, plan *p, io_error *error)
 
 /* ---- the table of options */
 
-enum { CONTEXT = 1 << TRAIN_REGRESSION, RECALL = 1 << TRAIN_RECALL, SWAPS = 1 << TRAIN_SWAPS,
-       WORDS = RECALL | SWAPS, EVERY = CONTEXT | WORDS };
+enum {
+    CONTEXT = 1 << TRAIN_REGRESSION,
+    RECALL = 1 << TRAIN_RECALL,
+    SWAPS = 1 << TRAIN_SWAPS,
+    WORDS = RECALL | SWAPS,
+    EVERY = CONTEXT | WORDS
+};
 
 static int add_rows(option_row *rows, int count, const task_row *from, train_task task)
 {
@@ -269,22 +280,39 @@ static int add_plan_rows(option_row *rows, int count, train_task task, words *w)
 {
     const task_row list[] = {
         { EVERY, { "tiny", OPTION_FLAG, &w->tiny, 0, 0, NULL, "a test of a minute or so, the default" } },
-        { EVERY, { "reduced", OPTION_FLAG, &w->reduced, 0, 0, NULL, "fewer cells and steps than the paper's: minutes of a GPU" } },
+        { EVERY,
+          { "reduced", OPTION_FLAG, &w->reduced, 0, 0, NULL,
+            "fewer cells and steps than the paper's: minutes of a GPU" } },
         { EVERY, { "paper", OPTION_FLAG, &w->paper, 0, 0, NULL, "the paper's sweep: days of a GPU" } },
-        { EVERY, { "mechanism", OPTION_TEXT, &w->mechanisms, 0, 0, "LIST", "which are trained, as in softmax,lla" } },
-        { EVERY, { "all", OPTION_FLAG, &w->all, 0, 0, NULL, "linear, parallax and mesa beside those of the paper" } },
-        { EVERY, { "rate", OPTION_TEXT, &w->rates, 0, 0, "LIST", "learning rates; the best of each mechanism and cell is shown" } },
-        { EVERY, { "seed", OPTION_TEXT, &w->seeds, 0, 0, "LIST", "of weights and data; three or more decide what needs seeds" } },
+        { EVERY,
+          { "mechanism", OPTION_TEXT, &w->mechanisms, 0, 0, "LIST",
+            "which are trained, as in softmax,lla" } },
+        { EVERY,
+          { "all", OPTION_FLAG, &w->all, 0, 0, NULL,
+            "linear, parallax and mesa beside those of the paper" } },
+        { EVERY,
+          { "rate", OPTION_TEXT, &w->rates, 0, 0, "LIST",
+            "learning rates; the best of each mechanism and cell is shown" } },
+        { EVERY,
+          { "seed", OPTION_TEXT, &w->seeds, 0, 0, "LIST",
+            "of weights and data; three or more decide what needs seeds" } },
         { CONTEXT, { "length", OPTION_TEXT, &w->lengths, 0, 0, "LIST", "L, pairs of a sequence" } },
-        { CONTEXT, { "segment", OPTION_TEXT, &w->sizes, 0, 0, "LIST", "S, pairs of a segment (L/8,L/4,L/2,L)" } },
+        { CONTEXT,
+          { "segment", OPTION_TEXT, &w->sizes, 0, 0, "LIST", "S, pairs of a segment (L/8,L/4,L/2,L)" } },
         { RECALL, { "length", OPTION_TEXT, &w->lengths, 0, 0, "LIST", "L, words of a sequence" } },
-        { RECALL, { "pairs", OPTION_TEXT, &w->sizes, 0, 0, "LIST", "N, pairs of a key and a value (L/16,L/8,L/4)" } },
-        { RECALL, { "separate", OPTION_FLAG, &w->separate, 0, 0, NULL, "a model for each number of pairs, not one for all" } },
-        { RECALL, { "fill", OPTION_INT, &w->fill, 0, 1, "0|1", "between the pairs: word 0, or random words (1)" } },
+        { RECALL,
+          { "pairs", OPTION_TEXT, &w->sizes, 0, 0, "LIST", "N, pairs of a key and a value (L/16,L/8,L/4)" } },
+        { RECALL,
+          { "separate", OPTION_FLAG, &w->separate, 0, 0, NULL,
+            "a model for each number of pairs, not one for all" } },
+        { RECALL,
+          { "fill", OPTION_INT, &w->fill, 0, 1, "0|1", "between the pairs: word 0, or random words (1)" } },
         { SWAPS, { "places", OPTION_TEXT, &w->sizes, 0, 0, "LIST", "N, places that hold an item" } },
         { EVERY, { "steps", OPTION_INT, &w->steps, 1, MOST_STEPS, "N", "of each run" } },
-        { EVERY, { "tests", OPTION_INT, &w->tests, 1, MOST_STEPS, "N", "of each run (--paper: one an epoch)" } },
-        { WORDS, { "stop", OPTION_REAL, &w->stop, 0, 1, "X", "end a run at this accuracy; 0: at its last step" } },
+        { EVERY,
+          { "tests", OPTION_INT, &w->tests, 1, MOST_STEPS, "N", "of each run (--paper: one an epoch)" } },
+        { WORDS,
+          { "stop", OPTION_REAL, &w->stop, 0, 1, "X", "end a run at this accuracy; 0: at its last step" } },
         { 0 },
     };
     return add_rows(rows, count, list, task);
@@ -294,16 +322,28 @@ static int add_plan_rows(option_row *rows, int count, train_task task, words *w)
 static int add_switch_rows(option_row *rows, int count, train_task task, words *w)
 {
     const task_row list[] = {
-        { CONTEXT, { "queries", OPTION_TEXT, &w->queries, 0, 0, "plain|blind", "whether tokens see the rows of queries before them (plain), or none does (blind)" } },
+        { CONTEXT,
+          { "queries", OPTION_TEXT, &w->queries, 0, 0, "plain|blind",
+            "whether tokens see the rows of queries before them (plain), or none does (blind)" } },
         { EVERY, { "norm", OPTION_TEXT, &w->norm, 0, 0, "rms|layer", "RMSNorm (rms) or LayerNorm" } },
-        { EVERY, { "positions", OPTION_TEXT, &w->positions, 0, 0, "learned|rope|none", "a learned vector for each (learned), rotations of queries and keys, or none" } },
+        { EVERY,
+          { "positions", OPTION_TEXT, &w->positions, 0, 0, "learned|rope|none",
+            "a learned vector for each (learned), rotations of queries and keys, or none" } },
         { EVERY, { "layers", OPTION_INT, &w->layers, 1, MODEL_MAX_LAYERS, "N", "of a model (2)" } },
         { EVERY, { "mlp", OPTION_FLAG, &w->mlp, 0, 0, NULL, "an MLP after each mixer" } },
         { EVERY, { "qk-norm", OPTION_FLAG, &w->qk_norm, 0, 0, NULL, "RMSNorm of queries, keys and probes" } },
-        { EVERY, { "ridge-unit", OPTION_TEXT, &w->ridge_unit, 0, 0, "normalised|max", "what LLA's ridge is relative to: the sum of the weights (normalised) or the largest" } },
-        { EVERY, { "no-silu", OPTION_FLAG, &w->no_silu, 0, 0, NULL, "no silu of the queries, keys and values of Gated DeltaNet and others" } },
-        { EVERY, { "short-filter", OPTION_FLAG, &w->short_filter, 0, 0, NULL, "the convolution of a few tokens, where one is published with a mechanism" } },
-        { EVERY, { "published-dims", OPTION_FLAG, &w->published_dims, 0, 0, NULL, "channels of keys and values as published, not the same for all" } },
+        { EVERY,
+          { "ridge-unit", OPTION_TEXT, &w->ridge_unit, 0, 0, "normalised|max",
+            "what LLA's ridge is relative to: the sum of the weights (normalised) or the largest" } },
+        { EVERY,
+          { "no-silu", OPTION_FLAG, &w->no_silu, 0, 0, NULL,
+            "no silu of the queries, keys and values of Gated DeltaNet and others" } },
+        { EVERY,
+          { "short-filter", OPTION_FLAG, &w->short_filter, 0, 0, NULL,
+            "the convolution of a few tokens, where one is published with a mechanism" } },
+        { EVERY,
+          { "published-dims", OPTION_FLAG, &w->published_dims, 0, 0, NULL,
+            "channels of keys and values as published, not the same for all" } },
         { 0 },
     };
     return add_rows(rows, count, list, task);
@@ -313,11 +353,21 @@ static int add_run_rows(option_row *rows, int count, train_task task, words *w, 
 {
     const task_row list[] = {
         { EVERY, { "backend", OPTION_TEXT, &w->backend, 0, 0, "cpu", "where it is trained" } },
-        { EVERY, { "threads", OPTION_INT, &r->threads, 1, 4096, "N", "all by default; results do not depend on it" } },
-        { EVERY, { "stack", OPTION_INT, &w->stack, 1, PLAN_STACK, "N", "models side by side at most (16 at a length of 64 to 2 at 512); results do not depend on it" } },
-        { EVERY, { "time", OPTION_REAL, &r->minutes, 0.001, 1e9, "MINUTES", "end then, to be continued by the same command" } },
-        { EVERY, { "fit", OPTION_REAL, &r->fit, 0.001, 1e9, "MINUTES", "leave out rates, lengths or steps of a plan that would take longer, and say so" } },
-        { EVERY, { "out", OPTION_TEXT, &r->out, 0, 0, "DIR", "where the results go (out/ and the experiment's name)" } },
+        { EVERY,
+          { "threads", OPTION_INT, &r->threads, 1, 4096, "N",
+            "all by default; results do not depend on it" } },
+        { EVERY,
+          { "stack", OPTION_INT, &w->stack, 1, PLAN_STACK, "N",
+            "models side by side at most (16 at a length of 64 to 2 at 512); results do not depend on it" } },
+        { EVERY,
+          { "time", OPTION_REAL, &r->minutes, 0.001, 1e9, "MINUTES",
+            "end then, to be continued by the same command" } },
+        { EVERY,
+          { "fit", OPTION_REAL, &r->fit, 0.001, 1e9, "MINUTES",
+            "leave out rates, lengths or steps of a plan that would take longer, and say so" } },
+        { EVERY,
+          { "out", OPTION_TEXT, &r->out, 0, 0, "DIR",
+            "where the results go (out/ and the experiment's name)" } },
         { EVERY, { "resume", OPTION_FLAG, &r->resume, 0, 0, NULL, "insist on a killed run to continue" } },
         { EVERY, { "restart", OPTION_FLAG, &r->restart, 0, 0, NULL, "discard what a killed run left" } },
         { 0 },

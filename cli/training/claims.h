@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: MIT
+ * What the paper says of its figures, held against the results of a plan. */
+#ifndef LOAM_CLI_TRAINING_CLAIMS_H
+#define LOAM_CLI_TRAINING_CLAIMS_H
+
+#include "cli/training/lines.h"
+#include "cli/training/results.h"
+
+typedef enum verdict { VERDICT_HELD, VERDICT_NOT_HELD, VERDICT_UNDECIDED } verdict;
+
+/* "held", "not held", "not decided" */
+extern const char *const verdict_names[];
+
+typedef struct claim {
+    const char *source, *text;
+    verdict verdict;
+    char numbers[1024]; /* why */
+} claim;
+
+enum { CLAIMS = 8, CLAIM_SEEDS = 3 }; /* at most; seeds that a claim of an order takes */
+
+/* All claims of the plan's task; returns how many. */
+int claims_judge(const results *r, const plan_lines *lines, claim *out);
+
+#endif

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: MIT
+ * Runs the stacks of a plan, one after another, as far as the time goes. */
+#ifndef LOAM_CLI_TRAINING_RUN_H
+#define LOAM_CLI_TRAINING_RUN_H
+
+#include "cli/training/pace.h"
+#include "cli/training/results.h"
+
+typedef struct runner {
+    const machine *on;
+    const char *directory; /* of the state, exists */
+    double seconds;        /* after which it ends, from `begun` on; INFINITY: none */
+    double begun;          /* of the monotonic clock */
+} runner;
+
+double runner_now(void);
+
+/* The measured pace of all stacks that are not finished, and the seconds that they will take; on standard output as
+ * a table with `told`. */
+int runner_plan(const runner *with, const plan *p, pace *at, double *left, bool told, io_error *error);
+
+/* Goes on from what the directory holds. *whole: all stacks are finished, and *r has the records. */
+int runner_run(const runner *with, const pace *at, results *r, bool *whole, io_error *error);
+
+#endif
