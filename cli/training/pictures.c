@@ -246,7 +246,7 @@ static int write_picture(const results *r, const plan_lines *lines, const pictur
 {
     char path[MAX_PATH];
     plot *out;
-    snprintf(path, sizeof path, "%s/%s", directory, what->name);
+    snprintf(path, sizeof path, "%s/%.63s", directory, what->name);
     const int status = plot_open(&out, path, WIDTH, HEIGHT, error);
     if (status != EXIT_OK) return status;
     write_frame(plot_script(out), r->plan, what);

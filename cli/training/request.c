@@ -148,7 +148,7 @@ static bool fits_segments(const plan *p, int64_t length, int64_t segment)
 static int check_size(const plan *p, int64_t length, int64_t size, io_error *error)
 {
     const int64_t items = p->preset == PLAN_TINY ? 64 : SWAPS_MOST,
-                  words = p->preset == PLAN_TINY ? 64 : 8192;
+                  vocabulary = p->preset == PLAN_TINY ? 64 : 8192;
     if (p->task == TRAIN_REGRESSION && !fits_segments(p, length, size))
         return io_fail(error, EXIT_USAGE,
                        "segment %" PRId64 " and length %" PRId64
@@ -158,12 +158,12 @@ static int check_size(const plan *p, int64_t length, int64_t size, io_error *err
     if (p->task == TRAIN_SWAPS && (size < SWAPS_QUERIES || size > items))
         return io_fail(error, EXIT_USAGE, "--places %" PRId64 ": expected %d to %" PRId64, size,
                        SWAPS_QUERIES, items);
-    if (p->task == TRAIN_RECALL && (length % 2 != 0 || size < 1 || 4 * size > length || size > words / 2 - 1))
+    if (p->task == TRAIN_RECALL && (length % 2 != 0 || size < 1 || 4 * size > length || size > vocabulary / 2 - 1))
         return io_fail(error, EXIT_USAGE,
                        "%" PRId64 " pairs and length %" PRId64
                        ": the length must be even and at least four times the "
                        "pairs, and pairs from 1 to %" PRId64,
-                       size, length, words / 2 - 1);
+                       size, length, vocabulary / 2 - 1);
     return EXIT_OK;
 }
 

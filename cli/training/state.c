@@ -104,9 +104,9 @@ static bool read_runs(FILE *file, results *r, plan_stack stack)
         if (fscanf(file, "%" SCNd64, &count) != 1 || count < 1 || count > r->most) return false;
         r->counts[run] = count;
         for (int64_t test = 0; test < count; test++) {
-            double *numbers = (double *)results_record(r, run, test);
+            double *row = (double *)results_record(r, run, test);
             for (int i = 0; i < RECORD_NUMBERS; i++)
-                if (!read_number(file, numbers + i)) return false;
+                if (!read_number(file, row + i)) return false;
             if (!read_number(file, &r->times[run * r->most + test])) return false;
         }
     }
@@ -139,9 +139,9 @@ static void write_runs(FILE *out, const results *r, plan_stack stack)
     for (int64_t run = stack.first; run < stack.first + stack.count; run++) {
         fprintf(out, "%" PRId64 "\n", r->counts[run]);
         for (int64_t test = 0; test < r->counts[run]; test++) {
-            const double *numbers = (const double *)results_record(r, run, test);
+            const double *row = (const double *)results_record(r, run, test);
             for (int i = 0; i < RECORD_NUMBERS; i++)
-                fprintf(out, "%a ", numbers[i]);
+                fprintf(out, "%a ", row[i]);
             fprintf(out, "%a\n", r->times[run * r->most + test]);
         }
     }
