@@ -85,7 +85,8 @@ static void judge_lowest(const results *r, const plan_lines *lines, claim *c)
     say(c, "In %d of %d cells with S < L. ", held, cells);
 }
 
-/* The other cell of the same length whose segments are the shortest, or the longest that are not the whole. */
+/* The other cell of the same length whose segments are the shortest, or the longest that are not the
+ * whole. */
 static int extreme_cell(const results *r, int cell, bool longest)
 {
     int found = cell;
@@ -219,8 +220,8 @@ static void judge_highest(const results *r, const plan_lines *lines, claim *c)
             count_plateaus(r));
 }
 
-/* Of the whole rise of a run, the share of its largest gain from one test to the next; negative: it rose by less
- * than 0.1. */
+/* Of the whole rise of a run, the share of its largest gain from one test to the next; negative: it rose
+ * by less than 0.1. */
 static double jump_of(const results *r, int mechanism, int cell)
 {
     double step, before = results_at(r, mechanism, cell, 0, &step), most = 0;
@@ -266,7 +267,8 @@ static void judge_jump(const results *r, const plan_lines *lines, claim *c)
         decide(c, held == cells);
     else
         say(c,
-            "It takes Gated DeltaNet, softmax and LLA, all of which rise by 0.1 at least, at a length from 128. ");
+            "It takes Gated DeltaNet, softmax and LLA, all of which rise by 0.1 at least, at a length from "
+            "128. ");
 }
 
 /* The accuracy at one N of a length; NaN: it has none. */

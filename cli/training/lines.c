@@ -8,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- regression: ridge regression on weighted pairs, and sums of its errors over the queries of an example */
+/* ---- regression: ridge regression on weighted pairs, and sums of its errors over the queries of an
+ * example */
 
 static const double cone_scales[] = { 0.18, 0.5, 1, 2, 4, 8 }, rest_scales[] = { 0, 0.05, 0.18, 0.35 };
 static const double ridges[] = { 0.003, 0.03, 0.3, 1 }, map_ridges[] = { 1e-4, 0.32, 3, 30, 100, 300 };

@@ -7,9 +7,9 @@
 #include "cli/training/plan.h"
 #include "io/error.h"
 
-/* Mean squared errors at the queries, which see the context alone. Of softmax, LLA and the one map the best of a
- * grid on the same queries: weights exp(a q.k + b q.k) over the channels that tell segments apart and over the
- * others; ridges relative to normalised weights. */
+/* Mean squared errors at the queries, which see the context alone. Of softmax, LLA and the one map the
+ * best of a grid on the same queries: weights exp(a q.k + b q.k) over the channels that tell segments
+ * apart and over the others; ridges relative to normalised weights. */
 typedef struct regression_lines {
     double zero; /* saying 0 */
     double softmax, lla;
@@ -23,8 +23,8 @@ int lines_regression(const machine *on, const regression_shape *shape, uint64_t 
 
 enum { LINES_HOPS = 4 };
 
-/* Shares of right answers where a place is followed backwards through the swaps that touch it, and no more than
- * 0, 1, .. of them. */
+/* Shares of right answers where a place is followed backwards through the swaps that touch it, and no more
+ * than 0, 1, .. of them. */
 int lines_swaps(const swaps_shape *shape, uint64_t seed, int64_t examples, double right[LINES_HOPS],
                 io_error *error);
 

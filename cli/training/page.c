@@ -29,9 +29,10 @@ static void write_head(FILE *out, const plan *p)
     fprintf(
         out,
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n"
-        "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n<title>%s</title>\n<style>\n"
-        "  body { font: 17px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 1.5rem auto; padding: 0 1rem;\n"
-        "         color: #1e1e1e; background: #fff }\n"
+        "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n<title>%s</title>\n"
+        "<style>\n"
+        "  body { font: 17px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 1.5rem auto; padding: 0 "
+        "1rem;\n         color: #1e1e1e; background: #fff }\n"
         "  a { color: #00558c } p { max-width: 46rem } img { width: 100%%; height: auto; display: block }\n"
         "  .row { display: grid; gap: 1rem;\n"
         "         grid-template-columns: repeat(auto-fill, minmax(min(100%%, 19rem), 1fr)) }\n"
@@ -111,12 +112,11 @@ static void write_notes(FILE *out, const char *description, const char *left_out
         escape(out, left_out);
         fputs(".</p>\n", out);
     }
-    fputs(
-        "<p>Mamba-1 is left out: it decays each pair of a channel and a state by itself, which no recurrence of Loam "
-        "does. Mamba-2 stands for it.</p>\n"
-        "<p>Tables: <a href=\"best.csv\">best.csv</a>, <a href=\"runs.csv\">runs.csv</a>, "
-        "<a href=\"times.csv\">times.csv</a>.</p>\n</body>\n</html>\n",
-        out);
+    fputs("<p>Mamba-1 is left out: it decays each pair of a channel and a state by itself, which no "
+          "recurrence of Loam does. Mamba-2 stands for it.</p>\n"
+          "<p>Tables: <a href=\"best.csv\">best.csv</a>, <a href=\"runs.csv\">runs.csv</a>, <a "
+          "href=\"times.csv\">times.csv</a>.</p>\n</body>\n</html>\n",
+          out);
 }
 
 int page_write(const results *r, const claim *claims, int count, const char *description,

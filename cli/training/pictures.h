@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The pictures of trained experiments, after figures 5, 6 and 8 of Zuo et al. 2025: one for each length, small
- * enough for a telephone. */
+ * The pictures of trained experiments, after figures 5, 6 and 8 of Zuo et al. 2025: one for each length,
+ * small enough for a telephone. */
 #ifndef LOAM_CLI_TRAINING_PICTURES_H
 #define LOAM_CLI_TRAINING_PICTURES_H
 

@@ -29,21 +29,21 @@ typedef struct task_row {
 } task_row;
 
 static const char *const about[] = {
-    "Regression in context (Zuo et al. 2025, figure 5a): small models learn to predict y' of a query x' from pairs "
-    "(x, y) of noisy linear maps, one for each segment, all shuffled. Writes the test error of each mechanism at its "
-    "best learning rate, beside what can be said without training.",
-    "Associative recall (Zuo et al. 2025, figures 5b and 8; Arora et al. 2023): small models learn to say the word "
-    "that followed a word when it was first there. Writes the accuracy of each mechanism at its best learning rate, "
-    "and how it rose.",
-    "Swaps (Zuo et al. 2025, figure 6): small models learn which item a place holds after pairs of places have "
-    "swapped theirs. Writes the accuracy of each mechanism at its best learning rate, beside that of following 0, 1, "
-    "2 swaps.",
+    "Regression in context (Zuo et al. 2025, figure 5a): small models learn to predict y' of a query x' "
+    "from pairs (x, y) of noisy linear maps, one for each segment, all shuffled. Writes the test error of "
+    "each mechanism at its best learning rate, beside what can be said without training.",
+    "Associative recall (Zuo et al. 2025, figures 5b and 8; Arora et al. 2023): small models learn to say "
+    "the word that followed a word when it was first there. Writes the accuracy of each mechanism at its "
+    "best learning rate, and how it rose.",
+    "Swaps (Zuo et al. 2025, figure 6): small models learn which item a place holds after pairs of places "
+    "have swapped theirs. Writes the accuracy of each mechanism at its best learning rate, beside that of "
+    "following 0, 1, 2 swaps.",
 };
 static const char *const usages[] = { "loam experiment context [options]", "loam experiment recall [options]",
                                       "loam experiment swaps [options]" };
 static const char common_about[] =
-    "\nA killed run goes on when it is started again with the same options, and comes to the same bytes in every file "
-    "but times.csv.";
+    "\nA killed run goes on when it is started again with the same options, and comes to the same bytes in "
+    "every file but times.csv.";
 
 static const char *mechanism_word(int index) { return mixers[index].name; }
 
@@ -158,7 +158,8 @@ static int check_size(const plan *p, int64_t length, int64_t size, io_error *err
     if (p->task == TRAIN_SWAPS && (size < SWAPS_QUERIES || size > items))
         return io_fail(error, EXIT_USAGE, "--places %" PRId64 ": expected %d to %" PRId64, size,
                        SWAPS_QUERIES, items);
-    if (p->task == TRAIN_RECALL && (length % 2 != 0 || size < 1 || 4 * size > length || size > vocabulary / 2 - 1))
+    if (p->task == TRAIN_RECALL &&
+        (length % 2 != 0 || size < 1 || 4 * size > length || size > vocabulary / 2 - 1))
         return io_fail(error, EXIT_USAGE,
                        "%" PRId64 " pairs and length %" PRId64
                        ": the length must be even and at least four times the "

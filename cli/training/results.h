@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * What the runs of a plan came to, and what is shown of it: mean over seeds, at the learning rate that was best. */
+ * What the runs of a plan came to, and what is shown of it: mean over seeds, at the learning rate that was
+ * best. */
 #ifndef LOAM_CLI_TRAINING_RESULTS_H
 #define LOAM_CLI_TRAINING_RESULTS_H
 

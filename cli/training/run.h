@@ -15,8 +15,8 @@ typedef struct runner {
 
 double runner_now(void);
 
-/* The measured pace of all stacks that are not finished, and the seconds that they will take; on standard output as
- * a table with `told`. */
+/* The measured pace of all stacks that are not finished, and the seconds that they will take; on standard
+ * output as a table with `told`. */
 int runner_plan(const runner *with, const plan *p, pace *at, double *left, bool told, io_error *error);
 
 /* Goes on from what the directory holds. *whole: all stacks are finished, and *r has the records. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * What a run keeps in its directory until it is done: the line of options that it is of, the checkpoint of the
- * stack at hand, and the records of each stack that is finished. */
+ * What a run keeps in its directory until it is done: the line of options that it is of, the checkpoint of
+ * the stack at hand, and the records of each stack that is finished. */
 #ifndef LOAM_CLI_TRAINING_STATE_H
 #define LOAM_CLI_TRAINING_STATE_H
 
