@@ -194,7 +194,7 @@ void trainer_close(trainer *t)
 
 /* ---- a step */
 
-static double now(void)
+double trainer_clock(void)
 {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
@@ -352,14 +352,14 @@ static void record_time(trainer *t)
     t->seconds = 0;
 }
 
-/* What is known of the training since the test before; it goes on since `since`. The first read waits for it. */
+/* What is known of the training since the test before, which went on from `since`. The first read waits. */
 static void record_training(trainer *t, double since)
 {
     static const double zero[2] = { 0 }; /* of either type */
     const matrix sums = t->sums;
     const size_t bytes = (size_t)(sums.width * matrix_bytes_each(sums));
     read_matrix(t, sums);
-    t->seconds += now() - since;
+    t->seconds += trainer_clock() - since;
     record_time(t);
     for (int64_t m = 0; m < sums.models; m++) {
         const double loss = number(sums, t->host, m * sums.width) / (double)t->answers[m];
@@ -413,6 +413,13 @@ bool trainer_stopped(const trainer *t, int64_t model)
            trainer_accuracy(t, trainer_record(t, model, tests - 1)) >= t->options.stop;
 }
 
+void trainer_resume(trainer *t)
+{
+    t->opt.step = t->step;
+    for (int64_t m = 0; m < t->options.shape.models; m++)
+        if (trainer_stopped(t, m)) optimiser_hold(&t->opt, m);
+}
+
 bool trainer_finished(const trainer *t)
 {
     bool all = true;
@@ -423,7 +430,7 @@ bool trainer_finished(const trainer *t)
 
 loam_status trainer_advance(trainer *t, int64_t steps, double seconds, loam_error *error)
 {
-    const double begin = now();
+    const double begin = trainer_clock();
     double since = begin;
     loam_status status = LOAM_OK;
     for (int64_t taken = 0; taken < steps && !trainer_finished(t) && !status; taken++) {
@@ -431,11 +438,11 @@ loam_status trainer_advance(trainer *t, int64_t steps, double seconds, loam_erro
         const bool test = t->step % t->options.test_every == 0 || t->step == t->options.steps;
         if (!status && test) {
             status = take_test(t, since, error);
-            since = now();
+            since = trainer_clock();
         }
         if (!status && t->watch) t->watch(t->with, t, test);
-        if (now() - begin >= seconds) break;
+        if (trainer_clock() - begin >= seconds) break;
     }
-    t->seconds += now() - since;
+    t->seconds += trainer_clock() - since;
     return status;
 }

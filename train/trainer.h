@@ -95,6 +95,10 @@ void trainer_close(trainer *t);
 /* Goes on until it is finished, `steps` more have been taken, or `seconds` have passed. How a run is cut
  * changes no bit of it. */
 loam_status trainer_advance(trainer *t, int64_t steps, double seconds, loam_error *error);
+/* Of one just opened: its step, records, sums and arrays were set to those of another with these options. */
+void trainer_resume(trainer *t);
+/* Seconds of a clock that never goes back. */
+double trainer_clock(void);
 /* All steps taken, or all models stopped. */
 bool trainer_finished(const trainer *t);
 
