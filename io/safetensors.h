@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * .safetensors files: tensors of type F16, BF16, F32 or F64, and texts. Of a file that is read the whole layout
- * is checked: the tensors must fill the data section without gap or overlap, each as large as its type and shape
- * say. */
+ * .safetensors files: tensors of type F16, BF16, F32 or F64, and texts. Of a file that is read the whole
+ * layout is checked: the tensors must fill the data section without gap or overlap, each as large as its type
+ * and shape say. */
 #ifndef LOAM_IO_SAFETENSORS_H
 #define LOAM_IO_SAFETENSORS_H
 
@@ -10,13 +10,13 @@
 
 #include <stdio.h>
 
-/* One tensor. An unknown or empty tensor name fails with the names nearest to it. On failure *out is all zero. */
+/* One tensor. An unknown or empty name fails with the names nearest to it. On failure *out is all zero. */
 int safetensors_read(array *out, const char *path, const char *tensor, io_error *error);
 /* The same from a seekable stream that messages call `name`. */
 int safetensors_read_stream(array *out, FILE *stream, const char *name, const char *tensor, io_error *error);
 
-/* A file of which several are read; header and layout are checked when it is opened. On failure *file is NULL.
- * `path` must outlive it. */
+/* A file of which several are read; header and layout are checked when it is opened. On failure *file is
+ * NULL. `path` must outlive it. */
 typedef struct safetensors safetensors;
 int safetensors_open(safetensors **file, const char *path, io_error *error);
 void safetensors_close(safetensors *file); /* NULL is allowed */

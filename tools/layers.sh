@@ -32,7 +32,7 @@ src/rope  include src/base src/simd src/gpu
 src/core  include src/base src/gpu src/local src/recurrent
 io        include
 random
-train     include random train/cpu
+train     include io random train/cpu
 train/cpu include train
 cli       include io
 cli/attend     include io cli

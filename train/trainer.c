@@ -363,7 +363,7 @@ static void record_time(trainer *t)
     t->seconds = 0;
 }
 
-/* What is known of the training since the test before; it went on from `since`. The first read waits for it. */
+/* What is known of the training since the test before, which went on from `since`. The first read waits. */
 static void record_training(trainer *t, double since)
 {
     static const double zero[2] = { 0 }; /* of either type */
