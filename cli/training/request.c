@@ -4,6 +4,7 @@
 #include "cli/experiment/options.h"
 #include "cli/names.h"
 #include "cli/training/preset.h"
+#include "train/checkpoint.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -364,6 +365,9 @@ static int add_run_rows(option_row *rows, int count, train_task task, words *w, 
           { "time", OPTION_REAL, &r->minutes, 0.001, 1e9, "MINUTES",
             "end then, to be continued by the same command" } },
         { EVERY,
+          { "checkpoint", OPTION_REAL, &r->interval, 0.01, 1e9, "SECONDS",
+            "what a killed run may lose at most (60)" } },
+        { EVERY,
           { "fit", OPTION_REAL, &r->fit, 0.001, 1e9, "MINUTES",
             "leave out rates, lengths or steps of a plan that would take longer, and say so" } },
         { EVERY,
@@ -398,7 +402,7 @@ int request_read(request *r, train_task task, int argc, char **argv, bool *help,
                 .backend = "cpu",
                 .fill = 1,
                 .stop = -1 };
-    *r = (request){ .out = outs[task - TRAIN_REGRESSION] };
+    *r = (request){ .out = outs[task - TRAIN_REGRESSION], .interval = CHECKPOINT_SECONDS };
     int status = parse(r, task, &w, argc, argv, help, error);
     if (status != EXIT_OK || *help) return status;
     if (r->resume && r->restart)

@@ -11,6 +11,7 @@ typedef struct request {
     const char *out;
     int64_t threads; /* 0: all */
     double minutes;  /* after which the run ends, to be continued; 0: none */
+    double interval; /* seconds between checkpoints */
     double fit;      /* minutes that the plan may take, or it is made smaller; 0: as long as it takes */
     bool resume, restart;
 } request;

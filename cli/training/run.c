@@ -84,7 +84,7 @@ static int train_stack(const runner *with, results *r, plan_stack stack, watcher
     if (trainer_open(&t, with->on, &options, each, stack.count, &cause))
         return io_fail(error, EXIT_USAGE, "%s", cause.text);
     t.watch = tell_step, t.with = w;
-    int status = checkpoint_run(&t, path, CHECKPOINT_SECONDS, fmax(0, seconds_left(with)), error);
+    int status = checkpoint_run(&t, path, with->interval, fmax(0, seconds_left(with)), error);
     *finished = trainer_finished(&t);
     if (status == EXIT_OK && *finished) status = training_state_save(with->directory, r, stack, &t, error);
     trainer_close(&t);

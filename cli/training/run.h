@@ -9,6 +9,7 @@
 typedef struct runner {
     const machine *on;
     const char *directory; /* of the state, exists */
+    double interval;       /* seconds between checkpoints */
     double seconds;        /* after which it ends, from `begun` on; INFINITY: none */
     double begun;          /* of the monotonic clock */
 } runner;

@@ -179,7 +179,8 @@ static int train(train_task task, int argc, char **argv, const char **out, io_er
     if (status == EXIT_OK && !help) {
         s->plan = r->plan;
         s->on = machine_cpu(LOAM_F32, (int)r->threads);
-        s->runner = (runner){ &s->on, s->state, r->minutes > 0 ? 60 * r->minutes : INFINITY, runner_now() };
+        s->runner = (runner){ &s->on, s->state, r->interval, r->minutes > 0 ? 60 * r->minutes : INFINITY,
+                              runner_now() };
         describe(&s->plan, s->description);
         snprintf(s->state, sizeof s->state, "%s/state", r->out);
         *out = r->out;
