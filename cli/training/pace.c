@@ -3,7 +3,7 @@
 
 #include <stdint.h>
 
-enum { STEPS = 20 };
+enum { STEPS = 20, PART = 10 };  /* of a run at most a tenth */
 static const double longest = 2; /* seconds of steps that are measured */
 
 /* Cells of one length share theirs. */
@@ -16,12 +16,12 @@ static int slot_of(const plan *p, plan_run run)
 }
 
 /* After a first step, in which memory is touched for the first time. */
-static loam_status measure(trainer *t, double *seconds, loam_error *error)
+static loam_status measure(trainer *t, int64_t steps, double *seconds, loam_error *error)
 {
     loam_status status = trainer_advance(t, 1, longest, error);
     const int64_t begun = t->step;
     const double before = t->seconds;
-    if (!status) status = trainer_advance(t, STEPS, longest, error);
+    if (!status) status = trainer_advance(t, steps, longest, error);
     if (status) return status;
     const double tokens = (double)((t->step - begun) * t->options.shape.models * t->options.shape.batch *
                                    source_length(&t->options.shape.from));
@@ -40,11 +40,12 @@ int pace_measure(pace *at, const plan *p, const machine *on, int64_t first, io_e
     trainer t;
     loam_error cause;
     plan_trainees(p, stack, each);
+    const int64_t part = options.steps / PART + 1, steps = part < STEPS ? part : STEPS;
     /* No test among the steps. */
     options.steps = 10 * STEPS, options.test_every = 0;
     loam_status status = trainer_open(&t, on, &options, each, stack.count, &cause);
     if (status) return io_fail(error, EXIT_USAGE, "%s", cause.text);
-    status = measure(&t, seconds, &cause);
+    status = measure(&t, steps, seconds, &cause);
     trainer_close(&t);
     return status ? io_fail(error, EXIT_INTERNAL, "%s", cause.text) : EXIT_OK;
 }

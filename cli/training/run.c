@@ -95,7 +95,8 @@ static int run_stack(const runner *with, const pace *at, results *r, plan_stack 
                      bool *finished, io_error *error)
 {
     const int status = training_state_load(with->directory, r, stack, finished, error);
-    if (status != EXIT_OK || *finished || seconds_left(with) <= 0) return status;
+    if (status != EXIT_OK || *finished) return status;
+    /* One step at least, however late it is: else a run in short pieces would never end. */
     watcher w = { bar, parts * pace_step(at, r->plan, stack), 0 };
     return train_stack(with, r, stack, &w, finished, error);
 }

@@ -7,6 +7,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -256,7 +257,8 @@ static void best_rates(void **state)
 {
     (void)state;
     static made m;
-    make(&m, TRAIN_RECALL, "recall --paper --steps 400 --length 64 --mechanism lla --rate 1e-4,1e-3", by_rate);
+    make(&m, TRAIN_RECALL, "recall --paper --steps 400 --length 64 --mechanism lla --rate 1e-4,1e-3",
+         by_rate);
     const double values[2][3] = { { 0.2, 0.9, 0.4 }, { 0.6, 0.5, 0.7 } };
     for (int rate = 0; rate < 2; rate++)
         for (int seed = 0; seed < 3; seed++) {
@@ -278,7 +280,7 @@ static void best_rates(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(regression_claims), cmocka_unit_test(recall_claims),
+        cmocka_unit_test(regression_claims),  cmocka_unit_test(recall_claims),
         cmocka_unit_test(how_accuracy_rises), cmocka_unit_test(swaps_claims),
         cmocka_unit_test(best_rates),
     };

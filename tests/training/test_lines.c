@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Lines that need no training, against an independent implementation in NumPy (the same examples), and against
- * what that found on a thousand of them. */
+ * Lines that need no training, against an independent implementation in NumPy (the same examples), and
+ * against what that found on a thousand of them. */
 #include "cli/training/lines.h"
 
 #include <math.h>
@@ -59,7 +59,9 @@ static void known_errors(void **state)
     static const struct {
         int64_t segment;
         double softmax, map, lla, own;
-    } rows[] = { { 8, 0.95, 0.97, 0.94, 0.72 }, { 32, 0.82, 0.71, 0.53, 0.058 }, { 64, 0.57, 0, 1e-4, 2e-4 } };
+    } rows[] = { { 8, 0.95, 0.97, 0.94, 0.72 },
+                 { 32, 0.82, 0.71, 0.53, 0.058 },
+                 { 64, 0.57, 0, 1e-4, 2e-4 } };
     const machine on = machine_cpu(LOAM_F32, THREADS);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const regression_shape shape = { 64, rows[i].segment, 32, 32, 16, 0.1 };

@@ -6,6 +6,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -106,7 +107,8 @@ static void stacks_hold_all_runs(void **state)
 {
     (void)state;
     static const char *const options[] = { "context --paper", "context --reduced",
-                                           "context --length 32,64 --segment 16,32 --rate 1e-3,2e-3 --seed 1,5,9",
+                                           "context --length 32,64 --segment 16,32 --rate 1e-3,2e-3 --seed "
+                                           "1,5,9",
                                            "context --paper --stack 5" };
     for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
         const plan p = read_plan(TRAIN_REGRESSION, options[i]);
@@ -150,7 +152,8 @@ static void reduced_and_tiny(void **state)
     assert_int_equal(p.mechanisms[1].steps, 1600);
     assert_int_equal(p.cells[0].from.part[0].pairs, 4);
     assert_int_equal(p.options.warm, 50);
-    p = read_plan(TRAIN_RECALL, "recall --mechanism lla,hyena --steps 7 --layers 3 --fill 0 --positions none");
+    p = read_plan(TRAIN_RECALL,
+                  "recall --mechanism lla,hyena --steps 7 --layers 3 --fill 0 --positions none");
     assert_int_equal(p.mechanism_count, 2);
     assert_string_equal(p.mechanisms[1].row->name, "hyena");
     assert_int_equal(plan_options(&p, plan_stack_at(&p, 0)).steps, 7);
