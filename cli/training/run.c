@@ -13,6 +13,8 @@
 
 /* Work is told in thousandths of a second. */
 static const double parts = 1000;
+/* Seconds that the stack at hand is given, however late it is: a run in short pieces comes to its end too. */
+static const double least = 0.05;
 
 double runner_now(void)
 {
@@ -84,7 +86,7 @@ static int train_stack(const runner *with, results *r, plan_stack stack, watcher
     if (trainer_open(&t, with->on, &options, each, stack.count, &cause))
         return io_fail(error, EXIT_USAGE, "%s", cause.text);
     t.watch = tell_step, t.with = w;
-    int status = checkpoint_run(&t, path, with->interval, fmax(0, seconds_left(with)), error);
+    int status = checkpoint_run(&t, path, with->interval, fmax(least, seconds_left(with)), error);
     *finished = trainer_finished(&t);
     if (status == EXIT_OK && *finished) status = training_state_save(with->directory, r, stack, &t, error);
     trainer_close(&t);
@@ -96,7 +98,6 @@ static int run_stack(const runner *with, const pace *at, results *r, plan_stack 
 {
     const int status = training_state_load(with->directory, r, stack, finished, error);
     if (status != EXIT_OK || *finished) return status;
-    /* One step at least, however late it is: else a run in short pieces would never end. */
     watcher w = { bar, parts * pace_step(at, r->plan, stack), 0 };
     return train_stack(with, r, stack, &w, finished, error);
 }

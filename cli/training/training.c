@@ -155,7 +155,7 @@ static int write_all(session *s, const char *out, io_error *error)
     return status;
 }
 
-static int run(session *s, const request *r, io_error *error)
+static int run(session *s, const request *r, const char **out, io_error *error)
 {
     bool whole = false;
     int status = begin(s, r, error);
@@ -163,7 +163,10 @@ static int run(session *s, const request *r, io_error *error)
     if (status == EXIT_OK) status = runner_run(&s->runner, &s->pace, &s->results, &whole, error);
     if (status == EXIT_OK && !whole) printf("The time is over; the same command goes on.\n");
     if (status == EXIT_OK && whole) status = write_all(s, r->out, error);
-    if (status == EXIT_OK && whole) training_state_remove(s->state);
+    if (status == EXIT_OK && whole) {
+        training_state_remove(s->state);
+        *out = r->out;
+    }
     results_close(&s->results);
     return status;
 }
@@ -183,8 +186,7 @@ static int train(train_task task, int argc, char **argv, const char **out, io_er
                               runner_now() };
         describe(&s->plan, s->description);
         snprintf(s->state, sizeof s->state, "%s/state", r->out);
-        *out = r->out;
-        status = run(s, r, error);
+        status = run(s, r, out, error);
         if (status != EXIT_OK)
             rmdir(s->state), rmdir(r->out); /* They stay where there is something in them. */
     }
