@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { MAX_PATH = 2048, WIDTH = 480, HEIGHT = 480 };
+enum { MAX_PATH = 2048, WIDTH = 480, HEIGHT = 540 };
 
 /* Line, point and dash types of cli/plot.h: what fits alike has one colour in all pictures. */
 static const struct {
@@ -102,15 +102,17 @@ int pictures_list(const plan *p, picture *out)
 static void write_frame(FILE *out, const plan *p, const picture *what)
 {
     fputs("set lmargin at screen 0.16\nset rmargin at screen 0.96\nset tmargin at screen 0.925\n"
-          "set bmargin at screen 0.37\n"
-          "set key at screen 0.55,0.26 center top vertical maxrows 5 Left reverse samplen 2.4 width 1\n"
+          "set bmargin at screen 0.40\n"
+          "set key at screen 0.55,0.29 center top vertical maxrows 5 Left reverse samplen 2.4 width 1\n"
           "set xtics offset 0,0.3\n",
           out);
     fprintf(out,
-            "set title \"{/:Bold %s}\" offset 0,-0.5\nset label \"%s\" at screen 0.03,0.65 center rotate\n",
+            "set title \"{/:Bold %s}\" offset 0,-0.5\nset label \"%s\" at screen 0.03,0.66 center rotate\n",
             what->title, results_are_errors(p) ? "mean squared error" : "accuracy");
     if (results_are_errors(p))
-        fputs("set logscale y\nset format y '%g'\n", out);
+        fputs("set logscale y\nset format y '%g'\nset autoscale yfixmin\nset yrange [*:1.5]\n"
+              "set ytics (0.001,0.002,0.005,0.01,0.02,0.05,0.1,0.2,0.3,0.5,0.7,1)\n",
+              out);
     else
         fputs("set yrange [0:1.02]\n", out);
 }
@@ -163,11 +165,12 @@ typedef struct line_look {
 /* The lines that a task has; returns how many. */
 static int lines_of_task(train_task task, const line_look **looks_of_lines)
 {
-    static const line_look regression[] = { { "one layer of softmax", 2, 2 },
-                                            { "one layer of LLA", 1, 2 },
-                                            { "one map", 3, 2 },
-                                            { "best possible", 8, 2 } };
-    static const line_look swaps[] = { { "first item", 8, 2 }, { "one swap", 8, 3 }, { "two swaps", 8, 4 } };
+    static const line_look regression[] = {
+        { "line: softmax", 2, 2 }, { "line: LLA", 1, 2 }, { "line: one map", 3, 2 }, { "line: Bayes", 8, 2 }
+    };
+    static const line_look swaps[] = { { "no swap followed", 8, 2 },
+                                       { "one swap", 8, 3 },
+                                       { "two swaps", 8, 4 } };
     static const line_look recall[] = { { "1/N", 8, 2 } };
     *looks_of_lines = task == TRAIN_REGRESSION ? regression : task == TRAIN_SWAPS ? swaps : recall;
     return task == TRAIN_REGRESSION ? 4 : task == TRAIN_SWAPS ? 3 : 1;
