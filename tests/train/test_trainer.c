@@ -250,6 +250,26 @@ static void who_is_good_enough_stops(void **state)
     trainer_close(&stack), trainer_close(&alone);
 }
 
+/* The length of the first gradient is that of the same weights, whoever takes it. */
+static void gradients_are_before_clipping(void **state)
+{
+    (void)state;
+    course c = course_recall("softmax", 1);
+    trainer adamw, muon, free;
+    c.options.test_every = 1, c.options.clip = 1e-3;
+    course_open(&adamw, &c);
+    c.options.muon = true;
+    course_open(&muon, &c);
+    c.options.clip = 1e9;
+    course_open(&free, &c);
+    course_advance(&adamw, 1), course_advance(&muon, 1), course_advance(&free, 1);
+    const double length = trainer_record(&adamw, 0, 0)->gradient;
+    assert_true(length > 0.01);
+    assert_true(trainer_record(&muon, 0, 0)->gradient == length);
+    assert_true(trainer_record(&free, 0, 0)->gradient == length);
+    trainer_close(&adamw), trainer_close(&muon), trainer_close(&free);
+}
+
 static void expect_refused(const course *c, loam_status status, const char *text)
 {
     loam_error error;
@@ -313,10 +333,11 @@ static void defaults_are_the_papers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(stacks_are_single_runs),    cmocka_unit_test(pieces_are_one_run),
-        cmocka_unit_test(batches_follow_the_epochs), cmocka_unit_test(test_examples_count_once),
-        cmocka_unit_test(tests_have_no_noise),       cmocka_unit_test(who_is_good_enough_stops),
-        cmocka_unit_test(wrong_stacks_are_refused),  cmocka_unit_test(defaults_are_the_papers),
+        cmocka_unit_test(stacks_are_single_runs),        cmocka_unit_test(pieces_are_one_run),
+        cmocka_unit_test(batches_follow_the_epochs),     cmocka_unit_test(test_examples_count_once),
+        cmocka_unit_test(tests_have_no_noise),           cmocka_unit_test(who_is_good_enough_stops),
+        cmocka_unit_test(gradients_are_before_clipping), cmocka_unit_test(wrong_stacks_are_refused),
+        cmocka_unit_test(defaults_are_the_papers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
