@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Two tasks that a CPU learns in a minute: recall of 4 pairs among 64 words, and regression in context of 4
- * dimensions in 4 segments of 8 pairs. A few steps here; with the argument `full` all of them, with three seeds,
- * held to what was found with other implementations (make test-training). */
+ * dimensions in 4 segments of 8 pairs. A few steps here; with the argument `full` all of them, with three
+ * seeds, held to what was found with other implementations (make test-training). */
 #include "train/trainer.h"
 
 #include <setjmp.h>
