@@ -105,6 +105,11 @@ static matrix take(train_model *m, int64_t rows, int64_t width)
     return memory_matrix(&m->room, m->on.dtype, m->shape.models, rows, width);
 }
 
+static matrix take_operand(train_model *m, int64_t rows, int64_t width)
+{
+    return memory_matrix(&m->room, m->on.operand, m->shape.models, rows, width);
+}
+
 static void take_all(train_model *m)
 {
     const model_shape *shape = &m->shape;
@@ -123,7 +128,7 @@ static void take_all(train_model *m)
         m->e[l] = take(m, m->tokens, d);
     m->de = take(m, m->tokens, d);
     m->found = take(m, answers, d), m->dfound = take(m, answers, d);
-    m->normed = take(m, answers, d), m->dnormed = take(m, answers, d),
+    m->normed = take_operand(m, answers, d), m->dnormed = take(m, answers, d),
     m->norm = take(m, answers, m->mix.options.layer_norm ? 2 : 1);
     m->out = take(m, words && answers > LOGIT_ROWS ? LOGIT_ROWS : answers,
                   words ? m->words : shape->from.regression.dim_y);
@@ -272,12 +277,13 @@ static void judge_words(train_model *m, const train_batch *b, bool back)
     for (int64_t first = 0; first < answers; first += LOGIT_ROWS) {
         const int64_t count = answers - first < LOGIT_ROWS ? answers - first : LOGIT_ROWS;
         const matrix normed = matrix_rows(m->normed, first, count), logits = matrix_rows(m->out, 0, count);
+        const matrix g = matrix_narrowed(logits, on->operand);
         const numbers targets = { b->there.targets + first, answers };
         op->product(on, logits, normed, m->into->x, PRODUCT_B_TRANSPOSED);
-        op->cross_entropy(on, matrix_rows(m->results, first, count), logits, targets, b->there.counts);
+        op->cross_entropy(on, matrix_rows(m->results, first, count), g, logits, targets, b->there.counts);
         if (!back) continue;
-        op->product(on, matrix_rows(m->dnormed, first, count), logits, m->into->x, 0);
-        op->product(on, m->into->g, logits, normed, PRODUCT_A_TRANSPOSED | (first > 0 ? PRODUCT_ADD : 0));
+        op->product(on, matrix_rows(m->dnormed, first, count), g, m->into->x, 0);
+        op->product(on, m->into->g, g, normed, PRODUCT_A_TRANSPOSED | (first > 0 ? PRODUCT_ADD : 0));
     }
     if (!back) return;
     norm_back(m, m->dfound, m->dnormed, m->found, m->norm, m->last, m->last_bias, false);
