@@ -42,7 +42,7 @@ cli/experiment include io cli random
 cli/regress    include io cli
 tests     include io random train cli cli/attend cli/bench cli/experiment cli/regress
 tests/simd include src/base src/simd tests
-bench     include io cli cli/bench src/base src/simd
+bench     include io cli cli/bench train random src/base src/simd
 examples  include
 "
 

@@ -68,6 +68,14 @@ void machine_set(const machine *on, matrix a, int64_t first, const double *x, in
     }
 }
 
+void machine_record_begin(const machine *on) { gpu_record_begin(on->gpu); }
+loam_status machine_record_end(const machine *on, machine_recording **made, loam_error *error)
+{
+    return gpu_record_end(on->gpu, made, error);
+}
+void machine_replay(const machine *on, const machine_recording *what) { gpu_replay(on->gpu, what); }
+void machine_forget(machine_recording *what) { gpu_forget(what); }
+
 void *memory_take(memory *from, int64_t count, size_t bytes)
 {
     char *taken = from->base ? from->base + from->used : NULL;

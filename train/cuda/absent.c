@@ -35,3 +35,12 @@ loam_status gpu_download(machine_gpu *gpu, void *to, const void *from, size_t by
     (void)gpu, (void)to, (void)from, (void)bytes;
     return refuse(error);
 }
+void gpu_record_begin(machine_gpu *gpu) { (void)gpu; }
+loam_status gpu_record_end(machine_gpu *gpu, machine_recording **made, loam_error *error)
+{
+    (void)gpu;
+    *made = NULL;
+    return refuse(error);
+}
+void gpu_replay(machine_gpu *gpu, const machine_recording *what) { (void)gpu, (void)what; }
+void gpu_forget(machine_recording *what) { (void)what; }

@@ -5,31 +5,21 @@
  * in which the block where it begins adds them up. So the order of a sum depends on the tokens of its model
  * alone. */
 #include "train/cuda/each.cuh"
-
-#include <cub/device/device_radix_sort.cuh>
+#include "train/cuda/sort.cuh"
 
 enum { PIECE = 128, AHEAD = 8, WORD_THREADS = 128 }; /* rows that are read ahead */
 
-static __global__ void __launch_bounds__(EACH_THREADS)
-    keys_kernel(int *key, int *row, numbers tokens, unsigned rows, int words)
-{
-    const unsigned i = blockIdx.x * EACH_THREADS + threadIdx.x, m = blockIdx.y;
-    if (i >= rows) return;
-    key[m * rows + i] = (int)m * words + tokens.data[m * tokens.model + i];
-    row[m * rows + i] = (int)i;
-}
-
 typedef struct sorted {
-    const int *key, *row;     /* model * words + word; its row in the model */
-    int count, words, pieces; /* of a model */
+    const int *key, *row; /* a word; its row in the model */
+    int count, pieces;    /* of a model */
 } sorted;
 
-static __device__ void add_to(const view &table, int key, int words, int c, float sum)
+static __device__ void add_to(const view &table, int word, int c, float sum)
 {
     float x;
-    load<1>(&x, table, key / words, key % words, c);
+    load<1>(&x, table, blockIdx.z, word, c);
     x += sum;
-    store<1>(table, key / words, key % words, c, &x);
+    store<1>(table, blockIdx.z, word, c, &x);
 }
 
 static __device__ float *part_of(float *parts, const sorted &s, int piece, int which, int width)
@@ -71,7 +61,7 @@ static __global__ void __launch_bounds__(WORD_THREADS)
             else if (goes_on)
                 part_of(parts, s, (int)blockIdx.x, 1, width)[c] = sum;
             else
-                add_to(table, keys[at], s.words, c, sum);
+                add_to(table, keys[at], c, sum);
             sum = 0, began = true;
         }
     }
@@ -106,44 +96,19 @@ static __global__ void __launch_bounds__(WORD_THREADS)
 #pragma unroll 8
     for (int other = piece + 1; other < end; other++)
         sum += part_of(parts, s, other, 0, width)[c];
-    add_to(table, key, s.words, c, sum);
-}
-
-static int bits_of(int64_t count)
-{
-    int bits = 1;
-    while ((int64_t)1 << bits < count)
-        bits++;
-    return bits;
+    add_to(table, key, c, sum);
 }
 
 extern "C" void cuda_embed_back(const machine *on, matrix dtable, matrix g, numbers tokens)
 {
-    const int64_t count = g.models * g.rows, pieces = (g.rows + PIECE - 1) / PIECE;
-    const int bits = bits_of(g.models * dtable.rows);
-    const size_t list = gpu_aligned((size_t)count * sizeof(int)),
-                 parts = gpu_aligned((size_t)(g.models * pieces * 2 * g.width) * sizeof(float));
-    size_t sorting = 0;
-    assert(count < INT32_MAX - PIECE && g.models * dtable.rows < INT32_MAX);
-    const int *no_keys = NULL;
-    gpu_check(on->gpu,
-              cub::DeviceRadixSort::SortPairs(NULL, sorting, no_keys, (int *)NULL, no_keys, (int *)NULL,
-                                              (int)count, 0, bits, on->gpu->stream),
-              "embed_back");
-    char *room = gpu_scratch(on->gpu, 4 * list + parts + sorting);
+    const int64_t pieces = (g.rows + PIECE - 1) / PIECE;
+    const size_t sorting = sort_bytes(g.models, g.rows),
+                 parts = (size_t)(g.models * pieces * 2 * g.width) * sizeof(float);
+    char *room = gpu_scratch(on->gpu, sorting + parts);
     if (!room) return;
-    int *key = (int *)room, *row = (int *)(room + list), *keys = (int *)(room + 2 * list),
-        *rows = (int *)(room + 3 * list);
-    float *part = (float *)(room + 4 * list);
-    const dim3 all((unsigned)((g.rows + EACH_THREADS - 1) / EACH_THREADS), (unsigned)g.models);
-    keys_kernel<<<all, EACH_THREADS, 0, on->gpu->stream>>>(key, row, tokens, (unsigned)g.rows,
-                                                           (int)dtable.rows);
-    gpu_launched(on, "embed_back");
-    gpu_check(on->gpu,
-              cub::DeviceRadixSort::SortPairs(room + 4 * list + parts, sorting, key, keys, row, rows,
-                                              (int)count, 0, bits, on->gpu->stream),
-              "embed_back");
-    const sorted s = { keys, rows, (int)g.rows, (int)dtable.rows, (int)pieces };
+    sorted s = { NULL, NULL, (int)g.rows, (int)pieces };
+    sort_rows(on, tokens, g.models, g.rows, dtable.rows, room, &s.key, &s.row);
+    float *part = (float *)(room + sorting);
     const dim3 grid((unsigned)pieces, (unsigned)((g.width + WORD_THREADS - 1) / WORD_THREADS),
                     (unsigned)g.models);
     view table = view_of(dtable), from = view_of(g);

@@ -80,13 +80,50 @@ extern "C" void gpu_upload(machine_gpu *gpu, void *to, const void *from, size_t 
     gpu_check(gpu, cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, gpu->stream), "an upload");
 }
 
+/* Of what went wrong since the last time. */
+static loam_status status_of(machine_gpu *gpu, loam_error *error)
+{
+    const loam_status status = gpu->failed.status;
+    if (status && error) *error = gpu->failed;
+    gpu->failed.status = LOAM_OK;
+    return status;
+}
+
 extern "C" loam_status gpu_download(machine_gpu *gpu, void *to, const void *from, size_t bytes,
                                     loam_error *error)
 {
     gpu_check(gpu, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, gpu->stream), "a download");
     gpu_check(gpu, cudaStreamSynchronize(gpu->stream), "training on the GPU");
-    const loam_status status = gpu->failed.status;
-    if (status && error) *error = gpu->failed;
-    gpu->failed.status = LOAM_OK;
+    return status_of(gpu, error);
+}
+
+extern "C" void gpu_record_begin(machine_gpu *gpu)
+{
+    gpu_check(gpu, cudaStreamBeginCapture(gpu->stream, cudaStreamCaptureModeThreadLocal), "a recording");
+}
+
+extern "C" loam_status gpu_record_end(machine_gpu *gpu, machine_recording **made, loam_error *error)
+{
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t ready = NULL;
+    *made = NULL;
+    gpu_check(gpu, cudaStreamEndCapture(gpu->stream, &graph), "a recording");
+    if (graph) gpu_check(gpu, cudaGraphInstantiate(&ready, graph, 0), "a recording");
+    if (graph) gpu_check(gpu, cudaGraphDestroy(graph), "a recording");
+    const loam_status status = status_of(gpu, error);
+    if (status)
+        gpu_forget((machine_recording *)ready);
+    else
+        *made = (machine_recording *)ready;
     return status;
+}
+
+extern "C" void gpu_replay(machine_gpu *gpu, const machine_recording *what)
+{
+    gpu_check(gpu, cudaGraphLaunch((cudaGraphExec_t)what, gpu->stream), "a replay");
+}
+
+extern "C" void gpu_forget(machine_recording *what)
+{
+    if (what) (void)cudaGraphExecDestroy((cudaGraphExec_t)what);
 }

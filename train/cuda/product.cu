@@ -76,7 +76,7 @@ static bool find_functions(products *p, loam_error *error)
     snprintf(names[1], sizeof names[1], "libcublasLt.so.%d", CUDART_VERSION / 1000 - 1);
     snprintf(names[2], sizeof names[2], "libcublasLt.so");
     for (int i = 0; i < 3 && !p->library; i++)
-        p->library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+        p->library = dlopen(names[i], RTLD_NOW | RTLD_NODELETE);
     bool found = p->library;
 #define FIND(name) \
     found = found && (p->call.name = (decltype(&cublasLt##name))dlsym(p->library, "cublasLt" #name));
@@ -270,7 +270,8 @@ static factor factor_of(matrix a, int64_t piece)
     return { a.rows, a.width, a.row, aligned };
 }
 
-/* How many pieces a sum over `inner` rows is cut into: of 512 rows at least, where the result has few tiles. */
+/* How many pieces a sum over `inner` rows is cut into: of 512 rows at least, where the result has few
+ * tiles. */
 static int64_t pieces_of(matrix out, int64_t inner)
 {
     enum { TILE = 128, TILES = 16, LEAST = 512 };
