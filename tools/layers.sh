@@ -32,8 +32,9 @@ src/rope  include src/base src/simd src/gpu
 src/core  include src/base src/gpu src/local src/recurrent
 io        include
 random
-train     include random train/cpu
+train     include random train/cpu train/cuda
 train/cpu include train
+train/cuda include train
 cli       include io
 cli/attend     include io cli
 cli/bench      include io cli random

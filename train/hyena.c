@@ -9,17 +9,22 @@
 
 #include <math.h>
 
-void hyena_times(matrix times, matrix window)
+enum { AT_ONCE = 128 };
+
+void hyena_times(const machine *on, matrix times, matrix window)
 {
     const double pi = 3.14159265358979323846, slow = log(100) / 1.5, fast = log(100) / 0.3;
     const int64_t length = times.rows, width = window.width;
     for (int64_t n = 0; n < times.models * length; n++) {
         const double j = (double)(n % length), t = j / (double)(length - 1);
         const double angle = 1e-4 * 2 * pi * j / (double)length, row[3] = { t, cos(angle), -sin(angle) };
-        matrix_set(times, n * 3, row, 3);
-        for (int64_t c = 0; c < width; c++) {
-            const double falls = slow + (fast - slow) * (double)c / (double)(width - 1), x = exp(-t * falls);
-            matrix_set(window, n * width + c, &x, 1);
+        machine_set(on, times, n * 3, row, 3);
+        for (int64_t first = 0; first < width; first += AT_ONCE) {
+            const int64_t part = width - first < AT_ONCE ? width - first : AT_ONCE;
+            double x[AT_ONCE];
+            for (int64_t c = 0; c < part; c++)
+                x[c] = exp(-t * (slow + (fast - slow) * (double)(first + c) / (double)(width - 1)));
+            machine_set(on, window, n * width + first, x, part);
         }
     }
 }

@@ -29,9 +29,13 @@ static inline matrix matrix_dense(void *data, loam_dtype dtype, int64_t models, 
 
 static inline int64_t matrix_elements(matrix a) { return a.models * a.rows * a.width; }
 
-static inline int64_t matrix_bytes_each(matrix a) { return a.dtype == LOAM_F64 ? 8 : 4; }
+static inline int64_t matrix_bytes_each(matrix a)
+{
+    return a.dtype == LOAM_F64 ? 8 : a.dtype == LOAM_F32 ? 4 : 2;
+}
 
-/* Elements first .. first + count - 1 of a dense array, all models together, in host memory. */
+/* Elements first .. first + count - 1 of a dense array, all models together, in host memory; LOAM_F32 or
+ * LOAM_F64. */
 static inline void matrix_set(matrix a, int64_t first, const double *x, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)

@@ -22,7 +22,8 @@ static loam_problem problem_of(const mixing *mix, loam_pass pass)
     const mixer *row = mix->row;
     const mixer_shape *shape = &mix->shape;
     loam_problem problem = loam_problem_default(row->mechanism, pass);
-    problem.dtype = mix->on->dtype;
+    problem.dtype = mix->on->operand;
+    problem.backend = machine_backend(mix->on);
     problem.batch = shape->models * shape->batch / calls_of(mix);
     problem.heads_q = problem.heads_kv = query_heads(mix);
     if (row->block == MIXER_MAMBA) problem.heads_v = mixer_value_heads(row, shape);
@@ -106,6 +107,7 @@ static loam_args args_of(const mixing *mix, const mixer_layer *layer, int64_t ca
         .grad_beta = heads_of(mix, g, ACTIVE_BETA, call),
         .grad_w = heads_of(mix, g, ACTIVE_REFLECT, call),
         .work = mix->work,
+        .stream = machine_stream(mix->on),
     };
 }
 
@@ -123,7 +125,9 @@ loam_status mixing_attend(const mixing *mix, const mixer_layer *layer, loam_pass
 loam_status mixing_turn(const mixing *mix, const matrix *list, bool back, loam_error *error)
 {
     static const activation turned[] = { ACTIVE_Q, ACTIVE_K, ACTIVE_PROBE };
-    loam_rope rope = loam_rope_default(mix->on->dtype);
+    loam_rope rope = loam_rope_default(mix->on->operand);
+    rope.backend = machine_backend(mix->on);
+    rope.stream = machine_stream(mix->on);
     rope.batch = mix->shape.models * mix->shape.batch;
     rope.heads = mix->shape.heads;
     rope.tokens = mix->shape.length;
@@ -201,12 +205,34 @@ static void size_of(const mixing *mix, activation which, int64_t *rows, int64_t 
     *width = sizes[which][1];
 }
 
+/* What products or attention read; gates, norms and the filter of Hyena are float32. */
+static bool is_operand(activation which)
+{
+    switch (which) {
+    case ACTIVE_X_NORM:
+    case ACTIVE_RIDGE_RAW:
+    case ACTIVE_RIDGE:
+    case ACTIVE_BETA_RAW:
+    case ACTIVE_BETA:
+    case ACTIVE_DECAY_RAW:
+    case ACTIVE_DECAY:
+    case ACTIVE_O_NORM: return false;
+    default: return which < ACTIVE_TIMES || which > ACTIVE_FILTER;
+    }
+}
+
+static loam_dtype dtype_of(const mixing *mix, activation which)
+{
+    return is_operand(which) ? mix->on->operand : mix->on->dtype;
+}
+
 static void take_all(const mixing *mix, matrix *to, memory *from)
 {
     for (int i = 0; i < ACTIVATIONS; i++) {
         int64_t rows, width;
         size_of(mix, (activation)i, &rows, &width);
-        to[i] = rows > 0 ? memory_matrix(from, mix->on, mix->shape.models, rows, width) : none;
+        const loam_dtype dtype = dtype_of(mix, (activation)i);
+        to[i] = rows > 0 ? memory_matrix(from, dtype, mix->shape.models, rows, width) : none;
     }
     if (!mix->row->silu)
         for (int i = 0; i < 3; i++)
@@ -230,7 +256,7 @@ static void set_fixed_decay(const mixing *mix, matrix decay)
 {
     for (int64_t i = 0; i < decay.models * decay.width; i++) {
         const double x = log1p(-exp2(-5 - (double)(i % mix->shape.heads)));
-        matrix_set(decay, i, &x, 1);
+        machine_set(mix->on, decay, i, &x, 1);
     }
 }
 
@@ -242,5 +268,5 @@ void mixer_layer_take(const mixing *mix, mixer_layer *layer, memory *from)
     layer->saved = saved > 0 ? memory_take(from, (int64_t)saved, 1) : NULL;
     if (from->base && mix->row->decay == MIXER_DECAY_FIXED) set_fixed_decay(mix, layer->value[ACTIVE_DECAY]);
     if (from->base && mix->row->block == MIXER_HYENA)
-        hyena_times(layer->value[ACTIVE_TIMES], layer->value[ACTIVE_WINDOW]);
+        hyena_times(mix->on, layer->value[ACTIVE_TIMES], layer->value[ACTIVE_WINDOW]);
 }

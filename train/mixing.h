@@ -32,6 +32,6 @@ mixer_pass hyena_forward, hyena_backward;
 
 /* Hyena's fixed arrays: what its filter's MLP reads, (t, cos, -sin) of t = 0 .. 1, and e^(-r_c t) with r_c
  * from ln 100 / 1.5 to ln 100 / 0.3 over the channels. */
-void hyena_times(matrix times, matrix window);
+void hyena_times(const machine *on, matrix times, matrix window);
 
 #endif

@@ -102,7 +102,7 @@ parameter *model_parameters(train_model *m, int *count)
 
 static matrix take(train_model *m, int64_t rows, int64_t width)
 {
-    return memory_matrix(&m->room, &m->on, m->shape.models, rows, width);
+    return memory_matrix(&m->room, m->on.dtype, m->shape.models, rows, width);
 }
 
 static void take_all(train_model *m)
@@ -140,13 +140,13 @@ static loam_status open_all(train_model *m, const mixer *row, const mixer_option
     if (status) return status;
     add_parameters(m);
     take_all(m);
-    if (!memory_open(&m->room)) {
+    if (!memory_open(&m->room, &m->on)) {
         if (error) *error = (loam_error){ LOAM_EMEMORY, "out of memory for a model" };
         return LOAM_EMEMORY;
     }
     take_all(m);
     for (int i = 0; i < m->count; i++)
-        start_parameter(&m->list[i], i, seeds);
+        start_parameter(&m->on, &m->list[i], i, seeds);
     return LOAM_OK;
 }
 
@@ -188,9 +188,12 @@ matrix model_results(const train_model *m) { return m->results; }
 
 static numbers tokens_of(const train_model *m, const train_batch *b)
 {
-    return (numbers){ b->tokens, m->tokens };
+    return (numbers){ b->there.tokens, m->tokens };
 }
-static numbers at_of(const train_model *m, const train_batch *b) { return (numbers){ b->at, m->answers }; }
+static numbers at_of(const train_model *m, const train_batch *b)
+{
+    return (numbers){ b->there.at, m->answers };
+}
 
 /* y = norm(x) gain, and bias where there is one. */
 static void norm(const train_model *m, matrix y, matrix stats, matrix x, const parameter *gain,
@@ -217,7 +220,7 @@ static void enter(train_model *m, const train_batch *b)
     if (m->words > 0)
         op->embed(&m->on, m->e[0], m->into->x, tokens_of(m, b));
     else
-        op->product(&m->on, m->e[0], b->x, m->into->x, 0);
+        op->product(&m->on, m->e[0], b->there.x, m->into->x, 0);
     if (m->places) op->add_positions(&m->on, m->e[0], m->places->x);
 }
 
@@ -229,7 +232,7 @@ static void enter_back(train_model *m, const train_batch *b)
     if (m->words > 0)
         op->embed_back(&m->on, m->into->g, m->de, tokens_of(m, b));
     else
-        op->product(&m->on, m->into->g, b->x, m->de, PRODUCT_A_TRANSPOSED);
+        op->product(&m->on, m->into->g, b->there.x, m->de, PRODUCT_A_TRANSPOSED);
 }
 
 static loam_status layer_forward(train_model *m, int64_t l, loam_error *error)
@@ -269,9 +272,9 @@ static void judge_words(train_model *m, const train_batch *b, bool back)
     for (int64_t first = 0; first < answers; first += LOGIT_ROWS) {
         const int64_t count = answers - first < LOGIT_ROWS ? answers - first : LOGIT_ROWS;
         const matrix normed = matrix_rows(m->normed, first, count), logits = matrix_rows(m->out, 0, count);
-        const numbers targets = { b->targets + first, answers };
+        const numbers targets = { b->there.targets + first, answers };
         op->product(on, logits, normed, m->into->x, PRODUCT_B_TRANSPOSED);
-        op->cross_entropy(on, matrix_rows(m->results, first, count), logits, targets, b->counts);
+        op->cross_entropy(on, matrix_rows(m->results, first, count), logits, targets, b->there.counts);
         if (!back) continue;
         op->product(on, matrix_rows(m->dnormed, first, count), logits, m->into->x, 0);
         op->product(on, m->into->g, logits, normed, PRODUCT_A_TRANSPOSED | (first > 0 ? PRODUCT_ADD : 0));
@@ -284,7 +287,7 @@ static void judge_regression(train_model *m, const train_batch *b, bool back)
 {
     const machine *on = &m->on;
     on->op->product(on, m->out, m->found, m->last->x, 0);
-    on->op->squared_error(on, m->results, m->out, b->y);
+    on->op->squared_error(on, m->results, m->out, b->there.y);
     if (!back) return;
     on->op->product(on, m->last->g, m->found, m->out, PRODUCT_A_TRANSPOSED);
     on->op->product(on, m->dfound, m->out, m->last->x, PRODUCT_B_TRANSPOSED);
