@@ -3,6 +3,7 @@
 #include "train/mixing.h"
 
 #include <math.h>
+#include <stdio.h>
 
 static const matrix none = { 0 };
 
@@ -10,11 +11,6 @@ static const matrix none = { 0 };
 static int64_t calls_of(const mixing *mix)
 {
     return mix->row->ridge == MIXER_RIDGE_CHANNEL ? mix->shape.models : 1;
-}
-
-static int64_t query_heads(const mixing *mix)
-{
-    return mix->row->block == MIXER_MAMBA ? 1 : mix->shape.heads;
 }
 
 static loam_problem problem_of(const mixing *mix, loam_pass pass)
@@ -25,10 +21,11 @@ static loam_problem problem_of(const mixing *mix, loam_pass pass)
     problem.dtype = mix->on->operand;
     problem.backend = machine_backend(mix->on);
     problem.batch = shape->models * shape->batch / calls_of(mix);
-    problem.heads_q = problem.heads_kv = query_heads(mix);
+    problem.heads_q = problem.heads_kv = mixing_query_heads(mix);
     if (row->block == MIXER_MAMBA) problem.heads_v = mixer_value_heads(row, shape);
     problem.len_q = problem.len_kv = shape->length;
-    problem.dim_qk = problem.dim_v = mixing_channels(mix);
+    problem.dim_qk = mixing_key_channels(mix);
+    problem.dim_v = mixing_value_channels(mix);
     problem.scale = row->scale;
     problem.threads = mix->on->threads;
     if (row->unit) problem.feature_map = LOAM_FEATURES_UNIT;
@@ -44,12 +41,24 @@ static loam_problem problem_of(const mixing *mix, loam_pass pass)
     return problem;
 }
 
+/* Why a mixer does not go with options, or NULL. */
+static const char *refusal(const mixer *row, const mixer_options *options)
+{
+    if (row->block == MIXER_PLAIN) return NULL;
+    if (options->positions == POSITIONS_ROPE) return "a block has no queries and keys to turn";
+    return options->qk_norm ? "a block has no queries and keys by heads to norm" : NULL;
+}
+
 loam_status mixing_open(mixing *mix, const machine *on, const mixer *row, const mixer_shape *shape,
                         const mixer_options *options, loam_error *error)
 {
     *mix = (mixing){ .on = on, .row = row, .shape = *shape, .options = *options };
-    if (row->block != MIXER_PLAIN && options->positions == POSITIONS_ROPE) {
-        if (error) *error = (loam_error){ LOAM_EUNSUPPORTED, "a block has no queries and keys to turn" };
+    const char *refused = refusal(row, options);
+    if (refused) {
+        if (error) {
+            *error = (loam_error){ .status = LOAM_EUNSUPPORTED };
+            snprintf(error->text, sizeof error->text, "%s: %s", row->name, refused);
+        }
         return LOAM_EUNSUPPORTED;
     }
     if (row->block == MIXER_HYENA) return LOAM_OK;
@@ -70,7 +79,7 @@ static loam_view heads_of(const mixing *mix, const matrix *list, activation whic
 {
     const matrix a = list[which];
     const bool key = which == ACTIVE_Q || which == ACTIVE_K;
-    const int64_t heads = key ? query_heads(mix) : mixer_value_heads(mix->row, &mix->shape);
+    const int64_t heads = key ? mixing_query_heads(mix) : mixer_value_heads(mix->row, &mix->shape);
     const int64_t tokens = a.rows == 1 ? 0 : a.row;
     if (!a.data) return (loam_view){ 0 };
     void *from = (char *)a.data + call * a.model * matrix_bytes_each(a);
@@ -131,7 +140,7 @@ loam_status mixing_turn(const mixing *mix, const matrix *list, bool back, loam_e
     rope.batch = mix->shape.models * mix->shape.batch;
     rope.heads = mix->shape.heads;
     rope.tokens = mix->shape.length;
-    rope.channels = mixing_channels(mix);
+    rope.channels = mixing_key_channels(mix);
     rope.inverse = back;
     rope.threads = mix->on->threads;
     loam_status status = LOAM_OK;
@@ -145,6 +154,13 @@ loam_status mixing_turn(const mixing *mix, const matrix *list, bool back, loam_e
 
 /* ---- memory */
 
+static bool has_stage(const mixing *mix, stage at, int stream)
+{
+    const bool there = stream != STREAM_PROBE || mix->row->probe;
+    return mix->row->block == MIXER_PLAIN && there &&
+           (at == STAGE_IN || mixer_has_stage(mix->row, &mix->options, at, stream));
+}
+
 static bool has_array(const mixing *mix, role which)
 {
     int64_t rows, width;
@@ -152,7 +168,23 @@ static bool has_array(const mixing *mix, role which)
     return rows > 0;
 }
 
-/* Rows and columns of an activation; 0 rows where the mixer has none. */
+/* Those of the stages of queries, keys, values and probes; false: `which` is another. */
+static bool stage_size(const mixing *mix, activation which, int64_t *rows, int64_t *width)
+{
+    const int64_t tokens = mix->shape.batch * mix->shape.length, heads = mix->shape.heads;
+    const int at = which - ACTIVE_Q_IN;
+    if (mix->row->block != MIXER_PLAIN || at < 0 || which > ACTIVE_PROBE_NORM) return false;
+    const int stream = at % STREAMS;
+    const bool norm = at / STREAMS == STAGES;
+    *rows = has_stage(mix, norm ? STAGE_NORM : (stage)(at / STREAMS), stream) ? tokens : 0;
+    if (norm) *rows *= heads;
+    *width = norm                 ? 1
+             : stream == STREAM_V ? mixer_inner(mix->row, &mix->options, &mix->shape)
+                                  : mixer_keys(mix->row, &mix->options, &mix->shape);
+    return true;
+}
+
+/* Rows and columns of an activation; 0 rows where the mixer has none, or it is the memory of another. */
 static void size_of(const mixing *mix, activation which, int64_t *rows, int64_t *width)
 {
     const mixer *row = mix->row;
@@ -160,26 +192,29 @@ static void size_of(const mixing *mix, activation which, int64_t *rows, int64_t 
     const int64_t tokens = mix->shape.batch * mix->shape.length;
     const bool channels = has_array(mix, ROLE_DECAY_2), learned = has_array(mix, ROLE_DECAY_1);
     const bool beta = has_array(mix, ROLE_BETA), token_ridge = has_array(mix, ROLE_RIDGE);
-    const int64_t gates = channels ? d : mixer_value_heads(row, &mix->shape);
-    const int64_t inner = mixer_inner(row, &mix->shape), keys = query_heads(mix) * mixing_channels(mix);
+    const bool probe_gate = has_array(mix, ROLE_PROBE_GATE), mlp = has_array(mix, ROLE_MLP_1);
+    const int64_t keys = mixer_keys(row, &mix->options, &mix->shape);
+    const int64_t inner = mixer_inner(row, &mix->options, &mix->shape);
+    const int64_t gates = channels ? keys : mixer_value_heads(row, &mix->shape);
     const bool block = row->block != MIXER_PLAIN, mamba = row->block == MIXER_MAMBA;
+    const matrix in = { .width = mixer_in_width(row, &mix->shape) };
     const int64_t times = row->block == MIXER_HYENA ? mix->shape.length : 0;
     const int64_t sizes[ACTIVATIONS][2] = {
         [ACTIVE_X] = { tokens, d },
         [ACTIVE_X_NORM] = { tokens, mix->options.layer_norm ? 2 : 1 },
-        [ACTIVE_IN] = { block ? tokens : 0, mixer_in_width(row, &mix->shape) },
-        [ACTIVE_Q] = { times ? 0 : tokens, keys },
-        [ACTIVE_K] = { times ? 0 : tokens, keys },
-        [ACTIVE_V] = { tokens, inner },
-        [ACTIVE_Q_RAW] = { row->silu ? tokens : 0, d },
-        [ACTIVE_K_RAW] = { row->silu ? tokens : 0, d },
-        [ACTIVE_V_RAW] = { row->silu ? tokens : 0, d },
-        [ACTIVE_PROBE] = { row->probe ? tokens : 0, d },
+        [ACTIVE_IN] = { block ? tokens : 0, in.width },
+        [ACTIVE_IN_CONV] = { has_array(mix, ROLE_IN_TAPS) ? tokens : 0,
+                             mixer_filtered(row, &mix->shape, in).width },
+        [ACTIVE_Q] = { mamba ? tokens : 0, keys },
+        [ACTIVE_K] = { mamba ? tokens : 0, keys },
+        [ACTIVE_V] = { block ? tokens : 0, inner },
+        [ACTIVE_PROBE_GATE_RAW] = { probe_gate ? tokens : 0, heads },
+        [ACTIVE_PROBE_GATE] = { probe_gate ? tokens : 0, heads },
         [ACTIVE_RIDGE_RAW] = { token_ridge ? tokens : 0, heads },
-        [ACTIVE_RIDGE] = { token_ridge ? tokens : row->ridge != MIXER_NO_RIDGE, token_ridge ? heads : d },
+        [ACTIVE_RIDGE] = { token_ridge ? tokens : row->ridge != MIXER_NO_RIDGE, token_ridge ? heads : keys },
         [ACTIVE_REFLECT_LOW] = { row->reflect ? tokens : 0, row->rank },
-        [ACTIVE_REFLECT_RAW] = { row->reflect ? tokens : 0, d },
-        [ACTIVE_REFLECT] = { row->reflect ? tokens : 0, d },
+        [ACTIVE_REFLECT_RAW] = { row->reflect ? tokens : 0, keys },
+        [ACTIVE_REFLECT] = { row->reflect ? tokens : 0, keys },
         [ACTIVE_BETA_RAW] = { beta ? tokens : 0, heads },
         [ACTIVE_BETA] = { beta || mamba ? tokens : 0, gates },
         [ACTIVE_DECAY_LOW] = { channels ? tokens : 0, row->rank },
@@ -198,8 +233,13 @@ static void size_of(const mixing *mix, activation which, int64_t *rows, int64_t 
         [ACTIVE_O] = { tokens, inner },
         [ACTIVE_O_NORM] = { row->head_norm ? tokens * (block ? 1 : heads) : 0, 1 },
         [ACTIVE_NORMED] = { row->head_norm ? tokens : 0, inner },
-        [ACTIVE_GATE_RAW] = { row->gate ? tokens : 0, d },
+        [ACTIVE_GATE_RAW] = { row->gate ? tokens : 0, inner },
         [ACTIVE_Y] = { row->gate || block ? tokens : 0, inner },
+        [ACTIVE_BETWEEN] = { mlp ? tokens : 0, d },
+        [ACTIVE_MLP_X] = { mlp ? tokens : 0, d },
+        [ACTIVE_MLP_NORM] = { mlp ? tokens : 0, mix->options.layer_norm ? 2 : 1 },
+        [ACTIVE_MLP_RAW] = { mlp ? tokens : 0, MLP_EXPAND * d },
+        [ACTIVE_MLP] = { mlp ? tokens : 0, MLP_EXPAND * d },
     };
     *rows = sizes[which][0];
     *width = sizes[which][1];
@@ -210,13 +250,20 @@ static bool is_operand(activation which)
 {
     switch (which) {
     case ACTIVE_X_NORM:
+    case ACTIVE_Q_NORM:
+    case ACTIVE_K_NORM:
+    case ACTIVE_PROBE_NORM:
+    case ACTIVE_PROBE_GATE_RAW:
+    case ACTIVE_PROBE_GATE:
     case ACTIVE_RIDGE_RAW:
     case ACTIVE_RIDGE:
     case ACTIVE_BETA_RAW:
     case ACTIVE_BETA:
     case ACTIVE_DECAY_RAW:
     case ACTIVE_DECAY:
-    case ACTIVE_O_NORM: return false;
+    case ACTIVE_O_NORM:
+    case ACTIVE_BETWEEN:
+    case ACTIVE_MLP_NORM: return false;
     default: return which < ACTIVE_TIMES || which > ACTIVE_FILTER;
     }
 }
@@ -230,13 +277,15 @@ static void take_all(const mixing *mix, matrix *to, memory *from)
 {
     for (int i = 0; i < ACTIVATIONS; i++) {
         int64_t rows, width;
-        size_of(mix, (activation)i, &rows, &width);
+        if (!stage_size(mix, (activation)i, &rows, &width)) size_of(mix, (activation)i, &rows, &width);
         const loam_dtype dtype = dtype_of(mix, (activation)i);
         to[i] = rows > 0 ? memory_matrix(from, dtype, mix->shape.models, rows, width) : none;
     }
-    if (!mix->row->silu)
-        for (int i = 0; i < 3; i++)
-            to[ACTIVE_Q_RAW + i] = to[ACTIVE_Q + i];
+    if (mix->row->block == MIXER_PLAIN)
+        for (int i = ACTIVE_Q_CONV; i <= ACTIVE_PROBE; i++)
+            if (!to[i].data) to[i] = to[i - STREAMS];
+    if (!to[ACTIVE_IN_CONV].data && to[ACTIVE_IN].data)
+        to[ACTIVE_IN_CONV] = mixer_filtered(mix->row, &mix->shape, to[ACTIVE_IN]);
     if (!mix->row->head_norm) to[ACTIVE_NORMED] = to[ACTIVE_O];
     if (!mix->row->gate && mix->row->block == MIXER_PLAIN) to[ACTIVE_Y] = to[ACTIVE_NORMED];
 }

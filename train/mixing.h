@@ -5,8 +5,20 @@
 
 #include "train/mixer.h"
 
-/* Channels of a head. */
-static inline int64_t mixing_channels(const mixing *mix) { return mix->shape.width / mix->shape.heads; }
+/* Heads of queries and keys; their channels, and those of values. */
+static inline int64_t mixing_query_heads(const mixing *mix)
+{
+    return mix->row->block == MIXER_MAMBA ? 1 : mix->shape.heads;
+}
+static inline int64_t mixing_key_channels(const mixing *mix)
+{
+    return mixer_keys(mix->row, &mix->options, &mix->shape) / mixing_query_heads(mix);
+}
+static inline int64_t mixing_value_channels(const mixing *mix)
+{
+    const int64_t inner = mixer_inner(mix->row, &mix->options, &mix->shape);
+    return inner / mixer_value_heads(mix->row, &mix->shape);
+}
 
 /* An array of the layer, and its gradient; without data where it has none. */
 static inline matrix array_of(const mixer_layer *layer, role which)
