@@ -88,6 +88,7 @@ loam_status hyena_forward(const mixing *mix, const mixer_layer *layer, loam_erro
         op->short_conv(on, in, value[ACTIVE_IN], array_of(layer, ROLE_IN_TAPS), mix->shape.length,
                        mix->shape.seen);
     op->multiply(on, value[ACTIVE_V], part_of(mix, in, 0), part_of(mix, in, 2));
+    mixing_hide(mix, value);
     op->long_conv(on, value[ACTIVE_O], value[ACTIVE_V], value[ACTIVE_FILTER]);
     op->add_skip(on, value[ACTIVE_O], value[ACTIVE_V], array_of(layer, ROLE_SKIP));
     op->multiply(on, value[ACTIVE_Y], value[ACTIVE_O], part_of(mix, in, 1));
@@ -106,6 +107,7 @@ loam_status hyena_backward(const mixing *mix, const mixer_layer *layer, loam_err
     op->long_conv_back(on, g[ACTIVE_V], g[ACTIVE_FILTER], g[ACTIVE_O], value[ACTIVE_V], value[ACTIVE_FILTER]);
     op->add_skip_back(on, g[ACTIVE_V], array_gradient(layer, ROLE_SKIP), g[ACTIVE_O], value[ACTIVE_V],
                       array_of(layer, ROLE_SKIP));
+    mixing_hide(mix, g);
     op->multiply(on, part_of(mix, din, 0), g[ACTIVE_V], part_of(mix, in, 2));
     op->multiply(on, part_of(mix, din, 2), g[ACTIVE_V], part_of(mix, in, 0));
     if (layer->array[ROLE_IN_TAPS])

@@ -56,6 +56,7 @@ loam_status mamba_forward(const mixing *mix, const mixer_layer *layer, loam_erro
     silu(mix, value[ACTIVE_Q], in.q);
     op->decay_gate(on, value[ACTIVE_DECAY], value[ACTIVE_BETA], in.t, array_of(layer, ROLE_DECAY_RATE),
                    array_of(layer, ROLE_BETA_BIAS));
+    mixing_hide(mix, value);
     const loam_status status = mixing_attend(mix, layer, LOAM_FORWARD, error);
     if (status) return status;
     op->add_skip(on, value[ACTIVE_O], value[ACTIVE_V], array_of(layer, ROLE_SKIP));
@@ -79,6 +80,7 @@ loam_status mamba_backward(const mixing *mix, const mixer_layer *layer, loam_err
     if (status) return status;
     op->add_skip_back(on, g[ACTIVE_V], array_gradient(layer, ROLE_SKIP), g[ACTIVE_O], value[ACTIVE_V],
                       array_of(layer, ROLE_SKIP));
+    mixing_hide(mix, g);
     silu_back(mix, din.v, g[ACTIVE_V], in.v);
     silu_back(mix, din.k, g[ACTIVE_K], in.k);
     silu_back(mix, din.q, g[ACTIVE_Q], in.q);

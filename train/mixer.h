@@ -233,7 +233,7 @@ bool mixer_has_stage(const mixer *row, const mixer_options *options, stage at, i
 typedef struct mixer_layer {
     parameter *array[ROLES]; /* NULL: none */
     matrix value[ACTIVATIONS];
-    void *saved; /* of the library's forward */
+    void *saved, *query_saved; /* of the library's forward, and of its calls for rows that are not seen */
 } mixer_layer;
 
 /* What the layers share: plans, workspace, gradients. */
@@ -244,6 +244,10 @@ typedef struct mixing {
     mixer_options options;
     loam_plan *plan[2]; /* LOAM_FORWARD, LOAM_BACKWARD; of MIXER_HYENA none */
     matrix gradient[ACTIVATIONS];
+    /* Of rows that are not seen, where they have calls of their own: their plans, what these calls have of the
+     * gradients of keys, and a column of ones. */
+    loam_plan *query_plan[2];
+    matrix beside[ACTIVATIONS], ones;
     void *work;
 } mixing;
 

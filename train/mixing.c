@@ -1,45 +1,11 @@
 /* SPDX-License-Identifier: MIT
- * What a mixer has of the library, plans and their arguments; and its memory. */
+ * A mixer's plans and its memory. */
 #include "train/mixing.h"
 
 #include <math.h>
 #include <stdio.h>
 
 static const matrix none = { 0 };
-
-/* A ridge of channels is a parameter, of which each model has its own: then a call for each model. */
-static int64_t calls_of(const mixing *mix)
-{
-    return mix->row->ridge == MIXER_RIDGE_CHANNEL ? mix->shape.models : 1;
-}
-
-static loam_problem problem_of(const mixing *mix, loam_pass pass)
-{
-    const mixer *row = mix->row;
-    const mixer_shape *shape = &mix->shape;
-    loam_problem problem = loam_problem_default(row->mechanism, pass);
-    problem.dtype = mix->on->operand;
-    problem.backend = machine_backend(mix->on);
-    problem.batch = shape->models * shape->batch / calls_of(mix);
-    problem.heads_q = problem.heads_kv = mixing_query_heads(mix);
-    if (row->block == MIXER_MAMBA) problem.heads_v = mixer_value_heads(row, shape);
-    problem.len_q = problem.len_kv = shape->length;
-    problem.dim_qk = mixing_key_channels(mix);
-    problem.dim_v = mixing_value_channels(mix);
-    problem.scale = row->scale;
-    problem.threads = mix->on->threads;
-    if (row->unit) problem.feature_map = LOAM_FEATURES_UNIT;
-    if (row->mechanism == LOAM_SOFTMAX) {
-        problem.decay = row->decay != MIXER_NO_DECAY;
-        problem.path = row->reflect;
-    }
-    if (row->ridge == MIXER_RIDGE_TOKEN) {
-        problem.ridge_axes = LOAM_RIDGE_TOKEN;
-        problem.ridge_unit = mix->options.ridge_unit;
-    }
-    if (row->ridge == MIXER_RIDGE_CHANNEL) problem.ridge_axes = LOAM_RIDGE_HEAD_CHANNEL;
-    return problem;
-}
 
 /* Why a mixer does not go with options, or NULL. */
 static const char *refusal(const mixer *row, const mixer_options *options)
@@ -61,98 +27,24 @@ loam_status mixing_open(mixing *mix, const machine *on, const mixer *row, const 
         }
         return LOAM_EUNSUPPORTED;
     }
-    if (row->block == MIXER_HYENA) return LOAM_OK;
-    const loam_problem forward = problem_of(mix, LOAM_FORWARD), backward = problem_of(mix, LOAM_BACKWARD);
-    const loam_status status = loam_plan_create(&mix->plan[LOAM_FORWARD], &forward, error);
-    return status ? status : loam_plan_create(&mix->plan[LOAM_BACKWARD], &backward, error);
+    loam_status status = LOAM_OK;
+    for (int pass = LOAM_FORWARD; pass <= LOAM_BACKWARD && row->block != MIXER_HYENA && !status; pass++) {
+        const loam_problem problem = mixing_problem(mix, (loam_pass)pass);
+        status = loam_plan_create(&mix->plan[pass], &problem, error);
+        if (status || !mixing_in_parts(mix)) continue;
+        const loam_problem queries = mixing_query_problem(mix, (loam_pass)pass);
+        status = loam_plan_create(&mix->query_plan[pass], &queries, error);
+    }
+    return status;
 }
 
 void mixing_close(mixing *mix)
 {
-    loam_plan_destroy(mix->plan[LOAM_FORWARD]);
-    loam_plan_destroy(mix->plan[LOAM_BACKWARD]);
-}
-
-/* An array as [batch, heads, token, channels], from the model of a call on. Rows of one token are [heads]
- * [channels]; an array of one row is [heads][channels] for all. */
-static loam_view heads_of(const mixing *mix, const matrix *list, activation which, int64_t call)
-{
-    const matrix a = list[which];
-    const bool key = which == ACTIVE_Q || which == ACTIVE_K;
-    const int64_t heads = key ? mixing_query_heads(mix) : mixer_value_heads(mix->row, &mix->shape);
-    const int64_t tokens = a.rows == 1 ? 0 : a.row;
-    if (!a.data) return (loam_view){ 0 };
-    void *from = (char *)a.data + call * a.model * matrix_bytes_each(a);
-    return (loam_view){ from, mix->shape.length * tokens, a.width / heads, tokens };
-}
-
-static loam_const_view input_of(const mixing *mix, const matrix *list, activation which, int64_t call)
-{
-    const loam_view view = heads_of(mix, list, which, call);
-    return (loam_const_view){ view.data, view.batch, view.head, view.token };
-}
-
-static loam_args args_of(const mixing *mix, const mixer_layer *layer, int64_t call)
-{
-    const matrix *value = layer->value, *g = mix->gradient;
-    return (loam_args){
-        .q = input_of(mix, value, ACTIVE_Q, call),
-        .k = input_of(mix, value, ACTIVE_K, call),
-        .v = input_of(mix, value, ACTIVE_V, call),
-        .probe = input_of(mix, value, ACTIVE_PROBE, call),
-        .ridge = input_of(mix, value, ACTIVE_RIDGE, call),
-        .log_decay = input_of(mix, value, ACTIVE_DECAY, call),
-        .beta = input_of(mix, value, ACTIVE_BETA, call),
-        .w = input_of(mix, value, ACTIVE_REFLECT, call),
-        .o = heads_of(mix, value, ACTIVE_O, call),
-        .saved = layer->saved,
-        .grad_o = input_of(mix, g, ACTIVE_O, call),
-        .grad_q = heads_of(mix, g, ACTIVE_Q, call),
-        .grad_k = heads_of(mix, g, ACTIVE_K, call),
-        .grad_v = heads_of(mix, g, ACTIVE_V, call),
-        .grad_probe = heads_of(mix, g, ACTIVE_PROBE, call),
-        .grad_ridge = heads_of(mix, g, ACTIVE_RIDGE, call),
-        .grad_log_decay = heads_of(mix, g, ACTIVE_DECAY, call),
-        .grad_beta = heads_of(mix, g, ACTIVE_BETA, call),
-        .grad_w = heads_of(mix, g, ACTIVE_REFLECT, call),
-        .work = mix->work,
-        .stream = machine_stream(mix->on),
-    };
-}
-
-loam_status mixing_attend(const mixing *mix, const mixer_layer *layer, loam_pass pass, loam_error *error)
-{
-    loam_status status = LOAM_OK;
-    for (int64_t call = 0; call < calls_of(mix) && !status; call++) {
-        loam_args args = args_of(mix, layer, call);
-        loam_args_keep(&args, pass);
-        status = loam_run(mix->plan[pass], &args, error);
+    for (int pass = LOAM_FORWARD; pass <= LOAM_BACKWARD; pass++) {
+        loam_plan_destroy(mix->plan[pass]);
+        loam_plan_destroy(mix->query_plan[pass]);
     }
-    return status;
 }
-
-loam_status mixing_turn(const mixing *mix, const matrix *list, bool back, loam_error *error)
-{
-    static const activation turned[] = { ACTIVE_Q, ACTIVE_K, ACTIVE_PROBE };
-    loam_rope rope = loam_rope_default(mix->on->operand);
-    rope.backend = machine_backend(mix->on);
-    rope.stream = machine_stream(mix->on);
-    rope.batch = mix->shape.models * mix->shape.batch;
-    rope.heads = mix->shape.heads;
-    rope.tokens = mix->shape.length;
-    rope.channels = mixing_key_channels(mix);
-    rope.inverse = back;
-    rope.threads = mix->on->threads;
-    loam_status status = LOAM_OK;
-    for (int i = 0; i < 3 && !status; i++) {
-        const loam_const_view from = input_of(mix, list, turned[i], 0);
-        const loam_view to = heads_of(mix, list, turned[i], 0);
-        if (from.data) status = loam_rope_apply(&rope, &from, &to, error);
-    }
-    return status;
-}
-
-/* ---- memory */
 
 static bool has_stage(const mixing *mix, stage at, int stream)
 {
@@ -290,15 +182,46 @@ static void take_all(const mixing *mix, matrix *to, memory *from)
     if (!mix->row->gate && mix->row->block == MIXER_PLAIN) to[ACTIVE_Y] = to[ACTIVE_NORMED];
 }
 
-static size_t work_of(const loam_plan *plan) { return plan ? loam_plan_work_bytes(plan) : 0; }
+static int64_t most_work(const mixing *mix)
+{
+    size_t most = 0;
+    for (int pass = LOAM_FORWARD; pass <= LOAM_BACKWARD; pass++) {
+        const loam_plan *plans[] = { mix->plan[pass], mix->query_plan[pass] };
+        for (int i = 0; i < 2; i++) {
+            const size_t work = plans[i] ? loam_plan_work_bytes(plans[i]) : 0;
+            if (work > most) most = work;
+        }
+    }
+    return (int64_t)most;
+}
+
+/* What the calls of unseen queries have of keys' gradients. */
+static void take_beside(mixing *mix, memory *from)
+{
+    static const activation of_keys[] = { ACTIVE_K, ACTIVE_V, ACTIVE_REFLECT, ACTIVE_BETA };
+    const mixer_shape *shape = &mix->shape;
+    const loam_dtype real = mix->on->dtype;
+    const int64_t queries = shape->length - shape->seen;
+    for (int i = 0; i < 4; i++) {
+        const matrix like = mix->gradient[of_keys[i]];
+        if (like.rows > 0)
+            mix->beside[of_keys[i]] = memory_matrix(from, like.dtype, like.models, like.rows, like.width);
+    }
+    if (mix->gradient[ACTIVE_DECAY].rows == 0) return;
+    const int64_t rows = shape->batch * shape->seen * shape->heads;
+    mix->beside[ACTIVE_DECAY] = memory_matrix(from, real, shape->models, rows, queries);
+    mix->ones = memory_matrix(from, real, 1, queries, 1);
+    for (int64_t i = 0; i < queries && from->base; i++)
+        machine_set(mix->on, mix->ones, i, &(double){ 1 }, 1);
+}
 
 void mixing_take(mixing *mix, memory *from)
 {
-    const size_t forward = work_of(mix->plan[LOAM_FORWARD]), backward = work_of(mix->plan[LOAM_BACKWARD]);
     take_all(mix, mix->gradient, from);
     /* The decay of RetNet is not learned. */
     if (mix->row->decay == MIXER_DECAY_FIXED) mix->gradient[ACTIVE_DECAY] = none;
-    mix->work = memory_take(from, (int64_t)(forward > backward ? forward : backward), 1);
+    if (mixing_in_parts(mix)) take_beside(mix, from);
+    mix->work = memory_take(from, most_work(mix), 1);
 }
 
 static void set_fixed_decay(const mixing *mix, matrix decay)
@@ -309,12 +232,17 @@ static void set_fixed_decay(const mixing *mix, matrix decay)
     }
 }
 
+static void *take_saved(const loam_plan *plan, int64_t calls, memory *from)
+{
+    const size_t bytes = plan ? loam_plan_saved_bytes(plan) : 0;
+    return bytes > 0 ? memory_take(from, calls, bytes) : NULL;
+}
+
 void mixer_layer_take(const mixing *mix, mixer_layer *layer, memory *from)
 {
-    const loam_plan *plan = mix->plan[LOAM_FORWARD];
-    const size_t saved = plan ? loam_plan_saved_bytes(plan) : 0;
     take_all(mix, layer->value, from);
-    layer->saved = saved > 0 ? memory_take(from, (int64_t)saved, 1) : NULL;
+    layer->saved = take_saved(mix->plan[LOAM_FORWARD], 1, from);
+    layer->query_saved = take_saved(mix->query_plan[LOAM_FORWARD], mixing_query_calls(mix), from);
     if (from->base && mix->row->decay == MIXER_DECAY_FIXED) set_fixed_decay(mix, layer->value[ACTIVE_DECAY]);
     if (from->base && mix->row->block == MIXER_HYENA)
         hyena_times(mix->on, layer->value[ACTIVE_TIMES], layer->value[ACTIVE_WINDOW]);

@@ -30,8 +30,19 @@ static inline matrix array_gradient(const mixer_layer *layer, role which)
     return layer->array[which] ? layer->array[which]->g : (matrix){ 0 };
 }
 
+/* Whether rows that are not seen have a call of their own; the problems of a pass, and how many calls those
+ * rows are. */
+bool mixing_in_parts(const mixing *mix);
+loam_problem mixing_problem(const mixing *mix, loam_pass pass);
+loam_problem mixing_query_problem(const mixing *mix, loam_pass pass);
+int64_t mixing_query_calls(const mixing *mix);
+
 /* The library's pass, from the layer's queries, keys, values and gates to ACTIVE_O; or back. */
 loam_status mixing_attend(const mixing *mix, const mixer_layer *layer, loam_pass pass, loam_error *error);
+
+/* Where rows that are not seen have no call of their own: values, strengths and log decays of these become 0,
+ * or their gradients. */
+void mixing_hide(const mixing *mix, const matrix *list);
 
 /* Queries, keys and probes of `list` turned by their positions; or, gradients, back. */
 loam_status mixing_turn(const mixing *mix, const matrix *list, bool back, loam_error *error);

@@ -137,7 +137,13 @@ static loam_status open_all(train_model *m, const mixer *row, const mixer_option
 {
     const model_shape *shape = &m->shape;
     const int64_t length = source_length(&shape->from);
-    const mixer_shape inner = { shape->models, shape->batch, length, shape->width, shape->heads, length };
+    const int64_t seen = options->blind ? shape->from.regression.length : length;
+    const mixer_shape inner = { shape->models, shape->batch, length, shape->width, shape->heads, seen };
+    if (options->blind && m->words > 0) {
+        if (error)
+            *error = (loam_error){ LOAM_EUNSUPPORTED, "blind queries: only regression has query rows" };
+        return LOAM_EUNSUPPORTED;
+    }
     const loam_status status = mixing_open(&m->mix, &m->on, row, &inner, options, error);
     if (status) return status;
     add_parameters(m);

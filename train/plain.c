@@ -237,6 +237,7 @@ loam_status plain_forward(const mixing *mix, const mixer_layer *layer, loam_erro
     forward_reflections(mix, layer);
     forward_beta(mix, layer);
     forward_decay(mix, layer);
+    mixing_hide(mix, layer->value);
     loam_status status = LOAM_OK;
     if (mix->options.positions == POSITIONS_ROPE) status = mixing_turn(mix, layer->value, false, error);
     if (!status) status = mixing_attend(mix, layer, LOAM_FORWARD, error);
@@ -251,6 +252,7 @@ loam_status plain_backward(const mixing *mix, const mixer_layer *layer, loam_err
     if (!status && mix->options.positions == POSITIONS_ROPE)
         status = mixing_turn(mix, mix->gradient, true, error);
     if (status) return status;
+    mixing_hide(mix, mix->gradient);
     backward_probe_gate(mix, layer);
     for (int i = 0; i < STREAMS; i++)
         backward_stream(mix, layer, i);
