@@ -209,13 +209,13 @@ loam_status mixing_attend(const mixing *mix, const mixer_layer *layer, loam_pass
 
 void mixing_hide(const mixing *mix, const matrix *list)
 {
-    static const activation written[] = { ACTIVE_V, ACTIVE_BETA, ACTIVE_DECAY };
     const mixer_shape *shape = &mix->shape;
+    const activation write = list[ACTIVE_BETA].data ? ACTIVE_BETA : ACTIVE_V;
     if (shape->seen == shape->length || mixing_in_parts(mix)) return;
-    for (int i = 0; i < 3; i++)
-        /* The decay of RetNet is one row for all tokens, and goes on. */
-        if (list[written[i]].rows > 1)
-            mix->on->op->clear_rows(mix->on, list[written[i]], shape->length, shape->seen);
+    mix->on->op->clear_rows(mix->on, list[write], shape->length, shape->seen);
+    /* The decay of RetNet is one row for all tokens, and goes on. */
+    if (list[ACTIVE_DECAY].rows > 1)
+        mix->on->op->clear_rows(mix->on, list[ACTIVE_DECAY], shape->length, shape->seen);
 }
 
 loam_status mixing_turn(const mixing *mix, const matrix *list, bool back, loam_error *error)

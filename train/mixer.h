@@ -207,6 +207,7 @@ typedef enum activation {
     ACTIVE_FILTER_3,
     ACTIVE_FILTER_RAW, /* before the window */
     ACTIVE_FILTER,     /* h */
+    ACTIVE_V_SEEN,     /* of Hyena: V, 0 in rows that are not seen; the same memory where all are */
     ACTIVE_O,
     ACTIVE_O_NORM,
     ACTIVE_NORMED, /* O, normed by heads; the same memory where it is not; of Mamba-2 o silu(z) */

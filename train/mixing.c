@@ -122,6 +122,7 @@ static void size_of(const mixing *mix, activation which, int64_t *rows, int64_t 
         [ACTIVE_FILTER_3] = { times, HYENA_FILTER },
         [ACTIVE_FILTER_RAW] = { times, d },
         [ACTIVE_FILTER] = { times, d },
+        [ACTIVE_V_SEEN] = { times && mix->shape.seen < mix->shape.length ? tokens : 0, d },
         [ACTIVE_O] = { tokens, inner },
         [ACTIVE_O_NORM] = { row->head_norm ? tokens * (block ? 1 : heads) : 0, 1 },
         [ACTIVE_NORMED] = { row->head_norm ? tokens : 0, inner },
@@ -178,6 +179,7 @@ static void take_all(const mixing *mix, matrix *to, memory *from)
             if (!to[i].data) to[i] = to[i - STREAMS];
     if (!to[ACTIVE_IN_CONV].data && to[ACTIVE_IN].data)
         to[ACTIVE_IN_CONV] = mixer_filtered(mix->row, &mix->shape, to[ACTIVE_IN]);
+    if (!to[ACTIVE_V_SEEN].data) to[ACTIVE_V_SEEN] = to[ACTIVE_V];
     if (!mix->row->head_norm) to[ACTIVE_NORMED] = to[ACTIVE_O];
     if (!mix->row->gate && mix->row->block == MIXER_PLAIN) to[ACTIVE_Y] = to[ACTIVE_NORMED];
 }

@@ -40,8 +40,8 @@ int64_t mixing_query_calls(const mixing *mix);
 /* The library's pass, from the layer's queries, keys, values and gates to ACTIVE_O; or back. */
 loam_status mixing_attend(const mixing *mix, const mixer_layer *layer, loam_pass pass, loam_error *error);
 
-/* Where rows that are not seen have no call of their own: values, strengths and log decays of these become 0,
- * or their gradients. */
+/* Where rows that are not seen have no call of their own they write nothing: their strengths, or where there
+ * are none their values, and their log decays become 0, or the gradients of these. */
 void mixing_hide(const mixing *mix, const matrix *list);
 
 /* Queries, keys and probes of `list` turned by their positions; or, gradients, back. */
