@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  * What a mixer asks of the library: problems, their arguments, and the calls.
  *
- * Where the last rows of a sequence are keys for none (mixer_shape.seen), local attention is two calls, of the
- * rows that are seen, causal, and of the others as queries on all of these; both have a part in the gradients
- * of keys. A recurrence is one call still, in which the other rows neither write nor decay. */
+ * Where the last rows of a sequence are keys for none (mixer_shape.seen), local attention is two calls, of
+ * the rows that are seen, causal, and of the others as queries on all of these; both have a part in the
+ * gradients of keys. A recurrence is one call still, in which the other rows neither write nor decay. */
 #include "train/mixing.h"
 
 bool mixing_in_parts(const mixing *mix)
@@ -46,8 +46,8 @@ loam_problem mixing_problem(const mixing *mix, loam_pass pass)
     return problem;
 }
 
-/* Scores that depend on the tokens between are for causal calls: then the query rows of a head are heads of one
- * token, which sees all keys, and each head is a call. */
+/* Scores that depend on the tokens between are for causal calls: then the query rows of a head are heads of
+ * one token, which sees all keys, and each head is a call. */
 static bool by_head(const mixing *mix) { return mix->row->decay != MIXER_NO_DECAY || mix->row->reflect; }
 
 int64_t mixing_query_calls(const mixing *mix) { return by_head(mix) ? mix->shape.heads : 1; }

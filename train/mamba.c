@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The block of Mamba-2 (Dao and Gu 2024): z, v, k, q, t are columns of one product, of which v, k and q may go
- * through a short convolution,
+ * The block of Mamba-2 (Dao and Gu 2024): z, v, k, q, t are columns of one product, of which v, k and q may
+ * go through a short convolution,
  *
  *     Delta = softplus(t + c), log decay = -e^A Delta, o = SSD(silu q, silu k, silu v, Delta) + D silu v,
  *     y = RMSNorm(o silu(z)) over all columns. */

@@ -245,8 +245,8 @@ typedef struct mixing {
     mixer_options options;
     loam_plan *plan[2]; /* LOAM_FORWARD, LOAM_BACKWARD; of MIXER_HYENA none */
     matrix gradient[ACTIVATIONS];
-    /* Of rows that are not seen, where they have calls of their own: their plans, what these calls have of the
-     * gradients of keys, and a column of ones. */
+    /* Of rows that are not seen, where they have calls of their own: their plans, what these calls have of
+     * the gradients of keys, and a column of ones. */
     loam_plan *query_plan[2];
     matrix beside[ACTIVATIONS], ones;
     void *work;

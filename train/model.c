@@ -192,6 +192,10 @@ void model_destroy(train_model *m)
 
 matrix model_results(const train_model *m) { return m->results; }
 
+const mixing *model_mixing(const train_model *m) { return &m->mix; }
+
+const mixer_layer *model_layer(const train_model *m, int64_t layer) { return &m->layer[layer]; }
+
 /* ---- the passes */
 
 static numbers tokens_of(const train_model *m, const train_batch *b)

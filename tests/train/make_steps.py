@@ -276,7 +276,8 @@ def path(x, w_q, w_k, w_v, w_1, w_2, w_b):
 
 def mamba_filtered(x, w_in, taps, *rest):
     y, inner, end = x @ w_in, 2 * WIDTH, 4 * WIDTH + 2 * SIDE
-    return state_space(np.concatenate([y[..., :inner], filtered(y[..., inner:end], taps), y[..., end:]], 2), *rest)
+    parts = [y[..., :inner], filtered(y[..., inner:end], taps), y[..., end:]]
+    return state_space(np.concatenate(parts, 2), *rest)
 
 
 def mamba(x, w_in, *rest):
@@ -548,10 +549,11 @@ class Model:
         return f'{{ "{self.mixer}", {{ {how} }}, {{ {", ".join(self.train())} }} }},'
 
 
-rows = [('softmax', softmax, start_attention), ('parallax', parallax, start_parallax), ('lla', lla, start_lla),
-        ('gated-delta', gated_delta, start_gated_delta), ('mamba-2', mamba, start_mamba, 2 * WIDTH),
-        ('hyena', hyena, start_hyena), ('linear', linear, start_linear), ('gla', gla, start_gla),
-        ('mesa', mesa, start_mesa), ('fox', fox, start_fox), ('path', path, start_path)]
+rows = [('softmax', softmax, start_attention), ('parallax', parallax, start_parallax),
+        ('lla', lla, start_lla), ('gated-delta', gated_delta, start_gated_delta),
+        ('mamba-2', mamba, start_mamba, 2 * WIDTH), ('hyena', hyena, start_hyena),
+        ('linear', linear, start_linear), ('gla', gla, start_gla), ('mesa', mesa, start_mesa),
+        ('fox', fox, start_fox), ('path', path, start_path)]
 switched = [(('parallax', parallax_rope, start_parallax), {'positions': 'POSITIONS_ROPE'}),
             (('linear', linear, start_linear), {'positions': 'POSITIONS_NONE'}),
             (('softmax', softmax, start_attention), {'layer_norm': True}),

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The switches of a model: gradients, counts of parameters, what a switch must leave as it is, and queries that
- * no token sees. */
+ * The switches of a model: gradients, counts of parameters, what a switch must leave as it is, and queries
+ * that no token sees. */
 #include "tests/train/differences.h"
 #include "tests/train/fixture.h"
 #include "tests/train/scene.h"
