@@ -60,8 +60,10 @@ static void add_layer(train_model *m, int64_t number)
         if (rows == 0) continue;
         parameter *p = add_parameter(m, "layer", number, mixer_array_name((role)i), rows, width);
         mixer_array_start(m->mix.row, &m->mix.options, (role)i, p);
-        p->deviation = i == ROLE_RIDGE ? 0.02 : i == ROLE_SKIP ? 1 : deviation_of(m, rows);
-        if (i == ROLE_OUT) p->deviation *= m->words > 0 ? 1 / sqrt(2 * (double)shape->layers) : 0.5;
+        const bool gate = i == ROLE_RIDGE || i == ROLE_PROBE_GATE;
+        p->deviation = gate ? 0.02 : i == ROLE_SKIP ? 1 : deviation_of(m, rows);
+        if (i == ROLE_OUT || i == ROLE_MLP_2)
+            p->deviation *= m->words > 0 ? 1 / sqrt(2 * (double)shape->layers) : 0.5;
         p->muon = rows == shape->width && width == shape->width && rows >= 16;
         m->layer[number].array[i] = p;
     }
@@ -139,8 +141,14 @@ static loam_status open_all(train_model *m, const mixer *row, const mixer_option
                             const uint64_t *seeds, loam_error *error)
 {
     const model_shape *shape = &m->shape;
-    const mixer_shape inner = { shape->models, shape->batch, source_length(&shape->from), shape->width,
-                                shape->heads };
+    const int64_t length = source_length(&shape->from);
+    const int64_t seen = options->blind ? shape->from.regression.length : length;
+    const mixer_shape inner = { shape->models, shape->batch, length, shape->width, shape->heads, seen };
+    if (options->blind && m->words > 0) {
+        if (error)
+            *error = (loam_error){ LOAM_EUNSUPPORTED, "blind queries: only regression has query rows" };
+        return LOAM_EUNSUPPORTED;
+    }
     const loam_status status = mixing_open(&m->mix, &m->on, row, &inner, options, error);
     if (status) return status;
     add_parameters(m);
@@ -188,6 +196,10 @@ void model_destroy(train_model *m)
 }
 
 matrix model_results(const train_model *m) { return m->results; }
+
+const mixing *model_mixing(const train_model *m) { return &m->mix; }
+
+const mixer_layer *model_layer(const train_model *m, int64_t layer) { return &m->layer[layer]; }
 
 /* ---- the passes */
 
@@ -240,26 +252,63 @@ static void enter_back(train_model *m, const train_batch *b)
         op->product(&m->on, m->into->g, b->there.x, m->de, PRODUCT_A_TRANSPOSED);
 }
 
+/* to = e + y W. */
+static void add_branch(const train_model *m, matrix to, matrix e, matrix y, const parameter *w)
+{
+    m->on.op->copy(&m->on, to, e);
+    m->on.op->product(&m->on, to, y, w->x, PRODUCT_ADD);
+}
+
+/* The gradients of W, and of y from that of e. */
+static void add_branch_back(const train_model *m, matrix dy, matrix y, const parameter *w)
+{
+    m->on.op->product(&m->on, w->g, y, m->de, PRODUCT_A_TRANSPOSED);
+    m->on.op->product(&m->on, dy, m->de, w->x, PRODUCT_B_TRANSPOSED);
+}
+
+static void mlp_forward(const train_model *m, const mixer_layer *layer, matrix to)
+{
+    const matrix *value = layer->value, e = value[ACTIVE_BETWEEN];
+    parameter *const *array = layer->array;
+    norm(m, value[ACTIVE_MLP_X], value[ACTIVE_MLP_NORM], e, array[ROLE_MLP_GAIN], array[ROLE_MLP_BIAS]);
+    m->on.op->product(&m->on, value[ACTIVE_MLP_RAW], value[ACTIVE_MLP_X], array[ROLE_MLP_1]->x, 0);
+    m->on.op->gelu(&m->on, value[ACTIVE_MLP], value[ACTIVE_MLP_RAW]);
+    add_branch(m, to, e, value[ACTIVE_MLP], array[ROLE_MLP_2]);
+}
+
+static void mlp_backward(const train_model *m, const mixer_layer *layer)
+{
+    const machine *on = &m->on;
+    const matrix *value = layer->value, *g = m->mix.gradient;
+    parameter *const *array = layer->array;
+    add_branch_back(m, g[ACTIVE_MLP], value[ACTIVE_MLP], array[ROLE_MLP_2]);
+    on->op->gelu_back(on, g[ACTIVE_MLP_RAW], g[ACTIVE_MLP], value[ACTIVE_MLP_RAW]);
+    on->op->product(on, array[ROLE_MLP_1]->g, value[ACTIVE_MLP_X], g[ACTIVE_MLP_RAW], PRODUCT_A_TRANSPOSED);
+    on->op->product(on, g[ACTIVE_MLP_X], g[ACTIVE_MLP_RAW], array[ROLE_MLP_1]->x, PRODUCT_B_TRANSPOSED);
+    norm_back(m, m->de, g[ACTIVE_MLP_X], value[ACTIVE_BETWEEN], value[ACTIVE_MLP_NORM], array[ROLE_MLP_GAIN],
+              array[ROLE_MLP_BIAS], true);
+}
+
 static loam_status layer_forward(train_model *m, int64_t l, loam_error *error)
 {
-    const ops *op = m->on.op;
     const mixer_layer *layer = &m->layer[l];
+    const bool mlp = m->mix.options.mlp;
     norm(m, layer->value[ACTIVE_X], layer->value[ACTIVE_X_NORM], m->e[l], layer->array[ROLE_GAIN],
          layer->array[ROLE_NORM_BIAS]);
     const loam_status status = mixer_forward(&m->mix, layer, error);
     if (status) return status;
-    op->copy(&m->on, m->e[l + 1], m->e[l]);
-    op->product(&m->on, m->e[l + 1], layer->value[ACTIVE_Y], layer->array[ROLE_OUT]->x, PRODUCT_ADD);
+    add_branch(m, mlp ? layer->value[ACTIVE_BETWEEN] : m->e[l + 1], m->e[l], layer->value[ACTIVE_Y],
+               layer->array[ROLE_OUT]);
+    if (mlp) mlp_forward(m, layer, m->e[l + 1]);
     return LOAM_OK;
 }
 
 static loam_status layer_backward(train_model *m, int64_t l, loam_error *error)
 {
-    const ops *op = m->on.op;
     const mixer_layer *layer = &m->layer[l];
     const matrix *g = m->mix.gradient;
-    op->product(&m->on, layer->array[ROLE_OUT]->g, layer->value[ACTIVE_Y], m->de, PRODUCT_A_TRANSPOSED);
-    op->product(&m->on, g[ACTIVE_Y], m->de, layer->array[ROLE_OUT]->x, PRODUCT_B_TRANSPOSED);
+    if (m->mix.options.mlp) mlp_backward(m, layer);
+    add_branch_back(m, g[ACTIVE_Y], layer->value[ACTIVE_Y], layer->array[ROLE_OUT]);
     const loam_status status = mixer_backward(&m->mix, layer, error);
     if (status) return status;
     norm_back(m, m->de, g[ACTIVE_X], m->e[l], layer->value[ACTIVE_X_NORM], layer->array[ROLE_GAIN],

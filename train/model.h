@@ -36,5 +36,8 @@ loam_status model_gradients(train_model *m, const train_batch *b, loam_error *er
 /* Of the last pass, for each answer: [answers][2], its loss and whether it was right, 0 where it is none;
  * regression: [answers][1], its mean squared error. */
 matrix model_results(const train_model *m);
+/* What its mixers share, and a layer as the last pass left it: what is measured of a trained model. */
+const mixing *model_mixing(const train_model *m);
+const mixer_layer *model_layer(const train_model *m, int64_t layer);
 
 #endif

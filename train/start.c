@@ -13,6 +13,7 @@ static double first_value(const parameter *p, double drawn)
 {
     switch (p->start) {
     case START_NORMAL: return p->deviation * drawn;
+    case START_UNIFORM: return p->value * (2 * drawn - 1);
     case START_DECAY_RATE: return log(1 + 15 * drawn);
     case START_DECAY_DELTA: return log(expm1(exp(log(0.001) + drawn * log(0.1 / 0.001))));
     default: return p->value;

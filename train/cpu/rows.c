@@ -82,6 +82,12 @@ void REAL(scatter)(const machine *on, matrix out, matrix g, numbers at)
     }
 }
 
+void REAL(clear_rows)(const machine *on, matrix x, int64_t length, int64_t first)
+{
+    PARALLEL_ROWS(n, x)
+    if (n % x.rows % length >= first) memset(ROW(x, x, n), 0, (size_t)x.width * sizeof(real));
+}
+
 static int64_t largest(const real *x, int64_t count)
 {
     int64_t at = 0;
