@@ -51,7 +51,7 @@ static void fill(rig *r)
 
 static int rig_open(rig *r, const mixer *row, int64_t models, int64_t length, loam_dtype dtype, bool timed)
 {
-    static const mixer_options usual = { 0.01, 1, LOAM_RIDGE_NORMALISED, false, POSITIONS_LEARNED, false };
+    static const mixer_options usual = { .ridge_least = 0.01, .ridge_most = 1 };
     const optimiser_options how = { .warm = 100, .steps = 4000, .decay = 0.1, .clip = 1 };
     double peak[MOST_MODELS];
     uint64_t seeds[MOST_MODELS];

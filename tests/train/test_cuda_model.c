@@ -19,7 +19,7 @@
 enum { SKIPPED = 77, MODELS = 3, STEPS = 10 };
 
 static const uint64_t seeds[MODELS] = { 3, 8, 1 };
-static const mixer_options usual = { 0.01, 1, LOAM_RIDGE_NORMALISED, false, POSITIONS_LEARNED, false };
+static const mixer_options usual = { .ridge_least = 0.01, .ridge_most = 1 };
 
 static int misses;
 

@@ -21,7 +21,7 @@ enum { SKIPPED = 77, MOST = 9, WORDS = 11, RUNS = 5, PAD = 8 };
 static const matrix none = { 0 };
 
 /* Sizes of arrays as functions of the shape: rows and columns. */
-typedef enum extent { ONE, HALF, FULL, TWO, LIST, TABLE } extent;
+typedef enum extent { ONE, HALF, FULL, TWO, FOUR, LIST, TABLE } extent;
 
 typedef struct shape {
     int64_t models, rows, width;
@@ -71,6 +71,29 @@ CASE(unit) { on->op->unit(on, X(0), X(1)); }
 CASE(unit_back) { on->op->unit_back(on, X(0), X(1), X(2)); }
 CASE(silu) { on->op->silu(on, X(0), X(1)); }
 CASE(silu_back) { on->op->silu_back(on, X(0), X(1), X(2)); }
+CASE(gelu)
+{
+    on->op->gelu(on, X(0), X(1));
+    on->op->gelu_back(on, X(2), X(3), X(1));
+}
+CASE(scale_rows)
+{
+    on->op->scale_rows(on, X(0), X(1), X(2));
+    on->op->scale_rows_back(on, X(3), X(4), X(5), X(1), X(2));
+}
+CASE(short_conv)
+{
+    const int64_t length = X(0).rows / RUNS;
+    on->op->short_conv(on, X(0), X(1), X(2), length, length);
+    on->op->short_conv(on, X(3), X(1), X(4), length, length - length / 3);
+}
+CASE(short_conv_back)
+{
+    const int64_t length = X(0).rows / RUNS;
+    on->op->short_conv_back(on, X(0), X(1), X(2), X(3), X(4), length, length);
+    on->op->short_conv_back(on, X(5), X(6), X(2), X(3), X(7), length, length - length / 3);
+}
+CASE(clear_rows) { on->op->clear_rows(on, X(0), X(0).rows / RUNS, X(0).rows / RUNS / 2); }
 CASE(output_gate) { on->op->output_gate(on, X(0), X(1), X(2)); }
 CASE(output_gate_back) { on->op->output_gate_back(on, X(0), X(1), X(2), X(3), X(4)); }
 CASE(sigmoid_gate)
@@ -189,6 +212,10 @@ CASE(descend) { on->op->descend(on, X(0), X(1), X(2), 0.75, 0.1); }
     { \
         ONE, ONE, false \
     }
+#define T4 \
+    { \
+        FOUR, FULL, false \
+    } /* dense */
 #define OP_CASE(name, arrays, ...) \
     { \
 #name, run_##name, arrays, { __VA_ARGS__ } \
@@ -207,6 +234,12 @@ static const op_case cases[] = {
     OP_CASE(unit_back, 3, F, F, F),
     OP_CASE(silu, 2, F, F),
     OP_CASE(silu_back, 3, F, F, F),
+    OP_CASE(gelu, 4, F, F, F, F),
+    OP_CASE(scale_rows, 6, F, F, R, F, R, F),
+    OP_CASE(short_conv, 5, { LIST, FULL, true }, { LIST, FULL, true }, T4, { LIST, FULL, true }, V),
+    OP_CASE(short_conv_back, 8, { LIST, FULL, true }, T4, { LIST, FULL, true }, { LIST, FULL, true }, T4,
+            { LIST, FULL, true }, V, V),
+    OP_CASE(clear_rows, 1, { LIST, FULL, true }),
     OP_CASE(output_gate, 3, F, F, F),
     OP_CASE(output_gate_back, 5, F, F, F, F, F),
     OP_CASE(sigmoid_gate, 4, F32, F32, V, F32),
@@ -251,6 +284,7 @@ static int64_t size_of(extent e, const shape *s, int64_t full)
     case ONE: return 1;
     case HALF: return full % 2 == 0 ? full / 2 : 1;
     case TWO: return 2;
+    case FOUR: return 4;
     case LIST: return RUNS * s->rows;
     case TABLE: return WORDS;
     default: return full;
@@ -462,8 +496,8 @@ static void check_case(const op_case *op, const machine *gpu, const shape *s, in
     here.targets = (numbers){ l.targets, s->rows }, there.targets = (numbers){ l.there[2], s->rows };
     for (int i = 0; i < op->arrays; i++) {
         list[i] = make_array(gpu, op->x[i].operand ? gpu->operand : LOAM_F32, s->models,
-                             size_of(op->x[i].rows, s, s->rows), size_of(op->x[i].width, s, s->width), pad,
-                             (uint64_t)i);
+                             size_of(op->x[i].rows, s, s->rows), size_of(op->x[i].width, s, s->width),
+                             op->x[i].rows == FOUR ? 0 : pad, (uint64_t)i);
         here.x[i] = part_of(&list[i], list[i].want);
         there.x[i] = part_of(&list[i], list[i].there);
     }

@@ -24,6 +24,31 @@ extern "C" void cuda_silu_back(const machine *on, matrix dx, matrix g, matrix x)
         [] __device__(float *to, const float *from) { to[0] = from[0] * silu_slope(from[1]); });
 }
 
+/* tanh's argument in GELU: slope (x + cubic x^3), slope = sqrt(2 / pi). */
+static constexpr float gelu_slope = 0.79788456080286535588f, gelu_cubic = 0.044715f;
+
+static __device__ __forceinline__ float gelu_tanh(float x)
+{
+    return tanhf(gelu_slope * (x + gelu_cubic * x * x * x));
+}
+
+extern "C" void cuda_gelu(const machine *on, matrix y, matrix x)
+{
+    each(
+        on, "gelu", x, { view_of(y) }, { view_of(x) },
+        [] __device__(float *to, const float *from) { to[0] = 0.5f * from[0] * (1 + gelu_tanh(from[0])); });
+}
+
+extern "C" void cuda_gelu_back(const machine *on, matrix dx, matrix g, matrix x)
+{
+    each(
+        on, "gelu_back", x, { view_of(dx) }, { view_of(g), view_of(x) },
+        [] __device__(float *to, const float *from) {
+            const float t = gelu_tanh(from[1]), inner = gelu_slope * (1 + 3 * gelu_cubic * from[1] * from[1]);
+            to[0] = from[0] * 0.5f * (1 + t + from[1] * (1 - t * t) * inner);
+        });
+}
+
 extern "C" void cuda_output_gate(const machine *on, matrix y, matrix n, matrix z)
 {
     each(
@@ -108,6 +133,13 @@ extern "C" void cuda_decay_gate_back(const machine *on, matrix da, matrix drate,
              to[0] = (x[1] - expf(x[3]) * x[0]) * sigmoid(x[2] + x[4]);
          });
     sum_bias(on, dbias, da);
+}
+
+extern "C" void cuda_scale_rows(const machine *on, matrix y, matrix x, matrix s)
+{
+    each(
+        on, "scale_rows", x, { view_of(y) }, { view_of(x), view_shared(s, x.width) },
+        [] __device__(float *to, const float *from) { to[0] = from[1] * from[0]; });
 }
 
 extern "C" void cuda_add_skip(const machine *on, matrix y, matrix x, matrix skip)

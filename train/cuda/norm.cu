@@ -136,6 +136,40 @@ extern "C" void cuda_unit_back(const machine *on, matrix dx, matrix g, matrix x)
     gpu_launched(on, "unit_back");
 }
 
+/* dx = s g, ds = the sum of g x over the row. */
+template <int N>
+static __global__ void __launch_bounds__(NORM_THREADS)
+    scale_back_kernel(view dx, view ds, view g, view x, view by, norm_shape s)
+{
+    const int per = NORM_THREADS / s.lanes, m = (int)blockIdx.y;
+    const int i = (int)blockIdx.x * per + (int)threadIdx.x / s.lanes, lane = (int)threadIdx.x % s.lanes;
+    const bool in = i < s.rows;
+    float along = 0, scale = 0;
+    if (in) load<1>(&scale, by, m, i, 0);
+    for (int c = lane * N; in && c < s.width; c += s.lanes * N) {
+        float from[N], down[N];
+        load<N>(from, x, m, i, c);
+        load<N>(down, g, m, i, c);
+#pragma unroll
+        for (int e = 0; e < N; e++)
+            along += down[e] * from[e], down[e] *= scale;
+        store<N>(dx, m, i, c, down);
+    }
+    along = row_sum(along, s.lanes);
+    if (in && lane == 0) store<1>(ds, m, i, 0, &along);
+}
+
+extern "C" void cuda_scale_rows_back(const machine *on, matrix dx, matrix ds, matrix g, matrix x, matrix s)
+{
+    const view to = view_of(dx), down = view_of(g), from = view_of(x);
+    const bool four = x.width % 4 == 0 && view_aligned(to) && view_aligned(down) && view_aligned(from);
+    const norm_shape shape = shape_of(x, four);
+    const dim3 grid = grid_of(x, NORM_THREADS / shape.lanes);
+    const auto kernel = four ? scale_back_kernel<4> : scale_back_kernel<1>;
+    kernel<<<grid, NORM_THREADS, 0, on->gpu->stream>>>(to, view_of(ds), down, from, view_of(s), shape);
+    gpu_launched(on, "scale_rows_back");
+}
+
 /* ---- LayerNorm */
 
 template <int N>

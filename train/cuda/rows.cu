@@ -143,3 +143,28 @@ extern "C" void cuda_add_positions_back(const machine *on, matrix dpositions, ma
     gpu_launched(on, "add_positions_back");
     sum_fold(on, dpositions, partial, chunks, false);
 }
+
+template <int N>
+static __global__ void __launch_bounds__(ROW_THREADS)
+    clear_kernel(view x, int length, int first, unsigned packs, unsigned all)
+{
+    const unsigned n = blockIdx.x * ROW_THREADS + threadIdx.x;
+    if (n >= all) return;
+    const int cleared = length - first, i = (int)(n / packs), c = (int)(n % packs) * N;
+    const float zeros[N] = {};
+    store<N>(x, blockIdx.y, i / cleared * length + first + i % cleared, c, zeros);
+}
+
+extern "C" void cuda_clear_rows(const machine *on, matrix x, int64_t length, int64_t first)
+{
+    const view to = view_of(x);
+    const bool four = x.width % 4 == 0 && view_aligned(to);
+    const int64_t packs = four ? x.width / 4 : x.width, all = packs * (x.rows / length) * (length - first);
+    const dim3 grid((unsigned)((all + ROW_THREADS - 1) / ROW_THREADS), (unsigned)x.models);
+    assert(x.rows % length == 0 && all < INT32_MAX - ROW_THREADS);
+    if (all == 0) return;
+    const auto kernel = four ? clear_kernel<4> : clear_kernel<1>;
+    kernel<<<grid, ROW_THREADS, 0, on->gpu->stream>>>(to, (int)length, (int)first, (unsigned)packs,
+                                                      (unsigned)all);
+    gpu_launched(on, "clear_rows");
+}
