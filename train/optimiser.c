@@ -14,15 +14,16 @@ static void take_all(optimiser *o)
     for (int i = 0; i < o->count; i++)
         if (by_muon(o, &o->list[i])) side = o->list[i].x.rows;
     for (int i = 0; i < 2; i++) {
-        o->peak[i] = memory_matrix(&o->room, o->on, models, 1, 1);
-        o->rate[i] = memory_matrix(&o->room, o->on, models, 1, 1);
+        o->peak[i] = memory_matrix(&o->room, o->on->dtype, models, 1, 1);
+        o->rate[i] = memory_matrix(&o->room, o->on->dtype, models, 1, 1);
     }
-    o->squares = memory_matrix(&o->room, o->on, models, 1, 1);
-    o->factor = memory_matrix(&o->room, o->on, models, 1, 1);
-    o->size = memory_matrix(&o->room, o->on, models, 1, 1);
-    o->u = memory_matrix(&o->room, o->on, models, side, side);
-    o->a = memory_matrix(&o->room, o->on, models, side, side);
-    o->b = memory_matrix(&o->room, o->on, models, side, side);
+    o->at = memory_take(&o->room, 1, sizeof *o->at);
+    o->squares = memory_matrix(&o->room, o->on->dtype, models, 1, 1);
+    o->factor = memory_matrix(&o->room, o->on->dtype, models, 1, 1);
+    o->size = memory_matrix(&o->room, o->on->dtype, models, 1, 1);
+    o->u = memory_matrix(&o->room, o->on->dtype, models, side, side);
+    o->a = memory_matrix(&o->room, o->on->dtype, models, side, side);
+    o->b = memory_matrix(&o->room, o->on->dtype, models, side, side);
 }
 
 bool optimiser_open(optimiser *o, const machine *on, parameter *list, int count,
@@ -30,22 +31,26 @@ bool optimiser_open(optimiser *o, const machine *on, parameter *list, int count,
 {
     *o = (optimiser){ .on = on, .options = *options, .list = list, .count = count };
     take_all(o);
-    if (!memory_open(&o->room)) return false;
+    if (!memory_open(&o->room, on)) return false;
     take_all(o);
-    matrix_set(o->peak[ADAMW], 0, peak, o->factor.models);
-    if (options->muon) matrix_set(o->peak[MUON], 0, muon_peak, o->factor.models);
+    machine_set(on, o->peak[ADAMW], 0, peak, o->factor.models);
+    if (options->muon) machine_set(on, o->peak[MUON], 0, muon_peak, o->factor.models);
     return true;
 }
 
 void optimiser_close(optimiser *o) { memory_close(&o->room); }
 
+void optimiser_resume(optimiser *o, int64_t step)
+{
+    o->step = step;
+    machine_upload(o->on, o->at, &step, sizeof step);
+}
+
 void optimiser_hold(optimiser *o, int64_t model)
 {
-    static const double zero = 0; /* of either type */
-    for (int i = 0; i < 2; i++) {
-        const size_t bytes = (size_t)matrix_bytes_each(o->peak[i]);
-        machine_write(o->on, (char *)o->peak[i].data + (size_t)model * bytes, &zero, bytes);
-    }
+    static const double zero = 0;
+    for (int i = 0; i < 2; i++)
+        machine_set(o->on, o->peak[i], model, &zero, 1);
 }
 
 /* x towards U V^T of x = U S V^T: five steps of an iteration that is odd in x, which leave singular values
@@ -57,10 +62,10 @@ static void orthogonalise(const optimiser *o, matrix x)
     op->add_squares(on, o->size, x, true);
     op->normalise(on, x, o->size);
     for (int i = 0; i < ITERATIONS; i++) {
-        op->product(on, o->a, x, x, PRODUCT_B_TRANSPOSED);
-        op->product(on, o->b, o->a, o->a, 0);
+        op->product(on, o->a, x, x, PRODUCT_EXACT | PRODUCT_B_TRANSPOSED);
+        op->product(on, o->b, o->a, o->a, PRODUCT_EXACT);
         op->combine(on, o->b, -4.7750, o->a, 2.0315, o->b);
-        op->product(on, o->a, o->b, x, 0);
+        op->product(on, o->a, o->b, x, PRODUCT_EXACT);
         op->combine(on, x, 3.4445, x, 1, o->a);
     }
 }
@@ -89,7 +94,7 @@ void optimiser_step(optimiser *o)
 {
     const ops *op = o->on->op;
     for (int i = 0; i < 2; i++)
-        op->rate(o->on, o->rate[i], o->peak[i], &o->step, o->options.warm, o->options.steps);
+        op->rate(o->on, o->rate[i], o->peak[i], o->at, o->options.warm, o->options.steps);
     clip(o);
     for (int i = 0; i < o->count; i++) {
         const parameter *p = &o->list[i];
@@ -97,8 +102,9 @@ void optimiser_step(optimiser *o)
         if (by_muon(o, p))
             muon_step(o, p);
         else
-            op->adamw(o->on, p->x, p->m, p->v, p->g, o->factor, o->rate[ADAMW], &o->step,
+            op->adamw(o->on, p->x, p->m, p->v, p->g, o->factor, o->rate[ADAMW], o->at,
                       p->decay ? o->options.decay : 0);
     }
+    op->advance(o->on, o->at);
     o->step++;
 }

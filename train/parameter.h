@@ -10,6 +10,7 @@
 typedef enum parameter_start {
     START_NORMAL,      /* N(0, deviation^2) */
     START_CONSTANT,    /* `value` */
+    START_UNIFORM,     /* U(-value, value) */
     START_DECAY_RATE,  /* log U(1, 16) */
     START_DECAY_DELTA, /* softplus(x) log-uniform in [0.001, 0.1] */
 } parameter_start;

@@ -83,7 +83,7 @@ static void expect_batch(const trainer *t)
         const int32_t example = order[step % whole * 4 + i];
         shape.pairs = example < 4 ? 2 : 3;
         recall_example(&shape, t->each[0].seed, TRAIN_SPLIT_TRAIN, example, tokens, at, targets, scratch);
-        assert_memory_equal(t->data.tokens + i * length, tokens, sizeof tokens);
+        assert_memory_equal(t->data.here.tokens + i * length, tokens, sizeof tokens);
     }
 }
 
@@ -98,7 +98,7 @@ static void look(void *with, const trainer *t, bool tested)
     expect_batch(t);
     for (int64_t i = 0; i < each.rows; i++)
         seen->loss += fixture_get(each, i * each.width);
-    seen->answers += (double)t->data.counts[0];
+    seen->answers += (double)t->data.here.counts[0];
 }
 
 /* Epochs of 10 examples in batches of 4: two are left out each time, and the next epoch has another order.
@@ -164,10 +164,10 @@ static train_record one_by_one(const trainer *t)
             sum.test_loss += fixture_get(each, n * each.width);
             sum.part[part] += fixture_get(each, (n + 1) * each.width - 1);
         }
-        for (int64_t l = 0; l < shape.layers && model_infos(net, l); l++)
+        for (int64_t l = 0; l < shape.layers && model_layer(net, l)->info; l++)
             for (int64_t n = 0; n < shape.heads * source_length(from); n++) {
-                sum.solved[model_infos(net, l)[n].solver]++;
-                sum.iterations += model_infos(net, l)[n].iterations;
+                sum.solved[model_layer(net, l)->info[n].solver]++;
+                sum.iterations += model_layer(net, l)->info[n].iterations;
             }
     }
     model_destroy(net);

@@ -40,6 +40,12 @@ void REAL(rate)(const machine *on, matrix rate, matrix peak, const int64_t *step
         *row_of(rate, m, 0) = (real)((double)number(peak, m) * part);
 }
 
+void REAL(advance)(const machine *on, int64_t *step)
+{
+    (void)on;
+    ++*step;
+}
+
 void REAL(adamw)(const machine *on, matrix p, matrix m, matrix v, matrix g, matrix factor, matrix rate,
                  const int64_t *step, double decay)
 {
