@@ -32,7 +32,7 @@ src/rope  include src/base src/simd src/gpu
 src/core  include src/base src/gpu src/local src/recurrent
 io        include
 random
-train     include random train/cpu train/cuda
+train     include io random train/cpu train/cuda
 train/cpu include train
 train/cuda include train
 cli       include io

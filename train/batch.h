@@ -9,10 +9,10 @@
 enum { RECALL_PARTS = 3 };
 
 /* A task with its shape. Of recall, examples come in parts with different numbers of pairs: first `examples`
- * of part 0, then those of part 1, ... */
+ * of part 0, then those of part 1, ... All else is part 0. */
 typedef struct train_source {
     train_task task;
-    regression_shape regression;
+    regression_shape regression; /* `noise` is that of training: tests have none */
     swaps_shape swaps;
     recall_shape recall; /* `pairs` is each part's */
     struct {
@@ -24,6 +24,10 @@ int64_t source_length(const train_source *from);  /* tokens of an example */
 int64_t source_answers(const train_source *from); /* targets of an example, at most */
 /* How many words there are; 0: rows of real numbers. */
 int64_t source_words(const train_source *from);
+int64_t source_examples(const train_source *from, train_split split);
+/* The part that an example lies in, and the targets of an example of a part. */
+int source_part(const train_source *from, train_split split, int64_t example);
+int64_t source_part_answers(const train_source *from, int part);
 
 /* What a step is made from. Arrays are [models][size * ...]; each example has as many places for answers as
  * any, so that shapes, and with them the order of sums, do not depend on the data. */
@@ -50,7 +54,8 @@ typedef struct train_batch {
 /* False where memory runs out. `on` must outlive it. */
 bool batch_open(train_batch *b, const machine *on, const train_source *from, int64_t models, int64_t size);
 void batch_close(train_batch *b);
-/* Gives a model the examples[0 .. size - 1] of a seed. */
-void batch_fill(train_batch *b, int64_t model, uint64_t seed, train_split split, const int32_t *examples);
+/* Gives a model the examples[0 .. size - 1] of a seed, from a source as long and as wide as b->from. */
+void batch_fill(train_batch *b, int64_t model, const train_source *from, uint64_t seed, train_split split,
+                const int32_t *examples);
 
 #endif

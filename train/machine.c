@@ -6,6 +6,7 @@
 
 #include <assert.h>
 #include <cblas.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,6 +19,12 @@ machine machine_cpu(loam_dtype dtype, int threads)
                       .dtype = dtype,
                       .operand = dtype,
                       .threads = threads > 0 ? threads : loam_max_threads() };
+}
+
+const char *machine_name(const machine *on, char text[64])
+{
+    snprintf(text, 64, on->gpu ? "cuda" : "openblas %s", openblas_get_corename());
+    return text;
 }
 
 loam_status machine_cuda(machine *made, loam_dtype operand, loam_error *error)

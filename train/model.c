@@ -202,6 +202,11 @@ void model_destroy(train_model *m)
 
 matrix model_results(const train_model *m) { return m->results; }
 
+const char *model_kernel(const train_model *m, loam_pass pass)
+{
+    return m->mix.plan[pass] ? loam_plan_name(m->mix.plan[pass]) : "";
+}
+
 const mixing *model_mixing(const train_model *m) { return &m->mix; }
 
 const mixer_layer *model_layer(const train_model *m, int64_t layer) { return &m->layer[layer]; }

@@ -21,6 +21,7 @@ static void take_all(optimiser *o)
     o->at = memory_take(&o->room, 1, sizeof *o->at);
     o->squares = memory_matrix(&o->room, o->on->dtype, models, 1, 1);
     o->factor = memory_matrix(&o->room, o->on->dtype, models, 1, 1);
+    o->size = memory_matrix(&o->room, o->on->dtype, models, 1, 1);
     o->u = memory_matrix(&o->room, o->on->dtype, models, side, side);
     o->a = memory_matrix(&o->room, o->on->dtype, models, side, side);
     o->b = memory_matrix(&o->room, o->on->dtype, models, side, side);
@@ -47,14 +48,21 @@ void optimiser_resume(optimiser *o, int64_t step)
     machine_upload(o->on, o->at, &step, sizeof step);
 }
 
+void optimiser_hold(optimiser *o, int64_t model)
+{
+    static const double zero = 0;
+    for (int i = 0; i < 2; i++)
+        machine_set(o->on, o->peak[i], model, &zero, 1);
+}
+
 /* x towards U V^T of x = U S V^T: five steps of an iteration that is odd in x, which leave singular values
  * above 0.01 of |x| between 0.68 and 1.14. */
 static void orthogonalise(const optimiser *o, matrix x)
 {
     const machine *on = o->on;
     const ops *op = on->op;
-    op->squares(on, o->squares, &x, 1);
-    op->normalise(on, x, o->squares);
+    op->squares(on, o->size, &x, 1);
+    op->normalise(on, x, o->size);
     for (int i = 0; i < ITERATIONS; i++) {
         op->product(on, o->a, x, x, PRODUCT_EXACT | PRODUCT_B_TRANSPOSED);
         op->product(on, o->b, o->a, o->a, PRODUCT_EXACT);

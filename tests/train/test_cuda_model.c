@@ -104,7 +104,7 @@ static void rig_fill(rig *r, const uint64_t *from, int step)
     for (int64_t i = 0; i < r->shape.batch; i++)
         examples[i] = (int32_t)(step * r->shape.batch + i);
     for (int64_t m = 0; m < r->shape.models; m++)
-        batch_fill(&r->data, m, from[m], TRAIN_SPLIT_TRAIN, examples);
+        batch_fill(&r->data, m, &r->data.from, from[m], TRAIN_SPLIT_TRAIN, examples);
     free(examples);
 }
 
