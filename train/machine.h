@@ -3,7 +3,7 @@
 #ifndef LOAM_TRAIN_MACHINE_H
 #define LOAM_TRAIN_MACHINE_H
 
-#include "train/matrix.h"
+#include "train/parameter.h"
 
 #include <stdbool.h>
 #include <stddef.h>

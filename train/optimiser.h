@@ -8,6 +8,8 @@
 #include "train/machine.h"
 #include "train/parameter.h"
 
+enum { OPTIMISER_ARRAYS = 512 }; /* most */
+
 typedef struct optimiser_options {
     int64_t warm, steps; /* of the schedule: warm-up, and all */
     double decay;        /* of what decays */

@@ -23,6 +23,9 @@ static const matrix none = { 0 };
 /* Sizes of arrays as functions of the shape: rows and columns. */
 typedef enum extent { ONE, HALF, FULL, TWO, FOUR, LIST, TABLE } extent;
 
+/* Operands may be bfloat16; what is dense is never columns of a wider array. */
+typedef enum kind { WIDE, OPERAND, DENSE } kind;
+
 typedef struct shape {
     int64_t models, rows, width;
 } shape;
@@ -40,7 +43,7 @@ typedef struct op_case {
     int arrays;
     struct {
         extent rows, width;
-        bool operand; /* may be bfloat16 */
+        kind kind;
     } x[MOST];
 } op_case;
 
@@ -142,7 +145,12 @@ CASE(sine_back)
 }
 CASE(long_conv) { on->op->long_conv(on, X(0), X(1), X(2)); }
 CASE(long_conv_back) { on->op->long_conv_back(on, X(0), X(1), X(2), X(3), X(4)); }
-CASE(embed) { on->op->embed(on, X(0), X(1), in->tokens); }
+CASE(embed)
+{
+    on->op->embed(on, X(0), X(1), in->tokens, none);
+    on->op->embed(on, X(2), X(1), in->tokens, X(3));
+}
+CASE(copies) { on->op->copies(on, in->x, in->x + 2, 2); }
 CASE(embed_back) { on->op->embed_back(on, X(0), X(1), in->tokens); }
 CASE(add_positions) { on->op->add_positions(on, X(0), X(1)); }
 CASE(add_positions_back) { on->op->add_positions_back(on, X(0), X(1)); }
@@ -158,14 +166,10 @@ CASE(cross_entropy_over)
     on->op->combine(on, X(1), 0, X(2), 0, X(2));
 }
 CASE(squared_error) { on->op->squared_error(on, X(0), X(1), X(2)); }
-CASE(add_squares)
-{
-    on->op->add_squares(on, X(0), X(2), true);
-    on->op->add_squares(on, X(1), X(2), false);
-}
+CASE(squares) { on->op->squares(on, X(0), in->x + 1, 2); }
 CASE(clip)
 {
-    on->op->add_squares(on, X(1), X(2), true);
+    on->op->squares(on, X(1), &X(2), 1);
     on->op->clip(on, X(0), X(1), 0.5);
 }
 CASE(rate)
@@ -178,44 +182,52 @@ CASE(rate)
 CASE(adamw)
 {
     on->op->multiply(on, X(2), X(2), X(2)); /* no root of a negative number */
-    on->op->adamw(on, X(0), X(1), X(2), X(3), X(4), X(5), in->step, 0.1);
+    const parameter a = { .x = X(0), .m = X(1), .v = X(2), .g = X(3), .decay = true };
+    const parameter b = { .x = X(6), .m = X(7), .v = X(2), .g = X(8), .decay = false };
+    const parameter *const list[] = { &a, &b };
+    on->op->adamw(on, list, 1, X(4), X(5), in->step, 0.1);
+    on->op->adamw(on, list + 1, 1, X(4), X(5), in->step, 0.1);
 }
 CASE(momentum) { on->op->momentum(on, X(0), X(1), X(2), X(3)); }
 CASE(normalise)
 {
-    on->op->add_squares(on, X(1), X(0), true);
+    on->op->squares(on, X(1), &X(0), 1);
     on->op->normalise(on, X(0), X(1));
 }
 CASE(descend) { on->op->descend(on, X(0), X(1), X(2), 0.75, 0.1); }
 
 #define F \
     { \
-        FULL, FULL, true \
+        FULL, FULL, OPERAND \
     }
 #define F32 \
     { \
-        FULL, FULL, false \
+        FULL, FULL, WIDE \
     }
 #define V \
     { \
-        ONE, FULL, false \
+        ONE, FULL, WIDE \
     }
 #define H \
     { \
-        ONE, HALF, false \
+        ONE, HALF, WIDE \
     }
 #define R \
     { \
-        FULL, ONE, false \
+        FULL, ONE, WIDE \
     }
 #define N \
     { \
-        ONE, ONE, false \
+        ONE, ONE, WIDE \
     }
 #define T4 \
     { \
-        FOUR, FULL, false \
-    } /* dense */
+        FOUR, FULL, DENSE \
+    }
+#define D \
+    { \
+        FULL, FULL, DENSE \
+    }
 #define OP_CASE(name, arrays, ...) \
     { \
 #name, run_##name, arrays, { __VA_ARGS__ } \
@@ -228,18 +240,18 @@ static const op_case cases[] = {
     OP_CASE(column_sums_all, 4, V, F, F, R),
     OP_CASE(rms_norm, 4, F, R, F32, V),
     OP_CASE(rms_norm_back, 9, F, R, F32, V, F32, V, F32, F32, V),
-    OP_CASE(layer_norm, 5, F, { FULL, TWO, false }, F32, V, V),
-    OP_CASE(layer_norm_back, 9, F, { FULL, TWO, false }, F32, V, F32, V, V, F32, F32),
+    OP_CASE(layer_norm, 5, F, { FULL, TWO, WIDE }, F32, V, V),
+    OP_CASE(layer_norm_back, 9, F, { FULL, TWO, WIDE }, F32, V, F32, V, V, F32, F32),
     OP_CASE(unit, 2, F, F),
     OP_CASE(unit_back, 3, F, F, F),
     OP_CASE(silu, 2, F, F),
     OP_CASE(silu_back, 3, F, F, F),
     OP_CASE(gelu, 4, F, F, F, F),
     OP_CASE(scale_rows, 6, F, F, R, F, R, F),
-    OP_CASE(short_conv, 5, { LIST, FULL, true }, { LIST, FULL, true }, T4, { LIST, FULL, true }, V),
-    OP_CASE(short_conv_back, 8, { LIST, FULL, true }, T4, { LIST, FULL, true }, { LIST, FULL, true }, T4,
-            { LIST, FULL, true }, V, V),
-    OP_CASE(clear_rows, 1, { LIST, FULL, true }),
+    OP_CASE(short_conv, 5, { LIST, FULL, OPERAND }, { LIST, FULL, OPERAND }, T4, { LIST, FULL, OPERAND }, V),
+    OP_CASE(short_conv_back, 8, { LIST, FULL, OPERAND }, T4, { LIST, FULL, OPERAND }, { LIST, FULL, OPERAND },
+            T4, { LIST, FULL, OPERAND }, V, V),
+    OP_CASE(clear_rows, 1, { LIST, FULL, OPERAND }),
     OP_CASE(output_gate, 3, F, F, F),
     OP_CASE(output_gate_back, 5, F, F, F, F, F),
     OP_CASE(sigmoid_gate, 4, F32, F32, V, F32),
@@ -255,23 +267,25 @@ static const op_case cases[] = {
     OP_CASE(multiply, 3, F, F, F),
     OP_CASE(sine, 4, F32, F32, V, V),
     OP_CASE(sine_back, 7, F32, V, V, F32, F32, V, V),
-    OP_CASE(long_conv, 3, { LIST, FULL, true }, { LIST, FULL, true }, F32),
-    OP_CASE(long_conv_back, 5, { LIST, FULL, true }, F32, { LIST, FULL, true }, { LIST, FULL, true }, F32),
-    OP_CASE(embed, 2, F32, { TABLE, FULL, false }),
-    OP_CASE(embed_back, 2, { TABLE, FULL, false }, F32),
-    OP_CASE(add_positions, 2, { LIST, FULL, false }, F32),
-    OP_CASE(add_positions_back, 2, F32, { LIST, FULL, false }),
-    OP_CASE(gather, 2, F32, { LIST, FULL, false }),
-    OP_CASE(scatter, 2, { LIST, FULL, false }, F32),
-    OP_CASE(cross_entropy, 3, { FULL, TWO, false }, F, F32),
-    OP_CASE(cross_entropy_over, 3, { FULL, TWO, false }, F32, F),
+    OP_CASE(long_conv, 3, { LIST, FULL, OPERAND }, { LIST, FULL, OPERAND }, F32),
+    OP_CASE(long_conv_back, 5, { LIST, FULL, OPERAND }, F32, { LIST, FULL, OPERAND }, { LIST, FULL, OPERAND },
+            F32),
+    OP_CASE(embed, 4, F32, { TABLE, FULL, WIDE }, F32, { TABLE, FULL, WIDE }),
+    OP_CASE(copies, 4, { FULL, FULL, DENSE }, V, D, V),
+    OP_CASE(embed_back, 2, { TABLE, FULL, WIDE }, F32),
+    OP_CASE(add_positions, 2, { LIST, FULL, WIDE }, F32),
+    OP_CASE(add_positions_back, 2, F32, { LIST, FULL, WIDE }),
+    OP_CASE(gather, 2, F32, { LIST, FULL, WIDE }),
+    OP_CASE(scatter, 2, { LIST, FULL, WIDE }, F32),
+    OP_CASE(cross_entropy, 3, { FULL, TWO, WIDE }, F, F32),
+    OP_CASE(cross_entropy_over, 3, { FULL, TWO, WIDE }, F32, F),
     OP_CASE(squared_error, 3, R, F32, F32),
-    OP_CASE(add_squares, 3, N, N, F32),
-    OP_CASE(clip, 3, N, N, F32),
+    OP_CASE(squares, 3, N, D, V),
+    OP_CASE(clip, 3, N, N, D),
     OP_CASE(rate, 4, N, N, N, N),
-    OP_CASE(adamw, 6, F32, F32, F32, F32, N, N),
+    OP_CASE(adamw, 9, D, D, D, D, N, N, D, D, D),
     OP_CASE(momentum, 4, F32, F32, F32, N),
-    OP_CASE(normalise, 2, F32, N),
+    OP_CASE(normalise, 2, D, N),
     OP_CASE(descend, 3, F32, F32, N),
 };
 enum { CASES = sizeof cases / sizeof *cases };
@@ -495,9 +509,9 @@ static void check_case(const op_case *op, const machine *gpu, const shape *s, in
     here.at = (numbers){ l.at, s->rows }, there.at = (numbers){ l.there[1], s->rows };
     here.targets = (numbers){ l.targets, s->rows }, there.targets = (numbers){ l.there[2], s->rows };
     for (int i = 0; i < op->arrays; i++) {
-        list[i] = make_array(gpu, op->x[i].operand ? gpu->operand : LOAM_F32, s->models,
+        list[i] = make_array(gpu, op->x[i].kind == OPERAND ? gpu->operand : LOAM_F32, s->models,
                              size_of(op->x[i].rows, s, s->rows), size_of(op->x[i].width, s, s->width),
-                             op->x[i].rows == FOUR ? 0 : pad, (uint64_t)i);
+                             op->x[i].kind == DENSE ? 0 : pad, (uint64_t)i);
         here.x[i] = part_of(&list[i], list[i].want);
         there.x[i] = part_of(&list[i], list[i].there);
     }
@@ -544,6 +558,8 @@ static void test_narrow(void **state)
 
 /* ---- products: models, then rows, inner and columns */
 
+enum { ONTO = 16 }; /* beside the flags of product */
+
 static const int64_t products[][4] = {
     { 1, 1, 1, 1 },       { 1, 5, 3, 7 },        { 3, 12, 20, 8 },      { 1, 64, 128, 128 },
     { 3, 300, 128, 2 },   { 2, 2, 300, 128 },    { 1, 130, 66, 33 },    { 3, 128, 2048, 128 },
@@ -565,10 +581,16 @@ static void check_product(const machine *gpu, const int64_t *size, unsigned how,
     array a = make_array(gpu, dtype[0], models, left ? inner : rows, left ? rows : inner, 0, 1);
     array b = make_array(gpu, dtype[1], models, right ? width : inner, right ? inner : width, 0, 2);
     array out = make_array(gpu, dtype[2], models, rows, width, 0, 3);
-    cpu.op->product(&cpu, out.want, a.want, b.want, how);
-    gpu->op->product(gpu, out.there, a.there, b.there, how);
+    array base = make_array(gpu, dtype[2], models, rows, width, 0, 4);
+    if (how == ONTO) {
+        cpu.op->product_onto(&cpu, out.want, base.want, a.want, b.want);
+        gpu->op->product_onto(gpu, out.there, base.there, a.there, b.there);
+    } else {
+        cpu.op->product(&cpu, out.want, a.want, b.want, how);
+        gpu->op->product(gpu, out.there, a.there, b.there, how);
+    }
     compare(name, gpu, &s, 0, &out);
-    free_array(&a), free_array(&b), free_array(&out);
+    free_array(&a), free_array(&b), free_array(&out), free_array(&base);
 }
 
 static void check_products(loam_dtype operand)
@@ -578,8 +600,9 @@ static void check_products(loam_dtype operand)
     if (machine_cuda(&gpu, operand, &error)) fail_msg("%s", error.text);
     misses = 0;
     for (size_t i = 0; i < sizeof products / sizeof *products; i++)
-        for (unsigned how = 0; how < 16; how++)
-            for (unsigned types = 0; types < (operand == LOAM_BF16 && how < 8 ? 8 : 1); types++)
+        for (unsigned how = 0; how <= ONTO; how++)
+            for (unsigned types = 0; types < (operand == LOAM_BF16 && !(how & PRODUCT_EXACT) ? 8 : 1);
+                 types++)
                 check_product(&gpu, products[i], how, types);
     machine_close(&gpu);
     printf("products, %s: %d misses\n", loam_dtype_name(operand), misses);

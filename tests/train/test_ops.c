@@ -442,8 +442,7 @@ static void test_embed(void **state)
     matrix e = fixture_matrix(&on, MODELS, FEW, 18), g = fixture_matrix(&on, MODELS, FEW, 18);
     fixture_fill(table, 1), fixture_fill(positions, 2), fixture_fill(g, 3);
     matrix dtable = fixture_matrix(&on, MODELS, 5, 18), dpositions = fixture_matrix(&on, MODELS, 3, 18);
-    on.op->embed(&on, e, table, tokens);
-    on.op->add_positions(&on, e, positions);
+    on.op->embed(&on, e, table, tokens, positions);
     on.op->embed_back(&on, dtable, g, tokens);
     on.op->add_positions_back(&on, dpositions, g);
     for (int64_t n = 0; n < MODELS * FEW; n++)

@@ -11,10 +11,11 @@ static int32_t number_of(numbers list, matrix like, int64_t n)
     return list.data[n / like.rows * list.model + n % like.rows];
 }
 
-void REAL(embed)(const machine *on, matrix e, matrix table, numbers tokens)
+void REAL(embed)(const machine *on, matrix e, matrix table, numbers tokens, matrix positions)
 {
     PARALLEL_ROWS(n, e)
     memcpy(ROW(e, e, n), row_of(table, n / e.rows, number_of(tokens, e, n)), (size_t)e.width * sizeof(real));
+    if (positions.data) REAL(add_positions)(on, e, positions);
 }
 
 /* Threads share the columns, so that each word's sum is in the order of the rows. */

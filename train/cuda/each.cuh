@@ -107,17 +107,15 @@ template <int COUNT> static inline views<COUNT> all_of(const view (&list)[COUNT]
 
 enum { EACH_THREADS = 256 };
 
+/* f on N elements from column c of row i of model m on. */
 template <int N, int OUTS, int INS, class F>
-static __global__ void __launch_bounds__(EACH_THREADS)
-    each_kernel(views<OUTS> out, views<INS> in, unsigned packs, unsigned all, F f)
+static __device__ __forceinline__ void each_pack(const view (&out)[OUTS], const view (&in)[INS], int64_t m,
+                                                 int64_t i, int c, const F &f)
 {
-    const unsigned n = blockIdx.x * EACH_THREADS + threadIdx.x;
-    if (n >= all) return;
-    const unsigned i = n / packs, c = n % packs * N, m = blockIdx.y;
     float x[INS][N], y[OUTS][N];
 #pragma unroll
     for (int k = 0; k < INS; k++)
-        load<N>(x[k], in.at[k], m, i, (int)c);
+        load<N>(x[k], in[k], m, i, c);
 #pragma unroll
     for (int e = 0; e < N; e++) {
         float from[INS], to[OUTS];
@@ -131,7 +129,15 @@ static __global__ void __launch_bounds__(EACH_THREADS)
     }
 #pragma unroll
     for (int k = 0; k < OUTS; k++)
-        store<N>(out.at[k], m, i, (int)c, y[k]);
+        store<N>(out[k], m, i, c, y[k]);
+}
+
+template <int N, int OUTS, int INS, class F>
+static __global__ void __launch_bounds__(EACH_THREADS)
+    each_kernel(views<OUTS> out, views<INS> in, unsigned packs, unsigned all, F f)
+{
+    const unsigned n = blockIdx.x * EACH_THREADS + threadIdx.x;
+    if (n < all) each_pack<N>(out.at, in.at, blockIdx.y, n / packs, (int)(n % packs * N), f);
 }
 
 /* f(y, x) for each element of the shape of `like`, from one of each input to one of each output. Outputs may

@@ -282,13 +282,13 @@ static int64_t pieces_of(matrix out, int64_t inner)
     return pieces;
 }
 
-static void launch(const machine *on, const lt_plan *plan, matrix out, matrix a, matrix b, bool add)
+static void launch(const machine *on, const lt_plan *plan, matrix out, const void *base, matrix a, matrix b)
 {
     products *p = on->gpu->made;
-    const float alpha = 1, beta = add ? 1 : 0;
+    const float alpha = 1, beta = base ? 1 : 0;
     const cublasStatus_t status = p->call.Matmul(p->handle, plan->how, &alpha, b.data, plan->b, a.data,
-                                                 plan->a, &beta, out.data, plan->out, out.data, plan->out,
-                                                 &plan->algorithm, NULL, 0, on->gpu->stream);
+                                                 plan->a, &beta, base ? base : out.data, plan->out, out.data,
+                                                 plan->out, &plan->algorithm, NULL, 0, on->gpu->stream);
     char text[32];
     snprintf(text, sizeof text, "status %d", (int)status);
     if (status) gpu_fail(on->gpu, "cublasLtMatmul", text);
@@ -301,10 +301,12 @@ static matrix model_of(matrix a, int64_t m)
     return a;
 }
 
-/* All models in one call where their pieces follow each other evenly. */
-static void multiply(const machine *on, matrix out, matrix a, matrix b, unsigned how, int64_t pieces)
+/* out = base + a b, without `base` where it has no data. All models in one call where their pieces follow
+ * each other evenly. */
+static void multiply(const machine *on, matrix out, matrix base, matrix a, matrix b, unsigned how,
+                     int64_t pieces)
 {
-    const bool add = how & PRODUCT_ADD && pieces == 1;
+    assert(!base.data || (base.dtype == out.dtype && base.row == out.row && base.model == out.model));
     const int64_t inner = how & PRODUCT_A_TRANSPOSED ? a.rows : a.width, models = out.models;
     lt_shape s = {};
     s.left = how & PRODUCT_A_TRANSPOSED ? 1 : 0, s.right = how & PRODUCT_B_TRANSPOSED ? 1 : 0;
@@ -322,10 +324,11 @@ static void multiply(const machine *on, matrix out, matrix a, matrix b, unsigned
     const lt_plan *plan = plan_of(on->gpu, &s, &batch);
     if (!plan) return;
     if (batch.count == models * pieces)
-        launch(on, plan, out, a, b, add);
+        launch(on, plan, out, base.data, a, b);
     else
         for (int64_t m = 0; m < models; m++)
-            launch(on, plan, model_of(out, m), model_of(a, m), model_of(b, m), add);
+            launch(on, plan, model_of(out, m), base.data ? model_of(base, m).data : NULL, model_of(a, m),
+                   model_of(b, m));
 }
 
 /* Room for an operand in bfloat16, rows at multiples of 16 bytes. */
@@ -338,27 +341,49 @@ static matrix narrow_like(matrix a)
 
 static size_t narrow_bytes(matrix a) { return gpu_aligned((size_t)(a.models * a.model) * 2); }
 
+/* a and b as operands, rounded in `room` where they must be; returns what is left of the room. */
+static char *as_operands(const machine *on, matrix *a, matrix *b, unsigned how, char *room)
+{
+    matrix *const both[] = { a, b };
+    const bool narrow = a->dtype == LOAM_BF16 || b->dtype == LOAM_BF16 ||
+                        (on->operand == LOAM_BF16 && !(how & PRODUCT_EXACT));
+    for (int i = 0; i < 2 && narrow; i++) {
+        if (both[i]->dtype == LOAM_BF16) continue;
+        matrix rounded = narrow_like(*both[i]);
+        rounded.data = room;
+        room += narrow_bytes(rounded);
+        cuda_copy(on, rounded, *both[i]);
+        *both[i] = rounded;
+    }
+    return room;
+}
+
+/* Of one that is not bfloat16 already. */
+static size_t operand_room(matrix a) { return a.dtype == LOAM_F32 ? narrow_bytes(narrow_like(a)) : 0; }
+
 extern "C" void cuda_product(const machine *on, matrix out, matrix a, matrix b, unsigned how)
 {
-    const bool narrow = a.dtype == LOAM_BF16 || b.dtype == LOAM_BF16 ||
-                        (on->operand == LOAM_BF16 && !(how & PRODUCT_EXACT));
+    const matrix none = {};
     const bool split = how & PRODUCT_A_TRANSPOSED && !(how & PRODUCT_B_TRANSPOSED);
     const int64_t pieces = split ? pieces_of(out, a.rows) : 1;
-    matrix a16 = narrow_like(a), b16 = narrow_like(b);
     matrix part = matrix_dense(NULL, LOAM_F32, out.models, pieces * out.rows, out.width);
-    const size_t a_room = narrow && a.dtype == LOAM_F32 ? narrow_bytes(a16) : 0,
-                 b_room = narrow && b.dtype == LOAM_F32 ? narrow_bytes(b16) : 0,
-                 part_room = pieces > 1 ? (size_t)matrix_elements(part) * sizeof(float) : 0;
-    char *room = gpu_scratch(on->gpu, a_room + b_room + part_room);
+    const size_t rest = pieces > 1 ? (size_t)matrix_elements(part) * sizeof(float) : 0;
+    char *room = gpu_scratch(on->gpu, operand_room(a) + operand_room(b) + rest);
     if (!room) return;
-    a16.data = room, b16.data = room + a_room, part.data = room + a_room + b_room;
-    if (a_room) cuda_copy(on, a16, a), a = a16;
-    if (b_room) cuda_copy(on, b16, b), b = b16;
+    part.data = as_operands(on, &a, &b, how, room);
     if (pieces == 1) {
-        multiply(on, out, a, b, how, 1);
+        multiply(on, out, how & PRODUCT_ADD ? out : none, a, b, how, 1);
         return;
     }
     part.rows = out.rows;
-    multiply(on, part, a, b, how, pieces);
+    multiply(on, part, none, a, b, how, pieces);
     sum_fold(on, out, (const float *)part.data, pieces, how & PRODUCT_ADD);
+}
+
+extern "C" void cuda_product_onto(const machine *on, matrix out, matrix base, matrix a, matrix b)
+{
+    char *room = gpu_scratch(on->gpu, operand_room(a) + operand_room(b));
+    if (!room) return;
+    (void)as_operands(on, &a, &b, 0, room);
+    multiply(on, out, base, a, b, 0, 1);
 }

@@ -49,9 +49,34 @@ static void move_rows(const machine *on, const char *name, matrix out, matrix fr
     gpu_launched(on, name);
 }
 
-extern "C" void cuda_embed(const machine *on, matrix e, matrix table, numbers tokens)
+template <int N>
+static __global__ void __launch_bounds__(ROW_THREADS)
+    embed_kernel(view e, view table, numbers tokens, view positions, int length, unsigned packs, unsigned all)
 {
-    move_rows<true>(on, "embed", e, table, tokens, e.rows);
+    const unsigned n = blockIdx.x * ROW_THREADS + threadIdx.x, m = blockIdx.y;
+    if (n >= all) return;
+    const int i = (int)(n / packs), c = (int)(n % packs) * N;
+    float x[N], more[N];
+    load<N>(x, table, m, number_of(tokens, m, i), c);
+    load<N>(more, positions, m, i % length, c);
+#pragma unroll
+    for (int k = 0; k < N; k++)
+        x[k] += more[k];
+    store<N>(e, m, i, c, x);
+}
+
+extern "C" void cuda_embed(const machine *on, matrix e, matrix table, numbers tokens, matrix positions)
+{
+    const view to = view_of(e), from = view_numbered(table), more = view_numbered(positions);
+    const bool four = e.width % 4 == 0 && view_aligned(to) && view_aligned(from) && view_aligned(more);
+    const int64_t packs = four ? e.width / 4 : e.width, all = packs * e.rows;
+    const dim3 grid((unsigned)((all + ROW_THREADS - 1) / ROW_THREADS), (unsigned)e.models);
+    const int length = positions.data ? (int)positions.rows : 1;
+    assert(all < INT32_MAX - ROW_THREADS);
+    const auto kernel = four ? embed_kernel<4> : embed_kernel<1>;
+    kernel<<<grid, ROW_THREADS, 0, on->gpu->stream>>>(to, from, tokens, more, length, (unsigned)packs,
+                                                      (unsigned)all);
+    gpu_launched(on, "embed");
 }
 
 extern "C" void cuda_gather(const machine *on, matrix out, matrix x, numbers at)
