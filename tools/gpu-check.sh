@@ -65,6 +65,8 @@ step recurrent-rows "$(program test_recurrent_rows)"
 step launch "$(program test_cuda_launch)"
 step contract "$(program test_cuda_contract)"
 step rope "$(program test_cuda_rope)"
+step train-ops "$(program test_train_cuda_ops)"
+step train-model "$(program test_train_cuda_model)"
 LOAM="$(program loam)" step program "$(program test_cli_cuda)"
 if [ "$quick" = 0 ]; then
     step large "$(program test_cuda_large)"

@@ -83,31 +83,47 @@ static int64_t scratch_of(const train_source *from)
     return (bytes + 7) / 8 * 8;
 }
 
-static void take_all(train_batch *b)
+static void take_arrays(const train_batch *b, batch_arrays *a, memory *room)
 {
     const train_source *from = &b->from;
     const int64_t rows = b->size * source_length(from), answers = b->size * source_answers(from);
     const bool words = source_words(from) > 0;
-    b->tokens = memory_take(&b->room, words ? b->models * rows : 0, sizeof *b->tokens);
-    b->at = memory_take(&b->room, b->models * answers, sizeof *b->at);
-    b->targets = memory_take(&b->room, b->models * answers, sizeof *b->targets);
-    b->counts = memory_take(&b->room, b->models, sizeof *b->counts);
-    b->x = memory_matrix(&b->room, b->on, b->models, words ? 0 : rows, columns_of(from));
-    b->y = memory_matrix(&b->room, b->on, b->models, words ? 0 : answers, from->regression.dim_y);
-    b->scratch_bytes = scratch_of(from);
-    b->scratch = memory_take(&b->room, b->on->threads, (size_t)b->scratch_bytes);
+    a->tokens = memory_take(room, words ? b->models * rows : 0, sizeof *a->tokens);
+    a->at = memory_take(room, b->models * answers, sizeof *a->at);
+    a->targets = memory_take(room, b->models * answers, sizeof *a->targets);
+    a->counts = memory_take(room, b->models, sizeof *a->counts);
+    a->x = memory_matrix(room, b->on->dtype, b->models, words ? 0 : rows, columns_of(from));
+    a->y = memory_matrix(room, b->on->dtype, b->models, words ? 0 : answers, from->regression.dim_y);
+}
+
+static void take_all(train_batch *b)
+{
+    if (b->on->gpu) take_arrays(b, &b->there, &b->room);
+    take_arrays(b, &b->here, &b->host);
+    if (!b->on->gpu) b->there = b->here;
+    b->scratch_bytes = scratch_of(&b->from);
+    b->scratch = memory_take(&b->host, b->on->threads, (size_t)b->scratch_bytes);
 }
 
 bool batch_open(train_batch *b, const machine *on, const train_source *from, int64_t models, int64_t size)
 {
+    static const machine host = { 0 };
     *b = (train_batch){ .on = on, .from = *from, .models = models, .size = size };
     take_all(b);
-    if (!memory_open(&b->room)) return false;
+    if (!memory_open(&b->host, &host)) return false;
+    if (on->gpu && !memory_open(&b->room, on)) {
+        batch_close(b);
+        return false;
+    }
     take_all(b);
     return true;
 }
 
-void batch_close(train_batch *b) { memory_close(&b->room); }
+void batch_close(train_batch *b)
+{
+    memory_close(&b->room);
+    memory_close(&b->host);
+}
 
 /* Example i of the batch: the queries are its last rows. */
 static void fill_regression(train_batch *b, int64_t model, int64_t i, const train_source *from, uint64_t seed,
@@ -116,21 +132,22 @@ static void fill_regression(train_batch *b, int64_t model, int64_t i, const trai
     regression_shape shape = from->regression;
     const int64_t length = source_length(from), queries = shape.queries;
     double *x = scratch, *y = x + length * columns_of(from);
+    const batch_arrays *to = &b->here;
     if (split == TRAIN_SPLIT_TEST) shape.noise = 0;
     regression_example(&shape, seed, split, example, x, y, y + queries * shape.dim_y);
-    matrix_set(b->x, model * b->x.model + i * length * b->x.row, x, length * b->x.row);
-    matrix_set(b->y, model * b->y.model + i * queries * b->y.row, y, queries * b->y.row);
+    matrix_set(to->x, model * to->x.model + i * length * to->x.row, x, length * to->x.row);
+    matrix_set(to->y, model * to->y.model + i * queries * to->y.row, y, queries * to->y.row);
     for (int64_t n = 0; n < queries; n++)
-        b->at[model * b->y.rows + i * queries + n] = (int32_t)(i * length + shape.length + n);
+        to->at[model * to->y.rows + i * queries + n] = (int32_t)(i * length + shape.length + n);
 }
 
 static void fill_words(train_batch *b, int64_t model, int64_t i, const train_source *from, uint64_t seed,
                        train_split split, int64_t example, void *scratch)
 {
     const int64_t length = source_length(from), answers = source_answers(from);
-    int32_t *tokens = b->tokens + (model * b->size + i) * length;
-    int32_t *at = b->at + (model * b->size + i) * answers;
-    int32_t *targets = b->targets + (model * b->size + i) * answers;
+    int32_t *tokens = b->here.tokens + (model * b->size + i) * length;
+    int32_t *at = b->here.at + (model * b->size + i) * answers;
+    int32_t *targets = b->here.targets + (model * b->size + i) * answers;
     const int64_t count = source_part_answers(from, source_part(from, split, example));
     if (from->task == TRAIN_SWAPS) {
         swaps_example(&from->swaps, seed, split, example, tokens, at, targets, scratch);
@@ -143,6 +160,28 @@ static void fill_words(train_batch *b, int64_t model, int64_t i, const train_sou
         at[n] = n < count ? at[n] + (int32_t)(i * length) : -1;
         if (n >= count) targets[n] = -1;
     }
+}
+
+/* Elements of `bytes` each, `count` of a model, to the machine. */
+static void send(const train_batch *b, int64_t model, void *there, const void *here, int64_t count,
+                 size_t bytes)
+{
+    const size_t first = (size_t)(model * count) * bytes;
+    if (count > 0)
+        machine_upload(b->on, (char *)there + first, (const char *)here + first, (size_t)count * bytes);
+}
+
+static void send_all(const train_batch *b, int64_t model)
+{
+    const batch_arrays *to = &b->there, *from = &b->here;
+    const int64_t answers = b->size * source_answers(&b->from);
+    if (source_words(&b->from) > 0)
+        send(b, model, to->tokens, from->tokens, b->size * source_length(&b->from), sizeof *to->tokens);
+    send(b, model, to->at, from->at, answers, sizeof *to->at);
+    send(b, model, to->targets, from->targets, answers, sizeof *to->targets);
+    send(b, model, to->counts, from->counts, 1, sizeof *to->counts);
+    send(b, model, to->x.data, from->x.data, to->x.model, (size_t)matrix_bytes_each(to->x));
+    send(b, model, to->y.data, from->y.data, to->y.model, (size_t)matrix_bytes_each(to->y));
 }
 
 void batch_fill(train_batch *b, int64_t model, const train_source *from, uint64_t seed, train_split split,
@@ -159,7 +198,8 @@ void batch_fill(train_batch *b, int64_t model, const train_source *from, uint64_
         else
             fill_regression(b, model, i, from, seed, split, examples[i], scratch);
     }
-    b->counts[model] = 0;
+    b->here.counts[model] = 0;
     for (int64_t n = 0; n < answers; n++)
-        b->counts[model] += b->at[model * answers + n] >= 0;
+        b->here.counts[model] += b->here.at[model * answers + n] >= 0;
+    send_all(b, model);
 }

@@ -31,19 +31,24 @@ int64_t source_part_answers(const train_source *from, int part);
 
 /* What a step is made from. Arrays are [models][size * ...]; each example has as many places for answers as
  * any, so that shapes, and with them the order of sums, do not depend on the data. */
-typedef struct train_batch {
-    const machine *on;
-    train_source from;
-    int64_t models, size;
+typedef struct batch_arrays {
     int32_t *tokens;  /* [size * length]; words */
     int32_t *at;      /* [size * answers] rows of the batch, -1: none */
     int32_t *targets; /* [size * answers] words, -1: none */
     int64_t *counts;  /* [models] answers that are */
     matrix x;         /* [size * length][dim_x + dim_y]; regression */
     matrix y;         /* [size * answers][dim_y]; regression */
-    char *scratch;    /* of each thread */
+} batch_arrays;
+
+typedef struct train_batch {
+    const machine *on;
+    train_source from;
+    int64_t models, size;
+    batch_arrays there; /* in the machine's memory */
+    batch_arrays here;  /* in host memory, where they are made; of a CPU the same */
+    char *scratch;      /* of each thread */
     int64_t scratch_bytes;
-    memory room;
+    memory room, host;
 } train_batch;
 
 /* False where memory runs out. `on` must outlive it. */

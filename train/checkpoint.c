@@ -38,6 +38,10 @@ static void name_source(FILE *to, const train_source *from)
 static void name_options(FILE *to, const trainer_options *o)
 {
     const mixer_options *how = &o->mixing;
+    fprintf(to,
+            "mlp %d; qk_norm %d; blind %d; probe_gate %d; short_filter %d; published_dims %d; no_silu %d; ",
+            how->mlp, how->qk_norm, how->blind, how->probe_gate, how->short_filter, how->published_dims,
+            how->no_silu);
     fprintf(to, "mixer %s; ridge %.17g to %.17g unit %d; probe_zero %d; positions %d; layer_norm %d",
             o->row->name, how->ridge_least, how->ridge_most, how->ridge_unit, how->probe_zero, how->positions,
             how->layer_norm);
@@ -56,7 +60,8 @@ static char *inputs_of(const trainer *t)
     size_t length;
     FILE *to = open_memstream(&line, &length);
     if (!to) return NULL;
-    fprintf(to, "loam %s; %s %s; ", loam_version(), loam_dtype_name(t->on->dtype), machine_name(t->on, name));
+    fprintf(to, "loam %s; %s %s %s; ", loam_version(), loam_dtype_name(t->on->dtype),
+            loam_dtype_name(t->on->operand), machine_name(t->on, name));
     name_options(to, &t->options);
     fprintf(to, "; %s; %s", model_kernel(t->net, LOAM_FORWARD), model_kernel(t->net, LOAM_BACKWARD));
     for (int64_t m = 0; m < t->options.shape.models; m++) {
@@ -177,12 +182,15 @@ static void take_host(const trainer *t, pieces *p)
 
 static int take_pieces(const trainer *t, pieces *p, io_error *error)
 {
+    loam_error reason;
     int status = 0;
     for (size_t i = 0; i < p->count && !status; i++) {
         const array want = p->held[i];
         array *a = &p->held[i];
         status = array_create(a, want.dtype, want.rank, want.shape, p->name[i], error);
-        if (!status && i >= OF_MACHINE) machine_read(t->on, a->data, p->place[i].data, bytes_of(a));
+        if (!status && i >= OF_MACHINE &&
+            machine_download(t->on, a->data, p->place[i].data, bytes_of(a), &reason))
+            status = io_fail(error, EXIT_INTERNAL, "%s", reason.text);
     }
     if (!status) take_host(t, p);
     return status;
@@ -287,7 +295,7 @@ static void give_pieces(trainer *t, const pieces *p)
         t->answers[m] = (int64_t)state[1 + models + m];
     }
     for (size_t i = OF_MACHINE; i < p->count; i++)
-        machine_write(t->on, p->place[i].data, p->held[i].data, bytes_of(&p->held[i]));
+        machine_upload(t->on, p->place[i].data, p->held[i].data, bytes_of(&p->held[i]));
     trainer_resume(t);
 }
 

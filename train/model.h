@@ -36,9 +36,9 @@ loam_status model_gradients(train_model *m, const train_batch *b, loam_error *er
 /* Of the last pass, for each answer: [answers][2], its loss and whether it was right, 0 where it is none;
  * regression: [answers][1], its mean squared error. */
 matrix model_results(const train_model *m);
-/* Likewise how LLA solved its rows in a layer, [models * batch][heads][length] in the machine's memory; NULL:
- * the mixer is another. */
-const loam_row_info *model_infos(const train_model *m, int64_t layer);
+/* What its mixers share, and a layer as the last pass left it: what is measured of a trained model. */
+const mixing *model_mixing(const train_model *m);
+const mixer_layer *model_layer(const train_model *m, int64_t layer);
 /* The library's kernel for a pass, with its problem: loam_plan_name; "" without one. */
 const char *model_kernel(const train_model *m, loam_pass pass);
 

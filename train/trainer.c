@@ -115,14 +115,15 @@ static void take_host(trainer *t)
 static void take_sums(trainer *t)
 {
     const int64_t width = model_results(t->net).width;
-    t->sums = memory_matrix(&t->room, t->on, t->options.shape.models, 1, width);
-    t->last = memory_matrix(&t->room, t->on, t->options.shape.models, 1, width);
+    t->sums = memory_matrix(&t->room, t->on->dtype, t->options.shape.models, 1, width);
+    t->last = memory_matrix(&t->room, t->on->dtype, t->options.shape.models, 1, width);
 }
 
 static bool take_all(trainer *t)
 {
+    static const machine host = { 0 };
     take_host(t), take_sums(t);
-    if (!memory_open(&t->host_room) || !memory_open(&t->room)) return false;
+    if (!memory_open(&t->host_room, &host) || !memory_open(&t->room, t->on)) return false;
     take_host(t), take_sums(t);
     return true;
 }
@@ -184,6 +185,7 @@ loam_status trainer_open(trainer *t, const machine *on, const trainer_options *o
 
 void trainer_close(trainer *t)
 {
+    machine_forget(t->recorded);
     optimiser_close(&t->opt);
     batch_close(&t->data);
     model_destroy(t->net);
@@ -232,18 +234,39 @@ static void fill_training(trainer *t)
     }
 }
 
-static loam_status take_step(trainer *t, loam_error *error)
+/* What is the same in every step, but for the data. */
+static loam_status launch_step(trainer *t, loam_error *error)
 {
     static const matrix none = { 0 };
     const ops *op = t->on->op;
-    fill_training(t);
     const loam_status status = model_gradients(t->net, &t->data, error);
     if (status) return status;
     op->column_sums(t->on, t->last, model_results(t->net), none, none);
     op->combine(t->on, t->sums, 1, t->sums, 1, t->last);
     optimiser_step(&t->opt);
-    t->step++;
     return LOAM_OK;
+}
+
+/* Of a GPU. */
+static loam_status record_step(trainer *t, loam_error *error)
+{
+    machine_record_begin(t->on);
+    const loam_status status = launch_step(t, error), ended = machine_record_end(t->on, &t->recorded, error);
+    return status ? status : ended;
+}
+
+static loam_status take_step(trainer *t, loam_error *error)
+{
+    loam_status status = LOAM_OK;
+    fill_training(t);
+    if (t->on->gpu && t->launched && !t->recorded) status = record_step(t, error);
+    if (!status && t->recorded)
+        machine_replay(t->on, t->recorded);
+    else if (!status)
+        status = launch_step(t, error);
+    t->launched = true;
+    if (!status) t->opt.step = ++t->step;
+    return status;
 }
 
 /* ---- a test */
@@ -254,9 +277,10 @@ static double number(matrix a, const char *host, int64_t index)
     return a.dtype == LOAM_F64 ? ((const double *)host)[index] : (double)((const float *)host)[index];
 }
 
-static void read_matrix(const trainer *t, matrix a)
+static loam_status read_matrix(const trainer *t, matrix a, loam_error *error)
 {
-    machine_read(t->on, t->host, a.data, (size_t)(matrix_elements(a) * matrix_bytes_each(a)));
+    const size_t bytes = (size_t)(matrix_elements(a) * matrix_bytes_each(a));
+    return machine_download(t->on, t->host, a.data, bytes, error);
 }
 
 /* The records that the test at hand makes. */
@@ -266,13 +290,13 @@ static train_record *record_of(const trainer *t, int64_t model)
 }
 
 /* The first `count` examples of the batch are examples first .. of the test. */
-static void add_results(const trainer *t, int64_t first, int64_t count)
+static loam_status add_results(const trainer *t, int64_t first, int64_t count, loam_error *error)
 {
     const model_shape *shape = &t->options.shape;
     const matrix each = model_results(t->net);
     const int64_t answers = source_answers(&shape->from);
-    read_matrix(t, each);
-    for (int64_t n = 0; n < shape->models * count; n++) {
+    const loam_status status = read_matrix(t, each, error);
+    for (int64_t n = 0; n < shape->models * count && !status; n++) {
         const int64_t m = n / count, i = n % count;
         train_record *to = record_of(t, m);
         const int part = source_part(&shape->from, TRAIN_SPLIT_TEST, first + i);
@@ -285,16 +309,18 @@ static void add_results(const trainer *t, int64_t first, int64_t count)
         to->part[part] += score;
         to->error[part] += score * score;
     }
+    return status;
 }
 
-static void add_infos(const trainer *t, int64_t layer, int64_t count)
+static loam_status add_infos(const trainer *t, int64_t layer, int64_t count, loam_error *error)
 {
     const model_shape *shape = &t->options.shape;
-    const loam_row_info *infos = model_infos(t->net, layer), *info = (const loam_row_info *)t->host;
+    const loam_row_info *infos = model_layer(t->net, layer)->info, *info = (const loam_row_info *)t->host;
     const int64_t rows = shape->heads * source_length(&shape->from), all = shape->batch * rows;
-    if (!infos) return;
-    machine_read(t->on, t->host, infos, (size_t)(shape->models * all) * sizeof *infos);
-    for (int64_t m = 0; m < shape->models; m++) {
+    if (!infos) return LOAM_OK;
+    const size_t bytes = (size_t)(shape->models * all) * sizeof *infos;
+    const loam_status status = machine_download(t->on, t->host, infos, bytes, error);
+    for (int64_t m = 0; m < shape->models && !status; m++) {
         train_record *to = record_of(t, m);
         if (trainer_stopped(t, m)) continue;
         for (int64_t row = m * all; row < m * all + count * rows; row++) {
@@ -302,6 +328,7 @@ static void add_infos(const trainer *t, int64_t layer, int64_t count)
             to->iterations += info[row].iterations;
         }
     }
+    return status;
 }
 
 /* All test examples, in batches of the usual size: the last one is filled up with its last example, which is
@@ -316,11 +343,11 @@ static loam_status add_examples(trainer *t, loam_error *error)
             t->examples[i] = (int32_t)(first + (i < count ? i : count - 1));
         for (int64_t m = 0; m < shape->models; m++)
             batch_fill(&t->data, m, &t->each[m].from, t->each[m].seed, TRAIN_SPLIT_TEST, t->examples);
-        const loam_status status = model_test(t->net, &t->data, error);
+        loam_status status = model_test(t->net, &t->data, error);
+        if (!status) status = add_results(t, first, count, error);
+        for (int64_t l = 0; l < shape->layers && !status; l++)
+            status = add_infos(t, l, count, error);
         if (status) return status;
-        add_results(t, first, count);
-        for (int64_t l = 0; l < shape->layers; l++)
-            add_infos(t, l, count);
     }
     return LOAM_OK;
 }
@@ -364,12 +391,12 @@ static void record_time(trainer *t)
 }
 
 /* What is known of the training since the test before, which went on from `since`. The first read waits. */
-static void record_training(trainer *t, double since)
+static loam_status record_training(trainer *t, double since, loam_error *error)
 {
-    static const double zero[2] = { 0 }; /* of either type */
+    static const double zero[2] = { 0 };
     const matrix sums = t->sums;
-    const size_t bytes = (size_t)(sums.width * matrix_bytes_each(sums));
-    read_matrix(t, sums);
+    loam_status status = read_matrix(t, sums, error);
+    if (status) return status;
     t->seconds += trainer_clock() - since;
     record_time(t);
     for (int64_t m = 0; m < sums.models; m++) {
@@ -377,18 +404,19 @@ static void record_training(trainer *t, double since)
         if (!trainer_stopped(t, m))
             *record_of(t, m) = (train_record){ .step = (double)t->step, .train_loss = loss };
         t->answers[m] = 0;
-        machine_write(t->on, (char *)sums.data + (size_t)m * bytes, zero, bytes);
+        machine_set(t->on, sums, m * sums.width, zero, sums.width);
     }
-    read_matrix(t, t->opt.squares);
-    for (int64_t m = 0; m < sums.models; m++)
+    status = read_matrix(t, t->opt.squares, error);
+    for (int64_t m = 0; m < sums.models && !status; m++)
         if (!trainer_stopped(t, m)) record_of(t, m)->gradient = sqrt(number(t->opt.squares, t->host, m));
+    return status;
 }
 
 /* What stops here is left as it is. */
 static loam_status take_test(trainer *t, double since, loam_error *error)
 {
-    record_training(t, since);
-    const loam_status status = add_examples(t, error);
+    loam_status status = record_training(t, since, error);
+    if (!status) status = add_examples(t, error);
     for (int64_t m = 0; m < t->options.shape.models && !status; m++) {
         if (trainer_stopped(t, m)) continue;
         finish_record(t, record_of(t, m));
@@ -426,7 +454,7 @@ bool trainer_stopped(const trainer *t, int64_t model)
 
 void trainer_resume(trainer *t)
 {
-    t->opt.step = t->step;
+    optimiser_resume(&t->opt, t->step);
     for (int64_t m = 0; m < t->options.shape.models; m++)
         if (trainer_stopped(t, m)) optimiser_hold(&t->opt, m);
 }

@@ -81,10 +81,12 @@ struct trainer {
     double seconds;
     optimiser opt;
     train_batch data;
-    int32_t *order;    /* [models][examples] of the epoch at hand */
-    int64_t epoch;     /* that `order` is of; -1: none */
-    int32_t *examples; /* [batch] of a test */
-    char *host;        /* what was read from the machine */
+    int32_t *order;              /* [models][examples] of the epoch at hand */
+    int64_t epoch;               /* that `order` is of; -1: none */
+    int32_t *examples;           /* [batch] of a test */
+    char *host;                  /* what was read from the machine */
+    bool launched;               /* a step, which then can be recorded */
+    machine_recording *recorded; /* NULL: not yet, or of a CPU */
     memory room, host_room;
 };
 

@@ -83,7 +83,7 @@ double scene_loss(const scene *s, int64_t model)
     double sum = 0;
     for (int64_t i = 0; i < each.rows; i++)
         sum += fixture_get(each, (model * each.rows + i) * each.width);
-    return sum / (double)(words ? s->data.counts[model] : each.rows);
+    return sum / (double)(words ? s->data.here.counts[model] : each.rows);
 }
 
 void scene_stir(scene *s)

@@ -42,10 +42,12 @@ static void check_resumed(const char *what, const course *c)
     course_advance(&whole, MOST_STEPS);
     for (int64_t steps = 1; !trainer_finished(&part); steps++) {
         course_advance(&part, steps);
+        const double seconds = part.seconds;
         expect_saved(&part, "resumed.st");
         trainer_close(&part);
         course_open(&part, c);
         expect_loaded(&part, "resumed.st");
+        assert_true(part.seconds == seconds);
     }
     assert_int_equal(part.step, whole.step);
     for (int64_t m = 0; m < c->models; m++)
@@ -147,11 +149,17 @@ static void killed_runs_go_on(void **state)
         if (checkpoint_load(&t, "killed.st", &found, &error)) fail_msg("%s", error.text);
         trainer_close(&t);
     }
+    const course c = course_to_kill();
+    trainer ended;
+    course_open(&ended, &c);
+    expect_loaded(&ended, "killed.st");
+    assert_true(trainer_finished(&ended));
+    trainer_close(&ended);
     train_to("whole.st");
     printf("killed %d times\n", kills);
     assert_true(kills > 5);
     expect_same_files("killed.st", "whole.st", names);
-    assert_int_equal(system("rm -f killed.st whole.st .loam-*.tmp"), 0);
+    assert_int_equal(unlink("killed.st") | unlink("whole.st"), 0);
 }
 
 /* ---- refused */
@@ -243,6 +251,18 @@ static void other_runs_are_refused(void **state)
     expect_refused(&c, "saved.st", "this one 'ridge 0.5 to 1 unit 0'");
     c = good, c.options.mixing.probe_zero = true;
     expect_refused(&c, "saved.st", "this one 'probe_zero 1'");
+    c = good, c.options.mixing.mlp = true;
+    expect_refused(&c, "saved.st", "this one 'mlp 1'");
+    c = good, c.options.mixing.qk_norm = true;
+    expect_refused(&c, "saved.st", "this one 'qk_norm 1'");
+    c = good, c.options.mixing.probe_gate = true;
+    expect_refused(&c, "saved.st", "this one 'probe_gate 1'");
+    c = good, c.options.mixing.short_filter = true;
+    expect_refused(&c, "saved.st", "this one 'short_filter 1'");
+    c = good, c.options.mixing.published_dims = true;
+    expect_refused(&c, "saved.st", "this one 'published_dims 1'");
+    c = good, c.options.mixing.no_silu = true;
+    expect_refused(&c, "saved.st", "this one 'no_silu 1'");
     c = good, c.options.shape.width = 32;
     expect_refused(&c, "saved.st", "it has 'width 16', this one 'width 32'");
     c = good, c.options.shape.layers = 1;
@@ -260,7 +280,7 @@ static void other_runs_are_refused(void **state)
     c = good, c.options.stop = 0.5;
     expect_refused(&c, "saved.st", "this one 'stop 0.5'");
     c = good, c.on = machine_cpu(LOAM_F64, 2);
-    expect_refused(&c, "saved.st", "this one 'f64 openblas ");
+    expect_refused(&c, "saved.st", "this one 'f64 f64 openblas ");
     c = good, c.each[1].seed++;
     expect_refused(&c, "saved.st", "it has 'model 1 seed 5 rate 0.006");
     c = good, c.each[0].rate = 1;
@@ -272,6 +292,8 @@ static void other_runs_are_refused(void **state)
     c = course_regression("softmax", 2);
     expect_refused(&c, "saved.st",
                    "this one 'model 0 seed 5 rate 0.0030000000000000001 0.02 regression length 8 ");
+    c.options.mixing.blind = true;
+    expect_refused(&c, "saved.st", "this one 'blind 1'");
     assert_int_equal(unlink("saved.st"), 0);
 }
 
@@ -387,6 +409,13 @@ static void runs_without_a_file_begin(void **state)
     assert_int_equal(unlink("run.st"), 0);
 }
 
+/* What another run left, which may have failed. */
+static int remove_files(void **state)
+{
+    (void)state;
+    return system("rm -f *.st .loam-*.tmp");
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -395,5 +424,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(other_tensors_are_refused),  cmocka_unit_test(runs_without_a_file_begin),
     };
     if (argc == 2) return train_to(argv[1]);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, remove_files, remove_files);
 }

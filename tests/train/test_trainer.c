@@ -83,7 +83,7 @@ static void expect_batch(const trainer *t)
         const int32_t example = order[step % whole * 4 + i];
         shape.pairs = example < 4 ? 2 : 3;
         recall_example(&shape, t->each[0].seed, TRAIN_SPLIT_TRAIN, example, tokens, at, targets, scratch);
-        assert_memory_equal(t->data.tokens + i * length, tokens, sizeof tokens);
+        assert_memory_equal(t->data.here.tokens + i * length, tokens, sizeof tokens);
     }
 }
 
@@ -98,7 +98,7 @@ static void look(void *with, const trainer *t, bool tested)
     expect_batch(t);
     for (int64_t i = 0; i < each.rows; i++)
         seen->loss += fixture_get(each, i * each.width);
-    seen->answers += (double)t->data.counts[0];
+    seen->answers += (double)t->data.here.counts[0];
 }
 
 /* Epochs of 10 examples in batches of 4: two are left out each time, and the next epoch has another order.
@@ -164,10 +164,10 @@ static train_record one_by_one(const trainer *t)
             sum.test_loss += fixture_get(each, n * each.width);
             sum.part[part] += fixture_get(each, (n + 1) * each.width - 1);
         }
-        for (int64_t l = 0; l < shape.layers && model_infos(net, l); l++)
+        for (int64_t l = 0; l < shape.layers && model_layer(net, l)->info; l++)
             for (int64_t n = 0; n < shape.heads * source_length(from); n++) {
-                sum.solved[model_infos(net, l)[n].solver]++;
-                sum.iterations += model_infos(net, l)[n].iterations;
+                sum.solved[model_layer(net, l)->info[n].solver]++;
+                sum.iterations += model_layer(net, l)->info[n].iterations;
             }
     }
     model_destroy(net);
@@ -250,6 +250,26 @@ static void who_is_good_enough_stops(void **state)
     trainer_close(&stack), trainer_close(&alone);
 }
 
+/* The length of the first gradient is that of the same weights, whoever takes it. */
+static void gradients_are_before_clipping(void **state)
+{
+    (void)state;
+    course c = course_recall("softmax", 1);
+    trainer adamw, muon, free;
+    c.options.test_every = 1, c.options.clip = 1e-3;
+    course_open(&adamw, &c);
+    c.options.muon = true;
+    course_open(&muon, &c);
+    c.options.clip = 1e9;
+    course_open(&free, &c);
+    course_advance(&adamw, 1), course_advance(&muon, 1), course_advance(&free, 1);
+    const double length = trainer_record(&adamw, 0, 0)->gradient;
+    assert_true(length > 0.01);
+    assert_true(trainer_record(&muon, 0, 0)->gradient == length);
+    assert_true(trainer_record(&free, 0, 0)->gradient == length);
+    trainer_close(&adamw), trainer_close(&muon), trainer_close(&free);
+}
+
 static void expect_refused(const course *c, loam_status status, const char *text)
 {
     loam_error error;
@@ -313,10 +333,11 @@ static void defaults_are_the_papers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(stacks_are_single_runs),    cmocka_unit_test(pieces_are_one_run),
-        cmocka_unit_test(batches_follow_the_epochs), cmocka_unit_test(test_examples_count_once),
-        cmocka_unit_test(tests_have_no_noise),       cmocka_unit_test(who_is_good_enough_stops),
-        cmocka_unit_test(wrong_stacks_are_refused),  cmocka_unit_test(defaults_are_the_papers),
+        cmocka_unit_test(stacks_are_single_runs),        cmocka_unit_test(pieces_are_one_run),
+        cmocka_unit_test(batches_follow_the_epochs),     cmocka_unit_test(test_examples_count_once),
+        cmocka_unit_test(tests_have_no_noise),           cmocka_unit_test(who_is_good_enough_stops),
+        cmocka_unit_test(gradients_are_before_clipping), cmocka_unit_test(wrong_stacks_are_refused),
+        cmocka_unit_test(defaults_are_the_papers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
