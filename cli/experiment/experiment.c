@@ -28,10 +28,10 @@ static const char *name_at(int index) { return index < EXPERIMENTS ? experiments
 
 static void print_help(void)
 {
-    printf(
-        "usage: loam experiment NAME [options]\n\nWithout training: regression at test time, in which each "
-        "estimator predicts\nvalues of keys from pairs that it is shown, and what that "
-        "takes.\n\nexperiments:\n");
+    printf("usage: loam experiment NAME [options]\n\n"
+           "Without training: regression at test time, in which each estimator predicts\n"
+           "values of keys from pairs that it is shown, and what that takes. With training:\n"
+           "small models whose attention is any mechanism learn a task.\n\nexperiments:\n");
     for (int i = 0; i < EXPERIMENTS; i++)
         printf("  %-12s %s\n", experiments[i].name, experiments[i].help);
     printf("\nloam experiment NAME --help tells the options.\n");
