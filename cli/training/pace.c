@@ -15,17 +15,25 @@ static int slot_of(const plan *p, plan_run run)
     return cell;
 }
 
+/* Steps, and what a GPU still does of them. */
+static loam_status advance(trainer *t, int64_t steps, loam_error *error)
+{
+    float some;
+    const loam_status status = trainer_advance(t, steps, longest, error);
+    return status ? status : machine_download(t->on, &some, t->sums.data, sizeof some, error);
+}
+
 /* After a first step, in which memory is touched for the first time. */
 static loam_status measure(trainer *t, int64_t steps, double *seconds, loam_error *error)
 {
-    loam_status status = trainer_advance(t, 1, longest, error);
+    loam_status status = advance(t, 1, error);
     const int64_t begun = t->step;
-    const double before = t->seconds;
-    if (!status) status = trainer_advance(t, steps, longest, error);
+    const double before = trainer_clock();
+    if (!status) status = advance(t, steps, error);
     if (status) return status;
     const double tokens = (double)((t->step - begun) * t->options.shape.models * t->options.shape.batch *
                                    source_length(&t->options.shape.from));
-    *seconds = (t->seconds - before) / tokens;
+    *seconds = (trainer_clock() - before) / tokens;
     return LOAM_OK;
 }
 

@@ -17,7 +17,7 @@ enum { LONGEST = 4096, MOST_STEPS = 100000000, OPTIONS = 48 };
 /* Options as they are written. */
 typedef struct words {
     const char *mechanisms, *rates, *seeds, *lengths, *sizes, *queries, *norm, *positions, *ridge_unit,
-        *backend;
+        *backend, *dtype;
     int64_t steps, tests, layers, fill, stack;
     double stop;
     bool tiny, reduced, paper, all, separate, mlp, qk_norm, no_silu, short_filter, published_dims;
@@ -75,6 +75,12 @@ static const char *unit_word(int index)
 static const char *backend_word(int index)
 {
     static const char *const list[] = { "cpu", "cuda", NULL };
+    return list[index];
+}
+
+static const char *dtype_word(int index)
+{
+    static const char *const list[] = { "f32", "bf16", NULL };
     return list[index];
 }
 
@@ -210,16 +216,12 @@ static int read_cells(plan *p, const words *w, io_error *error)
 static int read_switches(const words *w, plan *p, io_error *error)
 {
     mixer_options *m = &p->options.mixing;
-    int queries = 0, norm = 0, places = 0, unit = 0, backend = 0;
+    int queries = 0, norm = 0, places = 0, unit = 0;
     int status = names_choose("queries", w->queries, queries_word, &queries, error);
     if (status == EXIT_OK) status = names_choose("norm", w->norm, norm_word, &norm, error);
     if (status == EXIT_OK) status = names_choose("positions", w->positions, positions_word, &places, error);
     if (status == EXIT_OK) status = names_choose("ridge-unit", w->ridge_unit, unit_word, &unit, error);
-    if (status == EXIT_OK) status = names_choose("backend", w->backend, backend_word, &backend, error);
     if (status != EXIT_OK) return status;
-    if (backend > 0)
-        return io_fail(error, EXIT_USAGE,
-                       "--backend cuda: this program trains on the CPU alone; expected cpu");
     m->blind = queries > 0;
     m->layer_norm = norm > 0;
     m->positions = (positions)places;
@@ -229,6 +231,18 @@ static int read_switches(const words *w, plan *p, io_error *error)
     m->no_silu = w->no_silu;
     m->short_filter = w->short_filter;
     m->published_dims = w->published_dims;
+    return EXIT_OK;
+}
+
+static int read_machine(const words *w, request *r, io_error *error)
+{
+    int backend = 0, dtype = 0;
+    int status = names_choose("backend", w->backend, backend_word, &backend, error);
+    if (status == EXIT_OK && w->dtype) status = names_choose("dtype", w->dtype, dtype_word, &dtype, error);
+    if (status != EXIT_OK) return status;
+    r->cuda = backend > 0;
+    r->bf16 = w->dtype ? dtype > 0 : r->cuda;
+    if (r->bf16 && !r->cuda) return io_fail(error, EXIT_USAGE, "--dtype bf16: expected f32 on the CPU");
     return EXIT_OK;
 }
 
@@ -354,7 +368,10 @@ static int add_switch_rows(option_row *rows, int count, train_task task, words *
 static int add_run_rows(option_row *rows, int count, train_task task, words *w, request *r)
 {
     const task_row list[] = {
-        { EVERY, { "backend", OPTION_TEXT, &w->backend, 0, 0, "cpu", "where it is trained" } },
+        { EVERY, { "backend", OPTION_TEXT, &w->backend, 0, 0, "cpu|cuda", "on the CPU (cpu) or a GPU" } },
+        { EVERY,
+          { "dtype", OPTION_TEXT, &w->dtype, 0, 0, "f32|bf16",
+            "what products and attention read: f32, on a GPU bf16 by default" } },
         { EVERY,
           { "threads", OPTION_INT, &r->threads, 1, 4096, "N",
             "all by default; results do not depend on it" } },
@@ -408,5 +425,6 @@ int request_read(request *r, train_task task, int argc, char **argv, bool *help,
     if (r->resume && r->restart)
         return io_fail(error, EXIT_USAGE, "--resume and --restart contradict each other");
     status = experiment_check_out(r->out, error);
+    if (status == EXIT_OK) status = read_machine(&w, r, error);
     return status == EXIT_OK ? make_plan(&w, task, &r->plan, error) : status;
 }

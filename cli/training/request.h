@@ -14,6 +14,7 @@ typedef struct request {
     double interval; /* seconds between checkpoints */
     double fit;      /* minutes that the plan may take, or it is made smaller; 0: as long as it takes */
     bool resume, restart;
+    bool cuda, bf16; /* the machine, and what its products and attention read */
 } request;
 
 /* *help: the options were told, and there is nothing to run. */

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: MIT */
-#define _POSIX_C_SOURCE 200809L
 #include "cli/training/run.h"
 
 #include "cli/progress.h"
@@ -9,20 +8,13 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
-#include <time.h>
 
 /* Work is told in thousandths of a second. */
 static const double parts = 1000;
 /* Seconds that the stack at hand is given, however late it is: a run in short pieces comes to its end too. */
 static const double least = 0.05;
 
-double runner_now(void)
-{
-    struct timespec time;
-    return clock_gettime(CLOCK_MONOTONIC, &time) == 0 ? (double)time.tv_sec + 1e-9 * (double)time.tv_nsec : 0;
-}
-
-static double seconds_left(const runner *with) { return with->seconds - (runner_now() - with->begun); }
+static double seconds_left(const runner *with) { return with->seconds - (trainer_clock() - with->begun); }
 
 /* ---- the plan */
 

@@ -11,10 +11,8 @@ typedef struct runner {
     const char *directory; /* of the state, exists */
     double interval;       /* seconds between checkpoints */
     double seconds;        /* after which it ends, from `begun` on; INFINITY: none */
-    double begun;          /* of the monotonic clock */
+    double begun;          /* by trainer_clock */
 } runner;
-
-double runner_now(void);
 
 /* The measured pace of all stacks that are not finished, and the seconds that they will take; on standard
  * output as a table with `told`. */

@@ -82,7 +82,7 @@ static void describe(const plan *p, char text[DESCRIPTION])
 
 typedef struct session {
     plan plan;
-    machine on;
+    machine host, on; /* of lines, and of training */
     runner runner;
     pace pace;
     results results;
@@ -141,7 +141,7 @@ static int write_all(session *s, const char *out, io_error *error)
                   { "times.csv", training_report_times } };
     char path[EXPERIMENT_PATH];
     claim claims[CLAIMS];
-    int status = lines_of_plan(&s->on, &s->plan, &s->lines, error);
+    int status = lines_of_plan(&s->host, &s->plan, &s->lines, error);
     for (size_t i = 0; i < sizeof files / sizeof *files && status == EXIT_OK; i++) {
         snprintf(path, sizeof path, "%s/%s", out, files[i].name);
         status = files[i].write(&s->results, path, error);
@@ -171,6 +171,22 @@ static int run(session *s, const request *r, const char **out, io_error *error)
     return status;
 }
 
+/* Its machine, and what names it all. */
+static int session_open(session *s, const request *r, io_error *error)
+{
+    loam_error cause;
+    s->plan = r->plan;
+    s->host = s->on = machine_cpu(LOAM_F32, (int)r->threads);
+    if (r->cuda && machine_cuda(&s->on, r->bf16 ? LOAM_BF16 : LOAM_F32, &cause))
+        return io_fail(error, EXIT_USAGE, "--backend cuda: %s", cause.text);
+    s->runner = (runner){ &s->on, s->state, r->interval, r->minutes > 0 ? 60 * r->minutes : INFINITY,
+                          trainer_clock() };
+    describe(&s->plan, s->description);
+    add(s->description, "; on %s, %s", r->cuda ? "a GPU" : "the CPU", r->bf16 ? "bf16" : "f32");
+    snprintf(s->state, sizeof s->state, "%s/state", r->out);
+    return EXIT_OK;
+}
+
 static int train(train_task task, int argc, char **argv, const char **out, io_error *error)
 {
     request *r = calloc(1, sizeof *r);
@@ -179,16 +195,12 @@ static int train(train_task task, int argc, char **argv, const char **out, io_er
     int status = r && s ? request_read(r, task, argc, argv, &help, error)
                         : io_fail(error, EXIT_INTERNAL, "out of memory");
     if (status == EXIT_OK && !help) status = plot_check("figure.svg", error);
+    if (status == EXIT_OK && !help) status = session_open(s, r, error);
     if (status == EXIT_OK && !help) {
-        s->plan = r->plan;
-        s->on = machine_cpu(LOAM_F32, (int)r->threads);
-        s->runner = (runner){ &s->on, s->state, r->interval, r->minutes > 0 ? 60 * r->minutes : INFINITY,
-                              runner_now() };
-        describe(&s->plan, s->description);
-        snprintf(s->state, sizeof s->state, "%s/state", r->out);
         status = run(s, r, out, error);
         if (status != EXIT_OK)
             rmdir(s->state), rmdir(r->out); /* They stay where there is something in them. */
+        machine_close(&s->on);
     }
     free(s);
     free(r);

@@ -238,7 +238,12 @@ static void wrong_options(void **state)
         { "context --norm none", "rms or layer" },
         { "context --positions sine", "learned, rope or none" },
         { "context --ridge-unit trace", "normalised or max" },
-        { "context --backend cuda", "trains on the CPU alone" },
+        { "context --backend gpu", "cpu or cuda" },
+        { "context --dtype bf16", "expected f32 on the CPU" },
+        { "context --dtype f16", "f32 or bf16" },
+#if !LOAM_HAVE_CUDA
+        { "context --backend cuda", "--backend cuda: this build has no CUDA" },
+#endif
         { "context --layers 9", "from 1 to 8" },
         { "context --steps 0", "--steps 0" },
         { "context --time 0", "--time 0" },
