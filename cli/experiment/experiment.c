@@ -21,6 +21,7 @@ static const struct {
     { "context", experiment_context, "small models learn regression in context" },
     { "recall", experiment_recall, "small models learn associative recall" },
     { "swaps", experiment_swaps, "small models learn to follow swaps" },
+    { "probe", experiment_probe, "what Parallax's probe becomes under AdamW and Muon" },
 };
 enum { EXPERIMENTS = sizeof experiments / sizeof *experiments };
 

@@ -22,4 +22,9 @@ enum { CLAIMS = 8, CLAIM_SEEDS = 3 }; /* at most; seeds that a claim of an order
 /* All claims of the plan's task; returns how many. */
 int claims_judge(const results *r, const plan_lines *lines, claim *out);
 
+/* Adds to the numbers; what does not fit is cut off. */
+void claim_say(claim *c, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* A claim of an order between trained models: one seed may be luck. */
+void claim_decide_by_seeds(claim *c, int seeds, bool held);
+
 #endif

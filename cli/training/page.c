@@ -1,60 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 #include "cli/training/page.h"
 
+#include "cli/training/html.h"
 #include "cli/training/pictures.h"
 #include "io/out_file.h"
 
 #include <inttypes.h>
-
-static void escape(FILE *out, const char *text)
-{
-    for (; *text; text++)
-        if (*text == '<')
-            fputs("&lt;", out);
-        else if (*text == '&')
-            fputs("&amp;", out);
-        else
-            fputc(*text, out);
-}
 
 static const char *title_of(const plan *p)
 {
     return p->task == TRAIN_REGRESSION ? "Regression in context"
            : p->task == TRAIN_SWAPS    ? "Swaps"
                                        : "Associative recall";
-}
-
-static void write_head(FILE *out, const plan *p)
-{
-    fprintf(
-        out,
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n"
-        "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n<title>%s</title>\n"
-        "<style>\n"
-        "  body { font: 17px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 1.5rem auto; padding: 0 "
-        "1rem;\n         color: #1e1e1e; background: #fff }\n"
-        "  a { color: #00558c } p { max-width: 46rem } img { width: 100%%; height: auto; display: block }\n"
-        "  .row { display: grid; gap: 1rem;\n"
-        "         grid-template-columns: repeat(auto-fill, minmax(min(100%%, 19rem), 1fr)) }\n"
-        "  .wide { overflow-x: auto } table { border-collapse: collapse }\n"
-        "  th, td { border: 1px solid #ccc; padding: .3rem .6rem; text-align: left; vertical-align: top }\n"
-        "</style>\n</head>\n<body>\n<h1>%s</h1>\n",
-        title_of(p), title_of(p));
-}
-
-static void write_claims(FILE *out, const claim *claims, int count)
-{
-    fputs("<h2>What the paper says</h2>\n<div class=\"wide\"><table>\n"
-          "<tr><th>Zuo et al. 2025</th><th>claim</th><th>verdict</th><th>numbers</th></tr>\n",
-          out);
-    for (int i = 0; i < count; i++) {
-        fputs("<tr><td>", out), escape(out, claims[i].source);
-        fputs("</td><td>", out), escape(out, claims[i].text);
-        fprintf(out, "</td><td><b>%s</b></td><td>", verdict_names[claims[i].verdict]);
-        escape(out, claims[i].numbers);
-        fputs("</td></tr>\n", out);
-    }
-    fputs("</table></div>\n", out);
 }
 
 static void write_values(FILE *out, const results *r)
@@ -105,11 +62,11 @@ static void write_pictures(FILE *out, const plan *p)
 static void write_notes(FILE *out, const char *description, const char *left_out)
 {
     fputs("<h2>What was run</h2>\n<p>", out);
-    escape(out, description);
+    html_escape(out, description);
     fputs("</p>\n", out);
     if (*left_out) {
         fputs("<p>Left out to save time: ", out);
-        escape(out, left_out);
+        html_escape(out, left_out);
         fputs(".</p>\n", out);
     }
     fputs("<p>Mamba-1 is left out: it decays each pair of a channel and a state by itself, which no "
@@ -126,8 +83,8 @@ int page_write(const results *r, const claim *claims, int count, const char *des
     const int status = out_open(&file, path, error);
     if (status != EXIT_OK) return status;
     FILE *out = out_stream(file);
-    write_head(out, r->plan);
-    write_claims(out, claims, count);
+    html_head(out, title_of(r->plan));
+    html_claims(out, claims, count);
     write_values(out, r);
     write_pictures(out, r->plan);
     write_notes(out, description, left_out);

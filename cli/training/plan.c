@@ -116,7 +116,8 @@ void plan_trainees(const plan *p, plan_stack stack, trainee *each)
         const plan_run run = plan_run_at(p, stack.first + m);
         each[m] = (trainee){ .seed = p->seeds[run.seed],
                              .from = p->cells[run.cell].from,
-                             .rate = p->rates[run.rate] };
+                             .rate = p->options.muon ? p->adamw : p->rates[run.rate],
+                             .muon_rate = p->rates[run.rate] };
     }
 }
 

@@ -32,6 +32,7 @@ typedef struct plan {
     uint64_t seeds[PLAN_SEEDS];
     int mechanism_count, cell_count, rate_count, seed_count;
     trainer_options options; /* of all; `row`, `steps` and `test_every` are set for each stack */
+    double adamw;            /* with options.muon: its rate, as `rates` are those of Muon */
     int64_t tests;           /* of a run that goes to its end; 0: one an epoch */
     int64_t stack;           /* models side by side at most; 0: by length */
 } plan;

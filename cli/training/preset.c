@@ -77,6 +77,8 @@ void preset_plan(plan *p, train_task task, plan_preset which)
     p->options.shape.batch = task == TRAIN_REGRESSION ? 32 : 64;
 }
 
+int64_t preset_steps(train_task task, plan_preset which) { return preset_of(task, which)->steps; }
+
 const int64_t *preset_lengths(train_task task, plan_preset which, int *count)
 {
     const preset *from = preset_of(task, which);

@@ -14,6 +14,9 @@ bool preset_train(plan *p, const mixer *row);
 /* The preset's own; `all`: linear attention, Parallax and MesaNet too. */
 void preset_mechanisms(plan *p, bool all);
 
+/* Of a run, but where a mechanism needs more. */
+int64_t preset_steps(train_task task, plan_preset preset);
+
 /* The lengths of regression and recall, or the places of swaps, as many as *count says. */
 const int64_t *preset_lengths(train_task task, plan_preset preset, int *count);
 /* S or N of a length. */

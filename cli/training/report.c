@@ -128,6 +128,14 @@ static void write_cell(FILE *out, const results *r, int cell, int part)
     fputc('\n', out);
 }
 
+void report_claims(FILE *out, const claim *claims, int count)
+{
+    fputc('\n', out);
+    for (int i = 0; i < count; i++)
+        fprintf(out, "%-11s  %s: %s\n             %s\n", verdict_names[claims[i].verdict], claims[i].source,
+                claims[i].text, claims[i].numbers);
+}
+
 int training_report_table(const results *r, const claim *claims, int count, io_error *error)
 {
     const plan *p = r->plan;
@@ -144,9 +152,6 @@ int training_report_table(const results *r, const claim *claims, int count, io_e
     for (int cell = 0; cell < p->cell_count; cell++)
         for (int part = 0; part < plan_parts(p, &p->cells[cell]); part++)
             write_cell(out, r, cell, part);
-    fputc('\n', out);
-    for (int i = 0; i < count; i++)
-        fprintf(out, "%-11s  %s: %s\n             %s\n", verdict_names[claims[i].verdict], claims[i].source,
-                claims[i].text, claims[i].numbers);
+    report_claims(out, claims, count);
     return out_commit(file, error);
 }

@@ -3,11 +3,11 @@
 
 #include "cli/experiment/options.h"
 #include "cli/names.h"
+#include "cli/training/lists.h"
 #include "cli/training/preset.h"
 #include "train/checkpoint.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -85,36 +85,6 @@ static const char *dtype_word(int index)
 }
 
 /* ---- lists */
-
-static int read_rates(const char *text, plan *p, io_error *error)
-{
-    p->rate_count = 0;
-    for (const char *at = text;; at++) {
-        char *end;
-        const double value = strtod(at, &end);
-        if (end == at || !isfinite(value) || value <= 0 || value > 1 || (*end != ',' && *end != '\0') ||
-            p->rate_count == PLAN_RATES || (p->rate_count > 0 && value <= p->rates[p->rate_count - 1]))
-            return io_fail(
-                error, EXIT_USAGE,
-                "--rate %s: expected at most %d ascending numbers above 0, and at most 1, as in 5e-4,1e-3",
-                text, PLAN_RATES);
-        p->rates[p->rate_count++] = value;
-        at = end;
-        if (*at == '\0') return EXIT_OK;
-    }
-}
-
-static int read_seeds(const char *text, plan *p, io_error *error)
-{
-    number_list list;
-    const int status = experiment_read_list("seed", text, (int64_t)9e15, &list, error);
-    if (status != EXIT_OK) return status;
-    if (list.count > PLAN_SEEDS)
-        return io_fail(error, EXIT_USAGE, "--seed %s: expected at most %d seeds", text, PLAN_SEEDS);
-    for (p->seed_count = 0; p->seed_count < list.count; p->seed_count++)
-        p->seeds[p->seed_count] = (uint64_t)list.items[p->seed_count];
-    return EXIT_OK;
-}
 
 static int read_mechanisms(const char *text, plan *p, io_error *error)
 {
@@ -261,8 +231,9 @@ static int read_preset(const words *w, train_task task, plan *p, io_error *error
 static int make_plan(const words *w, train_task task, plan *p, io_error *error)
 {
     int status = read_preset(w, task, p, error);
-    if (status == EXIT_OK && w->rates) status = read_rates(w->rates, p, error);
-    if (status == EXIT_OK && w->seeds) status = read_seeds(w->seeds, p, error);
+    if (status == EXIT_OK && w->rates)
+        status = lists_rates("rate", w->rates, p->rates, &p->rate_count, error);
+    if (status == EXIT_OK && w->seeds) status = lists_seeds(w->seeds, p, error);
     if (status == EXIT_OK) status = read_cells(p, w, error);
     if (status == EXIT_OK) status = read_switches(w, p, error);
     for (int i = 0; i < p->mechanism_count && w->steps > 0; i++)

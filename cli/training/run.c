@@ -51,17 +51,22 @@ int runner_plan(const runner *with, const plan *p, pace *at, double *left, bool 
 /* ---- the stacks */
 
 typedef struct watcher {
+    const runner *with;
+    plan_stack stack;
     progress *bar;
     double step; /* parts of a second */
     int64_t seen;
+    int status; /* of what is told of tests */
+    io_error error;
 } watcher;
 
 static void tell_step(void *with, const trainer *t, bool tested)
 {
-    (void)tested;
     watcher *w = with;
     progress_add(w->bar, llround(w->step * (double)(t->step - w->seen)));
     w->seen = t->step;
+    if (tested && w->with->tested && w->status == EXIT_OK)
+        w->status = w->with->tested(w->with->with, w->stack, t, &w->error);
 }
 
 static int train_stack(const runner *with, results *r, plan_stack stack, watcher *w, bool *finished,
@@ -79,6 +84,7 @@ static int train_stack(const runner *with, results *r, plan_stack stack, watcher
         return io_fail(error, EXIT_USAGE, "%s", cause.text);
     t.watch = tell_step, t.with = w;
     int status = checkpoint_run(&t, path, with->interval, fmax(least, seconds_left(with)), error);
+    if (status == EXIT_OK && w->status != EXIT_OK) *error = w->error, status = w->status;
     *finished = trainer_finished(&t);
     if (status == EXIT_OK && *finished) status = training_state_save(with->directory, r, stack, &t, error);
     trainer_close(&t);
@@ -90,7 +96,7 @@ static int run_stack(const runner *with, const pace *at, results *r, plan_stack 
 {
     const int status = training_state_load(with->directory, r, stack, finished, error);
     if (status != EXIT_OK || *finished) return status;
-    watcher w = { bar, parts * pace_step(at, r->plan, stack), 0 };
+    watcher w = { .with = with, .stack = stack, .bar = bar, .step = parts * pace_step(at, r->plan, stack) };
     return train_stack(with, r, stack, &w, finished, error);
 }
 

@@ -6,12 +6,17 @@
 #include "cli/training/pace.h"
 #include "cli/training/results.h"
 
+/* Told after each test of a stack, whose model is then as the test left it. */
+typedef int runner_tested(void *with, plan_stack stack, const trainer *t, io_error *error);
+
 typedef struct runner {
     const machine *on;
     const char *directory; /* of the state, exists */
     double interval;       /* seconds between checkpoints */
     double seconds;        /* after which it ends, from `begun` on; INFINITY: none */
     double begun;          /* by trainer_clock */
+    runner_tested *tested; /* NULL: none */
+    void *with;
 } runner;
 
 /* The measured pace of all stacks that are not finished, and the seconds that they will take; on standard

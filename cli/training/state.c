@@ -73,7 +73,8 @@ void training_state_remove(const char *directory)
     if (!entries) return;
     for (const struct dirent *entry; (entry = readdir(entries)) != NULL;)
         if (ends_in(entry->d_name, ".safetensors") || ends_in(entry->d_name, ".done") ||
-            ends_in(entry->d_name, ".tmp") || strcmp(entry->d_name, "plan") == 0)
+            ends_in(entry->d_name, ".probe") || ends_in(entry->d_name, ".tmp") ||
+            strcmp(entry->d_name, "plan") == 0)
             unlinkat(dirfd(entries), entry->d_name, 0);
     closedir(entries);
     rmdir(directory);
@@ -92,6 +93,11 @@ static void stack_path(const char *directory, const plan *p, plan_stack stack, c
 void training_state_checkpoint(const char *directory, const plan *p, plan_stack stack, char path[STATE_PATH])
 {
     stack_path(directory, p, stack, "safetensors", path);
+}
+
+void training_state_probe(const char *directory, const plan *p, plan_stack stack, char path[STATE_PATH])
+{
+    stack_path(directory, p, stack, "probe", path);
 }
 
 static bool read_number(FILE *file, double *x) { return fscanf(file, "%la", x) == 1; }

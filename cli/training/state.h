@@ -15,8 +15,9 @@ int training_state_begin(const char *directory, const char *line, int drops, io_
 /* Removes what a run of this program has left there, and the directory where nothing else is in it. */
 void training_state_remove(const char *directory);
 
-/* The place of a stack's checkpoint. */
+/* The place of a stack's checkpoint, and of what the probe's measurements are kept in. */
 void training_state_checkpoint(const char *directory, const plan *p, plan_stack stack, char path[STATE_PATH]);
+void training_state_probe(const char *directory, const plan *p, plan_stack stack, char path[STATE_PATH]);
 /* Whether a stack is finished, and its records. */
 bool training_state_has(const char *directory, const plan *p, plan_stack stack);
 int training_state_load(const char *directory, results *r, plan_stack stack, bool *found, io_error *error);

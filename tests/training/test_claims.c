@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * Verdicts on results that are made up: each claim held, not held, not decided. */
-#include "cli/training/claims.h"
+#include "cli/training/probe_report.h"
 #include "cli/training/request.h"
 
 #include <math.h>
@@ -244,6 +244,85 @@ static void swaps_claims(void **state)
     expect(task, SWAPS " --seed 1 --mechanism gla", on_par, "two swaps", VERDICT_UNDECIDED);
 }
 
+/* ---- the probe */
+
+typedef struct probed {
+    probe_request request;
+    probe_result all[PROBE_ARMS];
+} probed;
+
+/* What an arm comes to: its score, and correction and rank of W_R. */
+typedef struct ends {
+    double score, correction, rank;
+} ends;
+typedef ends arm_end(probe_start start, bool muon, train_task task);
+
+static void expect_probe(const char *options, arm_end *end, const verdict *want)
+{
+    static probed p;
+    char text[256], *argv[WORDS] = { text };
+    int argc = 0;
+    bool help;
+    io_error error;
+    claim claims[CLAIMS];
+    snprintf(text, sizeof text, "%s --tests 1", options);
+    for (char *word = strtok(text, " "); word && argc < WORDS; word = strtok(NULL, " "))
+        argv[argc++] = word;
+    if (probe_request_read(&p.request, argc, argv, &help, &error) != EXIT_OK) fail_msg("%s", error.text);
+    for (int i = 0; i < p.request.count; i++) {
+        probe_result *at = &p.all[i];
+        at->arm = &p.request.arms[i];
+        const plan *trained = &at->arm->plan;
+        const ends all = end(at->arm->start, trained->options.muon, trained->task);
+        assert_int_equal(results_open(&at->results, trained, &error), EXIT_OK);
+        assert_int_equal(probe_log_open(&at->log, &at->results, "/nowhere", &error), EXIT_OK);
+        for (int64_t run = 0; run < plan_runs(trained); run++) {
+            at->results.counts[run] = 1;
+            results_record(&at->results, run, 0)->part[0] = all.score;
+            for (int64_t layer = 0; layer < 2; layer++) {
+                probe_layer *to = probe_log_at(&at->log, run, 0, layer);
+                to->rows.correction = all.correction;
+                for (int of = 0; of < PROBE_MATRICES; of++)
+                    for (int head = 0; head < PROBE_HEADS; head++)
+                        to->rank[of][head] = of == 2 ? all.rank : 7;
+            }
+        }
+    }
+    assert_int_equal(probe_judge(p.all, p.request.count, claims), 3);
+    for (int i = 0; i < 3; i++)
+        if (claims[i].verdict != want[i])
+            fail_msg("%s: '%s' is %s, expected %s", options, claims[i].text, verdict_names[claims[i].verdict],
+                     verdict_names[want[i]]);
+    for (int i = 0; i < p.request.count; i++) {
+        results_close(&p.all[i].results);
+        probe_log_close(&p.all[i].log);
+    }
+}
+
+/* Muon is what the claims say of it. */
+static ends unlocked(probe_start start, bool muon, train_task task)
+{
+    const double gain = start == PROBE_NONE ? 0 : muon ? 0.2 : 0.1;
+    return (ends){ task == TRAIN_RECALL ? 0.5 + gain : 0.5 - gain, muon ? 2 : 1, muon ? 30 : 20 };
+}
+static ends locked(probe_start start, bool muon, train_task task)
+{
+    const double gain = start == PROBE_NONE ? 0 : muon ? 0.1 : 0.2;
+    return (ends){ task == TRAIN_RECALL ? 0.5 + gain : 0.5 - gain, muon ? 1 : 2, muon ? 29 : 20 };
+}
+
+static void probe_claims(void **state)
+{
+    (void)state;
+    static const verdict held[] = { VERDICT_HELD, VERDICT_HELD, VERDICT_HELD },
+                         not_held[] = { VERDICT_NOT_HELD, VERDICT_NOT_HELD, VERDICT_NOT_HELD },
+                         one_seed[] = { VERDICT_HELD, VERDICT_HELD, VERDICT_UNDECIDED };
+    expect_probe("probe --seed 1,2,3", unlocked, held);
+    expect_probe("probe --seed 1,2,3 --all", unlocked, held);
+    expect_probe("probe --seed 1,2,3", locked, not_held);
+    expect_probe("probe --seed 1", unlocked, one_seed);
+}
+
 /* ---- what is judged */
 
 static double by_rate(const char *name, int64_t length, int64_t size)
@@ -282,7 +361,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(regression_claims),  cmocka_unit_test(recall_claims),
         cmocka_unit_test(how_accuracy_rises), cmocka_unit_test(swaps_claims),
-        cmocka_unit_test(best_rates),
+        cmocka_unit_test(probe_claims),       cmocka_unit_test(best_rates),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -213,6 +213,34 @@ static void words_are_learned_too(void **state)
                                     "swaps.svg\ntimes.csv\n69,8 76,9 L,N ");
 }
 
+#define PROBE "experiment probe --steps 4 --tests 2 --checkpoint 0.05"
+
+/* Twelve arms, in one go and in pieces. */
+static void probes_are_measured(void **state)
+{
+    (void)state;
+    outcome result = run_loam(PROBE " --threads 1 --out probe");
+    expect_status(&result, EXIT_OK);
+    assert_string_equal(result.err, "");
+    result = run_shell("ls -A probe; wc -l < probe/probe.csv; wc -l < probe/times.csv");
+    assert_string_equal(result.out, "index.html\nprobe.csv\ntimes.csv\n49\n25\n");
+    result = run_shell("awk -F, 'FNR == 1 { n = NF } NF != n' probe/*.csv");
+    assert_string_equal(result.out, "");
+    /* Where W_R began at 0 it is as nothing after a step or two; softmax has none. */
+    result = run_shell(
+        "awk -F, '$3 == \"zero\" && $7 == 2 && $11 > 0.1 || $2 == \"softmax\" && $21 != \"\" ||"
+        " $3 == \"like W_q\" && $21 < 1' probe/probe.csv");
+    assert_string_equal(result.out, "");
+    for (int pieces = 0; !file_exists("cut/index.html"); pieces++) {
+        assert_true(pieces < 200);
+        result = run_loam(PROBE " --time 0.001 --threads 2 --out cut");
+        expect_status(&result, EXIT_OK);
+    }
+    result = run_shell(
+        "cmp probe/probe.csv cut/probe.csv && cmp probe/index.html cut/index.html && ls -A cut");
+    assert_string_equal(result.out, "index.html\nprobe.csv\ntimes.csv\n");
+}
+
 static void wrong_options(void **state)
 {
     (void)state;
@@ -257,6 +285,11 @@ static void wrong_options(void **state)
         { "swaps --places 7", "expected 8 to" },
         { "swaps --places 65", "expected 8 to 64" },
         { "swaps --separate", "unknown option --separate" },
+        { "probe more", "unknown argument more" },
+        { "probe --muon-rate 0", "--muon-rate 0" },
+        { "probe --muon-scale long", "jordan or rms" },
+        { "probe --tiny --reduced", "expected one of them" },
+        { "probe --resume --restart", "contradict" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const outcome result = run_loam("experiment %s", cases[i].options);
@@ -278,6 +311,7 @@ int main(void)
         cmocka_unit_test(a_plan_is_made_to_fit),
         cmocka_unit_test(solvers_of_a_run),
         cmocka_unit_test(words_are_learned_too),
+        cmocka_unit_test(probes_are_measured),
         cmocka_unit_test(wrong_options),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);

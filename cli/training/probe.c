@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: MIT
+ * loam experiment probe: the arms one after another, each as an experiment with a state of its own. */
+#define _POSIX_C_SOURCE 200809L
+#include "cli/experiment/options.h"
+#include "cli/training/probe_report.h"
+#include "cli/training/run.h"
+#include "cli/training/state.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+typedef struct session {
+    probe_request request;
+    probe_result all[PROBE_ARMS];
+    pace pace[PROBE_ARMS];
+    char state[EXPERIMENT_PATH], folder[PROBE_ARMS][EXPERIMENT_PATH + 64];
+    machine on;
+    double begun;
+} session;
+
+static runner runner_of(session *s, int arm)
+{
+    const double minutes = s->request.minutes;
+    return (runner){ &s->on,   s->folder[arm], s->request.interval, minutes > 0 ? 60 * minutes : INFINITY,
+                     s->begun, probe_log_test, &s->all[arm].log };
+}
+
+/* ---- what an earlier run left */
+
+static void forget(session *s)
+{
+    for (int arm = 0; arm < s->request.count; arm++)
+        training_state_remove(s->folder[arm]);
+    training_state_remove(s->state);
+}
+
+static int begin(session *s, io_error *error)
+{
+    const probe_request *r = &s->request;
+    bool found;
+    int drops;
+    if (r->restart) forget(s);
+    int status = experiment_make_directories(s->state, error);
+    if (status == EXIT_OK) status = training_state_open(s->state, r->description, &found, &drops, error);
+    if (status == EXIT_OK && r->resume && !found)
+        status = io_fail(error, EXIT_INPUT, "--resume: %s holds no run to continue", s->state);
+    if (status == EXIT_OK && !found) status = training_state_begin(s->state, r->description, 0, error);
+    for (int arm = 0; arm < r->count && status == EXIT_OK; arm++)
+        status = experiment_make_directories(s->folder[arm], error);
+    return status;
+}
+
+/* ---- the arms */
+
+static int open_arms(session *s, io_error *error)
+{
+    int status = EXIT_OK;
+    for (int arm = 0; arm < s->request.count && status == EXIT_OK; arm++) {
+        probe_result *at = &s->all[arm];
+        at->arm = &s->request.arms[arm];
+        status = results_open(&at->results, &at->arm->plan, error);
+        if (status == EXIT_OK) status = probe_log_open(&at->log, &at->results, s->folder[arm], error);
+    }
+    return status;
+}
+
+/* The measured time of all arms. */
+static int measure(session *s, io_error *error)
+{
+    double sum = 0;
+    int status = EXIT_OK;
+    for (int arm = 0; arm < s->request.count && status == EXIT_OK; arm++) {
+        const runner with = runner_of(s, arm);
+        double left;
+        status = runner_plan(&with, &s->request.arms[arm].plan, &s->pace[arm], &left, false, error);
+        if (status != EXIT_OK) break;
+        printf("%-24s %7.0f seconds\n", s->request.arms[arm].name, left);
+        sum += left;
+    }
+    if (status == EXIT_OK) printf("About %.1f minutes left of training.\n\n", sum / 60);
+    fflush(stdout);
+    return status;
+}
+
+static int run_arms(session *s, bool *whole, io_error *error)
+{
+    int status = EXIT_OK;
+    *whole = true;
+    for (int arm = 0; arm < s->request.count && status == EXIT_OK && *whole; arm++) {
+        const runner with = runner_of(s, arm);
+        status = runner_run(&with, &s->pace[arm], &s->all[arm].results, whole, error);
+    }
+    return status;
+}
+
+static int run(session *s, const char **out, io_error *error)
+{
+    const probe_request *r = &s->request;
+    bool whole = false;
+    int status = begin(s, error);
+    if (status == EXIT_OK) status = open_arms(s, error);
+    if (status == EXIT_OK) status = measure(s, error);
+    if (status == EXIT_OK) status = run_arms(s, &whole, error);
+    if (status == EXIT_OK && !whole) printf("The time is over; the same command goes on.\n");
+    if (status == EXIT_OK && whole) status = probe_report(s->all, r->count, r->description, r->out, error);
+    if (status == EXIT_OK && whole) {
+        forget(s);
+        *out = r->out;
+    }
+    for (int arm = 0; arm < r->count; arm++) {
+        results_close(&s->all[arm].results);
+        probe_log_close(&s->all[arm].log);
+    }
+    return status;
+}
+
+int experiment_probe(int argc, char **argv, const char **out, io_error *error)
+{
+    session *s = calloc(1, sizeof *s);
+    bool help = false;
+    int status = s ? probe_request_read(&s->request, argc, argv, &help, error)
+                   : io_fail(error, EXIT_INTERNAL, "out of memory");
+    if (status == EXIT_OK && !help) {
+        s->on = machine_cpu(LOAM_F32, (int)s->request.threads);
+        s->begun = trainer_clock();
+        snprintf(s->state, sizeof s->state, "%s/state", s->request.out);
+        for (int arm = 0; arm < s->request.count; arm++)
+            snprintf(s->folder[arm], sizeof s->folder[arm], "%s/%s", s->state, s->request.arms[arm].name);
+        status = run(s, out, error);
+    }
+    free(s);
+    return status;
+}
