@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Each allocation of a model, a batch, an optimiser, of a trainer and its checkpoint, and of what is measured of
- * a model fails once: a status, and nothing is left behind. */
+ * Each allocation of a model, a batch, an optimiser, of a trainer and its checkpoint, and of what is measured
+ * of a model fails once: a status, and nothing is left behind. */
 #include "tests/support/alloc_fail.h"
 #include "train/checkpoint.h"
 #include "train/probe.h"
