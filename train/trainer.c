@@ -232,6 +232,7 @@ static void fill_training(trainer *t)
         for (int64_t i = 0; i < batch; i++)
             t->answers[m] += source_part_answers(from, source_part(from, TRAIN_SPLIT_TRAIN, chosen[i]));
     }
+    batch_send(&t->data);
 }
 
 /* What is the same in every step, but for the data. */
@@ -340,6 +341,7 @@ static loam_status add_examples(trainer *t, loam_error *error)
             t->examples[i] = (int32_t)(first + (i < count ? i : count - 1));
         for (int64_t m = 0; m < shape->models; m++)
             batch_fill(&t->data, m, &t->each[m].from, t->each[m].seed, TRAIN_SPLIT_TEST, t->examples);
+        batch_send(&t->data);
         loam_status status = model_test(t->net, &t->data, error);
         if (!status) status = add_results(t, first, count, error);
         for (int64_t l = 0; l < shape->layers && !status; l++)
