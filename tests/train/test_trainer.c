@@ -292,6 +292,8 @@ static void wrong_stacks_are_refused(void **state)
     expect_refused(&c, LOAM_ESHAPE, "batch is 0");
     c = good, c.each[1].from.recall.length = 14;
     expect_refused(&c, LOAM_ESHAPE, "model 1 has a source of another shape than model 0");
+    c = good, c.each[1].from.recall.fill = false;
+    expect_refused(&c, LOAM_ESHAPE, "model 1 has a source of another shape");
     c = good, c.each[1].from.part[1].examples[TRAIN_SPLIT_TRAIN]++;
     expect_refused(&c, LOAM_ESHAPE, "model 1 has a source of another shape");
     c = good, c.each[0].from.part[0].examples[TRAIN_SPLIT_TEST] = 0;
