@@ -46,7 +46,8 @@ static void fill(rig *r)
     train_epoch_order(1, TRAIN_RECALL, 0, 120000, order);
     memcpy(examples, order, sizeof examples);
     for (int64_t m = 0; m < r->shape.models; m++)
-        batch_fill(&r->data, m, 1, TRAIN_SPLIT_TRAIN, examples);
+        batch_fill(&r->data, m, &r->data.from, 1, TRAIN_SPLIT_TRAIN, examples);
+    batch_send(&r->data);
 }
 
 static int rig_open(rig *r, const mixer *row, int64_t models, int64_t length, loam_dtype dtype, bool timed)

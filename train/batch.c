@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 #include "train/batch.h"
 
+#include "train/cuda/data.h"
+
 #include <assert.h>
 #include <omp.h>
+#include <string.h>
 
 int64_t source_length(const train_source *from)
 {
@@ -83,6 +86,14 @@ static int64_t scratch_of(const train_source *from)
     return (bytes + 7) / 8 * 8;
 }
 
+/* What a GPU is told. */
+static void take_requests(const train_batch *b, batch_arrays *a, memory *room)
+{
+    a->counts = memory_take(room, b->models, sizeof *a->counts);
+    a->requests = memory_take(room, b->models, sizeof *a->requests);
+    a->examples = memory_take(room, b->models * b->size, sizeof *a->examples);
+}
+
 static void take_arrays(const train_batch *b, batch_arrays *a, memory *room)
 {
     const train_source *from = &b->from;
@@ -91,16 +102,21 @@ static void take_arrays(const train_batch *b, batch_arrays *a, memory *room)
     a->tokens = memory_take(room, words ? b->models * rows : 0, sizeof *a->tokens);
     a->at = memory_take(room, b->models * answers, sizeof *a->at);
     a->targets = memory_take(room, b->models * answers, sizeof *a->targets);
-    a->counts = memory_take(room, b->models, sizeof *a->counts);
     a->x = memory_matrix(room, b->on->dtype, b->models, words ? 0 : rows, columns_of(from));
     a->y = memory_matrix(room, b->on->dtype, b->models, words ? 0 : answers, from->regression.dim_y);
 }
 
 static void take_all(train_batch *b)
 {
-    if (b->on->gpu) take_arrays(b, &b->there, &b->room);
+    take_requests(b, &b->here, &b->host);
+    b->sent = b->host.used;
+    if (b->on->gpu) {
+        take_requests(b, &b->there, &b->room);
+        take_arrays(b, &b->there, &b->room);
+        return;
+    }
     take_arrays(b, &b->here, &b->host);
-    if (!b->on->gpu) b->there = b->here;
+    b->there = b->here;
     b->scratch_bytes = scratch_of(&b->from);
     b->scratch = memory_take(&b->host, b->on->threads, (size_t)b->scratch_bytes);
 }
@@ -162,34 +178,47 @@ static void fill_words(train_batch *b, int64_t model, int64_t i, const train_sou
     }
 }
 
-/* Elements of `bytes` each, `count` of a model, to the machine. */
-static void send(const train_batch *b, int64_t model, void *there, const void *here, int64_t count,
-                 size_t bytes)
+static int64_t count_answers(const train_source *from, train_split split, const int32_t *examples,
+                             int64_t size)
 {
-    const size_t first = (size_t)(model * count) * bytes;
-    if (count > 0)
-        machine_upload(b->on, (char *)there + first, (const char *)here + first, (size_t)count * bytes);
+    int64_t count = 0;
+    for (int64_t i = 0; i < size; i++)
+        count += source_part_answers(from, source_part(from, split, examples[i]));
+    return count;
 }
 
-static void send_all(const train_batch *b, int64_t model)
+static void request(train_batch *b, int64_t model, const train_source *from, uint64_t seed, train_split split,
+                    const int32_t *examples)
 {
-    const batch_arrays *to = &b->there, *from = &b->here;
-    const int64_t answers = b->size * source_answers(&b->from);
-    if (source_words(&b->from) > 0)
-        send(b, model, to->tokens, from->tokens, b->size * source_length(&b->from), sizeof *to->tokens);
-    send(b, model, to->at, from->at, answers, sizeof *to->at);
-    send(b, model, to->targets, from->targets, answers, sizeof *to->targets);
-    send(b, model, to->counts, from->counts, 1, sizeof *to->counts);
-    send(b, model, to->x.data, from->x.data, to->x.model, (size_t)matrix_bytes_each(to->x));
-    send(b, model, to->y.data, from->y.data, to->y.model, (size_t)matrix_bytes_each(to->y));
+    const regression_shape *shape = &from->regression;
+    const int64_t segments = from->task == TRAIN_REGRESSION ? shape->length / shape->segment : 1;
+    const double noise = split == TRAIN_SPLIT_TEST ? 0 : shape->noise;
+    b->here.requests[model] = (batch_request){ seed, shape->segment, noise, split };
+    memcpy(b->here.examples + model * b->size, examples, (size_t)b->size * sizeof *examples);
+    if (segments > b->segments) b->segments = segments;
+}
+
+void batch_send(train_batch *b)
+{
+    const batch_size size = { b->models, b->size, source_length(&b->from), source_answers(&b->from),
+                              b->segments };
+    if (!b->on->gpu) return;
+    machine_upload(b->on, b->there.counts, b->here.counts, b->sent);
+    gpu_fill(b->on, &b->from, &size, &b->there);
+    b->segments = 0;
 }
 
 void batch_fill(train_batch *b, int64_t model, const train_source *from, uint64_t seed, train_split split,
                 const int32_t *examples)
 {
-    const int64_t answers = b->size * source_answers(from);
     const bool words = source_words(from) > 0;
-    assert(source_length(from) == source_length(&b->from) && answers == b->size * source_answers(&b->from));
+    assert(source_length(from) == source_length(&b->from) &&
+           source_answers(from) == source_answers(&b->from));
+    b->here.counts[model] = count_answers(from, split, examples, b->size);
+    if (b->on->gpu) {
+        request(b, model, from, seed, split, examples);
+        return;
+    }
 #pragma omp parallel for num_threads(b->on->threads) schedule(static)
     for (int64_t i = 0; i < b->size; i++) {
         void *scratch = b->scratch + omp_get_thread_num() * b->scratch_bytes;
@@ -198,8 +227,4 @@ void batch_fill(train_batch *b, int64_t model, const train_source *from, uint64_
         else
             fill_regression(b, model, i, from, seed, split, examples[i], scratch);
     }
-    b->here.counts[model] = 0;
-    for (int64_t n = 0; n < answers; n++)
-        b->here.counts[model] += b->here.at[model * answers + n] >= 0;
-    send_all(b, model);
 }

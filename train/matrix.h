@@ -46,6 +46,14 @@ static inline void matrix_set(matrix a, int64_t first, const double *x, int64_t 
             ((float *)a.data)[first + i] = (float)x[i];
 }
 
+/* That of model m alone. */
+static inline matrix matrix_model(matrix a, int64_t m)
+{
+    a.data = (char *)a.data + m * a.model * matrix_bytes_each(a);
+    a.models = 1;
+    return a;
+}
+
 /* Rows first .. first + count - 1 of each model. */
 static inline matrix matrix_rows(matrix a, int64_t first, int64_t count)
 {

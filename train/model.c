@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { LOGIT_ROWS = 8192 }; /* that exist at a time */
+enum { LOGIT_ROWS = 1024 }; /* that exist at a time: with 8192 words 32 MiB, which GPUs keep in their cache */
 
 static const matrix none = { 0 };
 
@@ -27,7 +27,7 @@ struct train_model {
     matrix de_operand;    /* de, as an operand of products */
     matrix found, dfound; /* e at the answers */
     matrix normed, dnormed, norm;
-    matrix out; /* logits, of LOGIT_ROWS rows, or predictions; then their gradients */
+    matrix out; /* logits of one model, LOGIT_ROWS rows, or predictions; then their gradients */
     matrix results;
 };
 
@@ -137,8 +137,9 @@ static void take_all(train_model *m)
     m->found = take(m, answers, d), m->dfound = take(m, answers, d);
     m->normed = take_operand(m, answers, d), m->dnormed = take(m, answers, d),
     m->norm = take(m, answers, m->mix.options.layer_norm ? 2 : 1);
-    m->out = take(m, words && answers > LOGIT_ROWS ? LOGIT_ROWS : answers,
-                  words ? m->words : shape->from.regression.dim_y);
+    m->out = words ? memory_matrix(&m->room, m->on.dtype, 1, answers < LOGIT_ROWS ? answers : LOGIT_ROWS,
+                                   m->words)
+                   : take(m, answers, shape->from.regression.dim_y);
     m->results = take(m, answers, words ? 2 : 1);
 }
 
@@ -326,26 +327,34 @@ static loam_status layer_backward(train_model *m, int64_t l, loam_error *error)
     return LOAM_OK;
 }
 
-/* Logits in blocks of rows: each is made, judged, and with `back` turned into gradients, before the next. */
-static void judge_words(train_model *m, const train_batch *b, bool back)
+/* Logits of one model and a block of its rows: they are made, judged, and with `back` turned into gradients,
+ * while they lie in a cache. */
+static void judge_rows(train_model *m, const train_batch *b, int64_t model, int64_t first, bool back)
 {
     const machine *on = &m->on;
     const ops *op = on->op;
-    const int64_t answers = m->answers;
-    norm(m, m->normed, m->norm, m->found, m->last, m->last_bias);
-    for (int64_t first = 0; first < answers; first += LOGIT_ROWS) {
-        const int64_t count = answers - first < LOGIT_ROWS ? answers - first : LOGIT_ROWS;
-        const matrix normed = matrix_rows(m->normed, first, count), logits = matrix_rows(m->out, 0, count);
-        const matrix g = matrix_narrowed(logits, on->operand);
-        const numbers targets = { b->there.targets + first, answers };
-        op->product(on, logits, normed, m->into->w, PRODUCT_B_TRANSPOSED);
-        op->cross_entropy(on, matrix_rows(m->results, first, count), g, logits, targets, b->there.counts);
-        if (!back) continue;
-        op->product(on, matrix_rows(m->dnormed, first, count), g, m->into->w, 0);
-        op->product(on, m->into->g, g, normed, PRODUCT_A_TRANSPOSED | (first > 0 ? PRODUCT_ADD : 0));
-    }
+    const int64_t left = m->answers - first, count = left < LOGIT_ROWS ? left : LOGIT_ROWS;
+    const matrix normed = matrix_rows(matrix_model(m->normed, model), first, count);
+    const matrix dnormed = matrix_rows(matrix_model(m->dnormed, model), first, count);
+    const matrix results = matrix_rows(matrix_model(m->results, model), first, count);
+    const matrix words = matrix_model(m->into->w, model), logits = matrix_rows(m->out, 0, count);
+    const matrix g = matrix_narrowed(logits, on->operand);
+    const numbers targets = { b->there.targets + model * m->answers + first, 0 };
+    op->product(on, logits, normed, words, PRODUCT_B_TRANSPOSED);
+    op->cross_entropy(on, results, g, logits, targets, b->there.counts + model);
     if (!back) return;
-    norm_back(m, m->dfound, m->dnormed, m->found, m->norm, m->last, m->last_bias, false);
+    op->product(on, dnormed, g, words, 0);
+    op->product(on, matrix_model(m->into->g, model), g, normed,
+                PRODUCT_A_TRANSPOSED | (first > 0 ? PRODUCT_ADD : 0));
+}
+
+static void judge_words(train_model *m, const train_batch *b, bool back)
+{
+    norm(m, m->normed, m->norm, m->found, m->last, m->last_bias);
+    for (int64_t model = 0; model < m->shape.models; model++)
+        for (int64_t first = 0; first < m->answers; first += LOGIT_ROWS)
+            judge_rows(m, b, model, first, back);
+    if (back) norm_back(m, m->dfound, m->dnormed, m->found, m->norm, m->last, m->last_bias, false);
 }
 
 static void judge_regression(train_model *m, const train_batch *b, bool back)

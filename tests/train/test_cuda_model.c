@@ -105,6 +105,7 @@ static void rig_fill(rig *r, const uint64_t *from, int step)
         examples[i] = (int32_t)(step * r->shape.batch + i);
     for (int64_t m = 0; m < r->shape.models; m++)
         batch_fill(&r->data, m, &r->data.from, from[m], TRAIN_SPLIT_TRAIN, examples);
+    batch_send(&r->data);
     free(examples);
 }
 

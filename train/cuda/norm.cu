@@ -4,6 +4,7 @@
 #include "train/cuda/sum.cuh"
 
 enum { NORM_THREADS = 256, NORM_ROWS = 64, NORM_SHARED = 48 << 10 }; /* rows of a block of the backward */
+enum { NORM_COLUMNS = 32 };                                          /* of a lane there */
 
 static const float eps = 1e-5f;
 
@@ -239,52 +240,83 @@ static __device__ void write_sums(float *partial, const float *sums, int width, 
     }
 }
 
+/* What a lane has of a row. */
+template <int N> struct row_pack {
+    float x[N], g[N], by[N];
+};
+
 /* With g' = g gain and y = x r - shift: dx = r (g' - mean(g') - y mean(g' y)); RMSNorm, whose stats are r
- * alone, has neither shift nor mean(g'). dgain = sum g y, dbias = sum g. */
-template <int N, bool CENTRED>
+ * alone, has neither shift nor mean(g'). dgain = sum g y, dbias = sum g. PACKS: of N columns, that a lane has
+ * of a row; all of them stay in registers. */
+template <int N, int PACKS, bool CENTRED>
 static __global__ void __launch_bounds__(NORM_THREADS)
     norm_back_kernel(view dx, float *dgain, float *dbias, view g, view x, view stats, view gain, norm_shape s,
                      bool add)
 {
     extern __shared__ float sums[];
-    const int groups = NORM_THREADS / s.lanes, m = (int)blockIdx.y,
-              end = (int)blockIdx.x * NORM_ROWS + NORM_ROWS;
+    const int groups = NORM_THREADS / s.lanes, m = (int)blockIdx.y;
     const int group = (int)threadIdx.x / s.lanes, lane = (int)threadIdx.x % s.lanes;
-    float *gains = sums + group * s.width, *biases = gains + groups * s.width;
-    for (int c = (int)threadIdx.x; c < (CENTRED ? 2 : 1) * groups * s.width; c += NORM_THREADS)
-        sums[c] = 0;
-    __syncthreads();
+    const int end = (int)blockIdx.x * NORM_ROWS + NORM_ROWS;
+    row_pack<N> row[PACKS];
+    float gains[PACKS][N] = {}, biases[PACKS][N] = {};
+#pragma unroll
+    for (int k = 0; k < PACKS; k++)
+        if ((k * s.lanes + lane) * N < s.width) load<N>(row[k].by, gain, m, 0, (k * s.lanes + lane) * N);
     for (int i = (int)blockIdx.x * NORM_ROWS + group; i < end; i += groups) {
         const bool in = i < s.rows;
         float scale = 0, shift = 0, along = 0, whole = 0;
         if (in) load<1>(&scale, stats, m, i, 0);
         if (in && CENTRED) load<1>(&shift, stats, m, i, 1);
-        for (int c = lane * N; in && c < s.width; c += s.lanes * N) {
-            float from[N], down[N], by[N];
-            load<N>(from, x, m, i, c), load<N>(down, g, m, i, c), load<N>(by, gain, m, 0, c);
+#pragma unroll
+        for (int k = 0; k < PACKS; k++) {
+            const int c = (k * s.lanes + lane) * N;
+            if (!in || c >= s.width) continue;
+            load<N>(row[k].x, x, m, i, c), load<N>(row[k].g, g, m, i, c);
 #pragma unroll
             for (int e = 0; e < N; e++) {
-                const float y = from[e] * scale - shift;
-                along += down[e] * by[e] * y;
-                whole += down[e] * by[e];
-                gains[c + e] += down[e] * y;
-                if (CENTRED) biases[c + e] += down[e];
+                const float y = row[k].x[e] * scale - shift, down = row[k].g[e];
+                along += down * row[k].by[e] * y;
+                whole += down * row[k].by[e];
+                gains[k][e] += down * y;
+                biases[k][e] += down;
             }
         }
         along = row_sum(along, s.lanes) / (float)s.width;
         whole = CENTRED ? row_sum(whole, s.lanes) / (float)s.width : 0;
-        for (int c = lane * N; in && c < s.width; c += s.lanes * N) {
-            float from[N], down[N], by[N], to[N] = {};
-            load<N>(from, x, m, i, c), load<N>(down, g, m, i, c), load<N>(by, gain, m, 0, c);
+#pragma unroll
+        for (int k = 0; k < PACKS; k++) {
+            const int c = (k * s.lanes + lane) * N;
+            float to[N] = {};
+            if (!in || c >= s.width) continue;
             if (add) load<N>(to, dx, m, i, c);
 #pragma unroll
             for (int e = 0; e < N; e++)
-                to[e] += scale * (down[e] * by[e] - whole - (from[e] * scale - shift) * along);
+                to[e] += scale * (row[k].g[e] * row[k].by[e] - whole - (row[k].x[e] * scale - shift) * along);
             store<N>(dx, m, i, c, to);
         }
     }
+#pragma unroll
+    for (int k = 0; k < PACKS; k++)
+#pragma unroll
+        for (int e = 0; e < N; e++) {
+            const int c = (k * s.lanes + lane) * N + e;
+            if (c >= s.width) continue;
+            sums[group * s.width + c] = gains[k][e];
+            if (CENTRED) sums[(groups + group) * s.width + c] = biases[k][e];
+        }
     write_sums(dgain, sums, s.width, groups);
     if (CENTRED) write_sums(dbias, sums + groups * s.width, s.width, groups);
+}
+
+/* By the packs that a lane has, to the next power of two. */
+template <int N, bool CENTRED> static auto norm_back_kernel_of(const norm_shape &s)
+{
+    const int packs = (s.width + s.lanes * N - 1) / (s.lanes * N);
+    assert(packs <= NORM_COLUMNS / N);
+    return packs == 1   ? norm_back_kernel<N, 1, CENTRED>
+           : packs == 2 ? norm_back_kernel<N, 2, CENTRED>
+           : packs <= 4 ? norm_back_kernel<N, 4, CENTRED>
+                        : norm_back_kernel<N, NORM_COLUMNS / N, CENTRED>;
 }
 
 template <bool CENTRED>
@@ -302,12 +334,9 @@ static void norm_back(const machine *on, matrix dx, matrix dgain, matrix dbias, 
     float *gains = (float *)gpu_scratch(on->gpu, (CENTRED ? 2 : 1) * sums * sizeof *gains);
     if (!gains) return;
     assert(shared <= NORM_SHARED);
-    if (four)
-        norm_back_kernel<4, CENTRED><<<grid, NORM_THREADS, shared, on->gpu->stream>>>(
-            to, gains, gains + sums, down, from, view_of(stats), by, s, add);
-    else
-        norm_back_kernel<1, CENTRED><<<grid, NORM_THREADS, shared, on->gpu->stream>>>(
-            to, gains, gains + sums, down, from, view_of(stats), by, s, add);
+    const auto kernel = four ? norm_back_kernel_of<4, CENTRED>(s) : norm_back_kernel_of<1, CENTRED>(s);
+    kernel<<<grid, NORM_THREADS, shared, on->gpu->stream>>>(to, gains, gains + sums, down, from,
+                                                            view_of(stats), by, s, add);
     gpu_launched(on, "norm_back");
     sum_finish(on, dgain, gains, chunks, 1, false);
     if (CENTRED) sum_finish(on, dbias, gains + sums, chunks, 1, false);
