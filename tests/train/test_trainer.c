@@ -160,10 +160,13 @@ static train_record one_by_one(const trainer *t)
         const matrix each = model_results(net);
         batch_fill(&data, 0, from, t->each[0].seed, TRAIN_SPLIT_TEST, &i);
         assert_int_equal(model_test(net, &data, &error), LOAM_OK);
+        double score = 0;
         for (int64_t n = 0; n < each.rows; n++) {
             sum.test_loss += fixture_get(each, n * each.width);
-            sum.part[part] += fixture_get(each, (n + 1) * each.width - 1);
+            score += fixture_get(each, (n + 1) * each.width - 1);
         }
+        sum.part[part] += score;
+        sum.error[part] += score * score;
         for (int64_t l = 0; l < shape.layers && model_layer(net, l)->info; l++)
             for (int64_t n = 0; n < shape.heads * source_length(from); n++) {
                 sum.solved[model_layer(net, l)->info[n].solver]++;
@@ -173,6 +176,12 @@ static train_record one_by_one(const trainer *t)
     model_destroy(net);
     batch_close(&data);
     return sum;
+}
+
+/* The standard error of the mean of `count` scores from their sum and that of their squares. */
+static double standard_error(double sum, double squares, double count)
+{
+    return sqrt(fmax(0, squares - sum * sum / count) / (count - 1) / count);
 }
 
 /* Seven examples in batches of four, five likewise: each counts once. */
@@ -193,6 +202,11 @@ static void check_test(const char *what, course c, const double *answers)
     assert_true(fabs(got->test_loss - want.test_loss / (answers[0] + answers[1])) <= 1e-5 * got->test_loss);
     for (int i = 0; i < 2; i++)
         assert_true(fabs(got->part[i] * answers[i] - want.part[i]) <= 1e-5 * (1 + want.part[i]));
+    for (int i = 0; i < 2; i++) {
+        const double count = (double)c.each[0].from.part[i].examples[TRAIN_SPLIT_TEST];
+        const double error = answers[i] > 0 ? standard_error(want.part[i], want.error[i], count) : 0;
+        assert_true(fabs(got->error[i] * answers[i] - error * count) <= 1e-5 * (1 + error * count));
+    }
     for (int i = 0; i < TRAIN_SOLVERS; i++)
         assert_true(fabs(got->solved[i] * rows - want.solved[i]) < 0.01);
     assert_true(fabs(got->iterations * rows - want.iterations) < 0.01);
