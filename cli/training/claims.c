@@ -1,24 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 #include "cli/training/claims.h"
 
+#include "cli/training/text.h"
+
 #include <inttypes.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 const char *const verdict_names[] = { "held", "not held", "not decided" };
 
 /* ---- the words of a verdict */
-
-void claim_say(claim *c, const char *format, ...)
-{
-    const size_t used = strlen(c->numbers);
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(c->numbers + used, sizeof c->numbers - used, format, arguments);
-    va_end(arguments);
-}
 
 static void decide(claim *c, bool held) { c->verdict = held ? VERDICT_HELD : VERDICT_NOT_HELD; }
 
@@ -27,8 +19,8 @@ void claim_decide_by_seeds(claim *c, int seeds, bool held)
     decide(c, held);
     if (seeds >= CLAIM_SEEDS) return;
     c->verdict = VERDICT_UNDECIDED;
-    claim_say(c, "%d of the %d seeds that it takes; %s with %s. ", seeds, CLAIM_SEEDS,
-              held ? "held" : "not held", seeds == 1 ? "this one" : "these");
+    text_add(c->numbers, CLAIM_TEXT, "%d of the %d seeds that it takes; %s with %s. ", seeds, CLAIM_SEEDS,
+             held ? "held" : "not held", seeds == 1 ? "this one" : "these");
 }
 
 static const char *name_of(const results *r, int mechanism)
@@ -54,7 +46,7 @@ static int rival_of(const results *r, int mechanism, int cell)
 /* "softmax 0.812 ± 0.004" */
 static void say_value(claim *c, const char *name, result_value at)
 {
-    claim_say(c, "%s %.3g ± %.1g", name, at.mean, at.error);
+    text_add(c->numbers, CLAIM_TEXT, "%s %.3g ± %.1g", name, at.mean, at.error);
 }
 
 /* ---- regression in context */
@@ -65,7 +57,7 @@ static void judge_lowest(const results *r, const plan_lines *lines, claim *c)
     const int lla = results_find(r->plan, "lla");
     int cells = 0, held = 0;
     if (lla < 0 || r->plan->mechanism_count < 2) {
-        claim_say(c, "LLA and another mechanism were not trained. ");
+        text_add(c->numbers, CLAIM_TEXT, "LLA and another mechanism were not trained. ");
         return;
     }
     for (int cell = 0; cell < r->plan->cell_count; cell++) {
@@ -74,12 +66,13 @@ static void judge_lowest(const results *r, const plan_lines *lines, claim *c)
         const result_value mine = results_mean(r, lla, cell), best = results_mean(r, other, cell);
         cells++;
         held += mine.mean + mine.error < best.mean - best.error;
-        claim_say(c, "L = %" PRId64 ", S = %" PRId64 ": ", r->plan->cells[cell].length, size_of(r, cell));
-        say_value(c, "LLA", mine), claim_say(c, ", "), say_value(c, name_of(r, other), best),
-            claim_say(c, ". ");
+        text_add(c->numbers, CLAIM_TEXT, "L = %" PRId64 ", S = %" PRId64 ": ", r->plan->cells[cell].length,
+                 size_of(r, cell));
+        say_value(c, "LLA", mine), text_add(c->numbers, CLAIM_TEXT, ", "),
+            say_value(c, name_of(r, other), best), text_add(c->numbers, CLAIM_TEXT, ". ");
     }
     if (cells > 0) claim_decide_by_seeds(c, r->plan->seed_count, held == cells);
-    claim_say(c, "In %d of %d cells with S < L. ", held, cells);
+    text_add(c->numbers, CLAIM_TEXT, "In %d of %d cells with S < L. ", held, cells);
 }
 
 /* The other cell of the same length whose segments are the shortest, or the longest that are not the
@@ -105,7 +98,7 @@ static void judge_small_segments(const results *r, const plan_lines *lines, clai
     const int lla = results_find(r->plan, "lla");
     int lengths = 0, held = 0;
     if (lla < 0 || r->plan->mechanism_count < 2) {
-        claim_say(c, "LLA and another mechanism were not trained. ");
+        text_add(c->numbers, CLAIM_TEXT, "LLA and another mechanism were not trained. ");
         return;
     }
     for (int cell = 0; cell < r->plan->cell_count; cell++) {
@@ -114,15 +107,15 @@ static void judge_small_segments(const results *r, const plan_lines *lines, clai
         if (longest == cell) continue;
         const double small = lead_of(r, lla, cell), large = lead_of(r, lla, longest);
         lengths++, held += small > large;
-        claim_say(c,
-                  "L = %" PRId64 ": the next best error over LLA's is %.3g at S = %" PRId64
-                  ", %.3g at S = %" PRId64 ". ",
-                  r->plan->cells[cell].length, small, size_of(r, cell), large, size_of(r, longest));
+        text_add(c->numbers, CLAIM_TEXT,
+                 "L = %" PRId64 ": the next best error over LLA's is %.3g at S = %" PRId64
+                 ", %.3g at S = %" PRId64 ". ",
+                 r->plan->cells[cell].length, small, size_of(r, cell), large, size_of(r, longest));
     }
     if (lengths > 0)
         claim_decide_by_seeds(c, r->plan->seed_count, held == lengths);
     else
-        claim_say(c, "It takes two segment sizes below L. ");
+        text_add(c->numbers, CLAIM_TEXT, "It takes two segment sizes below L. ");
 }
 
 static void judge_line(const results *r, const plan_lines *lines, claim *c)
@@ -136,18 +129,19 @@ static void judge_line(const results *r, const plan_lines *lines, claim *c)
             const regression_lines *at = &lines->regression[cell];
             const double line = i == 0 ? at->lla : at->softmax, mine = results_mean(r, m, cell).mean;
             values++, held += mine <= 1.1 * line;
-            claim_say(c, "L = %" PRId64 ", S = %" PRId64 ": %s %.3g, its line %.3g. ",
-                      r->plan->cells[cell].length, size_of(r, cell), names[i], mine, line);
+            text_add(c->numbers, CLAIM_TEXT, "L = %" PRId64 ", S = %" PRId64 ": %s %.3g, its line %.3g. ",
+                     r->plan->cells[cell].length, size_of(r, cell), names[i], mine, line);
         }
     if (values == 0) {
-        claim_say(c, "Neither was trained on S < L. ");
+        text_add(c->numbers, CLAIM_TEXT, "Neither was trained on S < L. ");
         return;
     }
     if (r->plan->options.mixing.blind)
         decide(c, held == values);
     else
-        claim_say(c, "With plain queries, which may cost more, %d of %d; it is a claim for --queries blind. ",
-                  held, values);
+        text_add(c->numbers, CLAIM_TEXT,
+                 "With plain queries, which may cost more, %d of %d; it is a claim for --queries blind. ",
+                 held, values);
 }
 
 static void judge_leak(const results *r, const plan_lines *lines, claim *c)
@@ -161,11 +155,12 @@ static void judge_leak(const results *r, const plan_lines *lines, claim *c)
             closest = fmin(closest, ratio);
         }
     if (values == 0) {
-        claim_say(c, "The bound is above 0.01 in no cell. ");
+        text_add(c->numbers, CLAIM_TEXT, "The bound is above 0.01 in no cell. ");
         return;
     }
     decide(c, below == 0);
-    claim_say(c, "%d of %d below; the least error is %.3g of the bound. ", below, values, closest);
+    text_add(c->numbers, CLAIM_TEXT, "%d of %d below; the least error is %.3g of the bound. ", below, values,
+             closest);
 }
 
 /* ---- recall */
@@ -201,7 +196,7 @@ static void judge_highest(const results *r, const plan_lines *lines, claim *c)
     (void)lines;
     const int lla = results_find(r->plan, "lla"), softmax = results_find(r->plan, "softmax");
     if (lla < 0 || softmax < 0) {
-        claim_say(c, "LLA and softmax were not both trained. ");
+        text_add(c->numbers, CLAIM_TEXT, "LLA and softmax were not both trained. ");
         return;
     }
     const result_value first = over_cells(r, lla), second = over_cells(r, softmax);
@@ -209,12 +204,14 @@ static void judge_highest(const results *r, const plan_lines *lines, claim *c)
     for (int m = 0; m < r->plan->mechanism_count; m++) {
         const result_value at = over_cells(r, m);
         if (m != lla && m != softmax) held = held && keeps_up(first, at) && keeps_up(second, at);
-        say_value(c, name_of(r, m), at), claim_say(c, m + 1 < r->plan->mechanism_count ? ", " : ". ");
+        say_value(c, name_of(r, m), at),
+            text_add(c->numbers, CLAIM_TEXT, m + 1 < r->plan->mechanism_count ? ", " : ". ");
     }
     claim_decide_by_seeds(c, r->plan->seed_count, held);
     if (count_plateaus(r) > 0)
-        claim_say(c, "%d values are still on the plateau of 1/N: more steps may change the order. ",
-                  count_plateaus(r));
+        text_add(c->numbers, CLAIM_TEXT,
+                 "%d values are still on the plateau of 1/N: more steps may change the order. ",
+                 count_plateaus(r));
 }
 
 /* Of the whole rise of a run, the share of its largest gain from one test to the next; negative: it rose
@@ -253,10 +250,10 @@ static void judge_jump(const results *r, const plan_lines *lines, claim *c)
             jump[i] = m < 0 ? -1 : jump_of(r, m, cell);
             known = jump[i] >= 0;
             if (known)
-                claim_say(c,
-                          "L = %" PRId64
-                          ", %s: %.0f %% of its rise between two tests, half height at step %.0f. ",
-                          r->plan->cells[cell].length, names[i], 100 * jump[i], half_of(r, m, cell));
+                text_add(c->numbers, CLAIM_TEXT,
+                         "L = %" PRId64
+                         ", %s: %.0f %% of its rise between two tests, half height at step %.0f. ",
+                         r->plan->cells[cell].length, names[i], 100 * jump[i], half_of(r, m, cell));
         }
         if (!known) continue;
         cells++, held += jump[0] > 0.5 && jump[1] < 0.5 && jump[2] < 0.5;
@@ -264,8 +261,8 @@ static void judge_jump(const results *r, const plan_lines *lines, claim *c)
     if (cells > 0)
         decide(c, held == cells);
     else
-        claim_say(
-            c,
+        text_add(
+            c->numbers, CLAIM_TEXT,
             "It takes Gated DeltaNet, softmax and LLA, all of which rise by 0.1 at least, at a length from "
             "128. ");
 }
@@ -293,12 +290,14 @@ static void judge_capacity(const results *r, const plan_lines *lines, claim *c)
                      many = m < 0 ? NAN : at_size(r, m, LENGTH, MANY);
         if (isnan(few) || isnan(many)) continue;
         values++, held += few - many >= 0.1;
-        claim_say(c, "%s: %.3g with %d pairs, %.3g with %d. ", names[i], few, FEW, many, MANY);
+        text_add(c->numbers, CLAIM_TEXT, "%s: %.3g with %d pairs, %.3g with %d. ", names[i], few, FEW, many,
+                 MANY);
     }
     if (values > 0)
         decide(c, held == values);
     else
-        claim_say(c, "It takes GLA, Mamba-2 or linear attention at L = 512 with 32 and 128 pairs. ");
+        text_add(c->numbers, CLAIM_TEXT,
+                 "It takes GLA, Mamba-2 or linear attention at L = 512 with 32 and 128 pairs. ");
 }
 
 static void judge_known(const results *r, const plan_lines *lines, claim *c)
@@ -307,14 +306,14 @@ static void judge_known(const results *r, const plan_lines *lines, claim *c)
     const double at = softmax < 0 ? NAN : at_size(r, softmax, 64, 4);
     (void)lines;
     if (isnan(at)) {
-        claim_say(c, "Softmax was not trained there. ");
+        text_add(c->numbers, CLAIM_TEXT, "Softmax was not trained there. ");
         return;
     }
-    claim_say(c, "%.4f. ", at);
+    text_add(c->numbers, CLAIM_TEXT, "%.4f. ", at);
     if (at >= 0.99 || r->plan->preset == PLAN_PAPER)
         decide(c, at >= 0.99);
     else
-        claim_say(c, "After fewer steps than the paper's. ");
+        text_add(c->numbers, CLAIM_TEXT, "After fewer steps than the paper's. ");
 }
 
 /* ---- swaps */
@@ -325,14 +324,15 @@ static void judge_par(const results *r, const plan_lines *lines, claim *c)
     bool held = true;
     (void)lines;
     if (lla < 0 || softmax < 0) {
-        claim_say(c, "LLA and softmax were not both trained. ");
+        text_add(c->numbers, CLAIM_TEXT, "LLA and softmax were not both trained. ");
         return;
     }
     for (int cell = 0; cell < r->plan->cell_count; cell++) {
         const result_value a = results_mean(r, lla, cell), b = results_mean(r, softmax, cell);
         held = held && fabs(a.mean - b.mean) <= 0.03;
-        claim_say(c, "N = %" PRId64 ": ", size_of(r, cell));
-        say_value(c, "LLA", a), claim_say(c, ", "), say_value(c, "softmax", b), claim_say(c, ". ");
+        text_add(c->numbers, CLAIM_TEXT, "N = %" PRId64 ": ", size_of(r, cell));
+        say_value(c, "LLA", a), text_add(c->numbers, CLAIM_TEXT, ", "), say_value(c, "softmax", b),
+            text_add(c->numbers, CLAIM_TEXT, ". ");
     }
     claim_decide_by_seeds(c, r->plan->seed_count, held);
 }
@@ -347,12 +347,13 @@ static void judge_hops(const results *r, const plan_lines *lines, claim *c)
             if (m < 0) continue;
             const double mine = results_mean(r, m, cell).mean, line = lines->swaps[cell][2];
             values++, held += mine < line;
-            claim_say(c, "N = %" PRId64 ": %s %.3g, the line %.3g. ", size_of(r, cell), names[i], mine, line);
+            text_add(c->numbers, CLAIM_TEXT, "N = %" PRId64 ": %s %.3g, the line %.3g. ", size_of(r, cell),
+                     names[i], mine, line);
         }
     if (values > 0)
         decide(c, held == values);
     else
-        claim_say(c, "Neither was trained. ");
+        text_add(c->numbers, CLAIM_TEXT, "Neither was trained. ");
 }
 
 /* ---- all of a task */

@@ -11,10 +11,12 @@ typedef enum verdict { VERDICT_HELD, VERDICT_NOT_HELD, VERDICT_UNDECIDED } verdi
 /* "held", "not held", "not decided" */
 extern const char *const verdict_names[];
 
+enum { CLAIM_TEXT = 1024 };
+
 typedef struct claim {
     const char *source, *text;
     verdict verdict;
-    char numbers[1024]; /* why */
+    char numbers[CLAIM_TEXT]; /* why */
 } claim;
 
 enum { CLAIMS = 8, CLAIM_SEEDS = 3 }; /* at most; seeds that a claim of an order takes */
@@ -22,8 +24,6 @@ enum { CLAIMS = 8, CLAIM_SEEDS = 3 }; /* at most; seeds that a claim of an order
 /* All claims of the plan's task; returns how many. */
 int claims_judge(const results *r, const plan_lines *lines, claim *out);
 
-/* Adds to the numbers; what does not fit is cut off. */
-void claim_say(claim *c, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* A claim of an order between trained models: one seed may be luck. */
 void claim_decide_by_seeds(claim *c, int seeds, bool held);
 

@@ -222,10 +222,19 @@ static void draw_sizes(FILE *out, const results *r, const plan_lines *lines, con
 
 /* ---- against steps */
 
+/* About five of them, at 1, 2 or 5 times a power of ten. */
+static double tics_of(double most)
+{
+    const double rough = most / 5, power = pow(10, floor(log10(rough)));
+    return power * (rough < 1.5 * power ? 1 : rough < 3.5 * power ? 2 : rough < 7.5 * power ? 5 : 10);
+}
+
 static void draw_curves(FILE *out, const results *r, const picture *what)
 {
     const plan *p = r->plan;
-    fputs("set xlabel 'steps' offset 0,0.6\n", out);
+    double last;
+    results_at(r, 0, what->first, r->most, &last);
+    fprintf(out, "set xlabel 'steps' offset 0,0.6\nset xtics %g\n", tics_of(last));
     for (int m = 0; m < p->mechanism_count; m++) {
         fprintf(out, "$m%d << EOD\n", m);
         for (int64_t test = 0; test < results_tests(r, m, what->first); test++) {

@@ -5,6 +5,7 @@
 #include "cli/names.h"
 #include "cli/training/lists.h"
 #include "cli/training/preset.h"
+#include "cli/training/text.h"
 #include "train/checkpoint.h"
 
 #include <inttypes.h>
@@ -124,18 +125,17 @@ static void describe(probe_request *r, const words *w, plan_preset size)
 {
     static const char *const sizes[] = { "tiny", "reduced", "paper" };
     const plan *p = &r->arms[0].plan, *muon = &r->arms[1].plan;
-    size_t used = (size_t)snprintf(r->description, sizeof r->description,
-                                   "loam %s, probe, %s; %d arms; %" PRId64 " tests; steps %" PRId64
-                                   " (0: by task); Muon %s; AdamW %s; Muon rates",
-                                   loam_version(), sizes[size], r->count, p->tests, w->steps,
-                                   muon->options.muon_rms ? "rms" : "jordan",
-                                   w->rates ? w->rates : "by task");
+    char *text = r->description;
+    const size_t room = sizeof r->description;
+    text_add(text, room, "loam %s, probe, %s; %d arms; %" PRId64 " tests; steps %" PRId64 " (0: by task)",
+             loam_version(), sizes[size], r->count, p->tests, w->steps);
+    text_add(text, room, "; AdamW %s", w->rates ? w->rates : "by task");
+    text_add(text, room, "; Muon %s", muon->options.muon_rms ? "rms" : "jordan");
     for (int i = 0; i < muon->rate_count; i++)
-        used += (size_t)snprintf(r->description + used, sizeof r->description - used, " %g", muon->rates[i]);
-    used += (size_t)snprintf(r->description + used, sizeof r->description - used, "; seeds");
+        text_add(text, room, " %g", muon->rates[i]);
+    text_add(text, room, "; seeds");
     for (int i = 0; i < p->seed_count; i++)
-        used += (size_t)snprintf(r->description + used, sizeof r->description - used, " %" PRIu64,
-                                 p->seeds[i]);
+        text_add(text, room, " %" PRIu64, p->seeds[i]);
 }
 
 static int make_arms(probe_request *r, const words *w, plan_preset size, const muon_choice *muon,

@@ -3,6 +3,7 @@
 
 #include "cli/training/html.h"
 #include "cli/training/report.h"
+#include "cli/training/text.h"
 #include "io/out_file.h"
 
 #include <inttypes.h>
@@ -66,8 +67,8 @@ static void judge_ratio(const probe_result *all, int count, bool rank, double le
             const probe_means a = probe_means_of(adamw), m = probe_means_of(muon);
             const double under_a = rank ? a.rank : a.correction, under_m = rank ? m.rank : m.correction;
             values++, held += under_m >= least * under_a;
-            claim_say(c, "%s, start %s: %.3g under Muon, %.3g under AdamW. ", task_of(adamw->arm),
-                      probe_start_names[start], under_m, under_a);
+            text_add(c->numbers, CLAIM_TEXT, "%s, start %s: %.3g under Muon, %.3g under AdamW. ",
+                     task_of(adamw->arm), probe_start_names[start], under_m, under_a);
         }
     c->verdict = values == 0 ? VERDICT_UNDECIDED : held == values ? VERDICT_HELD : VERDICT_NOT_HELD;
 }
@@ -90,9 +91,10 @@ static void judge_unlock(const probe_result *all, int count, claim *c)
         const result_value adamw = gain_of(all, count, tasks[t], false),
                            muon = gain_of(all, count, tasks[t], true);
         held += muon.mean > muon.error && muon.mean > adamw.mean;
-        claim_say(c, "%s: better than softmax by %.3g ± %.1g under Muon, %.3g ± %.1g under AdamW. ",
-                  tasks[t] == TRAIN_RECALL ? "recall" : "context", muon.mean, muon.error, adamw.mean,
-                  adamw.error);
+        text_add(c->numbers, CLAIM_TEXT,
+                 "%s: better than softmax by %.3g ± %.1g under Muon, %.3g ± %.1g under AdamW. ",
+                 tasks[t] == TRAIN_RECALL ? "recall" : "context", muon.mean, muon.error, adamw.mean,
+                 adamw.error);
     }
     claim_decide_by_seeds(c, all[0].arm->plan.seed_count, held == 2);
 }

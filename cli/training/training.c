@@ -11,71 +11,61 @@
 #include "cli/training/request.h"
 #include "cli/training/run.h"
 #include "cli/training/state.h"
+#include "cli/training/text.h"
 
 #include <inttypes.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 enum { DESCRIPTION = 2048, LEFT_OUT = 256 };
 
 /* ---- the line that results depend on */
 
-static void add(char *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
-static void add(char *text, const char *format, ...)
-{
-    const size_t used = strlen(text);
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(text + used, DESCRIPTION - used, format, arguments);
-    va_end(arguments);
-}
-
 static void add_cells(char *text, const plan *p)
 {
-    add(text, "; cells");
+    text_add(text, DESCRIPTION, "; cells");
     for (int cell = 0; cell < p->cell_count; cell++)
         for (int part = 0; part < plan_parts(p, &p->cells[cell]); part++)
-            add(text, " L %" PRId64 " %s %" PRId64, p->cells[cell].length,
-                p->task == TRAIN_REGRESSION ? "S" : "N", plan_size(p, &p->cells[cell], part));
+            text_add(text, DESCRIPTION, " L %" PRId64 " %s %" PRId64, p->cells[cell].length,
+                     p->task == TRAIN_REGRESSION ? "S" : "N", plan_size(p, &p->cells[cell], part));
 }
 
 static void add_switches(char *text, const plan *p)
 {
     static const char *const places[] = { "learned", "rope", "none" };
     const mixer_options *m = &p->options.mixing;
-    add(text, "; positions %s", places[m->positions]);
-    add(text, "; %s", m->layer_norm ? "LayerNorm" : "RMSNorm");
-    add(text, "; %" PRId64 " layers%s", p->options.shape.layers, m->mlp ? " with MLP" : "");
-    if (p->task == TRAIN_REGRESSION) add(text, "; %s queries", m->blind ? "blind" : "plain");
-    if (p->task == TRAIN_RECALL) add(text, "; fill %d", p->cells[0].from.recall.fill);
-    add(text, "; ridge %s", m->ridge_unit == LOAM_RIDGE_MAX ? "max" : "normalised");
-    add(text, "%s%s%s%s", m->qk_norm ? "; qk-norm" : "", m->no_silu ? "; no silu" : "",
-        m->short_filter ? "; short filter" : "", m->published_dims ? "; published dims" : "");
-    if (p->options.stop > 0) add(text, "; stop at %g", p->options.stop);
+    text_add(text, DESCRIPTION, "; positions %s", places[m->positions]);
+    text_add(text, DESCRIPTION, "; %s", m->layer_norm ? "LayerNorm" : "RMSNorm");
+    text_add(text, DESCRIPTION, "; %" PRId64 " layers%s", p->options.shape.layers, m->mlp ? " with MLP" : "");
+    if (p->task == TRAIN_REGRESSION)
+        text_add(text, DESCRIPTION, "; %s queries", m->blind ? "blind" : "plain");
+    if (p->task == TRAIN_RECALL) text_add(text, DESCRIPTION, "; fill %d", p->cells[0].from.recall.fill);
+    text_add(text, DESCRIPTION, "; ridge %s", m->ridge_unit == LOAM_RIDGE_MAX ? "max" : "normalised");
+    text_add(text, DESCRIPTION, "%s%s%s%s", m->qk_norm ? "; qk-norm" : "", m->no_silu ? "; no silu" : "",
+             m->short_filter ? "; short filter" : "", m->published_dims ? "; published dims" : "");
+    if (p->options.stop > 0) text_add(text, DESCRIPTION, "; stop at %g", p->options.stop);
 }
 
 static void describe(const plan *p, char text[DESCRIPTION])
 {
     static const char *const presets[] = { "tiny", "reduced", "paper" };
     *text = '\0';
-    add(text, "loam %s, %s, %s; mechanisms", loam_version(), p->name, presets[p->preset]);
+    text_add(text, DESCRIPTION, "loam %s, %s, %s; mechanisms", loam_version(), p->name, presets[p->preset]);
     for (int i = 0; i < p->mechanism_count; i++)
-        add(text, " %s (%" PRId64 " steps)", p->mechanisms[i].row->name, p->mechanisms[i].steps);
+        text_add(text, DESCRIPTION, " %s (%" PRId64 " steps)", p->mechanisms[i].row->name,
+                 p->mechanisms[i].steps);
     add_cells(text, p);
-    add(text, "; rates");
+    text_add(text, DESCRIPTION, "; rates");
     for (int i = 0; i < p->rate_count; i++)
-        add(text, " %g", p->rates[i]);
-    add(text, "; seeds");
+        text_add(text, DESCRIPTION, " %g", p->rates[i]);
+    text_add(text, DESCRIPTION, "; seeds");
     for (int i = 0; i < p->seed_count; i++)
-        add(text, " %" PRIu64, p->seeds[i]);
+        text_add(text, DESCRIPTION, " %" PRIu64, p->seeds[i]);
     add_switches(text, p);
-    add(text, "; %" PRId64 " tests; width %" PRId64 "; batch %" PRId64, p->tests, p->options.shape.width,
-        p->options.shape.batch);
+    text_add(text, DESCRIPTION, "; %" PRId64 " tests; width %" PRId64 "; batch %" PRId64, p->tests,
+             p->options.shape.width, p->options.shape.batch);
 }
 
 /* ---- a run */
@@ -94,8 +84,7 @@ typedef struct session {
 static bool drop(session *s)
 {
     const char *text = preset_drop(&s->plan);
-    const size_t used = strlen(s->left_out);
-    if (text) snprintf(s->left_out + used, LEFT_OUT - used, "%s%s", used ? ", " : "", text);
+    if (text) text_add(s->left_out, LEFT_OUT, "%s%s", *s->left_out ? ", " : "", text);
     return text != NULL;
 }
 
@@ -182,7 +171,8 @@ static int session_open(session *s, const request *r, io_error *error)
     s->runner = (runner){ &s->on,          s->state, r->interval, r->minutes > 0 ? 60 * r->minutes : INFINITY,
                           trainer_clock(), NULL,     NULL };
     describe(&s->plan, s->description);
-    add(s->description, "; on %s, %s", r->cuda ? "a GPU" : "the CPU", r->bf16 ? "bf16" : "f32");
+    text_add(s->description, DESCRIPTION, "; on %s, %s", r->cuda ? "a GPU" : "the CPU",
+             r->bf16 ? "bf16" : "f32");
     snprintf(s->state, sizeof s->state, "%s/state", r->out);
     return EXIT_OK;
 }
