@@ -102,10 +102,9 @@ static void judge_unlock(const probe_result *all, int count, claim *c)
 int probe_judge(const probe_result *all, int count, claim *out)
 {
     static const char *const texts[] = {
-        "the stable rank of W_R is at least 1.5 times as high under Muon as under AdamW",
+        "the stable rank of W_R is under Muon at least 1.5 times that under AdamW",
         "the correction is larger under Muon than under AdamW",
-        "Parallax is better than softmax under Muon, and by more than "
-        "under AdamW"
+        "Parallax is better than softmax under Muon, and by more than under AdamW",
     };
     for (int i = 0; i < 3; i++)
         out[i] = (claim){ .source = "Parallax, 2026", .text = texts[i], .verdict = VERDICT_UNDECIDED };

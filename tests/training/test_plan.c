@@ -106,10 +106,12 @@ static void swaps_of_the_paper(void **state)
 static void stacks_hold_all_runs(void **state)
 {
     (void)state;
-    static const char *const options[] = { "context --paper", "context --reduced",
-                                           "context --length 32,64 --segment 16,32 --rate 1e-3,2e-3 --seed "
-                                           "1,5,9",
-                                           "context --paper --stack 5" };
+    static const char *const options[] = {
+        "context --paper",
+        "context --reduced",
+        "context --length 32,64 --segment 16,32 --rate 1e-3,2e-3 --seed 1,5,9",
+        "context --paper --stack 5",
+    };
     for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
         const plan p = read_plan(TRAIN_REGRESSION, options[i]);
         int64_t next = 0;
