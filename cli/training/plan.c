@@ -83,8 +83,7 @@ plan_stack plan_stack_at(const plan *p, int64_t first)
     while (end < plan_runs(p) && same_shape(p, plan_run_at(p, end), run))
         end++;
     /* As few stacks as will do, of sizes as equal as can be. */
-    assert(most > 0 && end > begin);
-    const int64_t all = end - begin, stacks = (all + most - 1) / most;
+    const int64_t all = end - begin, stacks = all > most ? (all + most - 1) / most : 1;
     int64_t number = 0;
     while ((number + 1) * all / stacks + begin <= first)
         number++;
