@@ -368,6 +368,25 @@ static void test_first_query(void **state)
     }
 }
 
+/* W_q, W_k, W_v and W_o; not the arrays of Hyena's filter, where they are d x d. */
+static void test_muon(void **state)
+{
+    (void)state;
+    static const char *const names[] = { "softmax", "hyena" };
+    for (int i = 0; i < 2; i++) {
+        model_shape words = scene_words(1, 1);
+        words.width = HYENA_FILTER;
+        scene s;
+        int count, taken = 0;
+        scene_open(&s, LOAM_F32, 1, names[i], &words, seeds, 1);
+        const parameter *list = model_parameters(s.net, &count);
+        for (int n = 0; n < count; n++)
+            taken += list[n].muon;
+        assert_int_equal(taken, words.layers * (i == 0 ? 4 : 1));
+        scene_close(&s);
+    }
+}
+
 static void expect_refused(const char *name, const mixer_options *how, const char *text)
 {
     const machine on = machine_cpu(LOAM_F32, 1);
@@ -397,7 +416,7 @@ int main(void)
         cmocka_unit_test(test_empty_mlp),   cmocka_unit_test(test_half_gate),
         cmocka_unit_test(test_open_filter), cmocka_unit_test(test_norm_of_size),
         cmocka_unit_test(test_blind),       cmocka_unit_test(test_first_query),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_refused),     cmocka_unit_test(test_muon),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
