@@ -138,6 +138,13 @@ static loam_args args_of(const mixing *mix, const mixer_layer *layer, const plac
     };
 }
 
+/* From row `first` of each sequence on. */
+static loam_view info_of(const mixing *mix, const mixer_layer *layer, int64_t first)
+{
+    loam_row_info *info = layer->info ? layer->info + first : NULL;
+    return loam_dense_out(info, mix->shape.heads, mix->shape.length, 1);
+}
+
 static loam_status attend_queries(const mixing *mix, const mixer_layer *layer, loam_pass pass,
                                   loam_error *error)
 {
@@ -146,6 +153,7 @@ static loam_status attend_queries(const mixing *mix, const mixer_layer *layer, l
     for (int64_t head = 0; head < mixing_query_calls(mix) && !status; head++) {
         loam_args args = args_of(mix, layer, &(place){ .query = mix->shape.seen, .head = head });
         args.saved = (char *)layer->query_saved + (size_t)head * bytes;
+        if (pass == LOAM_FORWARD) args.info = info_of(mix, layer, mix->shape.seen);
         loam_args_keep(&args, pass);
         status = loam_run(mix->query_plan[pass], &args, error);
     }
@@ -195,6 +203,7 @@ loam_status mixing_attend(const mixing *mix, const mixer_layer *layer, loam_pass
     for (int64_t call = 0; call < calls_of(mix) && !status; call++) {
         loam_args args = args_of(mix, layer, &(place){ .model = call });
         args.saved = layer->saved;
+        if (pass == LOAM_FORWARD) args.info = info_of(mix, layer, 0);
         loam_args_keep(&args, pass);
         status = loam_run(mix->plan[pass], &args, error);
     }

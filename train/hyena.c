@@ -34,7 +34,7 @@ enum { SINES = 3 };
 static activation raw_of(int i) { return (activation)(ACTIVE_FILTER_RAW_1 + 2 * i); }
 static activation sine_of(int i) { return (activation)(ACTIVE_FILTER_1 + 2 * i); }
 static activation before(int i) { return i == 0 ? ACTIVE_TIMES : sine_of(i - 1); }
-static role weight_of(int i) { return (role)(ROLE_FILTER_1 + 2 * i); }
+static role filter_weight(int i) { return (role)(ROLE_FILTER_1 + 2 * i); }
 static role bias_of(int i) { return (role)(ROLE_FILTER_BIAS_1 + 2 * i); }
 
 static void filter_forward(const mixing *mix, const mixer_layer *layer)
@@ -42,11 +42,11 @@ static void filter_forward(const mixing *mix, const mixer_layer *layer)
     const machine *on = mix->on;
     const matrix *value = layer->value;
     for (int i = 0; i < SINES; i++) {
-        on->op->product(on, value[raw_of(i)], value[before(i)], array_of(layer, weight_of(i)), 0);
+        on->op->product(on, value[raw_of(i)], value[before(i)], weight_of(layer, filter_weight(i)), 0);
         on->op->sine(on, value[sine_of(i)], value[raw_of(i)], array_of(layer, bias_of(i)),
                      array_of(layer, ROLE_FILTER_RATE));
     }
-    on->op->product(on, value[ACTIVE_FILTER_RAW], value[ACTIVE_FILTER_3], array_of(layer, ROLE_FILTER_4), 0);
+    on->op->product(on, value[ACTIVE_FILTER_RAW], value[ACTIVE_FILTER_3], weight_of(layer, ROLE_FILTER_4), 0);
     on->op->multiply(on, value[ACTIVE_FILTER], value[ACTIVE_FILTER_RAW], value[ACTIVE_WINDOW]);
 }
 
@@ -57,16 +57,16 @@ static void filter_backward(const mixing *mix, const mixer_layer *layer)
     on->op->multiply(on, g[ACTIVE_FILTER_RAW], g[ACTIVE_FILTER], value[ACTIVE_WINDOW]);
     on->op->product(on, array_gradient(layer, ROLE_FILTER_4), value[ACTIVE_FILTER_3], g[ACTIVE_FILTER_RAW],
                     PRODUCT_A_TRANSPOSED);
-    on->op->product(on, g[ACTIVE_FILTER_3], g[ACTIVE_FILTER_RAW], array_of(layer, ROLE_FILTER_4),
+    on->op->product(on, g[ACTIVE_FILTER_3], g[ACTIVE_FILTER_RAW], weight_of(layer, ROLE_FILTER_4),
                     PRODUCT_B_TRANSPOSED);
     for (int i = SINES - 1; i >= 0; i--) {
         on->op->sine_back(on, g[raw_of(i)], array_gradient(layer, bias_of(i)),
                           array_gradient(layer, ROLE_FILTER_RATE), g[sine_of(i)], value[raw_of(i)],
                           array_of(layer, bias_of(i)), array_of(layer, ROLE_FILTER_RATE), i < SINES - 1);
-        on->op->product(on, array_gradient(layer, weight_of(i)), value[before(i)], g[raw_of(i)],
+        on->op->product(on, array_gradient(layer, filter_weight(i)), value[before(i)], g[raw_of(i)],
                         PRODUCT_A_TRANSPOSED);
         if (i > 0)
-            on->op->product(on, g[before(i)], g[raw_of(i)], array_of(layer, weight_of(i)),
+            on->op->product(on, g[before(i)], g[raw_of(i)], weight_of(layer, filter_weight(i)),
                             PRODUCT_B_TRANSPOSED);
     }
 }
@@ -86,7 +86,7 @@ loam_status hyena_forward(const mixing *mix, const mixer_layer *layer, loam_erro
     const matrix *value = layer->value, in = value[ACTIVE_IN_CONV];
     (void)error;
     filter_forward(mix, layer);
-    op->product(on, value[ACTIVE_IN], value[ACTIVE_X], array_of(layer, ROLE_IN), 0);
+    op->product(on, value[ACTIVE_IN], value[ACTIVE_X], weight_of(layer, ROLE_IN), 0);
     if (layer->array[ROLE_IN_TAPS])
         op->short_conv(on, in, value[ACTIVE_IN], array_of(layer, ROLE_IN_TAPS), mix->shape.length,
                        mix->shape.seen);
@@ -124,7 +124,7 @@ loam_status hyena_backward(const mixing *mix, const mixer_layer *layer, loam_err
         op->short_conv_back(on, g[ACTIVE_IN], array_gradient(layer, ROLE_IN_TAPS), din, value[ACTIVE_IN],
                             array_of(layer, ROLE_IN_TAPS), mix->shape.length, mix->shape.seen);
     op->product(on, array_gradient(layer, ROLE_IN), value[ACTIVE_X], g[ACTIVE_IN], PRODUCT_A_TRANSPOSED);
-    op->product(on, g[ACTIVE_X], g[ACTIVE_IN], array_of(layer, ROLE_IN), PRODUCT_B_TRANSPOSED);
+    op->product(on, g[ACTIVE_X], g[ACTIVE_IN], weight_of(layer, ROLE_IN), PRODUCT_B_TRANSPOSED);
     filter_backward(mix, layer);
     return LOAM_OK;
 }

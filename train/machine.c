@@ -6,6 +6,7 @@
 
 #include <assert.h>
 #include <cblas.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,6 +19,12 @@ machine machine_cpu(loam_dtype dtype, int threads)
                       .dtype = dtype,
                       .operand = dtype,
                       .threads = threads > 0 ? threads : loam_max_threads() };
+}
+
+const char *machine_name(const machine *on, char text[64])
+{
+    snprintf(text, 64, on->gpu ? "cuda" : "openblas %s", openblas_get_corename());
+    return text;
 }
 
 loam_status machine_cuda(machine *made, loam_dtype operand, loam_error *error)
@@ -67,6 +74,14 @@ void machine_set(const machine *on, matrix a, int64_t first, const double *x, in
         gpu_upload(on->gpu, (float *)a.data + first + done, host, (size_t)part * sizeof *host);
     }
 }
+
+void machine_record_begin(const machine *on) { gpu_record_begin(on->gpu); }
+loam_status machine_record_end(const machine *on, machine_recording **made, loam_error *error)
+{
+    return gpu_record_end(on->gpu, made, error);
+}
+void machine_replay(const machine *on, const machine_recording *what) { gpu_replay(on->gpu, what); }
+void machine_forget(machine_recording *what) { gpu_forget(what); }
 
 void *memory_take(memory *from, int64_t count, size_t bytes)
 {

@@ -3,7 +3,7 @@
 #ifndef LOAM_TRAIN_MACHINE_H
 #define LOAM_TRAIN_MACHINE_H
 
-#include "train/matrix.h"
+#include "train/parameter.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -54,6 +54,17 @@ void machine_upload(const machine *on, void *to, const void *from, size_t bytes)
 loam_status machine_download(const machine *on, void *to, const void *from, size_t bytes, loam_error *error);
 /* matrix_set of an array of on->dtype in the machine's memory. */
 void machine_set(const machine *on, matrix a, int64_t first, const double *x, int64_t count);
+
+/* What is launched from `begin` to `end` is recorded, and done by each replay; of a GPU alone. All of it must
+ * have been done once before, and shapes and addresses are kept: what changes from step to step is data. */
+typedef struct machine_recording machine_recording;
+void machine_record_begin(const machine *on);
+loam_status machine_record_end(const machine *on, machine_recording **made, loam_error *error);
+void machine_replay(const machine *on, const machine_recording *what);
+void machine_forget(machine_recording *what); /* NULL is allowed */
+
+/* What sums depend on besides the program and the library's kernels: "openblas Haswell"; "cuda". */
+const char *machine_name(const machine *on, char text[64]);
 
 /* Memory in two passes of the same calls: without a base takes are added up, with one they are made. */
 typedef struct memory {

@@ -45,7 +45,7 @@ loam_status mamba_forward(const mixing *mix, const mixer_layer *layer, loam_erro
     const ops *op = on->op;
     const matrix *value = layer->value;
     const columns in = columns_of(mix, value[ACTIVE_IN], value[ACTIVE_IN_CONV]);
-    op->product(on, value[ACTIVE_IN], value[ACTIVE_X], array_of(layer, ROLE_IN), 0);
+    op->product(on, value[ACTIVE_IN], value[ACTIVE_X], weight_of(layer, ROLE_IN), 0);
     if (layer->array[ROLE_IN_TAPS])
         op->short_conv(on, value[ACTIVE_IN_CONV], mixing_filtered(mix, value[ACTIVE_IN]),
                        array_of(layer, ROLE_IN_TAPS), mix->shape.length, mix->shape.seen);
@@ -91,6 +91,6 @@ loam_status mamba_backward(const mixing *mix, const mixer_layer *layer, loam_err
                         value[ACTIVE_DECAY], in.t, array_of(layer, ROLE_DECAY_RATE),
                         array_of(layer, ROLE_BETA_BIAS));
     op->product(on, array_gradient(layer, ROLE_IN), value[ACTIVE_X], g[ACTIVE_IN], PRODUCT_A_TRANSPOSED);
-    op->product(on, g[ACTIVE_X], g[ACTIVE_IN], array_of(layer, ROLE_IN), PRODUCT_B_TRANSPOSED);
+    op->product(on, g[ACTIVE_X], g[ACTIVE_IN], weight_of(layer, ROLE_IN), PRODUCT_B_TRANSPOSED);
     return LOAM_OK;
 }

@@ -235,6 +235,8 @@ typedef struct mixer_layer {
     parameter *array[ROLES]; /* NULL: none */
     matrix value[ACTIVATIONS];
     void *saved, *query_saved; /* of the library's forward, and of its calls for rows that are not seen */
+    /* Of LLA's forward, [models * batch][heads][length]; NULL: none. In the machine's memory. */
+    loam_row_info *info;
 } mixer_layer;
 
 /* What the layers share: plans, workspace, gradients. */

@@ -184,6 +184,12 @@ static void take_all(const mixing *mix, matrix *to, memory *from)
     if (!mix->row->gate && mix->row->block == MIXER_PLAIN) to[ACTIVE_Y] = to[ACTIVE_NORMED];
 }
 
+/* That LLA solves in a layer. */
+static int64_t rows_solved(const mixing *mix)
+{
+    return mix->shape.models * mix->shape.batch * mix->shape.heads * mix->shape.length;
+}
+
 static int64_t most_work(const mixing *mix)
 {
     size_t most = 0;
@@ -245,6 +251,8 @@ void mixer_layer_take(const mixing *mix, mixer_layer *layer, memory *from)
     take_all(mix, layer->value, from);
     layer->saved = take_saved(mix->plan[LOAM_FORWARD], 1, from);
     layer->query_saved = take_saved(mix->query_plan[LOAM_FORWARD], mixing_query_calls(mix), from);
+    if (mix->row->mechanism == LOAM_LLA)
+        layer->info = memory_take(from, rows_solved(mix), sizeof *layer->info);
     if (from->base && mix->row->decay == MIXER_DECAY_FIXED) set_fixed_decay(mix, layer->value[ACTIVE_DECAY]);
     if (from->base && mix->row->block == MIXER_HYENA)
         hyena_times(mix->on, layer->value[ACTIVE_TIMES], layer->value[ACTIVE_WINDOW]);

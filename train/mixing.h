@@ -33,6 +33,8 @@ static inline matrix array_of(const mixer_layer *layer, role which)
 {
     return layer->array[which] ? layer->array[which]->x : (matrix){ 0 };
 }
+/* As an operand of products. */
+static inline matrix weight_of(const mixer_layer *layer, role which) { return layer->array[which]->w; }
 static inline matrix array_gradient(const mixer_layer *layer, role which)
 {
     return layer->array[which] ? layer->array[which]->g : (matrix){ 0 };

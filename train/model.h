@@ -40,5 +40,7 @@ matrix model_results(const train_model *m);
 /* What its mixers share, and a layer as the last pass left it: what is measured of a trained model. */
 const mixing *model_mixing(const train_model *m);
 const mixer_layer *model_layer(const train_model *m, int64_t layer);
+/* The library's kernel for a pass, with its problem: loam_plan_name; "" without one. */
+const char *model_kernel(const train_model *m, loam_pass pass);
 
 #endif

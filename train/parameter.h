@@ -19,6 +19,7 @@ typedef struct parameter {
     char name[32]; /* "layer1.W_q" */
     matrix x, g;   /* itself and its gradient */
     matrix m, v;   /* moments */
+    matrix w;      /* itself as an operand of products, as of the last pass; x, where that is its type */
     parameter_start start;
     double deviation, value;
     bool decay;  /* by the optimiser: matrices, not vectors */

@@ -9,7 +9,7 @@ static const matrix none = { 0 };
 /* to = from W. */
 static void project(const mixing *mix, const mixer_layer *layer, activation to, activation from, role w)
 {
-    mix->on->op->product(mix->on, layer->value[to], layer->value[from], array_of(layer, w), 0);
+    mix->on->op->product(mix->on, layer->value[to], layer->value[from], weight_of(layer, w), 0);
 }
 
 /* dW = from^T g, and dfrom = g W^T, or that much more: PRODUCT_ADD. */
@@ -19,7 +19,7 @@ static void project_back(const mixing *mix, const mixer_layer *layer, activation
     const machine *on = mix->on;
     on->op->product(on, array_gradient(layer, w), layer->value[from], mix->gradient[to],
                     PRODUCT_A_TRANSPOSED);
-    on->op->product(on, mix->gradient[from], mix->gradient[to], array_of(layer, w),
+    on->op->product(on, mix->gradient[from], mix->gradient[to], weight_of(layer, w),
                     PRODUCT_B_TRANSPOSED | how);
 }
 

@@ -40,7 +40,7 @@ void scene_fill(scene *s, const uint64_t *seeds, int32_t first)
     for (int32_t i = 0; i < s->shape.batch; i++)
         examples[i] = first + i;
     for (int64_t m = 0; m < s->shape.models; m++)
-        batch_fill(&s->data, m, seeds[m], TRAIN_SPLIT_TRAIN, examples);
+        batch_fill(&s->data, m, &s->shape.from, seeds[m], TRAIN_SPLIT_TRAIN, examples);
 }
 
 const mixer_options scene_options = { .ridge_least = 0.01, .ridge_most = 1 };

@@ -190,7 +190,7 @@ static void test_recall_batch(void **state)
     train_batch b;
     assert_true(batch_open(&b, &on, &from, MODELS, SIZE));
     for (int64_t m = 0; m < MODELS; m++)
-        batch_fill(&b, m, 6 + (uint64_t)m, TRAIN_SPLIT_TEST, examples[m]);
+        batch_fill(&b, m, &from, 6 + (uint64_t)m, TRAIN_SPLIT_TEST, examples[m]);
     assert_int_equal(b.here.counts[0], 6);
     assert_int_equal(b.here.counts[1], 7);
     for (int64_t i = 0; i < SIZE; i++) {
@@ -215,7 +215,7 @@ static void test_regression_batch(void **state)
     train_batch b;
     assert_true(batch_open(&b, &on, &from, MODELS, SIZE));
     for (int64_t m = 0; m < MODELS; m++)
-        batch_fill(&b, m, 2 + (uint64_t)m, TRAIN_SPLIT_TRAIN, examples);
+        batch_fill(&b, m, &from, 2 + (uint64_t)m, TRAIN_SPLIT_TRAIN, examples);
     /* Example 7 of seed 3: the second of model 1. */
     const float *x = (const float *)b.here.x.data + (SIZE + 1) * COUNT(golden_x);
     const float *y = (const float *)b.here.y.data + (SIZE + 1) * COUNT(golden_y);

@@ -442,8 +442,7 @@ static void test_embed(void **state)
     matrix e = fixture_matrix(&on, MODELS, FEW, 18), g = fixture_matrix(&on, MODELS, FEW, 18);
     fixture_fill(table, 1), fixture_fill(positions, 2), fixture_fill(g, 3);
     matrix dtable = fixture_matrix(&on, MODELS, 5, 18), dpositions = fixture_matrix(&on, MODELS, 3, 18);
-    on.op->embed(&on, e, table, tokens);
-    on.op->add_positions(&on, e, positions);
+    on.op->embed(&on, e, table, tokens, positions);
     on.op->embed_back(&on, dtable, g, tokens);
     on.op->add_positions_back(&on, dpositions, g);
     for (int64_t n = 0; n < MODELS * FEW; n++)
@@ -489,7 +488,7 @@ static const int64_t counts[MODELS] = { 4, 5 };
 static double entropy_of(const machine *on, matrix y, matrix each, int model)
 {
     double sum = 0;
-    on->op->cross_entropy(on, each, y, (numbers){ targets, FEW }, counts);
+    on->op->cross_entropy(on, each, y, y, (numbers){ targets, FEW }, counts);
     for (int64_t i = 0; i < FEW; i++)
         sum += fixture_get(each, (model * FEW + i) * 2) / (double)counts[model];
     return sum;
@@ -594,8 +593,9 @@ static void test_cross_entropy(void **state)
     static const int32_t wanted[3] = { 1, -1, 0 };
     static const int64_t count = 2;
     float logits[6] = { 7, 7, 1, 2, 900, -900 }, each[6];
-    on.op->cross_entropy(&on, matrix_dense(each, LOAM_F32, 1, 3, 2), matrix_dense(logits, LOAM_F32, 1, 3, 2),
-                         (numbers){ wanted, 0 }, &count);
+    const matrix rows = matrix_dense(logits, LOAM_F32, 1, 3, 2);
+    on.op->cross_entropy(&on, matrix_dense(each, LOAM_F32, 1, 3, 2), rows, rows, (numbers){ wanted, 0 },
+                         &count);
     assert_true(fabsf(each[0] - logf(2)) < 1e-7f && each[2] == 0 && each[4] == 0);
     assert_true(each[1] == 0 && each[3] == 0 && each[5] == 1);
     const float want[6] = { 0.25f, -0.25f, 0, 0, 0, 0 };

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * In a build without CUDA: no machine is ever made, and so nothing else here is called. */
+#include "train/cuda/data.h"
 #include "train/cuda/gpu.h"
 
 static loam_status refuse(loam_error *error)
@@ -34,4 +35,17 @@ loam_status gpu_download(machine_gpu *gpu, void *to, const void *from, size_t by
 {
     (void)gpu, (void)to, (void)from, (void)bytes;
     return refuse(error);
+}
+void gpu_record_begin(machine_gpu *gpu) { (void)gpu; }
+loam_status gpu_record_end(machine_gpu *gpu, machine_recording **made, loam_error *error)
+{
+    (void)gpu;
+    *made = NULL;
+    return refuse(error);
+}
+void gpu_replay(machine_gpu *gpu, const machine_recording *what) { (void)gpu, (void)what; }
+void gpu_forget(machine_recording *what) { (void)what; }
+void gpu_fill(const machine *on, const train_source *from, const batch_size *size, const batch_arrays *to)
+{
+    (void)on, (void)from, (void)size, (void)to;
 }
