@@ -166,7 +166,8 @@ static bool has_array(const mixer *row, const mixer_options *options, role which
 static int64_t published(const mixer_options *options, const mixer_shape *shape, double times)
 {
     if (!options->published_dims || !(times > 0)) return shape->width;
-    const double channels = times * (double)(shape->width / shape->heads);
+    const int64_t once = shape->width / shape->heads;
+    const double channels = times * (double)once;
     assert(channels == floor(channels) && channels >= 1);
     return (int64_t)channels * shape->heads;
 }
