@@ -5,26 +5,94 @@
 #include "cli/training/probe_report.h"
 #include "cli/training/run.h"
 #include "cli/training/state.h"
+#include "train/checkpoint.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
-typedef struct session {
+typedef struct session session;
+
+/* An arm, for those who are told of its stacks. */
+typedef struct place {
+    session *session;
+    int arm;
+} place;
+
+struct session {
     probe_request request;
     probe_result all[PROBE_ARMS];
     pace pace[PROBE_ARMS];
     char state[EXPERIMENT_PATH], folder[PROBE_ARMS][EXPERIMENT_PATH + 64];
     machine on;
     double begun;
-} session;
+    place place[PROBE_ARMS];
+};
+
+/* ---- softmax that becomes Parallax */
+
+/* Arrays that both have, by name; W_R stays 0. */
+static void copy_weights(const trainer *from, const trainer *to)
+{
+    int count, others;
+    const parameter *list = model_parameters(to->net, &count), *other = model_parameters(from->net, &others);
+    for (int n = 0; n < count; n++)
+        for (int i = 0; i < others; i++)
+            if (strcmp(list[n].name, other[i].name) == 0) to->on->op->copy(to->on, list[n].x, other[i].x);
+}
+
+/* The same runs of the first arm, which are finished, lie in their last checkpoint. */
+static int convert(session *s, plan_stack stack, const trainer *to, io_error *error)
+{
+    const plan *p = &s->request.arms[0].plan;
+    const trainer_options options = plan_options(p, stack);
+    char path[STATE_PATH];
+    trainee each[PLAN_STACK];
+    trainer from;
+    loam_error cause;
+    bool found;
+    plan_trainees(p, stack, each);
+    training_state_checkpoint(s->folder[0], p, stack, path);
+    if (trainer_open(&from, &s->on, &options, each, stack.count, &cause))
+        return io_fail(error, EXIT_INTERNAL, "%s", cause.text);
+    int status = checkpoint_load(&from, path, &found, error);
+    if (status == EXIT_OK && !found)
+        status = io_fail(error, EXIT_INPUT, "%s is missing; --restart begins anew", path);
+    if (status == EXIT_OK) copy_weights(&from, to);
+    trainer_close(&from);
+    return status;
+}
+
+/* ---- arms as stacks are told of them */
+
+static int tell_test(void *with, plan_stack stack, const trainer *t, io_error *error)
+{
+    const place *at = with;
+    return probe_log_test(&at->session->all[at->arm].log, stack, t, error);
+}
+
+static int tell_opened(void *with, plan_stack stack, const trainer *t, io_error *error)
+{
+    const place *at = with;
+    if (at->session->request.arms[at->arm].start != PROBE_CONVERT) return EXIT_OK;
+    return convert(at->session, stack, t, error);
+}
 
 static runner runner_of(session *s, int arm)
 {
     const double minutes = s->request.minutes;
-    return (runner){ &s->on,   s->folder[arm], s->request.interval, minutes > 0 ? 60 * minutes : INFINITY,
-                     s->begun, probe_log_test, &s->all[arm].log };
+    s->place[arm] = (place){ s, arm };
+    return (runner){ .on = &s->on,
+                     .directory = s->folder[arm],
+                     .interval = s->request.interval,
+                     .seconds = minutes > 0 ? 60 * minutes : INFINITY,
+                     .begun = s->begun,
+                     .tested = tell_test,
+                     .opened = tell_opened,
+                     .with = &s->place[arm],
+                     .keep = arm == 0 };
 }
 
 /* ---- what an earlier run left */

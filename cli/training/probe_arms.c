@@ -12,15 +12,15 @@
 #include <stdio.h>
 #include <string.h>
 
-const char *const probe_start_names[] = { "none", "zero", "like W_q", "normed", "gated" };
+const char *const probe_start_names[] = { "none", "zero", "like W_q", "normed", "gated", "softmax" };
 
-static const char *const short_names[] = { "softmax", "zero", "like", "normed", "gated" };
+static const char *const short_names[] = { "softmax", "zero", "like", "normed", "gated", "convert" };
 
 static const char about[] =
     "Parallax beside softmax, by AdamW and by Muon, on recall and regression in context: does the probe's "
     "matrix use more directions under Muon, does the correction grow, and does it help. Parallax starts "
     "from W_R = 0 and from W_R like W_q, with --all also with RMSNorm of queries, keys and probes and with "
-    "a gate on the probe.\n"
+    "a gate on the probe; last, what softmax has learned goes on as Parallax.\n"
     "Writes probe.csv (each test of each run and layer), times.csv and index.html. A killed run goes on "
     "when it is started again with the same options, and comes to the same bytes in every file but "
     "times.csv.";
@@ -111,7 +111,7 @@ static void add_arm(probe_request *r, const plan *task, probe_start start, bool 
     snprintf(arm->name, sizeof arm->name, "%s-%s-%s", p->name, short_names[start],
              by_muon ? "muon" : "adamw");
     preset_train(p, mixer_find(start == PROBE_NONE ? "softmax" : "parallax"));
-    p->options.mixing.probe_zero = start == PROBE_ZERO;
+    p->options.mixing.probe_zero = start == PROBE_ZERO || start == PROBE_CONVERT;
     p->options.mixing.qk_norm = start == PROBE_NORM;
     p->options.mixing.probe_gate = start == PROBE_GATE;
     p->options.muon = by_muon;
@@ -138,6 +138,17 @@ static void describe(probe_request *r, const words *w, plan_preset size)
         text_add(text, room, " %" PRIu64, p->seeds[i]);
 }
 
+/* Of as many runs as the first arm, each of which goes on from one of those. */
+static void add_convert(probe_request *r)
+{
+    enum { MORE = 500 };
+    plan task = r->arms[0].plan;
+    const int64_t steps = task.mechanisms[0].steps;
+    task.mechanism_count = 0;
+    add_arm(r, &task, PROBE_CONVERT, false, NULL);
+    r->arms[r->count - 1].plan.mechanisms[0].steps = steps < MORE ? steps : MORE;
+}
+
 static int make_arms(probe_request *r, const words *w, plan_preset size, const muon_choice *muon,
                      io_error *error)
 {
@@ -150,7 +161,7 @@ static int make_arms(probe_request *r, const words *w, plan_preset size, const m
         if (status == EXIT_OK && w->seeds) status = lists_seeds(w->seeds, &task, error);
         if (status != EXIT_OK) return status;
         if (w->tests > 0) task.tests = w->tests;
-        for (int start = 0; start < (w->all ? PROBE_STARTS : PROBE_NORM); start++)
+        for (int start = 0; start < (w->all ? PROBE_CONVERT : PROBE_NORM); start++)
             for (int by_muon = 0; by_muon < 2; by_muon++) {
                 add_arm(r, &task, (probe_start)start, by_muon, muon);
                 plan_mechanism *trained = &r->arms[r->count - 1].plan.mechanisms[0];
@@ -158,6 +169,7 @@ static int make_arms(probe_request *r, const words *w, plan_preset size, const m
                 trained->steps = w->steps > 0 ? w->steps : preset_steps(tasks[t], size);
             }
     }
+    add_convert(r);
     return EXIT_OK;
 }
 

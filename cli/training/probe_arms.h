@@ -8,11 +8,12 @@
 #include "io/error.h"
 
 typedef enum probe_start {
-    PROBE_NONE, /* softmax */
-    PROBE_ZERO, /* W_R = 0 */
-    PROBE_LIKE, /* like W_q */
-    PROBE_NORM, /* likewise, with RMSNorm of queries, keys and probes */
-    PROBE_GATE, /* likewise, times a learned gate for each head */
+    PROBE_NONE,    /* softmax */
+    PROBE_ZERO,    /* W_R = 0 */
+    PROBE_LIKE,    /* like W_q */
+    PROBE_NORM,    /* likewise, with RMSNorm of queries, keys and probes */
+    PROBE_GATE,    /* likewise, times a learned gate for each head */
+    PROBE_CONVERT, /* W_R = 0 in what softmax has learned, and some steps more */
     PROBE_STARTS
 } probe_start;
 
@@ -24,10 +25,12 @@ typedef struct probe_arm {
     plan plan; /* of one mechanism and one cell */
 } probe_arm;
 
-enum { PROBE_ARMS = 2 * 2 * PROBE_STARTS };
+enum { PROBE_ARMS = 2 * 2 * PROBE_CONVERT + 1 };
 
 typedef struct probe_request {
-    probe_arm arms[PROBE_ARMS]; /* by task, then start, then AdamW and Muon */
+    /* By task, then start, then AdamW and Muon: the first is softmax on recall by AdamW, from which the
+     * last goes on. */
+    probe_arm arms[PROBE_ARMS];
     int count;
     const char *out;
     int64_t threads;          /* 0: all */

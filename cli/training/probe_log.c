@@ -90,9 +90,8 @@ static loam_status measure(const trainer *t, int64_t model, int64_t layer, probe
     return status;
 }
 
-int probe_log_test(void *with, plan_stack stack, const trainer *t, io_error *error)
+int probe_log_test(const probe_log *log, plan_stack stack, const trainer *t, io_error *error)
 {
-    const probe_log *log = with;
     const int64_t test = (t->step - 1) / t->options.test_every;
     loam_error cause;
     for (int64_t m = 0; m < stack.count; m++)

@@ -28,7 +28,7 @@ typedef struct probe_log {
 int probe_log_open(probe_log *log, const results *r, const char *directory, io_error *error);
 void probe_log_close(probe_log *log);
 probe_layer *probe_log_at(const probe_log *log, int64_t run, int64_t test, int64_t layer);
-/* Measures the models of a stack after a test, and saves; a runner_tested. */
-int probe_log_test(void *log, plan_stack stack, const trainer *t, io_error *error);
+/* Measures the models of a stack after a test, and saves. */
+int probe_log_test(const probe_log *log, plan_stack stack, const trainer *t, io_error *error);
 
 #endif

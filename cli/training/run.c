@@ -83,10 +83,13 @@ static int train_stack(const runner *with, results *r, plan_stack stack, watcher
     if (trainer_open(&t, with->on, &options, each, stack.count, &cause))
         return io_fail(error, EXIT_USAGE, "%s", cause.text);
     t.watch = tell_step, t.with = w;
-    int status = checkpoint_run(&t, path, with->interval, fmax(least, seconds_left(with)), error);
+    int status = with->opened ? with->opened(with->with, stack, &t, error) : EXIT_OK;
+    if (status == EXIT_OK)
+        status = checkpoint_run(&t, path, with->interval, fmax(least, seconds_left(with)), error);
     if (status == EXIT_OK && w->status != EXIT_OK) *error = w->error, status = w->status;
     *finished = trainer_finished(&t);
     if (status == EXIT_OK && *finished) status = training_state_save(with->directory, r, stack, &t, error);
+    if (status == EXIT_OK && *finished && !with->keep) remove(path);
     trainer_close(&t);
     return status;
 }

@@ -9,6 +9,9 @@
 /* Told after each test of a stack, whose model is then as the test left it. */
 typedef int runner_tested(void *with, plan_stack stack, const trainer *t, io_error *error);
 
+/* Told of a stack that has been opened, before it goes on from its checkpoint. */
+typedef int runner_opened(void *with, plan_stack stack, const trainer *t, io_error *error);
+
 typedef struct runner {
     const machine *on;
     const char *directory; /* of the state, exists */
@@ -16,7 +19,9 @@ typedef struct runner {
     double seconds;        /* after which it ends, from `begun` on; INFINITY: none */
     double begun;          /* by trainer_clock */
     runner_tested *tested; /* NULL: none */
+    runner_opened *opened; /* likewise */
     void *with;
+    bool keep; /* the checkpoints of finished stacks */
 } runner;
 
 /* The measured pace of all stacks that are not finished, and the seconds that they will take; on standard

@@ -173,11 +173,8 @@ int training_state_save(const char *directory, results *r, plan_stack stack, con
     out_file *file;
     take_records(r, stack, t);
     stack_path(directory, r->plan, stack, "done", path);
-    int status = out_open(&file, path, error);
+    const int status = out_open(&file, path, error);
     if (status != EXIT_OK) return status;
     write_runs(out_stream(file), r, stack);
-    status = out_commit(file, error);
-    training_state_checkpoint(directory, r->plan, stack, path);
-    if (status == EXIT_OK) unlink(path);
-    return status;
+    return out_commit(file, error);
 }

@@ -21,7 +21,7 @@ void training_state_probe(const char *directory, const plan *p, plan_stack stack
 /* Whether a stack is finished, and its records. */
 bool training_state_has(const char *directory, const plan *p, plan_stack stack);
 int training_state_load(const char *directory, results *r, plan_stack stack, bool *found, io_error *error);
-/* Of a trainer that is finished, to `r` and to a file; its checkpoint goes. */
+/* Of a trainer that is finished, to `r` and to a file. */
 int training_state_save(const char *directory, results *r, plan_stack stack, const trainer *t,
                         io_error *error);
 

@@ -168,8 +168,11 @@ static int session_open(session *s, const request *r, io_error *error)
     s->host = s->on = machine_cpu(LOAM_F32, (int)r->threads);
     if (r->cuda && machine_cuda(&s->on, r->bf16 ? LOAM_BF16 : LOAM_F32, &cause))
         return io_fail(error, EXIT_USAGE, "--backend cuda: %s", cause.text);
-    s->runner = (runner){ &s->on,          s->state, r->interval, r->minutes > 0 ? 60 * r->minutes : INFINITY,
-                          trainer_clock(), NULL,     NULL };
+    s->runner = (runner){ .on = &s->on,
+                          .directory = s->state,
+                          .interval = r->interval,
+                          .seconds = r->minutes > 0 ? 60 * r->minutes : INFINITY,
+                          .begun = trainer_clock() };
     describe(&s->plan, s->description);
     text_add(s->description, DESCRIPTION, "; on %s, %s", r->cuda ? "a GPU" : "the CPU",
              r->bf16 ? "bf16" : "f32");

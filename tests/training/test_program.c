@@ -215,7 +215,7 @@ static void words_are_learned_too(void **state)
 
 #define PROBE "experiment probe --steps 4 --tests 2 --checkpoint 0.05"
 
-/* Twelve arms, in one go and in pieces. */
+/* Thirteen arms, in one go and in pieces. */
 static void probes_are_measured(void **state)
 {
     (void)state;
@@ -223,7 +223,7 @@ static void probes_are_measured(void **state)
     expect_status(&result, EXIT_OK);
     assert_string_equal(result.err, "");
     result = run_shell("ls -A probe; wc -l < probe/probe.csv; wc -l < probe/times.csv");
-    assert_string_equal(result.out, "index.html\nprobe.csv\ntimes.csv\n49\n25\n");
+    assert_string_equal(result.out, "index.html\nprobe.csv\ntimes.csv\n53\n27\n");
     result = run_shell("awk -F, 'FNR == 1 { n = NF } NF != n' probe/*.csv");
     assert_string_equal(result.out, "");
     /* Where W_R began at 0 it is as nothing after a step or two; softmax has none. */
@@ -231,9 +231,15 @@ static void probes_are_measured(void **state)
         "awk -F, '$3 == \"zero\" && $7 == 2 && $11 > 0.1 || $2 == \"softmax\" && $21 != \"\" ||"
         " $3 == \"like W_q\" && $21 < 1' probe/probe.csv");
     assert_string_equal(result.out, "");
+    /* What goes on from softmax begins below where that ended. */
+    result = run_shell(
+        "awk -F, '$1 == \"recall\" && $4 == \"adamw\" && $3 == \"none\" && $7 == 4 { end = $8 }"
+        " $3 == \"softmax\" && $7 == 2 { first = $8 } END { print (first < end) }' "
+        "probe/probe.csv");
+    assert_string_equal(result.out, "1\n");
     for (int pieces = 0; !file_exists("cut/index.html"); pieces++) {
         assert_true(pieces < 200);
-        result = run_loam(PROBE " --time 0.001 --threads 2 --out cut");
+        result = run_loam(PROBE " --time 0.01 --threads 2 --out cut");
         expect_status(&result, EXIT_OK);
     }
     result = run_shell(
