@@ -239,7 +239,7 @@ static void probes_are_measured(void **state)
     assert_string_equal(result.out, "1\n");
     for (int pieces = 0; !file_exists("cut/index.html"); pieces++) {
         assert_true(pieces < 200);
-        result = run_loam(PROBE " --time 0.01 --threads 2 --out cut");
+        result = run_loam(PROBE " --time 0.005 --threads 2 --out cut");
         expect_status(&result, EXIT_OK);
     }
     result = run_shell(
