@@ -15,7 +15,7 @@ say_cuda = ! cmake --build --preset release --target loam_shared -- -n | grep -q
 sources = $(shell git ls-files '*.c' '*.h' '*.inc' '*.cu' '*.cuh')
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test bench bench-scaling bench-profile bench-tables install format lint clang sanitize tsan coverage fuzz clean
+.PHONY: help deps build demo test test-training bench bench-scaling bench-profile bench-tables install format lint clang sanitize tsan coverage fuzz clean
 
 help: ## say what there is to type
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -40,6 +40,13 @@ test: ## build and run all tests
 	@$(say_cuda)
 	@$(call compile,release)
 	@ctest --preset release
+
+test-training: ## train the tiny tasks with all steps and three seeds (5 minutes on 2 cores)
+	@tools/install-deps.sh test
+	@$(call configure,release,-DLOAM_TESTS=ON $(cuda))
+	@$(say_cuda)
+	@$(call compile,release) --target test_train_tiny
+	@build/tests/train/test_train_tiny full
 
 bench: build ## measure the default shapes and write the tables of docs/performance.md
 	@$(call configure,release,-DLOAM_BENCH=ON)

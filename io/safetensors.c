@@ -3,7 +3,9 @@
 
 #include "io/in_file.h"
 #include "io/nearest.h"
+#include "io/out_file.h"
 
+#include <assert.h>
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,31 +14,37 @@ enum { LENGTH_BYTES = 8, HEADER_MAX = 100000000, NAMED_MAX = 3 };
 
 static const char METADATA[] = "__metadata__";
 
+enum { DTYPES = 4 };
+static const char *const dtype_names[DTYPES] = {
+    [LOAM_F32] = "F32", [LOAM_BF16] = "BF16", [LOAM_F16] = "F16", [LOAM_F64] = "F64"
+};
+
 /* Where a tensor lies, in bytes from the beginning of the data section. */
 typedef struct extent {
     int64_t begin, end;
     const char *name;
 } extent;
 
-typedef struct tensors {
+struct safetensors {
     const char *name; /* of the file */
-    io_error *error;
+    FILE *stream;
+    io_error *error; /* of the call at hand */
     json_t *root;
     int64_t data_begin, data_bytes;
-} tensors;
+};
 
 /* ---------------------------------------------------------------- header */
 
-static int read_header_text(tensors *t, FILE *stream, char **text, size_t *length)
+static int read_header_text(safetensors *t, char **text, size_t *length)
 {
     int64_t bytes = 0;
     unsigned char begin[LENGTH_BYTES];
-    int status = in_size(stream, t->name, &bytes, t->error);
+    int status = in_size(t->stream, t->name, &bytes, t->error);
     if (status) return status;
     if (bytes < LENGTH_BYTES)
         return io_fail(t->error, EXIT_INPUT, "%s is not a .safetensors file: it has %lld bytes", t->name,
                        (long long)bytes);
-    status = in_read(stream, t->name, begin, LENGTH_BYTES, t->error);
+    status = in_read(t->stream, t->name, begin, LENGTH_BYTES, t->error);
     if (status) return status;
     uint64_t told = 0;
     for (int i = LENGTH_BYTES - 1; i >= 0; i--)
@@ -51,14 +59,14 @@ static int read_header_text(tensors *t, FILE *stream, char **text, size_t *lengt
     if (!*text) return io_fail(t->error, EXIT_INTERNAL, "out of memory for the header of %s", t->name);
     t->data_begin = LENGTH_BYTES + (int64_t)told;
     t->data_bytes = bytes - t->data_begin;
-    return in_read(stream, t->name, *text, *length, t->error);
+    return in_read(t->stream, t->name, *text, *length, t->error);
 }
 
-static int parse_header(tensors *t, FILE *stream)
+static int parse_header(safetensors *t)
 {
     char *text = NULL;
     size_t length = 0;
-    int status = read_header_text(t, stream, &text, &length);
+    int status = read_header_text(t, &text, &length);
     if (!status) {
         json_error_t reason;
         t->root = json_loadb(text, length, JSON_REJECT_DUPLICATES, &reason);
@@ -90,7 +98,8 @@ static size_t type_bytes(const char *type)
     return 0;
 }
 
-static int tensor_shape(const tensors *t, const char *tensor, const json_t *entry, int *rank, int64_t *shape)
+static int tensor_shape(const safetensors *t, const char *tensor, const json_t *entry, int *rank,
+                        int64_t *shape)
 {
     const json_t *sizes = json_object_get(entry, "shape");
     if (!json_is_array(sizes))
@@ -110,7 +119,7 @@ static int tensor_shape(const tensors *t, const char *tensor, const json_t *entr
     return 0;
 }
 
-static int tensor_offsets(const tensors *t, const char *tensor, const json_t *entry, extent *out)
+static int tensor_offsets(const safetensors *t, const char *tensor, const json_t *entry, extent *out)
 {
     const json_t *offsets = json_object_get(entry, "data_offsets");
     const json_t *begin = json_array_get(offsets, 0), *end = json_array_get(offsets, 1);
@@ -125,7 +134,7 @@ static int tensor_offsets(const tensors *t, const char *tensor, const json_t *en
 }
 
 /* Its place, which must be as long as type and shape say. */
-static int tensor_extent(const tensors *t, const char *tensor, const json_t *entry, extent *out)
+static int tensor_extent(const safetensors *t, const char *tensor, const json_t *entry, extent *out)
 {
     const char *type = json_string_value(json_object_get(entry, "dtype"));
     if (!type) return io_fail(t->error, EXIT_INPUT, "%s: tensor '%s' has no dtype", t->name, tensor);
@@ -156,7 +165,7 @@ static int by_place(const void *a, const void *b)
     return (x->end > y->end) - (x->end < y->end);
 }
 
-static int check_no_gap(const tensors *t, extent *extents, size_t count)
+static int check_no_gap(const safetensors *t, extent *extents, size_t count)
 {
     qsort(extents, count, sizeof *extents, by_place);
     int64_t end = 0;
@@ -175,7 +184,7 @@ static int check_no_gap(const tensors *t, extent *extents, size_t count)
     return 0;
 }
 
-static int check_layout(const tensors *t)
+static int check_layout(const safetensors *t)
 {
     extent *extents = malloc((json_object_size(t->root) + 1) * sizeof *extents);
     if (!extents) return io_fail(t->error, EXIT_INTERNAL, "out of memory for the tensors of %s", t->name);
@@ -197,7 +206,7 @@ static int check_layout(const tensors *t)
 /* ---------------------------------------------------------------- one tensor */
 
 /* The (at most NAMED_MAX) names least far from `tensor`. */
-static int unknown_tensor(const tensors *t, const char *tensor)
+static int unknown_tensor(const safetensors *t, const char *tensor)
 {
     const char *nearest[NAMED_MAX + 1] = { NULL }, *name;
     int distances[NAMED_MAX + 1], found = 0;
@@ -222,38 +231,41 @@ static int unknown_tensor(const tensors *t, const char *tensor)
     return io_fail(t->error, EXIT_INPUT, "%s has no tensor '%s'; nearest: %s", t->name, tensor, list);
 }
 
-static int read_tensor(array *out, const tensors *t, FILE *stream, const char *tensor)
+static int read_tensor(array *out, const safetensors *t, const char *tensor)
 {
-    static const char *const types[] = { "F32", "BF16", "F16", "F64" };
-    static const loam_dtype dtypes[] = { LOAM_F32, LOAM_BF16, LOAM_F16, LOAM_F64 };
     const json_t *entry = strcmp(tensor, METADATA) == 0 ? NULL : json_object_get(t->root, tensor);
     if (!entry) return unknown_tensor(t, tensor);
     const char *type = json_string_value(json_object_get(entry, "dtype"));
     int kind = 0, rank = 0;
-    while (kind < 4 && strcmp(type, types[kind]) != 0)
+    while (kind < DTYPES && strcmp(type, dtype_names[kind]) != 0)
         kind++;
-    if (kind == 4)
+    if (kind == DTYPES)
         return io_fail(t->error, EXIT_INPUT, "%s: tensor '%s' is of type %s; expected F16, BF16, F32 or F64",
                        t->name, tensor, type);
     int64_t shape[ARRAY_MAX_RANK] = { 0 };
     extent place = { 0 };
     int status = tensor_shape(t, tensor, entry, &rank, shape);
     if (!status) status = tensor_offsets(t, tensor, entry, &place);
-    if (!status) status = array_create(out, dtypes[kind], rank, shape, tensor, t->error);
-    if (!status && fseek(stream, (long)(t->data_begin + place.begin), SEEK_SET))
+    if (!status) status = array_create(out, (loam_dtype)kind, rank, shape, tensor, t->error);
+    if (!status && fseek(t->stream, (long)(t->data_begin + place.begin), SEEK_SET))
         status = io_fail(t->error, EXIT_INPUT, "cannot read %s: it cannot be searched", t->name);
-    if (!status) status = in_read(stream, t->name, out->data, (size_t)(place.end - place.begin), t->error);
+    if (!status) status = in_read(t->stream, t->name, out->data, (size_t)(place.end - place.begin), t->error);
     if (status) array_free(out);
     return status;
+}
+
+static int read_header(safetensors *t)
+{
+    const int status = parse_header(t);
+    return status ? status : check_layout(t);
 }
 
 int safetensors_read_stream(array *out, FILE *stream, const char *name, const char *tensor, io_error *error)
 {
     *out = (array){ 0 };
-    tensors t = { .name = name, .error = error };
-    int status = parse_header(&t, stream);
-    if (!status) status = check_layout(&t);
-    if (!status) status = read_tensor(out, &t, stream, tensor);
+    safetensors t = { .name = name, .stream = stream, .error = error };
+    int status = read_header(&t);
+    if (!status) status = read_tensor(out, &t, tensor);
     json_decref(t.root);
     return status;
 }
@@ -265,5 +277,128 @@ int safetensors_read(array *out, const char *path, const char *tensor, io_error 
     if (!stream) return EXIT_INPUT;
     int status = safetensors_read_stream(out, stream, path, tensor, error);
     fclose(stream);
+    return status;
+}
+
+/* ---------------------------------------------------------------- several tensors */
+
+int safetensors_open(safetensors **file, const char *path, io_error *error)
+{
+    *file = NULL;
+    safetensors *t = calloc(1, sizeof *t);
+    if (!t) return io_fail(error, EXIT_INTERNAL, "out of memory for the tensors of %s", path);
+    *t = (safetensors){ .name = path, .stream = in_open(path, error), .error = error };
+    const int status = t->stream ? read_header(t) : EXIT_INPUT;
+    if (status)
+        safetensors_close(t);
+    else
+        *file = t;
+    return status;
+}
+
+void safetensors_close(safetensors *file)
+{
+    if (!file) return;
+    if (file->stream) fclose(file->stream);
+    json_decref(file->root);
+    free(file);
+}
+
+size_t safetensors_count(const safetensors *file)
+{
+    return json_object_size(file->root) - (json_object_get(file->root, METADATA) != NULL);
+}
+
+const char *safetensors_text(const safetensors *file, const char *name)
+{
+    return json_string_value(json_object_get(json_object_get(file->root, METADATA), name));
+}
+
+int safetensors_tensor(safetensors *file, array *out, const char *tensor, io_error *error)
+{
+    *out = (array){ 0 };
+    file->error = error;
+    return read_tensor(out, file, tensor);
+}
+
+/* ---------------------------------------------------------------- writing */
+
+static size_t bytes_of(const array *a) { return (size_t)a->count * array_dtype_bytes(a->dtype); }
+
+/* Functions of jansson take NULL, and say so. */
+static bool add_entry(json_t *root, const char *name, const array *a, int64_t begin)
+{
+    json_t *entry = json_object(), *shape = json_array(), *offsets = json_array();
+    bool whole = true;
+    for (int axis = 0; axis < a->rank; axis++)
+        whole = json_array_append_new(shape, json_integer(a->shape[axis])) == 0 && whole;
+    whole = json_array_append_new(offsets, json_integer(begin)) == 0 && whole;
+    whole = json_array_append_new(offsets, json_integer(begin + (int64_t)bytes_of(a))) == 0 && whole;
+    whole = json_object_set_new(entry, "dtype", json_string(dtype_names[a->dtype])) == 0 && whole;
+    whole = json_object_set_new(entry, "shape", shape) == 0 && whole;
+    whole = json_object_set_new(entry, "data_offsets", offsets) == 0 && whole;
+    return json_object_set_new(root, name, entry) == 0 && whole;
+}
+
+static bool add_texts(json_t *root, const char *const *texts)
+{
+    json_t *all = json_object();
+    bool whole = true;
+    for (; *texts; texts += 2)
+        whole = json_object_set_new(all, texts[0], json_string(texts[1])) == 0 && whole;
+    return json_object_set_new(root, METADATA, all) == 0 && whole;
+}
+
+/* Into memory of the right size: json_dumps does not notice each allocation that fails. */
+static char *dump(const json_t *root)
+{
+    const size_t length = json_dumpb(root, NULL, 0, JSON_COMPACT);
+    char *text = length > 0 ? malloc(length + 1) : NULL;
+    if (text && json_dumpb(root, text, length, JSON_COMPACT) == length) {
+        text[length] = '\0';
+        return text;
+    }
+    free(text);
+    return NULL;
+}
+
+/* NULL where memory ran out, or a text is not UTF-8. */
+static char *header_text(const safetensors_contents *contents)
+{
+    json_t *root = json_object();
+    int64_t begin = 0;
+    bool whole = !*contents->texts || add_texts(root, contents->texts);
+    for (size_t i = 0; i < contents->count; i++) {
+        assert(!json_object_get(root, contents->names[i]));
+        whole = add_entry(root, contents->names[i], &contents->tensors[i], begin) && whole;
+        begin += (int64_t)bytes_of(&contents->tensors[i]);
+    }
+    char *text = whole ? dump(root) : NULL;
+    json_decref(root);
+    return text;
+}
+
+/* The header is filled up with spaces, so that the data begin at a multiple of 8. */
+static void write_all(FILE *stream, const safetensors_contents *contents, const char *header)
+{
+    const size_t length = strlen(header), padded = (length + 7) / 8 * 8;
+    for (int i = 0; i < LENGTH_BYTES; i++)
+        fputc((int)(padded >> 8 * i & 255), stream);
+    fprintf(stream, "%-*s", (int)padded, header);
+    for (size_t i = 0; i < contents->count; i++)
+        fwrite(contents->tensors[i].data, 1, bytes_of(&contents->tensors[i]), stream);
+}
+
+int safetensors_write(const char *path, const safetensors_contents *contents, io_error *error)
+{
+    char *header = header_text(contents);
+    if (!header) return io_fail(error, EXIT_INTERNAL, "out of memory for the header of %s", path);
+    out_file *file = NULL;
+    int status = out_open(&file, path, error);
+    if (!status) {
+        write_all(out_stream(file), contents, header);
+        status = out_commit(file, error);
+    }
+    free(header);
     return status;
 }

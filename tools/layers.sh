@@ -32,16 +32,18 @@ src/rope  include src/base src/simd src/gpu
 src/core  include src/base src/gpu src/local src/recurrent
 io        include
 random
-train     include random train/cpu
+train     include io random train/cpu train/cuda
 train/cpu include train
+train/cuda include train
 cli       include io
 cli/attend     include io cli
 cli/bench      include io cli random
 cli/experiment include io cli random
+cli/training   include io cli cli/experiment train
 cli/regress    include io cli
-tests     include io random train cli cli/attend cli/bench cli/experiment cli/regress
+tests     include io random train cli cli/attend cli/bench cli/experiment cli/training cli/regress
 tests/simd include src/base src/simd tests
-bench     include io cli cli/bench src/base src/simd
+bench     include io cli cli/bench train random src/base src/simd
 examples  include
 "
 

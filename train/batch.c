@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 #include "train/batch.h"
 
+#include "train/cuda/data.h"
+
 #include <assert.h>
 #include <omp.h>
+#include <string.h>
 
 int64_t source_length(const train_source *from)
 {
@@ -16,10 +19,10 @@ int64_t source_length(const train_source *from)
 int64_t source_answers(const train_source *from)
 {
     int64_t most = 0;
-    if (from->task == TRAIN_REGRESSION) return from->regression.queries;
-    if (from->task == TRAIN_SWAPS) return SWAPS_QUERIES;
-    for (int i = 0; i < RECALL_PARTS; i++)
-        if (from->part[i].pairs > most) most = from->part[i].pairs;
+    for (int i = 0; i < RECALL_PARTS; i++) {
+        const int64_t answers = source_part_answers(from, i);
+        if (answers > most) most = answers;
+    }
     return most;
 }
 
@@ -32,21 +35,36 @@ int64_t source_words(const train_source *from)
     }
 }
 
-static int64_t columns_of(const train_source *from)
+int64_t source_examples(const train_source *from, train_split split)
 {
-    return from->regression.dim_x + from->regression.dim_y;
+    int64_t count = 0;
+    for (int i = 0; i < RECALL_PARTS; i++)
+        count += from->part[i].examples[split];
+    return count;
 }
 
-/* The shape of the part that an example lies in. */
-static recall_shape recall_of(const train_source *from, train_split split, int64_t example)
+int source_part(const train_source *from, train_split split, int64_t example)
 {
-    recall_shape shape = from->recall;
     int part = 0;
+    if (from->task != TRAIN_RECALL) return part;
     for (; part < RECALL_PARTS - 1 && example >= from->part[part].examples[split]; part++)
         example -= from->part[part].examples[split];
     assert(example < from->part[part].examples[split]);
-    shape.pairs = from->part[part].pairs;
-    return shape;
+    return part;
+}
+
+int64_t source_part_answers(const train_source *from, int part)
+{
+    switch (from->task) {
+    case TRAIN_REGRESSION: return from->regression.queries;
+    case TRAIN_SWAPS: return SWAPS_QUERIES;
+    default: return from->part[part].pairs;
+    }
+}
+
+static int64_t columns_of(const train_source *from)
+{
+    return from->regression.dim_x + from->regression.dim_y;
 }
 
 /* Of one thread, a whole number of doubles. Recall has the most slots where it has the fewest pairs. */
@@ -68,60 +86,91 @@ static int64_t scratch_of(const train_source *from)
     return (bytes + 7) / 8 * 8;
 }
 
-static void take_all(train_batch *b)
+/* What a GPU is told. */
+static void take_requests(const train_batch *b, batch_arrays *a, memory *room)
+{
+    a->counts = memory_take(room, b->models, sizeof *a->counts);
+    a->requests = memory_take(room, b->models, sizeof *a->requests);
+    a->examples = memory_take(room, b->models * b->size, sizeof *a->examples);
+}
+
+static void take_arrays(const train_batch *b, batch_arrays *a, memory *room)
 {
     const train_source *from = &b->from;
     const int64_t rows = b->size * source_length(from), answers = b->size * source_answers(from);
     const bool words = source_words(from) > 0;
-    b->tokens = memory_take(&b->room, words ? b->models * rows : 0, sizeof *b->tokens);
-    b->at = memory_take(&b->room, b->models * answers, sizeof *b->at);
-    b->targets = memory_take(&b->room, b->models * answers, sizeof *b->targets);
-    b->counts = memory_take(&b->room, b->models, sizeof *b->counts);
-    b->x = memory_matrix(&b->room, b->on, b->models, words ? 0 : rows, columns_of(from));
-    b->y = memory_matrix(&b->room, b->on, b->models, words ? 0 : answers, from->regression.dim_y);
-    b->scratch_bytes = scratch_of(from);
-    b->scratch = memory_take(&b->room, b->on->threads, (size_t)b->scratch_bytes);
+    a->tokens = memory_take(room, words ? b->models * rows : 0, sizeof *a->tokens);
+    a->at = memory_take(room, b->models * answers, sizeof *a->at);
+    a->targets = memory_take(room, b->models * answers, sizeof *a->targets);
+    a->x = memory_matrix(room, b->on->dtype, b->models, words ? 0 : rows, columns_of(from));
+    a->y = memory_matrix(room, b->on->dtype, b->models, words ? 0 : answers, from->regression.dim_y);
+}
+
+static void take_all(train_batch *b)
+{
+    take_requests(b, &b->here, &b->host);
+    b->sent = b->host.used;
+    if (b->on->gpu) {
+        take_requests(b, &b->there, &b->room);
+        take_arrays(b, &b->there, &b->room);
+        return;
+    }
+    take_arrays(b, &b->here, &b->host);
+    b->there = b->here;
+    b->scratch_bytes = scratch_of(&b->from);
+    b->scratch = memory_take(&b->host, b->on->threads, (size_t)b->scratch_bytes);
 }
 
 bool batch_open(train_batch *b, const machine *on, const train_source *from, int64_t models, int64_t size)
 {
+    static const machine host = { 0 };
     *b = (train_batch){ .on = on, .from = *from, .models = models, .size = size };
     take_all(b);
-    if (!memory_open(&b->room)) return false;
+    if (!memory_open(&b->host, &host)) return false;
+    if (on->gpu && !memory_open(&b->room, on)) {
+        batch_close(b);
+        return false;
+    }
     take_all(b);
     return true;
 }
 
-void batch_close(train_batch *b) { memory_close(&b->room); }
-
-/* Example i of the batch: the queries are its last rows. */
-static void fill_regression(train_batch *b, int64_t model, int64_t i, uint64_t seed, train_split split,
-                            int64_t example, void *scratch)
+void batch_close(train_batch *b)
 {
-    const regression_shape *shape = &b->from.regression;
-    const int64_t length = source_length(&b->from), queries = shape->queries;
-    double *x = scratch, *y = x + length * columns_of(&b->from);
-    regression_example(shape, seed, split, example, x, y, y + queries * shape->dim_y);
-    matrix_set(b->x, model * b->x.model + i * length * b->x.row, x, length * b->x.row);
-    matrix_set(b->y, model * b->y.model + i * queries * b->y.row, y, queries * b->y.row);
-    for (int64_t n = 0; n < queries; n++)
-        b->at[model * b->y.rows + i * queries + n] = (int32_t)(i * length + shape->length + n);
+    memory_close(&b->room);
+    memory_close(&b->host);
 }
 
-static void fill_words(train_batch *b, int64_t model, int64_t i, uint64_t seed, train_split split,
-                       int64_t example, void *scratch)
+/* Example i of the batch: the queries are its last rows. */
+static void fill_regression(train_batch *b, int64_t model, int64_t i, const train_source *from, uint64_t seed,
+                            train_split split, int64_t example, void *scratch)
 {
-    const int64_t length = source_length(&b->from), answers = source_answers(&b->from);
-    int32_t *tokens = b->tokens + (model * b->size + i) * length;
-    int32_t *at = b->at + (model * b->size + i) * answers;
-    int32_t *targets = b->targets + (model * b->size + i) * answers;
-    int64_t count = SWAPS_QUERIES;
-    if (b->from.task == TRAIN_SWAPS) {
-        swaps_example(&b->from.swaps, seed, split, example, tokens, at, targets, scratch);
+    regression_shape shape = from->regression;
+    const int64_t length = source_length(from), queries = shape.queries;
+    double *x = scratch, *y = x + length * columns_of(from);
+    const batch_arrays *to = &b->here;
+    if (split == TRAIN_SPLIT_TEST) shape.noise = 0;
+    regression_example(&shape, seed, split, example, x, y, y + queries * shape.dim_y);
+    matrix_set(to->x, model * to->x.model + i * length * to->x.row, x, length * to->x.row);
+    matrix_set(to->y, model * to->y.model + i * queries * to->y.row, y, queries * to->y.row);
+    for (int64_t n = 0; n < queries; n++)
+        to->at[model * to->y.rows + i * queries + n] = (int32_t)(i * length + shape.length + n);
+}
+
+static void fill_words(train_batch *b, int64_t model, int64_t i, const train_source *from, uint64_t seed,
+                       train_split split, int64_t example, void *scratch)
+{
+    const int64_t length = source_length(from), answers = source_answers(from);
+    int32_t *tokens = b->here.tokens + (model * b->size + i) * length;
+    int32_t *at = b->here.at + (model * b->size + i) * answers;
+    int32_t *targets = b->here.targets + (model * b->size + i) * answers;
+    const int64_t count = source_part_answers(from, source_part(from, split, example));
+    if (from->task == TRAIN_SWAPS) {
+        swaps_example(&from->swaps, seed, split, example, tokens, at, targets, scratch);
     } else {
-        const recall_shape shape = recall_of(&b->from, split, example);
+        recall_shape shape = from->recall;
+        shape.pairs = count;
         recall_example(&shape, seed, split, example, tokens, at, targets, scratch);
-        count = shape.pairs;
     }
     for (int64_t n = 0; n < answers; n++) {
         at[n] = n < count ? at[n] + (int32_t)(i * length) : -1;
@@ -129,19 +178,53 @@ static void fill_words(train_batch *b, int64_t model, int64_t i, uint64_t seed, 
     }
 }
 
-void batch_fill(train_batch *b, int64_t model, uint64_t seed, train_split split, const int32_t *examples)
+static int64_t count_answers(const train_source *from, train_split split, const int32_t *examples,
+                             int64_t size)
 {
-    const int64_t answers = b->size * source_answers(&b->from);
-    const bool words = source_words(&b->from) > 0;
+    int64_t count = 0;
+    for (int64_t i = 0; i < size; i++)
+        count += source_part_answers(from, source_part(from, split, examples[i]));
+    return count;
+}
+
+static void request(train_batch *b, int64_t model, const train_source *from, uint64_t seed, train_split split,
+                    const int32_t *examples)
+{
+    const regression_shape *shape = &from->regression;
+    const int64_t segments = from->task == TRAIN_REGRESSION ? shape->length / shape->segment : 1;
+    const double noise = split == TRAIN_SPLIT_TEST ? 0 : shape->noise;
+    b->here.requests[model] = (batch_request){ seed, shape->segment, noise, split };
+    memcpy(b->here.examples + model * b->size, examples, (size_t)b->size * sizeof *examples);
+    if (segments > b->segments) b->segments = segments;
+}
+
+void batch_send(train_batch *b)
+{
+    const batch_size size = { b->models, b->size, source_length(&b->from), source_answers(&b->from),
+                              b->segments };
+    if (!b->on->gpu) return;
+    machine_upload(b->on, b->there.counts, b->here.counts, b->sent);
+    gpu_fill(b->on, &b->from, &size, &b->there);
+    b->segments = 0;
+}
+
+void batch_fill(train_batch *b, int64_t model, const train_source *from, uint64_t seed, train_split split,
+                const int32_t *examples)
+{
+    const bool words = source_words(from) > 0;
+    assert(source_length(from) == source_length(&b->from) &&
+           source_answers(from) == source_answers(&b->from));
+    b->here.counts[model] = count_answers(from, split, examples, b->size);
+    if (b->on->gpu) {
+        request(b, model, from, seed, split, examples);
+        return;
+    }
 #pragma omp parallel for num_threads(b->on->threads) schedule(static)
     for (int64_t i = 0; i < b->size; i++) {
         void *scratch = b->scratch + omp_get_thread_num() * b->scratch_bytes;
         if (words)
-            fill_words(b, model, i, seed, split, examples[i], scratch);
+            fill_words(b, model, i, from, seed, split, examples[i], scratch);
         else
-            fill_regression(b, model, i, seed, split, examples[i], scratch);
+            fill_regression(b, model, i, from, seed, split, examples[i], scratch);
     }
-    b->counts[model] = 0;
-    for (int64_t n = 0; n < answers; n++)
-        b->counts[model] += b->at[model * answers + n] >= 0;
 }

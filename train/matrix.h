@@ -24,14 +24,19 @@ typedef struct numbers {
 
 static inline matrix matrix_dense(void *data, loam_dtype dtype, int64_t models, int64_t rows, int64_t width)
 {
-    return (matrix){ data, dtype, models, rows, width, rows * width, width };
+    const matrix a = { data, dtype, models, rows, width, rows * width, width };
+    return a;
 }
 
 static inline int64_t matrix_elements(matrix a) { return a.models * a.rows * a.width; }
 
-static inline int64_t matrix_bytes_each(matrix a) { return a.dtype == LOAM_F64 ? 8 : 4; }
+static inline int64_t matrix_bytes_each(matrix a)
+{
+    return a.dtype == LOAM_F64 ? 8 : a.dtype == LOAM_F32 ? 4 : 2;
+}
 
-/* Elements first .. first + count - 1 of a dense array, all models together, in host memory. */
+/* Elements first .. first + count - 1 of a dense array, all models together, in host memory; LOAM_F32 or
+ * LOAM_F64. */
 static inline void matrix_set(matrix a, int64_t first, const double *x, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
@@ -39,6 +44,14 @@ static inline void matrix_set(matrix a, int64_t first, const double *x, int64_t 
             ((double *)a.data)[first + i] = x[i];
         else
             ((float *)a.data)[first + i] = (float)x[i];
+}
+
+/* That of model m alone. */
+static inline matrix matrix_model(matrix a, int64_t m)
+{
+    a.data = (char *)a.data + m * a.model * matrix_bytes_each(a);
+    a.models = 1;
+    return a;
 }
 
 /* Rows first .. first + count - 1 of each model. */
@@ -54,6 +67,16 @@ static inline matrix matrix_columns(matrix a, int64_t first, int64_t count)
 {
     a.data = (char *)a.data + first * matrix_bytes_each(a);
     a.width = count;
+    return a;
+}
+
+/* The same rows, each in the first part of its memory with elements of a type that is no wider. */
+static inline matrix matrix_narrowed(matrix a, loam_dtype dtype)
+{
+    const int64_t wide = matrix_bytes_each(a);
+    a.dtype = dtype;
+    a.row *= wide / matrix_bytes_each(a);
+    a.model *= wide / matrix_bytes_each(a);
     return a;
 }
 

@@ -30,6 +30,8 @@ typedef enum mixer_block { MIXER_PLAIN, MIXER_MAMBA, MIXER_HYENA } mixer_block;
 /* Mamba-2 is as many times as wide inside, and has as many times the heads of values; queries and keys have
  * one head. */
 enum { MAMBA_EXPAND = 2 };
+/* The MLP between mixers is as many times as wide inside. */
+enum { MLP_EXPAND = 4 };
 /* Columns inside the MLP of Hyena's filter. */
 enum { HYENA_FILTER = 64 };
 
@@ -42,7 +44,10 @@ typedef struct mixer {
     double decay_shift;
     mixer_decay decay;
     mixer_ridge ridge;
-    int64_t rank;   /* of W_1 W_2 */
+    int64_t rank; /* of W_1 W_2 */
+    int64_t taps; /* of the short convolutions that are published with it; 0: none */
+    /* Channels of queries and keys, and of values, as many times, as they are published; 0: once. */
+    double published_keys, published_values;
     bool beta_bias; /* beta = beta_most sigmoid(x W_b + b) */
     bool silu;      /* of queries, keys and values */
     bool unit;      /* LOAM_FEATURES_UNIT */
@@ -62,11 +67,19 @@ typedef enum role {
     ROLE_GAIN, /* of the norm before the mixer */
     ROLE_NORM_BIAS,
     ROLE_IN, /* W_in, of blocks */
+    ROLE_IN_TAPS,
     ROLE_Q,
     ROLE_K,
     ROLE_V,
-    ROLE_RIDGE,
     ROLE_PROBE,
+    ROLE_Q_TAPS,
+    ROLE_K_TAPS,
+    ROLE_V_TAPS,
+    ROLE_Q_GAIN, /* of the norm by heads: one for all heads, as ROLE_HEAD_GAIN */
+    ROLE_K_GAIN,
+    ROLE_PROBE_GAIN,
+    ROLE_PROBE_GATE,
+    ROLE_RIDGE,
     ROLE_REFLECT_1,
     ROLE_REFLECT_2,
     ROLE_BETA,
@@ -88,11 +101,16 @@ typedef enum role {
     ROLE_HEAD_GAIN,
     ROLE_GATE,
     ROLE_OUT,
+    ROLE_MLP_GAIN,
+    ROLE_MLP_BIAS, /* of layer_norm */
+    ROLE_MLP_1,
+    ROLE_MLP_2,
     ROLES
 } role;
 
 typedef struct mixer_shape {
     int64_t models, batch, length, width, heads; /* heads of width / heads channels */
+    int64_t seen; /* the first tokens of a sequence, which others see as keys; length: all of them */
 } mixer_shape;
 
 /* How a model knows the places of tokens. */
@@ -107,13 +125,25 @@ typedef struct mixer_options {
     loam_ridge_unit ridge_unit;
     bool probe_zero; /* W_R begins at 0, where Parallax is softmax; else like W_q */
     positions positions;
-    bool layer_norm; /* LayerNorm, not RMSNorm, before mixers and logits */
+    bool layer_norm; /* LayerNorm, not RMSNorm, before mixers, MLPs and logits */
+    bool mlp;        /* after each mixer e = e + gelu(norm(e) W_1) W_2, MLP_EXPAND times as wide inside */
+    bool qk_norm;    /* RMSNorm of queries, keys and probes by heads, before they are turned; not of blocks */
+    bool blind;      /* regression: no token sees a query row as a key, not even the row itself */
+    /* What only mixers that have it take part in. */
+    bool probe_gate;     /* probe = sigmoid(x w_g) x W_R, a number for each head */
+    bool short_filter;   /* the convolution of a few tokens that is published with the mixer */
+    bool published_dims; /* the channels of keys and values that are published */
+    bool no_silu;        /* of queries, keys and values */
 } mixer_options;
 
-/* Columns of values and of the result; heads of values; columns of W_in. */
-int64_t mixer_inner(const mixer *row, const mixer_shape *shape);
+/* Columns of queries and of keys, of one head in blocks; columns of values and of the result; heads of
+ * values; columns of W_in. */
+int64_t mixer_keys(const mixer *row, const mixer_options *options, const mixer_shape *shape);
+int64_t mixer_inner(const mixer *row, const mixer_options *options, const mixer_shape *shape);
 int64_t mixer_value_heads(const mixer *row, const mixer_shape *shape);
 int64_t mixer_in_width(const mixer *row, const mixer_shape *shape);
+/* Those columns of a block's x W_in that a short convolution is over. */
+void mixer_filtered(const mixer *row, const mixer_shape *shape, int64_t *first, int64_t *count);
 /* rows and width of the array; rows 0: the mixer has none. */
 void mixer_array(const mixer *row, const mixer_options *options, const mixer_shape *shape, role which,
                  int64_t *rows, int64_t *width);
@@ -125,16 +155,38 @@ void mixer_array_start(const mixer *row, const mixer_options *options, role whic
 
 /* What follows from x, in the order of the forward pass. */
 typedef enum activation {
-    ACTIVE_X,      /* the normed input */
-    ACTIVE_X_NORM, /* its 1 / sqrt(mean square), or the stats of layer_norm */
-    ACTIVE_IN,     /* x W_in */
-    ACTIVE_Q_RAW,  /* before silu; the same memory where there is none */
-    ACTIVE_K_RAW,
-    ACTIVE_V_RAW,
+    ACTIVE_X,       /* the normed input */
+    ACTIVE_X_NORM,  /* its 1 / sqrt(mean square), or the stats of layer_norm */
+    ACTIVE_IN,      /* x W_in */
+    ACTIVE_IN_CONV, /* mixer_filtered of it after the short convolution; the same memory without one */
+    /* Queries, keys, values and probes in stages; one that a mixer does not have is the memory of the stage
+     * before: x W; after the short convolution; after silu; normed; gated, and turned in place. */
+    ACTIVE_Q_IN,
+    ACTIVE_K_IN,
+    ACTIVE_V_IN,
+    ACTIVE_PROBE_IN,
+    ACTIVE_Q_CONV,
+    ACTIVE_K_CONV,
+    ACTIVE_V_CONV,
+    ACTIVE_PROBE_CONV,
+    ACTIVE_Q_SILU,
+    ACTIVE_K_SILU,
+    ACTIVE_V_SILU,
+    ACTIVE_PROBE_SILU,
+    ACTIVE_Q_NORMED,
+    ACTIVE_K_NORMED,
+    ACTIVE_V_NORMED,
+    ACTIVE_PROBE_NORMED,
     ACTIVE_Q,
     ACTIVE_K,
     ACTIVE_V,
     ACTIVE_PROBE,
+    ACTIVE_Q_NORM, /* 1 / sqrt(mean square) of each head */
+    ACTIVE_K_NORM,
+    ACTIVE_V_NORM,
+    ACTIVE_PROBE_NORM,
+    ACTIVE_PROBE_GATE_RAW,
+    ACTIVE_PROBE_GATE,
     ACTIVE_RIDGE_RAW, /* before the gate */
     ACTIVE_RIDGE,
     ACTIVE_REFLECT_LOW, /* x W_1 */
@@ -155,18 +207,36 @@ typedef enum activation {
     ACTIVE_FILTER_3,
     ACTIVE_FILTER_RAW, /* before the window */
     ACTIVE_FILTER,     /* h */
+    ACTIVE_V_SEEN,     /* of Hyena: V, 0 in rows that are not seen; the same memory where all are */
     ACTIVE_O,
     ACTIVE_O_NORM,
     ACTIVE_NORMED, /* O, normed by heads; the same memory where it is not; of Mamba-2 o silu(z) */
     ACTIVE_GATE_RAW,
-    ACTIVE_Y, /* to W_o; the memory of NORMED where there is no gate */
+    ACTIVE_Y,       /* to W_o; the memory of NORMED where there is no gate */
+    ACTIVE_BETWEEN, /* e between mixer and MLP; its gradient is that of e */
+    ACTIVE_MLP_X,   /* normed */
+    ACTIVE_MLP_NORM,
+    ACTIVE_MLP_RAW, /* before GELU */
+    ACTIVE_MLP,
     ACTIVATIONS
 } activation;
+
+/* The stages above. */
+enum { STREAM_Q, STREAM_K, STREAM_V, STREAM_PROBE, STREAMS };
+typedef enum stage { STAGE_IN, STAGE_CONV, STAGE_SILU, STAGE_NORM, STAGE_GATE, STAGES } stage;
+static inline activation mixer_stage(stage at, int stream)
+{
+    return (activation)(ACTIVE_Q_IN + STREAMS * (int)at + stream);
+}
+/* Whether a stage after the first does something. */
+bool mixer_has_stage(const mixer *row, const mixer_options *options, stage at, int stream);
 
 typedef struct mixer_layer {
     parameter *array[ROLES]; /* NULL: none */
     matrix value[ACTIVATIONS];
-    void *saved; /* of the library's forward */
+    void *saved, *query_saved; /* of the library's forward, and of its calls for rows that are not seen */
+    /* Of LLA's forward, [models * batch][heads][length]; NULL: none. In the machine's memory. */
+    loam_row_info *info;
 } mixer_layer;
 
 /* What the layers share: plans, workspace, gradients. */
@@ -177,6 +247,10 @@ typedef struct mixing {
     mixer_options options;
     loam_plan *plan[2]; /* LOAM_FORWARD, LOAM_BACKWARD; of MIXER_HYENA none */
     matrix gradient[ACTIVATIONS];
+    /* Of rows that are not seen, where they have calls of their own: their plans, what these calls have of
+     * the gradients of keys, and a column of ones. */
+    loam_plan *query_plan[2];
+    matrix beside[ACTIVATIONS], ones;
     void *work;
 } mixing;
 

@@ -2,6 +2,7 @@
  * The table of mixers: which arrays each has, and how they begin. */
 #include "train/mixer.h"
 
+#include <assert.h>
 #include <math.h>
 #include <string.h>
 
@@ -14,6 +15,8 @@ const mixer mixers[] = {
       .mechanism = LOAM_GLA,
       .decay = MIXER_DECAY_SIGMOID_CHANNEL,
       .rank = 16,
+      .taps = 4,
+      .published_keys = 0.5,
       .head_norm = true,
       .gate = true },
     { .name = "gated-delta",
@@ -22,6 +25,8 @@ const mixer mixers[] = {
       .unit = true,
       .beta_most = 1,
       .decay = MIXER_DECAY_SOFTPLUS,
+      .taps = 4,
+      .published_values = 2,
       .head_norm = true,
       .gate = true },
     { .name = "mesa",
@@ -33,6 +38,7 @@ const mixer mixers[] = {
       .decay = MIXER_DECAY_SIGMOID_BIAS,
       .decay_shift = 4,
       .ridge = MIXER_RIDGE_CHANNEL,
+      .taps = 4,
       .head_norm = true },
     { .name = "fox", .mechanism = LOAM_SOFTMAX, .decay = MIXER_DECAY_SIGMOID, .decay_shift = 4 },
     { .name = "path", .mechanism = LOAM_SOFTMAX, .reflect = true, .rank = 32, .beta_most = 2 },
@@ -43,6 +49,8 @@ const mixer mixers[] = {
       .unit = true,
       .beta_most = 2,
       .decay = MIXER_DECAY_SOFTPLUS,
+      .taps = 4,
+      .published_values = 2,
       .head_norm = true,
       .gate = true },
     { .name = "retention",
@@ -55,6 +63,7 @@ const mixer mixers[] = {
       .silu = true,
       .unit = true,
       .beta_most = 1,
+      .taps = 4,
       .head_norm = true },
     { .name = "kda",
       .mechanism = LOAM_KDA,
@@ -63,6 +72,7 @@ const mixer mixers[] = {
       .beta_most = 1,
       .decay = MIXER_DECAY_SOFTPLUS_CHANNEL,
       .rank = 16,
+      .taps = 4,
       .head_norm = true,
       .gate = true },
     { .name = "mamba-2",
@@ -71,8 +81,9 @@ const mixer mixers[] = {
       .scale = 1,
       .beta_bias = true,
       .decay = MIXER_DECAY_SOFTPLUS,
+      .taps = 4,
       .head_norm = true },
-    { .name = "hyena", .block = MIXER_HYENA },
+    { .name = "hyena", .block = MIXER_HYENA, .taps = 3 },
     { .name = NULL },
 };
 
@@ -99,19 +110,39 @@ static bool learned_decay(const mixer *row)
     return row->decay != MIXER_NO_DECAY && row->decay != MIXER_DECAY_FIXED;
 }
 
+bool mixer_has_stage(const mixer *row, const mixer_options *options, stage at, int stream)
+{
+    const bool filtered = options->short_filter && row->taps > 0 && stream != STREAM_PROBE;
+    switch (at) {
+    case STAGE_CONV: return filtered;
+    /* The published convolutions of queries, keys and values end in it. */
+    case STAGE_SILU: return (row->silu || filtered) && !options->no_silu && stream != STREAM_PROBE;
+    case STAGE_NORM: return options->qk_norm && stream != STREAM_V;
+    default: return options->probe_gate && stream == STREAM_PROBE;
+    }
+}
+
 static bool has_array(const mixer *row, const mixer_options *options, role which)
 {
-    const bool plain = row->block == MIXER_PLAIN;
+    const bool plain = row->block == MIXER_PLAIN, filtered = options->short_filter && row->taps > 0;
     if (which >= ROLE_FILTER_1 && which <= ROLE_FILTER_RATE) return row->block == MIXER_HYENA;
     switch (which) {
     case ROLE_NORM_BIAS: return options->layer_norm;
     case ROLE_IN:
     case ROLE_SKIP: return !plain;
+    case ROLE_IN_TAPS: return !plain && filtered;
     case ROLE_Q:
     case ROLE_K:
     case ROLE_V: return plain;
-    case ROLE_RIDGE: return row->ridge == MIXER_RIDGE_TOKEN;
     case ROLE_PROBE: return row->probe;
+    case ROLE_Q_TAPS:
+    case ROLE_K_TAPS:
+    case ROLE_V_TAPS: return plain && filtered;
+    case ROLE_Q_GAIN:
+    case ROLE_K_GAIN: return options->qk_norm;
+    case ROLE_PROBE_GAIN: return options->qk_norm && row->probe;
+    case ROLE_PROBE_GATE: return options->probe_gate && row->probe;
+    case ROLE_RIDGE: return row->ridge == MIXER_RIDGE_TOKEN;
     case ROLE_REFLECT_1:
     case ROLE_REFLECT_2: return row->reflect;
     case ROLE_BETA: return row->beta_most > 0;
@@ -123,13 +154,34 @@ static bool has_array(const mixer *row, const mixer_options *options, role which
     case ROLE_RIDGE_CHANNEL: return row->ridge == MIXER_RIDGE_CHANNEL;
     case ROLE_HEAD_GAIN: return row->head_norm;
     case ROLE_GATE: return row->gate;
+    case ROLE_MLP_BIAS: return options->mlp && options->layer_norm;
+    case ROLE_MLP_GAIN:
+    case ROLE_MLP_1:
+    case ROLE_MLP_2: return options->mlp;
     default: return true;
     }
 }
 
-int64_t mixer_inner(const mixer *row, const mixer_shape *shape)
+/* The columns of all heads, as many times as are published where that is asked for. */
+static int64_t published(const mixer_options *options, const mixer_shape *shape, double times)
 {
-    return row->block == MIXER_MAMBA ? MAMBA_EXPAND * shape->width : shape->width;
+    if (!options->published_dims || !(times > 0)) return shape->width;
+    const int64_t once = shape->width / shape->heads;
+    const double channels = times * (double)once;
+    assert(channels == floor(channels) && channels >= 1);
+    return (int64_t)channels * shape->heads;
+}
+
+int64_t mixer_keys(const mixer *row, const mixer_options *options, const mixer_shape *shape)
+{
+    if (row->block != MIXER_PLAIN) return shape->width / shape->heads;
+    return published(options, shape, row->published_keys);
+}
+
+int64_t mixer_inner(const mixer *row, const mixer_options *options, const mixer_shape *shape)
+{
+    if (row->block == MIXER_MAMBA) return MAMBA_EXPAND * shape->width;
+    return published(options, shape, row->published_values);
 }
 
 int64_t mixer_value_heads(const mixer *row, const mixer_shape *shape)
@@ -140,32 +192,52 @@ int64_t mixer_value_heads(const mixer *row, const mixer_shape *shape)
 int64_t mixer_in_width(const mixer *row, const mixer_shape *shape)
 {
     if (row->block == MIXER_HYENA) return 3 * shape->width;
-    return 2 * (mixer_inner(row, shape) + shape->width / shape->heads) + mixer_value_heads(row, shape);
+    return 2 * (MAMBA_EXPAND * shape->width + shape->width / shape->heads) + mixer_value_heads(row, shape);
+}
+
+/* Of Mamba-2 values, keys and queries; of Hyena all. */
+void mixer_filtered(const mixer *row, const mixer_shape *shape, int64_t *first, int64_t *count)
+{
+    const int64_t inner = MAMBA_EXPAND * shape->width;
+    const bool all = row->block == MIXER_HYENA;
+    *first = all ? 0 : inner;
+    *count = all ? mixer_in_width(row, shape) : inner + 2 * shape->width / shape->heads;
 }
 
 void mixer_array(const mixer *row, const mixer_options *options, const mixer_shape *shape, role which,
                  int64_t *rows, int64_t *width)
 {
-    const int64_t d = shape->width, heads = shape->heads, gates = by_channel(row) ? d : heads;
-    const int64_t inner = mixer_inner(row, shape), value_heads = mixer_value_heads(row, shape);
+    const int64_t d = shape->width, heads = shape->heads, keys = mixer_keys(row, options, shape);
+    const int64_t inner = mixer_inner(row, options, shape), value_heads = mixer_value_heads(row, shape);
+    const int64_t gates = by_channel(row) ? keys : heads;
+    int64_t first, filtered;
+    mixer_filtered(row, shape, &first, &filtered);
     const int64_t sizes[ROLES][2] = {
         [ROLE_GAIN] = { 1, d },
         [ROLE_NORM_BIAS] = { 1, d },
         [ROLE_IN] = { d, mixer_in_width(row, shape) },
-        [ROLE_Q] = { d, d },
-        [ROLE_K] = { d, d },
-        [ROLE_V] = { d, d },
+        [ROLE_IN_TAPS] = { row->taps, filtered },
+        [ROLE_Q] = { d, keys },
+        [ROLE_K] = { d, keys },
+        [ROLE_V] = { d, inner },
+        [ROLE_PROBE] = { d, keys },
+        [ROLE_Q_TAPS] = { row->taps, keys },
+        [ROLE_K_TAPS] = { row->taps, keys },
+        [ROLE_V_TAPS] = { row->taps, inner },
+        [ROLE_Q_GAIN] = { 1, keys / heads },
+        [ROLE_K_GAIN] = { 1, keys / heads },
+        [ROLE_PROBE_GAIN] = { 1, keys / heads },
+        [ROLE_PROBE_GATE] = { d, heads },
         [ROLE_RIDGE] = { d, heads },
-        [ROLE_PROBE] = { d, d },
         [ROLE_REFLECT_1] = { d, row->rank },
-        [ROLE_REFLECT_2] = { row->rank, d },
+        [ROLE_REFLECT_2] = { row->rank, keys },
         [ROLE_BETA] = { d, heads },
         [ROLE_BETA_BIAS] = { 1, value_heads },
         [ROLE_DECAY_RATE] = { 1, value_heads },
         [ROLE_DECAY_1] = { d, by_channel(row) ? row->rank : heads },
-        [ROLE_DECAY_2] = { row->rank, d },
+        [ROLE_DECAY_2] = { row->rank, keys },
         [ROLE_DECAY_BIAS] = { 1, gates },
-        [ROLE_RIDGE_CHANNEL] = { 1, d },
+        [ROLE_RIDGE_CHANNEL] = { 1, keys },
         [ROLE_FILTER_1] = { 3, HYENA_FILTER },
         [ROLE_FILTER_BIAS_1] = { 1, HYENA_FILTER },
         [ROLE_FILTER_2] = { HYENA_FILTER, HYENA_FILTER },
@@ -175,9 +247,13 @@ void mixer_array(const mixer *row, const mixer_options *options, const mixer_sha
         [ROLE_FILTER_4] = { HYENA_FILTER, d },
         [ROLE_FILTER_RATE] = { 1, HYENA_FILTER },
         [ROLE_SKIP] = { 1, row->block == MIXER_HYENA ? d : value_heads },
-        [ROLE_HEAD_GAIN] = { 1, row->block == MIXER_MAMBA ? inner : d / heads },
-        [ROLE_GATE] = { d, d },
+        [ROLE_HEAD_GAIN] = { 1, row->block == MIXER_MAMBA ? inner : inner / heads },
+        [ROLE_GATE] = { d, inner },
         [ROLE_OUT] = { inner, d },
+        [ROLE_MLP_GAIN] = { 1, d },
+        [ROLE_MLP_BIAS] = { 1, d },
+        [ROLE_MLP_1] = { d, MLP_EXPAND * d },
+        [ROLE_MLP_2] = { MLP_EXPAND * d, d },
     };
     *rows = has_array(row, options, which) ? sizes[which][0] : 0;
     *width = sizes[which][1];
@@ -188,11 +264,20 @@ const char *mixer_array_name(role which)
     static const char *const names[ROLES] = {
         [ROLE_GAIN] = "gain",
         [ROLE_NORM_BIAS] = "bias",
+        [ROLE_IN] = "W_in",
+        [ROLE_IN_TAPS] = "taps_in",
         [ROLE_Q] = "W_q",
         [ROLE_K] = "W_k",
         [ROLE_V] = "W_v",
-        [ROLE_RIDGE] = "W_lambda",
         [ROLE_PROBE] = "W_r",
+        [ROLE_Q_TAPS] = "taps_q",
+        [ROLE_K_TAPS] = "taps_k",
+        [ROLE_V_TAPS] = "taps_v",
+        [ROLE_Q_GAIN] = "gain_q",
+        [ROLE_K_GAIN] = "gain_k",
+        [ROLE_PROBE_GAIN] = "gain_r",
+        [ROLE_PROBE_GATE] = "w_g",
+        [ROLE_RIDGE] = "W_lambda",
         [ROLE_REFLECT_1] = "W_w1",
         [ROLE_REFLECT_2] = "W_w2",
         [ROLE_BETA] = "W_b",
@@ -202,9 +287,22 @@ const char *mixer_array_name(role which)
         [ROLE_DECAY_2] = "W_a2",
         [ROLE_DECAY_BIAS] = "a",
         [ROLE_RIDGE_CHANNEL] = "p",
+        [ROLE_FILTER_1] = "W_1",
+        [ROLE_FILTER_BIAS_1] = "b_1",
+        [ROLE_FILTER_2] = "W_2",
+        [ROLE_FILTER_BIAS_2] = "b_2",
+        [ROLE_FILTER_3] = "W_3",
+        [ROLE_FILTER_BIAS_3] = "b_3",
+        [ROLE_FILTER_4] = "W_4",
+        [ROLE_FILTER_RATE] = "f",
+        [ROLE_SKIP] = "D",
         [ROLE_HEAD_GAIN] = "head_gain",
         [ROLE_GATE] = "W_z",
         [ROLE_OUT] = "W_o",
+        [ROLE_MLP_GAIN] = "mlp_gain",
+        [ROLE_MLP_BIAS] = "mlp_bias",
+        [ROLE_MLP_1] = "mlp_1",
+        [ROLE_MLP_2] = "mlp_2",
     };
     return names[which];
 }
@@ -215,12 +313,25 @@ void mixer_array_start(const mixer *row, const mixer_options *options, role whic
     p->value = 0;
     switch (which) {
     case ROLE_GAIN:
+    case ROLE_Q_GAIN:
+    case ROLE_K_GAIN:
+    case ROLE_PROBE_GAIN:
     case ROLE_FILTER_RATE:
-    case ROLE_HEAD_GAIN: p->value = 1; break;
+    case ROLE_HEAD_GAIN:
+    case ROLE_MLP_GAIN: p->value = 1; break;
     case ROLE_NORM_BIAS:
+    case ROLE_MLP_BIAS:
     case ROLE_FILTER_BIAS_1:
     case ROLE_FILTER_BIAS_2:
     case ROLE_FILTER_BIAS_3: break;
+    /* As PyTorch begins a convolution. */
+    case ROLE_IN_TAPS:
+    case ROLE_Q_TAPS:
+    case ROLE_K_TAPS:
+    case ROLE_V_TAPS:
+        p->start = START_UNIFORM;
+        p->value = 1 / sqrt((double)row->taps);
+        break;
     case ROLE_SKIP:
         p->value = 1;
         if (row->block == MIXER_HYENA) p->start = START_NORMAL;

@@ -5,21 +5,54 @@
 
 #include "train/mixer.h"
 
-/* Channels of a head. */
-static inline int64_t mixing_channels(const mixing *mix) { return mix->shape.width / mix->shape.heads; }
+/* Heads of queries and keys; their channels, and those of values. */
+static inline int64_t mixing_query_heads(const mixing *mix)
+{
+    return mix->row->block == MIXER_MAMBA ? 1 : mix->shape.heads;
+}
+static inline int64_t mixing_key_channels(const mixing *mix)
+{
+    return mixer_keys(mix->row, &mix->options, &mix->shape) / mixing_query_heads(mix);
+}
+static inline int64_t mixing_value_channels(const mixing *mix)
+{
+    const int64_t inner = mixer_inner(mix->row, &mix->options, &mix->shape);
+    return inner / mixer_value_heads(mix->row, &mix->shape);
+}
+
+/* Of x W_in the columns that a short convolution is over. */
+static inline matrix mixing_filtered(const mixing *mix, matrix in)
+{
+    int64_t first, count;
+    mixer_filtered(mix->row, &mix->shape, &first, &count);
+    return matrix_columns(in, first, count);
+}
 
 /* An array of the layer, and its gradient; without data where it has none. */
 static inline matrix array_of(const mixer_layer *layer, role which)
 {
     return layer->array[which] ? layer->array[which]->x : (matrix){ 0 };
 }
+/* As an operand of products. */
+static inline matrix weight_of(const mixer_layer *layer, role which) { return layer->array[which]->w; }
 static inline matrix array_gradient(const mixer_layer *layer, role which)
 {
     return layer->array[which] ? layer->array[which]->g : (matrix){ 0 };
 }
 
+/* Whether rows that are not seen have a call of their own; the problems of a pass, and how many calls those
+ * rows are. */
+bool mixing_in_parts(const mixing *mix);
+loam_problem mixing_problem(const mixing *mix, loam_pass pass);
+loam_problem mixing_query_problem(const mixing *mix, loam_pass pass);
+int64_t mixing_query_calls(const mixing *mix);
+
 /* The library's pass, from the layer's queries, keys, values and gates to ACTIVE_O; or back. */
 loam_status mixing_attend(const mixing *mix, const mixer_layer *layer, loam_pass pass, loam_error *error);
+
+/* Where rows that are not seen have no call of their own they write nothing: their strengths, or where there
+ * are none their values, and their log decays become 0, or the gradients of these. */
+void mixing_hide(const mixing *mix, const matrix *list);
 
 /* Queries, keys and probes of `list` turned by their positions; or, gradients, back. */
 loam_status mixing_turn(const mixing *mix, const matrix *list, bool back, loam_error *error);
@@ -32,6 +65,6 @@ mixer_pass hyena_forward, hyena_backward;
 
 /* Hyena's fixed arrays: what its filter's MLP reads, (t, cos, -sin) of t = 0 .. 1, and e^(-r_c t) with r_c
  * from ln 100 / 1.5 to ln 100 / 0.3 over the channels. */
-void hyena_times(matrix times, matrix window);
+void hyena_times(const machine *on, matrix times, matrix window);
 
 #endif

@@ -8,7 +8,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { LOGIT_ROWS = 8192 }; /* that exist at a time */
+enum { LOGIT_ROWS = 1024 }; /* that exist at a time: with 8192 words 32 MiB, which GPUs keep in their cache */
+
+static const matrix none = { 0 };
 
 struct train_model {
     machine on;
@@ -22,9 +24,10 @@ struct train_model {
     parameter *last_bias;            /* of layer_norm, or NULL */
     mixer_layer layer[MODEL_MAX_LAYERS];
     matrix e[MODEL_MAX_LAYERS + 1], de;
+    matrix de_operand;    /* de, as an operand of products */
     matrix found, dfound; /* e at the answers */
     matrix normed, dnormed, norm;
-    matrix out; /* logits, of LOGIT_ROWS rows, or predictions; then their gradients */
+    matrix out; /* logits of one model, LOGIT_ROWS rows, or predictions; then their gradients */
     matrix results;
 };
 
@@ -60,9 +63,12 @@ static void add_layer(train_model *m, int64_t number)
         if (rows == 0) continue;
         parameter *p = add_parameter(m, "layer", number, mixer_array_name((role)i), rows, width);
         mixer_array_start(m->mix.row, &m->mix.options, (role)i, p);
-        p->deviation = i == ROLE_RIDGE ? 0.02 : i == ROLE_SKIP ? 1 : deviation_of(m, rows);
-        if (i == ROLE_OUT) p->deviation *= m->words > 0 ? 1 / sqrt(2 * (double)shape->layers) : 0.5;
-        p->muon = rows == shape->width && width == shape->width && rows >= 16;
+        const bool gate = i == ROLE_RIDGE || i == ROLE_PROBE_GATE;
+        p->deviation = gate ? 0.02 : i == ROLE_SKIP ? 1 : deviation_of(m, rows);
+        if (i == ROLE_OUT || i == ROLE_MLP_2)
+            p->deviation *= m->words > 0 ? 1 / sqrt(2 * (double)shape->layers) : 0.5;
+        const bool filter = i >= ROLE_FILTER_1 && i <= ROLE_FILTER_RATE;
+        p->muon = !filter && rows == shape->width && width == shape->width && rows >= 16;
         m->layer[number].array[i] = p;
     }
 }
@@ -102,7 +108,12 @@ parameter *model_parameters(train_model *m, int *count)
 
 static matrix take(train_model *m, int64_t rows, int64_t width)
 {
-    return memory_matrix(&m->room, &m->on, m->shape.models, rows, width);
+    return memory_matrix(&m->room, m->on.dtype, m->shape.models, rows, width);
+}
+
+static matrix take_operand(train_model *m, int64_t rows, int64_t width)
+{
+    return memory_matrix(&m->room, m->on.operand, m->shape.models, rows, width);
 }
 
 static void take_all(train_model *m)
@@ -115,6 +126,7 @@ static void take_all(train_model *m)
         const int64_t rows = p->x.rows, width = p->x.width;
         p->x = take(m, rows, width), p->g = take(m, rows, width);
         p->m = take(m, rows, width), p->v = take(m, rows, width);
+        p->w = rows > 1 && m->on.operand != m->on.dtype ? take_operand(m, rows, width) : p->x;
     }
     mixing_take(&m->mix, &m->room);
     for (int64_t l = 0; l < shape->layers; l++)
@@ -122,11 +134,13 @@ static void take_all(train_model *m)
     for (int64_t l = 0; l <= shape->layers; l++)
         m->e[l] = take(m, m->tokens, d);
     m->de = take(m, m->tokens, d);
+    m->de_operand = m->on.operand != m->on.dtype ? take_operand(m, m->tokens, d) : m->de;
     m->found = take(m, answers, d), m->dfound = take(m, answers, d);
-    m->normed = take(m, answers, d), m->dnormed = take(m, answers, d),
+    m->normed = take_operand(m, answers, d), m->dnormed = take(m, answers, d),
     m->norm = take(m, answers, m->mix.options.layer_norm ? 2 : 1);
-    m->out = take(m, words && answers > LOGIT_ROWS ? LOGIT_ROWS : answers,
-                  words ? m->words : shape->from.regression.dim_y);
+    m->out = words ? memory_matrix(&m->room, m->on.dtype, 1, answers < LOGIT_ROWS ? answers : LOGIT_ROWS,
+                                   m->words)
+                   : take(m, answers, shape->from.regression.dim_y);
     m->results = take(m, answers, words ? 2 : 1);
 }
 
@@ -134,19 +148,25 @@ static loam_status open_all(train_model *m, const mixer *row, const mixer_option
                             const uint64_t *seeds, loam_error *error)
 {
     const model_shape *shape = &m->shape;
-    const mixer_shape inner = { shape->models, shape->batch, source_length(&shape->from), shape->width,
-                                shape->heads };
+    const int64_t length = source_length(&shape->from);
+    const int64_t seen = options->blind ? shape->from.regression.length : length;
+    const mixer_shape inner = { shape->models, shape->batch, length, shape->width, shape->heads, seen };
+    if (options->blind && m->words > 0) {
+        if (error)
+            *error = (loam_error){ LOAM_EUNSUPPORTED, "blind queries: only regression has query rows" };
+        return LOAM_EUNSUPPORTED;
+    }
     const loam_status status = mixing_open(&m->mix, &m->on, row, &inner, options, error);
     if (status) return status;
     add_parameters(m);
     take_all(m);
-    if (!memory_open(&m->room)) {
+    if (!memory_open(&m->room, &m->on)) {
         if (error) *error = (loam_error){ LOAM_EMEMORY, "out of memory for a model" };
         return LOAM_EMEMORY;
     }
     take_all(m);
     for (int i = 0; i < m->count; i++)
-        start_parameter(&m->list[i], i, seeds);
+        start_parameter(&m->on, &m->list[i], i, seeds);
     return LOAM_OK;
 }
 
@@ -184,13 +204,25 @@ void model_destroy(train_model *m)
 
 matrix model_results(const train_model *m) { return m->results; }
 
+const char *model_kernel(const train_model *m, loam_pass pass)
+{
+    return m->mix.plan[pass] ? loam_plan_name(m->mix.plan[pass]) : "";
+}
+
+const mixing *model_mixing(const train_model *m) { return &m->mix; }
+
+const mixer_layer *model_layer(const train_model *m, int64_t layer) { return &m->layer[layer]; }
+
 /* ---- the passes */
 
 static numbers tokens_of(const train_model *m, const train_batch *b)
 {
-    return (numbers){ b->tokens, m->tokens };
+    return (numbers){ b->there.tokens, m->tokens };
 }
-static numbers at_of(const train_model *m, const train_batch *b) { return (numbers){ b->at, m->answers }; }
+static numbers at_of(const train_model *m, const train_batch *b)
+{
+    return (numbers){ b->there.at, m->answers };
+}
 
 /* y = norm(x) gain, and bias where there is one. */
 static void norm(const train_model *m, matrix y, matrix stats, matrix x, const parameter *gain,
@@ -215,10 +247,10 @@ static void enter(train_model *m, const train_batch *b)
 {
     const ops *op = m->on.op;
     if (m->words > 0)
-        op->embed(&m->on, m->e[0], m->into->x, tokens_of(m, b));
+        op->embed(&m->on, m->e[0], m->into->x, tokens_of(m, b), m->places ? m->places->x : none);
     else
-        op->product(&m->on, m->e[0], b->x, m->into->x, 0);
-    if (m->places) op->add_positions(&m->on, m->e[0], m->places->x);
+        op->product(&m->on, m->e[0], b->there.x, m->into->w, 0);
+    if (m->words == 0 && m->places) op->add_positions(&m->on, m->e[0], m->places->x);
 }
 
 /* E has the gradient of the logits already. */
@@ -229,29 +261,66 @@ static void enter_back(train_model *m, const train_batch *b)
     if (m->words > 0)
         op->embed_back(&m->on, m->into->g, m->de, tokens_of(m, b));
     else
-        op->product(&m->on, m->into->g, b->x, m->de, PRODUCT_A_TRANSPOSED);
+        op->product(&m->on, m->into->g, b->there.x, m->de, PRODUCT_A_TRANSPOSED);
+}
+
+/* to = e + y W. */
+static void add_branch(const train_model *m, matrix to, matrix e, matrix y, const parameter *w)
+{
+    m->on.op->product_onto(&m->on, to, e, y, w->w);
+}
+
+/* The gradients of W, and of y from that of e. */
+static void add_branch_back(const train_model *m, matrix dy, matrix y, const parameter *w)
+{
+    if (m->de_operand.data != m->de.data) m->on.op->copy(&m->on, m->de_operand, m->de);
+    m->on.op->product(&m->on, w->g, y, m->de_operand, PRODUCT_A_TRANSPOSED);
+    m->on.op->product(&m->on, dy, m->de_operand, w->w, PRODUCT_B_TRANSPOSED);
+}
+
+static void mlp_forward(const train_model *m, const mixer_layer *layer, matrix to)
+{
+    const matrix *value = layer->value, e = value[ACTIVE_BETWEEN];
+    parameter *const *array = layer->array;
+    norm(m, value[ACTIVE_MLP_X], value[ACTIVE_MLP_NORM], e, array[ROLE_MLP_GAIN], array[ROLE_MLP_BIAS]);
+    m->on.op->product(&m->on, value[ACTIVE_MLP_RAW], value[ACTIVE_MLP_X], array[ROLE_MLP_1]->w, 0);
+    m->on.op->gelu(&m->on, value[ACTIVE_MLP], value[ACTIVE_MLP_RAW]);
+    add_branch(m, to, e, value[ACTIVE_MLP], array[ROLE_MLP_2]);
+}
+
+static void mlp_backward(const train_model *m, const mixer_layer *layer)
+{
+    const machine *on = &m->on;
+    const matrix *value = layer->value, *g = m->mix.gradient;
+    parameter *const *array = layer->array;
+    add_branch_back(m, g[ACTIVE_MLP], value[ACTIVE_MLP], array[ROLE_MLP_2]);
+    on->op->gelu_back(on, g[ACTIVE_MLP_RAW], g[ACTIVE_MLP], value[ACTIVE_MLP_RAW]);
+    on->op->product(on, array[ROLE_MLP_1]->g, value[ACTIVE_MLP_X], g[ACTIVE_MLP_RAW], PRODUCT_A_TRANSPOSED);
+    on->op->product(on, g[ACTIVE_MLP_X], g[ACTIVE_MLP_RAW], array[ROLE_MLP_1]->w, PRODUCT_B_TRANSPOSED);
+    norm_back(m, m->de, g[ACTIVE_MLP_X], value[ACTIVE_BETWEEN], value[ACTIVE_MLP_NORM], array[ROLE_MLP_GAIN],
+              array[ROLE_MLP_BIAS], true);
 }
 
 static loam_status layer_forward(train_model *m, int64_t l, loam_error *error)
 {
-    const ops *op = m->on.op;
     const mixer_layer *layer = &m->layer[l];
+    const bool mlp = m->mix.options.mlp;
     norm(m, layer->value[ACTIVE_X], layer->value[ACTIVE_X_NORM], m->e[l], layer->array[ROLE_GAIN],
          layer->array[ROLE_NORM_BIAS]);
     const loam_status status = mixer_forward(&m->mix, layer, error);
     if (status) return status;
-    op->copy(&m->on, m->e[l + 1], m->e[l]);
-    op->product(&m->on, m->e[l + 1], layer->value[ACTIVE_Y], layer->array[ROLE_OUT]->x, PRODUCT_ADD);
+    add_branch(m, mlp ? layer->value[ACTIVE_BETWEEN] : m->e[l + 1], m->e[l], layer->value[ACTIVE_Y],
+               layer->array[ROLE_OUT]);
+    if (mlp) mlp_forward(m, layer, m->e[l + 1]);
     return LOAM_OK;
 }
 
 static loam_status layer_backward(train_model *m, int64_t l, loam_error *error)
 {
-    const ops *op = m->on.op;
     const mixer_layer *layer = &m->layer[l];
     const matrix *g = m->mix.gradient;
-    op->product(&m->on, layer->array[ROLE_OUT]->g, layer->value[ACTIVE_Y], m->de, PRODUCT_A_TRANSPOSED);
-    op->product(&m->on, g[ACTIVE_Y], m->de, layer->array[ROLE_OUT]->x, PRODUCT_B_TRANSPOSED);
+    if (m->mix.options.mlp) mlp_backward(m, layer);
+    add_branch_back(m, g[ACTIVE_Y], layer->value[ACTIVE_Y], layer->array[ROLE_OUT]);
     const loam_status status = mixer_backward(&m->mix, layer, error);
     if (status) return status;
     norm_back(m, m->de, g[ACTIVE_X], m->e[l], layer->value[ACTIVE_X_NORM], layer->array[ROLE_GAIN],
@@ -259,40 +328,60 @@ static loam_status layer_backward(train_model *m, int64_t l, loam_error *error)
     return LOAM_OK;
 }
 
-/* Logits in blocks of rows: each is made, judged, and with `back` turned into gradients, before the next. */
-static void judge_words(train_model *m, const train_batch *b, bool back)
+/* Logits of one model and a block of its rows: they are made, judged, and with `back` turned into gradients,
+ * while they lie in a cache. */
+static void judge_rows(train_model *m, const train_batch *b, int64_t model, int64_t first, bool back)
 {
     const machine *on = &m->on;
     const ops *op = on->op;
-    const int64_t answers = m->answers;
-    norm(m, m->normed, m->norm, m->found, m->last, m->last_bias);
-    for (int64_t first = 0; first < answers; first += LOGIT_ROWS) {
-        const int64_t count = answers - first < LOGIT_ROWS ? answers - first : LOGIT_ROWS;
-        const matrix normed = matrix_rows(m->normed, first, count), logits = matrix_rows(m->out, 0, count);
-        const numbers targets = { b->targets + first, answers };
-        op->product(on, logits, normed, m->into->x, PRODUCT_B_TRANSPOSED);
-        op->cross_entropy(on, matrix_rows(m->results, first, count), logits, targets, b->counts);
-        if (!back) continue;
-        op->product(on, matrix_rows(m->dnormed, first, count), logits, m->into->x, 0);
-        op->product(on, m->into->g, logits, normed, PRODUCT_A_TRANSPOSED | (first > 0 ? PRODUCT_ADD : 0));
-    }
+    const int64_t left = m->answers - first, count = left < LOGIT_ROWS ? left : LOGIT_ROWS;
+    const matrix normed = matrix_rows(matrix_model(m->normed, model), first, count);
+    const matrix dnormed = matrix_rows(matrix_model(m->dnormed, model), first, count);
+    const matrix results = matrix_rows(matrix_model(m->results, model), first, count);
+    const matrix words = matrix_model(m->into->w, model), logits = matrix_rows(m->out, 0, count);
+    const matrix g = matrix_narrowed(logits, on->operand);
+    const numbers targets = { b->there.targets + model * m->answers + first, 0 };
+    op->product(on, logits, normed, words, PRODUCT_B_TRANSPOSED);
+    op->cross_entropy(on, results, g, logits, targets, b->there.counts + model);
     if (!back) return;
-    norm_back(m, m->dfound, m->dnormed, m->found, m->norm, m->last, m->last_bias, false);
+    op->product(on, dnormed, g, words, 0);
+    op->product(on, matrix_model(m->into->g, model), g, normed,
+                PRODUCT_A_TRANSPOSED | (first > 0 ? PRODUCT_ADD : 0));
+}
+
+static void judge_words(train_model *m, const train_batch *b, bool back)
+{
+    norm(m, m->normed, m->norm, m->found, m->last, m->last_bias);
+    for (int64_t model = 0; model < m->shape.models; model++)
+        for (int64_t first = 0; first < m->answers; first += LOGIT_ROWS)
+            judge_rows(m, b, model, first, back);
+    if (back) norm_back(m, m->dfound, m->dnormed, m->found, m->norm, m->last, m->last_bias, false);
 }
 
 static void judge_regression(train_model *m, const train_batch *b, bool back)
 {
     const machine *on = &m->on;
-    on->op->product(on, m->out, m->found, m->last->x, 0);
-    on->op->squared_error(on, m->results, m->out, b->y);
+    on->op->product(on, m->out, m->found, m->last->w, 0);
+    on->op->squared_error(on, m->results, m->out, b->there.y);
     if (!back) return;
     on->op->product(on, m->last->g, m->found, m->out, PRODUCT_A_TRANSPOSED);
-    on->op->product(on, m->dfound, m->out, m->last->x, PRODUCT_B_TRANSPOSED);
+    on->op->product(on, m->dfound, m->out, m->last->w, PRODUCT_B_TRANSPOSED);
+}
+
+/* Matrices as operands of products. */
+static void round_weights(train_model *m)
+{
+    matrix x[MODEL_MAX_PARAMETERS], w[MODEL_MAX_PARAMETERS];
+    int count = 0;
+    for (int i = 0; i < m->count; i++)
+        if (m->list[i].w.data != m->list[i].x.data) x[count] = m->list[i].x, w[count++] = m->list[i].w;
+    if (count > 0) m->on.op->copies(&m->on, w, x, count);
 }
 
 static loam_status forward(train_model *m, const train_batch *b, bool back, loam_error *error)
 {
     loam_status status = LOAM_OK;
+    round_weights(m);
     enter(m, b);
     for (int64_t l = 0; l < m->shape.layers && !status; l++)
         status = layer_forward(m, l, error);

@@ -4,6 +4,7 @@
  *     words:       e = E[token] + P[t]         logits = rms_norm(e; gain) E^T, at the answers alone
  *     regression:  e = x W_in + P[t]           prediction = e W_out
  *     layers:      e = e + mix(rms_norm(e; gain)) W_o
+ *                  e = e + gelu(rms_norm(e; mlp_gain) mlp_1) mlp_2    with mixer_options.mlp
  */
 #ifndef LOAM_TRAIN_MODEL_H
 #define LOAM_TRAIN_MODEL_H
@@ -36,5 +37,10 @@ loam_status model_gradients(train_model *m, const train_batch *b, loam_error *er
 /* Of the last pass, for each answer: [answers][2], its loss and whether it was right, 0 where it is none;
  * regression: [answers][1], its mean squared error. */
 matrix model_results(const train_model *m);
+/* What its mixers share, and a layer as the last pass left it: what is measured of a trained model. */
+const mixing *model_mixing(const train_model *m);
+const mixer_layer *model_layer(const train_model *m, int64_t layer);
+/* The library's kernel for a pass, with its problem: loam_plan_name; "" without one. */
+const char *model_kernel(const train_model *m, loam_pass pass);
 
 #endif

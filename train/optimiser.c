@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "train/optimiser.h"
 
+#include <assert.h>
 #include <math.h>
 
 enum { ADAMW, MUON, ITERATIONS = 5 };
@@ -14,29 +15,45 @@ static void take_all(optimiser *o)
     for (int i = 0; i < o->count; i++)
         if (by_muon(o, &o->list[i])) side = o->list[i].x.rows;
     for (int i = 0; i < 2; i++) {
-        o->peak[i] = memory_matrix(&o->room, o->on, models, 1, 1);
-        o->rate[i] = memory_matrix(&o->room, o->on, models, 1, 1);
+        o->peak[i] = memory_matrix(&o->room, o->on->dtype, models, 1, 1);
+        o->rate[i] = memory_matrix(&o->room, o->on->dtype, models, 1, 1);
     }
-    o->squares = memory_matrix(&o->room, o->on, models, 1, 1);
-    o->factor = memory_matrix(&o->room, o->on, models, 1, 1);
-    o->u = memory_matrix(&o->room, o->on, models, side, side);
-    o->a = memory_matrix(&o->room, o->on, models, side, side);
-    o->b = memory_matrix(&o->room, o->on, models, side, side);
+    o->at = memory_take(&o->room, 1, sizeof *o->at);
+    o->squares = memory_matrix(&o->room, o->on->dtype, models, 1, 1);
+    o->factor = memory_matrix(&o->room, o->on->dtype, models, 1, 1);
+    o->size = memory_matrix(&o->room, o->on->dtype, models, 1, 1);
+    o->u = memory_matrix(&o->room, o->on->dtype, models, side, side);
+    o->a = memory_matrix(&o->room, o->on->dtype, models, side, side);
+    o->b = memory_matrix(&o->room, o->on->dtype, models, side, side);
 }
 
 bool optimiser_open(optimiser *o, const machine *on, parameter *list, int count,
                     const optimiser_options *options, const double *peak, const double *muon_peak)
 {
+    assert(count <= OPTIMISER_ARRAYS);
     *o = (optimiser){ .on = on, .options = *options, .list = list, .count = count };
     take_all(o);
-    if (!memory_open(&o->room)) return false;
+    if (!memory_open(&o->room, on)) return false;
     take_all(o);
-    matrix_set(o->peak[ADAMW], 0, peak, o->factor.models);
-    if (options->muon) matrix_set(o->peak[MUON], 0, muon_peak, o->factor.models);
+    machine_set(on, o->peak[ADAMW], 0, peak, o->factor.models);
+    if (options->muon) machine_set(on, o->peak[MUON], 0, muon_peak, o->factor.models);
     return true;
 }
 
 void optimiser_close(optimiser *o) { memory_close(&o->room); }
+
+void optimiser_resume(optimiser *o, int64_t step)
+{
+    o->step = step;
+    machine_upload(o->on, o->at, &step, sizeof step);
+}
+
+void optimiser_hold(optimiser *o, int64_t model)
+{
+    static const double zero = 0;
+    for (int i = 0; i < 2; i++)
+        machine_set(o->on, o->peak[i], model, &zero, 1);
+}
 
 /* x towards U V^T of x = U S V^T: five steps of an iteration that is odd in x, which leave singular values
  * above 0.01 of |x| between 0.68 and 1.14. */
@@ -44,13 +61,13 @@ static void orthogonalise(const optimiser *o, matrix x)
 {
     const machine *on = o->on;
     const ops *op = on->op;
-    op->add_squares(on, o->squares, x, true);
-    op->normalise(on, x, o->squares);
+    op->squares(on, o->size, &x, 1);
+    op->normalise(on, x, o->size);
     for (int i = 0; i < ITERATIONS; i++) {
-        op->product(on, o->a, x, x, PRODUCT_B_TRANSPOSED);
-        op->product(on, o->b, o->a, o->a, 0);
+        op->product(on, o->a, x, x, PRODUCT_EXACT | PRODUCT_B_TRANSPOSED);
+        op->product(on, o->b, o->a, o->a, PRODUCT_EXACT);
         op->combine(on, o->b, -4.7750, o->a, 2.0315, o->b);
-        op->product(on, o->a, o->b, x, 0);
+        op->product(on, o->a, o->b, x, PRODUCT_EXACT);
         op->combine(on, x, 3.4445, x, 1, o->a);
     }
 }
@@ -66,20 +83,21 @@ static void muon_step(const optimiser *o, const parameter *p)
 /* The length of a model's gradient, all arrays together, and with it how much of the gradient is taken. */
 static void clip(const optimiser *o)
 {
-    bool begin = true;
-    for (int i = 0; i < o->count; i++) {
-        if (o->list[i].frozen) continue;
-        o->on->op->add_squares(o->on, o->squares, o->list[i].g, begin);
-        begin = false;
-    }
+    matrix g[OPTIMISER_ARRAYS];
+    int count = 0;
+    for (int i = 0; i < o->count; i++)
+        if (!o->list[i].frozen) g[count++] = o->list[i].g;
+    o->on->op->squares(o->on, o->squares, g, count);
     o->on->op->clip(o->on, o->factor, o->squares, o->options.clip);
 }
 
 void optimiser_step(optimiser *o)
 {
     const ops *op = o->on->op;
+    const parameter *list[OPTIMISER_ARRAYS];
+    int count = 0;
     for (int i = 0; i < 2; i++)
-        op->rate(o->on, o->rate[i], o->peak[i], &o->step, o->options.warm, o->options.steps);
+        op->rate(o->on, o->rate[i], o->peak[i], o->at, o->options.warm, o->options.steps);
     clip(o);
     for (int i = 0; i < o->count; i++) {
         const parameter *p = &o->list[i];
@@ -87,8 +105,9 @@ void optimiser_step(optimiser *o)
         if (by_muon(o, p))
             muon_step(o, p);
         else
-            op->adamw(o->on, p->x, p->m, p->v, p->g, o->factor, o->rate[ADAMW], &o->step,
-                      p->decay ? o->options.decay : 0);
+            list[count++] = p;
     }
+    op->adamw(o->on, list, count, o->factor, o->rate[ADAMW], o->at, o->options.decay);
+    op->advance(o->on, o->at);
     o->step++;
 }

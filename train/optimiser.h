@@ -8,6 +8,8 @@
 #include "train/machine.h"
 #include "train/parameter.h"
 
+enum { OPTIMISER_ARRAYS = 512 }; /* most */
+
 typedef struct optimiser_options {
     int64_t warm, steps; /* of the schedule: warm-up, and all */
     double decay;        /* of what decays */
@@ -22,9 +24,10 @@ typedef struct optimiser {
     parameter *list;
     int count;
     int64_t step;            /* steps taken */
+    int64_t *at;             /* the same in the machine's memory */
     matrix peak[2], rate[2]; /* of AdamW and of Muon, a number for each model */
-    matrix squares, factor;
-    matrix u, a, b; /* of Muon */
+    matrix squares, factor;  /* of the gradients of a model, before clipping */
+    matrix u, a, b, size;    /* of Muon */
     memory room;
 } optimiser;
 
@@ -33,6 +36,10 @@ typedef struct optimiser {
 bool optimiser_open(optimiser *o, const machine *on, parameter *list, int count,
                     const optimiser_options *options, const double *peak, const double *muon_peak);
 void optimiser_close(optimiser *o);
+/* Goes on from this many steps. */
+void optimiser_resume(optimiser *o, int64_t step);
+/* From now on no parameter of this model changes. */
+void optimiser_hold(optimiser *o, int64_t model);
 /* Takes the gradients in `list`. */
 void optimiser_step(optimiser *o);
 

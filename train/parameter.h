@@ -10,6 +10,7 @@
 typedef enum parameter_start {
     START_NORMAL,      /* N(0, deviation^2) */
     START_CONSTANT,    /* `value` */
+    START_UNIFORM,     /* U(-value, value) */
     START_DECAY_RATE,  /* log U(1, 16) */
     START_DECAY_DELTA, /* softplus(x) log-uniform in [0.001, 0.1] */
 } parameter_start;
@@ -18,10 +19,11 @@ typedef struct parameter {
     char name[32]; /* "layer1.W_q" */
     matrix x, g;   /* itself and its gradient */
     matrix m, v;   /* moments */
+    matrix w;      /* itself as an operand of products, as of the last pass; x, where that is its type */
     parameter_start start;
     double deviation, value;
     bool decay;  /* by the optimiser: matrices, not vectors */
-    bool muon;   /* a square matrix of a mixer, which Muon takes where it is asked for */
+    bool muon;   /* a matrix of a mixer, d x d, which Muon takes where it is asked for */
     bool frozen; /* keeps its value */
 } parameter;
 

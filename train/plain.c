@@ -9,7 +9,7 @@ static const matrix none = { 0 };
 /* to = from W. */
 static void project(const mixing *mix, const mixer_layer *layer, activation to, activation from, role w)
 {
-    mix->on->op->product(mix->on, layer->value[to], layer->value[from], array_of(layer, w), 0);
+    mix->on->op->product(mix->on, layer->value[to], layer->value[from], weight_of(layer, w), 0);
 }
 
 /* dW = from^T g, and dfrom = g W^T, or that much more: PRODUCT_ADD. */
@@ -19,7 +19,7 @@ static void project_back(const mixing *mix, const mixer_layer *layer, activation
     const machine *on = mix->on;
     on->op->product(on, array_gradient(layer, w), layer->value[from], mix->gradient[to],
                     PRODUCT_A_TRANSPOSED);
-    on->op->product(on, mix->gradient[from], mix->gradient[to], array_of(layer, w),
+    on->op->product(on, mix->gradient[from], mix->gradient[to], weight_of(layer, w),
                     PRODUCT_B_TRANSPOSED | how);
 }
 
@@ -66,6 +66,78 @@ static void backward_beta(const mixing *mix, const mixer_layer *layer)
     project_back(mix, layer, ACTIVE_BETA_RAW, ACTIVE_X, ROLE_BETA, PRODUCT_ADD);
 }
 
+static matrix by_heads(const mixing *mix, matrix a) { return matrix_parts(a, a.width / mix->shape.heads); }
+
+/* Probes times a number for each head. */
+static void forward_probe_gate(const mixing *mix, const mixer_layer *layer)
+{
+    const ops *op = mix->on->op;
+    const matrix *value = layer->value;
+    if (!layer->array[ROLE_PROBE_GATE]) return;
+    project(mix, layer, ACTIVE_PROBE_GATE_RAW, ACTIVE_X, ROLE_PROBE_GATE);
+    op->sigmoid_gate(mix->on, value[ACTIVE_PROBE_GATE], value[ACTIVE_PROBE_GATE_RAW], none, 0, 1);
+    op->scale_rows(mix->on, by_heads(mix, value[ACTIVE_PROBE]), by_heads(mix, value[ACTIVE_PROBE_NORMED]),
+                   by_heads(mix, value[ACTIVE_PROBE_GATE]));
+}
+
+/* x gets the gradient of the gate later. */
+static void backward_probe_gate(const mixing *mix, const mixer_layer *layer)
+{
+    const ops *op = mix->on->op;
+    const matrix *value = layer->value, *g = mix->gradient;
+    if (!layer->array[ROLE_PROBE_GATE]) return;
+    op->scale_rows_back(mix->on, by_heads(mix, g[ACTIVE_PROBE_NORMED]), by_heads(mix, g[ACTIVE_PROBE_GATE]),
+                        by_heads(mix, g[ACTIVE_PROBE]), by_heads(mix, value[ACTIVE_PROBE_NORMED]),
+                        by_heads(mix, value[ACTIVE_PROBE_GATE]));
+    op->sigmoid_gate_back(mix->on, g[ACTIVE_PROBE_GATE_RAW], none, g[ACTIVE_PROBE_GATE],
+                          value[ACTIVE_PROBE_GATE_RAW], none, 0, 1);
+}
+
+/* The arrays of streams: their projections, taps and gains. */
+static const role weights[STREAMS] = { ROLE_Q, ROLE_K, ROLE_V, ROLE_PROBE };
+static const role taps[STREAMS] = { ROLE_Q_TAPS, ROLE_K_TAPS, ROLE_V_TAPS, ROLES };
+static const role gains[STREAMS] = { ROLE_Q_GAIN, ROLE_K_GAIN, ROLES, ROLE_PROBE_GAIN };
+
+static bool has_stage(const mixing *mix, stage at, int stream)
+{
+    return mixer_has_stage(mix->row, &mix->options, at, stream);
+}
+
+/* Queries, keys, values or probes, from x to their norm. */
+static void forward_stream(const mixing *mix, const mixer_layer *layer, int i)
+{
+    const ops *op = mix->on->op;
+    const matrix *value = layer->value;
+    if (!layer->array[weights[i]]) return;
+    project(mix, layer, mixer_stage(STAGE_IN, i), ACTIVE_X, weights[i]);
+    if (has_stage(mix, STAGE_CONV, i))
+        op->short_conv(mix->on, value[ACTIVE_Q_CONV + i], value[ACTIVE_Q_IN + i], array_of(layer, taps[i]),
+                       mix->shape.length, mix->shape.seen);
+    if (has_stage(mix, STAGE_SILU, i)) op->silu(mix->on, value[ACTIVE_Q_SILU + i], value[ACTIVE_Q_CONV + i]);
+    if (has_stage(mix, STAGE_NORM, i))
+        op->rms_norm(mix->on, by_heads(mix, value[ACTIVE_Q_NORMED + i]), value[ACTIVE_Q_NORM + i],
+                     by_heads(mix, value[ACTIVE_Q_SILU + i]), array_of(layer, gains[i]));
+}
+
+/* The gradient of x begins with that of the first stream. */
+static void backward_stream(const mixing *mix, const mixer_layer *layer, int i)
+{
+    const ops *op = mix->on->op;
+    const matrix *value = layer->value, *g = mix->gradient;
+    if (!layer->array[weights[i]]) return;
+    if (has_stage(mix, STAGE_NORM, i))
+        op->rms_norm_back(mix->on, by_heads(mix, g[ACTIVE_Q_SILU + i]), array_gradient(layer, gains[i]),
+                          by_heads(mix, g[ACTIVE_Q_NORMED + i]), by_heads(mix, value[ACTIVE_Q_SILU + i]),
+                          value[ACTIVE_Q_NORM + i], array_of(layer, gains[i]), false);
+    if (has_stage(mix, STAGE_SILU, i))
+        op->silu_back(mix->on, g[ACTIVE_Q_CONV + i], g[ACTIVE_Q_SILU + i], value[ACTIVE_Q_CONV + i]);
+    if (has_stage(mix, STAGE_CONV, i))
+        op->short_conv_back(mix->on, g[ACTIVE_Q_IN + i], array_gradient(layer, taps[i]), g[ACTIVE_Q_CONV + i],
+                            value[ACTIVE_Q_IN + i], array_of(layer, taps[i]), mix->shape.length,
+                            mix->shape.seen);
+    project_back(mix, layer, mixer_stage(STAGE_IN, i), ACTIVE_X, weights[i], i > 0 ? PRODUCT_ADD : 0);
+}
+
 /* What log sigmoid is divided by, and what is added to its argument beside the bias. */
 static double divisor_of(const mixer *row)
 {
@@ -110,8 +182,6 @@ static void backward_decay(const mixing *mix, const mixer_layer *layer)
         project_back(mix, layer, ACTIVE_DECAY_RAW, ACTIVE_X, ROLE_DECAY_1, PRODUCT_ADD);
     }
 }
-
-static matrix by_heads(const mixing *mix, matrix a) { return matrix_parts(a, mixing_channels(mix)); }
 
 static void forward_reflections(const mixing *mix, const mixer_layer *layer)
 {
@@ -160,16 +230,14 @@ static void backward_output(const mixing *mix, const mixer_layer *layer)
 
 loam_status plain_forward(const mixing *mix, const mixer_layer *layer, loam_error *error)
 {
-    for (int i = 0; i < 3; i++) {
-        project(mix, layer, (activation)(ACTIVE_Q_RAW + i), ACTIVE_X, (role)(ROLE_Q + i));
-        if (mix->row->silu)
-            mix->on->op->silu(mix->on, layer->value[ACTIVE_Q + i], layer->value[ACTIVE_Q_RAW + i]);
-    }
-    if (mix->row->probe) project(mix, layer, ACTIVE_PROBE, ACTIVE_X, ROLE_PROBE);
+    for (int i = 0; i < STREAMS; i++)
+        forward_stream(mix, layer, i);
+    forward_probe_gate(mix, layer);
     forward_ridge(mix, layer);
     forward_reflections(mix, layer);
     forward_beta(mix, layer);
     forward_decay(mix, layer);
+    mixing_hide(mix, layer->value);
     loam_status status = LOAM_OK;
     if (mix->options.positions == POSITIONS_ROPE) status = mixing_turn(mix, layer->value, false, error);
     if (!status) status = mixing_attend(mix, layer, LOAM_FORWARD, error);
@@ -184,14 +252,12 @@ loam_status plain_backward(const mixing *mix, const mixer_layer *layer, loam_err
     if (!status && mix->options.positions == POSITIONS_ROPE)
         status = mixing_turn(mix, mix->gradient, true, error);
     if (status) return status;
-    for (int i = 0; i < 3; i++) {
-        if (mix->row->silu)
-            mix->on->op->silu_back(mix->on, mix->gradient[ACTIVE_Q_RAW + i], mix->gradient[ACTIVE_Q + i],
-                                   layer->value[ACTIVE_Q_RAW + i]);
-        project_back(mix, layer, (activation)(ACTIVE_Q_RAW + i), ACTIVE_X, (role)(ROLE_Q + i),
-                     i > 0 ? PRODUCT_ADD : 0);
-    }
-    if (mix->row->probe) project_back(mix, layer, ACTIVE_PROBE, ACTIVE_X, ROLE_PROBE, PRODUCT_ADD);
+    mixing_hide(mix, mix->gradient);
+    backward_probe_gate(mix, layer);
+    for (int i = 0; i < STREAMS; i++)
+        backward_stream(mix, layer, i);
+    if (layer->array[ROLE_PROBE_GATE])
+        project_back(mix, layer, ACTIVE_PROBE_GATE_RAW, ACTIVE_X, ROLE_PROBE_GATE, PRODUCT_ADD);
     backward_ridge(mix, layer);
     backward_reflections(mix, layer);
     backward_beta(mix, layer);

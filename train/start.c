@@ -6,37 +6,41 @@
 #include <math.h>
 
 enum { FOR_NORMALS, FOR_UNIFORMS };
+enum { AT_ONCE = 1024 };
 
 /* From a uniform u in (0, 1), or a normal deviate. */
 static double first_value(const parameter *p, double drawn)
 {
     switch (p->start) {
     case START_NORMAL: return p->deviation * drawn;
+    case START_UNIFORM: return p->value * (2 * drawn - 1);
     case START_DECAY_RATE: return log(1 + 15 * drawn);
     case START_DECAY_DELTA: return log(expm1(exp(log(0.001) + drawn * log(0.1 / 0.001))));
     default: return p->value;
     }
 }
 
-static void start_model(const parameter *p, int64_t model, int64_t number, uint64_t seed)
+static void start_model(const machine *on, const parameter *p, int64_t model, int64_t number, uint64_t seed)
 {
     const int64_t count = p->x.rows * p->x.width;
     const bool normal = p->start == START_NORMAL;
     const random_stream from = train_stream(seed, TRAIN_WEIGHTS, TRAIN_SPLIT_TRAIN,
                                             normal ? FOR_NORMALS : FOR_UNIFORMS, number);
-    for (int64_t i = 0; i < count; i++) {
-        double drawn;
+    for (int64_t first = 0; first < count; first += AT_ONCE) {
+        double x[AT_ONCE];
+        const int64_t part = count - first < AT_ONCE ? count - first : AT_ONCE;
         if (normal)
-            random_normals(from, (uint64_t)i, 1, &drawn);
+            random_normals(from, (uint64_t)first, part, x);
         else
-            random_uniforms(from, (uint64_t)i, 1, &drawn);
-        const double x = first_value(p, drawn);
-        matrix_set(p->x, model * p->x.model + i, &x, 1);
+            random_uniforms(from, (uint64_t)first, part, x);
+        for (int64_t i = 0; i < part; i++)
+            x[i] = first_value(p, x[i]);
+        machine_set(on, p->x, model * p->x.model + first, x, part);
     }
 }
 
-void start_parameter(const parameter *p, int64_t number, const uint64_t *seeds)
+void start_parameter(const machine *on, const parameter *p, int64_t number, const uint64_t *seeds)
 {
     for (int64_t model = 0; model < p->x.models; model++)
-        start_model(p, model, number, seeds[model]);
+        start_model(on, p, model, number, seeds[model]);
 }

@@ -18,6 +18,10 @@ static const struct {
     { "smooth", experiment_smooth, "one smooth map, seen through noise" },
     { "rates", experiment_rates, "how fast errors fall with the number of pairs" },
     { "memory", experiment_memory, "the working memory of Local Linear Attention" },
+    { "context", experiment_context, "small models learn regression in context" },
+    { "recall", experiment_recall, "small models learn associative recall" },
+    { "swaps", experiment_swaps, "small models learn to follow swaps" },
+    { "probe", experiment_probe, "what Parallax's probe becomes under AdamW and Muon" },
 };
 enum { EXPERIMENTS = sizeof experiments / sizeof *experiments };
 
@@ -25,10 +29,10 @@ static const char *name_at(int index) { return index < EXPERIMENTS ? experiments
 
 static void print_help(void)
 {
-    printf(
-        "usage: loam experiment NAME [options]\n\nWithout training: regression at test time, in which each "
-        "estimator predicts\nvalues of keys from pairs that it is shown, and what that "
-        "takes.\n\nexperiments:\n");
+    printf("usage: loam experiment NAME [options]\n\n"
+           "Without training: regression at test time, in which each estimator predicts\n"
+           "values of keys from pairs that it is shown, and what that takes. With training:\n"
+           "small models whose attention is any mechanism learn a task.\n\nexperiments:\n");
     for (int i = 0; i < EXPERIMENTS; i++)
         printf("  %-12s %s\n", experiments[i].name, experiments[i].help);
     printf("\nloam experiment NAME --help tells the options.\n");

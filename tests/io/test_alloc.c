@@ -8,6 +8,7 @@
 #include "io/load.h"
 #include "io/npy.h"
 #include "io/out_file.h"
+#include "io/safetensors.h"
 #include "tests/io/bytes.h"
 #include "tests/support/alloc_fail.h"
 
@@ -139,6 +140,32 @@ static int write_npy(io_error *error)
     return status;
 }
 
+static int write_safetensors(io_error *error)
+{
+    static float data[2];
+    static const char *const names[] = { "x" }, *const texts[] = { "k", "v", NULL };
+    const array a = { LOAM_F32, 2, { 1, 2 }, 2, data };
+    const int status = safetensors_write("out.st", &(safetensors_contents){ 1, names, &a, texts }, error);
+    if ((access("out.st", F_OK) == 0) != (status == 0))
+        fail_msg("status %d, but the file is%s there", status, status ? "" : " not");
+    unlink("out.st");
+    return status;
+}
+
+static int read_tensors(io_error *error)
+{
+    safetensors *file;
+    array a = { 0 };
+    int status = safetensors_open(&file, "a.safetensors", error);
+    assert_true(!status == (file != NULL));
+    if (!status) status = safetensors_tensor(file, &a, "a", error);
+    array_free(&a);
+    safetensors_close(file);
+    if (status == EXIT_INPUT && strstr(error->text, "the header is not JSON"))
+        return io_fail(error, EXIT_INTERNAL, "out of memory");
+    return status;
+}
+
 static int parse_options(io_error *error)
 {
     bool flag = false, help;
@@ -181,6 +208,7 @@ static void readers(void **state)
     (void)state;
     fail_each_allocation(load_npy, 3);
     fail_each_allocation(load_safetensors, 8);
+    fail_each_allocation(read_tensors, 8);
     fail_each_allocation(read_csv, 8);
     fail_each_allocation(read_plain_csv, 8);
     fail_each_allocation(read_labelled_csv, 8);
@@ -190,6 +218,7 @@ static void writers(void **state)
 {
     (void)state;
     fail_each_allocation(write_npy, 3);
+    fail_each_allocation(write_safetensors, 20);
 }
 
 static void options(void **state)

@@ -171,6 +171,139 @@ static void load_tells_the_formats_apart(void **state)
     assert_int_equal(unlink("l.safetensors") | unlink("l.safetensors.npy"), 0);
 }
 
+/* What the tests write: a tensor of each type, one without elements, one of rank 0. */
+typedef struct written {
+    array tensors[5];
+    safetensors_contents contents;
+} written;
+
+static const char *const written_names[] = { "wide", "x", "y", "none", "layer0.W \"q\" \xc3\xa9" };
+
+static void make_written(written *w)
+{
+    static const char *const texts[] = { "inputs", "seed 1, \"lla\"\n2", "step", "17", NULL };
+    static const struct {
+        loam_dtype dtype;
+        int rank;
+        int64_t shape[3];
+    } rows[] = { { LOAM_F64, 2, { 2, 3 } },
+                 { LOAM_F32, 3, { 1, 5, 1 } },
+                 { LOAM_BF16, 1, { 3 } },
+                 { LOAM_F32, 2, { 0, 4 } },
+                 { LOAM_F16, 0, { 0 } } };
+    io_error error;
+    for (int i = 0; i < 5; i++) {
+        array *a = &w->tensors[i];
+        if (array_create(a, rows[i].dtype, rows[i].rank, rows[i].shape, "a", &error))
+            fail_msg("%s", error.text);
+        for (int64_t n = 0; n < a->count; n++)
+            array_set(a, n, (double)(10 * i + n) / 4);
+    }
+    w->contents = (safetensors_contents){ 5, written_names, w->tensors, texts };
+}
+
+static void free_written(written *w)
+{
+    for (int i = 0; i < 5; i++)
+        array_free(&w->tensors[i]);
+}
+
+/* Written and read again: names, types, shapes, bytes and texts. */
+static void what_is_written_is_read(void **state)
+{
+    (void)state;
+    written w;
+    io_error error;
+    safetensors *file;
+    make_written(&w);
+    if (safetensors_write("w.st", &w.contents, &error)) fail_msg("%s", error.text);
+    if (safetensors_open(&file, "w.st", &error)) fail_msg("%s", error.text);
+    assert_int_equal(safetensors_count(file), 5);
+    for (int i = 4; i >= 0; i--) {
+        const array *want = &w.tensors[i];
+        array got;
+        if (safetensors_tensor(file, &got, written_names[i], &error)) fail_msg("%s", error.text);
+        assert_int_equal(got.dtype, want->dtype);
+        assert_int_equal(got.rank, want->rank);
+        assert_memory_equal(got.shape, want->shape, (size_t)want->rank * sizeof *want->shape);
+        assert_memory_equal(got.data, want->data, (size_t)want->count * array_dtype_bytes(want->dtype));
+        array_free(&got);
+    }
+    array got;
+    assert_int_equal(safetensors_tensor(file, &got, "nosuch", &error), EXIT_INPUT);
+    assert_null(got.data);
+    assert_string_equal(safetensors_text(file, "inputs"), "seed 1, \"lla\"\n2");
+    assert_string_equal(safetensors_text(file, "step"), "17");
+    assert_null(safetensors_text(file, "nosuch"));
+    safetensors_close(file);
+    free_written(&w);
+    assert_int_equal(unlink("w.st"), 0);
+}
+
+/* The bytes are the contents' alone: the header as any other writer would have it, then the data, from a
+ * multiple of 8 on. */
+static void bytes_are_fixed(void **state)
+{
+    (void)state;
+    static const char header[] = "{\"__metadata__\":{\"k\":\"v\"},"
+                                 "\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}} ";
+    static const float data[2] = { 0, 1 };
+    static const char *const names[] = { "a" }, *const texts[] = { "k", "v", NULL };
+    const array a = { LOAM_F32, 1, { 2 }, 2, (void *)(uintptr_t)data };
+    const bytes want = safetensors_bytes(sizeof header - 1, header, 8);
+    unsigned char got[sizeof want.at];
+    io_error error;
+    assert_int_equal((sizeof header - 1) % 8, 0);
+    for (int turn = 0; turn < 2; turn++) {
+        const safetensors_contents contents = { 1, names, &a, texts };
+        if (safetensors_write("b.st", &contents, &error)) fail_msg("%s", error.text);
+        FILE *stream = fopen("b.st", "rb");
+        assert_non_null(stream);
+        assert_int_equal(fread(got, 1, sizeof got, stream), want.count);
+        assert_memory_equal(got, want.at, want.count);
+        fclose(stream);
+    }
+    assert_int_equal(unlink("b.st"), 0);
+}
+
+/* Without texts there is no metadata; a file may have no tensor. */
+static void little_is_a_file_too(void **state)
+{
+    (void)state;
+    static const char *const none[] = { NULL };
+    io_error error;
+    safetensors *file;
+    if (safetensors_write("e.st", &(safetensors_contents){ .texts = none }, &error))
+        fail_msg("%s", error.text);
+    if (safetensors_open(&file, "e.st", &error)) fail_msg("%s", error.text);
+    assert_int_equal(safetensors_count(file), 0);
+    assert_null(safetensors_text(file, "step"));
+    safetensors_close(file);
+    assert_int_equal(unlink("e.st"), 0);
+}
+
+static void failures_leave_what_was(void **state)
+{
+    (void)state;
+    written w;
+    io_error error;
+    safetensors *file = (safetensors *)&w;
+    make_written(&w);
+    assert_int_equal(safetensors_write("nosuch/w.st", &w.contents, &error), EXIT_OUTPUT);
+    assert_non_null(strstr(error.text, "cannot write nosuch/w.st"));
+    assert_int_equal(safetensors_write("/dev/full", &w.contents, &error), EXIT_OUTPUT);
+    assert_non_null(strstr(error.text, "No space left"));
+    assert_int_equal(safetensors_open(&file, "nosuch.st", &error), EXIT_INPUT);
+    assert_null(file);
+    const bytes b = file_of("{" A "}", 20);
+    save_bytes("cut.st", &b);
+    assert_int_equal(safetensors_open(&file, "cut.st", &error), EXIT_INPUT);
+    assert_non_null(strstr(error.text, "cut.st: tensor 'a' lies at bytes 0 to 24"));
+    assert_null(file);
+    assert_int_equal(unlink("cut.st"), 0);
+    free_written(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -179,6 +312,10 @@ int main(void)
         cmocka_unit_test(lengths_are_not_trusted),
         cmocka_unit_test(unknown_tensors_get_suggestions),
         cmocka_unit_test(load_tells_the_formats_apart),
+        cmocka_unit_test(what_is_written_is_read),
+        cmocka_unit_test(bytes_are_fixed),
+        cmocka_unit_test(little_is_a_file_too),
+        cmocka_unit_test(failures_leave_what_was),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

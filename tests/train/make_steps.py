@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """Writes golden_steps.inc beside itself: the losses of ten steps of training, from the equations in float64
-with gradients by autograd. Data, AdamW, schedule and clipping are those of tasks.py of the folder that is
-named.
+with gradients by autograd. Blind rows are trained on regression, the others on recall. Data, AdamW, schedule
+and clipping are those of tasks.py of the folder that is named.
 
     pip install numpy autograd && python3 make_steps.py FOLDER && clang-format -i golden_steps.inc
 """
@@ -19,8 +19,20 @@ import tasks as t  # noqa: E402
 HERE = pathlib.Path(__file__).resolve().parent
 WORDS, LENGTH, PAIRS, WIDTH, HEADS, BATCH, LAYERS, SEED, STEPS = 64, 16, 4, 32, 2, 8, 2, 1, 10
 SIDE = WIDTH // HEADS
-LEARNED, ROPE, NONE = range(3)  # enum positions
-SEEN = onp.tril(onp.ones((LENGTH, LENGTH)))
+PAST = onp.tril(onp.ones((LENGTH, LENGTH)))
+# Of regression: pairs, of a segment, channels of x and y.
+CONTEXT, SEGMENT, DIM_X, DIM_Y = 12, 3, 4, 3
+
+
+class Rows:
+    """Which rows others see as keys, and which pairs of rows that makes."""
+
+    def see(self, count):
+        self.seen = onp.arange(LENGTH) < count
+        self.pairs = onp.where(self.seen, PAST, 0)
+
+
+ROWS = Rows()
 
 
 def uniforms(number, count):
@@ -29,14 +41,25 @@ def uniforms(number, count):
 
 
 class Start:
-    """Arrays in the order of their numbers."""
+    """Arrays in the order of their numbers; with `fan_in` weights are N(0, 1/rows), else N(0, 0.02^2)."""
 
-    def __init__(self):
+    def __init__(self, fan_in):
         self.arrays = []
+        self.fan_in = fan_in
 
-    def normal(self, *shape, deviation=0.02):
+    def normal(self, *shape, deviation=None):
+        if deviation is None:
+            deviation = shape[0] ** -0.5 if self.fan_in else 0.02
         x = t.normals(SEED, t.stream(t.WEIGHTS, 0, 0, len(self.arrays)), int(onp.prod(shape)))[0]
         self.arrays.append(deviation * x.reshape(shape))
+
+    def last(self, *shape):
+        """Weights whose result is added to e: smaller."""
+        self.normal(*shape, deviation=0.5 * shape[0] ** -0.5 if self.fan_in else 0.01)
+
+    def taps(self, count, width):
+        u = uniforms(len(self.arrays), count * width).reshape(count, width)
+        self.arrays.append(count ** -0.5 * (2 * u - 1))
 
     def ones(self, n):
         self.arrays.append(onp.ones(n))
@@ -73,8 +96,29 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
+def silu(x):
+    return x * sigmoid(x)
+
+
+def gelu(x):
+    return 0.5 * x * (1 + np.tanh(onp.sqrt(2 / onp.pi) * (x + 0.044715 * x ** 3)))
+
+
+def seen(x):
+    """x [batch, heads, token, channels], 0 in rows that no other sees"""
+    return x * ROWS.seen[:, None]
+
+
+def filtered(x, taps):
+    """y_t = sum_k taps_k x_{t-k}; of rows that are not seen the row itself alone"""
+    y, shown = taps[0] * x, x * ROWS.seen[:, None]
+    for k in range(1, len(taps)):
+        y = y + taps[k] * np.concatenate([onp.zeros((BATCH, k, x.shape[2])), shown[:, :-k]], 1)
+    return y
+
+
 def weights(q, k):
-    s = np.where(SEEN > 0, np.matmul(q, np.swapaxes(k, 2, 3)) / onp.sqrt(SIDE), -1e30)
+    s = np.where(ROWS.pairs > 0, np.matmul(q, np.swapaxes(k, 2, 3)) / onp.sqrt(SIDE), -1e30)
     p = np.exp(s - np.max(s, -1, keepdims=True))
     return p / np.sum(p, -1, keepdims=True)
 
@@ -109,6 +153,13 @@ def parallax_rope(x, *w):
     return tokens(probed(weights(q, k), probe, k, v))
 
 
+def parallax_gated(x, w_q, w_k, w_v, w_r, gain_q, gain_k, gain_r, w_g):
+    q, k, v = attended(x, w_q, w_k, w_v)
+    probe = norm(heads(x @ w_r), gain_r) * sigmoid(heads(x @ w_g))
+    q, k, probe = turned(norm(q, gain_q)), turned(norm(k, gain_k)), turned(probe)
+    return tokens(probed(weights(q, k), probe, k, v))
+
+
 def parallax(x, *w):
     q, k, v = attended(x, *w[:3])
     return tokens(probed(weights(q, k), heads(x @ w[3]), k, v))
@@ -125,13 +176,11 @@ def lla(x, *w):
     return tokens(probed(p, probe, k, v))
 
 
-def gated_delta(x, w_q, w_k, w_v, w_b, a, w_a, c, gain, w_z):
-    q, k, v = (y * sigmoid(y) for y in attended(x, w_q, w_k, w_v))
+def delta_rule(x, q, k, v, w_b, a, w_a, c, gain, w_z):
     q, k = (y / np.sqrt(np.sum(y * y, -1, keepdims=True)) for y in (q, k))
-    beta = sigmoid(heads(x @ w_b))
-    keep = np.exp(-np.exp(a) * np.log1p(np.exp(x @ w_a + c)))
-    keep = np.swapaxes(keep, 1, 2)[..., None]
-    state, out = onp.zeros((BATCH, HEADS, SIDE, SIDE)), []
+    beta = seen(sigmoid(heads(x @ w_b)))
+    keep = np.exp(seen(-np.exp(a)[:, None, None] * heads(np.log1p(np.exp(x @ w_a + c)))))
+    state, out = onp.zeros((BATCH, HEADS, v.shape[3], SIDE)), []
     for i in range(LENGTH):
         state = state * keep[:, :, i, :, None]
         miss = v[:, :, i] - np.einsum('bhvk,bhk->bhv', state, k[:, :, i])
@@ -141,9 +190,22 @@ def gated_delta(x, w_q, w_k, w_v, w_b, a, w_a, c, gain, w_z):
     return tokens(norm(np.stack(out, 2), gain)) * z * sigmoid(z)
 
 
+def gated_delta(x, w_q, w_k, w_v, *rest):
+    return delta_rule(x, *(silu(y) for y in attended(x, w_q, w_k, w_v)), *rest)
+
+
+def gated_delta_plain(x, w_q, w_k, w_v, *rest):
+    return delta_rule(x, *attended(x, w_q, w_k, w_v), *rest)
+
+
+def gated_delta_filtered(x, w_q, w_k, w_v, t_q, t_k, t_v, *rest):
+    q, k, v = (heads(silu(filtered(x @ w, taps))) for w, taps in ((w_q, t_q), (w_k, t_k), (w_v, t_v)))
+    return delta_rule(x, q, k, v, *rest)
+
+
 def linear(x, w_q, w_k, w_v, gain):
     q, k, v = attended(x, w_q, w_k, w_v)
-    s = np.matmul(q, np.swapaxes(k, 2, 3)) / onp.sqrt(SIDE) * SEEN
+    s = np.matmul(q, np.swapaxes(k, 2, 3)) / onp.sqrt(SIDE) * ROWS.pairs
     return tokens(norm(np.matmul(s, v), gain))
 
 
@@ -153,12 +215,22 @@ def log_sigmoid(x):
 
 def gla(x, w_q, w_k, w_v, w_1, w_2, b, gain, w_z):
     q, k, v = attended(x, w_q, w_k, w_v)
-    keep = np.exp(heads(log_sigmoid(x @ w_1 @ w_2 + b) / 16))
-    state, out = onp.zeros((BATCH, HEADS, SIDE, SIDE)), []
+    return gated_linear(x, q, k, v, w_1, w_2, b, gain, w_z)
+
+
+def gla_filtered(x, w_q, w_k, w_v, t_q, t_k, t_v, *rest):
+    q, k, v = (heads(silu(filtered(x @ w, taps))) for w, taps in ((w_q, t_q), (w_k, t_k), (w_v, t_v)))
+    return gated_linear(x, q, k, v, *rest)
+
+
+def gated_linear(x, q, k, v, w_1, w_2, b, gain, w_z):
+    side, v = k.shape[3], seen(v)
+    keep = np.exp(seen(heads(log_sigmoid(x @ w_1 @ w_2 + b) / 16)))
+    state, out = onp.zeros((BATCH, HEADS, SIDE, side)), []
     for i in range(LENGTH):
         write = np.einsum('bhv,bhk->bhvk', v[:, :, i], k[:, :, i])
         state = state * keep[:, :, i, None, :] + write
-        out.append(np.einsum('bhvk,bhk->bhv', state, q[:, :, i]) / onp.sqrt(SIDE))
+        out.append(np.einsum('bhvk,bhk->bhv', state, q[:, :, i]) / onp.sqrt(side))
     z = x @ w_z
     return tokens(norm(np.stack(out, 2), gain)) * z * sigmoid(z)
 
@@ -166,10 +238,9 @@ def gla(x, w_q, w_k, w_v, w_1, w_2, b, gain, w_z):
 def mesa(x, w_q, w_k, w_v, w_b, b, w_a, a, p, gain):
     q, k, v = attended(x, w_q, w_k, w_v)
     q, k = (y / np.sqrt(np.sum(y * y, -1, keepdims=True)) for y in (q, k))
-    beta = heads(sigmoid(x @ w_b + b))
-    past = onp.tril(onp.ones((LENGTH, LENGTH)))
-    total = np.einsum('ij,bhj->bhi', past, heads(log_sigmoid(x @ w_a + a))[..., 0])
-    keep = np.exp(np.where(SEEN > 0, total[..., :, None] - total[..., None, :], -1e30))
+    beta = seen(heads(sigmoid(x @ w_b + b)))
+    total = np.einsum('ij,bhj->bhi', PAST, seen(heads(log_sigmoid(x @ w_a + a)))[..., 0])
+    keep = np.exp(np.where(PAST > 0, total[..., :, None] - total[..., None, :], -1e30))
     keep = keep * beta[:, :, None, :, 0]
     gram = np.einsum('bhij,bhjc,bhjd->bhicd', keep, k, k)
     ridge = np.reshape(0.25 + np.log1p(np.exp(p)), (HEADS, 1, SIDE, 1)) * onp.eye(SIDE)
@@ -179,9 +250,9 @@ def mesa(x, w_q, w_k, w_v, w_b, b, w_a, a, p, gain):
 
 def fox(x, w_q, w_k, w_v, w_f):
     q, k, v = attended(x, w_q, w_k, w_v)
-    total = np.einsum('ij,bhj->bhi', SEEN, heads(log_sigmoid(x @ w_f + 4))[..., 0])
+    total = np.einsum('ij,bhj->bhi', PAST, seen(heads(log_sigmoid(x @ w_f + 4)))[..., 0])
     s = np.matmul(q, np.swapaxes(k, 2, 3)) / onp.sqrt(SIDE) + total[..., :, None] - total[..., None, :]
-    p = np.exp(np.where(SEEN > 0, s, -1e30))
+    p = np.exp(np.where(ROWS.pairs > 0, s, -1e30))
     return tokens(np.matmul(p / np.sum(p, -1, keepdims=True), v))
 
 
@@ -189,7 +260,7 @@ def path(x, w_q, w_k, w_v, w_1, w_2, w_b):
     q, k, v = attended(x, w_q, w_k, w_v)
     w = heads(x @ w_1 @ w_2)
     w = w / np.sqrt(np.sum(w * w, -1, keepdims=True))
-    beta, out = 2 * sigmoid(heads(x @ w_b)), []
+    beta, out = seen(2 * sigmoid(heads(x @ w_b))), []
     for i in range(LENGTH):
         turned = k[:, :, :i + 1]
         for n in range(1, i + 1):
@@ -198,18 +269,28 @@ def path(x, w_q, w_k, w_v, w_1, w_2, w_b):
             turn = np.einsum('bh,bhj,bhc->bhjc', beta[:, :, n, 0], along, w[:, :, n])
             turned = turned - after[:, None] * turn
         s = np.einsum('bhc,bhjc->bhj', q[:, :, i], turned) / onp.sqrt(SIDE)
-        p = np.exp(s)
+        p = np.exp(s) * ROWS.seen[:i + 1]
         out.append(np.einsum('bhj,bhjc->bhc', p / np.sum(p, -1, keepdims=True), v[:, :, :i + 1]))
     return tokens(np.stack(out, 2))
 
 
-def mamba(x, w_in, c, a, skip, gain):
-    y, inner = x @ w_in, 2 * WIDTH
+def mamba_filtered(x, w_in, taps, *rest):
+    y, inner, end = x @ w_in, 2 * WIDTH, 4 * WIDTH + 2 * SIDE
+    parts = [y[..., :inner], filtered(y[..., inner:end], taps), y[..., end:]]
+    return state_space(np.concatenate(parts, 2), *rest)
+
+
+def mamba(x, w_in, *rest):
+    return state_space(x @ w_in, *rest)
+
+
+def state_space(y, c, a, skip, gain):
+    inner = 2 * WIDTH
     z, y, t_in = y[..., :inner], y[..., inner:2 * inner + 2 * SIDE], y[..., 2 * inner + 2 * SIDE:]
     y = y * sigmoid(y)
     v = np.reshape(y[..., :inner], (BATCH, LENGTH, 2 * HEADS, SIDE))
     k, q = y[..., inner:inner + SIDE], y[..., inner + SIDE:]
-    delta = np.log1p(np.exp(t_in + c))
+    delta = np.log1p(np.exp(t_in + c)) * ROWS.seen[:, None]
     keep = np.exp(-np.exp(a) * delta)
     state, out = onp.zeros((BATCH, 2 * HEADS, SIDE, SIDE)), []
     for i in range(LENGTH):
@@ -220,22 +301,42 @@ def mamba(x, w_in, c, a, skip, gain):
     return norm(o * z * sigmoid(z), gain)
 
 
-def hyena(x, w_in, w_1, b_1, w_2, b_2, w_3, b_3, w_4, f, skip):
+def hyena_filtered(x, w_in, taps, *rest):
+    return long_filter(filtered(x @ w_in, taps), *rest)
+
+
+def hyena(x, w_in, *rest):
+    return long_filter(x @ w_in, *rest)
+
+
+def long_filter(xs, w_1, b_1, w_2, b_2, w_3, b_3, w_4, f, skip):
     j = onp.arange(LENGTH)[:, None]
     time, angle = j / (LENGTH - 1), 1e-4 * 2 * onp.pi * j / LENGTH
     y = onp.concatenate([time, onp.cos(angle), -onp.sin(angle)], 1)
     for w, b in ((w_1, b_1), (w_2, b_2), (w_3, b_3)):
         y = np.sin(f * (y @ w + b))
     h = (y @ w_4) * onp.exp(-time * onp.linspace(onp.log(100) / 1.5, onp.log(100) / 0.3, WIDTH))
-    first, second, v = (np.reshape(x @ w_in, (BATCH, LENGTH, 3, WIDTH))[:, :, i] for i in range(3))
+    first, second, v = (np.reshape(xs, (BATCH, LENGTH, 3, WIDTH))[:, :, i] for i in range(3))
     u = first * v
     shift = onp.stack([onp.eye(LENGTH, k=-lag) for lag in range(LENGTH)])
-    return (np.einsum('lts,lc,bsc->btc', shift, h, u) + skip * u) * second
+    return (np.einsum('lts,lc,bsc->btc', shift, h, u * ROWS.seen[:, None]) + skip * u) * second
 
 
 def start_attention(start):
     for _ in range(3):
         start.normal(WIDTH, WIDTH)
+
+
+def start_filters(start):
+    for _ in range(3):
+        start.taps(4, WIDTH)
+
+
+def start_parallax_gated(start):
+    start_parallax(start)
+    for _ in range(3):
+        start.ones(SIDE)
+    start.normal(WIDTH, HEADS, deviation=0.02)
 
 
 def start_parallax(start):
@@ -245,17 +346,39 @@ def start_parallax(start):
 
 def start_lla(start):
     start_attention(start)
+    start.normal(WIDTH, HEADS, deviation=0.02)
+
+
+def start_fox(start):
+    start_attention(start)
     start.normal(WIDTH, HEADS)
 
 
-def start_gated_delta(start):
-    start_attention(start)
+def start_delta_rule(start, values=WIDTH):
     start.normal(WIDTH, HEADS)
     start.rate(HEADS)
     start.normal(WIDTH, HEADS)
     start.delta(HEADS)
-    start.ones(SIDE)
+    start.ones(values // HEADS)
+    start.normal(WIDTH, values)
+
+
+def start_gated_delta(start):
+    start_attention(start)
+    start_delta_rule(start)
+
+
+def start_gated_delta_filtered(start):
+    start_attention(start)
+    start_filters(start)
+    start_delta_rule(start)
+
+
+def start_gated_delta_published(start):
     start.normal(WIDTH, WIDTH)
+    start.normal(WIDTH, WIDTH)
+    start.normal(WIDTH, 2 * WIDTH)
+    start_delta_rule(start, 2 * WIDTH)
 
 
 def start_linear(start):
@@ -263,13 +386,30 @@ def start_linear(start):
     start.ones(SIDE)
 
 
-def start_gla(start):
-    start_attention(start)
+def start_gated_linear(start, keys=WIDTH):
     start.normal(WIDTH, 16)
-    start.normal(16, WIDTH)
-    start.zeros(WIDTH)
+    start.normal(16, keys)
+    start.zeros(keys)
     start.ones(SIDE)
     start.normal(WIDTH, WIDTH)
+
+
+def start_gla(start):
+    start_attention(start)
+    start_gated_linear(start)
+
+
+def start_gla_filtered(start):
+    start_attention(start)
+    start_filters(start)
+    start_gated_linear(start)
+
+
+def start_gla_published(start):
+    start.normal(WIDTH, WIDTH // 2)
+    start.normal(WIDTH, WIDTH // 2)
+    start.normal(WIDTH, WIDTH)
+    start_gated_linear(start, WIDTH // 2)
 
 
 def start_mesa(start):
@@ -289,16 +429,28 @@ def start_path(start):
     start.normal(WIDTH, HEADS)
 
 
-def start_mamba(start):
+def start_mamba(start, taps=0):
     start.normal(WIDTH, 4 * WIDTH + 2 * SIDE + 2 * HEADS)
+    if taps:
+        start.taps(taps, 2 * WIDTH + 2 * SIDE)
     start.delta(2 * HEADS)
     start.rate(2 * HEADS)
     start.ones(2 * HEADS)
     start.ones(2 * WIDTH)
 
 
-def start_hyena(start):
+def start_mamba_filtered(start):
+    start_mamba(start, 4)
+
+
+def start_hyena_filtered(start):
+    start_hyena(start, 3)
+
+
+def start_hyena(start, taps=0):
     start.normal(WIDTH, 3 * WIDTH)
+    if taps:
+        start.taps(taps, 3 * WIDTH)
     for rows in (3, 64, 64):
         start.normal(rows, 64)
         start.zeros(64)
@@ -308,64 +460,118 @@ def start_hyena(start):
     start.arrays[-1] = start.arrays[-1][0]
 
 
-def begin(add, inner, positions, layer):
-    start = Start()
-    start.normal(WORDS, WIDTH)
-    if positions == LEARNED:
-        start.normal(LENGTH, WIDTH)
-    layers = []
-    for _ in range(LAYERS):
-        first = len(start.arrays)
+class Model:
+    """A mixer with its switches, which are members of mixer_options."""
+
+    def __init__(self, mixer, mix, add, inner=WIDTH, **how):
+        self.mixer, self.mix, self.add, self.inner, self.how = mixer, mix, add, inner, how
+        self.learned = how.get('positions', 'POSITIONS_LEARNED') == 'POSITIONS_LEARNED'
+        self.layer_norm, self.mlp, self.blind = (how.get(name) for name in ('layer_norm', 'mlp', 'blind'))
+        ROWS.see(CONTEXT if self.blind else LENGTH)
+        self.begin()
+
+    def gain(self, start):
         start.ones(WIDTH)
-        if layer:
+        if self.layer_norm:
             start.zeros(WIDTH)
-        add(start)
-        start.normal(inner, WIDTH, deviation=0.01)
-        layers.append(slice(first, len(start.arrays)))
-    start.ones(WIDTH)
-    if layer:
-        start.zeros(WIDTH)
-    return start.arrays, layers
 
+    def begin(self):
+        start = Start(fan_in=self.blind)
+        start.normal(DIM_X + DIM_Y if self.blind else WORDS, WIDTH)
+        if self.learned:
+            start.normal(LENGTH, WIDTH, deviation=0.02)
+        self.layers = []
+        for _ in range(LAYERS):
+            first = len(start.arrays)
+            self.gain(start)
+            self.add(start)
+            start.last(self.inner, WIDTH)
+            if self.mlp:
+                self.gain(start)
+                start.normal(WIDTH, 4 * WIDTH)
+                start.last(4 * WIDTH, WIDTH)
+            self.layers.append(slice(first, len(start.arrays)))
+        if self.blind:
+            start.normal(WIDTH, DIM_Y)
+        else:
+            self.gain(start)
+        self.arrays = start.arrays
 
-def loss(arrays, layers, mix, layer, k, rows, targets):
-    e = arrays[0][k]
-    if layers[0].start == 2:
-        e = e + arrays[1]
-    of_norm = 2 if layer else 1
-    normed = layer_norm if layer else norm
-    for which in layers:
-        *inside, w_o = arrays[which]
-        e = e + mix(normed(e, *inside[:of_norm]), *inside[of_norm:]) @ w_o
-    y = np.dot(normed(e[rows], *arrays[-of_norm:]), arrays[0].T)
-    y = y - np.max(y, -1, keepdims=True)
-    return np.mean(np.log(np.sum(np.exp(y), -1)) - y[onp.arange(len(targets)), targets])
+    def normed(self, e, arrays):
+        """The norm of e, and the arrays after its own."""
+        if self.layer_norm:
+            return layer_norm(e, *arrays[:2]), arrays[2:]
+        return norm(e, arrays[0]), arrays[1:]
 
+    def layer(self, e, arrays):
+        if self.mlp:
+            count = 4 if self.layer_norm else 3
+            arrays, (*gain, w_1, w_2) = arrays[:-count], arrays[-count:]
+        x, (*inside, w_o) = self.normed(e, arrays)
+        e = e + self.mix(x, *inside) @ w_o
+        return e + gelu(self.normed(e, gain)[0] @ w_1) @ w_2 if self.mlp else e
 
-def train(positions, layer, mix, add, inner=WIDTH):
-    arrays, layers = begin(add, inner, positions, layer)
-    m, v = [0 * a for a in arrays], [0 * a for a in arrays]
-    for step in range(STEPS):
-        batch = onp.arange(step * BATCH, (step + 1) * BATCH)
-        k, targets = t.recall(SEED, t.TRAIN, batch, LENGTH, PAIRS, WORDS)
+    def loss(self, arrays, batch):
+        e = np.dot(batch[0], arrays[0]) if self.blind else arrays[0][batch[0]]
+        if self.learned:
+            e = e + arrays[1]
+        for which in self.layers:
+            e = self.layer(e, arrays[which])
+        if self.blind:
+            return np.mean((np.dot(e[:, CONTEXT:], arrays[-1]) - batch[1]) ** 2)
+        rows, targets = batch[1:]
+        y = np.dot(self.normed(e[rows], arrays[-2 if self.layer_norm else -1:])[0], arrays[0].T)
+        y = y - np.max(y, -1, keepdims=True)
+        return np.mean(np.log(np.sum(np.exp(y), -1)) - y[onp.arange(len(targets)), targets])
+
+    def batch(self, examples):
+        if self.blind:
+            return t.regression(SEED, t.TRAIN, examples, CONTEXT, SEGMENT, DIM_X, DIM_Y, LENGTH - CONTEXT)[:2]
+        k, targets = t.recall(SEED, t.TRAIN, examples, LENGTH, PAIRS, WORDS)
         rows = onp.nonzero(targets >= 0)
-        value, g = value_and_grad(loss)(arrays, layers, mix, layer, k, rows, targets[rows])
-        factor, rate = t.clip(g), t.rate(step, 2 * STEPS, 3, 0.002)
-        for i, a in enumerate(arrays):
-            decay = 0.1 if a.ndim > 1 else 0
-            arrays[i], m[i], v[i] = t.adamw(a, factor * g[i], m[i], v[i], step + 1, rate, decay)
-        yield f'{value:.17g}'
+        return k, rows, targets[rows]
+
+    def train(self):
+        arrays = self.arrays
+        m, v = [0 * a for a in arrays], [0 * a for a in arrays]
+        for step in range(STEPS):
+            batch = self.batch(onp.arange(step * BATCH, (step + 1) * BATCH))
+            value, g = value_and_grad(self.loss)(arrays, batch)
+            factor, rate = t.clip(g), t.rate(step, 2 * STEPS, 3, 0.002)
+            for i, a in enumerate(arrays):
+                decay = 0.1 if a.ndim > 1 else 0
+                arrays[i], m[i], v[i] = t.adamw(a, factor * g[i], m[i], v[i], step + 1, rate, decay)
+            yield f'{value:.17g}'
+
+    def line(self):
+        how = ', '.join(f'.{name} = {str(value).lower() if value is True else value}'
+                        for name, value in {'ridge_least': 0.01, 'ridge_most': 1, **self.how}.items())
+        return f'{{ "{self.mixer}", {{ {how} }}, {{ {", ".join(self.train())} }} }},'
 
 
-rows = [('softmax', LEARNED, 0, softmax, start_attention), ('parallax', LEARNED, 0, parallax, start_parallax),
-        ('lla', LEARNED, 0, lla, start_lla), ('gated-delta', LEARNED, 0, gated_delta, start_gated_delta),
-        ('mamba-2', LEARNED, 0, mamba, start_mamba, 2 * WIDTH), ('hyena', LEARNED, 0, hyena, start_hyena),
-        ('linear', LEARNED, 0, linear, start_linear), ('gla', LEARNED, 0, gla, start_gla),
-        ('mesa', LEARNED, 0, mesa, start_mesa), ('fox', LEARNED, 0, fox, start_lla),
-        ('path', LEARNED, 0, path, start_path), ('parallax', ROPE, 0, parallax_rope, start_parallax),
-        ('linear', NONE, 0, linear, start_linear), ('softmax', LEARNED, 1, softmax, start_attention)]
+rows = [('softmax', softmax, start_attention), ('parallax', parallax, start_parallax),
+        ('lla', lla, start_lla), ('gated-delta', gated_delta, start_gated_delta),
+        ('mamba-2', mamba, start_mamba, 2 * WIDTH), ('hyena', hyena, start_hyena),
+        ('linear', linear, start_linear), ('gla', gla, start_gla), ('mesa', mesa, start_mesa),
+        ('fox', fox, start_fox), ('path', path, start_path)]
+switched = [(('parallax', parallax_rope, start_parallax), {'positions': 'POSITIONS_ROPE'}),
+            (('linear', linear, start_linear), {'positions': 'POSITIONS_NONE'}),
+            (('softmax', softmax, start_attention), {'layer_norm': True}),
+            (('softmax', softmax, start_attention), {'mlp': True}),
+            (('lla', lla, start_lla), {'mlp': True, 'layer_norm': True}),
+            (('parallax', parallax_gated, start_parallax_gated),
+             {'qk_norm': True, 'probe_gate': True, 'positions': 'POSITIONS_ROPE'}),
+            (('gated-delta', gated_delta_plain, start_gated_delta), {'no_silu': True}),
+            (('gated-delta', gated_delta_filtered, start_gated_delta_filtered), {'short_filter': True}),
+            (('gated-delta', gated_delta, start_gated_delta_published, 2 * WIDTH), {'published_dims': True}),
+            (('gla', gla_filtered, start_gla_filtered), {'short_filter': True}),
+            (('gla', gla, start_gla_published), {'published_dims': True}),
+            (('mamba-2', mamba_filtered, start_mamba_filtered, 2 * WIDTH), {'short_filter': True}),
+            (('hyena', hyena_filtered, start_hyena_filtered), {'short_filter': True}),
+            (('gated-delta', gated_delta_filtered, start_gated_delta_filtered),
+             {'short_filter': True, 'blind': True})]
 lines = ['/* SPDX-License-Identifier: MIT', ' * Written by make_steps.py. */', 'static const struct {',
-         f'const char *mixer; int positions, layer_norm; double loss[{STEPS}];', '} golden_steps[] = {',
-         *(f'{{ "{name}", {how[0]}, {how[1]}, {{ {", ".join(train(*how))} }} }},' for name, *how in rows),
-         '};']
+         f'const char *mixer; mixer_options how; double loss[{STEPS}];', '} golden_steps[] = {',
+         *(Model(*row).line() for row in rows), *(Model(*row, **how).line() for row, how in switched),
+         *(Model(*row, blind=True).line() for row in rows), '};']
 (HERE / 'golden_steps.inc').write_text('\n'.join(lines) + '\n')

@@ -40,10 +40,10 @@ void scene_fill(scene *s, const uint64_t *seeds, int32_t first)
     for (int32_t i = 0; i < s->shape.batch; i++)
         examples[i] = first + i;
     for (int64_t m = 0; m < s->shape.models; m++)
-        batch_fill(&s->data, m, seeds[m], TRAIN_SPLIT_TRAIN, examples);
+        batch_fill(&s->data, m, &s->shape.from, seeds[m], TRAIN_SPLIT_TRAIN, examples);
 }
 
-const mixer_options scene_options = { 0.01, 1, LOAM_RIDGE_NORMALISED, false, POSITIONS_LEARNED, false };
+const mixer_options scene_options = { .ridge_least = 0.01, .ridge_most = 1 };
 
 void scene_open(scene *s, loam_dtype dtype, int threads, const char *name, const model_shape *shape,
                 const uint64_t *seeds, int32_t first)
@@ -83,7 +83,7 @@ double scene_loss(const scene *s, int64_t model)
     double sum = 0;
     for (int64_t i = 0; i < each.rows; i++)
         sum += fixture_get(each, (model * each.rows + i) * each.width);
-    return sum / (double)(words ? s->data.counts[model] : each.rows);
+    return sum / (double)(words ? s->data.here.counts[model] : each.rows);
 }
 
 void scene_stir(scene *s)

@@ -190,17 +190,17 @@ static void test_recall_batch(void **state)
     train_batch b;
     assert_true(batch_open(&b, &on, &from, MODELS, SIZE));
     for (int64_t m = 0; m < MODELS; m++)
-        batch_fill(&b, m, 6 + (uint64_t)m, TRAIN_SPLIT_TEST, examples[m]);
-    assert_int_equal(b.counts[0], 6);
-    assert_int_equal(b.counts[1], 7);
+        batch_fill(&b, m, &from, 6 + (uint64_t)m, TRAIN_SPLIT_TEST, examples[m]);
+    assert_int_equal(b.here.counts[0], 6);
+    assert_int_equal(b.here.counts[1], 7);
     for (int64_t i = 0; i < SIZE; i++) {
         const recall_shape shape = { LENGTH, pairs[i], 64, true };
         const int64_t row = SIZE + i;
         recall_example(&shape, 7, TRAIN_SPLIT_TEST, examples[1][i], tokens, at, target, scratch);
-        assert_memory_equal(b.tokens + row * LENGTH, tokens, sizeof tokens);
+        assert_memory_equal(b.here.tokens + row * LENGTH, tokens, sizeof tokens);
         for (int64_t n = 0; n < MOST; n++) {
-            assert_int_equal(b.at[row * MOST + n], n < pairs[i] ? at[n] + i * LENGTH : -1);
-            assert_int_equal(b.targets[row * MOST + n], n < pairs[i] ? target[n] : -1);
+            assert_int_equal(b.here.at[row * MOST + n], n < pairs[i] ? at[n] + i * LENGTH : -1);
+            assert_int_equal(b.here.targets[row * MOST + n], n < pairs[i] ? target[n] : -1);
         }
     }
     batch_close(&b);
@@ -215,16 +215,16 @@ static void test_regression_batch(void **state)
     train_batch b;
     assert_true(batch_open(&b, &on, &from, MODELS, SIZE));
     for (int64_t m = 0; m < MODELS; m++)
-        batch_fill(&b, m, 2 + (uint64_t)m, TRAIN_SPLIT_TRAIN, examples);
+        batch_fill(&b, m, &from, 2 + (uint64_t)m, TRAIN_SPLIT_TRAIN, examples);
     /* Example 7 of seed 3: the second of model 1. */
-    const float *x = (const float *)b.x.data + (SIZE + 1) * COUNT(golden_x);
-    const float *y = (const float *)b.y.data + (SIZE + 1) * COUNT(golden_y);
+    const float *x = (const float *)b.here.x.data + (SIZE + 1) * COUNT(golden_x);
+    const float *y = (const float *)b.here.y.data + (SIZE + 1) * COUNT(golden_y);
     for (size_t i = 0; i < COUNT(golden_x); i++)
         assert_true(fabs((double)x[i] - golden_x[i]) <= 1e-7 * fabs(golden_x[i]));
     for (size_t i = 0; i < COUNT(golden_y); i++)
         assert_true(fabs((double)y[i] - golden_y[i]) <= 1e-7 * fabs(golden_y[i]));
     for (int i = 0; i < 3; i++)
-        assert_int_equal(b.at[(SIZE + 1) * 3 + i], 11 + 8 + i);
+        assert_int_equal(b.here.at[(SIZE + 1) * 3 + i], 11 + 8 + i);
     batch_close(&b);
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Whole models: gradients of every array of every mixer against central differences, float32 against float64,
  * counts of parameters, and what a model's bits must not depend on. */
+#include "tests/train/differences.h"
 #include "tests/train/fixture.h"
 #include "tests/train/scene.h"
 
@@ -13,72 +14,22 @@
 
 #include <cmocka.h>
 
-enum { DIRECTIONS = 2 };
-
 static const uint64_t seeds[SCENE_MODELS] = { 3, 8, 1, 5 };
-
-static double total_loss(scene *s)
-{
-    double sum = 0;
-    scene_pass(s, false);
-    for (int64_t m = 0; m < s->shape.models; m++)
-        sum += scene_loss(s, m);
-    return sum;
-}
-
-static double moved_loss(scene *s, const parameter *p, matrix kept, matrix along, double step)
-{
-    s->on.op->combine(&s->on, p->x, 1, kept, step, along);
-    return total_loss(s);
-}
-
-/* The derivative of the loss along a random direction, by differences of fourth order, against the gradient:
- * an error of 1e-6 of the array's norm shows. */
-static void check_array(scene *s, const char *name, const parameter *p, matrix g, uint64_t direction)
-{
-    const double step = 1e-5;
-    matrix along = fixture_matrix(&s->on, p->x.models, p->x.rows, p->x.width);
-    matrix kept = fixture_matrix(&s->on, p->x.models, p->x.rows, p->x.width);
-    fixture_fill(along, direction);
-    s->on.op->copy(&s->on, kept, p->x);
-    const double near = moved_loss(s, p, kept, along, step) - moved_loss(s, p, kept, along, -step);
-    const double far = moved_loss(s, p, kept, along, 2 * step) - moved_loss(s, p, kept, along, -2 * step);
-    const double want = (8 * near - far) / (12 * step), got = fixture_dot(along, g);
-    const double norm = sqrt(fixture_dot(g, g));
-    s->on.op->copy(&s->on, p->x, kept);
-    if (!(fabs(got - want) <= 1e-6 * norm) || !(norm > 1e-6))
-        fail_msg("%s, %s: derivative %.12g, by differences %.12g, norm %g", name, p->name, got, want, norm);
-    free(along.data), free(kept.data);
-}
-
-static void check_gradients(const char *name, const mixer_options *options, const model_shape *shape)
-{
-    scene s;
-    int count;
-    scene_open_with(&s, options, LOAM_F64, 1, name, shape, seeds, 1);
-    scene_stir(&s);
-    scene_pass(&s, true);
-    const parameter *list = model_parameters(s.net, &count);
-    for (int n = 0; n < count; n++)
-        for (uint64_t direction = 0; direction < DIRECTIONS; direction++)
-            check_array(&s, name, &list[n], list[n].g, direction);
-    scene_close(&s);
-}
 
 static void test_gradients(void **state)
 {
     (void)state;
     const model_shape words = scene_words(2, 3);
     for (const mixer *row = mixers; row->name; row++)
-        check_gradients(row->name, &scene_options, &words);
+        differences_check(row->name, &scene_options, &words, seeds);
 }
 
 static void test_regression_gradients(void **state)
 {
     (void)state;
     const model_shape pairs = scene_regression(2, 3);
-    check_gradients("softmax", &scene_options, &pairs);
-    check_gradients("lla", &scene_options, &pairs);
+    differences_check("softmax", &scene_options, &pairs, seeds);
+    differences_check("lla", &scene_options, &pairs, seeds);
 }
 
 /* Queries, keys and probes that are turned, before and after silu; and no positions at all. */
@@ -88,10 +39,10 @@ static void test_position_gradients(void **state)
     const model_shape words = scene_words(2, 3);
     mixer_options options = scene_options;
     options.positions = POSITIONS_ROPE;
-    check_gradients("parallax", &options, &words);
-    check_gradients("gated-delta", &options, &words);
+    differences_check("parallax", &options, &words, seeds);
+    differences_check("gated-delta", &options, &words, seeds);
     options.positions = POSITIONS_NONE;
-    check_gradients("softmax", &options, &words);
+    differences_check("softmax", &options, &words, seeds);
 }
 
 static void test_layer_norm_gradients(void **state)
@@ -100,8 +51,8 @@ static void test_layer_norm_gradients(void **state)
     const model_shape words = scene_words(2, 3), pairs = scene_regression(2, 3);
     mixer_options options = scene_options;
     options.layer_norm = true;
-    check_gradients("softmax", &options, &words);
-    check_gradients("hyena", &options, &pairs);
+    differences_check("softmax", &options, &words, seeds);
+    differences_check("hyena", &options, &pairs, seeds);
 }
 
 static void test_no_rope(void **state)
@@ -148,29 +99,9 @@ static void test_blocks(void **state)
     scene_pass(&s, true);
     expect_last_results(&s);
     const parameter *list = model_parameters(s.net, &count);
-    check_array(&s, "softmax", &list[0], list[0].g, 0);
-    check_array(&s, "softmax", &list[count - 1], list[count - 1].g, 0);
+    differences_check_array(&s, "softmax", &list[0], list[0].g, 0);
+    differences_check_array(&s, "softmax", &list[count - 1], list[count - 1].g, 0);
     scene_close(&s);
-}
-
-static void check_float(const char *name, const model_shape *shape)
-{
-    scene s, exact;
-    int count;
-    scene_open(&s, LOAM_F32, 2, name, shape, seeds, 1);
-    scene_open(&exact, LOAM_F64, 2, name, shape, seeds, 1);
-    scene_stir(&s), scene_stir(&exact);
-    scene_pass(&s, true), scene_pass(&exact, true);
-    for (int64_t m = 0; m < shape->models; m++) {
-        const double want = scene_loss(&exact, m), got = scene_loss(&s, m);
-        if (!(fabs(got - want) <= 1e-5 * want)) fail_msg("%s: loss %.9g, expected %.9g", name, got, want);
-    }
-    const parameter *list = model_parameters(s.net, &count), *want = model_parameters(exact.net, &count);
-    for (int n = 0; n < count; n++) {
-        const double miss = fixture_distance(list[n].g, want[n].g);
-        if (!(miss < 1e-3)) fail_msg("%s, %s: gradient off by %g", name, list[n].name, miss);
-    }
-    scene_close(&s), scene_close(&exact);
 }
 
 static void test_float(void **state)
@@ -178,21 +109,8 @@ static void test_float(void **state)
     (void)state;
     const model_shape words = scene_words(2, 6), pairs = scene_regression(2, 6);
     for (const mixer *row = mixers; row->name; row++)
-        check_float(row->name, &words);
-    check_float("lla", &pairs);
-}
-
-/* Gradients of model m of a and of model n of b, bit for bit. */
-static void expect_same_model(const char *name, const scene *a, int64_t m, const scene *b, int64_t n)
-{
-    int count;
-    const parameter *one = model_parameters(a->net, &count), *other = model_parameters(b->net, &count);
-    for (int i = 0; i < count; i++) {
-        const size_t bytes = (size_t)one[i].g.model * sizeof(float);
-        if (memcmp((char *)one[i].g.data + (size_t)m * bytes, (char *)other[i].g.data + (size_t)n * bytes,
-                   bytes) != 0)
-            fail_msg("%s, %s: other bits", name, one[i].name);
-    }
+        differences_check_float(row->name, &scene_options, &words, seeds);
+    differences_check_float("lla", &scene_options, &pairs, seeds);
 }
 
 /* A model in a stack, alone, in another place beside others, and with other threads. */
@@ -210,8 +128,8 @@ static void test_neighbours(void **state)
             scene_open(&alone, LOAM_F32, 1, row->name, &single, seeds + m, 1);
             scene_pass(&alone, true);
             assert_true(scene_loss(&alone, 0) == scene_loss(&all, m));
-            expect_same_model(row->name, &alone, 0, &all, m);
-            expect_same_model(row->name, &alone, 0, &other, (m + 1) % 3);
+            differences_expect_same(row->name, &alone, 0, &all, m);
+            differences_expect_same(row->name, &alone, 0, &other, (m + 1) % 3);
             scene_close(&alone);
         }
         scene_close(&all), scene_close(&other);

@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-enum { MODELS = 2, INPUTS = 3, ROWS = 0, FEW = 6, MANY = 700 };
+enum { MODELS = 2, INPUTS = 3, ROWS = 0, FEW = 6, MANY = 720 };
 
 typedef void forward_function(const machine *on, matrix y, const matrix *x);
 typedef void back_function(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x);
@@ -120,6 +120,13 @@ static void silu_back(const machine *on, const matrix *dx, matrix g, matrix y, c
     on->op->silu_back(on, dx[0], g, x[0]);
 }
 
+static void gelu_y(const machine *on, matrix y, const matrix *x) { on->op->gelu(on, y, x[0]); }
+static void gelu_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
+{
+    (void)y;
+    on->op->gelu_back(on, dx[0], g, x[0]);
+}
+
 static void output_gate_y(const machine *on, matrix y, const matrix *x)
 {
     on->op->output_gate(on, y, x[0], x[1]);
@@ -188,6 +195,16 @@ static void decay_delta_back(const machine *on, const matrix *dx, matrix g, matr
     free(half.data);
 }
 
+static void scale_rows_y(const machine *on, matrix y, const matrix *x)
+{
+    on->op->scale_rows(on, y, x[0], x[1]);
+}
+static void scale_rows_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
+{
+    (void)y;
+    on->op->scale_rows_back(on, dx[0], dx[1], g, x[0], x[1]);
+}
+
 static void skip_y(const machine *on, matrix y, const matrix *x)
 {
     on->op->copy(on, y, x[1]);
@@ -231,6 +248,26 @@ static void long_conv_back(const machine *on, const matrix *dx, matrix g, matrix
     on->op->long_conv_back(on, dx[0], dx[1], g, x[0], x[1]);
 }
 
+/* Runs of 6 rows, all seen; and of 3, of which 2 are. */
+static void short_conv_y(const machine *on, matrix y, const matrix *x)
+{
+    on->op->short_conv(on, y, x[0], x[1], 6, 6);
+}
+static void short_conv_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
+{
+    (void)y;
+    on->op->short_conv_back(on, dx[0], dx[1], g, x[0], x[1], 6, 6);
+}
+static void short_conv_seen_y(const machine *on, matrix y, const matrix *x)
+{
+    on->op->short_conv(on, y, x[0], x[1], 3, 2);
+}
+static void short_conv_seen_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
+{
+    (void)y;
+    on->op->short_conv_back(on, dx[0], dx[1], g, x[0], x[1], 3, 2);
+}
+
 static void softplus_y(const machine *on, matrix y, const matrix *x) { on->op->softplus(on, y, x[0], 0.25); }
 static void softplus_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
 {
@@ -246,6 +283,7 @@ static const op_case cases[] = {
     { "layer_norm", layer_norm_y, layer_norm_back, { ROWS, 20 }, 3, { { ROWS, 20 }, { 1, 20 }, { 1, 20 } } },
     { "unit", unit_y, unit_back, { ROWS, 8 }, 1, { { ROWS, 8 } } },
     { "silu", silu_y, silu_back, { ROWS, 8 }, 1, { { ROWS, 8 } } },
+    { "gelu", gelu_y, gelu_back, { ROWS, 8 }, 1, { { ROWS, 8 } } },
     { "output_gate", output_gate_y, output_gate_back, { ROWS, 8 }, 2, { { ROWS, 8 }, { ROWS, 8 } } },
     { "sigmoid_gate", sigmoid_gate_y, sigmoid_gate_back, { ROWS, 3 }, 2, { { ROWS, 3 }, { 1, 3 } } },
     { "forget_gate", forget_gate_y, forget_gate_back, { ROWS, 3 }, 1, { { ROWS, 3 } } },
@@ -257,11 +295,19 @@ static const op_case cases[] = {
       { ROWS, 6 },
       3,
       { { ROWS, 6 }, { 1, 2 }, { 1, 6 } } },
+    { "scale_rows", scale_rows_y, scale_rows_back, { ROWS, 5 }, 2, { { ROWS, 5 }, { ROWS, 1 } } },
     { "add_skip", skip_y, skip_back, { ROWS, 6 }, 3, { { ROWS, 6 }, { ROWS, 6 }, { 1, 3 } } },
     { "multiply", multiply_y, multiply_back, { ROWS, 6 }, 2, { { ROWS, 6 }, { ROWS, 6 } } },
     { "sine", sine_y, sine_back, { ROWS, 4 }, 3, { { ROWS, 4 }, { 1, 4 }, { 1, 4 } } },
     { "long_conv", long_conv_y, long_conv_back, { 12, 4 }, 2, { { 12, 4 }, { 6, 4 } } },
     { "long_conv, one", long_conv_y, long_conv_back, { ROWS, 8 }, 2, { { ROWS, 8 }, { ROWS, 8 } } },
+    { "short_conv", short_conv_y, short_conv_back, { ROWS, 8 }, 2, { { ROWS, 8 }, { 3, 8 } } },
+    { "short_conv, seen",
+      short_conv_seen_y,
+      short_conv_seen_back,
+      { ROWS, 8 },
+      2,
+      { { ROWS, 8 }, { 3, 8 } } },
     { "softplus", softplus_y, softplus_back, { 2, 5 }, 1, { { 2, 5 } } },
 };
 enum { CASES = sizeof cases / sizeof *cases };
@@ -396,8 +442,7 @@ static void test_embed(void **state)
     matrix e = fixture_matrix(&on, MODELS, FEW, 18), g = fixture_matrix(&on, MODELS, FEW, 18);
     fixture_fill(table, 1), fixture_fill(positions, 2), fixture_fill(g, 3);
     matrix dtable = fixture_matrix(&on, MODELS, 5, 18), dpositions = fixture_matrix(&on, MODELS, 3, 18);
-    on.op->embed(&on, e, table, tokens);
-    on.op->add_positions(&on, e, positions);
+    on.op->embed(&on, e, table, tokens, positions);
     on.op->embed_back(&on, dtable, g, tokens);
     on.op->add_positions_back(&on, dpositions, g);
     for (int64_t n = 0; n < MODELS * FEW; n++)
@@ -443,7 +488,7 @@ static const int64_t counts[MODELS] = { 4, 5 };
 static double entropy_of(const machine *on, matrix y, matrix each, int model)
 {
     double sum = 0;
-    on->op->cross_entropy(on, each, y, (numbers){ targets, FEW }, counts);
+    on->op->cross_entropy(on, each, y, y, (numbers){ targets, FEW }, counts);
     for (int64_t i = 0; i < FEW; i++)
         sum += fixture_get(each, (model * FEW + i) * 2) / (double)counts[model];
     return sum;
@@ -483,6 +528,56 @@ static void check_loss(loss_function *loss, int64_t width, int64_t results)
     free(y.data), free(g.data), free(each.data), free(want.data);
 }
 
+/* Runs of 3 rows whose last is seen by itself alone: each element from the equation. */
+static void test_short_conv(void **state)
+{
+    (void)state;
+    const machine on = machine_cpu(LOAM_F64, 2);
+    matrix x = fixture_matrix(&on, MODELS, FEW, 4), y = fixture_matrix(&on, MODELS, FEW, 4);
+    matrix taps = fixture_matrix(&on, MODELS, 2, 4);
+    fixture_fill(x, 1), fixture_fill(taps, 2), fixture_fill(y, 3);
+    on.op->short_conv(&on, y, x, taps, 3, 2);
+    for (int64_t n = 0; n < MODELS * FEW; n++)
+        for (int64_t c = 0; c < 4; c++) {
+            const int64_t tap = n / FEW * 8 + c;
+            double want = fixture_get(taps, tap) * fixture_get(x, n * 4 + c);
+            if (n % 3 > 0) want += fixture_get(taps, tap + 4) * fixture_get(x, (n - 1) * 4 + c);
+            assert_true(fabs(fixture_get(y, n * 4 + c) - want) < 1e-15);
+        }
+    on.op->short_conv(&on, y, x, taps, 3, 1);
+    for (int64_t c = 0; c < 4; c++)
+        assert_true(fixture_get(y, 8 + c) == fixture_get(taps, c) * fixture_get(x, 8 + c));
+    free(x.data), free(y.data), free(taps.data);
+}
+
+static void test_clear_rows(void **state)
+{
+    (void)state;
+    const machine on = machine_cpu(LOAM_F64, 2);
+    matrix x = fixture_matrix(&on, MODELS, FEW, 4), y = fixture_matrix(&on, MODELS, FEW, 4);
+    fixture_fill(x, 1), fixture_fill(y, 1);
+    on.op->clear_rows(&on, y, 3, 2);
+    for (int64_t i = 0; i < matrix_elements(x); i++)
+        assert_true(fixture_get(y, i) == (i / 4 % 3 == 2 ? 0 : fixture_get(x, i)));
+    free(x.data), free(y.data);
+}
+
+/* From the equation in Python: the gradients cannot see a wrong constant. */
+static void test_gelu(void **state)
+{
+    (void)state;
+    static const double x[] = { -4, -2, -0.5, 0, 1, 3 };
+    static const double want[] = { -7.024594819227126e-05, -0.04540230591222494, -0.15428599017485606, 0.0,
+                                   0.8411919906082768,     2.996362607918227 };
+    const machine on = machine_cpu(LOAM_F64, 1);
+    matrix from = fixture_matrix(&on, 1, 1, 6), to = fixture_matrix(&on, 1, 1, 6);
+    matrix_set(from, 0, x, 6);
+    on.op->gelu(&on, to, from);
+    for (int64_t i = 0; i < 6; i++)
+        assert_true(fabs(fixture_get(to, i) - want[i]) < 1e-14);
+    free(from.data), free(to.data);
+}
+
 static void test_losses(void **state)
 {
     (void)state;
@@ -498,8 +593,9 @@ static void test_cross_entropy(void **state)
     static const int32_t wanted[3] = { 1, -1, 0 };
     static const int64_t count = 2;
     float logits[6] = { 7, 7, 1, 2, 900, -900 }, each[6];
-    on.op->cross_entropy(&on, matrix_dense(each, LOAM_F32, 1, 3, 2), matrix_dense(logits, LOAM_F32, 1, 3, 2),
-                         (numbers){ wanted, 0 }, &count);
+    const matrix rows = matrix_dense(logits, LOAM_F32, 1, 3, 2);
+    on.op->cross_entropy(&on, matrix_dense(each, LOAM_F32, 1, 3, 2), rows, rows, (numbers){ wanted, 0 },
+                         &count);
     assert_true(fabsf(each[0] - logf(2)) < 1e-7f && each[2] == 0 && each[4] == 0);
     assert_true(each[1] == 0 && each[3] == 0 && each[5] == 1);
     const float want[6] = { 0.25f, -0.25f, 0, 0, 0, 0 };
@@ -509,9 +605,11 @@ static void test_cross_entropy(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gradients),     cmocka_unit_test(test_float),  cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_embed),         cmocka_unit_test(test_gather), cmocka_unit_test(test_losses),
-        cmocka_unit_test(test_cross_entropy),
+        cmocka_unit_test(test_gradients),     cmocka_unit_test(test_float),
+        cmocka_unit_test(test_threads),       cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_gather),        cmocka_unit_test(test_losses),
+        cmocka_unit_test(test_cross_entropy), cmocka_unit_test(test_short_conv),
+        cmocka_unit_test(test_clear_rows),    cmocka_unit_test(test_gelu),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

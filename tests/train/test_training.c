@@ -144,20 +144,15 @@ static void check_steps(size_t row, loam_dtype dtype, double tolerance)
 {
     static const uint64_t seed = 1;
     static const double peak = 0.002;
-    const model_shape shape = { .from = { .task = TRAIN_RECALL,
-                                          .recall = { .length = 16, .words = 64, .fill = true },
-                                          .part = { { 4, { 1000, 0 } } } },
-                                .models = 1,
-                                .batch = 8,
-                                .layers = 2,
-                                .width = 32,
-                                .heads = 2 };
+    static const train_source recall = { .task = TRAIN_RECALL,
+                                         .recall = { .length = 16, .words = 64, .fill = true },
+                                         .part = { { 4, { 1000, 0 } } } };
+    static const train_source pairs = { .task = TRAIN_REGRESSION, .regression = { 12, 3, 4, 3, 4, 0.1 } };
+    const mixer_options how = golden_steps[row].how;
+    const model_shape shape = { how.blind ? pairs : recall, 1, 8, 2, 32, 2 };
     const optimiser_options options = { .warm = 3, .steps = 20, .decay = 0.1, .clip = 1 };
     training t;
     int count;
-    mixer_options how = scene_options;
-    how.positions = (positions)golden_steps[row].positions;
-    how.layer_norm = golden_steps[row].layer_norm;
     scene_open_with(&t.s, &how, dtype, 2, golden_steps[row].mixer, &shape, &seed, 0);
     parameter *list = model_parameters(t.s.net, &count);
     assert_true(optimiser_open(&t.o, &t.s.on, list, count, &options, &peak, NULL));
@@ -165,8 +160,8 @@ static void check_steps(size_t row, loam_dtype dtype, double tolerance)
         training_step(&t, &seed, step);
         const double got = scene_loss(&t.s, 0), want = golden_steps[row].loss[step];
         if (!(fabs(got - want) < tolerance))
-            fail_msg("%s, positions %d, %s, step %d: loss %.12g, expected %.12g", golden_steps[row].mixer,
-                     golden_steps[row].positions, loam_dtype_name(dtype), step, got, want);
+            fail_msg("row %d, %s, %s, step %d: loss %.12g, expected %.12g", (int)row, golden_steps[row].mixer,
+                     loam_dtype_name(dtype), step, got, want);
     }
     training_close(&t);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * What Hyena needs: sines, and convolutions as long as the sequence, by direct sums. */
+ * What filters need: sines, and convolutions, as long as the sequence or of a few tokens, by direct sums. */
 #include "train/cpu/real.h"
 
 #include <string.h>
@@ -83,5 +83,44 @@ void REAL(long_conv_back)(const machine *on, matrix du, matrix dh, matrix g, mat
         memset(to, 0, (size_t)dh.width * sizeof(real));
         for (int64_t i = 0; i < g.rows; i++)
             if (i % length >= j) add_product(to, row_of(g, m, i), row_of(u, m, i - j), dh.width);
+    }
+}
+
+/* Whether row t - k of a run is one that row t sees. */
+static bool tap_reaches(int64_t t, int64_t k, int64_t seen) { return k == 0 || (k <= t && t - k < seen); }
+
+void REAL(short_conv)(const machine *on, matrix y, matrix x, matrix taps, int64_t length, int64_t seen)
+{
+    PARALLEL_ROWS(n, y)
+    {
+        const int64_t m = n / y.rows, i = n % y.rows, t = i % length;
+        real *to = ROW(y, y, n);
+        memset(to, 0, (size_t)y.width * sizeof(real));
+        for (int64_t k = 0; k < taps.rows; k++)
+            if (tap_reaches(t, k, seen)) add_product(to, row_of(taps, m, k), row_of(x, m, i - k), y.width);
+    }
+}
+
+void REAL(short_conv_back)(const machine *on, matrix dx, matrix dtaps, matrix g, matrix x, matrix taps,
+                           int64_t length, int64_t seen)
+{
+    PARALLEL_ROWS(n, dx)
+    {
+        const int64_t m = n / dx.rows, i = n % dx.rows, t = i % length;
+        real *to = ROW(dx, dx, n);
+        memset(to, 0, (size_t)dx.width * sizeof(real));
+        for (int64_t k = 0; k < taps.rows && t + k < length; k++)
+            if (tap_reaches(t + k, k, seen))
+                add_product(to, row_of(taps, m, k), row_of(g, m, i + k), dx.width);
+    }
+    const int64_t sums = dtaps.models * dtaps.rows;
+#pragma omp parallel for num_threads(on->threads) schedule(static) if (matrix_elements(g) > 4096)
+    for (int64_t n = 0; n < sums; n++) {
+        const int64_t m = n / dtaps.rows, k = n % dtaps.rows;
+        real *to = ROW(dtaps, dtaps, n);
+        memset(to, 0, (size_t)dtaps.width * sizeof(real));
+        for (int64_t i = 0; i < g.rows; i++)
+            if (tap_reaches(i % length, k, seen))
+                add_product(to, row_of(g, m, i), row_of(x, m, i - k), dtaps.width);
     }
 }

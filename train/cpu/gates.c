@@ -30,6 +30,36 @@ void REAL(silu_back)(const machine *on, matrix dx, matrix g, matrix x)
     }
 }
 
+/* tanh's argument in GELU: slope (x + cubic x^3), slope = sqrt(2 / pi). */
+static const double gelu_slope = 0.79788456080286535588, gelu_cubic = 0.044715;
+
+static real gelu_tanh(real x) { return tanh((real)gelu_slope * (x + (real)gelu_cubic * x * x * x)); }
+
+void REAL(gelu)(const machine *on, matrix y, matrix x)
+{
+    PARALLEL_ROWS(n, x)
+    {
+        const real *from = ROW(x, x, n);
+        real *to = ROW(y, x, n);
+        for (int64_t c = 0; c < x.width; c++)
+            to[c] = (real)0.5 * from[c] * (1 + gelu_tanh(from[c]));
+    }
+}
+
+void REAL(gelu_back)(const machine *on, matrix dx, matrix g, matrix x)
+{
+    PARALLEL_ROWS(n, x)
+    {
+        const real *from = ROW(x, x, n), *down = ROW(g, x, n);
+        real *to = ROW(dx, x, n);
+        for (int64_t c = 0; c < x.width; c++) {
+            const real t = gelu_tanh(from[c]), square = from[c] * from[c];
+            const real inner = (real)gelu_slope * (1 + 3 * (real)gelu_cubic * square);
+            to[c] = down[c] * (real)0.5 * (1 + t + from[c] * (1 - t * t) * inner);
+        }
+    }
+}
+
 void REAL(output_gate)(const machine *on, matrix y, matrix n, matrix z)
 {
     PARALLEL_ROWS(i, n)
@@ -161,6 +191,31 @@ void REAL(decay_gate_back)(const machine *on, matrix da, matrix drate, matrix db
         }
     }
     sum_bias(on, dbias, da);
+}
+
+void REAL(scale_rows)(const machine *on, matrix y, matrix x, matrix s)
+{
+    PARALLEL_ROWS(n, x)
+    {
+        const real *from = ROW(x, x, n), by = *ROW(s, x, n);
+        real *to = ROW(y, x, n);
+        for (int64_t c = 0; c < x.width; c++)
+            to[c] = by * from[c];
+    }
+}
+
+void REAL(scale_rows_back)(const machine *on, matrix dx, matrix ds, matrix g, matrix x, matrix s)
+{
+    PARALLEL_ROWS(n, x)
+    {
+        const real *from = ROW(x, x, n), *down = ROW(g, x, n), by = *ROW(s, x, n);
+        real *to = ROW(dx, x, n), sum = 0;
+        for (int64_t c = 0; c < x.width; c++) {
+            sum += down[c] * from[c];
+            to[c] = by * down[c];
+        }
+        *ROW(ds, x, n) = sum;
+    }
 }
 
 void REAL(add_skip)(const machine *on, matrix y, matrix x, matrix skip)

@@ -8,19 +8,20 @@ static const double beta_muon = 0.95;
 static real number(matrix a, int64_t m) { return *row_of(a, m, 0); }
 
 /* Row by row, and these in order: each row's sum is short. */
-void REAL(add_squares)(const machine *on, matrix sums, matrix x, bool begin)
+void REAL(squares)(const machine *on, matrix sum, const matrix *x, int count)
 {
     (void)on;
-    for (int64_t m = 0; m < x.models && begin; m++)
-        *row_of(sums, m, 0) = 0;
-    for (int64_t n = 0; n < x.models * x.rows; n++) {
-        const real *from = ROW(x, x, n);
-        real sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t c = 0; c < x.width; c++)
-            sum += from[c] * from[c];
-        *row_of(sums, n / x.rows, 0) += sum;
-    }
+    for (int64_t m = 0; m < sum.models; m++)
+        *row_of(sum, m, 0) = 0;
+    for (int i = 0; i < count; i++)
+        for (int64_t n = 0; n < x[i].models * x[i].rows; n++) {
+            const real *from = ROW(x[i], x[i], n);
+            real part = 0;
+#pragma omp simd reduction(+ : part)
+            for (int64_t c = 0; c < x[i].width; c++)
+                part += from[c] * from[c];
+            *row_of(sum, n / x[i].rows, 0) += part;
+        }
 }
 
 void REAL(clip)(const machine *on, matrix factor, matrix squares, double limit)
@@ -40,22 +41,35 @@ void REAL(rate)(const machine *on, matrix rate, matrix peak, const int64_t *step
         *row_of(rate, m, 0) = (real)((double)number(peak, m) * part);
 }
 
-void REAL(adamw)(const machine *on, matrix p, matrix m, matrix v, matrix g, matrix factor, matrix rate,
-                 const int64_t *step, double decay)
+void REAL(advance)(const machine *on, int64_t *step)
 {
-    const double taken = (double)*step + 1;
+    (void)on;
+    ++*step;
+}
+
+static void adamw_array(const machine *on, const parameter *a, matrix factor, matrix rate, double taken,
+                        double decay)
+{
     const real whole_m = (real)(1 - pow(beta_m, taken)), whole_v = (real)(1 - pow(beta_v, taken));
-    PARALLEL_ROWS(n, p)
+    PARALLEL_ROWS(n, a->x)
     {
-        const real *down = ROW(g, p, n), by = number(factor, n / p.rows), lr = number(rate, n / p.rows);
-        real *to = ROW(p, p, n), *mean = ROW(m, p, n), *square = ROW(v, p, n);
-        for (int64_t c = 0; c < p.width; c++) {
+        const real *down = ROW(a->g, a->x, n), by = number(factor, n / a->x.rows),
+                   lr = number(rate, n / a->x.rows);
+        real *to = ROW(a->x, a->x, n), *mean = ROW(a->m, a->x, n), *square = ROW(a->v, a->x, n);
+        for (int64_t c = 0; c < a->x.width; c++) {
             const real d = down[c] * by;
             mean[c] = (real)beta_m * mean[c] + (real)(1 - beta_m) * d;
             square[c] = (real)beta_v * square[c] + (real)(1 - beta_v) * d * d;
             to[c] -= lr * ((real)decay * to[c] + mean[c] / whole_m / (sqrt(square[c] / whole_v) + (real)eps));
         }
     }
+}
+
+void REAL(adamw)(const machine *on, const parameter *const *list, int count, matrix factor, matrix rate,
+                 const int64_t *step, double decay)
+{
+    for (int i = 0; i < count; i++)
+        adamw_array(on, list[i], factor, rate, (double)*step + 1, list[i]->decay ? decay : 0);
 }
 
 void REAL(momentum)(const machine *on, matrix u, matrix m, matrix g, matrix factor)

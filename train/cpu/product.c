@@ -30,3 +30,9 @@ void REAL(product)(const machine *on, matrix out, matrix a, matrix b, unsigned h
              (blasint)b.row, how & PRODUCT_ADD ? 1 : 0, row_of(out, m, first), (blasint)out.row);
     }
 }
+
+void REAL(product_onto)(const machine *on, matrix out, matrix base, matrix a, matrix b)
+{
+    REAL(copy)(on, out, base);
+    REAL(product)(on, out, a, b, PRODUCT_ADD);
+}

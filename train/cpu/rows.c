@@ -11,10 +11,11 @@ static int32_t number_of(numbers list, matrix like, int64_t n)
     return list.data[n / like.rows * list.model + n % like.rows];
 }
 
-void REAL(embed)(const machine *on, matrix e, matrix table, numbers tokens)
+void REAL(embed)(const machine *on, matrix e, matrix table, numbers tokens, matrix positions)
 {
     PARALLEL_ROWS(n, e)
     memcpy(ROW(e, e, n), row_of(table, n / e.rows, number_of(tokens, e, n)), (size_t)e.width * sizeof(real));
+    if (positions.data) REAL(add_positions)(on, e, positions);
 }
 
 /* Threads share the columns, so that each word's sum is in the order of the rows. */
@@ -82,6 +83,12 @@ void REAL(scatter)(const machine *on, matrix out, matrix g, numbers at)
     }
 }
 
+void REAL(clear_rows)(const machine *on, matrix x, int64_t length, int64_t first)
+{
+    PARALLEL_ROWS(n, x)
+    if (n % x.rows % length >= first) memset(ROW(x, x, n), 0, (size_t)x.width * sizeof(real));
+}
+
 static int64_t largest(const real *x, int64_t count)
 {
     int64_t at = 0;
@@ -91,29 +98,30 @@ static int64_t largest(const real *x, int64_t count)
 }
 
 /* With p = softmax(x): the loss is -log p_target, its gradient p - 1 at the target and p elsewhere. */
-void REAL(cross_entropy)(const machine *on, matrix each, matrix logits, numbers targets,
+void REAL(cross_entropy)(const machine *on, matrix each, matrix g, matrix logits, numbers targets,
                          const int64_t *counts)
 {
     PARALLEL_ROWS(n, logits)
     {
-        real *x = ROW(logits, logits, n), *result = ROW(each, logits, n), sum = 0;
+        const real *x = ROW(logits, logits, n);
+        real *d = ROW(g, logits, n), *result = ROW(each, logits, n), sum = 0;
         const int32_t target = number_of(targets, logits, n);
         if (target < 0) {
-            memset(x, 0, (size_t)logits.width * sizeof(real));
+            memset(d, 0, (size_t)logits.width * sizeof(real));
             result[0] = result[1] = 0;
             continue;
         }
         const int64_t top = largest(x, logits.width);
         const real most = x[top], wanted = x[target] - most;
         for (int64_t c = 0; c < logits.width; c++)
-            sum += x[c] = exp(x[c] - most);
+            sum += d[c] = exp(x[c] - most);
         result[0] = log(sum) - wanted;
         result[1] = top == target;
         const int64_t count = counts[n / logits.rows];
         const real share = 1 / (real)count;
         for (int64_t c = 0; c < logits.width; c++)
-            x[c] *= share / sum;
-        x[target] -= share;
+            d[c] *= share / sum;
+        d[target] -= share;
     }
 }
 

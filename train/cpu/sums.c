@@ -12,6 +12,12 @@ void REAL(copy)(const machine *on, matrix out, matrix x)
     memcpy(ROW(out, out, n), ROW(x, out, n), (size_t)out.width * sizeof(real));
 }
 
+void REAL(copies)(const machine *on, const matrix *out, const matrix *x, int count)
+{
+    for (int i = 0; i < count; i++)
+        REAL(copy)(on, out[i], x[i]);
+}
+
 void REAL(combine)(const machine *on, matrix out, double alpha, matrix x, double beta, matrix y)
 {
     PARALLEL_ROWS(n, out)

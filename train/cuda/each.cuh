@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: MIT
+ * Loads and stores of matrices whose elements are float32 or bfloat16, and operations element by element. A
+ * kernel takes four columns at a time where all its arrays are aligned for that. */
+#ifndef LOAM_TRAIN_CUDA_EACH_CUH
+#define LOAM_TRAIN_CUDA_EACH_CUH
+
+#include "train/cuda/gpu.cuh"
+
+#include <assert.h>
+
+/* A matrix as a kernel sees it. Without data it is 0 everywhere and is not written. */
+struct view {
+    char *data;
+    int64_t model, row; /* strides in elements; row 0: one row for all */
+    int part;           /* 1; else columns of the others that share one of its own */
+    bool narrow;        /* bfloat16 */
+};
+
+static inline view view_of(matrix a)
+{
+    assert(!a.data || a.dtype == LOAM_F32 || a.dtype == LOAM_BF16);
+    return { (char *)a.data, a.model, a.rows == 1 ? 0 : a.row, 1, a.dtype == LOAM_BF16 };
+}
+
+/* Each of its columns stands for `part` columns: numbers of heads, or of a model. */
+static inline view view_shared(matrix a, int64_t part)
+{
+    view v = view_of(a);
+    v.part = (int)part;
+    return v;
+}
+
+static inline bool view_aligned(view v)
+{
+    const int64_t bytes = v.narrow ? 8 : 16;
+    return !v.data || v.part > 1 || (v.model % 4 == 0 && v.row % 4 == 0 && (intptr_t)v.data % bytes == 0);
+}
+
+/* N elements from column c of row i of model m on. */
+template <int N>
+static __device__ __forceinline__ void load(float *x, const view &v, int64_t m, int64_t i, int c)
+{
+    if (!v.data) {
+#pragma unroll
+        for (int e = 0; e < N; e++)
+            x[e] = 0;
+        return;
+    }
+    const int64_t row = m * v.model + i * v.row;
+    const float *wide = (const float *)v.data + row;
+    const __nv_bfloat16 *narrow = (const __nv_bfloat16 *)v.data + row;
+    if (N == 4 && v.part == 1) {
+        if (v.narrow) {
+            const uint2 bits = *(const uint2 *)(narrow + c);
+            const float2 low = __bfloat1622float2(*(const __nv_bfloat162 *)&bits.x),
+                         high = __bfloat1622float2(*(const __nv_bfloat162 *)&bits.y);
+            x[0] = low.x, x[1 % N] = low.y, x[2 % N] = high.x, x[3 % N] = high.y;
+        } else {
+            const float4 all = *(const float4 *)(wide + c);
+            x[0] = all.x, x[1 % N] = all.y, x[2 % N] = all.z, x[3 % N] = all.w;
+        }
+        return;
+    }
+#pragma unroll
+    for (int e = 0; e < N; e++)
+        x[e] = v.narrow ? __bfloat162float(narrow[(c + e) / v.part]) : wide[(c + e) / v.part];
+}
+
+template <int N>
+static __device__ __forceinline__ void store(const view &v, int64_t m, int64_t i, int c, const float *x)
+{
+    const int64_t at = m * v.model + i * v.row + c;
+    float *wide = (float *)v.data + at;
+    __nv_bfloat16 *narrow = (__nv_bfloat16 *)v.data + at;
+    if (!v.data) return;
+    if (N == 4 && v.narrow) {
+        const __nv_bfloat162 low = __floats2bfloat162_rn(x[0], x[1 % N]),
+                             high = __floats2bfloat162_rn(x[2 % N], x[3 % N]);
+        *(uint2 *)narrow = make_uint2(*(const unsigned *)&low, *(const unsigned *)&high);
+    } else if (N == 4) {
+        *(float4 *)wide = make_float4(x[0], x[1 % N], x[2 % N], x[3 % N]);
+    } else if (v.narrow) {
+        *narrow = __float2bfloat16(x[0]);
+    } else {
+        *wide = x[0];
+    }
+}
+
+template <int COUNT> struct views {
+    view at[COUNT];
+};
+
+template <int COUNT> static inline bool all_aligned(const view (&list)[COUNT])
+{
+    for (int i = 0; i < COUNT; i++)
+        if (!view_aligned(list[i])) return false;
+    return true;
+}
+
+template <int COUNT> static inline views<COUNT> all_of(const view (&list)[COUNT])
+{
+    views<COUNT> all;
+    for (int i = 0; i < COUNT; i++)
+        all.at[i] = list[i];
+    return all;
+}
+
+enum { EACH_THREADS = 256 };
+
+/* f on N elements from column c of row i of model m on. */
+template <int N, int OUTS, int INS, class F>
+static __device__ __forceinline__ void each_pack(const view (&out)[OUTS], const view (&in)[INS], int64_t m,
+                                                 int64_t i, int c, const F &f)
+{
+    float x[INS][N], y[OUTS][N];
+#pragma unroll
+    for (int k = 0; k < INS; k++)
+        load<N>(x[k], in[k], m, i, c);
+#pragma unroll
+    for (int e = 0; e < N; e++) {
+        float from[INS], to[OUTS];
+#pragma unroll
+        for (int k = 0; k < INS; k++)
+            from[k] = x[k][e];
+        f(to, from);
+#pragma unroll
+        for (int k = 0; k < OUTS; k++)
+            y[k][e] = to[k];
+    }
+#pragma unroll
+    for (int k = 0; k < OUTS; k++)
+        store<N>(out[k], m, i, c, y[k]);
+}
+
+template <int N, int OUTS, int INS, class F>
+static __global__ void __launch_bounds__(EACH_THREADS)
+    each_kernel(views<OUTS> out, views<INS> in, unsigned packs, unsigned all, F f)
+{
+    const unsigned n = blockIdx.x * EACH_THREADS + threadIdx.x;
+    if (n < all) each_pack<N>(out.at, in.at, blockIdx.y, n / packs, (int)(n % packs * N), f);
+}
+
+/* f(y, x) for each element of the shape of `like`, from one of each input to one of each output. Outputs may
+ * be inputs. */
+template <int OUTS, int INS, class F>
+static void each(const machine *on, const char *name, matrix like, const view (&out)[OUTS],
+                 const view (&in)[INS], F f)
+{
+    const bool four = like.width % 4 == 0 && all_aligned(out) && all_aligned(in);
+    const int64_t packs = four ? like.width / 4 : like.width, all = packs * like.rows;
+    if (all == 0 || like.models == 0) return;
+    assert(all < INT32_MAX - EACH_THREADS && like.models < 65536);
+    const dim3 grid((unsigned)((all + EACH_THREADS - 1) / EACH_THREADS), (unsigned)like.models);
+    if (four)
+        each_kernel<4><<<grid, EACH_THREADS, 0, on->gpu->stream>>>(all_of(out), all_of(in), (unsigned)packs,
+                                                                   (unsigned)all, f);
+    else
+        each_kernel<1><<<grid, EACH_THREADS, 0, on->gpu->stream>>>(all_of(out), all_of(in), (unsigned)packs,
+                                                                   (unsigned)all, f);
+    gpu_launched(on, name);
+}
+
+static __device__ __forceinline__ float sigmoid(float x) { return 1 / (1 + expf(-x)); }
+static __device__ __forceinline__ float softplus(float x) { return fmaxf(x, 0) + log1pf(expf(-fabsf(x))); }
+
+#endif

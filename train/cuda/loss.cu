@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: MIT
+ * Losses of rows, and their gradients. */
+#include "train/cuda/each.cuh"
+
+enum { LOSS_THREADS = 256, LOSS_SHARED = 224 << 10 };
+
+typedef struct largest {
+    float x;
+    int at;
+} largest;
+
+/* Of equal ones the first. */
+static __device__ __forceinline__ largest larger(largest a, largest b)
+{
+    return b.x > a.x || (b.x == a.x && b.at < a.at) ? b : a;
+}
+
+static __device__ largest block_largest(largest mine)
+{
+    __shared__ largest all[LOSS_THREADS];
+    all[threadIdx.x] = mine;
+    for (int step = LOSS_THREADS / 2; step > 0; step /= 2) {
+        __syncthreads();
+        if ((int)threadIdx.x < step) all[threadIdx.x] = larger(all[threadIdx.x], all[threadIdx.x + step]);
+    }
+    __syncthreads();
+    return all[0];
+}
+
+static __device__ float block_total(float x)
+{
+    __shared__ float all[LOSS_THREADS];
+    all[threadIdx.x] = x;
+    for (int step = LOSS_THREADS / 2; step > 0; step /= 2) {
+        __syncthreads();
+        if ((int)threadIdx.x < step) all[threadIdx.x] += all[threadIdx.x + step];
+    }
+    __syncthreads();
+    return all[0];
+}
+
+/* With p = softmax(x): the loss is -log p_target, its gradient p - 1 at the target and p elsewhere. A row is
+ * kept in shared memory: the gradient may be written over it. */
+template <int N>
+static __global__ void __launch_bounds__(LOSS_THREADS)
+    entropy_kernel(view each, view g, view logits, numbers targets, const int64_t *counts, int width)
+{
+    extern __shared__ float x[];
+    const int i = (int)blockIdx.x, m = (int)blockIdx.y, target = targets.data[m * targets.model + i];
+    const float nothing[2] = {};
+    if (target < 0) {
+        const float zeros[N] = {};
+        for (int c = (int)threadIdx.x * N; c < width; c += LOSS_THREADS * N)
+            store<N>(g, m, i, c, zeros);
+        if (threadIdx.x == 0) store<1>(each, m, i, 0, nothing), store<1>(each, m, i, 1, nothing);
+        return;
+    }
+    largest top = { -INFINITY, width };
+    for (int c = (int)threadIdx.x * N; c < width; c += LOSS_THREADS * N) {
+        load<N>(x + c, logits, m, i, c);
+#pragma unroll
+        for (int e = 0; e < N; e++)
+            top = larger(top, { x[c + e], c + e });
+    }
+    top = block_largest(top);
+    const float wanted = x[target] - top.x;
+    float sum = 0;
+    __syncthreads();
+    for (int c = (int)threadIdx.x * N; c < width; c += LOSS_THREADS * N)
+#pragma unroll
+        for (int e = 0; e < N; e++)
+            sum += x[c + e] = expf(x[c + e] - top.x);
+    sum = block_total(sum);
+    const float share = 1 / (float)counts[m], by = share / sum;
+    for (int c = (int)threadIdx.x * N; c < width; c += LOSS_THREADS * N) {
+        float d[N];
+#pragma unroll
+        for (int e = 0; e < N; e++)
+            d[e] = x[c + e] * by - (c + e == target ? share : 0);
+        store<N>(g, m, i, c, d);
+    }
+    if (threadIdx.x > 0) return;
+    const float loss = logf(sum) - wanted, right = top.at == target;
+    store<1>(each, m, i, 0, &loss);
+    store<1>(each, m, i, 1, &right);
+}
+
+extern "C" void cuda_cross_entropy(const machine *on, matrix each, matrix g, matrix logits, numbers targets,
+                                   const int64_t *counts)
+{
+    const view from = view_of(logits), to = view_of(g);
+    const size_t shared = (size_t)logits.width * sizeof(float);
+    const dim3 grid((unsigned)logits.rows, (unsigned)logits.models);
+    const bool four = logits.width % 4 == 0 && view_aligned(from) && view_aligned(to);
+    assert(shared <= LOSS_SHARED);
+    const auto kernel = four ? entropy_kernel<4> : entropy_kernel<1>;
+    gpu_check(on->gpu, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
+              "cross_entropy");
+    kernel<<<grid, LOSS_THREADS, shared, on->gpu->stream>>>(view_of(each), to, from, targets, counts,
+                                                            (int)logits.width);
+    gpu_launched(on, "cross_entropy");
+}
+
+/* A warp for each row. */
+static __global__ void __launch_bounds__(LOSS_THREADS)
+    error_kernel(view each, view g, view y, view t, int rows, int width, float scale)
+{
+    const int i = (int)(blockIdx.x * LOSS_THREADS + threadIdx.x) / 32, m = (int)blockIdx.y;
+    if (i >= rows) return;
+    float sum = 0;
+    for (int c = (int)threadIdx.x % 32; c < width; c += 32) {
+        float x, wanted;
+        load<1>(&x, y, m, i, c);
+        load<1>(&wanted, t, m, i, c);
+        const float off = x - wanted, d = scale * off;
+        sum += off * off;
+        store<1>(g, m, i, c, &d);
+    }
+    for (int step = 16; step > 0; step /= 2)
+        sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    sum /= (float)width;
+    if (threadIdx.x % 32 == 0) store<1>(each, m, i, 0, &sum);
+}
+
+extern "C" void cuda_squared_error(const machine *on, matrix each, matrix y, matrix t)
+{
+    const int64_t blocks = (y.rows * 32 + LOSS_THREADS - 1) / LOSS_THREADS;
+    const dim3 grid((unsigned)blocks, (unsigned)y.models);
+    const float scale = 2 / (float)(y.rows * y.width);
+    assert(y.rows * 32 < INT32_MAX);
+    error_kernel<<<grid, LOSS_THREADS, 0, on->gpu->stream>>>(view_of(each), view_of(y), view_of(y),
+                                                             view_of(t), (int)y.rows, (int)y.width, scale);
+    gpu_launched(on, "squared_error");
+}
