@@ -125,11 +125,16 @@ static void take_all(train_model *m)
         const int64_t rows = p->x.rows, width = p->x.width;
         p->x = take(m, rows, width), p->g = take(m, rows, width);
         p->m = take(m, rows, width), p->v = take(m, rows, width);
-        p->w = rows > 1 && m->on.operand != m->on.dtype ? take_operand(m, rows, width) : p->x;
+        p->w = none;
     }
     mixing_take(&m->mix, &m->room);
     for (int64_t l = 0; l < shape->layers; l++)
         mixer_layer_take(&m->mix, &m->layer[l], &m->room);
+    for (int i = 0; i < m->count; i++) {
+        parameter *p = &m->list[i];
+        const bool rounded = p->x.rows > 1 && m->on.operand != m->on.dtype;
+        if (p->w.models == 0) p->w = rounded ? take_operand(m, p->x.rows, p->x.width) : p->x;
+    }
     for (int64_t l = 0; l <= shape->layers; l++)
         m->e[l] = take(m, m->tokens, d);
     m->de = take(m, m->tokens, d);

@@ -271,7 +271,7 @@ static const op_case cases[] = {
     OP_CASE(long_conv_back, 5, { LIST, FULL, OPERAND }, F32, { LIST, FULL, OPERAND }, { LIST, FULL, OPERAND },
             F32),
     OP_CASE(embed, 4, F32, { TABLE, FULL, WIDE }, F32, { TABLE, FULL, WIDE }),
-    OP_CASE(copies, 4, { FULL, FULL, DENSE }, V, D, V),
+    OP_CASE(copies, 4, F, V, F32, V),
     OP_CASE(embed_back, 2, { TABLE, FULL, WIDE }, F32),
     OP_CASE(add_positions, 2, { LIST, FULL, WIDE }, F32),
     OP_CASE(add_positions_back, 2, F32, { LIST, FULL, WIDE }),
