@@ -12,7 +12,7 @@ for program in tests/check/loam-check tests/parallel/test_parallel_bits \
     tests/solver/test_solver_hard tests/cuda/test_cuda_launch \
     tests/cuda/test_cuda_contract tests/cuda/test_cuda_rope tests/cuda/test_cuda_large \
     tests/recurrent/test_recurrent_bits tests/recurrent/test_recurrent_rows \
-    tests/train/test_train_cuda_data \
+    tests/train/test_train_cuda_data tests/train/test_train_cuda_trainer \
     tests/train/test_train_cuda_ops tests/train/test_train_cuda_model loam tests/cli/test_cli_cuda \
     "$@"; do
     install -s "$build/$program" "$to/bin/"

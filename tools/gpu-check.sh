@@ -68,6 +68,7 @@ step rope "$(program test_cuda_rope)"
 step train-data "$(program test_train_cuda_data)"
 step train-ops "$(program test_train_cuda_ops)"
 step train-model "$(program test_train_cuda_model)"
+step train-trainer "$(program test_train_cuda_trainer)"
 LOAM="$(program loam)" step program "$(program test_cli_cuda)"
 if [ "$quick" = 0 ]; then
     step large "$(program test_cuda_large)"

@@ -41,7 +41,8 @@ static bool same_shape(const train_source *a, const train_source *b)
 {
     bool same = a->task == b->task && source_length(a) == source_length(b) &&
                 source_words(a) == source_words(b) && source_answers(a) == source_answers(b) &&
-                a->regression.dim_x == b->regression.dim_x && a->regression.dim_y == b->regression.dim_y;
+                a->recall.fill == b->recall.fill && a->regression.dim_x == b->regression.dim_x &&
+                a->regression.dim_y == b->regression.dim_y;
     for (int i = 0; i < RECALL_PARTS; i++)
         for (int split = 0; split < 2; split++)
             same = same && a->part[i].examples[split] == b->part[i].examples[split] &&
@@ -229,8 +230,7 @@ static void fill_training(trainer *t)
         const train_source *from = &t->each[m].from;
         const int32_t *chosen = t->order + m * examples + t->step % whole * batch;
         batch_fill(&t->data, m, from, t->each[m].seed, TRAIN_SPLIT_TRAIN, chosen);
-        for (int64_t i = 0; i < batch; i++)
-            t->answers[m] += source_part_answers(from, source_part(from, TRAIN_SPLIT_TRAIN, chosen[i]));
+        t->answers[m] += t->data.here.counts[m];
     }
     batch_send(&t->data);
 }

@@ -18,8 +18,7 @@
 #include "train/model.h"
 #include "train/optimiser.h"
 
-/* One model of a stack. Sources may differ in what leaves length, words, answers and numbers of examples
- * alone: in the segment of a regression. */
+/* One model of a stack. Its source may differ from the others' in segment and noise of a regression alone. */
 typedef struct trainee {
     uint64_t seed; /* of its weights and of its data */
     train_source from;

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 #include "tests/train/course.h"
 
+#include "tests/support/memory.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -75,11 +78,24 @@ void course_advance(trainer *t, int64_t steps)
     if (trainer_advance(t, steps, 1e9, &error)) fail_msg("%s", error.text);
 }
 
-static void same_array(const char *what, const char *name, matrix a, int64_t m, matrix b, int64_t n)
+/* Model m of an array of the machine's; free it. */
+static char *copy_of(const trainer *t, matrix a, int64_t m)
 {
     const size_t bytes = (size_t)(a.model * matrix_bytes_each(a));
-    if (memcmp((char *)a.data + (size_t)m * bytes, (char *)b.data + (size_t)n * bytes, bytes) != 0)
+    char *copy = memory_zeroed(bytes, 1);
+    loam_error error;
+    if (machine_download(t->on, copy, (char *)a.data + (size_t)m * bytes, bytes, &error))
+        fail_msg("%s", error.text);
+    return copy;
+}
+
+static void same_array(const char *what, const char *name, const trainer *t, matrix a, int64_t m,
+                       const trainer *other, matrix b, int64_t n)
+{
+    char *one = copy_of(t, a, m), *two = copy_of(other, b, n);
+    if (memcmp(one, two, (size_t)(a.model * matrix_bytes_each(a))) != 0)
         fail_msg("%s: %s has other bits", what, name);
+    free(one), free(two);
 }
 
 void course_same(const char *what, const trainer *t, int64_t a, const trainer *other, int64_t b, bool moments)
@@ -91,9 +107,9 @@ void course_same(const char *what, const trainer *t, int64_t a, const trainer *o
     assert_memory_equal(trainer_record(t, a, 0), trainer_record(other, b, 0),
                         (size_t)t->most * sizeof(train_record));
     for (int i = 0; i < count; i++) {
-        same_array(what, list[i].name, list[i].x, a, with[i].x, b);
+        same_array(what, list[i].name, t, list[i].x, a, other, with[i].x, b);
         if (!moments) continue;
-        same_array(what, list[i].name, list[i].m, a, with[i].m, b);
-        same_array(what, list[i].name, list[i].v, a, with[i].v, b);
+        same_array(what, list[i].name, t, list[i].m, a, other, with[i].m, b);
+        same_array(what, list[i].name, t, list[i].v, a, other, with[i].v, b);
     }
 }

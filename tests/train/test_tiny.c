@@ -129,19 +129,20 @@ static void recall_by_softmax(void **state)
     check_recall("softmax", 5000, 5000);
 }
 
-/* Below what one layer can do at best, which is 0.494 for LLA and 0.658 for softmax. */
+/* Below what one layer can do at best, which is 0.494 for LLA and 0.658 for softmax. Without positions LLA is
+ * worse by less than seeds differ: 0.439 beside 0.422 over 11 seeds, with a standard deviation of 0.03. */
 static void context_in_order(void **state)
 {
     (void)state;
-    study lla, softmax, blind;
+    study lla, softmax, placeless;
     run(&lla, "context", "lla", POSITIONS_LEARNED, SEEDS, 500, 500);
     run(&softmax, "context", "softmax", POSITIONS_LEARNED, SEEDS, 500, 500);
-    run(&blind, "context", "lla", POSITIONS_NONE, SEEDS, 500, 500);
+    run(&placeless, "context", "lla", POSITIONS_NONE, SEEDS, 500, 500);
     expect_between("error of lla", mean_error(&lla), 0.40, 0.48);
     expect_between("error of softmax", mean_error(&softmax), 0.46, 0.53);
     expect_between("how much lower lla's is", mean_error(&softmax) - mean_error(&lla), 0.02, 1);
-    expect_between("what places are worth to lla", mean_error(&blind) - mean_error(&lla), 0.005, 1);
-    trainer_close(&lla.t), trainer_close(&softmax.t), trainer_close(&blind.t);
+    expect_between("error of lla without positions", mean_error(&placeless), 0.40, 0.50);
+    trainer_close(&lla.t), trainer_close(&softmax.t), trainer_close(&placeless.t);
 }
 
 int main(int argc, char **argv)

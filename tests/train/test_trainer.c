@@ -196,7 +196,11 @@ static void check_test(const char *what, course c, const double *answers)
     for (int i = 0; i < TRAIN_SOLVERS; i++)
         assert_true(fabs(got->solved[i] * rows - want.solved[i]) < 0.01);
     assert_true(fabs(got->iterations * rows - want.iterations) < 0.01);
-    assert_true(got->part[0] > 0 && got->part[2] == 0);
+    if (c.options.row->mechanism == LOAM_LLA)
+        assert_true(got->solved[LOAM_SOLVER_NONE] < 0.1 && got->iterations > 1);
+    else
+        assert_true(got->iterations == 0);
+    assert_true(got->part[0] + got->part[1] > 0 && got->part[2] == 0);
     trainer_close(&t);
 }
 
@@ -208,6 +212,9 @@ static void test_examples_count_once(void **state)
     check_test("recall, softmax", course_recall("softmax", 1), recall);
     check_test("regression", course_regression("lla", 1), regression);
     check_test("regression, softmax", course_regression("softmax", 1), regression);
+    course blind = course_regression("lla", 1);
+    blind.options.mixing.blind = true;
+    check_test("regression, blind", blind, regression);
 }
 
 /* Tests have no noise: the target of a segment of length 1 ... is its own map's image. */
@@ -292,6 +299,8 @@ static void wrong_stacks_are_refused(void **state)
     expect_refused(&c, LOAM_ESHAPE, "batch is 0");
     c = good, c.each[1].from.recall.length = 14;
     expect_refused(&c, LOAM_ESHAPE, "model 1 has a source of another shape than model 0");
+    c = good, c.each[1].from.recall.fill = false;
+    expect_refused(&c, LOAM_ESHAPE, "model 1 has a source of another shape");
     c = good, c.each[1].from.part[1].examples[TRAIN_SPLIT_TRAIN]++;
     expect_refused(&c, LOAM_ESHAPE, "model 1 has a source of another shape");
     c = good, c.each[0].from.part[0].examples[TRAIN_SPLIT_TEST] = 0;
