@@ -157,14 +157,7 @@ CASE(add_positions_back) { on->op->add_positions_back(on, X(0), X(1)); }
 CASE(gather) { on->op->gather(on, X(0), X(1), in->at); }
 CASE(scatter) { on->op->scatter(on, X(0), X(1), in->at); }
 CASE(cross_entropy) { on->op->cross_entropy(on, X(0), X(1), X(2), in->targets, in->counts); }
-CASE(cross_entropy_over)
-{
-    /* The gradient over the logits, as a model has it. */
-    const matrix g = on->gpu ? matrix_narrowed(X(1), on->operand) : X(1);
-    on->op->cross_entropy(on, X(0), g, X(1), in->targets, in->counts);
-    on->op->copy(on, X(2), g);
-    on->op->combine(on, X(1), 0, X(2), 0, X(2));
-}
+CASE(cross_entropy_over) { on->op->cross_entropy(on, X(0), X(1), X(1), in->targets, in->counts); }
 CASE(squared_error) { on->op->squared_error(on, X(0), X(1), X(2)); }
 CASE(squares) { on->op->squares(on, X(0), in->x + 1, 2); }
 CASE(clip)
@@ -278,7 +271,7 @@ static const op_case cases[] = {
     OP_CASE(gather, 2, F32, { LIST, FULL, WIDE }),
     OP_CASE(scatter, 2, { LIST, FULL, WIDE }, F32),
     OP_CASE(cross_entropy, 3, { FULL, TWO, WIDE }, F, F32),
-    OP_CASE(cross_entropy_over, 3, { FULL, TWO, WIDE }, F32, F),
+    OP_CASE(cross_entropy_over, 2, { FULL, TWO, WIDE }, F32),
     OP_CASE(squared_error, 3, R, F32, F32),
     OP_CASE(squares, 3, N, D, V),
     OP_CASE(clip, 3, N, N, D),
