@@ -184,19 +184,16 @@ static void add_decays(const mixing *mix)
     mix->on->op->product(mix->on, to, from, ones, PRODUCT_ADD | PRODUCT_EXACT);
 }
 
+/* No call writes the other rows of these gradients: they stay 0, as their memory was opened. */
 static void add_beside(const mixing *mix)
 {
-    static const activation of_keys[] = { ACTIVE_K, ACTIVE_V, ACTIVE_REFLECT, ACTIVE_BETA, ACTIVE_DECAY };
-    const ops *op = mix->on->op;
-    for (int i = 0; i < 5; i++) {
+    static const activation of_keys[] = { ACTIVE_K, ACTIVE_V, ACTIVE_REFLECT, ACTIVE_BETA };
+    if (mix->gradient[ACTIVE_DECAY].data) add_decays(mix);
+    for (int i = 0; i < 4; i++) {
         const matrix g = mix->gradient[of_keys[i]];
         if (!g.data) continue;
-        if (of_keys[i] == ACTIVE_DECAY)
-            add_decays(mix);
-        else
-            op->combine(mix->on, seen_rows(mix, g), 1, seen_rows(mix, g), 1,
-                        seen_rows(mix, mix->beside[of_keys[i]]));
-        op->clear_rows(mix->on, g, mix->shape.length, mix->shape.seen);
+        mix->on->op->combine(mix->on, seen_rows(mix, g), 1, seen_rows(mix, g), 1,
+                             seen_rows(mix, mix->beside[of_keys[i]]));
     }
 }
 

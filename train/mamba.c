@@ -23,8 +23,6 @@ static columns columns_of(const mixing *mix, matrix in, matrix conv)
     };
 }
 
-static matrix filtered(const mixing *mix, matrix in) { return mixer_filtered(mix->row, &mix->shape, in); }
-
 static void silu(const mixing *mix, matrix y, matrix x)
 {
     if (mix->options.no_silu)
@@ -49,7 +47,7 @@ loam_status mamba_forward(const mixing *mix, const mixer_layer *layer, loam_erro
     const columns in = columns_of(mix, value[ACTIVE_IN], value[ACTIVE_IN_CONV]);
     op->product(on, value[ACTIVE_IN], value[ACTIVE_X], weight_of(layer, ROLE_IN), 0);
     if (layer->array[ROLE_IN_TAPS])
-        op->short_conv(on, value[ACTIVE_IN_CONV], filtered(mix, value[ACTIVE_IN]),
+        op->short_conv(on, value[ACTIVE_IN_CONV], mixing_filtered(mix, value[ACTIVE_IN]),
                        array_of(layer, ROLE_IN_TAPS), mix->shape.length, mix->shape.seen);
     silu(mix, value[ACTIVE_V], in.v);
     silu(mix, value[ACTIVE_K], in.k);
@@ -85,9 +83,9 @@ loam_status mamba_backward(const mixing *mix, const mixer_layer *layer, loam_err
     silu_back(mix, din.k, g[ACTIVE_K], in.k);
     silu_back(mix, din.q, g[ACTIVE_Q], in.q);
     if (layer->array[ROLE_IN_TAPS])
-        op->short_conv_back(on, filtered(mix, g[ACTIVE_IN]), array_gradient(layer, ROLE_IN_TAPS),
-                            g[ACTIVE_IN_CONV], filtered(mix, value[ACTIVE_IN]), array_of(layer, ROLE_IN_TAPS),
-                            mix->shape.length, mix->shape.seen);
+        op->short_conv_back(on, mixing_filtered(mix, g[ACTIVE_IN]), array_gradient(layer, ROLE_IN_TAPS),
+                            g[ACTIVE_IN_CONV], mixing_filtered(mix, value[ACTIVE_IN]),
+                            array_of(layer, ROLE_IN_TAPS), mix->shape.length, mix->shape.seen);
     op->decay_gate_back(on, din.t, array_gradient(layer, ROLE_DECAY_RATE),
                         array_gradient(layer, ROLE_BETA_BIAS), g[ACTIVE_DECAY], g[ACTIVE_BETA],
                         value[ACTIVE_DECAY], in.t, array_of(layer, ROLE_DECAY_RATE),

@@ -143,7 +143,7 @@ int64_t mixer_inner(const mixer *row, const mixer_options *options, const mixer_
 int64_t mixer_value_heads(const mixer *row, const mixer_shape *shape);
 int64_t mixer_in_width(const mixer *row, const mixer_shape *shape);
 /* Those columns of a block's x W_in that a short convolution is over. */
-matrix mixer_filtered(const mixer *row, const mixer_shape *shape, matrix in);
+void mixer_filtered(const mixer *row, const mixer_shape *shape, int64_t *first, int64_t *count);
 /* rows and width of the array; rows 0: the mixer has none. */
 void mixer_array(const mixer *row, const mixer_options *options, const mixer_shape *shape, role which,
                  int64_t *rows, int64_t *width);

@@ -2,6 +2,7 @@
  * The table of mixers: which arrays each has, and how they begin. */
 #include "train/mixer.h"
 
+#include <assert.h>
 #include <math.h>
 #include <string.h>
 
@@ -161,22 +162,26 @@ static bool has_array(const mixer *row, const mixer_options *options, role which
     }
 }
 
-/* `width` as many times as is published, where that is asked for. */
-static int64_t published(const mixer_options *options, double times, int64_t width)
+/* The columns of all heads, as many times as are published where that is asked for. */
+static int64_t published(const mixer_options *options, const mixer_shape *shape, double times)
 {
-    return options->published_dims && times > 0 ? (int64_t)(times * (double)width) : width;
+    if (!options->published_dims || !(times > 0)) return shape->width;
+    const int64_t once = shape->width / shape->heads;
+    const double channels = times * (double)once;
+    assert(channels == floor(channels) && channels >= 1);
+    return (int64_t)channels * shape->heads;
 }
 
 int64_t mixer_keys(const mixer *row, const mixer_options *options, const mixer_shape *shape)
 {
     if (row->block != MIXER_PLAIN) return shape->width / shape->heads;
-    return published(options, row->published_keys, shape->width);
+    return published(options, shape, row->published_keys);
 }
 
 int64_t mixer_inner(const mixer *row, const mixer_options *options, const mixer_shape *shape)
 {
     if (row->block == MIXER_MAMBA) return MAMBA_EXPAND * shape->width;
-    return published(options, row->published_values, shape->width);
+    return published(options, shape, row->published_values);
 }
 
 int64_t mixer_value_heads(const mixer *row, const mixer_shape *shape)
@@ -191,11 +196,12 @@ int64_t mixer_in_width(const mixer *row, const mixer_shape *shape)
 }
 
 /* Of Mamba-2 values, keys and queries; of Hyena all. */
-matrix mixer_filtered(const mixer *row, const mixer_shape *shape, matrix in)
+void mixer_filtered(const mixer *row, const mixer_shape *shape, int64_t *first, int64_t *count)
 {
     const int64_t inner = MAMBA_EXPAND * shape->width;
-    if (row->block == MIXER_HYENA) return in;
-    return matrix_columns(in, inner, inner + 2 * shape->width / shape->heads);
+    const bool all = row->block == MIXER_HYENA;
+    *first = all ? 0 : inner;
+    *count = all ? mixer_in_width(row, shape) : inner + 2 * shape->width / shape->heads;
 }
 
 void mixer_array(const mixer *row, const mixer_options *options, const mixer_shape *shape, role which,
@@ -204,12 +210,13 @@ void mixer_array(const mixer *row, const mixer_options *options, const mixer_sha
     const int64_t d = shape->width, heads = shape->heads, keys = mixer_keys(row, options, shape);
     const int64_t inner = mixer_inner(row, options, shape), value_heads = mixer_value_heads(row, shape);
     const int64_t gates = by_channel(row) ? keys : heads;
-    const matrix in = { .width = mixer_in_width(row, shape) };
+    int64_t first, filtered;
+    mixer_filtered(row, shape, &first, &filtered);
     const int64_t sizes[ROLES][2] = {
         [ROLE_GAIN] = { 1, d },
         [ROLE_NORM_BIAS] = { 1, d },
-        [ROLE_IN] = { d, in.width },
-        [ROLE_IN_TAPS] = { row->taps, mixer_filtered(row, shape, in).width },
+        [ROLE_IN] = { d, mixer_in_width(row, shape) },
+        [ROLE_IN_TAPS] = { row->taps, filtered },
         [ROLE_Q] = { d, keys },
         [ROLE_K] = { d, keys },
         [ROLE_V] = { d, inner },

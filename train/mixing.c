@@ -89,14 +89,14 @@ static void size_of(const mixing *mix, activation which, int64_t *rows, int64_t 
     const int64_t inner = mixer_inner(row, &mix->options, &mix->shape);
     const int64_t gates = channels ? keys : mixer_value_heads(row, &mix->shape);
     const bool block = row->block != MIXER_PLAIN, mamba = row->block == MIXER_MAMBA;
-    const matrix in = { .width = mixer_in_width(row, &mix->shape) };
+    int64_t first, filtered;
+    mixer_filtered(row, &mix->shape, &first, &filtered);
     const int64_t times = row->block == MIXER_HYENA ? mix->shape.length : 0;
     const int64_t sizes[ACTIVATIONS][2] = {
         [ACTIVE_X] = { tokens, d },
         [ACTIVE_X_NORM] = { tokens, mix->options.layer_norm ? 2 : 1 },
-        [ACTIVE_IN] = { block ? tokens : 0, in.width },
-        [ACTIVE_IN_CONV] = { has_array(mix, ROLE_IN_TAPS) ? tokens : 0,
-                             mixer_filtered(row, &mix->shape, in).width },
+        [ACTIVE_IN] = { block ? tokens : 0, mixer_in_width(row, &mix->shape) },
+        [ACTIVE_IN_CONV] = { has_array(mix, ROLE_IN_TAPS) ? tokens : 0, filtered },
         [ACTIVE_Q] = { mamba ? tokens : 0, keys },
         [ACTIVE_K] = { mamba ? tokens : 0, keys },
         [ACTIVE_V] = { block ? tokens : 0, inner },
@@ -227,7 +227,7 @@ static void take_all(const mixing *mix, matrix *to, matrix *all, memory *from)
         for (int i = ACTIVE_Q_CONV; i <= ACTIVE_PROBE; i++)
             if (!to[i].data) to[i] = to[i - STREAMS];
     if (!to[ACTIVE_IN_CONV].data && to[ACTIVE_IN].data)
-        to[ACTIVE_IN_CONV] = mixer_filtered(mix->row, &mix->shape, to[ACTIVE_IN]);
+        to[ACTIVE_IN_CONV] = mixing_filtered(mix, to[ACTIVE_IN]);
     if (!to[ACTIVE_V_SEEN].data) to[ACTIVE_V_SEEN] = to[ACTIVE_V];
     if (!mix->row->head_norm) to[ACTIVE_NORMED] = to[ACTIVE_O];
     if (!mix->row->gate && mix->row->block == MIXER_PLAIN) to[ACTIVE_Y] = to[ACTIVE_NORMED];

@@ -20,6 +20,14 @@ static inline int64_t mixing_value_channels(const mixing *mix)
     return inner / mixer_value_heads(mix->row, &mix->shape);
 }
 
+/* Of x W_in the columns that a short convolution is over. */
+static inline matrix mixing_filtered(const mixing *mix, matrix in)
+{
+    int64_t first, count;
+    mixer_filtered(mix->row, &mix->shape, &first, &count);
+    return matrix_columns(in, first, count);
+}
+
 /* An array of the layer, and its gradient; without data where it has none. */
 static inline matrix array_of(const mixer_layer *layer, role which)
 {

@@ -69,7 +69,8 @@ static void add_layer(train_model *m, int64_t number)
         p->deviation = gate ? 0.02 : i == ROLE_SKIP ? 1 : deviation_of(m, rows);
         if (i == ROLE_OUT || i == ROLE_MLP_2)
             p->deviation *= m->words > 0 ? 1 / sqrt(2 * (double)shape->layers) : 0.5;
-        p->muon = rows == shape->width && width == shape->width && rows >= 16;
+        const bool filter = i >= ROLE_FILTER_1 && i <= ROLE_FILTER_RATE;
+        p->muon = !filter && rows == shape->width && width == shape->width && rows >= 16;
         m->layer[number].array[i] = p;
     }
 }

@@ -4,6 +4,7 @@
  *     words:       e = E[token] + P[t]         logits = rms_norm(e; gain) E^T, at the answers alone
  *     regression:  e = x W_in + P[t]           prediction = e W_out
  *     layers:      e = e + mix(rms_norm(e; gain)) W_o
+ *                  e = e + gelu(rms_norm(e; mlp_gain) mlp_1) mlp_2    with mixer_options.mlp
  */
 #ifndef LOAM_TRAIN_MODEL_H
 #define LOAM_TRAIN_MODEL_H

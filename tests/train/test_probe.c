@@ -183,14 +183,14 @@ static void test_gate(void **state)
     scene_close(&s);
 }
 
-/* Of model 1 each of the eight lines of a head has one number: 1 in head 0; 2, 1, 1, ... in head 1. */
+/* Of model 1 each of the eight lines of a head has one number: 1, but for a 2 in head 1. */
 static void set_lines(matrix w, bool by_rows)
 {
     memset(w.data, 0, (size_t)matrix_elements(w) * sizeof(double));
     for (int64_t i = 0; i < HEADS * SIDE; i++) {
         const int64_t across = (i + 3) % SIDE;
         fixture_set(w, MODEL * w.model + (by_rows ? i * w.row + across : across * w.row + i),
-                    i == SIDE ? 2 : 1);
+                    i == SIDE + 5 ? 2 : 1);
     }
 }
 

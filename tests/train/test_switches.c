@@ -305,10 +305,10 @@ static void test_norm_of_size(void **state)
 
 /* ---- queries that no token sees */
 
-/* Which answers an altered query row changes. */
-static void check_alone(const char *name, const mixer_options *how, bool alone)
+/* Whether a query row that is altered changes other answers. */
+static void check_alone(const char *name, const mixer_options *how, int64_t query, bool alone)
 {
-    enum { BATCH = 3, QUERY = 1 };
+    enum { BATCH = 3 };
     const model_shape pairs = scene_regression(1, BATCH);
     const regression_shape *shape = &pairs.from.regression;
     const int64_t length = shape->length + shape->queries;
@@ -322,13 +322,13 @@ static void check_alone(const char *name, const mixer_options *how, bool alone)
     memcpy(before, results.data, sizeof before);
     /* Of the second sequence. */
     for (int64_t c = 0; c < x.width; c++)
-        fixture_set(x, (length + shape->length + QUERY) * x.width + c, 1.5 + (double)c);
+        fixture_set(x, (length + shape->length + query) * x.width + c, 1.5 + (double)c);
     scene_pass(&s, false);
     const float *after = results.data;
     int changed = 0;
     for (int i = 0; i < BATCH * 4; i++)
-        if (memcmp(&before[i], &after[i], sizeof *after) != 0 && i != 4 + QUERY) changed++;
-    if (before[4 + QUERY] == after[4 + QUERY]) fail_msg("%s: a query has no part in its answer", name);
+        if (memcmp(&before[i], &after[i], sizeof *after) != 0 && i != 4 + query) changed++;
+    if (before[4 + query] == after[4 + query]) fail_msg("%s: a query has no part in its answer", name);
     if (alone != (changed == 0)) fail_msg("%s: %d other answers change", name, changed);
     scene_close(&s);
 }
@@ -338,9 +338,10 @@ static void test_blind(void **state)
     (void)state;
     for (const mixer *row = mixers; row->name; row++) {
         mixer_options how = scene_options;
-        check_alone(row->name, &how, false);
+        check_alone(row->name, &how, 0, false);
         how.blind = how.short_filter = how.mlp = true;
-        check_alone(row->name, &how, true);
+        for (int64_t query = 0; query < 4; query++)
+            check_alone(row->name, &how, query, true);
     }
 }
 
@@ -365,6 +366,25 @@ static void test_first_query(void **state)
             assert_true(fabs(got - fixture_get(model_results(b.net), i)) < 1e-12 * got);
         }
         scene_close(&a), scene_close(&b);
+    }
+}
+
+/* W_q, W_k, W_v and W_o; not the arrays of Hyena's filter, where they are d x d. */
+static void test_muon(void **state)
+{
+    (void)state;
+    static const char *const names[] = { "softmax", "hyena" };
+    for (int i = 0; i < 2; i++) {
+        model_shape words = scene_words(1, 1);
+        words.width = HYENA_FILTER;
+        scene s;
+        int count, taken = 0;
+        scene_open(&s, LOAM_F32, 1, names[i], &words, seeds, 1);
+        const parameter *list = model_parameters(s.net, &count);
+        for (int n = 0; n < count; n++)
+            taken += list[n].muon;
+        assert_int_equal(taken, words.layers * (i == 0 ? 4 : 1));
+        scene_close(&s);
     }
 }
 
@@ -397,7 +417,7 @@ int main(void)
         cmocka_unit_test(test_empty_mlp),   cmocka_unit_test(test_half_gate),
         cmocka_unit_test(test_open_filter), cmocka_unit_test(test_norm_of_size),
         cmocka_unit_test(test_blind),       cmocka_unit_test(test_first_query),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_refused),     cmocka_unit_test(test_muon),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
