@@ -586,6 +586,14 @@ static void check_product(const machine *gpu, const int64_t *size, unsigned how,
     free_array(&a), free_array(&b), free_array(&out), free_array(&base);
 }
 
+/* float32 throughout; where operands are bfloat16 that too, and of small arrays all mixtures. */
+static bool has_types(const machine *gpu, const int64_t *size, unsigned how, unsigned types)
+{
+    const bool narrow = gpu->operand == LOAM_BF16 && !(how & PRODUCT_EXACT);
+    const bool small = size[0] * (size[1] + size[3]) * size[2] < 100000;
+    return types == 0 || (narrow && (small || types == 7));
+}
+
 static void check_products(loam_dtype operand)
 {
     machine gpu;
@@ -594,9 +602,8 @@ static void check_products(loam_dtype operand)
     misses = 0;
     for (size_t i = 0; i < sizeof products / sizeof *products; i++)
         for (unsigned how = 0; how <= ONTO; how++)
-            for (unsigned types = 0; types < (operand == LOAM_BF16 && !(how & PRODUCT_EXACT) ? 8 : 1);
-                 types++)
-                check_product(&gpu, products[i], how, types);
+            for (unsigned types = 0; types < 8; types++)
+                if (has_types(&gpu, products[i], how, types)) check_product(&gpu, products[i], how, types);
     machine_close(&gpu);
     printf("products, %s: %d misses\n", loam_dtype_name(operand), misses);
     assert_int_equal(misses, 0);
