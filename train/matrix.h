@@ -70,16 +70,6 @@ static inline matrix matrix_columns(matrix a, int64_t first, int64_t count)
     return a;
 }
 
-/* The same rows, each in the first part of its memory with elements of a type that is no wider. */
-static inline matrix matrix_narrowed(matrix a, loam_dtype dtype)
-{
-    const int64_t wide = matrix_bytes_each(a);
-    a.dtype = dtype;
-    a.row *= wide / matrix_bytes_each(a);
-    a.model *= wide / matrix_bytes_each(a);
-    return a;
-}
-
 /* Dense rows of `width` cut into rows of `part`: the heads of tokens. */
 static inline matrix matrix_parts(matrix a, int64_t part)
 {

@@ -231,9 +231,18 @@ static inline activation mixer_stage(stage at, int stream)
 /* Whether a stage after the first does something. */
 bool mixer_has_stage(const mixer *row, const mixer_options *options, stage at, int stream);
 
+/* What comes of x by products, streams and output gate, is made by one, side by side; not where rows are cut
+ * into heads before the library's call. */
+enum { SIDES = STREAMS + 1 };
+typedef struct sides {
+    matrix all; /* without data: each by itself */
+    matrix w;   /* their arrays; of gradients, those of these */
+} sides;
+
 typedef struct mixer_layer {
     parameter *array[ROLES]; /* NULL: none */
     matrix value[ACTIVATIONS];
+    sides sides;
     void *saved, *query_saved; /* of the library's forward, and of its calls for rows that are not seen */
     /* Of LLA's forward, [models * batch][heads][length]; NULL: none. In the machine's memory. */
     loam_row_info *info;
@@ -247,6 +256,7 @@ typedef struct mixing {
     mixer_options options;
     loam_plan *plan[2]; /* LOAM_FORWARD, LOAM_BACKWARD; of MIXER_HYENA none */
     matrix gradient[ACTIVATIONS];
+    sides sides; /* of gradients */
     /* Of rows that are not seen, where they have calls of their own: their plans, what these calls have of
      * the gradients of keys, and a column of ones. */
     loam_plan *query_plan[2];

@@ -166,10 +166,59 @@ static loam_dtype dtype_of(const mixing *mix, activation which)
     return is_operand(which) ? mix->on->operand : mix->on->dtype;
 }
 
-static void take_all(const mixing *mix, matrix *to, memory *from)
+static bool has_sides(const mixing *mix)
 {
+    const mixer_options *options = &mix->options;
+    return mix->row->block == MIXER_PLAIN && !options->qk_norm && !options->probe_gate;
+}
+
+/* Columns of an array that may have no memory yet. */
+static matrix columns_of(matrix all, int64_t first, int64_t count)
+{
+    if (all.data) return matrix_columns(all, first, count);
+    all.width = count;
+    return all;
+}
+
+static matrix take_sides(const mixing *mix, matrix *to, memory *from)
+{
+    const int64_t tokens = mix->shape.batch * mix->shape.length;
+    int64_t widths[SIDES], total = 0, first = 0;
+    for (int i = 0; i < SIDES; i++) {
+        int64_t rows;
+        mixer_array(mix->row, &mix->options, &mix->shape, side_role(i), &rows, &widths[i]);
+        if (rows == 0) widths[i] = 0;
+        total += widths[i];
+    }
+    const matrix all = memory_matrix(from, mix->on->operand, mix->shape.models, tokens, total);
+    for (int i = 0; i < SIDES; i++) {
+        to[side_activation(i)] = widths[i] > 0 ? columns_of(all, first, widths[i]) : none;
+        first += widths[i];
+    }
+    return all;
+}
+
+/* Their arrays as operands, of which each has its columns. */
+static matrix take_arrays(const mixing *mix, const mixer_layer *layer, matrix all, memory *from)
+{
+    const matrix w = memory_matrix(from, mix->on->operand, all.models, mix->shape.width, all.width);
+    int64_t first = 0;
+    for (int i = 0; i < SIDES; i++) {
+        parameter *p = layer->array[side_role(i)];
+        if (!p) continue;
+        p->w = columns_of(w, first, p->x.width);
+        first += p->x.width;
+    }
+    return w;
+}
+
+static void take_all(const mixing *mix, matrix *to, matrix *all, memory *from)
+{
+    if (has_sides(mix)) *all = take_sides(mix, to, from);
     for (int i = 0; i < ACTIVATIONS; i++) {
         int64_t rows, width;
+        const bool stream = i >= ACTIVE_Q_IN && i < ACTIVE_Q_IN + STREAMS;
+        if (has_sides(mix) && (stream || i == ACTIVE_GATE_RAW)) continue;
         if (!stage_size(mix, (activation)i, &rows, &width)) size_of(mix, (activation)i, &rows, &width);
         const loam_dtype dtype = dtype_of(mix, (activation)i);
         to[i] = rows > 0 ? memory_matrix(from, dtype, mix->shape.models, rows, width) : none;
@@ -225,7 +274,10 @@ static void take_beside(mixing *mix, memory *from)
 
 void mixing_take(mixing *mix, memory *from)
 {
-    take_all(mix, mix->gradient, from);
+    take_all(mix, mix->gradient, &mix->sides.all, from);
+    const matrix all = mix->sides.all;
+    if (has_sides(mix))
+        mix->sides.w = memory_matrix(from, mix->on->dtype, all.models, mix->shape.width, all.width);
     /* The decay of RetNet is not learned. */
     if (mix->row->decay == MIXER_DECAY_FIXED) mix->gradient[ACTIVE_DECAY] = none;
     if (mixing_in_parts(mix)) take_beside(mix, from);
@@ -248,7 +300,8 @@ static void *take_saved(const loam_plan *plan, int64_t calls, memory *from)
 
 void mixer_layer_take(const mixing *mix, mixer_layer *layer, memory *from)
 {
-    take_all(mix, layer->value, from);
+    take_all(mix, layer->value, &layer->sides.all, from);
+    if (has_sides(mix)) layer->sides.w = take_arrays(mix, layer, layer->sides.all, from);
     layer->saved = take_saved(mix->plan[LOAM_FORWARD], 1, from);
     layer->query_saved = take_saved(mix->query_plan[LOAM_FORWARD], mixing_query_calls(mix), from);
     if (mix->row->mechanism == LOAM_LLA)

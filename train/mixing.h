@@ -47,6 +47,24 @@ loam_problem mixing_problem(const mixing *mix, loam_pass pass);
 loam_problem mixing_query_problem(const mixing *mix, loam_pass pass);
 int64_t mixing_query_calls(const mixing *mix);
 
+/* Side i of a layer's: its array, and what comes of it. */
+static inline role side_role(int i)
+{
+    static const role roles[SIDES] = { ROLE_Q, ROLE_K, ROLE_V, ROLE_PROBE, ROLE_GATE };
+    return roles[i];
+}
+static inline activation side_activation(int i)
+{
+    return i < STREAMS ? (activation)(ACTIVE_Q_IN + i) : ACTIVE_GATE_RAW;
+}
+static inline bool is_side(const mixer_layer *layer, role which)
+{
+    bool found = false;
+    for (int i = 0; i < SIDES; i++)
+        found = found || side_role(i) == which;
+    return found && layer->sides.all.data;
+}
+
 /* The library's pass, from the layer's queries, keys, values and gates to ACTIVE_O; or back. */
 loam_status mixing_attend(const mixing *mix, const mixer_layer *layer, loam_pass pass, loam_error *error);
 

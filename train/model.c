@@ -8,7 +8,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { LOGIT_ROWS = 1024 }; /* that exist at a time: with 8192 words 32 MiB, which GPUs keep in their cache */
+/* Rows of a model that have logits at a time, 32 MiB with 8192 words, which a GPU keeps in its cache; and
+ * gradients of logits, enough to keep it busy. */
+enum { LOGIT_ROWS = 1024, GRADIENT_ROWS = 8192 };
 
 static const matrix none = { 0 };
 
@@ -27,7 +29,7 @@ struct train_model {
     matrix de_operand;    /* de, as an operand of products */
     matrix found, dfound; /* e at the answers */
     matrix normed, dnormed, norm;
-    matrix out; /* logits of one model, LOGIT_ROWS rows, or predictions; then their gradients */
+    matrix out, dout; /* logits of one model and their gradients; regression: predictions, then gradients */
     matrix results;
 };
 
@@ -106,6 +108,8 @@ parameter *model_parameters(train_model *m, int *count)
 
 /* ---- memory */
 
+static int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
+
 static matrix take(train_model *m, int64_t rows, int64_t width)
 {
     return memory_matrix(&m->room, m->on.dtype, m->shape.models, rows, width);
@@ -126,11 +130,16 @@ static void take_all(train_model *m)
         const int64_t rows = p->x.rows, width = p->x.width;
         p->x = take(m, rows, width), p->g = take(m, rows, width);
         p->m = take(m, rows, width), p->v = take(m, rows, width);
-        p->w = rows > 1 && m->on.operand != m->on.dtype ? take_operand(m, rows, width) : p->x;
+        p->w = none;
     }
     mixing_take(&m->mix, &m->room);
     for (int64_t l = 0; l < shape->layers; l++)
         mixer_layer_take(&m->mix, &m->layer[l], &m->room);
+    for (int i = 0; i < m->count; i++) {
+        parameter *p = &m->list[i];
+        const bool rounded = p->x.rows > 1 && m->on.operand != m->on.dtype;
+        if (p->w.models == 0) p->w = rounded ? take_operand(m, p->x.rows, p->x.width) : p->x;
+    }
     for (int64_t l = 0; l <= shape->layers; l++)
         m->e[l] = take(m, m->tokens, d);
     m->de = take(m, m->tokens, d);
@@ -138,9 +147,10 @@ static void take_all(train_model *m)
     m->found = take(m, answers, d), m->dfound = take(m, answers, d);
     m->normed = take_operand(m, answers, d), m->dnormed = take(m, answers, d),
     m->norm = take(m, answers, m->mix.options.layer_norm ? 2 : 1);
-    m->out = words ? memory_matrix(&m->room, m->on.dtype, 1, answers < LOGIT_ROWS ? answers : LOGIT_ROWS,
-                                   m->words)
+    m->out = words ? memory_matrix(&m->room, m->on.dtype, 1, least_of(answers, LOGIT_ROWS), m->words)
                    : take(m, answers, shape->from.regression.dim_y);
+    m->dout = memory_matrix(&m->room, m->on.operand, 1, words ? least_of(answers, GRADIENT_ROWS) : 0,
+                            m->words);
     m->results = take(m, answers, words ? 2 : 1);
 }
 
@@ -328,32 +338,43 @@ static loam_status layer_backward(train_model *m, int64_t l, loam_error *error)
     return LOAM_OK;
 }
 
-/* Logits of one model and a block of its rows: they are made, judged, and with `back` turned into gradients,
- * while they lie in a cache. */
+/* Logits of rows first .. first + count - 1 of a model are made and judged, and turned into gradients, while
+ * they lie in a cache. */
+static void judge_block(train_model *m, const train_batch *b, int64_t model, int64_t first, int64_t count,
+                        matrix g)
+{
+    const machine *on = &m->on;
+    const matrix normed = matrix_rows(matrix_model(m->normed, model), first, count);
+    const matrix results = matrix_rows(matrix_model(m->results, model), first, count);
+    const matrix logits = matrix_rows(m->out, 0, count);
+    const numbers targets = { b->there.targets + model * m->answers + first, 0 };
+    on->op->product(on, logits, normed, matrix_model(m->into->w, model), PRODUCT_B_TRANSPOSED);
+    on->op->cross_entropy(on, results, g, logits, targets, b->there.counts + model);
+}
+
+/* As many rows as have their gradients at a time. */
 static void judge_rows(train_model *m, const train_batch *b, int64_t model, int64_t first, bool back)
 {
     const machine *on = &m->on;
-    const ops *op = on->op;
-    const int64_t left = m->answers - first, count = left < LOGIT_ROWS ? left : LOGIT_ROWS;
+    const int64_t count = least_of(m->answers - first, GRADIENT_ROWS);
+    const matrix g = matrix_rows(m->dout, 0, count);
     const matrix normed = matrix_rows(matrix_model(m->normed, model), first, count);
     const matrix dnormed = matrix_rows(matrix_model(m->dnormed, model), first, count);
-    const matrix results = matrix_rows(matrix_model(m->results, model), first, count);
-    const matrix words = matrix_model(m->into->w, model), logits = matrix_rows(m->out, 0, count);
-    const matrix g = matrix_narrowed(logits, on->operand);
-    const numbers targets = { b->there.targets + model * m->answers + first, 0 };
-    op->product(on, logits, normed, words, PRODUCT_B_TRANSPOSED);
-    op->cross_entropy(on, results, g, logits, targets, b->there.counts + model);
+    for (int64_t n = 0; n < count; n += LOGIT_ROWS) {
+        const int64_t rows = least_of(count - n, LOGIT_ROWS);
+        judge_block(m, b, model, first + n, rows, matrix_rows(g, n, rows));
+    }
     if (!back) return;
-    op->product(on, dnormed, g, words, 0);
-    op->product(on, matrix_model(m->into->g, model), g, normed,
-                PRODUCT_A_TRANSPOSED | (first > 0 ? PRODUCT_ADD : 0));
+    on->op->product(on, dnormed, g, matrix_model(m->into->w, model), 0);
+    on->op->product(on, matrix_model(m->into->g, model), g, normed,
+                    PRODUCT_A_TRANSPOSED | (first > 0 ? PRODUCT_ADD : 0));
 }
 
 static void judge_words(train_model *m, const train_batch *b, bool back)
 {
     norm(m, m->normed, m->norm, m->found, m->last, m->last_bias);
     for (int64_t model = 0; model < m->shape.models; model++)
-        for (int64_t first = 0; first < m->answers; first += LOGIT_ROWS)
+        for (int64_t first = 0; first < m->answers; first += GRADIENT_ROWS)
             judge_rows(m, b, model, first, back);
     if (back) norm_back(m, m->dfound, m->dnormed, m->found, m->norm, m->last, m->last_bias, false);
 }

@@ -6,9 +6,10 @@
 static const double channel_divisor = 16, ridge_floor = 0.25;
 static const matrix none = { 0 };
 
-/* to = from W. */
+/* to = from W; sides are made together. */
 static void project(const mixing *mix, const mixer_layer *layer, activation to, activation from, role w)
 {
+    if (is_side(layer, w)) return;
     mix->on->op->product(mix->on, layer->value[to], layer->value[from], weight_of(layer, w), 0);
 }
 
@@ -17,10 +18,37 @@ static void project_back(const mixing *mix, const mixer_layer *layer, activation
                          unsigned how)
 {
     const machine *on = mix->on;
+    if (is_side(layer, w)) return;
     on->op->product(on, array_gradient(layer, w), layer->value[from], mix->gradient[to],
                     PRODUCT_A_TRANSPOSED);
     on->op->product(on, mix->gradient[from], mix->gradient[to], weight_of(layer, w),
                     PRODUCT_B_TRANSPOSED | how);
+}
+
+static void project_sides(const mixing *mix, const mixer_layer *layer)
+{
+    if (!layer->sides.all.data) return;
+    mix->on->op->product(mix->on, layer->sides.all, layer->value[ACTIVE_X], layer->sides.w, 0);
+}
+
+/* The gradient of x begins with that of the sides. */
+static void project_sides_back(const mixing *mix, const mixer_layer *layer)
+{
+    const machine *on = mix->on;
+    const matrix dall = mix->sides.all, dw = mix->sides.w;
+    matrix g[SIDES], from[SIDES];
+    int count = 0;
+    int64_t first = 0;
+    if (!layer->sides.all.data) return;
+    on->op->product(on, dw, layer->value[ACTIVE_X], dall, PRODUCT_A_TRANSPOSED);
+    for (int i = 0; i < SIDES; i++) {
+        if (!layer->array[side_role(i)]) continue;
+        g[count] = layer->array[side_role(i)]->g;
+        from[count] = matrix_columns(dw, first, g[count].width);
+        first += g[count++].width;
+    }
+    on->op->copies(on, g, from, count);
+    on->op->product(on, mix->gradient[ACTIVE_X], dall, layer->sides.w, PRODUCT_B_TRANSPOSED);
 }
 
 static void forward_ridge(const mixing *mix, const mixer_layer *layer)
@@ -230,6 +258,7 @@ static void backward_output(const mixing *mix, const mixer_layer *layer)
 
 loam_status plain_forward(const mixing *mix, const mixer_layer *layer, loam_error *error)
 {
+    project_sides(mix, layer);
     for (int i = 0; i < STREAMS; i++)
         forward_stream(mix, layer, i);
     forward_probe_gate(mix, layer);
@@ -256,6 +285,7 @@ loam_status plain_backward(const mixing *mix, const mixer_layer *layer, loam_err
     backward_probe_gate(mix, layer);
     for (int i = 0; i < STREAMS; i++)
         backward_stream(mix, layer, i);
+    project_sides_back(mix, layer);
     if (layer->array[ROLE_PROBE_GATE])
         project_back(mix, layer, ACTIVE_PROBE_GATE_RAW, ACTIVE_X, ROLE_PROBE_GATE, PRODUCT_ADD);
     backward_ridge(mix, layer);

@@ -157,14 +157,7 @@ CASE(add_positions_back) { on->op->add_positions_back(on, X(0), X(1)); }
 CASE(gather) { on->op->gather(on, X(0), X(1), in->at); }
 CASE(scatter) { on->op->scatter(on, X(0), X(1), in->at); }
 CASE(cross_entropy) { on->op->cross_entropy(on, X(0), X(1), X(2), in->targets, in->counts); }
-CASE(cross_entropy_over)
-{
-    /* The gradient over the logits, as a model has it. */
-    const matrix g = on->gpu ? matrix_narrowed(X(1), on->operand) : X(1);
-    on->op->cross_entropy(on, X(0), g, X(1), in->targets, in->counts);
-    on->op->copy(on, X(2), g);
-    on->op->combine(on, X(1), 0, X(2), 0, X(2));
-}
+CASE(cross_entropy_over) { on->op->cross_entropy(on, X(0), X(1), X(1), in->targets, in->counts); }
 CASE(squared_error) { on->op->squared_error(on, X(0), X(1), X(2)); }
 CASE(squares) { on->op->squares(on, X(0), in->x + 1, 2); }
 CASE(clip)
@@ -271,14 +264,14 @@ static const op_case cases[] = {
     OP_CASE(long_conv_back, 5, { LIST, FULL, OPERAND }, F32, { LIST, FULL, OPERAND }, { LIST, FULL, OPERAND },
             F32),
     OP_CASE(embed, 4, F32, { TABLE, FULL, WIDE }, F32, { TABLE, FULL, WIDE }),
-    OP_CASE(copies, 4, { FULL, FULL, DENSE }, V, D, V),
+    OP_CASE(copies, 4, F, V, F32, V),
     OP_CASE(embed_back, 2, { TABLE, FULL, WIDE }, F32),
     OP_CASE(add_positions, 2, { LIST, FULL, WIDE }, F32),
     OP_CASE(add_positions_back, 2, F32, { LIST, FULL, WIDE }),
     OP_CASE(gather, 2, F32, { LIST, FULL, WIDE }),
     OP_CASE(scatter, 2, { LIST, FULL, WIDE }, F32),
     OP_CASE(cross_entropy, 3, { FULL, TWO, WIDE }, F, F32),
-    OP_CASE(cross_entropy_over, 3, { FULL, TWO, WIDE }, F32, F),
+    OP_CASE(cross_entropy_over, 2, { FULL, TWO, WIDE }, F32),
     OP_CASE(squared_error, 3, R, F32, F32),
     OP_CASE(squares, 3, N, D, V),
     OP_CASE(clip, 3, N, N, D),
@@ -593,6 +586,14 @@ static void check_product(const machine *gpu, const int64_t *size, unsigned how,
     free_array(&a), free_array(&b), free_array(&out), free_array(&base);
 }
 
+/* float32 throughout; where operands are bfloat16 that too, and of small arrays all mixtures. */
+static bool has_types(const machine *gpu, const int64_t *size, unsigned how, unsigned types)
+{
+    const bool narrow = gpu->operand == LOAM_BF16 && !(how & PRODUCT_EXACT);
+    const bool small = size[0] * (size[1] + size[3]) * size[2] < 100000;
+    return types == 0 || (narrow && (small || types == 7));
+}
+
 static void check_products(loam_dtype operand)
 {
     machine gpu;
@@ -601,9 +602,8 @@ static void check_products(loam_dtype operand)
     misses = 0;
     for (size_t i = 0; i < sizeof products / sizeof *products; i++)
         for (unsigned how = 0; how <= ONTO; how++)
-            for (unsigned types = 0; types < (operand == LOAM_BF16 && !(how & PRODUCT_EXACT) ? 8 : 1);
-                 types++)
-                check_product(&gpu, products[i], how, types);
+            for (unsigned types = 0; types < 8; types++)
+                if (has_types(&gpu, products[i], how, types)) check_product(&gpu, products[i], how, types);
     machine_close(&gpu);
     printf("products, %s: %d misses\n", loam_dtype_name(operand), misses);
     assert_int_equal(misses, 0);

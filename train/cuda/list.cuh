@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * One launch for many arrays of the same models, each of which is a piece: blocks first .. of the grid are
- * its. Parameters are dense: to these operations they are single rows. */
+ * its. */
 #ifndef LOAM_TRAIN_CUDA_LIST_CUH
 #define LOAM_TRAIN_CUDA_LIST_CUH
 
@@ -10,8 +10,8 @@ enum { PIECES = 32 }; /* of one launch */
 
 template <int OUTS, int INS> struct piece {
     view out[OUTS], in[INS];
-    unsigned all, first; /* columns; blocks before it */
-    bool four;           /* columns at a time */
+    unsigned width, all, first; /* columns; elements; blocks before it */
+    bool four;                  /* columns at a time */
 };
 
 template <int OUTS, int INS> struct pieces {
@@ -20,7 +20,7 @@ template <int OUTS, int INS> struct pieces {
     unsigned blocks;
 };
 
-/* The whole of a dense matrix as one row. */
+/* The whole of a dense matrix as one row, whose width then does not matter. */
 static inline matrix list_row(matrix a)
 {
     assert(!a.data || (a.row == a.width && a.model == a.rows * a.width) || (a.rows == 1 && a.models == 1));
@@ -28,9 +28,9 @@ static inline matrix list_row(matrix a)
     return a;
 }
 
-/* Adds a piece of `all` columns, `each` of them a block's. */
+/* Adds a piece of the shape of `like`, of which a block has `each` elements. */
 template <int OUTS, int INS>
-static void list_add(pieces<OUTS, INS> *list, int64_t all, int64_t each, const view (&out)[OUTS],
+static void list_add(pieces<OUTS, INS> *list, matrix like, int64_t each, const view (&out)[OUTS],
                      const view (&in)[INS])
 {
     piece<OUTS, INS> *p = &list->at[list->count++];
@@ -38,9 +38,10 @@ static void list_add(pieces<OUTS, INS> *list, int64_t all, int64_t each, const v
         p->out[i] = out[i];
     for (int i = 0; i < INS; i++)
         p->in[i] = in[i];
+    const int64_t all = like.rows * like.width;
     assert(all < INT32_MAX / 2);
-    p->four = all % 4 == 0 && all_aligned(out) && all_aligned(in);
-    p->all = (unsigned)all, p->first = list->blocks;
+    p->four = like.width % 4 == 0 && all_aligned(out) && all_aligned(in);
+    p->width = (unsigned)like.width, p->all = (unsigned)all, p->first = list->blocks;
     list->blocks += (unsigned)((all + each - 1) / each);
 }
 
@@ -54,7 +55,7 @@ static __device__ __forceinline__ const piece<OUTS, INS> &list_mine(const pieces
     return list.at[k];
 }
 
-enum { LIST_EACH = 4 * EACH_THREADS }; /* columns of a block */
+enum { LIST_EACH = 4 * EACH_THREADS }; /* elements of a block */
 
 template <int OUTS, int INS, class F>
 static __global__ void __launch_bounds__(EACH_THREADS)
@@ -64,11 +65,11 @@ static __global__ void __launch_bounds__(EACH_THREADS)
     const unsigned first = (blockIdx.x - p.first) * LIST_EACH;
     if (p.four) {
         const unsigned c = first + 4 * threadIdx.x;
-        if (c < p.all) each_pack<4>(p.out, p.in, blockIdx.y, 0, (int)c, f);
+        if (c < p.all) each_pack<4>(p.out, p.in, blockIdx.y, c / p.width, (int)(c % p.width), f);
         return;
     }
     for (unsigned c = first + threadIdx.x; c < min(first + LIST_EACH, p.all); c += EACH_THREADS)
-        each_pack<1>(p.out, p.in, blockIdx.y, 0, (int)c, f);
+        each_pack<1>(p.out, p.in, blockIdx.y, c / p.width, (int)(c % p.width), f);
 }
 
 template <int OUTS, int INS, class F>

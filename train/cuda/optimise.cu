@@ -45,7 +45,7 @@ static arrays squares_list(const matrix *x, int first, int count)
     arrays list = {};
     for (int i = first; i < count && list.count < PIECES; i++) {
         const matrix row = list_row(x[i]);
-        list_add(&list, row.width, SQUARES_THREADS * SQUARES_EACH, { view_of(row) }, { view_of(row) });
+        list_add(&list, row, SQUARES_THREADS * SQUARES_EACH, { view_of(row) }, { view_of(row) });
     }
     return list;
 }
@@ -71,10 +71,8 @@ extern "C" void cuda_copies(const machine *on, const matrix *out, const matrix *
 {
     for (int i = 0; i < count;) {
         arrays list = {};
-        for (; i < count && list.count < PIECES; i++) {
-            const matrix to = list_row(out[i]);
-            list_add(&list, to.width, LIST_EACH, { view_of(to) }, { view_of(list_row(x[i])) });
-        }
+        for (; i < count && list.count < PIECES; i++)
+            list_add(&list, out[i], LIST_EACH, { view_of(out[i]) }, { view_of(x[i]) });
         list_launch(on, "copies", out[0].models, list,
                     [] __device__(float *y, const float *from) { y[0] = from[0]; });
     }
@@ -136,7 +134,7 @@ extern "C" void cuda_adamw(const machine *on, const parameter *const *list, int 
                 const matrix row = list_row(p->x);
                 const view x = view_of(row), m = view_of(list_row(p->m)), v = view_of(list_row(p->v));
                 if (p->decay != (decays > 0)) continue;
-                list_add(&some, row.width, LIST_EACH, { x, m, v },
+                list_add(&some, row, LIST_EACH, { x, m, v },
                          { x, m, v, view_of(list_row(p->g)), view_shared(factor, row.width),
                            view_shared(rate, row.width) });
             }

@@ -270,7 +270,7 @@ static factor factor_of(matrix a, int64_t piece)
     return { a.rows, a.width, a.row, aligned };
 }
 
-/* How many pieces a sum of `inner` products is cut into: of 512 at least, where the result has few tiles. */
+/* How many pieces a sum over `inner` rows is cut into: of 512 at least, where the result has few tiles. */
 static int64_t pieces_of(matrix out, int64_t inner)
 {
     enum { TILE = 128, TILES = 16, LEAST = 512 };
@@ -312,7 +312,7 @@ static void multiply(const machine *on, matrix out, matrix base, matrix a, matri
         batch = { even ? models * pieces : pieces, s.a_piece, s.b_piece, s.out_piece };
     }
     s.a = factor_of(a, s.a_piece), s.b = factor_of(b, s.b_piece), s.out = factor_of(out, s.out_piece);
-    if (pieces > 1) *(s.left ? &s.a.rows : &s.a.width) = s.b.rows = inner / pieces;
+    if (pieces > 1) s.a.rows = s.b.rows = inner / pieces;
     const lt_plan *plan = plan_of(on->gpu, &s, &batch);
     if (!plan) return;
     if (batch.count == models * pieces)
@@ -356,7 +356,8 @@ static size_t operand_room(matrix a) { return a.dtype == LOAM_F32 ? narrow_bytes
 extern "C" void cuda_product(const machine *on, matrix out, matrix a, matrix b, unsigned how)
 {
     const matrix none = {};
-    const int64_t pieces = how & PRODUCT_B_TRANSPOSED ? 1 : pieces_of(out, b.rows);
+    const bool split = how & PRODUCT_A_TRANSPOSED && !(how & PRODUCT_B_TRANSPOSED);
+    const int64_t pieces = split ? pieces_of(out, a.rows) : 1;
     matrix part = matrix_dense(NULL, LOAM_F32, out.models, pieces * out.rows, out.width);
     const size_t rest = pieces > 1 ? (size_t)matrix_elements(part) * sizeof(float) : 0;
     char *room = gpu_scratch(on->gpu, operand_room(a) + operand_room(b) + rest);
