@@ -30,13 +30,14 @@ struct cg_tolerance {
     int most;   /* iterations */
     float rate; /* Hopper, where above 0: residuals must fall as fast as its powers */
     bool by_residual;
+    float widest; /* Hopper, where above 0: of first Rayleigh quotients, relative to the ridge */
 };
 
 static __device__ __forceinline__ cg_tolerance cg_tolerance_of(loam_dtype dtype)
 {
-    const cg_tolerance f32 = { 3e-7f, 3e-7f, 2e-5f, 96, 0, false },
-                       f16 = { 1e-5f, 1e-5f, 1e-3f, 96, 0, false },
-                       bf16 = { 3e-4f, 3e-4f, 1e-2f, 64, 0, false };
+    const cg_tolerance f32 = { 3e-7f, 3e-7f, 2e-5f, 96, 0, false, 0 },
+                       f16 = { 1e-5f, 1e-5f, 1e-3f, 96, 0, false, 0 },
+                       bf16 = { 3e-4f, 3e-4f, 1e-2f, 64, 0, false, 0 };
     return dtype == LOAM_F32 ? f32 : dtype == LOAM_F16 ? f16 : bf16;
 }
 
@@ -61,12 +62,11 @@ struct half_span {
 struct solve_work {
     int64_t *next_block;
     unsigned long long *hard_count;
-    /* On Hopper: counters of the launches for blocks of rows with few keys, and of those for listed blocks: in
-     * two parts, the heavy keys, the solution, what follows from an adjoint one; the list; which scratches are
-     * in use. */
+    /* On Hopper: counters of the launches for blocks of rows with few keys, and of those for listed blocks:
+     * in two parts, the heavy keys, the solution, what follows from an adjoint one; the lists; which scratches
+     * are in use. */
     int64_t *next_few, *next_listed, *next_heavy, *next_solved, *next_ended;
-    unsigned long long *listed_count,
-        *heavy_count; /* of the list of heavy_work: local/hopper/heavy_work.cuh */
+    unsigned long long *listed_count, *heavy_count; /* heavy: of local/hopper/heavy_work.cuh */
     int32_t *scratch_taken;
     half_span *span; /* [batch][heads_kv], of the copies in fp16 */
     int32_t *listed;

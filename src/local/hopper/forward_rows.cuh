@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Local Linear Attention forward on Hopper: what the kernels share that solve blocks of 64 rows in fp16 parts,
- * from the queries of a block to its output.
+ * Local Linear Attention forward on Hopper: what the kernels share that solve blocks of 64 rows in fp16
+ * parts, from the queries of a block to its output.
  */
 #ifndef LOAM_LOCAL_HOPPER_FORWARD_ROWS_CUH
 #define LOAM_LOCAL_HOPPER_FORWARD_ROWS_CUH

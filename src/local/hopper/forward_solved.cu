@@ -131,8 +131,9 @@ static __device__ __forceinline__ void put_means(const block_system<DIM, DECAYED
 }
 
 /* The first sweep, an online softmax: lse to base 2, 0 for rows that see no key, and the means of keys and
- * values into the scratch. largest: the largest p of a row, 0 for such rows. Means are divided by the sum of the weights as rounded to their parts: their error is
- * then relative to the spread of the keys, not to their size. */
+ * values into the scratch. largest: the largest p of a row, 0 for such rows. Means are divided by the sum of
+ * the weights as rounded to their parts: their error is then relative to the spread of the keys, not to their
+ * size. */
 template <int PARTS, int DIM, bool DECAYED, class T>
 static __device__ __forceinline__ void means_sweep(const block_system<DIM, DECAYED, T> &stored,
                                                    float (&lse2)[2], float (&largest)[2])
@@ -179,9 +180,9 @@ template <int PARTS, int DIM> static __device__ __forceinline__ cg_tolerance pla
 {
     const int most = has_row_matrices<DIM> ? 28 : 128;
     const float stop = saved ? 3e-4f : 1.2e-3f, rate = has_row_matrices<DIM> ? 0.77f : 0;
-    return PARTS == 2 ? cg_tolerance{ stop, stop, 1e-2f, most, rate, false }
-           : saved    ? cg_tolerance{ 6e-3f, 6e-3f, 1.8e-2f, 8, 0.62f, false }
-                      : cg_tolerance{ 6e-3f, 3e-3f, 1.2e-2f, 16, 0.77f, true };
+    return PARTS == 2 ? cg_tolerance{ stop, stop, 1e-2f, most, rate, false, 0 }
+           : saved    ? cg_tolerance{ 6e-3f, 6e-3f, 1.8e-2f, 8, 0.62f, false, 0 }
+                      : cg_tolerance{ 6e-3f, 3e-3f, 1.2e-2f, 16, 0.77f, true, 0 };
 }
 
 /* Are steps in PARTS parts not enough for a row? In two parts, without matrices, what is left is for

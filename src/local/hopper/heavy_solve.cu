@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * The systems of Local Linear Attention on Hopper, of forward and of the adjoint solve, for listed blocks of
- * 64 rows with 64 dimensions: conjugate gradients with a matrix for each row as preconditioner. Three launches
- * for each wave of the list: the heavy keys of the rows, the inverses of their matrices, the steps and what
- * follows from the solution. In one kernel they would leave each other too few registers.
+ * The systems of Local Linear Attention on Hopper, of forward and of the adjoint solve, for listed blocks
+ * of 64 rows with 64 dimensions: conjugate gradients with a matrix for each row as preconditioner. Three
+ * launches for each wave of the list: the heavy keys of the rows, the inverses of their matrices, the steps
+ * and what follows from the solution. In one kernel they would leave each other too few registers.
  */
 #include "src/local/hopper/forward_rows.cuh"
 #include "src/local/hopper/heavy.cuh"
@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(THREADS, MATRIX_BLOCKS)
 template <bool ADJOINT> static __device__ __forceinline__ cg_tolerance heavy_tolerance(bool saved)
 {
     const float stop = ADJOINT ? 1.2e-3f : saved ? 3e-4f : 1.8e-3f;
-    return { stop, stop, saved ? 1e-3f : 3.5e-3f, 32, 0, true };
+    return { stop, stop, saved ? 1e-3f : 3.5e-3f, 32, 0, true, 0 };
 }
 
 /* The vectors of a listed block into the scratch. */

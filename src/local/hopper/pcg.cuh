@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Conjugate gradients with a preconditioner for each row (local/hopper/heavy_solve.cu), for blocks with a row that
- * plain ones would take too long for. */
+ * Conjugate gradients with a preconditioner for each row (local/hopper/heavy_solve.cu), for blocks with a row
+ * that plain ones would take too long for. */
 #ifndef LOAM_LOCAL_HOPPER_PCG_CUH
 #define LOAM_LOCAL_HOPPER_PCG_CUH
 
@@ -96,8 +96,8 @@ static __device__ __forceinline__ factor_stream factor_stream_of(const block_sys
              0 };
 }
 
-/* z = V V^T r of the next COUNT rows of eight, of which each keeps its own: lanes whose vectors 2 t and 2 t + 1
- * include it. */
+/* z = V V^T r of the next COUNT rows of eight, of which each keeps its own: lanes whose vectors 2 t and
+ * 2 t + 1 include it. */
 template <int COUNT>
 static __device__ __forceinline__ void precondition_rows(float (&z)[SQUARES][4], const vector_parts &r,
                                                          factor_stream &factors)

@@ -187,12 +187,6 @@ static __device__ __forceinline__ void add_diagonal(square_sums (&s)[LOWER_SQUAR
 
 /* ------------------------------------------------------------------ its inverse */
 
-static __device__ __forceinline__ void transpose_square(uint32_t (&y)[4], const uint32_t (&x)[4])
-{
-    y[0] = transposed_matrix(x[0]), y[1] = transposed_matrix(x[2]);
-    y[2] = transposed_matrix(x[1]), y[3] = transposed_matrix(x[3]);
-}
-
 /* A symmetric 8 x 8 matrix s = L L^T, this lane's elements 2 t and 2 t + 1 of row g, becomes L^-1. Row
  * operations turn s = U D U^T into D U^T and the identity into U^-1, of which column k takes the place of the
  * eliminated column k of s; the rows of U^-1 divided by the roots of D are those of L^-1. Pivots are at least

@@ -517,9 +517,9 @@ static __device__ __forceinline__ bool unsolved(const cg_rows &cg, const cg_tole
  * steps would not converge in time, nor one above SECOND_RESIDUAL after two. Residuals first rise where the
  * spectrum is wide. The first step tells by the largest residual of the block together with the largest
  * Rayleigh quotient of its directions, relative to the ridge. Blocks of four layers of a trained model had
- * residuals of 1.2 to 3.6 with quotients of 9 to 46 at ridge 1, which takes 8 to 14 steps; at 0.1, which takes
- * more than 20, 2.5 to 6.7 with 83 to 454, or 1.3 to 1.8 with 253 to 359. Normal keys at 0.01, which take 10
- * to 20, had 0.5 to 1.6 with 110 to 189. */
+ * residuals of 1.2 to 3.6 with quotients of 9 to 46 at ridge 1, which takes 8 to 14 steps; at 0.1, which
+ * takes more than 20, 2.5 to 6.7 with 83 to 454, or 1.3 to 1.8 with 253 to 359. Normal keys at 0.01, which
+ * take 10 to 20, had 0.5 to 1.6 with 110 to 189. */
 #define ENVELOPE_START 2.4f
 #define SECOND_RESIDUAL 2.0f
 #define FIRST_RESIDUAL 2.0f
@@ -529,8 +529,9 @@ static __device__ __forceinline__ bool unsolved(const cg_rows &cg, const cg_tole
 
 /* Would a row of the block take too long, by its residual after `count` steps? All threads of the block call
  * it. */
-static __device__ __forceinline__ bool too_slow(const cg_rows &cg, const image_products &d,
-                                                const float (&least)[2], float envelope, int count)
+static __device__ __forceinline__ bool too_slow(const cg_rows &cg, const cg_tolerance &tolerance,
+                                                const image_products &d, const float (&least)[2],
+                                                float envelope, int count)
 {
     const auto beyond = [&](float limit) {
         return __syncthreads_or((cg.live[0] && cg.rr[0] > limit * limit * cg.bb[0]) ||
@@ -540,6 +541,8 @@ static __device__ __forceinline__ bool too_slow(const cg_rows &cg, const image_p
         return __syncthreads_or((cg.live[0] && d.curvature[0] > limit * least[0] * d.size[0]) ||
                                 (cg.live[1] && d.curvature[1] > limit * least[1] * d.size[1]));
     };
+    if (tolerance.widest > 0 && count == 1 && wide(tolerance.widest)) return true;
+    if (!(tolerance.rate > 0)) return false;
     if (count > 2) return beyond(envelope);
     if (count == 2) return beyond(SECOND_RESIDUAL);
     return (beyond(FIRST_RESIDUAL) && wide(FIRST_QUOTIENT)) ||
@@ -664,7 +667,7 @@ static __device__ __forceinline__ void cg_run(const block_system<DIM, DECAYED, T
             own.centre[row] = is_half<T> && !cg.live[row] ? 0 : centre[row] * power_inverse(own.unit[row]);
         }
         envelope *= tolerance.rate;
-        if (tolerance.rate > 0 && too_slow(cg, d, sys.ridge.least, envelope, count + 1)) break;
+        if (too_slow(cg, tolerance, d, sys.ridge.least, envelope, count + 1)) break;
     }
     rows = cg;
 }
@@ -726,8 +729,8 @@ struct block_list {
     const unsigned long long *count;
 };
 
-/* Takes the next block of rows for this launch: its number, -1 where there is none, its rows, and its place on
- * the list. Without a list (next NULL) it takes those blocks whose first row sees few keys where it has two
+/* Takes the next block of rows for this launch: its number, -1 where there is none, its rows, and its place
+ * on the list. Without a list (next NULL) it takes those blocks whose first row sees few keys where it has two
  * parts, or the others; where scores decay, few keys have weight and all blocks take two parts. One thread
  * calls it. */
 template <int PARTS, bool DECAYED, int DIM, class T>
