@@ -63,8 +63,8 @@ struct solve_work {
     int64_t *next_block;
     unsigned long long *hard_count;
     /* On Hopper: counters of the launches for blocks of rows with few keys, and of those for listed blocks:
-     * in two parts, the heavy keys, the solution, what follows from an adjoint one; the lists; which scratches
-     * are in use. */
+     * in two parts, the heavy keys, the solution, what follows from an adjoint one; the lists; which
+     * scratches are in use. */
     int64_t *next_few, *next_listed, *next_heavy, *next_solved, *next_ended;
     unsigned long long *listed_count, *heavy_count; /* heavy: of local/hopper/heavy_work.cuh */
     int32_t *scratch_taken;
