@@ -194,8 +194,10 @@ int experiment_probe(int argc, char **argv, const char **out, io_error *error)
         s->on = machine_cpu(LOAM_F32, (int)s->request.threads);
         s->begun = trainer_clock();
         snprintf(s->state, sizeof s->state, "%s/state", s->request.out);
-        for (int arm = 0; arm < s->request.count; arm++)
-            snprintf(s->folder[arm], sizeof s->folder[arm], "%s/%s", s->state, s->request.arms[arm].name);
+        for (int arm = 0; arm < s->request.count; arm++) {
+            const probe_arm own = s->request.arms[arm];
+            snprintf(s->folder[arm], sizeof s->folder[arm], "%s/%s", s->state, own.name);
+        }
         status = run(s, out, error);
     }
     free(s);
