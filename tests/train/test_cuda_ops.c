@@ -562,7 +562,7 @@ static const int64_t products[][4] = {
 
 static void check_product(const machine *gpu, const int64_t *size, unsigned how, unsigned types)
 {
-    const machine cpu = machine_cpu(LOAM_F64, 1);
+    const machine cpu = machine_cpu(LOAM_F64, 0);
     const bool left = how & PRODUCT_A_TRANSPOSED, right = how & PRODUCT_B_TRANSPOSED;
     const int64_t models = size[0], rows = size[1], inner = size[2], width = size[3];
     const shape s = { models, rows, width };

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT
- * In a build without CUDA: no machine is ever made, and so nothing else here is called. */
+ * In a build without CUDA, or without the header of cuBLASLt: no machine is ever made, and so nothing else
+ * here is called. */
 #include "train/cuda/data.h"
 #include "train/cuda/gpu.h"
 
 static loam_status refuse(loam_error *error)
 {
-    if (error) *error = (loam_error){ LOAM_EUNSUPPORTED, "this build has no CUDA" };
+    if (error) *error = (loam_error){ LOAM_EUNSUPPORTED, "this build has no CUDA, or had no cublasLt.h" };
     return LOAM_EUNSUPPORTED;
 }
 
