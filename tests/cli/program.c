@@ -6,6 +6,7 @@
 
 #include <dirent.h>
 #include <math.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -77,6 +78,28 @@ outcome run_shell(const char *format, ...)
     va_end(list);
     snprintf(command, sizeof command, "{ %s ; } 2>.err >.out", arguments);
     return run(command);
+}
+
+bool shell_holds(const char *condition) { return system(condition) == 0; }
+
+bool kill_loam(const char *arguments, const char *condition)
+{
+    char command[5000];
+    snprintf(command, sizeof command, "exec \"$LOAM\" %s >.out 2>.err", arguments);
+    fflush(NULL);
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        execl("/bin/sh", "sh", "-c", command, (char *)NULL);
+        _exit(127);
+    }
+    int ended = 0, status;
+    while (!shell_holds(condition) && !ended)
+        ended = waitpid(child, &status, WNOHANG) == child;
+    if (ended) return false;
+    kill(child, SIGKILL);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return WIFSIGNALED(status);
 }
 
 void expect_status(const outcome *result, int status)

@@ -21,6 +21,10 @@ int program_teardown(void **state);
 outcome run_loam(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Any shell command with the same variables. */
 outcome run_shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* Whether a shell condition holds. */
+bool shell_holds(const char *condition);
+/* Starts `loam ARGUMENTS`, and kills it when the condition holds; false where it ended before. */
+bool kill_loam(const char *arguments, const char *condition);
 
 /* Fails the test with everything that the program said where the status is another. */
 void expect_status(const outcome *result, int status);

@@ -6,16 +6,13 @@
 #include "io/error.h"
 
 #include <setjmp.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -29,28 +26,6 @@ static void expect_same(const char *a, const char *b)
                                a, a, b);
     expect_status(&result, 0);
     assert_null(strstr(result.out, "state"));
-}
-
-/* Whether the shell condition holds. */
-static bool holds(const char *condition) { return system(condition) == 0; }
-
-/* Starts SMALL into `killed`, and kills it when the condition holds; false where it ended before. */
-static bool kill_when(const char *condition)
-{
-    fflush(NULL);
-    const pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        execl("/bin/sh", "sh", "-c", "exec \"$LOAM\" " SMALL " --out killed >.out 2>.err", (char *)NULL);
-        _exit(127);
-    }
-    int ended = 0, status;
-    while (!holds(condition) && !ended)
-        ended = waitpid(child, &status, WNOHANG) == child;
-    if (ended) return false;
-    kill(child, SIGKILL);
-    assert_int_equal(waitpid(child, &status, 0), child);
-    return WIFSIGNALED(status);
 }
 
 /* A killed run leaves results whole or absent; the next one ends as if nothing had been. */
@@ -71,12 +46,12 @@ static void killed_runs_continue(void **state)
     outcome result = run_loam(SMALL " --out whole");
     expect_status(&result, EXIT_OK);
     for (size_t i = 0; i < sizeof moments / sizeof *moments; i++) {
-        const bool killed = kill_when(moments[i]);
+        const bool killed = kill_loam(SMALL " --out killed", moments[i]);
         if (!killed) fail_msg("the run ended before: %s", moments[i]);
         result = run_shell(
             "for f in $(ls killed); do test $f = state || cmp killed/$f whole/$f || exit 1; done");
         expect_status(&result, 0);
-        const bool something = holds("ls killed/state/d* >/dev/null 2>&1");
+        const bool something = shell_holds("ls killed/state/d* >/dev/null 2>&1");
         result = run_loam(SMALL " --out killed %s", something ? "--resume" : "");
         expect_status(&result, EXIT_OK);
         expect_same("whole", "killed");
@@ -360,7 +335,7 @@ static void no_room(void **state)
     outcome result = run_shell("(trap '' XFSZ; ulimit -f 200; exec \"$LOAM\" " SMALL " --out room)");
     expect_complaint(&result, EXIT_OUTPUT, "cannot write room/regression.csv");
     assert_false(file_exists("room/regression.csv"));
-    assert_true(holds("test -z \"$(ls -A room | grep -v state)\""));
+    assert_true(shell_holds("test -z \"$(ls -A room | grep -v state)\""));
     result = run_loam(SMALL " --out room --resume");
     expect_status(&result, EXIT_OK);
     result = run_loam(SMALL " --out roomy");
@@ -371,7 +346,7 @@ static void no_room(void **state)
 static void other_options_are_refused(void **state)
 {
     (void)state;
-    assert_true(kill_when("test -e killed/state/d4-S64-visible"));
+    assert_true(kill_loam(SMALL " --out killed", "test -e killed/state/d4-S64-visible"));
     outcome result = run_loam(SMALL " --out killed --noise 0.1");
     expect_complaint(&result, EXIT_INPUT, "--restart discards it");
     result = run_loam(SMALL " --out killed --noise 0.1 --restart");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Verdicts on results that are made up: each claim held, not held, not decided. */
 #include "cli/training/probe_report.h"
-#include "cli/training/request.h"
+#include "tests/training/options.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-enum { WORDS = 16, TESTS = 4 };
+enum { TESTS = 4 };
 
 typedef struct made {
     request r;
@@ -25,15 +25,11 @@ typedef double outcome(const char *mechanism, int64_t length, int64_t size);
 
 static void make(made *m, train_task task, const char *options, outcome *value)
 {
-    char text[256], *argv[WORDS] = { text };
-    int argc = 0;
-    bool help;
+    char text[256];
     io_error error;
     *m = (made){ 0 };
     snprintf(text, sizeof text, "%s --tests 4", options);
-    for (char *word = strtok(text, " "); word && argc < WORDS; word = strtok(NULL, " "))
-        argv[argc++] = word;
-    if (request_read(&m->r, task, argc, argv, &help, &error) != EXIT_OK) fail_msg("%s", error.text);
+    read_options(&m->r, task, text);
     const plan *p = &m->r.plan;
     assert_int_equal(results_open(&m->all, p, &error), EXIT_OK);
     for (int64_t number = 0; number < plan_runs(p); number++) {
@@ -261,14 +257,12 @@ typedef ends arm_end(probe_start start, bool muon, train_task task);
 static void expect_probe(const char *options, arm_end *end, const verdict *want)
 {
     static probed p;
-    char text[256], *argv[WORDS] = { text };
-    int argc = 0;
+    char text[256], *argv[OPTION_WORDS];
     bool help;
     io_error error;
     claim claims[CLAIMS];
     snprintf(text, sizeof text, "%s --tests 1", options);
-    for (char *word = strtok(text, " "); word && argc < WORDS; word = strtok(NULL, " "))
-        argv[argc++] = word;
+    const int argc = option_words(text, argv);
     if (probe_request_read(&p.request, argc, argv, &help, &error) != EXIT_OK) fail_msg("%s", error.text);
     for (int i = 0; i < p.request.count; i++) {
         probe_result *at = &p.all[i];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * What the options of a trained experiment come to: cells, steps, stacks, and what is left out first. */
 #include "cli/training/preset.h"
-#include "cli/training/request.h"
+#include "tests/training/options.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,21 +11,11 @@
 
 #include <cmocka.h>
 
-enum { WORDS = 16 };
-
-/* The plan of "NAME OPTION ...". */
+/* The plan of the options. */
 static plan read_plan(train_task task, const char *options)
 {
     static request r;
-    char text[256], *argv[WORDS] = { text };
-    int argc = 0;
-    bool help;
-    io_error error;
-    snprintf(text, sizeof text, "%s", options);
-    for (char *word = strtok(text, " "); word && argc < WORDS; word = strtok(NULL, " "))
-        argv[argc++] = word;
-    if (request_read(&r, task, argc, argv, &help, &error) != EXIT_OK) fail_msg("%s", error.text);
-    assert_false(help);
+    read_options(&r, task, options);
     return r.plan;
 }
 

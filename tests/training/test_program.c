@@ -7,15 +7,12 @@
 #include "io/error.h"
 
 #include <setjmp.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -84,28 +81,6 @@ static void threads_and_stacks_do_not_matter(void **state)
     expect_same("whole", "single");
 }
 
-/* Whether the shell condition holds. */
-static bool holds(const char *condition) { return system(condition) == 0; }
-
-/* Starts the run into `killed`, and kills it when the condition holds; false where it ended before. */
-static bool kill_when(const char *condition)
-{
-    fflush(NULL);
-    const pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        execl("/bin/sh", "sh", "-c", "exec \"$LOAM\" " CONTEXT " --out killed >.out 2>.err", (char *)NULL);
-        _exit(127);
-    }
-    int ended = 0, status;
-    while (!holds(condition) && !ended)
-        ended = waitpid(child, &status, WNOHANG) == child;
-    if (ended) return false;
-    kill(child, SIGKILL);
-    assert_int_equal(waitpid(child, &status, 0), child);
-    return WIFSIGNALED(status);
-}
-
 static void killed_runs_continue(void **state)
 {
     (void)state;
@@ -116,7 +91,7 @@ static void killed_runs_continue(void **state)
         "test -e killed/runs.csv",
     };
     for (size_t i = 0; i < sizeof moments / sizeof *moments; i++) {
-        const bool killed = kill_when(moments[i]);
+        const bool killed = kill_loam(CONTEXT " --out killed", moments[i]);
         if (!killed) fail_msg("the run ended before: %s", moments[i]);
         const outcome result = run_loam(CONTEXT " --out killed --resume");
         expect_status(&result, EXIT_OK);

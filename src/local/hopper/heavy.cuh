@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * For each row of a block, a matrix near Cov + Lambda that costs a fraction of it: what the preconditioner of
- * local/hopper/pcg.cuh is made of. A row of a trained model has most of its weight on a few of its
- * keys, which are the row's own, and what the others add differs little from their plain covariance. So
+ * local/hopper/pcg.cuh is made of. A row of a trained model has most of its weight on a few of its keys,
+ * which are the row's own, and what the others add differs little from their plain covariance. So
  *
  *     A_i ~ sum_heavy p_ij kappa_ij kappa_ij^T + mass_i C + Lambda_i,
  *
@@ -297,7 +297,7 @@ static __device__ __forceinline__ void list_keys(list_end &end, const float (&s)
 /* Fills the list of a row to a multiple of 16 keys. */
 static __device__ __forceinline__ void end_list(const list_end &end, const heavy_slot &slot, int at)
 {
-    const int whole = (end.count + SQUARE - 1) / SQUARE * SQUARE;
+    const int whole = whole_squares(end.count);
     for (int n = end.count + (int)(threadIdx.x % 4); n < whole; n += 4)
         slot.keys(at)[n] = 0, slot.roots(at)[n] = __float2half_rn(0);
 }

@@ -127,7 +127,7 @@ static __device__ __forceinline__ key_list load_list(matrix_shared &sm, const he
                                                      int count)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int whole = (count + SQUARE - 1) / SQUARE * SQUARE;
+    const int whole = whole_squares(count);
     __syncwarp();
     for (int n = lane * 4; n < whole; n += 128)
         *(int4 *)&sm.key[warp][n] = *(const int4 *)&slot.keys(at)[n];

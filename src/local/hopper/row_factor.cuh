@@ -77,6 +77,11 @@ struct key_list {
     int count;
 };
 
+static __device__ __forceinline__ int whole_squares(int keys)
+{
+    return (keys + SQUARE - 1) / SQUARE * SQUARE;
+}
+
 /* Keys of a list on their way to a warp. A key's 16-byte chunk n is stored as chunk n ^ (key % 8). */
 enum { GATHER_STAGES = 4, GATHER_BYTES = SQUARE * TILE_SIDE * 2 };
 
