@@ -27,7 +27,9 @@ struct train_model {
     mixer_layer layer[MODEL_MAX_LAYERS];
     matrix e[MODEL_MAX_LAYERS + 1], de;
     matrix de_operand;    /* de, as an operand of products */
-    matrix found, dfound; /* e at the answers */
+    matrix found, dfound; /* the last e, at the answers */
+    /* Without an MLP the last layer has rows at the answers alone: e before it, y and their gradients. */
+    matrix before, last_y, dlast_y, dfound_operand;
     matrix normed, dnormed, norm;
     matrix out, dout; /* logits of one model and their gradients; regression: predictions, then gradients */
     matrix results;
@@ -120,6 +122,16 @@ static matrix take_operand(train_model *m, int64_t rows, int64_t width)
     return memory_matrix(&m->room, m->on.operand, m->shape.models, rows, width);
 }
 
+static void take_last(train_model *m)
+{
+    const int64_t inner = mixer_inner(m->mix.row, &m->mix.options, &m->mix.shape);
+    if (m->mix.options.mlp) return;
+    m->before = take(m, m->answers, m->shape.width);
+    m->last_y = take_operand(m, m->answers, inner), m->dlast_y = take_operand(m, m->answers, inner);
+    m->dfound_operand = m->on.operand != m->on.dtype ? take_operand(m, m->answers, m->shape.width)
+                                                     : m->dfound;
+}
+
 static void take_all(train_model *m)
 {
     const model_shape *shape = &m->shape;
@@ -140,11 +152,12 @@ static void take_all(train_model *m)
         const bool rounded = p->x.rows > 1 && m->on.operand != m->on.dtype;
         if (p->w.models == 0) p->w = rounded ? take_operand(m, p->x.rows, p->x.width) : p->x;
     }
-    for (int64_t l = 0; l <= shape->layers; l++)
+    for (int64_t l = 0; l < shape->layers + m->mix.options.mlp; l++)
         m->e[l] = take(m, m->tokens, d);
     m->de = take(m, m->tokens, d);
     m->de_operand = m->on.operand != m->on.dtype ? take_operand(m, m->tokens, d) : m->de;
     m->found = take(m, answers, d), m->dfound = take(m, answers, d);
+    take_last(m);
     m->normed = take_operand(m, answers, d), m->dnormed = take(m, answers, d),
     m->norm = take(m, answers, m->mix.options.layer_norm ? 2 : 1);
     m->out = words ? memory_matrix(&m->room, m->on.dtype, 1, least_of(answers, LOGIT_ROWS), m->words)
@@ -244,13 +257,13 @@ static void norm(const train_model *m, matrix y, matrix stats, matrix x, const p
         m->on.op->rms_norm(&m->on, y, stats, x, gain->x);
 }
 
-static void norm_back(const train_model *m, matrix dx, matrix g, matrix x, matrix stats,
+static void norm_back(const train_model *m, matrix dx, matrix operand, matrix g, matrix x, matrix stats,
                       const parameter *gain, const parameter *bias, bool add)
 {
     if (bias)
-        m->on.op->layer_norm_back(&m->on, dx, gain->g, bias->g, g, x, stats, gain->x, add);
+        m->on.op->layer_norm_back(&m->on, dx, operand, gain->g, bias->g, g, x, stats, gain->x, add);
     else
-        m->on.op->rms_norm_back(&m->on, dx, gain->g, g, x, stats, gain->x, add);
+        m->on.op->rms_norm_back(&m->on, dx, operand, gain->g, g, x, stats, gain->x, add);
 }
 
 static void enter(train_model *m, const train_batch *b)
@@ -271,7 +284,7 @@ static void enter_back(train_model *m, const train_batch *b)
     if (m->words > 0)
         op->embed_back(&m->on, m->into->g, m->de, tokens_of(m, b));
     else
-        op->product(&m->on, m->into->g, b->there.x, m->de, PRODUCT_A_TRANSPOSED);
+        op->product(&m->on, m->into->g, b->there.x, m->de_operand, PRODUCT_A_TRANSPOSED);
 }
 
 /* to = e + y W. */
@@ -281,11 +294,22 @@ static void add_branch(const train_model *m, matrix to, matrix e, matrix y, cons
 }
 
 /* The gradients of W, and of y from that of e. */
-static void add_branch_back(const train_model *m, matrix dy, matrix y, const parameter *w)
+static void add_branch_back(const train_model *m, matrix dy, matrix y, matrix de, const parameter *w)
 {
-    if (m->de_operand.data != m->de.data) m->on.op->copy(&m->on, m->de_operand, m->de);
-    m->on.op->product(&m->on, w->g, y, m->de_operand, PRODUCT_A_TRANSPOSED);
-    m->on.op->product(&m->on, dy, m->de_operand, w->w, PRODUCT_B_TRANSPOSED);
+    m->on.op->product(&m->on, w->g, y, de, PRODUCT_A_TRANSPOSED);
+    m->on.op->product(&m->on, dy, de, w->w, PRODUCT_B_TRANSPOSED);
+}
+
+/* Where `de_operand` has memory of its own. */
+static matrix operand_of_de(const train_model *m)
+{
+    return m->de_operand.data != m->de.data ? m->de_operand : none;
+}
+
+/* The layer whose output is wanted at the answers alone. */
+static bool is_last(const train_model *m, int64_t l)
+{
+    return l == m->shape.layers - 1 && !m->mix.options.mlp;
 }
 
 static void mlp_forward(const train_model *m, const mixer_layer *layer, matrix to)
@@ -303,15 +327,31 @@ static void mlp_backward(const train_model *m, const mixer_layer *layer)
     const machine *on = &m->on;
     const matrix *value = layer->value, *g = m->mix.gradient;
     parameter *const *array = layer->array;
-    add_branch_back(m, g[ACTIVE_MLP], value[ACTIVE_MLP], array[ROLE_MLP_2]);
+    add_branch_back(m, g[ACTIVE_MLP], value[ACTIVE_MLP], m->de_operand, array[ROLE_MLP_2]);
     on->op->gelu_back(on, g[ACTIVE_MLP_RAW], g[ACTIVE_MLP], value[ACTIVE_MLP_RAW]);
     on->op->product(on, array[ROLE_MLP_1]->g, value[ACTIVE_MLP_X], g[ACTIVE_MLP_RAW], PRODUCT_A_TRANSPOSED);
     on->op->product(on, g[ACTIVE_MLP_X], g[ACTIVE_MLP_RAW], array[ROLE_MLP_1]->w, PRODUCT_B_TRANSPOSED);
-    norm_back(m, m->de, g[ACTIVE_MLP_X], value[ACTIVE_BETWEEN], value[ACTIVE_MLP_NORM], array[ROLE_MLP_GAIN],
-              array[ROLE_MLP_BIAS], true);
+    norm_back(m, m->de, operand_of_de(m), g[ACTIVE_MLP_X], value[ACTIVE_BETWEEN], value[ACTIVE_MLP_NORM],
+              array[ROLE_MLP_GAIN], array[ROLE_MLP_BIAS], true);
 }
 
-static loam_status layer_forward(train_model *m, int64_t l, loam_error *error)
+static void last_forward(train_model *m, const train_batch *b, int64_t l)
+{
+    const mixer_layer *layer = &m->layer[l];
+    m->on.op->gather(&m->on, m->before, m->e[l], at_of(m, b));
+    m->on.op->gather(&m->on, m->last_y, layer->value[ACTIVE_Y], at_of(m, b));
+    add_branch(m, m->found, m->before, m->last_y, layer->array[ROLE_OUT]);
+}
+
+static void last_backward(train_model *m, const train_batch *b, int64_t l)
+{
+    const machine *on = &m->on;
+    if (m->dfound_operand.data != m->dfound.data) on->op->copy(on, m->dfound_operand, m->dfound);
+    add_branch_back(m, m->dlast_y, m->last_y, m->dfound_operand, m->layer[l].array[ROLE_OUT]);
+    on->op->scatter(on, m->mix.gradient[ACTIVE_Y], m->dlast_y, at_of(m, b));
+}
+
+static loam_status layer_forward(train_model *m, const train_batch *b, int64_t l, loam_error *error)
 {
     const mixer_layer *layer = &m->layer[l];
     const bool mlp = m->mix.options.mlp;
@@ -319,22 +359,30 @@ static loam_status layer_forward(train_model *m, int64_t l, loam_error *error)
          layer->array[ROLE_NORM_BIAS]);
     const loam_status status = mixer_forward(&m->mix, layer, error);
     if (status) return status;
-    add_branch(m, mlp ? layer->value[ACTIVE_BETWEEN] : m->e[l + 1], m->e[l], layer->value[ACTIVE_Y],
-               layer->array[ROLE_OUT]);
+    if (is_last(m, l))
+        last_forward(m, b, l);
+    else
+        add_branch(m, mlp ? layer->value[ACTIVE_BETWEEN] : m->e[l + 1], m->e[l], layer->value[ACTIVE_Y],
+                   layer->array[ROLE_OUT]);
     if (mlp) mlp_forward(m, layer, m->e[l + 1]);
     return LOAM_OK;
 }
 
-static loam_status layer_backward(train_model *m, int64_t l, loam_error *error)
+static loam_status layer_backward(train_model *m, const train_batch *b, int64_t l, loam_error *error)
 {
     const mixer_layer *layer = &m->layer[l];
     const matrix *g = m->mix.gradient;
+    const bool last = is_last(m, l);
     if (m->mix.options.mlp) mlp_backward(m, layer);
-    add_branch_back(m, g[ACTIVE_Y], layer->value[ACTIVE_Y], layer->array[ROLE_OUT]);
+    if (last)
+        last_backward(m, b, l);
+    else
+        add_branch_back(m, g[ACTIVE_Y], layer->value[ACTIVE_Y], m->de_operand, layer->array[ROLE_OUT]);
     const loam_status status = mixer_backward(&m->mix, layer, error);
     if (status) return status;
-    norm_back(m, m->de, g[ACTIVE_X], m->e[l], layer->value[ACTIVE_X_NORM], layer->array[ROLE_GAIN],
-              layer->array[ROLE_NORM_BIAS], true);
+    norm_back(m, m->de, operand_of_de(m), g[ACTIVE_X], m->e[l], layer->value[ACTIVE_X_NORM],
+              layer->array[ROLE_GAIN], layer->array[ROLE_NORM_BIAS], !last);
+    if (last) m->on.op->scatter_add(&m->on, m->de, operand_of_de(m), m->dfound, at_of(m, b));
     return LOAM_OK;
 }
 
@@ -345,7 +393,7 @@ static void judge_words(train_model *m, const train_batch *b, bool back)
     norm(m, m->normed, m->norm, m->found, m->last, m->last_bias);
     m->on.op->word_loss(&m->on, m->results, back ? m->dnormed : none, back ? table->g : none, m->normed,
                         table->w, targets, b->there.counts, m->out, m->dout);
-    if (back) norm_back(m, m->dfound, m->dnormed, m->found, m->norm, m->last, m->last_bias, false);
+    if (back) norm_back(m, m->dfound, none, m->dnormed, m->found, m->norm, m->last, m->last_bias, false);
 }
 
 static void judge_regression(train_model *m, const train_batch *b, bool back)
@@ -374,9 +422,9 @@ static loam_status forward(train_model *m, const train_batch *b, bool back, loam
     round_weights(m);
     enter(m, b);
     for (int64_t l = 0; l < m->shape.layers && !status; l++)
-        status = layer_forward(m, l, error);
+        status = layer_forward(m, b, l, error);
     if (status) return status;
-    m->on.op->gather(&m->on, m->found, m->e[m->shape.layers], at_of(m, b));
+    if (m->mix.options.mlp) m->on.op->gather(&m->on, m->found, m->e[m->shape.layers], at_of(m, b));
     if (m->words > 0)
         judge_words(m, b, back);
     else
@@ -393,9 +441,12 @@ loam_status model_gradients(train_model *m, const train_batch *b, loam_error *er
 {
     loam_status status = forward(m, b, true, error);
     if (status) return status;
-    m->on.op->scatter(&m->on, m->de, m->dfound, at_of(m, b));
+    if (m->mix.options.mlp) {
+        m->on.op->scatter(&m->on, m->de, m->dfound, at_of(m, b));
+        if (operand_of_de(m).data) m->on.op->copy(&m->on, m->de_operand, m->de);
+    }
     for (int64_t l = m->shape.layers - 1; l >= 0 && !status; l--)
-        status = layer_backward(m, l, error);
+        status = layer_backward(m, b, l, error);
     if (!status) enter_back(m, b);
     return status;
 }

@@ -154,7 +154,7 @@ static void backward_stream(const mixing *mix, const mixer_layer *layer, int i)
     const matrix *value = layer->value, *g = mix->gradient;
     if (!layer->array[weights[i]]) return;
     if (has_stage(mix, STAGE_NORM, i))
-        op->rms_norm_back(mix->on, by_heads(mix, g[ACTIVE_Q_SILU + i]), array_gradient(layer, gains[i]),
+        op->rms_norm_back(mix->on, by_heads(mix, g[ACTIVE_Q_SILU + i]), none, array_gradient(layer, gains[i]),
                           by_heads(mix, g[ACTIVE_Q_NORMED + i]), by_heads(mix, value[ACTIVE_Q_SILU + i]),
                           value[ACTIVE_Q_NORM + i], array_of(layer, gains[i]), false);
     if (has_stage(mix, STAGE_SILU, i))
@@ -251,7 +251,7 @@ static void backward_output(const mixing *mix, const mixer_layer *layer)
         op->output_gate_back(mix->on, g[ACTIVE_NORMED], g[ACTIVE_GATE_RAW], g[ACTIVE_Y], value[ACTIVE_NORMED],
                              value[ACTIVE_GATE_RAW]);
     if (mix->row->head_norm)
-        op->rms_norm_back(mix->on, by_heads(mix, g[ACTIVE_O]), array_gradient(layer, ROLE_HEAD_GAIN),
+        op->rms_norm_back(mix->on, by_heads(mix, g[ACTIVE_O]), none, array_gradient(layer, ROLE_HEAD_GAIN),
                           by_heads(mix, g[ACTIVE_NORMED]), by_heads(mix, value[ACTIVE_O]),
                           value[ACTIVE_O_NORM], array_of(layer, ROLE_HEAD_GAIN), false);
 }

@@ -16,7 +16,7 @@
 
 #include <cmocka.h>
 
-enum { SKIPPED = 77, MOST = 9, WORDS = 11, RUNS = 5, PAD = 8 };
+enum { SKIPPED = 77, MOST = 10, WORDS = 11, RUNS = 5, PAD = 8 };
 
 static const matrix none = { 0 };
 
@@ -60,15 +60,15 @@ CASE(rms_norm) { on->op->rms_norm(on, X(0), X(1), X(2), X(3)); }
 CASE(rms_norm_back)
 {
     on->op->rms_norm(on, X(0), X(1), X(2), X(3));
-    on->op->rms_norm_back(on, X(4), X(5), X(6), X(2), X(1), X(3), false);
-    on->op->rms_norm_back(on, X(7), X(8), X(6), X(2), X(1), X(3), true);
+    on->op->rms_norm_back(on, X(4), none, X(5), X(6), X(2), X(1), X(3), false);
+    on->op->rms_norm_back(on, X(7), X(9), X(8), X(6), X(2), X(1), X(3), true);
 }
 CASE(layer_norm) { on->op->layer_norm(on, X(0), X(1), X(2), X(3), X(4)); }
 CASE(layer_norm_back)
 {
     on->op->layer_norm(on, X(0), X(1), X(2), X(3), X(3));
-    on->op->layer_norm_back(on, X(4), X(5), X(6), X(7), X(2), X(1), X(3), false);
-    on->op->layer_norm_back(on, X(8), X(5), X(6), X(7), X(2), X(1), X(3), true);
+    on->op->layer_norm_back(on, X(4), none, X(5), X(6), X(7), X(2), X(1), X(3), false);
+    on->op->layer_norm_back(on, X(8), X(9), X(5), X(6), X(7), X(2), X(1), X(3), true);
 }
 CASE(unit) { on->op->unit(on, X(0), X(1)); }
 CASE(unit_back) { on->op->unit_back(on, X(0), X(1), X(2)); }
@@ -156,6 +156,11 @@ CASE(add_positions) { on->op->add_positions(on, X(0), X(1)); }
 CASE(add_positions_back) { on->op->add_positions_back(on, X(0), X(1)); }
 CASE(gather) { on->op->gather(on, X(0), X(1), in->at); }
 CASE(scatter) { on->op->scatter(on, X(0), X(1), in->at); }
+CASE(scatter_add)
+{
+    on->op->scatter_add(on, X(0), X(1), X(2), in->at);
+    on->op->scatter_add(on, X(3), none, X(2), in->at);
+}
 CASE(cross_entropy) { on->op->cross_entropy(on, X(0), X(1), X(2), in->targets, in->counts); }
 CASE(cross_entropy_over) { on->op->cross_entropy(on, X(0), X(1), X(1), in->targets, in->counts); }
 CASE(squared_error) { on->op->squared_error(on, X(0), X(1), X(2)); }
@@ -232,9 +237,9 @@ static const op_case cases[] = {
     OP_CASE(column_sums, 2, V, F),
     OP_CASE(column_sums_all, 4, V, F, F, R),
     OP_CASE(rms_norm, 4, F, R, F32, V),
-    OP_CASE(rms_norm_back, 9, F, R, F32, V, F32, V, F32, F32, V),
+    OP_CASE(rms_norm_back, 10, F, R, F32, V, F32, V, F32, F32, V, F),
     OP_CASE(layer_norm, 5, F, { FULL, TWO, WIDE }, F32, V, V),
-    OP_CASE(layer_norm_back, 9, F, { FULL, TWO, WIDE }, F32, V, F32, V, V, F32, F32),
+    OP_CASE(layer_norm_back, 10, F, { FULL, TWO, WIDE }, F32, V, F32, V, V, F32, F32, F),
     OP_CASE(unit, 2, F, F),
     OP_CASE(unit_back, 3, F, F, F),
     OP_CASE(silu, 2, F, F),
@@ -270,6 +275,7 @@ static const op_case cases[] = {
     OP_CASE(add_positions_back, 2, F32, { LIST, FULL, WIDE }),
     OP_CASE(gather, 2, F32, { LIST, FULL, WIDE }),
     OP_CASE(scatter, 2, { LIST, FULL, WIDE }, F32),
+    OP_CASE(scatter_add, 4, { LIST, FULL, WIDE }, { LIST, FULL, OPERAND }, F32, { LIST, FULL, WIDE }),
     OP_CASE(cross_entropy, 3, { FULL, TWO, WIDE }, F, F32),
     OP_CASE(cross_entropy_over, 2, { FULL, TWO, WIDE }, F32),
     OP_CASE(squared_error, 3, R, F32, F32),

@@ -26,8 +26,8 @@ void REAL(rms_norm)(const machine *on, matrix y, matrix r, matrix x, matrix gain
 }
 
 /* With g' = g gain and y = x r: dx = r (g' - y mean(g' y)). */
-void REAL(rms_norm_back)(const machine *on, matrix dx, matrix dgain, matrix g, matrix x, matrix r,
-                         matrix gain, bool add)
+void REAL(rms_norm_back)(const machine *on, matrix dx, matrix operand, matrix dgain, matrix g, matrix x,
+                         matrix r, matrix gain, bool add)
 {
     PARALLEL_ROWS(n, x)
     {
@@ -44,6 +44,7 @@ void REAL(rms_norm_back)(const machine *on, matrix dx, matrix dgain, matrix g, m
         }
     }
     REAL(column_sums)(on, dgain, g, x, r);
+    if (operand.data) REAL(copy)(on, operand, dx);
 }
 
 static real mean_of(const real *x, int64_t count)
@@ -75,8 +76,8 @@ void REAL(layer_norm)(const machine *on, matrix y, matrix stats, matrix x, matri
 
 /* With g' = g gain and y = (x - mean x) r: dx = r (g' - mean(g') - y mean(g' y)), dgain = sum g y,
  * dbias = sum g. */
-void REAL(layer_norm_back)(const machine *on, matrix dx, matrix dgain, matrix dbias, matrix g, matrix x,
-                           matrix stats, matrix gain, bool add)
+void REAL(layer_norm_back)(const machine *on, matrix dx, matrix operand, matrix dgain, matrix dbias, matrix g,
+                           matrix x, matrix stats, matrix gain, bool add)
 {
     const matrix none = { 0 };
     PARALLEL_ROWS(n, x)
@@ -100,6 +101,7 @@ void REAL(layer_norm_back)(const machine *on, matrix dx, matrix dgain, matrix db
     REAL(column_sums)(on, dgain, g, x, stats);
     REAL(combine)(on, dgain, 1, dgain, -1, dbias);
     REAL(column_sums)(on, dbias, g, none, none);
+    if (operand.data) REAL(copy)(on, operand, dx);
 }
 
 static real inverse_length(const real *x, int64_t count)

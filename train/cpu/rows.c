@@ -84,6 +84,20 @@ void REAL(scatter)(const machine *on, matrix out, matrix g, numbers at)
     }
 }
 
+void REAL(scatter_add)(const machine *on, matrix out, matrix operand, matrix g, numbers at)
+{
+    PARALLEL_ROWS(n, g)
+    {
+        const int32_t i = number_of(at, g, n);
+        if (i < 0) continue;
+        const real *from = ROW(g, g, n);
+        real *to = row_of(out, n / g.rows, i);
+        for (int64_t c = 0; c < g.width; c++)
+            to[c] += from[c];
+        if (operand.data) memcpy(row_of(operand, n / g.rows, i), to, (size_t)g.width * sizeof(real));
+    }
+}
+
 void REAL(clear_rows)(const machine *on, matrix x, int64_t length, int64_t first)
 {
     PARALLEL_ROWS(n, x)

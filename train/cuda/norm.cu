@@ -250,8 +250,8 @@ template <int N> struct row_pack {
  * of a row; all of them stay in registers. */
 template <int N, int PACKS, bool CENTRED>
 static __global__ void __launch_bounds__(NORM_THREADS)
-    norm_back_kernel(view dx, float *dgain, float *dbias, view g, view x, view stats, view gain, norm_shape s,
-                     bool add)
+    norm_back_kernel(view dx, view operand, float *dgain, float *dbias, view g, view x, view stats, view gain,
+                     norm_shape s, bool add)
 {
     extern __shared__ float sums[];
     const int groups = NORM_THREADS / s.lanes, m = (int)blockIdx.y;
@@ -293,6 +293,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
             for (int e = 0; e < N; e++)
                 to[e] += scale * (row[k].g[e] * row[k].by[e] - whole - (row[k].x[e] * scale - shift) * along);
             store<N>(dx, m, i, c, to);
+            store<N>(operand, m, i, c, to);
         }
     }
 #pragma unroll
@@ -320,12 +321,13 @@ template <int N, bool CENTRED> static auto norm_back_kernel_of(const norm_shape 
 }
 
 template <bool CENTRED>
-static void norm_back(const machine *on, matrix dx, matrix dgain, matrix dbias, matrix g, matrix x,
-                      matrix stats, matrix gain, bool add)
+static void norm_back(const machine *on, matrix dx, matrix operand, matrix dgain, matrix dbias, matrix g,
+                      matrix x, matrix stats, matrix gain, bool add)
 {
-    const view to = view_of(dx), down = view_of(g), from = view_of(x), by = view_of(gain);
-    const bool four = x.width % 4 == 0 && view_aligned(to) && view_aligned(down) && view_aligned(from) &&
-                      view_aligned(by);
+    const view to = view_of(dx), also = view_of(operand), down = view_of(g), from = view_of(x),
+               by = view_of(gain);
+    const bool four = x.width % 4 == 0 && view_aligned(to) && view_aligned(also) && view_aligned(down) &&
+                      view_aligned(from) && view_aligned(by);
     const norm_shape s = shape_of(x, four);
     const dim3 grid = grid_of(x, NORM_ROWS);
     const int64_t chunks = grid.x;
@@ -335,22 +337,22 @@ static void norm_back(const machine *on, matrix dx, matrix dgain, matrix dbias, 
     if (!gains) return;
     assert(shared <= NORM_SHARED);
     const auto kernel = four ? norm_back_kernel_of<4, CENTRED>(s) : norm_back_kernel_of<1, CENTRED>(s);
-    kernel<<<grid, NORM_THREADS, shared, on->gpu->stream>>>(to, gains, gains + sums, down, from,
+    kernel<<<grid, NORM_THREADS, shared, on->gpu->stream>>>(to, also, gains, gains + sums, down, from,
                                                             view_of(stats), by, s, add);
     gpu_launched(on, "norm_back");
     sum_finish(on, dgain, gains, chunks, 1, false);
     if (CENTRED) sum_finish(on, dbias, gains + sums, chunks, 1, false);
 }
 
-extern "C" void cuda_rms_norm_back(const machine *on, matrix dx, matrix dgain, matrix g, matrix x, matrix r,
-                                   matrix gain, bool add)
+extern "C" void cuda_rms_norm_back(const machine *on, matrix dx, matrix operand, matrix dgain, matrix g,
+                                   matrix x, matrix r, matrix gain, bool add)
 {
     const matrix none = {};
-    norm_back<false>(on, dx, dgain, none, g, x, r, gain, add);
+    norm_back<false>(on, dx, operand, dgain, none, g, x, r, gain, add);
 }
 
-extern "C" void cuda_layer_norm_back(const machine *on, matrix dx, matrix dgain, matrix dbias, matrix g,
-                                     matrix x, matrix stats, matrix gain, bool add)
+extern "C" void cuda_layer_norm_back(const machine *on, matrix dx, matrix operand, matrix dgain, matrix dbias,
+                                     matrix g, matrix x, matrix stats, matrix gain, bool add)
 {
-    norm_back<true>(on, dx, dgain, dbias, g, x, stats, gain, add);
+    norm_back<true>(on, dx, operand, dgain, dbias, g, x, stats, gain, add);
 }

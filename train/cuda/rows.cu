@@ -94,6 +94,37 @@ extern "C" void cuda_scatter(const machine *on, matrix out, matrix g, numbers at
 
 template <int N>
 static __global__ void __launch_bounds__(ROW_THREADS)
+    scatter_add_kernel(view out, view operand, view g, numbers at, unsigned packs, unsigned all)
+{
+    const unsigned n = blockIdx.x * ROW_THREADS + threadIdx.x, m = blockIdx.y;
+    if (n >= all) return;
+    const int64_t i = n / packs, to = number_of(at, m, i);
+    const int c = (int)(n % packs) * N;
+    float x[N], more[N];
+    if (to < 0) return;
+    load<N>(x, out, m, to, c);
+    load<N>(more, g, m, i, c);
+#pragma unroll
+    for (int k = 0; k < N; k++)
+        x[k] += more[k];
+    store<N>(out, m, to, c, x);
+    store<N>(operand, m, to, c, x);
+}
+
+extern "C" void cuda_scatter_add(const machine *on, matrix out, matrix operand, matrix g, numbers at)
+{
+    const view to = view_numbered(out), also = view_numbered(operand), from = view_numbered(g);
+    const bool four = g.width % 4 == 0 && view_aligned(to) && view_aligned(also) && view_aligned(from);
+    const int64_t packs = four ? g.width / 4 : g.width, all = packs * g.rows;
+    const dim3 grid((unsigned)((all + ROW_THREADS - 1) / ROW_THREADS), (unsigned)out.models);
+    assert(all < INT32_MAX - ROW_THREADS);
+    const auto kernel = four ? scatter_add_kernel<4> : scatter_add_kernel<1>;
+    kernel<<<grid, ROW_THREADS, 0, on->gpu->stream>>>(to, also, from, at, (unsigned)packs, (unsigned)all);
+    gpu_launched(on, "scatter_add");
+}
+
+template <int N>
+static __global__ void __launch_bounds__(ROW_THREADS)
     positions_kernel(view e, view positions, int length, unsigned packs, unsigned all)
 {
     const unsigned n = blockIdx.x * ROW_THREADS + threadIdx.x, m = blockIdx.y;
