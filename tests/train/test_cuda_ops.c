@@ -640,7 +640,7 @@ static const int64_t word_losses[][4] = {
     { 1, 9000, 256, 128 }, { 2, 90, 100, 128 },  { 1, 200, 128, 64 },
 };
 
-/* Rows that are a sixteenth of their target's word, and something more: what is right has most of the weight. */
+/* Rows that are a sixteenth of their target's word, and something more: targets have most of the weight. */
 static void aim(const machine *gpu, array *x, const array *table, const shape *s, const int32_t *targets)
 {
     for (int64_t n = 0; n < s->models * s->rows; n++)

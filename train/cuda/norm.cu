@@ -5,6 +5,7 @@
 
 enum { NORM_THREADS = 256, NORM_ROWS = 64, NORM_SHARED = 48 << 10 }; /* rows of a block of the backward */
 enum { NORM_COLUMNS = 32 };                                          /* of a lane there */
+enum { ROWS_AT_ONCE = 4 }; /* that a lane has where it has one pack of each: what it reads ahead */
 
 static const float eps = 1e-5f;
 
@@ -68,13 +69,52 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     }
 }
 
+/* The same where a lane has one pack of a row, for ROWS rows at a time. */
+template <int N, bool UNIT, int ROWS>
+static __global__ void __launch_bounds__(NORM_THREADS)
+    rms_rows_kernel(view y, view r, view x, view gain, norm_shape s)
+{
+    const int per = NORM_THREADS / s.lanes, m = (int)blockIdx.y;
+    const int first = (int)blockIdx.x * per * ROWS + (int)threadIdx.x / s.lanes,
+              lane = (int)threadIdx.x % s.lanes, c = lane * N;
+    float from[ROWS][N], by[N];
+#pragma unroll
+    for (int k = 0; k < ROWS; k++)
+        if (first + k * per < s.rows && c < s.width) load<N>(from[k], x, m, first + k * per, c);
+    if (!UNIT && c < s.width) load<N>(by, gain, m, 0, c);
+#pragma unroll
+    for (int k = 0; k < ROWS; k++) {
+        const int i = first + k * per;
+        const bool in = i < s.rows && c < s.width;
+        float sum = 0;
+#pragma unroll
+        for (int e = 0; e < N; e++)
+            sum += in ? from[k][e] * from[k][e] : 0;
+        sum = row_sum(sum, s.lanes);
+        if (!in) continue;
+        const float scale = UNIT ? (sum > 0 ? 1 / sqrtf(sum) : 0) : 1 / sqrtf(sum / (float)s.width + eps);
+        if (lane == 0) store<1>(r, m, i, 0, &scale);
+#pragma unroll
+        for (int e = 0; e < N; e++)
+            from[k][e] *= UNIT ? scale : scale * by[e];
+        store<N>(y, m, i, c, from[k]);
+    }
+}
+
 template <bool UNIT> static void rms(const machine *on, matrix y, matrix r, matrix x, matrix gain)
 {
     const view to = view_of(y), from = view_of(x), by = view_of(gain);
     const bool four = x.width % 4 == 0 && view_aligned(to) && view_aligned(from) && view_aligned(by);
     const norm_shape s = shape_of(x, four);
-    const dim3 grid = grid_of(x, NORM_THREADS / s.lanes);
-    if (four)
+    const bool one = s.width <= s.lanes * (four ? 4 : 1);
+    const dim3 grid = grid_of(x, (one ? ROWS_AT_ONCE : 1) * NORM_THREADS / s.lanes);
+    if (four && one)
+        rms_rows_kernel<4, UNIT, ROWS_AT_ONCE>
+            <<<grid, NORM_THREADS, 0, on->gpu->stream>>>(to, view_of(r), from, by, s);
+    else if (one)
+        rms_rows_kernel<1, UNIT, ROWS_AT_ONCE>
+            <<<grid, NORM_THREADS, 0, on->gpu->stream>>>(to, view_of(r), from, by, s);
+    else if (four)
         rms_kernel<4, UNIT><<<grid, NORM_THREADS, 0, on->gpu->stream>>>(to, view_of(r), from, by, s);
     else
         rms_kernel<1, UNIT><<<grid, NORM_THREADS, 0, on->gpu->stream>>>(to, view_of(r), from, by, s);
@@ -240,73 +280,110 @@ static __device__ void write_sums(float *partial, const float *sums, int width, 
     }
 }
 
-/* What a lane has of a row. */
-template <int N> struct row_pack {
-    float x[N], g[N], by[N];
-};
+/* The arrays of a backward. */
+typedef struct norm_back_views {
+    view dx, operand, g, x, stats, gain;
+    norm_shape s;
+    bool add;
+} norm_back_views;
 
-/* With g' = g gain and y = x r - shift: dx = r (g' - mean(g') - y mean(g' y)); RMSNorm, whose stats are r
- * alone, has neither shift nor mean(g'). dgain = sum g y, dbias = sum g. PACKS: of N columns, that a lane has
- * of a row; all of them stay in registers. */
-template <int N, int PACKS, bool CENTRED>
-static __global__ void __launch_bounds__(NORM_THREADS)
-    norm_back_kernel(view dx, view operand, float *dgain, float *dbias, view g, view x, view stats, view gain,
-                     norm_shape s, bool add)
-{
-    extern __shared__ float sums[];
-    const int groups = NORM_THREADS / s.lanes, m = (int)blockIdx.y;
-    const int group = (int)threadIdx.x / s.lanes, lane = (int)threadIdx.x % s.lanes;
-    const int end = (int)blockIdx.x * NORM_ROWS + NORM_ROWS;
-    row_pack<N> row[PACKS];
-    float gains[PACKS][N] = {}, biases[PACKS][N] = {};
-#pragma unroll
-    for (int k = 0; k < PACKS; k++)
-        if ((k * s.lanes + lane) * N < s.width) load<N>(row[k].by, gain, m, 0, (k * s.lanes + lane) * N);
-    for (int i = (int)blockIdx.x * NORM_ROWS + group; i < end; i += groups) {
-        const bool in = i < s.rows;
-        float scale = 0, shift = 0, along = 0, whole = 0;
-        if (in) load<1>(&scale, stats, m, i, 0);
-        if (in && CENTRED) load<1>(&shift, stats, m, i, 1);
+/* What a lane has of a row: PACKS of N columns, in registers. */
+template <int N, int PACKS> struct row_packs {
+    float x[PACKS][N], g[PACKS][N], to[PACKS][N], scale, shift;
+
+    __device__ __forceinline__ void read(const norm_back_views &v, int m, int i, int lane, bool centred)
+    {
+        load<1>(&scale, v.stats, m, i, 0);
+        if (centred) load<1>(&shift, v.stats, m, i, 1);
 #pragma unroll
         for (int k = 0; k < PACKS; k++) {
-            const int c = (k * s.lanes + lane) * N;
-            if (!in || c >= s.width) continue;
-            load<N>(row[k].x, x, m, i, c), load<N>(row[k].g, g, m, i, c);
+            const int c = (k * v.s.lanes + lane) * N;
+            if (c >= v.s.width) continue;
+            load<N>(x[k], v.x, m, i, c), load<N>(g[k], v.g, m, i, c);
+            if (v.add) load<N>(to[k], v.dx, m, i, c);
+        }
+    }
+
+    /* `along` = mean(g' y), `whole` = mean(g'). */
+    __device__ __forceinline__ void write(const norm_back_views &v, const float (&by)[PACKS][N], float along,
+                                          float whole, int m, int i, int lane)
+    {
+#pragma unroll
+        for (int k = 0; k < PACKS; k++) {
+            const int c = (k * v.s.lanes + lane) * N;
+            if (c >= v.s.width) continue;
+#pragma unroll
+            for (int e = 0; e < N; e++)
+                to[k][e] += scale * (g[k][e] * by[k][e] - whole - (x[k][e] * scale - shift) * along);
+            store<N>(v.dx, m, i, c, to[k]);
+            store<N>(v.operand, m, i, c, to[k]);
+        }
+    }
+};
+
+/* Of a lane, over rows; and of one row, over its columns. */
+template <int N, int PACKS> struct norm_sums {
+    float gains[PACKS][N], biases[PACKS][N], along, whole;
+
+    __device__ __forceinline__ void add(const row_packs<N, PACKS> &row, const float (&by)[PACKS][N])
+    {
+        along = whole = 0;
+#pragma unroll
+        for (int k = 0; k < PACKS; k++)
 #pragma unroll
             for (int e = 0; e < N; e++) {
-                const float y = row[k].x[e] * scale - shift, down = row[k].g[e];
-                along += down * row[k].by[e] * y;
-                whole += down * row[k].by[e];
+                const float y = row.x[k][e] * row.scale - row.shift, down = row.g[k][e];
+                along += down * by[k][e] * y;
+                whole += down * by[k][e];
                 gains[k][e] += down * y;
                 biases[k][e] += down;
             }
+    }
+};
+
+/* With g' = g gain and y = x r - shift: dx = r (g' - mean(g') - y mean(g' y)); RMSNorm, whose stats are r
+ * alone, has neither shift nor mean(g'). dgain = sum g y, dbias = sum g. */
+template <int N, int PACKS, bool CENTRED>
+static __global__ void __launch_bounds__(NORM_THREADS)
+    norm_back_kernel(norm_back_views v, float *dgain, float *dbias)
+{
+    constexpr int ROWS = PACKS == 1 ? ROWS_AT_ONCE : 1;
+    extern __shared__ float sums[];
+    const int lanes = v.s.lanes, width = v.s.width, groups = NORM_THREADS / lanes, m = (int)blockIdx.y;
+    const int group = (int)threadIdx.x / lanes, lane = (int)threadIdx.x % lanes;
+    const int end = min((int)blockIdx.x * NORM_ROWS + NORM_ROWS, v.s.rows);
+    row_packs<N, PACKS> row[ROWS];
+    norm_sums<N, PACKS> sum = {};
+    float by[PACKS][N] = {};
+#pragma unroll
+    for (int k = 0; k < PACKS; k++)
+        if ((k * lanes + lane) * N < width) load<N>(by[k], v.gain, m, 0, (k * lanes + lane) * N);
+    /* All lanes go round equally often: they share sums. */
+    for (int first = (int)blockIdx.x * NORM_ROWS + group; first - group < end; first += groups * ROWS) {
+#pragma unroll
+        for (int n = 0; n < ROWS; n++) {
+            row[n] = {};
+            if (first + n * groups < end) row[n].read(v, m, first + n * groups, lane, CENTRED);
         }
-        along = row_sum(along, s.lanes) / (float)s.width;
-        whole = CENTRED ? row_sum(whole, s.lanes) / (float)s.width : 0;
 #pragma unroll
-        for (int k = 0; k < PACKS; k++) {
-            const int c = (k * s.lanes + lane) * N;
-            float to[N] = {};
-            if (!in || c >= s.width) continue;
-            if (add) load<N>(to, dx, m, i, c);
-#pragma unroll
-            for (int e = 0; e < N; e++)
-                to[e] += scale * (row[k].g[e] * row[k].by[e] - whole - (row[k].x[e] * scale - shift) * along);
-            store<N>(dx, m, i, c, to);
-            store<N>(operand, m, i, c, to);
+        for (int n = 0; n < ROWS; n++) {
+            sum.add(row[n], by);
+            const float along = row_sum(sum.along, lanes) / (float)width,
+                        whole = CENTRED ? row_sum(sum.whole, lanes) / (float)width : 0;
+            if (first + n * groups < end) row[n].write(v, by, along, whole, m, first + n * groups, lane);
         }
     }
 #pragma unroll
     for (int k = 0; k < PACKS; k++)
 #pragma unroll
         for (int e = 0; e < N; e++) {
-            const int c = (k * s.lanes + lane) * N + e;
-            if (c >= s.width) continue;
-            sums[group * s.width + c] = gains[k][e];
-            if (CENTRED) sums[(groups + group) * s.width + c] = biases[k][e];
+            const int c = (k * lanes + lane) * N + e;
+            if (c >= width) continue;
+            sums[group * width + c] = sum.gains[k][e];
+            if (CENTRED) sums[(groups + group) * width + c] = sum.biases[k][e];
         }
-    write_sums(dgain, sums, s.width, groups);
-    if (CENTRED) write_sums(dbias, sums + groups * s.width, s.width, groups);
+    write_sums(dgain, sums, width, groups);
+    if (CENTRED) write_sums(dbias, sums + groups * width, width, groups);
 }
 
 /* By the packs that a lane has, to the next power of two. */
@@ -324,11 +401,11 @@ template <bool CENTRED>
 static void norm_back(const machine *on, matrix dx, matrix operand, matrix dgain, matrix dbias, matrix g,
                       matrix x, matrix stats, matrix gain, bool add)
 {
-    const view to = view_of(dx), also = view_of(operand), down = view_of(g), from = view_of(x),
-               by = view_of(gain);
-    const bool four = x.width % 4 == 0 && view_aligned(to) && view_aligned(also) && view_aligned(down) &&
-                      view_aligned(from) && view_aligned(by);
-    const norm_shape s = shape_of(x, four);
+    norm_back_views v = { view_of(dx),    view_of(operand), view_of(g), view_of(x),
+                          view_of(stats), view_of(gain),    {},         add };
+    const bool four = x.width % 4 == 0 && view_aligned(v.dx) && view_aligned(v.operand) &&
+                      view_aligned(v.g) && view_aligned(v.x) && view_aligned(v.gain);
+    const norm_shape s = v.s = shape_of(x, four);
     const dim3 grid = grid_of(x, NORM_ROWS);
     const int64_t chunks = grid.x;
     const size_t sums = (size_t)(x.models * chunks * x.width),
@@ -337,8 +414,7 @@ static void norm_back(const machine *on, matrix dx, matrix operand, matrix dgain
     if (!gains) return;
     assert(shared <= NORM_SHARED);
     const auto kernel = four ? norm_back_kernel_of<4, CENTRED>(s) : norm_back_kernel_of<1, CENTRED>(s);
-    kernel<<<grid, NORM_THREADS, shared, on->gpu->stream>>>(to, also, gains, gains + sums, down, from,
-                                                            view_of(stats), by, s, add);
+    kernel<<<grid, NORM_THREADS, shared, on->gpu->stream>>>(v, gains, gains + sums);
     gpu_launched(on, "norm_back");
     sum_finish(on, dgain, gains, chunks, 1, false);
     if (CENTRED) sum_finish(on, dbias, gains + sums, chunks, 1, false);

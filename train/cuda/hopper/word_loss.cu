@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * The products of word losses on Hopper. A block keeps 128 rows, or 128 words, and goes through tiles of the
  * others: two warpgroups make the logits of 64 of its rows each, turn them into weights and multiply these
- * with the same tile; a thread of the third copies tiles. Logits are to base 2 after one multiplication. */
+ * with the same tile; a thread of the third copies tiles. */
 #include "src/gpu/ring.cuh"
 #include "train/cuda/word_loss.h"
 
@@ -78,27 +78,29 @@ static __device__ __forceinline__ void logits_of(float (&s)[16][4], const bf16 *
         }
 }
 
-/* What a warpgroup adds up: out [64][WORD_WIDTH] += weights(s) tile over the tiles of the range. The logits of
- * a tile are made while the product of the one before is. weights(s, stage, t, out) may scale `out`. */
-template <class F>
-static __device__ __forceinline__ void consume(word_shared &sm, float (&out)[2][8][4], word_range range,
-                                               F weights)
+/* Warpgroups issue their products in turns, so that those of one run while the other makes weights: each
+ * waits for the other's turn to end, and ends its own. */
+static __device__ __forceinline__ void begin_turn(int group)
 {
-    const bf16 *rows = sm.fixed + threadIdx.x / GROUP * TILE_ELEMENTS;
-    const unsigned count = (unsigned)(range.end - range.first);
-    float s[16][4];
-#pragma unroll
-    for (int n = 0; n < 16; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            out[n / 8][n % 8][e] = s[n][e] = 0;
-    barrier_wait(&sm.fixed_full, 0);
-    if (count == 0) return;
-    ring_wait(sm.ring, 0);
-    wgmma_fence();
-    logits_of(s, rows, sm.tile[0]);
-    wgmma_commit();
-    for (unsigned n = 0; n < count; n++) {
+    named_barrier_sync<CONSUMERS * GROUP>(1 + group);
+}
+static __device__ __forceinline__ void end_turn(int group)
+{
+    named_barrier_arrive<CONSUMERS * GROUP>(2 - group);
+}
+
+/* What a warpgroup has of the block: `rows` [64][WORD_WIDTH], the logits s of a tile, and
+ * out [64][WORD_WIDTH], the sum over tiles of weights times tile. */
+struct word_sweep {
+    word_shared &sm;
+    int group;
+    const bf16 *rows;
+    float s[16][4], out[2][8][4];
+
+    /* Weights of tile n; then their product with it is begun, and with MORE the logits of the next tile. */
+    template <bool MORE, class F>
+    __device__ __forceinline__ void step(unsigned n, word_range range, F weights)
+    {
         weights_operand<1, 8> w;
         wgmma_wait<0>();
         wgmma_results(s);
@@ -106,14 +108,44 @@ static __device__ __forceinline__ void consume(word_shared &sm, float (&out)[2][
         if (n > 0) ring_release(sm.ring, n - 1);
         weights(s, n % STAGES, range.first + (int)n, out);
         split_weights(w, s);
-        if (n + 1 < count) ring_wait(sm.ring, n + 1);
+        if (MORE) ring_wait(sm.ring, n + 1);
+        begin_turn(group);
         wgmma_fence();
         more_weights<WORD_WIDTH>(out, w.part[0], sm.tile[n % STAGES]);
-        if (n + 1 < count) logits_of(s, rows, sm.tile[(n + 1) % STAGES]);
+        if (MORE) logits_of(s, rows, sm.tile[(n + 1) % STAGES]);
         wgmma_commit();
+        if (MORE || group == 0) end_turn(group);
     }
-    wgmma_wait<0>();
-    wgmma_results(out);
+
+    /* Over the tiles of the range. weights(s, stage, t, out) makes weights of the logits of tile t, and may
+     * scale `out`. */
+    template <class F> __device__ __forceinline__ void run(word_range range, F weights)
+    {
+        const unsigned count = (unsigned)(range.end - range.first);
+#pragma unroll
+        for (int n = 0; n < 16; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                out[n / 8][n % 8][e] = s[n][e] = 0;
+        barrier_wait(&sm.fixed_full, 0);
+        if (count == 0) return;
+        if (group == 1) end_turn(group);
+        ring_wait(sm.ring, 0);
+        wgmma_fence();
+        logits_of(s, rows, sm.tile[0]);
+        wgmma_commit();
+        for (unsigned n = 0; n + 1 < count; n++)
+            step<true>(n, range, weights);
+        step<false>(count - 1, range, weights);
+        wgmma_wait<0>();
+        wgmma_results(out);
+    }
+};
+
+static __device__ __forceinline__ word_sweep sweep_of(word_shared &sm)
+{
+    const int group = (int)__reduce_max_sync(0xffffffffu, threadIdx.x / GROUP);
+    return { sm, group, sm.fixed + group * TILE_ELEMENTS, {}, {} };
 }
 
 /* The first of the two rows of out that this thread has, among the 128 of its block; the other is 8 on. */
@@ -214,17 +246,17 @@ static __global__ void __launch_bounds__(WORD_THREADS, 1) word_rows_kernel(const
                     NULL, NULL, range);
     } else {
         registers_acquire<232>();
-        float out[2][8][4];
+        word_sweep sweep = sweep_of(sm);
         row_sums sums;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             sums.of[r] = { -INFINITY, 0, -INFINITY, -INFINITY };
             sums.target[r] = job.targets[row + row_of() + 8 * r];
         }
-        consume(sm, out, range, [&](float(&s)[16][4], unsigned, int t, float(&so_far)[2][8][4]) {
+        sweep.run(range, [&](float(&s)[16][4], unsigned, int t, float(&so_far)[2][8][4]) {
             row_weights(s, sums, t * WORD_TILE, so_far);
         });
-        store_out(job.means + to * WORD_WIDTH, out, 1);
+        store_out(job.means + to * WORD_WIDTH, sweep.out, 1);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             sums.of[r].rest = quad_sum(sums.of[r].rest);
@@ -278,11 +310,11 @@ static __global__ void __launch_bounds__(WORD_THREADS, 1) word_words_kernel(cons
                     job.targets + row, range);
     } else {
         registers_acquire<232>();
-        float out[2][8][4];
-        consume(sm, out, range, [&](float(&s)[16][4], unsigned stage, int, float(&)[2][8][4]) {
+        word_sweep sweep = sweep_of(sm);
+        sweep.run(range, [&](float(&s)[16][4], unsigned stage, int, float(&)[2][8][4]) {
             word_weights(s, sm.scale[stage], sm.target[stage], block * WORD_TILE + row_of());
         });
-        store_out(job.parts + to * WORD_WIDTH, out, 1 / (float)job.counts[m]);
+        store_out(job.parts + to * WORD_WIDTH, sweep.out, 1 / (float)job.counts[m]);
     }
 }
 
