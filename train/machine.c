@@ -83,6 +83,11 @@ loam_status machine_record_end(const machine *on, machine_recording **made, loam
 void machine_replay(const machine *on, const machine_recording *what) { gpu_replay(on->gpu, what); }
 void machine_forget(machine_recording *what) { gpu_forget(what); }
 
+size_t machine_order_bytes(const machine *on, int64_t models, int64_t rows)
+{
+    return on->gpu ? gpu_order_bytes(models, rows) : 0;
+}
+
 void *memory_take(memory *from, int64_t count, size_t bytes)
 {
     char *taken = from->base ? from->base + from->used : NULL;

@@ -63,6 +63,9 @@ loam_status machine_record_end(const machine *on, machine_recording **made, loam
 void machine_replay(const machine *on, const machine_recording *what);
 void machine_forget(machine_recording *what); /* NULL is allowed */
 
+/* Of what order_tokens makes. */
+size_t machine_order_bytes(const machine *on, int64_t models, int64_t rows);
+
 /* What sums depend on besides the program and the library's kernels: "openblas Haswell"; "cuda". */
 const char *machine_name(const machine *on, char text[64]);
 

@@ -33,6 +33,7 @@ struct train_model {
     matrix normed, dnormed, norm;
     matrix out, dout; /* logits of one model and their gradients; regression: predictions, then gradients */
     matrix results;
+    void *order; /* of the batch's tokens */
 };
 
 /* ---- what is learned */
@@ -165,6 +166,8 @@ static void take_all(train_model *m)
     m->dout = memory_matrix(&m->room, m->on.operand, 1, words ? least_of(answers, GRADIENT_ROWS) : 0,
                             m->words);
     m->results = take(m, answers, words ? 2 : 1);
+    m->order = memory_take(&m->room,
+                           words ? (int64_t)machine_order_bytes(&m->on, shape->models, m->tokens) : 0, 1);
 }
 
 static loam_status open_all(train_model *m, const mixer *row, const mixer_options *options,
@@ -282,7 +285,7 @@ static void enter_back(train_model *m, const train_batch *b)
     const ops *op = m->on.op;
     if (m->places) op->add_positions_back(&m->on, m->places->g, m->de);
     if (m->words > 0)
-        op->embed_back(&m->on, m->into->g, m->de, tokens_of(m, b));
+        op->embed_back(&m->on, m->into->g, m->de, tokens_of(m, b), m->order);
     else
         op->product(&m->on, m->into->g, b->there.x, m->de_operand, PRODUCT_A_TRANSPOSED);
 }
@@ -439,6 +442,8 @@ loam_status model_test(train_model *m, const train_batch *b, loam_error *error)
 
 loam_status model_gradients(train_model *m, const train_batch *b, loam_error *error)
 {
+    if (m->words > 0)
+        m->on.op->order_tokens(&m->on, m->order, tokens_of(m, b), m->shape.models, m->tokens, m->words);
     loam_status status = forward(m, b, true, error);
     if (status) return status;
     if (m->mix.options.mlp) {

@@ -35,6 +35,7 @@ typedef struct input {
     numbers tokens, at, targets;
     const int64_t *counts;
     int64_t *step;
+    void *order;
 } input;
 
 typedef struct op_case {
@@ -151,7 +152,11 @@ CASE(embed)
     on->op->embed(on, X(2), X(1), in->tokens, X(3));
 }
 CASE(copies) { on->op->copies(on, in->x, in->x + 2, 2); }
-CASE(embed_back) { on->op->embed_back(on, X(0), X(1), in->tokens); }
+CASE(embed_back)
+{
+    on->op->order_tokens(on, in->order, in->tokens, X(1).models, X(1).rows, X(0).rows);
+    on->op->embed_back(on, X(0), X(1), in->tokens, in->order);
+}
 CASE(add_positions) { on->op->add_positions(on, X(0), X(1)); }
 CASE(add_positions_back) { on->op->add_positions_back(on, X(0), X(1)); }
 CASE(gather) { on->op->gather(on, X(0), X(1), in->at); }
@@ -448,7 +453,7 @@ static void compare(const char *name, const machine *gpu, const shape *s, int nu
 typedef struct lists {
     int32_t *tokens, *at, *targets;
     int64_t counts[4], step;
-    void *there[5];
+    void *there[6];
 } lists;
 
 static uint64_t word_of(uint64_t stream, int64_t n)
@@ -492,12 +497,14 @@ static void send_lists(lists *l, const machine *gpu, const shape *s)
     l->there[2] = send(gpu, l->targets, bytes);
     l->there[3] = send(gpu, l->counts, sizeof l->counts);
     l->there[4] = send(gpu, &l->step, sizeof l->step);
+    const char *failed = device_alloc(&l->there[5], machine_order_bytes(gpu, s->models, s->rows));
+    if (failed) fail_msg("%s", failed);
 }
 
 static void free_lists(lists *l)
 {
     free(l->tokens), free(l->at), free(l->targets);
-    for (int i = 0; i < 5; i++)
+    for (int i = 0; i < 6; i++)
         device_free(l->there[i]);
 }
 
@@ -509,7 +516,7 @@ static void check_case(const op_case *op, const machine *gpu, const shape *s, in
     input here = { .counts = l.counts, .step = &l.step }, there;
     fill_lists(&l, s);
     send_lists(&l, gpu, s);
-    there = (input){ .counts = l.there[3], .step = l.there[4] };
+    there = (input){ .counts = l.there[3], .step = l.there[4], .order = l.there[5] };
     here.tokens = (numbers){ l.tokens, s->rows }, there.tokens = (numbers){ l.there[0], s->rows };
     here.at = (numbers){ l.at, s->rows }, there.at = (numbers){ l.there[1], s->rows };
     here.targets = (numbers){ l.targets, s->rows }, there.targets = (numbers){ l.there[2], s->rows };

@@ -443,7 +443,7 @@ static void test_embed(void **state)
     fixture_fill(table, 1), fixture_fill(positions, 2), fixture_fill(g, 3);
     matrix dtable = fixture_matrix(&on, MODELS, 5, 18), dpositions = fixture_matrix(&on, MODELS, 3, 18);
     on.op->embed(&on, e, table, tokens, positions);
-    on.op->embed_back(&on, dtable, g, tokens);
+    on.op->embed_back(&on, dtable, g, tokens, NULL);
     on.op->add_positions_back(&on, dpositions, g);
     for (int64_t n = 0; n < MODELS * FEW; n++)
         for (int64_t c = 0; c < 18; c++) {

@@ -19,9 +19,17 @@ void REAL(embed)(const machine *on, matrix e, matrix table, numbers tokens, matr
     if (positions.data) REAL(add_positions)(on, e, positions);
 }
 
-/* Threads share the columns, so that each word's sum is in the order of the rows. */
-void REAL(embed_back)(const machine *on, matrix dtable, matrix g, numbers tokens)
+/* Rows are taken as they come. */
+void REAL(order_tokens)(const machine *on, void *order, numbers tokens, int64_t models, int64_t rows,
+                        int64_t words)
 {
+    (void)on, (void)order, (void)tokens, (void)models, (void)rows, (void)words;
+}
+
+/* Threads share the columns, so that each word's sum is in the order of the rows. */
+void REAL(embed_back)(const machine *on, matrix dtable, matrix g, numbers tokens, const void *order)
+{
+    (void)order;
     const int64_t parts = (g.width + COLUMNS - 1) / COLUMNS;
 #pragma omp parallel for num_threads(on->threads) schedule(static) if (matrix_elements(g) > 4096)
     for (int64_t p = 0; p < parts; p++) {

@@ -37,6 +37,11 @@ loam_status gpu_download(machine_gpu *gpu, void *to, const void *from, size_t by
     (void)gpu, (void)to, (void)from, (void)bytes;
     return refuse(error);
 }
+size_t gpu_order_bytes(int64_t models, int64_t rows)
+{
+    (void)models, (void)rows;
+    return 0;
+}
 void gpu_record_begin(machine_gpu *gpu) { (void)gpu; }
 loam_status gpu_record_end(machine_gpu *gpu, machine_recording **made, loam_error *error)
 {

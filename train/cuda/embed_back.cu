@@ -99,20 +99,32 @@ static __global__ void __launch_bounds__(WORD_THREADS)
     add_to(table, key, c, sum);
 }
 
-extern "C" void cuda_embed_back(const machine *on, matrix dtable, matrix g, numbers tokens)
+extern "C" size_t gpu_order_bytes(int64_t models, int64_t rows) { return sort_bytes(models, rows); }
+
+/* On the side stream, from here on. */
+extern "C" void cuda_order_tokens(const machine *on, void *order, numbers tokens, int64_t models,
+                                  int64_t rows, int64_t words)
+{
+    machine_gpu *gpu = on->gpu;
+    gpu_check(gpu, cudaEventRecord(gpu->forked, gpu->stream), "order_tokens");
+    gpu_check(gpu, cudaStreamWaitEvent(gpu->side, gpu->forked, 0), "order_tokens");
+    sort_rows(gpu->side, tokens, models, rows, words, order);
+    gpu_launched(on, "order_tokens");
+    gpu_check(gpu, cudaEventRecord(gpu->joined, gpu->side), "order_tokens");
+}
+
+extern "C" void cuda_embed_back(const machine *on, matrix dtable, matrix g, numbers tokens, const void *order)
 {
     const int64_t pieces = (g.rows + PIECE - 1) / PIECE;
-    const size_t sorting = sort_bytes(g.models, g.rows),
-                 parts = (size_t)(g.models * pieces * 2 * g.width) * sizeof(float);
-    char *room = gpu_scratch(on->gpu, sorting + parts);
-    if (!room) return;
-    sorted s = { NULL, NULL, (int)g.rows, (int)pieces };
-    sort_rows(on, tokens, g.models, g.rows, dtable.rows, room, &s.key, &s.row);
-    float *part = (float *)(room + sorting);
+    const sorted s = { sorted_keys(order), sorted_rows(order, g.models, g.rows), (int)g.rows, (int)pieces };
+    float *part = (float *)gpu_scratch(on->gpu, (size_t)(g.models * pieces * 2 * g.width) * sizeof *part);
+    (void)tokens;
+    if (!part) return;
     const dim3 grid((unsigned)pieces, (unsigned)((g.width + WORD_THREADS - 1) / WORD_THREADS),
                     (unsigned)g.models);
     view table = view_of(dtable), from = view_of(g);
     table.row = dtable.row, from.row = g.row;
+    gpu_check(on->gpu, cudaStreamWaitEvent(on->gpu->stream, on->gpu->joined, 0), "embed_back");
     runs_kernel<<<grid, WORD_THREADS, 0, on->gpu->stream>>>(table, part, from, s, (int)g.width);
     across_kernel<<<grid, WORD_THREADS, 0, on->gpu->stream>>>(table, part, s, (int)g.width);
     gpu_launched(on, "embed_back");

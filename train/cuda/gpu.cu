@@ -13,6 +13,33 @@ static loam_status refuse(loam_error *error, loam_status status, const char *wha
     return status;
 }
 
+static cudaError_t open_streams(machine_gpu *gpu)
+{
+    cudaError_t code = cudaStreamCreateWithFlags(&gpu->stream, cudaStreamNonBlocking);
+    if (!code) code = cudaStreamCreateWithFlags(&gpu->side, cudaStreamNonBlocking);
+    if (!code) code = cudaEventCreateWithFlags(&gpu->forked, cudaEventDisableTiming);
+    return code ? code : cudaEventCreateWithFlags(&gpu->joined, cudaEventDisableTiming);
+}
+
+static void close_streams(machine_gpu *gpu)
+{
+    if (gpu->side) (void)cudaStreamSynchronize(gpu->side);
+    if (gpu->stream) (void)cudaStreamSynchronize(gpu->stream);
+    if (gpu->forked) (void)cudaEventDestroy(gpu->forked);
+    if (gpu->joined) (void)cudaEventDestroy(gpu->joined);
+    if (gpu->side) (void)cudaStreamDestroy(gpu->side);
+    if (gpu->stream) (void)cudaStreamDestroy(gpu->stream);
+}
+
+static bool is_hopper(void)
+{
+    int device = 0, major = 0, minor = 0;
+    (void)cudaGetDevice(&device);
+    (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    (void)cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    return major == 9 && minor == 0;
+}
+
 extern "C" loam_status gpu_open(machine_gpu **made, loam_error *error)
 {
     int devices = 0;
@@ -25,17 +52,13 @@ extern "C" loam_status gpu_open(machine_gpu **made, loam_error *error)
     }
     machine_gpu *gpu = (machine_gpu *)calloc(1, sizeof *gpu);
     if (!gpu) return refuse(error, LOAM_EMEMORY, "a GPU", "out of memory");
-    int device = 0, major = 0, minor = 0;
-    (void)cudaGetDevice(&device);
-    (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    (void)cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-    gpu->hopper = major == 9 && minor == 0;
+    gpu->hopper = is_hopper();
     gpu->made = products_open(error);
     if (!gpu->made) {
         gpu_close(gpu);
         return LOAM_EUNSUPPORTED;
     }
-    const cudaError_t streamed = cudaStreamCreateWithFlags(&gpu->stream, cudaStreamNonBlocking);
+    const cudaError_t streamed = open_streams(gpu);
     if (streamed != cudaSuccess) {
         gpu_close(gpu);
         return refuse(error, LOAM_ECUDA, "cudaStreamCreate", cudaGetErrorString(streamed));
@@ -50,10 +73,7 @@ extern "C" loam_status gpu_open(machine_gpu **made, loam_error *error)
 
 extern "C" void gpu_close(machine_gpu *gpu)
 {
-    if (gpu->stream) {
-        (void)cudaStreamSynchronize(gpu->stream);
-        (void)cudaStreamDestroy(gpu->stream);
-    }
+    close_streams(gpu);
     for (int i = 0; i < gpu->count; i++)
         (void)cudaFree(gpu->older[i]);
     (void)cudaFree(gpu->room);

@@ -18,7 +18,8 @@ extern "C" {
 typedef struct products products;
 
 struct machine_gpu {
-    cudaStream_t stream;
+    cudaStream_t stream, side; /* on which order_tokens runs, from `forked` to `joined` */
+    cudaEvent_t forked, joined;
     products *made; /* of cuBLASLt */
     bool hopper;    /* has the instructions of compute capability 9.0 alone */
     loam_error failed;

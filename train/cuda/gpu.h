@@ -20,6 +20,8 @@ void gpu_upload(machine_gpu *gpu, void *to, const void *from, size_t bytes);
 /* Waits; fails with what went wrong since the last time. */
 loam_status gpu_download(machine_gpu *gpu, void *to, const void *from, size_t bytes, loam_error *error);
 
+size_t gpu_order_bytes(int64_t models, int64_t rows);
+
 void gpu_record_begin(machine_gpu *gpu);
 loam_status gpu_record_end(machine_gpu *gpu, machine_recording **made, loam_error *error);
 void gpu_replay(machine_gpu *gpu, const machine_recording *what);

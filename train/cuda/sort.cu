@@ -115,24 +115,32 @@ size_t sort_bytes(int64_t models, int64_t rows)
            gpu_aligned((size_t)(models * BINS * chunks_of(rows)) * sizeof(int));
 }
 
-void sort_rows(const machine *on, numbers list, int64_t models, int64_t rows, int64_t below, char *room,
-               const int **keys, const int **sorted)
+const int *sorted_keys(const void *room) { return (const int *)room; }
+
+const int *sorted_rows(const void *room, int64_t models, int64_t rows)
+{
+    return (const int *)((const char *)room + list_bytes(models, rows));
+}
+
+void sort_rows(cudaStream_t stream, numbers list, int64_t models, int64_t rows, int64_t below, void *room)
 {
     const size_t bytes = list_bytes(models, rows);
     const dim3 grid((unsigned)chunks_of(rows), (unsigned)models);
-    int *at[2][2] = { { (int *)room, (int *)(room + bytes) },
-                      { (int *)(room + 2 * bytes), (int *)(room + 3 * bytes) } };
-    sort_pass s = { list.data,  NULL,      NULL,        NULL, (int *)(room + 4 * bytes),
+    char *base = (char *)room;
+    int *at[2][2] = { { (int *)base, (int *)(base + bytes) },
+                      { (int *)(base + 2 * bytes), (int *)(base + 3 * bytes) } };
+    sort_pass s = { list.data,  NULL,      NULL,        NULL, (int *)(base + 4 * bytes),
                     list.model, (int)rows, (int)grid.x, 0 };
+    int passes = 1;
+    while ((below - 1) >> passes * DIGIT > 0)
+        passes++;
     assert(models * rows < INT32_MAX && models < 65536);
-    for (int n = 0; n == 0 || (below - 1) >> s.shift > 0; n++) {
-        s.keys = at[n % 2][0], s.sorted = at[n % 2][1];
-        count_kernel<<<grid, SORT_THREADS, 0, on->gpu->stream>>>(s);
-        scan_kernel<<<(unsigned)models, SCAN_THREADS, 0, on->gpu->stream>>>(s.begin, BINS * s.chunks);
-        move_kernel<<<grid, SORT_THREADS, 0, on->gpu->stream>>>(s);
-        gpu_launched(on, "sort_rows");
+    for (int left = passes - 1; left >= 0; left--) {
+        s.keys = at[left % 2][0], s.sorted = at[left % 2][1];
+        count_kernel<<<grid, SORT_THREADS, 0, stream>>>(s);
+        scan_kernel<<<(unsigned)models, SCAN_THREADS, 0, stream>>>(s.begin, BINS * s.chunks);
+        move_kernel<<<grid, SORT_THREADS, 0, stream>>>(s);
         s.key = s.keys, s.row = s.sorted, s.stride = rows;
         s.shift += DIGIT;
     }
-    *keys = s.key, *sorted = s.row;
 }

@@ -5,11 +5,12 @@
 
 #include "train/cuda/gpu.cuh"
 
-/* Bytes of scratch of sort_rows. */
+/* Bytes of the room of sort_rows. */
 size_t sort_bytes(int64_t models, int64_t rows);
-/* *keys [models][rows]: the numbers, all below `below`, ascending; *sorted: of each its row. Both in
- * `room`. */
-void sort_rows(const machine *on, numbers list, int64_t models, int64_t rows, int64_t below, char *room,
-               const int **keys, const int **sorted);
+/* Launches the sort of numbers below `below`. Then the room holds [models][rows]: the numbers, ascending, and
+ * of each its row. */
+void sort_rows(cudaStream_t stream, numbers list, int64_t models, int64_t rows, int64_t below, void *room);
+const int *sorted_keys(const void *room);
+const int *sorted_rows(const void *room, int64_t models, int64_t rows);
 
 #endif
