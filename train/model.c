@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Rows of a model that have logits at a time, 32 MiB with 8192 words, which a GPU keeps in its cache; and
- * gradients of logits, enough to keep it busy. */
+/* Where logits lie in memory: rows of a model that have them at a time, 32 MiB with 8192 words, which a GPU
+ * keeps in its cache; and gradients of logits, enough to keep it busy. */
 enum { LOGIT_ROWS = 1024, GRADIENT_ROWS = 8192 };
 
 static const matrix none = { 0 };
@@ -29,7 +29,7 @@ struct train_model {
     matrix de_operand;    /* de, as an operand of products */
     matrix found, dfound; /* e at the answers */
     matrix normed, dnormed, norm;
-    matrix out, dout; /* logits of one model and their gradients; regression: predictions, then gradients */
+    matrix out, dout; /* room for logits and their gradients; regression: predictions, then gradients */
     matrix results;
 };
 

@@ -410,8 +410,7 @@ static void fetch(const machine *gpu, const char *name, array *a)
 }
 
 /* NaN is a miss. */
-static void compare_within(const char *name, const machine *gpu, const shape *s, int number, array *a,
-                           double bound)
+static void compare(const char *name, const machine *gpu, const shape *s, int number, array *a)
 {
     double miss = 0, norm = 0;
     bool kept = true;
@@ -428,12 +427,7 @@ static void compare_within(const char *name, const machine *gpu, const shape *s,
         }
     }
     miss = norm > 0 ? sqrt(miss / norm) : sqrt(miss);
-    report(name, gpu, s, number, isnan(miss) ? INFINITY : miss, bound, kept);
-}
-
-static void compare(const char *name, const machine *gpu, const shape *s, int number, array *a)
-{
-    compare_within(name, gpu, s, number, a, bound_of(a->got.dtype));
+    report(name, gpu, s, number, isnan(miss) ? INFINITY : miss, bound_of(a->got.dtype), kept);
 }
 
 /* ---- cases */
@@ -627,73 +621,6 @@ static void test_narrow_products(void **state)
     check_products(LOAM_BF16);
 }
 
-/* ---- losses over words: models, rows, words and columns; sizes that tiles have, and others */
-
-static const int64_t word_losses[][4] = {
-    { 1, 1, 128, 128 },    { 2, 300, 256, 128 }, { 3, 129, 384, 128 }, { 2, 2100, 512, 128 },
-    { 1, 9000, 256, 128 }, { 2, 90, 100, 128 },  { 1, 200, 128, 64 },
-};
-
-/* Rows that are a sixteenth of their target's word, and something more: what is right has most of the weight. */
-static void aim(const machine *gpu, array *x, const array *table, const shape *s, const int32_t *targets)
-{
-    for (int64_t n = 0; n < s->models * s->rows; n++)
-        for (int64_t c = 0; c < x->width && targets[n] >= 0; c++) {
-            const int64_t word = n / s->rows * table->want.rows + targets[n], at = n * x->width + c;
-            x->begin[at] = rounded((table->begin[word * x->width + c] + 0.1 * x->begin[at]) / 16);
-        }
-    set_all(x->want, x->begin);
-    set_all(x->got, x->begin);
-    machine_upload(gpu, x->there.data, x->got.data,
-                   (size_t)(matrix_elements(x->got) * matrix_bytes_each(x->got)));
-}
-
-static void check_word_loss(const machine *gpu, const int64_t *size, bool aimed)
-{
-    enum { EACH, DX, DTABLE, X_ROWS, WORDS_OF, LOGITS, G, ARRAYS };
-    const machine cpu = machine_cpu(LOAM_F64, 0);
-    const shape s = { size[0], size[1], size[2] };
-    const int64_t rows[ARRAYS] = { s.rows, s.rows, s.width, s.rows, s.width, 70, 130 };
-    const int64_t width[ARRAYS] = { 2, size[3], size[3], size[3], size[3], s.width, s.width };
-    array list[ARRAYS];
-    lists l = { 0 };
-    char name[64];
-    snprintf(name, sizeof name, "word_loss%s of %d", aimed ? " aimed" : "", (int)size[3]);
-    fill_lists(&l, &s);
-    send_lists(&l, gpu, &s);
-    for (int i = 0; i < ARRAYS; i++)
-        list[i] = make_array(gpu, i == X_ROWS || i == WORDS_OF || i == G ? gpu->operand : LOAM_F32,
-                             i < LOGITS ? s.models : 1, rows[i], width[i], 0, (uint64_t)i);
-    if (aimed) aim(gpu, &list[X_ROWS], &list[WORDS_OF], &s, l.targets);
-    cpu.op->word_loss(&cpu, list[EACH].want, list[DX].want, list[DTABLE].want, list[X_ROWS].want,
-                      list[WORDS_OF].want, (numbers){ l.targets, s.rows }, l.counts, list[LOGITS].want,
-                      list[G].want);
-    gpu->op->word_loss(gpu, list[EACH].there, list[DX].there, list[DTABLE].there, list[X_ROWS].there,
-                       list[WORDS_OF].there, (numbers){ l.there[2], s.rows }, l.there[3], list[LOGITS].there,
-                       list[G].there);
-    for (int i = 0; i < X_ROWS; i++)
-        compare_within(name, gpu, &s, i, &list[i], gpu->operand == LOAM_BF16 && i > EACH ? 3e-3 : 2e-5);
-    for (int i = 0; i < ARRAYS; i++)
-        free_array(&list[i]);
-    free_lists(&l);
-}
-
-static void test_word_loss(void **state)
-{
-    machine gpu;
-    loam_error error;
-    (void)state;
-    misses = 0;
-    for (int operand = LOAM_F32; operand <= LOAM_BF16; operand++) {
-        if (machine_cuda(&gpu, (loam_dtype)operand, &error)) fail_msg("%s", error.text);
-        for (size_t i = 0; i < 2 * sizeof word_losses / sizeof *word_losses; i++)
-            check_word_loss(&gpu, word_losses[i / 2], i % 2 > 0);
-        machine_close(&gpu);
-    }
-    printf("losses over words: %d misses\n", misses);
-    assert_int_equal(misses, 0);
-}
-
 int main(void)
 {
     if (!device_count()) {
@@ -701,9 +628,10 @@ int main(void)
         return SKIPPED;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_float),     cmocka_unit_test(test_narrow),
-        cmocka_unit_test(test_products),  cmocka_unit_test(test_narrow_products),
-        cmocka_unit_test(test_word_loss),
+        cmocka_unit_test(test_float),
+        cmocka_unit_test(test_narrow),
+        cmocka_unit_test(test_products),
+        cmocka_unit_test(test_narrow_products),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -75,8 +75,8 @@ static __global__ void __launch_bounds__(PACK_THREADS)
 }
 
 /* A warp for each row: with W = the sum of weights over all words, and w that of the target, the loss is
- * log(W / w), and the gradient (sum of weights times words - (W - w) word of the target) / W: as exact where w
- * is nearly all of W. */
+ * log(W / w). The gradient is (the sum of weights times words, of all but the target, - (W - w) word of the
+ * target) / W: nothing cancels where w is nearly all of W. */
 static __global__ void __launch_bounds__(LOSS_THREADS)
     loss_kernel(view each, view dx, float *scale, word_job job, const int *place, view table, numbers targets,
                 int rows)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * The products of word losses on Hopper. A block keeps 128 rows, or 128 words, and goes through tiles of the
  * others: two warpgroups make the logits of 64 of its rows each, turn them into weights and multiply these
- * with the same tile; a thread of the third copies tiles. Logits are to base 2 after one multiplication. */
+ * with the same tile; a thread of the third copies tiles. */
 #include "src/gpu/ring.cuh"
 #include "train/cuda/word_loss.h"
 
@@ -78,8 +78,9 @@ static __device__ __forceinline__ void logits_of(float (&s)[16][4], const bf16 *
         }
 }
 
-/* What a warpgroup adds up: out [64][WORD_WIDTH] += weights(s) tile over the tiles of the range. The logits of
- * a tile are made while the product of the one before is. weights(s, stage, t, out) may scale `out`. */
+/* What a warpgroup adds up: out [64][WORD_WIDTH] += weights(s) tile over the tiles of the range. The logits
+ * of a tile are made together with the product of the one before. weights(s, stage, t, out) may scale `out`.
+ */
 template <class F>
 static __device__ __forceinline__ void consume(word_shared &sm, float (&out)[2][8][4], word_range range,
                                                F weights)
