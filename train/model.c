@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Rows of a model that have logits at a time, 32 MiB with 8192 words, which a GPU keeps in its cache; and
- * gradients of logits, enough to keep it busy. */
+/* Where logits lie in memory: rows of a model that have them at a time, 32 MiB with 8192 words, which a GPU
+ * keeps in its cache; and gradients of logits, enough to keep it busy. */
 enum { LOGIT_ROWS = 1024, GRADIENT_ROWS = 8192 };
 
 static const matrix none = { 0 };
@@ -31,7 +31,7 @@ struct train_model {
     /* Without an MLP the last layer has rows at the answers alone: e before it, y and their gradients. */
     matrix before, last_y, dlast_y, dfound_operand;
     matrix normed, dnormed, norm;
-    matrix out, dout; /* logits of one model and their gradients; regression: predictions, then gradients */
+    matrix out, dout; /* room for logits and their gradients; regression: predictions, then gradients */
     matrix results;
     void *order; /* of the batch's tokens */
 };
