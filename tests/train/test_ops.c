@@ -475,7 +475,15 @@ static void test_gather(void **state)
             assert_true(fixture_get(y, n * 4 + c) == (rows[n] < 0 ? 0 : fixture_get(x, from)));
         }
     assert_true(fabs(fixture_dot(dx, x) - fixture_dot(g, y)) < 1e-12);
-    free(x.data), free(y.data), free(g.data), free(dx.data);
+    /* Added to x; of what is an operand only these rows are written. */
+    matrix sum = fixture_matrix(&on, MODELS, FEW, 4), operand = fixture_matrix(&on, MODELS, FEW, 4);
+    fixture_fill(sum, 1);
+    on.op->scatter_add(&on, sum, operand, g, at);
+    for (int64_t i = 0; i < matrix_elements(sum); i++) {
+        assert_true(fixture_get(sum, i) == fixture_get(x, i) + fixture_get(dx, i));
+        assert_true(fixture_get(operand, i) == (fixture_get(dx, i) != 0 ? fixture_get(sum, i) : 0));
+    }
+    free(x.data), free(y.data), free(g.data), free(dx.data), free(sum.data), free(operand.data);
 }
 
 /* ---- losses */
