@@ -661,6 +661,7 @@ static void aim(const machine *gpu, array *x, const array *table, const shape *s
                    (size_t)(matrix_elements(x->got) * matrix_bytes_each(x->got)));
 }
 
+/* Weights are rounded to bfloat16, by up to 2^-8: of one row nothing averages out. */
 static void check_word_loss(const machine *gpu, const int64_t *size, bool aimed)
 {
     enum { EACH, DX, DTABLE, X_ROWS, WORDS_OF, LOGITS, G, ARRAYS };
@@ -685,7 +686,7 @@ static void check_word_loss(const machine *gpu, const int64_t *size, bool aimed)
                        list[WORDS_OF].there, (numbers){ l.there[2], s.rows }, l.there[3], list[LOGITS].there,
                        list[G].there);
     for (int i = 0; i < X_ROWS; i++)
-        compare_within(name, gpu, &s, i, &list[i], gpu->operand == LOAM_BF16 && i > EACH ? 3e-3 : 2e-5);
+        compare_within(name, gpu, &s, i, &list[i], gpu->operand == LOAM_BF16 && i > EACH ? 4e-3 : 2e-5);
     for (int i = 0; i < ARRAYS; i++)
         free_array(&list[i]);
     free_lists(&l);
