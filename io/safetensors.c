@@ -2,6 +2,7 @@
 #include "io/safetensors.h"
 
 #include "io/in_file.h"
+#include "io/json.h"
 #include "io/nearest.h"
 #include "io/out_file.h"
 
@@ -67,17 +68,7 @@ static int parse_header(safetensors *t)
     char *text = NULL;
     size_t length = 0;
     int status = read_header_text(t, &text, &length);
-    if (!status) {
-        json_error_t reason;
-        t->root = json_loadb(text, length, JSON_REJECT_DUPLICATES, &reason);
-        /* Without memory jansson gives no reason, or that one; with a reason it is the text that is wrong. */
-        if (!t->root && (!*reason.text || json_error_code(&reason) == json_error_out_of_memory))
-            status = io_fail(t->error, EXIT_INTERNAL, "out of memory for the header of %s", t->name);
-        else if (!t->root)
-            status = io_fail(t->error, EXIT_INPUT, "%s: the header is not JSON: %s", t->name, reason.text);
-        else if (!json_is_object(t->root))
-            status = io_fail(t->error, EXIT_INPUT, "%s: the header is not a JSON object", t->name);
-    }
+    if (!status) status = json_object_of(&t->root, text, length, t->name, "the header", t->error);
     free(text);
     return status;
 }
