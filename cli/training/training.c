@@ -163,19 +163,17 @@ static int run(session *s, const request *r, const char **out, io_error *error)
 /* Its machine, and what names it all. */
 static int session_open(session *s, const request *r, io_error *error)
 {
-    loam_error cause;
     s->plan = r->plan;
-    s->host = s->on = machine_cpu(LOAM_F32, (int)r->threads);
-    if (r->cuda && machine_cuda(&s->on, r->bf16 ? LOAM_BF16 : LOAM_F32, &cause))
-        return io_fail(error, EXIT_USAGE, "--backend cuda: %s", cause.text);
+    s->host = machine_cpu(LOAM_F32, (int)r->threads);
+    const int status = backend_open(r->where, (int)r->threads, &s->on, error);
+    if (status != EXIT_OK) return status;
     s->runner = (runner){ .on = &s->on,
                           .directory = s->state,
                           .interval = r->interval,
                           .seconds = r->minutes > 0 ? 60 * r->minutes : INFINITY,
                           .begun = trainer_clock() };
     describe(&s->plan, s->description);
-    text_add(s->description, DESCRIPTION, "; on %s, %s", r->cuda ? "a GPU" : "the CPU",
-             r->bf16 ? "bf16" : "f32");
+    text_add(s->description, DESCRIPTION, "; %s", backend_text(r->where));
     snprintf(s->state, sizeof s->state, "%s/state", r->out);
     return EXIT_OK;
 }
