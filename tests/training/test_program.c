@@ -117,6 +117,40 @@ static void pieces_come_to_the_same(void **state)
     expect_same("whole", "pieces");
 }
 
+/* Without gnuplot all else is there; where it is, pictures are drawn from what was kept. */
+static void pictures_may_follow(void **state)
+{
+    (void)state;
+    outcome result = run_shell("PATH=/nowhere $LOAM " CONTEXT " --out plain");
+    expect_status(&result, EXIT_OK);
+    assert_non_null(strstr(result.out, "no gnuplot here"));
+    result = run_shell("ls plain; grep -c svg plain/index.html; for f in runs best; do cmp whole/$f.csv "
+                       "plain/$f.csv; done; cp plain/times.csv .times");
+    assert_string_equal(result.out, "best.csv\nindex.html\nruns.csv\nstate\ntimes.csv\n0\n");
+    result = run_loam(CONTEXT " --out plain");
+    expect_status(&result, EXIT_OK);
+    assert_null(strstr(result.out, "no gnuplot here"));
+    expect_same("whole", "plain");
+    result = run_shell("cmp plain/times.csv .times"); /* Nothing is trained again. */
+    expect_status(&result, 0);
+}
+
+#if LOAM_HAVE_CUDA
+/* What a GPU has trained, which is told by a line of options. */
+static void pictures_need_no_gpu(void **state)
+{
+    (void)state;
+    outcome result = run_shell("PATH=/nowhere $LOAM " CONTEXT " --out far");
+    expect_status(&result, EXIT_OK);
+    result = run_shell("sed -i 's/on the CPU, f32/on a GPU, f32/' far/state/plan");
+    expect_status(&result, 0);
+    result = run_loam(CONTEXT " --backend cuda --dtype f32 --out far");
+    expect_status(&result, EXIT_OK);
+    result = run_shell("sed -i 's/on a GPU, f32/on the CPU, f32/' far/index.html");
+    expect_same("whole", "far");
+}
+#endif
+
 static void other_runs_are_refused(void **state)
 {
     (void)state;
@@ -292,6 +326,10 @@ int main(void)
         cmocka_unit_test(threads_and_stacks_do_not_matter),
         cmocka_unit_test(killed_runs_continue),
         cmocka_unit_test(pieces_come_to_the_same),
+        cmocka_unit_test(pictures_may_follow),
+#if LOAM_HAVE_CUDA
+        cmocka_unit_test(pictures_need_no_gpu),
+#endif
         cmocka_unit_test(other_runs_are_refused),
         cmocka_unit_test(damaged_state_is_refused),
         cmocka_unit_test(a_plan_is_made_to_fit),
