@@ -448,12 +448,14 @@ static void test_probe(void **state)
     assert_int_equal(misses, 0);
 }
 
-int main(void)
+/* Of all its tests, or of those that the argument, a pattern, names. */
+int main(int argc, char **argv)
 {
     if (!device_count()) {
         print_message("skipped: no CUDA device\n");
         return SKIPPED;
     }
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_float), cmocka_unit_test(test_narrow),    cmocka_unit_test(test_steps),
         cmocka_unit_test(test_stack), cmocka_unit_test(test_recording), cmocka_unit_test(test_probe),
