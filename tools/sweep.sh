@@ -42,8 +42,7 @@ run()
 section()
 {
     printf '\n## %s\n\n```\n' "$1"
-    sed '/^The time is over/d; /^There is no gnuplot/d; /^Results and pictures/d; /^About 0.0/d' "$dir/$1.txt" |
-        cat -s
+    sed '/^The time is over/d; /^There is no gnuplot/d; /^Results and/d; /^About 0.0/d' "$dir/$1.txt" | cat -s
     echo '```'
     for picture in "$to/$1"/*.svg; do
         [ ! -e "$picture" ] || printf '\n![%s](%s)\n' "$(basename "$picture" .svg)" "$1/${picture##*/}"

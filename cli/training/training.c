@@ -173,9 +173,7 @@ static int run(session *s, const request *r, const char **out, io_error *error)
     if (status == EXIT_OK && whole) *out = r->out;
     if (status == EXIT_OK && whole && drawn) training_state_remove(s->state);
     if (status == EXIT_OK && whole && !drawn)
-        printf(
-            "\nThere is no gnuplot here: pictures are left out, and the same command draws them where there is "
-            "one.\n");
+        printf("\nThere is no gnuplot here, so no pictures: the same command draws them where it is.\n");
     results_close(&s->results);
     return status;
 }

@@ -369,7 +369,8 @@ static void test_first_query(void **state)
     }
 }
 
-/* W_q, W_k, W_v and W_o, and W_z, of whatever shape; not the arrays of Hyena's filter, where they are d x d. */
+/* W_q, W_k, W_v, W_R, W_z and W_o, of whatever shape; not the arrays of Hyena's filter, where they are
+ * square. */
 static void test_muon(void **state)
 {
     (void)state;
