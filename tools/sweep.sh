@@ -38,11 +38,12 @@ run()
     du -sh "$dir"
 }
 
-# Its table, with what was said of the plan before it; its pictures.
+# Its table and its verdicts, without the plan before them; its pictures.
 section()
 {
     printf '\n## %s\n\n```\n' "$1"
-    sed '/^The time is over/d; /^There is no gnuplot/d; /^Results and/d; /^About 0.0/d' "$dir/$1.txt" | cat -s
+    sed -n '/^Accuracy/,$p; /^Mean/,$p; /^arm /,$p' "$dir/$1.txt" |
+        sed '/^There is no gnuplot/d; /^Results and/d' | cat -s
     echo '```'
     for picture in "$to/$1"/*.svg; do
         [ ! -e "$picture" ] || printf '\n![%s](%s)\n' "$(basename "$picture" .svg)" "$1/${picture##*/}"
