@@ -48,5 +48,6 @@ static inline size_t gpu_aligned(size_t bytes) { return (bytes + 255) / 256 * 25
 /* cuBLASLt; NULL: not found, and error says so. */
 products *products_open(loam_error *error);
 void products_close(products *made);
+size_t products_version(const products *made);
 
 #endif
