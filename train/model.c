@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Rows of a model that have logits at a time, 32 MiB with 8192 words, which a GPU keeps in its cache; and
- * gradients of logits, enough to keep it busy. */
+/* Where logits lie in memory: rows of a model that have them at a time, 32 MiB with 8192 words, which a GPU
+ * keeps in its cache; and gradients of logits, enough to keep it busy. */
 enum { LOGIT_ROWS = 1024, GRADIENT_ROWS = 8192 };
 enum { THINNEST = 16 }; /* of what Muon takes */
 
@@ -30,7 +30,7 @@ struct train_model {
     matrix de_operand;    /* de, as an operand of products */
     matrix found, dfound; /* e at the answers */
     matrix normed, dnormed, norm;
-    matrix out, dout; /* logits of one model and their gradients; regression: predictions, then gradients */
+    matrix out, dout; /* room for logits and their gradients; regression: predictions, then gradients */
     matrix results;
 };
 
@@ -345,44 +345,13 @@ static loam_status layer_backward(train_model *m, int64_t l, loam_error *error)
     return LOAM_OK;
 }
 
-/* Logits of rows first .. first + count - 1 of a model are made and judged, and turned into gradients, while
- * they lie in a cache. */
-static void judge_block(train_model *m, const train_batch *b, int64_t model, int64_t first, int64_t count,
-                        matrix g)
-{
-    const machine *on = &m->on;
-    const matrix normed = matrix_rows(matrix_model(m->normed, model), first, count);
-    const matrix results = matrix_rows(matrix_model(m->results, model), first, count);
-    const matrix logits = matrix_rows(m->out, 0, count);
-    const numbers targets = { b->there.targets + model * m->answers + first, 0 };
-    on->op->product(on, logits, normed, matrix_model(m->into->w, model), PRODUCT_B_TRANSPOSED);
-    on->op->cross_entropy(on, results, g, logits, targets, b->there.counts + model);
-}
-
-/* As many rows as have their gradients at a time. */
-static void judge_rows(train_model *m, const train_batch *b, int64_t model, int64_t first, bool back)
-{
-    const machine *on = &m->on;
-    const int64_t count = least_of(m->answers - first, GRADIENT_ROWS);
-    const matrix g = matrix_rows(m->dout, 0, count);
-    const matrix normed = matrix_rows(matrix_model(m->normed, model), first, count);
-    const matrix dnormed = matrix_rows(matrix_model(m->dnormed, model), first, count);
-    for (int64_t n = 0; n < count; n += LOGIT_ROWS) {
-        const int64_t rows = least_of(count - n, LOGIT_ROWS);
-        judge_block(m, b, model, first + n, rows, matrix_rows(g, n, rows));
-    }
-    if (!back) return;
-    on->op->product(on, dnormed, g, matrix_model(m->into->w, model), 0);
-    on->op->product(on, matrix_model(m->into->g, model), g, normed,
-                    PRODUCT_A_TRANSPOSED | (first > 0 ? PRODUCT_ADD : 0));
-}
-
 static void judge_words(train_model *m, const train_batch *b, bool back)
 {
+    const parameter *table = m->into;
+    const numbers targets = { b->there.targets, m->answers };
     norm(m, m->normed, m->norm, m->found, m->last, m->last_bias);
-    for (int64_t model = 0; model < m->shape.models; model++)
-        for (int64_t first = 0; first < m->answers; first += GRADIENT_ROWS)
-            judge_rows(m, b, model, first, back);
+    m->on.op->word_loss(&m->on, m->results, back ? m->dnormed : none, back ? table->g : none, m->normed,
+                        table->w, targets, b->there.counts, m->out, m->dout);
     if (back) norm_back(m, m->dfound, m->dnormed, m->found, m->norm, m->last, m->last_bias, false);
 }
 

@@ -25,6 +25,11 @@ extern "C" loam_status gpu_open(machine_gpu **made, loam_error *error)
     }
     machine_gpu *gpu = (machine_gpu *)calloc(1, sizeof *gpu);
     if (!gpu) return refuse(error, LOAM_EMEMORY, "a GPU", "out of memory");
+    int device = 0, major = 0, minor = 0;
+    (void)cudaGetDevice(&device);
+    (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    (void)cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    gpu->hopper = major == 9 && minor == 0;
     gpu->made = products_open(error);
     if (!gpu->made) {
         gpu_close(gpu);
