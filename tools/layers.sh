@@ -35,6 +35,7 @@ random
 train     include io random train/cpu train/cuda
 train/cpu include train
 train/cuda include train
+train/cuda/hopper include src/gpu train/cuda
 cli       include io
 cli/attend     include io cli
 cli/bench      include io cli random

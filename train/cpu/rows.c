@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Rows by their number: words, positions, answers; and the losses. */
 #include "train/cpu/real.h"
+#include "train/word_loss.h"
 
 #include <string.h>
 
@@ -123,6 +124,12 @@ void REAL(cross_entropy)(const machine *on, matrix each, matrix g, matrix logits
             d[c] *= share / sum;
         d[target] -= share;
     }
+}
+
+void REAL(word_loss)(const machine *on, matrix each, matrix dx, matrix dtable, matrix x, matrix table,
+                     numbers targets, const int64_t *counts, matrix logits, matrix g)
+{
+    word_loss_in_blocks(on, each, dx, dtable, x, table, targets, counts, logits, g);
 }
 
 void REAL(squared_error)(const machine *on, matrix each, matrix y, matrix t)
