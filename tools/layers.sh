@@ -35,13 +35,15 @@ random
 train     include io random train/cpu train/cuda
 train/cpu include train
 train/cuda include train
+lm        include io train text
 cli       include io
 cli/attend     include io cli
 cli/bench      include io cli random
 cli/experiment include io cli random
 cli/training   include io cli cli/experiment train
+cli/lm         include io cli text lm train
 cli/regress    include io cli
-tests     include io random train cli cli/attend cli/bench cli/experiment cli/training cli/regress
+tests     include io random train lm cli cli/attend cli/bench cli/experiment cli/training cli/regress
 tests/simd include src/base src/simd tests
 bench     include io cli cli/bench train random src/base src/simd
 examples  include
