@@ -312,6 +312,33 @@ int safetensors_tensor(safetensors *file, array *out, const char *tensor, io_err
     return read_tensor(out, file, tensor);
 }
 
+static const char *without_metadata(const safetensors *file, void *at)
+{
+    if (at && strcmp(json_object_iter_key(at), METADATA) == 0) at = json_object_iter_next(file->root, at);
+    return at ? json_object_iter_key(at) : NULL;
+}
+
+const char *safetensors_next(const safetensors *file, const char *tensor)
+{
+    if (!tensor) return without_metadata(file, json_object_iter(file->root));
+    return without_metadata(file, json_object_iter_next(file->root, json_object_iter_at(file->root, tensor)));
+}
+
+bool safetensors_find(const safetensors *file, const char *tensor, safetensors_place *out)
+{
+    const json_t *entry = strcmp(tensor, METADATA) == 0 ? NULL : json_object_get(file->root, tensor);
+    if (!entry) return false;
+    extent place;
+    *out = (safetensors_place){ .type = json_string_value(json_object_get(entry, "dtype")) };
+    /* Both were checked when the file was opened. */
+    if (tensor_shape(file, tensor, entry, &out->rank, out->shape) ||
+        tensor_offsets(file, tensor, entry, &place))
+        return false;
+    out->begin = file->data_begin + place.begin;
+    out->bytes = place.end - place.begin;
+    return true;
+}
+
 /* ---------------------------------------------------------------- writing */
 
 static size_t bytes_of(const array *a) { return (size_t)a->count * array_dtype_bytes(a->dtype); }

@@ -25,6 +25,19 @@ size_t safetensors_count(const safetensors *file);
 const char *safetensors_text(const safetensors *file, const char *name);
 int safetensors_tensor(safetensors *file, array *out, const char *tensor, io_error *error);
 
+/* The name after this one, in the order of the header; of NULL the first. NULL: there are no more. */
+const char *safetensors_next(const safetensors *file, const char *tensor);
+
+/* A tensor of any type, where it lies in the file. */
+typedef struct safetensors_place {
+    const char *type; /* "I64"; lives as long as the file */
+    int rank;
+    int64_t shape[ARRAY_MAX_RANK];
+    int64_t begin, bytes; /* from the beginning of the file */
+} safetensors_place;
+/* False: there is none of this name. */
+bool safetensors_find(const safetensors *file, const char *tensor, safetensors_place *out);
+
 /* What is to be written: tensors under different names, and texts, name and value by turns up to a NULL. */
 typedef struct safetensors_contents {
     size_t count;

@@ -57,8 +57,11 @@ static int check_reals(const lm_config *c, const char *name, io_error *error)
 static void drop_no_tokens(lm_config *c)
 {
     int kept = 0;
-    for (int i = 0; i < c->stops; i++)
-        if (c->stop[i] >= 0 && c->stop[i] < c->vocabulary) c->stop[kept++] = c->stop[i];
+    for (int i = 0; i < c->stops; i++) {
+        const int32_t stop = c->stop[i];
+        c->stop[i] = 0;
+        if (stop >= 0 && stop < c->vocabulary) c->stop[kept++] = stop;
+    }
     c->stops = kept;
     if (c->bos < 0 || c->bos >= c->vocabulary) c->bos = -1;
 }

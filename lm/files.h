@@ -45,8 +45,8 @@ const char *lm_part_text(lm_part part, int64_t layer, char text[64]);
 
 typedef struct lm_files lm_files;
 
-/* Opens and checks: every part is there with its shape, every offset lies within its file, types are known.
- * On failure *made is NULL. */
+/* Opens and checks: every part is there with its shape, every offset lies within its file, types are known,
+ * and no array is there that is no part of such a model. `path` must outlive it. On failure *made is NULL. */
 int lm_files_open(lm_files **made, const char *path, io_error *error);
 void lm_files_close(lm_files *f); /* NULL is allowed */
 

@@ -15,8 +15,8 @@ import gguf
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM,
-                          LlamaConfig, LlamaForCausalLM)
+from transformers import (BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, GPTNeoXConfig,
+                          GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM)
 
 HERE = pathlib.Path(__file__).resolve().parent / 'data'
 TOKENS = [3, 17, 17, 60, 0, 41, 5, 63, 22, 9, 3, 30]
@@ -128,8 +128,8 @@ GGUF_NAMES = {'input_layernorm': 'attn_norm', 'self_attn.q_proj': 'attn_q', 'sel
               'post_attention_layernorm': 'ffn_norm', 'mlp.gate_proj': 'ffn_gate', 'mlp.up_proj': 'ffn_up',
               'mlp.down_proj': 'ffn_down'}
 GGUF_TYPES = {'self_attn.q_proj': 'Q4_1', 'self_attn.k_proj': 'Q8_0', 'self_attn.v_proj': 'F16',
-              'self_attn.o_proj': 'BF16', 'mlp.gate_proj': 'Q4_0', 'mlp.up_proj': 'Q4_1', 'mlp.down_proj': 'Q4_1',
-              'model.embed_tokens': 'Q8_0'}
+              'self_attn.o_proj': 'BF16', 'mlp.gate_proj': 'Q4_0', 'mlp.up_proj': 'Q4_1',
+              'mlp.down_proj': 'Q4_1', 'model.embed_tokens': 'Q8_0'}
 
 
 def gguf_name(name):
@@ -143,7 +143,8 @@ def gguf_name(name):
 def llama_gguf():
     heads = {'self_attn.q_proj': 2, 'self_attn.k_proj': 1}
     config = LlamaConfig(**small() | {'hidden_size': 32, 'intermediate_size': 64}, num_key_value_heads=1,
-                         tie_word_embeddings=True, rope_parameters={'rope_type': 'default', 'rope_theta': 20000.0})
+                         tie_word_embeddings=True,
+                         rope_parameters={'rope_type': 'default', 'rope_theta': 20000.0})
     model = filled(LlamaForCausalLM, config, 8)
     folder = HERE / 'llama-gguf'
     folder.mkdir()
