@@ -26,8 +26,8 @@ struct lm_text {
     memory memory;
     matrix *keys, *values; /* [layers], each [1][room][heads_kv head_dim] */
     matrix x, y, second, stats, q, o, up, gate, inner, probe; /* second: with parallel attention and mlp */
-    numbers tokens;
-    text_plans *plans; /* [layers] where layers differ, else one */
+    int32_t *ids;                                             /* of the tokens that are read */
+    text_plans *plans;                                        /* [layers] where layers differ, else one */
     void *work;
     size_t work_bytes;
 };
@@ -164,7 +164,7 @@ static void take_all(lm_text *t)
     t->probe = t->of->options.mechanism == LOAM_PARALLAX
                    ? memory_matrix(&t->memory, on->operand, 1, t->most, q)
                    : none;
-    t->tokens = (numbers){ memory_take(&t->memory, t->most, sizeof(int32_t)), 0 };
+    t->ids = memory_take(&t->memory, t->most, sizeof *t->ids);
 }
 
 int lm_text_open(lm_text **made, const lm_model *m, int64_t room, int64_t chunk, io_error *error)
@@ -369,7 +369,7 @@ static void enter(const lm_text *t, matrix x)
     const machine *on = t->of->on;
     const lm_weights *w = &t->of->weights;
     const matrix places = lm_weight(w, 0, LM_POSITIONS), types = lm_weight(w, 0, LM_TYPES);
-    on->op->embed(on, x, lm_weight(w, 0, LM_EMBED), t->tokens, none);
+    on->op->embed(on, x, lm_weight(w, 0, LM_EMBED), (numbers){ t->ids, 0 }, none);
     if (places.data) on->op->add_positions(on, x, matrix_rows(places, t->length, x.rows));
     if (types.data) on->op->add_positions(on, x, matrix_rows(types, 0, 1));
 }
@@ -394,7 +394,7 @@ int lm_text_read(lm_text *t, const int32_t *tokens, int64_t count, matrix *hidde
     if (status) return status;
     if (m->config->architecture == LM_BERT) t->length = 0;
     matrix x = matrix_rows(t->x, 0, count), y = matrix_rows(t->y, 0, count);
-    machine_upload(m->on, (void *)t->tokens.data, tokens, (size_t)count * sizeof *tokens);
+    machine_upload(m->on, t->ids, tokens, (size_t)count * sizeof *tokens);
     enter(t, x);
     if (lm_weight(&m->weights, 0, LM_EMBED_NORM).data) {
         norm(t, y, x, 0, LM_EMBED_NORM);

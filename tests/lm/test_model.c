@@ -32,24 +32,24 @@ static const char *path_of(char path[4096], const char *name, const char *file)
     return path;
 }
 
-static scene open_scene(const char *name, const lm_options *options)
+/* The model points into it. */
+static void open_scene(scene *s, const char *name, const lm_options *options)
 {
     char path[4096];
     io_error error;
     int64_t *ids, count;
-    scene s = { .on = machine_cpu(LOAM_F32, THREADS) };
-    const bool gguf = strcmp(name, "llama-gguf") == 0;
-    if (lm_files_open(&s.files, path_of(path, name, gguf ? "model.gguf" : ""), &error))
+    const bool one_file = strcmp(name, "llama-gguf") == 0;
+    *s = (scene){ .on = machine_cpu(LOAM_F32, THREADS) };
+    if (lm_files_open(&s->files, path_of(path, name, one_file ? "model.gguf" : ""), &error))
         fail_msg("%s", error.text);
-    if (lm_model_open(&s.model, &s.on, s.files, options, &error)) fail_msg("%s", error.text);
+    if (lm_model_open(&s->model, &s->on, s->files, options, &error)) fail_msg("%s", error.text);
     if (npy_read_integers(&ids, &count, path_of(path, "", "tokens.npy"), &error)) fail_msg("%s", error.text);
     assert_int_equal(count, TOKENS);
     for (int i = 0; i < TOKENS; i++)
-        s.tokens[i] = (int32_t)ids[i];
+        s->tokens[i] = (int32_t)ids[i];
     free(ids);
-    const lm_config *c = lm_files_config(s.files);
-    s.width = c->architecture == LM_BERT ? c->width : c->vocabulary;
-    return s;
+    const lm_config *c = lm_files_config(s->files);
+    s->width = c->architecture == LM_BERT ? c->width : c->vocabulary;
 }
 
 static void close_scene(scene *s)
@@ -102,7 +102,8 @@ static void test_expected(void **state)
         char path[4096];
         io_error error;
         array expected;
-        scene s = open_scene(models[i], &options);
+        scene s;
+        open_scene(&s, models[i], &options);
         float *got = run(&s, TOKENS);
         if (npy_read(&expected, path_of(path, models[i], "expected.npy"), &error)) fail_msg("%s", error.text);
         assert_int_equal(expected.count, TOKENS * s.width);
@@ -123,7 +124,8 @@ static void test_pieces(void **state)
     const lm_options options = lm_options_default();
     (void)state;
     for (int i = 0; i < MODELS - 1; i++) {
-        scene s = open_scene(models[i], &options);
+        scene s;
+        open_scene(&s, models[i], &options);
         float *whole = run(&s, TOKENS);
         for (int n = 0; n < 2; n++) {
             float *got = run(&s, pieces[n]);
@@ -140,7 +142,8 @@ static void test_attention(void **state)
     (void)state;
     for (int i = 0; i < MODELS; i++) {
         lm_options options = lm_options_default();
-        scene softmax = open_scene(models[i], &options);
+        scene softmax;
+        open_scene(&softmax, models[i], &options);
         float *want = run(&softmax, TOKENS);
         const int64_t count = TOKENS * softmax.width;
         double apart[4];
@@ -149,7 +152,8 @@ static void test_attention(void **state)
             options.mechanism = n == 0 ? LOAM_PARALLAX : n < 3 ? LOAM_LLA : LOAM_SOFTMAX;
             options.ridge = n == 1 ? 1e7 : 0.5;
             options.inverse_temperature = n == 3 ? 2 : 1;
-            scene other = open_scene(models[i], &options);
+            scene other;
+            open_scene(&other, models[i], &options);
             float *got = run(&other, TOKENS);
             apart[n] = distance(got, want, count);
             free(got);
@@ -173,7 +177,8 @@ static void test_one_layer(void **state)
         options.only = n == 3 ? -1 : n;
         if (n == 2) options.mechanism = LOAM_SOFTMAX, options.only = -1;
         if (n == 3) options.mechanism = LOAM_LLA;
-        scene s = open_scene("llama", &options);
+        scene s;
+        open_scene(&s, "llama", &options);
         width = s.width;
         got[n] = run(&s, TOKENS);
         close_scene(&s);
@@ -196,10 +201,11 @@ static void test_weights(void **state)
         for (int n = 0; n < 3; n++) {
             lm_options options = lm_options_default();
             options.weights = types[n];
-            scene s = open_scene(models[i], &options);
-            got[n] = run(&s, n == 1 ? TOKENS : 3), count = TOKENS * s.width,
-            bytes[n] = lm_model_bytes(s.model);
-            if (strcmp(models[i], "bert") == 0) free(got[n]), got[n] = run(&s, TOKENS);
+            scene s;
+            open_scene(&s, models[i], &options);
+            const bool bert = strcmp(models[i], "bert") == 0;
+            got[n] = run(&s, n == 1 || bert ? TOKENS : 3);
+            count = TOKENS * s.width, bytes[n] = lm_model_bytes(s.model);
             close_scene(&s);
         }
         assert_true(bytes[1] == bytes[2] && bytes[1] < bytes[0] * 2 / 3);
@@ -216,7 +222,8 @@ static void test_threads(void **state)
     const lm_options options = lm_options_default();
     (void)state;
     for (int i = 0; i < MODELS; i++) {
-        scene s = open_scene(models[i], &options);
+        scene s;
+        open_scene(&s, models[i], &options);
         float *want = run(&s, TOKENS);
         s.on.threads = 1;
         float *got = run(&s, TOKENS);
@@ -230,7 +237,8 @@ static void test_threads(void **state)
 static void test_refusals(void **state)
 {
     lm_options options = lm_options_default();
-    scene s = open_scene("gpt2", &options);
+    scene s;
+    open_scene(&s, "gpt2", &options);
     const lm_config *c = lm_files_config(s.files);
     const int32_t bad[] = { (int32_t)c->vocabulary, -1 };
     io_error error;
@@ -279,7 +287,8 @@ static void test_windows(void **state)
 static void test_scores(void **state)
 {
     const lm_options options = lm_options_default();
-    scene s = open_scene("llama", &options);
+    scene s;
+    open_scene(&s, "llama", &options);
     double nll[TOKENS];
     io_error error;
     scorer *scores;
