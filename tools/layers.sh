@@ -32,11 +32,11 @@ src/rope  include src/base src/simd src/gpu
 src/core  include src/base src/gpu src/local src/recurrent
 io        include
 random
+text      include io
 train     include io random train/cpu train/cuda
 train/cpu include train
 train/cuda include train
 train/cuda/hopper include src/gpu train/cuda
-text      include io
 lm        include io train text random
 cli       include io
 cli/attend     include io cli
