@@ -149,6 +149,7 @@ static int arc_choices(const line *l, const char **question, const char *text[IT
         status = texts_of(l, json_object_get(list, "text"), "choices.text", text, count);
         return status ? status : texts_of(l, json_object_get(list, "label"), "choices.label", label, count);
     }
+    if (!json_is_object(inner)) return wrong(l, "question: expected a text or an object");
     list = json_object_get(inner, "choices");
     *count = (int)json_array_size(list);
     if ((status = text_of(l, inner, "stem", question))) return status;
