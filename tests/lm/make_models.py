@@ -33,7 +33,9 @@ def filled(kind, config, seed, dtype=torch.float32):
             noise = torch.randn(value.shape, generator=generator) * (.1 if value.dim() == 1 else .3)
             is_scale = value.dim() == 1 and name.endswith('weight')
             value.copy_(noise + 1 if is_scale else noise)
-    return model.to(dtype)
+            # Not model.to(dtype), which would round the frequencies of RoPE too.
+            value.data = value.data.to(dtype)
+    return model
 
 
 def outcome(model):
