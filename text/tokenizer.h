@@ -45,7 +45,8 @@ typedef struct token_stream {
     bool begun;
 } token_stream;
 token_stream token_stream_of(const tokenizer *t);
-/* Writes what is whole now to a buffer of at least token_stream_room(t) bytes; returns how many. */
+/* Writes what is whole now to a buffer of at least token_stream_room(t) bytes; returns how many. Special
+ * tokens, and ids without a token, write nothing. */
 size_t token_stream_room(const tokenizer *t);
 size_t token_stream_put(token_stream *s, int32_t id, char *out);
 /* What still waits, as it is. */

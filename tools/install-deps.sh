@@ -13,7 +13,9 @@ make                build,test,demo,lint   runs the Makefile
 cmake               build,test,demo,lint   configures the build
 ninja-build         build,test,demo,lint   runs the build
 pkg-config          build,test,demo,lint   finds the libraries below
-libjansson-dev      build,test,demo,lint   JSON: headers of .safetensors, results of experiments
+libjansson-dev      build,test,demo,lint   JSON: headers of .safetensors, tokenizers, results of experiments
+libpcre2-dev        build,test,demo,lint   splits texts by the patterns of tokenizers
+libutf8proc-dev     build,test,demo,lint   Unicode: normal forms, classes of characters, lower case
 libcsv-dev          build,test,demo,lint   reads tables for loam regress
 librandom123-dev    build,test,demo,lint   random numbers by counter: the same for any number of threads
 libopenblas-dev     build,test,demo,lint   matrix products in experiments and training, the yardstick of speed

@@ -33,9 +33,7 @@ def filled(kind, config, seed, dtype=torch.float32):
             noise = torch.randn(value.shape, generator=generator) * (.1 if value.dim() == 1 else .3)
             is_scale = value.dim() == 1 and name.endswith('weight')
             value.copy_(noise + 1 if is_scale else noise)
-            # Not model.to(dtype), which would round the frequencies of RoPE too.
-            value.data = value.data.to(dtype)
-    return model
+    return model.to(dtype)
 
 
 def outcome(model):
@@ -50,7 +48,8 @@ def save(name, model, shard='1GB'):
     folder = HERE / name
     model.save_pretrained(folder, max_shard_size=shard)
     (folder / 'generation_config.json').unlink(missing_ok=True)
-    np.save(folder / 'expected.npy', outcome(model))
+    # As a reader has it: the rotary frequencies of a 16-bit model in memory are rounded, in its file they are not.
+    np.save(folder / 'expected.npy', outcome(type(model).from_pretrained(folder, dtype=torch.float64)))
     return folder
 
 
