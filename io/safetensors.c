@@ -396,27 +396,42 @@ static char *header_text(const safetensors_contents *contents)
     return text;
 }
 
+static int put_data(void *context, size_t index, FILE *stream, io_error *error)
+{
+    const array *tensors = context;
+    (void)error;
+    fwrite(tensors[index].data, 1, bytes_of(&tensors[index]), stream);
+    return 0;
+}
+
 /* The header is filled up with spaces, so that the data begin at a multiple of 8. */
-static void write_all(FILE *stream, const safetensors_contents *contents, const char *header)
+static void write_header(FILE *stream, const char *header)
 {
     const size_t length = strlen(header), padded = (length + 7) / 8 * 8;
     for (int i = 0; i < LENGTH_BYTES; i++)
         fputc((int)(padded >> 8 * i & 255), stream);
     fprintf(stream, "%-*s", (int)padded, header);
-    for (size_t i = 0; i < contents->count; i++)
-        fwrite(contents->tensors[i].data, 1, bytes_of(&contents->tensors[i]), stream);
 }
 
-int safetensors_write(const char *path, const safetensors_contents *contents, io_error *error)
+int safetensors_write_by(const char *path, const safetensors_contents *contents, safetensors_put *put,
+                         void *context, io_error *error)
 {
     char *header = header_text(contents);
     if (!header) return io_fail(error, EXIT_INTERNAL, "out of memory for the header of %s", path);
     out_file *file = NULL;
     int status = out_open(&file, path, error);
-    if (!status) {
-        write_all(out_stream(file), contents, header);
+    if (!status) write_header(out_stream(file), header);
+    for (size_t i = 0; !status && i < contents->count; i++)
+        status = put(context, i, out_stream(file), error);
+    if (!status)
         status = out_commit(file, error);
-    }
+    else
+        out_discard(file);
     free(header);
     return status;
+}
+
+int safetensors_write(const char *path, const safetensors_contents *contents, io_error *error)
+{
+    return safetensors_write_by(path, contents, put_data, (void *)(uintptr_t)contents->tensors, error);
 }

@@ -49,4 +49,11 @@ typedef struct safetensors_contents {
 /* Whole or not at all (io/out_file.h). The same contents give the same bytes. Names and texts are UTF-8. */
 int safetensors_write(const char *path, const safetensors_contents *contents, io_error *error);
 
+/* Writes all data of tensor `index` to the stream, and returns 0 or an exit status. What the stream does not
+ * take is noticed in the end. */
+typedef int safetensors_put(void *context, size_t index, FILE *stream, io_error *error);
+/* The same of tensors without data, which are asked for one after another. */
+int safetensors_write_by(const char *path, const safetensors_contents *contents, safetensors_put *put,
+                         void *context, io_error *error);
+
 #endif

@@ -14,8 +14,7 @@ enum { LAYER_PARTS = LM_PARTS - LM_NORM_1, TILE = 64 };
 /* A part's array. A vector is a matrix of one column here, so that its elements are rows. */
 typedef struct source {
     tensor array;
-    lm_layout layout;
-    int third;
+    lm_name name;
     int64_t rows, columns; /* of the part */
 } source;
 
@@ -61,50 +60,29 @@ static int find_array(const lm_files *f, lm_part part, int64_t layer, tensor *ou
     return io_fail(error, EXIT_INPUT, "%s has no '%s', %s", f->path, name, lm_part_text(part, layer, text));
 }
 
-static bool is_vector(lm_part part)
+static int check_shape(const lm_files *f, lm_part part, int64_t layer, const tensor *t, io_error *error)
 {
-    switch (part) {
-    case LM_EMBED:
-    case LM_POSITIONS:
-    case LM_TYPES:
-    case LM_HEAD:
-    case LM_Q:
-    case LM_K:
-    case LM_V:
-    case LM_O:
-    case LM_GATE:
-    case LM_UP:
-    case LM_DOWN: return false;
-    default: return true;
-    }
-}
-
-static int check_shape(const lm_files *f, lm_part part, int64_t layer, const source *s, io_error *error)
-{
-    const bool vector = is_vector(part);
-    const int64_t rows = s->third < 0 ? s->rows : 3 * s->rows;
-    const bool turned = s->layout == LM_COLUMNS && !vector;
-    const int64_t shape[2] = { turned ? s->columns : rows, turned ? rows : s->columns };
-    const int rank = vector ? 1 : 2;
-    if (s->array.rank == rank && memcmp(shape, s->array.shape, (size_t)rank * sizeof *shape) == 0) return 0;
+    int64_t rows, columns, shape[2];
+    int rank;
+    lm_part_shape(&f->config, part, &rows, &columns);
+    lm_name_shape(lm_name_of(f->names, part), part, rows, columns, &rank, shape);
+    if (t->rank == rank && memcmp(shape, t->shape, (size_t)rank * sizeof *shape) == 0) return 0;
     char name[LM_NAME_TEXT], found[ARRAY_TEXT], expected[ARRAY_TEXT];
     return io_fail(error, EXIT_INPUT, "%s: '%s' is of shape %s; expected %s", f->path,
                    lm_name_text(f->names, part, layer, false, name),
-                   array_shape_text(found, s->array.rank, s->array.shape),
-                   array_shape_text(expected, rank, shape));
+                   array_shape_text(found, t->rank, t->shape), array_shape_text(expected, rank, shape));
 }
 
 static int find_part(lm_files *f, lm_part part, int64_t layer, io_error *error)
 {
-    const lm_name name = lm_name_of(f->names, part);
     source *s = source_at(f, part, layer);
     int64_t rows, columns;
     lm_part_shape(&f->config, part, &rows, &columns);
     if (!rows) return 0;
-    *s = (source){ .layout = name.layout, .third = name.third, .rows = rows, .columns = columns };
-    if (is_vector(part)) s->rows = columns, s->columns = 1;
+    *s = (source){ .name = lm_name_of(f->names, part), .rows = rows, .columns = columns };
+    if (lm_part_is_vector(part)) s->rows = columns, s->columns = 1;
     int status = find_array(f, part, layer, &s->array, error);
-    if (!status) status = check_shape(f, part, layer, s, error);
+    if (!status) status = check_shape(f, part, layer, &s->array, error);
     return status;
 }
 
@@ -150,7 +128,7 @@ static void add_up(lm_files *f)
     for (int part = 0; part < LM_PARTS; part++)
         for (int64_t layer = 0; layer < layers_with(f, (lm_part)part); layer++) {
             const source *s = source_at(f, (lm_part)part, layer);
-            if (!s->rows || s->third > 0) continue;
+            if (!s->rows || s->name.third > 0) continue;
             counts[s->array.type] += s->array.count;
             f->bytes += tensor_bytes(&s->array);
         }
@@ -193,25 +171,14 @@ int64_t lm_files_bytes(const lm_files *f) { return f->bytes; }
 
 /* ---------------------------------------------------------------- reading */
 
-/* The row of the array, or its column, that is row i of the part. */
-static int64_t place_of(const source *s, int64_t head_dim, int64_t i)
-{
-    const int64_t head = i / head_dim, c = i % head_dim;
-    switch (s->layout) {
-    case LM_HEAD_THIRDS: return (3 * head + s->third) * head_dim + c;
-    case LM_PAIRS: return head * head_dim + 2 * (c % (head_dim / 2)) + c / (head_dim / 2);
-    default: return s->third < 0 ? i : s->third * s->rows + i;
-    }
-}
-
 /* Rows that follow each other in the array too are read at once. */
 static void read_rows(const source *s, int64_t head_dim, int64_t first, int64_t count, loam_dtype dtype,
                       unsigned char *out)
 {
     for (int64_t i = 0; i < count;) {
-        const int64_t place = place_of(s, head_dim, first + i);
+        const int64_t place = lm_name_place(s->name, s->rows, head_dim, first + i);
         int64_t run = 1;
-        while (i + run < count && place_of(s, head_dim, first + i + run) == place + run)
+        while (i + run < count && lm_name_place(s->name, s->rows, head_dim, first + i + run) == place + run)
             run++;
         tensor_read(&s->array, place * s->columns, run * s->columns, dtype, out);
         out += (size_t)(run * s->columns) * array_dtype_bytes(dtype);
@@ -224,7 +191,7 @@ static void read_rows(const source *s, int64_t head_dim, int64_t first, int64_t 
 static void read_columns(const source *s, int64_t first, int64_t count, loam_dtype dtype, unsigned char *out)
 {
     const size_t bytes = array_dtype_bytes(dtype);
-    const int64_t stride = s->array.shape[1], begin = place_of(s, 1, first);
+    const int64_t stride = s->array.shape[1], begin = lm_name_place(s->name, s->rows, 1, first);
     unsigned char piece[TILE * sizeof(float)];
     for (int64_t i = 0; i < count; i += TILE) {
         const int64_t now = count - i < TILE ? count - i : TILE;
@@ -252,8 +219,8 @@ int lm_files_read(const lm_files *f, lm_part part, int64_t layer, int64_t first,
                        lm_part_text(part, layer, text));
     const source *s = source_at(f, part, layer);
     if (count == 0) return 0;
-    if (is_vector(part)) first = 0, count = s->rows;
-    if (s->layout == LM_COLUMNS && s->array.rank == 2)
+    if (lm_part_is_vector(part)) first = 0, count = s->rows;
+    if (s->name.layout == LM_COLUMNS && s->array.rank == 2)
         read_columns(s, first, count, dtype, out);
     else
         read_rows(s, f->config.head_dim, first, count, dtype, out);
@@ -265,8 +232,8 @@ const void *lm_files_mapped(const lm_files *f, lm_part part, int64_t layer, loam
     assert(layer >= 0 && layer < layers_with(f, part));
     const source *s = source_at(f, part, layer);
     const size_t bytes = array_dtype_bytes(dtype);
-    const bool as_it_is = s->layout == LM_ROWS || (s->layout == LM_COLUMNS && s->array.rank == 1);
+    const bool as_it_is = s->name.layout == LM_ROWS || (s->name.layout == LM_COLUMNS && s->array.rank == 1);
     if (!s->rows || !as_it_is || s->array.type != tensor_type_of(dtype)) return NULL;
-    const unsigned char *at = s->array.data + (size_t)place_of(s, 1, 0) * bytes;
+    const unsigned char *at = s->array.data + (size_t)lm_name_place(s->name, s->rows, 1, 0) * bytes;
     return (uintptr_t)at % bytes == 0 ? at : NULL;
 }

@@ -38,6 +38,7 @@ typedef enum lm_part {
     LM_PARTS
 } lm_part;
 
+bool lm_part_is_vector(lm_part part);
 /* Rows and columns of a part; 0 rows: such a model has none. */
 void lm_part_shape(const lm_config *config, lm_part part, int64_t *rows, int64_t *columns);
 /* "layer 3's query weights", for messages; layer is ignored where a part is not of one. */

@@ -16,15 +16,19 @@ typedef enum lm_layout {
 typedef struct lm_name {
     const char *pattern; /* "h.%.ln_1.weight", % the layer; NULL: no such part */
     lm_layout layout;
-    int third; /* which; -1: all of the array */
+    int third; /* which, or LM_WHOLE: all of the array */
 } lm_name;
 
 /* The families of names: those of the architectures, then that of .gguf files. */
 enum { LM_NAMES_GGUF = LM_BERT + 1 };
 
-enum { LM_NAME_TEXT = 128 };
+enum { LM_NAME_TEXT = 128, LM_WHOLE = -1 };
 
 lm_name lm_name_of(int names, lm_part part);
+/* The row of the array, or its column, that is row i of `rows` of a part; elements of vectors are rows. */
+int64_t lm_name_place(lm_name name, int64_t rows, int64_t head_dim, int64_t i);
+/* The shape of the array of a part with this shape. */
+void lm_name_shape(lm_name name, lm_part part, int64_t rows, int64_t columns, int *rank, int64_t shape[2]);
 /* The whole name, with what all names of a family begin with or without. */
 const char *lm_name_text(int names, lm_part part, int64_t layer, bool prefix, char text[LM_NAME_TEXT]);
 /* True of the names of parts of the model, and of arrays that change nothing: masks, tables, heads that are

@@ -4,6 +4,24 @@
 
 #include <stdio.h>
 
+bool lm_part_is_vector(lm_part part)
+{
+    switch (part) {
+    case LM_EMBED:
+    case LM_POSITIONS:
+    case LM_TYPES:
+    case LM_HEAD:
+    case LM_Q:
+    case LM_K:
+    case LM_V:
+    case LM_O:
+    case LM_GATE:
+    case LM_UP:
+    case LM_DOWN: return false;
+    default: return true;
+    }
+}
+
 static bool has_part(const lm_config *c, lm_part part)
 {
     const bool biased = c->architecture != LM_LLAMA;
