@@ -163,7 +163,7 @@ static int arc_choices(const line *l, const char **question, const char *text[IT
 
 static int read_arc(const line *l)
 {
-    const char *question, *key, *text[ITEM_CHOICES], *label[ITEM_CHOICES];
+    const char *question = NULL, *key, *text[ITEM_CHOICES], *label[ITEM_CHOICES];
     int count = 0, answer = -1;
     int status = arc_choices(l, &question, text, label, &count);
     if (!status) status = text_of(l, l->root, "answerKey", &key);
