@@ -41,7 +41,7 @@ test: ## build and run all tests
 	@$(call compile,release)
 	@ctest --preset release
 
-test-training: ## train the tiny tasks with all steps and three seeds (5 minutes on 2 cores)
+test-training: ## train the tiny tasks with all steps and three seeds (3 minutes on 2 cores)
 	@tools/install-deps.sh test
 	@$(call configure,release,-DLOAM_TESTS=ON $(cuda))
 	@$(say_cuda)

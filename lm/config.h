@@ -5,8 +5,10 @@
 #define LOAM_LM_CONFIG_H
 
 #include "io/error.h"
+#include "io/gguf.h"
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 typedef enum lm_architecture {
@@ -18,7 +20,7 @@ typedef enum lm_architecture {
 
 typedef enum lm_activation { LM_GELU, LM_GELU_TANH, LM_SILU, LM_RELU } lm_activation;
 
-enum { LM_MAX_STOPS = 8 };
+enum { LM_MAX_STOPS = 8, LM_MAX_SIZE = 1 << 28 };
 
 typedef struct lm_config {
     lm_architecture architecture;
@@ -41,6 +43,13 @@ const char *lm_architecture_name(lm_architecture architecture);
 
 /* From a config.json. A switch that changes the result and is not known here is refused by name. */
 int lm_config_read(lm_config *out, const char *path, io_error *error);
+/* The same of its text, in a file called `name`. */
+int lm_config_parse(lm_config *out, const char *text, size_t bytes, const char *name, io_error *error);
+/* From the keys of a .gguf file, of architecture llama, called `name`. */
+int lm_config_gguf(lm_config *out, const gguf *g, const char *name, io_error *error);
+/* Sizes are positive and divide each other as they must; so small that no product of two overflows. What ends
+ * a text and is no token is left out. All of the above do this last. */
+int lm_config_check(lm_config *config, const char *name, io_error *error);
 /* Writes such a file, whole or not at all. */
 int lm_config_write(const lm_config *config, const char *path, io_error *error);
 

@@ -38,6 +38,7 @@ typedef enum lm_part {
     LM_PARTS
 } lm_part;
 
+bool lm_part_is_vector(lm_part part);
 /* Rows and columns of a part; 0 rows: such a model has none. */
 void lm_part_shape(const lm_config *config, lm_part part, int64_t *rows, int64_t *columns);
 /* "layer 3's query weights", for messages; layer is ignored where a part is not of one. */
@@ -45,8 +46,8 @@ const char *lm_part_text(lm_part part, int64_t layer, char text[64]);
 
 typedef struct lm_files lm_files;
 
-/* Opens and checks: every part is there with its shape, every offset lies within its file, types are known.
- * On failure *made is NULL. */
+/* Opens and checks: every part is there with its shape, every offset lies within its file, types are known,
+ * and no array is there that is no part of such a model. `path` must outlive it. On failure *made is NULL. */
 int lm_files_open(lm_files **made, const char *path, io_error *error);
 void lm_files_close(lm_files *f); /* NULL is allowed */
 

@@ -63,8 +63,10 @@ loam_status machine_record_end(const machine *on, machine_recording **made, loam
 void machine_replay(const machine *on, const machine_recording *what);
 void machine_forget(machine_recording *what); /* NULL is allowed */
 
-/* What sums depend on besides the program and the library's kernels: "openblas Haswell"; "cuda". */
-const char *machine_name(const machine *on, char text[64]);
+enum { MACHINE_NAME = 192 };
+/* What sums depend on besides the program and the library's kernels: "openblas Haswell"; "cuda NVIDIA H200,
+ * cuBLASLt 130100". */
+const char *machine_name(const machine *on, char text[MACHINE_NAME]);
 
 /* Memory in two passes of the same calls: without a base takes are added up, with one they are made. */
 typedef struct memory {

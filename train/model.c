@@ -8,9 +8,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Rows of a model that have logits at a time, 32 MiB with 8192 words, which a GPU keeps in its cache; and
- * gradients of logits, enough to keep it busy. */
+/* Where logits lie in memory: rows of a model that have them at a time, 32 MiB with 8192 words, which a GPU
+ * keeps in its cache; and gradients of logits, enough to keep it busy. */
 enum { LOGIT_ROWS = 1024, GRADIENT_ROWS = 8192 };
+enum { THINNEST = 16 }; /* of what Muon takes */
 
 static const matrix none = { 0 };
 
@@ -29,11 +30,13 @@ struct train_model {
     matrix de_operand;    /* de, as an operand of products */
     matrix found, dfound; /* e at the answers */
     matrix normed, dnormed, norm;
-    matrix out, dout; /* logits of one model and their gradients; regression: predictions, then gradients */
+    matrix out, dout; /* room for logits and their gradients; regression: predictions, then gradients */
     matrix results;
 };
 
 /* ---- what is learned */
+
+static int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static parameter *add_parameter(train_model *m, const char *owner, int64_t number, const char *name,
                                 int64_t rows, int64_t width)
@@ -56,6 +59,13 @@ static double deviation_of(const train_model *m, int64_t rows)
     return m->words > 0 ? 0.02 : 1 / sqrt((double)rows);
 }
 
+/* W_q, W_k, W_v, W_R, W_z or W_o, which Muon takes but where they are thin. */
+static bool is_projection(role which)
+{
+    return which == ROLE_Q || which == ROLE_K || which == ROLE_V || which == ROLE_PROBE ||
+           which == ROLE_GATE || which == ROLE_OUT;
+}
+
 static void add_layer(train_model *m, int64_t number)
 {
     const model_shape *shape = &m->shape;
@@ -69,8 +79,7 @@ static void add_layer(train_model *m, int64_t number)
         p->deviation = gate ? 0.02 : i == ROLE_SKIP ? 1 : deviation_of(m, rows);
         if (i == ROLE_OUT || i == ROLE_MLP_2)
             p->deviation *= m->words > 0 ? 1 / sqrt(2 * (double)shape->layers) : 0.5;
-        const bool filter = i >= ROLE_FILTER_1 && i <= ROLE_FILTER_RATE;
-        p->muon = !filter && rows == shape->width && width == shape->width && rows >= 16;
+        p->muon = is_projection((role)i) && least_of(rows, width) >= THINNEST;
         m->layer[number].array[i] = p;
     }
 }
@@ -107,8 +116,6 @@ parameter *model_parameters(train_model *m, int *count)
 }
 
 /* ---- memory */
-
-static int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static matrix take(train_model *m, int64_t rows, int64_t width)
 {
@@ -239,9 +246,9 @@ static void norm(const train_model *m, matrix y, matrix stats, matrix x, const p
                  const parameter *bias)
 {
     if (bias)
-        m->on.op->layer_norm(&m->on, y, stats, x, gain->x, bias->x);
+        m->on.op->layer_norm(&m->on, y, stats, x, gain->x, bias->x, NORM_EPS);
     else
-        m->on.op->rms_norm(&m->on, y, stats, x, gain->x);
+        m->on.op->rms_norm(&m->on, y, stats, x, gain->x, NORM_EPS);
 }
 
 static void norm_back(const train_model *m, matrix dx, matrix g, matrix x, matrix stats,
@@ -338,44 +345,13 @@ static loam_status layer_backward(train_model *m, int64_t l, loam_error *error)
     return LOAM_OK;
 }
 
-/* Logits of rows first .. first + count - 1 of a model are made and judged, and turned into gradients, while
- * they lie in a cache. */
-static void judge_block(train_model *m, const train_batch *b, int64_t model, int64_t first, int64_t count,
-                        matrix g)
-{
-    const machine *on = &m->on;
-    const matrix normed = matrix_rows(matrix_model(m->normed, model), first, count);
-    const matrix results = matrix_rows(matrix_model(m->results, model), first, count);
-    const matrix logits = matrix_rows(m->out, 0, count);
-    const numbers targets = { b->there.targets + model * m->answers + first, 0 };
-    on->op->product(on, logits, normed, matrix_model(m->into->w, model), PRODUCT_B_TRANSPOSED);
-    on->op->cross_entropy(on, results, g, logits, targets, b->there.counts + model);
-}
-
-/* As many rows as have their gradients at a time. */
-static void judge_rows(train_model *m, const train_batch *b, int64_t model, int64_t first, bool back)
-{
-    const machine *on = &m->on;
-    const int64_t count = least_of(m->answers - first, GRADIENT_ROWS);
-    const matrix g = matrix_rows(m->dout, 0, count);
-    const matrix normed = matrix_rows(matrix_model(m->normed, model), first, count);
-    const matrix dnormed = matrix_rows(matrix_model(m->dnormed, model), first, count);
-    for (int64_t n = 0; n < count; n += LOGIT_ROWS) {
-        const int64_t rows = least_of(count - n, LOGIT_ROWS);
-        judge_block(m, b, model, first + n, rows, matrix_rows(g, n, rows));
-    }
-    if (!back) return;
-    on->op->product(on, dnormed, g, matrix_model(m->into->w, model), 0);
-    on->op->product(on, matrix_model(m->into->g, model), g, normed,
-                    PRODUCT_A_TRANSPOSED | (first > 0 ? PRODUCT_ADD : 0));
-}
-
 static void judge_words(train_model *m, const train_batch *b, bool back)
 {
+    const parameter *table = m->into;
+    const numbers targets = { b->there.targets, m->answers };
     norm(m, m->normed, m->norm, m->found, m->last, m->last_bias);
-    for (int64_t model = 0; model < m->shape.models; model++)
-        for (int64_t first = 0; first < m->answers; first += GRADIENT_ROWS)
-            judge_rows(m, b, model, first, back);
+    m->on.op->word_loss(&m->on, m->results, back ? m->dnormed : none, back ? table->g : none, m->normed,
+                        table->w, targets, b->there.counts, m->out, m->dout);
     if (back) norm_back(m, m->dfound, m->dnormed, m->found, m->norm, m->last, m->last_bias, false);
 }
 

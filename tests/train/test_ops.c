@@ -63,19 +63,22 @@ static void combine_back(const machine *on, const matrix *dx, matrix g, matrix y
     on->op->combine(on, dx[1], -1, g, 0.5, g);
 }
 
+/* Large enough to be seen. */
+#define EPS 0.125
+
 static matrix room_of_rows(const machine *on, matrix x) { return fixture_matrix(on, x.models, x.rows, 1); }
 
 static void norm_y(const machine *on, matrix y, const matrix *x)
 {
     matrix r = room_of_rows(on, x[0]);
-    on->op->rms_norm(on, y, r, x[0], x[1]);
+    on->op->rms_norm(on, y, r, x[0], x[1], EPS);
     free(r.data);
 }
 /* dx in two unequal parts, of which the second is added. */
 static void norm_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
 {
     matrix r = room_of_rows(on, x[0]);
-    on->op->rms_norm(on, y, r, x[0], x[1]);
+    on->op->rms_norm(on, y, r, x[0], x[1], EPS);
     on->op->combine(on, y, 0.25, g, 0, g);
     on->op->rms_norm_back(on, dx[0], dx[1], y, x[0], r, x[1], false);
     on->op->combine(on, y, 0.75, g, 0, g);
@@ -89,14 +92,14 @@ static matrix room_of_stats(const machine *on, matrix x) { return fixture_matrix
 static void layer_norm_y(const machine *on, matrix y, const matrix *x)
 {
     matrix stats = room_of_stats(on, x[0]);
-    on->op->layer_norm(on, y, stats, x[0], x[1], x[2]);
+    on->op->layer_norm(on, y, stats, x[0], x[1], x[2], EPS);
     free(stats.data);
 }
 /* As norm_back. */
 static void layer_norm_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
 {
     matrix stats = room_of_stats(on, x[0]);
-    on->op->layer_norm(on, y, stats, x[0], x[1], x[2]);
+    on->op->layer_norm(on, y, stats, x[0], x[1], x[2], EPS);
     on->op->combine(on, y, 0.25, g, 0, g);
     on->op->layer_norm_back(on, dx[0], dx[1], dx[2], y, x[0], stats, x[1], false);
     on->op->combine(on, y, 0.75, g, 0, g);
@@ -602,14 +605,65 @@ static void test_cross_entropy(void **state)
     assert_memory_equal(logits, want, sizeof want);
 }
 
+/* The loss of rows over words of a model, by the operation; its gradients too where they have data. */
+static double word_loss_of(const machine *on, matrix x, matrix table, matrix dx, matrix dtable)
+{
+    matrix each = fixture_matrix(on, MODELS, FEW, 2), logits = fixture_matrix(on, 1, 2, table.rows);
+    matrix g = fixture_matrix(on, 1, 4, table.rows);
+    double sum = 0;
+    on->op->word_loss(on, each, dx, dtable, x, table, (numbers){ targets, FEW }, counts, logits, g);
+    for (int64_t i = 0; i < MODELS * FEW; i++)
+        sum += fixture_get(each, 2 * i) / (double)counts[i / FEW];
+    free(each.data), free(logits.data), free(g.data);
+    return sum;
+}
+
+static void expect_slope(const machine *on, matrix x, matrix table, matrix of, matrix gradient)
+{
+    static const double step = 1e-5;
+    for (int64_t i = 0; i < matrix_elements(of); i++) {
+        const double at = fixture_get(of, i);
+        fixture_set(of, i, at + step);
+        const double more = word_loss_of(on, x, table, none, none);
+        fixture_set(of, i, at - step);
+        const double less = word_loss_of(on, x, table, none, none);
+        fixture_set(of, i, at);
+        assert_true(fabs((more - less) / (2 * step) - fixture_get(gradient, i)) < 1e-8);
+    }
+}
+
+/* Rows in blocks that do not divide them, against logits of all rows; a gradient that was there is
+ * overwritten. */
+static void test_word_loss(void **state)
+{
+    (void)state;
+    enum { WORDS = 5, WIDTH = 3 };
+    const machine on = machine_cpu(LOAM_F64, 2);
+    matrix x = fixture_matrix(&on, MODELS, FEW, WIDTH), dx = fixture_matrix(&on, MODELS, FEW, WIDTH);
+    matrix table = fixture_matrix(&on, MODELS, WORDS, WIDTH),
+           dtable = fixture_matrix(&on, MODELS, WORDS, WIDTH);
+    fixture_fill(x, 1), fixture_fill(table, 2), fixture_fill(dx, 3), fixture_fill(dtable, 4);
+    double loss = word_loss_of(&on, x, table, dx, dtable);
+    matrix logits = fixture_matrix(&on, MODELS, FEW, WORDS), each = fixture_matrix(&on, MODELS, FEW, 2);
+    for (int model = 0; model < MODELS; model++) {
+        on.op->product(&on, logits, x, table, PRODUCT_B_TRANSPOSED);
+        loss -= entropy_of(&on, logits, each, model);
+    }
+    assert_true(fabs(loss) < 1e-13);
+    expect_slope(&on, x, table, x, dx);
+    expect_slope(&on, x, table, table, dtable);
+    free(x.data), free(dx.data), free(table.data), free(dtable.data), free(logits.data), free(each.data);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gradients),     cmocka_unit_test(test_float),
         cmocka_unit_test(test_threads),       cmocka_unit_test(test_embed),
         cmocka_unit_test(test_gather),        cmocka_unit_test(test_losses),
-        cmocka_unit_test(test_cross_entropy), cmocka_unit_test(test_short_conv),
-        cmocka_unit_test(test_clear_rows),    cmocka_unit_test(test_gelu),
+        cmocka_unit_test(test_cross_entropy), cmocka_unit_test(test_word_loss),
+        cmocka_unit_test(test_short_conv),    cmocka_unit_test(test_clear_rows),
+        cmocka_unit_test(test_gelu),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

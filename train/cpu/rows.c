@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Rows by their number: words, positions, answers; and the losses. */
 #include "train/cpu/real.h"
+#include "train/word_loss.h"
 
 #include <string.h>
 
@@ -14,7 +15,7 @@ static int32_t number_of(numbers list, matrix like, int64_t n)
 void REAL(embed)(const machine *on, matrix e, matrix table, numbers tokens, matrix positions)
 {
     PARALLEL_ROWS(n, e)
-    memcpy(ROW(e, e, n), row_of(table, n / e.rows, number_of(tokens, e, n)), (size_t)e.width * sizeof(real));
+    REAL(widen)(ROW(e, e, n), table, n / e.rows, number_of(tokens, e, n), 1);
     if (positions.data) REAL(add_positions)(on, e, positions);
 }
 
@@ -123,6 +124,12 @@ void REAL(cross_entropy)(const machine *on, matrix each, matrix g, matrix logits
             d[c] *= share / sum;
         d[target] -= share;
     }
+}
+
+void REAL(word_loss)(const machine *on, matrix each, matrix dx, matrix dtable, matrix x, matrix table,
+                     numbers targets, const int64_t *counts, matrix logits, matrix g)
+{
+    word_loss_in_blocks(on, each, dx, dtable, x, table, targets, counts, logits, g);
 }
 
 void REAL(squared_error)(const machine *on, matrix each, matrix y, matrix t)

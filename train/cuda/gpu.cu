@@ -25,6 +25,11 @@ extern "C" loam_status gpu_open(machine_gpu **made, loam_error *error)
     }
     machine_gpu *gpu = (machine_gpu *)calloc(1, sizeof *gpu);
     if (!gpu) return refuse(error, LOAM_EMEMORY, "a GPU", "out of memory");
+    int device = 0, major = 0, minor = 0;
+    (void)cudaGetDevice(&device);
+    (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    (void)cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    gpu->hopper = major == 9 && minor == 0;
     gpu->made = products_open(error);
     if (!gpu->made) {
         gpu_close(gpu);
@@ -57,6 +62,16 @@ extern "C" void gpu_close(machine_gpu *gpu)
 }
 
 extern "C" void *gpu_stream(const machine_gpu *gpu) { return gpu->stream; }
+
+extern "C" void gpu_name(const machine_gpu *gpu, char *text, size_t room)
+{
+    int device = 0;
+    cudaDeviceProp about = {};
+    const bool known = cudaGetDevice(&device) == cudaSuccess &&
+                       cudaGetDeviceProperties(&about, device) == cudaSuccess;
+    snprintf(text, room, "cuda %s, cuBLASLt %zu", known ? about.name : "of no name",
+             products_version(gpu->made));
+}
 
 extern "C" void *gpu_take(machine_gpu *gpu, size_t bytes)
 {

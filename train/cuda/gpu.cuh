@@ -20,6 +20,7 @@ typedef struct products products;
 struct machine_gpu {
     cudaStream_t stream;
     products *made; /* of cuBLASLt */
+    bool hopper;    /* has the instructions of compute capability 9.0 alone */
     loam_error failed;
     char *room; /* scratch of one operation at a time */
     size_t bytes;
@@ -45,8 +46,11 @@ char *gpu_scratch(machine_gpu *gpu, size_t bytes);
 
 static inline size_t gpu_aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
+static inline bool gpu_is_hopper(const machine_gpu *gpu) { return gpu->hopper; }
+
 /* cuBLASLt; NULL: not found, and error says so. */
 products *products_open(loam_error *error);
 void products_close(products *made);
+size_t products_version(const products *made);
 
 #endif
