@@ -7,6 +7,7 @@
 #include "lm/write.h"
 #include "text/tokenizer.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -41,12 +42,22 @@ static int read_part(const void *from, lm_part part, int64_t layer, int64_t firs
 
 /* ---------------------------------------------------------------- the folder */
 
-/* What may become the folder: nothing, or an empty one. */
+static bool is_empty(const char *folder)
+{
+    DIR *directory = opendir(folder);
+    int entries = 0;
+    while (directory && entries < 3 && readdir(directory))
+        entries++;
+    if (directory) closedir(directory);
+    return directory && entries < 3; /* . and .. */
+}
+
+/* What may become the folder: nothing, or an empty one, which rename replaces. */
 static int check_free(const char *out, io_error *error)
 {
     struct stat told;
     if (!*out) return io_fail(error, EXIT_USAGE, "OUT is empty; expected the name of a folder");
-    if (lstat(out, &told) != 0 || rmdir(out) == 0) return 0;
+    if (lstat(out, &told) != 0 || is_empty(out)) return 0;
     return io_fail(error, EXIT_OUTPUT, "cannot write %s: %s", out,
                    S_ISDIR(told.st_mode) ? "the folder is there already, and not empty"
                                          : "there is such a file");
