@@ -63,7 +63,7 @@ static int number_of(const line *l, const json_t *from, const char *key, int64_t
                : wrong(l, "%s: expected a number 0 to %lld", key, (long long)most);
 }
 
-/* Texts of a list of `count`, or, where that is 0, of 2 .. ITEM_CHOICES, whose number is returned in *count. */
+/* Texts of a list of *count, or, where that is 0, of 2 .. ITEM_CHOICES, and then *count is their number. */
 static int texts_of(const line *l, const json_t *list, const char *key, const char *text[ITEM_CHOICES],
                     int *count)
 {

@@ -26,19 +26,19 @@ static const item_case cases[] = {
       { " fire", " ice" },
       4 },
     { ITEM_ARC,
-      "{\"question\":\"Why?\",\"choices\":{\"text\":[\"a\",\"b\xc3\xa9\",\"c\"],\"label\":[\"1\",\"2\",\"3\"]},"
+      "{\"question\":\"Y?\",\"choices\":{\"text\":[\"a\",\"b\xc3\xa9\",\"c\"],\"label\":[\"1\",\"2\",\"3\"]},"
       "\"answerKey\":\"3\"}",
       3,
       2,
-      { "Question: Why?\nAnswer:", "Question: Why?\nAnswer:" },
+      { "Question: Y?\nAnswer:", "Question: Y?\nAnswer:" },
       { " a", " b\xc3\xa9" },
       1 },
     { ITEM_ARC,
-      "{\"question\":{\"stem\":\"Why?\",\"choices\":[{\"text\":\"b\xc3\xa9\",\"label\":\"A\"},{\"text\":\"x\","
+      "{\"question\":{\"stem\":\"Y?\",\"choices\":[{\"text\":\"b\xc3\xa9\",\"label\":\"A\"},{\"text\":\"x\","
       "\"label\":\"B\"}]},\"answerKey\":\"A\"}",
       2,
       0,
-      { "Question: Why?\nAnswer:", "Question: Why?\nAnswer:" },
+      { "Question: Y?\nAnswer:", "Question: Y?\nAnswer:" },
       { " b\xc3\xa9", " x" },
       2 },
     { ITEM_LOGIQA,
@@ -65,23 +65,23 @@ static const item_case cases[] = {
       { " is big.", " is big." },
       7 },
     { ITEM_WSC,
-      "{\"text\":\"Bob says he runs.\",\"target\":{\"span1_index\":0,\"span1_text\":\"Bob\",\"span2_index\":2,"
+      "{\"text\":\"Bob says he ran.\",\"target\":{\"span1_index\":0,\"span1_text\":\"Bob\",\"span2_index\":2,"
       "\"span2_text\":\"he\"},\"label\":true}",
       2,
       1,
-      { "Passage: Bob says *he* runs.\nQuestion: In the passage above, does the pronoun \"*he*\" refer to "
+      { "Passage: Bob says *he* ran.\nQuestion: In the passage above, does the pronoun \"*he*\" refer to "
         "\"*Bob*\"?\nAnswer:",
-        "Passage: Bob says *he* runs.\nQuestion: In the passage above, does the pronoun \"*he*\" refer to "
+        "Passage: Bob says *he* ran.\nQuestion: In the passage above, does the pronoun \"*he*\" refer to "
         "\"*Bob*\"?\nAnswer:" },
       { " no", " yes" },
       2 },
     { ITEM_MMLU,
-      "{\"question\":\"1+1?\",\"choices\":[\"1\",\"2\",\"3\",\"4\"],\"answer\":1,\"subject\":\"sums\"}",
+      "{\"question\":\"1+1?\",\"choices\":[\"1\",\"2\",\"3\",\"4\"],\"answer\":1,\"subject\":\"x\"}",
       4,
       1,
-      { "The following are multiple choice questions (with answers) about sums.\n\n1+1?\nA. 1\nB. 2\nC. 3\nD. "
+      { "The following are multiple choice questions (with answers) about x.\n\n1+1?\nA. 1\nB. 2\nC. 3\nD. "
         "4\nAnswer:",
-        "The following are multiple choice questions (with answers) about sums.\n\n1+1?\nA. 1\nB. 2\nC. 3\nD. "
+        "The following are multiple choice questions (with answers) about x.\n\n1+1?\nA. 1\nB. 2\nC. 3\nD. "
         "4\nAnswer:" },
       { " A", " B" },
       1 },
@@ -129,7 +129,8 @@ static void test_wrong_lines(void **state)
         { ITEM_PIQA, "{\"goal\":\"g\",\"sol1\":3,\"sol2\":\"b\",\"label\":1}", "sol1: expected a text" },
         { ITEM_ARC, "{\"question\":7}", "question: expected a text or an object" },
         { ITEM_ARC,
-          "{\"question\":\"q\",\"choices\":{\"text\":[\"a\",\"b\"],\"label\":[\"A\",\"B\"]},\"answerKey\":\"C\"}",
+          "{\"question\":\"q\",\"choices\":{\"text\":[\"a\",\"b\"],\"label\":[\"A\",\"B\"]},"
+          "\"answerKey\":\"C\"}",
           "'C' is the label of no choice" },
         { ITEM_ARC,
           "{\"question\":\"q\",\"choices\":{\"text\":[\"a\",\"b\"],\"label\":[\"A\"]},\"answerKey\":\"A\"}",
@@ -142,7 +143,8 @@ static void test_wrong_lines(void **state)
           "{\"text\":\"a it\",\"pronoun\":\"it\",\"pronoun_loc\":99,\"options\":[\"x\",\"y\"],\"label\":0}",
           "there is no 'it' at 99" },
         { ITEM_WSC,
-          "{\"text\":\"a it\",\"target\":{\"span1_text\":\"a\",\"span2_text\":\"it\",\"span2_index\":0},\"label\":0}",
+          "{\"text\":\"a it\",\"target\":{\"span1_text\":\"a\",\"span2_text\":\"it\",\"span2_index\":0},"
+          "\"label\":0}",
           "word 0 is not 'it'" },
         { ITEM_LOGIQA, "{\"context\":\"c\",\"question\":\"q\",\"options\":[\"a\"],\"label\":\"a\"}",
           "options: expected a list of 4" },
