@@ -101,7 +101,8 @@ static bool make_symbols(bpe *b)
     for (int byte = 0; byte < 256; byte++) {
         char name[8];
         const int length = snprintf(name, sizeof name, "<0x%02X>", byte);
-        b->fallback[byte] = b->byte_fallback ? vocabulary_find(b->vocabulary, name, (size_t)length, false) : -1;
+        b->fallback[byte] = b->byte_fallback ? vocabulary_find(b->vocabulary, name, (size_t)length, false)
+                                             : -1;
     }
     const bool failed = text.failed;
     buffer_free(&text);

@@ -33,6 +33,12 @@ static bool exists(const char *path)
     return path && stat(path, &status) == 0;
 }
 
+static bool ends_with(const char *path, const char *end)
+{
+    const size_t length = strlen(path), tail = strlen(end);
+    return length >= tail && strcmp(path + length - tail, end) == 0;
+}
+
 static json_t *json_of_folder(const char *folder, io_error *error)
 {
     char *whole = path_in(folder, "tokenizer.json"), *tokens_of_gpt2 = path_in(folder, "encoder.json");
@@ -57,37 +63,13 @@ int tokenizer_open(tokenizer **made, const char *path, io_error *error)
     io_error own;
     io_error *e = error ? error : &own;
     *made = NULL;
-    json_t *root = is_folder(path) ? json_of_folder(path, e) : json_of_file(path, e);
+    json_t *root = is_folder(path)            ? json_of_folder(path, e)
+                   : ends_with(path, ".gguf") ? json_of_gguf(path, e)
+                                              : json_of_file(path, e);
     if (!root) return e->exit_status;
     const int status = tokenizer_from_json(made, root, path, e);
     json_decref(root);
     return status;
-}
-
-void tokenizer_close(tokenizer *t)
-{
-    if (!t) return;
-    for (int32_t i = 0; i < t->added_count; i++) {
-        free(t->added[i].content);
-        free(t->added[i].wanted);
-    }
-    free(t->added);
-    added_search_free(&t->search[0]);
-    added_search_free(&t->search[1]);
-    bpe_free(&t->bpe);
-    free(t->wordpiece.prefix);
-    normaliser_free(&t->normaliser);
-    splitter_free(&t->splitter);
-    decoder_free(&t->decoder);
-    vocabulary_free(&t->vocabulary);
-    free(t->before.at);
-    free(t->after.at);
-    for (int i = 0; i < 2; i++) {
-        buffer_free(&t->decoded[i].bytes);
-        free(t->decoded[i].end);
-    }
-    free(t->json);
-    free(t);
 }
 
 int64_t tokenizer_size(const tokenizer *t) { return t->size; }
@@ -215,8 +197,8 @@ static int encode_normal(encoding *e, const char *text, size_t bytes, bool first
 static int encode_raw(encoding *e, const char *text, size_t bytes, bool first)
 {
     const tokenizer *t = e->tokenizer;
-    const int status =
-        normalise(&t->normaliser, &e->normal, e->matching, text, bytes, &text, &bytes, e->error);
+    const int status = normalise(&t->normaliser, &e->normal, e->matching, text, bytes, &text, &bytes,
+                                 e->error);
     return status ? status : cut_at_added(e, &t->search[1], text, bytes, first, encode_normal);
 }
 
@@ -231,8 +213,9 @@ static int encode_all(encoding *e, const char *text, size_t bytes, bool special)
     if (special) ids_put(&e->out, t->before.at, t->before.count);
     const int status = cut_at_added(e, &t->search[0], text, bytes, true, encode_raw);
     if (special) ids_put(&e->out, t->after.at, t->after.count);
-    return status || !e->out.failed ? status
-                                    : io_fail(e->error, EXIT_INTERNAL, "out of memory for the tokens of a text");
+    return status || !e->out.failed
+               ? status
+               : io_fail(e->error, EXIT_INTERNAL, "out of memory for the tokens of a text");
 }
 
 static int begin_encoding(encoding *e, size_t bytes)
