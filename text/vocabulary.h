@@ -5,8 +5,8 @@
 
 #include "text/buffer.h"
 
-/* Ids above are refused: tables by id stay small whatever a file says. */
-enum { TOKEN_ID_MAX = (1 << 22) - 1 };
+/* Ids and texts above are refused: tables stay small whatever a file says. */
+enum { TOKEN_ID_MAX = (1 << 22) - 1, TOKEN_BYTES_MAX = 4096 };
 
 typedef struct token_place {
     uint32_t at;

