@@ -63,7 +63,7 @@ static int number_of(const line *l, const json_t *from, const char *key, int64_t
                : wrong(l, "%s: expected a number 0 to %lld", key, (long long)most);
 }
 
-/* Texts of a list of `count`, or, where that is 0, of 2 .. ITEM_CHOICES, whose number is returned in *count. */
+/* Texts of a list of *count, or, where that is 0, of 2 .. ITEM_CHOICES, and then *count is their number. */
 static int texts_of(const line *l, const json_t *list, const char *key, const char *text[ITEM_CHOICES],
                     int *count)
 {
@@ -149,6 +149,7 @@ static int arc_choices(const line *l, const char **question, const char *text[IT
         status = texts_of(l, json_object_get(list, "text"), "choices.text", text, count);
         return status ? status : texts_of(l, json_object_get(list, "label"), "choices.label", label, count);
     }
+    if (!json_is_object(inner)) return wrong(l, "question: expected a text or an object");
     list = json_object_get(inner, "choices");
     *count = (int)json_array_size(list);
     if ((status = text_of(l, inner, "stem", question))) return status;
@@ -162,7 +163,7 @@ static int arc_choices(const line *l, const char **question, const char *text[IT
 
 static int read_arc(const line *l)
 {
-    const char *question, *key, *text[ITEM_CHOICES], *label[ITEM_CHOICES];
+    const char *question = NULL, *key, *text[ITEM_CHOICES], *label[ITEM_CHOICES];
     int count = 0, answer = -1;
     int status = arc_choices(l, &question, text, label, &count);
     if (!status) status = text_of(l, l->root, "answerKey", &key);

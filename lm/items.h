@@ -41,8 +41,8 @@ typedef struct items {
     int64_t count;
 } items;
 
-/* From the text of a file called `name`, an object a line; blank lines are skipped. A bad line is named by its
- * number. On failure *out is all zero. */
+/* From the text of a file called `name`, an object a line; blank lines are skipped. A bad line is named by
+ * its number. On failure *out is all zero. */
 int items_read(items *out, const char *text, size_t bytes, item_form form, const char *name, io_error *error);
 void items_free(items *list); /* and zeroes it */
 

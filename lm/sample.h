@@ -20,8 +20,8 @@ typedef struct sampler sampler;
 int sampler_open(sampler **made, const sampling *how, int64_t vocabulary, io_error *error);
 void sampler_close(sampler *s); /* NULL is allowed */
 
-/* Token number 0, 1, ... of a text: the same for the same seed, number and logits. Tokens whose logits are NaN
- * or -infinity are never taken. -1: there is no other. */
+/* Token number 0, 1, ... of a text: the same for the same seed, number and logits. Tokens whose logits are
+ * NaN or -infinity are never taken. -1: there is no other. */
 int32_t sampler_next(sampler *s, const float *logits, int64_t number);
 
 #endif

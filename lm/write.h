@@ -10,7 +10,7 @@ typedef int lm_reader(const void *from, lm_part part, int64_t layer, int64_t fir
                       loam_dtype dtype, void *out, io_error *error);
 
 /* A .safetensors file with this element type, under the names and in the layouts of its architecture; whole
- * or not at all. Only arrays whose layout is not that of their parts are in memory, one at a time. */
+ * or not at all. In memory is one array at a time, and only where its layout is not that of its parts. */
 int lm_write(const char *path, const lm_config *config, loam_dtype dtype, lm_reader *read, const void *from,
              io_error *error);
 

@@ -80,7 +80,8 @@ static bool stands_alone(const char *text, size_t bytes, size_t begin, size_t en
     return !before && !after;
 }
 
-static void strip(const added_token *t, const char *text, size_t bytes, size_t done, size_t *begin, size_t *end)
+static void strip(const added_token *t, const char *text, size_t bytes, size_t done, size_t *begin,
+                  size_t *end)
 {
     size_t length;
     while (t->left_strip && *begin > done) {
@@ -92,8 +93,8 @@ static void strip(const added_token *t, const char *text, size_t bytes, size_t d
         *end += length;
 }
 
-const added_token *added_next(const added_search *s, const char *text, size_t bytes, size_t done, size_t *from,
-                              size_t *begin, size_t *end)
+const added_token *added_next(const added_search *s, const char *text, size_t bytes, size_t done,
+                              size_t *from, size_t *begin, size_t *end)
 {
     for (size_t at = *from; at < bytes && s->count; at++) {
         const unsigned char byte = (unsigned char)text[at];

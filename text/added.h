@@ -14,7 +14,7 @@ typedef struct added_token {
     size_t wanted_bytes;
     int32_t id;
     bool special, normalised;
-    bool single_word;           /* only where no letter or digit touches it */
+    bool single_word;             /* only where no letter or digit touches it */
     bool left_strip, right_strip; /* takes white space on this side with it */
 } added_token;
 
@@ -32,7 +32,7 @@ void added_search_free(added_search *s);
 
 /* The first one at or behind *from; *begin and *end are what it takes of the text, *from where to go on.
  * NULL: none is left. Nothing before `done` is taken. */
-const added_token *added_next(const added_search *s, const char *text, size_t bytes, size_t done, size_t *from,
-                              size_t *begin, size_t *end);
+const added_token *added_next(const added_search *s, const char *text, size_t bytes, size_t done,
+                              size_t *from, size_t *begin, size_t *end);
 
 #endif

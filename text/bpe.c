@@ -42,6 +42,8 @@ static int32_t product(const bpe *b, const int32_t *pair, buffer *text)
     return vocabulary_find(b->vocabulary, text->at, text->count, plain);
 }
 
+static void join(bpe *b, int last, int first) { b->joined[last][first / 64] |= (uint64_t)1 << first % 64; }
+
 static bool add_merge(bpe *b, int32_t rank, buffer *text)
 {
     const int32_t *pair = b->pairs[rank], made = product(b, pair, text);
@@ -54,7 +56,7 @@ static bool add_merge(bpe *b, int32_t rank, buffer *text)
     const char *left = vocabulary_bytes(b->vocabulary, pair[0], &bytes);
     const unsigned char last = (unsigned char)left[bytes - 1];
     const unsigned char first = (unsigned char)*vocabulary_bytes(b->vocabulary, pair[1], &bytes);
-    b->joined[last][first / 64] |= (uint64_t)1 << first % 64;
+    join(b, last, first);
     return true;
 }
 
@@ -99,11 +101,22 @@ static bool make_symbols(bpe *b)
     for (int byte = 0; byte < 256; byte++) {
         char name[8];
         const int length = snprintf(name, sizeof name, "<0x%02X>", byte);
-        b->fallback[byte] = b->byte_fallback ? vocabulary_find(b->vocabulary, name, (size_t)length, false) : -1;
+        b->fallback[byte] = b->byte_fallback ? vocabulary_find(b->vocabulary, name, (size_t)length, false)
+                                             : -1;
     }
     const bool failed = text.failed;
     buffer_free(&text);
     return !failed;
+}
+
+/* What has no token, and no unknown one stands for it, is dropped: then its neighbours meet. */
+static void join_around_dropped(bpe *b)
+{
+    for (int byte = 0; byte < 256; byte++)
+        for (int other = 0; other < 256 && b->symbol[0][0][byte] < 0; other++) {
+            join(b, byte, other);
+            join(b, other, byte);
+        }
 }
 
 /* A merge may join two tokens only if it joins the last byte of one and the first of the other. That says
@@ -122,7 +135,8 @@ static void see_whether_to_cut(bpe *b)
                       (b->byte_fallback && length == 6 && memcmp(text, "<0x", 3) == 0);
     }
     b->may_cut = !*b->prefix && !*b->suffix && !b->ignore_merges && !names_merge &&
-                 (!b->fuse_unknown || complete);
+                 (complete || (b->unknown >= 0 ? !b->fuse_unknown : b->by_bytes));
+    if (b->unknown < 0 && b->by_bytes) join_around_dropped(b);
 }
 
 bool bpe_make(bpe *b, int64_t *bad)

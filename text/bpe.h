@@ -15,16 +15,16 @@ typedef struct bpe {
     const vocabulary *vocabulary;
     bool by_bytes; /* else by characters */
     bool ignore_merges, fuse_unknown, byte_fallback;
-    char *prefix, *suffix;      /* "" or the mark of what does not begin, or ends, a piece */
-    int32_t unknown;            /* or -1 */
-    int32_t symbol[2][2][256];  /* the token of a byte, or of an ASCII character; with prefix, with suffix */
-    int32_t fallback[256];      /* of <0x00> .. */
-    int32_t (*pairs)[2];        /* by rank */
+    char *prefix, *suffix;     /* "" or the mark of what does not begin, or ends, a piece */
+    int32_t unknown;           /* or -1 */
+    int32_t symbol[2][2][256]; /* the token of a byte, or of an ASCII character; with prefix, with suffix */
+    int32_t fallback[256];     /* of <0x00> .. */
+    int32_t (*pairs)[2];       /* by rank */
     int64_t merges;
     merge *table;
     size_t slots;
-    bool may_cut;               /* pieces may be cut where no merge joins the bytes at both sides */
-    uint64_t joined[256][4];    /* bit: a merge joins this last byte and this first byte */
+    bool may_cut;            /* pieces may be cut where no merge joins the bytes at both sides */
+    uint64_t joined[256][4]; /* bit: a merge joins this last byte and this first byte */
 } bpe;
 
 /* The rest of *b, from its first six members and the pairs. The number of the first pair that is in the list

@@ -38,9 +38,9 @@ static void replace_all(buffer *text, const char *from, const char *to)
 /* Of tokenizers' library, one after another. None makes the text longer. */
 static void clean_up(buffer *text)
 {
-    static const char *const rows[][2] = { { " .", "." },    { " ?", "?" },     { " !", "!" },
-                                           { " ,", "," },    { " ' ", "'" },    { " n't", "n't" },
-                                           { " 'm", "'m" },  { " do not", " don't" }, { " 's", "'s" },
+    static const char *const rows[][2] = { { " .", "." },     { " ?", "?" },           { " !", "!" },
+                                           { " ,", "," },     { " ' ", "'" },          { " n't", "n't" },
+                                           { " 'm", "'m" },   { " do not", " don't" }, { " 's", "'s" },
                                            { " 've", "'ve" }, { " 're", "'re" } };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         replace_all(text, rows[i][0], rows[i][1]);
@@ -105,8 +105,8 @@ static int take_step(const decode_step *step, match_scratch *matching, const cha
         break;
     }
     case DECODE_REPLACE:
-        return matcher_replace(step->pattern, matching, text, bytes, step->content, strlen(step->content), out,
-                               error);
+        return matcher_replace(step->pattern, matching, text, bytes, step->content, strlen(step->content),
+                               out, error);
     }
     return 0;
 }

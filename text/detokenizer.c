@@ -27,7 +27,8 @@ static int put_decoded(const tokenizer *t, match_scratch *matching, int32_t id, 
                        buffer *out, io_error *error)
 {
     const added_token *added = find_added(t, id);
-    if (added) return decoder_put(&t->decoder, matching, added->content, added->bytes, true, first, out, error);
+    if (added)
+        return decoder_put(&t->decoder, matching, added->content, added->bytes, true, first, out, error);
     if (!vocabulary_has(&t->vocabulary, id)) return 0;
     size_t bytes;
     const char *text = vocabulary_bytes(&t->vocabulary, id, &bytes);
@@ -87,13 +88,14 @@ static bool is_special(const tokenizer *t, int32_t id)
 
 /* ---------------------------------------------------------------- at once */
 
-static int put_all(const tokenizer *t, const int32_t *id, int64_t count, bool special, buffer *out, io_error *error)
+static int put_all(const tokenizer *t, const int32_t *id, int64_t count, bool special, buffer *out,
+                   io_error *error)
 {
     bool first = true;
     for (int64_t i = 0; i < count; i++) {
         if (!is_token(t, id[i]))
-            return io_fail(error, EXIT_INPUT, "token %lld is %d, which the tokenizer does not have", (long long)i,
-                           (int)id[i]);
+            return io_fail(error, EXIT_INPUT, "token %lld is %d, which the tokenizer does not have",
+                           (long long)i, (int)id[i]);
         if (!special && is_special(t, id[i])) continue;
         put_token(t, id[i], first, out);
         first = false;

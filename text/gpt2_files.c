@@ -62,8 +62,9 @@ static bool add_end(json_t *root, const json_t *tokens_by_text)
 {
     const json_t *id = json_object_get(tokens_by_text, END_OF_TEXT);
     if (!json_is_integer(id)) return true;
-    json_t *token = json_pack("{s:I,s:s,s:b,s:b,s:b,s:b,s:b}", "id", json_integer_value(id), "content", END_OF_TEXT,
-                              "single_word", 0, "lstrip", 0, "rstrip", 0, "normalized", 0, "special", 1);
+    json_t *token = json_pack("{s:I,s:s,s:b,s:b,s:b,s:b,s:b}", "id", json_integer_value(id), "content",
+                              END_OF_TEXT, "single_word", 0, "lstrip", 0, "rstrip", 0, "normalized", 0,
+                              "special", 1);
     return json_array_append_new(json_object_get(root, "added_tokens"), token) == 0;
 }
 

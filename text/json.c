@@ -51,8 +51,8 @@ int reader_flag(const reader *r, const json_t *object, const char *where, const 
     return reader_fail(r, "%s: %s is neither true nor false", where, key);
 }
 
-int reader_text(const reader *r, const json_t *object, const char *where, const char *key, const char *missing,
-                char **out)
+int reader_text(const reader *r, const json_t *object, const char *where, const char *key,
+                const char *missing, char **out)
 {
     const json_t *value = json_object_get(object, key);
     const char *text = json_string_value(value);
@@ -95,7 +95,8 @@ static int by_id(const void *a, const void *b)
 static int check_added(const tokenizer *t, const reader *r, const added_token *token, int64_t id)
 {
     if (token->bytes == 0 || token->bytes > ADDED_BYTES_MAX)
-        return reader_fail(r, "an added token has %zu bytes; expected 1 to %d", token->bytes, ADDED_BYTES_MAX);
+        return reader_fail(r, "an added token has %zu bytes; expected 1 to %d", token->bytes,
+                           ADDED_BYTES_MAX);
     if (id < 0 || id > TOKEN_ID_MAX)
         return reader_fail(r, "the added token '%.60s' has the id %lld; expected 0 to %d", token->content,
                            (long long)id, TOKEN_ID_MAX);
@@ -111,8 +112,8 @@ static int check_added(const tokenizer *t, const reader *r, const added_token *t
 
 static int read_added_token(tokenizer *t, const reader *r, const json_t *entry, added_token *token)
 {
-    static const char *const keys[] = { "id",     "content", "single_word", "lstrip", "rstrip",
-                                        "normalized", "special", NULL };
+    static const char *const keys[] = { "id",     "content",    "single_word", "lstrip",
+                                        "rstrip", "normalized", "special",     NULL };
     static const char where[] = "an added token";
     int status = reader_keys(r, entry, where, keys);
     if (!status) status = reader_text(r, entry, where, "content", NULL, &token->content);
@@ -160,7 +161,8 @@ static int finish_added(tokenizer *t, const reader *r)
                                t->added[i - 1].content, t->added[i].content);
     for (int i = 0; i < 2; i++) {
         const added_token *twice;
-        if (!added_search_make(&t->search[i], t->added, t->added_count, i, &twice)) return reader_no_memory(r);
+        if (!added_search_make(&t->search[i], t->added, t->added_count, i, &twice))
+            return reader_no_memory(r);
         if (twice) return reader_fail(r, "the added token '%.60s' is there twice", twice->content);
     }
     return 0;
@@ -186,8 +188,10 @@ int read_added(tokenizer *t, const reader *r, const json_t *part)
 
 static int read_parts(tokenizer *t, const reader *r, const json_t *root)
 {
-    static const char *const keys[] = { "version",       "truncation",     "padding", "added_tokens", "normalizer",
-                                        "pre_tokenizer", "post_processor", "decoder", "model",        NULL };
+    static const char *const keys[] = {
+        "version",       "truncation",     "padding", "added_tokens", "normalizer",
+        "pre_tokenizer", "post_processor", "decoder", "model",        NULL
+    };
     int status = reader_keys(r, root, "the tokenizer", keys);
     const json_t *version = json_object_get(root, "version");
     const char *number = json_string_value(version);

@@ -26,7 +26,8 @@ static int check_ids(const reader *r, const json_t *vocab, int64_t *size)
 }
 
 /* The bytes of the model's token for a text of the file; plain where they are the text itself. */
-static const char *token_bytes(const tokenizer *t, buffer *space, const char *text, size_t *bytes, bool *plain)
+static const char *token_bytes(const tokenizer *t, buffer *space, const char *text, size_t *bytes,
+                               bool *plain)
 {
     space->count = 0;
     *plain = t->bpe.by_bytes && !bytes_of_printable(space, text, *bytes);
@@ -38,7 +39,8 @@ static const char *token_bytes(const tokenizer *t, buffer *space, const char *te
 static int add_token(tokenizer *t, const reader *r, buffer *space, const char *token, int64_t id)
 {
     if (vocabulary_has(&t->vocabulary, id))
-        return reader_fail(r, "the token '%.60s' has the id %lld, which is another token's", token, (long long)id);
+        return reader_fail(r, "the token '%.60s' has the id %lld, which is another token's", token,
+                           (long long)id);
     bool plain;
     size_t bytes = strlen(token);
     const char *stored = token_bytes(t, space, token, &bytes, &plain);
@@ -80,7 +82,8 @@ int32_t tokenizer_find_model(const tokenizer *t, const char *text, size_t bytes)
 int32_t tokenizer_find(const tokenizer *t, const char *text, size_t bytes)
 {
     for (int32_t i = 0; i < t->added_count; i++)
-        if (t->added[i].bytes == bytes && t->added[i].content && memcmp(t->added[i].content, text, bytes) == 0)
+        if (t->added[i].bytes == bytes && t->added[i].content &&
+            memcmp(t->added[i].content, text, bytes) == 0)
             return t->added[i].id;
     return t->vocabulary.size ? tokenizer_find_model(t, text, bytes) : -1;
 }
@@ -124,7 +127,8 @@ static int read_merges(tokenizer *t, const reader *r, const json_t *merges)
 {
     if (!json_is_array(merges)) return reader_fail(r, "the model has no merges");
     const size_t count = json_array_size(merges);
-    if (count > TOKEN_ID_MAX) return reader_fail(r, "the model has %zu merges; expected at most %d", count, TOKEN_ID_MAX);
+    if (count > TOKEN_ID_MAX)
+        return reader_fail(r, "the model has %zu merges; expected at most %d", count, TOKEN_ID_MAX);
     t->bpe.pairs = malloc((count + 1) * sizeof *t->bpe.pairs);
     if (!t->bpe.pairs) return reader_no_memory(r);
     int status = 0;
@@ -139,14 +143,24 @@ static int make_bpe(tokenizer *t, const reader *r)
     int64_t bad;
     t->bpe.vocabulary = &t->vocabulary;
     if (!bpe_make(&t->bpe, &bad)) return reader_no_memory(r);
-    return bad < 0 ? 0 : reader_fail(r, "merge %lld is there twice, or what it makes is not in the vocab", (long long)bad);
+    return bad < 0 ? 0
+                   : reader_fail(r, "merge %lld is there twice, or what it makes is not in the vocab",
+                                 (long long)bad);
 }
 
 static int read_bpe(tokenizer *t, const reader *r, const json_t *part)
 {
-    static const char *const keys[] = { "type",         "dropout",   "unk_token",     "continuing_subword_prefix",
-                                        "end_of_word_suffix", "fuse_unk", "byte_fallback", "ignore_merges",
-                                        "vocab",        "merges",    NULL };
+    static const char *const keys[] = { "type",
+                                        "dropout",
+                                        "unk_token",
+                                        "continuing_subword_prefix",
+                                        "end_of_word_suffix",
+                                        "fuse_unk",
+                                        "byte_fallback",
+                                        "ignore_merges",
+                                        "vocab",
+                                        "merges",
+                                        NULL };
     static const char where[] = "the model";
     int status = reader_keys(r, part, where, keys);
     const json_t *dropout = json_object_get(part, "dropout");
@@ -176,7 +190,8 @@ static int read_wordpiece(tokenizer *t, const reader *r, const json_t *part)
     static const char where[] = "the model";
     wordpiece *w = &t->wordpiece;
     int status = reader_keys(r, part, where, keys);
-    if (!status && t->bpe.by_bytes) status = reader_fail(r, "the model WordPiece after ByteLevel is not known here");
+    if (!status && t->bpe.by_bytes)
+        status = reader_fail(r, "the model WordPiece after ByteLevel is not known here");
     if (!status) status = read_vocabulary(t, r, json_object_get(part, "vocab"));
     if (!status) status = read_unknown(t, r, part, true, &w->unknown);
     if (!status) status = reader_text(r, part, where, "continuing_subword_prefix", "##", &w->prefix);

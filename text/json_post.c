@@ -14,11 +14,12 @@ enum { NESTING_MAX = 8, AROUND_MAX = 64 };
 static int check_token(const tokenizer *t, const reader *r, const json_t *text, const json_t *id)
 {
     const char *token = json_string_value(text);
-    if (!token || !json_is_integer(id)) return reader_fail(r, "%s: a special token without text or id", WHERE);
+    if (!token || !json_is_integer(id))
+        return reader_fail(r, "%s: a special token without text or id", WHERE);
     const int32_t found = tokenizer_find(t, token, strlen(token));
     if (found >= 0 && found == json_integer_value(id)) return 0;
-    return reader_fail(r, "%s: the token '%.60s' has the id %lld, but the vocabulary has it as %d", WHERE, token,
-                       (long long)json_integer_value(id), (int)found);
+    return reader_fail(r, "%s: the token '%.60s' has the id %lld, but the vocabulary has it as %d", WHERE,
+                       token, (long long)json_integer_value(id), (int)found);
 }
 
 static int put_token(const reader *r, id_list *list, const json_t *id)
@@ -30,7 +31,8 @@ static int put_token(const reader *r, id_list *list, const json_t *id)
 }
 
 /* The tokens that a name of the template stands for. */
-static int put_special(const tokenizer *t, const reader *r, const json_t *specials, const char *name, id_list *list)
+static int put_special(const tokenizer *t, const reader *r, const json_t *specials, const char *name,
+                       id_list *list)
 {
     const json_t *special = json_object_get(specials, name);
     const json_t *ids = json_object_get(special, "ids"), *texts = json_object_get(special, "tokens");
@@ -60,7 +62,8 @@ static int wrap(tokenizer *t, const reader *r, id_list *front)
 
 static int read_single(tokenizer *t, const reader *r, const json_t *part, id_list *front)
 {
-    const json_t *single = json_object_get(part, "single"), *specials = json_object_get(part, "special_tokens");
+    const json_t *single = json_object_get(part, "single"),
+                 *specials = json_object_get(part, "special_tokens");
     bool met = false;
     int status = json_is_array(single) ? 0 : reader_fail(r, "%s: single is not an array", WHERE);
     for (size_t i = 0; i < json_array_size(single) && !status; i++) {

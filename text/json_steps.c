@@ -23,9 +23,9 @@ static int read_sequence(tokenizer *t, const reader *r, const json_t *part, cons
     const char *const keys[] = { "type", members, NULL };
     int status = reader_keys(r, part, where, keys);
     const json_t *list = json_object_get(part, members);
-    if (!status && !json_is_array(list))
-        status = reader_fail(r, "%s: a Sequence without %s", where, members);
-    if (!status && depth == NESTING_MAX) status = reader_fail(r, "%s: too many Sequences in each other", where);
+    if (!status && !json_is_array(list)) status = reader_fail(r, "%s: a Sequence without %s", where, members);
+    if (!status && depth == NESTING_MAX)
+        status = reader_fail(r, "%s: too many Sequences in each other", where);
     for (size_t i = 0; i < json_array_size(list) && !status; i++)
         status = read(t, r, json_array_get(list, i), depth + 1);
     return status;
@@ -52,7 +52,8 @@ static int read_bert_normaliser(const reader *r, const json_t *part, normal_step
     if (!status) status = reader_flag(r, part, NORMALIZER, "clean_text", true, &step->clean);
     if (!status) status = reader_flag(r, part, NORMALIZER, "handle_chinese_chars", true, &step->chinese);
     if (!status) status = reader_flag(r, part, NORMALIZER, "lowercase", true, &step->lowercase);
-    if (!status) status = reader_flag(r, part, NORMALIZER, "strip_accents", step->lowercase, &step->strip_accents);
+    if (!status)
+        status = reader_flag(r, part, NORMALIZER, "strip_accents", step->lowercase, &step->strip_accents);
     return status;
 }
 
@@ -121,7 +122,8 @@ static int next_piece_step(tokenizer *t, const reader *r, piece_kind kind, piece
     return 0;
 }
 
-static int add_pattern(tokenizer *t, const reader *r, piece_behaviour behaviour, const char *pattern, bool literal)
+static int add_pattern(tokenizer *t, const reader *r, piece_behaviour behaviour, const char *pattern,
+                       bool literal)
 {
     piece_step *step = NULL;
     const int status = next_piece_step(t, r, PIECE_PATTERN, behaviour, &step);
@@ -191,8 +193,7 @@ static int read_metaspace_marks(const reader *r, const json_t *part, const char 
     bool prefix;
     int status = reader_text(r, part, where, "replacement", NULL, &text);
     if (!status) status = reader_flag(r, part, where, "add_prefix_space", true, &prefix);
-    if (!status)
-        status = reader_text(r, part, where, "prepend_scheme", prefix ? "always" : "never", &scheme);
+    if (!status) status = reader_text(r, part, where, "prepend_scheme", prefix ? "always" : "never", &scheme);
     size_t length = 0;
     if (!status && *text) utf8_first(text, &length);
     if (!status && (!length || text[length]))
@@ -201,7 +202,9 @@ static int read_metaspace_marks(const reader *r, const json_t *part, const char 
     if (!status && !is(scheme, "always") && !is(scheme, "first") && !is(scheme, "never"))
         status = reader_fail(r, "%s: the prepend_scheme '%.60s' is not known here", where, scheme);
     if (!status) {
-        *prepend = is(scheme, "always") ? METASPACE_ALWAYS : is(scheme, "first") ? METASPACE_FIRST : METASPACE_NEVER;
+        *prepend = is(scheme, "always")  ? METASPACE_ALWAYS
+                   : is(scheme, "first") ? METASPACE_FIRST
+                                         : METASPACE_NEVER;
         if (!prefix && *prepend != METASPACE_NEVER)
             status = reader_fail(r, "%s: add_prefix_space contradicts prepend_scheme", where);
     }
@@ -210,8 +213,9 @@ static int read_metaspace_marks(const reader *r, const json_t *part, const char 
     return status;
 }
 
-static const char *const metaspace_keys[] = { "type",  "replacement", "add_prefix_space", "prepend_scheme",
-                                              "split", "str_rep",     NULL };
+static const char *const metaspace_keys[] = {
+    "type", "replacement", "add_prefix_space", "prepend_scheme", "split", "str_rep", NULL
+};
 
 static int read_metaspace(tokenizer *t, const reader *r, const json_t *part)
 {
@@ -352,8 +356,7 @@ static int read_decode_step(tokenizer *t, const reader *r, const json_t *part, i
     int status;
     const char *type = reader_type(r, part, DECODER, &status);
     if (status) return status;
-    if (is(type, "Sequence"))
-        return read_sequence(t, r, part, DECODER, "decoders", read_decode_step, depth);
+    if (is(type, "Sequence")) return read_sequence(t, r, part, DECODER, "decoders", read_decode_step, depth);
     const bool strips = is(type, "Strip");
     if (is(type, "Fuse")) {
         d->fused = true;

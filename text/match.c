@@ -170,8 +170,7 @@ static int compile(matcher *m, const char *pattern, size_t bytes, uint32_t optio
 
 static int make_code(matcher *m, const char *pattern, bool literal, const char *name, io_error *error)
 {
-    if (literal)
-        return compile(m, pattern, strlen(pattern), PCRE2_UTF | PCRE2_LITERAL, name, error);
+    if (literal) return compile(m, pattern, strlen(pattern), PCRE2_UTF | PCRE2_LITERAL, name, error);
     translation t = { .at = pattern };
     translate(&t);
     int status = 0;

@@ -69,7 +69,8 @@ static bool stays_composed(const char *text, size_t begin, size_t end)
     return true;
 }
 
-static int unicode_form(const normal_step *step, normal_scratch *s, const char *text, size_t bytes, buffer *out)
+static int unicode_form(const normal_step *step, normal_scratch *s, const char *text, size_t bytes,
+                        buffer *out)
 {
     const int options = UTF8PROC_STABLE | (step->compose ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE) |
                         (step->compatible ? UTF8PROC_COMPAT : 0);
@@ -85,7 +86,8 @@ static int unicode_form(const normal_step *step, normal_scratch *s, const char *
         } else {
             int64_t count = decompose(s, text + at, end - at, options);
             if (count >= 0 && step->compose)
-                count = utf8proc_normalize_utf32(s->characters, (utf8proc_ssize_t)count, (utf8proc_option_t)options);
+                count = utf8proc_normalize_utf32(s->characters, (utf8proc_ssize_t)count,
+                                                 (utf8proc_option_t)options);
             if (count < 0) return -1;
             for (int64_t i = 0; i < count; i++)
                 utf8_put(out, s->characters[i]);
@@ -158,7 +160,8 @@ static void clean(const normal_step *step, const char *text, size_t bytes, buffe
 }
 
 /* Decomposed, without marks that take no space, and in lower case where that is asked for. */
-static int strip_accents(const normal_step *step, normal_scratch *s, const char *text, size_t bytes, buffer *out)
+static int strip_accents(const normal_step *step, normal_scratch *s, const char *text, size_t bytes,
+                         buffer *out)
 {
     for (size_t at = 0; at < bytes;) {
         const size_t plain = ascii_run(text, at, bytes);
@@ -168,8 +171,7 @@ static int strip_accents(const normal_step *step, normal_scratch *s, const char 
             buffer_put(out, text + at, plain - at);
         if (plain == bytes) break;
         at = part_end(text, plain, bytes);
-        const int64_t count =
-            decompose(s, text + plain, at - plain, UTF8PROC_STABLE | UTF8PROC_DECOMPOSE);
+        const int64_t count = decompose(s, text + plain, at - plain, UTF8PROC_STABLE | UTF8PROC_DECOMPOSE);
         if (count < 0) return -1;
         for (int64_t i = 0; i < count; i++) {
             const int32_t c = s->characters[i];

@@ -5,7 +5,13 @@
 
 #include "text/match.h"
 
-typedef enum normal_kind { NORMAL_UNICODE, NORMAL_LOWERCASE, NORMAL_BERT, NORMAL_PREPEND, NORMAL_REPLACE } normal_kind;
+typedef enum normal_kind {
+    NORMAL_UNICODE,
+    NORMAL_LOWERCASE,
+    NORMAL_BERT,
+    NORMAL_PREPEND,
+    NORMAL_REPLACE
+} normal_kind;
 
 typedef struct normal_step {
     normal_kind kind;

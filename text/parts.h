@@ -36,7 +36,7 @@ struct tokenizer {
     id_list before, after;  /* what stands around every text */
     int64_t size;
     decoded decoded[2]; /* behind other tokens, and as the first one */
-    char *json;     /* the whole tokenizer, as it is written */
+    char *json;         /* the whole tokenizer, as it is written */
     size_t json_bytes;
 };
 
@@ -55,8 +55,8 @@ int reader_keys(const reader *r, const json_t *object, const char *where, const 
 int reader_flag(const reader *r, const json_t *object, const char *where, const char *key, bool missing,
                 bool *out);
 /* A text, malloc's; missing NULL: it must be there. */
-int reader_text(const reader *r, const json_t *object, const char *where, const char *key, const char *missing,
-                char **out);
+int reader_text(const reader *r, const json_t *object, const char *where, const char *key,
+                const char *missing, char **out);
 /* {"String": ..} or {"Regex": ..} */
 int reader_pattern(const reader *r, const json_t *object, const char *where, matcher **out);
 /* The "type" of an object, or NULL and *status. */

@@ -5,7 +5,7 @@
 
 #include "text/match.h"
 
-/* What becomes of the matches of a pattern; what lies between them is a piece each, but for the merging ones. */
+/* What becomes of the matches of a pattern; what lies between is a piece each, but for the merging ones. */
 typedef enum piece_behaviour {
     PIECE_REMOVED,
     PIECE_ISOLATED,
@@ -16,9 +16,9 @@ typedef enum piece_behaviour {
 
 typedef enum piece_kind {
     PIECE_PATTERN,
-    PIECE_CLASS,       /* a match is one character of the class */
+    PIECE_CLASS,        /* a match is one character of the class */
     PIECE_PREFIX_SPACE, /* a space before what does not begin with one */
-    PIECE_METASPACE    /* `mark` for every space, and before the text */
+    PIECE_METASPACE     /* `mark` for every space, and before the text */
 } piece_kind;
 
 typedef enum metaspace_prepend { METASPACE_NEVER, METASPACE_FIRST, METASPACE_ALWAYS } metaspace_prepend;

@@ -215,8 +215,8 @@ static int encode_normal(encoding *e, const char *text, size_t bytes, bool first
 static int encode_raw(encoding *e, const char *text, size_t bytes, bool first)
 {
     const tokenizer *t = e->tokenizer;
-    const int status =
-        normalise(&t->normaliser, &e->normal, e->matching, text, bytes, &text, &bytes, e->error);
+    const int status = normalise(&t->normaliser, &e->normal, e->matching, text, bytes, &text, &bytes,
+                                 e->error);
     return status ? status : cut_at_added(e, &t->search[1], text, bytes, first, encode_normal);
 }
 
@@ -231,8 +231,9 @@ static int encode_all(encoding *e, const char *text, size_t bytes, bool special)
     if (special) ids_put(&e->out, t->before.at, t->before.count);
     const int status = cut_at_added(e, &t->search[0], text, bytes, true, encode_raw);
     if (special) ids_put(&e->out, t->after.at, t->after.count);
-    return status || !e->out.failed ? status
-                                    : io_fail(e->error, EXIT_INTERNAL, "out of memory for the tokens of a text");
+    return status || !e->out.failed
+               ? status
+               : io_fail(e->error, EXIT_INTERNAL, "out of memory for the tokens of a text");
 }
 
 static int begin_encoding(encoding *e, size_t bytes)

@@ -69,8 +69,7 @@ int32_t vocabulary_find_hashed(const vocabulary *v, uint64_t hash, const char *f
         const token_place p = v->place[v->slot[slot]];
         if (p.length != first_length + rest_length || p.plain) continue;
         const char *bytes = v->bytes.at + p.at;
-        if (memcmp(bytes, first, first_length) == 0 &&
-            memcmp(bytes + first_length, rest, rest_length) == 0)
+        if (memcmp(bytes, first, first_length) == 0 && memcmp(bytes + first_length, rest, rest_length) == 0)
             return v->slot[slot];
     }
     return -1;

@@ -17,10 +17,10 @@
 #include <unistd.h>
 
 static const char ABOUT[] =
-    "Writes a model as the Hugging Face library reads it: model.safetensors, config.json and, where the "
-    "model has one, tokenizer.json in the folder OUT, which appears whole or not at all. MODEL is a folder "
-    "with config.json and model.safetensors or its shards, of gpt2, gpt_neox, llama or bert; or a .gguf file "
-    "of llama.";
+    "Writes a model as the Hugging Face library reads it: model.safetensors, config.json, and where it "
+    "has one tokenizer.json in the folder OUT, which appears whole or not at all. MODEL is a folder with "
+    "config.json and model.safetensors or its shards, of gpt2, gpt_neox, llama or bert; or a .gguf file of "
+    "llama.";
 
 enum { CONFIG, TOKENIZER, WEIGHTS, FILE_COUNT };
 static const char *const FILES[FILE_COUNT] = {

@@ -2,6 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "cli/lm/lm.h"
 
+#include "cli/lm/choose.h"
 #include "cli/progress.h"
 #include "io/out_file.h"
 #include "lm/score.h"
@@ -11,14 +12,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char USAGE[] = "loam lm eval MODEL --text FILE[,FILE..] [options]";
+static const char USAGE[] = "loam lm eval MODEL --text FILE[,FILE..] | --choices FILE --form FORM [options]";
 static const char ABOUT[] =
     "How well a model predicts texts: the mean of -log p of each token, in nats, and bits for each byte. "
     "Texts are read in windows of --context tokens, which score each token once. Standard errors are those "
-    "of the mean over windows.";
+    "of the mean over windows. Or how many questions with choices it gets right: the choice whose tokens "
+    "have the largest sum of log p after the question, or, by characters, the largest mean.";
 
 typedef struct request {
-    const char *texts, *out;
+    const char *texts, *out, *choices, *form;
     int64_t context, most;
 } request;
 
@@ -103,22 +105,22 @@ static int run_text(evaluation *e, const char *name, const tokens *text, result 
     return status;
 }
 
-/* The tokens of a file, at most `most`, and the bytes that these are. */
+/* The tokens of a file, at most `most`, and the bytes of those that are scored. */
 static int text_tokens(evaluation *e, const char *path, int64_t most, tokens *out, int64_t *bytes)
 {
+    const int64_t unscored = e->bos >= 0 ? 0 : 1;
     char *text = NULL, *again = NULL;
-    size_t count = 0, kept = 0;
+    size_t count = 0;
     int status = lm_text_file(&text, &count, path, e->error);
     if (!status) status = tokenizer_encode(e->session.tokens, text, count, false, out, e->error);
-    kept = count;
-    if (!status && most > 0 && out->count > most) {
-        out->count = most;
-        status = tokenizer_decode(e->session.tokens, out->id, most, true, &again, &kept, e->error);
-    }
-    if (!status && out->count < (e->bos >= 0 ? 1 : 2))
+    if (!status && most > 0 && out->count > most) out->count = most;
+    if (!status && out->count <= unscored)
         status = io_fail(e->error, EXIT_INPUT, "%s: %lld tokens, too few to predict", path,
                          (long long)out->count);
-    *bytes = (int64_t)kept;
+    if (!status)
+        status = tokenizer_decode(e->session.tokens, out->id + unscored, out->count - unscored, true, &again,
+                                  &count, e->error);
+    *bytes = (int64_t)count;
     free(text);
     free(again);
     return status;
@@ -203,20 +205,25 @@ int lm_eval(int argc, char **argv, io_error *error)
     bool help = false;
     const option_row rows[] = {
         { "text", OPTION_TEXT, &r.texts, 0, 0, "FILE,..", "texts, scored one after another" },
+        { "choices", OPTION_TEXT, &r.choices, 0, 0, "FILE", "questions, a JSON object a line" },
+        { "form", OPTION_TEXT, &r.form, 0, 0, "FORM",
+          "of these: piqa, arc, logiqa, winogrande, wsc273, wsc or mmlu" },
         { "context", OPTION_INT, &r.context, 1, 1e9, "N",
           "tokens of a window; default 1024, or the model's" },
         { "most", OPTION_INT, &r.most, 1, 1e15, "N", "the first N tokens of each text; default all" },
-        { "out", OPTION_TEXT, &r.out, 0, 0, "FILE.csv", "the table as a file" },
+        { "out", OPTION_TEXT, &r.out, 0, 0, "FILE.csv", "the table, or the sums of all choices, as a file" },
         LM_OPTION_ROWS(words),
         { .name = NULL },
     };
     int status = options_parse(&argc, argv, rows, USAGE, ABOUT, &help, error);
     if (status || help) return status;
-    if (argc != 2 || !r.texts)
-        return io_fail(error, EXIT_USAGE, "expected one model and --text; usage: %s", USAGE);
+    if (argc != 2 || !r.texts == !r.choices)
+        return io_fail(error, EXIT_USAGE, "expected one model, and --text or --choices; usage: %s", USAGE);
     evaluation e = { .error = error };
     status = lm_session_open(&e.session, argv[1], &words, error);
-    if (!status) status = evaluate(&e, &r, &words, error);
+    const choose_request choose = { r.choices, r.form, r.out };
+    if (!status)
+        status = r.choices ? choose_run(&e.session, &choose, error) : evaluate(&e, &r, &words, error);
     scorer_close(e.scorer);
     free(e.inputs);
     free(e.nll);

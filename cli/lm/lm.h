@@ -40,7 +40,7 @@ lm_words lm_words_default(void);
           0, \
           "UNIT", \
           "what it is relative to: normalised (default), max or trace" }, \
-        { "layer", OPTION_INT, &(words).layer, 0, 1e6, "N", "the one layer with this mechanism; default all" }, \
+        { "layer", OPTION_INT, &(words).layer, 0, 1e6, "N", "the one layer with it; default all" }, \
         { "sharpen", \
           OPTION_REAL, \
           &(words).sharpen, \

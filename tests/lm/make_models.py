@@ -48,7 +48,7 @@ def save(name, model, shard='1GB'):
     folder = HERE / name
     model.save_pretrained(folder, max_shard_size=shard)
     (folder / 'generation_config.json').unlink(missing_ok=True)
-    # As a reader has it: the rotary frequencies of a 16-bit model in memory are rounded, in its file they are not.
+    # As a reader has it: in memory a 16-bit model's rotary frequencies are rounded, in its file they are not.
     np.save(folder / 'expected.npy', outcome(type(model).from_pretrained(folder, dtype=torch.float64)))
     return folder
 

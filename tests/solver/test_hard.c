@@ -150,8 +150,62 @@ static void hard_systems_are_solved(void **state)
             }
 }
 
+/* ---- gradients on the keys of a trained model */
+
+/* Of each gradient as a whole, in float32: 130 roundings at ridge 10, and as the root of the condition of the
+ * systems, about 100 / ridge, from there on to 0.1; below, the solver refines in float64. */
+typedef struct real_bound {
+    double ridge, whole;
+} real_bound;
+
+static const real_bound real_bounds[] = {
+    { 10, 8e-6 }, { 1, 2e-5 }, { 0.1, 6e-5 }, { 0.01, 1e-4 }, { 0.001, 2e-4 }
+};
+
+/* Head 0 has keys of layer 20, head 1 of layer 3. */
+static spec real_spec(double ridge)
+{
+    spec s = spec_default(LOAM_LLA, LOAM_BACKWARD, 320, WIDTH, WIDTH);
+    s.dtype = LOAM_F32;
+    s.backend = LOAM_BACKEND_CPU;
+    s.heads_q = s.heads_kv = 2;
+    s.ridge = ridge;
+    s.data = DATA_REAL;
+    s.causal = 1;
+    s.seed = 6;
+    return s;
+}
+
+static void check_real_gradients(const real_bound *b)
+{
+    const spec s = real_spec(b->ridge);
+    spec reference = s;
+    reference.dtype = LOAM_F64;
+    reference.backend = LOAM_BACKEND_REFERENCE;
+    values got = values_make(&s), want = values_like(&reference, &got);
+    expect_run(&want);
+    expect_run(&got);
+    for (slot which = SLOT_GRAD_Q; which <= SLOT_GRAD_V; which++) {
+        const shape a = slot_shape(&want, which);
+        const difference d = compare(want.x[which], got.x[which], a.batch * a.heads * a.tokens, a.channels);
+        if (!(d.relative <= b->whole))
+            fail_msg("ridge %g: %s is off by %.2g; expected %.2g", b->ridge, slot_names[which], d.relative,
+                     b->whole);
+    }
+    values_free(&got);
+    values_free(&want);
+}
+
+static void gradients_on_real_keys(void **state)
+{
+    (void)state;
+    for (size_t n = 0; n < sizeof real_bounds / sizeof real_bounds[0]; n++)
+        check_real_gradients(&real_bounds[n]);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(hard_systems_are_solved) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(hard_systems_are_solved),
+                                        cmocka_unit_test(gradients_on_real_keys) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

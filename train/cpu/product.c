@@ -13,7 +13,7 @@
 #endif
 
 /* Rows of a block. Where a is transposed the rows of the result are few and its sums long. */
-enum { BLOCK = 256, BLOCK_TRANSPOSED = 32 };
+enum { BLOCK = 256, BLOCK_TRANSPOSED = 32, BLOCK_COLUMNS = 192 };
 /* Few rows; and of the widened weights of a block of columns, as many elements as lie on a stack. */
 enum { FEW = 4, WIDENED = 1 << 16, LEAST_COLUMNS = 8 };
 
@@ -93,21 +93,23 @@ static void few_rows(const machine *on, matrix out, matrix a, matrix b, bool add
     }
 }
 
-/* b is 16-bit and transposed: columns of the result in blocks, for which its rows are widened. */
-static void widened_columns(const machine *on, matrix out, matrix a, matrix b, bool add)
+/* b is transposed, and of more rows than a: columns of the result in blocks, for which rows of b that are
+ * 16-bit are widened. */
+static void by_columns(const machine *on, matrix out, matrix a, matrix b, bool add)
 {
-    const int64_t most = WIDENED / b.width, block = most < LEAST_COLUMNS ? LEAST_COLUMNS : most;
-    const int64_t blocks = (out.width + block - 1) / block;
-    assert(b.width <= WIDENED / LEAST_COLUMNS);
+    const bool narrow = b.dtype != on->dtype;
+    const int64_t most = WIDENED / b.width, least = most < LEAST_COLUMNS ? LEAST_COLUMNS : most;
+    const int64_t block = narrow ? least : BLOCK_COLUMNS, blocks = (out.width + block - 1) / block;
+    assert(!narrow || b.width <= WIDENED / LEAST_COLUMNS);
 #pragma omp parallel for num_threads(on->threads) schedule(dynamic)
     for (int64_t n = 0; n < out.models * blocks; n++) {
         const int64_t m = n / blocks, first = n % blocks * block;
         const int64_t count = out.width - first < block ? out.width - first : block;
         real widened[WIDENED];
-        REAL(widen)(widened, b, m, first, count);
+        if (narrow) REAL(widen)(widened, b, m, first, count);
         GEMM(CblasRowMajor, CblasNoTrans, CblasTrans, (blasint)out.rows, (blasint)count, (blasint)b.width, 1,
-             row_of(a, m, 0), (blasint)a.row, widened, (blasint)b.width, add ? 1 : 0,
-             row_of(out, m, 0) + first, (blasint)out.row);
+             row_of(a, m, 0), (blasint)a.row, narrow ? widened : row_of(b, m, first),
+             (blasint)(narrow ? b.width : b.row), add ? 1 : 0, row_of(out, m, 0) + first, (blasint)out.row);
     }
 }
 
@@ -123,8 +125,8 @@ void REAL(product)(const machine *on, matrix out, matrix a, matrix b, unsigned h
         few_rows(on, out, a, b, add);
         return;
     }
-    if (b.dtype != on->dtype) {
-        widened_columns(on, out, a, b, add);
+    if (b.dtype != on->dtype || (right && !left && out.width > out.rows)) {
+        by_columns(on, out, a, b, add);
         return;
     }
 #pragma omp parallel for num_threads(on->threads) schedule(static) if (out.models * blocks > 1)
