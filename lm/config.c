@@ -123,11 +123,12 @@ static void read_rope(reader *r, lm_config *out, const char *base_key, const cha
     out->rope_base = real_of(r, own, "rope_theta", real_of(r, r->root, base_key, 1e4));
     share = real_of(r, own, "partial_rotary_factor", real_of(r, r->root, share_key, share));
     const double least = out->architecture == LM_LLAMA ? 1 : 0;
-    if (!(share >= least && share <= 1) && !r->status)
+    if (r->status) return;
+    if (share >= least && share <= 1 && out->head_dim <= LM_MAX_SIZE)
+        out->rope_dim = (int64_t)((double)out->head_dim * share);
+    else if (!(share >= least && share <= 1))
         r->status = io_fail(r->error, EXIT_INPUT, "%s: '%s' is %g; expected %s", r->name, share_key, share,
                             least ? "1: llama turns all channels" : "a share from 0 to 1");
-    else if (out->head_dim <= LM_MAX_SIZE)
-        out->rope_dim = (int64_t)((double)out->head_dim * share);
 }
 
 static void read_activation(reader *r, lm_config *out, const char *key, const char *missing)
