@@ -25,7 +25,7 @@ typedef struct vocabulary {
     size_t longest;
 } vocabulary;
 
-/* For `count` tokens with ids below `size`; false without memory. */
+/* For `count` tokens at most, with ids below `size`; false without memory. */
 bool vocabulary_make(vocabulary *v, int64_t size, int64_t count);
 void vocabulary_free(vocabulary *v);
 
