@@ -3,6 +3,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "cli/command.h"
 #include "cli/options.h"
+#include "io/gguf.h"
 #include "lm/path.h"
 #include "lm/write.h"
 #include "text/tokenizer.h"
@@ -134,11 +135,17 @@ static int choose_dtype(const char *word, const char *own, loam_dtype *out, io_e
     return 0;
 }
 
-/* Whether the folder has what tokenizer_open looks for. */
+/* Whether the folder, or the .gguf file, has what tokenizer_open looks for. */
 static bool has_tokenizer(const char *folder)
 {
     static const char *const names[] = { "tokenizer.json", "encoder.json" };
     bool found = false;
+    gguf *file;
+    if (gguf_open(&file, folder, NULL) == 0) {
+        found = gguf_has(file, "tokenizer.ggml.tokens");
+        gguf_close(file);
+        return found;
+    }
     for (int i = 0; i < 2 && !found; i++) {
         char *path;
         struct stat told;
