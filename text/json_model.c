@@ -18,6 +18,9 @@ static int check_ids(const reader *r, const json_t *vocab, int64_t *size)
     {
         const int64_t value = json_is_integer(id) ? json_integer_value(id) : -1;
         if (!*token) return reader_fail(r, "the vocabulary has an empty token");
+        if (strlen(token) > TOKEN_BYTES_MAX)
+            return reader_fail(r, "the token '%.60s' has %zu bytes; expected at most %d", token,
+                               strlen(token), TOKEN_BYTES_MAX);
         if (value < 0 || value > TOKEN_ID_MAX)
             return reader_fail(r, "the token '%.60s' has no id from 0 to %d", token, TOKEN_ID_MAX);
         if (value >= *size) *size = value + 1;
@@ -68,15 +71,14 @@ static int read_vocabulary(tokenizer *t, const reader *r, const json_t *vocab)
     return status;
 }
 
-/* As a tokenizer.json has it. */
 int32_t tokenizer_find_model(const tokenizer *t, const char *text, size_t bytes)
 {
-    buffer space = { 0 };
+    char room[TOKEN_BYTES_MAX];
+    buffer space = { .at = room, .room = sizeof room };
     bool plain;
+    if (bytes > TOKEN_BYTES_MAX) return -1;
     const char *stored = token_bytes(t, &space, text, &bytes, &plain);
-    const int32_t id = space.failed ? -1 : vocabulary_find(&t->vocabulary, stored, bytes, plain);
-    buffer_free(&space);
-    return id;
+    return vocabulary_find(&t->vocabulary, stored, bytes, plain);
 }
 
 int32_t tokenizer_find(const tokenizer *t, const char *text, size_t bytes)

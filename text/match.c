@@ -160,8 +160,8 @@ static int compile(matcher *m, const char *pattern, size_t bytes, uint32_t optio
     if (!m->code) {
         PCRE2_UCHAR reason[128];
         pcre2_get_error_message(code, reason, sizeof reason);
-        return io_fail(error, EXIT_INPUT, "%s: the pattern '%.200s' is wrong: %s", name, pattern,
-                       (const char *)reason);
+        return io_fail(error, EXIT_INPUT, "%s: the pattern '%.*s' is wrong: %s", name,
+                       (int)(bytes < 200 ? bytes : 200), pattern, (const char *)reason);
     }
     /* Where there is no JIT, matching is slower and the same. */
     pcre2_jit_compile(m->code, PCRE2_JIT_COMPLETE);

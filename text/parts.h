@@ -79,7 +79,9 @@ int tokenizer_from_json(tokenizer **made, const json_t *root, const char *name, 
 /* All of a file, malloc's. */
 int read_whole_file(const char *path, char **text, size_t *bytes, io_error *error);
 /* Contents of such a file from others; NULL on failure. */
+json_t *json_of_bytes(const char *text, size_t bytes, const char *name, io_error *error);
 json_t *json_of_file(const char *path, io_error *error);
+json_t *json_of_gguf(const char *path, io_error *error);
 json_t *json_of_gpt2_files(const char *vocabulary, const char *merges, io_error *error);
 
 /* The token with this text as a tokenizer.json has it, of model or added; or -1. */

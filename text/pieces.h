@@ -5,7 +5,7 @@
 
 #include "text/match.h"
 
-/* What becomes of the matches of a pattern; what lies between is a piece each, but for the merging ones. */
+/* What becomes of the matches of a pattern; what lies between them is a piece each. */
 typedef enum piece_behaviour {
     PIECE_REMOVED,
     PIECE_ISOLATED,

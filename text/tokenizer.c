@@ -33,6 +33,12 @@ static bool exists(const char *path)
     return path && stat(path, &status) == 0;
 }
 
+static bool ends_with(const char *path, const char *end)
+{
+    const size_t length = strlen(path), tail = strlen(end);
+    return length >= tail && strcmp(path + length - tail, end) == 0;
+}
+
 static json_t *json_of_folder(const char *folder, io_error *error)
 {
     char *whole = path_in(folder, "tokenizer.json"), *tokens_of_gpt2 = path_in(folder, "encoder.json");
@@ -57,37 +63,13 @@ int tokenizer_open(tokenizer **made, const char *path, io_error *error)
     io_error own;
     io_error *e = error ? error : &own;
     *made = NULL;
-    json_t *root = is_folder(path) ? json_of_folder(path, e) : json_of_file(path, e);
+    json_t *root = is_folder(path)            ? json_of_folder(path, e)
+                   : ends_with(path, ".gguf") ? json_of_gguf(path, e)
+                                              : json_of_file(path, e);
     if (!root) return e->exit_status;
     const int status = tokenizer_from_json(made, root, path, e);
     json_decref(root);
     return status;
-}
-
-void tokenizer_close(tokenizer *t)
-{
-    if (!t) return;
-    for (int32_t i = 0; i < t->added_count; i++) {
-        free(t->added[i].content);
-        free(t->added[i].wanted);
-    }
-    free(t->added);
-    added_search_free(&t->search[0]);
-    added_search_free(&t->search[1]);
-    bpe_free(&t->bpe);
-    free(t->wordpiece.prefix);
-    normaliser_free(&t->normaliser);
-    splitter_free(&t->splitter);
-    decoder_free(&t->decoder);
-    vocabulary_free(&t->vocabulary);
-    free(t->before.at);
-    free(t->after.at);
-    for (int i = 0; i < 2; i++) {
-        buffer_free(&t->decoded[i].bytes);
-        free(t->decoded[i].end);
-    }
-    free(t->json);
-    free(t);
 }
 
 int64_t tokenizer_size(const tokenizer *t) { return t->size; }

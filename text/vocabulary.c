@@ -7,7 +7,7 @@
 
 bool vocabulary_make(vocabulary *v, int64_t size, int64_t count)
 {
-    assert(size >= 0 && size <= TOKEN_ID_MAX + 1 && count <= size);
+    assert(size >= 0 && size <= TOKEN_ID_MAX + 1);
     *v = (vocabulary){ .size = size, .slots = 16 };
     while (v->slots < 2 * (size_t)count)
         v->slots *= 2;

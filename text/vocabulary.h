@@ -5,8 +5,8 @@
 
 #include "text/buffer.h"
 
-/* Ids above are refused: tables by id stay small whatever a file says. */
-enum { TOKEN_ID_MAX = (1 << 22) - 1 };
+/* Ids and texts above are refused: tables stay small whatever a file says. */
+enum { TOKEN_ID_MAX = (1 << 22) - 1, TOKEN_BYTES_MAX = 4096 };
 
 typedef struct token_place {
     uint32_t at;
@@ -25,7 +25,7 @@ typedef struct vocabulary {
     size_t longest;
 } vocabulary;
 
-/* For `count` tokens with ids below `size`; false without memory. */
+/* For `count` tokens at most, with ids below `size`; false without memory. */
 bool vocabulary_make(vocabulary *v, int64_t size, int64_t count);
 void vocabulary_free(vocabulary *v);
 

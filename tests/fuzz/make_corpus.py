@@ -146,6 +146,47 @@ def main():
     save("csv", "semicolons", b"g;x (a, b);y\na;1.5;2\nb;3;NA\na;4,5;1\n")
     save("csv", "tabs", b"g\tx\ty\r\n\"a;b\"\t1\t2\r\n\t3\t4\r\nc\t5\t6\r\n")
     save("csv", "blank", b"\n\n x \n\n1\n")
+    tokenizers()
+
+
+VOCAB = {"vocab": {"a": 0, "b": 1, "ab": 2, "[U]": 3, "##a": 4, "\u2581": 5, "\u2581a": 6, "<0x41>": 7}}
+BPE = dict(VOCAB, type="BPE", merges=["a b", ["\u2581", "a"]], unk_token="[U]", fuse_unk=True)
+BYTES = {"type": "ByteLevel", "add_prefix_space": True, "use_regex": True}
+SPLIT = {"type": "Split", "pattern": {"Regex": "[^\\s]?\\p{L}+|\\s+(?!\\S)"}, "behavior": "Isolated",
+         "invert": True}
+METASPACE = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first"}
+
+
+def tokenizer(name, text, model=BPE, **parts):
+    """What a fuzzer takes: a tokenizer.json, a 0, a text."""
+    save("tokenizer", name, json.dumps(dict(parts, model=model)).encode() + b"\0" + text)
+
+
+def tokenizers():
+    ends = {"type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "s"}}, {"Sequence": {"id": "A"}}],
+            "special_tokens": {"s": {"id": "s", "ids": [0], "tokens": ["a"]}}}
+    tokenizer("bytes", b"ab ab\xff", pre_tokenizer=BYTES, decoder=BYTES, post_processor=ends)
+    tokenizer("split", b"ab  ab\xe4\xb8\xad", pre_tokenizer={"type": "Sequence", "pretokenizers": [
+        SPLIT, {"type": "Digits", "individual_digits": True},
+        {"type": "Punctuation", "behavior": "Contiguous"}, BYTES]})
+    tokenizer("metaspace", b"a ab a", pre_tokenizer=METASPACE, decoder=METASPACE)
+    steps = [
+        {"type": "Prepend", "prepend": "\u2581"},
+        {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}, {"type": "NFKC"}]
+    tokenizer("fallback", b"A a", dict(BPE, byte_fallback=True),
+              normalizer={"type": "Sequence", "normalizers": steps},
+              decoder={"type": "Sequence", "decoders": [
+                  {"type": "ByteFallback"}, {"type": "Fuse"},
+                  {"type": "Strip", "content": " ", "start": 1, "stop": 0}]})
+    tokenizer("wordpiece", b"aA \xc3\xa0b", dict(VOCAB, type="WordPiece", unk_token="[U]"),
+              normalizer={"type": "BertNormalizer"}, pre_tokenizer={"type": "BertPreTokenizer"},
+              decoder={"type": "WordPiece", "prefix": "##"})
+    tokenizer("added", b" x ab<s>  <s>", added_tokens=[
+        {"id": 8, "content": "<s>", "special": True, "lstrip": True, "rstrip": True},
+        {"id": 9, "content": "X", "single_word": True, "normalized": True}], normalizer={"type": "Lowercase"})
+    tokenizer("huge", b"a", dict(BPE, vocab={"a": 2**40}))
+    save("tokenizer", "no_json", b"{]\0a")
 
 
 if __name__ == "__main__":
