@@ -3,7 +3,6 @@
 #define _POSIX_C_SOURCE 200809L
 #include "cli/command.h"
 #include "cli/options.h"
-#include "io/gguf.h"
 #include "lm/path.h"
 #include "lm/write.h"
 #include "text/tokenizer.h"
@@ -136,22 +135,20 @@ static int choose_dtype(const char *word, const char *own, loam_dtype *out, io_e
 }
 
 /* Whether the folder, or the .gguf file, has what tokenizer_open looks for. */
-static bool has_tokenizer(const char *folder)
+static bool has_tokenizer(const char *model)
 {
     static const char *const names[] = { "tokenizer.json", "encoder.json" };
     bool found = false;
     gguf *file;
-    if (gguf_open(&file, folder, NULL) == 0) {
-        found = gguf_has(file, "tokenizer.ggml.tokens");
-        gguf_close(file);
-        return found;
-    }
     for (int i = 0; i < 2 && !found; i++) {
         char *path;
         struct stat told;
-        found = lm_path(&path, folder, names[i], NULL) == 0 && stat(path, &told) == 0;
+        found = lm_path(&path, model, names[i], NULL) == 0 && stat(path, &told) == 0;
         free(path);
     }
+    if (found || gguf_open(&file, model, NULL)) return found;
+    found = gguf_has(file, "tokenizer.ggml.model");
+    gguf_close(file);
     return found;
 }
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+#define _POSIX_C_SOURCE 200809L
 #include "io/gguf.h"
 #include "lm/config.h"
 #include "tests/fuzz/fuzz.h"

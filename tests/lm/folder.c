@@ -54,13 +54,19 @@ char *folder_read(const char *folder, const char *file, size_t *count)
     return data;
 }
 
-void folder_write(const char *folder, const char *file, const char *data, size_t count)
+static void write_file(const char *folder, const char *file, const char *data, size_t count)
 {
     char path[PATH_BYTES];
     FILE *stream = fopen(in_folder(path, folder, file), "wb");
     assert_non_null(stream);
     assert_int_equal(fwrite(data, 1, count, stream), count);
     assert_int_equal(fclose(stream), 0);
+}
+
+void folder_cut(const char *folder, const char *file, size_t count)
+{
+    char path[PATH_BYTES];
+    assert_int_equal(truncate(in_folder(path, folder, file), (off_t)count), 0);
 }
 
 void folder_unlink(const char *folder, const char *file)
@@ -84,7 +90,7 @@ static void copy_file(const char *folder, const char *file, void *context)
 {
     size_t count;
     char *data = folder_read(folder, file, &count);
-    folder_write(context, file, data, count);
+    write_file(context, file, data, count);
     free(data);
 }
 
@@ -124,7 +130,7 @@ void folder_replace(const char *folder, const char *file, const char *from, cons
         found += here;
     }
     if (!found) fail_msg("%s has no %s", file, from);
-    folder_write(folder, file, changed, written);
+    write_file(folder, file, changed, written);
     free(changed);
     free(data);
 }

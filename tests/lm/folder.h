@@ -21,7 +21,7 @@ bool folder_is_file(const char *file); /* a model by itself: .gguf */
 
 /* malloc's. */
 char *folder_read(const char *folder, const char *file, size_t *count);
-void folder_write(const char *folder, const char *file, const char *data, size_t count);
+void folder_cut(const char *folder, const char *file, size_t count);
 /* Every place where `from` stands; there must be one. */
 void folder_replace(const char *folder, const char *file, const char *from, const char *to);
 

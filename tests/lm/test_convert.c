@@ -146,6 +146,26 @@ static void full_disks_leave_nothing(void **state)
     folder_remove("out"); /* and is empty */
 }
 
+/* The model's own, and one from elsewhere; with a tokenizer that is wrong there is no model either. */
+static void tokenizers_go_along(void **state)
+{
+    (void)state;
+    folder_copy("llama", "model");
+    outcome result = run_loam("convert model out --tokenizer %s", LM_TEST_DATA "/tokenizer.json");
+    expect_status(&result, 0);
+    assert_true(file_exists("out/tokenizer.json"));
+    if (strstr(result.out, "without")) fail_msg("%s", result.out);
+    folder_remove("out");
+    result = run_shell("cp %s model && \"$LOAM\" convert model out", LM_TEST_DATA "/tokenizer.json");
+    expect_status(&result, 0);
+    assert_true(file_exists("out/tokenizer.json"));
+    folder_remove("out");
+    result = run_shell("echo '{}' >model/tokenizer.json; \"$LOAM\" convert model out");
+    expect_complaint(&result, EXIT_INPUT, "model");
+    assert_false(file_exists("out"));
+    folder_remove("model");
+}
+
 static void empty_folders_are_filled(void **state)
 {
     (void)state;
@@ -159,9 +179,9 @@ static void empty_folders_are_filled(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_model_is_the_same),  cmocka_unit_test(arrays_are_the_library_s),
-        cmocka_unit_test(mistakes_leave_nothing),   cmocka_unit_test(full_disks_leave_nothing),
-        cmocka_unit_test(empty_folders_are_filled),
+        cmocka_unit_test(every_model_is_the_same), cmocka_unit_test(arrays_are_the_library_s),
+        cmocka_unit_test(mistakes_leave_nothing),  cmocka_unit_test(full_disks_leave_nothing),
+        cmocka_unit_test(tokenizers_go_along),     cmocka_unit_test(empty_folders_are_filled),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }
