@@ -182,7 +182,7 @@ static int open_evaluation(evaluation *e, const request *r, io_error *error)
 
 static int evaluate(evaluation *e, const request *r, const lm_words *words, io_error *error)
 {
-    char text[96], *list = strdup(r->texts);
+    char text[LM_ATTENTION], *list = strdup(r->texts);
     out_file *out = NULL;
     int status = list ? open_evaluation(e, r, error)
                       : io_fail(error, EXIT_INTERNAL, "out of memory for names");

@@ -71,8 +71,9 @@ typedef struct lm_session {
 int lm_session_open(lm_session *s, const char *path, const lm_words *words, io_error *error);
 void lm_session_close(lm_session *s);
 
+enum { LM_ATTENTION = 128 };
 /* "softmax", "lla, ridge 100 (normalised), layer 3": the attention that was asked for. */
-const char *lm_session_attention(const lm_session *s, const lm_words *words, char text[96]);
+const char *lm_session_attention(const lm_session *s, const lm_words *words, char text[LM_ATTENTION]);
 
 /* The bytes of a file, malloc's, with a 0 behind them; "-" is standard input. */
 int lm_text_file(char **text, size_t *bytes, const char *path, io_error *error);

@@ -72,7 +72,7 @@ void lm_session_close(lm_session *s)
     *s = (lm_session){ 0 };
 }
 
-const char *lm_session_attention(const lm_session *s, const lm_words *words, char text[96])
+const char *lm_session_attention(const lm_session *s, const lm_words *words, char text[LM_ATTENTION])
 {
     const bool lla = words->mechanism && strcmp(words->mechanism, "lla") == 0;
     char layer[24] = "", ridge[48] = "", sharpen[24] = "";
@@ -83,7 +83,8 @@ const char *lm_session_attention(const lm_session *s, const lm_words *words, cha
     if (words->layer >= 0) snprintf(layer, sizeof layer, ", layer %d alone", (int)words->layer);
     if (words->sharpen < 1 || words->sharpen > 1)
         snprintf(sharpen, sizeof sharpen, ", scores x %g", words->sharpen);
-    snprintf(text, 96, "%s%s%s%s", words->mechanism ? words->mechanism : "softmax", ridge, layer, sharpen);
+    snprintf(text, LM_ATTENTION, "%.15s%s%s%s", words->mechanism ? words->mechanism : "softmax", ridge, layer,
+             sharpen);
     return text;
 }
 

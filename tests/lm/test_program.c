@@ -47,7 +47,7 @@ static void test_info(void **state)
     (void)state;
     for (int i = 0; i < WRITERS; i++) {
         const outcome told = run_loam("lm info " MODELS "%s" TOKENIZER, writers[i]);
-        char line[64];
+        char line[128];
         expect_status(&told, 0);
         snprintf(line, sizeof line, "architecture   %s\n", says[i]);
         assert_non_null(strstr(told.out, line));

@@ -33,16 +33,30 @@ static inline float from_bf16(uint16_t bits)
     return x;
 }
 
+/* A number of 2^-24 and more as a float with the bits of f16 is 2^-112 of itself. */
+static inline float from_f16(uint16_t bits)
+{
+    const uint32_t sign = (uint32_t)(bits & 0x8000u) << 16;
+    uint32_t word = (uint32_t)(bits & 0x7fffu) << 13;
+    float x;
+    memcpy(&x, &word, sizeof x);
+    x *= 0x1p112f;
+    memcpy(&word, &x, sizeof word);
+    word |= ((bits & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0) | sign; /* infinities and NaN */
+    memcpy(&x, &word, sizeof x);
+    return x;
+}
+
 WIDE static void widen_bf16(real *restrict to, const uint16_t *restrict from, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
         to[i] = from_bf16(from[i]);
 }
 
-WIDE static void widen_f16(real *restrict to, const _Float16 *restrict from, int64_t count)
+WIDE static void widen_f16(real *restrict to, const uint16_t *restrict from, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
-        to[i] = (real)from[i];
+        to[i] = from_f16(from[i]);
 }
 
 void REAL(widen)(real *to, matrix a, int64_t m, int64_t row, int64_t rows)
@@ -52,7 +66,7 @@ void REAL(widen)(real *to, matrix a, int64_t m, int64_t row, int64_t rows)
         if (a.dtype == LOAM_BF16)
             widen_bf16(to, (const uint16_t *)a.data + at, a.width);
         else if (a.dtype == LOAM_F16)
-            widen_f16(to, (const _Float16 *)a.data + at, a.width);
+            widen_f16(to, (const uint16_t *)a.data + at, a.width);
         else
             memcpy(to, (const real *)a.data + at, (size_t)a.width * sizeof(real));
     }
@@ -69,14 +83,14 @@ void REAL(widen)(real *to, matrix a, int64_t m, int64_t row, int64_t rows)
     }
 DOT(dot_real, real, )
 DOT(dot_bf16, uint16_t, from_bf16)
-DOT(dot_f16, _Float16, (real))
+DOT(dot_f16, uint16_t, from_f16)
 
 /* x . row c of b. */
 static real dot_row(const real *x, matrix b, int64_t m, int64_t c)
 {
     const int64_t at = m * b.model + c * b.row;
     if (b.dtype == LOAM_BF16) return dot_bf16(x, (const uint16_t *)b.data + at, b.width);
-    if (b.dtype == LOAM_F16) return dot_f16(x, (const _Float16 *)b.data + at, b.width);
+    if (b.dtype == LOAM_F16) return dot_f16(x, (const uint16_t *)b.data + at, b.width);
     return dot_real(x, (const real *)b.data + at, b.width);
 }
 
