@@ -3,6 +3,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "cli/command.h"
 #include "cli/options.h"
+#include "io/gguf.h"
 #include "lm/path.h"
 #include "lm/write.h"
 #include "text/tokenizer.h"
