@@ -146,7 +146,7 @@ void tensor_read(const tensor *t, int64_t first, int64_t count, loam_dtype dtype
     } else if (dtype == LOAM_F32) {
         read_floats(t->type, at, count, out);
     } else {
-        float values[CHUNK];
+        float values[CHUNK] = { 0 };
         for (int64_t i = 0; i < count; i += CHUNK) {
             const int64_t now = count - i < CHUNK ? count - i : CHUNK;
             read_floats(t->type, at + i / numbers * bytes, now, values);
