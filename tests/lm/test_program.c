@@ -69,7 +69,7 @@ static void test_eval(void **state)
             const outcome told = run_loam("lm eval " MODELS "%s" TOKENIZER
                                           " --text t.txt,u.txt --context 8 --weights f32 --out o%d.csv%s",
                                           writers[i], n, attention[n]);
-            char path[16];
+            char path[32];
             expect_status(&told, 0);
             assert_non_null(strstr(told.out, "u.txt"));
             snprintf(path, sizeof path, "o%d.csv", n);
