@@ -220,6 +220,29 @@ static void one_long_piece_is_no_attack(void **state)
     tokenizer_close(t);
 }
 
+/* Marks come in any order, and many: they are put in order of their classes, and not by a quadratic sort. */
+static void many_marks_are_no_attack(void **state)
+{
+    (void)state;
+    enum { MARKS = 200000 };
+    char *mixed = malloc(1 + 4 * MARKS), *sorted = malloc(1 + 4 * MARKS);
+    *mixed = *sorted = 'x';
+    for (size_t i = 0; i < MARKS; i++) {
+        memcpy(mixed + 1 + 4 * i, "\xcc\x81\xcc\xa3", 4); /* above, below */
+        memcpy(sorted + 1 + 2 * i, "\xcc\xa3", 2);
+        memcpy(sorted + 1 + 2 * (MARKS + i), "\xcc\x81", 2);
+    }
+    tokenizer *t = open_named("neox");
+    tokens one = encode(t, mixed, 1 + 4 * MARKS, false), other = encode(t, sorted, 1 + 4 * MARKS, false);
+    assert_int_equal(one.count, other.count);
+    assert_memory_equal(one.id, other.id, (size_t)one.count * sizeof *one.id);
+    tokens_free(&one);
+    tokens_free(&other);
+    free(mixed);
+    free(sorted);
+    tokenizer_close(t);
+}
+
 static void ids_are_found_by_text(void **state)
 {
     (void)state;
@@ -248,6 +271,8 @@ int main(void)
         cmocka_unit_test(unfinished_streams_end_as_they_are),
         cmocka_unit_test(texts_come_back),
         cmocka_unit_test(one_long_piece_is_no_attack),
+        cmocka_unit_test(many_marks_are_no_attack),
+
         cmocka_unit_test(ids_are_found_by_text),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
