@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Byte-level BPE with GPT-2's split from texts: the most frequent pair of neighbours becomes a token, again
- * and again. Of equally frequent pairs the one with the lower first id goes first, then the lower second one. */
+ * Byte-level BPE with GPT-2's split, from texts: the most frequent pair of neighbours becomes a token, again
+ * and again. Of equally frequent pairs the one with the lower first id goes first, then the lower second. */
 #ifndef LOAM_TEXT_TRAIN_BPE_H
 #define LOAM_TEXT_TRAIN_BPE_H
 
