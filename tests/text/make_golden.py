@@ -165,7 +165,8 @@ def main():
     (DATA / "gpt2" / "encoder.json").write_text(json.dumps(model["vocab"]))
     (DATA / "gpt2" / "vocab.bpe").write_text("#version: 0.2\n" + "\n".join(merges) + "\n", encoding="utf-8")
     gguf(DATA / "tiny.gguf", sorted(model["vocab"], key=model["vocab"].get), merges)
-    (HERE / "golden.inc").write_text("\n".join(fold(row) for row in rows) + "\n")
+    head = "/* SPDX-License-Identifier: MIT\n * Written by make_golden.py. */\n/* clang-format off */\n"
+    (HERE / "golden.inc").write_text(head + "\n".join(fold(row) for row in rows) + "\n")
 
 
 def fold(row):
