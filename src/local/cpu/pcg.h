@@ -33,7 +33,7 @@ typedef struct pcg_bounds {
 
 static inline pcg_bounds pcg_bounds_of(loam_dtype dtype)
 {
-    return dtype == LOAM_F32 ? (pcg_bounds){ 4e-6f, 1e-4f, 3e-2f, 1e-6f, 1e-6f }
+    return dtype == LOAM_F32 ? (pcg_bounds){ 4e-6f, 1e-3f, 3e-2f, 3e-6f, 1e-6f }
                              : (pcg_bounds){ 2e-5f, 1e-4f, 3e-2f, 1e-5f, 1e-5f };
 }
 
@@ -82,12 +82,7 @@ static inline void pcg_step(const block_system *sys, const gram *g, const heavy 
 {
     const int64_t d = sys->x->p->dim_qk;
     float curvature[LANES], step[LANES], back[LANES], next[LANES], beta[LANES], going[LANES];
-    few_lanes few = hv->few;
-    few_begin(&few, k->live);
-    if (few.width > 0)
-        block_apply_few(sys, &few, k->direction, k->image);
-    else
-        block_apply(sys, k->direction, k->image);
+    block_apply_live(sys, hv->few, k->live, k->direction, k->image);
     panel_dot(curvature, k->direction, k->image, d);
     for (int lane = 0; lane < LANES; lane++) {
         const bool go = k->live[lane] != 0 && curvature[lane] > 0;
@@ -165,28 +160,33 @@ static inline void pcg_residual_exact(const block_system *sys, const gram *g, pc
 }
 
 /* r <- b - A x of the other lanes. */
-static inline void pcg_residual(const block_system *sys, pcg_lanes *k)
+static inline void pcg_residual(const block_system *sys, const heavy *hv, pcg_lanes *k)
 {
     const int64_t d = sys->x->p->dim_qk;
-    bool some[LANES];
+    float some[LANES];
     for (int lane = 0; lane < LANES; lane++)
         some[lane] = k->open[lane] && !k->exact[lane];
-    if (!any_lane(some)) return;
-    block_apply(sys, k->x, k->image);
-    for (int64_t e = 0; e < d * LANES; e++)
-        k->r[e] = k->b[e] - k->image[e];
+    if (live_lanes(some) == 0) return;
+    block_apply_live(sys, hv->few, some, k->x, k->image);
+    for (int64_t c = 0; c < d; c++) {
+        FOR_LANES(lane)
+        {
+            const int64_t at = c * LANES + lane;
+            const vec r = v_load(k->b + at) - v_load(k->image + at);
+            v_store(k->r + at, v_select(v_load(some + lane) > 0, r, v_load(k->r + at)));
+        }
+    }
 }
 
 /* Replaces r by the true residual, and z, in the direction too: what the direction has of earlier ones stays,
- * so that the steps that follow go on as if there had been no rounding. */
+ * so that the steps that follow go on as if there had been no rounding. The last step left z in image. */
 static inline void pcg_replace(const block_system *sys, const gram *g, const heavy *hv, pcg_lanes *k)
 {
     const int64_t d = sys->x->p->dim_qk;
     float rz[LANES], sign[LANES];
     panel_fill(sign, 1, -1);
-    pcg_precondition(g, hv, d, k->open, k->r, k->image);
     panel_axpy(k->direction, d, sign, k->image);
-    pcg_residual(sys, k);
+    pcg_residual(sys, hv, k);
     pcg_residual_exact(sys, g, k);
     pcg_precondition(g, hv, d, k->open, k->r, k->image);
     panel_fill(sign, 1, 1);
