@@ -42,7 +42,8 @@ static inline pcg_bounds pcg_bounds_of(loam_dtype dtype)
 typedef struct pcg_lanes {
     float rz[LANES], size[LANES], least[LANES], energy[LANES], extent[LANES], unit[LANES];
     float live[LANES];
-    bool open[LANES], exact[LANES];       /* not yet decided; to be corrected by a residual in float64 */
+    bool begun[LANES], open[LANES];       /* with a b to solve for; not yet decided */
+    bool exact[LANES];                    /* to be corrected by a residual in float64 */
     float *b, *x, *r, *direction, *image; /* [dim_qk][LANES]; b: by unit; image holds z between steps */
     pcg_bounds bounds;
 } pcg_lanes;
@@ -221,6 +222,8 @@ static inline void pcg_judge(const heavy *hv, int64_t d, double tolerance, pcg_l
     }
 }
 
+/* Rows with b = 0 are accepted at once, with the x = 0 that they come with. They take no steps: what the
+ * panels hold of them is undefined. */
 static inline void pcg_start(const block_ridge *ridge, const float *restrict b, const bool *restrict wanted,
                              int64_t d, pcg_lanes *k, block_result *result)
 {
@@ -234,7 +237,7 @@ static inline void pcg_start(const block_ridge *ridge, const float *restrict b, 
     panel_dot(bb, k->b, k->b, d);
     panel_fill(k->x, d, 0);
     for (int lane = 0; lane < LANES; lane++) {
-        k->open[lane] = wanted[lane] && bb[lane] > 0 && bb[lane] < INFINITY;
+        k->open[lane] = k->begun[lane] = wanted[lane] && bb[lane] > 0 && bb[lane] < INFINITY;
         k->exact[lane] = false;
         k->extent[lane] = ridge->variance[lane] * (float)d;
         k->least[lane] = INFINITY;
@@ -246,14 +249,14 @@ static inline void pcg_start(const block_ridge *ridge, const float *restrict b, 
 }
 
 /* Writes x of the lanes that are accepted, after the correction of the exact ones. */
-static inline void pcg_finish(const gram *g, int64_t d, double tolerance, const bool *restrict wanted,
-                              const pcg_lanes *k, float *restrict x, block_result *result)
+static inline void pcg_finish(const gram *g, int64_t d, double tolerance, const pcg_lanes *k,
+                              float *restrict x, block_result *result)
 {
     for (int lane = 0; lane < LANES; lane++) {
         const double unit = (double)k->unit[lane];
         const double error2 = (double)k->rz[lane] / ((double)k->least[lane] * (double)k->energy[lane]);
         if (k->open[lane]) result->accepted[lane] = result->refined[lane] = error2 <= tolerance * tolerance;
-        if (!wanted[lane] || !result->accepted[lane]) continue;
+        if (!k->begun[lane] || !result->accepted[lane]) continue;
         for (int64_t c = 0; c < d; c++) {
             const int64_t at = c * LANES + lane;
             g->solution[at] = ((k->open[lane] ? g->solution[at] : 0) + (double)k->x[at]) * unit;
@@ -274,13 +277,13 @@ static inline void pcg_solve(const block_system *sys, float *const work[3], cons
     pcg_lanes k = { .b = hv->b, .x = hv->x, .r = work[0], .direction = work[1], .image = work[2] };
     k.bounds = pcg_bounds_of(dtype);
     pcg_start(ridge, b, wanted, d, &k, result);
-    heavy_factors(sys, g, hv, b, wanted);
+    heavy_factors(sys, g, hv, b, k.begun);
     pcg_begin(g, hv, d, &k);
     pcg_steps(sys, g, hv, false, &k, result);
     pcg_replace(sys, g, hv, &k);
     pcg_judge(hv, d, tolerance, &k, result);
     pcg_steps(sys, g, hv, true, &k, result);
-    pcg_finish(g, d, tolerance, wanted, &k, x, result);
+    pcg_finish(g, d, tolerance, &k, x, result);
 }
 
 #endif
