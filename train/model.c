@@ -246,9 +246,9 @@ static void norm(const train_model *m, matrix y, matrix stats, matrix x, const p
                  const parameter *bias)
 {
     if (bias)
-        m->on.op->layer_norm(&m->on, y, stats, x, gain->x, bias->x);
+        m->on.op->layer_norm(&m->on, y, stats, x, gain->x, bias->x, NORM_EPS);
     else
-        m->on.op->rms_norm(&m->on, y, stats, x, gain->x);
+        m->on.op->rms_norm(&m->on, y, stats, x, gain->x, NORM_EPS);
 }
 
 static void norm_back(const train_model *m, matrix dx, matrix g, matrix x, matrix stats,

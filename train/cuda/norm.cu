@@ -6,8 +6,6 @@
 enum { NORM_THREADS = 256, NORM_ROWS = 64, NORM_SHARED = 48 << 10 }; /* rows of a block of the backward */
 enum { NORM_COLUMNS = 32 };                                          /* of a lane there */
 
-static const float eps = 1e-5f;
-
 /* Over the lanes that share a row; every lane has it. */
 static __device__ __forceinline__ float row_sum(float x, int lanes)
 {
@@ -18,15 +16,16 @@ static __device__ __forceinline__ float row_sum(float x, int lanes)
 
 typedef struct norm_shape {
     int rows, width, lanes;
+    float eps;
 } norm_shape;
 
 /* Lanes of a row, so that each has a pack of N columns at least. */
-static norm_shape shape_of(matrix x, bool four)
+static norm_shape shape_of(matrix x, bool four, double eps = 0)
 {
     int lanes = 1;
     while (lanes < 32 && lanes * (four ? 4 : 1) < x.width)
         lanes *= 2;
-    return { (int)x.rows, (int)x.width, lanes };
+    return { (int)x.rows, (int)x.width, lanes, (float)eps };
 }
 
 static dim3 grid_of(matrix x, int64_t rows)
@@ -55,7 +54,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     }
     sum = row_sum(sum, s.lanes);
     if (!in) return;
-    const float scale = UNIT ? (sum > 0 ? 1 / sqrtf(sum) : 0) : 1 / sqrtf(sum / (float)s.width + eps);
+    const float scale = UNIT ? (sum > 0 ? 1 / sqrtf(sum) : 0) : 1 / sqrtf(sum / (float)s.width + s.eps);
     if (lane == 0) store<1>(r, m, i, 0, &scale);
     for (int c = lane * N; c < s.width; c += s.lanes * N) {
         float from[N], by[N];
@@ -68,11 +67,11 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     }
 }
 
-template <bool UNIT> static void rms(const machine *on, matrix y, matrix r, matrix x, matrix gain)
+template <bool UNIT> static void rms(const machine *on, matrix y, matrix r, matrix x, matrix gain, double eps)
 {
     const view to = view_of(y), from = view_of(x), by = view_of(gain);
     const bool four = x.width % 4 == 0 && view_aligned(to) && view_aligned(from) && view_aligned(by);
-    const norm_shape s = shape_of(x, four);
+    const norm_shape s = shape_of(x, four, eps);
     const dim3 grid = grid_of(x, NORM_THREADS / s.lanes);
     if (four)
         rms_kernel<4, UNIT><<<grid, NORM_THREADS, 0, on->gpu->stream>>>(to, view_of(r), from, by, s);
@@ -81,15 +80,15 @@ template <bool UNIT> static void rms(const machine *on, matrix y, matrix r, matr
     gpu_launched(on, "rms_norm");
 }
 
-extern "C" void cuda_rms_norm(const machine *on, matrix y, matrix r, matrix x, matrix gain)
+extern "C" void cuda_rms_norm(const machine *on, matrix y, matrix r, matrix x, matrix gain, double eps)
 {
-    rms<false>(on, y, r, x, gain);
+    rms<false>(on, y, r, x, gain, eps);
 }
 
 extern "C" void cuda_unit(const machine *on, matrix y, matrix x)
 {
     const matrix none = {};
-    rms<true>(on, y, none, x, none);
+    rms<true>(on, y, none, x, none, 0);
 }
 
 /* With y = x / |x|: dx = (g - y (g . y)) / |x|. */
@@ -198,7 +197,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     }
     square = row_sum(square, s.lanes);
     if (!in) return;
-    const float scale = 1 / sqrtf(square / (float)s.width + eps), shift = scale * mean;
+    const float scale = 1 / sqrtf(square / (float)s.width + s.eps), shift = scale * mean;
     if (lane == 0) store<1>(stats, m, i, 0, &scale), store<1>(stats, m, i, 1, &shift);
     for (int c = lane * N; c < s.width; c += s.lanes * N) {
         float from[N], by[N], more[N];
@@ -212,12 +211,13 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     }
 }
 
-extern "C" void cuda_layer_norm(const machine *on, matrix y, matrix stats, matrix x, matrix gain, matrix bias)
+extern "C" void cuda_layer_norm(const machine *on, matrix y, matrix stats, matrix x, matrix gain, matrix bias,
+                                double eps)
 {
     const view to = view_of(y), from = view_of(x), by = view_of(gain), more = view_of(bias);
     const bool four = x.width % 4 == 0 && view_aligned(to) && view_aligned(from) && view_aligned(by) &&
                       view_aligned(more);
-    const norm_shape s = shape_of(x, four);
+    const norm_shape s = shape_of(x, four, eps);
     const dim3 grid = grid_of(x, NORM_THREADS / s.lanes);
     if (four)
         layer_kernel<4><<<grid, NORM_THREADS, 0, on->gpu->stream>>>(to, view_of(stats), from, by, more, s);
