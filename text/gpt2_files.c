@@ -58,13 +58,12 @@ static json_t *read_merges(const char *path, io_error *error)
     return NULL;
 }
 
-static bool add_end(json_t *root, const json_t *tokens_by_text)
+static bool add_end(json_t *root, const char *end, const json_t *tokens_by_text)
 {
-    const json_t *id = json_object_get(tokens_by_text, END_OF_TEXT);
+    const json_t *id = json_object_get(tokens_by_text, end);
     if (!json_is_integer(id)) return true;
-    json_t *token = json_pack("{s:I,s:s,s:b,s:b,s:b,s:b,s:b}", "id", json_integer_value(id), "content",
-                              END_OF_TEXT, "single_word", 0, "lstrip", 0, "rstrip", 0, "normalized", 0,
-                              "special", 1);
+    json_t *token = json_pack("{s:I,s:s,s:b,s:b,s:b,s:b,s:b}", "id", json_integer_value(id), "content", end,
+                              "single_word", 0, "lstrip", 0, "rstrip", 0, "normalized", 0, "special", 1);
     return json_array_append_new(json_object_get(root, "added_tokens"), token) == 0;
 }
 
@@ -74,7 +73,7 @@ json_t *json_of_gpt2_files(const char *vocabulary_path, const char *merges_path,
     json_t *merges = tokens_by_text ? read_merges(merges_path, error) : NULL;
     json_t *root = merges ? json_loads(REST, 0, NULL) : NULL;
     if (merges && !root) no_memory(vocabulary_path, error);
-    bool whole = root && add_end(root, tokens_by_text);
+    bool whole = root && add_end(root, END_OF_TEXT, tokens_by_text);
     json_t *model = json_object_get(root, "model");
     whole = root && json_object_set(model, "vocab", tokens_by_text) == 0 && whole;
     whole = root && json_object_set(model, "merges", merges) == 0 && whole;
@@ -83,4 +82,16 @@ json_t *json_of_gpt2_files(const char *vocabulary_path, const char *merges_path,
     if (whole) return root;
     json_decref(root);
     return root ? no_memory(vocabulary_path, error) : NULL;
+}
+
+json_t *json_of_byte_level(const char *end_of_text)
+{
+    json_t *root = json_loads(REST, 0, NULL), *vocab = json_pack("{s:i}", end_of_text, 0);
+    json_t *model = json_object_get(root, "model");
+    bool whole = root && vocab && add_end(root, end_of_text, vocab);
+    whole = json_object_set_new(model, "vocab", vocab) == 0 && whole;
+    whole = json_object_set_new(model, "merges", json_array()) == 0 && whole;
+    if (whole) return root;
+    json_decref(root);
+    return NULL;
 }

@@ -28,20 +28,61 @@ void normal_scratch_free(normal_scratch *s)
 
 /* ---------------------------------------------------------------- Unicode's forms */
 
-/* The decomposed characters of a part; -1 without memory. */
-static int64_t decompose(normal_scratch *s, const char *text, size_t bytes, int options)
+/* The longest decomposition of one character is 18 characters. */
+enum { DECOMPOSED_MAX = 32, SHORT_RUN = 16 };
+
+static bool reserve_characters(normal_scratch *s, size_t room)
 {
-    const utf8proc_uint8_t *from = (const utf8proc_uint8_t *)text;
-    for (;;) {
-        const utf8proc_ssize_t count = utf8proc_decompose(from, (utf8proc_ssize_t)bytes, s->characters,
-                                                          (utf8proc_ssize_t)s->room, options);
-        if (count < 0) return -1;
-        if ((size_t)count <= s->room && s->characters) return count;
-        int32_t *larger = realloc(s->characters, ((size_t)count + 64) * sizeof *larger);
-        if (!larger) return -1;
-        s->characters = larger;
-        s->room = (size_t)count + 64;
+    if (room <= s->room) return true;
+    room += room / 2;
+    int32_t *larger = realloc(s->characters, 2 * room * sizeof *larger);
+    if (larger) s->characters = larger, s->room = room;
+    return larger != NULL;
+}
+
+static int class_of(int32_t character) { return utf8proc_get_property(character)->combining_class; }
+
+/* Marks behind a letter, stably by their class. utf8proc's own way to do this is quadratic. */
+static void order_run(int32_t *run, size_t count, int32_t *space)
+{
+    if (count <= SHORT_RUN) {
+        for (size_t i = 1; i < count; i++)
+            for (size_t k = i; k > 0 && class_of(run[k - 1]) > class_of(run[k]); k--) {
+                const int32_t mark = run[k];
+                run[k] = run[k - 1];
+                run[k - 1] = mark;
+            }
+        return;
     }
+    size_t place[257] = { 0 };
+    for (size_t i = 0; i < count; i++)
+        place[class_of(run[i]) + 1]++;
+    for (int i = 0; i < 256; i++)
+        place[i + 1] += place[i];
+    for (size_t i = 0; i < count; i++)
+        space[place[class_of(run[i])]++] = run[i];
+    memcpy(run, space, count * sizeof *run);
+}
+
+/* The characters of a part, decomposed and in order; -1 without memory. */
+static int64_t decompose(normal_scratch *s, const char *text, size_t bytes, utf8proc_option_t options)
+{
+    size_t count = 0, run = 0; /* where the marks at the end begin */
+    for (size_t at = 0, length; at < bytes; at += length) {
+        const int32_t c = utf8_first(text + at, &length);
+        int last = 0;
+        if (!reserve_characters(s, count + DECOMPOSED_MAX)) return -1;
+        const utf8proc_ssize_t more = utf8proc_decompose_char(c, s->characters + count, DECOMPOSED_MAX,
+                                                              options, &last);
+        if (more < 0) return -1;
+        for (const size_t end = count + (size_t)more; count < end; count++) {
+            if (class_of(s->characters[count])) continue;
+            order_run(s->characters + run, count - run, s->characters + s->room);
+            run = count + 1;
+        }
+    }
+    order_run(s->characters + run, count - run, s->characters + s->room);
+    return (int64_t)count;
 }
 
 /* The end of a part that can be normalised alone: up to an ASCII character, which nothing before changes. For
@@ -72,8 +113,9 @@ static bool stays_composed(const char *text, size_t begin, size_t end)
 static int unicode_form(const normal_step *step, normal_scratch *s, const char *text, size_t bytes,
                         buffer *out)
 {
-    const int options = UTF8PROC_STABLE | (step->compose ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE) |
-                        (step->compatible ? UTF8PROC_COMPAT : 0);
+    const utf8proc_option_t options = UTF8PROC_STABLE |
+                                      (step->compose ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE) |
+                                      (step->compatible ? UTF8PROC_COMPAT : 0);
     for (size_t at = 0; at < bytes;) {
         size_t plain = ascii_run(text, at, bytes);
         if (plain < bytes && plain > at) plain--;
@@ -86,8 +128,7 @@ static int unicode_form(const normal_step *step, normal_scratch *s, const char *
         } else {
             int64_t count = decompose(s, text + at, end - at, options);
             if (count >= 0 && step->compose)
-                count = utf8proc_normalize_utf32(s->characters, (utf8proc_ssize_t)count,
-                                                 (utf8proc_option_t)options);
+                count = utf8proc_normalize_utf32(s->characters, (utf8proc_ssize_t)count, options);
             if (count < 0) return -1;
             for (int64_t i = 0; i < count; i++)
                 utf8_put(out, s->characters[i]);

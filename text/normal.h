@@ -33,7 +33,7 @@ void normaliser_free(normaliser *n);
 /* What the steps write by turns. */
 typedef struct normal_scratch {
     buffer buffers[2];
-    int32_t *characters;
+    int32_t *characters; /* twice the room: to put them in order too */
     size_t room;
 } normal_scratch;
 void normal_scratch_free(normal_scratch *s);

@@ -81,6 +81,8 @@ int read_whole_file(const char *path, char **text, size_t *bytes, io_error *erro
 /* Contents of such a file from others; NULL on failure. */
 json_t *json_of_bytes(const char *text, size_t bytes, const char *name, io_error *error);
 json_t *json_of_file(const char *path, io_error *error);
+/* GPT-2's with one token, to which others are added; NULL without memory. */
+json_t *json_of_byte_level(const char *end_of_text);
 json_t *json_of_gguf(const char *path, io_error *error);
 json_t *json_of_gpt2_files(const char *vocabulary, const char *merges, io_error *error);
 

@@ -125,10 +125,9 @@ static int cut_at_matches(cutting *c, int k, const char *text, size_t bytes)
 
 /* ---------------------------------------------------------------- other steps */
 
-static int cut_copy(cutting *c, int k, const char *text, const buffer *copy)
+static int cut_copy(cutting *c, int k, const buffer *copy)
 {
     if (copy->failed) return io_fail(c->error, EXIT_INTERNAL, "out of memory for the pieces of a text");
-    if (c->beginning == text) c->beginning = copy->at;
     return cut(c, k + 1, copy->at, copy->count);
 }
 
@@ -139,7 +138,7 @@ static int prefix_space(cutting *c, int k, const char *text, size_t bytes)
     copy->count = 0;
     buffer_put(copy, " ", 1);
     buffer_put(copy, text, bytes);
-    return cut_copy(c, k, text, copy);
+    return cut_copy(c, k, copy);
 }
 
 static int metaspace(cutting *c, int k, const char *text, size_t bytes)
@@ -159,7 +158,7 @@ static int metaspace(cutting *c, int k, const char *text, size_t bytes)
         if (space) buffer_put(copy, step->mark, mark);
         at = end + (space != NULL);
     }
-    return cut_copy(c, k, text, copy);
+    return cut_copy(c, k, copy);
 }
 
 static int cut(cutting *c, int step, const char *text, size_t bytes)

@@ -159,6 +159,7 @@ def main():
             head = f'{{ "{name}", {c_text(data)}, {len(data)}, {special},'
             wanted = f'{{ {", ".join(map(str, ids))} }},\n  {len(ids)}, {c_text(back)} }},'
             rows.append(f"{head}\n  {wanted}" if ids else f'{head} {{ 0 }}, 0, "" }},')
+    (DATA / "train.txt").write_bytes(b"\0".join(text.encode() for text in TEXT))
     model = json.loads(made["bytes"].to_str())["model"]
     merges = [" ".join(m) for m in model["merges"]]
     (DATA / "gpt2" / "encoder.json").write_text(json.dumps(model["vocab"]))

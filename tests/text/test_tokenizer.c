@@ -220,6 +220,116 @@ static void one_long_piece_is_no_attack(void **state)
     tokenizer_close(t);
 }
 
+/* Marks come in any order, and many: they are put in order of their classes, and not by a quadratic sort. */
+static void many_marks_are_no_attack(void **state)
+{
+    (void)state;
+    enum { MARKS = 200000 };
+    char *mixed = malloc(1 + 4 * MARKS), *sorted = malloc(1 + 4 * MARKS);
+    *mixed = *sorted = 'x';
+    for (size_t i = 0; i < MARKS; i++) {
+        memcpy(mixed + 1 + 4 * i, "\xcc\x81\xcc\xa3", 4); /* above, below */
+        memcpy(sorted + 1 + 2 * i, "\xcc\xa3", 2);
+        memcpy(sorted + 1 + 2 * (MARKS + i), "\xcc\x81", 2);
+    }
+    tokenizer *t = open_named("neox");
+    tokens one = encode(t, mixed, 1 + 4 * MARKS, false), other = encode(t, sorted, 1 + 4 * MARKS, false);
+    assert_int_equal(one.count, other.count);
+    assert_memory_equal(one.id, other.id, (size_t)one.count * sizeof *one.id);
+    tokens_free(&one);
+    tokens_free(&other);
+    free(mixed);
+    free(sorted);
+    tokenizer_close(t);
+}
+
+static tokenizer *open_json(const char *json)
+{
+    FILE *stream = fopen("made.json", "wb");
+    assert_non_null(stream);
+    assert_true(fputs(json, stream) >= 0 && fclose(stream) == 0);
+    tokenizer *t = open_path("made.json");
+    assert_int_equal(unlink("made.json"), 0);
+    return t;
+}
+
+/* Equal pairs merge from the left, in short rows and in long ones; what is dropped does not part its
+ * neighbours, however long the piece. */
+static void rows_merge_from_the_left(void **state)
+{
+    (void)state;
+    tokenizer *t = open_json("{\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,"
+                             "\"use_regex\":false},\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"aa\":1,"
+                             "\"b\":2,\"ab\":3},\"merges\":[\"a b\",\"a a\"]}}");
+    char text[100];
+    memset(text, 'a', sizeof text);
+    for (size_t bytes = 1; bytes <= sizeof text; bytes++) {
+        tokens ids = encode(t, text, bytes, false);
+        assert_int_equal(ids.count, (bytes + 1) / 2);
+        for (int64_t i = 0; i < ids.count; i++)
+            assert_int_equal(ids.id[i], (size_t)i < bytes / 2);
+        tokens_free(&ids);
+    }
+    text[20] = '-', text[21] = 'b';
+    tokens ids = encode(t, text, 22, false);
+    assert_int_equal(ids.count, 11);
+    assert_int_equal(ids.id[9], 0);
+    assert_int_equal(ids.id[10], 3);
+    tokens_free(&ids);
+    tokenizer_close(t);
+}
+
+/* Pieces that begin alike, many of which share a place among those that are kept. */
+static void kept_pieces_are_told_apart(void **state)
+{
+    (void)state;
+    static char text[26 * 26 * 11 + 1];
+    char json[2048] = "{\"pre_tokenizer\":{\"type\":\"WhitespaceSplit\"},\"model\":{\"type\":\"BPE\","
+                      "\"merges\":[\"a a\",\"aa aa\",\"aaaa aaaa\"],"
+                      "\"vocab\":{\"aa\":26,\"aaaa\":27,\"aaaaaaaa\":28";
+    for (int i = 0; i < 26; i++)
+        snprintf(json + strlen(json), sizeof json - strlen(json), ",\"%c\":%d", 'a' + i, i);
+    strcat(json, "}}}");
+    for (int i = 0; i < 26 * 26; i++)
+        snprintf(text + 11 * i, 12, "aaaaaaaa%c%c ", 'z' - i / 26, 'z' - i % 26);
+    tokenizer *t = open_json(json);
+    tokens ids = encode(t, text, strlen(text), false);
+    for (int i = 0; i < 26 * 26 - 1; i++) { /* the last one is all a */
+        assert_int_equal(ids.id[3 * i], 28);
+        assert_int_equal(ids.id[3 * i + 1], 25 - i / 26);
+        assert_int_equal(ids.id[3 * i + 2], 25 - i % 26);
+    }
+    tokens_free(&ids);
+    tokenizer_close(t);
+}
+
+static void matches_belong_where_they_should(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *behaviour;
+        int32_t count, id[5];
+    } cases[] = { { "Removed", 2, { 1, 2 } },
+                  { "Isolated", 4, { 1, 3, 3, 2 } },
+                  { "MergedWithPrevious", 3, { 4, 3, 2 } },
+                  { "MergedWithNext", 3, { 1, 3, 5 } },
+                  { "Contiguous", 3, { 1, 6, 2 } } };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char json[1024];
+        snprintf(json, sizeof json,
+                 "{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"String\":\"-\"},\"behavior\":\"%s\","
+                 "\"invert\":false},\"model\":{\"type\":\"WordPiece\",\"unk_token\":\"U\",\"vocab\":{\"U\":0,"
+                 "\"a\":1,\"it\":2,\"-\":3,\"a-\":4,\"-it\":5,\"--\":6,\"a--\":7,\"--it\":8}}}",
+                 cases[i].behaviour);
+        tokenizer *t = open_json(json);
+        tokens ids = encode(t, "a--it", 5, false);
+        assert_int_equal(ids.count, cases[i].count);
+        assert_memory_equal(ids.id, cases[i].id, (size_t)ids.count * sizeof *ids.id);
+        tokens_free(&ids);
+        tokenizer_close(t);
+    }
+}
+
 static void ids_are_found_by_text(void **state)
 {
     (void)state;
@@ -248,7 +358,12 @@ int main(void)
         cmocka_unit_test(unfinished_streams_end_as_they_are),
         cmocka_unit_test(texts_come_back),
         cmocka_unit_test(one_long_piece_is_no_attack),
+        cmocka_unit_test(many_marks_are_no_attack),
+
         cmocka_unit_test(ids_are_found_by_text),
+        cmocka_unit_test(rows_merge_from_the_left),
+        cmocka_unit_test(kept_pieces_are_told_apart),
+        cmocka_unit_test(matches_belong_where_they_should),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
