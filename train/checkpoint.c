@@ -56,7 +56,7 @@ static void name_options(FILE *to, const trainer_options *o)
 /* Owned by the caller; NULL without memory. */
 static char *inputs_of(const trainer *t)
 {
-    char *line = NULL, name[64];
+    char *line = NULL, name[MACHINE_NAME];
     size_t length;
     FILE *to = open_memstream(&line, &length);
     if (!to) return NULL;

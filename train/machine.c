@@ -21,9 +21,12 @@ machine machine_cpu(loam_dtype dtype, int threads)
                       .threads = threads > 0 ? threads : loam_max_threads() };
 }
 
-const char *machine_name(const machine *on, char text[64])
+const char *machine_name(const machine *on, char text[MACHINE_NAME])
 {
-    snprintf(text, 64, on->gpu ? "cuda" : "openblas %s", openblas_get_corename());
+    if (on->gpu)
+        gpu_name(on->gpu, text, MACHINE_NAME);
+    else
+        snprintf(text, MACHINE_NAME, "openblas %s", openblas_get_corename());
     return text;
 }
 

@@ -66,8 +66,10 @@ void machine_forget(machine_recording *what); /* NULL is allowed */
 /* Of what order_tokens makes. */
 size_t machine_order_bytes(const machine *on, int64_t models, int64_t rows);
 
-/* What sums depend on besides the program and the library's kernels: "openblas Haswell"; "cuda". */
-const char *machine_name(const machine *on, char text[64]);
+enum { MACHINE_NAME = 192 };
+/* What sums depend on besides the program and the library's kernels: "openblas Haswell"; "cuda NVIDIA H200,
+ * cuBLASLt 130100". */
+const char *machine_name(const machine *on, char text[MACHINE_NAME]);
 
 /* Memory in two passes of the same calls: without a base takes are added up, with one they are made. */
 typedef struct memory {

@@ -62,7 +62,7 @@ loam_status mamba_forward(const mixing *mix, const mixer_layer *layer, loam_erro
     op->add_skip(on, value[ACTIVE_O], value[ACTIVE_V], array_of(layer, ROLE_SKIP));
     op->output_gate(on, value[ACTIVE_NORMED], value[ACTIVE_O], in.z);
     op->rms_norm(on, value[ACTIVE_Y], value[ACTIVE_O_NORM], value[ACTIVE_NORMED],
-                 array_of(layer, ROLE_HEAD_GAIN));
+                 array_of(layer, ROLE_HEAD_GAIN), NORM_EPS);
     return LOAM_OK;
 }
 

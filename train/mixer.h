@@ -32,6 +32,8 @@ typedef enum mixer_block { MIXER_PLAIN, MIXER_MAMBA, MIXER_HYENA } mixer_block;
 enum { MAMBA_EXPAND = 2 };
 /* The MLP between mixers is as many times as wide inside. */
 enum { MLP_EXPAND = 4 };
+/* eps of all norms. */
+#define NORM_EPS 1e-5
 /* Columns inside the MLP of Hyena's filter. */
 enum { HYENA_FILTER = 64 };
 

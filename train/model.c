@@ -11,6 +11,7 @@
 /* Where logits lie in memory: rows of a model that have them at a time, 32 MiB with 8192 words, which a GPU
  * keeps in its cache; and gradients of logits, enough to keep it busy. */
 enum { LOGIT_ROWS = 1024, GRADIENT_ROWS = 8192 };
+enum { THINNEST = 16 }; /* of what Muon takes */
 
 static const matrix none = { 0 };
 
@@ -38,6 +39,8 @@ struct train_model {
 
 /* ---- what is learned */
 
+static int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
+
 static parameter *add_parameter(train_model *m, const char *owner, int64_t number, const char *name,
                                 int64_t rows, int64_t width)
 {
@@ -59,6 +62,13 @@ static double deviation_of(const train_model *m, int64_t rows)
     return m->words > 0 ? 0.02 : 1 / sqrt((double)rows);
 }
 
+/* W_q, W_k, W_v, W_R, W_z or W_o, which Muon takes but where they are thin. */
+static bool is_projection(role which)
+{
+    return which == ROLE_Q || which == ROLE_K || which == ROLE_V || which == ROLE_PROBE ||
+           which == ROLE_GATE || which == ROLE_OUT;
+}
+
 static void add_layer(train_model *m, int64_t number)
 {
     const model_shape *shape = &m->shape;
@@ -72,8 +82,7 @@ static void add_layer(train_model *m, int64_t number)
         p->deviation = gate ? 0.02 : i == ROLE_SKIP ? 1 : deviation_of(m, rows);
         if (i == ROLE_OUT || i == ROLE_MLP_2)
             p->deviation *= m->words > 0 ? 1 / sqrt(2 * (double)shape->layers) : 0.5;
-        const bool filter = i >= ROLE_FILTER_1 && i <= ROLE_FILTER_RATE;
-        p->muon = !filter && rows == shape->width && width == shape->width && rows >= 16;
+        p->muon = is_projection((role)i) && least_of(rows, width) >= THINNEST;
         m->layer[number].array[i] = p;
     }
 }
@@ -110,8 +119,6 @@ parameter *model_parameters(train_model *m, int *count)
 }
 
 /* ---- memory */
-
-static int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static matrix take(train_model *m, int64_t rows, int64_t width)
 {
@@ -255,9 +262,9 @@ static void norm(const train_model *m, matrix y, matrix stats, matrix x, const p
                  const parameter *bias)
 {
     if (bias)
-        m->on.op->layer_norm(&m->on, y, stats, x, gain->x, bias->x);
+        m->on.op->layer_norm(&m->on, y, stats, x, gain->x, bias->x, NORM_EPS);
     else
-        m->on.op->rms_norm(&m->on, y, stats, x, gain->x);
+        m->on.op->rms_norm(&m->on, y, stats, x, gain->x, NORM_EPS);
 }
 
 static void norm_back(const train_model *m, matrix dx, matrix operand, matrix g, matrix x, matrix stats,

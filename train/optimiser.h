@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * A step of training after the gradients: clipping, the rate's schedule, then AdamW (Loshchilov, Hutter
- * 2019) or, for the square matrices of mixers, Muon (Jordan et al. 2024). Norms, rates and clip factors are
+ * 2019) or, for the matrices of mixers, Muon (Jordan et al. 2024). Norms, rates and clip factors are
  * each model's own. */
 #ifndef LOAM_TRAIN_OPTIMISER_H
 #define LOAM_TRAIN_OPTIMISER_H
@@ -15,7 +15,8 @@ typedef struct optimiser_options {
     double decay;        /* of what decays */
     double clip;         /* the longest that the gradient of a model may be */
     bool muon;
-    bool muon_rms; /* steps 0.2 sqrt(rows) long, which AdamW's rates fit, and not 1 */
+    /* Steps 0.2 sqrt(max(in, out)) long, which AdamW's rates fit, and not sqrt(max(1, out/in)). */
+    bool muon_rms;
 } optimiser_options;
 
 typedef struct optimiser {
@@ -27,7 +28,7 @@ typedef struct optimiser {
     int64_t *at;             /* the same in the machine's memory */
     matrix peak[2], rate[2]; /* of AdamW and of Muon, a number for each model */
     matrix squares, factor;  /* of the gradients of a model, before clipping */
-    matrix u, a, b, size;    /* of Muon */
+    matrix u, y, a, b, size; /* of Muon: two as large as any of its matrices, two of the shorter side */
     memory room;
 } optimiser;
 

@@ -23,7 +23,7 @@ typedef struct parameter {
     parameter_start start;
     double deviation, value;
     bool decay;  /* by the optimiser: matrices, not vectors */
-    bool muon;   /* a matrix of a mixer, d x d, which Muon takes where it is asked for */
+    bool muon;   /* a matrix of a mixer, which Muon takes where it is asked for */
     bool frozen; /* keeps its value */
 } parameter;
 

@@ -144,7 +144,7 @@ static void forward_stream(const mixing *mix, const mixer_layer *layer, int i)
     if (has_stage(mix, STAGE_SILU, i)) op->silu(mix->on, value[ACTIVE_Q_SILU + i], value[ACTIVE_Q_CONV + i]);
     if (has_stage(mix, STAGE_NORM, i))
         op->rms_norm(mix->on, by_heads(mix, value[ACTIVE_Q_NORMED + i]), value[ACTIVE_Q_NORM + i],
-                     by_heads(mix, value[ACTIVE_Q_SILU + i]), array_of(layer, gains[i]));
+                     by_heads(mix, value[ACTIVE_Q_SILU + i]), array_of(layer, gains[i]), NORM_EPS);
 }
 
 /* The gradient of x begins with that of the first stream. */
@@ -236,7 +236,7 @@ static void forward_output(const mixing *mix, const mixer_layer *layer)
     const matrix *value = layer->value;
     if (mix->row->head_norm)
         op->rms_norm(mix->on, by_heads(mix, value[ACTIVE_NORMED]), value[ACTIVE_O_NORM],
-                     by_heads(mix, value[ACTIVE_O]), array_of(layer, ROLE_HEAD_GAIN));
+                     by_heads(mix, value[ACTIVE_O]), array_of(layer, ROLE_HEAD_GAIN), NORM_EPS);
     if (!mix->row->gate) return;
     project(mix, layer, ACTIVE_GATE_RAW, ACTIVE_X, ROLE_GATE);
     op->output_gate(mix->on, value[ACTIVE_Y], value[ACTIVE_NORMED], value[ACTIVE_GATE_RAW]);

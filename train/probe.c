@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "train/probe.h"
 
+#include "io/half.h"
 #include "train/mixing.h"
 
 #include <lapacke.h>
@@ -11,20 +12,34 @@
 /* The mixer itself, and softmax on its queries, keys and values. */
 enum { ITSELF, SOFTMAX, FITS };
 
-/* One sequence at a time, some of its rows as queries. */
-typedef struct probing {
+/* Of a layer, a model's part of them, whatever the machine. */
+static const activation reads[] = { ACTIVE_Q,     ACTIVE_K,     ACTIVE_V,
+                                    ACTIVE_PROBE, ACTIVE_RIDGE, ACTIVE_PROBE_GATE };
+enum { READS = sizeof reads / sizeof *reads };
+
+/* All in host memory. */
+typedef struct layer_values {
     const mixing *mix;
-    const mixer_layer *layer;
-    loam_plan *plan[FITS];
-    void *o[FITS], *weights[FITS], *rho, *work;
+    matrix of[ACTIVATIONS]; /* dense, of one model, of the machine's dtype; without data: none */
+    void *between;          /* as it lies in the machine's memory */
     memory room;
-} probing;
+} layer_values;
 
 /* Over rows, but for negative and visible, which are over keys, and squares, over channels. */
 typedef struct sums {
-    double correction, mean, squares, negative, visible, entropy, first;
-    int64_t rows, channels;
+    double correction, mean, squares, negative, visible, entropy, first, rows, channels;
 } sums;
+
+/* All sequences of a model, some of their rows as queries. */
+typedef struct probing {
+    const layer_values *from;
+    loam_plan *plan[FITS];
+    void *o[FITS], *weights[FITS], *rho, *work;
+    sums *each; /* [batch] */
+    memory room;
+} probing;
+
+static const machine host = { 0 };
 
 static loam_status fail(loam_error *error, loam_status status, const char *what, const char *text)
 {
@@ -37,15 +52,78 @@ static loam_status fail(loam_error *error, loam_status status, const char *what,
 
 static double element(loam_dtype dtype, const void *x, int64_t i)
 {
-    return dtype == LOAM_F64 ? ((const double *)x)[i] : (double)((const float *)x)[i];
+    return dtype == LOAM_F64    ? ((const double *)x)[i]
+           : dtype == LOAM_BF16 ? bf16_to_double(((const uint16_t *)x)[i])
+                                : (double)((const float *)x)[i];
+}
+
+/* ---- from the machine */
+
+/* A model's part, rows that are wider than it included. */
+static size_t bytes_of(matrix a)
+{
+    return a.data ? (size_t)(((a.rows - 1) * a.row + a.width) * matrix_bytes_each(a)) : 0;
+}
+
+/* `between` has room for bytes_of(from). */
+static loam_status bring(const machine *on, matrix to, matrix from, int64_t model, void *between,
+                         loam_error *error)
+{
+    const matrix one = matrix_model(from, model);
+    const loam_status status = machine_download(on, between, one.data, bytes_of(from), error);
+    if (status) return status;
+#pragma omp parallel for num_threads(on->threads)
+    for (int64_t row = 0; row < to.rows; row++)
+        for (int64_t c = 0; c < to.width; c++) {
+            const double x = element(from.dtype, between, row * from.row + c);
+            matrix_set(to, row * to.width + c, &x, 1);
+        }
+    return LOAM_OK;
+}
+
+static void take_values(layer_values *v, const mixer_layer *layer)
+{
+    size_t most = 0;
+    for (int i = 0; i < READS; i++) {
+        const matrix a = layer->value[reads[i]];
+        if (!a.data) continue;
+        v->of[reads[i]] = memory_matrix(&v->room, v->mix->on->dtype, 1, a.rows, a.width);
+        if (bytes_of(a) > most) most = bytes_of(a);
+    }
+    v->between = memory_take(&v->room, (int64_t)most, 1);
+}
+
+static loam_status values_open(layer_values *v, const mixing *mix, const mixer_layer *layer, int64_t model,
+                               loam_error *error)
+{
+    *v = (layer_values){ .mix = mix };
+    take_values(v, layer);
+    if (!memory_open(&v->room, &host)) return fail(error, LOAM_EMEMORY, mix->row->name, "no memory");
+    take_values(v, layer);
+    loam_status status = LOAM_OK;
+    for (int i = 0; i < READS && !status; i++)
+        if (v->of[reads[i]].data)
+            status = bring(mix->on, v->of[reads[i]], layer->value[reads[i]], model, v->between, error);
+    if (status) memory_close(&v->room);
+    return status;
 }
 
 /* ---- rows of attention */
+
+/* Of one model on the CPU. */
+static loam_problem problem_here(const mixing *mix, loam_problem problem)
+{
+    problem.batch = mix->shape.batch;
+    problem.dtype = mix->on->dtype;
+    problem.backend = LOAM_BACKEND_AUTO;
+    return problem;
+}
 
 static loam_problem softmax_like(const loam_problem *other)
 {
     loam_problem problem = loam_problem_default(LOAM_SOFTMAX, LOAM_FORWARD);
     problem.dtype = other->dtype;
+    problem.batch = other->batch;
     problem.heads_q = other->heads_q, problem.heads_kv = other->heads_kv;
     problem.len_q = other->len_q, problem.len_kv = other->len_kv;
     problem.dim_qk = other->dim_qk, problem.dim_v = other->dim_v;
@@ -59,7 +137,7 @@ static void take_all(probing *p)
 {
     const loam_problem *problem = loam_plan_problem(p->plan[ITSELF]);
     const size_t bytes = problem->dtype == LOAM_F64 ? sizeof(double) : sizeof(float);
-    const int64_t rows = problem->heads_q * problem->len_q;
+    const int64_t rows = problem->batch * problem->heads_q * problem->len_q;
     size_t work = 0;
     for (int i = 0; i < FITS; i++) {
         const size_t wanted = loam_plan_work_bytes(p->plan[i]);
@@ -69,6 +147,7 @@ static void take_all(probing *p)
     }
     p->rho = memory_take(&p->room, rows * problem->dim_qk, bytes);
     p->work = memory_take(&p->room, (int64_t)work, 1);
+    p->each = memory_take(&p->room, problem->batch, sizeof *p->each);
 }
 
 static loam_status probing_open(probing *p, const loam_problem *one, loam_error *error)
@@ -78,7 +157,7 @@ static loam_status probing_open(probing *p, const loam_problem *one, loam_error 
     if (!status) status = loam_plan_create(&p->plan[SOFTMAX], &softmax, error);
     if (status) return status;
     take_all(p);
-    if (!memory_open(&p->room, p->mix->on)) return fail(error, LOAM_EMEMORY, p->mix->row->name, "no memory");
+    if (!memory_open(&p->room, &host)) return fail(error, LOAM_EMEMORY, p->from->mix->row->name, "no memory");
     take_all(p);
     return LOAM_OK;
 }
@@ -90,25 +169,24 @@ static void probing_close(probing *p)
     memory_close(&p->room);
 }
 
-/* A sequence's array from its row `first` on. */
-static loam_const_view rows_of(const probing *p, activation which, int64_t model, int64_t sequence,
-                               int64_t first)
+/* The sequences' rows from `first` on. */
+static loam_const_view rows_of(const probing *p, activation which, int64_t first)
 {
-    const matrix a = p->layer->value[which];
-    const int64_t row = sequence * p->mix->shape.length + first;
+    const mixer_shape *shape = &p->from->mix->shape;
+    const matrix a = p->from->of[which];
     if (!a.data) return (loam_const_view){ 0 };
-    const char *from = (const char *)a.data + (model * a.model + row * a.row) * matrix_bytes_each(a);
-    return (loam_const_view){ from, 0, a.width / p->mix->shape.heads, a.row };
+    const char *from = (const char *)a.data + first * a.row * matrix_bytes_each(a);
+    return (loam_const_view){ from, shape->length * a.row, a.width / shape->heads, a.row };
 }
 
-static loam_status run(const probing *p, int64_t model, int64_t sequence, int64_t first, loam_error *error)
+static loam_status run(const probing *p, int64_t first, loam_error *error)
 {
     const loam_problem *problem = loam_plan_problem(p->plan[ITSELF]);
     const int64_t heads = problem->heads_q, len_q = problem->len_q;
     loam_args args = {
-        .q = rows_of(p, ACTIVE_Q, model, sequence, first),
-        .k = rows_of(p, ACTIVE_K, model, sequence, 0),
-        .v = rows_of(p, ACTIVE_V, model, sequence, 0),
+        .q = rows_of(p, ACTIVE_Q, first),
+        .k = rows_of(p, ACTIVE_K, 0),
+        .v = rows_of(p, ACTIVE_V, 0),
         .work = p->work,
     };
     loam_status status = LOAM_OK;
@@ -116,8 +194,8 @@ static loam_status run(const probing *p, int64_t model, int64_t sequence, int64_
         args.o = loam_dense_out(p->o[i], heads, len_q, problem->dim_v);
         args.weights = loam_dense_out(p->weights[i], heads, len_q, problem->len_kv);
         if (i == ITSELF) {
-            args.probe = rows_of(p, ACTIVE_PROBE, model, sequence, first);
-            args.ridge = rows_of(p, ACTIVE_RIDGE, model, sequence, first);
+            args.probe = rows_of(p, ACTIVE_PROBE, first);
+            args.ridge = rows_of(p, ACTIVE_RIDGE, first);
             args.rho = loam_dense_out(p->rho, heads, len_q, problem->dim_qk);
         } else {
             args.probe = args.ridge = (loam_const_view){ 0 };
@@ -150,33 +228,62 @@ static void add_row(const probing *p, int64_t row, int64_t visible, sums *to)
     to->first += element(dtype, p->weights[SOFTMAX], row * problem->len_kv);
     to->visible += (double)visible;
     to->rows++;
-    to->channels += problem->dim_qk;
+    to->channels += (double)problem->dim_qk;
 }
 
-/* All sequences of a model; their rows from `first` on are the problem's queries. */
-static loam_status add_all(probing *p, const loam_problem *problem, int64_t model, int64_t first, sums *to,
+/* Of a sequence. */
+static void add_rows(const probing *p, int64_t sequence, sums *to)
+{
+    const loam_problem *problem = loam_plan_problem(p->plan[ITSELF]);
+    const int64_t rows = problem->heads_q * problem->len_q;
+    for (int64_t row = 0; row < rows; row++) {
+        const int64_t visible = problem->causal ? row % problem->len_q + 1 : problem->len_kv;
+        add_row(p, sequence * rows + row, visible, to);
+    }
+}
+
+static void add_sums(sums *to, const sums *more)
+{
+    double *a = (double *)to;
+    const double *b = (const double *)more;
+    for (size_t i = 0; i < sizeof *to / sizeof *a; i++)
+        a[i] += b[i];
+}
+
+/* Rows from `first` on are the problem's queries. */
+static loam_status add_all(const layer_values *from, loam_problem problem, int64_t first, sums *to,
                            loam_error *error)
 {
-    loam_problem one = *problem;
-    one.batch = 1;
-    loam_status status = probing_open(p, &one, error);
-    for (int64_t b = 0; b < p->mix->shape.batch && !status; b++) {
-        status = run(p, model, b, first, error);
-        for (int64_t row = 0; row < one.heads_q * one.len_q && !status; row++)
-            add_row(p, row, one.causal ? row % one.len_q + 1 : one.len_kv, to);
+    const loam_problem all = problem_here(from->mix, problem);
+    probing p = { .from = from };
+    loam_status status = probing_open(&p, &all, error);
+    if (!status) status = run(&p, first, error);
+    if (!status) {
+#pragma omp parallel for num_threads(from->mix->on->threads)
+        for (int64_t b = 0; b < all.batch; b++)
+            add_rows(&p, b, &p.each[b]);
+        for (int64_t b = 0; b < all.batch; b++)
+            add_sums(to, &p.each[b]);
     }
-    probing_close(p);
+    probing_close(&p);
     return status;
 }
 
-static double gate_of(const mixer_layer *layer, int64_t model)
+static loam_status add_queries(const layer_values *from, sums *to, loam_error *error)
 {
-    const matrix gate = layer->value[ACTIVE_PROBE_GATE];
+    const mixing *mix = from->mix;
+    const loam_status status = add_all(from, mixing_problem(mix, LOAM_FORWARD), 0, to, error);
+    if (status || !mixing_in_parts(mix)) return status;
+    return add_all(from, mixing_query_problem(mix, LOAM_FORWARD), mix->shape.seen, to, error);
+}
+
+static double mean_of(matrix a)
+{
     double sum = 0;
-    if (!gate.data) return NAN;
-    for (int64_t i = 0; i < gate.model; i++)
-        sum += element(gate.dtype, gate.data, model * gate.model + i);
-    return sum / (double)gate.model;
+    if (!a.data) return NAN;
+    for (int64_t i = 0; i < matrix_elements(a); i++)
+        sum += element(a.dtype, a.data, i);
+    return sum / (double)matrix_elements(a);
 }
 
 loam_status probe_measure(const train_model *m, int64_t model, int64_t layer, probe_rows *rows,
@@ -185,65 +292,72 @@ loam_status probe_measure(const train_model *m, int64_t model, int64_t layer, pr
     const mixing *mix = model_mixing(m);
     const mixer *row = mix->row;
     const bool local = row->block == MIXER_PLAIN && row->mechanism <= LOAM_LLA;
-    if (mix->on->gpu) return fail(error, LOAM_EUNSUPPORTED, row->name, "rows are measured on a CPU");
     if (!local || row->decay != MIXER_NO_DECAY || row->reflect)
         return fail(error, LOAM_EUNSUPPORTED, row->name,
                     "rows are measured of softmax, Parallax and LLA, on plain scores");
-    const loam_problem problem = mixing_problem(mix, LOAM_FORWARD);
-    probing p = { .mix = mix, .layer = model_layer(m, layer) };
+    layer_values v;
     sums all = { 0 };
-    loam_status status = add_all(&p, &problem, model, 0, &all, error);
-    if (!status && mixing_in_parts(mix)) {
-        const loam_problem queries = mixing_query_problem(mix, LOAM_FORWARD);
-        p = (probing){ .mix = mix, .layer = p.layer };
-        status = add_all(&p, &queries, model, mix->shape.seen, &all, error);
-    }
+    loam_status status = values_open(&v, mix, model_layer(m, layer), model, error);
     if (status) return status;
-    const double count = (double)all.rows;
-    *rows = (probe_rows){ all.correction / all.mean,  sqrt(all.squares / (double)all.channels),
-                          all.negative / all.visible, all.entropy / count,
-                          all.first / count,          gate_of(p.layer, model) };
+    status = add_queries(&v, &all, error);
+    const double gate = mean_of(v.of[ACTIVE_PROBE_GATE]);
+    memory_close(&v.room);
+    if (status) return status;
+    *rows = (probe_rows){ all.correction / all.mean,  sqrt(all.squares / all.channels),
+                          all.negative / all.visible, all.entropy / all.rows,
+                          all.first / all.rows,       gate };
     return LOAM_OK;
 }
 
 /* ---- stable ranks */
 
 /* Of a dense array, which is lost. */
-static loam_status stable_rank(double *x, int64_t rows, int64_t width, double *values, double *rank)
+static loam_status stable_rank(double *x, int64_t rows, int64_t width, double *sigma, double *rank)
 {
     const int64_t count = rows < width ? rows : width;
     double sum = 0;
     /* Column by column it is the transposed array, whose singular values are the same. */
     const lapack_int left = LAPACKE_dgesvd(LAPACK_COL_MAJOR, 'N', 'N', (lapack_int)width, (lapack_int)rows, x,
-                                           (lapack_int)width, values, NULL, 1, NULL, 1, values + count);
+                                           (lapack_int)width, sigma, NULL, 1, NULL, 1, sigma + count);
     if (left != 0) return left == LAPACK_WORK_MEMORY_ERROR ? LOAM_EMEMORY : LOAM_EVALUE;
     for (int64_t i = 0; i < count; i++)
-        sum += values[i] * values[i];
-    *rank = values[0] > 0 ? sum / (values[0] * values[0]) : 0;
+        sum += sigma[i] * sigma[i];
+    *rank = sigma[0] > 0 ? sum / (sigma[0] * sigma[0]) : 0;
     return LOAM_OK;
+}
+
+/* Of each head's part of a dense matrix. */
+static loam_status ranks_of(matrix w, bool out, int64_t heads, double *x, double *ranks)
+{
+    const int64_t rows = out ? w.rows / heads : w.rows, width = out ? w.width : w.width / heads;
+    loam_status status = LOAM_OK;
+    for (int64_t h = 0; h < heads && !status; h++) {
+        const int64_t first = out ? h * rows * w.row : h * width;
+        for (int64_t i = 0; i < rows * width; i++)
+            x[i] = element(w.dtype, w.data, first + i / width * w.row + i % width);
+        status = stable_rank(x, rows, width, x + rows * width, &ranks[h]);
+    }
+    return status;
 }
 
 loam_status probe_stable_ranks(const train_model *m, int64_t model, int64_t layer, role which, double *ranks,
                                loam_error *error)
 {
     const mixing *mix = model_mixing(m);
-    const int64_t heads = mix->shape.heads;
     const matrix w = array_of(model_layer(m, layer), which);
-    const bool out = which == ROLE_OUT;
-    const int64_t rows = out ? w.rows / heads : w.rows, width = out ? w.width : w.width / heads;
-    if (mix->on->gpu) return fail(error, LOAM_EUNSUPPORTED, mix->row->name, "ranks are found on a CPU");
-    for (int64_t h = 0; h < heads; h++)
+    for (int64_t h = 0; h < mix->shape.heads; h++)
         ranks[h] = NAN;
     if (!w.data) return LOAM_OK;
-    double *x = calloc((size_t)(rows * width + 2 * rows), sizeof *x);
+    /* The matrix, a head's part of it with singular values and workspace, and what comes from the machine. */
+    double *x = calloc((size_t)(3 * w.rows * w.width + 2 * w.rows), sizeof *x);
     if (!x) return fail(error, LOAM_EMEMORY, mix->row->name, "no memory");
-    loam_status status = LOAM_OK;
-    for (int64_t h = 0; h < heads && !status; h++) {
-        const int64_t first = model * w.model + (out ? h * rows * w.row : h * width);
-        for (int64_t i = 0; i < rows * width; i++)
-            x[i] = element(w.dtype, w.data, first + i / width * w.row + i % width);
-        status = stable_rank(x, rows, width, x + rows * width, &ranks[h]);
+    const matrix here = matrix_dense(x, LOAM_F64, 1, w.rows, w.width);
+    double *part = x + w.rows * w.width, *between = part + w.rows * w.width + 2 * w.rows;
+    loam_status status = bring(mix->on, here, w, model, between, error);
+    if (!status) {
+        status = ranks_of(here, which == ROLE_OUT, mix->shape.heads, part, ranks);
+        if (status) fail(error, status, mix->row->name, "no singular values");
     }
     free(x);
-    return status ? fail(error, status, mix->row->name, "no singular values") : LOAM_OK;
+    return status;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * What is said of Parallax's probe beside softmax, measured in the layers of a model: rows of attention
- * after a pass, and stable ranks of weights. For models of a CPU; weights of another machine are copied into
- * one. */
+ * after a pass, and stable ranks of weights. Of any machine: what is needed of a model is brought to host
+ * memory, and measured there in the machine's dtype. */
 #ifndef LOAM_TRAIN_PROBE_H
 #define LOAM_TRAIN_PROBE_H
 

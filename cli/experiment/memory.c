@@ -19,11 +19,9 @@ static const double usual_limit = 8, share = 0.9;
 
 static const char about[] =
     "Figure 2 of Zuo et al. 2025, measured on the CPU: the peak of memory beyond inputs and outputs against "
-    "n for "
-    "LLA with all differences k_j - q_i at once (n^2 d numbers), with all covariances at once (n d^2), and "
-    "by "
-    "blocks, as the library computes it, forward and with the backward. Each is a process of its own under a "
-    "limit that it sets itself; what does not fit is a point of the figure.\n"
+    "n for LLA with all differences k_j - q_i at once (n^2 d numbers), with all covariances at once (n d^2), "
+    "and by blocks, as the library computes it, each forward and with the backward. Each is a process of its "
+    "own under a limit that it sets itself; what does not fit is a point of the figure.\n"
     "Beyond --compute all memory of a method is allocated and written to, but nothing is computed.\n"
     "Writes memory.csv and memory.svg.";
 
@@ -94,9 +92,8 @@ static int make_sweep(const request *r, memory_sweep *s, io_error *error)
 static int64_t cost_of(const memory_point *p, const request *r)
 {
     const double n = (double)p->what.length, d = (double)p->what.dim;
-    const double operations = p->what.method == MEMORY_BLOCKS     ? 40 * n * n * d
-                              : p->what.method == MEMORY_BACKWARD ? 120 * n * n * d
-                                                                  : 2 * n * n * d * d;
+    const double passes = memory_has_backward(p->what.method) ? 3 : 1;
+    const double operations = passes * (memory_is_naive(p->what.method) ? 2 * d : 40) * n * n * d;
     return 1 + (int64_t)(p->what.length <= r->compute ? operations / 1e9 : (double)p->sizes.working / 1e9);
 }
 

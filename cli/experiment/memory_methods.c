@@ -9,7 +9,9 @@
 #include <math.h>
 #include <stdlib.h>
 
-const char *const memory_names[MEMORY_METHODS] = { "differences", "systems", "blocks", "blocks+backward" };
+const char *const memory_names[MEMORY_METHODS] = { "differences",      "systems",
+                                                   "blocks",           "differences+backward",
+                                                   "systems+backward", "blocks+backward" };
 
 static const double ridge = 1;
 
@@ -55,11 +57,13 @@ static int library_sizes(const memory_case *c, memory_sizes *sizes, io_error *er
 
 int memory_sizes_of(const memory_case *c, memory_sizes *sizes, io_error *error)
 {
-    const int arrays = c->method == MEMORY_BACKWARD ? 8 : 4;
+    const int arrays = memory_has_backward(c->method) ? 8 : 4;
     *sizes = (memory_sizes){ .arrays = (size_t)(arrays * array_floats(c)) * sizeof(float) };
-    if (c->method >= MEMORY_BLOCKS) return library_sizes(c, sizes, error);
-    const int64_t floats = c->method == MEMORY_DIFFERENCES ? naive_differences_room(c->length, c->dim)
-                                                           : naive_systems_room(c->length, c->dim);
+    if (!memory_is_naive(c->method)) return library_sizes(c, sizes, error);
+    const int64_t n = c->length, d = c->dim;
+    const int64_t floats = memory_forward_of(c->method) == MEMORY_DIFFERENCES ? naive_differences_room(n, d)
+                           : memory_has_backward(c->method) ? naive_systems_backward_room(n, d)
+                                                            : naive_systems_room(n, d);
     sizes->working = (size_t)floats * sizeof(float);
     return EXIT_OK;
 }
@@ -67,10 +71,8 @@ int memory_sizes_of(const memory_case *c, memory_sizes *sizes, io_error *error)
 double memory_formula(const memory_case *c)
 {
     const double n = (double)c->length, d = (double)c->dim;
-    return sizeof(float) * n * d *
-           (c->method == MEMORY_DIFFERENCES ? n
-            : c->method == MEMORY_SYSTEMS   ? d
-                                            : 1);
+    const memory_method method = memory_forward_of(c->method);
+    return sizeof(float) * n * d * (method == MEMORY_DIFFERENCES ? n : method == MEMORY_SYSTEMS ? d : 1);
 }
 
 /* ---- data */
@@ -79,7 +81,7 @@ double memory_formula(const memory_case *c)
 void memory_draw(const memory_case *c, float *arrays)
 {
     const int64_t size = array_floats(c);
-    for (int which = 0; which < (c->method == MEMORY_BACKWARD ? 4 : 3); which++) {
+    for (int which = 0; which < (memory_has_backward(c->method) ? 4 : 3); which++) {
         float *to = arrays + (which == 3 ? 7 : which) * size;
         for (int64_t i = 0; i < c->length; i++) {
             double row[LOAM_MAX_DIM];
@@ -90,10 +92,13 @@ void memory_draw(const memory_case *c, float *arrays)
     }
 }
 
+/* Of o, or of the gradients of q, k and v in turn, which follow it. */
 static void take_sample(const memory_case *c, const float *o, float sample[MEMORY_SAMPLE])
 {
-    for (int64_t s = 0; s < MEMORY_SAMPLE; s++)
-        sample[s] = o[((s + 1) * c->length / MEMORY_SAMPLE - 1) * c->dim + s % c->dim];
+    for (int64_t s = 0; s < MEMORY_SAMPLE; s++) {
+        const float *from = o + (memory_has_backward(c->method) ? 1 + s % 3 : 0) * array_floats(c);
+        sample[s] = from[((s + 1) * c->length / MEMORY_SAMPLE - 1) * c->dim + s % c->dim];
+    }
 }
 
 /* ---- computing */
@@ -108,10 +113,17 @@ static int compute_naive(const memory_case *c, float *arrays, void *working, io_
                               .q = arrays,
                               .k = arrays + size,
                               .v = arrays + 2 * size,
-                              .o = arrays + 3 * size };
+                              .o = arrays + 3 * size,
+                              .grad_q = arrays + 4 * size,
+                              .grad_k = arrays + 5 * size,
+                              .grad_v = arrays + 6 * size,
+                              .grad_o = arrays + 7 * size };
+    const bool differences = memory_forward_of(c->method) == MEMORY_DIFFERENCES;
     openblas_set_num_threads(c->threads);
-    const int64_t failed = c->method == MEMORY_DIFFERENCES ? naive_differences(&task, working)
-                                                           : naive_systems(&task, working);
+    int64_t failed = differences ? naive_differences(&task, working) : naive_systems(&task, working);
+    if (failed == 0 && memory_has_backward(c->method))
+        failed = differences ? naive_differences_backward(&task, working)
+                             : naive_systems_backward(&task, working);
     if (failed == 0) return EXIT_OK;
     return io_fail(error, EXIT_INTERNAL, "%s: the system of row %lld is not positive definite",
                    memory_names[c->method], (long long)failed);
@@ -158,8 +170,8 @@ static int compute_library(const memory_case *c, float *arrays, void *working, i
 int memory_compute(const memory_case *c, float *arrays, void *working, float sample[MEMORY_SAMPLE],
                    io_error *error)
 {
-    const int status = c->method >= MEMORY_BLOCKS ? compute_library(c, arrays, working, error)
-                                                  : compute_naive(c, arrays, working, error);
+    const int status = memory_is_naive(c->method) ? compute_naive(c, arrays, working, error)
+                                                  : compute_library(c, arrays, working, error);
     if (status == EXIT_OK) take_sample(c, arrays + 3 * array_floats(c), sample);
     return status;
 }

@@ -6,16 +6,28 @@
 
 #include "io/error.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 typedef enum memory_method {
     MEMORY_DIFFERENCES, /* all z_ij = k_j - q_i: n^2 d numbers */
     MEMORY_SYSTEMS,     /* all covariances Sigma_i: n d^2 numbers */
-    MEMORY_BLOCKS,      /* loam.h, forward */
-    MEMORY_BACKWARD,    /* loam.h, forward and backward */
+    MEMORY_BLOCKS,      /* loam.h */
+    MEMORY_FORWARDS,    /* so many; the same with the backward, in the same order: */
+    MEMORY_DIFFERENCES_BACKWARD = MEMORY_FORWARDS,
+    MEMORY_SYSTEMS_BACKWARD,
+    MEMORY_BACKWARD,
     MEMORY_METHODS
 } memory_method;
+
+static inline bool memory_has_backward(memory_method m) { return m >= MEMORY_FORWARDS; }
+/* The forward of a method. */
+static inline memory_method memory_forward_of(memory_method m)
+{
+    return memory_has_backward(m) ? (memory_method)(m - MEMORY_FORWARDS) : m;
+}
+static inline bool memory_is_naive(memory_method m) { return memory_forward_of(m) != MEMORY_BLOCKS; }
 
 extern const char *const memory_names[MEMORY_METHODS];
 
@@ -38,7 +50,7 @@ int memory_sizes_of(const memory_case *c, memory_sizes *sizes, io_error *error);
 /* What the leading term of the working memory says: 4 n^2 d, 4 n d^2, 4 n d bytes. */
 double memory_formula(const memory_case *c);
 
-/* A few of the outputs, by which the methods are compared. */
+/* A few of the outputs, or with a backward of the gradients, by which the methods are compared. */
 enum { MEMORY_SAMPLE = 64 };
 
 /* Draws the inputs into `arrays`, memory_sizes.arrays of it. */

@@ -7,17 +7,18 @@
 #include <inttypes.h>
 #include <math.h>
 
-enum { WIDTH = 480, HEIGHT = 480, LAST = 4 };
+enum { WIDTH = 480, HEIGHT = 500, LAST = 4 };
 
 static const double mebi = 1 << 20, gibi = 1 << 30;
 
 static const char *const end_names[] = { "computed", "taken", "out" };
-static const char *const long_names[MEMORY_METHODS] = { "all differences, n^2 d", "all systems, n d^2",
-                                                        "LLA by blocks", "with backward" };
+static const char *const long_names[MEMORY_METHODS] = { "differences, n^2 d", "systems, n d^2",
+                                                        "LLA by blocks",      "+ gradients",
+                                                        "+ gradients",        "+ gradients" };
 
 /* Line types of cli/plot.h, and its filled points; open ones have the number before. */
-static const int colours[MEMORY_METHODS] = { 8, 8, 1, 6 };
-static const int marks[MEMORY_METHODS] = { 5, 9, 7, 13 };
+static const int colours[MEMORY_METHODS] = { 8, 8, 1, 4, 4, 6 };
+static const int marks[MEMORY_METHODS] = { 5, 9, 7, 5, 9, 13 };
 
 static bool fits(const memory_point *point) { return point->result.end != MEMORY_OUT; }
 
@@ -44,7 +45,8 @@ double memory_growth(const memory_sweep *s, memory_method method)
 
 double memory_difference(const memory_sweep *s, memory_method method, int index)
 {
-    const memory_result *a = &s->points[method][index].result, *b = &s->points[MEMORY_BLOCKS][index].result;
+    const memory_method blocks = memory_has_backward(method) ? MEMORY_BACKWARD : MEMORY_BLOCKS;
+    const memory_result *a = &s->points[method][index].result, *b = &s->points[blocks][index].result;
     double most = 0, away = 0;
     if (a->end != MEMORY_COMPUTED || b->end != MEMORY_COMPUTED) return NAN;
     for (int i = 0; i < MEMORY_SAMPLE; i++) {
@@ -57,10 +59,12 @@ double memory_difference(const memory_sweep *s, memory_method method, int index)
 bool memory_figure_holds(const memory_sweep *s)
 {
     bool holds = memory_growth(s, MEMORY_BLOCKS) < 1.1 && memory_growth(s, MEMORY_BACKWARD) < 1.1 &&
-                 fabs(memory_growth(s, MEMORY_DIFFERENCES) - 2) < 0.1;
-    for (int method = 0; method < MEMORY_BLOCKS; method++)
-        for (int i = 0; i < s->count; i++) {
-            const memory_point *naive = &s->points[method][i], *blocks = &s->points[MEMORY_BLOCKS][i];
+                 fabs(memory_growth(s, MEMORY_DIFFERENCES) - 2) < 0.1 &&
+                 fabs(memory_growth(s, MEMORY_DIFFERENCES_BACKWARD) - 2) < 0.1;
+    for (memory_method method = 0; method < MEMORY_METHODS; method++)
+        for (int i = 0; memory_is_naive(method) && i < s->count; i++) {
+            const memory_method ours = memory_has_backward(method) ? MEMORY_BACKWARD : MEMORY_BLOCKS;
+            const memory_point *naive = &s->points[method][i], *blocks = &s->points[ours][i];
             if (naive->what.length > naive->what.dim)
                 holds &= fits(blocks) && (!fits(naive) || naive->result.working > blocks->result.working);
         }
@@ -87,7 +91,7 @@ static void write_point(FILE *out, const memory_sweep *s, int method, int i)
     fputc(',', out);
     if (fits(p)) fprintf(out, "%zu", p->result.process);
     fprintf(out, ",%zu,%zu,%.0f,", p->sizes.arrays, p->sizes.working, memory_formula(&p->what));
-    if (method >= MEMORY_BLOCKS)
+    if (!memory_is_naive((memory_method)method))
         fprintf(out, "%zu,%zu", p->sizes.work, p->sizes.saved);
     else
         fputc(',', out);
@@ -113,10 +117,12 @@ static int write_points(const memory_sweep *s, const char *path, io_error *error
 
 static void write_verdict(FILE *out, const memory_sweep *s)
 {
-    double worst = 0;
-    for (int method = 0; method < MEMORY_BLOCKS; method++)
-        for (int i = 0; i < s->count; i++)
-            worst = fmax(worst, memory_difference(s, (memory_method)method, i));
+    double worst[2] = { 0 };
+    for (memory_method method = 0; method < MEMORY_METHODS; method++)
+        for (int i = 0; i < s->count; i++) {
+            double *most = &worst[memory_has_backward(method)];
+            *most = fmax(*most, memory_difference(s, method, i));
+        }
     fputs("\nOver the last four n that fit, working memory grows as ", out);
     for (int method = 0; method < MEMORY_METHODS; method++)
         fprintf(out, "n^%.2f (%s)%s", memory_growth(s, (memory_method)method), memory_names[method],
@@ -125,8 +131,10 @@ static void write_verdict(FILE *out, const memory_sweep *s)
         if (ran_out(s, method))
             fprintf(out, "Out of memory under the limit of %.3g GiB: %s from n = %" PRId64 ".\n",
                     (double)s->limit / gibi, memory_names[method], ran_out(s, method));
-    fprintf(out, "Outputs of the three differ by at most %.1e of the largest, where all was computed.\n",
-            worst);
+    fprintf(out,
+            "Outputs of the three differ by at most %.1e of the largest, gradients by %.1e, where all was "
+            "computed.\n",
+            worst[0], worst[1]);
     fprintf(out, "Verdict: figure 2 %s.\n",
             memory_figure_holds(s) ? "holds: by blocks the working memory grows no faster than n"
                                    : "does not show at these n");
@@ -143,7 +151,7 @@ static int write_table(const memory_sweep *s, io_error *error)
             ", one head, float32 (*: allocated and written, not computed)\n%8s",
             s->points[0][0].what.dim, "n");
     for (int method = 0; method < MEMORY_METHODS; method++)
-        fprintf(out, " %16s", memory_names[method]);
+        fprintf(out, " %20s", memory_names[method]);
     fprintf(out, " %10s %10s\n", "plan: work", "saved");
     for (int i = 0; i < s->count; i++) {
         const memory_sizes *library = &s->points[MEMORY_BACKWARD][i].sizes;
@@ -151,9 +159,9 @@ static int write_table(const memory_sweep *s, io_error *error)
         for (int method = 0; method < MEMORY_METHODS; method++) {
             const memory_result *r = &s->points[method][i].result;
             if (r->end == MEMORY_OUT)
-                fprintf(out, " %16s", "out");
+                fprintf(out, " %20s", "out");
             else
-                fprintf(out, " %15.1f%c", (double)r->working / mebi, r->end == MEMORY_TAKEN ? '*' : ' ');
+                fprintf(out, " %19.1f%c", (double)r->working / mebi, r->end == MEMORY_TAKEN ? '*' : ' ');
         }
         fprintf(out, " %10.1f %10.1f\n", (double)library->work / mebi, (double)library->saved / mebi);
     }
@@ -187,8 +195,8 @@ static void draw(FILE *out, const memory_sweep *s)
     fprintf(
         out,
         "set lmargin at screen 0.18\nset rmargin at screen 0.96\nset tmargin at screen 0.925\n"
-        "set bmargin at screen 0.33\n"
-        "set key at screen 0.55,0.22 center top vertical maxrows 4 Left reverse samplen 2.4 width -4\n"
+        "set bmargin at screen 0.34\n"
+        "set key at screen 0.6,0.225 center top vertical maxrows 4 Left reverse samplen 2.4 width -4\n"
         "set title \"{/:Bold working memory, d = %g}\" offset 0,-0.5\n"
         "set label \"MiB beyond inputs and outputs\" at screen 0.03,0.64 center rotate\n"
         "set xlabel 'tokens, n (open marks: taken, not computed)' offset 0,0.6\nset logscale xy\nset format "
@@ -204,13 +212,15 @@ static void draw(FILE *out, const memory_sweep *s)
             "(y=%g*x, y < %g ? y : NaN) with lines lt 8 lw 1 dt 2 notitle, %g*x with lines lt 8 lw 1 dt 2 "
             "notitle, ",
             limit, scale * d, limit, scale * d * d, limit, scale * d);
-    for (int m = 0; m < MEMORY_METHODS; m++)
+    for (int m = 0; m < MEMORY_METHODS; m++) {
+        const double size = memory_has_backward((memory_method)m) ? 0.5 : 1;
         fprintf(out,
-                "$m%dcomputed using 1:2 with points lt %d pt %d ps 0.9 title '%s', "
-                "$m%dtaken using 1:2 with points lt %d pt %d ps 0.9 notitle, "
-                "$m%dout using 1:2 with points lt %d pt 2 ps 1.2 notitle%s",
-                m, colours[m], marks[m], long_names[m], m, colours[m], marks[m] - 1, m, colours[m],
-                m + 1 < MEMORY_METHODS ? ", " : "\n");
+                "$m%dcomputed using 1:2 with points lt %d pt %d ps %g title '%s', "
+                "$m%dtaken using 1:2 with points lt %d pt %d ps %g notitle, "
+                "$m%dout using 1:2 with points lt %d pt 2 ps %g notitle%s",
+                m, colours[m], marks[m], size, long_names[m], m, colours[m], marks[m] - 1, size, m,
+                colours[m], 1.2 * size, m + 1 < MEMORY_METHODS ? ", " : "\n");
+    }
 }
 
 int memory_report(const memory_sweep *s, const char *directory, io_error *error)

@@ -77,7 +77,7 @@ static void write_notes(FILE *out, const char *description, const char *left_out
 }
 
 int page_write(const results *r, const claim *claims, int count, const char *description,
-               const char *left_out, const char *path, io_error *error)
+               const char *left_out, bool drawn, const char *path, io_error *error)
 {
     out_file *file;
     const int status = out_open(&file, path, error);
@@ -86,7 +86,7 @@ int page_write(const results *r, const claim *claims, int count, const char *des
     html_head(out, title_of(r->plan));
     html_claims(out, claims, count);
     write_values(out, r);
-    write_pictures(out, r->plan);
+    if (drawn) write_pictures(out, r->plan);
     write_notes(out, description, left_out);
     return out_commit(file, error);
 }

@@ -6,8 +6,8 @@
 #include "cli/training/claims.h"
 
 /* `description`: the options that the results depend on; `left_out`: what was dropped to save time, "" for
- * nothing. */
+ * nothing; `drawn`: the pictures are there. */
 int page_write(const results *r, const claim *claims, int count, const char *description,
-               const char *left_out, const char *path, io_error *error);
+               const char *left_out, bool drawn, const char *path, io_error *error);
 
 #endif

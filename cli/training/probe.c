@@ -31,9 +31,9 @@ struct session {
     place place[PROBE_ARMS];
 };
 
-/* ---- softmax that becomes Parallax */
+/* ---- softmax that goes on */
 
-/* Arrays that both have, by name; W_R stays 0. */
+/* Arrays that both have, by name; the W_R of Parallax stays 0. */
 static void copy_weights(const trainer *from, const trainer *to)
 {
     int count, others;
@@ -44,7 +44,7 @@ static void copy_weights(const trainer *from, const trainer *to)
 }
 
 /* The same runs of the first arm, which are finished, lie in their last checkpoint. */
-static int convert(session *s, plan_stack stack, const trainer *to, io_error *error)
+static int go_on(session *s, plan_stack stack, const trainer *to, io_error *error)
 {
     const plan *p = &s->request.arms[0].plan;
     const trainer_options options = plan_options(p, stack);
@@ -76,8 +76,8 @@ static int tell_test(void *with, plan_stack stack, const trainer *t, io_error *e
 static int tell_opened(void *with, plan_stack stack, const trainer *t, io_error *error)
 {
     const place *at = with;
-    if (at->session->request.arms[at->arm].start != PROBE_CONVERT) return EXIT_OK;
-    return convert(at->session, stack, t, error);
+    if (at->session->request.arms[at->arm].start < PROBE_CONVERT) return EXIT_OK;
+    return go_on(at->session, stack, t, error);
 }
 
 static runner runner_of(session *s, int arm)
@@ -190,8 +190,9 @@ int experiment_probe(int argc, char **argv, const char **out, io_error *error)
     bool help = false;
     int status = s ? probe_request_read(&s->request, argc, argv, &help, error)
                    : io_fail(error, EXIT_INTERNAL, "out of memory");
+    if (status == EXIT_OK && !help)
+        status = backend_open(s->request.where, (int)s->request.threads, &s->on, error);
     if (status == EXIT_OK && !help) {
-        s->on = machine_cpu(LOAM_F32, (int)s->request.threads);
         s->begun = trainer_clock();
         snprintf(s->state, sizeof s->state, "%s/state", s->request.out);
         for (int arm = 0; arm < s->request.count; arm++) {
@@ -199,6 +200,7 @@ int experiment_probe(int argc, char **argv, const char **out, io_error *error)
             snprintf(s->folder[arm], sizeof s->folder[arm], "%s/%s", s->state, own.name);
         }
         status = run(s, out, error);
+        machine_close(&s->on);
     }
     free(s);
     return status;

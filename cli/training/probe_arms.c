@@ -12,21 +12,25 @@
 #include <stdio.h>
 #include <string.h>
 
-const char *const probe_start_names[] = { "none", "zero", "like W_q", "normed", "gated", "softmax" };
+const char *const probe_start_names[] = {
+    "none", "zero", "like W_q", "normed", "gated", "softmax", "softmax"
+};
 
-static const char *const short_names[] = { "softmax", "zero", "like", "normed", "gated", "convert" };
+static const char *const short_names[] = {
+    "softmax", "zero", "like", "normed", "gated", "convert", "control"
+};
 
 static const char about[] =
     "Parallax beside softmax, by AdamW and by Muon, on recall and regression in context: does the probe's "
     "matrix use more directions under Muon, does the correction grow, and does it help. Parallax starts "
     "from W_R = 0 and from W_R like W_q, with --all also with RMSNorm of queries, keys and probes and with "
-    "a gate on the probe; last, what softmax has learned goes on as Parallax.\n"
+    "a gate on the probe; last, what softmax has learned goes on as Parallax, and as softmax.\n"
     "Writes probe.csv (each test of each run and layer), times.csv and index.html. A killed run goes on "
     "when it is started again with the same options, and comes to the same bytes in every file but "
     "times.csv.";
 
 typedef struct words {
-    const char *rates, *muon_rates, *seeds, *scale;
+    const char *rates, *muon_rates, *seeds, *scale, *backend, *dtype;
     int64_t steps, tests;
     bool tiny, reduced, paper, all;
 } words;
@@ -62,6 +66,10 @@ static int parse(probe_request *r, words *w, int argc, char **argv, bool *help, 
           "of weights and data; three or more decide what needs seeds" },
         { "steps", OPTION_INT, &w->steps, 1, 1e8, "N", "of each run" },
         { "tests", OPTION_INT, &w->tests, 1, 1e8, "N", "of each run (10)" },
+        { "backend", OPTION_TEXT, &w->backend, 0, 0, "cpu|cuda",
+          "on the CPU (cpu), or a GPU, whose layers the CPU measures" },
+        { "dtype", OPTION_TEXT, &w->dtype, 0, 0, "f32|bf16",
+          "what products and attention read: f32, on a GPU bf16 by default" },
         { "threads", OPTION_INT, &r->threads, 1, 4096, "N", "all by default; results do not depend on it" },
         { "time", OPTION_REAL, &r->minutes, 0.001, 1e9, "MINUTES",
           "end then, to be continued by the same command" },
@@ -110,7 +118,7 @@ static void add_arm(probe_request *r, const plan *task, probe_start start, bool 
     arm->start = start;
     snprintf(arm->name, sizeof arm->name, "%s-%s-%s", p->name, short_names[start],
              by_muon ? "muon" : "adamw");
-    preset_train(p, mixer_find(start == PROBE_NONE ? "softmax" : "parallax"));
+    preset_train(p, mixer_find(start == PROBE_NONE || start == PROBE_CONTROL ? "softmax" : "parallax"));
     p->options.mixing.probe_zero = start == PROBE_ZERO || start == PROBE_CONVERT;
     p->options.mixing.qk_norm = start == PROBE_NORM;
     p->options.mixing.probe_gate = start == PROBE_GATE;
@@ -136,16 +144,17 @@ static void describe(probe_request *r, const words *w, plan_preset size)
     text_add(text, room, "; seeds");
     for (int i = 0; i < p->seed_count; i++)
         text_add(text, room, " %" PRIu64, p->seeds[i]);
+    text_add(text, room, "; %s", backend_text(r->where));
 }
 
 /* Of as many runs as the first arm, each of which goes on from one of those. */
-static void add_convert(probe_request *r)
+static void add_further(probe_request *r, probe_start start)
 {
     enum { MORE = 500 };
     plan task = r->arms[0].plan;
     const int64_t steps = task.mechanisms[0].steps;
     task.mechanism_count = 0;
-    add_arm(r, &task, PROBE_CONVERT, false, NULL);
+    add_arm(r, &task, start, false, NULL);
     r->arms[r->count - 1].plan.mechanisms[0].steps = steps < MORE ? steps : MORE;
 }
 
@@ -169,14 +178,15 @@ static int make_arms(probe_request *r, const words *w, plan_preset size, const m
                 trained->steps = w->steps > 0 ? w->steps : preset_steps(tasks[t], size);
             }
     }
-    add_convert(r);
+    add_further(r, PROBE_CONVERT);
+    add_further(r, PROBE_CONTROL);
     return EXIT_OK;
 }
 
 int probe_request_read(probe_request *r, int argc, char **argv, bool *help, io_error *error)
 {
     static const double usual[] = { 0.005, 0.01, 0.02 };
-    words w = { .scale = "jordan" };
+    words w = { .scale = "jordan", .backend = "cpu" };
     muon_choice muon = { 0 };
     int scale = 0;
     *r = (probe_request){ .out = "out/probe", .interval = CHECKPOINT_SECONDS };
@@ -188,6 +198,7 @@ int probe_request_read(probe_request *r, int argc, char **argv, bool *help, io_e
     if (r->resume && r->restart)
         return io_fail(error, EXIT_USAGE, "--resume and --restart contradict each other");
     status = experiment_check_out(r->out, error);
+    if (status == EXIT_OK) status = backend_read(&r->where, w.backend, w.dtype, error);
     if (status == EXIT_OK) status = names_choose("muon-scale", w.scale, scale_word, &scale, error);
     set_list(muon.rates, &muon.count, size == PLAN_PAPER ? usual : usual + 1, size == PLAN_PAPER ? 3 : 1);
     if (status == EXIT_OK && w.muon_rates)

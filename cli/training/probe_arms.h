@@ -4,8 +4,8 @@
 #ifndef LOAM_CLI_TRAINING_PROBE_ARMS_H
 #define LOAM_CLI_TRAINING_PROBE_ARMS_H
 
+#include "cli/training/backend.h"
 #include "cli/training/plan.h"
-#include "io/error.h"
 
 typedef enum probe_start {
     PROBE_NONE,    /* softmax */
@@ -14,6 +14,7 @@ typedef enum probe_start {
     PROBE_NORM,    /* likewise, with RMSNorm of queries, keys and probes */
     PROBE_GATE,    /* likewise, times a learned gate for each head */
     PROBE_CONVERT, /* W_R = 0 in what softmax has learned, and some steps more */
+    PROBE_CONTROL, /* softmax, which goes on for as many */
     PROBE_STARTS
 } probe_start;
 
@@ -25,17 +26,18 @@ typedef struct probe_arm {
     plan plan; /* of one mechanism and one cell */
 } probe_arm;
 
-enum { PROBE_ARMS = 2 * 2 * PROBE_CONVERT + 1 };
+enum { PROBE_ARMS = 2 * 2 * PROBE_CONVERT + 2 };
 
 typedef struct probe_request {
     /* By task, then start, then AdamW and Muon: the first is softmax on recall by AdamW, from which the
-     * last goes on. */
+     * last two go on. */
     probe_arm arms[PROBE_ARMS];
     int count;
     const char *out;
     int64_t threads;          /* 0: all */
     double minutes, interval; /* as in request */
     bool resume, restart;
+    backend where;
     char description[512]; /* what the results depend on */
 } probe_request;
 

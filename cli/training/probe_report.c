@@ -20,6 +20,11 @@ static const char *task_of(const probe_arm *arm)
 
 static const char *optimiser_of(const probe_arm *arm) { return arm->plan.options.muon ? "muon" : "adamw"; }
 
+static const char *mechanism_of(const probe_arm *arm) { return arm->plan.mechanisms[0].row->name; }
+
+/* Softmax has none. */
+static bool has_probe(const probe_arm *arm) { return arm->plan.mechanisms[0].row->probe; }
+
 /* ---- means */
 
 probe_means probe_means_of(const probe_result *at)
@@ -32,7 +37,7 @@ probe_means probe_means_of(const probe_result *at)
         const int64_t run = plan_run_number(p, (plan_run){ 0, 0, rate, seed });
         for (int64_t layer = 0; layer < p->options.shape.layers; layer++) {
             const probe_layer *last = probe_log_at(&at->log, run, at->results.counts[run] - 1, layer);
-            if (at->arm->start == PROBE_NONE) continue;
+            if (!has_probe(at->arm)) continue;
             out.correction += last->rows.correction / count;
             for (int head = 0; head < PROBE_HEADS; head++)
                 out.rank += last->rank[PROBE_MATRIX][head] / (count * PROBE_HEADS);
@@ -99,19 +104,37 @@ static void judge_unlock(const probe_result *all, int count, claim *c)
     claim_decide_by_seeds(c, all[0].arm->plan.seed_count, held == 2);
 }
 
+/* By more than the two standard errors. */
+static void judge_convert(const probe_result *all, int count, claim *c)
+{
+    const probe_result *convert = find(all, count, TRAIN_RECALL, PROBE_CONVERT, false),
+                       *control = find(all, count, TRAIN_RECALL, PROBE_CONTROL, false),
+                       *before = find(all, count, TRAIN_RECALL, PROBE_NONE, false);
+    const result_value a = probe_means_of(convert).score, b = probe_means_of(control).score,
+                       from = probe_means_of(before).score;
+    text_add(c->numbers, CLAIM_TEXT,
+             "recall, from %.3g ± %.1g: %.3g ± %.1g as Parallax, %.3g ± %.1g as softmax. ", from.mean,
+             from.error, a.mean, a.error, b.mean, b.error);
+    claim_decide_by_seeds(c, all[0].arm->plan.seed_count, a.mean - b.mean > a.error + b.error);
+}
+
 int probe_judge(const probe_result *all, int count, claim *out)
 {
     static const char *const texts[] = {
         "the stable rank of W_R is under Muon at least 1.5 times that under AdamW",
         "the correction is larger under Muon than under AdamW",
         "Parallax is better than softmax under Muon, and by more than under AdamW",
+        "what softmax has learned goes on better as Parallax from W_R = 0 than as softmax",
     };
-    for (int i = 0; i < 3; i++)
-        out[i] = (claim){ .source = "Parallax, 2026", .text = texts[i], .verdict = VERDICT_UNDECIDED };
+    for (int i = 0; i < 4; i++)
+        out[i] = (claim){ .source = i < 3 ? "Parallax, 2026" : "ours",
+                          .text = texts[i],
+                          .verdict = VERDICT_UNDECIDED };
     judge_ratio(all, count, true, 1.5, &out[0]);
     judge_ratio(all, count, false, 1, &out[1]);
     judge_unlock(all, count, &out[2]);
-    return 3;
+    judge_convert(all, count, &out[3]);
+    return 4;
 }
 
 /* ---- CSV */
@@ -149,7 +172,7 @@ static void write_arm(FILE *out, const probe_result *at)
                 for (int part = 0; part < parts; part++)
                     score += record->part[part] / parts;
                 fprintf(out, "%s,%s,%s,%s,%g,%" PRIu64 ",%.0f,%.9g,%.9g,%" PRId64, task_of(at->arm),
-                        p->mechanisms[0].row->name, probe_start_names[at->arm->start], optimiser_of(at->arm),
+                        mechanism_of(at->arm), probe_start_names[at->arm->start], optimiser_of(at->arm),
                         p->rates[run.rate], p->seeds[run.seed], record->step, record->test_loss, score,
                         layer + 1);
                 write_layer(out, probe_log_at(&at->log, number, test, layer));
@@ -211,10 +234,10 @@ static int write_page(const probe_result *all, int count, const claim *claims, i
         const probe_means at = probe_means_of(&all[i]);
         const plan *p = &all[i].arm->plan;
         fprintf(out, "<tr><td>%s</td><td>%s</td><td>%s</td><td>%s</td><td>%g</td><td>%.3f ± %.3f</td>",
-                task_of(all[i].arm), p->mechanisms[0].row->name, probe_start_names[all[i].arm->start],
+                task_of(all[i].arm), mechanism_of(all[i].arm), probe_start_names[all[i].arm->start],
                 optimiser_of(all[i].arm), p->rates[results_rate(&all[i].results, 0, 0)], at.score.mean,
                 at.score.error);
-        if (all[i].arm->start == PROBE_NONE)
+        if (!has_probe(all[i].arm))
             fputs("<td></td><td></td></tr>\n", out);
         else
             fprintf(out, "<td>%.3g</td><td>%.3g</td></tr>\n", at.correction, at.rank);
@@ -244,7 +267,7 @@ static int write_table(const probe_result *all, int count, const claim *claims, 
         const probe_means at = probe_means_of(&all[i]);
         fprintf(out, "%-24s %8g  %7.3f ± %-6.3f", all[i].arm->name,
                 all[i].arm->plan.rates[results_rate(&all[i].results, 0, 0)], at.score.mean, at.score.error);
-        if (all[i].arm->start != PROBE_NONE) fprintf(out, " %11.3g %9.3g", at.correction, at.rank);
+        if (has_probe(all[i].arm)) fprintf(out, " %11.3g %9.3g", at.correction, at.rank);
         fputc('\n', out);
     }
     report_claims(out, claims, claim_count);

@@ -72,18 +72,6 @@ static const char *unit_word(int index)
     return list[index];
 }
 
-static const char *backend_word(int index)
-{
-    static const char *const list[] = { "cpu", "cuda", NULL };
-    return list[index];
-}
-
-static const char *dtype_word(int index)
-{
-    static const char *const list[] = { "f32", "bf16", NULL };
-    return list[index];
-}
-
 /* ---- lists */
 
 static int read_mechanisms(const char *text, plan *p, io_error *error)
@@ -201,18 +189,6 @@ static int read_switches(const words *w, plan *p, io_error *error)
     m->no_silu = w->no_silu;
     m->short_filter = w->short_filter;
     m->published_dims = w->published_dims;
-    return EXIT_OK;
-}
-
-static int read_machine(const words *w, request *r, io_error *error)
-{
-    int backend = 0, dtype = 0;
-    int status = names_choose("backend", w->backend, backend_word, &backend, error);
-    if (status == EXIT_OK && w->dtype) status = names_choose("dtype", w->dtype, dtype_word, &dtype, error);
-    if (status != EXIT_OK) return status;
-    r->cuda = backend > 0;
-    r->bf16 = w->dtype ? dtype > 0 : r->cuda;
-    if (r->bf16 && !r->cuda) return io_fail(error, EXIT_USAGE, "--dtype bf16: expected f32 on the CPU");
     return EXIT_OK;
 }
 
@@ -396,6 +372,6 @@ int request_read(request *r, train_task task, int argc, char **argv, bool *help,
     if (r->resume && r->restart)
         return io_fail(error, EXIT_USAGE, "--resume and --restart contradict each other");
     status = experiment_check_out(r->out, error);
-    if (status == EXIT_OK) status = read_machine(&w, r, error);
+    if (status == EXIT_OK) status = backend_read(&r->where, w.backend, w.dtype, error);
     return status == EXIT_OK ? make_plan(&w, task, &r->plan, error) : status;
 }

@@ -3,8 +3,8 @@
 #ifndef LOAM_CLI_TRAINING_REQUEST_H
 #define LOAM_CLI_TRAINING_REQUEST_H
 
+#include "cli/training/backend.h"
 #include "cli/training/plan.h"
-#include "io/error.h"
 
 typedef struct request {
     plan plan;
@@ -14,7 +14,7 @@ typedef struct request {
     double interval; /* seconds between checkpoints */
     double fit;      /* minutes that the plan may take, or it is made smaller; 0: as long as it takes */
     bool resume, restart;
-    bool cuda, bf16; /* the machine, and what its products and attention read */
+    backend where;
 } request;
 
 /* *help: the options were told, and there is nothing to run. */

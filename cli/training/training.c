@@ -93,8 +93,6 @@ static int size_plan(session *s, const request *r, bool found, io_error *error)
 {
     double left;
     int status = EXIT_OK;
-    for (int i = 0; i < s->drops; i++)
-        drop(s);
     while (r->fit > 0 && !found && status == EXIT_OK) {
         status = runner_plan(&s->runner, &s->plan, &s->pace, &left, false, error);
         if (status != EXIT_OK || left <= 60 * r->fit || !drop(s)) break;
@@ -105,21 +103,39 @@ static int size_plan(session *s, const request *r, bool found, io_error *error)
     return status;
 }
 
+/* There is nothing left to train. */
+static bool is_trained(const session *s)
+{
+    bool all = true;
+    for (int64_t first = 0; first < plan_runs(&s->plan) && all;) {
+        const plan_stack stack = plan_stack_at(&s->plan, first);
+        all = training_state_has(s->state, &s->plan, stack);
+        first += stack.count;
+    }
+    return all;
+}
+
 /* Without what an earlier run left, where that is asked for. */
 static int begin(session *s, const request *r, io_error *error)
 {
     bool found;
     if (r->restart) training_state_remove(s->state);
-    int status = experiment_make_directories(s->state, error);
-    if (status == EXIT_OK) status = training_state_open(s->state, s->description, &found, &s->drops, error);
+    int status = training_state_open(s->state, s->description, &found, &s->drops, error);
     if (status == EXIT_OK && r->resume && !found)
         status = io_fail(error, EXIT_INPUT, "--resume: %s holds no run to continue", s->state);
+    for (int i = 0; i < s->drops && status == EXIT_OK; i++)
+        drop(s);
+    /* What a GPU has trained is drawn on machines without one. */
+    if (status == EXIT_OK && !(found && is_trained(s)))
+        status = backend_open(r->where, (int)r->threads, &s->on, error);
+    if (status == EXIT_OK) status = experiment_make_directories(s->state, error);
     if (status == EXIT_OK) status = size_plan(s, r, found, error);
     if (status == EXIT_OK && !found) status = training_state_begin(s->state, s->description, s->drops, error);
     return status;
 }
 
-static int write_all(session *s, const char *out, io_error *error)
+/* Pictures where `drawn`. */
+static int write_all(session *s, const char *out, bool drawn, io_error *error)
 {
     typedef int report(const results *r, const char *path, io_error *error);
     static const struct {
@@ -135,49 +151,46 @@ static int write_all(session *s, const char *out, io_error *error)
         snprintf(path, sizeof path, "%s/%s", out, files[i].name);
         status = files[i].write(&s->results, path, error);
     }
-    if (status == EXIT_OK) status = pictures_write(&s->results, &s->lines, out, error);
+    if (status == EXIT_OK && drawn) status = pictures_write(&s->results, &s->lines, out, error);
     const int count = status == EXIT_OK ? claims_judge(&s->results, &s->lines, claims) : 0;
     snprintf(path, sizeof path, "%s/index.html", out);
     if (status == EXIT_OK)
-        status = page_write(&s->results, claims, count, s->description, s->left_out, path, error);
+        status = page_write(&s->results, claims, count, s->description, s->left_out, drawn, path, error);
     if (status == EXIT_OK) status = training_report_table(&s->results, claims, count, error);
     return status;
 }
 
 static int run(session *s, const request *r, const char **out, io_error *error)
 {
+    io_error missing;
+    const bool drawn = plot_check("figure.svg", &missing) == EXIT_OK;
     bool whole = false;
     int status = begin(s, r, error);
     if (status == EXIT_OK) status = results_open(&s->results, &s->plan, error);
     if (status == EXIT_OK) status = runner_run(&s->runner, &s->pace, &s->results, &whole, error);
     if (status == EXIT_OK && !whole) printf("The time is over; the same command goes on.\n");
-    if (status == EXIT_OK && whole) status = write_all(s, r->out, error);
-    if (status == EXIT_OK && whole) {
-        training_state_remove(s->state);
-        *out = r->out;
-    }
+    if (status == EXIT_OK && whole) status = write_all(s, r->out, drawn, error);
+    if (status == EXIT_OK && whole) *out = r->out;
+    if (status == EXIT_OK && whole && drawn) training_state_remove(s->state);
+    if (status == EXIT_OK && whole && !drawn)
+        printf("\nThere is no gnuplot here, so no pictures: the same command draws them where it is.\n");
     results_close(&s->results);
     return status;
 }
 
-/* Its machine, and what names it all. */
-static int session_open(session *s, const request *r, io_error *error)
+/* What names it all. */
+static void session_open(session *s, const request *r)
 {
-    loam_error cause;
     s->plan = r->plan;
-    s->host = s->on = machine_cpu(LOAM_F32, (int)r->threads);
-    if (r->cuda && machine_cuda(&s->on, r->bf16 ? LOAM_BF16 : LOAM_F32, &cause))
-        return io_fail(error, EXIT_USAGE, "--backend cuda: %s", cause.text);
+    s->host = machine_cpu(LOAM_F32, (int)r->threads);
     s->runner = (runner){ .on = &s->on,
                           .directory = s->state,
                           .interval = r->interval,
                           .seconds = r->minutes > 0 ? 60 * r->minutes : INFINITY,
                           .begun = trainer_clock() };
     describe(&s->plan, s->description);
-    text_add(s->description, DESCRIPTION, "; on %s, %s", r->cuda ? "a GPU" : "the CPU",
-             r->bf16 ? "bf16" : "f32");
+    text_add(s->description, DESCRIPTION, "; %s", backend_text(r->where));
     snprintf(s->state, sizeof s->state, "%s/state", r->out);
-    return EXIT_OK;
 }
 
 static int train(train_task task, int argc, char **argv, const char **out, io_error *error)
@@ -187,9 +200,8 @@ static int train(train_task task, int argc, char **argv, const char **out, io_er
     bool help = false;
     int status = r && s ? request_read(r, task, argc, argv, &help, error)
                         : io_fail(error, EXIT_INTERNAL, "out of memory");
-    if (status == EXIT_OK && !help) status = plot_check("figure.svg", error);
-    if (status == EXIT_OK && !help) status = session_open(s, r, error);
     if (status == EXIT_OK && !help) {
+        session_open(s, r);
         status = run(s, r, out, error);
         if (status != EXIT_OK)
             rmdir(s->state), rmdir(r->out); /* They stay where there is something in them. */

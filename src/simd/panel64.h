@@ -9,8 +9,12 @@
 
 enum { GROUP = 16 };
 
-/* The register block, as in panel.h. */
+/* The register block, as in panel.h; of 32 registers it leaves room for rows that divide a tile of keys. */
+#if defined __AVX512F__
+enum { PANEL64_ROWS = 8, PANEL64_VECS = 2 };
+#else
 enum { PANEL64_ROWS = 6, PANEL64_VECS = 2 };
+#endif
 
 VEC_INLINE void panel64_rows(const int rows, double *restrict c, const double *restrict a, int64_t row_stride,
                              int64_t t_stride, const double *restrict b, int64_t t_count, bool add)

@@ -293,7 +293,8 @@ static void memory_of_methods(void **state)
     assert_non_null(strstr(result.out, "limit of 0.03 GiB: differences from n = 1024."));
     result = run_shell("cd memory && ls -A && cut -d, -f 1,3,4 memory.csv | grep -c computed; "
                        "grep -c taken memory.csv; grep out, memory.csv | cut -d, -f 1-6");
-    assert_string_equal(result.out, "memory.csv\nmemory.svg\n8\n11\n1024,16,differences,out,,\n");
+    assert_string_equal(result.out, "memory.csv\nmemory.svg\n12\n16\n1024,16,differences,out,,\n"
+                                    "1024,16,differences+backward,out,,\n");
     /* What was taken is what was asked for; the outputs agree. */
     result = run_shell("awk -F, '$4 == \"taken\" && ($5 - $8) ^ 2 > 1e12 || NR > 1 && $12 > 1e-4' "
                        "memory/memory.csv");

@@ -57,7 +57,8 @@ well_formed()
         }' wanted="$1" "$2"
 }
 
-LOAM=$program tools/demo.sh --sequences 2 >demo.txt 2>errors.txt || fail "the demo failed: $(cat errors.txt)"
+LOAM=$program RECALL="--steps 20" tools/demo.sh --sequences 2 >demo.txt 2>errors.txt ||
+    fail "the demo failed: $(cat errors.txt)"
 [ ! -s errors.txt ] || fail "the demo complains: $(cat errors.txt)"
 well_formed html out/index.html || fail "out/index.html is not well-formed"
 
@@ -70,7 +71,7 @@ for name in $names; do
     esac
 done
 pictures=$(echo "$names" | grep -c '\.svg$')
-[ "$pictures" -eq 59 ] || fail "the page shows $pictures pictures, expected 59"
+[ "$pictures" -eq 60 ] || fail "the page shows $pictures pictures, expected 60"
 for file in "$source"/docs/pictures/*.svg; do
     well_formed svg "$file" || fail "$file is not well-formed"
 done
@@ -82,6 +83,11 @@ first=$(awk -F, '$1 == 2 && (!n++ || $6 < least) { least = $6; who = $2 } END { 
     out/smooth/summary.csv)
 said=$(sed -n 's/^d = 2: \([^ ]*\) .*/\1/p' out/index.html | tr 'A-Z' 'a-z')
 [ "$first" = "$said" ] || fail "the least error at d = 2 is that of $first, the page says $said"
+
+# What the caption says of training is in its table.
+last=$(awk -F, '$2 == "lla" { x = $10 } END { printf "%.1f", 100 * x }' out/recall/runs.csv)
+grep -q "LLA not in 20 steps, $last % in the end" out/index.html ||
+    fail "the caption of recall does not say $last %"
 
 # A table without a cell that the page speaks of.
 grep -v '^16,256,hidden' out/regression/summary.csv >short.csv

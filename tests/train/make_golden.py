@@ -85,10 +85,13 @@ def adamw_rows():
 
 
 def muon_rows():
-    p, m = filled(1, 16, 16), np.zeros((16, 16))
-    for step in range(3):
-        p, m = t.muon(p, filled(2 + step, 16, 16), m, t.rate(step, 8, 2, 0.02), 0.1)
-        yield ', '.join(f'{x:.17g}' for x in [p[0, 0], p[0, 15], p[7, 3], p[15, 15]])
+    """of [in, out], which is [out, in] in tasks.py"""
+    for rows, width in [(16, 16), (16, 40), (40, 16)]:
+        p, m = filled(1, rows, width).T, np.zeros((width, rows))
+        for step in range(3):
+            p, m = t.muon(p, filled(2 + step, rows, width).T, m, t.rate(step, 8, 2, 0.02), 0.1)
+            values = ', '.join(f'{x:.17g}' for x in [p[0, 0], p[-1, 0], p[3, 7], p[-1, -1]])
+            yield f'{rows}, {width}, {step}, {{ {values} }}'
 
 
 def write(name, *lines):
@@ -115,5 +118,5 @@ write('golden_optimiser.inc',
               [(0, 10, 100), (9, 10, 100), (10, 10, 100), (55, 10, 100), (99, 10, 100),
                (400, 150, 14976)])),
       'static const double golden_adamw[3][6] = {', *(f'{{ {row} }},' for row in adamw_rows()), '};',
-      '/* Elements 0, 15, 115 and 255. */',
-      'static const double golden_muon[3][4] = {', *(f'{{ {row} }},' for row in muon_rows()), '};')
+      '/* The corners of the first row, row 7 column 3, and the last element. */',
+      *table('golden_muon', 'int64_t rows, width, step; double x[4];', muon_rows()))

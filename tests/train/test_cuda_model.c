@@ -4,6 +4,7 @@
 #include "tests/train/fixture.h"
 #include "train/model.h"
 #include "train/optimiser.h"
+#include "train/probe.h"
 
 #include "cli/device.h"
 
@@ -387,15 +388,82 @@ static void test_recording(void **state)
     assert_int_equal(misses, 0);
 }
 
-int main(void)
+/* ---- what is measured of a probe is what the CPU measures */
+
+static void expect_near(const char *name, const char *what, double got, double want, double bound)
+{
+    const double off = fabs(got - want) / fmax(fabs(want), 1e-3);
+    if (!(off <= bound) && !(isnan(got) && isnan(want))) miss("probe", name, what, off, bound);
+}
+
+static void compare_probes(const rig *r, const rig *host, int64_t model, int64_t layer, double bound)
+{
+    static const role roles[] = { ROLE_Q, ROLE_PROBE, ROLE_OUT };
+    probe_rows got, want;
+    double rank[2], other[2];
+    loam_error error;
+    if (probe_measure(r->net, model, layer, &got, &error)) fail_msg("%s", error.text);
+    if (probe_measure(host->net, model, layer, &want, &error)) fail_msg("%s", error.text);
+    expect_near(r->name, "correction", got.correction, want.correction, bound);
+    expect_near(r->name, "probe", got.probe, want.probe, bound);
+    expect_near(r->name, "negative", got.negative, want.negative, bound);
+    expect_near(r->name, "entropy", got.entropy, want.entropy, bound);
+    expect_near(r->name, "first", got.first, want.first, bound);
+    expect_near(r->name, "gate", got.gate, want.gate, bound);
+    for (int i = 0; i < 3; i++) {
+        if (probe_stable_ranks(r->net, model, layer, roles[i], rank, &error)) fail_msg("%s", error.text);
+        assert_int_equal(probe_stable_ranks(host->net, model, layer, roles[i], other, &error), LOAM_OK);
+        expect_near(r->name, "rank of head 1", rank[0], other[0], 1e-6);
+        expect_near(r->name, "rank of head 2", rank[1], other[1], 1e-6);
+    }
+}
+
+static void check_probe(loam_dtype dtype, const char *name, const mixer_options *how,
+                        const model_shape *shape, double bound)
+{
+    rig r, host;
+    if (!rig_open(&r, dtype, name, shape, how, seeds)) return;
+    if (!rig_open(&host, LOAM_F64, name, shape, how, seeds)) return;
+    rig_fill(&r, seeds, 0), rig_fill(&host, seeds, 0);
+    rig_pass(&r), rig_pass(&host);
+    for (int64_t m = 0; m < shape->models; m++)
+        for (int64_t layer = 0; layer < shape->layers; layer++)
+            compare_probes(&r, &host, m, layer, bound);
+    rig_close(&r);
+    rig_close(&host);
+}
+
+static void test_probe(void **state)
+{
+    static const char *const names[] = { "softmax", "parallax", "lla" };
+    const model_shape words = words_shape(2, 10, 24, 64), pairs = pairs_shape(2, 6);
+    mixer_options gated = usual, blind = usual;
+    gated.probe_gate = gated.qk_norm = true;
+    blind.blind = true;
+    (void)state;
+    misses = 0;
+    for (int i = 0; i < 3; i++) {
+        check_probe(LOAM_F32, names[i], &usual, &words, 1e-3);
+        check_probe(LOAM_F32, names[i], &blind, &pairs, 1e-3);
+        check_probe(LOAM_BF16, names[i], &usual, &pairs, 0.1);
+    }
+    check_probe(LOAM_F32, "parallax", &gated, &words, 1e-3);
+    check_probe(LOAM_BF16, "parallax", &gated, &words, 0.1);
+    printf("probes: %d misses\n", misses);
+    assert_int_equal(misses, 0);
+}
+
+/* Of all its tests, or of those that the argument, a pattern, names. */
+int main(int argc, char **argv)
 {
     if (!device_count()) {
         print_message("skipped: no CUDA device\n");
         return SKIPPED;
     }
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_float), cmocka_unit_test(test_narrow),    cmocka_unit_test(test_steps),
-        cmocka_unit_test(test_stack), cmocka_unit_test(test_recording),
+        cmocka_unit_test(test_stack), cmocka_unit_test(test_recording), cmocka_unit_test(test_probe),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

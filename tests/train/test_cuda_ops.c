@@ -52,22 +52,23 @@ typedef struct op_case {
 
 #define CASE(name) static void run_##name(const machine *on, const input *in)
 #define X(n) in->x[n]
+#define EPS 0.125 /* of norms, large enough to be seen */
 
 CASE(copy) { on->op->copy(on, X(0), X(1)); }
 CASE(combine) { on->op->combine(on, X(0), 0.5, X(0), -2, X(1)); }
 CASE(column_sums) { on->op->column_sums(on, X(0), X(1), none, none); }
 CASE(column_sums_all) { on->op->column_sums(on, X(0), X(1), X(2), X(3)); }
-CASE(rms_norm) { on->op->rms_norm(on, X(0), X(1), X(2), X(3)); }
+CASE(rms_norm) { on->op->rms_norm(on, X(0), X(1), X(2), X(3), EPS); }
 CASE(rms_norm_back)
 {
-    on->op->rms_norm(on, X(0), X(1), X(2), X(3));
+    on->op->rms_norm(on, X(0), X(1), X(2), X(3), EPS);
     on->op->rms_norm_back(on, X(4), none, X(5), X(6), X(2), X(1), X(3), false);
     on->op->rms_norm_back(on, X(7), X(9), X(8), X(6), X(2), X(1), X(3), true);
 }
-CASE(layer_norm) { on->op->layer_norm(on, X(0), X(1), X(2), X(3), X(4)); }
+CASE(layer_norm) { on->op->layer_norm(on, X(0), X(1), X(2), X(3), X(4), EPS); }
 CASE(layer_norm_back)
 {
-    on->op->layer_norm(on, X(0), X(1), X(2), X(3), X(3));
+    on->op->layer_norm(on, X(0), X(1), X(2), X(3), X(3), EPS);
     on->op->layer_norm_back(on, X(4), none, X(5), X(6), X(7), X(2), X(1), X(3), false);
     on->op->layer_norm_back(on, X(8), X(9), X(5), X(6), X(7), X(2), X(1), X(3), true);
 }
@@ -75,6 +76,8 @@ CASE(unit) { on->op->unit(on, X(0), X(1)); }
 CASE(unit_back) { on->op->unit_back(on, X(0), X(1), X(2)); }
 CASE(silu) { on->op->silu(on, X(0), X(1)); }
 CASE(silu_back) { on->op->silu_back(on, X(0), X(1), X(2)); }
+CASE(gelu_erf) { on->op->gelu_erf(on, X(0), X(1)); }
+CASE(relu) { on->op->relu(on, X(0), X(1)); }
 CASE(gelu)
 {
     on->op->gelu(on, X(0), X(1));
@@ -249,6 +252,8 @@ static const op_case cases[] = {
     OP_CASE(unit_back, 3, F, F, F),
     OP_CASE(silu, 2, F, F),
     OP_CASE(silu_back, 3, F, F, F),
+    OP_CASE(gelu_erf, 2, F, F),
+    OP_CASE(relu, 2, F, F),
     OP_CASE(gelu, 4, F, F, F, F),
     OP_CASE(scale_rows, 6, F, F, R, F, R, F),
     OP_CASE(short_conv, 5, { LIST, FULL, OPERAND }, { LIST, FULL, OPERAND }, T4, { LIST, FULL, OPERAND }, V),

@@ -63,19 +63,22 @@ static void combine_back(const machine *on, const matrix *dx, matrix g, matrix y
     on->op->combine(on, dx[1], -1, g, 0.5, g);
 }
 
+/* Large enough to be seen. */
+#define EPS 0.125
+
 static matrix room_of_rows(const machine *on, matrix x) { return fixture_matrix(on, x.models, x.rows, 1); }
 
 static void norm_y(const machine *on, matrix y, const matrix *x)
 {
     matrix r = room_of_rows(on, x[0]);
-    on->op->rms_norm(on, y, r, x[0], x[1]);
+    on->op->rms_norm(on, y, r, x[0], x[1], EPS);
     free(r.data);
 }
 /* dx in two unequal parts, of which the second is added. */
 static void norm_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
 {
     matrix r = room_of_rows(on, x[0]);
-    on->op->rms_norm(on, y, r, x[0], x[1]);
+    on->op->rms_norm(on, y, r, x[0], x[1], EPS);
     on->op->combine(on, y, 0.25, g, 0, g);
     on->op->rms_norm_back(on, dx[0], none, dx[1], y, x[0], r, x[1], false);
     on->op->combine(on, y, 0.75, g, 0, g);
@@ -89,14 +92,14 @@ static matrix room_of_stats(const machine *on, matrix x) { return fixture_matrix
 static void layer_norm_y(const machine *on, matrix y, const matrix *x)
 {
     matrix stats = room_of_stats(on, x[0]);
-    on->op->layer_norm(on, y, stats, x[0], x[1], x[2]);
+    on->op->layer_norm(on, y, stats, x[0], x[1], x[2], EPS);
     free(stats.data);
 }
 /* As norm_back. */
 static void layer_norm_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
 {
     matrix stats = room_of_stats(on, x[0]);
-    on->op->layer_norm(on, y, stats, x[0], x[1], x[2]);
+    on->op->layer_norm(on, y, stats, x[0], x[1], x[2], EPS);
     on->op->combine(on, y, 0.25, g, 0, g);
     on->op->layer_norm_back(on, dx[0], none, dx[1], dx[2], y, x[0], stats, x[1], false);
     on->op->combine(on, y, 0.75, g, 0, g);

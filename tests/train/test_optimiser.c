@@ -74,22 +74,28 @@ static void test_adamw(void **state)
     check_adamw(LOAM_F32, 1e-6);
 }
 
-static void check_muon(loam_dtype dtype, double tolerance)
+static void check_muon(int64_t rows, int64_t width, loam_dtype dtype, double tolerance)
 {
-    static const int64_t at[] = { 0, 15, 7 * SIDE + 3, SIDE * SIDE - 1 };
+    const int64_t at[] = { 0, width - 1, 7 * width + 3, rows * width - 1 };
     const machine on = machine_cpu(dtype, 2);
-    parameter p = make_parameter(&on, 1, SIDE, SIDE);
+    parameter p = make_parameter(&on, 1, rows, width);
     optimiser_options options = plain;
     options.muon = true;
     const double peak = 0, muon_peak = 0.02;
     optimiser o;
     assert_true(optimiser_open(&o, &on, &p, 1, &options, &peak, &muon_peak));
-    for (uint64_t step = 0; step < COUNT(golden_muon); step++) {
-        fixture_fill(p.g, 2 + step);
+    int seen = 0;
+    for (size_t n = 0; n < COUNT(golden_muon); n++) {
+        if (golden_muon[n].rows != rows || golden_muon[n].width != width) continue;
+        fixture_fill(p.g, 2 + (uint64_t)golden_muon[n].step);
         optimiser_step(&o);
         for (size_t i = 0; i < COUNT(at); i++)
-            assert_true(fabs(fixture_get(p.x, at[i]) - golden_muon[step][i]) < tolerance);
+            if (!(fabs(fixture_get(p.x, at[i]) - golden_muon[n].x[i]) < tolerance))
+                fail_msg("%d x %d, step %d: %.9g, expected %.9g", (int)rows, (int)width, seen,
+                         fixture_get(p.x, at[i]), golden_muon[n].x[i]);
+        seen++;
     }
+    assert_int_equal(seen, 3);
     optimiser_close(&o);
     free_parameter(&p);
 }
@@ -97,8 +103,37 @@ static void check_muon(loam_dtype dtype, double tolerance)
 static void test_muon(void **state)
 {
     (void)state;
-    check_muon(LOAM_F64, 1e-13);
-    check_muon(LOAM_F32, 1e-5);
+    static const int64_t sizes[][2] = { { SIDE, SIDE }, { SIDE, 40 }, { 40, SIDE } };
+    for (int i = 0; i < 3; i++) {
+        check_muon(sizes[i][0], sizes[i][1], LOAM_F64, 1e-13);
+        check_muon(sizes[i][0], sizes[i][1], LOAM_F32, 1e-5);
+    }
+}
+
+/* Two arrays of other shapes share memory: the step of each is that of it alone. */
+static void test_muon_of_two(void **state)
+{
+    (void)state;
+    const machine on = machine_cpu(LOAM_F64, 1);
+    const optimiser_options options = { .steps = 4, .clip = 1e9, .muon = true, .muon_rms = true };
+    const double peak[2] = { 0.1, 0.2 };
+    parameter both[2] = { make_parameter(&on, 2, 40, SIDE), make_parameter(&on, 2, SIDE, SIDE) }, one[2];
+    optimiser o;
+    for (int i = 0; i < 2; i++) {
+        one[i] = make_parameter(&on, 2, both[i].x.rows, both[i].x.width);
+        fixture_fill(both[i].g, 3), fixture_fill(one[i].g, 3);
+        assert_true(optimiser_open(&o, &on, &one[i], 1, &options, peak, peak));
+        optimiser_step(&o);
+        optimiser_close(&o);
+    }
+    assert_true(optimiser_open(&o, &on, both, 2, &options, peak, peak));
+    optimiser_step(&o);
+    optimiser_close(&o);
+    for (int i = 0; i < 2; i++) {
+        assert_memory_equal(both[i].x.data, one[i].x.data,
+                            (size_t)matrix_elements(one[i].x) * sizeof(double));
+        free_parameter(&both[i]), free_parameter(&one[i]);
+    }
 }
 
 /* From 0 without decay, with rate 1, a step is minus what the iteration makes of the gradient. */
@@ -206,9 +241,10 @@ static void test_first_step(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rate), cmocka_unit_test(test_adamw),
-        cmocka_unit_test(test_muon), cmocka_unit_test(test_singular_values),
-        cmocka_unit_test(test_clip), cmocka_unit_test(test_first_step),
+        cmocka_unit_test(test_rate),        cmocka_unit_test(test_adamw),
+        cmocka_unit_test(test_muon),        cmocka_unit_test(test_singular_values),
+        cmocka_unit_test(test_clip),        cmocka_unit_test(test_first_step),
+        cmocka_unit_test(test_muon_of_two),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -369,21 +369,29 @@ static void test_first_query(void **state)
     }
 }
 
-/* W_q, W_k, W_v and W_o; not the arrays of Hyena's filter, where they are d x d. */
+/* W_q, W_k, W_v, W_R, W_z and W_o, of whatever shape; not the arrays of Hyena's filter, where they are
+ * square. */
 static void test_muon(void **state)
 {
     (void)state;
-    static const char *const names[] = { "softmax", "hyena" };
-    for (int i = 0; i < 2; i++) {
+    static const struct {
+        const char *name;
+        bool published;
+        int taken; /* of a layer */
+    } wanted[] = { { "softmax", false, 4 }, { "parallax", false, 5 }, { "hyena", false, 1 },
+                   { "gla", false, 5 },     { "gla", true, 5 },       { "gated-delta", true, 5 } };
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
+        mixer_options how = scene_options;
+        how.published_dims = wanted[i].published;
         model_shape words = scene_words(1, 1);
         words.width = HYENA_FILTER;
         scene s;
         int count, taken = 0;
-        scene_open(&s, LOAM_F32, 1, names[i], &words, seeds, 1);
+        scene_open_with(&s, &how, LOAM_F32, 1, wanted[i].name, &words, seeds, 1);
         const parameter *list = model_parameters(s.net, &count);
         for (int n = 0; n < count; n++)
             taken += list[n].muon;
-        assert_int_equal(taken, words.layers * (i == 0 ? 4 : 1));
+        assert_int_equal(taken, words.layers * wanted[i].taken);
         scene_close(&s);
     }
 }

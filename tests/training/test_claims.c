@@ -283,8 +283,8 @@ static void expect_probe(const char *options, arm_end *end, const verdict *want)
             }
         }
     }
-    assert_int_equal(probe_judge(p.all, p.request.count, claims), 3);
-    for (int i = 0; i < 3; i++)
+    assert_int_equal(probe_judge(p.all, p.request.count, claims), 4);
+    for (int i = 0; i < 4; i++)
         if (claims[i].verdict != want[i])
             fail_msg("%s: '%s' is %s, expected %s", options, claims[i].text, verdict_names[claims[i].verdict],
                      verdict_names[want[i]]);
@@ -297,21 +297,22 @@ static void expect_probe(const char *options, arm_end *end, const verdict *want)
 /* Muon is what the claims say of it. */
 static ends unlocked(probe_start start, bool muon, train_task task)
 {
-    const double gain = start == PROBE_NONE ? 0 : muon ? 0.2 : 0.1;
+    const double gain = start == PROBE_NONE || start == PROBE_CONTROL ? 0 : muon ? 0.2 : 0.1;
     return (ends){ task == TRAIN_RECALL ? 0.5 + gain : 0.5 - gain, muon ? 2 : 1, muon ? 30 : 20 };
 }
 static ends locked(probe_start start, bool muon, train_task task)
 {
-    const double gain = start == PROBE_NONE ? 0 : muon ? 0.1 : 0.2;
+    const double gain = start == PROBE_NONE ? 0 : muon ? 0.1 : start == PROBE_CONTROL ? 0.3 : 0.2;
     return (ends){ task == TRAIN_RECALL ? 0.5 + gain : 0.5 - gain, muon ? 1 : 2, muon ? 29 : 20 };
 }
 
 static void probe_claims(void **state)
 {
     (void)state;
-    static const verdict held[] = { VERDICT_HELD, VERDICT_HELD, VERDICT_HELD },
-                         not_held[] = { VERDICT_NOT_HELD, VERDICT_NOT_HELD, VERDICT_NOT_HELD },
-                         one_seed[] = { VERDICT_HELD, VERDICT_HELD, VERDICT_UNDECIDED };
+    static const verdict held[] = { VERDICT_HELD, VERDICT_HELD, VERDICT_HELD, VERDICT_HELD },
+                         not_held[] = { VERDICT_NOT_HELD, VERDICT_NOT_HELD, VERDICT_NOT_HELD,
+                                        VERDICT_NOT_HELD },
+                         one_seed[] = { VERDICT_HELD, VERDICT_HELD, VERDICT_UNDECIDED, VERDICT_UNDECIDED };
     expect_probe("probe --seed 1,2,3", unlocked, held);
     expect_probe("probe --seed 1,2,3 --all", unlocked, held);
     expect_probe("probe --seed 1,2,3", locked, not_held);

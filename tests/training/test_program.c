@@ -117,6 +117,40 @@ static void pieces_come_to_the_same(void **state)
     expect_same("whole", "pieces");
 }
 
+/* Without gnuplot all else is there; where it is, pictures are drawn from what was kept. */
+static void pictures_may_follow(void **state)
+{
+    (void)state;
+    outcome result = run_shell("PATH=/nowhere $LOAM " CONTEXT " --out plain");
+    expect_status(&result, EXIT_OK);
+    assert_non_null(strstr(result.out, "no gnuplot here"));
+    result = run_shell("ls plain; grep -c svg plain/index.html; for f in runs best; do cmp whole/$f.csv "
+                       "plain/$f.csv; done; cp plain/times.csv .times");
+    assert_string_equal(result.out, "best.csv\nindex.html\nruns.csv\nstate\ntimes.csv\n0\n");
+    result = run_loam(CONTEXT " --out plain");
+    expect_status(&result, EXIT_OK);
+    assert_null(strstr(result.out, "no gnuplot here"));
+    expect_same("whole", "plain");
+    result = run_shell("cmp plain/times.csv .times"); /* Nothing is trained again. */
+    expect_status(&result, 0);
+}
+
+#if LOAM_HAVE_CUDA
+/* What a GPU has trained, which is told by a line of options. */
+static void pictures_need_no_gpu(void **state)
+{
+    (void)state;
+    outcome result = run_shell("PATH=/nowhere $LOAM " CONTEXT " --out far");
+    expect_status(&result, EXIT_OK);
+    result = run_shell("sed -i 's/on the CPU, f32/on a GPU, f32/' far/state/plan");
+    expect_status(&result, 0);
+    result = run_loam(CONTEXT " --backend cuda --dtype f32 --out far");
+    expect_status(&result, EXIT_OK);
+    result = run_shell("sed -i 's/on a GPU, f32/on the CPU, f32/' far/index.html");
+    expect_same("whole", "far");
+}
+#endif
+
 static void other_runs_are_refused(void **state)
 {
     (void)state;
@@ -190,7 +224,7 @@ static void words_are_learned_too(void **state)
 
 #define PROBE "experiment probe --steps 4 --tests 2 --checkpoint 0.05"
 
-/* Thirteen arms, in one go and in pieces. */
+/* Fourteen arms, in one go and in pieces. */
 static void probes_are_measured(void **state)
 {
     (void)state;
@@ -198,7 +232,7 @@ static void probes_are_measured(void **state)
     expect_status(&result, EXIT_OK);
     assert_string_equal(result.err, "");
     result = run_shell("ls -A probe; wc -l < probe/probe.csv; wc -l < probe/times.csv");
-    assert_string_equal(result.out, "index.html\nprobe.csv\ntimes.csv\n53\n27\n");
+    assert_string_equal(result.out, "index.html\nprobe.csv\ntimes.csv\n57\n29\n");
     result = run_shell("awk -F, 'FNR == 1 { n = NF } NF != n' probe/*.csv");
     assert_string_equal(result.out, "");
     /* Where W_R began at 0 it is as nothing after a step or two; softmax has none. */
@@ -206,11 +240,13 @@ static void probes_are_measured(void **state)
         "awk -F, '$3 == \"zero\" && $7 == 2 && $11 > 0.1 || $2 == \"softmax\" && $21 != \"\" ||"
         " $3 == \"like W_q\" && $21 < 1' probe/probe.csv");
     assert_string_equal(result.out, "");
-    /* What goes on from softmax begins below where that ended. */
+    /* What goes on from softmax begins below where that ended, as Parallax and as softmax. */
     result = run_shell(
         "awk -F, '$1 == \"recall\" && $4 == \"adamw\" && $3 == \"none\" && $7 == 4 { end = $8 }"
-        " $3 == \"softmax\" && $7 == 2 { first = $8 } END { print (first < end) }' "
-        "probe/probe.csv");
+        " $3 == \"softmax\" && $7 == 2 { first[$2] = $8 } END { print (first[\"parallax\"] < end), "
+        "(first[\"softmax\"] < end) }' probe/probe.csv");
+    assert_string_equal(result.out, "1 1\n");
+    result = run_shell("grep -c 'as Parallax, .* as softmax\\.' probe/index.html");
     assert_string_equal(result.out, "1\n");
     for (int pieces = 0; !file_exists("cut/index.html"); pieces++) {
         assert_true(pieces < 200);
@@ -252,6 +288,7 @@ static void wrong_options(void **state)
         { "context --dtype f16", "f32 or bf16" },
 #if !LOAM_HAVE_CUDA
         { "context --backend cuda", "--backend cuda: this build has no CUDA" },
+        { "probe --backend cuda", "--backend cuda: this build has no CUDA" },
 #endif
         { "context --layers 9", "from 1 to 8" },
         { "context --steps 0", "--steps 0" },
@@ -269,6 +306,8 @@ static void wrong_options(void **state)
         { "probe more", "unknown argument more" },
         { "probe --muon-rate 0", "--muon-rate 0" },
         { "probe --muon-scale long", "jordan or rms" },
+        { "probe --backend gpu", "cpu or cuda" },
+        { "probe --dtype bf16", "expected f32 on the CPU" },
         { "probe --tiny --reduced", "expected one of them" },
         { "probe --resume --restart", "contradict" },
     };
@@ -287,6 +326,10 @@ int main(void)
         cmocka_unit_test(threads_and_stacks_do_not_matter),
         cmocka_unit_test(killed_runs_continue),
         cmocka_unit_test(pieces_come_to_the_same),
+        cmocka_unit_test(pictures_may_follow),
+#if LOAM_HAVE_CUDA
+        cmocka_unit_test(pictures_need_no_gpu),
+#endif
         cmocka_unit_test(other_runs_are_refused),
         cmocka_unit_test(damaged_state_is_refused),
         cmocka_unit_test(a_plan_is_made_to_fit),

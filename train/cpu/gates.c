@@ -46,6 +46,28 @@ void REAL(gelu)(const machine *on, matrix y, matrix x)
     }
 }
 
+void REAL(gelu_erf)(const machine *on, matrix y, matrix x)
+{
+    PARALLEL_ROWS(n, x)
+    {
+        const real *from = ROW(x, x, n);
+        real *to = ROW(y, x, n);
+        for (int64_t c = 0; c < x.width; c++)
+            to[c] = (real)0.5 * from[c] * (1 + erf(from[c] * (real)0.70710678118654752440));
+    }
+}
+
+void REAL(relu)(const machine *on, matrix y, matrix x)
+{
+    PARALLEL_ROWS(n, x)
+    {
+        const real *from = ROW(x, x, n);
+        real *to = ROW(y, x, n);
+        for (int64_t c = 0; c < x.width; c++)
+            to[c] = from[c] > 0 ? from[c] : 0;
+    }
+}
+
 void REAL(gelu_back)(const machine *on, matrix dx, matrix g, matrix x)
 {
     PARALLEL_ROWS(n, x)

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "train/cpu/real.h"
 
-static const double eps = 1e-5;
-
 static real dot(const real *x, const real *y, int64_t count)
 {
     real sum = 0;
@@ -12,7 +10,7 @@ static real dot(const real *x, const real *y, int64_t count)
     return sum;
 }
 
-void REAL(rms_norm)(const machine *on, matrix y, matrix r, matrix x, matrix gain)
+void REAL(rms_norm)(const machine *on, matrix y, matrix r, matrix x, matrix gain, double eps)
 {
     PARALLEL_ROWS(n, x)
     {
@@ -56,7 +54,8 @@ static real mean_of(const real *x, int64_t count)
     return sum / (real)count;
 }
 
-void REAL(layer_norm)(const machine *on, matrix y, matrix stats, matrix x, matrix gain, matrix bias)
+void REAL(layer_norm)(const machine *on, matrix y, matrix stats, matrix x, matrix gain, matrix bias,
+                      double eps)
 {
     PARALLEL_ROWS(n, x)
     {

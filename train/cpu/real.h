@@ -25,6 +25,9 @@ static inline real *row_of(matrix a, int64_t m, int64_t i)
     return (real *)a.data + m * a.model + i * a.row;
 }
 
+/* Rows row .. of model m of a, which may be 16-bit, to a dense array. */
+void REAL(widen)(real *to, matrix a, int64_t m, int64_t row, int64_t rows);
+
 static inline real sigmoid(real x) { return 1 / (1 + exp(-x)); }
 static inline real softplus(real x) { return (x > 0 ? x : 0) + log1p(exp(-fabs(x))); }
 

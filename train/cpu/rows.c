@@ -15,7 +15,7 @@ static int32_t number_of(numbers list, matrix like, int64_t n)
 void REAL(embed)(const machine *on, matrix e, matrix table, numbers tokens, matrix positions)
 {
     PARALLEL_ROWS(n, e)
-    memcpy(ROW(e, e, n), row_of(table, n / e.rows, number_of(tokens, e, n)), (size_t)e.width * sizeof(real));
+    REAL(widen)(ROW(e, e, n), table, n / e.rows, number_of(tokens, e, n), 1);
     if (positions.data) REAL(add_positions)(on, e, positions);
 }
 

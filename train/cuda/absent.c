@@ -4,6 +4,8 @@
 #include "train/cuda/data.h"
 #include "train/cuda/gpu.h"
 
+#include <stdio.h>
+
 static loam_status refuse(loam_error *error)
 {
     if (error) *error = (loam_error){ LOAM_EUNSUPPORTED, "this build has no CUDA, or had no cublasLt.h" };
@@ -21,6 +23,11 @@ void *gpu_stream(const machine_gpu *gpu)
 {
     (void)gpu;
     return NULL;
+}
+void gpu_name(const machine_gpu *gpu, char *text, size_t room)
+{
+    (void)gpu;
+    snprintf(text, room, "no GPU");
 }
 void *gpu_take(machine_gpu *gpu, size_t bytes)
 {

@@ -49,6 +49,22 @@ extern "C" void cuda_gelu_back(const machine *on, matrix dx, matrix g, matrix x)
         });
 }
 
+extern "C" void cuda_gelu_erf(const machine *on, matrix y, matrix x)
+{
+    each(
+        on, "gelu_erf", x, { view_of(y) }, { view_of(x) },
+        [] __device__(float *to, const float *from) {
+            to[0] = 0.5f * from[0] * (1 + erff(from[0] * 0.70710678118654752440f));
+        });
+}
+
+extern "C" void cuda_relu(const machine *on, matrix y, matrix x)
+{
+    each(
+        on, "relu", x, { view_of(y) }, { view_of(x) },
+        [] __device__(float *to, const float *from) { to[0] = fmaxf(from[0], 0); });
+}
+
 extern "C" void cuda_output_gate(const machine *on, matrix y, matrix n, matrix z)
 {
     each(

@@ -83,6 +83,16 @@ extern "C" void gpu_close(machine_gpu *gpu)
 
 extern "C" void *gpu_stream(const machine_gpu *gpu) { return gpu->stream; }
 
+extern "C" void gpu_name(const machine_gpu *gpu, char *text, size_t room)
+{
+    int device = 0;
+    cudaDeviceProp about = {};
+    const bool known = cudaGetDevice(&device) == cudaSuccess &&
+                       cudaGetDeviceProperties(&about, device) == cudaSuccess;
+    snprintf(text, room, "cuda %s, cuBLASLt %zu", known ? about.name : "of no name",
+             products_version(gpu->made));
+}
+
 extern "C" void *gpu_take(machine_gpu *gpu, size_t bytes)
 {
     void *room = NULL;

@@ -52,5 +52,6 @@ static inline bool gpu_is_hopper(const machine_gpu *gpu) { return gpu->hopper; }
 /* cuBLASLt; NULL: not found, and error says so. */
 products *products_open(loam_error *error);
 void products_close(products *made);
+size_t products_version(const products *made);
 
 #endif

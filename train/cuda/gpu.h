@@ -12,6 +12,8 @@ loam_status gpu_open(machine_gpu **made, loam_error *error);
 void gpu_close(machine_gpu *gpu);
 const ops *gpu_ops(void);
 void *gpu_stream(const machine_gpu *gpu);
+/* "cuda NVIDIA H200, cuBLASLt 130100": the device, and the version of what makes products. */
+void gpu_name(const machine_gpu *gpu, char *text, size_t room);
 
 /* Zeroed; NULL: there is no room. */
 void *gpu_take(machine_gpu *gpu, size_t bytes);

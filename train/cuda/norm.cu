@@ -7,8 +7,6 @@ enum { NORM_THREADS = 256, NORM_ROWS = 64, NORM_SHARED = 48 << 10 }; /* rows of 
 enum { NORM_COLUMNS = 32 };                                          /* of a lane there */
 enum { ROWS_AT_ONCE = 4 }; /* that a lane has where it has one pack of each: what it reads ahead */
 
-static const float eps = 1e-5f;
-
 /* Over the lanes that share a row; every lane has it. */
 static __device__ __forceinline__ float row_sum(float x, int lanes)
 {
@@ -19,15 +17,16 @@ static __device__ __forceinline__ float row_sum(float x, int lanes)
 
 typedef struct norm_shape {
     int rows, width, lanes;
+    float eps;
 } norm_shape;
 
 /* Lanes of a row, so that each has a pack of N columns at least. */
-static norm_shape shape_of(matrix x, bool four)
+static norm_shape shape_of(matrix x, bool four, double eps = 0)
 {
     int lanes = 1;
     while (lanes < 32 && lanes * (four ? 4 : 1) < x.width)
         lanes *= 2;
-    return { (int)x.rows, (int)x.width, lanes };
+    return { (int)x.rows, (int)x.width, lanes, (float)eps };
 }
 
 static dim3 grid_of(matrix x, int64_t rows)
@@ -56,7 +55,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     }
     sum = row_sum(sum, s.lanes);
     if (!in) return;
-    const float scale = UNIT ? (sum > 0 ? 1 / sqrtf(sum) : 0) : 1 / sqrtf(sum / (float)s.width + eps);
+    const float scale = UNIT ? (sum > 0 ? 1 / sqrtf(sum) : 0) : 1 / sqrtf(sum / (float)s.width + s.eps);
     if (lane == 0) store<1>(r, m, i, 0, &scale);
     for (int c = lane * N; c < s.width; c += s.lanes * N) {
         float from[N], by[N];
@@ -92,7 +91,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
             sum += in ? from[k][e] * from[k][e] : 0;
         sum = row_sum(sum, s.lanes);
         if (!in) continue;
-        const float scale = UNIT ? (sum > 0 ? 1 / sqrtf(sum) : 0) : 1 / sqrtf(sum / (float)s.width + eps);
+        const float scale = UNIT ? (sum > 0 ? 1 / sqrtf(sum) : 0) : 1 / sqrtf(sum / (float)s.width + s.eps);
         if (lane == 0) store<1>(r, m, i, 0, &scale);
 #pragma unroll
         for (int e = 0; e < N; e++)
@@ -101,11 +100,11 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     }
 }
 
-template <bool UNIT> static void rms(const machine *on, matrix y, matrix r, matrix x, matrix gain)
+template <bool UNIT> static void rms(const machine *on, matrix y, matrix r, matrix x, matrix gain, double eps)
 {
     const view to = view_of(y), from = view_of(x), by = view_of(gain);
     const bool four = x.width % 4 == 0 && view_aligned(to) && view_aligned(from) && view_aligned(by);
-    const norm_shape s = shape_of(x, four);
+    const norm_shape s = shape_of(x, four, eps);
     const bool one = s.width <= s.lanes * (four ? 4 : 1);
     const dim3 grid = grid_of(x, (one ? ROWS_AT_ONCE : 1) * NORM_THREADS / s.lanes);
     if (four && one)
@@ -121,15 +120,15 @@ template <bool UNIT> static void rms(const machine *on, matrix y, matrix r, matr
     gpu_launched(on, "rms_norm");
 }
 
-extern "C" void cuda_rms_norm(const machine *on, matrix y, matrix r, matrix x, matrix gain)
+extern "C" void cuda_rms_norm(const machine *on, matrix y, matrix r, matrix x, matrix gain, double eps)
 {
-    rms<false>(on, y, r, x, gain);
+    rms<false>(on, y, r, x, gain, eps);
 }
 
 extern "C" void cuda_unit(const machine *on, matrix y, matrix x)
 {
     const matrix none = {};
-    rms<true>(on, y, none, x, none);
+    rms<true>(on, y, none, x, none, 0);
 }
 
 /* With y = x / |x|: dx = (g - y (g . y)) / |x|. */
@@ -238,7 +237,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     }
     square = row_sum(square, s.lanes);
     if (!in) return;
-    const float scale = 1 / sqrtf(square / (float)s.width + eps), shift = scale * mean;
+    const float scale = 1 / sqrtf(square / (float)s.width + s.eps), shift = scale * mean;
     if (lane == 0) store<1>(stats, m, i, 0, &scale), store<1>(stats, m, i, 1, &shift);
     for (int c = lane * N; c < s.width; c += s.lanes * N) {
         float from[N], by[N], more[N];
@@ -252,12 +251,13 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     }
 }
 
-extern "C" void cuda_layer_norm(const machine *on, matrix y, matrix stats, matrix x, matrix gain, matrix bias)
+extern "C" void cuda_layer_norm(const machine *on, matrix y, matrix stats, matrix x, matrix gain, matrix bias,
+                                double eps)
 {
     const view to = view_of(y), from = view_of(x), by = view_of(gain), more = view_of(bias);
     const bool four = x.width % 4 == 0 && view_aligned(to) && view_aligned(from) && view_aligned(by) &&
                       view_aligned(more);
-    const norm_shape s = shape_of(x, four);
+    const norm_shape s = shape_of(x, four, eps);
     const dim3 grid = grid_of(x, NORM_THREADS / s.lanes);
     if (four)
         layer_kernel<4><<<grid, NORM_THREADS, 0, on->gpu->stream>>>(to, view_of(stats), from, by, more, s);

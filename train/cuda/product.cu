@@ -16,6 +16,7 @@
 #define LT_FUNCTIONS(X) \
     X(Create) \
     X(Destroy) \
+    X(GetVersion) \
     X(Matmul) \
     X(MatmulAlgoGetHeuristic) \
     X(MatmulDescCreate) \
@@ -128,6 +129,8 @@ void products_close(products *p)
     if (p->library) (void)dlclose(p->library);
     free(p);
 }
+
+size_t products_version(const products *p) { return p->call.GetVersion(); }
 
 /* ---- plans */
 

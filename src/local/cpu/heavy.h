@@ -19,6 +19,10 @@
 #include "src/local/cpu/gram.h"
 #include "src/simd/gram.h"
 
+/* Light keys below this part of their mean weight are left out of C: half of them, with 4 % of the weight,
+ * and no more steps follow. */
+#define HEAVY_TAIL 0.3f
+
 /* The least heavy weight is 2^(-n / 4), n < HEAVY_LEVELS. */
 enum { HEAVY_LEVELS = 128, GROUPS = LANES / GROUP };
 
@@ -112,14 +116,16 @@ static inline int64_t heavy_select(const block_system *sys, const heavy *hv, int
     *sum = 0;
     for (int64_t r = 0; r < n; r++) {
         const float *w = sys->weights + r * LANES + group * GROUP;
-        int from = GROUP;
-        for (int m = GROUP - 1; m >= 0; m--)
-            from = w[m] > least[group * GROUP + m] ? m : from;
-        if (from < GROUP) {
+        int from = 0, any = 0;
+        for (int m = 0; m < GROUP; m++)
+            any |= w[m] > least[group * GROUP + m];
+        while (any && !(w[from] > least[group * GROUP + from]))
+            from++;
+        if (any) {
             hv->key[kept] = (int32_t)(sys->l->first + r);
             hv->from[kept++] = (int8_t)from;
         }
-        hv->light[r] = from > 0 ? w[0] * sys->inverse[group * GROUP] : 0;
+        hv->light[r] = any && from == 0 ? 0 : w[0] * sys->inverse[group * GROUP];
         *sum += (double)hv->light[r];
     }
     return kept;
@@ -149,24 +155,32 @@ static inline void heavy_matrix(const block_system *sys, const gram *g, const he
     gram_compensate(g, d);
 }
 
-/* tail <- sum of light (k' - centre) (k' - centre)^T. */
-static inline void heavy_tail(const block_system *sys, const gram *g, const heavy *hv)
+/* tail <- sum of light (k' - centre) (k' - centre)^T over the keys whose weight is above `least`; *sum: of
+ * these. */
+static inline void heavy_tail(const block_system *sys, const gram *g, const heavy *hv, float least,
+                              double *sum)
 {
-    const int64_t d = sys->x->p->dim_qk, stride = whole_vectors(d);
+    const int64_t d = sys->x->p->dim_qk, stride = whole_vectors(d), n = sys->l->last - sys->l->first;
     const table none = { 0 };
+    int64_t kept = 0;
+    *sum = 0;
     for (int64_t c = 0; c < d; c++)
         hv->centre[c] = g->kbar[c * GROUP];
     memset(hv->tail, 0, (size_t)(stride * stride) * sizeof(double));
     memset(hv->apart, 0, (size_t)(TILE_KEYS * stride) * sizeof(float));
-    for (int64_t j = sys->l->first; j < sys->l->last; j += TILE_KEYS) {
-        const int64_t n = sys->l->last - j < TILE_KEYS ? sys->l->last - j : TILE_KEYS;
-        load_keys(sys->tile->keys, sys->x, j, n);
-        for (int64_t r = 0; r < n; r++) {
-            const float root = sqrtf(hv->light[j - sys->l->first + r]);
+    for (int64_t r = 0; r < n; r++) {
+        if (hv->light[r] > least) {
+            const float root = sqrtf(hv->light[r]);
+            load_keys(sys->tile->keys, sys->x, sys->l->first + r, 1);
             for (int64_t c = 0; c < d; c++)
-                hv->apart[r * stride + c] = root * (sys->tile->keys[r * d + c] - hv->centre[c]);
+                hv->apart[kept * stride + c] = root * (sys->tile->keys[c] - hv->centre[c]);
+            *sum += (double)hv->light[r];
+            kept++;
         }
-        gram_add(hv->tail, hv->apart, stride, n, &none);
+        if (kept == TILE_KEYS || (kept > 0 && r == n - 1)) {
+            gram_add(hv->tail, hv->apart, stride, kept, &none);
+            kept = 0;
+        }
     }
 }
 
@@ -200,9 +214,10 @@ static inline void heavy_group(const block_system *sys, const gram *g, const hea
     const int64_t count = heavy_select(sys, hv, group, least, &light);
     heavy_matrix(sys, g, hv, count, mass);
     if (light > 0) {
+        const float mean = (float)(light / (double)(sys->l->last - sys->l->first));
+        heavy_tail(sys, g, hv, HEAVY_TAIL * mean, &light);
         for (int m = 0; m < GROUP; m++)
             mass[m] = fmaxf(mass[m], 0) * (float)(1 / light);
-        heavy_tail(sys, g, hv);
         heavy_add_tail(g, hv, d, mass);
     }
     gram_add_ridge(g, d);

@@ -33,7 +33,7 @@ typedef struct pcg_bounds {
 
 static inline pcg_bounds pcg_bounds_of(loam_dtype dtype)
 {
-    return dtype == LOAM_F32 ? (pcg_bounds){ 4e-6f, 1e-4f, 3e-2f, 1e-6f, 1e-6f }
+    return dtype == LOAM_F32 ? (pcg_bounds){ 4e-6f, 1e-3f, 3e-2f, 3e-6f, 1e-6f }
                              : (pcg_bounds){ 2e-5f, 1e-4f, 3e-2f, 1e-5f, 1e-5f };
 }
 
@@ -42,7 +42,8 @@ static inline pcg_bounds pcg_bounds_of(loam_dtype dtype)
 typedef struct pcg_lanes {
     float rz[LANES], size[LANES], least[LANES], energy[LANES], extent[LANES], unit[LANES];
     float live[LANES];
-    bool open[LANES], exact[LANES];       /* not yet decided; to be corrected by a residual in float64 */
+    bool begun[LANES], open[LANES];       /* with a b to solve for; not yet decided */
+    bool exact[LANES];                    /* to be corrected by a residual in float64 */
     float *b, *x, *r, *direction, *image; /* [dim_qk][LANES]; b: by unit; image holds z between steps */
     pcg_bounds bounds;
 } pcg_lanes;
@@ -82,12 +83,7 @@ static inline void pcg_step(const block_system *sys, const gram *g, const heavy 
 {
     const int64_t d = sys->x->p->dim_qk;
     float curvature[LANES], step[LANES], back[LANES], next[LANES], beta[LANES], going[LANES];
-    few_lanes few = hv->few;
-    few_begin(&few, k->live);
-    if (few.width > 0)
-        block_apply_few(sys, &few, k->direction, k->image);
-    else
-        block_apply(sys, k->direction, k->image);
+    block_apply_live(sys, hv->few, k->live, k->direction, k->image);
     panel_dot(curvature, k->direction, k->image, d);
     for (int lane = 0; lane < LANES; lane++) {
         const bool go = k->live[lane] != 0 && curvature[lane] > 0;
@@ -165,28 +161,33 @@ static inline void pcg_residual_exact(const block_system *sys, const gram *g, pc
 }
 
 /* r <- b - A x of the other lanes. */
-static inline void pcg_residual(const block_system *sys, pcg_lanes *k)
+static inline void pcg_residual(const block_system *sys, const heavy *hv, pcg_lanes *k)
 {
     const int64_t d = sys->x->p->dim_qk;
-    bool some[LANES];
+    float some[LANES];
     for (int lane = 0; lane < LANES; lane++)
         some[lane] = k->open[lane] && !k->exact[lane];
-    if (!any_lane(some)) return;
-    block_apply(sys, k->x, k->image);
-    for (int64_t e = 0; e < d * LANES; e++)
-        k->r[e] = k->b[e] - k->image[e];
+    if (live_lanes(some) == 0) return;
+    block_apply_live(sys, hv->few, some, k->x, k->image);
+    for (int64_t c = 0; c < d; c++) {
+        FOR_LANES(lane)
+        {
+            const int64_t at = c * LANES + lane;
+            const vec r = v_load(k->b + at) - v_load(k->image + at);
+            v_store(k->r + at, v_select(v_load(some + lane) > 0, r, v_load(k->r + at)));
+        }
+    }
 }
 
 /* Replaces r by the true residual, and z, in the direction too: what the direction has of earlier ones stays,
- * so that the steps that follow go on as if there had been no rounding. */
+ * so that the steps that follow go on as if there had been no rounding. The last step left z in image. */
 static inline void pcg_replace(const block_system *sys, const gram *g, const heavy *hv, pcg_lanes *k)
 {
     const int64_t d = sys->x->p->dim_qk;
     float rz[LANES], sign[LANES];
     panel_fill(sign, 1, -1);
-    pcg_precondition(g, hv, d, k->open, k->r, k->image);
     panel_axpy(k->direction, d, sign, k->image);
-    pcg_residual(sys, k);
+    pcg_residual(sys, hv, k);
     pcg_residual_exact(sys, g, k);
     pcg_precondition(g, hv, d, k->open, k->r, k->image);
     panel_fill(sign, 1, 1);
@@ -221,6 +222,8 @@ static inline void pcg_judge(const heavy *hv, int64_t d, double tolerance, pcg_l
     }
 }
 
+/* Rows with b = 0 are accepted at once, with the x = 0 that they come with. They take no steps: what the
+ * panels hold of them is undefined. */
 static inline void pcg_start(const block_ridge *ridge, const float *restrict b, const bool *restrict wanted,
                              int64_t d, pcg_lanes *k, block_result *result)
 {
@@ -234,7 +237,7 @@ static inline void pcg_start(const block_ridge *ridge, const float *restrict b, 
     panel_dot(bb, k->b, k->b, d);
     panel_fill(k->x, d, 0);
     for (int lane = 0; lane < LANES; lane++) {
-        k->open[lane] = wanted[lane] && bb[lane] > 0 && bb[lane] < INFINITY;
+        k->open[lane] = k->begun[lane] = wanted[lane] && bb[lane] > 0 && bb[lane] < INFINITY;
         k->exact[lane] = false;
         k->extent[lane] = ridge->variance[lane] * (float)d;
         k->least[lane] = INFINITY;
@@ -246,14 +249,14 @@ static inline void pcg_start(const block_ridge *ridge, const float *restrict b, 
 }
 
 /* Writes x of the lanes that are accepted, after the correction of the exact ones. */
-static inline void pcg_finish(const gram *g, int64_t d, double tolerance, const bool *restrict wanted,
-                              const pcg_lanes *k, float *restrict x, block_result *result)
+static inline void pcg_finish(const gram *g, int64_t d, double tolerance, const pcg_lanes *k,
+                              float *restrict x, block_result *result)
 {
     for (int lane = 0; lane < LANES; lane++) {
         const double unit = (double)k->unit[lane];
         const double error2 = (double)k->rz[lane] / ((double)k->least[lane] * (double)k->energy[lane]);
         if (k->open[lane]) result->accepted[lane] = result->refined[lane] = error2 <= tolerance * tolerance;
-        if (!wanted[lane] || !result->accepted[lane]) continue;
+        if (!k->begun[lane] || !result->accepted[lane]) continue;
         for (int64_t c = 0; c < d; c++) {
             const int64_t at = c * LANES + lane;
             g->solution[at] = ((k->open[lane] ? g->solution[at] : 0) + (double)k->x[at]) * unit;
@@ -274,13 +277,13 @@ static inline void pcg_solve(const block_system *sys, float *const work[3], cons
     pcg_lanes k = { .b = hv->b, .x = hv->x, .r = work[0], .direction = work[1], .image = work[2] };
     k.bounds = pcg_bounds_of(dtype);
     pcg_start(ridge, b, wanted, d, &k, result);
-    heavy_factors(sys, g, hv, b, wanted);
+    heavy_factors(sys, g, hv, b, k.begun);
     pcg_begin(g, hv, d, &k);
     pcg_steps(sys, g, hv, false, &k, result);
     pcg_replace(sys, g, hv, &k);
     pcg_judge(hv, d, tolerance, &k, result);
     pcg_steps(sys, g, hv, true, &k, result);
-    pcg_finish(g, d, tolerance, wanted, &k, x, result);
+    pcg_finish(g, d, tolerance, &k, x, result);
 }
 
 #endif

@@ -143,8 +143,8 @@ static inline void block_apply(const block_system *sys, const float *restrict v,
     block_finish(sys, total, v, image);
 }
 
-/* Up to LANES / 2 lanes gathered at the front of panels, as many as fill whole groups; unused ones repeat the
- * first. */
+/* Up to LANES - FEW lanes gathered at the front of panels, as many as fill whole groups; unused ones repeat
+ * the first. */
 typedef struct few_lanes {
     int64_t width;
     int lane[LANES];
@@ -152,13 +152,13 @@ typedef struct few_lanes {
     float *weights;   /* [TILE_KEYS][LANES] */
 } few_lanes;
 
-/* Gathers the lanes with live != 0; false where they are more than half of all: width is 0 then. */
+/* Gathers the lanes with live != 0; width is 0 where they are more. */
 static inline void few_begin(few_lanes *few, const float *live)
 {
     int count = 0;
     for (int lane = 0; lane < LANES; lane++)
         if (live[lane] != 0) few->lane[count++] = lane;
-    few->width = count <= LANES / 2 ? (count + FEW - 1) / FEW * FEW : 0;
+    few->width = count <= LANES - FEW ? (count + FEW - 1) / FEW * FEW : 0;
     for (int64_t m = count; m < few->width; m++)
         few->lane[m] = few->lane[0];
 }
@@ -194,6 +194,17 @@ static inline void block_apply_few(const block_system *sys, const few_lanes *few
             image[c * LANES + few->lane[m]] = few->image[c * LANES + m];
     }
     block_finish(sys, total, v, image);
+}
+
+/* image <- (Cov + Lambda) v of the lanes with live != 0. */
+static inline void block_apply_live(const block_system *sys, few_lanes few, const float *live,
+                                    const float *restrict v, float *restrict image)
+{
+    few_begin(&few, live);
+    if (few.width > 0)
+        block_apply_few(sys, &few, v, image);
+    else
+        block_apply(sys, v, image);
 }
 
 #endif

@@ -15,9 +15,9 @@
 #include "src/local/cuda/backward.h"
 #include "src/local/hopper/heavy_work.cuh"
 
-/* Operands of the backward pass are bf16. */
-template <int DIM, bool DECAYED> using pairs_system = block_system<DIM, DECAYED, __nv_bfloat16>;
-template <int DIM> using pairs_shared = solver_shared<DIM, __nv_bfloat16>;
+/* Operands of the backward pass are bf16, but for blocks that row matrices have solved. */
+template <int DIM, bool DECAYED, class T = __nv_bfloat16> using pairs_system = block_system<DIM, DECAYED, T>;
+template <int DIM, class T = __nv_bfloat16> using pairs_shared = solver_shared<DIM, T>;
 
 struct row_pass_maps {
     qkv_maps all;
@@ -60,6 +60,20 @@ struct rows_sums {
     float total[2];          /* sum ds of the thread's columns, where scores decay */
 };
 
+/* What the launches share. */
+struct rows_plan {
+    local_saved saved;
+    row_arrays rows;
+    solve_work work;
+    row_pass_maps maps;
+    half_copy copy;
+    heavy_work heavy;
+};
+
+/* Queues what follows from the solution of the blocks that row matrices have solved. The maps of the plan are
+ * those of the copies in fp16. */
+loam_status rows_solved(const loam_problem *p, const loam_args *a, const rows_plan *plan, loam_error *error);
+
 /* What all blocks of a launch share. */
 struct rows_launch {
     const loam_problem &p;
@@ -73,19 +87,19 @@ struct rows_launch {
 };
 
 /* A copy of the system for one pass (system_in_registers), and what else the passes of backward need. */
-template <int DIM, bool DECAYED> struct rows_system {
+template <int DIM, bool DECAYED, class T = __nv_bfloat16> struct rows_system {
     const row_pair r;
     const row_ridge ridge;
-    const pairs_system<DIM, DECAYED> sys;
+    const pairs_system<DIM, DECAYED, T> sys;
     const rows_launch &all;
     rows_count &count;
 
-    __device__ __forceinline__ rows_system(const pairs_system<DIM, DECAYED> &from, const rows_launch &launch,
-                                           rows_count &counts)
+    __device__ __forceinline__ rows_system(const pairs_system<DIM, DECAYED, T> &from,
+                                           const rows_launch &launch, rows_count &counts)
         : r(from.r), ridge(from.ridge), sys(system_in_registers(from, r, ridge)), all(launch), count(counts)
     {
     }
-    __device__ __forceinline__ __nv_bfloat16 *stage(unsigned n) const { return sys.sm.stage[n]; }
+    __device__ __forceinline__ T *stage(unsigned n) const { return sys.sm.stage[n]; }
     __device__ __forceinline__ uint64_t *full(unsigned n) const
     {
         return ((pair_barriers<DIM> *)((char *)&sys.sm + pair_barriers_at<DIM>))->full + n;
@@ -109,17 +123,17 @@ template <int DIM, bool DECAYED> struct rows_system {
 };
 
 /* One thread issues the copies of the 64 rows into a tile; they complete on query_full. */
-template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void load_row_tile(const pairs_system<DIM, DECAYED> &sys,
-                                                     __nv_bfloat16 *tile, const CUtensorMap &map)
+template <int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ void load_row_tile(const pairs_system<DIM, DECAYED, T> &sys, T *tile,
+                                                     const CUtensorMap &map)
 {
     const row_block &block = sys.block;
     load_tile<DIM>(tile, map, &sys.sm.query_full, (int)(block.s.q0 + block.i0), (int)block.h, (int)block.s.b);
 }
 
 /* Adds the weights, as rounded to their parts, to total: sums of the thread's columns. */
-template <int PARTS>
-static __device__ __forceinline__ void add_weights(float (&total)[2], const weights_operand<PARTS> &w)
+template <int PARTS, class T>
+static __device__ __forceinline__ void add_weights(float (&total)[2], const weights_operand<PARTS, 4, T> &w)
 {
 #pragma unroll
     for (int part = PARTS - 1; part >= 0; part--) {
@@ -127,8 +141,8 @@ static __device__ __forceinline__ void add_weights(float (&total)[2], const weig
         for (int k = 0; k < 4; k++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const uint32_t pair = w.part[part][k][e];
-                total[e % 2] += __uint_as_float(pair << 16) + __uint_as_float(pair & 0xffff0000u);
+                const float2 pair = unpack_pair<T>(w.part[part][k][e]);
+                total[e % 2] += pair.x + pair.y;
             }
         }
     }
@@ -136,11 +150,11 @@ static __device__ __forceinline__ void add_weights(float (&total)[2], const weig
 
 /* The stream of tiles past the last sweep: values and keys in turn, or keys alone, through the first STAGES
  * stages of the ring. wait() waits for the next tile. */
-template <int DIM, bool DECAYED, unsigned STAGES, bool VALUES> struct pair_stream {
-    const rows_system<DIM, DECAYED> &rs;
+template <int DIM, bool DECAYED, unsigned STAGES, bool VALUES, class T = __nv_bfloat16> struct pair_stream {
+    const rows_system<DIM, DECAYED, T> &rs;
     unsigned count, waited, released, parity;
 
-    __device__ __forceinline__ pair_stream(const rows_system<DIM, DECAYED> &system)
+    __device__ __forceinline__ pair_stream(const rows_system<DIM, DECAYED, T> &system)
         : rs(system), waited(0), released(0), parity(rs.count.parity)
     {
         const row_block &block = rs.sys.block;
@@ -162,7 +176,7 @@ template <int DIM, bool DECAYED, unsigned STAGES, bool VALUES> struct pair_strea
         load_tile<DIM>(rs.stage(stage), map, rs.full(stage), (int)block.s.k0 + key_of(n), (int)block.h_kv,
                        (int)block.s.b);
     }
-    __device__ __forceinline__ const __nv_bfloat16 *wait()
+    __device__ __forceinline__ const T *wait()
     {
         const unsigned stage = waited % STAGES;
         barrier_wait(rs.full(stage), parity >> stage & 1);
@@ -467,13 +481,13 @@ static __device__ __forceinline__ float2 solution_pair(const pairs_system<DIM, D
 }
 
 /* Stores two channels of rho and of y at element `at` of their tiles. */
-template <int PARTS, int DIM, bool DECAYED>
-static __device__ __forceinline__ void store_directions(const rows_system<DIM, DECAYED> &rs, int at,
+template <int PARTS, int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ void store_directions(const rows_system<DIM, DECAYED, T> &rs, int at,
                                                         const float2 &rho, const float2 &y)
 {
     uint32_t rho_part[2], y_part[2];
-    split_pair(rho_part, rho.x, rho.y);
-    split_pair(y_part, y.x, y.y);
+    split_pair<T>(rho_part, rho.x, rho.y);
+    split_pair<T>(y_part, y.x, y.y);
     *(uint32_t *)(rs.sys.sm.direction[1] + at) = rho_part[0];
     *(uint32_t *)(rs.sys.sm.direction[0] + at) = y_part[0];
     if (PARTS == 2) {
@@ -534,8 +548,8 @@ static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM, DEC
     }
 }
 
-template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void put_records(const rows_system<DIM, DECAYED> &rs,
+template <int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ void put_records(const rows_system<DIM, DECAYED, T> &rs,
                                                    const row_scalars (&rec)[2])
 {
 #pragma unroll

@@ -276,50 +276,21 @@ static __device__ __forceinline__ void put_adjoint(const pairs_system<DIM, DECAY
                                                                      cg.unit[row] };
 }
 
-/* What the first sweep left of such a block, and its solution. */
-template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void load_adjoint(const pairs_system<DIM, DECAYED> &sys,
-                                                    const rows_launch &all, row_ridge &ridge, cg_rows &cg,
-                                                    rows_sums &sum)
-{
-    const heavy_work &heavy = *all.heavy;
-    const float *const from = heavy.vectors + sys.sm.listed * LISTED_VECTORS + threadIdx.x;
-    const lane_vector x = sys.vector(VECTOR_X), b = sys.vector(VECTOR_B);
-    float bb[2] = { 0, 0 }, largest[2];
-#pragma unroll 8
-    for (int n = 0; n < DIM / 2; n++) {
-        const float at = from[LISTED_VECTOR + n * THREADS];
-        x.put(n, from[n * THREADS]), b.put(n, at);
-        bb[n / 2 % 2] += at * at;
-    }
-    cg = {};
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        const int64_t line = sys.sm.listed * ROWS + sys.r.at[row];
-        const adjoint_row own = heavy.adjoint[line];
-        sum.rest[row] = own.rest, sum.peak[row] = own.peak, cg.unit[row] = own.unit;
-        cg.bb[row] = quad_sum(bb[row]), largest[row] = heavy.weight[line].largest;
-    }
-    if (all.p.ridge_unit == LOAM_RIDGE_MAX) ridge = row_ridge_of(all.p, all.a, sys.block, sys.r, largest);
-    put_ridge(sys);
-}
-
 /* One part is accepted at a larger residual than in forward: its error enters the gradients once, and a
  * launch with one listed block takes 0.3 ms. Row matrices take what plain steps would take too long for,
  * which the first step tells as in forward, where quotients were 9 to 46 at ridge 1. */
-template <int PARTS, int DIM> static __device__ __forceinline__ cg_tolerance rows_tolerance(bool solved)
+template <int PARTS, int DIM> static __device__ __forceinline__ cg_tolerance rows_tolerance()
 {
     return PARTS == 1              ? cg_tolerance{ 8e-3f, 8e-3f, 3e-2f, 8, 0.62f, false, 0 }
-           : solved                ? cg_tolerance{ 0, 0, 3.5e-3f, 0, 0, true, 0 }
            : has_row_matrices<DIM> ? cg_tolerance{ 3e-4f, 3e-4f, 1e-2f, 28, 0, false, 64 }
                                    : cg_tolerance{ 3e-4f, 3e-4f, 1e-2f, 128, 0, false, 0 };
 }
 
-/* Computes the rows of the block in PARTS bf16 parts; false where that is not enough. solved: row matrices
- * have found the solution. */
+/* Computes the rows of the block in PARTS bf16 parts, or leaves their adjoint solve to row matrices; false
+ * where that is not enough. listed: one part was not. */
 template <int PARTS, int DIM, bool DECAYED>
 static __device__ __forceinline__ bool rows_block(pairs_shared<DIM> &sm, rows_count &count,
-                                                  const rows_launch &all, float *scratch, bool solved)
+                                                  const rows_launch &all, float *scratch, bool listed)
 {
     const row_block &block = sm.rows;
     row_pair r_storage = row_pair_of(all.p, block);
@@ -340,15 +311,13 @@ static __device__ __forceinline__ bool rows_block(pairs_shared<DIM> &sm, rows_co
     two_parts |= load_lse(sys, all, block, r, ridge, wanted);
     /* In one part, the pass at 128 dimensions has no registers for the gradient of the scale. */
     if (PARTS == 1 && (__syncthreads_or(two_parts) || (DIM > 64 && all.a.grad_scale))) return false;
-    const cg_tolerance tolerance = rows_tolerance<PARTS, DIM>(solved);
-    if (PARTS == 1 || !has_row_matrices<DIM> || !solved) {
-        first_sweep<PARTS>(sys, ridge, cg, sum, all, count, wanted);
-        cg_run<PARTS>(sys, cg, tolerance);
-    }
+    const cg_tolerance tolerance = rows_tolerance<PARTS, DIM>();
+    first_sweep<PARTS>(sys, ridge, cg, sum, all, count, wanted);
+    /* Where rows that see many keys had two parts in forward, row matrices had solved them. */
+    const bool by_matrices = PARTS == 2 && has_row_matrices<DIM> && listed && __syncthreads_or(two_parts);
+    if (!by_matrices) cg_run<PARTS>(sys, cg, tolerance);
     if constexpr (PARTS == 2 && has_row_matrices<DIM>) {
-        if (solved) {
-            load_adjoint(sys, all, ridge, cg, sum);
-        } else if (__syncthreads_or(cg.live[0] || cg.live[1])) {
+        if (__syncthreads_or(cg.live[0] || cg.live[1])) {
             put_adjoint(sys, all, cg, sum);
             return true;
         }
@@ -368,29 +337,18 @@ static __device__ __forceinline__ bool rows_block(pairs_shared<DIM> &sm, rows_co
     }
 }
 
-/* Which blocks a launch has: those with few keys, or the others; those that were listed; those that row
- * matrices have solved. */
-enum rows_of_launch { ROWS_UNLISTED, ROWS_LISTED, ROWS_SOLVED };
-
-static __device__ __forceinline__ block_list list_of(rows_of_launch which, const solve_work &work,
-                                                     const heavy_work &heavy)
-{
-    const block_list listed = { work.next_listed, work.listed, work.listed_count },
-                     solved = { work.next_ended, heavy.listed, work.heavy_count };
-    return which == ROWS_LISTED ? listed : which == ROWS_SOLVED ? solved : block_list{ NULL, NULL, NULL };
-}
-
 template <int PARTS, int DIM, bool DECAYED>
 __global__ void __launch_bounds__(THREADS, 2)
     rows_kernel_hopper(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                        const local_saved saved, const row_arrays arrays, const solve_work work,
-                       const int64_t blocks, rows_of_launch which, const __grid_constant__ row_pass_maps maps,
+                       const int64_t blocks, const bool listed, const __grid_constant__ row_pass_maps maps,
                        const __grid_constant__ half_copy copy, const __grid_constant__ heavy_work heavy)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     pairs_shared<DIM> &sm = *(pairs_shared<DIM> *)swizzled_memory;
     const rows_launch all = { p, a, saved, arrays, work, maps, &copy, &heavy };
     const solve_launch solve = { p, a, saved, work, maps.all, &copy, &heavy };
+    const block_list unlisted = {}, list = { work.next_listed, work.listed, work.listed_count };
     rows_count count = {};
     if (PARTS == 2) launch_dependents();
     if (threadIdx.x == 0) {
@@ -405,11 +363,11 @@ __global__ void __launch_bounds__(THREADS, 2)
     }
     for (;;) {
         __syncthreads();
-        if (threadIdx.x == 0) claim_block<PARTS, DECAYED>(sm, solve, blocks, list_of(which, work, heavy));
+        if (threadIdx.x == 0) claim_block<PARTS, DECAYED>(sm, solve, blocks, listed ? list : unlisted);
         __syncthreads();
         if (sm.block < 0) break;
         float *scratch = work.scratch + (int64_t)sm.scratch * VECTORS * (DIM / 2) * THREADS;
-        const bool solved = rows_block<PARTS, DIM, DECAYED>(sm, count, all, scratch, which == ROWS_SOLVED);
+        const bool solved = rows_block<PARTS, DIM, DECAYED>(sm, count, all, scratch, listed);
         if (!solved && threadIdx.x == 0) work.listed[atomicAdd(work.listed_count, 1ull)] = (int32_t)sm.block;
     }
     if (threadIdx.x == 0) {
@@ -421,24 +379,14 @@ __global__ void __launch_bounds__(THREADS, 2)
 
 /* ------------------------------------------------------------------ the launches */
 
-/* What the launches share. */
-struct rows_plan {
-    local_saved saved;
-    row_arrays rows;
-    solve_work work;
-    row_pass_maps maps;
-    half_copy copy;
-    heavy_work heavy;
-};
-
 template <int PARTS, int DIM, bool DECAYED>
-static loam_status launch_pass(const loam_problem *p, const loam_args *a, const rows_plan *plan,
-                               rows_of_launch which, bool overlapped, loam_error *error)
+static loam_status launch_pass(const loam_problem *p, const loam_args *a, const rows_plan *plan, bool listed,
+                               bool overlapped, loam_error *error)
 {
     const int64_t blocks = (int64_t)row_blocks(p), most = plan->work.scratches;
     return cuda_launch("rows_kernel_hopper", rows_kernel_hopper<PARTS, DIM, DECAYED>,
                        most < blocks ? most : blocks, THREADS, rows_shared_bytes<DIM>, a->stream, overlapped,
-                       error, *p, *a, plan->saved, plan->rows, plan->work, blocks, which, plan->maps,
+                       error, *p, *a, plan->saved, plan->rows, plan->work, blocks, listed, plan->maps,
                        plan->copy, plan->heavy);
 }
 
@@ -447,12 +395,13 @@ template <int DIM, bool DECAYED>
 static loam_status launch_listed(const loam_problem *p, const loam_args *a, const rows_plan *plan,
                                  loam_error *error)
 {
-    if (!DECAYED) TRY((launch_pass<2, DIM, DECAYED>(p, a, plan, ROWS_LISTED, false, error)));
+    if (!DECAYED) TRY((launch_pass<2, DIM, DECAYED>(p, a, plan, true, false, error)));
     if constexpr (has_row_matrices<DIM>) {
-        qkv_maps maps = { plan->maps.all.q, {}, {} };
-        TRY(key_map_make(&maps.k, p, &plan->copy.keys, TILE_SIDE, error));
-        TRY(heavy_adjoint(p, a, &plan->work, &plan->copy, &plan->heavy, &maps, error));
-        TRY((launch_pass<2, DIM, DECAYED>(p, a, plan, ROWS_SOLVED, false, error)));
+        rows_plan narrow = *plan;
+        TRY(key_map_make(&narrow.maps.all.k, p, &plan->copy.keys, TILE_SIDE, error));
+        TRY(key_map_make(&narrow.maps.all.v, p, &plan->copy.values, TILE_SIDE, error));
+        TRY(heavy_adjoint(p, a, &plan->work, &plan->copy, &plan->heavy, &narrow.maps.all, error));
+        TRY(rows_solved(p, a, &narrow, error));
     }
     return LOAM_OK;
 }
@@ -467,11 +416,11 @@ static loam_status launch(const loam_problem *p, const loam_args *a, rows_plan *
     TRY(solve_work_clear(&plan->work, a, error));
     if (has_row_matrices<DIM>) TRY(half_copy_make(&plan->copy, p, a, error));
     if (p->decay) {
-        TRY((launch_pass<2, DIM, true>(p, a, plan, ROWS_UNLISTED, false, error)));
+        TRY((launch_pass<2, DIM, true>(p, a, plan, false, false, error)));
         return launch_listed<DIM, true>(p, a, plan, error);
     }
-    TRY((launch_pass<2, DIM, false>(p, a, plan, ROWS_UNLISTED, false, error)));
-    TRY((launch_pass<1, DIM, false>(p, a, plan, ROWS_UNLISTED, true, error)));
+    TRY((launch_pass<2, DIM, false>(p, a, plan, false, false, error)));
+    TRY((launch_pass<1, DIM, false>(p, a, plan, false, true, error)));
     return launch_listed<DIM, false>(p, a, plan, error);
 }
 

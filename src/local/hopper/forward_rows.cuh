@@ -29,6 +29,32 @@ static __device__ __forceinline__ void stream_values(const block_system<DIM, DEC
     }
 }
 
+/* A tile of bf16 rows in the memory of fp16: the largest |x| of the thread's columns of each of its rows. */
+template <int DIM>
+static __device__ __forceinline__ void wide_tile_tops(float (&top)[2], const __half *tile, const row_pair &r)
+{
+    const uint32_t *const words = (const uint32_t *)tile;
+    top[0] = top[1] = 0;
+#pragma unroll 8
+    for (int n = 0; n < DIM / 4; n++) {
+        const float2 x = unpack_pair<__nv_bfloat16>(words[swizzled(r.at[n % 2], column_of(n / 2, 0)) / 2]);
+        top[n % 2] = fmaxf(top[n % 2], fmaxf(fabsf(x.x), fabsf(x.y)));
+    }
+}
+
+/* Such a tile, times `factor` of each row, becomes fp16 in place. */
+template <int DIM>
+static __device__ __forceinline__ void narrow_tile(__half *tile, const row_pair &r, const float (&factor)[2])
+{
+    uint32_t *const words = (uint32_t *)tile;
+#pragma unroll 8
+    for (int n = 0; n < DIM / 4; n++) {
+        uint32_t &word = words[swizzled(r.at[n % 2], column_of(n / 2, 0)) / 2];
+        const float2 x = unpack_pair<__nv_bfloat16>(word);
+        word = pack_pair<__half>(x.x * factor[n % 2], x.y * factor[n % 2]);
+    }
+}
+
 /* The queries of the block by bulk copy, which are made fp16 in place; count: fillings of their tile
  * before. */
 template <int DIM, bool DECAYED>
@@ -42,15 +68,8 @@ static __device__ __forceinline__ void load_block_queries(block_system<DIM, DECA
                        (int)block.h, (int)block.s.b);
     }
     barrier_wait(&sys.sm.query_full, count % 2);
-    uint32_t *const words = (uint32_t *)sys.sm.query;
-    float top[2] = { 0, 0 };
-#pragma unroll 8
-    for (int n = 0; n < DIM / 4; n++) {
-        const float2 q = unpack_pair<__nv_bfloat16>(
-            words[swizzled(sys.r.at[n % 2], column_of(n / 2, 0)) / 2]);
-        top[n % 2] = fmaxf(top[n % 2], fmaxf(fabsf(q.x), fabsf(q.y)));
-    }
-    float inverse[2];
+    float top[2], inverse[2];
+    wide_tile_tops<DIM>(top, sys.sm.query, sys.r);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         const float unit = unit_of_largest<__half>(quad_max(top[row]));
@@ -58,12 +77,7 @@ static __device__ __forceinline__ void load_block_queries(block_system<DIM, DECA
         sys.query_unit[row] = unit * power_inverse(sys.units.key);
         sys.scale2[row] *= unit * sys.units.key;
     }
-#pragma unroll 8
-    for (int n = 0; n < DIM / 4; n++) {
-        uint32_t &word = words[swizzled(sys.r.at[n % 2], column_of(n / 2, 0)) / 2];
-        const float2 q = unpack_pair<__nv_bfloat16>(word);
-        word = pack_pair<__half>(q.x * inverse[n % 2], q.y * inverse[n % 2]);
-    }
+    narrow_tile<DIM>(sys.sm.query, sys.r, inverse);
     fence_async_proxy();
     __syncthreads();
 }

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: MIT
+ * Multiple choice: which of several texts a model takes to be the likeliest. */
+#ifndef LOAM_CLI_LM_CHOOSE_H
+#define LOAM_CLI_LM_CHOOSE_H
+
+#include "cli/lm/lm.h"
+
+typedef struct choose_request {
+    const char *path, *form, *out; /* out: NULL, or a CSV file of all sums */
+} choose_request;
+
+/* Prints accuracies, by sums of log p and, where choices are texts of their own, by sums over characters. */
+int choose_run(lm_session *s, const choose_request *r, io_error *error);
+
+#endif

@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: MIT
+ * loam convert: the folder is filled beside its place under a temporary name, then renamed. */
+#define _POSIX_C_SOURCE 200809L
+#include "cli/command.h"
+#include "cli/options.h"
+#include "lm/path.h"
+#include "lm/write.h"
+#include "text/tokenizer.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const char ABOUT[] =
+    "Writes a model as the Hugging Face library reads it: model.safetensors, config.json, and where it "
+    "has one tokenizer.json in the folder OUT, which appears whole or not at all. MODEL is a folder with "
+    "config.json and model.safetensors or its shards, of gpt2, gpt_neox, llama or bert; or a .gguf file of "
+    "llama.";
+
+enum { CONFIG, TOKENIZER, WEIGHTS, FILE_COUNT };
+static const char *const FILES[FILE_COUNT] = {
+    [CONFIG] = "config.json", [TOKENIZER] = "tokenizer.json", [WEIGHTS] = "model.safetensors"
+};
+
+/* What is converted; tokenizer is NULL where there is none. */
+typedef struct conversion {
+    lm_files *model;
+    tokenizer *tokenizer;
+    loam_dtype dtype;
+} conversion;
+
+static int read_part(const void *from, lm_part part, int64_t layer, int64_t first, int64_t count,
+                     loam_dtype dtype, void *out, io_error *error)
+{
+    return lm_files_read(from, part, layer, first, count, dtype, out, error);
+}
+
+/* ---------------------------------------------------------------- the folder */
+
+static bool is_empty(const char *folder)
+{
+    DIR *directory = opendir(folder);
+    int entries = 0;
+    while (directory && entries < 3 && readdir(directory))
+        entries++;
+    if (directory) closedir(directory);
+    return directory && entries < 3; /* . and .. */
+}
+
+/* What may become the folder: nothing, or an empty one, which rename replaces. */
+static int check_free(const char *out, io_error *error)
+{
+    struct stat told;
+    if (!*out) return io_fail(error, EXIT_USAGE, "OUT is empty; expected the name of a folder");
+    if (lstat(out, &told) != 0 || is_empty(out)) return 0;
+    return io_fail(error, EXIT_OUTPUT, "cannot write %s: %s", out,
+                   S_ISDIR(told.st_mode) ? "the folder is there already, and not empty"
+                                         : "there is such a file");
+}
+
+/* Beside `out`, whose slashes at the end do not count. */
+static int temporary_of(char **path, const char *out, io_error *error)
+{
+    size_t begin = strlen(out);
+    while (begin > 0 && out[begin - 1] == '/')
+        begin--;
+    while (begin > 0 && out[begin - 1] != '/')
+        begin--;
+    const size_t bytes = begin + 40;
+    *path = malloc(bytes);
+    if (!*path) return io_fail(error, EXIT_INTERNAL, "out of memory for the name of %s", out);
+    snprintf(*path, bytes, "%.*s.loam-%ld.tmp", (int)begin, out, (long)getpid());
+    if (mkdir(*path, 0777) == 0) return 0;
+    const int reason = errno;
+    free(*path);
+    *path = NULL;
+    return io_fail(error, EXIT_OUTPUT, "cannot write %s: %s", out, strerror(reason));
+}
+
+static int write_file(const conversion *c, const char *folder, int which, io_error *error)
+{
+    char *path;
+    const lm_config *config = lm_files_config(c->model);
+    int status = lm_path(&path, folder, FILES[which], error);
+    if (!status && which == CONFIG) status = lm_config_write(config, path, error);
+    if (!status && which == TOKENIZER && c->tokenizer) status = tokenizer_write(c->tokenizer, path, error);
+    if (!status && which == WEIGHTS) status = lm_write(path, config, c->dtype, read_part, c->model, error);
+    free(path);
+    return status;
+}
+
+static void remove_folder(const char *folder)
+{
+    for (int i = 0; i < FILE_COUNT; i++) {
+        char *path;
+        if (lm_path(&path, folder, FILES[i], NULL) == 0) unlink(path);
+        free(path);
+    }
+    rmdir(folder);
+}
+
+static int write_folder(const conversion *c, const char *out, io_error *error)
+{
+    char *temporary = NULL;
+    int status = check_free(out, error);
+    if (!status) status = temporary_of(&temporary, out, error);
+    if (status) return status;
+    for (int i = 0; i < FILE_COUNT && !status; i++)
+        status = write_file(c, temporary, i, error);
+    if (!status && rename(temporary, out) != 0)
+        status = io_fail(error, EXIT_OUTPUT, "cannot write %s: %s", out, strerror(errno));
+    if (status) remove_folder(temporary);
+    free(temporary);
+    return status;
+}
+
+/* ---------------------------------------------------------------- the command */
+
+/* By default that of the file, where it is plain and has 16 bits. */
+static int choose_dtype(const char *word, const char *own, loam_dtype *out, io_error *error)
+{
+    static const char *const words[] = { [LOAM_F32] = "f32", [LOAM_BF16] = "bf16", [LOAM_F16] = "f16", NULL };
+    *out = strcmp(own, "BF16") == 0 ? LOAM_BF16 : strcmp(own, "F16") == 0 ? LOAM_F16 : LOAM_F32;
+    if (!word) return 0;
+    const int choice = options_choice(word, words);
+    if (choice < 0)
+        return io_fail(error, EXIT_USAGE, "--dtype %s is not known; expected f32, bf16 or f16", word);
+    *out = (loam_dtype)choice;
+    return 0;
+}
+
+/* Whether the folder, or the .gguf file, has what tokenizer_open looks for. */
+static bool has_tokenizer(const char *model)
+{
+    static const char *const names[] = { "tokenizer.json", "encoder.json" };
+    bool found = false;
+    gguf *file;
+    for (int i = 0; i < 2 && !found; i++) {
+        char *path;
+        struct stat told;
+        found = lm_path(&path, model, names[i], NULL) == 0 && stat(path, &told) == 0;
+        free(path);
+    }
+    if (found || gguf_open(&file, model, NULL)) return found;
+    found = gguf_has(file, "tokenizer.ggml.model");
+    gguf_close(file);
+    return found;
+}
+
+static int open_all(conversion *c, const char *model, const char *words, const char *dtype, io_error *error)
+{
+    /* A wrong word is noticed before anything is read. */
+    int status = choose_dtype(dtype, "", &c->dtype, error);
+    if (!status) status = lm_files_open(&c->model, model, error);
+    if (!status) status = choose_dtype(dtype, lm_files_type(c->model), &c->dtype, error);
+    if (!status && (words || has_tokenizer(model)))
+        status = tokenizer_open(&c->tokenizer, words ? words : model, error);
+    return status;
+}
+
+static void print_summary(const conversion *c, const char *out)
+{
+    const lm_config *config = lm_files_config(c->model);
+    printf("%s: %s, %lld layers, %s as %s%s\n", out, lm_architecture_name(config->architecture),
+           (long long)config->layers, lm_files_type(c->model), array_dtype_name(c->dtype),
+           c->tokenizer ? "" : ", without a tokenizer");
+}
+
+int command_convert(int argc, char **argv)
+{
+    const char *dtype = NULL, *words = NULL;
+    const option_row rows[] = {
+        { "tokenizer", OPTION_TEXT, &words, 0, 0, "F",
+          "the tokenizer, a folder or a file, where it is not MODEL's own" },
+        { "dtype", OPTION_TEXT, &dtype, 0, 0, "T",
+          "f32, bf16 or f16; default the 16-bit type of most of the weights, else f32" },
+        { 0 }
+    };
+    bool help;
+    io_error error;
+    int status = options_parse(&argc, argv, rows, "loam convert MODEL OUT [OPTIONS]", ABOUT, &help, &error);
+    if (!status && help) return EXIT_OK;
+    if (!status && argc != 3)
+        status = io_fail(&error, EXIT_USAGE, "expected MODEL and OUT, not %d arguments", argc - 1);
+    conversion c = { 0 };
+    if (!status) status = open_all(&c, argv[1], words, dtype, &error);
+    if (!status) status = write_folder(&c, argv[2], &error);
+    if (!status) print_summary(&c, argv[2]);
+    tokenizer_close(c.tokenizer);
+    lm_files_close(c.model);
+    return status ? options_report("convert", &error) : EXIT_OK;
+}

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: MIT */
+#define _POSIX_C_SOURCE 200809L
+#include "cli/lm/lm.h"
+
+#include "cli/progress.h"
+#include "io/npy.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char USAGE[] = "loam lm embed MODEL --text FILE [--out FILE.npy] [options]";
+static const char ABOUT[] =
+    "Vectors of sentences, one a line of the file: the mean over the tokens of what the last layer makes of "
+    "them, of length 1. Without --out it prints the cosine of each with the one before.";
+
+typedef struct embedding {
+    lm_session session;
+    lm_text *text;
+    int64_t width, room;
+} embedding;
+
+/* The mean of rows of the machine's memory, scaled to length 1. */
+static void mean_row(matrix hidden, float *out)
+{
+    double norm = 0;
+    for (int64_t c = 0; c < hidden.width; c++) {
+        double sum = 0;
+        for (int64_t i = 0; i < hidden.rows; i++)
+            sum += (double)((const float *)hidden.data)[i * hidden.row + c];
+        out[c] = (float)(sum / (double)hidden.rows);
+        norm += (double)out[c] * (double)out[c];
+    }
+    for (int64_t c = 0; norm > 0 && c < hidden.width; c++)
+        out[c] = (float)((double)out[c] / sqrt(norm));
+}
+
+/* A sentence longer than the model's context is cut, as sentence-transformers does. */
+static int embed_line(embedding *e, const char *line, size_t bytes, float *out, io_error *error)
+{
+    tokens ids = { 0 };
+    matrix hidden;
+    int status = tokenizer_encode(e->session.tokens, line, bytes, true, &ids, error);
+    if (!status && ids.count == 0) {
+        memset(out, 0, (size_t)e->width * sizeof *out);
+    } else if (!status) {
+        lm_text_rewind(e->text, 0);
+        status = lm_text_read(e->text, ids.id, ids.count < e->room ? ids.count : e->room, &hidden, error);
+        if (!status) mean_row(hidden, out);
+    }
+    tokens_free(&ids);
+    return status;
+}
+
+static int64_t count_lines(const char *text, size_t bytes)
+{
+    int64_t lines = bytes > 0 && text[bytes - 1] != '\n';
+    for (size_t i = 0; i < bytes; i++)
+        lines += text[i] == '\n';
+    return lines;
+}
+
+static void print_cosine(const embedding *e, const float *rows, int64_t n)
+{
+    double cosine = 0;
+    for (int64_t c = 0; c < e->width; c++)
+        cosine += (double)rows[n * e->width + c] * (double)rows[(n - 1) * e->width + c];
+    printf("%lld %.6f\n", (long long)n + 1, cosine);
+}
+
+static int embed_lines(embedding *e, const char *text, size_t bytes, const char *out, io_error *error)
+{
+    const int64_t lines = count_lines(text, bytes), shape[] = { lines, e->width };
+    array vectors;
+    progress bar;
+    if (lines == 0) return io_fail(error, EXIT_INPUT, "--text: no lines");
+    int status = array_create(&vectors, LOAM_F32, 2, shape, "the vectors", error);
+    if (status) return status;
+    progress_begin(&bar, "sentences", lines);
+    const char *from = text;
+    for (int64_t n = 0; !status && n < lines; n++) {
+        const char *const end = memchr(from, '\n', bytes - (size_t)(from - text));
+        const size_t count = end ? (size_t)(end - from) : bytes - (size_t)(from - text);
+        status = embed_line(e, from, count, (float *)vectors.data + n * e->width, error);
+        if (!status && !out && n > 0) print_cosine(e, vectors.data, n);
+        from += count + 1;
+        progress_add(&bar, 1);
+    }
+    progress_end(&bar);
+    if (!status && out) status = npy_write(out, &vectors, error);
+    array_free(&vectors);
+    return status;
+}
+
+int lm_embed(int argc, char **argv, io_error *error)
+{
+    lm_words words = lm_words_default();
+    const char *path = NULL, *out = NULL;
+    bool help = false;
+    const option_row rows[] = {
+        { "text", OPTION_TEXT, &path, 0, 0, "FILE", "a sentence a line; - standard input" },
+        { "out", OPTION_TEXT, &out, 0, 0, "FILE.npy", "the vectors, [lines][width]" },
+        LM_OPTION_ROWS(words),
+        { .name = NULL },
+    };
+    int status = options_parse(&argc, argv, rows, USAGE, ABOUT, &help, error);
+    if (status || help) return status;
+    if (argc != 2 || !path)
+        return io_fail(error, EXIT_USAGE, "expected one model and --text; usage: %s", USAGE);
+    embedding e = { 0 };
+    char *text = NULL;
+    size_t bytes = 0;
+    status = lm_text_file(&text, &bytes, path, error);
+    if (!status) status = lm_session_open(&e.session, argv[1], &words, error);
+    if (!status) {
+        const lm_config *c = lm_model_config(e.session.model);
+        e.width = c->width, e.room = c->context;
+        status = lm_text_open(&e.text, e.session.model, e.room, e.room, error);
+    }
+    if (!status) status = embed_lines(&e, text, bytes, out, error);
+    lm_text_close(e.text);
+    lm_session_close(&e.session);
+    free(text);
+    return status;
+}

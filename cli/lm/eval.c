@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: MIT */
+#define _POSIX_C_SOURCE 200809L
+#include "cli/lm/lm.h"
+
+#include "cli/lm/choose.h"
+#include "cli/progress.h"
+#include "io/out_file.h"
+#include "lm/score.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char USAGE[] = "loam lm eval MODEL --text FILE[,FILE..] | --choices FILE --form FORM [options]";
+static const char ABOUT[] =
+    "How well a model predicts texts: the mean of -log p of each token, in nats, and bits for each byte. "
+    "Texts are read in windows of --context tokens, which score each token once. Standard errors are those "
+    "of the mean over windows. Or how many questions with choices it gets right: the choice whose tokens "
+    "have the largest sum of log p after the question, or, by characters, the largest mean.";
+
+typedef struct request {
+    const char *texts, *out, *choices, *form;
+    int64_t context, most;
+} request;
+
+/* Sums over the windows of a text, or of all. */
+typedef struct result {
+    int64_t tokens, bytes, windows;
+    double nll;             /* its sum over tokens */
+    double n2, nll2, n_nll; /* over windows: of squares and products of tokens and sums */
+} result;
+
+static void add_window(result *r, int64_t scored, double nll)
+{
+    const double n = (double)scored;
+    r->tokens += scored, r->nll += nll, r->windows++;
+    r->n2 += n * n, r->nll2 += nll * nll, r->n_nll += n * nll;
+}
+
+static void add_result(result *to, const result *r)
+{
+    to->tokens += r->tokens, to->bytes += r->bytes, to->windows += r->windows, to->nll += r->nll;
+    to->n2 += r->n2, to->nll2 += r->nll2, to->n_nll += r->n_nll;
+}
+
+static double mean_of(const result *r) { return r->nll / (double)r->tokens; }
+
+/* Of the mean: a ratio of two sums over windows; NaN with one window. */
+static double error_of(const result *r)
+{
+    const double m = mean_of(r), w = (double)r->windows;
+    const double squares = r->nll2 - 2 * m * r->n_nll + m * m * r->n2;
+    return r->windows < 2 ? (double)NAN : sqrt(fmax(squares, 0) * w / (w - 1)) / (double)r->tokens;
+}
+
+static double bits_of(const result *r) { return r->nll / ((double)r->bytes * log(2)); }
+
+typedef struct evaluation {
+    lm_session session;
+    scorer *scorer;
+    int64_t length;
+    int32_t bos;
+    int32_t *inputs;
+    double *nll;
+    io_error *error;
+} evaluation;
+
+/* The tokens of a window: [inputs] and what they predict, which begins `scored` before the end. */
+static int run_window(evaluation *e, const tokens *text, const score_window *w, result *r)
+{
+    for (int64_t i = 0; i < w->inputs; i++)
+        e->inputs[i] = w->begin + i < 0 ? e->bos : text->id[w->begin + i];
+    const int32_t *const targets = text->id + w->begin + 1 + w->inputs - w->scored;
+    const int status = scorer_run(e->scorer, e->inputs, w->inputs, targets, w->scored, e->nll, e->error);
+    double sum = 0;
+    for (int64_t i = 0; !status && i < w->scored; i++)
+        sum += e->nll[i];
+    if (!status) add_window(r, w->scored, sum);
+    return status;
+}
+
+static int64_t windows_of(const evaluation *e, const tokens *text)
+{
+    score_window w;
+    int64_t count = 0;
+    while (score_window_at(&w, text->count, e->length, e->bos >= 0, count))
+        count++;
+    return count;
+}
+
+static int run_text(evaluation *e, const char *name, const tokens *text, result *r)
+{
+    progress bar;
+    score_window w;
+    int status = 0;
+    const int64_t windows = windows_of(e, text);
+    progress_begin(&bar, name, windows);
+    for (int64_t n = 0; !status && n < windows; n++) {
+        score_window_at(&w, text->count, e->length, e->bos >= 0, n);
+        status = run_window(e, text, &w, r);
+        progress_add(&bar, 1);
+    }
+    progress_end(&bar);
+    return status;
+}
+
+/* The tokens of a file, at most `most`, and the bytes of those that are scored. */
+static int text_tokens(evaluation *e, const char *path, int64_t most, tokens *out, int64_t *bytes)
+{
+    const int64_t unscored = e->bos >= 0 ? 0 : 1;
+    char *text = NULL, *again = NULL;
+    size_t count = 0;
+    int status = lm_text_file(&text, &count, path, e->error);
+    if (!status) status = tokenizer_encode(e->session.tokens, text, count, false, out, e->error);
+    if (!status && most > 0 && out->count > most) out->count = most;
+    if (!status && out->count <= unscored)
+        status = io_fail(e->error, EXIT_INPUT, "%s: %lld tokens, too few to predict", path,
+                         (long long)out->count);
+    if (!status)
+        status = tokenizer_decode(e->session.tokens, out->id + unscored, out->count - unscored, true, &again,
+                                  &count, e->error);
+    *bytes = (int64_t)count;
+    free(text);
+    free(again);
+    return status;
+}
+
+static void print_result(FILE *out, bool csv, const char *name, const result *r)
+{
+    const double error = error_of(r);
+    if (csv)
+        fprintf(out, "%s,%lld,%lld,%.9g,%.3g,%.9g\n", name, (long long)r->tokens, (long long)r->bytes,
+                mean_of(r), error, bits_of(r));
+    else
+        fprintf(out, "%-32s %10lld %10.4f %8.4f %10.4f\n", name, (long long)r->tokens, mean_of(r), error,
+                bits_of(r));
+}
+
+static int run_texts(evaluation *e, const request *r, char *list, FILE *csv)
+{
+    result all = { 0 };
+    int files = 0, status = 0;
+    const double begun = lm_seconds();
+    printf("%-32s %10s %10s %8s %10s\n", "text", "tokens", "nll", "+-", "bits/byte");
+    if (csv) fprintf(csv, "text,tokens,bytes,nll,nll_error,bits_per_byte\n");
+    for (char *path = strtok(list, ","); !status && path; path = strtok(NULL, ","), files++) {
+        result one = { 0 };
+        tokens text = { 0 };
+        status = text_tokens(e, path, r->most, &text, &one.bytes);
+        if (!status) status = run_text(e, path, &text, &one);
+        tokens_free(&text);
+        if (status) break;
+        print_result(stdout, false, path, &one);
+        if (csv) print_result(csv, true, path, &one);
+        fflush(stdout);
+        add_result(&all, &one);
+    }
+    if (status) return status;
+    if (files > 1) print_result(stdout, false, "all", &all);
+    fprintf(stderr, "%.1f tokens a second\n", (double)all.tokens / (lm_seconds() - begun));
+    return 0;
+}
+
+static int open_evaluation(evaluation *e, const request *r, io_error *error)
+{
+    const lm_config *c = lm_model_config(e->session.model);
+    if (c->architecture == LM_BERT)
+        return io_fail(error, EXIT_INPUT, "a bert model predicts no next token; see loam lm embed");
+    if (r->context > c->context)
+        return io_fail(error, EXIT_USAGE, "--context %lld: the model reads at most %lld tokens",
+                       (long long)r->context, (long long)c->context);
+    e->length = r->context > 0 ? r->context : c->context < 1024 ? c->context : 1024;
+    /* Texts that were trained on follow this token; a first token that begins a user's turn does not do. */
+    const int32_t end = tokenizer_id(e->session.tokens, "<|endoftext|>");
+    e->bos = end >= 0 ? end : c->bos;
+    e->inputs = calloc((size_t)e->length, sizeof *e->inputs),
+    e->nll = calloc((size_t)e->length, sizeof *e->nll);
+    if (!e->inputs || !e->nll) return io_fail(error, EXIT_INTERNAL, "out of memory for a window");
+    return scorer_open(&e->scorer, e->session.model, e->length, error);
+}
+
+static int evaluate(evaluation *e, const request *r, const lm_words *words, io_error *error)
+{
+    char text[LM_ATTENTION], *list = strdup(r->texts);
+    out_file *out = NULL;
+    int status = list ? open_evaluation(e, r, error)
+                      : io_fail(error, EXIT_INTERNAL, "out of memory for names");
+    if (!status && r->out) status = out_open(&out, r->out, error);
+    if (!status) {
+        printf("attention: %s; windows of %lld tokens\n\n", lm_session_attention(&e->session, words, text),
+               (long long)e->length);
+        status = run_texts(e, r, list, out ? out_stream(out) : NULL);
+    }
+    if (out && status)
+        out_discard(out);
+    else if (out)
+        status = out_commit(out, error);
+    free(list);
+    return status;
+}
+
+int lm_eval(int argc, char **argv, io_error *error)
+{
+    lm_words words = lm_words_default();
+    request r = { 0 };
+    bool help = false;
+    const option_row rows[] = {
+        { "text", OPTION_TEXT, &r.texts, 0, 0, "FILE,..", "texts, scored one after another" },
+        { "choices", OPTION_TEXT, &r.choices, 0, 0, "FILE", "questions, a JSON object a line" },
+        { "form", OPTION_TEXT, &r.form, 0, 0, "FORM",
+          "of these: piqa, arc, logiqa, winogrande, wsc273, wsc or mmlu" },
+        { "context", OPTION_INT, &r.context, 1, 1e9, "N",
+          "tokens of a window; default 1024, or the model's" },
+        { "most", OPTION_INT, &r.most, 1, 1e15, "N", "the first N tokens of each text; default all" },
+        { "out", OPTION_TEXT, &r.out, 0, 0, "FILE.csv", "the table, or the sums of all choices, as a file" },
+        LM_OPTION_ROWS(words),
+        { .name = NULL },
+    };
+    int status = options_parse(&argc, argv, rows, USAGE, ABOUT, &help, error);
+    if (status || help) return status;
+    if (argc != 2 || !r.texts == !r.choices)
+        return io_fail(error, EXIT_USAGE, "expected one model, and --text or --choices; usage: %s", USAGE);
+    evaluation e = { .error = error };
+    status = lm_session_open(&e.session, argv[1], &words, error);
+    const choose_request choose = { r.choices, r.form, r.out };
+    if (!status)
+        status = r.choices ? choose_run(&e.session, &choose, error) : evaluate(&e, &r, &words, error);
+    scorer_close(e.scorer);
+    free(e.inputs);
+    free(e.nll);
+    lm_session_close(&e.session);
+    return status;
+}

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: MIT
+ * What the commands on language models share: a model by its options, and texts. */
+#ifndef LOAM_CLI_LM_LM_H
+#define LOAM_CLI_LM_LM_H
+
+#include "cli/options.h"
+#include "lm/model.h"
+#include "text/tokenizer.h"
+
+/* Options as they are written. */
+typedef struct lm_words {
+    const char *weights, *mechanism, *ridge_unit, *tokenizer;
+    double ridge, sharpen;
+    int64_t layer, threads;
+} lm_words;
+
+lm_words lm_words_default(void);
+
+/* The rows of these options, for a command's table. */
+#define LM_OPTION_ROWS(words) \
+    { "weights", \
+      OPTION_TEXT, \
+      &(words).weights, \
+      0, \
+      0, \
+      "TYPE", \
+      "in memory: f32, bf16 or f16; default: the file's type, of 4- and 8-bit files f32" }, \
+        { "mechanism", \
+          OPTION_TEXT, \
+          &(words).mechanism, \
+          0, \
+          0, \
+          "NAME", \
+          "attention: softmax (default), lla, or parallax with probe 0" }, \
+        { "ridge", OPTION_REAL, &(words).ridge, 0, 1e30, "X", "of lla; default 1000" }, \
+        { "ridge-unit", \
+          OPTION_TEXT, \
+          &(words).ridge_unit, \
+          0, \
+          0, \
+          "UNIT", \
+          "what it is relative to: normalised (default), max or trace" }, \
+        { "layer", OPTION_INT, &(words).layer, 0, 1e6, "N", "the one layer with it; default all" }, \
+        { "sharpen", \
+          OPTION_REAL, \
+          &(words).sharpen, \
+          1e-3, \
+          1e3, \
+          "X", \
+          "scores times X: an inverse temperature; default 1" }, \
+        { "tokenizer", \
+          OPTION_TEXT, \
+          &(words).tokenizer, \
+          0, \
+          0, \
+          "PATH", \
+          "tokenizer.json, a folder or .gguf; default: beside the model" }, \
+    { \
+        "threads", OPTION_INT, &(words).threads, 1, 4096, "N", "default: all" \
+    }
+
+/* A model as a command uses it. */
+typedef struct lm_session {
+    machine on;
+    bool open; /* is there a machine? */
+    lm_files *files;
+    tokenizer *tokens;
+    lm_model *model;
+} lm_session;
+
+int lm_session_open(lm_session *s, const char *path, const lm_words *words, io_error *error);
+void lm_session_close(lm_session *s);
+
+enum { LM_ATTENTION = 128 };
+/* "softmax", "lla, ridge 100 (normalised), layer 3": the attention that was asked for. */
+const char *lm_session_attention(const lm_session *s, const lm_words *words, char text[LM_ATTENTION]);
+
+/* The bytes of a file, malloc's, with a 0 behind them; "-" is standard input. */
+int lm_text_file(char **text, size_t *bytes, const char *path, io_error *error);
+
+/* Seconds of the monotonic clock. */
+double lm_seconds(void);
+
+typedef int lm_command(int argc, char **argv, io_error *error);
+lm_command lm_info, lm_eval, lm_generate, lm_embed;
+
+#endif

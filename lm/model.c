@@ -1,0 +1,421 @@
+/* SPDX-License-Identifier: MIT */
+#include "lm/model.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdlib.h>
+
+static const matrix none = { 0 };
+
+struct lm_model {
+    const machine *on;
+    const lm_config *config;
+    lm_options options;
+    lm_weights weights;
+};
+
+/* Attention of one layer, or of all that do not differ. */
+typedef struct text_plans {
+    loam_plan *step, *chunk; /* one query; `queries` of them */
+    int64_t queries;
+} text_plans;
+
+struct lm_text {
+    const lm_model *of;
+    int64_t room, most, length;
+    memory memory;
+    matrix *keys, *values; /* [layers], each [1][room][heads_kv head_dim] */
+    matrix x, y, second, stats, q, o, up, gate, inner, probe; /* second: with parallel attention and mlp */
+    int32_t *ids;                                             /* of the tokens that are read */
+    text_plans *plans;                                        /* [layers] where layers differ, else one */
+    void *work;
+    size_t work_bytes;
+};
+
+lm_options lm_options_default(void)
+{
+    return (lm_options){
+        .weights = LOAM_F32, .mechanism = LOAM_SOFTMAX, .ridge = 0.1, .only = -1, .inverse_temperature = 1
+    };
+}
+
+/* ---- models */
+
+int lm_model_open(lm_model **made, const machine *on, const lm_files *f, const lm_options *options,
+                  io_error *error)
+{
+    *made = NULL;
+    const lm_config *config = lm_files_config(f);
+    if (options->only >= config->layers)
+        return io_fail(error, EXIT_USAGE, "layer %lld: the model has %lld", (long long)options->only,
+                       (long long)config->layers);
+    lm_model *m = calloc(1, sizeof *m);
+    if (!m) return io_fail(error, EXIT_INTERNAL, "out of memory for a model");
+    m->on = on, m->config = config, m->options = *options;
+    const int status = lm_weights_open(&m->weights, on, f, options->weights, error);
+    if (status)
+        free(m);
+    else
+        *made = m;
+    return status;
+}
+
+void lm_model_close(lm_model *m)
+{
+    if (!m) return;
+    lm_weights_close(&m->weights);
+    free(m);
+}
+
+const lm_config *lm_model_config(const lm_model *m) { return m->config; }
+const machine *lm_model_machine(const lm_model *m) { return m->on; }
+int64_t lm_model_bytes(const lm_model *m) { return m->weights.bytes; }
+
+/* ---- plans of attention */
+
+static int failed(const loam_error *from, io_error *error)
+{
+    return io_fail(error, EXIT_INTERNAL, "%s", from->text);
+}
+
+static bool layers_differ(const lm_model *m) { return m->config->scale_by_layer || m->options.only >= 0; }
+
+static text_plans *plans_of(const lm_text *t, int64_t layer)
+{
+    return &t->plans[layers_differ(t->of) ? layer : 0];
+}
+
+static bool has_mechanism(const lm_model *m, int64_t layer)
+{
+    return m->options.only < 0 || m->options.only == layer;
+}
+
+/* `queries` tokens at the end of those in use. */
+static loam_problem problem_of(const lm_text *t, int64_t layer, int64_t queries)
+{
+    const lm_model *m = t->of;
+    const lm_config *c = m->config;
+    const bool causal = c->architecture != LM_BERT, step = queries == 1 && causal && !m->on->gpu;
+    const loam_mechanism mechanism = has_mechanism(m, layer) ? m->options.mechanism : LOAM_SOFTMAX;
+    loam_problem p = loam_problem_default(mechanism, step ? LOAM_DECODE : LOAM_FORWARD);
+    p.dtype = m->on->operand;
+    p.backend = machine_backend(m->on);
+    p.threads = m->on->threads;
+    p.heads_q = c->heads_q, p.heads_kv = c->heads_kv;
+    p.len_q = queries, p.len_kv = t->room;
+    p.dim_qk = p.dim_v = c->head_dim;
+    p.causal = causal;
+    p.scale = m->options.inverse_temperature / sqrt((double)c->head_dim);
+    if (c->scale_by_layer) p.scale /= (double)(layer + 1);
+    if (mechanism == LOAM_LLA) p.ridge = m->options.ridge, p.ridge_unit = m->options.ridge_unit;
+    return p;
+}
+
+static int make_plan(lm_text *t, loam_plan **plan, int64_t layer, int64_t queries, io_error *error)
+{
+    loam_error reason;
+    const loam_problem p = problem_of(t, layer, queries);
+    loam_plan_destroy(*plan);
+    if (loam_plan_create(plan, &p, &reason)) return failed(&reason, error);
+    const size_t bytes = loam_plan_work_bytes(*plan);
+    if (bytes <= t->work_bytes) return 0;
+    memory room = { .gpu = t->of->on->gpu };
+    (void)memory_take(&room, (int64_t)bytes, 1);
+    if (!memory_open(&room, t->of->on)) return io_fail(error, EXIT_INTERNAL, "out of memory for attention");
+    memory old = { .gpu = room.gpu, .base = t->work };
+    memory_close(&old);
+    t->work = room.base, t->work_bytes = bytes;
+    return 0;
+}
+
+/* The plan for so many tokens; the last number of more than one is kept. */
+static int plan_for(lm_text *t, int64_t layer, int64_t queries, const loam_plan **plan, io_error *error)
+{
+    text_plans *plans = plans_of(t, layer);
+    loam_plan **const slot = queries == 1 ? &plans->step : &plans->chunk;
+    int status = 0;
+    if (!*slot || (queries > 1 && plans->queries != queries))
+        status = make_plan(t, slot, layer, queries, error);
+    if (!status && queries > 1) plans->queries = queries;
+    *plan = *slot;
+    return status;
+}
+
+/* ---- texts */
+
+static void take_all(lm_text *t)
+{
+    const lm_config *c = t->of->config;
+    const machine *on = t->of->on;
+    const int64_t q = c->heads_q * c->head_dim, kv = c->heads_kv * c->head_dim;
+    for (int64_t i = 0; i < c->layers; i++) {
+        t->keys[i] = memory_matrix(&t->memory, on->operand, 1, t->room, kv);
+        t->values[i] = memory_matrix(&t->memory, on->operand, 1, t->room, kv);
+    }
+    t->x = memory_matrix(&t->memory, on->dtype, 1, t->most, c->width);
+    t->y = memory_matrix(&t->memory, on->dtype, 1, t->most, c->width);
+    t->second = c->parallel ? memory_matrix(&t->memory, on->dtype, 1, t->most, c->width) : none;
+    t->stats = memory_matrix(&t->memory, on->dtype, 1, t->most, 2);
+    t->q = memory_matrix(&t->memory, on->operand, 1, t->most, q);
+    t->o = memory_matrix(&t->memory, on->operand, 1, t->most, q);
+    t->up = memory_matrix(&t->memory, on->dtype, 1, t->most, c->inner);
+    t->inner = memory_matrix(&t->memory, on->dtype, 1, t->most, c->inner);
+    t->gate = memory_matrix(&t->memory, on->dtype, 1, t->most, c->inner);
+    t->probe = t->of->options.mechanism == LOAM_PARALLAX
+                   ? memory_matrix(&t->memory, on->operand, 1, t->most, q)
+                   : none;
+    t->ids = memory_take(&t->memory, t->most, sizeof *t->ids);
+}
+
+int lm_text_open(lm_text **made, const lm_model *m, int64_t room, int64_t chunk, io_error *error)
+{
+    const lm_config *c = m->config;
+    assert(chunk >= 1 && chunk <= room);
+    *made = NULL;
+    if (c->context > 0 && room > c->context && c->rope_dim == 0)
+        return io_fail(error, EXIT_INPUT, "%lld tokens: the model has positions for %lld", (long long)room,
+                       (long long)c->context);
+    lm_text *t = calloc(1, sizeof *t);
+    if (!t) return io_fail(error, EXIT_INTERNAL, "out of memory for a text");
+    t->of = m, t->room = room, t->most = chunk;
+    t->keys = calloc((size_t)c->layers, sizeof *t->keys),
+    t->values = calloc((size_t)c->layers, sizeof *t->keys);
+    t->plans = calloc((size_t)c->layers, sizeof *t->plans);
+    bool there = t->keys && t->values && t->plans;
+    if (there) take_all(t), there = memory_open(&t->memory, m->on);
+    if (!there) {
+        lm_text_close(t);
+        return io_fail(error, EXIT_INTERNAL, "out of memory for a text of %lld tokens", (long long)room);
+    }
+    take_all(t);
+    *made = t;
+    return 0;
+}
+
+void lm_text_close(lm_text *t)
+{
+    if (!t) return;
+    for (int64_t i = 0; t->plans && i < t->of->config->layers; i++) {
+        loam_plan_destroy(t->plans[i].step);
+        loam_plan_destroy(t->plans[i].chunk);
+    }
+    memory work = { .gpu = t->of->on->gpu, .base = t->work };
+    memory_close(&work);
+    memory_close(&t->memory);
+    free(t->plans);
+    free(t->keys);
+    free(t->values);
+    free(t);
+}
+
+int64_t lm_text_length(const lm_text *t) { return t->length; }
+
+void lm_text_rewind(lm_text *t, int64_t length)
+{
+    assert(length >= 0 && length <= t->length);
+    t->length = length;
+}
+
+/* ---- a layer */
+
+/* out = a W^T + bias; `add`: to what out holds. add_positions with one row adds it to all. */
+static void linear(const lm_text *t, matrix out, matrix a, int64_t layer, lm_part part, bool add)
+{
+    const machine *on = t->of->on;
+    const matrix bias = lm_weight(&t->of->weights, layer, (lm_part)(part + 1));
+    on->op->product(on, out, a, lm_weight(&t->of->weights, layer, part),
+                    PRODUCT_B_TRANSPOSED | (add ? PRODUCT_ADD : 0));
+    if (bias.data) on->op->add_positions(on, out, bias);
+}
+
+static void norm(const lm_text *t, matrix y, matrix x, int64_t layer, lm_part part)
+{
+    const machine *on = t->of->on;
+    const lm_weights *w = &t->of->weights;
+    const matrix gain = lm_weight(w, layer, part), bias = lm_weight(w, layer, (lm_part)(part + 1));
+    const double eps = t->of->config->norm_eps;
+    const matrix stats = matrix_rows(t->stats, 0, x.rows);
+    if (bias.data)
+        on->op->layer_norm(on, y, stats, x, gain, bias, eps);
+    else
+        on->op->rms_norm(on, y, matrix_columns(stats, 0, 1), x, gain, eps);
+}
+
+static loam_view heads_view(matrix a, int64_t head_dim)
+{
+    return (loam_view){ a.data, a.rows * a.row, head_dim, a.row };
+}
+static loam_const_view heads_of(matrix a, int64_t head_dim)
+{
+    return (loam_const_view){ a.data, a.rows * a.row, head_dim, a.row };
+}
+
+/* Turns rows of heads in place, whose first token is the next one of the text. */
+static int turn(const lm_text *t, matrix a, int64_t heads, io_error *error)
+{
+    const lm_config *c = t->of->config;
+    loam_rope rope = loam_rope_default(a.dtype);
+    loam_error reason;
+    rope.batch = 1, rope.heads = heads, rope.tokens = a.rows, rope.channels = c->head_dim;
+    rope.dim = c->rope_dim, rope.base = c->rope_base, rope.offset = t->length;
+    rope.threads = t->of->on->threads;
+    rope.backend = machine_backend(t->of->on), rope.stream = machine_stream(t->of->on);
+    const loam_const_view from = heads_of(a, c->head_dim);
+    const loam_view to = heads_view(a, c->head_dim);
+    return loam_rope_apply(&rope, &from, &to, &reason) ? failed(&reason, error) : 0;
+}
+
+/* o of the rows of q, over all keys so far and their own. */
+static int attend(lm_text *t, int64_t layer, matrix o, matrix q, io_error *error)
+{
+    const lm_config *c = t->of->config;
+    const int64_t in_use = t->length + q.rows;
+    const loam_plan *plan;
+    loam_error reason;
+    int status = plan_for(t, layer, q.rows, &plan, error);
+    if (status) return status;
+    const bool parallax = loam_plan_problem(plan)->mechanism == LOAM_PARALLAX;
+    const loam_args args = { .q = heads_of(q, c->head_dim),
+                             .k = heads_of(t->keys[layer], c->head_dim),
+                             .v = heads_of(t->values[layer], c->head_dim),
+                             .probe = heads_of(parallax ? matrix_rows(t->probe, 0, q.rows) : none,
+                                               c->head_dim),
+                             .lens_kv = &in_use,
+                             .o = heads_view(o, c->head_dim),
+                             .work = t->work,
+                             .stream = machine_stream(t->of->on) };
+    return loam_run(plan, &args, &reason) ? failed(&reason, error) : 0;
+}
+
+/* out += attention of x, or out = it. */
+static int attention(lm_text *t, int64_t layer, matrix out, matrix x, bool add, io_error *error)
+{
+    const lm_config *c = t->of->config;
+    const matrix q = matrix_rows(t->q, 0, x.rows), o = matrix_rows(t->o, 0, x.rows);
+    const matrix k = matrix_rows(t->keys[layer], t->length, x.rows),
+                 v = matrix_rows(t->values[layer], t->length, x.rows);
+    linear(t, q, x, layer, LM_Q, false);
+    linear(t, k, x, layer, LM_K, false);
+    linear(t, v, x, layer, LM_V, false);
+    int status = 0;
+    if (c->rope_dim > 0) status = turn(t, q, c->heads_q, error);
+    if (!status && c->rope_dim > 0) status = turn(t, k, c->heads_kv, error);
+    if (!status) status = attend(t, layer, o, q, error);
+    if (!status) linear(t, out, o, layer, LM_O, add);
+    return status;
+}
+
+static void activate(const lm_text *t, matrix y, matrix x)
+{
+    const machine *on = t->of->on;
+    switch (t->of->config->activation) {
+    case LM_GELU: on->op->gelu_erf(on, y, x); return;
+    case LM_GELU_TANH: on->op->gelu(on, y, x); return;
+    case LM_SILU: on->op->silu(on, y, x); return;
+    case LM_RELU: on->op->relu(on, y, x); return;
+    }
+}
+
+static void mlp(const lm_text *t, int64_t layer, matrix out, matrix x, bool add)
+{
+    const machine *on = t->of->on;
+    const matrix gates = lm_weight(&t->of->weights, layer, LM_GATE), up = matrix_rows(t->up, 0, x.rows),
+                 gate = matrix_rows(t->gate, 0, x.rows), inner = matrix_rows(t->inner, 0, x.rows);
+    linear(t, up, x, layer, LM_UP, false);
+    if (gates.data) {
+        on->op->product(on, gate, x, gates, PRODUCT_B_TRANSPOSED);
+        activate(t, inner, gate);
+        on->op->multiply(on, gate, inner, up);
+    } else {
+        activate(t, gate, up);
+    }
+    linear(t, out, gate, layer, LM_DOWN, add);
+}
+
+/* x becomes what the layer makes of it; y: a room of the same size. */
+static int run_layer(lm_text *t, int64_t layer, matrix x, matrix y, io_error *error)
+{
+    const lm_config *c = t->of->config;
+    const machine *on = t->of->on;
+    int status;
+    if (c->architecture == LM_BERT) {
+        if ((status = attention(t, layer, y, x, false, error))) return status;
+        on->op->combine(on, y, 1, x, 1, y);
+        norm(t, x, y, layer, LM_NORM_1);
+        mlp(t, layer, y, x, false);
+        on->op->combine(on, y, 1, x, 1, y);
+        norm(t, x, y, layer, LM_NORM_2);
+        return 0;
+    }
+    norm(t, y, x, layer, LM_NORM_1);
+    if (c->parallel) {
+        const matrix second = matrix_rows(t->second, 0, x.rows);
+        norm(t, second, x, layer, LM_NORM_2);
+        if ((status = attention(t, layer, x, y, true, error))) return status;
+        mlp(t, layer, x, second, true);
+        return 0;
+    }
+    if ((status = attention(t, layer, x, y, true, error))) return status;
+    norm(t, y, x, layer, LM_NORM_2);
+    mlp(t, layer, x, y, true);
+    return 0;
+}
+
+/* ---- reading */
+
+/* The embedding of tokens at positions from the next one on. */
+static void enter(const lm_text *t, matrix x)
+{
+    const machine *on = t->of->on;
+    const lm_weights *w = &t->of->weights;
+    const matrix places = lm_weight(w, 0, LM_POSITIONS), types = lm_weight(w, 0, LM_TYPES);
+    on->op->embed(on, x, lm_weight(w, 0, LM_EMBED), (numbers){ t->ids, 0 }, none);
+    if (places.data) on->op->add_positions(on, x, matrix_rows(places, t->length, x.rows));
+    if (types.data) on->op->add_positions(on, x, matrix_rows(types, 0, 1));
+}
+
+static int check_tokens(const lm_text *t, const int32_t *tokens, int64_t count, io_error *error)
+{
+    const lm_config *c = t->of->config;
+    if (count < 1 || count > t->most || count > t->room - t->length)
+        return io_fail(error, EXIT_INPUT, "%lld tokens at once: expected 1 to %lld", (long long)count,
+                       (long long)(t->most < t->room - t->length ? t->most : t->room - t->length));
+    for (int64_t i = 0; i < count; i++)
+        if (tokens[i] < 0 || tokens[i] >= c->vocabulary)
+            return io_fail(error, EXIT_INPUT, "token %d: the model has %lld", tokens[i],
+                           (long long)c->vocabulary);
+    return 0;
+}
+
+int lm_text_read(lm_text *t, const int32_t *tokens, int64_t count, matrix *hidden, io_error *error)
+{
+    const lm_model *m = t->of;
+    int status = check_tokens(t, tokens, count, error);
+    if (status) return status;
+    if (m->config->architecture == LM_BERT) t->length = 0;
+    matrix x = matrix_rows(t->x, 0, count), y = matrix_rows(t->y, 0, count);
+    machine_upload(m->on, t->ids, tokens, (size_t)count * sizeof *tokens);
+    enter(t, x);
+    if (lm_weight(&m->weights, 0, LM_EMBED_NORM).data) {
+        norm(t, y, x, 0, LM_EMBED_NORM);
+        const matrix kept = x;
+        x = y, y = kept;
+    }
+    for (int64_t layer = 0; !status && layer < m->config->layers; layer++)
+        status = run_layer(t, layer, x, y, error);
+    if (status) return status;
+    if (lm_weight(&m->weights, 0, LM_LAST_NORM).data) {
+        norm(t, y, x, 0, LM_LAST_NORM);
+        x = y;
+    }
+    t->length += count;
+    *hidden = x;
+    return 0;
+}
+
+void lm_text_logits(const lm_text *t, matrix hidden, matrix logits)
+{
+    const lm_model *m = t->of;
+    m->on->op->product(m->on, logits, hidden, lm_weight(&m->weights, 0, m->config->tied ? LM_EMBED : LM_HEAD),
+                       PRODUCT_B_TRANSPOSED);
+}
