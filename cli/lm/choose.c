@@ -155,7 +155,7 @@ static int read_items(items *list, const choose_request *r, io_error *error)
     int form = ITEM_FORMS;
     char *text = NULL, names[NAMES_BYTES];
     size_t bytes = 0;
-    int status = names_choose("--form", r->form, item_form_name, &form, error);
+    int status = names_choose("form", r->form, item_form_name, &form, error);
     if (!status && form == ITEM_FORMS)
         status = io_fail(error, EXIT_USAGE, "--choices wants --form: %s",
                          names_list(names, item_form_name, " or "));

@@ -33,14 +33,15 @@ static int options_of(lm_options *out, const lm_words *words, const lm_files *fi
                   : strcmp(type, "F16") == 0 ? 2
                                              : 0,
         mechanism = 0, unit = LOAM_RIDGE_NORMALISED;
-    int status = names_choose("--weights", words->weights, weights_word, &weights, error);
-    if (!status) status = names_choose("--mechanism", words->mechanism, mechanism_word, &mechanism, error);
-    if (!status) status = names_choose("--ridge-unit", words->ridge_unit, names_ridge_unit, &unit, error);
+    int status = names_choose("weights", words->weights, weights_word, &weights, error);
+    if (!status) status = names_choose("mechanism", words->mechanism, mechanism_word, &mechanism, error);
+    if (!status) status = names_choose("ridge-unit", words->ridge_unit, names_ridge_unit, &unit, error);
     *out = lm_options_default();
+    if (status) return status;
     out->weights = types[weights], out->mechanism = mechanisms[mechanism];
     out->ridge = words->ridge, out->ridge_unit = (loam_ridge_unit)unit;
     out->only = words->layer, out->inverse_temperature = words->sharpen;
-    return status;
+    return 0;
 }
 
 int lm_session_open(lm_session *s, const char *path, const lm_words *words, io_error *error)
