@@ -14,7 +14,7 @@ typedef enum corpus_split { SPLIT_TRAIN, SPLIT_VALID, SPLIT_HELD, SPLITS } corpu
 /* "train", "valid", "held". */
 const char *corpus_split_name(int split);
 
-/* Of 100 documents 0 and 1 are held out and 2 is for validation, by SHA-256 of "SEED\nCORPUS\nPATH": its first
+/* Of 100 documents 0 and 1 are held out, 2 is for validation, by SHA-256 of "SEED\nCORPUS\nPATH": its first
  * 8 bytes, big-endian, modulo 100. */
 corpus_split corpus_split_of(uint64_t seed, const char *corpus, const char *path);
 

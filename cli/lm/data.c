@@ -149,8 +149,8 @@ static int read_corpus(request *r, int n, io_error *error)
     if (!status && c->paragraphs[PROSE_KEPT] == 0)
         status = io_fail(
             error, EXIT_INPUT,
-            "%s: no prose in %lld files, %lld more have unknown endings; expected .html, .txt, .pod "
-            "or .dictionary, or NAME:KIND=PATH",
+            "%s: %lld files read, %lld passed over by their endings, and no prose found; expected "
+            "some in files of .html, .txt, .pod or .dictionary",
             c->path, (long long)c->files, (long long)c->unread);
     paths_free(&files);
     return status;
@@ -162,6 +162,7 @@ static int add_texts(const request *r, bpe_trainer *trainer, io_error *error)
 {
     progress bar;
     buffer text = { 0 };
+    bool any = false;
     int status = 0;
     progress_begin(&bar, "words", (int64_t)r->texts.documents);
     for (size_t i = 0; i < r->texts.documents && !status; i++) {
@@ -170,10 +171,14 @@ static int add_texts(const request *r, bpe_trainer *trainer, io_error *error)
         if (d->split == SPLIT_TRAIN) collection_text(&r->texts, d, &text);
         if (text.failed) status = io_fail(error, EXIT_INTERNAL, "out of memory for a document");
         if (!status) status = bpe_trainer_add(trainer, text.at, text.count, error);
+        any = any || text.count > 0;
         progress_add(&bar, 1);
     }
     progress_end(&bar);
     buffer_free(&text);
+    if (!status && !any)
+        status = io_fail(error, EXIT_INPUT,
+                         "no text is left to train a tokenizer on; expected more documents, or --tokenizer");
     return status;
 }
 
