@@ -236,6 +236,10 @@ static void print_summary(const request *r)
                (long long)c->paragraphs[PROSE_KEPT], (long long)dropped, (double)bytes / 1e6, (long long)ids,
                (long long)shards_total(r->shards, n, SPLIT_HELD).tokens);
     }
+    for (int n = 0; n < r->texts.count; n++)
+        if (shards_total(r->shards, n, SPLIT_HELD).documents == 0)
+            fprintf(stderr, "loam lm data: nothing of %s is held out; another --seed may do it\n",
+                    r->texts.corpora[n].name);
     printf("\n%s: %lld tokens in the vocabulary\n", r->out, (long long)tokenizer_size(r->tokens));
     for (int split = 0; split < SPLITS; split++)
         printf("%-6s %9lld documents %9.2f MB %9lld tokens\n", corpus_split_name(split),

@@ -92,6 +92,7 @@ static void shards_have_the_text(void **state)
     const outcome told = run_loam("lm data t=t w:dictionary=w.lines --out out --vocabulary 300 --threads 2");
     expect_status(&told, 0);
     assert_non_null(strstr(told.out, "out: 300 tokens in the vocabulary\n"));
+    assert_string_equal(told.err, "loam lm data: nothing of w is held out; another --seed may do it\n");
     assert_int_equal(tokenizer_open(&t, "out", &error), 0);
     for (int split = 0; split < SPLITS; split++)
         shard[split] = read_shard(files[split]);
