@@ -34,11 +34,12 @@ fail()
 # Downloaded and unpacked, by any user.
 fetch()
 {
-    ls "$files/$1"_*.deb >/dev/null 2>&1 && return
+    [ -e "$files/$1.unpacked" ] && return
     echo "Fetching $1"
     (cd "$files" && apt-get -q download "$1" >fetch.log 2>&1) ||
         fail "apt-get download $1: $(tail -n 1 "$files/fetch.log"); expected Debian 12, after apt-get update"
     dpkg-deb -x "$files/$1"_*.deb "$root"
+    touch "$files/$1.unpacked"
 }
 
 version() { dpkg-deb -f "$files"/"$1"_*.deb Version; }
@@ -80,15 +81,22 @@ made_bible()
         reference ~ /[0-9]$/ { print substr($0, 2) >>(folder "/" reference ".txt") }'
 }
 
+place_of() { echo "$table" | awk -v name="$1" '$1 == name { print $2, $3 }'; }
+
+[ -x "$loam" ] || fail "there is no program $loam; expected that of make build, or LOAM"
+for name in $corpora; do
+    [ -n "$(place_of "$name")" ] ||
+        fail "no corpus is called $name; expected $(echo "$table" | awk 'NF { printf "%s ", $1 }')"
+done
 mkdir -p "$root" "$made"
 set --
 packages=
 for name in $corpora; do
-    place=$(echo "$table" | awk -v name="$name" '$1 == name { print $2, $3 }')
-    [ -n "$place" ] || fail "no corpus is called $name"
+    place=$(place_of "$name")
     package=${place% *} place=${place#* }
     fetch "$package"
     if [ "$place" = made ]; then
+        rm -rf "${made:?}/$name"
         mkdir -p "$made/$name"
         "made_$name" "$made/$name"
         place="=$made/$name"
