@@ -33,7 +33,7 @@ src/core  include src/base src/gpu src/local src/recurrent
 io        include
 random
 text      include io
-corpus    include io text
+corpus    include io random text
 train     include io random train/cpu train/cuda
 train/cpu include train
 train/cuda include train

@@ -18,6 +18,7 @@ static const struct {
     { "generate", lm_generate, "what it writes after a prompt" },
     { "embed", lm_embed, "vectors of sentences, one a line" },
     { "data", lm_data, "shards of tokens from texts, to train on" },
+    { "items", lm_make_items, "questions with choices from held-out text" },
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };
 
