@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-/* Of corpus d the document d.dictionary#11 is held out, entries 704 .. 767; of corpus t, 136.html. */
+/* Of corpus d the document d.dictionary#11 is held out, entries 704 .. 767; of corpus t, 136.html, of r, 2.txt. */
 enum { ENTRIES = 768, FIRST = 704 };
 
 static char story[1 << 15];
@@ -24,18 +24,20 @@ static uint64_t state_of(int i)
     return x ^ x >> 31;
 }
 
-/* The story: words of random letters, so that no text is there twice. */
+/* The story: words of random letters, so that no text is there twice, one of them of 256 that are more tokens
+ * than one. */
 static void write_words(int first)
 {
     size_t at = 0;
     for (int i = 0; i < 3000; i++) {
         const uint64_t letters = state_of(first + i);
-        at += (size_t)snprintf(story + at, sizeof story - at, "%s%c%c\xc3\xa9%c%s",
+        at += (size_t)snprintf(story + at, sizeof story - at, "%s%c%c\xe4%c%c%c%s",
                                i % 15 ? " "
                                : i    ? "\n\n"
                                       : "",
                                (char)('a' + letters % 26), (char)('a' + letters / 26 % 26),
-                               (char)('a' + letters / 676 % 26), i % 15 == 14 ? "." : "");
+                               (char)(0xb8 + letters / 676 % 4), (char)(0x80 + letters / 2704 % 64),
+                               (char)('a' + letters / 173056 % 26), i % 15 == 14 ? "." : "");
     }
 }
 
@@ -51,10 +53,14 @@ static int make_data(void **state)
     write_words(5000);
     fputs(story, other);
     write_words(0);
-    const int closed = fclose(file) | fclose(page) | fclose(other);
+    FILE *again = fopen("2.txt", "w");
+    for (int i = 0; i < 100; i++)
+        fprintf(again, "In the house he sat and %s, and then went on to the next. ",
+                i % 3 ? "slept" : "wrote a line");
+    const int closed = fclose(again) | fclose(file) | fclose(page) | fclose(other);
     const outcome told = run_shell(
         "printf '<p>' >p && sed 's/^$/<p>/' 136.html >>p && mv p 136.html && "
-        "\"$LOAM\" lm data d=d.dictionary t=136.html o=o.txt --out c --vocabulary 400");
+        "\"$LOAM\" lm data d=d.dictionary t=136.html o=o.txt r=2.txt --out c --vocabulary 400");
     expect_status(&told, 0);
     return closed;
 }
@@ -130,6 +136,22 @@ static void continuations_follow(void **state)
     items_free(&list);
 }
 
+/* Of a text that repeats itself. */
+static void choices_differ(void **state)
+{
+    static char text[1 << 17];
+    (void)state;
+    const outcome told = run_loam("lm items c --corpus r --kind continuation --out r.jsonl");
+    expect_status(&told, 0);
+    items list = read_items("r.jsonl", text, sizeof text);
+    assert_true(list.count > 0);
+    for (int64_t n = 0; n < list.count; n++)
+        for (int i = 0; i < 4; i++)
+            for (int j = 0; j < i; j++)
+                assert_string_not_equal(list.list[n].rest[i], list.list[n].rest[j]);
+    items_free(&list);
+}
+
 static void seeds_differ(void **state)
 {
     (void)state;
@@ -172,9 +194,8 @@ static void bad_input_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(glosses_have_their_word),
-        cmocka_unit_test(continuations_follow),
-        cmocka_unit_test(seeds_differ),
+        cmocka_unit_test(glosses_have_their_word), cmocka_unit_test(continuations_follow),
+        cmocka_unit_test(choices_differ),          cmocka_unit_test(seeds_differ),
         cmocka_unit_test(bad_input_is_refused),
     };
     return cmocka_run_group_tests(tests, make_data, program_teardown);
