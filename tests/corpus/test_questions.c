@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-/* Of corpus d the document d.dictionary#11 is held out, entries 704 .. 767; of corpus t, 136.html, of r, 2.txt. */
+/* Held out are of corpus d the document d.dictionary#11, entries 704 .. 767; of t 136.html, of r 2.txt. */
 enum { ENTRIES = 768, FIRST = 704 };
 
 static char story[1 << 15];
