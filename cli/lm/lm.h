@@ -82,6 +82,6 @@ int lm_text_file(char **text, size_t *bytes, const char *path, io_error *error);
 double lm_seconds(void);
 
 typedef int lm_command(int argc, char **argv, io_error *error);
-lm_command lm_info, lm_eval, lm_generate, lm_embed;
+lm_command lm_info, lm_eval, lm_generate, lm_embed, lm_data, lm_make_items;
 
 #endif
