@@ -2,6 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "lm/items.h"
 
+#include <csv.h>
 #include <jansson.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -11,7 +12,8 @@
 /* A line that is read. */
 typedef struct line {
     const json_t *root;
-    const char *name; /* of the file */
+    const char *name;    /* of the file */
+    const char *subject; /* NULL: as the line says */
     int64_t number;
     item *to;
     io_error *error;
@@ -276,22 +278,42 @@ static int read_wsc(const line *l)
     return put_item(l, context, answers, 2, label);
 }
 
+/* Without the white space around it, malloc's. */
+static char *stripped(const char *text)
+{
+    static const char white[] = " \t\r\n\v\f";
+    text += strspn(text, white);
+    size_t length = strlen(text);
+    while (length > 0 && strchr(white, text[length - 1]))
+        length--;
+    return strndup(text, length);
+}
+
+/* "... about high school physics.", malloc's; files write a subject as high_school_physics. */
+static char *mmlu_header(const char *subject)
+{
+    static const char about[] = "The following are multiple choice questions (with answers)";
+    char *header = subject ? print("%s about %s.", about, subject) : print("%s.", about);
+    for (char *at = header; at && (at = strchr(at, '_'));)
+        *at = ' ';
+    return header;
+}
+
 static int read_mmlu(const line *l)
 {
     static const char *const letters[] = { "A", "B", "C", "D" };
-    const char *question, *text[ITEM_CHOICES],
-        *subject = json_string_value(json_object_get(l->root, "subject"));
+    const char *question, *text[ITEM_CHOICES], *own = json_string_value(json_object_get(l->root, "subject"));
     int64_t answer;
     int count = 4;
     int status = text_of(l, l->root, "question", &question);
     if (!status) status = number_of(l, l->root, "answer", 3, &answer);
     if (!status) status = texts_of(l, json_object_get(l->root, "choices"), "choices", text, &count);
     if (status) return status;
-    char *list = lettered(text, count);
-    char *context =
-        list ? print("The following are multiple choice questions (with answers)%s%s.\n\n%s\n%sAnswer:",
-                     subject ? " about " : "", subject ? subject : "", question, list)
-             : NULL;
+    char *header = mmlu_header(l->subject ? l->subject : own), *asked = stripped(question),
+         *list = lettered(text, count);
+    char *context = header && asked && list ? print("%s\n\n%s\n%sAnswer:", header, asked, list) : NULL;
+    free(header);
+    free(asked);
     free(list);
     return put_item(l, context, letters, 4, answer);
 }
@@ -310,11 +332,9 @@ const char *item_form_name(int form) { return form < ITEM_FORMS ? forms[form].na
 
 /* ---- files */
 
-static int read_line(items *out, const char *text, size_t bytes, item_form form, line *l)
+/* Takes `root`. */
+static int add_item(items *out, json_t *root, item_form form, line *l)
 {
-    json_error_t reason;
-    json_t *root = json_loadb(text, bytes, 0, &reason);
-    if (!root) return wrong(l, "not JSON: %.100s", reason.text);
     item *more = realloc(out->list, (size_t)(out->count + 1) * sizeof *more);
     int status = more ? 0 : io_fail(l->error, EXIT_INTERNAL, "out of memory for questions");
     if (more) {
@@ -328,9 +348,25 @@ static int read_line(items *out, const char *text, size_t bytes, item_form form,
     return status;
 }
 
-int items_read(items *out, const char *text, size_t bytes, item_form form, const char *name, io_error *error)
+static int read_line(items *out, const char *text, size_t bytes, item_form form, line *l)
 {
-    line l = { .name = name, .error = error };
+    json_error_t reason;
+    json_t *root = json_loadb(text, bytes, 0, &reason);
+    return root ? add_item(out, root, form, l) : wrong(l, "not JSON: %.100s", reason.text);
+}
+
+/* What has no questions is wrong, and on failure nothing is kept. */
+static int end_items(items *out, int status, const char *name, io_error *error)
+{
+    if (!status && out->count == 0) status = io_fail(error, EXIT_INPUT, "%s: no questions", name);
+    if (status) items_free(out);
+    return status;
+}
+
+int items_read(items *out, const char *text, size_t bytes, item_form form, const char *subject,
+               const char *name, io_error *error)
+{
+    line l = { .name = name, .subject = subject, .error = error };
     int status = 0;
     *out = (items){ 0 };
     for (size_t at = 0; !status && at < bytes;) {
@@ -340,9 +376,125 @@ int items_read(items *out, const char *text, size_t bytes, item_form form, const
         if (strspn(text + at, " \t\r") < length) status = read_line(out, text + at, length, form, &l);
         at += length + 1;
     }
-    if (!status && out->count == 0) status = io_fail(error, EXIT_INPUT, "%s: no questions", name);
-    if (status) items_free(out);
-    return status;
+    return end_items(out, status, name, error);
+}
+
+/* ---- CSV */
+
+enum { QUESTION, ANSWER = 5, FIELDS };
+
+/* A row becomes the JSON object that a line of the other kind is. */
+typedef struct csv_rows {
+    items *out;
+    line *line;
+    char *field[FIELDS];
+    int count; /* of the row's fields, those beyond FIELDS too */
+    int64_t rows;
+    int status;
+} csv_rows;
+
+static void on_field(void *text, size_t bytes, void *data)
+{
+    csv_rows *r = data;
+    if (r->status || r->count++ >= FIELDS) return;
+    char **place = &r->field[r->count - 1];
+    if (bytes > 0 && memchr(text, 0, bytes))
+        r->status = wrong(r->line, "field %d has a byte 0", r->count);
+    else if (!(*place = strndup(bytes > 0 ? text : "", bytes)))
+        r->status = io_fail(r->line->error, EXIT_INTERNAL, "out of memory for questions");
+}
+
+static bool is_header(char *const field[FIELDS])
+{
+    static const char *const names[FIELDS] = { "question", "A", "B", "C", "D", "answer" };
+    bool header = true;
+    for (int i = 0; i < FIELDS; i++)
+        header = header && strcmp(field[i], names[i]) == 0;
+    return header;
+}
+
+static int add_row(csv_rows *r)
+{
+    char *const *f = r->field;
+    if (r->count != FIELDS)
+        return wrong(r->line, "%d fields; expected 6: question, A, B, C, D, answer", r->count);
+    if (r->rows++ == 0 && is_header(f)) return 0;
+    const char *letter = f[ANSWER];
+    if (letter[0] < 'A' || letter[0] > 'D' || letter[1])
+        return wrong(r->line, "the answer is '%.20s'; expected A, B, C or D", letter);
+    json_t *root = json_pack("{s:s, s:[ssss], s:i}", "question", f[QUESTION], "choices", f[1], f[2], f[3],
+                             f[4], "answer", letter[0] - 'A');
+    return root ? add_item(r->out, root, ITEM_MMLU, r->line) : wrong(r->line, "not UTF-8");
+}
+
+static void on_row(int end, void *data)
+{
+    csv_rows *r = data;
+    (void)end;
+    if (!r->status) r->status = add_row(r);
+    for (int i = 0; i < FIELDS; i++) {
+        free(r->field[i]);
+        r->field[i] = NULL;
+    }
+    r->count = 0;
+}
+
+/* Blanks around a field belong to it. */
+static int is_no_space(unsigned char byte)
+{
+    (void)byte;
+    return 0;
+}
+
+/* Line by line, so that messages can tell where a row begins. */
+static int parse_rows(csv_rows *r, const char *text, size_t bytes)
+{
+    struct csv_parser parser;
+    int64_t lines = 0;
+    if (csv_init(&parser, CSV_STRICT | CSV_STRICT_FINI) != 0)
+        return io_fail(r->line->error, EXIT_INTERNAL, "out of memory for questions");
+    csv_set_space_func(&parser, is_no_space);
+    for (size_t at = 0, length; !r->status && at < bytes; at += length) {
+        const char *end = memchr(text + at, '\n', bytes - at);
+        length = end ? (size_t)(end - text) + 1 - at : bytes - at;
+        lines++;
+        if (!parser.quoted) r->line->number = lines;
+        if (csv_parse(&parser, text + at, length, on_field, on_row, r) != length && !r->status)
+            r->status = wrong(r->line, "%s", csv_strerror(csv_error(&parser)));
+    }
+    if (!r->status && csv_fini(&parser, on_field, on_row, r) != 0)
+        r->status = wrong(r->line, "a quoted field never ends");
+    csv_free(&parser);
+    return r->status;
+}
+
+/* "some/anatomy_test.csv": anatomy, malloc's. */
+static char *subject_of(const char *name)
+{
+    static const char *const ends[] = { ".csv", "_test", "_dev", "_val" };
+    const char *slash = strrchr(name, '/');
+    char *subject = strdup(slash ? slash + 1 : name);
+    for (size_t i = 0; subject && i < sizeof ends / sizeof *ends; i++) {
+        const size_t length = strlen(subject), end = strlen(ends[i]);
+        if (length > end && strcmp(subject + length - end, ends[i]) == 0) subject[length - end] = 0;
+    }
+    return subject;
+}
+
+int items_read_csv(items *out, const char *text, size_t bytes, const char *subject, const char *name,
+                   io_error *error)
+{
+    const size_t mark = bytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
+    char *own = subject ? NULL : subject_of(name);
+    line l = { .name = name, .subject = subject ? subject : own, .error = error };
+    csv_rows rows = { .out = out, .line = &l };
+    *out = (items){ 0 };
+    int status = l.subject ? parse_rows(&rows, text + mark, bytes - mark)
+                           : io_fail(error, EXIT_INTERNAL, "out of memory for questions");
+    for (int i = 0; i < FIELDS; i++)
+        free(rows.field[i]);
+    free(own);
+    return end_items(out, status, name, error);
 }
 
 void items_free(items *list)

@@ -150,6 +150,12 @@ static int open_chooser(chooser *c)
                   : io_fail(c->error, EXIT_INTERNAL, "out of memory for scores");
 }
 
+static bool is_csv(const char *path)
+{
+    const size_t length = strlen(path);
+    return length >= 4 && strcmp(path + length - 4, ".csv") == 0;
+}
+
 static int read_items(items *list, const choose_request *r, io_error *error)
 {
     int form = ITEM_FORMS;
@@ -159,8 +165,13 @@ static int read_items(items *list, const choose_request *r, io_error *error)
     if (!status && form == ITEM_FORMS)
         status = io_fail(error, EXIT_USAGE, "--choices wants --form: %s",
                          names_list(names, item_form_name, " or "));
+    if (!status && r->subject && form != ITEM_MMLU)
+        status = io_fail(error, EXIT_USAGE, "--subject is for --form mmlu");
     if (!status) status = lm_text_file(&text, &bytes, r->path, error);
-    if (!status) status = items_read(list, text, bytes, (item_form)form, r->path, error);
+    if (!status && form == ITEM_MMLU && is_csv(r->path))
+        status = items_read_csv(list, text, bytes, r->subject, r->path, error);
+    else if (!status)
+        status = items_read(list, text, bytes, (item_form)form, r->subject, r->path, error);
     free(text);
     return status;
 }

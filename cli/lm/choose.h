@@ -7,6 +7,7 @@
 
 typedef struct choose_request {
     const char *path, *form, *out; /* out: NULL, or a CSV file of all sums */
+    const char *subject;           /* of mmlu's questions; NULL: as the file says */
 } choose_request;
 
 /* Prints accuracies, by sums of log p and, where choices are texts of their own, by sums over characters. */

@@ -20,7 +20,7 @@ static const char ABOUT[] =
     "have the largest sum of log p after the question, or, by characters, the largest mean.";
 
 typedef struct request {
-    const char *texts, *out, *choices, *form;
+    const char *texts, *out, *choices, *form, *subject;
     int64_t context, most;
 } request;
 
@@ -207,9 +207,12 @@ int lm_eval(int argc, char **argv, io_error *error)
     bool help = false;
     const option_row rows[] = {
         { "text", OPTION_TEXT, &r.texts, 0, 0, "FILE,..", "texts, scored one after another" },
-        { "choices", OPTION_TEXT, &r.choices, 0, 0, "FILE", "questions, a JSON object a line" },
+        { "choices", OPTION_TEXT, &r.choices, 0, 0, "FILE",
+          "questions, a JSON object a line; of mmlu also .csv" },
         { "form", OPTION_TEXT, &r.form, 0, 0, "FORM",
           "of these: piqa, arc, logiqa, winogrande, wsc273, wsc or mmlu" },
+        { "subject", OPTION_TEXT, &r.subject, 0, 0, "TEXT",
+          "of mmlu's questions; default: as the lines say, of a .csv its name" },
         { "context", OPTION_INT, &r.context, 1, 1e9, "N",
           "tokens of a window; default 1024, or the model's" },
         { "most", OPTION_INT, &r.most, 1, 1e15, "N", "the first N tokens of each text; default all" },
@@ -221,9 +224,10 @@ int lm_eval(int argc, char **argv, io_error *error)
     if (status || help) return status;
     if (argc != 2 || !r.texts == !r.choices)
         return io_fail(error, EXIT_USAGE, "expected one model, and --text or --choices; usage: %s", USAGE);
+    if (r.subject && !r.choices) return io_fail(error, EXIT_USAGE, "--subject is for --choices");
     evaluation e = { .error = error };
     status = lm_session_open(&e.session, argv[1], &words, error);
-    const choose_request choose = { r.choices, r.form, r.out };
+    const choose_request choose = { r.choices, r.form, r.out, r.subject };
     if (!status)
         status = r.choices ? choose_run(&e.session, &choose, error) : evaluate(&e, &r, &words, error);
     scorer_close(e.scorer);
