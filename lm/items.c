@@ -112,21 +112,43 @@ static int put_item(const line *l, char *context, const char *const text[], int 
     return check_memory(l);
 }
 
-/* A sentence that two choices complete: `before`, the choice, and the rest, which is scored. */
-static int put_sentence(const line *l, const char *sentence, size_t before, size_t rest,
-                        const char *const text[2], int64_t answer)
+/* A sentence that two choices complete: what stands before them, and the rest, which is scored. Takes `rest`. */
+static int put_sentence(const line *l, const char *sentence, size_t before, const char *const text[2],
+                        char *rest, int64_t answer)
 {
     item *to = l->to;
     to->choices = 2, to->answer = (int)answer;
     for (int i = 0; i < 2; i++) {
         to->context[i] = print("%.*s%s", (int)before, sentence, text[i]);
-        to->rest[i] = strdup(sentence + rest);
+        to->rest[i] = rest ? strdup(rest) : NULL;
         to->characters[i] = characters_of(text[i]);
     }
+    free(rest);
     return check_memory(l);
 }
 
-/* ---- forms */
+/* Without the white space around it, malloc's. */
+static char *stripped(const char *text)
+{
+    static const char white[] = " \t\r\n\v\f";
+    text += strspn(text, white);
+    size_t length = strlen(text);
+    while (length > 0 && strchr(white, text[length - 1]))
+        length--;
+    return strndup(text, length);
+}
+
+/* Wherever `from` stands there is `to` now, which is no longer. */
+static void replace(char *text, const char *from, const char *to)
+{
+    const size_t old = strlen(from), new = strlen(to);
+    for (char *at = text; (at = strstr(at, from)); at += new) {
+        memcpy(at, to, new);
+        memmove(at + new, at + old, strlen(at + old) + 1);
+    }
+}
+
+/* ---- forms, with the prompts of lm-eval 0.4, so that accuracies can be compared with those in papers */
 
 static int read_piqa(const line *l)
 {
@@ -217,8 +239,9 @@ static int read_winogrande(const line *l)
     if (!gap || strchr(gap + 1, '_')) return wrong(l, "sentence: expected one _");
     if (strcmp(answer, "1") != 0 && strcmp(answer, "2") != 0)
         return wrong(l, "answer: expected \"1\" or \"2\"");
-    const size_t before = (size_t)(gap - sentence);
-    return put_sentence(l, sentence, before, before + 1, text, answer[0] - '1');
+    char *end = stripped(gap + 1), *rest = end ? print(" %s", end) : NULL;
+    free(end);
+    return put_sentence(l, sentence, (size_t)(gap - sentence), text, rest, answer[0] - '1');
 }
 
 /* The byte at which character n of a text begins; its length in bytes where n is beyond it. */
@@ -228,6 +251,48 @@ static size_t byte_of(const char *text, int64_t n)
     for (; text[at]; at++)
         if (((unsigned char)text[at] & 0xc0) != 0x80 && n-- == 0) break;
     return at;
+}
+
+static bool is_one_of(const char *const list[], const char *word, size_t bytes)
+{
+    while (*list && (strlen(*list) != bytes || memcmp(*list, word, bytes) != 0))
+        list++;
+    return *list != NULL;
+}
+
+/* A choice in the place of the pronoun: "the cat" within a sentence, "Ann's" for "her"; malloc's. */
+static char *in_place(const char *choice, const char *pronoun, bool begins)
+{
+    static const char *const owners[] = { "my",  "his", "her", "our",   "their", "My",
+                                          "His", "Her", "Our", "Their", NULL };
+    static const char *const words[] = { "A",    "An", "The", "She", "He",    "It",
+                                         "They", "My", "His", "Her", "Their", NULL };
+    char *text = print("%s%s", choice, is_one_of(owners, pronoun, strlen(pronoun)) ? "'s" : "");
+    if (text && !begins && is_one_of(words, text, strcspn(text, " "))) *text = (char)(*text - 'A' + 'a');
+    return text;
+}
+
+/* Doubled blanks are single ones; before the rest there is one more. */
+static int put_schema(const line *l, const char *sentence, size_t before, const char *pronoun,
+                      const char *const text[2], int64_t answer)
+{
+    const bool begins = before >= 2 && sentence[before - 2] == '.';
+    char *first = strndup(sentence, before), *rest = strdup(sentence + before + strlen(pronoun));
+    char *choice[2] = { in_place(text[0], pronoun, begins), in_place(text[1], pronoun, begins) };
+    int status = 0;
+    if (first && rest && choice[0] && choice[1]) {
+        replace(first, "  ", " ");
+        replace(rest, "  ", " ");
+        status = put_sentence(l, first, strlen(first), (const char *const *)choice, print(" %s", rest),
+                              answer);
+    } else {
+        status = io_fail(l->error, EXIT_INTERNAL, "out of memory for questions");
+    }
+    free(first);
+    free(rest);
+    free(choice[0]);
+    free(choice[1]);
+    return status;
 }
 
 static int read_wsc273(const line *l)
@@ -241,10 +306,10 @@ static int read_wsc273(const line *l)
     if (!status) status = number_of(l, l->root, "label", 1, &label);
     if (!status) status = texts_of(l, json_object_get(l->root, "options"), "options", text, &count);
     if (status) return status;
-    const size_t before = byte_of(sentence, place), length = strlen(pronoun);
-    if (strncmp(sentence + before, pronoun, length) != 0)
+    const size_t before = byte_of(sentence, place);
+    if (strncmp(sentence + before, pronoun, strlen(pronoun)) != 0)
         return wrong(l, "pronoun_loc: there is no '%.40s' at %lld", pronoun, (long long)place);
-    return put_sentence(l, sentence, before, before + length, text, label);
+    return put_schema(l, sentence, before, pronoun, text, label);
 }
 
 /* The byte at which word n of a text, words apart by blanks, begins; beyond it, its length. */
@@ -254,6 +319,15 @@ static size_t word_of(const char *text, int64_t n)
     for (; n > 0 && text[at]; n--)
         at += strcspn(text + at, " "), at += strspn(text + at, " ");
     return at;
+}
+
+/* The texts have blanks between all tokens; this takes them from around marks. */
+static void join_marks(char *text)
+{
+    static const char *const marks[][2] = { { " n't", "n't" }, { " )", ")" }, { "( ", "(" }, { "\" ", "\"" },
+                                            { " \"", "\"" },   { " '", "'" }, { " .", "." }, { " ,", "," } };
+    for (size_t i = 0; i < sizeof marks / sizeof *marks; i++)
+        replace(text, marks[i][0], marks[i][1]);
 }
 
 static int read_wsc(const line *l)
@@ -271,22 +345,16 @@ static int read_wsc(const line *l)
     const size_t before = word_of(sentence, place), length = strlen(pronoun);
     if (strncmp(sentence + before, pronoun, length) != 0)
         return wrong(l, "span2_index: word %lld is not '%.40s'", (long long)place, pronoun);
-    char *context = print(
-        "Passage: %.*s*%s*%s\nQuestion: In the passage above, does the pronoun \"*%s*\" refer to "
-        "\"*%s*\"?\nAnswer:",
-        (int)before, sentence, pronoun, sentence + before + length, pronoun, noun);
+    char *passage = print("%.*s*%s*%s", (int)before, sentence, pronoun, sentence + before + length);
+    if (passage) join_marks(passage);
+    char *context = passage
+                        ? print(
+                              "Passage: %s\nQuestion: In the passage above, does the pronoun \"*%s*\" refer "
+                              "to \"*%s*\"?\nAnswer:",
+                              passage, pronoun, noun)
+                        : NULL;
+    free(passage);
     return put_item(l, context, answers, 2, label);
-}
-
-/* Without the white space around it, malloc's. */
-static char *stripped(const char *text)
-{
-    static const char white[] = " \t\r\n\v\f";
-    text += strspn(text, white);
-    size_t length = strlen(text);
-    while (length > 0 && strchr(white, text[length - 1]))
-        length--;
-    return strndup(text, length);
 }
 
 /* "... about high school physics.", malloc's; files write a subject as high_school_physics. */

@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #define MODELS LM_TEST_DATA "/"
+#define CHOICES LM_TEST_CHOICES "/"
 #define TOKENIZER " --tokenizer " LM_TEST_DATA "/tokenizer.json"
 
 static const char *const writers[] = {
@@ -133,6 +134,62 @@ static void test_choices(void **state)
     assert_non_null(strstr(told.out, line));
 }
 
+/* The row of expected.csv that begins so, after what it begins with. */
+static const char *expected_row(const char *all, const char *model, const char *form, int row, int *answer)
+{
+    char begin[64];
+    const int length = snprintf(begin, sizeof begin, "\n%s,%s,%d,", model, form, row);
+    const char *at = strstr(all, begin);
+    if (at) *answer = (int)strtol(at + length, NULL, 10);
+    return at ? strchr(at + length, ',') : NULL;
+}
+
+/* Answers and sums of all choices are those of lm-eval (make_choices.py). */
+static int compare_choices(const char *all, const char *model, const char *form, const char *file)
+{
+    const char *at;
+    int rows = 0, answer;
+    const outcome told = run_loam("lm eval " MODELS "%s --tokenizer " CHOICES "tokenizer.json --weights f32 "
+                                  "--choices " CHOICES "%s --form %s --out c.csv%s",
+                                  model, file, form,
+                                  strcmp(file, "mmlu.jsonl") == 0 ? " --subject 'abstract algebra'" : "");
+    expect_status(&told, 0);
+    for (; (at = expected_row(all, model, form, rows + 1, &answer)); rows++) {
+        assert_int_equal((int)csv_value("c.csv", rows + 1, 1), answer);
+        for (int i = 2; *at == ','; i++) {
+            char *end;
+            const double want = strtod(at + 1, &end), got = csv_value("c.csv", rows + 1, i);
+            if (!(fabs(got - want) < 1e-4))
+                fail_msg("%s, %s, question %d, choice %d: %.6f, expected %.6f", model, file, rows + 1, i - 1,
+                         got, want);
+            at = end;
+        }
+    }
+    return rows;
+}
+
+static void test_choices_golden(void **state)
+{
+    static const char *const models[] = { "gpt2", "llama" };
+    static const char *const files[][2] = {
+        { "piqa", "piqa.jsonl" },     { "arc", "arc.jsonl" },
+        { "logiqa", "logiqa.jsonl" }, { "winogrande", "winogrande.jsonl" },
+        { "wsc273", "wsc273.jsonl" }, { "wsc", "wsc.jsonl" },
+        { "mmlu", "mmlu.jsonl" },     { "mmlu", "abstract_algebra_test.csv" }
+    };
+    char all[8192];
+    FILE *const file = fopen(CHOICES "expected.csv", "r");
+    (void)state;
+    assert_non_null(file);
+    const size_t bytes = fread(all, 1, sizeof all - 1, file);
+    fclose(file);
+    assert_true(bytes < sizeof all - 1);
+    all[bytes] = 0;
+    for (int m = 0; m < 2; m++)
+        for (size_t n = 0; n < sizeof files / sizeof *files; n++)
+            assert_true(compare_choices(all, models[m], files[n][0], files[n][1]) >= 2);
+}
+
 static void test_embed(void **state)
 {
     (void)state;
@@ -174,6 +231,10 @@ static void test_refusals(void **state)
         { "eval " MODELS "bert" TOKENIZER " --text t.txt", EXIT_INPUT, "bert" },
         { "eval " MODELS "llama" TOKENIZER " --choices t.txt", EXIT_USAGE, "--form" },
         { "eval " MODELS "llama" TOKENIZER " --choices t.txt --form arc", EXIT_INPUT, "t.txt, line 1" },
+        { "eval " MODELS "llama" TOKENIZER " --choices t.txt --form arc --subject x", EXIT_USAGE,
+          "--subject is for --form mmlu" },
+        { "eval " MODELS "llama" TOKENIZER " --text t.txt --subject x", EXIT_USAGE,
+          "--subject is for --choices" },
         { "generate " MODELS "bert" TOKENIZER " --prompt a", EXIT_INPUT, "bert" },
         { "generate " MODELS "llama" TOKENIZER, EXIT_USAGE, "--prompt" },
         { "generate " MODELS "llama" TOKENIZER " --prompt a --tokens 99", EXIT_INPUT, "at most 32" },
@@ -191,8 +252,10 @@ static void test_refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_info),    cmocka_unit_test(test_eval),  cmocka_unit_test(test_generate),
-        cmocka_unit_test(test_choices), cmocka_unit_test(test_embed), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_info),           cmocka_unit_test(test_eval),
+        cmocka_unit_test(test_generate),       cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_choices_golden), cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }
