@@ -94,6 +94,37 @@ static void test_eval(void **state)
     assert_true(csv_value("m.csv", 1, 1) <= 9 && csv_value("m.csv", 1, 1) >= 8);
 }
 
+/* Column `column` of the first text of a run with these options. */
+static double evaluated(const char *options, int column)
+{
+    const outcome told = run_loam("lm eval " MODELS "llama" TOKENIZER
+                                  " --text t.txt --context 8 --weights f32 --out o.csv %s",
+                                  options);
+    expect_status(&told, 0);
+    return csv_value("o.csv", 1, column);
+}
+
+/* The change is the difference of two runs, its error that of the mean of two windows. */
+static void test_against(void **state)
+{
+    enum { TOKENS = 1, NLL = 3, CHANGE = 6, CHANGE_ERROR = 7 };
+    (void)state;
+    make_text();
+    const double first = evaluated("--most 8 --mechanism lla --ridge 0.5", NLL) - evaluated("--most 8", NLL);
+    const double both = evaluated("--most 16 --mechanism lla --ridge 0.5", NLL) - evaluated("--most 16", NLL);
+    assert_int_equal((int)evaluated("--most 8", TOKENS), 8);
+    assert_int_equal((int)evaluated("--most 16", TOKENS), 16);
+    const char *const paired = "--most 16 --mechanism lla --ridge 0.5 --against softmax";
+    assert_true(fabs(both) > 1e-4 && fabs(evaluated(paired, CHANGE) - both) < 1e-6);
+    /* Windows' means are first and 2 both - first, apart from `both` by as much each. */
+    assert_true(fabs(evaluated(paired, CHANGE_ERROR) / fabs(first - both) - 1) < 1e-2);
+    assert_true(fabs(evaluated(paired, NLL) - evaluated("--most 16 --mechanism lla --ridge 0.5", NLL)) <
+                1e-12);
+    assert_true(fabs(evaluated("--sharpen 2 --against softmax --against-sharpen 2", CHANGE)) < 1e-12);
+    const double sharper = evaluated("--sharpen 2", NLL) - evaluated("", NLL);
+    assert_true(fabs(evaluated("--against softmax --against-sharpen 2", CHANGE) + sharper) < 1e-6);
+}
+
 static void test_generate(void **state)
 {
     (void)state;
@@ -132,6 +163,49 @@ static void test_choices(void **state)
     char line[64];
     snprintf(line, sizeof line, "accuracy                 %.4f", right / 2.0);
     assert_non_null(strstr(told.out, line));
+}
+
+/* Of choices: McNemar's exact test by Pascal's triangle. */
+static double mcnemar(int gained, int lost)
+{
+    double ways = 1, sum = 0;
+    const int n = gained + lost, fewer = gained < lost ? gained : lost;
+    for (int k = 0; k <= fewer; k++) {
+        sum += ways;
+        ways = ways * (n - k) / (k + 1);
+    }
+    return fmin(1, 2 * sum / pow(2, n));
+}
+
+static void test_choices_against(void **state)
+{
+    enum { QUESTIONS = 40 };
+    int right = 0, gained = 0, lost = 0;
+    char line[160];
+    (void)state;
+    FILE *const file = fopen("q.jsonl", "w");
+    assert_non_null(file);
+    for (int n = 0; n < QUESTIONS; n++)
+        fprintf(file, "{\"goal\":\"%c %c\",\"sol1\":\"%c\",\"sol2\":\"%c\",\"label\":%d}\n", 'a' + n % 26,
+                'a' + n * 7 % 26, 'a' + n * 5 % 26, 'a' + (n * 3 + 1) % 26, n % 2);
+    fclose(file);
+    const outcome told = run_loam("lm eval " MODELS "llama" TOKENIZER
+                                  " --choices q.jsonl --form piqa --out c.csv "
+                                  "--mechanism lla --ridge 0.05 --against softmax");
+    expect_status(&told, 0);
+    for (int n = 1; n <= QUESTIONS; n++) {
+        const bool second = csv_value("c.csv", n, 1) > 0;
+        const bool now = (csv_value("c.csv", n, 3) > csv_value("c.csv", n, 2)) == second;
+        const bool before = (csv_value("c.csv", n, 5) > csv_value("c.csv", n, 4)) == second;
+        right += now, gained += now && !before, lost += before && !now;
+    }
+    assert_true(gained + lost >= 3);
+    const double n = QUESTIONS, p = right / n, change = (gained - lost) / n;
+    snprintf(line, sizeof line,
+             "accuracy                 %.4f +- %.4f   change %+.4f +- %.4f: %d gained, %d lost, p = %.2g\n",
+             p, sqrt(p * (1 - p) / n), change, sqrt(((gained + lost) / n - change * change) / n), gained,
+             lost, mcnemar(gained, lost));
+    if (!strstr(told.out, line)) fail_msg("expected '%s' in '%s'", line, told.out);
 }
 
 /* The row of expected.csv that begins so, after what it begins with. */
@@ -233,6 +307,10 @@ static void test_refusals(void **state)
         { "eval " MODELS "llama" TOKENIZER " --choices t.txt --form arc", EXIT_INPUT, "t.txt, line 1" },
         { "eval " MODELS "llama" TOKENIZER " --choices t.txt --form arc --subject x", EXIT_USAGE,
           "--subject is for --form mmlu" },
+        { "eval " MODELS "llama" TOKENIZER " --text t.txt --against soft", EXIT_USAGE,
+          "--against soft: expected softmax" },
+        { "eval " MODELS "llama" TOKENIZER " --text t.txt --against-sharpen 2", EXIT_USAGE,
+          "--against-sharpen is for --against" },
         { "eval " MODELS "llama" TOKENIZER " --text t.txt --subject x", EXIT_USAGE,
           "--subject is for --choices" },
         { "generate " MODELS "bert" TOKENIZER " --prompt a", EXIT_INPUT, "bert" },
@@ -252,9 +330,14 @@ static void test_refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_info),           cmocka_unit_test(test_eval),
-        cmocka_unit_test(test_generate),       cmocka_unit_test(test_choices),
-        cmocka_unit_test(test_choices_golden), cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_info),
+        cmocka_unit_test(test_eval),
+        cmocka_unit_test(test_generate),
+        cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_choices_golden),
+        cmocka_unit_test(test_against),
+        cmocka_unit_test(test_choices_against),
+        cmocka_unit_test(test_embed),
         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
