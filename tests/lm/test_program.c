@@ -165,6 +165,46 @@ static void test_choices(void **state)
     assert_non_null(strstr(told.out, line));
 }
 
+/* What is written after turns, by a template or by hand. */
+static void test_chat(void **state)
+{
+    static const char says[] = "lm generate chatty --tokens 3 %s";
+    (void)state;
+    outcome made = run_shell(
+        "cp -r " MODELS "llama chatty && chmod -R u+w chatty && sed 's/\\[CLS\\]/<|im_start|>/;"
+        "s/\\[SEP\\]/<|im_end|>/' " LM_TEST_DATA "/tokenizer.json >chatty/tokenizer.json");
+    expect_status(&made, 0);
+    FILE *const file = fopen("chatty/chat_template.jinja", "w");
+    assert_non_null(file);
+    fputs(
+        "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>"
+        "system\nok<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + "
+        "'<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
+        "{% endif %}",
+        file);
+    fclose(file);
+    const outcome own = run_loam(says, "--chat --prompt ab"),
+                  other = run_loam(says, "--chat --prompt ab --system xyz");
+    const outcome by_hand = run_loam(says,
+                                     "--prompt '<|im_start|>system ok<|im_end|><|im_start|>user ab<|im_end|>"
+                                     "<|im_start|>assistant'");
+    const outcome other_by_hand = run_loam(says,
+                                           "--prompt '<|im_start|>system xyz<|im_end|><|im_start|>user ab"
+                                           "<|im_end|><|im_start|>assistant'");
+    expect_status(&own, 0);
+    assert_non_null(strstr(own.err, "28 tokens read"));
+    assert_non_null(strstr(other.err, "29 tokens read"));
+    assert_string_equal(own.out, by_hand.out);
+    assert_string_equal(other.out, other_by_hand.out);
+    const outcome converted = run_loam("convert chatty copy");
+    expect_status(&converted, 0);
+    assert_true(shell_holds("cmp -s chatty/chat_template.jinja copy/chat_template.jinja"));
+    made = run_shell("echo '{{ messages }}' >chatty/chat_template.jinja");
+    const outcome unknown = run_loam(says, "--chat --prompt ab");
+    expect_complaint(&unknown, EXIT_INPUT, "the chat template '{{ messages }}");
+    made = run_shell("rm -r chatty copy");
+}
+
 /* Of choices: McNemar's exact test by Pascal's triangle. */
 static double mcnemar(int gained, int lost)
 {
@@ -316,7 +356,9 @@ static void test_refusals(void **state)
         { "generate " MODELS "bert" TOKENIZER " --prompt a", EXIT_INPUT, "bert" },
         { "generate " MODELS "llama" TOKENIZER, EXIT_USAGE, "--prompt" },
         { "generate " MODELS "llama" TOKENIZER " --prompt a --tokens 99", EXIT_INPUT, "at most 32" },
-        { "generate " MODELS "llama" TOKENIZER " --prompt a --chat", EXIT_INPUT, "<|im_start|>" },
+        { "generate " MODELS "llama" TOKENIZER " --prompt a --chat", EXIT_INPUT, "no chat template" },
+        { "generate " MODELS "llama" TOKENIZER " --prompt a --system b", EXIT_USAGE,
+          "--system is for --chat" },
         { "embed " MODELS "bert" TOKENIZER, EXIT_USAGE, "--text" },
     };
     (void)state;
@@ -330,15 +372,11 @@ static void test_refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_info),
-        cmocka_unit_test(test_eval),
-        cmocka_unit_test(test_generate),
-        cmocka_unit_test(test_choices),
-        cmocka_unit_test(test_choices_golden),
-        cmocka_unit_test(test_against),
-        cmocka_unit_test(test_choices_against),
-        cmocka_unit_test(test_embed),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_info),     cmocka_unit_test(test_eval),
+        cmocka_unit_test(test_generate), cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_chat),     cmocka_unit_test(test_choices_golden),
+        cmocka_unit_test(test_against),  cmocka_unit_test(test_choices_against),
+        cmocka_unit_test(test_embed),    cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }
