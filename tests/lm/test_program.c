@@ -324,6 +324,36 @@ static void test_embed(void **state)
     array_free(&vectors);
 }
 
+/* A long sentence is that which is cut before it is read, with [SEP] behind it. */
+static void expect_cut(const char *cut, const char *notice)
+{
+    const outcome told = run_loam("lm embed cutter --text %s", cut);
+    expect_status(&told, 0);
+    assert_non_null(strstr(told.out, "2 1.000000\n3 "));
+    assert_null(strstr(told.out, "3 1.000000"));
+    assert_non_null(strstr(told.err, notice));
+}
+
+static void test_embed_cut(void **state)
+{
+    (void)state;
+    outcome made = run_shell(
+        "cp -r " MODELS "bert cutter && chmod -R u+w cutter && "
+        "sed 's/\"post_processor\": null/\"post_processor\":{\"type\":\"BertProcessing\","
+        "\"sep\":[\"[SEP]\",2],\"cls\":[\"[CLS]\",1]}/' " LM_TEST_DATA
+        "/tokenizer.json >cutter/tokenizer.json && "
+        "printf 'abcdefghijklmnopqrstuvwxyzabcd\\nabcdefghijklmnopqrstuvwxyzabcdxyz\\nabc\\n' >cut32.txt && "
+        "printf 'abcdefgh\\nabcdefgh, the end\\nabc\\n' >cut10.txt");
+    expect_status(&made, 0);
+    expect_cut("cut32.txt", "cut after 32 tokens: 1 of the sentences");
+    made = run_shell("echo '{\"max_seq_length\": 10}' >cutter/sentence_bert_config.json");
+    expect_cut("cut10.txt", "cut after 10 tokens: 1 of the sentences");
+    made = run_shell("echo '{\"max_seq_length\": -1}' >cutter/sentence_bert_config.json");
+    const outcome wrong = run_loam("lm embed cutter --text cut10.txt");
+    expect_complaint(&wrong, EXIT_INPUT, "'max_seq_length': expected a number of tokens");
+    made = run_shell("rm -r cutter");
+}
+
 static void test_refusals(void **state)
 {
     static const struct {
@@ -376,7 +406,8 @@ int main(void)
         cmocka_unit_test(test_generate), cmocka_unit_test(test_choices),
         cmocka_unit_test(test_chat),     cmocka_unit_test(test_choices_golden),
         cmocka_unit_test(test_against),  cmocka_unit_test(test_choices_against),
-        cmocka_unit_test(test_embed),    cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_embed),    cmocka_unit_test(test_embed_cut),
+        cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }
