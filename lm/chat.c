@@ -91,8 +91,8 @@ int lm_chat_template(char **text, const char *path, io_error *error)
 
 /* ---------------------------------------------------------------- what they say */
 
-/* A template in one spelling: tags without blanks and without the dashes that take white space away, line ends
- * in texts as such, neighbouring texts joined. */
+/* A template in one spelling: tags without blanks and without the dashes that take white space away, line
+ * ends in texts as such, neighbouring texts joined. */
 typedef struct spelling {
     const char *from; /* the template */
     char *text;

@@ -112,7 +112,8 @@ static int put_item(const line *l, char *context, const char *const text[], int 
     return check_memory(l);
 }
 
-/* A sentence that two choices complete: what stands before them, and the rest, which is scored. Takes `rest`. */
+/* A sentence that two choices complete: what stands before them, and the rest, which is scored. Takes
+ * `rest`. */
 static int put_sentence(const line *l, const char *sentence, size_t before, const char *const text[2],
                         char *rest, int64_t answer)
 {

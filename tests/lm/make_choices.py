@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Writes choices/ beside itself: questions of every form, a tokenizer that keeps blanks and case apart, and the
-sums of log p that the library lm-eval (0.4.13) gives the choices of its own prompts, with two of the tiny models
-of data/. Contexts are longer than the models read, so that most are cut.
+"""Writes choices/ beside itself: questions of every form, a tokenizer that keeps blanks and case apart, and
+the sums of log p that the library lm-eval (0.4.13) gives the choices of its own prompts, with two of the tiny
+models of data/. Contexts are longer than the models read, so that most are cut.
 
     python3 -m venv /somewhere/else && /somewhere/else/bin/pip install torch transformers lm-eval protobuf
     /somewhere/else/bin/python tests/lm/make_choices.py
@@ -47,13 +47,14 @@ QUESTIONS = {
     ],
     'winogrande': [
         {'sentence': 'The cat saw the rat as _ ran.', 'option1': 'cat', 'option2': 'the rat', 'answer': '2'},
-        {'sentence': "Ann took Bob's hat, so _'s head is wet. ", 'option1': 'Ann', 'option2': 'Bob', 'answer': '1'},
+        {'sentence': "Ann took Bob's hat, so _'s head is wet. ", 'option1': 'Ann', 'option2': 'Bob',
+         'answer': '1'},
     ],
     'wsc273': [
         {'text': 'The cat ate the rat. It ran.', 'pronoun': 'It', 'pronoun_loc': 21, 'label': 0,
          'options': ['The cat', 'The rat']},
-        {'text': 'Ann told Bob that the hat was on his head  now.', 'pronoun': 'his', 'pronoun_loc': 33, 'label': 1,
-         'options': ['Ann', 'Bob']},
+        {'text': 'Ann told Bob that the hat was on his head  now.', 'pronoun': 'his', 'pronoun_loc': 33,
+         'label': 1, 'options': ['Ann', 'Bob']},
         {'text': 'The hat did not suit the cat as it is too wet.', 'pronoun': 'it', 'pronoun_loc': 32,
          'options': ['The hat', 'The cat'], 'label': 0},
     ],
@@ -68,9 +69,9 @@ QUESTIONS = {
         {'question': ' One ', 'choices': ['a', 'b', 'c', 'd'], 'answer': 3},
     ],
 }
-TASKS = {'arc': 'arc/arc_easy.yaml', 'mmlu': 'mmlu/default/mmlu_abstract_algebra.yaml', 'piqa': 'piqa/piqa.yaml',
-         'logiqa': 'logiqa/logiqa.yaml', 'winogrande': 'winogrande/default.yaml', 'wsc273': 'wsc273/default.yaml',
-         'wsc': 'super_glue/wsc/default.yaml'}
+TASKS = {'arc': 'arc/arc_easy.yaml', 'mmlu': 'mmlu/default/mmlu_abstract_algebra.yaml',
+         'piqa': 'piqa/piqa.yaml', 'logiqa': 'logiqa/logiqa.yaml', 'winogrande': 'winogrande/default.yaml',
+         'wsc273': 'wsc273/default.yaml', 'wsc': 'super_glue/wsc/default.yaml'}
 MMLU = 'abstract_algebra_test.csv'
 
 
@@ -99,7 +100,8 @@ def task_of(form, folder):
     path.write_text(''.join(json.dumps(q | q.get('target', {})) + '\n' for q in QUESTIONS[form]))
     tasks = pathlib.Path(_yaml_loader.__file__).parent
     config = _yaml_loader.load_yaml(tasks / TASKS[form], resolve_func=True)
-    for name in ('training_split', 'validation_split', 'fewshot_split', 'fewshot_config', 'tag', 'task_alias'):
+    for name in ('training_split', 'validation_split', 'fewshot_split', 'fewshot_config', 'tag',
+                 'task_alias'):
         config.pop(name, None)
     config |= {'dataset_path': 'json', 'dataset_name': None, 'test_split': 'test',
                'dataset_kwargs': {'data_files': {'test': str(path)}}}

@@ -81,14 +81,15 @@ static const item_case cases[] = {
       { "  is.", "  is." },
       7 },
     { ITEM_WSC,
-      "{\"text\":\"\\\" I do n't ( yet ) , \\\" he said .\",\"target\":{\"span1_text\":\"I\",\"span2_index\":9,"
+      "{\"text\":\"\\\" I do n't ( yet ) , \\\" he said .\",\"target\":{\"span1_text\":\"I\","
+      "\"span2_index\":9,"
       "\"span2_text\":\"he\"},\"label\":1}",
       2,
       1,
-      { "Passage: \"I don't (yet),\"*he* said.\nQuestion: In the passage above, does the pronoun \"*he*\" refer "
-        "to \"*I*\"?\nAnswer:",
-        "Passage: \"I don't (yet),\"*he* said.\nQuestion: In the passage above, does the pronoun \"*he*\" refer "
-        "to \"*I*\"?\nAnswer:" },
+      { "Passage: \"I don't (yet),\"*he* said.\nQuestion: In the passage above, does the pronoun "
+        "\"*he*\" refer to \"*I*\"?\nAnswer:",
+        "Passage: \"I don't (yet),\"*he* said.\nQuestion: In the passage above, does the pronoun "
+        "\"*he*\" refer to \"*I*\"?\nAnswer:" },
       { " no", " yes" },
       2 },
     { ITEM_WINOGRANDE,
