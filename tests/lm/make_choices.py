@@ -49,6 +49,7 @@ QUESTIONS = {
         {'sentence': 'The cat saw the rat as _ ran.', 'option1': 'cat', 'option2': 'the rat', 'answer': '2'},
         {'sentence': "Ann took Bob's hat, so _'s head is wet. ", 'option1': 'Ann', 'option2': 'Bob',
          'answer': '1'},
+        {'sentence': 'So _ ran.', 'option1': 'the cat  ', 'option2': 'Bob', 'answer': '1'},
     ],
     'wsc273': [
         {'text': 'The cat ate the rat. It ran.', 'pronoun': 'It', 'pronoun_loc': 21, 'label': 0,

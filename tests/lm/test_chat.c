@@ -75,6 +75,7 @@ static void test_unknown(void **state)
         "{% for message in messages %}",
         "{% for message in messages %}" TURN "{% endfor %}",
         "{% for message in messages %} " TURN "{% endfor %}" ANSWER,
+        "{% for message in messages %}" TURN " {% endfor %}" ANSWER,
         PLAIN "{{ eos_token }}",
         PLAIN "\n\n\n",
         "{# a remark #}" PLAIN,
