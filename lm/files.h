@@ -62,5 +62,7 @@ int lm_files_read(const lm_files *f, lm_part part, int64_t layer, int64_t first,
 /* All of it in the mapped file, where that has this type and layout and is aligned to its elements; else
  * NULL. It lives as long as f. */
 const void *lm_files_mapped(const lm_files *f, lm_part part, int64_t layer, loam_dtype dtype);
+/* The array of a part, where it was read and that was all, leaves memory; the file still has it. */
+void lm_files_forget(const lm_files *f, lm_part part, int64_t layer);
 
 #endif

@@ -73,6 +73,8 @@ static int fill_part(const visitor *v, int64_t layer, lm_part part)
         char *const at = (char *)to.data + (size_t)first * row_bytes;
         status = lm_files_read(v->files, part, layer, first, count, to.dtype, piece ? piece : at, v->error);
         if (!status && piece) machine_upload(v->on, at, piece, (size_t)count * row_bytes);
+        /* Else file and copy would both be in memory. */
+        lm_files_forget(v->files, part, layer);
     }
     free(piece);
     return status;

@@ -3,7 +3,9 @@
 #define _POSIX_C_SOURCE 200809L
 #include "cli/command.h"
 #include "cli/options.h"
+#include "io/out_file.h"
 #include "io/out_folder.h"
+#include "lm/chat.h"
 #include "lm/path.h"
 #include "lm/write.h"
 #include "text/tokenizer.h"
@@ -16,19 +18,21 @@
 
 static const char ABOUT[] =
     "Writes a model as the Hugging Face library reads it: model.safetensors, config.json, and where it "
-    "has one tokenizer.json in the folder OUT, which appears whole or not at all. MODEL is a folder with "
-    "config.json and model.safetensors or its shards, of gpt2, gpt_neox, llama or bert; or a .gguf file of "
-    "llama.";
+    "has them tokenizer.json and chat_template.jinja in the folder OUT, which appears whole or not at all. "
+    "MODEL is a folder with config.json and model.safetensors or its shards, of gpt2, gpt_neox, llama or "
+    "bert; or a .gguf file of llama.";
 
-enum { CONFIG, TOKENIZER, WEIGHTS, FILE_COUNT };
-static const char *const FILES[FILE_COUNT] = {
-    [CONFIG] = "config.json", [TOKENIZER] = "tokenizer.json", [WEIGHTS] = "model.safetensors"
-};
+enum { CONFIG, TOKENIZER, TEMPLATE, WEIGHTS, FILE_COUNT };
+static const char *const FILES[FILE_COUNT] = { [CONFIG] = "config.json",
+                                               [TOKENIZER] = "tokenizer.json",
+                                               [TEMPLATE] = "chat_template.jinja",
+                                               [WEIGHTS] = "model.safetensors" };
 
-/* What is converted; tokenizer is NULL where there is none. */
+/* What is converted; tokenizer and template are NULL where there is none. */
 typedef struct conversion {
     lm_files *model;
     tokenizer *tokenizer;
+    char *template;
     loam_dtype dtype;
 } conversion;
 
@@ -40,6 +44,15 @@ static int read_part(const void *from, lm_part part, int64_t layer, int64_t firs
 
 /* ---------------------------------------------------------------- the folder */
 
+static int write_template(const char *text, const char *path, io_error *error)
+{
+    out_file *file;
+    const int status = out_open(&file, path, error);
+    if (status) return status;
+    fputs(text, out_stream(file));
+    return out_commit(file, error);
+}
+
 static int write_file(const conversion *c, const out_folder *folder, int which, io_error *error)
 {
     char *path;
@@ -47,6 +60,7 @@ static int write_file(const conversion *c, const out_folder *folder, int which, 
     int status = out_folder_path(folder, FILES[which], &path, error);
     if (!status && which == CONFIG) status = lm_config_write(config, path, error);
     if (!status && which == TOKENIZER && c->tokenizer) status = tokenizer_write(c->tokenizer, path, error);
+    if (!status && which == TEMPLATE && c->template) status = write_template(c->template, path, error);
     if (!status && which == WEIGHTS) status = lm_write(path, config, c->dtype, read_part, c->model, error);
     free(path);
     return status;
@@ -102,6 +116,7 @@ static int open_all(conversion *c, const char *model, const char *words, const c
     if (!status) status = choose_dtype(dtype, lm_files_type(c->model), &c->dtype, error);
     if (!status && (words || has_tokenizer(model)))
         status = tokenizer_open(&c->tokenizer, words ? words : model, error);
+    if (!status) status = lm_chat_template(&c->template, model, error);
     return status;
 }
 
@@ -134,6 +149,7 @@ int command_convert(int argc, char **argv)
     if (!status) status = write_folder(&c, argv[2], &error);
     if (!status) print_summary(&c, argv[2]);
     tokenizer_close(c.tokenizer);
+    free(c.template);
     lm_files_close(c.model);
     return status ? options_report("convert", &error) : EXIT_OK;
 }

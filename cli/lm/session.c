@@ -24,7 +24,9 @@ static const char *mechanism_word(int index)
     return list[index];
 }
 
-static int options_of(lm_options *out, const lm_words *words, const lm_files *files, io_error *error)
+/* option: the one that names the mechanism. */
+static int options_of(lm_options *out, const lm_words *words, const char *option, const lm_files *files,
+                      io_error *error)
 {
     static const loam_dtype types[] = { LOAM_F32, LOAM_BF16, LOAM_F16 };
     static const loam_mechanism mechanisms[] = { LOAM_SOFTMAX, LOAM_PARALLAX, LOAM_LLA };
@@ -34,7 +36,7 @@ static int options_of(lm_options *out, const lm_words *words, const lm_files *fi
                                              : 0,
         mechanism = 0, unit = LOAM_RIDGE_NORMALISED;
     int status = names_choose("weights", words->weights, weights_word, &weights, error);
-    if (!status) status = names_choose("mechanism", words->mechanism, mechanism_word, &mechanism, error);
+    if (!status) status = names_choose(option, words->mechanism, mechanism_word, &mechanism, error);
     if (!status) status = names_choose("ridge-unit", words->ridge_unit, names_ridge_unit, &unit, error);
     *out = lm_options_default();
     if (status) return status;
@@ -49,7 +51,7 @@ int lm_session_open(lm_session *s, const char *path, const lm_words *words, io_e
     lm_options options;
     *s = (lm_session){ 0 };
     int status = lm_files_open(&s->files, path, error);
-    if (!status) status = options_of(&options, words, s->files, error);
+    if (!status) status = options_of(&options, words, "mechanism", s->files, error);
     if (!status) status = tokenizer_open(&s->tokens, words->tokenizer ? words->tokenizer : path, error);
     const int64_t vocabulary = status ? 0 : lm_files_config(s->files)->vocabulary;
     if (!status && tokenizer_size(s->tokens) > vocabulary)
@@ -62,6 +64,15 @@ int lm_session_open(lm_session *s, const char *path, const lm_words *words, io_e
     }
     if (status) lm_session_close(s);
     return status;
+}
+
+int lm_session_other(lm_model **made, const lm_session *s, const lm_words *words, const char *option,
+                     io_error *error)
+{
+    lm_options options;
+    *made = NULL;
+    const int status = options_of(&options, words, option, s->files, error);
+    return status ? status : lm_model_open(made, &s->on, s->files, &options, error);
 }
 
 void lm_session_close(lm_session *s)
