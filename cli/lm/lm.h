@@ -11,7 +11,7 @@
 typedef struct lm_words {
     const char *weights, *mechanism, *ridge_unit, *tokenizer;
     double ridge, sharpen;
-    int64_t layer, threads;
+    int64_t layer, head, threads;
 } lm_words;
 
 lm_words lm_words_default(void);
@@ -41,6 +41,13 @@ lm_words lm_words_default(void);
           "UNIT", \
           "what it is relative to: normalised (default), max or trace" }, \
         { "layer", OPTION_INT, &(words).layer, 0, 1e6, "N", "the one layer with it; default all" }, \
+        { "head", \
+          OPTION_INT, \
+          &(words).head, \
+          0, \
+          1e6, \
+          "N", \
+          "the one query head with it, of that layer or of each; default all" }, \
         { "sharpen", \
           OPTION_REAL, \
           &(words).sharpen, \
