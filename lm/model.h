@@ -17,7 +17,8 @@ typedef struct lm_options {
     loam_mechanism mechanism; /* LOAM_SOFTMAX, LOAM_LLA, or LOAM_PARALLAX, whose probe is 0 */
     double ridge;             /* LOAM_LLA */
     loam_ridge_unit ridge_unit;
-    /* The one layer, and the one query head of a layer, with this mechanism; the others have softmax. -1: all. */
+    /* The one layer, and the one query head of a layer, with this mechanism; the others have softmax.
+     * -1: all. */
     int64_t only, only_head;
     /* Scores are multiplied by it: 1.027 is a softmax that is as much sharper. */
     double inverse_temperature;
@@ -52,8 +53,8 @@ int64_t lm_text_length(const lm_text *t);
 /* Forgets all tokens but the first `length`. */
 void lm_text_rewind(lm_text *t, int64_t length);
 
-/* From now on its attention is that of these options; weights stay. LOAM_PARALLAX only where the model has it.
- * What was read stays as it is. */
+/* From now on its attention is that of these options; weights stay, and so does what was read. LOAM_PARALLAX
+ * only where the model has it. */
 int lm_text_attention(lm_text *t, const lm_options *options, io_error *error);
 
 /* Reads the next `count` tokens, 1 .. chunk; BERT: a whole text. *hidden [1][count][width], in the machine's

@@ -44,8 +44,10 @@ cli/bench      include io cli random
 cli/experiment include io cli random
 cli/training   include io cli cli/experiment train
 cli/lm         include io cli text lm train
+cli/ridge      include io cli cli/experiment cli/training cli/lm text lm train
 cli/regress    include io cli
-tests     include io random train text lm cli cli/attend cli/bench cli/experiment cli/training cli/regress
+tests     include io random train text lm cli cli/attend cli/bench cli/experiment cli/training cli/regress \
+          cli/ridge
 tests/simd include src/base src/simd tests
 bench     include io cli cli/bench train random src/base src/simd
 examples  include

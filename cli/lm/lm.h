@@ -85,6 +85,12 @@ const char *lm_session_attention(const lm_session *s, const lm_words *words, cha
 /* The bytes of a file, malloc's, with a 0 behind them; "-" is standard input. */
 int lm_text_file(char **text, size_t *bytes, const char *path, io_error *error);
 
+/* The token before a text that is evaluated; -1: none. */
+int32_t lm_prefix(const tokenizer *t, const lm_config *c);
+
+/* A sentence's vector: the mean of rows in host memory, scaled to length 1; out [width]. */
+void lm_mean_row(matrix hidden, float *out);
+
 /* Seconds of the monotonic clock. */
 double lm_seconds(void);
 
